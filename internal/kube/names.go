@@ -1,0 +1,69 @@
+package kube
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"regexp"
+	"strings"
+)
+
+// Names and constants that upstream components read and write too. They are a
+// contract: kubelets, drivers, sidecars and operators compute or match them.
+const (
+	// ManagedAttachAnnotation on a Node hands attach and detach to the controller.
+	// Only the key counts, whatever its value (k/k pkg/volume/util.ControllerManagedAttachAnnotation).
+	ManagedAttachAnnotation = "volumes.kubernetes.io/controller-managed-attach-detach"
+
+	// NodeIDAnnotation on a VolumeAttachment is the CSI node ID that was sent to
+	// the driver at attach; detach sends the same one.
+	NodeIDAnnotation = "csi.alpha.kubernetes.io/node-id"
+
+	// CSINodeIDsAnnotation on a Node is a JSON map of driver name to CSI node ID.
+	CSINodeIDsAnnotation = "csi.volume.kubernetes.io/nodeid"
+
+	// csiPluginPrefix begins the unique name of every CSI volume.
+	csiPluginPrefix = "kubernetes.io/csi/"
+)
+
+// notFinalizerChar matches what csi-attacher replaces in a driver's name.
+var notFinalizerChar = regexp.MustCompile("[^a-zA-Z0-9-]")
+
+// AttachmentName is the name of the VolumeAttachment of a volume on a node:
+// "csi-" and the lower-case hex SHA-256 of handle, driver and node, joined
+// without separators. Kubelet computes it too and reads the object by it.
+func AttachmentName(handle, driver, node string) string {
+	sum := sha256.Sum256([]byte(handle + driver + node))
+	return "csi-" + hex.EncodeToString(sum[:])
+}
+
+// UniqueVolumeName is the name of a CSI volume in node.status.volumesAttached
+// and node.status.volumesInUse.
+func UniqueVolumeName(driver, handle string) string {
+	return csiPluginPrefix + driver + "^" + handle
+}
+
+// ParseUniqueVolumeName splits a unique name into driver and handle. A handle may
+// hold "^" itself, so the cut is at the first one: a driver's name never holds it.
+func ParseUniqueVolumeName(name string) (driver, handle string, ok bool) {
+	rest, ok := strings.CutPrefix(name, csiPluginPrefix)
+	if !ok {
+		return "", "", false
+	}
+	return strings.Cut(rest, "^")
+}
+
+// AttacherFinalizer is the finalizer that the attacher of a driver keeps on
+// VolumeAttachments and PersistentVolumes, as csi-attacher spells it.
+func AttacherFinalizer(driver string) string {
+	return "external-attacher/" + SanitizeDriverName(driver)
+}
+
+// SanitizeDriverName makes a driver's name fit for object names: every character
+// outside [a-zA-Z0-9-] becomes "-", and a trailing "-" is followed by "X".
+func SanitizeDriverName(driver string) string {
+	name := notFinalizerChar.ReplaceAllString(driver, "-")
+	if strings.HasSuffix(name, "-") {
+		name += "X"
+	}
+	return name
+}
