@@ -1,0 +1,129 @@
+package cluster
+
+import (
+	"fmt"
+	"os/exec"
+	"regexp"
+	"strconv"
+)
+
+// Kinds of lab nodes.
+const (
+	// NodeKindKubelet is a real kubelet with containerd and runc.
+	NodeKindKubelet = "kubelet"
+	// NodeKindBelay is belay's node agent with a pod's command run as a plain process.
+	NodeKindBelay = "belay"
+)
+
+// Who runs attach and detach.
+const (
+	// PlaneBelay runs belay-controller and belay-attacher; the controller manager's own
+	// attach/detach controller is off.
+	PlaneBelay = "belay"
+	// PlaneUpstream leaves the controller manager's controller on and runs csi-attacher.
+	PlaneUpstream = "upstream"
+)
+
+// Drivers that labdisk can pose as.
+const (
+	// DriverDisk is a block volume for one node at a time, with attach.
+	DriverDisk = "labdisk.belay.dev"
+	// DriverShare is a volume that many nodes may write, with attach.
+	DriverShare = "labshare.belay.dev"
+	// DriverLocal has no attach at all (attachRequired: false), as NFS has none.
+	DriverLocal = "lablocal.belay.dev"
+)
+
+// AllDrivers are all personalities of labdisk.
+func AllDrivers() []string { return []string{DriverDisk, DriverShare, DriverLocal} }
+
+// Options say what kind of lab to start. The zero value is a lab named "lab" with three nodes of
+// the best kind that this machine can run, belay's plane, and the labdisk driver alone.
+type Options struct {
+	// Name of the lab; its folder is labs/<name> in the cache folder. Default "lab".
+	Name string `json:"name"`
+	// Nodes is how many nodes: node-1, node-2, ... Default 3; none with a negative number.
+	Nodes int `json:"nodes"`
+	// NodeKind is NodeKindKubelet or NodeKindBelay; default: kubelet where containerd and runc
+	// are installed, else belay.
+	NodeKind string `json:"nodeKind"`
+	// Plane is PlaneBelay (default) or PlaneUpstream.
+	Plane string `json:"plane"`
+	// Permissive makes a storage that forbids nothing: a second publish succeeds, an unpublish
+	// cuts nothing. The proof is then in the record of calls and in the data.
+	Permissive bool `json:"permissive"`
+	// Drivers to run; default DriverDisk alone.
+	Drivers []string `json:"drivers"`
+	// Verbosity of belay's own components (klog -v).
+	Verbosity int `json:"verbosity"`
+	// Progress is told what goes on, one line at a time; may be nil.
+	Progress func(format string, args ...any) `json:"-"`
+}
+
+// maxNodes bounds a lab: each node takes ports, loop devices and, with kubelets, 170 MB.
+const maxNodes = 20
+
+var validName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
+
+// withDefaults fills in what was left out and refuses what cannot be.
+func (o Options) withDefaults() (Options, error) {
+	if o.Name == "" {
+		o.Name = "lab"
+	}
+	if o.Nodes == 0 {
+		o.Nodes = 3
+	}
+	o.Nodes = max(o.Nodes, 0)
+	if o.Plane == "" {
+		o.Plane = PlaneBelay
+	}
+	if len(o.Drivers) == 0 {
+		o.Drivers = []string{DriverDisk}
+	}
+	if o.NodeKind == "" {
+		o.NodeKind, _ = DefaultNodeKind()
+	}
+	if o.Progress == nil {
+		o.Progress = func(string, ...any) {}
+	}
+	return o, o.validate()
+}
+
+func (o Options) validate() error {
+	if !validName.MatchString(o.Name) {
+		return fmt.Errorf("the name of a lab is lower-case letters, digits and dashes, at most 32: %q is not", o.Name)
+	}
+	if o.Nodes > maxNodes {
+		return fmt.Errorf("%d nodes are too many for one machine: at most %d", o.Nodes, maxNodes)
+	}
+	if o.NodeKind != NodeKindKubelet && o.NodeKind != NodeKindBelay {
+		return fmt.Errorf("nodes are of kind %s or %s, not %q", NodeKindKubelet, NodeKindBelay, o.NodeKind)
+	}
+	if o.Plane != PlaneBelay && o.Plane != PlaneUpstream {
+		return fmt.Errorf("the plane is %s or %s, not %q", PlaneBelay, PlaneUpstream, o.Plane)
+	}
+	known := map[string]bool{}
+	for _, driver := range AllDrivers() {
+		known[driver] = true
+	}
+	for _, driver := range o.Drivers {
+		if !known[driver] {
+			return fmt.Errorf("there is no driver %q: the lab has %v", driver, AllDrivers())
+		}
+	}
+	return nil
+}
+
+// DefaultNodeKind is the kind of node that this machine runs best, and, if that is not a real
+// kubelet, a sentence that says why.
+func DefaultNodeKind() (kind, because string) {
+	for _, tool := range []string{"containerd", "runc"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			return NodeKindBelay, tool + " is not installed, so the nodes run belay's node agent and plain processes instead of kubelets and containers"
+		}
+	}
+	return NodeKindKubelet, ""
+}
+
+// nodeName is the name of the i-th node, counted from 1.
+func nodeName(i int) string { return "node-" + strconv.Itoa(i) }
