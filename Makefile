@@ -1,0 +1,78 @@
+# belay: `make demo` runs the main job on the lab, `make test` passes the tests.
+# `make help` lists the rest.
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# One setting for everything keeps one build cache; the race detector needs cgo and has its own target.
+export CGO_ENABLED := 0
+
+BIN         := $(CURDIR)/bin
+BELAY_LAB   := $(BIN)/belay-lab
+VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS     := -s -w -X main.version=$(VERSION)
+LINTER      := $(BIN)/golangci-lint
+TESTSUM     := $(BIN)/gotestsum
+SANITY      := $(BIN)/csi-sanity
+
+# Where the lab keeps the upstream programs (see `belay-lab build --help`).
+UPSTREAM     = $$($(BELAY_LAB) build --print)
+
+ARGS ?=
+
+.PHONY: help
+help: ## List the targets.
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: check-go
+check-go:
+	@hack/check-go
+
+.PHONY: build
+build: check-go ## Build belay's programs and the lab into bin/.
+	go build -o $(BIN)/ -ldflags '$(LDFLAGS)' ./cmd/...
+	cd lab && go build -o $(BIN)/ -ldflags '$(LDFLAGS)' ./cmd/...
+
+.PHONY: upstream
+upstream: build ## Build the upstream programs of the lab into the cache folder (once, about ten minutes).
+	$(BELAY_LAB) build
+
+.PHONY: demo
+demo: build ## The main job on the lab: a volume that goes all the way, three moves, every record read back.
+	$(BELAY_LAB) demo $(ARGS)
+
+.PHONY: test
+test: upstream $(TESTSUM) $(SANITY) ## Unit tests, simulation, conformance and the lab's short end-to-end tests.
+	hack/test short
+
+.PHONY: test-long
+test-long: upstream $(TESTSUM) $(SANITY) ## Chaos, comparison with upstream, both kinds of node (hours are not needed, minutes are).
+	hack/test long
+
+.PHONY: race
+race: upstream ## The unit tests under the race detector (needs a C compiler).
+	CGO_ENABLED=1 KUBEBUILDER_ASSETS=$(UPSTREAM) go test -race -shuffle=on ./...
+
+.PHONY: lint
+lint: check-go $(LINTER) ## golangci-lint over both modules.
+	$(LINTER) run ./...
+	cd lab && $(LINTER) run --config ../.golangci.yml ./...
+
+.PHONY: verify
+verify: check-go ## What is generated or derived is up to date; the modules are tidy; the house's rules hold.
+	hack/verify
+
+.PHONY: clean
+clean: ## Remove what labs left on this machine, and bin/. The cache of upstream programs stays.
+	@if [ -x $(BELAY_LAB) ]; then $(BELAY_LAB) clean; fi
+	rm -rf $(BIN)
+
+$(LINTER): tools.mod tools.sum
+	go build -modfile=tools.mod -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+$(TESTSUM): tools.mod tools.sum
+	go build -modfile=tools.mod -o $@ gotest.tools/gotestsum
+
+$(SANITY): lab/sanity.mod lab/sanity.sum
+	cd lab && go build -modfile=sanity.mod -o $@ github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity
