@@ -1,0 +1,317 @@
+package proc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Spec says how to run one component.
+type Spec struct {
+	// Name of the component; unique in its Group.
+	Name string
+	// Path of the program; looked up in PATH if it holds no slash.
+	Path string
+	Args []string
+	// Env is added to this process's own environment.
+	Env []string
+	// Dir is the working directory; default: that of this process.
+	Dir string
+	// LogFile takes what the program writes to stdout and stderr, appended.
+	LogFile string
+	// Restart starts the program again, with back-off, when it exits without having been stopped.
+	Restart bool
+	// Grace is the time between SIGTERM and SIGKILL when it is stopped; default 5 s.
+	Grace time.Duration
+	// Binds shows file TO with the content of file FROM to this program alone (FROM -> TO).
+	Binds map[string]string
+	// Exited, if set, is called after each exit, before a restart.
+	Exited func(err error)
+}
+
+const (
+	defaultGrace = 5 * time.Second
+	// A program that fails at once is started again after firstBackOff, then twice that, up to
+	// lastBackOff; one that ran for steadyAfter begins anew.
+	firstBackOff = 100 * time.Millisecond
+	lastBackOff  = 5 * time.Second
+	steadyAfter  = 10 * time.Second
+)
+
+// Group starts processes that share a run folder for their records.
+type Group struct {
+	// RunDir holds the records; it must exist.
+	RunDir string
+	// Shim is the program that offers ExecVerb; default: this process's own executable.
+	Shim string
+}
+
+// Process is one supervised component. All its methods may be called from any goroutine.
+type Process struct {
+	spec   Spec
+	group  Group
+	cancel context.CancelFunc
+	done   chan struct{}
+
+	mu       sync.Mutex
+	current  *exec.Cmd     // nil between runs
+	ended    chan struct{} // closed when current has been reaped
+	restarts int
+	lastErr  error
+}
+
+// Start starts a component and, with Spec.Restart, keeps it running until Stop. It returns as soon
+// as the process exists; a program that cannot be started at all is an error.
+func (g Group) Start(spec Spec) (*Process, error) {
+	if spec.Grace == 0 {
+		spec.Grace = defaultGrace
+	}
+	path, err := exec.LookPath(spec.Path)
+	if err != nil {
+		return nil, fmt.Errorf("starting %s: %w", spec.Name, err)
+	}
+	spec.Path = path
+	if g.Shim == "" {
+		if g.Shim, err = os.Executable(); err != nil {
+			return nil, fmt.Errorf("starting %s: finding this program: %w", spec.Name, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	p := &Process{spec: spec, group: g, cancel: cancel, done: make(chan struct{})}
+	if err := p.launch(); err != nil {
+		cancel()
+		return nil, err
+	}
+	go p.supervise(ctx)
+	return p, nil
+}
+
+// launch starts the program once.
+func (p *Process) launch() error {
+	logFile, err := p.openLog()
+	if err != nil {
+		return err
+	}
+	if logFile != nil {
+		defer func() { _ = logFile.Close() }()
+	}
+	args := []string{ExecVerb, "--name", p.spec.Name, "--record", RecordPath(p.group.RunDir, p.spec.Name),
+		"--parent", fmt.Sprint(os.Getpid())}
+	for from, to := range p.spec.Binds {
+		args = append(args, "--bind", from+":"+to)
+	}
+	args = append(append(args, "--", p.spec.Path), p.spec.Args...)
+	command := exec.Command(p.group.Shim, args...)
+	command.Env = append(os.Environ(), p.spec.Env...)
+	command.Dir = p.spec.Dir
+	if logFile != nil {
+		command.Stdout, command.Stderr = logFile, logFile
+	}
+	// A session of its own: Ctrl-C in the terminal is for the supervisor, which stops its
+	// children in order.
+	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := command.Start(); err != nil {
+		return fmt.Errorf("starting %s: %w", p.spec.Name, err)
+	}
+	p.mu.Lock()
+	p.current, p.ended = command, make(chan struct{})
+	p.mu.Unlock()
+	return nil
+}
+
+func (p *Process) openLog() (*os.File, error) {
+	if p.spec.LogFile == "" {
+		return nil, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(p.spec.LogFile), 0o755); err != nil {
+		return nil, fmt.Errorf("making the log folder of %s: %w", p.spec.Name, err)
+	}
+	file, err := os.OpenFile(p.spec.LogFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("opening the log of %s: %w", p.spec.Name, err)
+	}
+	return file, nil
+}
+
+// supervise reaps the program and starts it again until it is stopped. It owns p.done.
+func (p *Process) supervise(ctx context.Context) {
+	defer close(p.done)
+	delay := firstBackOff
+	for {
+		started := time.Now()
+		err := p.reap()
+		if p.spec.Exited != nil {
+			p.spec.Exited(err)
+		}
+		if !p.spec.Restart || ctx.Err() != nil {
+			return
+		}
+		if time.Since(started) > steadyAfter {
+			delay = firstBackOff
+		}
+		for {
+			if !rest(ctx, delay) {
+				return
+			}
+			delay = min(2*delay, lastBackOff)
+			if err := p.relaunch(ctx); err == nil {
+				break
+			}
+		}
+	}
+}
+
+// relaunch starts the program again, unless it has been stopped.
+func (p *Process) relaunch(ctx context.Context) error {
+	err := p.launch()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.restarts++
+	if err != nil {
+		p.lastErr = err
+		return err
+	}
+	if ctx.Err() != nil {
+		_ = p.current.Process.Kill()
+	}
+	return nil
+}
+
+// reap waits for the current run to end and removes its record.
+func (p *Process) reap() error {
+	p.mu.Lock()
+	command, ended := p.current, p.ended
+	p.mu.Unlock()
+	err := command.Wait()
+	p.mu.Lock()
+	p.current = nil
+	p.lastErr = err
+	p.mu.Unlock()
+	_ = os.Remove(RecordPath(p.group.RunDir, p.spec.Name))
+	close(ended)
+	return err
+}
+
+// rest waits for a while; false if ctx ended first.
+func rest(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// Name of the component.
+func (p *Process) Name() string { return p.spec.Name }
+
+// Done is closed when the component has ended for good.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// State tells how a component fares.
+type State struct {
+	Name string `json:"name"`
+	// PID of the running process; 0 when it does not run at the moment.
+	PID int `json:"pid"`
+	// Restarts counts how often it was started again.
+	Restarts int `json:"restarts"`
+	// LastError says how the last run ended, or why it could not be started.
+	LastError string `json:"lastError,omitempty"`
+}
+
+// State of the component now.
+func (p *Process) State() State {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := State{Name: p.spec.Name, Restarts: p.restarts}
+	if p.current != nil {
+		s.PID = p.current.Process.Pid
+	}
+	if p.lastErr != nil {
+		s.LastError = p.lastErr.Error()
+	}
+	return s
+}
+
+// Kill kills the current run with SIGKILL and returns when it is gone. With Spec.Restart the
+// component then comes back by itself. Without a current run there is nothing to do.
+func (p *Process) Kill() error {
+	p.mu.Lock()
+	command, ended := p.current, p.ended
+	p.mu.Unlock()
+	if command == nil {
+		return nil
+	}
+	if err := command.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("killing %s: %w", p.spec.Name, err)
+	}
+	select {
+	case <-ended:
+		return nil
+	case <-time.After(killedWithin):
+		return fmt.Errorf("%s (pid %d) was killed but is not gone after %v", p.spec.Name, command.Process.Pid, killedWithin)
+	}
+}
+
+// Signal sends a signal to the current run.
+func (p *Process) Signal(sig unix.Signal) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.current == nil {
+		return fmt.Errorf("%s does not run", p.spec.Name)
+	}
+	if err := p.current.Process.Signal(sig); err != nil {
+		return fmt.Errorf("sending %v to %s: %w", sig, p.spec.Name, err)
+	}
+	return nil
+}
+
+// Stop ends the component for good: SIGTERM, after its grace SIGKILL. With ctx done it is killed
+// at once. It returns when the process is gone.
+func (p *Process) Stop(ctx context.Context) error {
+	p.cancel()
+	p.mu.Lock()
+	command, ended := p.current, p.ended
+	p.mu.Unlock()
+	if command != nil {
+		_ = command.Process.Signal(unix.SIGTERM)
+		grace := time.NewTimer(p.spec.Grace)
+		defer grace.Stop()
+		select {
+		case <-ended:
+		case <-grace.C:
+		case <-ctx.Done():
+		}
+	}
+	return p.killForGood()
+}
+
+// PowerOff ends the component for good with SIGKILL, without a warning.
+func (p *Process) PowerOff() error {
+	p.cancel()
+	return p.killForGood()
+}
+
+// killForGood kills whatever runs until the supervising goroutine has ended. A run that was being
+// started while the component was stopped is killed by that goroutine itself.
+func (p *Process) killForGood() error {
+	if err := p.Kill(); err != nil {
+		return err
+	}
+	select {
+	case <-p.done:
+		return nil
+	case <-time.After(killedWithin):
+		return fmt.Errorf("%s does not end", p.spec.Name)
+	}
+}
