@@ -1,0 +1,110 @@
+package nodes
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
+	"k8s.io/client-go/util/retry"
+)
+
+// uninitializedTaint is what a kubelet with --cloud-provider=external registers
+// with, until the cloud has said where the node is.
+const uninitializedTaint = "node.cloudprovider.kubernetes.io/uninitialized"
+
+// AdoptNode plays the cloud's part for a kubelet node of the lab: it waits until the
+// kubelet has registered, writes the addresses that lead the API server to the
+// kubelet on 127.0.0.1 (kubelet itself refuses a loopback address), and takes the
+// uninitialized taint off. client needs the rights of an administrator. Harmless
+// on a node that is adopted already, and on one of the belay kind.
+func AdoptNode(ctx context.Context, client kubernetes.Interface, name string) error {
+	selector := fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+	source := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			options.FieldSelector = selector
+			return client.CoreV1().Nodes().List(ctx, options)
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.FieldSelector = selector
+			return client.CoreV1().Nodes().Watch(ctx, options)
+		},
+	}
+	_, err := watchtools.UntilWithSync(ctx, source, &corev1.Node{}, nil, func(event watch.Event) (bool, error) {
+		node, ok := event.Object.(*corev1.Node)
+		if !ok || event.Type == watch.Deleted {
+			return false, nil
+		}
+		return true, adopt(ctx, client, node)
+	})
+	if err != nil {
+		return fmt.Errorf("adopt node %s: %w", name, err)
+	}
+	return nil
+}
+
+func adopt(ctx context.Context, client kubernetes.Interface, node *corev1.Node) error {
+	if !reachableOnLoopback(node) {
+		patch, err := json.Marshal(map[string]any{
+			"metadata": map[string]any{"uid": node.UID},
+			"status":   map[string]any{"addresses": loopbackAddresses(node.Name)},
+		})
+		if err != nil {
+			return fmt.Errorf("encode addresses: %w", err)
+		}
+		if _, err := client.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, patch,
+			metav1.PatchOptions{}, "status"); err != nil {
+			return fmt.Errorf("write addresses: %w", err)
+		}
+	}
+	return takeOffUninitialized(ctx, client, node.Name)
+}
+
+// takeOffUninitialized writes the taints under the node's resourceVersion: the node
+// life cycle controller writes them at the same time.
+func takeOffUninitialized(ctx context.Context, client kubernetes.Interface, name string) error {
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		kept := slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(taint corev1.Taint) bool {
+			return taint.Key == uninitializedTaint
+		})
+		if len(kept) == len(node.Spec.Taints) {
+			return nil
+		}
+		node.Spec.Taints = kept
+		_, err = client.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("take off taint %s: %w", uninitializedTaint, err)
+	}
+	return nil
+}
+
+func loopbackAddresses(hostname string) []corev1.NodeAddress {
+	return []corev1.NodeAddress{
+		{Type: corev1.NodeInternalIP, Address: "127.0.0.1"},
+		{Type: corev1.NodeHostName, Address: hostname},
+	}
+}
+
+func reachableOnLoopback(node *corev1.Node) bool {
+	for _, address := range node.Status.Addresses {
+		if address.Type == corev1.NodeInternalIP && address.Address == "127.0.0.1" {
+			return true
+		}
+	}
+	return false
+}

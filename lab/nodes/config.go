@@ -1,0 +1,213 @@
+package nodes
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// Kind says what runs the pods of a node.
+type Kind string
+
+const (
+	// KindKubelet is a real kubelet with containerd and runc.
+	KindKubelet Kind = "kubelet"
+	// KindBelay is belay's own node agent; containers are plain processes.
+	KindBelay Kind = "belay"
+)
+
+// Names of the children of a node, as KillInside takes them.
+const (
+	// ChildAgent is the kubelet, or belay's node agent.
+	ChildAgent = "agent"
+	// ChildDriver is the CSI node driver.
+	ChildDriver = "driver"
+	// ChildContainerd is the container runtime of the kubelet kind.
+	ChildContainerd = "containerd"
+)
+
+// maxSocketPath is what fits into sockaddr_un.sun_path (108 bytes with the final zero).
+const maxSocketPath = 107
+
+// Duration is a time.Duration that JSON spells like "10s".
+type Duration time.Duration
+
+// MarshalJSON writes the duration as Go spells it.
+func (d Duration) MarshalJSON() ([]byte, error) {
+	return json.Marshal(time.Duration(d).String())
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (d *Duration) UnmarshalJSON(raw []byte) error {
+	var text string
+	if err := json.Unmarshal(raw, &text); err != nil {
+		return fmt.Errorf("read duration %s: %w", raw, err)
+	}
+	parsed, err := time.ParseDuration(text)
+	if err != nil {
+		return fmt.Errorf("read duration: %w", err)
+	}
+	*d = Duration(parsed)
+	return nil
+}
+
+// Programs are the absolute paths of what a node runs.
+type Programs struct {
+	// BelayLab is the lab's own program; default: the running executable.
+	BelayLab string `json:"belayLab,omitempty"`
+	// Ledger is the static program that becomes the lab's container image, /ledger.
+	Ledger string `json:"ledger"`
+	// Kubelet, Containerd and Ctr are needed by the kubelet kind only. The last
+	// two default to what PATH holds.
+	Kubelet    string `json:"kubelet,omitempty"`
+	Containerd string `json:"containerd,omitempty"`
+	Ctr        string `json:"ctr,omitempty"`
+}
+
+// Config is all that a node needs to know. The lab writes it to a file, node-init
+// and the node agent read it.
+type Config struct {
+	// Lab and Name are the names of the lab and of this node.
+	Lab  string `json:"lab"`
+	Name string `json:"name"`
+	Kind Kind   `json:"kind"`
+
+	// Dir is the node's folder, its disk: it outlives a power cut. Absolute and short:
+	// unix sockets lie below it.
+	Dir string `json:"dir"`
+	// LabDir is the lab's folder; sysctls that a kubelet changes are recorded there.
+	LabDir string `json:"labDir"`
+
+	// Kubeconfig holds the credential system:node:<name>.
+	Kubeconfig string `json:"kubeconfig"`
+	// ClientCAFile is the CA of those who may ask the node's HTTPS server, that is
+	// the API server's kubelet client certificate.
+	ClientCAFile string `json:"clientCAFile"`
+	// ServingCertFile and ServingKeyFile are for 127.0.0.1.
+	ServingCertFile string `json:"servingCertFile"`
+	ServingKeyFile  string `json:"servingKeyFile"`
+	// KubeletPort on 127.0.0.1 serves logs to the API server.
+	KubeletPort int `json:"kubeletPort"`
+
+	// FabricSocket is where the storage fabric listens. Empty: no CSI driver runs.
+	FabricSocket string `json:"fabricSocket,omitempty"`
+	// Drivers are the driver names that the CSI node driver serves.
+	Drivers []string `json:"drivers,omitempty"`
+
+	Programs Programs `json:"programs"`
+
+	// NodeStatusUpdateFrequency is kubelet's; default 10 s, as upstream's. The
+	// kubelet publishes volumesInUse with this tick only.
+	NodeStatusUpdateFrequency Duration `json:"nodeStatusUpdateFrequency,omitempty"`
+	// Labels are put on the Node object besides hostname, os and arch.
+	Labels map[string]string `json:"labels,omitempty"`
+	// Verbosity is the klog level of kubelet and agent; default 2.
+	Verbosity int `json:"verbosity,omitempty"`
+}
+
+// RootDir is the kubelet-like tree: plugins, plugins_registry, pods.
+func (c Config) RootDir() string { return filepath.Join(c.Dir, "root") }
+
+// FUSEDir is where the CSI node driver mounts the fabric, inside the node only.
+func (c Config) FUSEDir() string { return filepath.Join(c.Dir, "fuse") }
+
+// LogDir holds one file per child.
+func (c Config) LogDir() string { return filepath.Join(c.Dir, "log") }
+
+// ControlSocket is where node-init listens.
+func (c Config) ControlSocket() string { return controlSocket(c.Dir) }
+
+// Cgroup is the name of the node's cgroup in each hierarchy.
+func (c Config) Cgroup() string { return cgroupPrefix + c.Lab + "-" + c.Name }
+
+func controlSocket(dir string) string { return filepath.Join(dir, "init.sock") }
+
+// withDefaults fills what may be left out.
+func (c Config) withDefaults() (Config, error) {
+	if c.Programs.BelayLab == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return c, fmt.Errorf("find the lab's own program: %w", err)
+		}
+		c.Programs.BelayLab = self
+	}
+	if c.Programs.Containerd == "" {
+		c.Programs.Containerd = "containerd"
+	}
+	if c.Programs.Ctr == "" {
+		c.Programs.Ctr = "ctr"
+	}
+	if c.NodeStatusUpdateFrequency == 0 {
+		c.NodeStatusUpdateFrequency = Duration(10 * time.Second)
+	}
+	if c.Verbosity == 0 {
+		c.Verbosity = 2
+	}
+	return c, c.validate()
+}
+
+func (c Config) validate() error {
+	var problems []error
+	for field, value := range map[string]string{
+		"lab": c.Lab, "name": c.Name, "kubeconfig": c.Kubeconfig, "servingCertFile": c.ServingCertFile,
+		"servingKeyFile": c.ServingKeyFile, "clientCAFile": c.ClientCAFile, "programs.ledger": c.Programs.Ledger,
+	} {
+		if value == "" {
+			problems = append(problems, fmt.Errorf("%s is empty", field))
+		}
+	}
+	for field, path := range map[string]string{"dir": c.Dir, "labDir": c.LabDir} {
+		if !filepath.IsAbs(path) {
+			problems = append(problems, fmt.Errorf("%s %q is not an absolute path", field, path))
+		}
+	}
+	if c.Kind != KindKubelet && c.Kind != KindBelay {
+		problems = append(problems, fmt.Errorf("kind %q is neither %q nor %q", c.Kind, KindKubelet, KindBelay))
+	}
+	if c.Kind == KindKubelet && c.Programs.Kubelet == "" {
+		problems = append(problems, errors.New("programs.kubelet is empty"))
+	}
+	if c.KubeletPort == 0 {
+		problems = append(problems, errors.New("kubeletPort is 0"))
+	}
+	for _, driver := range c.Drivers {
+		socket := filepath.Join(c.RootDir(), "plugins_registry", driver+"-reg.sock")
+		if len(socket) > maxSocketPath {
+			problems = append(problems, fmt.Errorf(
+				"socket path %s has %d bytes, at most %d work: put the cache folder (BELAY_CACHE) at a shorter path",
+				socket, len(socket), maxSocketPath))
+		}
+	}
+	if err := errors.Join(problems...); err != nil {
+		return fmt.Errorf("configuration of node %q: %w", c.Name, err)
+	}
+	return nil
+}
+
+// WriteConfig stores the configuration for node-init.
+func WriteConfig(file string, c Config) error {
+	raw, err := json.MarshalIndent(c, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode configuration of node %s: %w", c.Name, err)
+	}
+	if err := os.WriteFile(file, append(raw, '\n'), 0o600); err != nil {
+		return fmt.Errorf("write configuration of node %s: %w", c.Name, err)
+	}
+	return nil
+}
+
+// ReadConfig reads what WriteConfig wrote, fills the defaults and checks it.
+func ReadConfig(file string) (Config, error) {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return Config{}, fmt.Errorf("read node configuration: %w", err)
+	}
+	var c Config
+	if err := json.Unmarshal(raw, &c); err != nil {
+		return Config{}, fmt.Errorf("read node configuration %s: %w", file, err)
+	}
+	return c.withDefaults()
+}

@@ -1,0 +1,74 @@
+package nodes
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+)
+
+// cgroupPrefix begins the name of every lab node's cgroup.
+const cgroupPrefix = "kubenode-"
+
+// Node is one lab node as seen from the outside.
+type Node struct {
+	Config Config
+}
+
+// InitCommand is the command line that starts the node: it makes the namespaces
+// and runs node-init as their process 1. SIGKILL to this process is the power
+// cut. It ignores SIGTERM (util-linux's unshare does): use Shutdown for an orderly stop.
+func InitCommand(belayLab, configFile string) []string {
+	return []string{
+		"unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "--mount-proc",
+		belayLab, "node-init", "--config", configFile,
+	}
+}
+
+// Shutdown stops the node in order: pods' processes end, everything is unmounted,
+// the driver lets go of its devices. It returns when node-init is about to exit.
+func (n *Node) Shutdown(ctx context.Context) error { return Shutdown(ctx, n.Config.Dir) }
+
+// Kill sends SIGKILL to one child of the node (ChildAgent, ChildDriver,
+// ChildContainerd); node-init starts it again.
+func (n *Node) Kill(child string) error { return KillInside(n.Config.Dir, child) }
+
+// KillInside sends SIGKILL to a child of the node whose folder is dir.
+func KillInside(dir, child string) error {
+	return control(context.Background(), dir, "/kill?child="+url.QueryEscape(child))
+}
+
+// Shutdown stops the node whose folder is dir in order.
+func Shutdown(ctx context.Context, dir string) error {
+	return control(ctx, dir, "/shutdown")
+}
+
+// control posts one request to node-init and waits for its answer.
+func control(ctx context.Context, dir, path string) error {
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", controlSocket(dir))
+		},
+	}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://node"+path, nil)
+	if err != nil {
+		return fmt.Errorf("ask node-init of %s: %w", dir, err)
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return fmt.Errorf("ask node-init of %s: %w", dir, err)
+	}
+	defer response.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(response.Body, 4096))
+	if err != nil {
+		return fmt.Errorf("ask node-init of %s for %s: %w", dir, path, err)
+	}
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("node-init of %s refused %s: %s", dir, path, strings.TrimSpace(string(answer)))
+	}
+	return nil
+}

@@ -1,0 +1,98 @@
+package nodes
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// kubeletSysctls are the machine-wide settings that kubelet writes at its start
+// (k/k pkg/kubelet/cm setupKernelTunables).
+var kubeletSysctls = []string{
+	"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops",
+	"kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes",
+}
+
+// sysctlRecord is the file in the lab's folder, and, as several labs may run side by
+// side, the machine-wide one that holds what was there before the first of them.
+const sysctlRecord = "sysctls.json"
+
+const sysctlRoot = "/proc/sys"
+
+// SaveSysctls records what kubelet is about to change, unless a record is there. The
+// record is written before the first kubelet of the lab starts and outlives the lab
+// if it is killed.
+func SaveSysctls(labDir string) error {
+	return withSysctlLock(labDir, func(file string) error {
+		if _, err := os.Stat(file); err == nil {
+			return nil
+		}
+		values := map[string]string{}
+		for _, name := range kubeletSysctls {
+			raw, err := os.ReadFile(filepath.Join(sysctlRoot, name))
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err != nil {
+				return fmt.Errorf("read sysctl %s: %w", name, err)
+			}
+			values[name] = strings.TrimSpace(string(raw))
+		}
+		return writeJSON(file, values)
+	})
+}
+
+// RestoreSysctls writes back what SaveSysctls recorded and removes the record. No
+// record, nothing to do.
+func RestoreSysctls(labDir string) error {
+	return withSysctlLock(labDir, func(file string) error {
+		raw, err := os.ReadFile(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read recorded sysctls: %w", err)
+		}
+		values := map[string]string{}
+		if err := json.Unmarshal(raw, &values); err != nil {
+			return fmt.Errorf("read recorded sysctls %s: %w", file, err)
+		}
+		for name, value := range values {
+			path := filepath.Join(sysctlRoot, name)
+			now, err := os.ReadFile(path)
+			if err == nil && strings.TrimSpace(string(now)) == value {
+				continue
+			}
+			if err := os.WriteFile(path, []byte(value), 0o644); err != nil {
+				return fmt.Errorf("restore sysctl %s to %s: %w", name, value, err)
+			}
+		}
+		if err := os.Remove(file); err != nil {
+			return fmt.Errorf("remove record of sysctls: %w", err)
+		}
+		return nil
+	})
+}
+
+// withSysctlLock keeps the nodes of one lab, which start side by side, from
+// recording what a kubelet has changed already.
+func withSysctlLock(labDir string, work func(file string) error) error {
+	lock, err := os.OpenFile(filepath.Join(labDir, sysctlRecord+".lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // the lab's folder is gone, and the record with it
+	}
+	if err != nil {
+		return fmt.Errorf("open lock of recorded sysctls: %w", err)
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lock recorded sysctls: %w", err)
+	}
+	return work(filepath.Join(labDir, sysctlRecord))
+}
