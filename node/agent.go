@@ -1,0 +1,88 @@
+package node
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/nodeagent"
+)
+
+// Mount is one volume of a pod, ready for its containers.
+type Mount struct {
+	// VolumeName is the name of the volume in pod.spec.volumes.
+	VolumeName string
+	// Path is where the volume is: a directory, or a block device if Block is set.
+	Path string
+	// Block says that Path is a device and belongs into volumeDevices.
+	Block bool
+	// ReadOnly says that the pod asked for the claim read-only. The driver was told
+	// so; a runtime that binds Path into a container should bind it read-only too.
+	ReadOnly bool
+}
+
+// Agent looks after the CSI volumes of one node. Make it with [New], then [Agent.Run] it.
+// All other methods may be called before Run, while it runs, and from any goroutine.
+type Agent struct {
+	agent *nodeagent.Agent
+}
+
+// New reads the records under the root and makes an agent that knows them. It
+// reads nothing from the API and calls no driver.
+func New(config Config) (*Agent, error) {
+	agent, err := nodeagent.New(config.shell())
+	if err != nil {
+		return nil, err
+	}
+	return &Agent{agent: agent}, nil
+}
+
+// Run registers drivers, keeps the Node and CSINode, and mounts and unmounts
+// until ctx ends. It returns nil when ctx ended and everything that it started
+// has returned; calls to drivers that are in flight are cancelled and count as
+// uncertain. Run must be called once.
+func (a *Agent) Run(ctx context.Context) error { return a.agent.Run(ctx) }
+
+// SetPod says that the pod's volumes shall be mounted. Setting a pod again is
+// cheap and wakes what waits for it. A pod that has been removed cannot be set again.
+func (a *Agent) SetPod(pod *corev1.Pod) { a.agent.SetPod(pod) }
+
+// RemovePod says that the pod's containers have ended: its volumes are
+// unpublished, and those that no other pod of this node wants are unstaged and
+// taken out of volumesInUse. It does not wait; see [Agent.WaitUnmounted].
+func (a *Agent) RemovePod(uid types.UID) { a.agent.RemovePod(uid) }
+
+// PodsSynced says that [Agent.SetPod] has been called for every pod that the owner
+// has. From then on a pod that is known from records alone is torn down; before,
+// its volumes stay mounted and in use. Owners that answer [Agent.Pods] with
+// SetPod or RemovePod for each need not call it.
+func (a *Agent) PodsSynced() { a.agent.PodsSynced() }
+
+// Pods returns the UIDs of all pods that were set or have a volume here, those
+// rebuilt from records included, in no particular order.
+func (a *Agent) Pods() []types.UID { return a.agent.Pods() }
+
+// WaitMounted blocks until every CSI volume that the pod's containers use is
+// published, and returns them. Volumes of other kinds (emptyDir, configMap ...)
+// are the owner's business and not among them. When ctx ends first, the error says
+// for each volume that is not ready in which hop it waits and why. A pod that can never be
+// mounted here (it asks for something that the agent does not do) gets its error at once.
+func (a *Agent) WaitMounted(ctx context.Context, uid types.UID) ([]Mount, error) {
+	ready, err := a.agent.WaitMounted(ctx, uid)
+	if err != nil {
+		return nil, err
+	}
+	mounts := make([]Mount, 0, len(ready))
+	for _, m := range ready {
+		mounts = append(mounts, Mount(m))
+	}
+	return mounts, nil
+}
+
+// WaitUnmounted blocks until nothing of the pod is published any more, as
+// kubelet does before it lets a pod go. It does not wait for the unstage. Call it after
+// [Agent.RemovePod]; an unknown pod has nothing published.
+func (a *Agent) WaitUnmounted(ctx context.Context, uid types.UID) error {
+	return a.agent.WaitUnmounted(ctx, uid)
+}
