@@ -1,0 +1,91 @@
+package labdisk
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ReleaseLoops frees every loop device of this machine whose backing file lies, or lay, under the folder prefix, and
+// returns their paths. It is for what a killed node leaves: while its mounts still unwind, a device may only be marked to
+// be freed by its last user. Needs root.
+func ReleaseLoops(prefix string) ([]string, error) {
+	loops, err := listLoops()
+	if err != nil {
+		return nil, err
+	}
+	var freed []string
+	var errs []error
+	for _, l := range loops {
+		if !under(prefix, l.backing) {
+			continue
+		}
+		if err := l.clear(); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		freed = append(freed, l.device)
+	}
+	return freed, errors.Join(errs...)
+}
+
+// loop is a loop device that is bound to a file.
+type loop struct {
+	device  string // /dev/loop3
+	backing string // as sysfs shows it
+}
+
+func listLoops() ([]loop, error) {
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return nil, fmt.Errorf("list loop devices: %w", err)
+	}
+	var loops []loop
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			continue // freed since it was listed
+		}
+		name := filepath.Base(filepath.Dir(filepath.Dir(f)))
+		loops = append(loops, loop{device: "/dev/" + name, backing: string(bytes.TrimSuffix(b, []byte("\n")))})
+	}
+	return loops, nil
+}
+
+// under tells whether the backing file of a loop device lies under the folder. When the FUSE mount that holds the file
+// is gone the kernel shows the path inside that mount only; its first element is the escaped path of the mount, for just
+// this purpose (see realm).
+func under(folder, backing string) bool {
+	folder = strings.TrimSuffix(filepath.Clean(folder), "/") + "/"
+	if strings.HasPrefix(backing, folder) {
+		return true
+	}
+	first, rest, ok := strings.Cut(strings.TrimPrefix(backing, "/"), "/")
+	if !ok || rest == "" {
+		return false
+	}
+	mountpoint, err := url.PathUnescape(first)
+	return err == nil && filepath.IsAbs(mountpoint) && strings.HasPrefix(mountpoint+"/", folder)
+}
+
+// realm is the directory, directly under the FUSE mount at mountpoint, that holds the node's volumes.
+func realm(mountpoint string) string { return url.PathEscape(mountpoint) }
+
+// clear unbinds the device; one that is still open or mounted is unbound when its last user closes it.
+func (l loop) clear() error {
+	f, err := os.OpenFile(l.device, os.O_RDONLY, 0)
+	if err != nil {
+		return fmt.Errorf("open loop device %s of %s: %w", l.device, l.backing, err)
+	}
+	defer func() { _ = f.Close() }()
+	if err := unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
+		return fmt.Errorf("free loop device %s of %s: %w", l.device, l.backing, err)
+	}
+	return nil
+}

@@ -1,0 +1,169 @@
+package labdisk
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// The names of the drivers, one per personality.
+const (
+	// DriverDisk is a block device with exclusive attach: ext4, xfs or raw block.
+	DriverDisk = "labdisk.belay.dev"
+	// DriverShare is a directory that many nodes may write, each of which must be attached.
+	DriverShare = "labshare.belay.dev"
+	// DriverLocal is a directory that every node may write without attach (CSIDriver attachRequired=false), and without
+	// NodeStageVolume.
+	DriverLocal = "lablocal.belay.dev"
+)
+
+// Drivers lists every personality.
+func Drivers() []string { return []string{DriverDisk, DriverShare, DriverLocal} }
+
+// TopologyKey is the topology segment that every node and every volume carries. Its value is the fabric's zone
+// (DefaultZone unless the node driver is given another): a volume reaches all nodes of its zone.
+const TopologyKey = "topology.labdisk.belay.dev/zone"
+
+// DefaultZone is the zone of a node whose driver was given none.
+const DefaultZone = "lab"
+
+// EpochKey is the key of publish_context that carries the epoch of the attachment, in decimal.
+const EpochKey = "labdisk.belay.dev/epoch"
+
+// Attachment says that a node holds a volume.
+type Attachment struct {
+	Driver string `json:"driver"`
+	Volume string `json:"volume"` // volume handle
+	Name   string `json:"name"`   // the name the volume was created under: pvc-...
+	Node   string `json:"node"`
+	// Epoch is unique over all attachments that the fabric ever made, and rising.
+	Epoch    uint64 `json:"epoch"`
+	ReadOnly bool   `json:"readOnly"`
+	// Shared is true when the volume was published with an access mode of several nodes.
+	Shared bool      `json:"shared"`
+	Since  time.Time `json:"since"`
+}
+
+// Volume is one volume of the fabric.
+type Volume struct {
+	Driver      string       `json:"driver"`
+	Handle      string       `json:"handle"`
+	Name        string       `json:"name"`
+	Bytes       int64        `json:"bytes"`
+	Zone        string       `json:"zone"`
+	Sequence    uint64       `json:"sequence"` // order of creation
+	Created     time.Time    `json:"created"`
+	Attachments []Attachment `json:"attachments,omitempty"`
+}
+
+// Node is a node as the fabric knows it.
+type Node struct {
+	Name string `json:"name"`
+	Zone string `json:"zone"`
+	// MaxVolumes bounds the volumes of one driver attached to the node at a time. 0, the default, is no bound.
+	MaxVolumes int64 `json:"maxVolumes"`
+	// Incarnation names one run of the node's host adapter; a node that was switched off and on has a new one.
+	Incarnation string `json:"incarnation"`
+	// Cut is true while all I/O of the node is refused: from Cut until a new incarnation registers.
+	Cut bool `json:"cut"`
+}
+
+// Call is the record of one CSI call, of a controller or of a node.
+type Call struct {
+	Sequence uint64    `json:"sequence"`
+	Method   string    `json:"method"` // the RPC's name without its service: ControllerPublishVolume
+	Driver   string    `json:"driver"`
+	Volume   string    `json:"volume,omitempty"` // volume handle; for CreateVolume the name asked for
+	Node     string    `json:"node,omitempty"`
+	Target   string    `json:"target,omitempty"` // staging or target path of a node's call
+	Start    time.Time `json:"start"`
+	End      time.Time `json:"end"`  // zero while the call is in flight
+	Code     string    `json:"code"` // gRPC code by name, "OK"; empty while the call is in flight
+	Message  string    `json:"message,omitempty"`
+	Fault    string    `json:"fault,omitempty"` // id of the fault that was injected
+}
+
+// Reasons why a write is a violation.
+const (
+	// NotHolder: the node does not hold the volume, or holds it in a newer epoch than the write names.
+	NotHolder = "NotHolder"
+	// SeveralHolders: more than one node holds an exclusive volume (only in permissive mode).
+	SeveralHolders = "SeveralHolders"
+	// NodeCut: the node was cut off by Cut.
+	NodeCut = "NodeCut"
+	// StaleIncarnation: the write comes from a host adapter that a newer one of the same node has replaced.
+	StaleIncarnation = "StaleIncarnation"
+	// ReadOnlyAttachment: the volume was published to the node read-only.
+	ReadOnlyAttachment = "ReadOnlyAttachment"
+)
+
+// Violation is a write that the rules forbid. A strict fabric refused it (EIO), a permissive one let it land.
+type Violation struct {
+	Time    time.Time `json:"time"`
+	Reason  string    `json:"reason"`
+	Driver  string    `json:"driver"`
+	Volume  string    `json:"volume"`
+	Node    string    `json:"node"`
+	Epoch   uint64    `json:"epoch"`
+	Offset  int64     `json:"offset"`
+	Length  int       `json:"length"`
+	Path    string    `json:"path,omitempty"` // inside a shared directory
+	Holders []string  `json:"holders"`        // the nodes that held the volume at that time
+	Refused bool      `json:"refused"`
+}
+
+// Effects of a Fault.
+const (
+	// EffectDelay waits for Delay before the call is worked on. Every other effect may have a Delay as well.
+	EffectDelay = "delay"
+	// EffectError answers Code and Message without doing the work.
+	EffectError = "error"
+	// EffectHang holds the call before its work until the fault is cleared (the work is then done) or the caller
+	// cancels (it is then not done).
+	EffectHang = "hang"
+	// EffectLostReply does the work and then answers Code, or, without a Code, nothing until the caller gives up.
+	EffectLostReply = "lost-reply"
+	// EffectLimit answers RESOURCE_EXHAUSTED to ControllerPublishVolume for a node that holds Limit volumes already.
+	EffectLimit = "limit"
+)
+
+// Fault changes what happens to the CSI calls it matches. An empty matcher matches everything.
+type Fault struct {
+	ID     string `json:"id"` // given by the fabric
+	Method string `json:"method,omitempty"`
+	Driver string `json:"driver,omitempty"`
+	Volume string `json:"volume,omitempty"` // volume handle or the name it was created under
+	Node   string `json:"node,omitempty"`
+
+	Effect  string        `json:"effect"`
+	Delay   time.Duration `json:"delay,omitempty"`   // nanoseconds on the wire
+	Code    string        `json:"code,omitempty"`    // gRPC code by name: Unavailable, Internal, ...
+	Message string        `json:"message,omitempty"` // default: names the fault
+	Limit   int           `json:"limit,omitempty"`   // for EffectLimit
+
+	// Count is how many calls the fault hits before it clears itself; 0 means until cleared.
+	Count int `json:"count,omitempty"`
+	Hits  int `json:"hits"`
+}
+
+func (f Fault) check() error {
+	effects := []string{EffectDelay, EffectError, EffectHang, EffectLostReply, EffectLimit}
+	if !slices.Contains(effects, f.Effect) {
+		return fmt.Errorf("fault effect %q is not known: one of %v is", f.Effect, effects)
+	}
+	if f.Effect == EffectDelay && f.Delay <= 0 {
+		return fmt.Errorf("a fault with effect %q needs a delay above zero", EffectDelay)
+	}
+	if f.Effect == EffectError && f.Code == "" {
+		return fmt.Errorf("a fault with effect %q needs a gRPC code, such as Unavailable", EffectError)
+	}
+	if f.Code != "" {
+		if _, err := parseCode(f.Code); err != nil {
+			return err
+		}
+	}
+	if f.Delay < 0 || f.Count < 0 || f.Limit < 0 {
+		return fmt.Errorf("delay, count and limit of a fault must not be negative")
+	}
+	return nil
+}
