@@ -31,8 +31,6 @@ type Spec struct {
 	Restart bool
 	// Grace is the time between SIGTERM and SIGKILL when it is stopped; default 5 s.
 	Grace time.Duration
-	// Binds shows file TO with the content of file FROM to this program alone (FROM -> TO).
-	Binds map[string]string
 	// Exited, if set, is called after each exit, before a restart.
 	Exited func(err error)
 }
@@ -105,9 +103,6 @@ func (p *Process) launch() error {
 	}
 	args := []string{ExecVerb, "--name", p.spec.Name, "--record", RecordPath(p.group.RunDir, p.spec.Name),
 		"--parent", fmt.Sprint(os.Getpid())}
-	for from, to := range p.spec.Binds {
-		args = append(args, "--bind", from+":"+to)
-	}
 	args = append(append(args, "--", p.spec.Path), p.spec.Args...)
 	command := exec.Command(p.group.Shim, args...)
 	command.Env = append(os.Environ(), p.spec.Env...)

@@ -39,15 +39,22 @@ func RecordPath(runDir, name string) string {
 
 // Self is the record of this very process.
 func Self(name, path string) (Record, error) {
-	start, _, err := stat(os.Getpid())
+	r, err := Of(name, os.Getpid())
+	r.Path = path
+	return r, err
+}
+
+// Of is the record of any process that is there now.
+func Of(name string, pid int) (Record, error) {
+	start, _, err := stat(pid)
 	if err != nil {
-		return Record{}, fmt.Errorf("reading this process's start time: %w", err)
+		return Record{}, fmt.Errorf("reading the start time of process %d: %w", pid, err)
 	}
 	boot, err := BootID()
 	if err != nil {
 		return Record{}, err
 	}
-	return Record{Name: name, PID: os.Getpid(), StartTime: start, BootID: boot, Path: path}, nil
+	return Record{Name: name, PID: pid, StartTime: start, BootID: boot}, nil
 }
 
 // Write stores the record at path, whole or not at all.

@@ -1,0 +1,275 @@
+package proc_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"belay.dev/belay/lab/proc"
+)
+
+// parentEnv makes this test binary a parent that starts one child and then waits to be killed.
+const parentEnv = "BELAY_TEST_PARENT_RUNDIR"
+
+// TestMain makes the test binary its own shim, as belay-lab is.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == proc.ExecVerb {
+		command := proc.Command()
+		command.SetArgs(os.Args[2:])
+		if command.Execute() != nil {
+			os.Exit(1)
+		}
+		return
+	}
+	if runDir := os.Getenv(parentEnv); runDir != "" {
+		if _, err := (proc.Group{RunDir: runDir}).Start(proc.Spec{Name: "orphan", Path: "sleep", Args: []string{"300"}}); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		select {}
+	}
+	os.Exit(m.Run())
+}
+
+// awaitRecord blocks until the record of a component is there and its process has become path.
+func awaitRecord(t *testing.T, runDir, name, program string) proc.Record {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for time.Now().Before(deadline) {
+		record, err := proc.ReadRecord(proc.RecordPath(runDir, name))
+		if err == nil {
+			if exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", record.PID)); strings.HasSuffix(exe, program) {
+				return record
+			}
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	t.Fatalf("no record of %s, or it never became %s", name, program)
+	return proc.Record{}
+}
+
+func sleepPath(t *testing.T) string {
+	t.Helper()
+	path, err := exec.LookPath("sleep")
+	if err != nil {
+		t.Skip("this machine has no sleep program")
+	}
+	if path, err = filepath.EvalSymlinks(path); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Base(path)
+}
+
+func TestStoppedComponentLeavesNeitherProcessNorRecord(t *testing.T) {
+	runDir := t.TempDir()
+	p, err := proc.Group{RunDir: runDir}.Start(proc.Spec{Name: "node-1/agent", Path: "sleep", Args: []string{"300"}, Restart: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	record := awaitRecord(t, runDir, "node-1/agent", sleepPath(t))
+	if !record.Alive() {
+		t.Error("a running process is said to be gone")
+	}
+	if err := p.Stop(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if record.Alive() {
+		t.Error("a stopped process is said to run")
+	}
+	records, err := proc.Records(runDir)
+	if diff := cmp.Diff(map[string]proc.Record{}, records); diff != "" || err != nil {
+		t.Errorf("records left behind (%v): %s", err, diff)
+	}
+}
+
+func TestKilledComponentComesBack(t *testing.T) {
+	runDir := t.TempDir()
+	exits := make(chan error, 1)
+	p, err := proc.Group{RunDir: runDir}.Start(proc.Spec{
+		Name: "etcd", Path: "sleep", Args: []string{"300"}, Restart: true,
+		Exited: func(err error) {
+			select {
+			case exits <- err:
+			default:
+			}
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = p.Stop(context.Background()) }()
+	first := awaitRecord(t, runDir, "etcd", sleepPath(t))
+	if err := p.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-exits; err == nil {
+		t.Error("a kill was not told as one")
+	}
+	second := awaitRecord(t, runDir, "etcd", sleepPath(t))
+	if first.PID == second.PID && first.StartTime == second.StartTime {
+		t.Error("the same process is still there")
+	}
+	if got := p.State(); got.Restarts != 1 || got.PID != second.PID {
+		t.Errorf("state is %+v, want one restart and pid %d", got, second.PID)
+	}
+}
+
+func TestTermIgnoringProgramIsKilledAfterItsGrace(t *testing.T) {
+	runDir := t.TempDir()
+	p, err := proc.Group{RunDir: runDir}.Start(proc.Spec{
+		Name: "deaf", Path: "sh", Args: []string{"-c", "trap '' TERM; echo ready; while :; do sleep 300; done"},
+		Grace: 100 * time.Millisecond, LogFile: filepath.Join(runDir, "logs", "deaf.log"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for content := ""; !strings.Contains(content, "ready"); time.Sleep(5 * time.Millisecond) {
+		b, _ := os.ReadFile(filepath.Join(runDir, "logs", "deaf.log"))
+		content = string(b)
+	}
+	if err := p.Stop(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if pid := p.State().PID; pid != 0 {
+		t.Errorf("it still runs as %d", pid)
+	}
+}
+
+// The parent is killed at random points around the start of its child. Whatever the moment,
+// a process of the child either has a record or does not come to be.
+func TestParentKilledWhileItStartsAChild(t *testing.T) {
+	sleepPath(t)
+	for i := range 12 {
+		runDir := t.TempDir()
+		parent := exec.Command(os.Args[0])
+		parent.Env = append(os.Environ(), parentEnv+"="+runDir)
+		parent.Stderr = os.Stderr
+		if err := parent.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(i) * 4 * time.Millisecond)
+		if err := parent.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = parent.Wait()
+		// Whatever was on its way gets time to end up somewhere.
+		time.Sleep(300 * time.Millisecond)
+		recorded := map[int]bool{}
+		records, err := proc.Records(runDir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, record := range records {
+			recorded[record.PID] = true
+			if err := record.End(0); err != nil {
+				t.Error(err)
+			}
+			if record.Alive() {
+				t.Error("it was ended but lives")
+			}
+		}
+		for _, pid := range processesOf(t, runDir) {
+			t.Errorf("after %d ms: process %d has no record or outlived its end (recorded: %v)", i*4, pid, recorded)
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+	}
+}
+
+// processesOf finds the living processes that carry a run folder in their environment.
+func processesOf(t *testing.T, runDir string) []int {
+	t.Helper()
+	environments, err := filepath.Glob("/proc/[0-9]*/environ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pids []int
+	for _, path := range environments {
+		content, err := os.ReadFile(path)
+		if err == nil && strings.Contains(string(content), parentEnv+"="+runDir) {
+			var pid int
+			if _, err := fmt.Sscanf(path, "/proc/%d/environ", &pid); err == nil && pid != os.Getpid() {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
+}
+
+func TestReusedPidIsAnotherProcess(t *testing.T) {
+	command := exec.Command("sleep", "300")
+	if err := command.Start(); err != nil {
+		t.Skip(err)
+	}
+	defer func() { _ = command.Process.Kill(); _ = command.Wait() }()
+	mine, err := proc.Self("test", os.Args[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := mine
+	theirs.PID = command.Process.Pid // our start time with another's pid: what a reuse looks like
+	otherBoot := mine
+	otherBoot.BootID = "00000000-0000-0000-0000-000000000000"
+	for name, record := range map[string]proc.Record{"other start time": theirs, "other boot": otherBoot, "no pid": {BootID: mine.BootID}} {
+		t.Run(name, func(t *testing.T) {
+			if record.Alive() {
+				t.Error("taken for the recorded process")
+			}
+			if err := record.Signal(unix.SIGKILL); !errors.Is(err, proc.ErrGone) {
+				t.Errorf("signalling gave %v, want %v", err, proc.ErrGone)
+			}
+			if err := record.End(0); err != nil {
+				t.Errorf("ending what is gone: %v", err)
+			}
+		})
+	}
+	if err := command.Process.Signal(unix.Signal(0)); err != nil {
+		t.Errorf("the innocent process was hit: %v", err)
+	}
+	if !mine.Alive() {
+		t.Error("this very process is said to be gone")
+	}
+}
+
+func TestZombieIsGone(t *testing.T) {
+	command := exec.Command("sleep", "300")
+	if err := command.Start(); err != nil {
+		t.Skip(err)
+	}
+	defer func() { _ = command.Wait() }()
+	record := recordOf(t, command.Process.Pid)
+	if !record.Alive() {
+		t.Fatal("a running process is said to be gone")
+	}
+	if err := record.End(0); err != nil { // killed, but we do not reap it
+		t.Fatal(err)
+	}
+	if record.Alive() {
+		t.Error("a zombie is said to live")
+	}
+}
+
+// recordOf makes a record of any process.
+func recordOf(t *testing.T, pid int) proc.Record {
+	t.Helper()
+	record, err := proc.Of("any", pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return record
+}
+
+func TestMissingProgramIsAnErrorAtOnce(t *testing.T) {
+	_, err := proc.Group{RunDir: t.TempDir()}.Start(proc.Spec{Name: "etcd", Path: "/no/such/etcd"})
+	if err == nil || !strings.Contains(err.Error(), "etcd") {
+		t.Errorf("got %v, want an error that names the component", err)
+	}
+}
