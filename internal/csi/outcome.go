@@ -1,0 +1,90 @@
+package csi
+
+import (
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Outcome is what a finished call says about the volume it was for. The zero
+// value is Unknown, so that a result nobody filled in is never read as done or
+// as not done.
+type Outcome int
+
+const (
+	// Unknown: the driver may have done it, may still do it, or never saw it.
+	Unknown Outcome = iota
+	// Done: the driver said OK; what was asked for is so.
+	Done
+	// Failed: the driver looked at the request and refused it before it acted.
+	Failed
+	// InProgress: the driver is at work on this volume already (ABORTED, CSI
+	// spec "Error Scheme"); nothing is known about how that will end.
+	InProgress
+)
+
+// String is the name used in logs and metrics.
+func (o Outcome) String() string {
+	switch o {
+	case Done:
+		return "Done"
+	case Failed:
+		return "Failed"
+	case InProgress:
+		return "InProgress"
+	default:
+		return "Unknown"
+	}
+}
+
+// OutcomeOf classifies the error of a CSI call; nil is Done.
+//
+// Only codes with which a driver turns a request down before it touches the
+// storage are Failed. INTERNAL, UNKNOWN and DATA_LOSS come out of the middle of
+// the work (kubelet and csi-attacher take them for final; a mount or an
+// attachment that was half made then has nobody to undo it).
+// RESOURCE_EXHAUSTED is Unknown because gRPC itself returns it for a reply that
+// is too large, after the driver has acted.
+func OutcomeOf(err error) Outcome {
+	if err == nil {
+		return Done
+	}
+	code, ok := Code(err)
+	if !ok {
+		return Unknown
+	}
+	switch code {
+	case codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.PermissionDenied,
+		codes.FailedPrecondition, codes.OutOfRange, codes.Unimplemented, codes.Unauthenticated:
+		return Failed
+	case codes.Aborted:
+		return InProgress
+	default:
+		return Unknown
+	}
+}
+
+// Code is the gRPC code of an error, also of a wrapped one; ok is false if the
+// error did not come from gRPC, and for nil.
+func Code(err error) (code codes.Code, ok bool) {
+	if err == nil {
+		return codes.OK, false
+	}
+	s, ok := status.FromError(err)
+	if !ok {
+		return codes.OK, false
+	}
+	return s.Code(), true
+}
+
+// RepeatIsHopeless tells whether the same request will be refused again until
+// somebody changes the request or the driver: such a call is repeated at the
+// longest back-off at once (CSI spec: INVALID_ARGUMENT must be fixed before a
+// retry, UNIMPLEMENTED must not be retried, PERMISSION_DENIED after a grant).
+func RepeatIsHopeless(err error) bool {
+	switch code, _ := Code(err); code {
+	case codes.InvalidArgument, codes.Unimplemented, codes.PermissionDenied:
+		return true
+	default:
+		return false
+	}
+}
