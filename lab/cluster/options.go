@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"regexp"
 	"strconv"
+	"time"
 )
 
 // Kinds of lab nodes.
@@ -54,6 +55,14 @@ type Options struct {
 	Permissive bool `json:"permissive"`
 	// Drivers to run; default DriverDisk alone.
 	Drivers []string `json:"drivers"`
+	// NodeMonitorGrace is kube-controller-manager's --node-monitor-grace-period, after which a node
+	// that is silent becomes NotReady; 0 means upstream's default, 50 s. The demo shortens it for
+	// both planes alike: the wait for NotReady is neither plane's work. Keep it above 10 s, the
+	// pace at which nodes renew their lease.
+	NodeMonitorGrace time.Duration `json:"nodeMonitorGrace,omitempty"`
+	// NodeStatusUpdateFrequency is how often a kubelet computes its node status, and with it
+	// publishes volumesInUse; 0 means upstream's default, 10 s. Belay's nodes publish at once.
+	NodeStatusUpdateFrequency time.Duration `json:"nodeStatusUpdateFrequency,omitempty"`
 	// Verbosity of belay's own components (klog -v).
 	Verbosity int `json:"verbosity"`
 	// Progress is told what goes on, one line at a time; may be nil.
