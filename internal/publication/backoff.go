@@ -1,0 +1,54 @@
+package publication
+
+import (
+	"hash/fnv"
+	"strconv"
+	"time"
+	"unicode/utf8"
+)
+
+// maxMessage is what the API server accepts in VolumeError.message, in bytes.
+const maxMessage = 1024
+
+// cutMark ends a message that was cut.
+const cutMark = "..."
+
+// Cut shortens a message to what the API server accepts, at a character's edge.
+func Cut(message string) string {
+	if len(message) <= maxMessage {
+		return message
+	}
+	end := maxMessage - len(cutMark)
+	for end > 0 && !utf8.RuneStart(message[end]) {
+		end--
+	}
+	return message[:end] + cutMark
+}
+
+// backOff is when the next attempt may begin. A change of what the attempt
+// depends on ends it at once.
+func (v *volume) backOff(a Attachment) time.Time {
+	if !a.Call.failed() || a.Call.Inputs != a.Inputs {
+		return time.Time{}
+	}
+	return a.Call.Ended.Add(v.policy.delay(a))
+}
+
+// delay doubles with each failure from RetryStart to RetryMax, less up to a
+// fifth: many volumes that failed together are not tried together again. The
+// fifth is drawn from the attachment's UID, so that a decision is a function of
+// what was seen.
+func (p Policy) delay(a Attachment) time.Duration {
+	delay := p.RetryMax
+	if !a.Call.Hopeless {
+		delay = p.RetryStart
+		for i := 1; i < a.Call.Failures && delay < p.RetryMax; i++ {
+			delay *= 2
+		}
+		delay = min(delay, p.RetryMax)
+	}
+	sum := fnv.New32a()
+	_, _ = sum.Write([]byte(a.UID + strconv.Itoa(a.Call.Failures))) // never fails (hash.Hash)
+	const part = 1000
+	return delay - delay/5*time.Duration(sum.Sum32()%part)/part
+}

@@ -1,0 +1,255 @@
+package publication
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Decide tells what to do next for one key.
+//
+// What it keeps: an exclusive volume is published for one attachment only while
+// no other one exists or may be published (S1), with one call in flight at most
+// (S4); our finalizer is taken off only after the driver confirmed the unpublish
+// of the node ID recorded at attach (S5); no call is sent before the finalizer
+// is stored on that very attachment (S10).
+func Decide(now time.Time, seen Observed, policy Policy) Decision {
+	v := volume{now: now, policy: policy, exclusive: seen.Exclusive, draining: seen.Draining}
+	v.attachments = slices.Clone(seen.Attachments)
+	slices.SortFunc(v.attachments, olderFirst)
+	for _, a := range v.attachments {
+		v.calling = v.calling || a.Call.InFlight
+	}
+	for _, a := range v.attachments {
+		switch {
+		case a.Call.InFlight:
+			v.wait(a, CallInFlight, time.Time{})
+		case a.Gone:
+			v.undo(a)
+		case a.Deleting:
+			v.detach(a)
+		case !a.Attached:
+			v.attach(a)
+		}
+	}
+	return v.decision
+}
+
+// volume is one decision in the making.
+type volume struct {
+	now         time.Time
+	policy      Policy
+	exclusive   bool
+	draining    bool
+	calling     bool // a call is in flight, or decided on
+	attachments []Attachment
+	decision    Decision
+}
+
+// olderFirst gives every observer the same order, so that of two attachments
+// that both wait to begin, one goes first.
+func olderFirst(a, b Attachment) int {
+	if c := a.Created.Compare(b.Created); c != 0 {
+		return c
+	}
+	if c := strings.Compare(a.Name, b.Name); c != 0 {
+		return c
+	}
+	return strings.Compare(a.UID, b.UID)
+}
+
+// attach moves a wanted attachment that is not recorded as attached.
+func (v *volume) attach(a Attachment) {
+	if a.Finalizer && a.Call.confirmed(Publish, a.RecordedNodeID) && !a.Call.Recorded {
+		v.do(RecordAttached{target{a.UID}})
+		return
+	}
+	if other, blocked := v.blockedBy(a); blocked {
+		v.waitForOther(a, other)
+		return
+	}
+	if a.PublishProblem != "" {
+		v.report(a, Publish, a.PublishProblem)
+		v.wait(a, RequestImpossible, time.Time{})
+		return
+	}
+	stale := a.Finalizer && a.RecordedNodeID != "" && a.RecordedNodeID != a.NodeID
+	if stale && !a.undone() {
+		// The node came back under another node ID before the attach was
+		// recorded. Overwriting the recorded one would forget what the driver
+		// may have published: take that back first.
+		v.call(a, Unpublish, a.RecordedNodeID)
+		return
+	}
+	if until := v.backOff(a); until.After(v.now) {
+		v.reportCall(a, Publish)
+		v.wait(a, BackingOff, until)
+		return
+	}
+	write := WriteFinalizers{target: target{a.UID}, NodeID: a.NodeID, Volume: !a.VolumeProtected,
+		Attachment: !a.Finalizer || a.RecordedNodeID != a.NodeID}
+	if write.Attachment || write.Volume {
+		if v.draining {
+			v.wait(a, ShuttingDown, time.Time{})
+			return
+		}
+		v.do(write)
+		return
+	}
+	v.call(a, Publish, a.RecordedNodeID)
+}
+
+// detach moves an attachment that is being deleted. Without our finalizer it is
+// none of our business: the volume was never published for it, or the unpublish
+// was confirmed.
+func (v *volume) detach(a Attachment) {
+	if !a.Finalizer {
+		return
+	}
+	if a.undone() {
+		if a.OtherFinalizers && (a.Attached || a.DetachError != "") {
+			// The object stays for others to see. Status goes first here: after
+			// a crash in between, the unpublish is repeated, not forgotten.
+			v.do(RecordDetached{target{a.UID}})
+			return
+		}
+		v.do(RemoveFinalizer{target{a.UID}})
+		return
+	}
+	v.call(a, Unpublish, a.boundNodeID())
+}
+
+// undo takes back what was published for an attachment that is gone. Gone
+// without us, what was recorded as attached is taken back only when another
+// attachment wants the volume: objects vanish by the hundred when a cluster is
+// restored from a backup, and the pods run on.
+func (v *volume) undo(a Attachment) {
+	wanted := false
+	for _, other := range v.attachments {
+		if other.Gone || other.UID == a.UID {
+			continue
+		}
+		if other.boundNodeID() == a.Call.NodeID {
+			v.do(Forget{target{a.UID}}) // the new attachment stands for both
+			return
+		}
+		wanted = wanted || !other.Deleting
+	}
+	switch {
+	case a.undone() || a.Call.Verb == NoCall:
+		v.do(Forget{target{a.UID}})
+	case a.Call.Verb == Publish && a.Call.Confirmed && a.Call.Recorded && !wanted:
+	default:
+		v.call(a, Unpublish, a.Call.NodeID)
+	}
+}
+
+// call sends a call, unless no request can be made, the last one failed too
+// short a time ago, or the volume has one in flight.
+func (v *volume) call(a Attachment, verb Verb, nodeID string) {
+	recordAs := Publish
+	if a.Deleting {
+		recordAs = Unpublish
+	}
+	if verb == Unpublish && a.UnpublishProblem != "" {
+		v.report(a, recordAs, a.UnpublishProblem)
+		v.wait(a, RequestImpossible, time.Time{})
+		return
+	}
+	if until := v.backOff(a); until.After(v.now) {
+		v.reportCall(a, recordAs)
+		v.wait(a, BackingOff, until)
+		return
+	}
+	switch {
+	case v.draining:
+		v.reportCall(a, recordAs)
+		v.wait(a, ShuttingDown, time.Time{})
+	case v.exclusive && v.calling:
+		v.wait(a, CallInFlight, time.Time{})
+	default:
+		v.calling = true
+		v.do(CallDriver{target: target{a.UID}, Verb: verb, NodeID: nodeID})
+	}
+}
+
+// blockedBy finds the attachment that a wanted one has to wait for: every other
+// one of an exclusive volume, except one that has not begun and comes later.
+func (v *volume) blockedBy(a Attachment) (Attachment, bool) {
+	if !v.exclusive {
+		return Attachment{}, false
+	}
+	for _, other := range v.attachments {
+		if other.UID == a.UID {
+			continue
+		}
+		if v.mustYield(a, other) {
+			return other, true
+		}
+	}
+	return Attachment{}, false
+}
+
+// mustYield tells whether a has to wait for other.
+func (v *volume) mustYield(a, other Attachment) bool {
+	if other.Gone && other.Call.NodeID == a.boundNodeID() {
+		return false // the same node under a new object
+	}
+	if other.mayBePublished() || other.Deleting || other.Gone {
+		return true
+	}
+	// The other one has not begun, or what it began was taken back.
+	return olderFirst(other, a) < 0 && !a.mayBePublished()
+}
+
+// waitForOther waits, says so, and, if both may be published and neither was
+// ever reported as attached (only another attacher can have left that), asks the
+// driver to take the later one back: or each would wait for the other for ever.
+func (v *volume) waitForOther(a, other Attachment) {
+	deadlock := a.mayBePublished() && !a.Attached &&
+		!other.Attached && !other.Deleting && !other.Gone && other.mayBePublished()
+	if deadlock && olderFirst(other, a) < 0 {
+		v.call(a, Unpublish, a.boundNodeID())
+		return
+	}
+	v.report(a, Publish, fmt.Sprintf("volume may be attached to one node only and VolumeAttachment %s for node %q still exists",
+		other.Name, other.Node))
+	v.wait(a, OtherWriterAttached, time.Time{})
+}
+
+// report records a standing obstacle, once.
+func (v *volume) report(a Attachment, verb Verb, message string) {
+	if a.Gone {
+		return
+	}
+	stored := a.AttachError
+	if verb == Unpublish {
+		stored = a.DetachError
+	}
+	if message = Cut(message); message == stored {
+		return
+	}
+	v.do(RecordError{target: target{a.UID}, Verb: verb, Message: message})
+}
+
+// reportCall records the error of the last call, once per call: the time of a
+// repeated failure is news.
+func (v *volume) reportCall(a Attachment, verb Verb) {
+	if a.Gone || !a.Call.failed() || a.Call.Recorded {
+		return
+	}
+	v.do(RecordError{target: target{a.UID}, Verb: verb, Message: Cut(a.Call.Message), OfCall: true})
+}
+
+func (v *volume) do(step Step) { v.decision.Steps = append(v.decision.Steps, step) }
+
+func (v *volume) wait(a Attachment, reason Reason, until time.Time) {
+	v.decision.Waits = append(v.decision.Waits, Wait{Attachment: a.Name, Reason: reason, Until: until})
+	if until.IsZero() {
+		return
+	}
+	if v.decision.RecheckAt.IsZero() || until.Before(v.decision.RecheckAt) {
+		v.decision.RecheckAt = until
+	}
+}

@@ -1,0 +1,196 @@
+package publication
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var (
+	noon   = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	policy = Policy{RetryStart: time.Second, RetryMax: 5 * time.Minute}
+)
+
+// fresh is an attachment that nobody has worked on.
+func fresh(name string) Attachment {
+	return Attachment{UID: "uid-" + name, Name: name, Node: "node-" + name, NodeID: "id-" + name, Created: noon, Inputs: "i"}
+}
+
+// begun is an attachment whose finalizers are stored.
+func begun(name string) Attachment {
+	a := fresh(name)
+	a.Finalizer, a.VolumeProtected, a.RecordedNodeID = true, true, "id-"+name
+	return a
+}
+
+func attached(name string) Attachment {
+	a := begun(name)
+	a.Attached = true
+	return a
+}
+
+func with(a Attachment, change func(*Attachment)) Attachment {
+	change(&a)
+	return a
+}
+
+func deleting(a Attachment) Attachment { a.Deleting = true; return a }
+
+func called(a Attachment, c Call) Attachment { a.Call = c; return a }
+
+func to(name string) target { return target{"uid-" + name} }
+
+const stillExists = `volume may be attached to one node only and VolumeAttachment a for node "node-a" still exists`
+
+func TestDecide(t *testing.T) {
+	failed := Call{Verb: Publish, NodeID: "id-a", Failures: 1, Ended: noon, Message: "no space", Inputs: "i"}
+	published := Call{Verb: Publish, NodeID: "id-a", Confirmed: true}
+	unpublished := Call{Verb: Unpublish, NodeID: "id-a", Confirmed: true}
+	tests := map[string]struct {
+		seen Observed
+		want []Step
+	}{
+		// S10
+		"new attachment, both finalizers first": {Observed{Attachments: []Attachment{fresh("a")}},
+			[]Step{WriteFinalizers{to("a"), "id-a", true, true}}},
+		"S10: volume protected, attachment not: no call": {Observed{Attachments: []Attachment{with(fresh("a"), func(a *Attachment) { a.VolumeProtected = true })}},
+			[]Step{WriteFinalizers{to("a"), "id-a", true, false}}},
+		"S10: attachment ready, volume not protected: no call": {Observed{Attachments: []Attachment{with(begun("a"), func(a *Attachment) { a.VolumeProtected = false })}},
+			[]Step{WriteFinalizers{to("a"), "id-a", false, true}}},
+		"finalizers stored": {Observed{Attachments: []Attachment{begun("a")}},
+			[]Step{CallDriver{to("a"), Publish, "id-a"}}},
+		"S10: confirmed publish of an attachment that lost its finalizer is not taken for ours": {
+			Observed{Attachments: []Attachment{called(fresh("a"), published)}},
+			[]Step{WriteFinalizers{to("a"), "id-a", true, true}}},
+		// exactly one publish
+		"driver said OK": {Observed{Attachments: []Attachment{called(begun("a"), published)}},
+			[]Step{RecordAttached{to("a")}}},
+		"publish in flight": {Observed{Attachments: []Attachment{called(begun("a"), Call{Verb: Publish, NodeID: "id-a", InFlight: true})}}, nil},
+		"attached":          {Observed{Attachments: []Attachment{attached("a")}}, nil},
+		"recorded as attached, and somebody reset it: publish again": {
+			Observed{Attachments: []Attachment{called(begun("a"), Call{Verb: Publish, NodeID: "id-a", Confirmed: true, Recorded: true})}},
+			[]Step{CallDriver{to("a"), Publish, "id-a"}}},
+		// failures
+		"failed a moment ago": {Observed{Attachments: []Attachment{called(begun("a"), failed)}},
+			[]Step{RecordError{to("a"), Publish, "no space", true}}},
+		"failed, recorded": {Observed{Attachments: []Attachment{called(begun("a"), with2(failed, func(c *Call) { c.Recorded = true }))}}, nil},
+		"failed, back-off over": {Observed{Attachments: []Attachment{called(begun("a"), with2(failed, func(c *Call) { c.Ended = noon.Add(-time.Second) }))}},
+			[]Step{CallDriver{to("a"), Publish, "id-a"}}},
+		"failed, and something changed": {Observed{Attachments: []Attachment{called(begun("a"), with2(failed, func(c *Call) { c.Inputs = "before" }))}},
+			[]Step{CallDriver{to("a"), Publish, "id-a"}}},
+		"no request possible": {Observed{Attachments: []Attachment{with(fresh("a"), func(a *Attachment) { a.PublishProblem = "no such node" })}},
+			[]Step{RecordError{to("a"), Publish, "no such node", false}}},
+		"no request possible, said already": {Observed{Attachments: []Attachment{with(fresh("a"), func(a *Attachment) { a.PublishProblem, a.AttachError = "no such node", "no such node" })}}, nil},
+		// S1
+		"S1: other one attached": {Observed{Exclusive: true, Attachments: []Attachment{attached("a"), fresh("b")}},
+			[]Step{RecordError{to("b"), Publish, stillExists, false}}},
+		"S1: other one uncertain": {Observed{Exclusive: true, Attachments: []Attachment{called(begun("a"), with2(failed, func(c *Call) { c.Recorded = true })), fresh("b")}},
+			[]Step{RecordError{to("b"), Publish, stillExists, false}}},
+		"S1: other one detaching": {Observed{Exclusive: true, Attachments: []Attachment{deleting(attached("a")), fresh("b")}},
+			[]Step{CallDriver{to("a"), Unpublish, "id-a"}, RecordError{to("b"), Publish, stillExists, false}}},
+		"S1: other one unpublished, its finalizer still on": {Observed{Exclusive: true, Attachments: []Attachment{called(deleting(attached("a")), unpublished), fresh("b")}},
+			[]Step{RemoveFinalizer{to("a")}, RecordError{to("b"), Publish, stillExists, false}}},
+		"S1: other one kept by somebody else's finalizer": {Observed{Exclusive: true, Attachments: []Attachment{deleting(fresh("a")), fresh("b")}},
+			[]Step{RecordError{to("b"), Publish, stillExists, false}}},
+		"two that wait to begin: the older goes first": {Observed{Exclusive: true, Attachments: []Attachment{fresh("b"), fresh("a")}},
+			[]Step{WriteFinalizers{to("a"), "id-a", true, true}, RecordError{to("b"), Publish, stillExists, false}}},
+		"the younger has begun: the older waits": {Observed{Exclusive: true, Attachments: []Attachment{begun("a"), with(fresh("b"), func(b *Attachment) { b.Created = noon.Add(-time.Hour) })}},
+			[]Step{RecordError{to("b"), Publish, stillExists, false}, CallDriver{to("a"), Publish, "id-a"}}},
+		"S1: two begun by another attacher: the later is taken back first": {Observed{Exclusive: true, Attachments: []Attachment{begun("a"), begun("b")}},
+			[]Step{RecordError{to("a"), Publish, strings.ReplaceAll(stillExists, "a for node \"node-a\"", "b for node \"node-b\""), false}, CallDriver{to("b"), Unpublish, "id-b"}}},
+		"S1: two begun, the later taken back: the first goes on": {Observed{Exclusive: true, Attachments: []Attachment{begun("a"),
+			called(begun("b"), Call{Verb: Unpublish, NodeID: "id-b", Confirmed: true})}},
+			[]Step{CallDriver{to("a"), Publish, "id-a"}, RecordError{to("b"), Publish, stillExists, false}}},
+		"S1: gone by force with a publish of unknown end": {Observed{Exclusive: true, Attachments: []Attachment{
+			{UID: "uid-a", Name: "a", Node: "node-a", Gone: true, Created: noon, Inputs: "x", Call: failed}, fresh("b")}},
+			[]Step{CallDriver{to("a"), Unpublish, "id-a"}, RecordError{to("b"), Publish, stillExists, false}}},
+		"gone by force, recorded as attached, nobody else wants it": {Observed{Exclusive: true, Attachments: []Attachment{
+			{UID: "uid-a", Name: "a", Gone: true, Call: with2(published, func(c *Call) { c.Recorded = true })}}}, nil},
+		"gone by force and made again for the same node": {Observed{Exclusive: true, Attachments: []Attachment{
+			{UID: "uid-old", Name: "a", Gone: true, Created: noon.Add(-time.Hour), Call: with2(published, func(c *Call) { c.Recorded = true })}, begun("a")}},
+			[]Step{Forget{target{"uid-old"}}, CallDriver{to("a"), Publish, "id-a"}}},
+		"shared: other node's attachment is no obstacle": {Observed{Attachments: []Attachment{attached("a"), begun("b")}},
+			[]Step{CallDriver{to("b"), Publish, "id-b"}}},
+		// S4
+		"S4: call for another attachment in flight": {Observed{Exclusive: true, Attachments: []Attachment{
+			called(deleting(attached("a")), Call{Verb: Unpublish, NodeID: "id-a", InFlight: true}), deleting(attached("b"))}}, nil},
+		"S4: two to detach: one call": {Observed{Exclusive: true, Attachments: []Attachment{deleting(attached("a")), deleting(attached("b"))}},
+			[]Step{CallDriver{to("a"), Unpublish, "id-a"}}},
+		// S5
+		"deleting": {Observed{Attachments: []Attachment{deleting(attached("a"))}},
+			[]Step{CallDriver{to("a"), Unpublish, "id-a"}}},
+		"S5: node came back under another id: the recorded one is sent": {Observed{Attachments: []Attachment{with(deleting(attached("a")), func(a *Attachment) { a.NodeID = "id-new" })}},
+			[]Step{CallDriver{to("a"), Unpublish, "id-a"}}},
+		"S5: unpublish of another id is no confirmation": {Observed{Attachments: []Attachment{called(deleting(attached("a")), Call{Verb: Unpublish, NodeID: "id-new", Confirmed: true})}},
+			[]Step{CallDriver{to("a"), Unpublish, "id-a"}}},
+		"S5: unpublish failed": {Observed{Attachments: []Attachment{called(deleting(attached("a")), Call{Verb: Unpublish, NodeID: "id-a", Failures: 1, Ended: noon, Message: "busy", Inputs: "i"})}},
+			[]Step{RecordError{to("a"), Unpublish, "busy", true}}},
+		"S5: unpublish confirmed": {Observed{Attachments: []Attachment{called(deleting(attached("a")), unpublished)}},
+			[]Step{RemoveFinalizer{to("a")}}},
+		"unpublish confirmed, object outlives us": {Observed{Attachments: []Attachment{with(called(deleting(attached("a")), unpublished), func(a *Attachment) { a.OtherFinalizers = true })}},
+			[]Step{RecordDetached{to("a")}}},
+		"deleted while the publish failed": {Observed{Attachments: []Attachment{called(deleting(begun("a")), with2(failed, func(c *Call) { c.Inputs = "live" }))}},
+			[]Step{CallDriver{to("a"), Unpublish, "id-a"}}},
+		"deleted while a publish is in flight": {Observed{Attachments: []Attachment{called(deleting(begun("a")), Call{Verb: Publish, NodeID: "id-a", InFlight: true})}}, nil},
+		"deleting without our finalizer":       {Observed{Attachments: []Attachment{deleting(fresh("a"))}}, nil},
+		"deleting, node id known to nobody": {Observed{Attachments: []Attachment{with(deleting(attached("a")), func(a *Attachment) { a.UnpublishProblem = "node ID unknown" })}},
+			[]Step{RecordError{to("a"), Unpublish, "node ID unknown", false}}},
+		"node came back under another id before the attach was recorded": {Observed{Attachments: []Attachment{with(begun("a"), func(a *Attachment) { a.NodeID = "id-new" })}},
+			[]Step{CallDriver{to("a"), Unpublish, "id-a"}}},
+		"and the old id was unpublished": {Observed{Attachments: []Attachment{called(with(begun("a"), func(a *Attachment) { a.NodeID = "id-new" }), unpublished)}},
+			[]Step{WriteFinalizers{to("a"), "id-new", true, false}}},
+		// shutting down
+		"draining: nothing begins":              {Observed{Draining: true, Attachments: []Attachment{fresh("a"), begun("b"), deleting(attached("c"))}}, nil},
+		"draining: results are recorded":        {Observed{Draining: true, Attachments: []Attachment{called(begun("a"), published)}}, []Step{RecordAttached{to("a")}}},
+		"draining: detach is brought to an end": {Observed{Draining: true, Attachments: []Attachment{called(deleting(attached("a")), unpublished)}}, []Step{RemoveFinalizer{to("a")}}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := Decide(noon, tt.seen, policy)
+			if diff := cmp.Diff(tt.want, got.Steps, cmp.AllowUnexported(target{}, WriteFinalizers{}, CallDriver{}, RecordAttached{}, RecordDetached{}, RemoveFinalizer{}, RecordError{}, Forget{})); diff != "" {
+				t.Errorf("steps (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func with2(c Call, change func(*Call)) Call { change(&c); return c }
+
+func TestBackOff(t *testing.T) {
+	tests := map[string]struct {
+		call      Call
+		low, high time.Duration
+	}{
+		"first failure":    {Call{Failures: 1}, 800 * time.Millisecond, time.Second},
+		"third failure":    {Call{Failures: 3}, 3200 * time.Millisecond, 4 * time.Second},
+		"many failures":    {Call{Failures: 80}, 4 * time.Minute, 5 * time.Minute},
+		"hopeless at once": {Call{Failures: 1, Hopeless: true}, 4 * time.Minute, 5 * time.Minute},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			tt.call.Verb, tt.call.NodeID, tt.call.Ended, tt.call.Inputs, tt.call.Recorded = Publish, "id-a", noon, "i", true
+			got := Decide(noon, Observed{Attachments: []Attachment{called(begun("a"), tt.call)}}, policy).RecheckAt.Sub(noon)
+			if got < tt.low || got > tt.high {
+				t.Errorf("recheck after %v, want between %v and %v", got, tt.low, tt.high)
+			}
+		})
+	}
+}
+
+func TestCut(t *testing.T) {
+	tests := map[string]struct{ message, want string }{
+		"short":                      {"a", "a"},
+		"as long as allowed":         {strings.Repeat("x", 1024), strings.Repeat("x", 1024)},
+		"too long":                   {strings.Repeat("x", 1025), strings.Repeat("x", 1021) + "..."},
+		"cut between two characters": {strings.Repeat("é", 600), strings.Repeat("é", 510) + "..."},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := Cut(tt.message); got != tt.want {
+				t.Errorf("Cut() = %d bytes %q..., want %d bytes", len(got), got[max(0, len(got)-8):], len(tt.want))
+			}
+		})
+	}
+}

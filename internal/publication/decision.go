@@ -1,0 +1,93 @@
+package publication
+
+import "time"
+
+// Reason says why an attachment waits; the same word is used in logs, metrics
+// and the CLI.
+type Reason string
+
+const (
+	// OtherWriterAttached: the volume is exclusive and another attachment of it
+	// exists.
+	OtherWriterAttached Reason = "OtherWriterAttached"
+	// CallInFlight: a call for the attachment, or for another one of the same
+	// exclusive volume, has not returned.
+	CallInFlight Reason = "CallInFlight"
+	// BackingOff: the last attempt failed a short time ago.
+	BackingOff Reason = "BackingOff"
+	// RequestImpossible: what a request needs is missing or wrong.
+	RequestImpossible Reason = "RequestImpossible"
+	// ShuttingDown: the attacher is about to end.
+	ShuttingDown Reason = "ShuttingDown"
+)
+
+// Wait is why one attachment waits, for how long at most.
+type Wait struct {
+	Attachment string // name
+	Reason     Reason
+	// Until is when to look again; zero if only a change can end the wait.
+	Until time.Time
+}
+
+// Decision is what to do now: at most one step per attachment, and why the
+// others wait. Steps are for different attachments and do not depend on each
+// other.
+type Decision struct {
+	Steps []Step
+	Waits []Wait
+	// RecheckAt is when to decide again if nothing changes; zero for never.
+	RecheckAt time.Time
+}
+
+// Step is one thing to do for one attachment. The set is sealed.
+type Step interface {
+	// Target is the UID of the attachment that was decided on.
+	Target() string
+	step()
+}
+
+type target struct{ UID string }
+
+// Target is the UID of the attachment that was decided on.
+func (t target) Target() string { return t.UID }
+func (target) step()            {}
+
+type (
+	// WriteFinalizers stores our finalizer and the node ID on the attachment,
+	// and our finalizer on its PersistentVolume, whichever is missing.
+	WriteFinalizers struct {
+		target
+		NodeID     string
+		Attachment bool
+		Volume     bool
+	}
+	// CallDriver sends ControllerPublishVolume or ControllerUnpublishVolume.
+	CallDriver struct {
+		target
+		Verb   Verb
+		NodeID string
+	}
+	// RecordAttached stores attached=true and the publish context.
+	RecordAttached struct{ target }
+	// RecordDetached stores attached=false, for an attachment that will outlive
+	// our finalizer.
+	RecordDetached struct{ target }
+	// RemoveFinalizer takes our finalizer off the attachment.
+	RemoveFinalizer struct{ target }
+	// RecordError stores an attach or detach error in the status.
+	RecordError struct {
+		target
+		Verb    Verb
+		Message string
+		// OfCall: the error is that of the last call, whose code belongs to it.
+		OfCall bool
+	}
+	// Forget drops what is known of an attachment that is gone.
+	Forget struct{ target }
+)
+
+// Policy holds the figures of the back-off after failed calls.
+type Policy struct {
+	RetryStart time.Duration // after the first failure; default 1 s
+	RetryMax   time.Duration // never longer than this; default 5 min
+}

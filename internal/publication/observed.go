@@ -1,0 +1,150 @@
+package publication
+
+import "time"
+
+// Key names what is decided about in one go, and so what one worker holds at a
+// time. An exclusive volume is decided over all nodes (Node is empty), because
+// the one-writer rule spans nodes. A shared volume is decided per node, so that
+// one hung node does not hold up the others (k/k#73972). An attachment whose
+// volume is not known is decided alone: nothing can be called for it.
+type Key struct {
+	Volume     string // the CSI volume handle; empty if it is not known
+	Node       string // the node, for a shared volume
+	Attachment string // the VolumeAttachment's name, only if Volume is not known
+}
+
+// Observed is one snapshot of everything that a decision about a key rests on.
+type Observed struct {
+	// Exclusive: the volume may be published to one node only. Unknown counts
+	// as exclusive.
+	Exclusive bool
+	// Attachments holds every VolumeAttachment of the key, whoever made it.
+	Attachments []Attachment
+	// Draining: the attacher is shutting down. Results are still recorded, and
+	// nothing new is begun.
+	Draining bool
+}
+
+// Attachment is one VolumeAttachment with what concerns it. Each field is as
+// the API server last told, directly or through the watch, whichever is newer.
+type Attachment struct {
+	UID     string
+	Name    string
+	Node    string
+	Created time.Time
+
+	// Gone: the object is no more, although a call for it was not undone:
+	// somebody took our finalizer off by force. Only Call is known of it.
+	Gone bool
+
+	Deleting        bool // metadata.deletionTimestamp is set
+	Attached        bool // status.attached
+	Finalizer       bool // our finalizer is stored on the object of this UID
+	OtherFinalizers bool // the object will outlive our finalizer
+
+	// RecordedNodeID is the CSI node ID stored on the attachment: the one that
+	// the driver was, or may have been, asked to publish to.
+	RecordedNodeID string
+	// NodeID is the CSI node ID that the node has now; empty if not known.
+	NodeID string
+	// VolumeProtected: our finalizer is stored on the PersistentVolume, or there
+	// is none (inline volumes).
+	VolumeProtected bool
+
+	// PublishProblem and UnpublishProblem say why no request can be made;
+	// empty if it can.
+	PublishProblem   string
+	UnpublishProblem string
+
+	// AttachError and DetachError are the messages stored in the status.
+	AttachError string
+	DetachError string
+
+	// Inputs changes when anything changes that an attempt depends on; it says
+	// nothing else. A failed call is tried again at once when it differs.
+	Inputs string
+
+	// Call is the last call to the driver for this UID, as far as this process
+	// knows.
+	Call Call
+}
+
+// Verb is a call to the driver.
+type Verb int
+
+const (
+	// NoCall is the zero value: this process has called nothing.
+	NoCall Verb = iota
+	// Publish is ControllerPublishVolume.
+	Publish
+	// Unpublish is ControllerUnpublishVolume.
+	Unpublish
+)
+
+// String is the name used in logs and metrics.
+func (v Verb) String() string {
+	switch v {
+	case Publish:
+		return "Publish"
+	case Unpublish:
+		return "Unpublish"
+	default:
+		return "None"
+	}
+}
+
+// Call is what is known of the last call for an attachment. Without Confirmed
+// nothing is known: the driver may have done it, do it later, or not at all.
+type Call struct {
+	Verb     Verb
+	NodeID   string // the CSI node ID that was sent
+	InFlight bool
+
+	// Confirmed: the driver answered OK.
+	Confirmed bool
+	// Recorded: the result of this call is in the attachment's status.
+	Recorded bool
+
+	// Failures is the number of attempts in a row that ended without OK.
+	Failures int
+	// Hopeless: the same request will be refused again until something changes.
+	Hopeless bool
+	// Ended is when the last attempt ended.
+	Ended time.Time
+	// Message is the last attempt's error.
+	Message string
+	// Inputs are the attachment's Inputs as they were for the last attempt.
+	Inputs string
+}
+
+// failed tells whether the last call ended without the driver's OK.
+func (c Call) failed() bool { return c.Verb != NoCall && !c.InFlight && !c.Confirmed }
+
+// confirmed tells whether the last call was this one and the driver said OK.
+func (c Call) confirmed(verb Verb, nodeID string) bool {
+	return c.Verb == verb && c.Confirmed && !c.InFlight && c.NodeID == nodeID
+}
+
+// boundNodeID is the node ID that the volume is, or may be, published to.
+func (a Attachment) boundNodeID() string {
+	if a.Gone {
+		return a.Call.NodeID
+	}
+	if a.RecordedNodeID != "" {
+		return a.RecordedNodeID
+	}
+	return a.NodeID
+}
+
+// undone: the driver confirmed the unpublish, and nothing was called since.
+func (a Attachment) undone() bool { return a.Call.confirmed(Unpublish, a.boundNodeID()) }
+
+// mayBePublished: nobody can rule out that the volume is published for this
+// attachment. Our finalizer is stored before the first call (S10), so its
+// presence stands for every call of an earlier process.
+func (a Attachment) mayBePublished() bool {
+	if a.Call.InFlight || a.Attached {
+		return true
+	}
+	return (a.Finalizer || a.Gone) && !a.undone()
+}
