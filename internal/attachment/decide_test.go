@@ -1,0 +1,509 @@
+package attachment
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+var (
+	t0     = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	policy = Policy{OutOfService: true}
+)
+
+func machine(node NodeName) Machine {
+	return Machine{NodeUID: "uid-" + string(node), BootID: "boot-" + string(node), SystemUUID: "hw-" + string(node)}
+}
+
+func ref(node NodeName) Ref {
+	return Ref{Name: "csi-" + string(node), UID: "va-" + string(node), ResourceVersion: "7"}
+}
+
+// node returns an idle managed node; each edit changes it.
+func node(name NodeName, edits ...func(*Node)) Node {
+	n := Node{Exists: Yes, Machine: machine(name), Created: t0.Add(-time.Hour), Managed: true, InUse: No}
+	for _, e := range edits {
+		e(&n)
+	}
+	return n
+}
+
+func reported(n *Node)     { n.Reported = true }
+func inUse(n *Node)        { n.InUse = Yes }
+func checked(n *Node)      { n.Checked = true }
+func outOfService(n *Node) { n.OutOfService = true }
+func unmanaged(n *Node)    { n.Managed = false }
+func gone(n *Node)         { *n = Node{Exists: No, InUse: n.InUse} }
+func reborn(n *Node)       { n.Machine.NodeUID += "-2"; n.Created = t0.Add(time.Minute) }
+func rebooted(n *Node)     { n.Machine.BootID += "-2" }
+func useUnknown(n *Node)   { n.InUse = Unknown }
+
+// attached returns a confirmed attachment to the node; each edit changes it.
+func attached(at NodeName, edits ...func(*Attachment)) Attachment {
+	a := Attachment{
+		Ref: ref(at), Node: at, PersistentVolume: "pv", Computed: true, Confirmed: Yes,
+		Created: t0, Machine: machine(at),
+	}
+	for _, e := range edits {
+		e(&a)
+	}
+	return a
+}
+
+func unconfirmed(a *Attachment)     { a.Confirmed = Unknown }
+func deleting(a *Attachment)        { a.Deleting = true }
+func contested(a *Attachment)       { a.DeleteMayBeUnderway = true }
+func waiting(a *Attachment)         { a.DetachRequested = t0 }
+func foreign(a *Attachment)         { a.Computed = false; a.Name = "by-hand" }
+func byUpstream(a *Attachment)      { a.Machine = Machine{} }
+func refusedByDriver(a *Attachment) { a.Confirmed = Unknown; a.AttachError = "no room" }
+func stuck(a *Attachment)           { a.Deleting = true; a.DetachError = "busy" }
+func volumeGone(a *Attachment)      { a.VolumeGone = true; a.PersistentVolume = "old-pv" }
+
+func wantAt(names ...NodeName) Desired {
+	d := Desired{Shared: No}
+	for i, name := range names {
+		d.Wants = append(d.Wants, Want{Node: name, PersistentVolume: "pv", Since: t0.Add(time.Duration(i) * time.Second)})
+	}
+	return d
+}
+
+func shared(d Desired) Desired { d.Shared = Yes; return d }
+
+func nodes(list map[NodeName]Node) map[NodeName]Node { return list }
+
+func blockedAt(at NodeName, reason Reason, blockers ...Blocker) Hold {
+	return Hold{Node: at, Reason: reason, Wanted: true, Blockers: blockers}
+}
+
+type decideCase struct {
+	want   Desired
+	seen   Observed
+	policy *Policy
+	steps  []Step
+}
+
+func runDecide(t *testing.T, cases map[string]decideCase) {
+	t.Helper()
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			p := policy
+			if tc.policy != nil {
+				p = *tc.policy
+			}
+			got := Decide(t0.Add(time.Minute), tc.want, tc.seen, p)
+			if diff := cmp.Diff(tc.steps, got.Steps, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("steps (-want +got):\n%s", diff)
+			}
+			again := Decide(t0.Add(time.Minute), tc.want, tc.seen, p)
+			if diff := cmp.Diff(got, again); diff != "" {
+				t.Errorf("equal arguments, other decision:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestAttachAndReport(t *testing.T) {
+	attachA := Attach{Node: "a", PersistentVolume: "pv", Machine: machine("a")}
+	reportA := Report{Node: "a", NodeUID: "uid-a", Attachment: ref("a")}
+	runDecide(t, map[string]decideCase{
+		"nothing wanted, nothing there": {},
+		"first pod on a free volume": {
+			want:  wantAt("a"),
+			seen:  Observed{Nodes: nodes(map[NodeName]Node{"a": node("a")})},
+			steps: []Step{attachA},
+		},
+		"attacher has not answered": {
+			want:  wantAt("a"),
+			seen:  Observed{Attachments: []Attachment{attached("a", unconfirmed)}, Nodes: nodes(map[NodeName]Node{"a": node("a")})},
+			steps: []Step{Hold{Node: "a", Attachment: "csi-a", Reason: Attaching, Wanted: true}},
+		},
+		"driver refused": {
+			want:  wantAt("a"),
+			seen:  Observed{Attachments: []Attachment{attached("a", refusedByDriver)}, Nodes: nodes(map[NodeName]Node{"a": node("a")})},
+			steps: []Step{Hold{Node: "a", Attachment: "csi-a", Reason: AttachFailed, Wanted: true, Detail: "no room"}},
+		},
+		"confirmed": {
+			want:  wantAt("a"),
+			seen:  Observed{Attachments: []Attachment{attached("a")}, Nodes: nodes(map[NodeName]Node{"a": node("a")})},
+			steps: []Step{reportA},
+		},
+		"confirmed and reported": {
+			want: wantAt("a"),
+			seen: Observed{Attachments: []Attachment{attached("a")}, Nodes: nodes(map[NodeName]Node{"a": node("a", reported, inUse)})},
+		},
+		"S9: report of an attachment that is no longer confirmed, not in use": {
+			want: wantAt("a"),
+			seen: Observed{Attachments: []Attachment{attached("a", unconfirmed)}, Nodes: nodes(map[NodeName]Node{"a": node("a", reported)})},
+			steps: []Step{
+				WithdrawReport{Node: "a", NodeUID: "uid-a"},
+				Hold{Node: "a", Attachment: "csi-a", Reason: Attaching, Wanted: true},
+			},
+		},
+		"S9: attachment deleted by somebody, wanted, not in use": {
+			want:  wantAt("a"),
+			seen:  Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", reported)})},
+			steps: []Step{WithdrawReport{Node: "a", NodeUID: "uid-a"}},
+		},
+		"attachment deleted by somebody, wanted and in use: attached anew under the report": {
+			want:  wantAt("a"),
+			seen:  Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", reported, inUse)})},
+			steps: []Step{attachA},
+		},
+		"S9: being deleted, so not reported": {
+			want:  wantAt("a"),
+			seen:  Observed{Attachments: []Attachment{attached("a", deleting)}, Nodes: nodes(map[NodeName]Node{"a": node("a")})},
+			steps: []Step{Hold{Node: "a", Attachment: "csi-a", Reason: Detaching, Wanted: true}},
+		},
+		"being deleted and reported": {
+			want: wantAt("a"),
+			seen: Observed{Attachments: []Attachment{attached("a", deleting)}, Nodes: nodes(map[NodeName]Node{"a": node("a", reported)})},
+			steps: []Step{
+				WithdrawReport{Node: "a", NodeUID: "uid-a"},
+				Hold{Node: "a", Attachment: "csi-a", Reason: Detaching, Wanted: true},
+			},
+		},
+		"node not there yet": {
+			want:  wantAt("a"),
+			seen:  Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", gone)})},
+			steps: []Step{Hold{Node: "a", Reason: NodeGone, Wanted: true}},
+		},
+		"node could not be read": {
+			want:  wantAt("a"),
+			steps: []Step{Hold{Node: "a", Reason: NodeUnknown, Wanted: true}},
+		},
+		"node attaches by itself": {
+			want:  wantAt("a"),
+			seen:  Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", unmanaged)})},
+			steps: []Step{Hold{Node: "a", Reason: NodeNotManaged, Wanted: true}},
+		},
+		"shared volume on two nodes at once": {
+			want: shared(wantAt("a", "b")),
+			seen: Observed{Nodes: nodes(map[NodeName]Node{"a": node("a"), "b": node("b")})},
+			steps: []Step{
+				attachA,
+				Attach{Node: "b", PersistentVolume: "pv", Machine: machine("b")},
+			},
+		},
+		"attachment of a vanished PersistentVolume, pods come by another": {
+			want: wantAt("a"),
+			seen: Observed{Attachments: []Attachment{attached("a", volumeGone)}, Nodes: nodes(map[NodeName]Node{"a": node("a", checked)})},
+			steps: []Step{
+				Detach{Node: "a", Attachment: ref("a")},
+			},
+		},
+		"wanted again while a detach waited": {
+			want: wantAt("a"),
+			seen: Observed{Attachments: []Attachment{attached("a", waiting)}, Nodes: nodes(map[NodeName]Node{"a": node("a", reported, inUse)})},
+			steps: []Step{
+				Note{Node: "a", Attachment: ref("a"), Machine: machine("a")},
+			},
+		},
+		"S2: withdrawal of an earlier leader called off by a new pod": {
+			want: wantAt("a"),
+			seen: Observed{Attachments: []Attachment{attached("a", contested)}, Nodes: nodes(map[NodeName]Node{"a": node("a")})},
+			steps: []Step{
+				Note{Node: "a", Attachment: ref("a"), Machine: machine("a"), CalledOff: t0.Add(time.Minute)},
+				reportA,
+			},
+		},
+	})
+}
+
+func TestExclusiveVolume(t *testing.T) {
+	attachB := Attach{Node: "b", PersistentVolume: "pv", Machine: machine("b")}
+	settledA := node("a", reported, inUse)
+	runDecide(t, map[string]decideCase{
+		"S1: attached elsewhere": {
+			want:  wantAt("a", "b"),
+			seen:  Observed{Attachments: []Attachment{attached("a")}, Nodes: nodes(map[NodeName]Node{"a": settledA, "b": node("b")})},
+			steps: []Step{blockedAt("b", OtherWriterAttached, Blocker{"a", ByAttachment})},
+		},
+		"S1: uncertain elsewhere counts as attached": {
+			want: wantAt("a", "b"),
+			seen: Observed{Attachments: []Attachment{attached("a", refusedByDriver)}, Nodes: nodes(map[NodeName]Node{"a": node("a"), "b": node("b")})},
+			steps: []Step{
+				Hold{Node: "a", Attachment: "csi-a", Reason: AttachFailed, Wanted: true, Detail: "no room"},
+				blockedAt("b", OtherWriterAttached, Blocker{"a", ByAttachment}),
+			},
+		},
+		"S1: being detached elsewhere": {
+			want: wantAt("b"),
+			seen: Observed{Attachments: []Attachment{attached("a", deleting)}, Nodes: nodes(map[NodeName]Node{"a": node("a"), "b": node("b")})},
+			steps: []Step{
+				Hold{Node: "a", Attachment: "csi-a", Reason: Detaching},
+				blockedAt("b", OtherWriterDetaching, Blocker{"a", ByDeletion}),
+			},
+		},
+		"S1: detach failed elsewhere": {
+			want: wantAt("b"),
+			seen: Observed{Attachments: []Attachment{attached("a", stuck)}, Nodes: nodes(map[NodeName]Node{"a": node("a"), "b": node("b")})},
+			steps: []Step{
+				Hold{Node: "a", Attachment: "csi-a", Reason: DetachFailed, Detail: "busy"},
+				blockedAt("b", OtherWriterDetaching, Blocker{"a", ByDeletion}),
+			},
+		},
+		"S1: only a report elsewhere": {
+			want: wantAt("b"),
+			seen: Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", reported), "b": node("b")})},
+			steps: []Step{
+				WithdrawReport{Node: "a", NodeUID: "uid-a"},
+				blockedAt("b", OtherWriterAttached, Blocker{"a", ByReport}),
+			},
+		},
+		"S1: only in use elsewhere": {
+			want:  wantAt("b"),
+			seen:  Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", inUse), "b": node("b")})},
+			steps: []Step{blockedAt("b", OtherWriterAttached, Blocker{"a", ByUse})},
+		},
+		"S1: made by hand under another name": {
+			want: wantAt("b"),
+			seen: Observed{Attachments: []Attachment{attached("a", foreign)}, Nodes: nodes(map[NodeName]Node{"a": node("a"), "b": node("b")})},
+			steps: []Step{
+				Hold{Node: "a", Attachment: "by-hand", Reason: ForeignAttachment},
+				blockedAt("b", OtherWriterAttached, Blocker{"a", ByForeigner}),
+			},
+		},
+		"S1: by a node that is not ours": {
+			want: wantAt("b"),
+			seen: Observed{Attachments: []Attachment{attached("a")}, Nodes: nodes(map[NodeName]Node{"a": node("a", unmanaged, reported), "b": node("b")})},
+			steps: []Step{
+				Hold{Node: "a", Attachment: "csi-a", Reason: NodeNotManaged},
+				blockedAt("b", OtherWriterAttached, Blocker{"a", ByAttachment}),
+			},
+		},
+		"S1: on a node that is gone": {
+			want: wantAt("b"),
+			seen: Observed{Attachments: []Attachment{attached("a", waiting)}, Nodes: nodes(map[NodeName]Node{"a": node("a", useUnknown, gone), "b": node("b")})},
+			steps: []Step{
+				Hold{Node: "a", Attachment: "csi-a", Reason: NodeGone},
+				blockedAt("b", OtherWriterAttached, Blocker{"a", ByAttachment}),
+			},
+		},
+		"S1: access modes unknown": {
+			want: Desired{Wants: wantAt("a", "b").Wants},
+			seen: Observed{Nodes: nodes(map[NodeName]Node{"a": node("a"), "b": node("b")})},
+			steps: []Step{
+				Attach{Node: "a", PersistentVolume: "pv", Machine: machine("a")},
+				blockedAt("b", OtherWriterAttached, Blocker{"a", ByTurn}),
+			},
+		},
+		"the node that waits longest goes first": {
+			want: Desired{Shared: No, Wants: []Want{
+				{Node: "a", PersistentVolume: "pv", Since: t0.Add(time.Second)},
+				{Node: "b", PersistentVolume: "pv", Since: t0},
+			}},
+			seen:  Observed{Nodes: nodes(map[NodeName]Node{"a": node("a"), "b": node("b")})},
+			steps: []Step{attachB, blockedAt("a", OtherWriterAttached, Blocker{"b", ByTurn})},
+		},
+		"list of a machine that is out of service, its attachment gone": {
+			want:  wantAt("b"),
+			seen:  Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", inUse, outOfService), "b": node("b")})},
+			steps: []Step{attachB},
+		},
+		"S1: that list still reports": {
+			want: wantAt("b"),
+			seen: Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", inUse, reported, outOfService), "b": node("b")})},
+			steps: []Step{
+				WithdrawReport{Node: "a", NodeUID: "uid-a"},
+				blockedAt("b", OtherWriterAttached, Blocker{"a", ByUse}),
+			},
+		},
+		"S1: another controller attached it twice: one stays, the idle one goes": {
+			want: wantAt("a", "b"),
+			seen: Observed{
+				Attachments: []Attachment{attached("a"), attached("b")},
+				Nodes:       nodes(map[NodeName]Node{"a": node("a"), "b": node("b", reported, inUse)}),
+			},
+			steps: []Step{
+				WithdrawReport{Node: "a", NodeUID: "uid-a"},
+				Hold{Node: "a", Attachment: "csi-a", Reason: Detaching, Wanted: true},
+			},
+		},
+		"S1: attached twice, neither mounted: no second report": {
+			want: wantAt("a", "b"),
+			seen: Observed{
+				Attachments: []Attachment{attached("a", foreign), attached("b")},
+				Nodes:       nodes(map[NodeName]Node{"a": node("a"), "b": node("b")}),
+			},
+			steps: []Step{
+				Hold{Node: "a", Attachment: "by-hand", Reason: ForeignAttachment, Wanted: true},
+				blockedAt("b", OtherWriterAttached, Blocker{"a", ByForeigner}),
+				blockedAt("a", OtherWriterAttached, Blocker{"a", ByForeigner}, Blocker{"b", ByAttachment}),
+			},
+		},
+	})
+}
+
+func TestDetach(t *testing.T) {
+	withdrawA := WithdrawReport{Node: "a", NodeUID: "uid-a"}
+	detachA := Detach{Node: "a", Attachment: ref("a")}
+	underway := Hold{Node: "a", Attachment: "csi-a", Reason: Detaching}
+	holdA := func(r Reason) Hold { return Hold{Node: "a", Attachment: "csi-a", Reason: r} }
+	requested := Note{Node: "a", Attachment: ref("a"), Machine: machine("a"), DetachRequested: t0.Add(time.Minute)}
+	one := func(a Attachment, n Node) Observed {
+		return Observed{Attachments: []Attachment{a}, Nodes: nodes(map[NodeName]Node{"a": n})}
+	}
+	runDecide(t, map[string]decideCase{
+		"S2: in use": {
+			seen:  one(attached("a"), node("a", reported, inUse)),
+			steps: []Step{requested, holdA(StillInUse)},
+		},
+		"S2: in use, the time of the request is kept": {
+			seen:  one(attached("a", waiting), node("a", reported, inUse)),
+			steps: []Step{holdA(StillInUse)},
+		},
+		"S2: whether in use is unknown": {
+			seen:  one(attached("a", waiting), node("a", reported, useUnknown)),
+			steps: []Step{holdA(NodeUnknown)},
+		},
+		"S2: node unknown": {
+			seen:  Observed{Attachments: []Attachment{attached("a")}},
+			steps: []Step{holdA(NodeUnknown)},
+		},
+		"S3: reported": {
+			seen:  one(attached("a"), node("a", reported)),
+			steps: []Step{withdrawA, underway},
+		},
+		"S3: reported still, by the server's answer": {
+			seen:  one(attached("a"), node("a", reported, checked)),
+			steps: []Step{withdrawA, underway},
+		},
+		"S3: not reported, but only a cache says so": {
+			seen:  one(attached("a"), node("a")),
+			steps: []Step{withdrawA, underway},
+		},
+		"S3: withdrawn, and the answer lists it in use after all": {
+			seen: one(attached("a"), node("a", inUse, checked)),
+			steps: []Step{
+				requested,
+				Report{Node: "a", NodeUID: "uid-a", Attachment: ref("a"), Again: true},
+				holdA(StillInUse),
+			},
+		},
+		"S2: the same, and a leader before us may have sent a delete": {
+			seen: one(attached("a", waiting, contested), node("a", inUse, checked)),
+			steps: []Step{
+				Note{Node: "a", Attachment: ref("a"), Machine: machine("a"), DetachRequested: t0, CalledOff: t0.Add(time.Minute)},
+				Report{Node: "a", NodeUID: "uid-a", Attachment: ref("a"), Again: true},
+				holdA(StillInUse),
+			},
+		},
+		"S6: withdrawn and checked": {
+			seen:  one(attached("a"), node("a", checked)),
+			steps: []Step{detachA},
+		},
+		"never confirmed": {
+			seen:  one(attached("a", refusedByDriver), node("a", checked)),
+			steps: []Step{detachA},
+		},
+		"made by hand under another name": {
+			seen:  one(attached("a", foreign), node("a", checked)),
+			steps: []Step{Hold{Node: "a", Attachment: "by-hand", Reason: ForeignAttachment}},
+		},
+		"node attaches by itself": {
+			seen:  one(attached("a"), node("a", unmanaged, checked)),
+			steps: []Step{holdA(NodeNotManaged)},
+		},
+		"out of service, in use": {
+			seen:  one(attached("a"), node("a", reported, inUse, outOfService)),
+			steps: []Step{withdrawA, underway},
+		},
+		"out of service, in use, withdrawn": {
+			seen:  one(attached("a"), node("a", inUse, outOfService, checked)),
+			steps: []Step{ForceDetach{Node: "a", Attachment: ref("a"), Authority: OutOfServiceTaint{}}},
+		},
+		"out of service, not in use: nothing to force": {
+			seen:  one(attached("a"), node("a", outOfService, checked)),
+			steps: []Step{detachA},
+		},
+		"S2: out of service where that policy is off": {
+			policy: &Policy{},
+			seen:   one(attached("a", waiting), node("a", reported, inUse, outOfService)),
+			steps:  []Step{holdA(StillInUse)},
+		},
+		"out of service, but its pod still wants the volume": {
+			want: wantAt("a"),
+			seen: one(attached("a"), node("a", reported, inUse, outOfService)),
+		},
+		"S2: node gone, last seen in use": {
+			seen:  one(attached("a"), node("a", inUse, gone)),
+			steps: []Step{requested, holdA(NodeGone)},
+		},
+		"S2: node gone, nobody remembers": {
+			seen:  one(attached("a"), node("a", useUnknown, gone)),
+			steps: []Step{requested, holdA(NodeGone)},
+		},
+		"node gone by the cache, last seen not in use": {
+			seen:  one(attached("a"), node("a", gone)),
+			steps: []Step{WithdrawReport{Node: "a"}, underway},
+		},
+		"node gone by the server, last seen not in use": {
+			seen:  one(attached("a"), node("a", gone, checked)),
+			steps: []Step{detachA},
+		},
+		"S2: node came back under its name, same boot: its empty list says nothing": {
+			seen: one(attached("a", waiting), node("a", reborn, checked)),
+			steps: []Step{
+				Report{Node: "a", NodeUID: "uid-a-2", Attachment: ref("a"), Again: true},
+				holdA(NodeReturned),
+			},
+		},
+		"node came back, same boot, and lists the volume: its list is good from here on": {
+			seen: one(attached("a", waiting), node("a", reborn, reported, inUse)),
+			steps: []Step{
+				Note{
+					Node: "a", Attachment: ref("a"), DetachRequested: t0,
+					Machine: Machine{NodeUID: "uid-a-2", BootID: "boot-a", SystemUUID: "hw-a"},
+				},
+				holdA(StillInUse),
+			},
+		},
+		"node came back after a reboot": {
+			seen:  one(attached("a"), node("a", reborn, rebooted, checked)),
+			steps: []Step{detachA},
+		},
+		"S2: attached by upstream's controller, node object is younger": {
+			seen: one(attached("a", byUpstream, waiting), node("a", reborn, reported)),
+			steps: []Step{
+				holdA(NodeReturned),
+			},
+		},
+		"attached by upstream's controller": {
+			seen:  one(attached("a", byUpstream), node("a", checked)),
+			steps: []Step{detachA},
+		},
+		"S3: stale report without an attachment": {
+			seen:  Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", reported)})},
+			steps: []Step{withdrawA},
+		},
+		"stale report of a volume in use": {
+			seen:  Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", reported, inUse)})},
+			steps: []Step{Hold{Node: "a", Reason: StillInUse}},
+		},
+		"being deleted while in use stays reported": {
+			seen:  one(attached("a", deleting), node("a", reported, inUse)),
+			steps: []Step{underway},
+		},
+		"shared volume leaves one node of two": {
+			want: shared(wantAt("b")),
+			seen: Observed{
+				Attachments: []Attachment{attached("a"), attached("b")},
+				Nodes:       nodes(map[NodeName]Node{"a": node("a", checked), "b": node("b", reported, inUse)}),
+			},
+			steps: []Step{detachA},
+		},
+	})
+}
+
+func TestKnowledgeBeginsUnknown(t *testing.T) {
+	var k Knowledge
+	if k != Unknown || k.String() != "unknown" {
+		t.Errorf("zero Knowledge is %v", k)
+	}
+	if got := Decide(t0, Desired{}, Observed{Attachments: []Attachment{{Ref: ref("a"), Node: "a", Computed: true}}}, policy); got.Reason != NodeUnknown {
+		t.Errorf("an attachment of which nothing is known: reason %q, want %q", got.Reason, NodeUnknown)
+	}
+}

@@ -1,0 +1,149 @@
+package attachment
+
+import "time"
+
+// VolumeKey names one volume of one driver across all nodes and all
+// PersistentVolumes that share its handle. It is the key of the work queue.
+type VolumeKey struct {
+	Driver string // CSI driver name, VolumeAttachment.spec.attacher
+	Handle string // CSI volume handle; any character may occur in it
+}
+
+// NodeName is the name of a Node object.
+type NodeName string
+
+// Knowledge is what is known of a yes-or-no matter. Its zero value is Unknown:
+// an error, a timeout or a missing object never reads as No.
+type Knowledge uint8
+
+// The three values of Knowledge.
+const (
+	Unknown Knowledge = iota
+	No
+	Yes
+)
+
+// String returns the word for logs.
+func (k Knowledge) String() string {
+	switch k {
+	case Yes:
+		return "yes"
+	case No:
+		return "no"
+	case Unknown:
+	}
+	return "unknown"
+}
+
+// Known turns a bool that was really observed into Knowledge.
+func Known(b bool) Knowledge {
+	if b {
+		return Yes
+	}
+	return No
+}
+
+// Desired is what pods, claims and the driver ask for.
+type Desired struct {
+	// Shared says whether the volume may be attached to several nodes. Anything but
+	// Yes, Unknown included, makes it exclusive.
+	Shared Knowledge
+	// Wants holds one entry per node with a pod that needs the volume there. It is
+	// empty for a driver that needs no attach.
+	Wants []Want
+}
+
+// Want says that pods of one node need the volume.
+type Want struct {
+	Node NodeName
+	// PersistentVolume is named in the VolumeAttachment. Where two of them share
+	// the handle it is the one that the oldest pod uses.
+	PersistentVolume string
+	// Since is when the oldest of the pods was made. Of several nodes that want an
+	// exclusive volume the one that has waited longest gets it.
+	Since time.Time
+}
+
+// Observed is one snapshot of what is known of the volume.
+type Observed struct {
+	// Attachments holds every VolumeAttachment of the volume, whoever made it.
+	Attachments []Attachment
+	// Nodes holds every node that wants, holds, reports or uses the volume.
+	Nodes map[NodeName]Node
+}
+
+// Ref binds a write to the object that was decided on (S6).
+type Ref struct {
+	Name            string
+	UID             string
+	ResourceVersion string
+}
+
+// Machine tells one run of one machine from another.
+type Machine struct {
+	NodeUID    string // metadata.uid of the Node object
+	BootID     string // status.nodeInfo.bootID, new at each boot
+	SystemUUID string // status.nodeInfo.systemUUID, the hardware's or VM's own
+}
+
+// Attachment is one VolumeAttachment. That it exists means that the volume may be
+// attached to the node; only its absence means that it is not.
+type Attachment struct {
+	Ref
+	Node NodeName
+	// PersistentVolume is the source's name, empty for an inline source.
+	PersistentVolume string
+	// VolumeGone is set when that PersistentVolume is known not to exist.
+	VolumeGone bool
+	// Computed is set when the name is the one that kubelet computes for this volume
+	// and node. Others were made by somebody else: they count, and are left alone.
+	Computed bool
+	// Confirmed is Yes when status.attached says so, else Unknown: until the object
+	// is gone the volume may be attached.
+	Confirmed Knowledge
+	// Deleting is set when a delete was accepted.
+	Deleting bool
+	// DeleteMayBeUnderway is set when somebody may have sent a delete of exactly this
+	// version whose outcome is not known: a leader before us, or we, without reply.
+	DeleteMayBeUnderway bool
+	// Created is the creation time, used to choose among several.
+	Created time.Time
+	// DetachRequested is when a detach first had to wait; zero when none waits.
+	DetachRequested time.Time
+	// Machine is what the node was when the attachment was made or last vouched for;
+	// fields are empty where that was not recorded.
+	Machine Machine
+	// AttachError and DetachError are the driver's words from the status.
+	AttachError string
+	DetachError string
+}
+
+// Node is what is known of one node with regard to the volume.
+type Node struct {
+	// Exists is No when the Node object is gone, Unknown when it could not be read.
+	Exists Knowledge
+	// Machine identifies the Node object and the machine behind it.
+	Machine Machine
+	// Created is the creation time of the Node object.
+	Created time.Time
+	// Managed is set when attach and detach of this node are the controller's.
+	Managed bool
+	// Reported is set when status.volumesAttached lists the volume.
+	Reported bool
+	// InUse tells whether status.volumesInUse lists the volume. For a node that is
+	// gone it is what its last version said, Unknown if nobody remembers.
+	InUse Knowledge
+	// OutOfService is set when the node carries the out-of-service taint.
+	OutOfService bool
+	// Checked is set when the API server itself, not a cache, answered in this turn
+	// with this state or an older one (S3).
+	Checked bool
+}
+
+// Policy names the cases in which a volume is detached although it may be in use.
+// The zero value forces nothing.
+type Policy struct {
+	// OutOfService trusts the taint node.kubernetes.io/out-of-service: whoever set it
+	// vouches that the machine is shut down. Upstream always does.
+	OutOfService bool
+}
