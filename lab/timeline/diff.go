@@ -34,7 +34,7 @@ func podChanges(old, pod *corev1.Pod) []Change {
 	if old.Spec.NodeName == "" && pod.Spec.NodeName != "" {
 		out = append(out, with(base, PodBound)...)
 	}
-	if !podRunning(old) && podRunning(pod) {
+	if !Running(old) && Running(pod) {
 		out = append(out, with(base, PodRunning)...)
 	}
 	if old.DeletionTimestamp == nil && pod.DeletionTimestamp != nil {
@@ -151,7 +151,8 @@ func podClaims(pod *corev1.Pod) []string {
 	return claims
 }
 
-func podRunning(pod *corev1.Pod) bool {
+// Running tells that a pod is in phase Running with every container running.
+func Running(pod *corev1.Pod) bool {
 	if pod.Status.Phase != corev1.PodRunning || len(pod.Status.ContainerStatuses) == 0 {
 		return false
 	}
