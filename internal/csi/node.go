@@ -1,0 +1,217 @@
+package csi
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// Node is the Node service of one driver on this node.
+type Node struct {
+	conn   *grpc.ClientConn
+	client spec.NodeClient
+}
+
+// dialUnix makes a connection to a socket. It does not wait for it, and when the
+// other side comes back after a restart it is found within half a second.
+func dialUnix(path string) (*grpc.ClientConn, error) {
+	conn, err := grpc.NewClient("unix:"+path,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
+			MinConnectTimeout: 10 * time.Second,
+		}))
+	if err != nil {
+		return nil, fmt.Errorf("connect to socket %s: %w", path, err)
+	}
+	return conn, nil
+}
+
+// DialNode connects to a driver's socket in the background.
+func DialNode(path string) (*Node, error) {
+	conn, err := dialUnix(path)
+	if err != nil {
+		return nil, err
+	}
+	return &Node{conn: conn, client: spec.NewNodeClient(conn)}, nil
+}
+
+// Close ends the connection and the calls on it.
+func (n *Node) Close() error { return n.conn.Close() }
+
+// WatchConnection keeps the connection up and calls back each time it was made
+// anew: the driver behind it may be another one then. It returns when ctx ends or
+// the connection is closed.
+func (n *Node) WatchConnection(ctx context.Context, again func()) {
+	for {
+		state := n.conn.GetState()
+		switch state {
+		case connectivity.Idle:
+			n.conn.Connect()
+		case connectivity.Ready:
+			again()
+		case connectivity.Shutdown:
+			return
+		case connectivity.Connecting, connectivity.TransientFailure:
+		}
+		if !n.conn.WaitForStateChange(ctx, state) {
+			return
+		}
+	}
+}
+
+// NodeInfo is NodeGetInfo's reply.
+type NodeInfo struct {
+	NodeID string
+	// MaxVolumes is the attach limit; 0 means that the driver names none.
+	MaxVolumes int32
+	Topology   map[string]string
+}
+
+// Info calls NodeGetInfo.
+func (n *Node) Info(ctx context.Context) (NodeInfo, error) {
+	reply, err := n.client.NodeGetInfo(ctx, &spec.NodeGetInfoRequest{})
+	if err != nil {
+		return NodeInfo{}, fmt.Errorf("NodeGetInfo: %w", err)
+	}
+	// A negative limit is a driver's fault and means none, as kubelet takes it.
+	limit := min(max(reply.GetMaxVolumesPerNode(), 0), math.MaxInt32)
+	return NodeInfo{NodeID: reply.GetNodeId(), MaxVolumes: int32(limit), Topology: reply.GetAccessibleTopology().GetSegments()}, nil
+}
+
+// NodeCapabilities is what a driver's Node service can do.
+type NodeCapabilities struct {
+	Stage, SingleNodeMultiWriter, VolumeMountGroup, Expand, Stats bool
+}
+
+// Capabilities calls NodeGetCapabilities.
+func (n *Node) Capabilities(ctx context.Context) (NodeCapabilities, error) {
+	reply, err := n.client.NodeGetCapabilities(ctx, &spec.NodeGetCapabilitiesRequest{})
+	if err != nil {
+		return NodeCapabilities{}, fmt.Errorf("NodeGetCapabilities: %w", err)
+	}
+	var has NodeCapabilities
+	for _, c := range reply.GetCapabilities() {
+		switch c.GetRpc().GetType() {
+		case spec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME:
+			has.Stage = true
+		case spec.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER:
+			has.SingleNodeMultiWriter = true
+		case spec.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP:
+			has.VolumeMountGroup = true
+		case spec.NodeServiceCapability_RPC_EXPAND_VOLUME:
+			has.Expand = true
+		case spec.NodeServiceCapability_RPC_GET_VOLUME_STATS:
+			has.Stats = true
+		default:
+		}
+	}
+	return has, nil
+}
+
+// AccessMode is a PersistentVolume's access mode, in the API's spelling.
+type AccessMode string
+
+// mode is the mode that a driver is told, which depends on whether it tells
+// ReadWriteOnce and ReadWriteOncePod apart.
+func (m AccessMode) mode(tellsApart bool) spec.VolumeCapability_AccessMode_Mode {
+	switch m {
+	case "ReadWriteOnce":
+		if tellsApart {
+			return spec.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+		}
+		return spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+	case "ReadWriteOncePod":
+		if tellsApart {
+			return spec.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+		}
+		return spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+	case "ReadOnlyMany":
+		return spec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+	case "ReadWriteMany":
+		return spec.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	default:
+		return spec.VolumeCapability_AccessMode_UNKNOWN
+	}
+}
+
+// NodeVolume is what stage and publish say of a volume alike.
+type NodeVolume struct {
+	ID          string
+	Block       bool
+	AccessMode  AccessMode
+	FSType      string
+	MountFlags  []string
+	MountGroup  string
+	Publish     map[string]string
+	Context     map[string]string
+	Secrets     Secrets
+	StagingPath string
+}
+
+func (v NodeVolume) capability(has NodeCapabilities) *spec.VolumeCapability {
+	out := &spec.VolumeCapability{
+		AccessMode: &spec.VolumeCapability_AccessMode{Mode: v.AccessMode.mode(has.SingleNodeMultiWriter)},
+	}
+	if v.Block {
+		out.AccessType = &spec.VolumeCapability_Block{Block: &spec.VolumeCapability_BlockVolume{}}
+		return out
+	}
+	mount := &spec.VolumeCapability_MountVolume{FsType: v.FSType, MountFlags: v.MountFlags}
+	if has.VolumeMountGroup {
+		mount.VolumeMountGroup = v.MountGroup
+	}
+	out.AccessType = &spec.VolumeCapability_Mount{Mount: mount}
+	return out
+}
+
+// Stage calls NodeStageVolume.
+func (n *Node) Stage(ctx context.Context, v NodeVolume, has NodeCapabilities) error {
+	_, err := n.client.NodeStageVolume(ctx, &spec.NodeStageVolumeRequest{
+		VolumeId: v.ID, PublishContext: v.Publish, StagingTargetPath: v.StagingPath,
+		VolumeCapability: v.capability(has), Secrets: v.Secrets, VolumeContext: v.Context,
+	})
+	return wrap("NodeStageVolume", v.ID, err)
+}
+
+// Publish calls NodePublishVolume.
+func (n *Node) Publish(ctx context.Context, v NodeVolume, target Target, has NodeCapabilities) error {
+	_, err := n.client.NodePublishVolume(ctx, &spec.NodePublishVolumeRequest{
+		VolumeId: v.ID, PublishContext: v.Publish, StagingTargetPath: v.StagingPath, TargetPath: target.Path,
+		VolumeCapability: v.capability(has), Readonly: target.ReadOnly, Secrets: v.Secrets, VolumeContext: v.Context,
+	})
+	return wrap("NodePublishVolume", v.ID, err)
+}
+
+// Target is where and how a volume is published.
+type Target struct {
+	Path     string
+	ReadOnly bool
+}
+
+// Unpublish calls NodeUnpublishVolume.
+func (n *Node) Unpublish(ctx context.Context, id, target string) error {
+	_, err := n.client.NodeUnpublishVolume(ctx, &spec.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
+	return wrap("NodeUnpublishVolume", id, err)
+}
+
+// Unstage calls NodeUnstageVolume.
+func (n *Node) Unstage(ctx context.Context, id, stagingPath string) error {
+	_, err := n.client.NodeUnstageVolume(ctx, &spec.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: stagingPath})
+	return wrap("NodeUnstageVolume", id, err)
+}
+
+func wrap(call, volume string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s of volume %s: %w", call, volume, err)
+}

@@ -1,0 +1,62 @@
+package csi
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/grpc"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// Registration is the service behind a socket in kubelet's plugins_registry.
+type Registration struct {
+	conn   *grpc.ClientConn
+	client registration.RegistrationClient
+}
+
+// DialRegistration connects to a registration socket in the background.
+func DialRegistration(path string) (*Registration, error) {
+	conn, err := dialUnix(path)
+	if err != nil {
+		return nil, err
+	}
+	return &Registration{conn: conn, client: registration.NewRegistrationClient(conn)}, nil
+}
+
+// Close ends the connection.
+func (r *Registration) Close() error { return r.conn.Close() }
+
+// Plugin is what a plugin says of itself.
+type Plugin struct {
+	// IsCSI: the plugin is a CSI driver.
+	IsCSI bool
+	Type  string
+	Name  string
+	// Endpoint is the driver's own socket; empty means the registration socket.
+	Endpoint string
+	Versions []string
+}
+
+// Info calls GetInfo, once the socket is there.
+func (r *Registration) Info(ctx context.Context) (Plugin, error) {
+	reply, err := r.client.GetInfo(ctx, &registration.InfoRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		return Plugin{}, fmt.Errorf("GetInfo: %w", err)
+	}
+	return Plugin{
+		IsCSI: reply.GetType() == registration.CSIPlugin, Type: reply.GetType(), Name: reply.GetName(),
+		Endpoint: reply.GetEndpoint(), Versions: reply.GetSupportedVersions(),
+	}, nil
+}
+
+// Notify calls NotifyRegistrationStatus; problem is nil when the plugin was registered.
+func (r *Registration) Notify(ctx context.Context, problem error) error {
+	status := &registration.RegistrationStatus{PluginRegistered: problem == nil}
+	if problem != nil {
+		status.Error = problem.Error()
+	}
+	if _, err := r.client.NotifyRegistrationStatus(ctx, status); err != nil {
+		return fmt.Errorf("NotifyRegistrationStatus: %w", err)
+	}
+	return nil
+}

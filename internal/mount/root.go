@@ -1,0 +1,236 @@
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/moby/sys/mountinfo"
+)
+
+// Root is the tree below kubelet's root directory. All names given to it are
+// relative to it; none can lead out of it, neither by ".." nor by a symlink.
+type Root struct {
+	root *os.Root
+	path string
+	// points replaces the kernel's mount table if it is set.
+	points func() ([]string, error)
+}
+
+// OpenRoot opens the directory and makes it if it is not there. points, if not nil, stands
+// in for the kernel's mount table and lists every path with a mount on it.
+func OpenRoot(path string, points func() ([]string, error)) (*Root, error) {
+	if err := os.MkdirAll(path, 0o750); err != nil {
+		return nil, fmt.Errorf("make the root directory: %w", err)
+	}
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return nil, fmt.Errorf("resolve the root directory: %w", err)
+	}
+	absolute, err := filepath.Abs(real)
+	if err != nil {
+		return nil, fmt.Errorf("resolve the root directory: %w", err)
+	}
+	root, err := os.OpenRoot(absolute)
+	if err != nil {
+		return nil, fmt.Errorf("open the root directory: %w", err)
+	}
+	return &Root{root: root, path: absolute, points: points}, nil
+}
+
+// Close lets go of the directory.
+func (r *Root) Close() error { return r.root.Close() }
+
+// Path is the absolute path of a name.
+func (r *Root) Path(name string) string { return filepath.Join(r.path, name) }
+
+// ErrHostileName says that a name would not be one element of a path.
+var ErrHostileName = errors.New("not fit for a path element")
+
+// maxElement is the longest name that file systems take, in bytes (NAME_MAX).
+const maxElement = 255
+
+// Element checks a name from the API before it becomes one element of a path.
+func Element(name string) error {
+	switch {
+	case name == "" || name == "." || name == "..":
+		return fmt.Errorf("name %q is %w", name, ErrHostileName)
+	case len(name) > maxElement:
+		return fmt.Errorf("name %q... of %d bytes is %w", name[:32], len(name), ErrHostileName)
+	}
+	for _, c := range []byte(name) {
+		if c == '/' || c < 0x20 || c == 0x7f {
+			return fmt.Errorf("name %q is %w", name, ErrHostileName)
+		}
+	}
+	return nil
+}
+
+// MakeDir makes a directory and its parents, with kubelet's mode. A path that
+// has a mount on it is left alone: looking into it may hang.
+func (r *Root) MakeDir(name string) error {
+	if mounted, err := r.Mounted(name); err == nil && mounted {
+		return nil
+	}
+	if err := r.root.MkdirAll(name, 0o750); err != nil {
+		return fmt.Errorf("make directory: %w", err)
+	}
+	return nil
+}
+
+// ReadFile reads a file.
+func (r *Root) ReadFile(name string) ([]byte, error) { return r.root.ReadFile(name) }
+
+// List is the names in a directory; a directory that is not there has none.
+func (r *Root) List(name string) ([]string, error) {
+	dir, err := r.root.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list directory: %w", err)
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, fmt.Errorf("list directory: %w", err)
+	}
+	return names, nil
+}
+
+// Durability says what a write must survive.
+type Durability int
+
+const (
+	// Crash: the process may die at any moment.
+	Crash Durability = iota
+	// PowerCut: so may the machine; the write is on the disk when Write returns.
+	PowerCut
+)
+
+// temporary begins the names of files that are not whole yet.
+const temporary = ".tmp-"
+
+// Write replaces a file as a whole: whoever reads it finds the old content or the new one.
+func (r *Root) Write(name string, content []byte, must Durability) error {
+	dir, base := filepath.Split(name)
+	tmp := filepath.Join(dir, temporary+base)
+	if err := r.writeFile(tmp, content, must); err != nil {
+		return errors.Join(err, r.Remove(tmp))
+	}
+	if err := r.root.Rename(tmp, name); err != nil {
+		return errors.Join(fmt.Errorf("put file in place: %w", err), r.Remove(tmp))
+	}
+	if must == PowerCut {
+		return r.syncDir(dir)
+	}
+	return nil
+}
+
+func (r *Root) writeFile(name string, content []byte, must Durability) error {
+	file, err := r.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o640)
+	if err != nil {
+		return fmt.Errorf("write file: %w", err)
+	}
+	_, err = file.Write(content)
+	if err == nil && must == PowerCut {
+		err = file.Sync()
+	}
+	if err = errors.Join(err, file.Close()); err != nil {
+		return fmt.Errorf("write file: %w", err)
+	}
+	return nil
+}
+
+func (r *Root) syncDir(name string) error {
+	dir, err := r.root.Open(filepath.Clean(name))
+	if err != nil {
+		return fmt.Errorf("sync directory: %w", err)
+	}
+	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
+		return fmt.Errorf("sync directory: %w", err)
+	}
+	return nil
+}
+
+// IsTemporary says that a file was being written when its writer died.
+func IsTemporary(name string) bool { return strings.HasPrefix(filepath.Base(name), temporary) }
+
+// ErrMounted says that a path was not removed because something is mounted on it.
+var ErrMounted = errors.New("something is still mounted on it")
+
+// Remove removes one file or one empty directory; what is not there is removed
+// already. It never removes what lies below, and nothing that has a mount on it.
+func (r *Root) Remove(name string) error {
+	mounted, err := r.Mounted(name)
+	if err != nil {
+		return fmt.Errorf("remove %s: %w", r.Path(name), err)
+	}
+	if mounted {
+		return fmt.Errorf("remove %s: %w", r.Path(name), ErrMounted)
+	}
+	if err := r.root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove %s: %w", r.Path(name), err)
+	}
+	return nil
+}
+
+// RemoveEmpty removes directories that may be shared with others: it stops at
+// the first that is not empty, without an error.
+func (r *Root) RemoveEmpty(names ...string) error {
+	for _, name := range names {
+		err := r.Remove(name)
+		if errors.Is(err, syscall.ENOTEMPTY) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Symlink makes name point to target, in place of what name pointed to before.
+func (r *Root) Symlink(target, name string) error {
+	if old, err := r.root.Readlink(name); err == nil {
+		if old == target {
+			return nil
+		}
+		if err := r.Remove(name); err != nil {
+			return err
+		}
+	}
+	if err := r.root.Symlink(target, name); err != nil {
+		return fmt.Errorf("link %s: %w", r.Path(name), err)
+	}
+	return nil
+}
+
+// Mounted says whether something is mounted on the path itself.
+func (r *Root) Mounted(name string) (bool, error) {
+	path := r.Path(name)
+	if r.points != nil {
+		points, err := r.points()
+		if err != nil {
+			return false, fmt.Errorf("read the mount table: %w", err)
+		}
+		for _, p := range points {
+			if p == path {
+				return true, nil
+			}
+		}
+		return false, nil
+	}
+	mounted, err := mountinfo.Mounted(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for a mount on %s: %w", path, err)
+	}
+	return mounted, nil
+}

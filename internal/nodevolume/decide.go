@@ -1,0 +1,272 @@
+package nodevolume
+
+import "time"
+
+// Decide says what to do next for one volume on this node. The rules about
+// safety are here and in [InUseList], nowhere else:
+//
+//   - S7: StageVolume, and Publish of a driver that does not stage, come only
+//     when the newest known Node lists the volume in use and as attached. One
+//     object that holds both proves that the controller has not begun to detach,
+//     or will find the volume in use when it withdraws its report.
+//   - ClearInUse comes only when no record of the volume is left.
+//   - The way back (Unpublish, Unstage) waits for nothing in the API.
+//   - What is Unknown is waited for.
+func Decide(now time.Time, desired Desired, observed Observed) Decision {
+	c := decision{now: now, desired: desired, observed: observed}
+	c.listInUse()
+	if step := c.tearDown(); step != nil {
+		c.out.Steps = append(c.out.Steps, step)
+		return c.out
+	}
+	if step := c.bringUp(); step != nil {
+		c.out.Steps = append(c.out.Steps, step)
+	}
+	return c.out
+}
+
+type decision struct {
+	now      time.Time
+	desired  Desired
+	observed Observed
+	out      Decision
+}
+
+// listInUse brings the Node's in-use list in line with wants and records.
+func (c *decision) listInUse() {
+	inUse := c.observed.Node.InUse
+	switch {
+	case c.mustBeInUse():
+		if inUse != Yes {
+			c.out.Steps = append(c.out.Steps, ReportInUse{})
+		}
+	case c.somethingLeft():
+		// Attachability is not known yet, or the driver attaches nothing.
+	case inUse == No:
+		c.out.Forget = true
+	default:
+		c.out.Steps = append(c.out.Steps, ClearInUse{})
+		c.hold(PublishKey{}, InUseNotCleared)
+	}
+}
+
+// mustBeInUse: a pod wants the volume attached, or a record says that it may be staged.
+func (c *decision) mustBeInUse() bool {
+	recorded := c.recorded()
+	if recorded && (c.observed.RecordedInUse || c.observed.AttachRequired == Yes) {
+		return true
+	}
+	return c.wanted() && c.observed.AttachRequired == Yes
+}
+
+func (c *decision) recorded() bool {
+	return c.observed.Stage.Phase != Absent || c.anyPod(func(p Pod) bool { return p.Publish != Absent })
+}
+
+func (c *decision) wanted() bool {
+	return c.anyPod(func(p Pod) bool { return p.Claim == Wanted })
+}
+
+func (c *decision) somethingLeft() bool { return c.recorded() || c.wanted() }
+
+func (c *decision) anyPod(is func(Pod) bool) bool {
+	for _, p := range c.desired.Pods {
+		if is(p) {
+			return true
+		}
+	}
+	return false
+}
+
+// tearDown undoes what no pod wants, publishes first.
+func (c *decision) tearDown() Step {
+	for _, p := range c.desired.Pods {
+		switch p.Claim {
+		case Unclaimed:
+			c.hold(p.Key, OwnerSilent)
+		case Released:
+			if p.Publish != Absent && c.mayCall(p.Key, p.Failure) {
+				return Unpublish{Key: p.Key}
+			}
+		case Wanted:
+		}
+	}
+	needed := c.anyPod(func(p Pod) bool { return p.Claim != Released || p.Publish != Absent })
+	if c.observed.Stage.Phase == Absent || needed {
+		return nil
+	}
+	if c.mayCall(PublishKey{}, c.observed.Unstage) {
+		return Unstage{}
+	}
+	return nil
+}
+
+// bringUp leads the first pod on for which something can be done.
+func (c *decision) bringUp() Step {
+	for _, p := range c.desired.Pods {
+		if p.Claim != Wanted || p.Publish == Confirmed {
+			continue
+		}
+		if reason := c.gate(p); reason != "" {
+			c.hold(p.Key, reason)
+			continue
+		}
+		if step := c.mount(p); step != nil {
+			return step
+		}
+	}
+	return nil
+}
+
+// gate is what a pod must wait for before anything is read or called for it.
+func (c *decision) gate(p Pod) Reason {
+	o := c.observed
+	switch o.AttachRequired {
+	case Unknown:
+		return AttachabilityUnknown
+	case Yes:
+		switch {
+		case o.Node.InUse == Unknown && o.Node.Attached == Unknown:
+			return NodeUnknown
+		case o.Node.InUse != Yes:
+			return NotReportedInUse
+		case o.Node.Attached != Yes:
+			return NotAttached
+		}
+	case No:
+	}
+	if c.desired.SolePod && c.anyPod(func(other Pod) bool {
+		return other.Key != p.Key && other.Publish != Absent
+	}) {
+		return OtherPodMounted
+	}
+	return ""
+}
+
+// mount is the next step for a pod whose gate is open.
+func (c *decision) mount(p Pod) Step {
+	o := c.observed
+	if !c.mayCall(p.Key, p.Failure) {
+		return nil
+	}
+	if o.Driver.Stages == Unknown {
+		return ReadCapabilities{For: p.Key}
+	}
+	if o.AttachRequired == Yes {
+		switch o.Attachment.Attached {
+		case Unknown:
+			return ReadAttachment{For: p.Key}
+		case No:
+			c.hold(p.Key, AttachmentNotReady)
+			return nil
+		case Yes:
+		}
+		if o.Stage.Phase != Absent && o.Stage.AttachmentUID != "" && o.Stage.AttachmentUID != o.Attachment.UID {
+			return c.restage(p)
+		}
+	}
+	if o.Driver.Stages == Yes && o.Stage.Phase != Confirmed {
+		return StageVolume{For: p.Key}
+	}
+	return Publish{Key: p.Key}
+}
+
+// restage undoes a stage that belongs to an attachment which is no more. Pods
+// that run on it keep it: taking a mount away under a process helps nobody.
+func (c *decision) restage(p Pod) Step {
+	for _, other := range c.desired.Pods {
+		if other.Publish == Confirmed {
+			c.hold(p.Key, AttachmentReplaced)
+			return nil
+		}
+	}
+	for _, other := range c.desired.Pods {
+		if other.Publish == Absent {
+			continue
+		}
+		if c.mayCall(other.Key, other.Failure) {
+			return Unpublish{Key: other.Key}
+		}
+		c.hold(p.Key, AttachmentReplaced)
+		return nil
+	}
+	if c.mayCall(PublishKey{}, c.observed.Unstage) {
+		return Unstage{}
+	}
+	c.hold(p.Key, AttachmentReplaced)
+	return nil
+}
+
+// mayCall holds back calls without a driver and calls that failed a moment ago.
+func (c *decision) mayCall(key PublishKey, failure Failure) bool {
+	if !c.observed.Driver.Registered {
+		c.hold(key, DriverNotRegistered)
+		return false
+	}
+	if until := failure.heldUntil(); c.now.Before(until) {
+		c.hold(key, BackingOff)
+		if c.out.RecheckAt.IsZero() || until.Before(c.out.RecheckAt) {
+			c.out.RecheckAt = until
+		}
+		return false
+	}
+	return true
+}
+
+func (c *decision) hold(key PublishKey, reason Reason) {
+	c.out.Holds = append(c.out.Holds, Hold{Key: key, Reason: reason})
+}
+
+// Back-off as kubelet has it, but for each pod on its own, stretched by jitter,
+// and cut short by whatever the work waits for.
+const (
+	firstBackOff = 500 * time.Millisecond
+	maxBackOff   = 2*time.Minute + 2*time.Second
+)
+
+func (f Failure) heldUntil() time.Time {
+	if f.Count == 0 || f.At.IsZero() {
+		return time.Time{}
+	}
+	wait := maxBackOff
+	if f.Count < 9 { // 500 ms doubled eight times is beyond the longest wait
+		wait = min(firstBackOff<<(f.Count-1), maxBackOff)
+	}
+	return f.At.Add(wait + time.Duration(f.Jitter*float64(wait)/10))
+}
+
+// Reply is what a driver's answer says about the call.
+type Reply int
+
+// The replies. The zero value is the careful one.
+const (
+	// NoAnswer: lost, timed out, or a code that says nothing about what was done
+	// (Canceled, DeadlineExceeded, Unavailable, ResourceExhausted, Aborted).
+	NoAnswer Reply = iota
+	// Refused: the driver says that it did not do it.
+	Refused
+	// OK: the driver says that it did.
+	OK
+)
+
+// AfterCall is the phase of a stage or publish after the driver's reply to the
+// call that makes it. rebuilt: the record was there when the agent started; what
+// made it may have succeeded, and a refusal now says nothing about then.
+func AfterCall(reply Reply, rebuilt bool) Phase {
+	switch {
+	case reply == OK:
+		return Confirmed
+	case reply == Refused && !rebuilt:
+		return Absent
+	default:
+		return Uncertain
+	}
+}
+
+// AfterUndo is the phase after the reply to the call that undoes a stage or publish.
+func AfterUndo(reply Reply) Phase {
+	if reply == OK {
+		return Absent
+	}
+	return Uncertain
+}

@@ -1,0 +1,205 @@
+package nodevolume
+
+import (
+	"slices"
+)
+
+// NodeStatus is one version of the Node.
+type NodeStatus struct {
+	UID             string
+	ResourceVersion string
+	InUse           []string
+	Attached        []string
+}
+
+// Write is a PATCH of node.status.volumesInUse. It carries UID and
+// ResourceVersion and so can land only on the version that it was made from.
+type Write struct {
+	UID             string
+	ResourceVersion string
+	InUse           []string
+}
+
+// InUseList is what this agent believes about node.status.volumesInUse and wants
+// of it. It is the only writer of the field, and what it must guard against is its own
+// writes: a PATCH whose reply is lost may land at any later time. Until that is
+// excluded, whatever that PATCH would change counts as Unknown. It is excluded
+// once any newer version of the Node was seen, because the PATCH names the version that
+// it changes; if a live read finds no newer one, the same PATCH is sent again.
+//
+// The zero value knows nothing.
+type InUseList struct {
+	known  bool
+	newest NodeStatus
+	wants  map[string]bool
+	// pending is the write that was sent and may still land.
+	pending *Write
+	// inFlight: the reply to pending may still come.
+	inFlight bool
+	// mustRead: nothing may be written before the Node was read live.
+	mustRead bool
+}
+
+// Start takes the first version of the Node, which must be read at quorum and not
+// from a cache. An agent that died may have left a PATCH on its way that takes out
+// volumes without a record; keep says which names cannot be meant by it.
+func (l *InUseList) Start(node NodeStatus, keep func(name string) bool) {
+	l.known, l.newest = true, node
+	left := slices.DeleteFunc(slices.Clone(node.InUse), func(name string) bool { return !keep(name) })
+	if len(left) != len(node.InUse) {
+		l.pending = &Write{UID: node.UID, ResourceVersion: node.ResourceVersion, InUse: sorted(left)}
+	}
+}
+
+// Started says that the Node has been read at least once.
+func (l *InUseList) Started() bool { return l.newest.ResourceVersion != "" }
+
+// Observe takes another version of the Node, from a watch or a live read, and
+// returns the names about which the belief changed. A version that is not newer
+// than the newest changes nothing.
+func (l *InUseList) Observe(node NodeStatus) (changed []string) {
+	if l.Started() && !newer(node.ResourceVersion, l.newest.ResourceVersion) {
+		return nil
+	}
+	return l.believe(func() {
+		l.known, l.newest = true, node
+		if l.pending != nil && newer(node.ResourceVersion, l.pending.ResourceVersion) {
+			l.pending, l.mustRead = nil, false
+		}
+	})
+}
+
+// ObserveLive takes the Node as read live, after which writing may go on.
+func (l *InUseList) ObserveLive(node NodeStatus) (changed []string) {
+	changed = l.Observe(node)
+	l.mustRead = false
+	return changed
+}
+
+// Lost says that the Node is gone: nothing is known of it until there is a newer version.
+func (l *InUseList) Lost() (changed []string) {
+	return l.believe(func() { l.known = false })
+}
+
+// Want says whether the volume shall be listed. It reports whether that is news.
+func (l *InUseList) Want(name string, listed bool) bool {
+	if was, ok := l.wants[name]; ok && was == listed {
+		return false
+	}
+	if l.wants == nil {
+		l.wants = map[string]bool{}
+	}
+	l.wants[name] = listed
+	return true
+}
+
+// Forget drops the wish about a volume.
+func (l *InUseList) Forget(name string) { delete(l.wants, name) }
+
+// View is what may be believed about one volume.
+func (l *InUseList) View(name string) Node {
+	if !l.known {
+		return Node{}
+	}
+	view := Node{InUse: listed(l.newest.InUse, name), Attached: listed(l.newest.Attached, name)}
+	if l.pending != nil && listed(l.pending.InUse, name) != view.InUse {
+		view.InUse = Unknown
+	}
+	return view
+}
+
+// Next is the write to send now, if there is one. The caller sends it and then calls
+// Applied or NotApplied. While a reply is awaited there is no next one: what is wanted
+// meanwhile goes together into the write after it.
+func (l *InUseList) Next() (Write, bool) {
+	if !l.known || l.inFlight || l.mustRead {
+		return Write{}, false
+	}
+	if l.pending == nil {
+		want := l.wanted()
+		if slices.Equal(want, sorted(slices.Clone(l.newest.InUse))) {
+			return Write{}, false
+		}
+		l.pending = &Write{UID: l.newest.UID, ResourceVersion: l.newest.ResourceVersion, InUse: want}
+	}
+	l.inFlight = true
+	return *l.pending, true
+}
+
+// Applied takes the Node of the write's own response.
+func (l *InUseList) Applied(node NodeStatus) (changed []string) {
+	return l.believe(func() {
+		l.inFlight, l.mustRead, l.pending = false, false, nil
+		if newer(node.ResourceVersion, l.newest.ResourceVersion) {
+			l.known, l.newest = true, node
+		}
+	})
+}
+
+// NotApplied says that the write was refused or its reply lost. Either way the
+// Node must be read live: even a refusal for a stale version may come from an
+// earlier copy of the same write that landed.
+func (l *InUseList) NotApplied() { l.inFlight, l.mustRead = false, true }
+
+// NeedsRead says that the Node must be read live before anything can be written.
+func (l *InUseList) NeedsRead() bool { return !l.known || l.mustRead }
+
+// believe returns the names about which what change does alters the belief.
+func (l *InUseList) believe(change func()) (changed []string) {
+	before := *l
+	change()
+	for _, name := range sorted(append(before.names(), l.names()...)) {
+		if before.View(name) != l.View(name) {
+			changed = append(changed, name)
+		}
+	}
+	return changed
+}
+
+func (l *InUseList) names() []string {
+	all := slices.Concat(l.newest.InUse, l.newest.Attached)
+	if l.pending != nil {
+		all = append(all, l.pending.InUse...)
+	}
+	for name := range l.wants {
+		all = append(all, name)
+	}
+	return all
+}
+
+// wanted is the newest list with the wishes applied; what nobody spoke of stays.
+func (l *InUseList) wanted() []string {
+	out := make([]string, 0, len(l.newest.InUse)+len(l.wants))
+	for _, name := range l.newest.InUse {
+		if keep, spoken := l.wants[name]; keep || !spoken {
+			out = append(out, name)
+		}
+	}
+	for name, keep := range l.wants {
+		if keep {
+			out = append(out, name)
+		}
+	}
+	return sorted(out)
+}
+
+func listed(list []string, name string) Knowledge {
+	if slices.Contains(list, name) {
+		return Yes
+	}
+	return No
+}
+
+func sorted(list []string) []string {
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// newer compares two resourceVersions of one object: decimal numbers of any length
+// without leading zeros (KEP-5504).
+func newer(a, b string) bool {
+	if len(a) != len(b) {
+		return len(a) > len(b)
+	}
+	return a > b
+}

@@ -1,0 +1,203 @@
+package nodevolume
+
+import "time"
+
+// Knowledge is what is known of a fact. Errors, timeouts and caches that have
+// not been filled leave it Unknown.
+type Knowledge int
+
+// What can be known of a fact.
+const (
+	Unknown Knowledge = iota
+	No
+	Yes
+)
+
+// String is the knowledge in a word, for logs and test failures.
+func (k Knowledge) String() string { return [...]string{"Unknown", "No", "Yes"}[k] }
+
+// Phase is how far a stage or a publish has come. It is kept in a record on
+// disk: Absent is the absence of one.
+type Phase int
+
+// The phases.
+const (
+	// Absent: the driver was not called since it last confirmed the way back.
+	Absent Phase = iota
+	// Uncertain: the driver was called and nobody knows what it did, or what it
+	// did may have been undone since (a reboot).
+	Uncertain
+	// Confirmed: the driver said that it is done.
+	Confirmed
+)
+
+// String is the phase in a word, as records spell it.
+func (p Phase) String() string { return [...]string{"Absent", "Uncertain", "Confirmed"}[p] }
+
+// Claim is what a pod's owner says about the pod.
+type Claim int
+
+// The claims.
+const (
+	// Unclaimed: the pod is known from a record only and its owner has not spoken.
+	Unclaimed Claim = iota
+	// Wanted: the volume shall be mounted for the pod.
+	Wanted
+	// Released: the pod's containers have ended.
+	Released
+)
+
+// String is the claim in a word.
+func (c Claim) String() string { return [...]string{"Unclaimed", "Wanted", "Released"}[c] }
+
+// PublishKey names one publish of a volume.
+type PublishKey struct {
+	PodUID string
+	// SpecName is the PersistentVolume's name. Two of them may share a handle, and so
+	// one volume can be published twice for a pod.
+	SpecName string
+}
+
+// Pod is one publish that somebody wants or that may exist.
+type Pod struct {
+	Key     PublishKey
+	Claim   Claim
+	Publish Phase
+	Failure Failure
+}
+
+// Failure is the last one in a row for one pod's work on the volume, or for the unstage.
+type Failure struct {
+	// Count of failures since the last success. Zero: nothing holds the work back.
+	Count int
+	// At is when the last one was seen. What the work waited for may have changed
+	// since: the caller then clears At, and the work is tried at once.
+	At time.Time
+	// Jitter in [0, 1) stretches the wait by up to a tenth.
+	Jitter float64
+}
+
+// Desired is what the pods want of one volume.
+type Desired struct {
+	// Pods in the order in which they came, those that may have the volume
+	// published included. The pod for which the volume was staged is among them
+	// until its owner released it, even if nothing is published for it.
+	Pods []Pod
+	// SolePod: the volume's only access mode is ReadWriteOncePod.
+	SolePod bool
+}
+
+// Node is what the newest known Node says about the volume.
+type Node struct {
+	InUse    Knowledge
+	Attached Knowledge
+}
+
+// Attachment is the VolumeAttachment as read live during this turn.
+type Attachment struct {
+	// Attached is Unknown until it was read, and No if it is deleting.
+	Attached Knowledge
+	UID      string
+}
+
+// Driver is the volume's driver on this node.
+type Driver struct {
+	Registered bool
+	// Stages: the driver has STAGE_UNSTAGE_VOLUME.
+	Stages Knowledge
+}
+
+// Stage is the record of the volume's stage.
+type Stage struct {
+	Phase Phase
+	// AttachmentUID is that of the VolumeAttachment with which it was staged; empty
+	// if none was needed or the record was lost.
+	AttachmentUID string
+}
+
+// Observed is what is known of one volume at one moment.
+type Observed struct {
+	Node Node
+	// AttachRequired is Yes when the driver's CSIDriver says so or does not exist,
+	// Unknown while the CSIDrivers have not been listed.
+	AttachRequired Knowledge
+	// RecordedInUse: a record of this volume was made under the in-use handshake.
+	// Whatever CSIDriver says now, it stays listed until that record is gone.
+	RecordedInUse bool
+	Attachment    Attachment
+	Driver        Driver
+	Stage         Stage
+	// Unstage is the failure that holds back the unstage.
+	Unstage Failure
+}
+
+// Step is something to do. The set is sealed.
+type Step interface{ step() }
+
+// The steps. ReportInUse and ClearInUse ask for a write and do not wait for it;
+// what they lead to is seen in Observed.Node. The others end with a reply.
+type (
+	// ReportInUse lists the volume in node.status.volumesInUse.
+	ReportInUse struct{}
+	// ClearInUse takes it out.
+	ClearInUse struct{}
+	// ReadCapabilities asks the driver what it can do, for the pod.
+	ReadCapabilities struct{ For PublishKey }
+	// ReadAttachment reads the VolumeAttachment live, for the pod.
+	ReadAttachment struct{ For PublishKey }
+	// StageVolume records and calls NodeStageVolume, with what the pod wants.
+	StageVolume struct{ For PublishKey }
+	// Publish records and calls NodePublishVolume.
+	Publish struct{ Key PublishKey }
+	// Unpublish calls NodeUnpublishVolume and drops the record.
+	Unpublish struct{ Key PublishKey }
+	// Unstage calls NodeUnstageVolume and drops the record.
+	Unstage struct{}
+)
+
+func (ReportInUse) step()      {}
+func (ClearInUse) step()       {}
+func (ReadCapabilities) step() {}
+func (ReadAttachment) step()   {}
+func (StageVolume) step()      {}
+func (Publish) step()          {}
+func (Unpublish) step()        {}
+func (Unstage) step()          {}
+
+// Hold says why nothing is done for a pod now.
+type Hold struct {
+	// Key of the pod, or its zero value for the volume's unstage.
+	Key    PublishKey
+	Reason Reason
+}
+
+// Decision is what Decide says.
+type Decision struct {
+	// Steps to do now, in order. At most one of them waits for a reply, and it is the last:
+	// what comes after depends on it.
+	Steps []Step
+	// Holds, in the order of the pods. While there is a step that waits for a reply they are incomplete.
+	Holds []Hold
+	// RecheckAt is when a back-off ends. Zero: only a change can lead on.
+	RecheckAt time.Time
+	// Forget: nothing is left of the volume here and nobody wants it.
+	Forget bool
+}
+
+// Reason is why a pod's volume waits. The words go into events and errors unchanged.
+type Reason string
+
+// The reasons, in the order in which a mount meets them, then those of the way back.
+const (
+	AttachabilityUnknown Reason = "AttachabilityUnknown"
+	NodeUnknown          Reason = "NodeUnknown"
+	NotReportedInUse     Reason = "NotReportedInUse"
+	NotAttached          Reason = "NotAttached"
+	DriverNotRegistered  Reason = "DriverNotRegistered"
+	OtherPodMounted      Reason = "OtherPodMounted"
+	BackingOff           Reason = "BackingOff"
+	AttachmentNotReady   Reason = "AttachmentNotReady"
+	AttachmentReplaced   Reason = "AttachmentReplaced"
+	OwnerSilent          Reason = "OwnerSilent"
+	InUseNotCleared      Reason = "InUseNotCleared"
+)
