@@ -1,0 +1,153 @@
+package csi
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/kubernetes-csi/csi-lib-utils/accessmodes"
+	"github.com/kubernetes-csi/csi-lib-utils/connection"
+	"github.com/kubernetes-csi/csi-lib-utils/rpc"
+	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// shortTimeout bounds the calls that a driver answers from memory:
+// GetPluginInfo, and the two capability calls together (as csi-attacher).
+const shortTimeout = time.Second
+
+// PublishRequest is ControllerPublishVolumeRequest in Kubernetes' words.
+type PublishRequest struct {
+	VolumeHandle  string
+	NodeID        string
+	AccessModes   []corev1.PersistentVolumeAccessMode
+	Block         bool   // raw block; FSType and MountFlags are not sent
+	FSType        string // may be empty
+	MountFlags    []string
+	ReadOnly      bool // sent only if the driver has PUBLISH_READONLY
+	VolumeContext map[string]string
+	Secrets       Secrets // nil if the volume names none
+	Migrated      bool    // for the "migrated" label of the metrics
+}
+
+// UnpublishRequest is ControllerUnpublishVolumeRequest.
+type UnpublishRequest struct {
+	VolumeHandle string
+	NodeID       string
+	Secrets      Secrets
+	Migrated     bool
+}
+
+// Capabilities is what a driver can do, as far as attaching is concerned.
+type Capabilities struct {
+	Attach                   bool // CONTROLLER_SERVICE and PUBLISH_UNPUBLISH_VOLUME
+	PublishReadOnly          bool
+	SingleNodeMultiWriter    bool
+	ListVolumes              bool
+	ListVolumePublishedNodes bool
+}
+
+// DriverName asks the driver for its name (GetPluginInfo).
+func DriverName(ctx context.Context, conn *grpc.ClientConn) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, shortTimeout)
+	defer cancel()
+	name, err := rpc.GetDriverName(ctx, conn)
+	if err != nil {
+		return "", fmt.Errorf("ask the CSI driver for its name: %w", err)
+	}
+	return name, nil
+}
+
+// Controller is a driver's Controller service.
+type Controller struct {
+	client       csispec.ControllerClient
+	capabilities Capabilities
+}
+
+// NewController asks the driver what it can do.
+func NewController(ctx context.Context, conn *grpc.ClientConn) (*Controller, error) {
+	ctx, cancel := context.WithTimeout(ctx, shortTimeout)
+	defer cancel()
+	c := &Controller{client: csispec.NewControllerClient(conn)}
+	plugin, err := rpc.GetPluginCapabilities(ctx, conn)
+	if err != nil {
+		return nil, fmt.Errorf("ask the CSI driver whether it has a Controller service: %w", err)
+	}
+	if !plugin[csispec.PluginCapability_Service_CONTROLLER_SERVICE] {
+		return c, nil
+	}
+	has, err := rpc.GetControllerCapabilities(ctx, conn)
+	if err != nil {
+		return nil, fmt.Errorf("ask the CSI driver's Controller service for its capabilities: %w", err)
+	}
+	c.capabilities = Capabilities{
+		Attach:                   has[csispec.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME],
+		PublishReadOnly:          has[csispec.ControllerServiceCapability_RPC_PUBLISH_READONLY],
+		SingleNodeMultiWriter:    has[csispec.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER],
+		ListVolumes:              has[csispec.ControllerServiceCapability_RPC_LIST_VOLUMES],
+		ListVolumePublishedNodes: has[csispec.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES],
+	}
+	return c, nil
+}
+
+// Capabilities is what the driver said when the Controller was made.
+func (c *Controller) Capabilities() Capabilities { return c.capabilities }
+
+// CheckPublish tells why no request can be made for these access modes; nil if
+// one can.
+func (c *Controller) CheckPublish(modes []corev1.PersistentVolumeAccessMode) error {
+	_, err := accessmodes.ToCSIAccessMode(modes, c.capabilities.SingleNodeMultiWriter)
+	return err
+}
+
+// Publish sends ControllerPublishVolume and returns the publish context. The
+// error is the driver's, unwrapped: its text goes into the attachment's status
+// as csi-attacher writes it.
+func (c *Controller) Publish(ctx context.Context, r PublishRequest) (map[string]string, error) {
+	mode, err := accessmodes.ToCSIAccessMode(r.AccessModes, c.capabilities.SingleNodeMultiWriter)
+	if err != nil {
+		return nil, err
+	}
+	capability := &csispec.VolumeCapability{AccessMode: &csispec.VolumeCapability_AccessMode{Mode: mode}}
+	if r.Block {
+		capability.AccessType = &csispec.VolumeCapability_Block{Block: &csispec.VolumeCapability_BlockVolume{}}
+	} else {
+		capability.AccessType = &csispec.VolumeCapability_Mount{Mount: &csispec.VolumeCapability_MountVolume{
+			FsType: r.FSType, MountFlags: r.MountFlags,
+		}}
+	}
+	reply, err := c.client.ControllerPublishVolume(withMigrated(ctx, r.Migrated), &csispec.ControllerPublishVolumeRequest{
+		VolumeId:         r.VolumeHandle,
+		NodeId:           r.NodeID,
+		VolumeCapability: capability,
+		// A driver without PUBLISH_READONLY must be sent false (CSI spec).
+		Readonly:      r.ReadOnly && c.capabilities.PublishReadOnly,
+		VolumeContext: r.VolumeContext,
+		Secrets:       r.Secrets,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return reply.GetPublishContext(), nil
+}
+
+// Unpublish sends ControllerUnpublishVolume. Only OK means that the volume is
+// not published any more: NOT_FOUND does not (CSI spec; external-attacher #165).
+func (c *Controller) Unpublish(ctx context.Context, r UnpublishRequest) error {
+	_, err := c.client.ControllerUnpublishVolume(withMigrated(ctx, r.Migrated), &csispec.ControllerUnpublishVolumeRequest{
+		VolumeId: r.VolumeHandle,
+		NodeId:   r.NodeID,
+		Secrets:  r.Secrets,
+	})
+	return err
+}
+
+// withMigrated hands the "migrated" label to csi-lib-utils' metrics.
+func withMigrated(ctx context.Context, migrated bool) context.Context {
+	value := "false"
+	if migrated {
+		value = "true"
+	}
+	return context.WithValue(ctx, connection.AdditionalInfoKey, connection.AdditionalInfo{Migrated: value})
+}
