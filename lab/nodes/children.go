@@ -1,0 +1,195 @@
+package nodes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Back-off of a child that ends again and again; a child that ran for longer than
+// stableAfter starts from the shortest again.
+const (
+	shortestRest = 50 * time.Millisecond
+	longestRest  = 5 * time.Second
+	stableAfter  = 10 * time.Second
+)
+
+// child is one program that node-init keeps running.
+type child struct {
+	name string
+	path string
+	args []string
+	env  []string
+}
+
+// children starts programs and reaps every process of the node: its own children
+// and the orphans that the kernel hands to process 1. One wait4(-1) loop does both,
+// since two waiters would steal from each other; os/exec's Wait cannot be used.
+type children struct {
+	logDir string
+	log    *slog.Logger
+
+	mu sync.Mutex
+	// running holds the pid of each child that runs, by name. Guarded by mu, as the rest.
+	running map[string]int
+	// waiters are told how a child ended.
+	waiters map[int]chan<- unix.WaitStatus
+	// starts counts how often each child was started.
+	starts map[string]int
+}
+
+func newChildren(logDir string, log *slog.Logger) *children {
+	return &children{
+		logDir: logDir, log: log,
+		running: map[string]int{}, waiters: map[int]chan<- unix.WaitStatus{}, starts: map[string]int{},
+	}
+}
+
+// keep runs a child until ctx ends, and starts it again whenever it ends.
+func (c *children) keep(ctx context.Context, program child) {
+	rest := shortestRest
+	for ctx.Err() == nil {
+		began := time.Now()
+		status, err := c.run(program)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			c.log.Error("cannot start child", "child", program.name, "err", err)
+		default:
+			c.log.Info("child ended", "child", program.name, "status", describe(status))
+		}
+		if time.Since(began) > stableAfter {
+			rest = shortestRest
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(rest):
+		}
+		rest = min(2*rest, longestRest)
+	}
+}
+
+func describe(status unix.WaitStatus) string {
+	if status.Signaled() {
+		return status.Signal().String()
+	}
+	return fmt.Sprintf("exit code %d", status.ExitStatus())
+}
+
+// run starts a program and returns when it has ended.
+func (c *children) run(program child) (unix.WaitStatus, error) {
+	ended, err := c.start(program)
+	if err != nil {
+		return 0, err
+	}
+	return <-ended, nil
+}
+
+func (c *children) start(program child) (<-chan unix.WaitStatus, error) {
+	output, err := os.OpenFile(filepath.Join(c.logDir, program.name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open log of %s: %w", program.name, err)
+	}
+	defer output.Close()
+	nothing, err := os.Open(os.DevNull)
+	if err != nil {
+		return nil, fmt.Errorf("open input of %s: %w", program.name, err)
+	}
+	defer nothing.Close()
+	// Held until the pid is known, so that the reaper cannot take it for an orphan.
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	process, err := os.StartProcess(program.path, append([]string{program.path}, program.args...), &os.ProcAttr{
+		Env:   append(os.Environ(), program.env...),
+		Files: []*os.File{nothing, output, output},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", program.name, err)
+	}
+	ended := make(chan unix.WaitStatus, 1)
+	c.waiters[process.Pid] = ended
+	c.running[program.name] = process.Pid
+	c.starts[program.name]++
+	return ended, errors.Join(process.Release())
+}
+
+// reap collects every process that has ended, each time a signal comes in.
+func (c *children) reap(signals <-chan os.Signal) {
+	for range signals {
+		for c.reapOne() {
+		}
+	}
+}
+
+func (c *children) reapOne() bool {
+	var status unix.WaitStatus
+	// WNOHANG under the lock: a child that was started but not yet written down
+	// cannot be reaped in between.
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	pid, err := unix.Wait4(-1, &status, unix.WNOHANG, nil)
+	if errors.Is(err, unix.EINTR) {
+		return true
+	}
+	if err != nil || pid <= 0 {
+		return false
+	}
+	if ended, ok := c.waiters[pid]; ok {
+		delete(c.waiters, pid)
+		for name, running := range c.running {
+			if running == pid {
+				delete(c.running, name)
+			}
+		}
+		ended <- status
+	}
+	return true
+}
+
+// signal sends a signal to the running child of that name.
+func (c *children) signal(name string, sig unix.Signal) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	pid, ok := c.running[name]
+	if !ok {
+		return fmt.Errorf("child %q does not run", name)
+	}
+	if err := unix.Kill(pid, sig); err != nil {
+		return fmt.Errorf("send %v to %s: %w", sig, name, err)
+	}
+	return nil
+}
+
+// pid is the process of a child inside the node, 0 if it does not run.
+func (c *children) pid(name string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.running[name]
+}
+
+// ChildState is what node-init says about one of its children.
+type ChildState struct {
+	Name string `json:"name"`
+	// PID is the process inside the node's pid namespace; 0: it does not run.
+	PID int `json:"pid"`
+	// Starts counts how often it was started since the power came on.
+	Starts int `json:"starts"`
+}
+
+func (c *children) states() []ChildState {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	states := []ChildState{}
+	for name, starts := range c.starts {
+		states = append(states, ChildState{Name: name, PID: c.running[name], Starts: starts})
+	}
+	return states
+}

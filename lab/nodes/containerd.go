@@ -1,0 +1,131 @@
+package nodes
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"text/template"
+	"time"
+)
+
+// containerdSocket lies in the node's own /run.
+const containerdSocket = "/run/containerd/containerd.sock"
+
+// runtimeStartGrace is how long containerd may take until it answers.
+const runtimeStartGrace = 30 * time.Second
+
+// containerdConfig is what both containerd 1.6 (Debian's) and 2.x read. Networks are
+// none: a loopback plugin that is never called satisfies the readiness check, since
+// all pods of the lab use the host's network. restrict_oom_score_adj spares a machine
+// without CAP_SYS_RESOURCE.
+var containerdConfig = template.Must(template.New("containerd").Parse(`version = 2
+root = "{{.Root}}"
+state = "/run/containerd"
+[grpc]
+  address = "` + containerdSocket + `"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "` + pauseImage + `"
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{{.CNI}}"
+    conf_dir = "{{.CNI}}"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "{{.Snapshotter}}"
+    default_runtime_name = "runc"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+`))
+
+const noNetwork = `{"cniVersion":"0.4.0","name":"none","plugins":[{"type":"loopback"}]}`
+
+// containerdRoot is the runtime's disk.
+func containerdRoot(config Config) string { return filepath.Join(config.Dir, "containerd") }
+
+func snapshotter(config Config) string {
+	if overlayWorks(containerdRoot(config)) {
+		return "overlayfs"
+	}
+	return "native"
+}
+
+func runContainerd(ctx context.Context, config Config, kept *children) error {
+	program, err := exec.LookPath(config.Programs.Containerd)
+	if err != nil {
+		return fmt.Errorf("find containerd (Debian: apt-get install containerd runc): %w", err)
+	}
+	cni := filepath.Join(config.Dir, "cni")
+	for _, dir := range []string{cni, containerdRoot(config)} {
+		if err := os.MkdirAll(dir, 0o750); err != nil {
+			return fmt.Errorf("make directory of containerd: %w", err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(cni, "10-none.conflist"), []byte(noNetwork), 0o600); err != nil {
+		return fmt.Errorf("write network configuration of containerd: %w", err)
+	}
+	var text bytes.Buffer
+	err = containerdConfig.Execute(&text, map[string]string{
+		"Root": containerdRoot(config), "CNI": cni, "Snapshotter": snapshotter(config),
+	})
+	if err != nil {
+		return fmt.Errorf("make configuration of containerd: %w", err)
+	}
+	file := filepath.Join(config.Dir, "containerd.toml")
+	if err := os.WriteFile(file, text.Bytes(), 0o600); err != nil {
+		return fmt.Errorf("write configuration of containerd: %w", err)
+	}
+	kept.keep(ctx, child{name: ChildContainerd, path: program, args: []string{"--config", file}})
+	return nil
+}
+
+// importImages waits for containerd and gives it the lab's images.
+func importImages(ctx context.Context, config Config, kept *children) error {
+	archive := filepath.Join(config.Dir, "images.tar")
+	file, err := os.Create(archive)
+	if err != nil {
+		return fmt.Errorf("write the lab's image: %w", err)
+	}
+	if err := errors.Join(WriteImages(file, config.Programs.Ledger), file.Close()); err != nil {
+		return err
+	}
+	defer os.Remove(archive)
+	if err := awaitSocket(ctx, containerdSocket); err != nil {
+		return err
+	}
+	ctr, err := exec.LookPath(config.Programs.Ctr)
+	if err != nil {
+		return fmt.Errorf("find ctr, which comes with containerd: %w", err)
+	}
+	status, err := kept.run(child{name: "ctr", path: ctr, args: []string{
+		"--address", containerdSocket, "--namespace", "k8s.io", "images", "import",
+		"--snapshotter", snapshotter(config), archive,
+	}})
+	if err != nil {
+		return err
+	}
+	if status.ExitStatus() != 0 || status.Signaled() {
+		return fmt.Errorf("import the lab's image: ctr ended with %s, see ctr.log", describe(status))
+	}
+	return nil
+}
+
+// awaitSocket waits until somebody listens.
+func awaitSocket(ctx context.Context, path string) error {
+	ctx, cancel := context.WithTimeout(ctx, runtimeStartGrace)
+	defer cancel()
+	for {
+		connection, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+		if err == nil {
+			return connection.Close()
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %s: %w", path, err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}

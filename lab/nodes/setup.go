@@ -1,0 +1,115 @@
+package nodes
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+)
+
+// Paths that belong to the machine and that a node gets of its own.
+const (
+	bootIDFile  = "/proc/sys/kernel/random/boot_id"
+	productUUID = "/sys/class/dmi/id/product_uuid"
+)
+
+// setUpMachine makes the namespaces look like a machine that has just been switched
+// on: mounts that its processes share, a boot ID of this power-on, a system UUID
+// that stays, and directories of its own where programs insist on fixed paths.
+func setUpMachine(config Config) error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
+		return fmt.Errorf("share the node's mounts: %w", err)
+	}
+	for _, dir := range []string{config.RootDir(), config.LogDir(), config.FUSEDir(), machineDir(config)} {
+		if err := os.MkdirAll(dir, 0o750); err != nil {
+			return fmt.Errorf("make directory of node %s: %w", config.Name, err)
+		}
+	}
+	if err := newBootID(config); err != nil {
+		return err
+	}
+	if err := systemUUID(config); err != nil {
+		return err
+	}
+	if err := joinNodeCgroup(config); err != nil {
+		return err
+	}
+	if config.Kind != KindKubelet {
+		return nil
+	}
+	if err := coverFixedPaths(config); err != nil {
+		return err
+	}
+	return SaveSysctls(config.LabDir)
+}
+
+func joinNodeCgroup(config Config) error {
+	if err := makeCgroup(config.Cgroup()); err != nil {
+		return err
+	}
+	return joinCgroup(config.Cgroup())
+}
+
+// machineDir holds what identifies the machine.
+func machineDir(config Config) string { return filepath.Join(config.Dir, "machine") }
+
+// newBootID puts a fresh ID where every program looks for it: a node whose power came
+// back is a machine that booted, though the kernel below it did not.
+func newBootID(config Config) error {
+	file := filepath.Join(machineDir(config), "boot_id")
+	if err := os.WriteFile(file, []byte(uuid.NewString()+"\n"), 0o444); err != nil {
+		return fmt.Errorf("write boot ID: %w", err)
+	}
+	if err := unix.Mount(file, bootIDFile, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount boot ID: %w", err)
+	}
+	return nil
+}
+
+// systemUUID gives the machine the UUID that it was made with.
+func systemUUID(config Config) error {
+	file := filepath.Join(machineDir(config), "product_uuid")
+	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
+		if err := os.WriteFile(file, []byte(uuid.NewString()+"\n"), 0o444); err != nil {
+			return fmt.Errorf("write system UUID: %w", err)
+		}
+	}
+	err := unix.Mount(file, productUUID, "", unix.MS_BIND, "")
+	if errors.Is(err, unix.ENOENT) {
+		return nil // no DMI on this machine; kubelet does without too
+	}
+	if err != nil {
+		return fmt.Errorf("mount system UUID: %w", err)
+	}
+	return nil
+}
+
+// readMachineFile reads an ID that setUpMachine wrote.
+func readMachineFile(config Config, name string) (string, error) {
+	raw, err := os.ReadFile(filepath.Join(machineDir(config), name))
+	if err != nil {
+		return "", fmt.Errorf("read identity of node %s: %w", config.Name, err)
+	}
+	return strings.TrimSpace(string(raw)), nil
+}
+
+// coverFixedPaths gives containerd and kubelet their own /run, /var/lib
+// and /var/log: both use paths there that no flag changes (device plugins,
+// container log links). Nothing of it is seen outside of the node.
+func coverFixedPaths(config Config) error {
+	for _, dir := range []string{"/run", "/var/lib", "/var/log"} {
+		if strings.HasPrefix(config.LabDir+"/", dir+"/") {
+			return fmt.Errorf("the lab's folder %s lies below %s, which a kubelet node covers: "+
+				"put the cache folder (BELAY_CACHE) elsewhere", config.LabDir, dir)
+		}
+		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=755"); err != nil {
+			return fmt.Errorf("mount a %s of the node's own: %w", dir, err)
+		}
+	}
+	return nil
+}

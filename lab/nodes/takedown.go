@@ -1,0 +1,176 @@
+package nodes
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// Grace of each step of an orderly stop.
+const (
+	agentGrace     = 3 * time.Second
+	containerGrace = 8 * time.Second
+	unmountGrace   = 15 * time.Second
+	driverGrace    = 5 * time.Second
+	takeDownLook   = 10 * time.Millisecond
+)
+
+// takeDown stops the node as a machine that shuts down: first whoever would start
+// pods again, then the pods, then the mounts, and last the driver, without which a
+// file system on its devices cannot be unmounted.
+func takeDown(config Config, kept *children, log *slog.Logger, keepersEnd func()) error {
+	keepersGone := make(chan struct{})
+	go func() { keepersEnd(); close(keepersGone) }()
+
+	endChild(kept, ChildAgent, agentGrace)
+	spared := []int{1, kept.pid(ChildDriver)}
+	signalAll(append(slices.Clone(spared), kept.pid(ChildContainerd)), unix.SIGTERM)
+	within(containerGrace, func() bool { return len(working(spared)) == 0 })
+	signalAll(spared, unix.SIGKILL)
+	within(containerGrace, func() bool { return len(others(spared)) == 0 })
+
+	var problems []error
+	unmounted := make(chan error, 1)
+	go func() { unmounted <- errors.Join(unmountBelow(config), DetachLoops(config.FUSEDir())) }()
+	select {
+	case err := <-unmounted:
+		problems = append(problems, err)
+	case <-time.After(unmountGrace):
+		problems = append(problems, fmt.Errorf("unmount volumes of node %s: not done after %v", config.Name, unmountGrace))
+	}
+	endChild(kept, ChildDriver, driverGrace)
+	select {
+	case <-keepersGone:
+	case <-time.After(driverGrace):
+		log.Warn("a keeper did not end")
+	}
+	return errors.Join(problems...)
+}
+
+// endChild sends SIGTERM, and after the grace SIGKILL.
+func endChild(kept *children, name string, grace time.Duration) {
+	gone := func() bool { return kept.pid(name) == 0 }
+	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
+		if gone() {
+			return
+		}
+		_ = kept.signal(name, sig) // it may end in between
+		within(grace, gone)
+	}
+}
+
+// within looks until done says so or the time is over.
+func within(limit time.Duration, done func() bool) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	tick := time.NewTicker(takeDownLook)
+	defer tick.Stop()
+	for !done() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// others are the node's live processes but for the spared ones.
+func others(spared []int) []int {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	var pids []int
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil || slices.Contains(spared, pid) {
+			continue
+		}
+		stat, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "stat"))
+		if err != nil {
+			continue
+		}
+		_, rest, found := bytes.Cut(stat, []byte(") "))
+		if found && len(rest) > 0 && rest[0] != 'Z' && rest[0] != 'X' {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// working are those of the others that do a pod's work: not the runtime and its
+// shims, which stay when their containers have ended.
+func working(spared []int) []int {
+	return slices.DeleteFunc(others(spared), func(pid int) bool {
+		name, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "comm"))
+		return err != nil || strings.HasPrefix(string(name), "containerd")
+	})
+}
+
+func signalAll(spared []int, sig unix.Signal) {
+	for _, pid := range others(spared) {
+		_ = unix.Kill(pid, sig) // it may be gone by now
+	}
+}
+
+// unmountBelow unmounts all that is mounted in the node's folder, the last mounted
+// first, but for the driver's FUSE mount, which the driver unmounts.
+func unmountBelow(config Config) error {
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(config.Dir))
+	if err != nil {
+		return fmt.Errorf("list mounts of node %s: %w", config.Name, err)
+	}
+	var problems []error
+	for _, mount := range slices.Backward(mounts) {
+		if mount.Mountpoint == config.FUSEDir() {
+			continue
+		}
+		if err := unix.Unmount(mount.Mountpoint, 0); err == nil || errors.Is(err, unix.EINVAL) {
+			continue
+		}
+		if err := unix.Unmount(mount.Mountpoint, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+			problems = append(problems, fmt.Errorf("unmount %s: %w", mount.Mountpoint, err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// DetachLoops detaches the loop devices whose backing file lies below dir.
+func DetachLoops(dir string) error {
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return fmt.Errorf("list loop devices: %w", err)
+	}
+	var problems []error
+	for _, file := range files {
+		backing, err := os.ReadFile(file)
+		if err != nil || !strings.HasPrefix(string(backing), dir+"/") {
+			continue // detached in between, or not ours
+		}
+		problems = append(problems, detachLoop("/dev/"+strings.Split(file, "/")[3]))
+	}
+	return errors.Join(problems...)
+}
+
+func detachLoop(device string) error {
+	loop, err := os.OpenFile(device, os.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open loop device: %w", err)
+	}
+	defer loop.Close()
+	if err := unix.IoctlSetInt(int(loop.Fd()), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
+		return fmt.Errorf("detach %s: %w", device, err)
+	}
+	return nil
+}
