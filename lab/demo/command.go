@@ -1,0 +1,102 @@
+package demo
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"belay.dev/belay/lab/cluster"
+	"belay.dev/belay/lab/timeline"
+)
+
+// options are the flags of the command.
+type options struct {
+	name     string
+	nodes    string
+	upstream bool
+	compare  bool
+	output   string
+}
+
+// Command is `belay-lab demo`.
+func Command() *cobra.Command {
+	var o options
+	command := &cobra.Command{
+		Use:   "demo",
+		Short: "Show a volume that is made, moved by drain, refused to a second user, and saved from a node without power",
+		Long: `Starts a lab of three nodes, writes records to a claim, and moves the volume:
+
+  1  the writer's node is drained, the writer comes up on another node
+  2  a second pod on a third node is told who holds the volume
+  3  the writer's node loses its power, is marked out of service, the writer comes up elsewhere
+
+At the end all records are read back and the storage is asked for writes that it had to
+refuse. The exit code is 0 only if every acknowledged record is in place.
+
+Two waits are shortened, for both planes alike, because they are neither plane's work: the
+time after which a silent node becomes NotReady (upstream: 50 s), and the tick with which
+kubelets publish volumesInUse (upstream: 10 s).`,
+		Args: cobra.NoArgs, SilenceUsage: true,
+		RunE: func(command *cobra.Command, _ []string) error { return o.run(command) },
+	}
+	flags := command.Flags()
+	flags.StringVar(&o.name, "name", "demo", "name of the lab")
+	flags.StringVar(&o.nodes, "nodes", "", "kind of nodes, kubelet or belay (default: kubelet where containerd and runc are installed)")
+	flags.BoolVar(&o.upstream, "upstream", false, "use upstream's attach/detach controller and csi-attacher instead of belay's")
+	flags.BoolVar(&o.compare, "compare", false, "make the same moves through belay and through upstream, and print both with ratios")
+	flags.StringVarP(&o.output, "output", "o", "text", "text or json; progress goes to stderr")
+	return command
+}
+
+func (o options) run(command *cobra.Command) error {
+	if !slices.Contains([]string{"text", "json"}, o.output) {
+		return fmt.Errorf("--output is text or json, not %q", o.output)
+	}
+	if o.upstream && o.compare {
+		return fmt.Errorf("--compare runs both planes: leave --upstream out")
+	}
+	ctx, stop := signal.NotifyContext(command.Context(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	started := time.Now()
+	say := func(format string, args ...any) {
+		fmt.Fprintf(command.ErrOrStderr(), "[%5.1fs] %s\n", time.Since(started).Seconds(), fmt.Sprintf(format, args...))
+	}
+	kind := o.nodes
+	if kind == "" {
+		var because string
+		if kind, because = cluster.DefaultNodeKind(); because != "" {
+			say("%s", because)
+		}
+	}
+	show := &screen{out: command.OutOrStdout(), json: o.output == "json", style: timeline.StyleFor(os.Stdout)}
+	planes := []string{cluster.PlaneBelay}
+	switch {
+	case o.upstream:
+		planes = []string{cluster.PlaneUpstream}
+	case o.compare:
+		planes = append(planes, cluster.PlaneUpstream)
+	}
+	var results []*Result
+	for _, plane := range planes {
+		result, err := Run(ctx, Settings{Name: o.name, NodeKind: kind, Plane: plane, Say: say, Show: show.move})
+		if err != nil {
+			return explain(ctx, plane, err)
+		}
+		results = append(results, result)
+	}
+	return show.end(results, time.Since(started))
+}
+
+// explain says first whether somebody stopped the demo.
+func explain(ctx context.Context, plane string, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("the demo was stopped (%w); the lab is down", context.Cause(ctx))
+	}
+	return fmt.Errorf("the demo with %s's plane failed: %w", plane, err)
+}

@@ -1,0 +1,144 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"belay.dev/belay/lab/cluster"
+	"belay.dev/belay/lab/labdisk"
+	"belay.dev/belay/lab/scenario"
+	"belay.dev/belay/lab/timeline"
+)
+
+// Settings of one run.
+type Settings struct {
+	// Name of the lab, NodeKind and Plane as in cluster.Options.
+	Name, NodeKind, Plane string
+	// Say is told what goes on, a line at a time; nil is silence.
+	Say func(format string, args ...any)
+	// Show is given what a move came to, as soon as it is over; may be nil.
+	Show func(plane string, step Step) error
+}
+
+// Step is one part of the demo: a move, or the refusal of a second user.
+type Step struct {
+	Move    *timeline.Move    `json:"move,omitempty"`
+	Refused *scenario.Refused `json:"refused,omitempty"`
+}
+
+// Result is one run through one plane.
+type Result struct {
+	Plane    string             `json:"plane"`
+	NodeKind string             `json:"nodeKind"`
+	Steps    []Step             `json:"steps"`
+	Verified *scenario.Verified `json:"verified"`
+	// Violations are writes that the storage refused, or should have.
+	Violations int     `json:"violations"`
+	Seconds    float64 `json:"seconds"`
+}
+
+// Moves are the moves among the steps.
+func (r *Result) Moves() []*timeline.Move {
+	var moves []*timeline.Move
+	for _, step := range r.Steps {
+		if step.Move != nil {
+			moves = append(moves, step.Move)
+		}
+	}
+	return moves
+}
+
+const (
+	// nodeMonitorGrace: a node renews its lease every 10 s; see the command's help.
+	nodeMonitorGrace = 16 * time.Second
+	// nodeStatusTick of kubelets.
+	nodeStatusTick = time.Second
+)
+
+// Run plays the demo once and takes its lab down, whatever happens.
+func Run(ctx context.Context, set Settings) (result *Result, err error) {
+	if set.Say == nil {
+		set.Say = func(string, ...any) {}
+	}
+	if set.Show == nil {
+		set.Show = func(string, Step) error { return nil }
+	}
+	began := time.Now()
+	set.Say("starting a lab: three %s nodes, %s's attach plane", set.NodeKind, set.Plane)
+	scene, err := scenario.Open(ctx, cluster.Options{
+		Name: set.Name, Nodes: 3, NodeKind: set.NodeKind, Plane: set.Plane,
+		Drivers:          []string{labdisk.DriverDisk},
+		NodeMonitorGrace: nodeMonitorGrace, NodeStatusUpdateFrequency: nodeStatusTick,
+	}, set.Say)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		set.Say("taking the lab down")
+		err = errors.Join(err, scene.Close(ctx))
+	}()
+	result = &Result{Plane: set.Plane, NodeKind: set.NodeKind}
+	for _, act := range acts {
+		set.Say("%s", act.says)
+		step, err := act.play(ctx, scene)
+		if err != nil {
+			return result, fmt.Errorf("%s: %w", act.says, err)
+		}
+		result.Steps = append(result.Steps, step)
+		if err := set.Show(set.Plane, step); err != nil {
+			return result, err
+		}
+	}
+	if err := result.verify(ctx, scene, set.Say); err != nil {
+		return result, err
+	}
+	result.Seconds = time.Since(began).Seconds()
+	return result, nil
+}
+
+// act is one step of the demo and the line that announces it.
+type act struct {
+	says string
+	play func(context.Context, *scenario.Scene) (Step, error)
+}
+
+var acts = []act{
+	{"a StatefulSet claims a volume and writes records to it", func(ctx context.Context, s *scenario.Scene) (Step, error) {
+		move, err := s.Place(ctx)
+		return Step{Move: move}, err
+	}},
+	{"move 1: the writer's node is drained", func(ctx context.Context, s *scenario.Scene) (Step, error) {
+		move, err := s.Drain(ctx, "move 1, drain")
+		return Step{Move: move}, err
+	}},
+	{"move 2: a second pod on a third node wants the volume", func(ctx context.Context, s *scenario.Scene) (Step, error) {
+		refused, err := s.Refuse(ctx)
+		return Step{Refused: refused}, err
+	}},
+	{"move 3: the writer's node loses its power", func(ctx context.Context, s *scenario.Scene) (Step, error) {
+		move, err := s.PowerCut(ctx, "move 3, power cut")
+		return Step{Move: move}, err
+	}},
+}
+
+// verify stops the writer, reads all records back elsewhere and asks the storage
+// for forbidden writes.
+func (r *Result) verify(ctx context.Context, scene *scenario.Scene, say func(string, ...any)) error {
+	say("the writer is stopped and all records are read back")
+	if err := scene.StopWriter(ctx); err != nil {
+		return err
+	}
+	var err error
+	if r.Verified, err = scene.Verify(ctx); err != nil {
+		return err
+	}
+	if r.Violations, err = scene.Violations(ctx); err != nil {
+		return err
+	}
+	if r.Violations != 0 {
+		return fmt.Errorf("the storage counted %d forbidden writes", r.Violations)
+	}
+	return nil
+}

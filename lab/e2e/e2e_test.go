@@ -1,0 +1,81 @@
+package e2e
+
+import (
+	"testing"
+
+	"belay.dev/belay/lab/cluster"
+	"belay.dev/belay/lab/demo"
+	"belay.dev/belay/lab/labdisk"
+	"belay.dev/belay/lab/labtest"
+	"belay.dev/belay/lab/timeline"
+)
+
+// TestVolumeGoesAllTheWay is the short way: a claim, a writer, one move, every
+// record read back, nothing left.
+func TestVolumeGoesAllTheWay(t *testing.T) {
+	ctx := t.Context()
+	scene := labtest.Open(t, cluster.Options{
+		Name: "e2e", Nodes: 2, NodeKind: cluster.NodeKindBelay, Plane: cluster.PlaneBelay,
+		Drivers: []string{labdisk.DriverDisk},
+	})
+	if _, err := scene.Place(ctx); err != nil {
+		t.Fatal(err)
+	}
+	move, err := scene.Drain(ctx, "drain")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := timeline.Chart(t.Output(), move, timeline.Style{}); err != nil {
+		t.Error(err)
+	}
+	for _, hop := range move.Hops {
+		if !hop.Seen {
+			t.Errorf("hop %q of the move was not seen", hop.Name)
+		}
+	}
+	if err := scene.AwaitSettled(ctx, move.To); err != nil {
+		t.Error(err)
+	}
+	if _, err := scene.Verify(ctx); err != nil {
+		t.Error(err)
+	}
+	if n, err := scene.Violations(ctx); err != nil || n != 0 {
+		t.Errorf("the storage counted %d forbidden writes (%v)", n, err)
+	}
+	if err := scene.RemoveWriter(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDemo is the whole demo: on both kinds of node, and on kubelets through both
+// planes.
+func TestDemo(t *testing.T) {
+	labtest.Needs(t)
+	if testing.Short() {
+		t.Skip("NOT RUN: the whole demo belongs to the long tests")
+	}
+	for name, set := range map[string]demo.Settings{
+		"belay nodes, belay's plane":      {NodeKind: cluster.NodeKindBelay, Plane: cluster.PlaneBelay},
+		"kubelet nodes, belay's plane":    {NodeKind: cluster.NodeKindKubelet, Plane: cluster.PlaneBelay},
+		"kubelet nodes, upstream's plane": {NodeKind: cluster.NodeKindKubelet, Plane: cluster.PlaneUpstream},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if set.NodeKind == cluster.NodeKindKubelet {
+				if kind, because := cluster.DefaultNodeKind(); kind != cluster.NodeKindKubelet {
+					t.Skip("NOT RUN: " + because)
+				}
+			}
+			set.Name, set.Say = "e2e-demo", t.Logf
+			set.Show = func(_ string, step demo.Step) error {
+				if step.Move == nil {
+					t.Logf("refused: %s", step.Refused.Message)
+					return nil
+				}
+				return timeline.Chart(t.Output(), step.Move, timeline.Style{})
+			}
+			if _, err := demo.Run(t.Context(), set); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

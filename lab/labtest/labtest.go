@@ -1,0 +1,46 @@
+// Package labtest is what the lab's end-to-end tests share: it skips them loudly
+// where no lab can run, and checks behind each that nothing is left.
+package labtest
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+
+	"belay.dev/belay/lab/cluster"
+	"belay.dev/belay/lab/scenario"
+)
+
+// Needs skips a test where no lab can run, and says why.
+func Needs(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("NOT RUN: a lab makes mounts, loop devices and namespaces, which needs root; run the tests as root")
+	}
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		t.Skipf("NOT RUN: the lab's storage needs FUSE: %v", err)
+	}
+}
+
+// Open starts a lab that ends with the test, and then checks that nothing of
+// it is left on the machine.
+func Open(t *testing.T, o cluster.Options) *scenario.Scene {
+	t.Helper()
+	Needs(t)
+	scene, err := scenario.Open(t.Context(), o, t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		dir := scene.Cluster.Dir()
+		// The test's context has ended by now.
+		if err := scene.Close(context.Background()); err != nil { //nolint:usetesting // see above
+			t.Error(err)
+		}
+		if left := scenario.LeftOnMachine(dir, o.Name); len(left) > 0 {
+			t.Errorf("the lab left on the machine:\n%s", strings.Join(left, "\n"))
+		}
+	})
+	return scene
+}

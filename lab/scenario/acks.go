@@ -1,0 +1,110 @@
+package scenario
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"belay.dev/belay/lab/timeline"
+)
+
+// follower reads the logs of all pods that write to a claim, from their start to
+// their end, and keeps the highest number that was acknowledged. A log dies with
+// its pod, so it must be read while the pod lives.
+type follower struct {
+	client kubernetes.Interface
+	group  sync.WaitGroup
+
+	mu      sync.Mutex
+	highAck int64
+	stops   map[string]context.CancelFunc // by the pod's UID
+}
+
+// follow starts to read the log of every pod that runs from now on.
+func follow(ctx context.Context, client kubernetes.Interface, record *timeline.Recorder) *follower {
+	f := &follower{client: client, stops: map[string]context.CancelFunc{}}
+	record.Listen(func(c timeline.Change) {
+		switch {
+		case c.Kind == timeline.PodRunning && len(c.Claims) > 0:
+			f.start(ctx, c)
+		case c.Kind == timeline.PodGone:
+			f.stop(c.UID)
+		}
+	})
+	return f
+}
+
+func (f *follower) start(ctx context.Context, c timeline.Change) {
+	namespace, name, _ := strings.Cut(c.Object, "/")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.stops[c.UID] != nil || ctx.Err() != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	f.stops[c.UID] = cancel
+	f.group.Go(func() { f.read(ctx, namespace, name) })
+}
+
+// stop ends the reading of a pod's log a moment after the pod is gone: what is on
+// its way still counts.
+func (f *follower) stop(uid string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if cancel := f.stops[uid]; cancel != nil {
+		time.AfterFunc(time.Second, cancel)
+	}
+}
+
+// read follows one pod's log and begins anew when the stream breaks, as it does
+// when the API server or the node's agent is killed.
+func (f *follower) read(ctx context.Context, namespace, name string) {
+	for ctx.Err() == nil {
+		stream, err := f.client.CoreV1().Pods(namespace).GetLogs(name, &corev1.PodLogOptions{Follow: true}).Stream(ctx)
+		if err == nil {
+			f.scan(stream)
+			_ = stream.Close() // nothing was written to it
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(lookAgain):
+		}
+	}
+}
+
+func (f *follower) scan(stream io.Reader) {
+	lines := bufio.NewScanner(stream)
+	for lines.Scan() {
+		if n, ok := acknowledged(lines.Text()); ok {
+			f.mu.Lock()
+			f.highAck = max(f.highAck, n)
+			f.mu.Unlock()
+		}
+	}
+}
+
+// acknowledged reads a line of the writer's log.
+func acknowledged(line string) (int64, bool) {
+	number, ok := strings.CutPrefix(line, "acknowledged ")
+	if !ok {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(number, 10, 64)
+	return n, err == nil
+}
+
+func (f *follower) highest() int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.highAck
+}
+
+// wait returns when all readers have ended; their context must have ended before.
+func (f *follower) wait() { f.group.Wait() }
