@@ -4,16 +4,20 @@ import (
 	"fmt"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strconv"
 	"time"
+
+	"belay.dev/belay/lab/labdisk"
+	"belay.dev/belay/lab/nodes"
 )
 
 // Kinds of lab nodes.
 const (
 	// NodeKindKubelet is a real kubelet with containerd and runc.
-	NodeKindKubelet = "kubelet"
+	NodeKindKubelet = string(nodes.KindKubelet)
 	// NodeKindBelay is belay's node agent with a pod's command run as a plain process.
-	NodeKindBelay = "belay"
+	NodeKindBelay = string(nodes.KindBelay)
 )
 
 // Who runs attach and detach.
@@ -24,19 +28,6 @@ const (
 	// PlaneUpstream leaves the controller manager's controller on and runs csi-attacher.
 	PlaneUpstream = "upstream"
 )
-
-// Drivers that labdisk can pose as.
-const (
-	// DriverDisk is a block volume for one node at a time, with attach.
-	DriverDisk = "labdisk.belay.dev"
-	// DriverShare is a volume that many nodes may write, with attach.
-	DriverShare = "labshare.belay.dev"
-	// DriverLocal has no attach at all (attachRequired: false), as NFS has none.
-	DriverLocal = "lablocal.belay.dev"
-)
-
-// AllDrivers are all personalities of labdisk.
-func AllDrivers() []string { return []string{DriverDisk, DriverShare, DriverLocal} }
 
 // Options say what kind of lab to start. The zero value is a lab named "lab" with three nodes of
 // the best kind that this machine can run, belay's plane, and the labdisk driver alone.
@@ -53,7 +44,7 @@ type Options struct {
 	// Permissive makes a storage that forbids nothing: a second publish succeeds, an unpublish
 	// cuts nothing. The proof is then in the record of calls and in the data.
 	Permissive bool `json:"permissive"`
-	// Drivers to run; default DriverDisk alone.
+	// Drivers to run, of labdisk.Drivers(); default labdisk.DriverDisk alone.
 	Drivers []string `json:"drivers"`
 	// NodeMonitorGrace is kube-controller-manager's --node-monitor-grace-period, after which a node
 	// that is silent becomes NotReady; 0 means upstream's default, 50 s. The demo shortens it for
@@ -87,7 +78,7 @@ func (o Options) withDefaults() (Options, error) {
 		o.Plane = PlaneBelay
 	}
 	if len(o.Drivers) == 0 {
-		o.Drivers = []string{DriverDisk}
+		o.Drivers = []string{labdisk.DriverDisk}
 	}
 	if o.NodeKind == "" {
 		o.NodeKind, _ = DefaultNodeKind()
@@ -111,13 +102,9 @@ func (o Options) validate() error {
 	if o.Plane != PlaneBelay && o.Plane != PlaneUpstream {
 		return fmt.Errorf("the plane is %s or %s, not %q", PlaneBelay, PlaneUpstream, o.Plane)
 	}
-	known := map[string]bool{}
-	for _, driver := range AllDrivers() {
-		known[driver] = true
-	}
 	for _, driver := range o.Drivers {
-		if !known[driver] {
-			return fmt.Errorf("there is no driver %q: the lab has %v", driver, AllDrivers())
+		if !slices.Contains(labdisk.Drivers(), driver) {
+			return fmt.Errorf("there is no driver %q: the lab has %v", driver, labdisk.Drivers())
 		}
 	}
 	return nil
@@ -136,3 +123,11 @@ func DefaultNodeKind() (kind, because string) {
 
 // nodeName is the name of the i-th node, counted from 1.
 func nodeName(i int) string { return "node-" + strconv.Itoa(i) }
+
+func (o Options) nodeNames() []string {
+	names := make([]string, 0, o.Nodes)
+	for i := range o.Nodes {
+		names = append(names, nodeName(i+1))
+	}
+	return names
+}

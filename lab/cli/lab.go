@@ -1,0 +1,242 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"belay.dev/belay/lab/cluster"
+	"belay.dev/belay/lab/upstream"
+)
+
+func downCommand() *cobra.Command {
+	var name string
+	command := &cobra.Command{
+		Use: "down", Short: "End a lab and remove everything of it but its logs", Args: noArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			lab, err := cluster.Find(name)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeoutCause(command.Context(), 90*time.Second, errors.New("it took longer than 90 s"))
+			defer cancel()
+			if err := lab.Stop(ctx); err != nil {
+				return err
+			}
+			fmt.Fprintf(command.OutOrStdout(), "Lab %s is down.\n", name)
+			return nil
+		},
+	}
+	nameFlag(command, &name)
+	return command
+}
+
+func statusCommand() *cobra.Command {
+	var name, output string
+	command := &cobra.Command{
+		Use: "status", Short: "Show a lab's components", Args: noArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			lab, err := cluster.Find(name)
+			if err != nil {
+				return err
+			}
+			status, err := lab.Status(command.Context())
+			if err != nil {
+				return err
+			}
+			switch output {
+			case "json":
+				encoder := json.NewEncoder(command.OutOrStdout())
+				encoder.SetIndent("", "  ")
+				return encoder.Encode(status)
+			case "":
+				return printStatus(command.OutOrStdout(), status)
+			default:
+				return usageError{fmt.Errorf("-o knows json, not %q", output)}
+			}
+		},
+	}
+	nameFlag(command, &name)
+	command.Flags().StringVarP(&output, "output", "o", "", "json, or a table if it is left out")
+	return command
+}
+
+func printStatus(out io.Writer, s cluster.Status) error {
+	storage := "strict"
+	if s.Permissive {
+		storage = "permissive"
+	}
+	fmt.Fprintf(out, "Lab %s: %s plane, %s nodes, %s storage (%s)\n", style(out, bold, s.Name), s.Plane, s.NodeKind, storage, strings.Join(s.Drivers, ", "))
+	fmt.Fprintf(out, "Server %s, kubeconfig %s, supervisor %d\n\n", s.Server, s.Kubeconfig, s.HolderPID)
+	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(table, "COMPONENT\tSTATE\tPID\tRESTARTS\tLAST EXIT")
+	for _, component := range s.Components {
+		state, pid := "running", fmt.Sprint(component.PID)
+		if component.PID == 0 {
+			state, pid = "down", "-"
+		}
+		if slices.Contains(s.Off, component.Name) {
+			state = "off"
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%s\n", component.Name, state, pid, component.Restarts, component.LastError)
+	}
+	if err := table.Flush(); err != nil {
+		return fmt.Errorf("printing the status: %w", err)
+	}
+	return nil
+}
+
+func cleanCommand() *cobra.Command {
+	var name string
+	command := &cobra.Command{
+		Use: "clean", Short: "Remove what labs that were killed left on this machine", Args: noArgs,
+		Long: "Remove what labs that were killed left on this machine: processes (by pid and start time, so that no\n" +
+			"other is hit), mounts, loop devices, cgroups, changed sysctls, folders. Labs that run are left alone.",
+		RunE: func(command *cobra.Command, _ []string) error {
+			names := []string{name}
+			if !command.Flags().Changed("name") {
+				all, err := cluster.Labs()
+				if err != nil {
+					return err
+				}
+				names = all
+			}
+			return clean(command, names)
+		},
+	}
+	command.Flags().StringVar(&name, "name", "", "one lab only (default: all)")
+	return command
+}
+
+func clean(command *cobra.Command, names []string) error {
+	out := command.OutOrStdout()
+	nothing := true
+	var errs []error
+	for _, name := range names {
+		removed, err := cluster.Clean(command.Context(), name)
+		if errors.Is(err, cluster.ErrRunning) {
+			fmt.Fprintf(out, "left alone: %v\n", err)
+			nothing = false
+			continue
+		}
+		for _, thing := range removed {
+			fmt.Fprintf(out, "removed %s\n", thing)
+			nothing = false
+		}
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if nothing {
+		fmt.Fprintln(out, "nothing to clean")
+	}
+	return nil
+}
+
+func nodeCommand() *cobra.Command {
+	var name string
+	command := &cobra.Command{Use: "node", Short: "Switch the nodes of a lab off and on"}
+	command.PersistentFlags().StringVar(&name, "name", "lab", "name of the lab")
+	command.AddCommand(
+		&cobra.Command{
+			Use: "list", Short: "List the nodes and whether they have power", Args: noArgs,
+			RunE: func(command *cobra.Command, _ []string) error { return listNodes(command, name) },
+		},
+		steer("poweroff NODE", "Cut a node's power: its processes die, its mounts vanish, its I/O fails", &name, (*cluster.Remote).PowerOff),
+		steer("poweron NODE", "Boot a node that was powered off", &name, (*cluster.Remote).PowerOn),
+	)
+	return command
+}
+
+func listNodes(command *cobra.Command, name string) error {
+	lab, err := cluster.Find(name)
+	if err != nil {
+		return err
+	}
+	status, err := lab.Status(command.Context())
+	if err != nil {
+		return err
+	}
+	for _, component := range status.Components {
+		if !strings.HasPrefix(component.Name, "node-") {
+			continue
+		}
+		power := "on"
+		if slices.Contains(status.Off, component.Name) {
+			power = "off"
+		}
+		fmt.Fprintf(command.OutOrStdout(), "%s\t%s\n", component.Name, power)
+	}
+	return nil
+}
+
+func killCommand() *cobra.Command {
+	var name string
+	command := steer("kill COMPONENT", "Kill a component with SIGKILL; the supervisor starts it again", &name, (*cluster.Remote).Kill)
+	command.Long = "Kill a component with SIGKILL; the supervisor starts it again. Components: those of `belay-lab status`,\n" +
+		"and inside a node its agent and its driver, as node-1/agent and node-1/driver. Killing node-1 is a power cut and a boot."
+	nameFlag(command, &name)
+	return command
+}
+
+// steer makes a command that does one thing to one part of a running lab.
+func steer(use, short string, name *string, do func(*cluster.Remote, context.Context, string) error) *cobra.Command {
+	return &cobra.Command{
+		Use: use, Short: short,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usageError{fmt.Errorf("%s wants one name", strings.Fields(use)[0])}
+			}
+			return nil
+		},
+		RunE: func(command *cobra.Command, args []string) error {
+			lab, err := cluster.Find(*name)
+			if err != nil {
+				return err
+			}
+			return do(lab, command.Context(), args[0])
+		},
+	}
+}
+
+func buildCommand() *cobra.Command {
+	var printOnly bool
+	command := &cobra.Command{
+		Use: "build", Short: "Build the upstream programs that the lab runs", Args: noArgs,
+		Long: "Build kube-apiserver, kube-controller-manager, kube-scheduler, kubectl, kubelet, etcd, csi-attacher and\n" +
+			"csi-provisioner from the modules that lab/go.mod pins, into bin/<key> of the cache folder. The key is made of\n" +
+			"their versions, go.sum and the version of Go; what is there is not built again. About ten minutes on two cores\n" +
+			"from nothing.\n\n" +
+			"BELAY_UPSTREAM_BIN names a folder that has the programs; BELAY_LAB_SRC the lab folder of a checkout, where it\n" +
+			"is not found beside this program.",
+		RunE: func(command *cobra.Command, _ []string) error {
+			cache, err := cluster.CacheDir()
+			if err != nil {
+				return err
+			}
+			programs, err := upstream.Ensure(command.Context(), upstream.Request{
+				Cache: cache, Kubelet: true, Progress: progressTo(command.ErrOrStderr()),
+			})
+			if err != nil {
+				return err
+			}
+			if printOnly {
+				fmt.Fprintln(command.OutOrStdout(), programs.Dir)
+				return nil
+			}
+			fmt.Fprintf(command.OutOrStdout(), "The upstream programs are in %s\n", programs.Dir)
+			return nil
+		},
+	}
+	command.Flags().BoolVar(&printOnly, "print", false, "print the folder and nothing else to stdout")
+	return command
+}

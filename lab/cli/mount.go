@@ -1,0 +1,14 @@
+package cli
+
+import (
+	"github.com/spf13/cobra"
+
+	"belay.dev/belay/lab/nodes"
+	"belay.dev/belay/lab/proc"
+)
+
+// mount adds the commands of the lab's other parts.
+func mount(root *cobra.Command) {
+	root.AddCommand(proc.Command())
+	root.AddCommand(nodes.Commands()...)
+}

@@ -1,0 +1,199 @@
+package cluster
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"belay.dev/belay/lab/labdisk"
+	"belay.dev/belay/lab/nodes"
+	"belay.dev/belay/lab/proc"
+	"belay.dev/belay/lab/upstream"
+)
+
+// Names of components.
+const (
+	componentEtcd        = "etcd"
+	componentAPIServer   = "kube-apiserver"
+	componentKCM         = "kube-controller-manager"
+	componentScheduler   = "kube-scheduler"
+	componentProvisioner = "csi-provisioner"
+	componentController  = "attach-controller"
+	componentAttacher    = "attacher"
+	componentFabric      = "fabric"
+)
+
+// Lease times of belay's controller and of both attachers. Shorter than the default of 15 s, so
+// that a killed one is followed by its next run in seconds; the same for both planes.
+const (
+	leaseDuration = "6s"
+	renewDeadline = "4s"
+	retryPeriod   = "1s"
+)
+
+// specs makes the command lines of one lab.
+type specs struct {
+	options  Options
+	paths    paths
+	ports    ports
+	upstream upstream.Programs
+	own      siblings
+}
+
+// sidecarName names the sidecar of the i-th driver: the first driver's has the plain name.
+func sidecarName(component string, drivers []string, i int) string {
+	if i == 0 {
+		return component
+	}
+	short, _, _ := strings.Cut(drivers[i], ".")
+	return component + "-" + short
+}
+
+// attachDrivers are the drivers that have an attach step.
+func (s specs) attachDrivers() []string {
+	return slices.DeleteFunc(slices.Clone(s.options.Drivers), func(driver string) bool { return driver == labdisk.DriverLocal })
+}
+
+func (s specs) component(name, path string, args ...string) proc.Spec {
+	return proc.Spec{Name: name, Path: path, Args: args, LogFile: s.paths.log(name), Dir: s.paths.run(), Restart: true}
+}
+
+// etcd syncs each write to the disk, as a cluster's does: the figures of the lab then hold for
+// real clusters, and a power cut of the machine loses nothing that was acknowledged.
+func (s specs) etcd() proc.Spec {
+	client, peer := "https://"+address(s.ports.Etcd), "https://"+address(s.ports.EtcdPeer)
+	spec := s.component(componentEtcd, s.upstream.Path("etcd"),
+		"--name=lab", "--data-dir="+s.paths.etcd(),
+		"--listen-client-urls="+client, "--advertise-client-urls="+client,
+		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=lab="+peer,
+		"--client-cert-auth", "--trusted-ca-file="+s.paths.cert("etcd-ca.crt"),
+		"--cert-file="+s.paths.cert("etcd.crt"), "--key-file="+s.paths.cert("etcd.key"),
+		"--peer-client-cert-auth", "--peer-trusted-ca-file="+s.paths.cert("etcd-ca.crt"),
+		"--peer-cert-file="+s.paths.cert("etcd.crt"), "--peer-key-file="+s.paths.cert("etcd.key"),
+		"--log-level=warn")
+	return spec
+}
+
+func (s specs) apiServer() proc.Spec {
+	return s.component(componentAPIServer, s.upstream.Path("kube-apiserver"),
+		"--bind-address="+loopback, "--advertise-address="+loopback, "--secure-port="+strconv.Itoa(s.ports.APIServer),
+		"--endpoint-reconciler-type=none", "--service-cluster-ip-range="+serviceRange,
+		"--tls-cert-file="+s.paths.cert("apiserver.crt"), "--tls-private-key-file="+s.paths.cert("apiserver.key"),
+		"--client-ca-file="+s.paths.cert("ca.crt"), "--anonymous-auth=false",
+		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
+		"--etcd-servers=https://"+address(s.ports.Etcd), "--etcd-cafile="+s.paths.cert("etcd-ca.crt"),
+		"--etcd-certfile="+s.paths.cert("apiserver-etcd-client.crt"), "--etcd-keyfile="+s.paths.cert("apiserver-etcd-client.key"),
+		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+		"--service-account-key-file="+s.paths.cert("sa.pub"), "--service-account-signing-key-file="+s.paths.cert("sa.key"),
+		// Nodes serve on 127.0.0.1, each on its own port.
+		"--kubelet-certificate-authority="+s.paths.cert("ca.crt"), "--kubelet-preferred-address-types=InternalIP",
+		"--kubelet-client-certificate="+s.paths.cert("apiserver-kubelet-client.crt"),
+		"--kubelet-client-key="+s.paths.cert("apiserver-kubelet-client.key"))
+}
+
+// controllerManager runs all controllers as shipped; under belay's plane all but attach/detach.
+func (s specs) controllerManager() proc.Spec {
+	controllers := "*"
+	if s.options.Plane == PlaneBelay {
+		controllers = "*,-persistentvolume-attach-detach-controller"
+	}
+	config := s.paths.kubeconfig(identityKCM)
+	spec := s.component(componentKCM, s.upstream.Path("kube-controller-manager"),
+		"--kubeconfig="+config, "--authentication-kubeconfig="+config, "--authorization-kubeconfig="+config,
+		"--bind-address="+loopback, "--secure-port="+strconv.Itoa(s.ports.ControllerManager),
+		"--tls-cert-file="+s.paths.cert("control-plane.crt"), "--tls-private-key-file="+s.paths.cert("control-plane.key"),
+		"--controllers="+controllers, "--use-service-account-credentials=true",
+		"--service-account-private-key-file="+s.paths.cert("sa.key"), "--root-ca-file="+s.paths.cert("ca.crt"),
+		// There is one only, and a killed one shall not wait for its own lease.
+		"--leader-elect=false")
+	if s.options.NodeMonitorGrace > 0 {
+		spec.Args = append(spec.Args, "--node-monitor-grace-period="+s.options.NodeMonitorGrace.String())
+	}
+	return spec
+}
+
+func (s specs) scheduler() proc.Spec {
+	config := s.paths.kubeconfig(identityScheduler)
+	return s.component(componentScheduler, s.upstream.Path("kube-scheduler"),
+		"--kubeconfig="+config, "--authentication-kubeconfig="+config, "--authorization-kubeconfig="+config,
+		"--bind-address="+loopback, "--secure-port="+strconv.Itoa(s.ports.Scheduler),
+		"--tls-cert-file="+s.paths.cert("control-plane.crt"), "--tls-private-key-file="+s.paths.cert("control-plane.key"),
+		"--leader-elect=false")
+}
+
+func (s specs) fabric() proc.Spec {
+	args := []string{"labdisk", "fabric", "--dir", s.paths.fabric(), "--listen", s.paths.fabricSocket(),
+		"--csi-dir", s.paths.csiDir(), "--drivers", strings.Join(s.options.Drivers, ",")}
+	if s.options.Permissive {
+		args = append(args, "--permissive")
+	}
+	return s.component(componentFabric, s.own.path("belay-lab"), args...)
+}
+
+// provisioners make and delete volumes, one per driver.
+func (s specs) provisioners() []proc.Spec {
+	var all []proc.Spec
+	for i, driver := range s.options.Drivers {
+		name := sidecarName(componentProvisioner, s.options.Drivers, i)
+		all = append(all, s.component(name, s.upstream.Path("csi-provisioner"),
+			"--csi-address="+s.paths.csiSocket(driver), "--kubeconfig="+s.paths.kubeconfig(identityProvisioner),
+			"--http-endpoint="+address(s.ports.Sidecars[name]), "--default-fstype=ext4", "--extra-create-metadata=true",
+			"--leader-election=false", "--timeout=30s"))
+	}
+	return all
+}
+
+// attachPlane is belay's controller and attachers, or upstream's attachers; upstream's controller
+// is inside kube-controller-manager.
+func (s specs) attachPlane() []proc.Spec {
+	var all []proc.Spec
+	verbosity := "--v=" + strconv.Itoa(s.options.Verbosity)
+	program, config, namespace := s.own.path("belay-attacher"), identityAttacher, belayNamespace
+	if s.options.Plane == PlaneUpstream {
+		program, config, namespace = s.upstream.Path("csi-attacher"), identityCSIAttacher, labNamespace
+	} else {
+		all = append(all, s.component(componentController, s.own.path("belay-controller"),
+			"--kubeconfig="+s.paths.kubeconfig(identityController),
+			"--leader-elect-lease-duration="+leaseDuration, "--leader-elect-renew-deadline="+renewDeadline,
+			"--leader-elect-retry-period="+retryPeriod,
+			"--health-probe-bind-address="+address(s.ports.ControllerHealth),
+			"--metrics-bind-address="+address(s.ports.ControllerMetrics), verbosity))
+	}
+	drivers := s.attachDrivers()
+	for i, driver := range drivers {
+		name := sidecarName(componentAttacher, drivers, i)
+		all = append(all, s.component(name, program,
+			"--csi-address="+s.paths.csiSocket(driver), "--kubeconfig="+s.paths.kubeconfig(config),
+			"--http-endpoint="+address(s.ports.Sidecars[name]),
+			"--leader-election", "--leader-election-namespace="+namespace, "--leader-election-lease-duration="+leaseDuration,
+			"--leader-election-renew-deadline="+renewDeadline, "--leader-election-retry-period="+retryPeriod, verbosity))
+	}
+	return all
+}
+
+// node is the process that makes a node's namespaces; killing it is a power cut.
+func (s specs) node(name string) (proc.Spec, *nodes.Node, error) {
+	config := nodes.Config{
+		Lab: s.options.Name, Name: name, Kind: nodes.Kind(s.options.NodeKind),
+		Dir: s.paths.node(name), LabDir: s.paths.dir(),
+		Kubeconfig: s.paths.kubeconfig(name), ClientCAFile: s.paths.cert("ca.crt"),
+		ServingCertFile: s.paths.cert(name + ".crt"), ServingKeyFile: s.paths.cert(name + ".key"),
+		KubeletPort:  s.ports.Kubelets[name],
+		FabricSocket: s.paths.fabricSocket(), Drivers: s.options.Drivers,
+		Programs:                  nodes.Programs{BelayLab: s.own.path("belay-lab"), Ledger: s.own.path("ledger")},
+		NodeStatusUpdateFrequency: nodes.Duration(s.options.NodeStatusUpdateFrequency),
+		Verbosity:                 s.options.Verbosity,
+	}
+	if config.Kind == nodes.KindKubelet {
+		config.Programs.Kubelet = s.upstream.Path("kubelet")
+	}
+	if err := nodes.WriteConfig(s.paths.nodeConfig(name), config); err != nil {
+		return proc.Spec{}, nil, err
+	}
+	command := nodes.InitCommand(config.Programs.BelayLab, s.paths.nodeConfig(name))
+	if len(command) == 0 {
+		return proc.Spec{}, nil, fmt.Errorf("node %s has no command", name)
+	}
+	return s.component(name, command[0], command[1:]...), &nodes.Node{Config: config}, nil
+}

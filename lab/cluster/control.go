@@ -1,0 +1,244 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"belay.dev/belay/lab/proc"
+)
+
+// Status is what a running lab says about itself.
+type Status struct {
+	Name       string       `json:"name"`
+	Plane      string       `json:"plane"`
+	NodeKind   string       `json:"nodeKind"`
+	Permissive bool         `json:"permissive"`
+	Drivers    []string     `json:"drivers"`
+	Dir        string       `json:"dir"`
+	Kubeconfig string       `json:"kubeconfig"`
+	Kubectl    string       `json:"kubectl"`
+	Server     string       `json:"server"`
+	HolderPID  int          `json:"holderPID"`
+	Components []proc.State `json:"components"`
+	// Off are the nodes without power.
+	Off []string `json:"off,omitempty"`
+}
+
+// Status of the lab now.
+func (c *Cluster) Status() Status {
+	s := Status{
+		Name: c.options.Name, Plane: c.options.Plane, NodeKind: c.options.NodeKind, Permissive: c.options.Permissive,
+		Drivers: c.options.Drivers, Dir: c.Dir(), Kubeconfig: c.Kubeconfig(), Kubectl: c.Kubectl(),
+		Server: c.ports.server(), HolderPID: os.Getpid(), Components: c.states(),
+	}
+	for _, node := range c.options.nodeNames() {
+		if !c.IsOn(node) {
+			s.Off = append(s.Off, node)
+		}
+	}
+	return s
+}
+
+// states of all components in the order of their start.
+func (c *Cluster) states() []proc.State {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := make([]proc.State, 0, len(c.started))
+	for _, name := range c.started {
+		all = append(all, c.processes[name].State())
+	}
+	return all
+}
+
+// StopRequested is closed when somebody asked this lab over its control socket to stop. Whoever
+// holds the cluster then calls Down.
+func (c *Cluster) StopRequested() <-chan struct{} { return c.control.stop }
+
+// controlServer lets other processes of the same user steer the lab: HTTP over a unix socket.
+type controlServer struct {
+	server *http.Server
+	stop   chan struct{}
+	done   chan error
+}
+
+func serveControl(c *Cluster) (*controlServer, error) {
+	listener, err := net.Listen("unix", c.paths.control())
+	if err != nil {
+		return nil, fmt.Errorf("listening on the control socket: %w", err)
+	}
+	s := &controlServer{stop: make(chan struct{}), done: make(chan error, 1)}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(c.Status()) //nolint:errchkjson // a client that went away needs no answer
+	})
+	act := func(pattern string, do func(string) error) {
+		mux.HandleFunc("POST "+pattern, func(w http.ResponseWriter, r *http.Request) {
+			if err := do(r.URL.Query().Get("name")); err != nil {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+			}
+		})
+	}
+	act("/kill", c.Kill)
+	act("/poweroff", c.PowerOff)
+	act("/poweron", c.PowerOn)
+	stopOnce := make(chan struct{}, 1)
+	stopOnce <- struct{}{}
+	act("/stop", func(string) error {
+		select {
+		case <-stopOnce:
+			close(s.stop)
+		default: // asked before
+		}
+		return nil
+	})
+	s.server = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	go func() { s.done <- s.server.Serve(listener) }()
+	return s, nil
+}
+
+func (s *controlServer) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if err := s.server.Shutdown(ctx); err != nil {
+		_ = s.server.Close()
+	}
+	if err := <-s.done; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serving the control socket: %w", err)
+	}
+	return nil
+}
+
+// Remote is a lab that another process holds.
+type Remote struct {
+	name  string
+	paths paths
+	http  *http.Client
+}
+
+// ErrNotRunning says that no lab of that name runs.
+var ErrNotRunning = errors.New("it does not run")
+
+// Find connects to a running lab by its name; ErrNotRunning if none runs.
+func Find(name string) (*Remote, error) {
+	p, err := labPaths(name)
+	if err != nil {
+		return nil, err
+	}
+	r := &Remote{name: name, paths: p, http: &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", p.control())
+		},
+	}}}
+	connection, err := net.DialTimeout("unix", p.control(), time.Second)
+	if err != nil {
+		hint := ""
+		if _, statErr := os.Stat(p.dir()); statErr == nil && !errors.Is(err, fs.ErrPermission) {
+			hint = fmt.Sprintf(", but something of it is left: `belay-lab clean --name %s` removes it", name)
+		}
+		return nil, fmt.Errorf("lab %s: %w%s", name, ErrNotRunning, hint)
+	}
+	_ = connection.Close()
+	return r, nil
+}
+
+// Dir is the lab's folder.
+func (r *Remote) Dir() string { return r.paths.dir() }
+
+// FabricSocket is where the lab's storage listens.
+func (r *Remote) FabricSocket() string { return r.paths.fabricSocket() }
+
+// Status asks the lab how it is.
+func (r *Remote) Status(ctx context.Context) (Status, error) {
+	var s Status
+	answer, err := r.ask(ctx, http.MethodGet, "/status", "")
+	if err != nil {
+		return s, err
+	}
+	if err := json.Unmarshal(answer, &s); err != nil {
+		return s, fmt.Errorf("reading the status of lab %s: %w", r.name, err)
+	}
+	return s, nil
+}
+
+// Kill kills a component of the lab, see Cluster.Kill.
+func (r *Remote) Kill(ctx context.Context, component string) error {
+	_, err := r.ask(ctx, http.MethodPost, "/kill", component)
+	return err
+}
+
+// PowerOff cuts the power of a node, see Cluster.PowerOff.
+func (r *Remote) PowerOff(ctx context.Context, node string) error {
+	_, err := r.ask(ctx, http.MethodPost, "/poweroff", node)
+	return err
+}
+
+// PowerOn boots a node, see Cluster.PowerOn.
+func (r *Remote) PowerOn(ctx context.Context, node string) error {
+	_, err := r.ask(ctx, http.MethodPost, "/poweron", node)
+	return err
+}
+
+// Stop asks the lab to go down and waits until it has.
+func (r *Remote) Stop(ctx context.Context) error {
+	status, err := r.Status(ctx)
+	if err != nil {
+		return err
+	}
+	holder, err := proc.Of("holder", status.HolderPID)
+	if err != nil {
+		return fmt.Errorf("finding the process that holds lab %s: %w", r.name, err)
+	}
+	if _, err := r.ask(ctx, http.MethodPost, "/stop", ""); err != nil {
+		return err
+	}
+	for r.held() {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("lab %s is still held by process %d: %w", r.name, holder.PID, context.Cause(ctx))
+		case <-time.After(lookAgain):
+		}
+	}
+	return nil
+}
+
+// held says whether some process holds the lab's lock.
+func (r *Remote) held() bool {
+	lock, err := takeLock(r.paths)
+	if err != nil {
+		return errors.Is(err, ErrRunning)
+	}
+	_ = lock.Close()
+	return false
+}
+
+func (r *Remote) ask(ctx context.Context, method, path, name string) ([]byte, error) {
+	request, err := http.NewRequestWithContext(ctx, method, "http://lab"+path+"?name="+url.QueryEscape(name), nil)
+	if err != nil {
+		return nil, fmt.Errorf("asking lab %s: %w", r.name, err)
+	}
+	response, err := r.http.Do(request)
+	if err != nil {
+		return nil, fmt.Errorf("asking lab %s: %w", r.name, err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	answer, err := io.ReadAll(response.Body)
+	if err != nil {
+		return nil, fmt.Errorf("reading the answer of lab %s: %w", r.name, err)
+	}
+	if response.StatusCode != http.StatusOK {
+		return nil, errors.New(strings.TrimSpace(string(answer)))
+	}
+	return answer, nil
+}

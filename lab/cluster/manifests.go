@@ -1,0 +1,156 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+
+	"belay.dev/belay/deploy"
+)
+
+// own are the lab's own documents: namespaces, what upstream's sidecars may do (the rules that
+// they ship), the drivers and their storage classes.
+//
+//go:embed manifests/*.yaml
+var own embed.FS
+
+// clusterKinds are what the lab takes of deploy/: who may do what. The Deployments beside them
+// are for clusters that run containers; the lab runs the programs itself.
+var clusterKinds = []string{"Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+
+// documents are all objects that a lab with these options begins with.
+func documents(o Options) ([]*unstructured.Unstructured, error) {
+	lab, err := readDocuments(own, "manifests")
+	if err != nil {
+		return nil, err
+	}
+	lab = slices.DeleteFunc(lab, func(object *unstructured.Unstructured) bool { return !wanted(object, o.Drivers) })
+	for _, dir := range []string{"belay-controller", "belay-attacher"} {
+		shipped, err := readDocuments(deploy.Files, dir)
+		if err != nil {
+			return nil, err
+		}
+		for _, object := range shipped {
+			if slices.Contains(clusterKinds, object.GetKind()) {
+				lab = append(lab, object)
+			}
+		}
+	}
+	return lab, nil
+}
+
+// wanted leaves out the driver and classes of drivers that do not run.
+func wanted(object *unstructured.Unstructured, drivers []string) bool {
+	driver := ""
+	switch object.GetKind() {
+	case "CSIDriver":
+		driver = object.GetName()
+	case "StorageClass":
+		driver, _, _ = unstructured.NestedString(object.Object, "provisioner")
+	default:
+		return true
+	}
+	return slices.Contains(drivers, driver)
+}
+
+func readDocuments(files fs.FS, dir string) ([]*unstructured.Unstructured, error) {
+	names, err := fs.Glob(files, path.Join(dir, "*.yaml"))
+	if err != nil {
+		return nil, fmt.Errorf("listing documents in %s: %w", dir, err)
+	}
+	var all []*unstructured.Unstructured
+	for _, name := range names {
+		content, err := fs.ReadFile(files, name)
+		if err != nil {
+			return nil, fmt.Errorf("reading %s: %w", name, err)
+		}
+		decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(content), 4096)
+		for {
+			var raw map[string]any
+			err := decoder.Decode(&raw)
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				return nil, fmt.Errorf("reading %s: %w", name, err)
+			}
+			if len(raw) > 0 {
+				all = append(all, &unstructured.Unstructured{Object: raw})
+			}
+		}
+	}
+	return all, nil
+}
+
+// fieldManager owns what the lab applies.
+const fieldManager = "belay-lab"
+
+// applyAll puts the documents into the cluster: namespaces first, then the others side by side.
+func applyAll(ctx context.Context, config *rest.Config, objects []*unstructured.Unstructured) error {
+	discoveryClient, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		return fmt.Errorf("making a discovery client: %w", err)
+	}
+	groups, err := restmapper.GetAPIGroupResources(discoveryClient)
+	if err != nil {
+		return fmt.Errorf("asking the API server for its resources: %w", err)
+	}
+	client, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("making a dynamic client: %w", err)
+	}
+	mapper := restmapper.NewDiscoveryRESTMapper(groups)
+	for _, namespaces := range []bool{true, false} {
+		group, groupCtx := errgroup.WithContext(ctx)
+		group.SetLimit(16)
+		for _, object := range objects {
+			if (object.GetKind() == "Namespace") == namespaces {
+				group.Go(func() error { return apply(groupCtx, client, mapper, object) })
+			}
+		}
+		if err := group.Wait(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func apply(ctx context.Context, client dynamic.Interface, mapper meta.RESTMapper, object *unstructured.Unstructured) error {
+	kind := object.GroupVersionKind()
+	mapping, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	if err != nil {
+		return fmt.Errorf("finding the resource of %s %s: %w", kind.Kind, object.GetName(), err)
+	}
+	var resource dynamic.ResourceInterface = client.Resource(mapping.Resource)
+	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
+		resource = client.Resource(mapping.Resource).Namespace(object.GetNamespace())
+	}
+	content, err := json.Marshal(object)
+	if err != nil {
+		return fmt.Errorf("encoding %s %s: %w", kind.Kind, object.GetName(), err)
+	}
+	force := true
+	if _, err := resource.Patch(ctx, object.GetName(), types.ApplyPatchType, content,
+		metav1.PatchOptions{FieldManager: fieldManager, Force: &force}); err != nil {
+		return fmt.Errorf("applying %s %s: %w", kind.Kind, object.GetName(), err)
+	}
+	return nil
+}

@@ -1,0 +1,140 @@
+package cluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"belay.dev/belay/lab/proc"
+)
+
+// ports of a lab, all on 127.0.0.1.
+type ports struct {
+	Etcd              int            `json:"etcd"`
+	EtcdPeer          int            `json:"etcdPeer"`
+	APIServer         int            `json:"apiServer"`
+	ControllerManager int            `json:"controllerManager"`
+	Scheduler         int            `json:"scheduler"`
+	ControllerHealth  int            `json:"controllerHealth"`
+	ControllerMetrics int            `json:"controllerMetrics"`
+	Sidecars          map[string]int `json:"sidecars"` // component -> metrics port
+	Kubelets          map[string]int `json:"kubelets"` // node -> port
+}
+
+// The lab's ports lie below Linux' default range for outgoing connections (32768 and above), so
+// that no connection can take one between the choice and the server's start.
+const (
+	firstPort = 20000
+	lastPort  = 31999
+)
+
+// portChooser hands out ports that nobody listens on and no other lab of this cache has chosen.
+type portChooser struct {
+	taken map[int]bool
+	err   error
+}
+
+func newPortChooser(cache string) *portChooser {
+	c := &portChooser{taken: map[int]bool{}}
+	states, _ := filepath.Glob(filepath.Join(cache, "labs", "*", "lab.json"))
+	for _, path := range states {
+		s, err := readState(path)
+		if err != nil {
+			continue
+		}
+		for _, port := range s.Ports.all() {
+			c.taken[port] = true
+		}
+	}
+	return c
+}
+
+func (c *portChooser) choose() int {
+	for range 1000 {
+		port := firstPort + rand.IntN(lastPort-firstPort+1) //nolint:gosec // not a secret
+		if c.taken[port] {
+			continue
+		}
+		listener, err := net.Listen("tcp", net.JoinHostPort(loopback, strconv.Itoa(port)))
+		if err != nil {
+			continue
+		}
+		_ = listener.Close()
+		c.taken[port] = true
+		return port
+	}
+	c.err = fmt.Errorf("no free port between %d and %d on %s", firstPort, lastPort, loopback)
+	return 0
+}
+
+func choosePorts(cache string, o Options) (ports, error) {
+	c := newPortChooser(cache)
+	p := ports{
+		Etcd: c.choose(), EtcdPeer: c.choose(), APIServer: c.choose(), ControllerManager: c.choose(), Scheduler: c.choose(),
+		ControllerHealth: c.choose(), ControllerMetrics: c.choose(),
+		Sidecars: map[string]int{}, Kubelets: map[string]int{},
+	}
+	for i := range o.Drivers {
+		p.Sidecars[sidecarName(componentProvisioner, o.Drivers, i)] = c.choose()
+		p.Sidecars[sidecarName(componentAttacher, o.Drivers, i)] = c.choose()
+	}
+	for _, node := range o.nodeNames() {
+		p.Kubelets[node] = c.choose()
+	}
+	return p, c.err
+}
+
+func (p ports) all() []int {
+	all := []int{p.Etcd, p.EtcdPeer, p.APIServer, p.ControllerManager, p.Scheduler, p.ControllerHealth, p.ControllerMetrics}
+	for _, more := range []map[string]int{p.Sidecars, p.Kubelets} {
+		for _, port := range more {
+			all = append(all, port)
+		}
+	}
+	return all
+}
+
+func (p ports) server() string { return "https://" + address(p.APIServer) }
+
+func address(port int) string { return net.JoinHostPort(loopback, strconv.Itoa(port)) }
+
+// state is what a lab's folder says about it, for other processes and later runs.
+type state struct {
+	Options Options `json:"options"`
+	Ports   ports   `json:"ports"`
+	// Holder is the process that supervises the lab.
+	Holder proc.Record `json:"holder"`
+	// Upstream is the folder of the upstream programs in use.
+	Upstream string `json:"upstream"`
+}
+
+func readState(path string) (state, error) {
+	var s state
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return s, fmt.Errorf("reading the lab's state: %w", err)
+	}
+	if err := json.Unmarshal(content, &s); err != nil {
+		return s, fmt.Errorf("reading the lab's state %s: %w", path, err)
+	}
+	return s, nil
+}
+
+func (s state) write(path string) error {
+	content, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encoding the lab's state: %w", err)
+	}
+	temporary := path + ".tmp"
+	if err := os.WriteFile(temporary, append(content, '\n'), 0o600); err != nil {
+		return fmt.Errorf("writing the lab's state: %w", err)
+	}
+	if err := os.Rename(temporary, path); err != nil {
+		return fmt.Errorf("putting the lab's state in place: %w", err)
+	}
+	return nil
+}

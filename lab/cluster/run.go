@@ -1,0 +1,374 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"belay.dev/belay/lab/labdisk"
+	"belay.dev/belay/lab/nodes"
+	"belay.dev/belay/lab/proc"
+	"belay.dev/belay/lab/upstream"
+)
+
+// Cluster is a running lab whose processes this process supervises. They live until Down; if this
+// process dies without it, Clean finds them by their records. Its methods may be called from any
+// goroutine.
+type Cluster struct {
+	options Options
+	paths   paths
+	ports   ports
+	specs   specs
+	group   proc.Group
+	lock    *os.File
+	fabric  *labdisk.Client
+	control *controlServer
+
+	mu        sync.Mutex
+	processes map[string]*proc.Process
+	nodes     map[string]*nodes.Node
+	started   []string // names in the order of their start
+	down      bool
+}
+
+// Up starts a lab and returns when its nodes are Ready and their drivers are registered. If it
+// fails, or ctx ends first, nothing is left behind. A lab of the same name that was killed is
+// cleaned first; one that still runs is an error.
+func Up(ctx context.Context, o Options) (*Cluster, error) {
+	o, err := o.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	p, err := labPaths(o.Name)
+	if err != nil {
+		return nil, err
+	}
+	if err := preflight(p, o); err != nil {
+		return nil, err
+	}
+	own, err := findSiblings(neededSiblings(o))
+	if err != nil {
+		return nil, err
+	}
+	programs, err := upstream.Ensure(ctx, upstream.Request{
+		Cache: p.cache, Kubelet: o.NodeKind == NodeKindKubelet, Progress: o.Progress,
+	})
+	if err != nil {
+		return nil, err
+	}
+	lock, err := takeLock(p)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{
+		options: o, paths: p, lock: lock,
+		group:     proc.Group{RunDir: p.run(), Shim: own.path("belay-lab")},
+		processes: map[string]*proc.Process{}, nodes: map[string]*nodes.Node{},
+	}
+	if err := c.start(ctx, programs, own); err != nil {
+		// The caller's context may be what ended; clearing up needs its own.
+		clear, cancel := context.WithTimeout(context.WithoutCancel(ctx), downWithin)
+		defer cancel()
+		return nil, errors.Join(err, c.Down(clear))
+	}
+	return c, nil
+}
+
+func neededSiblings(o Options) []string {
+	if o.Plane == PlaneUpstream {
+		return []string{"belay-lab", "ledger"}
+	}
+	return []string{"belay-lab", "ledger", "belay-controller", "belay-attacher"}
+}
+
+// start brings everything up, what can go side by side at the same time.
+func (c *Cluster) start(ctx context.Context, programs upstream.Programs, own siblings) error {
+	began := time.Now()
+	if err := c.cleanPrevious(ctx); err != nil {
+		return err
+	}
+	if err := c.prepare(programs, own); err != nil {
+		return err
+	}
+	if err := c.startStorageAndServer(ctx); err != nil {
+		return err
+	}
+	c.options.Progress("the API server is ready (%s)", since(began))
+	if err := c.startRest(ctx); err != nil {
+		return err
+	}
+	c.options.Progress("%s ready (%s)", counted(c.options.Nodes, "node is", "nodes are"), since(began))
+	return nil
+}
+
+// cleanPrevious removes what a killed lab of this name left.
+func (c *Cluster) cleanPrevious(ctx context.Context) error {
+	report, err := cleanLab(ctx, c.paths)
+	if err != nil {
+		return fmt.Errorf("cleaning up after the last lab of this name: %w", err)
+	}
+	if len(report) > 0 {
+		c.options.Progress("removed what a killed lab had left: %s", strings.Join(report, ", "))
+	}
+	return nil
+}
+
+// prepare makes folders, certificates and the record of the lab.
+func (c *Cluster) prepare(programs upstream.Programs, own siblings) error {
+	for _, dir := range []string{c.paths.run(), c.paths.logs(), c.paths.csiDir(), c.paths.nodes()} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("making the lab's folders: %w", err)
+		}
+	}
+	for _, node := range c.options.nodeNames() {
+		if err := os.MkdirAll(c.paths.node(node), 0o755); err != nil {
+			return fmt.Errorf("making the folder of %s: %w", node, err)
+		}
+	}
+	var err error
+	if c.ports, err = choosePorts(c.paths.cache, c.options); err != nil {
+		return err
+	}
+	holder, err := proc.Self("holder", os.Args[0])
+	if err != nil {
+		return err
+	}
+	s := state{Options: c.options, Ports: c.ports, Holder: holder, Upstream: programs.Dir}
+	if err := s.write(c.paths.state()); err != nil {
+		return err
+	}
+	if err := writePKI(c.paths, c.ports.server(), c.options.nodeNames()); err != nil {
+		return err
+	}
+	c.specs = specs{options: c.options, paths: c.paths, ports: c.ports, upstream: programs, own: own}
+	c.control, err = serveControl(c)
+	return err
+}
+
+// startStorageAndServer returns when fabric and API server answer.
+func (c *Cluster) startStorageAndServer(ctx context.Context) error {
+	for _, spec := range []proc.Spec{c.specs.fabric(), c.specs.etcd()} {
+		if err := c.launch(spec); err != nil {
+			return err
+		}
+	}
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		return c.await(groupCtx, "the fabric", startWithin, func(context.Context) error {
+			client, err := labdisk.Dial(c.paths.fabricSocket())
+			if err != nil {
+				return err
+			}
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.fabric = client
+			return nil
+		})
+	})
+	group.Go(func() error {
+		if err := c.await(groupCtx, "etcd", startWithin, func(ctx context.Context) error { return dial(ctx, c.ports.Etcd) }); err != nil {
+			return err
+		}
+		if err := c.launch(c.specs.apiServer()); err != nil {
+			return err
+		}
+		return c.awaitServer(groupCtx)
+	})
+	return group.Wait()
+}
+
+// startRest starts what needs the API server and returns when the lab can run pods.
+func (c *Cluster) startRest(ctx context.Context) error {
+	objects, err := documents(c.options)
+	if err != nil {
+		return err
+	}
+	for _, spec := range []proc.Spec{c.specs.controllerManager(), c.specs.scheduler()} {
+		if err := c.launch(spec); err != nil {
+			return err
+		}
+	}
+	if err := applyAll(ctx, c.RESTConfig(), objects); err != nil {
+		return err
+	}
+	for _, spec := range slices.Concat(c.specs.provisioners(), c.specs.attachPlane()) {
+		if err := c.launch(spec); err != nil {
+			return err
+		}
+	}
+	for _, name := range c.options.nodeNames() {
+		if err := c.startNode(name); err != nil {
+			return err
+		}
+	}
+	client, err := kubernetes.NewForConfig(c.RESTConfig())
+	if err != nil {
+		return fmt.Errorf("making a client: %w", err)
+	}
+	group, groupCtx := errgroup.WithContext(ctx)
+	for _, name := range c.options.nodeNames() {
+		group.Go(func() error { return c.awaitNode(groupCtx, client, name) })
+	}
+	group.Go(func() error { return c.awaitServiceAccount(groupCtx, client) })
+	return group.Wait()
+}
+
+// launch starts a component and remembers it.
+func (c *Cluster) launch(spec proc.Spec) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.down {
+		return errDown
+	}
+	process, err := c.group.Start(spec)
+	if err != nil {
+		return err
+	}
+	if _, again := c.processes[spec.Name]; !again {
+		c.started = append(c.started, spec.Name)
+	}
+	c.processes[spec.Name] = process
+	return nil
+}
+
+var errDown = errors.New("the lab is being shut down")
+
+// Kubeconfig is the path of the admin's kubeconfig.
+func (c *Cluster) Kubeconfig() string { return c.paths.kubeconfig(identityAdmin) }
+
+// Dir is the lab's folder, labs/<name> in the cache folder.
+func (c *Cluster) Dir() string { return c.paths.dir() }
+
+// LogDir is where the logs of the last run lie after Down.
+func (c *Cluster) LogDir() string { return c.paths.lastLogs() }
+
+// Kubectl is the path of the kubectl that was built with the control plane.
+func (c *Cluster) Kubectl() string { return c.specs.upstream.Path("kubectl") }
+
+// Options are those of Up, with what was left out filled in.
+func (c *Cluster) Options() Options { return c.options }
+
+// RESTConfig is the admin's client configuration, without client-side throttling. A new copy.
+func (c *Cluster) RESTConfig() *rest.Config {
+	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig())
+	if err != nil {
+		// Written by this very process a moment ago; a server that cannot be reached says more
+		// to a caller than a nil would.
+		return &rest.Config{Host: c.ports.server(), QPS: -1}
+	}
+	config.QPS = -1
+	return config
+}
+
+// Fabric is a client of the storage.
+func (c *Cluster) Fabric() *labdisk.Client {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.fabric
+}
+
+// Node is a node's handle, nil if there is none of that name.
+func (c *Cluster) Node(name string) *nodes.Node {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.nodes[name]
+}
+
+// Components are the names of all components, in the order of their start.
+func (c *Cluster) Components() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.started)
+}
+
+func (c *Cluster) process(name string) (*proc.Process, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	process, ok := c.processes[name]
+	if !ok {
+		return nil, fmt.Errorf("the lab has no component %q: it has %s", name, strings.Join(c.started, ", "))
+	}
+	return process, nil
+}
+
+// Kill kills a component with SIGKILL; the supervisor starts it again. Names: etcd, kube-apiserver,
+// kube-controller-manager, kube-scheduler, csi-provisioner, attach-controller, attacher, fabric,
+// node-1, node-1/agent, node-1/driver and so on. With upstream's plane attach-controller is
+// kube-controller-manager. It returns when the process is gone.
+func (c *Cluster) Kill(name string) error {
+	if node, child, inside := strings.Cut(name, "/"); inside {
+		if n := c.Node(node); n != nil {
+			return n.Kill(child)
+		}
+		return fmt.Errorf("the lab has no node %q", node)
+	}
+	if name == componentController && c.options.Plane == PlaneUpstream {
+		name = componentKCM
+	}
+	process, err := c.process(name)
+	if err != nil {
+		return err
+	}
+	return process.Kill()
+}
+
+// takeLock makes this process the one that holds the lab. The kernel frees the lock when the
+// process ends, however it ends.
+func takeLock(p paths) (*os.File, error) {
+	file, err := openLock(p)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = file.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("lab %s: %w%s", p.name, ErrRunning, heldBy(p))
+		}
+		return nil, fmt.Errorf("locking lab %s: %w", p.name, err)
+	}
+	return file, nil
+}
+
+// ErrRunning says that a lab runs already.
+var ErrRunning = errors.New("it runs already")
+
+func heldBy(p paths) string {
+	s, err := readState(p.state())
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf(" (held by process %d); see `belay-lab status`, or end it with `belay-lab down --name %s`", s.Holder.PID, p.name)
+}
+
+func openLock(p paths) (*os.File, error) {
+	if err := os.MkdirAll(p.cache+"/labs", 0o755); err != nil {
+		return nil, fmt.Errorf("making the folder of labs: %w", err)
+	}
+	file, err := os.OpenFile(p.lock(), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("opening the lock of lab %s: %w", p.name, err)
+	}
+	return file, nil
+}
+
+func since(began time.Time) string {
+	return fmt.Sprintf("%.1f s", time.Since(began).Seconds())
+}
+
+func counted(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}

@@ -1,0 +1,248 @@
+package upstream
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// linkFlags leave out the symbol tables: a third of the size.
+const linkFlags = "-s -w"
+
+// kubelet is built only where nodes of that kind are wanted.
+const kubelet = "kubelet"
+
+// Request says what is wanted.
+type Request struct {
+	// Cache is the cache folder of belay; the programs lie in bin/<key> below it.
+	Cache string
+	// Kubelet asks for the kubelet as well.
+	Kubelet bool
+	// Progress is told what goes on, one line at a time; may be nil.
+	Progress func(format string, args ...any)
+}
+
+// Programs are built and ready to be run.
+type Programs struct {
+	// Dir is the folder that holds them.
+	Dir string
+}
+
+// Path of one program.
+func (p Programs) Path(name string) string { return filepath.Join(p.Dir, name) }
+
+// Ensure returns the programs, and builds before what is not there yet. BELAY_UPSTREAM_BIN names a
+// folder that has them. Several processes may call it at the same time; one builds, the others wait.
+func Ensure(ctx context.Context, r Request) (Programs, error) {
+	if r.Progress == nil {
+		r.Progress = func(string, ...any) {}
+	}
+	if dir := os.Getenv("BELAY_UPSTREAM_BIN"); dir != "" {
+		return given(dir, r)
+	}
+	dir, err := findSource()
+	if err != nil {
+		return Programs{}, err
+	}
+	s, err := readSource(dir)
+	if err != nil {
+		return Programs{}, err
+	}
+	goVersion, platform, err := goEnvironment(ctx, s)
+	if err != nil {
+		return Programs{}, err
+	}
+	programs := Programs{Dir: filepath.Join(r.Cache, "bin", s.key(goVersion, platform))}
+	wanted := slices.DeleteFunc(slices.Clone(s.programs), func(p program) bool { return p.name == kubelet && !r.Kubelet })
+	if len(missing(programs.Dir, wanted)) == 0 {
+		return programs, nil
+	}
+	return programs, buildMissing(ctx, s, programs, wanted, r.Progress)
+}
+
+// given takes the programs from a folder that somebody else has filled.
+func given(dir string, r Request) (Programs, error) {
+	absolute, err := filepath.Abs(dir)
+	if err != nil {
+		return Programs{}, fmt.Errorf("finding BELAY_UPSTREAM_BIN: %w", err)
+	}
+	var wanted []program
+	for _, name := range []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "csi-attacher", "csi-provisioner", kubelet} {
+		if name != kubelet || r.Kubelet {
+			wanted = append(wanted, program{name: name})
+		}
+	}
+	var names []string
+	for _, p := range missing(absolute, wanted) {
+		names = append(names, p.name)
+	}
+	if len(names) > 0 {
+		return Programs{}, fmt.Errorf("BELAY_UPSTREAM_BIN is %s, which lacks %s: put them there, or unset it and they are built", absolute, strings.Join(names, ", "))
+	}
+	return Programs{Dir: absolute}, nil
+}
+
+// missing are the programs that dir does not hold. A program appears there whole or not at all.
+func missing(dir string, wanted []program) []program {
+	return slices.DeleteFunc(slices.Clone(wanted), func(p program) bool {
+		found, err := os.Stat(filepath.Join(dir, p.name))
+		return err == nil && found.Mode().IsRegular()
+	})
+}
+
+// buildMissing builds one program after the other under a lock.
+func buildMissing(ctx context.Context, s source, programs Programs, wanted []program, progress func(string, ...any)) error {
+	unlock, err := lockDir(ctx, programs.Dir, progress)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	left := missing(programs.Dir, wanted) // another process may have built them while we waited
+	if len(left) == 0 {
+		return nil
+	}
+	began := time.Now()
+	progress("building %d upstream programs into %s: once, about ten minutes on two cores when nothing is cached", len(left), programs.Dir)
+	for i, p := range left {
+		progress("[%d/%d] %s %s", i+1, len(left), p.name, p.version)
+		start := time.Now()
+		if err := buildOne(ctx, s, p, programs.Dir); err != nil {
+			return err
+		}
+		progress("[%d/%d] %s %s built in %.0f s", i+1, len(left), p.name, p.version, time.Since(start).Seconds())
+	}
+	progress("the upstream programs are built (%.0f s)", time.Since(began).Seconds())
+	return nil
+}
+
+// buildOne builds beside the final place and moves the result there when it is whole.
+func buildOne(ctx context.Context, s source, p program, dir string) error {
+	temporary, err := os.MkdirTemp(dir, buildingPrefix)
+	if err != nil {
+		return explain(p, "", fmt.Errorf("making a folder for the build of %s: %w", p.name, err))
+	}
+	defer func() { _ = os.RemoveAll(temporary) }()
+	output := filepath.Join(temporary, p.name)
+	ldflags := strings.TrimSpace(linkFlags + " " + p.stamps)
+	var said bytes.Buffer
+	if err := runGo(ctx, s, &said, "build", "-buildvcs=false", "-ldflags", ldflags, "-o", output, p.pkg); err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("building %s: %w", p.name, context.Cause(ctx))
+		}
+		return explain(p, said.String(), err)
+	}
+	if err := os.Rename(output, filepath.Join(dir, p.name)); err != nil {
+		return fmt.Errorf("putting %s in place: %w", p.name, err)
+	}
+	return nil
+}
+
+// buildingPrefix begins the names of unfinished builds' folders.
+const buildingPrefix = ".building-"
+
+// runGo runs the go command in the lab's module. Its compilers end with it, and it with us.
+func runGo(ctx context.Context, s source, said *bytes.Buffer, args ...string) error {
+	// The parent-death signal is sent when the thread ends that started the child.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	command := exec.CommandContext(ctx, "go", args...)
+	command.Dir = s.dir
+	command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+	command.Stdout, command.Stderr = said, said
+	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGTERM}
+	command.Cancel = func() error { return unix.Kill(-command.Process.Pid, unix.SIGKILL) }
+	command.WaitDelay = 5 * time.Second
+	return command.Run()
+}
+
+// goEnvironment asks go for its version and platform, in the lab's module, where a newer
+// toolchain may be chosen.
+func goEnvironment(ctx context.Context, s source) (goVersion, platform string, err error) {
+	if _, err := exec.LookPath("go"); err != nil {
+		return "", "", fmt.Errorf("the upstream programs must be built but go is not in PATH: install Go %s or newer (https://go.dev/dl), "+
+			"or set BELAY_UPSTREAM_BIN to a folder that has the programs", s.goVersion)
+	}
+	var said bytes.Buffer
+	if err := runGo(ctx, s, &said, "env", "GOVERSION", "GOOS", "GOARCH"); err != nil {
+		if ctx.Err() != nil {
+			return "", "", context.Cause(ctx)
+		}
+		return "", "", fmt.Errorf("go does not run in %s; is it older than Go %s? It says: %s", s.dir, s.goVersion, lastLines(said.String()))
+	}
+	fields := strings.Fields(said.String())
+	if len(fields) != 3 {
+		return "", "", fmt.Errorf("go env answered %q", said.String())
+	}
+	return fields[0], fields[1] + "/" + fields[2], s.checkGo(fields[0])
+}
+
+// explain turns the words of a failed build into a sentence that says what to do.
+func explain(p program, said string, err error) error {
+	has := func(words ...string) bool {
+		return slices.ContainsFunc(words, func(word string) bool { return strings.Contains(said, word) })
+	}
+	switch {
+	case errors.Is(err, unix.ENOSPC) || has("no space left on device"):
+		return fmt.Errorf("building %s: the disk is full: make about 6 GB of room for Go's build cache (go env GOCACHE) and the programs, "+
+			"or point GOCACHE, GOTMPDIR and BELAY_CACHE to another disk", p.name)
+	case has("dial tcp", "no such host", "proxyconnect", "i/o timeout", "TLS handshake timeout", "connection refused", "network is unreachable"):
+		return fmt.Errorf("building %s: the modules cannot be downloaded; is the network up, and is GOPROXY (go env GOPROXY) right? go says: %s", p.name, lastLines(said))
+	case said == "":
+		return err
+	default:
+		return fmt.Errorf("building %s: %w; go says: %s", p.name, err, lastLines(said))
+	}
+}
+
+// lastLines is the end of what a program said, on one line.
+func lastLines(said string) string {
+	lines := strings.Split(strings.TrimSpace(said), "\n")
+	return strings.Join(lines[max(0, len(lines)-5):], " | ")
+}
+
+// lockDir makes dir and takes the lock beside it, waiting for another process that builds. What an
+// interrupted build left there is removed.
+func lockDir(ctx context.Context, dir string, progress func(string, ...any)) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("making the folder of programs: %w", err)
+	}
+	file, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("opening the lock of the build: %w", err)
+	}
+	for told := false; ; told = true {
+		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			_ = file.Close()
+			return nil, fmt.Errorf("locking the build: %w", err)
+		}
+		if !told {
+			progress("another process builds the upstream programs: waiting for it")
+		}
+		select {
+		case <-ctx.Done():
+			_ = file.Close()
+			return nil, context.Cause(ctx)
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+	leftovers, _ := filepath.Glob(filepath.Join(dir, buildingPrefix+"*"))
+	for _, leftover := range leftovers {
+		_ = os.RemoveAll(leftover)
+	}
+	return func() { _ = file.Close() }, nil
+}

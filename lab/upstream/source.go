@@ -1,0 +1,157 @@
+package upstream
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"go/version"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/mod/modfile"
+)
+
+// sourceDir may be set at link time to the folder of the lab's module:
+// -X belay.dev/belay/lab/upstream.sourceDir=/path/to/lab
+var sourceDir string
+
+// program is one `tool` directive of the lab's go.mod.
+type program struct {
+	name    string // of the file, such as "etcd"
+	pkg     string // import path
+	version string // of the module that holds it
+	stamps  string // linker flags that put the version into it
+}
+
+// source is the lab's module: what to build, from which versions.
+type source struct {
+	dir       string
+	goVersion string // the least Go that builds it, such as "1.26.0"
+	programs  []program
+	sum       []byte // go.sum
+}
+
+// findSource looks for the lab's go.mod: where BELAY_LAB_SRC says, in ../lab of this program's
+// folder (bin/belay-lab of a checkout), at the path given at link time.
+func findSource() (string, error) {
+	var candidates []string
+	if dir := os.Getenv("BELAY_LAB_SRC"); dir != "" {
+		candidates = append(candidates, dir)
+	} else {
+		if self, err := os.Executable(); err == nil {
+			candidates = append(candidates, filepath.Join(filepath.Dir(self), "..", "lab"))
+		}
+		if sourceDir != "" {
+			candidates = append(candidates, sourceDir)
+		}
+	}
+	for _, dir := range candidates {
+		if isLab(dir) {
+			return filepath.Abs(dir)
+		}
+	}
+	return "", fmt.Errorf("the upstream programs are built from the lab's go.mod, which is not in %s: set BELAY_LAB_SRC to the lab folder of a checkout of belay, "+
+		"or BELAY_UPSTREAM_BIN to a folder that has the programs", strings.Join(candidates, " or "))
+}
+
+func isLab(dir string) bool {
+	content, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+	return err == nil && modfile.ModulePath(content) == "belay.dev/belay/lab"
+}
+
+func readSource(dir string) (source, error) {
+	file := filepath.Join(dir, "go.mod")
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return source{}, fmt.Errorf("reading what to build: %w", err)
+	}
+	module, err := modfile.Parse(file, content, nil)
+	if err != nil {
+		return source{}, fmt.Errorf("reading what to build: %w", err)
+	}
+	s := source{dir: dir}
+	if module.Go != nil {
+		s.goVersion = module.Go.Version
+	}
+	for _, tool := range module.Tool {
+		p, err := newProgram(tool.Path, module.Require)
+		if err != nil {
+			return source{}, err
+		}
+		s.programs = append(s.programs, p)
+	}
+	s.sum, err = os.ReadFile(filepath.Join(dir, "go.sum"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return source{}, fmt.Errorf("reading what to build: %w", err)
+	}
+	return s, nil
+}
+
+// newProgram finds the module of a tool, the longest path that holds it, and from it the version.
+func newProgram(pkg string, required []*modfile.Require) (program, error) {
+	p := program{name: programName(pkg), pkg: pkg}
+	module := ""
+	for _, r := range required {
+		if (pkg == r.Mod.Path || strings.HasPrefix(pkg, r.Mod.Path+"/")) && len(r.Mod.Path) > len(module) {
+			module, p.version = r.Mod.Path, r.Mod.Version
+		}
+	}
+	switch {
+	case module == "":
+		return p, fmt.Errorf("go.mod names the tool %s but requires no module that holds it", pkg)
+	case module == "k8s.io/kubernetes":
+		p.stamps = "-X k8s.io/component-base/version.gitVersion=" + p.version
+	case strings.HasPrefix(module, "github.com/kubernetes-csi/"):
+		p.stamps = "-X main.version=" + p.version
+	}
+	return p, nil
+}
+
+// programName is the last element of the import path that is not a major version; etcd's main
+// package is its server module's root.
+func programName(pkg string) string {
+	name := path.Base(pkg)
+	if len(name) > 1 && name[0] == 'v' && strings.Trim(name[1:], "0123456789") == "" {
+		name = path.Base(path.Dir(pkg))
+	}
+	if strings.HasPrefix(pkg, "go.etcd.io/etcd/server") {
+		return "etcd"
+	}
+	return name
+}
+
+// key names the folder of the built programs: whatever could change them changes it.
+func (s source) key(goVersion, platform string) string {
+	hash := sha256.New()
+	programs := slices.Clone(s.programs)
+	slices.SortFunc(programs, func(a, b program) int { return strings.Compare(a.pkg, b.pkg) })
+	for _, p := range programs {
+		fmt.Fprintf(hash, "%s %s %s\n", p.pkg, p.version, p.stamps)
+	}
+	fmt.Fprintf(hash, "%s %s %s\n", goVersion, platform, linkFlags)
+	hash.Write(s.sum)
+	return s.kubernetes() + "-" + hex.EncodeToString(hash.Sum(nil))[:12]
+}
+
+// kubernetes is the version for a reader of the cache folder; the hash alone identifies.
+func (s source) kubernetes() string {
+	for _, p := range s.programs {
+		if p.name == "kube-apiserver" {
+			return p.version
+		}
+	}
+	return "upstream"
+}
+
+// checkGo refuses a Go that is older than go.mod asks for.
+func (s source) checkGo(have string) error {
+	if version.Compare(have, "go"+s.goVersion) < 0 {
+		return fmt.Errorf("the Go here is %s, the lab needs go%s or newer: get it from https://go.dev/dl", have, s.goVersion)
+	}
+	return nil
+}
