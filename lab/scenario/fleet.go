@@ -51,7 +51,7 @@ func (f *Fleet) Start(ctx context.Context, node string) ([]*timeline.Move, error
 	group.SetLimit(16)
 	for i := range f.size {
 		group.Go(func() error {
-			p := pod(f.claim(i), f.claim(i), "", podSpec(Image, "hold", "--file", "/data"))
+			p := pod(f.claim(i), f.claim(i), "", podSpec("hold", "--file", "/data"))
 			p.Spec.NodeName = node // past the scheduler: its time is not the plane's
 			return f.scene.createPod(groupCtx, p)
 		})

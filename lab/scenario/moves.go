@@ -32,7 +32,7 @@ const (
 // Place creates the writer and waits until it runs and has written.
 func (s *Scene) Place(ctx context.Context) (*timeline.Move, error) {
 	start := time.Now()
-	set := writer(StorageClass, Image)
+	set := writer(StorageClass)
 	if _, err := s.Client.AppsV1().StatefulSets(Namespace).Create(ctx, set, metav1.CreateOptions{}); err != nil {
 		return nil, fmt.Errorf("create the writer: %w", err)
 	}
@@ -150,7 +150,7 @@ func (s *Scene) Refuse(ctx context.Context) (*Refused, error) {
 		return nil, err
 	}
 	const name = "intruder"
-	intruder := pod(name, claimName, third, podSpec(Image, "hold", "--file", ledgerFile))
+	intruder := pod(name, claimName, third, podSpec("hold", "--file", ledgerFile))
 	if _, err := s.Client.CoreV1().Pods(Namespace).Create(ctx, intruder, metav1.CreateOptions{}); err != nil {
 		return nil, fmt.Errorf("create the second pod: %w", err)
 	}
@@ -183,7 +183,7 @@ func (s *Scene) Verify(ctx context.Context) (*Verified, error) {
 	node, _ := s.WriterNode() // none: the writer was stopped
 	want := s.Acknowledged()
 	name := fmt.Sprintf("verify-%d", time.Now().UnixMilli())
-	check := verifier(name, Image, node, want)
+	check := verifier(name, node, want)
 	err := s.stubborn(ctx, "create the verifying pod", func() error {
 		_, err := s.Client.CoreV1().Pods(Namespace).Create(ctx, check, metav1.CreateOptions{})
 		return err

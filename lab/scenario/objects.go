@@ -7,6 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/lab/nodes"
 )
 
 // Names of the writer's objects.
@@ -20,18 +22,14 @@ const (
 	ledgerFile = "/data/ledger"
 )
 
-// Image is the lab's own container image and StorageClass the class of the disk
-// driver, as the lab makes them.
-const (
-	Image        = "belay.dev/lab/ledger:latest"
-	StorageClass = "labdisk"
-)
+// StorageClass is the class of the disk driver, as the lab makes it.
+const StorageClass = "labdisk"
 
 // graceSeconds: the writer ends at once on SIGTERM; the rest is for a slow machine.
 const graceSeconds = 5
 
 // writer is the StatefulSet with one replica that appends records to its claim.
-func writer(class, image string) *appsv1.StatefulSet {
+func writer(class string) *appsv1.StatefulSet {
 	match := map[string]string{"app": WriterSet}
 	return &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: WriterSet},
@@ -40,7 +38,7 @@ func writer(class, image string) *appsv1.StatefulSet {
 			Selector: &metav1.LabelSelector{MatchLabels: match},
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: match},
-				Spec:       podSpec(image, "append", "--file", ledgerFile),
+				Spec:       podSpec("append", "--file", ledgerFile),
 			},
 			VolumeClaimTemplates: []corev1.PersistentVolumeClaim{{
 				ObjectMeta: metav1.ObjectMeta{Name: volumeName},
@@ -62,14 +60,14 @@ func claimSpec(class string) corev1.PersistentVolumeClaimSpec {
 
 // podSpec runs the lab's ledger program. The lab has no pod network (hostNetwork)
 // and its pods need nothing of the API (no token).
-func podSpec(image string, args ...string) corev1.PodSpec {
+func podSpec(args ...string) corev1.PodSpec {
 	return corev1.PodSpec{
 		HostNetwork:                   true,
 		AutomountServiceAccountToken:  new(false),
 		EnableServiceLinks:            new(false),
 		TerminationGracePeriodSeconds: new(int64(graceSeconds)),
 		Containers: []corev1.Container{{
-			Name: "ledger", Image: image, ImagePullPolicy: corev1.PullIfNotPresent,
+			Name: "ledger", Image: nodes.Image, ImagePullPolicy: corev1.PullIfNotPresent,
 			Command:      append([]string{"/ledger"}, args...),
 			Env:          []corev1.EnvVar{fieldEnv("NODE_NAME", "spec.nodeName"), fieldEnv("POD_NAME", "metadata.name")},
 			VolumeMounts: []corev1.VolumeMount{{Name: volumeName, MountPath: "/data"}},
@@ -105,8 +103,8 @@ func pinned(node string) *corev1.NodeAffinity {
 // verifier reads every record back and ends well only if at least n are in place.
 // node pins it; it may share the volume with the writer there, for a record that is
 // being written reads as a torn tail.
-func verifier(name, image, node string, n int64) *corev1.Pod {
-	spec := podSpec(image, "verify", "--file", ledgerFile, "-o", "json", "--at-least", strconv.FormatInt(n, 10))
+func verifier(name, node string, n int64) *corev1.Pod {
+	spec := podSpec("verify", "--file", ledgerFile, "-o", "json", "--at-least", strconv.FormatInt(n, 10))
 	spec.RestartPolicy = corev1.RestartPolicyNever
 	return pod(name, claimName, node, spec)
 }

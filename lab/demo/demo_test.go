@@ -1,0 +1,103 @@
+package demo
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"belay.dev/belay/lab/scenario"
+	"belay.dev/belay/lab/timeline"
+)
+
+func result(plane string, reported time.Duration) *Result {
+	move := &timeline.Move{
+		Title: "placement", To: "node-1", Volume: timeline.Volume{Claim: "default/data-writer-0"},
+		Hops: []timeline.Hop{
+			{Name: timeline.HopBound, Owner: "scheduler", Seen: true, Ended: 10 * time.Millisecond},
+			{Name: timeline.HopReported, Owner: "controller", Seen: true, Ended: 10*time.Millisecond + reported},
+		},
+	}
+	return &Result{
+		Plane: plane, NodeKind: "belay", Seconds: 41,
+		Steps:    []Step{{Move: move}, {Refused: &scenario.Refused{Node: "node-3", Pod: "default/intruder", Reason: "FailedAttachVolume", Message: "held"}}},
+		Verified: &scenario.Verified{Acknowledged: 90, Count: 91},
+	}
+}
+
+func TestTextEndsWithComparisonAndSummary(t *testing.T) {
+	var out bytes.Buffer
+	show := &screen{out: &out}
+	results := []*Result{result("belay", 20*time.Millisecond), result("upstream", 700*time.Millisecond)}
+	for _, r := range results {
+		for _, step := range r.Steps {
+			if err := show.move(r.Plane, step); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := show.end(results, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"belay's plane, placement: volume of default/data-writer-0, to node-1",
+		"default/intruder on node-3 was told\n  FailedAttachVolume: held",
+		"700.0 ms      20.0 ms    35.0x",
+		"all 90 acknowledged records verified (91 in place, chain intact), 0 forbidden writes",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the output does not contain %q:\n%s", want, out.String())
+		}
+	}
+}
+
+func TestJSONIsOneDocument(t *testing.T) {
+	var out bytes.Buffer
+	show := &screen{out: &out, json: true}
+	r := result("belay", 20*time.Millisecond)
+	for _, step := range r.Steps {
+		if err := show.move(r.Plane, step); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := show.end([]*Result{r}, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	var got report
+	decoder := json.NewDecoder(&out)
+	if err := decoder.Decode(&struct {
+		Results *[]json.RawMessage `json:"results"`
+		*report
+	}{report: &got}); err != nil {
+		t.Fatal(err)
+	}
+	if err := decoder.Decode(&struct{}{}); err != io.EOF {
+		t.Errorf("something follows the document: %v", err)
+	}
+	if got.Seconds != 60 {
+		t.Errorf("got %v seconds, want 60", got.Seconds)
+	}
+}
+
+func TestFlagsThatDoNotFitAreRefusedBeforeAnythingStarts(t *testing.T) {
+	for name, tc := range map[string]struct {
+		args []string
+		want string
+	}{
+		"unknown output":         {args: []string{"-o", "yaml"}, want: "text or json"},
+		"compare with one plane": {args: []string{"--compare", "--upstream"}, want: "leave --upstream out"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			command := Command()
+			command.SetArgs(tc.args)
+			command.SetOut(io.Discard)
+			command.SetErr(io.Discard)
+			err := command.ExecuteContext(t.Context())
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want a refusal with %q", err, tc.want)
+			}
+		})
+	}
+}

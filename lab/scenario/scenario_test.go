@@ -1,0 +1,123 @@
+package scenario
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+)
+
+func sceneOf(t *testing.T, objects ...runtime.Object) *Scene {
+	t.Helper()
+	client := fake.NewClientset(objects...)
+	state, look, err := watchState(t.Context(), client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Scene{Client: client, state: state, look: look, say: t.Logf}
+}
+
+func TestWaitThatEndsSaysWhatForAndWhatHappened(t *testing.T) {
+	scene := sceneOf(t,
+		&corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: WriterPod},
+			Spec:       corev1.PodSpec{NodeName: "node-2"}, Status: corev1.PodStatus{Phase: corev1.PodPending},
+		},
+		&corev1.Event{
+			ObjectMeta:     metav1.ObjectMeta{Namespace: Namespace, Name: "e1"},
+			InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: WriterPod},
+			Reason:         "FailedAttachVolume", Message: "Volume is already used by pod(s) intruder",
+			LastTimestamp: metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)),
+		},
+	)
+	err := scene.await(t.Context(), 20*time.Millisecond, "the writer to run", func() (bool, error) { return false, nil })
+	if err == nil {
+		t.Fatal("a wait for what never comes ended well")
+	}
+	for _, want := range []string{
+		"waited 20ms for the writer to run", "pod default/writer-0: Pending on \"node-2\"",
+		"FailedAttachVolume Pod/writer-0: Volume is already used by pod(s) intruder",
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("the failure does not say %q:\n%v", want, err)
+		}
+	}
+}
+
+func TestWaitEndsWhenTheLabChanges(t *testing.T) {
+	scene := sceneOf(t)
+	looked := make(chan struct{}, 8)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- scene.await(t.Context(), time.Minute, "a pod", func() (bool, error) {
+			looked <- struct{}{}
+			pods, err := scene.state.Core().V1().Pods().Lister().List(everything)
+			return len(pods) == 1, err
+		})
+	}()
+	<-looked
+	fresh := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: "fresh"}}
+	if _, err := scene.Client.CoreV1().Pods(Namespace).Create(t.Context(), fresh, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestStoppedWaitIsToldFromOneThatRanOut(t *testing.T) {
+	scene := sceneOf(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	stopped := errors.New("somebody pressed Ctrl-C")
+	cancel(stopped)
+	err := scene.await(ctx, time.Minute, "a pod", func() (bool, error) { return false, nil })
+	if !errors.Is(err, stopped) || !strings.HasPrefix(err.Error(), "stopped while waiting for a pod") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestAcknowledged(t *testing.T) {
+	for line, want := range map[string]struct {
+		n  int64
+		ok bool
+	}{
+		"acknowledged 17": {17, true},
+		"found 17 records, dropped 3 torn bytes, going on as node-1/writer-0": {},
+		"acknowledged 17x":      {},
+		"acknowledged ":         {},
+		"not acknowledged 17":   {},
+		"acknowledged 9 behind": {},
+	} {
+		n, ok := acknowledged(line)
+		if ok != want.ok || (ok && n != want.n) {
+			t.Errorf("line %q read as %d, %v; want %d, %v", line, n, ok, want.n, want.ok)
+		}
+	}
+}
+
+func TestDiffer(t *testing.T) {
+	for name, tc := range map[string]struct {
+		nodes []string
+		want  string
+		same  bool
+	}{
+		"nowhere, as wanted":     {same: true},
+		"on its node, as wanted": {nodes: []string{"node-1"}, want: "node-1", same: true},
+		"on another node":        {nodes: []string{"node-2"}, want: "node-1"},
+		"on two nodes":           {nodes: []string{"node-1", "node-2"}, want: "node-1"},
+		"left behind":            {nodes: []string{"node-1"}},
+		"not there yet":          {want: "node-1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := differ("volumesInUse", tc.nodes, tc.want); (len(got) == 0) != tc.same {
+				t.Errorf("differ said %q", got)
+			}
+		})
+	}
+}
