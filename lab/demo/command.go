@@ -2,11 +2,10 @@ package demo
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -14,6 +13,12 @@ import (
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/timeline"
 )
+
+// usageError is a wrong command line.
+type usageError struct{ error }
+
+// ExitCode is belay-lab's exit code for a wrong command line.
+func (usageError) ExitCode() int { return 2 }
 
 // options are the flags of the command.
 type options struct {
@@ -56,13 +61,12 @@ kubelets publish volumesInUse (upstream: 10 s).`,
 
 func (o options) run(command *cobra.Command) error {
 	if !slices.Contains([]string{"text", "json"}, o.output) {
-		return fmt.Errorf("--output is text or json, not %q", o.output)
+		return usageError{fmt.Errorf("--output is text or json, not %q", o.output)}
 	}
 	if o.upstream && o.compare {
-		return fmt.Errorf("--compare runs both planes: leave --upstream out")
+		return usageError{errors.New("--compare runs both planes: leave --upstream out")}
 	}
-	ctx, stop := signal.NotifyContext(command.Context(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+	ctx := command.Context() // ends with Ctrl-C
 	started := time.Now()
 	say := func(format string, args ...any) {
 		fmt.Fprintf(command.ErrOrStderr(), "[%5.1fs] %s\n", time.Since(started).Seconds(), fmt.Sprintf(format, args...))
