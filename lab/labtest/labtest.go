@@ -18,6 +18,9 @@ func Needs(t testing.TB) {
 	if os.Geteuid() != 0 {
 		t.Skip("NOT RUN: a lab makes mounts, loop devices and namespaces, which needs root; run the tests as root")
 	}
+	if os.Getenv("BELAY_BIN") == "" {
+		t.Skip("NOT RUN: a lab needs belay's programs; `make test` builds them and names their folder in BELAY_BIN")
+	}
 	if _, err := os.Stat("/dev/fuse"); err != nil {
 		t.Skipf("NOT RUN: the lab's storage needs FUSE: %v", err)
 	}
