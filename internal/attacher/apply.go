@@ -1,0 +1,216 @@
+package attacher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/publication"
+)
+
+// process decides about a key and does what was decided, until nothing is left
+// to do but wait.
+func (a *Attacher) process(ctx context.Context, key publication.Key) error {
+	if !a.controller.Capabilities().Attach {
+		return a.markTrivially(ctx, key)
+	}
+	defer a.giveBack(key)
+	if key.Volume != "" && a.objects.exclusive(key.Volume) != (key.Node == "") {
+		a.wakeAll() // the volume was made exclusive, or shared, since the key was queued
+		return nil
+	}
+	for range maxTurns {
+		shot := a.observe(key)
+		shot.seen.Draining = a.draining.Load()
+		decision := publication.Decide(time.Now(), shot.seen, a.policy)
+		progressed, err := a.applyAll(ctx, shot, decision)
+		if err != nil {
+			return err
+		}
+		if !progressed {
+			a.await(ctx, shot, decision)
+			return nil
+		}
+	}
+	a.queue.Add(key) // others first
+	return nil
+}
+
+// await has the key looked at again when the decision said so.
+func (a *Attacher) await(ctx context.Context, shot snapshot, decision publication.Decision) {
+	for _, w := range decision.Waits {
+		klog.FromContext(ctx).V(1).Info("Waiting", "volume", shot.key.Volume, "attachment", w.Attachment, "reason", w.Reason, "until", w.Until)
+	}
+	if !decision.RecheckAt.IsZero() {
+		a.queue.AddAfter(shot.key, time.Until(decision.RecheckAt))
+	}
+}
+
+// applyAll does the steps of a decision. They are for different attachments: one
+// that fails does not keep the others from being done.
+func (a *Attacher) applyAll(ctx context.Context, shot snapshot, decision publication.Decision) (progressed bool, err error) {
+	var failed []error
+	for _, step := range decision.Steps {
+		one := shot.subjects[step.Target()]
+		done, err := a.apply(ctx, shot, one, step)
+		progressed = progressed || done
+		if err != nil {
+			failed = append(failed, fmt.Errorf("VolumeAttachment %s: %w", one.seen.Name, err))
+		}
+	}
+	return progressed, errors.Join(failed...)
+}
+
+// apply does one step; done tells whether anything changed by it.
+func (a *Attacher) apply(ctx context.Context, shot snapshot, one *subject, step publication.Step) (done bool, err error) {
+	logger := klog.FromContext(ctx).WithValues("attachment", one.seen.Name, "node", one.seen.Node, "volume", shot.key.Volume)
+	ctx, cancel := context.WithTimeoutCause(klog.NewContext(ctx, logger), writeTimeout, errors.New("the API server did not answer in time"))
+	defer cancel()
+	switch s := step.(type) {
+	case publication.WriteFinalizers:
+		return a.writeFinalizers(ctx, shot.key, one, s)
+	case publication.CallDriver:
+		return a.call(logger, shot, one, s), nil
+	case publication.RecordAttached:
+		return true, a.recordAttached(ctx, one)
+	case publication.RecordDetached:
+		return true, a.writeStatus(ctx, one.attachment, detachedPatch(one.attachment))
+	case publication.RemoveFinalizer:
+		return true, a.removeFinalizer(ctx, one)
+	case publication.RecordError:
+		return true, a.recordError(ctx, one, s)
+	case publication.Forget:
+		a.calls.forget(one.uid())
+		return true, nil
+	default:
+		panic(fmt.Sprintf("unknown step %T", step)) // the set is sealed
+	}
+}
+
+// call sends a call to the driver in its own goroutine. The key is woken when it
+// has ended; until then the decision knows that it is in flight.
+func (a *Attacher) call(logger klog.Logger, shot snapshot, one *subject, step publication.CallDriver) bool {
+	if !a.slots.take(shot.key) {
+		logger.V(1).Info("Waiting for a free slot", "call", step.Verb)
+		return false
+	}
+	try := attempt{uid: one.uid(), attachment: one.attachment, volume: one.source.csi().VolumeHandle,
+		verb: step.Verb, nodeID: step.NodeID, inputs: one.seen.Inputs}
+	if !a.calls.begin(try, shot.seen.Exclusive) {
+		a.wakeNext(a.slots.give())
+		return false
+	}
+	logger.Info("Calling the driver", "call", step.Verb, "nodeID", step.NodeID)
+	a.inFlight.Add(1)
+	go func() {
+		defer a.inFlight.Done()
+		ctx, cancel := context.WithTimeoutCause(klog.NewContext(a.callContext, logger), a.timeout, errors.New("the driver did not answer in time"))
+		defer cancel()
+		begun := time.Now()
+		publishContext, err := a.send(ctx, one, step)
+		if err != nil {
+			logger.Error(err, "Call failed", "call", step.Verb, "outcome", csi.OutcomeOf(err), "took", time.Since(begun))
+			a.calls.fail(try.uid, err, time.Now())
+		} else {
+			logger.Info("Call done", "call", step.Verb, "took", time.Since(begun))
+			a.calls.confirm(try.uid, publishContext, time.Now())
+		}
+		a.queue.Add(shot.key)
+		if one.attachment != nil {
+			a.wakeAttachment(one.attachment) // the key may be another one by now
+		}
+		a.wakeNext(a.slots.give())
+	}()
+	return true
+}
+
+// send fetches the secrets and sends one request.
+func (a *Attacher) send(ctx context.Context, one *subject, step publication.CallDriver) (publishContext map[string]string, err error) {
+	secrets, err := a.secrets(ctx, one.source)
+	if err != nil {
+		return nil, err
+	}
+	if step.Verb == publication.Publish {
+		request := one.source.publishRequest(step.NodeID, a.defaultFSType)
+		request.Secrets = secrets
+		return a.controller.Publish(ctx, request)
+	}
+	return nil, a.controller.Unpublish(ctx, csi.UnpublishRequest{
+		VolumeHandle: one.source.csi().VolumeHandle, NodeID: step.NodeID, Secrets: secrets, Migrated: one.source.migrated,
+	})
+}
+
+// secrets reads the Secret that a volume names, anew for each request and never
+// kept. Without a reference there are none.
+func (a *Attacher) secrets(ctx context.Context, from source) (csi.Secrets, error) {
+	ref := from.csi().ControllerPublishSecretRef
+	if ref == nil {
+		return nil, nil
+	}
+	secret, err := a.client.CoreV1().Secrets(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("failed to load secret \"%s/%s\": %w", ref.Namespace, ref.Name, err)
+	}
+	found := make(csi.Secrets, len(secret.Data))
+	for key, value := range secret.Data {
+		found[key] = string(value)
+	}
+	return found, nil
+}
+
+// recordAttached stores the result of a publish.
+func (a *Attacher) recordAttached(ctx context.Context, one *subject) error {
+	err := a.writeStatus(ctx, one.attachment, attachedPatch(one.attachment, one.record.publishContext))
+	if apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err) {
+		// The API server will never take this publish context. Said in the status
+		// it can be mended.
+		a.calls.fail(one.uid(), fmt.Errorf("could not save the publish context: %w", err), time.Now())
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("record as attached: %w", err)
+	}
+	a.calls.recorded(one.uid())
+	return nil
+}
+
+func (a *Attacher) recordError(ctx context.Context, one *subject, step publication.RecordError) error {
+	stored := &storagev1.VolumeError{Message: step.Message, Time: metav1.Now()}
+	if code, ok := csi.Code(one.record.err); ok && step.OfCall && step.Verb == publication.Publish {
+		number := int32(code)
+		stored.ErrorCode = &number
+	}
+	if err := a.writeStatus(ctx, one.attachment, errorPatch(one.attachment, step.Verb, stored)); err != nil {
+		return fmt.Errorf("record the error %q: %w", step.Message, err)
+	}
+	if step.OfCall {
+		a.calls.recorded(one.uid())
+	}
+	return nil
+}
+
+// giveBack returns a slot that was kept for a key which did not need it.
+func (a *Attacher) giveBack(key publication.Key) { a.wakeNext(a.slots.giveBack(key)) }
+
+func (a *Attacher) wakeNext(next publication.Key, wake bool) {
+	if wake {
+		a.queue.Add(next)
+	}
+}
+
+// clone copies a map that is about to be changed, also a nil one.
+func clone(m map[string]string) map[string]any {
+	out := make(map[string]any, len(m))
+	for key, value := range maps.All(m) {
+		out[key] = value
+	}
+	return out
+}

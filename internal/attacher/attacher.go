@@ -1,0 +1,310 @@
+package attacher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+
+	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/publication"
+)
+
+// Config is what an Attacher is made of. Durations and counts are csi-attacher's
+// flags of the same names.
+type Config struct {
+	Client     kubernetes.Interface
+	Driver     string          // the CSI driver's name
+	Controller *csi.Controller // a driver that cannot attach gets the trivial treatment
+
+	Timeout       time.Duration // of one call to the driver; 15 s
+	RetryStart    time.Duration // back-off after the first failed call; 1 s
+	RetryMax      time.Duration // longest back-off; 5 min
+	Resync        time.Duration // of the watch caches; 10 min
+	WorkerThreads int           // calls in flight at most; 10
+	DefaultFSType string        // for volumes that name none
+	DrainTimeout  time.Duration // how long calls in flight may take to end at shutdown
+}
+
+const (
+	// writeTimeout bounds one request to the API server.
+	writeTimeout = 10 * time.Second
+	// minWorkers is the least number of workers: they wait for the API server
+	// only, so they are not what --worker-threads bounds.
+	minWorkers = 8
+	// maxTurns bounds how often a key is decided about before others get their
+	// turn. A whole attach takes three.
+	maxTurns = 8
+	// writeRetryStart and writeRetryMax bound the back-off after a failed request
+	// to the API server.
+	writeRetryStart = 20 * time.Millisecond
+	writeRetryMax   = 5 * time.Second
+)
+
+// Attacher runs the attachments of one CSI driver.
+type Attacher struct {
+	client        kubernetes.Interface
+	driver        string
+	finalizer     string
+	controller    *csi.Controller
+	timeout       time.Duration
+	drainTimeout  time.Duration
+	policy        publication.Policy
+	workers       int
+	defaultFSType string
+
+	objects *objects
+	strays  *strays
+	calls   *ledger
+	slots   *slots
+	gate    *gate
+	queue   workqueue.TypedRateLimitingInterface[publication.Key]
+	volumes workqueue.TypedRateLimitingInterface[string]
+
+	running  atomic.Bool // events are queued
+	draining atomic.Bool // nothing new is begun
+	inFlight sync.WaitGroup
+	// callContext outlives the context of Run by the drain timeout.
+	callContext context.Context
+}
+
+// New prepares an Attacher; nothing is read or written before Warm and Run.
+func New(c Config) (*Attacher, error) {
+	if c.WorkerThreads < 1 {
+		return nil, errors.New("option -worker-threads must be greater than zero")
+	}
+	watched, err := newObjects(c.Client, c.Driver, c.Resync)
+	if err != nil {
+		return nil, fmt.Errorf("prepare the watch caches: %w", err)
+	}
+	a := &Attacher{
+		client: c.Client, driver: c.Driver, finalizer: kube.AttacherFinalizer(c.Driver), controller: c.Controller,
+		timeout: c.Timeout, drainTimeout: c.DrainTimeout, defaultFSType: c.DefaultFSType,
+		policy:  publication.Policy{RetryStart: c.RetryStart, RetryMax: c.RetryMax},
+		workers: max(c.WorkerThreads, minWorkers),
+		objects: watched, strays: newStrays(), calls: newLedger(), slots: newSlots(c.WorkerThreads), gate: newGate(),
+		callContext: context.Background(),
+		// The names are csi-attacher's: dashboards read the metrics by them.
+		queue:   newQueue[publication.Key]("csi-attacher-va"),
+		volumes: newQueue[string]("csi-attacher-pv"),
+	}
+	return a, a.watch()
+}
+
+func newQueue[T comparable](name string) workqueue.TypedRateLimitingInterface[T] {
+	limiter := jitter[T]{workqueue.NewTypedItemExponentialFailureRateLimiter[T](writeRetryStart, writeRetryMax)}
+	return workqueue.NewTypedRateLimitingQueueWithConfig(limiter, workqueue.TypedRateLimitingQueueConfig[T]{Name: name})
+}
+
+// watch wires the caches' events to the queues.
+func (a *Attacher) watch() error {
+	_, errA := a.objects.attachmentInformer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(item any) { a.attachmentChanged(item) },
+		UpdateFunc: func(_, item any) { a.attachmentChanged(item) },
+		DeleteFunc: a.attachmentDeleted,
+	})
+	_, errV := a.objects.volumeInformer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(item any) { a.volumeChanged(item) },
+		UpdateFunc: func(_, item any) { a.volumeChanged(item) },
+		DeleteFunc: a.volumeDeleted,
+	})
+	_, errN := a.objects.csiNodeInformer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(item any) { a.csiNodeChanged(item) },
+		UpdateFunc: func(_, item any) { a.csiNodeChanged(item) },
+		DeleteFunc: func(item any) { a.csiNodeChanged(item) },
+	})
+	return errors.Join(errA, errV, errN)
+}
+
+// last unpacks an event's object, also if it is the last known state of one
+// whose deletion was missed.
+func last[T any](item any) (T, bool) {
+	if unknown, ok := item.(cache.DeletedFinalStateUnknown); ok {
+		item = unknown.Obj
+	}
+	object, ok := item.(T)
+	return object, ok
+}
+
+func (a *Attacher) attachmentChanged(item any) {
+	va, ok := last[*storagev1.VolumeAttachment](item)
+	if !ok || va.Spec.Attacher != a.driver {
+		return
+	}
+	a.objects.attachments.caughtUp(va)
+	a.gate.reached(va.Name, va.ResourceVersion)
+	a.strays.note(va, a.objects)
+	a.wakeAttachment(va)
+}
+
+func (a *Attacher) attachmentDeleted(item any) {
+	va, ok := last[*storagev1.VolumeAttachment](item)
+	if !ok {
+		return
+	}
+	if name := va.Spec.Source.PersistentVolumeName; name != nil && a.running.Load() {
+		a.volumes.Add(*name) // its finalizer may come off now
+	}
+	if va.Spec.Attacher != a.driver {
+		return
+	}
+	a.objects.attachments.deleted(va)
+	a.gate.deleted(va.Name)
+	a.strays.drop(va.Name)
+	a.wakeAttachment(va)
+}
+
+func (a *Attacher) volumeChanged(item any) {
+	pv, ok := last[*corev1.PersistentVolume](item)
+	if !ok {
+		return
+	}
+	a.objects.volumes.caughtUp(pv)
+	a.wakeVolume(pv)
+	if a.running.Load() && a.mayRelease(pv) {
+		a.volumes.Add(pv.Name)
+	}
+}
+
+func (a *Attacher) volumeDeleted(item any) {
+	if pv, ok := last[*corev1.PersistentVolume](item); ok {
+		a.objects.volumes.deleted(pv)
+		a.wakeVolume(pv)
+	}
+}
+
+// wakeVolume wakes every attachment that a PersistentVolume concerns.
+func (a *Attacher) wakeVolume(pv *corev1.PersistentVolume) {
+	for _, va := range a.objects.attachments.byIndex(indexVolumeName, pv.Name) {
+		if va.Spec.Attacher == a.driver {
+			a.strays.note(va, a.objects)
+			a.wakeAttachment(va)
+		}
+	}
+	from, err := a.objects.sourceOfVolume(pv)
+	if err != nil {
+		return
+	}
+	for _, va := range a.strays.of(from.csi().VolumeHandle, a.objects) {
+		a.wakeAttachment(va)
+	}
+}
+
+func (a *Attacher) csiNodeChanged(item any) {
+	node, ok := last[*storagev1.CSINode](item)
+	if !ok {
+		return
+	}
+	for _, va := range a.objects.attachments.byIndex(indexNode, node.Name) {
+		if !va.Status.Attached || va.DeletionTimestamp != nil {
+			a.wakeAttachment(va)
+		}
+	}
+}
+
+// wakeAttachment queues the key of an attachment. Before Run there is nobody to
+// work it off: Run queues all of them.
+func (a *Attacher) wakeAttachment(va *storagev1.VolumeAttachment) {
+	if a.running.Load() {
+		a.queue.Add(a.objects.keyOf(va))
+	}
+}
+
+// Warm starts the watch caches, so that a standby has them when it becomes the
+// leader. They stop with ctx.
+func (a *Attacher) Warm(ctx context.Context) { a.objects.factory.StartWithContext(ctx) }
+
+// Run works until ctx ends, then lets the calls in flight end within the drain
+// timeout, records their results, and returns. The context of Warm must outlive
+// that of Run.
+func (a *Attacher) Run(ctx context.Context) error {
+	logger := klog.FromContext(ctx).WithValues("driver", a.driver)
+	work, stop := context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), logger))
+	defer stop()
+	a.callContext = work
+	if !cache.WaitForCacheSync(ctx.Done(), a.objects.synced()...) {
+		return nil
+	}
+	if err := a.catchUp(ctx); err != nil {
+		return err
+	}
+	logger.Info("Attaching", "finalizer", a.finalizer, "canAttach", a.controller.Capabilities().Attach)
+	a.running.Store(true)
+	a.wakeAll()
+
+	var workers sync.WaitGroup
+	for range a.workers {
+		workers.Go(func() { a.work(work, a.queue, a.process) })
+	}
+	// Few PersistentVolumes are released at a time, and it takes one request.
+	workers.Go(func() { workVolumes(work, a) })
+	<-ctx.Done()
+	a.drain(logger)
+	stop()
+	workers.Wait()
+	return nil
+}
+
+// wakeAll queues everything that the caches hold.
+func (a *Attacher) wakeAll() {
+	for _, item := range a.objects.attachmentInformer.GetStore().List() {
+		if va, ok := item.(*storagev1.VolumeAttachment); ok && va.Spec.Attacher == a.driver {
+			a.wakeAttachment(va)
+		}
+	}
+	for _, item := range a.objects.volumeInformer.GetStore().List() {
+		if pv, ok := item.(*corev1.PersistentVolume); ok && a.mayRelease(pv) {
+			a.volumes.Add(pv.Name)
+		}
+	}
+}
+
+// drain ends the work: no new calls, the results of those in flight recorded,
+// nothing waited for beyond the drain timeout.
+func (a *Attacher) drain(logger klog.Logger) {
+	logger.Info("Shutting down: waiting for calls in flight", "atMost", a.drainTimeout)
+	a.draining.Store(true)
+	a.volumes.ShutDown()
+	ended := make(chan struct{})
+	go func() {
+		a.inFlight.Wait()
+		a.queue.ShutDownWithDrain() // returns when all that is queued was worked off
+		close(ended)
+	}()
+	timer := time.NewTimer(a.drainTimeout)
+	defer timer.Stop()
+	select {
+	case <-ended:
+		logger.Info("Shut down: every call ended and is recorded")
+	case <-timer.C:
+		logger.Info("Shut down with calls in flight: their volumes will be asked for again after the next start")
+		a.queue.ShutDown()
+	}
+}
+
+// work takes keys off the queue until it is shut down.
+func (a *Attacher) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[publication.Key], process func(context.Context, publication.Key) error) {
+	for {
+		key, closed := queue.Get()
+		if closed {
+			return
+		}
+		if err := process(ctx, key); err != nil {
+			klog.FromContext(ctx).Error(err, "Step failed, trying again", "volume", key.Volume, "node", key.Node, "attachment", key.Attachment)
+			queue.AddRateLimited(key)
+		} else {
+			queue.Forget(key)
+		}
+		queue.Done(key)
+	}
+}

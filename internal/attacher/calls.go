@@ -1,0 +1,229 @@
+package attacher
+
+import (
+	"sync"
+	"time"
+
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/publication"
+)
+
+// record is what this process knows of the calls for one attachment.
+type record struct {
+	volume  string // CSI volume handle
+	name    string
+	node    string
+	created time.Time
+
+	call publication.Call
+	// publishContext is the driver's reply to a confirmed Publish that is not
+	// recorded yet.
+	publishContext map[string]string
+	err            error // of the last attempt
+}
+
+// ledger remembers calls by the UID of their attachment. It begins empty in each
+// process: what an earlier one called is known from the finalizers alone.
+type ledger struct {
+	mu       sync.Mutex
+	byUID    map[types.UID]*record
+	byVolume map[string]map[types.UID]*record
+}
+
+func newLedger() *ledger {
+	return &ledger{byUID: map[types.UID]*record{}, byVolume: map[string]map[types.UID]*record{}}
+}
+
+// of returns what is known of an attachment's calls.
+func (l *ledger) of(uid types.UID) record {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r, ok := l.byUID[uid]; ok {
+		return *r
+	}
+	return record{}
+}
+
+// ofVolume returns what is known of the calls for a volume.
+func (l *ledger) ofVolume(handle string) map[types.UID]record {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	found := make(map[types.UID]record, len(l.byVolume[handle]))
+	for uid, r := range l.byVolume[handle] {
+		found[uid] = *r
+	}
+	return found
+}
+
+// attempt is one call for an attachment.
+type attempt struct {
+	uid        types.UID
+	attachment *storagev1.VolumeAttachment // nil if it is gone
+	volume     string
+	verb       publication.Verb
+	nodeID     string
+	inputs     string
+}
+
+// begin notes that a call is about to be sent. It refuses while an exclusive
+// volume has another one in flight: the queue's key keeps that from happening,
+// except in the moment in which a volume changes between exclusive and shared.
+func (l *ledger) begin(a attempt, exclusive bool) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for uid, r := range l.byVolume[a.volume] {
+		if r.call.InFlight && (exclusive || uid == a.uid) {
+			return false
+		}
+	}
+	r := l.recordFor(a)
+	failures := r.call.Failures
+	if r.call.Verb != a.verb || r.call.Confirmed {
+		failures = 0
+	}
+	r.call = publication.Call{Verb: a.verb, NodeID: a.nodeID, InFlight: true, Failures: failures, Inputs: a.inputs}
+	r.publishContext, r.err = nil, nil
+	return true
+}
+
+// recordFor finds or makes the record of an attempt's attachment.
+func (l *ledger) recordFor(a attempt) *record {
+	if r, ok := l.byUID[a.uid]; ok {
+		return r
+	}
+	r := &record{volume: a.volume}
+	if a.attachment != nil {
+		r.name, r.node = a.attachment.Name, a.attachment.Spec.NodeName
+		r.created = a.attachment.CreationTimestamp.Time
+	}
+	l.byUID[a.uid] = r
+	if l.byVolume[a.volume] == nil {
+		l.byVolume[a.volume] = map[types.UID]*record{}
+	}
+	l.byVolume[a.volume][a.uid] = r
+	return r
+}
+
+// confirm notes that the driver said OK.
+func (l *ledger) confirm(uid types.UID, publishContext map[string]string, now time.Time) {
+	l.change(uid, func(r *record) {
+		r.call.InFlight, r.call.Confirmed, r.call.Failures, r.call.Ended = false, true, 0, now
+		r.publishContext = publishContext
+	})
+}
+
+// fail notes that an attempt ended without OK: nothing is known of its effect.
+func (l *ledger) fail(uid types.UID, err error, now time.Time) {
+	l.change(uid, func(r *record) {
+		r.call.InFlight, r.call.Confirmed, r.call.Recorded = false, false, false
+		r.call.Failures++
+		r.call.Hopeless, r.call.Ended, r.call.Message = csi.RepeatIsHopeless(err), now, err.Error()
+		r.err = err
+	})
+}
+
+// refuse notes an attempt that failed before anything was sent.
+func (l *ledger) refuse(a attempt, err error, now time.Time) {
+	l.mu.Lock()
+	r := l.recordFor(a)
+	if r.call.Verb != a.verb || r.call.Confirmed {
+		r.call = publication.Call{Verb: a.verb, NodeID: a.nodeID}
+	}
+	r.call.Inputs = a.inputs
+	l.mu.Unlock()
+	l.fail(a.uid, err, now)
+}
+
+// recorded notes that the result of the last call is in the status.
+func (l *ledger) recorded(uid types.UID) {
+	l.change(uid, func(r *record) { r.call.Recorded, r.publishContext = true, nil })
+}
+
+// forget drops an attachment that is gone and of which nothing is published.
+func (l *ledger) forget(uid types.UID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r, ok := l.byUID[uid]
+	if !ok {
+		return
+	}
+	delete(l.byUID, uid)
+	delete(l.byVolume[r.volume], uid)
+	if len(l.byVolume[r.volume]) == 0 {
+		delete(l.byVolume, r.volume)
+	}
+}
+
+func (l *ledger) change(uid types.UID, apply func(*record)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r, ok := l.byUID[uid]; ok {
+		apply(r)
+	}
+}
+
+// slots bounds the calls in flight. Keys that found none wait in line; a slot
+// that becomes free is kept for the first of them.
+type slots struct {
+	mu       sync.Mutex
+	free     int
+	line     []publication.Key
+	inLine   map[publication.Key]bool
+	reserved map[publication.Key]bool
+}
+
+func newSlots(limit int) *slots {
+	return &slots{free: limit, inLine: map[publication.Key]bool{}, reserved: map[publication.Key]bool{}}
+}
+
+// take takes a slot for a key, or puts the key in line.
+func (s *slots) take(key publication.Key) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reserved[key] {
+		delete(s.reserved, key)
+		return true
+	}
+	if s.free > 0 {
+		s.free--
+		return true
+	}
+	if !s.inLine[key] {
+		s.inLine[key] = true
+		s.line = append(s.line, key)
+	}
+	return false
+}
+
+// give returns a slot. The key it is now kept for, if any, has to be woken.
+func (s *slots) give() (next publication.Key, wake bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.hand()
+}
+
+// giveBack returns the slot that was kept for a key that does not need it now.
+func (s *slots) giveBack(key publication.Key) (next publication.Key, wake bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.reserved[key] {
+		return publication.Key{}, false
+	}
+	delete(s.reserved, key)
+	return s.hand()
+}
+
+// hand keeps one slot for the first key in line, or frees it.
+func (s *slots) hand() (next publication.Key, wake bool) {
+	if len(s.line) == 0 {
+		s.free++
+		return publication.Key{}, false
+	}
+	next, s.line = s.line[0], s.line[1:]
+	delete(s.inLine, next)
+	s.reserved[next] = true
+	return next, true
+}

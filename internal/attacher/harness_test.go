@@ -1,0 +1,473 @@
+package attacher
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/kubernetes-csi/csi-lib-utils/connection"
+	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/kube"
+)
+
+// server is one real API server for all tests of the package; tests keep apart by
+// the name of their driver.
+var server struct {
+	once   sync.Once
+	env    *envtest.Environment
+	config *rest.Config
+	err    error
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if server.env != nil {
+		if err := server.env.Stop(); err != nil {
+			fmt.Fprintln(os.Stderr, "stop the API server:", err)
+		}
+	}
+	os.Exit(code)
+}
+
+// apiServer starts the API server, or skips the test.
+func apiServer(t *testing.T) *rest.Config {
+	t.Helper()
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		t.Skip("needs a real API server: set KUBEBUILDER_ASSETS to a folder with kube-apiserver and etcd")
+	}
+	server.once.Do(func() {
+		server.env = &envtest.Environment{}
+		server.config, server.err = server.env.Start()
+	})
+	if server.err != nil {
+		t.Fatalf("start the API server: %v", server.err)
+	}
+	config := rest.CopyConfig(server.config)
+	config.QPS, config.Burst = -1, 0
+	return config
+}
+
+// call is one call that the scripted driver received.
+type call struct {
+	Method  string // Publish or Unpublish
+	Volume  string
+	Node    string
+	Publish *csispec.ControllerPublishVolumeRequest
+	Secrets map[string]string
+}
+
+// scriptedDriver is a CSI driver on a unix socket that does what a test says.
+type scriptedDriver struct {
+	csispec.UnimplementedIdentityServer
+	csispec.UnimplementedControllerServer
+
+	name         string
+	address      string
+	capabilities []csispec.ControllerServiceCapability_RPC_Type
+	server       *grpc.Server
+
+	mu       sync.Mutex
+	calls    []call
+	busy     map[string]int // calls in flight per volume
+	overlaps int
+	answer   func(ctx context.Context, c call, nth int) (map[string]string, error)
+	notify   chan struct{} // closed and replaced at each call
+}
+
+var canAttach = []csispec.ControllerServiceCapability_RPC_Type{
+	csispec.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+	csispec.ControllerServiceCapability_RPC_PUBLISH_READONLY,
+}
+
+func startDriver(t *testing.T, capabilities ...csispec.ControllerServiceCapability_RPC_Type) *scriptedDriver {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "belay") // t.TempDir() is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	d := &scriptedDriver{
+		name: driverName(t), address: filepath.Join(dir, "csi.sock"), capabilities: capabilities,
+		busy: map[string]int{}, notify: make(chan struct{}),
+		answer: func(context.Context, call, int) (map[string]string, error) { return nil, nil },
+	}
+	listener, err := net.Listen("unix", d.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.server = grpc.NewServer()
+	csispec.RegisterIdentityServer(d.server, d)
+	csispec.RegisterControllerServer(d.server, d)
+	go func() { _ = d.server.Serve(listener) }()
+	t.Cleanup(d.server.Stop)
+	return d
+}
+
+var notNameChar = regexp.MustCompile("[^a-z0-9]+")
+
+// driverName makes a CSI driver name of a test's name.
+func driverName(t *testing.T) string {
+	name := strings.Trim(notNameChar.ReplaceAllString(strings.ToLower(t.Name()), "-"), "-")
+	if len(name) > 50 {
+		name = name[len(name)-50:]
+	}
+	return strings.Trim(name, "-") + ".csi.test"
+}
+
+func (d *scriptedDriver) GetPluginInfo(context.Context, *csispec.GetPluginInfoRequest) (*csispec.GetPluginInfoResponse, error) {
+	return &csispec.GetPluginInfoResponse{Name: d.name, VendorVersion: "1"}, nil
+}
+
+func (d *scriptedDriver) Probe(context.Context, *csispec.ProbeRequest) (*csispec.ProbeResponse, error) {
+	return &csispec.ProbeResponse{}, nil
+}
+
+func (d *scriptedDriver) GetPluginCapabilities(context.Context, *csispec.GetPluginCapabilitiesRequest) (*csispec.GetPluginCapabilitiesResponse, error) {
+	return &csispec.GetPluginCapabilitiesResponse{Capabilities: []*csispec.PluginCapability{{
+		Type: &csispec.PluginCapability_Service_{Service: &csispec.PluginCapability_Service{Type: csispec.PluginCapability_Service_CONTROLLER_SERVICE}},
+	}}}, nil
+}
+
+func (d *scriptedDriver) ControllerGetCapabilities(context.Context, *csispec.ControllerGetCapabilitiesRequest) (*csispec.ControllerGetCapabilitiesResponse, error) {
+	reply := &csispec.ControllerGetCapabilitiesResponse{}
+	for _, c := range d.capabilities {
+		reply.Capabilities = append(reply.Capabilities, &csispec.ControllerServiceCapability{
+			Type: &csispec.ControllerServiceCapability_Rpc{Rpc: &csispec.ControllerServiceCapability_RPC{Type: c}},
+		})
+	}
+	return reply, nil
+}
+
+func (d *scriptedDriver) ControllerPublishVolume(ctx context.Context, r *csispec.ControllerPublishVolumeRequest) (*csispec.ControllerPublishVolumeResponse, error) {
+	reply, err := d.serve(ctx, call{Method: "Publish", Volume: r.GetVolumeId(), Node: r.GetNodeId(), Publish: r, Secrets: r.GetSecrets()})
+	if err != nil {
+		return nil, err
+	}
+	return &csispec.ControllerPublishVolumeResponse{PublishContext: reply}, nil
+}
+
+func (d *scriptedDriver) ControllerUnpublishVolume(ctx context.Context, r *csispec.ControllerUnpublishVolumeRequest) (*csispec.ControllerUnpublishVolumeResponse, error) {
+	if _, err := d.serve(ctx, call{Method: "Unpublish", Volume: r.GetVolumeId(), Node: r.GetNodeId(), Secrets: r.GetSecrets()}); err != nil {
+		return nil, err
+	}
+	return &csispec.ControllerUnpublishVolumeResponse{}, nil
+}
+
+func (d *scriptedDriver) serve(ctx context.Context, c call) (map[string]string, error) {
+	d.mu.Lock()
+	nth := len(d.calls)
+	d.calls = append(d.calls, c)
+	d.busy[c.Volume]++
+	if d.busy[c.Volume] > 1 {
+		d.overlaps++
+	}
+	answer := d.answer
+	close(d.notify)
+	d.notify = make(chan struct{})
+	d.mu.Unlock()
+	defer func() {
+		d.mu.Lock()
+		d.busy[c.Volume]--
+		d.mu.Unlock()
+	}()
+	return answer(ctx, c, nth)
+}
+
+// answers sets what the driver answers from now on; nth counts all calls.
+func (d *scriptedDriver) answers(f func(ctx context.Context, c call, nth int) (map[string]string, error)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.answer = f
+}
+
+// received lists the calls in words.
+func (d *scriptedDriver) received() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var words []string
+	for _, c := range d.calls {
+		words = append(words, c.Method+" "+c.Node)
+	}
+	return words
+}
+
+// waitCalls waits until the driver received n calls.
+func (d *scriptedDriver) waitCalls(t *testing.T, n int) []call {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		d.mu.Lock()
+		calls, notify := d.calls, d.notify
+		d.mu.Unlock()
+		if len(calls) >= n {
+			return calls
+		}
+		select {
+		case <-notify:
+		case <-deadline:
+			t.Fatalf("driver received %v, want %d calls", d.received(), n)
+		}
+	}
+}
+
+// patience is how long a test waits for what must happen.
+const patience = 20 * time.Second
+
+// world is one driver, its attacher, and a client to look at the API server.
+type world struct {
+	t      *testing.T
+	driver *scriptedDriver
+	config *rest.Config
+	client *kubernetes.Clientset
+	prefix string
+
+	stop func() // ends the attacher and waits for it
+}
+
+// newWorld makes a driver and the objects around it; the attacher is not started.
+func newWorld(t *testing.T, capabilities ...csispec.ControllerServiceCapability_RPC_Type) *world {
+	t.Helper()
+	config := apiServer(t)
+	client := kubernetes.NewForConfigOrDie(config)
+	if capabilities == nil {
+		capabilities = canAttach
+	}
+	w := &world{t: t, driver: startDriver(t, capabilities...), config: config, client: client, stop: func() {}}
+	w.prefix = strings.TrimSuffix(w.driver.name, ".csi.test")
+	return w
+}
+
+// start runs an attacher; it is ended with the test.
+func (w *world) start(change ...func(*Config)) {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	conn, err := connection.Connect(ctx, w.driver.address, nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	controller, err := csi.NewController(ctx, conn)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	c := Config{
+		Client: kubernetes.NewForConfigOrDie(w.config), Driver: w.driver.name, Controller: controller,
+		Timeout: 15 * time.Second, RetryStart: 50 * time.Millisecond, RetryMax: time.Second,
+		WorkerThreads: 10, DrainTimeout: 5 * time.Second,
+	}
+	for _, f := range change {
+		f(&c)
+	}
+	a, err := New(c)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	warm, cold := context.WithCancel(context.Background())
+	a.Warm(warm)
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	var once sync.Once
+	w.stop = func() {
+		once.Do(func() {
+			cancel()
+			if err := <-ended; err != nil {
+				w.t.Errorf("Run: %v", err)
+			}
+			cold()
+			_ = conn.Close()
+		})
+	}
+	w.t.Cleanup(w.stop)
+}
+
+func (w *world) name(s string) string { return w.prefix + "-" + s }
+
+// node makes a CSINode whose node ID is "id-" and its name.
+func (w *world) node(name string) {
+	w.t.Helper()
+	w.nodeWithID(name, "id-"+name)
+}
+
+func (w *world) nodeWithID(name, id string) {
+	w.t.Helper()
+	node := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: w.name(name)}}
+	if id != "" {
+		node.Spec.Drivers = []storagev1.CSINodeDriver{{Name: w.driver.name, NodeID: id}}
+	}
+	if _, err := w.client.StorageV1().CSINodes().Create(w.t.Context(), node, metav1.CreateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) deleteNode(name string) {
+	w.t.Helper()
+	if err := w.client.StorageV1().CSINodes().Delete(w.t.Context(), w.name(name), metav1.DeleteOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func csiPV(w *world, name string) *corev1.PersistentVolume {
+	return &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: w.name(name)},
+		Spec: corev1.PersistentVolumeSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Capacity:    corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
+				Driver: w.driver.name, VolumeHandle: w.name(name),
+			}},
+		},
+	}
+}
+
+// volume makes a PersistentVolume whose handle is its name.
+func (w *world) volume(name string, change ...func(*corev1.PersistentVolume)) *corev1.PersistentVolume {
+	w.t.Helper()
+	pv := csiPV(w, name)
+	for _, f := range change {
+		f(pv)
+	}
+	stored, err := w.client.CoreV1().PersistentVolumes().Create(w.t.Context(), pv, metav1.CreateOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return stored
+}
+
+// attachment makes a VolumeAttachment of a volume for a node.
+func (w *world) attachment(volume, node string, change ...func(*storagev1.VolumeAttachment)) string {
+	w.t.Helper()
+	pv := w.name(volume)
+	va := &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(pv, w.driver.name, w.name(node))},
+		Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: w.driver.name, NodeName: w.name(node), Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv},
+		},
+	}
+	for _, f := range change {
+		f(va)
+	}
+	status := va.Status
+	stored, err := w.client.StorageV1().VolumeAttachments().Create(w.t.Context(), va, metav1.CreateOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if status.Attached {
+		stored.Status = status
+		if _, err := w.client.StorageV1().VolumeAttachments().UpdateStatus(w.t.Context(), stored, metav1.UpdateOptions{}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	return stored.Name
+}
+
+func (w *world) get(name string) *storagev1.VolumeAttachment {
+	w.t.Helper()
+	va, err := w.client.StorageV1().VolumeAttachments().Get(w.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return va
+}
+
+func (w *world) delete(name string) {
+	w.t.Helper()
+	if err := w.client.StorageV1().VolumeAttachments().Delete(w.t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) patchPV(name, patch string) {
+	w.t.Helper()
+	if _, err := w.client.CoreV1().PersistentVolumes().Patch(w.t.Context(), w.name(name), types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// until waits for a VolumeAttachment to be as wanted; nil means that it is gone.
+func (w *world) until(name, what string, is func(va *storagev1.VolumeAttachment) bool) *storagev1.VolumeAttachment {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	all, err := w.client.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var seen *storagev1.VolumeAttachment
+	if len(all.Items) > 0 {
+		seen = &all.Items[0]
+	}
+	if is(seen) {
+		return seen
+	}
+	watch, err := w.client.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String(), ResourceVersion: all.ResourceVersion})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer watch.Stop()
+	for event := range watch.ResultChan() {
+		va, ok := event.Object.(*storagev1.VolumeAttachment)
+		if !ok {
+			w.t.Fatalf("watch: %v", event.Object)
+		}
+		seen = va
+		if event.Type == "DELETED" {
+			seen = nil
+		}
+		if is(seen) {
+			return seen
+		}
+	}
+	w.t.Fatalf("VolumeAttachment %s is not %s: %+v; calls %v", name, what, seen, w.driver.received())
+	return nil
+}
+
+func isAttached(va *storagev1.VolumeAttachment) bool { return va != nil && va.Status.Attached }
+func isGone(va *storagev1.VolumeAttachment) bool     { return va == nil }
+func hasAttachError(text string) func(*storagev1.VolumeAttachment) bool {
+	return func(va *storagev1.VolumeAttachment) bool {
+		return va != nil && va.Status.AttachError != nil && strings.Contains(va.Status.AttachError.Message, text)
+	}
+}
+func hasDetachError(text string) func(*storagev1.VolumeAttachment) bool {
+	return func(va *storagev1.VolumeAttachment) bool {
+		return va != nil && va.Status.DetachError != nil && strings.Contains(va.Status.DetachError.Message, text)
+	}
+}
+
+// untilPV waits for a PersistentVolume to have our finalizer, or not.
+func (w *world) untilPV(name string, protected bool) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	watch, err := w.client.CoreV1().PersistentVolumes().Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", w.name(name)).String()})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer watch.Stop()
+	for event := range watch.ResultChan() {
+		pv, ok := event.Object.(*corev1.PersistentVolume)
+		if ok && strings.Contains(strings.Join(pv.Finalizers, " "), kube.AttacherFinalizer(w.driver.name)) == protected {
+			return
+		}
+	}
+	w.t.Fatalf("PersistentVolume %s: our finalizer on it is not %v", name, protected)
+}

@@ -1,0 +1,121 @@
+package attacher
+
+import (
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/client-go/tools/cache"
+)
+
+// newest reads objects as they were last heard of: from the watch cache, or from
+// the reply to our own write if the cache has not come that far. Without it a
+// decision would rest on what was so before our own last step, and the driver
+// would be asked twice.
+type newest[T metav1.Object] struct {
+	indexer cache.Indexer
+
+	mu    sync.Mutex
+	ahead map[string]T           // by name: newer than the cache
+	gone  map[types.UID]struct{} // our write ended the object; the cache still has it
+}
+
+func newNewest[T metav1.Object](indexer cache.Indexer) *newest[T] {
+	return &newest[T]{indexer: indexer, ahead: map[string]T{}, gone: map[types.UID]struct{}{}}
+}
+
+// get returns the newest known object of a name. The result is shared: do not
+// change it.
+func (n *newest[T]) get(name string) (T, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var none T
+	cached, ok := n.cached(name)
+	if !ok {
+		return none, false
+	}
+	if written, ok := n.ahead[name]; ok && isNewer(written, cached) {
+		cached = written
+	}
+	if _, over := n.gone[cached.GetUID()]; over {
+		return none, false
+	}
+	return cached, true
+}
+
+// byIndex returns the newest known objects of an index value.
+func (n *newest[T]) byIndex(index, value string) []T {
+	keys, err := n.indexer.IndexKeys(index, value)
+	if err != nil { // only for an index that does not exist
+		panic(err)
+	}
+	objects := make([]T, 0, len(keys))
+	for _, key := range keys {
+		if object, ok := n.get(key); ok {
+			objects = append(objects, object)
+		}
+	}
+	return objects
+}
+
+// wrote takes the reply to a write.
+func (n *newest[T]) wrote(object T) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	// The informer's handlers run after the cache has changed. So if the object
+	// is in the cache now, its deletion has still to pass through deleted, which
+	// cleans up; if it is not, there is nothing to keep.
+	cached, ok := n.cached(object.GetName())
+	if !ok || cached.GetUID() != object.GetUID() || !isNewer(object, cached) {
+		return
+	}
+	n.ahead[object.GetName()] = object
+}
+
+// ended takes the reply to the write that took off the last finalizer of an
+// object that is being deleted: it is no more.
+func (n *newest[T]) ended(object T) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if cached, ok := n.cached(object.GetName()); ok && cached.GetUID() == object.GetUID() {
+		n.gone[object.GetUID()] = struct{}{}
+	}
+}
+
+// caughtUp takes what the watch delivered.
+func (n *newest[T]) caughtUp(object T) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if written, ok := n.ahead[object.GetName()]; ok && !isNewer(written, object) {
+		delete(n.ahead, object.GetName())
+	}
+}
+
+// deleted takes a deletion that the watch delivered.
+func (n *newest[T]) deleted(object T) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.gone, object.GetUID())
+	if written, ok := n.ahead[object.GetName()]; ok && written.GetUID() == object.GetUID() {
+		delete(n.ahead, object.GetName())
+	}
+}
+
+func (n *newest[T]) cached(name string) (T, bool) {
+	var none T
+	item, ok, err := n.indexer.GetByKey(name)
+	if err != nil || !ok {
+		return none, false
+	}
+	object, ok := item.(T)
+	return object, ok
+}
+
+// isNewer compares resource versions, which are ordered across objects and time
+// (KEP-5504). A version that cannot be compared is taken for newer: an object in
+// hand is then used rather than lost.
+func isNewer(a, b metav1.Object) bool {
+	order, err := resourceversion.CompareResourceVersion(a.GetResourceVersion(), b.GetResourceVersion())
+	return err != nil || order > 0
+}

@@ -1,0 +1,191 @@
+package attacher
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+	"strconv"
+
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/publication"
+)
+
+// subject is an attachment of a snapshot with the objects it was made from: what
+// a step for it is applied to.
+type subject struct {
+	attachment *storagev1.VolumeAttachment // nil if it is gone
+	source     source
+	sourceErr  error
+	seen       publication.Attachment
+	record     record
+}
+
+// snapshot is what a decision is made on.
+type snapshot struct {
+	key      publication.Key
+	seen     publication.Observed
+	subjects map[string]*subject // by UID
+}
+
+// observe reads everything about a key.
+func (a *Attacher) observe(key publication.Key) snapshot {
+	shot := snapshot{key: key, subjects: map[string]*subject{}}
+	shot.seen.Exclusive = key.Node == ""
+	for _, va := range a.attachmentsOf(key) {
+		shot.add(a.observeAttachment(va))
+	}
+	for uid, r := range a.calls.ofVolume(key.Volume) {
+		if key.Volume == "" || (key.Node != "" && key.Node != r.node) {
+			continue
+		}
+		// Gone means that no object of this UID is left under its name, not that
+		// it was not found under this key.
+		if va, ok := a.objects.attachments.get(r.name); ok && va.UID == uid {
+			continue
+		}
+		shot.add(a.observeGone(uid, r))
+	}
+	return shot
+}
+
+func (s *snapshot) add(one *subject) {
+	s.subjects[one.seen.UID] = one
+	s.seen.Attachments = append(s.seen.Attachments, one.seen)
+}
+
+// attachmentsOf finds our attachments of a key.
+func (a *Attacher) attachmentsOf(key publication.Key) []*storagev1.VolumeAttachment {
+	if key.Volume == "" {
+		if va, ok := a.objects.attachments.get(key.Attachment); ok && va.Spec.Attacher == a.driver {
+			return []*storagev1.VolumeAttachment{va}
+		}
+		return nil
+	}
+	var found []*storagev1.VolumeAttachment
+	for _, pv := range a.objects.volumes.byIndex(indexHandle, key.Volume) {
+		for _, va := range a.objects.attachments.byIndex(indexVolumeName, pv.Name) {
+			// Those with two sources are nobody's.
+			if va.Spec.Attacher == a.driver && va.Spec.Source.InlineVolumeSpec == nil {
+				found = append(found, va)
+			}
+		}
+	}
+	for _, va := range a.objects.attachments.byIndex(indexInline, key.Volume) {
+		if va.Spec.Source.PersistentVolumeName == nil {
+			found = append(found, va)
+		}
+	}
+	found = append(found, a.strays.of(key.Volume, a.objects)...)
+	return slices.DeleteFunc(found, func(va *storagev1.VolumeAttachment) bool {
+		return key.Node != "" && va.Spec.NodeName != key.Node
+	})
+}
+
+func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
+	one := &subject{attachment: va, record: a.calls.of(va.UID)}
+	one.source, one.sourceErr = a.objects.sourceOf(va)
+	nodeID, nodeErr := a.nodeID(va.Spec.NodeName)
+	one.seen = publication.Attachment{
+		UID:             string(va.UID),
+		Name:            va.Name,
+		Node:            va.Spec.NodeName,
+		Created:         va.CreationTimestamp.Time,
+		Deleting:        va.DeletionTimestamp != nil,
+		Attached:        va.Status.Attached,
+		Finalizer:       slices.Contains(va.Finalizers, a.finalizer),
+		RecordedNodeID:  va.Annotations[kube.NodeIDAnnotation],
+		NodeID:          nodeID,
+		VolumeProtected: one.sourceErr == nil && (one.source.pv == nil || slices.Contains(one.source.pv.Finalizers, a.finalizer)),
+		Call:            one.record.call,
+	}
+	one.seen.OtherFinalizers = len(va.Finalizers) > 1 || (len(va.Finalizers) == 1 && !one.seen.Finalizer)
+	one.seen.AttachError, one.seen.DetachError = messageOf(va.Status.AttachError), messageOf(va.Status.DetachError)
+	one.seen.PublishProblem = a.publishProblem(one, nodeErr)
+	one.seen.UnpublishProblem = unpublishProblem(one, nodeErr)
+	one.seen.Inputs = inputsOf(one, a.finalizer)
+	return one
+}
+
+// observeGone is an attachment of which only our memory of the call is left.
+func (a *Attacher) observeGone(uid types.UID, r record) *subject {
+	one := &subject{record: r, sourceErr: fmt.Errorf("no PersistentVolume with handle %q", r.volume)}
+	for _, pv := range a.objects.volumes.byIndex(indexHandle, r.volume) {
+		one.source, one.sourceErr = a.objects.sourceOfVolume(pv)
+	}
+	one.seen = publication.Attachment{
+		UID: string(uid), Name: r.name, Node: r.node, Created: r.created, Gone: true, Call: r.call, Inputs: "gone",
+	}
+	if one.sourceErr != nil {
+		one.seen.UnpublishProblem = one.sourceErr.Error()
+	}
+	return one
+}
+
+func messageOf(e *storagev1.VolumeError) string {
+	if e == nil {
+		return ""
+	}
+	return e.Message
+}
+
+// nodeID is the CSI node ID that a node has now.
+func (a *Attacher) nodeID(node string) (string, error) {
+	csiNode, ok := a.objects.csiNodes.get(node)
+	if !ok {
+		return "", fmt.Errorf("csinode.storage.k8s.io %q not found", node)
+	}
+	for _, driver := range csiNode.Spec.Drivers {
+		if driver.Name == a.driver && driver.NodeID != "" {
+			return driver.NodeID, nil
+		}
+	}
+	return "", fmt.Errorf("CSINode %s does not contain driver %s", node, a.driver)
+}
+
+func (a *Attacher) publishProblem(one *subject, nodeErr error) string {
+	if one.sourceErr != nil {
+		return one.sourceErr.Error()
+	}
+	if pv := one.source.pv; pv != nil && pv.DeletionTimestamp != nil {
+		return fmt.Sprintf("PersistentVolume %q is marked for deletion", pv.Name)
+	}
+	if err := a.controller.CheckPublish(one.source.spec.AccessModes); err != nil {
+		return err.Error()
+	}
+	if nodeErr != nil {
+		return nodeErr.Error()
+	}
+	return ""
+}
+
+func unpublishProblem(one *subject, nodeErr error) string {
+	switch {
+	case one.sourceErr != nil:
+		return one.sourceErr.Error()
+	case one.seen.RecordedNodeID == "" && nodeErr != nil:
+		return nodeErr.Error()
+	default:
+		return ""
+	}
+}
+
+// inputsOf is a digest of all that an attempt depends on, except what the
+// attacher itself writes. A change of it ends the back-off.
+func inputsOf(one *subject, finalizer string) string {
+	va := one.attachment
+	annotations := maps.Clone(va.Annotations)
+	delete(annotations, kube.NodeIDAnnotation)
+	others := slices.DeleteFunc(slices.Clone(va.Finalizers), func(f string) bool { return f == finalizer })
+	sum := fnv.New64a()
+	// Strings, bools, slices and maps of them: encoding cannot fail.
+	_ = json.NewEncoder(sum).Encode([]any{va.Labels, annotations, others, one.seen.Deleting, one.seen.NodeID})
+	if pv := one.source.pv; pv != nil {
+		_ = json.NewEncoder(sum).Encode([]any{pv.UID, pv.DeletionTimestamp != nil, pv.Spec})
+	}
+	return strconv.FormatUint(sum.Sum64(), 36)
+}
