@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -86,6 +87,11 @@ func (s specs) apiServer() proc.Spec {
 		"--etcd-certfile="+s.paths.cert("apiserver-etcd-client.crt"), "--etcd-keyfile="+s.paths.cert("apiserver-etcd-client.key"),
 		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
 		"--service-account-key-file="+s.paths.cert("sa.pub"), "--service-account-signing-key-file="+s.paths.cert("sa.key"),
+		// Without these kube-controller-manager waits for a CA that never comes.
+		"--requestheader-client-ca-file="+s.paths.cert("front-proxy-ca.crt"), "--requestheader-allowed-names="+frontProxyUser,
+		"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+		"--proxy-client-cert-file="+s.paths.cert("front-proxy-client.crt"), "--proxy-client-key-file="+s.paths.cert("front-proxy-client.key"),
 		// Nodes serve on 127.0.0.1, each on its own port.
 		"--kubelet-certificate-authority="+s.paths.cert("ca.crt"), "--kubelet-preferred-address-types=InternalIP",
 		"--kubelet-client-certificate="+s.paths.cert("apiserver-kubelet-client.crt"),
@@ -105,6 +111,8 @@ func (s specs) controllerManager() proc.Spec {
 		"--tls-cert-file="+s.paths.cert("control-plane.crt"), "--tls-private-key-file="+s.paths.cert("control-plane.key"),
 		"--controllers="+controllers, "--use-service-account-credentials=true",
 		"--service-account-private-key-file="+s.paths.cert("sa.key"), "--root-ca-file="+s.paths.cert("ca.crt"),
+		// Its default lies outside the lab's folder, and it makes it.
+		"--flex-volume-plugin-dir="+filepath.Join(s.paths.dir(), "flexvolume"),
 		// There is one only, and a killed one shall not wait for its own lease.
 		"--leader-elect=false")
 	if s.options.NodeMonitorGrace > 0 {

@@ -22,9 +22,9 @@ import (
 // validFor bounds how long a lab can run; its certificates are made anew at each start.
 const validFor = 30 * 24 * time.Hour
 
-// authority signs the certificates of one trust domain. The lab has two: one for all that speaks
-// to the API server, and one for etcd alone, so that no component but the API server can read or
-// write the store behind RBAC's back.
+// authority signs the certificates of one trust domain. The lab has three: one for all that speaks
+// to the API server; one for etcd alone, so that no component but the API server can read or
+// write the store behind RBAC's back; and one for the API server as a proxy that vouches for users.
 type authority struct {
 	certificate *x509.Certificate
 	key         *ecdsa.PrivateKey
@@ -150,6 +150,7 @@ type pki struct {
 	server    string // URL of the API server
 	cluster   *authority
 	etcd      *authority
+	proxy     *authority
 	nodeNames []string
 }
 
@@ -189,6 +190,7 @@ const (
 	firstServiceIP    = "10.96.0.1"
 	loopback          = "127.0.0.1"
 	kubeletClientUser = "kube-apiserver-kubelet-client"
+	frontProxyUser    = "front-proxy-client"
 )
 
 // writePKI makes all keys, certificates and kubeconfigs of a lab.
@@ -204,7 +206,11 @@ func writePKI(p paths, server string, nodeNames []string) error {
 	if err != nil {
 		return err
 	}
-	k := pki{paths: p, server: server, cluster: cluster, etcd: etcd, nodeNames: nodeNames}
+	proxy, err := newAuthority("belay-lab-front-proxy")
+	if err != nil {
+		return err
+	}
+	k := pki{paths: p, server: server, cluster: cluster, etcd: etcd, proxy: proxy, nodeNames: nodeNames}
 	for _, write := range []func() error{k.authorities, k.servers, k.clients, k.kubeconfigs, k.nodes} {
 		if err := write(); err != nil {
 			return err
@@ -214,11 +220,10 @@ func writePKI(p paths, server string, nodeNames []string) error {
 }
 
 func (k pki) authorities() error {
-	if err := writeSecret(k.paths.cert("ca.crt"), k.cluster.pem()); err != nil {
-		return err
-	}
-	if err := writeSecret(k.paths.cert("etcd-ca.crt"), k.etcd.pem()); err != nil {
-		return err
+	for file, authority := range map[string]*authority{"ca.crt": k.cluster, "etcd-ca.crt": k.etcd, "front-proxy-ca.crt": k.proxy} {
+		if err := writeSecret(k.paths.cert(file), authority.pem()); err != nil {
+			return err
+		}
 	}
 	// Service account tokens are signed with a key pair without a certificate.
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -261,7 +266,7 @@ func (k pki) servers() error {
 	return nil
 }
 
-// clients are the API server's own credentials towards etcd and the nodes.
+// clients are the API server's own credentials towards etcd, the nodes and aggregated servers.
 func (k pki) clients() error {
 	toEtcd, err := k.etcd.client("kube-apiserver")
 	if err != nil {
@@ -271,10 +276,18 @@ func (k pki) clients() error {
 	if err != nil {
 		return err
 	}
-	if err := k.writePair("apiserver-etcd-client", toEtcd); err != nil {
+	asProxy, err := k.proxy.client(frontProxyUser)
+	if err != nil {
 		return err
 	}
-	return k.writePair("apiserver-kubelet-client", toKubelet)
+	for name, pair := range map[string]keyPair{
+		"apiserver-etcd-client": toEtcd, "apiserver-kubelet-client": toKubelet, "front-proxy-client": asProxy,
+	} {
+		if err := k.writePair(name, pair); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (k pki) kubeconfigs() error {

@@ -57,32 +57,34 @@ func Up(ctx context.Context, o Options) (*Cluster, error) {
 	if err := preflight(p, o); err != nil {
 		return nil, err
 	}
-	own, err := findSiblings(neededSiblings(o))
-	if err != nil {
-		return nil, err
-	}
-	programs, err := upstream.Ensure(ctx, upstream.Request{
-		Cache: p.cache, Kubelet: o.NodeKind == NodeKindKubelet, Progress: o.Progress,
-	})
-	if err != nil {
-		return nil, err
-	}
 	lock, err := takeLock(p)
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{
-		options: o, paths: p, lock: lock,
-		group:     proc.Group{RunDir: p.run(), Shim: own.path("belay-lab")},
-		processes: map[string]*proc.Process{}, nodes: map[string]*nodes.Node{},
-	}
-	if err := c.start(ctx, programs, own); err != nil {
+	c := &Cluster{options: o, paths: p, lock: lock, processes: map[string]*proc.Process{}, nodes: map[string]*nodes.Node{}}
+	if err := c.bringUp(ctx); err != nil {
 		// The caller's context may be what ended; clearing up needs its own.
 		clear, cancel := context.WithTimeout(context.WithoutCancel(ctx), downWithin)
 		defer cancel()
 		return nil, errors.Join(err, c.Down(clear))
 	}
 	return c, nil
+}
+
+// bringUp finds the programs, building what is not there, and starts the lab.
+func (c *Cluster) bringUp(ctx context.Context) error {
+	own, err := findSiblings(neededSiblings(c.options))
+	if err != nil {
+		return err
+	}
+	programs, err := upstream.Ensure(ctx, upstream.Request{
+		Cache: c.paths.cache, Kubelet: c.options.NodeKind == NodeKindKubelet, Progress: c.options.Progress,
+	})
+	if err != nil {
+		return err
+	}
+	c.group = proc.Group{RunDir: c.paths.run(), Shim: own.path("belay-lab")}
+	return c.start(ctx, programs, own)
 }
 
 func neededSiblings(o Options) []string {

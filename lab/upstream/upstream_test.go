@@ -1,0 +1,234 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+func TestVersionsAndStampsComeFromTheLabsOwnModule(t *testing.T) {
+	s, err := readSource("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type told struct{ Version, Stamps string }
+	got := map[string]told{}
+	for _, p := range s.programs {
+		got[p.name] = told{p.version, p.stamps}
+	}
+	kubernetes := got["kube-apiserver"].Version
+	if !strings.HasPrefix(kubernetes, "v1.") {
+		t.Fatalf("kube-apiserver has version %q", kubernetes)
+	}
+	stamp := "-X k8s.io/component-base/version.gitVersion=" + kubernetes
+	for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet"} {
+		if diff := cmp.Diff(told{kubernetes, stamp}, got[name]); diff != "" {
+			t.Errorf("%s (-want +got): %s", name, diff)
+		}
+	}
+	for _, name := range []string{"csi-attacher", "csi-provisioner"} {
+		if want := "-X main.version=" + got[name].Version; got[name].Stamps != want {
+			t.Errorf("%s is stamped %q, want %q", name, got[name].Stamps, want)
+		}
+	}
+	if etcd := got["etcd"]; !strings.HasPrefix(etcd.Version, "v3.") || etcd.Stamps != "" {
+		t.Errorf("etcd is %+v", etcd)
+	}
+}
+
+func TestKeyChangesWithWhatIsBuilt(t *testing.T) {
+	base := source{programs: []program{{name: "kube-apiserver", pkg: "k/a", version: "v1"}, {name: "etcd", pkg: "e", version: "v3"}}, sum: []byte("sum")}
+	key := base.key("go1.26.0", "linux/amd64")
+	otherVersion, otherSum, otherOrder := base, base, base
+	otherVersion.programs = []program{{name: "kube-apiserver", pkg: "k/a", version: "v2"}, base.programs[1]}
+	otherSum.sum = []byte("another sum")
+	otherOrder.programs = []program{base.programs[1], base.programs[0]}
+	for name, test := range map[string]struct {
+		got  string
+		same bool
+	}{
+		"the same":               {base.key("go1.26.0", "linux/amd64"), true},
+		"tools in another order": {otherOrder.key("go1.26.0", "linux/amd64"), true},
+		"another version":        {otherVersion.key("go1.26.0", "linux/amd64"), false},
+		"another go.sum":         {otherSum.key("go1.26.0", "linux/amd64"), false},
+		"another Go":             {base.key("go1.27.0", "linux/amd64"), false},
+		"another platform":       {base.key("go1.26.0", "linux/arm64"), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if (test.got == key) != test.same {
+				t.Errorf("keys %s and %s: same is %v, want %v", key, test.got, test.got == key, test.same)
+			}
+		})
+	}
+}
+
+// smallLab is a module that looks like the lab's, whose one tool is built in a second.
+func smallLab(t *testing.T, code string) string {
+	t.Helper()
+	if _, err := exec.LookPath("go"); err != nil {
+		t.Skip("go is not in PATH")
+	}
+	dir := t.TempDir()
+	for name, content := range map[string]string{
+		"go.mod":                  "module belay.dev/belay/lab\n\ngo 1.26.0\n\nrequire example.com/tool v0.0.0\n\nreplace example.com/tool => ./tool\n\ntool example.com/tool/cmd/hello\n",
+		"tool/go.mod":             "module example.com/tool\n\ngo 1.26.0\n",
+		"tool/cmd/hello/hello.go": code,
+	} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("BELAY_LAB_SRC", dir)
+	t.Setenv("BELAY_UPSTREAM_BIN", "")
+	return dir
+}
+
+const helloCode = "package main\n\nfunc main() { println(\"hello\") }\n"
+
+func TestSeveralProcessesBuildOnce(t *testing.T) {
+	smallLab(t, helloCode)
+	cache := t.TempDir()
+	var mu sync.Mutex
+	var lines []string
+	progress := func(format string, args ...any) {
+		mu.Lock()
+		defer mu.Unlock()
+		lines = append(lines, fmt.Sprintf(format, args...))
+	}
+	var group sync.WaitGroup
+	errs := make([]error, 3)
+	dirs := make([]string, 3)
+	for i := range errs {
+		group.Go(func() {
+			programs, err := Ensure(context.Background(), Request{Cache: cache, Progress: progress})
+			errs[i], dirs[i] = err, programs.Dir
+		})
+	}
+	group.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	if said, err := exec.Command(filepath.Join(dirs[0], "hello")).CombinedOutput(); err != nil || string(said) != "hello\n" {
+		t.Errorf("the program says %q (%v)", said, err)
+	}
+	built := 0
+	for _, line := range lines {
+		if strings.Contains(line, "built in") {
+			built++
+		}
+	}
+	if built != 1 {
+		t.Errorf("built %d times, want once:\n%s", built, strings.Join(lines, "\n"))
+	}
+}
+
+func TestInterruptedBuildLeavesNothingHalf(t *testing.T) {
+	smallLab(t, helloCode)
+	cache := t.TempDir()
+	ctx, cancel := context.WithCancelCause(context.Background())
+	stop := errors.New("Ctrl-C")
+	_, err := Ensure(ctx, Request{Cache: cache, Progress: func(format string, _ ...any) {
+		if strings.HasPrefix(format, "[%d/%d] %s %s") {
+			cancel(stop)
+		}
+	}})
+	if !errors.Is(err, stop) {
+		t.Errorf("got %v, want %v", err, stop)
+	}
+	left, err := filepath.Glob(filepath.Join(cache, "bin", "*", "*"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v (%v)", left, err)
+	}
+	// And what a killed builder leaves is removed by the next.
+	programs, err := Ensure(context.Background(), Request{Cache: cache})
+	if err != nil {
+		t.Fatal(err)
+	}
+	half := filepath.Join(programs.Dir, buildingPrefix+"123", "hello")
+	if err := os.MkdirAll(filepath.Dir(half), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(programs.Path("hello")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Ensure(context.Background(), Request{Cache: cache}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Dir(half)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the half build of a killed process is still there: %v", err)
+	}
+}
+
+func TestFailedBuildIsToldInASentence(t *testing.T) {
+	smallLab(t, "package main\n\nfunc main() { nonsense }\n")
+	_, err := Ensure(context.Background(), Request{Cache: t.TempDir()})
+	if err == nil || !strings.Contains(err.Error(), "building hello") || !strings.Contains(err.Error(), "nonsense") {
+		t.Errorf("got %v, want an error that names program and cause", err)
+	}
+}
+
+func TestTroubleIsExplained(t *testing.T) {
+	p := program{name: "etcd"}
+	failed := errors.New("exit status 1")
+	for name, test := range map[string]struct{ got, want string }{
+		"disk full, told by the linker": {explain(p, "write /tmp/x: no space left on device", failed).Error(), "the disk is full"},
+		"disk full, told by the kernel": {explain(p, "", fmt.Errorf("mkdir: %w", unix.ENOSPC)).Error(), "the disk is full"},
+		"no proxy":                      {explain(p, "Get \"https://proxy.golang.org/x\": dial tcp: lookup proxy.golang.org: no such host", failed).Error(), "GOPROXY"},
+		"old Go":                        {source{goVersion: "1.26.0"}.checkGo("go1.24.3").Error(), "the Go here is go1.24.3, the lab needs go1.26.0 or newer"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if !strings.Contains(test.got, test.want) {
+				t.Errorf("got %q, want it to say %q", test.got, test.want)
+			}
+		})
+	}
+	if err := (source{goVersion: "1.26.0"}).checkGo("go1.26.8"); err != nil {
+		t.Errorf("a newer Go is refused: %v", err)
+	}
+}
+
+func TestMissingGoIsToldInASentence(t *testing.T) {
+	smallLab(t, helloCode)
+	t.Setenv("PATH", t.TempDir())
+	_, err := Ensure(context.Background(), Request{Cache: t.TempDir()})
+	if err == nil || !strings.Contains(err.Error(), "go is not in PATH") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestGivenFolderMustBeComplete(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("BELAY_UPSTREAM_BIN", dir)
+	for _, name := range []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "csi-attacher"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := Ensure(context.Background(), Request{})
+	if err == nil || !strings.Contains(err.Error(), "lacks csi-provisioner:") {
+		t.Errorf("got %v, want the missing program named", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "csi-provisioner"), nil, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	programs, err := Ensure(context.Background(), Request{})
+	if diff := cmp.Diff(Programs{Dir: dir}, programs); diff != "" || err != nil {
+		t.Errorf("(%v) -want +got: %s", err, diff)
+	}
+	if _, err := Ensure(context.Background(), Request{Kubelet: true}); err == nil || !strings.Contains(err.Error(), "lacks kubelet:") {
+		t.Errorf("got %v, want the kubelet named", err)
+	}
+}
