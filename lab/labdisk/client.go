@@ -118,6 +118,13 @@ func (c *Client) RegisterNode(ctx context.Context, n Node) error {
 	return c.do(ctx, http.MethodPost, "/v1/nodes", n, nil)
 }
 
+// permissive tells whether the fabric forbids nothing.
+func (c *Client) permissive(ctx context.Context) (bool, error) {
+	var out fabricMode
+	err := c.do(ctx, http.MethodGet, "/v1/mode", nil, &out)
+	return out.Permissive, err
+}
+
 // errNotFound is returned when the fabric does not know what it was asked about.
 var errNotFound = errors.New("not found")
 

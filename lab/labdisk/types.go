@@ -70,17 +70,19 @@ type Node struct {
 
 // Call is the record of one CSI call, of a controller or of a node.
 type Call struct {
-	Sequence uint64    `json:"sequence"`
-	Method   string    `json:"method"` // the RPC's name without its service: ControllerPublishVolume
-	Driver   string    `json:"driver"`
-	Volume   string    `json:"volume,omitempty"` // volume handle; for CreateVolume the name asked for
-	Node     string    `json:"node,omitempty"`
-	Target   string    `json:"target,omitempty"` // staging or target path of a node's call
-	Start    time.Time `json:"start"`
-	End      time.Time `json:"end"`  // zero while the call is in flight
-	Code     string    `json:"code"` // gRPC code by name, "OK"; empty while the call is in flight
-	Message  string    `json:"message,omitempty"`
-	Fault    string    `json:"fault,omitempty"` // id of the fault that was injected
+	Sequence uint64 `json:"sequence"`
+	Method   string `json:"method"` // the RPC's name without its service: ControllerPublishVolume
+	Driver   string `json:"driver"`
+	// Controller is true for a call of the Identity or Controller service of the fabric, false for one of a node.
+	Controller bool      `json:"controller"`
+	Volume     string    `json:"volume,omitempty"` // volume handle; for CreateVolume the name asked for
+	Node       string    `json:"node,omitempty"`
+	Target     string    `json:"target,omitempty"` // staging or target path of a node's call
+	Start      time.Time `json:"start"`
+	End        time.Time `json:"end"`  // zero while the call is in flight
+	Code       string    `json:"code"` // gRPC code by name, "OK"; empty while the call is in flight
+	Message    string    `json:"message,omitempty"`
+	Fault      string    `json:"fault,omitempty"` // id of the fault that was injected
 }
 
 // Reasons why a write is a violation.

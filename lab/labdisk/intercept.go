@@ -1,0 +1,170 @@
+package labdisk
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"net/http"
+	"path"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// callRecord takes down calls and deals out faults: the fabric itself, or a node's way to it.
+type callRecord interface {
+	begin(ctx context.Context, c Call) (Call, *Fault, error)
+	end(c Call)
+	waitCleared(ctx context.Context, fault string) error
+}
+
+// interceptor records every call of a driver's server and lets the faults act on it. Of a node's server, node is the
+// node's name.
+func interceptor(record callRecord, driver, node string) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		c := describeCall(req, path.Base(info.FullMethod))
+		c.Driver, c.Controller, c.Start = driver, node == "", time.Now()
+		if node != "" {
+			c.Node = node
+		}
+		c, fault, err := record.begin(ctx, c)
+		if err != nil {
+			return nil, status.Errorf(codes.Unavailable, "record %s: %v", c.Method, err)
+		}
+		resp, err := meet(ctx, record, fault, c, func(ctx context.Context) (any, error) { return handle(ctx, req) })
+		c.End, c.Code = time.Now(), status.Code(err).String()
+		if err != nil {
+			c.Message = status.Convert(err).Message()
+			log.Printf("call failed method=%s driver=%s volume=%s node=%s code=%s message=%q", c.Method, driver, c.Volume, c.Node, c.Code, c.Message)
+		}
+		record.end(c)
+		return resp, err
+	}
+}
+
+// describeCall reads from a request what the record and the faults need.
+func describeCall(req any, method string) Call {
+	c := Call{Method: method}
+	if r, ok := req.(interface{ GetName() string }); ok {
+		c.Volume = r.GetName()
+	}
+	if r, ok := req.(interface{ GetVolumeId() string }); ok {
+		c.Volume = r.GetVolumeId()
+	}
+	if r, ok := req.(interface{ GetNodeId() string }); ok {
+		c.Node = r.GetNodeId()
+	}
+	if r, ok := req.(interface{ GetStagingTargetPath() string }); ok {
+		c.Target = r.GetStagingTargetPath()
+	}
+	if r, ok := req.(interface{ GetTargetPath() string }); ok {
+		c.Target = r.GetTargetPath()
+	}
+	return c
+}
+
+// meet does the work of a call as the fault has it.
+func meet(ctx context.Context, record callRecord, f *Fault, c Call, work func(context.Context) (any, error)) (any, error) {
+	if f == nil {
+		return work(ctx)
+	}
+	if f.Delay > 0 {
+		timer := time.NewTimer(f.Delay)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}
+	message := f.Message
+	if message == "" {
+		message = fmt.Sprintf("fault %s of the laboratory", f.ID)
+	}
+	switch f.Effect {
+	case EffectError:
+		return nil, faultStatus(f, message)
+	case EffectHang:
+		if err := record.waitCleared(ctx, f.ID); ctx.Err() != nil {
+			return nil, status.FromContextError(ctx.Err()).Err()
+		} else if err != nil {
+			return nil, status.Errorf(codes.Unavailable, "wait for fault %s to be cleared: %v", f.ID, err)
+		}
+	case EffectLostReply:
+		// The work must not end early because the caller gave up: its reply is lost, not its effect.
+		_, err := work(context.WithoutCancel(ctx))
+		log.Printf("reply lost fault=%s method=%s volume=%s node=%s error=%v", f.ID, c.Method, c.Volume, c.Node, err)
+		if f.Code != "" {
+			return nil, faultStatus(f, message)
+		}
+		<-ctx.Done()
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+	return work(ctx)
+}
+
+func faultStatus(f *Fault, message string) error {
+	code, err := parseCode(f.Code)
+	if err != nil {
+		return status.Error(codes.Internal, err.Error())
+	}
+	return status.Error(code, message)
+}
+
+// nodeRecord takes a node's calls to the fabric. While the fabric is away calls are worked on without faults, and their
+// records kept until it is back: a node must be able to unmount without its storage.
+type nodeRecord struct {
+	client *Client
+
+	// mu guards what follows.
+	mu   sync.Mutex
+	kept []Call
+}
+
+// recordPatience bounds how long a call waits to be recorded.
+const recordPatience = 2 * time.Second
+
+func (n *nodeRecord) begin(ctx context.Context, c Call) (Call, *Fault, error) {
+	n.flush()
+	ctx, cancel := context.WithTimeout(ctx, recordPatience)
+	defer cancel()
+	var out begunCall
+	if err := n.client.do(ctx, http.MethodPost, "/v1/calls/begin", c, &out); err != nil {
+		log.Printf("call not recorded at its begin method=%s error=%v", c.Method, err)
+		return c, nil, nil
+	}
+	return out.Call, out.Fault, nil
+}
+
+func (n *nodeRecord) end(c Call) {
+	n.mu.Lock()
+	n.kept = append(n.kept, c)
+	n.mu.Unlock()
+	n.flush()
+}
+
+// flush sends what is kept, in order, and keeps what the fabric does not take.
+func (n *nodeRecord) flush() {
+	n.mu.Lock()
+	calls := n.kept
+	n.kept = nil
+	n.mu.Unlock()
+	for i, c := range calls {
+		ctx, cancel := context.WithTimeout(context.Background(), recordPatience)
+		err := n.client.do(ctx, http.MethodPost, "/v1/calls/end", c, nil)
+		cancel()
+		if err != nil {
+			n.mu.Lock()
+			n.kept = append(calls[i:], n.kept...)
+			n.mu.Unlock()
+			return
+		}
+	}
+}
+
+func (n *nodeRecord) waitCleared(ctx context.Context, fault string) error {
+	return n.client.do(ctx, http.MethodGet, "/v1/faults/"+fault+"/cleared", nil, nil)
+}

@@ -1,0 +1,188 @@
+package labdisk
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"net/url"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// How long I/O waits for a fabric that is away, as a host waits for its SAN before it reports an error; and how often it
+// tries to reach it in that time.
+const (
+	ioPatience   = 30 * time.Second
+	redialPeriod = 50 * time.Millisecond
+)
+
+// ioClient is a host adapter's way to the fabric: one connection, made anew when it breaks.
+type ioClient struct {
+	addr        string
+	node        string
+	incarnation string
+
+	// mu guards conn.
+	mu   sync.Mutex
+	conn *ioConn
+}
+
+// ioConn is one connection. It is dead once err is set.
+type ioConn struct {
+	net.Conn
+
+	// writeMu serializes frames.
+	writeMu sync.Mutex
+	w       *bufio.Writer
+
+	// mu guards what follows.
+	mu      sync.Mutex
+	nextID  uint64
+	waiting map[uint64]chan *ioReply
+	err     error
+}
+
+// do sends the request and waits for its reply. What may safely be done twice is sent again when the connection breaks.
+func (c *ioClient) do(ctx context.Context, q ioRequest) *ioReply {
+	deadline := time.Now().Add(ioPatience)
+	for {
+		conn, err := c.connection()
+		if err == nil {
+			p, sent := conn.call(&q)
+			if p != nil {
+				return p
+			}
+			if sent && !q.Op.repeatable(q.Flags) {
+				return &ioReply{Errno: syscall.EIO}
+			}
+			continue // the connection is known to be dead: the next turn dials
+		}
+		if time.Now().After(deadline) {
+			log.Printf("I/O failed: fabric is away volume=%s op=%d error=%v", q.Volume, q.Op, err)
+			return &ioReply{Errno: syscall.EIO}
+		}
+		timer := time.NewTimer(redialPeriod)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return &ioReply{Errno: syscall.EINTR}
+		}
+	}
+}
+
+// repeatable tells whether doing the operation twice is as good as once.
+func (o ioOp) repeatable(flags uint32) bool {
+	return !o.changes(flags) || o == opAllocate || o == opSetattr || o == opWrite && flags&syscall.O_APPEND == 0
+}
+
+// connection returns the live connection, or makes one.
+func (c *ioClient) connection() (*ioConn, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.conn != nil && c.conn.failure() == nil {
+		return c.conn, nil
+	}
+	raw, err := net.Dial("unix", c.addr)
+	if err != nil {
+		return nil, fmt.Errorf("reach fabric: %w", err)
+	}
+	r := bufio.NewReaderSize(raw, 256<<10)
+	if err := upgrade(raw, r, c.node, c.incarnation); err != nil {
+		return nil, errors.Join(fmt.Errorf("open I/O connection of node %s: %w", c.node, err), raw.Close())
+	}
+	c.conn = &ioConn{Conn: raw, w: bufio.NewWriterSize(raw, 256<<10), waiting: map[uint64]chan *ioReply{}}
+	go c.conn.receive(r)
+	return c.conn, nil
+}
+
+func upgrade(conn net.Conn, r *bufio.Reader, node, incarnation string) error {
+	q := url.Values{"node": {node}, "incarnation": {incarnation}}
+	req, err := http.NewRequest(http.MethodPost, "http://fabric/v1/io?"+q.Encode(), nil)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Connection", "Upgrade")
+	req.Header.Set("Upgrade", ioProtocol)
+	if err := req.Write(conn); err != nil {
+		return err
+	}
+	resp, err := http.ReadResponse(r, req)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusSwitchingProtocols {
+		return fmt.Errorf("fabric answered %s", resp.Status)
+	}
+	return nil
+}
+
+func (n *ioConn) failure() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.err
+}
+
+// call returns nil when the connection broke before the reply; sent tells whether the fabric may have had the request.
+func (n *ioConn) call(q *ioRequest) (p *ioReply, sent bool) {
+	reply := make(chan *ioReply, 1)
+	n.mu.Lock()
+	if n.err != nil {
+		n.mu.Unlock()
+		return nil, false
+	}
+	n.nextID++
+	id := n.nextID
+	n.waiting[id] = reply
+	n.mu.Unlock()
+
+	n.writeMu.Lock()
+	q.ID = id
+	err := q.write(n.w)
+	if err == nil {
+		err = n.w.Flush()
+	}
+	n.writeMu.Unlock()
+	if err != nil {
+		n.fail(err)
+	}
+	return <-reply, true
+}
+
+// receive hands out replies until the connection breaks.
+func (n *ioConn) receive(r *bufio.Reader) {
+	for {
+		p, err := readReply(r)
+		if err != nil {
+			n.fail(err)
+			return
+		}
+		n.mu.Lock()
+		ch := n.waiting[p.ID]
+		delete(n.waiting, p.ID)
+		n.mu.Unlock()
+		if ch != nil {
+			ch <- p
+		}
+	}
+}
+
+// fail ends the connection and wakes all who wait on it.
+func (n *ioConn) fail(err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.err != nil {
+		return
+	}
+	n.err = err
+	_ = n.Close()
+	for id, ch := range n.waiting {
+		close(ch)
+		delete(n.waiting, id)
+	}
+}

@@ -1,0 +1,168 @@
+package labdisk
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// How much of the records is held in memory; the files hold all.
+const (
+	keptCalls      = 200_000
+	keptViolations = 10_000
+)
+
+// codeLost is the code of a controller's call that was in flight when the fabric was killed.
+const codeLost = "Lost"
+
+// journal is the record of calls and violations, in memory and as JSON lines in calls.jsonl and violations.jsonl. A call
+// has one line when it begins and one when it ends, of the same sequence: the last one counts.
+type journal struct {
+	// mu guards what follows. It is held over the append to the files: these are in the page cache, not synced.
+	mu             sync.Mutex
+	calls          []Call // by sequence, without gaps
+	violations     []Violation
+	callsFile      *os.File
+	violationsFile *os.File
+}
+
+func openJournal(dir string) (*journal, error) {
+	j := &journal{}
+	callsPath, violationsPath := filepath.Join(dir, "calls.jsonl"), filepath.Join(dir, "violations.jsonl")
+	err := readLines(callsPath, func(c Call) { j.remember(c) })
+	if err != nil {
+		return nil, err
+	}
+	if err := readLines(violationsPath, func(v Violation) { j.violations = append(j.violations, v) }); err != nil {
+		return nil, err
+	}
+	flags := os.O_CREATE | os.O_APPEND | os.O_WRONLY
+	if j.callsFile, err = os.OpenFile(callsPath, flags, 0o600); err != nil {
+		return nil, fmt.Errorf("open record of calls: %w", describeDisk(dir, err))
+	}
+	if j.violationsFile, err = os.OpenFile(violationsPath, flags, 0o600); err != nil {
+		return nil, errors.Join(fmt.Errorf("open record of violations: %w", describeDisk(dir, err)), j.callsFile.Close())
+	}
+	for _, c := range j.calls {
+		if c.End.IsZero() && c.Controller {
+			c.End, c.Code, c.Message = time.Now(), codeLost, "the fabric ended during the call"
+			j.finish(c)
+		}
+	}
+	return j, nil
+}
+
+// readLines calls each for every whole line of the file; a last line that was cut short is left out.
+func readLines[T any](path string, each func(T)) error {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read record: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	lines := bufio.NewScanner(f)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var value T
+		if json.Unmarshal(lines.Bytes(), &value) == nil {
+			each(value)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("read record %s: %w", path, err)
+	}
+	return nil
+}
+
+func (j *journal) close() error {
+	return errors.Join(j.callsFile.Close(), j.violationsFile.Close())
+}
+
+// begin adds the call to the record and gives it its sequence.
+func (j *journal) begin(c Call) Call {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	c.Sequence = 1
+	if n := len(j.calls); n > 0 {
+		c.Sequence = j.calls[n-1].Sequence + 1
+	}
+	j.remember(c)
+	appendLine(j.callsFile, c)
+	return c
+}
+
+// finish replaces the record that begin made; a call that began while the fabric was away has none.
+func (j *journal) finish(c Call) {
+	if c.Sequence == 0 {
+		c = j.begin(c)
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.remember(c)
+	appendLine(j.callsFile, c)
+}
+
+// remember puts the call at its place. mu is held, or nobody else is there yet.
+func (j *journal) remember(c Call) {
+	if n := len(j.calls); n == 0 || c.Sequence > j.calls[n-1].Sequence {
+		if n == keptCalls {
+			j.calls = append(j.calls[:0:0], j.calls[keptCalls/10:]...)
+		}
+		j.calls = append(j.calls, c)
+		return
+	}
+	for i := len(j.calls) - 1; i >= 0 && j.calls[i].Sequence >= c.Sequence; i-- {
+		if j.calls[i].Sequence == c.Sequence {
+			j.calls[i] = c
+		}
+	}
+}
+
+func (j *journal) callsSince(since time.Time) []Call {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	out := []Call{}
+	for _, c := range j.calls {
+		if !c.Start.Before(since) {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+func (j *journal) violation(v Violation) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if len(j.violations) < keptViolations {
+		j.violations = append(j.violations, v)
+	}
+	appendLine(j.violationsFile, v)
+}
+
+func (j *journal) violationsSince(since time.Time) []Violation {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	out := []Violation{}
+	for _, v := range j.violations {
+		if !v.Time.Before(since) {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+// appendLine drops the line if the disk is full: the record must not stop the storage.
+func appendLine(f *os.File, value any) {
+	b, err := json.Marshal(value)
+	if err == nil {
+		_, _ = f.Write(append(b, '\n'))
+	}
+}

@@ -1,0 +1,112 @@
+package labdisk
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"k8s.io/mount-utils"
+)
+
+// mounted is one line of the mount table of this node that shows a volume.
+type mounted struct {
+	path   string
+	volume string // handle
+	device string // loop device under a file system or a raw block target; "" for a directory
+	fsType string // "" for a raw block target
+	// readOnly is that of this mount, not of the file system under it.
+	readOnly bool
+}
+
+// mounts lists the mounts that show a volume of this node, oldest first, raw block targets among them.
+func (n *nodeDriver) mounts() ([]mounted, error) {
+	infos, err := mountinfo.GetMounts(nil)
+	if err != nil {
+		return nil, fmt.Errorf("read mount table: %w", err)
+	}
+	loops, err := listLoops()
+	if err != nil {
+		return nil, err
+	}
+	volumes := map[string]string{} // by loop device
+	for _, l := range loops {
+		if v, ok := l.volume(n.opts.FuseDir); ok {
+			volumes[l.device] = v
+		}
+	}
+	var out []mounted
+	for _, i := range infos {
+		m := mounted{path: i.Mountpoint, fsType: i.FSType}
+		for opt := range strings.SplitSeq(i.Options, ",") {
+			m.readOnly = m.readOnly || opt == "ro"
+		}
+		switch {
+		case i.FSType == fuseType:
+			parts := strings.Split(strings.TrimSuffix(i.Root, "//deleted"), "/")
+			if len(parts) != 3 || parts[1] != realm(n.opts.FuseDir) {
+				continue
+			}
+			m.volume = parts[2]
+		case strings.HasPrefix(filepath.Base(i.Root), "loop") && (i.FSType == "devtmpfs" || i.FSType == "tmpfs"):
+			m.device, m.fsType = "/dev/"+filepath.Base(i.Root), ""
+			m.volume = volumes[m.device]
+		case i.Major == loopMajor:
+			m.device = fmt.Sprintf("/dev/loop%d", i.Minor)
+			m.volume = volumes[m.device]
+		}
+		if m.volume != "" {
+			out = append(out, m)
+		}
+	}
+	return out, nil
+}
+
+// mountAt finds the newest mount at the path.
+func (n *nodeDriver) mountAt(path string) (mounted, bool, error) {
+	all, err := n.mounts()
+	if err != nil {
+		return mounted{}, false, err
+	}
+	for i := len(all) - 1; i >= 0; i-- {
+		if all[i].path == filepath.Clean(path) {
+			return all[i], true, nil
+		}
+	}
+	return mounted{}, false, nil
+}
+
+// unmountAll takes every mount off the path; there may be none, nor the path.
+func unmountAll(mounter mount.Interface, path string) error {
+	for {
+		there, err := isMountPoint(path)
+		if err != nil || !there {
+			return err
+		}
+		if err := mounter.Unmount(path); err != nil {
+			return fmt.Errorf("unmount %s: %w", path, err)
+		}
+	}
+}
+
+// isMountPoint reads the mount table, because the path itself may answer with an I/O error.
+func isMountPoint(path string) (bool, error) {
+	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
+		return i.Mountpoint != filepath.Clean(path), false
+	})
+	if err != nil {
+		return false, fmt.Errorf("read mount table: %w", err)
+	}
+	return len(infos) > 0, nil
+}
+
+// removeTarget removes the file or empty directory that was made for a publish.
+func removeTarget(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove target path: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,122 @@
+package labdisk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+)
+
+// FabricOptions configures RunFabric.
+type FabricOptions struct {
+	Dir    string // folder of the fabric: state, volumes, records
+	Listen string // unix socket of the fabric
+	CSIDir string // folder of the drivers' controller sockets: <driver>.sock
+	// Drivers are the personalities to serve; default: all.
+	Drivers []string
+	// Permissive makes a storage that forbids nothing and records what it should have refused.
+	Permissive bool
+}
+
+// RunFabric serves the fabric and the controller service of each personality until ctx ends.
+func RunFabric(ctx context.Context, o FabricOptions) (err error) {
+	if len(o.Drivers) == 0 {
+		o.Drivers = Drivers()
+	}
+	if err := checkDrivers(o.Drivers); err != nil {
+		return err
+	}
+	f, err := openFabric(fabricOptions{Dir: o.Dir, Permissive: o.Permissive})
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	for _, d := range o.Drivers {
+		server := grpc.NewServer(grpc.UnaryInterceptor(interceptor(f, d, "")))
+		csi.RegisterIdentityServer(server, &identity{driver: d})
+		csi.RegisterControllerServer(server, &controller{driver: d, fabric: f})
+		if err := serveGRPC(ctx, group, server, filepath.Join(o.CSIDir, d+".sock")); err != nil {
+			return errors.Join(err, f.close())
+		}
+	}
+	lis, err := listenUnix(o.Listen)
+	if err != nil {
+		return errors.Join(err, f.close())
+	}
+	web := &http.Server{Handler: f.control(), ReadHeaderTimeout: 10 * time.Second}
+	group.Go(func() error {
+		if err := web.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("serve %s: %w", o.Listen, err)
+		}
+		return nil
+	})
+	group.Go(func() error {
+		<-ctx.Done()
+		return web.Close()
+	})
+	log.Printf("fabric serves dir=%s listen=%s drivers=%v permissive=%t", o.Dir, o.Listen, o.Drivers, o.Permissive)
+	// The files stay open: I/O connections that were taken over from HTTP may still be at work, and end with the process.
+	return group.Wait()
+}
+
+func checkDrivers(drivers []string) error {
+	for _, d := range drivers {
+		if !slices.Contains(Drivers(), d) {
+			return fmt.Errorf("driver %q is not known: there are %v", d, Drivers())
+		}
+	}
+	return nil
+}
+
+// serveGRPC listens on the socket and serves until ctx ends, in the group.
+func serveGRPC(ctx context.Context, group *errgroup.Group, server *grpc.Server, socket string) error {
+	lis, err := listenUnix(socket)
+	if err != nil {
+		return err
+	}
+	group.Go(func() error {
+		if err := server.Serve(lis); err != nil {
+			return fmt.Errorf("serve %s: %w", socket, err)
+		}
+		return nil
+	})
+	group.Go(func() error {
+		<-ctx.Done()
+		server.Stop()
+		return nil
+	})
+	return nil
+}
+
+// maxSocketPath is the room in sockaddr_un, bytes, without the final zero.
+const maxSocketPath = 107
+
+// listenUnix listens on a unix socket, in place of one that a killed process left.
+func listenUnix(path string) (net.Listener, error) {
+	if len(path) > maxSocketPath {
+		return nil, fmt.Errorf("listen on %s: a unix socket's path may have %d bytes, this one has %d; use a shorter folder",
+			path, maxSocketPath, len(path))
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		return nil, fmt.Errorf("make folder of socket: %w", err)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("remove old socket: %w", err)
+	}
+	lis, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen on unix socket: %w", err)
+	}
+	return lis, nil
+}
