@@ -1,0 +1,53 @@
+// belay-attacher attaches and detaches the volumes of one CSI driver. It stands
+// in a driver's Deployment in csi-attacher's place and takes its flags.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"k8s.io/component-base/featuregate"
+	"k8s.io/component-base/logs"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
+	"k8s.io/klog/v2"
+
+	"belay.dev/belay/internal/attacher"
+)
+
+// version is set by the linker.
+var version = "unknown"
+
+func main() {
+	gates := featuregate.NewFeatureGate()
+	if err := logsapi.AddFeatureGates(gates); err != nil {
+		panic(err)
+	}
+	logging := logsapi.NewLoggingConfiguration()
+	logsapi.AddGoFlags(logging, flag.CommandLine)
+	logs.InitLogs()
+	options := attacher.RegisterFlags()
+	flag.Parse()
+	exitOn(logsapi.ValidateAndApply(logging, gates), "Logging flags are not valid")
+	if options.Common.ShowVersion {
+		fmt.Println(os.Args[0], version)
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	klog.Background().Info("belay-attacher", "version", version)
+	exitOn(attacher.RunSidecar(ctx, options), "belay-attacher failed")
+	klog.Flush()
+}
+
+// exitOn ends the process with 1, as csi-attacher does on every failure.
+func exitOn(err error, message string) {
+	if err != nil {
+		klog.Background().Error(err, message)
+		klog.FlushAndExit(klog.ExitFlushTimeout, 1)
+	}
+}

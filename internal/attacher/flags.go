@@ -1,0 +1,110 @@
+package attacher
+
+import (
+	"flag"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubernetes-csi/csi-lib-utils/standardflags"
+	cliflag "k8s.io/component-base/cli/flag"
+	"k8s.io/klog/v2"
+)
+
+// Defaults that differ from csi-attacher's 5 and 10: an attach takes three
+// requests, so those allow fewer than two attaches a second. The API server
+// protects itself by priority and fairness.
+const (
+	defaultKubeAPIQPS   = "250"
+	defaultKubeAPIBurst = "500"
+)
+
+// Options are the flags of csi-attacher v4.12.0, by the same names.
+type Options struct {
+	Timeout            time.Duration
+	RetryIntervalStart time.Duration
+	RetryIntervalMax   time.Duration
+	Resync             time.Duration
+	WorkerThreads      uint
+	DefaultFSType      string
+	MaxGRPCLogLength   int
+
+	// ReconcileSync and MaxEntries belong to the comparison with ListVolumes.
+	ReconcileSync time.Duration
+	MaxEntries    int
+
+	FeatureGates map[string]bool
+	Common       *standardflags.SidecarConfiguration
+}
+
+// knownGates are csi-attacher's feature gates. Neither changes anything here:
+// error codes are always stored, the lease is always released.
+var knownGates = []string{"MutableCSINodeAllocatableCount", "ReleaseLeaderElectionOnExit"}
+
+// RegisterFlags registers every flag on the command line's flag set; those of
+// logging come from component-base. Read the Options after parsing.
+func RegisterFlags() *Options {
+	flags := flag.CommandLine // csi-lib-utils puts some of its flags there
+	o := &Options{Common: &standardflags.Configuration}
+	flags.DurationVar(&o.Resync, "resync", 10*time.Minute, "How often the watch caches deliver all their objects again. Nothing depends on it.")
+	flags.DurationVar(&o.Timeout, "timeout", 15*time.Second, "How long one call to the CSI driver may take.")
+	flags.DurationVar(&o.RetryIntervalStart, "retry-interval-start", time.Second, "Back-off after the first failed call for a volume. It doubles with each failure, up to retry-interval-max, and ends when something changes that the call depends on.")
+	flags.DurationVar(&o.RetryIntervalMax, "retry-interval-max", 5*time.Minute, "Longest back-off after failed calls.")
+	flags.UintVar(&o.WorkerThreads, "worker-threads", 10, "How many calls to the CSI driver may be in flight at once.")
+	flags.IntVar(&o.MaxEntries, "max-entries", 0, "How many volumes one page of ListVolumes may hold; 0 means no limit.")
+	flags.StringVar(&o.DefaultFSType, "default-fstype", "", "The filesystem type that is sent for a volume that names none.")
+	flags.DurationVar(&o.ReconcileSync, "reconcile-sync", time.Minute, "How often attachments are compared with what the CSI driver lists.")
+	flags.IntVar(&o.MaxGRPCLogLength, "max-grpc-log-length", -1, "How many characters of each gRPC response are logged at most; not above 0 means no limit.")
+	flags.Var(cliflag.NewMapStringBool(&o.FeatureGates), "feature-gates", "key=value pairs. Known are "+strings.Join(knownGates, " and ")+", csi-attacher's own; they change nothing here. Others are ignored with a warning.")
+	standardflags.RegisterCommonFlags(flags)
+	standardflags.AddAutomaxprocs(klog.Infof)
+	override(flags, "kube-api-qps", defaultKubeAPIQPS, "Requests a second to the Kubernetes API server, on average; below 0 means no limit. csi-attacher's default of 5 allows fewer than two attaches a second.")
+	override(flags, "kube-api-burst", defaultKubeAPIBurst, "Requests to the Kubernetes API server at once.")
+	acceptObsolete(flags)
+	return o
+}
+
+// override changes the default of a flag that a library registered.
+func override(flags *flag.FlagSet, name, value, usage string) {
+	f := flags.Lookup(name)
+	if err := f.Value.Set(value); err != nil {
+		panic(err) // the values are constants above
+	}
+	f.DefValue, f.Usage = value, usage
+}
+
+// obsolete are klog's flags that csi-attacher's documents still name; the logging
+// library has dropped them. The values are their old defaults.
+var obsolete = map[string]string{
+	"add_dir_header": "false", "alsologtostderr": "false", "log_backtrace_at": "", "log_dir": "", "log_file": "",
+	"log_file_max_size": "1800", "logtostderr": "true", "one_output": "false", "skip_headers": "false",
+	"skip_log_headers": "false", "stderrthreshold": "2",
+}
+
+// acceptObsolete registers flags that have no effect any more, so that manifests
+// which set them go on working.
+func acceptObsolete(flags *flag.FlagSet) {
+	for _, name := range slices.Sorted(maps.Keys(obsolete)) {
+		if flags.Lookup(name) == nil {
+			flags.Var(&ignored{name: name, value: obsolete[name]}, name, "Obsolete, without effect: logs go to stderr.")
+		}
+	}
+}
+
+// ignored is a flag that is accepted and does nothing.
+type ignored struct{ name, value string }
+
+func (i *ignored) String() string { return i.value }
+
+func (i *ignored) Set(value string) error {
+	klog.Background().Info("Flag is obsolete and has no effect", "flag", i.name)
+	i.value = value
+	return nil
+}
+
+// IsBoolFlag lets the obsolete switches stand without a value.
+func (i *ignored) IsBoolFlag() bool {
+	value := obsolete[i.name]
+	return value == "true" || value == "false"
+}
