@@ -21,6 +21,31 @@ const (
 	// CSINodeIDsAnnotation on a Node is a JSON map of driver name to CSI node ID.
 	CSINodeIDsAnnotation = "csi.volume.kubernetes.io/nodeid"
 
+	// OutOfServiceTaint on a Node says that the machine is shut down and that its
+	// volumes may be detached although they were in use. Only the key counts
+	// (k/k api/core/v1.TaintNodeOutOfService).
+	OutOfServiceTaint = "node.kubernetes.io/out-of-service"
+
+	// DetachRequestedAnnotation on a VolumeAttachment is the time, in RFC 3339, at
+	// which a detach first had to wait. It is taken off when the volume is wanted again.
+	DetachRequestedAnnotation = "belay.dev/detach-requested-at"
+
+	// DetachCalledOffAnnotation on a VolumeAttachment is the time, in RFC 3339, of the
+	// last withdrawal that was called off. Nobody reads it: writing it gives the
+	// object a new version.
+	DetachCalledOffAnnotation = "belay.dev/detach-called-off-at"
+
+	// VolumeHandleAnnotation on a VolumeAttachment is the handle of its volume, so that
+	// the volume is known when its PersistentVolume no longer is.
+	VolumeHandleAnnotation = "belay.dev/volume-handle"
+
+	// NodeUIDAnnotation, BootIDAnnotation and SystemUUIDAnnotation on a
+	// VolumeAttachment tell which Node object, which boot and which machine it was
+	// attached to.
+	NodeUIDAnnotation    = "belay.dev/node-uid"
+	BootIDAnnotation     = "belay.dev/boot-id"
+	SystemUUIDAnnotation = "belay.dev/system-uuid"
+
 	// csiPluginPrefix begins the unique name of every CSI volume.
 	csiPluginPrefix = "kubernetes.io/csi/"
 )

@@ -1,0 +1,239 @@
+package attachdetach
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-logr/logr"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
+)
+
+// work is one volume in the hands of one worker.
+type work struct {
+	*Controller
+	key attachment.VolumeKey
+	at  *turn
+	now snapshot
+	log logr.Logger
+}
+
+// take takes the steps of a decision. It tells whether to decide again at once,
+// because the API server has answered with something that the decision asked for.
+// A step that fails ends the steps for its node, not those for others.
+func (w *work) take(ctx context.Context, steps []attachment.Step) (again bool, err error) {
+	failed := map[attachment.NodeName]bool{}
+	var errs []error
+	for _, step := range steps {
+		node := nodeOf(step)
+		if failed[node] {
+			continue
+		}
+		more, err := w.step(ctx, step)
+		if err != nil {
+			failed[node] = true
+			errs = append(errs, err)
+		}
+		again = again || more
+	}
+	return again, errors.Join(errs...)
+}
+
+func nodeOf(step attachment.Step) attachment.NodeName {
+	switch s := step.(type) {
+	case attachment.Attach:
+		return s.Node
+	case attachment.Report:
+		return s.Node
+	case attachment.WithdrawReport:
+		return s.Node
+	case attachment.Detach:
+		return s.Node
+	case attachment.ForceDetach:
+		return s.Node
+	case attachment.Note:
+		return s.Node
+	case attachment.Hold:
+		return s.Node
+	}
+	panic(fmt.Sprintf("attachdetach: unknown step %T", step)) // programmer error
+}
+
+func (w *work) step(ctx context.Context, step attachment.Step) (again bool, err error) {
+	switch s := step.(type) {
+	case attachment.Attach:
+		return w.attach(ctx, s)
+	case attachment.Report:
+		return w.report(ctx, s)
+	case attachment.WithdrawReport:
+		return w.withdraw(ctx, s)
+	case attachment.Detach:
+		w.log.Info("Detach", "node", s.Node, "attachment", s.Attachment.Name)
+		return false, w.delete(ctx, s.Attachment)
+	case attachment.ForceDetach:
+		w.log.Info("ForceDetach", "node", s.Node, "attachment", s.Attachment.Name, "authority", s.Authority.String())
+		return false, w.delete(ctx, s.Attachment)
+	case attachment.Note:
+		return false, w.note(ctx, s)
+	case attachment.Hold:
+	}
+	return false, nil
+}
+
+// attach makes the VolumeAttachment.
+func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err error) {
+	va := &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: kube.AttachmentName(w.key.Handle, w.key.Driver, string(s.Node)),
+			Annotations: annotations(map[string]string{
+				kube.VolumeHandleAnnotation: w.key.Handle,
+				kube.NodeUIDAnnotation:      s.Machine.NodeUID,
+				kube.BootIDAnnotation:       s.Machine.BootID,
+				kube.SystemUUIDAnnotation:   s.Machine.SystemUUID,
+			}),
+		},
+		Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: w.key.Driver,
+			NodeName: string(s.Node),
+			Source:   storagev1.VolumeAttachmentSource{PersistentVolumeName: &s.PersistentVolume},
+		},
+	}
+	name := va.Name
+	w.log.Info("Attach", "node", s.Node, "attachment", name)
+	err = w.client.Create(ctx, va)
+	switch {
+	case err == nil:
+		w.world.attachments.Wrote(kube.StripAttachment(va))
+		return false, nil
+	case apierrors.IsAlreadyExists(err):
+		// Somebody made it and the cache has not heard of it: decide on what is there.
+		return true, w.readAttachment(ctx, name)
+	}
+	for _, pod := range w.now.pods[s.Node] {
+		w.announcer.failed(pod, explain.AttachFailed(w.now.volumeName, explain.CreateFailed(err)))
+	}
+	return false, fmt.Errorf("create VolumeAttachment %s for node %s: %w", name, s.Node, err)
+}
+
+// annotations drops those without a value.
+func annotations(all map[string]string) map[string]string {
+	for name, value := range all {
+		if value == "" {
+			delete(all, name)
+		}
+	}
+	return all
+}
+
+// readAttachment reads the attachment past the cache.
+func (w *work) readAttachment(ctx context.Context, name string) error {
+	va := &storagev1.VolumeAttachment{}
+	if err := w.live.Get(ctx, client.ObjectKey{Name: name}, va); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("read VolumeAttachment %s: %w", name, err)
+	} else if err == nil {
+		w.world.attachments.Wrote(kube.StripAttachment(va))
+	}
+	return nil
+}
+
+// report puts the volume into the node's report and tells the pods that wait there.
+func (w *work) report(ctx context.Context, s attachment.Report) (again bool, err error) {
+	out := w.reporter.change(ctx, string(s.Node), change{volume: w.unique(), report: true, uid: uidOf(s.NodeUID)})
+	if out.err != nil {
+		return false, out.err
+	}
+	if out.missing || !out.answered {
+		w.heed(s.Node, out)
+		return true, nil
+	}
+	w.log.Info("Report", "node", s.Node, "attachment", s.Attachment.Name, "again", s.Again)
+	if !s.Again {
+		for _, pod := range w.now.pods[s.Node] {
+			w.announcer.succeeded(pod, explain.AttachSucceeded(w.now.volumeName))
+		}
+	}
+	return false, nil
+}
+
+func (w *work) unique() string { return kube.UniqueVolumeName(w.key.Driver, w.key.Handle) }
+
+// withdraw takes the volume out of the node's report, or asks whether it is out.
+func (w *work) withdraw(ctx context.Context, s attachment.WithdrawReport) (again bool, err error) {
+	out := w.reporter.change(ctx, string(s.Node), change{volume: w.unique(), uid: uidOf(s.NodeUID)})
+	if out.err != nil {
+		return false, out.err
+	}
+	w.log.V(1).Info("WithdrawReport", "node", s.Node, "answered", out.answered, "missing", out.missing)
+	w.heed(s.Node, out)
+	return true, nil
+}
+
+// heed keeps what the API server said of the node for the rest of the turn.
+func (w *work) heed(node attachment.NodeName, out outcome) {
+	w.at.answered[node] = out.answered
+	w.at.missing[node] = out.missing
+}
+
+// delete deletes the very version of the attachment that was decided on.
+func (w *work) delete(ctx context.Context, ref attachment.Ref) error {
+	uid, version := uidOf(ref.UID), ref.ResourceVersion
+	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: ref.Name}}
+	err := w.client.Delete(ctx, va, client.Preconditions{UID: &uid, ResourceVersion: &version})
+	switch {
+	case err == nil:
+		w.world.attachments.Deleted(ref.Name, uid)
+		return nil
+	case apierrors.IsNotFound(err):
+		return nil // the cache will say so
+	case apierrors.IsConflict(err):
+		return fmt.Errorf("delete VolumeAttachment %s at version %s: %w", ref.Name, version, err)
+	}
+	// Whether it was received is not known: it may still be carried out.
+	w.doubt(uid, version)
+	return fmt.Errorf("delete VolumeAttachment %s: %w", ref.Name, err)
+}
+
+// note writes belay's annotations on the attachment.
+func (w *work) note(ctx context.Context, s attachment.Note) error {
+	stamp := func(t time.Time) any {
+		if t.IsZero() {
+			return nil // removes it
+		}
+		return t.UTC().Format(time.RFC3339)
+	}
+	values := map[string]any{kube.DetachRequestedAnnotation: stamp(s.DetachRequested)}
+	if !s.CalledOff.IsZero() {
+		values[kube.DetachCalledOffAnnotation] = s.CalledOff.UTC().Format(time.RFC3339Nano)
+	}
+	for name, value := range map[string]string{
+		kube.NodeUIDAnnotation:    s.Machine.NodeUID,
+		kube.BootIDAnnotation:     s.Machine.BootID,
+		kube.SystemUUIDAnnotation: s.Machine.SystemUUID,
+	} {
+		if value != "" {
+			values[name] = value
+		}
+	}
+	body, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": s.Attachment.UID, "resourceVersion": s.Attachment.ResourceVersion, "annotations": values,
+	}})
+	if err != nil {
+		return fmt.Errorf("encode the patch: %w", err)
+	}
+	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: s.Attachment.Name}}
+	if err := w.client.Patch(ctx, va, client.RawPatch(types.MergePatchType, body)); err != nil {
+		return fmt.Errorf("annotate VolumeAttachment %s: %w", s.Attachment.Name, err)
+	}
+	w.world.attachments.Wrote(kube.StripAttachment(va))
+	return nil
+}

@@ -1,0 +1,186 @@
+package attachdetach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/kube"
+)
+
+// Name is the controller's name in logs, metrics and the user agent.
+const Name = "attachdetach"
+
+// EventComponent is the source of its events: upstream's, which operators match on.
+const EventComponent = "attachdetach-controller"
+
+const (
+	// workers is how many volumes are worked on at once. A worker mostly waits for
+	// the API server.
+	workers = 64
+	// turnLimit is how often one volume is decided on in one go. Each answer of the
+	// API server is decided on once; a volume that needs more is being fought over.
+	turnLimit = 6
+	// Back-off of a volume whose step failed at the API server. Nothing else waits.
+	firstRetry, lastRetry = 5 * time.Millisecond, time.Minute
+)
+
+// Options are what an operator may choose.
+type Options struct {
+	// Policy names the cases in which a volume that may be in use is detached.
+	Policy attachment.Policy
+}
+
+// Controller attaches and detaches volumes.
+type Controller struct {
+	client    client.Client
+	live      client.Reader // reads past the caches, at quorum
+	world     *world
+	reporter  *reporter
+	announcer *announcer
+	policy    attachment.Policy
+
+	// ready is closed when the caches have reached what the leader before wrote.
+	ready chan struct{}
+	// since is the version of VolumeAttachments that was current when we began to
+	// lead: a delete that the leader before sent carries it or an older one. It is
+	// set before ready is closed.
+	since string
+
+	mu sync.Mutex
+	// doubtful holds the version at which a delete of ours went without an answer.
+	doubtful map[types.UID]string
+}
+
+// Setup adds the controller to the manager.
+func Setup(ctx context.Context, mgr manager.Manager, o Options) error {
+	w, err := newWorld(ctx, mgr.GetCache())
+	if err != nil {
+		return fmt.Errorf("set up the attach/detach controller: %w", err)
+	}
+	clients, err := kubernetes.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return fmt.Errorf("make the client for events: %w", err)
+	}
+	events := newEventSink(clients.CoreV1())
+	c := &Controller{
+		client:    mgr.GetClient(),
+		live:      mgr.GetAPIReader(),
+		world:     w,
+		reporter:  newReporter(mgr.GetClient(), mgr.GetAPIReader(), w, o.Policy),
+		announcer: newAnnouncer(events.recorder(mgr.GetScheme())),
+		policy:    o.Policy,
+		ready:     make(chan struct{}),
+		doubtful:  map[types.UID]string{},
+	}
+	warm := true
+	queue, err := controller.NewTyped(Name, mgr, controller.TypedOptions[key]{
+		Reconciler:              c,
+		MaxConcurrentReconciles: workers,
+		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[key](firstRetry, lastRetry),
+		EnableWarmup:            &warm, // a standby watches too, and takes over at once
+	})
+	if err != nil {
+		return fmt.Errorf("make the queue of volumes: %w", err)
+	}
+	for _, s := range w.sources(mgr.GetCache()) {
+		if err := queue.Watch(s); err != nil {
+			return fmt.Errorf("watch: %w", err)
+		}
+	}
+	if err := mgr.Add(events); err != nil {
+		return fmt.Errorf("add the event sink: %w", err)
+	}
+	if err := mgr.Add(manager.RunnableFunc(c.lead)); err != nil {
+		return fmt.Errorf("add the barrier: %w", err)
+	}
+	return nil
+}
+
+// lead lets the workers begin once the caches have caught up with the leader before.
+func (c *Controller) lead(ctx context.Context) error {
+	barrier := kube.Barrier{Reader: c.live, Caches: c.world.informers}
+	versions, err := barrier.Pass(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return fmt.Errorf("catch up before leading: %w", err)
+	}
+	c.since = versions[storagev1.SchemeGroupVersion.WithKind("VolumeAttachment")]
+	close(c.ready)
+	return nil
+}
+
+// Reconcile looks at one volume, decides, and acts, until there is nothing to do but
+// wait.
+func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, error) {
+	select {
+	case <-c.ready:
+	case <-ctx.Done():
+		return reconcile.Result{}, context.Cause(ctx)
+	}
+	w := &work{Controller: c, key: k, at: newTurn()}
+	w.log = log.FromContext(ctx).WithValues("driver", k.Driver, "volume", k.Handle)
+	for range turnLimit {
+		w.now = c.world.observe(k, w.at, c.deleteMayBeUnderway)
+		decision := attachment.Decide(time.Now(), w.now.want, w.now.seen, c.policy)
+		again, err := w.take(ctx, decision.Steps)
+		if err != nil {
+			return reconcile.Result{}, err
+		}
+		if again {
+			continue
+		}
+		w.log.V(1).Info("Decided", "reason", decision.Reason, "steps", len(decision.Steps))
+		c.announcer.holds(k, w.now, decision.Steps)
+		return recheck(decision.RecheckAt), nil
+	}
+	return reconcile.Result{}, fmt.Errorf("decide on volume %s of %s: %w", k.Handle, k.Driver, errUnsettled)
+}
+
+var errUnsettled = errors.New("its nodes changed faster than it could be decided on")
+
+func recheck(at time.Time) reconcile.Result {
+	if at.IsZero() {
+		return reconcile.Result{}
+	}
+	return reconcile.Result{RequeueAfter: max(time.Until(at), time.Millisecond)}
+}
+
+// doubt remembers that a delete of the attachment's version went without an answer.
+func (c *Controller) doubt(uid types.UID, version string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.doubtful[uid] = version
+}
+
+// deleteMayBeUnderway tells whether somebody may have sent a delete of this version
+// that is still on its way: a leader before us, or we ourselves.
+func (c *Controller) deleteMayBeUnderway(va *storagev1.VolumeAttachment) bool {
+	if order, err := resourceversion.CompareResourceVersion(va.ResourceVersion, c.since); err != nil || order <= 0 {
+		return true
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	version, ok := c.doubtful[va.UID]
+	if ok && version != va.ResourceVersion {
+		delete(c.doubtful, va.UID)
+		ok = false
+	}
+	return ok
+}

@@ -1,0 +1,227 @@
+package attachdetach
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/kube"
+)
+
+// conflictLimit is how often one write is tried anew on a Node that somebody else
+// changes all the time, before its volumes go back to the queue.
+const conflictLimit = 8
+
+// reporter writes node.status.volumesAttached. Each node has one writer at a time,
+// clocked by itself: the first change goes out at once, and whatever arrives while
+// a write is in flight goes out together in the next one.
+type reporter struct {
+	client client.Client
+	live   client.Reader // reads past the caches, at quorum
+	nodes  *kube.Newest[*corev1.Node]
+	policy attachment.Policy
+
+	mu    sync.Mutex
+	lines map[string]*line // by node
+}
+
+// line is the queue in front of one node's writer.
+type line struct {
+	// baton is held by whoever writes, on behalf of all that wait.
+	baton chan struct{}
+	// users counts who is in line, so that the line can be dropped after the last.
+	users int // guarded by reporter.mu
+
+	mu      sync.Mutex
+	waiting []*change
+}
+
+// change puts one volume into a node's list, or takes it out.
+type change struct {
+	volume string // unique name
+	// report is whether the volume shall be in the list.
+	report bool
+	// uid is that of the Node that was decided on.
+	uid  types.UID
+	done chan outcome
+}
+
+// outcome is the answer to a change.
+type outcome struct {
+	// missing is set when the API server knows no such Node.
+	missing bool
+	// answered is set when the API server gave the Node's state after the change, or
+	// after finding that nothing was left to change. Otherwise the change was not
+	// made, because the newest Node forbids it: decide again.
+	answered bool
+	err      error
+}
+
+func newReporter(c client.Client, live client.Reader, w *world, policy attachment.Policy) *reporter {
+	return &reporter{client: c, live: live, nodes: w.nodes, policy: policy, lines: map[string]*line{}}
+}
+
+// change makes one change and returns when the API server has answered.
+func (r *reporter) change(ctx context.Context, node string, c change) outcome {
+	l := r.join(node)
+	defer r.leave(node, l)
+	c.done = make(chan outcome, 1)
+	l.mu.Lock()
+	l.waiting = append(l.waiting, &c)
+	l.mu.Unlock()
+	select {
+	case out := <-c.done: // somebody wrote it along
+		return out
+	case l.baton <- struct{}{}:
+	case <-ctx.Done():
+		return outcome{err: context.Cause(ctx)}
+	}
+	l.mu.Lock()
+	batch := l.waiting
+	l.waiting = nil
+	l.mu.Unlock()
+	if len(batch) > 0 {
+		r.write(ctx, node, batch)
+	}
+	<-l.baton
+	return <-c.done
+}
+
+func (r *reporter) join(node string) *line {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l, ok := r.lines[node]
+	if !ok {
+		l = &line{baton: make(chan struct{}, 1)}
+		r.lines[node] = l
+	}
+	l.users++
+	return l
+}
+
+func (r *reporter) leave(node string, l *line) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if l.users--; l.users == 0 {
+		delete(r.lines, node)
+	}
+}
+
+// write makes all changes of the batch in one PATCH and answers each.
+func (r *reporter) write(ctx context.Context, node string, batch []*change) {
+	allowed, out := r.tryWrite(ctx, node, batch)
+	for i, c := range batch {
+		if out.err == nil && !out.missing && !allowed[i] {
+			c.done <- outcome{}
+			continue
+		}
+		c.done <- out
+	}
+}
+
+func (r *reporter) tryWrite(ctx context.Context, name string, batch []*change) (allowed []bool, out outcome) {
+	node, ok := r.nodes.Get(name)
+	fresh := false // node was read from the API server just now
+	for range conflictLimit {
+		if !ok {
+			var err error
+			if node, err = r.read(ctx, name); apierrors.IsNotFound(err) {
+				return nil, outcome{missing: true, answered: true}
+			} else if err != nil {
+				return nil, outcome{err: fmt.Errorf("read node %s: %w", name, err)}
+			}
+			fresh = true
+		}
+		list, changed := node.Status.VolumesAttached, false
+		list, changed, allowed = r.plan(node, batch)
+		if !slices.Contains(allowed, true) || fresh && !changed {
+			return allowed, outcome{answered: fresh}
+		}
+		err := r.patch(ctx, node, list)
+		if err == nil {
+			return allowed, outcome{answered: true}
+		}
+		// Invalid is the answer to another UID, NotFound to a Node that went away:
+		// the live read tells which.
+		if !apierrors.IsConflict(err) && !apierrors.IsInvalid(err) && !apierrors.IsNotFound(err) {
+			return nil, outcome{err: fmt.Errorf("write volumesAttached of node %s: %w", name, err)}
+		}
+		ok = false
+	}
+	return nil, outcome{err: fmt.Errorf("write volumesAttached of node %s: %w", name, errBusy)}
+}
+
+var errBusy = errors.New("others changed the object all the time")
+
+// plan applies the batch to the node's list. Each change must be allowed by this very
+// version of the Node, to which the write will be bound.
+func (r *reporter) plan(node *corev1.Node, batch []*change) (list []corev1.AttachedVolume, changed bool, allowed []bool) {
+	list = slices.Clone(node.Status.VolumesAttached)
+	allowed = make([]bool, len(batch))
+	for i, c := range batch {
+		if c.uid != node.UID {
+			continue
+		}
+		is := reported(node, c.volume)
+		if c.report {
+			allowed[i] = true
+			if !is {
+				list = append(list, corev1.AttachedVolume{Name: corev1.UniqueVolumeName(c.volume)})
+				changed = true
+			}
+			continue
+		}
+		allowed[i] = r.policy.MayWithdraw(attachment.Node{
+			Exists:       attachment.Yes,
+			InUse:        attachment.Known(inUse(node, c.volume)),
+			OutOfService: outOfService(node),
+		})
+		if allowed[i] && is {
+			list = slices.DeleteFunc(list, func(v corev1.AttachedVolume) bool { return string(v.Name) == c.volume })
+			changed = true
+		}
+	}
+	return list, changed, allowed
+}
+
+func (r *reporter) read(ctx context.Context, name string) (*corev1.Node, error) {
+	node := &corev1.Node{}
+	if err := r.live.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
+		return nil, err
+	}
+	node = kube.StripNode(node)
+	r.nodes.Wrote(node)
+	return node, nil
+}
+
+// patch writes the list, bound to the Node's UID and version. It is sent even where
+// it changes nothing: the answer comes from the store.
+func (r *reporter) patch(ctx context.Context, node *corev1.Node, list []corev1.AttachedVolume) error {
+	var value any // null drops the field, as the API server stores an empty list
+	if len(list) > 0 {
+		value = list
+	}
+	body, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": node.UID, "resourceVersion": node.ResourceVersion},
+		"status":   map[string]any{"volumesAttached": value},
+	})
+	if err != nil {
+		return fmt.Errorf("encode the patch: %w", err)
+	}
+	answer := &corev1.Node{}
+	answer.Name = node.Name
+	if err := r.client.Status().Patch(ctx, answer, client.RawPatch(types.MergePatchType, body)); err != nil {
+		return err
+	}
+	r.nodes.Wrote(kube.StripNode(answer))
+	return nil
+}

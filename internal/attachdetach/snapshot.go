@@ -1,0 +1,257 @@
+package attachdetach
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/storage/ephemeral"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/kube"
+)
+
+// snapshot is one volume as the caches show it at one moment.
+type snapshot struct {
+	want attachment.Desired
+	seen attachment.Observed
+	// pods that want the volume, by node, oldest first.
+	pods map[attachment.NodeName][]*corev1.Pod
+	// volumeName is what events call the volume: its PersistentVolume, or its handle.
+	volumeName string
+}
+
+// turn is what one worker learned about one volume from the API server itself since
+// it began.
+type turn struct {
+	// answered holds the nodes whose state the API server gave after a withdrawal.
+	answered map[attachment.NodeName]bool
+	// missing holds those of them that do not exist.
+	missing map[attachment.NodeName]bool
+}
+
+func newTurn() *turn {
+	return &turn{answered: map[attachment.NodeName]bool{}, missing: map[attachment.NodeName]bool{}}
+}
+
+// doubts tells whether a delete of the attachment's version may be on its way.
+type doubts func(va *storagev1.VolumeAttachment) bool
+
+// observe takes the snapshot of one volume.
+func (w *world) observe(key attachment.VolumeKey, t *turn, doubtful doubts) snapshot {
+	volumes := w.volumesOf(key)
+	s := snapshot{volumeName: key.Handle, pods: map[attachment.NodeName][]*corev1.Pod{}}
+	if len(volumes) > 0 {
+		s.volumeName = volumes[0].Name
+	}
+	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
+	listing := w.nodes.ByIndex(byVolume, unique)
+	if w.attachRequired(key.Driver) {
+		s.want.Wants = w.wants(volumes, s.pods)
+	}
+	names := slices.Collect(maps.Keys(listing))
+	for node := range s.pods {
+		names = append(names, string(node))
+	}
+	attachments := w.attachmentsOf(key, volumes, names)
+	for _, va := range attachments {
+		names = append(names, va.Spec.NodeName)
+		s.seen.Attachments = append(s.seen.Attachments, w.attachment(key, va, doubtful(va)))
+	}
+	s.want.Shared = sharing(volumes, s.seen.Attachments)
+	s.seen.Nodes = make(map[attachment.NodeName]attachment.Node, len(names))
+	for _, name := range names {
+		s.seen.Nodes[attachment.NodeName(name)] = w.node(name, unique, t)
+	}
+	return s
+}
+
+// wants finds the nodes whose pods need one of the PersistentVolumes, and fills in
+// those pods.
+func (w *world) wants(volumes []*corev1.PersistentVolume, pods map[attachment.NodeName][]*corev1.Pod) []attachment.Want {
+	byNode := map[attachment.NodeName]attachment.Want{}
+	for _, pv := range volumes {
+		for _, pod := range w.podsOf(pv) {
+			node := attachment.NodeName(pod.Spec.NodeName)
+			pods[node] = append(pods[node], pod)
+			since := pod.CreationTimestamp.Time
+			if old, ok := byNode[node]; !ok || since.Before(old.Since) {
+				byNode[node] = attachment.Want{Node: node, PersistentVolume: pv.Name, Since: since}
+			}
+		}
+	}
+	for _, list := range pods {
+		slices.SortFunc(list, func(a, b *corev1.Pod) int {
+			return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+		})
+	}
+	return slices.Collect(maps.Values(byNode))
+}
+
+// podsOf gives the pods that run somewhere and use the PersistentVolume through the
+// claim that it is bound to.
+func (w *world) podsOf(pv *corev1.PersistentVolume) []*corev1.Pod {
+	ref := pv.Spec.ClaimRef
+	if ref == nil {
+		return nil
+	}
+	name := ref.Namespace + "/" + ref.Name
+	claim, ok := get[*corev1.PersistentVolumeClaim](w.claims, name)
+	if !ok || claim.UID != ref.UID || claim.Spec.VolumeName != pv.Name || claim.Status.Phase != corev1.ClaimBound {
+		return nil
+	}
+	return slices.DeleteFunc(list[*corev1.Pod](w.pods, byClaim, name), func(pod *corev1.Pod) bool {
+		return terminated(pod) || !uses(pod, claim)
+	})
+}
+
+// uses tells whether the pod uses the claim. A claim of a generic ephemeral volume
+// has to be the pod's own, not one that merely has its name.
+func uses(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		if claimName(pod, &v) != claim.Name {
+			return false
+		}
+		return v.Ephemeral == nil || ephemeral.VolumeIsForPod(pod, claim) == nil
+	})
+}
+
+// terminated tells whether the pod no longer needs its volumes: it has ended, or it
+// is being deleted and none of its containers runs. No status counts as not running
+// (k/k pkg/volume/util.IsPodTerminated).
+func terminated(pod *corev1.Pod) bool {
+	if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
+		return true
+	}
+	running := func(s corev1.ContainerStatus) bool { return s.State.Terminated == nil && s.State.Waiting == nil }
+	return pod.DeletionTimestamp != nil &&
+		!slices.ContainsFunc(pod.Status.InitContainerStatuses, running) &&
+		!slices.ContainsFunc(pod.Status.ContainerStatuses, running) &&
+		!slices.ContainsFunc(pod.Status.EphemeralContainerStatuses, running)
+}
+
+// sharing tells whether the volume may be attached to several nodes. It is exclusive
+// if any of its PersistentVolumes is, and nobody knows if one is missing.
+func sharing(volumes []*corev1.PersistentVolume, attachments []attachment.Attachment) attachment.Knowledge {
+	if len(volumes) == 0 {
+		return attachment.Unknown
+	}
+	for _, pv := range volumes {
+		if !shared(pv.Spec.AccessModes) {
+			return attachment.No
+		}
+	}
+	if slices.ContainsFunc(attachments, func(a attachment.Attachment) bool { return a.VolumeGone }) {
+		return attachment.Unknown
+	}
+	return attachment.Yes
+}
+
+func shared(modes []corev1.PersistentVolumeAccessMode) bool {
+	return slices.Contains(modes, corev1.ReadWriteMany) || slices.Contains(modes, corev1.ReadOnlyMany)
+}
+
+func (w *world) attachment(key attachment.VolumeKey, va *storagev1.VolumeAttachment, doubtful bool) attachment.Attachment {
+	a := attachment.Attachment{
+		Ref:                 refOf(va),
+		Node:                attachment.NodeName(va.Spec.NodeName),
+		PersistentVolume:    sourceName(va),
+		Computed:            computed(va, key),
+		Deleting:            va.DeletionTimestamp != nil,
+		DeleteMayBeUnderway: doubtful,
+		Created:             va.CreationTimestamp.Time,
+		DetachRequested:     requested(va),
+		Machine:             recordedMachine(va),
+	}
+	if va.Status.Attached {
+		a.Confirmed = attachment.Yes
+	}
+	if a.PersistentVolume != "" {
+		_, exists := get[*corev1.PersistentVolume](w.volumes, a.PersistentVolume)
+		a.VolumeGone = !exists
+	}
+	if e := va.Status.AttachError; e != nil {
+		a.AttachError = orUnnamed(e.Message)
+	}
+	if e := va.Status.DetachError; e != nil {
+		a.DetachError = orUnnamed(e.Message)
+	}
+	return a
+}
+
+// orUnnamed keeps an error without a message from reading as no error.
+func orUnnamed(message string) string {
+	return cmp.Or(message, "the driver gave no reason")
+}
+
+func refOf(va *storagev1.VolumeAttachment) attachment.Ref {
+	return attachment.Ref{Name: va.Name, UID: string(va.UID), ResourceVersion: va.ResourceVersion}
+}
+
+func requested(va *storagev1.VolumeAttachment) time.Time {
+	t, err := time.Parse(time.RFC3339, va.Annotations[kube.DetachRequestedAnnotation])
+	if err != nil {
+		return time.Time{} // none, or spoilt by hand: the clock starts anew
+	}
+	return t
+}
+
+func recordedMachine(va *storagev1.VolumeAttachment) attachment.Machine {
+	return attachment.Machine{
+		NodeUID:    va.Annotations[kube.NodeUIDAnnotation],
+		BootID:     va.Annotations[kube.BootIDAnnotation],
+		SystemUUID: va.Annotations[kube.SystemUUIDAnnotation],
+	}
+}
+
+// node is what is known of a node with regard to the volume of that unique name.
+func (w *world) node(name, unique string, t *turn) attachment.Node {
+	node, ok := w.nodes.Get(name)
+	n := attachment.Node{Exists: attachment.Yes, Checked: t.answered[attachment.NodeName(name)]}
+	if !ok || t.missing[attachment.NodeName(name)] {
+		n.Exists = attachment.No
+		if !ok {
+			node, ok = w.lastSeen(name)
+		}
+		if ok {
+			n.InUse = attachment.Known(inUse(node, unique))
+		}
+		return n
+	}
+	n.Machine = machineOf(node)
+	n.Created = node.CreationTimestamp.Time
+	_, n.Managed = node.Annotations[kube.ManagedAttachAnnotation]
+	n.Reported = reported(node, unique)
+	n.InUse = attachment.Known(inUse(node, unique))
+	n.OutOfService = outOfService(node)
+	return n
+}
+
+func machineOf(node *corev1.Node) attachment.Machine {
+	return attachment.Machine{
+		NodeUID:    string(node.UID),
+		BootID:     node.Status.NodeInfo.BootID,
+		SystemUUID: node.Status.NodeInfo.SystemUUID,
+	}
+}
+
+func inUse(node *corev1.Node, unique string) bool {
+	return slices.Contains(node.Status.VolumesInUse, corev1.UniqueVolumeName(unique))
+}
+
+func reported(node *corev1.Node, unique string) bool {
+	return slices.ContainsFunc(node.Status.VolumesAttached, func(v corev1.AttachedVolume) bool {
+		return string(v.Name) == unique
+	})
+}
+
+func outOfService(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == kube.OutOfServiceTaint })
+}
+
+// uidOf is the UID as the API types spell it.
+func uidOf(uid string) types.UID { return types.UID(uid) }

@@ -1,0 +1,236 @@
+package attachdetach
+
+import (
+	"context"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/kube"
+)
+
+type (
+	key   = attachment.VolumeKey
+	queue = workqueue.TypedRateLimitingInterface[key]
+)
+
+// sources maps every event to the volumes that it may change something for. Objects
+// may arrive in any order: each finds its volumes through those that are there, and
+// the last one to arrive finds them all.
+func (w *world) sources(caches cache.Cache) []source.TypedSource[key] {
+	return []source.TypedSource[key]{
+		source.TypedKind(caches, &corev1.Pod{}, on(w.podChanged)),
+		source.TypedKind(caches, &corev1.Node{}, on(w.nodeChanged)),
+		source.TypedKind(caches, &corev1.PersistentVolumeClaim{}, on(w.claimChanged)),
+		source.TypedKind(caches, &corev1.PersistentVolume{}, on(w.volumeChanged)),
+		source.TypedKind(caches, &storagev1.VolumeAttachment{}, on(w.attachmentChanged)),
+		source.TypedKind(caches, &storagev1.CSIDriver{}, on(w.driverChanged)),
+	}
+}
+
+// on makes a handler of a function that is given the versions before and after, nil
+// where there is none, and returns the volumes concerned.
+func on[T client.Object](changed func(before, after T) []key) handler.TypedEventHandler[T, key] {
+	var none T
+	add := func(q queue, keys []key) {
+		for _, k := range keys {
+			q.Add(k)
+		}
+	}
+	return handler.TypedFuncs[T, key]{
+		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[T], q queue) { add(q, changed(none, e.Object)) },
+		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[T], q queue) {
+			add(q, changed(e.ObjectOld, e.ObjectNew))
+		},
+		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[T], q queue) { add(q, changed(e.Object, none)) },
+	}
+}
+
+// podChanged looks up only when a pod came to its node, went, or ended: most updates
+// of a pod are of no interest.
+func (w *world) podChanged(before, after *corev1.Pod) []key {
+	if before != nil && after != nil && before.UID == after.UID &&
+		before.Spec.NodeName == after.Spec.NodeName && terminated(before) == terminated(after) {
+		return nil
+	}
+	var keys []key
+	for _, pod := range []*corev1.Pod{before, after} {
+		if pod != nil {
+			keys = append(keys, w.keysOfPod(pod)...)
+		}
+	}
+	return keys
+}
+
+func (w *world) keysOfPod(pod *corev1.Pod) []key {
+	claims, _ := podClaims(pod)
+	var keys []key
+	for _, name := range claims {
+		if claim, ok := get[*corev1.PersistentVolumeClaim](w.claims, name); ok {
+			keys = append(keys, w.keysOfClaim(claim)...)
+		}
+	}
+	return keys
+}
+
+func (w *world) claimChanged(before, after *corev1.PersistentVolumeClaim) []key {
+	if before != nil && after != nil && before.UID == after.UID &&
+		before.Spec.VolumeName == after.Spec.VolumeName && before.Status.Phase == after.Status.Phase {
+		return nil
+	}
+	var keys []key
+	for _, claim := range []*corev1.PersistentVolumeClaim{before, after} {
+		if claim != nil {
+			keys = append(keys, w.keysOfClaim(claim)...)
+		}
+	}
+	return keys
+}
+
+func (w *world) keysOfClaim(claim *corev1.PersistentVolumeClaim) []key {
+	pv, ok := get[*corev1.PersistentVolume](w.volumes, claim.Spec.VolumeName)
+	if !ok {
+		return nil
+	}
+	return keysOf(pv)
+}
+
+func keysOf(pv *corev1.PersistentVolume) []key {
+	if k, ok := keyOfVolume(pv); ok {
+		return []key{k}
+	}
+	return nil
+}
+
+func (w *world) volumeChanged(before, after *corev1.PersistentVolume) []key {
+	if before != nil && after != nil && sameVolume(before, after) {
+		return nil
+	}
+	var keys []key
+	for _, pv := range []*corev1.PersistentVolume{before, after} {
+		if pv != nil {
+			keys = append(keys, keysOf(pv)...)
+		}
+	}
+	return keys
+}
+
+func sameVolume(a, b *corev1.PersistentVolume) bool {
+	keyA, _ := keyOfVolume(a)
+	keyB, _ := keyOfVolume(b)
+	refA, refB := a.Spec.ClaimRef, b.Spec.ClaimRef
+	sameClaim := refA == nil && refB == nil || refA != nil && refB != nil && *refA == *refB
+	return a.UID == b.UID && keyA == keyB && sameClaim && slices.Equal(a.Spec.AccessModes, b.Spec.AccessModes)
+}
+
+func (w *world) attachmentChanged(before, after *storagev1.VolumeAttachment) []key {
+	va := after
+	if va == nil {
+		va = before
+	}
+	if k, ok := w.keyOfAttachment(va); ok {
+		return []key{k}
+	}
+	return nil
+}
+
+// driverChanged concerns all volumes of a driver, which it rarely does: when the
+// driver is installed, removed, or changes whether it attaches.
+func (w *world) driverChanged(before, after *storagev1.CSIDriver) []key {
+	required := func(d *storagev1.CSIDriver) bool {
+		return d == nil || d.Spec.AttachRequired == nil || *d.Spec.AttachRequired
+	}
+	if required(before) == required(after) {
+		return nil
+	}
+	name := ""
+	if after != nil {
+		name = after.Name
+	} else {
+		name = before.Name
+	}
+	var keys []key
+	for _, pv := range list[*corev1.PersistentVolume](w.volumes, byDriver, name) {
+		keys = append(keys, keysOf(pv)...)
+	}
+	return keys
+}
+
+// nodeChanged concerns the volumes that entered or left one of the node's lists, or,
+// if the node itself changed, all that have to do with it.
+func (w *world) nodeChanged(before, after *corev1.Node) []key {
+	switch {
+	case after == nil:
+		w.depart(before)
+		return w.keysOfNode(before)
+	case before == nil:
+		w.arrive(after.Name)
+		return w.keysOfNode(after)
+	case !sameNode(before, after):
+		return append(w.keysOfNode(before), w.keysOfNode(after)...)
+	}
+	var keys []key
+	for _, name := range changedNames(before, after) {
+		if k, ok := keyOfName(name); ok {
+			keys = append(keys, k)
+		}
+	}
+	return keys
+}
+
+func sameNode(a, b *corev1.Node) bool {
+	_, managedA := a.Annotations[kube.ManagedAttachAnnotation]
+	_, managedB := b.Annotations[kube.ManagedAttachAnnotation]
+	return machineOf(a) == machineOf(b) && managedA == managedB && outOfService(a) == outOfService(b)
+}
+
+// keysOfNode are all volumes that a node lists, holds, or has pods for.
+func (w *world) keysOfNode(node *corev1.Node) []key {
+	var keys []key
+	names, _ := nodeVolumes(node)
+	for _, name := range names {
+		if k, ok := keyOfName(name); ok {
+			keys = append(keys, k)
+		}
+	}
+	for _, va := range w.attachments.ByIndex(byNode, node.Name) {
+		if k, ok := w.keyOfAttachment(va); ok {
+			keys = append(keys, k)
+		}
+	}
+	for _, pod := range list[*corev1.Pod](w.pods, byNode, node.Name) {
+		keys = append(keys, w.keysOfPod(pod)...)
+	}
+	return keys
+}
+
+// changedNames are the volumes that stand in one version of a list and not in the
+// other.
+func changedNames(before, after *corev1.Node) []string {
+	place := map[string]int{}
+	mark := func(node *corev1.Node, reportedBit, inUseBit int) {
+		for _, v := range node.Status.VolumesAttached {
+			place[string(v.Name)] ^= reportedBit
+		}
+		for _, v := range node.Status.VolumesInUse {
+			place[string(v)] ^= inUseBit
+		}
+	}
+	mark(before, 1, 2)
+	mark(after, 1, 2)
+	var names []string
+	for name, bits := range place {
+		if bits != 0 {
+			names = append(names, name)
+		}
+	}
+	return names
+}

@@ -1,0 +1,64 @@
+package explain
+
+import (
+	"errors"
+	"testing"
+
+	"belay.dev/belay/internal/attachment"
+)
+
+func TestTextsAreUpstreams(t *testing.T) {
+	here := Pod{"shop", "db-0"}
+	also := Pod{"shop", "db-1"}
+	away := Pod{"bank", "vault-0"}
+	at := []attachment.Blocker{{Node: "node-1", Kind: attachment.ByAttachment}}
+	for name, tc := range map[string]struct{ got, want string }{
+		"attached": {
+			AttachSucceeded("pv-1"),
+			`AttachVolume.Attach succeeded for volume "pv-1" `,
+		},
+		"driver refused": {
+			AttachFailed("pv-1", "rpc error: code = Internal desc = no"),
+			`AttachVolume.Attach failed for volume "pv-1" : rpc error: code = Internal desc = no`,
+		},
+		"API server refused": {
+			AttachFailed("pv-1", CreateFailed(errors.New("quota"))),
+			`AttachVolume.Attach failed for volume "pv-1" : kubernetes.io/csi: attacher.Attach failed: quota`,
+		},
+		"old attachment stuck": {
+			AttachFailed("pv-1", BeingDeleted("busy")),
+			`AttachVolume.Attach failed for volume "pv-1" : volume attachment is being deleted: busy`,
+		},
+		"multi-attach, no pods known": {
+			MultiAttach("pv-1", "shop", nil, at),
+			`Multi-Attach error for volume "pv-1" Volume is already exclusively attached to one node and can't be attached to another (attached to node "node-1")`,
+		},
+		"multi-attach, pods of the namespace": {
+			MultiAttach("pv-1", "shop", []Pod{here, also}, at),
+			`Multi-Attach error for volume "pv-1" Volume is already used by pod(s) db-0, db-1 (attached to node "node-1")`,
+		},
+		"multi-attach, pods of this and another namespace": {
+			MultiAttach("pv-1", "shop", []Pod{here, away}, at),
+			`Multi-Attach error for volume "pv-1" Volume is already used by pod(s) db-0 and 1 pod(s) in different namespaces (attached to node "node-1")`,
+		},
+		"multi-attach, pods of another namespace only": {
+			MultiAttach("pv-1", "shop", []Pod{away}, nil),
+			`Multi-Attach error for volume "pv-1" Volume is already used by 1 pod(s) in different namespaces`,
+		},
+		"every kind of blocker": {
+			Blockers([]attachment.Blocker{
+				{Node: "a", Kind: attachment.ByUse},
+				{Node: "b", Kind: attachment.ByReport},
+				{Node: "c", Kind: attachment.ByDeletion},
+				{Node: "d", Kind: attachment.ByForeigner},
+			}),
+			`still in use by node "a", still reported as attached to node "b", being detached from node "c", attached to node "d" by a VolumeAttachment that belay did not make`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if tc.got != tc.want {
+				t.Errorf("got  %s\nwant %s", tc.got, tc.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,115 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+)
+
+// ErrNotLeading is returned for a write that was not sent because the lease was not
+// renewed within its deadline.
+var ErrNotLeading = errors.New("the leader lease was not renewed in time")
+
+// Lease is a lock for leader election that knows until when writes may be sent.
+// A process that was stopped for a while, and goes on before its elector has noticed
+// that it lost the lease, sends none.
+type Lease struct {
+	resourcelock.Interface
+
+	renewDeadline time.Duration
+
+	mu sync.Mutex
+	// until is when the last renewal runs out, counted on the monotonic clock from
+	// before that renewal was sent.
+	until time.Time
+}
+
+// LeaseConfig names the Lease object and who holds it.
+type LeaseConfig struct {
+	Namespace, Name string
+	Identity        string
+	RenewDeadline   time.Duration
+}
+
+// NewLease makes the lock. Its client is its own, so that it is neither guarded nor
+// held up by what it guards.
+func NewLease(config *rest.Config, c LeaseConfig) (*Lease, error) {
+	config = rest.AddUserAgent(rest.CopyConfig(config), "leader-election")
+	config.Timeout = max(c.RenewDeadline/2, time.Second)
+	clients, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make the client of the leader lease: %w", err)
+	}
+	lock, err := resourcelock.New(resourcelock.LeasesResourceLock, c.Namespace, c.Name,
+		clients.CoreV1(), clients.CoordinationV1(), resourcelock.ResourceLockConfig{Identity: c.Identity})
+	if err != nil {
+		return nil, fmt.Errorf("make the lock of the leader lease %s/%s: %w", c.Namespace, c.Name, err)
+	}
+	return &Lease{Interface: lock, renewDeadline: c.RenewDeadline}, nil
+}
+
+// Create makes the Lease object and notes how long that is good for.
+func (l *Lease) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	sent := time.Now()
+	return l.note(sent, record, l.Interface.Create(ctx, record))
+}
+
+// Update acquires, renews or releases the lease and notes how long that is good for.
+func (l *Lease) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	sent := time.Now()
+	return l.note(sent, record, l.Interface.Update(ctx, record))
+}
+
+func (l *Lease) note(sent time.Time, record resourcelock.LeaderElectionRecord, err error) error {
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if record.HolderIdentity == l.Identity() {
+		l.until = sent.Add(l.renewDeadline)
+	} else {
+		l.until = time.Time{}
+	}
+	return nil
+}
+
+// Held tells whether a write may be sent now.
+func (l *Lease) Held() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Now().Before(l.until)
+}
+
+// Guard makes a client of the config refuse to write while the lease is not held.
+// Reads pass.
+func (l *Lease) Guard(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return guard{lease: l, next: next}
+	})
+	return config
+}
+
+type guard struct {
+	lease *Lease
+	next  http.RoundTripper
+}
+
+// RoundTrip sends the request if it is a read or the lease is held.
+func (g guard) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Method != http.MethodGet && !g.lease.Held() {
+		if r.Body != nil {
+			_ = r.Body.Close()
+		}
+		return nil, fmt.Errorf("%s %s: %w", r.Method, r.URL.Path, ErrNotLeading)
+	}
+	return g.next.RoundTrip(r)
+}
