@@ -2,12 +2,23 @@ package nodeagent
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/workqueue"
+
+	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodevolume"
 )
 
 // Config is what belay.dev/belay/node.Config documents, field by field.
@@ -21,6 +32,15 @@ type Config struct {
 	MountPoints func() ([]string, error)
 }
 
+const (
+	defaultRoot       = "/var/lib/kubelet"
+	defaultRPCTimeout = 2 * time.Minute // kubelet's csiTimeout
+	// apiTimeout bounds one call to the API server, which would otherwise end only
+	// with the connection.
+	apiTimeout = 30 * time.Second
+	bootIDFile = "/proc/sys/kernel/random/boot_id"
+)
+
 // Mount is one volume of a pod, ready for its containers.
 type Mount struct {
 	VolumeName string
@@ -29,32 +49,195 @@ type Mount struct {
 	ReadOnly   bool
 }
 
-// Agent looks after the CSI volumes of one node.
-type Agent struct{ config Config }
+// Agent looks after the CSI volumes of one node. See belay.dev/belay/node.
+type Agent struct {
+	config Config
+	log    logr.Logger
+	client kubernetes.Interface
+	root   *mount.Root
+	events record.EventRecorder
+	// broadcaster is where events go; Run connects it to the API.
+	broadcaster record.EventBroadcaster
 
-// New makes an agent.
-func New(config Config) (*Agent, error) { return &Agent{config: config}, nil }
+	// volumeQueue and podQueue hold what has to be looked at. A queue gives one key to
+	// one goroutine at a time; that is the only lock on a volume's way.
+	volumeQueue workqueue.TypedDelayingInterface[string]
+	podQueue    workqueue.TypedRateLimitingInterface[types.UID]
+	// inUseChanged wakes the writer of volumesInUse.
+	inUseChanged chan struct{}
+	// csiDrivers is the watch cache of CSIDrivers.
+	csiDrivers cache.SharedIndexInformer
+	identity   *identity
 
-// Run serves until ctx ends.
-func (a *Agent) Run(ctx context.Context) error { <-ctx.Done(); return nil }
-
-// SetPod says that the pod's volumes shall be mounted.
-func (a *Agent) SetPod(*corev1.Pod) {}
-
-// RemovePod says that the pod's containers have ended.
-func (a *Agent) RemovePod(types.UID) {}
-
-// PodsSynced says that every pod of the owner has been set.
-func (a *Agent) PodsSynced() {}
-
-// Pods returns the UIDs of all known pods.
-func (a *Agent) Pods() []types.UID { return nil }
-
-// WaitMounted blocks until the pod's volumes are published.
-func (a *Agent) WaitMounted(ctx context.Context, _ types.UID) ([]Mount, error) {
-	<-ctx.Done()
-	return nil, context.Cause(ctx)
+	mu sync.Mutex
+	// Under mu:
+	pods    map[types.UID]*pod
+	volumes map[string]*volume
+	inUse   nodevolume.InUseList
+	drivers map[string]*driver
+	// podsSynced: the owner has said all it knows.
+	podsSynced bool
+	// nodeLabels are those of the newest known Node.
+	nodeLabels map[string]string
+	// unidentified: there are records of which nobody knows the volume.
+	unidentified bool
 }
 
-// WaitUnmounted blocks until nothing of the pod is published.
-func (a *Agent) WaitUnmounted(context.Context, types.UID) error { return nil }
+// New reads the records under the root and makes an agent that knows them.
+func New(config Config) (*Agent, error) {
+	if err := config.complete(); err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(config.RESTConfig)
+	if err != nil {
+		return nil, fmt.Errorf("make a client of the API server: %w", err)
+	}
+	root, err := mount.OpenRoot(config.Root, config.MountPoints)
+	if err != nil {
+		return nil, err
+	}
+	a := &Agent{
+		config: config, log: config.Logger, client: client, root: root,
+		broadcaster:  record.NewBroadcaster(),
+		volumeQueue:  workqueue.NewTypedDelayingQueue[string](),
+		podQueue:     workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](lookUpFirst, lookUpMax)),
+		inUseChanged: make(chan struct{}, 1),
+		pods:         map[types.UID]*pod{},
+		volumes:      map[string]*volume{},
+		drivers:      map[string]*driver{},
+	}
+	a.events = a.newRecorder()
+	a.identity = newIdentity(config.NodeName, client)
+	a.csiDrivers = a.newCSIDriverInformer()
+	if err := a.rebuild(); err != nil {
+		return nil, errors.Join(err, root.Close())
+	}
+	return a, nil
+}
+
+// complete fills in the defaults and refuses what cannot work.
+func (c *Config) complete() error {
+	if c.NodeName == "" {
+		return errors.New("node agent: no node name given")
+	}
+	if c.RESTConfig == nil {
+		return errors.New("node agent: no way to the API server given")
+	}
+	if c.Root == "" {
+		c.Root = defaultRoot
+	}
+	if c.RPCTimeout == 0 {
+		c.RPCTimeout = defaultRPCTimeout
+	}
+	if c.Logger.GetSink() == nil {
+		c.Logger = logr.Discard()
+	}
+	if c.BootID == "" {
+		raw, err := os.ReadFile(bootIDFile)
+		if err != nil {
+			return fmt.Errorf("learn the boot ID of this machine: %w", err)
+		}
+		c.BootID = strings.TrimSpace(string(raw))
+	}
+	c.RESTConfig = rest.CopyConfig(c.RESTConfig)
+	if c.RESTConfig.QPS == 0 && c.RESTConfig.RateLimiter == nil {
+		// The API server's own priority and fairness holds back who asks too much.
+		c.RESTConfig.QPS = -1
+	}
+	return nil
+}
+
+// Run serves until ctx ends and everything that it started has returned.
+func (a *Agent) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer a.root.Close() //nolint:errcheck // read-only handle
+	a.startEvents()
+	defer a.broadcaster.Shutdown()
+
+	registry, err := a.watchRegistry()
+	if err != nil {
+		return err
+	}
+	var running sync.WaitGroup
+	for _, serve := range []func(context.Context){
+		a.csiDrivers.RunWithContext, a.watchNode, a.keepInUse, a.keepIdentity, registry.run, a.serveVolumes, a.servePods,
+	} {
+		running.Go(func() { serve(ctx) })
+	}
+	running.Go(func() {
+		// Attachability is known from here on.
+		select {
+		case <-a.csiDrivers.HasSyncedChecker().Done():
+			a.wakeAll()
+		case <-ctx.Done():
+		}
+	})
+	a.wakeAll()
+	<-ctx.Done()
+	a.volumeQueue.ShutDown()
+	a.podQueue.ShutDown()
+	running.Wait()
+	return nil
+}
+
+// serveVolumes gives each volume that has to be looked at a goroutine of its
+// own: a driver that hangs holds up its own volumes and no others.
+func (a *Agent) serveVolumes(ctx context.Context) {
+	serve(a.volumeQueue, func(name string) { a.turn(ctx, name) })
+}
+
+func (a *Agent) servePods(ctx context.Context) {
+	serve(a.podQueue, func(uid types.UID) {
+		switch err := a.lookUp(ctx, uid); {
+		case err == nil:
+			a.podQueue.Forget(uid)
+		case ctx.Err() == nil:
+			a.log.V(1).Info("Volumes of pod not known yet", "pod", uid, "problem", err.Error())
+			a.podQueue.AddRateLimited(uid)
+		}
+	})
+}
+
+// serve works on all keys of a queue side by side, on each by one goroutine at a
+// time, until the queue is shut down and the last one has returned.
+func serve[K comparable](queue workqueue.TypedInterface[K], work func(K)) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	for {
+		key, down := queue.Get()
+		if down {
+			return
+		}
+		running.Go(func() {
+			defer queue.Done(key)
+			work(key)
+		})
+	}
+}
+
+// wakeAll has every volume and every pod looked at.
+func (a *Agent) wakeAll() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for name := range a.volumes {
+		a.wake(name)
+	}
+	for uid := range a.pods {
+		a.podQueue.Add(uid)
+	}
+}
+
+// wake has a volume looked at now, whatever back-off runs: something that it may
+// have waited for has changed. The caller holds mu.
+func (a *Agent) wake(name string) {
+	v, ok := a.volumes[name]
+	if !ok {
+		return
+	}
+	v.unstage.At = time.Time{}
+	for _, p := range v.pods {
+		p.failure.At = time.Time{}
+	}
+	a.volumeQueue.Add(name)
+}

@@ -141,6 +141,9 @@ func (l *InUseList) Applied(node NodeStatus) (changed []string) {
 // earlier copy of the same write that landed.
 func (l *InUseList) NotApplied() { l.inFlight, l.mustRead = false, true }
 
+// Doubt says that the Node may be gone: it must be read live.
+func (l *InUseList) Doubt() { l.mustRead = true }
+
 // NeedsRead says that the Node must be read live before anything can be written.
 func (l *InUseList) NeedsRead() bool { return !l.known || l.mustRead }
 

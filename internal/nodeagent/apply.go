@@ -1,0 +1,331 @@
+package nodeagent
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// apply does one step of a volume and takes in what came of it.
+func (a *Agent) apply(ctx context.Context, v *volume, step nodevolume.Step) {
+	switch step := step.(type) {
+	case nodevolume.ReadCapabilities:
+		a.readCapabilities(ctx, v, step.For)
+	case nodevolume.ReadAttachment:
+		attachment, metadata, err := a.readAttachment(ctx, v)
+		a.mu.Lock()
+		v.attachment, v.publishContext = attachment, metadata
+		a.mu.Unlock()
+		if err != nil {
+			a.failed(v, step.For, stepWaitForAttach, err)
+		}
+	case nodevolume.StageVolume:
+		a.outcome(v, step.For, stepMountDevice, a.stage(ctx, v, step.For))
+	case nodevolume.Publish:
+		a.outcome(v, step.Key, stepSetUp, a.publish(ctx, v, step.Key))
+	case nodevolume.Unpublish:
+		a.outcome(v, step.Key, stepUnpublish, a.unpublish(ctx, v, step.Key))
+	case nodevolume.Unstage:
+		err := a.unstageVolume(ctx, v)
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if err == nil {
+			v.unstage, v.unstageProblem = nodevolume.Failure{}, nil
+			return
+		}
+		v.unstage, v.unstageProblem = again(v.unstage), err
+		a.log.Info("Step failed", "step", stepUnstage, "volume", v.name, "failures", v.unstage.Count, "problem", err.Error())
+		a.tellUnstage(v, err)
+	}
+}
+
+func (a *Agent) outcome(v *volume, key nodevolume.PublishKey, step string, err error) {
+	if err != nil {
+		a.failed(v, key, step, err)
+		return
+	}
+	a.succeeded(v, key)
+}
+
+// callable is what a call to a volume's driver needs.
+type callable struct {
+	client *csi.Node
+	has    csi.NodeCapabilities
+	want   *want
+	// driverObject is what CSIDriver says; its zero value if there is none.
+	rules          driverRules
+	publishContext map[string]string
+	attachmentUID  string
+	inUse          bool
+}
+
+// callableFor gathers it for a pod's volume.
+func (a *Agent) callableFor(v *volume, key nodevolume.PublishKey) (callable, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	d, p := a.drivers[v.driver], v.publication(key)
+	switch {
+	case d == nil || d.capabilities == nil:
+		return callable{}, fmt.Errorf("driver %s is not registered on this node any more", v.driver)
+	case p.want == nil:
+		return callable{}, fmt.Errorf("pod %s is not wanted on this node any more", key.PodUID)
+	}
+	return callable{
+		client: d.client, has: *d.capabilities, want: p.want, rules: a.rulesOf(v.driver),
+		publishContext: v.publishContext, attachmentUID: v.attachment.UID,
+		inUse: a.attachRequired(v.driver) == nodevolume.Yes,
+	}, nil
+}
+
+// record is the one for a stage or publish that is about to be asked for.
+func (a *Agent) recordFor(c callable, kind, path string) nodevolume.Record {
+	w := c.want
+	return nodevolume.Record{
+		Kind: kind, Driver: w.driver, Handle: w.handle, SpecName: w.specName, Block: w.block, Path: path,
+		InUse: c.inUse, AttachmentUID: c.attachmentUID, BootID: a.config.BootID,
+		Pod: nodevolume.RecordPod{
+			UID: string(w.pod.UID), Namespace: w.pod.Namespace, Name: w.pod.Name, Volume: w.volume, ReadOnly: w.readOnly,
+		},
+	}
+}
+
+// stage records and calls NodeStageVolume.
+func (a *Agent) stage(ctx context.Context, v *volume, key nodevolume.PublishKey) error {
+	c, err := a.callableFor(v, key)
+	if err != nil {
+		return err
+	}
+	w := c.want
+	if err := a.checkAffinity(w); err != nil {
+		return err
+	}
+	secrets, err := a.secrets(ctx, w.stageSecret)
+	if err != nil {
+		return err
+	}
+	record := a.recordFor(c, nodevolume.StageKind, stagingPath(w))
+	if err := a.prepareStage(record); err != nil {
+		return err
+	}
+	if err := a.begin(v, &v.stage, record, stageRecordName(v.name)); err != nil {
+		return err
+	}
+	call := c.volume(a.root.Path(record.Path))
+	call.Secrets, call.Context = secrets, w.attributes
+	rpc, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
+	defer cancel()
+	err = c.client.Stage(rpc, call, c.has)
+	a.log.Info("NodeStageVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.OutcomeOf(err).String())
+	return a.end(v, &v.stage, ending{
+		name: stageRecordName(v.name), err: err, phase: nodevolume.AfterCall(reply(err), v.stage.rebuilt), tidy: a.tidyStage,
+	})
+}
+
+// publish records and calls NodePublishVolume.
+func (a *Agent) publish(ctx context.Context, v *volume, key nodevolume.PublishKey) error {
+	c, err := a.callableFor(v, key)
+	if err != nil {
+		return err
+	}
+	w := c.want
+	if err := a.checkSupported(c); err != nil {
+		return err
+	}
+	if err := a.checkAffinity(w); err != nil {
+		return err
+	}
+	secrets, err := a.secrets(ctx, w.podSecret)
+	if err != nil {
+		return err
+	}
+	p := a.entry(v, key)
+	record := a.recordFor(c, nodevolume.PublishKind, publishPath(w))
+	name := publishRecordName(v.name, key)
+	if err := a.preparePublish(record, v); err != nil {
+		return err
+	}
+	if err := a.begin(v, &p.publish, record, name); err != nil {
+		return err
+	}
+	staging := ""
+	if c.has.Stage || w.block { // a block volume's staging path is always sent
+		staging = a.root.Path(stagingPath(w))
+	}
+	call := c.volume(staging)
+	call.Secrets, call.Context = secrets, c.volumeContext()
+	rpc, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
+	defer cancel()
+	err = c.client.Publish(rpc, call, csi.Target{Path: a.root.Path(record.Path), ReadOnly: w.readOnly}, c.has)
+	a.log.Info("NodePublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.OutcomeOf(err).String())
+	if err == nil {
+		err = a.finishPublish(c, record)
+	}
+	return a.end(v, &p.publish, ending{
+		name: name, err: err, phase: nodevolume.AfterCall(reply(err), p.publish.rebuilt), tidy: a.tidyPublish,
+	})
+}
+
+// unpublish calls NodeUnpublishVolume and drops the record.
+func (a *Agent) unpublish(ctx context.Context, v *volume, key nodevolume.PublishKey) error {
+	p := a.entry(v, key)
+	client, err := a.driverClient(v.driver)
+	if err != nil {
+		return err
+	}
+	name := publishRecordName(v.name, key)
+	if err := a.markLeaving(&p.publish, name); err != nil {
+		return err
+	}
+	rpc, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
+	defer cancel()
+	err = client.Unpublish(rpc, v.handle, a.root.Path(p.publish.record.Path))
+	a.log.Info("NodeUnpublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.OutcomeOf(err).String())
+	return a.end(v, &p.publish, ending{name: name, err: err, phase: nodevolume.AfterUndo(reply(err)), tidy: a.tidyPublish})
+}
+
+// unstageVolume calls NodeUnstageVolume and drops the record.
+func (a *Agent) unstageVolume(ctx context.Context, v *volume) error {
+	client, err := a.driverClient(v.driver)
+	if err != nil {
+		return err
+	}
+	name := stageRecordName(v.name)
+	if err := a.markLeaving(&v.stage, name); err != nil {
+		return err
+	}
+	rpc, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
+	defer cancel()
+	err = client.Unstage(rpc, v.handle, a.root.Path(v.stage.record.Path))
+	a.log.Info("NodeUnstageVolume", "volume", v.name, "outcome", csi.OutcomeOf(err).String())
+	return a.end(v, &v.stage, ending{name: name, err: err, phase: nodevolume.AfterUndo(reply(err)), tidy: a.tidyStage})
+}
+
+func (a *Agent) entry(v *volume, key nodevolume.PublishKey) *publication {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return v.publication(key)
+}
+
+func (a *Agent) driverClient(name string) (*csi.Node, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if d := a.drivers[name]; d != nil {
+		return d.client, nil
+	}
+	return nil, fmt.Errorf("driver %s is not registered on this node any more", name)
+}
+
+// begin makes the record durable and only then lets the volume count as touched.
+func (a *Agent) begin(v *volume, r *recorded, record nodevolume.Record, name string) error {
+	if err := a.saveRecord(name, record, mount.PowerCut); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r.record, r.phase = record, nodevolume.Uncertain
+	a.join(types.UID(record.Pod.UID), v.name)
+	return nil
+}
+
+// markLeaving notes that the way back has begun, so that a restart goes on with it.
+func (a *Agent) markLeaving(r *recorded, name string) error {
+	record := r.record
+	if record.Leaving {
+		return nil
+	}
+	record.Leaving, record.Confirmed = true, false
+	if err := a.saveRecord(name, record, mount.Crash); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r.record, r.phase = record, nodevolume.Uncertain
+	return nil
+}
+
+// ending is how a call ended: the phase that its reply leads to, and what to
+// remove if that is Absent.
+type ending struct {
+	name  string
+	err   error
+	phase nodevolume.Phase
+	tidy  func(nodevolume.Record) error
+}
+
+// end writes down how a call ended. It returns the call's error, or what went wrong after it.
+func (a *Agent) end(v *volume, r *recorded, e ending) error {
+	record, phase, err := r.record, e.phase, e.err
+	switch phase {
+	case nodevolume.Confirmed:
+		record.Confirmed = true
+		// Losing this line costs one repeated call.
+		if saved := a.saveRecord(e.name, record, mount.Crash); saved != nil {
+			a.log.Info("Confirmation not recorded", "volume", v.name, "problem", saved.Error())
+		}
+	case nodevolume.Absent:
+		tidied := e.tidy(record)
+		if tidied == nil {
+			tidied = a.root.Remove(recordPath(e.name))
+		}
+		if tidied != nil {
+			// The record stays, and so the volume stays in use: something is still there.
+			phase = nodevolume.Uncertain
+			if err == nil {
+				err = tidied
+			}
+		}
+	case nodevolume.Uncertain:
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r.record, r.phase = record, phase
+	if phase == nodevolume.Absent {
+		r.rebuilt = false
+	}
+	if phase == nodevolume.Confirmed {
+		r.rebuilt = false
+	}
+	if owner := a.pods[types.UID(record.Pod.UID)]; owner != nil {
+		owner.notify()
+	}
+	return err
+}
+
+// reply is what a driver's error means for nodevolume.
+func reply(err error) nodevolume.Reply {
+	switch csi.OutcomeOf(err) {
+	case csi.Done:
+		return nodevolume.OK
+	case csi.Failed:
+		return nodevolume.Refused
+	default:
+		return nodevolume.NoAnswer
+	}
+}
+
+// readCapabilities learns what a driver can do.
+func (a *Agent) readCapabilities(ctx context.Context, v *volume, key nodevolume.PublishKey) {
+	client, err := a.driverClient(v.driver)
+	if err != nil {
+		a.failed(v, key, stepMountDevice, err)
+		return
+	}
+	rpc, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
+	defer cancel()
+	has, err := client.Capabilities(rpc)
+	if err != nil {
+		// Never final: that the driver does not answer says nothing about the volume.
+		a.failed(v, key, stepMountDevice, err)
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if d := a.drivers[v.driver]; d != nil && d.client == client {
+		d.capabilities = &has
+	}
+}

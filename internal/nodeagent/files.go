@@ -1,0 +1,166 @@
+package nodeagent
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// Kubelet's paths below the root. Drivers, their registrars and people know them.
+const (
+	registryDir = "plugins_registry"
+	csiDir      = "plugins/kubernetes.io/csi"
+	blockDir    = csiDir + "/volumeDevices"
+	globalMount = "globalmount"
+	volumeData  = "vol_data.json"
+)
+
+func podVolumesDir(uid string) string { return path.Join("pods", uid, "volumes", "kubernetes.io~csi") }
+
+func podDevicesDir(uid string) string {
+	return path.Join("pods", uid, "volumeDevices", "kubernetes.io~csi")
+}
+
+// stagingPath is where a volume is staged.
+func stagingPath(w *want) string {
+	if w.block {
+		return path.Join(blockDir, "staging", w.specName)
+	}
+	return path.Join(csiDir, w.driver, hash(w.handle), globalMount)
+}
+
+// publishPath is where a volume is published for a pod.
+func publishPath(w *want) string {
+	if w.block {
+		return path.Join(blockDir, "publish", w.specName, string(w.pod.UID))
+	}
+	return path.Join(podVolumesDir(string(w.pod.UID)), w.specName, "mount")
+}
+
+func uniqueName(r nodevolume.Record) string { return kube.UniqueVolumeName(r.Driver, r.Handle) }
+
+// prepareStage makes the directory that the driver gets, and the file that some drivers read.
+func (a *Agent) prepareStage(r nodevolume.Record) error {
+	if err := a.root.MakeDir(r.Path); err != nil {
+		return fmt.Errorf("prepare the staging path of volume %s: %w", r.Handle, err)
+	}
+	data := map[string]string{"driverName": r.Driver, "volumeHandle": r.Handle}
+	if r.Block {
+		return a.writeVolumeData(path.Join(blockDir, r.SpecName, "data"), data)
+	}
+	return a.writeVolumeData(path.Dir(r.Path), data)
+}
+
+// preparePublish makes the parent of the target, which the driver makes itself,
+// and the file that some drivers read.
+func (a *Agent) preparePublish(r nodevolume.Record, v *volume) error {
+	dir := path.Dir(r.Path)
+	if err := a.root.MakeDir(dir); err != nil {
+		return fmt.Errorf("prepare the target path of volume %s: %w", r.Handle, err)
+	}
+	data := map[string]string{
+		"attachmentID": kube.AttachmentName(v.handle, v.driver, a.config.NodeName),
+		"driverName":   r.Driver, "nodeName": a.config.NodeName, "specVolID": r.SpecName, "volumeHandle": r.Handle,
+	}
+	if r.Block {
+		return a.writeVolumeData(path.Join(blockDir, r.SpecName, "data"), data)
+	}
+	data["volumeLifecycleMode"] = "Persistent"
+	return a.writeVolumeData(dir, data)
+}
+
+func (a *Agent) writeVolumeData(dir string, data map[string]string) error {
+	if err := a.root.MakeDir(dir); err != nil {
+		return err
+	}
+	var raw bytes.Buffer
+	if err := json.NewEncoder(&raw).Encode(data); err != nil { // keys sorted, a newline at the end, as kubelet writes it
+		return fmt.Errorf("encode %s: %w", volumeData, err)
+	}
+	if err := a.root.Write(path.Join(dir, volumeData), raw.Bytes(), mount.Crash); err != nil {
+		return fmt.Errorf("write %s: %w", a.root.Path(path.Join(dir, volumeData)), err)
+	}
+	return nil
+}
+
+func (a *Agent) readVolumeData(dir string) (map[string]string, error) {
+	raw, err := a.root.ReadFile(path.Join(dir, volumeData))
+	if err != nil {
+		return nil, err
+	}
+	var data map[string]string
+	return data, json.Unmarshal(raw, &data)
+}
+
+// tidyStage removes what prepareStage made. It fails if the driver left a mount or files.
+func (a *Agent) tidyStage(r nodevolume.Record) error {
+	if err := a.root.Remove(r.Path); err != nil {
+		return err
+	}
+	if r.Block {
+		return a.tidyBlockData(r.SpecName)
+	}
+	dir := path.Dir(r.Path)
+	return errors.Join(a.root.Remove(path.Join(dir, volumeData)), a.root.RemoveEmpty(dir))
+}
+
+// tidyPublish removes what preparePublish made and the driver left of its target.
+func (a *Agent) tidyPublish(r nodevolume.Record) error {
+	pods := path.Join("pods", r.Pod.UID)
+	if r.Block {
+		devices := podDevicesDir(r.Pod.UID)
+		if err := a.root.Remove(path.Join(devices, r.SpecName)); err != nil {
+			return err
+		}
+		if err := a.root.Remove(r.Path); err != nil {
+			return err
+		}
+		return errors.Join(
+			a.root.RemoveEmpty(path.Dir(r.Path)), a.tidyBlockData(r.SpecName),
+			a.root.RemoveEmpty(devices, path.Dir(devices), pods))
+	}
+	if err := a.root.Remove(r.Path); err != nil {
+		return err
+	}
+	dir := path.Dir(r.Path)
+	if err := a.root.Remove(path.Join(dir, volumeData)); err != nil {
+		return err
+	}
+	volumes := podVolumesDir(r.Pod.UID)
+	return a.root.RemoveEmpty(dir, volumes, path.Dir(volumes), pods)
+}
+
+// tidyBlockData removes a block volume's data file once neither a stage nor a publish is left.
+func (a *Agent) tidyBlockData(pv string) error {
+	for _, dir := range []string{path.Join(blockDir, "staging"), path.Join(blockDir, "publish")} {
+		names, err := a.root.List(dir)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if name == pv {
+				return nil
+			}
+		}
+	}
+	data := path.Join(blockDir, pv, "data")
+	if err := a.root.Remove(path.Join(data, volumeData)); err != nil {
+		return err
+	}
+	return a.root.RemoveEmpty(data, path.Dir(data))
+}
+
+// linkDevice makes the link by which a pod's block volume is known.
+func (a *Agent) linkDevice(r nodevolume.Record) error {
+	dir := podDevicesDir(r.Pod.UID)
+	if err := a.root.MakeDir(dir); err != nil {
+		return err
+	}
+	return a.root.Symlink(a.root.Path(r.Path), path.Join(dir, r.SpecName))
+}

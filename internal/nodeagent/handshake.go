@@ -1,0 +1,230 @@
+package nodeagent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// newInformer watches one kind of object, or one object of it by its name.
+func newInformer(client rest.Interface, resource, name string, example runtime.Object) cache.SharedIndexInformer {
+	selector := fields.Everything()
+	if name != "" {
+		selector = fields.OneTermEqualSelector(metav1.ObjectNameField, name)
+	}
+	informer := cache.NewSharedIndexInformer(
+		cache.NewListWatchFromClient(client, resource, metav1.NamespaceAll, selector), example, 0, cache.Indexers{})
+	_ = informer.SetTransform(func(object any) (any, error) {
+		if meta, ok := object.(metav1.Object); ok {
+			meta.SetManagedFields(nil)
+		}
+		return object, nil
+	})
+	return informer
+}
+
+// watchNode passes every version of this node's Node on.
+func (a *Agent) watchNode(ctx context.Context) {
+	informer := newInformer(a.client.CoreV1().RESTClient(), "nodes", a.config.NodeName, &corev1.Node{})
+	see := func(object any) {
+		if node, ok := object.(*corev1.Node); ok {
+			a.seeNode(node)
+		}
+	}
+	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    see,
+		UpdateFunc: func(_, object any) { see(object) },
+		DeleteFunc: func(any) {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			a.inUse.Doubt()
+			a.wakeInUse()
+		},
+	})
+	informer.RunWithContext(ctx)
+}
+
+func statusOf(node *corev1.Node) nodevolume.NodeStatus {
+	status := nodevolume.NodeStatus{UID: string(node.UID), ResourceVersion: node.ResourceVersion}
+	for _, name := range node.Status.VolumesInUse {
+		status.InUse = append(status.InUse, string(name))
+	}
+	for _, attached := range node.Status.VolumesAttached {
+		status.Attached = append(status.Attached, string(attached.Name))
+	}
+	return status
+}
+
+// seeNode takes in a version of the Node from the watch.
+func (a *Agent) seeNode(node *corev1.Node) {
+	a.identity.see(node)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.nodeLabels = node.Labels
+	if !a.inUse.Started() {
+		a.wakeInUse() // the first version is read live
+		return
+	}
+	a.learned(a.inUse.Observe(statusOf(node)))
+	a.wakeInUse()
+}
+
+// learned wakes the volumes about which something new is known. The caller holds mu.
+func (a *Agent) learned(names []string) {
+	for _, name := range names {
+		a.wake(name)
+	}
+}
+
+// wantInUse says whether a volume shall be listed in use.
+func (a *Agent) wantInUse(name string, listed bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.inUse.Want(name, listed)
+	a.wakeInUse()
+}
+
+func (a *Agent) wakeInUse() {
+	select {
+	case a.inUseChanged <- struct{}{}:
+	default:
+	}
+}
+
+// keepInUse is the only writer of node.status.volumesInUse. It clocks itself: the
+// first wish is written at once, and those that come while a write is under
+// way go together into the next.
+func (a *Agent) keepInUse(ctx context.Context) {
+	failures := 0
+	for {
+		var retry <-chan time.Time
+		if failures > 0 {
+			retry = time.After(apiBackOff(failures))
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.inUseChanged:
+		case <-retry:
+		}
+		if err := a.settleInUse(ctx); err != nil {
+			if ctx.Err() != nil {
+				return
+			}
+			failures++
+			a.log.Info("volumesInUse not settled", "failures", failures, "problem", err.Error())
+			continue
+		}
+		failures = 0
+	}
+}
+
+// apiBackOff is how long to wait after a failed call to the API server: 20 ms,
+// doubled up to 5 s, stretched by up to a fifth.
+func apiBackOff(failures int) time.Duration {
+	wait := 5 * time.Second
+	if failures < 9 {
+		wait = min(wait, 20*time.Millisecond<<(failures-1))
+	}
+	return wait + time.Duration(rand.Int64N(int64(wait)/5)) //nolint:gosec // spreads retries
+}
+
+// settleInUse reads and writes until the Node says what is wanted.
+func (a *Agent) settleInUse(ctx context.Context) error {
+	for ctx.Err() == nil {
+		a.mu.Lock()
+		read := a.inUse.NeedsRead()
+		write, due := a.inUse.Next()
+		a.mu.Unlock()
+		switch {
+		case read:
+			if gone, err := a.readNode(ctx); err != nil || gone {
+				return err // a Node that is not there is waited for with the watch
+			}
+		case !due:
+			return nil
+		default:
+			if err := a.writeInUse(ctx, write); err != nil {
+				return err
+			}
+		}
+	}
+	return ctx.Err()
+}
+
+// readNode reads the Node live.
+func (a *Agent) readNode(ctx context.Context) (gone bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	node, err := a.client.CoreV1().Nodes().Get(ctx, a.config.NodeName, metav1.GetOptions{})
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case apierrors.IsNotFound(err):
+		a.learned(a.inUse.Lost())
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("read node %s: %w", a.config.NodeName, err)
+	case a.inUse.Started():
+		a.learned(a.inUse.ObserveLive(statusOf(node)))
+		return false, nil
+	}
+	a.nodeLabels = node.Labels
+	a.inUse.Start(statusOf(node), a.mayBeStaged)
+	for name := range a.volumes {
+		a.wake(name)
+	}
+	return false, nil
+}
+
+// mayBeStaged says whether a name that the Node lists at start-up has a record
+// here, or might have: then it is not taken out. The caller holds mu.
+func (a *Agent) mayBeStaged(name string) bool {
+	if a.unidentified || a.mountedByOther(name) {
+		return true
+	}
+	v := a.volumes[name]
+	return v != nil && (v.stage.phase != nodevolume.Absent || slices.ContainsFunc(v.pods, func(p *publication) bool {
+		return p.publish.phase != nodevolume.Absent
+	}))
+}
+
+// writeInUse sends one PATCH. The Node in its response is what is believed after.
+func (a *Agent) writeInUse(ctx context.Context, write nodevolume.Write) error {
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": write.UID, "resourceVersion": write.ResourceVersion},
+		"status":   map[string]any{"volumesInUse": write.InUse},
+	})
+	if err != nil {
+		return fmt.Errorf("encode volumesInUse of node %s: %w", a.config.NodeName, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	node, err := a.client.CoreV1().Nodes().Patch(ctx, a.config.NodeName, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err != nil {
+		a.inUse.NotApplied()
+		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			return nil // the next thing that is done is a live read
+		}
+		return fmt.Errorf("write volumesInUse of node %s: %w", a.config.NodeName, err)
+	}
+	a.learned(a.inUse.Applied(statusOf(node)))
+	a.log.Info("volumesInUse written", "volumes", len(write.InUse), "resourceVersion", node.ResourceVersion)
+	return nil
+}

@@ -1,0 +1,299 @@
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// pod is one pod of the node. All fields are under Agent.mu.
+type pod struct {
+	// object is nil if the pod is known from records alone.
+	object  *corev1.Pod
+	removed bool
+	// resolved: it is known which CSI volumes the pod wants.
+	resolved bool
+	wants    []*want
+	// problem is why it is not known yet; refused, why it never will be mounted.
+	problem error
+	refused error
+	// problemSince is when looking it up failed first, told the problem that was sent as an event.
+	problemSince time.Time
+	told         string
+	// volumes are the names of those that have an entry for the pod.
+	volumes map[string]bool
+	// changed is closed, and made anew, when something of the above has changed.
+	changed chan struct{}
+}
+
+func newPod() *pod {
+	return &pod{volumes: map[string]bool{}, changed: make(chan struct{})}
+}
+
+func (p *pod) notify() {
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// SetPod says that the pod's volumes shall be mounted.
+func (a *Agent) SetPod(object *corev1.Pod) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pods[object.UID]
+	if p == nil {
+		p = newPod()
+		a.pods[object.UID] = p
+	}
+	if p.removed {
+		return
+	}
+	first := p.object == nil
+	p.object = object
+	// What a pod says of its volumes cannot change. Its status can, also because a mount
+	// fails; were that to cut a back-off short, a failure would feed itself.
+	if first {
+		a.podQueue.Add(object.UID)
+	}
+}
+
+// RemovePod says that the pod's containers have ended.
+func (a *Agent) RemovePod(uid types.UID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pods[uid]
+	if p == nil || p.removed {
+		return
+	}
+	p.removed = true
+	a.release(uid, p)
+}
+
+// release has the volumes of a pod that is not wanted any more looked at. The caller holds mu.
+func (a *Agent) release(uid types.UID, p *pod) {
+	p.notify()
+	if len(p.volumes) == 0 {
+		delete(a.pods, uid)
+	}
+	for name := range p.volumes {
+		a.wake(name)
+	}
+}
+
+// PodsSynced says that every pod of the owner has been set.
+func (a *Agent) PodsSynced() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.podsSynced = true
+	for uid, p := range a.pods {
+		if p.object == nil {
+			a.log.Info("Pod is known from records alone; its volumes are taken down", "pod", uid)
+			p.removed = true
+			a.release(uid, p)
+		}
+	}
+}
+
+// Pods returns the UIDs of all known pods.
+func (a *Agent) Pods() []types.UID {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	uids := make([]types.UID, 0, len(a.pods))
+	for uid := range a.pods {
+		uids = append(uids, uid)
+	}
+	return uids
+}
+
+// leave notes that a volume has nothing for the pod any more. The caller holds mu.
+func (a *Agent) leave(uid types.UID, volume string) {
+	p := a.pods[uid]
+	if p == nil {
+		return
+	}
+	delete(p.volumes, volume)
+	p.notify()
+	if len(p.volumes) == 0 && p.removed {
+		delete(a.pods, uid)
+	}
+}
+
+// join notes that a volume has an entry for the pod. The caller holds mu.
+func (a *Agent) join(uid types.UID, volume string) {
+	p := a.pods[uid]
+	if p == nil {
+		p = newPod()
+		a.pods[uid] = p
+	}
+	p.volumes[volume] = true
+}
+
+// lookUp learns which CSI volumes a pod wants, and gives them to the volumes.
+func (a *Agent) lookUp(ctx context.Context, uid types.UID) error {
+	a.mu.Lock()
+	p := a.pods[uid]
+	if p == nil || p.object == nil || p.removed || p.resolved {
+		a.mu.Unlock()
+		return nil
+	}
+	object := p.object
+	a.mu.Unlock()
+
+	wants, err := a.wantsOf(ctx, object)
+
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if p.removed {
+		return nil
+	}
+	p.problem = err
+	var refusal *refusalError
+	if errors.As(err, &refusal) {
+		a.tellPod(object, refusal.Error())
+		p.refused, err = refusal, nil
+	}
+	if err != nil {
+		a.tellPodOnce(p, err)
+		return err
+	}
+	p.resolved, p.wants = true, wants
+	for _, w := range wants {
+		v := a.volumeNamed(w.driver, w.handle)
+		v.publication(w.key()).want = w
+		v.solePod = w.solePod
+		a.join(uid, v.name)
+	}
+	for name := range p.volumes {
+		a.wake(name)
+	}
+	p.notify()
+	return nil
+}
+
+// WaitMounted blocks until the pod's volumes are published.
+func (a *Agent) WaitMounted(ctx context.Context, uid types.UID) ([]Mount, error) {
+	for {
+		mounts, changed, err := a.mounted(uid)
+		if changed == nil {
+			return mounts, err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			// What it waits for says more than that time is up.
+			_, _, waits := a.mounted(uid)
+			return nil, errors.Join(context.Cause(ctx), waits)
+		}
+	}
+}
+
+// mounted is where the volumes of a pod are. While something is missing, it
+// returns the channel that is closed at the next change, and why.
+func (a *Agent) mounted(uid types.UID) ([]Mount, <-chan struct{}, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pods[uid]
+	switch {
+	case p == nil, p.removed:
+		return nil, nil, fmt.Errorf("wait for the volumes of pod %s: the pod is not wanted on this node", uid)
+	case p.refused != nil:
+		return nil, nil, p.refused
+	case !p.resolved:
+		if p.problem != nil {
+			return nil, p.changed, p.problem
+		}
+		return nil, p.changed, errors.New("the pod's claims have not been read yet")
+	}
+	var mounts []Mount
+	var waits []error
+	for _, w := range p.wants {
+		publication, v := a.publicationOf(w)
+		if publication != nil && publication.publish.phase == nodevolume.Confirmed {
+			mounts = append(mounts, Mount{
+				VolumeName: w.volume, Path: a.root.Path(publication.publish.record.Path), Block: w.block, ReadOnly: w.readOnly,
+			})
+			continue
+		}
+		waits = append(waits, a.waitsFor(w, v, publication))
+	}
+	if len(waits) == 0 {
+		return mounts, nil, nil
+	}
+	return nil, p.changed, errors.Join(waits...)
+}
+
+// publicationOf finds the entry that a want led to. The caller holds mu.
+func (a *Agent) publicationOf(w *want) (*publication, *volume) {
+	v := a.volumes[w.name()]
+	if v == nil {
+		return nil, nil
+	}
+	i := slices.IndexFunc(v.pods, func(p *publication) bool { return p.key == w.key() })
+	if i < 0 {
+		return nil, v
+	}
+	return v.pods[i], v
+}
+
+// waitsFor says in which hop a volume waits, since when, and what went wrong last.
+func (a *Agent) waitsFor(w *want, v *volume, p *publication) error {
+	var words strings.Builder
+	fmt.Fprintf(&words, "volume %q (%s)", w.volume, w.specName)
+	if v != nil {
+		if hold, ok := v.holds[w.key()]; ok {
+			fmt.Fprintf(&words, " waits in hop %s since %s: %s", hold.reason, time.Since(hold.since).Round(time.Millisecond), inWords(hold.reason))
+		} else {
+			words.WriteString(" is being worked on")
+		}
+	}
+	if p != nil && p.problem != nil {
+		return fmt.Errorf("%s; last failure: %w", words.String(), p.problem)
+	}
+	return errors.New(words.String())
+}
+
+// WaitUnmounted blocks until nothing of the pod is published.
+func (a *Agent) WaitUnmounted(ctx context.Context, uid types.UID) error {
+	for {
+		changed, published := a.published(uid)
+		if len(published) == 0 {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("wait until nothing is published for pod %s: %w; left: %s", uid, context.Cause(ctx), strings.Join(published, ", "))
+		}
+	}
+}
+
+// published lists what may be published for a pod.
+func (a *Agent) published(uid types.UID) (<-chan struct{}, []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pods[uid]
+	if p == nil {
+		return nil, nil
+	}
+	var published []string
+	for name := range p.volumes {
+		v := a.volumes[name]
+		if v == nil {
+			continue
+		}
+		for _, entry := range v.pods {
+			if entry.key.PodUID == string(uid) && entry.publish.phase != nodevolume.Absent {
+				published = append(published, v.specName()+" ("+inWords(v.holds[entry.key].reason)+")")
+			}
+		}
+	}
+	slices.Sort(published)
+	return p.changed, published
+}

@@ -1,0 +1,212 @@
+package nodeagent
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// recordsDir holds one file per stage and per publish, below the root.
+const recordsDir = "belay/volumes"
+
+func recordPath(name string) string { return path.Join(recordsDir, name) }
+
+func hash(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:])
+}
+
+// Records are named by hashes: a handle may hold any character and be longer than
+// a file name. All lie in one directory, so that one sync makes a new one durable.
+func stageRecordName(volume string) string { return hash(volume) + ".stage.json" }
+
+func publishRecordName(volume string, key nodevolume.PublishKey) string {
+	return hash(volume) + "." + hash(key.PodUID + "\x00" + key.SpecName)[:32] + ".publish.json"
+}
+
+func (a *Agent) saveRecord(name string, record nodevolume.Record, must mount.Durability) error {
+	raw, err := record.Encode()
+	if err != nil {
+		return err
+	}
+	if err := a.root.Write(recordPath(name), raw, must); err != nil {
+		return fmt.Errorf("record the %s of volume %s: %w", record.Kind, record.Handle, err)
+	}
+	return nil
+}
+
+// rebuild learns from the records what may be staged and published here. It
+// needs no API and no driver.
+func (a *Agent) rebuild() error {
+	if err := a.root.MakeDir(recordsDir); err != nil {
+		return err
+	}
+	names, err := a.root.List(recordsDir)
+	if err != nil {
+		return err
+	}
+	slices.Sort(names)
+	var torn []string
+	for _, name := range names {
+		switch {
+		case mount.IsTemporary(name):
+			// Its writer died before it called the driver.
+			if err := a.root.Remove(recordPath(name)); err != nil {
+				return err
+			}
+		case strings.HasSuffix(name, ".stage.json"), strings.HasSuffix(name, ".publish.json"):
+			raw, err := a.root.ReadFile(recordPath(name))
+			if err != nil {
+				return fmt.Errorf("read record %s: %w", name, err)
+			}
+			record, err := nodevolume.DecodeRecord(raw)
+			if err != nil {
+				a.log.Info("Record cannot be read", "record", name, "problem", err.Error())
+				torn = append(torn, name)
+				continue
+			}
+			a.takeIn(record)
+		}
+	}
+	return a.recover(torn)
+}
+
+// takeIn adds what a record found at start-up speaks of.
+func (a *Agent) takeIn(record nodevolume.Record) {
+	mounted := nodevolume.Unknown
+	if on, err := a.root.Mounted(record.Path); err == nil {
+		mounted = knowledge(on)
+	}
+	r := recorded{record: record, phase: record.Rebuilt(a.config.BootID, mounted), rebuilt: true}
+	v := a.volumeNamed(record.Driver, record.Handle)
+	if record.Kind == nodevolume.StageKind {
+		v.stage = r
+	}
+	if record.Pod.UID != "" && !(record.Kind == nodevolume.StageKind && record.Leaving) {
+		// Also the pod that it was staged for: until its owner speaks, it may be wanted.
+		key := nodevolume.PublishKey{PodUID: record.Pod.UID, SpecName: record.SpecName}
+		p := v.publication(key)
+		if record.Kind == nodevolume.PublishKind {
+			p.publish = r
+		}
+		a.join(types.UID(record.Pod.UID), v.name)
+	}
+	a.log.Info("Found record", "kind", record.Kind, "volume", v.name, "pod", record.Pod.UID, "phase", r.phase.String(), "leaving", record.Leaving)
+}
+
+// recover finds out what torn records speak of, from the files that are written
+// for drivers beside them. Those that stay unknown keep everything in use that
+// the Node lists: nobody can say which of them is still staged.
+func (a *Agent) recover(torn []string) error {
+	if len(torn) == 0 {
+		return nil
+	}
+	found, err := a.findVolumeData()
+	if err != nil {
+		return err
+	}
+	for _, name := range torn {
+		i := slices.IndexFunc(found, func(r nodevolume.Record) bool { return recordName(r) == name })
+		if i < 0 {
+			a.unidentified = true
+			a.log.Info("Nobody knows which volume the record speaks of; nothing is taken out of volumesInUse that pods of this run did not put there",
+				"record", name, "remedy", "unmount what is left of it by hand, then remove "+a.root.Path(recordPath(name)))
+			continue
+		}
+		a.takeIn(found[i])
+	}
+	return nil
+}
+
+func recordName(r nodevolume.Record) string {
+	volume := uniqueName(r)
+	if r.Kind == nodevolume.StageKind {
+		return stageRecordName(volume)
+	}
+	return publishRecordName(volume, nodevolume.PublishKey{PodUID: r.Pod.UID, SpecName: r.SpecName})
+}
+
+// findVolumeData turns every vol_data.json below the root into the records that
+// may have been made with it. They hold as little as the way back needs.
+func (a *Agent) findVolumeData() ([]nodevolume.Record, error) {
+	var found []nodevolume.Record
+	add := func(dir string, record nodevolume.Record) {
+		data, err := a.readVolumeData(dir)
+		if err != nil {
+			return
+		}
+		record.Driver, record.Handle = data["driverName"], data["volumeHandle"]
+		record.SpecName = cmp.Or(record.SpecName, data["specVolID"])
+		record.InUse = true // unless it is known otherwise
+		if record.Driver != "" && record.Handle != "" {
+			found = append(found, record)
+		}
+	}
+	err := a.eachDir(csiDir, func(driver string) error {
+		return a.eachDir(path.Join(csiDir, driver), func(volume string) error {
+			dir := path.Join(csiDir, driver, volume)
+			add(dir, nodevolume.Record{Kind: nodevolume.StageKind, Path: path.Join(dir, globalMount)})
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = a.eachDir(blockDir, func(pv string) error {
+		add(path.Join(blockDir, pv, "data"), nodevolume.Record{
+			Kind: nodevolume.StageKind, Block: true, SpecName: pv, Path: path.Join(blockDir, "staging", pv),
+		})
+		return a.eachDir(path.Join(blockDir, "publish", pv), func(uid string) error {
+			add(path.Join(blockDir, pv, "data"), nodevolume.Record{
+				Kind: nodevolume.PublishKind, Block: true, SpecName: pv, Path: path.Join(blockDir, "publish", pv, uid),
+				Pod: nodevolume.RecordPod{UID: uid},
+			})
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = a.eachDir("pods", func(uid string) error {
+		return a.eachDir(podVolumesDir(uid), func(spec string) error {
+			dir := path.Join(podVolumesDir(uid), spec)
+			add(dir, nodevolume.Record{Kind: nodevolume.PublishKind, Path: path.Join(dir, "mount"), Pod: nodevolume.RecordPod{UID: uid}})
+			return nil
+		})
+	})
+	return found, err
+}
+
+func (a *Agent) eachDir(dir string, do func(name string) error) error {
+	names, err := a.root.List(dir)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := do(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mountedByOther: something is mounted where kubelet would stage the volume,
+// though no record of ours speaks of it; a kubelet may have run on this root before.
+func (a *Agent) mountedByOther(name string) bool {
+	driver, handle, ok := kube.ParseUniqueVolumeName(name)
+	if !ok || mount.Element(driver) != nil {
+		return true // not a CSI volume, not ours
+	}
+	mounted, err := a.root.Mounted(path.Join(csiDir, driver, hash(handle), globalMount))
+	return mounted || err != nil
+}

@@ -1,0 +1,366 @@
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/client-go/util/workqueue"
+
+	"belay.dev/belay/internal/csi"
+)
+
+// Kubelet's deadlines and back-off for registration.
+const (
+	getInfoTimeout  = 11 * time.Second // 10 s for the connection, 1 s for the call
+	notifyTimeout   = 5 * time.Second
+	registerFirst   = 500 * time.Millisecond
+	registerBackOff = 2*time.Minute + 2*time.Second
+)
+
+// driver is one registered CSI driver. Its fields are under Agent.mu.
+type driver struct {
+	name     string
+	socket   string
+	endpoint string
+	version  *version.Version
+	client   *csi.Node
+	// capabilities are read when they are needed, and again when the connection was
+	// made anew: another version of the driver may be behind it.
+	capabilities *csi.NodeCapabilities
+	stop         context.CancelFunc
+}
+
+// registry registers the drivers whose sockets appear in kubelet's plugins_registry.
+type registry struct {
+	agent   *Agent
+	dir     string
+	watcher *fsnotify.Watcher
+	queue   workqueue.TypedRateLimitingInterface[string]
+	running sync.WaitGroup
+
+	mu sync.Mutex
+	// sockets holds, under mu, which making of each socket is there: 0 if it is gone.
+	sockets map[string]int
+	// makings counts the sockets made, under mu.
+	makings int
+	// done holds, under mu, which making of a socket has been registered.
+	done map[string]int
+}
+
+// watchRegistry begins to watch, so that no socket is missed between the walk and the watch.
+func (a *Agent) watchRegistry() (*registry, error) {
+	if err := errors.Join(a.root.MakeDir(registryDir), a.root.MakeDir("plugins"), a.root.MakeDir("pods")); err != nil {
+		return nil, err
+	}
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, fmt.Errorf("watch for driver registrations (are fs.inotify.max_user_instances used up?): %w", err)
+	}
+	r := &registry{
+		agent: a, dir: a.root.Path(registryDir), watcher: watcher,
+		queue:   workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](registerFirst, registerBackOff)),
+		sockets: map[string]int{}, done: map[string]int{},
+	}
+	if err := r.walk(r.dir); err != nil {
+		return nil, errors.Join(err, watcher.Close())
+	}
+	return r, nil
+}
+
+// walk watches a directory and those below it, and takes in the sockets that are there.
+func (r *registry) walk(dir string) error {
+	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil
+		case err != nil:
+			return fmt.Errorf("look for driver sockets: %w", err)
+		case path != r.dir && strings.HasPrefix(entry.Name(), "."):
+			if entry.IsDir() {
+				return filepath.SkipDir
+			}
+		case entry.IsDir():
+			if err := r.watcher.Add(path); err != nil {
+				return fmt.Errorf("watch %s: %w", path, err)
+			}
+		case entry.Type()&fs.ModeSocket != 0:
+			r.appeared(path)
+		}
+		return nil
+	})
+}
+
+func (r *registry) appeared(socket string) {
+	r.mu.Lock()
+	r.makings++
+	r.sockets[socket] = r.makings
+	r.mu.Unlock()
+	r.queue.Forget(socket)
+	r.queue.Add(socket)
+}
+
+func (r *registry) vanished(socket string) {
+	r.mu.Lock()
+	_, known := r.sockets[socket]
+	r.sockets[socket] = 0
+	r.mu.Unlock()
+	if known {
+		r.queue.Forget(socket)
+		r.queue.Add(socket)
+	}
+}
+
+// run registers until ctx ends.
+func (r *registry) run(ctx context.Context) {
+	r.running.Go(func() {
+		serve(r.queue, func(socket string) {
+			switch err := r.sync(ctx, socket); {
+			case err == nil:
+				r.queue.Forget(socket)
+			case ctx.Err() == nil:
+				r.agent.log.Info("Driver not registered", "socket", socket, "problem", err.Error())
+				r.queue.AddRateLimited(socket)
+			}
+		})
+	})
+	r.watch(ctx)
+	r.queue.ShutDown()
+	r.closeDrivers()
+	r.running.Wait()
+}
+
+func (r *registry) watch(ctx context.Context) {
+	defer r.watcher.Close() //nolint:errcheck // nothing is lost with it
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case event := <-r.watcher.Events:
+			r.handle(event)
+		case err := <-r.watcher.Errors:
+			// Events were lost. What is there now is seen by a walk.
+			r.agent.log.Info("Watch for driver registrations lost events", "problem", err.Error())
+			if err := r.walk(r.dir); err != nil {
+				r.agent.log.Info("Driver sockets not looked for", "problem", err.Error())
+			}
+		}
+	}
+}
+
+func (r *registry) handle(event fsnotify.Event) {
+	if strings.HasPrefix(filepath.Base(event.Name), ".") {
+		return
+	}
+	switch {
+	case event.Has(fsnotify.Create):
+		entry, err := os.Stat(event.Name)
+		switch {
+		case err != nil: // gone again
+		case entry.IsDir():
+			if err := r.walk(event.Name); err != nil {
+				r.agent.log.Info("Driver sockets not looked for", "problem", err.Error())
+			}
+		case entry.Mode()&fs.ModeSocket != 0:
+			r.appeared(event.Name)
+		}
+	case event.Has(fsnotify.Remove), event.Has(fsnotify.Rename):
+		if _, err := os.Lstat(event.Name); errors.Is(err, fs.ErrNotExist) {
+			r.vanished(event.Name)
+		}
+	}
+}
+
+// sync registers the driver behind a socket, or drops it if the socket is gone.
+func (r *registry) sync(ctx context.Context, socket string) error {
+	r.mu.Lock()
+	making, done := r.sockets[socket], r.done[socket]
+	r.mu.Unlock()
+	switch {
+	case making == 0:
+		r.drop(socket)
+	case making == done:
+		return nil
+	default:
+		if err := r.register(ctx, socket); err != nil {
+			return err
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.done[socket] = making
+	return nil
+}
+
+// drop forgets the driver that a socket registered, as kubelet does: by its name.
+func (r *registry) drop(socket string) {
+	a := r.agent
+	a.mu.Lock()
+	var gone *driver
+	for name, d := range a.drivers {
+		if d.socket == socket {
+			gone = d
+			delete(a.drivers, name)
+		}
+	}
+	a.mu.Unlock()
+	if gone == nil {
+		return
+	}
+	a.log.Info("Driver is gone", "driver", gone.name)
+	gone.close()
+	a.identity.remove(gone.name)
+	a.wakeDriver(gone.name)
+}
+
+func (d *driver) close() {
+	d.stop()
+	_ = d.client.Close()
+}
+
+func (r *registry) closeDrivers() {
+	r.agent.mu.Lock()
+	defer r.agent.mu.Unlock()
+	for _, d := range r.agent.drivers {
+		d.close()
+	}
+}
+
+// register asks the plugin behind a socket what it is, and tells it what came of it.
+func (r *registry) register(ctx context.Context, socket string) error {
+	registration, err := csi.DialRegistration(socket)
+	if err != nil {
+		return err
+	}
+	defer registration.Close() //nolint:errcheck // nothing is lost with it
+	asking, cancel := context.WithTimeout(ctx, getInfoTimeout)
+	defer cancel()
+	plugin, err := registration.Info(asking)
+	if err != nil {
+		return err
+	}
+	problem := r.registerPlugin(ctx, socket, plugin)
+	telling, cancel := context.WithTimeout(ctx, notifyTimeout)
+	defer cancel()
+	if err := registration.Notify(telling, problem); err != nil && problem == nil {
+		r.drop(socket)
+		return err
+	}
+	return problem
+}
+
+func (r *registry) registerPlugin(ctx context.Context, socket string, plugin csi.Plugin) error {
+	if !plugin.IsCSI {
+		return fmt.Errorf("RegisterPlugin error -- no handler registered for plugin type: %s at socket %s", plugin.Type, socket)
+	}
+	newest, err := r.validate(socket, plugin)
+	if err != nil {
+		return fmt.Errorf("RegisterPlugin error -- plugin validation failed with err: %w", err)
+	}
+	endpoint := plugin.Endpoint
+	if endpoint == "" {
+		endpoint = socket
+	}
+	if err := r.connect(ctx, driver{name: plugin.Name, socket: socket, endpoint: endpoint, version: newest}); err != nil {
+		return fmt.Errorf("RegisterPlugin error -- plugin registration failed with err: %w", err)
+	}
+	return nil
+}
+
+// validate finds the highest version 1.x, and refuses a second driver of the same name.
+func (r *registry) validate(socket string, plugin csi.Plugin) (*version.Version, error) {
+	if plugin.Name == "" || strings.ContainsAny(plugin.Name, "/^") {
+		return nil, fmt.Errorf("driver name %q is empty or holds a character that paths or volume names cannot", plugin.Name)
+	}
+	if len(plugin.Versions) == 0 {
+		return nil, fmt.Errorf("driver %s has an empty list for supported versions", plugin.Name)
+	}
+	var newest *version.Version
+	for _, text := range plugin.Versions {
+		v, err := version.ParseGeneric(text)
+		if err != nil {
+			return nil, fmt.Errorf("version %q of driver %s: %w", text, plugin.Name, err)
+		}
+		if v.Major() == 1 && (newest == nil || newest.LessThan(v)) {
+			newest = v
+		}
+	}
+	if newest == nil {
+		return nil, fmt.Errorf("driver %s supports none of the versions 1.x: %s", plugin.Name, strings.Join(plugin.Versions, ", "))
+	}
+	r.agent.mu.Lock()
+	defer r.agent.mu.Unlock()
+	if other := r.agent.drivers[plugin.Name]; other != nil && other.socket != socket && !other.version.LessThan(newest) {
+		return nil, fmt.Errorf("CSI driver %s at socket %s: Another driver with the same name is already registered with a higher supported version: %s",
+			plugin.Name, socket, other.version)
+	}
+	return newest, nil
+}
+
+// connect makes a driver usable and known. It is usable for the way back as soon
+// as it answers, whether the API server can be told or not.
+func (r *registry) connect(ctx context.Context, found driver) error {
+	a := r.agent
+	d, err := r.take(ctx, found)
+	if err != nil {
+		return err
+	}
+	a.wakeDriver(d.name)
+	asking, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
+	defer cancel()
+	info, err := d.client.Info(asking)
+	if err != nil {
+		return err
+	}
+	if err := a.identity.install(ctx, d.name, info); err != nil {
+		return err
+	}
+	a.log.Info("Driver registered", "driver", d.name, "nodeID", info.NodeID, "endpoint", d.endpoint)
+	return nil
+}
+
+// take puts the driver in place of an earlier one of the same name. A connection
+// to the same socket is kept, with the calls on it.
+func (r *registry) take(ctx context.Context, found driver) (*driver, error) {
+	a := r.agent
+	a.mu.Lock()
+	old := a.drivers[found.name]
+	a.mu.Unlock()
+	d := &found
+	if old != nil && old.endpoint == found.endpoint {
+		d.client, d.stop = old.client, old.stop
+	} else {
+		client, err := csi.DialNode(found.endpoint)
+		if err != nil {
+			return nil, err
+		}
+		watching, stop := context.WithCancel(ctx)
+		d.client, d.stop = client, stop
+		r.running.Go(func() { client.WatchConnection(watching, func() { a.reconnected(d.name) }) })
+		if old != nil {
+			old.close()
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.drivers[d.name] = d
+	return d, nil
+}
+
+// reconnected: the driver may be another version, and its calls may work again.
+func (a *Agent) reconnected(name string) {
+	a.mu.Lock()
+	if d := a.drivers[name]; d != nil {
+		d.capabilities = nil
+	}
+	a.mu.Unlock()
+	a.wakeDriver(name)
+}

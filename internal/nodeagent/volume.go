@@ -1,0 +1,283 @@
+package nodeagent
+
+import (
+	"cmp"
+	"context"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// volume is one CSI volume on this node. All fields are under Agent.mu; phases,
+// records and the attachment are changed by the volume's own turn alone.
+type volume struct {
+	name, driver, handle string
+	pods                 []*publication
+	stage                recorded
+	unstage              nodevolume.Failure
+	unstageProblem       error
+	// attachment is as read during the running turn.
+	attachment nodevolume.Attachment
+	// publishContext is the attachment's metadata.
+	publishContext map[string]string
+	solePod        bool
+	holds          map[nodevolume.PublishKey]holding
+}
+
+// recorded is a record and what is known beyond it.
+type recorded struct {
+	record nodevolume.Record
+	phase  nodevolume.Phase
+	// rebuilt: the record was there when this agent started.
+	rebuilt bool
+}
+
+// publication is a volume for one pod: wanted, or known from a record.
+type publication struct {
+	key nodevolume.PublishKey
+	// want is nil if the pod is known from a record alone.
+	want    *want
+	publish recorded
+	failure nodevolume.Failure
+	// problem is what the last failure said, and step the one that failed.
+	problem error
+	step    string
+	// told is the last event that was sent about it.
+	told string
+}
+
+// holding is a hold and when it began.
+type holding struct {
+	reason nodevolume.Reason
+	since  time.Time
+}
+
+// volumeNamed returns the volume and makes it if it is new. The caller holds mu.
+func (a *Agent) volumeNamed(driver, handle string) *volume {
+	name := kube.UniqueVolumeName(driver, handle)
+	v, ok := a.volumes[name]
+	if !ok {
+		v = &volume{name: name, driver: driver, handle: handle, holds: map[nodevolume.PublishKey]holding{}}
+		a.volumes[name] = v
+	}
+	return v
+}
+
+// publication returns the volume's entry for a pod and makes it if it is new.
+func (v *volume) publication(key nodevolume.PublishKey) *publication {
+	for _, p := range v.pods {
+		if p.key == key {
+			return p
+		}
+	}
+	p := &publication{key: key}
+	v.pods = append(v.pods, p)
+	return p
+}
+
+// turn works on one volume until there is nothing more to do for it now.
+func (a *Agent) turn(ctx context.Context, name string) {
+	a.mu.Lock()
+	if v := a.volumes[name]; v != nil {
+		v.attachment, v.publishContext = nodevolume.Attachment{}, nil
+	}
+	a.mu.Unlock()
+	for ctx.Err() == nil {
+		v, decision := a.decide(name, time.Now())
+		if v == nil {
+			return
+		}
+		waiting := a.ask(v, decision)
+		if waiting == nil {
+			a.rest(v, decision)
+			return
+		}
+		a.apply(ctx, v, waiting)
+	}
+}
+
+// decide takes the snapshot of a volume and asks nodevolume about it. It returns
+// nil when the volume is gone from this node.
+func (a *Agent) decide(name string, now time.Time) (*volume, nodevolume.Decision) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	v := a.volumes[name]
+	if v == nil {
+		return nil, nodevolume.Decision{}
+	}
+	a.dropReleased(v)
+	decision := nodevolume.Decide(now, a.desired(v), a.observed(v))
+	if decision.Forget {
+		a.inUse.Forget(name)
+		delete(a.volumes, name)
+		a.log.V(1).Info("Nothing is left of the volume on this node", "volume", name)
+		return nil, nodevolume.Decision{}
+	}
+	return v, decision
+}
+
+// dropReleased lets go of pods that are gone and have nothing published. The caller holds mu.
+func (a *Agent) dropReleased(v *volume) {
+	v.pods = slices.DeleteFunc(v.pods, func(p *publication) bool {
+		if p.publish.phase != nodevolume.Absent || a.claim(p) != nodevolume.Released {
+			return false
+		}
+		delete(v.holds, p.key)
+		a.leave(types.UID(p.key.PodUID), v.name)
+		return true
+	})
+}
+
+// claim is what the pod's owner says about it. The caller holds mu.
+func (a *Agent) claim(p *publication) nodevolume.Claim {
+	owner := a.pods[types.UID(p.key.PodUID)]
+	switch {
+	case owner == nil, owner.removed:
+		return nodevolume.Released
+	case owner.object != nil:
+		if p.want != nil {
+			return nodevolume.Wanted
+		}
+		if owner.resolved {
+			return nodevolume.Released
+		}
+		return nodevolume.Unclaimed
+	case a.podsSynced, p.publish.record.Leaving:
+		return nodevolume.Released
+	default:
+		return nodevolume.Unclaimed
+	}
+}
+
+func (a *Agent) desired(v *volume) nodevolume.Desired {
+	d := nodevolume.Desired{SolePod: v.solePod}
+	for _, p := range v.pods {
+		d.Pods = append(d.Pods, nodevolume.Pod{Key: p.key, Claim: a.claim(p), Publish: p.publish.phase, Failure: p.failure})
+	}
+	return d
+}
+
+func (a *Agent) observed(v *volume) nodevolume.Observed {
+	o := nodevolume.Observed{
+		Node:           a.inUse.View(v.name),
+		AttachRequired: a.attachRequired(v.driver),
+		RecordedInUse:  v.stage.phase != nodevolume.Absent && v.stage.record.InUse,
+		Attachment:     v.attachment,
+		Stage:          nodevolume.Stage{Phase: v.stage.phase, AttachmentUID: v.stage.record.AttachmentUID},
+		Unstage:        v.unstage,
+	}
+	for _, p := range v.pods {
+		o.RecordedInUse = o.RecordedInUse || (p.publish.phase != nodevolume.Absent && p.publish.record.InUse)
+	}
+	if d := a.drivers[v.driver]; d != nil {
+		o.Driver.Registered = true
+		if d.capabilities != nil {
+			o.Driver.Stages = knowledge(d.capabilities.Stage)
+		}
+	}
+	return o
+}
+
+func knowledge(is bool) nodevolume.Knowledge {
+	if is {
+		return nodevolume.Yes
+	}
+	return nodevolume.No
+}
+
+// ask passes the wishes about volumesInUse on to their writer and returns the
+// step that has to be waited for.
+func (a *Agent) ask(v *volume, decision nodevolume.Decision) nodevolume.Step {
+	var waiting nodevolume.Step
+	for _, step := range decision.Steps {
+		switch step.(type) {
+		case nodevolume.ReportInUse:
+			a.wantInUse(v.name, true)
+		case nodevolume.ClearInUse:
+			a.wantInUse(v.name, false)
+		default:
+			waiting = step
+		}
+	}
+	return waiting
+}
+
+// longWait is after how long a pod that waits in one hop is told so by an event.
+const longWait = 30 * time.Second
+
+// rest keeps why the volume waits, and comes back when a back-off ends.
+func (a *Agent) rest(v *volume, decision nodevolume.Decision) {
+	now := time.Now()
+	if !decision.RecheckAt.IsZero() {
+		a.volumeQueue.AddAfter(v.name, decision.RecheckAt.Sub(now))
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	holds := make(map[nodevolume.PublishKey]holding, len(decision.Holds))
+	for _, hold := range decision.Holds {
+		since := now
+		if was, ok := v.holds[hold.Key]; ok && was.reason == hold.Reason {
+			since = was.since
+		} else {
+			a.log.V(1).Info("Waits", "volume", v.name, "pod", hold.Key.PodUID, "reason", hold.Reason)
+		}
+		holds[hold.Key] = holding{reason: hold.Reason, since: since}
+		switch left := since.Add(longWait).Sub(now); {
+		case left > 0:
+			a.volumeQueue.AddAfter(v.name, left)
+		default:
+			a.tellLongWait(v, hold)
+		}
+	}
+	v.holds = holds
+}
+
+// failed notes a failure of a pod's step and tells the pod.
+func (a *Agent) failed(v *volume, key nodevolume.PublishKey, step string, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := v.publication(key)
+	p.problem, p.step = err, step
+	p.failure = again(p.failure)
+	a.log.Info("Step failed", "step", step, "volume", v.name, "pod", key.PodUID, "failures", p.failure.Count, "problem", err.Error())
+	a.tellFailure(v, p, step, err)
+}
+
+// succeeded clears a pod's failures.
+func (a *Agent) succeeded(v *volume, key nodevolume.PublishKey) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := v.publication(key)
+	p.failure, p.problem, p.step = nodevolume.Failure{}, nil, ""
+}
+
+func again(f nodevolume.Failure) nodevolume.Failure {
+	return nodevolume.Failure{Count: f.Count + 1, At: time.Now(), Jitter: rand.Float64()} //nolint:gosec // spreads retries
+}
+
+// specName is the PersistentVolume's name by which events speak of the volume.
+func (v *volume) specName() string {
+	for _, p := range v.pods {
+		if p.key.SpecName != "" {
+			return p.key.SpecName
+		}
+	}
+	return cmp.Or(v.stage.record.SpecName, v.handle)
+}
+
+// podOf is the reference for events about a publication.
+func (p *publication) podOf() *corev1.ObjectReference {
+	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", UID: types.UID(p.key.PodUID)}
+	if p.want != nil {
+		ref.Namespace, ref.Name = p.want.pod.Namespace, p.want.pod.Name
+		return ref
+	}
+	ref.Namespace, ref.Name = p.publish.record.Pod.Namespace, p.publish.record.Pod.Name
+	return ref
+}

@@ -1,0 +1,314 @@
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	csitranslation "k8s.io/csi-translation-lib"
+
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// Waits between two look-ups of a pod's claims. The first is short: the Node
+// authorizer learns of a pod's binding a moment later than the node does, and
+// until then it forbids the pod's claim.
+const (
+	lookUpFirst = 10 * time.Millisecond
+	lookUpMax   = 10 * time.Second
+)
+
+// want is one CSI volume that a pod wants here, with all that the calls need to say.
+type want struct {
+	pod      podIdentity
+	volume   string // in pod.spec.volumes
+	specName string // the PersistentVolume's name
+	driver   string
+	handle   string
+	block    bool
+	readOnly bool
+	solePod  bool
+
+	accessMode   string
+	accessModes  []corev1.PersistentVolumeAccessMode
+	fsType       string
+	mountOptions []string
+	attributes   map[string]string
+	stageSecret  *corev1.SecretReference
+	podSecret    *corev1.SecretReference
+	affinity     *corev1.VolumeNodeAffinity
+}
+
+// podIdentity is what drivers, records and events are told of a pod.
+type podIdentity struct {
+	UID                             types.UID
+	Namespace, Name, ServiceAccount string
+	FSGroup                         *int64
+	FSGroupChangePolicy             *corev1.PodFSGroupChangePolicy
+	SELinux                         bool
+}
+
+func (w *want) key() nodevolume.PublishKey {
+	return nodevolume.PublishKey{PodUID: string(w.pod.UID), SpecName: w.specName}
+}
+
+func (w *want) name() string { return kube.UniqueVolumeName(w.driver, w.handle) }
+
+// refusalError says that a pod can never be mounted by this agent.
+type refusalError struct{ why string }
+
+func (e *refusalError) Error() string { return e.why }
+
+func refuse(format string, args ...any) error {
+	return &refusalError{why: fmt.Sprintf(format, args...)}
+}
+
+// wantsOf reads the claims and volumes of a pod. All problems are looked for, so
+// that the pod's owner reads of all at once.
+func (a *Agent) wantsOf(ctx context.Context, object *corev1.Pod) ([]*want, error) {
+	if err := mount.Element(string(object.UID)); err != nil {
+		return nil, refuse("pod UID: %v", err)
+	}
+	asFile, asDevice := usedVolumes(object)
+	var wants []*want
+	var problems []error
+	for i := range object.Spec.Volumes {
+		volume := &object.Spec.Volumes[i]
+		if !asFile[volume.Name] && !asDevice[volume.Name] {
+			continue
+		}
+		w, err := a.wantOf(ctx, object, volume)
+		if err == nil && w != nil {
+			err = w.fits(asFile[volume.Name], asDevice[volume.Name])
+		}
+		if err != nil {
+			problems = append(problems, fmt.Errorf("volume %q: %w", volume.Name, err))
+			continue
+		}
+		// A claim may be named by several of a pod's volumes; it is published once.
+		if w != nil {
+			wants = append(wants, w)
+		}
+	}
+	return wants, errors.Join(problems...)
+}
+
+// usedVolumes are those that some container mounts, or uses as a device. Others are not mounted.
+func usedVolumes(object *corev1.Pod) (asFile, asDevice map[string]bool) {
+	asFile, asDevice = map[string]bool{}, map[string]bool{}
+	use := func(mounts []corev1.VolumeMount, devices []corev1.VolumeDevice) {
+		for _, m := range mounts {
+			asFile[m.Name] = true
+		}
+		for _, d := range devices {
+			asDevice[d.Name] = true
+		}
+	}
+	for _, c := range slices.Concat(object.Spec.InitContainers, object.Spec.Containers) {
+		use(c.VolumeMounts, c.VolumeDevices)
+	}
+	for _, c := range object.Spec.EphemeralContainers {
+		use(c.VolumeMounts, c.VolumeDevices)
+	}
+	return asFile, asDevice
+}
+
+// wantOf is what a pod wants of one of its volumes; nil if it is not of the kind that this agent mounts.
+func (a *Agent) wantOf(ctx context.Context, object *corev1.Pod, volume *corev1.Volume) (*want, error) {
+	switch {
+	case volume.CSI != nil:
+		return nil, refuse("inline CSI volumes (driver %s) are not supported by this node agent", volume.CSI.Driver)
+	case volume.PersistentVolumeClaim != nil:
+		claim := volume.PersistentVolumeClaim
+		return a.wantOfClaim(ctx, object, volume.Name, claimUse{name: claim.ClaimName, readOnly: claim.ReadOnly})
+	case volume.Ephemeral != nil:
+		return a.wantOfClaim(ctx, object, volume.Name, claimUse{name: object.Name + "-" + volume.Name, ofPod: true})
+	default:
+		return nil, nil
+	}
+}
+
+// claimUse is how a pod's volume names its claim.
+type claimUse struct {
+	name     string
+	readOnly bool
+	// ofPod: the claim was made for the pod and must be owned by it.
+	ofPod bool
+}
+
+func (a *Agent) wantOfClaim(ctx context.Context, object *corev1.Pod, volume string, use claimUse) (*want, error) {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	claim, err := a.client.CoreV1().PersistentVolumeClaims(object.Namespace).Get(ctx, use.name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("read claim %s/%s: %w", object.Namespace, use.name, err)
+	}
+	if use.ofPod && !metav1.IsControlledBy(claim, object) {
+		return nil, fmt.Errorf("claim %s/%s was not created for pod %s (pod is not its owner)", claim.Namespace, claim.Name, object.Name)
+	}
+	if err := checkClaim(claim); err != nil {
+		return nil, err
+	}
+	pv, err := a.client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("read volume %s of claim %s/%s: %w", claim.Spec.VolumeName, claim.Namespace, claim.Name, err)
+	}
+	if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != claim.UID {
+		return nil, fmt.Errorf("volume %s is not bound to claim %s/%s (the UIDs differ)", pv.Name, claim.Namespace, claim.Name)
+	}
+	if pv, err = a.translated(pv); err != nil {
+		return nil, err
+	}
+	if mode(pv.Spec.VolumeMode) != mode(claim.Spec.VolumeMode) {
+		return nil, fmt.Errorf("volume %s has volumeMode %s, its claim %s/%s has %s",
+			pv.Name, mode(pv.Spec.VolumeMode), claim.Namespace, claim.Name, mode(claim.Spec.VolumeMode))
+	}
+	w, err := wantOfVolume(pv)
+	if err != nil {
+		return nil, err
+	}
+	w.pod, w.volume, w.readOnly = identityOf(object), volume, use.readOnly
+	return w, nil
+}
+
+// checkClaim: bound, and not about to vanish.
+func checkClaim(claim *corev1.PersistentVolumeClaim) error {
+	if claim.DeletionTimestamp != nil && !slices.Contains(claim.Finalizers, "kubernetes.io/pvc-protection") {
+		return fmt.Errorf("claim %s/%s: PVC is being deleted", claim.Namespace, claim.Name)
+	}
+	if claim.Status.Phase != corev1.ClaimBound || claim.Spec.VolumeName == "" {
+		return fmt.Errorf("claim %s/%s is not bound", claim.Namespace, claim.Name)
+	}
+	return nil
+}
+
+func mode(m *corev1.PersistentVolumeMode) corev1.PersistentVolumeMode {
+	if m == nil {
+		return corev1.PersistentVolumeFilesystem
+	}
+	return *m
+}
+
+// translated is the CSI form of a volume of an in-tree kind that has moved to CSI.
+func (a *Agent) translated(pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
+	if pv.Spec.CSI != nil {
+		return pv, nil
+	}
+	translator := csitranslation.New()
+	if !translator.IsPVMigratable(pv) {
+		return nil, refuse("volume %s is not a CSI volume; this node agent mounts no others", pv.Name)
+	}
+	out, err := translator.TranslateInTreePVToCSI(klogOf(a.log), pv)
+	if err != nil {
+		return nil, fmt.Errorf("translate volume %s to CSI: %w", pv.Name, err)
+	}
+	return out, nil
+}
+
+func wantOfVolume(pv *corev1.PersistentVolume) (*want, error) {
+	source := pv.Spec.CSI
+	for what, name := range map[string]string{"PersistentVolume": pv.Name, "driver": source.Driver} {
+		if err := mount.Element(name); err != nil {
+			return nil, refuse("%s: %v", what, err)
+		}
+	}
+	if source.VolumeHandle == "" || strings.ContainsFunc(source.VolumeHandle, func(r rune) bool { return r < 0x20 || r == 0x7f }) {
+		return nil, refuse("volume %s: handle %q holds control characters or nothing", pv.Name, source.VolumeHandle)
+	}
+	w := &want{
+		specName: pv.Name, driver: source.Driver, handle: source.VolumeHandle,
+		block:        mode(pv.Spec.VolumeMode) == corev1.PersistentVolumeBlock,
+		solePod:      len(pv.Spec.AccessModes) == 1 && pv.Spec.AccessModes[0] == corev1.ReadWriteOncePod,
+		accessMode:   string(corev1.ReadWriteOnce),
+		accessModes:  pv.Spec.AccessModes,
+		fsType:       source.FSType,
+		mountOptions: pv.Spec.MountOptions,
+		attributes:   source.VolumeAttributes,
+		stageSecret:  source.NodeStageSecretRef,
+		podSecret:    source.NodePublishSecretRef,
+		affinity:     pv.Spec.NodeAffinity,
+	}
+	if len(pv.Spec.AccessModes) > 0 {
+		w.accessMode = string(pv.Spec.AccessModes[0])
+	}
+	if legacy := pv.Annotations[corev1.MountOptionAnnotation]; legacy != "" {
+		w.mountOptions = slices.Concat(w.mountOptions, strings.Split(legacy, ","))
+	}
+	return w, nil
+}
+
+// fits: a file system is mounted, a block volume is used as a device.
+func (w *want) fits(asFile, asDevice bool) error {
+	switch {
+	case w.block && asFile:
+		return refuse("volume %s has volumeMode Block, but is specified in volumeMounts", w.specName)
+	case !w.block && asDevice:
+		return refuse("volume %s has volumeMode Filesystem, but is specified in volumeDevices", w.specName)
+	default:
+		return nil
+	}
+}
+
+func identityOf(object *corev1.Pod) podIdentity {
+	id := podIdentity{
+		UID: object.UID, Namespace: object.Namespace, Name: object.Name, ServiceAccount: object.Spec.ServiceAccountName,
+	}
+	if security := object.Spec.SecurityContext; security != nil {
+		id.FSGroup, id.FSGroupChangePolicy = security.FSGroup, security.FSGroupChangePolicy
+		id.SELinux = security.SELinuxOptions != nil
+	}
+	for _, c := range object.Spec.Containers {
+		id.SELinux = id.SELinux || (c.SecurityContext != nil && c.SecurityContext.SELinuxOptions != nil)
+	}
+	return id
+}
+
+// secrets reads what a volume's secret reference names.
+func (a *Agent) secrets(ctx context.Context, ref *corev1.SecretReference) (map[string]string, error) {
+	out := map[string]string{}
+	if ref == nil {
+		return out, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	secret, err := a.client.CoreV1().Secrets(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("read secret %s/%s: %w", ref.Namespace, ref.Name, err)
+	}
+	for name, value := range secret.Data {
+		out[name] = string(value)
+	}
+	return out, nil
+}
+
+// readAttachment reads the VolumeAttachment of a volume live: a node may get it
+// by name and not watch it.
+func (a *Agent) readAttachment(ctx context.Context, v *volume) (nodevolume.Attachment, map[string]string, error) {
+	name := kube.AttachmentName(v.handle, v.driver, a.config.NodeName)
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	va, err := a.client.StorageV1().VolumeAttachments().Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nodevolume.Attachment{Attached: nodevolume.No}, nil, fmt.Errorf("volume %s has GET error for volume attachment %s: %w", v.handle, name, err)
+	case err != nil:
+		return nodevolume.Attachment{}, nil, fmt.Errorf("volume %s has GET error for volume attachment %s: %w", v.handle, name, err)
+	case va.DeletionTimestamp != nil:
+		return nodevolume.Attachment{Attached: nodevolume.No}, nil, fmt.Errorf("volume attachment %s is being deleted", name)
+	case va.Status.Attached:
+		return nodevolume.Attachment{Attached: nodevolume.Yes, UID: string(va.UID)}, va.Status.AttachmentMetadata, nil
+	case va.Status.AttachError != nil:
+		return nodevolume.Attachment{Attached: nodevolume.No}, nil, errors.New(va.Status.AttachError.Message)
+	default:
+		return nodevolume.Attachment{Attached: nodevolume.No}, nil, fmt.Errorf("volume %s is not attached for volume attachment %s", v.handle, name)
+	}
+}
