@@ -6,5 +6,5 @@ import "embed"
 
 // Files are the folders beside this file, one per component.
 //
-//go:embed *.go
+//go:embed belay-*/*.yaml
 var Files embed.FS

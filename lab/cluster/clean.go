@@ -72,7 +72,7 @@ func cleanLab(ctx context.Context, p paths) ([]string, error) {
 	add(endRecorded(p))
 	add(endInits(p))
 	add(unmountAll(p.dir()))
-	add(releaseLoops(ctx, p))
+	add(releaseLoops(ctx, p.dir()))
 	add(nil, removeCgroups(p))
 	add(nil, nodes.RestoreSysctls(p.dir()))
 	if err := errors.Join(errs...); err != nil {
@@ -166,15 +166,15 @@ func unmountAll(dir string) ([]string, error) {
 	return removed, errors.Join(errs...)
 }
 
-// releaseLoops frees the lab's loop devices and waits until they are free: those of a node that
-// just died go when the kernel has taken its mounts apart.
-func releaseLoops(ctx context.Context, p paths) ([]string, error) {
+// releaseLoops frees the loop devices over files below dir and waits until they are free: those of
+// a node that just died go when the kernel has taken its mounts apart.
+func releaseLoops(ctx context.Context, dir string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, loopsWithin)
 	defer cancel()
 	seen := map[string]bool{}
 	var released []string
 	for {
-		devices, err := labdisk.ReleaseLoops(p.dir())
+		devices, err := labdisk.ReleaseLoops(dir)
 		if err != nil {
 			return released, fmt.Errorf("freeing loop devices: %w", err)
 		}

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"path"
 	"slices"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -36,13 +37,16 @@ var own embed.FS
 // are for clusters that run containers; the lab runs the programs itself.
 var clusterKinds = []string{"Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
 
+// optionalSuffix ends the names of documents that give more rights than every cluster needs.
+const optionalSuffix = "-secrets.yaml"
+
 // documents are all objects that a lab with these options begins with.
 func documents(o Options) ([]*unstructured.Unstructured, error) {
-	lab, err := readDocuments(own, "manifests")
+	all, err := readDocuments(own, "manifests")
 	if err != nil {
 		return nil, err
 	}
-	lab = slices.DeleteFunc(lab, func(object *unstructured.Unstructured) bool { return !wanted(object, o.Drivers) })
+	all = slices.DeleteFunc(all, func(object *unstructured.Unstructured) bool { return !wanted(object, o.Drivers) })
 	for _, dir := range []string{"belay-controller", "belay-attacher"} {
 		shipped, err := readDocuments(deploy.Files, dir)
 		if err != nil {
@@ -50,11 +54,29 @@ func documents(o Options) ([]*unstructured.Unstructured, error) {
 		}
 		for _, object := range shipped {
 			if slices.Contains(clusterKinds, object.GetKind()) {
-				lab = append(lab, object)
+				all = append(all, object)
 			}
 		}
 	}
-	return lab, nil
+	return lastOfEach(all), nil
+}
+
+// lastOfEach leaves one document of each object: namespaces come with several folders, and they
+// are all applied at the same time.
+func lastOfEach(all []*unstructured.Unstructured) []*unstructured.Unstructured {
+	type identity struct{ kind, namespace, name string }
+	place := map[identity]int{}
+	var kept []*unstructured.Unstructured
+	for _, object := range all {
+		id := identity{object.GetKind(), object.GetNamespace(), object.GetName()}
+		if at, again := place[id]; again {
+			kept[at] = object
+			continue
+		}
+		place[id] = len(kept)
+		kept = append(kept, object)
+	}
+	return kept
 }
 
 // wanted leaves out the driver and classes of drivers that do not run.
@@ -78,6 +100,9 @@ func readDocuments(files fs.FS, dir string) ([]*unstructured.Unstructured, error
 	}
 	var all []*unstructured.Unstructured
 	for _, name := range names {
+		if strings.HasSuffix(name, optionalSuffix) {
+			continue
+		}
 		content, err := fs.ReadFile(files, name)
 		if err != nil {
 			return nil, fmt.Errorf("reading %s: %w", name, err)

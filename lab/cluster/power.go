@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/proc"
 )
 
@@ -52,10 +51,8 @@ func (c *Cluster) takePower(name string) error {
 			errs = append(errs, err)
 		}
 	}
-	if _, err := labdisk.ReleaseLoops(c.paths.node(name)); err != nil {
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
+	_, err := releaseLoops(context.Background(), c.paths.node(name))
+	return errors.Join(append(errs, err)...)
 }
 
 const cutWithin = 5 * time.Second

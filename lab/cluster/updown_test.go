@@ -1,0 +1,176 @@
+package cluster_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"belay.dev/belay/lab/cluster"
+	"belay.dev/belay/lab/labdisk"
+	"belay.dev/belay/lab/labtest"
+	"belay.dev/belay/lab/scenario"
+)
+
+// startWithin bounds a start with all programs built, with room for a loaded machine.
+const startWithin = 90 * time.Second
+
+func start(t *testing.T, o cluster.Options) *cluster.Cluster {
+	t.Helper()
+	labtest.Needs(t)
+	o.Progress = t.Logf
+	ctx, cancel := context.WithTimeout(t.Context(), startWithin)
+	defer cancel()
+	began := time.Now()
+	lab, err := cluster.Up(ctx, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("up after %v", time.Since(began))
+	t.Cleanup(func() {
+		if err := lab.Down(context.Background()); err != nil { //nolint:usetesting // the test's own context has ended
+			t.Error(err)
+		}
+	})
+	return lab
+}
+
+func assertNothingLeft(t *testing.T, name, dir string) {
+	t.Helper()
+	if left := scenario.LeftOnMachine(dir, name); len(left) > 0 {
+		t.Errorf("left on the machine:\n%s", strings.Join(left, "\n"))
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the lab's folder is still there: %v", err)
+	}
+}
+
+func TestUpDown(t *testing.T) {
+	lab := start(t, cluster.Options{Name: "updown", Nodes: 2, NodeKind: cluster.NodeKindBelay, Drivers: labdisk.Drivers()})
+	client, err := kubernetes.NewForConfig(lab.RESTConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes, err := client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(nodes.Items) != 2 {
+		t.Errorf("there are %d nodes (%v), want 2", len(nodes.Items), err)
+	}
+
+	// A second one of the same name is refused in a sentence that says what to do.
+	_, err = cluster.Up(t.Context(), cluster.Options{Name: "updown", NodeKind: cluster.NodeKindBelay})
+	if !errors.Is(err, cluster.ErrRunning) || !strings.Contains(err.Error(), "belay-lab down --name updown") {
+		t.Errorf("a second start gave %v", err)
+	}
+	if _, err := cluster.Clean(t.Context(), "updown"); !errors.Is(err, cluster.ErrRunning) {
+		t.Errorf("cleaning a running lab gave %v", err)
+	}
+
+	t.Run("another process can steer it", func(t *testing.T) { steerFromOutside(t, lab) })
+	t.Run("a killed component comes back", func(t *testing.T) { killAndAwait(t, lab, client) })
+
+	if err := lab.Down(t.Context()); err != nil {
+		t.Error(err)
+	}
+	assertNothingLeft(t, "updown", lab.Dir())
+	removed, err := cluster.Clean(t.Context(), "updown")
+	if err != nil || len(removed) > 0 {
+		t.Errorf("after the end there was something to clean: %v (%v)", removed, err)
+	}
+	if _, err := os.Stat(filepath.Join(lab.LogDir(), "components", "kube-apiserver.log")); err != nil {
+		t.Errorf("the logs are not kept: %v", err)
+	}
+}
+
+func steerFromOutside(t *testing.T, lab *cluster.Cluster) {
+	t.Helper()
+	remote, err := cluster.Find("updown")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.PowerOff(t.Context(), "node-2"); err != nil {
+		t.Fatal(err)
+	}
+	status, err := remote.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(status.Off) != 1 || status.Off[0] != "node-2" || lab.IsOn("node-2") {
+		t.Errorf("off are %v, want node-2", status.Off)
+	}
+	left := scenario.LeftOnMachine(filepath.Join(lab.Dir(), "nodes", "node-2"), "updown-none")
+	if len(left) > 0 {
+		t.Errorf("a node without power still has:\n%s", strings.Join(left, "\n"))
+	}
+	if err := remote.PowerOn(t.Context(), "node-2"); err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.Kill(t.Context(), "no-such-component"); err == nil || !strings.Contains(err.Error(), "it has fabric, etcd") {
+		t.Errorf("killing what is not there gave %v", err)
+	}
+}
+
+func killAndAwait(t *testing.T, lab *cluster.Cluster, client kubernetes.Interface) {
+	t.Helper()
+	if err := lab.Kill("kube-apiserver"); err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.Now().Add(startWithin)
+	for {
+		_, err := client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the API server does not come back: %v", err)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// Whoever holds a lab is killed with -9, at several moments; clean finds everything.
+func TestCleanFindsWhatAKilledHolderLeft(t *testing.T) {
+	labtest.Needs(t)
+	if testing.Short() {
+		t.Skip("NOT RUN with -short: three starts that are killed")
+	}
+	labs, err := cluster.CacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(labs, "labs", "killed")
+	for name, after := range map[string]time.Duration{
+		"while etcd starts": 300 * time.Millisecond, "while the API server starts": 2 * time.Second, "while nodes start": 8 * time.Second,
+	} {
+		t.Run(name, func(t *testing.T) {
+			holder := exec.Command(filepath.Join(os.Getenv("BELAY_BIN"), "belay-lab"), "supervise",
+				"--options", `{"name":"killed","nodes":1,"nodeKind":"belay"}`)
+			null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = null.Close() }()
+			holder.ExtraFiles = []*os.File{null}
+			if err := holder.Start(); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(after)
+			if err := holder.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			_ = holder.Wait()
+			removed, err := cluster.Clean(t.Context(), "killed")
+			t.Logf("removed %v", removed)
+			if err != nil {
+				t.Error(err)
+			}
+			assertNothingLeft(t, "killed", dir)
+		})
+	}
+}
