@@ -12,6 +12,8 @@ import (
 func Commands() []*cobra.Command {
 	return []*cobra.Command{
 		configCommand("node-init", "Run as process 1 of a lab node", runInit),
+		configCommand("node-agent", "Run belay's node agent of a lab node", runAgent),
+		containerCommand(),
 	}
 }
 

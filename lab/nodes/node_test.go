@@ -88,7 +88,9 @@ func life(t *testing.T, kind Kind) {
 	p.create(t, writerPod("writer", "node-1"))
 	first := p.awaitPod(t, "writer", "running", running)
 	t.Logf("running after %v", time.Since(began))
-	if log := p.logs(t, "writer"); len(log) == 0 || !strings.HasSuffix(log[0], "going on as node-1/writer") {
+	var log []string
+	within(5*time.Second, func() bool { log = p.logs(t, "writer"); return len(log) > 2 })
+	if len(log) == 0 || !strings.HasSuffix(log[0], "going on as node-1/writer") {
 		t.Errorf("log: %q", log)
 	}
 
@@ -148,3 +150,5 @@ func (p *plane) node(t *testing.T) *corev1.Node {
 }
 
 func TestKubeletNode(t *testing.T) { life(t, KindKubelet) }
+
+func TestBelayNode(t *testing.T) { life(t, KindBelay) }

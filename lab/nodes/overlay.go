@@ -26,8 +26,14 @@ func overlayWorks(dir string) bool {
 	return unix.Unmount(filepath.Join(trial, "merged"), 0) == nil
 }
 
-// mountOverlay mounts lower with the upper, work and merged directories of dir.
+// mountOverlay mounts lower with the upper, work and merged directories of dir. What
+// is written there need not survive a crash ("volatile"): without that word the
+// kernel flushes the whole disk each time a container ends.
 func mountOverlay(lower, dir string) error {
 	options := "lowerdir=" + lower + ",upperdir=" + filepath.Join(dir, "upper") + ",workdir=" + filepath.Join(dir, "work")
-	return unix.Mount("overlay", filepath.Join(dir, "merged"), "overlay", 0, options)
+	merged := filepath.Join(dir, "merged")
+	if unix.Mount("overlay", merged, "overlay", 0, options+",volatile") == nil {
+		return nil
+	}
+	return unix.Mount("overlay", merged, "overlay", 0, options) // before Linux 5.10
 }

@@ -1,0 +1,177 @@
+package nodes
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	internalapi "k8s.io/cri-api/pkg/apis"
+	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/cri-client/pkg/logs"
+	"k8s.io/klog/v2"
+)
+
+// logServer answers the API server when somebody asks for a log, as kubelet does.
+type logServer struct {
+	pods     *pods
+	client   kubernetes.Interface
+	listener net.Listener
+}
+
+// newLogServer listens on the kubelet port, on the loopback only. Who asks needs a
+// certificate of the client CA and the right to read nodes/proxy.
+func newLogServer(config Config, client kubernetes.Interface, pods *pods) (*logServer, error) {
+	serving, err := tls.LoadX509KeyPair(config.ServingCertFile, config.ServingKeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("read serving certificate of node %s: %w", config.Name, err)
+	}
+	pem, err := os.ReadFile(config.ClientCAFile)
+	if err != nil {
+		return nil, fmt.Errorf("read client CA of node %s: %w", config.Name, err)
+	}
+	clients := x509.NewCertPool()
+	if !clients.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("read client CA of node %s: %s holds no certificate", config.Name, config.ClientCAFile)
+	}
+	listener, err := net.Listen("tcp", net.JoinHostPort(loopbackIP, strconv.Itoa(config.KubeletPort)))
+	if err != nil {
+		return nil, fmt.Errorf("listen on kubelet port of node %s: %w", config.Name, err)
+	}
+	return &logServer{pods: pods, client: client, listener: tls.NewListener(listener, &tls.Config{
+		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{serving}, NextProtos: []string{"h2", "http/1.1"},
+		ClientCAs: clients, ClientAuth: tls.RequireAndVerifyClientCert,
+	})}, nil
+}
+
+func (s *logServer) serve(ctx context.Context) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
+	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", s.serveLog)
+	server := &http.Server{
+		Handler: s.authorized(mux), ReadHeaderTimeout: 10 * time.Second,
+		BaseContext: func(net.Listener) context.Context { return ctx },
+	}
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
+	if err := server.Serve(s.listener); err != nil && !errors.Is(err, http.ErrServerClosed) {
+		klog.FromContext(ctx).Error(err, "logs are not served any more")
+	}
+}
+
+// authorized asks the API server whether the holder of the certificate may.
+func (s *logServer) authorized(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		who := r.TLS.PeerCertificates[0].Subject
+		review, err := s.client.AuthorizationV1().SubjectAccessReviews().Create(r.Context(), &authorizationv1.SubjectAccessReview{
+			Spec: authorizationv1.SubjectAccessReviewSpec{
+				User: who.CommonName, Groups: append([]string{"system:authenticated"}, who.Organization...),
+				ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "get", Version: "v1", Resource: "nodes", Subresource: "proxy", Name: s.pods.config.Name},
+			},
+		}, metav1.CreateOptions{})
+		switch {
+		case err != nil:
+			http.Error(w, "ask the API server for permission: "+err.Error(), http.StatusInternalServerError)
+		case !review.Status.Allowed:
+			http.Error(w, who.CommonName+" may not get nodes/proxy", http.StatusForbidden)
+		default:
+			next.ServeHTTP(w, r)
+		}
+	})
+}
+
+func (s *logServer) serveLog(w http.ResponseWriter, r *http.Request) {
+	keeper := s.pods.find(r.PathValue("namespace"), r.PathValue("pod"))
+	if keeper == nil {
+		http.Error(w, fmt.Sprintf("pod %q does not exist", r.PathValue("pod")), http.StatusNotFound)
+		return
+	}
+	options := &corev1.PodLogOptions{}
+	if err := scheme.ParameterCodec.DecodeParameters(r.URL.Query(), corev1.SchemeGroupVersion, options); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	dir, err := keeper.logDir(r.PathValue("container"), options.Previous)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	out := flushing{w, http.NewResponseController(w)}
+	err = logs.ReadLogs(r.Context(), filepath.Join(dir, logFile), dir, readOptions(options), containerStates{}, out, out)
+	if err != nil && r.Context().Err() == nil {
+		klog.FromContext(r.Context()).Error(err, "log could not be read", "dir", dir)
+	}
+}
+
+func readOptions(asked *corev1.PodLogOptions) *logs.LogOptions {
+	options := &logs.LogOptions{
+		TailLines: asked.TailLines, LimitBytes: asked.LimitBytes, Follow: asked.Follow, Timestamp: asked.Timestamps,
+	}
+	if asked.SinceSeconds != nil {
+		options.Since = time.Now().Add(-time.Duration(*asked.SinceSeconds) * time.Second)
+	}
+	if asked.SinceTime != nil {
+		options.Since = asked.SinceTime.Time
+	}
+	return options
+}
+
+// logDir is the directory of the present or the previous attempt of a container.
+func (k *podKeeper) logDir(name string, previous bool) (string, error) {
+	attempt := k.latestAttempt(name)
+	if previous {
+		attempt--
+	}
+	dir := k.attemptDir(name, attempt)
+	if attempt < 0 {
+		if previous {
+			return "", fmt.Errorf("previous terminated container %q in pod %q not found", name, k.object().Name)
+		}
+		return "", fmt.Errorf("container %q in pod %q is waiting to start: %s", name, k.object().Name, reasonCreating)
+	}
+	if _, err := os.Stat(filepath.Join(dir, logFile)); err != nil {
+		return "", fmt.Errorf("container %q in pod %q is waiting to start: %s", name, k.object().Name, reasonCreating)
+	}
+	return dir, nil
+}
+
+// flushing sends each line on at once, for those who follow.
+type flushing struct {
+	http.ResponseWriter
+	controller *http.ResponseController
+}
+
+func (f flushing) Write(text []byte) (int, error) {
+	n, err := f.ResponseWriter.Write(text)
+	if err != nil {
+		return n, err
+	}
+	return n, f.controller.Flush()
+}
+
+// containerStates tells the log reader, which speaks to container runtimes, whether a
+// container still runs. The rest of that interface it does not use.
+type containerStates struct {
+	internalapi.RuntimeService
+}
+
+// ContainerStatus reads the state from the container's directory, which is its ID here.
+func (containerStates) ContainerStatus(_ context.Context, dir string, _ bool) (*runtimev1.ContainerStatusResponse, error) {
+	state := runtimev1.ContainerState_CONTAINER_RUNNING
+	if _, err := os.Stat(filepath.Join(dir, endedFile)); err == nil {
+		state = runtimev1.ContainerState_CONTAINER_EXITED
+	}
+	return &runtimev1.ContainerStatusResponse{Status: &runtimev1.ContainerStatus{Id: dir, State: state}}, nil
+}

@@ -1,0 +1,364 @@
+package nodes
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+	podutil "k8s.io/kubernetes/pkg/util/pod"
+
+	"belay.dev/belay/node"
+)
+
+// mountWait is how long a pod waits for its volumes before an event says what it
+// waits for; then it waits on.
+const mountWait = 20 * time.Second
+
+// forcedGrace is what the containers of a pod get whose object is gone already.
+const forcedGrace = time.Second
+
+// Writes to the API server that fail are tried again with these pauses.
+const (
+	shortestRetry = 100 * time.Millisecond
+	longestRetry  = 5 * time.Second
+)
+
+// volumes is what belay's node agent does for pods; *node.Agent.
+type volumes interface {
+	SetPod(pod *corev1.Pod)
+	RemovePod(uid types.UID)
+	WaitMounted(ctx context.Context, uid types.UID) ([]node.Mount, error)
+	WaitUnmounted(ctx context.Context, uid types.UID) error
+}
+
+// runtimeDeps are what all pods of a node share.
+type runtimeDeps struct {
+	config  Config
+	client  kubernetes.Interface
+	volumes volumes
+	events  record.EventRecorder
+}
+
+// podsDir holds a directory per pod, named by its UID: the node's memory of what it
+// started.
+func podsDir(config Config) string { return filepath.Join(config.Dir, "containers") }
+
+// podKeeper brings one pod up, keeps it running and takes it down. One goroutine
+// (live) leads; each container has one of its own.
+type podKeeper struct {
+	runtimeDeps
+	uid types.UID
+	dir string
+	// changed wakes the status writer; capacity 1.
+	changed chan struct{}
+	// graceChanged wakes the stop of containers when the pod changed meanwhile; capacity 1.
+	graceChanged chan struct{}
+	// leaving is cancelled when the pod shall go.
+	leaving context.Context
+	leave   context.CancelFunc
+
+	mu sync.Mutex
+	// The rest is guarded by mu.
+	pod     *corev1.Pod
+	gone    bool // the object is gone
+	state   podState
+	live    map[string]*container // containers that were started and have not ended
+	ready   map[string]*prepared  // container-execs that wait for their spec
+	written *corev1.Pod           // the pod as of our last write
+}
+
+// newPodKeeper finds again what an earlier agent started of the pod, and asks for its
+// volumes.
+func newPodKeeper(deps runtimeDeps, pod *corev1.Pod) *podKeeper {
+	k := &podKeeper{
+		runtimeDeps: deps, uid: pod.UID, pod: pod, dir: filepath.Join(podsDir(deps.config), string(pod.UID)),
+		changed: make(chan struct{}, 1), graceChanged: make(chan struct{}, 1),
+		state: podState{began: time.Now(), containers: map[string]containerState{}},
+		live:  map[string]*container{}, ready: map[string]*prepared{},
+	}
+	k.leaving, k.leave = context.WithCancel(context.Background())
+	k.recall()
+	k.update(pod)
+	// A pod whose containers have ended does not get its volumes again; one whose
+	// containers run keeps them whatever else holds.
+	if k.anyRunning() || !finishedPhase(pod) && pod.DeletionTimestamp == nil {
+		k.volumes.SetPod(pod)
+	}
+	return k
+}
+
+func (k *podKeeper) anyRunning() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, c := range k.live {
+		if c.running() {
+			return true
+		}
+	}
+	return false
+}
+
+// update takes a newer version of the object.
+func (k *podKeeper) update(pod *corev1.Pod) {
+	k.mu.Lock()
+	k.pod = pod
+	k.mu.Unlock()
+	if pod.DeletionTimestamp != nil {
+		k.leave()
+		wake(k.graceChanged)
+	}
+}
+
+// removed says that the object is gone from the API server.
+func (k *podKeeper) removed() {
+	k.mu.Lock()
+	k.gone = true
+	k.mu.Unlock()
+	k.leave()
+	wake(k.graceChanged)
+}
+
+func wake(channel chan struct{}) {
+	select {
+	case channel <- struct{}{}:
+	default: // it is awake
+	}
+}
+
+func (k *podKeeper) object() *corev1.Pod {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.pod
+}
+
+// run lives the whole life of the pod. It returns when the pod is gone, or when ctx
+// ends: then the containers go on and the next agent finds them.
+func (k *podKeeper) run(ctx context.Context) {
+	leaving, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(k.leaving, stop)()
+
+	writing, stopWriting := context.WithCancel(ctx)
+	var writer sync.WaitGroup
+	writer.Go(func() { k.writeStatus(writing) })
+	k.changedState()
+	k.bringUp(leaving)
+	if ctx.Err() == nil {
+		// All containers have ended for good, or the pod shall go. A finished pod gives
+		// its volumes back at once and then waits for its deletion.
+		k.stopContainers(ctx)
+		k.volumes.RemovePod(k.uid)
+		<-leaving.Done()
+	}
+	if ctx.Err() != nil {
+		stopWriting()
+		writer.Wait()
+		k.discardPrepared()
+		return
+	}
+	stopWriting()
+	writer.Wait()
+	k.finish(ctx)
+}
+
+// bringUp mounts, runs the init containers and then the containers until they have
+// ended for good or ctx ends.
+func (k *podKeeper) bringUp(ctx context.Context) {
+	pod := k.object()
+	if finishedPhase(pod) || ctx.Err() != nil {
+		return
+	}
+	if err := checkVolumes(pod); err != nil {
+		k.events.Event(pod, corev1.EventTypeWarning, "FailedMount", err.Error())
+		<-ctx.Done()
+		return
+	}
+	k.prepareFirst(pod)
+	mounted, ok := k.awaitVolumes(ctx, pod)
+	if !ok {
+		return
+	}
+	spec := podSpec{pod: pod, dir: k.dir, ledger: k.config.Programs.Ledger, mounted: mounted}
+	for _, c := range pod.Spec.InitContainers {
+		k.keepContainer(ctx, spec, c, initPolicy(pod))
+		if !k.containerState(c.Name).succeeded() {
+			return
+		}
+	}
+	var keepers sync.WaitGroup
+	for _, c := range pod.Spec.Containers {
+		keepers.Go(func() { k.keepContainer(ctx, spec, c, pod.Spec.RestartPolicy) })
+	}
+	keepers.Wait()
+}
+
+// initPolicy: an init container that succeeded is never run again.
+func initPolicy(pod *corev1.Pod) corev1.RestartPolicy {
+	if pod.Spec.RestartPolicy == corev1.RestartPolicyNever {
+		return corev1.RestartPolicyNever
+	}
+	return corev1.RestartPolicyOnFailure
+}
+
+func finishedPhase(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// awaitVolumes waits until everything is mounted, and says in an event what a long
+// wait is for.
+func (k *podKeeper) awaitVolumes(ctx context.Context, pod *corev1.Pod) (map[string]node.Mount, bool) {
+	pause := shortestRetry
+	for {
+		waiting, cancel := context.WithTimeout(ctx, mountWait)
+		mounts, err := k.volumes.WaitMounted(waiting, k.uid)
+		inTime := waiting.Err() == nil
+		cancel()
+		if err == nil {
+			byName := map[string]node.Mount{}
+			for _, mount := range mounts {
+				byName[mount.VolumeName] = mount
+			}
+			k.mu.Lock()
+			k.state.mounted = true
+			k.mu.Unlock()
+			k.changedState()
+			return byName, true
+		}
+		if ctx.Err() != nil {
+			return nil, false
+		}
+		k.events.Event(pod, corev1.EventTypeWarning, "FailedMount", err.Error())
+		if inTime && !patience(ctx, &pause) {
+			return nil, false
+		}
+	}
+}
+
+// patience pauses before the next try, longer each time. It is false if ctx ended.
+func patience(ctx context.Context, pause *time.Duration) bool {
+	timer := time.NewTimer(*pause)
+	defer timer.Stop()
+	*pause = min(2**pause, longestRetry)
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// finish lets the pod go: its volumes are unmounted, its object is deleted, its
+// directory removed.
+func (k *podKeeper) finish(ctx context.Context) {
+	log := klog.FromContext(ctx).WithValues("pod", klog.KObj(k.object()))
+	if err := k.volumes.WaitUnmounted(ctx, k.uid); err != nil {
+		log.Error(err, "volumes stay mounted")
+		return
+	}
+	pause := shortestRetry
+	for !k.isGone() {
+		err := k.client.CoreV1().Pods(k.object().Namespace).Delete(ctx, k.object().Name, metav1.DeleteOptions{
+			GracePeriodSeconds: new(int64(0)), Preconditions: metav1.NewUIDPreconditions(string(k.uid)),
+		})
+		if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+			break
+		}
+		log.Error(err, "pod could not be deleted, trying again")
+		if !patience(ctx, &pause) {
+			return
+		}
+	}
+	if err := os.RemoveAll(k.dir); err != nil {
+		log.Error(err, "directory of the pod stays")
+	}
+}
+
+func (k *podKeeper) isGone() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.gone
+}
+
+// changedState wakes the status writer.
+func (k *podKeeper) changedState() { wake(k.changed) }
+
+func (k *podKeeper) containerState(name string) containerState {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.state.containers[name]
+}
+
+func (k *podKeeper) setContainer(name string, change func(*containerState)) {
+	k.mu.Lock()
+	state := k.state.containers[name]
+	change(&state)
+	k.state.containers[name] = state
+	k.mu.Unlock()
+	k.changedState()
+}
+
+// writeStatus writes the newest status whenever it has changed; what changes while a
+// write is in flight goes out together after it. When ctx ends it writes what is left once.
+func (k *podKeeper) writeStatus(ctx context.Context) {
+	pause := shortestRetry
+	for {
+		select {
+		case <-ctx.Done():
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), longestRetry)
+			defer cancel()
+			select {
+			case <-k.changed:
+				_ = k.patchStatus(last) // the pod is about to go, or the next agent writes it
+			default:
+			}
+			return
+		case <-k.changed:
+		}
+		err := k.patchStatus(ctx)
+		if err == nil {
+			pause = shortestRetry
+			continue
+		}
+		klog.FromContext(ctx).Error(err, "status of pod could not be written, trying again")
+		wake(k.changed)
+		patience(ctx, &pause)
+	}
+}
+
+func (k *podKeeper) patchStatus(ctx context.Context) error {
+	k.mu.Lock()
+	pod, gone := k.pod, k.gone
+	if k.written != nil {
+		// Our own last write may not have come back by the watch yet.
+		pod = pod.DeepCopy()
+		pod.Status = k.written.Status
+	}
+	status := podStatus(pod, k.state, time.Now())
+	k.mu.Unlock()
+	if gone || finishedPhase(k.object()) {
+		return nil
+	}
+	updated, _, unchanged, err := podutil.PatchPodStatus(ctx, k.client, pod.Namespace, pod.Name, k.uid, pod.Status, status)
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return nil // gone, or another pod of this name
+	case err != nil:
+		return fmt.Errorf("write status of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	case unchanged || updated == nil:
+		return nil
+	}
+	k.mu.Lock()
+	k.written = updated
+	k.mu.Unlock()
+	return nil
+}
