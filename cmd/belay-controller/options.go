@@ -45,7 +45,7 @@ func (o *options) command(run func() error) *cobra.Command {
 		"How often the lease is asked for and renewed")
 	f.StringVar(&o.lease.Namespace, "leader-elect-resource-namespace", "kube-system", "Namespace of the lease")
 	f.StringVar(&o.lease.Name, "leader-elect-resource-name", "belay-controller", "Name of the lease")
-	f.StringVar(&o.manager.HealthAddress, "health-probe-bind-address", "127.0.0.1:0",
+	f.StringVar(&o.manager.HealthAddress, "health-probe-bind-address", "0",
 		`host:port of /healthz and /readyz; "0" for none`)
 	f.StringVar(&o.manager.MetricsAddress, "metrics-bind-address", "0", `host:port of /metrics; "0" for none`)
 	return cmd

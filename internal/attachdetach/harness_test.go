@@ -1,0 +1,447 @@
+package attachdetach
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/kube"
+)
+
+// patience is how long a test waits for what must come.
+const patience = 20 * time.Second
+
+// lab is one test's view of the cluster, with the parts that upstream plays.
+type lab struct {
+	*testing.T
+	client.Client
+	ctx      context.Context
+	prefix   string // of all names, as tests share the API server
+	attacher *fakeAttacher
+
+	mu      sync.Mutex
+	changed chan struct{} // closed and replaced at each event
+	vas     map[string]*storagev1.VolumeAttachment
+	nodes   map[string]*corev1.Node
+	events  map[string]*corev1.Event
+	history []string // what became visible, in order
+}
+
+func newLab(t *testing.T) *lab {
+	t.Helper()
+	if cluster.client == nil {
+		t.Skip("needs kube-apiserver and etcd: set KUBEBUILDER_ASSETS to their folder")
+	}
+	prefix := strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name()))
+	l := &lab{
+		T: t, Client: cluster.client, ctx: t.Context(), prefix: prefix, changed: make(chan struct{}),
+		vas: map[string]*storagev1.VolumeAttachment{}, nodes: map[string]*corev1.Node{}, events: map[string]*corev1.Event{},
+	}
+	l.must(l.Create(l.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: prefix}}))
+	l.watch()
+	l.attacher = &fakeAttacher{lab: l, finalizer: kube.AttacherFinalizer(driver)}
+	return l
+}
+
+const driver = "disk.test"
+
+func (l *lab) must(err error) {
+	l.Helper()
+	if err != nil {
+		l.Fatal(err)
+	}
+}
+
+// watch follows what the test asserts on.
+func (l *lab) watch() {
+	config := rest.CopyConfig(cluster.admin)
+	config.QPS = -1
+	clients, err := kubernetes.NewForConfig(config)
+	l.must(err)
+	factory := informers.NewSharedInformerFactory(clients, 0)
+	add := func(informer toolscache.SharedIndexInformer, see func(obj any, gone bool)) {
+		_, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+			AddFunc:    func(obj any) { see(obj, false) },
+			UpdateFunc: func(_, obj any) { see(obj, false) },
+			DeleteFunc: func(obj any) { see(obj, true) },
+		})
+		l.must(err)
+	}
+	add(factory.Storage().V1().VolumeAttachments().Informer(), func(obj any, gone bool) {
+		if va, ok := obj.(*storagev1.VolumeAttachment); ok && strings.HasPrefix(va.Spec.NodeName, l.prefix+"-") {
+			l.see(func() { l.seeAttachment(va, gone) })
+			if !gone {
+				l.attacher.notice(va)
+			}
+		}
+	})
+	add(factory.Core().V1().Nodes().Informer(), func(obj any, gone bool) {
+		if node, ok := obj.(*corev1.Node); ok {
+			l.see(func() { remember(l.nodes, node.Name, node, gone) })
+		}
+	})
+	add(factory.Core().V1().Events().Informer(), func(obj any, gone bool) {
+		if event, ok := obj.(*corev1.Event); ok && event.Namespace == l.prefix {
+			l.see(func() { remember(l.events, event.Name, event, gone) })
+		}
+	})
+	ctx, cancel := context.WithCancel(context.WithoutCancel(l.ctx))
+	factory.Start(ctx.Done())
+	factory.WaitForCacheSync(ctx.Done())
+	l.Cleanup(func() { cancel(); factory.Shutdown() })
+}
+
+func remember[T any](m map[string]T, name string, obj T, gone bool) {
+	if gone {
+		delete(m, name)
+	} else {
+		m[name] = obj
+	}
+}
+
+func (l *lab) seeAttachment(va *storagev1.VolumeAttachment, gone bool) {
+	remember(l.vas, va.Name, va, gone)
+	word := "made"
+	switch {
+	case gone:
+		word = "gone"
+	case va.DeletionTimestamp != nil:
+		word = "deleting"
+	case va.Status.Attached:
+		word = "attached"
+	}
+	entry := strings.TrimPrefix(va.Spec.NodeName, l.prefix+"-") + " " + word
+	if len(l.history) == 0 || l.history[len(l.history)-1] != entry {
+		l.history = append(l.history, entry)
+	}
+}
+
+func (l *lab) see(f func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f()
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+// await returns once the condition holds in what was seen.
+func (l *lab) await(what string, holds func() bool) {
+	l.Helper()
+	deadline := time.NewTimer(patience)
+	defer deadline.Stop()
+	for {
+		l.mu.Lock()
+		ok, changed := holds(), l.changed
+		l.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-changed:
+		case <-deadline.C:
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.Fatalf("waited in vain: %s\n%s", what, l.describe())
+		}
+	}
+}
+
+func (l *lab) describe() string {
+	var b strings.Builder
+	fmt.Fprintln(&b, "history:", l.history)
+	for _, va := range l.vas {
+		fmt.Fprintf(&b, "attachment %s node %s attached %v deleting %v %v\n", va.Name, va.Spec.NodeName, va.Status.Attached, va.DeletionTimestamp, va.Annotations)
+	}
+	for _, n := range l.nodes {
+		if strings.HasPrefix(n.Name, l.prefix) {
+			fmt.Fprintf(&b, "node %s attached %v in use %v\n", n.Name, n.Status.VolumesAttached, n.Status.VolumesInUse)
+		}
+	}
+	for _, e := range l.events {
+		fmt.Fprintf(&b, "event on %s: %s %q\n", e.InvolvedObject.Name, e.Reason, e.Message)
+	}
+	return b.String()
+}
+
+// run starts a controller, with the shipped rights; stop ends it.
+func (l *lab) run() (stop func()) {
+	l.Helper()
+	identity := fmt.Sprintf("%s-%d", l.prefix, time.Now().UnixNano())
+	mgr, err := kube.NewManager(cluster.controller, kube.ManagerConfig{
+		Lease: &kube.LeaseConfig{
+			Namespace: "kube-system", Name: "belay-controller", Identity: identity, RenewDeadline: 10 * time.Second,
+		},
+		LeaseDuration: 15 * time.Second,
+		RetryPeriod:   100 * time.Millisecond,
+	})
+	l.must(err)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(l.ctx))
+	l.must(Setup(ctx, mgr, Options{Policy: attachment.Policy{OutOfService: true}}))
+	ended := make(chan error, 1)
+	go func() { ended <- mgr.Start(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
+			l.Errorf("controller ended: %v", err)
+		}
+	})
+	l.Cleanup(stop)
+	return stop
+}
+
+func (l *lab) name(s string) string { return l.prefix + "-" + s }
+
+// node makes a node whose volumes the controller manages.
+func (l *lab) node(name string) {
+	l.Helper()
+	l.must(l.Create(l.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: l.name(name), Annotations: map[string]string{kube.ManagedAttachAnnotation: "true"},
+	}}))
+	l.patchStatus(&corev1.Node{}, "", l.name(name), map[string]any{
+		"nodeInfo": map[string]any{"bootID": "boot-" + name, "systemUUID": "hw-" + name},
+	})
+	l.Cleanup(func() {
+		_ = l.Delete(context.Background(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: l.name(name)}})
+	})
+}
+
+func (l *lab) patchStatus(obj client.Object, namespace, name string, status map[string]any) {
+	l.Helper()
+	obj.SetNamespace(namespace)
+	obj.SetName(name)
+	body, err := json.Marshal(map[string]any{"status": status})
+	l.must(err)
+	l.must(l.Status().Patch(context.WithoutCancel(l.ctx), obj, client.RawPatch(types.MergePatchType, body)))
+}
+
+// use is kubelet: it says which volumes its node uses.
+func (l *lab) use(node string, volumes ...string) {
+	l.Helper()
+	var list any
+	if len(volumes) > 0 {
+		var names []string
+		for _, v := range volumes {
+			names = append(names, l.unique(v))
+		}
+		list = names
+	}
+	l.patchStatus(&corev1.Node{}, "", l.name(node), map[string]any{"volumesInUse": list})
+}
+
+func (l *lab) unique(volume string) string { return kube.UniqueVolumeName(driver, l.name(volume)) }
+
+// persistentVolume makes a PersistentVolume and the claim that is bound to it.
+func (l *lab) volume(name string, modes ...corev1.PersistentVolumeAccessMode) {
+	l.Helper()
+	l.persistentVolume(name, driver, modes...)
+	l.claim(name)
+}
+
+func (l *lab) claim(name string) {
+	l.Helper()
+	pvc := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: l.prefix, Name: name},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			VolumeName: l.name(name), StorageClassName: new(""), Resources: storage(),
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+		},
+	}
+	l.must(l.Create(l.ctx, pvc))
+	l.patchStatus(&corev1.PersistentVolumeClaim{}, l.prefix, name, map[string]any{"phase": corev1.ClaimBound})
+	body, err := json.Marshal(map[string]any{"spec": map[string]any{"claimRef": map[string]any{
+		"namespace": l.prefix, "name": name, "uid": pvc.UID,
+	}}})
+	l.must(err)
+	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: l.name(name)}}
+	if err := l.Patch(l.ctx, pv, client.RawPatch(types.MergePatchType, body)); client.IgnoreNotFound(err) != nil {
+		l.Fatal(err)
+	}
+}
+
+func (l *lab) persistentVolume(name, driver string, modes ...corev1.PersistentVolumeAccessMode) {
+	l.Helper()
+	if len(modes) == 0 {
+		modes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+	}
+	l.must(l.Create(l.ctx, &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: l.name(name)},
+		Spec: corev1.PersistentVolumeSpec{
+			AccessModes: modes, Capacity: storage().Requests,
+			PersistentVolumeSource: corev1.PersistentVolumeSource{
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: l.name(name)},
+			},
+		},
+	}))
+}
+
+// pod makes a pod on a node that uses the claims.
+func (l *lab) pod(name, node string, claims ...string) {
+	l.Helper()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: l.prefix, Name: name},
+		Spec: corev1.PodSpec{
+			NodeName:   l.name(node),
+			Containers: []corev1.Container{{Name: "c", Image: "i"}},
+		},
+	}
+	for _, claim := range claims {
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: claim, VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
+		}})
+	}
+	l.must(l.Create(l.ctx, pod))
+	l.Cleanup(func() { _ = l.deletePod(name) })
+}
+
+// gone is kubelet and user together: the pod is deleted and has ended.
+func (l *lab) gone(pod string) {
+	l.Helper()
+	l.must(l.deletePod(pod))
+}
+
+func (l *lab) deletePod(name string) error {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: l.prefix, Name: name}}
+	return l.Delete(context.Background(), pod, client.GracePeriodSeconds(0))
+}
+
+// attachment gives the attachment of a volume to a node; hold l.mu.
+func (l *lab) attachment(volume, node string) *storagev1.VolumeAttachment {
+	return l.vas[kube.AttachmentName(l.name(volume), driver, l.name(node))]
+}
+
+func (l *lab) isReported(volume, node string) bool {
+	n := l.nodes[l.name(node)]
+	return n != nil && slices.ContainsFunc(n.Status.VolumesAttached, func(v corev1.AttachedVolume) bool {
+		return string(v.Name) == l.unique(volume)
+	})
+}
+
+func (l *lab) awaitReported(volume, node string) {
+	l.Helper()
+	l.await(volume+" attached and reported on "+node, func() bool {
+		va := l.attachment(volume, node)
+		return va != nil && va.Status.Attached && l.isReported(volume, node)
+	})
+}
+
+func (l *lab) awaitDetached(volume, node string) {
+	l.Helper()
+	l.await(volume+" detached from "+node, func() bool {
+		return l.attachment(volume, node) == nil && !l.isReported(volume, node)
+	})
+}
+
+// awaitWaiting returns once the controller has written that a detach waits.
+func (l *lab) awaitWaiting(volume, node string) {
+	l.Helper()
+	l.await("detach of "+volume+" from "+node+" waits", func() bool {
+		va := l.attachment(volume, node)
+		return va != nil && va.Annotations[kube.DetachRequestedAnnotation] != ""
+	})
+}
+
+// told gives the messages of a reason that a pod was sent; hold l.mu.
+func (l *lab) told(pod, reason string) []string {
+	var found []string
+	for _, e := range l.events {
+		if e.InvolvedObject.Name == pod && e.Reason == reason && e.Source.Component == EventComponent {
+			found = append(found, e.Message)
+		}
+	}
+	return found
+}
+
+func (l *lab) awaitTold(pod, reason, message string) {
+	l.Helper()
+	l.await(fmt.Sprintf("pod %s is told %s %q", pod, reason, message), func() bool {
+		return slices.Contains(l.told(pod, reason), message)
+	})
+}
+
+// read gives the attachment as the API server has it, nil if it has none.
+func (l *lab) read(volume, node string) *storagev1.VolumeAttachment {
+	l.Helper()
+	va := &storagev1.VolumeAttachment{}
+	name := kube.AttachmentName(l.name(volume), driver, l.name(node))
+	if err := l.Get(l.ctx, client.ObjectKey{Name: name}, va); err != nil {
+		l.must(client.IgnoreNotFound(err))
+		return nil
+	}
+	return va
+}
+
+// fakeAttacher answers attachments as csi-attacher with an instant driver does.
+type fakeAttacher struct {
+	*lab
+	finalizer string
+
+	guard    sync.Mutex
+	refusal  string          // attachError of every attach, "" for none
+	stalled  bool            // detaches are not answered
+	attached map[string]bool // by node, for S1: volume + " " + node
+}
+
+func (a *fakeAttacher) set(f func()) {
+	a.guard.Lock()
+	f()
+	a.guard.Unlock()
+	a.mu.Lock()
+	all := slices.Collect(maps.Values(a.vas))
+	a.mu.Unlock()
+	for _, va := range all {
+		a.notice(va)
+	}
+}
+
+// notice does what the attacher does next for the attachment.
+func (a *fakeAttacher) notice(va *storagev1.VolumeAttachment) {
+	a.guard.Lock()
+	defer a.guard.Unlock()
+	finalized := slices.Contains(va.Finalizers, a.finalizer)
+	ctx := context.WithoutCancel(a.ctx)
+	target := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: va.Name}}
+	patch := func(status bool, format string, args ...any) {
+		p := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, format, args...))
+		err := error(nil)
+		if status {
+			err = a.Status().Patch(ctx, target, p)
+		} else {
+			err = a.Patch(ctx, target, p)
+		}
+		if client.IgnoreNotFound(err) != nil {
+			fmt.Fprintln(os.Stderr, "fake attacher:", err)
+		}
+	}
+	switch {
+	case va.DeletionTimestamp != nil && finalized && !a.stalled:
+		patch(false, `{"metadata": {"uid": %q, "finalizers": null}}`, va.UID)
+	case va.DeletionTimestamp != nil || va.Status.Attached:
+	case !finalized:
+		patch(false, `{"metadata": {"uid": %q, "finalizers": [%q]}}`, va.UID, a.finalizer)
+	case a.refusal != "":
+		if va.Status.AttachError == nil {
+			patch(true, `{"metadata": {"uid": %q}, "status": {"attachError": {"message": %q}}}`, va.UID, a.refusal)
+		}
+	default:
+		patch(true, `{"metadata": {"uid": %q}, "status": {"attached": true, "attachError": null}}`, va.UID)
+	}
+}
