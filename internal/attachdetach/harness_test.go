@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -37,6 +38,10 @@ type lab struct {
 	ctx      context.Context
 	prefix   string // of all names, as tests share the API server
 	attacher *fakeAttacher
+
+	// intercept, if set before run, sees each request of the controller before it is
+	// sent. An error is returned in place of an answer.
+	intercept func(*http.Request) error
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced at each event
@@ -186,7 +191,18 @@ func (l *lab) describe() string {
 func (l *lab) run() (stop func()) {
 	l.Helper()
 	identity := fmt.Sprintf("%s-%d", l.prefix, time.Now().UnixNano())
-	mgr, err := kube.NewManager(cluster.controller, kube.ManagerConfig{
+	config := rest.CopyConfig(cluster.controller)
+	if intercept := l.intercept; intercept != nil {
+		config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+			return roundTripper(func(r *http.Request) (*http.Response, error) {
+				if err := intercept(r); err != nil {
+					return nil, err
+				}
+				return next.RoundTrip(r)
+			})
+		})
+	}
+	mgr, err := kube.NewManager(config, kube.ManagerConfig{
 		Lease: &kube.LeaseConfig{
 			Namespace: "kube-system", Name: "belay-controller", Identity: identity, RenewDeadline: 10 * time.Second,
 		},
@@ -206,6 +222,23 @@ func (l *lab) run() (stop func()) {
 	})
 	l.Cleanup(stop)
 	return stop
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// Requests of the controller, for intercept.
+func isReport(r *http.Request) bool {
+	return r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/status")
+}
+
+func isDetach(r *http.Request) bool {
+	return r.Method == http.MethodDelete && strings.Contains(r.URL.Path, "/volumeattachments/")
+}
+
+func isAttach(r *http.Request) bool {
+	return r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/volumeattachments")
 }
 
 func (l *lab) name(s string) string { return l.prefix + "-" + s }
@@ -249,7 +282,7 @@ func (l *lab) use(node string, volumes ...string) {
 
 func (l *lab) unique(volume string) string { return kube.UniqueVolumeName(driver, l.name(volume)) }
 
-// persistentVolume makes a PersistentVolume and the claim that is bound to it.
+// volume makes a PersistentVolume and the claim that is bound to it.
 func (l *lab) volume(name string, modes ...corev1.PersistentVolumeAccessMode) {
 	l.Helper()
 	l.persistentVolume(name, driver, modes...)
@@ -267,14 +300,50 @@ func (l *lab) claim(name string) {
 	}
 	l.must(l.Create(l.ctx, pvc))
 	l.patchStatus(&corev1.PersistentVolumeClaim{}, l.prefix, name, map[string]any{"phase": corev1.ClaimBound})
+	l.bind(pvc)
+}
+
+// bindLate binds a PersistentVolume that came after its claim.
+func (l *lab) bindLate(name string) {
+	l.Helper()
+	pvc := &corev1.PersistentVolumeClaim{}
+	if err := l.Get(l.ctx, client.ObjectKey{Namespace: l.prefix, Name: name}, pvc); err != nil {
+		l.must(client.IgnoreNotFound(err))
+		return
+	}
+	l.bind(pvc)
+}
+
+func (l *lab) bind(pvc *corev1.PersistentVolumeClaim) {
+	l.Helper()
 	body, err := json.Marshal(map[string]any{"spec": map[string]any{"claimRef": map[string]any{
-		"namespace": l.prefix, "name": name, "uid": pvc.UID,
+		"namespace": l.prefix, "name": pvc.Name, "uid": pvc.UID,
 	}}})
 	l.must(err)
-	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: l.name(name)}}
+	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: l.name(pvc.Name)}}
 	if err := l.Patch(l.ctx, pv, client.RawPatch(types.MergePatchType, body)); client.IgnoreNotFound(err) != nil {
 		l.Fatal(err)
 	}
+}
+
+// taint puts a node out of service.
+func (l *lab) taint(node string) {
+	l.Helper()
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: l.name(node)}}
+	body := fmt.Appendf(nil, `{"spec": {"taints": [{"key": %q, "value": "nodeshutdown", "effect": "NoExecute"}]}}`, kube.OutOfServiceTaint)
+	l.must(l.Patch(l.ctx, n, client.RawPatch(types.MergePatchType, body)))
+}
+
+// manage hands attach and detach of a node to the controller, or to its kubelet.
+func (l *lab) manage(node string, managed bool) {
+	l.Helper()
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: l.name(node)}}
+	value := "null"
+	if managed {
+		value = `"true"`
+	}
+	body := fmt.Appendf(nil, `{"metadata": {"annotations": {%q: %s}}}`, kube.ManagedAttachAnnotation, value)
+	l.must(l.Patch(l.ctx, n, client.RawPatch(types.MergePatchType, body)))
 }
 
 func (l *lab) persistentVolume(name, driver string, modes ...corev1.PersistentVolumeAccessMode) {
@@ -394,10 +463,9 @@ type fakeAttacher struct {
 	*lab
 	finalizer string
 
-	guard    sync.Mutex
-	refusal  string          // attachError of every attach, "" for none
-	stalled  bool            // detaches are not answered
-	attached map[string]bool // by node, for S1: volume + " " + node
+	guard   sync.Mutex
+	refusal string // attachError of every attach, "" for none
+	stalled bool   // nothing is answered
 }
 
 func (a *fakeAttacher) set(f func()) {
@@ -432,7 +500,8 @@ func (a *fakeAttacher) notice(va *storagev1.VolumeAttachment) {
 		}
 	}
 	switch {
-	case va.DeletionTimestamp != nil && finalized && !a.stalled:
+	case a.stalled:
+	case va.DeletionTimestamp != nil && finalized:
 		patch(false, `{"metadata": {"uid": %q, "finalizers": null}}`, va.UID)
 	case va.DeletionTimestamp != nil || va.Status.Attached:
 	case !finalized:

@@ -1,11 +1,20 @@
 package attachdetach
 
 import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
@@ -46,4 +55,286 @@ func TestAttachReportAndDetach(t *testing.T) {
 	l.await("still reported", func() bool { return l.isReported("v", "a") })
 	l.use("a")
 	l.awaitDetached("v", "a")
+}
+
+func TestNothingWantedNothingDone(t *testing.T) {
+	l := newLab(t)
+	l.node("a")
+	l.volume("idle")
+	l.volume("v")
+	l.run()
+	l.pod("p", "a", "v")
+	l.awaitReported("v", "a")
+	if l.read("idle", "a") != nil {
+		t.Error("attached a volume that no pod uses")
+	}
+}
+
+func TestObjectsInAnyOrder(t *testing.T) {
+	l := newLab(t)
+	l.run()
+	var permute func(done, left []string)
+	run := 0
+	permute = func(done, left []string) {
+		if len(left) > 0 {
+			for i := range left {
+				rest := slices.Concat(left[:i:i], left[i+1:])
+				permute(append(slices.Clone(done), left[i]), rest)
+			}
+			return
+		}
+		run++
+		name := fmt.Sprintf("o%d", run)
+		for _, kind := range done {
+			switch kind {
+			case "pod":
+				l.pod(name, name, name)
+			case "node":
+				l.node(name)
+			case "volume":
+				l.persistentVolume(name, driver)
+				l.bindLate(name)
+			case "claim":
+				l.claim(name)
+			}
+		}
+		l.awaitReported(name, name)
+	}
+	permute(nil, []string{"pod", "node", "volume", "claim"})
+	if run != 24 {
+		t.Errorf("%d orders, want 24", run)
+	}
+}
+
+func TestSharedVolumeOnTwoNodes(t *testing.T) {
+	l := newLab(t)
+	l.node("a")
+	l.node("b")
+	l.volume("v", corev1.ReadWriteMany)
+	l.run()
+	l.pod("p", "a", "v")
+	l.pod("q", "b", "v")
+	l.awaitReported("v", "a")
+	l.awaitReported("v", "b")
+	l.gone("p")
+	l.awaitDetached("v", "a")
+	if va := l.read("v", "b"); va == nil || va.DeletionTimestamp != nil {
+		t.Error("detaching from one node detached from the other")
+	}
+}
+
+func TestMultiAttachRefusedThenHandedOver(t *testing.T) {
+	l := newLab(t)
+	l.node("a")
+	l.node("b")
+	l.volume("v")
+	l.run()
+	l.pod("p", "a", "v")
+	l.awaitReported("v", "a")
+	l.use("a", "v")
+
+	l.pod("q", "b", "v")
+	first := fmt.Sprintf("Multi-Attach error for volume %q Volume is already used by pod(s) p (attached to node %q)", l.name("v"), l.name("a"))
+	l.awaitTold("q", explain.FailedAttachVolume, first)
+	if l.read("v", "b") != nil {
+		t.Fatal("S1: attached to a second node")
+	}
+	l.gone("p")
+	l.awaitWaiting("v", "a")
+	if l.read("v", "b") != nil {
+		t.Fatal("S1: attached to a second node while the first uses it")
+	}
+	l.use("a")
+	l.awaitReported("v", "b")
+	l.awaitTold("q", explain.SuccessfulAttachVolume, explain.AttachSucceeded(l.name("v")))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if diff := cmp.Diff([]string{first}, l.told("q", explain.FailedAttachVolume)); diff != "" {
+		t.Errorf("told once per reason (-want +got):\n%s", diff)
+	}
+	want := []string{"a made", "a attached", "a deleting", "a gone", "b made", "b attached"}
+	if diff := cmp.Diff(want, l.history); diff != "" {
+		t.Errorf("history (-want +got):\n%s", diff)
+	}
+}
+
+func TestUncertainElsewhereBlocks(t *testing.T) {
+	l := newLab(t)
+	l.attacher.refusal = "rpc error: code = DeadlineExceeded desc = nobody knows"
+	l.node("a")
+	l.node("b")
+	l.volume("v")
+	l.run()
+	l.pod("p", "a", "v")
+	l.awaitTold("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), l.attacher.refusal))
+	l.pod("q", "b", "v")
+	l.await("q is told", func() bool { return len(l.told("q", explain.FailedAttachVolume)) == 1 })
+	if l.read("v", "b") != nil {
+		t.Fatal("S1: attached elsewhere while the first attach is uncertain")
+	}
+	l.gone("p")
+	l.awaitDetached("v", "a")
+	l.attacher.set(func() { l.attacher.refusal = "" })
+	l.awaitReported("v", "b")
+}
+
+func TestOutOfServiceForcesDetach(t *testing.T) {
+	l := newLab(t)
+	l.node("a")
+	l.node("b")
+	l.volume("v")
+	l.run()
+	l.pod("p", "a", "v")
+	l.awaitReported("v", "a")
+	l.use("a", "v")
+	l.gone("p")
+	l.pod("q", "b", "v")
+	l.awaitWaiting("v", "a")
+	l.taint("a")
+	l.awaitReported("v", "b")
+	l.awaitDetached("v", "a")
+}
+
+func TestDriverWithoutAttach(t *testing.T) {
+	l := newLab(t)
+	l.node("a")
+	l.persistentVolume("local", "local.test")
+	l.claim("local")
+	l.volume("v")
+	l.run()
+	l.pod("p", "a", "local", "v")
+	l.awaitReported("v", "a")
+	va := &storagev1.VolumeAttachment{}
+	name := kube.AttachmentName(l.name("local"), "local.test", l.name("a"))
+	if err := l.Get(l.ctx, client.ObjectKey{Name: name}, va); !apierrors.IsNotFound(err) {
+		t.Errorf("attachment of a driver that needs none: %v", err)
+	}
+}
+
+func TestDriverTurnsToNoAttach(t *testing.T) {
+	l := newLab(t)
+	csi := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: l.name("turning")}}
+	l.must(l.Create(l.ctx, csi))
+	t.Cleanup(func() { _ = l.Delete(context.Background(), csi) })
+	l.node("a")
+	l.persistentVolume("v", csi.Name)
+	l.claim("v")
+	l.run()
+	l.pod("p", "a", "v")
+	name := kube.AttachmentName(l.name("v"), csi.Name, l.name("a"))
+	l.await("attached", func() bool { return l.vas[name] != nil && l.vas[name].Status.Attached })
+	l.must(l.Delete(l.ctx, csi))
+	csi = &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: csi.Name}, Spec: storagev1.CSIDriverSpec{AttachRequired: new(false)}}
+	l.must(l.Create(l.ctx, csi))
+	l.await("cleaned up", func() bool { return l.vas[name] == nil })
+}
+
+func TestNodeThatAttachesByItself(t *testing.T) {
+	l := newLab(t)
+	l.node("a")
+	l.manage("a", false)
+	l.node("b")
+	l.volume("v")
+	l.volume("w")
+	l.run()
+	l.pod("p", "a", "v")
+	l.pod("q", "b", "w")
+	l.awaitReported("w", "b")
+	if l.read("v", "a") != nil {
+		t.Fatal("attached to a node that attaches by itself")
+	}
+	l.manage("a", true)
+	l.awaitReported("v", "a")
+}
+
+func TestAttachmentDeletedBySomebody(t *testing.T) {
+	l := newLab(t)
+	l.node("a")
+	l.volume("v")
+	l.run()
+	l.pod("p", "a", "v")
+	l.awaitReported("v", "a")
+	before := l.read("v", "a")
+	l.must(l.Delete(l.ctx, before))
+	l.await("attached anew and reported", func() bool {
+		va := l.attachment("v", "a")
+		return va != nil && va.UID != before.UID && va.Status.Attached && l.isReported("v", "a")
+	})
+}
+
+func TestWantedAgainWhileDetachWaits(t *testing.T) {
+	l := newLab(t)
+	l.node("a")
+	l.volume("v")
+	l.run()
+	l.pod("p", "a", "v")
+	l.awaitReported("v", "a")
+	uid := l.read("v", "a").UID
+	l.use("a", "v")
+	l.gone("p")
+	l.awaitWaiting("v", "a")
+	l.pod("q", "a", "v")
+	l.await("no detach waits any more", func() bool {
+		return l.attachment("v", "a").Annotations[kube.DetachRequestedAnnotation] == ""
+	})
+	if va := l.read("v", "a"); va.UID != uid || va.DeletionTimestamp != nil {
+		t.Error("detached although it was wanted again")
+	}
+}
+
+func TestNodeDeleted(t *testing.T) {
+	l := newLab(t)
+	l.node("idle")
+	l.node("busy")
+	l.volume("v")
+	l.volume("w")
+	l.run()
+	l.pod("p", "idle", "v")
+	l.pod("q", "busy", "w")
+	l.awaitReported("v", "idle")
+	l.awaitReported("w", "busy")
+	l.use("busy", "w")
+	for _, name := range []string{"idle", "busy"} {
+		l.must(l.Delete(l.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: l.name(name)}}))
+	}
+	l.gone("p")
+	l.gone("q")
+	l.awaitDetached("v", "idle")
+	l.awaitWaiting("w", "busy")
+	if va := l.read("w", "busy"); va.DeletionTimestamp != nil {
+		t.Error("S2: detached from a node that vanished while it used the volume")
+	}
+}
+
+func TestReportsOfANodeShareWrites(t *testing.T) {
+	l := newLab(t)
+	var writes atomic.Int32
+	l.intercept = func(r *http.Request) error {
+		if isReport(r) {
+			writes.Add(1)
+		}
+		return nil
+	}
+	l.node("a")
+	const volumes = 30
+	var names []string
+	for i := range volumes {
+		name := fmt.Sprintf("v%d", i)
+		names = append(names, name)
+		l.volume(name)
+	}
+	l.run()
+	l.pod("p", "a", names...)
+	for _, name := range names {
+		l.awaitReported(name, "a")
+	}
+	attached := writes.Load()
+	l.gone("p")
+	for _, name := range names {
+		l.awaitDetached(name, "a")
+	}
+	t.Logf("%d volumes: %d writes to report, %d to withdraw", volumes, attached, writes.Load()-attached)
+	if writes.Load() >= 2*volumes {
+		t.Errorf("%d writes for %d reports and withdrawals", writes.Load(), 2*volumes)
+	}
 }
