@@ -94,7 +94,7 @@ func DecodeRecord(raw []byte) (Record, error) {
 // done again, which the CSI spec makes safe, or undone.
 func (r Record) Rebuilt(bootID string, mounted Knowledge) Phase {
 	sameBoot := r.BootID == bootID && bootID != ""
-	if r.Confirmed && !r.Leaving && sameBoot && (r.Block || mounted == Yes) {
+	if r.Confirmed && !r.Leaving && sameBoot && mounted == Yes {
 		return Confirmed
 	}
 	return Uncertain
