@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -122,15 +123,18 @@ func startDriver(t *testing.T, capabilities ...csispec.ControllerServiceCapabili
 	return d
 }
 
+var drivers atomic.Int64
+
 var notNameChar = regexp.MustCompile("[^a-z0-9]+")
 
 // driverName makes a CSI driver name of a test's name.
 func driverName(t *testing.T) string {
-	name := strings.Trim(notNameChar.ReplaceAllString(strings.ToLower(t.Name()), "-"), "-")
-	if len(name) > 50 {
-		name = name[len(name)-50:]
+	words := strings.Split(t.Name(), "/")
+	name := strings.Trim(notNameChar.ReplaceAllString(strings.ToLower(words[len(words)-1]), "-"), "-")
+	if len(name) > 35 {
+		name = strings.Trim(name[:35], "-")
 	}
-	return strings.Trim(name, "-") + ".csi.test"
+	return fmt.Sprintf("%s-%d.csi.test", name, drivers.Add(1))
 }
 
 func (d *scriptedDriver) GetPluginInfo(context.Context, *csispec.GetPluginInfoRequest) (*csispec.GetPluginInfoResponse, error) {

@@ -1,0 +1,453 @@
+package attacher
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/kube"
+)
+
+// failing answers the first n calls of a method with an error.
+func failing(method string, n int, err error) func(context.Context, call, int) (map[string]string, error) {
+	left := n
+	return func(_ context.Context, c call, _ int) (map[string]string, error) {
+		if c.Method == method && left > 0 {
+			left--
+			return nil, err
+		}
+		return nil, nil
+	}
+}
+
+func (w *world) wantCalls(want ...string) {
+	w.t.Helper()
+	if diff := cmp.Diff(want, w.driver.received()); diff != "" {
+		w.t.Errorf("calls (-want +got):\n%s", diff)
+	}
+}
+
+// withFinalizer makes an attachment as an earlier attacher left it.
+func withFinalizer(w *world, nodeID string) func(*storagev1.VolumeAttachment) {
+	return func(va *storagev1.VolumeAttachment) {
+		va.Finalizers = append(va.Finalizers, kube.AttacherFinalizer(w.driver.name))
+		if nodeID != "" {
+			va.Annotations = map[string]string{kube.NodeIDAnnotation: nodeID}
+		}
+	}
+}
+
+func isAttachedAlready(va *storagev1.VolumeAttachment) { va.Status.Attached = true }
+
+// TestCSIHandlerRefused: no request can be made; the reason is in attachError,
+// no finalizer is stored, no call is sent. When the obstacle goes, the attach
+// goes on by itself.
+func TestCSIHandlerRefused(t *testing.T) {
+	tests := map[string]struct {
+		arrange func(w *world)
+		want    string
+		mend    func(w *world) // nil if nothing can
+	}{
+		"unknown PV": {func(w *world) { w.node("node1") }, `not found`, func(w *world) { w.volume("pv1") }},
+		"PV with deletion timestamp": {func(w *world) {
+			w.node("node1")
+			w.volume("pv1", func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{"example.com/keep"} })
+			if err := w.client.CoreV1().PersistentVolumes().Delete(w.t.Context(), w.name("pv1"), metav1.DeleteOptions{}); err != nil {
+				w.t.Fatal(err)
+			}
+		}, "is marked for deletion", nil},
+		"unknown node": {func(w *world) { w.volume("pv1") }, "csinode.storage.k8s.io", func(w *world) { w.node("node1") }},
+		"CSINode exists without the driver": {func(w *world) { w.volume("pv1"); w.nodeWithID("node1", "") }, "does not contain driver", func(w *world) {
+			w.deleteNode("node1")
+			w.node("node1")
+		}},
+		"missing secrets": {func(w *world) {
+			w.node("node1")
+			w.volume("pv1", func(pv *corev1.PersistentVolume) {
+				pv.Spec.CSI.ControllerPublishSecretRef = &corev1.SecretReference{Name: w.name("s1"), Namespace: "default"}
+			})
+		}, "failed to load secret", func(w *world) { w.secret("s1", nil) }},
+		"ROX and RWO": {func(w *world) {
+			w.node("node1")
+			w.volume("pv1", func(pv *corev1.PersistentVolume) {
+				pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadOnlyMany, corev1.ReadWriteOnce}
+			})
+		}, "CSI does not support ReadOnlyMany and ReadWriteOnce", nil},
+		"PV of another driver": {func(w *world) {
+			w.node("node1")
+			w.volume("pv1", func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other.example.com" })
+		}, "belongs to CSI driver", nil},
+		"PV that is not CSI": {func(w *world) {
+			w.node("node1")
+			w.volume("pv1", func(pv *corev1.PersistentVolume) {
+				pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{NFS: &corev1.NFSVolumeSource{Server: "s", Path: "/"}}
+			})
+		}, "non-csi source", nil},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			tt.arrange(w)
+			w.start()
+			va := w.attachment("pv1", "node1")
+			stored := w.until(va, "refused", hasAttachError(tt.want))
+			if len(stored.Finalizers) != 0 {
+				t.Errorf("finalizers %v on an attachment that cannot begin", stored.Finalizers)
+			}
+			w.wantCalls()
+			if tt.mend == nil {
+				return
+			}
+			tt.mend(w)
+			stored = w.until(va, "attached", isAttached)
+			if stored.Status.AttachError != nil {
+				t.Errorf("attachError %q was not cleared", stored.Status.AttachError.Message)
+			}
+			w.wantCalls("Publish id-node1")
+		})
+	}
+}
+
+func TestCSIHandlerAlreadyAttachedIgnored(t *testing.T) {
+	w := newWorld(t)
+	w.node("node1")
+	w.volume("pv1")
+	w.volume("pv2")
+	w.attachment("pv1", "node1", withFinalizer(w, "id-node1"), isAttachedAlready)
+	w.start()
+	w.until(w.attachment("pv2", "node1"), "attached", isAttached)
+	w.wantCalls("Publish id-node1") // pv2's
+}
+
+func TestCSIHandlerUnknownDriverIgnored(t *testing.T) {
+	w := newWorld(t)
+	w.node("node1")
+	w.volume("pv1")
+	w.volume("pv2")
+	w.start()
+	other := w.attachment("pv1", "node1", func(va *storagev1.VolumeAttachment) { va.Spec.Attacher = "other.example.com" })
+	w.until(w.attachment("pv2", "node1"), "attached", isAttached)
+	if va := w.get(other); va.Status.Attached || va.Status.AttachError != nil || len(va.Finalizers) != 0 {
+		t.Errorf("another driver's attachment was touched: %+v", va)
+	}
+	w.delete(other)
+}
+
+func TestCSIAttachFailsThenSucceeds(t *testing.T) {
+	tests := map[string]struct {
+		err      error
+		want     string
+		wantCode *int32
+	}{
+		"with error code":             {status.Error(codes.ResourceExhausted, "mock rpc error"), "rpc error: code = ResourceExhausted desc = mock rpc error", ptr(int32(8))},
+		"too long for the API server": {status.Error(codes.Internal, strings.Repeat("é", 2000)), "rpc error: code = Internal desc = " + strings.Repeat("é", 493) + "...", ptr(int32(13))},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.driver.answers(failing("Publish", 1, tt.err))
+			w.node("node1")
+			w.volume("pv1")
+			w.start()
+			va := w.attachment("pv1", "node1")
+			stored := w.until(va, "failed", hasAttachError("rpc error"))
+			if diff := cmp.Diff(tt.want, stored.Status.AttachError.Message); diff != "" {
+				t.Errorf("message (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.wantCode, stored.Status.AttachError.ErrorCode); diff != "" {
+				t.Errorf("errorCode (-want +got):\n%s", diff)
+			}
+			if stored = w.until(va, "attached", isAttached); stored.Status.AttachError != nil {
+				t.Errorf("attachError %q was not cleared", stored.Status.AttachError.Message)
+			}
+			w.wantCalls("Publish id-node1", "Publish id-node1")
+		})
+	}
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func TestCSIAttachTimesOut(t *testing.T) {
+	w := newWorld(t)
+	w.driver.answers(func(ctx context.Context, _ call, nth int) (map[string]string, error) {
+		if nth == 0 {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		return nil, nil
+	})
+	w.node("node1")
+	w.volume("pv1")
+	w.start(func(c *Config) { c.Timeout = 300e6 })
+	va := w.attachment("pv1", "node1")
+	w.until(va, "timed out", hasAttachError("DeadlineExceeded"))
+	w.until(va, "attached", isAttached)
+	w.wantCalls("Publish id-node1", "Publish id-node1")
+}
+
+func TestNodeCameBackUnderAnotherID(t *testing.T) {
+	tests := map[string]struct {
+		attached bool
+		act      func(w *world, va string)
+		want     []string
+	}{
+		"attached, then deleted: the recorded id is unpublished": {true, func(w *world, va string) {
+			w.delete(va)
+			w.until(va, "gone", isGone)
+		}, []string{"Unpublish id-old"}},
+		"attach not recorded: the old id is taken back first": {false, func(w *world, va string) {
+			if stored := w.until(va, "attached", isAttached); stored.Annotations[kube.NodeIDAnnotation] != "id-node1" {
+				w.t.Errorf("node id %q", stored.Annotations[kube.NodeIDAnnotation])
+			}
+		}, []string{"Unpublish id-old", "Publish id-node1"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.node("node1")
+			w.volume("pv1")
+			va := w.attachment("pv1", "node1", withFinalizer(w, "id-old"), func(va *storagev1.VolumeAttachment) { va.Status.Attached = tt.attached })
+			w.start()
+			tt.act(w, va)
+			w.wantCalls(tt.want...)
+		})
+	}
+}
+
+func TestCSIHandlerDetach(t *testing.T) {
+	failed := status.Error(codes.NotFound, "no such thing")
+	tests := map[string]struct {
+		arrange func(w *world) string
+		answers func(context.Context, call, int) (map[string]string, error)
+		want    string // in detachError before it goes on
+		mend    func(w *world)
+		calls   []string
+	}{
+		"VolumeAttachment marked for deletion": {arrange: func(w *world) string {
+			w.node("node1")
+			w.volume("pv1")
+			return w.attachment("pv1", "node1", withFinalizer(w, "id-node1"), isAttachedAlready)
+		}, calls: []string{"Unpublish id-node1"}},
+		"CSI detach fails, NotFound is no success": {arrange: func(w *world) string {
+			w.node("node1")
+			w.volume("pv1")
+			return w.attachment("pv1", "node1", withFinalizer(w, "id-node1"), isAttachedAlready)
+		}, answers: failing("Unpublish", 1, failed), want: "no such thing", calls: []string{"Unpublish id-node1", "Unpublish id-node1"}},
+		"unknown node, annotation": {arrange: func(w *world) string {
+			w.volume("pv1")
+			return w.attachment("pv1", "node1", withFinalizer(w, "id-gone"), isAttachedAlready)
+		}, calls: []string{"Unpublish id-gone"}},
+		"unknown node without annotation": {arrange: func(w *world) string {
+			w.volume("pv1")
+			return w.attachment("pv1", "node1", withFinalizer(w, ""), isAttachedAlready)
+		}, want: "csinode.storage.k8s.io", mend: func(w *world) { w.node("node1") }, calls: []string{"Unpublish id-node1"}},
+		"unknown PV": {arrange: func(w *world) string {
+			w.node("node1")
+			return w.attachment("pv1", "node1", withFinalizer(w, "id-node1"), isAttachedAlready)
+		}, want: "not found", mend: func(w *world) { w.volume("pv1") }, calls: []string{"Unpublish id-node1"}},
+		"PV gone, another one of the same handle": {arrange: func(w *world) string {
+			w.node("node1")
+			w.volume("pv2", func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = w.name("pv1") })
+			return w.attachment("pv1", "node1", withFinalizer(w, "id-node1"), isAttachedAlready)
+		}, calls: []string{"Unpublish id-node1"}},
+		"missing secrets": {arrange: func(w *world) string {
+			w.node("node1")
+			w.volume("pv1", func(pv *corev1.PersistentVolume) {
+				pv.Spec.CSI.ControllerPublishSecretRef = &corev1.SecretReference{Name: w.name("s1"), Namespace: "default"}
+			})
+			return w.attachment("pv1", "node1", withFinalizer(w, "id-node1"), isAttachedAlready)
+		}, want: "failed to load secret", mend: func(w *world) { w.secret("s1", nil) }, calls: []string{"Unpublish id-node1"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			if tt.answers != nil {
+				w.driver.answers(tt.answers)
+			}
+			va := tt.arrange(w)
+			w.start()
+			w.delete(va)
+			if tt.want != "" {
+				w.until(va, "refused", hasDetachError(tt.want))
+			}
+			if tt.mend != nil {
+				tt.mend(w)
+			}
+			w.until(va, "gone", isGone)
+			w.wantCalls(tt.calls...)
+		})
+	}
+}
+
+func TestDeletedWithoutOurFinalizerIgnored(t *testing.T) {
+	w := newWorld(t)
+	w.node("node1")
+	w.volume("pv1")
+	w.volume("pv2")
+	va := w.attachment("pv1", "node1", func(va *storagev1.VolumeAttachment) { va.Finalizers = []string{"example.com/keep"} }, isAttachedAlready)
+	w.delete(va)
+	w.start()
+	w.until(w.attachment("pv2", "node1"), "attached", isAttached)
+	w.wantCalls("Publish id-node1") // pv2's
+	w.removeFinalizers(va)
+}
+
+func (w *world) removeFinalizers(va string) {
+	w.t.Helper()
+	_, err := w.client.StorageV1().VolumeAttachments().Patch(w.t.Context(), va, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		w.t.Fatal(err)
+	}
+}
+
+// An attachment that somebody else's finalizer keeps shows that it is detached,
+// and other people's finalizers are left alone.
+func TestDetachedAttachmentThatOthersKeep(t *testing.T) {
+	w := newWorld(t)
+	w.driver.answers(func(context.Context, call, int) (map[string]string, error) { return map[string]string{"a": "b"}, nil })
+	w.node("node1")
+	w.volume("pv1")
+	w.start()
+	va := w.attachment("pv1", "node1", func(va *storagev1.VolumeAttachment) { va.Finalizers = []string{"example.com/keep"} })
+	w.until(va, "attached", isAttached)
+	w.delete(va)
+	stored := w.until(va, "free of our finalizer", func(va *storagev1.VolumeAttachment) bool {
+		return va == nil || len(va.Finalizers) == 1 && va.DeletionTimestamp != nil
+	})
+	if stored == nil || stored.Status.Attached || stored.Status.AttachmentMetadata != nil || stored.Finalizers[0] != "example.com/keep" {
+		t.Errorf("kept attachment: %+v", stored)
+	}
+	w.removeFinalizers(va)
+	w.wantCalls("Publish id-node1", "Unpublish id-node1")
+}
+
+func TestPublishContextReplacesAnEarlierOne(t *testing.T) {
+	w := newWorld(t)
+	w.driver.answers(func(context.Context, call, int) (map[string]string, error) { return map[string]string{"new": "1"}, nil })
+	w.node("node1")
+	w.volume("pv1")
+	va := w.attachment("pv1", "node1")
+	stored := w.get(va)
+	stored.Status.AttachmentMetadata = map[string]string{"old": "1"}
+	if _, err := w.client.StorageV1().VolumeAttachments().UpdateStatus(t.Context(), stored, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.start()
+	stored = w.until(va, "attached", isAttached)
+	if diff := cmp.Diff(map[string]string{"new": "1"}, stored.Status.AttachmentMetadata); diff != "" {
+		t.Errorf("attachmentMetadata (-want +got):\n%s", diff)
+	}
+}
+
+func TestPublishContextThatTheAPIServerRefuses(t *testing.T) {
+	w := newWorld(t)
+	w.driver.answers(func(_ context.Context, _ call, nth int) (map[string]string, error) {
+		if nth == 0 {
+			return map[string]string{"big": strings.Repeat("x", 300<<10)}, nil
+		}
+		return nil, nil
+	})
+	w.node("node1")
+	w.volume("pv1")
+	w.start()
+	va := w.attachment("pv1", "node1")
+	w.until(va, "refused", hasAttachError("could not save the publish context"))
+	w.until(va, "attached", isAttached)
+}
+
+func TestPVFinalizer(t *testing.T) {
+	w := newWorld(t)
+	w.node("node1")
+	w.volume("pv1", func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{"example.com/keep"} })
+	w.volume("pv2")
+	w.start()
+	va := w.attachment("pv1", "node1")
+	w.until(va, "attached", isAttached)
+	w.untilPV("pv1", true)
+	if err := w.client.CoreV1().PersistentVolumes().Delete(t.Context(), w.name("pv1"), metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	// VA exists -> ignored: another volume's whole way passes without it coming off.
+	w.until(w.attachment("pv2", "node1"), "attached", isAttached)
+	w.untilPV("pv1", true)
+	w.delete(va)
+	w.until(va, "gone", isGone)
+	w.untilPV("pv1", false)
+	pv, err := w.client.CoreV1().PersistentVolumes().Get(t.Context(), w.name("pv1"), metav1.GetOptions{})
+	if err != nil || !strings.Contains(strings.Join(pv.Finalizers, " "), "example.com/keep") {
+		t.Errorf("other finalizers were not preserved: %v, %v", pv.Finalizers, err)
+	}
+	w.patchPV("pv1", `{"metadata":{"finalizers":null}}`)
+}
+
+// Two attachments of one volume begun side by side leave its finalizer once.
+func TestPVFinalizerOfConcurrentAttachments(t *testing.T) {
+	w := newWorld(t)
+	w.volume("pv1", func(pv *corev1.PersistentVolume) {
+		pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+	})
+	var names []string
+	for _, node := range []string{"n1", "n2", "n3", "n4", "n5"} {
+		w.node(node)
+		names = append(names, w.attachment("pv1", node))
+	}
+	w.start()
+	for _, name := range names {
+		w.until(name, "attached", isAttached)
+	}
+	pv, err := w.client.CoreV1().PersistentVolumes().Get(t.Context(), w.name("pv1"), metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(strings.Join(pv.Finalizers, " "), kube.AttacherFinalizer(w.driver.name)); n != 1 {
+		t.Errorf("our finalizer is on the volume %d times: %v", n, pv.Finalizers)
+	}
+}
+
+func TestGCEPDIsTranslated(t *testing.T) {
+	// The name of the driver is fixed here, so this runs alone on it.
+	w := newWorld(t)
+	w.driver.name = "pd.csi.storage.gke.io"
+	w.node("node1")
+	w.volume("pv1", func(pv *corev1.PersistentVolume) {
+		pv.Labels = map[string]string{"topology.kubernetes.io/zone": "testZone"}
+		pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "testpd"}}
+	})
+	w.start()
+	va := w.attachment("pv1", "node1")
+	w.until(va, "attached", isAttached)
+	w.delete(va)
+	w.until(va, "gone", isGone)
+	calls := w.driver.waitCalls(t, 2)
+	const handle = "projects/UNSPECIFIED/zones/testZone/disks/testpd"
+	if calls[0].Volume != handle || calls[1].Volume != handle {
+		t.Errorf("handles %q and %q, want %q", calls[0].Volume, calls[1].Volume, handle)
+	}
+	if diff := cmp.Diff(map[string]string{"partition": ""}, calls[0].Publish.VolumeContext); diff != "" {
+		t.Errorf("volume context (-want +got):\n%s", diff)
+	}
+}
+
+func TestTrivialHandler(t *testing.T) {
+	w := newWorld(t, csispec.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME)
+	w.node("node1")
+	w.volume("pv1")
+	w.start()
+	va := w.attachment("pv1", "node1")
+	if stored := w.until(va, "attached", isAttached); len(stored.Finalizers) != 0 {
+		t.Errorf("finalizers: %v", stored.Finalizers)
+	}
+	w.wantCalls()
+	w.delete(va)
+	w.until(va, "gone", isGone)
+}

@@ -1,0 +1,69 @@
+package attacher
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestWayOfOneAttach prints how long each hop of an attach takes on an idle
+// attacher; it fails only on what no machine explains.
+func TestWayOfOneAttach(t *testing.T) {
+	w := newWorld(t)
+	published := make(chan time.Time, 1)
+	w.driver.answers(func(_ context.Context, c call, _ int) (map[string]string, error) {
+		if c.Method == "Publish" {
+			published <- time.Now()
+		}
+		return nil, nil
+	})
+	w.node("node1")
+	w.start()
+	watch, err := w.client.StorageV1().VolumeAttachments().Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watch.Stop()
+	var toPublish, toRecord, toGone []time.Duration
+	for i := range 20 {
+		w.volume(fmt.Sprint("pv", i))
+		name := w.attachment(fmt.Sprint("pv", i), "node1")
+		var created time.Time
+		for event := range watch.ResultChan() {
+			va, ok := event.Object.(*storagev1.VolumeAttachment)
+			if !ok || va.Name != name {
+				continue
+			}
+			if event.Type == "ADDED" {
+				created = time.Now()
+			}
+			if isAttached(va) {
+				break
+			}
+		}
+		at := <-published
+		toPublish, toRecord = append(toPublish, at.Sub(created)), append(toRecord, time.Since(at))
+		begun := time.Now()
+		w.delete(name)
+		for event := range watch.ResultChan() {
+			if va, ok := event.Object.(*storagev1.VolumeAttachment); ok && va.Name == name && event.Type == "DELETED" {
+				break
+			}
+		}
+		toGone = append(toGone, time.Since(begun))
+	}
+	for what, took := range map[string][]time.Duration{
+		"seen -> publish sent": toPublish, "publish answered -> attached seen": toRecord, "delete sent -> gone seen": toGone,
+	} {
+		slices.Sort(took)
+		t.Logf("%s: median %v, max %v", what, took[len(took)/2], took[len(took)-1])
+		if took[len(took)/2] > time.Second {
+			t.Errorf("%s takes %v: something polls or sleeps", what, took[len(took)/2])
+		}
+	}
+}
