@@ -48,7 +48,7 @@ func utf8Locale(values ...string) bool {
 }
 
 const (
-	nameWidth  = 22
+	nameWidth  = 24
 	ownerWidth = 15
 	// tookWidth holds "1234567.8 ms" and a space.
 	tookWidth   = 12

@@ -122,7 +122,7 @@ var hopRules = []hopRule{
 }
 
 // powerCutOwners do the work of a node that is marked out of service.
-var powerCutOwners = map[HopName]string{HopPodDeleted: "taint eviction", HopPodGone: "pod GC"}
+var powerCutOwners = map[HopName]string{HopPodDeleted: "taint eviction", HopEnded: "pod GC", HopPodGone: "pod GC"}
 
 // HopNames lists the hops of a move in their order.
 func HopNames() []HopName {
