@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -162,6 +163,10 @@ func (c Config) validate() error {
 	for field, path := range map[string]string{"dir": c.Dir, "labDir": c.LabDir} {
 		if !filepath.IsAbs(path) {
 			problems = append(problems, fmt.Errorf("%s %q is not an absolute path", field, path))
+		}
+		if strings.ContainsAny(path, ",:\\") {
+			problems = append(problems, fmt.Errorf("%s %q holds a character that overlay mounts cannot have: "+
+				"put the cache folder (BELAY_CACHE) at a path without , : and \\", field, path))
 		}
 	}
 	if c.Kind != KindKubelet && c.Kind != KindBelay {

@@ -191,7 +191,7 @@ func (p *plane) startNode(t *testing.T, kind Kind, name string) *runningNode {
 	node.powerOn(t)
 	t.Cleanup(func() {
 		node.powerOff(t)
-		if t.Failed() {
+		if t.Failed() || os.Getenv("BELAY_TEST_LOGS") != "" {
 			node.showLogs(t)
 		}
 		if err := node.RemoveCgroup(); err != nil {

@@ -27,6 +27,9 @@ const mountWait = 20 * time.Second
 // forcedGrace is what the containers of a pod get whose object is gone already.
 const forcedGrace = time.Second
 
+// writeTimeout bounds one write of a status.
+const writeTimeout = 10 * time.Second
+
 // Writes to the API server that fail are tried again with these pauses.
 const (
 	shortestRetry = 100 * time.Millisecond
@@ -308,23 +311,27 @@ func (k *podKeeper) setContainer(name string, change func(*containerState)) {
 }
 
 // writeStatus writes the newest status whenever it has changed; what changes while a
-// write is in flight goes out together after it. When ctx ends it writes what is left once.
+// write is in flight goes out together after it. A write that has begun is ended also
+// when ctx ends, and then what is left is written once.
 func (k *podKeeper) writeStatus(ctx context.Context) {
+	write := func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
+		defer cancel()
+		return k.patchStatus(ctx)
+	}
 	pause := shortestRetry
 	for {
 		select {
 		case <-ctx.Done():
-			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), longestRetry)
-			defer cancel()
 			select {
 			case <-k.changed:
-				_ = k.patchStatus(last) // the pod is about to go, or the next agent writes it
+				_ = write() // the pod is about to go, or the next agent writes it
 			default:
 			}
 			return
 		case <-k.changed:
 		}
-		err := k.patchStatus(ctx)
+		err := write()
 		if err == nil {
 			pause = shortestRetry
 			continue
