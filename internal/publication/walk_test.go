@@ -1,0 +1,570 @@
+package publication
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// The walk lets one volume's attachments be made and deleted, node IDs change,
+// requests and replies be lost, the attacher read a stale cache, and crash, in an
+// order drawn from a seed, and checks the invariants after every step.
+//
+//	BELAY_WALK_SEED=17 go test -run TestWalk ./internal/publication   replays one
+
+const (
+	walkSeeds = 300
+	walkSteps = 400
+)
+
+// stored is an attachment at the API server.
+type stored struct {
+	a       Attachment
+	version int
+}
+
+// inCall is a call on its way: the driver has acted already, or will act when it
+// ends, or never does.
+type inCall struct {
+	uid    string
+	step   CallDriver
+	acts   bool // the driver does it
+	lost   bool // and nobody hears of it
+	inputs string
+	dead   bool // the process that sent it has crashed: nobody listens
+}
+
+// plane is the world of the walk: API server, driver, and one attacher process.
+type plane struct {
+	random    *rand.Rand
+	exclusive bool
+	now       time.Time
+	nextUID   int
+	version   int
+
+	api     map[string]*stored // by UID
+	nodeIDs map[string]string
+
+	// The attacher: a cache that lags, replies to own writes, memory of calls.
+	cache   map[string]stored
+	written map[string]stored
+	ended   map[string]bool
+	calls   map[string]Call
+	names   map[string]Attachment // last seen, for the gone
+
+	flying    []*inCall
+	published map[string]bool   // node IDs that the storage gives access to
+	recorded  map[string]string // node ID by UID, as the finalizer was stored with it
+
+	decide func(time.Time, Observed, Policy) Decision
+	trace  []string
+}
+
+func newPlane(seed uint64, decide func(time.Time, Observed, Policy) Decision) *plane {
+	p := &plane{
+		random: rand.New(rand.NewPCG(seed, seed)), now: noon, decide: decide,
+		api: map[string]*stored{}, nodeIDs: map[string]string{"n0": "id-n0", "n1": "id-n1", "n2": "id-n2"},
+		cache: map[string]stored{}, published: map[string]bool{}, recorded: map[string]string{}, names: map[string]Attachment{},
+	}
+	p.exclusive = p.random.IntN(4) > 0
+	p.restart()
+	return p
+}
+
+// restart is what a crash leaves: nothing in memory; calls on their way go on. A
+// new process reads the API server afresh before it decides.
+func (p *plane) restart() {
+	p.written, p.ended, p.calls = map[string]stored{}, map[string]bool{}, map[string]Call{}
+	p.cache = map[string]stored{}
+	for uid, s := range p.api {
+		p.cache[uid] = *s
+	}
+	for _, c := range p.flying {
+		c.dead = true
+	}
+}
+
+func (p *plane) say(format string, args ...any) {
+	p.trace = append(p.trace, fmt.Sprintf(format, args...))
+}
+
+// observe is what the shell reads: the cache, or the reply to an own write.
+func (p *plane) observe() (Observed, map[string]Attachment) {
+	seen := Observed{Exclusive: p.exclusive}
+	found := map[string]Attachment{}
+	for _, uid := range sorted(p.cache) {
+		s := p.cache[uid]
+		if w, ok := p.written[uid]; ok && w.version > s.version {
+			s = w
+		}
+		if p.ended[uid] {
+			continue
+		}
+		a := s.a
+		a.NodeID, a.Call = p.nodeIDs[a.Node], p.calls[uid]
+		a.Inputs = fmt.Sprint(a.Deleting, a.NodeID)
+		if a.NodeID == "" {
+			a.PublishProblem = "node unknown"
+			if a.RecordedNodeID == "" {
+				a.UnpublishProblem = "node unknown"
+			}
+		}
+		found[uid] = a
+		p.names[uid] = a
+		seen.Attachments = append(seen.Attachments, a)
+	}
+	for _, uid := range sorted(p.calls) {
+		if _, ok := found[uid]; !ok && !p.ended[uid] {
+			was := p.names[uid]
+			gone := Attachment{UID: uid, Name: was.Name, Node: was.Node, Created: was.Created, Gone: true, Call: p.calls[uid], Inputs: "gone"}
+			found[uid] = gone
+			seen.Attachments = append(seen.Attachments, gone)
+		}
+	}
+	return seen, found
+}
+
+func sorted[T any](m map[string]T) []string {
+	var keys []string
+	for k := range m {
+		keys = append(keys, k)
+	}
+	for i := range keys { // insertion sort: few keys
+		for j := i; j > 0 && keys[j] < keys[j-1]; j-- {
+			keys[j], keys[j-1] = keys[j-1], keys[j]
+		}
+	}
+	return keys
+}
+
+// work is one turn of the attacher. In shared mode each node is decided alone.
+func (p *plane) work() {
+	seen, found := p.observe()
+	groups := map[string]Observed{}
+	for _, a := range seen.Attachments {
+		key := ""
+		if !p.exclusive {
+			key = a.Node
+		}
+		g := groups[key]
+		g.Exclusive = p.exclusive
+		g.Attachments = append(g.Attachments, a)
+		groups[key] = g
+	}
+	for _, key := range sorted(groups) {
+		decision := p.decide(p.now, groups[key], policy)
+		for _, step := range decision.Steps {
+			p.apply(found[step.Target()], step)
+		}
+	}
+}
+
+// write changes an object at the API server as a patch with its UID does. The
+// request or its reply may be lost.
+func (p *plane) write(uid string, change func(*Attachment)) bool {
+	if p.random.IntN(12) == 0 {
+		p.say("  write to %s lost", uid)
+		return false
+	}
+	s, ok := p.api[uid]
+	if !ok {
+		return false // 404, or another UID
+	}
+	p.version++
+	change(&s.a)
+	s.version = p.version
+	gone := s.a.Deleting && !s.a.Finalizer
+	if gone {
+		delete(p.api, uid)
+	}
+	if p.random.IntN(12) == 0 {
+		p.say("  reply to write to %s lost", uid)
+		return false
+	}
+	if _, cached := p.cache[uid]; cached {
+		if gone {
+			p.ended[uid] = true
+		} else {
+			p.written[uid] = *s
+		}
+	}
+	return true
+}
+
+func (p *plane) apply(a Attachment, step Step) {
+	p.say("step %T %+v", step, step)
+	switch s := step.(type) {
+	case WriteFinalizers:
+		if s.Volume && p.random.IntN(12) == 0 {
+			return // the volume's patch failed; the other one is not looked at
+		}
+		p.write(a.UID, func(o *Attachment) {
+			if o.Deleting && !o.Finalizer {
+				return // the API server refuses new finalizers then
+			}
+			o.Finalizer, o.RecordedNodeID, o.VolumeProtected = true, s.NodeID, true
+			p.recorded[a.UID] = s.NodeID
+		})
+	case CallDriver:
+		p.begin(a, s)
+	case RecordAttached:
+		if p.write(a.UID, func(o *Attachment) { o.Attached, o.AttachError = true, "" }) {
+			p.note(a.UID, func(c *Call) { c.Recorded = true })
+		}
+	case RecordDetached:
+		p.write(a.UID, func(o *Attachment) { o.Attached, o.DetachError = false, "" })
+	case RemoveFinalizer:
+		p.removeFinalizer(a)
+	case RecordError:
+		if p.write(a.UID, func(o *Attachment) {
+			if s.Verb == Publish {
+				o.AttachError = s.Message
+			} else {
+				o.DetachError = s.Message
+			}
+		}) && s.OfCall {
+			p.note(a.UID, func(c *Call) { c.Recorded = true })
+		}
+	case Forget:
+		delete(p.calls, a.UID)
+	}
+}
+
+func (p *plane) note(uid string, change func(*Call)) {
+	c := p.calls[uid]
+	change(&c)
+	p.calls[uid] = c
+}
+
+// violation is an invariant that was broken.
+type violation string
+
+func (p *plane) begin(a Attachment, s CallDriver) {
+	if o, ok := p.api[a.UID]; s.Verb == Publish && (!ok || !o.a.Finalizer || !o.a.VolumeProtected) {
+		panic(violation("S10: publish sent without the finalizer stored on that UID"))
+	}
+	for _, f := range p.flying {
+		if !f.dead && (p.exclusive || f.uid == a.UID) {
+			panic(violation("S4: two calls in flight"))
+		}
+	}
+	if s.Verb == Publish && p.exclusive {
+		for id := range p.published {
+			if id != s.NodeID {
+				panic(violation("S1: publish to " + s.NodeID + " while published to " + id))
+			}
+		}
+		for _, f := range p.flying {
+			if f.step.Verb == Publish && f.step.NodeID != s.NodeID && f.acts {
+				panic(violation("S1: publish to " + s.NodeID + " while one to " + f.step.NodeID + " may still land"))
+			}
+		}
+	}
+	if c := p.calls[a.UID]; s.Verb == Publish && c.confirmed(Publish, s.NodeID) && !c.Recorded {
+		panic(violation("once: publish repeated although the driver had confirmed it"))
+	}
+	failures := p.calls[a.UID].Failures
+	p.calls[a.UID] = Call{Verb: s.Verb, NodeID: s.NodeID, InFlight: true, Failures: failures, Inputs: a.Inputs}
+	p.flying = append(p.flying, &inCall{uid: a.UID, step: s, inputs: a.Inputs,
+		acts: p.random.IntN(8) > 0, lost: p.random.IntN(6) == 0})
+}
+
+// land ends a call on its way.
+func (p *plane) land(i int) {
+	f := p.flying[i]
+	p.flying = append(p.flying[:i], p.flying[i+1:]...)
+	if f.acts {
+		if f.step.Verb == Publish {
+			p.published[f.step.NodeID] = true
+		} else {
+			delete(p.published, f.step.NodeID)
+		}
+	}
+	p.say("land %v %s of %s: acts %v lost %v dead %v", f.step.Verb, f.step.NodeID, f.uid, f.acts, f.lost, f.dead)
+	if f.dead {
+		return
+	}
+	p.note(f.uid, func(c *Call) {
+		c.InFlight = false
+		c.Confirmed = f.acts && !f.lost
+		c.Ended = p.now
+		c.Failures++
+		if c.Confirmed {
+			c.Failures = 0
+		} else {
+			c.Message = "lost"
+		}
+	})
+}
+
+func (p *plane) removeFinalizer(a Attachment) {
+	id := p.recorded[a.UID]
+	if p.published[id] && !p.heldByAnother(a.UID, id) {
+		panic(violation("S5: finalizer off while published to " + id))
+	}
+	if c := p.calls[a.UID]; c.Verb != Unpublish || !c.Confirmed || c.NodeID != id {
+		panic(violation("S5: finalizer off without a confirmed unpublish of " + id))
+	}
+	if p.write(a.UID, func(o *Attachment) { o.Finalizer = false }) {
+		delete(p.calls, a.UID)
+	}
+}
+
+// heldByAnother: another attachment of the same node ID holds the publication.
+func (p *plane) heldByAnother(uid, nodeID string) bool {
+	for other, o := range p.api {
+		if other != uid && o.a.Finalizer && o.a.RecordedNodeID == nodeID {
+			return true
+		}
+	}
+	return false
+}
+
+// step does one thing that can happen.
+func (p *plane) step() {
+	switch n := p.random.IntN(20); {
+	case n < 2:
+		p.create()
+	case n < 4:
+		p.remove()
+	case n < 10:
+		p.work()
+	case n < 14:
+		p.deliver(p.random.IntN(3) == 0)
+	case n < 17:
+		if len(p.flying) > 0 {
+			p.land(p.random.IntN(len(p.flying)))
+		}
+	case n == 17:
+		p.now = p.now.Add(time.Duration(p.random.IntN(3000)) * time.Millisecond)
+	case n == 18:
+		// A crash. What the dead process sent lands before its successor's first
+		// call: a driver works on one call per volume at a time (CSI spec), so a
+		// later call for it waits behind or is answered ABORTED.
+		if p.random.IntN(4) == 0 {
+			for len(p.flying) > 0 {
+				p.land(0)
+			}
+			p.say("crash")
+			p.restart()
+		}
+	case n == 19:
+		node := fmt.Sprint("n", p.random.IntN(3))
+		if p.random.IntN(3) == 0 {
+			p.nodeIDs[node] = ""
+		} else {
+			p.nodeIDs[node] = fmt.Sprintf("id-%s-%d", node, p.random.IntN(2))
+		}
+		p.say("node %s is now %q", node, p.nodeIDs[node])
+	}
+}
+
+func (p *plane) create() {
+	node := fmt.Sprint("n", p.random.IntN(3))
+	for _, s := range p.api {
+		if s.a.Node == node {
+			return // the name is taken
+		}
+	}
+	p.nextUID++
+	p.version++
+	uid := fmt.Sprint("u", p.nextUID)
+	p.api[uid] = &stored{a: Attachment{UID: uid, Name: "va-" + node, Node: node, Created: noon.Add(time.Duration(p.nextUID/2) * time.Second)}, version: p.version}
+	p.say("create %s for %s", uid, node)
+}
+
+func (p *plane) remove() {
+	uids := sorted(p.api)
+	if len(uids) == 0 {
+		return
+	}
+	s := p.api[uids[p.random.IntN(len(uids))]]
+	p.version++
+	s.version = p.version
+	s.a.Deleting = true
+	p.say("delete %s", s.a.UID)
+	if !s.a.Finalizer {
+		delete(p.api, s.a.UID)
+	}
+}
+
+// deliver brings the cache up to date, in part only if asked: events come in
+// order of their version, so a part is a prefix.
+func (p *plane) deliver(part bool) {
+	limit := p.version
+	if part {
+		limit -= p.random.IntN(4)
+	}
+	for uid, s := range p.api {
+		if s.version <= limit {
+			p.cache[uid] = *s
+		}
+	}
+	if part {
+		return
+	}
+	for uid := range p.cache {
+		if _, ok := p.api[uid]; !ok {
+			delete(p.cache, uid)
+			delete(p.ended, uid)
+			delete(p.written, uid)
+		}
+	}
+}
+
+// settle stops the faults and checks that everything wanted becomes attached
+// and everything else goes away.
+func (p *plane) settle() string {
+	for node := range p.nodeIDs {
+		p.nodeIDs[node] = "id-" + node
+	}
+	p.random = rand.New(calm{})
+	for range 400 {
+		for len(p.flying) > 0 {
+			p.flying[0].acts, p.flying[0].lost = true, false
+			p.land(0)
+		}
+		p.deliver(false)
+		p.work()
+		p.now = p.now.Add(10 * time.Minute)
+	}
+	live, attached := 0, 0
+	for _, s := range p.api {
+		if s.a.Deleting {
+			return fmt.Sprintf("liveness: %s is still there: %+v", s.a.UID, s.a)
+		}
+		live++
+		if s.a.Attached {
+			attached++
+			if !p.published[s.a.RecordedNodeID] {
+				return fmt.Sprintf("%s is recorded as attached and not published", s.a.UID)
+			}
+		}
+	}
+	if want := min(live, 1); p.exclusive && attached < want || !p.exclusive && attached != live {
+		return fmt.Sprintf("liveness: %d of %d attached", attached, live)
+	}
+	for id := range p.published {
+		held := false
+		for _, s := range p.api {
+			held = held || s.a.RecordedNodeID == id
+		}
+		if !held {
+			return "orphan: published to " + id + " for nobody"
+		}
+	}
+	return ""
+}
+
+// calm is a source in which no fault is drawn.
+type calm struct{}
+
+func (calm) Uint64() uint64 { return 1<<63 | 1<<62 | 1<<61 }
+
+// walk runs one seed; broken says which invariant broke.
+func walk(seed uint64, decide func(time.Time, Observed, Policy) Decision) (broken string, trace []string) {
+	p := newPlane(seed, decide)
+	defer func() {
+		trace = p.trace
+		switch v := recover().(type) {
+		case nil:
+		case violation:
+			broken = string(v)
+		default:
+			panic(v)
+		}
+	}()
+	for range walkSteps {
+		p.step()
+	}
+	return p.settle(), nil
+}
+
+func TestWalk(t *testing.T) {
+	first, count := uint64(1), uint64(walkSeeds)
+	if s := os.Getenv("BELAY_WALK_SEED"); s != "" {
+		seed, err := strconv.ParseUint(s, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, count = seed, 1
+	}
+	for seed := first; seed < first+count; seed++ {
+		if broken, trace := walk(seed, Decide); broken != "" {
+			for _, line := range trace[max(0, len(trace)-60):] {
+				t.Log(line)
+			}
+			t.Fatalf("seed %d (replay with BELAY_WALK_SEED=%d): %s", seed, seed, broken)
+		}
+	}
+}
+
+// The walk must find a planted fault for each invariant: each of these lies to
+// Decide in the way in which leaving out one rule would.
+func TestWalkFindsPlantedFaults(t *testing.T) {
+	lying := func(lie func(*Observed)) func(time.Time, Observed, Policy) Decision {
+		return func(now time.Time, seen Observed, policy Policy) Decision {
+			seen.Attachments = append([]Attachment(nil), seen.Attachments...)
+			lie(&seen)
+			return Decide(now, seen, policy)
+		}
+	}
+	each := func(lie func(*Attachment)) func(*Observed) {
+		return func(seen *Observed) {
+			for i := range seen.Attachments {
+				lie(&seen.Attachments[i])
+			}
+		}
+	}
+	tests := map[string]struct {
+		lie  func(*Observed)
+		want string
+	}{
+		"other attachments are no obstacle": {func(seen *Observed) { seen.Exclusive = false }, "S1"},
+		"an uncertain attachment is taken for detached": {func(seen *Observed) {
+			for i, a := range seen.Attachments {
+				if !a.Attached && !a.Deleting && a.Call.failed() && len(seen.Attachments) > 1 && i == 0 {
+					seen.Attachments = seen.Attachments[1:]
+					return
+				}
+			}
+		}, "S1"},
+		"calls in flight are not seen": {each(func(a *Attachment) {
+			if a.Call.InFlight {
+				a.Call = Call{}
+			}
+		}), "S4"},
+		"an unpublish that failed is taken for done": {each(func(a *Attachment) {
+			a.Call.Confirmed = a.Call.Confirmed || a.Call.Verb == Unpublish && !a.Call.InFlight
+		}), "S5"},
+		"the node's present id is taken for the recorded one": {each(func(a *Attachment) {
+			if a.NodeID != "" && a.RecordedNodeID != "" {
+				a.RecordedNodeID = a.NodeID
+			}
+		}), "S"},
+		"finalizers are taken for stored": {each(func(a *Attachment) {
+			if a.NodeID != "" && !a.Deleting {
+				a.Finalizer, a.VolumeProtected, a.RecordedNodeID = true, true, a.NodeID
+			}
+		}), "S10"},
+		"the last call's result is forgotten": {each(func(a *Attachment) {
+			if !a.Call.InFlight {
+				a.Call = Call{}
+			}
+		}), "once"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			for seed := uint64(1); seed <= walkSeeds; seed++ {
+				if broken, _ := walk(seed, lying(tt.lie)); len(broken) >= len(tt.want) && broken[:len(tt.want)] == tt.want {
+					t.Logf("seed %d: %s", seed, broken)
+					return
+				}
+			}
+			t.Errorf("%d seeds did not find it (%s)", walkSeeds, tt.want)
+		})
+	}
+}
