@@ -3,6 +3,7 @@ package scenario
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"io"
 	"strconv"
 	"strings"
@@ -24,6 +25,7 @@ type follower struct {
 
 	mu      sync.Mutex
 	highAck int64
+	lastErr error // of a log that could not be read; nil after one that could
 	stops   map[string]context.CancelFunc // by the pod's UID
 }
 
@@ -68,6 +70,9 @@ func (f *follower) stop(uid string) {
 func (f *follower) read(ctx context.Context, namespace, name string) {
 	for ctx.Err() == nil {
 		stream, err := f.client.CoreV1().Pods(namespace).GetLogs(name, &corev1.PodLogOptions{Follow: true}).Stream(ctx)
+		if ctx.Err() == nil {
+			f.note(err)
+		}
 		if err == nil {
 			f.scan(stream)
 			_ = stream.Close() // nothing was written to it
@@ -98,6 +103,22 @@ func acknowledged(line string) (int64, bool) {
 	}
 	n, err := strconv.ParseInt(number, 10, 64)
 	return n, err == nil
+}
+
+func (f *follower) note(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lastErr = err
+}
+
+// trouble is why logs cannot be read at present, or nil.
+func (f *follower) trouble() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.lastErr == nil {
+		return nil
+	}
+	return fmt.Errorf("the writer's log cannot be read: %w", f.lastErr)
 }
 
 func (f *follower) highest() int64 {

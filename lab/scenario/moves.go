@@ -293,7 +293,10 @@ func (s *Scene) awaitWriter(ctx context.Context, from string) (string, error) {
 	err = s.await(ctx, shortLimit, fmt.Sprintf("the writer on %s to acknowledge records after number %d", node, before), func() (bool, error) {
 		return s.Acknowledged() >= before+recordsPerMove, nil
 	})
-	return node, err
+	if err != nil {
+		return "", errors.Join(err, s.acks.trouble())
+	}
+	return node, nil
 }
 
 // otherNode is a Ready node that does not hold the volume.
