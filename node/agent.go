@@ -45,7 +45,8 @@ func New(config Config) (*Agent, error) {
 func (a *Agent) Run(ctx context.Context) error { return a.agent.Run(ctx) }
 
 // SetPod says that the pod's volumes shall be mounted. Setting a pod again is
-// cheap and wakes what waits for it. A pod that has been removed cannot be set again.
+// cheap and changes nothing; nor does setting one that was removed, while its volumes
+// are being taken down.
 func (a *Agent) SetPod(pod *corev1.Pod) { a.agent.SetPod(pod) }
 
 // RemovePod says that the pod's containers have ended: its volumes are
@@ -56,8 +57,13 @@ func (a *Agent) RemovePod(uid types.UID) { a.agent.RemovePod(uid) }
 // PodsSynced says that [Agent.SetPod] has been called for every pod that the owner
 // has. From then on a pod that is known from records alone is torn down; before,
 // its volumes stay mounted and in use. Owners that answer [Agent.Pods] with
-// SetPod or RemovePod for each need not call it.
+// SetPod or RemovePod for each may do without it.
 func (a *Agent) PodsSynced() { a.agent.PodsSynced() }
+
+// FollowPods is SetPod, RemovePod and PodsSynced for owners whose pods are those that
+// the API binds to the node: a pod wants its volumes until it has run to its end or
+// its object is gone. It returns when ctx ends.
+func (a *Agent) FollowPods(ctx context.Context) error { return a.agent.FollowPods(ctx) }
 
 // Pods returns the UIDs of all pods that were set or have a volume here, those
 // rebuilt from records included, in no particular order.

@@ -20,12 +20,8 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// newInformer watches one kind of object, or one object of it by its name.
-func newInformer(client rest.Interface, resource, name string, example runtime.Object) cache.SharedIndexInformer {
-	selector := fields.Everything()
-	if name != "" {
-		selector = fields.OneTermEqualSelector(metav1.ObjectNameField, name)
-	}
+// newInformer watches the objects of one kind that the selector takes.
+func newInformer(client rest.Interface, resource string, selector fields.Selector, example runtime.Object) cache.SharedIndexInformer {
 	informer := cache.NewSharedIndexInformer(
 		cache.NewListWatchFromClient(client, resource, metav1.NamespaceAll, selector), example, 0, cache.Indexers{})
 	_ = informer.SetTransform(func(object any) (any, error) {
@@ -39,7 +35,8 @@ func newInformer(client rest.Interface, resource, name string, example runtime.O
 
 // watchNode passes every version of this node's Node on.
 func (a *Agent) watchNode(ctx context.Context) {
-	informer := newInformer(a.client.CoreV1().RESTClient(), "nodes", a.config.NodeName, &corev1.Node{})
+	informer := newInformer(a.client.CoreV1().RESTClient(), "nodes",
+		fields.OneTermEqualSelector(metav1.ObjectNameField, a.config.NodeName), &corev1.Node{})
 	see := func(object any) {
 		if node, ok := object.(*corev1.Node); ok {
 			a.seeNode(node)

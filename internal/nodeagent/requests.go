@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/tools/cache"
 	volumehelpers "k8s.io/component-helpers/storage/volume"
 
@@ -54,7 +55,7 @@ func (a *Agent) attachRequired(driver string) nodevolume.Knowledge {
 }
 
 func (a *Agent) newCSIDriverInformer() cache.SharedIndexInformer {
-	informer := newInformer(a.client.StorageV1().RESTClient(), "csidrivers", "", &storagev1.CSIDriver{})
+	informer := newInformer(a.client.StorageV1().RESTClient(), "csidrivers", fields.Everything(), &storagev1.CSIDriver{})
 	wake := func(object any) {
 		if gone, ok := object.(cache.DeletedFinalStateUnknown); ok {
 			object = gone.Obj
