@@ -25,7 +25,7 @@ type follower struct {
 
 	mu      sync.Mutex
 	highAck int64
-	lastErr error // of a log that could not be read; nil after one that could
+	lastErr error                         // of a log that could not be read; nil after one that could
 	stops   map[string]context.CancelFunc // by the pod's UID
 }
 
