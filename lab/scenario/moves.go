@@ -268,7 +268,7 @@ func (s *Scene) WriterNode() (string, error) {
 
 // recordsPerMove is how many new records a writer must have acknowledged before its
 // move counts as done: it writes ten a second.
-const recordsPerMove = 3
+const recordsPerMove = 5
 
 // awaitWriter waits until the writer runs on a node other than from, and has
 // acknowledged new records there. It returns that node.
