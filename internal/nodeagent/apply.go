@@ -112,6 +112,7 @@ func (a *Agent) stage(ctx context.Context, v *volume, key nodevolume.PublishKey)
 	if err := a.prepareStage(record); err != nil {
 		return err
 	}
+	before := v.stage.phase
 	if err := a.begin(v, &v.stage, record, stageRecordName(v.name)); err != nil {
 		return err
 	}
@@ -122,7 +123,7 @@ func (a *Agent) stage(ctx context.Context, v *volume, key nodevolume.PublishKey)
 	err = c.client.Stage(rpc, call, c.has)
 	a.log.Info("NodeStageVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.OutcomeOf(err).String())
 	return a.end(v, &v.stage, ending{
-		name: stageRecordName(v.name), err: err, phase: nodevolume.AfterCall(reply(err), v.stage.rebuilt), tidy: a.tidyStage,
+		name: stageRecordName(v.name), err: err, phase: nodevolume.AfterCall(before, reply(err)), tidy: a.tidyStage,
 	})
 }
 
@@ -149,6 +150,7 @@ func (a *Agent) publish(ctx context.Context, v *volume, key nodevolume.PublishKe
 	if err := a.preparePublish(record, v); err != nil {
 		return err
 	}
+	before := p.publish.phase
 	if err := a.begin(v, &p.publish, record, name); err != nil {
 		return err
 	}
@@ -166,7 +168,7 @@ func (a *Agent) publish(ctx context.Context, v *volume, key nodevolume.PublishKe
 		err = a.finishPublish(c, record)
 	}
 	return a.end(v, &p.publish, ending{
-		name: name, err: err, phase: nodevolume.AfterCall(reply(err), p.publish.rebuilt), tidy: a.tidyPublish,
+		name: name, err: err, phase: nodevolume.AfterCall(before, reply(err)), tidy: a.tidyPublish,
 	})
 }
 
@@ -284,12 +286,6 @@ func (a *Agent) end(v *volume, r *recorded, e ending) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r.record, r.phase = record, phase
-	if phase == nodevolume.Absent {
-		r.rebuilt = false
-	}
-	if phase == nodevolume.Confirmed {
-		r.rebuilt = false
-	}
 	if owner := a.pods[types.UID(record.Pod.UID)]; owner != nil {
 		owner.notify()
 	}

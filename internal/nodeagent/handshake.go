@@ -87,14 +87,6 @@ func (a *Agent) learned(names []string) {
 	}
 }
 
-// wantInUse says whether a volume shall be listed in use.
-func (a *Agent) wantInUse(name string, listed bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.inUse.Want(name, listed)
-	a.wakeInUse()
-}
-
 func (a *Agent) wakeInUse() {
 	select {
 	case a.inUseChanged <- struct{}{}:

@@ -87,7 +87,7 @@ func (a *Agent) takeIn(record nodevolume.Record) {
 	if on, err := a.root.Mounted(record.Path); err == nil {
 		mounted = knowledge(on)
 	}
-	r := recorded{record: record, phase: record.Rebuilt(a.config.BootID, mounted), rebuilt: true}
+	r := recorded{record: record, phase: record.Rebuilt(a.config.BootID, mounted)}
 	v := a.volumeNamed(record.Driver, record.Handle)
 	if record.Kind == nodevolume.StageKind {
 		v.stage = r

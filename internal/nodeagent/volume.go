@@ -34,8 +34,6 @@ type volume struct {
 type recorded struct {
 	record nodevolume.Record
 	phase  nodevolume.Phase
-	// rebuilt: the record was there when this agent started.
-	rebuilt bool
 }
 
 // publication is a volume for one pod: wanted, or known from a record.
@@ -93,12 +91,11 @@ func (a *Agent) turn(ctx context.Context, name string) {
 		if v == nil {
 			return
 		}
-		waiting := a.ask(v, decision)
-		if waiting == nil {
+		if decision.Next == nil {
 			a.rest(v, decision)
 			return
 		}
-		a.apply(ctx, v, waiting)
+		a.apply(ctx, v, decision.Next)
 	}
 }
 
@@ -113,6 +110,11 @@ func (a *Agent) decide(name string, now time.Time) (*volume, nodevolume.Decision
 	}
 	a.dropReleased(v)
 	decision := nodevolume.Decide(now, a.desired(v), a.observed(v))
+	if decision.InUse != nodevolume.Unknown {
+		// Under the lock of the snapshot: no write can follow an older wish in between.
+		a.inUse.Want(name, decision.InUse == nodevolume.Yes)
+		a.wakeInUse()
+	}
 	if decision.Forget {
 		a.inUse.Forget(name)
 		delete(a.volumes, name)
@@ -189,23 +191,6 @@ func knowledge(is bool) nodevolume.Knowledge {
 		return nodevolume.Yes
 	}
 	return nodevolume.No
-}
-
-// ask passes the wishes about volumesInUse on to their writer and returns the
-// step that has to be waited for.
-func (a *Agent) ask(v *volume, decision nodevolume.Decision) nodevolume.Step {
-	var waiting nodevolume.Step
-	for _, step := range decision.Steps {
-		switch step.(type) {
-		case nodevolume.ReportInUse:
-			a.wantInUse(v.name, true)
-		case nodevolume.ClearInUse:
-			a.wantInUse(v.name, false)
-		default:
-			waiting = step
-		}
-	}
-	return waiting
 }
 
 // longWait is after how long a pod that waits in one hop is told so by an event.

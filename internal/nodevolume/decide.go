@@ -9,18 +9,15 @@ import "time"
 //     when the newest known Node lists the volume in use and as attached. One
 //     object that holds both proves that the controller has not begun to detach,
 //     or will find the volume in use when it withdraws its report.
-//   - ClearInUse comes only when no record of the volume is left.
+//   - The volume is taken out of the list only when no record of it is left.
 //   - The way back (Unpublish, Unstage) waits for nothing in the API.
 //   - What is Unknown is waited for.
 func Decide(now time.Time, desired Desired, observed Observed) Decision {
 	c := decision{now: now, desired: desired, observed: observed}
 	c.listInUse()
-	if step := c.tearDown(); step != nil {
-		c.out.Steps = append(c.out.Steps, step)
-		return c.out
-	}
-	if step := c.bringUp(); step != nil {
-		c.out.Steps = append(c.out.Steps, step)
+	c.out.Next = c.tearDown()
+	if c.out.Next == nil {
+		c.out.Next = c.bringUp()
 	}
 	return c.out
 }
@@ -32,20 +29,17 @@ type decision struct {
 	out      Decision
 }
 
-// listInUse brings the Node's in-use list in line with wants and records.
+// listInUse says what the Node's in-use list shall say, from wants and records.
 func (c *decision) listInUse() {
-	inUse := c.observed.Node.InUse
 	switch {
 	case c.mustBeInUse():
-		if inUse != Yes {
-			c.out.Steps = append(c.out.Steps, ReportInUse{})
-		}
-	case c.somethingLeft():
+		c.out.InUse = Yes
+	case c.recorded() || c.wanted():
 		// Attachability is not known yet, or the driver attaches nothing.
-	case inUse == No:
+	case c.observed.Node.InUse == No:
 		c.out.Forget = true
 	default:
-		c.out.Steps = append(c.out.Steps, ClearInUse{})
+		c.out.InUse = No
 		c.hold(PublishKey{}, InUseNotCleared)
 	}
 }
@@ -66,8 +60,6 @@ func (c *decision) recorded() bool {
 func (c *decision) wanted() bool {
 	return c.anyPod(func(p Pod) bool { return p.Claim == Wanted })
 }
-
-func (c *decision) somethingLeft() bool { return c.recorded() || c.wanted() }
 
 func (c *decision) anyPod(is func(Pod) bool) bool {
 	for _, p := range c.desired.Pods {
@@ -250,13 +242,14 @@ const (
 )
 
 // AfterCall is the phase of a stage or publish after the driver's reply to the
-// call that makes it. rebuilt: the record was there when the agent started; what
-// made it may have succeeded, and a refusal now says nothing about then.
-func AfterCall(reply Reply, rebuilt bool) Phase {
+// call that makes it. A refusal makes it Absent only if it was Absent before: an
+// earlier call without an answer, by this agent or one that died, may have done it, and
+// a refusal now says nothing about then. (Kubelet believes the refusal.)
+func AfterCall(before Phase, reply Reply) Phase {
 	switch {
 	case reply == OK:
 		return Confirmed
-	case reply == Refused && !rebuilt:
+	case reply == Refused && before == Absent:
 		return Absent
 	default:
 		return Uncertain

@@ -134,13 +134,8 @@ type Observed struct {
 // Step is something to do. The set is sealed.
 type Step interface{ step() }
 
-// The steps. ReportInUse and ClearInUse ask for a write and do not wait for it;
-// what they lead to is seen in Observed.Node. The others end with a reply.
+// The steps. Each ends with a reply, and what comes after depends on it.
 type (
-	// ReportInUse lists the volume in node.status.volumesInUse.
-	ReportInUse struct{}
-	// ClearInUse takes it out.
-	ClearInUse struct{}
 	// ReadCapabilities asks the driver what it can do, for the pod.
 	ReadCapabilities struct{ For PublishKey }
 	// ReadAttachment reads the VolumeAttachment live, for the pod.
@@ -155,8 +150,6 @@ type (
 	Unstage struct{}
 )
 
-func (ReportInUse) step()      {}
-func (ClearInUse) step()       {}
 func (ReadCapabilities) step() {}
 func (ReadAttachment) step()   {}
 func (StageVolume) step()      {}
@@ -173,10 +166,15 @@ type Hold struct {
 
 // Decision is what Decide says.
 type Decision struct {
-	// Steps to do now, in order. At most one of them waits for a reply, and it is the last:
-	// what comes after depends on it.
-	Steps []Step
-	// Holds, in the order of the pods. While there is a step that waits for a reply they are incomplete.
+	// InUse is what node.status.volumesInUse shall say of the volume: Yes, No, or
+	// Unknown for whatever it says. It is a wish and not a step: the list has one writer for
+	// all volumes, and what came of it is seen in Observed.Node. It must reach the InUseList
+	// before that can be asked for another write: a write that follows an older wish
+	// could take out what this decision believes to be listed.
+	InUse Knowledge
+	// Next is the step to do now; nil if there is none.
+	Next Step
+	// Holds, in the order of the pods. While there is a Next they are incomplete.
 	Holds []Hold
 	// RecheckAt is when a back-off ends. Zero: only a change can lead on.
 	RecheckAt time.Time

@@ -1,0 +1,219 @@
+package nodevolume
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var (
+	now  = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	podA = PublishKey{PodUID: "a", SpecName: "pv"}
+	podB = PublishKey{PodUID: "b", SpecName: "pv"}
+)
+
+// ready is a volume that nothing holds up: in use, attached, driver there, attachment read.
+func ready() Observed {
+	return Observed{
+		Node:           Node{InUse: Yes, Attached: Yes},
+		AttachRequired: Yes,
+		Attachment:     Attachment{Attached: Yes, UID: "va-1"},
+		Driver:         Driver{Registered: true, Stages: Yes},
+	}
+}
+
+func with(change ...func(*Observed)) Observed {
+	o := ready()
+	for _, c := range change {
+		c(&o)
+	}
+	return o
+}
+
+func staged(phase Phase) func(*Observed) {
+	return func(o *Observed) { o.Stage, o.RecordedInUse = Stage{Phase: phase, AttachmentUID: "va-1"}, true }
+}
+
+func pods(list ...Pod) Desired { return Desired{Pods: list} }
+
+func TestDecide(t *testing.T) {
+	wanted := Pod{Key: podA, Claim: Wanted}
+	tests := map[string]struct {
+		desired  Desired
+		observed Observed
+		want     Decision
+	}{
+		// S7: nothing is staged before the Node lists the volume in use and as attached.
+		"wanted, Node not read yet: reported, and waited for": {
+			pods(wanted), with(func(o *Observed) { o.Node = Node{} }),
+			Decision{InUse: Yes, Holds: []Hold{{podA, NodeUnknown}}},
+		},
+		"wanted and attached, but not listed in use: not staged": {
+			pods(wanted), with(func(o *Observed) { o.Node.InUse = No }),
+			Decision{InUse: Yes, Holds: []Hold{{podA, NotReportedInUse}}},
+		},
+		"wanted and attached, a write that clears it may still land: not staged": {
+			pods(wanted), with(func(o *Observed) { o.Node.InUse = Unknown }),
+			Decision{InUse: Yes, Holds: []Hold{{podA, NotReportedInUse}}},
+		},
+		"in use, not reported as attached: waits, though the attachment was read": {
+			pods(wanted), with(func(o *Observed) { o.Node.Attached = No }),
+			Decision{InUse: Yes, Holds: []Hold{{podA, NotAttached}}},
+		},
+		"driver does not stage: publish waits for the Node as well": {
+			pods(wanted), with(func(o *Observed) { o.Node.InUse, o.Driver.Stages = No, No }),
+			Decision{InUse: Yes, Holds: []Hold{{podA, NotReportedInUse}}},
+		},
+		"unstage not confirmed: stays listed though no pod wants it": {
+			pods(), with(staged(Uncertain), func(o *Observed) { o.Driver.Registered = false }),
+			Decision{InUse: Yes, Holds: []Hold{{PublishKey{}, DriverNotRegistered}}},
+		},
+		"record found, Node lost its list: listed again before anything else": {
+			pods(Pod{Key: podA, Claim: Unclaimed, Publish: Confirmed}), with(staged(Confirmed), func(o *Observed) { o.Node.InUse = No }),
+			Decision{InUse: Yes, Holds: []Hold{{podA, OwnerSilent}}},
+		},
+		"record was made in use, CSIDriver says now that no attach is needed: stays listed": {
+			pods(Pod{Key: podA, Claim: Wanted, Publish: Confirmed}),
+			with(staged(Confirmed), func(o *Observed) { o.AttachRequired, o.Node.InUse = No, No }),
+			Decision{InUse: Yes},
+		},
+		"only an uncertain publish is left of a driver that does not stage: stays listed": {
+			pods(Pod{Key: podA, Claim: Released, Publish: Uncertain}),
+			with(func(o *Observed) { o.RecordedInUse, o.Driver = true, Driver{} }),
+			Decision{InUse: Yes, Holds: []Hold{{podA, DriverNotRegistered}}},
+		},
+
+		// The way there.
+		"attachability unknown: waits and reports nothing": {
+			pods(wanted), with(func(o *Observed) { o.AttachRequired, o.Node.InUse = Unknown, No }),
+			Decision{Holds: []Hold{{podA, AttachabilityUnknown}}},
+		},
+		"driver not registered": {
+			pods(wanted), with(func(o *Observed) { o.Driver = Driver{} }),
+			Decision{InUse: Yes, Holds: []Hold{{podA, DriverNotRegistered}}},
+		},
+		"capabilities unknown: asked for, never guessed": {
+			pods(wanted), with(func(o *Observed) { o.Driver.Stages = Unknown }),
+			Decision{InUse: Yes, Next: ReadCapabilities{podA}},
+		},
+		"all gates open: the attachment is read first": {
+			pods(wanted), with(func(o *Observed) { o.Attachment = Attachment{} }),
+			Decision{InUse: Yes, Next: ReadAttachment{podA}},
+		},
+		"attachment deleting": {
+			pods(wanted), with(func(o *Observed) { o.Attachment = Attachment{Attached: No} }),
+			Decision{InUse: Yes, Holds: []Hold{{podA, AttachmentNotReady}}},
+		},
+		"attached: staged":                             {pods(wanted), ready(), Decision{InUse: Yes, Next: StageVolume{podA}}},
+		"stage uncertain: staged again":                {pods(wanted), with(staged(Uncertain)), Decision{InUse: Yes, Next: StageVolume{podA}}},
+		"staged: published":                            {pods(wanted), with(staged(Confirmed)), Decision{InUse: Yes, Next: Publish{podA}}},
+		"publish uncertain: published again":           {pods(Pod{Key: podA, Claim: Wanted, Publish: Uncertain}), with(staged(Confirmed)), Decision{InUse: Yes, Next: Publish{podA}}},
+		"published: nothing to do":                     {pods(Pod{Key: podA, Claim: Wanted, Publish: Confirmed}), with(staged(Confirmed)), Decision{InUse: Yes}},
+		"driver does not stage: published at once":     {pods(wanted), with(func(o *Observed) { o.Driver.Stages = No }), Decision{InUse: Yes, Next: Publish{podA}}},
+		"no attach needed: staged without a handshake": {pods(wanted), Observed{AttachRequired: No, Driver: Driver{true, Yes}}, Decision{Next: StageVolume{podA}}},
+		"first pod backs off, second is mounted": {
+			pods(Pod{Key: podA, Claim: Wanted, Failure: Failure{Count: 1, At: now}}, Pod{Key: podB, Claim: Wanted}), with(staged(Confirmed)),
+			Decision{InUse: Yes, Next: Publish{podB}, Holds: []Hold{{podA, BackingOff}}, RecheckAt: now.Add(500 * time.Millisecond)},
+		},
+		"back-off cut short by what it waited for": {
+			pods(Pod{Key: podA, Claim: Wanted, Failure: Failure{Count: 9}}), ready(),
+			Decision{InUse: Yes, Next: StageVolume{podA}},
+		},
+		"ReadWriteOncePod, another pod has it": {
+			Desired{SolePod: true, Pods: []Pod{{Key: podA, Claim: Wanted, Publish: Confirmed}, {Key: podB, Claim: Wanted}}}, with(staged(Confirmed)),
+			Decision{InUse: Yes, Holds: []Hold{{podB, OtherPodMounted}}},
+		},
+
+		// The attachment was made anew since the volume was staged (k/k#119273).
+		"staged for an earlier attachment, no pod on it: unstaged first": {
+			pods(wanted), with(staged(Confirmed), func(o *Observed) { o.Attachment.UID = "va-2" }),
+			Decision{InUse: Yes, Next: Unstage{}},
+		},
+		"staged for an earlier attachment, half published: unpublished first": {
+			pods(Pod{Key: podA, Claim: Wanted, Publish: Uncertain}), with(staged(Confirmed), func(o *Observed) { o.Attachment.UID = "va-2" }),
+			Decision{InUse: Yes, Next: Unpublish{podA}},
+		},
+		"staged for an earlier attachment, a pod runs on it: waits": {
+			pods(Pod{Key: podA, Claim: Wanted, Publish: Confirmed}, Pod{Key: podB, Claim: Wanted}),
+			with(staged(Confirmed), func(o *Observed) { o.Attachment.UID = "va-2" }),
+			Decision{InUse: Yes, Holds: []Hold{{podB, AttachmentReplaced}}},
+		},
+
+		// The way back needs no API.
+		"pod gone, API unreachable: unpublished": {
+			pods(Pod{Key: podA, Claim: Released, Publish: Confirmed}),
+			with(staged(Confirmed), func(o *Observed) { o.Node, o.AttachRequired, o.Attachment = Node{}, Unknown, Attachment{} }),
+			Decision{InUse: Yes, Next: Unpublish{podA}},
+		},
+		"last pod unpublished: unstaged": {
+			pods(Pod{Key: podA, Claim: Released}), with(staged(Confirmed)),
+			Decision{InUse: Yes, Next: Unstage{}},
+		},
+		"one pod gone, another wants it: unpublished, not unstaged": {
+			pods(Pod{Key: podA, Claim: Released}, Pod{Key: podB, Claim: Wanted, Publish: Confirmed}), with(staged(Confirmed)),
+			Decision{InUse: Yes},
+		},
+		"known from records, owner silent: left as it is": {
+			pods(Pod{Key: podA, Publish: Uncertain}), with(staged(Confirmed)),
+			Decision{InUse: Yes, Holds: []Hold{{podA, OwnerSilent}}},
+		},
+		"staged for a pod whose owner is silent, nothing published: left staged": {
+			pods(Pod{Key: podA}), with(staged(Confirmed)),
+			Decision{InUse: Yes, Holds: []Hold{{podA, OwnerSilent}}},
+		},
+		"unstage failed a moment ago": {
+			pods(), with(staged(Uncertain), func(o *Observed) { o.Unstage = Failure{Count: 2, At: now, Jitter: 0.5} }),
+			Decision{InUse: Yes, Holds: []Hold{{PublishKey{}, BackingOff}}, RecheckAt: now.Add(1050 * time.Millisecond)},
+		},
+		"unstaged: cleared": {
+			pods(), ready(), Decision{InUse: No, Holds: []Hold{{PublishKey{}, InUseNotCleared}}},
+		},
+		"unstaged, Node unknown: cleared when it is known": {
+			pods(), with(func(o *Observed) { o.Node = Node{} }), Decision{InUse: No, Holds: []Hold{{PublishKey{}, InUseNotCleared}}},
+		},
+		"cleared: forgotten": {
+			pods(), with(func(o *Observed) { o.Node = Node{InUse: No, Attached: Yes} }), Decision{Forget: true},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := Decide(now, test.desired, test.observed)
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("Decide (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestPhasesAfterReplies(t *testing.T) {
+	type after struct{ First, Again, Undo Phase }
+	tests := map[string]struct {
+		reply Reply
+		want  after
+	}{
+		"ok":        {OK, after{First: Confirmed, Again: Confirmed, Undo: Absent}},
+		"refused":   {Refused, after{First: Absent, Again: Uncertain, Undo: Uncertain}},
+		"no answer": {NoAnswer, after{First: Uncertain, Again: Uncertain, Undo: Uncertain}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := after{AfterCall(Absent, test.reply), AfterCall(Uncertain, test.reply), AfterUndo(test.reply)}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("phases (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestBackOffGrowsToKubeletsLongest(t *testing.T) {
+	var got []time.Duration
+	for count := range 11 {
+		got = append(got, Failure{Count: count + 1, At: now}.heldUntil().Sub(now))
+	}
+	ms := time.Millisecond
+	want := []time.Duration{500 * ms, 1000 * ms, 2000 * ms, 4000 * ms, 8000 * ms, 16000 * ms, 32000 * ms, 64000 * ms, 122000 * ms, 122000 * ms, 122000 * ms}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("waits (-want +got):\n%s", diff)
+	}
+}

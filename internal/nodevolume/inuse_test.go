@@ -1,0 +1,140 @@
+package nodevolume
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func nodeAt(version string, inUse ...string) NodeStatus {
+	return NodeStatus{UID: "n", ResourceVersion: version, InUse: inUse}
+}
+
+func keepAll(string) bool { return true }
+
+// next is the write that the list wants to send now; nil if none.
+func next(l *InUseList) []string {
+	write, ok := l.Next()
+	if !ok {
+		return nil
+	}
+	if write.InUse == nil {
+		return []string{}
+	}
+	return write.InUse
+}
+
+func TestWishesAreGatheredWhileAWriteIsUnderWay(t *testing.T) {
+	var l InUseList
+	l.Start(nodeAt("9"), keepAll)
+	l.Want("a", true)
+	if diff := cmp.Diff([]string{"a"}, next(&l)); diff != "" {
+		t.Fatalf("first write (-want +got):\n%s", diff)
+	}
+	l.Want("c", true)
+	l.Want("b", true)
+	if got := next(&l); got != nil {
+		t.Fatalf("second write while the first is under way: %v", got)
+	}
+	l.Applied(nodeAt("10", "a"))
+	if diff := cmp.Diff([]string{"a", "b", "c"}, next(&l)); diff != "" {
+		t.Fatalf("second write (-want +got):\n%s", diff)
+	}
+}
+
+func TestWhatTheListBelieves(t *testing.T) {
+	tests := map[string]struct {
+		do   func(l *InUseList)
+		want Node
+		next []string
+	}{
+		"nothing read": {func(*InUseList) {}, Node{}, nil},
+		"read":         {func(l *InUseList) { l.Start(nodeAt("9", "a"), keepAll) }, Node{InUse: Yes, Attached: No}, nil},
+		"an older version comes late from a watch": {func(l *InUseList) {
+			l.Start(nodeAt("10", "a"), keepAll)
+			l.Observe(nodeAt("9"))
+		}, Node{InUse: Yes, Attached: No}, nil},
+		"a clear is under way: it may have landed": {func(l *InUseList) {
+			l.Start(nodeAt("9", "a"), keepAll)
+			l.Want("a", false)
+			l.Next()
+		}, Node{InUse: Unknown, Attached: No}, nil},
+		"a clear was lost: nothing is written before a live read": {func(l *InUseList) {
+			l.Start(nodeAt("9", "a"), keepAll)
+			l.Want("a", false)
+			l.Next()
+			l.NotApplied()
+			l.Want("a", true)
+		}, Node{InUse: Unknown, Attached: No}, nil},
+		"a clear was lost and the Node has not moved: it may still land, and is sent again though the volume is wanted": {func(l *InUseList) {
+			l.Start(nodeAt("9", "a"), keepAll)
+			l.Want("a", false)
+			l.Next()
+			l.NotApplied()
+			l.Want("a", true)
+			l.ObserveLive(nodeAt("9", "a"))
+		}, Node{InUse: Unknown, Attached: No}, []string{}},
+		"a clear was lost and the Node has moved on without it: it cannot land any more": {func(l *InUseList) {
+			l.Start(nodeAt("9", "a"), keepAll)
+			l.Want("a", false)
+			l.Next()
+			l.NotApplied()
+			l.Want("a", true)
+			l.ObserveLive(nodeAt("10", "a"))
+		}, Node{InUse: Yes, Attached: No}, nil},
+		"a clear was lost and had landed": {func(l *InUseList) {
+			l.Start(nodeAt("9", "a"), keepAll)
+			l.Want("a", false)
+			l.Next()
+			l.NotApplied()
+			l.Want("a", true)
+			l.Observe(nodeAt("10"))
+		}, Node{InUse: No, Attached: No}, []string{"a"}},
+		"an agent that died may have a clear on its way of what has no record": {func(l *InUseList) {
+			l.Start(nodeAt("9", "a", "b"), func(name string) bool { return name == "b" })
+			l.Want("a", true)
+		}, Node{InUse: Unknown, Attached: No}, []string{"b"}},
+		"what has a record is believed at once": {func(l *InUseList) {
+			l.Start(nodeAt("9", "a", "b"), func(name string) bool { return name == "a" })
+		}, Node{InUse: Yes, Attached: No}, []string{"a"}},
+		"the Node is gone": {func(l *InUseList) {
+			l.Start(nodeAt("9", "a"), keepAll)
+			l.Lost()
+			l.Observe(nodeAt("9", "a"))
+		}, Node{}, nil},
+		"another Node of its name, to which it must be told again": {func(l *InUseList) {
+			l.Start(nodeAt("9", "a"), keepAll)
+			l.Want("a", true)
+			l.Lost()
+			l.Observe(NodeStatus{UID: "m", ResourceVersion: "12"})
+		}, Node{InUse: No, Attached: No}, []string{"a"}},
+		"names of others are left alone": {func(l *InUseList) {
+			l.Start(nodeAt("9", "other"), keepAll)
+			l.Want("a", true)
+		}, Node{InUse: No, Attached: No}, []string{"a", "other"}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			var l InUseList
+			test.do(&l)
+			if diff := cmp.Diff(test.want, l.View("a")); diff != "" {
+				t.Errorf("belief about a (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(test.next, next(&l)); diff != "" {
+				t.Errorf("next write (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestChangesOfBeliefAreNamed(t *testing.T) {
+	var l InUseList
+	l.Start(nodeAt("9", "a", "b"), keepAll)
+	got := l.Observe(NodeStatus{UID: "n", ResourceVersion: "10", InUse: []string{"b", "c"}, Attached: []string{"b"}})
+	if diff := cmp.Diff([]string{"a", "b", "c"}, got); diff != "" {
+		t.Errorf("changed (-want +got):\n%s", diff)
+	}
+	if got := l.Observe(nodeAt("11", "b", "c")); !cmp.Equal(got, []string{"b"}) {
+		t.Errorf("changed: %v, want b alone", got)
+	}
+}

@@ -1,0 +1,78 @@
+package nodevolume
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func exampleRecord() Record {
+	return Record{
+		Version: RecordVersion, Kind: PublishKind, Driver: "d", Handle: "h\n^\"../", SpecName: "pv", Path: "pods/u/volumes/x", InUse: true,
+		AttachmentUID: "va", BootID: "boot", Confirmed: true, Pod: RecordPod{UID: "u", Namespace: "ns", Name: "p", Volume: "data", ReadOnly: true},
+	}
+}
+
+func TestARecordIsReadAsItWasWritten(t *testing.T) {
+	raw, err := exampleRecord().Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := DecodeRecord(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(exampleRecord(), got); diff != "" {
+		t.Errorf("record (-want +got):\n%s", diff)
+	}
+}
+
+func TestATornRecordIsNeverGuessedAt(t *testing.T) {
+	raw, err := exampleRecord().Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for length := range len(raw) - 2 { // without the last newline and brace
+		if record, err := DecodeRecord(raw[:length]); !errors.Is(err, ErrTorn) {
+			t.Fatalf("the first %d bytes were read as %+v, %v", length, record, err)
+		}
+	}
+	for name, text := range map[string]string{
+		"zeros":         "\x00\x00\x00\x00",
+		"later version": `{"version":2,"kind":"stage","driver":"d","handle":"h","path":"p"}`,
+		"no driver":     `{"version":1,"kind":"stage","handle":"h","path":"p"}`,
+		"other kind":    `{"version":1,"kind":"mount","driver":"d","handle":"h","path":"p"}`,
+	} {
+		if record, err := DecodeRecord([]byte(text)); !errors.Is(err, ErrTorn) {
+			t.Errorf("%s: read as %+v, %v", name, record, err)
+		}
+	}
+}
+
+func TestRebuiltPhase(t *testing.T) {
+	confirmed := exampleRecord()
+	begun, leaving := confirmed, confirmed
+	begun.Confirmed, leaving.Leaving = false, true
+	tests := map[string]struct {
+		record  Record
+		bootID  string
+		mounted Knowledge
+		want    Phase
+	}{
+		"confirmed and mounted":             {confirmed, "boot", Yes, Confirmed},
+		"confirmed, mount gone":             {confirmed, "boot", No, Uncertain},
+		"confirmed, mount table unreadable": {confirmed, "boot", Unknown, Uncertain},
+		"confirmed under another boot":      {confirmed, "boot-2", Yes, Uncertain},
+		"boot unknown":                      {confirmed, "", Yes, Uncertain},
+		"begun":                             {begun, "boot", Yes, Uncertain},
+		"being undone":                      {leaving, "boot", Yes, Uncertain},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := test.record.Rebuilt(test.bootID, test.mounted); got != test.want {
+				t.Errorf("phase is %s, want %s", got, test.want)
+			}
+		})
+	}
+}
