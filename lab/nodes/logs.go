@@ -9,16 +9,15 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
 	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
 	internalapi "k8s.io/cri-api/pkg/apis"
 	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/cri-client/pkg/logs"
@@ -98,34 +97,49 @@ func (s *logServer) serveLog(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprintf("pod %q does not exist", r.PathValue("pod")), http.StatusNotFound)
 		return
 	}
-	options := &corev1.PodLogOptions{}
-	if err := scheme.ParameterCodec.DecodeParameters(r.URL.Query(), corev1.SchemeGroupVersion, options); err != nil {
+	options, err := readOptions(r.URL.Query())
+	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	dir, err := keeper.logDir(r.PathValue("container"), options.Previous)
+	dir, err := keeper.logDir(r.PathValue("container"), r.FormValue("previous") == "true")
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
 	out := flushing{w, http.NewResponseController(w)}
-	err = logs.ReadLogs(r.Context(), filepath.Join(dir, logFile), dir, readOptions(options), containerStates{}, out, out)
+	err = logs.ReadLogs(r.Context(), filepath.Join(dir, logFile), dir, options, containerStates{}, out, out)
 	if err != nil && r.Context().Err() == nil {
 		klog.FromContext(r.Context()).Error(err, "log could not be read", "dir", dir)
 	}
 }
 
-func readOptions(asked *corev1.PodLogOptions) *logs.LogOptions {
-	options := &logs.LogOptions{
-		TailLines: asked.TailLines, LimitBytes: asked.LimitBytes, Follow: asked.Follow, Timestamp: asked.Timestamps,
+// readOptions are the query parameters of corev1.PodLogOptions.
+func readOptions(query url.Values) (*logs.LogOptions, error) {
+	options := &logs.LogOptions{Follow: query.Get("follow") == "true", Timestamp: query.Get("timestamps") == "true"}
+	for name, set := range map[string]func(int64){
+		"tailLines":    func(n int64) { options.TailLines = &n },
+		"limitBytes":   func(n int64) { options.LimitBytes = &n },
+		"sinceSeconds": func(n int64) { options.Since = time.Now().Add(-time.Duration(n) * time.Second) },
+	} {
+		text := query.Get(name)
+		if text == "" {
+			continue
+		}
+		number, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", name, err)
+		}
+		set(number)
 	}
-	if asked.SinceSeconds != nil {
-		options.Since = time.Now().Add(-time.Duration(*asked.SinceSeconds) * time.Second)
+	if text := query.Get("sinceTime"); text != "" {
+		since, err := time.Parse(time.RFC3339, text)
+		if err != nil {
+			return nil, fmt.Errorf("read sinceTime: %w", err)
+		}
+		options.Since = since
 	}
-	if asked.SinceTime != nil {
-		options.Since = asked.SinceTime.Time
-	}
-	return options
+	return options, nil
 }
 
 // logDir is the directory of the present or the previous attempt of a container.

@@ -210,6 +210,7 @@ func (k *podKeeper) containerStarted(name string, attempt int32, c *container) {
 			s.now = runningSince(c.started.At)
 		}
 	})
+	klog.Background().Info("Container started", "pod", klog.KObj(k.object()), "container", name, "attempt", attempt, "problem", c.started.Problem)
 	if c.started.Problem == "" {
 		k.events.Event(k.object(), corev1.EventTypeNormal, "Started", "Container started: "+name)
 	} else {
