@@ -91,6 +91,7 @@ func Setup(ctx context.Context, mgr manager.Manager, o Options) error {
 	queue, err := controller.NewTyped(Name, mgr, controller.TypedOptions[key]{
 		Reconciler:              c,
 		MaxConcurrentReconciles: workers,
+		NewQueue:                newQueue,
 		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[key](firstRetry, lastRetry),
 		EnableWarmup:            &yes, // a standby watches too, and takes over at once
 		SkipNameValidation:      &yes, // tests run several in one process

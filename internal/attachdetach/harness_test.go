@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -57,6 +58,7 @@ func newLab(t *testing.T) *lab {
 		t.Skip("needs kube-apiserver and etcd: set KUBEBUILDER_ASSETS to their folder")
 	}
 	prefix := strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name()))
+	prefix = fmt.Sprintf("%s-%d", prefix, runs.Add(1)) // -count runs it again
 	l := &lab{
 		T: t, Client: cluster.client, ctx: t.Context(), prefix: prefix, changed: make(chan struct{}),
 		vas: map[string]*storagev1.VolumeAttachment{}, nodes: map[string]*corev1.Node{}, events: map[string]*corev1.Event{},
@@ -68,6 +70,8 @@ func newLab(t *testing.T) *lab {
 }
 
 const driver = "disk.test"
+
+var runs atomic.Int32
 
 func (l *lab) must(err error) {
 	l.Helper()

@@ -6,6 +6,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -83,7 +85,8 @@ func (w *world) keysOfPod(pod *corev1.Pod) []key {
 
 func (w *world) claimChanged(before, after *corev1.PersistentVolumeClaim) []key {
 	if before != nil && after != nil && before.UID == after.UID &&
-		before.Spec.VolumeName == after.Spec.VolumeName && before.Status.Phase == after.Status.Phase {
+		before.Spec.VolumeName == after.Spec.VolumeName && before.Status.Phase == after.Status.Phase &&
+		owner(before) == owner(after) {
 		return nil
 	}
 	var keys []key
@@ -93,6 +96,14 @@ func (w *world) claimChanged(before, after *corev1.PersistentVolumeClaim) []key 
 		}
 	}
 	return keys
+}
+
+// owner is the pod that a claim of a generic ephemeral volume was made for.
+func owner(claim *corev1.PersistentVolumeClaim) types.UID {
+	if ref := metav1.GetControllerOfNoCopy(claim); ref != nil {
+		return ref.UID
+	}
+	return ""
 }
 
 func (w *world) keysOfClaim(claim *corev1.PersistentVolumeClaim) []key {
