@@ -8,11 +8,14 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
 	fusefs "github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 )
 
 // fuseType is the file system type of the host adapter's mount, as the mount table shows it.
@@ -32,12 +35,15 @@ type adapterOptions struct {
 // taken away. ready is called once when the mount stands.
 //
 // Nothing in this process may touch the mount, a loop device over it or a file system on such: a thread that waits in the
-// kernel for a request which this very process must answer cannot be killed, and with it nothing of the node could.
+// kernel for a request which this very process must answer cannot be killed, and with it nothing of the node could. That
+// goes for its end, too. The last process to leave a mount namespace unmounts all that is in it, before its descriptor of
+// /dev/fuse is closed. So the driver makes the mount, and the adapter lives in a mount namespace of its own from which it
+// first takes away every mount that hangs on an adapter.
 func runAdapter(o adapterOptions, ready func()) error {
 	if len(realm(o.Mountpoint)) > 255 {
 		return fmt.Errorf("serve %s: the path is too long for a file name once escaped (255 bytes); use a shorter folder", o.Mountpoint)
 	}
-	if err := checkFUSE(); err != nil {
+	if err := dropVolumeMounts(); err != nil {
 		return err
 	}
 	incarnation := rand.Text()
@@ -53,7 +59,7 @@ func runAdapter(o adapterOptions, ready func()) error {
 	}
 	none := time.Duration(0)
 	root := &fusefs.Inode{}
-	server, err := fusefs.Mount(o.Mountpoint, root, &fusefs.Options{
+	server, err := fusefs.Mount(fmt.Sprintf("/dev/fd/%d", adapterFuseFD), root, &fusefs.Options{
 		EntryTimeout: &none, AttrTimeout: &none, NegativeTimeout: &none, // a volume is there exactly while the node holds it
 		NullPermissions: true,
 		OnAdd: func(ctx context.Context) {
@@ -61,30 +67,60 @@ func runAdapter(o adapterOptions, ready func()) error {
 			root.AddChild(realm(o.Mountpoint), dir, true)
 		},
 		MountOptions: fuse.MountOptions{
-			Name: "labdisk", FsName: "labdisk", DirectMountStrict: true, AllowOther: true, MaxWrite: fuseTransfer,
-			Options: []string{"default_permissions"}, DisableXAttrs: true,
+			Name: "labdisk", FsName: "labdisk", MaxWrite: fuseTransfer, DisableXAttrs: true,
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("mount FUSE at %s: %w", o.Mountpoint, err)
+		return fmt.Errorf("serve FUSE at %s: %w", o.Mountpoint, err)
 	}
 	ready()
 	server.Wait()
 	return nil
 }
 
-// checkFUSE says what to do when the machine has no FUSE.
-func checkFUSE() error {
+// Descriptors that the driver hands to an adapter.
+const (
+	adapterReadyFD = 3 // a pipe for one line
+	adapterFuseFD  = 4 // /dev/fuse, mounted
+)
+
+// dropVolumeMounts detaches, in this process's own mount namespace, the copies of all mounts that hang on an adapter.
+func dropVolumeMounts() error {
+	mine, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return fmt.Errorf("look at own mount namespace: %w", err)
+	}
+	parents, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", os.Getppid()))
+	if err != nil || mine == parents {
+		return fmt.Errorf("a host adapter is started by the node driver, in a mount namespace of its own: %w", err)
+	}
+	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
+		return i.FSType != fuseType && i.Major != loopMajor, false
+	})
+	if err != nil {
+		return fmt.Errorf("read mount table: %w", err)
+	}
+	for _, i := range slices.Backward(infos) {
+		err := unix.Unmount(i.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) { // it went with one above it
+			return fmt.Errorf("detach copy of mount %s: %w", i.Mountpoint, err)
+		}
+	}
+	return nil
+}
+
+// openFUSE opens the FUSE device, or says what to do when the machine has none.
+func openFUSE() (*os.File, error) {
 	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENODEV), errors.Is(err, syscall.ENXIO):
-		return fmt.Errorf("this machine has no FUSE (/dev/fuse): run `modprobe fuse`, or give the container the device: %w", err)
+		return nil, fmt.Errorf("this machine has no FUSE (/dev/fuse): run `modprobe fuse`, or give the container the device: %w", err)
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("open /dev/fuse: not allowed; run as root, in a container with access to the device: %w", err)
+		return nil, fmt.Errorf("open /dev/fuse: not allowed; run as root, in a container with access to the device: %w", err)
 	case err != nil:
-		return fmt.Errorf("open /dev/fuse: %w", err)
+		return nil, fmt.Errorf("open /dev/fuse: %w", err)
 	}
-	return f.Close()
+	return f, nil
 }
 
 // realmNode is the directory of the volumes.

@@ -70,6 +70,35 @@ func startAdapter(o NodeOptions) error {
 		}
 		command = []string{self, "labdisk", "adapter"}
 	}
+	fuse, err := mountFUSE(o.FuseDir)
+	if err != nil {
+		return err
+	}
+	err = spawnAdapter(command, o, fuse)
+	if closeErr := fuse.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		return errors.Join(err, unix.Unmount(o.FuseDir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW))
+	}
+	return nil
+}
+
+// mountFUSE makes the adapter's mount in the node's mount namespace.
+func mountFUSE(dir string) (*os.File, error) {
+	fuse, err := openFUSE()
+	if err != nil {
+		return nil, err
+	}
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,max_read=%d,default_permissions,allow_other", fuse.Fd(), fuseTransfer)
+	if err := unix.Mount("labdisk", dir, fuseType, unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		return nil, errors.Join(fmt.Errorf("mount FUSE at %s: %w", dir, err), fuse.Close())
+	}
+	return fuse, nil
+}
+
+// spawnAdapter returns when the adapter serves the mount.
+func spawnAdapter(command []string, o NodeOptions, fuse *os.File) error {
 	logFile, err := os.OpenFile(o.FuseDir+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return fmt.Errorf("open log of the host adapter: %w", err)
@@ -83,8 +112,8 @@ func startAdapter(o NodeOptions) error {
 	args := append(command[1:len(command):len(command)], "--fabric", o.Fabric, "--node-id", o.NodeID, "--fuse-dir", o.FuseDir)
 	cmd := exec.Command(command[0], args...)
 	cmd.Stdout, cmd.Stderr = logFile, logFile
-	cmd.ExtraFiles = []*os.File{readyWriter}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.ExtraFiles = []*os.File{readyWriter, fuse} // adapterReadyFD, adapterFuseFD
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Unshareflags: syscall.CLONE_NEWNS}
 	err = cmd.Start()
 	_ = readyWriter.Close()
 	if err != nil {
@@ -104,5 +133,5 @@ func startAdapter(o NodeOptions) error {
 	return nil
 }
 
-// adapterReady is the line that an adapter writes to its descriptor 3 when its mount stands; any other line is an error.
+// adapterReady is the line that an adapter writes to adapterReadyFD when its mount stands; any other line is an error.
 const adapterReady = "ready"

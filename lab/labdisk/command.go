@@ -101,9 +101,9 @@ func adapterCommand() *cobra.Command {
 	return cmd
 }
 
-// adapterMain tells the driver over descriptor 3 how the start went.
+// adapterMain tells the driver how the start went.
 func adapterMain(_ context.Context, o adapterOptions) error {
-	parent := os.NewFile(3, "driver")
+	parent := os.NewFile(adapterReadyFD, "driver")
 	tell := func(line string) {
 		if parent != nil {
 			_, _ = fmt.Fprintln(parent, line)
