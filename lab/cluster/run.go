@@ -83,7 +83,7 @@ func (c *Cluster) bringUp(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.group = proc.Group{RunDir: c.paths.run(), Shim: own.path("belay-lab")}
+	c.group = proc.Group{RunDir: c.paths.run(), Shim: own.path("belay-lab"), Env: componentEnvironment(os.Environ())}
 	return c.start(ctx, programs, own)
 }
 

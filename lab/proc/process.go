@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -21,7 +22,7 @@ type Spec struct {
 	// Path of the program; looked up in PATH if it holds no slash.
 	Path string
 	Args []string
-	// Env is added to this process's own environment.
+	// Env is added to the group's environment.
 	Env []string
 	// Dir is the working directory; default: that of this process.
 	Dir string
@@ -50,6 +51,8 @@ type Group struct {
 	RunDir string
 	// Shim is the program that offers ExecVerb; default: this process's own executable.
 	Shim string
+	// Env is the environment of every process of the group; default: this process's own.
+	Env []string
 }
 
 // Process is one supervised component. All its methods may be called from any goroutine.
@@ -105,7 +108,11 @@ func (p *Process) launch() error {
 		"--parent", fmt.Sprint(os.Getpid())}
 	args = append(append(args, "--", p.spec.Path), p.spec.Args...)
 	command := exec.Command(p.group.Shim, args...)
-	command.Env = append(os.Environ(), p.spec.Env...)
+	environment := p.group.Env
+	if environment == nil {
+		environment = os.Environ()
+	}
+	command.Env = append(slices.Clone(environment), p.spec.Env...)
 	command.Dir = p.spec.Dir
 	if logFile != nil {
 		command.Stdout, command.Stderr = logFile, logFile

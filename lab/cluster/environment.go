@@ -1,0 +1,32 @@
+package cluster
+
+import (
+	"slices"
+	"strings"
+)
+
+// passedOn are the variables that a component may inherit. Not the rest of the user's environment:
+// csi-provisioner prefers KUBECONFIG over its own flag and would work on the user's cluster, etcd
+// takes settings from ETCD_*, client-go takes KUBERNETES_SERVICE_HOST for a cluster to run in.
+var passedOn = []string{"HOME", "TMPDIR", "LANG", "TZ", "GOMAXPROCS", "GODEBUG", "GOTRACEBACK", "GOGC", "GOMEMLIMIT", "XDG_CACHE_HOME"}
+
+// passedOnPrefixes begin the names of further ones: belay's own, and the HTTP/2 health check
+// of client-go.
+var passedOnPrefixes = []string{"BELAY_", "HTTP2_"}
+
+// adminFolders hold mkfs, losetup and runc, and are not in every user's PATH.
+const adminFolders = "/usr/local/sbin:/usr/sbin:/sbin"
+
+// componentEnvironment is what the lab's components see of an environment.
+func componentEnvironment(environment []string) []string {
+	path := ""
+	kept := slices.DeleteFunc(slices.Clone(environment), func(variable string) bool {
+		name, value, _ := strings.Cut(variable, "=")
+		if name == "PATH" {
+			path = value + ":"
+		}
+		return !slices.Contains(passedOn, name) &&
+			!slices.ContainsFunc(passedOnPrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+	})
+	return append(kept, "PATH="+path+adminFolders)
+}
