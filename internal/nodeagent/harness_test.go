@@ -171,6 +171,7 @@ func (w *world) volume(name string, options ...volumeOptions) string {
 			}},
 		},
 	}
+	handle := pv.Spec.CSI.VolumeHandle
 	for _, change := range options {
 		change(pv)
 	}
@@ -189,7 +190,7 @@ func (w *world) volume(name string, options ...volumeOptions) string {
 	claim.Status.Phase = corev1.ClaimBound
 	_, err = w.admin.CoreV1().PersistentVolumeClaims(w.name).UpdateStatus(w.ctx, claim, metav1.UpdateOptions{})
 	must(w, err)
-	return pv.Spec.CSI.VolumeHandle
+	return handle
 }
 
 // pod creates a pod on the node that mounts the claims.

@@ -1,0 +1,465 @@
+package nodeagent
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// untilEvent waits for an event about a pod that holds all the words.
+func (w *world) untilEvent(pod *corev1.Pod, words ...string) {
+	w.Helper()
+	ctx, cancel := context.WithTimeout(w.ctx, 20*time.Second)
+	defer cancel()
+	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("involvedObject.uid", string(pod.UID)).String()}
+	holds := func(e *corev1.Event) bool {
+		return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(e.Reason+": "+e.Message, word) })
+	}
+	list, err := w.admin.CoreV1().Events(w.name).List(ctx, options)
+	must(w, err)
+	for i := range list.Items {
+		if holds(&list.Items[i]) {
+			return
+		}
+	}
+	options.ResourceVersion = list.ResourceVersion
+	watching, err := w.admin.CoreV1().Events(w.name).Watch(ctx, options)
+	must(w, err)
+	defer watching.Stop()
+	for event := range watching.ResultChan() {
+		if e, ok := event.Object.(*corev1.Event); ok && event.Type != watch.Deleted && holds(e) {
+			return
+		}
+	}
+	list, err = w.admin.CoreV1().Events(w.name).List(w.ctx, metav1.ListOptions{})
+	must(w, err)
+	var told []string
+	for _, e := range list.Items {
+		told = append(told, e.Reason+": "+e.Message)
+	}
+	w.Fatalf("pod %s has no event with %q; there are %q", pod.Name, words, told)
+}
+
+// waitFails waits for a pod's volumes in vain, for a short time, and returns what it was told.
+func (w *world) waitFails(agent *Agent, pod *corev1.Pod) error {
+	w.Helper()
+	ctx, cancel := context.WithTimeout(w.ctx, 200*time.Millisecond)
+	defer cancel()
+	mounts, err := agent.WaitMounted(ctx, pod.UID)
+	if err == nil {
+		w.Fatalf("pod %s is mounted: %v", pod.Name, mounts)
+	}
+	return err
+}
+
+func noAttach(d *storagev1.CSIDriver) { d.Spec.AttachRequired = new(false) }
+
+func TestADriverWithoutAttachNeedsNoHandshake(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.volume("data")
+	agent, _ := w.agent()
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	w.mounted(agent, pod)
+	if got := lastRequest[*csispec.NodeStageVolumeRequest](w.driver).PublishContext; len(got) > 0 {
+		t.Errorf("publish context %v", got)
+	}
+	if got := w.node().Status.VolumesInUse; len(got) > 0 {
+		t.Errorf("in use: %v", got)
+	}
+	agent.RemovePod(pod.UID)
+	w.unmounted(agent, pod)
+	w.until("all is undone", func() bool { return len(w.driver.made()) == 4 && len(agent.Pods()) == 0 })
+}
+
+// until waits for something that the driver's calls lead to.
+func (w *world) until(what string, is func() bool) {
+	w.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !is() {
+		if time.Now().After(deadline) {
+			w.Fatalf("never: %s; calls %v", what, w.driver.made())
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func TestWhatTheDriverIsAsked(t *testing.T) {
+	w := newWorld(t, noAttach, func(d *storagev1.CSIDriver) { d.Spec.PodInfoOnMount = new(true) })
+	w.driver.caps = append(w.driver.caps, csispec.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER, csispec.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
+	_, err := w.admin.CoreV1().Secrets(w.name).Create(w.ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "key"}, StringData: map[string]string{"password": "hunter2"},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	w.volume("data", func(pv *corev1.PersistentVolume) {
+		pv.Spec.MountOptions = []string{"noatime"}
+		pv.Spec.CSI.FSType = "xfs"
+		pv.Spec.CSI.NodeStageSecretRef = &corev1.SecretReference{Namespace: w.name, Name: "key"}
+		pv.Spec.CSI.NodePublishSecretRef = &corev1.SecretReference{Namespace: w.name, Name: "key"}
+	})
+	agent, _ := w.agent()
+	pod := w.podWith("p", func(p *corev1.Pod) {
+		p.Spec.Volumes[0].PersistentVolumeClaim.ReadOnly = true
+		p.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: new(int64(3000))}
+		p.Spec.ServiceAccountName = "robot"
+	}, "data")
+	agent.SetPod(pod)
+	if mounts := w.mounted(agent, pod); !mounts[0].ReadOnly {
+		t.Errorf("mount is not read-only: %+v", mounts)
+	}
+	staged, published := lastRequest[*csispec.NodeStageVolumeRequest](w.driver), lastRequest[*csispec.NodePublishVolumeRequest](w.driver)
+	capability := &csispec.VolumeCapability{
+		AccessMode: &csispec.VolumeCapability_AccessMode{Mode: csispec.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER},
+		AccessType: &csispec.VolumeCapability_Mount{Mount: &csispec.VolumeCapability_MountVolume{
+			FsType: "xfs", MountFlags: []string{"noatime"}, VolumeMountGroup: "3000",
+		}},
+	}
+	for name, got := range map[string]*csispec.VolumeCapability{"stage": staged.VolumeCapability, "publish": published.VolumeCapability} {
+		if diff := cmp.Diff(capability, got, protocmp.Transform()); diff != "" {
+			t.Errorf("capability at %s (-want +got):\n%s", name, diff)
+		}
+	}
+	for name, got := range map[string]map[string]string{"stage": staged.Secrets, "publish": published.Secrets} {
+		if got["password"] != "hunter2" {
+			t.Errorf("no secret at %s", name)
+		}
+	}
+	if diff := cmp.Diff(map[string]string{"pool": "fast"}, staged.VolumeContext); diff != "" {
+		t.Errorf("volume context at stage (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(map[string]string{
+		"pool": "fast", "csi.storage.k8s.io/pod.name": "p", "csi.storage.k8s.io/pod.namespace": w.name, "csi.storage.k8s.io/pod.uid": string(pod.UID),
+		"csi.storage.k8s.io/serviceAccount.name": "robot", "csi.storage.k8s.io/ephemeral": "false",
+	}, published.VolumeContext); diff != "" {
+		t.Errorf("volume context at publish (-want +got):\n%s", diff)
+	}
+	if !published.Readonly {
+		t.Error("published writable")
+	}
+}
+
+func TestABlockVolume(t *testing.T) {
+	w := newWorld(t)
+	handle := w.volume("disk", func(pv *corev1.PersistentVolume) { pv.Spec.VolumeMode = new(corev1.PersistentVolumeBlock) })
+	agent, stop := w.agent()
+	pod := w.podWith("p", func(p *corev1.Pod) {
+		p.Spec.Containers[0].VolumeMounts = nil
+		p.Spec.Containers[0].VolumeDevices = []corev1.VolumeDevice{{Name: "disk", DevicePath: "/dev/xvda"}}
+	}, "disk")
+	agent.SetPod(pod)
+	w.untilInUse(handle)
+	w.attach(handle)
+	full := w.name + "-disk"
+	devices := filepath.Join(w.root, "plugins/kubernetes.io/csi/volumeDevices")
+	target := filepath.Join(devices, "publish", full, string(pod.UID))
+	if diff := cmp.Diff([]Mount{{VolumeName: "disk", Path: target, Block: true}}, w.mounted(agent, pod)); diff != "" {
+		t.Errorf("mounts (-want +got):\n%s", diff)
+	}
+	if got := lastRequest[*csispec.NodeStageVolumeRequest](w.driver).StagingTargetPath; got != filepath.Join(devices, "staging", full) {
+		t.Errorf("staging path %s", got)
+	}
+	link, err := os.Readlink(filepath.Join(w.root, "pods", string(pod.UID), "volumeDevices/kubernetes.io~csi", full))
+	must(t, err)
+	if link != target {
+		t.Errorf("the pod's device links to %s", link)
+	}
+	wantData(t, filepath.Join(devices, full, "data", volumeData), map[string]string{
+		"attachmentID": "csi-" + hash(handle+w.driverName()+w.name), "driverName": w.driverName(), "nodeName": w.name, "specVolID": full, "volumeHandle": handle,
+	})
+	stop()
+	agent, _ = w.agent() // the way back from records alone
+	agent.PodsSynced()
+	w.unmounted(agent, pod)
+	w.untilNotInUse(handle)
+	if left := w.leftovers(); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestTwoPodsShareAVolume(t *testing.T) {
+	w := newWorld(t)
+	handle := w.volume("data")
+	agent, _ := w.agent()
+	first, second := w.pod("first", "data"), w.pod("second", "data")
+	agent.SetPod(first)
+	agent.SetPod(second)
+	w.untilInUse(handle)
+	w.attach(handle)
+	w.mounted(agent, first)
+	w.mounted(agent, second)
+	agent.RemovePod(first.UID)
+	w.unmounted(agent, first)
+	if got := w.detach(handle); got != errStillInUse {
+		t.Errorf("detach while the second pod runs: %v, want %v", got, errStillInUse)
+	}
+	agent.RemovePod(second.UID)
+	w.untilNotInUse(handle)
+	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Publish data", "Unpublish data", "Unpublish data", "Unstage data"}, w.driver.made()); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+}
+
+func TestReadWriteOncePodHoldsTheSecondPodBack(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.volume("data", func(pv *corev1.PersistentVolume) {
+		pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
+	})
+	agent, _ := w.agent()
+	first, second := w.pod("first", "data"), w.pod("second", "data")
+	agent.SetPod(first)
+	w.mounted(agent, first)
+	agent.SetPod(second)
+	if err := w.waitFails(agent, second); !strings.Contains(err.Error(), "OtherPodMounted") {
+		t.Errorf("second pod waits for: %v", err)
+	}
+	agent.RemovePod(first.UID)
+	w.mounted(agent, second)
+}
+
+func TestAWaitSaysItsHop(t *testing.T) {
+	w := newWorld(t)
+	handle := w.volume("data")
+	agent, _ := w.agent()
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	w.untilInUse(handle)
+	err := w.waitFails(agent, pod)
+	for _, word := range []string{`volume "data"`, "NotAttached", "Volume not attached according to node status"} {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("the wait does not say %q: %v", word, err)
+		}
+	}
+	// Reported, but the attachment is another thing: told in the words that are matched on.
+	must(t, w.report(handle, true))
+	w.untilEvent(pod, "FailedMount", `MountVolume.WaitForAttach failed for volume "`+w.name+`-data" :`, "volume attachment")
+	w.driver.mu.Lock()
+	w.driver.hook = func(string, string, int) error { return status.Error(codes.InvalidArgument, "no such pool") }
+	w.driver.mu.Unlock()
+	w.attach(handle)
+	w.untilEvent(pod, "FailedMount", `MountVolume.MountDevice failed for volume "`+w.name+`-data" :`, "no such pool")
+}
+
+func TestWhatIsNotSupportedIsRefusedInWords(t *testing.T) {
+	w := newWorld(t, noAttach, func(d *storagev1.CSIDriver) {
+		d.Spec.FSGroupPolicy = new(storagev1.FileFSGroupPolicy)
+	})
+	w.volume("data")
+	w.volume("host", func(pv *corev1.PersistentVolume) {
+		pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/x"}}
+	})
+	tests := map[string]struct {
+		change func(*corev1.Pod)
+		claims []string
+		words  string
+		atOnce bool
+	}{
+		"inline": {func(p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{Name: "x", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: "d"}}}}
+			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "x", MountPath: "/x"}}
+		}, nil, "inline CSI volumes (driver d) are not supported", true},
+		"device": {func(p *corev1.Pod) {
+			p.Spec.Containers[0].VolumeMounts = nil
+			p.Spec.Containers[0].VolumeDevices = []corev1.VolumeDevice{{Name: "data", DevicePath: "/dev/x"}}
+		}, []string{"data"}, "has volumeMode Filesystem, but is specified in volumeDevices", true},
+		"hostpath": {nil, []string{"host"}, "is not a CSI volume", true},
+		"fsgroup": {func(p *corev1.Pod) {
+			p.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: new(int64(3000))}
+		}, []string{"data"}, "fsGroup 3000", false},
+	}
+	agent, _ := w.agent()
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			pod := w.podWith(name, test.change, test.claims...)
+			agent.SetPod(pod)
+			w.untilEvent(pod, "FailedMount", test.words)
+			if err := w.waitFails(agent, pod); !strings.Contains(err.Error(), test.words) || (test.atOnce && strings.Contains(err.Error(), "deadline")) {
+				t.Errorf("the wait says: %v", err)
+			}
+		})
+	}
+}
+
+func TestAHangingCallHoldsUpItsOwnVolumeOnly(t *testing.T) {
+	w := newWorld(t, noAttach)
+	hung := w.volume("hung")
+	w.volume("free")
+	release := make(chan struct{})
+	w.driver.hook = func(_, volume string, attempt int) error {
+		if volume == hung && attempt == 1 {
+			<-release
+		}
+		return nil
+	}
+	agent, _ := w.agent()
+	slow, fast := w.pod("slow", "hung"), w.pod("fast", "free")
+	agent.SetPod(slow)
+	w.until("the call hangs", func() bool { return slices.Contains(w.driver.made(), "Stage hung") })
+	agent.SetPod(fast)
+	w.mounted(agent, fast)
+	close(release)
+	w.mounted(agent, slow)
+}
+
+func TestRegistrationIsRefusedInKubeletsWords(t *testing.T) {
+	tests := map[string]struct {
+		plugin *registration.PluginInfo
+		want   string
+	}{
+		"no CSI plugin": {&registration.PluginInfo{Type: "DevicePlugin", Name: "x", SupportedVersions: []string{"1.0.0"}}, "no handler registered for plugin type: DevicePlugin"},
+		"only 0.x":      {&registration.PluginInfo{Type: "CSIPlugin", Name: "x", SupportedVersions: []string{"0.3.0"}}, "plugin validation failed"},
+		"only 2.x":      {&registration.PluginInfo{Type: "CSIPlugin", Name: "x", SupportedVersions: []string{"2.0.0"}}, "plugin validation failed"},
+		"no versions":   {&registration.PluginInfo{Type: "CSIPlugin", Name: "x"}, "empty list for supported versions"},
+		"hostile name":  {&registration.PluginInfo{Type: "CSIPlugin", Name: "../x", SupportedVersions: []string{"1.0.0"}}, "plugin validation failed"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.driver.mu.Lock()
+			w.driver.plugin = test.plugin
+			w.driver.mu.Unlock()
+			w.agent()
+			if got := <-w.driver.status; got.PluginRegistered || !strings.Contains(got.Error, test.want) {
+				t.Errorf("told %+v, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestAnAttachmentThatWasMadeAnewLeadsToAnotherStage(t *testing.T) {
+	w := newWorld(t)
+	handle := w.volume("data")
+	agent, _ := w.agent()
+	first := w.pod("first", "data")
+	agent.SetPod(first)
+	w.untilInUse(handle)
+	w.attach(handle)
+	w.mounted(agent, first)
+	// Detached by force while the volume is staged, and attached again.
+	must(t, w.admin.StorageV1().VolumeAttachments().Delete(w.ctx, "csi-"+hash(handle+w.driverName()+w.name), metav1.DeleteOptions{}))
+	w.attach(handle)
+	second := w.pod("second", "data")
+	agent.SetPod(second)
+	if err := w.waitFails(agent, second); !strings.Contains(err.Error(), string(nodevolume.AttachmentReplaced)) {
+		t.Errorf("second pod waits for: %v", err)
+	}
+	agent.RemovePod(first.UID)
+	w.mounted(agent, second)
+	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Unpublish data", "Unstage data", "Stage data", "Publish data"}, w.driver.made()); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+}
+
+func TestAReboot(t *testing.T) {
+	w := newWorld(t)
+	kept, gone := w.volume("kept"), w.volume("gone")
+	agent, stop := w.agent()
+	stays, leaves := w.pod("stays", "kept"), w.pod("leaves", "gone")
+	agent.SetPod(stays)
+	agent.SetPod(leaves)
+	w.untilInUse(kept)
+	w.untilInUse(gone)
+	w.attach(kept)
+	w.attach(gone)
+	w.mounted(agent, stays)
+	w.mounted(agent, leaves)
+	stop()
+	w.driver.mu.Lock()
+	clear(w.driver.mounts)
+	clear(w.driver.staged)
+	w.driver.calls = nil
+	w.driver.mu.Unlock()
+	w.bootID = "boot-2"
+	agent, _ = w.agent()
+	agent.SetPod(stays)
+	agent.PodsSynced()
+	w.mounted(agent, stays)
+	w.untilNotInUse(gone)
+	calls := w.driver.made()
+	slices.Sort(calls)
+	if diff := cmp.Diff([]string{"Publish kept", "Stage kept", "Unpublish gone", "Unstage gone"}, calls); diff != "" {
+		t.Errorf("calls after the reboot (-want +got):\n%s", diff)
+	}
+}
+
+func TestTheWayBackNeedsNoAPI(t *testing.T) {
+	w := newWorld(t)
+	handle := w.volume("data")
+	agent, stop := w.agent()
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	w.untilInUse(handle)
+	w.attach(handle)
+	w.mounted(agent, pod)
+	stop()
+	real := w.nodeID
+	w.nodeID = &rest.Config{Host: "https://127.0.0.1:1"} // nobody listens
+	agent, stop = w.agent()
+	agent.RemovePod(pod.UID)
+	w.unmounted(agent, pod)
+	w.until("unstaged", func() bool { return slices.Contains(w.driver.made(), "Unstage data") })
+	if !slices.Contains(w.node().Status.VolumesInUse, w.unique(handle)) {
+		t.Fatal("not in use, and nobody can have cleared it")
+	}
+	stop()
+	w.nodeID = real
+	w.agent()
+	w.untilNotInUse(handle)
+}
+
+func TestTornRecordsForgetNothing(t *testing.T) {
+	for name, damage := range map[string][]byte{"empty": {}, "cut off": []byte(`{"version":1,"kind":"st`)} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			handle := w.volume("data")
+			agent, stop := w.agent()
+			pod := w.pod("p", "data")
+			agent.SetPod(pod)
+			w.untilInUse(handle)
+			w.attach(handle)
+			w.mounted(agent, pod)
+			stop()
+			records, err := filepath.Glob(filepath.Join(w.root, recordsDir, "*.json"))
+			must(t, err)
+			if len(records) != 2 {
+				t.Fatalf("records: %v", records)
+			}
+			for _, record := range records {
+				must(t, os.WriteFile(record, damage, 0o600))
+			}
+			agent, _ = w.agent()
+			if got := agent.Pods(); len(got) != 1 || got[0] != pod.UID {
+				t.Fatalf("pods known after the restart: %v", got)
+			}
+			if got := w.detach(handle); got != errStillInUse {
+				t.Fatalf("detach while it is staged: %v, want %v", got, errStillInUse)
+			}
+			agent.PodsSynced()
+			w.untilNotInUse(handle)
+			if diff := cmp.Diff([]string{"Stage data", "Publish data", "Unpublish data", "Unstage data"}, w.driver.made()); diff != "" {
+				t.Errorf("calls (-want +got):\n%s", diff)
+			}
+			if left := w.leftovers(); len(left) > 0 {
+				t.Errorf("left behind: %v", left)
+			}
+		})
+	}
+}
