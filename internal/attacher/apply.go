@@ -24,12 +24,12 @@ func (a *Attacher) process(ctx context.Context, key publication.Key) error {
 	}
 	defer a.giveBack(key)
 	if key.Volume != "" && a.objects.exclusive(key.Volume) != (key.Node == "") {
-		a.wakeAll() // the volume was made exclusive, or shared, since the key was queued
+		a.rekey(key.Volume)
 		return nil
 	}
 	for range maxTurns {
 		shot := a.observe(key)
-		shot.seen.Draining = a.draining.Load()
+		shot.seen.Draining = a.isDraining()
 		decision := publication.Decide(time.Now(), shot.seen, a.policy)
 		progressed, err := a.applyAll(ctx, shot, decision)
 		if err != nil {
@@ -42,6 +42,17 @@ func (a *Attacher) process(ctx context.Context, key publication.Key) error {
 	}
 	a.queue.Add(key) // others first
 	return nil
+}
+
+// rekey queues everything of a volume that was made exclusive, or shared, since
+// its key was queued.
+func (a *Attacher) rekey(volume string) {
+	for _, va := range a.attachmentsOf(publication.Key{Volume: volume}) {
+		a.wakeAttachment(va)
+	}
+	for _, r := range a.calls.ofVolume(volume) {
+		a.queue.Add(a.objects.keyOfVolume(volume, r.node))
+	}
 }
 
 // await has the key looked at again when the decision said so.
@@ -104,25 +115,19 @@ func (a *Attacher) call(logger klog.Logger, shot snapshot, one *subject, step pu
 	}
 	try := attempt{uid: one.uid(), attachment: one.attachment, volume: one.source.csi().VolumeHandle,
 		verb: step.Verb, nodeID: step.NodeID, inputs: one.seen.Inputs}
+	if !a.admit() {
+		a.wakeNext(a.slots.give())
+		return false
+	}
 	if !a.calls.begin(try, shot.seen.Exclusive) {
+		a.inFlight.Done()
 		a.wakeNext(a.slots.give())
 		return false
 	}
 	logger.Info("Calling the driver", "call", step.Verb, "nodeID", step.NodeID)
-	a.inFlight.Add(1)
 	go func() {
 		defer a.inFlight.Done()
-		ctx, cancel := context.WithTimeoutCause(klog.NewContext(a.callContext, logger), a.timeout, errors.New("the driver did not answer in time"))
-		defer cancel()
-		begun := time.Now()
-		publishContext, err := a.send(ctx, one, step)
-		if err != nil {
-			logger.Error(err, "Call failed", "call", step.Verb, "outcome", csi.OutcomeOf(err), "took", time.Since(begun))
-			a.calls.fail(try.uid, err, time.Now())
-		} else {
-			logger.Info("Call done", "call", step.Verb, "took", time.Since(begun))
-			a.calls.confirm(try.uid, publishContext, time.Now())
-		}
+		a.finish(logger, try, a.send(klog.NewContext(a.callContext, logger), one, step))
 		a.queue.Add(shot.key)
 		if one.attachment != nil {
 			a.wakeAttachment(one.attachment) // the key may be another one by now
@@ -132,20 +137,44 @@ func (a *Attacher) call(logger klog.Logger, shot snapshot, one *subject, step pu
 	return true
 }
 
+// result is how a call ended.
+type result struct {
+	publishContext map[string]string
+	err            error
+	took           time.Duration
+}
+
+// finish notes how a call ended.
+func (a *Attacher) finish(logger klog.Logger, try attempt, r result) {
+	if r.err != nil {
+		logger.Error(r.err, "Call failed", "call", try.verb, "outcome", csi.OutcomeOf(r.err), "took", r.took)
+		a.calls.fail(try.uid, r.err, time.Now())
+		return
+	}
+	logger.Info("Call done", "call", try.verb, "took", r.took)
+	a.calls.confirm(try.uid, r.publishContext, time.Now())
+}
+
 // send fetches the secrets and sends one request.
-func (a *Attacher) send(ctx context.Context, one *subject, step publication.CallDriver) (publishContext map[string]string, err error) {
+func (a *Attacher) send(ctx context.Context, one *subject, step publication.CallDriver) (r result) {
+	ctx, cancel := context.WithTimeoutCause(ctx, a.timeout, errors.New("the driver did not answer in time"))
+	defer cancel()
+	begun := time.Now()
+	defer func() { r.took = time.Since(begun) }()
 	secrets, err := a.secrets(ctx, one.source)
 	if err != nil {
-		return nil, err
+		return result{err: err}
 	}
 	if step.Verb == publication.Publish {
 		request := one.source.publishRequest(step.NodeID, a.defaultFSType)
 		request.Secrets = secrets
-		return a.controller.Publish(ctx, request)
+		r.publishContext, r.err = a.controller.Publish(ctx, request)
+		return r
 	}
-	return nil, a.controller.Unpublish(ctx, csi.UnpublishRequest{
+	r.err = a.controller.Unpublish(ctx, csi.UnpublishRequest{
 		VolumeHandle: one.source.csi().VolumeHandle, NodeID: step.NodeID, Secrets: secrets, Migrated: one.source.migrated,
 	})
+	return r
 }
 
 // secrets reads the Secret that a volume names, anew for each request and never

@@ -71,9 +71,11 @@ type Attacher struct {
 	queue   workqueue.TypedRateLimitingInterface[publication.Key]
 	volumes workqueue.TypedRateLimitingInterface[string]
 
-	running  atomic.Bool // events are queued
-	draining atomic.Bool // nothing new is begun
-	inFlight sync.WaitGroup
+	running atomic.Bool // events are queued
+
+	mu       sync.Mutex
+	draining bool           // under mu: nothing new is begun
+	inFlight sync.WaitGroup // added to under mu, and not once draining
 	// callContext outlives the context of Run by the drain timeout.
 	callContext context.Context
 }
@@ -249,7 +251,7 @@ func (a *Attacher) Run(ctx context.Context) error {
 	// Few PersistentVolumes are released at a time, and it takes one request.
 	workers.Go(func() { workVolumes(work, a) })
 	<-ctx.Done()
-	a.drain(logger)
+	a.drain(logger, &workers)
 	stop()
 	workers.Wait()
 	return nil
@@ -269,16 +271,37 @@ func (a *Attacher) wakeAll() {
 	}
 }
 
+// isDraining tells whether the attacher is shutting down.
+func (a *Attacher) isDraining() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.draining
+}
+
+// admit counts a call in flight, unless the attacher is shutting down.
+func (a *Attacher) admit() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.draining {
+		return false
+	}
+	a.inFlight.Add(1)
+	return true
+}
+
 // drain ends the work: no new calls, the results of those in flight recorded,
 // nothing waited for beyond the drain timeout.
-func (a *Attacher) drain(logger klog.Logger) {
+func (a *Attacher) drain(logger klog.Logger, workers *sync.WaitGroup) {
 	logger.Info("Shutting down: waiting for calls in flight", "atMost", a.drainTimeout)
-	a.draining.Store(true)
+	a.mu.Lock()
+	a.draining = true
+	a.mu.Unlock()
 	a.volumes.ShutDown()
 	ended := make(chan struct{})
 	go func() {
-		a.inFlight.Wait()
-		a.queue.ShutDownWithDrain() // returns when all that is queued was worked off
+		a.inFlight.Wait() // each has queued its key by then
+		a.queue.ShutDown()
+		workers.Wait() // they end when all that is queued was worked off
 		close(ended)
 	}()
 	timer := time.NewTimer(a.drainTimeout)

@@ -84,7 +84,7 @@ func (l *ledger) begin(a attempt, exclusive bool) bool {
 	if r.call.Verb != a.verb || r.call.Confirmed {
 		failures = 0
 	}
-	r.call = publication.Call{Verb: a.verb, NodeID: a.nodeID, InFlight: true, Failures: failures, Inputs: a.inputs}
+	r.call = publication.Call{Verb: a.verb, NodeID: a.nodeID, InFlight: true, Sent: true, Failures: failures, Inputs: a.inputs}
 	r.publishContext, r.err = nil, nil
 	return true
 }

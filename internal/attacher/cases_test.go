@@ -73,9 +73,7 @@ func TestCSIHandlerRefused(t *testing.T) {
 		}},
 		"missing secrets": {func(w *world) {
 			w.node("node1")
-			w.volume("pv1", func(pv *corev1.PersistentVolume) {
-				pv.Spec.CSI.ControllerPublishSecretRef = &corev1.SecretReference{Name: w.name("s1"), Namespace: "default"}
-			})
+			w.volume("pv1", withSecret(w, "s1"))
 		}, "failed to load secret", func(w *world) { w.secret("s1", nil) }},
 		"ROX and RWO": {func(w *world) {
 			w.node("node1")
@@ -262,9 +260,7 @@ func TestCSIHandlerDetach(t *testing.T) {
 		}, calls: []string{"Unpublish id-node1"}},
 		"missing secrets": {arrange: func(w *world) string {
 			w.node("node1")
-			w.volume("pv1", func(pv *corev1.PersistentVolume) {
-				pv.Spec.CSI.ControllerPublishSecretRef = &corev1.SecretReference{Name: w.name("s1"), Namespace: "default"}
-			})
+			w.volume("pv1", withSecret(w, "s1"))
 			return w.attachment("pv1", "node1", withFinalizer(w, "id-node1"), isAttachedAlready)
 		}, want: "failed to load secret", mend: func(w *world) { w.secret("s1", nil) }, calls: []string{"Unpublish id-node1"}},
 	}
@@ -450,4 +446,75 @@ func TestTrivialHandler(t *testing.T) {
 	w.wantCalls()
 	w.delete(va)
 	w.until(va, "gone", isGone)
+}
+
+// Deleted while the publish is in flight: one call at a time, then the way back.
+func TestDeletedDuringPublish(t *testing.T) {
+	tests := map[string]struct {
+		finish func(w *world, va string)
+	}{
+		"by the controller": {func(w *world, va string) {}},
+		// Somebody takes our finalizer off by force: nothing may stay published
+		// that nobody knows of.
+		"by force": {func(w *world, va string) { w.removeFinalizers(va); w.until(va, "gone", isGone) }},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			answer := make(chan struct{})
+			w.driver.answers(func(_ context.Context, c call, _ int) (map[string]string, error) {
+				if c.Method == "Publish" {
+					<-answer
+				}
+				return nil, nil
+			})
+			w.node("node1")
+			w.volume("pv1")
+			w.start()
+			va := w.attachment("pv1", "node1")
+			w.driver.waitCalls(t, 1)
+			w.delete(va)
+			tt.finish(w, va)
+			close(answer)
+			w.until(va, "gone", isGone)
+			w.driver.waitCalls(t, 2)
+			w.wantCalls("Publish id-node1", "Unpublish id-node1")
+			if w.driver.overlaps != 0 {
+				t.Errorf("%d calls overlapped on the volume", w.driver.overlaps)
+			}
+		})
+	}
+}
+
+// A secret that is missing from the start leaves nothing behind when the
+// attachment is deleted: the driver was never asked.
+func TestDeletedBeforeItCouldBegin(t *testing.T) {
+	w := newWorld(t)
+	w.node("node1")
+	w.node("node2")
+	w.volume("pv1", withSecret(w, "s1"))
+	w.start()
+	va := w.attachment("pv1", "node1")
+	w.until(va, "refused", hasAttachError("failed to load secret"))
+	w.delete(va)
+	w.until(va, "gone", isGone)
+	w.secret("s1", nil)
+	w.until(w.attachment("pv1", "node2"), "attached", isAttached)
+	w.wantCalls("Publish id-node2")
+}
+
+// Access modes are read anew: a volume that becomes shared lets the waiting
+// attachment go on.
+func TestVolumeBecomesShared(t *testing.T) {
+	w := newWorld(t)
+	w.node("node1")
+	w.node("node2")
+	w.volume("pv1")
+	w.start()
+	w.until(w.attachment("pv1", "node1"), "attached", isAttached)
+	va := w.attachment("pv1", "node2")
+	w.until(va, "told to wait", hasAttachError("still exists"))
+	w.patchPV("pv1", `{"spec":{"accessModes":["ReadWriteMany"]}}`)
+	w.until(va, "attached", isAttached)
+	w.wantCalls("Publish id-node1", "Publish id-node2")
 }

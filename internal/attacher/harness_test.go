@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -40,6 +41,9 @@ var server struct {
 }
 
 func TestMain(m *testing.M) {
+	if os.Getenv(childVariable) != "" {
+		os.Exit(runAsSidecar())
+	}
 	code := m.Run()
 	if server.env != nil {
 		if err := server.env.Stop(); err != nil {
@@ -264,16 +268,8 @@ func newWorld(t *testing.T, capabilities ...csispec.ControllerServiceCapability_
 func (w *world) start(change ...func(*Config)) {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	conn, err := connection.Connect(ctx, w.driver.address, nil)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	controller, err := csi.NewController(ctx, conn)
-	if err != nil {
-		w.t.Fatal(err)
-	}
 	c := Config{
-		Client: kubernetes.NewForConfigOrDie(w.config), Driver: w.driver.name, Controller: controller,
+		Client: kubernetes.NewForConfigOrDie(w.config), Driver: w.driver.name, Controller: w.controller(),
 		Timeout: 15 * time.Second, RetryStart: 50 * time.Millisecond, RetryMax: time.Second,
 		WorkerThreads: 10, DrainTimeout: 5 * time.Second,
 	}
@@ -296,10 +292,24 @@ func (w *world) start(change ...func(*Config)) {
 				w.t.Errorf("Run: %v", err)
 			}
 			cold()
-			_ = conn.Close()
 		})
 	}
 	w.t.Cleanup(w.stop)
+}
+
+// controller connects to the driver.
+func (w *world) controller() *csi.Controller {
+	w.t.Helper()
+	conn, err := connection.Connect(w.t.Context(), w.driver.address, nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = conn.Close() })
+	controller, err := csi.NewController(w.t.Context(), conn)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return controller
 }
 
 func (w *world) name(s string) string { return w.prefix + "-" + s }
@@ -353,6 +363,12 @@ func (w *world) volume(name string, change ...func(*corev1.PersistentVolume)) *c
 		w.t.Fatal(err)
 	}
 	return stored
+}
+
+func withSecret(w *world, name string) func(*corev1.PersistentVolume) {
+	return func(pv *corev1.PersistentVolume) {
+		pv.Spec.CSI.ControllerPublishSecretRef = &corev1.SecretReference{Name: w.name(name), Namespace: "default"}
+	}
 }
 
 // attachment makes a VolumeAttachment of a volume for a node.
@@ -474,4 +490,14 @@ func (w *world) untilPV(name string, protected bool) {
 		}
 	}
 	w.t.Fatalf("PersistentVolume %s: our finalizer on it is not %v", name, protected)
+}
+
+// list reads this driver's attachments.
+func (w *world) list() []storagev1.VolumeAttachment {
+	w.t.Helper()
+	all, err := w.client.StorageV1().VolumeAttachments().List(w.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return slices.DeleteFunc(all.Items, func(va storagev1.VolumeAttachment) bool { return va.Spec.Attacher != w.driver.name })
 }

@@ -125,6 +125,10 @@ func (v *volume) detach(a Attachment) {
 // attachment wants the volume: objects vanish by the hundred when a cluster is
 // restored from a backup, and the pods run on.
 func (v *volume) undo(a Attachment) {
+	if !a.mayBePublished() {
+		v.do(Forget{target{a.UID}})
+		return
+	}
 	wanted := false
 	for _, other := range v.attachments {
 		if other.Gone || other.UID == a.UID {
@@ -136,11 +140,7 @@ func (v *volume) undo(a Attachment) {
 		}
 		wanted = wanted || !other.Deleting
 	}
-	switch {
-	case a.undone() || a.Call.Verb == NoCall:
-		v.do(Forget{target{a.UID}})
-	case a.Call.Verb == Publish && a.Call.Confirmed && a.Call.Recorded && !wanted:
-	default:
+	if wanted || !a.Call.Recorded || !a.Call.confirmed(Publish, a.Call.NodeID) {
 		v.call(a, Unpublish, a.Call.NodeID)
 	}
 }
@@ -196,8 +196,11 @@ func (v *volume) mustYield(a, other Attachment) bool {
 	if other.Gone && other.Call.NodeID == a.boundNodeID() {
 		return false // the same node under a new object
 	}
-	if other.mayBePublished() || other.Deleting || other.Gone {
+	if other.mayBePublished() || other.Deleting {
 		return true
+	}
+	if other.Gone {
+		return false
 	}
 	// The other one has not begun, or what it began was taken back.
 	return olderFirst(other, a) < 0 && !a.mayBePublished()

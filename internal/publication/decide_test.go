@@ -45,8 +45,8 @@ func to(name string) target { return target{"uid-" + name} }
 const stillExists = `volume may be attached to one node only and VolumeAttachment a for node "node-a" still exists`
 
 func TestDecide(t *testing.T) {
-	failed := Call{Verb: Publish, NodeID: "id-a", Failures: 1, Ended: noon, Message: "no space", Inputs: "i"}
-	published := Call{Verb: Publish, NodeID: "id-a", Confirmed: true}
+	failed := Call{Verb: Publish, Sent: true, NodeID: "id-a", Failures: 1, Ended: noon, Message: "no space", Inputs: "i"}
+	published := Call{Verb: Publish, Sent: true, NodeID: "id-a", Confirmed: true}
 	unpublished := Call{Verb: Unpublish, NodeID: "id-a", Confirmed: true}
 	tests := map[string]struct {
 		seen Observed
@@ -106,6 +106,9 @@ func TestDecide(t *testing.T) {
 		"S1: gone by force with a publish of unknown end": {Observed{Exclusive: true, Attachments: []Attachment{
 			{UID: "uid-a", Name: "a", Node: "node-a", Gone: true, Created: noon, Inputs: "x", Call: failed}, fresh("b")}},
 			[]Step{CallDriver{to("a"), Unpublish, "id-a"}, RecordError{to("b"), Publish, stillExists, false}}},
+		"gone, and no attempt ever reached the driver": {Observed{Exclusive: true, Attachments: []Attachment{
+			{UID: "uid-a", Name: "a", Node: "node-a", Gone: true, Created: noon, Inputs: "x", Call: with2(failed, func(c *Call) { c.Sent = false })}, begun("b")}},
+			[]Step{Forget{to("a")}, CallDriver{to("b"), Publish, "id-b"}}},
 		"gone by force, recorded as attached, nobody else wants it": {Observed{Exclusive: true, Attachments: []Attachment{
 			{UID: "uid-a", Name: "a", Gone: true, Call: with2(published, func(c *Call) { c.Recorded = true })}}}, nil},
 		"gone by force and made again for the same node": {Observed{Exclusive: true, Attachments: []Attachment{

@@ -99,6 +99,9 @@ type Call struct {
 	Verb     Verb
 	NodeID   string // the CSI node ID that was sent
 	InFlight bool
+	// Sent: the driver may have got the request, or an earlier one that was not
+	// undone; false if every attempt failed before.
+	Sent bool
 
 	// Confirmed: the driver answered OK.
 	Confirmed bool
@@ -146,5 +149,5 @@ func (a Attachment) mayBePublished() bool {
 	if a.Call.InFlight || a.Attached {
 		return true
 	}
-	return (a.Finalizer || a.Gone) && !a.undone()
+	return (a.Finalizer || a.Gone && a.Call.Sent) && !a.undone()
 }

@@ -267,7 +267,7 @@ func (p *plane) begin(a Attachment, s CallDriver) {
 		panic(violation("once: publish repeated although the driver had confirmed it"))
 	}
 	failures := p.calls[a.UID].Failures
-	p.calls[a.UID] = Call{Verb: s.Verb, NodeID: s.NodeID, InFlight: true, Failures: failures, Inputs: a.Inputs}
+	p.calls[a.UID] = Call{Verb: s.Verb, NodeID: s.NodeID, InFlight: true, Sent: true, Failures: failures, Inputs: a.Inputs}
 	p.flying = append(p.flying, &inCall{uid: a.UID, step: s, inputs: a.Inputs,
 		acts: p.random.IntN(8) > 0, lost: p.random.IntN(6) == 0})
 }

@@ -1,0 +1,365 @@
+package attacher
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+)
+
+// childVariable makes the test binary be the sidecar: tests that kill it need a
+// process.
+const childVariable = "BELAY_TEST_SIDECAR"
+
+func runAsSidecar() int {
+	flag.CommandLine = flag.NewFlagSet(os.Args[0], flag.ExitOnError) // without those of the test's libraries
+	options := RegisterFlags()
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := RunSidecar(ctx, options); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// sidecar is a running child process.
+type sidecar struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	exited chan struct{}
+
+	mu   sync.Mutex
+	logs []string
+}
+
+// shippedUser is the service account of deploy/belay-attacher.
+const (
+	shippedNamespace = "belay-system"
+	shippedUser      = "system:serviceaccount:belay-system:belay-attacher"
+)
+
+var shipped struct {
+	once       sync.Once
+	kubeconfig []byte
+	err        error
+}
+
+// shippedKubeconfig applies the rules that are shipped and writes the credential
+// of a user who has them and nothing else.
+func shippedKubeconfig(t *testing.T) string {
+	t.Helper()
+	apiServer(t)
+	shipped.once.Do(func() {
+		shipped.err = applyFile(context.Background(), "../../deploy/belay-attacher/rbac.yaml", "../../deploy/belay-attacher/rbac-secrets.yaml")
+		if shipped.err != nil {
+			return
+		}
+		user, err := server.env.AddUser(envtest.User{Name: shippedUser, Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + shippedNamespace}}, nil)
+		if err != nil {
+			shipped.err = err
+			return
+		}
+		shipped.kubeconfig, shipped.err = user.KubeConfig()
+	})
+	if shipped.err != nil {
+		t.Fatal(shipped.err)
+	}
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(path, shipped.kubeconfig, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func applyFile(ctx context.Context, paths ...string) error {
+	admin, err := client.New(server.config, client.Options{})
+	if err != nil {
+		return err
+	}
+	for _, path := range paths {
+		file, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = file.Close() }()
+		documents := yaml.NewYAMLOrJSONDecoder(bufio.NewReader(file), 4096)
+		for {
+			var document unstructured.Unstructured
+			if err := documents.Decode(&document); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				return err
+			}
+			if err := admin.Create(ctx, &document); err != nil && !apierrors.IsAlreadyExists(err) {
+				return fmt.Errorf("%s: %w", path, err)
+			}
+		}
+	}
+	return nil
+}
+
+// sidecar starts a child with the rights that are shipped.
+func (w *world) sidecar(args ...string) *sidecar {
+	w.t.Helper()
+	executable, err := os.Executable()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	s := &sidecar{t: w.t, exited: make(chan struct{})}
+	s.cmd = exec.Command(executable, append([]string{"--kubeconfig", shippedKubeconfig(w.t), "--csi-address", w.driver.address, "--retry-interval-start=100ms"}, args...)...)
+	s.cmd.Env = append(os.Environ(), childVariable+"=1")
+	stderr, err := s.cmd.StderrPipe()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := s.cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	go func() {
+		lines := bufio.NewScanner(stderr)
+		for lines.Scan() {
+			s.mu.Lock()
+			s.logs = append(s.logs, lines.Text())
+			s.mu.Unlock()
+		}
+		_ = s.cmd.Wait()
+		close(s.exited)
+	}()
+	w.t.Cleanup(func() {
+		s.kill()
+		if w.t.Failed() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			w.t.Logf("sidecar %d:\n%s", s.cmd.Process.Pid, strings.Join(s.logs[max(0, len(s.logs)-40):], "\n"))
+		}
+	})
+	return s
+}
+
+// kill is kill -9.
+func (s *sidecar) kill() {
+	_ = s.cmd.Process.Kill()
+	<-s.exited
+}
+
+func TestSidecarUnderTheRightsThatAreShipped(t *testing.T) {
+	w := newWorld(t)
+	w.node("node1")
+	w.secret("s1", map[string][]byte{"key": []byte("value")})
+	w.volume("pv1", withSecret(w, "s1"))
+	s := w.sidecar("--leader-election", "--leader-election-namespace", shippedNamespace)
+	va := w.attachment("pv1", "node1")
+	w.until(va, "attached", isAttached)
+	lease, err := w.client.CoordinationV1().Leases(shippedNamespace).Get(t.Context(), strings.ReplaceAll("external-attacher-leader-"+w.driver.name, ".", "-"), metav1.GetOptions{})
+	if err != nil {
+		t.Fatalf("the lease of csi-attacher's name: %v", err)
+	}
+	if err := w.client.CoreV1().PersistentVolumes().Delete(t.Context(), w.name("pv1"), metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.delete(va)
+	w.until(va, "gone", isGone)
+	w.untilPV("pv1", false)
+	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	<-s.exited
+	lease, err = w.client.CoordinationV1().Leases(shippedNamespace).Get(t.Context(), lease.Name, metav1.GetOptions{})
+	if err != nil || held(lease) {
+		t.Errorf("the lease was not given up: %+v, %v", lease, err)
+	}
+	for _, line := range s.logs {
+		if strings.Contains(line, "forbidden") && !strings.Contains(line, "events") {
+			t.Errorf("a right is missing: %s", line)
+		}
+		if strings.Contains(line, "value") && !strings.Contains(line, "values") {
+			t.Errorf("a secret was logged: %s", line)
+		}
+	}
+}
+
+func held(lease *coordinationv1.Lease) bool {
+	return lease.Spec.HolderIdentity != nil && *lease.Spec.HolderIdentity != ""
+}
+
+// SIGTERM lets the call in flight end, records it, and the process is gone.
+func TestSidecarTerminatedWhileACallIsInFlight(t *testing.T) {
+	w := newWorld(t)
+	answer := make(chan struct{})
+	w.driver.answers(func(context.Context, call, int) (map[string]string, error) {
+		<-answer
+		return map[string]string{"a": "b"}, nil
+	})
+	w.node("node1")
+	w.volume("pv1")
+	w.volume("pv2")
+	s := w.sidecar()
+	va := w.attachment("pv1", "node1")
+	w.driver.waitCalls(t, 1)
+	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	s.waitLog("waiting for calls in flight")
+	late := w.attachment("pv2", "node1")
+	close(answer)
+	<-s.exited
+	if stored := w.get(va); !stored.Status.Attached || stored.Status.AttachmentMetadata["a"] != "b" {
+		t.Errorf("the result was not recorded: %+v", stored.Status)
+	}
+	if code := s.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if stored := w.get(late); len(stored.Finalizers) != 0 {
+		t.Errorf("something was begun after SIGTERM: %+v", stored)
+	}
+	w.wantCalls("Publish id-node1")
+}
+
+// waitLog waits for a line of the child's log.
+func (s *sidecar) waitLog(text string) {
+	s.t.Helper()
+	deadline := time.Now().Add(patience)
+	for time.Now().Before(deadline) {
+		s.mu.Lock()
+		found := strings.Contains(strings.Join(s.logs, "\n"), text)
+		s.mu.Unlock()
+		if found {
+			return
+		}
+		select {
+		case <-s.exited:
+			s.t.Fatalf("sidecar ended without saying %q", text)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	s.t.Fatalf("sidecar does not say %q", text)
+}
+
+// storage is the truth about who has a volume: it allows everything and notes
+// what must not be.
+type storage struct {
+	mu       sync.Mutex
+	holders  map[string]map[string]bool
+	doubles  []string
+	publishs int
+}
+
+// serve takes its time before it acts and before it answers, whether or not the
+// caller still lives.
+func (s *storage) serve(_ context.Context, c call, _ int) (map[string]string, error) {
+	<-time.After(rand.N(20 * time.Millisecond))
+	defer func() { <-time.After(rand.N(20 * time.Millisecond)) }()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.holders[c.Volume] == nil {
+		s.holders[c.Volume] = map[string]bool{}
+	}
+	if c.Method == "Unpublish" {
+		delete(s.holders[c.Volume], c.Node)
+		return nil, nil
+	}
+	s.publishs++
+	for holder := range s.holders[c.Volume] {
+		if holder != c.Node {
+			s.doubles = append(s.doubles, fmt.Sprintf("%s published to %s while %s holds it", c.Volume, c.Node, holder))
+		}
+	}
+	s.holders[c.Volume][c.Node] = true
+	return nil, nil
+}
+
+// Volumes move between two nodes while the sidecar is killed with -9 at random
+// moments: none is published twice, none is stuck.
+//
+//	BELAY_KILL_SEED=17 go test -run TestSidecarKilled ./internal/attacher   replays one
+func TestSidecarKilledAtRandomMoments(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	if s := os.Getenv("BELAY_KILL_SEED"); s != "" {
+		parsed, err := strconv.ParseUint(s, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seed = parsed
+	}
+	t.Logf("seed %d (replay with BELAY_KILL_SEED=%d)", seed, seed)
+	random := rand.New(rand.NewPCG(seed, seed))
+	const volumes, moves, kills = 4, 6, 8
+	w := newWorld(t)
+	truth := &storage{holders: map[string]map[string]bool{}}
+	w.driver.answers(truth.serve)
+	w.node("node-a")
+	w.node("node-b")
+	for i := range volumes {
+		w.volume(fmt.Sprint("pv", i))
+	}
+	killed := make(chan struct{})
+	s := w.sidecar()
+	go func() {
+		defer close(killed)
+		for range kills {
+			<-time.After(time.Duration(random.IntN(250)) * time.Millisecond)
+			s.kill()
+			s = w.sidecar()
+		}
+	}()
+	nodes := []string{"node-a", "node-b"}
+	for move := range moves {
+		var next []string
+		for i := range volumes { // made while the last one is still going
+			next = append(next, w.attachment(fmt.Sprint("pv", i), nodes[move%2]))
+		}
+		for _, name := range next {
+			w.until(name, "attached", isAttached)
+		}
+		for _, name := range next {
+			w.delete(name)
+		}
+		if move%2 == 0 {
+			continue
+		}
+		for _, name := range next {
+			w.until(name, "gone", isGone)
+		}
+	}
+	<-killed
+	for _, va := range w.list() {
+		w.until(va.Name, "gone", isGone)
+	}
+	truth.mu.Lock()
+	defer truth.mu.Unlock()
+	if len(truth.doubles) > 0 {
+		t.Errorf("published twice: %v", truth.doubles)
+	}
+	for volume, holders := range truth.holders {
+		if len(holders) > 0 {
+			t.Errorf("%s is still held by %v and no attachment says so", volume, holders)
+		}
+	}
+	if most := volumes * (moves + kills); truth.publishs > most {
+		t.Errorf("%d publish calls, want at most one per attach and one per volume and kill: %d", truth.publishs, most)
+	}
+	t.Logf("%d publish calls for %d attaches and %d kills", truth.publishs, volumes*moves, kills)
+}
