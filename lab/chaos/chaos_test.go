@@ -44,6 +44,10 @@ func TestKillAnywhere(t *testing.T) {
 	run := newRun(t)
 	for seed := first; seed < first+seeds; seed++ {
 		plan := PlanFor(seed)
+		if run.kind == cluster.NodeKindKubelet && knownOfKubelet(plan) {
+			t.Logf("NOT RUN: %v: a real kubelet forgets the staged volume then (k/k#85476, k/k#121937)", plan)
+			continue
+		}
 		// A failed seed leaves a lab in a state that says nothing about the next seed.
 		if !t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { run.seed(t, plan) }) {
 			break
@@ -68,6 +72,7 @@ func number(t *testing.T, name string, otherwise int) int {
 // run is one lab with the writer in it, and what was killed so far.
 type run struct {
 	scene *scenario.Scene
+	kind  string // of nodes
 	kills Histogram
 	// landed counts the same kills by the hop that was under way at that moment.
 	landed Histogram
@@ -86,7 +91,16 @@ func newRun(t *testing.T) *run {
 	if _, err := scene.Place(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return &run{scene: scene, kills: Histogram{}, landed: Histogram{}}
+	return &run{scene: scene, kind: kind, kills: Histogram{}, landed: Histogram{}}
+}
+
+// knownOfKubelet: a kubelet that dies between a volume's last unpublish and the end of
+// its unstage rebuilds its volumes from the pods' folders alone, so it drops the volume
+// from volumesInUse with the file system still mounted, and no plane can know. The next
+// stage on that node writes the old file system's leftovers: here the storage refuses
+// that. Belay's own node agent keeps a record and passes.
+func knownOfKubelet(plan Plan) bool {
+	return plan.Victim == Agent && (plan.Hop == timeline.HopUnpublished || plan.Hop == timeline.HopUnstaged)
 }
 
 // seed makes one move with one kill.
@@ -202,10 +216,26 @@ func (r *run) check(ctx context.Context, t *testing.T, node string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if violations != 0 {
-		t.Errorf("the storage counted %d forbidden writes", violations)
+	for _, v := range violations {
+		t.Errorf("forbidden write: %+v", v)
 	}
-	t.Logf("%d acknowledged records in place (%d written), no forbidden write", found.Acknowledged, found.Count)
+	if len(violations) > 0 {
+		r.calls(ctx, t)
+	}
+	t.Logf("%d acknowledged records in place (%d written), %d forbidden writes", found.Acknowledged, found.Count, len(violations))
+}
+
+// calls prints the driver's record of the last calls, for the search for a fault.
+func (r *run) calls(ctx context.Context, t *testing.T) {
+	t.Helper()
+	calls, err := r.scene.Cluster.Fabric().Calls(ctx, time.Now().Add(-time.Minute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range calls {
+		t.Logf("call %s %s on %s: %s to %s %s %s", c.Method, c.Volume, c.Node,
+			c.Start.Format(time.StampMilli), c.End.Format(time.StampMilli), c.Code, c.Message)
+	}
 }
 
 // finish removes the writer and tells what was killed when.

@@ -134,11 +134,12 @@ func (r *Result) verify(ctx context.Context, scene *scenario.Scene, say func(str
 	if r.Verified, err = scene.Verify(ctx); err != nil {
 		return err
 	}
-	if r.Violations, err = scene.Violations(ctx); err != nil {
+	forbidden, err := scene.Violations(ctx)
+	if err != nil {
 		return err
 	}
-	if r.Violations != 0 {
-		return fmt.Errorf("the storage counted %d forbidden writes", r.Violations)
+	if r.Violations = len(forbidden); r.Violations != 0 {
+		return fmt.Errorf("the storage counted %d forbidden writes, the first is %+v", r.Violations, forbidden[0])
 	}
 	return nil
 }

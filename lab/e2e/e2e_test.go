@@ -39,8 +39,8 @@ func TestVolumeGoesAllTheWay(t *testing.T) {
 	if _, err := scene.Verify(ctx); err != nil {
 		t.Error(err)
 	}
-	if n, err := scene.Violations(ctx); err != nil || n != 0 {
-		t.Errorf("the storage counted %d forbidden writes (%v)", n, err)
+	if found, err := scene.Violations(ctx); err != nil || len(found) != 0 {
+		t.Errorf("the storage counted forbidden writes: %+v (%v)", found, err)
 	}
 	if err := scene.RemoveWriter(ctx); err != nil {
 		t.Error(err)

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
 
+	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/timeline"
 )
 
@@ -230,12 +231,12 @@ func (s *Scene) readReport(ctx context.Context, name string, into *Verified) err
 }
 
 // Violations asks the storage for writes that it had to refuse, or should have.
-func (s *Scene) Violations(ctx context.Context) (int, error) {
+func (s *Scene) Violations(ctx context.Context) ([]labdisk.Violation, error) {
 	found, err := s.Cluster.Fabric().Violations(ctx, time.Time{})
 	if err != nil {
-		return 0, fmt.Errorf("ask the storage for forbidden writes: %w", err)
+		return nil, fmt.Errorf("ask the storage for forbidden writes: %w", err)
 	}
-	return len(found), nil
+	return found, nil
 }
 
 // StopWriter scales the writer to nothing and waits until its volume is detached.
