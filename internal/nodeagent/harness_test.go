@@ -47,6 +47,9 @@ var server struct {
 }
 
 func TestMain(m *testing.M) {
+	if arguments := os.Getenv(childEnv); arguments != "" {
+		runChild(arguments)
+	}
 	code := m.Run()
 	if server.env != nil {
 		if err := server.env.Stop(); err != nil {
