@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
+	"log/slog"
 	"os"
 	"os/exec"
 	"strings"
@@ -52,7 +52,7 @@ func adapterAlive(fuseDir string) (bool, error) {
 		if err = unix.Stat(fuseDir+"/"+realm(fuseDir), &st); err == nil {
 			return true, nil
 		}
-		log.Printf("host adapter is dead, its mount is taken away dir=%s error=%v", fuseDir, err)
+		slog.Warn("Host adapter is dead, its mount is taken away", "dir", fuseDir, "err", err)
 		if err := unix.Unmount(fuseDir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 			return false, fmt.Errorf("take away mount of the dead host adapter at %s: %w", fuseDir, err)
 		}

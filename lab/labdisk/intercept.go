@@ -3,7 +3,7 @@ package labdisk
 import (
 	"context"
 	"fmt"
-	"log"
+	"log/slog"
 	"net/http"
 	"path"
 	"sync"
@@ -38,7 +38,7 @@ func interceptor(record callRecord, driver, node string) grpc.UnaryServerInterce
 		c.End, c.Code = time.Now(), status.Code(err).String()
 		if err != nil {
 			c.Message = status.Convert(err).Message()
-			log.Printf("call failed method=%s driver=%s volume=%s node=%s code=%s message=%q", c.Method, driver, c.Volume, c.Node, c.Code, c.Message)
+			slog.Warn("Call failed", "method", c.Method, "driver", driver, "volume", c.Volume, "node", c.Node, "code", c.Code, "message", c.Message)
 		}
 		record.end(c)
 		return resp, err
@@ -96,7 +96,7 @@ func meet(ctx context.Context, record callRecord, f *Fault, c Call, work func(co
 	case EffectLostReply:
 		// The work must not end early because the caller gave up: its reply is lost, not its effect.
 		_, err := work(context.WithoutCancel(ctx))
-		log.Printf("reply lost fault=%s method=%s volume=%s node=%s error=%v", f.ID, c.Method, c.Volume, c.Node, err)
+		slog.Info("Reply lost by a fault", "fault", f.ID, "method", c.Method, "volume", c.Volume, "node", c.Node, "err", err)
 		if f.Code != "" {
 			return nil, faultStatus(f, message)
 		}
@@ -133,7 +133,7 @@ func (n *nodeRecord) begin(ctx context.Context, c Call) (Call, *Fault, error) {
 	defer cancel()
 	var out begunCall
 	if err := n.client.do(ctx, http.MethodPost, "/v1/calls/begin", c, &out); err != nil {
-		log.Printf("call not recorded at its begin method=%s error=%v", c.Method, err)
+		slog.Warn("Call is not recorded at its begin", "method", c.Method, "err", err)
 		return c, nil, nil
 	}
 	return out.Call, out.Fault, nil

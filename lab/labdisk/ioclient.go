@@ -5,7 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -63,7 +63,7 @@ func (c *ioClient) do(ctx context.Context, q ioRequest) *ioReply {
 			continue // the connection is known to be dead: the next turn dials
 		}
 		if time.Now().After(deadline) {
-			log.Printf("I/O failed: fabric is away volume=%s op=%d error=%v", q.Volume, q.Op, err)
+			slog.Error("I/O failed because the fabric is away", "volume", q.Volume, "op", q.Op, "err", err)
 			return &ioReply{Errno: syscall.EIO}
 		}
 		timer := time.NewTimer(redialPeriod)

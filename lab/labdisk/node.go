@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log"
+	"log/slog"
 	"path/filepath"
 	"strconv"
 	"sync"
@@ -86,7 +86,7 @@ func RunNode(ctx context.Context, o NodeOptions) error {
 			return err
 		}
 	}
-	log.Printf("node driver serves node=%s root=%s fuse=%s drivers=%v", o.NodeID, o.RootDir, o.FuseDir, o.Drivers)
+	slog.Info("Node driver serves", "node", o.NodeID, "root", o.RootDir, "fuse", o.FuseDir, "drivers", o.Drivers)
 	return errors.Join(group.Wait(), n.stop())
 }
 

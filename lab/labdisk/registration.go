@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"log"
+	"log/slog"
 	"net"
 	"time"
 
@@ -37,7 +37,7 @@ func serveRegistration(ctx context.Context, group *errgroup.Group, driver, endpo
 			if err != nil || refusal == "" {
 				return err
 			}
-			log.Printf("registration refused driver=%s error=%q", driver, refusal)
+			slog.Warn("Registration refused", "driver", driver, "err", refusal)
 			timer := time.NewTimer(registrationPause)
 			select {
 			case <-timer.C:
@@ -79,7 +79,7 @@ func (r *registrar) GetInfo(context.Context, *registration.InfoRequest) (*regist
 
 func (r *registrar) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
 	if s.GetPluginRegistered() {
-		log.Printf("driver registered driver=%s", r.driver)
+		slog.Info("Driver registered", "driver", r.driver)
 	} else {
 		select {
 		case r.refused <- cmp.Or(s.GetError(), "no reason given"):

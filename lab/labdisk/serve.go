@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -65,7 +65,7 @@ func RunFabric(ctx context.Context, o FabricOptions) (err error) {
 		<-ctx.Done()
 		return web.Close()
 	})
-	log.Printf("fabric serves dir=%s listen=%s drivers=%v permissive=%t", o.Dir, o.Listen, o.Drivers, o.Permissive)
+	slog.Info("Fabric serves", "dir", o.Dir, "listen", o.Listen, "drivers", o.Drivers, "permissive", o.Permissive)
 	// The files stay open: I/O connections that were taken over from HTTP may still be at work, and end with the process.
 	return group.Wait()
 }
