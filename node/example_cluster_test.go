@@ -1,0 +1,120 @@
+package node_test
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// exampleCluster plays what the example needs of a cluster: one claim of one
+// volume, and a driver that needs no attach.
+func exampleCluster(root string) (config *rest.Config, stop func()) {
+	driver := "nfs.example.com"
+	objects := map[string]any{
+		"/api/v1/nodes/edge-1": &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "edge-1", UID: "n", ResourceVersion: "1"}},
+		"/api/v1/nodes":        &corev1.NodeList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}, TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}},
+		"/api/v1/namespaces/default/persistentvolumeclaims/data": &corev1.PersistentVolumeClaim{
+			ObjectMeta: metav1.ObjectMeta{Name: "data", Namespace: "default", UID: "c"},
+			Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: "pv-1"},
+			Status:     corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound},
+		},
+		"/api/v1/persistentvolumes/pv-1": &corev1.PersistentVolume{
+			ObjectMeta: metav1.ObjectMeta{Name: "pv-1"},
+			Spec: corev1.PersistentVolumeSpec{
+				ClaimRef: &corev1.ObjectReference{UID: "c"},
+				PersistentVolumeSource: corev1.PersistentVolumeSource{
+					CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "share-1"},
+				},
+			},
+		},
+		"/apis/storage.k8s.io/v1/csidrivers": &storagev1.CSIDriverList{
+			TypeMeta: metav1.TypeMeta{APIVersion: "storage.k8s.io/v1", Kind: "CSIDriverList"},
+			ListMeta: metav1.ListMeta{ResourceVersion: "1"},
+			Items: []storagev1.CSIDriver{{
+				ObjectMeta: metav1.ObjectMeta{Name: driver}, Spec: storagev1.CSIDriverSpec{AttachRequired: new(false)},
+			}},
+		},
+	}
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		object, ok := objects[r.URL.Path]
+		switch {
+		case r.Method == http.MethodPatch:
+			object = objects["/api/v1/nodes/edge-1"]
+		case r.Method == http.MethodPost:
+			object = &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "edge-1"}}
+		case r.URL.Query().Has("sendInitialEvents"): // an API server that only lists
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			object = &metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity}
+		case r.URL.Query().Has("watch"): // nothing ever changes
+			<-r.Context().Done()
+			return
+		case !ok:
+			w.WriteHeader(http.StatusNotFound)
+			object = &metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound}
+		}
+		_ = json.NewEncoder(w).Encode(object)
+	}))
+	plugin := grpc.NewServer()
+	node := &exampleDriver{name: driver}
+	registration.RegisterRegistrationServer(plugin, node)
+	csi.RegisterNodeServer(plugin, node)
+	socket := filepath.Join(root, "plugins_registry", driver+"-reg.sock")
+	if err := os.MkdirAll(filepath.Dir(socket), 0o750); err != nil {
+		panic(err)
+	}
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		panic(err)
+	}
+	go func() { _ = plugin.Serve(listener) }()
+	return &rest.Config{Host: api.URL}, func() {
+		plugin.Stop()
+		api.CloseClientConnections()
+		api.Close()
+	}
+}
+
+// exampleDriver publishes a volume as an empty directory.
+type exampleDriver struct {
+	csi.UnimplementedNodeServer
+	registration.UnimplementedRegistrationServer
+
+	name string
+}
+
+func (d *exampleDriver) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
+	return &registration.PluginInfo{Type: registration.CSIPlugin, Name: d.name, SupportedVersions: []string{"1.0.0"}}, nil
+}
+
+func (d *exampleDriver) NotifyRegistrationStatus(context.Context, *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+	return &registration.RegistrationStatusResponse{}, nil
+}
+
+func (d *exampleDriver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{NodeId: "edge-1"}, nil
+}
+
+func (d *exampleDriver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	return &csi.NodeGetCapabilitiesResponse{}, nil
+}
+
+func (d *exampleDriver) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	return &csi.NodePublishVolumeResponse{}, os.MkdirAll(r.TargetPath, 0o750)
+}
+
+func (d *exampleDriver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	return &csi.NodeUnpublishVolumeResponse{}, os.Remove(r.TargetPath)
+}
