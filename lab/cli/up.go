@@ -144,10 +144,12 @@ func supervise(ctx context.Context, options cluster.Options, progress io.Writer)
 	}
 	exit := command.Wait()
 	switch {
+	case ctx.Err() != nil && failure != "":
+		return fmt.Errorf("interrupted (%w), and taken down again: %s", context.Cause(ctx), failure)
+	case ctx.Err() != nil:
+		return fmt.Errorf("interrupted: %w", context.Cause(ctx))
 	case failure != "":
 		return errors.New(failure)
-	case ctx.Err() != nil:
-		return fmt.Errorf("starting the lab: %w", context.Cause(ctx))
 	default:
 		return fmt.Errorf("the supervisor ended before the lab was ready: %w", errors.Join(exit, errEarlyEnd))
 	}

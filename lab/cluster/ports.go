@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"golang.org/x/sys/unix"
+
 	"belay.dev/belay/lab/proc"
 )
 
@@ -69,6 +71,23 @@ func (c *portChooser) choose() int {
 	}
 	c.err = fmt.Errorf("no free port between %d and %d on %s", firstPort, lastPort, loopback)
 	return 0
+}
+
+// claimPorts chooses ports and writes the lab's state with them. Two labs that start at the same
+// moment do so one after the other, so that the second sees what the first has chosen.
+func claimPorts(p paths, s *state) error {
+	lock, err := os.OpenFile(filepath.Join(p.cache, "labs", ".ports.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return fmt.Errorf("opening the lock of ports: %w", err)
+	}
+	defer func() { _ = lock.Close() }()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("locking the choice of ports: %w", err)
+	}
+	if s.Ports, err = choosePorts(p.cache, s.Options); err != nil {
+		return err
+	}
+	return s.write(p.state())
 }
 
 func choosePorts(cache string, o Options) (ports, error) {

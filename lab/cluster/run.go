@@ -138,18 +138,15 @@ func (c *Cluster) prepare(programs upstream.Programs, own siblings) error {
 			return fmt.Errorf("making the folder of %s: %w", node, err)
 		}
 	}
-	var err error
-	if c.ports, err = choosePorts(c.paths.cache, c.options); err != nil {
-		return err
-	}
 	holder, err := proc.Self("holder", os.Args[0])
 	if err != nil {
 		return err
 	}
-	s := state{Options: c.options, Ports: c.ports, Holder: holder, Upstream: programs.Dir}
-	if err := s.write(c.paths.state()); err != nil {
+	s := state{Options: c.options, Holder: holder, Upstream: programs.Dir}
+	if err := claimPorts(c.paths, &s); err != nil {
 		return err
 	}
+	c.ports = s.Ports
 	if err := writePKI(c.paths, c.ports.server(), c.options.nodeNames()); err != nil {
 		return err
 	}

@@ -1,0 +1,155 @@
+package cluster
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"belay.dev/belay/lab/labdisk"
+)
+
+func TestTroubleWithTheSurroundingsIsToldInASentence(t *testing.T) {
+	disk := []string{labdisk.DriverDisk}
+	deep := paths{cache: "/" + strings.Repeat("long/", 12), name: "lab"}
+	bin := t.TempDir() // has some tools, not all
+	for _, tool := range []string{"unshare", "mount", "umount"} {
+		if err := os.WriteFile(filepath.Join(bin, tool), nil, 0o700); err != nil { //nolint:gosec // a program
+			t.Fatal(err)
+		}
+	}
+	for name, test := range map[string]struct {
+		check func() error
+		says  []string
+	}{
+		"cache folder too deep": {
+			func() error { return deep.checkLengths(disk) },
+			[]string{"BELAY_CACHE", "107"},
+		},
+		"no mkfs": {
+			func() error { return checkTools(Options{Drivers: disk, NodeKind: NodeKindBelay}) },
+			[]string{"mkfs.ext4 is not in PATH", "apt-get install e2fsprogs"},
+		},
+		"no containerd": {
+			func() error {
+				return checkTools(Options{Drivers: []string{labdisk.DriverLocal}, NodeKind: NodeKindKubelet})
+			},
+			[]string{"containerd is not in PATH", "apt-get install containerd"},
+		},
+		"belay's programs not built": {
+			func() error { _, err := findSiblings([]string{"belay-controller", "ledger"}); return err },
+			[]string{"belay-controller, ledger are not in", "make build"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("PATH", bin)
+			t.Setenv("BELAY_BIN", bin)
+			err := test.check()
+			if err == nil {
+				t.Fatal("nothing was said")
+			}
+			for _, words := range test.says {
+				if !strings.Contains(err.Error(), words) {
+					t.Errorf("said %q, want it to hold %q", err, words)
+				}
+			}
+		})
+	}
+	if err := (paths{cache: "/root/.cache/belay", name: "lab"}).checkLengths(labdisk.Drivers()); err != nil {
+		t.Errorf("the usual folder is refused: %v", err)
+	}
+}
+
+func TestNobodyButRootStartsALab(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("runs as root")
+	}
+	if err := preflight(paths{cache: t.TempDir(), name: "lab"}, Options{}); err == nil || !strings.Contains(err.Error(), "sudo") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestOptionsThatCannotBeAreRefused(t *testing.T) {
+	for name, test := range map[string]struct {
+		options Options
+		says    string
+	}{
+		"a name that is a path":  {Options{Name: "../lab"}, `"../lab" is not`},
+		"too many nodes":         {Options{Nodes: 21, NodeKind: NodeKindBelay}, "at most 20"},
+		"an unknown kind":        {Options{NodeKind: "kwok"}, `not "kwok"`},
+		"an unknown plane":       {Options{NodeKind: NodeKindBelay, Plane: "none"}, `not "none"`},
+		"an unknown driver":      {Options{NodeKind: NodeKindBelay, Drivers: []string{"ebs"}}, `no driver "ebs"`},
+		"a name with upper case": {Options{Name: "Lab", NodeKind: NodeKindBelay}, "lower-case"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := test.options.withDefaults(); err == nil || !strings.Contains(err.Error(), test.says) {
+				t.Errorf("got %v, want it to say %q", err, test.says)
+			}
+		})
+	}
+	got, err := Options{NodeKind: NodeKindBelay}.withDefaults()
+	got.Progress = nil
+	want := Options{Name: "lab", Nodes: 3, NodeKind: "belay", Plane: "belay", Drivers: []string{"labdisk.belay.dev"}}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("defaults (%v) -want +got: %s", err, diff)
+	}
+}
+
+// The lab runs under the rules that are shipped: they must be among what it applies, once each,
+// and the optional right to read secrets must not.
+func TestShippedRulesAreApplied(t *testing.T) {
+	objects, err := documents(Options{Drivers: []string{labdisk.DriverDisk}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]int{}
+	for _, object := range objects {
+		got[object.GetKind()+"/"+object.GetName()]++
+	}
+	for id, want := range map[string]int{
+		"Namespace/belay-system": 1, "ClusterRole/belay-controller": 1, "ClusterRole/belay-attacher": 1, "ClusterRoleBinding/belay-attacher": 1,
+		"ClusterRole/belay-lab:csi-attacher": 1, "CSIDriver/labdisk.belay.dev": 1, "CSIDriver/labshare.belay.dev": 0, "StorageClass/lablocal": 0,
+		"ClusterRole/belay-attacher-secrets": 0, "Deployment/belay-controller": 0,
+	} {
+		if got[id] != want {
+			t.Errorf("%s is applied %d times, want %d", id, got[id], want)
+		}
+	}
+}
+
+// Two labs side by side, even if they are started at the same moment, have no port in common.
+func TestLabsShareNoPort(t *testing.T) {
+	cache := t.TempDir()
+	o, err := Options{NodeKind: NodeKindBelay}.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := []string{"one", "two", "three", "four"}
+	states := make([]state, len(names))
+	errs := make([]error, len(names))
+	var group sync.WaitGroup
+	for i, name := range names {
+		p := paths{cache: cache, name: name}
+		if err := os.MkdirAll(p.dir(), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		states[i].Options = o
+		group.Go(func() { errs[i] = claimPorts(p, &states[i]) })
+	}
+	group.Wait()
+	seen := map[int]string{}
+	for i, name := range names {
+		if errs[i] != nil {
+			t.Fatal(errs[i])
+		}
+		for _, port := range states[i].Ports.all() {
+			if other, taken := seen[port]; taken {
+				t.Errorf("port %d of %s is %s's", port, name, other)
+			}
+			seen[port] = name
+		}
+	}
+}
