@@ -113,7 +113,7 @@ func (a *Attacher) call(logger klog.Logger, shot snapshot, one *subject, step pu
 		logger.V(1).Info("Waiting for a free slot", "call", step.Verb)
 		return false
 	}
-	try := attempt{uid: one.uid(), attachment: one.attachment, volume: one.source.csi().VolumeHandle,
+	try := attempt{uid: one.uid(), attachment: one.attachment, volume: one.source.csi().VolumeHandle, node: one.seen.Node,
 		verb: step.Verb, nodeID: step.NodeID, inputs: one.seen.Inputs}
 	if !a.admit() {
 		a.wakeNext(a.slots.give())

@@ -63,19 +63,20 @@ type attempt struct {
 	uid        types.UID
 	attachment *storagev1.VolumeAttachment // nil if it is gone
 	volume     string
+	node       string
 	verb       publication.Verb
 	nodeID     string
 	inputs     string
 }
 
 // begin notes that a call is about to be sent. It refuses while an exclusive
-// volume has another one in flight: the queue's key keeps that from happening,
+// volume, or a shared one on the same node, has another one in flight (S4): the queue's key keeps that from happening,
 // except in the moment in which a volume changes between exclusive and shared.
 func (l *ledger) begin(a attempt, exclusive bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for uid, r := range l.byVolume[a.volume] {
-		if r.call.InFlight && (exclusive || uid == a.uid) {
+	for _, r := range l.byVolume[a.volume] {
+		if r.call.InFlight && (exclusive || r.node == a.node) {
 			return false
 		}
 	}
@@ -94,9 +95,9 @@ func (l *ledger) recordFor(a attempt) *record {
 	if r, ok := l.byUID[a.uid]; ok {
 		return r
 	}
-	r := &record{volume: a.volume}
+	r := &record{volume: a.volume, node: a.node}
 	if a.attachment != nil {
-		r.name, r.node = a.attachment.Name, a.attachment.Spec.NodeName
+		r.name = a.attachment.Name
 		r.created = a.attachment.CreationTimestamp.Time
 	}
 	l.byUID[a.uid] = r

@@ -132,7 +132,7 @@ func TestSlotsGoToWhoWaitsLongest(t *testing.T) {
 
 func TestLedgerKeepsOneCallPerExclusiveVolume(t *testing.T) {
 	try := func(uid, volume string) attempt {
-		return attempt{uid: types.UID(uid), volume: volume, verb: publication.Publish, nodeID: "n"}
+		return attempt{uid: types.UID(uid), volume: volume, node: "node-" + uid, verb: publication.Publish, nodeID: "n"}
 	}
 	l := newLedger()
 	if !l.begin(try("a", "v"), true) || l.begin(try("b", "v"), true) || l.begin(try("a", "v"), false) {

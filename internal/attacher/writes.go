@@ -81,7 +81,7 @@ func errorPatch(va *storagev1.VolumeAttachment, verb publication.Verb, stored *s
 // writeFinalizers sends both first patches side by side: neither has to wait for
 // the other, only the call for both.
 func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, one *subject, step publication.WriteFinalizers) (bool, error) {
-	try := attempt{uid: one.uid(), attachment: one.attachment, volume: one.source.csi().VolumeHandle,
+	try := attempt{uid: one.uid(), attachment: one.attachment, volume: one.source.csi().VolumeHandle, node: one.seen.Node,
 		verb: publication.Publish, nodeID: step.NodeID, inputs: one.seen.Inputs}
 	// Our finalizer would keep the attachment from being deleted, and without its
 	// secrets the volume cannot be unpublished: look before it is stored.

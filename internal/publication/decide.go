@@ -131,14 +131,14 @@ func (v *volume) undo(a Attachment) {
 	}
 	wanted := false
 	for _, other := range v.attachments {
-		if other.Gone || other.UID == a.UID {
-			continue
-		}
-		if other.boundNodeID() == a.Call.NodeID {
-			v.do(Forget{target{a.UID}}) // the new attachment stands for both
+		switch {
+		case other.Gone:
+		case other.boundNodeID() != a.Call.NodeID:
+			wanted = wanted || !other.Deleting
+		case other.Call.Sent && other.Call.NodeID == a.Call.NodeID:
+			v.do(Forget{target{a.UID}}) // the new object for the same node stands for both
 			return
 		}
-		wanted = wanted || !other.Deleting
 	}
 	if wanted || !a.Call.Recorded || !a.Call.confirmed(Publish, a.Call.NodeID) {
 		v.call(a, Unpublish, a.Call.NodeID)
@@ -166,7 +166,7 @@ func (v *volume) call(a Attachment, verb Verb, nodeID string) {
 	case v.draining:
 		v.reportCall(a, recordAs)
 		v.wait(a, ShuttingDown, time.Time{})
-	case v.exclusive && v.calling:
+	case v.calling:
 		v.wait(a, CallInFlight, time.Time{})
 	default:
 		v.calling = true

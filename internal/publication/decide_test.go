@@ -113,7 +113,10 @@ func TestDecide(t *testing.T) {
 			{UID: "uid-a", Name: "a", Gone: true, Call: with2(published, func(c *Call) { c.Recorded = true })}}}, nil},
 		"gone by force and made again for the same node": {Observed{Exclusive: true, Attachments: []Attachment{
 			{UID: "uid-old", Name: "a", Gone: true, Created: noon.Add(-time.Hour), Call: with2(published, func(c *Call) { c.Recorded = true })}, begun("a")}},
-			[]Step{Forget{target{"uid-old"}}, CallDriver{to("a"), Publish, "id-a"}}},
+			[]Step{CallDriver{to("a"), Publish, "id-a"}}},
+		"gone by force, made again for the same node, and published": {Observed{Exclusive: true, Attachments: []Attachment{
+			{UID: "uid-old", Name: "a", Gone: true, Created: noon.Add(-time.Hour), Call: with2(published, func(c *Call) { c.Recorded = true })}, called(begun("a"), published)}},
+			[]Step{Forget{target{"uid-old"}}, RecordAttached{to("a")}}},
 		"shared: other node's attachment is no obstacle": {Observed{Attachments: []Attachment{attached("a"), begun("b")}},
 			[]Step{CallDriver{to("b"), Publish, "id-b"}}},
 		// S4

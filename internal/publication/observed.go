@@ -18,7 +18,8 @@ type Observed struct {
 	// Exclusive: the volume may be published to one node only. Unknown counts
 	// as exclusive.
 	Exclusive bool
-	// Attachments holds every VolumeAttachment of the key, whoever made it.
+	// Attachments holds every VolumeAttachment of the key, whoever made it: those
+	// of one node for a shared volume.
 	Attachments []Attachment
 	// Draining: the attacher is shutting down. Results are still recorded, and
 	// nothing new is begun.

@@ -13,7 +13,8 @@ import (
 // requests and replies be lost, the attacher read a stale cache, and crash, in an
 // order drawn from a seed, and checks the invariants after every step.
 //
-//	BELAY_WALK_SEED=17 go test -run TestWalk ./internal/publication   replays one
+//	BELAY_WALK_SEED=17 go test -run TestWalk ./internal/publication       replays one
+//	BELAY_WALK_SEEDS=20000 go test -run TestWalk ./internal/publication   walks further
 
 const (
 	walkSeeds = 300
@@ -59,6 +60,10 @@ type plane struct {
 	published map[string]bool   // node IDs that the storage gives access to
 	recorded  map[string]string // node ID by UID, as the finalizer was stored with it
 
+	// stripping: people take finalizers off by force. The process remembers what
+	// it called, so it does not crash in such a walk.
+	stripping bool
+
 	decide func(time.Time, Observed, Policy) Decision
 	trace  []string
 }
@@ -70,6 +75,7 @@ func newPlane(seed uint64, decide func(time.Time, Observed, Policy) Decision) *p
 		cache: map[string]stored{}, published: map[string]bool{}, recorded: map[string]string{}, names: map[string]Attachment{},
 	}
 	p.exclusive = p.random.IntN(4) > 0
+	p.stripping = p.random.IntN(3) == 0
 	p.restart()
 	return p
 }
@@ -243,7 +249,7 @@ func (p *plane) note(uid string, change func(*Call)) {
 type violation string
 
 func (p *plane) begin(a Attachment, s CallDriver) {
-	if o, ok := p.api[a.UID]; s.Verb == Publish && (!ok || !o.a.Finalizer || !o.a.VolumeProtected) {
+	if o, ok := p.api[a.UID]; s.Verb == Publish && (ok || !p.stripping) && (!ok || !o.a.Finalizer || !o.a.VolumeProtected) {
 		panic(violation("S10: publish sent without the finalizer stored on that UID"))
 	}
 	for _, f := range p.flying {
@@ -301,6 +307,9 @@ func (p *plane) land(i int) {
 }
 
 func (p *plane) removeFinalizer(a Attachment) {
+	if _, ok := p.api[a.UID]; !ok {
+		return // 404
+	}
 	id := p.recorded[a.UID]
 	if p.published[id] && !p.heldByAnother(a.UID, id) {
 		panic(violation("S5: finalizer off while published to " + id))
@@ -340,6 +349,12 @@ func (p *plane) step() {
 		}
 	case n == 17:
 		p.now = p.now.Add(time.Duration(p.random.IntN(3000)) * time.Millisecond)
+	case n == 18 && p.stripping:
+		if uids := sorted(p.api); len(uids) > 0 && p.random.IntN(3) == 0 {
+			uid := uids[p.random.IntN(len(uids))]
+			p.say("%s is removed by force", uid)
+			delete(p.api, uid)
+		}
 	case n == 18:
 		// A crash. What the dead process sent lands before its successor's first
 		// call: a driver works on one call per volume at a time (CSI spec), so a
@@ -452,6 +467,10 @@ func (p *plane) settle() string {
 		for _, s := range p.api {
 			held = held || s.a.RecordedNodeID == id
 		}
+		for _, c := range p.calls {
+			// Removed by force after it was recorded, and wanted by nobody else.
+			held = held || p.stripping && c.NodeID == id && c.Confirmed && c.Recorded
+		}
 		if !held {
 			return "orphan: published to " + id + " for nobody"
 		}
@@ -484,12 +503,19 @@ func walk(seed uint64, decide func(time.Time, Observed, Policy) Decision) (broke
 }
 
 func TestWalk(t *testing.T) {
-	first, count := uint64(1), uint64(walkSeeds)
-	if s := os.Getenv("BELAY_WALK_SEED"); s != "" {
-		seed, err := strconv.ParseUint(s, 10, 64)
+	number := func(variable string, otherwise uint64) uint64 {
+		s := os.Getenv(variable)
+		if s == "" {
+			return otherwise
+		}
+		n, err := strconv.ParseUint(s, 10, 64)
 		if err != nil {
 			t.Fatal(err)
 		}
+		return n
+	}
+	first, count := uint64(1), number("BELAY_WALK_SEEDS", walkSeeds)
+	if seed := number("BELAY_WALK_SEED", 0); seed != 0 {
 		first, count = seed, 1
 	}
 	for seed := first; seed < first+count; seed++ {
