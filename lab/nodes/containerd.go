@@ -19,9 +19,7 @@ const containerdSocket = "/run/containerd/containerd.sock"
 // runtimeStartGrace is how long containerd may take until it answers.
 const runtimeStartGrace = 30 * time.Second
 
-// containerdConfig is what both containerd 1.6 (Debian's) and 2.x read. Networks are
-// none: a loopback plugin that is never called satisfies the readiness check, since
-// all pods of the lab use the host's network. restrict_oom_score_adj spares a machine
+// containerdConfig is what both containerd 1.6 (Debian's) and 2.x read. restrict_oom_score_adj spares a machine
 // without CAP_SYS_RESOURCE.
 var containerdConfig = template.Must(template.New("containerd").Parse(`version = 2
 root = "{{.Root}}"
@@ -41,7 +39,18 @@ state = "/run/containerd"
       runtime_type = "io.containerd.runc.v2"
 `))
 
-const noNetwork = `{"cniVersion":"0.4.0","name":"none","plugins":[{"type":"loopback"}]}`
+// The lab has no network for pods: its own use the host's. A pod that asks for one gets
+// an empty network namespace and an address that leads nowhere else, from a plugin
+// that does nothing, so that it runs all the same.
+const (
+	noNetwork = `{"cniVersion":"0.4.0","name":"none","plugins":[{"type":"none"}]}`
+	noPlugin  = `#!/bin/sh
+case "$CNI_COMMAND" in
+ADD) echo '{"cniVersion":"0.4.0","interfaces":[{"name":"'"$CNI_IFNAME"'","sandbox":"'"$CNI_NETNS"'"}],"ips":[{"version":"4","interface":0,"address":"` + loopbackIP + `/8"}]}' ;;
+VERSION) echo '{"cniVersion":"0.4.0","supportedVersions":["0.3.1","0.4.0"]}' ;;
+esac
+`
+)
 
 // containerdRoot is the runtime's disk.
 func containerdRoot(config Config) string { return filepath.Join(config.Dir, "containerd") }
@@ -66,6 +75,12 @@ func runContainerd(ctx context.Context, config Config, kept *children) error {
 	}
 	if err := os.WriteFile(filepath.Join(cni, "10-none.conflist"), []byte(noNetwork), 0o600); err != nil {
 		return fmt.Errorf("write network configuration of containerd: %w", err)
+	}
+	// containerd calls "loopback" by itself before the configured ones.
+	for _, plugin := range []string{"none", "loopback"} {
+		if err := os.WriteFile(filepath.Join(cni, plugin), []byte(noPlugin), 0o700); err != nil {
+			return fmt.Errorf("write network plugin of containerd: %w", err)
+		}
 	}
 	var text bytes.Buffer
 	err = containerdConfig.Execute(&text, map[string]string{

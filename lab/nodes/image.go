@@ -3,7 +3,9 @@ package nodes
 import (
 	"archive/tar"
 	"bytes"
+	"debug/elf"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -46,6 +48,9 @@ func WriteImages(out io.Writer, ledger string) error {
 	if err != nil {
 		return fmt.Errorf("read the program for the lab's image: %w", err)
 	}
+	if err := checkStatic(program); err != nil {
+		return fmt.Errorf("program %s for the lab's image: %w", ledger, err)
+	}
 	archive := layout{tar: tar.NewWriter(out), seen: map[digest.Digest]bool{}}
 	archive.index = ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
 	layer, err := tarFile("ledger", program)
@@ -60,6 +65,21 @@ func WriteImages(out io.Writer, ledger string) error {
 	}
 	if err := archive.close(); err != nil {
 		return fmt.Errorf("write the lab's image: %w", err)
+	}
+	return nil
+}
+
+// checkStatic refuses a program that needs a loader: the image has none, and all that
+// a container would say is "no such file".
+func checkStatic(program []byte) error {
+	file, err := elf.NewFile(bytes.NewReader(program))
+	if err != nil {
+		return fmt.Errorf("read as an executable: %w", err)
+	}
+	for _, part := range file.Progs {
+		if part.Type == elf.PT_INTERP {
+			return errors.New("it is linked dynamically: build it with CGO_ENABLED=0")
+		}
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package nodes
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -34,11 +33,10 @@ func takeDown(config Config, kept *children, log *slog.Logger, keepersEnd func()
 	go func() { keepersEnd(); close(keepersGone) }()
 
 	endChild(kept, ChildAgent, agentGrace)
-	spared := []int{1, kept.pid(ChildDriver)}
-	signalAll(append(slices.Clone(spared), kept.pid(ChildContainerd)), unix.SIGTERM)
-	within(containerGrace, func() bool { return len(working(spared)) == 0 })
-	signalAll(spared, unix.SIGKILL)
-	within(containerGrace, func() bool { return len(others(spared)) == 0 })
+	signalAll(working(), unix.SIGTERM)
+	within(containerGrace, func() bool { return len(working()) == 0 })
+	signalAll(processes(), unix.SIGKILL)
+	within(containerGrace, func() bool { return len(processes()) == 0 })
 
 	var problems []error
 	unmounted := make(chan error, 1)
@@ -50,6 +48,10 @@ func takeDown(config Config, kept *children, log *slog.Logger, keepersEnd func()
 		problems = append(problems, fmt.Errorf("unmount volumes of node %s: not done after %v", config.Name, unmountGrace))
 	}
 	endChild(kept, ChildDriver, driverGrace)
+	// The driver's adapter outlives the driver, for the sake of the volumes. Without its mount it ends.
+	if err := unix.Unmount(config.FUSEDir(), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+		problems = append(problems, fmt.Errorf("unmount storage of node %s: %w", config.Name, err))
+	}
 	select {
 	case <-keepersGone:
 	case <-time.After(driverGrace):
@@ -85,8 +87,9 @@ func within(limit time.Duration, done func() bool) {
 	}
 }
 
-// others are the node's live processes but for the spared ones.
-func others(spared []int) []int {
+// processes are the node's live processes, but for this one and the storage: without
+// the driver and its adapter a file system cannot be unmounted.
+func processes() []int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil
@@ -94,32 +97,44 @@ func others(spared []int) []int {
 	var pids []int
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
-		if err != nil || slices.Contains(spared, pid) {
+		if err != nil || pid == os.Getpid() || isStorage(pid) {
 			continue
 		}
-		stat, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "stat"))
+		stat, err := procFile(pid, "stat")
 		if err != nil {
 			continue
 		}
-		_, rest, found := bytes.Cut(stat, []byte(") "))
-		if found && len(rest) > 0 && rest[0] != 'Z' && rest[0] != 'X' {
+		_, rest, found := strings.Cut(stat, ") ")
+		if found && rest[0] != 'Z' && rest[0] != 'X' {
 			pids = append(pids, pid)
 		}
 	}
 	return pids
 }
 
-// working are those of the others that do a pod's work: not the runtime and its
-// shims, which stay when their containers have ended.
-func working(spared []int) []int {
-	return slices.DeleteFunc(others(spared), func(pid int) bool {
-		name, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "comm"))
-		return err != nil || strings.HasPrefix(string(name), "containerd")
+func procFile(pid int, name string) (string, error) {
+	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), name))
+	return string(raw), err
+}
+
+// isStorage says whether a process is `belay-lab labdisk ...`.
+func isStorage(pid int) bool {
+	line, err := procFile(pid, "cmdline")
+	args := strings.Split(line, "\x00")
+	return err == nil && len(args) > 1 && args[1] == "labdisk"
+}
+
+// working are the processes that do a pod's work: not the runtime and its shims, which
+// stay when their containers have ended.
+func working() []int {
+	return slices.DeleteFunc(processes(), func(pid int) bool {
+		name, err := procFile(pid, "comm")
+		return err != nil || strings.HasPrefix(name, "containerd")
 	})
 }
 
-func signalAll(spared []int, sig unix.Signal) {
-	for _, pid := range others(spared) {
+func signalAll(pids []int, sig unix.Signal) {
+	for _, pid := range pids {
 		_ = unix.Kill(pid, sig) // it may be gone by now
 	}
 }
