@@ -109,12 +109,12 @@ func (a *Agent) stage(ctx context.Context, v *volume, key nodevolume.PublishKey)
 		return err
 	}
 	record := a.recordFor(c, nodevolume.StageKind, stagingPath(w))
-	if err := a.prepareStage(record); err != nil {
+	name, before := stageRecordName(v.name), v.stage.phase
+	if err := a.begin(v, &v.stage, record, name); err != nil {
 		return err
 	}
-	before := v.stage.phase
-	if err := a.begin(v, &v.stage, record, stageRecordName(v.name)); err != nil {
-		return err
+	if err := a.prepareStage(record); err != nil {
+		return a.end(v, &v.stage, ending{name: name, err: err, phase: before, tidy: a.tidyStage})
 	}
 	call := c.volume(a.root.Path(record.Path))
 	call.Secrets, call.Context = secrets, w.attributes
@@ -123,7 +123,7 @@ func (a *Agent) stage(ctx context.Context, v *volume, key nodevolume.PublishKey)
 	err = c.client.Stage(rpc, call, c.has)
 	a.log.Info("NodeStageVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.OutcomeOf(err).String())
 	return a.end(v, &v.stage, ending{
-		name: stageRecordName(v.name), err: err, phase: nodevolume.AfterCall(before, reply(err)), tidy: a.tidyStage,
+		name: name, err: err, phase: nodevolume.AfterCall(before, reply(err)), tidy: a.tidyStage,
 	})
 }
 
@@ -147,12 +147,12 @@ func (a *Agent) publish(ctx context.Context, v *volume, key nodevolume.PublishKe
 	p := a.entry(v, key)
 	record := a.recordFor(c, nodevolume.PublishKind, publishPath(w))
 	name := publishRecordName(v.name, key)
-	if err := a.preparePublish(record, v); err != nil {
-		return err
-	}
 	before := p.publish.phase
 	if err := a.begin(v, &p.publish, record, name); err != nil {
 		return err
+	}
+	if err := a.preparePublish(record, v); err != nil {
+		return a.end(v, &p.publish, ending{name: name, err: err, phase: before, tidy: a.tidyPublish})
 	}
 	staging := ""
 	if c.has.Stage || w.block { // a block volume's staging path is always sent
@@ -222,7 +222,8 @@ func (a *Agent) driverClient(name string) (*csi.Node, error) {
 	return nil, fmt.Errorf("driver %s is not registered on this node any more", name)
 }
 
-// begin makes the record durable and only then lets the volume count as touched.
+// begin makes the record durable before anything else is made for the volume, a
+// directory or a call, so that whatever an agent that dies leaves behind is known.
 func (a *Agent) begin(v *volume, r *recorded, record nodevolume.Record, name string) error {
 	if err := a.saveRecord(name, record, mount.PowerCut); err != nil {
 		return err
