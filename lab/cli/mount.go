@@ -3,6 +3,7 @@ package cli
 import (
 	"github.com/spf13/cobra"
 
+	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/demo"
 	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/nodes"
@@ -11,6 +12,20 @@ import (
 
 // mount adds the commands of the lab's other parts.
 func mount(root *cobra.Command) {
-	root.AddCommand(proc.Command(), demo.Command(), labdisk.Command())
+	root.AddCommand(proc.Command(), demo.Command(), labdisk.Command(), faultCommand())
 	root.AddCommand(nodes.Commands()...)
+}
+
+// faultCommand steers the storage of a running lab, which it finds by name.
+func faultCommand() *cobra.Command {
+	var name string
+	command := labdisk.FaultCommand(func(*cobra.Command) (*labdisk.Client, error) {
+		lab, err := cluster.Find(name)
+		if err != nil {
+			return nil, err
+		}
+		return labdisk.Dial(lab.FabricSocket())
+	})
+	command.PersistentFlags().StringVar(&name, "name", "lab", "name of the lab")
+	return command
 }
