@@ -1,0 +1,200 @@
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"belay.dev/belay/deploy"
+)
+
+// lossy loses replies of Node PATCHes, sends some a second time later, and refuses some.
+type lossy struct {
+	next http.RoundTripper
+
+	mu  sync.Mutex
+	rng *rand.Rand
+	off bool
+}
+
+var errLost = errors.New("the reply is lost")
+
+func (l *lossy) roll() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.off {
+		return 100
+	}
+	return l.rng.IntN(8)
+}
+
+func (l *lossy) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Method != http.MethodPatch || !strings.HasSuffix(r.URL.Path, "/status") {
+		return l.next.RoundTrip(r)
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	again := func() *http.Request {
+		fresh := r.Clone(r.Context())
+		fresh.Body = io.NopCloser(strings.NewReader(string(body)))
+		return fresh
+	}
+	switch l.roll() {
+	case 0: // never sent
+		return nil, errLost
+	case 1: // landed, reply lost
+		if reply, err := l.next.RoundTrip(again()); err == nil {
+			_ = reply.Body.Close()
+		}
+		return nil, errLost
+	case 2: // lands later, when nobody waits for it any more
+		late := again().WithContext(context.Background())
+		time.AfterFunc(time.Duration(l.roll())*time.Millisecond, func() {
+			if reply, err := l.next.RoundTrip(late); err == nil {
+				_ = reply.Body.Close()
+			}
+		})
+		return nil, errLost
+	default:
+		return l.next.RoundTrip(again())
+	}
+}
+
+func TestLostRepliesNeverTakeAStagedVolumeOutOfUse(t *testing.T) {
+	seed := envNumber(t, "BELAY_FAULT_SEED", uint64(time.Now().UnixNano()))
+	t.Logf("replay with BELAY_FAULT_SEED=%d", seed)
+	w := newWorld(t)
+	handle := w.volume("data")
+	wire := &lossy{rng: rand.New(rand.NewPCG(seed, 3))}
+	w.nodeID.Wrap(func(next http.RoundTripper) http.RoundTripper { wire.next = next; return wire })
+	check := func(when, _ string, _ int) error {
+		node, err := w.admin.CoreV1().Nodes().Get(w.ctx, w.name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if !slices.Contains(node.Status.VolumesInUse, w.unique(handle)) {
+			t.Errorf("S7: %s and in use are %v", when, node.Status.VolumesInUse)
+		}
+		return nil
+	}
+	w.driver.hook = check
+	agent, _ := w.agent()
+	w.attach(handle) // and never detached: the report stays, so a stage follows at once on being in use
+	for range 40 {
+		pod := w.podWith("p", func(p *corev1.Pod) { p.Name, p.GenerateName = "", "p-" }, "data")
+		agent.SetPod(pod)
+		w.mounted(agent, pod)
+		if node := w.node(); !slices.Contains(node.Status.VolumesInUse, w.unique(handle)) {
+			t.Fatalf("S7: mounted, and in use are %v", node.Status.VolumesInUse)
+		}
+		agent.RemovePod(pod.UID)
+		w.unmounted(agent, pod)
+	}
+	wire.mu.Lock()
+	wire.off = true
+	wire.mu.Unlock()
+	w.untilNotInUse(handle)
+}
+
+func TestANodeThatWasMadeAnewIsToldAgain(t *testing.T) {
+	w := newWorld(t)
+	handle := w.volume("data")
+	agent, _ := w.agent()
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	w.untilInUse(handle)
+	w.attach(handle)
+	w.mounted(agent, pod)
+	<-w.driver.status
+	must(t, w.admin.CoreV1().Nodes().Delete(w.ctx, w.name, metav1.DeleteOptions{}))
+	_, err := w.admin.CoreV1().Nodes().Create(w.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.name}}, metav1.CreateOptions{})
+	must(t, err)
+	w.untilInUse(handle)
+	node := w.untilNode("the driver's ID is back", func(n *corev1.Node) bool {
+		return n.Annotations["csi.volume.kubernetes.io/nodeid"] != "" && n.Labels["topology.test.belay.dev/rack"] == "r1"
+	})
+	w.until("the CSINode is the new Node's", func() bool {
+		got, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
+		return err == nil && len(got.OwnerReferences) == 1 && got.OwnerReferences[0].UID == node.UID
+	})
+	w.wantCSINode(node)
+}
+
+// TestTheShippedRoleSuffices runs the daemon's whole way under the ClusterRole that deploy ships.
+func TestTheShippedRoleSuffices(t *testing.T) {
+	w := newWorld(t)
+	raw, err := deploy.Files.ReadFile("belay-node/belay-node.yaml")
+	must(t, err)
+	var role rbacv1.ClusterRole
+	must(t, yaml.Unmarshal(raw, &role))
+	role.Name = w.name
+	_, err = w.admin.RbacV1().ClusterRoles().Create(w.ctx, &role, metav1.CreateOptions{})
+	must(t, err)
+	_, err = w.admin.RbacV1().ClusterRoleBindings().Create(w.ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: w.name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: w.name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "robot-" + w.name}},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	user, err := server.env.AddUser(envtest.User{Name: "robot-" + w.name}, server.config)
+	must(t, err)
+	w.nodeID = user.Config()
+	var mu sync.Mutex
+	forbidden := map[string]bool{} // whether the last request of its kind was
+	w.nodeID.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			reply, err := next.RoundTrip(r)
+			if err == nil {
+				mu.Lock()
+				defer mu.Unlock()
+				forbidden[r.Method+" "+r.URL.Path] = reply.StatusCode == http.StatusForbidden
+			}
+			return reply, err
+		})
+	})
+	_, err = w.admin.CoreV1().Secrets(w.name).Create(w.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "key"}}, metav1.CreateOptions{})
+	must(t, err)
+	handle := w.volume("data", func(pv *corev1.PersistentVolume) {
+		pv.Spec.CSI.NodeStageSecretRef = &corev1.SecretReference{Namespace: w.name, Name: "key"}
+	})
+	agent, _ := w.agent()
+	go agent.FollowPods(w.ctx) //nolint:errcheck // ends with the test
+	pod := w.pod("p", "data")
+	w.untilInUse(handle)
+	must(t, w.report(handle, true)) // before there is an attachment: leads to an event
+	w.untilEvent(pod, "FailedMount", "WaitForAttach")
+	w.attach(handle)
+	w.until("the pod is published", func() bool { return slices.Contains(w.driver.made(), "Publish data") })
+	must(t, w.admin.CoreV1().Pods(w.name).Delete(w.ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
+	w.untilNotInUse(handle)
+	mu.Lock()
+	defer mu.Unlock()
+	// Until the API server's own watch has seen the role, it forbids everything.
+	for request, was := range forbidden {
+		if was {
+			t.Errorf("forbidden: %s", request)
+		}
+	}
+	if left := w.leftovers(); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
