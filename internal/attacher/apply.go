@@ -83,13 +83,14 @@ func (a *Attacher) applyAll(ctx context.Context, shot snapshot, decision publica
 // apply does one step; done tells whether anything changed by it.
 func (a *Attacher) apply(ctx context.Context, shot snapshot, one *subject, step publication.Step) (done bool, err error) {
 	logger := klog.FromContext(ctx).WithValues("attachment", one.seen.Name, "node", one.seen.Node, "volume", shot.key.Volume)
-	ctx, cancel := context.WithTimeoutCause(klog.NewContext(ctx, logger), writeTimeout, errors.New("the API server did not answer in time"))
+	work := klog.NewContext(ctx, logger)
+	ctx, cancel := context.WithTimeoutCause(work, writeTimeout, errors.New("the API server did not answer in time"))
 	defer cancel()
 	switch s := step.(type) {
 	case publication.WriteFinalizers:
 		return a.writeFinalizers(ctx, shot.key, one, s)
 	case publication.CallDriver:
-		return a.call(logger, shot, one, s), nil
+		return a.call(work, shot, one, s), nil
 	case publication.RecordAttached:
 		return true, a.recordAttached(ctx, one)
 	case publication.RecordDetached:
@@ -108,7 +109,8 @@ func (a *Attacher) apply(ctx context.Context, shot snapshot, one *subject, step 
 
 // call sends a call to the driver in its own goroutine. The key is woken when it
 // has ended; until then the decision knows that it is in flight.
-func (a *Attacher) call(logger klog.Logger, shot snapshot, one *subject, step publication.CallDriver) bool {
+func (a *Attacher) call(ctx context.Context, shot snapshot, one *subject, step publication.CallDriver) bool {
+	logger := klog.FromContext(ctx)
 	if !a.slots.take(shot.key) {
 		logger.V(1).Info("Waiting for a free slot", "call", step.Verb)
 		return false
@@ -127,7 +129,7 @@ func (a *Attacher) call(logger klog.Logger, shot snapshot, one *subject, step pu
 	logger.Info("Calling the driver", "call", step.Verb, "nodeID", step.NodeID)
 	go func() {
 		defer a.inFlight.Done()
-		a.finish(logger, try, a.send(klog.NewContext(a.callContext, logger), one, step))
+		a.finish(logger, try, a.send(ctx, one, step))
 		a.queue.Add(shot.key)
 		if one.attachment != nil {
 			a.wakeAttachment(one.attachment) // the key may be another one by now

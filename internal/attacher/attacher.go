@@ -76,8 +76,6 @@ type Attacher struct {
 	mu       sync.Mutex
 	draining bool           // under mu: nothing new is begun
 	inFlight sync.WaitGroup // added to under mu, and not once draining
-	// callContext outlives the context of Run by the drain timeout.
-	callContext context.Context
 }
 
 // New prepares an Attacher; nothing is read or written before Warm and Run.
@@ -95,7 +93,6 @@ func New(c Config) (*Attacher, error) {
 		policy:  publication.Policy{RetryStart: c.RetryStart, RetryMax: c.RetryMax},
 		workers: max(c.WorkerThreads, minWorkers),
 		objects: watched, strays: newStrays(), calls: newLedger(), slots: newSlots(c.WorkerThreads), gate: newGate(),
-		callContext: context.Background(),
 		// The names are csi-attacher's: dashboards read the metrics by them.
 		queue:   newQueue[publication.Key]("csi-attacher-va"),
 		volumes: newQueue[string]("csi-attacher-pv"),
@@ -231,9 +228,9 @@ func (a *Attacher) Warm(ctx context.Context) { a.objects.factory.StartWithContex
 // that of Run.
 func (a *Attacher) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx).WithValues("driver", a.driver)
+	// What is done, and the calls in flight, outlive ctx by the drain timeout.
 	work, stop := context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), logger))
 	defer stop()
-	a.callContext = work
 	if !cache.WaitForCacheSync(ctx.Done(), a.objects.synced()...) {
 		return nil
 	}

@@ -147,8 +147,8 @@ func TestCSIAttachFailsThenSucceeds(t *testing.T) {
 		want     string
 		wantCode *int32
 	}{
-		"with error code":             {status.Error(codes.ResourceExhausted, "mock rpc error"), "rpc error: code = ResourceExhausted desc = mock rpc error", ptr(int32(8))},
-		"too long for the API server": {status.Error(codes.Internal, strings.Repeat("é", 2000)), "rpc error: code = Internal desc = " + strings.Repeat("é", 493) + "...", ptr(int32(13))},
+		"with error code":             {status.Error(codes.ResourceExhausted, "mock rpc error"), "rpc error: code = ResourceExhausted desc = mock rpc error", new(int32(8))},
+		"too long for the API server": {status.Error(codes.Internal, strings.Repeat("é", 2000)), "rpc error: code = Internal desc = " + strings.Repeat("é", 493) + "...", new(int32(13))},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -172,8 +172,6 @@ func TestCSIAttachFailsThenSucceeds(t *testing.T) {
 		})
 	}
 }
-
-func ptr[T any](v T) *T { return &v }
 
 func TestCSIAttachTimesOut(t *testing.T) {
 	w := newWorld(t)

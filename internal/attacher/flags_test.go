@@ -2,6 +2,7 @@ package attacher
 
 import (
 	"flag"
+	"maps"
 	"os"
 	"os/exec"
 	"regexp"
@@ -48,13 +49,8 @@ func TestEveryUpstreamFlagIsAccepted(t *testing.T) {
 	flags, _ := commandLine(t)
 	got := map[string]string{}
 	flags.VisitAll(func(f *flag.Flag) { got[f.Name] = f.DefValue })
-	want := map[string]string{}
-	for name, value := range upstreamFlags {
-		want[name] = value
-	}
-	for name, value := range changedDefaults {
-		want[name] = value
-	}
+	want := maps.Clone(upstreamFlags)
+	maps.Copy(want, changedDefaults)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("flags and defaults (-want +got):\n%s", diff)
 	}

@@ -91,8 +91,10 @@ const catchUpTimeout = 10 * time.Second
 func (a *Attacher) catchUp(ctx context.Context) error {
 	for {
 		listed, err := a.listVersions(ctx)
-		if ctx.Err() != nil {
-			return nil
+		select {
+		case <-ctx.Done():
+			return nil // shut down before it began
+		default:
 		}
 		if err != nil {
 			return fmt.Errorf("list VolumeAttachments: %w", err)

@@ -105,7 +105,7 @@ var canAttach = []csispec.ControllerServiceCapability_RPC_Type{
 
 func startDriver(t *testing.T, capabilities ...csispec.ControllerServiceCapability_RPC_Type) *scriptedDriver {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "belay") // t.TempDir() is too long for a socket
+	dir, err := os.MkdirTemp("", "belay") //nolint:usetesting // t.TempDir() is too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,6 +133,7 @@ var notNameChar = regexp.MustCompile("[^a-z0-9]+")
 
 // driverName makes a CSI driver name of a test's name.
 func driverName(t *testing.T) string {
+	t.Helper()
 	words := strings.Split(t.Name(), "/")
 	name := strings.Trim(notNameChar.ReplaceAllString(strings.ToLower(words[len(words)-1]), "-"), "-")
 	if len(name) > 35 {

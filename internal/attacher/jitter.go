@@ -14,5 +14,5 @@ type jitter[T comparable] struct{ workqueue.TypedRateLimiter[T] }
 // When is the limiter's delay, less up to a fifth.
 func (j jitter[T]) When(item T) time.Duration {
 	delay := j.TypedRateLimiter.When(item)
-	return delay - time.Duration(rand.Int64N(int64(delay/5)+1))
+	return delay - time.Duration(rand.Int64N(int64(delay/5)+1)) //nolint:gosec // spreads retries, keeps no secret
 }

@@ -95,11 +95,10 @@ func (o *objects) indexVolumes(item any) ([]string, error) {
 	if !ok {
 		return nil, nil
 	}
-	spec, _, err := o.csiSpec(pv)
-	if err != nil || spec.CSI.Driver != o.driver {
-		return nil, nil
+	if spec, _, err := o.csiSpec(pv); err == nil && spec.CSI.Driver == o.driver {
+		return []string{spec.CSI.VolumeHandle}, nil
 	}
-	return []string{spec.CSI.VolumeHandle}, nil
+	return nil, nil
 }
 
 // keepWhatIsRead drops what is never looked at before it enters a cache: the
