@@ -197,9 +197,6 @@ func (p *plane) startNode(t *testing.T, kind Kind, name string) *runningNode {
 		if err := node.RemoveCgroup(); err != nil {
 			t.Error(err)
 		}
-		if err := RestoreSysctls(p.dir); err != nil {
-			t.Error(err)
-		}
 	})
 	return node
 }

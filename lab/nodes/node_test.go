@@ -3,10 +3,13 @@ package nodes
 import (
 	"context"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -74,6 +77,7 @@ func (p *plane) create(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 // life is what both kinds of node must do: a pod runs, its log can be read, it
 // survives the loss of its agent, it is deleted, and the power can be cut.
 func life(t *testing.T, kind Kind) {
+	machine := sysctls(t)
 	p := startPlane(t)
 	node := p.startNode(t, kind, "node-1")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -114,6 +118,10 @@ func life(t *testing.T, kind Kind) {
 	p.awaitPod(t, "writer", "gone", gone)
 	t.Logf("deleted after %v", time.Since(began))
 
+	if diff := cmp.Diff(machine, sysctls(t)); diff != "" {
+		t.Errorf("the node changed the machine: -before +after\n%s", diff)
+	}
+
 	bootID := p.node(t).Status.NodeInfo.BootID
 	node.powerOff(t)
 	if t.Failed() {
@@ -138,6 +146,19 @@ func life(t *testing.T, kind Kind) {
 	}
 	t.Logf("orderly stop took %v", time.Since(began))
 	node.awaitNoProcess(t)
+}
+
+func sysctls(t *testing.T) map[string]string {
+	t.Helper()
+	values := map[string]string{}
+	for _, name := range kubeletSysctls {
+		raw, err := os.ReadFile(filepath.Join(sysctlRoot, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		values[name] = strings.TrimSpace(string(raw))
+	}
+	return values
 }
 
 func (p *plane) node(t *testing.T) *corev1.Node {

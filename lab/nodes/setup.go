@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
@@ -17,6 +18,9 @@ const (
 	bootIDFile  = "/proc/sys/kernel/random/boot_id"
 	productUUID = "/sys/class/dmi/id/product_uuid"
 )
+
+// cgroupPatience is how long a killed process may take to leave its cgroup.
+const cgroupPatience = 5 * time.Second
 
 // setUpMachine makes the namespaces look like a machine that has just been switched
 // on: mounts that its processes share, a boot ID of this power-on, a system UUID
@@ -45,10 +49,25 @@ func setUpMachine(config Config) error {
 	if err := coverFixedPaths(config); err != nil {
 		return err
 	}
-	return SaveSysctls(config.LabDir)
+	if coverSysctls(config) != nil {
+		// Where the kernel does not let us, kubelet changes the machine and the lab puts it back.
+		return saveSysctls(config.LabDir)
+	}
+	return nil
 }
 
+// joinNodeCgroup begins with cgroups that are new, as after a boot: kubelet looks at
+// every one that is left for seconds before it does anything else.
 func joinNodeCgroup(config Config) error {
+	var err error
+	// Processes of the last power-on may still be dying.
+	within(cgroupPatience, func() bool {
+		err = (&Node{Config: config}).RemoveCgroup()
+		return err == nil
+	})
+	if err != nil {
+		return err
+	}
 	if err := makeCgroup(config.Cgroup()); err != nil {
 		return err
 	}

@@ -19,16 +19,38 @@ var kubeletSysctls = []string{
 	"kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes",
 }
 
-// sysctlRecord is the file in the lab's folder, and, as several labs may run side by
-// side, the machine-wide one that holds what was there before the first of them.
+// coverSysctls puts files of the node's own over the settings, so that what kubelet
+// writes there changes nothing on the machine. Only inside the node, and gone with it.
+func coverSysctls(config Config) error {
+	for _, name := range kubeletSysctls {
+		path := filepath.Join(sysctlRoot, name)
+		value, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("read sysctl %s: %w", name, err)
+		}
+		cover := filepath.Join(machineDir(config), strings.ReplaceAll(name, "/", "."))
+		if err := os.WriteFile(cover, value, 0o644); err != nil {
+			return fmt.Errorf("write the node's own sysctl %s: %w", name, err)
+		}
+		if err := unix.Mount(cover, path, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("cover sysctl %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// sysctlRecord is the file in the lab's folder that holds what was there before.
 const sysctlRecord = "sysctls.json"
 
 const sysctlRoot = "/proc/sys"
 
-// SaveSysctls records what kubelet is about to change, unless a record is there. The
-// record is written before the first kubelet of the lab starts and outlives the lab
+// saveSysctls records what kubelet is about to change, where it could not be covered,
+// unless a record is there. The record is written before the first kubelet of the lab starts and outlives the lab
 // if it is killed.
-func SaveSysctls(labDir string) error {
+func saveSysctls(labDir string) error {
 	return withSysctlLock(labDir, func(file string) error {
 		if _, err := os.Stat(file); err == nil {
 			return nil
@@ -48,7 +70,7 @@ func SaveSysctls(labDir string) error {
 	})
 }
 
-// RestoreSysctls writes back what SaveSysctls recorded and removes the record. No
+// RestoreSysctls writes back what a node of the lab recorded that could not cover them, and removes the record. No
 // record, nothing to do.
 func RestoreSysctls(labDir string) error {
 	return withSysctlLock(labDir, func(file string) error {
