@@ -89,6 +89,8 @@ func (a *Attacher) apply(ctx context.Context, shot snapshot, one *subject, step 
 	switch s := step.(type) {
 	case publication.WriteFinalizers:
 		return a.writeFinalizers(ctx, shot.key, one, s)
+	case publication.Reread:
+		return true, a.reread(ctx, one)
 	case publication.CallDriver:
 		return a.call(work, shot, one, s), nil
 	case publication.RecordAttached:

@@ -19,6 +19,8 @@ type record struct {
 	created time.Time
 
 	call publication.Call
+	// unsure: a write of the finalizer or the node ID got no answer.
+	unsure bool
 	// publishContext is the driver's reply to a confirmed Publish that is not
 	// recorded yet.
 	publishContext map[string]string
@@ -141,6 +143,18 @@ func (l *ledger) refuse(a attempt, err error, now time.Time) {
 // recorded notes that the result of the last call is in the status.
 func (l *ledger) recorded(uid types.UID) {
 	l.change(uid, func(r *record) { r.call.Recorded, r.publishContext = true, nil })
+}
+
+// answered notes whether a write of the finalizer and the node ID got an answer.
+func (l *ledger) answered(a attempt, yes bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r, ok := l.byUID[a.uid]; ok || !yes {
+		if !ok {
+			r = l.recordFor(a)
+		}
+		r.unsure = !yes
+	}
 }
 
 // forget drops an attachment that is gone and of which nothing is published.

@@ -102,6 +102,7 @@ func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
 		NodeID:          nodeID,
 		VolumeProtected: one.sourceErr == nil && (one.source.pv == nil || slices.Contains(one.source.pv.Finalizers, a.finalizer)),
 		Call:            one.record.call,
+		Unsure:          one.record.unsure,
 	}
 	one.seen.OtherFinalizers = len(va.Finalizers) > 1 || (len(va.Finalizers) == 1 && !one.seen.Finalizer)
 	one.seen.AttachError, one.seen.DetachError = messageOf(va.Status.AttachError), messageOf(va.Status.DetachError)

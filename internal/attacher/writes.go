@@ -3,6 +3,7 @@ package attacher
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -94,7 +95,11 @@ func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, one
 		both.Go(func() error { return a.protectVolume(ctx, one.source.pv) })
 	}
 	if step.Attachment {
-		both.Go(func() error { return a.protectAttachment(ctx, one.attachment, step.NodeID) })
+		both.Go(func() error {
+			err := a.protectAttachment(ctx, one.attachment, step.NodeID)
+			a.calls.answered(try, err == nil || isAnswer(err))
+			return err
+		})
 	}
 	err := both.Wait()
 	if err != nil && a.queue.NumRequeues(key) >= requeuesBeforeReport && isRefusal(err) {
@@ -112,6 +117,27 @@ const requeuesBeforeReport = 4
 // another reason than that the object has changed.
 func isRefusal(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsUnauthorized(err)
+}
+
+// isAnswer tells whether an error is the API server's word that the request
+// changed nothing. After any other one the change may have been made.
+func isAnswer(err error) bool {
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && status.Status().Code >= 400 && status.Status().Code < 500 && !apierrors.IsTimeout(err)
+}
+
+// reread reads an attachment past the watch cache.
+func (a *Attacher) reread(ctx context.Context, one *subject) error {
+	stored, err := a.client.StorageV1().VolumeAttachments().Get(ctx, one.attachment.Name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("read what is stored: %w", err)
+	}
+	if stored.UID != one.uid() {
+		return errors.New("it was made again; waiting for the watch to say so")
+	}
+	a.objects.attachments.wrote(a.objects.trimAttachment(stored))
+	a.calls.answered(attempt{uid: one.uid()}, true)
+	return nil
 }
 
 func (a *Attacher) protectVolume(ctx context.Context, pv *corev1.PersistentVolume) error {

@@ -27,6 +27,10 @@ func Decide(now time.Time, seen Observed, policy Policy) Decision {
 			v.wait(a, CallInFlight, time.Time{})
 		case a.Gone:
 			v.undo(a)
+		case a.Unsure:
+			// The watch may still show what was so before: a node ID that has come
+			// back to its old value would pass for the recorded one.
+			v.do(Reread{target{a.UID}})
 		case a.Deleting:
 			v.detach(a)
 		case !a.Attached:

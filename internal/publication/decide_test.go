@@ -59,6 +59,10 @@ func TestDecide(t *testing.T) {
 			[]Step{WriteFinalizers{to("a"), "id-a", true, false}}},
 		"S10: attachment ready, volume not protected: no call": {Observed{Attachments: []Attachment{with(begun("a"), func(a *Attachment) { a.VolumeProtected = false })}},
 			[]Step{WriteFinalizers{to("a"), "id-a", false, true}}},
+		"finalizers sent, no answer": {Observed{Exclusive: true, Attachments: []Attachment{with(begun("a"), func(a *Attachment) { a.Unsure = true }), fresh("b")}},
+			[]Step{Reread{to("a")}, RecordError{to("b"), Publish, stillExists, false}}},
+		"finalizers sent, no answer, deleting": {Observed{Attachments: []Attachment{with(deleting(begun("a")), func(a *Attachment) { a.Unsure = true })}},
+			[]Step{Reread{to("a")}}},
 		"finalizers stored": {Observed{Attachments: []Attachment{begun("a")}},
 			[]Step{CallDriver{to("a"), Publish, "id-a"}}},
 		"S10: confirmed publish of an attachment that lost its finalizer is not taken for ours": {
@@ -155,7 +159,7 @@ func TestDecide(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			got := Decide(noon, tt.seen, policy)
-			if diff := cmp.Diff(tt.want, got.Steps, cmp.AllowUnexported(target{}, WriteFinalizers{}, CallDriver{}, RecordAttached{}, RecordDetached{}, RemoveFinalizer{}, RecordError{}, Forget{})); diff != "" {
+			if diff := cmp.Diff(tt.want, got.Steps, cmp.AllowUnexported(target{}, WriteFinalizers{}, CallDriver{}, RecordAttached{}, RecordDetached{}, RemoveFinalizer{}, RecordError{}, Forget{}, Reread{})); diff != "" {
 				t.Errorf("steps (-want +got):\n%s", diff)
 			}
 		})

@@ -61,6 +61,8 @@ type (
 		Attachment bool
 		Volume     bool
 	}
+	// Reread reads the attachment at quorum, after a write that got no answer.
+	Reread struct{ target }
 	// CallDriver sends ControllerPublishVolume or ControllerUnpublishVolume.
 	CallDriver struct {
 		target

@@ -43,6 +43,10 @@ type Attachment struct {
 	Finalizer       bool // our finalizer is stored on the object of this UID
 	OtherFinalizers bool // the object will outlive our finalizer
 
+	// Unsure: a WriteFinalizers got no answer, so Finalizer and RecordedNodeID may
+	// be older than what is stored.
+	Unsure bool
+
 	// RecordedNodeID is the CSI node ID stored on the attachment: the one that
 	// the driver was, or may have been, asked to publish to.
 	RecordedNodeID string
@@ -147,7 +151,7 @@ func (a Attachment) undone() bool { return a.Call.confirmed(Unpublish, a.boundNo
 // attachment. Our finalizer is stored before the first call (S10), so its
 // presence stands for every call of an earlier process.
 func (a Attachment) mayBePublished() bool {
-	if a.Call.InFlight || a.Attached {
+	if a.Call.InFlight || a.Attached || a.Unsure {
 		return true
 	}
 	return (a.Finalizer || a.Gone && a.Call.Sent) && !a.undone()

@@ -19,6 +19,8 @@ import (
 const (
 	walkSeeds = 300
 	walkSteps = 400
+	// plantedSeeds is how far a planted fault is looked for; most show at once.
+	plantedSeeds = 5000
 )
 
 // stored is an attachment at the API server.
@@ -54,6 +56,7 @@ type plane struct {
 	written map[string]stored
 	ended   map[string]bool
 	calls   map[string]Call
+	unsure  map[string]bool
 	names   map[string]Attachment // last seen, for the gone
 
 	flying    []*inCall
@@ -63,6 +66,10 @@ type plane struct {
 	// stripping: people take finalizers off by force. The process remembers what
 	// it called, so it does not crash in such a walk.
 	stripping bool
+
+	// rough: requests get lost more often, the cache lags more, and nodes come
+	// back under other node IDs all the time.
+	rough bool
 
 	decide func(time.Time, Observed, Policy) Decision
 	trace  []string
@@ -76,14 +83,23 @@ func newPlane(seed uint64, decide func(time.Time, Observed, Policy) Decision) *p
 	}
 	p.exclusive = p.random.IntN(4) > 0
 	p.stripping = p.random.IntN(3) == 0
+	p.rough = p.random.IntN(3) == 0
 	p.restart()
 	return p
+}
+
+// loses draws whether a request or a reply is lost.
+func (p *plane) loses() bool {
+	if p.rough {
+		return p.random.IntN(4) == 0
+	}
+	return p.random.IntN(12) == 0
 }
 
 // restart is what a crash leaves: nothing in memory; calls on their way go on. A
 // new process reads the API server afresh before it decides.
 func (p *plane) restart() {
-	p.written, p.ended, p.calls = map[string]stored{}, map[string]bool{}, map[string]Call{}
+	p.written, p.ended, p.calls, p.unsure = map[string]stored{}, map[string]bool{}, map[string]Call{}, map[string]bool{}
 	p.cache = map[string]stored{}
 	for uid, s := range p.api {
 		p.cache[uid] = *s
@@ -110,7 +126,7 @@ func (p *plane) observe() (Observed, map[string]Attachment) {
 			continue
 		}
 		a := s.a
-		a.NodeID, a.Call = p.nodeIDs[a.Node], p.calls[uid]
+		a.NodeID, a.Call, a.Unsure = p.nodeIDs[a.Node], p.calls[uid], p.unsure[uid]
 		a.Inputs = fmt.Sprint(a.Deleting, a.NodeID)
 		if a.NodeID == "" {
 			a.PublishProblem = "node unknown"
@@ -171,7 +187,7 @@ func (p *plane) work() {
 // write changes an object at the API server as a patch with its UID does. The
 // request or its reply may be lost.
 func (p *plane) write(uid string, change func(*Attachment)) bool {
-	if p.random.IntN(12) == 0 {
+	if p.loses() {
 		p.say("  write to %s lost", uid)
 		return false
 	}
@@ -186,7 +202,7 @@ func (p *plane) write(uid string, change func(*Attachment)) bool {
 	if gone {
 		delete(p.api, uid)
 	}
-	if p.random.IntN(12) == 0 {
+	if p.loses() {
 		p.say("  reply to write to %s lost", uid)
 		return false
 	}
@@ -204,16 +220,23 @@ func (p *plane) apply(a Attachment, step Step) {
 	p.say("step %T %+v", step, step)
 	switch s := step.(type) {
 	case WriteFinalizers:
-		if s.Volume && p.random.IntN(12) == 0 {
+		if s.Volume && p.loses() {
 			return // the volume's patch failed; the other one is not looked at
 		}
-		p.write(a.UID, func(o *Attachment) {
+		p.unsure[a.UID] = !p.write(a.UID, func(o *Attachment) {
 			if o.Deleting && !o.Finalizer {
 				return // the API server refuses new finalizers then
 			}
 			o.Finalizer, o.RecordedNodeID, o.VolumeProtected = true, s.NodeID, true
 			p.recorded[a.UID] = s.NodeID
 		})
+	case Reread:
+		if p.loses() {
+			return
+		}
+		if now, ok := p.api[a.UID]; ok {
+			p.written[a.UID], p.unsure[a.UID] = *now, false
+		}
 	case CallDriver:
 		p.begin(a, s)
 	case RecordAttached:
@@ -341,6 +364,8 @@ func (p *plane) step() {
 		p.remove()
 	case n < 10:
 		p.work()
+	case n < 13 && p.rough && p.random.IntN(4) > 0:
+		p.renode()
 	case n < 14:
 		p.deliver(p.random.IntN(3) == 0)
 	case n < 17:
@@ -367,14 +392,19 @@ func (p *plane) step() {
 			p.restart()
 		}
 	case n == 19:
-		node := fmt.Sprint("n", p.random.IntN(3))
-		if p.random.IntN(3) == 0 {
-			p.nodeIDs[node] = ""
-		} else {
-			p.nodeIDs[node] = fmt.Sprintf("id-%s-%d", node, p.random.IntN(2))
-		}
-		p.say("node %s is now %q", node, p.nodeIDs[node])
+		p.renode()
 	}
+}
+
+// renode lets a node vanish or come back, under one of two node IDs.
+func (p *plane) renode() {
+	node := fmt.Sprint("n", p.random.IntN(3))
+	if p.random.IntN(4) == 0 {
+		p.nodeIDs[node] = ""
+	} else {
+		p.nodeIDs[node] = fmt.Sprintf("id-%s-%d", node, p.random.IntN(2))
+	}
+	p.say("node %s is now %q", node, p.nodeIDs[node])
 }
 
 func (p *plane) create() {
@@ -426,6 +456,7 @@ func (p *plane) deliver(part bool) {
 			delete(p.cache, uid)
 			delete(p.ended, uid)
 			delete(p.written, uid)
+			delete(p.unsure, uid)
 		}
 	}
 }
@@ -481,7 +512,7 @@ func (p *plane) settle() string {
 // calm is a source in which no fault is drawn.
 type calm struct{}
 
-func (calm) Uint64() uint64 { return 1<<63 | 1<<62 | 1<<61 }
+func (calm) Uint64() uint64 { return ^uint64(0) }
 
 // walk runs one seed; broken says which invariant broke.
 func walk(seed uint64, decide func(time.Time, Observed, Policy) Decision) (broken string, trace []string) {
@@ -558,6 +589,7 @@ func TestWalkFindsPlantedFaults(t *testing.T) {
 				}
 			}
 		}, "S1"},
+		"a write that got no answer is taken for not done": {each(func(a *Attachment) { a.Unsure = false }), "S"},
 		"calls in flight are not seen": {each(func(a *Attachment) {
 			if a.Call.InFlight {
 				a.Call = Call{}
@@ -584,13 +616,13 @@ func TestWalkFindsPlantedFaults(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			for seed := uint64(1); seed <= walkSeeds; seed++ {
+			for seed := uint64(1); seed <= plantedSeeds; seed++ {
 				if broken, _ := walk(seed, lying(tt.lie)); len(broken) >= len(tt.want) && broken[:len(tt.want)] == tt.want {
 					t.Logf("seed %d: %s", seed, broken)
 					return
 				}
 			}
-			t.Errorf("%d seeds did not find it (%s)", walkSeeds, tt.want)
+			t.Errorf("%d seeds did not find it (%s)", plantedSeeds, tt.want)
 		})
 	}
 }
