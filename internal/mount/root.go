@@ -45,6 +45,24 @@ func OpenRoot(path string, points func() ([]string, error)) (*Root, error) {
 // Close lets go of the directory.
 func (r *Root) Close() error { return r.root.Close() }
 
+// ErrLocked says that another process holds the lock.
+var ErrLocked = errors.New("another process has it")
+
+// Lock takes a lock that ends with this process, or when unlock is called.
+func (r *Root) Lock(name string) (unlock func() error, err error) {
+	file, err := r.root.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", r.Path(name), err)
+	}
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			err = ErrLocked
+		}
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", r.Path(name), err), file.Close())
+	}
+	return file.Close, nil
+}
+
 // Path is the absolute path of a name.
 func (r *Root) Path(name string) string { return filepath.Join(r.path, name) }
 

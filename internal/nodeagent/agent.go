@@ -55,6 +55,8 @@ type Agent struct {
 	log    logr.Logger
 	client kubernetes.Interface
 	root   *mount.Root
+	// unlock lets another agent have the root.
+	unlock func() error
 	events record.EventRecorder
 	// broadcaster is where events go; Run connects it to the API.
 	broadcaster record.EventBroadcaster
@@ -109,8 +111,11 @@ func New(config Config) (*Agent, error) {
 	a.events = a.newRecorder()
 	a.identity = newIdentity(config.NodeName, client)
 	a.csiDrivers = a.newCSIDriverInformer()
+	if a.unlock, err = root.Lock(lockFile); err != nil {
+		return nil, errors.Join(fmt.Errorf("is another node agent running on %s? %w", root.Path("."), err), root.Close())
+	}
 	if err := a.rebuild(); err != nil {
-		return nil, errors.Join(err, root.Close())
+		return nil, errors.Join(err, a.unlock(), root.Close())
 	}
 	return a, nil
 }
@@ -151,7 +156,7 @@ func (c *Config) complete() error {
 func (a *Agent) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer a.root.Close() //nolint:errcheck // read-only handle
+	defer func() { _ = errors.Join(a.unlock(), a.root.Close()) }()
 	a.startEvents()
 	defer a.broadcaster.Shutdown()
 

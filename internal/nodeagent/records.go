@@ -16,6 +16,10 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
+// lockFile keeps a second agent off the root: two would call the drivers for one
+// volume at once, and undo each other's lists.
+const lockFile = "belay.lock"
+
 // recordsDir holds one file per stage and per publish, below the root.
 const recordsDir = "belay/volumes"
 

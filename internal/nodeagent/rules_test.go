@@ -2,6 +2,7 @@ package nodeagent
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -423,6 +425,17 @@ func TestTheWayBackNeedsNoAPI(t *testing.T) {
 	w.nodeID = real
 	w.agent()
 	w.untilNotInUse(handle)
+}
+
+func TestASecondAgentIsKeptOffTheRoot(t *testing.T) {
+	w := newWorld(t)
+	_, stop := w.agent()
+	config := Config{NodeName: w.name, Root: w.root, RESTConfig: w.nodeID, BootID: w.bootID}
+	if _, err := New(config); !errors.Is(err, mount.ErrLocked) {
+		t.Errorf("a second agent: %v, want %v", err, mount.ErrLocked)
+	}
+	stop()
+	w.agent()
 }
 
 func TestTornRecordsForgetNothing(t *testing.T) {

@@ -118,6 +118,9 @@ func (a *Agent) decide(name string, now time.Time) (*volume, nodevolume.Decision
 	if decision.Forget {
 		a.inUse.Forget(name)
 		delete(a.volumes, name)
+		for _, p := range v.pods {
+			a.leave(types.UID(p.key.PodUID), name)
+		}
 		a.log.V(1).Info("Nothing is left of the volume on this node", "volume", name)
 		return nil, nodevolume.Decision{}
 	}

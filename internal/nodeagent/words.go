@@ -64,8 +64,12 @@ func inWords(reason nodevolume.Reason) string {
 	}
 }
 
-// failureText is kubelet's sentence.
+// hops are the steps in the words of the life of a volume.
+var hops = map[string]string{stepWaitForAttach: "attach", stepMountDevice: "stage", stepSetUp: "publish"}
+
+// failureText is kubelet's sentence, and the hop in which the volume is.
 func failureText(block bool, step, spec string, err error) (reason, text string) {
+	err = fmt.Errorf("%w (hop: %s)", err, hops[step])
 	if !block {
 		return "FailedMount", fmt.Sprintf("MountVolume.%s failed for volume %q : %v", step, spec, err)
 	}
