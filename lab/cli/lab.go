@@ -31,7 +31,7 @@ func downCommand() *cobra.Command {
 			if err := lab.Stop(ctx); err != nil {
 				return err
 			}
-			fmt.Fprintf(command.OutOrStdout(), "Lab %s is down.\n", name)
+			say(command.OutOrStdout(), "Lab %s is down.\n", name)
 			return nil
 		},
 	}
@@ -74,10 +74,10 @@ func printStatus(out io.Writer, s cluster.Status) error {
 	if s.Permissive {
 		storage = "permissive"
 	}
-	fmt.Fprintf(out, "Lab %s: %s plane, %s nodes, %s storage (%s)\n", style(out, bold, s.Name), s.Plane, s.NodeKind, storage, strings.Join(s.Drivers, ", "))
-	fmt.Fprintf(out, "Server %s, kubeconfig %s, supervisor %d\n\n", s.Server, s.Kubeconfig, s.HolderPID)
+	say(out, "Lab %s: %s plane, %s nodes, %s storage (%s)\n", style(out, bold, s.Name), s.Plane, s.NodeKind, storage, strings.Join(s.Drivers, ", "))
+	say(out, "Server %s, kubeconfig %s, supervisor %d\n\n", s.Server, s.Kubeconfig, s.HolderPID)
 	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(table, "COMPONENT\tSTATE\tPID\tRESTARTS\tLAST EXIT")
+	say(table, "COMPONENT\tSTATE\tPID\tRESTARTS\tLAST EXIT\n")
 	for _, component := range s.Components {
 		state, pid := "running", fmt.Sprint(component.PID)
 		if component.PID == 0 {
@@ -86,7 +86,7 @@ func printStatus(out io.Writer, s cluster.Status) error {
 		if slices.Contains(s.Off, component.Name) {
 			state = "off"
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%s\n", component.Name, state, pid, component.Restarts, component.LastError)
+		say(table, "%s\t%s\t%s\t%d\t%s\n", component.Name, state, pid, component.Restarts, component.LastError)
 	}
 	if err := table.Flush(); err != nil {
 		return fmt.Errorf("printing the status: %w", err)
@@ -123,12 +123,12 @@ func clean(command *cobra.Command, names []string) error {
 	for _, name := range names {
 		removed, err := cluster.Clean(command.Context(), name)
 		if errors.Is(err, cluster.ErrRunning) {
-			fmt.Fprintf(out, "left alone: %v\n", err)
+			say(out, "left alone: %v\n", err)
 			nothing = false
 			continue
 		}
 		for _, thing := range removed {
-			fmt.Fprintf(out, "removed %s\n", thing)
+			say(out, "removed %s\n", thing)
 			nothing = false
 		}
 		errs = append(errs, err)
@@ -137,7 +137,7 @@ func clean(command *cobra.Command, names []string) error {
 		return err
 	}
 	if nothing {
-		fmt.Fprintln(out, "nothing to clean")
+		say(out, "nothing to clean\n")
 	}
 	return nil
 }
@@ -174,7 +174,7 @@ func listNodes(command *cobra.Command, name string) error {
 		if slices.Contains(status.Off, component.Name) {
 			power = "off"
 		}
-		fmt.Fprintf(command.OutOrStdout(), "%s\t%s\n", component.Name, power)
+		say(command.OutOrStdout(), "%s\t%s\n", component.Name, power)
 	}
 	return nil
 }
@@ -230,10 +230,10 @@ func buildCommand() *cobra.Command {
 				return err
 			}
 			if printOnly {
-				fmt.Fprintln(command.OutOrStdout(), programs.Dir)
+				say(command.OutOrStdout(), "%s\n", programs.Dir)
 				return nil
 			}
-			fmt.Fprintf(command.OutOrStdout(), "The upstream programs are in %s\n", programs.Dir)
+			say(command.OutOrStdout(), "The upstream programs are in %s\n", programs.Dir)
 			return nil
 		},
 	}

@@ -49,7 +49,7 @@ func Main(version string, args []string) int {
 	if err == nil {
 		return ExitOK
 	}
-	fmt.Fprintf(os.Stderr, "%s %v\n", style(os.Stderr, red, "error:"), err)
+	say(os.Stderr, "%s %v\n", style(os.Stderr, red, "error:"), err)
 	return exitCode(ctx, err)
 }
 
@@ -98,6 +98,9 @@ func style(w io.Writer, code, text string) string {
 	}
 	return "\x1b[" + code + "m" + text + "\x1b[0m"
 }
+
+// say prints for a person; one who has gone away needs no error.
+func say(w io.Writer, format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
 
 func isTerminal(w io.Writer) bool {
 	file, ok := w.(*os.File)

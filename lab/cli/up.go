@@ -84,22 +84,22 @@ func printHowTo(command *cobra.Command, status cluster.Status) {
 	out := command.OutOrStdout()
 	kubectlDir := strings.TrimSuffix(status.Kubectl, "/kubectl")
 	if printEnv, err := command.Flags().GetBool("print-env"); err == nil && printEnv {
-		fmt.Fprintf(out, "export KUBECONFIG=%s\nexport PATH=%s:$PATH\n", status.Kubeconfig, kubectlDir)
+		say(out, "export KUBECONFIG=%s\nexport PATH=%s:$PATH\n", status.Kubeconfig, kubectlDir)
 		return
 	}
-	fmt.Fprintf(out, "\nLab %s is up. To use it with the kubectl of its own version:\n\n", style(out, bold, status.Name))
-	fmt.Fprintf(out, "  export KUBECONFIG=%s\n  export PATH=%s:$PATH\n  kubectl get nodes\n\n", status.Kubeconfig, kubectlDir)
+	say(out, "\nLab %s is up. To use it with the kubectl of its own version:\n\n", style(out, bold, status.Name))
+	say(out, "  export KUBECONFIG=%s\n  export PATH=%s:$PATH\n  kubectl get nodes\n\n", status.Kubeconfig, kubectlDir)
 	suffix := ""
 	if status.Name != "lab" {
 		suffix = " --name " + status.Name
 	}
-	fmt.Fprintf(out, "Its components: belay-lab status%s. Its logs: %s/logs. To end it: belay-lab down%s\n", suffix, status.Dir, suffix)
+	say(out, "Its components: belay-lab status%s. Its logs: %s/logs. To end it: belay-lab down%s\n", suffix, status.Dir, suffix)
 }
 
 // progressTo prints one line per step, with the time since the first.
 func progressTo(w io.Writer) func(string, ...any) {
 	return func(format string, args ...any) {
-		fmt.Fprintf(w, "%s %s\n", style(w, green, "·"), fmt.Sprintf(format, args...))
+		say(w, "%s %s\n", style(w, green, "·"), fmt.Sprintf(format, args...))
 	}
 }
 

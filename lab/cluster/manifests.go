@@ -81,7 +81,7 @@ func lastOfEach(all []*unstructured.Unstructured) []*unstructured.Unstructured {
 
 // wanted leaves out the driver and classes of drivers that do not run.
 func wanted(object *unstructured.Unstructured, drivers []string) bool {
-	driver := ""
+	var driver string
 	switch object.GetKind() {
 	case "CSIDriver":
 		driver = object.GetName()

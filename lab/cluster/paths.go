@@ -106,7 +106,7 @@ func findSiblings(needed []string) (siblings, error) {
 	}
 	var missing []string
 	for _, name := range needed {
-		if _, err := os.Stat(filepath.Join(dir, name)); errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Stat(filepath.Join(dir, name)); errors.Is(err, os.ErrNotExist) { //nolint:gosec // the user names the folder
 			missing = append(missing, name)
 		}
 	}

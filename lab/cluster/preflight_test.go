@@ -17,7 +17,7 @@ func TestTroubleWithTheSurroundingsIsToldInASentence(t *testing.T) {
 	deep := paths{cache: "/" + strings.Repeat("long/", 12), name: "lab"}
 	bin := t.TempDir() // has some tools, not all
 	for _, tool := range []string{"unshare", "mount", "umount"} {
-		if err := os.WriteFile(filepath.Join(bin, tool), nil, 0o700); err != nil { //nolint:gosec // a program
+		if err := os.WriteFile(filepath.Join(bin, tool), nil, 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -35,7 +35,7 @@ func start(t *testing.T, o cluster.Options) *cluster.Cluster {
 	}
 	t.Logf("up after %v", time.Since(began))
 	t.Cleanup(func() {
-		if err := lab.Down(context.Background()); err != nil { //nolint:usetesting // the test's own context has ended
+		if err := lab.Down(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/mod/modfile"
 )
 
-// sourceDir may be set at link time to the folder of the lab's module:
-// -X belay.dev/belay/lab/upstream.sourceDir=/path/to/lab
+// sourceDir may be set at link time to the folder of the lab's module, with
+// -X belay.dev/belay/lab/upstream.sourceDir=/path/to/lab.
 var sourceDir string
 
 // program is one `tool` directive of the lab's go.mod.
@@ -60,7 +60,7 @@ func findSource() (string, error) {
 }
 
 func isLab(dir string) bool {
-	content, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+	content, err := os.ReadFile(filepath.Join(dir, "go.mod")) //nolint:gosec // the user names the folder
 	return err == nil && modfile.ModulePath(content) == "belay.dev/belay/lab"
 }
 
@@ -131,9 +131,9 @@ func (s source) key(goVersion, platform string) string {
 	programs := slices.Clone(s.programs)
 	slices.SortFunc(programs, func(a, b program) int { return strings.Compare(a.pkg, b.pkg) })
 	for _, p := range programs {
-		fmt.Fprintf(hash, "%s %s %s\n", p.pkg, p.version, p.stamps)
+		_, _ = fmt.Fprintln(hash, p.pkg, p.version, p.stamps) // a hash never fails
 	}
-	fmt.Fprintf(hash, "%s %s %s\n", goVersion, platform, linkFlags)
+	_, _ = fmt.Fprintln(hash, goVersion, platform, linkFlags)
 	hash.Write(s.sum)
 	return s.kubernetes() + "-" + hex.EncodeToString(hash.Sum(nil))[:12]
 }
