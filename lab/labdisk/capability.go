@@ -38,6 +38,9 @@ func checkCapability(driver string, c *csi.VolumeCapability) error {
 	return nil
 }
 
+// supports tells whether the personality can serve the capability.
+func supports(driver string, c *csi.VolumeCapability) bool { return checkCapability(driver, c) == nil }
+
 func checkCapabilities(driver string, all []*csi.VolumeCapability) error {
 	if len(all) == 0 {
 		return status.Error(codes.InvalidArgument, "volume_capabilities is empty")

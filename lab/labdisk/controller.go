@@ -220,8 +220,8 @@ func (c *controller) ListVolumes(_ context.Context, r *csi.ListVolumesRequest) (
 }
 
 func (c *controller) GetCapacity(_ context.Context, r *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
-	for _, cap := range r.GetVolumeCapabilities() {
-		if checkCapability(c.driver, cap) != nil {
+	for _, capability := range r.GetVolumeCapabilities() {
+		if !supports(c.driver, capability) {
 			return &csi.GetCapacityResponse{}, nil
 		}
 	}

@@ -57,7 +57,7 @@ type storage struct {
 // startStorage runs a fabric in a short folder (unix sockets have short names) that is checked and removed in the end.
 func startStorage(t *testing.T, args ...string) *storage {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "ld")
+	dir, err := os.MkdirTemp("/tmp", "ld") //nolint:usetesting // the names of sockets in t.TempDir() are too long
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,12 +105,14 @@ type machine struct {
 	holder *exec.Cmd
 	pid    int // of the first process in the namespaces
 	driver *exec.Cmd
-	dead   bool
+	on     context.Context // ends with the power
+	off    context.CancelFunc
 }
 
 func (s *storage) startNode(name string, args ...string) *machine {
 	s.t.Helper()
 	m := &machine{t: s.t, s: s, name: name, dir: filepath.Join(s.dir, name), args: args}
+	m.on, m.off = context.WithCancel(s.t.Context())
 	if err := os.MkdirAll(m.dir, 0o755); err != nil {
 		s.t.Fatal(err)
 	}
@@ -177,15 +179,16 @@ func (m *machine) run(args ...string) *exec.Cmd {
 
 // powerOff kills the node at once.
 func (m *machine) powerOff() {
-	if m.dead {
+	if m.holder == nil {
 		return
 	}
-	m.dead = true
 	_ = m.holder.Process.Kill()
+	m.off()
 	_ = m.holder.Wait()
 	if m.driver != nil {
 		_ = m.driver.Wait()
 	}
+	m.holder = nil
 }
 
 func spawn(t *testing.T, logFile string, args ...string) *exec.Cmd {
@@ -290,13 +293,13 @@ func (d *disk) detach(m *machine) {
 }
 
 func (d *disk) stage(m *machine, published map[string]string) error {
-	_, err := m.csi(d.driver).NodeStageVolume(d.t.Context(), &csi.NodeStageVolumeRequest{VolumeId: d.handle,
+	_, err := m.csi(d.driver).NodeStageVolume(m.on, &csi.NodeStageVolumeRequest{VolumeId: d.handle,
 		StagingTargetPath: d.staging(m), VolumeCapability: d.capability, PublishContext: published})
 	return err
 }
 
 func (d *disk) publish(m *machine, published map[string]string) error {
-	_, err := m.csi(d.driver).NodePublishVolume(d.t.Context(), &csi.NodePublishVolumeRequest{VolumeId: d.handle,
+	_, err := m.csi(d.driver).NodePublishVolume(m.on, &csi.NodePublishVolumeRequest{VolumeId: d.handle,
 		StagingTargetPath: d.staging(m), TargetPath: d.target(m), VolumeCapability: d.capability, PublishContext: published})
 	return err
 }
@@ -320,14 +323,17 @@ func (d *disk) bringUp(m *machine) {
 // takeDown unpublishes and unstages on the node; the attachment stays.
 func (d *disk) takeDown(m *machine) {
 	d.t.Helper()
-	ctx := d.t.Context()
-	_, err := m.csi(d.driver).NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: d.handle, TargetPath: d.target(m)})
-	if err == nil && d.driver != DriverLocal {
-		_, err = m.csi(d.driver).NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: d.handle, StagingTargetPath: d.staging(m)})
-	}
-	if err != nil {
+	if err := d.tryTakeDown(m); err != nil {
 		d.t.Fatalf("take down %s on %s: %v", d.handle, m.name, err)
 	}
+}
+
+func (d *disk) tryTakeDown(m *machine) error {
+	_, err := m.csi(d.driver).NodeUnpublishVolume(m.on, &csi.NodeUnpublishVolumeRequest{VolumeId: d.handle, TargetPath: d.target(m)})
+	if err == nil && d.driver != DriverLocal {
+		_, err = m.csi(d.driver).NodeUnstageVolume(m.on, &csi.NodeUnstageVolumeRequest{VolumeId: d.handle, StagingTargetPath: d.staging(m)})
+	}
+	return err
 }
 
 // write writes and syncs a file on the published volume.

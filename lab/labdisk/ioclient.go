@@ -116,6 +116,7 @@ func upgrade(conn net.Conn, r *bufio.Reader, node, incarnation string) error {
 	if err != nil {
 		return err
 	}
+	defer func() { _ = resp.Body.Close() }() // there is none: what follows are frames
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		return fmt.Errorf("fabric answered %s", resp.Status)
 	}

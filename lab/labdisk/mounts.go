@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
@@ -40,29 +41,30 @@ func (n *nodeDriver) mounts() ([]mounted, error) {
 	}
 	var out []mounted
 	for _, i := range infos {
-		m := mounted{path: i.Mountpoint, fsType: i.FSType}
-		for opt := range strings.SplitSeq(i.Options, ",") {
-			m.readOnly = m.readOnly || opt == "ro"
-		}
-		switch {
-		case i.FSType == fuseType:
-			parts := strings.Split(strings.TrimSuffix(i.Root, "//deleted"), "/")
-			if len(parts) != 3 || parts[1] != realm(n.opts.FuseDir) {
-				continue
-			}
-			m.volume = parts[2]
-		case strings.HasPrefix(filepath.Base(i.Root), "loop") && (i.FSType == "devtmpfs" || i.FSType == "tmpfs"):
-			m.device, m.fsType = "/dev/"+filepath.Base(i.Root), ""
-			m.volume = volumes[m.device]
-		case i.Major == loopMajor:
-			m.device = fmt.Sprintf("/dev/loop%d", i.Minor)
-			m.volume = volumes[m.device]
-		}
-		if m.volume != "" {
+		if m := n.recognize(i, volumes); m.volume != "" {
 			out = append(out, m)
 		}
 	}
 	return out, nil
+}
+
+// recognize finds the volume behind a line of the mount table; volumes are known by their loop devices.
+func (n *nodeDriver) recognize(i *mountinfo.Info, volumes map[string]string) mounted {
+	m := mounted{path: i.Mountpoint, fsType: i.FSType, readOnly: slices.Contains(strings.Split(i.Options, ","), "ro")}
+	switch {
+	case i.FSType == fuseType:
+		parts := strings.Split(strings.TrimSuffix(i.Root, "//deleted"), "/")
+		if len(parts) == 3 && parts[1] == realm(n.opts.FuseDir) {
+			m.volume = parts[2]
+		}
+	case strings.HasPrefix(filepath.Base(i.Root), "loop") && (i.FSType == "devtmpfs" || i.FSType == "tmpfs"):
+		m.device, m.fsType = "/dev/"+filepath.Base(i.Root), ""
+		m.volume = volumes[m.device]
+	case i.Major == loopMajor:
+		m.device = fmt.Sprintf("/dev/loop%d", i.Minor)
+		m.volume = volumes[m.device]
+	}
+	return m
 }
 
 // mountAt finds the newest mount at the path.
@@ -71,9 +73,9 @@ func (n *nodeDriver) mountAt(path string) (mounted, bool, error) {
 	if err != nil {
 		return mounted{}, false, err
 	}
-	for i := len(all) - 1; i >= 0; i-- {
-		if all[i].path == filepath.Clean(path) {
-			return all[i], true, nil
+	for _, m := range slices.Backward(all) {
+		if m.path == filepath.Clean(path) {
+			return m, true, nil
 		}
 	}
 	return mounted{}, false, nil

@@ -68,7 +68,9 @@ func registerOnce(ctx context.Context, lis net.Listener, driver, endpoint string
 	case err := <-served:
 		return "", fmt.Errorf("serve registration of %s: %w", driver, err)
 	}
-	<-served
+	if err := <-served; err != nil {
+		return "", fmt.Errorf("serve registration of %s: %w", driver, err)
+	}
 	return refusal, nil
 }
 

@@ -84,6 +84,10 @@ func TestRootPowerCut(t *testing.T) {
 		return nil
 	})
 	d.detach(a)
+	if dump, err := exec.Command("dumpe2fs", "-h", filepath.Join(s.dir, "f", "volumes", d.handle)).CombinedOutput(); err == nil &&
+		!strings.Contains(string(dump), "needs_recovery") {
+		t.Errorf("the disk of a node that lost its power says that it was unmounted:\n%s", dump)
+	}
 	d.bringUp(b)
 	d.mustRead(b, "synced", "survives")
 	d.mustWrite(b, "more", "goes on")

@@ -75,10 +75,10 @@ func writeReplies(conn net.Conn, replies <-chan *ioReply) {
 }
 
 func (s *session) serve(q *ioRequest) *ioReply {
-	switch q.Op {
-	case opLookup:
+	if q.Op == opLookup {
 		return s.lookup(q.Volume)
-	case opList:
+	}
+	if q.Op == opList {
 		return jsonReply(s.fabric.visibleAll(s))
 	}
 	s.fabric.mu.Lock()
@@ -183,8 +183,7 @@ func errnoOf(err error) syscall.Errno {
 	if err == nil {
 		return 0
 	}
-	var errno syscall.Errno
-	if errors.As(err, &errno) {
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		return errno
 	}
 	return syscall.EIO

@@ -194,21 +194,9 @@ func (s *nodeServer) publish(ctx context.Context, r *csi.NodePublishVolumeReques
 	if err != nil {
 		return err
 	}
-	all, err := s.mounts()
-	if err != nil {
-		return status.Error(codes.Internal, err.Error())
-	}
-	for _, m := range all {
-		switch {
-		case m.path == target && m.volume == volume && m.readOnly == r.GetReadonly():
-			return nil
-		case m.path == target && m.volume == volume:
-			return status.Errorf(codes.AlreadyExists, "volume %s is published at %s with readonly=%t", volume, target, m.readOnly)
-		case m.path == target:
-			return status.Errorf(codes.AlreadyExists, "volume %s is published at %s", m.volume, target)
-		case m.volume == volume && m.path != filepath.Clean(r.GetStagingTargetPath()) && isSingleWriter(r):
-			return status.Errorf(codes.FailedPrecondition, "volume %s may be used by one pod only and is published at %s", volume, m.path)
-		}
+	done, err := s.alreadyPublished(r)
+	if err != nil || done {
+		return err
 	}
 	if err := makeTarget(target, block); err != nil {
 		return status.Errorf(codes.Internal, "make target path: %v", err)
@@ -221,6 +209,28 @@ func (s *nodeServer) publish(ctx context.Context, r *csi.NodePublishVolumeReques
 		return status.Errorf(codes.Internal, "publish volume %s: %v", volume, errors.Join(err, unmountAll(s.mounter, target), removeTarget(target)))
 	}
 	return nil
+}
+
+// alreadyPublished tells whether the volume is at the target as asked for, and refuses what is in the way.
+func (s *nodeServer) alreadyPublished(r *csi.NodePublishVolumeRequest) (bool, error) {
+	volume, target := r.GetVolumeId(), filepath.Clean(r.GetTargetPath())
+	all, err := s.mounts()
+	if err != nil {
+		return false, status.Error(codes.Internal, err.Error())
+	}
+	for _, m := range all {
+		switch {
+		case m.path == target && m.volume == volume && m.readOnly == r.GetReadonly():
+			return true, nil
+		case m.path == target && m.volume == volume:
+			return false, status.Errorf(codes.AlreadyExists, "volume %s is published at %s with readonly=%t", volume, target, m.readOnly)
+		case m.path == target:
+			return false, status.Errorf(codes.AlreadyExists, "volume %s is published at %s", m.volume, target)
+		case m.volume == volume && m.path != filepath.Clean(r.GetStagingTargetPath()) && isSingleWriter(r):
+			return false, status.Errorf(codes.FailedPrecondition, "volume %s may be used by one pod only and is published at %s", volume, m.path)
+		}
+	}
+	return false, nil
 }
 
 func isSingleWriter(r *csi.NodePublishVolumeRequest) bool {
