@@ -273,10 +273,15 @@ func (k *podKeeper) finish(ctx context.Context) {
 		err := k.client.CoreV1().Pods(k.object().Namespace).Delete(ctx, k.object().Name, metav1.DeleteOptions{
 			GracePeriodSeconds: new(int64(0)), Preconditions: metav1.NewUIDPreconditions(string(k.uid)),
 		})
-		if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		if err == nil {
 			break
 		}
-		log.Error(err, "pod could not be deleted, trying again")
+		// "Not found" is not to be believed: to a node NodeRestriction answers it from a
+		// cache of its own, also while that is empty because the API server has just
+		// started. Only the watch says that the object, or this incarnation of it, is gone.
+		if !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			log.Error(err, "pod could not be deleted, trying again")
+		}
 		if !patience(ctx, &pause) {
 			return
 		}
