@@ -169,7 +169,9 @@ func (w *work) unique() string { return kube.UniqueVolumeName(w.key.Driver, w.ke
 
 // withdraw takes the volume out of the node's report, or asks whether it is out.
 func (w *work) withdraw(ctx context.Context, s attachment.WithdrawReport) (again bool, err error) {
-	out := w.reporter.change(ctx, string(s.Node), change{volume: w.unique(), uid: uidOf(s.NodeUID)})
+	out := w.reporter.change(ctx, string(s.Node), change{
+		volume: w.unique(), uid: uidOf(s.NodeUID), newVersion: s.NewVersion,
+	})
 	if out.err != nil {
 		return false, out.err
 	}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
@@ -56,10 +57,10 @@ type Controller struct {
 
 	// ready is closed when the caches have reached what the leader before wrote.
 	ready chan struct{}
-	// since is the version of VolumeAttachments that was current when we began to
-	// lead: a delete that the leader before sent carries it or an older one. It is
-	// set before ready is closed.
-	since string
+	// sinceAttachments and sinceNodes are the versions that were current when we began
+	// to lead: what the leader before sent is bound to these or older ones. They are set
+	// before ready is closed.
+	sinceAttachments, sinceNodes string
 
 	mu sync.Mutex
 	// doubtful holds the version at which a delete of ours went without an answer.
@@ -123,7 +124,8 @@ func (c *Controller) lead(ctx context.Context) error {
 		}
 		return fmt.Errorf("catch up before leading: %w", err)
 	}
-	c.since = versions[storagev1.SchemeGroupVersion.WithKind("VolumeAttachment")]
+	c.sinceAttachments = versions[storagev1.SchemeGroupVersion.WithKind("VolumeAttachment")]
+	c.sinceNodes = versions[corev1.SchemeGroupVersion.WithKind("Node")]
 	close(c.ready)
 	return nil
 }
@@ -139,7 +141,7 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 	w := &work{Controller: c, key: k, at: newTurn()}
 	w.log = log.FromContext(ctx).WithValues("driver", k.Driver, "volume", k.Handle)
 	for range turnLimit {
-		w.now = c.world.observe(k, w.at, c.deleteMayBeUnderway)
+		w.now = c.world.observe(k, w.at, c)
 		decision := attachment.Decide(time.Now(), w.now.want, w.now.seen, c.policy)
 		again, err := w.take(ctx, decision.Steps)
 		if err != nil {
@@ -174,7 +176,7 @@ func (c *Controller) doubt(uid types.UID, version string) {
 // deleteMayBeUnderway tells whether somebody may have sent a delete of this version
 // that is still on its way: a leader before us, or we ourselves.
 func (c *Controller) deleteMayBeUnderway(va *storagev1.VolumeAttachment) bool {
-	if order, err := resourceversion.CompareResourceVersion(va.ResourceVersion, c.since); err != nil || order <= 0 {
+	if !after(va.ResourceVersion, c.sinceAttachments) {
 		return true
 	}
 	c.mu.Lock()
@@ -185,4 +187,16 @@ func (c *Controller) deleteMayBeUnderway(va *storagev1.VolumeAttachment) bool {
 		ok = false
 	}
 	return ok
+}
+
+// writeMayBeUnderway tells whether somebody may have sent a report bound to this
+// version of the Node that is still on its way.
+func (c *Controller) writeMayBeUnderway(node *corev1.Node) bool {
+	return !after(node.ResourceVersion, c.sinceNodes) || c.reporter.writeMayBeUnderway(node)
+}
+
+// after tells whether a version is surely newer than another.
+func after(version, other string) bool {
+	order, err := resourceversion.CompareResourceVersion(version, other)
+	return err == nil && order > 0
 }

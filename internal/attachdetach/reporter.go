@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -32,6 +33,8 @@ type reporter struct {
 
 	mu    sync.Mutex
 	lines map[string]*line // by node
+	// unsure holds, by node, the version that a write without answer was bound to.
+	unsure map[string]string
 }
 
 // line is the queue in front of one node's writer.
@@ -50,6 +53,8 @@ type change struct {
 	volume string // unique name
 	// report is whether the volume shall be in the list.
 	report bool
+	// newVersion asks for a new version of the Node even if the list does not change.
+	newVersion bool
 	// uid is that of the Node that was decided on.
 	uid  types.UID
 	done chan outcome
@@ -67,7 +72,7 @@ type outcome struct {
 }
 
 func newReporter(c client.Client, live client.Reader, w *world, policy attachment.Policy) *reporter {
-	return &reporter{client: c, live: live, nodes: w.nodes, policy: policy, lines: map[string]*line{}}
+	return &reporter{client: c, live: live, nodes: w.nodes, policy: policy, lines: map[string]*line{}, unsure: map[string]string{}}
 }
 
 // change makes one change and returns when the API server has answered.
@@ -141,18 +146,19 @@ func (r *reporter) tryWrite(ctx context.Context, name string, batch []*change) (
 			}
 			fresh = true
 		}
-		list, changed := node.Status.VolumesAttached, false
-		list, changed, allowed = r.plan(node, batch)
-		if !slices.Contains(allowed, true) || fresh && !changed {
+		var p plan
+		p, allowed = r.plan(node, batch)
+		if !slices.Contains(allowed, true) || fresh && !p.changed {
 			return allowed, outcome{answered: fresh}
 		}
-		err := r.patch(ctx, node, list)
+		err := r.patch(ctx, node, p)
 		if err == nil {
 			return allowed, outcome{answered: true}
 		}
 		// Invalid is the answer to another UID, NotFound to a Node that went away:
 		// the live read tells which.
 		if !apierrors.IsConflict(err) && !apierrors.IsInvalid(err) && !apierrors.IsNotFound(err) {
+			r.doubt(node)
 			return nil, outcome{err: fmt.Errorf("write volumesAttached of node %s: %w", name, err)}
 		}
 		ok = false
@@ -162,10 +168,40 @@ func (r *reporter) tryWrite(ctx context.Context, name string, batch []*change) (
 
 var errBusy = errors.New("others changed the object all the time")
 
+// doubt remembers that a write bound to this version of the Node went without an
+// answer: it may still be carried out, as long as that version is the newest.
+func (r *reporter) doubt(node *corev1.Node) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.unsure[node.Name] = node.ResourceVersion
+}
+
+// writeMayBeUnderway tells whether a write of ours that went without an answer is
+// bound to this version of the Node.
+func (r *reporter) writeMayBeUnderway(node *corev1.Node) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	version, ok := r.unsure[node.Name]
+	if ok && version != node.ResourceVersion {
+		delete(r.unsure, node.Name)
+		ok = false
+	}
+	return ok
+}
+
+// plan is one write of a Node.
+type plan struct {
+	list []corev1.AttachedVolume
+	// changed is set when there is something to write.
+	changed bool
+	// stamp asks for a new version although the list may be as it was.
+	stamp bool
+}
+
 // plan applies the batch to the node's list. Each change must be allowed by this very
 // version of the Node, to which the write will be bound.
-func (r *reporter) plan(node *corev1.Node, batch []*change) (list []corev1.AttachedVolume, changed bool, allowed []bool) {
-	list = slices.Clone(node.Status.VolumesAttached)
+func (r *reporter) plan(node *corev1.Node, batch []*change) (p plan, allowed []bool) {
+	p.list = slices.Clone(node.Status.VolumesAttached)
 	allowed = make([]bool, len(batch))
 	for i, c := range batch {
 		if c.uid != node.UID {
@@ -175,22 +211,26 @@ func (r *reporter) plan(node *corev1.Node, batch []*change) (list []corev1.Attac
 		if c.report {
 			allowed[i] = true
 			if !is {
-				list = append(list, corev1.AttachedVolume{Name: corev1.UniqueVolumeName(c.volume)})
-				changed = true
+				p.list = append(p.list, corev1.AttachedVolume{Name: corev1.UniqueVolumeName(c.volume)})
+				p.changed = true
 			}
 			continue
 		}
 		allowed[i] = r.policy.MayWithdraw(attachment.Node{
 			Exists:       attachment.Yes,
+			Reported:     is,
 			InUse:        attachment.Known(inUse(node, c.volume)),
 			OutOfService: outOfService(node),
 		})
 		if allowed[i] && is {
-			list = slices.DeleteFunc(list, func(v corev1.AttachedVolume) bool { return string(v.Name) == c.volume })
-			changed = true
+			p.list = slices.DeleteFunc(p.list, func(v corev1.AttachedVolume) bool { return string(v.Name) == c.volume })
+			p.changed = true
+		}
+		if allowed[i] && c.newVersion {
+			p.changed, p.stamp = true, true
 		}
 	}
-	return list, changed, allowed
+	return p, allowed
 }
 
 func (r *reporter) read(ctx context.Context, name string) (*corev1.Node, error) {
@@ -205,13 +245,19 @@ func (r *reporter) read(ctx context.Context, name string) (*corev1.Node, error) 
 
 // patch writes the list, bound to the Node's UID and version. It is sent even where
 // it changes nothing: the answer comes from the store.
-func (r *reporter) patch(ctx context.Context, node *corev1.Node, list []corev1.AttachedVolume) error {
+func (r *reporter) patch(ctx context.Context, node *corev1.Node, p plan) error {
 	var value any // null drops the field, as the API server stores an empty list
-	if len(list) > 0 {
-		value = list
+	if len(p.list) > 0 {
+		value = p.list
+	}
+	metadata := map[string]any{"uid": node.UID, "resourceVersion": node.ResourceVersion}
+	if p.stamp {
+		metadata["annotations"] = map[string]string{
+			kube.ReportCheckedAnnotation: time.Now().UTC().Format(time.RFC3339Nano),
+		}
 	}
 	body, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": node.UID, "resourceVersion": node.ResourceVersion},
+		"metadata": metadata,
 		"status":   map[string]any{"volumesAttached": value},
 	})
 	if err != nil {

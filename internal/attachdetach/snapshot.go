@@ -38,11 +38,15 @@ func newTurn() *turn {
 	return &turn{answered: map[attachment.NodeName]bool{}, missing: map[attachment.NodeName]bool{}}
 }
 
-// doubts tells whether a delete of the attachment's version may be on its way.
-type doubts func(va *storagev1.VolumeAttachment) bool
+// doubts tells of which objects' present versions a write may be on its way that
+// somebody sent and got no answer to.
+type doubts interface {
+	deleteMayBeUnderway(va *storagev1.VolumeAttachment) bool
+	writeMayBeUnderway(node *corev1.Node) bool
+}
 
 // observe takes the snapshot of one volume.
-func (w *world) observe(key attachment.VolumeKey, t *turn, doubtful doubts) snapshot {
+func (w *world) observe(key attachment.VolumeKey, t *turn, d doubts) snapshot {
 	volumes := w.volumesOf(key)
 	s := snapshot{volumeName: key.Handle, pods: map[attachment.NodeName][]*corev1.Pod{}}
 	if len(volumes) > 0 {
@@ -60,12 +64,12 @@ func (w *world) observe(key attachment.VolumeKey, t *turn, doubtful doubts) snap
 	attachments := w.attachmentsOf(key, volumes, names)
 	for _, va := range attachments {
 		names = append(names, va.Spec.NodeName)
-		s.seen.Attachments = append(s.seen.Attachments, w.attachment(key, va, doubtful(va)))
+		s.seen.Attachments = append(s.seen.Attachments, w.attachment(key, va, d.deleteMayBeUnderway(va)))
 	}
 	s.want.Shared = sharing(volumes, s.seen.Attachments)
 	s.seen.Nodes = make(map[attachment.NodeName]attachment.Node, len(names))
 	for _, name := range names {
-		s.seen.Nodes[attachment.NodeName(name)] = w.node(name, unique, t)
+		s.seen.Nodes[attachment.NodeName(name)] = w.node(name, unique, t, d)
 	}
 	return s
 }
@@ -209,7 +213,7 @@ func recordedMachine(va *storagev1.VolumeAttachment) attachment.Machine {
 }
 
 // node is what is known of a node with regard to the volume of that unique name.
-func (w *world) node(name, unique string, t *turn) attachment.Node {
+func (w *world) node(name, unique string, t *turn, d doubts) attachment.Node {
 	node, ok := w.nodes.Get(name)
 	n := attachment.Node{Exists: attachment.Yes, Checked: t.answered[attachment.NodeName(name)]}
 	if !ok || t.missing[attachment.NodeName(name)] {
@@ -219,9 +223,11 @@ func (w *world) node(name, unique string, t *turn) attachment.Node {
 		}
 		if ok {
 			n.InUse = attachment.Known(inUse(node, unique))
+			n.Machine, n.Created = machineOf(node), node.CreationTimestamp.Time
 		}
 		return n
 	}
+	n.WriteMayBeUnderway = d.writeMayBeUnderway(node)
 	n.Machine = machineOf(node)
 	n.Created = node.CreationTimestamp.Time
 	_, n.Managed = node.Annotations[kube.ManagedAttachAnnotation]

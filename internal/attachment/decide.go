@@ -69,7 +69,7 @@ func (p *plan) chooseKeeper() {
 	rank := func(a Attachment) int {
 		node := p.seen.Nodes[a.Node]
 		switch {
-		case node.InUse == Yes:
+		case node.InUse == Yes && !node.onlyClaims(a):
 			return 0
 		case node.Reported:
 			return 1
@@ -134,9 +134,9 @@ func (p *plan) keepConfirmed(a Attachment, node Node) {
 		p.note(a, time.Time{}, false)
 		return
 	}
-	// The report lets kubelet mount. It waits like the attach itself if another
-	// attach plane put the volume on two nodes, unless this node uses it already.
-	if blockers := p.blockers(a.Node); p.exclusive && node.InUse != Yes && len(blockers) > 0 {
+	// The report lets kubelet mount. It waits like the attach itself if somebody put
+	// the volume on two nodes (S1).
+	if blockers := p.blockers(a.Node); p.exclusive && len(blockers) > 0 {
 		p.note(a, time.Time{}, false)
 		p.do(refused(a.Node, blockers))
 		return
@@ -156,10 +156,13 @@ func (p *plan) report(a Attachment, node Node, requested time.Time) {
 func (p *plan) note(a Attachment, requested time.Time, newVersion bool) {
 	n := Note{Node: a.Node, Attachment: a.Ref, DetachRequested: requested, Machine: a.Machine}
 	node := p.seen.Nodes[a.Node]
-	if node.returnedAfter(a) && node.InUse == Yes {
-		// The machine says itself that it uses the volume. From here on its list can
-		// be trusted: it will also say when it no longer does.
-		n.Machine = node.Machine
+	vouches := node.InUse == Yes && node.returnedAfter(a)
+	restarted := a.Machine.NodeUID != "" && a.Machine.NodeUID == node.Machine.NodeUID
+	if node.Exists == Yes && (vouches || restarted) {
+		// A Node that came back and says itself that it uses the volume can be trusted
+		// from here on: it will also say when it no longer does. And a record of an
+		// earlier boot would let a later Node pass for a machine restarted since.
+		n.Machine = n.Machine.updated(node.Machine)
 	}
 	if newVersion {
 		n.CalledOff = p.now
@@ -199,9 +202,10 @@ func (p *plan) release(a Attachment) {
 // MayWithdraw tells whether a node's report may be withdrawn: never what the newest
 // known Node lists in use, unless a policy forces it. A restarting kubelet takes a
 // volume that is not reported for one that needs no attach, and then leaves it out
-// of its in-use list although it is still mounted.
+// of its in-use list although it is still mounted. Where nothing is reported there
+// is nothing to withdraw, and asking is always allowed.
 func (p Policy) MayWithdraw(node Node) bool {
-	return node.InUse == No || p.forces(node) != nil
+	return !node.Reported || node.InUse == No || p.forces(node) != nil
 }
 
 // MayWithdraw applies the policy of this plan.
@@ -219,14 +223,17 @@ func (p Policy) forces(node Node) Authority {
 // next (S2, S3).
 func (p *plan) detach(a Attachment, node Node, hold Hold) {
 	use := node.useOf(a)
+	if hold.Wanted && use == Yes && node.onlyClaims(a) {
+		use = No
+	}
 	authority := p.policy.forces(node)
 	if use != No && authority == nil {
 		p.wait(a, node, hold)
 		return
 	}
 	switch {
-	case node.Reported || !node.Checked:
-		p.do(WithdrawReport{Node: a.Node, NodeUID: node.Machine.NodeUID})
+	case node.Reported || !node.Checked || node.WriteMayBeUnderway:
+		p.do(WithdrawReport{Node: a.Node, NodeUID: node.uid(), NewVersion: node.WriteMayBeUnderway})
 		hold.Reason = Detaching
 		p.do(hold)
 	case use == No:
@@ -262,22 +269,44 @@ func (p *plan) wait(a Attachment, node Node, hold Hold) {
 	p.do(hold)
 }
 
+// updated is the machine with what is known of its present.
+func (m Machine) updated(now Machine) Machine {
+	return Machine{
+		NodeUID:    cmp.Or(now.NodeUID, m.NodeUID),
+		BootID:     cmp.Or(now.BootID, m.BootID),
+		SystemUUID: cmp.Or(now.SystemUUID, m.SystemUUID),
+	}
+}
+
+// uid is that of the Node object, if there is one.
+func (n Node) uid() string {
+	if n.Exists != Yes {
+		return ""
+	}
+	return n.Machine.NodeUID
+}
+
 // useOf tells whether the node uses the volume of the attachment. A Node object
 // that came back under its name for a machine that was not restarted does not know
-// yet what it has mounted: that it lists nothing says nothing.
+// yet what it has mounted: that it lists nothing says nothing, and if it is gone
+// again, that it listed nothing said nothing.
 func (n Node) useOf(a Attachment) Knowledge {
-	if n.Exists == Yes && n.InUse == No && n.returnedAfter(a) {
+	if n.InUse == No && n.returnedAfter(a) {
 		return Unknown
 	}
 	return n.InUse
 }
 
+// onlyClaims tells, of a node whose pods wait for the volume, that an entry in its
+// in-use list is no more than the claim that kubelet makes before it may mount: the
+// volume is not reported to it, and the report of what is in use is never withdrawn.
+func (n Node) onlyClaims(a Attachment) bool {
+	return !n.Reported && !n.returnedAfter(a)
+}
+
 // returnedAfter tells whether the Node object was made anew after the attachment
 // was, for what may be the same run of the same machine.
 func (n Node) returnedAfter(a Attachment) bool {
-	if n.Exists != Yes {
-		return false
-	}
 	recorded, current := a.Machine, n.Machine
 	if recorded.NodeUID == "" {
 		// Made by another controller: the times, in whole seconds, have to do.
@@ -391,8 +420,12 @@ func (p *plan) blockers(node NodeName) []Blocker {
 		if name == node || p.hasAttachment(name) || p.policy.forces(other) != nil && !other.Reported {
 			continue
 		}
+		// Kubelet claims a volume in its in-use list before it may mount it. Where pods
+		// wait and nothing is reported to them the entry is no more than that claim: if
+		// it counted, pods on two nodes would block each other for ever.
+		_, claims := p.wants[name]
 		switch {
-		case other.InUse == Yes:
+		case other.InUse == Yes && (other.Reported || !claims):
 			found = append(found, Blocker{Node: name, Kind: ByUse})
 		case other.Reported:
 			found = append(found, Blocker{Node: name, Kind: ByReport})

@@ -35,9 +35,10 @@ func inUse(n *Node)        { n.InUse = Yes }
 func checked(n *Node)      { n.Checked = true }
 func outOfService(n *Node) { n.OutOfService = true }
 func unmanaged(n *Node)    { n.Managed = false }
-func gone(n *Node)         { *n = Node{Exists: No, InUse: n.InUse} }
+func gone(n *Node)         { *n = Node{Exists: No, InUse: n.InUse, Machine: n.Machine, Created: n.Created} }
 func reborn(n *Node)       { n.Machine.NodeUID += "-2"; n.Created = t0.Add(time.Minute) }
 func rebooted(n *Node)     { n.Machine.BootID += "-2" }
+func underway(n *Node)     { n.WriteMayBeUnderway = true }
 func useUnknown(n *Node)   { n.InUse = Unknown }
 
 // attached returns a confirmed attachment to the node; each edit changes it.
@@ -201,6 +202,13 @@ func TestAttachAndReport(t *testing.T) {
 				Note{Node: "a", Attachment: ref("a"), Machine: machine("a")},
 			},
 		},
+		"node restarted under the attachment: the record follows": {
+			want: wantAt("a"),
+			seen: Observed{Attachments: []Attachment{attached("a")}, Nodes: nodes(map[NodeName]Node{"a": node("a", reported, rebooted)})},
+			steps: []Step{
+				Note{Node: "a", Attachment: ref("a"), Machine: Machine{NodeUID: "uid-a", BootID: "boot-a-2", SystemUUID: "hw-a"}},
+			},
+		},
 		"S2: withdrawal of an earlier leader called off by a new pod": {
 			want: wantAt("a"),
 			seen: Observed{Attachments: []Attachment{attached("a", contested)}, Nodes: nodes(map[NodeName]Node{"a": node("a")})},
@@ -257,6 +265,22 @@ func TestExclusiveVolume(t *testing.T) {
 			want:  wantAt("b"),
 			seen:  Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", inUse), "b": node("b")})},
 			steps: []Step{blockedAt("b", OtherWriterAttached, Blocker{"a", ByUse})},
+		},
+		"two kubelets claim it before it is attached anywhere: the first gets it": {
+			want: wantAt("a", "b"),
+			seen: Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", inUse), "b": node("b", inUse)})},
+			steps: []Step{
+				Attach{Node: "a", PersistentVolume: "pv", Machine: machine("a")},
+				blockedAt("b", OtherWriterAttached, Blocker{"a", ByTurn}),
+			},
+		},
+		"S1: attachment deleted by somebody under a mounted volume that another node waits for": {
+			want: wantAt("b", "a"),
+			seen: Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", inUse, reported), "b": node("b", inUse)})},
+			steps: []Step{
+				blockedAt("b", OtherWriterAttached, Blocker{"a", ByUse}),
+				Attach{Node: "a", PersistentVolume: "pv", Machine: machine("a")},
+			},
 		},
 		"S1: made by hand under another name": {
 			want: wantAt("b"),
@@ -322,6 +346,17 @@ func TestExclusiveVolume(t *testing.T) {
 				Hold{Node: "a", Attachment: "csi-a", Reason: Detaching, Wanted: true},
 			},
 		},
+		"attached twice by a late write, both kubelets claim it: the younger goes": {
+			want: wantAt("a", "b"),
+			seen: Observed{
+				Attachments: []Attachment{attached("a"), attached("b", func(a *Attachment) { a.Created = t0.Add(time.Second) })},
+				Nodes:       nodes(map[NodeName]Node{"a": node("a", inUse), "b": node("b", inUse, checked)}),
+			},
+			steps: []Step{
+				blockedAt("a", OtherWriterAttached, Blocker{"b", ByAttachment}),
+				Detach{Node: "b", Attachment: ref("b")},
+			},
+		},
 		"S1: attached twice, neither mounted: no second report": {
 			want: wantAt("a", "b"),
 			seen: Observed{
@@ -340,7 +375,7 @@ func TestExclusiveVolume(t *testing.T) {
 func TestDetach(t *testing.T) {
 	withdrawA := WithdrawReport{Node: "a", NodeUID: "uid-a"}
 	detachA := Detach{Node: "a", Attachment: ref("a")}
-	underway := Hold{Node: "a", Attachment: "csi-a", Reason: Detaching}
+	going := Hold{Node: "a", Attachment: "csi-a", Reason: Detaching}
 	holdA := func(r Reason) Hold { return Hold{Node: "a", Attachment: "csi-a", Reason: r} }
 	requested := Note{Node: "a", Attachment: ref("a"), Machine: machine("a"), DetachRequested: t0.Add(time.Minute)}
 	one := func(a Attachment, n Node) Observed {
@@ -365,15 +400,19 @@ func TestDetach(t *testing.T) {
 		},
 		"S3: reported": {
 			seen:  one(attached("a"), node("a", reported)),
-			steps: []Step{withdrawA, underway},
+			steps: []Step{withdrawA, going},
 		},
 		"S3: reported still, by the server's answer": {
 			seen:  one(attached("a"), node("a", reported, checked)),
-			steps: []Step{withdrawA, underway},
+			steps: []Step{withdrawA, going},
 		},
 		"S3: not reported, but only a cache says so": {
 			seen:  one(attached("a"), node("a")),
-			steps: []Step{withdrawA, underway},
+			steps: []Step{withdrawA, going},
+		},
+		"S3: checked, but a report of a leader before us may be on its way": {
+			seen:  one(attached("a"), node("a", checked, underway)),
+			steps: []Step{WithdrawReport{Node: "a", NodeUID: "uid-a", NewVersion: true}, going},
 		},
 		"S3: withdrawn, and the answer lists it in use after all": {
 			seen: one(attached("a"), node("a", inUse, checked)),
@@ -409,7 +448,7 @@ func TestDetach(t *testing.T) {
 		},
 		"out of service, in use": {
 			seen:  one(attached("a"), node("a", reported, inUse, outOfService)),
-			steps: []Step{withdrawA, underway},
+			steps: []Step{withdrawA, going},
 		},
 		"out of service, in use, withdrawn": {
 			seen:  one(attached("a"), node("a", inUse, outOfService, checked)),
@@ -438,11 +477,15 @@ func TestDetach(t *testing.T) {
 		},
 		"node gone by the cache, last seen not in use": {
 			seen:  one(attached("a"), node("a", gone)),
-			steps: []Step{WithdrawReport{Node: "a"}, underway},
+			steps: []Step{WithdrawReport{Node: "a"}, going},
 		},
 		"node gone by the server, last seen not in use": {
 			seen:  one(attached("a"), node("a", gone, checked)),
 			steps: []Step{detachA},
+		},
+		"S2: node gone, came back, and gone again: its empty list said nothing": {
+			seen:  one(attached("a", waiting), node("a", reborn, gone)),
+			steps: []Step{holdA(NodeGone)},
 		},
 		"S2: node came back under its name, same boot: its empty list says nothing": {
 			seen: one(attached("a", waiting), node("a", reborn, checked)),
@@ -485,7 +528,7 @@ func TestDetach(t *testing.T) {
 		},
 		"being deleted while in use stays reported": {
 			seen:  one(attached("a", deleting), node("a", reported, inUse)),
-			steps: []Step{underway},
+			steps: []Step{going},
 		},
 		"shared volume leaves one node of two": {
 			want: shared(wantAt("b")),

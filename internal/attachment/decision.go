@@ -42,6 +42,9 @@ type Report struct {
 type WithdrawReport struct {
 	Node    NodeName
 	NodeUID string // empty when the Node object is gone
+	// NewVersion is set when the Node must get a new version even if nothing is left to
+	// withdraw, so that a report which is still on its way fails.
+	NewVersion bool
 }
 
 // Detach deletes the VolumeAttachment of a volume that is not in use.

@@ -122,9 +122,10 @@ type Attachment struct {
 type Node struct {
 	// Exists is No when the Node object is gone, Unknown when it could not be read.
 	Exists Knowledge
-	// Machine identifies the Node object and the machine behind it.
+	// Machine identifies the Node object and the machine behind it; for a node that is
+	// gone, its last version, empty if nobody remembers.
 	Machine Machine
-	// Created is the creation time of the Node object.
+	// Created is the creation time of that Node object.
 	Created time.Time
 	// Managed is set when attach and detach of this node are the controller's.
 	Managed bool
@@ -138,6 +139,10 @@ type Node struct {
 	// Checked is set when the API server itself, not a cache, answered in this turn
 	// with this state or an older one (S3).
 	Checked bool
+	// WriteMayBeUnderway is set when somebody may have sent a report that is bound to
+	// exactly this version of the Node and whose outcome is not known: a leader before
+	// us, or we, without reply.
+	WriteMayBeUnderway bool
 }
 
 // Policy names the cases in which a volume is detached although it may be in use.

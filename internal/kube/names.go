@@ -35,6 +35,11 @@ const (
 	// object a new version.
 	DetachCalledOffAnnotation = "belay.dev/detach-called-off-at"
 
+	// ReportCheckedAnnotation on a Node is the time, in RFC 3339, at which it was last
+	// given a new version for no other reason than to make late writes of an earlier
+	// leader fail. Nobody reads it.
+	ReportCheckedAnnotation = "belay.dev/report-checked-at"
+
 	// VolumeHandleAnnotation on a VolumeAttachment is the handle of its volume, so that
 	// the volume is known when its PersistentVolume no longer is.
 	VolumeHandleAnnotation = "belay.dev/volume-handle"

@@ -1,0 +1,367 @@
+package attachment
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// world is a toy cluster with one volume: an API server with versions, an attacher,
+// kubelets, people, and the controller with caches that lag. Every action is atomic;
+// which comes next is drawn from the seed.
+type world struct {
+	rng     *rand.Rand
+	shared  bool
+	version int
+	clock   time.Time
+
+	now     state
+	history []state // one per version; the caches show one of them per kind
+
+	late []func() // requests that are still on their way
+	log  []string
+	ctl  *leader
+
+	broken string // the first invariant that did not hold
+}
+
+// state is what the API server and the machines hold at one version.
+type state struct {
+	attachments map[string]toyAttachment
+	nodes       map[NodeName]toyNode
+	pods        map[NodeName]bool // nodes with a pod that wants the volume
+}
+
+type toyAttachment struct {
+	Attachment
+	published bool // at the storage; uncertain counts
+	made      int
+	touched   bool // somebody else meddled: what follows is not the controller's doing
+}
+
+type toyNode struct {
+	Node
+	version int
+	// The machine behind the object.
+	on      bool // power
+	mounted bool
+}
+
+func (s state) clone() state {
+	return state{attachments: maps.Clone(s.attachments), nodes: maps.Clone(s.nodes), pods: maps.Clone(s.pods)}
+}
+
+var toyNodes = []NodeName{"a", "b", "c"}
+
+func newWorld(seed uint64) *world {
+	w := &world{
+		rng: rand.New(rand.NewPCG(seed, 1)), clock: t0,
+		now: state{attachments: map[string]toyAttachment{}, nodes: map[NodeName]toyNode{}, pods: map[NodeName]bool{}},
+	}
+	w.shared = w.rng.IntN(4) == 0
+	for _, name := range toyNodes {
+		w.now.nodes[name] = toyNode{Node: node(name), on: true}
+	}
+	w.commit("start")
+	w.ctl = newLeader(w)
+	return w
+}
+
+// commit makes the present a version that caches can show.
+func (w *world) commit(format string, args ...any) {
+	w.version++
+	w.clock = w.clock.Add(time.Second)
+	w.history = append(w.history, w.now.clone())
+	w.log = append(w.log, fmt.Sprintf("%4d ", w.version)+fmt.Sprintf(format, args...))
+}
+
+func (w *world) breaks(format string, args ...any) {
+	if w.broken == "" {
+		w.broken = fmt.Sprintf(format, args...)
+		w.log = append(w.log, "     BROKEN "+w.broken)
+	}
+}
+
+func (w *world) chance(percent int) bool { return w.rng.IntN(100) < percent }
+
+func (w *world) pickNode() NodeName { return toyNodes[w.rng.IntN(len(toyNodes))] }
+
+// setNode stores a node under a new version.
+func (w *world) setNode(name NodeName, n toyNode, format string, args ...any) {
+	n.version = w.version + 1
+	w.now.nodes[name] = n
+	w.commit(format, args...)
+}
+
+func (w *world) setAttachment(a toyAttachment, format string, args ...any) {
+	a.ResourceVersion = fmt.Sprint(w.version + 1)
+	w.now.attachments[a.Name] = a
+	w.commit(format, args...)
+}
+
+// step lets one of the parts act.
+func (w *world) step() {
+	switch n := w.rng.IntN(100); {
+	case n < 40:
+		w.ctl.step()
+	case n < 50:
+		w.ctl.catchUp()
+	case n < 65:
+		w.attacher()
+	case n < 83:
+		w.kubelet(w.pickNode())
+	case n < 89:
+		w.user(w.pickNode())
+	case n < 93:
+		w.trouble(w.pickNode())
+	case n < 96 && len(w.late) > 0:
+		w.arrive()
+	case n >= 98:
+		w.log = append(w.log, "     the leader dies")
+		w.ctl.die()
+		w.ctl = newLeader(w)
+	}
+}
+
+// arrive carries out one request that was on its way.
+func (w *world) arrive() {
+	i := w.rng.IntN(len(w.late))
+	request := w.late[i]
+	w.late = slices.Delete(w.late, i, i+1)
+	w.log = append(w.log, "     a late request arrives")
+	request()
+}
+
+// attacher publishes what is alone, and takes off what is being deleted.
+func (w *world) attacher() {
+	for _, name := range slices.Sorted(maps.Keys(w.now.attachments)) {
+		a := w.now.attachments[name]
+		switch {
+		case a.Deleting && w.chance(50):
+			delete(w.now.attachments, name)
+			w.commit("attacher: %s unpublished and gone", name)
+			return
+		case a.Deleting || a.Confirmed == Yes || !w.chance(60):
+			continue
+		case !w.shared && w.notFirst(a):
+			continue
+		}
+		w.checkPublish(a)
+		a.published = true
+		if w.chance(20) {
+			a.AttachError = "no answer"
+			w.setAttachment(a, "attacher: %s failed, uncertain", name)
+		} else {
+			a.Confirmed, a.AttachError = Yes, ""
+			w.setAttachment(a, "attacher: %s published", name)
+		}
+		return
+	}
+}
+
+// notFirst is the attacher's part of S1: an attachment waits for those before it.
+func (w *world) notFirst(a toyAttachment) bool {
+	for _, other := range w.now.attachments {
+		if other.Name != a.Name && other.made < a.made {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *world) checkPublish(a toyAttachment) {
+	for _, other := range w.now.attachments {
+		if !w.shared && other.Node != a.Node && other.published {
+			w.breaks("S1: published to %s while it is at %s", a.Node, other.Node)
+		}
+	}
+	for name, n := range w.now.nodes {
+		if !w.shared && name != a.Node && n.mounted && !w.meddled() {
+			w.breaks("S1: published to %s while %s has it mounted", a.Node, name)
+		}
+	}
+}
+
+// kubelet follows upstream's order: claim in volumesInUse, then read the Node, then
+// mount; unmount, then drop the claim.
+func (w *world) kubelet(name NodeName) {
+	n := w.now.nodes[name]
+	if n.Exists != Yes || !n.on || n.OutOfService {
+		return
+	}
+	wanted := w.now.pods[name]
+	switch {
+	case wanted && n.InUse != Yes:
+		n.InUse = Yes
+		w.setNode(name, n, "kubelet %s: claims", name)
+	case wanted && !n.mounted && n.Reported && w.confirmed(name):
+		w.checkMount(name)
+		n.mounted = true
+		w.now.nodes[name] = n
+		w.commit("kubelet %s: mounts", name)
+	case !wanted && n.mounted:
+		n.mounted = false
+		w.now.nodes[name] = n
+		w.commit("kubelet %s: unmounts", name)
+	case !wanted && n.InUse == Yes:
+		n.InUse = No
+		w.setNode(name, n, "kubelet %s: drops its claim", name)
+	}
+}
+
+// confirmed is kubelet's own look at the attachment before it mounts.
+func (w *world) confirmed(name NodeName) bool {
+	a, ok := w.now.attachments["csi-"+string(name)]
+	return ok && a.Confirmed == Yes && !a.Deleting
+}
+
+func (w *world) checkMount(name NodeName) {
+	for _, a := range w.now.attachments {
+		if a.Node == name && a.published && !a.Deleting || a.touched {
+			return
+		}
+	}
+	if !w.meddled() {
+		w.breaks("S9: %s mounts what no attachment stands behind", name)
+	}
+}
+
+// meddled tells whether somebody deleted an attachment behind the controller's back.
+func (w *world) meddled() bool {
+	return slices.ContainsFunc(w.log, func(s string) bool { return len(s) > 5 && s[5:] == "somebody deletes" })
+}
+
+// user makes pods come and go.
+func (w *world) user(name NodeName) {
+	n := w.now.nodes[name]
+	switch {
+	case w.now.pods[name]:
+		delete(w.now.pods, name)
+		w.commit("pod on %s ends", name)
+	case n.Exists == Yes && n.on && !n.OutOfService:
+		w.now.pods[name] = true
+		w.commit("pod comes to %s", name)
+	}
+}
+
+// trouble is what befalls nodes and what people do.
+func (w *world) trouble(name NodeName) {
+	n := w.now.nodes[name]
+	switch w.rng.IntN(6) {
+	case 0: // kubelet restarts
+		if n.Exists == Yes && n.on && n.mounted && !n.Reported {
+			n.InUse = No
+			w.setNode(name, n, "kubelet %s: restarts and overlooks its mount", name)
+		}
+	case 1: // power cut, and a person says so
+		if n.Exists == Yes && !n.OutOfService {
+			n.on, n.mounted, n.OutOfService = false, false, true
+			delete(w.now.pods, name)
+			w.setNode(name, n, "%s is off and out of service", name)
+		}
+	case 2: // back
+		if n.Exists == Yes && n.OutOfService {
+			n.on, n.OutOfService, n.InUse = true, false, No
+			n.Machine.BootID += "+"
+			w.setNode(name, n, "%s boots", name)
+		}
+	case 3: // the Node object goes, the machine does not notice
+		if n.Exists == Yes && !n.OutOfService && w.recorded(name) {
+			delete(w.now.pods, name)
+			gone := toyNode{Node: Node{Exists: No, InUse: n.InUse, Machine: n.Machine, Created: n.Created}, on: n.on, mounted: n.mounted}
+			w.setNode(name, gone, "node %s is deleted", name)
+		}
+	case 4: // and comes back
+		if n.Exists == No {
+			n.Exists, n.Managed, n.InUse, n.Created = Yes, true, No, w.clock
+			n.Machine.NodeUID += "+"
+			w.setNode(name, n, "node %s registers anew", name)
+		}
+	case 5:
+		w.meddle(name)
+	}
+}
+
+// recorded tells whether the attachment records the node's present boot. A Node that
+// is deleted in the moment between its boot and that record is not told from one
+// that booted after it was deleted.
+func (w *world) recorded(name NodeName) bool {
+	a, ok := w.now.attachments["csi-"+string(name)]
+	return !ok || a.Machine.NodeUID != w.now.nodes[name].Machine.NodeUID || a.Machine == w.now.nodes[name].Machine
+}
+
+// meddle is somebody with kubectl.
+func (w *world) meddle(name NodeName) {
+	a, ok := w.now.attachments["csi-"+string(name)]
+	switch {
+	case ok && !a.Deleting && w.chance(30):
+		a.Deleting, a.touched = true, true
+		w.setAttachment(a, "somebody deletes %s", a.Name)
+		w.log = append(w.log, "     somebody deletes")
+	case len(w.now.attachments) == 0 && w.chance(30):
+		a := toyAttachment{made: w.version, touched: true}
+		a.Name, a.UID, a.Node = "by-hand", fmt.Sprint("hand-", w.version), name
+		w.setAttachment(a, "somebody attaches to %s", name)
+	case w.now.attachments["by-hand"].Name != "":
+		a := w.now.attachments["by-hand"]
+		a.Deleting = true
+		w.setAttachment(a, "somebody detaches by-hand")
+	}
+}
+
+// heal ends all trouble: every request arrives, every node is up and restarted,
+// nobody meddles. Where somebody did, he has to choose one node for the volume too.
+func (w *world) heal() {
+	for i, name := range slices.Sorted(maps.Keys(w.now.pods)) {
+		if i > 0 && w.meddled() {
+			delete(w.now.pods, name)
+			w.commit("pod on %s ends", name)
+		}
+	}
+	for len(w.late) > 0 {
+		w.arrive()
+	}
+	if a, ok := w.now.attachments["by-hand"]; ok && !a.Deleting {
+		a.Deleting = true
+		w.setAttachment(a, "somebody detaches by-hand")
+	}
+	for _, name := range toyNodes {
+		n := w.now.nodes[name]
+		if n.Exists != Yes {
+			n.Machine.NodeUID += "+"
+			n.Created = w.clock
+			n.Reported = false
+		}
+		n.Exists, n.Managed, n.OutOfService, n.on, n.mounted, n.InUse = Yes, true, false, true, false, No
+		n.Machine.BootID += "+"
+		w.setNode(name, n, "%s is restarted", name)
+	}
+}
+
+// settled tells what is missing from the state that must be reached in the end.
+func (w *world) settled() string {
+	served := 0
+	for _, name := range toyNodes {
+		a, ok := w.now.attachments["csi-"+string(name)]
+		n := w.now.nodes[name]
+		good := ok && a.Confirmed == Yes && !a.Deleting && n.Reported
+		switch {
+		case good && w.now.pods[name]:
+			served++
+		case ok && !w.now.pods[name]:
+			return fmt.Sprintf("%s is still attached and nobody wants it", name)
+		case !ok && n.Reported:
+			return fmt.Sprintf("%s is still reported", name)
+		}
+	}
+	want := len(w.now.pods)
+	if !w.shared {
+		want = min(want, 1)
+	}
+	if served != want {
+		return fmt.Sprintf("%d of %d nodes are served", served, want)
+	}
+	return ""
+}
