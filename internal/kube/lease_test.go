@@ -1,0 +1,76 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+)
+
+// fakeLock is a Lease object that answers after a delay.
+type fakeLock struct {
+	resourcelock.Interface
+	delay time.Duration
+	err   error
+}
+
+func (f *fakeLock) Identity() string { return "me" }
+
+func (f *fakeLock) Update(context.Context, resourcelock.LeaderElectionRecord) error {
+	<-time.After(f.delay)
+	return f.err
+}
+
+// No write is sent unless the lease was renewed within its deadline.
+func TestWritesNeedTheLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lock := &fakeLock{}
+		lease := &Lease{Interface: lock, renewDeadline: 10 * time.Second}
+		sent := 0
+		transport := guard{lease: lease, next: roundTripper(func(*http.Request) (*http.Response, error) {
+			sent++
+			return &http.Response{}, nil
+		})}
+		try := func(what, method string, want bool) {
+			t.Helper()
+			before := sent
+			request, err := http.NewRequestWithContext(t.Context(), method, "http://api/x", http.NoBody)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = transport.RoundTrip(request)
+			if got := sent > before; got != want || !want && !errors.Is(err, ErrNotLeading) {
+				t.Errorf("%s: sent %v, error %v, want sent %v", what, got, err, want)
+			}
+		}
+		mine := resourcelock.LeaderElectionRecord{HolderIdentity: "me"}
+
+		try("write before the lease is held", http.MethodPost, false)
+		try("read before the lease is held", http.MethodGet, true)
+		_ = lease.Update(t.Context(), mine)
+		try("write while it is held", http.MethodDelete, true)
+		<-time.After(9 * time.Second)
+		try("write just before the deadline", http.MethodPatch, true)
+		<-time.After(2 * time.Second)
+		try("write after a pause", http.MethodPatch, false)
+		lock.err = errors.New("conflict")
+		_ = lease.Update(t.Context(), mine)
+		try("write after a renewal that failed", http.MethodPatch, false)
+		lock.err, lock.delay = nil, 6*time.Second
+		_ = lease.Update(t.Context(), mine)
+		<-time.After(5 * time.Second)
+		try("the deadline counts from before a slow renewal was sent", http.MethodPatch, false)
+		lock.delay = 0
+		_ = lease.Update(t.Context(), mine)
+		_ = lease.Update(t.Context(), resourcelock.LeaderElectionRecord{})
+		try("write after the lease was given back", http.MethodPatch, false)
+	})
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

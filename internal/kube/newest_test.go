@@ -1,0 +1,145 @@
+package kube
+
+import (
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+)
+
+const byNodeName = "node"
+
+var attachmentIndexers = cache.Indexers{byNodeName: func(obj any) ([]string, error) {
+	return []string{obj.(*storagev1.VolumeAttachment).Spec.NodeName}, nil
+}}
+
+func version(name, uid, resourceVersion, node string) *storagev1.VolumeAttachment {
+	return &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid), ResourceVersion: resourceVersion},
+		Spec:       storagev1.VolumeAttachmentSpec{NodeName: node},
+	}
+}
+
+func TestNewest(t *testing.T) {
+	type state struct {
+		Version  string
+		Deleting bool
+	}
+	for name, tc := range map[string]struct {
+		do   func(store cache.Indexer, n *Newest[*storagev1.VolumeAttachment])
+		want map[string]state // what is known at node "a"
+	}{
+		"only the cache knows": {
+			func(s cache.Indexer, _ *Newest[*storagev1.VolumeAttachment]) { _ = s.Add(version("x", "u", "5", "a")) },
+			map[string]state{"x": {Version: "5"}},
+		},
+		"made by us, the cache has not heard": {
+			func(_ cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) { n.Wrote(version("x", "u", "5", "a")) },
+			map[string]state{"x": {Version: "5"}},
+		},
+		"changed by us, the cache is older": {
+			func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
+				_ = s.Add(version("x", "u", "5", "a"))
+				n.Wrote(version("x", "u", "7", "a"))
+			},
+			map[string]state{"x": {Version: "7"}},
+		},
+		"changed by us, the cache is newer": {
+			func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
+				n.Wrote(version("x", "u", "7", "a"))
+				_ = s.Add(version("x", "u", "9", "a"))
+			},
+			map[string]state{"x": {Version: "9"}},
+		},
+		"9 is older than 10": {
+			func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
+				_ = s.Add(version("x", "u", "9", "a"))
+				n.Wrote(version("x", "u", "10", "a"))
+			},
+			map[string]state{"x": {Version: "10"}},
+		},
+		"made by us, and gone by the time the cache got there": {
+			func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
+				n.Wrote(version("x", "u", "5", "a"))
+				_ = s.Add(version("x", "u", "5", "a"))
+				_ = s.Delete(version("x", "u", "6", "a"))
+			},
+			map[string]state{},
+		},
+		"made by us, the cache has seen only others since": {
+			func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
+				n.Wrote(version("x", "u", "5", "a"))
+				_ = s.Add(version("y", "v", "4", "b"))
+			},
+			map[string]state{"x": {Version: "5"}},
+		},
+		"a late answer does not hide a newer one": {
+			func(_ cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
+				n.Wrote(version("x", "u", "7", "a"))
+				n.Wrote(version("x", "u", "6", "a"))
+			},
+			map[string]state{"x": {Version: "7"}},
+		},
+		"deleted by us, the cache has not heard": {
+			func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
+				_ = s.Add(version("x", "u", "5", "a"))
+				n.Deleted("x", "u")
+			},
+			map[string]state{"x": {Version: "5", Deleting: true}},
+		},
+		"deleted by us, and made anew by somebody": {
+			func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
+				n.Deleted("x", "u")
+				_ = s.Add(version("x", "u2", "8", "a"))
+			},
+			map[string]state{"x": {Version: "8"}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, attachmentIndexers)
+			n := NewNewest[*storagev1.VolumeAttachment](store, attachmentIndexers)
+			tc.do(store, n)
+			for range 2 { // reading changes nothing
+				got := map[string]state{}
+				for name, va := range n.ByIndex(byNodeName, "a") {
+					got[name] = state{va.ResourceVersion, va.DeletionTimestamp != nil}
+				}
+				if diff := cmp.Diff(tc.want, got); diff != "" {
+					t.Fatalf("by index (-want +got):\n%s", diff)
+				}
+			}
+			for _, name := range slices.Sorted(maps.Keys(tc.want)) {
+				va, ok := n.Get(name)
+				if !ok || va.ResourceVersion != tc.want[name].Version || (va.DeletionTimestamp != nil) != tc.want[name].Deleting {
+					t.Errorf("Get(%s) = %v, %v, want %v", name, va, ok, tc.want[name])
+				}
+			}
+			if len(n.written) > 0 && len(tc.want) == 0 {
+				t.Errorf("answers are kept for ever: %v", n.written)
+			}
+		})
+	}
+}
+
+func TestDeletedDoesNotTouchTheCache(t *testing.T) {
+	store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, attachmentIndexers)
+	cached := version("x", "u", "5", "a")
+	_ = store.Add(cached)
+	n := NewNewest[*storagev1.VolumeAttachment](store, attachmentIndexers)
+	n.Deleted("x", "u")
+	if _, ok := n.Get("x"); !ok || cached.DeletionTimestamp != nil {
+		t.Error("marked the shared object")
+	}
+	deleting := cached.DeepCopy()
+	deleting.ResourceVersion, deleting.DeletionTimestamp = "6", &metav1.Time{Time: time.Unix(1, 0)}
+	_ = store.Update(deleting)
+	if va, _ := n.Get("x"); va != deleting {
+		t.Error("the cache has caught up, and is not used")
+	}
+}
