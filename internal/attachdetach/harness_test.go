@@ -43,6 +43,9 @@ type lab struct {
 	// intercept, if set before run, sees each request of the controller before it is
 	// sent. An error is returned in place of an answer.
 	intercept func(*http.Request) error
+	// lose, if set before run, chooses requests that are carried out and whose answer
+	// does not arrive.
+	lose func(*http.Request) bool
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced at each event
@@ -196,16 +199,22 @@ func (l *lab) run() (stop func()) {
 	l.Helper()
 	identity := fmt.Sprintf("%s-%d", l.prefix, time.Now().UnixNano())
 	config := rest.CopyConfig(cluster.controller)
-	if intercept := l.intercept; intercept != nil {
-		config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-			return roundTripper(func(r *http.Request) (*http.Response, error) {
+	intercept, lose := l.intercept, l.lose
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if intercept != nil {
 				if err := intercept(r); err != nil {
 					return nil, err
 				}
-				return next.RoundTrip(r)
-			})
+			}
+			answer, err := next.RoundTrip(r)
+			if err == nil && lose != nil && lose(r) {
+				_ = answer.Body.Close()
+				return nil, errors.New("the answer was lost")
+			}
+			return answer, err
 		})
-	}
+	})
 	mgr, err := kube.NewManager(config, kube.ManagerConfig{
 		Lease: &kube.LeaseConfig{
 			Namespace: "kube-system", Name: "belay-controller", Identity: identity, RenewDeadline: 10 * time.Second,

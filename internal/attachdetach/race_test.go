@@ -3,8 +3,10 @@ package attachdetach
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -12,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -105,6 +108,78 @@ func TestLateDeleteOfTheLeaderBefore(t *testing.T) {
 	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(l.name("v"), driver, l.name("a"))}}
 	if err := l.Delete(l.ctx, va, preconditions); err == nil {
 		t.Error("the late delete was carried out")
+	}
+}
+
+// S3: a report of the leader before, sent late, must fail once the check before a
+// detach was made, also where that check found nothing to withdraw.
+func TestLateReportOfTheLeaderBefore(t *testing.T) {
+	l := newLab(t)
+	late := make(chan []byte, 1)
+	l.intercept = func(r *http.Request) error {
+		if isReport(r) {
+			body, err := io.ReadAll(r.Body)
+			select {
+			case late <- body:
+			default:
+			}
+			return errors.Join(err, errors.New("the leader stalls before it sends the report"))
+		}
+		return nil
+	}
+	l.node("a")
+	l.volume("v")
+	stop := l.run()
+	l.pod("p", "a", "v")
+	body := <-late
+	stop()
+	l.gone("p")
+	l.intercept = nil
+	l.run()
+	l.await("detached", func() bool { return l.attachment("v", "a") == nil && len(l.history) > 1 })
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: l.name("a")}}
+	err := l.Status().Patch(l.ctx, node, client.RawPatch(types.MergePatchType, body))
+	if !apierrors.IsConflict(err) {
+		t.Errorf("the late report was not refused: %v", err)
+	}
+}
+
+// The answer to each request of a move is lost once, though it was carried out.
+func TestLostAnswers(t *testing.T) {
+	l := newLab(t)
+	var mu sync.Mutex
+	lost := map[string]bool{}
+	l.lose = func(r *http.Request) bool {
+		if r.Method == http.MethodGet || strings.Contains(r.URL.Path, "/leases") || strings.Contains(r.URL.Path, "/events") {
+			return false
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		what := r.Method + " " + r.URL.Path
+		first := !lost[what]
+		lost[what] = true
+		return first
+	}
+	l.node("a")
+	l.node("b")
+	l.volume("v")
+	l.run()
+	l.pod("p", "a", "v")
+	l.awaitReported("v", "a")
+	l.use("a", "v")
+	l.gone("p")
+	l.awaitWaiting("v", "a")
+	l.pod("q", "b", "v")
+	l.use("a")
+	l.awaitReported("v", "b")
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	want := []string{"a made", "a attached", "a deleting", "a gone", "b made", "b attached"}
+	if diff := cmp.Diff(want, l.history); diff != "" {
+		t.Errorf("history (-want +got):\n%s", diff)
+	}
+	if len(lost) < 5 {
+		t.Errorf("only these answers were lost: %v", lost)
 	}
 }
 
