@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -112,7 +113,7 @@ func (r *Root) List(name string) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list directory: %w", err)
 	}
-	defer dir.Close()
+	defer func() { _ = dir.Close() }() // only read
 	names, err := dir.Readdirnames(-1)
 	if err != nil {
 		return nil, fmt.Errorf("list directory: %w", err)
@@ -236,12 +237,7 @@ func (r *Root) Mounted(name string) (bool, error) {
 		if err != nil {
 			return false, fmt.Errorf("read the mount table: %w", err)
 		}
-		for _, p := range points {
-			if p == path {
-				return true, nil
-			}
-		}
-		return false, nil
+		return slices.Contains(points, path), nil
 	}
 	mounted, err := mountinfo.Mounted(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -173,7 +173,7 @@ func TestTheShippedRoleSuffices(t *testing.T) {
 		pv.Spec.CSI.NodeStageSecretRef = &corev1.SecretReference{Namespace: w.name, Name: "key"}
 	})
 	agent, _ := w.agent()
-	go agent.FollowPods(w.ctx) //nolint:errcheck // ends with the test
+	go agent.FollowPods(w.ctx)
 	pod := w.pod("p", "data")
 	w.untilInUse(handle)
 	must(t, w.report(handle, true)) // before there is an attachment: leads to an event

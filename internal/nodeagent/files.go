@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/mount"
@@ -143,10 +144,8 @@ func (a *Agent) tidyBlockData(pv string) error {
 		if err != nil {
 			return err
 		}
-		for _, name := range names {
-			if name == pv {
-				return nil
-			}
+		if slices.Contains(names, pv) {
+			return nil
 		}
 	}
 	data := path.Join(blockDir, pv, "data")

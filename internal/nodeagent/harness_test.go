@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,11 +12,9 @@ import (
 	"testing"
 	"time"
 
-	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -31,7 +28,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
-	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"belay.dev/belay/internal/kube"
@@ -59,10 +55,10 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func apiServer(t testing.TB) *rest.Config {
-	t.Helper()
+func apiServer(tb testing.TB) *rest.Config {
+	tb.Helper()
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		t.Skip("needs a real API server: set KUBEBUILDER_ASSETS to a folder with kube-apiserver and etcd")
+		tb.Skip("needs a real API server: set KUBEBUILDER_ASSETS to a folder with kube-apiserver and etcd")
 	}
 	server.once.Do(func() {
 		server.env = &envtest.Environment{}
@@ -74,7 +70,7 @@ func apiServer(t testing.TB) *rest.Config {
 		server.config, server.err = server.env.Start()
 	})
 	if server.err != nil {
-		t.Fatalf("start the API server: %v", server.err)
+		tb.Fatalf("start the API server: %v", server.err)
 	}
 	config := rest.CopyConfig(server.config)
 	config.QPS, config.Burst = -1, 0
@@ -93,32 +89,32 @@ type world struct {
 	bootID string
 }
 
-func newWorld(t testing.TB, options ...func(*storagev1.CSIDriver)) *world {
-	t.Helper()
-	config := apiServer(t)
+func newWorld(tb testing.TB, options ...func(*storagev1.CSIDriver)) *world {
+	tb.Helper()
+	config := apiServer(tb)
 	admin, err := kubernetes.NewForConfig(config)
-	must(t, err)
-	name := strings.ToLower(strings.NewReplacer("/", "-", "_", "-", ",", "", ":", "").Replace(t.Name()))
+	must(tb, err)
+	name := strings.ToLower(strings.NewReplacer("/", "-", "_", "-", ",", "", ":", "").Replace(tb.Name()))
 	name = hash(name)[:10]
 	user, err := server.env.AddUser(envtest.User{Name: "system:node:" + name, Groups: []string{"system:nodes"}}, config)
-	must(t, err)
-	root, err := os.MkdirTemp("", "bn") // short: sockets lie below it
-	must(t, err)
-	t.Cleanup(func() { must(t, os.RemoveAll(root)) })
-	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
-	t.Cleanup(cancel)
-	w := &world{TB: t, ctx: ctx, admin: admin, nodeID: user.Config(), name: name, root: root, bootID: "boot-1"}
+	must(tb, err)
+	root, err := os.MkdirTemp("", "bn") //nolint:usetesting // short: sockets lie below it
+	must(tb, err)
+	tb.Cleanup(func() { must(tb, os.RemoveAll(root)) })
+	ctx, cancel := context.WithTimeout(tb.Context(), 90*time.Second)
+	tb.Cleanup(cancel)
+	w := &world{TB: tb, ctx: ctx, admin: admin, nodeID: user.Config(), name: name, root: root, bootID: "boot-1"}
 	_, err = admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-	must(t, err)
+	must(tb, err)
 	_, err = admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-	must(t, err)
+	must(tb, err)
 	if len(options) > 0 {
 		object := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: w.driverName()}}
 		for _, change := range options {
 			change(object)
 		}
 		_, err = admin.StorageV1().CSIDrivers().Create(ctx, object, metav1.CreateOptions{})
-		must(t, err)
+		must(tb, err)
 	}
 	w.driver = newScriptedDriver(w)
 	return w
@@ -150,8 +146,8 @@ func (w *world) agent() (agent *Agent, stop func()) {
 	return agent, stop
 }
 
-func testLogger(t testing.TB) logr.Logger {
-	if real, ok := t.(*testing.T); ok && testing.Verbose() {
+func testLogger(tb testing.TB) logr.Logger {
+	if real, ok := tb.(*testing.T); ok && testing.Verbose() {
 		return testr.NewWithOptions(real, testr.Options{LogTimestamp: true, Verbosity: 1})
 	}
 	return logr.Discard()
@@ -382,220 +378,10 @@ func (w *world) leftovers() []string {
 	return left
 }
 
-// scriptedDriver is a CSI driver on a unix socket that does what a test says. Its
-// mounts are entries in a table.
-type scriptedDriver struct {
-	csispec.UnimplementedIdentityServer
-	csispec.UnimplementedNodeServer
-	registration.UnimplementedRegistrationServer
-
-	w      *world
-	name   string
-	server *grpc.Server
-
-	mu sync.Mutex
-	// Under mu:
-	calls    []string
-	requests []any
-	mounts   map[string]string // path -> volume
-	staged   map[string]string // volume -> path
-	attempts map[string]int
-	// hook runs before each call and may fail it.
-	hook func(method, volume string, attempt int) error
-	// after runs when a call has done its work and may lose the reply.
-	after  func(method, volume string, attempt int) error
-	caps   []csispec.NodeServiceCapability_RPC_Type
-	info   *csispec.NodeGetInfoResponse
-	plugin *registration.PluginInfo
-	status chan *registration.RegistrationStatus
-}
-
-func newScriptedDriver(w *world) *scriptedDriver {
-	d := &scriptedDriver{
-		w: w, name: w.driverName(), mounts: map[string]string{}, staged: map[string]string{}, attempts: map[string]int{},
-		caps: []csispec.NodeServiceCapability_RPC_Type{csispec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME},
-		info: &csispec.NodeGetInfoResponse{
-			NodeId: "id-of-" + w.name, MaxVolumesPerNode: 7,
-			AccessibleTopology: &csispec.Topology{Segments: map[string]string{"topology.test.belay.dev/rack": "r1"}},
-		},
-		status: make(chan *registration.RegistrationStatus, 100),
-	}
-	d.plugin = &registration.PluginInfo{Type: registration.CSIPlugin, Name: d.name, SupportedVersions: []string{"1.0.0"}}
-	d.start()
-	w.Cleanup(func() { d.stop() })
-	return d
-}
-
-func (d *scriptedDriver) socket() string {
-	return filepath.Join(d.w.root, registryDir, d.w.name+"-reg.sock")
-}
-
-// start serves registration and Node service on one socket, as a plugin without an endpoint does.
-func (d *scriptedDriver) start() {
-	d.w.Helper()
-	must(d.w, os.MkdirAll(filepath.Dir(d.socket()), 0o750))
-	listener, err := net.Listen("unix", d.socket())
-	must(d.w, err)
-	d.server = grpc.NewServer()
-	csispec.RegisterIdentityServer(d.server, d)
-	csispec.RegisterNodeServer(d.server, d)
-	registration.RegisterRegistrationServer(d.server, d)
-	go d.server.Serve(listener) //nolint:errcheck // ends with stop
-}
-
-// stop closes the socket, which removes its file.
-func (d *scriptedDriver) stop() { d.server.Stop() }
-
-func (d *scriptedDriver) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.plugin, nil
-}
-
-func (d *scriptedDriver) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
-	d.status <- s
-	return &registration.RegistrationStatusResponse{}, nil
-}
-
-func (d *scriptedDriver) NodeGetInfo(context.Context, *csispec.NodeGetInfoRequest) (*csispec.NodeGetInfoResponse, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.info, nil
-}
-
-func (d *scriptedDriver) NodeGetCapabilities(context.Context, *csispec.NodeGetCapabilitiesRequest) (*csispec.NodeGetCapabilitiesResponse, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	reply := &csispec.NodeGetCapabilitiesResponse{}
-	for _, c := range d.caps {
-		reply.Capabilities = append(reply.Capabilities, &csispec.NodeServiceCapability{
-			Type: &csispec.NodeServiceCapability_Rpc{Rpc: &csispec.NodeServiceCapability_RPC{Type: c}},
-		})
-	}
-	return reply, nil
-}
-
-// begin records a call and runs the hook outside the lock.
-func (d *scriptedDriver) begin(method, volume string, request any) (int, error) {
-	d.mu.Lock()
-	d.calls = append(d.calls, method+" "+strings.TrimPrefix(volume, "h-"+d.w.name+"-"))
-	d.requests = append(d.requests, request)
-	d.attempts[method+volume]++
-	attempt, hook := d.attempts[method+volume], d.hook
-	d.mu.Unlock()
-	if hook == nil {
-		return attempt, nil
-	}
-	return attempt, hook(method, volume, attempt)
-}
-
-func (d *scriptedDriver) end(method, volume string, attempt int) error {
-	d.mu.Lock()
-	after := d.after
-	d.mu.Unlock()
-	if after == nil {
-		return nil
-	}
-	return after(method, volume, attempt)
-}
-
-func (d *scriptedDriver) NodeStageVolume(_ context.Context, r *csispec.NodeStageVolumeRequest) (*csispec.NodeStageVolumeResponse, error) {
-	attempt, err := d.begin("Stage", r.VolumeId, r)
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		return nil, err
-	}
-	if r.GetVolumeCapability().GetBlock() == nil {
-		if info, err := os.Stat(r.StagingTargetPath); err != nil || !info.IsDir() {
-			return nil, fmt.Errorf("staging path is no directory: %v", err)
-		}
-	}
-	d.mu.Lock()
-	d.staged[r.VolumeId] = r.StagingTargetPath
-	d.mounts[r.StagingTargetPath] = r.VolumeId
-	d.mu.Unlock()
-	return &csispec.NodeStageVolumeResponse{}, d.end("Stage", r.VolumeId, attempt)
-}
-
-func (d *scriptedDriver) NodePublishVolume(_ context.Context, r *csispec.NodePublishVolumeRequest) (*csispec.NodePublishVolumeResponse, error) {
-	attempt, err := d.begin("Publish", r.VolumeId, r)
-	if err != nil {
-		return nil, err
-	}
-	if r.GetVolumeCapability().GetBlock() != nil {
-		err = os.WriteFile(r.TargetPath, nil, 0o600)
-	} else if err = os.Mkdir(r.TargetPath, 0o750); os.IsExist(err) {
-		err = nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("make the target: %w", err)
-	}
-	d.mu.Lock()
-	d.mounts[r.TargetPath] = r.VolumeId
-	d.mu.Unlock()
-	return &csispec.NodePublishVolumeResponse{}, d.end("Publish", r.VolumeId, attempt)
-}
-
-func (d *scriptedDriver) NodeUnpublishVolume(_ context.Context, r *csispec.NodeUnpublishVolumeRequest) (*csispec.NodeUnpublishVolumeResponse, error) {
-	attempt, err := d.begin("Unpublish", r.VolumeId, r)
-	if err != nil {
-		return nil, err
-	}
-	d.mu.Lock()
-	delete(d.mounts, r.TargetPath)
-	d.mu.Unlock()
-	if err := os.Remove(r.TargetPath); err != nil && !os.IsNotExist(err) {
-		return nil, err
-	}
-	return &csispec.NodeUnpublishVolumeResponse{}, d.end("Unpublish", r.VolumeId, attempt)
-}
-
-func (d *scriptedDriver) NodeUnstageVolume(_ context.Context, r *csispec.NodeUnstageVolumeRequest) (*csispec.NodeUnstageVolumeResponse, error) {
-	attempt, err := d.begin("Unstage", r.VolumeId, r)
-	if err != nil {
-		return nil, err
-	}
-	d.mu.Lock()
-	delete(d.mounts, r.StagingTargetPath)
-	delete(d.staged, r.VolumeId)
-	d.mu.Unlock()
-	return &csispec.NodeUnstageVolumeResponse{}, d.end("Unstage", r.VolumeId, attempt)
-}
-
-func (d *scriptedDriver) mountPoints() ([]string, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	points := make([]string, 0, len(d.mounts))
-	for path := range d.mounts {
-		points = append(points, path)
-	}
-	return points, nil
-}
-
-// made are the calls so far.
-func (d *scriptedDriver) made() []string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return slices.Clone(d.calls)
-}
-
-// lastRequest is the last request of a kind.
-func lastRequest[R any](d *scriptedDriver) R {
-	d.w.Helper()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, request := range slices.Backward(d.requests) {
-		if r, ok := request.(R); ok {
-			return r
-		}
-	}
-	d.w.Fatal("the driver was not called so")
-	panic("unreachable")
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 

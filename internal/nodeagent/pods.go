@@ -154,8 +154,7 @@ func (a *Agent) lookUp(ctx context.Context, uid types.UID) error {
 		return nil
 	}
 	p.problem = err
-	var refusal *refusalError
-	if errors.As(err, &refusal) {
+	if refusal, ok := errors.AsType[*refusalError](err); ok {
 		a.tellPod(object, refusal.Error())
 		p.refused, err = refusal, nil
 	}

@@ -96,7 +96,8 @@ func (a *Agent) takeIn(record nodevolume.Record) {
 	if record.Kind == nodevolume.StageKind {
 		v.stage = r
 	}
-	if record.Pod.UID != "" && !(record.Kind == nodevolume.StageKind && record.Leaving) {
+	beingUnstaged := record.Kind == nodevolume.StageKind && record.Leaving
+	if record.Pod.UID != "" && !beingUnstaged {
 		// Also the pod that it was staged for: until its owner speaks, it may be wanted.
 		key := nodevolume.PublishKey{PodUID: record.Pod.UID, SpecName: record.SpecName}
 		p := v.publication(key)

@@ -184,10 +184,10 @@ func (r *registry) sync(ctx context.Context, socket string) error {
 	r.mu.Lock()
 	making, done := r.sockets[socket], r.done[socket]
 	r.mu.Unlock()
-	switch {
-	case making == 0:
+	switch making {
+	case 0:
 		r.drop(socket)
-	case making == done:
+	case done:
 		return nil
 	default:
 		if err := r.register(ctx, socket); err != nil {

@@ -210,7 +210,7 @@ func TestTwoPodsShareAVolume(t *testing.T) {
 	w.mounted(agent, second)
 	agent.RemovePod(first.UID)
 	w.unmounted(agent, first)
-	if got := w.detach(handle); got != errStillInUse {
+	if got := w.detach(handle); !errors.Is(got, errStillInUse) {
 		t.Errorf("detach while the second pod runs: %v, want %v", got, errStillInUse)
 	}
 	agent.RemovePod(second.UID)
@@ -462,7 +462,7 @@ func TestTornRecordsForgetNothing(t *testing.T) {
 			if got := agent.Pods(); len(got) != 1 || got[0] != pod.UID {
 				t.Fatalf("pods known after the restart: %v", got)
 			}
-			if got := w.detach(handle); got != errStillInUse {
+			if got := w.detach(handle); !errors.Is(got, errStillInUse) {
 				t.Fatalf("detach while it is staged: %v, want %v", got, errStillInUse)
 			}
 			agent.PodsSynced()

@@ -1,6 +1,9 @@
 package nodevolume
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Decide says what to do next for one volume on this node. The rules about
 // safety are here and in [InUseList], nowhere else:
@@ -62,12 +65,7 @@ func (c *decision) wanted() bool {
 }
 
 func (c *decision) anyPod(is func(Pod) bool) bool {
-	for _, p := range c.desired.Pods {
-		if is(p) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(c.desired.Pods, is)
 }
 
 // tearDown undoes what no pod wants, publishes first.

@@ -65,7 +65,6 @@ type simWorld struct {
 type simAgent struct {
 	list       InUseList
 	watch      int // versions seen by the watch
-	writing    bool
 	synced     bool
 	pods       map[string]bool // set by the owner; false: removed
 	stage      Phase
