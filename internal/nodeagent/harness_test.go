@@ -147,6 +147,7 @@ func (w *world) agent() (agent *Agent, stop func()) {
 }
 
 func testLogger(tb testing.TB) logr.Logger {
+	tb.Helper()
 	if real, ok := tb.(*testing.T); ok && testing.Verbose() {
 		return testr.NewWithOptions(real, testr.Options{LogTimestamp: true, Verbosity: 1})
 	}
