@@ -171,7 +171,7 @@ func verify(out io.Writer, options verifyOptions) error {
 	if err != nil {
 		return fmt.Errorf("open ledger: %w", err)
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }()
 	report, err := Read(file, options.layout())
 	if err == nil && report.Count < options.atLeast {
 		err = fmt.Errorf("%w: %d of %d are there", errMissing, report.Count, options.atLeast)
@@ -199,7 +199,7 @@ func holdCommand() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("open what to hold: %w", err)
 			}
-			defer held.Close()
+			defer func() { _ = held.Close() }()
 			fmt.Fprintf(command.OutOrStdout(), "holding %s\n", file)
 			<-command.Context().Done()
 			return nil

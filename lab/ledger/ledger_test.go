@@ -64,10 +64,14 @@ func filled(t *testing.T, layout Layout, count int) []byte {
 
 func TestOpen(t *testing.T) {
 	lines := func(change func([]byte) []byte) func(*testing.T) ([]byte, Layout) {
-		return func(t *testing.T) ([]byte, Layout) { return change(filled(t, Lines, 3)), Lines }
+		return func(t *testing.T) ([]byte, Layout) {
+			t.Helper()
+			return change(filled(t, Lines, 3)), Lines
+		}
 	}
 	slots := func(change func([]byte) []byte) func(*testing.T) ([]byte, Layout) {
 		return func(t *testing.T) ([]byte, Layout) {
+			t.Helper()
 			device := append(filled(t, Slots, 3), make([]byte, 2*slotSize)...)
 			return change(device), Slots
 		}

@@ -30,11 +30,11 @@ const timeFormat = "2006-01-02T15:04:05.000000000Z"
 // MaxRecord is the length in bytes that no record exceeds, its newline included.
 const MaxRecord = 512
 
-// next is the record that follows previous; the zero Record precedes the first.
-func (previous Record) next(writer string, now time.Time) Record {
-	r := Record{Number: previous.Number + 1, Time: now.UTC().Truncate(time.Nanosecond), Writer: writer}
-	r.Sum = r.sumAfter(previous)
-	return r
+// next is the record that follows r; the zero Record precedes the first.
+func (r Record) next(writer string, now time.Time) Record {
+	following := Record{Number: r.Number + 1, Time: now.UTC(), Writer: writer}
+	following.Sum = following.sumAfter(r)
+	return following
 }
 
 func (r Record) content() string {

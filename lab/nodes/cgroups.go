@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -17,7 +18,7 @@ const cgroupMount = "/sys/fs/cgroup"
 // cgroupHierarchies lists the directories below which a node's cgroup is made: one
 // per mounted v1 controller, or the single v2 mount.
 func cgroupHierarchies() ([]string, error) {
-	if isCgroup2(cgroupMount) {
+	if isCgroup2() {
 		return []string{cgroupMount}, nil
 	}
 	entries, err := os.ReadDir(cgroupMount)
@@ -35,9 +36,9 @@ func cgroupHierarchies() ([]string, error) {
 	return hierarchies, nil
 }
 
-func isCgroup2(path string) bool {
+func isCgroup2() bool {
 	var stat unix.Statfs_t
-	return unix.Statfs(path, &stat) == nil && stat.Type == unix.CGROUP2_SUPER_MAGIC
+	return unix.Statfs(cgroupMount, &stat) == nil && stat.Type == unix.CGROUP2_SUPER_MAGIC
 }
 
 // makeCgroup makes the node's cgroup in every hierarchy. A new v1 cpuset is empty
@@ -60,12 +61,12 @@ func makeCgroup(name string) error {
 			if err != nil {
 				return fmt.Errorf("read %s of %s: %w", file, hierarchy, err)
 			}
-			if err := os.WriteFile(filepath.Join(dir, file), value, 0o644); err != nil {
+			if err := os.WriteFile(filepath.Join(dir, file), value, 0o644); err != nil { //nolint:gosec // the kernel's own file names
 				return fmt.Errorf("set %s of cgroup %s: %w", file, dir, err)
 			}
 		}
 	}
-	if isCgroup2(cgroupMount) {
+	if isCgroup2() {
 		return delegateControllers(filepath.Join(cgroupMount, name))
 	}
 	return nil
@@ -91,7 +92,7 @@ func delegateControllers(dir string) error {
 // freezerGroup is the cgroup that holds every process of the node, so that all of
 // it can be frozen; v2 wants processes in leaves only.
 func freezerGroup(name string) string {
-	if isCgroup2(cgroupMount) {
+	if isCgroup2() {
 		return filepath.Join(cgroupMount, name, "init")
 	}
 	return filepath.Join(cgroupMount, "freezer", name)
@@ -119,7 +120,7 @@ func (n *Node) Thaw() error { return n.setFrozen("THAWED", "0") }
 
 func (n *Node) setFrozen(v1, v2 string) error {
 	file, value := filepath.Join(cgroupMount, "freezer", n.Config.Cgroup(), "freezer.state"), v1
-	if isCgroup2(cgroupMount) {
+	if isCgroup2() {
 		file, value = filepath.Join(cgroupMount, n.Config.Cgroup(), "cgroup.freeze"), v2
 	}
 	if err := os.WriteFile(file, []byte(value), 0o644); err != nil {
@@ -180,9 +181,9 @@ func removeCgroup(root string) error {
 	if err != nil {
 		return fmt.Errorf("walk cgroup %s: %w", root, err)
 	}
-	for i := len(groups) - 1; i >= 0; i-- {
-		if err := unix.Rmdir(groups[i]); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("remove cgroup %s: %w", groups[i], err)
+	for _, group := range slices.Backward(groups) {
+		if err := unix.Rmdir(group); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("remove cgroup %s: %w", group, err)
 		}
 	}
 	return nil

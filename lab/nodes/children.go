@@ -98,12 +98,12 @@ func (c *children) start(program child) (<-chan unix.WaitStatus, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open log of %s: %w", program.name, err)
 	}
-	defer output.Close()
+	defer func() { _ = output.Close() }()
 	nothing, err := os.Open(os.DevNull)
 	if err != nil {
 		return nil, fmt.Errorf("open input of %s: %w", program.name, err)
 	}
-	defer nothing.Close()
+	defer func() { _ = nothing.Close() }()
 	// Held until the pid is known, so that the reaper cannot take it for an orphan.
 	c.mu.Lock()
 	defer c.mu.Unlock()

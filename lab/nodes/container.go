@@ -35,12 +35,12 @@ func prepareContainer(belayLab, dir string) (*prepared, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make pipe to container-exec: %w", err)
 	}
-	defer specRead.Close()
+	defer func() { _ = specRead.Close() }()
 	replyRead, replyWrite, err := os.Pipe()
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make pipe from container-exec: %w", err), specWrite.Close())
 	}
-	defer replyWrite.Close()
+	defer func() { _ = replyWrite.Close() }()
 	p := &prepared{dir: dir, spec: specWrite, reply: replyRead, exited: make(chan struct{})}
 	p.command = exec.Command(belayLab, "container-exec", "--dir", dir)
 	p.command.ExtraFiles = []*os.File{specRead, replyWrite} // specFD, replyFD
@@ -68,7 +68,7 @@ func (p *prepared) discard() {
 // start hands the spec over and returns when the command runs or could not be
 // started; the latter shows in outcome once the container is done.
 func (p *prepared) start(spec containerSpec) (*container, error) {
-	defer p.reply.Close()
+	defer func() { _ = p.reply.Close() }()
 	record, err := proc.Of("container", p.command.Process.Pid)
 	if err == nil {
 		// From here on an agent that starts anew counts this container.
@@ -126,7 +126,7 @@ func adoptContainer(dir string) (c *container, found bool, err error) {
 	}
 	go func() {
 		defer close(done)
-		defer unix.Close(pidfd)
+		defer func() { _ = unix.Close(pidfd) }()
 		for {
 			_, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, -1)
 			if !errors.Is(err, unix.EINTR) {

@@ -62,8 +62,6 @@ const (
 	endedFile   = "ended.json"
 	// logFile is in the format of the container runtime interface.
 	logFile = "log"
-	// messageFile is what the container left at its terminationMessagePath.
-	messageFile = "message"
 )
 
 // exitStartError is the exit code of a container that could not be started, as

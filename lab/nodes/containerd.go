@@ -107,7 +107,7 @@ func importImages(ctx context.Context, config Config, kept *children) error {
 	if err := errors.Join(WriteImages(file, config.Programs.Ledger), file.Close()); err != nil {
 		return err
 	}
-	defer os.Remove(archive)
+	defer func() { _ = os.Remove(archive) }()
 	if err := awaitSocket(ctx, containerdSocket); err != nil {
 		return err
 	}

@@ -19,8 +19,8 @@ func writeJSON(file string, value any) error {
 	if err != nil {
 		return fmt.Errorf("write %s: %w", file, err)
 	}
-	defer os.Remove(temporary.Name())
-	defer temporary.Close()
+	defer func() { _ = os.Remove(temporary.Name()) }()
+	defer func() { _ = temporary.Close() }()
 	if _, err := temporary.Write(append(raw, '\n')); err != nil {
 		return fmt.Errorf("write %s: %w", file, err)
 	}

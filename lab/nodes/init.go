@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -90,6 +91,9 @@ func driverChild(config Config) child {
 // configFile is a copy of the configuration, its defaults filled in, for the agent.
 func configFile(config Config) string { return filepath.Join(config.Dir, "agent.json") }
 
+// controlTimeout bounds how long a request to the control socket may take to arrive.
+const controlTimeout = 10 * time.Second
+
 // serveControl listens on the node's control socket: kill, shutdown and status. stop
 // returns when the node has been taken down.
 func serveControl(config Config, kept *children, stop func()) (*http.Server, error) {
@@ -116,7 +120,7 @@ func serveControl(config Config, kept *children, stop func()) (*http.Server, err
 	})
 	mux.HandleFunc("POST /shutdown", func(_ http.ResponseWriter, _ *http.Request) { stop() })
 	mux.HandleFunc("POST /status", func(w http.ResponseWriter, _ *http.Request) { answerJSON(w, kept.states()) })
-	server := &http.Server{Handler: mux}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: controlTimeout}
 	go func() { _ = server.Serve(listener) }() // ends with Shutdown
 	return server, nil
 }

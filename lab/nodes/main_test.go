@@ -18,12 +18,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 )
 
 // TestMain lets the test binary be the lab's program: nodes re-execute it.
@@ -58,22 +60,16 @@ func startPlane(t *testing.T) *plane {
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
 		t.Skip("no kube-apiserver and etcd: set KUBEBUILDER_ASSETS to the folder that holds them")
 	}
-	dir, err := os.MkdirTemp("", "belay-nodes-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Errorf("the nodes left something that cannot be removed: %v", err)
-		}
-	})
+	dir := t.TempDir()
 	p := &plane{dir: dir, ca: newAuthority(t, dir)}
+	log.SetLogger(logr.Discard()) // envtest's own; without one it complains
 	cert, key := p.ca.issue(t, "apiserver-kubelet-client", "system:masters")
 	environment := &envtest.Environment{}
 	args := environment.ControlPlane.GetAPIServer().Configure()
 	args.Set("kubelet-client-certificate", cert).Set("kubelet-client-key", key)
 	args.Set("kubelet-certificate-authority", p.ca.certFile).Set("kubelet-preferred-address-types", "InternalIP")
 	args.Set("authorization-mode", "Node,RBAC").Append("enable-admission-plugins", "NodeRestriction")
+	var err error
 	if p.config, err = environment.Start(); err != nil {
 		t.Fatalf("start API server: %v", err)
 	}
@@ -213,7 +209,7 @@ func (n *runningNode) powerOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer output.Close()
+	defer func() { _ = output.Close() }()
 	n.process.Stdout, n.process.Stderr = output, output
 	if err := n.process.Start(); err != nil {
 		t.Fatal(err)
@@ -270,7 +266,7 @@ func freePort(t *testing.T) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer listener.Close()
+	defer func() { _ = listener.Close() }()
 	return listener.Addr().(*net.TCPAddr).Port
 }
 

@@ -62,7 +62,7 @@ func control(ctx context.Context, dir, path string) error {
 	if err != nil {
 		return fmt.Errorf("ask node-init of %s: %w", dir, err)
 	}
-	defer response.Body.Close()
+	defer func() { _ = response.Body.Close() }()
 	answer, err := io.ReadAll(io.LimitReader(response.Body, 4096))
 	if err != nil {
 		return fmt.Errorf("ask node-init of %s for %s: %w", dir, path, err)

@@ -57,7 +57,7 @@ func (p *plane) logs(t *testing.T, pod string) []string {
 	if err != nil {
 		t.Fatalf("logs of %s: %v", pod, err)
 	}
-	defer stream.Close()
+	defer func() { _ = stream.Close() }()
 	all, err := io.ReadAll(stream)
 	if err != nil {
 		t.Fatalf("logs of %s: %v", pod, err)
@@ -77,6 +77,7 @@ func (p *plane) create(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 // life is what both kinds of node must do: a pod runs, its log can be read, it
 // survives the loss of its agent, it is deleted, and the power can be cut.
 func life(t *testing.T, kind Kind) {
+	t.Helper()
 	machine := sysctls(t)
 	p := startPlane(t)
 	node := p.startNode(t, kind, "node-1")

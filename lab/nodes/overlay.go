@@ -14,7 +14,7 @@ func overlayWorks(dir string) bool {
 	if err != nil {
 		return false
 	}
-	defer os.RemoveAll(trial)
+	defer func() { _ = os.RemoveAll(trial) }()
 	for _, name := range []string{"lower", "upper", "work", "merged"} {
 		if err := os.Mkdir(filepath.Join(trial, name), 0o755); err != nil {
 			return false

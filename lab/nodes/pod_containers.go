@@ -3,6 +3,7 @@ package nodes
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -41,7 +42,7 @@ func (k *podKeeper) latestAttempt(name string) int32 {
 	}
 	latest := int32(-1)
 	for _, entry := range entries {
-		if number, err := strconv.Atoi(entry.Name()); err == nil {
+		if number, err := strconv.ParseInt(entry.Name(), 10, 32); err == nil {
 			latest = max(latest, int32(number))
 		}
 	}
@@ -239,10 +240,7 @@ func (k *podKeeper) containerEnded(name string, c *container, policy corev1.Rest
 func (k *podKeeper) stopContainers(ctx context.Context) {
 	k.discardPrepared()
 	k.mu.Lock()
-	stopping := map[string]*container{}
-	for name, c := range k.live {
-		stopping[name] = c
-	}
+	stopping := maps.Clone(k.live)
 	k.mu.Unlock()
 	for name, c := range stopping {
 		if c.running() {

@@ -66,9 +66,9 @@ type podKeeper struct {
 	changed chan struct{}
 	// graceChanged wakes the stop of containers when the pod changed meanwhile; capacity 1.
 	graceChanged chan struct{}
-	// leaving is cancelled when the pod shall go.
-	leaving context.Context
-	leave   context.CancelFunc
+	// leaving is closed, by leave, when the pod shall go.
+	leaving chan struct{}
+	leave   func()
 
 	mu sync.Mutex
 	// The rest is guarded by mu.
@@ -85,11 +85,11 @@ type podKeeper struct {
 func newPodKeeper(deps runtimeDeps, pod *corev1.Pod) *podKeeper {
 	k := &podKeeper{
 		runtimeDeps: deps, uid: pod.UID, pod: pod, dir: filepath.Join(podsDir(deps.config), string(pod.UID)),
-		changed: make(chan struct{}, 1), graceChanged: make(chan struct{}, 1),
+		changed: make(chan struct{}, 1), graceChanged: make(chan struct{}, 1), leaving: make(chan struct{}),
 		state: podState{began: time.Now(), containers: map[string]containerState{}},
 		live:  map[string]*container{}, ready: map[string]*prepared{},
 	}
-	k.leaving, k.leave = context.WithCancel(context.Background())
+	k.leave = sync.OnceFunc(func() { close(k.leaving) })
 	k.recall()
 	k.update(pod)
 	// A pod whose containers have ended does not get its volumes again; one whose
@@ -149,7 +149,13 @@ func (k *podKeeper) object() *corev1.Pod {
 func (k *podKeeper) run(ctx context.Context) {
 	leaving, stop := context.WithCancel(ctx)
 	defer stop()
-	defer context.AfterFunc(k.leaving, stop)()
+	go func() {
+		defer stop()
+		select {
+		case <-k.leaving:
+		case <-leaving.Done():
+		}
+	}()
 
 	writing, stopWriting := context.WithCancel(ctx)
 	var writer sync.WaitGroup

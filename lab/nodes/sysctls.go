@@ -32,7 +32,7 @@ func coverSysctls(config Config) error {
 			return fmt.Errorf("read sysctl %s: %w", name, err)
 		}
 		cover := filepath.Join(machineDir(config), strings.ReplaceAll(name, "/", "."))
-		if err := os.WriteFile(cover, value, 0o644); err != nil {
+		if err := os.WriteFile(cover, value, 0o644); err != nil { //nolint:gosec // names from the table above
 			return fmt.Errorf("write the node's own sysctl %s: %w", name, err)
 		}
 		if err := unix.Mount(cover, path, "", unix.MS_BIND, ""); err != nil {
@@ -112,7 +112,7 @@ func withSysctlLock(labDir string, work func(file string) error) error {
 	if err != nil {
 		return fmt.Errorf("open lock of recorded sysctls: %w", err)
 	}
-	defer lock.Close()
+	defer func() { _ = lock.Close() }()
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		return fmt.Errorf("lock recorded sysctls: %w", err)
 	}

@@ -183,7 +183,7 @@ func detachLoop(device string) error {
 	if err != nil {
 		return fmt.Errorf("open loop device: %w", err)
 	}
-	defer loop.Close()
+	defer func() { _ = loop.Close() }()
 	if err := unix.IoctlSetInt(int(loop.Fd()), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
 		return fmt.Errorf("detach %s: %w", device, err)
 	}
