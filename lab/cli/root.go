@@ -43,6 +43,11 @@ type usageError struct{ error }
 func Main(version string, args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
+	// mkfs, losetup and runc lie in folders that are not in every user's PATH, sudo's included.
+	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/local/sbin:/usr/sbin:/sbin"); err != nil {
+		say(os.Stderr, "%v\n", err)
+		return ExitFailed
+	}
 	root := New(version)
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)

@@ -210,6 +210,10 @@ func (r *Remote) Stop(ctx context.Context) error {
 		case <-time.After(lookAgain):
 		}
 	}
+	if _, err := os.Stat(r.paths.dir()); err == nil {
+		return fmt.Errorf("lab %s has ended, but not all of it could be removed (%s says why): try `belay-lab clean --name %s`",
+			r.name, r.paths.log("lab"), r.name)
+	}
 	return nil
 }
 

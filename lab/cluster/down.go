@@ -38,7 +38,9 @@ func (c *Cluster) Down(ctx context.Context) error {
 		errs = append(errs, c.lock.Close())
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("shutting lab %s down: %w", c.options.Name, err)
+		err = fmt.Errorf("shutting lab %s down: %w", c.options.Name, err)
+		c.options.Progress("%v", err)
+		return err
 	}
 	return nil
 }

@@ -61,6 +61,7 @@ func Up(ctx context.Context, o Options) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
+	o.Progress = alsoLog(p.log("lab"), o.Progress)
 	c := &Cluster{options: o, paths: p, lock: lock, processes: map[string]*proc.Process{}, nodes: map[string]*nodes.Node{}}
 	if err := c.bringUp(ctx); err != nil {
 		// The caller's context may be what ended; clearing up needs its own.
@@ -85,6 +86,20 @@ func (c *Cluster) bringUp(ctx context.Context) error {
 	}
 	c.group = proc.Group{RunDir: c.paths.run(), Shim: own.path("belay-lab"), Env: componentEnvironment(os.Environ())}
 	return c.start(ctx, programs, own)
+}
+
+// alsoLog keeps what was told in a file beside the components' logs: after the start nobody may
+// listen any more. Before the lab's folder is there, there is nothing to keep.
+func alsoLog(path string, progress func(string, ...any)) func(string, ...any) {
+	return func(format string, args ...any) {
+		progress(format, args...)
+		file, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+		if err != nil {
+			return
+		}
+		defer func() { _ = file.Close() }()
+		_, _ = fmt.Fprintf(file, "%s %s\n", time.Now().Format(time.RFC3339Nano), fmt.Sprintf(format, args...))
+	}
 }
 
 func neededSiblings(o Options) []string {
