@@ -1,11 +1,8 @@
 package labdisk
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,9 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -430,138 +425,6 @@ func TestSharedPathsStayInside(t *testing.T) {
 		p := b.io("n1", "n1-first", ioRequest{Op: opOpen, Volume: v, Path: path})
 		if p.Errno == 0 {
 			t.Errorf("%s was opened", path)
-		}
-	}
-}
-
-// serve puts the fabric's HTTP interface and one driver's controller on sockets.
-func (b *bench) serve() (*Client, csi.ControllerClient) {
-	b.t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "ld")
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	b.t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	lis, err := net.Listen("unix", filepath.Join(dir, "f.sock"))
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	web := &http.Server{Handler: b.control(), ReadHeaderTimeout: time.Second}
-	go func() { _ = web.Serve(lis) }()
-	b.t.Cleanup(func() { _ = web.Close() })
-	rpc, err := net.Listen("unix", filepath.Join(dir, "c.sock"))
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	server := grpc.NewServer(grpc.UnaryInterceptor(interceptor(b.fabric, DriverDisk, "")))
-	csi.RegisterControllerServer(server, &controller{driver: DriverDisk, fabric: b.fabric})
-	go func() { _ = server.Serve(rpc) }()
-	b.t.Cleanup(server.Stop)
-	client, err := Dial(filepath.Join(dir, "f.sock"))
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	b.t.Cleanup(client.Close)
-	return client, csi.NewControllerClient(dialCSI(b.t, filepath.Join(dir, "c.sock")))
-}
-
-func TestFaults(t *testing.T) {
-	type outcome struct {
-		Code     codes.Code
-		Attached bool // afterwards
-	}
-	const patience = 300 * time.Millisecond
-	for name, test := range map[string]struct {
-		fault Fault
-		// want is what call after call of ControllerPublishVolume comes to.
-		want []outcome
-	}{
-		"an error, once":                          {Fault{Effect: EffectError, Code: "UNAVAILABLE", Count: 1}, []outcome{{codes.Unavailable, false}, {codes.OK, true}}},
-		"an error of another method":              {Fault{Effect: EffectError, Code: "Unavailable", Method: "CreateVolume"}, []outcome{{codes.OK, true}}},
-		"an error of another node":                {Fault{Effect: EffectError, Code: "Unavailable", Node: "n2"}, []outcome{{codes.OK, true}}},
-		"an error of the volume, by its name":     {Fault{Effect: EffectError, Code: "Aborted", Volume: "pvc-1"}, []outcome{{codes.Aborted, false}, {codes.Aborted, false}}},
-		"an error of another driver":              {Fault{Effect: EffectError, Code: "Aborted", Driver: DriverShare}, []outcome{{codes.OK, true}}},
-		"a lost reply with a code":                {Fault{Effect: EffectLostReply, Code: "Unavailable", Count: 1}, []outcome{{codes.Unavailable, true}, {codes.OK, true}}},
-		"a lost reply":                            {Fault{Effect: EffectLostReply, Count: 1}, []outcome{{codes.DeadlineExceeded, true}, {codes.OK, true}}},
-		"a hang until the caller gives up":        {Fault{Effect: EffectHang, Count: 1}, []outcome{{codes.DeadlineExceeded, false}, {codes.OK, true}}},
-		"a delay":                                 {Fault{Effect: EffectDelay, Delay: time.Millisecond}, []outcome{{codes.OK, true}}},
-		"a delay longer than the caller's wait":   {Fault{Effect: EffectDelay, Delay: time.Hour}, []outcome{{codes.DeadlineExceeded, false}}},
-		"a limit of none":                         {Fault{Effect: EffectLimit, Limit: 0, Node: "n1"}, []outcome{{codes.ResourceExhausted, false}}},
-		"a limit that the volume itself is under": {Fault{Effect: EffectLimit, Limit: 1, Node: "n1"}, []outcome{{codes.OK, true}, {codes.OK, true}}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t, false)
-			v := b.newDisk(DriverDisk, "pvc-1")
-			client, controller := b.serve()
-			id, err := client.SetFault(t.Context(), test.fault)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var got []outcome
-			for range test.want {
-				ctx, cancel := context.WithTimeout(t.Context(), patience)
-				_, err := controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: v, NodeId: "n1",
-					VolumeCapability: mountCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, "")})
-				cancel()
-				got = append(got, outcome{status.Code(err), len(b.attachments()) == 1})
-			}
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("outcomes (-want +got):\n%s", diff)
-			}
-			calls, err := client.Calls(t.Context(), time.Time{})
-			if err != nil || len(calls) != len(test.want) || calls[0].Volume != v || calls[0].Node != "n1" {
-				t.Errorf("record of calls: %+v, %v", calls, err)
-			}
-			if hit := got[0] != (outcome{codes.OK, true}); hit && calls[0].Fault != id {
-				t.Errorf("the first call met fault %q, want %q", calls[0].Fault, id)
-			}
-		})
-	}
-}
-
-func TestClearedHangGoesOn(t *testing.T) {
-	b := newBench(t, false)
-	v := b.newDisk(DriverDisk, "pvc-1")
-	client, controller := b.serve()
-	if _, err := client.SetFault(t.Context(), Fault{Effect: EffectHang}); err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan error, 1)
-	go func() {
-		_, err := controller.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: v, NodeId: "n1",
-			VolumeCapability: mountCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, "")})
-		done <- err
-	}()
-	eventually(t, "call in flight", func() error {
-		calls, err := client.Calls(t.Context(), time.Time{})
-		if err == nil && (len(calls) == 0 || !calls[0].End.IsZero()) {
-			err = fmt.Errorf("calls %+v", calls)
-		}
-		return err
-	})
-	if err := client.ClearFaults(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-done; err != nil {
-		t.Errorf("the call that hung: %v", err)
-	}
-	attachments, err := client.Attachments(t.Context())
-	if err != nil || len(attachments) != 1 || attachments[0].Node != "n1" || attachments[0].Name != "pvc-1" {
-		t.Errorf("attachments %+v, %v", attachments, err)
-	}
-}
-
-func TestFaultsAreChecked(t *testing.T) {
-	for name, f := range map[string]Fault{
-		"no effect":            {},
-		"an unknown effect":    {Effect: "explode"},
-		"a delay without time": {Effect: EffectDelay},
-		"an error of no code":  {Effect: EffectError},
-		"an unknown code":      {Effect: EffectError, Code: "Broken"},
-		"a negative count":     {Effect: EffectHang, Count: -1},
-	} {
-		if err := f.check(); err == nil {
-			t.Errorf("%s was taken", name)
 		}
 	}
 }
