@@ -121,13 +121,13 @@ func appendRecords(ctx context.Context, out io.Writer, options appendOptions) (e
 	}
 	defer func() { err = errors.Join(err, closer.Close()) }()
 	found := ledger.Found()
-	fmt.Fprintf(out, "found %d records, dropped %d torn bytes, going on as %s\n", found.Count, found.TornBytes, options.writer)
+	_, _ = fmt.Fprintf(out, "found %d records, dropped %d torn bytes, going on as %s\n", found.Count, found.TornBytes, options.writer)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for written := int64(0); options.count == 0 || written < options.count; written++ {
 		select {
 		case <-ctx.Done():
-			fmt.Fprintf(out, "ended by signal after %d records\n", ledger.Found().Count)
+			_, _ = fmt.Fprintf(out, "ended by signal after %d records\n", ledger.Found().Count)
 			return nil
 		case <-timer.C:
 		}
@@ -135,7 +135,9 @@ func appendRecords(ctx context.Context, out io.Writer, options appendOptions) (e
 		if err != nil {
 			return fmt.Errorf("ledger %s: %w", options.file, err)
 		}
-		fmt.Fprintf(out, "acknowledged %d\n", number)
+		if _, err := fmt.Fprintf(out, "acknowledged %d\n", number); err != nil {
+			return fmt.Errorf("acknowledge record %d: %w", number, err)
+		}
 		timer.Reset(options.interval)
 	}
 	return nil
@@ -200,7 +202,7 @@ func holdCommand() *cobra.Command {
 				return fmt.Errorf("open what to hold: %w", err)
 			}
 			defer func() { _ = held.Close() }()
-			fmt.Fprintf(command.OutOrStdout(), "holding %s\n", file)
+			_, _ = fmt.Fprintf(command.OutOrStdout(), "holding %s\n", file)
 			<-command.Context().Done()
 			return nil
 		},
