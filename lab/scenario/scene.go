@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/go-logr/logr"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
 
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/labdisk"
@@ -41,6 +43,8 @@ func Open(ctx context.Context, o cluster.Options, say func(format string, args .
 	if say == nil {
 		say = func(string, ...any) {}
 	}
+	// client-go tells stderr of every watch that breaks; here they break on purpose.
+	klog.SetLogger(logr.Discard())
 	o.Progress = say
 	lab, err := cluster.Up(ctx, o)
 	if err != nil {
