@@ -43,8 +43,8 @@ type usageError struct{ error }
 func Main(version string, args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
-	// mkfs, losetup and runc lie in folders that are not in every user's PATH, sudo's included.
-	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/local/sbin:/usr/sbin:/sbin"); err != nil {
+	// mkfs, losetup, runc and Go lie in folders that are not in every user's PATH, or not in sudo's.
+	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/local/sbin:/usr/sbin:/sbin:/usr/local/go/bin"); err != nil {
 		say(os.Stderr, "%v\n", err)
 		return ExitFailed
 	}
