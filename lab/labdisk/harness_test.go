@@ -57,8 +57,13 @@ type storage struct {
 // startStorage runs a fabric in a short folder (unix sockets have short names) that is checked and removed in the end.
 func startStorage(t *testing.T, args ...string) *storage {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "ld") //nolint:usetesting // the names of sockets in t.TempDir() are too long
+	real, err := os.MkdirTemp("/tmp", "ld") //nolint:usetesting // the names of sockets in t.TempDir() are too long
 	if err != nil {
+		t.Fatal(err)
+	}
+	// The kubelet's root is a symbolic link in many places.
+	dir := real + "l"
+	if err := os.Symlink(filepath.Base(real), dir); err != nil { // relative, to hold in /proc/PID/root
 		t.Fatal(err)
 	}
 	s := &storage{t: t, dir: dir, args: args}
@@ -66,7 +71,7 @@ func startStorage(t *testing.T, args ...string) *storage {
 		if _, err := ReleaseLoops(dir); err != nil && os.Geteuid() == 0 {
 			t.Errorf("ReleaseLoops: %v", err)
 		}
-		if err := os.RemoveAll(dir); err != nil {
+		if err := errors.Join(os.Remove(dir), os.RemoveAll(real)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -367,13 +372,17 @@ func (d *disk) mustRead(m *machine, name, want string) {
 // loops are the loop devices that anything of the storage is bound to.
 func (s *storage) loops() []string {
 	s.t.Helper()
+	real, err := filepath.EvalSymlinks(s.dir)
+	if err != nil {
+		s.t.Fatal(err)
+	}
 	all, err := listLoops()
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	var mine []string
 	for _, l := range all {
-		if under(s.dir, strings.TrimSuffix(l.backing, " (deleted)")) {
+		if under(real, strings.TrimSuffix(l.backing, " (deleted)")) {
 			mine = append(mine, l.device+" "+l.backing)
 		}
 	}

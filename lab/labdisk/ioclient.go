@@ -150,7 +150,9 @@ func (n *ioConn) call(q *ioRequest) (p *ioReply, sent bool) {
 	}
 	n.writeMu.Unlock()
 	if err != nil {
-		n.fail(err)
+		n.fail(err) // closes reply
+		<-reply
+		return nil, false // the fabric has a part of the frame at most, and drops it
 	}
 	return <-reply, true
 }

@@ -67,14 +67,26 @@ func (n *nodeDriver) recognize(i *mountinfo.Info, volumes map[string]string) mou
 	return m
 }
 
+// tablePath is the path as the mount table shows it: without symbolic links. The last element is not looked at: it may be a
+// dead mount.
+func tablePath(path string) string {
+	path = filepath.Clean(path)
+	parent, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if err != nil {
+		return path // it does not exist, and so is no mount
+	}
+	return filepath.Join(parent, filepath.Base(path))
+}
+
 // mountAt finds the newest mount at the path.
 func (n *nodeDriver) mountAt(path string) (mounted, bool, error) {
 	all, err := n.mounts()
 	if err != nil {
 		return mounted{}, false, err
 	}
+	path = tablePath(path)
 	for _, m := range slices.Backward(all) {
-		if m.path == filepath.Clean(path) {
+		if m.path == path {
 			return m, true, nil
 		}
 	}
@@ -96,8 +108,9 @@ func unmountAll(mounter mount.Interface, path string) error {
 
 // isMountPoint reads the mount table, because the path itself may answer with an I/O error.
 func isMountPoint(path string) (bool, error) {
+	path = tablePath(path)
 	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
-		return i.Mountpoint != filepath.Clean(path), false
+		return i.Mountpoint != path, false
 	})
 	if err != nil {
 		return false, fmt.Errorf("read mount table: %w", err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strconv"
 	"sync"
@@ -61,11 +62,14 @@ func RunNode(ctx context.Context, o NodeOptions) error {
 		return err
 	}
 	for _, dir := range []*string{&o.RootDir, &o.FuseDir} {
+		if err := os.MkdirAll(filepath.Dir(*dir), 0o755); err != nil {
+			return fmt.Errorf("make folder of the node: %w", err)
+		}
 		abs, err := filepath.Abs(*dir)
 		if err != nil {
 			return fmt.Errorf("make path absolute: %w", err)
 		}
-		*dir = abs
+		*dir = tablePath(abs)
 	}
 	n := &nodeDriver{opts: o, client: newClient(o.Fabric), busy: map[string]bool{},
 		mounter: mount.NewSafeFormatAndMount(mount.NewWithoutSystemd(""), exec.New())}

@@ -16,6 +16,9 @@ import (
 // returns their paths. It is for what a killed node leaves: while its mounts still unwind, a device may only be marked to
 // be freed by its last user. Needs root.
 func ReleaseLoops(prefix string) ([]string, error) {
+	if real, err := filepath.EvalSymlinks(prefix); err == nil {
+		prefix = real // the kernel shows paths without symbolic links
+	}
 	loops, err := listLoops()
 	if err != nil {
 		return nil, err

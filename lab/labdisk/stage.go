@@ -35,7 +35,7 @@ func (s *nodeServer) checkEpoch(ctx context.Context, publishContext map[string]s
 
 // stageDisk puts a file system on the volume if it is blank, and mounts it.
 func (s *nodeServer) stageDisk(ctx context.Context, r *csi.NodeStageVolumeRequest, st unix.Stat_t) error {
-	volume, staging := r.GetVolumeId(), filepath.Clean(r.GetStagingTargetPath())
+	volume, staging := r.GetVolumeId(), tablePath(r.GetStagingTargetPath())
 	fsType := cmp.Or(r.GetVolumeCapability().GetMount().GetFsType(), "ext4")
 	done, err := s.alreadyStaged(ctx, volume, staging, st.Ino, r.GetVolumeCapability().GetMount().GetFsType())
 	if err != nil || done {
@@ -137,7 +137,7 @@ func (s *nodeServer) liveLoop(volume string, inode uint64) (string, error) {
 
 // stageShare mounts the shared directory at the staging path.
 func (s *nodeServer) stageShare(r *csi.NodeStageVolumeRequest) error {
-	volume, staging := r.GetVolumeId(), filepath.Clean(r.GetStagingTargetPath())
+	volume, staging := r.GetVolumeId(), tablePath(r.GetStagingTargetPath())
 	m, ok, err := s.mountAt(staging)
 	if err != nil {
 		return status.Error(codes.Internal, err.Error())
@@ -171,7 +171,7 @@ func (s *nodeServer) unstage(ctx context.Context, volume, staging string) error 
 		return status.Error(codes.Internal, err.Error())
 	}
 	for _, m := range all {
-		if m.volume == volume && m.path != filepath.Clean(staging) {
+		if m.volume == volume && m.path != tablePath(staging) {
 			return status.Errorf(codes.FailedPrecondition, "volume %s is still published at %s", volume, m.path)
 		}
 	}
@@ -189,7 +189,7 @@ func (s *nodeServer) unstage(ctx context.Context, volume, staging string) error 
 
 // publish bind-mounts the staged volume at the target.
 func (s *nodeServer) publish(ctx context.Context, r *csi.NodePublishVolumeRequest) error {
-	volume, target := r.GetVolumeId(), filepath.Clean(r.GetTargetPath())
+	volume, target := r.GetVolumeId(), tablePath(r.GetTargetPath())
 	source, block, err := s.source(ctx, r)
 	if err != nil {
 		return err
@@ -213,7 +213,7 @@ func (s *nodeServer) publish(ctx context.Context, r *csi.NodePublishVolumeReques
 
 // alreadyPublished tells whether the volume is at the target as asked for, and refuses what is in the way.
 func (s *nodeServer) alreadyPublished(r *csi.NodePublishVolumeRequest) (bool, error) {
-	volume, target := r.GetVolumeId(), filepath.Clean(r.GetTargetPath())
+	volume, target := r.GetVolumeId(), tablePath(r.GetTargetPath())
 	all, err := s.mounts()
 	if err != nil {
 		return false, status.Error(codes.Internal, err.Error())
@@ -226,7 +226,7 @@ func (s *nodeServer) alreadyPublished(r *csi.NodePublishVolumeRequest) (bool, er
 			return false, status.Errorf(codes.AlreadyExists, "volume %s is published at %s with readonly=%t", volume, target, m.readOnly)
 		case m.path == target:
 			return false, status.Errorf(codes.AlreadyExists, "volume %s is published at %s", m.volume, target)
-		case m.volume == volume && m.path != filepath.Clean(r.GetStagingTargetPath()) && isSingleWriter(r):
+		case m.volume == volume && m.path != tablePath(r.GetStagingTargetPath()) && isSingleWriter(r):
 			return false, status.Errorf(codes.FailedPrecondition, "volume %s may be used by one pod only and is published at %s", volume, m.path)
 		}
 	}
