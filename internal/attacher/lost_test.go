@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 )
@@ -110,4 +111,28 @@ func TestErrorThatCannotBeSaved(t *testing.T) {
 	})
 	w.until(va, "attached", isAttached)
 	w.wantCalls("Publish id-node1")
+}
+
+// The finalizer of a PersistentVolume comes off although the request fails first.
+func TestPVFinalizerRemovalFails(t *testing.T) {
+	w := newWorld(t)
+	w.node("node1")
+	w.volume("pv1")
+	faults := &lossy{left: 3, matches: func(r *http.Request, body string) bool {
+		return strings.Contains(r.URL.Path, "persistentvolumes") && strings.Contains(body, "deleteFromPrimitiveList")
+	}}
+	w.start(func(c *Config) {
+		config := rest.CopyConfig(w.config)
+		config.Wrap(func(next http.RoundTripper) http.RoundTripper { faults.RoundTripper = next; return faults })
+		c.Client = kubernetes.NewForConfigOrDie(config)
+	})
+	va := w.attachment("pv1", "node1")
+	w.until(va, "attached", isAttached)
+	w.patchPV("pv1", `{"metadata":{"annotations":{"changed":"while attached"}}}`) // VA exists -> ignored
+	if err := w.client.CoreV1().PersistentVolumes().Delete(t.Context(), w.name("pv1"), metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.delete(va)
+	w.until(va, "gone", isGone)
+	w.untilPV("pv1", false)
 }
