@@ -67,6 +67,8 @@ func (a *announcer) holds(key attachment.VolumeKey, s snapshot, steps []attachme
 // told again: for a driver's error its text, else the reason alone.
 func words(hold attachment.Hold, pod *corev1.Pod, s snapshot) (news, text string) {
 	switch hold.Reason {
+	default: // short, or nothing that the pod's owner can help
+		return "", ""
 	case attachment.AttachFailed:
 		return string(hold.Reason) + hold.Detail, explain.AttachFailed(s.volumeName, hold.Detail)
 	case attachment.DetachFailed:
@@ -75,7 +77,6 @@ func words(hold attachment.Hold, pod *corev1.Pod, s snapshot) (news, text string
 	case attachment.OtherWriterAttached:
 		return string(hold.Reason), explain.MultiAttach(s.volumeName, pod.Namespace, holders(hold, s), hold.Blockers)
 	}
-	return "", ""
 }
 
 // holders are the pods that want the volume at the nodes that block it.

@@ -9,8 +9,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -117,16 +119,23 @@ func Setup(ctx context.Context, mgr manager.Manager, o Options) error {
 // lead lets the workers begin once the caches have caught up with the leader before.
 func (c *Controller) lead(ctx context.Context) error {
 	barrier := kube.Barrier{Reader: c.live, Caches: c.world.informers}
-	versions, err := barrier.Pass(ctx)
-	if err != nil {
-		if ctx.Err() != nil {
-			return nil
-		}
-		return fmt.Errorf("catch up before leading: %w", err)
+	var versions map[schema.GroupVersionKind]string
+	// The leader before may have gone because the API server did: it gets some time.
+	patience := wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 5 * time.Second}
+	var last error
+	err := wait.ExponentialBackoffWithContext(ctx, patience, func(ctx context.Context) (bool, error) {
+		versions, last = barrier.Pass(ctx)
+		return last == nil, nil
+	})
+	switch {
+	case ctx.Err() != nil: // asked to end
+	case err != nil:
+		return fmt.Errorf("catch up before leading: %w", last)
+	default:
+		c.sinceAttachments = versions[storagev1.SchemeGroupVersion.WithKind("VolumeAttachment")]
+		c.sinceNodes = versions[corev1.SchemeGroupVersion.WithKind("Node")]
+		close(c.ready)
 	}
-	c.sinceAttachments = versions[storagev1.SchemeGroupVersion.WithKind("VolumeAttachment")]
-	c.sinceNodes = versions[corev1.SchemeGroupVersion.WithKind("Node")]
-	close(c.ready)
 	return nil
 }
 

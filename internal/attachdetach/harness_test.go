@@ -502,7 +502,7 @@ func (a *fakeAttacher) notice(va *storagev1.VolumeAttachment) {
 	target := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: va.Name}}
 	patch := func(status bool, format string, args ...any) {
 		p := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, format, args...))
-		err := error(nil)
+		var err error
 		if status {
 			err = a.Status().Patch(ctx, target, p)
 		} else {

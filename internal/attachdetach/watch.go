@@ -162,14 +162,12 @@ func (w *world) driverChanged(before, after *storagev1.CSIDriver) []key {
 	if required(before) == required(after) {
 		return nil
 	}
-	name := ""
-	if after != nil {
-		name = after.Name
-	} else {
-		name = before.Name
+	driver := after
+	if driver == nil {
+		driver = before
 	}
 	var keys []key
-	for _, pv := range list[*corev1.PersistentVolume](w.volumes, byDriver, name) {
+	for _, pv := range list[*corev1.PersistentVolume](w.volumes, byDriver, driver.Name) {
 		keys = append(keys, keysOf(pv)...)
 	}
 	return keys

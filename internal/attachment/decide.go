@@ -308,12 +308,13 @@ func (n Node) onlyClaims(a Attachment) bool {
 // was, for what may be the same run of the same machine.
 func (n Node) returnedAfter(a Attachment) bool {
 	recorded, current := a.Machine, n.Machine
-	if recorded.NodeUID == "" {
+	switch recorded.NodeUID {
+	case "":
 		// Made by another controller: the times, in whole seconds, have to do.
 		if !n.Created.After(a.Created) {
 			return false
 		}
-	} else if recorded.NodeUID == current.NodeUID {
+	case current.NodeUID:
 		return false
 	}
 	restarted := recorded.BootID != "" && current.BootID != "" && recorded.BootID != current.BootID

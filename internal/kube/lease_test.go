@@ -33,7 +33,7 @@ func TestWritesNeedTheLease(t *testing.T) {
 		sent := 0
 		transport := guard{lease: lease, next: roundTripper(func(*http.Request) (*http.Response, error) {
 			sent++
-			return &http.Response{}, nil
+			return &http.Response{Body: http.NoBody}, nil
 		})}
 		try := func(what, method string, want bool) {
 			t.Helper()
@@ -42,7 +42,10 @@ func TestWritesNeedTheLease(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, err = transport.RoundTrip(request)
+			answer, err := transport.RoundTrip(request)
+			if answer != nil {
+				_ = answer.Body.Close()
+			}
 			if got := sent > before; got != want || !want && !errors.Is(err, ErrNotLeading) {
 				t.Errorf("%s: sent %v, error %v, want sent %v", what, got, err, want)
 			}
