@@ -1,0 +1,94 @@
+package nodeagent
+
+import (
+	"slices"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// TestARestartInTheMiddleOfEachStep stops the agent while the driver is at work on
+// one call, and starts another on the same root. Whether the pod is still wanted
+// then or not, all ends well, and the volume is in use until its unstage is confirmed.
+func TestARestartInTheMiddleOfEachStep(t *testing.T) {
+	tests := map[string]struct {
+		method string
+		done   bool // the driver did its work before the agent died
+		wanted bool // the pod is wanted after the restart
+	}{
+		"stage not begun, pod wanted":   {"Stage", false, true},
+		"stage not begun, pod gone":     {"Stage", false, false},
+		"staged unheard, pod wanted":    {"Stage", true, true},
+		"staged unheard, pod gone":      {"Stage", true, false},
+		"publish not begun, pod wanted": {"Publish", false, true},
+		"publish not begun, pod gone":   {"Publish", false, false},
+		"published unheard, pod wanted": {"Publish", true, true},
+		"published unheard, pod gone":   {"Publish", true, false},
+		"unpublish not begun":           {"Unpublish", false, false},
+		"unpublished unheard":           {"Unpublish", true, false},
+		"unstage not begun":             {"Unstage", false, false},
+		"unstaged unheard":              {"Unstage", true, false},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			handle := w.volume("data")
+			reached, dead := make(chan struct{}), make(chan struct{})
+			var once sync.Once
+			stopHere := func(method, _ string, attempt int) error {
+				if method != test.method || attempt > 1 {
+					return nil
+				}
+				once.Do(func() { close(reached) })
+				<-dead
+				return status.Error(codes.Unavailable, "nobody listens")
+			}
+			if test.done {
+				w.driver.after = stopHere
+			} else {
+				w.driver.hook = stopHere
+			}
+			agent, stop := w.agent()
+			pod := w.pod("p", "data")
+			agent.SetPod(pod)
+			w.untilInUse(handle)
+			w.attach(handle)
+			if test.method == "Unpublish" || test.method == "Unstage" {
+				w.mounted(agent, pod)
+				agent.RemovePod(pod.UID)
+			}
+			<-reached
+			stop()
+			close(dead)
+			w.afterRestart(pod, handle, test.wanted)
+		})
+	}
+}
+
+// afterRestart is what must hold of a new agent, and come about with it.
+func (w *world) afterRestart(pod *corev1.Pod, handle string, wanted bool) {
+	w.Helper()
+	if !slices.Contains(w.node().Status.VolumesInUse, w.unique(handle)) {
+		w.Error("S7: the agent died in the middle of a call and the volume is not in use")
+	}
+	agent, _ := w.agent()
+	if wanted {
+		agent.SetPod(pod)
+	}
+	agent.PodsSynced()
+	if wanted {
+		w.mounted(agent, pod)
+		agent.RemovePod(pod.UID)
+	}
+	w.unmounted(agent, pod)
+	w.untilNotInUse(handle)
+	if points, _ := w.driver.mountPoints(); len(points) > 0 {
+		w.Errorf("still mounted: %v", points)
+	}
+	if left := w.leftovers(); len(left) > 0 {
+		w.Errorf("left behind: %v", left)
+	}
+}
