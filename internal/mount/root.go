@@ -229,6 +229,26 @@ func (r *Root) Symlink(target, name string) error {
 	return nil
 }
 
+// Propagates says whether mounts below the root reach other mount namespaces and
+// come from them: drivers in containers publish into their own.
+func (r *Root) Propagates() (bool, error) {
+	if r.points != nil {
+		return true, nil
+	}
+	above, err := mountinfo.GetMounts(mountinfo.ParentsFilter(r.path))
+	if err != nil {
+		return false, fmt.Errorf("read the mount table: %w", err)
+	}
+	// The longest is the one that the root lies on; of several on one path, the last is on top.
+	var nearest *mountinfo.Info
+	for _, m := range above {
+		if nearest == nil || len(m.Mountpoint) >= len(nearest.Mountpoint) {
+			nearest = m
+		}
+	}
+	return nearest != nil && strings.Contains(nearest.Optional, "shared:"), nil
+}
+
 // Mounted says whether something is mounted on the path itself.
 func (r *Root) Mounted(name string) (bool, error) {
 	path := r.Path(name)

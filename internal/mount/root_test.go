@@ -121,6 +121,9 @@ func TestTheKernelsMountTable(t *testing.T) {
 	root, err := OpenRoot(t.TempDir(), nil)
 	must(t, err)
 	defer root.Close()
+	if propagates, err := root.Propagates(); err != nil || propagates {
+		t.Errorf("under a private mount: propagates %v, %v", propagates, err)
+	}
 	must(t, root.MakeDir("tmpfs"))
 	must(t, root.MakeDir("source"))
 	must(t, root.MakeDir("bind with space"))
@@ -135,6 +138,13 @@ func TestTheKernelsMountTable(t *testing.T) {
 		t.Errorf("a bind mount of the same device: %v, want %v", err, ErrMounted)
 	}
 	must(t, unix.Unmount(root.Path("bind with space"), 0))
+	must(t, unix.Mount("", root.Path("tmpfs"), "", unix.MS_SHARED, ""))
+	shared, err := OpenRoot(root.Path("tmpfs"), nil)
+	must(t, err)
+	if propagates, err := shared.Propagates(); err != nil || !propagates {
+		t.Errorf("under a shared mount: propagates %v, %v", propagates, err)
+	}
+	must(t, shared.Close())
 	must(t, unix.Unmount(root.Path("tmpfs"), 0))
 	must(t, root.Remove("bind with space"))
 }

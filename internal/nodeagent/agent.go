@@ -160,6 +160,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.startEvents()
 	defer a.broadcaster.Shutdown()
 
+	if propagates, err := a.root.Propagates(); err == nil && !propagates {
+		a.log.Info("Mounts below the root do not propagate; drivers that run in containers mount out of sight (remedy: mount --bind ROOT ROOT && mount --make-rshared ROOT)",
+			"root", a.root.Path("."))
+	}
 	registry, err := a.watchRegistry()
 	if err != nil {
 		return err

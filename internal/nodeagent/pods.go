@@ -206,7 +206,7 @@ func (a *Agent) mounted(uid types.UID) ([]Mount, <-chan struct{}, error) {
 		return nil, nil, p.refused
 	case !p.resolved:
 		if p.problem != nil {
-			return nil, p.changed, p.problem
+			return nil, p.changed, fmt.Errorf("waits in hop ClaimNotReady: %w", p.problem)
 		}
 		return nil, p.changed, errors.New("the pod's claims have not been read yet")
 	}

@@ -31,9 +31,12 @@ type Write struct {
 type InUseList struct {
 	known  bool
 	newest NodeStatus
-	wants  map[string]bool
-	// pending is the write that was sent and may still land.
-	pending *Write
+	// inUse and attached are newest's lists, for look-up.
+	inUse, attached names
+	wants           map[string]bool
+	// pending is the write that was sent and may still land; pendingInUse its list.
+	pending      *Write
+	pendingInUse names
 	// inFlight: the reply to pending may still come.
 	inFlight bool
 	// mustRead: nothing may be written before the Node was read live.
@@ -44,10 +47,10 @@ type InUseList struct {
 // from a cache. An agent that died may have left a PATCH on its way that takes out
 // volumes without a record; keep says which names cannot be meant by it.
 func (l *InUseList) Start(node NodeStatus, keep func(name string) bool) {
-	l.known, l.newest = true, node
+	l.take(node)
 	left := slices.DeleteFunc(slices.Clone(node.InUse), func(name string) bool { return !keep(name) })
 	if len(left) != len(node.InUse) {
-		l.pending = &Write{UID: node.UID, ResourceVersion: node.ResourceVersion, InUse: sorted(left)}
+		l.send(left)
 	}
 }
 
@@ -62,7 +65,7 @@ func (l *InUseList) Observe(node NodeStatus) (changed []string) {
 		return nil
 	}
 	return l.believe(func() {
-		l.known, l.newest = true, node
+		l.take(node)
 		if l.pending != nil && newer(node.ResourceVersion, l.pending.ResourceVersion) {
 			l.pending, l.mustRead = nil, false
 		}
@@ -101,8 +104,8 @@ func (l *InUseList) View(name string) Node {
 	if !l.known {
 		return Node{}
 	}
-	view := Node{InUse: listed(l.newest.InUse, name), Attached: listed(l.newest.Attached, name)}
-	if l.pending != nil && listed(l.pending.InUse, name) != view.InUse {
+	view := Node{InUse: l.inUse.lists(name), Attached: l.attached.lists(name)}
+	if l.pending != nil && l.pendingInUse.lists(name) != view.InUse {
 		view.InUse = Unknown
 	}
 	return view
@@ -120,7 +123,7 @@ func (l *InUseList) Next() (Write, bool) {
 		if slices.Equal(want, sorted(slices.Clone(l.newest.InUse))) {
 			return Write{}, false
 		}
-		l.pending = &Write{UID: l.newest.UID, ResourceVersion: l.newest.ResourceVersion, InUse: want}
+		l.send(want)
 	}
 	l.inFlight = true
 	return *l.pending, true
@@ -131,7 +134,7 @@ func (l *InUseList) Applied(node NodeStatus) (changed []string) {
 	return l.believe(func() {
 		l.inFlight, l.mustRead, l.pending = false, false, nil
 		if newer(node.ResourceVersion, l.newest.ResourceVersion) {
-			l.known, l.newest = true, node
+			l.take(node)
 		}
 	})
 }
@@ -147,11 +150,21 @@ func (l *InUseList) Doubt() { l.mustRead = true }
 // NeedsRead says that the Node must be read live before anything can be written.
 func (l *InUseList) NeedsRead() bool { return !l.known || l.mustRead }
 
+func (l *InUseList) take(node NodeStatus) {
+	l.known, l.newest = true, node
+	l.inUse, l.attached = namesOf(node.InUse), namesOf(node.Attached)
+}
+
+func (l *InUseList) send(inUse []string) {
+	l.pending = &Write{UID: l.newest.UID, ResourceVersion: l.newest.ResourceVersion, InUse: sorted(inUse)}
+	l.pendingInUse = namesOf(inUse)
+}
+
 // believe returns the names about which what change does alters the belief.
 func (l *InUseList) believe(change func()) (changed []string) {
 	before := *l
 	change()
-	for _, name := range sorted(append(before.names(), l.names()...)) {
+	for _, name := range sorted(append(before.spokenOf(), l.spokenOf()...)) {
 		if before.View(name) != l.View(name) {
 			changed = append(changed, name)
 		}
@@ -159,7 +172,7 @@ func (l *InUseList) believe(change func()) (changed []string) {
 	return changed
 }
 
-func (l *InUseList) names() []string {
+func (l *InUseList) spokenOf() []string {
 	all := slices.Concat(l.newest.InUse, l.newest.Attached)
 	if l.pending != nil {
 		all = append(all, l.pending.InUse...)
@@ -186,8 +199,19 @@ func (l *InUseList) wanted() []string {
 	return sorted(out)
 }
 
-func listed(list []string, name string) Knowledge {
-	if slices.Contains(list, name) {
+// names is a list for look-up. It is made anew for each list and never changed.
+type names map[string]struct{}
+
+func namesOf(list []string) names {
+	out := make(names, len(list))
+	for _, name := range list {
+		out[name] = struct{}{}
+	}
+	return out
+}
+
+func (n names) lists(name string) Knowledge {
+	if _, ok := n[name]; ok {
 		return Yes
 	}
 	return No

@@ -274,7 +274,7 @@ func (w *simWorld) observed() (Desired, Observed) {
 	}
 	switch {
 	case w.plant == believeStale && o.Node.InUse == Unknown && a.list.known:
-		o.Node.InUse = listed(a.list.newest.InUse, simVolume)
+		o.Node.InUse = a.list.inUse.lists(simVolume)
 	case w.plant == skipHandshake:
 		o.Node.InUse = Yes
 	}
