@@ -9,10 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -119,24 +117,22 @@ func Setup(ctx context.Context, mgr manager.Manager, o Options) error {
 // lead lets the workers begin once the caches have caught up with the leader before.
 func (c *Controller) lead(ctx context.Context) error {
 	barrier := kube.Barrier{Reader: c.live, Caches: c.world.informers}
-	var versions map[schema.GroupVersionKind]string
-	// The leader before may have gone because the API server did: it gets some time.
-	patience := wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 5 * time.Second}
-	var last error
-	err := wait.ExponentialBackoffWithContext(ctx, patience, func(ctx context.Context) (bool, error) {
-		versions, last = barrier.Pass(ctx)
-		return last == nil, nil
-	})
-	switch {
-	case ctx.Err() != nil: // asked to end
-	case err != nil:
-		return fmt.Errorf("catch up before leading: %w", last)
-	default:
-		c.sinceAttachments = versions[storagev1.SchemeGroupVersion.WithKind("VolumeAttachment")]
-		c.sinceNodes = versions[corev1.SchemeGroupVersion.WithKind("Node")]
-		close(c.ready)
+	// The leader before may be gone because the API server is: it gets time.
+	for retry := firstRetry; ; retry = min(2*retry, lastRetry) {
+		versions, err := barrier.Pass(ctx)
+		if err == nil {
+			c.sinceAttachments = versions[storagev1.SchemeGroupVersion.WithKind("VolumeAttachment")]
+			c.sinceNodes = versions[corev1.SchemeGroupVersion.WithKind("Node")]
+			close(c.ready)
+			return nil
+		}
+		log.FromContext(ctx).Error(err, "Not leading yet: cannot catch up with the leader before", "retry", retry)
+		select {
+		case <-time.After(retry):
+		case <-ctx.Done():
+			return nil
+		}
 	}
-	return nil
 }
 
 // Reconcile looks at one volume, decides, and acts, until there is nothing to do but
