@@ -164,6 +164,10 @@ func (a *Agent) lookUp(ctx context.Context, uid types.UID) error {
 	}
 	p.resolved, p.wants = true, wants
 	for _, w := range wants {
+		if w.grown {
+			a.events.Eventf(object, corev1.EventTypeWarning, "VolumeResizeFailed",
+				"NodeExpandVolume for volume %q is not supported by this node agent; it is mounted with the size that its file system has", w.specName)
+		}
 		v := a.volumeNamed(w.driver, w.handle)
 		v.publication(w.key()).want = w
 		v.solePod = w.solePod

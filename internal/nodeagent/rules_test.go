@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/watch"
@@ -298,6 +299,22 @@ func TestWhatIsNotSupportedIsRefusedInWords(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestAVolumeThatHasGrownIsMountedAndSaidToBeOfOldSize(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.volume("data")
+	claims := w.admin.CoreV1().PersistentVolumeClaims(w.name)
+	claim, err := claims.Get(w.ctx, "data", metav1.GetOptions{})
+	must(t, err)
+	claim.Status.Capacity = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("512Mi")}
+	_, err = claims.UpdateStatus(w.ctx, claim, metav1.UpdateOptions{})
+	must(t, err)
+	agent, _ := w.agent()
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	w.mounted(agent, pod)
+	w.untilEvent(pod, "VolumeResizeFailed", "NodeExpandVolume", "is not supported")
 }
 
 func TestAHangingCallHoldsUpItsOwnVolumeOnly(t *testing.T) {

@@ -46,6 +46,8 @@ type want struct {
 	stageSecret  *corev1.SecretReference
 	podSecret    *corev1.SecretReference
 	affinity     *corev1.VolumeNodeAffinity
+	// grown: the volume has grown and its file system has not.
+	grown bool
 }
 
 // podIdentity is what drivers, records and events are told of a pod.
@@ -177,6 +179,9 @@ func (a *Agent) wantOfClaim(ctx context.Context, object *corev1.Pod, volume stri
 		return nil, err
 	}
 	w.pod, w.volume, w.readOnly = identityOf(object), volume, use.readOnly
+	if known, ok := claim.Status.Capacity[corev1.ResourceStorage]; ok {
+		w.grown = known.Cmp(pv.Spec.Capacity[corev1.ResourceStorage]) < 0
+	}
 	return w, nil
 }
 
