@@ -4,6 +4,8 @@ import (
 	"context"
 	"io"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -82,6 +84,38 @@ func TestPodsOfABelayNode(t *testing.T) {
 		if after := len(n.processes(t)); after >= before-1 {
 			t.Errorf("%d processes before, %d after", before, after)
 		}
+	})
+	t.Run("a node that is frozen stands still and goes on as if nothing had been", func(t *testing.T) {
+		p.create(t, writerPod("ice", "node-1"))
+		p.awaitPod(t, "ice", "running", running)
+		if err := n.Freeze(); err != nil {
+			t.Fatal(err)
+		}
+		// What was on its way into the log is there after a moment; then nothing is added.
+		log, _ := filepath.Glob(filepath.Join(n.Config.Dir, "containers", "*", "c", "writer", "0", logFile))
+		size := func() (sum int64) {
+			for _, file := range log {
+				if info, err := os.Stat(file); err == nil {
+					sum += info.Size()
+				}
+			}
+			return sum
+		}
+		time.Sleep(100 * time.Millisecond)
+		before := size()
+		time.Sleep(300 * time.Millisecond)
+		if after := size(); after != before || before == 0 {
+			t.Errorf("log grew from %d to %d bytes while frozen", before, after)
+		}
+		if err := n.Thaw(); err != nil {
+			t.Fatal(err)
+		}
+		within(5*time.Second, func() bool { return size() > before })
+		if size() <= before {
+			t.Error("nothing is written after the thaw")
+		}
+		p.delete(t, "ice", metav1.DeleteOptions{})
+		p.awaitPod(t, "ice", "gone", gone)
 	})
 	t.Run("a pod that is deleted while its agent is dead ends", func(t *testing.T) {
 		p.create(t, shellPod("orphan", "sleep 1000", nil))
