@@ -3,9 +3,11 @@ package attachdetach
 import (
 	"sync"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/explain"
@@ -33,8 +35,22 @@ func (a *announcer) failed(pod *corev1.Pod, text string) {
 	a.recorder.Event(pod, corev1.EventTypeWarning, explain.FailedAttachVolume, text)
 }
 
+// refused tells a pod that the API server refused to attach its volume, if that is
+// news.
+func (a *announcer) refused(k key, pod *corev1.Pod, text string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.said[k] == nil {
+		a.said[k] = map[types.UID]string{}
+	}
+	if a.said[k][pod.UID] != text {
+		a.said[k][pod.UID] = text
+		a.failed(pod, text)
+	}
+}
+
 // holds tells the pods that wait for the volume why they do, if that is news.
-func (a *announcer) holds(key attachment.VolumeKey, s snapshot, steps []attachment.Step) {
+func (a *announcer) holds(key attachment.VolumeKey, s snapshot, steps []attachment.Step, log logr.Logger) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	before, now := a.said[key], map[types.UID]string{}
@@ -50,6 +66,8 @@ func (a *announcer) holds(key attachment.VolumeKey, s snapshot, steps []attachme
 				news = before[pod.UID]
 			} else if news != before[pod.UID] {
 				a.failed(pod, text)
+				log.Info("Hold", "node", hold.Node, "pod", klog.KObj(pod), "reason", hold.Reason,
+					"detail", hold.Detail, "blockers", explain.Blockers(hold.Blockers))
 			}
 			if news != "" {
 				now[pod.UID] = news

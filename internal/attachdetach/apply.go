@@ -120,7 +120,7 @@ func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err
 		return true, w.readAttachment(ctx, name)
 	}
 	for _, pod := range w.now.pods[s.Node] {
-		w.announcer.failed(pod, explain.AttachFailed(w.now.volumeName, explain.CreateFailed(err)))
+		w.announcer.refused(w.key, pod, explain.AttachFailed(w.now.volumeName, explain.CreateFailed(err)))
 	}
 	return false, fmt.Errorf("create VolumeAttachment %s for node %s: %w", name, s.Node, err)
 }

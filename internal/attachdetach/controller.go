@@ -156,7 +156,7 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 			continue
 		}
 		w.log.V(1).Info("Decided", "reason", decision.Reason, "steps", len(decision.Steps))
-		c.announcer.holds(k, w.now, decision.Steps)
+		c.announcer.holds(k, w.now, decision.Steps, w.log)
 		return recheck(decision.RecheckAt), nil
 	}
 	return reconcile.Result{}, fmt.Errorf("decide on volume %s of %s: %w", k.Handle, k.Driver, errUnsettled)

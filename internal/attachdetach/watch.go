@@ -146,6 +146,7 @@ func (w *world) attachmentChanged(before, after *storagev1.VolumeAttachment) []k
 	va := after
 	if va == nil {
 		va = before
+		w.forget(va.Spec.NodeName)
 	}
 	if k, ok := w.keyOfAttachment(va); ok {
 		return []key{k}
@@ -179,6 +180,7 @@ func (w *world) nodeChanged(before, after *corev1.Node) []key {
 	switch {
 	case after == nil:
 		w.depart(before)
+		w.forget(before.Name)
 		return w.keysOfNode(before)
 	case before == nil:
 		w.arrive(after.Name)

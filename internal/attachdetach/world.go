@@ -195,7 +195,7 @@ func computed(va *storagev1.VolumeAttachment, key attachment.VolumeKey) bool {
 	return va.Spec.Attacher == key.Driver && va.Name == kube.AttachmentName(key.Handle, key.Driver, va.Spec.NodeName)
 }
 
-// volumesByName gives the PersistentVolumes of one volume: usually one.
+// volumesOf gives the PersistentVolumes of one volume: usually one.
 func (w *world) volumesOf(key attachment.VolumeKey) []*corev1.PersistentVolume {
 	return list[*corev1.PersistentVolume](w.volumes, byVolume, kube.UniqueVolumeName(key.Driver, key.Handle))
 }
@@ -262,6 +262,13 @@ func (w *world) depart(node *corev1.Node) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.departed[node.Name] = node
+}
+
+// forget drops a Node that was deleted once nothing is attached to it any more.
+func (w *world) forget(name string) {
+	if len(w.attachments.ByIndex(byNode, name)) == 0 {
+		w.arrive(name)
+	}
 }
 
 func (w *world) arrive(name string) {
