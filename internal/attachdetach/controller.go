@@ -37,7 +37,7 @@ const (
 	// API server is decided on once; a volume that needs more is being fought over.
 	turnLimit = 6
 	// Back-off of a volume whose step failed at the API server. Nothing else waits.
-	firstRetry, lastRetry = 5 * time.Millisecond, time.Minute
+	firstRetry, lastRetry = 5 * time.Millisecond, 10 * time.Second
 )
 
 // Options are what an operator may choose.
