@@ -59,6 +59,8 @@ func (c Comparison) Write(w io.Writer) error {
 		line := fmt.Sprintf("%-28s %-32s %9.1f ms %9.1f ms %7.1fx", move, r.Figure, r.Upstream, r.Belay, r.Ratio)
 		fmt.Fprintln(out, strings.TrimRight(line, " "))
 	}
+	fmt.Fprintln(out, "A drained pod is bound before its old node has let the volume go: there the time after that,\n"+
+		"\"last in use -> reported on next\", is the plane's own.")
 	if err := out.Flush(); err != nil {
 		return fmt.Errorf("write the comparison: %w", err)
 	}
