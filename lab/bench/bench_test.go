@@ -99,6 +99,7 @@ func TestTenTimesUpstream(t *testing.T) {
 
 // measure is the shortest time of each figure over a placement and some drains.
 func measure(t *testing.T, plane string, drains int) map[string]time.Duration {
+	t.Helper()
 	ctx := t.Context()
 	scene := labtest.Open(t, options(plane, "bench-"+plane, 2))
 	move, err := scene.Place(ctx)

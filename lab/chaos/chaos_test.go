@@ -105,6 +105,7 @@ func knownOfKubelet(plan Plan) bool {
 
 // seed makes one move with one kill.
 func (r *run) seed(t *testing.T, plan Plan) {
+	t.Helper()
 	ctx, stop := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer stop()
 	t.Log(plan)

@@ -69,7 +69,7 @@ func (o options) run(command *cobra.Command) error {
 	ctx := command.Context() // ends with Ctrl-C
 	started := time.Now()
 	say := func(format string, args ...any) {
-		fmt.Fprintf(command.ErrOrStderr(), "[%5.1fs] %s\n", time.Since(started).Seconds(), fmt.Sprintf(format, args...))
+		command.PrintErrf("[%5.1fs] %s\n", time.Since(started).Seconds(), fmt.Sprintf(format, args...))
 	}
 	kind := o.nodes
 	if kind == "" {

@@ -22,7 +22,9 @@ func (s *screen) move(plane string, step Step) error {
 		return nil
 	}
 	if step.Move != nil {
-		fmt.Fprintf(s.out, "\n%s's plane, ", plane)
+		if _, err := fmt.Fprintf(s.out, "\n%s's plane, ", plane); err != nil {
+			return err
+		}
 		return timeline.Chart(s.out, step.Move, s.style)
 	}
 	_, err := fmt.Fprintf(s.out, "\n%s's plane, move 2, a second user: %s on %s was told\n  %s: %s\n",
@@ -40,8 +42,9 @@ type report struct {
 // end prints the comparison, if there are two results, and the last lines.
 func (s *screen) end(results []*Result, took time.Duration) error {
 	var comparison *timeline.Comparison
-	if len(results) == 2 {
-		c := timeline.Compare(results[0].Moves(), results[1].Moves())
+	if len(results) > 1 {
+		belay, upstream := results[0], results[1]
+		c := timeline.Compare(belay.Moves(), upstream.Moves())
 		comparison = &c
 	}
 	if s.json {
@@ -50,14 +53,15 @@ func (s *screen) end(results []*Result, took time.Duration) error {
 		return encoder.Encode(report{Results: results, Comparison: comparison, Seconds: took.Seconds()})
 	}
 	if comparison != nil {
-		fmt.Fprintln(s.out)
+		if _, err := fmt.Fprintln(s.out); err != nil {
+			return err
+		}
 		if err := comparison.Write(s.out); err != nil {
 			return err
 		}
 	}
-	fmt.Fprintln(s.out)
 	for _, r := range results {
-		_, err := fmt.Fprintf(s.out, "%s's plane on %s nodes: all %d acknowledged records verified (%d in place, chain intact), %d forbidden writes, %.0f s\n",
+		_, err := fmt.Fprintf(s.out, "\n%s's plane on %s nodes: all %d acknowledged records verified (%d in place, chain intact), %d forbidden writes, %.0f s\n",
 			r.Plane, r.NodeKind, r.Verified.Acknowledged, r.Verified.Count, r.Violations, r.Seconds)
 		if err != nil {
 			return err

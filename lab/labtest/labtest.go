@@ -13,16 +13,16 @@ import (
 )
 
 // Needs skips a test where no lab can run, and says why.
-func Needs(t testing.TB) {
-	t.Helper()
+func Needs(tb testing.TB) {
+	tb.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("NOT RUN: a lab makes mounts, loop devices and namespaces, which needs root; run the tests as root")
+		tb.Skip("NOT RUN: a lab makes mounts, loop devices and namespaces, which needs root; run the tests as root")
 	}
 	if os.Getenv("BELAY_BIN") == "" {
-		t.Skip("NOT RUN: a lab needs belay's programs; `make test` builds them and names their folder in BELAY_BIN")
+		tb.Skip("NOT RUN: a lab needs belay's programs; `make test` builds them and names their folder in BELAY_BIN")
 	}
 	if _, err := os.Stat("/dev/fuse"); err != nil {
-		t.Skipf("NOT RUN: the lab's storage needs FUSE: %v", err)
+		tb.Skipf("NOT RUN: the lab's storage needs FUSE: %v", err)
 	}
 }
 
@@ -38,7 +38,7 @@ func Open(t *testing.T, o cluster.Options) *scenario.Scene {
 	t.Cleanup(func() {
 		dir := scene.Cluster.Dir()
 		// The test's context has ended by now.
-		if err := scene.Close(context.Background()); err != nil { //nolint:usetesting // see above
+		if err := scene.Close(context.Background()); err != nil {
 			t.Error(err)
 		}
 		if left := scenario.LeftOnMachine(dir, o.Name); len(left) > 0 {

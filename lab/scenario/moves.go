@@ -104,7 +104,7 @@ func (s *Scene) PowerCut(ctx context.Context, title string) (*timeline.Move, err
 	}
 	err = s.await(ctx, notReadyLimit, from+" to be taken for dead (Ready not True)", func() (bool, error) {
 		node, err := s.state.Core().V1().Nodes().Lister().Get(from)
-		return err == nil && !ready(node), nil //nolint:nilerr // the Node is there or will be
+		return err == nil && !ready(node), nil
 	})
 	if err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -87,7 +88,7 @@ func (s *Scene) await(ctx context.Context, limit time.Duration, what string, don
 		case <-changed:
 		case <-again.C:
 		case <-ctx.Done():
-			if cause := context.Cause(ctx); ctx.Err() != context.DeadlineExceeded { //nolint:errorlint // ctx.Err returns the bare value
+			if cause := context.Cause(ctx); !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				return fmt.Errorf("stopped while waiting for %s: %w", what, cause)
 			}
 			return fmt.Errorf("waited %v for %s\n%s", limit, what, s.lastEvents(10))

@@ -1,7 +1,6 @@
 package timeline
 
 import (
-	"bufio"
 	"fmt"
 	"io"
 	"os"
@@ -64,7 +63,7 @@ var ownerColors = map[string]string{
 // Chart draws a move: one line per hop with its owner, its own time and a bar on
 // a common time axis. In a bar "." is waiting for the call, "#" the hop at work.
 func Chart(w io.Writer, m *Move, style Style) error {
-	out := bufio.NewWriter(w)
+	out := &strings.Builder{}
 	if style.Width == 0 {
 		style.Width = 100
 	}
@@ -90,7 +89,7 @@ func Chart(w io.Writer, m *Move, style Style) error {
 	for _, f := range m.Figures() {
 		fmt.Fprintf(out, "  = %-*s %*s\n", nameWidth+ownerWidth-3, f.Name, tookWidth, millis(f.Took))
 	}
-	if err := out.Flush(); err != nil {
+	if _, err := io.WriteString(w, out.String()); err != nil {
 		return fmt.Errorf("write the chart of %s: %w", m.Title, err)
 	}
 	return nil

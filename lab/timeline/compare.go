@@ -1,7 +1,6 @@
 package timeline
 
 import (
-	"bufio"
 	"fmt"
 	"io"
 	"strings"
@@ -47,7 +46,7 @@ func Compare(belay, upstream []*Move) Comparison {
 
 // Write prints the comparison as a table.
 func (c Comparison) Write(w io.Writer) error {
-	out := bufio.NewWriter(w)
+	out := &strings.Builder{}
 	fmt.Fprintf(out, "%-28s %-32s %12s %12s %8s\n", "move", "figure", "upstream", "belay", "ratio")
 	last := ""
 	for _, r := range c.Rows {
@@ -61,7 +60,7 @@ func (c Comparison) Write(w io.Writer) error {
 	}
 	fmt.Fprintln(out, "A drained pod is bound before its old node has let the volume go: there the time after that,\n"+
 		"\"last in use -> reported on next\", is the plane's own.")
-	if err := out.Flush(); err != nil {
+	if _, err := io.WriteString(w, out.String()); err != nil {
 		return fmt.Errorf("write the comparison: %w", err)
 	}
 	return nil

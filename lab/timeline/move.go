@@ -163,15 +163,24 @@ func NewMove(q Query, changes []Change, calls []Call) *Move {
 	return m
 }
 
+// skew is how far watches of different kinds, and the record of calls, may be out of
+// step: what is seen this little after its effect was its cause all the same.
+const skew = 200 * time.Millisecond
+
 // begin sets the moment at which a hop's turn came: the latest end of those that it
-// waits for. A hop that was done earlier than that did not wait for it.
+// waits for. A hop that was done well before that did not wait for it.
 func (m *Move) begin(hop *Hop, after []HopName) {
+	called := hop.Calls > 0
+	latest := hop.Ended
+	if called {
+		latest = hop.Worked
+	}
 	for _, name := range after {
-		if cause := m.Hop(name); cause != nil && cause.Seen && cause.Ended <= hop.Ended {
-			hop.Began = max(hop.Began, cause.Ended)
+		if cause := m.Hop(name); cause != nil && cause.Seen && cause.Ended <= latest+skew {
+			hop.Began = max(hop.Began, min(cause.Ended, latest))
 		}
 	}
-	if hop.Calls == 0 || hop.Worked < hop.Began {
+	if !called {
 		hop.Worked = hop.Began
 	}
 }
