@@ -144,7 +144,7 @@ func LeftOnMachine(dir, lab string) []string {
 			left = append(left, "loop device "+file+": "+strings.TrimSpace(string(raw)))
 		}
 	}
-	cgroups, _ := filepath.Glob("/sys/fs/cgroup/*/kubenode-" + lab + "-*")
+	cgroups, _ := filepath.Glob("/sys/fs/cgroup/*/kubenode-" + lab + "-node-*")
 	for _, dir := range cgroups {
 		left = append(left, "cgroup "+dir)
 	}
