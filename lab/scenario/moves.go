@@ -37,7 +37,7 @@ func (s *Scene) Place(ctx context.Context) (*timeline.Move, error) {
 	if _, err := s.Client.AppsV1().StatefulSets(Namespace).Create(ctx, set, metav1.CreateOptions{}); err != nil {
 		return nil, fmt.Errorf("create the writer: %w", err)
 	}
-	now, err := s.awaitWriter(ctx, "")
+	now, err := s.awaitWriter(ctx, "", nothing)
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +72,17 @@ func (s *Scene) leave(ctx context.Context, title string, push func(ctx context.C
 	if err := push(ctx, from); err != nil {
 		return nil, err
 	}
-	to, err := s.awaitWriter(ctx, from)
+	back, stop := s.comeBack(from)
+	defer stop()
+	to, err := s.awaitWriter(ctx, from, func() error {
+		select {
+		case <-back:
+			s.say("the scheduler did not know yet that %s is cordoned and put the writer back: once more", from)
+			return push(ctx, from)
+		default:
+			return nil
+		}
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -80,6 +90,14 @@ func (s *Scene) leave(ctx context.Context, title string, push func(ctx context.C
 		return nil, err
 	}
 	return s.Timeline(ctx, query(title, from, to, start))
+}
+
+// comeBack tells of the first new pod that is bound to the node that the writer
+// leaves: after a restart of the API server the scheduler's view is seconds old.
+func (s *Scene) comeBack(from string) (<-chan timeline.Change, func()) {
+	return s.Record.Next(func(c timeline.Change) bool {
+		return c.Kind == timeline.PodBound && c.Node == from && c.Object == Namespace+"/"+WriterPod
+	})
 }
 
 func query(title, from, to string, start time.Time) timeline.Query {
@@ -113,7 +131,7 @@ func (s *Scene) PowerCut(ctx context.Context, title string) (*timeline.Move, err
 	if err := s.MarkOutOfService(ctx, from); err != nil {
 		return nil, err
 	}
-	to, err := s.awaitWriter(ctx, from)
+	to, err := s.awaitWriter(ctx, from, nothing)
 	if err != nil {
 		return nil, err
 	}
@@ -267,19 +285,24 @@ func (s *Scene) WriterNode() (string, error) {
 	return p.Spec.NodeName, nil
 }
 
+func nothing() error { return nil }
+
 // recordsPerMove is how many new records a writer must have acknowledged before its
 // move counts as done: it writes ten a second.
 const recordsPerMove = 5
 
 // awaitWriter waits until the writer runs on a node other than from, and has
-// acknowledged new records there. It returns that node.
-func (s *Scene) awaitWriter(ctx context.Context, from string) (string, error) {
+// acknowledged new records there. It returns that node. meanwhile is called at each look.
+func (s *Scene) awaitWriter(ctx context.Context, from string, meanwhile func() error) (string, error) {
 	elsewhere := ""
 	if from != "" {
 		elsewhere = " on a node other than " + from
 	}
 	var node string
 	err := s.await(ctx, moveLimit, "pod "+Namespace+"/"+WriterPod+" to run"+elsewhere, func() (bool, error) {
+		if err := meanwhile(); err != nil {
+			return false, err
+		}
 		p, err := s.state.Core().V1().Pods().Lister().Pods(Namespace).Get(WriterPod)
 		if err != nil {
 			return false, nil //nolint:nilerr // between two pods of the set there is none
