@@ -85,7 +85,7 @@ func newRun(t *testing.T) *run {
 		kind = cluster.NodeKindBelay
 	}
 	scene := labtest.Open(t, cluster.Options{
-		Name: "chaos", Nodes: 2, NodeKind: kind, Plane: cluster.PlaneBelay,
+		Name: "chaos-" + kind, Nodes: 2, NodeKind: kind, Plane: cluster.PlaneBelay,
 		Drivers: []string{labdisk.DriverDisk}, NodeStatusUpdateFrequency: time.Second,
 	})
 	if _, err := scene.Place(t.Context()); err != nil {
