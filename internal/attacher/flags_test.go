@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/kubernetes-csi/csi-lib-utils/standardflags"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // as the program does
 )
@@ -41,6 +42,8 @@ func commandLine(t *testing.T) (*flag.FlagSet, *Options) {
 	tests := flag.CommandLine
 	t.Cleanup(func() { flag.CommandLine = tests })
 	flag.CommandLine = flag.NewFlagSet("belay-attacher", flag.ContinueOnError)
+	// The library keeps the labels of the test before in a map of its own.
+	clear(standardflags.Configuration.LeaderElectionLabels)
 	logsapi.AddGoFlags(logsapi.NewLoggingConfiguration(), flag.CommandLine)
 	return flag.CommandLine, RegisterFlags()
 }

@@ -84,8 +84,12 @@ func newRun(t *testing.T) *run {
 	if kind == "" {
 		kind = cluster.NodeKindBelay
 	}
+	name := "chaos" // short: unix sockets lie below the folder of that name
+	if kind == cluster.NodeKindKubelet {
+		name = "chaos-k"
+	}
 	scene := labtest.Open(t, cluster.Options{
-		Name: "chaos-" + kind, Nodes: 2, NodeKind: kind, Plane: cluster.PlaneBelay,
+		Name: name, Nodes: 2, NodeKind: kind, Plane: cluster.PlaneBelay,
 		Drivers: []string{labdisk.DriverDisk}, NodeStatusUpdateFrequency: time.Second,
 	})
 	if _, err := scene.Place(t.Context()); err != nil {

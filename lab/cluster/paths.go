@@ -75,12 +75,12 @@ func fileName(component string) string { return strings.ReplaceAll(component, "/
 // maxSocketPath is what fits into the address of a unix socket with its final zero byte.
 const maxSocketPath = 107
 
-// checkLengths refuses a cache folder that is too deep for the unix sockets in it.
-func (p paths) checkLengths(drivers []string) error {
+// checkLengths refuses a cache folder that is too deep for the unix sockets of a lab with so many nodes.
+func (p paths) checkLengths(drivers []string, nodeCount int) error {
 	sockets := []string{p.control(), p.fabricSocket()}
 	for _, driver := range drivers {
 		sockets = append(sockets, p.csiSocket(driver),
-			filepath.Join(p.node(nodeName(maxNodes)), "root", "plugins_registry", driver+"-reg.sock"))
+			filepath.Join(p.node(nodeName(nodeCount)), "root", "plugins_registry", driver+"-reg.sock"))
 	}
 	for _, socket := range sockets {
 		if len(socket) > maxSocketPath {

@@ -22,7 +22,7 @@ func preflight(p paths, o Options) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the lab needs root for namespaces, mounts and loop devices: run it with sudo")
 	}
-	if err := p.checkLengths(o.Drivers); err != nil {
+	if err := p.checkLengths(o.Drivers, o.Nodes); err != nil {
 		return err
 	}
 	if err := checkTools(o); err != nil {

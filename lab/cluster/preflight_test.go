@@ -26,7 +26,7 @@ func TestTroubleWithTheSurroundingsIsToldInASentence(t *testing.T) {
 		says  []string
 	}{
 		"cache folder too deep": {
-			func() error { return deep.checkLengths(disk) },
+			func() error { return deep.checkLengths(disk, 3) },
 			[]string{"BELAY_CACHE", "107"},
 		},
 		"no mkfs": {
@@ -58,7 +58,7 @@ func TestTroubleWithTheSurroundingsIsToldInASentence(t *testing.T) {
 			}
 		})
 	}
-	if err := (paths{cache: "/root/.cache/belay", name: "lab"}).checkLengths(labdisk.Drivers()); err != nil {
+	if err := (paths{cache: "/root/.cache/belay", name: "lab"}).checkLengths(labdisk.Drivers(), maxNodes); err != nil {
 		t.Errorf("the usual folder is refused: %v", err)
 	}
 }
