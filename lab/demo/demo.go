@@ -55,6 +55,9 @@ const (
 	nodeMonitorGrace = 16 * time.Second
 	// nodeStatusTick of kubelets.
 	nodeStatusTick = time.Second
+	// settle lets the start's own work pass, so that the first move times the plane and not
+	// the start of three nodes on few cores. The same for both planes.
+	settle = 3 * time.Second
 )
 
 // Run plays the demo once and takes its lab down, whatever happens.
@@ -80,6 +83,12 @@ func Run(ctx context.Context, set Settings) (result *Result, err error) {
 		err = errors.Join(err, scene.Close(ctx))
 	}()
 	result = &Result{Plane: set.Plane, NodeKind: set.NodeKind}
+	set.Say("letting the work of the start pass (%v)", settle)
+	select {
+	case <-time.After(settle):
+	case <-ctx.Done():
+		return result, fmt.Errorf("play the demo: %w", context.Cause(ctx))
+	}
 	for _, act := range acts {
 		set.Say("%s", act.says)
 		step, err := act.play(ctx, scene)
