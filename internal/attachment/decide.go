@@ -147,7 +147,8 @@ func (p *plan) keepConfirmed(a Attachment, node Node) {
 // report reports a confirmed attachment. If a delete of its version may be on its
 // way, the object gets a new version first, so that the delete fails.
 func (p *plan) report(a Attachment, node Node, requested time.Time) {
-	again := !a.DetachRequested.IsZero() || node.InUse == Yes || node.Checked
+	// That the node lists the volume says nothing here: it does so before the first attach.
+	again := !a.DetachRequested.IsZero() || !requested.IsZero() || node.Checked
 	p.note(a, requested, a.DeleteMayBeUnderway)
 	p.do(Report{Node: a.Node, NodeUID: node.Machine.NodeUID, Attachment: a.Ref, Again: again})
 }

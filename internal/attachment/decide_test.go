@@ -131,6 +131,11 @@ func TestAttachAndReport(t *testing.T) {
 			seen:  Observed{Attachments: []Attachment{attached("a")}, Nodes: nodes(map[NodeName]Node{"a": node("a")})},
 			steps: []Step{reportA},
 		},
+		"confirmed, and the node lists it in use already, as it does before the first attach": {
+			want:  wantAt("a"),
+			seen:  Observed{Attachments: []Attachment{attached("a")}, Nodes: nodes(map[NodeName]Node{"a": node("a", inUse)})},
+			steps: []Step{reportA},
+		},
 		"confirmed and reported": {
 			want: wantAt("a"),
 			seen: Observed{Attachments: []Attachment{attached("a")}, Nodes: nodes(map[NodeName]Node{"a": node("a", reported, inUse)})},
