@@ -88,19 +88,21 @@ func TestPodsOfABelayNode(t *testing.T) {
 	t.Run("a node that is frozen stands still and goes on as if nothing had been", func(t *testing.T) {
 		p.create(t, writerPod("ice", "node-1"))
 		p.awaitPod(t, "ice", "running", running)
-		if err := n.Freeze(); err != nil {
-			t.Fatal(err)
-		}
-		// What was on its way into the log is there after a moment; then nothing is added.
-		log, _ := filepath.Glob(filepath.Join(n.Config.Dir, "containers", "*", "c", "writer", "0", logFile))
 		size := func() (sum int64) {
-			for _, file := range log {
+			logs, _ := filepath.Glob(filepath.Join(n.Config.Dir, "containers", "*", "c", "writer", "0", logFile))
+			for _, file := range logs {
 				if info, err := os.Stat(file); err == nil {
 					sum += info.Size()
 				}
 			}
 			return sum
 		}
+		// A container runs before it has written its first line.
+		within(5*time.Second, func() bool { return size() > 0 })
+		if err := n.Freeze(); err != nil {
+			t.Fatal(err)
+		}
+		// What was on its way into the log is there after a moment; then nothing is added.
 		time.Sleep(100 * time.Millisecond)
 		before := size()
 		time.Sleep(300 * time.Millisecond)
