@@ -239,10 +239,19 @@ func (m *Move) Figures() []Figure {
 		}
 	}
 	add(FigureBoundReported, HopBound, HopReported)
-	add(FigureInUseReported, HopOutOfUse, HopReported)
+	// A pod that is bound only after the old node let go was not waited for by anybody before.
+	add(FigureInUseReported, m.later(HopOutOfUse, HopBound), HopReported)
 	add(FigureBoundRunning, HopBound, HopRunning)
 	add(FigurePodGoneDetached, HopPodGone, HopVAGone)
 	return out
+}
+
+// later is the one of two hops that ended last; the first if either was not seen.
+func (m *Move) later(first, second HopName) HopName {
+	if between, ok := m.Between(first, second); ok && between > 0 {
+		return second
+	}
+	return first
 }
 
 // Figure returns one derived time.

@@ -29,3 +29,23 @@ func TestAHopDoesNotTakeTheWholeMoveBecauseItsCauseWasSeenLate(t *testing.T) {
 		})
 	}
 }
+
+func TestTheHandOverCountsFromTheLaterOfLettingGoAndBinding(t *testing.T) {
+	const ms = time.Millisecond
+	tests := map[string]struct{ outOfUse, bound, want time.Duration }{
+		"the next pod waits for the old node":     {outOfUse: 300 * ms, bound: 100 * ms, want: 50 * ms},
+		"the old node let go before it was bound": {outOfUse: 100 * ms, bound: 320 * ms, want: 30 * ms},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			m := &Move{Hops: []Hop{
+				{Name: HopOutOfUse, Seen: true, Ended: tt.outOfUse},
+				{Name: HopBound, Seen: true, Ended: tt.bound},
+				{Name: HopReported, Seen: true, Ended: 350 * ms},
+			}}
+			if got, ok := m.Figure(FigureInUseReported); !ok || got != tt.want {
+				t.Errorf("Figure() = %v, %v, want %v", got, ok, tt.want)
+			}
+		})
+	}
+}
