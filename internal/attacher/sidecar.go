@@ -14,7 +14,6 @@ import (
 	"github.com/kubernetes-csi/csi-lib-utils/leaderelection"
 	"github.com/kubernetes-csi/csi-lib-utils/metrics"
 	"google.golang.org/grpc"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics/legacyregistry"
@@ -24,6 +23,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/kube"
 )
 
 // leasePrefix and the driver's name make the name of the lease, as csi-attacher's:
@@ -45,8 +45,7 @@ func RunSidecar(ctx context.Context, o *Options) error {
 	if err != nil {
 		return fmt.Errorf("build the Kubernetes client's configuration: %w", err)
 	}
-	config.ContentType = runtime.ContentTypeProtobuf
-	client, err := kubernetes.NewForConfig(config)
+	client, err := kubernetes.NewForConfig(kube.Wire(config))
 	if err != nil {
 		return fmt.Errorf("make the Kubernetes client: %w", err)
 	}

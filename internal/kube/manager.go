@@ -34,7 +34,7 @@ func NewManager(config *rest.Config, c ManagerConfig) (manager.Manager, error) {
 			return nil, fmt.Errorf("register API types: %w", err)
 		}
 	}
-	config = rest.CopyConfig(config)
+	config = Wire(config)
 	config.QPS = -1
 	options := manager.Options{
 		Scheme:                 scheme,

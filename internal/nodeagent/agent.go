@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/workqueue"
 
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
 )
@@ -90,7 +91,7 @@ func New(config Config) (*Agent, error) {
 	if err := config.complete(); err != nil {
 		return nil, err
 	}
-	client, err := kubernetes.NewForConfig(config.RESTConfig)
+	client, err := kubernetes.NewForConfig(kube.Wire(config.RESTConfig))
 	if err != nil {
 		return nil, fmt.Errorf("make a client of the API server: %w", err)
 	}

@@ -51,7 +51,7 @@ func TestOnePublishPerAttach(t *testing.T) {
 		}
 	}
 	t.Logf("%d attaches, %d publish calls; pod bound -> reported, %d at a time: median %v, longest %v", volumes*rounds,
-		got["ControllerPublishVolume"], volumes, median(reported), slices.Max(reported))
+		got["ControllerPublishVolume"], volumes, timeline.Median(reported), slices.Max(reported))
 }
 
 // count counts the driver's calls by method, failed ones too.
@@ -124,7 +124,7 @@ func measure(t *testing.T, plane string, drains int) map[string]time.Duration {
 		if len(all) == 0 {
 			t.Fatalf("no move through %s's plane shows %s", plane, figure)
 		}
-		middle[figure] = median(all)
+		middle[figure] = timeline.Median(all)
 		t.Logf("%s's plane, %s: best %v, median %v of %v", plane, figure, slices.Min(all), middle[figure], all)
 	}
 	return middle
@@ -138,12 +138,4 @@ func figures(moves []*timeline.Move, name string) []time.Duration {
 		}
 	}
 	return all
-}
-
-func median(all []time.Duration) time.Duration {
-	if len(all) == 0 {
-		return 0
-	}
-	sorted := slices.Sorted(slices.Values(all))
-	return sorted[len(sorted)/2]
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/nodes"
 	"belay.dev/belay/lab/proc"
@@ -282,7 +283,7 @@ func (c *Cluster) RESTConfig() *rest.Config {
 		return &rest.Config{Host: c.ports.server(), QPS: -1}
 	}
 	config.QPS = -1
-	return config
+	return kube.Wire(config)
 }
 
 // Fabric is a client of the storage.

@@ -14,6 +14,10 @@ import (
 	"belay.dev/belay/lab/timeline"
 )
 
+// roundsCompared: one move alone shows the phase of upstream's ticks and the first use
+// of a control plane that is seconds old.
+const roundsCompared = 5
+
 // usageError is a wrong command line.
 type usageError struct{ error }
 
@@ -26,6 +30,7 @@ type options struct {
 	nodes    string
 	upstream bool
 	compare  bool
+	rounds   int
 	output   string
 }
 
@@ -55,6 +60,7 @@ kubelets publish volumesInUse (upstream: 10 s).`,
 	flags.StringVar(&o.nodes, "nodes", "", "kind of nodes, kubelet or belay (default: kubelet where containerd and runc are installed)")
 	flags.BoolVar(&o.upstream, "upstream", false, "use upstream's attach/detach controller and csi-attacher instead of belay's")
 	flags.BoolVar(&o.compare, "compare", false, "make the same moves through belay and through upstream, and print both with ratios")
+	flags.IntVar(&o.rounds, "rounds", 0, "how often a volume is placed and drained; the comparison takes medians (default 1, with --compare 5)")
 	flags.StringVarP(&o.output, "output", "o", "text", "text or json; progress goes to stderr")
 	return command
 }
@@ -65,6 +71,12 @@ func (o options) run(command *cobra.Command) error {
 	}
 	if o.upstream && o.compare {
 		return usageError{errors.New("--compare runs both planes: leave --upstream out")}
+	}
+	switch {
+	case o.rounds < 0:
+		return usageError{fmt.Errorf("--rounds is at least 1, not %d", o.rounds)}
+	case o.rounds == 0 && o.compare:
+		o.rounds = roundsCompared
 	}
 	ctx := command.Context() // ends with Ctrl-C
 	started := time.Now()
@@ -88,7 +100,7 @@ func (o options) run(command *cobra.Command) error {
 	}
 	var results []*Result
 	for _, plane := range planes {
-		result, err := Run(ctx, Settings{Name: o.name, NodeKind: kind, Plane: plane, Say: say, Show: show.move})
+		result, err := Run(ctx, Settings{Name: o.name, NodeKind: kind, Plane: plane, Rounds: o.rounds, Say: say, Show: show.move})
 		if err != nil {
 			return explain(ctx, plane, err)
 		}

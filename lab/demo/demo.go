@@ -16,6 +16,8 @@ import (
 type Settings struct {
 	// Name of the lab, NodeKind and Plane as in cluster.Options.
 	Name, NodeKind, Plane string
+	// Rounds is how often the volume is placed anew and drained; at least once.
+	Rounds int
 	// Say is told what goes on, a line at a time; nil is silence.
 	Say func(format string, args ...any)
 	// Show is given what a move came to, as soon as it is over; may be nil.
@@ -89,7 +91,7 @@ func Run(ctx context.Context, set Settings) (result *Result, err error) {
 	case <-ctx.Done():
 		return result, fmt.Errorf("play the demo: %w", context.Cause(ctx))
 	}
-	for _, act := range acts {
+	for _, act := range acts(set.Rounds) {
 		set.Say("%s", act.says)
 		step, err := act.play(ctx, scene)
 		if err != nil {
@@ -113,23 +115,46 @@ type act struct {
 	play func(context.Context, *scenario.Scene) (Step, error)
 }
 
-var acts = []act{
-	{"a StatefulSet claims a volume and writes records to it", func(ctx context.Context, s *scenario.Scene) (Step, error) {
-		move, err := s.Place(ctx)
-		return Step{Move: move}, err
-	}},
-	{"move 1: the writer's node is drained", func(ctx context.Context, s *scenario.Scene) (Step, error) {
-		move, err := s.Drain(ctx, "move 1, drain")
-		return Step{Move: move}, err
-	}},
-	{"move 2: a second pod on a third node wants the volume", func(ctx context.Context, s *scenario.Scene) (Step, error) {
-		refused, err := s.Refuse(ctx)
-		return Step{Refused: refused}, err
-	}},
-	{"move 3: the writer's node loses its power", func(ctx context.Context, s *scenario.Scene) (Step, error) {
-		move, err := s.PowerCut(ctx, "move 3, power cut")
-		return Step{Move: move}, err
-	}},
+// acts is what the demo plays. Placement and drain are cheap and are made once a round,
+// each placement with a new volume.
+func acts(rounds int) []act {
+	all := []act{{"a StatefulSet claims a volume and writes records to it", place}}
+	for range rounds - 1 {
+		all = append(all, act{"once more: the writer and its volume are removed, a new one is placed", placeAnew})
+	}
+	for range max(rounds, 1) {
+		all = append(all, act{"move 1: the writer's node is drained", drain})
+	}
+	return append(all,
+		act{"move 2: a second pod on a third node wants the volume", refuse},
+		act{"move 3: the writer's node loses its power", cutPower})
+}
+
+func place(ctx context.Context, s *scenario.Scene) (Step, error) {
+	move, err := s.Place(ctx)
+	return Step{Move: move}, err
+}
+
+func placeAnew(ctx context.Context, s *scenario.Scene) (Step, error) {
+	if err := s.RemoveWriter(ctx); err != nil {
+		return Step{}, err
+	}
+	return place(ctx, s)
+}
+
+func drain(ctx context.Context, s *scenario.Scene) (Step, error) {
+	move, err := s.Drain(ctx, "move 1, drain")
+	return Step{Move: move}, err
+}
+
+func refuse(ctx context.Context, s *scenario.Scene) (Step, error) {
+	refused, err := s.Refuse(ctx)
+	return Step{Refused: refused}, err
+}
+
+func cutPower(ctx context.Context, s *scenario.Scene) (Step, error) {
+	move, err := s.PowerCut(ctx, "move 3, power cut")
+	return Step{Move: move}, err
 }
 
 // verify stops the writer, reads all records back elsewhere and asks the storage

@@ -23,6 +23,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/node"
 )
 
@@ -42,7 +43,7 @@ func runAgent(command *cobra.Command, config Config) error {
 		return fmt.Errorf("read kubeconfig of node %s: %w", config.Name, err)
 	}
 	connection.QPS = -1 // no client-side throttling
-	client, err := kubernetes.NewForConfig(connection)
+	client, err := kubernetes.NewForConfig(kube.Wire(connection))
 	if err != nil {
 		return fmt.Errorf("make client of node %s: %w", config.Name, err)
 	}

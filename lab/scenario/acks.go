@@ -23,7 +23,9 @@ type follower struct {
 	client kubernetes.Interface
 	group  sync.WaitGroup
 
-	mu      sync.Mutex
+	mu sync.Mutex
+	// ledger counts the ledgers begun: a line of a former one is not of this one.
+	ledger  int
 	highAck int64
 	lastErr error                         // of a log that could not be read; nil after one that could
 	stops   map[string]context.CancelFunc // by the pod's UID
@@ -52,7 +54,8 @@ func (f *follower) start(ctx context.Context, c timeline.Change) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	f.stops[c.UID] = cancel
-	f.group.Go(func() { f.read(ctx, namespace, name) })
+	ledger := f.ledger
+	f.group.Go(func() { f.read(ctx, ledger, namespace, name) })
 }
 
 // stop ends the reading of a pod's log a moment after the pod is gone: what is on
@@ -65,16 +68,24 @@ func (f *follower) stop(uid string) {
 	}
 }
 
+// begin forgets what was acknowledged: the next pod writes a new ledger.
+func (f *follower) begin() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ledger++
+	f.highAck = 0
+}
+
 // read follows one pod's log and begins anew when the stream breaks, as it does
 // when the API server or the node's agent is killed.
-func (f *follower) read(ctx context.Context, namespace, name string) {
+func (f *follower) read(ctx context.Context, ledger int, namespace, name string) {
 	for ctx.Err() == nil {
 		stream, err := f.client.CoreV1().Pods(namespace).GetLogs(name, &corev1.PodLogOptions{Follow: true}).Stream(ctx)
 		if ctx.Err() == nil {
 			f.note(err)
 		}
 		if err == nil {
-			f.scan(stream)
+			f.scan(ledger, stream)
 			_ = stream.Close() // nothing was written to it
 		}
 		select {
@@ -84,12 +95,14 @@ func (f *follower) read(ctx context.Context, namespace, name string) {
 	}
 }
 
-func (f *follower) scan(stream io.Reader) {
+func (f *follower) scan(ledger int, stream io.Reader) {
 	lines := bufio.NewScanner(stream)
 	for lines.Scan() {
 		if n, ok := acknowledged(lines.Text()); ok {
 			f.mu.Lock()
-			f.highAck = max(f.highAck, n)
+			if ledger == f.ledger {
+				f.highAck = max(f.highAck, n)
+			}
 			f.mu.Unlock()
 		}
 	}

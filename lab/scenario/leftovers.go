@@ -106,10 +106,12 @@ func (s *Scene) RemoveWriter(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.await(ctx, moveLimit, "the writer's volume to be deleted", func() (bool, error) {
+	err = s.await(ctx, moveLimit, "the writer's volume to be deleted", func() (bool, error) {
 		volumes, err := s.state.Core().V1().PersistentVolumes().Lister().List(everything)
 		return len(volumes) == 0, err
 	})
+	s.acks.begin()
+	return err
 }
 
 // LeftOnMachine lists what a lab left on this machine: processes whose command line

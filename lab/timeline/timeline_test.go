@@ -287,13 +287,40 @@ func TestCompareLeavesOutWhatHasNoRatio(t *testing.T) {
 	slow.Hop(HopReported).Ended += time.Second
 	slow.Hop(HopVAGone).Ended = slow.Hop(HopPodGone).Ended - time.Millisecond
 	want := Comparison{Rows: []ComparisonRow{
-		{Move: "drain", Figure: FigureBoundReported, Upstream: 1068, Belay: 68, Ratio: 1068.0 / 68},
-		{Move: "drain", Figure: FigureInUseReported, Upstream: 1048, Belay: 48, Ratio: 1048.0 / 48},
-		{Move: "drain", Figure: FigureBoundRunning, Upstream: 346, Belay: 346, Ratio: 1},
+		{Move: "drain", Figure: FigureBoundReported, Upstream: 1068, Belay: 68, Ratio: 1068.0 / 68, Least: 1068.0 / 68, Moves: 1},
+		{Move: "drain", Figure: FigureInUseReported, Upstream: 1048, Belay: 48, Ratio: 1048.0 / 48, Least: 1048.0 / 48, Moves: 1},
+		{Move: "drain", Figure: FigureBoundRunning, Upstream: 346, Belay: 346, Ratio: 1, Least: 1, Moves: 1},
 	}}
 	got := Compare([]*Move{belay}, []*Move{slow})
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("comparison (-want +got):\n%s", diff)
+	}
+}
+
+func TestCompareTakesMediansAndTellsTheLeastRatio(t *testing.T) {
+	moves := func(reported ...time.Duration) []*Move {
+		var all []*Move
+		for _, d := range reported {
+			all = append(all, &Move{Title: "placement", Hops: []Hop{
+				{Name: HopBound, Seen: true, Ended: time.Second}, {Name: HopReported, Seen: true, Ended: time.Second + d},
+			}})
+		}
+		return all
+	}
+	const ms = time.Millisecond
+	got := Compare(moves(90*ms, 20*ms, 30*ms), moves(1200*ms, 600*ms, 630*ms))
+	want := Comparison{Rows: []ComparisonRow{{
+		Move: "placement", Figure: FigureBoundReported, Upstream: 630, Belay: 30, Ratio: 21, Least: 600.0 / 90, Moves: 3,
+	}}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("comparison (-want +got):\n%s", diff)
+	}
+	var table strings.Builder
+	if err := got.Write(&table); err != nil {
+		t.Fatal(err)
+	}
+	if line := "placement, median of 3       pod bound -> reported                630.0 ms      30.0 ms    21.0x     6.7x\n"; !strings.Contains(table.String(), line) {
+		t.Errorf("the table lacks %q:\n%s", line, table.String())
 	}
 }
 
