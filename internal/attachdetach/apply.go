@@ -63,6 +63,8 @@ func nodeOf(step attachment.Step) attachment.NodeName {
 		return s.Node
 	case attachment.Note:
 		return s.Node
+	case attachment.NoteNode:
+		return s.Node
 	case attachment.Hold:
 		return s.Node
 	}
@@ -85,6 +87,8 @@ func (w *work) step(ctx context.Context, step attachment.Step) (again bool, err 
 		return false, w.delete(ctx, s.Attachment)
 	case attachment.Note:
 		return false, w.note(ctx, s)
+	case attachment.NoteNode:
+		return false, w.noteNode(ctx, s)
 	case attachment.Hold:
 	}
 	return false, nil
@@ -239,3 +243,7 @@ func (w *work) note(ctx context.Context, s attachment.Note) error {
 	w.world.attachments.Wrote(kube.StripAttachment(va))
 	return nil
 }
+
+// noteNode stores on the Node since when the detach of a volume without a
+// VolumeAttachment waits.
+func (w *work) noteNode(context.Context, attachment.NoteNode) error { return nil }

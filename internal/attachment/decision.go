@@ -15,7 +15,8 @@ type Decision struct {
 	RecheckAt time.Time
 }
 
-// Step is one of Attach, Report, WithdrawReport, Detach, ForceDetach, Note and Hold.
+// Step is one of Attach, Report, WithdrawReport, Detach, ForceDetach, Note, NoteNode
+// and Hold.
 type Step interface{ step() }
 
 // Attach makes the VolumeAttachment of the volume on a node.
@@ -74,6 +75,15 @@ type Note struct {
 	CalledOff time.Time
 }
 
+// NoteNode stores on the Node since when the detach of an Unattached volume waits, or
+// removes that.
+type NoteNode struct {
+	Node    NodeName
+	NodeUID string
+	// DetachRequested is stored, or removed when zero.
+	DetachRequested time.Time
+}
+
 // Hold waits, for Reason, with regard to one node.
 type Hold struct {
 	Node       NodeName
@@ -93,6 +103,7 @@ func (WithdrawReport) step() {}
 func (Detach) step()         {}
 func (ForceDetach) step()    {}
 func (Note) step()           {}
+func (NoteNode) step()       {}
 func (Hold) step()           {}
 
 // Authority is what allows a ForceDetach (S2). Only this package makes one.
@@ -110,6 +121,23 @@ func (OutOfServiceTaint) authority() {}
 
 // String returns upstream's word for it.
 func (OutOfServiceTaint) String() string { return "out-of-service" }
+
+// UnmountTimeout is the policy that gives up waiting for a node that is not healthy.
+type UnmountTimeout struct{}
+
+func (UnmountTimeout) authority() {}
+
+// String returns upstream's word for it.
+func (UnmountTimeout) String() string { return "timeout" }
+
+// DeletedNode is the policy that takes the deletion of a Node object for the word
+// that its machine is gone.
+type DeletedNode struct{}
+
+func (DeletedNode) authority() {}
+
+// String returns the word for logs, metrics and events.
+func (DeletedNode) String() string { return "deleted-node" }
 
 // Blocker is one thing that says that the volume is, or may be, at a node.
 type Blocker struct {

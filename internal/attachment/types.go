@@ -51,6 +51,10 @@ type Desired struct {
 	// Wants holds one entry per node with a pod that needs the volume there. It is
 	// empty for a driver that needs no attach.
 	Wants []Want
+	// Unattached is set for a volume that has no VolumeAttachment: Fibre Channel and
+	// iSCSI, which the node connects by itself. It is reported, because kubelet mounts
+	// nothing else, and kept from a second node like any other.
+	Unattached bool
 }
 
 // Want says that pods of one node need the volume.
@@ -134,6 +138,13 @@ type Node struct {
 	// InUse tells whether status.volumesInUse lists the volume. For a node that is
 	// gone it is what its last version said, Unknown if nobody remembers.
 	InUse Knowledge
+	// Healthy is Yes when the node's condition Ready is True, and No otherwise, also
+	// where there is no such condition or no Node: upstream's rule for the unmount
+	// timeout. Unknown when the Node could not be read.
+	Healthy Knowledge
+	// DetachRequested is when an Unattached volume was first found unwanted and in use
+	// here; zero when it was not. Others have this on their Attachment.
+	DetachRequested time.Time
 	// OutOfService is set when the node carries the out-of-service taint.
 	OutOfService bool
 	// Checked is set when the API server itself, not a cache, answered in this turn
@@ -145,10 +156,36 @@ type Node struct {
 	WriteMayBeUnderway bool
 }
 
-// Policy names the cases in which a volume is detached although it may be in use.
-// The zero value forces nothing.
+// Policy names the cases in which a volume is detached although it may be in use
+// (S2). The zero value forces nothing.
 type Policy struct {
 	// OutOfService trusts the taint node.kubernetes.io/out-of-service: whoever set it
 	// vouches that the machine is shut down. Upstream always does.
 	OutOfService bool
+	// UnmountTimeout is how long after the first request a detach is forced on a node
+	// that is not healthy. Zero, the default, never forces; upstream has six minutes.
+	UnmountTimeout time.Duration
+	// DeletedNode says what becomes of volumes in use on a node whose object is gone.
+	DeletedNode DeletedNodePolicy
+}
+
+// DeletedNodePolicy says what becomes of volumes that were in use on a node when its
+// Node object went away.
+type DeletedNodePolicy uint8
+
+const (
+	// DeletedNodeWait waits for UnmountTimeout, as upstream does, and for ever where
+	// that is zero.
+	DeletedNodeWait DeletedNodePolicy = iota
+	// DeletedNodeDetach takes the deletion for a person's word that the machine is
+	// gone, and detaches at once. A machine that goes on writing is not noticed.
+	DeletedNodeDetach
+)
+
+// String returns the word that the flag --deleted-node-policy has for it.
+func (p DeletedNodePolicy) String() string {
+	if p == DeletedNodeDetach {
+		return "detach"
+	}
+	return "wait"
 }
