@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/http"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -46,6 +47,8 @@ type lab struct {
 	// lose, if set before run, chooses requests that are carried out and whose answer
 	// does not arrive.
 	lose func(*http.Request) bool
+	// options are those of the controllers that run starts.
+	options Options
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced at each event
@@ -61,9 +64,13 @@ func newLab(t *testing.T) *lab {
 		t.Skip("needs kube-apiserver and etcd: set KUBEBUILDER_ASSETS to their folder")
 	}
 	prefix := strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name()))
-	prefix = fmt.Sprintf("%s-%d", prefix, runs.Add(1)) // -count runs it again
+	if len(prefix) > 50 { // a namespace has at most 63
+		prefix = prefix[len(prefix)-50:]
+	}
+	prefix = fmt.Sprintf("t%s-%d", notNameChar.ReplaceAllString(prefix, ""), runs.Add(1)) // -count runs it again
 	l := &lab{
 		T: t, Client: cluster.client, ctx: t.Context(), prefix: prefix, changed: make(chan struct{}),
+		options: Options{Policy: attachment.Policy{OutOfService: true}},
 		vas: map[string]*storagev1.VolumeAttachment{}, nodes: map[string]*corev1.Node{}, events: map[string]*corev1.Event{},
 	}
 	l.must(l.Create(l.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: prefix}}))
@@ -76,6 +83,8 @@ const driver = "disk.test"
 
 var runs atomic.Int32
 
+var notNameChar = regexp.MustCompile("[^a-z0-9-]")
+
 func (l *lab) must(err error) {
 	l.Helper()
 	if err != nil {
@@ -83,20 +92,31 @@ func (l *lab) must(err error) {
 	}
 }
 
-// watch follows what the test asserts on.
-func (l *lab) watch() {
+// observer watches, once for all tests, what they assert on.
+var observer = sync.OnceValues(func() (informers.SharedInformerFactory, error) {
 	config := rest.CopyConfig(cluster.admin)
 	config.QPS = -1
 	clients, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	return informers.NewSharedInformerFactory(clients, 0), nil
+})
+
+// watch follows what the test asserts on.
+func (l *lab) watch() {
+	factory, err := observer()
 	l.must(err)
-	factory := informers.NewSharedInformerFactory(clients, 0)
+	var synced []toolscache.InformerSynced
 	add := func(informer toolscache.SharedIndexInformer, see func(obj any, gone bool)) {
-		_, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		registration, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
 			AddFunc:    func(obj any) { see(obj, false) },
 			UpdateFunc: func(_, obj any) { see(obj, false) },
 			DeleteFunc: func(obj any) { see(obj, true) },
 		})
 		l.must(err)
+		synced = append(synced, registration.HasSynced)
+		l.Cleanup(func() { _ = informer.RemoveEventHandler(registration) })
 	}
 	add(factory.Storage().V1().VolumeAttachments().Informer(), func(obj any, gone bool) {
 		if va, ok := obj.(*storagev1.VolumeAttachment); ok && strings.HasPrefix(va.Spec.NodeName, l.prefix+"-") {
@@ -107,19 +127,17 @@ func (l *lab) watch() {
 		}
 	})
 	add(factory.Core().V1().Nodes().Informer(), func(obj any, gone bool) {
-		if node, ok := obj.(*corev1.Node); ok {
+		if node, ok := obj.(*corev1.Node); ok && strings.HasPrefix(node.Name, l.prefix+"-") {
 			l.see(func() { remember(l.nodes, node.Name, node, gone) })
 		}
 	})
 	add(factory.Core().V1().Events().Informer(), func(obj any, gone bool) {
-		if event, ok := obj.(*corev1.Event); ok && event.Namespace == l.prefix {
-			l.see(func() { remember(l.events, event.Name, event, gone) })
+		if event, ok := obj.(*corev1.Event); ok && strings.HasPrefix(event.Namespace, l.prefix) {
+			l.see(func() { remember(l.events, event.Namespace+"/"+event.Name, event, gone) })
 		}
 	})
-	ctx, cancel := context.WithCancel(context.WithoutCancel(l.ctx))
-	factory.Start(ctx.Done())
-	factory.WaitForCacheSync(ctx.Done())
-	l.Cleanup(func() { cancel(); factory.Shutdown() })
+	factory.Start(cluster.done)
+	toolscache.WaitForCacheSync(l.ctx.Done(), synced...)
 }
 
 func remember[T any](m map[string]T, name string, obj T, gone bool) {
@@ -197,10 +215,8 @@ func (l *lab) describe() string {
 // run starts a controller, with the shipped rights; stop ends it.
 func (l *lab) run() (stop func()) {
 	l.Helper()
-	identity := fmt.Sprintf("%s-%d", l.prefix, time.Now().UnixNano())
-	config := rest.CopyConfig(cluster.controller)
 	intercept, lose := l.intercept, l.lose
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+	return launch(l.T, l.options, func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
 			if intercept != nil {
 				if err := intercept(r); err != nil {
@@ -215,25 +231,39 @@ func (l *lab) run() (stop func()) {
 			return answer, err
 		})
 	})
+}
+
+// launch starts a controller, with the shipped rights, whose requests pass through
+// what wrap makes; stop ends it.
+func launch(t *testing.T, o Options, wrap func(http.RoundTripper) http.RoundTripper) (stop func()) {
+	t.Helper()
+	config := rest.CopyConfig(cluster.controller)
+	config.Wrap(wrap)
 	mgr, err := kube.NewManager(config, kube.ManagerConfig{
 		Lease: &kube.LeaseConfig{
-			Namespace: "kube-system", Name: "belay-controller", Identity: identity, RenewDeadline: 10 * time.Second,
+			Namespace: "kube-system", Name: "belay-controller", RenewDeadline: 10 * time.Second,
+			Identity: fmt.Sprintf("%s-%d", t.Name(), time.Now().UnixNano()),
 		},
 		LeaseDuration: 15 * time.Second,
 		RetryPeriod:   100 * time.Millisecond,
 	})
-	l.must(err)
-	ctx, cancel := context.WithCancel(context.WithoutCancel(l.ctx))
-	l.must(Setup(ctx, mgr, Options{Policy: attachment.Policy{OutOfService: true}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	if err := Setup(ctx, mgr, o); err != nil {
+		cancel()
+		t.Fatal(err)
+	}
 	ended := make(chan error, 1)
 	go func() { ended <- mgr.Start(ctx) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
-			l.Errorf("controller ended: %v", err)
+			t.Errorf("controller ended: %v", err)
 		}
 	})
-	l.Cleanup(stop)
+	t.Cleanup(stop)
 	return stop
 }
 
@@ -445,7 +475,7 @@ func (l *lab) awaitWaiting(volume, node string) {
 func (l *lab) told(pod, reason string) []string {
 	var found []string
 	for _, e := range l.events {
-		if e.InvolvedObject.Name == pod && e.Reason == reason && e.Source.Component == EventComponent {
+		if e.InvolvedObject.Namespace == l.prefix && e.InvolvedObject.Name == pod && e.Reason == reason && e.Source.Component == EventComponent {
 			found = append(found, e.Message)
 		}
 	}
@@ -479,6 +509,8 @@ type fakeAttacher struct {
 	guard   sync.Mutex
 	refusal string // attachError of every attach, "" for none
 	stalled bool   // nothing is answered
+	// mood, if set, is asked before each answer: whether none is given, or an error.
+	mood func(va *storagev1.VolumeAttachment) (silent bool, refusal string)
 }
 
 func (a *fakeAttacher) set(f func()) {
@@ -512,16 +544,24 @@ func (a *fakeAttacher) notice(va *storagev1.VolumeAttachment) {
 			fmt.Fprintln(os.Stderr, "fake attacher:", err)
 		}
 	}
+	refusal, silent := a.refusal, a.stalled
+	if a.mood != nil {
+		silent, refusal = a.mood(va)
+	}
 	switch {
-	case a.stalled:
+	case silent:
+	case va.DeletionTimestamp != nil && finalized && a.mood != nil && refusal != "":
+		if e := va.Status.DetachError; e == nil || e.Message != refusal {
+			patch(true, `{"metadata": {"uid": %q}, "status": {"detachError": {"message": %q}}}`, va.UID, refusal)
+		}
 	case va.DeletionTimestamp != nil && finalized:
 		patch(false, `{"metadata": {"uid": %q, "finalizers": null}}`, va.UID)
 	case va.DeletionTimestamp != nil || va.Status.Attached:
 	case !finalized:
 		patch(false, `{"metadata": {"uid": %q, "finalizers": [%q]}}`, va.UID, a.finalizer)
-	case a.refusal != "":
-		if va.Status.AttachError == nil {
-			patch(true, `{"metadata": {"uid": %q}, "status": {"attachError": {"message": %q}}}`, va.UID, a.refusal)
+	case refusal != "":
+		if e := va.Status.AttachError; e == nil || e.Message != refusal {
+			patch(true, `{"metadata": {"uid": %q}, "status": {"attachError": {"message": %q}}}`, va.UID, refusal)
 		}
 	default:
 		patch(true, `{"metadata": {"uid": %q}, "status": {"attached": true, "attachError": null}}`, va.UID)

@@ -37,6 +37,7 @@ var cluster struct {
 	controller *rest.Config // as the shipped ServiceAccount, with the shipped rules
 	client     client.Client
 	auditLog   string
+	done       chan struct{} // closed after the last test
 }
 
 func TestMain(m *testing.M) {
@@ -68,7 +69,9 @@ func withCluster(run func() int) int {
 	if err := install(env); err != nil {
 		return fail(err)
 	}
+	cluster.done = make(chan struct{})
 	code := run()
+	close(cluster.done) // the API server waits for those who watch
 	if code == 0 && flag.Lookup("test.run").Value.String() == "" {
 		if err := checkRules(); err != nil {
 			return fail(err)
