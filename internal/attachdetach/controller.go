@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
@@ -54,6 +55,7 @@ type Controller struct {
 	reporter  *reporter
 	announcer *announcer
 	policy    attachment.Policy
+	sources   []source.TypedSource[key]
 
 	// ready is closed when the caches have reached what the leader before wrote.
 	ready chan struct{}
@@ -69,24 +71,16 @@ type Controller struct {
 
 // Setup adds the controller to the manager.
 func Setup(ctx context.Context, mgr manager.Manager, o Options) error {
-	w, err := newWorld(ctx, mgr.GetCache())
-	if err != nil {
-		return fmt.Errorf("set up the attach/detach controller: %w", err)
-	}
 	clients, err := kubernetes.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
 	if err != nil {
 		return fmt.Errorf("make the client for events: %w", err)
 	}
 	events := newEventSink(clients.CoreV1())
-	c := &Controller{
-		client:    mgr.GetClient(),
-		live:      mgr.GetAPIReader(),
-		world:     w,
-		reporter:  newReporter(mgr.GetClient(), mgr.GetAPIReader(), w, o.Policy),
-		announcer: newAnnouncer(events.recorder(mgr.GetScheme())),
-		policy:    o.Policy,
-		ready:     make(chan struct{}),
-		doubtful:  map[types.UID]string{},
+	c, err := New(ctx, Parts{
+		Cache: mgr.GetCache(), Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: events.recorder(mgr.GetScheme()),
+	}, o)
+	if err != nil {
+		return err
 	}
 	yes := true
 	queue, err := controller.NewTyped(Name, mgr, controller.TypedOptions[key]{
@@ -100,7 +94,7 @@ func Setup(ctx context.Context, mgr manager.Manager, o Options) error {
 	if err != nil {
 		return fmt.Errorf("make the queue of volumes: %w", err)
 	}
-	for _, s := range w.sources(mgr.GetCache()) {
+	for _, s := range c.Sources() {
 		if err := queue.Watch(s); err != nil {
 			return fmt.Errorf("watch: %w", err)
 		}
@@ -108,14 +102,14 @@ func Setup(ctx context.Context, mgr manager.Manager, o Options) error {
 	if err := mgr.Add(events); err != nil {
 		return fmt.Errorf("add the event sink: %w", err)
 	}
-	if err := mgr.Add(manager.RunnableFunc(c.lead)); err != nil {
+	if err := mgr.Add(manager.RunnableFunc(c.Lead)); err != nil {
 		return fmt.Errorf("add the barrier: %w", err)
 	}
 	return nil
 }
 
-// lead lets the workers begin once the caches have caught up with the leader before.
-func (c *Controller) lead(ctx context.Context) error {
+// Lead lets the workers begin once the caches have caught up with the leader before.
+func (c *Controller) Lead(ctx context.Context) error {
 	barrier := kube.Barrier{Reader: c.live, Caches: c.world.informers}
 	// The leader before may be gone because the API server is: it gets time.
 	for retry := firstRetry; ; retry = min(2*retry, lastRetry) {

@@ -1,0 +1,48 @@
+package attachdetach
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+)
+
+// Parts are what a Controller observes and acts through. In a process they are the
+// manager's; the simulation has its own.
+type Parts struct {
+	// Cache holds the watched objects. Its informers must have indexes.
+	Cache cache.Cache
+	// Client writes.
+	Client client.Client
+	// Live reads past the caches, at quorum.
+	Live client.Reader
+	// Recorder takes the events for pods.
+	Recorder record.EventRecorder
+}
+
+// New makes a controller that acts through the parts. Whoever makes it starts Sources,
+// calls Lead once it leads, and Reconcile for each volume that the sources name.
+func New(ctx context.Context, p Parts, o Options) (*Controller, error) {
+	w, err := newWorld(ctx, p.Cache)
+	if err != nil {
+		return nil, fmt.Errorf("set up the attach/detach controller: %w", err)
+	}
+	return &Controller{
+		client:    p.Client,
+		live:      p.Live,
+		world:     w,
+		reporter:  newReporter(p.Client, p.Live, w, o.Policy),
+		announcer: newAnnouncer(p.Recorder),
+		policy:    o.Policy,
+		ready:     make(chan struct{}),
+		doubtful:  map[types.UID]string{},
+		sources:   w.sources(p.Cache),
+	}, nil
+}
+
+// Sources name the volumes that each change in the caches may matter to.
+func (c *Controller) Sources() []source.TypedSource[key] { return c.sources }
