@@ -1,0 +1,211 @@
+package hollow
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-helpers/apimachinery/lease"
+	"k8s.io/utils/clock"
+
+	"belay.dev/belay/internal/kube"
+)
+
+// Options say how hollow nodes behave. Only Drivers must be set.
+type Options struct {
+	// Drivers are the CSI drivers that each node has; its id at each is its name. A
+	// volume of another driver counts as mounted without an attach.
+	Drivers []string
+	// MaxPods each node takes; default 110, kubelet's.
+	MaxPods int64
+	// Heartbeat is how often each node renews its Lease; 0, the default, is never, for
+	// labs in which nobody looks (kube-controller-manager's node lifecycle does:
+	// 10 s is kubelet's pace). The Lease lasts four times as long.
+	Heartbeat time.Duration
+	// Retry is the pause after a write that failed; default 100 ms.
+	Retry time.Duration
+}
+
+func (o Options) withDefaults() (Options, error) {
+	if len(o.Drivers) == 0 {
+		return o, errors.New("hollow nodes need at least one driver")
+	}
+	if o.MaxPods == 0 {
+		o.MaxPods = 110
+	}
+	if o.Retry == 0 {
+		o.Retry = 100 * time.Millisecond
+	}
+	return o, nil
+}
+
+// Fleet is a number of hollow nodes. Its methods may be called from any goroutine.
+type Fleet struct {
+	*Record
+	options Options
+	client  kubernetes.Interface
+	factory informers.SharedInformerFactory
+	objects objects
+	nodes   map[string]*node
+	running sync.WaitGroup
+}
+
+// Start registers the nodes, or takes over those that are there, and plays their
+// kubelets until ctx ends; Wait then waits for the last goroutine. It returns when
+// all are registered and every pod that is bound to one of them is known.
+func Start(ctx context.Context, config *rest.Config, names []string, o Options) (*Fleet, error) {
+	o, err := o.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	config = kube.Wire(config)
+	config.QPS = -1
+	config.UserAgent = "hollow-nodes"
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make the client of the hollow nodes: %w", err)
+	}
+	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(withoutManagedFields))
+	f := &Fleet{
+		Record: newRecord(), options: o, client: client, factory: factory,
+		objects: objects{drivers: o.Drivers, factory: factory}, nodes: map[string]*node{},
+	}
+	for _, name := range names {
+		f.nodes[name] = newNode(f, name)
+	}
+	if err := f.register(ctx); err != nil {
+		return nil, err
+	}
+	if err := f.follow(ctx); err != nil {
+		return nil, err
+	}
+	for _, n := range f.nodes {
+		f.running.Go(func() { n.run(ctx) })
+		if o.Heartbeat > 0 {
+			f.running.Go(func() { f.heartbeat(ctx, n) })
+		}
+	}
+	return f, nil
+}
+
+// Wait returns when all that Start began has ended, after its context has.
+func (f *Fleet) Wait() {
+	f.running.Wait()
+	f.factory.Shutdown()
+}
+
+// Freeze stops the kubelet of a node; what is mounted stays so. False thaws it.
+func (f *Fleet) Freeze(name string, frozen bool) {
+	if n := f.nodes[name]; n != nil {
+		n.freeze(frozen)
+	}
+}
+
+func withoutManagedFields(object any) (any, error) {
+	if accessor, err := meta.Accessor(object); err == nil {
+		accessor.SetManagedFields(nil)
+	}
+	return object, nil
+}
+
+func (f *Fleet) register(ctx context.Context) error {
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.SetLimit(16)
+	for _, n := range f.nodes {
+		group.Go(func() error { return n.register(groupCtx) })
+	}
+	return group.Wait()
+}
+
+// follow hands each change of the cluster to the node that it concerns.
+func (f *Fleet) follow(ctx context.Context) error {
+	core := f.factory.Core().V1()
+	handlers := []struct {
+		informer cache.SharedIndexInformer
+		handle   func(object any, gone bool)
+	}{
+		{core.Pods().Informer(), f.podChanged},
+		{core.Nodes().Informer(), f.nodeChanged},
+		{core.PersistentVolumeClaims().Informer(), func(any, bool) { f.wakeWaiting() }},
+		{core.PersistentVolumes().Informer(), func(any, bool) { f.wakeWaiting() }},
+	}
+	var synced []cache.InformerSynced
+	for _, h := range handlers {
+		registration, err := h.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc: func(object any) { h.handle(object, false) },
+			UpdateFunc: func(old, object any) {
+				// A pod that was made anew under its name may come as one update.
+				if before, ok := old.(*corev1.Pod); ok && before.UID != object.(*corev1.Pod).UID {
+					h.handle(old, true)
+				}
+				h.handle(object, false)
+			},
+			DeleteFunc: func(object any) {
+				if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
+					object = last.Obj
+				}
+				h.handle(object, true)
+			},
+		})
+		if err != nil {
+			return fmt.Errorf("watch for the hollow nodes: %w", err)
+		}
+		synced = append(synced, registration.HasSynced)
+	}
+	f.factory.Start(ctx.Done())
+	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+		return fmt.Errorf("wait for the first lists of the hollow nodes: %w", context.Cause(ctx))
+	}
+	return nil
+}
+
+func (f *Fleet) podChanged(object any, gone bool) {
+	pod, ok := object.(*corev1.Pod)
+	if !ok {
+		return
+	}
+	if n := f.nodes[pod.Spec.NodeName]; n != nil {
+		n.setPod(pod, gone)
+	}
+}
+
+func (f *Fleet) nodeChanged(object any, gone bool) {
+	changed, ok := object.(*corev1.Node)
+	if !ok || f.nodes[changed.Name] == nil {
+		return
+	}
+	if gone {
+		f.nodes[changed.Name].lost(changed)
+		return
+	}
+	f.nodes[changed.Name].saw(changed)
+}
+
+// wakeWaiting wakes the nodes with pods whose claims or volumes were not there.
+func (f *Fleet) wakeWaiting() {
+	for _, n := range f.nodes {
+		if n.waiting.Load() {
+			n.kick()
+		}
+	}
+}
+
+// heartbeat renews the node's Lease.
+func (f *Fleet) heartbeat(ctx context.Context, n *node) {
+	seconds := int32(max(4*f.options.Heartbeat/time.Second, 1))
+	lease.NewController(clock.RealClock{}, f.client, n.name, seconds, nil, f.options.Heartbeat, n.name,
+		corev1.NamespaceNodeLease, nil).Run(ctx)
+}
+
+// machineID is the same for each node of that name, as a machine's is over reboots.
+func machineID(name string) string { return uuid.NewSHA1(uuid.NameSpaceDNS, []byte(name)).String() }
