@@ -86,7 +86,7 @@ func (s specs) etcd() proc.Spec {
 }
 
 func (s specs) apiServer() proc.Spec {
-	return roomy(s.component(componentAPIServer, s.upstream.Path("kube-apiserver"),
+	spec := roomy(s.component(componentAPIServer, s.upstream.Path("kube-apiserver"),
 		"--bind-address="+loopback, "--advertise-address="+loopback, "--secure-port="+strconv.Itoa(s.ports.APIServer),
 		"--endpoint-reconciler-type=none", "--service-cluster-ip-range="+serviceRange,
 		"--tls-cert-file="+s.paths.cert("apiserver.crt"), "--tls-private-key-file="+s.paths.cert("apiserver.key"),
@@ -105,6 +105,10 @@ func (s specs) apiServer() proc.Spec {
 		"--kubelet-certificate-authority="+s.paths.cert("ca.crt"), "--kubelet-preferred-address-types=InternalIP",
 		"--kubelet-client-certificate="+s.paths.cert("apiserver-kubelet-client.crt"),
 		"--kubelet-client-key="+s.paths.cert("apiserver-kubelet-client.key")))
+	if s.options.Audit {
+		spec.Args = append(spec.Args, auditArgs(s.paths)...)
+	}
+	return spec
 }
 
 // controllerManager runs all controllers as shipped; under belay's plane all but attach/detach.

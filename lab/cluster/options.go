@@ -54,6 +54,12 @@ type Options struct {
 	// NodeStatusUpdateFrequency is how often a kubelet computes its node status, and with it
 	// publishes volumesInUse; 0 means upstream's default, 10 s. Belay's nodes publish at once.
 	NodeStatusUpdateFrequency time.Duration `json:"nodeStatusUpdateFrequency,omitempty"`
+	// Bare starts etcd and the API server alone, with the rights of all components in place: no other
+	// controller, no scheduler, no storage, no nodes, whatever Nodes says. For numbers: the caller brings objects that
+	// play nodes, and starts and stops what it measures (StartController, StartAttacher, StartTool).
+	Bare bool `json:"bare,omitempty"`
+	// Audit makes the API server write down every request, see Cluster.Requests. It costs it some time.
+	Audit bool `json:"audit,omitempty"`
 	// Verbosity of belay's own components (klog -v).
 	Verbosity int `json:"verbosity"`
 	// Progress is told what goes on, one line at a time; may be nil.
@@ -73,11 +79,14 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Nodes == 0 {
 		o.Nodes = 3
 	}
+	if o.Bare {
+		o.Nodes, o.NodeKind, o.Drivers = 0, NodeKindBelay, nil
+	}
 	o.Nodes = max(o.Nodes, 0)
 	if o.Plane == "" {
 		o.Plane = PlaneBelay
 	}
-	if len(o.Drivers) == 0 {
+	if len(o.Drivers) == 0 && !o.Bare {
 		o.Drivers = []string{labdisk.DriverDisk}
 	}
 	if o.NodeKind == "" {

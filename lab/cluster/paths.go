@@ -51,6 +51,9 @@ func (p paths) logs() string    { return filepath.Join(p.dir(), "logs") }
 func (p paths) log(component string) string {
 	return filepath.Join(p.logs(), fileName(component)+".log")
 }
+func (p paths) audit() string                  { return filepath.Join(p.dir(), "audit") }
+func (p paths) auditLog() string               { return filepath.Join(p.audit(), "audit.log") }
+func (p paths) auditPolicy() string            { return filepath.Join(p.audit(), "policy.json") }
 func (p paths) pki() string                    { return filepath.Join(p.dir(), "pki") }
 func (p paths) cert(file string) string        { return filepath.Join(p.pki(), file) }
 func (p paths) etcd() string                   { return filepath.Join(p.dir(), "etcd") }

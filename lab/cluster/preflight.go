@@ -37,6 +37,9 @@ func preflight(p paths, o Options) error {
 // checkTools looks for the programs that the lab calls, and names the packages of Debian and
 // Ubuntu that hold them.
 func checkTools(o Options) error {
+	if o.Bare {
+		return nil
+	}
 	needed := [][2]string{{"unshare", "util-linux"}, {"mount", "mount"}, {"umount", "mount"}}
 	if slices.Contains(o.Drivers, labdisk.DriverDisk) {
 		needed = append(needed, [2]string{"mkfs.ext4", "e2fsprogs"}, [2]string{"blkid", "util-linux"}, [2]string{"fsck", "util-linux"})

@@ -104,7 +104,7 @@ func alsoLog(path string, progress func(string, ...any)) func(string, ...any) {
 }
 
 func neededSiblings(o Options) []string {
-	if o.Plane == PlaneUpstream {
+	if o.Plane == PlaneUpstream && !o.Bare {
 		return []string{"belay-lab", "ledger"}
 	}
 	return []string{"belay-lab", "ledger", "belay-controller", "belay-attacher"}
@@ -125,6 +125,9 @@ func (c *Cluster) start(ctx context.Context, programs upstream.Programs, own sib
 	c.options.Progress("the API server is ready (%s)", since(began))
 	if err := c.startRest(ctx); err != nil {
 		return err
+	}
+	if c.options.Bare {
+		return nil
 	}
 	c.options.Progress("%s ready (%s)", counted(c.options.Nodes, "node is", "nodes are"), since(began))
 	return nil
@@ -166,6 +169,9 @@ func (c *Cluster) prepare(programs upstream.Programs, own siblings) error {
 	if err := writePKI(c.paths, c.ports.server(), c.options.nodeNames()); err != nil {
 		return err
 	}
+	if err := writeAuditPolicy(c.paths, c.options); err != nil {
+		return err
+	}
 	c.specs = specs{options: c.options, paths: c.paths, ports: c.ports, upstream: programs, own: own}
 	c.control, err = serveControl(c)
 	return err
@@ -173,24 +179,16 @@ func (c *Cluster) prepare(programs upstream.Programs, own siblings) error {
 
 // startStorageAndServer returns when fabric and API server answer.
 func (c *Cluster) startStorageAndServer(ctx context.Context) error {
-	for _, spec := range []proc.Spec{c.specs.fabric(), c.specs.etcd()} {
-		if err := c.launch(spec); err != nil {
+	group, groupCtx := errgroup.WithContext(ctx)
+	if !c.options.Bare {
+		if err := c.launch(c.specs.fabric()); err != nil {
 			return err
 		}
+		group.Go(func() error { return c.awaitFabric(groupCtx) })
 	}
-	group, groupCtx := errgroup.WithContext(ctx)
-	group.Go(func() error {
-		return c.await(groupCtx, "the fabric", startWithin, func(context.Context) error {
-			client, err := labdisk.Dial(c.paths.fabricSocket())
-			if err != nil {
-				return err
-			}
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			c.fabric = client
-			return nil
-		})
-	})
+	if err := c.launch(c.specs.etcd()); err != nil {
+		return errors.Join(err, group.Wait())
+	}
 	group.Go(func() error {
 		if err := c.await(groupCtx, "etcd", startWithin, func(ctx context.Context) error { return dial(ctx, c.ports.Etcd) }); err != nil {
 			return err
@@ -203,11 +201,28 @@ func (c *Cluster) startStorageAndServer(ctx context.Context) error {
 	return group.Wait()
 }
 
+// awaitFabric connects to the storage once it answers.
+func (c *Cluster) awaitFabric(ctx context.Context) error {
+	return c.await(ctx, "the fabric", startWithin, func(context.Context) error {
+		client, err := labdisk.Dial(c.paths.fabricSocket())
+		if err != nil {
+			return err
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.fabric = client
+		return nil
+	})
+}
+
 // startRest starts what needs the API server and returns when the lab can run pods.
 func (c *Cluster) startRest(ctx context.Context) error {
 	objects, err := documents(c.options)
 	if err != nil {
 		return err
+	}
+	if c.options.Bare {
+		return applyAll(ctx, c.RESTConfig(), objects)
 	}
 	for _, spec := range []proc.Spec{c.specs.controllerManager(), c.specs.scheduler()} {
 		if err := c.launch(spec); err != nil {

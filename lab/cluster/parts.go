@@ -1,0 +1,89 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strconv"
+
+	"belay.dev/belay/lab/proc"
+)
+
+// Users as whom components speak to the API server.
+const (
+	UserController = "system:serviceaccount:" + belayNamespace + ":belay-controller"
+	UserAttacher   = "system:serviceaccount:" + belayNamespace + ":belay-attacher"
+	// UserUpstreamController writes for kube-controller-manager's attach/detach controller; what it watches
+	// all controllers of that process share, as UserUpstreamManager.
+	UserUpstreamController = "system:serviceaccount:kube-system:attachdetach-controller"
+	UserUpstreamManager    = "system:kube-controller-manager"
+)
+
+// StartController starts the attach/detach controller of a plane, and no other controller, in a
+// bare lab, and returns the component's name. Both are run as shipped, but that nothing throttles upstream's client. One
+// that ends by itself is not started again. The caller sees to it that no two run at the same time.
+func (c *Cluster) StartController(plane string) (component string, err error) {
+	s := c.specs
+	var spec proc.Spec
+	switch plane {
+	case PlaneBelay:
+		spec = s.component(componentController, s.own.path("belay-controller"),
+			"--kubeconfig="+s.paths.kubeconfig(identityController), "--v="+strconv.Itoa(s.options.Verbosity),
+			"--health-probe-bind-address="+address(s.ports.ControllerHealth),
+			"--metrics-bind-address="+address(s.ports.ControllerMetrics))
+	case PlaneUpstream:
+		config := s.paths.kubeconfig(identityKCM)
+		spec = s.component(componentKCM, s.upstream.Path("kube-controller-manager"),
+			"--kubeconfig="+config, "--authentication-kubeconfig="+config, "--authorization-kubeconfig="+config,
+			"--bind-address="+loopback, "--secure-port="+strconv.Itoa(s.ports.ControllerManager),
+			"--tls-cert-file="+s.paths.cert("control-plane.crt"), "--tls-private-key-file="+s.paths.cert("control-plane.key"),
+			"--controllers=persistentvolume-attach-detach-controller", "--use-service-account-credentials=true",
+			"--service-account-private-key-file="+s.paths.cert("sa.key"), "--root-ca-file="+s.paths.cert("ca.crt"),
+			"--flex-volume-plugin-dir="+filepath.Join(s.paths.dir(), "flexvolume"),
+			"--kube-api-qps=10000", "--kube-api-burst=10000")
+	default:
+		return "", fmt.Errorf("the plane is %s or %s, not %q", PlaneBelay, PlaneUpstream, plane)
+	}
+	spec.Restart = false
+	return spec.Name, c.launch(spec)
+}
+
+// StartAttacher starts belay-attacher in a bare lab, for a driver whose controller service
+// listens on the socket.
+func (c *Cluster) StartAttacher(socket string) (component string, err error) {
+	s := c.specs
+	spec := s.component(componentAttacher, s.own.path("belay-attacher"),
+		"--csi-address="+socket, "--kubeconfig="+s.paths.kubeconfig(identityAttacher),
+		"--leader-election", "--leader-election-namespace="+belayNamespace, "--v="+strconv.Itoa(s.options.Verbosity))
+	spec.Restart = false
+	return spec.Name, c.launch(spec)
+}
+
+// StartTool starts belay-lab itself with a command of the caller's.
+func (c *Cluster) StartTool(component string, args ...string) error {
+	spec := c.specs.component(component, c.specs.own.path("belay-lab"), args...)
+	spec.Restart = false
+	return c.launch(spec)
+}
+
+// Stop ends a component for good, with a warning and some time to end in order. It may be
+// started again.
+func (c *Cluster) Stop(ctx context.Context, component string) error {
+	process, err := c.process(component)
+	if err != nil {
+		return err
+	}
+	return process.Stop(ctx)
+}
+
+// Component tells how a component fares; PID 0 if it does not run.
+func (c *Cluster) Component(name string) (proc.State, error) {
+	process, err := c.process(name)
+	if err != nil {
+		return proc.State{}, err
+	}
+	return process.State(), nil
+}
+
+// LogOf is where a component's log lies while the lab runs.
+func (c *Cluster) LogOf(component string) string { return c.paths.log(component) }
