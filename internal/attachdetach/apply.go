@@ -84,7 +84,11 @@ func (w *work) step(ctx context.Context, step attachment.Step) (again bool, err 
 		return false, w.delete(ctx, s.Attachment)
 	case attachment.ForceDetach:
 		w.log.Info("ForceDetach", "node", s.Node, "attachment", s.Attachment.Name, "authority", s.Authority.String())
-		return false, w.delete(ctx, s.Attachment)
+		err := w.delete(ctx, s.Attachment)
+		if err == nil {
+			w.metrics.Forced(s.Authority)
+		}
+		return false, err
 	case attachment.Note:
 		return false, w.note(ctx, s)
 	case attachment.NoteNode:
@@ -112,7 +116,7 @@ func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err
 			Source:   storagev1.VolumeAttachmentSource{PersistentVolumeName: &s.PersistentVolume},
 		},
 	}
-	name := va.Name
+	name, sent := va.Name, time.Now()
 	w.log.Info("Attach", "node", s.Node, "attachment", name)
 	err = w.client.Create(ctx, va)
 	switch {
@@ -123,6 +127,7 @@ func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err
 		// Somebody made it and the cache has not heard of it: decide on what is there.
 		return true, w.readAttachment(ctx, name)
 	}
+	w.metrics.Refused(w.volume(), time.Since(sent))
 	for _, pod := range w.now.pods[s.Node] {
 		w.announcer.refused(w.key, pod, explain.AttachFailed(w.now.volumeName, explain.CreateFailed(err)))
 	}

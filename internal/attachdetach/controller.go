@@ -22,6 +22,7 @@ import (
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/telemetry"
 )
 
 // Name is the controller's name in logs, metrics and the user agent.
@@ -45,6 +46,8 @@ const (
 type Options struct {
 	// Policy names the cases in which a volume that may be in use is detached.
 	Policy attachment.Policy
+	// Metrics counts and measures; nil counts nothing.
+	Metrics *telemetry.Controller
 }
 
 // Controller attaches and detaches volumes.
@@ -56,6 +59,7 @@ type Controller struct {
 	announcer *announcer
 	policy    attachment.Policy
 	sources   []source.TypedSource[key]
+	metrics   *telemetry.Controller
 
 	// ready is closed when the caches have reached what the leader before wrote.
 	ready chan struct{}
@@ -117,6 +121,7 @@ func (c *Controller) Lead(ctx context.Context) error {
 		if err == nil {
 			c.sinceAttachments = versions[storagev1.SchemeGroupVersion.WithKind("VolumeAttachment")]
 			c.sinceNodes = versions[corev1.SchemeGroupVersion.WithKind("Node")]
+			c.metrics.CountVolumes(c.world.census)
 			close(c.ready)
 			return nil
 		}
@@ -141,7 +146,9 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 	w.log = log.FromContext(ctx).WithValues("driver", k.Driver, "volume", k.Handle)
 	for range turnLimit {
 		w.now = c.world.observe(k, w.at, c)
-		decision := attachment.Decide(time.Now(), w.now.want, w.now.seen, c.policy)
+		now := time.Now()
+		decision := attachment.Decide(now, w.now.want, w.now.seen, c.policy)
+		c.metrics.Decided(now, w.volume(), w.now.want, w.now.seen, decision)
 		again, err := w.take(ctx, decision.Steps)
 		if err != nil {
 			return reconcile.Result{}, err

@@ -38,6 +38,7 @@ func New(ctx context.Context, p Parts, o Options) (*Controller, error) {
 		reporter:  newReporter(p.Client, p.Live, w, o.Policy),
 		announcer: newAnnouncer(p.Recorder),
 		policy:    o.Policy,
+		metrics:   o.Metrics,
 		ready:     make(chan struct{}),
 		doubtful:  map[types.UID]string{},
 		sources:   w.sources(p.Cache),

@@ -1,0 +1,106 @@
+package telemetry
+
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"belay.dev/belay/internal/attachment"
+)
+
+// Census is a count of all volumes, by the name of their driver.
+type Census struct {
+	// Desired and Actual count pairs of a volume and a node: those that pods ask for,
+	// and those that are or may be attached.
+	Desired, Actual map[string]int
+	// InUse counts the attachable volumes that the pods of a node name.
+	InUse map[attachment.NodeName]map[string]int
+}
+
+// census counts when it is asked, so that no event pays for it.
+type census struct {
+	mu   sync.Mutex
+	take func() Census
+}
+
+// CountVolumes sets what counts the volumes at each scrape. Until then, and so on a
+// standby, there are none: sums over all replicas are then right.
+func (c *Controller) CountVolumes(take func() Census) {
+	if c == nil {
+		return
+	}
+	c.census.mu.Lock()
+	defer c.census.mu.Unlock()
+	c.census.take = take
+}
+
+var (
+	volumesInUse = prometheus.NewDesc("storage_count_attachable_volumes_in_use",
+		"Attachable volumes that the pods of a node name.", []string{"node", "volume_plugin"}, nil)
+	totalVolumes = prometheus.NewDesc("attachdetach_controller_total_volumes",
+		"Pairs of a volume and a node: in the desired state of the world those that pods ask for, in the actual state those that are or may be attached.",
+		[]string{"plugin_name", "state"}, nil)
+)
+
+// Describe is part of prometheus.Collector.
+func (c *census) Describe(out chan<- *prometheus.Desc) {
+	out <- volumesInUse
+	out <- totalVolumes
+}
+
+// Collect takes the census.
+func (c *census) Collect(out chan<- prometheus.Metric) {
+	c.mu.Lock()
+	take := c.take
+	c.mu.Unlock()
+	if take == nil {
+		return
+	}
+	counted := take()
+	for node, drivers := range counted.InUse {
+		for driver, n := range drivers {
+			out <- prometheus.MustNewConstMetric(volumesInUse, prometheus.GaugeValue, float64(n), string(node), pluginOf(driver))
+		}
+	}
+	for state, drivers := range map[string]map[string]int{
+		"desired_state_of_world": counted.Desired, "actual_state_of_world": counted.Actual,
+	} {
+		for driver, n := range drivers {
+			out <- prometheus.MustNewConstMetric(totalVolumes, prometheus.GaugeValue, float64(n), pluginOf(driver), state)
+		}
+	}
+}
+
+// lease tells how old the leader's right to write is.
+type lease struct {
+	mu      sync.Mutex
+	renewed time.Time
+}
+
+// LeaseRenewed notes when the lease was last renewed; the zero time says that it is
+// not held.
+func (c *Controller) LeaseRenewed(at time.Time) {
+	if c == nil {
+		return
+	}
+	c.lease.mu.Lock()
+	defer c.lease.mu.Unlock()
+	c.lease.renewed = at
+}
+
+var leaseAge = prometheus.NewDesc("attachdetach_lease_age_seconds",
+	"How long ago this process renewed the leader lease; absent while it does not hold it.", nil, nil)
+
+// Describe is part of prometheus.Collector.
+func (l *lease) Describe(out chan<- *prometheus.Desc) { out <- leaseAge }
+
+// Collect is part of prometheus.Collector.
+func (l *lease) Collect(out chan<- prometheus.Metric) {
+	l.mu.Lock()
+	renewed := l.renewed
+	l.mu.Unlock()
+	if !renewed.IsZero() {
+		out <- prometheus.MustNewConstMetric(leaseAge, prometheus.GaugeValue, time.Since(renewed).Seconds())
+	}
+}
