@@ -17,6 +17,15 @@ func Decide(now time.Time, want Desired, seen Observed, policy Policy) Decision 
 	p.attachments = slices.SortedFunc(slices.Values(seen.Attachments), func(a, b Attachment) int {
 		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Name, b.Name))
 	})
+	if want.Unattached {
+		p.decideUnattached()
+	} else {
+		p.decideAttached()
+	}
+	return Decision{Steps: p.steps, Reason: p.reason(), RecheckAt: p.recheckAt}
+}
+
+func (p *plan) decideAttached() {
 	p.chooseKeeper()
 	for _, a := range p.attachments {
 		if p.stays(a) {
@@ -27,7 +36,6 @@ func Decide(now time.Time, want Desired, seen Observed, policy Policy) Decision 
 	}
 	p.withdrawStrays()
 	p.attachMissing()
-	return Decision{Steps: p.steps, Reason: p.reason()}
 }
 
 // plan gathers the steps of one decision.
@@ -41,9 +49,17 @@ type plan struct {
 	attachments []Attachment
 	keeper      string // name of the one attachment that an exclusive volume keeps
 	steps       []Step
+	recheckAt   time.Time
 }
 
 func (p *plan) do(s Step) { p.steps = append(p.steps, s) }
+
+// recheck asks for another decision at a time, if it is still to come.
+func (p *plan) recheck(at time.Time) {
+	if at.After(p.now) && (p.recheckAt.IsZero() || at.Before(p.recheckAt)) {
+		p.recheckAt = at
+	}
+}
 
 func (p *plan) reason() Reason {
 	for _, s := range p.steps {
@@ -99,22 +115,17 @@ func (p *plan) stays(a Attachment) bool {
 // keep looks after an attachment that is wanted where it is.
 func (p *plan) keep(a Attachment) {
 	node := p.seen.Nodes[a.Node]
-	hold := Hold{Node: a.Node, Attachment: a.Name, Wanted: true}
-	switch {
-	case node.Exists == Unknown:
-		hold.Reason = NodeUnknown
-	case node.Exists == No:
-		hold.Reason = NodeGone
-	case !node.Managed:
-		hold.Reason = NodeNotManaged
+	switch reason := node.unfit(); {
+	case reason == NodeNotManaged:
+		p.do(Hold{Node: a.Node, Attachment: a.Name, Reason: reason, Wanted: true})
+	case reason != "":
+		p.note(a, time.Time{}, false)
+		p.do(Hold{Node: a.Node, Attachment: a.Name, Reason: reason, Wanted: true})
 	case a.Confirmed != Yes:
 		p.keepUnconfirmed(a, node)
-		return
 	default:
 		p.keepConfirmed(a, node)
-		return
 	}
-	p.do(hold)
 }
 
 func (p *plan) keepUnconfirmed(a Attachment, node Node) {
@@ -123,10 +134,24 @@ func (p *plan) keepUnconfirmed(a Attachment, node Node) {
 		p.do(WithdrawReport{Node: a.Node, NodeUID: node.Machine.NodeUID})
 	}
 	hold := Hold{Node: a.Node, Attachment: a.Name, Reason: Attaching, Wanted: true}
-	if a.AttachError != "" {
+	switch {
+	case a.AttachError != "":
 		hold.Reason, hold.Detail = AttachFailed, a.AttachError
+	case p.unanswered(a.Created):
+		hold.Reason = AttachUnanswered
 	}
 	p.do(hold)
+}
+
+// unanswered tells whether the attacher has been silent for too long since it was
+// asked, and else when it will have been.
+func (p *plan) unanswered(asked time.Time) bool {
+	if asked.IsZero() {
+		return false
+	}
+	at := asked.Add(AnswerTimeout)
+	p.recheck(at)
+	return !p.now.Before(at)
 }
 
 func (p *plan) keepConfirmed(a Attachment, node Node) {
@@ -189,9 +214,11 @@ func (p *plan) release(a Attachment) {
 		hold.Reason = Detaching
 		if a.DetachError != "" {
 			hold.Reason, hold.Detail = DetachFailed, a.DetachError
+		} else if p.unanswered(a.DeletingSince) {
+			hold.Reason = DetachUnanswered
 		}
-		if node.Reported && p.MayWithdraw(node) {
-			p.do(WithdrawReport{Node: a.Node, NodeUID: node.Machine.NodeUID})
+		if node.Reported && p.mayWithdraw(node, a.DetachRequested) {
+			p.do(WithdrawReport{Node: a.Node, NodeUID: node.Machine.NodeUID, DetachRequested: a.DetachRequested})
 		}
 	default:
 		p.detach(a, node, hold)
@@ -200,24 +227,18 @@ func (p *plan) release(a Attachment) {
 	p.do(hold)
 }
 
-// MayWithdraw tells whether a node's report may be withdrawn: never what the newest
-// known Node lists in use, unless a policy forces it. A restarting kubelet takes a
-// volume that is not reported for one that needs no attach, and then leaves it out
-// of its in-use list although it is still mounted. Where nothing is reported there
-// is nothing to withdraw, and asking is always allowed.
-func (p Policy) MayWithdraw(node Node) bool {
-	return !node.Reported || node.InUse == No || p.forces(node) != nil
+// mayWithdraw applies the policy of this plan.
+func (p *plan) mayWithdraw(node Node, requested time.Time) bool {
+	return p.policy.MayWithdraw(p.now, node, requested)
 }
 
-// MayWithdraw applies the policy of this plan.
-func (p *plan) MayWithdraw(node Node) bool { return p.policy.MayWithdraw(node) }
-
-// forces returns what allows a detach from the node although it may use the volume.
-func (p Policy) forces(node Node) Authority {
-	if p.OutOfService && node.Exists == Yes && node.OutOfService {
-		return OutOfServiceTaint{}
+// since is when a detach was first asked for: now, if it was not yet. A time to come,
+// from a clock that is ahead or a hand that slipped, counts as now.
+func (p *plan) since(requested time.Time) time.Time {
+	if requested.IsZero() || requested.After(p.now) {
+		return p.now
 	}
-	return nil
+	return requested
 }
 
 // detach withdraws, checks, and deletes, in this order and only if each allows the
@@ -227,14 +248,21 @@ func (p *plan) detach(a Attachment, node Node, hold Hold) {
 	if hold.Wanted && use == Yes && node.onlyClaims(a) {
 		use = No
 	}
-	authority := p.policy.forces(node)
+	// The unmount timeout is for pods that left: its clock stands while some are here.
+	var requested time.Time
+	if !hold.Wanted {
+		requested = p.since(a.DetachRequested)
+	}
+	authority := p.policy.forces(p.now, node, requested)
 	if use != No && authority == nil {
-		p.wait(a, node, hold)
+		p.wait(a, node, hold, requested)
 		return
 	}
 	switch {
 	case node.Reported || !node.Checked || node.WriteMayBeUnderway:
-		p.do(WithdrawReport{Node: a.Node, NodeUID: node.uid(), NewVersion: node.WriteMayBeUnderway})
+		p.do(WithdrawReport{
+			Node: a.Node, NodeUID: node.uid(), NewVersion: node.WriteMayBeUnderway, DetachRequested: a.DetachRequested,
+		})
 		hold.Reason = Detaching
 		p.do(hold)
 	case use == No:
@@ -246,11 +274,7 @@ func (p *plan) detach(a Attachment, node Node, hold Hold) {
 
 // wait keeps an unwanted attachment whose volume is, or may be, in use. The time of
 // the request is stored on the object so that it outlives us.
-func (p *plan) wait(a Attachment, node Node, hold Hold) {
-	requested := a.DetachRequested
-	if requested.IsZero() {
-		requested = p.now
-	}
+func (p *plan) wait(a Attachment, node Node, hold Hold, requested time.Time) {
 	switch {
 	case node.Exists == No:
 		hold.Reason = NodeGone
@@ -267,6 +291,7 @@ func (p *plan) wait(a Attachment, node Node, hold Hold) {
 	} else {
 		p.note(a, requested, false)
 	}
+	p.recheck(p.policy.expiry(node, requested))
 	p.do(hold)
 }
 
@@ -328,14 +353,39 @@ func (n Node) returnedAfter(a Attachment) bool {
 func (p *plan) withdrawStrays() {
 	for _, name := range p.nodeNames() {
 		node := p.seen.Nodes[name]
-		if !node.Reported || !node.Managed || p.hasAttachment(name) {
+		if node.Exists != Yes || !node.Managed || p.hasAttachment(name) {
 			continue
 		}
-		if p.MayWithdraw(node) {
+		_, wanted := p.wants[name]
+		switch {
+		case !wanted && node.Reported:
+			p.retire(name, node)
+		case node.Reported && p.mayWithdraw(node, time.Time{}):
 			p.do(WithdrawReport{Node: name, NodeUID: node.Machine.NodeUID})
-		} else if _, ok := p.wants[name]; !ok {
-			p.do(Hold{Node: name, Reason: StillInUse})
+		default:
+			p.noteNode(name, node, time.Time{})
 		}
+	}
+}
+
+// retire withdraws a report that nothing stands behind but the node's own word, once
+// the node no longer uses the volume. Until then the request is kept on the Node.
+func (p *plan) retire(name NodeName, node Node) {
+	requested := p.since(node.DetachRequested)
+	if p.mayWithdraw(node, requested) {
+		p.do(WithdrawReport{Node: name, NodeUID: node.Machine.NodeUID, DetachRequested: node.DetachRequested})
+		return
+	}
+	p.noteNode(name, node, requested)
+	p.recheck(p.policy.expiry(node, requested))
+	p.do(Hold{Node: name, Reason: StillInUse})
+}
+
+// noteNode stores on the Node since when a detach waits that has no VolumeAttachment
+// to store it on, if it does not stand there.
+func (p *plan) noteNode(name NodeName, node Node, requested time.Time) {
+	if !requested.Equal(node.DetachRequested) {
+		p.do(NoteNode{Node: name, NodeUID: node.Machine.NodeUID, DetachRequested: requested})
 	}
 }
 
@@ -354,27 +404,20 @@ func (p *plan) hasAttachment(node NodeName) bool {
 
 // attachMissing attaches the volume where it is wanted and nothing is there yet.
 func (p *plan) attachMissing() {
-	wants := slices.SortedFunc(slices.Values(p.want.Wants), func(a, b Want) int {
-		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Node, b.Node))
-	})
+	wants := p.wantsByAge()
 	var given NodeName
 	for _, w := range wants {
 		node := p.seen.Nodes[w.Node]
-		hold := Hold{Node: w.Node, Wanted: true}
+		hold := Hold{Node: w.Node, Reason: node.unfit(), Wanted: true}
 		switch blockers := p.blockers(w.Node); {
 		case p.hasComputed(w.Node):
 			continue
-		case node.Exists == Unknown:
-			hold.Reason = NodeUnknown
-		case node.Exists == No:
-			hold.Reason = NodeGone
-		case !node.Managed:
-			hold.Reason = NodeNotManaged
+		case hold.Reason != "":
 		case p.exclusive && len(blockers) > 0: // S1
 			hold = refused(w.Node, blockers)
 		case p.exclusive && given != "":
 			hold = refused(w.Node, []Blocker{{Node: given, Kind: ByTurn}})
-		case node.Reported && p.MayWithdraw(node):
+		case node.Reported && p.mayWithdraw(node, time.Time{}):
 			continue // being withdrawn; attached when that is answered
 		default:
 			p.do(Attach{Node: w.Node, PersistentVolume: w.PersistentVolume, Machine: node.Machine})
@@ -383,6 +426,12 @@ func (p *plan) attachMissing() {
 		}
 		p.do(hold)
 	}
+}
+
+func (p *plan) wantsByAge() []Want {
+	return slices.SortedFunc(slices.Values(p.want.Wants), func(a, b Want) int {
+		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Node, b.Node))
+	})
 }
 
 func (p *plan) hasComputed(node NodeName) bool {
@@ -417,9 +466,7 @@ func (p *plan) blockers(node NodeName) []Blocker {
 	}
 	for _, name := range p.nodeNames() {
 		other := p.seen.Nodes[name]
-		// A node that a policy calls dead never clears its lists. Its attachment, if
-		// there is one, counts all the same.
-		if name == node || p.hasAttachment(name) || p.policy.forces(other) != nil && !other.Reported {
+		if name == node || p.hasAttachment(name) || p.ignores(other) {
 			continue
 		}
 		// Kubelet claims a volume in its in-use list before it may mount it. Where pods
@@ -434,4 +481,13 @@ func (p *plan) blockers(node NodeName) []Blocker {
 		}
 	}
 	return found
+}
+
+// ignores tells whether what a node without an attachment lists no longer counts: a
+// node that a policy calls dead never clears its lists.
+func (p *plan) ignores(node Node) bool {
+	if p.want.Unattached {
+		return !node.Reported && p.policy.forces(p.now, node, node.DetachRequested) != nil
+	}
+	return p.policy.givesUp(p.now, node)
 }

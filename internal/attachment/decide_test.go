@@ -529,7 +529,10 @@ func TestDetach(t *testing.T) {
 		},
 		"stale report of a volume in use": {
 			seen:  Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", reported, inUse)})},
-			steps: []Step{Hold{Node: "a", Reason: StillInUse}},
+			steps: []Step{
+				NoteNode{Node: "a", NodeUID: "uid-a", DetachRequested: t0.Add(time.Minute)},
+				Hold{Node: "a", Reason: StillInUse},
+			},
 		},
 		"being deleted while in use stays reported": {
 			seen:  one(attached("a", deleting), node("a", reported, inUse)),

@@ -31,7 +31,7 @@ type Attach struct {
 type Report struct {
 	Node       NodeName
 	NodeUID    string
-	Attachment Ref // the confirmed attachment that is reported (S9)
+	Attachment Ref // the confirmed attachment that is reported (S9); none if Unattached
 	// Again is set when the volume had been withdrawn, or may have been, and is in
 	// use or wanted again: no news for the pods.
 	Again bool
@@ -46,6 +46,9 @@ type WithdrawReport struct {
 	// NewVersion is set when the Node must get a new version even if nothing is left to
 	// withdraw, so that a report which is still on its way fails.
 	NewVersion bool
+	// DetachRequested is since when the detach waits, zero if it does not: whoever
+	// writes asks Policy.MayWithdraw with it.
+	DetachRequested time.Time
 }
 
 // Detach deletes the VolumeAttachment of a volume that is not in use.
@@ -106,39 +109,6 @@ func (Note) step()           {}
 func (NoteNode) step()       {}
 func (Hold) step()           {}
 
-// Authority is what allows a ForceDetach (S2). Only this package makes one.
-type Authority interface {
-	authority()
-	// String is the name for logs, metrics and events.
-	String() string
-}
-
-// OutOfServiceTaint is the policy by which a person, or recovery, vouches through
-// the taint node.kubernetes.io/out-of-service that the machine is shut down.
-type OutOfServiceTaint struct{}
-
-func (OutOfServiceTaint) authority() {}
-
-// String returns upstream's word for it.
-func (OutOfServiceTaint) String() string { return "out-of-service" }
-
-// UnmountTimeout is the policy that gives up waiting for a node that is not healthy.
-type UnmountTimeout struct{}
-
-func (UnmountTimeout) authority() {}
-
-// String returns upstream's word for it.
-func (UnmountTimeout) String() string { return "timeout" }
-
-// DeletedNode is the policy that takes the deletion of a Node object for the word
-// that its machine is gone.
-type DeletedNode struct{}
-
-func (DeletedNode) authority() {}
-
-// String returns the word for logs, metrics and events.
-func (DeletedNode) String() string { return "deleted-node" }
-
 // Blocker is one thing that says that the volume is, or may be, at a node.
 type Blocker struct {
 	Node NodeName
@@ -158,8 +128,8 @@ const (
 	ByForeigner  BlockerKind = "ForeignAttachment" // an object under a name that belay does not give
 )
 
-// Reason is why a volume waits. The words are used unchanged in logs, metrics,
-// events and tools.
+// Reason is why a volume waits. The words are used unchanged in logs, metrics, the
+// annotation of events, and tools; Reasons lists them.
 type Reason string
 
 // The reasons.
@@ -168,6 +138,8 @@ const (
 	Settled Reason = "Settled"
 	// Attaching: the attacher has not confirmed yet.
 	Attaching Reason = "Attaching"
+	// AttachUnanswered: the attacher has not confirmed for AnswerTimeout.
+	AttachUnanswered Reason = "AttachUnanswered"
 	// AttachFailed: the driver refused; the attacher tries again.
 	AttachFailed Reason = "AttachFailed"
 	// OtherWriterAttached: the volume is exclusive, and is or may be elsewhere.
@@ -178,6 +150,8 @@ const (
 	ForeignAttachment Reason = "ForeignAttachment"
 	// Detaching: the attacher has not confirmed the detach yet.
 	Detaching Reason = "Detaching"
+	// DetachUnanswered: the attacher has not confirmed the detach for AnswerTimeout.
+	DetachUnanswered Reason = "DetachUnanswered"
 	// DetachFailed: the driver refused to detach; the attacher tries again.
 	DetachFailed Reason = "DetachFailed"
 	// StillInUse: the node says that it uses the volume.
@@ -193,3 +167,16 @@ const (
 	// NodeNotManaged: the node's own kubelet attaches and detaches.
 	NodeNotManaged Reason = "NodeNotManaged"
 )
+
+// Reasons lists every Reason, for metrics that must have a series for each.
+func Reasons() []Reason {
+	return []Reason{
+		Settled, Attaching, AttachUnanswered, AttachFailed, OtherWriterAttached, OtherWriterDetaching,
+		ForeignAttachment, Detaching, DetachUnanswered, DetachFailed, StillInUse, NodeGone, NodeReturned,
+		NodeUnknown, NodeNotManaged,
+	}
+}
+
+// AnswerTimeout is how long an attacher may stay silent before people are told: the
+// two minutes that upstream waits for it (k/k pkg/volume/csi csiTimeout).
+const AnswerTimeout = 2 * time.Minute

@@ -107,6 +107,8 @@ type Attachment struct {
 	Confirmed Knowledge
 	// Deleting is set when a delete was accepted.
 	Deleting bool
+	// DeletingSince is when; zero when that is not known.
+	DeletingSince time.Time
 	// DeleteMayBeUnderway is set when somebody may have sent a delete of exactly this
 	// version whose outcome is not known: a leader before us, or we, without reply.
 	DeleteMayBeUnderway bool
@@ -154,38 +156,4 @@ type Node struct {
 	// exactly this version of the Node and whose outcome is not known: a leader before
 	// us, or we, without reply.
 	WriteMayBeUnderway bool
-}
-
-// Policy names the cases in which a volume is detached although it may be in use
-// (S2). The zero value forces nothing.
-type Policy struct {
-	// OutOfService trusts the taint node.kubernetes.io/out-of-service: whoever set it
-	// vouches that the machine is shut down. Upstream always does.
-	OutOfService bool
-	// UnmountTimeout is how long after the first request a detach is forced on a node
-	// that is not healthy. Zero, the default, never forces; upstream has six minutes.
-	UnmountTimeout time.Duration
-	// DeletedNode says what becomes of volumes in use on a node whose object is gone.
-	DeletedNode DeletedNodePolicy
-}
-
-// DeletedNodePolicy says what becomes of volumes that were in use on a node when its
-// Node object went away.
-type DeletedNodePolicy uint8
-
-const (
-	// DeletedNodeWait waits for UnmountTimeout, as upstream does, and for ever where
-	// that is zero.
-	DeletedNodeWait DeletedNodePolicy = iota
-	// DeletedNodeDetach takes the deletion for a person's word that the machine is
-	// gone, and detaches at once. A machine that goes on writing is not noticed.
-	DeletedNodeDetach
-)
-
-// String returns the word that the flag --deleted-node-policy has for it.
-func (p DeletedNodePolicy) String() string {
-	if p == DeletedNodeDetach {
-		return "detach"
-	}
-	return "wait"
 }

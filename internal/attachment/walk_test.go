@@ -268,7 +268,7 @@ func (l *leader) withdraw(s WithdrawReport, late bool) (again, ok bool) {
 		l.answered[s.Node] = !n.Reported
 		return true, true
 	}
-	if !policy.MayWithdraw(n.Node) {
+	if !policy.MayWithdraw(l.clock, n.Node, s.DetachRequested) {
 		return true, true
 	}
 	if n.Reported || s.NewVersion {

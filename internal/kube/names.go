@@ -30,6 +30,12 @@ const (
 	// which a detach first had to wait. It is taken off when the volume is wanted again.
 	DetachRequestedAnnotation = "belay.dev/detach-requested-at"
 
+	// DetachesRequestedAnnotation on a Node is a JSON object of unique volume name to
+	// the time, in RFC 3339, at which a detach first had to wait: for volumes that have
+	// no VolumeAttachment. An entry is taken off when the volume is wanted again, or is
+	// neither reported nor in use.
+	DetachesRequestedAnnotation = "belay.dev/detaches-requested-at"
+
 	// DetachCalledOffAnnotation on a VolumeAttachment is the time, in RFC 3339, of the
 	// last withdrawal that was called off. Nobody reads it: writing it gives the
 	// object a new version.

@@ -82,16 +82,26 @@ func stripStatuses(statuses []corev1.ContainerStatus) []corev1.ContainerStatus {
 	return kept
 }
 
-// StripNode keeps the identity of the machine, the out-of-service taint, and the two
-// lists of the handshake with kubelet.
+// StripNode keeps the identity of the machine, the out-of-service taint, whether it is
+// ready, and the two lists of the handshake with kubelet.
 func StripNode(node *corev1.Node) *corev1.Node {
 	kept := &corev1.Node{ObjectMeta: meta(node.ObjectMeta)}
-	if value, ok := node.Annotations[ManagedAttachAnnotation]; ok {
-		kept.Annotations = map[string]string{ManagedAttachAnnotation: value}
+	for _, name := range []string{ManagedAttachAnnotation, DetachesRequestedAnnotation} {
+		if value, ok := node.Annotations[name]; ok {
+			if kept.Annotations == nil {
+				kept.Annotations = map[string]string{}
+			}
+			kept.Annotations[name] = value
+		}
 	}
 	for _, taint := range node.Spec.Taints {
 		if taint.Key == OutOfServiceTaint {
 			kept.Spec.Taints = append(kept.Spec.Taints, corev1.Taint{Key: taint.Key, Effect: taint.Effect})
+		}
+	}
+	for _, condition := range node.Status.Conditions {
+		if condition.Type == corev1.NodeReady { // without its times, which change all the time
+			kept.Status.Conditions = []corev1.NodeCondition{{Type: condition.Type, Status: condition.Status}}
 		}
 	}
 	kept.Status.VolumesAttached = node.Status.VolumesAttached
