@@ -57,6 +57,16 @@ const (
 	BootIDAnnotation     = "belay.dev/boot-id"
 	SystemUUIDAnnotation = "belay.dev/system-uuid"
 
+	// FibreChannelPlugin and ISCSIPlugin stand in place of a driver's name for volumes
+	// that the node connects by itself: they are reported like others, and have no
+	// VolumeAttachment (k/k pkg/volume/fc, pkg/volume/iscsi). No CSI driver can have
+	// such a name.
+	FibreChannelPlugin = "kubernetes.io/fc"
+	ISCSIPlugin        = "kubernetes.io/iscsi"
+
+	// ownPrefix begins the names of belay's annotations.
+	ownPrefix = "belay.dev/"
+
 	// csiPluginPrefix begins the unique name of every CSI volume.
 	csiPluginPrefix = "kubernetes.io/csi/"
 )
@@ -72,20 +82,42 @@ func AttachmentName(handle, driver, node string) string {
 	return "csi-" + hex.EncodeToString(sum[:])
 }
 
-// UniqueVolumeName is the name of a CSI volume in node.status.volumesAttached
-// and node.status.volumesInUse.
+// computedName matches what AttachmentName gives.
+var computedName = regexp.MustCompile("^csi-[0-9a-f]{64}$")
+
+// IsAttachmentName tells whether a VolumeAttachment's name is one that AttachmentName
+// may have given, to whatever volume. Others were chosen by somebody.
+func IsAttachmentName(name string) bool { return computedName.MatchString(name) }
+
+// Unattached tells whether volumes of this driver have no VolumeAttachment.
+func Unattached(driver string) bool {
+	return driver == FibreChannelPlugin || driver == ISCSIPlugin
+}
+
+// UniqueVolumeName is the name of a volume in node.status.volumesAttached and
+// node.status.volumesInUse (k/k pkg/volume/util.GetUniqueVolumeName).
 func UniqueVolumeName(driver, handle string) string {
+	if Unattached(driver) {
+		return driver + "/" + handle
+	}
 	return csiPluginPrefix + driver + "^" + handle
 }
 
 // ParseUniqueVolumeName splits a unique name into driver and handle. A handle may
 // hold "^" itself, so the cut is at the first one: a driver's name never holds it.
+// It is not ok with the names of plugins that belay does not drive.
 func ParseUniqueVolumeName(name string) (driver, handle string, ok bool) {
+	for _, plugin := range []string{FibreChannelPlugin, ISCSIPlugin} {
+		if handle, ok := strings.CutPrefix(name, plugin+"/"); ok {
+			return plugin, handle, handle != ""
+		}
+	}
 	rest, ok := strings.CutPrefix(name, csiPluginPrefix)
 	if !ok {
 		return "", "", false
 	}
-	return strings.Cut(rest, "^")
+	driver, handle, ok = strings.Cut(rest, "^")
+	return driver, handle, ok && driver != "" && handle != ""
 }
 
 // AttacherFinalizer is the finalizer that the attacher of a driver keeps on

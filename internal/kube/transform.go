@@ -1,6 +1,8 @@
 package kube
 
 import (
+	"strings"
+
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -82,12 +84,12 @@ func stripStatuses(statuses []corev1.ContainerStatus) []corev1.ContainerStatus {
 	return kept
 }
 
-// StripNode keeps the identity of the machine, the out-of-service taint, whether it is
-// ready, and the two lists of the handshake with kubelet.
+// StripNode keeps the identity of the machine, whether it is ready or out of service,
+// the two lists of the handshake with kubelet, and belay's annotations.
 func StripNode(node *corev1.Node) *corev1.Node {
 	kept := &corev1.Node{ObjectMeta: meta(node.ObjectMeta)}
-	for _, name := range []string{ManagedAttachAnnotation, DetachesRequestedAnnotation} {
-		if value, ok := node.Annotations[name]; ok {
+	for name, value := range node.Annotations {
+		if name == ManagedAttachAnnotation || strings.HasPrefix(name, ownPrefix) {
 			if kept.Annotations == nil {
 				kept.Annotations = map[string]string{}
 			}
@@ -100,7 +102,7 @@ func StripNode(node *corev1.Node) *corev1.Node {
 		}
 	}
 	for _, condition := range node.Status.Conditions {
-		if condition.Type == corev1.NodeReady { // without its times, which change all the time
+		if condition.Type == corev1.NodeReady {
 			kept.Status.Conditions = []corev1.NodeCondition{{Type: condition.Type, Status: condition.Status}}
 		}
 	}
