@@ -92,7 +92,7 @@ func (w *work) step(ctx context.Context, step attachment.Step) (again bool, err 
 	case attachment.Note:
 		return false, w.note(ctx, s)
 	case attachment.NoteNode:
-		return false, w.noteNode(ctx, s)
+		return w.noteNode(ctx, s)
 	case attachment.Hold:
 	}
 	return false, nil
@@ -157,7 +157,7 @@ func (w *work) readAttachment(ctx context.Context, name string) error {
 
 // report puts the volume into the node's report and tells the pods that wait there.
 func (w *work) report(ctx context.Context, s attachment.Report) (again bool, err error) {
-	out := w.reporter.change(ctx, string(s.Node), change{volume: w.unique(), report: true, uid: uidOf(s.NodeUID)})
+	out := w.reporter.change(ctx, string(s.Node), change{volume: w.unique(), kind: reporting, uid: uidOf(s.NodeUID)})
 	if out.err != nil {
 		return false, out.err
 	}
@@ -179,7 +179,7 @@ func (w *work) unique() string { return kube.UniqueVolumeName(w.key.Driver, w.ke
 // withdraw takes the volume out of the node's report, or asks whether it is out.
 func (w *work) withdraw(ctx context.Context, s attachment.WithdrawReport) (again bool, err error) {
 	out := w.reporter.change(ctx, string(s.Node), change{
-		volume: w.unique(), uid: uidOf(s.NodeUID), newVersion: s.NewVersion,
+		volume: w.unique(), kind: withdrawing, uid: uidOf(s.NodeUID), newVersion: s.NewVersion, requested: s.DetachRequested,
 	})
 	if out.err != nil {
 		return false, out.err
@@ -220,11 +220,11 @@ func (w *work) note(ctx context.Context, s attachment.Note) error {
 		if t.IsZero() {
 			return nil // removes it
 		}
-		return t.UTC().Format(time.RFC3339)
+		return writeTime(t)
 	}
 	values := map[string]any{kube.DetachRequestedAnnotation: stamp(s.DetachRequested)}
 	if !s.CalledOff.IsZero() {
-		values[kube.DetachCalledOffAnnotation] = s.CalledOff.UTC().Format(time.RFC3339Nano)
+		values[kube.DetachCalledOffAnnotation] = writeTime(s.CalledOff)
 	}
 	for name, value := range map[string]string{
 		kube.NodeUIDAnnotation:    s.Machine.NodeUID,
@@ -249,6 +249,18 @@ func (w *work) note(ctx context.Context, s attachment.Note) error {
 	return nil
 }
 
-// noteNode stores on the Node since when the detach of a volume without a
-// VolumeAttachment waits.
-func (w *work) noteNode(context.Context, attachment.NoteNode) error { return nil }
+// noteNode stores on the Node since when the detach of a volume waits that has no
+// VolumeAttachment, or removes that.
+func (w *work) noteNode(ctx context.Context, s attachment.NoteNode) (again bool, err error) {
+	out := w.reporter.change(ctx, string(s.Node), change{
+		volume: w.unique(), kind: noting, uid: uidOf(s.NodeUID), requested: s.DetachRequested,
+	})
+	if out.err != nil {
+		return false, out.err
+	}
+	if out.missing || !out.answered {
+		w.heed(s.Node, out)
+		return true, nil
+	}
+	return false, nil
+}

@@ -48,17 +48,28 @@ type line struct {
 	waiting []*change
 }
 
-// change puts one volume into a node's list, or takes it out.
+// change concerns one volume on one node.
 type change struct {
 	volume string // unique name
-	// report is whether the volume shall be in the list.
-	report bool
+	kind   kind
+	// requested is since when the detach waits: to be stored, or to be weighed before a
+	// withdrawal. Zero if it does not.
+	requested time.Time
 	// newVersion asks for a new version of the Node even if the list does not change.
 	newVersion bool
 	// uid is that of the Node that was decided on.
 	uid  types.UID
 	done chan outcome
 }
+
+// kind is what a change does with its volume.
+type kind uint8
+
+const (
+	reporting   kind = iota // into the node's list
+	withdrawing             // out of it
+	noting                  // only stores since when its detach waits
+)
 
 // outcome is the answer to a change.
 type outcome struct {
@@ -192,6 +203,10 @@ func (r *reporter) writeMayBeUnderway(node *corev1.Node) bool {
 // plan is one write of a Node.
 type plan struct {
 	list []corev1.AttachedVolume
+	// requests are those of detaches that wait, by volume; nil for none.
+	requests map[string]string
+	// noted is set when requests differ from what the Node has.
+	noted bool
 	// changed is set when there is something to write.
 	changed bool
 	// stamp asks for a new version although the list may be as it was.
@@ -202,35 +217,70 @@ type plan struct {
 // version of the Node, to which the write will be bound.
 func (r *reporter) plan(node *corev1.Node, batch []*change) (p plan, allowed []bool) {
 	p.list = slices.Clone(node.Status.VolumesAttached)
+	p.requests = requestsOn(node)
 	allowed = make([]bool, len(batch))
 	for i, c := range batch {
 		if c.uid != node.UID {
 			continue
 		}
-		is := reported(node, c.volume)
-		if c.report {
-			allowed[i] = true
-			if !is {
-				p.list = append(p.list, corev1.AttachedVolume{Name: corev1.UniqueVolumeName(c.volume)})
-				p.changed = true
+		allowed[i] = true
+		switch c.kind {
+		case reporting:
+			p.report(c.volume)
+			p.request(c.volume, time.Time{})
+		case noting:
+			p.request(c.volume, c.requested)
+		case withdrawing:
+			n := stateOf(node, c.volume)
+			allowed[i] = r.policy.MayWithdraw(time.Now(), n, c.requested)
+			if !allowed[i] {
+				continue
 			}
-			continue
-		}
-		allowed[i] = r.policy.MayWithdraw(attachment.Node{
-			Exists:       attachment.Yes,
-			Reported:     is,
-			InUse:        attachment.Known(inUse(node, c.volume)),
-			OutOfService: outOfService(node),
-		})
-		if allowed[i] && is {
-			p.list = slices.DeleteFunc(p.list, func(v corev1.AttachedVolume) bool { return string(v.Name) == c.volume })
-			p.changed = true
-		}
-		if allowed[i] && c.newVersion {
-			p.changed, p.stamp = true, true
+			p.withdraw(c.volume)
+			if n.InUse == attachment.No {
+				p.request(c.volume, time.Time{})
+			}
+			if c.newVersion {
+				p.changed, p.stamp = true, true
+			}
 		}
 	}
 	return p, allowed
+}
+
+func (p *plan) report(volume string) {
+	if !p.lists(volume) {
+		p.list = append(p.list, corev1.AttachedVolume{Name: corev1.UniqueVolumeName(volume)})
+		p.changed = true
+	}
+}
+
+func (p *plan) withdraw(volume string) {
+	if p.lists(volume) {
+		p.list = slices.DeleteFunc(p.list, func(v corev1.AttachedVolume) bool { return string(v.Name) == volume })
+		p.changed = true
+	}
+}
+
+func (p *plan) lists(volume string) bool {
+	return slices.ContainsFunc(p.list, func(v corev1.AttachedVolume) bool { return string(v.Name) == volume })
+}
+
+// request stores since when a detach waits, or removes that.
+func (p *plan) request(volume string, since time.Time) {
+	old, had := p.requests[volume]
+	switch {
+	case since.IsZero() && had:
+		delete(p.requests, volume)
+	case !since.IsZero() && old != writeTime(since):
+		if p.requests == nil {
+			p.requests = map[string]string{}
+		}
+		p.requests[volume] = writeTime(since)
+	default:
+		return
+	}
+	p.noted, p.changed = true, true
 }
 
 func (r *reporter) read(ctx context.Context, name string) (*corev1.Node, error) {
@@ -251,10 +301,10 @@ func (r *reporter) patch(ctx context.Context, node *corev1.Node, p plan) error {
 		value = p.list
 	}
 	metadata := map[string]any{"uid": node.UID, "resourceVersion": node.ResourceVersion}
-	if p.stamp {
-		metadata["annotations"] = map[string]string{
-			kube.ReportCheckedAnnotation: time.Now().UTC().Format(time.RFC3339Nano),
-		}
+	if annotations, err := p.annotations(); err != nil {
+		return err
+	} else if len(annotations) > 0 {
+		metadata["annotations"] = annotations
 	}
 	body, err := json.Marshal(map[string]any{
 		"metadata": metadata,
@@ -270,4 +320,24 @@ func (r *reporter) patch(ctx context.Context, node *corev1.Node, p plan) error {
 	}
 	r.nodes.Wrote(kube.StripNode(answer))
 	return nil
+}
+
+// annotations are what the write changes of them.
+func (p *plan) annotations() (map[string]any, error) {
+	changed := map[string]any{}
+	if p.stamp {
+		changed[kube.ReportCheckedAnnotation] = writeTime(time.Now())
+	}
+	switch {
+	case !p.noted:
+	case len(p.requests) == 0:
+		changed[kube.DetachesRequestedAnnotation] = nil
+	default:
+		text, err := json.Marshal(p.requests)
+		if err != nil {
+			return nil, fmt.Errorf("encode the requests of detaches: %w", err)
+		}
+		changed[kube.DetachesRequestedAnnotation] = string(text)
+	}
+	return changed, nil
 }

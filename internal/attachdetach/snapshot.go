@@ -2,6 +2,7 @@ package attachdetach
 
 import (
 	"cmp"
+	"encoding/json"
 	"maps"
 	"slices"
 	"time"
@@ -54,10 +55,14 @@ func (w *world) observe(key attachment.VolumeKey, t *turn, d doubts) snapshot {
 	}
 	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
 	listing := w.nodes.ByIndex(byVolume, unique)
+	s.want.Unattached = kube.Unattached(key.Driver)
 	if w.attachRequired(key.Driver) {
 		s.want.Wants = w.wants(volumes, s.pods)
 	}
 	names := slices.Collect(maps.Keys(listing))
+	if s.want.Unattached {
+		names = append(names, w.departedUsing(unique)...)
+	}
 	for node := range s.pods {
 		names = append(names, string(node))
 	}
@@ -171,6 +176,9 @@ func (w *world) attachment(key attachment.VolumeKey, va *storagev1.VolumeAttachm
 		DetachRequested:     requested(va),
 		Machine:             recordedMachine(va),
 	}
+	if at := va.DeletionTimestamp; at != nil && at.Unix() != 0 { // 0: ours, not heard back yet
+		a.DeletingSince = at.Time
+	}
 	if va.Status.Attached {
 		a.Confirmed = attachment.Yes
 	}
@@ -197,11 +205,34 @@ func refOf(va *storagev1.VolumeAttachment) attachment.Ref {
 }
 
 func requested(va *storagev1.VolumeAttachment) time.Time {
-	t, err := time.Parse(time.RFC3339, va.Annotations[kube.DetachRequestedAnnotation])
+	return readTime(va.Annotations[kube.DetachRequestedAnnotation])
+}
+
+// readTime reads a time that belay wrote. Where it is missing or was spoilt by hand the
+// clock starts anew.
+func readTime(text string) time.Time {
+	t, err := time.Parse(time.RFC3339, text)
 	if err != nil {
-		return time.Time{} // none, or spoilt by hand: the clock starts anew
+		return time.Time{}
 	}
 	return t
+}
+
+// writeTime keeps fractions of a second, so that nothing is forced even a moment early.
+func writeTime(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }
+
+// requestsOn are the requests of detaches that wait, by unique volume name, as they
+// are written on the Node. What was spoilt by hand reads as none.
+func requestsOn(node *corev1.Node) map[string]string {
+	text, ok := node.Annotations[kube.DetachesRequestedAnnotation]
+	if !ok {
+		return nil
+	}
+	var requests map[string]string
+	if json.Unmarshal([]byte(text), &requests) != nil {
+		return nil
+	}
+	return requests
 }
 
 func recordedMachine(va *storagev1.VolumeAttachment) attachment.Machine {
@@ -215,26 +246,60 @@ func recordedMachine(va *storagev1.VolumeAttachment) attachment.Machine {
 // node is what is known of a node with regard to the volume of that unique name.
 func (w *world) node(name, unique string, t *turn, d doubts) attachment.Node {
 	node, ok := w.nodes.Get(name)
-	n := attachment.Node{Exists: attachment.Yes, Checked: t.answered[attachment.NodeName(name)]}
 	if !ok || t.missing[attachment.NodeName(name)] {
-		n.Exists = attachment.No
-		if !ok {
-			node, ok = w.lastSeen(name)
-		}
-		if ok {
-			n.InUse = attachment.Known(inUse(node, unique))
-			n.Machine, n.Created = machineOf(node), node.CreationTimestamp.Time
-		}
+		n := w.departedNode(name, node, unique)
+		n.Checked = t.answered[attachment.NodeName(name)]
 		return n
 	}
+	n := stateOf(node, unique)
+	n.Checked = t.answered[attachment.NodeName(name)]
 	n.WriteMayBeUnderway = d.writeMayBeUnderway(node)
-	n.Machine = machineOf(node)
-	n.Created = node.CreationTimestamp.Time
-	_, n.Managed = node.Annotations[kube.ManagedAttachAnnotation]
-	n.Reported = reported(node, unique)
-	n.InUse = attachment.Known(inUse(node, unique))
-	n.OutOfService = outOfService(node)
+	if n.InUse == attachment.No && w.usedBefore(name, unique) {
+		n.InUse = attachment.Unknown
+	}
 	return n
+}
+
+// departedNode is what is known of a node that is gone. The cache may still have it.
+func (w *world) departedNode(name string, cached *corev1.Node, unique string) attachment.Node {
+	n := attachment.Node{Exists: attachment.No, Healthy: attachment.No}
+	last, ok := w.lastSeen(name)
+	if cached != nil {
+		last.node, last.since = cached, time.Now()
+	} else if !ok {
+		return n
+	}
+	n.InUse = attachment.Known(inUse(last.node, unique) || last.used[unique])
+	n.Machine, n.Created = machineOf(last.node), last.node.CreationTimestamp.Time
+	n.DetachRequested = readTime(requestsOn(last.node)[unique])
+	if n.DetachRequested.IsZero() {
+		n.DetachRequested = last.since
+	}
+	return n
+}
+
+// stateOf is what a Node says of itself and of the volume.
+func stateOf(node *corev1.Node, unique string) attachment.Node {
+	_, managed := node.Annotations[kube.ManagedAttachAnnotation]
+	return attachment.Node{
+		Exists:          attachment.Yes,
+		Machine:         machineOf(node),
+		Created:         node.CreationTimestamp.Time,
+		Managed:         managed,
+		Reported:        reported(node, unique),
+		InUse:           attachment.Known(inUse(node, unique)),
+		Healthy:         attachment.Known(ready(node)),
+		DetachRequested: readTime(requestsOn(node)[unique]),
+		OutOfService:    outOfService(node),
+	}
+}
+
+// ready is upstream's test of a node's health: the condition Ready is True (k/k
+// attachdetach/reconciler nodeIsHealthy).
+func ready(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
 }
 
 func machineOf(node *corev1.Node) attachment.Machine {

@@ -183,12 +183,17 @@ func (w *world) nodeChanged(before, after *corev1.Node) []key {
 		w.forget(before.Name)
 		return w.keysOfNode(before)
 	case before == nil:
-		w.arrive(after.Name)
+		w.arrive(after)
 		return w.keysOfNode(after)
-	case !sameNode(before, after):
+	}
+	w.arrive(after)
+	if !sameNode(before, after) {
 		return append(w.keysOfNode(before), w.keysOfNode(after)...)
 	}
 	var keys []key
+	if ready(before) != ready(after) {
+		keys = w.waitingOn(after)
+	}
 	for _, name := range changedNames(before, after) {
 		if k, ok := keyOfName(name); ok {
 			keys = append(keys, k)
@@ -201,6 +206,26 @@ func sameNode(a, b *corev1.Node) bool {
 	_, managedA := a.Annotations[kube.ManagedAttachAnnotation]
 	_, managedB := b.Annotations[kube.ManagedAttachAnnotation]
 	return machineOf(a) == machineOf(b) && managedA == managedB && outOfService(a) == outOfService(b)
+}
+
+// waitingOn are the volumes whose detach from the node waits: those that its health
+// matters to.
+func (w *world) waitingOn(node *corev1.Node) []key {
+	var keys []key
+	for _, va := range w.attachments.ByIndex(byNode, node.Name) {
+		if va.Annotations[kube.DetachRequestedAnnotation] == "" {
+			continue
+		}
+		if k, ok := w.keyOfAttachment(va); ok {
+			keys = append(keys, k)
+		}
+	}
+	for name := range requestsOn(node) {
+		if k, ok := keyOfName(name); ok {
+			keys = append(keys, k)
+		}
+	}
+	return keys
 }
 
 // keysOfNode are all volumes that a node lists, holds, or has pods for.

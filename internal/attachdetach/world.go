@@ -39,15 +39,14 @@ type world struct {
 	informers map[schema.GroupVersionKind]toolscache.SharedIndexInformer
 
 	mu sync.Mutex
-	// departed holds the last version of each Node that was deleted. Its in-use list
-	// is all that is left to say whether a volume was in use.
-	departed map[string]*corev1.Node
+	// departed holds what is left of each Node that was deleted.
+	departed map[string]departure
 }
 
 func newWorld(ctx context.Context, caches cache.Cache) (*world, error) {
 	w := &world{
 		informers: map[schema.GroupVersionKind]toolscache.SharedIndexInformer{},
-		departed:  map[string]*corev1.Node{},
+		departed:  map[string]departure{},
 	}
 	nodeIndexers := toolscache.Indexers{byVolume: nodeVolumes}
 	attachmentIndexers := toolscache.Indexers{
@@ -132,6 +131,7 @@ func nodeVolumes(obj any) ([]string, error) {
 	for _, v := range node.Status.VolumesInUse {
 		names = append(names, string(v))
 	}
+	names = slices.AppendSeq(names, maps.Keys(requestsOn(node)))
 	slices.Sort(names)
 	return slices.Compact(names), nil
 }
@@ -255,34 +255,6 @@ func (w *world) attachmentsOf(key attachment.VolumeKey, volumes []*corev1.Persis
 func (w *world) attachRequired(driver string) bool {
 	d, ok := get[*storagev1.CSIDriver](w.drivers, driver)
 	return !ok || d.Spec.AttachRequired == nil || *d.Spec.AttachRequired
-}
-
-// depart remembers a Node that was deleted; arrive forgets it.
-func (w *world) depart(node *corev1.Node) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.departed[node.Name] = node
-}
-
-// forget drops a Node that was deleted once nothing is attached to it any more.
-func (w *world) forget(name string) {
-	if len(w.attachments.ByIndex(byNode, name)) == 0 {
-		w.arrive(name)
-	}
-}
-
-func (w *world) arrive(name string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.departed, name)
-}
-
-// lastSeen returns the last version of a Node that was deleted.
-func (w *world) lastSeen(name string) (*corev1.Node, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	node, ok := w.departed[name]
-	return node, ok
 }
 
 // list reads from an index; the objects are shared.

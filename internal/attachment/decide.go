@@ -371,14 +371,31 @@ func (p *plan) withdrawStrays() {
 // retire withdraws a report that nothing stands behind but the node's own word, once
 // the node no longer uses the volume. Until then the request is kept on the Node.
 func (p *plan) retire(name NodeName, node Node) {
-	requested := p.since(node.DetachRequested)
-	if p.mayWithdraw(node, requested) {
+	if p.mayWithdraw(node, p.since(node.DetachRequested)) {
 		p.do(WithdrawReport{Node: name, NodeUID: node.Machine.NodeUID, DetachRequested: node.DetachRequested})
 		return
 	}
+	p.waitOnNode(name, node)
+}
+
+// waitOnNode is wait for what has no VolumeAttachment: the time of the request is
+// stored on the Node.
+func (p *plan) waitOnNode(name NodeName, node Node) {
+	requested := p.since(node.DetachRequested)
 	p.noteNode(name, node, requested)
 	p.recheck(p.policy.expiry(node, requested))
-	p.do(Hold{Node: name, Reason: StillInUse})
+	p.do(Hold{Node: name, Reason: node.inUseReason()})
+}
+
+// inUseReason is why nothing is taken from a node that uses the volume, or may use it.
+func (n Node) inUseReason() Reason {
+	switch {
+	case n.Exists == No:
+		return NodeGone
+	case n.InUse == Yes:
+		return StillInUse
+	}
+	return NodeReturned
 }
 
 // noteNode stores on the Node since when a detach waits that has no VolumeAttachment
@@ -474,7 +491,7 @@ func (p *plan) blockers(node NodeName) []Blocker {
 		// it counted, pods on two nodes would block each other for ever.
 		_, claims := p.wants[name]
 		switch {
-		case other.InUse == Yes && (other.Reported || !claims):
+		case p.mayUse(other) && (other.Reported || !claims):
 			found = append(found, Blocker{Node: name, Kind: ByUse})
 		case other.Reported:
 			found = append(found, Blocker{Node: name, Kind: ByReport})
@@ -490,4 +507,10 @@ func (p *plan) ignores(node Node) bool {
 		return !node.Reported && p.policy.forces(p.now, node, node.DetachRequested) != nil
 	}
 	return p.policy.givesUp(p.now, node)
+}
+
+// mayUse tells whether a node without an attachment may use the volume. Where there is
+// none to tell, a Node that came back and has not said anything may.
+func (p *plan) mayUse(node Node) bool {
+	return node.InUse == Yes || p.want.Unattached && node.InUse == Unknown && node.Exists == Yes
 }

@@ -528,7 +528,7 @@ func TestDetach(t *testing.T) {
 			steps: []Step{withdrawA},
 		},
 		"stale report of a volume in use": {
-			seen:  Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", reported, inUse)})},
+			seen: Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", reported, inUse)})},
 			steps: []Step{
 				NoteNode{Node: "a", NodeUID: "uid-a", DetachRequested: t0.Add(time.Minute)},
 				Hold{Node: "a", Reason: StillInUse},

@@ -53,10 +53,8 @@ func (p *plan) releaseUnattached(name NodeName, node Node) {
 	case p.ignores(node):
 		return
 	default:
-		requested := p.since(node.DetachRequested)
-		p.noteNode(name, node, requested)
-		p.recheck(p.policy.expiry(node, requested))
-		hold.Reason = StillInUse
+		p.waitOnNode(name, node)
+		return
 	}
 	p.do(hold)
 }

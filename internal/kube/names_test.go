@@ -19,9 +19,10 @@ func TestAttachmentNameIsUpstreams(t *testing.T) {
 
 func TestUniqueVolumeNameRoundTrip(t *testing.T) {
 	tests := map[string]struct{ driver, handle string }{
-		"plain handle":      {"csi.example.com", "vol-1"},
-		"handle with caret": {"csi.example.com", "pool^vol^1"},
-		"handle with slash": {"csi.example.com", "a/b"},
+		"plain handle":             {"csi.example.com", "vol-1"},
+		"handle with caret":        {"csi.example.com", "pool^vol^1"},
+		"handle with slash":        {"csi.example.com", "a/b"},
+		"no driver, Fibre Channel": {FibreChannelPlugin, "[wwn]:1"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -31,9 +32,9 @@ func TestUniqueVolumeNameRoundTrip(t *testing.T) {
 			}
 		})
 	}
-	for _, name := range []string{"kubernetes.io/fc/[wwn]:1", "kubernetes.io/csi/no-caret", ""} {
+	for _, name := range []string{"kubernetes.io/flex/1", "kubernetes.io/csi/no-caret", ""} {
 		if _, _, ok := ParseUniqueVolumeName(name); ok {
-			t.Errorf("ParseUniqueVolumeName(%q) accepted a name that is not a CSI volume's", name)
+			t.Errorf("ParseUniqueVolumeName(%q) accepted a name of a plugin that is not driven", name)
 		}
 	}
 }
