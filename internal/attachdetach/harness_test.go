@@ -71,7 +71,7 @@ func newLab(t *testing.T) *lab {
 	l := &lab{
 		T: t, Client: cluster.client, ctx: t.Context(), prefix: prefix, changed: make(chan struct{}),
 		options: Options{Policy: attachment.Policy{OutOfService: true}},
-		vas: map[string]*storagev1.VolumeAttachment{}, nodes: map[string]*corev1.Node{}, events: map[string]*corev1.Event{},
+		vas:     map[string]*storagev1.VolumeAttachment{}, nodes: map[string]*corev1.Node{}, events: map[string]*corev1.Event{},
 	}
 	l.must(l.Create(l.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: prefix}}))
 	l.watch()
