@@ -112,9 +112,9 @@ func (s specs) apiServer() proc.Spec {
 }
 
 // controllerManager runs all controllers as shipped; under belay's plane all but attach/detach.
-func (s specs) controllerManager() proc.Spec {
+func (s specs) controllerManager(plane string) proc.Spec {
 	controllers := "*"
-	if s.options.Plane == PlaneBelay {
+	if plane == PlaneBelay {
 		controllers = "*,-persistentvolume-attach-detach-controller"
 	}
 	config := s.paths.kubeconfig(identityKCM)
@@ -174,12 +174,7 @@ func (s specs) attachPlane() []proc.Spec {
 	if s.options.Plane == PlaneUpstream {
 		program, config, namespace = s.upstream.Path("csi-attacher"), identityCSIAttacher, labNamespace
 	} else {
-		all = append(all, s.component(componentController, s.own.path("belay-controller"),
-			"--kubeconfig="+s.paths.kubeconfig(identityController),
-			"--leader-elect-lease-duration="+leaseDuration, "--leader-elect-renew-deadline="+renewDeadline,
-			"--leader-elect-retry-period="+retryPeriod,
-			"--health-probe-bind-address="+address(s.ports.ControllerHealth),
-			"--metrics-bind-address="+address(s.ports.ControllerMetrics), verbosity))
+		all = append(all, s.controller(s.paths.kubeconfig(identityController), nil))
 	}
 	drivers := s.attachDrivers()
 	for i, driver := range drivers {
@@ -191,6 +186,18 @@ func (s specs) attachPlane() []proc.Spec {
 			"--leader-election-renew-deadline="+renewDeadline, "--leader-election-retry-period="+retryPeriod, verbosity))
 	}
 	return all
+}
+
+// controller is belay-controller; what args say wins over what the lab says.
+func (s specs) controller(kubeconfig string, args []string) proc.Spec {
+	spec := s.component(componentController, s.own.path("belay-controller"),
+		"--kubeconfig="+kubeconfig,
+		"--leader-elect-lease-duration="+leaseDuration, "--leader-elect-renew-deadline="+renewDeadline,
+		"--leader-elect-retry-period="+retryPeriod,
+		"--health-probe-bind-address="+address(s.ports.ControllerHealth),
+		"--metrics-bind-address="+address(s.ports.ControllerMetrics), "--v="+strconv.Itoa(s.options.Verbosity))
+	spec.Args = slices.Concat(spec.Args, s.options.ControllerArgs, args)
+	return spec
 }
 
 // node is the process that makes a node's namespaces; killing it is a power cut.

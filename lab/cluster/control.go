@@ -37,7 +37,7 @@ type Status struct {
 // Status of the lab now.
 func (c *Cluster) Status() Status {
 	s := Status{
-		Name: c.options.Name, Plane: c.options.Plane, NodeKind: c.options.NodeKind, Permissive: c.options.Permissive,
+		Name: c.options.Name, Plane: c.Plane(), NodeKind: c.options.NodeKind, Permissive: c.options.Permissive,
 		Drivers: c.options.Drivers, Dir: c.Dir(), Kubeconfig: c.Kubeconfig(), Kubectl: c.Kubectl(),
 		Server: c.ports.server(), HolderPID: os.Getpid(), Components: c.states(),
 	}

@@ -60,6 +60,8 @@ type Options struct {
 	Bare bool `json:"bare,omitempty"`
 	// Audit makes the API server write down every request, see Cluster.Requests. It costs it some time.
 	Audit bool `json:"audit,omitempty"`
+	// ControllerArgs are flags that belay-controller is given besides the lab's own.
+	ControllerArgs []string `json:"controllerArgs,omitempty"`
 	// Verbosity of belay's own components (klog -v).
 	Verbosity int `json:"verbosity"`
 	// Progress is told what goes on, one line at a time; may be nil.

@@ -40,6 +40,7 @@ type Cluster struct {
 	processes map[string]*proc.Process
 	nodes     map[string]*nodes.Node
 	started   []string // names in the order of their start
+	plane     string   // of whose controller it is now
 	down      bool
 }
 
@@ -63,7 +64,7 @@ func Up(ctx context.Context, o Options) (*Cluster, error) {
 		return nil, err
 	}
 	o.Progress = alsoLog(p.log("lab"), o.Progress)
-	c := &Cluster{options: o, paths: p, lock: lock, processes: map[string]*proc.Process{}, nodes: map[string]*nodes.Node{}}
+	c := &Cluster{options: o, paths: p, lock: lock, plane: o.Plane, processes: map[string]*proc.Process{}, nodes: map[string]*nodes.Node{}}
 	if err := c.bringUp(ctx); err != nil {
 		// The caller's context may be what ended; clearing up needs its own.
 		clear, cancel := context.WithTimeout(context.WithoutCancel(ctx), downWithin)
@@ -224,7 +225,7 @@ func (c *Cluster) startRest(ctx context.Context) error {
 	if c.options.Bare {
 		return applyAll(ctx, c.RESTConfig(), objects)
 	}
-	for _, spec := range []proc.Spec{c.specs.controllerManager(), c.specs.scheduler()} {
+	for _, spec := range []proc.Spec{c.specs.controllerManager(c.options.Plane), c.specs.scheduler()} {
 		if err := c.launch(spec); err != nil {
 			return err
 		}
@@ -343,7 +344,7 @@ func (c *Cluster) Kill(name string) error {
 		}
 		return fmt.Errorf("the lab has no node %q", node)
 	}
-	if name == componentController && c.options.Plane == PlaneUpstream {
+	if name == componentController && c.Plane() == PlaneUpstream {
 		name = componentKCM
 	}
 	process, err := c.process(name)

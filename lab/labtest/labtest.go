@@ -5,6 +5,7 @@ package labtest
 import (
 	"context"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -46,4 +47,18 @@ func Open(t *testing.T, o cluster.Options) *scenario.Scene {
 		}
 	})
 	return scene
+}
+
+// Number is the number in an environment variable, or otherwise where there is none.
+func Number(tb testing.TB, variable string, otherwise int) int {
+	tb.Helper()
+	text := os.Getenv(variable)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 {
+		tb.Fatalf("%s=%q is no number", variable, text)
+	}
+	return n
 }

@@ -113,11 +113,13 @@ func serveControl(config Config, kept *children, stop func()) (*http.Server, err
 		return nil, fmt.Errorf("listen on control socket: %w", err)
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /kill", func(w http.ResponseWriter, r *http.Request) {
-		if err := kept.signal(r.FormValue("child"), unix.SIGKILL); err != nil {
-			http.Error(w, err.Error(), http.StatusConflict)
-		}
-	})
+	for path, signal := range map[string]unix.Signal{"/kill": unix.SIGKILL, "/freeze": unix.SIGSTOP, "/thaw": unix.SIGCONT} {
+		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) {
+			if err := kept.signal(r.FormValue("child"), signal); err != nil {
+				http.Error(w, err.Error(), http.StatusConflict)
+			}
+		})
+	}
 	mux.HandleFunc("POST /shutdown", func(_ http.ResponseWriter, _ *http.Request) { stop() })
 	mux.HandleFunc("POST /status", func(w http.ResponseWriter, _ *http.Request) { answerJSON(w, kept.states()) })
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: controlTimeout}

@@ -36,6 +36,17 @@ func (n *Node) Shutdown(ctx context.Context) error { return Shutdown(ctx, n.Conf
 // ChildContainerd); node-init starts it again.
 func (n *Node) Kill(child string) error { return KillInside(n.Config.Dir, child) }
 
+// FreezeChild stops one child of the node without ending it, as if it hung; what it started
+// goes on. ThawChild lets it go on.
+func (n *Node) FreezeChild(child string) error {
+	return control(context.Background(), n.Config.Dir, "/freeze?child="+url.QueryEscape(child))
+}
+
+// ThawChild takes back FreezeChild.
+func (n *Node) ThawChild(child string) error {
+	return control(context.Background(), n.Config.Dir, "/thaw?child="+url.QueryEscape(child))
+}
+
 // KillInside sends SIGKILL to a child of the node whose folder is dir.
 func KillInside(dir, child string) error {
 	return control(context.Background(), dir, "/kill?child="+url.QueryEscape(child))

@@ -121,3 +121,32 @@ func TestDiffer(t *testing.T) {
 		})
 	}
 }
+
+func TestFlow(t *testing.T) {
+	for name, tc := range map[string]struct {
+		log     string
+		records int64
+		gap     time.Duration
+		broken  bool
+	}{
+		"records in a row": {
+			log:     "2026-01-02T15:04:05.0Z acknowledged 7\n2026-01-02T15:04:05.5Z acknowledged 8\n2026-01-02T15:04:07.0Z acknowledged 9\n",
+			records: 3, gap: 1500 * time.Millisecond,
+		},
+		"other lines": {log: "2026-01-02T15:04:05.0Z found 3 records\n2026-01-02T15:04:05.5Z acknowledged 4\n", records: 1},
+		"one is gone": {log: "2026-01-02T15:04:05.0Z acknowledged 7\n2026-01-02T15:04:05.5Z acknowledged 9\n", broken: true},
+		"one comes twice": {
+			log: "2026-01-02T15:04:05.0Z acknowledged 7\n2026-01-02T15:04:05.5Z acknowledged 7\n", broken: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := flowOf([]byte(tc.log))
+			if (err != nil) != tc.broken {
+				t.Fatalf("err %v", err)
+			}
+			if want := (Flow{Records: tc.records, LongestGap: tc.gap}); err == nil && got != want {
+				t.Errorf("got %+v, want %+v", got, want)
+			}
+		})
+	}
+}

@@ -1,0 +1,101 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"belay.dev/belay/internal/kube"
+)
+
+// Plane says whose attach/detach controller runs now: that of Options, or the one
+// that SwitchController was last asked for.
+func (c *Cluster) Plane() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.plane
+}
+
+// SwitchController hands attach and detach over, as an operator does: kube-controller-
+// manager is started anew with (PlaneUpstream) or without (PlaneBelay) its own
+// controller, and belay-controller is stopped or started. The attachers stay as they
+// are. The old controller has ended when the new one is started.
+func (c *Cluster) SwitchController(ctx context.Context, plane string) error {
+	if plane != PlaneBelay && plane != PlaneUpstream {
+		return fmt.Errorf("switching the controller: the plane is %s or %s, not %q", PlaneBelay, PlaneUpstream, plane)
+	}
+	if err := c.StopController(ctx); err != nil {
+		return err
+	}
+	manager, err := c.process(componentKCM)
+	if err != nil {
+		return err
+	}
+	if err := manager.Stop(ctx); err != nil {
+		return fmt.Errorf("switching the controller to %s's: %w", plane, err)
+	}
+	if err := c.launch(c.specs.controllerManager(plane)); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	c.plane = plane
+	c.mu.Unlock()
+	if plane == PlaneUpstream {
+		return nil
+	}
+	return c.RunController(ControllerRun{})
+}
+
+// StopController ends belay-controller in order, so that it releases its lease; it
+// stays down until RunController. Nothing to do if it does not run.
+func (c *Cluster) StopController(ctx context.Context) error {
+	process, err := c.process(componentController)
+	if err != nil {
+		return nil //nolint:nilerr // it never ran
+	}
+	if err := process.Stop(ctx); err != nil {
+		return fmt.Errorf("stopping belay-controller: %w", err)
+	}
+	return nil
+}
+
+// ControllerRun says how belay-controller is started; the zero value is as the lab
+// starts it by itself.
+type ControllerRun struct {
+	// Server is spoken to instead of the API server: the URL of a proxy that has the
+	// credentials (ControllerConfig), for belay-controller brings none along.
+	Server string
+	// Args are flags after the lab's own.
+	Args []string
+}
+
+// RunController starts belay-controller after StopController; killed, it comes back
+// in the same way.
+func (c *Cluster) RunController(run ControllerRun) error {
+	kubeconfig := c.paths.kubeconfig(identityController)
+	if run.Server != "" {
+		kubeconfig = filepath.Join(c.paths.pki(), "controller-proxied.kubeconfig")
+		config := clientcmdapi.NewConfig()
+		config.Clusters["lab"] = &clientcmdapi.Cluster{Server: run.Server}
+		config.Contexts["lab"] = &clientcmdapi.Context{Cluster: "lab"}
+		config.CurrentContext = "lab"
+		if err := clientcmd.WriteToFile(*config, kubeconfig); err != nil {
+			return fmt.Errorf("writing the kubeconfig of a proxied belay-controller: %w", err)
+		}
+	}
+	return c.launch(c.specs.controller(kubeconfig, run.Args))
+}
+
+// ControllerConfig is belay-controller's own client configuration.
+func (c *Cluster) ControllerConfig() (*rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", c.paths.kubeconfig(identityController))
+	if err != nil {
+		return nil, fmt.Errorf("reading belay-controller's kubeconfig: %w", err)
+	}
+	config.QPS = -1
+	return kube.Wire(config), nil
+}

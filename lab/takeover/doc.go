@@ -1,0 +1,7 @@
+// Package takeover hands attach and detach over on a live lab, from kube-controller-
+// manager's controller to belay-controller and back, and checks that nobody noticed:
+// not one detach, not one publish, not one pod disturbed. It holds tests only.
+//
+//	BELAY_TAKEOVER_PODS=20        how many pods (default 20)
+//	BELAY_TAKEOVER_VOLUMES=10     how many volumes each (default 10)
+package takeover
