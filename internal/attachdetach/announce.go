@@ -88,12 +88,12 @@ func words(hold attachment.Hold, pod *corev1.Pod, s snapshot) (news, text string
 	default: // short, or nothing that the pod's owner can help
 		return "", ""
 	case attachment.AttachFailed:
-		return string(hold.Reason) + hold.Detail, explain.AttachFailed(s.volumeName, hold.Detail)
+		return string(hold.Reason) + hold.Detail, explain.AttachFailed(s.nameAt(hold.Node), hold.Detail)
 	case attachment.DetachFailed:
 		cause := explain.BeingDeleted(hold.Detail)
-		return string(hold.Reason) + hold.Detail, explain.AttachFailed(s.volumeName, cause)
+		return string(hold.Reason) + hold.Detail, explain.AttachFailed(s.nameAt(hold.Node), cause)
 	case attachment.OtherWriterAttached:
-		return string(hold.Reason), explain.MultiAttach(s.volumeName, pod.Namespace, holders(hold, s), hold.Blockers)
+		return string(hold.Reason), explain.MultiAttach(s.nameAt(hold.Node), pod.Namespace, holders(hold, s), hold.Blockers)
 	}
 }
 

@@ -49,6 +49,8 @@ type lab struct {
 	lose func(*http.Request) bool
 	// options are those of the controllers that run starts.
 	options Options
+	// transport, if set before run, sees all requests of the controller.
+	transport func(next http.RoundTripper) http.RoundTripper
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced at each event
@@ -215,8 +217,11 @@ func (l *lab) describe() string {
 // run starts a controller, with the shipped rights; stop ends it.
 func (l *lab) run() (stop func()) {
 	l.Helper()
-	intercept, lose := l.intercept, l.lose
+	intercept, lose, transport := l.intercept, l.lose, l.transport
 	return launch(l.T, l.options, func(next http.RoundTripper) http.RoundTripper {
+		if transport != nil {
+			next = transport(next)
+		}
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
 			if intercept != nil {
 				if err := intercept(r); err != nil {
