@@ -76,7 +76,7 @@ func (p *plan) chooseHolder(wants []Want) NodeName {
 }
 
 // serveUnattached reports the volume on a node whose pods want it, and tells whether
-// it is given to that node just now.
+// it is that node's turn.
 func (p *plan) serveUnattached(w Want, holder, given NodeName) bool {
 	node := p.seen.Nodes[w.Node]
 	if reason := node.unfit(); reason != "" {
@@ -96,7 +96,7 @@ func (p *plan) serveUnattached(w Want, holder, given NodeName) bool {
 	case p.exclusive && given != "":
 		p.do(refused(w.Node, []Blocker{{Node: given, Kind: ByTurn}}))
 	case p.exclusive && p.stopLateReports(w.Node):
-		// Decided on again with the answers.
+		return true // decided on again with the answers
 	default:
 		again := !node.DetachRequested.IsZero() || node.Checked
 		p.do(Report{Node: w.Node, NodeUID: node.Machine.NodeUID, Again: again})
