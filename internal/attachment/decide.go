@@ -486,12 +486,8 @@ func (p *plan) blockers(node NodeName) []Blocker {
 		if name == node || p.hasAttachment(name) || p.ignores(other) {
 			continue
 		}
-		// Kubelet claims a volume in its in-use list before it may mount it. Where pods
-		// wait and nothing is reported to them the entry is no more than that claim: if
-		// it counted, pods on two nodes would block each other for ever.
-		_, claims := p.wants[name]
 		switch {
-		case p.mayUse(other) && (other.Reported || !claims):
+		case p.mayUse(name, other):
 			found = append(found, Blocker{Node: name, Kind: ByUse})
 		case other.Reported:
 			found = append(found, Blocker{Node: name, Kind: ByReport})
@@ -504,13 +500,28 @@ func (p *plan) blockers(node NodeName) []Blocker {
 // node that a policy calls dead never clears its lists.
 func (p *plan) ignores(node Node) bool {
 	if p.want.Unattached {
+		if node.InUse != No {
+			p.recheck(p.policy.expiry(node, node.DetachRequested))
+		}
 		return !node.Reported && p.policy.forces(p.now, node, node.DetachRequested) != nil
 	}
 	return p.policy.givesUp(p.now, node)
 }
 
-// mayUse tells whether a node without an attachment may use the volume. Where there is
-// none to tell, a Node that came back and has not said anything may.
-func (p *plan) mayUse(node Node) bool {
-	return node.InUse == Yes || p.want.Unattached && node.InUse == Unknown && node.Exists == Yes
+// mayUse tells whether a node without an attachment uses the volume, or may use it.
+//
+// Kubelet claims a volume in its in-use list before it may mount it. Where pods wait
+// and nothing is reported to them the entry is no more than that claim: if it counted,
+// pods on two nodes would block each other for ever. The list of a Node that is gone,
+// or came back, is no such claim: what was reported to it went with its object.
+func (p *plan) mayUse(name NodeName, node Node) bool {
+	_, wanted := p.wants[name]
+	claims := wanted && !node.Reported
+	switch {
+	case !p.want.Unattached:
+		return node.InUse == Yes && !claims
+	case node.Exists == Yes:
+		return node.InUse == Unknown || node.InUse == Yes && !claims
+	}
+	return node.InUse == Yes
 }

@@ -37,7 +37,6 @@ func (p *plan) releaseUnattached(name NodeName, node Node) {
 		if node.InUse == No || p.ignores(node) {
 			return
 		}
-		p.recheck(p.policy.expiry(node, node.DetachRequested))
 		hold.Reason = NodeGone
 	case !node.Managed:
 		if !node.Reported && node.InUse == No {

@@ -122,6 +122,14 @@ func TestUnattached(t *testing.T) {
 			},
 			recheck: t0.Add(6 * time.Minute),
 		},
+		"S1: node gone, in use when it went, its pod still there": {
+			want: fc(wantAt("a", "b")), seen: on(node("a", inUse, lost, notedAt(t0)), node("b")),
+			steps: []Step{
+				Hold{Node: "a", Reason: NodeGone, Wanted: true},
+				blockedAt("b", OtherWriterAttached, Blocker{"a", ByUse}),
+			},
+			recheck: t0.Add(6 * time.Minute),
+		},
 		"node gone, idle when it went": {
 			want: fc(wantAt("b")), seen: on(node("a", lost, notedAt(t0)), node("b")),
 			steps: []Step{reportOn("b")},

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // leader is the shell in small: lagging caches, answers to its own writes, one step
@@ -106,11 +107,17 @@ func (l *leader) observe() (Desired, Observed) {
 	for name := range l.now.nodes {
 		n := l.known(name)
 		n.Checked = l.answered[name]
+		if n.haunted && n.Exists == Yes && n.InUse == No {
+			n.InUse = Unknown
+		}
 		unsure, ok := l.unsure[name]
 		n.WriteMayBeUnderway = n.Exists == Yes && (n.version <= l.since || ok && unsure == n.version)
 		seen.Nodes[name] = n.Node
 	}
-	want := Desired{Shared: Known(l.shared)}
+	want := Desired{Shared: Known(l.shared), Unattached: l.noVA}
+	if l.history[l.seenPods-1].flipped {
+		return want, seen
+	}
 	for name := range l.history[l.seenPods-1].pods {
 		want.Wants = append(want.Wants, Want{Node: name, PersistentVolume: "pv", Since: t0})
 	}
@@ -160,6 +167,8 @@ func (l *leader) unknown(step Step) {
 		l.doubtful[s.Attachment.UID] = atoi(s.Attachment.ResourceVersion)
 	case Report:
 		l.unsure[s.Node] = l.known(s.Node).version
+	case NoteNode:
+		l.unsure[s.Node] = l.known(s.Node).version
 	case ForceDetach:
 		l.doubtful[s.Attachment.UID] = atoi(s.Attachment.ResourceVersion)
 	}
@@ -167,7 +176,7 @@ func (l *leader) unknown(step Step) {
 
 func (l *leader) decide() {
 	want, seen := l.observe()
-	l.steps = Decide(l.clock, want, seen, policy).Steps
+	l.steps = Decide(l.clock, want, seen, l.policy).Steps
 }
 
 // request is the API server's side of a step. A late one is carried out after its
@@ -181,9 +190,11 @@ func (l *leader) request(step Step, late bool) (again, ok bool) {
 	case WithdrawReport:
 		return l.withdraw(s, late)
 	case Detach:
-		return false, l.delete(s.Attachment, false, late)
+		return false, l.delete(s.Attachment, nil, late)
 	case ForceDetach:
-		return false, l.delete(s.Attachment, true, late)
+		return false, l.delete(s.Attachment, s.Authority, late)
+	case NoteNode:
+		return l.noteNode(s, late)
 	case Note:
 		a, found := l.now.attachments[s.Attachment.Name]
 		if !found || a.Ref != s.Attachment {
@@ -233,6 +244,10 @@ func (l *leader) report(s Report, late bool) (again, ok bool) {
 	if base != nil {
 		return true, true
 	}
+	if l.noVA {
+		n.DetachRequested = time.Time{}
+		l.writeOff(s.Node)
+	}
 	a, found := l.now.attachments[s.Attachment.Name]
 	if !late && found && a.UID == s.Attachment.UID && (a.Confirmed != Yes || a.Deleting) && !a.touched {
 		l.breaks("S9: reported %s which is not confirmed, or being deleted", a.Name)
@@ -243,6 +258,21 @@ func (l *leader) report(s Report, late bool) (again, ok bool) {
 		l.nodes[s.Node] = l.now.nodes[s.Node]
 	}
 	return false, true
+}
+
+// writeOff marks the machines whose Node is gone for so long, as the sender knew, that
+// a report to another node no longer minds them.
+func (l *leader) writeOff(except NodeName) {
+	for name, n := range l.now.nodes {
+		known, timeout := l.known(name), l.policy.UnmountTimeout
+		if name == except || known.Exists != No {
+			continue
+		}
+		if l.policy.DeletedNode == DeletedNodeDetach || timeout > 0 && !l.clock.Before(known.left.Add(timeout)) {
+			n.givenUp = n.mounted
+			l.now.nodes[name] = n
+		}
+	}
 }
 
 // base gives the Node that a write is bound to: the newest that the leader knows. If
@@ -268,11 +298,15 @@ func (l *leader) withdraw(s WithdrawReport, late bool) (again, ok bool) {
 		l.answered[s.Node] = !n.Reported
 		return true, true
 	}
-	if !policy.MayWithdraw(l.clock, n.Node, s.DetachRequested) {
+	if !l.policy.MayWithdraw(l.clock, n.Node, s.DetachRequested) {
 		return true, true
 	}
 	if n.Reported || s.NewVersion {
+		n.givenUp = n.givenUp || l.noVA && n.mounted && n.Reported && n.InUse != No
 		n.Reported = false
+		if n.InUse == No {
+			n.DetachRequested = time.Time{}
+		}
 		l.setNode(s.Node, n, "withdraw on %s (late %v)", s.Node, late)
 	}
 	if !late {
@@ -282,7 +316,21 @@ func (l *leader) withdraw(s WithdrawReport, late bool) (again, ok bool) {
 	return true, true
 }
 
-func (l *leader) delete(r Ref, forced, late bool) bool {
+// noteNode stores the time of a request on the Node.
+func (l *leader) noteNode(s NoteNode, late bool) (again, ok bool) {
+	n, newer, conflict := l.base(s.Node, s.NodeUID, late)
+	if conflict || newer != nil {
+		return newer != nil, !conflict
+	}
+	n.DetachRequested = s.DetachRequested
+	l.setNode(s.Node, n, "note on node %s %v (late %v)", s.Node, s.DetachRequested, late)
+	if !late {
+		l.nodes[s.Node] = l.now.nodes[s.Node]
+	}
+	return false, true
+}
+
+func (l *leader) delete(r Ref, by Authority, late bool) bool {
 	a, found := l.now.attachments[r.Name]
 	if !found {
 		return true
@@ -291,18 +339,39 @@ func (l *leader) delete(r Ref, forced, late bool) bool {
 		return false // S6
 	}
 	n := l.now.nodes[a.Node]
-	if n.mounted && !l.meddled() {
-		l.breaks("S2: %s deleted while %s has it mounted (forced %v, late %v)", a.Name, a.Node, forced, late)
+	switch {
+	case !n.mounted || l.meddled() || n.givenUp:
+	case by == nil:
+		l.breaks("S2: %s deleted while %s has it mounted (late %v)", a.Name, a.Node, late)
+	case !l.allowed(by, a):
+		l.breaks("S2: %s deleted by %v, which does not hold (late %v)", a.Name, by, late)
+	default:
+		n.givenUp = true
+		l.now.nodes[a.Node] = n
 	}
 	if n.Reported && !l.meddled() {
 		l.breaks("S3: %s deleted while %s reports it (late %v)", a.Name, a.Node, late)
 	}
 	a.Deleting = true
-	l.setAttachment(a, "detach %s (forced %v, late %v)", a.Name, forced, late)
+	l.setAttachment(a, "detach %s (by %v, late %v)", a.Name, by, late)
 	if !late {
 		l.deleted[a.UID] = true
 	}
 	return true
+}
+
+// allowed judges an authority by what its sender knew of the node: the delete is bound
+// to the version of the attachment, not to that of the Node.
+func (l *leader) allowed(by Authority, a toyAttachment) bool {
+	n := l.known(a.Node)
+	switch by.(type) {
+	case UnmountTimeout:
+		due := a.DetachRequested.Add(l.policy.UnmountTimeout)
+		return l.policy.UnmountTimeout > 0 && !a.DetachRequested.IsZero() && !l.clock.Before(due) && n.Healthy == No
+	case DeletedNode:
+		return l.policy.DeletedNode == DeletedNodeDetach && n.Exists == No
+	}
+	return n.OutOfService
 }
 
 // walk runs one seed to its end and returns what broke.
@@ -341,12 +410,17 @@ func TestWalk(t *testing.T) {
 	} else if s := os.Getenv("BELAY_SEEDS"); s != "" {
 		count = uint64(atoi(s))
 	}
-	happened := map[string]int{}
+	happened, forced := map[string]int{}, map[string]int{}
 	for seed := first; seed < first+count; seed++ {
 		w := walk(seed)
 		for _, line := range w.log {
 			if words := strings.Fields(line); len(words) > 1 {
 				happened[words[1]]++
+			}
+			for _, by := range []Authority{OutOfServiceTaint{}, UnmountTimeout{}, DeletedNode{}} {
+				if strings.Contains(line, "(by "+by.String()+",") {
+					forced[by.String()]++
+				}
 			}
 		}
 		if w.broken != "" {
@@ -356,5 +430,8 @@ func TestWalk(t *testing.T) {
 			t.Log(strings.Join(w.log, "\n"))
 		}
 	}
-	t.Logf("seeds %d to %d: %v", first, first+count-1, happened)
+	t.Logf("seeds %d to %d: %v, forced %v", first, first+count-1, happened, forced)
+	if count >= 500 && len(forced) < 3 {
+		t.Errorf("not every policy forced a detach: %v", forced)
+	}
 }

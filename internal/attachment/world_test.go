@@ -13,7 +13,9 @@ import (
 // which comes next is drawn from the seed.
 type world struct {
 	rng     *rand.Rand
+	policy  Policy
 	shared  bool
+	noVA    bool // a volume without a VolumeAttachment
 	version int
 	clock   time.Time
 
@@ -32,6 +34,7 @@ type state struct {
 	attachments map[string]toyAttachment
 	nodes       map[NodeName]toyNode
 	pods        map[NodeName]bool // nodes with a pod that wants the volume
+	flipped     bool              // the driver says that nothing needs to be attached
 }
 
 type toyAttachment struct {
@@ -47,10 +50,18 @@ type toyNode struct {
 	// The machine behind the object.
 	on      bool // power
 	mounted bool
+	// givenUp is set when a policy took the volume from a machine that had it mounted:
+	// what that machine does is the policy's doing, until it unmounts or boots.
+	givenUp bool
+	// haunted is set when the Node came back, and went with the volume in use. The
+	// shell remembers it for volumes without a VolumeAttachment; that a new leader does
+	// not is not modelled.
+	haunted bool
+	left    time.Time // when the Node object went
 }
 
 func (s state) clone() state {
-	return state{attachments: maps.Clone(s.attachments), nodes: maps.Clone(s.nodes), pods: maps.Clone(s.pods)}
+	return state{attachments: maps.Clone(s.attachments), nodes: maps.Clone(s.nodes), pods: maps.Clone(s.pods), flipped: s.flipped}
 }
 
 var toyNodes = []NodeName{"a", "b", "c"}
@@ -61,8 +72,16 @@ func newWorld(seed uint64) *world {
 		now: state{attachments: map[string]toyAttachment{}, nodes: map[NodeName]toyNode{}, pods: map[NodeName]bool{}},
 	}
 	w.shared = w.rng.IntN(4) == 0
+	w.noVA = w.rng.IntN(4) == 0
+	w.policy.OutOfService = true
+	if w.chance(50) {
+		w.policy.UnmountTimeout = time.Minute
+	}
+	if w.chance(25) {
+		w.policy.DeletedNode = DeletedNodeDetach
+	}
 	for _, name := range toyNodes {
-		w.now.nodes[name] = toyNode{Node: node(name), on: true}
+		w.now.nodes[name] = toyNode{Node: node(name, healthy), on: true}
 	}
 	w.commit("start")
 	w.ctl = newLeader(w)
@@ -118,6 +137,9 @@ func (w *world) step() {
 		w.trouble(w.pickNode())
 	case n < 96 && len(w.late) > 0:
 		w.arrive()
+	case n == 97:
+		w.clock = w.clock.Add(w.policy.UnmountTimeout * time.Duration(w.rng.IntN(100)) / 100)
+		w.log = append(w.log, "     time passes")
 	case n >= 98:
 		w.log = append(w.log, "     the leader dies")
 		w.ctl.die()
@@ -150,6 +172,10 @@ func (w *world) attacher() {
 		}
 		w.checkPublish(a)
 		a.published = true
+		if n := w.now.nodes[a.Node]; n.givenUp {
+			n.givenUp = false // it is its own again
+			w.now.nodes[a.Node] = n
+		}
 		if w.chance(20) {
 			a.AttachError = "no answer"
 			w.setAttachment(a, "attacher: %s failed, uncertain", name)
@@ -178,7 +204,7 @@ func (w *world) checkPublish(a toyAttachment) {
 		}
 	}
 	for name, n := range w.now.nodes {
-		if !w.shared && name != a.Node && n.mounted && !w.meddled() {
+		if !w.shared && name != a.Node && n.mounted && !n.givenUp && !w.meddled() {
 			w.breaks("S1: published to %s while %s has it mounted", a.Node, name)
 		}
 	}
@@ -193,16 +219,16 @@ func (w *world) kubelet(name NodeName) {
 	}
 	wanted := w.now.pods[name]
 	switch {
-	case wanted && n.InUse != Yes:
-		n.InUse = Yes
+	case wanted && n.InUse != Yes && (!w.now.flipped || n.mounted):
+		n.InUse, n.haunted = Yes, false
 		w.setNode(name, n, "kubelet %s: claims", name)
-	case wanted && !n.mounted && n.Reported && w.confirmed(name):
+	case wanted && n.InUse == Yes && !n.mounted && n.Reported && !w.now.flipped && w.confirmed(name):
 		w.checkMount(name)
 		n.mounted = true
 		w.now.nodes[name] = n
 		w.commit("kubelet %s: mounts", name)
 	case !wanted && n.mounted:
-		n.mounted = false
+		n.mounted, n.givenUp = false, false
 		w.now.nodes[name] = n
 		w.commit("kubelet %s: unmounts", name)
 	case !wanted && n.InUse == Yes:
@@ -213,11 +239,18 @@ func (w *world) kubelet(name NodeName) {
 
 // confirmed is kubelet's own look at the attachment before it mounts.
 func (w *world) confirmed(name NodeName) bool {
+	if w.noVA {
+		return true
+	}
 	a, ok := w.now.attachments["csi-"+string(name)]
 	return ok && a.Confirmed == Yes && !a.Deleting
 }
 
 func (w *world) checkMount(name NodeName) {
+	if w.noVA {
+		w.checkSecondMount(name)
+		return
+	}
 	for _, a := range w.now.attachments {
 		if a.Node == name && a.published && !a.Deleting || a.touched {
 			return
@@ -225,6 +258,16 @@ func (w *world) checkMount(name NodeName) {
 	}
 	if !w.meddled() {
 		w.breaks("S9: %s mounts what no attachment stands behind", name)
+	}
+}
+
+// checkSecondMount is S1 for a volume whose report is its attachment.
+func (w *world) checkSecondMount(name NodeName) {
+	for other, n := range w.now.nodes {
+		if other == name || !n.mounted || n.givenUp || w.shared {
+			continue
+		}
+		w.breaks("S1: %s mounts it while %s has it mounted", name, other)
 	}
 }
 
@@ -249,39 +292,71 @@ func (w *world) user(name NodeName) {
 // trouble is what befalls nodes and what people do.
 func (w *world) trouble(name NodeName) {
 	n := w.now.nodes[name]
-	switch w.rng.IntN(6) {
+	switch w.rng.IntN(9) {
 	case 0: // kubelet restarts
-		if n.Exists == Yes && n.on && n.mounted && !n.Reported {
+		if n.Exists == Yes && n.on && n.mounted && !n.Reported && !w.noVA {
 			n.InUse = No
 			w.setNode(name, n, "kubelet %s: restarts and overlooks its mount", name)
 		}
 	case 1: // power cut, and a person says so
 		if n.Exists == Yes && !n.OutOfService {
-			n.on, n.mounted, n.OutOfService = false, false, true
+			n.on, n.mounted, n.OutOfService, n.Healthy = false, false, true, No
 			delete(w.now.pods, name)
 			w.setNode(name, n, "%s is off and out of service", name)
 		}
 	case 2: // back
 		if n.Exists == Yes && n.OutOfService {
-			n.on, n.OutOfService, n.InUse = true, false, No
+			n.on, n.OutOfService, n.InUse, n.Healthy, n.haunted = true, false, No, Yes, false
 			n.Machine.BootID += "+"
 			w.setNode(name, n, "%s boots", name)
 		}
 	case 3: // the Node object goes, the machine does not notice
 		if n.Exists == Yes && !n.OutOfService && w.recorded(name) {
-			delete(w.now.pods, name)
-			gone := toyNode{Node: Node{Exists: No, InUse: n.InUse, Machine: n.Machine, Created: n.Created}, on: n.on, mounted: n.mounted}
-			w.setNode(name, gone, "node %s is deleted", name)
+			w.leave(name, n)
 		}
 	case 4: // and comes back
 		if n.Exists == No {
 			n.Exists, n.Managed, n.InUse, n.Created = Yes, true, No, w.clock
+			n.Healthy, n.DetachRequested = Yes, time.Time{}
 			n.Machine.NodeUID += "+"
 			w.setNode(name, n, "node %s registers anew", name)
 		}
 	case 5:
-		w.meddle(name)
+		if !w.noVA {
+			w.meddle(name)
+		}
+	case 6: // its heartbeat is lost, or found again
+		if n.Exists == Yes && n.on {
+			n.Healthy = Yes + No - n.Healthy
+			w.setNode(name, n, "%s is healthy: %v", name, n.Healthy)
+		}
+	case 7: // its kubelet stops, its containers go on; or it goes on
+		if n.Exists == Yes && !n.OutOfService {
+			n.on = !n.on
+			n.Healthy = Known(n.on)
+			w.setNode(name, n, "kubelet %s runs: %v", name, n.on)
+		}
+	case 8:
+		if !w.noVA {
+			w.now.flipped = !w.now.flipped
+			w.commit("the driver needs no attach: %v", w.now.flipped)
+		}
 	}
+}
+
+// leave deletes the Node object; the machine does not notice.
+func (w *world) leave(name NodeName, n toyNode) {
+	delete(w.now.pods, name)
+	gone := toyNode{
+		Node: Node{Exists: No, InUse: n.InUse, Machine: n.Machine, Created: n.Created, Healthy: No},
+		on:   n.on, mounted: n.mounted, givenUp: n.givenUp, left: w.clock,
+	}
+	if w.noVA {
+		gone.InUse = Known(n.InUse == Yes || n.haunted)
+		gone.haunted = gone.InUse == Yes
+		gone.DetachRequested = w.clock
+	}
+	w.setNode(name, gone, "node %s is deleted", name)
 }
 
 // recorded tells whether the attachment records the node's present boot. A Node that
@@ -327,13 +402,16 @@ func (w *world) heal() {
 		a.Deleting = true
 		w.setAttachment(a, "somebody detaches by-hand")
 	}
+	w.now.flipped = false
 	for _, name := range toyNodes {
 		n := w.now.nodes[name]
 		if n.Exists != Yes {
 			n.Machine.NodeUID += "+"
 			n.Created = w.clock
 			n.Reported = false
+			n.DetachRequested = time.Time{}
 		}
+		n.Healthy, n.givenUp, n.haunted = Yes, false, false
 		n.Exists, n.Managed, n.OutOfService, n.on, n.mounted, n.InUse = Yes, true, false, true, false, No
 		n.Machine.BootID += "+"
 		w.setNode(name, n, "%s is restarted", name)
@@ -347,7 +425,12 @@ func (w *world) settled() string {
 		a, ok := w.now.attachments["csi-"+string(name)]
 		n := w.now.nodes[name]
 		good := ok && a.Confirmed == Yes && !a.Deleting && n.Reported
+		if w.noVA {
+			ok, good = n.Reported, n.Reported
+		}
 		switch {
+		case !n.DetachRequested.IsZero():
+			return fmt.Sprintf("%s still notes a request from %v", name, n.DetachRequested)
 		case good && w.now.pods[name]:
 			served++
 		case ok && !w.now.pods[name]:
