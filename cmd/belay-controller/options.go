@@ -1,54 +1,123 @@
 package main
 
 import (
-	"log/slog"
+	"errors"
+	"fmt"
+	"net"
 	"os"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/google/uuid"
-	"github.com/spf13/cobra"
+	"k8s.io/component-base/logs"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
 )
 
 // options are the flags. Where kube-controller-manager has a flag for it, that is
 // its name and default.
 type options struct {
-	kubeconfig  string
-	verbosity   int
-	leaderElect bool
-	lease       kube.LeaseConfig
-	manager     kube.ManagerConfig
+	kubeconfig string
+
+	maxWaitForUnmount time.Duration
+	disableForce      bool
+	deletedNode       string
+	syncPeriod        time.Duration
+	disableSync       bool
+	foreignWriter     string
+
+	leaderElect  bool
+	resourceLock string
+	lease        kube.LeaseConfig
+	manager      kube.ManagerConfig
+
+	logging *logsapi.LoggingConfiguration
 }
 
-func (o *options) command(run func() error) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:           "belay-controller",
-		Short:         "Attach volumes to the nodes whose pods need them, and detach them",
-		Args:          cobra.NoArgs,
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		RunE:          func(*cobra.Command, []string) error { o.complete(); return run() },
+// Values of --deleted-node-policy.
+const (
+	deletedNodeWait   = "wait"
+	deletedNodeDetach = "detach"
+)
+
+// Values of --on-foreign-writer.
+const (
+	foreignWriterHold = "hold"
+	foreignWriterWarn = "warn"
+)
+
+// validate refuses what cannot be meant, in one sentence.
+func (o *options) validate() error {
+	if o.maxWaitForUnmount <= 0 {
+		return fmt.Errorf("--max-wait-for-unmount-duration is %v, but must be above 0; to force no detach, use --disable-force-detach-on-timeout", o.maxWaitForUnmount)
 	}
-	f := cmd.Flags()
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Kubeconfig file; empty for the cluster that this runs in")
-	f.IntVarP(&o.verbosity, "v", "v", 0, "Log verbosity: 0 for steps taken and refused, 1 for every decision")
-	f.BoolVar(&o.leaderElect, "leader-elect", true, "Lead only while holding a lease; needed with more than one replica")
-	f.DurationVar(&o.manager.LeaseDuration, "leader-elect-lease-duration", 15*time.Second,
-		"How long others wait for a leader that no longer renews its lease")
-	f.DurationVar(&o.lease.RenewDeadline, "leader-elect-renew-deadline", 10*time.Second,
-		"How long after its last renewal the leader still writes; must be less than the lease duration")
-	f.DurationVar(&o.manager.RetryPeriod, "leader-elect-retry-period", 2*time.Second,
-		"How often the lease is asked for and renewed")
-	f.StringVar(&o.lease.Namespace, "leader-elect-resource-namespace", "kube-system", "Namespace of the lease")
-	f.StringVar(&o.lease.Name, "leader-elect-resource-name", "belay-controller", "Name of the lease")
-	f.StringVar(&o.manager.HealthAddress, "health-probe-bind-address", "0",
-		`host:port of /healthz and /readyz; "0" for none`)
-	f.StringVar(&o.manager.MetricsAddress, "metrics-bind-address", "0", `host:port of /metrics; "0" for none`)
-	return cmd
+	if o.deletedNode != deletedNodeWait && o.deletedNode != deletedNodeDetach {
+		return fmt.Errorf("--deleted-node-policy is %s or %s, not %q", deletedNodeWait, deletedNodeDetach, o.deletedNode)
+	}
+	if o.foreignWriter != foreignWriterHold && o.foreignWriter != foreignWriterWarn {
+		return fmt.Errorf("--on-foreign-writer is %s or %s, not %q", foreignWriterHold, foreignWriterWarn, o.foreignWriter)
+	}
+	if o.syncPeriod < time.Second {
+		return fmt.Errorf("--attach-detach-reconcile-sync-period is %v, but must be at least 1s, as for kube-controller-manager", o.syncPeriod)
+	}
+	if o.manager.QPS > 0 && o.manager.Burst < 1 {
+		return fmt.Errorf("--kube-api-burst is %d, but must be at least 1 when --kube-api-qps limits the rate", o.manager.Burst)
+	}
+	return errors.Join(o.validateLease(), o.validateAddresses())
+}
+
+func (o *options) validateLease() error {
+	if !o.leaderElect {
+		return nil
+	}
+	m, l := &o.manager, &o.lease
+	switch {
+	case o.resourceLock != "leases":
+		return fmt.Errorf("--leader-elect-resource-lock is %q, but only leases are supported", o.resourceLock)
+	case l.Name == "" || l.Namespace == "":
+		return errors.New("--leader-elect-resource-name and --leader-elect-resource-namespace must not be empty")
+	case m.RetryPeriod <= 0:
+		return fmt.Errorf("--leader-elect-retry-period is %v, but must be above 0", m.RetryPeriod)
+	case l.RenewDeadline <= m.RetryPeriod*6/5:
+		return fmt.Errorf("--leader-elect-renew-deadline is %v, but must be more than 1.2 times the retry period of %v", l.RenewDeadline, m.RetryPeriod)
+	case m.LeaseDuration <= l.RenewDeadline:
+		return fmt.Errorf("--leader-elect-lease-duration is %v, but must be more than the renew deadline of %v, or two processes could lead at once", m.LeaseDuration, l.RenewDeadline)
+	case m.LeaseDuration < time.Second:
+		return fmt.Errorf("--leader-elect-lease-duration is %v, but a Lease counts whole seconds", m.LeaseDuration)
+	}
+	return nil
+}
+
+func (o *options) validateAddresses() error {
+	for name, address := range map[string]string{
+		"health-probe-bind-address": o.manager.HealthAddress, "metrics-bind-address": o.manager.MetricsAddress,
+		"pprof-bind-address": o.manager.ProfileAddress,
+	} {
+		if address == "" || address == "0" {
+			continue
+		}
+		if _, _, err := net.SplitHostPort(address); err != nil {
+			return fmt.Errorf("--%s is %q, but must be host:port, :port, or 0 for none", name, address)
+		}
+	}
+	return nil
+}
+
+// policy says when a volume is detached that may be in use. The out-of-service taint
+// is always believed, as upstream does: it is the word of whoever set it.
+func (o *options) policy() attachment.Policy {
+	p := attachment.Policy{OutOfService: true, UnmountTimeout: o.maxWaitForUnmount}
+	if o.disableForce {
+		p.UnmountTimeout = 0
+	}
+	if o.deletedNode == deletedNodeDetach {
+		p.DeletedNode = attachment.DeletedNodeDetach
+	}
+	return p
 }
 
 // complete derives what has no flag of its own.
@@ -65,10 +134,25 @@ func (o *options) complete() {
 	o.manager.Lease = &o.lease
 }
 
-// logging makes one structured log on stderr of belay's, controller-runtime's and
-// client-go's words.
-func (o *options) logging() {
-	handler := slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: slog.Level(-o.verbosity)})
-	log.SetLogger(logr.FromSlogHandler(handler))
-	klog.SetSlogLogger(slog.New(handler))
+// startLogging makes one log on stderr of belay's, controller-runtime's and client-go's
+// words, in upstream's format.
+func (o *options) startLogging() error {
+	logs.InitLogs()
+	if err := logsapi.ValidateAndApply(o.logging, nil); err != nil {
+		return fmt.Errorf("set up the log: %w", err)
+	}
+	log.SetLogger(klog.Background())
+	return nil
+}
+
+// warn tells of flags that were given and do nothing here.
+func (o *options) warn(given func(flag string) bool) {
+	for _, name := range []string{flagSyncPeriod, flagDisableSync} {
+		if given(name) {
+			klog.Background().Info("The flag has no effect: attachments are read from the watch each time, there is no second record of them that would have to be compared", "flag", "--"+name)
+		}
+	}
+	if !o.leaderElect {
+		klog.Background().Info("No leader election: make sure that no second belay-controller runs")
+	}
 }

@@ -9,9 +9,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/kubernetes"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -48,6 +50,12 @@ type Options struct {
 	Policy attachment.Policy
 	// Metrics counts and measures; nil counts nothing.
 	Metrics *telemetry.Controller
+	// WarnOfRivals goes on where another attach/detach controller is found at work. By
+	// default nothing is written from then on.
+	WarnOfRivals bool
+	// MayLead, if set, is asked after the lease was won and before the first write. A
+	// refusal ends the process; an error, which is no knowledge, is asked again.
+	MayLead func(ctx context.Context) (refusal, err error)
 }
 
 // Controller attaches and detaches volumes.
@@ -60,6 +68,8 @@ type Controller struct {
 	policy    attachment.Policy
 	sources   []source.TypedSource[key]
 	metrics   *telemetry.Controller
+	rivals    *rivals
+	mayLead   func(ctx context.Context) (refusal, err error)
 
 	// ready is closed when the caches have reached what the leader before wrote.
 	ready chan struct{}
@@ -85,6 +95,12 @@ func Setup(ctx context.Context, mgr manager.Manager, o Options) error {
 	}, o)
 	if err != nil {
 		return err
+	}
+	if err := c.rivals.watch(c.informer("Node"), c.informer("VolumeAttachment")); err != nil {
+		return err
+	}
+	if err := mgr.AddReadyzCheck(Name, c.readyz(mgr.Elected())); err != nil {
+		return fmt.Errorf("add the readiness check: %w", err)
 	}
 	yes := true
 	queue, err := controller.NewTyped(Name, mgr, controller.TypedOptions[key]{
@@ -117,21 +133,39 @@ func (c *Controller) Lead(ctx context.Context) error {
 	barrier := kube.Barrier{Reader: c.live, Caches: c.world.informers}
 	// The leader before may be gone because the API server is: it gets time.
 	for retry := firstRetry; ; retry = min(2*retry, lastRetry) {
-		versions, err := barrier.Pass(ctx)
+		refusal, err := c.mayLead(ctx)
+		if refusal != nil {
+			return fmt.Errorf("refuse to lead: %w", refusal)
+		}
+		var versions map[schema.GroupVersionKind]string
+		if err == nil {
+			versions, err = barrier.Pass(ctx)
+		}
 		if err == nil {
 			c.sinceAttachments = versions[storagev1.SchemeGroupVersion.WithKind("VolumeAttachment")]
 			c.sinceNodes = versions[corev1.SchemeGroupVersion.WithKind("Node")]
+			c.rivals.begin(c.sinceAttachments, c.sinceNodes)
 			c.metrics.CountVolumes(c.world.census)
 			close(c.ready)
 			return nil
 		}
-		log.FromContext(ctx).Error(err, "Not leading yet: cannot catch up with the leader before", "retry", retry)
+		log.FromContext(ctx).Error(err, "Not acting yet: cannot catch up with the leader before", "retry", retry)
 		select {
 		case <-time.After(retry):
 		case <-ctx.Done():
 			return nil
 		}
 	}
+}
+
+// informer is the cache of a kind.
+func (c *Controller) informer(kind string) toolscache.SharedIndexInformer {
+	for k, informer := range c.world.informers {
+		if k.Kind == kind {
+			return informer
+		}
+	}
+	panic("attachdetach: nothing watches " + kind) // programmer error
 }
 
 // Reconcile looks at one volume, decides, and acts, until there is nothing to do but
@@ -141,6 +175,9 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 	case <-c.ready:
 	case <-ctx.Done():
 		return reconcile.Result{}, context.Cause(ctx)
+	}
+	if c.rivals.stopped() {
+		return reconcile.Result{}, nil // until a restart
 	}
 	w := &work{Controller: c, key: k, at: newTurn()}
 	w.log = log.FromContext(ctx).WithValues("driver", k.Driver, "volume", k.Handle)

@@ -242,6 +242,7 @@ func (l *lab) run() (stop func()) {
 // what wrap makes; stop ends it.
 func launch(t *testing.T, o Options, wrap func(http.RoundTripper) http.RoundTripper) (stop func()) {
 	t.Helper()
+	o.WarnOfRivals = true // the tests write as other controllers do
 	config := rest.CopyConfig(cluster.controller)
 	config.Wrap(wrap)
 	mgr, err := kube.NewManager(config, kube.ManagerConfig{

@@ -31,6 +31,11 @@ func New(ctx context.Context, p Parts, o Options) (*Controller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("set up the attach/detach controller: %w", err)
 	}
+	r := rivalsFor(ctx, p, o)
+	p.Client = gated{p.Client, r.check}
+	if o.MayLead == nil {
+		o.MayLead = func(context.Context) (refusal, err error) { return nil, nil }
+	}
 	return &Controller{
 		client:    p.Client,
 		live:      p.Live,
@@ -39,6 +44,8 @@ func New(ctx context.Context, p Parts, o Options) (*Controller, error) {
 		announcer: newAnnouncer(p.Recorder),
 		policy:    o.Policy,
 		metrics:   o.Metrics,
+		rivals:    r,
+		mayLead:   o.MayLead,
 		ready:     make(chan struct{}),
 		doubtful:  map[types.UID]string{},
 		sources:   w.sources(p.Cache),

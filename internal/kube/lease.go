@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
 )
 
 // ErrNotLeading is returned for a write that was not sent because the lease was not
@@ -24,6 +25,7 @@ type Lease struct {
 	resourcelock.Interface
 
 	renewDeadline time.Duration
+	renewed       func(at time.Time) // may be nil
 
 	mu sync.Mutex
 	// until is when the last renewal runs out, counted on the monotonic clock from
@@ -36,6 +38,9 @@ type LeaseConfig struct {
 	Namespace, Name string
 	Identity        string
 	RenewDeadline   time.Duration
+	// Renewed, if set, is told when the lease was acquired or renewed, and the zero
+	// time when it was given back.
+	Renewed func(at time.Time)
 }
 
 // NewLease makes the lock. Its client is its own, so that it is neither guarded nor
@@ -52,7 +57,7 @@ func NewLease(config *rest.Config, c LeaseConfig) (*Lease, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the lock of the leader lease %s/%s: %w", c.Namespace, c.Name, err)
 	}
-	return &Lease{Interface: lock, renewDeadline: c.RenewDeadline}, nil
+	return &Lease{Interface: lock, renewDeadline: c.RenewDeadline, renewed: c.Renewed}, nil
 }
 
 // Create makes the Lease object and notes how long that is good for.
@@ -76,9 +81,25 @@ func (l *Lease) note(sent time.Time, record resourcelock.LeaderElectionRecord, e
 	if record.HolderIdentity == l.Identity() {
 		l.until = sent.Add(l.renewDeadline)
 	} else {
-		l.until = time.Time{}
+		sent, l.until = time.Time{}, time.Time{}
+	}
+	if l.renewed != nil {
+		l.renewed(sent)
 	}
 	return nil
+}
+
+// healthy fails when the lease ran out so long ago that the process should have ended:
+// something keeps it, and its replacement is better than waiting.
+func (l *Lease) healthy(leaseDuration time.Duration) healthz.Checker {
+	return func(*http.Request) error {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if late := time.Since(l.until); !l.until.IsZero() && late > leaseDuration {
+			return fmt.Errorf("the leader lease ran out %v ago, and the process is still here", late.Round(time.Second))
+		}
+		return nil
+	}
 }
 
 // Held tells whether a write may be sent now.

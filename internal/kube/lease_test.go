@@ -74,6 +74,38 @@ func TestWritesNeedTheLease(t *testing.T) {
 	})
 }
 
+// The process is healthy as a standby, as the leader and after giving the lease back,
+// and not when it should have ended.
+func TestHealthOfTheLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var renewed []time.Time
+		lease := &Lease{
+			Interface: &fakeLock{}, renewDeadline: 10 * time.Second,
+			renewed: func(at time.Time) { renewed = append(renewed, at) },
+		}
+		healthy := lease.healthy(15 * time.Second)
+		try := func(what string, want bool) {
+			t.Helper()
+			if err := healthy(nil); (err == nil) != want {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		try("standby", true)
+		start := time.Now()
+		_ = lease.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "me"})
+		try("leader", true)
+		<-time.After(24 * time.Second)
+		try("just lost", true)
+		<-time.After(2 * time.Second)
+		try("long lost", false)
+		_ = lease.Update(t.Context(), resourcelock.LeaderElectionRecord{})
+		try("given back", true)
+		if len(renewed) != 2 || !renewed[0].Equal(start) || !renewed[1].IsZero() {
+			t.Errorf("told of renewals %v", renewed)
+		}
+	})
+}
+
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

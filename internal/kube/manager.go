@@ -8,6 +8,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 )
@@ -20,13 +21,21 @@ type ManagerConfig struct {
 	LeaseDuration time.Duration
 	// RetryPeriod is how often the lease is asked for and renewed.
 	RetryPeriod time.Duration
-	// HealthAddress and MetricsAddress are host:port; "0" or nothing turns them off.
-	HealthAddress, MetricsAddress string
+	// HealthAddress, MetricsAddress and ProfileAddress are host:port; "0" or nothing
+	// turns them off.
+	HealthAddress, MetricsAddress, ProfileAddress string
+	// QPS is how many requests per second the client sends on average, with up to Burst
+	// at once. Not above 0, the default, sends as they come: the API server's fair
+	// queueing shares it out.
+	QPS   float32
+	Burst int
+	// CountWrite, if set, is told of each write but those of the lease.
+	CountWrite func(resource, verb string, code int)
 }
 
-// NewManager makes a manager whose caches keep only what belay reads, whose client
-// does not throttle itself (the API server's fair queueing does), and whose writes
-// are refused while the lease is not held.
+// NewManager makes a manager whose caches keep only what belay reads, and whose writes
+// are refused while the lease is not held. Its /healthz fails when the process should
+// have ended because it lost its lease.
 func NewManager(config *rest.Config, c ManagerConfig) (manager.Manager, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, storagev1.AddToScheme} {
@@ -35,12 +44,17 @@ func NewManager(config *rest.Config, c ManagerConfig) (manager.Manager, error) {
 		}
 	}
 	config = Wire(config)
-	config.QPS = -1
+	config.QPS, config.Burst = -1, c.Burst
+	if c.QPS > 0 {
+		config.QPS = c.QPS
+	}
+	health := healthz.Ping
 	options := manager.Options{
 		Scheme:                 scheme,
 		Cache:                  CacheOptions(),
 		Metrics:                server.Options{BindAddress: orOff(c.MetricsAddress)},
 		HealthProbeBindAddress: orOff(c.HealthAddress),
+		PprofBindAddress:       orOff(c.ProfileAddress),
 	}
 	if c.Lease != nil {
 		lease, err := NewLease(config, *c.Lease)
@@ -48,6 +62,7 @@ func NewManager(config *rest.Config, c ManagerConfig) (manager.Manager, error) {
 			return nil, err
 		}
 		config = lease.Guard(config)
+		health = lease.healthy(c.LeaseDuration)
 		options.LeaderElection = true
 		options.LeaderElectionResourceLockInterface = lease
 		options.LeaderElectionReleaseOnCancel = true
@@ -56,9 +71,15 @@ func NewManager(config *rest.Config, c ManagerConfig) (manager.Manager, error) {
 		options.RenewDeadline = &c.Lease.RenewDeadline
 		options.RetryPeriod = &c.RetryPeriod
 	}
+	if c.CountWrite != nil {
+		config = CountWrites(config, c.CountWrite)
+	}
 	mgr, err := manager.New(config, options)
 	if err != nil {
 		return nil, fmt.Errorf("make the manager: %w", err)
+	}
+	if err := mgr.AddHealthzCheck("leader-election", health); err != nil {
+		return nil, fmt.Errorf("add the health check: %w", err)
 	}
 	return mgr, nil
 }

@@ -85,7 +85,8 @@ func stripStatuses(statuses []corev1.ContainerStatus) []corev1.ContainerStatus {
 }
 
 // StripNode keeps the identity of the machine, whether it is ready or out of service,
-// the two lists of the handshake with kubelet, and belay's annotations.
+// the two lists of the handshake with kubelet, belay's annotations, and who wrote the
+// report if it was somebody else.
 func StripNode(node *corev1.Node) *corev1.Node {
 	kept := &corev1.Node{ObjectMeta: meta(node.ObjectMeta)}
 	for name, value := range node.Annotations {
@@ -110,6 +111,7 @@ func StripNode(node *corev1.Node) *corev1.Node {
 	kept.Status.VolumesInUse = node.Status.VolumesInUse
 	kept.Status.NodeInfo.BootID = node.Status.NodeInfo.BootID
 	kept.Status.NodeInfo.SystemUUID = node.Status.NodeInfo.SystemUUID
+	kept.ManagedFields = keepReportWriter(node)
 	return kept
 }
 
