@@ -104,7 +104,7 @@ func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err
 		ObjectMeta: metav1.ObjectMeta{
 			Name: kube.AttachmentName(w.key.Handle, w.key.Driver, string(s.Node)),
 			Annotations: annotations(map[string]string{
-				kube.VolumeHandleAnnotation: w.key.Handle,
+				kube.VolumeHandleAnnotation: annotatable(w.key.Handle),
 				kube.NodeUIDAnnotation:      s.Machine.NodeUID,
 				kube.BootIDAnnotation:       s.Machine.BootID,
 				kube.SystemUUIDAnnotation:   s.Machine.SystemUUID,
@@ -113,7 +113,7 @@ func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err
 		Spec: storagev1.VolumeAttachmentSpec{
 			Attacher: w.key.Driver,
 			NodeName: string(s.Node),
-			Source:   storagev1.VolumeAttachmentSource{PersistentVolumeName: &s.PersistentVolume},
+			Source:   w.source(s),
 		},
 	}
 	name, sent := va.Name, time.Now()
@@ -132,6 +132,24 @@ func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err
 		w.announcer.refused(w.key, pod, explain.AttachFailed(w.now.nameAt(s.Node), explain.CreateFailed(err)))
 	}
 	return false, fmt.Errorf("create VolumeAttachment %s for node %s: %w", name, s.Node, err)
+}
+
+// source says which volume to attach: a PersistentVolume by name, or what the pod's own
+// volume was translated to, whole: the attacher has nothing else to read it from.
+func (w *work) source(s attachment.Attach) storagev1.VolumeAttachmentSource {
+	if s.PersistentVolume == "" {
+		return storagev1.VolumeAttachmentSource{InlineVolumeSpec: w.now.inline[s.Node].Spec}
+	}
+	return storagev1.VolumeAttachmentSource{PersistentVolumeName: &s.PersistentVolume}
+}
+
+// annotatable leaves out a handle that would not fit: all annotations of an object
+// together may have 256 KiB. Such a volume is known by its PersistentVolume alone.
+func annotatable(handle string) string {
+	if len(handle) > 128<<10 {
+		return ""
+	}
+	return handle
 }
 
 // annotations drops those without a value.

@@ -39,7 +39,7 @@ func (w *world) census() telemetry.Census {
 			if _, known := required[k.Driver]; !known {
 				required[k.Driver] = w.attachRequired(k.Driver)
 			}
-			if required[k.Driver] && !terminated(pod) && w.manages(pod.Spec.NodeName) {
+			if required[k.Driver] && !kube.PodEnded(pod) && w.manages(pod.Spec.NodeName) {
 				desired[place{k, pod.Spec.NodeName}] = true
 			}
 		}

@@ -270,7 +270,8 @@ func TestOrphansAtStart(t *testing.T) {
 		{"name": l.unique("orphan"), "devicePath": ""},
 		{"name": l.unique("stale"), "devicePath": ""},
 		{"name": l.unique("gone"), "devicePath": ""},
-		{"name": "example.com/flex/1", "devicePath": "/dev/flex"},
+		{"name": "kubernetes.io/fc/[5006]:1", "devicePath": ""},
+		{"name": "flexvolume-vendor/disk/1", "devicePath": "/dev/flex"},
 	}})
 	l.must(l.Delete(l.ctx, &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: l.name("gone")}}))
 	l.run()
@@ -288,7 +289,7 @@ func TestOrphansAtStart(t *testing.T) {
 	}
 	want := []corev1.AttachedVolume{
 		{Name: corev1.UniqueVolumeName(l.unique("wanted"))},
-		{Name: "example.com/flex/1", DevicePath: "/dev/flex"},
+		{Name: "flexvolume-vendor/disk/1", DevicePath: "/dev/flex"},
 	}
 	if diff := cmp.Diff(want, l.nodes[l.name("a")].Status.VolumesAttached); diff != "" {
 		t.Errorf("volumesAttached (-want +got):\n%s", diff)

@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/component-helpers/storage/ephemeral"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
@@ -22,6 +21,8 @@ type snapshot struct {
 	seen attachment.Observed
 	// pods that want the volume, by node, oldest first.
 	pods map[attachment.NodeName][]*corev1.Pod
+	// inline holds, by node, what its pods say of the volume where they name it themselves.
+	inline map[attachment.NodeName]kube.InlineVolume
 	// volumeName is what events call the volume: its PersistentVolume, or its handle.
 	volumeName string
 }
@@ -33,6 +34,9 @@ func (s snapshot) nameAt(node attachment.NodeName) string {
 		if want.Node == node && want.PersistentVolume != "" {
 			return want.PersistentVolume
 		}
+	}
+	if inline, ok := s.inline[node]; ok {
+		return inline.Name
 	}
 	return s.volumeName
 }
@@ -59,121 +63,35 @@ type doubts interface {
 
 // observe takes the snapshot of one volume.
 func (w *world) observe(key attachment.VolumeKey, t *turn, d doubts) snapshot {
-	volumes := w.volumesOf(key)
-	slices.SortFunc(volumes, func(a, b *corev1.PersistentVolume) int { return cmp.Compare(a.Name, b.Name) })
-	s := snapshot{volumeName: key.Handle, pods: map[attachment.NodeName][]*corev1.Pod{}}
-	if len(volumes) > 0 {
-		s.volumeName = volumes[0].Name
+	if key.Driver == orphanDriver {
+		return w.orphan(key, t, d)
 	}
-	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
-	listing := w.nodes.ByIndex(byVolume, unique)
+	demand := w.demandFor(key)
+	s := snapshot{volumeName: demand.name(key), pods: demand.pods, inline: demand.inline}
 	s.want.Unattached = kube.Unattached(key.Driver)
-	if w.attachRequired(key.Driver) {
-		s.want.Wants = w.wants(volumes, s.pods)
-	}
-	names := slices.Collect(maps.Keys(listing))
+	s.want.Wants = slices.Collect(maps.Values(demand.wants))
+	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
+	names := slices.Collect(maps.Keys(w.nodes.ByIndex(byVolume, unique)))
 	if s.want.Unattached {
 		names = append(names, w.departedUsing(unique)...)
 	}
 	for node := range s.pods {
 		names = append(names, string(node))
 	}
-	attachments := w.attachmentsOf(key, volumes, names)
+	var attachments []*storagev1.VolumeAttachment
+	if !s.want.Unattached {
+		attachments = w.attachmentsOf(key, demand.volumes, names)
+	}
 	for _, va := range attachments {
 		names = append(names, va.Spec.NodeName)
 		s.seen.Attachments = append(s.seen.Attachments, w.attachment(key, va, d.deleteMayBeUnderway(va)))
 	}
-	s.want.Shared = sharing(volumes, s.seen.Attachments)
+	s.want.Shared = sharing(demand.shared, attachments, s.seen.Attachments)
 	s.seen.Nodes = make(map[attachment.NodeName]attachment.Node, len(names))
 	for _, name := range names {
 		s.seen.Nodes[attachment.NodeName(name)] = w.node(name, unique, t, d)
 	}
 	return s
-}
-
-// wants finds the nodes whose pods need one of the PersistentVolumes, and fills in
-// those pods.
-func (w *world) wants(volumes []*corev1.PersistentVolume, pods map[attachment.NodeName][]*corev1.Pod) []attachment.Want {
-	byNode := map[attachment.NodeName]attachment.Want{}
-	for _, pv := range volumes {
-		for _, pod := range w.podsOf(pv) {
-			node := attachment.NodeName(pod.Spec.NodeName)
-			pods[node] = append(pods[node], pod)
-			since := pod.CreationTimestamp.Time
-			if old, ok := byNode[node]; !ok || since.Before(old.Since) {
-				byNode[node] = attachment.Want{Node: node, PersistentVolume: pv.Name, Since: since}
-			}
-		}
-	}
-	for _, list := range pods {
-		slices.SortFunc(list, func(a, b *corev1.Pod) int {
-			return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
-		})
-	}
-	return slices.Collect(maps.Values(byNode))
-}
-
-// podsOf gives the pods that run somewhere and use the PersistentVolume through the
-// claim that it is bound to.
-func (w *world) podsOf(pv *corev1.PersistentVolume) []*corev1.Pod {
-	ref := pv.Spec.ClaimRef
-	if ref == nil {
-		return nil
-	}
-	name := ref.Namespace + "/" + ref.Name
-	claim, ok := get[*corev1.PersistentVolumeClaim](w.claims, name)
-	if !ok || claim.UID != ref.UID || claim.Spec.VolumeName != pv.Name || claim.Status.Phase != corev1.ClaimBound {
-		return nil
-	}
-	return slices.DeleteFunc(list[*corev1.Pod](w.pods, byClaim, name), func(pod *corev1.Pod) bool {
-		return terminated(pod) || !uses(pod, claim)
-	})
-}
-
-// uses tells whether the pod uses the claim. A claim of a generic ephemeral volume
-// has to be the pod's own, not one that merely has its name.
-func uses(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
-	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
-		if claimName(pod, &v) != claim.Name {
-			return false
-		}
-		return v.Ephemeral == nil || ephemeral.VolumeIsForPod(pod, claim) == nil
-	})
-}
-
-// terminated tells whether the pod no longer needs its volumes: it has ended, or it
-// is being deleted and none of its containers runs. No status counts as not running
-// (k/k pkg/volume/util.IsPodTerminated).
-func terminated(pod *corev1.Pod) bool {
-	if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
-		return true
-	}
-	running := func(s corev1.ContainerStatus) bool { return s.State.Terminated == nil && s.State.Waiting == nil }
-	return pod.DeletionTimestamp != nil &&
-		!slices.ContainsFunc(pod.Status.InitContainerStatuses, running) &&
-		!slices.ContainsFunc(pod.Status.ContainerStatuses, running) &&
-		!slices.ContainsFunc(pod.Status.EphemeralContainerStatuses, running)
-}
-
-// sharing tells whether the volume may be attached to several nodes. It is exclusive
-// if any of its PersistentVolumes is, and nobody knows if one is missing.
-func sharing(volumes []*corev1.PersistentVolume, attachments []attachment.Attachment) attachment.Knowledge {
-	if len(volumes) == 0 {
-		return attachment.Unknown
-	}
-	for _, pv := range volumes {
-		if !shared(pv.Spec.AccessModes) {
-			return attachment.No
-		}
-	}
-	if slices.ContainsFunc(attachments, func(a attachment.Attachment) bool { return a.VolumeGone }) {
-		return attachment.Unknown
-	}
-	return attachment.Yes
-}
-
-func shared(modes []corev1.PersistentVolumeAccessMode) bool {
-	return slices.Contains(modes, corev1.ReadWriteMany) || slices.Contains(modes, corev1.ReadOnlyMany)
 }
 
 func (w *world) attachment(key attachment.VolumeKey, va *storagev1.VolumeAttachment, doubtful bool) attachment.Attachment {

@@ -1,6 +1,7 @@
 package attachdetach
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -11,6 +12,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/source"
@@ -29,38 +31,53 @@ type (
 // the last one to arrive finds them all.
 func (w *world) sources(caches cache.Cache) []source.TypedSource[key] {
 	return []source.TypedSource[key]{
-		source.TypedKind(caches, &corev1.Pod{}, on(w.podChanged)),
-		source.TypedKind(caches, &corev1.Node{}, on(w.nodeChanged)),
-		source.TypedKind(caches, &corev1.PersistentVolumeClaim{}, on(w.claimChanged)),
-		source.TypedKind(caches, &corev1.PersistentVolume{}, on(w.volumeChanged)),
-		source.TypedKind(caches, &storagev1.VolumeAttachment{}, on(w.attachmentChanged)),
-		source.TypedKind(caches, &storagev1.CSIDriver{}, on(w.driverChanged)),
+		source.TypedKind(caches, &corev1.Pod{}, on(w, w.podChanged)),
+		source.TypedKind(caches, &corev1.Node{}, on(w, w.nodeChanged)),
+		source.TypedKind(caches, &corev1.PersistentVolumeClaim{}, on(w, w.claimChanged)),
+		source.TypedKind(caches, &corev1.PersistentVolume{}, on(w, w.volumeChanged)),
+		source.TypedKind(caches, &storagev1.VolumeAttachment{}, on(w, w.attachmentChanged)),
+		source.TypedKind(caches, &storagev1.CSIDriver{}, on(w, w.driverChanged)),
 	}
 }
 
 // on makes a handler of a function that is given the versions before and after, nil
-// where there is none, and returns the volumes concerned.
-func on[T client.Object](changed func(before, after T) []key) handler.TypedEventHandler[T, key] {
+// where there is none, and returns the volumes concerned. Those that pods wait for go
+// before the rest, and that goes before what is merely looked through at the start
+// and at each resync (which handler.TypedFuncs sees to).
+func on[T client.Object](w *world, changed func(before, after T) []key) handler.TypedEventHandler[T, key] {
 	var none T
 	add := func(q queue, keys []key) {
-		for _, k := range keys {
-			q.Add(k)
+		for _, k := range distinct(keys) {
+			if p, ok := q.(priorityqueue.PriorityQueue[key]); ok && w.waitedFor(k) {
+				p.AddWithOpts(priorityqueue.AddOpts{Priority: new(podsWait)}, k)
+			} else {
+				q.Add(k)
+			}
 		}
 	}
 	return handler.TypedFuncs[T, key]{
 		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[T], q queue) { add(q, changed(none, e.Object)) },
 		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[T], q queue) {
-			add(q, changed(e.ObjectOld, e.ObjectNew))
+			before := e.ObjectOld
+			if before.GetResourceVersion() == e.ObjectNew.GetResourceVersion() {
+				before = none // a resync: look at it as if it were new
+			}
+			add(q, changed(before, e.ObjectNew))
 		},
 		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[T], q queue) { add(q, changed(e.Object, none)) },
 	}
 }
 
+// podsWait is the priority of volumes that pods wait for. Others have 0, or
+// handler.LowPriority.
+const podsWait = 100
+
 // podChanged looks up only when a pod came to its node, went, or ended: most updates
-// of a pod are of no interest.
+// of a pod are of no interest. One that was deleted and made anew in the meantime
+// counts as both (k/k#111327).
 func (w *world) podChanged(before, after *corev1.Pod) []key {
 	if before != nil && after != nil && before.UID == after.UID &&
-		before.Spec.NodeName == after.Spec.NodeName && terminated(before) == terminated(after) {
+		before.Spec.NodeName == after.Spec.NodeName && kube.PodEnded(before) == kube.PodEnded(after) {
 		return nil
 	}
 	var keys []key
@@ -73,12 +90,18 @@ func (w *world) podChanged(before, after *corev1.Pod) []key {
 }
 
 func (w *world) keysOfPod(pod *corev1.Pod) []key {
+	if pod.Spec.NodeName == "" {
+		return nil
+	}
 	claims, _ := podClaims(pod)
 	var keys []key
 	for _, name := range claims {
 		if claim, ok := get[*corev1.PersistentVolumeClaim](w.claims, name); ok {
 			keys = append(keys, w.keysOfClaim(claim)...)
 		}
+	}
+	for _, v := range kube.InlineVolumes(pod) {
+		keys = append(keys, v.Key)
 	}
 	return keys
 }
@@ -115,7 +138,7 @@ func (w *world) keysOfClaim(claim *corev1.PersistentVolumeClaim) []key {
 }
 
 func keysOf(pv *corev1.PersistentVolume) []key {
-	if k, ok := keyOfVolume(pv); ok {
+	if k, ok := kube.KeyOfVolume(pv); ok {
 		return []key{k}
 	}
 	return nil
@@ -131,27 +154,34 @@ func (w *world) volumeChanged(before, after *corev1.PersistentVolume) []key {
 			keys = append(keys, keysOf(pv)...)
 		}
 	}
+	// An attachment may have lost, or found again, what tells its volume.
+	for _, va := range w.attachments.ByIndex(byPersistentVolume, cmp.Or(after, before).Name) {
+		w.sort(va, false)
+		keys = append(keys, w.keysOfAttachment(va)...)
+	}
 	return keys
 }
 
 func sameVolume(a, b *corev1.PersistentVolume) bool {
-	keyA, _ := keyOfVolume(a)
-	keyB, _ := keyOfVolume(b)
+	keyA, _ := kube.KeyOfVolume(a)
+	keyB, _ := kube.KeyOfVolume(b)
 	refA, refB := a.Spec.ClaimRef, b.Spec.ClaimRef
 	sameClaim := refA == nil && refB == nil || refA != nil && refB != nil && *refA == *refB
 	return a.UID == b.UID && keyA == keyB && sameClaim && slices.Equal(a.Spec.AccessModes, b.Spec.AccessModes)
 }
 
 func (w *world) attachmentChanged(before, after *storagev1.VolumeAttachment) []key {
-	va := after
-	if va == nil {
-		va = before
-		w.forget(va.Spec.NodeName)
+	var keys []key
+	if before != nil && (after == nil || after.UID != before.UID) {
+		keys = append(keys, w.keysOfAttachment(before)...)
+		w.sort(before, true)
+		w.forget(before.Spec.NodeName)
 	}
-	if k, ok := w.keyOfAttachment(va); ok {
-		return []key{k}
+	if after != nil {
+		w.sort(after, false)
+		keys = append(keys, w.keysOfAttachment(after)...)
 	}
-	return nil
+	return keys
 }
 
 // driverChanged concerns all volumes of a driver, which it rarely does: when the
@@ -163,13 +193,18 @@ func (w *world) driverChanged(before, after *storagev1.CSIDriver) []key {
 	if required(before) == required(after) {
 		return nil
 	}
-	driver := after
-	if driver == nil {
-		driver = before
-	}
+	name := cmp.Or(after, before).Name
 	var keys []key
-	for _, pv := range list[*corev1.PersistentVolume](w.volumes, byDriver, driver.Name) {
+	for _, pv := range list[*corev1.PersistentVolume](w.volumes, byDriver, name) {
 		keys = append(keys, keysOf(pv)...)
+	}
+	for _, va := range w.attachments.ByIndex(byDriver, name) {
+		keys = append(keys, w.keysOfAttachment(va)...)
+	}
+	for _, pod := range list[*corev1.Pod](w.pods, byDriver, name) {
+		for _, v := range kube.InlineVolumes(pod) {
+			keys = append(keys, v.Key)
+		}
 	}
 	return keys
 }
@@ -216,9 +251,7 @@ func (w *world) waitingOn(node *corev1.Node) []key {
 		if va.Annotations[kube.DetachRequestedAnnotation] == "" {
 			continue
 		}
-		if k, ok := w.keyOfAttachment(va); ok {
-			keys = append(keys, k)
-		}
+		keys = append(keys, w.keysOfAttachment(va)...)
 	}
 	for name := range requestsOn(node) {
 		if k, ok := keyOfName(name); ok {
@@ -238,9 +271,7 @@ func (w *world) keysOfNode(node *corev1.Node) []key {
 		}
 	}
 	for _, va := range w.attachments.ByIndex(byNode, node.Name) {
-		if k, ok := w.keyOfAttachment(va); ok {
-			keys = append(keys, k)
-		}
+		keys = append(keys, w.keysOfAttachment(va)...)
 	}
 	for _, pod := range list[*corev1.Pod](w.pods, byNode, node.Name) {
 		keys = append(keys, w.keysOfPod(pod)...)
@@ -251,6 +282,10 @@ func (w *world) keysOfNode(node *corev1.Node) []key {
 // changedNames are the volumes that stand in one version of a list and not in the
 // other.
 func changedNames(before, after *corev1.Node) []string {
+	if slices.Equal(before.Status.VolumesAttached, after.Status.VolumesAttached) &&
+		slices.Equal(before.Status.VolumesInUse, after.Status.VolumesInUse) {
+		return nil // most updates of a node
+	}
 	place := map[string]int{}
 	mark := func(node *corev1.Node, reportedBit, inUseBit int) {
 		for _, v := range node.Status.VolumesAttached {

@@ -15,14 +15,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
 )
 
 // Names of the indexes. Values of byVolume are unique volume names.
 const (
-	byVolume           = "volume"           // PersistentVolumes, VolumeAttachments, Nodes
-	byDriver           = "driver"           // PersistentVolumes
+	byVolume           = "volume"           // PersistentVolumes, VolumeAttachments, Nodes; Pods with a volume of their own
+	byDriver           = "driver"           // PersistentVolumes, VolumeAttachments; Pods with a volume of their own
 	byPersistentVolume = "persistentVolume" // VolumeAttachments
 	byNode             = "node"             // VolumeAttachments, Pods
 	byClaim            = "claim"            // Pods, "namespace/name"
@@ -41,34 +40,35 @@ type world struct {
 	mu sync.Mutex
 	// departed holds what is left of each Node that was deleted.
 	departed map[string]departure
+	nameless nameless
+}
+
+// kinds are the objects that are watched, and the indexes that they are read by. No
+// event may cost a look at all objects of a kind: whatever it concerns is found here.
+var kinds = []struct {
+	group    schema.GroupVersion
+	name     string
+	object   client.Object
+	indexers toolscache.Indexers
+}{
+	{corev1.SchemeGroupVersion, "Pod", &corev1.Pod{}, toolscache.Indexers{
+		byClaim: podClaims, byNode: podNode, byVolume: podVolumes, byDriver: podDrivers,
+	}},
+	{corev1.SchemeGroupVersion, "Node", &corev1.Node{}, toolscache.Indexers{byVolume: nodeVolumes}},
+	{corev1.SchemeGroupVersion, "PersistentVolumeClaim", &corev1.PersistentVolumeClaim{}, nil},
+	{corev1.SchemeGroupVersion, "PersistentVolume", &corev1.PersistentVolume{}, toolscache.Indexers{
+		byVolume: persistentVolumeName, byDriver: persistentVolumeDriver,
+	}},
+	{storagev1.SchemeGroupVersion, "VolumeAttachment", &storagev1.VolumeAttachment{}, toolscache.Indexers{
+		byVolume: attachmentVolume, byPersistentVolume: attachmentSource, byNode: attachmentNode, byDriver: attachmentDriver,
+	}},
+	{storagev1.SchemeGroupVersion, "CSIDriver", &storagev1.CSIDriver{}, nil},
 }
 
 func newWorld(ctx context.Context, caches cache.Cache) (*world, error) {
-	w := &world{
-		informers: map[schema.GroupVersionKind]toolscache.SharedIndexInformer{},
-		departed:  map[string]departure{},
-	}
-	nodeIndexers := toolscache.Indexers{byVolume: nodeVolumes}
-	attachmentIndexers := toolscache.Indexers{
-		byVolume: attachmentVolume, byPersistentVolume: attachmentSource, byNode: attachmentNode,
-	}
+	informers := map[schema.GroupVersionKind]toolscache.SharedIndexInformer{}
 	stores := map[string]toolscache.Indexer{}
-	for _, kind := range []struct {
-		group    schema.GroupVersion
-		name     string
-		object   client.Object
-		indexers toolscache.Indexers
-	}{
-		{corev1.SchemeGroupVersion, "Pod", &corev1.Pod{}, toolscache.Indexers{byClaim: podClaims, byNode: podNode}},
-		{corev1.SchemeGroupVersion, "Node", &corev1.Node{}, nodeIndexers},
-		{corev1.SchemeGroupVersion, "PersistentVolumeClaim", &corev1.PersistentVolumeClaim{}, nil},
-		{
-			corev1.SchemeGroupVersion, "PersistentVolume", &corev1.PersistentVolume{},
-			toolscache.Indexers{byVolume: persistentVolumeName, byDriver: persistentVolumeDriver},
-		},
-		{storagev1.SchemeGroupVersion, "VolumeAttachment", &storagev1.VolumeAttachment{}, attachmentIndexers},
-		{storagev1.SchemeGroupVersion, "CSIDriver", &storagev1.CSIDriver{}, nil},
-	} {
+	for _, kind := range kinds {
 		informer, err := caches.GetInformer(ctx, kind.object, cache.BlockUntilSynced(false))
 		if err != nil {
 			return nil, fmt.Errorf("watch %s: %w", kind.name, err)
@@ -80,14 +80,30 @@ func newWorld(ctx context.Context, caches cache.Cache) (*world, error) {
 		if err := shared.AddIndexers(kind.indexers); err != nil {
 			return nil, fmt.Errorf("index %s: %w", kind.name, err)
 		}
-		w.informers[kind.group.WithKind(kind.name)] = shared
+		informers[kind.group.WithKind(kind.name)] = shared
 		stores[kind.name] = shared.GetIndexer()
 	}
-	w.pods, w.claims = stores["Pod"], stores["PersistentVolumeClaim"]
-	w.volumes, w.drivers = stores["PersistentVolume"], stores["CSIDriver"]
-	w.nodes = kube.NewNewest[*corev1.Node](stores["Node"], nodeIndexers)
-	w.attachments = kube.NewNewest[*storagev1.VolumeAttachment](stores["VolumeAttachment"], attachmentIndexers)
+	w := worldOf(stores)
+	w.informers = informers
 	return w, nil
+}
+
+// worldOf reads from the stores, one per kind, which have the indexes of kinds.
+func worldOf(stores map[string]toolscache.Indexer) *world {
+	w := &world{
+		pods: stores["Pod"], claims: stores["PersistentVolumeClaim"],
+		volumes: stores["PersistentVolume"], drivers: stores["CSIDriver"],
+		departed: map[string]departure{},
+	}
+	for _, kind := range kinds {
+		switch kind.name {
+		case "Node":
+			w.nodes = kube.NewNewest[*corev1.Node](stores[kind.name], kind.indexers)
+		case "VolumeAttachment":
+			w.attachments = kube.NewNewest[*storagev1.VolumeAttachment](stores[kind.name], kind.indexers)
+		}
+	}
+	return w
 }
 
 func podClaims(obj any) ([]string, error) {
@@ -115,11 +131,38 @@ func claimName(pod *corev1.Pod, volume *corev1.Volume) string {
 	return ""
 }
 
+// podNode leaves out pods without volumes: most pods of most clusters.
 func podNode(obj any) ([]string, error) {
-	if name := obj.(*corev1.Pod).Spec.NodeName; name != "" {
-		return []string{name}, nil
+	pod := obj.(*corev1.Pod)
+	if pod.Spec.NodeName == "" || len(pod.Spec.Volumes) == 0 {
+		return nil, nil
 	}
-	return nil, nil
+	return []string{pod.Spec.NodeName}, nil
+}
+
+// podVolumes are the volumes that the pod names itself, without a claim.
+func podVolumes(obj any) ([]string, error) {
+	pod := obj.(*corev1.Pod)
+	if pod.Spec.NodeName == "" {
+		return nil, nil
+	}
+	var names []string
+	for _, v := range kube.InlineVolumes(pod) {
+		names = append(names, kube.UniqueVolumeName(v.Key.Driver, v.Key.Handle))
+	}
+	return names, nil
+}
+
+func podDrivers(obj any) ([]string, error) {
+	pod := obj.(*corev1.Pod)
+	if pod.Spec.NodeName == "" {
+		return nil, nil
+	}
+	var drivers []string
+	for _, v := range kube.InlineVolumes(pod) {
+		drivers = append(drivers, v.Key.Driver)
+	}
+	return drivers, nil
 }
 
 func nodeVolumes(obj any) ([]string, error) {
@@ -137,17 +180,21 @@ func nodeVolumes(obj any) ([]string, error) {
 }
 
 func persistentVolumeName(obj any) ([]string, error) {
-	if csi := obj.(*corev1.PersistentVolume).Spec.CSI; csi != nil {
-		return []string{kube.UniqueVolumeName(csi.Driver, csi.VolumeHandle)}, nil
+	if k, ok := kube.KeyOfVolume(obj.(*corev1.PersistentVolume)); ok {
+		return []string{kube.UniqueVolumeName(k.Driver, k.Handle)}, nil
 	}
 	return nil, nil
 }
 
 func persistentVolumeDriver(obj any) ([]string, error) {
-	if csi := obj.(*corev1.PersistentVolume).Spec.CSI; csi != nil {
-		return []string{csi.Driver}, nil
+	if k, ok := kube.KeyOfVolume(obj.(*corev1.PersistentVolume)); ok {
+		return []string{k.Driver}, nil
 	}
 	return nil, nil
+}
+
+func attachmentDriver(obj any) ([]string, error) {
+	return []string{obj.(*storagev1.VolumeAttachment).Spec.Attacher}, nil
 }
 
 func attachmentNode(obj any) ([]string, error) {
@@ -166,95 +213,6 @@ func sourceName(va *storagev1.VolumeAttachment) string {
 		return *name
 	}
 	return ""
-}
-
-// attachmentVolume finds the volume of an attachment in the object alone.
-func attachmentVolume(obj any) ([]string, error) {
-	if key, ok := ownVolume(obj.(*storagev1.VolumeAttachment)); ok {
-		return []string{kube.UniqueVolumeName(key.Driver, key.Handle)}, nil
-	}
-	return nil, nil
-}
-
-// ownVolume reads the volume from an inline source or from belay's annotation. The
-// annotation is believed only where the object's name confirms it.
-func ownVolume(va *storagev1.VolumeAttachment) (attachment.VolumeKey, bool) {
-	if inline := va.Spec.Source.InlineVolumeSpec; inline != nil && inline.CSI != nil {
-		return attachment.VolumeKey{Driver: va.Spec.Attacher, Handle: inline.CSI.VolumeHandle}, true
-	}
-	if handle, ok := va.Annotations[kube.VolumeHandleAnnotation]; ok {
-		key := attachment.VolumeKey{Driver: va.Spec.Attacher, Handle: handle}
-		return key, computed(va, key)
-	}
-	return attachment.VolumeKey{}, false
-}
-
-// computed tells whether the attachment has the name that kubelet and every
-// attach/detach controller give to this volume on its node.
-func computed(va *storagev1.VolumeAttachment, key attachment.VolumeKey) bool {
-	return va.Spec.Attacher == key.Driver && va.Name == kube.AttachmentName(key.Handle, key.Driver, va.Spec.NodeName)
-}
-
-// volumesOf gives the PersistentVolumes of one volume: usually one.
-func (w *world) volumesOf(key attachment.VolumeKey) []*corev1.PersistentVolume {
-	return list[*corev1.PersistentVolume](w.volumes, byVolume, kube.UniqueVolumeName(key.Driver, key.Handle))
-}
-
-// keyOfVolume is the key of a PersistentVolume, if CSI attaches it.
-func keyOfVolume(pv *corev1.PersistentVolume) (attachment.VolumeKey, bool) {
-	if pv.Spec.CSI == nil {
-		return attachment.VolumeKey{}, false
-	}
-	return attachment.VolumeKey{Driver: pv.Spec.CSI.Driver, Handle: pv.Spec.CSI.VolumeHandle}, true
-}
-
-// keyOfAttachment finds the volume of an attachment by what it says itself, by its
-// PersistentVolume, or by its name among what its node lists.
-func (w *world) keyOfAttachment(va *storagev1.VolumeAttachment) (attachment.VolumeKey, bool) {
-	if key, ok := ownVolume(va); ok {
-		return key, true
-	}
-	if pv, ok := get[*corev1.PersistentVolume](w.volumes, sourceName(va)); ok {
-		return keyOfVolume(pv)
-	}
-	if node, ok := w.nodes.Get(va.Spec.NodeName); ok {
-		names, _ := nodeVolumes(node)
-		for _, name := range names {
-			if key, ok := keyOfName(name); ok && computed(va, key) {
-				return key, true
-			}
-		}
-	}
-	return attachment.VolumeKey{}, false
-}
-
-func keyOfName(unique string) (attachment.VolumeKey, bool) {
-	driver, handle, ok := kube.ParseUniqueVolumeName(unique)
-	return attachment.VolumeKey{Driver: driver, Handle: handle}, ok
-}
-
-// attachmentsOf gives every attachment of the volume that can be known as one:
-// by what it says itself, by its PersistentVolumes, and by its name at the nodes
-// that have to do with the volume.
-func (w *world) attachmentsOf(key attachment.VolumeKey, volumes []*corev1.PersistentVolume, nodes []string) []*storagev1.VolumeAttachment {
-	found := w.attachments.ByIndex(byVolume, kube.UniqueVolumeName(key.Driver, key.Handle))
-	for _, pv := range volumes {
-		maps.Copy(found, w.attachments.ByIndex(byPersistentVolume, pv.Name))
-	}
-	for _, node := range nodes {
-		name := kube.AttachmentName(key.Handle, key.Driver, node)
-		if va, ok := w.attachments.Get(name); ok {
-			found[name] = va
-		}
-	}
-	return slices.Collect(maps.Values(found))
-}
-
-// attachRequired tells whether the driver's volumes are attached at all. A driver
-// that did not register, or has not yet, is attached, as upstream does.
-func (w *world) attachRequired(driver string) bool {
-	d, ok := get[*storagev1.CSIDriver](w.drivers, driver)
-	return !ok || d.Spec.AttachRequired == nil || *d.Spec.AttachRequired
 }
 
 // list reads from an index; the objects are shared.

@@ -1,6 +1,9 @@
 package kube
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 func TestAttachmentNameIsUpstreams(t *testing.T) {
 	// Both values were computed by upstream's getAttachmentName.
@@ -19,10 +22,17 @@ func TestAttachmentNameIsUpstreams(t *testing.T) {
 
 func TestUniqueVolumeNameRoundTrip(t *testing.T) {
 	tests := map[string]struct{ driver, handle string }{
-		"plain handle":             {"csi.example.com", "vol-1"},
-		"handle with caret":        {"csi.example.com", "pool^vol^1"},
-		"handle with slash":        {"csi.example.com", "a/b"},
-		"no driver, Fibre Channel": {FibreChannelPlugin, "[wwn]:1"},
+		"plain handle":       {"csi.example.com", "vol-1"},
+		"handle with caret":  {"csi.example.com", "pool^vol^1"},
+		"handle with slash":  {"csi.example.com", "a/b"},
+		"only carets":        {"csi.example.com", "^^"},
+		"newline and blank":  {"csi.example.com", "a\nb c\t"},
+		"unicode":            {"csi.example.com", "Platte-ä-磁盘-💾"},
+		"4 KiB":              {"csi.example.com", strings.Repeat("x^", 2048)},
+		"another's name":     {"csi.example.com", "kubernetes.io/fc/[a]:1"},
+		"Fibre Channel":      {FibreChannelPlugin, "[500a0982991b8dc5]:2"},
+		"Fibre Channel wwid": {FibreChannelPlugin, "[3600508b400105e210000900000490000]"},
+		"iSCSI":              {ISCSIPlugin, "10.0.2.15:3260:iqn.2001-04.com.example:storage.disk2:0"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -32,9 +42,29 @@ func TestUniqueVolumeNameRoundTrip(t *testing.T) {
 			}
 		})
 	}
-	for _, name := range []string{"kubernetes.io/flex/1", "kubernetes.io/csi/no-caret", ""} {
+	for _, name := range []string{
+		"kubernetes.io/csi/no-caret", "", "kubernetes.io/csi/^handle", "kubernetes.io/csi/driver^", "kubernetes.io/fc/", "kubernetes.io/fc",
+		"kubernetes.io/aws-ebs/vol-1", "flexvolume-vendor/disk/1",
+	} {
 		if _, _, ok := ParseUniqueVolumeName(name); ok {
-			t.Errorf("ParseUniqueVolumeName(%q) accepted a name of a plugin that is not driven", name)
+			t.Errorf("ParseUniqueVolumeName(%q) accepted a name of no volume of ours", name)
+		}
+	}
+}
+
+func TestIsAttachmentName(t *testing.T) {
+	hash := strings.Repeat("0123456789abcdef", 4)
+	for name, want := range map[string]bool{
+		AttachmentName("vol", "driver", "node"): true,
+		"csi-" + hash:                           true,
+		"csi-" + hash[1:]:                       false,
+		"csi-" + hash + "0":                     false,
+		"csi-" + strings.ToUpper(hash):          false,
+		"x-csi-" + hash:                         false,
+		"mine":                                  false,
+	} {
+		if got := IsAttachmentName(name); got != want {
+			t.Errorf("IsAttachmentName(%q) = %v, want %v", name, got, want)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -29,6 +30,9 @@ type Newest[T Object[T]] struct {
 	// written holds, by name, the answer to our last write of each object that the
 	// cache was not seen to have reached yet.
 	written map[string]T
+	// values indexes them: index, value, names. A burst of writes must not make each
+	// read look at all of them.
+	values map[string]map[string]map[string]bool
 	// deleting holds, by name, the UID of each object whose delete was accepted and
 	// of which the cache does not say so yet.
 	deleting map[string]types.UID
@@ -39,7 +43,7 @@ type Newest[T Object[T]] struct {
 func NewNewest[T Object[T]](store cache.Indexer, indexers cache.Indexers) *Newest[T] {
 	return &Newest[T]{
 		store: store, indexers: indexers,
-		written: map[string]T{}, deleting: map[string]types.UID{},
+		written: map[string]T{}, values: map[string]map[string]map[string]bool{}, deleting: map[string]types.UID{},
 	}
 }
 
@@ -50,7 +54,40 @@ func (n *Newest[T]) Wrote(obj T) {
 	if old, ok := n.written[obj.GetName()]; ok && old.GetUID() == obj.GetUID() && !older(old, obj) {
 		return
 	}
+	n.drop(obj.GetName())
 	n.written[obj.GetName()] = obj
+	n.index(obj, func(names map[string]bool) { names[obj.GetName()] = true })
+}
+
+// drop forgets an answer.
+func (n *Newest[T]) drop(name string) {
+	if old, ok := n.written[name]; ok {
+		delete(n.written, name)
+		n.index(old, func(names map[string]bool) { delete(names, name) })
+	}
+}
+
+// index changes the names under each value that the object has in each index.
+func (n *Newest[T]) index(obj T, change func(names map[string]bool)) {
+	for index, valuesOf := range n.indexers {
+		values, err := valuesOf(obj)
+		if err != nil {
+			continue // a store would refuse the object
+		}
+		if n.values[index] == nil {
+			n.values[index] = map[string]map[string]bool{}
+		}
+		for _, value := range values {
+			names := n.values[index][value]
+			if names == nil {
+				names = map[string]bool{}
+				n.values[index][value] = names
+			}
+			if change(names); len(names) == 0 {
+				delete(n.values[index], value)
+			}
+		}
+	}
 }
 
 // Deleted remembers that the API server accepted the delete of the object.
@@ -88,14 +125,12 @@ func (n *Newest[T]) ByIndex(index, value string) map[string]T {
 			found[cached.GetName()] = obj
 		}
 	}
-	for name, obj := range n.written {
+	for _, name := range slices.Collect(maps.Keys(n.values[index][value])) {
 		if _, ok := found[name]; ok {
 			continue
 		}
-		if values, err := n.indexers[index](obj); err == nil && slices.Contains(values, value) {
-			if obj, ok := n.pickWritten(name, mark); ok {
-				found[name] = obj
-			}
+		if obj, ok := n.pickWritten(name, mark); ok {
+			found[name] = obj
 		}
 	}
 	return found
@@ -116,7 +151,7 @@ func (n *Newest[T]) pick(name string, cached T, ok bool, mark string) (T, bool) 
 	if ours, have := n.written[name]; have {
 		same := ok && cached.GetUID() == ours.GetUID()
 		if same && !older(cached, ours) || reached(mark, ours.GetResourceVersion()) {
-			delete(n.written, name)
+			n.drop(name)
 		} else {
 			cached, ok = ours, true
 		}

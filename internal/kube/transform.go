@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,7 +18,7 @@ func CacheOptions() cache.Options {
 		&corev1.Pod{}:                   {Transform: transform(StripPod)},
 		&corev1.Node{}:                  {Transform: transform(StripNode)},
 		&corev1.PersistentVolumeClaim{}: {Transform: transform(stripClaim)},
-		&corev1.PersistentVolume{}:      {Transform: transform(stripVolume)},
+		&corev1.PersistentVolume{}:      {Transform: transform(StripVolume)},
 		&storagev1.VolumeAttachment{}:   {Transform: transform(StripAttachment)},
 		&storagev1.CSIDriver{}:          {Transform: transform(stripDriver)},
 	}
@@ -42,11 +43,14 @@ func meta(m metav1.ObjectMeta) metav1.ObjectMeta {
 	}
 }
 
-// StripPod keeps where the pod runs, whether it still does, and its claims.
+// StripPod keeps where the pod runs, whether it still does, and its volumes that may
+// be attached.
 func StripPod(pod *corev1.Pod) *corev1.Pod {
 	kept := &corev1.Pod{ObjectMeta: meta(pod.ObjectMeta)}
 	kept.Spec.NodeName = pod.Spec.NodeName
-	for _, v := range pod.Spec.Volumes {
+	kept.Status.Phase = pod.Status.Phase
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
 		switch {
 		case v.PersistentVolumeClaim != nil:
 			kept.Spec.Volumes = append(kept.Spec.Volumes, corev1.Volume{
@@ -56,32 +60,31 @@ func StripPod(pod *corev1.Pod) *corev1.Pod {
 			kept.Spec.Volumes = append(kept.Spec.Volumes, corev1.Volume{
 				Name: v.Name, VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}},
 			})
+		case hasInlineVolume(v):
+			kept.Spec.Volumes = append(kept.Spec.Volumes, *v)
 		}
 	}
-	kept.Status.Phase = pod.Status.Phase
-	if len(kept.Spec.Volumes) > 0 {
-		kept.Status.InitContainerStatuses = stripStatuses(pod.Status.InitContainerStatuses)
-		kept.Status.ContainerStatuses = stripStatuses(pod.Status.ContainerStatuses)
-		kept.Status.EphemeralContainerStatuses = stripStatuses(pod.Status.EphemeralContainerStatuses)
+	// What its containers do matters only once the pod is being deleted (PodEnded), and
+	// then only whether any of them runs: one is kept for all.
+	if len(kept.Spec.Volumes) > 0 && pod.DeletionTimestamp != nil && anyRuns(pod) {
+		kept.Status.ContainerStatuses = make([]corev1.ContainerStatus, 1)
 	}
 	return kept
 }
 
-// stripStatuses keeps which of its states each container is in.
-func stripStatuses(statuses []corev1.ContainerStatus) []corev1.ContainerStatus {
-	if len(statuses) == 0 {
-		return nil
-	}
-	kept := make([]corev1.ContainerStatus, len(statuses))
-	for i, s := range statuses {
-		switch {
-		case s.State.Terminated != nil:
-			kept[i].State.Terminated = &corev1.ContainerStateTerminated{}
-		case s.State.Waiting != nil:
-			kept[i].State.Waiting = &corev1.ContainerStateWaiting{}
-		}
-	}
-	return kept
+// PodEnded tells whether the pod no longer needs its volumes: it has ended, or it is
+// being deleted and none of its containers runs. No status counts as not running
+// (k/k pkg/volume/util.IsPodTerminated).
+func PodEnded(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded ||
+		pod.DeletionTimestamp != nil && !anyRuns(pod)
+}
+
+func anyRuns(pod *corev1.Pod) bool {
+	runs := func(s corev1.ContainerStatus) bool { return s.State.Terminated == nil && s.State.Waiting == nil }
+	return slices.ContainsFunc(pod.Status.InitContainerStatuses, runs) ||
+		slices.ContainsFunc(pod.Status.ContainerStatuses, runs) ||
+		slices.ContainsFunc(pod.Status.EphemeralContainerStatuses, runs)
 }
 
 // StripNode keeps the identity of the machine, whether it is ready or out of service,
@@ -115,29 +118,55 @@ func StripNode(node *corev1.Node) *corev1.Node {
 	return kept
 }
 
+// stripClaim keeps what the claim is bound to and the pod that it was made for.
 func stripClaim(claim *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaim {
 	kept := &corev1.PersistentVolumeClaim{ObjectMeta: meta(claim.ObjectMeta)}
-	kept.OwnerReferences = claim.OwnerReferences
+	if owner := metav1.GetControllerOfNoCopy(claim); owner != nil {
+		kept.OwnerReferences = []metav1.OwnerReference{{UID: owner.UID, Controller: owner.Controller}}
+	}
 	kept.Spec.VolumeName = claim.Spec.VolumeName
 	kept.Status.Phase = claim.Status.Phase
 	return kept
 }
 
-func stripVolume(volume *corev1.PersistentVolume) *corev1.PersistentVolume {
+// StripVolume keeps which volume this is, translated to CSI where the plugin was
+// moved there, how it may be attached, and its claim. A translation needs the labels,
+// annotations and affinity of the object, which are then dropped.
+func StripVolume(volume *corev1.PersistentVolume) *corev1.PersistentVolume {
 	kept := &corev1.PersistentVolume{ObjectMeta: meta(volume.ObjectMeta)}
+	if translator.IsPVMigratable(volume) {
+		if translated, err := translatePV(volume); err == nil {
+			volume = translated // the access modes may have changed too
+		}
+	}
 	kept.Spec.AccessModes = volume.Spec.AccessModes
 	if ref := volume.Spec.ClaimRef; ref != nil {
 		kept.Spec.ClaimRef = &corev1.ObjectReference{Namespace: ref.Namespace, Name: ref.Name, UID: ref.UID}
 	}
-	if csi := volume.Spec.CSI; csi != nil {
-		kept.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: csi.Driver, VolumeHandle: csi.VolumeHandle}
+	switch source := volume.Spec.PersistentVolumeSource; {
+	case source.CSI != nil:
+		kept.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: source.CSI.Driver, VolumeHandle: source.CSI.VolumeHandle}
+	case source.FC != nil:
+		kept.Spec.FC = source.FC
+	case source.ISCSI != nil:
+		kept.Spec.ISCSI = &corev1.ISCSIPersistentVolumeSource{
+			TargetPortal: source.ISCSI.TargetPortal, IQN: source.ISCSI.IQN, Lun: source.ISCSI.Lun,
+		}
 	}
 	return kept
 }
 
-// StripAttachment drops who wrote which field, and the driver's metadata.
+// StripAttachment drops who wrote which field, the driver's metadata, and of an inline
+// source all but which volume it is and how it may be attached.
 func StripAttachment(attachment *storagev1.VolumeAttachment) *storagev1.VolumeAttachment {
 	kept := &storagev1.VolumeAttachment{ObjectMeta: meta(attachment.ObjectMeta), Spec: attachment.Spec}
+	if inline := attachment.Spec.Source.InlineVolumeSpec; inline != nil {
+		short := &corev1.PersistentVolumeSpec{AccessModes: inline.AccessModes}
+		if inline.CSI != nil {
+			short.CSI = &corev1.CSIPersistentVolumeSource{Driver: inline.CSI.Driver, VolumeHandle: inline.CSI.VolumeHandle}
+		}
+		kept.Spec.Source.InlineVolumeSpec = short
+	}
 	for _, name := range attachmentAnnotations {
 		if value, ok := attachment.Annotations[name]; ok {
 			if kept.Annotations == nil {

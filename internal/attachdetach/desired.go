@@ -1,0 +1,176 @@
+package attachdetach
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/component-helpers/storage/ephemeral"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/kube"
+)
+
+// demand is who needs one volume, and by which way.
+type demand struct {
+	// volumes are the PersistentVolumes of the volume by name: usually one.
+	volumes []*corev1.PersistentVolume
+	// wants holds, for each node with pods that need the volume, what Decide is told.
+	wants map[attachment.NodeName]attachment.Want
+	// pods are those pods, oldest first.
+	pods map[attachment.NodeName][]*corev1.Pod
+	// inline is what the oldest pod of a node says of its own volume, where that and no
+	// PersistentVolume is what it wants.
+	inline map[attachment.NodeName]kube.InlineVolume
+	// shared says of each way by which pods come whether it allows several nodes.
+	shared []bool
+}
+
+// demandFor finds the pods that need the volume.
+func (w *world) demandFor(k key) demand {
+	unique := kube.UniqueVolumeName(k.Driver, k.Handle)
+	d := demand{
+		volumes: list[*corev1.PersistentVolume](w.volumes, byVolume, unique),
+		wants:   map[attachment.NodeName]attachment.Want{},
+		pods:    map[attachment.NodeName][]*corev1.Pod{},
+		inline:  map[attachment.NodeName]kube.InlineVolume{},
+	}
+	slices.SortFunc(d.volumes, func(a, b *corev1.PersistentVolume) int { return cmp.Compare(a.Name, b.Name) })
+	for _, pv := range d.volumes {
+		d.shared = append(d.shared, shared(pv.Spec.AccessModes))
+	}
+	if !w.attachRequired(k.Driver) {
+		return d
+	}
+	for _, pv := range d.volumes {
+		for _, pod := range w.podsOf(pv) {
+			d.add(pod, pv.Name, kube.InlineVolume{})
+		}
+	}
+	for _, pod := range list[*corev1.Pod](w.pods, byVolume, unique) {
+		if kube.PodEnded(pod) {
+			continue
+		}
+		for _, v := range kube.InlineVolumes(pod) {
+			if v.Key == k {
+				d.shared = append(d.shared, v.Spec == nil || shared(v.Spec.AccessModes))
+				d.add(pod, "", v)
+			}
+		}
+	}
+	for _, pods := range d.pods {
+		slices.SortFunc(pods, older)
+	}
+	return d
+}
+
+// add notes that a pod needs the volume, by way of a PersistentVolume or of itself.
+func (d *demand) add(pod *corev1.Pod, pv string, inline kube.InlineVolume) {
+	node := attachment.NodeName(pod.Spec.NodeName)
+	first := !slices.ContainsFunc(d.pods[node], func(p *corev1.Pod) bool { return older(p, pod) <= 0 })
+	if !slices.ContainsFunc(d.pods[node], func(p *corev1.Pod) bool { return p.UID == pod.UID }) {
+		d.pods[node] = append(d.pods[node], pod)
+	}
+	if !first {
+		return
+	}
+	d.wants[node] = attachment.Want{Node: node, PersistentVolume: pv, Since: pod.CreationTimestamp.Time}
+	if pv == "" {
+		d.inline[node] = inline
+	} else {
+		delete(d.inline, node)
+	}
+}
+
+func older(a, b *corev1.Pod) int {
+	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}
+
+// name is what events call the volume: as upstream, its PersistentVolume, or what it
+// was translated to, or the pod's own name for it.
+func (d *demand) name(k key) string {
+	if len(d.volumes) > 0 {
+		return d.volumes[0].Name
+	}
+	for _, node := range slices.Sorted(maps.Keys(d.inline)) {
+		return d.inline[node].Name
+	}
+	return k.Handle
+}
+
+// podsOf gives the pods that run somewhere and use the PersistentVolume through the
+// claim that it is bound to.
+func (w *world) podsOf(pv *corev1.PersistentVolume) []*corev1.Pod {
+	ref := pv.Spec.ClaimRef
+	if ref == nil {
+		return nil
+	}
+	name := ref.Namespace + "/" + ref.Name
+	claim, ok := get[*corev1.PersistentVolumeClaim](w.claims, name)
+	if !ok || claim.UID != ref.UID || claim.Spec.VolumeName != pv.Name || claim.Status.Phase != corev1.ClaimBound {
+		return nil
+	}
+	return slices.DeleteFunc(list[*corev1.Pod](w.pods, byClaim, name), func(pod *corev1.Pod) bool {
+		return kube.PodEnded(pod) || !uses(pod, claim)
+	})
+}
+
+// uses tells whether the pod uses the claim. A claim of a generic ephemeral volume
+// has to be the pod's own, not one that merely has its name.
+func uses(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		if claimName(pod, &v) != claim.Name {
+			return false
+		}
+		return v.Ephemeral == nil || ephemeral.VolumeIsForPod(pod, claim) == nil
+	})
+}
+
+// attachRequired tells whether the driver's volumes are attached at all. A driver
+// that did not register, or has not yet, is attached, as upstream does.
+func (w *world) attachRequired(driver string) bool {
+	d, ok := get[*storagev1.CSIDriver](w.drivers, driver)
+	return !ok || d.Spec.AttachRequired == nil || *d.Spec.AttachRequired
+}
+
+// sharing tells whether the volume may be attached to several nodes. It is exclusive
+// if any of the ways to it is, and nobody knows if none is there or if the one that an
+// attachment was made for is gone. Upstream takes what it does not know for shared.
+func sharing(ways []bool, attachments []*storagev1.VolumeAttachment, seen []attachment.Attachment) attachment.Knowledge {
+	for _, va := range attachments {
+		if inline := va.Spec.Source.InlineVolumeSpec; inline != nil {
+			ways = append(slices.Clip(ways), shared(inline.AccessModes))
+		}
+	}
+	switch {
+	case slices.Contains(ways, false):
+		return attachment.No
+	case len(ways) == 0, slices.ContainsFunc(seen, func(a attachment.Attachment) bool { return a.VolumeGone }):
+		return attachment.Unknown
+	}
+	return attachment.Yes
+}
+
+// shared is upstream's rule (k/k pkg/volume/util.IsMultiAttachAllowed): one mode that
+// allows several nodes is enough, and none at all says nothing against it.
+func shared(modes []corev1.PersistentVolumeAccessMode) bool {
+	return len(modes) == 0 || slices.Contains(modes, corev1.ReadWriteMany) || slices.Contains(modes, corev1.ReadOnlyMany)
+}
+
+// waitedFor tells whether pods wait for the volume now: somewhere it is wanted and not
+// yet reported.
+func (w *world) waitedFor(k key) bool {
+	d := w.demandFor(k)
+	if len(d.wants) == 0 {
+		return false
+	}
+	unique := kube.UniqueVolumeName(k.Driver, k.Handle)
+	for name := range d.wants {
+		if node, ok := w.nodes.Get(string(name)); ok && !reported(node, unique) {
+			return true
+		}
+	}
+	return false
+}
