@@ -247,7 +247,7 @@ func seeded(t *testing.T) *rand.Rand {
 		}
 	}
 	t.Logf("BELAY_SEED=%d", seed)
-	return rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // to be replayed, not to be secret
+	return rand.New(rand.NewPCG(seed, 0))
 }
 
 func reports(d attachment.Decision) bool { return does[attachment.Report](d) }
