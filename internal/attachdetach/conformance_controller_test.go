@@ -358,6 +358,7 @@ func podTerminationWithOOS(l *lab) {
 	}
 	l.gone("p") // as the pod garbage collector does for that taint
 	l.awaitDetached("v", "a")
+	l.forced("out-of-service")
 }
 
 // running is kubelet: the pod's container runs.

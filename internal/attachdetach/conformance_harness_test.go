@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,6 +23,7 @@ import (
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/telemetry"
 )
 
 const (
@@ -76,14 +79,18 @@ type scene struct {
 	// owners finds the scenario of an attachment by its name, which tells nothing.
 	owners map[string]*lab
 	// parts are passed when every scenario has come so far.
-	parts [3]sync.WaitGroup
-	begin [3]chan struct{}
+	parts [partEnd + 1]sync.WaitGroup
+	begin [partEnd + 1]chan struct{}
+	// metrics are those of the controller that leads.
+	metrics *prometheus.Registry
+	forced  map[string]int // detaches that the scenarios saw forced, by authority
 }
 
 const (
 	partBefore = iota
 	partDown
 	partAfter
+	partEnd // all are over, and nothing is cleaned up yet
 )
 
 // enact plays the scenarios with a controller of the options.
@@ -92,7 +99,7 @@ func enact(t *testing.T, o Options, scenarios ...scenario) {
 	if cluster.client == nil {
 		t.Skip("needs kube-apiserver and etcd: set KUBEBUILDER_ASSETS to their folder")
 	}
-	s := &scene{t: t, labs: map[*lab]bool{}, owners: map[string]*lab{}}
+	s := &scene{t: t, labs: map[*lab]bool{}, owners: map[string]*lab{}, forced: map[string]int{}}
 	for i := range s.parts {
 		s.parts[i].Add(len(scenarios))
 		s.begin[i] = make(chan struct{})
@@ -103,7 +110,7 @@ func enact(t *testing.T, o Options, scenarios ...scenario) {
 	}
 	var stop func()
 	if slices.ContainsFunc(scenarios, func(sc scenario) bool { return sc.restarts }) {
-		stop = launch(t, o, s.wrap)
+		stop = s.lead(o)
 	}
 	close(s.begin[partBefore])
 	s.parts[partBefore].Wait()
@@ -112,10 +119,65 @@ func enact(t *testing.T, o Options, scenarios ...scenario) {
 	}
 	close(s.begin[partDown])
 	s.parts[partDown].Wait()
-	stop = launch(t, o, s.wrap)
+	stop = s.lead(o)
 	close(s.begin[partAfter])
+	s.parts[partAfter].Wait()
+	s.checkForced()
+	close(s.begin[partEnd])
 	all.Wait()
 	stop()
+}
+
+// lead starts a controller with metrics of its own.
+func (s *scene) lead(o Options) (stop func()) {
+	registry := prometheus.NewRegistry()
+	o.Metrics = telemetry.NewController(registry)
+	s.mu.Lock()
+	s.metrics = registry
+	s.mu.Unlock()
+	return launch(s.t, o, s.wrap)
+}
+
+// checkForced compares what the controller counts as forced with what was seen.
+func (s *scene) checkForced() {
+	if s.t.Failed() || flag.Lookup("test.run").Value.String() != "" && len(s.forced) == 0 {
+		return
+	}
+	for _, reason := range []string{"timeout", "out-of-service", "deleted-node"} {
+		got := s.metric("attach_detach_controller_attachdetach_controller_forced_detaches", map[string]string{"reason": reason})
+		if got != float64(s.forced[reason]) {
+			s.t.Errorf("%v forced detaches counted for %s, want %d", got, reason, s.forced[reason])
+		}
+	}
+}
+
+// metric reads a counter or gauge, or how often a histogram observed; 0 if there is
+// none with these labels.
+func (s *scene) metric(name string, labels map[string]string) float64 {
+	s.mu.Lock()
+	registry := s.metrics
+	s.mu.Unlock()
+	families, err := registry.Gather()
+	if err != nil {
+		s.t.Error(err)
+	}
+	for _, family := range families {
+		if family.GetName() != name {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			have := 0
+			for _, pair := range m.GetLabel() {
+				if value, ok := labels[pair.GetName()]; ok && value == pair.GetValue() {
+					have++
+				}
+			}
+			if have == len(labels) {
+				return m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return 0
 }
 
 func (s *scene) play(sc scenario) {
@@ -131,6 +193,7 @@ func (s *scene) play(sc scenario) {
 		s.mu.Lock()
 		s.labs[l] = true
 		s.mu.Unlock()
+		l.scene = s
 		acts := sc.acts(l)
 		for i, act := range []func(){acts.before, acts.down, acts.after} {
 			<-s.begin[i]
@@ -139,6 +202,7 @@ func (s *scene) play(sc scenario) {
 			}
 			pass()
 		}
+		<-s.begin[partEnd]
 	})
 }
 
@@ -213,6 +277,13 @@ func (l *lab) breaks(fault func(*http.Request) error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.intercept = fault
+}
+
+// forced says that the controller has forced a detach, once.
+func (l *lab) forced(authority string) {
+	l.scene.mu.Lock()
+	defer l.scene.mu.Unlock()
+	l.scene.forced[authority]++
 }
 
 // tally counts requests of this scenario that match.

@@ -67,6 +67,7 @@ func attachThenDetachMounted(l *lab) {
 	l.gone("p")
 	l.awaitWaiting("v", "a")
 	l.awaitDetached("v", "a")
+	l.forced("timeout")
 	l.lived("a made", "a attached", "a deleting", "a gone")
 }
 
@@ -285,6 +286,7 @@ func outOfServiceTaint(l *lab) {
 	l.taint("a")
 	l.gone("p")
 	l.awaitDetached("v", "a")
+	l.forced("out-of-service")
 	l.lived("a made", "a attached", "a deleting", "a gone")
 }
 
@@ -318,6 +320,7 @@ func unhealthyNode(l *lab) {
 	l.never("S2: detached from a healthy node that uses it", long, func() bool { return l.detaching("v", "a") })
 	l.health("a", corev1.ConditionFalse)
 	l.awaitDetached("v", "a")
+	l.forced("timeout")
 	l.lived("a made", "a attached", "a deleting", "a gone")
 }
 
@@ -333,6 +336,7 @@ func unhealthyNodeForceDetachDisabled(l *lab) {
 	l.never("S2: detached by a timer that is off", long, func() bool { return l.detaching("v", "a") })
 	l.taint("a")
 	l.awaitDetached("v", "a")
+	l.forced("out-of-service")
 	l.lived("a made", "a attached", "a deleting", "a gone")
 }
 
@@ -517,7 +521,7 @@ func withoutForceCases() []scenario {
 // TestUpstream plays upstream's own test cases against the real API server. What they
 // observe is VolumeAttachments, node.status.volumesAttached, events and metrics.
 func TestUpstream(t *testing.T) {
-	enact(t, upstream(), slices.Concat(reconcilerCases(), controllerCases())...)
+	enact(t, upstream(), slices.Concat(reconcilerCases(), controllerCases(), migratedCases())...)
 	enact(t, upstream(), restartCases()...)
 	disabled := upstream()
 	disabled.Policy.UnmountTimeout = 0

@@ -51,6 +51,8 @@ type lab struct {
 	options Options
 	// transport, if set before run, sees all requests of the controller.
 	transport func(next http.RoundTripper) http.RoundTripper
+	// scene is where a scenario is played, nil for other tests.
+	scene *scene
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced at each event

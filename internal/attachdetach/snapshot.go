@@ -27,9 +27,12 @@ type snapshot struct {
 	volumeName string
 }
 
-// nameAt is what events call the volume to pods of a node: two PersistentVolumes may
-// share a handle, and a pod knows its own.
+// nameAt is what events call the volume to pods of a node: several PersistentVolumes
+// may share a handle, and a pod knows its own.
 func (s snapshot) nameAt(node attachment.NodeName) string {
+	if inline, ok := s.inline[node]; ok {
+		return inline.Name
+	}
 	for _, want := range s.want.Wants {
 		if want.Node == node && want.PersistentVolume != "" {
 			return want.PersistentVolume
