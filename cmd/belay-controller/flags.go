@@ -55,6 +55,7 @@ func command() *cobra.Command {
 		},
 	}
 	group(cmd, o.flags())
+	cmd.AddCommand(preflightCommand())
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	return cmd
 }

@@ -39,6 +39,10 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
+	clients, err := readers(o.kubeconfig)
+	if err != nil {
+		return err
+	}
 	measured := telemetry.NewController(metrics.Registry)
 	o.lease.Renewed = measured.LeaseRenewed
 	o.manager.CountWrite = measured.Write
@@ -47,7 +51,8 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	err = attachdetach.Setup(ctx, mgr, attachdetach.Options{
-		Policy: o.policy(), Metrics: measured, WarnOfRivals: o.foreignWriter == foreignWriterWarn,
+		Policy: o.policy(), Metrics: measured,
+		WarnOfRivals: o.foreignWriter == foreignWriterWarn, MayLead: o.mayLead(clients),
 	})
 	if err != nil {
 		return err

@@ -32,7 +32,7 @@ var adapters = map[string][]string{
 }
 
 // shells observe, decide and act; none imports another.
-var shells = []string{"internal/attachdetach", "internal/attacher", "internal/nodeagent", "internal/recovery"}
+var shells = []string{"internal/attachdetach", "internal/attacher", "internal/nodeagent", "internal/preflight", "internal/recovery"}
 
 // shared may be imported by every shell.
 var shared = []string{"internal/explain", "internal/telemetry"}
