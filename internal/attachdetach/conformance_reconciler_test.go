@@ -521,7 +521,7 @@ func withoutForceCases() []scenario {
 // TestUpstream plays upstream's own test cases against the real API server. What they
 // observe is VolumeAttachments, node.status.volumesAttached, events and metrics.
 func TestUpstream(t *testing.T) {
-	enact(t, upstream(), slices.Concat(reconcilerCases(), controllerCases(), migratedCases())...)
+	enact(t, upstream(), slices.Concat(reconcilerCases(), controllerCases(), migratedCases(), csiCases())...)
 	enact(t, upstream(), restartCases()...)
 	disabled := upstream()
 	disabled.Policy.UnmountTimeout = 0

@@ -68,8 +68,8 @@ func newLab(t *testing.T) *lab {
 		t.Skip("needs kube-apiserver and etcd: set KUBEBUILDER_ASSETS to their folder")
 	}
 	prefix := strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name()))
-	if len(prefix) > 50 { // a namespace has at most 63
-		prefix = prefix[len(prefix)-50:]
+	if len(prefix) > 36 { // with a suffix, the name of a CSI driver has at most 63
+		prefix = prefix[len(prefix)-36:]
 	}
 	prefix = fmt.Sprintf("t%s-%d", notNameChar.ReplaceAllString(prefix, ""), runs.Add(1)) // -count runs it again
 	l := &lab{
