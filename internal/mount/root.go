@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 )
 
 // Root is the tree below kubelet's root directory. All names given to it are
@@ -104,10 +105,10 @@ func (r *Root) MakeDir(name string) error {
 // ReadFile reads a file.
 func (r *Root) ReadFile(name string) ([]byte, error) { return r.root.ReadFile(name) }
 
-// List is the names in a directory; a directory that is not there has none.
+// List is the names in a directory; what is not there, or is no directory, has none.
 func (r *Root) List(name string) ([]string, error) {
-	dir, err := r.root.Open(name)
-	if errors.Is(err, fs.ErrNotExist) {
+	dir, err := r.root.OpenFile(name, os.O_RDONLY|syscall.O_DIRECTORY, 0)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return nil, nil
 	}
 	if err != nil {
@@ -125,9 +126,11 @@ func (r *Root) List(name string) ([]string, error) {
 type Durability int
 
 const (
-	// Crash: the process may die at any moment.
+	// Crash: the process may die at any moment. After a power cut the file may be empty.
 	Crash Durability = iota
-	// PowerCut: so may the machine; the write is on the disk when Write returns.
+	// Whole: so may the machine; the file then holds the old content or the new one.
+	Whole
+	// PowerCut: the new content is on the disk when Write returns.
 	PowerCut
 )
 
@@ -156,7 +159,7 @@ func (r *Root) writeFile(name string, content []byte, must Durability) error {
 		return fmt.Errorf("write file: %w", err)
 	}
 	_, err = file.Write(content)
-	if err == nil && must == PowerCut {
+	if err == nil && must != Crash {
 		err = file.Sync()
 	}
 	if err = errors.Join(err, file.Close()); err != nil {
@@ -249,7 +252,8 @@ func (r *Root) Propagates() (bool, error) {
 	return nearest != nil && strings.Contains(nearest.Optional, "shared:"), nil
 }
 
-// Mounted says whether something is mounted on the path itself.
+// Mounted says whether something is mounted on the path itself. What is mounted there
+// is not asked: a file system whose server is gone answers with an error, or never.
 func (r *Root) Mounted(name string) (bool, error) {
 	path := r.Path(name)
 	if r.points != nil {
@@ -259,12 +263,18 @@ func (r *Root) Mounted(name string) (bool, error) {
 		}
 		return slices.Contains(points, path), nil
 	}
-	mounted, err := mountinfo.Mounted(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	var st unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, 0, &st)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
 		return false, nil
+	case err == nil && st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT != 0:
+		return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
 	}
+	// A kernel before 5.8, or a file system that fails even so: the table knows.
+	found, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(path))
 	if err != nil {
 		return false, fmt.Errorf("look for a mount on %s: %w", path, err)
 	}
-	return mounted, nil
+	return len(found) > 0, nil
 }

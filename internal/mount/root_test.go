@@ -2,12 +2,15 @@ package mount
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -110,14 +113,106 @@ func TestAWriteIsWholeOrNotThere(t *testing.T) {
 	}
 }
 
-// TestTheKernelsMountTable uses real mounts, in a mount namespace that ends with the test's thread.
-func TestTheKernelsMountTable(t *testing.T) {
+func TestAFileHasNoNamesInIt(t *testing.T) {
+	root := open(t)
+	must(t, root.Write("stray", nil, Crash))
+	for _, name := range []string{"stray", "stray/below", "missing"} {
+		if names, err := root.List(name); err != nil || len(names) > 0 {
+			t.Errorf("%s: %v, %v", name, names, err)
+		}
+	}
+}
+
+// ownMounts gives the test's thread a mount namespace of its own, which ends with the test.
+func ownMounts(t *testing.T) {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("needs root to mount")
 	}
 	runtime.LockOSThread() // never unlocked: the thread, and its namespace, end with the goroutine
 	must(t, unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS))
 	must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+}
+
+// TestAMountIsSeenWhateverItsServerDoes mounts a FUSE file system whose server does not
+// answer, and then is gone.
+func TestAMountIsSeenWhateverItsServerDoes(t *testing.T) {
+	ownMounts(t)
+	server, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Skipf("no FUSE here: %v", err)
+	}
+	root, err := OpenRoot(t.TempDir(), nil)
+	must(t, err)
+	defer root.Close()
+	must(t, root.MakeDir("volume"))
+	must(t, unix.Mount("test", root.Path("volume"), "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server)))
+	defer func() { must(t, unix.Unmount(root.Path("volume"), unix.MNT_DETACH)) }()
+	// The thread would wait in the kernel for ever; the end of the server ends that.
+	hung := time.AfterFunc(5*time.Second, func() {
+		t.Error("looking at the mount waited for its server")
+		_ = unix.Close(server)
+	})
+	look := func(server string) {
+		if mounted, err := root.Mounted("volume"); err != nil || !mounted {
+			t.Errorf("server %s: mounted %v, %v", server, mounted, err)
+		}
+		if err := root.MakeDir("volume"); err != nil {
+			t.Errorf("server %s: %v", server, err)
+		}
+		if err := root.Remove("volume"); !errors.Is(err, ErrMounted) {
+			t.Errorf("server %s: %v, want %v", server, err, ErrMounted)
+		}
+	}
+	look("silent")
+	if hung.Stop() {
+		must(t, unix.Close(server))
+	}
+	look("gone")
+}
+
+// TestAReplacedFileIsWholeAfterAPowerCut stops an XFS in the middle of its work, as a power
+// cut does. XFS, unlike ext4 with its defaults, takes a rename to the disk before the content.
+func TestAReplacedFileIsWholeAfterAPowerCut(t *testing.T) {
+	ownMounts(t)
+	image, disk := filepath.Join(t.TempDir(), "image"), t.TempDir()
+	must(t, os.WriteFile(image, nil, 0o600))
+	must(t, os.Truncate(image, 320<<20))
+	run := func(name string, arguments ...string) {
+		t.Helper()
+		if out, err := exec.Command(name, arguments...).CombinedOutput(); err != nil {
+			t.Skipf("%s: %v: %s", name, err, out)
+		}
+	}
+	run("mkfs.xfs", "-q", image)
+	run("mount", "-o", "loop", image, disk)
+	root, err := OpenRoot(disk, nil)
+	must(t, err)
+	must(t, root.Write("record", []byte("old"), PowerCut))
+	must(t, root.Write("record", []byte("new"), Whole))
+	must(t, root.Write("another", nil, PowerCut)) // takes the names to the disk
+	cutPower(t, disk)
+	must(t, root.Close())
+	must(t, unix.Unmount(disk, 0))
+	run("mount", "-o", "loop", image, disk)
+	defer func() { must(t, unix.Unmount(disk, 0)) }()
+	if got, err := os.ReadFile(filepath.Join(disk, "record")); err != nil || (string(got) != "old" && string(got) != "new") {
+		t.Errorf("after the power cut the record holds %q, %v", got, err)
+	}
+}
+
+// cutPower makes the file system forget what is not on the disk.
+func cutPower(t *testing.T, disk string) {
+	t.Helper()
+	const goingDown, dropLog = 0x8004587d, 2 // XFS_IOC_GOINGDOWN, XFS_FSOP_GOING_FLAGS_NOLOGFLUSH
+	dir, err := os.Open(disk)
+	must(t, err)
+	defer dir.Close()
+	must(t, unix.IoctlSetPointerInt(int(dir.Fd()), goingDown, dropLog))
+}
+
+func TestTheKernelsMountTable(t *testing.T) {
+	ownMounts(t)
 	root, err := OpenRoot(t.TempDir(), nil)
 	must(t, err)
 	defer root.Close()

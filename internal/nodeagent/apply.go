@@ -242,7 +242,7 @@ func (a *Agent) markLeaving(r *recorded, name string) error {
 		return nil
 	}
 	record.Leaving, record.Confirmed = true, false
-	if err := a.saveRecord(name, record, mount.Crash); err != nil {
+	if err := a.saveRecord(name, record, mount.Whole); err != nil {
 		return err
 	}
 	a.mu.Lock()
@@ -267,7 +267,7 @@ func (a *Agent) end(v *volume, r *recorded, e ending) error {
 	case nodevolume.Confirmed:
 		record.Confirmed = true
 		// Losing this line costs one repeated call.
-		if saved := a.saveRecord(e.name, record, mount.Crash); saved != nil {
+		if saved := a.saveRecord(e.name, record, mount.Whole); saved != nil {
 			a.log.Info("Confirmation not recorded", "volume", v.name, "problem", saved.Error())
 		}
 	case nodevolume.Absent:
