@@ -99,8 +99,12 @@ func New(config Config) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	unlock, err := root.Lock(lockFile)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("is another node agent running on %s? %w", root.Path("."), err), root.Close())
+	}
 	a := &Agent{
-		config: config, log: config.Logger, client: client, root: root,
+		config: config, log: config.Logger, client: client, root: root, unlock: unlock,
 		broadcaster:  record.NewBroadcaster(),
 		volumeQueue:  workqueue.NewTypedDelayingQueue[string](),
 		podQueue:     workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](lookUpFirst, lookUpMax)),
@@ -112,13 +116,18 @@ func New(config Config) (*Agent, error) {
 	a.events = a.newRecorder()
 	a.identity = newIdentity(config.NodeName, client)
 	a.csiDrivers = a.newCSIDriverInformer()
-	if a.unlock, err = root.Lock(lockFile); err != nil {
-		return nil, errors.Join(fmt.Errorf("is another node agent running on %s? %w", root.Path("."), err), root.Close())
-	}
 	if err := a.rebuild(); err != nil {
-		return nil, errors.Join(err, a.unlock(), root.Close())
+		return nil, errors.Join(err, a.close())
 	}
 	return a, nil
+}
+
+// close lets go of all that New took.
+func (a *Agent) close() error {
+	a.volumeQueue.ShutDown()
+	a.podQueue.ShutDown()
+	a.broadcaster.Shutdown()
+	return errors.Join(a.unlock(), a.root.Close())
 }
 
 // complete fills in the defaults and refuses what cannot work.
@@ -157,9 +166,8 @@ func (c *Config) complete() error {
 func (a *Agent) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer func() { _ = errors.Join(a.unlock(), a.root.Close()) }()
+	defer a.close() //nolint:errcheck // nothing is lost with it
 	a.startEvents()
-	defer a.broadcaster.Shutdown()
 
 	if propagates, err := a.root.Propagates(); err == nil && !propagates {
 		a.log.Info("Mounts below the root do not propagate; drivers that run in containers mount out of sight (remedy: mount --bind ROOT ROOT && mount --make-rshared ROOT)",

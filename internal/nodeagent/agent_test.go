@@ -80,7 +80,7 @@ func wantData(t *testing.T, path string, want map[string]string) {
 func TestADriverRegistersAndGoes(t *testing.T) {
 	w := newWorld(t)
 	w.agent()
-	if status := <-w.driver.status; !status.PluginRegistered {
+	if status := w.driver.registered(); !status.PluginRegistered {
 		t.Fatalf("not registered: %s", status.Error)
 	}
 	node := w.untilNode("the managed annotation is set", func(n *corev1.Node) bool {
@@ -99,7 +99,7 @@ func TestADriverRegistersAndGoes(t *testing.T) {
 		return !ok
 	})
 	w.driver.start()
-	if status := <-w.driver.status; !status.PluginRegistered {
+	if status := w.driver.registered(); !status.PluginRegistered {
 		t.Fatalf("not registered again: %s", status.Error)
 	}
 	w.wantCSINode(w.node())

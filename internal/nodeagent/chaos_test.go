@@ -261,6 +261,11 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 	t.Helper()
 	c := &chaos{world: newWorld(t), rng: rand.New(rand.NewPCG(seed, 1)), pods: map[string]*corev1.Pod{}}
 	c.world.ctx = t.Context()
+	t.Cleanup(func() {
+		if c.agent != nil && c.agent.ProcessState == nil { // the test gave up
+			c.killAgent()
+		}
+	})
 	dir := t.TempDir()
 	c.kubeconfig, c.table = filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "mounts")
 	raw, err := kubeconfigOf(c.nodeID)

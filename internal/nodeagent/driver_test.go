@@ -40,12 +40,15 @@ type scriptedDriver struct {
 	caps   []csispec.NodeServiceCapability_RPC_Type
 	info   *csispec.NodeGetInfoResponse
 	plugin *registration.PluginInfo
-	status chan *registration.RegistrationStatus
+	// onNotify runs when the driver is told of its registration, and may fail that.
+	onNotify func() error
+	status   chan *registration.RegistrationStatus
 }
 
-func newScriptedDriver(w *world) *scriptedDriver {
+func newScriptedDriver(w *world, name string) *scriptedDriver {
+	w.Helper()
 	d := &scriptedDriver{
-		w: w, name: w.driverName(), mounts: map[string]string{}, staged: map[string]string{}, attempts: map[string]int{},
+		w: w, name: name, mounts: map[string]string{}, staged: map[string]string{}, attempts: map[string]int{},
 		caps: []csispec.NodeServiceCapability_RPC_Type{csispec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME},
 		info: &csispec.NodeGetInfoResponse{
 			NodeId: "id-of-" + w.name, MaxVolumesPerNode: 7,
@@ -60,7 +63,7 @@ func newScriptedDriver(w *world) *scriptedDriver {
 }
 
 func (d *scriptedDriver) socket() string {
-	return filepath.Join(d.w.root, registryDir, d.w.name+"-reg.sock")
+	return filepath.Join(d.w.root, registryDir, d.name+"-reg.sock")
 }
 
 // start serves registration and Node service on one socket, as a plugin without an endpoint does.
@@ -86,7 +89,15 @@ func (d *scriptedDriver) GetInfo(context.Context, *registration.InfoRequest) (*r
 }
 
 func (d *scriptedDriver) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+	d.mu.Lock()
+	hook := d.onNotify
+	d.mu.Unlock()
 	d.status <- s
+	if hook != nil {
+		if err := hook(); err != nil {
+			return nil, err
+		}
+	}
 	return &registration.RegistrationStatusResponse{}, nil
 }
 

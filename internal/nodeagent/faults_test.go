@@ -113,18 +113,12 @@ func TestLostRepliesNeverTakeAStagedVolumeOutOfUse(t *testing.T) {
 
 func TestANodeThatWasMadeAnewIsToldAgain(t *testing.T) {
 	w := newWorld(t)
-	handle := w.volume("data")
-	agent, _ := w.agent()
-	pod := w.pod("p", "data")
-	agent.SetPod(pod)
-	w.untilInUse(handle)
-	w.attach(handle)
-	w.mounted(agent, pod)
-	<-w.driver.status
+	l := w.live()
+	w.driver.registered()
 	must(t, w.admin.CoreV1().Nodes().Delete(w.ctx, w.name, metav1.DeleteOptions{}))
 	_, err := w.admin.CoreV1().Nodes().Create(w.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.name}}, metav1.CreateOptions{})
 	must(t, err)
-	w.untilInUse(handle)
+	w.untilInUse(l.handle)
 	node := w.untilNode("the driver's ID is back", func(n *corev1.Node) bool {
 		return n.Annotations["csi.volume.kubernetes.io/nodeid"] != "" && n.Labels["topology.test.belay.dev/rack"] == "r1"
 	})

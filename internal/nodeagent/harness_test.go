@@ -28,6 +28,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"belay.dev/belay/internal/kube"
@@ -116,19 +117,23 @@ func newWorld(tb testing.TB, options ...func(*storagev1.CSIDriver)) *world {
 		_, err = admin.StorageV1().CSIDrivers().Create(ctx, object, metav1.CreateOptions{})
 		must(tb, err)
 	}
-	w.driver = newScriptedDriver(w)
+	w.driver = newScriptedDriver(w, w.driverName())
 	return w
 }
 
 func (w *world) driverName() string { return w.name + ".test.belay.dev" }
 
 // agent starts an agent on the world's root; stop kills it.
-func (w *world) agent() (agent *Agent, stop func()) {
+func (w *world) agent(options ...func(*Config)) (agent *Agent, stop func()) {
 	w.Helper()
-	agent, err := New(Config{
+	config := Config{
 		NodeName: w.name, Root: w.root, RESTConfig: w.nodeID, BootID: w.bootID,
 		MountPoints: w.driver.mountPoints, Logger: testLogger(w.TB),
-	})
+	}
+	for _, change := range options {
+		change(&config)
+	}
+	agent, err := New(config)
 	must(w, err)
 	ctx, cancel := context.WithCancel(w.ctx)
 	done := make(chan error, 1)
@@ -333,6 +338,46 @@ func (w *world) detach(handle string) error {
 		return err
 	}
 	return w.admin.StorageV1().VolumeAttachments().Delete(w.ctx, kube.AttachmentName(handle, w.driverName(), w.name), metav1.DeleteOptions{})
+}
+
+// bringUp sets a pod, attaches its volumes when they are in use, and waits until they are mounted.
+func (w *world) bringUp(agent *Agent, pod *corev1.Pod, handles ...string) []Mount {
+	w.Helper()
+	agent.SetPod(pod)
+	for _, handle := range handles {
+		w.untilInUse(handle)
+		w.attach(handle)
+	}
+	return w.mounted(agent, pod)
+}
+
+// life is what most tests begin with: an agent, and a pod with a volume of its own that is mounted.
+type life struct {
+	agent  *Agent
+	stop   func() // kills the agent
+	pod    *corev1.Pod
+	handle string // of the volume "data"
+}
+
+func (w *world) live() life {
+	w.Helper()
+	l := life{handle: w.volume("data")}
+	l.agent, l.stop = w.agent()
+	l.pod = w.pod("p", "data")
+	w.bringUp(l.agent, l.pod, l.handle)
+	return l
+}
+
+// registered waits for what a driver is told of its registration.
+func (d *scriptedDriver) registered() *registration.RegistrationStatus {
+	d.w.Helper()
+	select {
+	case status := <-d.status:
+		return status
+	case <-d.w.ctx.Done():
+		d.w.Fatalf("driver %s was never told of its registration", d.name)
+		return nil
+	}
 }
 
 // mounted waits for a pod's volumes.

@@ -72,7 +72,7 @@ func (a *Agent) keepIdentity(ctx context.Context) {
 		case <-retry:
 		}
 		failures++
-		switch err := a.identity.sync(ctx); {
+		switch _, err := a.identity.sync(ctx); {
 		case err == nil:
 			failures = 0
 		case ctx.Err() == nil:
@@ -90,7 +90,7 @@ func (i *identity) wake() {
 
 // see looks whether a version of the Node lacks what this agent keeps there.
 func (i *identity) see(node *corev1.Node) {
-	patch, err := i.nodePatch(node)
+	patch, err := i.wanted(node).nodePatch(node)
 	if err != nil || patch != nil {
 		i.wake()
 	}
@@ -102,10 +102,23 @@ func (i *identity) install(ctx context.Context, driver string, info csi.NodeInfo
 		return errors.New("error adding CSI driver node info: driverNodeID must not be empty")
 	}
 	i.mu.Lock()
+	before, known := i.drivers[driver]
 	i.drivers[driver] = info
 	delete(i.gone, driver)
 	i.mu.Unlock()
-	if err := i.sync(ctx); err != nil {
+	misfits, err := i.sync(ctx)
+	if apierrors.IsInvalid(err) {
+		// What one driver says of itself must not keep the others from being made known.
+		i.mu.Lock()
+		if delete(i.drivers, driver); known {
+			i.drivers[driver] = before
+		}
+		i.mu.Unlock()
+	}
+	if err == nil {
+		err = misfits[driver]
+	}
+	if err != nil {
 		return fmt.Errorf("error updating CSINode and Node of driver %s: %w", driver, err)
 	}
 	return nil
@@ -124,49 +137,91 @@ func (i *identity) remove(driver string) {
 // writer of the Node came between.
 const conflicts = 10
 
-// sync makes Node and CSINode say what they must.
-func (i *identity) sync(ctx context.Context) error {
+// sync makes Node and CSINode say what they must. It returns why some drivers cannot be made known.
+func (i *identity) sync(ctx context.Context) (misfits map[string]error, err error) {
 	select {
 	case i.slot <- struct{}{}:
 	case <-ctx.Done():
-		return ctx.Err()
+		return nil, ctx.Err()
 	}
 	defer func() { <-i.slot }()
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	var err error
 	for range conflicts {
-		if err = i.syncOnce(ctx); !apierrors.IsConflict(err) {
-			return err
+		if misfits, err = i.syncOnce(ctx); !apierrors.IsConflict(err) {
+			break
 		}
 	}
-	return err
+	return misfits, err
 }
 
-func (i *identity) syncOnce(ctx context.Context) error {
+func (i *identity) syncOnce(ctx context.Context) (misfits map[string]error, err error) {
 	node, err := i.client.CoreV1().Nodes().Get(ctx, i.node, metav1.GetOptions{})
 	if err != nil {
-		return fmt.Errorf("read node %s: %w", i.node, err)
+		return nil, fmt.Errorf("read node %s: %w", i.node, err)
 	}
-	patch, err := i.nodePatch(node)
+	want := i.wanted(node)
+	patch, err := want.nodePatch(node)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if patch != nil {
 		if _, err := i.client.CoreV1().Nodes().Patch(ctx, i.node, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
-			return fmt.Errorf("annotate and label node %s: %w", i.node, err)
+			return nil, fmt.Errorf("annotate and label node %s: %w", i.node, err)
 		}
 	}
-	return i.syncCSINode(ctx, node)
+	return want.misfits, i.syncCSINode(ctx, node, want)
+}
+
+// wanted is what a Node and its CSINode shall say.
+type wanted struct {
+	drivers map[string]csi.NodeInfo
+	gone    map[string]bool
+	// labels are the topology that the Node lacks.
+	labels map[string]string
+	// misfits are the drivers whose topology contradicts the Node's labels. As with
+	// kubelet they are not made known, and others are all the same.
+	misfits map[string]error
+}
+
+func (i *identity) wanted(node *corev1.Node) wanted {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	want := wanted{
+		drivers: maps.Clone(i.drivers), gone: maps.Clone(i.gone), labels: map[string]string{}, misfits: map[string]error{},
+	}
+	has := maps.Clone(node.Labels)
+	if has == nil {
+		has = map[string]string{}
+	}
+	for _, driver := range slices.Sorted(maps.Keys(i.drivers)) {
+		topology := i.drivers[driver].Topology
+		if err := collision(has, topology); err != nil {
+			want.misfits[driver] = err
+			delete(want.drivers, driver)
+			continue
+		}
+		for key, value := range topology {
+			if _, ok := has[key]; !ok {
+				has[key], want.labels[key] = value, value
+			}
+		}
+	}
+	return want
+}
+
+func collision(labels, topology map[string]string) error {
+	for key, value := range topology {
+		if existing, ok := labels[key]; ok && existing != value {
+			return fmt.Errorf("detected topology value collision: driver reported %q:%q but existing label is %q:%q", key, value, key, existing)
+		}
+	}
+	return nil
 }
 
 // nodePatch is what the Node lacks; nil if nothing.
-func (i *identity) nodePatch(node *corev1.Node) ([]byte, error) {
-	i.mu.Lock()
-	drivers, gone := maps.Clone(i.drivers), maps.Clone(i.gone)
-	i.mu.Unlock()
-
-	annotations, labels := map[string]any{}, map[string]any{}
+func (w wanted) nodePatch(node *corev1.Node) ([]byte, error) {
+	annotations := map[string]any{}
 	if node.Annotations[kube.ManagedAttachAnnotation] != "true" {
 		annotations[kube.ManagedAttachAnnotation] = "true"
 	}
@@ -177,20 +232,11 @@ func (i *identity) nodePatch(node *corev1.Node) ([]byte, error) {
 		}
 	}
 	before := maps.Clone(ids)
-	for driver := range gone {
+	for driver := range w.gone {
 		delete(ids, driver)
 	}
-	for driver, info := range drivers {
+	for driver, info := range w.drivers {
 		ids[driver] = info.NodeID
-		for key, value := range info.Topology {
-			existing, ok := node.Labels[key]
-			if ok && existing != value {
-				return nil, fmt.Errorf("detected topology value collision: driver reported %q:%q but existing label is %q:%q", key, value, key, existing)
-			}
-			if !ok {
-				labels[key] = value
-			}
-		}
 	}
 	if !maps.Equal(before, ids) {
 		annotations[kube.CSINodeIDsAnnotation] = nil
@@ -202,16 +248,16 @@ func (i *identity) nodePatch(node *corev1.Node) ([]byte, error) {
 			annotations[kube.CSINodeIDsAnnotation] = string(raw)
 		}
 	}
-	if len(annotations) == 0 && len(labels) == 0 {
+	if len(annotations) == 0 && len(w.labels) == 0 {
 		return nil, nil
 	}
 	return json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": node.UID, "resourceVersion": node.ResourceVersion, "annotations": annotations, "labels": labels,
+		"uid": node.UID, "resourceVersion": node.ResourceVersion, "annotations": annotations, "labels": w.labels,
 	}})
 }
 
 // syncCSINode creates or updates the CSINode of the Node as it was just read.
-func (i *identity) syncCSINode(ctx context.Context, node *corev1.Node) error {
+func (i *identity) syncCSINode(ctx context.Context, node *corev1.Node, want wanted) error {
 	api := i.client.StorageV1().CSINodes()
 	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}
 	current, err := api.Get(ctx, i.node, metav1.GetOptions{})
@@ -225,7 +271,7 @@ func (i *identity) syncCSINode(ctx context.Context, node *corev1.Node) error {
 	switch {
 	case apierrors.IsNotFound(err):
 		fresh := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: i.node, OwnerReferences: []metav1.OwnerReference{owner}}}
-		i.fill(fresh)
+		want.putIn(fresh)
 		if _, err := api.Create(ctx, fresh, metav1.CreateOptions{}); err != nil {
 			return fmt.Errorf("create CSINode %s: %w", i.node, err)
 		}
@@ -233,38 +279,40 @@ func (i *identity) syncCSINode(ctx context.Context, node *corev1.Node) error {
 	case err != nil:
 		return fmt.Errorf("read CSINode %s: %w", i.node, err)
 	}
-	if !i.fill(current) {
-		return nil
-	}
-	if _, err := api.Update(ctx, current, metav1.UpdateOptions{}); err != nil {
-		return fmt.Errorf("update CSINode %s: %w", i.node, err)
+	// The API lets nobody change an entry. It is taken out, and put in anew with an update of its own.
+	for _, change := range []func(*storagev1.CSINode) bool{want.takeOut, want.putIn} {
+		if !change(current) {
+			continue
+		}
+		if current, err = api.Update(ctx, current, metav1.UpdateOptions{}); err != nil {
+			return fmt.Errorf("update CSINode %s: %w", i.node, err)
+		}
 	}
 	return nil
 }
 
-// fill writes the drivers into a CSINode and says whether that changed it. Entries
+// takeOut removes the entries of drivers that are gone or say something else now. Entries
 // of drivers that this agent has not seen come or go are left as they are.
-func (i *identity) fill(object *storagev1.CSINode) (changed bool) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
+func (w wanted) takeOut(object *storagev1.CSINode) (changed bool) {
+	before := len(object.Spec.Drivers)
+	object.Spec.Drivers = slices.DeleteFunc(object.Spec.Drivers, func(d storagev1.CSINodeDriver) bool {
+		info, here := w.drivers[d.Name]
+		return w.gone[d.Name] || (here && !sameDriver(d, csiNodeDriver(d.Name, info)))
+	})
+	return len(object.Spec.Drivers) != before
+}
+
+// putIn adds the entries that are missing.
+func (w wanted) putIn(object *storagev1.CSINode) (changed bool) {
 	if object.Annotations[migratedPluginsAnnotation] != migratedPlugins {
 		metav1.SetMetaDataAnnotation(&object.ObjectMeta, migratedPluginsAnnotation, migratedPlugins)
 		changed = true
 	}
-	kept := slices.DeleteFunc(slices.Clone(object.Spec.Drivers), func(d storagev1.CSINodeDriver) bool {
-		info, here := i.drivers[d.Name]
-		if i.gone[d.Name] || (here && !sameDriver(d, csiNodeDriver(d.Name, info))) {
-			changed = true
-			return true
-		}
-		return false
-	})
-	for _, name := range slices.Sorted(maps.Keys(i.drivers)) {
-		if !slices.ContainsFunc(kept, func(d storagev1.CSINodeDriver) bool { return d.Name == name }) {
-			kept, changed = append(kept, csiNodeDriver(name, i.drivers[name])), true
+	for _, name := range slices.Sorted(maps.Keys(w.drivers)) {
+		if !slices.ContainsFunc(object.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == name }) {
+			object.Spec.Drivers, changed = append(object.Spec.Drivers, csiNodeDriver(name, w.drivers[name])), true
 		}
 	}
-	object.Spec.Drivers = kept
 	return changed
 }
 

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -134,8 +136,8 @@ func (r *registry) run(ctx context.Context) {
 	})
 	r.watch(ctx)
 	r.queue.ShutDown()
-	r.closeDrivers()
 	r.running.Wait()
+	r.closeDrivers() // when no more can be registered
 }
 
 func (r *registry) watch(ctx context.Context) {
@@ -147,11 +149,23 @@ func (r *registry) watch(ctx context.Context) {
 		case event := <-r.watcher.Events:
 			r.handle(event)
 		case err := <-r.watcher.Errors:
-			// Events were lost. What is there now is seen by a walk.
 			r.agent.log.Info("Watch for driver registrations lost events", "problem", err.Error())
-			if err := r.walk(r.dir); err != nil {
-				r.agent.log.Info("Driver sockets not looked for", "problem", err.Error())
-			}
+			r.lookAgain()
+		}
+	}
+}
+
+// lookAgain takes in what came and went while events were lost.
+func (r *registry) lookAgain() {
+	if err := r.walk(r.dir); err != nil {
+		r.agent.log.Info("Driver sockets not looked for", "problem", err.Error())
+	}
+	r.mu.Lock()
+	known := slices.Collect(maps.Keys(r.sockets))
+	r.mu.Unlock()
+	for _, socket := range known {
+		if _, err := os.Lstat(socket); errors.Is(err, fs.ErrNotExist) {
+			r.vanished(socket)
 		}
 	}
 }
@@ -209,6 +223,8 @@ func (r *registry) drop(socket string) {
 		if d.socket == socket {
 			gone = d
 			delete(a.drivers, name)
+			// Under the lock: the driver may come back at another socket at this very moment.
+			a.identity.remove(name)
 		}
 	}
 	a.mu.Unlock()
@@ -217,7 +233,6 @@ func (r *registry) drop(socket string) {
 	}
 	a.log.Info("Driver is gone", "driver", gone.name)
 	gone.close()
-	a.identity.remove(gone.name)
 	a.wakeDriver(gone.name)
 }
 
@@ -251,8 +266,7 @@ func (r *registry) register(ctx context.Context, socket string) error {
 	telling, cancel := context.WithTimeout(ctx, notifyTimeout)
 	defer cancel()
 	if err := registration.Notify(telling, problem); err != nil && problem == nil {
-		r.drop(socket)
-		return err
+		return err // it is registered, and told again; volumes may be at work through it already
 	}
 	return problem
 }
@@ -298,11 +312,16 @@ func (r *registry) validate(socket string, plugin csi.Plugin) (*version.Version,
 	}
 	r.agent.mu.Lock()
 	defer r.agent.mu.Unlock()
-	if other := r.agent.drivers[plugin.Name]; other != nil && other.socket != socket && !other.version.LessThan(newest) {
-		return nil, fmt.Errorf("CSI driver %s at socket %s: Another driver with the same name is already registered with a higher supported version: %s",
-			plugin.Name, socket, other.version)
+	return newest, r.agent.mayReplace(&driver{name: plugin.Name, socket: socket, version: newest})
+}
+
+// mayReplace refuses a driver where another one has its name and no lower version. The caller holds mu.
+func (a *Agent) mayReplace(d *driver) error {
+	if other := a.drivers[d.name]; other != nil && other.socket != d.socket && !other.version.LessThan(d.version) {
+		return fmt.Errorf("CSI driver %s at socket %s: Another driver with the same name is already registered with a higher supported version: %s",
+			d.name, d.socket, other.version)
 	}
-	return newest, nil
+	return nil
 }
 
 // connect makes a driver usable and known. It is usable for the way back as soon
@@ -331,14 +350,18 @@ func (r *registry) connect(ctx context.Context, found driver) error {
 // to the same socket is kept, with the calls on it.
 func (r *registry) take(ctx context.Context, found driver) (*driver, error) {
 	a := r.agent
+	// Two sockets may name the same driver at the same time.
 	a.mu.Lock()
-	old := a.drivers[found.name]
-	a.mu.Unlock()
+	defer a.mu.Unlock()
 	d := &found
-	if old != nil && old.endpoint == found.endpoint {
+	if err := a.mayReplace(d); err != nil {
+		return nil, err
+	}
+	old := a.drivers[d.name]
+	if old != nil && old.endpoint == d.endpoint {
 		d.client, d.stop = old.client, old.stop
 	} else {
-		client, err := csi.DialNode(found.endpoint)
+		client, err := csi.DialNode(d.endpoint)
 		if err != nil {
 			return nil, err
 		}
@@ -349,8 +372,6 @@ func (r *registry) take(ctx context.Context, found driver) (*driver, error) {
 			old.close()
 		}
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	a.drivers[d.name] = d
 	return d, nil
 }

@@ -168,13 +168,10 @@ func TestABlockVolume(t *testing.T) {
 		p.Spec.Containers[0].VolumeMounts = nil
 		p.Spec.Containers[0].VolumeDevices = []corev1.VolumeDevice{{Name: "disk", DevicePath: "/dev/xvda"}}
 	}, "disk")
-	agent.SetPod(pod)
-	w.untilInUse(handle)
-	w.attach(handle)
 	full := w.name + "-disk"
 	devices := filepath.Join(w.root, "plugins/kubernetes.io/csi/volumeDevices")
 	target := filepath.Join(devices, "publish", full, string(pod.UID))
-	if diff := cmp.Diff([]Mount{{VolumeName: "disk", Path: target, Block: true}}, w.mounted(agent, pod)); diff != "" {
+	if diff := cmp.Diff([]Mount{{VolumeName: "disk", Path: target, Block: true}}, w.bringUp(agent, pod, handle)); diff != "" {
 		t.Errorf("mounts (-want +got):\n%s", diff)
 	}
 	if got := lastRequest[*csispec.NodeStageVolumeRequest](w.driver).StagingTargetPath; got != filepath.Join(devices, "staging", full) {
@@ -203,11 +200,8 @@ func TestTwoPodsShareAVolume(t *testing.T) {
 	handle := w.volume("data")
 	agent, _ := w.agent()
 	first, second := w.pod("first", "data"), w.pod("second", "data")
-	agent.SetPod(first)
 	agent.SetPod(second)
-	w.untilInUse(handle)
-	w.attach(handle)
-	w.mounted(agent, first)
+	w.bringUp(agent, first, handle)
 	w.mounted(agent, second)
 	agent.RemovePod(first.UID)
 	w.unmounted(agent, first)
@@ -356,7 +350,7 @@ func TestRegistrationIsRefusedInKubeletsWords(t *testing.T) {
 			w.driver.plugin = test.plugin
 			w.driver.mu.Unlock()
 			w.agent()
-			if got := <-w.driver.status; got.PluginRegistered || !strings.Contains(got.Error, test.want) {
+			if got := w.driver.registered(); got.PluginRegistered || !strings.Contains(got.Error, test.want) {
 				t.Errorf("told %+v, want %q", got, test.want)
 			}
 		})
@@ -365,23 +359,17 @@ func TestRegistrationIsRefusedInKubeletsWords(t *testing.T) {
 
 func TestAnAttachmentThatWasMadeAnewLeadsToAnotherStage(t *testing.T) {
 	w := newWorld(t)
-	handle := w.volume("data")
-	agent, _ := w.agent()
-	first := w.pod("first", "data")
-	agent.SetPod(first)
-	w.untilInUse(handle)
-	w.attach(handle)
-	w.mounted(agent, first)
+	first := w.live()
 	// Detached by force while the volume is staged, and attached again.
-	must(t, w.admin.StorageV1().VolumeAttachments().Delete(w.ctx, "csi-"+hash(handle+w.driverName()+w.name), metav1.DeleteOptions{}))
-	w.attach(handle)
+	must(t, w.admin.StorageV1().VolumeAttachments().Delete(w.ctx, "csi-"+hash(first.handle+w.driverName()+w.name), metav1.DeleteOptions{}))
+	w.attach(first.handle)
 	second := w.pod("second", "data")
-	agent.SetPod(second)
-	if err := w.waitFails(agent, second); !strings.Contains(err.Error(), string(nodevolume.AttachmentReplaced)) {
+	first.agent.SetPod(second)
+	if err := w.waitFails(first.agent, second); !strings.Contains(err.Error(), string(nodevolume.AttachmentReplaced)) {
 		t.Errorf("second pod waits for: %v", err)
 	}
-	agent.RemovePod(first.UID)
-	w.mounted(agent, second)
+	first.agent.RemovePod(first.pod.UID)
+	w.mounted(first.agent, second)
 	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Unpublish data", "Unstage data", "Stage data", "Publish data"}, w.driver.made()); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
@@ -392,14 +380,8 @@ func TestAReboot(t *testing.T) {
 	kept, gone := w.volume("kept"), w.volume("gone")
 	agent, stop := w.agent()
 	stays, leaves := w.pod("stays", "kept"), w.pod("leaves", "gone")
-	agent.SetPod(stays)
-	agent.SetPod(leaves)
-	w.untilInUse(kept)
-	w.untilInUse(gone)
-	w.attach(kept)
-	w.attach(gone)
-	w.mounted(agent, stays)
-	w.mounted(agent, leaves)
+	w.bringUp(agent, stays, kept)
+	w.bringUp(agent, leaves, gone)
 	stop()
 	w.driver.mu.Lock()
 	clear(w.driver.mounts)
@@ -421,27 +403,21 @@ func TestAReboot(t *testing.T) {
 
 func TestTheWayBackNeedsNoAPI(t *testing.T) {
 	w := newWorld(t)
-	handle := w.volume("data")
-	agent, stop := w.agent()
-	pod := w.pod("p", "data")
-	agent.SetPod(pod)
-	w.untilInUse(handle)
-	w.attach(handle)
-	w.mounted(agent, pod)
-	stop()
+	l := w.live()
+	l.stop()
 	real := w.nodeID
 	w.nodeID = &rest.Config{Host: "https://127.0.0.1:1"} // nobody listens
-	agent, stop = w.agent()
-	agent.RemovePod(pod.UID)
-	w.unmounted(agent, pod)
+	agent, stop := w.agent()
+	agent.RemovePod(l.pod.UID)
+	w.unmounted(agent, l.pod)
 	w.until("unstaged", func() bool { return slices.Contains(w.driver.made(), "Unstage data") })
-	if !slices.Contains(w.node().Status.VolumesInUse, w.unique(handle)) {
+	if !slices.Contains(w.node().Status.VolumesInUse, w.unique(l.handle)) {
 		t.Fatal("not in use, and nobody can have cleared it")
 	}
 	stop()
 	w.nodeID = real
 	w.agent()
-	w.untilNotInUse(handle)
+	w.untilNotInUse(l.handle)
 }
 
 func TestASecondAgentIsKeptOffTheRoot(t *testing.T) {
@@ -459,14 +435,8 @@ func TestTornRecordsForgetNothing(t *testing.T) {
 	for name, damage := range map[string][]byte{"empty": {}, "cut off": []byte(`{"version":1,"kind":"st`)} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			handle := w.volume("data")
-			agent, stop := w.agent()
-			pod := w.pod("p", "data")
-			agent.SetPod(pod)
-			w.untilInUse(handle)
-			w.attach(handle)
-			w.mounted(agent, pod)
-			stop()
+			l := w.live()
+			l.stop()
 			records, err := filepath.Glob(filepath.Join(w.root, recordsDir, "*.json"))
 			must(t, err)
 			if len(records) != 2 {
@@ -475,20 +445,24 @@ func TestTornRecordsForgetNothing(t *testing.T) {
 			for _, record := range records {
 				must(t, os.WriteFile(record, damage, 0o600))
 			}
-			agent, _ = w.agent()
-			if got := agent.Pods(); len(got) != 1 || got[0] != pod.UID {
+			// Beside the records lie files that are not the agent's, where it looks for directories.
+			for _, stray := range []string{"pods/stray", csiDir + "/stray", blockDir} {
+				must(t, os.WriteFile(filepath.Join(w.root, stray), nil, 0o600))
+			}
+			agent, _ := w.agent()
+			if got := agent.Pods(); len(got) != 1 || got[0] != l.pod.UID {
 				t.Fatalf("pods known after the restart: %v", got)
 			}
-			if got := w.detach(handle); !errors.Is(got, errStillInUse) {
+			if got := w.detach(l.handle); !errors.Is(got, errStillInUse) {
 				t.Fatalf("detach while it is staged: %v, want %v", got, errStillInUse)
 			}
 			agent.PodsSynced()
-			w.untilNotInUse(handle)
+			w.untilNotInUse(l.handle)
 			if diff := cmp.Diff([]string{"Stage data", "Publish data", "Unpublish data", "Unstage data"}, w.driver.made()); diff != "" {
 				t.Errorf("calls (-want +got):\n%s", diff)
 			}
-			if left := w.leftovers(); len(left) > 0 {
-				t.Errorf("left behind: %v", left)
+			if diff := cmp.Diff([]string{csiDir + "/stray", "pods/stray"}, w.leftovers()); diff != "" {
+				t.Errorf("left behind (-want +got):\n%s", diff)
 			}
 		})
 	}

@@ -1,0 +1,218 @@
+package nodeagent
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/go-logr/logr/funcr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/client-go/rest"
+
+	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/mount"
+)
+
+func TestADriverWhoseNodeIDChangedIsMadeKnownAnew(t *testing.T) {
+	w := newWorld(t)
+	_, stop := w.agent()
+	w.driver.registered()
+	stop()
+	w.driver.mu.Lock()
+	w.driver.info = &csispec.NodeGetInfoResponse{NodeId: "another"}
+	w.driver.mu.Unlock()
+	w.agent()
+	if status := w.driver.registered(); !status.PluginRegistered {
+		t.Fatalf("not registered: %s", status.Error)
+	}
+	got, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
+	must(t, err)
+	if len(got.Spec.Drivers) != 1 || got.Spec.Drivers[0].NodeID != "another" || len(got.Spec.Drivers[0].TopologyKeys) > 0 {
+		t.Errorf("CSINode has %+v", got.Spec.Drivers)
+	}
+}
+
+// TestADriverThatDoesNotFitKeepsNoOtherOut: what one driver says of the node contradicts a
+// label, or is refused by the API server.
+func TestADriverThatDoesNotFitKeepsNoOtherOut(t *testing.T) {
+	for name, test := range map[string]struct {
+		topology map[string]string
+		want     string
+	}{
+		"contradicts a label": {map[string]string{"kubernetes.io/hostname": "not this one"}, "detected topology value collision"},
+		"is no label":         {map[string]string{"rack": "not a value!"}, "Invalid value"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			node := w.node()
+			node.Labels = map[string]string{"kubernetes.io/hostname": w.name}
+			_, err := w.admin.CoreV1().Nodes().Update(w.ctx, node, metav1.UpdateOptions{})
+			must(t, err)
+			misfit := newScriptedDriver(w, "misfit.test.belay.dev")
+			misfit.mu.Lock()
+			misfit.info = &csispec.NodeGetInfoResponse{NodeId: "n", AccessibleTopology: &csispec.Topology{Segments: test.topology}}
+			misfit.mu.Unlock()
+			w.driver.stop()
+			w.agent()
+			if status := misfit.registered(); status.PluginRegistered || !strings.Contains(status.Error, test.want) {
+				t.Errorf("the misfit was told %+v, want %q", status, test.want)
+			}
+			w.driver.start()
+			if status := w.driver.registered(); !status.PluginRegistered {
+				t.Errorf("not registered: %s", status.Error)
+			}
+			w.wantCSINode(w.node())
+		})
+	}
+}
+
+// TestADriverThatMovesToAnotherSocketStaysKnown: it is there again before its going was dealt with.
+func TestADriverThatMovesToAnotherSocketStaysKnown(t *testing.T) {
+	w := newWorld(t)
+	next := &scriptedDriver{w: w, name: "next", info: w.driver.info, plugin: w.driver.plugin, status: w.driver.status}
+	var agent *Agent
+	var once sync.Once
+	moved := make(chan bool, 1) // whether the cluster is to forget it, as of the moment when it is gone
+	agent, _ = w.agent(func(c *Config) {
+		c.Logger = funcr.New(func(_, line string) {
+			if strings.Contains(line, "Driver is gone") {
+				once.Do(func() {
+					agent.identity.mu.Lock()
+					forgotten := agent.identity.gone[w.driverName()]
+					agent.identity.mu.Unlock()
+					next.start()
+					w.Cleanup(next.stop)
+					next.registered()
+					moved <- forgotten
+				})
+			}
+		}, funcr.Options{})
+	})
+	w.driver.registered()
+	w.driver.stop()
+	if forgotten := <-moved; !forgotten {
+		t.Error("the old socket's driver is forgotten only after the new one's may be known")
+	}
+	w.wantCSINode(w.node())
+}
+
+func TestADriverThatIsNotToldStaysRegistered(t *testing.T) {
+	w := newWorld(t)
+	var agent *Agent
+	var clients []*csi.Node // at each time that it is told; under the agent's lock
+	w.driver.mu.Lock()
+	w.driver.onNotify = func() error {
+		agent.mu.Lock()
+		defer agent.mu.Unlock()
+		if d := agent.drivers[w.driverName()]; d != nil {
+			clients = append(clients, d.client)
+		}
+		if len(clients) == 1 {
+			return errors.New("not now")
+		}
+		return nil
+	}
+	w.driver.mu.Unlock()
+	w.driver.stop()
+	agent, _ = w.agent()
+	w.driver.start()
+	w.driver.registered()
+	w.until("it is told again", func() bool {
+		agent.mu.Lock()
+		defer agent.mu.Unlock()
+		return len(clients) > 1
+	})
+	if clients[0] != clients[1] {
+		t.Errorf("the connection was made anew, and calls on the first one were lost: %v", clients)
+	}
+}
+
+// idle is an agent that does not run and reaches no API server.
+func idle(t *testing.T) *Agent {
+	t.Helper()
+	agent, err := New(Config{NodeName: "n", Root: shortDir(t), RESTConfig: &rest.Config{Host: "https://127.0.0.1:1"}, BootID: "b"})
+	must(t, err)
+	t.Cleanup(func() { must(t, agent.close()) })
+	return agent
+}
+
+// shortDir is short enough for sockets to lie below it.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "bn") //nolint:usetesting // sockets lie below it
+	must(t, err)
+	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	return dir
+}
+
+func TestASocketThatWentWhileEventsWereLostIsNoticed(t *testing.T) {
+	agent := idle(t)
+	must(t, agent.root.MakeDir(registryDir))
+	stays, goes := filepath.Join(agent.root.Path(registryDir), "stays"), filepath.Join(agent.root.Path(registryDir), "goes")
+	for _, socket := range []string{stays, goes} {
+		listener, err := net.Listen("unix", socket)
+		must(t, err)
+		defer listener.Close()
+	}
+	r, err := agent.watchRegistry()
+	must(t, err)
+	defer r.watcher.Close()
+	defer r.queue.ShutDown()
+	must(t, os.Remove(goes))
+	r.lookAgain()
+	if r.sockets[stays] == 0 || r.sockets[goes] != 0 {
+		t.Errorf("sockets: %v", r.sockets)
+	}
+}
+
+// TestManySocketsOfOneDriverLeaveOneConnection: each makes the driver known by its name.
+func TestManySocketsOfOneDriverLeaveOneConnection(t *testing.T) {
+	agent := idle(t)
+	r := &registry{agent: agent}
+	var taking sync.WaitGroup
+	for i := range 50 {
+		taking.Go(func() {
+			socket := fmt.Sprintf("/nowhere/%d", i)
+			_, _ = r.take(t.Context(), driver{name: "d", socket: socket, endpoint: socket, version: version.MustParseGeneric(fmt.Sprintf("1.%d.0", i))})
+		})
+	}
+	taking.Wait()
+	if got := agent.drivers["d"].version.String(); got != "1.49.0" {
+		t.Errorf("version %s is registered, 1.49.0 was there", got)
+	}
+	agent.drivers["d"].close()
+	ended := make(chan struct{})
+	go func() { r.running.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Error("a connection that was replaced is still watched")
+	}
+}
+
+func TestAnAgentThatCannotBeMadeLeavesNothingRunning(t *testing.T) {
+	taken := idle(t)
+	before := runtime.NumGoroutine()
+	for range 20 {
+		_, err := New(Config{NodeName: "n", Root: taken.root.Path("."), RESTConfig: &rest.Config{Host: "https://127.0.0.1:1"}, BootID: "b"})
+		if !errors.Is(err, mount.ErrLocked) {
+			t.Fatalf("a second agent: %v, want %v", err, mount.ErrLocked)
+		}
+	}
+	deadline := time.Now().Add(5 * time.Second)
+	for runtime.NumGoroutine() > before+5 && time.Now().Before(deadline) {
+		time.Sleep(5 * time.Millisecond)
+	}
+	if after := runtime.NumGoroutine(); after > before+5 {
+		t.Errorf("%d goroutines before, %d after twenty failures", before, after)
+	}
+}
