@@ -81,14 +81,10 @@ func (w *work) step(ctx context.Context, step attachment.Step) (again bool, err 
 		return w.withdraw(ctx, s)
 	case attachment.Detach:
 		w.log.Info("Detach", "node", s.Node, "attachment", s.Attachment.Name)
-		return false, w.delete(ctx, s.Attachment)
+		return false, w.delete(ctx, s.Node, s.Attachment, nil)
 	case attachment.ForceDetach:
 		w.log.Info("ForceDetach", "node", s.Node, "attachment", s.Attachment.Name, "authority", s.Authority.String())
-		err := w.delete(ctx, s.Attachment)
-		if err == nil {
-			w.metrics.Forced(s.Authority)
-		}
-		return false, err
+		return false, w.delete(ctx, s.Node, s.Attachment, s.Authority)
 	case attachment.Note:
 		return false, w.note(ctx, s)
 	case attachment.NoteNode:
@@ -204,6 +200,12 @@ func (w *work) withdraw(ctx context.Context, s attachment.WithdrawReport) (again
 	}
 	w.log.V(1).Info("WithdrawReport", "node", s.Node, "answered", out.answered, "missing", out.missing)
 	w.heed(s.Node, out)
+	if w.now.want.Unattached && out.answered && w.now.seen.Nodes[s.Node].Reported {
+		if s.Authority != nil {
+			w.metrics.Forced(s.Authority)
+		}
+		w.released(s.Node, s.Authority)
+	}
 	return true, nil
 }
 
@@ -213,14 +215,19 @@ func (w *work) heed(node attachment.NodeName, out outcome) {
 	w.at.missing[node] = out.missing
 }
 
-// delete deletes the very version of the attachment that was decided on.
-func (w *work) delete(ctx context.Context, ref attachment.Ref) error {
+// delete deletes the very version of the attachment that was decided on, by that right
+// if the volume may be in use.
+func (w *work) delete(ctx context.Context, node attachment.NodeName, ref attachment.Ref, by attachment.Authority) error {
 	uid, version := uidOf(ref.UID), ref.ResourceVersion
 	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: ref.Name}}
 	err := w.client.Delete(ctx, va, client.Preconditions{UID: &uid, ResourceVersion: &version})
 	switch {
 	case err == nil:
 		w.world.attachments.Deleted(ref.Name, uid)
+		if by != nil {
+			w.metrics.Forced(by)
+		}
+		w.detaching(node, ref, by)
 		return nil
 	case apierrors.IsNotFound(err):
 		return nil // the cache will say so

@@ -194,7 +194,7 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 			continue
 		}
 		w.log.V(1).Info("Decided", "reason", decision.Reason, "steps", len(decision.Steps))
-		c.announcer.holds(k, w.now, decision.Steps, w.log)
+		w.announce(decision.Steps)
 		return recheck(decision.RecheckAt), nil
 	}
 	return reconcile.Result{}, fmt.Errorf("decide on volume %s of %s: %w", k.Handle, k.Driver, errUnsettled)

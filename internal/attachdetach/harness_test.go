@@ -136,7 +136,8 @@ func (l *lab) watch() {
 		}
 	})
 	add(factory.Core().V1().Events().Informer(), func(obj any, gone bool) {
-		if event, ok := obj.(*corev1.Event); ok && strings.HasPrefix(event.Namespace, l.prefix) {
+		if event, ok := obj.(*corev1.Event); ok &&
+			(strings.HasPrefix(event.Namespace, l.prefix) || strings.HasPrefix(event.InvolvedObject.Name, l.prefix+"-")) {
 			l.see(func() { remember(l.events, event.Namespace+"/"+event.Name, event, gone) })
 		}
 	})

@@ -372,7 +372,11 @@ func (p *plan) withdrawStrays() {
 // the node no longer uses the volume. Until then the request is kept on the Node.
 func (p *plan) retire(name NodeName, node Node) {
 	if p.mayWithdraw(node, p.since(node.DetachRequested)) {
-		p.do(WithdrawReport{Node: name, NodeUID: node.Machine.NodeUID, DetachRequested: node.DetachRequested})
+		withdraw := WithdrawReport{Node: name, NodeUID: node.Machine.NodeUID, DetachRequested: node.DetachRequested}
+		if node.InUse != No {
+			withdraw.Authority = p.policy.forces(p.now, node, node.DetachRequested)
+		}
+		p.do(withdraw)
 		return
 	}
 	p.waitOnNode(name, node)

@@ -1,6 +1,9 @@
 package attachment
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"testing"
 	"time"
 
@@ -336,7 +339,7 @@ func TestExclusiveVolume(t *testing.T) {
 			want: wantAt("b"),
 			seen: Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", inUse, reported, outOfService), "b": node("b")})},
 			steps: []Step{
-				WithdrawReport{Node: "a", NodeUID: "uid-a"},
+				WithdrawReport{Node: "a", NodeUID: "uid-a", Authority: OutOfServiceTaint{}},
 				blockedAt("b", OtherWriterAttached, Blocker{"a", ByUse}),
 			},
 		},
@@ -556,5 +559,29 @@ func TestKnowledgeBeginsUnknown(t *testing.T) {
 	}
 	if got := Decide(t0, Desired{}, Observed{Attachments: []Attachment{{Ref: ref("a"), Node: "a", Computed: true}}}, policy); got.Reason != NodeUnknown {
 		t.Errorf("an attachment of which nothing is known: reason %q, want %q", got.Reason, NodeUnknown)
+	}
+}
+
+// TestReasonsListsAll that are declared.
+func TestReasonsListsAll(t *testing.T) {
+	file, err := parser.ParseFile(token.NewFileSet(), "decision.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	declared := 0
+	ast.Inspect(file, func(n ast.Node) bool {
+		if spec, ok := n.(*ast.ValueSpec); ok {
+			if of, ok := spec.Type.(*ast.Ident); ok && of.Name == "Reason" {
+				declared += len(spec.Names)
+			}
+		}
+		return true
+	})
+	listed := map[Reason]bool{}
+	for _, reason := range Reasons() {
+		listed[reason] = true
+	}
+	if declared == 0 || len(listed) != declared {
+		t.Errorf("%d reasons are declared, Reasons lists %d", declared, len(listed))
 	}
 }

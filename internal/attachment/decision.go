@@ -49,6 +49,9 @@ type WithdrawReport struct {
 	// DetachRequested is since when the detach waits, zero if it does not: whoever
 	// writes asks Policy.MayWithdraw with it.
 	DetachRequested time.Time
+	// Authority is what allows it although the volume may be in use, nil if nothing has
+	// to. It is set where the withdrawal is the whole detach: elsewhere ForceDetach has it.
+	Authority Authority
 }
 
 // Detach deletes the VolumeAttachment of a volume that is not in use.
@@ -120,12 +123,12 @@ type BlockerKind string
 
 // What can block an exclusive volume (S1).
 const (
-	ByAttachment BlockerKind = "VolumeAttachment"  // an object exists
-	ByDeletion   BlockerKind = "DetachUnderway"    // an object exists and is being deleted
-	ByReport     BlockerKind = "VolumesAttached"   // a node's report lists the volume
-	ByUse        BlockerKind = "VolumesInUse"      // a node says that it uses the volume
-	ByTurn       BlockerKind = "AttachedElsewhere" // another node was given it just now
-	ByForeigner  BlockerKind = "ForeignAttachment" // an object under a name that belay does not give
+	ByAttachment BlockerKind = "VolumeAttachment"             // an object exists
+	ByDeletion   BlockerKind = "DetachUnderway"               // an object exists and is being deleted
+	ByReport     BlockerKind = "VolumesAttached"              // a node's report lists the volume
+	ByUse        BlockerKind = "VolumesInUse"                 // a node says that it uses the volume
+	ByTurn       BlockerKind = "AttachedElsewhere"            // another node was given it just now
+	ByForeigner  BlockerKind = BlockerKind(ForeignAttachment) // an object under a name that belay does not give
 )
 
 // Reason is why a volume waits. The words are used unchanged in logs, metrics, the

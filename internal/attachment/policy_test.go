@@ -288,7 +288,7 @@ func TestForcedNodeBlocksNobody(t *testing.T) {
 			at: t0.Add(6 * time.Minute), policy: sixMinutes, want: wantAt("b"),
 			seen: with(node("a", inUse, reported, unhealthy, notedAt(t0))),
 			steps: []Step{
-				WithdrawReport{Node: "a", NodeUID: "uid-a", DetachRequested: t0},
+				WithdrawReport{Node: "a", NodeUID: "uid-a", DetachRequested: t0, Authority: UnmountTimeout{}},
 				blockedAt("b", OtherWriterAttached, Blocker{"a", ByUse}),
 			},
 		},

@@ -108,7 +108,7 @@ func TestUnattached(t *testing.T) {
 		},
 		"out of service": {
 			want: fc(idle()), seen: on(node("a", reported, inUse, outOfService)),
-			steps: []Step{withdrawOn("a")},
+			steps: []Step{WithdrawReport{Node: "a", NodeUID: "uid-a", Authority: OutOfServiceTaint{}}},
 		},
 		"out of service and withdrawn: its list blocks nobody": {
 			want: fc(wantAt("b")), seen: on(node("a", inUse, outOfService), node("b")),
@@ -155,7 +155,7 @@ func TestUnattached(t *testing.T) {
 	cases["timeout on a dead node"] = timed{
 		want: fc(idle()), at: late, policy: sixMinutes,
 		seen:  on(node("a", reported, inUse, unhealthy, notedAt(t0))),
-		steps: []Step{WithdrawReport{Node: "a", NodeUID: "uid-a", DetachRequested: t0}},
+		steps: []Step{WithdrawReport{Node: "a", NodeUID: "uid-a", DetachRequested: t0, Authority: UnmountTimeout{}}},
 	}
 	cases["timeout on a dead node, withdrawn: its list blocks nobody"] = timed{
 		want: fc(wantAt("b")), at: late, policy: sixMinutes,

@@ -8,10 +8,15 @@ import (
 	"belay.dev/belay/internal/attachment"
 )
 
-// Reasons of the events, as upstream's kubelet and controller name them.
+// Reasons of the events: those on pods as upstream's controller names them, those on
+// claims (k/k#114219) after their fashion.
 const (
 	SuccessfulAttachVolume = "SuccessfulAttachVolume"
 	FailedAttachVolume     = "FailedAttachVolume"
+
+	DetachingVolume        = "DetachingVolume"
+	SuccessfulDetachVolume = "SuccessfulDetachVolume"
+	FailedDetachVolume     = "FailedDetachVolume"
 )
 
 // AttachSucceeded says that the volume is attached (k/k operation_generator.go; the
@@ -36,6 +41,48 @@ func CreateFailed(err error) string {
 // whose detach the driver refuses. Upstream's words come first.
 func BeingDeleted(cause string) string {
 	return "volume attachment is being deleted: " + cause
+}
+
+// DetachStarted says that the detach from a node was asked for, and by what right if
+// the volume may be in use there: nil if it is not.
+func DetachStarted(volume string, node attachment.NodeName, by attachment.Authority) string {
+	text := fmt.Sprintf("DetachVolume.Detach started for volume %q from node %q", volume, node)
+	switch by.(type) {
+	case nil:
+		return text
+	case attachment.OutOfServiceTaint:
+		return text + ", which may still use it: the node is out of service"
+	case attachment.UnmountTimeout:
+		return text + ", which may still use it: the node is not ready, and the wait for its unmount has run out"
+	case attachment.DeletedNode:
+		return text + ", which may still use it: the Node object is gone"
+	}
+	return text + ", which may still use it: " + by.String()
+}
+
+// DetachSucceeded says that the volume is no longer attached to a node.
+func DetachSucceeded(volume string, node attachment.NodeName) string {
+	return fmt.Sprintf("DetachVolume.Detach succeeded for volume %q from node %q", volume, node)
+}
+
+// DetachFailed passes on why a volume could not be detached from a node.
+func DetachFailed(volume string, node attachment.NodeName, cause string) string {
+	return fmt.Sprintf("DetachVolume.Detach failed for volume %q from node %q : %s", volume, node, cause)
+}
+
+// Operation is what an attacher was asked for.
+type Operation string
+
+// The operations.
+const (
+	Attach Operation = "attach"
+	Detach Operation = "detach"
+)
+
+// Unanswered is the cause, for AttachFailed and DetachFailed, of an attacher that is
+// silent for attachment.AnswerTimeout (k/k pkg/volume/csi csi_attacher.go).
+func Unanswered(volume attachment.VolumeKey, asked Operation) string {
+	return fmt.Sprintf("timed out waiting for external-attacher of %s CSI driver to %s volume %s", volume.Driver, asked, volume.Handle)
 }
 
 // Pod is as much of a pod as its neighbours may be told.

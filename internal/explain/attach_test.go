@@ -45,6 +45,34 @@ func TestTextsAreUpstreams(t *testing.T) {
 			MultiAttach("pv-1", "shop", []Pod{away}, nil),
 			`Multi-Attach error for volume "pv-1" Volume is already used by 1 pod(s) in different namespaces`,
 		},
+		"attacher silent": {
+			AttachFailed("pv-1", Unanswered(attachment.VolumeKey{Driver: "disk.example", Handle: "h"}, Attach)),
+			`AttachVolume.Attach failed for volume "pv-1" : timed out waiting for external-attacher of disk.example CSI driver to attach volume h`,
+		},
+		"detach begins": {
+			DetachStarted("pv-1", "node-1", nil),
+			`DetachVolume.Detach started for volume "pv-1" from node "node-1"`,
+		},
+		"detach forced by the taint": {
+			DetachStarted("pv-1", "node-1", attachment.OutOfServiceTaint{}),
+			`DetachVolume.Detach started for volume "pv-1" from node "node-1", which may still use it: the node is out of service`,
+		},
+		"detach forced by time": {
+			DetachStarted("pv-1", "node-1", attachment.UnmountTimeout{}),
+			`DetachVolume.Detach started for volume "pv-1" from node "node-1", which may still use it: the node is not ready, and the wait for its unmount has run out`,
+		},
+		"detach forced by a deletion": {
+			DetachStarted("pv-1", "node-1", attachment.DeletedNode{}),
+			`DetachVolume.Detach started for volume "pv-1" from node "node-1", which may still use it: the Node object is gone`,
+		},
+		"detached": {
+			DetachSucceeded("pv-1", "node-1"),
+			`DetachVolume.Detach succeeded for volume "pv-1" from node "node-1"`,
+		},
+		"driver refused to detach": {
+			DetachFailed("pv-1", "node-1", "busy"),
+			`DetachVolume.Detach failed for volume "pv-1" from node "node-1" : busy`,
+		},
 		"every kind of blocker": {
 			Blockers([]attachment.Blocker{
 				{Node: "a", Kind: attachment.ByUse},

@@ -46,6 +46,10 @@ const (
 	// leader fail. Nobody reads it.
 	ReportCheckedAnnotation = "belay.dev/report-checked-at"
 
+	// ReasonAnnotation on an Event is the attachment.Reason behind it: the reasons of
+	// events themselves are upstream's, and fewer.
+	ReasonAnnotation = "belay.dev/reason"
+
 	// VolumeHandleAnnotation on a VolumeAttachment is the handle of its volume, so that
 	// the volume is known when its PersistentVolume no longer is.
 	VolumeHandleAnnotation = "belay.dev/volume-handle"

@@ -1,0 +1,155 @@
+package attachdetach
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/explain"
+)
+
+// detach is one that is under way.
+type detach struct {
+	// attachment and uid are those of the object that is being deleted.
+	attachment string
+	uid        types.UID
+	// about is the claim, or the PersistentVolume where there is none; nil where there
+	// is neither, and then nobody is told.
+	about *corev1.ObjectReference
+	name  string // what events call the volume
+	told  string // the last failure that was told
+}
+
+// detaching tells that the delete of the attachment was accepted, and by what right if
+// the volume may be in use: nil if it is not.
+func (w *work) detaching(node attachment.NodeName, ref attachment.Ref, by attachment.Authority) {
+	d := w.detachOf(ref)
+	a := w.announcer
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.follow(w.key, node, d)
+	if d.about == nil {
+		return
+	}
+	kind := corev1.EventTypeNormal
+	if by != nil {
+		kind = corev1.EventTypeWarning
+	}
+	a.recorder.Event(d.about, kind, explain.DetachingVolume, explain.DetachStarted(d.name, node, by))
+}
+
+// follow remembers a detach, so that its end can be told; hold a.mu.
+func (a *announcer) follow(k key, node attachment.NodeName, d detach) {
+	if a.detaches[k] == nil {
+		a.detaches[k] = map[attachment.NodeName]detach{}
+	}
+	a.detaches[k][node] = d
+}
+
+// tellClaims tells the claim how the detaches of its volume go on and end; hold the
+// announcer's lock.
+func (w *work) tellClaims(steps []attachment.Step) {
+	a := w.announcer
+	for _, one := range w.now.seen.Attachments {
+		if known, ok := a.detaches[w.key][one.Node]; one.Deleting && one.Computed && (!ok || known.uid != uidOf(one.UID)) {
+			a.follow(w.key, one.Node, w.detachOf(one.Ref)) // somebody else's, or a leader's before us
+		}
+	}
+	for _, step := range steps {
+		if hold, ok := step.(attachment.Hold); ok {
+			w.tellFailure(hold)
+		}
+	}
+	for node, d := range a.detaches[w.key] {
+		if w.world.stillThere(d) {
+			continue
+		}
+		delete(a.detaches[w.key], node)
+		w.log.Info("Detached", "node", node)
+		if d.about != nil {
+			a.recorder.Event(d.about, corev1.EventTypeNormal, explain.SuccessfulDetachVolume, explain.DetachSucceeded(d.name, node))
+		}
+	}
+	if len(a.detaches[w.key]) == 0 {
+		delete(a.detaches, w.key)
+	}
+}
+
+// tellFailure tells the claim why a detach does not get on, if that is news.
+func (w *work) tellFailure(hold attachment.Hold) {
+	a := w.announcer
+	d, ok := a.detaches[w.key][hold.Node]
+	if !ok {
+		return
+	}
+	cause := hold.Detail
+	switch hold.Reason {
+	default:
+		return
+	case attachment.DetachFailed:
+	case attachment.DetachUnanswered:
+		cause = explain.Unanswered(w.key, explain.Detach)
+	}
+	if d.told == cause {
+		return
+	}
+	d.told = cause
+	a.detaches[w.key][hold.Node] = d
+	w.log.Info("Hold", "node", hold.Node, "reason", hold.Reason, "detail", cause)
+	if d.about != nil {
+		a.warn(d.about, explain.FailedDetachVolume, hold.Reason, explain.DetachFailed(d.name, hold.Node, cause))
+	}
+}
+
+// detachOf is the detach of an attachment of the volume.
+func (w *work) detachOf(ref attachment.Ref) detach {
+	d := detach{attachment: ref.Name, uid: uidOf(ref.UID), name: w.now.volumeName}
+	for _, a := range w.now.seen.Attachments {
+		if a.Name == ref.Name && a.PersistentVolume != "" {
+			d.name = a.PersistentVolume
+		}
+	}
+	d.about = w.world.ownerOf(d.name)
+	return d
+}
+
+// released tells that the report of a volume without an attachment was taken back: the
+// whole of its detach.
+func (w *work) released(node attachment.NodeName, by attachment.Authority) {
+	name := w.now.volumeName
+	w.log.Info("Detached", "node", node)
+	about := w.world.ownerOf(name)
+	if about == nil {
+		return
+	}
+	if by != nil {
+		w.announcer.recorder.Event(about, corev1.EventTypeWarning, explain.DetachingVolume, explain.DetachStarted(name, node, by))
+	}
+	w.announcer.recorder.Event(about, corev1.EventTypeNormal, explain.SuccessfulDetachVolume, explain.DetachSucceeded(name, node))
+}
+
+// ownerOf is whom events on the PersistentVolume of that name are for: the claim that
+// it is bound to, if there is one, or itself.
+func (w *world) ownerOf(name string) *corev1.ObjectReference {
+	pv, ok := get[*corev1.PersistentVolume](w.volumes, name)
+	if !ok {
+		return nil
+	}
+	version := corev1.SchemeGroupVersion.String()
+	if ref := pv.Spec.ClaimRef; ref != nil {
+		claim, ok := get[*corev1.PersistentVolumeClaim](w.claims, ref.Namespace+"/"+ref.Name)
+		if ok && claim.UID == ref.UID {
+			return &corev1.ObjectReference{
+				APIVersion: version, Kind: "PersistentVolumeClaim",
+				Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
+			}
+		}
+	}
+	return &corev1.ObjectReference{APIVersion: version, Kind: "PersistentVolume", Name: pv.Name, UID: pv.UID}
+}
+
+// stillThere tells whether the object that is being deleted exists.
+func (w *world) stillThere(d detach) bool {
+	va, ok := w.attachments.Get(d.attachment)
+	return ok && va.UID == d.uid
+}
