@@ -231,6 +231,9 @@ func (a *Attacher) Run(ctx context.Context) error {
 	// What is done, and the calls in flight, outlive ctx by the drain timeout.
 	work, stop := context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), logger))
 	defer stop()
+	// Also when it ends before it began: the queues have goroutines.
+	defer a.queue.ShutDown()
+	defer a.volumes.ShutDown()
 	if !cache.WaitForCacheSync(ctx.Done(), a.objects.synced()...) {
 		return nil
 	}

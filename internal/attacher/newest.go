@@ -1,6 +1,7 @@
 package attacher
 
 import (
+	"slices"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,12 +45,14 @@ func (n *newest[T]) get(name string) (T, bool) {
 	return cached, true
 }
 
-// byIndex returns the newest known objects of an index value.
+// byIndex returns the newest known objects of an index value, by name: the same
+// question gets the same answer.
 func (n *newest[T]) byIndex(index, value string) []T {
 	keys, err := n.indexer.IndexKeys(index, value)
 	if err != nil { // only for an index that does not exist
 		panic(err)
 	}
+	slices.Sort(keys)
 	objects := make([]T, 0, len(keys))
 	for _, key := range keys {
 		if object, ok := n.get(key); ok {

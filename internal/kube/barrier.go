@@ -1,8 +1,11 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -27,7 +30,12 @@ type Barrier struct {
 // leader before decided was decided on that version or an older one.
 func (b *Barrier) Pass(ctx context.Context) (map[schema.GroupVersionKind]string, error) {
 	versions := make(map[schema.GroupVersionKind]string, len(b.Caches))
-	for kind, informer := range b.Caches {
+	// Always in the same order: what is done can be told from a log, and played again.
+	kinds := slices.SortedFunc(maps.Keys(b.Caches), func(a, b schema.GroupVersionKind) int {
+		return cmp.Compare(a.String(), b.String())
+	})
+	for _, kind := range kinds {
+		informer := b.Caches[kind]
 		listed, newest, err := b.list(ctx, kind)
 		if err != nil {
 			return nil, err

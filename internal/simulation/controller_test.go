@@ -1,0 +1,202 @@
+package simulation
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/client-go/tools/record"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"belay.dev/belay/internal/attachdetach"
+	"belay.dev/belay/internal/attachment"
+)
+
+type volumeKey = attachment.VolumeKey
+
+// controller is one process of belay-controller.
+type controller struct {
+	*actor
+
+	sim    *sim
+	real   *attachdetach.Controller
+	caches *caches
+	queue  *queue
+	ctx    context.Context
+	cancel context.CancelFunc
+	ended  sync.WaitGroup
+	// leads: the barrier is passed. Before that a worker would only wait for it.
+	leads atomic.Bool
+}
+
+// workersAtOnce is how many volumes a controller of the simulation works on at once.
+const workersAtOnce = 3
+
+func (s *sim) startController() *controller {
+	s.started++
+	c := &controller{sim: s, actor: s.newActor(fmt.Sprint("controller-", s.started)), caches: newCaches(s), queue: newQueue()}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	api := apiClient{sim: s, by: c.actor}
+	var err error
+	c.real, err = attachdetach.New(c.ctx, attachdetach.Parts{
+		Cache: c.caches, Client: api, Live: api, Recorder: &record.FakeRecorder{},
+	}, attachdetach.Options{Policy: s.policy})
+	if err != nil {
+		panic(err) // the parts of the simulation are complete
+	}
+	for _, source := range c.real.Sources() {
+		if err := source.Start(c.ctx, c.queue); err != nil {
+			panic(err)
+		}
+	}
+	c.ended.Go(func() {
+		if err := c.real.Lead(c.ctx); err == nil {
+			c.leads.Store(true)
+		}
+	})
+	s.say("%s leads", c.name)
+	return c
+}
+
+func (s *sim) newActor(name string) *actor {
+	return &actor{name: name, net: s.net, heard: map[string]int{}}
+}
+
+// work gives one volume to a worker.
+func (c *controller) work() {
+	keys := c.queue.ready()
+	if !c.leads.Load() || len(keys) == 0 || c.queue.working() >= workersAtOnce {
+		return
+	}
+	key := keys[c.sim.rng.IntN(len(keys))]
+	c.queue.begin(key)
+	c.sim.say("%s looks at %s", c.name, key.Handle)
+	c.ended.Go(func() {
+		result, err := c.real.Reconcile(c.ctx, key)
+		c.queue.end(key, result, err)
+	})
+}
+
+// lag is how many events the caches have not shown.
+func (c *controller) lag() int {
+	n := 0
+	for _, i := range c.caches.informers {
+		n += i.behind()
+	}
+	return n
+}
+
+// catchUp moves some of the caches on, or all of them.
+func (c *controller) catchUp(fully bool) {
+	for _, k := range allKinds {
+		i := c.caches.informers[k]
+		switch behind := i.behind(); {
+		case behind > 0 && fully:
+			i.deliver(behind)
+		case behind > 0 && c.sim.chance(60):
+			n := 1 + c.sim.rng.IntN(behind)
+			c.sim.say("%s sees %d of %d %ss", c.name, n, behind, k)
+			i.deliver(n)
+		}
+	}
+}
+
+// queue is the controller's queue of volumes. The scheduler chooses whose turn it is.
+type queue struct {
+	mu      sync.Mutex
+	waits   map[volumeKey]bool
+	works   map[volumeKey]bool
+	failed  map[volumeKey]int
+	stopped bool
+}
+
+func newQueue() *queue {
+	return &queue{waits: map[volumeKey]bool{}, works: map[volumeKey]bool{}, failed: map[volumeKey]int{}}
+}
+
+func (q *queue) ready() []volumeKey {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	keys := slices.DeleteFunc(slices.Collect(maps.Keys(q.waits)), func(k volumeKey) bool { return q.works[k] })
+	slices.SortFunc(keys, func(a, b volumeKey) int {
+		return cmp.Or(cmp.Compare(a.Driver, b.Driver), cmp.Compare(a.Handle, b.Handle))
+	})
+	return keys
+}
+
+func (q *queue) working() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.works)
+}
+
+func (q *queue) begin(key volumeKey) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	delete(q.waits, key)
+	q.works[key] = true
+}
+
+// end does what controller-runtime does with a result.
+func (q *queue) end(key volumeKey, result reconcile.Result, err error) {
+	q.mu.Lock()
+	delete(q.works, key)
+	q.mu.Unlock()
+	switch {
+	case err != nil:
+		q.AddRateLimited(key)
+	case result.RequeueAfter > 0:
+		q.Forget(key)
+		q.AddAfter(key, result.RequeueAfter)
+	default:
+		q.Forget(key)
+	}
+}
+
+func (q *queue) Add(key volumeKey) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.waits[key] = true
+}
+
+func (q *queue) AddAfter(key volumeKey, d time.Duration) {
+	time.AfterFunc(d, func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		if !q.stopped {
+			q.waits[key] = true
+		}
+	})
+}
+
+func (q *queue) AddRateLimited(key volumeKey) {
+	q.mu.Lock()
+	q.failed[key]++
+	delay := min(5*time.Millisecond<<min(q.failed[key], 12), 10*time.Second)
+	q.mu.Unlock()
+	q.AddAfter(key, delay)
+}
+
+func (q *queue) Forget(key volumeKey) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	delete(q.failed, key)
+}
+
+func (q *queue) NumRequeues(key volumeKey) int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.failed[key]
+}
+
+func (q *queue) Len() int               { return len(q.ready()) }
+func (q *queue) Get() (volumeKey, bool) { panic("the scheduler takes from the queue") }
+func (q *queue) Done(volumeKey)         {}
+func (q *queue) ShutDown()              {}
+func (q *queue) ShutDownWithDrain()     {}
+func (q *queue) ShuttingDown() bool     { return false }

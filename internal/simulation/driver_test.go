@@ -1,0 +1,202 @@
+package simulation
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+	"sync"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"belay.dev/belay/internal/csi"
+)
+
+// driverName is the name of the CSI driver.
+const driverName = "disk.simulation"
+
+// storage is the CSI driver, and the storage behind it: who may write now.
+type storage struct {
+	mu sync.Mutex
+	// arrived are calls that the scheduler has not looked at.
+	arrived []*call
+	// running are the calls that the driver works on; the caller of one may have given up.
+	running []*call
+	// published holds, by volume handle, the node IDs that the storage gives access to.
+	published map[string]map[string]bool
+	// withdrawn holds, by volume and node ID, that an unpublish was confirmed to the
+	// caller and that no publish began since.
+	withdrawn map[[2]string]bool
+}
+
+// call is one ControllerPublishVolume or ControllerUnpublishVolume.
+type call struct {
+	by      *attacherProcess
+	publish bool
+	volume  string
+	nodeID  string
+	// gone: the caller has given up.
+	gone bool
+	// fate is what the seed chose.
+	fate  fate
+	reply chan error
+}
+
+type fate int
+
+const (
+	works  fate = iota
+	silent      // done, and the answer gets lost
+	hangs       // done after the caller gave up
+	fails       // not done
+	stuck       // not done after the caller gave up
+)
+
+func (f fate) String() string { return [...]string{"works", "silent", "hangs", "fails", "stuck"}[f] }
+
+func (f fate) acts() bool { return f <= hangs }
+
+func (c *call) String() string {
+	verb := "unpublish"
+	if c.publish {
+		verb = "publish"
+	}
+	return fmt.Sprintf("%s %s %s", verb, c.volume, c.nodeID)
+}
+
+func newStorage() *storage {
+	return &storage{published: map[string]map[string]bool{}, withdrawn: map[[2]string]bool{}}
+}
+
+type processKey struct{}
+
+// realController is the real client of a driver whose calls end in the process that
+// made them: nothing is sent anywhere.
+var realController = sync.OnceValues(func() (*csi.Controller, error) {
+	conn, err := grpc.NewClient("passthrough:///simulation", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithUnaryInterceptor(intercept))
+	if err != nil {
+		return nil, err
+	}
+	return csi.NewController(context.Background(), conn)
+})
+
+func intercept(ctx context.Context, _ string, request, reply any, _ *grpc.ClientConn, _ grpc.UnaryInvoker, _ ...grpc.CallOption) error {
+	switch in := request.(type) {
+	case *csispec.GetPluginCapabilitiesRequest:
+		set(reply, &csispec.GetPluginCapabilitiesResponse{Capabilities: []*csispec.PluginCapability{{
+			Type: &csispec.PluginCapability_Service_{Service: &csispec.PluginCapability_Service{
+				Type: csispec.PluginCapability_Service_CONTROLLER_SERVICE,
+			}},
+		}}})
+		return nil
+	case *csispec.ControllerGetCapabilitiesRequest:
+		set(reply, &csispec.ControllerGetCapabilitiesResponse{Capabilities: []*csispec.ControllerServiceCapability{{
+			Type: &csispec.ControllerServiceCapability_Rpc{Rpc: &csispec.ControllerServiceCapability_RPC{
+				Type: csispec.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+			}},
+		}}})
+		return nil
+	case *csispec.ControllerPublishVolumeRequest:
+		return ctx.Value(processKey{}).(*attacherProcess).call(ctx, &call{publish: true, volume: in.GetVolumeId(), nodeID: in.GetNodeId()})
+	case *csispec.ControllerUnpublishVolumeRequest:
+		return ctx.Value(processKey{}).(*attacherProcess).call(ctx, &call{volume: in.GetVolumeId(), nodeID: in.GetNodeId()})
+	}
+	return status.Errorf(codes.Unimplemented, "the simulation knows no %T", request)
+}
+
+// set fills in a reply. Both are messages of the same type.
+func set(reply, with any) {
+	reflect.ValueOf(reply).Elem().FieldByName("Capabilities").Set(reflect.ValueOf(with).Elem().FieldByName("Capabilities"))
+}
+
+// call waits for what the scheduler makes of a call.
+func (p *attacherProcess) call(ctx context.Context, c *call) error {
+	c.by, c.reply = p, make(chan error, 1)
+	s := p.sim.storage
+	s.mu.Lock()
+	if p.dead {
+		s.mu.Unlock()
+		return status.Error(codes.Unavailable, "the process has ended")
+	}
+	s.arrived = append(s.arrived, c)
+	s.mu.Unlock()
+	select {
+	case err := <-c.reply:
+		return err
+	case <-ctx.Done():
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		c.gone = true
+		return status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// receive looks at the calls that have arrived since the last step.
+func (s *sim) receive() {
+	s.storage.mu.Lock()
+	arrived := s.storage.arrived
+	s.storage.arrived = nil
+	s.storage.mu.Unlock()
+	slices.SortStableFunc(arrived, func(a, b *call) int { return cmp.Compare(a.String(), b.String()) })
+	for _, c := range arrived {
+		if s.storage.busy(c) {
+			s.say("driver: %s: busy", c)
+			c.reply <- status.Error(codes.Aborted, "an operation for this volume is pending")
+			continue
+		}
+		s.judgeCall(c)
+		if !s.calm {
+			c.fate = [...]fate{works, works, works, works, works, works, works, silent, hangs, fails, fails, stuck}[s.rng.IntN(12)]
+		}
+		if c.publish {
+			delete(s.storage.withdrawn, [2]string{c.volume, c.nodeID})
+		}
+		s.say("driver: %s arrives", c)
+		s.storage.running = append(s.storage.running, c)
+	}
+}
+
+// busy: the driver works on a call for the volume that its caller gave up on.
+func (s *storage) busy(c *call) bool {
+	return slices.ContainsFunc(s.running, func(r *call) bool { return r.gone && r.volume == c.volume })
+}
+
+// land ends a call.
+func (s *sim) land(c *call) {
+	if (c.fate == hangs || c.fate == stuck) && !c.gone {
+		if !s.calm {
+			return // until the caller gives up
+		}
+		c.fate = works
+	}
+	st := s.storage
+	st.running = slices.DeleteFunc(st.running, func(r *call) bool { return r == c })
+	if c.fate.acts() {
+		if st.published[c.volume] == nil {
+			st.published[c.volume] = map[string]bool{}
+		}
+		if c.publish {
+			st.published[c.volume][c.nodeID] = true
+		} else {
+			delete(st.published[c.volume], c.nodeID)
+		}
+	}
+	s.say("driver: %s %s, caller gone %v", c, c.fate, c.gone)
+	if c.gone {
+		return
+	}
+	if c.fate != works {
+		c.reply <- status.Error([]codes.Code{codes.Unavailable, codes.Internal, codes.ResourceExhausted, codes.InvalidArgument}[s.rng.IntN(4)], "the driver said no")
+		return
+	}
+	if !c.publish {
+		st.withdrawn[[2]string{c.volume, c.nodeID}] = true
+	}
+	c.reply <- nil
+}

@@ -1,0 +1,190 @@
+package simulation
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"belay.dev/belay/internal/kube"
+)
+
+// errLost is what a client sees of a request whose answer did not come.
+var errLost = errors.New("read tcp: connection reset by peer")
+
+// actor is one process, as the API server sees it.
+type actor struct {
+	name string
+	net  *network
+	// dead: the process has crashed, and what is left of its goroutines reaches nobody.
+	dead bool
+	// deposed: its lease was not renewed, so its client refuses to write (kube.Lease).
+	deposed bool
+	// heard is the version at which the API server last answered about each Node.
+	heard map[string]int
+}
+
+// request is on its way from a process to the API server.
+type request struct {
+	by   *actor
+	what string
+	// heard is, for each Node, by.heard when the request was sent.
+	heard map[string]int
+	// late: its sender has given up on it.
+	late bool
+	// bound tells whether it carries the UID and the version of what was decided on.
+	do    func(r *request) (any, error)
+	reply chan reply
+}
+
+type reply struct {
+	answer any
+	err    error
+}
+
+// network holds the requests that wait for the scheduler.
+type network struct {
+	mu      sync.Mutex
+	pending []*request
+	late    []*request
+}
+
+// send puts a request on its way and waits for what the scheduler makes of it.
+func (a *actor) send(ctx context.Context, what string, read bool, do func(r *request) (any, error)) (any, error) {
+	r := &request{by: a, what: what, do: do, reply: make(chan reply, 1), heard: map[string]int{}}
+	a.net.mu.Lock()
+	switch {
+	case a.dead:
+		a.net.mu.Unlock()
+		return nil, errLost
+	case a.deposed && !read:
+		a.net.mu.Unlock()
+		return nil, kube.ErrNotLeading
+	}
+	for node, version := range a.heard {
+		r.heard[node] = version
+	}
+	a.net.pending = append(a.net.pending, r)
+	a.net.mu.Unlock()
+	select {
+	case out := <-r.reply:
+		return out.answer, out.err
+	case <-ctx.Done():
+		a.net.mu.Lock()
+		defer a.net.mu.Unlock()
+		r.late = true
+		return nil, context.Cause(ctx)
+	}
+}
+
+// waiting are the requests on their way, in an order that does not depend on how Go
+// schedules.
+func (n *network) waiting() []*request {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	slices.SortStableFunc(n.pending, func(a, b *request) int {
+		return cmp.Or(cmp.Compare(a.by.name, b.by.name), cmp.Compare(a.what, b.what))
+	})
+	return slices.Clone(n.pending)
+}
+
+func (n *network) take(r *request) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.pending = slices.DeleteFunc(n.pending, func(other *request) bool { return other == r })
+}
+
+// serve ends one request, in a way that the seed chooses. Requests that are alike end
+// alike: nothing tells them apart.
+func (s *sim) serve(r *request) {
+	fate := s.rng.IntN(100)
+	for _, other := range s.net.waiting() {
+		if other.by == r.by && other.what == r.what {
+			s.net.take(other)
+			s.end(other, fate)
+		}
+	}
+}
+
+func (s *sim) end(r *request, fate int) {
+	switch {
+	case s.calm || fate >= s.losses:
+		s.carryOut(r)
+	case fate%3 == 0:
+		s.say("%s: %s: done, answer lost", r.by.name, r.what)
+		_, _ = r.do(r)
+		r.reply <- reply{err: errLost}
+	case fate%3 == 1:
+		s.say("%s: %s: slow, given up", r.by.name, r.what)
+		r.late = true
+		s.net.late = append(s.net.late, r)
+		r.reply <- reply{err: errLost}
+	default:
+		s.say("%s: %s: lost", r.by.name, r.what)
+		r.reply <- reply{err: errLost}
+	}
+}
+
+// giveUp sorts out the requests whose senders have given up waiting: some never arrive,
+// some do later.
+func (s *sim) giveUp() {
+	for _, r := range s.net.waiting() {
+		if !r.late {
+			continue
+		}
+		s.net.take(r)
+		if s.calm || s.chance(70) {
+			s.say("%s: %s: no answer in time, lost", r.by.name, r.what)
+			continue
+		}
+		s.say("%s: %s: no answer in time, slow", r.by.name, r.what)
+		s.net.late = append(s.net.late, r)
+	}
+}
+
+func (s *sim) carryOut(r *request) {
+	answer, err := r.do(r)
+	s.say("%s: %s: %s", r.by.name, r.what, outcome(err))
+	if node, ok := answer.(*corev1.Node); ok {
+		r.by.heard[node.Name] = s.api.version
+	}
+	r.reply <- reply{answer: answer, err: err}
+}
+
+func outcome(err error) string {
+	if err != nil {
+		return err.Error()
+	}
+	return "ok"
+}
+
+// arrive carries out one request that its sender gave up on.
+func (s *sim) arrive(i int) {
+	r := s.net.late[i]
+	s.net.late = slices.Delete(s.net.late, i, i+1)
+	_, err := r.do(r)
+	s.say("late, from %s: %s: %s", r.by.name, r.what, outcome(err))
+}
+
+// crash ends a process: some of what it sent is still on its way, and nothing of what
+// is left of it reaches anybody.
+func (s *sim) crash(a *actor) {
+	s.net.mu.Lock()
+	a.dead = true
+	s.net.mu.Unlock()
+	for _, r := range s.net.waiting() {
+		if r.by != a {
+			continue
+		}
+		s.net.take(r)
+		if s.rng.IntN(100) < 70 {
+			s.say("on its way from %s: %s", a.name, r.what)
+			r.late = true
+			s.net.late = append(s.net.late, r)
+		}
+		r.reply <- reply{err: errLost}
+	}
+}

@@ -1,0 +1,189 @@
+package simulation
+
+import (
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+)
+
+const (
+	// tick is shorter than any timeout of a request or a call.
+	tick = 5 * time.Second
+	// quietTicks is longer than any back-off, and than the unmount timeout.
+	quietTicks = 80
+	// calmTicks bounds how long the plane may take to bring everything to its end.
+	calmTicks = 1000
+)
+
+// run runs one seed to its end.
+func run(t *testing.T, seed uint64) (s *sim) {
+	synctest.Test(t, func(*testing.T) {
+		s = newSim(seed)
+		s.controller, s.attacher = s.startController(), s.startAttacher()
+		time.Sleep(time.Second)
+		s.settleDown()
+		for i := 0; i < steps && s.broken == ""; i++ {
+			s.step()
+		}
+		if s.broken == "" {
+			s.heal()
+			s.calmDown()
+		}
+		s.shutDown()
+	})
+	return s
+}
+
+// calmDown lets everybody act until nothing is left to do.
+func (s *sim) calmDown() {
+	for n, quiet := 0, 0; n < calmTicks && quiet < quietTicks && s.broken == ""; n++ {
+		quiet++
+		for s.calmTurn() && s.broken == "" {
+			quiet = 0
+		}
+		time.Sleep(tick)
+		s.settleDown()
+	}
+	if missing := s.settled(); missing != "" && s.broken == "" {
+		s.breaks("liveness", "%s", missing)
+	}
+}
+
+// calmTurn tells whether anybody had something to do.
+func (s *sim) calmTurn() bool {
+	before, busy := s.api.version, false
+	s.controller.catchUp(true)
+	s.attacher.catchUp(true)
+	s.settleDown()
+	for s.controller.leads.Load() && len(s.controller.queue.ready()) > 0 && s.controller.queue.working() < workersAtOnce {
+		s.controller.work()
+		busy = true
+		s.settleDown()
+	}
+	for waiting := s.net.waiting(); len(waiting) > 0; waiting = s.net.waiting() {
+		s.serve(waiting[0])
+		busy = true
+		s.settleDown()
+	}
+	for _, c := range slices.Clone(s.storage.running) {
+		s.land(c)
+		busy = true
+		s.settleDown()
+	}
+	for _, name := range machineNames {
+		for _, d := range s.disks {
+			v := *s.machines[name].of(d.handle)
+			s.kubelet(s.machines[name], d.handle)
+			busy = busy || v != *s.machines[name].of(d.handle)
+		}
+	}
+	return busy || s.api.version != before
+}
+
+// shutDown ends every process, so that the bubble can.
+func (s *sim) shutDown() {
+	for _, c := range append(s.old, s.controller) {
+		s.crash(c.actor)
+		c.cancel()
+		s.dead = append(s.dead, c.ended.Wait)
+	}
+	s.kill(s.attacher)
+	s.dead = append(s.dead, s.attacher.ended.Wait)
+	for _, wait := range s.dead {
+		wait()
+	}
+	time.Sleep(time.Hour) // timers that are left over
+}
+
+func TestMain(m *testing.M) {
+	// Two goroutines of one process that run at the same time may go either way, and
+	// then a seed would not be the same run each time.
+	runtime.GOMAXPROCS(1)
+	if os.Getenv("BELAY_TEST_LOG") == "" {
+		klog.SetLogger(logr.Discard())
+		klog.SetOutput(io.Discard)
+		log.SetLogger(logr.Discard())
+	}
+	os.Exit(m.Run())
+}
+
+// numbers reads the seeds to run from BELAY_SEED and BELAY_SEEDS.
+func numbers(t *testing.T, otherwise uint64) (first, count uint64) {
+	t.Helper()
+	read := func(name string) (uint64, bool) {
+		text := os.Getenv(name)
+		if text == "" {
+			return 0, false
+		}
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		return n, true
+	}
+	if seed, ok := read("BELAY_SEED"); ok {
+		return seed, 1
+	}
+	if n, ok := read("BELAY_SEEDS"); ok {
+		return 1, n
+	}
+	return 1, otherwise
+}
+
+// TestSimulation runs the seeds. A seed that fails shows its end and how to replay it.
+func TestSimulation(t *testing.T) {
+	first, count := numbers(t, 200)
+	if _, err := realController(); err != nil { // outside of all bubbles
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	for seed := first; seed < first+count; seed++ {
+		s := run(t, seed)
+		if s.broken != "" {
+			t.Fatalf("seed %d: %s\nreplay with BELAY_SEED=%d\n%s", seed, s.broken, seed, strings.Join(s.log[max(0, len(s.log)-lines(count)):], "\n"))
+		}
+		if count == 1 {
+			t.Log(strings.Join(s.log, "\n"))
+		}
+	}
+	t.Logf("seeds %d to %d hold, in %v", first, first+count-1, time.Since(begun).Round(time.Millisecond))
+}
+
+func lines(count uint64) int {
+	if count == 1 {
+		return 10000
+	}
+	return 80
+}
+
+// replaySeeds is how many seeds are run twice.
+const replaySeeds = 100
+
+// A seed is the same run each time: or a failure could not be looked at.
+func TestReplay(t *testing.T) {
+	if _, err := realController(); err != nil {
+		t.Fatal(err)
+	}
+	for seed := uint64(1); seed <= replaySeeds; seed++ {
+		one, other := run(t, seed).log, run(t, seed).log
+		for i := range one {
+			if i >= len(other) || one[i] != other[i] {
+				t.Fatalf("seed %d differs: once\n%s\nand once\n%s", seed, around(one, i), around(other, i))
+			}
+		}
+	}
+}
+
+func around(log []string, i int) string {
+	return strings.Join(log[min(max(0, i-8), len(log)):min(i+2, len(log))], "\n")
+}

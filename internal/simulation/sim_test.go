@@ -1,0 +1,236 @@
+package simulation
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing/synctest"
+	"time"
+
+	storagev1 "k8s.io/api/storage/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"belay.dev/belay/internal/attachment"
+)
+
+var machineNames = []string{"n0", "n1", "n2"}
+
+// steps is how many things happen in one seed before all trouble ends.
+const steps = 500
+
+// sim is one seed.
+type sim struct {
+	rng *rand.Rand
+	// calm: nothing goes wrong any more.
+	calm bool
+	// What the seed has drawn once for all.
+	losses  int // percent of requests that are lost, or whose answer is
+	meddler bool
+	policy  attachment.Policy
+
+	api      *server
+	net      *network
+	storage  *storage
+	machines map[string]*machine
+	disks    []*disk
+	missing  [][]client.Object // that the administrator has not made yet
+	begun    bool
+	podsMade int
+
+	started    int // processes
+	controller *controller
+	attacher   *attacherProcess
+	old        []*controller
+	dead       []func() // waits for what is left of a process
+	latecomers map[string]bool
+
+	broken string
+	log    []string
+	acts   map[string]int
+}
+
+func newSim(seed uint64) *sim {
+	s := &sim{
+		rng: rand.New(rand.NewPCG(seed, 1)), api: newServer(), net: &network{}, storage: newStorage(),
+		machines: map[string]*machine{}, latecomers: map[string]bool{}, acts: map[string]int{},
+	}
+	s.api.judge = s.judge
+	s.losses = []int{0, 5, 12, 30}[s.rng.IntN(4)]
+	s.meddler = s.chance(25)
+	s.policy = attachment.Policy{OutOfService: !s.chance(15)}
+	if s.chance(50) {
+		s.policy.UnmountTimeout = 6 * time.Minute
+	}
+	if s.chance(30) {
+		s.policy.DeletedNode = attachment.DeletedNodeDetach
+	}
+	s.drawDisks()
+	s.missing = s.objects()
+	for _, name := range machineNames {
+		s.machines[name] = &machine{name: name, on: true, online: true, local: map[string]*local{}}
+		if s.chance(70) {
+			s.register(s.machines[name])
+		}
+	}
+	for s.chance(50) {
+		s.administer()
+	}
+	return s
+}
+
+func (s *sim) say(format string, args ...any) {
+	line := fmt.Sprintf(format, args...)
+	s.log = append(s.log, fmt.Sprintf("%4d %s", s.api.version-firstVersion, line))
+}
+
+func (s *sim) chance(percent int) bool { return s.rng.IntN(100) < percent }
+
+func (s *sim) pickMachine() *machine { return s.machines[machineNames[s.rng.IntN(len(machineNames))]] }
+
+func (s *sim) pickDisk() *disk { return s.disks[s.rng.IntN(len(s.disks))] }
+
+func (s *sim) disk(handle string) *disk {
+	i := slices.IndexFunc(s.disks, func(d *disk) bool { return d.handle == handle })
+	return s.disks[i]
+}
+
+// step lets one thing happen, and what follows from it without anybody's choice.
+func (s *sim) step() {
+	switch n := s.rng.IntN(100); {
+	case n < 12:
+		s.controller.work()
+	case n < 42:
+		for range 1 + s.rng.IntN(4) {
+			s.serveOne()
+		}
+	case n < 50:
+		s.controller.catchUp(false)
+	case n < 56:
+		s.attacher.catchUp(false)
+	case n < 62:
+		if running := s.storage.running; len(running) > 0 {
+			s.land(running[s.rng.IntN(len(running))])
+		}
+	case n < 80:
+		s.kubelet(s.pickMachine(), s.pickDisk().handle)
+	case n < 86:
+		s.user()
+	case n < 90:
+		s.trouble(s.pickMachine())
+	case n < 93:
+		s.pass()
+	case n < 95:
+		if len(s.net.late) > 0 {
+			s.arrive(s.rng.IntN(len(s.net.late)))
+		}
+	case n < 97:
+		s.administer()
+		s.begun = true
+	case n < 98 && s.chance(60):
+		s.kill(s.attacher)
+		s.dead = append(s.dead, s.attacher.ended.Wait)
+		s.attacher = s.startAttacher()
+	case s.chance(60):
+		s.changeLeader()
+	}
+	s.settleDown()
+}
+
+// settleDown lets every goroutine run until it waits for the scheduler.
+func (s *sim) settleDown() {
+	synctest.Wait()
+	s.receive()
+	s.giveUp()
+	synctest.Wait()
+}
+
+// serveOne ends one of the requests that wait.
+func (s *sim) serveOne() {
+	if waiting := s.net.waiting(); len(waiting) > 0 {
+		s.serve(waiting[s.rng.IntN(len(waiting))])
+		s.settleDown()
+	}
+}
+
+// pass lets time pass: mostly seconds, in which what is on its way stays there, now and
+// then minutes, in which it gets somewhere.
+func (s *sim) pass() {
+	d := time.Duration(1+s.rng.IntN(6)) * time.Second
+	s.say("%s pass", d)
+	time.Sleep(d)
+	if !s.chance(15) {
+		return
+	}
+	d = time.Duration(1+s.rng.IntN(8)) * time.Minute
+	s.say("%s pass", d)
+	for ; d > 0; d -= tick {
+		s.controller.catchUp(true)
+		s.attacher.catchUp(true)
+		s.settleDown()
+		for len(s.net.waiting()) > 0 {
+			s.serveOne()
+		}
+		time.Sleep(tick)
+	}
+}
+
+// changeLeader ends the leader, or pauses it until its lease has run out: then it
+// writes no more, but what it has sent may still arrive.
+func (s *sim) changeLeader() {
+	before := s.controller
+	if s.chance(50) {
+		s.crash(before.actor)
+		before.cancel()
+		s.dead = append(s.dead, before.ended.Wait)
+		s.say("%s crashes", before.name)
+	} else {
+		s.net.mu.Lock()
+		before.deposed = true
+		s.net.mu.Unlock()
+		s.old = append(s.old, before)
+		s.say("%s is paused and deposed", before.name)
+	}
+	if len(s.old) > 1 || len(s.old) > 0 && s.chance(50) { // the manager of an old one notices, and ends it
+		old := s.old[0]
+		s.old = s.old[1:]
+		s.crash(old.actor)
+		old.cancel()
+		s.dead = append(s.dead, old.ended.Wait)
+		s.say("%s ends", old.name)
+	}
+	s.controller = s.startController()
+	s.settleDown()
+}
+
+// heal ends all trouble: what is late arrives, people leave, machines that are not well
+// are started again.
+func (s *sim) heal() {
+	s.say("all trouble ends")
+	s.calm = true
+	for len(s.missing) > 0 {
+		s.administer()
+	}
+	for len(s.net.late) > 0 {
+		s.arrive(0)
+	}
+	s.settleDown()
+	s.collectPods()
+	for _, va := range list[*storagev1.VolumeAttachment](s.api) {
+		if strings.HasPrefix(va.Name, "by-hand") {
+			_ = s.api.remove(nil, nil, attachments, va.Name, nil)
+		}
+	}
+	for _, name := range machineNames {
+		s.recover(s.machines[name])
+	}
+	for s.chance(40) {
+		s.changeLeader()
+	}
+	for _, old := range s.old {
+		s.crash(old.actor)
+		old.cancel()
+		s.dead = append(s.dead, old.ended.Wait)
+	}
+	s.old = nil
+}
