@@ -82,15 +82,6 @@ func (c *controller) work() {
 	})
 }
 
-// lag is how many events the caches have not shown.
-func (c *controller) lag() int {
-	n := 0
-	for _, i := range c.caches.informers {
-		n += i.behind()
-	}
-	return n
-}
-
 // catchUp moves some of the caches on, or all of them.
 func (c *controller) catchUp(fully bool) {
 	for _, k := range allKinds {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 
@@ -64,9 +65,7 @@ func (a *actor) send(ctx context.Context, what string, read bool, do func(r *req
 		a.net.mu.Unlock()
 		return nil, kube.ErrNotLeading
 	}
-	for node, version := range a.heard {
-		r.heard[node] = version
-	}
+	maps.Copy(r.heard, a.heard)
 	a.net.pending = append(a.net.pending, r)
 	a.net.mu.Unlock()
 	select {

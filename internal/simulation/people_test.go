@@ -282,7 +282,7 @@ func (s *sim) diskOf(va *storagev1.VolumeAttachment) *disk {
 // recover makes a machine well. Only those that cannot be known to have stopped using
 // their volumes have to be started again.
 func (s *sim) recover(m *machine) {
-	node, ok := get[*corev1.Node](s.api, m.name)
+	_, ok := get[*corev1.Node](s.api, m.name)
 	forgot := false
 	for handle, v := range m.local {
 		forgot = forgot || v.mounted && (!v.claimed || s.disk(handle).meddled)
@@ -293,7 +293,7 @@ func (s *sim) recover(m *machine) {
 		m.online = true
 		s.registerDriver(m)
 	}
-	if node, ok = get[*corev1.Node](s.api, m.name); ok && isOutOfService(node) {
+	if node, ok := get[*corev1.Node](s.api, m.name); ok && isOutOfService(node) {
 		change(s.api, node, func(n *corev1.Node) { n.Spec.Taints = nil })
 		s.say("%s is back in service", m.name)
 	}

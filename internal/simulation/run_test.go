@@ -27,6 +27,7 @@ const (
 
 // run runs one seed to its end.
 func run(t *testing.T, seed uint64) (s *sim) {
+	t.Helper()
 	synctest.Test(t, func(*testing.T) {
 		s = newSim(seed)
 		s.controller, s.attacher = s.startController(), s.startAttacher()
@@ -142,7 +143,11 @@ func numbers(t *testing.T, otherwise uint64) (first, count uint64) {
 
 // TestSimulation runs the seeds. A seed that fails shows its end and how to replay it.
 func TestSimulation(t *testing.T) {
-	first, count := numbers(t, 200)
+	otherwise := uint64(1000)
+	if testing.Short() {
+		otherwise = 200
+	}
+	first, count := numbers(t, otherwise)
 	if _, err := realController(); err != nil { // outside of all bubbles
 		t.Fatal(err)
 	}
@@ -167,7 +172,7 @@ func lines(count uint64) int {
 }
 
 // replaySeeds is how many seeds are run twice.
-const replaySeeds = 100
+const replaySeeds = 30
 
 // A seed is the same run each time: or a failure could not be looked at.
 func TestReplay(t *testing.T) {
