@@ -12,7 +12,7 @@ import (
 	"belay.dev/belay/lab/timeline"
 )
 
-func options(plane, name string, nodes int) cluster.Options {
+func labOptions(plane, name string, nodes int) cluster.Options {
 	return cluster.Options{
 		Name: name, Nodes: nodes, NodeKind: cluster.NodeKindBelay, Plane: plane, Drivers: []string{labdisk.DriverDisk},
 	}
@@ -24,7 +24,7 @@ func TestOnePublishPerAttach(t *testing.T) {
 	labtest.Needs(t)
 	const volumes, rounds = 20, 5
 	ctx := t.Context()
-	scene := labtest.Open(t, options(cluster.PlaneBelay, "bench", 2))
+	scene := labtest.Open(t, labOptions(cluster.PlaneBelay, "bench", 2))
 	fleet, err := scene.NewFleet(ctx, "vol", volumes)
 	if err != nil {
 		t.Fatal(err)
@@ -43,7 +43,7 @@ func TestOnePublishPerAttach(t *testing.T) {
 	if err := scene.AwaitSettled(ctx, ""); err != nil {
 		t.Fatal(err)
 	}
-	got := count(t, scene)
+	got := countCalls(t, scene)
 	want := map[string]int{"ControllerPublishVolume": volumes * rounds, "ControllerUnpublishVolume": volumes * rounds}
 	for method, n := range want {
 		if got[method] != n {
@@ -54,8 +54,8 @@ func TestOnePublishPerAttach(t *testing.T) {
 		got["ControllerPublishVolume"], volumes, timeline.Median(reported), slices.Max(reported))
 }
 
-// count counts the driver's calls by method, failed ones too.
-func count(t *testing.T, scene *scenario.Scene) map[string]int {
+// countCalls counts the driver's calls by method, failed ones too.
+func countCalls(t *testing.T, scene *scenario.Scene) map[string]int {
 	t.Helper()
 	calls, err := scene.Calls(t.Context(), time.Time{})
 	if err != nil {
@@ -100,7 +100,7 @@ func TestTenTimesUpstream(t *testing.T) {
 func measure(t *testing.T, plane string, drains int) map[string]time.Duration {
 	t.Helper()
 	ctx := t.Context()
-	scene := labtest.Open(t, options(plane, "bench-"+plane, 2))
+	scene := labtest.Open(t, labOptions(plane, "bench-"+plane, 2))
 	move, err := scene.Place(ctx)
 	if err != nil {
 		t.Fatal(err)

@@ -3,6 +3,7 @@ package cli
 import (
 	"github.com/spf13/cobra"
 
+	"belay.dev/belay/lab/bench"
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/demo"
 	"belay.dev/belay/lab/labdisk"
@@ -12,7 +13,7 @@ import (
 
 // mount adds the commands of the lab's other parts.
 func mount(root *cobra.Command) {
-	root.AddCommand(proc.Command(), demo.Command(), labdisk.Command(), faultCommand())
+	root.AddCommand(proc.Command(), demo.Command(), bench.Command(), labdisk.Command(), faultCommand())
 	root.AddCommand(nodes.Commands()...)
 }
 

@@ -49,15 +49,18 @@ func (c *Cluster) StartController(plane string) (component string, err error) {
 }
 
 // StartAttacher starts belay-attacher in a bare lab, for a driver whose controller service
-// listens on the socket.
+// listens on the socket. Nothing throttles its client.
 func (c *Cluster) StartAttacher(socket string) (component string, err error) {
 	s := c.specs
 	spec := s.component(componentAttacher, s.own.path("belay-attacher"),
 		"--csi-address="+socket, "--kubeconfig="+s.paths.kubeconfig(identityAttacher),
-		"--leader-election", "--leader-election-namespace="+belayNamespace, "--v="+strconv.Itoa(s.options.Verbosity))
+		"--leader-election", "--leader-election-namespace="+belayNamespace, "--kube-api-qps=-1", "--v="+strconv.Itoa(s.options.Verbosity))
 	spec.Restart = false
 	return spec.Name, c.launch(spec)
 }
+
+// ControllerKubeconfig is the path of the credential of belay-controller, with its rights and its share of the API server.
+func (c *Cluster) ControllerKubeconfig() string { return c.paths.kubeconfig(identityController) }
 
 // StartTool starts belay-lab itself with a command of the caller's.
 func (c *Cluster) StartTool(component string, args ...string) error {

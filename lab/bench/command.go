@@ -1,0 +1,228 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// usageError is a wrong command line.
+type usageError struct{ error }
+
+// ExitCode is belay-lab's exit code for a wrong command line.
+func (usageError) ExitCode() int { return 2 }
+
+// Size of a run.
+type Size struct {
+	// Rounds is how often each plane has its turn, with Cycles attaches and detaches and Moves moves in each.
+	Rounds, Cycles, Moves int
+	// BurstPods are bound at once, over BurstNodes; BurstLimit bounds it.
+	BurstPods, BurstNodes int
+	BurstLimit            time.Duration
+	// ScaleVolumes are attached, over ScaleNodes, while Idle is measured.
+	ScaleVolumes, ScaleNodes int
+	Idle                     time.Duration
+}
+
+func fullSize() Size {
+	return Size{
+		Rounds: 3, Cycles: 10, Moves: 5, BurstPods: 2000, BurstNodes: 200, BurstLimit: 5 * time.Minute,
+		ScaleVolumes: 20000, ScaleNodes: 1000, Idle: time.Minute,
+	}
+}
+
+func quickSize() Size {
+	return Size{
+		Rounds: 1, Cycles: 3, Moves: 2, BurstPods: 100, BurstNodes: 10, BurstLimit: 2 * time.Minute,
+		ScaleVolumes: 400, ScaleNodes: 20, Idle: 5 * time.Second,
+	}
+}
+
+// part is one part of the bench that can be run by itself.
+type part struct {
+	name string
+	what func(Size) string
+	run  func(context.Context, Size, rigOptions) ([]*Figure, error)
+}
+
+func allParts() []part {
+	return []part{
+		{"latency", func(s Size) string {
+			return fmt.Sprintf("one volume at a time; medians of %d attaches and detaches and %d moves each", s.Rounds*s.Cycles, s.Rounds*s.Moves)
+		}, latency},
+		{"requests", func(s Size) string {
+			return fmt.Sprintf("API requests, counted in the audit log over %d attaches and detaches; leases and watches left out", s.Cycles)
+		}, requests},
+		{"burst", func(s Size) string {
+			return fmt.Sprintf("%d pods on %d nodes bound at once, then deleted at once; medians of %d", s.BurstPods, s.BurstNodes, s.Rounds)
+		}, burst},
+		{"scale", func(s Size) string {
+			return fmt.Sprintf("started over %d attached volumes on %d nodes, then left alone for %v", s.ScaleVolumes, s.ScaleNodes, s.Idle)
+		}, scale},
+	}
+}
+
+func partNames() []string {
+	var names []string
+	for _, p := range allParts() {
+		names = append(names, p.name)
+	}
+	return names
+}
+
+// Command is `belay-lab bench`.
+func Command() *cobra.Command {
+	command := &cobra.Command{
+		Use: "bench", Short: "Measure belay against upstream and against a floor, in one run",
+		Args: cobra.NoArgs, SilenceUsage: true,
+	}
+	command.AddCommand(controllerCommand(), floorCommand())
+	return command
+}
+
+type options struct {
+	name      string
+	only      []string
+	quick     bool
+	noTargets bool
+	rounds    int
+	output    string
+}
+
+const controllerLong = `Sets three attach/detach controllers side by side, in turn (upstream, belay, floor, upstream, ...), over
+one API server, one belay-attacher and a CSI driver in memory that answers at once:
+
+  upstream  kube-controller-manager with no other controller, its client's limits lifted
+  belay     belay-controller as shipped
+  floor     makes the same writes (VolumeAttachment, report, withdrawal, delete) the moment its watches allow
+            and checks nothing: no controller can be faster on this machine
+
+Nodes are objects; the bench itself writes what kubelets would (volumesInUse), when its turn has come.
+
+Parts, each with a lab of its own:
+
+  latency   one volume at a time: pod bound -> reported; pod gone -> detached; and a move: the last node has let
+            go of the volume (it left volumesInUse) -> reported on the next
+  requests  what one attach and one detach cost the API server, counted in its audit log
+  burst     2000 pods on 200 nodes bound at once: the last pod bound -> the last volume reported; and the
+            controller's CPU time per attach
+  scale     20000 attached volumes on 1000 nodes: peak memory since the start, CPU when nothing happens, and
+            that the start changes no VolumeAttachment and no Node
+
+Each figure is printed with its target and whether belay met it. The exit code is 1 if one was missed, or if
+the driver saw an exclusive volume published twice. Run it on a machine with nothing else to do: whatever
+else runs takes its share of the same processors, and of the smallest figures first.`
+
+func controllerCommand() *cobra.Command {
+	var o options
+	command := &cobra.Command{
+		Use: "controller", Short: "Measure belay-controller: latency, API requests, burst, CPU, memory", Long: controllerLong,
+		Example: `  belay-lab bench controller                      all parts, about 15 minutes
+  belay-lab bench controller --only latency       one part
+  belay-lab bench controller --quick --no-targets small sizes, to see that it works (1.5 minutes)
+  belay-lab bench controller -o json > bench.json all samples, for a chart`,
+		Args: cobra.NoArgs, SilenceUsage: true,
+		RunE: func(command *cobra.Command, _ []string) error { return o.run(command) },
+	}
+	flags := command.Flags()
+	flags.StringVar(&o.name, "name", "bench", "name of the lab")
+	flags.StringSliceVar(&o.only, "only", nil, "parts to run: "+strings.Join(partNames(), ", ")+" (default all)")
+	flags.BoolVar(&o.quick, "quick", false, "small sizes, to see that it works; the figures mean little")
+	flags.BoolVar(&o.noTargets, "no-targets", false, "for information only: missed targets are printed, but the exit code is 0")
+	flags.IntVar(&o.rounds, "rounds", 0, "how often each plane has its turn in latency and burst (default 3, with --quick 1)")
+	flags.StringVarP(&o.output, "output", "o", "text", "text or json; progress goes to stderr")
+	return command
+}
+
+func (o options) check() ([]part, error) {
+	if !slices.Contains([]string{"text", "json"}, o.output) {
+		return nil, usageError{fmt.Errorf("--output is text or json, not %q", o.output)}
+	}
+	if o.rounds < 0 {
+		return nil, usageError{fmt.Errorf("--rounds is at least 1, not %d", o.rounds)}
+	}
+	for _, name := range o.only {
+		if !slices.Contains(partNames(), name) {
+			return nil, usageError{fmt.Errorf("--only takes %s, not %q", strings.Join(partNames(), ", "), name)}
+		}
+	}
+	return slices.DeleteFunc(allParts(), func(p part) bool { return len(o.only) > 0 && !slices.Contains(o.only, p.name) }), nil
+}
+
+func (o options) run(command *cobra.Command) error {
+	chosen, err := o.check()
+	if err != nil {
+		return err
+	}
+	ctx := command.Context() // ends with Ctrl-C
+	started := time.Now()
+	say := func(format string, args ...any) {
+		command.PrintErrf("[%5.1fs] %s\n", time.Since(started).Seconds(), fmt.Sprintf(format, args...))
+	}
+	size := fullSize()
+	if o.quick {
+		size = quickSize()
+	}
+	if o.rounds > 0 {
+		size.Rounds = o.rounds
+	}
+	report := &Report{Machine: machine(), Quick: o.quick}
+	for _, p := range chosen {
+		began := time.Now()
+		say("%s: %s", p.name, p.what(size))
+		figures, err := p.run(ctx, size, rigOptions{name: o.name, say: say})
+		if err != nil {
+			if ctx.Err() != nil {
+				return fmt.Errorf("the bench was stopped (%w); the lab is down", context.Cause(ctx))
+			}
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+		report.Parts = append(report.Parts, Part{Name: p.name, What: p.what(size), Figures: figures, Seconds: time.Since(began).Seconds()})
+	}
+	report.Seconds = time.Since(started).Seconds()
+	if o.output == "json" {
+		err = report.writeJSON(command.OutOrStdout())
+	} else {
+		err = report.writeText(command.OutOrStdout())
+	}
+	if err != nil {
+		return err
+	}
+	if missed, of := report.missed(); len(missed) > 0 && !o.noTargets {
+		return fmt.Errorf("%d of %d targets were missed: %s", len(missed), of, strings.Join(missed, "; "))
+	}
+	return nil
+}
+
+// machine says on what the figures were measured.
+func machine() string {
+	load := "unknown"
+	if raw, err := os.ReadFile("/proc/loadavg"); err == nil {
+		load, _, _ = strings.Cut(string(raw), " ")
+	}
+	return fmt.Sprintf("%d processors, load %s at the start", runtime.NumCPU(), load)
+}
+
+// floorCommand runs the floor, as a process of its own like the others.
+func floorCommand() *cobra.Command {
+	var kubeconfig string
+	command := &cobra.Command{
+		Use: "floor", Short: "Make the writes of attach and detach and check nothing (for `bench controller`)", Hidden: true,
+		Args: cobra.NoArgs, SilenceUsage: true,
+		RunE: func(command *cobra.Command, _ []string) error { return runFloor(command.Context(), kubeconfig) },
+	}
+	command.Flags().StringVar(&kubeconfig, "kubeconfig", "", "credential of the cluster")
+	return command
+}
+
+// joinClose takes a part's lab down and keeps the error that came first.
+func joinClose(ctx context.Context, r *rig, err error) error {
+	return errors.Join(err, r.close(ctx))
+}

@@ -1,0 +1,133 @@
+package bench
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Names of figures.
+const (
+	figureAttach = "pod bound -> reported"
+	figureDetach = "pod gone -> detached"
+	figureMove   = "last in use -> reported on next"
+
+	figureBurst       = "last pod bound -> last reported"
+	figureBurstWhole  = "first bind -> last reported"
+	figureBurstDetach = "last pod gone -> last detached"
+	figureCPUAttach   = "controller CPU per attach"
+	figureCPUDetach   = "controller CPU per detach"
+	figurePublishes   = "publish calls"
+
+	figureMemory   = "peak memory"
+	figureIdle     = "CPU when nothing happens"
+	figureChanged  = "attachments, nodes written"
+	figureReady    = "start -> first attach"
+	figureStartCPU = "CPU until then"
+
+	figureRequestsAttach = "requests per attach"
+	figureEventsAttach   = "events per attach"
+	figureRequestsDetach = "requests per detach"
+	figureEventsDetach   = "events per detach"
+	figureAttacherAttach = "attacher, per attach"
+	figureAttacherDetach = "attacher, per detach"
+)
+
+// Figure is one number per plane, and what is wanted of belay's.
+type Figure struct {
+	Name string `json:"name"`
+	// Unit of all numbers: ms, s, MiB, requests and so on.
+	Unit string `json:"unit"`
+	// Note says what the figure was measured over.
+	Note string `json:"note,omitempty"`
+	// Value is the median of the samples, by plane.
+	Value map[string]float64 `json:"value"`
+	// Samples are all measured numbers, by plane, in the order in which they were measured.
+	Samples map[string][]float64 `json:"samples"`
+	// Parts says what the value is made of, where that is known, by plane.
+	Parts map[string]map[string]float64 `json:"parts,omitempty"`
+	// Targets for belay's value.
+	Targets []Target `json:"targets,omitempty"`
+}
+
+// Target is an upper limit of belay's value.
+type Target struct {
+	// Text says the limit as the project states it, "<= 2x floor".
+	Text string `json:"text"`
+	// Limit in the figure's unit.
+	Limit float64 `json:"limit"`
+	// Is says how far belay's value is from the figure that the limit comes from, "1.4x".
+	Is  string `json:"is,omitempty"`
+	Met bool   `json:"met"`
+}
+
+// numbers makes a figure of samples by plane.
+func numbers(name, unit string, samples map[string][]float64) *Figure {
+	f := &Figure{Name: name, Unit: unit, Value: map[string]float64{}, Samples: samples}
+	for plane, all := range samples {
+		if len(all) > 0 {
+			f.Value[plane] = median(all)
+		}
+	}
+	return f
+}
+
+// durations is numbers for times, in milliseconds.
+func durations(name string, samples map[string][]time.Duration) *Figure {
+	converted := map[string][]float64{}
+	for plane, all := range samples {
+		for _, d := range all {
+			converted[plane] = append(converted[plane], float64(d)/float64(time.Millisecond))
+		}
+	}
+	return numbers(name, "ms", converted)
+}
+
+// atMost wants belay's value to be at most factor times that of another plane.
+func (f *Figure) atMost(plane string, factor float64) *Figure {
+	text := fmt.Sprintf("<= %gx %s", factor, plane)
+	if factor < 1 {
+		text = fmt.Sprintf("<= %s/%g", plane, 1/factor)
+	}
+	other, measured := f.Value[plane]
+	belay, also := f.Value[planeBelay]
+	target := Target{Text: text, Limit: factor * other, Met: measured && also && belay <= factor*other}
+	switch {
+	case !measured || !also:
+		target.Is = "not measured"
+	case factor < 1 && belay > 0:
+		target.Is = fmt.Sprintf("1/%.1f", other/belay)
+	case other > 0:
+		target.Is = fmt.Sprintf("%.2fx", belay/other)
+	}
+	f.Targets = append(f.Targets, target)
+	return f
+}
+
+// limit wants belay's value to be at most a number.
+func (f *Figure) limit(text string, limit float64) *Figure {
+	belay, measured := f.Value[planeBelay]
+	target := Target{Text: text, Limit: limit, Met: measured && belay <= limit}
+	if !measured {
+		target.Is = "not measured"
+	}
+	f.Targets = append(f.Targets, target)
+	return f
+}
+
+// median of numbers or durations; zero of none.
+func median[T float64 | time.Duration](all []T) T {
+	if len(all) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(all))
+	middle := len(sorted) / 2
+	if len(sorted)%2 == 0 {
+		return (sorted[middle-1] + sorted[middle]) / 2
+	}
+	return sorted[middle]
+}
+
+func milliseconds(d time.Duration) string {
+	return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond))
+}

@@ -1,0 +1,267 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"belay.dev/belay/internal/kube"
+)
+
+// floorWrites is how many writes the floor has in flight at most.
+const floorWrites = 64
+
+// floor makes the API writes of attach and detach at the first moment at which they can be
+// made: it is woken by watches, decides in a map, writes, and checks nothing. It is no controller:
+// it would lose data in a cluster. It is what a controller's latency is to be measured against.
+type floor struct {
+	client kubernetes.Interface
+	slots  chan struct{}
+	fail   context.CancelCauseFunc
+
+	mu      sync.Mutex
+	volumes map[string]*floorVolume
+	nodes   map[string]*floorNode
+}
+
+// floorVolume is one volume: who wants it, and where it is.
+type floorVolume struct {
+	pods     map[string]int // how many pods want it, by node
+	node     string         // of its attachment, also of one that is being made; empty if there is none
+	attached bool
+	leaving  bool // withdrawal or delete are under way, until the attachment is gone
+}
+
+// floorNode is one node with its self-clocking writer: what comes while a write is in flight
+// goes into the next.
+type floorNode struct {
+	reported map[string]bool
+	inUse    []string
+	dirty    bool
+	writing  bool
+	after    []func() // to do after the next write
+}
+
+// runFloor works until ctx ends or a write fails.
+func runFloor(ctx context.Context, kubeconfig string) error {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return fmt.Errorf("reading kubeconfig %s: %w", kubeconfig, err)
+	}
+	config = kube.Wire(config)
+	config.QPS, config.UserAgent = -1, "belay-bench-floor"
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("making a client: %w", err)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	f := &floor{
+		client: client, slots: make(chan struct{}, floorWrites), fail: cancel,
+		volumes: map[string]*floorVolume{}, nodes: map[string]*floorNode{},
+	}
+	factory := informers.NewSharedInformerFactory(client, 0)
+	for informer, handler := range map[cache.SharedIndexInformer]cache.ResourceEventHandlerFuncs{
+		factory.Core().V1().Nodes().Informer():                handle(func(_, after *corev1.Node) { f.nodeChanged(ctx, after) }),
+		factory.Core().V1().Pods().Informer():                 handle(func(before, after *corev1.Pod) { f.podChanged(ctx, before, after) }),
+		factory.Storage().V1().VolumeAttachments().Informer(): handle(func(before, after *storagev1.VolumeAttachment) { f.attachmentChanged(ctx, before, after) }),
+	} {
+		if _, err := informer.AddEventHandler(handler); err != nil {
+			return fmt.Errorf("watching the API server: %w", err)
+		}
+	}
+	factory.StartWithContext(ctx)
+	<-ctx.Done()
+	factory.Shutdown()
+	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+func (f *floor) volume(name string) *floorVolume {
+	if f.volumes[name] == nil {
+		f.volumes[name] = &floorVolume{pods: map[string]int{}}
+	}
+	return f.volumes[name]
+}
+
+func (f *floor) node(name string) *floorNode {
+	if f.nodes[name] == nil {
+		f.nodes[name] = &floorNode{reported: map[string]bool{}}
+	}
+	return f.nodes[name]
+}
+
+func (f *floor) podChanged(ctx context.Context, before, after *corev1.Pod) {
+	is, pod := after != nil, after
+	if !is {
+		pod = before
+	}
+	if pod.Spec.NodeName == "" || is && before != nil && before.Spec.NodeName != "" {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, v := range pod.Spec.Volumes {
+		if v.PersistentVolumeClaim == nil {
+			continue
+		}
+		name := v.PersistentVolumeClaim.ClaimName // that of its volume too
+		if is {
+			f.volume(name).pods[pod.Spec.NodeName]++
+		} else if f.volume(name).pods[pod.Spec.NodeName]--; f.volume(name).pods[pod.Spec.NodeName] <= 0 {
+			delete(f.volume(name).pods, pod.Spec.NodeName)
+		}
+		f.step(ctx, name)
+	}
+}
+
+func (f *floor) attachmentChanged(ctx context.Context, before, after *storagev1.VolumeAttachment) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if after == nil {
+		name := sourceOf(before)
+		v := f.volume(name)
+		v.node, v.attached, v.leaving = "", false, false
+		f.step(ctx, name)
+		return
+	}
+	name := sourceOf(after)
+	v := f.volume(name)
+	v.node, v.attached = after.Spec.NodeName, after.Status.Attached
+	v.leaving = v.leaving || after.DeletionTimestamp != nil
+	f.step(ctx, name)
+}
+
+func (f *floor) nodeChanged(ctx context.Context, after *corev1.Node) {
+	if after == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	node := f.node(after.Name)
+	node.inUse = inUse(after)
+	for name := range node.reported {
+		f.step(ctx, name)
+	}
+}
+
+// step begins the next write for a volume, if one can be made. It needs the lock.
+func (f *floor) step(ctx context.Context, name string) {
+	v := f.volume(name)
+	switch {
+	case v.leaving:
+	case v.node == "" && len(v.pods) > 0:
+		for node := range v.pods {
+			v.node = node
+			break
+		}
+		node := v.node
+		f.write(ctx, func() error { return f.attach(ctx, name, node) })
+	case v.node == "":
+	case v.pods[v.node] > 0:
+		if node := f.node(v.node); v.attached && !node.reported[name] {
+			node.reported[name] = true
+			f.report(ctx, v.node, nil)
+		}
+	case v.attached && !slices.Contains(f.node(v.node).inUse, name):
+		v.leaving = true
+		node := v.node
+		delete(f.node(node).reported, name)
+		f.report(ctx, node, func() { f.write(ctx, func() error { return f.detach(ctx, name, node) }) })
+	}
+}
+
+// write makes a write in the background.
+func (f *floor) write(ctx context.Context, do func() error) {
+	go func() {
+		f.slots <- struct{}{}
+		defer func() { <-f.slots }()
+		if err := do(); err != nil && ctx.Err() == nil {
+			f.fail(err)
+		}
+	}()
+}
+
+func (f *floor) attach(ctx context.Context, volume, node string) error {
+	_, err := f.client.StorageV1().VolumeAttachments().Create(ctx, &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(volume, driverName, node)},
+		Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: driverName, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("making the attachment of %s to %s: %w", volume, node, err)
+	}
+	return nil
+}
+
+func (f *floor) detach(ctx context.Context, volume, node string) error {
+	name := kube.AttachmentName(volume, driverName, node)
+	if err := f.client.StorageV1().VolumeAttachments().Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+		return fmt.Errorf("deleting the attachment of %s to %s: %w", volume, node, err)
+	}
+	return nil
+}
+
+// report sees to it that the node's list is written, and then does after. It needs the lock.
+func (f *floor) report(ctx context.Context, name string, after func()) {
+	node := f.node(name)
+	node.dirty = true
+	if after != nil {
+		node.after = append(node.after, after)
+	}
+	if node.writing {
+		return
+	}
+	node.writing = true
+	f.write(ctx, func() error { return f.writeNode(ctx, name) })
+}
+
+// writeNode writes the node's list until there is no change left.
+func (f *floor) writeNode(ctx context.Context, name string) error {
+	for {
+		f.mu.Lock()
+		node := f.node(name)
+		if !node.dirty {
+			node.writing = false
+			f.mu.Unlock()
+			return nil
+		}
+		list, after := slices.Sorted(maps.Keys(node.reported)), node.after
+		node.dirty, node.after = false, nil
+		f.mu.Unlock()
+		var value any // null takes the field away
+		if len(list) > 0 {
+			attached := make([]corev1.AttachedVolume, len(list))
+			for i, volume := range list {
+				attached[i].Name = corev1.UniqueVolumeName(unique(volume))
+			}
+			value = attached
+		}
+		body, err := json.Marshal(map[string]any{"status": map[string]any{"volumesAttached": value}})
+		if err != nil {
+			return fmt.Errorf("encoding volumesAttached: %w", err)
+		}
+		if _, err := f.client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, body, metav1.PatchOptions{}, "status"); err != nil {
+			return fmt.Errorf("writing volumesAttached of node %s: %w", name, err)
+		}
+		for _, do := range after {
+			do()
+		}
+	}
+}

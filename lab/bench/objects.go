@@ -1,0 +1,277 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"belay.dev/belay/internal/kube"
+)
+
+const (
+	// namespace of the bench's pods and claims.
+	namespace = "bench"
+	// writers is how many requests the bench itself has in flight when it makes many objects.
+	writers = 16
+)
+
+func nodeName(i int) string   { return fmt.Sprintf("hollow-%04d", i) }
+func volumeName(i int) string { return fmt.Sprintf("vol-%05d", i) }
+
+// unique is the volume's name in the lists of a Node. The volume, its PersistentVolume, its claim
+// and its handle have one name.
+func unique(volume string) string { return kube.UniqueVolumeName(driverName, volume) }
+
+func plain(unique string) string {
+	_, handle, _ := kube.ParseUniqueVolumeName(unique)
+	return handle
+}
+
+func reported(node *corev1.Node) []string {
+	names := make([]string, 0, len(node.Status.VolumesAttached))
+	for _, v := range node.Status.VolumesAttached {
+		names = append(names, plain(string(v.Name)))
+	}
+	return names
+}
+
+func inUse(node *corev1.Node) []string {
+	names := make([]string, 0, len(node.Status.VolumesInUse))
+	for _, v := range node.Status.VolumesInUse {
+		names = append(names, plain(string(v)))
+	}
+	return names
+}
+
+func sourceOf(va *storagev1.VolumeAttachment) string {
+	if name := va.Spec.Source.PersistentVolumeName; name != nil {
+		return *name
+	}
+	return ""
+}
+
+// each calls do for 0 to n-1, writers of them at a time, until one fails.
+func each(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.SetLimit(writers)
+	for i := range n {
+		if groupCtx.Err() != nil {
+			break
+		}
+		group.Go(func() error { return do(groupCtx, i) })
+	}
+	return errors.Join(group.Wait(), context.Cause(ctx))
+}
+
+// objects makes what the bench needs in the API server.
+type objects struct{ client kubernetes.Interface }
+
+// base makes the namespace and the driver.
+func (o objects) base(ctx context.Context) error {
+	name := metav1.ObjectMeta{Name: namespace}
+	if _, err := o.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: name}, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("making the bench's namespace: %w", err)
+	}
+	// No controller makes it here.
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
+	if _, err := o.client.CoreV1().ServiceAccounts(namespace).Create(ctx, account, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("making the bench's service account: %w", err)
+	}
+	csiDriver := &storagev1.CSIDriver{
+		ObjectMeta: metav1.ObjectMeta{Name: driverName}, Spec: storagev1.CSIDriverSpec{AttachRequired: new(true)},
+	}
+	if _, err := o.client.StorageV1().CSIDrivers().Create(ctx, csiDriver, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("making the bench's driver: %w", err)
+	}
+	return nil
+}
+
+// node makes a Node that is Ready, whose volumes the controller manages, and which lists the
+// volumes as reported and in use, as a kubelet lists them when it registers again.
+func (o objects) node(ctx context.Context, name string, volumes ...string) error {
+	now := metav1.Now()
+	room := corev1.ResourceList{
+		corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourceMemory: resource.MustParse("256Gi"), corev1.ResourcePods: resource.MustParse("250"),
+	}
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Annotations: map[string]string{kube.ManagedAttachAnnotation: "true"},
+			Labels: map[string]string{corev1.LabelHostname: name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64"},
+		},
+		Status: corev1.NodeStatus{
+			Capacity: room, Allocatable: room,
+			Conditions: []corev1.NodeCondition{{
+				Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", Message: "kubelet is posting ready status",
+				LastHeartbeatTime: now, LastTransitionTime: now,
+			}},
+			NodeInfo: corev1.NodeSystemInfo{BootID: "boot-of-" + name, SystemUUID: "system-of-" + name, MachineID: "machine-of-" + name},
+		},
+	}
+	for _, volume := range volumes {
+		node.Status.VolumesAttached = append(node.Status.VolumesAttached, corev1.AttachedVolume{Name: corev1.UniqueVolumeName(unique(volume))})
+		node.Status.VolumesInUse = append(node.Status.VolumesInUse, corev1.UniqueVolumeName(unique(volume)))
+	}
+	if _, err := o.client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("making node %s: %w", name, err)
+	}
+	csiNode := &storagev1.CSINode{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: driverName, NodeID: name}}},
+	}
+	if _, err := o.client.StorageV1().CSINodes().Create(ctx, csiNode, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("making CSINode %s: %w", name, err)
+	}
+	return nil
+}
+
+// volume makes a claim and an exclusive PersistentVolume that are bound to each other.
+func (o objects) volume(ctx context.Context, name string) error {
+	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+	size := resource.MustParse("1Gi")
+	claims := o.client.CoreV1().PersistentVolumeClaims(namespace)
+	claim, err := claims.Create(ctx, &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: modes, VolumeName: name, StorageClassName: new(""),
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: size}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("making claim %s: %w", name, err)
+	}
+	_, err = o.client.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PersistentVolumeSpec{
+			AccessModes: modes, Capacity: corev1.ResourceList{corev1.ResourceStorage: size},
+			ClaimRef:               &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: namespace, Name: name, UID: claim.UID},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driverName, VolumeHandle: name, FSType: "ext4"}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("making volume %s: %w", name, err)
+	}
+	claim.Status = corev1.PersistentVolumeClaimStatus{
+		Phase: corev1.ClaimBound, AccessModes: modes, Capacity: corev1.ResourceList{corev1.ResourceStorage: size},
+	}
+	if _, err := claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("binding claim %s: %w", name, err)
+	}
+	return nil
+}
+
+// pod makes a pod with one volume, as large as usual ones are; bound to the node, or to none if
+// that is empty.
+func (o objects) pod(ctx context.Context, name, volume, node string) error {
+	var env []corev1.EnvVar
+	for _, variable := range []string{"DATABASE_URL", "LOG_LEVEL", "REGION", "CACHE_ADDRESS", "FEATURES"} {
+		env = append(env, corev1.EnvVar{Name: variable, Value: strings.Repeat(strings.ToLower(variable)+".", 4)})
+	}
+	requests := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m"), corev1.ResourceMemory: resource.MustParse("64Mi")}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "bench", "app.kubernetes.io/instance": name}},
+		Spec: corev1.PodSpec{
+			NodeName: node, AutomountServiceAccountToken: new(false), TerminationGracePeriodSeconds: new(int64(0)),
+			Containers: []corev1.Container{{
+				Name: "main", Image: "registry.example.com/team/application:v1.2.3", Command: []string{"/application", "--config=/etc/application.yaml"},
+				Env: env, Resources: corev1.ResourceRequirements{Requests: requests},
+				VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}},
+			}},
+			Volumes: []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: volume},
+			}}},
+		},
+	}
+	if _, err := o.client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("making pod %s: %w", name, err)
+	}
+	return nil
+}
+
+// bind does what the scheduler does.
+func (o objects) bind(ctx context.Context, pod, node string) error {
+	binding := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: pod}, Target: corev1.ObjectReference{Kind: "Node", Name: node}}
+	if err := o.client.CoreV1().Pods(namespace).Bind(ctx, binding, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("binding pod %s to %s: %w", pod, node, err)
+	}
+	return nil
+}
+
+// remove deletes a pod at once, as a kubelet does after the last container has ended.
+func (o objects) remove(ctx context.Context, pod string) error {
+	if err := o.client.CoreV1().Pods(namespace).Delete(ctx, pod, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}); err != nil {
+		return fmt.Errorf("deleting pod %s: %w", pod, err)
+	}
+	return nil
+}
+
+// use does what kubelet does before it mounts a volume and after it has unmounted it: puts the
+// volume into node.status.volumesInUse, or takes it out.
+func (o objects) use(ctx context.Context, name, volume string, is bool) error {
+	node, err := o.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("reading node %s: %w", name, err)
+	}
+	list := slices.DeleteFunc(node.Status.VolumesInUse, func(v corev1.UniqueVolumeName) bool { return string(v) == unique(volume) })
+	if is {
+		list = append(list, corev1.UniqueVolumeName(unique(volume)))
+	}
+	var value any // null takes the field away
+	if len(list) > 0 {
+		value = list
+	}
+	body, err := json.Marshal(map[string]any{"status": map[string]any{"volumesInUse": value}})
+	if err != nil {
+		return fmt.Errorf("encoding volumesInUse: %w", err)
+	}
+	if _, err := o.client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, body, metav1.PatchOptions{}, "status"); err != nil {
+		return fmt.Errorf("writing volumesInUse of node %s: %w", name, err)
+	}
+	return nil
+}
+
+// attached makes the VolumeAttachment of a volume that was attached long ago, by whichever
+// plane: it has what all of them have.
+func (o objects) attached(ctx context.Context, volume, node string) error {
+	attachments := o.client.StorageV1().VolumeAttachments()
+	va, err := attachments.Create(ctx, &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: kube.AttachmentName(volume, driverName, node), Finalizers: []string{kube.AttacherFinalizer(driverName)},
+			Annotations: map[string]string{kube.NodeIDAnnotation: node},
+		},
+		Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: driverName, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("making the attachment of %s to %s: %w", volume, node, err)
+	}
+	va.Status.Attached = true
+	if _, err := attachments.UpdateStatus(ctx, va, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("attaching %s to %s: %w", volume, node, err)
+	}
+	return nil
+}
+
+// pause waits; it ends early with an error when ctx ends.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

@@ -1,0 +1,136 @@
+package bench
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+)
+
+// Part is what one part of the bench found.
+type Part struct {
+	Name string `json:"name"`
+	// What was done, in a line.
+	What    string    `json:"what"`
+	Figures []*Figure `json:"figures"`
+	// Seconds that the part took.
+	Seconds float64 `json:"seconds"`
+}
+
+// Report is what the bench prints.
+type Report struct {
+	Parts []Part `json:"parts"`
+	// Machine says on what it was measured.
+	Machine string  `json:"machine"`
+	Quick   bool    `json:"quick,omitempty"`
+	Seconds float64 `json:"seconds"`
+}
+
+// missed lists the targets that were not met.
+func (r *Report) missed() (missed []string, of int) {
+	for _, part := range r.Parts {
+		for _, figure := range part.Figures {
+			for _, target := range figure.Targets {
+				of++
+				if !target.Met {
+					missed = append(missed, fmt.Sprintf("%s: %s %s", part.Name, figure.Name, target.Text))
+				}
+			}
+		}
+	}
+	return missed, of
+}
+
+func (r *Report) writeJSON(out io.Writer) error {
+	encoder := json.NewEncoder(out)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(r)
+}
+
+// writeText prints a table per part.
+func (r *Report) writeText(out io.Writer) error {
+	for _, part := range r.Parts {
+		if _, err := fmt.Fprintf(out, "%s: %s (%.0f s)\n", part.Name, part.What, part.Seconds); err != nil {
+			return err
+		}
+		table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+		line := func(cells ...string) { _, _ = fmt.Fprintln(table, "  "+strings.Join(cells, "\t")) } // Flush tells
+		line("figure", planeUpstream, planeBelay, planeFloor, "target", "is", "")
+		parts := ""
+		for _, figure := range part.Figures {
+			for _, cells := range figure.rows() {
+				line(cells...)
+			}
+			parts += figure.parts()
+		}
+		if err := table.Flush(); err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintln(out, parts); err != nil {
+			return err
+		}
+	}
+	size := ""
+	if r.Quick {
+		size = ", small sizes: not the figures that the project states"
+	}
+	_, err := fmt.Fprintf(out, "%s; %.0f s%s\n", r.Machine, r.Seconds, size)
+	return err
+}
+
+// rows are a line for the figure and its first target, and one for each further target.
+func (f *Figure) rows() [][]string {
+	first := []string{f.Name}
+	for _, plane := range planes() {
+		value, ok := f.Value[plane]
+		if !ok {
+			first = append(first, "")
+			continue
+		}
+		first = append(first, number(value)+" "+f.Unit)
+	}
+	rows := [][]string{first}
+	for i, target := range f.Targets {
+		verdict := "pass"
+		if !target.Met {
+			verdict = "MISSED"
+		}
+		if i > 0 {
+			rows = append(rows, []string{"", "", "", ""})
+		}
+		rows[i] = append(rows[i], target.Text, target.Is, verdict)
+	}
+	return rows
+}
+
+// parts says in a line per plane what its value is made of.
+func (f *Figure) parts() string {
+	lines := ""
+	for _, plane := range planes() {
+		var words []string
+		for _, right := range slices.Sorted(maps.Keys(f.Parts[plane])) {
+			words = append(words, number(f.Parts[plane][right])+" "+right)
+		}
+		if len(words) > 0 {
+			lines += fmt.Sprintf("    %s, %s: %s\n", f.Name, plane, strings.Join(words, ", "))
+		}
+	}
+	return lines
+}
+
+// number has as many digits as mean something.
+func number(value float64) string {
+	switch {
+	case value == float64(int64(value)):
+		return fmt.Sprintf("%d", int64(value))
+	case value >= 100:
+		return fmt.Sprintf("%.0f", value)
+	case value >= 10:
+		return fmt.Sprintf("%.1f", value)
+	default:
+		return fmt.Sprintf("%.2f", value)
+	}
+}

@@ -1,0 +1,199 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"belay.dev/belay/lab/audit"
+	"belay.dev/belay/lab/cluster"
+)
+
+// quiet is how long after a step requests still count for it: events come a little later.
+const quiet = 300 * time.Millisecond
+
+// usersOf are those as whom a plane's controller speaks to the API server.
+func usersOf(plane string) []string {
+	if plane == planeUpstream {
+		return []string{cluster.UserUpstreamController, cluster.UserUpstreamManager}
+	}
+	return []string{cluster.UserController}
+}
+
+// span is one step of a volume, for the requests that were sent meanwhile.
+type span struct {
+	from, to time.Time
+	attach   bool
+}
+
+// requests counts, in the API server's audit log, what one attach and one detach cost it.
+func requests(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, err error) {
+	rig.audit = true
+	r, err := openRig(ctx, rig)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = joinClose(ctx, r, err) }()
+	for i := range 2 {
+		if err := r.node(ctx, nodeName(i)); err != nil {
+			return nil, err
+		}
+	}
+	// Volumes of their own: the attacher puts its finalizer on a volume once.
+	volumes := len(planes()) * (size.Cycles + 1)
+	if err := each(ctx, volumes, func(ctx context.Context, i int) error { return r.volume(ctx, volumeName(i)) }); err != nil {
+		return nil, err
+	}
+	tallies := map[string]tally{}
+	for i, plane := range planes() {
+		t, err := r.requestsOf(ctx, size, plane, i*(size.Cycles+1))
+		if err != nil {
+			return nil, fmt.Errorf("requests of %s: %w", plane, err)
+		}
+		tallies[plane] = t
+		r.say("requests: %s done", plane)
+	}
+	return requestFigures(tallies), nil
+}
+
+func (r *rig) requestsOf(ctx context.Context, size Size, plane string, first int) (tally, error) {
+	if err := r.start(plane); err != nil {
+		return nil, err
+	}
+	if err := r.cycle(ctx, first, samples{}); err != nil {
+		return nil, err
+	}
+	// What the start asks for is not part of any attach.
+	if err := pause(ctx, settle); err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	var spans []span
+	for i := range size.Cycles {
+		more, err := r.countedCycle(ctx, first+i+1)
+		if err != nil {
+			return nil, err
+		}
+		spans = append(spans, more...)
+	}
+	if err := r.stop(ctx); err != nil {
+		return nil, err
+	}
+	all, err := r.lab.Requests(ctx, began, time.Time{})
+	if err != nil {
+		return nil, err
+	}
+	return count(all, spans, usersOf(plane)), nil
+}
+
+// countedCycle attaches and detaches one volume and tells when it did which.
+func (r *rig) countedCycle(ctx context.Context, i int) ([]span, error) {
+	volume, node := volumeName(i), nodeName(i%2)
+	pod, err := r.newPod(ctx, volume)
+	if err != nil {
+		return nil, err
+	}
+	start := time.Now()
+	if _, err := r.attach(ctx, pod, volume, node); err != nil {
+		return nil, err
+	}
+	if err := pause(ctx, quiet); err != nil {
+		return nil, err
+	}
+	if err := r.mount(ctx, volume, node); err != nil {
+		return nil, err
+	}
+	if err := r.unmount(ctx, volume, node); err != nil {
+		return nil, err
+	}
+	middle := time.Now()
+	if _, err := r.detach(ctx, pod, volume, node); err != nil {
+		return nil, err
+	}
+	if err := pause(ctx, quiet); err != nil {
+		return nil, err
+	}
+	return []span{{start, middle, true}, {middle, time.Now(), false}}, nil
+}
+
+// tally counts requests per attach or detach, by kind of requests (figure) and by right.
+type tally map[string]map[string]float64
+
+// count leaves out what goes on without any volume: leases, and watches that are opened anew.
+func count(all []audit.Request, spans []span, controller []string) tally {
+	attaches := 0
+	for _, s := range spans {
+		if s.attach {
+			attaches++
+		}
+	}
+	t := tally{}
+	users := map[string]bool{}
+	for _, user := range controller {
+		users[user] = true
+	}
+	for _, request := range all {
+		if request.Resource == "" || request.Resource == "leases" || request.Verb == "watch" {
+			continue
+		}
+		for _, s := range spans {
+			if request.At.Before(s.from) || !request.At.Before(s.to) {
+				continue
+			}
+			figure := ""
+			switch {
+			case users[request.User] && request.Resource == "events":
+				figure = figureEventsDetach
+				if s.attach {
+					figure = figureEventsAttach
+				}
+			case users[request.User]:
+				figure = figureRequestsDetach
+				if s.attach {
+					figure = figureRequestsAttach
+				}
+			case request.User == cluster.UserAttacher:
+				figure = figureAttacherDetach
+				if s.attach {
+					figure = figureAttacherAttach
+				}
+			default:
+				continue
+			}
+			if t[figure] == nil {
+				t[figure] = map[string]float64{}
+			}
+			t[figure][request.Right()] += 1 / float64(attaches)
+		}
+	}
+	return t
+}
+
+func requestFigures(tallies map[string]tally) []*Figure {
+	var figures []*Figure
+	for _, kind := range []struct {
+		name  string
+		limit float64
+		text  string
+	}{
+		{figureRequestsAttach, 2, "<= 2: attachment, report"},
+		{figureEventsAttach, 1, "<= 1"},
+		{figureRequestsDetach, 2, "<= 2: withdrawal, delete"},
+		{figureEventsDetach, 2, "<= 2: start, success"},
+		{figureAttacherAttach, 3, "<= 3: two finalizers, status"},
+		{figureAttacherDetach, 1, "<= 1: finalizer"},
+	} {
+		values, parts := map[string][]float64{}, map[string]map[string]float64{}
+		for plane, t := range tallies {
+			sum := 0.0
+			for _, n := range t[kind.name] {
+				sum += n
+			}
+			values[plane], parts[plane] = []float64{sum}, t[kind.name]
+		}
+		f := numbers(kind.name, "requests", values).limit(kind.text, kind.limit)
+		f.Parts = parts
+		figures = append(figures, f)
+	}
+	return figures
+}
