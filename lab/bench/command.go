@@ -87,7 +87,7 @@ func Command() *cobra.Command {
 	return command
 }
 
-type options struct {
+type controllerOptions struct {
 	name      string
 	only      []string
 	quick     bool
@@ -121,7 +121,7 @@ the driver saw an exclusive volume published twice. Run it on a machine with not
 else runs takes its share of the same processors, and of the smallest figures first.`
 
 func controllerCommand() *cobra.Command {
-	var o options
+	var o controllerOptions
 	command := &cobra.Command{
 		Use: "controller", Short: "Measure belay-controller: latency, API requests, burst, CPU, memory", Long: controllerLong,
 		Example: `  belay-lab bench controller                      all parts, about 15 minutes
@@ -141,7 +141,7 @@ func controllerCommand() *cobra.Command {
 	return command
 }
 
-func (o options) check() ([]part, error) {
+func (o controllerOptions) check() ([]part, error) {
 	if !slices.Contains([]string{"text", "json"}, o.output) {
 		return nil, usageError{fmt.Errorf("--output is text or json, not %q", o.output)}
 	}
@@ -156,7 +156,7 @@ func (o options) check() ([]part, error) {
 	return slices.DeleteFunc(allParts(), func(p part) bool { return len(o.only) > 0 && !slices.Contains(o.only, p.name) }), nil
 }
 
-func (o options) run(command *cobra.Command) error {
+func (o controllerOptions) run(command *cobra.Command) error {
 	chosen, err := o.check()
 	if err != nil {
 		return err

@@ -55,7 +55,7 @@ type floorNode struct {
 	after    []func() // to do after the next write
 }
 
-// runFloor works until ctx ends or a write fails.
+// runFloor works with a credential until ctx ends or a write fails.
 func runFloor(ctx context.Context, kubeconfig string) error {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -67,6 +67,10 @@ func runFloor(ctx context.Context, kubeconfig string) error {
 	if err != nil {
 		return fmt.Errorf("making a client: %w", err)
 	}
+	return floorWith(ctx, client)
+}
+
+func floorWith(ctx context.Context, client kubernetes.Interface) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	f := &floor{

@@ -168,6 +168,6 @@ func latencyFigures(all samples) []*Figure {
 	attach, detach, move := durations(figureAttach, all[figureAttach]), durations(figureDetach, all[figureDetach]), durations(figureMove, all[figureMove])
 	attach.atMost(planeFloor, 2).atMost(planeUpstream, 1.0/20)
 	detach.atMost(planeFloor, 2)
-	move.limit("3x a single attach", 3*attach.Value[planeBelay])
+	move.limit("<= 3x bound -> reported", 3*attach.Value[planeBelay])
 	return []*Figure{attach, detach, move}
 }

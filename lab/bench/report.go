@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -56,20 +57,26 @@ func (r *Report) writeText(out io.Writer) error {
 		if _, err := fmt.Fprintf(out, "%s: %s (%.0f s)\n", part.Name, part.What, part.Seconds); err != nil {
 			return err
 		}
-		table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+		var aligned bytes.Buffer
+		table := tabwriter.NewWriter(&aligned, 0, 0, 2, ' ', 0)
 		line := func(cells ...string) { _, _ = fmt.Fprintln(table, "  "+strings.Join(cells, "\t")) } // Flush tells
 		line("figure", planeUpstream, planeBelay, planeFloor, "target", "is", "")
-		parts := ""
+		var parts strings.Builder
 		for _, figure := range part.Figures {
 			for _, cells := range figure.rows() {
 				line(cells...)
 			}
-			parts += figure.parts()
+			parts.WriteString(figure.parts())
 		}
 		if err := table.Flush(); err != nil {
 			return err
 		}
-		if _, err := fmt.Fprintln(out, parts); err != nil {
+		for line := range strings.Lines(aligned.String() + parts.String()) {
+			if _, err := fmt.Fprintln(out, strings.TrimRight(line, " \n")); err != nil {
+				return err
+			}
+		}
+		if _, err := fmt.Fprintln(out); err != nil {
 			return err
 		}
 	}
@@ -108,17 +115,17 @@ func (f *Figure) rows() [][]string {
 
 // parts says in a line per plane what its value is made of.
 func (f *Figure) parts() string {
-	lines := ""
+	var lines strings.Builder
 	for _, plane := range planes() {
 		var words []string
 		for _, right := range slices.Sorted(maps.Keys(f.Parts[plane])) {
 			words = append(words, number(f.Parts[plane][right])+" "+right)
 		}
 		if len(words) > 0 {
-			lines += fmt.Sprintf("    %s, %s: %s\n", f.Name, plane, strings.Join(words, ", "))
+			fmt.Fprintf(&lines, "    %s, %s: %s\n", f.Name, plane, strings.Join(words, ", "))
 		}
 	}
-	return lines
+	return lines.String()
 }
 
 // number has as many digits as mean something.

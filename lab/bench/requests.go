@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"belay.dev/belay/lab/audit"
@@ -121,17 +122,8 @@ type tally map[string]map[string]float64
 
 // count leaves out what goes on without any volume: leases, and watches that are opened anew.
 func count(all []audit.Request, spans []span, controller []string) tally {
-	attaches := 0
-	for _, s := range spans {
-		if s.attach {
-			attaches++
-		}
-	}
 	t := tally{}
-	users := map[string]bool{}
-	for _, user := range controller {
-		users[user] = true
-	}
+	attaches := len(slices.DeleteFunc(slices.Clone(spans), func(s span) bool { return !s.attach }))
 	for _, request := range all {
 		if request.Resource == "" || request.Resource == "leases" || request.Verb == "watch" {
 			continue
@@ -140,24 +132,8 @@ func count(all []audit.Request, spans []span, controller []string) tally {
 			if request.At.Before(s.from) || !request.At.Before(s.to) {
 				continue
 			}
-			figure := ""
-			switch {
-			case users[request.User] && request.Resource == "events":
-				figure = figureEventsDetach
-				if s.attach {
-					figure = figureEventsAttach
-				}
-			case users[request.User]:
-				figure = figureRequestsDetach
-				if s.attach {
-					figure = figureRequestsAttach
-				}
-			case request.User == cluster.UserAttacher:
-				figure = figureAttacherDetach
-				if s.attach {
-					figure = figureAttacherAttach
-				}
-			default:
+			figure := s.figure(request, controller)
+			if figure == "" {
 				continue
 			}
 			if t[figure] == nil {
@@ -167,6 +143,23 @@ func count(all []audit.Request, spans []span, controller []string) tally {
 		}
 	}
 	return t
+}
+
+// figure that a request of this step counts for; empty for those of others.
+func (s span) figure(request audit.Request, controller []string) string {
+	attach, detach := "", ""
+	switch {
+	case slices.Contains(controller, request.User) && request.Resource == "events":
+		attach, detach = figureEventsAttach, figureEventsDetach
+	case slices.Contains(controller, request.User):
+		attach, detach = figureRequestsAttach, figureRequestsDetach
+	case request.User == cluster.UserAttacher:
+		attach, detach = figureAttacherAttach, figureAttacherDetach
+	}
+	if s.attach {
+		return attach
+	}
+	return detach
 }
 
 func requestFigures(tallies map[string]tally) []*Figure {

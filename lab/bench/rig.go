@@ -107,18 +107,14 @@ func (r *rig) close(ctx context.Context) error {
 
 // start starts a plane; no other may be at work.
 func (r *rig) start(plane string) error {
-	component, err := floorComponent, error(nil)
+	r.running, r.plane = floorComponent, plane
 	if plane == planeFloor {
 		// The same credential as belay-controller: the API server's fair queues treat both alike.
-		err = r.lab.StartTool(component, "bench", "floor", "--kubeconfig", r.lab.ControllerKubeconfig())
-	} else {
-		component, err = r.lab.StartController(plane)
+		return r.lab.StartTool(floorComponent, "bench", "floor", "--kubeconfig", r.lab.ControllerKubeconfig())
 	}
-	if err != nil {
-		return err
-	}
-	r.running, r.plane = component, plane
-	return nil
+	var err error
+	r.running, err = r.lab.StartController(plane)
+	return err
 }
 
 // stop ends the plane at work. A lease that it left is removed, so that the next does not wait.

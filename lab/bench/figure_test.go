@@ -1,0 +1,164 @@
+package bench
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+
+	"belay.dev/belay/lab/audit"
+	"belay.dev/belay/lab/cluster"
+)
+
+func TestTargets(t *testing.T) {
+	all := map[string][]time.Duration{
+		planeUpstream: {400 * time.Millisecond, 600 * time.Millisecond}, planeFloor: {10 * time.Millisecond},
+		planeBelay: {30 * time.Millisecond, 15 * time.Millisecond, 18 * time.Millisecond},
+	}
+	f := durations("f", all).atMost(planeFloor, 2).atMost(planeFloor, 1.5).atMost(planeUpstream, 1.0/20).limit("none", 0)
+	want := []Target{
+		{Text: "<= 2x floor", Limit: 20, Is: "1.80x", Met: true},
+		{Text: "<= 1.5x floor", Limit: 15, Is: "1.80x"},
+		{Text: "<= upstream/20", Limit: 25, Is: "1/27.8", Met: true},
+		{Text: "none"},
+	}
+	if diff := cmp.Diff(want, f.Targets); diff != "" {
+		t.Errorf("targets (-want +got):\n%s", diff)
+	}
+	if f.Value[planeBelay] != 18 || f.Value[planeUpstream] != 500 {
+		t.Errorf("medians: %v", f.Value)
+	}
+	for name, samples := range map[string]map[string][]float64{
+		"nothing measured": {}, "belay alone": {planeBelay: {1}}, "the other alone": {planeFloor: {1}},
+	} {
+		if target := numbers("f", "ms", samples).atMost(planeFloor, 2).Targets[0]; target.Met {
+			t.Errorf("%s: the target counts as met: %+v", name, target)
+		}
+	}
+}
+
+func TestReport(t *testing.T) {
+	r := &Report{Machine: "2 processors", Seconds: 61, Parts: []Part{{
+		Name: "latency", What: "three", Seconds: 60,
+		Figures: []*Figure{
+			numbers("slow", "ms", map[string][]float64{planeUpstream: {700.4}, planeBelay: {40.04}, planeFloor: {12.5}}).atMost(planeFloor, 2).atMost(planeUpstream, 0.05),
+			numbers("plain", "MiB", map[string][]float64{planeBelay: {3}}),
+		},
+	}}}
+	r.Parts[0].Figures[1].Parts = map[string]map[string]float64{planeBelay: {"patch nodes/status": 1, "create events": 2}}
+	var out bytes.Buffer
+	if err := r.writeText(&out); err != nil {
+		t.Fatal(err)
+	}
+	want := `latency: three (60 s)
+  figure  upstream  belay    floor    target          is
+  slow    700 ms    40.0 ms  12.5 ms  <= 2x floor     3.20x   MISSED
+                                      <= upstream/20  1/17.5  MISSED
+  plain             3 MiB
+    plain, belay: 2 create events, 1 patch nodes/status
+
+2 processors; 61 s
+`
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("text (-want +got):\n%s", diff)
+	}
+	missed, of := r.missed()
+	if diff := cmp.Diff([]string{"latency: slow <= 2x floor", "latency: slow <= upstream/20"}, missed); diff != "" || of != 2 {
+		t.Errorf("missed of %d (-want +got):\n%s", of, diff)
+	}
+	out.Reset()
+	if err := r.writeJSON(&out); err != nil {
+		t.Fatal(err)
+	}
+	var back Report
+	if err := json.Unmarshal(out.Bytes(), &back); err != nil || !cmp.Equal(*r, back) {
+		t.Errorf("JSON: %v\n%s", err, cmp.Diff(*r, back))
+	}
+}
+
+func TestCount(t *testing.T) {
+	at := func(n int) time.Time { return time.Unix(int64(n), 0) }
+	request := func(n int, user, verb, resource string) audit.Request {
+		return audit.Request{At: at(n), User: user, Verb: verb, Resource: resource}
+	}
+	belay := cluster.UserController
+	got := count([]audit.Request{
+		request(0, belay, "create", "volumeattachments"), // before it began
+		request(1, belay, "create", "volumeattachments"),
+		request(1, belay, "create", "events"),
+		request(1, belay, "update", "leases"),
+		request(1, belay, "watch", "pods"),
+		request(1, belay, "get", ""),
+		request(2, belay, "delete", "volumeattachments"),
+		request(2, cluster.UserAttacher, "patch", "volumeattachments"),
+		request(3, belay, "create", "volumeattachments"),
+		request(3, "somebody", "create", "volumeattachments"),
+	}, []span{{at(1), at(2), true}, {at(2), at(3), false}, {at(3), at(4), true}, {at(4), at(5), false}}, usersOf(planeBelay))
+	want := tally{
+		figureRequestsAttach: {"create volumeattachments": 1}, figureEventsAttach: {"create events": 0.5},
+		figureRequestsDetach: {"delete volumeattachments": 0.5}, figureAttacherDetach: {"patch volumeattachments": 0.5},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("counted (-want +got):\n%s", diff)
+	}
+}
+
+func TestUsage(t *testing.T) {
+	took, err := parseCPUTime([]byte("42 (a) S (b) R 1 2 3 4 5 6 7 8 9 10 123 45 0 0 20"))
+	if err != nil || took != 1680*time.Millisecond {
+		t.Errorf("got %v, %v", took, err)
+	}
+	for _, bad := range []string{"", "42 (a) R 1 2", "42 (a) R 1 2 3 4 5 6 7 8 9 10 x 45 0"} {
+		if _, err := parseCPUTime([]byte(bad)); err == nil {
+			t.Errorf("%q was understood", bad)
+		}
+	}
+	if peak, err := parsePeakMemory("VmPeak:\t  9 kB\nVmHWM:\t   2048 kB\n"); err != nil || peak != 2<<20 {
+		t.Errorf("got %d, %v", peak, err)
+	}
+	if _, err := parsePeakMemory("Name:\tzombie\n"); err == nil {
+		t.Error("a process without memory has a peak")
+	}
+	before, err := cpuTime(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		if now, err := cpuTime(os.Getpid()); err != nil || now > before {
+			break // it counts: this loop is what it counts
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("no CPU time in 20 s of looking")
+		}
+	}
+	if peak, err := peakMemory(os.Getpid()); err != nil || peak < 1<<20 {
+		t.Errorf("this process: %d, %v", peak, err)
+	}
+}
+
+// TestDriverSeesTwoWriters: an attacher that publishes an exclusive volume twice does not go unseen.
+func TestDriverSeesTwoWriters(t *testing.T) {
+	d := &driver{holder: map[string]string{}}
+	publish := func(node string) error {
+		_, err := d.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: "v", NodeId: node})
+		return err
+	}
+	if err := errors.Join(publish("a"), publish("a"), d.wrong()); err != nil {
+		t.Fatal(err)
+	}
+	if err := publish("b"); err == nil {
+		t.Error("a second node was not refused")
+	}
+	if err := d.wrong(); err == nil || !strings.Contains(err.Error(), "published to b while a holds it") {
+		t.Errorf("the driver tells %v", err)
+	}
+	if d.published() != 2 {
+		t.Errorf("%d calls succeeded", d.published())
+	}
+}
