@@ -63,6 +63,19 @@ func (c *Cluster) StopController(ctx context.Context) error {
 	return nil
 }
 
+// CrashController kills belay-controller with SIGKILL; it stays down until RunController.
+// When it returns, nothing of it runs.
+func (c *Cluster) CrashController() error {
+	process, err := c.process(componentController)
+	if err != nil {
+		return err
+	}
+	if err := process.PowerOff(); err != nil {
+		return fmt.Errorf("crashing belay-controller: %w", err)
+	}
+	return nil
+}
+
 // ControllerRun says how belay-controller is started; the zero value is as the lab
 // starts it by itself.
 type ControllerRun struct {
@@ -73,8 +86,8 @@ type ControllerRun struct {
 	Args []string
 }
 
-// RunController starts belay-controller after StopController; killed, it comes back
-// in the same way.
+// RunController starts belay-controller after StopController or CrashController; killed,
+// it comes back in the same way.
 func (c *Cluster) RunController(run ControllerRun) error {
 	kubeconfig := c.paths.kubeconfig(identityController)
 	if run.Server != "" {

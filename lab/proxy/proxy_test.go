@@ -1,0 +1,153 @@
+package proxy
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+func start(t *testing.T, handler http.HandlerFunc) (*Proxy, *httptest.Server) {
+	t.Helper()
+	server := httptest.NewServer(handler)
+	p, err := Start(t.Context(), &rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Close)
+	return p, server
+}
+
+func send(t *testing.T, p *Proxy, method, path, body string) (string, error) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), method, p.URL()+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	answer, err := io.ReadAll(response.Body)
+	return string(answer), err
+}
+
+func TestRequestsAreRead(t *testing.T) {
+	for path, want := range map[string]string{
+		"GET /api/v1/pods":                                                 "list pods",
+		"GET /api/v1/pods?watch=true":                                      "watch pods",
+		"GET /api/v1/nodes/n":                                              "get nodes",
+		"PATCH /api/v1/nodes/n/status":                                     "patch nodes/status",
+		"POST /apis/storage.k8s.io/v1/volumeattachments":                   "create volumeattachments",
+		"DELETE /apis/storage.k8s.io/v1/volumeattachments/csi-x":           "delete volumeattachments",
+		"PUT /apis/coordination.k8s.io/v1/namespaces/kube-system/leases/l": "update leases",
+		"POST /api/v1/namespaces/default/events":                           "create events",
+	} {
+		method, target, _ := strings.Cut(path, " ")
+		r, err := read(httptest.NewRequest(method, target, strings.NewReader("body")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Right() != want {
+			t.Errorf("%s is read as %q, want %q", path, r.Right(), want)
+		}
+		if r.IsWrite() != (string(r.Body) == "body") {
+			t.Errorf("%s: write %v with body %q", path, r.IsWrite(), r.Body)
+		}
+	}
+}
+
+func TestWatchesOfAHeldResourceComeLate(t *testing.T) {
+	p, _ := start(t, func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, "%s\n", r.URL.Path)
+	})
+	const lag = 300 * time.Millisecond
+	p.HoldBack("pods", lag)
+	for path, late := range map[string]bool{
+		"/api/v1/pods?watch=true": true, "/api/v1/pods": true, "/api/v1/pods/x": false, "/api/v1/nodes?watch=true": false,
+	} {
+		began := time.Now()
+		answer, err := send(t, p, http.MethodGet, path, "")
+		if err != nil || !strings.HasPrefix(path, strings.TrimSpace(answer)) {
+			t.Fatalf("%s: %q, %v", path, answer, err)
+		}
+		if took := time.Since(began); (took >= lag) != late {
+			t.Errorf("%s took %v, late wanted: %v", path, took, late)
+		}
+	}
+}
+
+func TestDelayKeepsTheOrderAndEndsWithTheReader(t *testing.T) {
+	reader, writer := io.Pipe()
+	late := delay(reader, func() time.Duration { return 20 * time.Millisecond })
+	go func() {
+		for i := range 50 {
+			fmt.Fprintf(writer, "%02d", i)
+		}
+		writer.Close()
+	}()
+	all, err := io.ReadAll(late)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 50 {
+		if got := string(all[2*i : 2*i+2]); got != fmt.Sprintf("%02d", i) {
+			t.Fatalf("piece %d is %q", i, got)
+		}
+	}
+	if err := late.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestInterceptorCutsBeforeAndAfter(t *testing.T) {
+	for moment, reaches := range map[Moment]bool{Before: false, After: true} {
+		t.Run(string(moment), func(t *testing.T) {
+			var reached atomic.Int32
+			p, _ := start(t, func(w http.ResponseWriter, r *http.Request) {
+				reached.Add(1)
+				_ = json.NewEncoder(w).Encode("done")
+			})
+			p.Intercept(func(m Moment, r Request) bool { return m != moment || r.Right() != "patch nodes/status" })
+			if answer, err := send(t, p, http.MethodPatch, "/api/v1/nodes/n/status", "{}"); err == nil {
+				t.Errorf("got the answer %q", answer)
+			}
+			if got := reached.Load() > 0; got != reaches {
+				t.Errorf("reached the server: %v, want %v", got, reaches)
+			}
+			if got := len(p.Writes()) > 0; got != reaches {
+				t.Errorf("writes: %+v", p.Writes())
+			}
+			if _, err := send(t, p, http.MethodPatch, "/api/v1/nodes/n", "{}"); err != nil {
+				t.Errorf("another request: %v", err)
+			}
+		})
+	}
+}
+
+func TestProxyEndsWithItsContext(t *testing.T) {
+	server := httptest.NewServer(http.NotFoundHandler())
+	defer server.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	p, err := Start(ctx, &rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	deadline := time.Now().Add(10 * time.Second)
+	for time.Now().Before(deadline) {
+		if _, err := send(t, p, http.MethodGet, "/", ""); err != nil {
+			return
+		}
+	}
+	t.Error("it still answers")
+}
