@@ -1,0 +1,465 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"belay.dev/belay/internal/kube"
+)
+
+// childVariable makes the test binary be belay-controller: tests that stop and kill it
+// need a process.
+const childVariable = "BELAY_TEST_CONTROLLER"
+
+// Lease times of the processes under test, short so that a lost lease is lost soon.
+const (
+	leaseDuration = 3 * time.Second
+	renewDeadline = 2 * time.Second
+	retryPeriod   = 500 * time.Millisecond
+)
+
+// patience is how long a test waits for what must come.
+const patience = 30 * time.Second
+
+// cluster is the API server that all tests of this package share.
+var cluster struct {
+	client.WithWatch
+	env      *envtest.Environment
+	config   *rest.Config
+	auditLog string
+	dir      string
+}
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childVariable) != "" {
+		main()
+		os.Exit(0)
+	}
+	os.Exit(withCluster(m.Run))
+}
+
+func withCluster(run func() int) int {
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		return run()
+	}
+	dir, err := os.MkdirTemp("", "belay-controller-")
+	if err != nil {
+		return failed(err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	cluster.dir, cluster.auditLog, cluster.env = dir, filepath.Join(dir, "audit.log"), &envtest.Environment{}
+	policy := filepath.Join(dir, "policy.json")
+	// The users of the processes under test, and no reads: only what they change matters.
+	err = os.WriteFile(policy, []byte(`{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
+		"rules": [{"level": "None", "verbs": ["get", "list", "watch"]}, {"level": "Metadata", "userGroups": ["under-test"]}, {"level": "None"}]}`), 0o600)
+	if err != nil {
+		return failed(err)
+	}
+	args := cluster.env.ControlPlane.GetAPIServer().Configure()
+	args.Set("audit-policy-file", policy).Set("audit-log-path", cluster.auditLog).Set("audit-log-mode", "blocking")
+	cluster.config, err = cluster.env.Start()
+	defer func() { _ = cluster.env.Stop() }()
+	if err != nil {
+		return failed(err)
+	}
+	cluster.config.QPS = -1
+	if cluster.WithWatch, err = client.NewWithWatch(cluster.config, client.Options{Scheme: clientscheme.Scheme}); err != nil {
+		return failed(err)
+	}
+	if err := install(); err != nil {
+		return failed(err)
+	}
+	return run()
+}
+
+func failed(err error) int {
+	fmt.Fprintln(os.Stderr, "belay-controller tests:", err)
+	return 1
+}
+
+// install applies the shipped manifest, but for the workloads: nothing runs pods.
+func install() error {
+	content, err := os.ReadFile("../../deploy/belay-controller/belay-controller.yaml")
+	if err != nil {
+		return err
+	}
+	documents := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(content), 4096)
+	for {
+		object := &unstructured.Unstructured{}
+		if err := documents.Decode(object); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if err := cluster.Create(context.Background(), object); err != nil {
+			return fmt.Errorf("install %s %s: %w", object.GetKind(), object.GetName(), err)
+		}
+	}
+}
+
+// process is one running belay-controller.
+type process struct {
+	*testing.T
+	user            string
+	cmd             *exec.Cmd
+	exited          chan struct{}
+	health, metrics string // addresses
+
+	mu    sync.Mutex
+	log   []string
+	lines chan struct{} // closed and replaced at each line
+}
+
+// start runs a belay-controller under the shipped rights, as a user of its own, so that
+// the audit log tells one from another.
+func start(t *testing.T, name string, args ...string) *process {
+	t.Helper()
+	if cluster.WithWatch == nil {
+		t.Skip("needs kube-apiserver and etcd: set KUBEBUILDER_ASSETS to their folder")
+	}
+	user := name + "-" + strings.ToLower(strings.ReplaceAll(t.Name(), "/", "-"))
+	p := &process{
+		T: t, user: user, exited: make(chan struct{}), lines: make(chan struct{}),
+		health: address(t), metrics: address(t),
+	}
+	base := []string{
+		"--kubeconfig=" + kubeconfig(t, user), "--leader-elect-resource-name=belay-controller",
+		"--leader-elect-lease-duration=" + leaseDuration.String(), "--leader-elect-renew-deadline=" + renewDeadline.String(),
+		"--leader-elect-retry-period=" + retryPeriod.String(),
+		"--health-probe-bind-address=" + p.health, "--metrics-bind-address=" + p.metrics,
+	}
+	p.cmd = exec.Command(os.Args[0], append(base, args...)...) //nolint:noctx // ended by the test's own signals
+	p.cmd.Env = append(os.Environ(), childVariable+"=1")
+	pipe, err := p.cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go p.read(pipe)
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		<-p.exited
+		if t.Failed() {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			t.Logf("log of %s:\n%s", p.user, strings.Join(p.log[max(0, len(p.log)-60):], "\n"))
+		}
+	})
+	return p
+}
+
+func (p *process) read(pipe io.Reader) {
+	lines := bufio.NewScanner(pipe)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		p.mu.Lock()
+		p.log = append(p.log, lines.Text())
+		close(p.lines)
+		p.lines = make(chan struct{})
+		p.mu.Unlock()
+	}
+	_ = p.cmd.Wait()
+	close(p.exited)
+}
+
+// says waits for a line of the log that contains the words.
+func (p *process) says(words string) {
+	p.Helper()
+	deadline := time.After(patience)
+	for {
+		p.mu.Lock()
+		found := slices.ContainsFunc(p.log, func(line string) bool { return strings.Contains(line, words) })
+		more := p.lines
+		p.mu.Unlock()
+		if found {
+			return
+		}
+		select {
+		case <-more:
+		case <-deadline:
+			p.Fatalf("%s never said %q", p.user, words)
+		}
+	}
+}
+
+func (p *process) signal(s os.Signal) {
+	p.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		p.Fatal(err)
+	}
+}
+
+// ends waits for the end and gives the exit code.
+func (p *process) ends(within time.Duration) int {
+	p.Helper()
+	select {
+	case <-p.exited:
+	case <-time.After(within):
+		p.Fatalf("%s is still there after %v", p.user, within)
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+// ask asks one of its HTTP endpoints.
+func (p *process) ask(address, path string) (code int, body string) {
+	p.Helper()
+	answer, err := http.Get("http://" + address + path) //nolint:noctx // bounded by the test
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer func() { _ = answer.Body.Close() }()
+	content, err := io.ReadAll(answer.Body)
+	if err != nil {
+		p.Fatal(err)
+	}
+	return answer.StatusCode, string(content)
+}
+
+// eventually waits until the condition holds.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+// leads waits until it holds the lease and has caught up.
+func (p *process) leads() {
+	p.Helper()
+	p.says("Successfully acquired lease")
+	p.ready()
+}
+
+func (p *process) ready() {
+	p.Helper()
+	eventually(p.T, p.user+" is ready", func() bool { code, _ := p.ask(p.health, "/readyz"); return code == http.StatusOK })
+}
+
+// kubeconfig writes a file for a user with the shipped rights.
+func kubeconfig(t *testing.T, user string) string {
+	t.Helper()
+	// The groups are those that the shipped bindings name, and the audit log's.
+	added, err := cluster.env.AddUser(envtest.User{Name: user, Groups: []string{"under-test"}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bind(t, user)
+	content, err := added.KubeConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), user)
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// address is a free one.
+func address(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	return listener.Addr().String()
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+const driver = "disk.test"
+
+// site is a node and volumes that pods can be put on.
+type site struct {
+	*testing.T
+	name string
+}
+
+func newSite(t *testing.T, volumes int) *site {
+	t.Helper()
+	return newNamedSite(t, strings.ToLower(t.Name()), volumes)
+}
+
+func (s *site) make(volumes int) {
+	t, ctx := s.T, s.Context()
+	t.Helper()
+	if cluster.WithWatch == nil {
+		t.Skip("needs kube-apiserver and etcd: set KUBEBUILDER_ASSETS to their folder")
+	}
+	must(t, cluster.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: s.name, Annotations: map[string]string{kube.ManagedAttachAnnotation: "true"},
+	}}))
+	must(t, cluster.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.name}}))
+	for n := range volumes {
+		s.volume(n)
+	}
+	t.Cleanup(s.remove)
+}
+
+func (s *site) volumeName(n int) string { return fmt.Sprintf("%s-%d", s.name, n) }
+
+func (s *site) volume(n int) {
+	s.Helper()
+	ctx, name := s.Context(), s.volumeName(n)
+	room := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+	claim := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.name, Name: name},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			VolumeName: name, StorageClassName: new(""), AccessModes: modes,
+			Resources: corev1.VolumeResourceRequirements{Requests: room},
+		},
+	}
+	must(s.T, cluster.Create(ctx, claim))
+	claim.Status.Phase = corev1.ClaimBound
+	must(s.T, cluster.Status().Update(ctx, claim))
+	must(s.T, cluster.Create(ctx, &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PersistentVolumeSpec{
+			AccessModes: modes, Capacity: room,
+			ClaimRef:               &corev1.ObjectReference{Namespace: s.name, Name: name, UID: claim.UID},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: name}},
+		},
+	}))
+}
+
+// pod puts a pod that uses the volume on the node.
+func (s *site) pod(n int) {
+	s.Helper()
+	must(s.T, cluster.Create(s.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.name, Name: s.volumeName(n)},
+		Spec: corev1.PodSpec{
+			NodeName:   s.name,
+			Containers: []corev1.Container{{Name: "c", Image: "i"}},
+			Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: s.volumeName(n)},
+			}}},
+		},
+	}))
+}
+
+func (s *site) attachmentName(n int) string {
+	return kube.AttachmentName(s.volumeName(n), driver, s.name)
+}
+
+// attachment is the volume's, nil if there is none.
+func (s *site) attachment(n int) *storagev1.VolumeAttachment {
+	s.Helper()
+	va := &storagev1.VolumeAttachment{}
+	err := cluster.Get(s.Context(), client.ObjectKey{Name: s.attachmentName(n)}, va)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	must(s.T, err)
+	return va
+}
+
+// attached answers for the driver.
+func (s *site) attached(n int) {
+	s.Helper()
+	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: s.attachmentName(n)}}
+	must(s.T, cluster.Status().Patch(s.Context(), va, client.RawPatch(types.MergePatchType, []byte(`{"status": {"attached": true}}`))))
+}
+
+func (s *site) node() *corev1.Node {
+	s.Helper()
+	node := &corev1.Node{}
+	must(s.T, cluster.Get(s.Context(), client.ObjectKey{Name: s.name}, node))
+	return node
+}
+
+// remove takes all away, so that the next test's leader has nothing to do with it.
+func (s *site) remove() {
+	ctx := context.Background()
+	pods, vas := &corev1.PodList{}, &storagev1.VolumeAttachmentList{}
+	_ = cluster.List(ctx, pods, client.InNamespace(s.name))
+	for i := range pods.Items {
+		_ = cluster.Delete(ctx, &pods.Items[i], client.GracePeriodSeconds(0))
+	}
+	_ = cluster.Delete(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.name}})
+	_ = cluster.List(ctx, vas)
+	for i := range vas.Items {
+		if vas.Items[i].Spec.NodeName == s.name {
+			_ = cluster.Delete(ctx, &vas.Items[i])
+		}
+	}
+}
+
+// lease is the one that they fight for.
+func lease(t *testing.T) *coordinationv1.Lease {
+	t.Helper()
+	l := &coordinationv1.Lease{}
+	must(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: "kube-system", Name: "belay-controller"}, l))
+	return l
+}
+
+// write is one request from the audit log.
+type write struct {
+	Verb string
+	User struct{ Username string }
+	At   time.Time                                     `json:"requestReceivedTimestamp"`
+	Ref  *struct{ Resource, Subresource, Name string } `json:"objectRef"`
+	Code *struct{ Code int }                           `json:"responseStatus"`
+}
+
+// writes of a process, but for its lease and its events.
+func (p *process) writes() []write {
+	p.Helper()
+	content, err := os.ReadFile(cluster.auditLog)
+	must(p.T, err)
+	var found []write
+	for line := range bytes.Lines(content) {
+		var w write
+		if err := json.Unmarshal(line, &w); err != nil {
+			continue // the last line may be half written
+		}
+		if w.User.Username == p.user && w.Ref != nil && w.Ref.Resource != "leases" && w.Ref.Resource != "events" {
+			found = append(found, w)
+		}
+	}
+	return found
+}
+
+// pause stops the process as a frozen machine would.
+func (p *process) pause()  { p.signal(syscall.SIGSTOP) }
+func (p *process) resume() { p.signal(syscall.SIGCONT) }

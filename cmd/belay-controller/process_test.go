@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// bind gives a user the shipped rights.
+func bind(t *testing.T, user string) {
+	t.Helper()
+	subject := []rbacv1.Subject{{Kind: "User", Name: user, APIGroup: rbacv1.GroupName}}
+	must(t, cluster.Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: user}, Subjects: subject,
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "belay-controller"},
+	}))
+	must(t, cluster.Create(t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: user}, Subjects: subject,
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "belay-controller"},
+	}))
+}
+
+// SIGTERM and Ctrl-C end it within a second, and the lease is free at once.
+func TestEndsInASecond(t *testing.T) {
+	for name, signal := range map[string]syscall.Signal{"SIGTERM": syscall.SIGTERM, "Ctrl-C": syscall.SIGINT} {
+		t.Run(name, func(t *testing.T) {
+			p := start(t, "one")
+			p.leads()
+			if code, _ := p.ask(p.health, "/healthz"); code != http.StatusOK {
+				t.Errorf("/healthz says %d", code)
+			}
+			sent := time.Now()
+			p.signal(signal)
+			if code := p.ends(patience); code != 0 {
+				t.Errorf("exit code %d", code)
+			}
+			if took := time.Since(sent); took > time.Second {
+				t.Errorf("it took %v", took)
+			}
+			if holder := lease(t).Spec.HolderIdentity; holder != nil && *holder != "" {
+				t.Errorf("the lease is still held by %s", *holder)
+			}
+		})
+	}
+}
+
+// A leader that another has deposed ends, and says why.
+func TestLostLeaseEndsTheProcess(t *testing.T) {
+	p := start(t, "one")
+	p.leads()
+	eventually(t, "the lease is taken away", func() bool {
+		l := lease(t)
+		now := metav1.NowMicro()
+		l.Spec.HolderIdentity, l.Spec.RenewTime = new("somebody"), &now
+		return cluster.Update(t.Context(), l) == nil
+	})
+	if code := p.ends(patience); code == 0 {
+		t.Error("exit code 0")
+	}
+	p.says("leader election lost")
+	must(t, cluster.Delete(t.Context(), lease(t)))
+}
+
+// A standby is ready, and takes over when the leader leaves or is killed.
+func TestStandbyTakesOver(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		signal syscall.Signal
+		within time.Duration
+	}{
+		{"leaves", syscall.SIGTERM, retryPeriod * 2},
+		{"killed", syscall.SIGKILL, leaseDuration + retryPeriod*2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			leader := start(t, "leader")
+			leader.leads()
+			standby := start(t, "standby")
+			standby.ready()
+			s := newNamedSite(t, "hand-over-"+tt.name, 2)
+			s.pod(0)
+			eventually(t, "the leader attaches", func() bool { return s.attachment(0) != nil })
+
+			sent := time.Now()
+			leader.signal(tt.signal)
+			leader.ends(patience)
+			s.pod(1)
+			eventually(t, "the standby attaches", func() bool { return s.attachment(1) != nil })
+			took := time.Since(sent)
+			t.Logf("hand-over after %v (lease %v, asked for every %v): first write of the standby after %v",
+				tt.signal, leaseDuration, retryPeriod, took.Round(time.Millisecond))
+			if took > tt.within+time.Second {
+				t.Errorf("hand-over took %v, want less than %v", took, tt.within)
+			}
+		})
+	}
+}
+
+// A leader that was frozen for longer than its lease, and thawed with work at hand,
+// sends nothing and ends.
+func TestPausedLeaderSendsNothing(t *testing.T) {
+	const volumes = 40
+	s := newSite(t, volumes)
+	old := start(t, "old")
+	old.leads()
+	s.pod(0)
+	eventually(t, "it attaches", func() bool { return s.attachment(0) != nil })
+	next := start(t, "next")
+	next.ready()
+
+	old.pause()
+	next.leads()
+	// The new leader is frozen too, so that the old one finds all the work undone.
+	next.pause()
+	for n := 1; n < volumes; n++ {
+		s.pod(n)
+	}
+	thawed := time.Now()
+	old.resume()
+	if code := old.ends(patience); code == 0 {
+		t.Error("exit code 0")
+	}
+	for _, w := range old.writes() {
+		if w.At.After(thawed) {
+			t.Errorf("the deposed leader sent %s %s %s", w.Verb, w.Ref.Resource, w.Ref.Name)
+		}
+	}
+	old.says("the leader lease was not renewed in time") // it tried
+	next.resume()
+	eventually(t, "the new leader does the work, or whoever follows it", func() bool {
+		select {
+		case <-next.exited: // it lost its lease while it was frozen
+			return true
+		default:
+			return s.attachment(volumes-1) != nil
+		}
+	})
+}
+
+// The process refuses to lead beside upstream's controller, and writes nothing.
+func TestRefusesBesideUpstream(t *testing.T) {
+	s := newSite(t, 1)
+	s.pod(0)
+	upstream := upstreamPod("--controllers=*")
+	must(t, cluster.Create(t.Context(), upstream))
+	t.Cleanup(func() { _ = cluster.Delete(context.Background(), upstream, client.GracePeriodSeconds(0)) })
+	p := start(t, "one")
+	if code := p.ends(patience); code != 1 {
+		t.Errorf("exit code %d", code)
+	}
+	p.says("start it with --controllers=*,-persistentvolume-attach-detach-controller")
+	if w := p.writes(); len(w) > 0 {
+		t.Errorf("it wrote all the same: %+v", w)
+	}
+}
+
+// When another controller changes the reports while we lead, nothing is written any
+// more, and readiness, metrics, the log and an event say so.
+func TestHoldsBesideAForeignWriter(t *testing.T) {
+	s := newSite(t, 3)
+	p := start(t, "one")
+	p.leads()
+	s.pod(0)
+	eventually(t, "it attaches", func() bool { return s.attachment(0) != nil })
+	s.attached(0)
+	eventually(t, "it reports", func() bool { return len(s.node().Status.VolumesAttached) == 1 })
+
+	s.foreignReport("kube-controller-manager", "a")
+	p.says("Somebody else writes what belay-controller alone may write")
+	p.ready() // once may have been on its way
+	s.foreignReport("kube-controller-manager", "b")
+	p.says("STOPPED")
+	s.pod(1)
+	code, body := p.ask(p.health, "/readyz")
+	if code != http.StatusInternalServerError {
+		t.Errorf("/readyz says %d %s", code, body)
+	}
+	if code, _ := p.ask(p.health, "/healthz"); code != http.StatusOK {
+		t.Errorf("/healthz says %d: it would be restarted, and go on", code)
+	}
+	if _, metrics := p.ask(p.metrics, "/metrics"); !strings.Contains(metrics, "\nattachdetach_halted 1\n") ||
+		!strings.Contains(metrics, `attachdetach_foreign_writes_total{resource="nodes/status"} 2`) {
+		t.Error("the metrics do not tell")
+	}
+	s.awaitEvent("belay-controller has stopped")
+	select {
+	case <-p.exited:
+		t.Error("it ended: whoever follows it would go on")
+	case <-time.After(leaseDuration + time.Second):
+	}
+	if va := s.attachment(1); va != nil {
+		t.Error("it attached all the same")
+	}
+}
