@@ -37,20 +37,31 @@ func (w *world) depart(node *corev1.Node) {
 }
 
 // arrive heeds the word of a Node that came back or changed: what it lists in use it
-// will also say when it no longer does.
-func (w *world) arrive(node *corev1.Node) {
+// will also say when it no longer does. It returns the volumes that its coming may
+// matter to and that it need not list itself.
+func (w *world) arrive(node *corev1.Node, anew bool) []key {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	d, ok := w.departed[node.Name]
 	if !ok {
-		return
+		return nil
 	}
+	used := maps.Clone(d.used)
 	for _, v := range node.Status.VolumesInUse {
 		delete(d.used, string(v))
 	}
 	if len(d.used) == 0 || !sameRun(d.node, node) {
 		delete(w.departed, node.Name)
+	} else if !anew {
+		return nil // what it lists wakes by itself
 	}
+	var keys []key
+	for name := range used {
+		if k, ok := keyOfName(name); ok {
+			keys = append(keys, k)
+		}
+	}
+	return keys
 }
 
 // forget drops a Node that was deleted once nothing is attached to it any more.

@@ -218,16 +218,14 @@ func (w *world) nodeChanged(before, after *corev1.Node) []key {
 		w.forget(before.Name)
 		return w.keysOfNode(before)
 	case before == nil:
-		w.arrive(after)
-		return w.keysOfNode(after)
+		return append(w.arrive(after, true), w.keysOfNode(after)...)
 	}
-	w.arrive(after)
+	keys := w.arrive(after, false)
 	if !sameNode(before, after) {
-		return append(w.keysOfNode(before), w.keysOfNode(after)...)
+		return slices.Concat(keys, w.keysOfNode(before), w.keysOfNode(after))
 	}
-	var keys []key
 	if ready(before) != ready(after) {
-		keys = w.waitingOn(after)
+		keys = append(keys, w.waitingOn(after)...)
 	}
 	for _, name := range changedNames(before, after) {
 		if k, ok := keyOfName(name); ok {
