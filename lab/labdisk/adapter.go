@@ -53,7 +53,7 @@ func runAdapter(o adapterOptions, ready func()) error {
 	if err := control.RegisterNode(ctx, Node{Name: o.Node, Incarnation: incarnation}); err != nil {
 		return fmt.Errorf("register node %s: %w", o.Node, err)
 	}
-	client := &ioClient{addr: o.Fabric, node: o.Node, incarnation: incarnation}
+	client := &ioClient{addr: o.Fabric, node: o.Node, incarnation: incarnation, patience: ioPatience}
 	if _, err := client.connection(); err != nil {
 		return err
 	}
@@ -91,8 +91,11 @@ func dropVolumeMounts() error {
 		return fmt.Errorf("look at own mount namespace: %w", err)
 	}
 	parents, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", os.Getppid()))
-	if err != nil || mine == parents {
-		return fmt.Errorf("a host adapter is started by the node driver, in a mount namespace of its own: %w", err)
+	if err != nil {
+		return fmt.Errorf("look at the mount namespace of the node driver: %w", err)
+	}
+	if mine == parents {
+		return errors.New("a host adapter is started by the node driver, in a mount namespace of its own")
 	}
 	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
 		return i.FSType != fuseType && i.Major != loopMajor, false

@@ -1,7 +1,6 @@
 package labdisk
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/signal"
@@ -90,7 +89,7 @@ func adapterCommand() *cobra.Command {
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cmd.SilenceUsage = true
-			return adapterMain(cmd.Context(), o)
+			return adapterMain(o)
 		},
 	}
 	f := cmd.Flags()
@@ -102,7 +101,7 @@ func adapterCommand() *cobra.Command {
 }
 
 // adapterMain tells the driver how the start went.
-func adapterMain(_ context.Context, o adapterOptions) error {
+func adapterMain(o adapterOptions) error {
 	parent := os.NewFile(adapterReadyFD, "driver")
 	tell := func(line string) {
 		if parent != nil {

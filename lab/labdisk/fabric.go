@@ -26,8 +26,8 @@ type fabric struct {
 	file   *stateFile
 	record *journal
 
-	// mu guards what follows. It may be held while a volume's gate is taken, never the other way round, and never over
-	// I/O on the disk.
+	// mu guards what follows. It may be held while a volume's gate is taken, never the other way round, and over no I/O on
+	// the disk but the making of an empty volume.
 	mu           sync.Mutex
 	volumes      map[string]*volume // by handle
 	nodes        map[string]*node

@@ -3,6 +3,8 @@ package labdisk
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/moby/sys/mountinfo"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -427,6 +430,113 @@ func TestSharedPathsStayInside(t *testing.T) {
 			t.Errorf("%s was opened", path)
 		}
 	}
+}
+
+// A reply longer than a frame would end the connection, and with it all I/O of the node.
+func TestAListingThatFitsNoFrameIsAnError(t *testing.T) {
+	b := newBench(t, false)
+	v := b.newDisk(DriverLocal, "pvc-1")
+	list := ioRequest{Op: opReaddir, Volume: v}
+	for i := range 5000 {
+		name := fmt.Sprintf("%04d-%s", i, strings.Repeat("n", 200))
+		if err := os.WriteFile(filepath.Join(b.dir, "volumes", v, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if i == 100 {
+			if p := b.io("n1", "n1-first", list); p.Errno != 0 {
+				t.Fatalf("a short listing: %v", p.Errno)
+			}
+		}
+	}
+	if p := b.io("n1", "n1-first", list); p.Errno != syscall.EOVERFLOW || len(p.Data) > maxTransfer {
+		t.Errorf("a listing of 5000 files: %v, %d bytes", p.Errno, len(p.Data))
+	}
+}
+
+// A fabric that drops each connection is as good as one that is away.
+func TestIOEndsWhereEveryConnectionBreaks(t *testing.T) {
+	socket := filepath.Join(shortDir(t), "s")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = fmt.Fprint(conn, "HTTP/1.1 101 Switching Protocols\r\n\r\n")
+			_ = conn.(*net.UnixConn).CloseWrite()
+			_, _ = io.Copy(io.Discard, conn)
+			_ = conn.Close()
+		}
+	}()
+	client := &ioClient{addr: socket, node: "n1", patience: 200 * time.Millisecond}
+	done := make(chan syscall.Errno, 1)
+	go func() { done <- client.do(t.Context(), ioRequest{Op: opRead}).Errno }()
+	select {
+	case errno := <-done:
+		if errno != syscall.EIO {
+			t.Errorf("errno %v, want EIO", errno)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the I/O goes on for ever")
+	}
+}
+
+func TestALineThatWasCutShortTakesNoOtherWithIt(t *testing.T) {
+	b := newBench(t, false)
+	calls := filepath.Join(b.dir, "calls.jsonl")
+	if err := os.WriteFile(calls, []byte(`{"sequence":1,"meth`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.restart(false)
+	if _, _, err := b.begin(t.Context(), Call{Method: "Probe"}); err != nil {
+		t.Fatal(err)
+	}
+	b.restart(false)
+	if got := b.record.callsSince(time.Time{}); len(got) != 1 || got[0].Method != "Probe" {
+		t.Errorf("calls after a restart: %+v", got)
+	}
+}
+
+func TestHandlesLeadNowhereElse(t *testing.T) {
+	s := &nodeServer{nodeDriver: &nodeDriver{opts: NodeOptions{FuseDir: "/nowhere/fuse"}}, driver: DriverLocal}
+	for _, handle := range []string{"../../../../etc", "..", ".", "a/b", "/etc"} {
+		if _, err := s.attached(t.Context(), handle); status.Code(err) != codes.NotFound {
+			t.Errorf("%s: %v, want NotFound", handle, err)
+		}
+	}
+}
+
+func TestMountsOfAVolumeAreRecognised(t *testing.T) {
+	n := &nodeDriver{opts: NodeOptions{FuseDir: "/n/fuse"}}
+	for root, want := range map[string]string{
+		"/": "", "/%2Fn%2Ffuse": "", "/%2Fn%2Ffuse/v": "v", "/%2Fn%2Ffuse/v//deleted": "v", "/%2Fn%2Ffuse/v/a/folder": "v", "/%2Fm%2Ffuse/v": "",
+	} {
+		if got := n.recognize(&mountinfo.Info{FSType: fuseType, Root: root}, nil).volume; got != want {
+			t.Errorf("%s: volume %q, want %q", root, got, want)
+		}
+	}
+}
+
+func TestAnAdapterSaysThatItIsNotStartedByHand(t *testing.T) {
+	if err := dropVolumeMounts(); err == nil || strings.Contains(err.Error(), "%!") || errors.Unwrap(err) != nil {
+		t.Errorf("started in the mount namespace of its parent: %v", err)
+	}
+}
+
+// shortDir is short enough for sockets.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "ld") //nolint:usetesting // the names of sockets in t.TempDir() are too long
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
 }
 
 func TestSayNoInOneSentence(t *testing.T) {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -20,11 +19,7 @@ import (
 // serve puts the fabric's HTTP interface and one driver's controller on sockets.
 func (b *bench) serve() (*Client, csi.ControllerClient) {
 	b.t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "ld")
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	b.t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := shortDir(b.t)
 	lis, err := net.Listen("unix", filepath.Join(dir, "f.sock"))
 	if err != nil {
 		b.t.Fatal(err)

@@ -82,6 +82,21 @@ func startStorage(t *testing.T, args ...string) *storage {
 	return s
 }
 
+// oneNode and twoNodes are what most tests begin with; they skip without root.
+func oneNode(t *testing.T) (*storage, *machine) {
+	t.Helper()
+	needRoot(t)
+	s := startStorage(t)
+	return s, s.startNode("n1")
+}
+
+func twoNodes(t *testing.T, args ...string) (s *storage, first, second *machine) {
+	t.Helper()
+	needRoot(t)
+	s = startStorage(t, args...)
+	return s, s.startNode("n1"), s.startNode("n2")
+}
+
 func (s *storage) socket() string { return filepath.Join(s.dir, "f.sock") }
 
 func (s *storage) start() {
@@ -280,6 +295,12 @@ func (s *storage) create(driver, name string, bytes int64, c *csi.VolumeCapabili
 	return &disk{t: s.t, s: s, driver: driver, handle: resp.GetVolume().GetVolumeId(), capability: c}
 }
 
+// ext4 is a small disk with a file system, for one writer.
+func (s *storage) ext4() *disk {
+	s.t.Helper()
+	return s.create(DriverDisk, "pvc-1", 64<<20, mountCapability(writer, "ext4"))
+}
+
 func (d *disk) staging(m *machine) string { return filepath.Join(m.dir, "root", "staging", d.handle) }
 func (d *disk) target(m *machine) string  { return filepath.Join(m.dir, "root", "pods", d.handle) }
 
@@ -387,6 +408,20 @@ func (s *storage) loops() []string {
 		}
 	}
 	return mine
+}
+
+func (s *storage) wantNoLoops() {
+	s.t.Helper()
+	if l := s.loops(); len(l) > 0 {
+		s.t.Errorf("loop devices left: %v", l)
+	}
+}
+
+func (s *storage) wantNoViolations() {
+	s.t.Helper()
+	if v := s.violations(); len(v) > 0 {
+		s.t.Errorf("violations: %+v", v)
+	}
 }
 
 func (s *storage) violations() []Violation {

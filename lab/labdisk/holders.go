@@ -92,6 +92,11 @@ func (f *fabric) remove(driver, handle string) error {
 func (f *fabric) get(driver, handle string) (*volume, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.find(driver, handle)
+}
+
+// find is get for who holds mu, and so keeps the volume from being removed.
+func (f *fabric) find(driver, handle string) (*volume, error) {
 	v := f.volumes[handle]
 	if v == nil || v.Driver != driver {
 		return nil, fmt.Errorf("volume %q of driver %s: %w", handle, driver, errVolumeNotFound)
@@ -117,12 +122,12 @@ func (f *fabric) attach(want wantedAttachment) (Attachment, error) {
 }
 
 func (f *fabric) attachNow(want wantedAttachment) (Attachment, error) {
-	v, err := f.get(want.Driver, want.Volume)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	v, err := f.find(want.Driver, want.Volume)
 	if err != nil {
 		return Attachment{}, err
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	n := f.nodes[want.Node]
 	if n == nil {
 		return Attachment{}, fmt.Errorf("node %q: %w", want.Node, errNodeNotFound)

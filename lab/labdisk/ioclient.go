@@ -26,6 +26,8 @@ type ioClient struct {
 	addr        string
 	node        string
 	incarnation string
+	// patience is how long I/O waits for the fabric.
+	patience time.Duration
 
 	// mu guards conn.
 	mu   sync.Mutex
@@ -49,7 +51,7 @@ type ioConn struct {
 
 // do sends the request and waits for its reply. What may safely be done twice is sent again when the connection breaks.
 func (c *ioClient) do(ctx context.Context, q ioRequest) *ioReply {
-	deadline := time.Now().Add(ioPatience)
+	deadline := time.Now().Add(c.patience)
 	for {
 		conn, err := c.connection()
 		if err == nil {
@@ -60,7 +62,7 @@ func (c *ioClient) do(ctx context.Context, q ioRequest) *ioReply {
 			if sent && !q.Op.repeatable(q.Flags) {
 				return &ioReply{Errno: syscall.EIO}
 			}
-			continue // the connection is known to be dead: the next turn dials
+			err = conn.failure() // the next turn dials
 		}
 		if time.Now().After(deadline) {
 			slog.Error("I/O failed because the fabric is away", "volume", q.Volume, "op", q.Op, "err", err)

@@ -42,11 +42,10 @@ func openJournal(dir string) (*journal, error) {
 	if err := readLines(violationsPath, func(v Violation) { j.violations = append(j.violations, v) }); err != nil {
 		return nil, err
 	}
-	flags := os.O_CREATE | os.O_APPEND | os.O_WRONLY
-	if j.callsFile, err = os.OpenFile(callsPath, flags, 0o600); err != nil {
+	if j.callsFile, err = appendTo(callsPath); err != nil {
 		return nil, fmt.Errorf("open record of calls: %w", describeDisk(dir, err))
 	}
-	if j.violationsFile, err = os.OpenFile(violationsPath, flags, 0o600); err != nil {
+	if j.violationsFile, err = appendTo(violationsPath); err != nil {
 		return nil, errors.Join(fmt.Errorf("open record of violations: %w", describeDisk(dir, err)), j.callsFile.Close())
 	}
 	for _, c := range j.calls {
@@ -56,6 +55,25 @@ func openJournal(dir string) (*journal, error) {
 		}
 	}
 	return j, nil
+}
+
+// appendTo opens a file of lines for more. A last line that was cut short is ended: the next must not become a part of it.
+func appendTo(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && info.Size() > 0 {
+		last := make([]byte, 1)
+		if _, err = f.ReadAt(last, info.Size()-1); err == nil && last[0] != '\n' {
+			_, err = f.WriteString("\n")
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
 
 // readLines calls each for every whole line of the file; a last line that was cut short is left out.

@@ -130,11 +130,16 @@ func loopsOf(fuseDir, volume string) ([]loop, error) {
 	}
 	var mine []loop
 	for _, l := range all {
-		if v, ok := l.volume(fuseDir); ok && v == volume {
+		if l.isOf(fuseDir, volume) {
 			mine = append(mine, l)
 		}
 	}
 	return mine, nil
+}
+
+func (l loop) isOf(fuseDir, volume string) bool {
+	v, ok := l.volume(fuseDir)
+	return ok && v == volume
 }
 
 // freeLoops frees the volume's devices and returns when they are gone, or says which one somebody holds.
@@ -149,7 +154,8 @@ func freeLoops(ctx context.Context, fuseDir, volume string) error {
 			return nil
 		}
 		for _, l := range loops {
-			if err := l.clear(); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			mine := func(l loop) bool { return l.isOf(fuseDir, volume) }
+			if err := l.clear(mine); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return err
 			}
 		}

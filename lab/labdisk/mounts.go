@@ -54,7 +54,7 @@ func (n *nodeDriver) recognize(i *mountinfo.Info, volumes map[string]string) mou
 	switch {
 	case i.FSType == fuseType:
 		parts := strings.Split(strings.TrimSuffix(i.Root, "//deleted"), "/")
-		if len(parts) == 3 && parts[1] == realm(n.opts.FuseDir) {
+		if len(parts) >= 3 && parts[1] == realm(n.opts.FuseDir) { // more than three are a folder inside (subPath)
 			m.volume = parts[2]
 		}
 	case strings.HasPrefix(filepath.Base(i.Root), "loop") && (i.FSType == "devtmpfs" || i.FSType == "tmpfs"):

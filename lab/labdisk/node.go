@@ -77,6 +77,8 @@ func RunNode(ctx context.Context, o NodeOptions) error {
 	if err := n.start(ctx); err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancel(ctx) // also for servers that have begun when a later one cannot
+	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)
 	record := &nodeRecord{client: n.client}
 	for _, d := range o.Drivers {
@@ -152,6 +154,9 @@ func (n *nodeDriver) file(volume string) string {
 // attached looks the volume up: its inode number stands for the attachment. Errors are CSI errors.
 func (s *nodeServer) attached(ctx context.Context, volume string) (unix.Stat_t, error) {
 	var st unix.Stat_t
+	if volume != filepath.Base(volume) || volume == "." || volume == ".." {
+		return st, status.Errorf(codes.NotFound, "volume %q is not known to %s: it is no handle that the fabric gives", volume, s.driver)
+	}
 	if err := s.adapter.ensure(s.opts); err != nil {
 		return st, status.Error(codes.Internal, err.Error())
 	}

@@ -26,10 +26,11 @@ func ReleaseLoops(prefix string) ([]string, error) {
 	var freed []string
 	var errs []error
 	for _, l := range loops {
-		if !under(prefix, l.backing) {
+		mine := func(l loop) bool { return under(prefix, l.backing) }
+		if !mine(l) {
 			continue
 		}
-		if err := l.clear(); err != nil {
+		if err := l.clear(mine); err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -51,14 +52,19 @@ func listLoops() ([]loop, error) {
 	}
 	var loops []loop
 	for _, f := range files {
-		b, err := os.ReadFile(f)
-		if err != nil {
-			continue // freed since it was listed
-		}
-		name := filepath.Base(filepath.Dir(filepath.Dir(f)))
-		loops = append(loops, loop{device: "/dev/" + name, backing: string(bytes.TrimSuffix(b, []byte("\n")))})
+		l := loop{device: "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(f)))}
+		if l.readBacking() == nil {
+			loops = append(loops, l)
+		} // else it was freed since it was listed
 	}
 	return loops, nil
+}
+
+// readBacking reads to which file the device is bound now.
+func (l *loop) readBacking() error {
+	b, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(l.device), "loop/backing_file"))
+	l.backing = string(bytes.TrimSuffix(b, []byte("\n")))
+	return err
 }
 
 // under tells whether the backing file of a loop device lies under the folder. When the FUSE mount that holds the file
@@ -80,13 +86,18 @@ func under(folder, backing string) bool {
 // realm is the directory, directly under the FUSE mount at mountpoint, that holds the node's volumes.
 func realm(mountpoint string) string { return url.PathEscape(mountpoint) }
 
-// clear unbinds the device; one that is still open or mounted is unbound when its last user closes it.
-func (l loop) clear() error {
+// clear unbinds the device; one that is still open or mounted is unbound when its last user closes it. A device that
+// was freed since it was listed, and is another's by now, is left alone: mine tells.
+func (l loop) clear(mine func(loop) bool) error {
 	f, err := os.OpenFile(l.device, os.O_RDONLY, 0)
 	if err != nil {
 		return fmt.Errorf("open loop device %s of %s: %w", l.device, l.backing, err)
 	}
 	defer func() { _ = f.Close() }()
+	// While it is open its file does not change.
+	if l.readBacking() != nil || !mine(l) {
+		return nil
+	}
 	if err := unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
 		return fmt.Errorf("free loop device %s of %s: %w", l.device, l.backing, err)
 	}

@@ -27,12 +27,10 @@ func needTool(t *testing.T, name string) {
 }
 
 func TestRootDiskMovesWithItsData(t *testing.T) {
-	needRoot(t)
 	for fsType, size := range map[string]int64{"ext4": 64 << 20, "xfs": 320 << 20} {
 		t.Run(fsType, func(t *testing.T) {
 			needTool(t, "mkfs."+fsType)
-			s := startStorage(t)
-			a, b := s.startNode("n1"), s.startNode("n2")
+			s, a, b := twoNodes(t)
 			d := s.create(DriverDisk, "pvc-1", size, mountCapability(writer, fsType))
 			d.bringUp(a)
 			d.mustWrite(a, "x", "from the first node")
@@ -48,17 +46,13 @@ func TestRootDiskMovesWithItsData(t *testing.T) {
 			d.mustRead(b, "x", "from the first node")
 			d.takeDown(b)
 			d.detach(b)
-			if v := s.violations(); len(v) > 0 {
-				t.Errorf("violations: %+v", v)
-			}
+			s.wantNoViolations()
 		})
 	}
 }
 
 func TestRootPowerCut(t *testing.T) {
-	needRoot(t)
-	s := startStorage(t)
-	a, b := s.startNode("n1"), s.startNode("n2")
+	s, a, b := twoNodes(t)
 	d := s.create(DriverDisk, "pvc-1", 128<<20, mountCapability(writer, "ext4"))
 	raw := s.create(DriverDisk, "pvc-2", 16<<20, blockCapability())
 	d.bringUp(a)
@@ -91,9 +85,7 @@ func TestRootPowerCut(t *testing.T) {
 	d.bringUp(b)
 	d.mustRead(b, "synced", "survives")
 	d.mustWrite(b, "more", "goes on")
-	if v := s.violations(); len(v) > 0 {
-		t.Errorf("violations: %+v", v)
-	}
+	s.wantNoViolations()
 	d.takeDown(b)
 }
 
@@ -135,10 +127,8 @@ func anyAlive(pids []string) error {
 }
 
 func TestRootUnpublishCutsAtOnce(t *testing.T) {
-	needRoot(t)
-	s := startStorage(t)
-	a, b := s.startNode("n1"), s.startNode("n2")
-	d := s.create(DriverDisk, "pvc-1", 64<<20, mountCapability(writer, "ext4"))
+	s, a, b := twoNodes(t)
+	d := s.ext4()
 	d.bringUp(a)
 	d.mustWrite(a, "x", "before")
 	d.detach(a) // by force: it is still mounted
@@ -156,9 +146,7 @@ func TestRootUnpublishCutsAtOnce(t *testing.T) {
 	}
 	d.takeDown(a)
 	d.takeDown(b)
-	if l := s.loops(); len(l) > 0 {
-		t.Errorf("loop devices left: %v", l)
-	}
+	s.wantNoLoops()
 	// The node that lost the disk may have it back.
 	d.detach(b)
 	d.bringUp(a)
@@ -167,10 +155,8 @@ func TestRootUnpublishCutsAtOnce(t *testing.T) {
 }
 
 func TestRootReattachedDiskIsStagedAnew(t *testing.T) {
-	needRoot(t)
-	s := startStorage(t)
-	a := s.startNode("n1")
-	d := s.create(DriverDisk, "pvc-1", 64<<20, mountCapability(writer, "ext4"))
+	s, a := oneNode(t)
+	d := s.ext4()
 	published, err := d.attach(a)
 	if err != nil {
 		t.Fatal(err)
@@ -197,9 +183,7 @@ func TestRootReattachedDiskIsStagedAnew(t *testing.T) {
 }
 
 func TestRootRawBlock(t *testing.T) {
-	needRoot(t)
-	s := startStorage(t)
-	a, b := s.startNode("n1"), s.startNode("n2")
+	s, a, b := twoNodes(t)
 	d := s.create(DriverDisk, "pvc-1", 8<<20, blockCapability())
 	d.bringUp(a)
 	device, err := os.OpenFile(a.see(d.target(a)), os.O_RDWR, 0)
@@ -213,9 +197,7 @@ func TestRootRawBlock(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.takeDown(a)
-	if l := s.loops(); len(l) > 0 {
-		t.Errorf("loop devices left: %v", l)
-	}
+	s.wantNoLoops()
 	d.detach(a)
 	d.bringUp(b)
 	if device, err = os.Open(b.see(d.target(b))); err != nil {
@@ -230,10 +212,8 @@ func TestRootRawBlock(t *testing.T) {
 }
 
 func TestRootDriverRestartLeavesDisksAlone(t *testing.T) {
-	needRoot(t)
-	s := startStorage(t)
-	a := s.startNode("n1")
-	d := s.create(DriverDisk, "pvc-1", 64<<20, mountCapability(writer, "ext4"))
+	s, a := oneNode(t)
+	d := s.ext4()
 	raw := s.create(DriverDisk, "pvc-2", 8<<20, blockCapability())
 	d.bringUp(a)
 	raw.bringUp(a)
@@ -246,16 +226,12 @@ func TestRootDriverRestartLeavesDisksAlone(t *testing.T) {
 	d.mustRead(a, "x", "no driver needed")
 	d.takeDown(a)
 	raw.takeDown(a)
-	if l := s.loops(); len(l) > 0 {
-		t.Errorf("loop devices left: %v", l)
-	}
+	s.wantNoLoops()
 }
 
 func TestRootFabricRestartUnderIO(t *testing.T) {
-	needRoot(t)
-	s := startStorage(t)
-	a := s.startNode("n1")
-	d := s.create(DriverDisk, "pvc-1", 64<<20, mountCapability(writer, "ext4"))
+	s, a := oneNode(t)
+	d := s.ext4()
 	d.bringUp(a)
 	done := make(chan error, 1)
 	go func() {
@@ -274,16 +250,12 @@ func TestRootFabricRestartUnderIO(t *testing.T) {
 		t.Errorf("write while the fabric was killed and came back: %v", err)
 	}
 	d.takeDown(a)
-	if v := s.violations(); len(v) > 0 {
-		t.Errorf("violations: %+v", v)
-	}
+	s.wantNoViolations()
 }
 
 func TestRootCutNode(t *testing.T) {
-	needRoot(t)
-	s := startStorage(t)
-	a := s.startNode("n1")
-	d := s.create(DriverDisk, "pvc-1", 64<<20, mountCapability(writer, "ext4"))
+	s, a := oneNode(t)
+	d := s.ext4()
 	d.bringUp(a)
 	d.mustWrite(a, "x", "before")
 	if err := s.client.Cut(t.Context(), "n1"); err != nil {
@@ -303,9 +275,7 @@ func TestRootCutNode(t *testing.T) {
 }
 
 func TestRootPermissiveLetsTwoWritersThroughAndSaysSo(t *testing.T) {
-	needRoot(t)
-	s := startStorage(t, "--permissive")
-	a, b := s.startNode("n1"), s.startNode("n2")
+	s, a, b := twoNodes(t, "--permissive")
 	d := s.create(DriverDisk, "pvc-1", 8<<20, blockCapability())
 	d.bringUp(a)
 	if v := s.violations(); len(v) > 0 {

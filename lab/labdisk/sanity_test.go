@@ -41,12 +41,8 @@ func TestSanity(t *testing.T) {
 					t.Log(strings.TrimSpace(line))
 				}
 			}
-			if l := s.loops(); len(l) > 0 {
-				t.Errorf("loop devices left: %v", l)
-			}
-			if v := s.violations(); len(v) > 0 {
-				t.Errorf("violations: %+v", v)
-			}
+			s.wantNoLoops()
+			s.wantNoViolations()
 		})
 	}
 }

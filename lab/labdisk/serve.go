@@ -41,6 +41,8 @@ func RunFabric(ctx context.Context, o FabricOptions) (err error) {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancel(ctx) // also for servers that have begun when a later one cannot
+	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)
 	for _, d := range o.Drivers {
 		server := grpc.NewServer(grpc.UnaryInterceptor(interceptor(f, d, "")))

@@ -175,6 +175,9 @@ func jsonReply(value any) *ioReply {
 	if err != nil {
 		return &ioReply{Errno: syscall.EIO}
 	}
+	if len(b) > maxTransfer {
+		return &ioReply{Errno: syscall.EOVERFLOW} // longer than a frame: a directory with too many files
+	}
 	return &ioReply{Data: b}
 }
 

@@ -18,9 +18,7 @@ import (
 const manyWriters = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
 
 func TestRootShareIsWrittenByTwoNodesAtOnce(t *testing.T) {
-	needRoot(t)
-	s := startStorage(t)
-	a, b := s.startNode("n1"), s.startNode("n2")
+	s, a, b := twoNodes(t)
 	d := s.create(DriverShare, "pvc-1", 1<<20, mountCapability(manyWriters, ""))
 	d.bringUp(a)
 	d.bringUp(b)
@@ -75,9 +73,7 @@ func TestRootShareIsWrittenByTwoNodesAtOnce(t *testing.T) {
 }
 
 func TestRootShareIsAFileSystem(t *testing.T) {
-	needRoot(t)
-	s := startStorage(t)
-	a := s.startNode("n1")
+	s, a := oneNode(t)
 	for _, driver := range []string{DriverShare, DriverLocal} {
 		t.Run(driver, func(t *testing.T) {
 			d := s.create(driver, "pvc-1", 1<<20, mountCapability(manyWriters, ""))
@@ -105,9 +101,7 @@ func TestRootShareIsAFileSystem(t *testing.T) {
 }
 
 func TestRootLocalNeedsNoAttach(t *testing.T) {
-	needRoot(t)
-	s := startStorage(t)
-	a, b := s.startNode("n1"), s.startNode("n2")
+	s, a, b := twoNodes(t)
 	d := s.create(DriverLocal, "pvc-1", 1<<20, mountCapability(manyWriters, ""))
 	if _, err := d.attach(a); status.Code(err) != codes.Unimplemented {
 		t.Errorf("attach: %v, want Unimplemented", err)
@@ -119,17 +113,13 @@ func TestRootLocalNeedsNoAttach(t *testing.T) {
 	}
 	d.mustWrite(a, "x", "from n1")
 	d.mustRead(b, "x", "from n1")
-	if v := s.violations(); len(v) > 0 {
-		t.Errorf("violations: %+v", v)
-	}
+	s.wantNoViolations()
 	d.takeDown(a)
 	d.takeDown(b)
 }
 
 func TestRootShareSurvivesFabricRestart(t *testing.T) {
-	needRoot(t)
-	s := startStorage(t)
-	a := s.startNode("n1")
+	s, a := oneNode(t)
 	d := s.create(DriverShare, "pvc-1", 1<<20, mountCapability(manyWriters, ""))
 	d.bringUp(a)
 	f, err := os.OpenFile(filepath.Join(a.see(d.target(a)), "x"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -148,10 +138,8 @@ func TestRootShareSurvivesFabricRestart(t *testing.T) {
 }
 
 func TestRootReadOnlyPublish(t *testing.T) {
-	needRoot(t)
-	s := startStorage(t)
-	a := s.startNode("n1")
-	d := s.create(DriverDisk, "pvc-1", 64<<20, mountCapability(writer, "ext4"))
+	s, a := oneNode(t)
+	d := s.ext4()
 	published, err := d.attach(a)
 	if err == nil {
 		err = d.stage(a, published)
@@ -174,10 +162,8 @@ func TestRootReadOnlyPublish(t *testing.T) {
 }
 
 func TestRootReadOnlyAttachment(t *testing.T) {
-	needRoot(t)
-	s := startStorage(t)
-	a, b := s.startNode("n1"), s.startNode("n2")
-	d := s.create(DriverDisk, "pvc-1", 64<<20, mountCapability(writer, "ext4"))
+	s, a, b := twoNodes(t)
+	d := s.ext4()
 	d.bringUp(a)
 	d.mustWrite(a, "x", "shared from now on")
 	d.takeDown(a)
@@ -192,15 +178,11 @@ func TestRootReadOnlyAttachment(t *testing.T) {
 	}
 	d.takeDown(a)
 	d.takeDown(b)
-	if v := s.violations(); len(v) > 0 {
-		t.Errorf("violations: %+v", v)
-	}
+	s.wantNoViolations()
 }
 
 func TestRootSingleWriterHasOneTarget(t *testing.T) {
-	needRoot(t)
-	s := startStorage(t)
-	a := s.startNode("n1")
+	s, a := oneNode(t)
 	d := s.create(DriverDisk, "pvc-1", 64<<20, mountCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER, "ext4"))
 	d.bringUp(a)
 	_, err := a.csi(d.driver).NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: d.handle,
@@ -217,10 +199,8 @@ func TestRootSingleWriterHasOneTarget(t *testing.T) {
 }
 
 func TestRootStageNeedsAttach(t *testing.T) {
-	needRoot(t)
-	s := startStorage(t)
-	a := s.startNode("n1")
-	d := s.create(DriverDisk, "pvc-1", 64<<20, mountCapability(writer, "ext4"))
+	s, a := oneNode(t)
+	d := s.ext4()
 	if err := d.stage(a, map[string]string{EpochKey: "1"}); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("stage before attach: %v, want FailedPrecondition", err)
 	}

@@ -20,7 +20,6 @@ type openedFile struct {
 
 // shareAttr is what stat says of a file in a shared directory.
 type shareAttr struct {
-	Name                string `json:",omitempty"` // in a listing
 	Ino                 uint64
 	Mode                uint32 // with the type bits
 	Nlink               uint32
@@ -29,12 +28,19 @@ type shareAttr struct {
 	Atime, Mtime, Ctime int64 // nanoseconds since 1970
 }
 
+// shareEntry is one name in a listing.
+type shareEntry struct {
+	Name string
+	Ino  uint64
+	Mode uint32 // with the type bits
+}
+
 func attrOf(info os.FileInfo) shareAttr {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
-		return shareAttr{Name: info.Name()}
+		return shareAttr{}
 	}
-	return shareAttr{Name: info.Name(), Ino: st.Ino, Mode: st.Mode, Nlink: uint32(st.Nlink), UID: st.Uid, GID: st.Gid,
+	return shareAttr{Ino: st.Ino, Mode: st.Mode, Nlink: uint32(st.Nlink), UID: st.Uid, GID: st.Gid,
 		Rdev: uint32(st.Rdev), Size: st.Size, Blocks: st.Blocks,
 		Atime: st.Atim.Nano(), Mtime: st.Mtim.Nano(), Ctime: st.Ctim.Nano()}
 }
@@ -291,11 +297,12 @@ func readdir(root *os.Root, path string) *ioReply {
 	if err != nil {
 		return &ioReply{Errno: errnoOf(err)}
 	}
-	attrs := make([]shareAttr, 0, len(infos))
+	entries := make([]shareEntry, 0, len(infos))
 	for _, info := range infos {
-		attrs = append(attrs, attrOf(info))
+		attr := attrOf(info)
+		entries = append(entries, shareEntry{Name: info.Name(), Ino: attr.Ino, Mode: attr.Mode})
 	}
-	return jsonReply(attrs)
+	return jsonReply(entries)
 }
 
 func statfsOf(root *os.Root) *ioReply {

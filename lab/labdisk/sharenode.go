@@ -145,13 +145,13 @@ func (n *shareNode) Readlink(ctx context.Context) ([]byte, syscall.Errno) {
 }
 
 func (n *shareNode) Readdir(ctx context.Context) (fusefs.DirStream, syscall.Errno) {
-	var attrs []shareAttr
-	if errno := n.ask(ctx, ioRequest{Op: opReaddir}, &attrs); errno != 0 {
+	var listed []shareEntry
+	if errno := n.ask(ctx, ioRequest{Op: opReaddir}, &listed); errno != 0 {
 		return nil, errno
 	}
-	entries := make([]fuse.DirEntry, 0, len(attrs))
-	for _, a := range attrs {
-		entries = append(entries, fuse.DirEntry{Name: a.Name, Mode: a.Mode, Ino: a.Ino})
+	entries := make([]fuse.DirEntry, 0, len(listed))
+	for _, e := range listed {
+		entries = append(entries, fuse.DirEntry{Name: e.Name, Mode: e.Mode, Ino: e.Ino})
 	}
 	return fusefs.NewListDirStream(entries), 0
 }
