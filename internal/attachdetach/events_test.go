@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -126,4 +127,48 @@ func TestEventsCarryTheReason(t *testing.T) {
 		}
 		return false
 	})
+}
+
+// TestNodeRemembersTheRequest of a volume that has no VolumeAttachment, as the API
+// server stores it, through a restart of the controller.
+func TestNodeRemembersTheRequest(t *testing.T) {
+	l := newLab(t)
+	l.options.Policy.UnmountTimeout = time.Second
+	l.readyNode("a")
+	l.readyNode("b")
+	pv := &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: l.name("v")},
+		Spec: corev1.PersistentVolumeSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Capacity: storage().Requests,
+			PersistentVolumeSource: corev1.PersistentVolumeSource{
+				FC: &corev1.FCVolumeSource{TargetWWNs: []string{l.name("wwn")}, Lun: new(int32(1))},
+			},
+		},
+	}
+	unique := kube.UniqueVolumeName(kube.FibreChannelPlugin, fmt.Sprintf("[%s]:1", l.name("wwn")))
+	l.must(l.Create(l.ctx, pv))
+	l.claim("v")
+	stop := l.run()
+	on := func(node string) bool { return reported(l.nodes[l.name(node)], unique) }
+	l.pod("p", "a", "v")
+	l.await("reported on a", func() bool { return on("a") })
+	l.patchStatus(&corev1.Node{}, "", l.name("a"), map[string]any{"volumesInUse": []string{unique}})
+	l.gone("p")
+	request := func() string { return requestsOn(l.nodes[l.name("a")])[unique] }
+	l.await("the request is noted on the node", func() bool { return request() != "" })
+	l.mu.Lock()
+	first := request()
+	l.mu.Unlock()
+	stop()
+	l.run()
+	l.pod("q", "b", "v")
+	l.await("told who holds it", func() bool { return len(l.told("q", explain.FailedAttachVolume)) > 0 })
+	l.mu.Lock()
+	if now := request(); now != first || on("b") {
+		t.Errorf("request of %s became %s; reported on b: %v", first, now, on("b"))
+	}
+	l.mu.Unlock()
+	// The clock has long run out, but the node was healthy.
+	l.patchStatus(&corev1.Node{}, "", l.name("a"), map[string]any{"conditions": []map[string]any{{"type": "Ready", "status": "Unknown"}}})
+	l.await("reported on b", func() bool { return on("b") && !on("a") })
 }
