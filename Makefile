@@ -42,6 +42,10 @@ upstream: build ## Build the upstream programs of the lab into the cache folder 
 demo: build ## The main job on the lab: a volume that goes all the way, three moves, every record read back.
 	$(BELAY_LAB) demo $(ARGS)
 
+.PHONY: bench
+bench: upstream ## belay-controller against upstream's and against a floor: latency, requests, burst, CPU, memory.
+	$(BELAY_LAB) bench controller $(ARGS)
+
 .PHONY: test
 test: upstream $(TESTSUM) $(SANITY) ## Unit tests, simulation, conformance and the lab's short end-to-end tests.
 	hack/test short
