@@ -78,9 +78,33 @@ func newLab(t *testing.T) *lab {
 		vas:     map[string]*storagev1.VolumeAttachment{}, nodes: map[string]*corev1.Node{}, events: map[string]*corev1.Event{},
 	}
 	l.must(l.Create(l.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: prefix}}))
+	l.Cleanup(l.sweep)
 	l.watch()
 	l.attacher = &fakeAttacher{lab: l, finalizer: kube.AttacherFinalizer(driver)}
 	return l
+}
+
+// sweep removes the attachments that the test leaves: a controller of the next one
+// would work on them.
+func (l *lab) sweep() {
+	ctx := context.WithoutCancel(l.ctx)
+	all := &storagev1.VolumeAttachmentList{}
+	if err := l.List(ctx, all); err != nil {
+		l.Error(err)
+	}
+	for i := range all.Items {
+		va := &all.Items[i]
+		if !strings.HasPrefix(va.Spec.NodeName, l.prefix+"-") {
+			continue
+		}
+		bare := client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"finalizers": null}}`))
+		if err := client.IgnoreNotFound(l.Patch(ctx, va, bare)); err != nil {
+			l.Error(err)
+		}
+		if err := client.IgnoreNotFound(l.Delete(ctx, va)); err != nil {
+			l.Error(err)
+		}
+	}
 }
 
 const driver = "disk.test"
