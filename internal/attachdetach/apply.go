@@ -220,7 +220,11 @@ func (w *work) heed(node attachment.NodeName, out outcome) {
 func (w *work) delete(ctx context.Context, node attachment.NodeName, ref attachment.Ref, by attachment.Authority) error {
 	uid, version := uidOf(ref.UID), ref.ResourceVersion
 	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: ref.Name}}
-	err := w.client.Delete(ctx, va, client.Preconditions{UID: &uid, ResourceVersion: &version})
+	bound := client.Preconditions{UID: &uid, ResourceVersion: &version}
+	if faultS6 {
+		bound.ResourceVersion = nil
+	}
+	err := w.client.Delete(ctx, va, bound)
 	switch {
 	case err == nil:
 		w.world.attachments.Deleted(ref.Name, uid)

@@ -78,7 +78,7 @@ func (l *ledger) begin(a attempt, exclusive bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, r := range l.byVolume[a.volume] {
-		if r.call.InFlight && (exclusive || r.node == a.node) {
+		if !faultS4 && r.call.InFlight && (exclusive || r.node == a.node) {
 			return false
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/tools/pager"
 	"k8s.io/klog/v2"
@@ -90,7 +91,7 @@ const catchUpTimeout = 10 * time.Second
 // that far.
 func (a *Attacher) catchUp(ctx context.Context) error {
 	for {
-		listed, err := a.listVersions(ctx)
+		listed, list, err := a.listVersions(ctx)
 		select {
 		case <-ctx.Done():
 			return nil // shut down before it began
@@ -99,6 +100,7 @@ func (a *Attacher) catchUp(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("list VolumeAttachments: %w", err)
 		}
+		a.objects.attachments.listed(list)
 		opened := a.gate.wait(listed, a.cachedVersions)
 		timer := time.NewTimer(catchUpTimeout)
 		select {
@@ -115,18 +117,23 @@ func (a *Attacher) catchUp(ctx context.Context) error {
 }
 
 // listVersions reads name and resource version of our attachments at quorum.
-func (a *Attacher) listVersions(ctx context.Context) (map[string]string, error) {
-	listed := map[string]string{}
+func (a *Attacher) listVersions(ctx context.Context) (map[string]string, quorumList, error) {
+	listed, all := map[string]string{}, quorumList{uids: map[types.UID]struct{}{}}
 	list := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		return a.client.StorageV1().VolumeAttachments().List(ctx, options)
+		page, err := a.client.StorageV1().VolumeAttachments().List(ctx, options)
+		if err == nil && all.version == "" {
+			all.version = page.ResourceVersion
+		}
+		return page, err
 	})
 	err := list.EachListItem(ctx, metav1.ListOptions{}, func(item runtime.Object) error {
 		if va, ok := item.(*storagev1.VolumeAttachment); ok && va.Spec.Attacher == a.driver {
 			listed[va.Name] = va.ResourceVersion
+			all.uids[va.UID] = struct{}{}
 		}
 		return nil
 	})
-	return listed, err
+	return listed, all, err
 }
 
 func (a *Attacher) cachedVersions() map[string]string {

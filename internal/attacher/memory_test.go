@@ -23,20 +23,32 @@ func TestNewest(t *testing.T) {
 	type read = *newest[*storagev1.VolumeAttachment]
 	event := func(n read, o *storagev1.VolumeAttachment) { _ = n.indexer.Add(o); n.caughtUp(o) }
 	end := func(n read, o *storagev1.VolumeAttachment) { _ = n.indexer.Delete(o); n.deleted(o) }
+	list := func(n read, version string, uids ...types.UID) {
+		found := quorumList{version: version, uids: map[types.UID]struct{}{}}
+		for _, uid := range uids {
+			found.uids[uid] = struct{}{}
+		}
+		n.listed(found)
+	}
 	tests := map[string]struct {
 		happens func(n read)
 		want    string // resource version; empty for nothing
 	}{
-		"only the cache":                {func(n read) { event(n, objectOf("u", "5")) }, "5"},
-		"reply before the event":        {func(n read) { event(n, objectOf("u", "5")); n.wrote(objectOf("u", "7")) }, "7"},
-		"event of something in between": {func(n read) { event(n, objectOf("u", "5")); n.wrote(objectOf("u", "7")); event(n, objectOf("u", "6")) }, "7"},
-		"event of the write":            {func(n read) { event(n, objectOf("u", "5")); n.wrote(objectOf("u", "7")); event(n, objectOf("u", "7")) }, "7"},
-		"somebody else's later write":   {func(n read) { event(n, objectOf("u", "5")); n.wrote(objectOf("u", "7")); event(n, objectOf("u", "9")) }, "9"},
-		"event before the reply":        {func(n read) { event(n, objectOf("u", "9")); n.wrote(objectOf("u", "7")) }, "9"},
-		"versions of different length":  {func(n read) { event(n, objectOf("u", "99")); n.wrote(objectOf("u", "100")) }, "100"},
-		"deleted before the reply":      {func(n read) { event(n, objectOf("u", "5")); end(n, objectOf("u", "8")); n.wrote(objectOf("u", "7")) }, ""},
-		"deleted after the reply":       {func(n read) { event(n, objectOf("u", "5")); n.wrote(objectOf("u", "7")); end(n, objectOf("u", "8")) }, ""},
-		"ended by us, cache behind":     {func(n read) { event(n, objectOf("u", "5")); n.ended(objectOf("u", "7")) }, ""},
+		"came and went before the list":     {func(n read) { list(n, "9"); event(n, objectOf("u", "5")) }, ""},
+		"was there at the list":             {func(n read) { list(n, "9", "u"); event(n, objectOf("u", "5")) }, "5"},
+		"made after the list":               {func(n read) { list(n, "9"); event(n, objectOf("w", "10")) }, "10"},
+		"made again, and both before it":    {func(n read) { list(n, "9", "w"); event(n, objectOf("u", "5")) }, ""},
+		"list that the cache has come past": {func(n read) { event(n, objectOf("u", "11")); list(n, "9") }, "11"},
+		"only the cache":                    {func(n read) { event(n, objectOf("u", "5")) }, "5"},
+		"reply before the event":            {func(n read) { event(n, objectOf("u", "5")); n.wrote(objectOf("u", "7")) }, "7"},
+		"event of something in between":     {func(n read) { event(n, objectOf("u", "5")); n.wrote(objectOf("u", "7")); event(n, objectOf("u", "6")) }, "7"},
+		"event of the write":                {func(n read) { event(n, objectOf("u", "5")); n.wrote(objectOf("u", "7")); event(n, objectOf("u", "7")) }, "7"},
+		"somebody else's later write":       {func(n read) { event(n, objectOf("u", "5")); n.wrote(objectOf("u", "7")); event(n, objectOf("u", "9")) }, "9"},
+		"event before the reply":            {func(n read) { event(n, objectOf("u", "9")); n.wrote(objectOf("u", "7")) }, "9"},
+		"versions of different length":      {func(n read) { event(n, objectOf("u", "99")); n.wrote(objectOf("u", "100")) }, "100"},
+		"deleted before the reply":          {func(n read) { event(n, objectOf("u", "5")); end(n, objectOf("u", "8")); n.wrote(objectOf("u", "7")) }, ""},
+		"deleted after the reply":           {func(n read) { event(n, objectOf("u", "5")); n.wrote(objectOf("u", "7")); end(n, objectOf("u", "8")) }, ""},
+		"ended by us, cache behind":         {func(n read) { event(n, objectOf("u", "5")); n.ended(objectOf("u", "7")) }, ""},
 		"ended by us, made again": {func(n read) {
 			event(n, objectOf("u", "5"))
 			n.ended(objectOf("u", "7"))

@@ -20,6 +20,13 @@ type newest[T metav1.Object] struct {
 	mu    sync.Mutex
 	ahead map[string]T           // by name: newer than the cache
 	gone  map[types.UID]struct{} // our write ended the object; the cache still has it
+	list  *quorumList            // nil once the cache has come that far
+}
+
+// quorumList is what existed at a version.
+type quorumList struct {
+	version string
+	uids    map[types.UID]struct{}
 }
 
 func newNewest[T metav1.Object](indexer cache.Indexer) *newest[T] {
@@ -39,10 +46,31 @@ func (n *newest[T]) get(name string) (T, bool) {
 	if written, ok := n.ahead[name]; ok && isNewer(written, cached) {
 		cached = written
 	}
-	if _, over := n.gone[cached.GetUID()]; over {
+	if _, over := n.gone[cached.GetUID()]; over || n.cameAndWent(cached) {
 		return none, false
 	}
 	return cached, true
+}
+
+// listed takes a list at quorum. Until the cache has come that far it may show objects
+// that had ended by then: those are not there.
+func (n *newest[T]) listed(list quorumList) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.list = &list
+}
+
+// cameAndWent tells whether the cache shows an object that had ended before the list.
+func (n *newest[T]) cameAndWent(cached T) bool {
+	if n.list == nil {
+		return false
+	}
+	if atLeast(n.indexer.LastStoreSyncResourceVersion(), n.list.version) {
+		n.list = nil
+		return false
+	}
+	_, there := n.list.uids[cached.GetUID()]
+	return !there && atLeast(n.list.version, cached.GetResourceVersion())
 }
 
 // byIndex returns the newest known objects of an index value, by name: the same

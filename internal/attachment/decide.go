@@ -121,7 +121,7 @@ func (p *plan) keep(a Attachment) {
 	case reason != "":
 		p.note(a, time.Time{}, false)
 		p.do(Hold{Node: a.Node, Attachment: a.Name, Reason: reason, Wanted: true})
-	case a.Confirmed != Yes:
+	case a.Confirmed != Yes && !faultS9:
 		p.keepUnconfirmed(a, node)
 	default:
 		p.keepConfirmed(a, node)
@@ -259,7 +259,7 @@ func (p *plan) detach(a Attachment, node Node, hold Hold) {
 		return
 	}
 	switch {
-	case node.Reported || !node.Checked || node.WriteMayBeUnderway:
+	case !faultS3 && (node.Reported || !node.Checked || node.WriteMayBeUnderway):
 		p.do(WithdrawReport{
 			Node: a.Node, NodeUID: node.uid(), NewVersion: node.WriteMayBeUnderway, DetachRequested: a.DetachRequested,
 		})
@@ -478,7 +478,7 @@ func (p *plan) blockers(node NodeName) []Blocker {
 		switch {
 		case !a.Computed:
 			found = append(found, Blocker{Node: a.Node, Kind: ByForeigner})
-		case a.Node == node:
+		case a.Node == node, faultS1 && a.Confirmed != Yes:
 		case a.Deleting:
 			found = append(found, Blocker{Node: a.Node, Kind: ByDeletion})
 		default:

@@ -85,6 +85,9 @@ func (p Policy) forces(now time.Time, node Node, requested time.Time) Authority 
 	if p.DeletedNode == DeletedNodeDetach && node.Exists == No {
 		return DeletedNode{}
 	}
+	if faultS2 && node.Healthy == No && node.Exists == Yes {
+		return UnmountTimeout{}
+	}
 	if at := p.expiry(node, requested); !at.IsZero() && !now.Before(at) {
 		return UnmountTimeout{}
 	}

@@ -23,7 +23,7 @@ func Decide(now time.Time, seen Observed, policy Policy) Decision {
 	}
 	for _, a := range v.attachments {
 		switch {
-		case a.Call.InFlight:
+		case a.Call.InFlight && !(faultS4 && a.Deleting):
 			v.wait(a, CallInFlight, time.Time{})
 		case a.Gone:
 			v.undo(a)
@@ -93,7 +93,7 @@ func (v *volume) attach(a Attachment) {
 	}
 	write := WriteFinalizers{target: target{a.UID}, NodeID: a.NodeID, Volume: !a.VolumeProtected,
 		Attachment: !a.Finalizer || a.RecordedNodeID != a.NodeID}
-	if write.Attachment || write.Volume {
+	if (write.Attachment || write.Volume) && !faultS10 {
 		if v.draining {
 			v.wait(a, ShuttingDown, time.Time{})
 			return
@@ -101,7 +101,7 @@ func (v *volume) attach(a Attachment) {
 		v.do(write)
 		return
 	}
-	v.call(a, Publish, a.RecordedNodeID)
+	v.call(a, Publish, a.boundNodeID())
 }
 
 // detach moves an attachment that is being deleted. Without our finalizer it is
@@ -170,7 +170,7 @@ func (v *volume) call(a Attachment, verb Verb, nodeID string) {
 	case v.draining:
 		v.reportCall(a, recordAs)
 		v.wait(a, ShuttingDown, time.Time{})
-	case v.calling:
+	case v.calling && !faultS4:
 		v.wait(a, CallInFlight, time.Time{})
 	default:
 		v.calling = true
@@ -199,6 +199,9 @@ func (v *volume) blockedBy(a Attachment) (Attachment, bool) {
 func (v *volume) mustYield(a, other Attachment) bool {
 	if other.Gone && other.Call.NodeID == a.boundNodeID() {
 		return false // the same node under a new object
+	}
+	if faultS1 && !other.Attached {
+		return false
 	}
 	if other.mayBePublished() || other.Deleting {
 		return true

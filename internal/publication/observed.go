@@ -145,7 +145,12 @@ func (a Attachment) boundNodeID() string {
 }
 
 // undone: the driver confirmed the unpublish, and nothing was called since.
-func (a Attachment) undone() bool { return a.Call.confirmed(Unpublish, a.boundNodeID()) }
+func (a Attachment) undone() bool {
+	if faultS5 && a.Call.Verb == Unpublish && !a.Call.InFlight {
+		return true
+	}
+	return a.Call.confirmed(Unpublish, a.boundNodeID())
+}
 
 // mayBePublished: nobody can rule out that the volume is published for this
 // attachment. Our finalizer is stored before the first call (S10), so its

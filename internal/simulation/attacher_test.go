@@ -89,7 +89,7 @@ func (s *sim) kill(p *attacherProcess) {
 
 // catchUp moves some of the watches on, or all of them. Between two events everybody
 // does what he does about the first.
-func (p *attacherProcess) catchUp(fully bool) {
+func (p *attacherProcess) catchUp(fully bool) (did bool) {
 	p.mu.Lock()
 	watchers := maps.Clone(p.watchers)
 	p.mu.Unlock()
@@ -108,7 +108,9 @@ func (p *attacherProcess) catchUp(fully bool) {
 			w.deliver(p.sim.api.history[k])
 			synctest.Wait()
 		}
+		did = did || n > 0
 	}
+	return did
 }
 
 // watcher is one watch. The process sees an event when the scheduler delivers it.

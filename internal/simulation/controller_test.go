@@ -68,10 +68,10 @@ func (s *sim) newActor(name string) *actor {
 }
 
 // work gives one volume to a worker.
-func (c *controller) work() {
+func (c *controller) work() (did bool) {
 	keys := c.queue.ready()
 	if !c.leads.Load() || len(keys) == 0 || c.queue.working() >= workersAtOnce {
-		return
+		return false
 	}
 	key := keys[c.sim.rng.IntN(len(keys))]
 	c.queue.begin(key)
@@ -80,21 +80,25 @@ func (c *controller) work() {
 		result, err := c.real.Reconcile(c.ctx, key)
 		c.queue.end(key, result, err)
 	})
+	return true
 }
 
 // catchUp moves some of the caches on, or all of them.
-func (c *controller) catchUp(fully bool) {
+func (c *controller) catchUp(fully bool) (did bool) {
 	for _, k := range allKinds {
 		i := c.caches.informers[k]
 		switch behind := i.behind(); {
 		case behind > 0 && fully:
 			i.deliver(behind)
+			did = true
 		case behind > 0 && c.sim.chance(60):
 			n := 1 + c.sim.rng.IntN(behind)
 			c.sim.say("%s sees %d of %d %ss", c.name, n, behind, k)
 			i.deliver(n)
+			did = true
 		}
 	}
+	return did
 }
 
 // queue is the controller's queue of volumes. The scheduler chooses whose turn it is.

@@ -167,11 +167,11 @@ func (s *storage) busy(c *call) bool {
 	return slices.ContainsFunc(s.running, func(r *call) bool { return r.gone && r.volume == c.volume })
 }
 
-// land ends a call.
-func (s *sim) land(c *call) {
+// land ends a call, unless it hangs.
+func (s *sim) land(c *call) (did bool) {
 	if (c.fate == hangs || c.fate == stuck) && !c.gone {
 		if !s.calm {
-			return // until the caller gives up
+			return false // until the caller gives up
 		}
 		c.fate = works
 	}
@@ -189,14 +189,15 @@ func (s *sim) land(c *call) {
 	}
 	s.say("driver: %s %s, caller gone %v", c, c.fate, c.gone)
 	if c.gone {
-		return
+		return true
 	}
 	if c.fate != works {
 		c.reply <- status.Error([]codes.Code{codes.Unavailable, codes.Internal, codes.ResourceExhausted, codes.InvalidArgument}[s.rng.IntN(4)], "the driver said no")
-		return
+		return true
 	}
 	if !c.publish {
 		st.withdrawn[[2]string{c.volume, c.nodeID}] = true
 	}
 	c.reply <- nil
+	return true
 }

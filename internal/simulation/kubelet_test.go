@@ -95,11 +95,11 @@ func (s *sim) registerDriver(m *machine) {
 	}
 }
 
-// kubelet takes one step for one volume.
-func (s *sim) kubelet(m *machine, handle string) {
+// kubelet takes one step for one volume, if it has one to take.
+func (s *sim) kubelet(m *machine, handle string) (did bool) {
 	node, ok := get[*corev1.Node](s.api, m.name)
 	if !m.on || !m.online || !ok {
-		return
+		return false
 	}
 	v, wanted := m.of(handle), s.wantedAt(m.name, handle) && !isOutOfService(node)
 	switch {
@@ -110,9 +110,11 @@ func (s *sim) kubelet(m *machine, handle string) {
 		m.sync(s, node)
 	case wanted && !v.claimed:
 		v.claimed = true
+	case wanted && !v.mounted && !v.verified && !reports(node, handle):
+		return false // read again and again
 	case wanted && !v.mounted && !v.verified:
-		v.verified = reports(node, handle)
-		s.say("kubelet %s: reads the node, %s reported: %v", m.name, handle, v.verified)
+		v.verified = true
+		s.say("kubelet %s: reads the node, %s is reported", m.name, handle)
 	case wanted && !v.mounted && s.mountable(m, handle):
 		s.judgeMount(m, handle)
 		v.mounted = true
@@ -123,8 +125,9 @@ func (s *sim) kubelet(m *machine, handle string) {
 	case !wanted && v.claimed:
 		v.claimed, v.verified, v.forced = false, false, false
 	default:
-		s.endPods(m)
+		return s.endPods(m)
 	}
+	return true
 }
 
 // claims are the names of the volumes that kubelet's memory says are in use.

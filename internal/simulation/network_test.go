@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -100,6 +101,9 @@ func (n *network) take(r *request) {
 // alike: nothing tells them apart.
 func (s *sim) serve(r *request) {
 	fate := s.rng.IntN(100)
+	if strings.HasPrefix(r.what, "LIST") && s.chance(90) {
+		fate = 100 // leaders are not there to list
+	}
 	for _, other := range s.net.waiting() {
 		if other.by == r.by && other.what == r.what {
 			s.net.take(other)

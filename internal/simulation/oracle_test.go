@@ -96,6 +96,7 @@ func (s *sim) judgeDetach(w write, va *storagev1.VolumeAttachment) {
 	}
 	if s.authority(m.name, w.request.heard[m.name], requested(va)) {
 		v.forced = true
+		s.say("a policy forces %s off %s", d.handle, m.name)
 		return
 	}
 	s.breaks("S2", "attachment of %s to %s deleted while it is mounted (%v) or about to be (%v)", d.handle, m.name, v.mounted, v.verified)
@@ -137,7 +138,7 @@ func (s *sim) authority(node string, since int, requested time.Time) bool {
 	return false
 }
 
-// judgeWithdraw: S3, the other half. What a restarting kubelet does not find reported it
+// judgeWithdraw: S2, the first half of a detach. What a restarting kubelet does not find reported it
 // takes for something that needs no attach.
 func (s *sim) judgeWithdraw(w write, d *disk, before *corev1.Node) {
 	if d.meddled || !listed(before, d.handle) {
@@ -148,7 +149,7 @@ func (s *sim) judgeWithdraw(w write, d *disk, before *corev1.Node) {
 			return
 		}
 	}
-	s.breaks("S3", "%s withdrawn from %s, which lists it in use", d.handle, before.Name)
+	s.breaks("S2", "%s withdrawn from %s, which lists it in use", d.handle, before.Name)
 }
 
 // judgeReport: S9.

@@ -67,9 +67,9 @@ func (s *sim) objects() [][]client.Object {
 }
 
 // administer makes the next objects.
-func (s *sim) administer() {
+func (s *sim) administer() (did bool) {
 	if len(s.missing) == 0 {
-		return
+		return false
 	}
 	for _, obj := range s.missing[0] {
 		if pv, ok := obj.(*corev1.PersistentVolume); ok {
@@ -79,6 +79,7 @@ func (s *sim) administer() {
 		s.say("%s %s is made", kindOf(obj), obj.GetName())
 	}
 	s.missing = s.missing[1:]
+	return true
 }
 
 func (s *sim) makeClaim(pv *corev1.PersistentVolume) client.Object {
@@ -104,8 +105,15 @@ func (s *sim) user() {
 		return
 	}
 	pod := found[s.rng.IntN(len(found))]
+	if m := s.machines[pod.Spec.NodeName]; m.on && !m.of(s.handleOf(pod)).mounted && s.chance(70) {
+		return // not before it has run
+	}
+	force := 15
+	if node, ok := get[*corev1.Node](s.api, pod.Spec.NodeName); ok && !isReady(node) {
+		force = 70 // people lose patience
+	}
 	switch {
-	case s.chance(15):
+	case s.chance(force):
 		s.say("pod %s on %s is deleted by force", pod.Name, pod.Spec.NodeName)
 		s.api.drop(pod)
 	case pod.DeletionTimestamp == nil:
@@ -155,7 +163,7 @@ func (s *sim) wantedAt(node, handle string) bool {
 
 // endPods is kubelet's last word on pods: containers end, and pods whose volumes are
 // unmounted go.
-func (s *sim) endPods(m *machine) {
+func (s *sim) endPods(m *machine) (did bool) {
 	for _, pod := range list[*corev1.Pod](s.api) {
 		if pod.Spec.NodeName != m.name || pod.DeletionTimestamp == nil {
 			continue
@@ -165,11 +173,12 @@ func (s *sim) endPods(m *machine) {
 		}
 		s.say("kubelet %s: pod %s has ended", m.name, pod.Name)
 		s.api.drop(pod)
-		return
+		return true
 	}
+	return false
 }
 
-// collect is the pod garbage collector: pods on nodes that are gone or out of service
+// collectPods is the pod garbage collector: pods on nodes that are gone or out of service
 // are deleted by force.
 func (s *sim) collectPods() {
 	for _, pod := range list[*corev1.Pod](s.api) {
@@ -209,11 +218,11 @@ func (s *sim) trouble(m *machine) {
 			m.online = !m.online
 			s.say("%s online: %v", m.name, m.online)
 		}
-	case 4: // the node lifecycle controller
-		if ok && (!m.on || !m.online) && isReady(node) {
-			change(s.api, node, func(n *corev1.Node) { setReady(n, corev1.ConditionUnknown) })
-			s.say("%s is not ready", m.name)
+		if s.chance(50) {
+			s.watchLifecycle()
 		}
+	case 4:
+		s.watchLifecycle()
 	case 5: // the Node object goes, the machine does not notice
 		if ok && s.chance(50) && s.recorded(node) {
 			s.say("node %s is deleted", m.name)
@@ -231,6 +240,16 @@ func (s *sim) trouble(m *machine) {
 		s.collectPods()
 	case 8:
 		s.meddle(s.pickDisk())
+	}
+}
+
+// watchLifecycle is the node lifecycle controller.
+func (s *sim) watchLifecycle() {
+	for _, node := range list[*corev1.Node](s.api) {
+		if m := s.machines[node.Name]; (!m.on || !m.online) && isReady(node) {
+			change(s.api, node, func(n *corev1.Node) { setReady(n, corev1.ConditionUnknown) })
+			s.say("%s is not ready", m.name)
+		}
 	}
 }
 

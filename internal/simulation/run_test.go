@@ -83,9 +83,7 @@ func (s *sim) calmTurn() bool {
 	}
 	for _, name := range machineNames {
 		for _, d := range s.disks {
-			v := *s.machines[name].of(d.handle)
-			s.kubelet(s.machines[name], d.handle)
-			busy = busy || v != *s.machines[name].of(d.handle)
+			busy = s.kubelet(s.machines[name], d.handle) || busy
 		}
 	}
 	return busy || s.api.version != before
@@ -151,9 +149,10 @@ func TestSimulation(t *testing.T) {
 	if _, err := realController(); err != nil { // outside of all bubbles
 		t.Fatal(err)
 	}
-	begun := time.Now()
+	begun, happened := time.Now(), map[string]int{}
 	for seed := first; seed < first+count; seed++ {
 		s := run(t, seed)
+		s.count(happened)
 		if s.broken != "" {
 			t.Fatalf("seed %d: %s\nreplay with BELAY_SEED=%d\n%s", seed, s.broken, seed, strings.Join(s.log[max(0, len(s.log)-lines(count)):], "\n"))
 		}
@@ -161,7 +160,23 @@ func TestSimulation(t *testing.T) {
 			t.Log(strings.Join(s.log, "\n"))
 		}
 	}
-	t.Logf("seeds %d to %d hold, in %v", first, first+count-1, time.Since(begun).Round(time.Millisecond))
+	t.Logf("seeds %d to %d hold, in %v: %v", first, first+count-1, time.Since(begun).Round(time.Millisecond), happened)
+}
+
+// notable are words that tell of what a run had in it.
+var notable = []string{
+	"CREATE", "DELETE", "volumesAttached", "arrives", "busy", "mounts", "unmounts", "late, from", "answer lost", "modified", "crashes", "deposed", "killed",
+	"loses its power", "out of service", "not ready", "online: false", "is deleted by force", "registers, ", "restarts", "somebody", "forces",
+}
+
+func (s *sim) count(happened map[string]int) {
+	for _, line := range s.log {
+		for _, word := range notable {
+			if strings.Contains(line, word) {
+				happened[word]++
+			}
+		}
+	}
 }
 
 func lines(count uint64) int {

@@ -25,9 +25,11 @@ type sim struct {
 	// calm: nothing goes wrong any more.
 	calm bool
 	// What the seed has drawn once for all.
-	losses  int // percent of requests that are lost, or whose answer is
-	meddler bool
-	policy  attachment.Policy
+	losses int // percent of requests that are lost, or whose answer is
+	// Percent of the chances to crash, and to make trouble, that are taken.
+	crashes, troubles int
+	meddler           bool
+	policy            attachment.Policy
 
 	api      *server
 	net      *network
@@ -47,17 +49,17 @@ type sim struct {
 
 	broken string
 	log    []string
-	acts   map[string]int
 }
 
 func newSim(seed uint64) *sim {
 	s := &sim{
 		rng: rand.New(rand.NewPCG(seed, 1)), api: newServer(), net: &network{}, storage: newStorage(),
-		machines: map[string]*machine{}, latecomers: map[string]bool{}, acts: map[string]int{},
+		machines: map[string]*machine{}, latecomers: map[string]bool{},
 	}
 	s.api.judge = s.judge
 	s.losses = []int{0, 5, 12, 30}[s.rng.IntN(4)]
-	s.meddler = s.chance(25)
+	s.crashes, s.troubles = []int{0, 3, 10, 40}[s.rng.IntN(4)], []int{5, 20, 60}[s.rng.IntN(3)]
+	s.meddler = s.chance(15)
 	s.policy = attachment.Policy{OutOfService: !s.chance(15)}
 	if s.chance(50) {
 		s.policy.UnmountTimeout = 6 * time.Minute
@@ -95,46 +97,76 @@ func (s *sim) disk(handle string) *disk {
 	return s.disks[i]
 }
 
-// step lets one thing happen, and what follows from it without anybody's choice.
+// step lets one thing happen, and what follows from it without anybody's choice. What
+// has nothing to do leaves its turn to another.
 func (s *sim) step() {
-	switch n := s.rng.IntN(100); {
-	case n < 12:
-		s.controller.work()
+	for tries := 0; tries < 20 && !s.try(s.rng.IntN(100)); tries++ {
+		continue
+	}
+	s.settleDown()
+}
+
+func (s *sim) try(n int) (did bool) {
+	switch {
+	case n < 14:
+		return s.controller.work()
 	case n < 42:
-		for range 1 + s.rng.IntN(4) {
-			s.serveOne()
-		}
+		return s.serveOne()
 	case n < 50:
-		s.controller.catchUp(false)
+		return s.controller.catchUp(false)
 	case n < 56:
-		s.attacher.catchUp(false)
+		return s.attacher.catchUp(false)
 	case n < 62:
-		if running := s.storage.running; len(running) > 0 {
-			s.land(running[s.rng.IntN(len(running))])
+		return s.landOne()
+	case n < 84:
+		for range 1 + s.rng.IntN(3) {
+			did = s.kubelet(s.pickMachine(), s.pickDisk().handle) || did
 		}
-	case n < 80:
-		s.kubelet(s.pickMachine(), s.pickDisk().handle)
-	case n < 86:
+		return did
+	case n < 87:
 		s.user()
 	case n < 90:
+		if !s.chance(s.troubles) {
+			return false
+		}
 		s.trouble(s.pickMachine())
-	case n < 93:
+	case n < 92:
 		s.pass()
+	default:
+		return s.interrupt(n)
+	}
+	return true
+}
+
+// interrupt is what comes out of turn.
+func (s *sim) interrupt(n int) (did bool) {
+	switch {
 	case n < 95:
 		if len(s.net.late) > 0 {
 			s.arrive(s.rng.IntN(len(s.net.late)))
+			return true
 		}
+		return false
 	case n < 97:
-		s.administer()
 		s.begun = true
-	case n < 98 && s.chance(60):
+		return s.administer()
+	case !s.chance(s.crashes):
+		return false
+	case n < 98:
 		s.kill(s.attacher)
 		s.dead = append(s.dead, s.attacher.ended.Wait)
 		s.attacher = s.startAttacher()
-	case s.chance(60):
+	default:
 		s.changeLeader()
 	}
-	s.settleDown()
+	return true
+}
+
+func (s *sim) landOne() (did bool) {
+	if running := s.storage.running; len(running) > 0 {
+		return s.land(running[s.rng.IntN(len(running))])
+	}
+	return false
 }
 
 // settleDown lets every goroutine run until it waits for the scheduler.
@@ -146,11 +178,13 @@ func (s *sim) settleDown() {
 }
 
 // serveOne ends one of the requests that wait.
-func (s *sim) serveOne() {
-	if waiting := s.net.waiting(); len(waiting) > 0 {
+func (s *sim) serveOne() (did bool) {
+	waiting := s.net.waiting()
+	if len(waiting) > 0 {
 		s.serve(waiting[s.rng.IntN(len(waiting))])
 		s.settleDown()
 	}
+	return len(waiting) > 0
 }
 
 // pass lets time pass: mostly seconds, in which what is on its way stays there, now and
