@@ -401,6 +401,13 @@ func (s *site) attached(n int) {
 	must(s.T, cluster.Status().Patch(s.Context(), va, client.RawPatch(types.MergePatchType, []byte(`{"status": {"attached": true}}`))))
 }
 
+// gone is kubelet and user together: the pod has ended and is deleted.
+func (s *site) gone(n int) {
+	s.Helper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: s.name, Name: s.volumeName(n)}}
+	must(s.T, cluster.Delete(s.Context(), pod, client.GracePeriodSeconds(0)))
+}
+
 func (s *site) node() *corev1.Node {
 	s.Helper()
 	node := &corev1.Node{}

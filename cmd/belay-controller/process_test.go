@@ -164,8 +164,12 @@ func TestRefusesBesideUpstream(t *testing.T) {
 // more, and readiness, metrics, the log and an event say so.
 func TestHoldsBesideAForeignWriter(t *testing.T) {
 	s := newSite(t, 3)
+	s.foreignReport("kube-controller-manager", "x") // before we led: whose else should it be?
+	s.foreignReport("kube-controller-manager", "y")
 	p := start(t, "one")
 	p.leads()
+	s.annotate("kubelet writes beside an old report of upstream's")
+	s.annotate("and again")
 	s.pod(0)
 	eventually(t, "it attaches", func() bool { return s.attachment(0) != nil })
 	s.attached(0)

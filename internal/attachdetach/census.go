@@ -1,8 +1,9 @@
 package attachdetach
 
 import (
+	"strings"
+
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
@@ -10,54 +11,69 @@ import (
 )
 
 // volume is what the metrics are told about the volume at hand.
-func (w *work) volume() telemetry.Volume { return telemetry.Volume{Key: w.key} }
+func (w *work) volume() telemetry.Volume {
+	return telemetry.Volume{Key: w.key, Migrated: w.now.migrated}
+}
 
-// census counts all volumes, by going once over the caches' pods and attachments: what
-// upstream counts at each scrape too. Events pay nothing for it.
+// census counts all volumes, by going once over the pods, attachments and nodes of the
+// caches, at each scrape, as upstream does: 70 ms of CPU for 20,000 volumes
+// (BenchmarkCensus).
+// Events pay nothing for it.
 func (w *world) census() telemetry.Census {
 	c := telemetry.Census{
 		Desired: map[string]int{}, Actual: map[string]int{},
 		InUse: map[attachment.NodeName]map[string]int{},
 	}
+	required := map[string]bool{}
+	attaches := func(driver string) bool {
+		if _, known := required[driver]; !known {
+			required[driver] = w.attachRequired(driver)
+		}
+		return required[driver]
+	}
+	nodes := w.nodes.Cached()
+	managed := make(map[string]bool, len(nodes))
+	for _, node := range nodes {
+		_, managed[node.Name] = node.Annotations[kube.ManagedAttachAnnotation]
+		for i := range node.Status.VolumesAttached {
+			if k, ok := unattached(string(node.Status.VolumesAttached[i].Name)); ok {
+				c.Actual[k.Driver]++
+			}
+		}
+	}
+	for _, va := range w.attachments.Cached() {
+		c.Actual[va.Spec.Attacher]++
+	}
 	type place struct {
-		key  attachment.VolumeKey
+		attachment.VolumeKey
 		node string
 	}
 	desired := map[place]bool{}
-	required := map[string]bool{}
 	for _, item := range w.pods.List() {
 		pod := item.(*corev1.Pod)
-		if pod.Spec.NodeName == "" || len(pod.Spec.Volumes) == 0 {
-			continue
-		}
 		node := attachment.NodeName(pod.Spec.NodeName)
 		for _, k := range w.keysOfPod(pod) {
 			if c.InUse[node] == nil {
 				c.InUse[node] = map[string]int{}
 			}
 			c.InUse[node][k.Driver]++
-			if _, known := required[k.Driver]; !known {
-				required[k.Driver] = w.attachRequired(k.Driver)
-			}
-			if required[k.Driver] && !kube.PodEnded(pod) && w.manages(pod.Spec.NodeName) {
-				desired[place{k, pod.Spec.NodeName}] = true
+			at := place{k, pod.Spec.NodeName}
+			if managed[at.node] && !desired[at] && !kube.PodEnded(pod) && attaches(k.Driver) {
+				desired[at] = true
+				c.Desired[k.Driver]++
 			}
 		}
-	}
-	for p := range desired {
-		c.Desired[p.key.Driver]++
-	}
-	for _, item := range w.informers[storagev1.SchemeGroupVersion.WithKind("VolumeAttachment")].GetStore().List() {
-		c.Actual[item.(*storagev1.VolumeAttachment).Spec.Attacher]++
 	}
 	return c
 }
 
-func (w *world) manages(node string) bool {
-	n, ok := w.nodes.Get(node)
-	if !ok {
-		return false
+// unattached is a reported volume that has no VolumeAttachment.
+func unattached(unique string) (attachment.VolumeKey, bool) {
+	if strings.HasPrefix(unique, csiPrefix) { // nearly all
+		return attachment.VolumeKey{}, false
 	}
-	_, managed := n.Annotations[kube.ManagedAttachAnnotation]
-	return managed
+	k, ok := keyOfName(unique)
+	return k, ok && kube.Unattached(k.Driver)
 }
+
+const csiPrefix = "kubernetes.io/csi/"

@@ -25,6 +25,8 @@ type snapshot struct {
 	inline map[attachment.NodeName]kube.InlineVolume
 	// volumeName is what events call the volume: its PersistentVolume, or its handle.
 	volumeName string
+	// migrated is set where an in-tree plugin is named, for which a CSI driver stands in.
+	migrated bool
 }
 
 // nameAt is what events call the volume to pods of a node: several PersistentVolumes
@@ -72,6 +74,7 @@ func (w *world) observe(key attachment.VolumeKey, t *turn, d doubts) snapshot {
 	demand := w.demandFor(key)
 	s := snapshot{volumeName: demand.name(key), pods: demand.pods, inline: demand.inline}
 	s.want.Unattached = kube.Unattached(key.Driver)
+	s.migrated = slices.ContainsFunc(demand.volumes, kube.Migrated) || len(demand.inline) > 0 && !s.want.Unattached
 	s.want.Wants = slices.Collect(maps.Values(demand.wants))
 	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
 	names := slices.Collect(maps.Keys(w.nodes.ByIndex(byVolume, unique)))

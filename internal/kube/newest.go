@@ -108,6 +108,16 @@ func (n *Newest[T]) Get(name string) (T, bool) {
 	return n.pick(name, cached, ok, mark)
 }
 
+// Cached returns all objects of the cache, without what we wrote since. They are shared.
+func (n *Newest[T]) Cached() []T {
+	items := n.store.List()
+	found := make([]T, 0, len(items))
+	for _, item := range items {
+		found = append(found, item.(T))
+	}
+	return found
+}
+
 // ByIndex returns, by name, the newest known versions of the objects that carry the
 // value in the index, in the cache or in an answer to our own writes.
 func (n *Newest[T]) ByIndex(index, value string) map[string]T {

@@ -137,6 +137,7 @@ func StripVolume(volume *corev1.PersistentVolume) *corev1.PersistentVolume {
 	if translator.IsPVMigratable(volume) {
 		if translated, err := translatePV(volume); err == nil {
 			volume = translated // the access modes may have changed too
+			kept.Annotations = map[string]string{migratedMark: "true"}
 		}
 	}
 	kept.Spec.AccessModes = volume.Spec.AccessModes
@@ -155,6 +156,14 @@ func StripVolume(volume *corev1.PersistentVolume) *corev1.PersistentVolume {
 	}
 	return kept
 }
+
+// migratedMark is what the cache notes on a volume that was translated; no such object
+// is ever written.
+const migratedMark = ownPrefix + "migrated"
+
+// Migrated tells whether a volume from the cache names an in-tree plugin, for which a
+// CSI driver stands in.
+func Migrated(volume *corev1.PersistentVolume) bool { return volume.Annotations[migratedMark] != "" }
 
 // StripAttachment drops who wrote which field, the driver's metadata, and of an inline
 // source all but which volume it is and how it may be attached.

@@ -77,6 +77,9 @@ func NewController(registry prometheus.Registerer) *Controller {
 	} {
 		c.forced.WithLabelValues(authority.String())
 	}
+	for _, resource := range []string{"nodes/status", "volumeattachments"} {
+		c.foreign.WithLabelValues(resource)
+	}
 	registry.MustRegister(c.operations, c.forced, c.blocked, c.phases, c.writes, c.foreign, c.halted,
 		&c.waits, &c.census, &c.lease)
 	return c

@@ -119,7 +119,8 @@ func (c *Controller) enter(now time.Time, v Volume, w *wait, p phase) {
 		switch {
 		case w.phase == phaseAttach && (p.name == phaseReport || p.name == phaseSettled):
 			c.operation(v, operationAttach, true, took)
-		case w.phase == phaseDetach:
+		case w.phase == phaseDetach, w.phase == phaseDelete && p.name == "":
+			// The latter was deleted and gone before anybody looked.
 			c.operation(v, operationDetach, true, took)
 		}
 		w.phase, w.phaseSince, w.failure = p.name, now, ""
