@@ -67,6 +67,7 @@ type Controller struct {
 	announcer *announcer
 	policy    attachment.Policy
 	sources   []source.TypedSource[key]
+	refusals  workqueue.TypedRateLimiter[key]
 	metrics   *telemetry.Controller
 	rivals    *rivals
 	mayLead   func(ctx context.Context) (refusal, err error)
@@ -188,8 +189,9 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 		c.metrics.Decided(now, w.volume(), w.now.want, w.now.seen, decision)
 		again, err := w.take(ctx, decision.Steps)
 		if err != nil {
-			return reconcile.Result{}, err
+			return w.retry(err)
 		}
+		c.refusals.Forget(k)
 		if again {
 			continue
 		}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -70,23 +71,21 @@ func TestNothingWantedNothingDone(t *testing.T) {
 	}
 }
 
+// TestObjectsInAnyOrder makes the objects behind a volume in every order, with a CSINode
+// somewhere among them. The attach begins when the last one is there.
 func TestObjectsInAnyOrder(t *testing.T) {
 	l := newLab(t)
 	l.run()
-	var permute func(done, left []string)
-	run := 0
-	permute = func(done, left []string) {
-		if len(left) > 0 {
-			for i := range left {
-				rest := slices.Concat(left[:i:i], left[i+1:])
-				permute(append(slices.Clone(done), left[i]), rest)
+	random := seeded(t)
+	var waits []time.Duration
+	permutations(4, func(order []int) {
+		name := fmt.Sprintf("o%d", len(waits))
+		csiNode := random.IntN(5)
+		for i, kind := range order {
+			if i == csiNode {
+				l.csiNode(name)
 			}
-			return
-		}
-		run++
-		name := fmt.Sprintf("o%d", run)
-		for _, kind := range done {
-			switch kind {
+			switch []string{"pod", "node", "volume", "claim"}[kind] {
 			case "pod":
 				l.pod(name, name, name)
 			case "node":
@@ -98,12 +97,28 @@ func TestObjectsInAnyOrder(t *testing.T) {
 				l.claim(name)
 			}
 		}
+		began := time.Now()
+		l.await(name+" is attached", func() bool { return l.attachment(name, name) != nil })
+		waits = append(waits, time.Since(began))
 		l.awaitReported(name, name)
+	})
+	if len(waits) != 24 {
+		t.Fatalf("%d orders, want 24", len(waits))
 	}
-	permute(nil, []string{"pod", "node", "volume", "claim"})
-	if run != 24 {
-		t.Errorf("%d orders, want 24", run)
+	slices.Sort(waits)
+	t.Logf("from the last object to the VolumeAttachment: median %v, longest %v", waits[12], waits[23])
+	if waits[12] > 250*time.Millisecond {
+		t.Errorf("the attach begins %v after the last object is there, in the median", waits[12])
 	}
+}
+
+// csiNode makes the CSINode of a node that may not be there yet.
+func (l *lab) csiNode(name string) {
+	l.Helper()
+	object := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: l.name(name)}}
+	object.Spec.Drivers = []storagev1.CSINodeDriver{{Name: driver, NodeID: name}}
+	l.must(l.Create(l.ctx, object))
+	l.Cleanup(func() { _ = l.Delete(context.Background(), object) })
 }
 
 func TestSharedVolumeOnTwoNodes(t *testing.T) {

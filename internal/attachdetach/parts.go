@@ -48,6 +48,7 @@ func New(ctx context.Context, p Parts, o Options) (*Controller, error) {
 		mayLead:   o.MayLead,
 		ready:     make(chan struct{}),
 		doubtful:  map[types.UID]string{},
+		refusals:  newRefusals(),
 		sources:   w.sources(p.Cache),
 	}, nil
 }

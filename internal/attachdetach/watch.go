@@ -220,7 +220,11 @@ func (w *world) nodeChanged(before, after *corev1.Node) []key {
 	case before == nil:
 		return append(w.arrive(after, true), w.keysOfNode(after)...)
 	}
-	keys := w.arrive(after, false)
+	anew := before.UID != after.UID
+	if anew { // deleted and made anew, and we heard of both at once
+		w.depart(before)
+	}
+	keys := w.arrive(after, anew)
 	if !sameNode(before, after) {
 		return slices.Concat(keys, w.keysOfNode(before), w.keysOfNode(after))
 	}

@@ -1,0 +1,44 @@
+package attachdetach
+
+import (
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+// Back-off of a volume whose step the API server understood and refused: an admission
+// rule or missing rights, which no soon retry mends. Upstream waits as long at most.
+// An event of the volume still wakes it at once.
+const firstRefusal, lastRefusal = time.Second, 2 * time.Minute
+
+func newRefusals() workqueue.TypedRateLimiter[key] {
+	return workqueue.NewTypedItemExponentialFailureRateLimiter[key](firstRefusal, lastRefusal)
+}
+
+// retry says when to try again what failed: by the queue's short back-off, or by the
+// long one if nothing but refusals stood in the way. Thousands of volumes that can never
+// be attached must not keep the API server busy.
+func (w *work) retry(err error) (reconcile.Result, error) {
+	if !refused(err) {
+		return reconcile.Result{}, err
+	}
+	after := w.refusals.When(w.key)
+	w.log.Error(err, "Refused", "retry", after)
+	return reconcile.Result{RequeueAfter: after}, nil
+}
+
+// refused tells whether every error in err is a refusal.
+func refused(err error) bool {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, e := range joined.Unwrap() {
+			if !refused(e) {
+				return false
+			}
+		}
+		return true
+	}
+	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) ||
+		apierrors.IsRequestEntityTooLargeError(err)
+}

@@ -1,0 +1,290 @@
+package attachdetach
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/kube"
+)
+
+// A full cluster has 20 volumes per node, each attached, reported and in use by a pod.
+const perNode = 20
+
+func handleOf(i int) string { return fmt.Sprintf("h%05d", i) }
+func nameOf(i int) string   { return fmt.Sprintf("v%05d", i) }
+func placeOf(i int) string  { return fmt.Sprintf("n%04d", i/perNode) }
+
+func fullCluster(t *testing.T, volumes int) *model {
+	t.Helper()
+	m := newModel(t)
+	var lists []string
+	for i := range volumes {
+		k := key{Driver: driver, Handle: handleOf(i)}
+		m.put(aVolume(nameOf(i), k.Handle))
+		m.put(aClaim(nameOf(i)))
+		m.put(aPod(nameOf(i), placeOf(i), byClaimOf(nameOf(i))))
+		va := anAttachment(k, placeOf(i), nameOf(i), true)
+		va.Status.Attached = true
+		m.put(va)
+		if lists = append(lists, kube.UniqueVolumeName(driver, k.Handle)); len(lists) == perNode || i == volumes-1 {
+			m.put(aNode(placeOf(i), listing(lists, lists)))
+			lists = nil
+		}
+	}
+	return m
+}
+
+// TestEachEventCostsWhatItChanges counts, in a small cluster and in one a hundred times
+// its size, the volumes that each event wakes and the objects that are read for it and
+// for the decision. Neither may grow with the cluster.
+func TestEachEventCostsWhatItChanges(t *testing.T) {
+	type cost struct{ woken, reads int }
+	costs := map[string][]cost{}
+	for _, size := range []int{200, 20_000} {
+		m := fullCluster(t, size)
+		for _, e := range clusterEvents() {
+			before, listsBefore := m.reads()
+			keys := e.happen(m)
+			for _, k := range keys {
+				m.waitedFor(k) // as the handlers do
+				m.decide(k)
+			}
+			reads, lists := m.reads()
+			costs[e.name] = append(costs[e.name], cost{len(keys), reads - before})
+			if lists != listsBefore {
+				t.Errorf("%s: lists all objects of a kind", e.name)
+			}
+			if len(keys) > e.wakes {
+				t.Errorf("%d volumes: %s: wakes %d volumes, want at most %d", size, e.name, len(keys), e.wakes)
+			}
+			if limit := perNode + 10 + 60*len(keys); reads-before > limit {
+				t.Errorf("%d volumes: %s: reads %d objects for %d volumes, want at most %d", size, e.name, reads-before, len(keys), limit)
+			}
+		}
+	}
+	for name, c := range costs {
+		t.Logf("%-32s wakes %3d, reads %4d", name, c[1].woken, c[1].reads)
+		if c[0] != c[1] {
+			t.Errorf("%s: costs %+v in a small cluster and %+v in a large one", name, c[0], c[1])
+		}
+	}
+}
+
+type clusterEvent struct {
+	name   string
+	wakes  int
+	happen func(*model) []key
+}
+
+func clusterEvents() []clusterEvent {
+	k := key{Driver: driver, Handle: handleOf(0)}
+	var lists, others []string
+	for i := range perNode {
+		lists = append(lists, kube.UniqueVolumeName(driver, handleOf(i)))
+	}
+	others = lists[1:]
+	put := func(obj client.Object) func(*model) []key { return func(m *model) []key { return m.put(obj) } }
+	running, ended := aPod(nameOf(0), placeOf(0), byClaimOf(nameOf(0))), aPod(nameOf(0), placeOf(0), byClaimOf(nameOf(0)))
+	running.Status.Phase = corev1.PodRunning
+	ended.Status.Phase = corev1.PodSucceeded
+	failed := anAttachment(k, placeOf(0), nameOf(0), true)
+	failed.Status.AttachError = &storagev1.VolumeError{Message: "no"}
+	labelled := aVolume(nameOf(0), handleOf(0))
+	labelled.Labels = map[string]string{"a": "b"}
+	heartbeat := aNode(placeOf(0), listing(lists, lists), func(n *corev1.Node) {
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeMemoryPressure, LastHeartbeatTime: metav1.Now()}}
+	})
+	return []clusterEvent{
+		{"a node's heartbeat", 0, put(heartbeat)},
+		{"a node becomes ready", 0, put(aNode(placeOf(0), listing(lists, lists), func(n *corev1.Node) {
+			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+		}))},
+		{"a pod starts to run", 0, put(running)},
+		{"a volume gets a label", 0, put(labelled)},
+		{"a claim is annotated", 0, put(aClaim(nameOf(0)))},
+		{"an attachment gets an error", 1, put(failed)},
+		{"a pod ends", 1, put(ended)},
+		{"a pod goes", 1, func(m *model) []key { return m.remove(ended) }},
+		{"a volume is no longer in use", 1, put(aNode(placeOf(0), listing(others, lists)))},
+		{"a volume is no longer reported", 1, put(aNode(placeOf(0), listing(others, others)))},
+		{"an attachment goes", 1, func(m *model) []key { return m.remove(failed) }},
+		{"a pod without volumes comes", 0, put(aPod("plain", placeOf(0)))},
+		{"a pod with a missing claim comes", 0, put(aPod("lost", placeOf(0), byClaimOf("missing")))},
+		{"a pod comes", 1, put(aPod("again", placeOf(0), byClaimOf(nameOf(0))))},
+		{"a node goes out of service", perNode, put(aNode(placeOf(0), listing(others, others), func(n *corev1.Node) {
+			n.Spec.Taints = []corev1.Taint{{Key: kube.OutOfServiceTaint}}
+		}))},
+		{"a node goes", perNode, func(m *model) []key { return m.remove(aNode(placeOf(0))) }},
+		{"a node comes", perNode, put(aNode(placeOf(0)))},
+		{"a driver that needs no attach comes", 0, put(&storagev1.CSIDriver{
+			ObjectMeta: metav1.ObjectMeta{Name: "other.test"}, Spec: storagev1.CSIDriverSpec{AttachRequired: new(false)},
+		})},
+	}
+}
+
+// TestImpossibleVolumesCostNothing has 1,000 pods whose volumes can never attach. Each
+// kind is looked at as often as something happens to it, and never for time alone.
+func TestImpossibleVolumesCostNothing(t *testing.T) {
+	m := newModel(t)
+	m.put(aNode("n"))
+	woken := map[string]int{}
+	for i := range 1000 {
+		name := nameOf(i)
+		kind := []string{"no claim", "claim not bound", "no volume", "driver absent", "driver refuses", "claim of another"}[i%6]
+		var keys []key
+		add := func(obj client.Object) { keys = append(keys, m.put(obj)...) }
+		claim, pv := aClaim(name), aVolume(name, handleOf(i))
+		k := key{Driver: driver, Handle: handleOf(i)}
+		switch kind {
+		case "claim not bound":
+			claim.Status.Phase = corev1.ClaimPending
+			add(claim)
+		case "no volume":
+			add(claim)
+		case "driver absent", "driver refuses":
+			add(claim)
+			add(pv)
+		case "claim of another":
+			pv.Spec.ClaimRef.UID = "another"
+			add(claim)
+			add(pv)
+		}
+		add(aPod(name, "n", byClaimOf(name)))
+		if kind == "driver absent" || kind == "driver refuses" {
+			if got := attaches(m.decide(k)); len(got) != 1 {
+				t.Fatalf("%s: attaches to %v", kind, got)
+			}
+			va := anAttachment(k, "n", name, true)
+			add(va)
+			if kind == "driver refuses" {
+				va.Status.AttachError = &storagev1.VolumeError{Message: "bad handle", Time: metav1.Now()}
+				add(va)
+			}
+		}
+		for _, k := range keys {
+			d := m.decide(k)
+			if !d.RecheckAt.IsZero() {
+				t.Errorf("%s: wants to look again at %v", kind, d.RecheckAt)
+			}
+			for _, s := range d.Steps {
+				if _, ok := s.(attachment.Hold); !ok {
+					t.Errorf("%s: acts: %T", kind, s)
+				}
+			}
+		}
+		woken[kind] += len(keys)
+	}
+	t.Logf("volumes woken by all events of about 167 pods each: %v", woken)
+	for kind, n := range woken {
+		if n > 167*4 {
+			t.Errorf("%s: woken %d times", kind, n)
+		}
+	}
+}
+
+// TestPodsThatWaitGoFirst puts clean-up, the volumes of the start and volumes that pods
+// wait for into the queue, and takes them out.
+func TestPodsThatWaitGoFirst(t *testing.T) {
+	m := newModel(t)
+	q := newQueue("priorities", workqueue.NewTypedItemExponentialFailureRateLimiter[key](time.Second, time.Second)).(*queueOfVolumes)
+	t.Cleanup(q.ShutDown)
+	attachments := on(m.world, m.attachmentChanged)
+	pods := on(m.world, m.podChanged)
+	for i := range 100 {
+		va := anAttachment(key{Driver: driver, Handle: handleOf(i)}, "n", nameOf(i), true)
+		m.put(va)
+		attachments.Create(t.Context(), event.TypedCreateEvent[*storagev1.VolumeAttachment]{Object: va, IsInInitialList: true}, q)
+	}
+	for i := range 100 {
+		va := anAttachment(key{Driver: driver, Handle: handleOf(100 + i)}, "n", nameOf(100+i), true)
+		m.put(va)
+		attachments.Create(t.Context(), event.TypedCreateEvent[*storagev1.VolumeAttachment]{Object: va}, q)
+	}
+	m.put(aNode("n"))
+	m.put(aVolume("wanted", "wanted"))
+	m.put(aClaim("wanted"))
+	pod := aPod("p", "n", byClaimOf("wanted"))
+	m.put(pod)
+	pods.Create(t.Context(), event.TypedCreateEvent[*corev1.Pod]{Object: pod, IsInInitialList: true}, q)
+
+	want := func(n, priority int) {
+		t.Helper()
+		for range n {
+			k, got, _ := q.GetWithPriority()
+			if got != priority {
+				t.Fatalf("%v came with priority %d, want one with %d", k, got, priority)
+			}
+			q.Done(k)
+		}
+	}
+	want(1, podsWait)
+	want(100, 0)
+	want(100, handler.LowPriority)
+	var _ priorityqueue.PriorityQueue[key] = q
+}
+
+// TestResync has the caches say again what they hold, which happens every ten hours:
+// each volume is looked at, after everything else.
+func TestResync(t *testing.T) {
+	m := fullCluster(t, 100)
+	q := newQueue("resync", workqueue.NewTypedItemExponentialFailureRateLimiter[key](time.Second, time.Second)).(*queueOfVolumes)
+	t.Cleanup(q.ShutDown)
+	handlerOfAttachments := on(m.world, m.attachmentChanged)
+	for _, item := range m.stores["VolumeAttachment"].List() {
+		va := item.(*storagev1.VolumeAttachment)
+		handlerOfAttachments.Update(t.Context(), event.TypedUpdateEvent[*storagev1.VolumeAttachment]{ObjectOld: va, ObjectNew: va}, q)
+	}
+	for range 100 {
+		k, priority, _ := q.GetWithPriority()
+		if priority != handler.LowPriority {
+			t.Fatalf("%v: priority %d", k, priority)
+		}
+		if d := m.decide(k); len(d.Steps) > 0 {
+			t.Errorf("%v: a settled volume has steps: %+v", k, d.Steps)
+		}
+		q.Done(k)
+	}
+}
+
+// TestDepartedNodesAreForgotten removes many nodes with their attachments, in both
+// orders.
+func TestDepartedNodesAreForgotten(t *testing.T) {
+	m := newModel(t)
+	for i := range 1000 {
+		k := key{Driver: driver, Handle: handleOf(i)}
+		unique := []string{kube.UniqueVolumeName(driver, k.Handle)}
+		node := aNode(fmt.Sprintf("gone-%d", i), listing(unique, unique))
+		node.UID = types.UID(node.Name)
+		va := anAttachment(k, node.Name, "pv", true)
+		m.put(node)
+		m.put(va)
+		if i%2 == 0 {
+			m.remove(node)
+			if _, ok := m.lastSeen(node.Name); !ok {
+				t.Fatal("forgot a node while something is attached to it")
+			}
+			m.remove(va)
+		} else {
+			m.remove(va)
+			m.remove(node)
+		}
+	}
+	if n := len(m.departed); n > 0 {
+		t.Errorf("%d nodes are remembered for ever", n)
+	}
+	if n := len(m.nameless.volumes); n > 0 {
+		t.Errorf("%d nameless attachments are remembered for ever", n)
+	}
+}
