@@ -87,7 +87,7 @@ func decoded(obj, into wire) client.Object {
 
 func fullMeta(namespace, name string, i int) metav1.ObjectMeta {
 	now := metav1.NewTime(time.Unix(1767225600, 0))
-	fields := metav1.FieldsV1{Raw: []byte(strings.Repeat(`{"f:spec":{"f:x":{}}}`, 60))}
+	fields := metav1.NewFieldsV1(strings.Repeat(`{"f:spec":{"f:x":{}}}`, 60))
 	return metav1.ObjectMeta{
 		Namespace: namespace, Name: fmt.Sprintf("%s-%06d", name, i), UID: types.UID(fmt.Sprintf("0f5b4a1e-0000-4000-8000-%012d", i)),
 		ResourceVersion: fmt.Sprint(1000000 + i), CreationTimestamp: now,
@@ -96,8 +96,8 @@ func fullMeta(namespace, name string, i int) metav1.ObjectMeta {
 			"kubectl.kubernetes.io/last-applied-configuration": strings.Repeat("x", 1500), "pv.kubernetes.io/provisioned-by": "ebs.csi.aws.com",
 		},
 		ManagedFields: []metav1.ManagedFieldsEntry{
-			{Manager: "kubectl", Operation: "Apply", FieldsType: "FieldsV1", FieldsV1: &fields, Time: &now},
-			{Manager: "kubelet", Operation: "Update", FieldsType: "FieldsV1", FieldsV1: &fields, Time: &now},
+			{Manager: "kubectl", Operation: "Apply", FieldsType: "FieldsV1", FieldsV1: fields, Time: &now},
+			{Manager: "kubelet", Operation: "Update", FieldsType: "FieldsV1", FieldsV1: fields, Time: &now},
 		},
 		OwnerReferences: []metav1.OwnerReference{
 			{APIVersion: "apps/v1", Kind: "StatefulSet", Name: name, UID: "0f5b4a1e-1111-4000-8000-000000000000", Controller: new(true)},
