@@ -22,24 +22,24 @@ import (
 // A full cluster has 20 volumes per node, each attached, reported and in use by a pod.
 const perNode = 20
 
-func handleOf(i int) string { return fmt.Sprintf("h%05d", i) }
-func nameOf(i int) string   { return fmt.Sprintf("v%05d", i) }
-func placeOf(i int) string  { return fmt.Sprintf("n%04d", i/perNode) }
+func nthHandle(i int) string { return fmt.Sprintf("h%05d", i) }
+func nthName(i int) string   { return fmt.Sprintf("v%05d", i) }
+func nthNode(i int) string   { return fmt.Sprintf("n%04d", i/perNode) }
 
 func fullCluster(t *testing.T, volumes int) *model {
 	t.Helper()
 	m := newModel(t)
 	var lists []string
 	for i := range volumes {
-		k := key{Driver: driver, Handle: handleOf(i)}
-		m.put(aVolume(nameOf(i), k.Handle))
-		m.put(aClaim(nameOf(i)))
-		m.put(aPod(nameOf(i), placeOf(i), byClaimOf(nameOf(i))))
-		va := anAttachment(k, placeOf(i), nameOf(i), true)
+		k := key{Driver: driver, Handle: nthHandle(i)}
+		m.put(aVolume(nthName(i), k.Handle))
+		m.put(aClaim(nthName(i)))
+		m.put(aPod(nthName(i), nthNode(i), byClaimOf(nthName(i))))
+		va := anAttachment(k, nthNode(i), nthName(i), true)
 		va.Status.Attached = true
 		m.put(va)
 		if lists = append(lists, kube.UniqueVolumeName(driver, k.Handle)); len(lists) == perNode || i == volumes-1 {
-			m.put(aNode(placeOf(i), listing(lists, lists)))
+			m.put(aNode(nthNode(i), listing(lists, lists)))
 			lists = nil
 		}
 	}
@@ -89,45 +89,45 @@ type clusterEvent struct {
 }
 
 func clusterEvents() []clusterEvent {
-	k := key{Driver: driver, Handle: handleOf(0)}
+	k := key{Driver: driver, Handle: nthHandle(0)}
 	var lists, others []string
 	for i := range perNode {
-		lists = append(lists, kube.UniqueVolumeName(driver, handleOf(i)))
+		lists = append(lists, kube.UniqueVolumeName(driver, nthHandle(i)))
 	}
 	others = lists[1:]
 	put := func(obj client.Object) func(*model) []key { return func(m *model) []key { return m.put(obj) } }
-	running, ended := aPod(nameOf(0), placeOf(0), byClaimOf(nameOf(0))), aPod(nameOf(0), placeOf(0), byClaimOf(nameOf(0)))
+	running, ended := aPod(nthName(0), nthNode(0), byClaimOf(nthName(0))), aPod(nthName(0), nthNode(0), byClaimOf(nthName(0)))
 	running.Status.Phase = corev1.PodRunning
 	ended.Status.Phase = corev1.PodSucceeded
-	failed := anAttachment(k, placeOf(0), nameOf(0), true)
+	failed := anAttachment(k, nthNode(0), nthName(0), true)
 	failed.Status.AttachError = &storagev1.VolumeError{Message: "no"}
-	labelled := aVolume(nameOf(0), handleOf(0))
+	labelled := aVolume(nthName(0), nthHandle(0))
 	labelled.Labels = map[string]string{"a": "b"}
-	heartbeat := aNode(placeOf(0), listing(lists, lists), func(n *corev1.Node) {
+	heartbeat := aNode(nthNode(0), listing(lists, lists), func(n *corev1.Node) {
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeMemoryPressure, LastHeartbeatTime: metav1.Now()}}
 	})
 	return []clusterEvent{
 		{"a node's heartbeat", 0, put(heartbeat)},
-		{"a node becomes ready", 0, put(aNode(placeOf(0), listing(lists, lists), func(n *corev1.Node) {
+		{"a node becomes ready", 0, put(aNode(nthNode(0), listing(lists, lists), func(n *corev1.Node) {
 			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 		}))},
 		{"a pod starts to run", 0, put(running)},
 		{"a volume gets a label", 0, put(labelled)},
-		{"a claim is annotated", 0, put(aClaim(nameOf(0)))},
+		{"a claim is annotated", 0, put(aClaim(nthName(0)))},
 		{"an attachment gets an error", 1, put(failed)},
 		{"a pod ends", 1, put(ended)},
 		{"a pod goes", 1, func(m *model) []key { return m.remove(ended) }},
-		{"a volume is no longer in use", 1, put(aNode(placeOf(0), listing(others, lists)))},
-		{"a volume is no longer reported", 1, put(aNode(placeOf(0), listing(others, others)))},
+		{"a volume is no longer in use", 1, put(aNode(nthNode(0), listing(others, lists)))},
+		{"a volume is no longer reported", 1, put(aNode(nthNode(0), listing(others, others)))},
 		{"an attachment goes", 1, func(m *model) []key { return m.remove(failed) }},
-		{"a pod without volumes comes", 0, put(aPod("plain", placeOf(0)))},
-		{"a pod with a missing claim comes", 0, put(aPod("lost", placeOf(0), byClaimOf("missing")))},
-		{"a pod comes", 1, put(aPod("again", placeOf(0), byClaimOf(nameOf(0))))},
-		{"a node goes out of service", perNode, put(aNode(placeOf(0), listing(others, others), func(n *corev1.Node) {
+		{"a pod without volumes comes", 0, put(aPod("plain", nthNode(0)))},
+		{"a pod with a missing claim comes", 0, put(aPod("lost", nthNode(0), byClaimOf("missing")))},
+		{"a pod comes", 1, put(aPod("again", nthNode(0), byClaimOf(nthName(0))))},
+		{"a node goes out of service", perNode, put(aNode(nthNode(0), listing(others, others), func(n *corev1.Node) {
 			n.Spec.Taints = []corev1.Taint{{Key: kube.OutOfServiceTaint}}
 		}))},
-		{"a node goes", perNode, func(m *model) []key { return m.remove(aNode(placeOf(0))) }},
-		{"a node comes", perNode, put(aNode(placeOf(0)))},
+		{"a node goes", perNode, func(m *model) []key { return m.remove(aNode(nthNode(0))) }},
+		{"a node comes", perNode, put(aNode(nthNode(0)))},
 		{"a driver that needs no attach comes", 0, put(&storagev1.CSIDriver{
 			ObjectMeta: metav1.ObjectMeta{Name: "other.test"}, Spec: storagev1.CSIDriverSpec{AttachRequired: new(false)},
 		})},
@@ -141,12 +141,12 @@ func TestImpossibleVolumesCostNothing(t *testing.T) {
 	m.put(aNode("n"))
 	woken := map[string]int{}
 	for i := range 1000 {
-		name := nameOf(i)
+		name := nthName(i)
 		kind := []string{"no claim", "claim not bound", "no volume", "driver absent", "driver refuses", "claim of another"}[i%6]
 		var keys []key
 		add := func(obj client.Object) { keys = append(keys, m.put(obj)...) }
-		claim, pv := aClaim(name), aVolume(name, handleOf(i))
-		k := key{Driver: driver, Handle: handleOf(i)}
+		claim, pv := aClaim(name), aVolume(name, nthHandle(i))
+		k := key{Driver: driver, Handle: nthHandle(i)}
 		switch kind {
 		case "claim not bound":
 			claim.Status.Phase = corev1.ClaimPending
@@ -203,12 +203,12 @@ func TestPodsThatWaitGoFirst(t *testing.T) {
 	attachments := on(m.world, m.attachmentChanged)
 	pods := on(m.world, m.podChanged)
 	for i := range 100 {
-		va := anAttachment(key{Driver: driver, Handle: handleOf(i)}, "n", nameOf(i), true)
+		va := anAttachment(key{Driver: driver, Handle: nthHandle(i)}, "n", nthName(i), true)
 		m.put(va)
 		attachments.Create(t.Context(), event.TypedCreateEvent[*storagev1.VolumeAttachment]{Object: va, IsInInitialList: true}, q)
 	}
 	for i := range 100 {
-		va := anAttachment(key{Driver: driver, Handle: handleOf(100 + i)}, "n", nameOf(100+i), true)
+		va := anAttachment(key{Driver: driver, Handle: nthHandle(100 + i)}, "n", nthName(100+i), true)
 		m.put(va)
 		attachments.Create(t.Context(), event.TypedCreateEvent[*storagev1.VolumeAttachment]{Object: va}, q)
 	}
@@ -263,7 +263,7 @@ func TestResync(t *testing.T) {
 func TestDepartedNodesAreForgotten(t *testing.T) {
 	m := newModel(t)
 	for i := range 1000 {
-		k := key{Driver: driver, Handle: handleOf(i)}
+		k := key{Driver: driver, Handle: nthHandle(i)}
 		unique := []string{kube.UniqueVolumeName(driver, k.Handle)}
 		node := aNode(fmt.Sprintf("gone-%d", i), listing(unique, unique))
 		node.UID = types.UID(node.Name)
