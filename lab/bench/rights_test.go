@@ -41,7 +41,7 @@ func openAudited(t *testing.T, name string, volumes int) *rig {
 		if err := r.close(context.Background()); err != nil {
 			t.Error(err)
 		}
-		if left := scenario.LeftOnMachine(dir, name); len(left) > 0 {
+		if left := scenario.LeftOnMachine(dir); len(left) > 0 {
 			t.Errorf("the lab left on the machine:\n%s", strings.Join(left, "\n"))
 		}
 	})

@@ -51,7 +51,7 @@ func TestBare(t *testing.T) {
 	if err := lab.Down(t.Context()); err != nil {
 		t.Error(err)
 	}
-	assertNothingLeft(t, "bare", dir)
+	assertNothingLeft(t, dir)
 }
 
 func asked(t *testing.T, lab *cluster.Cluster, from time.Time, user, right string) bool {

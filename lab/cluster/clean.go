@@ -73,7 +73,7 @@ func cleanLab(ctx context.Context, p paths) ([]string, error) {
 	add(endInits(p))
 	add(unmountAll(p.dir()))
 	add(releaseLoops(ctx, p.dir()))
-	add(nil, removeCgroups(p))
+	add(nil, nodes.RemoveCgroups(p.dir()))
 	add(nil, nodes.RestoreSysctls(p.dir()))
 	if err := errors.Join(errs...); err != nil {
 		// The records stay, so that the next try finds what this one could not remove.
@@ -196,17 +196,6 @@ func releaseLoops(ctx context.Context, dir string) ([]string, error) {
 }
 
 const loopsWithin = 10 * time.Second
-
-// removeCgroups takes node by node: a pattern with the lab's name alone would also fit the nodes
-// of a lab whose name begins with it.
-func removeCgroups(p paths) error {
-	var errs []error
-	for _, name := range nodesOf(p) {
-		node := nodes.Node{Config: nodes.Config{Lab: p.name, Name: name}}
-		errs = append(errs, node.RemoveCgroup())
-	}
-	return errors.Join(errs...)
-}
 
 // keepLogs moves the logs out of the lab's folder, in place of those of the run before.
 func keepLogs(p paths) error {

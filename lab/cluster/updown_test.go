@@ -42,9 +42,9 @@ func start(t *testing.T, o cluster.Options) *cluster.Cluster {
 	return lab
 }
 
-func assertNothingLeft(t *testing.T, name, dir string) {
+func assertNothingLeft(t *testing.T, dir string) {
 	t.Helper()
-	if left := scenario.LeftOnMachine(dir, name); len(left) > 0 {
+	if left := scenario.LeftOnMachine(dir); len(left) > 0 {
 		t.Errorf("left on the machine:\n%s", strings.Join(left, "\n"))
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
@@ -78,7 +78,7 @@ func TestUpDown(t *testing.T) {
 	if err := lab.Down(t.Context()); err != nil {
 		t.Error(err)
 	}
-	assertNothingLeft(t, "updown", lab.Dir())
+	assertNothingLeft(t, lab.Dir())
 	removed, err := cluster.Clean(t.Context(), "updown")
 	if err != nil || len(removed) > 0 {
 		t.Errorf("after the end there was something to clean: %v (%v)", removed, err)
@@ -104,7 +104,7 @@ func steerFromOutside(t *testing.T, lab *cluster.Cluster) {
 	if len(status.Off) != 1 || status.Off[0] != "node-2" || lab.IsOn("node-2") {
 		t.Errorf("off are %v, want node-2", status.Off)
 	}
-	left := scenario.LeftOnMachine(filepath.Join(lab.Dir(), "nodes", "node-2"), "updown-none")
+	left := scenario.LeftOnMachine(filepath.Join(lab.Dir(), "nodes", "node-2"))
 	if len(left) > 0 {
 		t.Errorf("a node without power still has:\n%s", strings.Join(left, "\n"))
 	}
@@ -170,7 +170,7 @@ func TestCleanFindsWhatAKilledHolderLeft(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			assertNothingLeft(t, "killed", dir)
+			assertNothingLeft(t, dir)
 		})
 	}
 }

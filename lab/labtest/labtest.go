@@ -42,7 +42,7 @@ func Open(t *testing.T, o cluster.Options) *scenario.Scene {
 		if err := scene.Close(context.Background()); err != nil {
 			t.Error(err)
 		}
-		if left := scenario.LeftOnMachine(dir, o.Name); len(left) > 0 {
+		if left := scenario.LeftOnMachine(dir); len(left) > 0 {
 			t.Errorf("the lab left on the machine:\n%s", strings.Join(left, "\n"))
 		}
 	})

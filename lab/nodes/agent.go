@@ -174,9 +174,8 @@ func (p *pods) set(ctx context.Context, object any) {
 	p.mu.Unlock()
 	p.running.Go(func() {
 		keeper.run(ctx)
-		if keeper.isGone() {
-			p.forget(pod.UID)
-		}
+		close(keeper.ended)
+		p.forget(keeper)
 	})
 }
 
@@ -191,13 +190,24 @@ func (p *pods) remove(object any) {
 	p.mu.Unlock()
 	if keeper != nil {
 		keeper.removed()
+		p.forget(keeper)
 	}
 }
 
-func (p *pods) forget(uid types.UID) {
+// forget lets go of a pod once its keeper has ended and its object is gone, whichever comes
+// last. As long as there is an object, another sight of it must not begin the pod anew.
+func (p *pods) forget(keeper *podKeeper) {
+	select {
+	case <-keeper.ended:
+	default:
+		return
+	}
+	if !keeper.isGone() {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.keepers, uid)
+	delete(p.keepers, keeper.uid)
 }
 
 // find is the keeper of a pod by its name; of two, the one that is not leaving.

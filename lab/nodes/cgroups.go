@@ -129,22 +129,30 @@ func (n *Node) setFrozen(v1, v2 string) error {
 	return nil
 }
 
-// RemoveCgroups removes what the nodes of a lab left below /sys/fs/cgroup. Their
-// processes must be gone. Safe to call when there is nothing.
-func RemoveCgroups(lab string) error {
+// Cgroups lists the cgroups of all nodes of the lab in a folder.
+func Cgroups(labDir string) ([]string, error) {
 	hierarchies, err := cgroupHierarchies()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var problems []error
+	var all []string
 	for _, hierarchy := range hierarchies {
-		groups, err := filepath.Glob(filepath.Join(hierarchy, cgroupPrefix+lab+"-*"))
+		groups, err := filepath.Glob(filepath.Join(hierarchy, cgroupPrefix+"*-"+folderKey(labDir)+"-*"))
 		if err != nil {
-			return fmt.Errorf("look for cgroups of lab %s: %w", lab, err)
+			return nil, fmt.Errorf("look for cgroups of the lab in %s: %w", labDir, err)
 		}
-		for _, group := range groups {
-			problems = append(problems, removeCgroup(group))
-		}
+		all = append(all, groups...)
+	}
+	return all, nil
+}
+
+// RemoveCgroups removes what the nodes of the lab in a folder left below /sys/fs/cgroup.
+// Their processes must be gone. Safe to call when there is nothing.
+func RemoveCgroups(labDir string) error {
+	groups, err := Cgroups(labDir)
+	problems := []error{err}
+	for _, group := range groups {
+		problems = append(problems, removeCgroup(group))
 	}
 	return errors.Join(problems...)
 }

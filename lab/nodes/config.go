@@ -1,6 +1,8 @@
 package nodes
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,7 +22,7 @@ const (
 	KindBelay Kind = "belay"
 )
 
-// Names of the children of a node, as KillInside takes them.
+// Names of the children of a node, as Node.Kill takes them.
 const (
 	// ChildAgent is the kubelet, or belay's node agent.
 	ChildAgent = "agent"
@@ -79,7 +81,8 @@ type Config struct {
 	// Dir is the node's folder, its disk: it outlives a power cut. Absolute and short:
 	// unix sockets lie below it.
 	Dir string `json:"dir"`
-	// LabDir is the lab's folder; sysctls that a kubelet changes are recorded there.
+	// LabDir is the lab's folder; sysctls that a kubelet changes are recorded there, and
+	// the nodes' cgroups are named by it.
 	LabDir string `json:"labDir"`
 
 	// Kubeconfig holds the credential system:node:<name>.
@@ -121,8 +124,17 @@ func (c Config) LogDir() string { return filepath.Join(c.Dir, "log") }
 // ControlSocket is where node-init listens.
 func (c Config) ControlSocket() string { return controlSocket(c.Dir) }
 
-// Cgroup is the name of the node's cgroup in each hierarchy.
-func (c Config) Cgroup() string { return cgroupPrefix + c.Lab + "-" + c.Name }
+// Cgroup is the name of the node's cgroup in each hierarchy. It is the folder that tells
+// labs apart: under two cache folders there may be two of one name.
+func (c Config) Cgroup() string {
+	return cgroupPrefix + c.Lab + "-" + folderKey(c.LabDir) + "-" + c.Name
+}
+
+// folderKey is a lab's folder in a few characters.
+func folderKey(labDir string) string {
+	sum := sha256.Sum256([]byte(filepath.Clean(labDir)))
+	return hex.EncodeToString(sum[:4])
+}
 
 func controlSocket(dir string) string { return filepath.Join(dir, "init.sock") }
 

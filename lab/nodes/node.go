@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 )
 
 // cgroupPrefix begins the name of every lab node's cgroup.
@@ -34,22 +35,25 @@ func (n *Node) Shutdown(ctx context.Context) error { return Shutdown(ctx, n.Conf
 
 // Kill sends SIGKILL to one child of the node (ChildAgent, ChildDriver,
 // ChildContainerd); node-init starts it again.
-func (n *Node) Kill(child string) error { return KillInside(n.Config.Dir, child) }
+func (n *Node) Kill(child string) error { return n.tell("/kill", child) }
 
 // FreezeChild stops one child of the node without ending it, as if it hung; what it started
 // goes on. ThawChild lets it go on.
 func (n *Node) FreezeChild(child string) error {
-	return control(context.Background(), n.Config.Dir, "/freeze?child="+url.QueryEscape(child))
+	return n.tell("/freeze", child)
 }
 
 // ThawChild takes back FreezeChild.
-func (n *Node) ThawChild(child string) error {
-	return control(context.Background(), n.Config.Dir, "/thaw?child="+url.QueryEscape(child))
-}
+func (n *Node) ThawChild(child string) error { return n.tell("/thaw", child) }
 
-// KillInside sends SIGKILL to a child of the node whose folder is dir.
-func KillInside(dir, child string) error {
-	return control(context.Background(), dir, "/kill?child="+url.QueryEscape(child))
+// tellPatience bounds how long node-init may take for one child: a node that is frozen
+// never answers.
+const tellPatience = 3 * time.Second
+
+func (n *Node) tell(what, child string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), tellPatience)
+	defer cancel()
+	return control(ctx, n.Config.Dir, what+"?child="+url.QueryEscape(child))
 }
 
 // Shutdown stops the node whose folder is dir in order.

@@ -69,6 +69,8 @@ type podKeeper struct {
 	// leaving is closed, by leave, when the pod shall go.
 	leaving chan struct{}
 	leave   func()
+	// ended is closed when run has returned.
+	ended chan struct{}
 
 	mu sync.Mutex
 	// The rest is guarded by mu.
@@ -85,7 +87,7 @@ type podKeeper struct {
 func newPodKeeper(deps runtimeDeps, pod *corev1.Pod) *podKeeper {
 	k := &podKeeper{
 		runtimeDeps: deps, uid: pod.UID, pod: pod, dir: filepath.Join(podsDir(deps.config), string(pod.UID)),
-		changed: make(chan struct{}, 1), graceChanged: make(chan struct{}, 1), leaving: make(chan struct{}),
+		changed: make(chan struct{}, 1), graceChanged: make(chan struct{}, 1), leaving: make(chan struct{}), ended: make(chan struct{}),
 		state: podState{began: time.Now(), containers: map[string]containerState{}},
 		live:  map[string]*container{}, ready: map[string]*prepared{},
 	}

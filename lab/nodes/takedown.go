@@ -14,6 +14,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"belay.dev/belay/lab/labdisk"
 )
 
 // Grace of each step of an orderly stop.
@@ -40,7 +42,11 @@ func takeDown(config Config, kept *children, log *slog.Logger, keepersEnd func()
 
 	var problems []error
 	unmounted := make(chan error, 1)
-	go func() { unmounted <- errors.Join(unmountBelow(config), DetachLoops(config.FUSEDir())) }()
+	go func() {
+		err := unmountBelow(config)
+		_, loops := labdisk.ReleaseLoops(config.FUSEDir())
+		unmounted <- errors.Join(err, loops)
+	}()
 	select {
 	case err := <-unmounted:
 		problems = append(problems, err)
@@ -159,33 +165,4 @@ func unmountBelow(config Config) error {
 		}
 	}
 	return errors.Join(problems...)
-}
-
-// DetachLoops detaches the loop devices whose backing file lies below dir.
-func DetachLoops(dir string) error {
-	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	if err != nil {
-		return fmt.Errorf("list loop devices: %w", err)
-	}
-	var problems []error
-	for _, file := range files {
-		backing, err := os.ReadFile(file)
-		if err != nil || !strings.HasPrefix(string(backing), dir+"/") {
-			continue // detached in between, or not ours
-		}
-		problems = append(problems, detachLoop("/dev/"+strings.Split(file, "/")[3]))
-	}
-	return errors.Join(problems...)
-}
-
-func detachLoop(device string) error {
-	loop, err := os.OpenFile(device, os.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open loop device: %w", err)
-	}
-	defer func() { _ = loop.Close() }()
-	if err := unix.IoctlSetInt(int(loop.Fd()), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
-		return fmt.Errorf("detach %s: %w", device, err)
-	}
-	return nil
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/lab/nodes"
 )
 
 // AwaitSettled waits until the cluster's and the storage's view of all volumes is
@@ -117,7 +119,7 @@ func (s *Scene) RemoveWriter(ctx context.Context) error {
 // LeftOnMachine lists what a lab left on this machine: processes whose command line
 // names its folder, mounts below it, loop devices over files below it, and cgroups
 // of its nodes. After Down it must be empty.
-func LeftOnMachine(dir, lab string) []string {
+func LeftOnMachine(dir string) []string {
 	var left []string
 	mine := fmt.Sprint(os.Getpid())
 	commands, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is valid
@@ -146,9 +148,12 @@ func LeftOnMachine(dir, lab string) []string {
 			left = append(left, "loop device "+file+": "+strings.TrimSpace(string(raw)))
 		}
 	}
-	cgroups, _ := filepath.Glob("/sys/fs/cgroup/*/kubenode-" + lab + "-node-*")
-	for _, dir := range cgroups {
-		left = append(left, "cgroup "+dir)
+	cgroups, err := nodes.Cgroups(dir)
+	if err != nil {
+		left = append(left, err.Error())
+	}
+	for _, group := range cgroups {
+		left = append(left, "cgroup "+group)
 	}
 	return left
 }

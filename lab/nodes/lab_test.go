@@ -1,0 +1,106 @@
+package nodes
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/record"
+
+	"belay.dev/belay/node"
+)
+
+// Two labs of one name under two cache folders, and one whose name begins alike, must not
+// take each other's cgroups away.
+func TestLabsOfOneNameHaveCgroupsOfTheirOwn(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("making cgroups needs root")
+	}
+	mine := Config{Lab: "lab", Name: "node-1", LabDir: filepath.Join(t.TempDir(), "labs", "lab")}
+	others := []Config{
+		{Lab: "lab", Name: "node-1", LabDir: filepath.Join(t.TempDir(), "labs", "lab")},
+		{Lab: "lab-2", Name: "node-1", LabDir: filepath.Join(t.TempDir(), "labs", "lab-2")},
+	}
+	for _, config := range append(others, mine) {
+		if err := makeCgroup(config.Cgroup()); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := RemoveCgroups(config.LabDir); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if err := RemoveCgroups(mine.LabDir); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := Cgroups(mine.LabDir); err != nil || len(left) > 0 {
+		t.Errorf("left are %v, %v", left, err)
+	}
+	for _, config := range others {
+		if left, err := Cgroups(config.LabDir); err != nil || len(left) == 0 {
+			t.Errorf("the cgroups of the lab in %s went too (%v)", config.LabDir, err)
+		}
+	}
+}
+
+// A node that is frozen takes the request and never answers.
+func TestAFrozenNodeDoesNotHoldItsKillerUp(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("", "n") //nolint:usetesting // a socket lies below it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	listener, err := net.Listen("unix", controlSocket(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	done := make(chan error, 1)
+	go func() { done <- (&Node{Config: Config{Dir: dir}}).Kill(ChildAgent) }()
+	select {
+	case err := <-done:
+		if err == nil {
+			t.Error("a kill that nobody confirmed is said to be done")
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the kill waits for ever")
+	}
+}
+
+// noVolumes mounts nothing, for ever.
+type noVolumes struct{}
+
+func (noVolumes) SetPod(*corev1.Pod)                             {}
+func (noVolumes) RemovePod(types.UID)                            {}
+func (noVolumes) WaitUnmounted(context.Context, types.UID) error { return nil }
+func (noVolumes) WaitMounted(ctx context.Context, _ types.UID) ([]node.Mount, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func TestAPodThatIsGoneIsForgotten(t *testing.T) {
+	now := metav1.Now()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u", DeletionTimestamp: &now, Finalizers: []string{"test/keep"}}}
+	p := newPods(runtimeDeps{
+		config: Config{Dir: t.TempDir()}, client: fake.NewClientset(pod), volumes: noVolumes{}, events: record.NewFakeRecorder(100),
+	})
+	p.set(t.Context(), pod)
+	p.running.Wait() // it has ended and was deleted; the watch tells so only now
+	p.set(t.Context(), pod)
+	if len(p.keepers) != 1 {
+		t.Errorf("keepers while the object is there: %v", p.keepers)
+	}
+	p.remove(pod)
+	if len(p.keepers) != 0 {
+		t.Errorf("keepers afterwards: %v", p.keepers)
+	}
+}
