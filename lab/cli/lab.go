@@ -96,11 +96,15 @@ func printStatus(out io.Writer, s cluster.Status) error {
 
 func cleanCommand() *cobra.Command {
 	var name string
+	var programs bool
 	command := &cobra.Command{
 		Use: "clean", Short: "Remove what labs that were killed left on this machine", Args: noArgs,
 		Long: "Remove what labs that were killed left on this machine: processes (by pid and start time, so that no\n" +
 			"other is hit), mounts, loop devices, cgroups, changed sysctls, folders. Labs that run are left alone.",
 		RunE: func(command *cobra.Command, _ []string) error {
+			if programs {
+				return cleanPrograms(command)
+			}
 			names := []string{name}
 			if !command.Flags().Changed("name") {
 				all, err := cluster.Labs()
@@ -113,7 +117,28 @@ func cleanCommand() *cobra.Command {
 		},
 	}
 	command.Flags().StringVar(&name, "name", "", "one lab only (default: all)")
+	command.Flags().BoolVar(&programs, "cache", false, "instead, remove upstream programs of old versions from the cache folder; "+
+		"the two sets that were used last stay, and what runs")
+	command.MarkFlagsMutuallyExclusive("name", "cache")
 	return command
+}
+
+// keptPrograms: two branches of a checkout may need different versions.
+const keptPrograms = 2
+
+func cleanPrograms(command *cobra.Command) error {
+	cache, err := cluster.CacheDir()
+	if err != nil {
+		return err
+	}
+	removed, err := upstream.Prune(cache, keptPrograms)
+	for _, dir := range removed {
+		say(command.OutOrStdout(), "removed %s\n", dir)
+	}
+	if err == nil && len(removed) == 0 {
+		say(command.OutOrStdout(), "nothing to clean\n")
+	}
+	return err
 }
 
 func clean(command *cobra.Command, names []string) error {

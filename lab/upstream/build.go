@@ -66,6 +66,8 @@ func Ensure(ctx context.Context, r Request) (Programs, error) {
 	programs := Programs{Dir: filepath.Join(r.Cache, "bin", s.key(goVersion, platform))}
 	wanted := slices.DeleteFunc(slices.Clone(s.programs), func(p program) bool { return p.name == kubelet && !r.Kubelet })
 	if len(missing(programs.Dir, wanted)) == 0 {
+		now := time.Now()
+		_ = os.Chtimes(programs.Dir, now, now) // the last use, for Prune; of somebody else's folder there is none
 		return programs, nil
 	}
 	return programs, buildMissing(ctx, s, programs, wanted, r.Progress)
@@ -136,7 +138,7 @@ func buildOne(ctx context.Context, s source, p program, dir string) error {
 	output := filepath.Join(temporary, p.name)
 	ldflags := strings.TrimSpace(linkFlags + " " + p.stamps)
 	var said bytes.Buffer
-	if err := runGo(ctx, s, &said, "build", "-buildvcs=false", "-ldflags", ldflags, "-o", output, p.pkg); err != nil {
+	if err := runGo(ctx, s, &said, &said, "build", "-buildvcs=false", "-ldflags", ldflags, "-o", output, p.pkg); err != nil {
 		if ctx.Err() != nil {
 			return fmt.Errorf("building %s: %w", p.name, context.Cause(ctx))
 		}
@@ -152,14 +154,14 @@ func buildOne(ctx context.Context, s source, p program, dir string) error {
 const buildingPrefix = ".building-"
 
 // runGo runs the go command in the lab's module. Its compilers end with it, and it with us.
-func runGo(ctx context.Context, s source, said *bytes.Buffer, args ...string) error {
+func runGo(ctx context.Context, s source, stdout, stderr *bytes.Buffer, args ...string) error {
 	// The parent-death signal is sent when the thread ends that started the child.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	command := exec.CommandContext(ctx, "go", args...)
 	command.Dir = s.dir
 	command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
-	command.Stdout, command.Stderr = said, said
+	command.Stdout, command.Stderr = stdout, stderr
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGTERM}
 	command.Cancel = func() error { return unix.Kill(-command.Process.Pid, unix.SIGKILL) }
 	command.WaitDelay = 5 * time.Second
@@ -173,16 +175,16 @@ func goEnvironment(ctx context.Context, s source) (goVersion, platform string, e
 		return "", "", fmt.Errorf("the upstream programs must be built but go is not in PATH: install Go %s or newer (https://go.dev/dl), "+
 			"or set BELAY_UPSTREAM_BIN to a folder that has the programs", s.goVersion)
 	}
-	var said bytes.Buffer
-	if err := runGo(ctx, s, &said, "env", "GOVERSION", "GOOS", "GOARCH"); err != nil {
+	var answer, said bytes.Buffer // go says on stderr that it fetches a toolchain
+	if err := runGo(ctx, s, &answer, &said, "env", "GOVERSION", "GOOS", "GOARCH"); err != nil {
 		if ctx.Err() != nil {
 			return "", "", context.Cause(ctx)
 		}
 		return "", "", fmt.Errorf("go does not run in %s; is it older than Go %s? It says: %s", s.dir, s.goVersion, lastLines(said.String()))
 	}
-	fields := strings.Fields(said.String())
+	fields := strings.Fields(answer.String())
 	if len(fields) != 3 {
-		return "", "", fmt.Errorf("go env answered %q", said.String())
+		return "", "", fmt.Errorf("go env answered %q", answer.String())
 	}
 	return fields[0], fields[1] + "/" + fields[2], s.checkGo(fields[0])
 }
@@ -217,25 +219,19 @@ func lockDir(ctx context.Context, dir string, progress func(string, ...any)) (un
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("making the folder of programs: %w", err)
 	}
-	file, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("opening the lock of the build: %w", err)
-	}
 	for told := false; ; told = true {
-		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			break
+		unlock, err = tryLock(dir)
+		if err != nil {
+			return nil, err
 		}
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			_ = file.Close()
-			return nil, fmt.Errorf("locking the build: %w", err)
+		if unlock != nil {
+			break
 		}
 		if !told {
 			progress("another process builds the upstream programs: waiting for it")
 		}
 		select {
 		case <-ctx.Done():
-			_ = file.Close()
 			return nil, context.Cause(ctx)
 		case <-time.After(200 * time.Millisecond):
 		}
@@ -243,6 +239,21 @@ func lockDir(ctx context.Context, dir string, progress func(string, ...any)) (un
 	leftovers, _ := filepath.Glob(filepath.Join(dir, buildingPrefix+"*"))
 	for _, leftover := range leftovers {
 		_ = os.RemoveAll(leftover)
+	}
+	return unlock, nil
+}
+
+// tryLock takes the lock beside dir; unlock is nil if another process has it.
+func tryLock(dir string) (unlock func(), err error) {
+	file, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("opening the lock of the build: %w", err)
+	}
+	switch err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return nil, file.Close()
+	case err != nil:
+		return nil, errors.Join(fmt.Errorf("locking the build: %w", err), file.Close())
 	}
 	return func() { _ = file.Close() }, nil
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -169,6 +170,72 @@ func TestInterruptedBuildLeavesNothingHalf(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Dir(half)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the half build of a killed process is still there: %v", err)
+	}
+}
+
+// A go that is older than go.mod asks for fetches another, and says so before it answers.
+func TestAToolchainThatIsFetchedIsNoPartOfTheAnswer(t *testing.T) {
+	dir := smallLab(t, helloCode)
+	s, err := readSource(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tools := t.TempDir()
+	script := "#!/bin/sh\necho 'go: downloading go1.26.9 (linux/amd64)' >&2\nprintf 'go1.26.9\\nlinux\\namd64\\n'\n"
+	if err := os.WriteFile(filepath.Join(tools, "go"), []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", tools+":"+os.Getenv("PATH"))
+	version, platform, err := goEnvironment(t.Context(), s)
+	if err != nil || version != "go1.26.9" || platform != "linux/amd64" {
+		t.Errorf("got %q, %q, %v", version, platform, err)
+	}
+}
+
+func TestPruneKeepsWhatWasUsedLastAndWhatIsInUse(t *testing.T) {
+	sleep, err := exec.LookPath("sleep")
+	if err != nil {
+		t.Skip(err)
+	}
+	program, err := os.ReadFile(sleep)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cache := t.TempDir()
+	dir := func(key string) string { return filepath.Join(cache, "bin", key) }
+	for age, key := range []string{"newest", "newer", "built", "running", "old", "oldest"} {
+		if err := os.MkdirAll(dir(key), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir(key), "etcd"), program, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		then := time.Now().Add(-time.Duration(age) * time.Hour)
+		if err := os.Chtimes(dir(key), then, then); err != nil {
+			t.Fatal(err)
+		}
+	}
+	runs := exec.Command(filepath.Join(dir("running"), "etcd"), "300")
+	if err := runs.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = runs.Process.Kill(); _ = runs.Wait() }()
+	unlock, err := lockDir(t.Context(), dir("built"), t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	removed, err := Prune(cache, 2)
+	if diff := cmp.Diff([]string{dir("old"), dir("oldest")}, removed); diff != "" || err != nil {
+		t.Errorf("removed (%v) -want +got:\n%s", err, diff)
+	}
+	for key, want := range map[string]bool{"newest": true, "newer": true, "built": true, "running": true, "old": false, "oldest": false} {
+		if _, err := os.Stat(dir(key)); (err == nil) != want {
+			t.Errorf("%s is there: %v, want %v", key, err == nil, want)
+		}
+	}
+	if removed, err := Prune(filepath.Join(cache, "none"), 2); err != nil || len(removed) > 0 {
+		t.Errorf("of no cache: %v, %v", removed, err)
 	}
 }
 
