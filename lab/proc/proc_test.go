@@ -126,16 +126,13 @@ func TestKilledComponentComesBack(t *testing.T) {
 func TestTermIgnoringProgramIsKilledAfterItsGrace(t *testing.T) {
 	runDir := t.TempDir()
 	p, err := proc.Group{RunDir: runDir}.Start(proc.Spec{
-		Name: "deaf", Path: "sh", Args: []string{"-c", "trap '' TERM; echo ready; while :; do sleep 300; done"},
+		Name: "deaf", Path: "sh", Args: []string{"-c", "trap '' TERM; echo ready; exec sleep 300"}, // what is ignored stays ignored
 		Grace: 100 * time.Millisecond, LogFile: filepath.Join(runDir, "logs", "deaf.log"),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for content := ""; !strings.Contains(content, "ready"); time.Sleep(5 * time.Millisecond) {
-		b, _ := os.ReadFile(filepath.Join(runDir, "logs", "deaf.log"))
-		content = string(b)
-	}
+	awaitRecord(t, runDir, "deaf", sleepPath(t))
 	if err := p.Stop(context.Background()); err != nil {
 		t.Fatal(err)
 	}
@@ -161,8 +158,12 @@ func TestParentKilledWhileItStartsAChild(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = parent.Wait()
-		// Whatever was on its way gets time to end up somewhere.
-		time.Sleep(300 * time.Millisecond)
+		// What is on its way is still this program: it becomes the child, or ends.
+		for deadline := time.Now().Add(20 * time.Second); len(processesOf(t, runDir, os.Args[0])) > 0; time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal("a child that was being started neither started nor ended")
+			}
+		}
 		recorded := map[int]bool{}
 		records, err := proc.Records(runDir)
 		if err != nil {
@@ -177,16 +178,23 @@ func TestParentKilledWhileItStartsAChild(t *testing.T) {
 				t.Error("it was ended but lives")
 			}
 		}
-		for _, pid := range processesOf(t, runDir) {
+		for _, pid := range processesOf(t, runDir, "") {
 			t.Errorf("after %d ms: process %d has no record or outlived its end (recorded: %v)", i*4, pid, recorded)
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
 	}
 }
 
-// processesOf finds the living processes that carry a run folder in their environment.
-func processesOf(t *testing.T, runDir string) []int {
+// processesOf finds the living processes that carry a run folder in their environment, of one
+// program if it is named.
+func processesOf(t *testing.T, runDir, program string) []int {
 	t.Helper()
+	if program != "" {
+		var err error
+		if program, err = filepath.EvalSymlinks(program); err != nil {
+			t.Fatal(err)
+		}
+	}
 	environments, err := filepath.Glob("/proc/[0-9]*/environ")
 	if err != nil {
 		t.Fatal(err)
@@ -194,6 +202,9 @@ func processesOf(t *testing.T, runDir string) []int {
 	var pids []int
 	for _, path := range environments {
 		content, err := os.ReadFile(path)
+		if exe, _ := os.Readlink(filepath.Join(filepath.Dir(path), "exe")); program != "" && exe != program {
+			continue
+		}
 		if err == nil && strings.Contains(string(content), parentEnv+"="+runDir) {
 			var pid int
 			if _, err := fmt.Sscanf(path, "/proc/%d/environ", &pid); err == nil && pid != os.Getpid() {

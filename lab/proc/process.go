@@ -173,10 +173,13 @@ func (p *Process) supervise(ctx context.Context) {
 
 // relaunch starts the program again, unless it has been stopped.
 func (p *Process) relaunch(ctx context.Context) error {
+	// Counted first: whoever sees the new process sees the count.
+	p.mu.Lock()
+	p.restarts++
+	p.mu.Unlock()
 	err := p.launch()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.restarts++
 	if err != nil {
 		p.lastErr = err
 		return err
