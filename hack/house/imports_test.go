@@ -45,6 +45,7 @@ func TestRulesCatch(t *testing.T) {
 		"shell, adapter":                      {"internal/attachdetach", module + "/internal/kube", false},
 		"explain, library":                    {"internal/explain", "k8s.io/api/core/v1", true},
 		"explain, shell":                      {"internal/explain", module + "/internal/attacher", true},
+		"a package named util":                {"internal/util", "time", true},
 		"main, the lab":                       {"cmd/belay-node", labModule + "/labdisk", true},
 	}
 	standard := standardLibrary(t)

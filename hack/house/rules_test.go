@@ -2,6 +2,7 @@ package house
 
 import (
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 )
@@ -47,6 +48,9 @@ type pkg struct {
 func breaches(p pkg, isStandard func(string) bool) []string {
 	name := strings.TrimPrefix(p.ImportPath, module+"/")
 	var found []string
+	if slices.Contains([]string{"util", "utils", "common", "helpers"}, path.Base(name)) {
+		found = append(found, p.ImportPath+": a package is named by what it hides")
+	}
 	for _, imported := range p.Imports {
 		if reason := forbidden(name, imported, isStandard(imported)); reason != "" {
 			found = append(found, fmt.Sprintf("%s imports %s: %s", p.ImportPath, imported, reason))

@@ -17,6 +17,7 @@ import (
 // (RecheckAt) or from a queue's back-off, and neither needs any of these.
 var waits = map[string]*regexp.Regexp{
 	"time":                              regexp.MustCompile(`^(Sleep|Tick|NewTicker)$`),
+	"k8s.io/client-go/util/retry":       regexp.MustCompile(`^(OnError|RetryOnConflict)$`),
 	"k8s.io/apimachinery/pkg/util/wait": regexp.MustCompile(`^(Poll|Until|JitterUntil|NonSlidingUntil|Forever|BackoffUntil|ExponentialBackoff)`),
 }
 
@@ -52,14 +53,14 @@ func TestNothingOnTheWayOfAVolumePolls(t *testing.T) {
 // TestWaitsAreFound shows that the search sees a wait, renamed imports included.
 func TestWaitsAreFound(t *testing.T) {
 	source := `package p
-import ("time"; w "k8s.io/apimachinery/pkg/util/wait")
-func f() { time.Sleep(1); time.NewTicker(1); w.PollUntilContextCancel(nil, 1, true, nil); time.Now(); time.NewTimer(1) }`
+import ("time"; w "k8s.io/apimachinery/pkg/util/wait"; "k8s.io/client-go/util/retry")
+func f() { retry.RetryOnConflict(retry.DefaultRetry, nil); time.Sleep(1); time.NewTicker(1); w.PollUntilContextCancel(nil, 1, true, nil); time.Now(); time.NewTimer(1) }`
 	file, err := parser.ParseFile(token.NewFileSet(), "p.go", source, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := len(waitsIn(file)); got != 3 {
-		t.Errorf("found %d waits, want 3", got)
+	if got := len(waitsIn(file)); got != 4 {
+		t.Errorf("found %d waits, want 4", got)
 	}
 }
 
