@@ -353,11 +353,13 @@ func (n Node) returnedAfter(a Attachment) bool {
 func (p *plan) withdrawStrays() {
 	for _, name := range p.nodeNames() {
 		node := p.seen.Nodes[name]
-		if node.Exists != Yes || !node.Managed || p.hasAttachment(name) {
+		if node.Exists != Yes || !node.Managed {
 			continue
 		}
 		_, wanted := p.wants[name]
 		switch {
+		case p.hasAttachment(name): // which keeps the time itself
+			p.noteNode(name, node, time.Time{})
 		case !wanted && node.Reported:
 			p.retire(name, node)
 		case node.Reported && p.mayWithdraw(node, time.Time{}):

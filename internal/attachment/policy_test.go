@@ -292,6 +292,11 @@ func TestForcedNodeBlocksNobody(t *testing.T) {
 				blockedAt("b", OtherWriterAttached, Blocker{"a", ByUse}),
 			},
 		},
+		"a late note on a Node whose volume has an attachment is taken off": {
+			at: t0, policy: sixMinutes, want: wantAt("a"),
+			seen:  onA(attached("a"), node("a", inUse, reported, healthy, notedAt(t0))),
+			steps: []Step{NoteNode{Node: "a", NodeUID: "uid-a"}},
+		},
 		"the report of a dead node, without an attachment, waits too": {
 			at: t0, policy: sixMinutes,
 			seen: with(node("a", inUse, reported, unhealthy)),
