@@ -76,7 +76,12 @@ func reports(node *corev1.Node, handle string) bool {
 	return slices.ContainsFunc(node.Status.VolumesAttached, func(v corev1.AttachedVolume) bool { return string(v.Name) == unique(handle) })
 }
 
-func unique(handle string) string { return kube.UniqueVolumeName(driverName, handle) }
+func unique(handle string) string {
+	if handle == fibre {
+		return kube.UniqueVolumeName(kube.FibreChannelPlugin, handle)
+	}
+	return kube.UniqueVolumeName(driverName, handle)
+}
 
 // register makes the Node object, and the CSINode that goes with it.
 func (s *sim) register(m *machine) {
@@ -153,6 +158,9 @@ func (m *machine) sync(s *sim, node *corev1.Node) {
 // mountable is kubelet's look at the attachment before it mounts, and what the storage
 // says then.
 func (s *sim) mountable(m *machine, handle string) bool {
+	if handle == fibre {
+		return true // the node connects it by itself
+	}
 	va, ok := get[*storagev1.VolumeAttachment](s.api, kube.AttachmentName(handle, driverName, m.name))
 	return ok && va.Status.Attached && va.DeletionTimestamp == nil && s.storage.published[handle][nodeID(m.name)]
 }

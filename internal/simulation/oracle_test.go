@@ -53,8 +53,9 @@ func (s *sim) judge(w write) {
 			switch {
 			case !was && is:
 				s.judgeReport(d, after)
+				s.judgeFibreReport(d, after)
 			case was && !is:
-				s.judgeWithdraw(w, d, before)
+				s.judgeWithdraw(d, before)
 			}
 		}
 	}
@@ -140,8 +141,14 @@ func (s *sim) authority(node string, since int, requested time.Time) bool {
 
 // judgeWithdraw: S2, the first half of a detach. What a restarting kubelet does not find reported it
 // takes for something that needs no attach.
-func (s *sim) judgeWithdraw(w write, d *disk, before *corev1.Node) {
-	if d.meddled || !listed(before, d.handle) {
+func (s *sim) judgeWithdraw(d *disk, before *corev1.Node) {
+	v := s.machines[before.Name].of(d.handle)
+	used := listed(before, d.handle) || d.handle == fibre && (v.mounted || v.verified)
+	if d.meddled || !used {
+		return
+	}
+	if d.handle == fibre && s.authority(before.Name, s.api.version, requestedOnNode(before)) {
+		v.forced = v.mounted || v.verified
 		return
 	}
 	for _, va := range list[*storagev1.VolumeAttachment](s.api) {
@@ -154,7 +161,7 @@ func (s *sim) judgeWithdraw(w write, d *disk, before *corev1.Node) {
 
 // judgeReport: S9.
 func (s *sim) judgeReport(d *disk, node *corev1.Node) {
-	if d.meddled {
+	if d.meddled || d.handle == fibre {
 		return
 	}
 	va, ok := get[*storagev1.VolumeAttachment](s.api, kube.AttachmentName(d.handle, driverName, node.Name))
@@ -166,6 +173,32 @@ func (s *sim) judgeReport(d *disk, node *corev1.Node) {
 	case va.DeletionTimestamp != nil:
 		s.breaks("S9", "%s reported to %s while its attachment is being deleted", d.handle, node.Name)
 	}
+}
+
+// judgeFibreReport: S1, where the report is all that there is.
+func (s *sim) judgeFibreReport(d *disk, node *corev1.Node) {
+	if d.handle != fibre {
+		return
+	}
+	for _, other := range list[*corev1.Node](s.api) {
+		if other.Name != node.Name && reports(other, d.handle) {
+			s.breaks("S1", "%s reported to %s while %s reports it", d.handle, node.Name, other.Name)
+		}
+	}
+	s.judgeMount(s.machines[node.Name], d.handle)
+}
+
+// requestedOnNode is since when the detach of a volume without VolumeAttachment waits.
+func requestedOnNode(node *corev1.Node) time.Time {
+	var stored map[string]string
+	if err := json.Unmarshal([]byte(node.Annotations[kube.DetachesRequestedAnnotation]), &stored); err != nil {
+		return time.Time{}
+	}
+	t, err := time.Parse(time.RFC3339, stored[unique(fibre)])
+	if err != nil {
+		return time.Time{}
+	}
+	return t
 }
 
 // judgeLetGo: S5.
@@ -245,7 +278,7 @@ func (s *sim) judgeCall(c *call) {
 // stands in for one that the attacher has not heard of.
 func (s *sim) protected(d *disk, id string) bool {
 	volume := slices.ContainsFunc(list[*corev1.PersistentVolume](s.api), func(pv *corev1.PersistentVolume) bool {
-		return pv.Spec.CSI.VolumeHandle == d.handle && hasFinalizer(pv)
+		return pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == d.handle && hasFinalizer(pv)
 	})
 	return volume && slices.ContainsFunc(list[*storagev1.VolumeAttachment](s.api), func(va *storagev1.VolumeAttachment) bool {
 		return s.diskOf(va) == d && hasFinalizer(va) && va.Annotations[kube.NodeIDAnnotation] == id
@@ -261,6 +294,11 @@ func (s *sim) judgeMount(m *machine, handle string) {
 	}
 	for _, name := range machineNames {
 		other := s.machines[name]
+		// Without an attachment nothing outlives the Node object that could tell what
+		// was in use there.
+		if _, ok := get[*corev1.Node](s.api, name); handle == fibre && (!ok || other.returned) {
+			continue
+		}
 		if v := other.of(handle); other != m && v.mounted && !v.forced {
 			s.breaks("S1", "%s given to %s while %s has it mounted", handle, m.name, name)
 		}
@@ -277,7 +315,11 @@ func (s *sim) settled() string {
 				return name + " is not registered"
 			}
 			va, attached := get[*storagev1.VolumeAttachment](s.api, kube.AttachmentName(d.handle, driverName, name))
-			good := attached && va.Status.Attached && va.DeletionTimestamp == nil && reports(node, d.handle)
+			if d.handle == fibre {
+				attached = reports(node, d.handle)
+			}
+			good := attached && reports(node, d.handle) &&
+				(d.handle == fibre || va.Status.Attached && va.DeletionTimestamp == nil)
 			wants := s.wantedAt(name, d.handle)
 			if wants {
 				wanted++

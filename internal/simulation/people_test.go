@@ -34,11 +34,15 @@ var (
 	many = corev1.ReadWriteMany
 )
 
+// fibre is what a Fibre Channel volume is called. It has no VolumeAttachment.
+const fibre = "[50]:1"
+
 // drawDisks chooses the volumes of a seed.
 func (s *sim) drawDisks() {
 	all := []*disk{
 		{handle: "a^1", modes: []corev1.PersistentVolumeAccessMode{once}, exclusive: true},
 		{handle: "twin", modes: []corev1.PersistentVolumeAccessMode{once, many}, exclusive: true},
+		{handle: fibre, modes: []corev1.PersistentVolumeAccessMode{once}, exclusive: true},
 		{handle: "shared", modes: []corev1.PersistentVolumeAccessMode{many}},
 	}
 	s.rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
@@ -56,7 +60,11 @@ func (s *sim) objects() [][]client.Object {
 		for i, mode := range d.modes {
 			pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: d.volumeName(i)}}
 			pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{mode}
-			pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: driverName, VolumeHandle: d.handle}
+			if d.handle == fibre {
+				pv.Spec.FC = &corev1.FCVolumeSource{TargetWWNs: []string{"50"}, Lun: new(int32(1))}
+			} else {
+				pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: driverName, VolumeHandle: d.handle}
+			}
 			pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: namespace, Name: d.claimName(i)}
 			group = append(group, pv)
 		}
@@ -265,7 +273,7 @@ func (s *sim) recorded(node *corev1.Node) bool {
 
 // meddle is somebody with kubectl, in the seeds that have one.
 func (s *sim) meddle(d *disk) {
-	if !s.meddler {
+	if !s.meddler || d.handle == fibre {
 		return
 	}
 	own := list[*storagev1.VolumeAttachment](s.api)
