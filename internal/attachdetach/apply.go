@@ -121,8 +121,10 @@ func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err
 		return false, nil
 	case apierrors.IsAlreadyExists(err):
 		// Somebody made it and the cache has not heard of it: decide on what is there.
-		return true, w.readAttachment(ctx, name)
+		w.attempt(w.key, name)
+		return true, w.lookForAttempts(ctx)
 	}
+	w.unsure(w.key, name, err)
 	w.metrics.Refused(w.volume(), time.Since(sent))
 	for _, pod := range w.now.pods[s.Node] {
 		w.announcer.refused(w.key, pod, explain.AttachFailed(w.now.nameAt(s.Node), explain.CreateFailed(err)))

@@ -82,6 +82,8 @@ type Controller struct {
 	mu sync.Mutex
 	// doubtful holds the version at which a delete of ours went without an answer.
 	doubtful map[types.UID]string
+	// attempted holds the names of attachments whose create went without an answer.
+	attempted map[key]map[string]bool
 }
 
 // Setup adds the controller to the manager.
@@ -182,6 +184,9 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 	}
 	w := &work{Controller: c, key: k, at: newTurn()}
 	w.log = log.FromContext(ctx).WithValues("driver", k.Driver, "volume", k.Handle)
+	if err := w.lookForAttempts(ctx); err != nil {
+		return reconcile.Result{}, err
+	}
 	for range turnLimit {
 		w.now = c.world.observe(k, w.at, c)
 		now := time.Now()
