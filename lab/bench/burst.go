@@ -10,7 +10,7 @@ import (
 // time is read.
 const settle = 2 * time.Second
 
-// burst binds many pods at once.
+// burst makes and binds many pods at once.
 func burst(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, err error) {
 	r, err := openRig(ctx, rig)
 	if err != nil {
@@ -46,9 +46,6 @@ func (r *rig) burstOf(ctx context.Context, size Size, plane string, all samples)
 		r.pods++
 		pods[i] = fmt.Sprintf("pod-%06d", r.pods)
 	}
-	if err := each(ctx, len(pods), func(ctx context.Context, i int) error { return r.pod(ctx, pods[i], volumeName(i+1), "") }); err != nil {
-		return err
-	}
 	if err := r.start(plane); err != nil {
 		return err
 	}
@@ -64,7 +61,8 @@ func (r *rig) burstOf(ctx context.Context, size Size, plane string, all samples)
 	return r.stop(ctx)
 }
 
-// burstIn binds all pods and waits until all volumes are reported.
+// burstIn makes and binds all pods, as a workload and the scheduler do, and waits until all
+// volumes are reported.
 func (r *rig) burstIn(ctx context.Context, size Size, pods []string, all samples) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, size.BurstLimit, fmt.Errorf("the burst did not end within %v", size.BurstLimit))
 	defer cancel()
@@ -77,7 +75,12 @@ func (r *rig) burstIn(ctx context.Context, size Size, pods []string, all samples
 	}
 	began := time.Now()
 	took, err := r.cpuOf(ctx, func(ctx context.Context) error {
-		if err := each(ctx, len(pods), func(ctx context.Context, i int) error { return r.bind(ctx, pods[i], node(i)) }); err != nil {
+		if err := each(ctx, len(pods), func(ctx context.Context, i int) error {
+			if err := r.pod(ctx, pods[i], volumeName(i+1), ""); err != nil {
+				return err
+			}
+			return r.bind(ctx, pods[i], node(i))
+		}); err != nil {
 			return err
 		}
 		lastBound, err := r.observer.last(ctx, bound)

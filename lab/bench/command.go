@@ -61,7 +61,7 @@ func allParts() []part {
 			return fmt.Sprintf("API requests, counted in the audit log over %d attaches and detaches; leases and watches left out", s.Cycles)
 		}, requests},
 		{"burst", func(s Size) string {
-			return fmt.Sprintf("%d pods on %d nodes bound at once, then deleted at once; medians of %d", s.BurstPods, s.BurstNodes, s.Rounds)
+			return fmt.Sprintf("%d pods on %d nodes made and bound at once, then deleted at once; medians of %d", s.BurstPods, s.BurstNodes, s.Rounds)
 		}, burst},
 		{"scale", func(s Size) string {
 			return fmt.Sprintf("started over %d attached volumes on %d nodes, then left alone for %v", s.ScaleVolumes, s.ScaleNodes, s.Idle)
@@ -111,7 +111,7 @@ Parts, each with a lab of its own:
   latency   one volume at a time: pod bound -> reported; pod gone -> detached; and a move: the last node has let
             go of the volume (it left volumesInUse) -> reported on the next
   requests  what one attach and one detach cost the API server, counted in its audit log
-  burst     2000 pods on 200 nodes bound at once: the last pod bound -> the last volume reported; and the
+  burst     2000 pods on 200 nodes made and bound at once: the last pod bound -> the last volume reported; and the
             controller's CPU time per attach
   scale     20000 attached volumes on 1000 nodes: peak memory since the start, CPU when nothing happens, and
             that the start changes no VolumeAttachment and no Node

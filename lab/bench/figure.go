@@ -13,7 +13,7 @@ const (
 	figureMove   = "last in use -> reported on next"
 
 	figureBurst       = "last pod bound -> last reported"
-	figureBurstWhole  = "first bind -> last reported"
+	figureBurstWhole  = "first pod made -> last reported"
 	figureBurstDetach = "last pod gone -> last detached"
 	figureCPUAttach   = "controller CPU per attach"
 	figureCPUDetach   = "controller CPU per detach"
