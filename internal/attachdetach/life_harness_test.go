@@ -81,15 +81,12 @@ func (l *life) say(who, format string, args ...any) {
 // lead starts a controller that knows nothing but what the API server has.
 func (l *life) lead() {
 	l.model, l.timers, l.waits, l.woken = newModel(l.T), map[key]time.Time{}, map[key]string{}, nil
-	ready := make(chan struct{})
-	close(ready)
+	server := toyClient{life: l}
+	parts := Parts{Client: server, Live: server, Recorder: lifeRecorder{l}}
+	l.control = assemble(l.model.world, &rivals{}, parts, Options{Policy: l.policy})
 	since := strconv.Itoa(l.version)
-	l.control = &Controller{
-		client: toyClient{life: l}, live: toyClient{life: l}, world: l.model.world,
-		reporter: newReporter(toyClient{life: l}, toyClient{life: l}, l.model.world, l.policy), announcer: newAnnouncer(lifeRecorder{l}),
-		policy: l.policy, rivals: &rivals{}, ready: ready, doubtful: map[types.UID]string{},
-		sinceAttachments: since, sinceNodes: since,
-	}
+	l.control.sinceAttachments, l.control.sinceNodes = since, since
+	close(l.control.ready)
 	for _, name := range slices.Sorted(maps.Keys(l.objects)) {
 		l.woken = append(l.woken, l.model.event(copyOf(l.objects[name]), false)...)
 	}

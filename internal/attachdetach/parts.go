@@ -36,6 +36,13 @@ func New(ctx context.Context, p Parts, o Options) (*Controller, error) {
 	if o.MayLead == nil {
 		o.MayLead = func(context.Context) (refusal, err error) { return nil, nil }
 	}
+	c := assemble(w, r, p, o)
+	c.sources = w.sources(p.Cache)
+	return c, nil
+}
+
+// assemble makes a controller of a world and the parts around it.
+func assemble(w *world, r *rivals, p Parts, o Options) *Controller {
 	return &Controller{
 		client:    p.Client,
 		live:      p.Live,
@@ -49,8 +56,7 @@ func New(ctx context.Context, p Parts, o Options) (*Controller, error) {
 		ready:     make(chan struct{}),
 		doubtful:  map[types.UID]string{},
 		refusals:  newRefusals(),
-		sources:   w.sources(p.Cache),
-	}, nil
+	}
 }
 
 // Sources name the volumes that each change in the caches may matter to.
