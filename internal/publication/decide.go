@@ -23,7 +23,7 @@ func Decide(now time.Time, seen Observed, policy Policy) Decision {
 	}
 	for _, a := range v.attachments {
 		switch {
-		case a.Call.InFlight && !(faultS4 && a.Deleting):
+		case a.Call.InFlight && (!faultS4 || !a.Deleting):
 			v.wait(a, CallInFlight, time.Time{})
 		case a.Gone:
 			v.undo(a)
@@ -93,7 +93,7 @@ func (v *volume) attach(a Attachment) {
 	}
 	write := WriteFinalizers{target: target{a.UID}, NodeID: a.NodeID, Volume: !a.VolumeProtected,
 		Attachment: !a.Finalizer || a.RecordedNodeID != a.NodeID}
-	if (write.Attachment || write.Volume) && !faultS10 {
+	if write.needed() {
 		if v.draining {
 			v.wait(a, ShuttingDown, time.Time{})
 			return

@@ -93,3 +93,6 @@ type Policy struct {
 	RetryStart time.Duration // after the first failure; default 1 s
 	RetryMax   time.Duration // never longer than this; default 5 min
 }
+
+// needed tells whether anything is missing.
+func (w WriteFinalizers) needed() bool { return !faultS10 && (w.Attachment || w.Volume) }
