@@ -2,6 +2,7 @@ package attachdetach
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -286,5 +287,37 @@ func TestDepartedNodesAreForgotten(t *testing.T) {
 	}
 	if n := len(m.nameless.volumes); n > 0 {
 		t.Errorf("%d nameless attachments are remembered for ever", n)
+	}
+}
+
+// A Node that was deleted and made anew between two looks of the watch counts as
+// both: what the first had in use, the second does not know of yet.
+func TestNodeMadeAnewUnseen(t *testing.T) {
+	m := newModel(t)
+	disk := aVolume("c", "")
+	disk.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{
+		FC: &corev1.FCVolumeSource{TargetWWNs: []string{"5006"}, Lun: new(int32(1))},
+	}
+	k := key{Driver: kube.FibreChannelPlugin, Handle: "[5006]:1"}
+	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
+	m.put(disk)
+	m.put(aClaim("c"))
+	m.put(aPod("p", "b", byClaimOf("c")))
+	m.put(aNode("b"))
+	old, anew := aNode("a", listing(unique, unique)), aNode("a")
+	old.UID, anew.UID = "old", "new"
+	m.put(old)
+	if d := m.decide(k); reports(d) {
+		t.Fatalf("reported on b while a uses it: %+v", d.Steps)
+	}
+	m.put(anew)
+	if d := m.decide(k); reports(d) {
+		t.Errorf("S1: reported on b as soon as a was made anew, for the same run of the machine: %+v", d.Steps)
+	}
+	restarted := aNode("a", func(n *corev1.Node) { n.Status.NodeInfo.BootID = "another" })
+	restarted.UID = "new"
+	woken := m.put(restarted)
+	if d := m.decide(k); !reports(d) || !slices.Contains(woken, k) {
+		t.Errorf("not reported on b after a was restarted; woken %v: %+v", woken, d.Steps)
 	}
 }
