@@ -166,3 +166,51 @@ func randomObjects(intN func(int) int) []func(*model) []key {
 	add(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driver}, Spec: storagev1.CSIDriverSpec{AttachRequired: new(false)}})
 	return events
 }
+
+// A pod that was deleted and made anew between two looks of the watch counts as both
+// (k/k#111327): the volume of the first is let go, that of the second attached.
+func TestPodMadeAnewUnseen(t *testing.T) {
+	m := newModel(t)
+	m.put(aNode("n"))
+	for _, name := range []string{"old", "new"} {
+		m.put(aVolume(name, name))
+		m.put(aClaim(name))
+	}
+	first, second := aPod("p", "n", byClaimOf("old")), aPod("p", "n", byClaimOf("new"))
+	first.UID, second.UID = "first", "second"
+	m.put(first)
+	woken := m.put(second)
+	for _, handle := range []string{"old", "new"} {
+		if k := (key{Driver: driver, Handle: handle}); !slices.Contains(woken, k) {
+			t.Errorf("woke %v, not %v", woken, k)
+		}
+	}
+	if got := attaches(m.decide(key{Driver: driver, Handle: "old"})); len(got) > 0 {
+		t.Errorf("the volume of a pod that is gone is attached to %v", got)
+	}
+}
+
+// An attachment that says nothing of its volume blocks that volume once it is known
+// which it is, and wakes it when it goes.
+func TestNamelessAttachmentWakesItsVolume(t *testing.T) {
+	m := newModel(t)
+	k := key{Driver: driver, Handle: "h"}
+	va := anAttachment(k, "a", "lost", false)
+	m.put(aNode("a"))
+	m.put(aNode("b"))
+	if woken := m.put(va); !slices.Contains(woken, orphanKey(va)) {
+		t.Fatalf("woke %v", woken)
+	}
+	m.put(aVolume("c", "h"))
+	m.put(aClaim("c"))
+	m.put(aPod("p", "b", byClaimOf("c")))
+	if got := attaches(m.decide(k)); len(got) > 0 {
+		t.Fatalf("S1: attaches to %v while an attachment to a exists", got)
+	}
+	if woken := m.remove(va); !slices.Contains(woken, k) {
+		t.Errorf("its going woke %v, not %v", woken, k)
+	}
+	if got := attaches(m.decide(k)); len(got) != 1 {
+		t.Errorf("attaches to %v after it went", got)
+	}
+}
