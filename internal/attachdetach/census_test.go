@@ -24,8 +24,8 @@ type populace struct {
 	stores map[string]toolscache.Indexer
 }
 
-func newPopulace(t testing.TB) *populace {
-	t.Helper()
+func newPopulace(tb testing.TB) *populace {
+	tb.Helper()
 	stores := map[string]toolscache.Indexer{}
 	for _, kind := range kinds {
 		stores[kind.name] = toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, kind.indexers)
@@ -33,7 +33,7 @@ func newPopulace(t testing.TB) *populace {
 			stores[kind.name] = toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, toolscache.Indexers{})
 		}
 	}
-	return &populace{t, worldOf(stores), stores}
+	return &populace{tb, worldOf(stores), stores}
 }
 
 func (p *populace) add(kind string, obj client.Object) {
