@@ -67,6 +67,7 @@ func (r *rig) holdBack(t *testing.T, resource string, volumes int, random *rand.
 	ctx := t.Context()
 	r.proxy.HoldBack(resource, lag)
 	defer r.proxy.HoldBack(resource, 0)
+	calm := r.trouble(ctx, t)
 	stop := make(chan struct{})
 	group, groupCtx := errgroup.WithContext(ctx)
 	movers := rand.New(rand.NewPCG(random.Uint64(), 4))
@@ -95,7 +96,9 @@ func (r *rig) holdBack(t *testing.T, resource string, volumes int, random *rand.
 		}
 	}
 	close(stop)
-	if err := group.Wait(); err != nil {
+	err := group.Wait()
+	calm()
+	if err != nil {
 		t.Errorf("a volume did not arrive: %v", err)
 	}
 	if err := r.awaitSettled(ctx); err != nil {

@@ -246,6 +246,7 @@ func TestKilledWhileVolumesMove(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("%d volumes attached and reported on %d nodes after %.0f s", volumes, len(r.nodes), time.Since(began).Seconds())
+	calm := r.trouble(ctx, t)
 	stop := make(chan struct{})
 	type result struct {
 		moves int
@@ -262,6 +263,7 @@ func TestKilledWhileVolumesMove(t *testing.T) {
 	hits := r.killAll(ctx, t, kills, random)
 	close(stop)
 	moved := <-done
+	calm()
 	if moved.err != nil {
 		t.Errorf("a volume did not arrive: %v", moved.err)
 	}

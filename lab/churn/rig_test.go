@@ -369,11 +369,16 @@ func (r *rig) move(ctx context.Context, i int, random *rand.Rand) error {
 	node := r.nodes[random.IntN(len(r.nodes))]
 	next := fmt.Sprintf("p-%d-%d", i, random.Uint32())
 	forced, early, away := random.IntN(3) == 0, random.IntN(2) == 0, random.IntN(6) == 0
+	patience := runLimit
+	if random.IntN(3) == 0 {
+		// The next move comes while this one is under way: nobody knows where the volume is.
+		patience = time.Duration(random.Int64N(int64(3 * publishTakes)))
+	}
 	if v.pod == "" {
 		if err := r.place(ctx, i, node, next); err != nil {
 			return err
 		}
-		return r.awaitRunning(ctx, next)
+		return r.waitOrLeave(ctx, next, patience)
 	}
 	if err := r.remove(ctx, v.pod, forced); err != nil {
 		return err
@@ -390,7 +395,73 @@ func (r *rig) move(ctx context.Context, i int, random *rand.Rand) error {
 	if err := r.place(ctx, i, node, next); err != nil {
 		return err
 	}
-	return r.awaitRunning(ctx, next)
+	return r.waitOrLeave(ctx, next, patience)
+}
+
+// waitOrLeave waits until the pod runs; with less patience than runLimit it may not.
+func (r *rig) waitOrLeave(ctx context.Context, pod string, patience time.Duration) error {
+	if patience == runLimit {
+		return r.awaitRunning(ctx, pod)
+	}
+	select {
+	case <-time.After(patience):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+const (
+	// publishTakes is the driver's own time while there is trouble.
+	publishTakes = 100 * time.Millisecond
+	// replyLost is how often the driver's answer to a publish or an unpublish is lost.
+	replyLost = 500 * time.Millisecond
+)
+
+// trouble makes the driver slow, and lets it lose a reply now and then, until the test
+// ends: it did the work, and nobody knows.
+func (r *rig) trouble(ctx context.Context, t *testing.T) (calm func()) {
+	t.Helper()
+	ctx, stop := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	fabric := r.scene.Cluster.Fabric()
+	// Of several faults that fit the oldest counts: what is rare must be set first.
+	next := func(turn int) error {
+		if err := fabric.ClearFaults(ctx); err != nil {
+			return err
+		}
+		for _, fault := range []labdisk.Fault{
+			{
+				Method: []string{methodPublish, methodUnpublish}[turn%2], Effect: labdisk.EffectLostReply,
+				Delay: publishTakes, Code: "Unavailable", Count: 1,
+			},
+			{Method: methodPublish, Effect: labdisk.EffectDelay, Delay: publishTakes},
+		} {
+			if _, err := fabric.SetFault(ctx, fault); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	running.Go(func() {
+		for turn := 0; ctx.Err() == nil; turn++ {
+			if err := next(turn); err != nil && ctx.Err() == nil {
+				t.Errorf("make trouble at the driver: %v", err)
+				return
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(replyLost):
+			}
+		}
+	})
+	return func() {
+		stop()
+		running.Wait()
+		if err := fabric.ClearFaults(context.WithoutCancel(ctx)); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // placeAll gives each of the volumes a pod and waits until all run.
