@@ -469,6 +469,8 @@ func controllerCases() []scenario {
 		play("TestPodTerminationWithNodeOOSDetach", podTerminationWithOOS),
 		play("TestPodUpdateWithADC", podSucceeds),
 		play("TestPVCBoundWithADC", claimsBoundLate),
+		play("TestVolumesInUseMetricCollection", volumesInUseMetric),
+		play("TestTotalVolumesMetricCollection", totalVolumesMetric),
 	}
 }
 

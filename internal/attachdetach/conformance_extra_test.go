@@ -24,12 +24,20 @@ func TestUpstreamLacks(t *testing.T) {
 	enact(t, upstream(), lackingCases()...)
 	disabled := upstream()
 	disabled.Policy.UnmountTimeout = 0
-	enact(t, disabled, play("node deleted in use, never by force", nodeDeletedNeverForced))
+	enact(t, disabled, lackingWithoutForce()...)
 	deleted := upstream()
 	deleted.Policy.DeletedNode = attachment.DeletedNodeDetach
-	enact(t, deleted, play("node deleted in use, detached by policy", nodeDeletedDetached))
+	enact(t, deleted, lackingDeletedNode()...)
 	t.Run("pod replaced within a watch gap", podReplacedInGap)
 	t.Run("node deleted within a watch gap", nodeDeletedInGap)
+}
+
+func lackingWithoutForce() []scenario {
+	return []scenario{play("node deleted in use, never by force", nodeDeletedNeverForced)}
+}
+
+func lackingDeletedNode() []scenario {
+	return []scenario{play("node deleted in use, detached by policy", nodeDeletedDetached)}
 }
 
 func lackingCases() []scenario {
@@ -57,6 +65,7 @@ func lackingCases() []scenario {
 		play("access modes", accessModes),
 		play("Fibre Channel and iSCSI are reported", unattachedReported),
 		play("Fibre Channel is exclusive", unattachedExclusive),
+		play("attaches and detaches are measured", operationsMetric),
 		restarted("clock of a detach outlives the controller", clockOutlives),
 		restarted("driver turned to no attach while nobody led", driverTurnedWhileDown),
 		restarted("inline attachment without its pod", inlineWithoutPod),

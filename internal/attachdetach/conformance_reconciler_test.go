@@ -518,10 +518,15 @@ func withoutForceCases() []scenario {
 	}
 }
 
+// withForceCases are the cases under kube-controller-manager's defaults.
+func withForceCases() []scenario {
+	return slices.Concat(reconcilerCases(), controllerCases(), migratedCases(), csiCases())
+}
+
 // TestUpstream plays upstream's own test cases against the real API server. What they
 // observe is VolumeAttachments, node.status.volumesAttached, events and metrics.
 func TestUpstream(t *testing.T) {
-	enact(t, upstream(), slices.Concat(reconcilerCases(), controllerCases(), migratedCases(), csiCases())...)
+	enact(t, upstream(), withForceCases()...)
 	enact(t, upstream(), restartCases()...)
 	disabled := upstream()
 	disabled.Policy.UnmountTimeout = 0
