@@ -137,8 +137,10 @@ func StripVolume(volume *corev1.PersistentVolume) *corev1.PersistentVolume {
 	if translator.IsPVMigratable(volume) {
 		if translated, err := translatePV(volume); err == nil {
 			volume = translated // the access modes may have changed too
-			kept.Annotations = map[string]string{migratedMark: "true"}
+			kept.Annotations = migrated
 		}
+	} else if Migrated(volume) {
+		kept.Annotations = migrated // a cache may strip an object twice
 	}
 	kept.Spec.AccessModes = volume.Spec.AccessModes
 	if ref := volume.Spec.ClaimRef; ref != nil {
@@ -160,6 +162,9 @@ func StripVolume(volume *corev1.PersistentVolume) *corev1.PersistentVolume {
 // migratedMark is what the cache notes on a volume that was translated; no such object
 // is ever written.
 const migratedMark = ownPrefix + "migrated"
+
+// migrated is the one map of all such volumes: objects of a cache are not changed.
+var migrated = map[string]string{migratedMark: "true"}
 
 // Migrated tells whether a volume from the cache names an in-tree plugin, for which a
 // CSI driver stands in.

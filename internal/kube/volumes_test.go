@@ -105,6 +105,9 @@ func TestVolumesOfPersistentVolumes(t *testing.T) {
 					t.Errorf("%s: KeyOfVolume() = %+v, %v, want %+v", what, key, ok, tt.want)
 				}
 			}
+			if m := Migrated(stripped); m != Migrated(StripVolume(stripped)) {
+				t.Errorf("migrated: %v when stripped once, and not so when stripped twice", m)
+			}
 			if diff := cmp.Diff(once, stripped.Spec.AccessModes); diff != "" {
 				t.Errorf("access modes (-want +got):\n%s", diff)
 			}
