@@ -336,7 +336,7 @@ func TestReportDoesNotOverwrite(t *testing.T) {
 	l := newLab(t)
 	other := sync.OnceFunc(func() {
 		l.patchStatus(&corev1.Node{}, "", l.name("a"), map[string]any{"volumesAttached": []map[string]string{
-			{"name": "kubernetes.io/iscsi/x", "devicePath": ""},
+			{"name": "flexvolume-vendor/disk/x", "devicePath": ""},
 		}})
 	})
 	l.intercept = func(r *http.Request) error {
@@ -353,7 +353,7 @@ func TestReportDoesNotOverwrite(t *testing.T) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	list := l.nodes[l.name("a")].Status.VolumesAttached
-	if !slices.ContainsFunc(list, func(v corev1.AttachedVolume) bool { return v.Name == "kubernetes.io/iscsi/x" }) {
+	if !slices.ContainsFunc(list, func(v corev1.AttachedVolume) bool { return v.Name == "flexvolume-vendor/disk/x" }) {
 		t.Errorf("the other entry was overwritten: %v", list)
 	}
 }
