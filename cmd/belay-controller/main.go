@@ -23,6 +23,7 @@ import (
 var version = "unknown"
 
 func main() {
+	tuneHeap(os.Getenv("GOGC"))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := command().ExecuteContext(ctx)
 	stop()

@@ -1,0 +1,43 @@
+package main
+
+import (
+	"runtime"
+	"testing"
+	"time"
+)
+
+func TestRoomOfTheHeap(t *testing.T) {
+	for name, c := range map[string]struct {
+		live uint64
+		want int
+	}{
+		"nothing known":   {0, 400},
+		"a small cluster": {20 << 20, 320},
+		"as much as room": {64 << 20, 100},
+		"a large cluster": {1 << 30, 40},
+		"hardly anything": {1, 400},
+	} {
+		if got := more(c.live); got != c.want {
+			t.Errorf("%s: %d bytes may grow by %d %%, want %d %%", name, c.live, got, c.want)
+		}
+	}
+	if live() == 0 {
+		runtime.GC()
+		if live() == 0 {
+			t.Error("nothing lives in the heap, says the runtime")
+		}
+	}
+}
+
+func TestEachCollectionIsNoticed(t *testing.T) {
+	noticed := make(chan struct{}, 8)
+	afterCollection(func() { noticed <- struct{}{} })
+	for range 3 {
+		runtime.GC()
+		select {
+		case <-noticed:
+		case <-time.After(10 * time.Second):
+			t.Fatal("a collection was not noticed")
+		}
+	}
+}
