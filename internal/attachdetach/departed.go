@@ -5,6 +5,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/kube"
 )
@@ -20,10 +21,47 @@ type departure struct {
 	used map[string]bool
 }
 
+// lettings are volumes that one Node object listed in use and then no longer. It is
+// heeded at each event: whoever decides may see only the last of several.
+type lettings struct {
+	uid     types.UID
+	volumes map[string]bool
+}
+
+// heedLettingGo remembers what a Node let go that was attached before this Node object
+// was made: of everything else its list alone is believed.
+func (w *world) heedLettingGo(before, after *corev1.Node) {
+	for _, v := range before.Status.VolumesInUse {
+		key, ok := keyOfName(string(v))
+		if !ok || inUse(after, string(v)) {
+			continue
+		}
+		va, ok := w.attachments.Get(kube.AttachmentName(key.Handle, key.Driver, after.Name))
+		if !ok || recordedMachine(va).NodeUID == string(after.UID) {
+			continue
+		}
+		w.mu.Lock()
+		if w.letGo[after.Name].uid != after.UID {
+			w.letGo[after.Name] = lettings{uid: after.UID, volumes: map[string]bool{}}
+		}
+		w.letGo[after.Name].volumes[string(v)] = true
+		w.mu.Unlock()
+	}
+}
+
+// hasLetGo tells whether this Node object was seen to let the volume go.
+func (w *world) hasLetGo(node *corev1.Node, unique string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	l := w.letGo[node.Name]
+	return l.uid == node.UID && l.volumes[unique]
+}
+
 // depart remembers a Node that was deleted.
 func (w *world) depart(node *corev1.Node) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	delete(w.letGo, node.Name)
 	d := departure{node: node, since: time.Now(), used: map[string]bool{}}
 	if before, ok := w.departed[node.Name]; ok && sameRun(before.node, node) {
 		maps.Copy(d.used, before.used)
@@ -69,6 +107,9 @@ func (w *world) forget(name string) {
 	attached := len(w.attachments.ByIndex(byNode, name)) > 0
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if !attached {
+		delete(w.letGo, name)
+	}
 	if d, ok := w.departed[name]; ok && !attached && len(d.used) == 0 {
 		delete(w.departed, name)
 	}

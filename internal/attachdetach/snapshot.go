@@ -190,6 +190,7 @@ func (w *world) node(name, unique string, t *turn, d doubts) attachment.Node {
 	n := stateOf(node, unique)
 	n.Checked = t.answered[attachment.NodeName(name)]
 	n.WriteMayBeUnderway = d.writeMayBeUnderway(node)
+	n.LetGo = w.hasLetGo(node, unique)
 	if n.InUse == attachment.No && w.usedBefore(name, unique) {
 		n.InUse = attachment.Unknown
 	}

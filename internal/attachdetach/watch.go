@@ -223,6 +223,8 @@ func (w *world) nodeChanged(before, after *corev1.Node) []key {
 	anew := before.UID != after.UID
 	if anew { // deleted and made anew, and we heard of both at once
 		w.depart(before)
+	} else {
+		w.heedLettingGo(before, after)
 	}
 	keys := w.arrive(after, anew)
 	if !sameNode(before, after) {

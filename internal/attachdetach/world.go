@@ -40,6 +40,8 @@ type world struct {
 	mu sync.Mutex
 	// departed holds what is left of each Node that was deleted.
 	departed map[string]departure
+	// letGo holds, by node, what a Node that came back was seen to let go.
+	letGo    map[string]lettings
 	nameless nameless
 }
 
@@ -93,7 +95,7 @@ func worldOf(stores map[string]toolscache.Indexer) *world {
 	w := &world{
 		pods: stores["Pod"], claims: stores["PersistentVolumeClaim"],
 		volumes: stores["PersistentVolume"], drivers: stores["CSIDriver"],
-		departed: map[string]departure{},
+		departed: map[string]departure{}, letGo: map[string]lettings{},
 	}
 	for _, kind := range kinds {
 		switch kind.name {

@@ -315,9 +315,10 @@ func (n Node) uid() string {
 // useOf tells whether the node uses the volume of the attachment. A Node object
 // that came back under its name for a machine that was not restarted does not know
 // yet what it has mounted: that it lists nothing says nothing, and if it is gone
-// again, that it listed nothing said nothing.
+// again, that it listed nothing said nothing. One that was seen to list the volume,
+// and then no longer, has let it go.
 func (n Node) useOf(a Attachment) Knowledge {
-	if n.InUse == No && n.returnedAfter(a) {
+	if n.InUse == No && n.returnedAfter(a) && !n.LetGo {
 		return Unknown
 	}
 	return n.InUse

@@ -502,6 +502,10 @@ func TestDetach(t *testing.T) {
 				holdA(NodeReturned),
 			},
 		},
+		"node came back, same boot, listed the volume and took it off: it has let go": {
+			seen:  one(attached("a", waiting), node("a", reborn, checked, func(n *Node) { n.LetGo = true })),
+			steps: []Step{detachA},
+		},
 		"node came back, same boot, and lists the volume: its list is good from here on": {
 			seen: one(attached("a", waiting), node("a", reborn, reported, inUse)),
 			steps: []Step{

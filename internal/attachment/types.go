@@ -140,6 +140,9 @@ type Node struct {
 	// InUse tells whether status.volumesInUse lists the volume. For a node that is
 	// gone it is what its last version said, Unknown if nobody remembers.
 	InUse Knowledge
+	// LetGo is set when this Node object listed the volume in use and has taken it off
+	// its list since: unlike one that never listed it, it knows what it says.
+	LetGo bool
 	// Healthy is Yes when the node's condition Ready is True, and No otherwise, also
 	// where there is no such condition or no Node: upstream's rule for the unmount
 	// timeout. Unknown when the Node could not be read.

@@ -1,0 +1,49 @@
+package attachdetach
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/kube"
+)
+
+// A Node that came back lists a volume in use and takes it off again before anybody has
+// decided on the first: what it said in between counts, or the volume waits for ever.
+func TestNodeThatCameBackLetsGoUnseen(t *testing.T) {
+	m := newModel(t)
+	k := key{Driver: driver, Handle: "h"}
+	list := []string{kube.UniqueVolumeName(driver, "h")}
+	m.put(aVolume("v", "h"))
+	va := anAttachment(k, "n", "v", true)
+	va.Annotations[kube.NodeUIDAnnotation] = "old"
+	va.Annotations[kube.BootIDAnnotation] = "boot-n"
+	va.Status.Attached = true
+	m.put(va)
+	as := func(uid string, inUse []string) *corev1.Node {
+		return aNode("n", listing(inUse, nil), func(n *corev1.Node) { n.UID = types.UID(uid) })
+	}
+	m.put(as("old", list))
+	m.remove(as("old", list))
+	m.put(as("new", nil))
+	if d := m.decide(k); d.Reason != attachment.NodeReturned {
+		t.Fatalf("a Node that came back and said nothing: %+v, want to wait for %s", d, attachment.NodeReturned)
+	}
+	m.put(as("new", list))
+	m.put(as("new", nil))
+	if d := m.decide(k); !does[attachment.WithdrawReport](d) {
+		t.Fatalf("a Node that let the volume go: %+v, want it withdrawn and detached", d)
+	}
+	// Another Node object has not said anything.
+	m.remove(as("new", nil))
+	m.put(as("third", nil))
+	if d := m.decide(k); d.Reason != attachment.NodeReturned {
+		t.Fatalf("yet another Node: %+v, want to wait for %s", d, attachment.NodeReturned)
+	}
+	m.remove(va)
+	if len(m.letGo) != 0 {
+		t.Errorf("still remembered: %v", m.letGo)
+	}
+}
