@@ -46,7 +46,7 @@ func assertGone(t *testing.T, name string) {
 	}
 	cache, err := cluster.CacheDir()
 	must(t, err)
-	if left := scenario.LeftOnMachine(cache+"/labs/"+name); len(left) > 0 {
+	if left := scenario.LeftOnMachine(cache + "/labs/" + name); len(left) > 0 {
 		t.Errorf("the bench left on the machine:\n%s", strings.Join(left, "\n"))
 	}
 }
