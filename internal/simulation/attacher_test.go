@@ -76,8 +76,8 @@ func (s *sim) kill(p *attacherProcess) {
 	s.storage.mu.Lock()
 	s.crash(p.actor)
 	for _, c := range append(s.storage.arrived, s.storage.running...) {
-		if !c.gone {
-			c.gone = true
+		if !c.gone.Load() {
+			c.gone.Store(true)
 			c.reply <- context.Canceled
 		}
 	}
@@ -147,7 +147,7 @@ func (p *attacherProcess) list(k kind, o metav1.ListOptions) (map[string]client.
 	if p.dead {
 		return nil, metav1.ListMeta{}, errLost
 	}
-	version := p.sim.api.version
+	version := p.sim.api.now()
 	if o.ResourceVersion == "0" {
 		version = p.stale[k]
 	}

@@ -25,7 +25,7 @@ func (c apiClient) Get(ctx context.Context, key client.ObjectKey, obj client.Obj
 	answer, err := c.by.send(ctx, fmt.Sprintf("GET %s %s", k, key.Name), true, func(r *request) (any, error) {
 		stored, ok := c.sim.api.objects[k][key.Name]
 		if !ok {
-			if k == nodes && !r.late {
+			if k == nodes && !r.late.Load() {
 				r.by.heard[key.Name] = c.sim.api.version
 			}
 			return nil, apierrors.NewNotFound(resource(k), key.Name)
@@ -108,7 +108,7 @@ func (a *actor) sendPatch(ctx context.Context, s *sim, k kind, name string, form
 	return a.send(ctx, fmt.Sprintf("PATCH %s %s %s", k, short(name), body), false, func(r *request) (any, error) {
 		s.judgePatch(r, body, bound)
 		stored, err := s.api.patch(r.by, r, k, name, form, body)
-		if apierrors.IsNotFound(err) && k == nodes && !r.late {
+		if apierrors.IsNotFound(err) && k == nodes && !r.late.Load() {
 			r.by.heard[name] = s.api.version
 		}
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -41,7 +42,7 @@ type call struct {
 	volume  string
 	nodeID  string
 	// gone: the caller has given up.
-	gone bool
+	gone atomic.Bool
 	// fate is what the seed chose.
 	fate  fate
 	reply chan error
@@ -132,7 +133,7 @@ func (p *attacherProcess) call(ctx context.Context, c *call) error {
 	case <-ctx.Done():
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		c.gone = true
+		c.gone.Store(true)
 		return status.FromContextError(ctx.Err()).Err()
 	}
 }
@@ -164,12 +165,12 @@ func (s *sim) receive() {
 
 // busy: the driver works on a call for the volume that its caller gave up on.
 func (s *storage) busy(c *call) bool {
-	return slices.ContainsFunc(s.running, func(r *call) bool { return r.gone && r.volume == c.volume })
+	return slices.ContainsFunc(s.running, func(r *call) bool { return r.gone.Load() && r.volume == c.volume })
 }
 
 // land ends a call, unless it hangs.
 func (s *sim) land(c *call) (did bool) {
-	if (c.fate == hangs || c.fate == stuck) && !c.gone {
+	if (c.fate == hangs || c.fate == stuck) && !c.gone.Load() {
 		if !s.calm {
 			return false // until the caller gives up
 		}
@@ -187,8 +188,8 @@ func (s *sim) land(c *call) (did bool) {
 			delete(st.published[c.volume], c.nodeID)
 		}
 	}
-	s.say("driver: %s %s, caller gone %v", c, c.fate, c.gone)
-	if c.gone {
+	s.say("driver: %s %s, caller gone %v", c, c.fate, c.gone.Load())
+	if c.gone.Load() {
 		return true
 	}
 	if c.fate != works {

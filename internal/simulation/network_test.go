@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -36,7 +37,7 @@ type request struct {
 	// heard is, for each Node, by.heard when the request was sent.
 	heard map[string]int
 	// late: its sender has given up on it.
-	late bool
+	late atomic.Bool
 	// bound tells whether it carries the UID and the version of what was decided on.
 	do    func(r *request) (any, error)
 	reply chan reply
@@ -75,7 +76,7 @@ func (a *actor) send(ctx context.Context, what string, read bool, do func(r *req
 	case <-ctx.Done():
 		a.net.mu.Lock()
 		defer a.net.mu.Unlock()
-		r.late = true
+		r.late.Store(true)
 		return nil, context.Cause(ctx)
 	}
 }
@@ -122,7 +123,7 @@ func (s *sim) end(r *request, fate int) {
 		r.reply <- reply{err: errLost}
 	case fate%3 == 1:
 		s.say("%s: %s: slow, given up", r.by.name, r.what)
-		r.late = true
+		r.late.Store(true)
 		s.net.late = append(s.net.late, r)
 		r.reply <- reply{err: errLost}
 	default:
@@ -135,7 +136,7 @@ func (s *sim) end(r *request, fate int) {
 // some do later.
 func (s *sim) giveUp() {
 	for _, r := range s.net.waiting() {
-		if !r.late {
+		if !r.late.Load() {
 			continue
 		}
 		s.net.take(r)
@@ -185,7 +186,7 @@ func (s *sim) crash(a *actor) {
 		s.net.take(r)
 		if s.rng.IntN(100) < 70 {
 			s.say("on its way from %s: %s", a.name, r.what)
-			r.late = true
+			r.late.Store(true)
 			s.net.late = append(s.net.late, r)
 		}
 		r.reply <- reply{err: errLost}

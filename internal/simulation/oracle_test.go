@@ -69,7 +69,7 @@ func hasFinalizer(obj client.Object) bool {
 // when others exist; then the attacher has to keep them apart.
 func (s *sim) judgeAttach(w write, made *storagev1.VolumeAttachment) {
 	d := s.diskOf(made)
-	if w.request.late {
+	if w.request.late.Load() {
 		s.latecomers[made.Name] = true
 		return
 	}
@@ -247,7 +247,7 @@ func (s *sim) judgePatch(r *request, body []byte, bound bool) {
 func (s *sim) judgeCall(c *call) {
 	d := s.disk(c.volume)
 	for _, r := range s.storage.running {
-		if !r.gone && r.volume == c.volume && (d.exclusive || r.nodeID == c.nodeID) {
+		if !r.gone.Load() && r.volume == c.volume && (d.exclusive || r.nodeID == c.nodeID) {
 			s.breaks("S4", "%s sent while %s is in flight", c, r)
 		}
 	}

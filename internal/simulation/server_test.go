@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -53,6 +54,9 @@ type event struct {
 
 // server is the API server: all kinds count their versions together, as etcd does.
 type server struct {
+	// mu is for the attacher, whose lists and watches read beside the scheduler, which
+	// alone writes.
+	mu      sync.Mutex
 	version int
 	uids    int
 	objects map[kind]map[string]client.Object
@@ -101,6 +105,8 @@ func list[T client.Object](s *server) []T {
 
 // at is what the kind was like at a version.
 func (s *server) at(k kind, version int) map[string]client.Object {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	then := map[string]client.Object{}
 	for _, e := range s.history[k] {
 		if e.version > version {
@@ -115,7 +121,16 @@ func (s *server) at(k kind, version int) map[string]client.Object {
 	return then
 }
 
+// now is the newest version.
+func (s *server) now() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.version
+}
+
 func (s *server) put(obj client.Object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.version++
 	obj.SetResourceVersion(strconv.Itoa(s.version))
 	k := kindOf(obj)
@@ -124,6 +139,8 @@ func (s *server) put(obj client.Object) {
 }
 
 func (s *server) drop(obj client.Object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.version++
 	obj = obj.DeepCopyObject().(client.Object)
 	obj.SetResourceVersion(strconv.Itoa(s.version))
