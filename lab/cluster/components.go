@@ -60,10 +60,10 @@ func (s specs) component(name, path string, args ...string) proc.Spec {
 	return proc.Spec{Name: name, Path: path, Args: args, LogFile: s.paths.log(name), Dir: s.paths.run(), Restart: true}
 }
 
-// roomy lets a program's heap grow to five times of what lives in it before it is collected. Just
-// started, the heaps of etcd and the API server are so small that collecting them took half of both
-// cores of a small machine, in the very milliseconds that a lab is there to show; a real cluster's
-// heaps are large and its cores its own. What is compared runs as shipped.
+// roomy lets a program's heap grow to five times of what lives in it before it is collected. The
+// heaps of etcd and the API server are small when they have just started, and are collected often, on
+// the same few cores as all else: with this the first attach of a lab took half as long. A real
+// cluster's heaps are large and its cores its own. What is compared runs as shipped.
 func roomy(spec proc.Spec) proc.Spec {
 	spec.Env = append(spec.Env, "GOGC=400")
 	return spec
