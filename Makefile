@@ -23,7 +23,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## List the targets.
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: check-go
 check-go:
@@ -45,6 +45,14 @@ demo: build ## The main job on the lab: a volume that goes all the way, three mo
 .PHONY: bench
 bench: upstream ## belay-controller against upstream's and against a floor: latency, requests, burst, CPU, memory.
 	$(BELAY_LAB) bench controller $(ARGS)
+
+.PHONY: bench-attacher
+bench-attacher: upstream ## belay-attacher against upstream's csi-attacher: throughput, calls, requests, CPU, memory.
+	$(BELAY_LAB) bench attacher $(ARGS)
+
+.PHONY: bench-node
+bench-node: upstream ## belay-node: latency, a hundred volumes at once, CPU, memory of one agent and of a thousand.
+	$(BELAY_LAB) bench node $(ARGS)
 
 .PHONY: test
 test: upstream $(TESTSUM) $(SANITY) ## Unit tests, simulation, conformance and the lab's short end-to-end tests.

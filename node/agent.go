@@ -5,6 +5,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"belay.dev/belay/internal/nodeagent"
 )
@@ -17,10 +18,22 @@ type Mount struct {
 	Path string
 	// Block says that Path is a device and belongs into volumeDevices.
 	Block bool
-	// ReadOnly says that the pod asked for the claim read-only. The driver was told
-	// so; a runtime that binds Path into a container should bind it read-only too.
+	// ReadOnly says that the pod asked for the claim, or the inline volume, read-only.
+	// The driver was told so; a runtime that binds Path into a container should bind it
+	// read-only too.
 	ReadOnly bool
 }
+
+// AttachLimitError is among the errors of [Agent.WaitMounted], for errors.As, when the
+// storage refuses to attach another volume to the node (RESOURCE_EXHAUSTED) and the driver's
+// CSIDriver sets nodeAllocatableUpdatePeriodSeconds. Its CSINode has been brought up to date
+// by then. Kubelet gives the volume two minutes and then fails the pod with
+// [AttachLimitReason], so that its controller makes another one, for another node; whether
+// and when to do so is the owner's decision.
+type AttachLimitError = nodeagent.AttachLimitError
+
+// AttachLimitReason is the status.reason of pods that kubelet fails for that.
+const AttachLimitReason = nodeagent.AttachLimitReason
 
 // Agent looks after the CSI volumes of one node. Make it with [New], then [Agent.Run] it.
 // All other methods may be called before Run, while it runs, and from any goroutine.
@@ -45,8 +58,10 @@ func New(config Config) (*Agent, error) {
 func (a *Agent) Run(ctx context.Context) error { return a.agent.Run(ctx) }
 
 // SetPod says that the pod's volumes shall be mounted. Setting a pod again is
-// cheap and changes nothing; nor does setting one that was removed, while its volumes
-// are being taken down.
+// cheap and changes nothing, but that from a deletionTimestamp on, drivers that ask to
+// be called again from time to time (CSIDriver.spec.requiresRepublish) are not, for this
+// pod. Nor does setting one that was removed change anything, while its volumes are being
+// taken down.
 func (a *Agent) SetPod(pod *corev1.Pod) { a.agent.SetPod(pod) }
 
 // RemovePod says that the pod's containers have ended: its volumes are
@@ -92,3 +107,13 @@ func (a *Agent) WaitMounted(ctx context.Context, uid types.UID) ([]Mount, error)
 func (a *Agent) WaitUnmounted(ctx context.Context, uid types.UID) error {
 	return a.agent.WaitUnmounted(ctx, uid)
 }
+
+// VolumeStats is what the drivers said last of the pod's volumes, for the pod's part in a
+// kubelet-style /stats/summary: those with GET_VOLUME_STATS, asked each [Config].StatsPeriod.
+// It calls nobody.
+func (a *Agent) VolumeStats(uid types.UID) []stats.VolumeStats { return a.agent.VolumeStats(uid) }
+
+// Ready says what is missing before volumes can be mounted: the Node has not been read,
+// CSINode not written, the CSIDrivers not listed. Nil once all is there; what happens later
+// is told by metrics and events.
+func (a *Agent) Ready() error { return a.agent.Ready() }

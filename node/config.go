@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/rest"
 
 	"belay.dev/belay/internal/nodeagent"
@@ -30,14 +31,32 @@ type Config struct {
 	// RPCTimeout bounds one call of a driver. Default 2 minutes, as kubelet has it.
 	RPCTimeout time.Duration
 
+	// SyncPeriod is after how long the claims of a pod are read again, to learn that
+	// one has grown; up to a half of it is added by chance. A change of the pod's
+	// labels or annotations has them read at once. Default 1 minute, kubelet's
+	// syncFrequency.
+	SyncPeriod time.Duration
+
 	// BootID names this boot of the machine: with another one than a record's, what
 	// was mounted is gone. Default /proc/sys/kernel/random/boot_id. A node that is
 	// a container or a namespace has a life of its own and gives its own.
 	BootID string
 
 	// MountPoints lists every path that has a mount on it. Default: the kernel's
-	// table. Simulated nodes, whose drivers mount nothing, give their own.
+	// table. Simulated nodes, whose drivers mount nothing, give their own; what a
+	// driver published must be in it, a block volume as well, or the publish is
+	// taken for one that failed.
 	MountPoints func() ([]string, error)
+
+	// Metrics is the registry in which the agent's metrics are while it lives; docs/metrics.md
+	// lists them. Agents that share one need a label each:
+	// prometheus.WrapRegistererWith(prometheus.Labels{"node": name}, registry). Default: nothing is measured.
+	Metrics prometheus.Registerer
+
+	// StatsPeriod is how often each volume's driver is asked how full it is, if it has
+	// GET_VOLUME_STATS: after one to two periods. Default 1 minute (kubelet's
+	// volumeStatsAggPeriod); negative: never.
+	StatsPeriod time.Duration
 }
 
 func (c Config) shell() nodeagent.Config {
@@ -47,7 +66,10 @@ func (c Config) shell() nodeagent.Config {
 		RESTConfig:  c.RESTConfig,
 		Logger:      c.Logger,
 		RPCTimeout:  c.RPCTimeout,
+		SyncPeriod:  c.SyncPeriod,
 		BootID:      c.BootID,
 		MountPoints: c.MountPoints,
+		Metrics:     c.Metrics,
+		StatsPeriod: c.StatsPeriod,
 	}
 }

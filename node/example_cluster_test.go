@@ -43,7 +43,10 @@ func exampleCluster(root string) (config *rest.Config, stop func()) {
 			TypeMeta: metav1.TypeMeta{APIVersion: "storage.k8s.io/v1", Kind: "CSIDriverList"},
 			ListMeta: metav1.ListMeta{ResourceVersion: "1"},
 			Items: []storagev1.CSIDriver{{
-				ObjectMeta: metav1.ObjectMeta{Name: driver}, Spec: storagev1.CSIDriverSpec{AttachRequired: new(false)},
+				ObjectMeta: metav1.ObjectMeta{Name: driver}, Spec: storagev1.CSIDriverSpec{
+					AttachRequired:       new(false),
+					VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}, // the API server's default
+				},
 			}},
 		},
 	}
@@ -87,7 +90,7 @@ func exampleCluster(root string) (config *rest.Config, stop func()) {
 	}
 }
 
-// exampleDriver publishes a volume as an empty directory.
+// exampleDriver publishes each volume as a link to the same directory.
 type exampleDriver struct {
 	csi.UnimplementedNodeServer
 	registration.UnimplementedRegistrationServer
@@ -112,7 +115,11 @@ func (d *exampleDriver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabil
 }
 
 func (d *exampleDriver) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	return &csi.NodePublishVolumeResponse{}, os.MkdirAll(r.TargetPath, 0o750)
+	err := os.Symlink(os.TempDir(), r.TargetPath)
+	if os.IsExist(err) { // a call may come again
+		err = nil
+	}
+	return &csi.NodePublishVolumeResponse{}, err
 }
 
 func (d *exampleDriver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"belay.dev/belay/internal/attachdetach"
+	"belay.dev/belay/internal/heap"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/telemetry"
 )
@@ -22,8 +23,11 @@ import (
 // version is set by the linker.
 var version = "unknown"
 
+// growth of the heap: room for what a burst of attaches makes in a small cluster.
+var growth = heap.Growth{Room: 64 << 20, Least: 40}
+
 func main() {
-	tuneHeap(os.Getenv("GOGC"))
+	heap.Tune(growth, os.Getenv("GOGC"))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := command().ExecuteContext(ctx)
 	stop()

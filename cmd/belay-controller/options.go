@@ -39,9 +39,9 @@ type options struct {
 }
 
 // Values of --deleted-node-policy.
-const (
-	deletedNodeWait   = "wait"
-	deletedNodeDetach = "detach"
+var (
+	deletedNodeWait   = attachment.DeletedNodeWait.String()
+	deletedNodeDetach = attachment.DeletedNodeDetach.String()
 )
 
 // Values of --on-foreign-writer.

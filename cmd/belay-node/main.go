@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/component-base/metrics/legacyregistry"
+	_ "k8s.io/component-base/metrics/prometheus/restclient" // requests to the API server
 	"k8s.io/klog/v2"
 
 	"belay.dev/belay/node"
@@ -38,13 +40,18 @@ func run(ctx context.Context, o options) error {
 	config.UserAgent = "belay-node"
 	agent, err := node.New(node.Config{
 		NodeName: o.nodeName, Root: o.rootDir, RESTConfig: config, Logger: klog.Background(),
+		Metrics: legacyregistry.Registerer(), StatsPeriod: o.statsPeriod,
 	})
+	if err != nil {
+		return err
+	}
+	serve, err := o.listen(ctx, handlers{ready: agent.Ready, metrics: legacyregistry.DefaultGatherer})
 	if err != nil {
 		return err
 	}
 	running, ctx := errgroup.WithContext(ctx)
 	running.Go(func() error { return agent.Run(ctx) })
 	running.Go(func() error { return agent.FollowPods(ctx) })
-	running.Go(func() error { return serveHealth(ctx, o.healthAddress) })
+	running.Go(func() error { return serve(ctx) })
 	return running.Wait()
 }

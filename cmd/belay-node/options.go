@@ -1,12 +1,8 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"flag"
-	"fmt"
-	"net"
-	"net/http"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,10 +14,12 @@ var version = "unknown"
 
 // options are the command line.
 type options struct {
-	kubeconfig    string
-	nodeName      string
-	rootDir       string
-	healthAddress string
+	kubeconfig     string
+	nodeName       string
+	rootDir        string
+	healthAddress  string
+	metricsAddress string
+	statsPeriod    time.Duration
 }
 
 func (o *options) command(run func() error) *cobra.Command {
@@ -45,29 +43,11 @@ object is made, and kept Ready, by whoever runs the pods.`,
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; without it, the service account of the pod this runs in")
 	flags.StringVar(&o.nodeName, "node-name", "", "name of the Node object (required)")
 	flags.StringVar(&o.rootDir, "root-dir", "/var/lib/kubelet", "directory that CSI drivers know as kubelet's root; mounts below it must propagate")
-	flags.StringVar(&o.healthAddress, "health-probe-bind-address", "0", `address for GET /healthz, such as 127.0.0.1:10268; "0" turns it off`)
+	flags.StringVar(&o.healthAddress, "health-probe-bind-address", "0", `address for GET /healthz and /readyz, such as 127.0.0.1:10268; "0" turns it off`)
+	flags.StringVar(&o.metricsAddress, "metrics-bind-address", "0", `address for GET /metrics, /healthz and /readyz over HTTP, such as 127.0.0.1:10269, or the same as for the probes; "0" turns it off; docs/metrics.md lists the metrics`)
+	flags.DurationVar(&o.statsPeriod, "volume-stats-agg-period", time.Minute, "how often drivers are asked how full each volume is, as kubelet's flag; negative turns it off")
 	own := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(own)
 	flags.AddGoFlag(own.Lookup("v"))
 	return cmd
-}
-
-// serveHealth answers that the process lives. What a volume waits for is told in events.
-func serveHealth(ctx context.Context, address string) error {
-	if address == "" || address == "0" {
-		return nil
-	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
-	if err != nil {
-		return fmt.Errorf("listen for health probes: %w", err)
-	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
-	defer stop()
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve health probes: %w", err)
-	}
-	return nil
 }

@@ -86,7 +86,7 @@ func (w *work) tellPods(steps []attachment.Step) {
 				news = before[pod.UID]
 			} else if news != before[pod.UID] {
 				a.failed(pod, hold.Reason, text)
-				w.log.Info("Hold", "node", hold.Node, "pod", klog.KObj(pod), "reason", hold.Reason,
+				w.logger().Info("Hold", "node", hold.Node, "pod", klog.KObj(pod), "reason", hold.Reason,
 					"detail", hold.Detail, "blockers", explain.Blockers(hold.Blockers))
 			}
 			if news != "" {

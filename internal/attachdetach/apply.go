@@ -25,7 +25,12 @@ type work struct {
 	key attachment.VolumeKey
 	at  *turn
 	now snapshot
-	log logr.Logger
+	log logr.Logger // names no volume yet: see logger
+}
+
+// logger names the volume. Most looks at a volume say nothing, and pay nothing for it.
+func (w *work) logger() logr.Logger {
+	return w.log.WithValues("driver", w.key.Driver, "volume", w.key.Handle)
 }
 
 // take takes the steps of a decision. It tells whether to decide again at once,
@@ -80,10 +85,10 @@ func (w *work) step(ctx context.Context, step attachment.Step) (again bool, err 
 	case attachment.WithdrawReport:
 		return w.withdraw(ctx, s)
 	case attachment.Detach:
-		w.log.Info("Detach", "node", s.Node, "attachment", s.Attachment.Name)
+		w.logger().Info("Detach", "node", s.Node, "attachment", s.Attachment.Name)
 		return false, w.delete(ctx, s.Node, s.Attachment, nil)
 	case attachment.ForceDetach:
-		w.log.Info("ForceDetach", "node", s.Node, "attachment", s.Attachment.Name, "authority", s.Authority.String())
+		w.logger().Info("ForceDetach", "node", s.Node, "attachment", s.Attachment.Name, "authority", s.Authority.String())
 		return false, w.delete(ctx, s.Node, s.Attachment, s.Authority)
 	case attachment.Note:
 		return false, w.note(ctx, s)
@@ -113,7 +118,7 @@ func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err
 		},
 	}
 	name, sent := va.Name, time.Now()
-	w.log.Info("Attach", "node", s.Node, "attachment", name)
+	w.logger().Info("Attach", "node", s.Node, "attachment", name)
 	err = w.client.Create(ctx, va)
 	switch {
 	case err == nil:
@@ -178,10 +183,10 @@ func (w *work) report(ctx context.Context, s attachment.Report) (again bool, err
 		return false, out.err
 	}
 	if out.missing || !out.answered {
-		w.heed(s.Node, out)
+		w.at.heed(s.Node, out)
 		return true, nil
 	}
-	w.log.Info("Report", "node", s.Node, "attachment", s.Attachment.Name, "again", s.Again)
+	w.logger().Info("Report", "node", s.Node, "attachment", s.Attachment.Name, "again", s.Again)
 	if !s.Again {
 		for _, pod := range w.now.pods[s.Node] {
 			w.announcer.succeeded(pod, explain.AttachSucceeded(w.now.nameAt(s.Node)))
@@ -200,8 +205,8 @@ func (w *work) withdraw(ctx context.Context, s attachment.WithdrawReport) (again
 	if out.err != nil {
 		return false, out.err
 	}
-	w.log.V(1).Info("WithdrawReport", "node", s.Node, "answered", out.answered, "missing", out.missing)
-	w.heed(s.Node, out)
+	w.logger().V(1).Info("WithdrawReport", "node", s.Node, "answered", out.answered, "missing", out.missing)
+	w.at.heed(s.Node, out)
 	if w.now.want.Unattached && out.answered && w.now.seen.Nodes[s.Node].Reported {
 		if s.Authority != nil {
 			w.metrics.Forced(s.Authority)
@@ -209,12 +214,6 @@ func (w *work) withdraw(ctx context.Context, s attachment.WithdrawReport) (again
 		w.released(s.Node, s.Authority)
 	}
 	return true, nil
-}
-
-// heed keeps what the API server said of the node for the rest of the turn.
-func (w *work) heed(node attachment.NodeName, out outcome) {
-	w.at.answered[node] = out.answered
-	w.at.missing[node] = out.missing
 }
 
 // delete deletes the very version of the attachment that was decided on, by that right
@@ -290,7 +289,7 @@ func (w *work) noteNode(ctx context.Context, s attachment.NoteNode) (again bool,
 		return false, out.err
 	}
 	if out.missing || !out.answered {
-		w.heed(s.Node, out)
+		w.at.heed(s.Node, out)
 		return true, nil
 	}
 	return false, nil

@@ -266,10 +266,7 @@ func twoDevicePaths(l *lab) {
 }
 
 func mountedSet(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	uid := l.read("v", "a").UID
 	l.use("a", "v")
 	l.gone("p")
@@ -285,20 +282,14 @@ func mountedUnset(l *lab) {
 
 // neverMounted: nothing was in use at any time.
 func neverMounted(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	l.gone("p")
 	l.awaitDetached("v", "a")
 }
 
 // unmountedStays: that somebody looks at the volume again does not make it in use.
 func unmountedStays(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	l.use("a", "v")
 	l.use("a")
 	l.pod("q", "a", "v")
@@ -342,10 +333,7 @@ func nodeWithVolumesDeleted(l *lab) {
 // The integration tests.
 
 func podTerminationWithOOS(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	l.use("a", "v")
 	l.running("p")
 	l.must(l.Delete(l.ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: l.prefix, Name: "p"}}, client.GracePeriodSeconds(300)))
@@ -403,10 +391,7 @@ func podAdditionMissed(l *lab) acts {
 }
 
 func podSucceeds(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	l.running("p")
 	l.patchStatus(&corev1.Pod{}, l.prefix, "p", map[string]any{"phase": corev1.PodSucceeded})
 	l.awaitDetached("v", "a")

@@ -120,13 +120,6 @@ func missingSpec(name string) scenario {
 	})
 }
 
-func withPV(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
-}
-
 func csiDriver(name, driverName string, attachRequired *bool, exists, attaches bool) scenario {
 	return play("TestAttacherWithCSIDriver/"+name, func(l *lab) {
 		driverName := l.name(driverName)
@@ -185,10 +178,7 @@ func areAttached(name string, confirmed ...bool) scenario {
 }
 
 func detachOK(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	l.gone("p")
 	l.awaitDetached("v", "a")
 	l.lived("a made", "a attached", "a deleting", "a gone")
@@ -340,10 +330,7 @@ func issue88355(l *lab) {
 // anotherOperation: the back-off of a detach that fails does not hold up the report
 // for a pod that came back.
 func anotherOperation(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	uid := l.read("v", "a").UID
 	failed := &tally{}
 	l.breaks(func(r *http.Request) error {
@@ -377,7 +364,7 @@ func csiCases() []scenario {
 		attacherError("TestAttacherAttach/attacher error"),
 		volumeSource("TestAttacherAttach/test with volume source"),
 		missingSpec("TestAttacherAttach/missing spec"),
-		play("TestAttacherAttachWithInline/test ok 1 with PV", withPV),
+		play("TestAttacherAttachWithInline/test ok 1 with PV", (*lab).attachedOnA),
 		volumeSource("TestAttacherAttachWithInline/test failure, attach with volSrc"),
 		attacherError("TestAttacherAttachWithInline/attacher error"),
 		missingSpec("TestAttacherAttachWithInline/missing spec"),

@@ -253,10 +253,7 @@ func podMadeAnew(l *lab) {
 
 // k/k#29262: what the pod was resolved by goes before the pod.
 func claimGoneFirst(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	uid := l.read("v", "a").UID
 	l.use("a", "v")
 	for _, obj := range []client.Object{
@@ -325,10 +322,7 @@ func (l *lab) uses(node string, unique ...string) {
 
 // k/k#37586, k/k#122413: the list lost what is attached.
 func reportWiped(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	uid := l.read("v", "a").UID
 	l.lists("a")
 	l.await("reported again", func() bool { return l.isReported("v", "a") })
@@ -338,10 +332,7 @@ func reportWiped(l *lab) {
 
 // The attacher finds out that the volume is not attached any more.
 func noLongerAttached(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	uid := l.read("v", "a").UID
 	l.attacher.set(func() {
 		l.attacher.mood = func(*storagev1.VolumeAttachment) (bool, string) { return true, "" }

@@ -70,10 +70,7 @@ func nodeDeletedDetached(l *lab) {
 
 // The clock of the unmount timeout starts when the pod object goes, not before.
 func deadKubelet(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	uid := l.read("v", "a").UID
 	l.use("a", "v")
 	l.running("p")
@@ -90,10 +87,7 @@ func deadKubelet(l *lab) {
 }
 
 func taintOfAnyEffect(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	l.use("a", "v")
 	l.gone("p")
 	l.awaitWaiting("v", "a")
@@ -106,10 +100,7 @@ func taintOfAnyEffect(l *lab) {
 
 // k/k#142331: the taint is gone by the time of the write, and the node lives.
 func taintTakenOff(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	uid := l.read("v", "a").UID
 	l.use("a", "v")
 	l.gone("p")

@@ -517,3 +517,24 @@ func keyOf(name string) client.ObjectKey { return client.ObjectKey{Name: name} }
 
 // background outlives the test, for what it cleans up.
 func (l *lab) background() context.Context { return context.WithoutCancel(l.ctx) }
+
+// attachedOnA is where most cases begin: pod p runs on node a, and its volume v is
+// reported there.
+func (l *lab) attachedOnA() {
+	l.Helper()
+	l.readyNode("a")
+	l.volume("v")
+	l.pod("p", "a", "v")
+	l.awaitReported("v", "a")
+}
+
+// runAttachedOnA starts the controller, and has pod p run on node a with its volume v
+// reported there.
+func (l *lab) runAttachedOnA() {
+	l.Helper()
+	l.node("a")
+	l.volume("v")
+	l.run()
+	l.pod("p", "a", "v")
+	l.awaitReported("v", "a")
+}

@@ -32,10 +32,7 @@ func doNothing(l *lab) {
 }
 
 func oneDesiredVolumeAttach(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	l.awaitTold("p", explain.SuccessfulAttachVolume, explain.AttachSucceeded(l.name("v")))
 	l.lived("a made", "a attached")
 }
@@ -58,10 +55,7 @@ func attachThenDetachUnmounted(l *lab) {
 }
 
 func attachThenDetachMounted(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	l.use("a", "v")
 	l.health("a", corev1.ConditionUnknown)
 	l.gone("p")
@@ -72,10 +66,7 @@ func attachThenDetachMounted(l *lab) {
 }
 
 func updateStatusFail(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	uid := l.read("v", "a").UID
 	met := l.fails(isReport)
 	l.gone("p")
@@ -185,10 +176,7 @@ func (l *lab) uncertain() {
 // A report that could not be withdrawn stays, and a pod that comes back finds the
 // volume where it was.
 func updateNodeStatusFailBeforeDetach(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	uid := l.read("v", "a").UID
 	met := l.fails(isReport)
 	l.gone("p")
@@ -278,10 +266,7 @@ func detachRefused(l *lab) {
 }
 
 func outOfServiceTaint(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	l.use("a", "v")
 	l.taint("a")
 	l.gone("p")
@@ -291,10 +276,7 @@ func outOfServiceTaint(l *lab) {
 }
 
 func noOutOfServiceTaint(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	uid := l.read("v", "a").UID
 	l.use("a", "v")
 	l.gone("p")
@@ -310,10 +292,7 @@ func (l *lab) detaching(volume, node string) bool {
 }
 
 func unhealthyNode(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	l.use("a", "v")
 	l.gone("p")
 	l.awaitWaiting("v", "a")
@@ -325,10 +304,7 @@ func unhealthyNode(l *lab) {
 }
 
 func unhealthyNodeForceDetachDisabled(l *lab) {
-	l.readyNode("a")
-	l.volume("v")
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.attachedOnA()
 	l.use("a", "v")
 	l.gone("p")
 	l.awaitWaiting("v", "a")

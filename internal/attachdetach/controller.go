@@ -35,8 +35,8 @@ const EventComponent = "attachdetach-controller"
 
 const (
 	// workers is how many volumes are worked on at once. A worker mostly waits for
-	// the API server.
-	workers = 64
+	// the API server, to which one connection carries 100 requests at once.
+	workers = 96
 	// turnLimit is how often one volume is decided on in one go. Each answer of the
 	// API server is decided on once; a volume that needs more is being fought over.
 	turnLimit = 6
@@ -71,6 +71,8 @@ type Controller struct {
 	metrics   *telemetry.Controller
 	rivals    *rivals
 	mayLead   func(ctx context.Context) (refusal, err error)
+	// worksOn, if set, is told when a volume is taken up (1) and let be (-1).
+	worksOn func(volumes int)
 
 	// ready is closed when the caches have reached what the leader before wrote.
 	ready chan struct{}
@@ -99,6 +101,7 @@ func Setup(ctx context.Context, mgr manager.Manager, o Options) error {
 	if err != nil {
 		return err
 	}
+	c.worksOn = events.worksOn
 	if err := c.rivals.watch(c.informer("Node"), c.informer("VolumeAttachment")); err != nil {
 		return err
 	}
@@ -182,8 +185,11 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 	if c.rivals.stopped() {
 		return reconcile.Result{}, nil // until a restart
 	}
-	w := &work{Controller: c, key: k, at: newTurn()}
-	w.log = log.FromContext(ctx).WithValues("driver", k.Driver, "volume", k.Handle)
+	if c.worksOn != nil {
+		c.worksOn(1)
+		defer c.worksOn(-1)
+	}
+	w := &work{Controller: c, key: k, at: &turn{}, log: log.FromContext(ctx)}
 	if err := w.lookForAttempts(ctx); err != nil {
 		return reconcile.Result{}, err
 	}
@@ -200,7 +206,9 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 		if again {
 			continue
 		}
-		w.log.V(1).Info("Decided", "reason", decision.Reason, "steps", len(decision.Steps))
+		if w.log.V(1).Enabled() {
+			w.logger().V(1).Info("Decided", "reason", decision.Reason, "steps", len(decision.Steps))
+		}
 		w.announce(decision.Steps)
 		return recheck(decision.RecheckAt), nil
 	}
@@ -244,6 +252,8 @@ func (c *Controller) deleteMayBeUnderway(va *storagev1.VolumeAttachment) bool {
 func (c *Controller) writeMayBeUnderway(node *corev1.Node) bool {
 	return !after(node.ResourceVersion, c.sinceNodes) || c.reporter.writeMayBeUnderway(node)
 }
+
+func (c *Controller) unansweredNodes() []string { return c.reporter.unansweredNodes() }
 
 // after tells whether a version is surely newer than another.
 func after(version, other string) bool {

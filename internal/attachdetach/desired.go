@@ -2,6 +2,7 @@ package attachdetach
 
 import (
 	"cmp"
+	"iter"
 	"maps"
 	"slices"
 
@@ -41,29 +42,50 @@ func (w *world) demandFor(k key) demand {
 	for _, pv := range d.volumes {
 		d.shared = append(d.shared, shared(pv.Spec.AccessModes))
 	}
-	if !w.attachRequired(k.Driver) {
-		return d
-	}
-	for _, pv := range d.volumes {
-		for _, pod := range w.podsOf(pv) {
-			d.add(pod, pv.Name, kube.InlineVolume{})
-		}
-	}
-	for _, pod := range list[*corev1.Pod](w.pods, byVolume, unique) {
-		if kube.PodEnded(pod) {
-			continue
-		}
-		for _, v := range kube.InlineVolumes(pod) {
-			if v.Key == k {
-				d.shared = append(d.shared, v.Spec == nil || shared(v.Spec.AccessModes))
-				d.add(pod, "", v)
-			}
+	for pod, by := range w.needs(k, d.volumes) {
+		if by.pv == nil {
+			d.shared = append(d.shared, by.inline.Spec == nil || shared(by.inline.Spec.AccessModes))
+			d.add(pod, "", by.inline)
+		} else {
+			d.add(pod, by.pv.Name, kube.InlineVolume{})
 		}
 	}
 	for _, pods := range d.pods {
 		slices.SortFunc(pods, older)
 	}
 	return d
+}
+
+// way is how a pod comes to a volume: by a PersistentVolume, or else by what it says itself.
+type way struct {
+	pv     *corev1.PersistentVolume
+	inline kube.InlineVolume
+}
+
+// needs are the pods that need the volume whose PersistentVolumes these are.
+func (w *world) needs(k key, volumes []*corev1.PersistentVolume) iter.Seq2[*corev1.Pod, way] {
+	return func(yield func(*corev1.Pod, way) bool) {
+		if !w.attachRequired(k.Driver) {
+			return
+		}
+		for _, pv := range volumes {
+			for _, pod := range w.podsOf(pv) {
+				if !yield(pod, way{pv: pv}) {
+					return
+				}
+			}
+		}
+		for _, pod := range list[*corev1.Pod](w.pods, byVolume, kube.UniqueVolumeName(k.Driver, k.Handle)) {
+			if kube.PodEnded(pod) {
+				continue
+			}
+			for _, v := range kube.InlineVolumes(pod) {
+				if v.Key == k && !yield(pod, way{inline: v}) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // add notes that a pod needs the volume, by way of a PersistentVolume or of itself.
@@ -162,13 +184,9 @@ func shared(modes []corev1.PersistentVolumeAccessMode) bool {
 // waitedFor tells whether pods wait for the volume now: somewhere it is wanted and not
 // yet reported.
 func (w *world) waitedFor(k key) bool {
-	d := w.demandFor(k)
-	if len(d.wants) == 0 {
-		return false
-	}
 	unique := kube.UniqueVolumeName(k.Driver, k.Handle)
-	for name := range d.wants {
-		if node, ok := w.nodes.Get(string(name)); ok && !reported(node, unique) {
+	for pod := range w.needs(k, list[*corev1.PersistentVolume](w.volumes, byVolume, unique)) {
+		if node, ok := w.nodes.Get(pod.Spec.NodeName); ok && !reported(node, unique) {
 			return true
 		}
 	}

@@ -65,7 +65,7 @@ func (w *work) tellClaims(steps []attachment.Step) {
 			continue
 		}
 		delete(a.detaches[w.key], node)
-		w.log.Info("Detached", "node", node)
+		w.logger().Info("Detached", "node", node)
 		if d.about != nil {
 			a.recorder.Event(d.about, corev1.EventTypeNormal, explain.SuccessfulDetachVolume, explain.DetachSucceeded(d.name, node))
 		}
@@ -95,7 +95,7 @@ func (w *work) tellFailure(hold attachment.Hold) {
 	}
 	d.told = cause
 	a.detaches[w.key][hold.Node] = d
-	w.log.Info("Hold", "node", hold.Node, "reason", hold.Reason, "detail", cause)
+	w.logger().Info("Hold", "node", hold.Node, "reason", hold.Reason, "detail", cause)
 	if d.about != nil {
 		a.warn(d.about, explain.FailedDetachVolume, hold.Reason, explain.DetachFailed(d.name, hold.Node, cause))
 	}
@@ -117,7 +117,7 @@ func (w *work) detachOf(ref attachment.Ref) detach {
 // whole of its detach.
 func (w *work) released(node attachment.NodeName, by attachment.Authority) {
 	name := w.now.volumeName
-	w.log.Info("Detached", "node", node)
+	w.logger().Info("Detached", "node", node)
 	about := w.world.ownerOf(name)
 	if about == nil {
 		return

@@ -49,11 +49,7 @@ func (l *lab) detachError(volume, node, message string) {
 
 func TestClaimHearsOfDetach(t *testing.T) {
 	l := newLab(t)
-	l.node("a")
-	l.volume("v")
-	l.run()
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.runAttachedOnA()
 
 	l.attacher.set(func() { l.attacher.stalled = true })
 	l.gone("p")
@@ -76,11 +72,7 @@ func TestClaimHearsOfDetach(t *testing.T) {
 
 func TestVolumeWithoutAClaimHearsOfDetach(t *testing.T) {
 	l := newLab(t)
-	l.node("a")
-	l.volume("v")
-	l.run()
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.runAttachedOnA()
 	l.use("a", "v")
 	l.gone("p")
 	l.awaitWaiting("v", "a")
@@ -94,11 +86,7 @@ func TestVolumeWithoutAClaimHearsOfDetach(t *testing.T) {
 
 func TestClaimHearsOfForcedDetach(t *testing.T) {
 	l := newLab(t)
-	l.node("a")
-	l.volume("v")
-	l.run()
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.runAttachedOnA()
 	l.use("a", "v")
 	l.gone("p")
 	l.awaitWaiting("v", "a")

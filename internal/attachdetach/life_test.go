@@ -264,11 +264,7 @@ func TestNodeThatAttachesByItself(t *testing.T) {
 
 func TestAttachmentDeletedBySomebody(t *testing.T) {
 	l := newLab(t)
-	l.node("a")
-	l.volume("v")
-	l.run()
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.runAttachedOnA()
 	before := l.read("v", "a")
 	l.must(l.Delete(l.ctx, before))
 	l.await("attached anew and reported", func() bool {
@@ -279,11 +275,7 @@ func TestAttachmentDeletedBySomebody(t *testing.T) {
 
 func TestWantedAgainWhileDetachWaits(t *testing.T) {
 	l := newLab(t)
-	l.node("a")
-	l.volume("v")
-	l.run()
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.runAttachedOnA()
 	uid := l.read("v", "a").UID
 	l.use("a", "v")
 	l.gone("p")

@@ -136,17 +136,23 @@ func occur[T client.Object](m *model, kind string, obj T, gone bool, changed fun
 
 // decide is what would be done for the volume now.
 func (m *model) decide(k key) attachment.Decision {
-	s := m.observe(k, newTurn(), noDoubts{})
+	s := m.observe(k, &turn{}, noDoubts{})
 	return attachment.Decide(modelTime, s.want, s.seen, attachment.Policy{OutOfService: true})
 }
 
 // modelTime is when all decisions of a model are made.
 var modelTime = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
+// attachmentChanged is what the sources call where no delete is under way.
+func (m *model) attachmentChanged(before, after *storagev1.VolumeAttachment) []key {
+	return m.world.attachmentChanged(before, after, noDoubts{})
+}
+
 type noDoubts struct{}
 
 func (noDoubts) deleteMayBeUnderway(*storagev1.VolumeAttachment) bool { return false }
 func (noDoubts) writeMayBeUnderway(*corev1.Node) bool                 { return false }
+func (noDoubts) unansweredNodes() []string                            { return nil }
 
 // attaches gives the nodes that the decision attaches the volume to.
 func attaches(d attachment.Decision) []attachment.NodeName {

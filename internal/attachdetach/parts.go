@@ -37,7 +37,7 @@ func New(ctx context.Context, p Parts, o Options) (*Controller, error) {
 		o.MayLead = func(context.Context) (refusal, err error) { return nil, nil }
 	}
 	c := assemble(w, r, p, o)
-	c.sources = w.sources(p.Cache)
+	c.sources = w.sources(p.Cache, c)
 	return c, nil
 }
 
@@ -55,6 +55,7 @@ func assemble(w *world, r *rivals, p Parts, o Options) *Controller {
 		mayLead:   o.MayLead,
 		ready:     make(chan struct{}),
 		doubtful:  map[types.UID]string{},
+		attempted: map[key]map[string]bool{},
 		refusals:  newRefusals(),
 	}
 }

@@ -36,11 +36,7 @@ func TestInUseBeforeTheWithdrawalLands(t *testing.T) {
 		}
 		return nil
 	}
-	l.node("a")
-	l.volume("v")
-	l.run()
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.runAttachedOnA()
 	uid := l.read("v", "a").UID
 	armed.Lock()
 	withdrawing = true
@@ -345,11 +341,7 @@ func TestReportDoesNotOverwrite(t *testing.T) {
 		}
 		return nil
 	}
-	l.node("a")
-	l.volume("v")
-	l.run()
-	l.pod("p", "a", "v")
-	l.awaitReported("v", "a")
+	l.runAttachedOnA()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	list := l.nodes[l.name("a")].Status.VolumesAttached

@@ -25,7 +25,7 @@ func (w *work) retry(err error) (reconcile.Result, error) {
 		return reconcile.Result{}, err
 	}
 	after := w.refusals.When(w.key)
-	w.log.Error(err, "Refused", "retry", after)
+	w.logger().Error(err, "Refused", "retry", after)
 	return reconcile.Result{RequeueAfter: after}, nil
 }
 

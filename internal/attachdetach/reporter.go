@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -198,6 +199,13 @@ func (r *reporter) writeMayBeUnderway(node *corev1.Node) bool {
 		ok = false
 	}
 	return ok
+}
+
+// unansweredNodes are those with a write of ours that went without an answer.
+func (r *reporter) unansweredNodes() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Sorted(maps.Keys(r.unsure))
 }
 
 // plan is one write of a Node.

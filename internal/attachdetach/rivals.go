@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -106,11 +104,9 @@ func (r *rivals) nodeChanged(before, after *corev1.Node) {
 	}
 }
 
-var computedName = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
-
 // attachmentMade looks at who made an attachment: belay's carry its annotation.
 func (r *rivals) attachmentMade(va *storagev1.VolumeAttachment) {
-	if _, ours := va.Annotations[kube.VolumeHandleAnnotation]; ours || !computedName.MatchString(va.Name) {
+	if _, ours := va.Annotations[kube.VolumeHandleAnnotation]; ours || !kube.IsAttachmentName(va.Name) {
 		return
 	}
 	r.mu.Lock()
@@ -123,9 +119,6 @@ func (r *rivals) attachmentMade(va *storagev1.VolumeAttachment) {
 	}
 }
 
-// person begins the names under which people write by hand, who do not go on and on.
-const person = "kubectl"
-
 // saw counts one foreign write, says so, and halts at the second.
 func (r *rivals) saw(resource, node, writer, what string) {
 	r.metrics.Foreign(resource)
@@ -135,7 +128,7 @@ func (r *rivals) saw(resource, node, writer, what string) {
 		return
 	}
 	second := !r.last.IsZero() && time.Since(r.last) < suspicion
-	byHand := strings.HasPrefix(writer, person)
+	byHand := kube.ByHand(writer)
 	if !byHand {
 		r.last = time.Now()
 	}

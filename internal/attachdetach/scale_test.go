@@ -321,3 +321,45 @@ func TestNodeMadeAnewUnseen(t *testing.T) {
 		t.Errorf("not reported on b after a was restarted; woken %v: %+v", woken, d.Steps)
 	}
 }
+
+// allDoubts says of everything that a write may be on its way.
+type allDoubts struct{ noDoubts }
+
+func (allDoubts) deleteMayBeUnderway(*storagev1.VolumeAttachment) bool { return true }
+
+// TestNothingButTheVersion has the attacher add its finalizer, which says nothing that a
+// decision could read; and everything else change that a decision reads.
+func TestNothingButTheVersion(t *testing.T) {
+	m, k := newModel(t), key{Driver: driver, Handle: "h"}
+	m.put(aVolume("h", "h"))
+	tests := map[string]struct {
+		change func(va *storagev1.VolumeAttachment)
+		doubts doubts
+		want   bool
+	}{
+		"finalizer":                  {func(va *storagev1.VolumeAttachment) { va.Finalizers = []string{"external-attacher/x"} }, noDoubts{}, false},
+		"after an unanswered delete": {func(*storagev1.VolumeAttachment) {}, allDoubts{}, true},
+		"attached":                   {func(va *storagev1.VolumeAttachment) { va.Status.Attached = !va.Status.Attached }, noDoubts{}, true},
+		"attach error":               {func(va *storagev1.VolumeAttachment) { va.Status.AttachError = &storagev1.VolumeError{Message: "no"} }, noDoubts{}, true},
+		"detach error":               {func(va *storagev1.VolumeAttachment) { va.Status.DetachError = &storagev1.VolumeError{Message: "no"} }, noDoubts{}, true},
+		"deleted":                    {func(va *storagev1.VolumeAttachment) { va.DeletionTimestamp = &metav1.Time{Time: modelTime} }, noDoubts{}, true},
+		"detach requested":           {func(va *storagev1.VolumeAttachment) { va.Annotations[kube.DetachRequestedAnnotation] = "now" }, noDoubts{}, true},
+		"made anew":                  {func(va *storagev1.VolumeAttachment) { va.UID = "another" }, noDoubts{}, true},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			before := anAttachment(k, "n", "h", false)
+			if before.Annotations == nil {
+				before.Annotations = map[string]string{}
+			}
+			before.ResourceVersion = "7"
+			after := before.DeepCopy()
+			after.ResourceVersion = "8"
+			tt.change(after)
+			keys := m.world.attachmentChanged(kube.StripAttachment(before), kube.StripAttachment(after), tt.doubts)
+			if got := slices.Contains(keys, k); got != tt.want {
+				t.Errorf("the volume is looked at: %v, want %v", got, tt.want)
+			}
+		})
+	}
+}

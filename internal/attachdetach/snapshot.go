@@ -40,9 +40,6 @@ func (s snapshot) nameAt(node attachment.NodeName) string {
 			return want.PersistentVolume
 		}
 	}
-	if inline, ok := s.inline[node]; ok {
-		return inline.Name
-	}
 	return s.volumeName
 }
 
@@ -55,8 +52,12 @@ type turn struct {
 	missing map[attachment.NodeName]bool
 }
 
-func newTurn() *turn {
-	return &turn{answered: map[attachment.NodeName]bool{}, missing: map[attachment.NodeName]bool{}}
+// heed keeps what the API server said of the node.
+func (t *turn) heed(node attachment.NodeName, out outcome) {
+	if t.answered == nil { // most turns ask nothing
+		t.answered, t.missing = map[attachment.NodeName]bool{}, map[attachment.NodeName]bool{}
+	}
+	t.answered[node], t.missing[node] = out.answered, out.missing
 }
 
 // doubts tells of which objects' present versions a write may be on its way that
@@ -64,6 +65,8 @@ func newTurn() *turn {
 type doubts interface {
 	deleteMayBeUnderway(va *storagev1.VolumeAttachment) bool
 	writeMayBeUnderway(node *corev1.Node) bool
+	// unansweredNodes are those that a write of ours may have changed without an answer.
+	unansweredNodes() []string
 }
 
 // observe takes the snapshot of one volume.
@@ -80,6 +83,8 @@ func (w *world) observe(key attachment.VolumeKey, t *turn, d doubts) snapshot {
 	names := slices.Collect(maps.Keys(w.nodes.ByIndex(byVolume, unique)))
 	if s.want.Unattached {
 		names = append(names, w.departedUsing(unique)...)
+		// A report without an answer may be the only trace of a node that nobody wants any more.
+		names = append(names, d.unansweredNodes()...)
 	}
 	for node := range s.pods {
 		names = append(names, string(node))

@@ -2,19 +2,16 @@ package attachdetach
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"slices"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"belay.dev/belay/internal/kube"
 )
 
 // unsure notes that the create of an attachment failed, unless the API server itself said
 // that nothing was made: it may exist, and the caches may not have heard of it.
 func (c *Controller) unsure(k key, name string, err error) {
-	var status apierrors.APIStatus
-	refused := errors.As(err, &status) && status.Status().Code >= 400 && status.Status().Code < 500 && !apierrors.IsTimeout(err)
-	if !refused {
+	if !kube.IsAnswer(err) {
 		c.attempt(k, name)
 	}
 }
@@ -23,9 +20,6 @@ func (c *Controller) unsure(k key, name string, err error) {
 func (c *Controller) attempt(k key, name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.attempted == nil {
-		c.attempted = map[key]map[string]bool{}
-	}
 	if c.attempted[k] == nil {
 		c.attempted[k] = map[string]bool{}
 	}

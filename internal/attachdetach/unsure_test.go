@@ -7,8 +7,14 @@ import (
 	"slices"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/kube"
 )
 
 // Only the API server's own word says that a create made nothing. After anything else
@@ -30,7 +36,7 @@ func TestUnsure(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			c, k := &Controller{}, key{Driver: "d", Handle: "h"}
+			c, k := &Controller{attempted: map[key]map[string]bool{}}, key{Driver: "d", Handle: "h"}
 			c.unsure(k, "va", tt.err)
 			if got := slices.Collect(maps.Keys(c.attempted[k])); tt.want != slices.Equal(got, []string{"va"}) {
 				t.Errorf("to be read: %v, want it: %v", got, tt.want)
@@ -38,3 +44,26 @@ func TestUnsure(t *testing.T) {
 		})
 	}
 }
+
+// A report that got no answer counts against every other node, also when nobody wants
+// the volume at its own node any more and nothing else speaks of that node (S1).
+func TestReportWithoutAnAnswerOnANodeThatNobodyWants(t *testing.T) {
+	m := newModel(t)
+	fc := aVolume("c", "")
+	fc.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{FC: &corev1.FCVolumeSource{TargetWWNs: []string{"5006"}, Lun: new(int32(1))}}
+	for _, obj := range []client.Object{aPod("p", "n", byClaimOf("c")), aClaim("c"), fc, aNode("n"), aNode("before")} {
+		m.put(obj)
+	}
+	s := m.observe(key{Driver: kube.FibreChannelPlugin, Handle: "[5006]:1"}, &turn{}, doubtAbout("before"))
+	d := attachment.Decide(modelTime, s.want, s.seen, attachment.Policy{})
+	if reports(d) || !does[attachment.WithdrawReport](d) {
+		t.Errorf("steps %+v, want only that the other node's report is stopped", d.Steps)
+	}
+}
+
+// doubtAbout is a node with a write that got no answer.
+type doubtAbout string
+
+func (doubtAbout) deleteMayBeUnderway(*storagev1.VolumeAttachment) bool { return false }
+func (n doubtAbout) writeMayBeUnderway(node *corev1.Node) bool          { return node.Name == string(n) }
+func (n doubtAbout) unansweredNodes() []string                          { return []string{string(n)} }

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -324,12 +323,7 @@ func TestOrphanBlocksItsVolume(t *testing.T) {
 	l.pod("p", "b", "v")
 	l.run()
 	l.await("being detached", func() bool { return l.vaOf(k, "a").DeletionTimestamp != nil })
-	time.Sleep(200 * time.Millisecond)
-	l.mu.Lock()
-	if l.vaOf(k, "b") != nil {
-		t.Error("S1: attached to b while a's attachment exists")
-	}
-	l.mu.Unlock()
+	l.never("S1: attached to b while a's attachment exists", long, func() bool { return l.vaOf(k, "b") != nil })
 	l.attacher.set(func() { l.attacher.stalled = false })
 	l.awaitGone(k, "a")
 	l.awaitListed(k, "b")

@@ -3,10 +3,12 @@ package attachdetach
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
@@ -29,13 +31,14 @@ type (
 // sources maps every event to the volumes that it may change something for. Objects
 // may arrive in any order: each finds its volumes through those that are there, and
 // the last one to arrive finds them all.
-func (w *world) sources(caches cache.Cache) []source.TypedSource[key] {
+func (w *world) sources(caches cache.Cache, d doubts) []source.TypedSource[key] {
+	attachmentChanged := func(before, after *storagev1.VolumeAttachment) []key { return w.attachmentChanged(before, after, d) }
 	return []source.TypedSource[key]{
 		source.TypedKind(caches, &corev1.Pod{}, on(w, w.podChanged)),
 		source.TypedKind(caches, &corev1.Node{}, on(w, w.nodeChanged)),
 		source.TypedKind(caches, &corev1.PersistentVolumeClaim{}, on(w, w.claimChanged)),
 		source.TypedKind(caches, &corev1.PersistentVolume{}, on(w, w.volumeChanged)),
-		source.TypedKind(caches, &storagev1.VolumeAttachment{}, on(w, w.attachmentChanged)),
+		source.TypedKind(caches, &storagev1.VolumeAttachment{}, on(w, attachmentChanged)),
 		source.TypedKind(caches, &storagev1.CSIDriver{}, on(w, w.driverChanged)),
 	}
 }
@@ -170,7 +173,13 @@ func sameVolume(a, b *corev1.PersistentVolume) bool {
 	return a.UID == b.UID && keyA == keyB && sameClaim && slices.Equal(a.Spec.AccessModes, b.Spec.AccessModes)
 }
 
-func (w *world) attachmentChanged(before, after *storagev1.VolumeAttachment) []key {
+// attachmentChanged looks up what an attachment says of its volume. Where nothing but the
+// version is new, as when the attacher adds its finalizer, nothing is: unless a delete
+// of the version before may have been under way, which now cannot be carried out.
+func (w *world) attachmentChanged(before, after *storagev1.VolumeAttachment, d doubts) []key {
+	if before != nil && after != nil && sameAttachment(before, after) && !d.deleteMayBeUnderway(before) {
+		return nil
+	}
 	var keys []key
 	if before != nil && (after == nil || after.UID != before.UID) {
 		keys = append(keys, w.keysOfAttachment(before)...)
@@ -182,6 +191,13 @@ func (w *world) attachmentChanged(before, after *storagev1.VolumeAttachment) []k
 		keys = append(keys, w.keysOfAttachment(after)...)
 	}
 	return keys
+}
+
+// sameAttachment compares all that the caches keep (kube.StripAttachment) and that can
+// change in an attachment, but for its version.
+func sameAttachment(a, b *storagev1.VolumeAttachment) bool {
+	return a.UID == b.UID && a.DeletionTimestamp.Equal(b.DeletionTimestamp) && maps.Equal(a.Annotations, b.Annotations) &&
+		equality.Semantic.DeepEqual(a.Status, b.Status)
 }
 
 // driverChanged concerns all volumes of a driver, which it rarely does: when the

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/go-logr/logr"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,6 +15,7 @@ import (
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/publication"
+	"belay.dev/belay/internal/telemetry"
 )
 
 // process decides about a key and does what was decided, until nothing is left
@@ -22,16 +24,18 @@ func (a *Attacher) process(ctx context.Context, key publication.Key) error {
 	if !a.controller.Capabilities().Attach {
 		return a.markTrivially(ctx, key)
 	}
-	defer a.giveBack(key)
+	// What is kept for the key from here on is for the next time.
+	defer a.slots.giveBack(key, a.slots.keptFor(key))
 	if key.Volume != "" && a.objects.exclusive(key.Volume) != (key.Node == "") {
 		a.rekey(key.Volume)
+		a.metrics.Waits(time.Now(), key, nil)
 		return nil
 	}
 	for range maxTurns {
 		shot := a.observe(key)
 		shot.seen.Draining = a.isDraining()
 		decision := publication.Decide(time.Now(), shot.seen, a.policy)
-		progressed, err := a.applyAll(ctx, shot, decision)
+		progressed, err := a.applyAll(ctx, shot, &decision)
 		if err != nil {
 			return err
 		}
@@ -55,24 +59,35 @@ func (a *Attacher) rekey(volume string) {
 	}
 }
 
-// await has the key looked at again when the decision said so.
+// await has the key looked at again when the decision said so, and says why it waits.
 func (a *Attacher) await(ctx context.Context, shot snapshot, decision publication.Decision) {
+	detaches := make(map[string]bool, len(shot.seen.Attachments))
+	for _, seen := range shot.seen.Attachments {
+		detaches[seen.Name] = seen.Deleting || seen.Gone
+	}
+	var waiting []telemetry.Waiting
 	for _, w := range decision.Waits {
 		klog.FromContext(ctx).V(1).Info("Waiting", "volume", shot.key.Volume, "attachment", w.Attachment, "reason", w.Reason, "until", w.Until)
+		waiting = append(waiting, telemetry.Waiting{Attachment: w.Attachment, Detach: detaches[w.Attachment], Reason: w.Reason})
 	}
+	a.metrics.Waits(time.Now(), shot.key, waiting)
 	if !decision.RecheckAt.IsZero() {
 		a.queue.AddAfter(shot.key, time.Until(decision.RecheckAt))
 	}
 }
 
 // applyAll does the steps of a decision. They are for different attachments: one
-// that fails does not keep the others from being done.
-func (a *Attacher) applyAll(ctx context.Context, shot snapshot, decision publication.Decision) (progressed bool, err error) {
+// that fails does not keep the others from being done. A call that may not begin now
+// is one more wait.
+func (a *Attacher) applyAll(ctx context.Context, shot snapshot, decision *publication.Decision) (progressed bool, err error) {
 	var failed []error
 	for _, step := range decision.Steps {
 		one := shot.subjects[step.Target()]
-		done, err := a.apply(ctx, shot, one, step)
+		done, no, err := a.apply(ctx, shot, one, step)
 		progressed = progressed || done
+		if no.reason != "" {
+			decision.Wait(publication.Wait{Attachment: one.seen.Name, Reason: no.reason, Until: no.until})
+		}
 		if err != nil {
 			failed = append(failed, fmt.Errorf("VolumeAttachment %s: %w", one.seen.Name, err))
 		}
@@ -80,65 +95,75 @@ func (a *Attacher) applyAll(ctx context.Context, shot snapshot, decision publica
 	return progressed, errors.Join(failed...)
 }
 
-// apply does one step; done tells whether anything changed by it.
-func (a *Attacher) apply(ctx context.Context, shot snapshot, one *subject, step publication.Step) (done bool, err error) {
+// apply does one step; done tells whether anything changed by it, no why a call may
+// not begin.
+func (a *Attacher) apply(ctx context.Context, shot snapshot, one *subject, step publication.Step) (done bool, no refusal, err error) {
 	logger := klog.FromContext(ctx).WithValues("attachment", one.seen.Name, "node", one.seen.Node, "volume", shot.key.Volume)
 	work := klog.NewContext(ctx, logger)
 	ctx, cancel := context.WithTimeoutCause(work, writeTimeout, errors.New("the API server did not answer in time"))
 	defer cancel()
 	switch s := step.(type) {
 	case publication.WriteFinalizers:
-		return a.writeFinalizers(ctx, shot.key, one, s)
+		done, err = a.writeFinalizers(ctx, shot.key, one, s)
 	case publication.Reread:
-		return true, a.reread(ctx, one)
+		done, err = true, a.reread(ctx, one)
 	case publication.CallDriver:
-		return a.call(work, shot, one, s), nil
+		done, no = a.call(work, shot, one, s)
 	case publication.RecordAttached:
-		return true, a.recordAttached(ctx, one)
+		done, err = true, a.recordAttached(ctx, one)
 	case publication.RecordDetached:
-		return true, a.writeStatus(ctx, one.attachment, detachedPatch(one.attachment))
+		done, err = true, a.writeStatus(ctx, one.attachment, detachedPatch(one.attachment))
 	case publication.RemoveFinalizer:
-		return true, a.removeFinalizer(ctx, one)
+		done, err = true, a.removeFinalizer(ctx, one)
 	case publication.RecordError:
-		return true, a.recordError(ctx, one, s)
+		done, err = true, a.recordError(ctx, one, s)
 	case publication.Forget:
 		a.calls.forget(one.uid())
-		return true, nil
+		done = true
 	default:
 		panic(fmt.Sprintf("unknown step %T", step)) // the set is sealed
 	}
+	return done, no, err
 }
 
 // call sends a call to the driver in its own goroutine. The key is woken when it
 // has ended; until then the decision knows that it is in flight.
-func (a *Attacher) call(ctx context.Context, shot snapshot, one *subject, step publication.CallDriver) bool {
+func (a *Attacher) call(ctx context.Context, shot snapshot, one *subject, step publication.CallDriver) (bool, refusal) {
 	logger := klog.FromContext(ctx)
-	if !a.slots.take(shot.key) {
-		logger.V(1).Info("Waiting for a free slot", "call", step.Verb)
-		return false
+	if a.absence.hold(shot.key, a.controller.Present) {
+		return false, refusal{reason: publication.DriverGone}
+	}
+	taken, no := a.slots.take(time.Now(), want{
+		key: shot.key, verb: step.Verb, node: one.seen.Node, suspect: one.record.hung, awaited: shot.seen.Awaited(),
+	})
+	if taken == nil {
+		return false, no
 	}
 	try := attempt{uid: one.uid(), attachment: one.attachment, volume: one.source.csi().VolumeHandle, node: one.seen.Node,
-		verb: step.Verb, nodeID: step.NodeID, inputs: one.seen.Inputs}
+		verb: step.Verb, nodeID: step.NodeID, inputs: one.seen.Inputs, attached: one.seen.Attached}
 	if !a.admit() {
-		a.wakeNext(a.slots.give())
-		return false
+		a.slots.cancel(taken)
+		return false, refusal{}
 	}
 	if !a.calls.begin(try, shot.seen.Exclusive) {
 		a.inFlight.Done()
-		a.wakeNext(a.slots.give())
-		return false
+		a.slots.cancel(taken)
+		return false, refusal{}
 	}
 	logger.Info("Calling the driver", "call", step.Verb, "nodeID", step.NodeID)
 	go func() {
 		defer a.inFlight.Done()
-		a.finish(logger, try, a.send(ctx, one, step))
+		traced, end := trace(ctx, try, a.driver)
+		ended := a.send(traced, one, step)
+		end(ended.err)
+		hung := a.slots.end(time.Now(), taken, ended.err)
+		a.finish(logger, try, ended, hung)
 		a.queue.Add(shot.key)
 		if one.attachment != nil {
 			a.wakeAttachment(one.attachment) // the key may be another one by now
 		}
-		a.wakeNext(a.slots.give())
 	}()
-	return true
+	return true, refusal{}
 }
 
 // result is how a call ended.
@@ -149,7 +174,8 @@ type result struct {
 }
 
 // finish notes how a call ended.
-func (a *Attacher) finish(logger klog.Logger, try attempt, r result) {
+func (a *Attacher) finish(logger klog.Logger, try attempt, r result, hung bool) {
+	a.calls.hung(try.uid, hung)
 	if r.err != nil {
 		logger.Error(r.err, "Call failed", "call", try.verb, "outcome", csi.OutcomeOf(r.err), "took", r.took)
 		a.calls.fail(try.uid, r.err, time.Now())
@@ -188,7 +214,9 @@ func (a *Attacher) secrets(ctx context.Context, from source) (csi.Secrets, error
 	if ref == nil {
 		return nil, nil
 	}
-	secret, err := a.client.CoreV1().Secrets(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	// client-go logs the bodies of answers from -v=8 on, by the context's logger.
+	silent := klog.NewContext(ctx, logr.Discard())
+	secret, err := a.client.CoreV1().Secrets(ref.Namespace).Get(silent, ref.Name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("failed to load secret \"%s/%s\": %w", ref.Namespace, ref.Name, err)
 	}
@@ -228,15 +256,6 @@ func (a *Attacher) recordError(ctx context.Context, one *subject, step publicati
 		a.calls.recorded(one.uid())
 	}
 	return nil
-}
-
-// giveBack returns a slot that was kept for a key which did not need it.
-func (a *Attacher) giveBack(key publication.Key) { a.wakeNext(a.slots.giveBack(key)) }
-
-func (a *Attacher) wakeNext(next publication.Key, wake bool) {
-	if wake {
-		a.queue.Add(next)
-	}
 }
 
 // clone copies a map that is about to be changed, also a nil one.

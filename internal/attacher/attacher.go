@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/publication"
+	"belay.dev/belay/internal/telemetry"
 )
 
 // Config is what an Attacher is made of. Durations and counts are csi-attacher's
@@ -31,17 +33,27 @@ type Config struct {
 	RetryStart    time.Duration // back-off after the first failed call; 1 s
 	RetryMax      time.Duration // longest back-off; 5 min
 	Resync        time.Duration // of the watch caches; 10 min
-	WorkerThreads int           // calls in flight at most; 10
+	WorkerThreads int           // calls in flight at most, besides those that hang; 512
 	DefaultFSType string        // for volumes that name none
-	DrainTimeout  time.Duration // how long calls in flight may take to end at shutdown
+	// ReconcileSync is the pause between two comparisons with the driver's list of
+	// volumes, 1 min; not above 0 means never. MaxEntries bounds one page of it; 0
+	// leaves that to the driver.
+	ReconcileSync    time.Duration
+	MaxEntries       int
+	ReconcileMetrics *telemetry.Reconcile // may be nil
+	Metrics          *telemetry.Attacher  // of waits and calls; may be nil
+
+	DrainTimeout time.Duration // how long calls in flight may take to end at shutdown
 }
 
 const (
 	// writeTimeout bounds one request to the API server.
 	writeTimeout = 10 * time.Second
-	// minWorkers is the least number of workers: they wait for the API server
-	// only, so they are not what --worker-threads bounds.
-	minWorkers = 8
+	// workers is how many keys are worked on at once: they wait for the API server
+	// only, so they are not what --worker-threads bounds. In a burst on a small control
+	// plane a request takes some tenths of a second, and with 32 workers all pods waited
+	// for them. One connection carries 100 requests at once.
+	workers = 96
 	// maxTurns bounds how often a key is decided about before others get their
 	// turn. A whole attach takes three.
 	maxTurns = 8
@@ -60,14 +72,19 @@ type Attacher struct {
 	timeout       time.Duration
 	drainTimeout  time.Duration
 	policy        publication.Policy
-	workers       int
 	defaultFSType string
+
+	reconcileSync    time.Duration
+	maxEntries       int
+	reconcileMetrics *telemetry.Reconcile
+	metrics          *telemetry.Attacher
 
 	objects *objects
 	strays  *strays
 	calls   *ledger
 	slots   *slots
 	gate    *gate
+	absence absence
 	queue   workqueue.TypedRateLimitingInterface[publication.Key]
 	volumes workqueue.TypedRateLimitingInterface[string]
 
@@ -90,19 +107,24 @@ func New(c Config) (*Attacher, error) {
 	a := &Attacher{
 		client: c.Client, driver: c.Driver, finalizer: kube.AttacherFinalizer(c.Driver), controller: c.Controller,
 		timeout: c.Timeout, drainTimeout: c.DrainTimeout, defaultFSType: c.DefaultFSType,
-		policy:  publication.Policy{RetryStart: c.RetryStart, RetryMax: c.RetryMax},
-		workers: max(c.WorkerThreads, minWorkers),
-		objects: watched, strays: newStrays(), calls: newLedger(), slots: newSlots(c.WorkerThreads), gate: newGate(),
-		// The names are csi-attacher's: dashboards read the metrics by them.
-		queue:   newQueue[publication.Key]("csi-attacher-va"),
-		volumes: newQueue[string]("csi-attacher-pv"),
+		policy:        publication.Policy{RetryStart: c.RetryStart, RetryMax: c.RetryMax},
+		reconcileSync: c.ReconcileSync, maxEntries: c.MaxEntries, reconcileMetrics: c.ReconcileMetrics, metrics: c.Metrics,
+		objects: watched, strays: newStrays(), calls: newLedger(), gate: newGate(),
 	}
+	// The names are csi-attacher's: dashboards read the metrics by them.
+	a.queue = newQueue("csi-attacher-va", workqueue.Queue[publication.Key](newFair(a.onlyDetaches)))
+	a.volumes = newQueue("csi-attacher-pv", workqueue.DefaultQueue[string]())
+	a.slots = newSlots(c.WorkerThreads, c.Timeout, c.RetryStart, a.queue.Add)
 	return a, a.watch()
 }
 
-func newQueue[T comparable](name string) workqueue.TypedRateLimitingInterface[T] {
+func newQueue[T comparable](name string, order workqueue.Queue[T]) workqueue.TypedRateLimitingInterface[T] {
 	limiter := jitter[T]{workqueue.NewTypedItemExponentialFailureRateLimiter[T](writeRetryStart, writeRetryMax)}
-	return workqueue.NewTypedRateLimitingQueueWithConfig(limiter, workqueue.TypedRateLimitingQueueConfig[T]{Name: name})
+	queue := workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[T]{Name: name, Queue: order})
+	return workqueue.NewTypedRateLimitingQueueWithConfig(limiter, workqueue.TypedRateLimitingQueueConfig[T]{
+		Name:          name,
+		DelayingQueue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[T]{Name: name, Queue: queue}),
+	})
 }
 
 // watch wires the caches' events to the queues.
@@ -143,7 +165,9 @@ func (a *Attacher) attachmentChanged(item any) {
 	a.objects.attachments.caughtUp(va)
 	a.gate.reached(va.Name, va.ResourceVersion)
 	a.strays.note(va, a.objects)
-	a.wakeAttachment(va)
+	if !a.isSettled(va) {
+		a.wakeAttachment(va)
+	}
 }
 
 func (a *Attacher) attachmentDeleted(item any) {
@@ -187,7 +211,9 @@ func (a *Attacher) wakeVolume(pv *corev1.PersistentVolume) {
 	for _, va := range a.objects.attachments.byIndex(indexVolumeName, pv.Name) {
 		if va.Spec.Attacher == a.driver {
 			a.strays.note(va, a.objects)
-			a.wakeAttachment(va)
+			if !a.isSettled(va) {
+				a.wakeAttachment(va)
+			}
 		}
 	}
 	from, err := a.objects.sourceOfVolume(pv)
@@ -205,10 +231,25 @@ func (a *Attacher) csiNodeChanged(item any) {
 		return
 	}
 	for _, va := range a.objects.attachments.byIndex(indexNode, node.Name) {
-		if !va.Status.Attached || va.DeletionTimestamp != nil {
+		if !a.isSettled(va) {
 			a.wakeAttachment(va)
 		}
 	}
+}
+
+// isSettled tells whether nothing is to be done for an attachment, whatever else there is: it is attached and shall be, and
+// its PersistentVolume is protected. Nor does anything become possible for another one by that: of an exclusive volume the
+// others go on waiting. So at the start, at each resync, and when an attach is recorded, nothing is decided anew.
+func (a *Attacher) isSettled(va *storagev1.VolumeAttachment) bool {
+	if !va.Status.Attached || va.DeletionTimestamp != nil || a.calls.of(va.UID).drift != publication.NoDrift {
+		return false // or the driver's list says that it is not attached
+	}
+	name := va.Spec.Source.PersistentVolumeName
+	if name == nil {
+		return true
+	}
+	pv, known := a.objects.volumes.get(*name)
+	return known && slices.Contains(pv.Finalizers, a.finalizer)
 }
 
 // wakeAttachment queues the key of an attachment. Before Run there is nobody to
@@ -222,6 +263,16 @@ func (a *Attacher) wakeAttachment(va *storagev1.VolumeAttachment) {
 // Warm starts the watch caches, so that a standby has them when it becomes the
 // leader. They stop with ctx.
 func (a *Attacher) Warm(ctx context.Context) { a.objects.factory.StartWithContext(ctx) }
+
+// warmed tells what keeps a standby from leading at once.
+func (a *Attacher) warmed() error {
+	for _, synced := range a.objects.synced() {
+		if !synced() {
+			return errors.New("the watch caches are not full yet")
+		}
+	}
+	return nil
+}
 
 // Run works until ctx ends, then lets the calls in flight end within the drain
 // timeout, records their results, and returns. The context of Warm must outlive
@@ -241,27 +292,32 @@ func (a *Attacher) Run(ctx context.Context) error {
 		return err
 	}
 	logger.Info("Attaching", "finalizer", a.finalizer, "canAttach", a.controller.Capabilities().Attach)
+	a.metrics.CountCalls(func() telemetry.Calls { return a.slots.flow(time.Now()) })
 	a.running.Store(true)
 	a.wakeAll()
 
-	var workers sync.WaitGroup
-	for range a.workers {
-		workers.Go(func() { a.work(work, a.queue, a.process) })
+	var working sync.WaitGroup
+	for range workers {
+		working.Go(func() { a.work(work, a.queue, a.process) })
 	}
 	// Few PersistentVolumes are released at a time, and it takes one request.
-	workers.Go(func() { workVolumes(work, a) })
+	working.Go(func() { workVolumes(work, a) })
+	a.reconcile(klog.NewContext(ctx, logger))
 	<-ctx.Done()
-	a.drain(logger, &workers)
+	a.drain(logger, &working)
 	stop()
-	workers.Wait()
+	working.Wait()
 	return nil
 }
 
-// wakeAll queues everything that the caches hold.
+// wakeAll queues everything that the caches hold and that is not as it shall be.
 func (a *Attacher) wakeAll() {
 	for _, item := range a.objects.attachmentInformer.GetStore().List() {
 		if va, ok := item.(*storagev1.VolumeAttachment); ok && va.Spec.Attacher == a.driver {
-			a.wakeAttachment(va)
+			a.strays.note(va, a.objects)
+			if !a.isSettled(va) {
+				a.wakeAttachment(va)
+			}
 		}
 	}
 	for _, item := range a.objects.volumeInformer.GetStore().List() {
@@ -291,7 +347,7 @@ func (a *Attacher) admit() bool {
 
 // drain ends the work: no new calls, the results of those in flight recorded,
 // nothing waited for beyond the drain timeout.
-func (a *Attacher) drain(logger klog.Logger, workers *sync.WaitGroup) {
+func (a *Attacher) drain(logger klog.Logger, working *sync.WaitGroup) {
 	logger.Info("Shutting down: waiting for calls in flight", "atMost", a.drainTimeout)
 	a.mu.Lock()
 	a.draining = true
@@ -301,7 +357,7 @@ func (a *Attacher) drain(logger klog.Logger, workers *sync.WaitGroup) {
 	go func() {
 		a.inFlight.Wait() // each has queued its key by then
 		a.queue.ShutDown()
-		workers.Wait() // they end when all that is queued was worked off
+		working.Wait() // they end when all that is queued was worked off
 		close(ended)
 	}()
 	timer := time.NewTimer(a.drainTimeout)

@@ -25,6 +25,11 @@ type record struct {
 	// recorded yet.
 	publishContext map[string]string
 	err            error // of the last attempt
+	// drift: what the driver's list says against the attachment, until a call that
+	// mends it was confirmed and recorded.
+	drift publication.Drift
+	// hung: the last attempt took far longer than most calls do.
+	hung bool
 }
 
 // ledger remembers calls by the UID of their attachment. It begins empty in each
@@ -69,6 +74,7 @@ type attempt struct {
 	verb       publication.Verb
 	nodeID     string
 	inputs     string
+	attached   bool // recorded as attached
 }
 
 // begin notes that a call is about to be sent. It refuses while an exclusive
@@ -87,7 +93,8 @@ func (l *ledger) begin(a attempt, exclusive bool) bool {
 	if r.call.Verb != a.verb || r.call.Confirmed {
 		failures = 0
 	}
-	r.call = publication.Call{Verb: a.verb, NodeID: a.nodeID, InFlight: true, Sent: true, Failures: failures, Inputs: a.inputs}
+	r.call = publication.Call{Verb: a.verb, NodeID: a.nodeID, InFlight: true, Sent: true, Failures: failures, Inputs: a.inputs,
+		Again: a.attached && a.verb == publication.Publish}
 	r.publishContext, r.err = nil, nil
 	return true
 }
@@ -115,6 +122,9 @@ func (l *ledger) confirm(uid types.UID, publishContext map[string]string, now ti
 	l.change(uid, func(r *record) {
 		r.call.InFlight, r.call.Confirmed, r.call.Failures, r.call.Ended = false, true, 0, now
 		r.publishContext = publishContext
+		if r.drift == publication.StillPublished && r.call.Verb == publication.Unpublish {
+			r.drift = publication.NoDrift // there is nothing to record
+		}
 	})
 }
 
@@ -126,6 +136,11 @@ func (l *ledger) fail(uid types.UID, err error, now time.Time) {
 		r.call.Hopeless, r.call.Ended, r.call.Message = csi.RepeatIsHopeless(err), now, err.Error()
 		r.err = err
 	})
+}
+
+// hung notes whether the last attempt took far longer than most calls do.
+func (l *ledger) hung(uid types.UID, yes bool) {
+	l.change(uid, func(r *record) { r.hung = yes })
 }
 
 // refuse notes an attempt that failed before anything was sent.
@@ -142,7 +157,12 @@ func (l *ledger) refuse(a attempt, err error, now time.Time) {
 
 // recorded notes that the result of the last call is in the status.
 func (l *ledger) recorded(uid types.UID) {
-	l.change(uid, func(r *record) { r.call.Recorded, r.publishContext = true, nil })
+	l.change(uid, func(r *record) {
+		r.call.Recorded, r.publishContext = true, nil
+		if r.call.Confirmed {
+			r.drift = publication.NoDrift
+		}
+	})
 }
 
 // answered notes whether a write of the finalizer and the node ID got an answer.
@@ -178,67 +198,4 @@ func (l *ledger) change(uid types.UID, apply func(*record)) {
 	if r, ok := l.byUID[uid]; ok {
 		apply(r)
 	}
-}
-
-// slots bounds the calls in flight. Keys that found none wait in line; a slot
-// that becomes free is kept for the first of them.
-type slots struct {
-	mu       sync.Mutex
-	free     int
-	line     []publication.Key
-	inLine   map[publication.Key]bool
-	reserved map[publication.Key]bool
-}
-
-func newSlots(limit int) *slots {
-	return &slots{free: limit, inLine: map[publication.Key]bool{}, reserved: map[publication.Key]bool{}}
-}
-
-// take takes a slot for a key, or puts the key in line.
-func (s *slots) take(key publication.Key) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.reserved[key] {
-		delete(s.reserved, key)
-		return true
-	}
-	if s.free > 0 {
-		s.free--
-		return true
-	}
-	if !s.inLine[key] {
-		s.inLine[key] = true
-		s.line = append(s.line, key)
-	}
-	return false
-}
-
-// give returns a slot. The key it is now kept for, if any, has to be woken.
-func (s *slots) give() (next publication.Key, wake bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.hand()
-}
-
-// giveBack returns the slot that was kept for a key that does not need it now.
-func (s *slots) giveBack(key publication.Key) (next publication.Key, wake bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.reserved[key] {
-		return publication.Key{}, false
-	}
-	delete(s.reserved, key)
-	return s.hand()
-}
-
-// hand keeps one slot for the first key in line, or frees it.
-func (s *slots) hand() (next publication.Key, wake bool) {
-	if len(s.line) == 0 {
-		s.free++
-		return publication.Key{}, false
-	}
-	next, s.line = s.line[0], s.line[1:]
-	delete(s.inLine, next)
-	s.reserved[next] = true
-	return next, true
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
@@ -56,48 +57,58 @@ func TestCSIHandlerRefused(t *testing.T) {
 	tests := map[string]struct {
 		arrange func(w *world)
 		want    string
-		mend    func(w *world) // nil if nothing can
+		mend    func(w *world)                    // nil if nothing can
+		with    func(*storagev1.VolumeAttachment) // how the attachment is made; nil: plainly
 	}{
-		"unknown PV": {func(w *world) { w.node("node1") }, `not found`, func(w *world) { w.volume("pv1") }},
-		"PV with deletion timestamp": {func(w *world) {
+		"unknown PV": {arrange: func(w *world) { w.node("node1") }, want: `not found`, mend: func(w *world) { w.volume("pv1") }},
+		"PV with deletion timestamp": {arrange: func(w *world) {
 			w.node("node1")
 			w.volume("pv1", func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{"example.com/keep"} })
 			if err := w.client.CoreV1().PersistentVolumes().Delete(w.t.Context(), w.name("pv1"), metav1.DeleteOptions{}); err != nil {
 				w.t.Fatal(err)
 			}
-		}, "is marked for deletion", nil},
-		"unknown node": {func(w *world) { w.volume("pv1") }, "csinode.storage.k8s.io", func(w *world) { w.node("node1") }},
-		"CSINode exists without the driver": {func(w *world) { w.volume("pv1"); w.nodeWithID("node1", "") }, "does not contain driver", func(w *world) {
-			w.deleteNode("node1")
-			w.node("node1")
-		}},
-		"missing secrets": {func(w *world) {
+		}, want: "is marked for deletion"},
+		"unknown node": {arrange: func(w *world) { w.volume("pv1") }, want: "csinode.storage.k8s.io", mend: func(w *world) { w.node("node1") }},
+		// What an earlier attach recorded is not where a new one goes.
+		"unknown node, annotation": {arrange: func(w *world) { w.volume("pv1") }, want: "csinode.storage.k8s.io", mend: func(w *world) { w.node("node1") },
+			with: func(va *storagev1.VolumeAttachment) {
+				va.Annotations = map[string]string{kube.NodeIDAnnotation: "id-old"}
+			}},
+		"CSINode exists without the driver": {arrange: func(w *world) { w.volume("pv1"); w.nodeWithID("node1", "") }, want: "does not contain driver",
+			mend: func(w *world) {
+				w.deleteNode("node1")
+				w.node("node1")
+			}},
+		"missing secrets": {arrange: func(w *world) {
 			w.node("node1")
 			w.volume("pv1", withSecret(w, "s1"))
-		}, "failed to load secret", func(w *world) { w.secret("s1", nil) }},
-		"ROX and RWO": {func(w *world) {
+		}, want: "failed to load secret", mend: func(w *world) { w.secret("s1", nil) }},
+		"ROX and RWO": {arrange: func(w *world) {
 			w.node("node1")
 			w.volume("pv1", func(pv *corev1.PersistentVolume) {
 				pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadOnlyMany, corev1.ReadWriteOnce}
 			})
-		}, "CSI does not support ReadOnlyMany and ReadWriteOnce", nil},
-		"PV of another driver": {func(w *world) {
+		}, want: "CSI does not support ReadOnlyMany and ReadWriteOnce"},
+		"PV of another driver": {arrange: func(w *world) {
 			w.node("node1")
 			w.volume("pv1", func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other.example.com" })
-		}, "belongs to CSI driver", nil},
-		"PV that is not CSI": {func(w *world) {
+		}, want: "belongs to CSI driver"},
+		"PV that is not CSI": {arrange: func(w *world) {
 			w.node("node1")
 			w.volume("pv1", func(pv *corev1.PersistentVolume) {
 				pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{NFS: &corev1.NFSVolumeSource{Server: "s", Path: "/"}}
 			})
-		}, "non-csi source", nil},
+		}, want: "non-csi source"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			tt.arrange(w)
 			w.start()
-			va := w.attachment("pv1", "node1")
+			if tt.with == nil {
+				tt.with = func(*storagev1.VolumeAttachment) {}
+			}
+			va := w.attachment("pv1", "node1", tt.with)
 			stored := w.until(va, "refused", hasAttachError(tt.want))
 			if len(stored.Finalizers) != 0 {
 				t.Errorf("finalizers %v on an attachment that cannot begin", stored.Finalizers)
@@ -228,6 +239,7 @@ func TestCSIHandlerDetach(t *testing.T) {
 		want    string // in detachError before it goes on
 		mend    func(w *world)
 		calls   []string
+		timeout time.Duration
 	}{
 		"VolumeAttachment marked for deletion": {arrange: func(w *world) string {
 			w.node("node1")
@@ -239,6 +251,21 @@ func TestCSIHandlerDetach(t *testing.T) {
 			w.volume("pv1")
 			return w.attachment("pv1", "node1", withFinalizer(w, "id-node1"), isAttachedAlready)
 		}, answers: failing("Unpublish", 1, failed), want: "no such thing", calls: []string{"Unpublish id-node1", "Unpublish id-node1"}},
+		"CSI detach fails, PermissionDenied": {arrange: func(w *world) string {
+			w.node("node1")
+			w.volume("pv1")
+			return w.attachment("pv1", "node1", withFinalizer(w, "id-node1"), isAttachedAlready)
+		}, answers: failing("Unpublish", 1, status.Error(codes.PermissionDenied, "not yours")), want: "not yours", calls: []string{"Unpublish id-node1", "Unpublish id-node1"}},
+		"CSI detach times out": {arrange: func(w *world) string {
+			w.node("node1")
+			w.volume("pv1")
+			return w.attachment("pv1", "node1", withFinalizer(w, "id-node1"), isAttachedAlready)
+		}, answers: func(ctx context.Context, _ call, nth int) (map[string]string, error) {
+			if nth == 0 {
+				<-ctx.Done()
+			}
+			return nil, ctx.Err()
+		}, timeout: 300 * time.Millisecond, want: "DeadlineExceeded", calls: []string{"Unpublish id-node1", "Unpublish id-node1"}},
 		"unknown node, annotation": {arrange: func(w *world) string {
 			w.volume("pv1")
 			return w.attachment("pv1", "node1", withFinalizer(w, "id-gone"), isAttachedAlready)
@@ -269,7 +296,11 @@ func TestCSIHandlerDetach(t *testing.T) {
 				w.driver.answers(tt.answers)
 			}
 			va := tt.arrange(w)
-			w.start()
+			w.start(func(c *Config) {
+				if tt.timeout > 0 {
+					c.Timeout = tt.timeout
+				}
+			})
 			w.delete(va)
 			if tt.want != "" {
 				w.until(va, "refused", hasDetachError(tt.want))
@@ -415,13 +446,19 @@ func TestGCEPDIsTranslated(t *testing.T) {
 	w.node("node1")
 	w.volume("pv1", func(pv *corev1.PersistentVolume) {
 		pv.Labels = map[string]string{"topology.kubernetes.io/zone": "testZone"}
+		pv.Annotations = map[string]string{migratedToAnnotation: w.driver.name}
 		pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "testpd"}}
 	})
 	w.start()
 	va := w.attachment("pv1", "node1")
 	w.until(va, "attached", isAttached)
+	w.untilPV("pv1", true)
+	if err := w.client.CoreV1().PersistentVolumes().Delete(t.Context(), w.name("pv1"), metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	w.delete(va)
 	w.until(va, "gone", isGone)
+	w.untilPV("pv1", false)
 	calls := w.driver.waitCalls(t, 2)
 	const handle = "projects/UNSPECIFIED/zones/testZone/disks/testpd"
 	if calls[0].Volume != handle || calls[1].Volume != handle {
@@ -515,4 +552,28 @@ func TestVolumeBecomesShared(t *testing.T) {
 	w.patchPV("pv1", `{"spec":{"accessModes":["ReadWriteMany"]}}`)
 	w.until(va, "attached", isAttached)
 	w.wantCalls("Publish id-node1", "Publish id-node2")
+}
+
+// The volume of an attachment that was made through another PersistentVolume of the
+// same handle gets its finalizer when it comes: else it could be deleted while it is
+// attached.
+func TestPVThatAnotherStoodInForIsProtectedLater(t *testing.T) {
+	w := newWorld(t)
+	w.node("node1")
+	w.volume("pv2", func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = w.name("pv1") })
+	w.start()
+	va := w.attachment("pv1", "node1")
+	w.until(va, "attached", isAttached)
+	w.untilPV("pv2", true)
+	w.volume("pv1")
+	w.untilPV("pv1", true)
+	for _, pv := range []string{"pv1", "pv2"} {
+		if err := w.client.CoreV1().PersistentVolumes().Delete(t.Context(), w.name(pv), metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.delete(va)
+	w.until(va, "gone", isGone)
+	w.untilPV("pv1", false)
+	w.wantCalls("Publish id-node1", "Unpublish id-node1")
 }

@@ -20,6 +20,9 @@ const (
 	defaultKubeAPIBurst = "500"
 )
 
+// defaultWorkerThreads is csi-attacher's 10 made a ceiling that adapts (ADR 12).
+const defaultWorkerThreads = 512
+
 // Options are the flags of csi-attacher v4.12.0, by the same names.
 type Options struct {
 	Timeout            time.Duration
@@ -36,6 +39,8 @@ type Options struct {
 
 	FeatureGates map[string]bool
 	Common       *standardflags.SidecarConfiguration
+
+	ignored []string // obsolete flags that were given
 }
 
 // knownGates are csi-attacher's feature gates. Neither changes anything here:
@@ -51,7 +56,7 @@ func RegisterFlags() *Options {
 	flags.DurationVar(&o.Timeout, "timeout", 15*time.Second, "How long one call to the CSI driver may take.")
 	flags.DurationVar(&o.RetryIntervalStart, "retry-interval-start", time.Second, "Back-off after the first failed call for a volume. It doubles with each failure, up to retry-interval-max, and ends when something changes that the call depends on.")
 	flags.DurationVar(&o.RetryIntervalMax, "retry-interval-max", 5*time.Minute, "Longest back-off after failed calls.")
-	flags.UintVar(&o.WorkerThreads, "worker-threads", 10, "How many calls to the CSI driver may be in flight at once.")
+	flags.UintVar(&o.WorkerThreads, "worker-threads", defaultWorkerThreads, "How many calls to the CSI driver may be in flight at once, besides those that hang. Fewer are while the driver shows that it is overloaded.")
 	flags.IntVar(&o.MaxEntries, "max-entries", 0, "How many volumes one page of ListVolumes may hold; 0 means no limit.")
 	flags.StringVar(&o.DefaultFSType, "default-fstype", "", "The filesystem type that is sent for a volume that names none.")
 	flags.DurationVar(&o.ReconcileSync, "reconcile-sync", time.Minute, "How often attachments are compared with what the CSI driver lists.")
@@ -61,7 +66,7 @@ func RegisterFlags() *Options {
 	standardflags.AddAutomaxprocs(klog.Infof)
 	override(flags, "kube-api-qps", defaultKubeAPIQPS, "Requests a second to the Kubernetes API server, on average; below 0 means no limit. csi-attacher's default of 5 allows fewer than two attaches a second.")
 	override(flags, "kube-api-burst", defaultKubeAPIBurst, "Requests to the Kubernetes API server at once.")
-	acceptObsolete(flags)
+	o.acceptObsolete(flags)
 	return o
 }
 
@@ -74,32 +79,35 @@ func override(flags *flag.FlagSet, name, value, usage string) {
 	f.DefValue, f.Usage = value, usage
 }
 
-// obsolete are klog's flags that csi-attacher's documents still name; the logging
-// library has dropped them. The values are their old defaults.
+// obsolete are the flags of klog and glog that csi-attacher's README names and its
+// logging library has dropped. The values are their old defaults.
 var obsolete = map[string]string{
-	"add_dir_header": "false", "alsologtostderr": "false", "log_backtrace_at": "", "log_dir": "", "log_file": "",
-	"log_file_max_size": "1800", "logtostderr": "true", "one_output": "false", "skip_headers": "false",
-	"skip_log_headers": "false", "stderrthreshold": "2",
+	"add_dir_header": "false", "alsologtostderr": "false", "alsologtostderrthreshold": "0", "legacy_stderr_threshold_behavior": "true",
+	"log_backtrace_at": "", "log_dir": "", "log_file": "", "log_file_max_size": "1800", "log_link": "", "logbuflevel": "0",
+	"logtostderr": "true", "one_output": "false", "skip_headers": "false", "skip_log_headers": "false", "stderrthreshold": "2",
 }
 
 // acceptObsolete registers flags that have no effect any more, so that manifests
 // which set them go on working.
-func acceptObsolete(flags *flag.FlagSet) {
+func (o *Options) acceptObsolete(flags *flag.FlagSet) {
 	for _, name := range slices.Sorted(maps.Keys(obsolete)) {
 		if flags.Lookup(name) == nil {
-			flags.Var(&ignored{name: name, value: obsolete[name]}, name, "Obsolete, without effect: logs go to stderr.")
+			flags.Var(&ignored{name: name, value: obsolete[name], used: &o.ignored}, name, "Obsolete, without effect: logs go to stderr.")
 		}
 	}
 }
 
 // ignored is a flag that is accepted and does nothing.
-type ignored struct{ name, value string }
+type ignored struct {
+	name, value string
+	used        *[]string // the names of those that were given
+}
 
 func (i *ignored) String() string { return i.value }
 
 func (i *ignored) Set(value string) error {
-	klog.Background().Info("Flag is obsolete and has no effect", "flag", i.name)
 	i.value = value
+	*i.used = append(*i.used, i.name)
 	return nil
 }
 

@@ -1,9 +1,13 @@
 package attacher
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -38,17 +42,24 @@ var server struct {
 	env    *envtest.Environment
 	config *rest.Config
 	err    error
+
+	dir, auditLog string // what service accounts asked for
 }
 
 func TestMain(m *testing.M) {
 	if os.Getenv(childVariable) != "" {
 		os.Exit(runAsSidecar())
 	}
+	if user := os.Getenv(confinedVariable); user != "" {
+		os.Exit(becomeConfined(user, os.Args[1:]))
+	}
 	code := m.Run()
+	_ = os.RemoveAll(built.dir)
 	if server.env != nil {
 		if err := server.env.Stop(); err != nil {
 			fmt.Fprintln(os.Stderr, "stop the API server:", err)
 		}
+		_ = os.RemoveAll(server.dir)
 	}
 	os.Exit(code)
 }
@@ -61,6 +72,12 @@ func apiServer(t *testing.T) *rest.Config {
 	}
 	server.once.Do(func() {
 		server.env = &envtest.Environment{}
+		if server.dir, server.err = os.MkdirTemp("", "belay-audit-"); server.err != nil { //nolint:usetesting // shared by the package's tests
+			return
+		}
+		if server.auditLog, server.err = auditServiceAccounts(server.env, server.dir); server.err != nil {
+			return
+		}
 		server.config, server.err = server.env.Start()
 	})
 	if server.err != nil {
@@ -78,6 +95,8 @@ type call struct {
 	Node    string
 	Publish *csispec.ControllerPublishVolumeRequest
 	Secrets map[string]string
+	Socket  string // that it came through
+	At      time.Time
 }
 
 // scriptedDriver is a CSI driver on a unix socket that does what a test says.
@@ -89,12 +108,16 @@ type scriptedDriver struct {
 	address      string
 	capabilities []csispec.ControllerServiceCapability_RPC_Type
 	server       *grpc.Server
+	starting     whileStarting // set it before a sidecar starts
+	probes       atomic.Int32
 
 	mu       sync.Mutex
 	calls    []call
 	busy     map[string]int // calls in flight per volume
 	overlaps int
 	answer   func(ctx context.Context, c call, nth int) (map[string]string, error)
+	list     func(ctx context.Context, r *csispec.ListVolumesRequest) (*csispec.ListVolumesResponse, error)
+	lists    int           // ListVolumes requests received
 	notify   chan struct{} // closed and replaced at each call
 }
 
@@ -115,16 +138,28 @@ func startDriver(t *testing.T, capabilities ...csispec.ControllerServiceCapabili
 		busy: map[string]int{}, notify: make(chan struct{}),
 		answer: func(context.Context, call, int) (map[string]string, error) { return nil, nil },
 	}
-	listener, err := net.Listen("unix", d.address)
+	d.listen(t, d.address)
+	return d
+}
+
+type socketKey struct{}
+
+// listen serves on a socket, besides others or in place of one that was stopped. A
+// process that has a socket of its own can be told by it.
+func (d *scriptedDriver) listen(t *testing.T, path string) {
+	t.Helper()
+	listener, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.server = grpc.NewServer()
+	d.server = grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		return handle(context.WithValue(ctx, socketKey{}, path), request)
+	}))
 	csispec.RegisterIdentityServer(d.server, d)
 	csispec.RegisterControllerServer(d.server, d)
-	go func() { _ = d.server.Serve(listener) }()
-	t.Cleanup(d.server.Stop)
-	return d
+	server := d.server
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
 }
 
 var drivers atomic.Int64
@@ -142,11 +177,17 @@ func driverName(t *testing.T) string {
 	return fmt.Sprintf("%s-%d.csi.test", name, drivers.Add(1))
 }
 
-func (d *scriptedDriver) GetPluginInfo(context.Context, *csispec.GetPluginInfoRequest) (*csispec.GetPluginInfoResponse, error) {
+func (d *scriptedDriver) GetPluginInfo(ctx context.Context, _ *csispec.GetPluginInfoRequest) (*csispec.GetPluginInfoResponse, error) {
+	if d.starting.info != nil {
+		return d.starting.info(ctx)
+	}
 	return &csispec.GetPluginInfoResponse{Name: d.name, VendorVersion: "1"}, nil
 }
 
-func (d *scriptedDriver) Probe(context.Context, *csispec.ProbeRequest) (*csispec.ProbeResponse, error) {
+func (d *scriptedDriver) Probe(ctx context.Context, _ *csispec.ProbeRequest) (*csispec.ProbeResponse, error) {
+	if d.starting.probe != nil {
+		return d.starting.probe(ctx, d.probes.Add(1))
+	}
 	return &csispec.ProbeResponse{}, nil
 }
 
@@ -156,7 +197,12 @@ func (d *scriptedDriver) GetPluginCapabilities(context.Context, *csispec.GetPlug
 	}}}, nil
 }
 
-func (d *scriptedDriver) ControllerGetCapabilities(context.Context, *csispec.ControllerGetCapabilitiesRequest) (*csispec.ControllerGetCapabilitiesResponse, error) {
+func (d *scriptedDriver) ControllerGetCapabilities(ctx context.Context, _ *csispec.ControllerGetCapabilitiesRequest) (*csispec.ControllerGetCapabilitiesResponse, error) {
+	if d.starting.capabilities != nil {
+		if err := d.starting.capabilities(ctx); err != nil {
+			return nil, err
+		}
+	}
 	reply := &csispec.ControllerGetCapabilitiesResponse{}
 	for _, c := range d.capabilities {
 		reply.Capabilities = append(reply.Capabilities, &csispec.ControllerServiceCapability{
@@ -183,6 +229,8 @@ func (d *scriptedDriver) ControllerUnpublishVolume(ctx context.Context, r *csisp
 
 func (d *scriptedDriver) serve(ctx context.Context, c call) (map[string]string, error) {
 	d.mu.Lock()
+	c.Socket, _ = ctx.Value(socketKey{}).(string)
+	c.At = time.Now()
 	nth := len(d.calls)
 	d.calls = append(d.calls, c)
 	d.busy[c.Volume]++
@@ -270,7 +318,7 @@ func (w *world) start(change ...func(*Config)) {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	c := Config{
-		Client: kubernetes.NewForConfigOrDie(w.config), Driver: w.driver.name, Controller: w.controller(),
+		Client: kubernetes.NewForConfigOrDie(w.attacherConfig()), Driver: w.driver.name, Controller: w.controller(),
 		Timeout: 15 * time.Second, RetryStart: 50 * time.Millisecond, RetryMax: time.Second,
 		WorkerThreads: 10, DrainTimeout: 5 * time.Second,
 	}
@@ -297,6 +345,33 @@ func (w *world) start(change ...func(*Config)) {
 	}
 	w.t.Cleanup(w.stop)
 }
+
+// attacherConfig is the configuration of the attacher's client. Each of its patches
+// has to carry a UID (S6).
+func (w *world) attacherConfig() *rest.Config {
+	config := rest.CopyConfig(w.config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.Method == http.MethodPatch {
+				body, err := io.ReadAll(r.Body)
+				if err != nil {
+					return nil, err
+				}
+				r.Body = io.NopCloser(bytes.NewReader(body))
+				var patch struct{ Metadata struct{ UID string } }
+				if err := json.Unmarshal(body, &patch); err != nil || patch.Metadata.UID == "" {
+					w.t.Errorf("S6: the patch of %s carries no UID: %s (%v)", r.URL.Path, body, err)
+				}
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	return config
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // controller connects to the driver.
 func (w *world) controller() *csi.Controller {

@@ -11,8 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 )
 
 // lossy loses requests to the API server, or the replies to them.
@@ -75,11 +73,7 @@ func TestLostWrites(t *testing.T) {
 				w.node("node1")
 				w.volume("pv1")
 				faults := &lossy{matches: matches, left: 3, reply: reply}
-				w.start(func(c *Config) {
-					config := rest.CopyConfig(w.config)
-					config.Wrap(func(next http.RoundTripper) http.RoundTripper { faults.RoundTripper = next; return faults })
-					c.Client = kubernetes.NewForConfigOrDie(config)
-				})
+				w.start(w.through(func(next http.RoundTripper) http.RoundTripper { faults.RoundTripper = next; return faults }))
 				va := w.attachment("pv1", "node1")
 				w.until(va, "attached", isAttached)
 				w.delete(va)
@@ -99,11 +93,7 @@ func TestErrorThatCannotBeSaved(t *testing.T) {
 	w := newWorld(t)
 	w.node("node1")
 	faults := &lossy{left: 3, matches: func(_ *http.Request, body string) bool { return strings.Contains(body, "attachError\":{") }}
-	w.start(func(c *Config) {
-		config := rest.CopyConfig(w.config)
-		config.Wrap(func(next http.RoundTripper) http.RoundTripper { faults.RoundTripper = next; return faults })
-		c.Client = kubernetes.NewForConfigOrDie(config)
-	})
+	w.start(w.through(func(next http.RoundTripper) http.RoundTripper { faults.RoundTripper = next; return faults }))
 	va := w.attachment("pv1", "node1")
 	w.until(va, "refused", hasAttachError("not found"))
 	w.volume("pv1", func(pv *corev1.PersistentVolume) {
@@ -121,11 +111,7 @@ func TestPVFinalizerRemovalFails(t *testing.T) {
 	faults := &lossy{left: 3, matches: func(r *http.Request, body string) bool {
 		return strings.Contains(r.URL.Path, "persistentvolumes") && strings.Contains(body, "deleteFromPrimitiveList")
 	}}
-	w.start(func(c *Config) {
-		config := rest.CopyConfig(w.config)
-		config.Wrap(func(next http.RoundTripper) http.RoundTripper { faults.RoundTripper = next; return faults })
-		c.Client = kubernetes.NewForConfigOrDie(config)
-	})
+	w.start(w.through(func(next http.RoundTripper) http.RoundTripper { faults.RoundTripper = next; return faults }))
 	va := w.attachment("pv1", "node1")
 	w.until(va, "attached", isAttached)
 	w.patchPV("pv1", `{"metadata":{"annotations":{"changed":"while attached"}}}`) // VA exists -> ignored

@@ -60,7 +60,7 @@ func TestNewest(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			n := newNewest[*storagev1.VolumeAttachment](cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil))
+			n := newNewest[*storagev1.VolumeAttachment](cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil), nil)
 			tt.happens(n)
 			got := ""
 			if va, ok := n.get("va"); ok {
@@ -112,33 +112,6 @@ func TestGate(t *testing.T) {
 				t.Errorf("open: %v, want %v", got, tt.want)
 			}
 		})
-	}
-}
-
-func TestSlotsGoToWhoWaitsLongest(t *testing.T) {
-	key := func(v string) publication.Key { return publication.Key{Volume: v} }
-	s := newSlots(1)
-	if !s.take(key("a")) || s.take(key("b")) || s.take(key("c")) || s.take(key("b")) {
-		t.Fatal("one slot: only the first gets it")
-	}
-	next, wake := s.give()
-	if !wake || next != key("b") {
-		t.Fatalf("woke %v, want b", next)
-	}
-	if s.take(key("c")) {
-		t.Fatal("the slot is kept for b")
-	}
-	if next, wake = s.giveBack(key("b")); !wake || next != key("c") {
-		t.Fatalf("b does not need it: woke %v, want c", next)
-	}
-	if !s.take(key("c")) {
-		t.Fatal("the slot was kept for c")
-	}
-	if _, wake = s.giveBack(key("c")); wake {
-		t.Fatal("a slot that is in use cannot be given back")
-	}
-	if _, wake = s.give(); wake || !s.take(key("d")) {
-		t.Fatal("the slot is free again")
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 // would be asked twice.
 type newest[T metav1.Object] struct {
 	indexer cache.Indexer
+	exact   cache.Indexers // of which indexer has the coarse ones
 
 	mu    sync.Mutex
 	ahead map[string]T           // by name: newer than the cache
@@ -29,8 +30,8 @@ type quorumList struct {
 	uids    map[types.UID]struct{}
 }
 
-func newNewest[T metav1.Object](indexer cache.Indexer) *newest[T] {
-	return &newest[T]{indexer: indexer, ahead: map[string]T{}, gone: map[types.UID]struct{}{}}
+func newNewest[T metav1.Object](indexer cache.Indexer, exact cache.Indexers) *newest[T] {
+	return &newest[T]{indexer: indexer, exact: exact, ahead: map[string]T{}, gone: map[types.UID]struct{}{}}
 }
 
 // get returns the newest known object of a name. The result is shared: do not
@@ -76,14 +77,18 @@ func (n *newest[T]) cameAndWent(cached T) bool {
 // byIndex returns the newest known objects of an index value, by name: the same
 // question gets the same answer.
 func (n *newest[T]) byIndex(index, value string) []T {
-	keys, err := n.indexer.IndexKeys(index, value)
+	keys, err := n.indexer.IndexKeys(index, bucket(value))
 	if err != nil { // only for an index that does not exist
 		panic(err)
 	}
 	slices.Sort(keys)
-	objects := make([]T, 0, len(keys))
+	var objects []T
 	for _, key := range keys {
-		if object, ok := n.get(key); ok {
+		object, ok := n.get(key)
+		if !ok {
+			continue
+		}
+		if values, err := n.exact[index](object); err == nil && slices.Contains(values, value) {
 			objects = append(objects, object)
 		}
 	}

@@ -1,6 +1,11 @@
 package attacher
 
 import (
+	"encoding/json"
+	"errors"
+	"hash/fnv"
+	"maps"
+	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,6 +16,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	csitrans "k8s.io/csi-translation-lib"
 	"k8s.io/klog/v2"
+
+	"belay.dev/belay/internal/kube"
 )
 
 // migratedToAnnotation on a PersistentVolume names the CSI driver that looks
@@ -36,16 +43,18 @@ type objects struct {
 	attachments *newest[*storagev1.VolumeAttachment]
 	volumes     *newest[*corev1.PersistentVolume]
 	csiNodes    *newest[*storagev1.CSINode]
+
+	common *shelf
 }
 
 // newObjects prepares the caches; nothing is read before factory.Start.
 func newObjects(client kubernetes.Interface, driver string, resync time.Duration) (*objects, error) {
-	o := &objects{driver: driver, translator: csitrans.New()}
+	o := &objects{driver: driver, translator: csitrans.New(), common: newShelf()}
 	o.factory = informers.NewSharedInformerFactoryWithOptions(client, resync, informers.WithTransform(o.keepWhatIsRead))
 	o.attachmentInformer = o.factory.Storage().V1().VolumeAttachments().Informer()
 	o.volumeInformer = o.factory.Core().V1().PersistentVolumes().Informer()
 	o.csiNodeInformer = o.factory.Storage().V1().CSINodes().Informer()
-	if err := o.attachmentInformer.AddIndexers(cache.Indexers{
+	ofAttachments := cache.Indexers{
 		indexVolumeName: indexAttachments(func(va *storagev1.VolumeAttachment) *string { return va.Spec.Source.PersistentVolumeName }),
 		indexNode: indexAttachments(func(va *storagev1.VolumeAttachment) *string {
 			if va.Spec.Attacher != driver {
@@ -59,20 +68,44 @@ func newObjects(client kubernetes.Interface, driver string, resync time.Duration
 			}
 			return nil
 		}),
-	}); err != nil {
+	}
+	ofVolumes := cache.Indexers{indexHandle: o.indexVolumes}
+	if err := errors.Join(o.attachmentInformer.AddIndexers(coarse(ofAttachments)), o.volumeInformer.AddIndexers(coarse(ofVolumes))); err != nil {
 		return nil, err
 	}
-	if err := o.volumeInformer.AddIndexers(cache.Indexers{indexHandle: o.indexVolumes}); err != nil {
-		return nil, err
-	}
-	o.attachments = newNewest[*storagev1.VolumeAttachment](o.attachmentInformer.GetIndexer())
-	o.volumes = newNewest[*corev1.PersistentVolume](o.volumeInformer.GetIndexer())
-	o.csiNodes = newNewest[*storagev1.CSINode](o.csiNodeInformer.GetIndexer())
+	o.attachments = newNewest[*storagev1.VolumeAttachment](o.attachmentInformer.GetIndexer(), ofAttachments)
+	o.volumes = newNewest[*corev1.PersistentVolume](o.volumeInformer.GetIndexer(), ofVolumes)
+	o.csiNodes = newNewest[*storagev1.CSINode](o.csiNodeInformer.GetIndexer(), nil)
 	return o, nil
 }
 
 func (o *objects) synced() []cache.InformerSynced {
 	return []cache.InformerSynced{o.attachmentInformer.HasSynced, o.volumeInformer.HasSynced, o.csiNodeInformer.HasSynced}
+}
+
+// buckets is by how many values a cache is indexed at most.
+const buckets = 4096
+
+// bucket is where the index has a value: an index by the value itself has a set for each object, a third of the object's size.
+func bucket(value string) string {
+	sum := fnv.New32a()
+	_, _ = sum.Write([]byte(value)) // never fails (hash.Hash)
+	return strconv.FormatUint(uint64(sum.Sum32()%buckets), 36)
+}
+
+// coarse indexes by the buckets of the values. newest.byIndex leaves out what else is in the bucket.
+func coarse(exact cache.Indexers) cache.Indexers {
+	indexers := cache.Indexers{}
+	for name, values := range exact {
+		indexers[name] = func(item any) ([]string, error) {
+			found, err := values(item)
+			for i, value := range found {
+				found[i] = bucket(value)
+			}
+			return found, err
+		}
+	}
+	return indexers
 }
 
 // indexAttachments indexes attachments by one optional string.
@@ -116,11 +149,17 @@ func (o *objects) keepWhatIsRead(item any) (any, error) {
 	}
 }
 
+// noWriters stands for the list of who wrote which field. Not nil and empty, as none comes from the API server, it shows that
+// an object was trimmed before: while a cache is filled each is trimmed twice, and a second copy of all is memory.
+var noWriters = []metav1.ManagedFieldsEntry{}
+
+func isTrimmed(m metav1.ObjectMeta) bool { return m.ManagedFields != nil && len(m.ManagedFields) == 0 }
+
 // trimMeta keeps an object's identity and its finalizers.
-func trimMeta(m metav1.ObjectMeta) metav1.ObjectMeta {
+func (o *objects) trimMeta(m metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion, CreationTimestamp: m.CreationTimestamp,
-		DeletionTimestamp: m.DeletionTimestamp, Finalizers: m.Finalizers,
+		DeletionTimestamp: m.DeletionTimestamp, Finalizers: o.common.list(m.Finalizers), ManagedFields: noWriters,
 	}
 }
 
@@ -128,34 +167,66 @@ func trimMeta(m metav1.ObjectMeta) metav1.ObjectMeta {
 // name. Of the publish context only the keys are kept: they are needed to clear
 // it; the values may be large.
 func (o *objects) trimAttachment(va *storagev1.VolumeAttachment) *storagev1.VolumeAttachment {
-	kept := &storagev1.VolumeAttachment{ObjectMeta: trimMeta(va.ObjectMeta), Spec: va.Spec, Status: va.Status}
+	if isTrimmed(va.ObjectMeta) {
+		return va
+	}
+	kept := &storagev1.VolumeAttachment{ObjectMeta: o.trimMeta(va.ObjectMeta), Spec: va.Spec, Status: va.Status}
+	kept.Spec.Attacher, kept.Spec.NodeName = o.common.word(va.Spec.Attacher), o.common.word(va.Spec.NodeName)
 	if va.Spec.Attacher != o.driver {
 		kept.Spec.Source.InlineVolumeSpec = nil
 		kept.Status = storagev1.VolumeAttachmentStatus{}
 		return kept
 	}
-	kept.Labels, kept.Annotations = va.Labels, va.Annotations
-	if va.Status.AttachmentMetadata != nil {
-		kept.Status.AttachmentMetadata = make(map[string]string, len(va.Status.AttachmentMetadata))
-		for key := range va.Status.AttachmentMetadata {
-			kept.Status.AttachmentMetadata[key] = ""
-		}
+	kept.Annotations = o.common.pairs(trimAnnotations(va))
+	keys := make(map[string]string, len(va.Status.AttachmentMetadata))
+	for key := range va.Status.AttachmentMetadata {
+		keys[key] = ""
+	}
+	kept.Status.AttachmentMetadata = o.common.pairs(keys)
+	return kept
+}
+
+// othersMark is what the cache notes on an attachment in place of labels and other
+// people's annotations: a digest, since nothing but a change of them matters. No
+// such object is ever written.
+const othersMark = "belay.dev/others"
+
+// trimAnnotations keeps the node ID, and a digest of the rest.
+func trimAnnotations(va *storagev1.VolumeAttachment) map[string]string {
+	kept, others := map[string]string{}, maps.Clone(va.Annotations)
+	if id, ok := va.Annotations[kube.NodeIDAnnotation]; ok {
+		kept[kube.NodeIDAnnotation] = id
+		delete(others, kube.NodeIDAnnotation)
+	}
+	if len(others)+len(va.Labels) > 0 {
+		kept[othersMark] = digest(va.Labels, others)
 	}
 	return kept
+}
+
+// digest tells whether things are the same as before. They are strings, bools,
+// slices and maps of them, which can be encoded.
+func digest(things ...any) string {
+	sum := fnv.New64a()
+	_ = json.NewEncoder(sum).Encode(things)
+	return strconv.FormatUint(sum.Sum64(), 36)
 }
 
 // trimVolume keeps, of volumes that are not ours, only that they are there and
 // whose they are.
 func (o *objects) trimVolume(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
-	kept := &corev1.PersistentVolume{ObjectMeta: trimMeta(pv.ObjectMeta)}
+	if isTrimmed(pv.ObjectMeta) {
+		return pv
+	}
+	kept := &corev1.PersistentVolume{ObjectMeta: o.trimMeta(pv.ObjectMeta)}
 	if to, ok := pv.Annotations[migratedToAnnotation]; ok {
-		kept.Annotations = map[string]string{migratedToAnnotation: to}
+		kept.Annotations = o.common.pairs(map[string]string{migratedToAnnotation: to})
 	}
 	switch {
 	case pv.Spec.CSI != nil && pv.Spec.CSI.Driver != o.driver:
-		kept.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: pv.Spec.CSI.Driver}
+		kept.Spec.CSI = o.common.foreign(pv.Spec.CSI.Driver)
 	case pv.Spec.CSI != nil:
-		kept.Spec.CSI = pv.Spec.CSI
+		kept.Spec.CSI = o.trimSource(pv.Spec.CSI)
 		keepRequestFields(kept, pv)
 	case o.translator.IsPVMigratable(pv):
 		kept.Labels = pv.Labels // zone and region make part of some handles
@@ -166,6 +237,14 @@ func (o *objects) trimVolume(pv *corev1.PersistentVolume) *corev1.PersistentVolu
 	return kept
 }
 
+// trimSource keeps what a publish is made of.
+func (o *objects) trimSource(from *corev1.CSIPersistentVolumeSource) *corev1.CSIPersistentVolumeSource {
+	return &corev1.CSIPersistentVolumeSource{
+		Driver: o.driver, VolumeHandle: from.VolumeHandle, ReadOnly: from.ReadOnly, FSType: o.common.word(from.FSType),
+		VolumeAttributes: o.common.pairs(from.VolumeAttributes), ControllerPublishSecretRef: from.ControllerPublishSecretRef,
+	}
+}
+
 func keepRequestFields(kept, pv *corev1.PersistentVolume) {
 	kept.Spec.AccessModes = pv.Spec.AccessModes
 	kept.Spec.MountOptions = pv.Spec.MountOptions
@@ -173,10 +252,13 @@ func keepRequestFields(kept, pv *corev1.PersistentVolume) {
 }
 
 func (o *objects) trimCSINode(node *storagev1.CSINode) *storagev1.CSINode {
-	kept := &storagev1.CSINode{ObjectMeta: trimMeta(node.ObjectMeta)}
+	if isTrimmed(node.ObjectMeta) {
+		return node
+	}
+	kept := &storagev1.CSINode{ObjectMeta: o.trimMeta(node.ObjectMeta)}
 	for _, driver := range node.Spec.Drivers {
 		if driver.Name == o.driver {
-			kept.Spec.Drivers = []storagev1.CSINodeDriver{{Name: driver.Name, NodeID: driver.NodeID}}
+			kept.Spec.Drivers = []storagev1.CSINodeDriver{{Name: o.driver, NodeID: driver.NodeID}}
 		}
 	}
 	return kept

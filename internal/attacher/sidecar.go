@@ -11,32 +11,28 @@ import (
 
 	libconfig "github.com/kubernetes-csi/csi-lib-utils/config"
 	"github.com/kubernetes-csi/csi-lib-utils/connection"
-	"github.com/kubernetes-csi/csi-lib-utils/leaderelection"
+	libleader "github.com/kubernetes-csi/csi-lib-utils/leaderelection"
 	"github.com/kubernetes-csi/csi-lib-utils/metrics"
-	"google.golang.org/grpc"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo/leaderelection" // leader_election_* metrics
 	_ "k8s.io/component-base/metrics/prometheus/workqueue"               // workqueue_* metrics
 	csitrans "k8s.io/csi-translation-lib"
 	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/telemetry"
 )
-
-// leasePrefix and the driver's name make the name of the lease, as csi-attacher's:
-// one of both kinds is the leader.
-const leasePrefix = "external-attacher-leader-"
 
 // maxDrain bounds how long calls in flight may take to end at shutdown. A pod
 // has 30 s by default before it is killed; recording and the lease need some.
 const maxDrain = 20 * time.Second
 
 // RunSidecar starts up in csi-attacher's order and attaches until ctx ends. With
-// leader election the process ends inside with 1 when the lease is given up or
-// lost, as csi-attacher's does.
+// leader election it always returns an error, as csi-attacher always ends with 1.
 func RunSidecar(ctx context.Context, o *Options) error {
 	if err := o.check(ctx); err != nil {
 		return err
@@ -45,31 +41,50 @@ func RunSidecar(ctx context.Context, o *Options) error {
 	if err != nil {
 		return fmt.Errorf("build the Kubernetes client's configuration: %w", err)
 	}
-	client, err := kubernetes.NewForConfig(kube.Wire(config))
-	if err != nil {
-		return fmt.Errorf("make the Kubernetes client: %w", err)
-	}
+	config = kube.Wire(config)
 	connection.SetMaxGRPCLogLength(o.MaxGRPCLogLength)
-	driver, conn, manager, err := connect(ctx, o)
+	sendTraces, err := startTraces(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.Close() }()
-	mux := http.NewServeMux()
-	o.serve(ctx, mux, manager)
-	controller, err := csi.NewController(ctx, conn)
+	defer sendTraces()
+	mux, health := http.NewServeMux(), newHealth()
+	o.serve(ctx, mux, health)
+	driver, manager, err := connect(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer driver.Close()
+	manager.RegisterToServer(mux, o.Common.MetricsPath)
+	lease, err := o.lease(config, driver.Name)
+	if err != nil {
+		return err
+	}
+	permit := func() error { return nil }
+	if lease != nil {
+		config, permit = lease.Guard(config), lease.Permit
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("make the Kubernetes client: %w", err)
+	}
+	controller, err := driver.Controller(ctx, permit)
 	if err != nil {
 		return err
 	}
 	a, err := New(Config{
-		Client: client, Driver: driver, Controller: controller,
+		Client: client, Driver: driver.Name, Controller: controller,
 		Timeout: o.Timeout, RetryStart: o.RetryIntervalStart, RetryMax: o.RetryIntervalMax, Resync: o.Resync,
-		WorkerThreads: int(o.WorkerThreads), DefaultFSType: o.DefaultFSType, DrainTimeout: min(o.Timeout, maxDrain),
+		ReconcileSync: o.ReconcileSync, MaxEntries: o.MaxEntries,
+		ReconcileMetrics: telemetry.NewReconcile(legacyregistry.Registerer()),
+		Metrics:          telemetry.NewAttacher(legacyregistry.Registerer()),
+		WorkerThreads:    int(o.WorkerThreads), DefaultFSType: o.DefaultFSType, DrainTimeout: min(o.Timeout, maxDrain),
 	})
 	if err != nil {
 		return err
 	}
-	return o.lead(ctx, a, config, mux)
+	health.found(driver, a)
+	return o.attach(ctx, a, driver, lease, health)
 }
 
 // check refuses what csi-attacher refuses.
@@ -79,6 +94,9 @@ func (o *Options) check(ctx context.Context) error {
 	}
 	if o.WorkerThreads == 0 {
 		return errors.New("option -worker-threads must be greater than zero")
+	}
+	for _, name := range o.ignored {
+		klog.FromContext(ctx).Info("Flag is obsolete and has no effect", "flag", name)
 	}
 	for gate := range o.FeatureGates {
 		if !slices.Contains(knownGates, gate) {
@@ -91,30 +109,26 @@ func (o *Options) check(ctx context.Context) error {
 // connect waits for the driver and asks for its name. The calls to a driver that
 // in-tree volumes were migrated to carry one more label in the metrics, which has
 // to be known when the connection is made.
-func connect(ctx context.Context, o *Options) (string, *grpc.ClientConn, metrics.CSIMetricsManager, error) {
+func connect(ctx context.Context, o *Options) (*csi.Driver, metrics.CSIMetricsManager, error) {
 	manager := metrics.NewCSIMetricsManager("")
-	conn, err := csi.Connect(ctx, o.Common.CSIAddress, manager, o.Timeout)
-	if err != nil {
-		return "", nil, nil, err
-	}
-	driver, err := csi.DriverName(ctx, conn)
-	if err == nil && csitrans.New().IsMigratedCSIDriverByName(driver) {
-		_ = conn.Close()
-		manager = metrics.NewCSIMetricsManagerWithOptions(driver, metrics.WithMigration())
-		conn, err = csi.Connect(ctx, o.Common.CSIAddress, manager, o.Timeout)
+	driver, err := csi.Connect(ctx, o.Common.CSIAddress, manager, o.Timeout)
+	if err == nil && csitrans.New().IsMigratedCSIDriverByName(driver.Name) {
+		driver.Close()
+		manager = metrics.NewCSIMetricsManagerWithOptions(driver.Name, metrics.WithMigration())
+		driver, err = csi.Connect(ctx, o.Common.CSIAddress, manager, o.Timeout)
 	}
 	if err != nil {
-		return "", nil, nil, err
+		return nil, nil, err
 	}
-	manager.SetDriverName(driver)
+	manager.SetDriverName(driver.Name)
 	manager.WithAdditionalRegistry(legacyregistry.DefaultGatherer)
-	klog.FromContext(ctx).Info("Connected to the CSI driver", "driver", driver)
-	return driver, conn, manager, nil
+	klog.FromContext(ctx).Info("Connected to the CSI driver", "driver", driver.Name)
+	return driver, manager, nil
 }
 
-// serve answers metrics, and later the lease's health, if an address is given. A
-// process that cannot do so ends: nobody would see what it does.
-func (o *Options) serve(ctx context.Context, mux *http.ServeMux, manager metrics.CSIMetricsManager) {
+// serve answers how the process is, and its metrics once the driver is known, if an
+// address is given. A process that cannot do so ends: nobody would see what it does.
+func (o *Options) serve(ctx context.Context, mux *http.ServeMux, health *health) {
 	address := o.Common.MetricsAddress
 	if address == "" {
 		address = o.Common.HttpEndpoint
@@ -122,7 +136,11 @@ func (o *Options) serve(ctx context.Context, mux *http.ServeMux, manager metrics
 	if address == "" {
 		return
 	}
-	manager.RegisterToServer(mux, o.Common.MetricsPath)
+	mux.Handle("/readyz", healthz.CheckHandler{Checker: health.ready})
+	// As with csi-attacher, not at the deprecated --metrics-address.
+	if o.Common.LeaderElection && o.Common.HttpEndpoint != "" {
+		mux.Handle(libleader.HealthCheckerAddress, healthz.CheckHandler{Checker: health.leader.Check})
+	}
 	server := &http.Server{Addr: address, Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	go func() {
 		klog.FromContext(ctx).Info("Serving metrics", "address", address, "path", o.Common.MetricsPath)
@@ -133,42 +151,31 @@ func (o *Options) serve(ctx context.Context, mux *http.ServeMux, manager metrics
 	}()
 }
 
-// States of lead.
-const (
-	standby int32 = iota
-	leading
-	ending
-)
+// health tells how the process is.
+type health struct {
+	leader *leaderelection.HealthzAdaptor
+	known  atomic.Pointer[func() error] // nil until the driver was reached
+}
 
-// lead runs the attacher while it holds the lease, or at once without leader
-// election. When ctx ends the calls in flight end first and the lease is given
-// up after; a standby gives up at once.
-func (o *Options) lead(ctx context.Context, a *Attacher, config *rest.Config, mux *http.ServeMux) error {
-	// The lease and the caches outlive ctx until the last result is recorded.
-	lease, giveUp := context.WithCancel(context.WithoutCancel(ctx))
-	defer giveUp()
-	a.Warm(lease)
+func newHealth() *health {
+	return &health{leader: leaderelection.NewLeaderHealthzAdaptor(libleader.DefaultHealthCheckTimeout)}
+}
 
-	var state atomic.Int32
-	stopWatching := context.AfterFunc(ctx, func() {
-		if state.CompareAndSwap(standby, ending) {
-			giveUp()
+// found notes what readiness depends on.
+func (h *health) found(driver *csi.Driver, a *Attacher) {
+	h.known.Store(new(func() error {
+		if !driver.Present() {
+			return errors.New("the CSI driver is away")
 		}
-	})
-	defer stopWatching()
-	var failed error
-	run := func(held context.Context) {
-		defer giveUp()
-		if !state.CompareAndSwap(standby, leading) {
-			return
-		}
-		held, cancel := context.WithCancel(held)
-		defer cancel()
-		defer context.AfterFunc(ctx, cancel)()
-		if failed = a.Run(held); failed != nil {
-			klog.FromContext(ctx).Error(failed, "Attacher failed")
-		}
+		return a.warmed()
+	}))
+}
+
+// ready fails until the process could lead: a standby with full caches is ready, and
+// one whose driver is away is not.
+func (h *health) ready(*http.Request) error {
+	if known := h.known.Load(); known != nil {
+		return (*known)()
 	}
-	leaderelection.RunWithLeaderElection(lease, config, *o.Common, run, leasePrefix+a.driver, mux, true)
-	return failed
+	return errors.New("the CSI driver was not reached yet")
 }

@@ -1,12 +1,8 @@
 package attacher
 
 import (
-	"encoding/json"
 	"fmt"
-	"hash/fnv"
-	"maps"
 	"slices"
-	"strconv"
 
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -103,7 +99,9 @@ func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
 		VolumeProtected: one.sourceErr == nil && (one.source.pv == nil || slices.Contains(one.source.pv.Finalizers, a.finalizer)),
 		Call:            one.record.call,
 		Unsure:          one.record.unsure,
+		Drift:           one.record.drift,
 	}
+	one.seen.VolumeUnprotected = one.sourceErr == nil && !one.seen.VolumeProtected && one.source.pv.DeletionTimestamp == nil
 	one.seen.OtherFinalizers = len(va.Finalizers) > 1 || (len(va.Finalizers) == 1 && !one.seen.Finalizer)
 	one.seen.AttachError, one.seen.DetachError = messageOf(va.Status.AttachError), messageOf(va.Status.DetachError)
 	one.seen.PublishProblem = a.publishProblem(one, nodeErr)
@@ -179,14 +177,10 @@ func unpublishProblem(one *subject, nodeErr error) string {
 // attacher itself writes. A change of it ends the back-off.
 func inputsOf(one *subject, finalizer string) string {
 	va := one.attachment
-	annotations := maps.Clone(va.Annotations)
-	delete(annotations, kube.NodeIDAnnotation)
 	others := slices.DeleteFunc(slices.Clone(va.Finalizers), func(f string) bool { return f == finalizer })
-	sum := fnv.New64a()
-	// Strings, bools, slices and maps of them: encoding cannot fail.
-	_ = json.NewEncoder(sum).Encode([]any{va.Labels, annotations, others, one.seen.Deleting, one.seen.NodeID})
+	inputs := []any{va.Annotations[othersMark], others, one.seen.Deleting, one.seen.NodeID}
 	if pv := one.source.pv; pv != nil {
-		_ = json.NewEncoder(sum).Encode([]any{pv.UID, pv.DeletionTimestamp != nil, pv.Spec})
+		inputs = append(inputs, pv.UID, pv.DeletionTimestamp != nil, pv.Spec)
 	}
-	return strconv.FormatUint(sum.Sum64(), 36)
+	return digest(inputs...)
 }

@@ -77,11 +77,12 @@ func (o *objects) sourceOfVolume(pv *corev1.PersistentVolume) (source, error) {
 // node, makes the attachment's name. It looks at every handle, and is only asked
 // for the rare attachment whose own PersistentVolume is gone.
 func (o *objects) volumeByAttachmentName(va *storagev1.VolumeAttachment) *corev1.PersistentVolume {
-	for _, handle := range o.volumeInformer.GetIndexer().ListIndexFuncValues(indexHandle) {
-		if kube.AttachmentName(handle, o.driver, va.Spec.NodeName) != va.Name {
+	for _, item := range o.volumeInformer.GetStore().List() {
+		handles, err := o.indexVolumes(item)
+		if err != nil || len(handles) == 0 || kube.AttachmentName(handles[0], o.driver, va.Spec.NodeName) != va.Name {
 			continue
 		}
-		if volumes := o.volumes.byIndex(indexHandle, handle); len(volumes) > 0 {
+		if volumes := o.volumes.byIndex(indexHandle, handles[0]); len(volumes) > 0 {
 			return volumes[0]
 		}
 	}

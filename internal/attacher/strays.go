@@ -18,15 +18,21 @@ type strays struct {
 
 func newStrays() *strays { return &strays{names: map[string]struct{}{}} }
 
-// note takes what is known now of an attachment's PersistentVolume.
+// note takes what is known now of an attachment's PersistentVolume. Before the cache of PersistentVolumes is filled nothing is
+// known of any: Run notes them all once it is. (Each PersistentVolume that comes is compared with each stray. With all
+// attachments for strays, the start over 20,000 would be 200 million comparisons.)
 func (s *strays) note(va *storagev1.VolumeAttachment, o *objects) {
+	if !o.volumeInformer.HasSynced() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// Looked up under the lock: of two notes side by side the later one stays, and has looked later.
 	stray := false
 	if name := va.Spec.Source.PersistentVolumeName; name != nil {
 		_, known := o.volumes.get(*name)
 		stray = !known
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if stray {
 		s.names[va.Name] = struct{}{}
 	} else {

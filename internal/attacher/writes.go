@@ -32,7 +32,10 @@ type object = map[string]any
 // the attachment's list, and appends to the volume's, where two attachments
 // begun side by side leave the finalizer twice.)
 func finalizerPatch(uid types.UID, finalizer string, annotations map[string]string) object {
-	meta := object{"uid": uid, "finalizers": []string{finalizer}}
+	meta := object{"finalizers": []string{finalizer}}
+	if !faultS6 {
+		meta["uid"] = uid
+	}
 	if len(annotations) > 0 {
 		meta["annotations"] = annotations
 	}
@@ -86,9 +89,11 @@ func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, one
 		verb: publication.Publish, nodeID: step.NodeID, inputs: one.seen.Inputs}
 	// Our finalizer would keep the attachment from being deleted, and without its
 	// secrets the volume cannot be unpublished: look before it is stored.
-	if _, err := a.secrets(ctx, one.source); err != nil {
-		a.calls.refuse(try, err, time.Now())
-		return true, nil
+	if step.Attachment {
+		if _, err := a.secrets(ctx, one.source); err != nil {
+			a.calls.refuse(try, err, time.Now())
+			return true, nil
+		}
 	}
 	var both errgroup.Group
 	if step.Volume {
@@ -97,12 +102,12 @@ func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, one
 	if step.Attachment {
 		both.Go(func() error {
 			err := a.protectAttachment(ctx, one.attachment, step.NodeID)
-			a.calls.answered(try, err == nil || isAnswer(err))
+			a.calls.answered(try, err == nil || kube.IsAnswer(err))
 			return err
 		})
 	}
 	err := both.Wait()
-	if err != nil && a.queue.NumRequeues(key) >= requeuesBeforeReport && isRefusal(err) {
+	if err != nil && !one.seen.Attached && a.queue.NumRequeues(key) >= requeuesBeforeReport && isRefusal(err) {
 		a.calls.refuse(try, err, time.Now())
 		return true, nil
 	}
@@ -117,13 +122,6 @@ const requeuesBeforeReport = 4
 // another reason than that the object has changed.
 func isRefusal(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsUnauthorized(err)
-}
-
-// isAnswer tells whether an error is the API server's word that the request
-// changed nothing. After any other one the change may have been made.
-func isAnswer(err error) bool {
-	var status apierrors.APIStatus
-	return errors.As(err, &status) && status.Status().Code >= 400 && status.Status().Code < 500 && !apierrors.IsTimeout(err)
 }
 
 // reread reads an attachment past the watch cache.
@@ -256,8 +254,8 @@ func (a *Attacher) releaseVolume(ctx context.Context, name string) error {
 	if !ok || !a.mayRelease(pv) {
 		return nil
 	}
-	if keys, err := a.objects.attachmentInformer.GetIndexer().IndexKeys(indexVolumeName, name); err != nil || len(keys) > 0 {
-		return err // the end of the last one wakes us
+	if len(a.objects.attachments.byIndex(indexVolumeName, name)) > 0 {
+		return nil // the end of the last one wakes us
 	}
 	body, err := json.Marshal(removeFinalizerPatch(pv.UID, a.finalizer))
 	if err != nil {

@@ -48,8 +48,8 @@ type Capabilities struct {
 	ListVolumePublishedNodes bool
 }
 
-// DriverName asks the driver for its name (GetPluginInfo).
-func DriverName(ctx context.Context, conn *grpc.ClientConn) (string, error) {
+// driverName asks the driver for its name (GetPluginInfo).
+func driverName(ctx context.Context, conn *grpc.ClientConn) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, shortTimeout)
 	defer cancel()
 	name, err := rpc.GetDriverName(ctx, conn)
@@ -63,32 +63,44 @@ func DriverName(ctx context.Context, conn *grpc.ClientConn) (string, error) {
 type Controller struct {
 	client       csispec.ControllerClient
 	capabilities Capabilities
+	present      func() bool // nil: always
 }
 
-// NewController asks the driver what it can do.
-func NewController(ctx context.Context, conn *grpc.ClientConn) (*Controller, error) {
+// Present tells whether the driver is there, as far as is known. Without a Driver that
+// is always so.
+func (c *Controller) Present() bool { return c.present == nil || c.present() }
+
+// NewController asks the driver what it can do. The options go with each call that the
+// Controller sends later.
+func NewController(ctx context.Context, conn *grpc.ClientConn, options ...grpc.CallOption) (*Controller, error) {
+	capabilities, err := askCapabilities(ctx, conn)
+	if err != nil {
+		return nil, err
+	}
+	return &Controller{client: csispec.NewControllerClient(discreet{withOptions{conn, options}}), capabilities: capabilities}, nil
+}
+
+func askCapabilities(ctx context.Context, conn *grpc.ClientConn) (Capabilities, error) {
 	ctx, cancel := context.WithTimeout(ctx, shortTimeout)
 	defer cancel()
-	c := &Controller{client: csispec.NewControllerClient(conn)}
 	plugin, err := rpc.GetPluginCapabilities(ctx, conn)
 	if err != nil {
-		return nil, fmt.Errorf("ask the CSI driver whether it has a Controller service: %w", err)
+		return Capabilities{}, fmt.Errorf("ask the CSI driver whether it has a Controller service: %w", err)
 	}
 	if !plugin[csispec.PluginCapability_Service_CONTROLLER_SERVICE] {
-		return c, nil
+		return Capabilities{}, nil
 	}
 	has, err := rpc.GetControllerCapabilities(ctx, conn)
 	if err != nil {
-		return nil, fmt.Errorf("ask the CSI driver's Controller service for its capabilities: %w", err)
+		return Capabilities{}, fmt.Errorf("ask the CSI driver's Controller service for its capabilities: %w", err)
 	}
-	c.capabilities = Capabilities{
+	return Capabilities{
 		Attach:                   has[csispec.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME],
 		PublishReadOnly:          has[csispec.ControllerServiceCapability_RPC_PUBLISH_READONLY],
 		SingleNodeMultiWriter:    has[csispec.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER],
 		ListVolumes:              has[csispec.ControllerServiceCapability_RPC_LIST_VOLUMES],
 		ListVolumePublishedNodes: has[csispec.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES],
-	}
-	return c, nil
+	}, nil
 }
 
 // Capabilities is what the driver said when the Controller was made.
@@ -141,6 +153,55 @@ func (c *Controller) Unpublish(ctx context.Context, r UnpublishRequest) error {
 		Secrets:  r.Secrets,
 	})
 	return err
+}
+
+// maxPage is how large one page of a list may be. gRPC's own limit of 4 MiB is less
+// than some ten thousand volumes, and csi-attacher's default asks for all at once.
+const maxPage = 256 << 20
+
+// VolumePage is one page of the driver's list of volumes.
+type VolumePage struct {
+	// Published are the CSI node IDs that each listed volume is published to. Some may
+	// be of nodes that nobody knows (CSI spec).
+	Published []PublishedVolume
+	// Next asks for the next page; empty after the last one.
+	Next string
+}
+
+// PublishedVolume is one entry of the driver's list.
+type PublishedVolume struct {
+	VolumeHandle string
+	// Known: the entry has a status. Without one nothing is known of the volume; with
+	// one and without NodeIDs it is published nowhere (CSI spec).
+	Known   bool
+	NodeIDs []string
+}
+
+// CanListPublished tells whether the driver can attach and lists where its volumes
+// are published.
+func (c Capabilities) CanListPublished() bool {
+	return c.Attach && c.ListVolumes && c.ListVolumePublishedNodes
+}
+
+// ListVolumes reads one page, from the beginning if token is empty. maxEntries bounds
+// it; 0 leaves that to the driver. Entries without a volume are left out.
+func (c *Controller) ListVolumes(ctx context.Context, maxEntries int32, token string) (VolumePage, error) {
+	reply, err := c.client.ListVolumes(ctx, &csispec.ListVolumesRequest{MaxEntries: maxEntries, StartingToken: token},
+		grpc.MaxCallRecvMsgSize(maxPage))
+	if err != nil {
+		return VolumePage{}, err
+	}
+	page := VolumePage{Next: reply.GetNextToken(), Published: make([]PublishedVolume, 0, len(reply.GetEntries()))}
+	for _, entry := range reply.GetEntries() {
+		if entry.GetVolume() == nil {
+			continue
+		}
+		page.Published = append(page.Published, PublishedVolume{
+			VolumeHandle: entry.GetVolume().GetVolumeId(), Known: entry.GetStatus() != nil,
+			NodeIDs: entry.GetStatus().GetPublishedNodeIds(),
+		})
+	}
+	return page, nil
 }
 
 // withMigrated hands the "migrated" label to csi-lib-utils' metrics.

@@ -21,23 +21,28 @@ type Node struct {
 
 // dialUnix makes a connection to a socket. It does not wait for it, and when the
 // other side comes back after a restart it is found within half a second.
-func dialUnix(path string) (*grpc.ClientConn, error) {
-	conn, err := grpc.NewClient("unix:"+path,
+func dialUnix(path string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
+	conn, err := grpc.NewClient("unix:"+path, append(options,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority("localhost"),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
 			MinConnectTimeout: 10 * time.Second,
-		}))
+		}))...)
 	if err != nil {
 		return nil, fmt.Errorf("connect to socket %s: %w", path, err)
 	}
 	return conn, nil
 }
 
-// DialNode connects to a driver's socket in the background.
-func DialNode(path string) (*Node, error) {
-	conn, err := dialUnix(path)
+// DialNode connects to a driver's socket in the background. If tell is not nil it is
+// told of each call that ended.
+func DialNode(path string, tell func(Call)) (*Node, error) {
+	var options []grpc.DialOption
+	if tell != nil {
+		options = append(options, observed(tell))
+	}
+	conn, err := dialUnix(path, options...)
 	if err != nil {
 		return nil, err
 	}
@@ -76,8 +81,27 @@ type NodeInfo struct {
 	Topology   map[string]string
 }
 
-// Info calls NodeGetInfo.
+// connectPatience is how long Info waits for a connection, several times what lies between two
+// attempts to make one.
+const connectPatience = 2 * time.Second
+
+// awaitConnection waits until the driver's socket takes the connection, for a while. The last attempt
+// may have met the socket of a driver that was just starting again.
+func (n *Node) awaitConnection(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, connectPatience)
+	defer cancel()
+	n.conn.ResetConnectBackoff()
+	n.conn.Connect()
+	for state := n.conn.GetState(); state != connectivity.Ready && state != connectivity.Shutdown; state = n.conn.GetState() {
+		if !n.conn.WaitForStateChange(ctx, state) {
+			return // the call says what is wrong
+		}
+	}
+}
+
+// Info calls NodeGetInfo, once the driver's socket is there.
 func (n *Node) Info(ctx context.Context) (NodeInfo, error) {
+	n.awaitConnection(ctx)
 	reply, err := n.client.NodeGetInfo(ctx, &spec.NodeGetInfoRequest{})
 	if err != nil {
 		return NodeInfo{}, fmt.Errorf("NodeGetInfo: %w", err)
@@ -89,7 +113,7 @@ func (n *Node) Info(ctx context.Context) (NodeInfo, error) {
 
 // NodeCapabilities is what a driver's Node service can do.
 type NodeCapabilities struct {
-	Stage, SingleNodeMultiWriter, VolumeMountGroup, Expand, Stats bool
+	Stage, SingleNodeMultiWriter, VolumeMountGroup, Expand, Stats, Condition bool
 }
 
 // Capabilities calls NodeGetCapabilities.
@@ -111,6 +135,8 @@ func (n *Node) Capabilities(ctx context.Context) (NodeCapabilities, error) {
 			has.Expand = true
 		case spec.NodeServiceCapability_RPC_GET_VOLUME_STATS:
 			has.Stats = true
+		case spec.NodeServiceCapability_RPC_VOLUME_CONDITION:
+			has.Condition = true
 		default:
 		}
 	}
@@ -179,7 +205,7 @@ func (n *Node) Stage(ctx context.Context, v NodeVolume, has NodeCapabilities) er
 		VolumeId: v.ID, PublishContext: v.Publish, StagingTargetPath: v.StagingPath,
 		VolumeCapability: v.capability(has), Secrets: v.Secrets, VolumeContext: v.Context,
 	})
-	return wrap("NodeStageVolume", v.ID, err)
+	return wrap("NodeStageVolume", v.ID, v.hidden().redactError(err))
 }
 
 // Publish calls NodePublishVolume.
@@ -188,7 +214,7 @@ func (n *Node) Publish(ctx context.Context, v NodeVolume, target Target, has Nod
 		VolumeId: v.ID, PublishContext: v.Publish, StagingTargetPath: v.StagingPath, TargetPath: target.Path,
 		VolumeCapability: v.capability(has), Readonly: target.ReadOnly, Secrets: v.Secrets, VolumeContext: v.Context,
 	})
-	return wrap("NodePublishVolume", v.ID, err)
+	return wrap("NodePublishVolume", v.ID, v.hidden().redactError(err))
 }
 
 // Target is where and how a volume is published.

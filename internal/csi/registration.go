@@ -2,7 +2,10 @@ package csi
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
+	"sync/atomic"
 
 	"google.golang.org/grpc"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -14,9 +17,24 @@ type Registration struct {
 	client registration.RegistrationClient
 }
 
-// DialRegistration connects to a registration socket in the background.
+// errPluginGone ends calls to a plugin whose process has ended.
+var errPluginGone = errors.New("the plugin that said who it is has gone")
+
+// DialRegistration connects to a registration socket in the background, and only once: who
+// listens there after the connection is lost is another plugin, and is not told what came of
+// the one before.
 func DialRegistration(path string) (*Registration, error) {
-	conn, err := dialUnix(path)
+	var connected atomic.Bool
+	conn, err := dialUnix(path, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+		if connected.Load() {
+			return nil, errPluginGone
+		}
+		made, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+		if err == nil {
+			connected.Store(true)
+		}
+		return made, err
+	}))
 	if err != nil {
 		return nil, err
 	}

@@ -1,11 +1,105 @@
 package csi
 
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/go-logr/logr"
+	"github.com/kubernetes-csi/csi-lib-utils/connection"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
+)
+
 // Secrets are the credentials of one request. They live as long as the request
 // and print as [REDACTED].
 type Secrets map[string]string
 
+const redacted = "[REDACTED]"
+
 // String never shows a secret.
-func (Secrets) String() string { return "[REDACTED]" }
+func (Secrets) String() string { return redacted }
 
 // GoString never shows a secret.
-func (Secrets) GoString() string { return "[REDACTED]" }
+func (Secrets) GoString() string { return redacted }
+
+// shortestSecret is the length in bytes from which a line of a secret's value is
+// taken out of what a driver says. Shorter ones ("1", "no") are part of other words.
+const shortestSecret = 4
+
+// redact takes every line of every value out of a text. Lines, because a driver that
+// repeats a key in PEM may indent it or leave out its last newline.
+func (s Secrets) redact(text string) string {
+	var lines []string
+	for _, value := range s {
+		for line := range strings.Lines(value) {
+			if line = strings.TrimSpace(line); len(line) >= shortestSecret {
+				lines = append(lines, line)
+			}
+		}
+	}
+	// The longest first: one may be a part of another.
+	slices.SortFunc(lines, func(a, b string) int { return cmp.Compare(len(b), len(a)) })
+	for _, line := range lines {
+		text = strings.ReplaceAll(text, line, redacted)
+	}
+	return text
+}
+
+// redactError is the error of a call as it may be logged and stored: a driver's
+// message with the secrets of its request taken out, and the same code. A status'
+// details go with them: CSI allows none.
+func (s Secrets) redactError(err error) error {
+	answer, ok := status.FromError(err)
+	if err == nil || !ok {
+		return err
+	}
+	if message := s.redact(answer.Message()); message != answer.Message() {
+		return status.Error(answer.Code(), message)
+	}
+	return err
+}
+
+// TokensKey is where a request carries the tokens of the pod's service account: in the
+// volume context, or in the secrets (CSIDriver.spec.serviceAccountTokenInSecrets, KEP-2047, KEP-5538).
+const TokensKey = "csi.storage.k8s.io/serviceAccount.tokens" //nolint:gosec // a name
+
+// hidden is what nobody may read of a request in the driver's answer: the secrets, and
+// each token by itself.
+func (v NodeVolume) hidden() Secrets {
+	all := Secrets{}
+	maps.Copy(all, v.Secrets)
+	for _, raw := range []string{v.Context[TokensKey], v.Secrets[TokensKey]} {
+		var tokens map[string]struct{ Token string }
+		if json.Unmarshal([]byte(raw), &tokens) != nil {
+			continue
+		}
+		for audience, issued := range tokens {
+			all[TokensKey+"/"+audience] = issued.Token
+		}
+	}
+	return all
+}
+
+// discreet is a connection that logs each call, as csi-lib-utils does, after the secrets
+// of the request were taken out of the driver's answer: the library takes them out of
+// requests and replies, not out of errors.
+type discreet struct{ grpc.ClientConnInterface }
+
+// Invoke sends one call.
+func (c discreet) Invoke(ctx context.Context, method string, request, reply any, options ...grpc.CallOption) error {
+	send := func(ctx context.Context, method string, request, reply any, _ *grpc.ClientConn, options ...grpc.CallOption) error {
+		var secrets Secrets
+		if r, ok := request.(interface{ GetSecrets() map[string]string }); ok {
+			secrets = r.GetSecrets()
+		}
+		// The connection's own log of the call has the error as it came.
+		silent := klog.NewContext(ctx, logr.Discard())
+		return secrets.redactError(c.ClientConnInterface.Invoke(silent, method, request, reply, options...))
+	}
+	return connection.LogGRPC(ctx, method, request, reply, nil, send, options...)
+}

@@ -56,6 +56,9 @@ func (b *Barrier) list(ctx context.Context, kind schema.GroupVersionKind) (liste
 	page.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
 	for {
 		options := []client.ListOption{client.Limit(pageSize), client.Continue(page.Continue)}
+		if selector := selectorOf(kind.Kind); selector != nil { // the cache never sees the others
+			options = append(options, client.MatchingFieldsSelector{Selector: selector})
+		}
 		if err := b.Reader.List(ctx, page, options...); err != nil {
 			return "", "", fmt.Errorf("list %s at quorum: %w", kind.Kind, err)
 		}

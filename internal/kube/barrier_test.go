@@ -6,8 +6,10 @@ import (
 	"testing"
 	"testing/synctest"
 
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 	cachetesting "k8s.io/client-go/tools/cache/testing"
@@ -83,6 +85,42 @@ func TestBarrierWaitsForTheCache(t *testing.T) {
 			t.Errorf("version of the list %q, want 900", versions[kind])
 		}
 	})
+}
+
+// asked keeps what a list was asked for.
+type asked struct {
+	quorum
+	options client.ListOptions
+}
+
+func (a *asked) List(ctx context.Context, list client.ObjectList, options ...client.ListOption) error {
+	a.options = client.ListOptions{}
+	a.options.ApplyOptions(options)
+	return a.quorum.List(ctx, list, options...)
+}
+
+// TestBarrierListsWhatIsWatched lists the pods that the cache will see: it would wait for
+// ever for one that runs nowhere.
+func TestBarrierListsWhatIsWatched(t *testing.T) {
+	kind := corev1.SchemeGroupVersion.WithKind("Pod")
+	reader := &asked{quorum: quorum{pages: []metav1.PartialObjectMetadataList{page("9", "")}}}
+	if _, _, err := (&Barrier{Reader: reader}).list(t.Context(), kind); err != nil {
+		t.Fatal(err)
+	}
+	var watched fields.Selector
+	for obj, options := range CacheOptions().ByObject {
+		if _, ok := obj.(*corev1.Pod); ok {
+			watched = options.Field
+		}
+	}
+	if watched == nil || reader.options.FieldSelector == nil || reader.options.FieldSelector.String() != watched.String() {
+		t.Errorf("lists %v, watches %v", reader.options.FieldSelector, watched)
+	}
+	for name, want := range map[string]bool{"": false, "n": true} {
+		if got := watched.Matches(fields.Set{"spec.nodeName": name}); got != want {
+			t.Errorf("a pod on node %q is watched: %v", name, got)
+		}
+	}
 }
 
 func TestBarrierHoldsWithoutAnAnswer(t *testing.T) {

@@ -8,26 +8,39 @@ import (
 	"sync"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 )
 
-// ErrNotLeading is returned for a write that was not sent because the lease was not
+// ErrNotLeading is returned for what was not sent because the lease was not
 // renewed within its deadline.
 var ErrNotLeading = errors.New("the leader lease was not renewed in time")
 
-// Lease is a lock for leader election that knows until when writes may be sent.
+// errDeposed is returned to an elector whose lease was somebody else's meanwhile.
+var errDeposed = errors.New("the leader lease was not ours any more")
+
+// Lease is a lock for leader election that knows until when writes may be sent, and
+// whose candidates are woken when it becomes free.
 // A process that was stopped for a while, and goes on before its elector has noticed
 // that it lost the lease, sends none.
 type Lease struct {
 	resourcelock.Interface
 
+	leases        coordinationv1client.LeaseInterface // to watch name
+	name          string
 	renewDeadline time.Duration
+	retryPeriod   time.Duration
 	renewed       func(at time.Time) // may be nil
 
-	mu sync.Mutex
+	rival rival // only the elector's goroutine uses it
+
+	mu       sync.Mutex
+	acquired time.Time // zero before the lease was ours
+	deposed  bool      // for good: what this process knows is not what the next leader did
 	// until is when the last renewal runs out, counted on the monotonic clock from
 	// before that renewal was sent.
 	until time.Time
@@ -37,7 +50,12 @@ type Lease struct {
 type LeaseConfig struct {
 	Namespace, Name string
 	Identity        string
-	RenewDeadline   time.Duration
+	// Labels are put on the Lease object by the one who holds it.
+	Labels map[string]string
+	// RenewDeadline is how long after its last renewal the leader still writes.
+	RenewDeadline time.Duration
+	// RetryPeriod is how often a candidate looks at the lease besides watching it.
+	RetryPeriod time.Duration
 	// Renewed, if set, is told when the lease was acquired or renewed, and the zero
 	// time when it was given back.
 	Renewed func(at time.Time)
@@ -47,29 +65,57 @@ type LeaseConfig struct {
 // held up by what it guards.
 func NewLease(config *rest.Config, c LeaseConfig) (*Lease, error) {
 	config = rest.AddUserAgent(rest.CopyConfig(config), "leader-election")
-	config.Timeout = max(c.RenewDeadline/2, time.Second)
+	watcher, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make the client that watches the leader lease: %w", err)
+	}
+	config.Timeout = max(c.RenewDeadline/2, time.Second) // would end a watch, too
 	clients, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("make the client of the leader lease: %w", err)
 	}
-	lock, err := resourcelock.New(resourcelock.LeasesResourceLock, c.Namespace, c.Name,
-		clients.CoreV1(), clients.CoordinationV1(), resourcelock.ResourceLockConfig{Identity: c.Identity})
+	lock, err := resourcelock.NewWithLabels(resourcelock.LeasesResourceLock, c.Namespace, c.Name,
+		clients.CoreV1(), clients.CoordinationV1(), resourcelock.ResourceLockConfig{Identity: c.Identity}, c.Labels)
 	if err != nil {
 		return nil, fmt.Errorf("make the lock of the leader lease %s/%s: %w", c.Namespace, c.Name, err)
 	}
-	return &Lease{Interface: lock, renewDeadline: c.RenewDeadline, renewed: c.Renewed}, nil
+	return &Lease{
+		Interface: lock, leases: watcher.CoordinationV1().Leases(c.Namespace), name: c.Name,
+		renewDeadline: c.RenewDeadline, retryPeriod: c.RetryPeriod, renewed: c.Renewed,
+	}, nil
 }
 
 // Create makes the Lease object and notes how long that is good for.
 func (l *Lease) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	sent := time.Now()
+	record = l.stamp(sent, record)
 	return l.note(sent, record, l.Interface.Create(ctx, record))
 }
 
 // Update acquires, renews or releases the lease and notes how long that is good for.
 func (l *Lease) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	if l.isDeposed() {
+		return errDeposed
+	}
 	sent := time.Now()
+	record = l.stamp(sent, record)
 	return l.note(sent, record, l.Interface.Update(ctx, record))
+}
+
+// stamp sets the times of a record of ours: the elector takes them before it calls
+// Get, and that may wait for hours.
+func (l *Lease) stamp(now time.Time, record resourcelock.LeaderElectionRecord) resourcelock.LeaderElectionRecord {
+	if record.HolderIdentity != l.Identity() {
+		return record
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	acquired := l.acquired
+	if acquired.IsZero() {
+		acquired = now
+	}
+	record.AcquireTime, record.RenewTime = metav1.NewTime(acquired), metav1.NewTime(now)
+	return record
 }
 
 func (l *Lease) note(sent time.Time, record resourcelock.LeaderElectionRecord, err error) error {
@@ -80,6 +126,9 @@ func (l *Lease) note(sent time.Time, record resourcelock.LeaderElectionRecord, e
 	defer l.mu.Unlock()
 	if record.HolderIdentity == l.Identity() {
 		l.until = sent.Add(l.renewDeadline)
+		if l.acquired.IsZero() {
+			l.acquired = sent
+		}
 	} else {
 		sent, l.until = time.Time{}, time.Time{}
 	}
@@ -107,6 +156,14 @@ func (l *Lease) Held() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return time.Now().Before(l.until)
+}
+
+// Permit is nil while the lease is Held, else ErrNotLeading.
+func (l *Lease) Permit() error {
+	if !l.Held() {
+		return ErrNotLeading
+	}
+	return nil
 }
 
 // Guard makes a client of the config refuse to write while the lease is not held.

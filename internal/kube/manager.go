@@ -57,7 +57,9 @@ func NewManager(config *rest.Config, c ManagerConfig) (manager.Manager, error) {
 		PprofBindAddress:       orOff(c.ProfileAddress),
 	}
 	if c.Lease != nil {
-		lease, err := NewLease(config, *c.Lease)
+		candidate := *c.Lease
+		candidate.RetryPeriod = c.RetryPeriod
+		lease, err := NewLease(config, candidate)
 		if err != nil {
 			return nil, err
 		}

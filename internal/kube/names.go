@@ -107,6 +107,10 @@ func UniqueVolumeName(driver, handle string) string {
 	return csiPluginPrefix + driver + "^" + handle
 }
 
+// InlineVolumeName is the name of a CSI volume that stands in a pod's spec. It is never
+// in a Node's lists (k/k pkg/volume/util.GetUniqueVolumeNameFromSpecWithPod).
+func InlineVolumeName(podUID, volume string) string { return csiPluginPrefix + podUID + "-" + volume }
+
 // ParseUniqueVolumeName splits a unique name into driver and handle. A handle may
 // hold "^" itself, so the cut is at the first one: a driver's name never holds it.
 // It is not ok with the names of plugins that belay does not drive.

@@ -3,6 +3,7 @@ package kube
 import (
 	"bytes"
 	"encoding/json"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,6 +22,10 @@ type Writer struct {
 	Manager string
 	Time    time.Time
 }
+
+// ByHand tells of a field manager whether a person writes under that name, who does not
+// go on and on as a controller does.
+func ByHand(manager string) bool { return strings.HasPrefix(manager, "kubectl") }
 
 // ReportWriter tells who changed status.volumesAttached of a Node last. An empty list
 // has no writer. Works on a Node from the cache too.

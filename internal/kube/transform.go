@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -15,7 +16,7 @@ import (
 // reads: at scale pods and nodes are most of its memory.
 func CacheOptions() cache.Options {
 	byObject := map[client.Object]cache.ByObject{
-		&corev1.Pod{}:                   {Transform: transform(StripPod)},
+		&corev1.Pod{}:                   {Transform: transform(StripPod), Field: selectorOf("Pod")},
 		&corev1.Node{}:                  {Transform: transform(StripNode)},
 		&corev1.PersistentVolumeClaim{}: {Transform: transform(stripClaim)},
 		&corev1.PersistentVolume{}:      {Transform: transform(StripVolume)},
@@ -23,6 +24,16 @@ func CacheOptions() cache.Options {
 		&storagev1.CSIDriver{}:          {Transform: transform(stripDriver)},
 	}
 	return cache.Options{ByObject: byObject}
+}
+
+// selectorOf says which objects of a kind are watched; nil for all. A pod that runs
+// nowhere needs no volume: those that wait for the scheduler, which may be many, and
+// what it writes on them, never come here.
+func selectorOf(kind string) fields.Selector {
+	if kind == "Pod" {
+		return fields.OneTermNotEqualSelector("spec.nodeName", "")
+	}
+	return nil
 }
 
 // transform applies strip to objects of its type and passes on the rest, such as

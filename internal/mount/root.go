@@ -21,6 +21,8 @@ type Root struct {
 	path string
 	// points replaces the kernel's mount table if it is set.
 	points func() ([]string, error)
+	// fsync takes a file or directory to the disk; tests look at it.
+	fsync func(*os.File) error
 }
 
 // OpenRoot opens the directory and makes it if it is not there. points, if not nil, stands
@@ -41,7 +43,7 @@ func OpenRoot(path string, points func() ([]string, error)) (*Root, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the root directory: %w", err)
 	}
-	return &Root{root: root, path: absolute, points: points}, nil
+	return &Root{root: root, path: absolute, points: points, fsync: (*os.File).Sync}, nil
 }
 
 // Close lets go of the directory.
@@ -102,6 +104,21 @@ func (r *Root) MakeDir(name string) error {
 	return nil
 }
 
+// MakeDirDurable is MakeDir for a directory that is still there after a power cut, below
+// whatever of it was there before. What is written into it later needs it.
+func (r *Root) MakeDirDurable(name string) error {
+	if err := r.MakeDir(name); err != nil {
+		return err
+	}
+	// Also where nothing was made now: whoever made it may have died before this.
+	for name = filepath.Clean(name); name != "."; name = filepath.Dir(name) {
+		if err := r.syncDir(filepath.Dir(name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // ReadFile reads a file.
 func (r *Root) ReadFile(name string) ([]byte, error) { return r.root.ReadFile(name) }
 
@@ -153,6 +170,23 @@ func (r *Root) Write(name string, content []byte, must Durability) error {
 	return nil
 }
 
+// Overwrite writes over the beginning of a file and cuts off the rest, in place. On most file
+// systems that takes no space; but whoever is killed meanwhile leaves neither the old content nor the new.
+func (r *Root) Overwrite(name string, content []byte) error {
+	file, err := r.root.OpenFile(name, os.O_WRONLY, 0)
+	if err != nil {
+		return fmt.Errorf("overwrite file: %w", err)
+	}
+	_, err = file.Write(content)
+	if err == nil {
+		err = file.Truncate(int64(len(content)))
+	}
+	if err = errors.Join(err, file.Close()); err != nil {
+		return fmt.Errorf("overwrite file: %w", err)
+	}
+	return nil
+}
+
 func (r *Root) writeFile(name string, content []byte, must Durability) error {
 	file, err := r.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o640)
 	if err != nil {
@@ -160,7 +194,7 @@ func (r *Root) writeFile(name string, content []byte, must Durability) error {
 	}
 	_, err = file.Write(content)
 	if err == nil && must != Crash {
-		err = file.Sync()
+		err = r.fsync(file)
 	}
 	if err = errors.Join(err, file.Close()); err != nil {
 		return fmt.Errorf("write file: %w", err)
@@ -173,7 +207,7 @@ func (r *Root) syncDir(name string) error {
 	if err != nil {
 		return fmt.Errorf("sync directory: %w", err)
 	}
-	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
+	if err := errors.Join(r.fsync(dir), dir.Close()); err != nil {
 		return fmt.Errorf("sync directory: %w", err)
 	}
 	return nil
@@ -277,4 +311,28 @@ func (r *Root) Mounted(name string) (bool, error) {
 		return false, fmt.Errorf("look for a mount on %s: %w", path, err)
 	}
 	return len(found) > 0, nil
+}
+
+// Placed says whether a driver has put a volume at a path: a mount or, for a block volume,
+// a device. A link counts for a mount, and leads on to a device: there are drivers that mount elsewhere.
+func (r *Root) Placed(name string, block bool) (bool, error) {
+	mounted, err := r.Mounted(name)
+	switch {
+	case err != nil:
+		return false, err
+	case mounted && !block, mounted && r.points != nil: // a device that is not real is in that table
+		return true, nil
+	case !block:
+		info, err := r.root.Lstat(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			return false, nil
+		}
+		return err == nil && info.Mode()&fs.ModeSymlink != 0, err
+	}
+	// The link, or the mount of one file on another, leads out of the root.
+	info, err := os.Stat(r.Path(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && info.Mode().Type() == fs.ModeDevice, err
 }

@@ -113,6 +113,32 @@ func TestAWriteIsWholeOrNotThere(t *testing.T) {
 	}
 }
 
+// TestADurableDirectoryIsNamedOnTheDisk: a new directory is lost in a power cut unless the
+// one that names it was synced after it was made. (XFS and ext4 take all that came before with any
+// sync; other file systems need not.)
+func TestADurableDirectoryIsNamedOnTheDisk(t *testing.T) {
+	root := open(t)
+	synced := map[string]bool{} // by whether the last directory was there by then
+	root.fsync = func(f *os.File) error {
+		_, err := os.Stat(root.Path("a/b/c"))
+		synced[filepath.Clean(f.Name())] = err == nil
+		return f.Sync()
+	}
+	for _, when := range []string{"made now", "made by one that died"} {
+		clear(synced)
+		must(t, root.MakeDirDurable("a/b/c"))
+		for _, dir := range []string{"", "a", "a/b"} {
+			if !synced[root.Path(dir)] {
+				t.Errorf("%s: %q was not synced; synced were %v", when, dir, synced)
+			}
+		}
+	}
+	root.fsync = func(*os.File) error { return unix.EIO }
+	if err := root.MakeDirDurable("d"); !errors.Is(err, unix.EIO) {
+		t.Errorf("the disk fails: %v", err)
+	}
+}
+
 func TestAFileHasNoNamesInIt(t *testing.T) {
 	root := open(t)
 	must(t, root.Write("stray", nil, Crash))

@@ -1,6 +1,7 @@
 package nodeagent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -20,6 +22,7 @@ import (
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
+	"belay.dev/belay/internal/telemetry"
 )
 
 // Config is what belay.dev/belay/node.Config documents, field by field.
@@ -29,13 +32,28 @@ type Config struct {
 	RESTConfig  *rest.Config
 	Logger      logr.Logger
 	RPCTimeout  time.Duration
+	SyncPeriod  time.Duration
 	BootID      string
 	MountPoints func() ([]string, error)
+	Metrics     prometheus.Registerer
+	StatsPeriod time.Duration
+
+	// attachErrorAfter and second are changed by tests alone.
+	attachErrorAfter, second time.Duration
+
+	// What tests change: see group.go.
+	slowGroup, slowGroupAgain time.Duration
+	giveToGroup               func(*mount.Root, context.Context, string, *mount.GroupChange) error
+	// republishEvery is another one than kubelet's in tests.
+	republishEvery time.Duration
+	// longWait and patience are the defaults unless a test is in a hurry.
+	longWait, patience time.Duration
 }
 
 const (
 	defaultRoot       = "/var/lib/kubelet"
 	defaultRPCTimeout = 2 * time.Minute // kubelet's csiTimeout
+	defaultSyncPeriod = time.Minute     // kubelet's syncFrequency
 	// apiTimeout bounds one call to the API server, which would otherwise end only
 	// with the connection.
 	apiTimeout = 30 * time.Second
@@ -66,11 +84,14 @@ type Agent struct {
 	// one goroutine at a time; that is the only lock on a volume's way.
 	volumeQueue workqueue.TypedDelayingInterface[string]
 	podQueue    workqueue.TypedRateLimitingInterface[types.UID]
+	chores      workqueue.TypedDelayingInterface[chore]
 	// inUseChanged wakes the writer of volumesInUse.
 	inUseChanged chan struct{}
 	// csiDrivers is the watch cache of CSIDrivers.
 	csiDrivers cache.SharedIndexInformer
 	identity   *identity
+	// metrics is nil if nothing is measured.
+	metrics *telemetry.Node
 
 	mu sync.Mutex
 	// Under mu:
@@ -78,10 +99,16 @@ type Agent struct {
 	volumes map[string]*volume
 	inUse   nodevolume.InUseList
 	drivers map[string]*driver
+	// limits holds the drivers whose limit is refreshed.
+	limits map[string]limitUpkeep
+	// registry is set by Run.
+	registry *registry
 	// podsSynced: the owner has said all it knows.
 	podsSynced bool
 	// nodeLabels are those of the newest known Node.
 	nodeLabels map[string]string
+	// trouble is what is known to be in the way of what a reason waits for.
+	trouble map[nodevolume.Reason]error
 	// unidentified: there are records of which nobody knows the volume.
 	unidentified bool
 }
@@ -97,27 +124,33 @@ func New(config Config) (*Agent, error) {
 	}
 	root, err := mount.OpenRoot(config.Root, config.MountPoints)
 	if err != nil {
-		return nil, err
+		return nil, config.withRemedy(err)
 	}
 	unlock, err := root.Lock(lockFile)
+	if errors.Is(err, mount.ErrLocked) {
+		err = fmt.Errorf("another node agent runs on %s: %w", root.Path("."), err)
+	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("is another node agent running on %s? %w", root.Path("."), err), root.Close())
+		return nil, errors.Join(config.withRemedy(err), root.Close())
 	}
 	a := &Agent{
 		config: config, log: config.Logger, client: client, root: root, unlock: unlock,
 		broadcaster:  record.NewBroadcaster(),
 		volumeQueue:  workqueue.NewTypedDelayingQueue[string](),
 		podQueue:     workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](lookUpFirst, lookUpMax)),
+		chores:       workqueue.NewTypedDelayingQueue[chore](),
 		inUseChanged: make(chan struct{}, 1),
 		pods:         map[types.UID]*pod{},
 		volumes:      map[string]*volume{},
 		drivers:      map[string]*driver{},
+		limits:       map[string]limitUpkeep{},
+		trouble:      map[nodevolume.Reason]error{},
 	}
 	a.events = a.newRecorder()
 	a.identity = newIdentity(config.NodeName, client)
 	a.csiDrivers = a.newCSIDriverInformer()
-	if err := a.rebuild(); err != nil {
-		return nil, errors.Join(err, a.close())
+	if err := errors.Join(a.startMetrics(), a.rebuild()); err != nil {
+		return nil, errors.Join(a.withRemedy(err), a.close())
 	}
 	return a, nil
 }
@@ -126,7 +159,9 @@ func New(config Config) (*Agent, error) {
 func (a *Agent) close() error {
 	a.volumeQueue.ShutDown()
 	a.podQueue.ShutDown()
+	a.chores.ShutDown()
 	a.broadcaster.Shutdown()
+	a.stopMetrics()
 	return errors.Join(a.unlock(), a.root.Close())
 }
 
@@ -144,6 +179,19 @@ func (c *Config) complete() error {
 	if c.RPCTimeout == 0 {
 		c.RPCTimeout = defaultRPCTimeout
 	}
+	c.slowGroup, c.slowGroupAgain = cmp.Or(c.slowGroup, defaultSlowGroup), cmp.Or(c.slowGroupAgain, defaultSlowGroupAgain)
+	if c.giveToGroup == nil {
+		c.giveToGroup = (*mount.Root).GiveToGroup
+	}
+	c.republishEvery = cmp.Or(c.republishEvery, defaultRepublishEvery)
+	if c.SyncPeriod == 0 {
+		c.SyncPeriod = defaultSyncPeriod
+	}
+	if c.StatsPeriod == 0 {
+		c.StatsPeriod = defaultStatsPeriod
+	}
+	c.attachErrorAfter, c.second = cmp.Or(c.attachErrorAfter, attachErrorAfter), cmp.Or(c.second, time.Second)
+	c.longWait, c.patience = cmp.Or(c.longWait, defaultLongWait), cmp.Or(c.patience, defaultPatience)
 	if c.Logger.GetSink() == nil {
 		c.Logger = logr.Discard()
 	}
@@ -177,9 +225,12 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	a.mu.Lock()
+	a.registry = registry
+	a.mu.Unlock()
 	var running sync.WaitGroup
 	for _, serve := range []func(context.Context){
-		a.csiDrivers.RunWithContext, a.watchNode, a.keepInUse, a.keepIdentity, registry.run, a.serveVolumes, a.servePods,
+		a.csiDrivers.RunWithContext, a.watchNode, a.keepInUse, a.keepIdentity, registry.run, a.serveVolumes, a.servePods, a.serveChores,
 	} {
 		running.Go(func() { serve(ctx) })
 	}
@@ -195,8 +246,29 @@ func (a *Agent) Run(ctx context.Context) error {
 	<-ctx.Done()
 	a.volumeQueue.ShutDown()
 	a.podQueue.ShutDown()
+	a.chores.ShutDown()
 	running.Wait()
 	return nil
+}
+
+// Ready says what is missing before volumes can be mounted; nil if nothing.
+func (a *Agent) Ready() error {
+	a.identity.mu.Lock()
+	written := a.identity.written
+	a.identity.mu.Unlock()
+	a.mu.Lock()
+	started := a.inUse.Started()
+	a.mu.Unlock()
+	switch {
+	case !started:
+		return fmt.Errorf("node %s has not been read", a.config.NodeName)
+	case !written:
+		return fmt.Errorf("CSINode %s has not been written", a.config.NodeName)
+	case !a.csiDrivers.HasSynced():
+		return errors.New("the CSIDrivers have not been listed")
+	default:
+		return nil
+	}
 }
 
 // serveVolumes gives each volume that has to be looked at a goroutine of its
@@ -244,6 +316,9 @@ func (a *Agent) wakeAll() {
 	for uid := range a.pods {
 		a.podQueue.Add(uid)
 	}
+	for name := range a.drivers {
+		a.chores.Add(chore{refreshLimit, name})
+	}
 }
 
 // wake has a volume looked at now, whatever back-off runs: something that it may
@@ -253,7 +328,7 @@ func (a *Agent) wake(name string) {
 	if !ok {
 		return
 	}
-	v.unstage.At = time.Time{}
+	v.unstage.At, v.growth.failure.At = time.Time{}, time.Time{}
 	for _, p := range v.pods {
 		p.failure.At = time.Time{}
 	}

@@ -2,7 +2,9 @@ package nodeagent
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"syscall"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -13,6 +15,7 @@ import (
 
 // apply does one step of a volume and takes in what came of it.
 func (a *Agent) apply(ctx context.Context, v *volume, step nodevolume.Step) {
+	a.stepBegins(v, step)
 	switch step := step.(type) {
 	case nodevolume.ReadCapabilities:
 		a.readCapabilities(ctx, v, step.For)
@@ -22,16 +25,21 @@ func (a *Agent) apply(ctx context.Context, v *volume, step nodevolume.Step) {
 		v.attachment, v.publishContext = attachment, metadata
 		a.mu.Unlock()
 		if err != nil {
-			a.failed(v, step.For, stepWaitForAttach, err)
+			a.outcome(v, step.For, stepWaitForAttach, err)
 		}
 	case nodevolume.StageVolume:
 		a.outcome(v, step.For, stepMountDevice, a.stage(ctx, v, step.For))
 	case nodevolume.Publish:
 		a.outcome(v, step.Key, stepSetUp, a.publish(ctx, v, step.Key))
+	case nodevolume.Republish:
+		a.outcome(v, step.Key, stepSetUp, a.republish(ctx, v, step.Key))
+	case nodevolume.Expand:
+		a.expand(ctx, v, step.Key)
 	case nodevolume.Unpublish:
 		a.outcome(v, step.Key, stepUnpublish, a.unpublish(ctx, v, step.Key))
 	case nodevolume.Unstage:
 		err := a.unstageVolume(ctx, v)
+		a.stepEnded(v, nodevolume.PublishKey{}, stepUnstage, err)
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if err == nil {
@@ -45,7 +53,8 @@ func (a *Agent) apply(ctx context.Context, v *volume, step nodevolume.Step) {
 }
 
 func (a *Agent) outcome(v *volume, key nodevolume.PublishKey, step string, err error) {
-	if err != nil {
+	a.stepEnded(v, key, step, err)
+	if err != nil && !errors.Is(err, errReleased) {
 		a.failed(v, key, step, err)
 		return
 	}
@@ -78,7 +87,8 @@ func (a *Agent) callableFor(v *volume, key nodevolume.PublishKey) (callable, err
 	return callable{
 		client: d.client, has: *d.capabilities, want: p.want, rules: a.rulesOf(v.driver),
 		publishContext: v.publishContext, attachmentUID: v.attachment.UID,
-		inUse: a.attachRequired(v.driver) == nodevolume.Yes,
+		// An attachment is read for what is decided under the handshake, and for nothing else.
+		inUse: v.attachment.UID != "",
 	}, nil
 }
 
@@ -86,7 +96,7 @@ func (a *Agent) callableFor(v *volume, key nodevolume.PublishKey) (callable, err
 func (a *Agent) recordFor(c callable, kind, path string) nodevolume.Record {
 	w := c.want
 	return nodevolume.Record{
-		Kind: kind, Driver: w.driver, Handle: w.handle, SpecName: w.specName, Block: w.block, Path: path,
+		Kind: kind, Driver: w.driver, Handle: w.handle, SpecName: w.specName, Inline: w.inline, Block: w.block, Path: path,
 		InUse: c.inUse, AttachmentUID: c.attachmentUID, BootID: a.config.BootID,
 		Pod: nodevolume.RecordPod{
 			UID: string(w.pod.UID), Namespace: w.pod.Namespace, Name: w.pod.Name, Volume: w.volume, ReadOnly: w.readOnly,
@@ -118,7 +128,7 @@ func (a *Agent) stage(ctx context.Context, v *volume, key nodevolume.PublishKey)
 	}
 	call := c.volume(a.root.Path(record.Path))
 	call.Secrets, call.Context = secrets, w.attributes
-	rpc, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
+	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, w.migrated), a.config.RPCTimeout)
 	defer cancel()
 	err = c.client.Stage(rpc, call, c.has)
 	a.log.Info("NodeStageVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.OutcomeOf(err).String())
@@ -134,13 +144,16 @@ func (a *Agent) publish(ctx context.Context, v *volume, key nodevolume.PublishKe
 		return err
 	}
 	w := c.want
+	if err := a.checkLifecycle(w); err != nil {
+		return err
+	}
 	if err := a.checkSupported(c); err != nil {
 		return err
 	}
 	if err := a.checkAffinity(w); err != nil {
 		return err
 	}
-	secrets, err := a.secrets(ctx, w.podSecret)
+	call, err := a.publishCall(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -154,18 +167,15 @@ func (a *Agent) publish(ctx context.Context, v *volume, key nodevolume.PublishKe
 	if err := a.preparePublish(record, v); err != nil {
 		return a.end(v, &p.publish, ending{name: name, err: err, phase: before, tidy: a.tidyPublish})
 	}
-	staging := ""
-	if c.has.Stage || w.block { // a block volume's staging path is always sent
-		staging = a.root.Path(stagingPath(w))
-	}
-	call := c.volume(staging)
-	call.Secrets, call.Context = secrets, c.volumeContext()
-	rpc, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
+	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, w.migrated), a.config.RPCTimeout)
 	defer cancel()
 	err = c.client.Publish(rpc, call, csi.Target{Path: a.root.Path(record.Path), ReadOnly: w.readOnly}, c.has)
 	a.log.Info("NodePublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.OutcomeOf(err).String())
 	if err == nil {
-		err = a.finishPublish(c, record)
+		err = a.checkPublished(record)
+	}
+	if err == nil {
+		err = a.finishPublish(ctx, c, record)
 	}
 	return a.end(v, &p.publish, ending{
 		name: name, err: err, phase: nodevolume.AfterCall(before, reply(err)), tidy: a.tidyPublish,
@@ -187,6 +197,9 @@ func (a *Agent) unpublish(ctx context.Context, v *volume, key nodevolume.Publish
 	defer cancel()
 	err = client.Unpublish(rpc, v.handle, a.root.Path(p.publish.record.Path))
 	a.log.Info("NodeUnpublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.OutcomeOf(err).String())
+	if isGone(v.inline, err) {
+		err = nil
+	}
 	return a.end(v, &p.publish, ending{name: name, err: err, phase: nodevolume.AfterUndo(reply(err)), tidy: a.tidyPublish})
 }
 
@@ -225,6 +238,9 @@ func (a *Agent) driverClient(name string) (*csi.Node, error) {
 // begin makes the record durable before anything else is made for the volume, a
 // directory or a call, so that whatever an agent that dies leaves behind is known.
 func (a *Agent) begin(v *volume, r *recorded, record nodevolume.Record, name string) error {
+	if r.phase != nodevolume.Absent {
+		record = record.After(r.record)
+	}
 	if err := a.saveRecord(name, record, mount.PowerCut); err != nil {
 		return err
 	}
@@ -242,12 +258,33 @@ func (a *Agent) markLeaving(r *recorded, name string) error {
 		return nil
 	}
 	record.Leaving, record.Confirmed = true, false
-	if err := a.saveRecord(name, record, mount.Whole); err != nil {
+	err := a.saveRecord(name, record, mount.Whole)
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		err = a.saveInPlace(name, r.record, record)
+	}
+	if err != nil {
 		return err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r.record, r.phase = record, nodevolume.Uncertain
+	return nil
+}
+
+// saveInPlace marks a record on a disk that is full: what is to be unmounted may be what
+// fills it. The mark makes a confirmed record shorter. One that is not confirmed need
+// not be marked: after a restart it is uncertain either way.
+func (a *Agent) saveInPlace(name string, before, record nodevolume.Record) error {
+	if !before.Confirmed {
+		return nil
+	}
+	raw, err := record.Encode()
+	if err != nil {
+		return err
+	}
+	if err := a.root.Overwrite(recordPath(name), raw); err != nil {
+		return fmt.Errorf("record the end of the %s of volume %s: %w", record.Kind, record.Handle, err)
+	}
 	return nil
 }
 
@@ -279,7 +316,7 @@ func (a *Agent) end(v *volume, r *recorded, e ending) error {
 			// The record stays, and so the volume stays in use: something is still there.
 			phase = nodevolume.Uncertain
 			if err == nil {
-				err = tidied
+				err = fmt.Errorf("driver %s answered OK, but: %w", record.Driver, tidied)
 			}
 		}
 	case nodevolume.Uncertain:
@@ -287,6 +324,9 @@ func (a *Agent) end(v *volume, r *recorded, e ending) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r.record, r.phase = record, phase
+	if phase == nodevolume.Confirmed {
+		r.heard = heardNow()
+	}
 	if owner := a.pods[types.UID(record.Pod.UID)]; owner != nil {
 		owner.notify()
 	}
@@ -307,22 +347,34 @@ func reply(err error) nodevolume.Reply {
 
 // readCapabilities learns what a driver can do.
 func (a *Agent) readCapabilities(ctx context.Context, v *volume, key nodevolume.PublishKey) {
-	client, err := a.driverClient(v.driver)
-	if err != nil {
-		a.failed(v, key, stepMountDevice, err)
-		return
-	}
 	rpc, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
 	defer cancel()
-	has, err := client.Capabilities(rpc)
-	if err != nil {
+	if _, _, err := a.capabilitiesOf(rpc, v.driver); err != nil {
 		// Never final: that the driver does not answer says nothing about the volume.
-		a.failed(v, key, stepMountDevice, err)
-		return
+		a.outcome(v, key, v.firstStep(), err)
+	}
+}
+
+// capabilitiesOf asks a driver what it can do, unless that is known.
+func (a *Agent) capabilitiesOf(ctx context.Context, name string) (*csi.Node, csi.NodeCapabilities, error) {
+	client, err := a.driverClient(name)
+	if err != nil {
+		return nil, csi.NodeCapabilities{}, err
+	}
+	a.mu.Lock()
+	if d := a.drivers[name]; d != nil && d.client == client && d.capabilities != nil {
+		defer a.mu.Unlock()
+		return client, *d.capabilities, nil
+	}
+	a.mu.Unlock()
+	has, err := client.Capabilities(ctx)
+	if err != nil {
+		return nil, csi.NodeCapabilities{}, err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if d := a.drivers[v.driver]; d != nil && d.client == client {
+	if d := a.drivers[name]; d != nil && d.client == client {
 		d.capabilities = &has
 	}
+	return client, has, nil
 }

@@ -1,6 +1,7 @@
 package nodeagent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -22,12 +23,17 @@ type scriptedDriver struct {
 	csispec.UnimplementedNodeServer
 	registration.UnimplementedRegistrationServer
 
-	w      *world
-	name   string
-	server *grpc.Server
+	w        *world
+	name     string
+	server   *grpc.Server
+	listener net.Listener
+
+	// file is the socket's name if it is not the usual one.
+	file string
 
 	mu sync.Mutex
 	// Under mu:
+	between  interceptor
 	calls    []string
 	requests []any
 	mounts   map[string]string // path -> volume
@@ -40,6 +46,8 @@ type scriptedDriver struct {
 	caps   []csispec.NodeServiceCapability_RPC_Type
 	info   *csispec.NodeGetInfoResponse
 	plugin *registration.PluginInfo
+	// stats answers NodeGetVolumeStats.
+	stats func(context.Context, *csispec.NodeGetVolumeStatsRequest) (*csispec.NodeGetVolumeStatsResponse, error)
 	// onNotify runs when the driver is told of its registration, and may fail that.
 	onNotify func() error
 	status   chan *registration.RegistrationStatus
@@ -63,24 +71,28 @@ func newScriptedDriver(w *world, name string) *scriptedDriver {
 }
 
 func (d *scriptedDriver) socket() string {
-	return filepath.Join(d.w.root, registryDir, d.name+"-reg.sock")
+	return filepath.Join(d.w.root, registryDir, cmp.Or(d.file, d.name+"-reg.sock"))
 }
 
 // start serves registration and Node service on one socket, as a plugin without an endpoint does.
 func (d *scriptedDriver) start() {
 	d.w.Helper()
 	must(d.w, os.MkdirAll(filepath.Dir(d.socket()), 0o750))
-	listener, err := net.Listen("unix", d.socket())
+	var err error
+	d.listener, err = net.Listen("unix", d.socket())
 	must(d.w, err)
-	d.server = grpc.NewServer()
+	d.server = grpc.NewServer(grpc.UnaryInterceptor(d.intercepting))
 	csispec.RegisterIdentityServer(d.server, d)
 	csispec.RegisterNodeServer(d.server, d)
 	registration.RegisterRegistrationServer(d.server, d)
-	go d.server.Serve(listener)
+	go d.server.Serve(d.listener)
 }
 
-// stop closes the socket, which removes its file.
-func (d *scriptedDriver) stop() { d.server.Stop() }
+// stop closes the socket, which removes its file, also where the server has not begun to serve it.
+func (d *scriptedDriver) stop() {
+	d.server.Stop()
+	d.listener.Close()
+}
 
 func (d *scriptedDriver) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
 	d.mu.Lock()

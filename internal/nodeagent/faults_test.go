@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -131,7 +132,7 @@ func TestANodeThatWasMadeAnewIsToldAgain(t *testing.T) {
 
 // TestTheShippedRoleSuffices runs the daemon's whole way under the ClusterRole that deploy ships.
 func TestTheShippedRoleSuffices(t *testing.T) {
-	w := newWorld(t)
+	w := newWorld(t, modes(persistent, ephemeral), asksForTokens(storagev1.TokenRequest{Audience: "vault"}))
 	raw, err := deploy.Files.ReadFile("belay-node/belay-node.yaml")
 	must(t, err)
 	var role rbacv1.ClusterRole
@@ -168,12 +169,15 @@ func TestTheShippedRoleSuffices(t *testing.T) {
 	})
 	agent, _ := w.agent()
 	go agent.FollowPods(w.ctx)
-	pod := w.pod("p", "data")
+	pod := w.podOfRobotWith("p", w.addInline(func(source *corev1.CSIVolumeSource) {
+		source.NodePublishSecretRef = &corev1.LocalObjectReference{Name: "key"}
+	}, "scratch"), "data")
 	w.untilInUse(handle)
 	must(t, w.report(handle, true)) // before there is an attachment: leads to an event
 	w.untilEvent(pod, "FailedMount", "WaitForAttach")
 	w.attach(handle)
 	w.until("the pod is published", func() bool { return slices.Contains(w.driver.made(), "Publish data") })
+	w.until("its inline volume too", func() bool { return slices.Contains(w.driver.made(), "Publish "+inlineID(pod, "scratch")) })
 	must(t, w.admin.CoreV1().Pods(w.name).Delete(w.ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
 	w.untilNotInUse(handle)
 	mu.Lock()

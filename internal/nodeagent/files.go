@@ -44,7 +44,12 @@ func publishPath(w *want) string {
 	return path.Join(podVolumesDir(string(w.pod.UID)), w.specName, "mount")
 }
 
-func uniqueName(r nodevolume.Record) string { return kube.UniqueVolumeName(r.Driver, r.Handle) }
+func uniqueName(r nodevolume.Record) string {
+	if r.Inline {
+		return kube.InlineVolumeName(r.Pod.UID, r.SpecName)
+	}
+	return kube.UniqueVolumeName(r.Driver, r.Handle)
+}
 
 // prepareStage makes the directory that the driver gets, and the file that some drivers read.
 func (a *Agent) prepareStage(r nodevolume.Record) error {
@@ -72,7 +77,7 @@ func (a *Agent) preparePublish(r nodevolume.Record, v *volume) error {
 	if r.Block {
 		return a.writeVolumeData(path.Join(blockDir, r.SpecName, "data"), data)
 	}
-	data["volumeLifecycleMode"] = "Persistent"
+	data["volumeLifecycleMode"] = string(lifecycleMode(r.Inline))
 	return a.writeVolumeData(dir, data)
 }
 

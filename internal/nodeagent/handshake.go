@@ -20,10 +20,19 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// newInformer watches the objects of one kind that the selector takes.
+// newInformer watches the objects of one kind that the selector takes. Its first list is
+// one at quorum, also from an API server that does not stream it: one from a cache that
+// lags may lack a pod, whose volumes would be taken down, or have an older CSIDriver.
 func newInformer(client rest.Interface, resource string, selector fields.Selector, example runtime.Object) cache.SharedIndexInformer {
-	informer := cache.NewSharedIndexInformer(
-		cache.NewListWatchFromClient(client, resource, metav1.NamespaceAll, selector), example, 0, cache.Indexers{})
+	source := cache.NewListWatchFromClient(client, resource, metav1.NamespaceAll, selector)
+	list := source.ListWithContextFunc
+	source.ListWithContextFunc = func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		if options.ResourceVersion == "0" { // from any cache, however old
+			options.ResourceVersion = ""
+		}
+		return list(ctx, options)
+	}
+	informer := cache.NewSharedIndexInformer(source, example, 0, cache.Indexers{})
 	_ = informer.SetTransform(func(object any) (any, error) {
 		if meta, ok := object.(metav1.Object); ok {
 			meta.SetManagedFields(nil)
@@ -43,16 +52,25 @@ func (a *Agent) watchNode(ctx context.Context) {
 		}
 	}
 	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    see,
-		UpdateFunc: func(_, object any) { see(object) },
-		DeleteFunc: func(any) {
-			a.mu.Lock()
-			defer a.mu.Unlock()
-			a.inUse.Doubt()
-			a.wakeInUse()
+		AddFunc: see,
+		UpdateFunc: func(old, object any) {
+			was, is := old.(*corev1.Node), object.(*corev1.Node)
+			if nodevolume.Older(is.ResourceVersion, was.ResourceVersion) {
+				a.doubtNode() // as after etcd was restored from a backup
+			}
+			see(object)
 		},
+		DeleteFunc: func(any) { a.doubtNode() },
 	})
 	informer.RunWithContext(ctx)
+}
+
+// doubtNode has the Node read live: what is known of it may not hold any more.
+func (a *Agent) doubtNode() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.inUse.Doubt()
+	a.wakeInUse()
 }
 
 func statusOf(node *corev1.Node) nodevolume.NodeStatus {
@@ -110,10 +128,12 @@ func (a *Agent) keepInUse(ctx context.Context) {
 		case <-a.inUseChanged:
 		case <-retry:
 		}
-		if err := a.settleInUse(ctx); err != nil {
-			if ctx.Err() != nil {
-				return
-			}
+		err := a.settleInUse(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		a.hinders(err, nodevolume.NodeUnknown, nodevolume.NotReportedInUse, nodevolume.InUseNotCleared)
+		if err != nil {
 			failures++
 			a.log.Info("volumesInUse not settled", "failures", failures, "problem", err.Error())
 			continue
@@ -132,8 +152,10 @@ func apiBackOff(failures int) time.Duration {
 	return wait + time.Duration(rand.Int64N(int64(wait)/5)) //nolint:gosec // spreads retries
 }
 
-// settleInUse reads and writes until the Node says what is wanted.
+// settleInUse reads and writes until the Node says what is wanted. A write that another
+// writer of the Node was faster than is made anew once; then there is a back-off.
 func (a *Agent) settleInUse(ctx context.Context) error {
+	again := true
 	for ctx.Err() == nil {
 		a.mu.Lock()
 		read := a.inUse.NeedsRead()
@@ -147,9 +169,12 @@ func (a *Agent) settleInUse(ctx context.Context) error {
 		case !due:
 			return nil
 		default:
-			if err := a.writeInUse(ctx, write); err != nil {
+			err := a.writeInUse(ctx, write)
+			overtaken := apierrors.IsConflict(err) || apierrors.IsNotFound(err)
+			if err != nil && (!overtaken || !again) {
 				return err
 			}
+			again = !overtaken
 		}
 	}
 	return ctx.Err()
@@ -159,6 +184,9 @@ func (a *Agent) settleInUse(ctx context.Context) error {
 func (a *Agent) readNode(ctx context.Context) (gone bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
+	a.mu.Lock()
+	since := a.inUse.Version()
+	a.mu.Unlock()
 	node, err := a.client.CoreV1().Nodes().Get(ctx, a.config.NodeName, metav1.GetOptions{})
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -168,6 +196,9 @@ func (a *Agent) readNode(ctx context.Context) (gone bool, err error) {
 		return true, nil
 	case err != nil:
 		return false, fmt.Errorf("read node %s: %w", a.config.NodeName, err)
+	case a.inUse.TurnedBack(since, statusOf(node)):
+		a.log.Info("The Node has gone back to an earlier version; all about it is learned anew",
+			"known", since, "read", node.ResourceVersion)
 	case a.inUse.Started():
 		a.learned(a.inUse.ObserveLive(statusOf(node)))
 		return false, nil
@@ -207,10 +238,7 @@ func (a *Agent) writeInUse(ctx context.Context, write nodevolume.Write) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err != nil {
-		a.inUse.NotApplied()
-		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-			return nil // the next thing that is done is a live read
-		}
+		a.inUse.NotApplied() // the next thing that is done is a live read
 		return fmt.Errorf("write volumesInUse of node %s: %w", a.config.NodeName, err)
 	}
 	a.learned(a.inUse.Applied(statusOf(node)))

@@ -183,7 +183,7 @@ func (w *world) volume(name string, options ...volumeOptions) string {
 	claim := &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: w.name},
 		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes: pv.Spec.AccessModes, VolumeMode: pv.Spec.VolumeMode, VolumeName: full,
+			AccessModes: pv.Spec.AccessModes, VolumeMode: pv.Spec.VolumeMode, VolumeName: full, StorageClassName: &pv.Spec.StorageClassName,
 			Resources: corev1.VolumeResourceRequirements{Requests: pv.Spec.Capacity},
 		},
 	}
@@ -282,12 +282,16 @@ func (w *world) attach(handle string) {
 }
 
 func (w *world) tryAttach(handle string) error {
+	return w.attachAs(handle, strings.TrimPrefix(handle, "h-"))
+}
+
+// attachAs is attach for a volume whose handle does not tell its name.
+func (w *world) attachAs(handle, pv string) error {
 	api := w.admin.StorageV1().VolumeAttachments()
 	va, err := api.Create(w.ctx, &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(handle, w.driverName(), w.name)},
 		Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: w.driverName(), NodeName: w.name,
-			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: new(strings.TrimPrefix(handle, "h-"))},
+			Attacher: w.driverName(), NodeName: w.name, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv},
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {

@@ -46,6 +46,8 @@ type identity struct {
 	drivers map[string]csi.NodeInfo
 	// gone are drivers whose traces must be removed.
 	gone map[string]bool
+	// written: Node and CSINode have said once what they must.
+	written bool
 }
 
 func newIdentity(node string, client kubernetes.Interface) *identity {
@@ -151,6 +153,11 @@ func (i *identity) sync(ctx context.Context) (misfits map[string]error, err erro
 		if misfits, err = i.syncOnce(ctx); !apierrors.IsConflict(err) {
 			break
 		}
+	}
+	if err == nil {
+		i.mu.Lock()
+		i.written = true
+		i.mu.Unlock()
 	}
 	return misfits, err
 }
@@ -279,13 +286,29 @@ func (i *identity) syncCSINode(ctx context.Context, node *corev1.Node, want want
 	case err != nil:
 		return fmt.Errorf("read CSINode %s: %w", i.node, err)
 	}
-	// The API lets nobody change an entry. It is taken out, and put in anew with an update of its own.
-	for _, change := range []func(*storagev1.CSINode) bool{want.takeOut, want.putIn} {
+	err = i.changeCSINode(ctx, current.DeepCopy(), want.takeOut, want.putIn)
+	if apierrors.IsInvalid(err) && want.takeOutLimits(current.DeepCopy()) {
+		// An API server older than 1.35 does not even let an allocatable count be changed.
+		if current, err = api.Get(ctx, i.node, metav1.GetOptions{}); err == nil {
+			err = i.changeCSINode(ctx, current, want.takeOutLimits, want.putIn)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("update CSINode %s: %w", i.node, err)
+	}
+	return nil
+}
+
+// changeCSINode makes changes, each with an update of its own: the API lets nobody change
+// an entry, but for its allocatable count; it is taken out and put in anew.
+func (i *identity) changeCSINode(ctx context.Context, current *storagev1.CSINode, changes ...func(*storagev1.CSINode) bool) error {
+	for _, change := range changes {
 		if !change(current) {
 			continue
 		}
-		if current, err = api.Update(ctx, current, metav1.UpdateOptions{}); err != nil {
-			return fmt.Errorf("update CSINode %s: %w", i.node, err)
+		var err error
+		if current, err = i.client.StorageV1().CSINodes().Update(ctx, current, metav1.UpdateOptions{}); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -302,15 +325,31 @@ func (w wanted) takeOut(object *storagev1.CSINode) (changed bool) {
 	return len(object.Spec.Drivers) != before
 }
 
-// putIn adds the entries that are missing.
+// takeOutLimits removes the entries whose allocatable count is another one now.
+func (w wanted) takeOutLimits(object *storagev1.CSINode) (changed bool) {
+	before := len(object.Spec.Drivers)
+	object.Spec.Drivers = slices.DeleteFunc(object.Spec.Drivers, func(d storagev1.CSINodeDriver) bool {
+		info, here := w.drivers[d.Name]
+		return here && limitOf(d) != info.MaxVolumes
+	})
+	return len(object.Spec.Drivers) != before
+}
+
+// putIn adds the entries that are missing, and corrects the allocatable counts in place: a
+// moment without the entry would be one in which the scheduler knows of no limit.
 func (w wanted) putIn(object *storagev1.CSINode) (changed bool) {
 	if object.Annotations[migratedPluginsAnnotation] != migratedPlugins {
 		metav1.SetMetaDataAnnotation(&object.ObjectMeta, migratedPluginsAnnotation, migratedPlugins)
 		changed = true
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.drivers)) {
-		if !slices.ContainsFunc(object.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == name }) {
-			object.Spec.Drivers, changed = append(object.Spec.Drivers, csiNodeDriver(name, w.drivers[name])), true
+		is := csiNodeDriver(name, w.drivers[name])
+		at := slices.IndexFunc(object.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == name })
+		switch {
+		case at < 0:
+			object.Spec.Drivers, changed = append(object.Spec.Drivers, is), true
+		case limitOf(object.Spec.Drivers[at]) != limitOf(is):
+			object.Spec.Drivers[at].Allocatable, changed = is.Allocatable, true
 		}
 	}
 	return changed
@@ -324,12 +363,15 @@ func csiNodeDriver(name string, info csi.NodeInfo) storagev1.CSINodeDriver {
 	return d
 }
 
+// sameDriver compares what cannot be changed in place.
 func sameDriver(a, b storagev1.CSINodeDriver) bool {
-	limit := func(d storagev1.CSINodeDriver) int32 {
-		if d.Allocatable == nil || d.Allocatable.Count == nil {
-			return 0
-		}
-		return *d.Allocatable.Count
+	return a.NodeID == b.NodeID && slices.Equal(a.TopologyKeys, b.TopologyKeys)
+}
+
+// limitOf is the allocatable count, 0 for none.
+func limitOf(d storagev1.CSINodeDriver) int32 {
+	if d.Allocatable == nil || d.Allocatable.Count == nil {
+		return 0
 	}
-	return a.NodeID == b.NodeID && slices.Equal(a.TopologyKeys, b.TopologyKeys) && limit(a) == limit(b)
+	return *d.Allocatable.Count
 }

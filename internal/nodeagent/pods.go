@@ -27,7 +27,11 @@ type pod struct {
 	refused error
 	// problemSince is when looking it up failed first, told the problem that was sent as an event.
 	problemSince time.Time
-	told         string
+	told         told
+	// tokens are those that drivers were given for the pod. Has a lock of its own.
+	tokens *tokenCache
+	// syncAt is when its claims are read again.
+	syncAt time.Time
 	// volumes are the names of those that have an entry for the pod.
 	volumes map[string]bool
 	// changed is closed, and made anew, when something of the above has changed.
@@ -56,10 +60,14 @@ func (a *Agent) SetPod(object *corev1.Pod) {
 		return
 	}
 	first := p.object == nil
+	edited := !first && wasEdited(p.object, object)
 	p.object = object
 	// What a pod says of its volumes cannot change. Its status can, also because a mount
 	// fails; were that to cut a back-off short, a failure would feed itself.
 	if first {
+		a.podQueue.Add(object.UID)
+	} else if edited {
+		p.syncAt = time.Time{} // as kubelet, which syncs a pod that was changed
 		a.podQueue.Add(object.UID)
 	}
 }
@@ -141,6 +149,7 @@ func (a *Agent) lookUp(ctx context.Context, uid types.UID) error {
 	p := a.pods[uid]
 	if p == nil || p.object == nil || p.removed || p.resolved {
 		a.mu.Unlock()
+		a.resync(ctx, uid)
 		return nil
 	}
 	object := p.object
@@ -164,18 +173,17 @@ func (a *Agent) lookUp(ctx context.Context, uid types.UID) error {
 	}
 	p.resolved, p.wants = true, wants
 	for _, w := range wants {
-		if w.grown {
-			a.events.Eventf(object, corev1.EventTypeWarning, "VolumeResizeFailed",
-				"NodeExpandVolume for volume %q is not supported by this node agent; it is mounted with the size that its file system has", w.specName)
-		}
-		v := a.volumeNamed(w.driver, w.handle)
+		v := a.volumeNamed(w.name(), w.driver, w.handle)
+		v.inline = w.inline
 		v.publication(w.key()).want = w
 		v.solePod = w.solePod
+		a.wantSize(v, w)
 		a.join(uid, v.name)
 	}
 	for name := range p.volumes {
 		a.wake(name)
 	}
+	a.syncLater(uid, p)
 	p.notify()
 	return nil
 }
@@ -218,13 +226,16 @@ func (a *Agent) mounted(uid types.UID) ([]Mount, <-chan struct{}, error) {
 	var waits []error
 	for _, w := range p.wants {
 		publication, v := a.publicationOf(w)
-		if publication != nil && publication.publish.phase == nodevolume.Confirmed {
+		if publication != nil && publication.publish.phase == nodevolume.Confirmed && !publication.growsFirst {
 			mounts = append(mounts, Mount{
 				VolumeName: w.volume, Path: a.root.Path(publication.publish.record.Path), Block: w.block, ReadOnly: w.readOnly,
 			})
 			continue
 		}
 		waits = append(waits, a.waitsFor(w, v, publication))
+		if v != nil && v.attachLimit != nil {
+			waits = append(waits, v.attachLimit)
+		}
 	}
 	if len(waits) == 0 {
 		return mounts, nil, nil
@@ -249,7 +260,9 @@ func (a *Agent) publicationOf(w *want) (*publication, *volume) {
 func (a *Agent) waitsFor(w *want, v *volume, p *publication) error {
 	var words strings.Builder
 	fmt.Fprintf(&words, "volume %q (%s)", w.volume, w.specName)
-	if v != nil {
+	if p != nil && p.groupChange != nil {
+		fmt.Fprintf(&words, " is being given to fsGroup %d, %d files so far", p.groupChange.GID, p.groupChange.Seen.Load())
+	} else if v != nil {
 		if hold, ok := v.holds[w.key()]; ok {
 			fmt.Fprintf(&words, " waits in hop %s since %s: %s", hold.reason, time.Since(hold.since).Round(time.Millisecond), inWords(hold.reason))
 		} else {
@@ -293,7 +306,7 @@ func (a *Agent) published(uid types.UID) (<-chan struct{}, []string) {
 		}
 		for _, entry := range v.pods {
 			if entry.key.PodUID == string(uid) && entry.publish.phase != nodevolume.Absent {
-				published = append(published, v.specName()+" ("+inWords(v.holds[entry.key].reason)+")")
+				published = append(published, v.specName()+" ("+a.why(v.holds[entry.key].reason)+")")
 			}
 		}
 	}

@@ -52,7 +52,7 @@ func (a *Agent) saveRecord(name string, record nodevolume.Record, must mount.Dur
 // rebuild learns from the records what may be staged and published here. It
 // needs no API and no driver.
 func (a *Agent) rebuild() error {
-	if err := a.root.MakeDir(recordsDir); err != nil {
+	if err := a.root.MakeDirDurable(recordsDir); err != nil {
 		return err
 	}
 	names, err := a.root.List(recordsDir)
@@ -88,11 +88,17 @@ func (a *Agent) rebuild() error {
 // takeIn adds what a record found at start-up speaks of.
 func (a *Agent) takeIn(record nodevolume.Record) {
 	mounted := nodevolume.Unknown
-	if on, err := a.root.Mounted(record.Path); err == nil {
+	look := a.root.Mounted
+	if record.Kind == nodevolume.PublishKind {
+		look = func(name string) (bool, error) { return a.root.Placed(name, record.Block) }
+	}
+	if on, err := look(record.Path); err == nil {
 		mounted = knowledge(on)
 	}
+	a.metrics.Found(true)
 	r := recorded{record: record, phase: record.Rebuilt(a.config.BootID, mounted)}
-	v := a.volumeNamed(record.Driver, record.Handle)
+	v := a.volumeNamed(uniqueName(record), record.Driver, record.Handle)
+	v.inline = record.Inline
 	if record.Kind == nodevolume.StageKind {
 		v.stage = r
 	}
@@ -124,6 +130,7 @@ func (a *Agent) recover(torn []string) error {
 		i := slices.IndexFunc(found, func(r nodevolume.Record) bool { return recordName(r) == name })
 		if i < 0 {
 			a.unidentified = true
+			a.metrics.Found(false)
 			a.log.Info("Nobody knows which volume the record speaks of; nothing is taken out of volumesInUse that pods of this run did not put there",
 				"record", name, "remedy", "unmount what is left of it by hand, then remove "+a.root.Path(recordPath(name)))
 			continue
@@ -152,7 +159,8 @@ func (a *Agent) findVolumeData() ([]nodevolume.Record, error) {
 		}
 		record.Driver, record.Handle = data["driverName"], data["volumeHandle"]
 		record.SpecName = cmp.Or(record.SpecName, data["specVolID"])
-		record.InUse = true // unless it is known otherwise
+		record.Inline = data["volumeLifecycleMode"] == string(lifecycleMode(true))
+		record.InUse = !record.Inline // unless it is known otherwise
 		if record.Driver != "" && record.Handle != "" {
 			found = append(found, record)
 		}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/mount"
 )
 
 // Kubelet's deadlines and back-off for registration.
@@ -45,7 +46,7 @@ type driver struct {
 type registry struct {
 	agent   *Agent
 	dir     string
-	watcher *fsnotify.Watcher
+	notices *notices
 	queue   workqueue.TypedRateLimitingInterface[string]
 	running sync.WaitGroup
 
@@ -63,17 +64,17 @@ func (a *Agent) watchRegistry() (*registry, error) {
 	if err := errors.Join(a.root.MakeDir(registryDir), a.root.MakeDir("plugins"), a.root.MakeDir("pods")); err != nil {
 		return nil, err
 	}
-	watcher, err := fsnotify.NewWatcher()
+	watch, err := watchNotices()
 	if err != nil {
-		return nil, fmt.Errorf("watch for driver registrations (are fs.inotify.max_user_instances used up?): %w", err)
+		return nil, err
 	}
 	r := &registry{
-		agent: a, dir: a.root.Path(registryDir), watcher: watcher,
+		agent: a, dir: a.root.Path(registryDir), notices: watch,
 		queue:   workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](registerFirst, registerBackOff)),
 		sockets: map[string]int{}, done: map[string]int{},
 	}
 	if err := r.walk(r.dir); err != nil {
-		return nil, errors.Join(err, watcher.Close())
+		return nil, errors.Join(err, watch.close())
 	}
 	return r, nil
 }
@@ -91,7 +92,7 @@ func (r *registry) walk(dir string) error {
 				return filepath.SkipDir
 			}
 		case entry.IsDir():
-			if err := r.watcher.Add(path); err != nil {
+			if err := r.notices.add(path); err != nil {
 				return fmt.Errorf("watch %s: %w", path, err)
 			}
 		case entry.Type()&fs.ModeSocket != 0:
@@ -141,14 +142,14 @@ func (r *registry) run(ctx context.Context) {
 }
 
 func (r *registry) watch(ctx context.Context) {
-	defer r.watcher.Close() //nolint:errcheck // nothing is lost with it
+	defer r.notices.close() //nolint:errcheck // nothing is lost with it
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case event := <-r.watcher.Events:
+		case event := <-r.notices.events:
 			r.handle(event)
-		case err := <-r.watcher.Errors:
+		case err := <-r.notices.lost:
 			r.agent.log.Info("Watch for driver registrations lost events", "problem", err.Error())
 			r.lookAgain()
 		}
@@ -214,7 +215,7 @@ func (r *registry) sync(ctx context.Context, socket string) error {
 	return nil
 }
 
-// drop forgets the driver that a socket registered, as kubelet does: by its name.
+// drop forgets the driver that a socket registered, unless it is registered at another one by now.
 func (r *registry) drop(socket string) {
 	a := r.agent
 	a.mu.Lock()
@@ -234,6 +235,20 @@ func (r *registry) drop(socket string) {
 	a.log.Info("Driver is gone", "driver", gone.name)
 	gone.close()
 	a.wakeDriver(gone.name)
+	r.retryRefused()
+}
+
+// retryRefused asks the sockets again that are not registered: the driver that is gone may
+// have stood in the way of another one of its name.
+func (r *registry) retryRefused() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for socket, making := range r.sockets {
+		if making != 0 && making != r.done[socket] {
+			r.queue.Forget(socket)
+			r.queue.Add(socket)
+		}
+	}
 }
 
 func (d *driver) close() {
@@ -289,26 +304,21 @@ func (r *registry) registerPlugin(ctx context.Context, socket string, plugin csi
 	return nil
 }
 
-// validate finds the highest version 1.x, and refuses a second driver of the same name.
+// validate finds the highest version 1.x, whatever else is named beside it, and refuses a
+// second driver of the same name.
 func (r *registry) validate(socket string, plugin csi.Plugin) (*version.Version, error) {
-	if plugin.Name == "" || strings.ContainsAny(plugin.Name, "/^") {
-		return nil, fmt.Errorf("driver name %q is empty or holds a character that paths or volume names cannot", plugin.Name)
+	if err := mount.Element(plugin.Name); err != nil {
+		return nil, fmt.Errorf("driver: %w", err)
+	}
+	if strings.Contains(plugin.Name, "^") {
+		return nil, fmt.Errorf("driver name %q holds a character that names of volumes cannot", plugin.Name)
 	}
 	if len(plugin.Versions) == 0 {
 		return nil, fmt.Errorf("driver %s has an empty list for supported versions", plugin.Name)
 	}
-	var newest *version.Version
-	for _, text := range plugin.Versions {
-		v, err := version.ParseGeneric(text)
-		if err != nil {
-			return nil, fmt.Errorf("version %q of driver %s: %w", text, plugin.Name, err)
-		}
-		if v.Major() == 1 && (newest == nil || newest.LessThan(v)) {
-			newest = v
-		}
-	}
-	if newest == nil {
-		return nil, fmt.Errorf("driver %s supports none of the versions 1.x: %s", plugin.Name, strings.Join(plugin.Versions, ", "))
+	newest, err := version.HighestSupportedVersion(plugin.Versions)
+	if err != nil {
+		return nil, fmt.Errorf("driver %s: none of the versions %q is supported: %w", plugin.Name, plugin.Versions, err)
 	}
 	r.agent.mu.Lock()
 	defer r.agent.mu.Unlock()
@@ -361,7 +371,7 @@ func (r *registry) take(ctx context.Context, found driver) (*driver, error) {
 	if old != nil && old.endpoint == d.endpoint {
 		d.client, d.stop = old.client, old.stop
 	} else {
-		client, err := csi.DialNode(d.endpoint)
+		client, err := csi.DialNode(d.endpoint, a.measureCalls(d.name))
 		if err != nil {
 			return nil, err
 		}

@@ -139,10 +139,15 @@ func TestADriverThatIsNotToldStaysRegistered(t *testing.T) {
 // idle is an agent that does not run and reaches no API server.
 func idle(t *testing.T) *Agent {
 	t.Helper()
-	agent, err := New(Config{NodeName: "n", Root: shortDir(t), RESTConfig: &rest.Config{Host: "https://127.0.0.1:1"}, BootID: "b"})
+	agent, err := New(idleConfig(t))
 	must(t, err)
 	t.Cleanup(func() { must(t, agent.close()) })
 	return agent
+}
+
+func idleConfig(t *testing.T) Config {
+	t.Helper()
+	return Config{NodeName: "n", Root: shortDir(t), RESTConfig: &rest.Config{Host: "https://127.0.0.1:1"}, BootID: "b"}
 }
 
 // shortDir is short enough for sockets to lie below it.
@@ -165,7 +170,7 @@ func TestASocketThatWentWhileEventsWereLostIsNoticed(t *testing.T) {
 	}
 	r, err := agent.watchRegistry()
 	must(t, err)
-	defer r.watcher.Close()
+	defer r.notices.close()
 	defer r.queue.ShutDown()
 	must(t, os.Remove(goes))
 	r.lookAgain()

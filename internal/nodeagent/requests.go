@@ -1,11 +1,11 @@
 package nodeagent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"os"
-	"slices"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,12 +20,15 @@ import (
 
 // driverRules is what a driver's CSIDriver asks of a node.
 type driverRules struct {
-	podInfo      bool
-	tokens       bool
-	republish    bool
-	seLinux      bool
-	groupPolicy  storagev1.FSGroupPolicy
-	attachNeeded bool
+	podInfo bool
+	// tokens are those of the pod's service account that the driver wants;
+	// tokensInSecrets, that it wants them there and not in the volume context.
+	tokens          []storagev1.TokenRequest
+	tokensInSecrets bool
+	republish       bool
+	seLinux         bool
+	groupPolicy     storagev1.FSGroupPolicy
+	attachNeeded    bool
 }
 
 // rulesOf reads the CSIDriver; without one the defaults hold.
@@ -38,7 +41,7 @@ func (a *Agent) rulesOf(driver string) driverRules {
 	spec := object.(*storagev1.CSIDriver).Spec
 	is := func(b *bool) bool { return b != nil && *b }
 	rules.podInfo, rules.republish, rules.seLinux = is(spec.PodInfoOnMount), is(spec.RequiresRepublish), is(spec.SELinuxMount)
-	rules.tokens = len(spec.TokenRequests) > 0
+	rules.tokens, rules.tokensInSecrets = spec.TokenRequests, is(spec.ServiceAccountTokenInSecrets)
 	rules.attachNeeded = spec.AttachRequired == nil || *spec.AttachRequired
 	if spec.FSGroupPolicy != nil {
 		rules.groupPolicy = *spec.FSGroupPolicy
@@ -56,6 +59,10 @@ func (a *Agent) attachRequired(driver string) nodevolume.Knowledge {
 
 func (a *Agent) newCSIDriverInformer() cache.SharedIndexInformer {
 	informer := newInformer(a.client.StorageV1().RESTClient(), "csidrivers", fields.Everything(), &storagev1.CSIDriver{})
+	_ = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+		a.hinders(err, nodevolume.AttachabilityUnknown)
+		cache.DefaultWatchErrorHandler(ctx, r, err)
+	})
 	wake := func(object any) {
 		if gone, ok := object.(cache.DeletedFinalStateUnknown); ok {
 			object = gone.Obj
@@ -76,6 +83,7 @@ func (a *Agent) newCSIDriverInformer() cache.SharedIndexInformer {
 
 // wakeDriver has all volumes of a driver looked at.
 func (a *Agent) wakeDriver(name string) {
+	a.chores.Add(chore{refreshLimit, name})
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, v := range a.volumes {
@@ -101,6 +109,23 @@ func (c callable) volume(stagingPath string) csi.NodeVolume {
 	return out
 }
 
+// publishCall is what NodePublishVolume is told of a volume, this time: secrets and
+// tokens are those of now.
+func (a *Agent) publishCall(ctx context.Context, c callable) (csi.NodeVolume, error) {
+	w := c.want
+	secrets, err := a.secrets(ctx, w.podSecret)
+	if err != nil {
+		return csi.NodeVolume{}, err
+	}
+	staging := ""
+	if (c.has.Stage && !w.inline) || w.block { // a block volume's staging path is always sent
+		staging = a.root.Path(stagingPath(w))
+	}
+	call := c.volume(staging)
+	call.Secrets, call.Context = secrets, c.volumeContext()
+	return call, a.addTokens(ctx, c, &call)
+}
+
 // volumeContext is the volume's own attributes and what the driver wants to know of the pod.
 func (c callable) volumeContext() map[string]string {
 	if !c.rules.podInfo {
@@ -113,7 +138,7 @@ func (c callable) volumeContext() map[string]string {
 	out["csi.storage.k8s.io/pod.namespace"] = pod.Namespace
 	out["csi.storage.k8s.io/pod.uid"] = string(pod.UID)
 	out["csi.storage.k8s.io/serviceAccount.name"] = pod.ServiceAccount
-	out["csi.storage.k8s.io/ephemeral"] = "false"
+	out["csi.storage.k8s.io/ephemeral"] = strconv.FormatBool(c.want.inline)
 	return out
 }
 
@@ -122,36 +147,10 @@ func (c callable) volumeContext() map[string]string {
 func (a *Agent) checkSupported(c callable) error {
 	w := c.want
 	switch {
-	case c.rules.tokens && !w.block:
-		return fmt.Errorf("CSIDriver %s asks for service account tokens (tokenRequests); this node agent does not pass them", w.driver)
-	case c.rules.republish:
-		return fmt.Errorf("CSIDriver %s asks to be called again from time to time (requiresRepublish); this node agent does not", w.driver)
 	case c.rules.seLinux && w.pod.SELinux && seLinuxEnabled():
 		return fmt.Errorf("CSIDriver %s and the pod ask for a mount with an SELinux label; this node agent does not pass it", w.driver)
-	case c.groupByAgent():
-		return fmt.Errorf("the pod's fsGroup %d asks to change the group of all files on volume %s; this node agent leaves that to drivers with VOLUME_MOUNT_GROUP, and %s has not",
-			*w.pod.FSGroup, w.specName, w.driver)
 	default:
 		return nil
-	}
-}
-
-// groupByAgent says whether kubelet would give the volume's files to the pod's
-// fsGroup itself (KEP-1682, KEP-2317).
-func (c callable) groupByAgent() bool {
-	w := c.want
-	if w.pod.FSGroup == nil || w.block || w.readOnly || c.has.VolumeMountGroup {
-		return false
-	}
-	switch c.rules.groupPolicy {
-	case storagev1.NoneFSGroupPolicy:
-		return false
-	case storagev1.FileFSGroupPolicy:
-		return true
-	default:
-		return w.fsType != "" && slices.ContainsFunc(w.accessModes, func(m corev1.PersistentVolumeAccessMode) bool {
-			return m == corev1.ReadWriteOnce || m == corev1.ReadWriteOncePod
-		})
 	}
 }
 
@@ -179,9 +178,13 @@ func (a *Agent) checkAffinity(w *want) error {
 }
 
 // finishPublish does what is left after the driver published the volume.
-func (a *Agent) finishPublish(c callable, r nodevolume.Record) error {
-	if !c.want.block {
+func (a *Agent) finishPublish(ctx context.Context, c callable, r nodevolume.Record) error {
+	switch {
+	case c.want.block:
+		return a.linkDevice(r)
+	case c.groupByAgent():
+		return a.giveToGroup(ctx, c, r)
+	default:
 		return nil
 	}
-	return a.linkDevice(r)
 }

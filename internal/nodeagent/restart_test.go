@@ -36,21 +36,7 @@ func TestARestartInTheMiddleOfEachStep(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			handle := w.volume("data")
-			reached, dead := make(chan struct{}), make(chan struct{})
-			var once sync.Once
-			stopHere := func(method, _ string, attempt int) error {
-				if method != test.method || attempt > 1 {
-					return nil
-				}
-				once.Do(func() { close(reached) })
-				<-dead
-				return status.Error(codes.Unavailable, "nobody listens")
-			}
-			if test.done {
-				w.driver.after = stopHere
-			} else {
-				w.driver.hook = stopHere
-			}
+			reached, dead := w.driver.stopsIn(test.method, test.done)
 			agent, stop := w.agent()
 			pod := w.pod("p", "data")
 			agent.SetPod(pod)
@@ -66,6 +52,27 @@ func TestARestartInTheMiddleOfEachStep(t *testing.T) {
 			w.afterRestart(pod, handle, test.wanted)
 		})
 	}
+}
+
+// stopsIn has the first call of a method wait, before the driver has begun or once it has done its
+// work: reached is closed when it has come so far, and nobody hears the answer once dead is.
+func (d *scriptedDriver) stopsIn(method string, done bool) (reached, dead chan struct{}) {
+	reached, dead = make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	stopHere := func(called, _ string, attempt int) error {
+		if called != method || attempt > 1 {
+			return nil
+		}
+		once.Do(func() { close(reached) })
+		<-dead
+		return status.Error(codes.Unavailable, "nobody listens")
+	}
+	if done {
+		d.after = stopHere
+	} else {
+		d.hook = stopHere
+	}
+	return reached, dead
 }
 
 // afterRestart is what must hold of a new agent, and come about with it.

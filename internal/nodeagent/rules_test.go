@@ -17,7 +17,6 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/watch"
@@ -256,9 +255,7 @@ func TestAWaitSaysItsHop(t *testing.T) {
 }
 
 func TestWhatIsNotSupportedIsRefusedInWords(t *testing.T) {
-	w := newWorld(t, noAttach, func(d *storagev1.CSIDriver) {
-		d.Spec.FSGroupPolicy = new(storagev1.FileFSGroupPolicy)
-	})
+	w := newWorld(t, noAttach)
 	w.volume("data")
 	w.volume("host", func(pv *corev1.PersistentVolume) {
 		pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/x"}}
@@ -269,18 +266,11 @@ func TestWhatIsNotSupportedIsRefusedInWords(t *testing.T) {
 		words  string
 		atOnce bool
 	}{
-		"inline": {func(p *corev1.Pod) {
-			p.Spec.Volumes = []corev1.Volume{{Name: "x", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: "d"}}}}
-			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "x", MountPath: "/x"}}
-		}, nil, "inline CSI volumes (driver d) are not supported", true},
 		"device": {func(p *corev1.Pod) {
 			p.Spec.Containers[0].VolumeMounts = nil
 			p.Spec.Containers[0].VolumeDevices = []corev1.VolumeDevice{{Name: "data", DevicePath: "/dev/x"}}
 		}, []string{"data"}, "has volumeMode Filesystem, but is specified in volumeDevices", true},
 		"hostpath": {nil, []string{"host"}, "is not a CSI volume", true},
-		"fsgroup": {func(p *corev1.Pod) {
-			p.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: new(int64(3000))}
-		}, []string{"data"}, "fsGroup 3000", false},
 	}
 	agent, _ := w.agent()
 	for name, test := range tests {
@@ -293,22 +283,6 @@ func TestWhatIsNotSupportedIsRefusedInWords(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestAVolumeThatHasGrownIsMountedAndSaidToBeOfOldSize(t *testing.T) {
-	w := newWorld(t, noAttach)
-	w.volume("data")
-	claims := w.admin.CoreV1().PersistentVolumeClaims(w.name)
-	claim, err := claims.Get(w.ctx, "data", metav1.GetOptions{})
-	must(t, err)
-	claim.Status.Capacity = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("512Mi")}
-	_, err = claims.UpdateStatus(w.ctx, claim, metav1.UpdateOptions{})
-	must(t, err)
-	agent, _ := w.agent()
-	pod := w.pod("p", "data")
-	agent.SetPod(pod)
-	w.mounted(agent, pod)
-	w.untilEvent(pod, "VolumeResizeFailed", "NodeExpandVolume", "is not supported")
 }
 
 func TestAHangingCallHoldsUpItsOwnVolumeOnly(t *testing.T) {

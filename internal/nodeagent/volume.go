@@ -8,9 +8,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -18,22 +19,34 @@ import (
 // records and the attachment are changed by the volume's own turn alone.
 type volume struct {
 	name, driver, handle string
-	pods                 []*publication
-	stage                recorded
-	unstage              nodevolume.Failure
-	unstageProblem       error
+	// inline: it is one pod's own, and named after it.
+	inline         bool
+	pods           []*publication
+	stage          recorded
+	unstage        nodevolume.Failure
+	unstageProblem error
+	unstageTold    told
 	// attachment is as read during the running turn.
 	attachment nodevolume.Attachment
 	// publishContext is the attachment's metadata.
 	publishContext map[string]string
 	solePod        bool
 	holds          map[nodevolume.PublishKey]holding
+	growth         growth
+	measured       measured
+	// statsPlanned and attachErrorPlanned: there is a chore for it.
+	statsPlanned, attachErrorPlanned bool
+	// attachLimit says that the node is full, as the attachError of exhaustedAt did.
+	attachLimit *AttachLimitError
+	exhaustedAt metav1.Time
 }
 
 // recorded is a record and what is known beyond it.
 type recorded struct {
 	record nodevolume.Record
 	phase  nodevolume.Phase
+	// heard is when the driver confirmed it to this agent.
+	heard nodevolume.Confirmation
 }
 
 // publication is a volume for one pod: wanted, or known from a record.
@@ -42,12 +55,20 @@ type publication struct {
 	// want is nil if the pod is known from a record alone.
 	want    *want
 	publish recorded
-	failure nodevolume.Failure
+	// growsFirst: it is not ready for the pod's containers until it was expanded.
+	growsFirst bool
+	failure    nodevolume.Failure
 	// problem is what the last failure said, and step the one that failed.
 	problem error
 	step    string
 	// told is the last event that was sent about it.
-	told string
+	told told
+	// groupChange is not nil while the volume's files are given to the pod's fsGroup.
+	groupChange *mount.GroupChange
+	// stats is what the driver said last, nil if nothing; toldHealth the condition that
+	// the pod was told of.
+	stats      *publishedStats
+	toldHealth string
 }
 
 // holding is a hold and when it began.
@@ -57,8 +78,7 @@ type holding struct {
 }
 
 // volumeNamed returns the volume and makes it if it is new. The caller holds mu.
-func (a *Agent) volumeNamed(driver, handle string) *volume {
-	name := kube.UniqueVolumeName(driver, handle)
+func (a *Agent) volumeNamed(name, driver, handle string) *volume {
 	v, ok := a.volumes[name]
 	if !ok {
 		v = &volume{name: name, driver: driver, handle: handle, holds: map[nodevolume.PublishKey]holding{}}
@@ -109,14 +129,21 @@ func (a *Agent) decide(name string, now time.Time) (*volume, nodevolume.Decision
 		return nil, nodevolume.Decision{}
 	}
 	a.dropReleased(v)
-	decision := nodevolume.Decide(now, a.desired(v), a.observed(v))
+	observed := a.observed(v)
+	if observed.AttachRequired == nodevolume.No {
+		// What was read before the CSIDriver changed is not for a stage without the handshake.
+		v.attachment, v.publishContext = nodevolume.Attachment{}, nil
+	}
+	decision := nodevolume.Decide(now, a.desired(v), observed)
 	if decision.InUse != nodevolume.Unknown {
 		// Under the lock of the snapshot: no write can follow an older wish in between.
-		a.inUse.Want(name, decision.InUse == nodevolume.Yes)
-		a.wakeInUse()
+		if a.inUse.Want(name, decision.InUse == nodevolume.Yes) {
+			a.wakeInUse()
+		}
 	}
 	if decision.Forget {
 		a.inUse.Forget(name)
+		a.measureWaits(v, nil, now)
 		delete(a.volumes, name)
 		for _, p := range v.pods {
 			a.leave(types.UID(p.key.PodUID), name)
@@ -163,25 +190,33 @@ func (a *Agent) claim(p *publication) nodevolume.Claim {
 func (a *Agent) desired(v *volume) nodevolume.Desired {
 	d := nodevolume.Desired{SolePod: v.solePod}
 	for _, p := range v.pods {
-		d.Pods = append(d.Pods, nodevolume.Pod{Key: p.key, Claim: a.claim(p), Publish: p.publish.phase, Failure: p.failure})
+		d.Pods = append(d.Pods, nodevolume.Pod{
+			Key: p.key, Claim: a.claim(p), Publish: p.publish.phase, LastConfirmed: p.publish.heard, Leaving: a.leaving(p),
+			ReadOnly: p.want != nil && p.want.readOnly, Failure: p.failure,
+		})
 	}
 	return d
 }
 
 func (a *Agent) observed(v *volume) nodevolume.Observed {
 	o := nodevolume.Observed{
+		Inline:         v.inline,
 		Node:           a.inUse.View(v.name),
 		AttachRequired: a.attachRequired(v.driver),
 		RecordedInUse:  v.stage.phase != nodevolume.Absent && v.stage.record.InUse,
 		Attachment:     v.attachment,
 		Stage:          nodevolume.Stage{Phase: v.stage.phase, AttachmentUID: v.stage.record.AttachmentUID},
 		Unstage:        v.unstage,
+		Growth:         nodevolume.Growth{Due: v.growth.due, Failure: v.growth.failure},
 	}
 	for _, p := range v.pods {
 		o.RecordedInUse = o.RecordedInUse || (p.publish.phase != nodevolume.Absent && p.publish.record.InUse)
 	}
 	if d := a.drivers[v.driver]; d != nil {
 		o.Driver.Registered = true
+		if a.rulesOf(v.driver).republish {
+			o.Driver.RepublishEvery = a.config.republishEvery
+		}
 		if d.capabilities != nil {
 			o.Driver.Stages = knowledge(d.capabilities.Stage)
 		}
@@ -196,8 +231,8 @@ func knowledge(is bool) nodevolume.Knowledge {
 	return nodevolume.No
 }
 
-// longWait is after how long a pod that waits in one hop is told so by an event.
-const longWait = 30 * time.Second
+// defaultLongWait is after how long a pod that waits in one hop is told so by an event.
+const defaultLongWait = 30 * time.Second
 
 // rest keeps why the volume waits, and comes back when a back-off ends.
 func (a *Agent) rest(v *volume, decision nodevolume.Decision) {
@@ -216,14 +251,18 @@ func (a *Agent) rest(v *volume, decision nodevolume.Decision) {
 			a.log.V(1).Info("Waits", "volume", v.name, "pod", hold.Key.PodUID, "reason", hold.Reason)
 		}
 		holds[hold.Key] = holding{reason: hold.Reason, since: since}
-		switch left := since.Add(longWait).Sub(now); {
+		switch left := since.Add(a.config.longWait).Sub(now); {
 		case left > 0:
 			a.volumeQueue.AddAfter(v.name, left)
 		default:
-			a.tellLongWait(v, hold)
+			a.tellLongWait(v, hold, since)
+			a.volumeQueue.AddAfter(v.name, toldAgain)
 		}
 	}
 	v.holds = holds
+	a.measureWaits(v, decision.Holds, now)
+	a.planStats(v)
+	a.planAttachError(v)
 }
 
 // failed notes a failure of a pod's step and tells the pod.
@@ -242,7 +281,7 @@ func (a *Agent) succeeded(v *volume, key nodevolume.PublishKey) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := v.publication(key)
-	p.failure, p.problem, p.step = nodevolume.Failure{}, nil, ""
+	p.failure, p.problem, p.step, p.told = nodevolume.Failure{}, nil, "", told{}
 }
 
 func again(f nodevolume.Failure) nodevolume.Failure {
@@ -261,11 +300,9 @@ func (v *volume) specName() string {
 
 // podOf is the reference for events about a publication.
 func (p *publication) podOf() *corev1.ObjectReference {
-	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", UID: types.UID(p.key.PodUID)}
 	if p.want != nil {
-		ref.Namespace, ref.Name = p.want.pod.Namespace, p.want.pod.Name
-		return ref
+		return p.want.pod.ref()
 	}
-	ref.Namespace, ref.Name = p.publish.record.Pod.Namespace, p.publish.record.Pod.Name
-	return ref
+	pod := p.publish.record.Pod
+	return podIdentity{UID: types.UID(p.key.PodUID), Namespace: pod.Namespace, Name: pod.Name}.ref()
 }

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	csitranslation "k8s.io/csi-translation-lib"
@@ -29,9 +30,11 @@ const (
 
 // want is one CSI volume that a pod wants here, with all that the calls need to say.
 type want struct {
-	pod      podIdentity
-	volume   string // in pod.spec.volumes
-	specName string // the PersistentVolume's name
+	pod    podIdentity
+	volume string // in pod.spec.volumes
+	// inline: the volume is the pod's own, and stands in pod.spec.volumes.
+	inline   bool
+	specName string // the PersistentVolume's name, or of an inline volume its own
 	driver   string
 	handle   string
 	block    bool
@@ -45,9 +48,16 @@ type want struct {
 	attributes   map[string]string
 	stageSecret  *corev1.SecretReference
 	podSecret    *corev1.SecretReference
+	expandSecret *corev1.SecretReference
 	affinity     *corev1.VolumeNodeAffinity
-	// grown: the volume has grown and its file system has not.
-	grown bool
+	// claim is through which it is wanted, size what that says, capacity what the volume has.
+	claim    claimRef
+	size     claimSize
+	capacity resource.Quantity
+	// migrated: the PersistentVolume names an in-tree plugin.
+	migrated bool
+	// since is when it became known; zero again once it was mounted.
+	since time.Time
 }
 
 // podIdentity is what drivers, records and events are told of a pod.
@@ -59,11 +69,21 @@ type podIdentity struct {
 	SELinux                         bool
 }
 
+// ref is the reference for events about the pod.
+func (id podIdentity) ref() *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", UID: id.UID, Namespace: id.Namespace, Name: id.Name}
+}
+
 func (w *want) key() nodevolume.PublishKey {
 	return nodevolume.PublishKey{PodUID: string(w.pod.UID), SpecName: w.specName}
 }
 
-func (w *want) name() string { return kube.UniqueVolumeName(w.driver, w.handle) }
+func (w *want) name() string {
+	if w.inline {
+		return kube.InlineVolumeName(string(w.pod.UID), w.specName)
+	}
+	return kube.UniqueVolumeName(w.driver, w.handle)
+}
 
 // refusalError says that a pod can never be mounted by this agent.
 type refusalError struct{ why string }
@@ -101,6 +121,9 @@ func (a *Agent) wantsOf(ctx context.Context, object *corev1.Pod) ([]*want, error
 			wants = append(wants, w)
 		}
 	}
+	if err := checkPaths(wants); err != nil {
+		return nil, errors.Join(append(problems, err)...)
+	}
 	return wants, errors.Join(problems...)
 }
 
@@ -128,7 +151,7 @@ func usedVolumes(object *corev1.Pod) (asFile, asDevice map[string]bool) {
 func (a *Agent) wantOf(ctx context.Context, object *corev1.Pod, volume *corev1.Volume) (*want, error) {
 	switch {
 	case volume.CSI != nil:
-		return nil, refuse("inline CSI volumes (driver %s) are not supported by this node agent", volume.CSI.Driver)
+		return wantOfInline(object, volume.Name, volume.CSI)
 	case volume.PersistentVolumeClaim != nil:
 		claim := volume.PersistentVolumeClaim
 		return a.wantOfClaim(ctx, object, volume.Name, claimUse{name: claim.ClaimName, readOnly: claim.ReadOnly})
@@ -167,6 +190,7 @@ func (a *Agent) wantOfClaim(ctx context.Context, object *corev1.Pod, volume stri
 	if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != claim.UID {
 		return nil, fmt.Errorf("volume %s is not bound to claim %s/%s (the UIDs differ)", pv.Name, claim.Namespace, claim.Name)
 	}
+	migrated := pv.Spec.CSI == nil
 	if pv, err = a.translated(pv); err != nil {
 		return nil, err
 	}
@@ -179,9 +203,8 @@ func (a *Agent) wantOfClaim(ctx context.Context, object *corev1.Pod, volume stri
 		return nil, err
 	}
 	w.pod, w.volume, w.readOnly = identityOf(object), volume, use.readOnly
-	if known, ok := claim.Status.Capacity[corev1.ResourceStorage]; ok {
-		w.grown = known.Cmp(pv.Spec.Capacity[corev1.ResourceStorage]) < 0
-	}
+	w.claim, w.size, w.capacity = claimRef{claim.Name, claim.UID}, sizeOf(claim), pv.Spec.Capacity[corev1.ResourceStorage]
+	w.migrated, w.since = migrated, time.Now()
 	return w, nil
 }
 
@@ -240,6 +263,7 @@ func wantOfVolume(pv *corev1.PersistentVolume) (*want, error) {
 		attributes:   source.VolumeAttributes,
 		stageSecret:  source.NodeStageSecretRef,
 		podSecret:    source.NodePublishSecretRef,
+		expandSecret: source.NodeExpandSecretRef,
 		affinity:     pv.Spec.NodeAffinity,
 	}
 	if len(pv.Spec.AccessModes) > 0 {
@@ -283,7 +307,7 @@ func (a *Agent) secrets(ctx context.Context, ref *corev1.SecretReference) (map[s
 	if ref == nil {
 		return out, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	ctx, cancel := context.WithTimeout(silent(ctx), apiTimeout)
 	defer cancel()
 	secret, err := a.client.CoreV1().Secrets(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 	if err != nil {

@@ -1,6 +1,7 @@
 package nodeagent
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -26,6 +27,12 @@ const (
 // blockSteps are kubelet's names of the same steps for a block volume.
 var blockSteps = map[string]string{stepMountDevice: "SetUpDevice", stepSetUp: "MapPodDevice"}
 
+// waysBack are the steps of the way back as kubelet's log names them; it sends no events about them.
+var waysBack = map[bool]map[string]string{
+	false: {stepUnpublish: "UnmountVolume.TearDown", stepUnstage: "UnmountDevice"},
+	true:  {stepUnpublish: "UnmapVolume.UnmapPodDevice", stepUnstage: "UnmapDevice.TearDownDevice"},
+}
+
 func (a *Agent) newRecorder() record.EventRecorder {
 	return a.broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "belay-node", Host: a.config.NodeName})
 }
@@ -38,7 +45,7 @@ func (a *Agent) startEvents() {
 func inWords(reason nodevolume.Reason) string {
 	switch reason {
 	case nodevolume.AttachabilityUnknown:
-		return "whether the driver needs an attach is not known until the CSIDrivers have been listed"
+		return "what the driver needs is not known until the CSIDrivers have been listed"
 	case nodevolume.NodeUnknown:
 		return "the Node object has not been read or does not exist"
 	case nodevolume.NotReportedInUse:
@@ -83,50 +90,74 @@ func failureText(block bool, step, spec string, err error) (reason, text string)
 func (a *Agent) tellFailure(v *volume, p *publication, step string, err error) {
 	block := p.publish.record.Block || (p.want != nil && p.want.block)
 	spec := p.key.SpecName
-	reason, text := failureText(block, step, spec, err)
+	reason, text := failureText(block, step, spec, a.withRemedy(err))
 	if step == stepUnpublish {
-		reason = "FailedUnmount"
-		text = fmt.Sprintf("UnmountVolume.%s failed for volume %q : %v; the volume stays in use on node %s and is tried again", step, spec, err, a.config.NodeName)
+		reason, text = "FailedUnmount", a.stuckText(block, step, spec, err)
 	}
-	if p.told == text {
+	if !p.told.news(text, time.Now()) {
 		return
 	}
-	p.told = text
 	a.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
 	a.log.V(1).Info("Told the pod", "volume", v.name, "pod", p.key.PodUID, "text", text)
 }
 
-// tellLongWait says where a pod that has waited long waits. The caller holds mu.
-func (a *Agent) tellLongWait(v *volume, hold nodevolume.Hold) {
-	if hold.Key.PodUID == "" || hold.Reason == nodevolume.BackingOff {
-		return // a back-off has had its event when the call failed
+// stuckText says that a step of the way back failed.
+func (a *Agent) stuckText(block bool, step, spec string, err error) string {
+	return fmt.Sprintf("%s failed for volume %q : %v; the volume stays in use on node %s and is tried again",
+		waysBack[block][step], spec, a.withRemedy(err), a.config.NodeName)
+}
+
+// tellLongWait says where a pod that has waited long waits, and since when. The caller holds mu.
+func (a *Agent) tellLongWait(v *volume, hold nodevolume.Hold, since time.Time) {
+	waits := fmt.Sprintf("in hop %s since %s: %s", hold.Reason, since.UTC().Format(time.RFC3339), a.why(hold.Reason))
+	switch {
+	case hold.Reason == nodevolume.BackingOff:
+		return // it has had its event when the call failed
+	case hold.Reason == nodevolume.OwnerSilent:
+		// The pod may run well, and who must speak reads no events.
+		a.log.Info("Pod's owner has not said whether it lives", "volume", v.name, "pod", hold.Key.PodUID, "since", since)
+		return
+	case hold.Key.PodUID == "":
+		a.tellStagePod(v, fmt.Sprintf("%s waits for volume %q %s", waysBack[v.stage.record.Block][stepUnstage], v.specName(), waits))
+		return
 	}
 	p := v.publication(hold.Key)
-	step := stepMountDevice
+	if p.publish.phase == nodevolume.Confirmed && !p.growsFirst && a.claim(p) == nodevolume.Wanted {
+		return // the pod runs; what is held is not what it waits for
+	}
+	step := v.firstStep()
+	if p.publish.phase == nodevolume.Confirmed {
+		step = stepSetUp // it runs, and waits for its publish to be renewed
+	}
 	if hold.Reason == nodevolume.NotAttached || hold.Reason == nodevolume.NotReportedInUse {
 		step = stepWaitForAttach
 	}
-	reason, text := failureText(p.want != nil && p.want.block, step, p.key.SpecName,
-		fmt.Errorf("waits in hop %s: %s", hold.Reason, inWords(hold.Reason)))
+	block := p.publish.record.Block || (p.want != nil && p.want.block)
+	reason, text := failureText(block, step, p.key.SpecName, errors.New("waits "+waits))
 	if p.publish.phase != nodevolume.Absent && a.claim(p) == nodevolume.Released {
-		reason, text = "FailedUnmount", fmt.Sprintf("UnmountVolume.%s waits for volume %q in hop %s: %s", stepUnpublish, p.key.SpecName, hold.Reason, inWords(hold.Reason))
+		reason, text = "FailedUnmount", fmt.Sprintf("%s waits for volume %q %s", waysBack[block][stepUnpublish], p.key.SpecName, waits)
 	}
-	if p.told == text {
-		return
+	if p.told.news(text, time.Now()) {
+		a.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
 	}
-	p.told = text
-	a.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
 }
 
-// tellUnstage says on the pod for which the volume was staged that it cannot be unstaged.
+// tellUnstage says that the volume cannot be unstaged. The caller holds mu.
 func (a *Agent) tellUnstage(v *volume, err error) {
-	pod := v.stage.record.Pod
-	if pod.Name == "" {
+	a.tellStagePod(v, a.stuckText(v.stage.record.Block, stepUnstage, v.specName(), err))
+}
+
+// tellStagePod tells the pod for which the volume was staged. The caller holds mu.
+func (a *Agent) tellStagePod(v *volume, text string) {
+	if !v.unstageTold.news(text, time.Now()) {
 		return
 	}
-	p := &publication{key: nodevolume.PublishKey{PodUID: pod.UID}, publish: recorded{record: v.stage.record}}
-	a.events.Event(p.podOf(), corev1.EventTypeWarning, "FailedUnmount", fmt.Sprintf(
-		"UnmountDevice failed for volume %q : %v; the volume stays in use on node %s and is tried again", v.specName(), err, a.config.NodeName))
+	p := &publication{key: nodevolume.PublishKey{PodUID: v.stage.record.Pod.UID}, publish: recorded{record: v.stage.record}}
+	if p.publish.record.Pod.Name == "" { // of a torn record
+		a.log.Info("Volume stays in use", "volume", v.name, "problem", text)
+		return
+	}
+	a.events.Event(p.podOf(), corev1.EventTypeWarning, "FailedUnmount", text)
 }
 
 // tellPod sends a FailedMount about a pod as a whole.
@@ -134,9 +165,9 @@ func (a *Agent) tellPod(pod *corev1.Pod, text string) {
 	a.events.Event(pod, corev1.EventTypeWarning, "FailedMount", "Unable to attach or mount volumes: "+text)
 }
 
-// patience is how long a claim may be unreadable before its pod is told. The
+// defaultPatience is how long a claim may be unreadable before its pod is told. The
 // Node authorizer learns of a new pod with a delay.
-const patience = 5 * time.Second
+const defaultPatience = 5 * time.Second
 
 // tellPodOnce tells a pod that its claims cannot be read, once it has lasted and
 // when the problem is another one. The caller holds mu.
@@ -145,11 +176,13 @@ func (a *Agent) tellPodOnce(p *pod, err error) {
 	if p.problemSince.IsZero() {
 		p.problemSince = now
 	}
-	if now.Sub(p.problemSince) < patience || p.told == err.Error() {
+	if now.Sub(p.problemSince) < a.config.patience {
 		return
 	}
-	p.told = err.Error()
-	a.tellPod(p.object, "waits in hop ClaimNotReady: "+err.Error())
+	text := fmt.Sprintf("waits in hop ClaimNotReady since %s: %v", p.problemSince.UTC().Format(time.RFC3339), a.withRemedy(err))
+	if p.told.news(text, now) {
+		a.tellPod(p.object, text)
+	}
 }
 
 func klogOf(log logr.Logger) klog.Logger { return log }

@@ -14,6 +14,7 @@ import (
 //     or will find the volume in use when it withdraws its report.
 //   - The volume is taken out of the list only when no record of it is left.
 //   - The way back (Unpublish, Unstage) waits for nothing in the API.
+//   - An inline volume is published and unpublished, and that is all.
 //   - What is Unknown is waited for.
 func Decide(now time.Time, desired Desired, observed Observed) Decision {
 	c := decision{now: now, desired: desired, observed: observed}
@@ -21,6 +22,12 @@ func Decide(now time.Time, desired Desired, observed Observed) Decision {
 	c.out.Next = c.tearDown()
 	if c.out.Next == nil {
 		c.out.Next = c.bringUp()
+	}
+	if c.out.Next == nil {
+		c.out.Next = c.expand()
+	}
+	if c.out.Next == nil {
+		c.out.Next = c.renew()
 	}
 	return c.out
 }
@@ -35,10 +42,17 @@ type decision struct {
 // listInUse says what the Node's in-use list shall say, from wants and records.
 func (c *decision) listInUse() {
 	switch {
+	case c.observed.Inline:
+		// Whoever lists such a name means something else by it.
+		c.out.Forget = !c.recorded() && !c.wanted()
 	case c.mustBeInUse():
 		c.out.InUse = Yes
 	case c.recorded() || c.wanted():
-		// Attachability is not known yet, or the driver attaches nothing.
+		// A CSIDriver that came late or was made anew may say that nothing is attached: then
+		// the attachment can go while the pod runs. As long as nothing is known, the list stays.
+		if c.observed.AttachRequired == No {
+			c.out.InUse = No
+		}
 	case c.observed.Node.InUse == No:
 		c.out.Forget = true
 	default:
@@ -108,17 +122,44 @@ func (c *decision) bringUp() Step {
 	return nil
 }
 
+// renew repeats a publish that stands, for a driver that wants to be called again
+// from time to time. It passes the same gates as the first one: a volume that the
+// controller may have detached since is not given to the driver once more.
+func (c *decision) renew() Step {
+	every := c.observed.Driver.RepublishEvery
+	if every == 0 {
+		return nil
+	}
+	for _, p := range c.desired.Pods {
+		if p.Claim != Wanted || p.Publish != Confirmed || p.Leaving {
+			continue
+		}
+		if due := p.LastConfirmed.renewAt(every); c.now.Before(due) {
+			c.recheck(due)
+			continue
+		}
+		if reason := c.gate(p); reason != "" {
+			c.hold(p.Key, reason)
+			continue
+		}
+		if step := c.mount(p); step != nil {
+			return step
+		}
+	}
+	return nil
+}
+
 // gate is what a pod must wait for before anything is read or called for it.
 func (c *decision) gate(p Pod) Reason {
 	o := c.observed
-	switch o.AttachRequired {
+	switch c.attachRequired() {
 	case Unknown:
 		return AttachabilityUnknown
 	case Yes:
 		switch {
 		case o.Node.InUse == Unknown && o.Node.Attached == Unknown:
 			return NodeUnknown
-		case o.Node.InUse != Yes:
+		case o.Node.InUse == No, o.Node.InUse == Unknown && !faultS7:
 			return NotReportedInUse
 		case o.Node.Attached != Yes:
 			return NotAttached
@@ -133,6 +174,15 @@ func (c *decision) gate(p Pod) Reason {
 	return ""
 }
 
+// attachRequired: an inline volume needs no attach, but whether its driver has such
+// volumes is known no sooner than whether it attaches others.
+func (c *decision) attachRequired() Knowledge {
+	if c.observed.Inline && c.observed.AttachRequired == Yes {
+		return No
+	}
+	return c.observed.AttachRequired
+}
+
 // mount is the next step for a pod whose gate is open.
 func (c *decision) mount(p Pod) Step {
 	o := c.observed
@@ -142,7 +192,7 @@ func (c *decision) mount(p Pod) Step {
 	if o.Driver.Stages == Unknown {
 		return ReadCapabilities{For: p.Key}
 	}
-	if o.AttachRequired == Yes {
+	if c.attachRequired() == Yes {
 		switch o.Attachment.Attached {
 		case Unknown:
 			return ReadAttachment{For: p.Key}
@@ -155,8 +205,11 @@ func (c *decision) mount(p Pod) Step {
 			return c.restage(p)
 		}
 	}
-	if o.Driver.Stages == Yes && o.Stage.Phase != Confirmed {
+	if o.Driver.Stages == Yes && !o.Inline && o.Stage.Phase != Confirmed {
 		return StageVolume{For: p.Key}
+	}
+	if p.Publish == Confirmed {
+		return Republish{Key: p.Key}
 	}
 	return Publish{Key: p.Key}
 }
@@ -195,12 +248,17 @@ func (c *decision) mayCall(key PublishKey, failure Failure) bool {
 	}
 	if until := failure.heldUntil(); c.now.Before(until) {
 		c.hold(key, BackingOff)
-		if c.out.RecheckAt.IsZero() || until.Before(c.out.RecheckAt) {
-			c.out.RecheckAt = until
-		}
+		c.recheck(until)
 		return false
 	}
 	return true
+}
+
+// recheck has the volume looked at again at the earliest of the times given.
+func (c *decision) recheck(at time.Time) {
+	if c.out.RecheckAt.IsZero() || at.Before(c.out.RecheckAt) {
+		c.out.RecheckAt = at
+	}
 }
 
 func (c *decision) hold(key PublishKey, reason Reason) {
@@ -225,6 +283,14 @@ func (f Failure) heldUntil() time.Time {
 	return f.At.Add(wait + time.Duration(f.Jitter*float64(wait)/10))
 }
 
+// renewAt is when the publish is due again: at once if nobody knows when it was made.
+func (c Confirmation) renewAt(every time.Duration) time.Time {
+	if c.At.IsZero() {
+		return time.Time{}
+	}
+	return c.At.Add(every + time.Duration(c.Jitter*float64(every)/2))
+}
+
 // Reply is what a driver's answer says about the call.
 type Reply int
 
@@ -242,10 +308,11 @@ const (
 // AfterCall is the phase of a stage or publish after the driver's reply to the
 // call that makes it. A refusal makes it Absent only if it was Absent before: an
 // earlier call without an answer, by this agent or one that died, may have done it, and
-// a refusal now says nothing about then. (Kubelet believes the refusal.)
+// a refusal now says nothing about then. (Kubelet believes the refusal.) What was
+// Confirmed stays so: the call was to renew it, and a pod runs on it (k/k#121271).
 func AfterCall(before Phase, reply Reply) Phase {
 	switch {
-	case reply == OK:
+	case reply == OK || before == Confirmed:
 		return Confirmed
 	case reply == Refused && before == Absent:
 		return Absent

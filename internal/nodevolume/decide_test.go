@@ -111,7 +111,10 @@ func TestDecide(t *testing.T) {
 		"publish uncertain: published again":           {pods(Pod{Key: podA, Claim: Wanted, Publish: Uncertain}), with(staged(Confirmed)), Decision{InUse: Yes, Next: Publish{podA}}},
 		"published: nothing to do":                     {pods(Pod{Key: podA, Claim: Wanted, Publish: Confirmed}), with(staged(Confirmed)), Decision{InUse: Yes}},
 		"driver does not stage: published at once":     {pods(wanted), with(func(o *Observed) { o.Driver.Stages = No }), Decision{InUse: Yes, Next: Publish{podA}}},
-		"no attach needed: staged without a handshake": {pods(wanted), Observed{AttachRequired: No, Driver: Driver{true, Yes}}, Decision{Next: StageVolume{podA}}},
+		"no attach needed: staged without a handshake": {pods(wanted), Observed{AttachRequired: No, Driver: Driver{Registered: true, Stages: Yes}}, Decision{InUse: No, Next: StageVolume{podA}}},
+		"listed, and the CSIDriver says now that no attach is needed: taken out before it is staged": {
+			pods(wanted), with(func(o *Observed) { o.AttachRequired = No }), Decision{InUse: No, Next: StageVolume{podA}},
+		},
 		"first pod backs off, second is mounted": {
 			pods(Pod{Key: podA, Claim: Wanted, Failure: Failure{Count: 1, At: now}}, Pod{Key: podB, Claim: Wanted}), with(staged(Confirmed)),
 			Decision{InUse: Yes, Next: Publish{podB}, Holds: []Hold{{podA, BackingOff}}, RecheckAt: now.Add(500 * time.Millisecond)},

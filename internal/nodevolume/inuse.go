@@ -43,12 +43,23 @@ type InUseList struct {
 	mustRead bool
 }
 
-// Start takes the first version of the Node, which must be read at quorum and not
-// from a cache. An agent that died may have left a PATCH on its way that takes out
-// volumes without a record; keep says which names cannot be meant by it.
+// Start takes the first version of the Node, or the first after it was [InUseList.TurnedBack]. It
+// must be read at quorum and not from a cache. An agent that died may have left a PATCH on its way that takes out
+// volumes without a record; keep says which names cannot be meant by it. The others are taken out,
+// unless they are wanted: nobody else will speak of them.
 func (l *InUseList) Start(node NodeStatus, keep func(name string) bool) {
+	l.pending, l.pendingInUse, l.inFlight, l.mustRead = nil, nil, false, false
 	l.take(node)
-	left := slices.DeleteFunc(slices.Clone(node.InUse), func(name string) bool { return !keep(name) })
+	var left []string
+	for _, name := range node.InUse {
+		if keep(name) {
+			left = append(left, name)
+			continue
+		}
+		if _, spoken := l.wants[name]; !spoken {
+			l.Want(name, false)
+		}
+	}
 	if len(left) != len(node.InUse) {
 		l.send(left)
 	}
@@ -70,6 +81,20 @@ func (l *InUseList) Observe(node NodeStatus) (changed []string) {
 			l.pending, l.mustRead = nil, false
 		}
 	})
+}
+
+// Version is that of the newest known Node.
+func (l *InUseList) Version() string { return l.newest.ResourceVersion }
+
+// TurnedBack says that a Node that was read live can only come from a history in which
+// what is known here never happened: etcd was put back to an earlier state. since is what
+// Version said before the read began. No later version will be newer than the newest for a
+// long time, so the list must be started again.
+func (l *InUseList) TurnedBack(since string, node NodeStatus) bool {
+	if !l.Started() {
+		return false
+	}
+	return newer(since, node.ResourceVersion) || (!l.known && !newer(node.ResourceVersion, l.newest.ResourceVersion))
 }
 
 // ObserveLive takes the Node as read live, after which writing may go on.
@@ -221,6 +246,9 @@ func sorted(list []string) []string {
 	slices.Sort(list)
 	return slices.Compact(list)
 }
+
+// Older says that a version of the Node precedes another one.
+func Older(a, b string) bool { return newer(b, a) }
 
 // newer compares two resourceVersions of one object: decimal numbers of any length
 // without leading zeros (KEP-5504).

@@ -94,6 +94,20 @@ func TestWhatTheListBelieves(t *testing.T) {
 			l.Start(nodeAt("9", "a", "b"), func(name string) bool { return name == "b" })
 			l.Want("a", true)
 		}, Node{InUse: Unknown, Attached: No}, []string{"b"}},
+		"what has no record is taken out, also if the Node has moved on since the start": {func(l *InUseList) {
+			l.Start(nodeAt("9", "a", "b"), func(name string) bool { return name == "b" })
+			l.Observe(nodeAt("10", "a", "b"))
+		}, Node{InUse: Yes, Attached: No}, []string{"b"}},
+		"what has no record and was wanted before the start stays": {func(l *InUseList) {
+			l.Want("a", true)
+			l.Start(nodeAt("9", "a", "b"), func(name string) bool { return name == "b" })
+			l.Observe(nodeAt("10", "a", "b"))
+		}, Node{InUse: Yes, Attached: No}, nil},
+		"what has no record and is wanted since the start stays": {func(l *InUseList) {
+			l.Start(nodeAt("9", "a", "b"), func(name string) bool { return name == "b" })
+			l.Observe(nodeAt("10", "a", "b"))
+			l.Want("a", true)
+		}, Node{InUse: Yes, Attached: No}, nil},
 		"what has a record is believed at once": {func(l *InUseList) {
 			l.Start(nodeAt("9", "a", "b"), func(name string) bool { return name == "a" })
 		}, Node{InUse: Yes, Attached: No}, []string{"a"}},
@@ -124,6 +138,47 @@ func TestWhatTheListBelieves(t *testing.T) {
 				t.Errorf("next write (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestAHistoryThatWasTurnedBack: etcd was restored from a backup, and the versions of the
+// Node are lower than what is known.
+func TestAHistoryThatWasTurnedBack(t *testing.T) {
+	tests := map[string]struct {
+		do    func(l *InUseList)
+		since string
+		read  string
+		want  bool
+	}{
+		"the first read":                 {func(*InUseList) {}, "", "5", false},
+		"a newer one":                    {func(l *InUseList) { l.Start(nodeAt("9", "a"), keepAll) }, "9", "10", false},
+		"the same one":                   {func(l *InUseList) { l.Start(nodeAt("9", "a"), keepAll) }, "9", "9", false},
+		"an older one":                   {func(l *InUseList) { l.Start(nodeAt("9", "a"), keepAll) }, "9", "8", true},
+		"a newer one was seen meanwhile": {func(l *InUseList) { l.Start(nodeAt("9"), keepAll); l.Observe(nodeAt("11")) }, "9", "10", false},
+		"deleted, and back as it was":    {func(l *InUseList) { l.Start(nodeAt("9"), keepAll); l.Lost() }, "9", "9", true},
+		"deleted, and made anew":         {func(l *InUseList) { l.Start(nodeAt("9"), keepAll); l.Lost() }, "9", "12", false},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			var l InUseList
+			test.do(&l)
+			if got := l.TurnedBack(test.since, nodeAt(test.read)); got != test.want {
+				t.Errorf("turned back: %v, want %v", got, test.want)
+			}
+		})
+	}
+	var l InUseList
+	l.Start(nodeAt("9", "a"), keepAll)
+	l.Want("a", true)
+	l.Want("b", true)
+	l.Next()
+	l.NotApplied()
+	l.Start(nodeAt("5", "c"), keepAll)
+	if diff := cmp.Diff([]string{"a", "b", "c"}, next(&l)); diff != "" {
+		t.Errorf("first write of the new history (-want +got):\n%s", diff)
+	}
+	if write := *l.pending; write.ResourceVersion != "5" {
+		t.Errorf("it is bound to version %s", write.ResourceVersion)
 	}
 }
 

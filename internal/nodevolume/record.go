@@ -2,9 +2,11 @@ package nodevolume
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 )
 
 // RecordVersion is the version of the records that this agent writes. It reads
@@ -22,9 +24,11 @@ type Record struct {
 	// Driver and Handle are what the driver is called with.
 	Driver string `json:"driver"`
 	Handle string `json:"handle"`
-	// SpecName is the PersistentVolume's name.
+	// SpecName is the PersistentVolume's name, or that of an inline volume in pod.spec.volumes.
 	SpecName string `json:"specName"`
-	Block    bool   `json:"block,omitempty"`
+	// Inline: the volume is its pod's own. There is no record of a stage of it.
+	Inline bool `json:"inline,omitempty"`
+	Block  bool `json:"block,omitempty"`
 	// Path is the staging or target path below the root.
 	Path string `json:"path"`
 	// InUse: it was made under the handshake over node.status.volumesInUse.
@@ -57,6 +61,14 @@ const (
 	PublishKind = "publish"
 )
 
+// After is the record for another call of its kind, where an earlier one may have done its
+// work; the zero Record says that there was none. What that one was made under still holds.
+func (r Record) After(earlier Record) Record {
+	r.InUse = r.InUse || earlier.InUse
+	r.AttachmentUID = cmp.Or(r.AttachmentUID, earlier.AttachmentUID)
+	return r
+}
+
 // Encode is the record as it stands on disk.
 func (r Record) Encode() ([]byte, error) {
 	r.Version = RecordVersion
@@ -85,6 +97,11 @@ func DecodeRecord(raw []byte) (Record, error) {
 		return Record{}, fmt.Errorf("%w: kind %q", ErrTorn, r.Kind)
 	case r.Driver == "" || r.Handle == "" || r.Path == "":
 		return Record{}, fmt.Errorf("%w: driver, handle or path missing", ErrTorn)
+	case r.Inline && (r.Kind != PublishKind || r.Pod.UID == ""):
+		return Record{}, fmt.Errorf("%w: an inline volume that is not published for a pod", ErrTorn)
+	case !filepath.IsLocal(r.Path):
+		// The driver would be told to unmount it.
+		return Record{}, fmt.Errorf("%w: path %q leads out of the root", ErrTorn, r.Path)
 	}
 	return r, nil
 }

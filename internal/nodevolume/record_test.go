@@ -42,6 +42,10 @@ func TestATornRecordIsNeverGuessedAt(t *testing.T) {
 		"zeros":         "\x00\x00\x00\x00",
 		"later version": `{"version":2,"kind":"stage","driver":"d","handle":"h","path":"p"}`,
 		"no driver":     `{"version":1,"kind":"stage","handle":"h","path":"p"}`,
+		"inline stage":  `{"version":1,"kind":"stage","driver":"d","handle":"h","path":"p","inline":true,"pod":{"uid":"u"}}`,
+		"inline no pod": `{"version":1,"kind":"publish","driver":"d","handle":"h","path":"p","inline":true}`,
+		"path above":    `{"version":1,"kind":"stage","driver":"d","handle":"h","path":"p/../../x"}`,
+		"path of root":  `{"version":1,"kind":"stage","driver":"d","handle":"h","path":"/etc"}`,
 		"other kind":    `{"version":1,"kind":"mount","driver":"d","handle":"h","path":"p"}`,
 	} {
 		if record, err := DecodeRecord([]byte(text)); !errors.Is(err, ErrTorn) {
@@ -74,5 +78,17 @@ func TestRebuiltPhase(t *testing.T) {
 				t.Errorf("phase is %s, want %s", got, test.want)
 			}
 		})
+	}
+}
+
+func TestARecordMadeAnewKeepsWhatTheEarlierCallWasMadeUnder(t *testing.T) {
+	earlier, another := exampleRecord(), exampleRecord()
+	earlier.InUse, earlier.AttachmentUID = true, "va-1"
+	another.InUse, another.AttachmentUID = false, ""
+	if got := another.After(earlier); !got.InUse || got.AttachmentUID != "va-1" {
+		t.Errorf("in use %v, attachment %q", got.InUse, got.AttachmentUID)
+	}
+	if got := another.After(Record{}); got.InUse || got.AttachmentUID != "" {
+		t.Errorf("nothing was before: in use %v, attachment %q", got.InUse, got.AttachmentUID)
 	}
 }

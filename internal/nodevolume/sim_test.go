@@ -14,9 +14,10 @@ import (
 
 // The simulation: one node, one volume, two pods, a controller that withdraws
 // and checks, a watch that lags, writes that land late or twice or never with
-// replies that are lost, a driver that fails in every way, and an agent that dies
-// between any two steps, also with a record that cannot be read afterwards.
-// After each step S7 is checked against the store and the driver.
+// replies that are lost, a driver that fails in every way and wants to be called
+// again from time to time, and an agent that dies between any two steps, also with a
+// record that cannot be read afterwards. After each step S7 is checked against the
+// store and the driver, and that whatever is published has a record.
 
 const simVolume = "v"
 
@@ -32,6 +33,10 @@ const (
 	wishOnlyNews    plant = "an older wish to clear the volume is left standing because the list says already what is wanted"
 	dropUncertain   plant = "an unstage without an answer counts as done"
 	skipHandshake   plant = "the volume is staged without being listed in use"
+	believeRenewal  plant = "a renewal that is refused counts as a publish that is refused"
+	forgetRenewal   plant = "a publish that is to be renewed is not looked at again"
+	renewLeaving    plant = "the publish of a pod that is being deleted is renewed"
+	forgetInline    plant = "a torn record of an inline volume is taken for that of a persistent one"
 )
 
 // simWorld is what is true, whatever the agent believes.
@@ -40,6 +45,8 @@ type simWorld struct {
 	plant plant
 	trace []string
 	now   time.Time
+	// inline: the volume is the pods' own.
+	inline bool
 
 	// The API server: all versions of the Node; the last one is true.
 	versions []NodeStatus
@@ -47,8 +54,8 @@ type simWorld struct {
 	vaUID    int     // of the VolumeAttachment; 0 if there is none
 	nextUID  int
 
-	// The owner of the pods.
-	owned map[string]bool
+	// The owner of the pods, and those that are being deleted.
+	owned, leaving map[string]bool
 
 	// The driver.
 	staged    bool
@@ -69,14 +76,15 @@ type simAgent struct {
 	pods       map[string]bool // set by the owner; false: removed
 	stage      Phase
 	publishes  map[string]Phase
+	heard      map[string]time.Time // when the driver confirmed them to this agent
 	attachment Attachment
 }
 
 func newSimWorld(seed uint64, p plant) *simWorld {
 	w := &simWorld{
-		rng: rand.New(rand.NewPCG(seed, 7)), plant: p, now: now,
+		rng: rand.New(rand.NewPCG(seed, 7)), plant: p, now: now, inline: seed%5 == 4,
 		versions: []NodeStatus{{UID: "n", ResourceVersion: "1000"}},
-		owned:    map[string]bool{}, published: map[string]bool{}, records: map[string]Record{},
+		owned:    map[string]bool{}, leaving: map[string]bool{}, published: map[string]bool{}, records: map[string]Record{},
 	}
 	w.start()
 	return w
@@ -101,7 +109,7 @@ func (w *simWorld) change(edit func(*NodeStatus)) {
 
 // start is an agent on the records of the one before.
 func (w *simWorld) start() {
-	a := &simAgent{pods: map[string]bool{}, publishes: map[string]Phase{}}
+	a := &simAgent{pods: map[string]bool{}, publishes: map[string]Phase{}, heard: map[string]time.Time{}}
 	for name, r := range w.records {
 		phase := r.Rebuilt("boot", knows(w.mountedFor(name)))
 		if name == StageKind {
@@ -131,14 +139,14 @@ func (w *simWorld) mountedFor(record string) bool {
 // crash kills the agent. What it had on its way may still arrive.
 func (w *simWorld) crash() {
 	w.log("crash")
-	if w.rng.IntN(4) == 0 {
-		for _, name := range slices.Sorted(maps.Keys(w.records)) { // torn: the way back knows little more than that it exists
-			r := w.records[name]
-			r.Confirmed, r.AttachmentUID, r.InUse = false, "", true
-			w.records[name] = r
-			w.log("record %s is torn", name)
-			break
+	if names := slices.Sorted(maps.Keys(w.records)); w.rng.IntN(4) == 0 && len(names) > 0 {
+		r := w.records[names[0]] // torn: the way back knows little more than that it exists
+		r.Confirmed, r.AttachmentUID, r.InUse = false, "", !w.inline
+		if w.plant == forgetInline {
+			r.Inline, r.InUse = false, true
 		}
+		w.records[names[0]] = r
+		w.log("record %s is torn", names[0])
 	}
 	w.start()
 }
@@ -146,16 +154,20 @@ func (w *simWorld) crash() {
 // owner sets and removes pods; a new agent is told everything again.
 func (w *simWorld) owner() {
 	uid := []string{"a", "b"}[w.rng.IntN(2)]
-	if w.owned[uid] {
+	switch {
+	case w.owned[uid] && !w.leaving[uid] && w.rng.IntN(3) == 0:
+		w.leaving[uid] = true
+	case w.owned[uid]:
 		delete(w.owned, uid)
+		delete(w.leaving, uid)
 		if _, known := w.agent.pods[uid]; known || w.agent.synced {
 			w.agent.pods[uid] = false
 		}
-	} else if w.agent.publishes[uid] == Absent {
+	case w.agent.publishes[uid] == Absent:
 		w.owned[uid] = true
 		w.agent.pods[uid] = true
 	}
-	w.log("owner: %v", w.owned)
+	w.log("owner: %v, leaving %v", w.owned, w.leaving)
 }
 
 func (w *simWorld) syncPods() {
@@ -173,6 +185,7 @@ func (w *simWorld) syncPods() {
 func (w *simWorld) controller() {
 	attached := slices.Contains(w.node().Attached, simVolume)
 	switch {
+	case w.inline: // of no concern to it
 	case len(w.owned) > 0 && w.vaUID == 0:
 		w.nextUID++
 		w.vaUID = w.nextUID
@@ -263,14 +276,18 @@ func (w *simWorld) observed() (Desired, Observed) {
 	for _, uid := range []string{"a", "b"} {
 		claim, phase := w.claim(uid), a.publishes[uid]
 		if claim == Wanted || phase != Absent {
-			d.Pods = append(d.Pods, Pod{Key: PublishKey{PodUID: uid}, Claim: claim, Publish: phase})
+			d.Pods = append(d.Pods, Pod{
+				Key: PublishKey{PodUID: uid}, Claim: claim, Publish: phase, LastConfirmed: Confirmation{At: a.heard[uid]},
+				Leaving: w.leaving[uid] && w.plant != renewLeaving,
+			})
 		}
 	}
 	o := Observed{
-		Node: a.list.View(simVolume), AttachRequired: Yes, Attachment: a.attachment,
-		Driver:        Driver{Registered: true, Stages: Yes},
+		Inline: w.agentSaysInline(),
+		Node:   a.list.View(simVolume), AttachRequired: Yes, Attachment: a.attachment,
+		Driver:        Driver{Registered: true, Stages: Yes, RepublishEvery: time.Minute},
 		Stage:         Stage{Phase: a.stage, AttachmentUID: w.records[StageKind].AttachmentUID},
-		RecordedInUse: len(w.records) > 0,
+		RecordedInUse: len(w.records) > 0 && !w.inline,
 	}
 	switch {
 	case w.plant == believeStale && o.Node.InUse == Unknown && a.list.known:
@@ -281,11 +298,25 @@ func (w *simWorld) observed() (Desired, Observed) {
 	return d, o
 }
 
+// agentSaysInline: the agent knows it from its records, or from the pods where there are none.
+func (w *simWorld) agentSaysInline() bool {
+	for _, r := range w.records {
+		if !r.Inline {
+			return false
+		}
+	}
+	return w.inline
+}
+
 // turn is one decision of the agent and its step.
 func (w *simWorld) turn() error {
 	a := w.agent
+	w.now = w.now.Add(time.Duration(w.rng.IntN(20)) * time.Second)
 	d, o := w.observed()
 	decision := Decide(w.now, d, o)
+	if w.plant == forgetRenewal {
+		decision.RecheckAt = time.Time{}
+	}
 	if w.plant == wishOnlyNews && o.Node.InUse == decision.InUse {
 		decision.InUse = Unknown
 	}
@@ -298,6 +329,7 @@ func (w *simWorld) turn() error {
 	switch step := decision.Next.(type) {
 	case nil:
 		a.attachment = Attachment{}
+		return w.checkRest(d, decision)
 	case ReadAttachment:
 		a.attachment = Attachment{Attached: knows(w.vaUID != 0), UID: strconv.Itoa(w.vaUID)}
 	default:
@@ -318,7 +350,13 @@ func (w *simWorld) call(step Step) error {
 	if name == StageKind {
 		before = a.stage
 	}
-	if w.plant != recordAfterCall || undo {
+	_, renews := step.(Republish)
+	if renews {
+		if err := w.checkRenewal(name); err != nil {
+			return err
+		}
+	}
+	if !renews && (w.plant != recordAfterCall || undo) {
 		w.record(name, undo)
 	}
 	if w.rng.IntN(12) == 0 {
@@ -344,12 +382,14 @@ func (w *simWorld) call(step Step) error {
 		w.crash()
 		return nil
 	}
-	w.record(name, undo)
+	if !renews {
+		w.record(name, undo)
+	}
 	if w.plant == dropUncertain && undo {
 		reply = OK
 	}
 	after := AfterCall(before, reply)
-	if w.plant == believeRefusal {
+	if w.plant == believeRefusal && !renews || w.plant == believeRenewal && renews {
 		after = AfterCall(Absent, reply)
 	}
 	if undo {
@@ -362,6 +402,9 @@ func (w *simWorld) call(step Step) error {
 		r := w.records[name]
 		r.Confirmed = true
 		w.records[name] = r
+		if reply == OK {
+			a.heard[name] = w.now
+		}
 	case Uncertain:
 	}
 	w.set(name, after)
@@ -377,6 +420,8 @@ func recordOf(step Step) (name string, undo bool) {
 		return StageKind, true
 	case Publish:
 		return step.Key.PodUID, false
+	case Republish:
+		return step.Key.PodUID, false
 	case Unpublish:
 		return step.Key.PodUID, true
 	default:
@@ -391,7 +436,7 @@ func (w *simWorld) record(name string, undo bool) {
 	if undo {
 		r.Leaving, r.Confirmed = true, false
 	} else if !ok || !r.Leaving {
-		r = Record{Kind: name, BootID: "boot", InUse: true, AttachmentUID: a.attachment.UID}
+		r = Record{Kind: name, BootID: "boot", Inline: w.inline, InUse: !w.inline, AttachmentUID: a.attachment.UID}
 	} else {
 		r.Leaving = false
 	}
@@ -418,6 +463,8 @@ func (w *simWorld) carryOut(step Step) {
 		w.staged = false
 	case Publish:
 		w.published[step.Key.PodUID] = true
+	case Republish:
+		w.published[step.Key.PodUID] = true
 	case Unpublish:
 		delete(w.published, step.Key.PodUID)
 	}
@@ -425,7 +472,16 @@ func (w *simWorld) carryOut(step Step) {
 
 // check is S7, against what is true.
 func (w *simWorld) check() error {
+	for uid := range w.published {
+		if _, recorded := w.records[uid]; !recorded {
+			return fmt.Errorf("S7: the volume is published for %s and there is no record of it", uid)
+		}
+	}
 	switch {
+	case w.inline && (w.staged || w.inUse()):
+		return fmt.Errorf("an inline volume is staged (%v) or listed in use (%v)", w.staged, w.inUse())
+	case w.inline:
+		return nil
 	case w.staged && !w.inUse():
 		return fmt.Errorf("S7: the volume is staged and the Node does not list it in use")
 	case len(w.records) > 0 && !w.inUse():
@@ -545,7 +601,7 @@ func TestSimulationKeepsS7ThroughCrashes(t *testing.T) {
 }
 
 func TestSimulationFindsPlantedFaults(t *testing.T) {
-	for _, p := range []plant{believeStale, noStartGuard, recordAfterCall, believeRefusal, wishOnlyNews, dropUncertain, skipHandshake} {
+	for _, p := range []plant{believeStale, noStartGuard, recordAfterCall, believeRefusal, wishOnlyNews, dropUncertain, skipHandshake, believeRenewal, forgetRenewal, renewLeaving, forgetInline} {
 		t.Run(string(p), func(t *testing.T) {
 			for seed := range uint64(seeds) {
 				if _, err := simulate(seed, p); err != nil {

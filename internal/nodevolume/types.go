@@ -53,8 +53,9 @@ func (c Claim) String() string { return [...]string{"Unclaimed", "Wanted", "Rele
 // PublishKey names one publish of a volume.
 type PublishKey struct {
 	PodUID string
-	// SpecName is the PersistentVolume's name. Two of them may share a handle, and so
-	// one volume can be published twice for a pod.
+	// SpecName is the PersistentVolume's name, or that of an inline volume in
+	// pod.spec.volumes. Two PersistentVolumes may share a handle, and so one volume can
+	// be published twice for a pod.
 	SpecName string
 }
 
@@ -63,7 +64,22 @@ type Pod struct {
 	Key     PublishKey
 	Claim   Claim
 	Publish Phase
-	Failure Failure
+	// LastConfirmed is when the driver confirmed the publish, if it is Confirmed.
+	LastConfirmed Confirmation
+	// Leaving: the pod is being deleted. Its containers may still run, and keep what
+	// they have, but nothing is renewed for them.
+	Leaving bool
+	// ReadOnly: the pod may not write, and so no file system is expanded for it.
+	ReadOnly bool
+	Failure  Failure
+}
+
+// Confirmation is when this agent last heard the driver confirm a publish. Its
+// zero value means that an earlier agent did, at a time that nobody knows.
+type Confirmation struct {
+	At time.Time
+	// Jitter in [0, 1) stretches the time until the publish is renewed by up to a half.
+	Jitter float64
 }
 
 // Failure is the last one in a row for one pod's work on the volume, or for the unstage.
@@ -105,6 +121,9 @@ type Driver struct {
 	Registered bool
 	// Stages: the driver has STAGE_UNSTAGE_VOLUME.
 	Stages Knowledge
+	// RepublishEvery is after how long a publish that stands is repeated, for drivers
+	// that ask for it (CSIDriver.spec.requiresRepublish). Zero: never.
+	RepublishEvery time.Duration
 }
 
 // Stage is the record of the volume's stage.
@@ -117,7 +136,11 @@ type Stage struct {
 
 // Observed is what is known of one volume at one moment.
 type Observed struct {
-	Node Node
+	// Inline: the volume is one pod's own (pod.spec.volumes[].csi, KEP-596). The driver
+	// makes it at NodePublishVolume and destroys it at NodeUnpublishVolume; it is never
+	// attached, never listed in use and never staged, whatever else is observed.
+	Inline bool
+	Node   Node
 	// AttachRequired is Yes when the driver's CSIDriver says so or does not exist,
 	// Unknown while the CSIDrivers have not been listed.
 	AttachRequired Knowledge
@@ -129,6 +152,7 @@ type Observed struct {
 	Stage         Stage
 	// Unstage is the failure that holds back the unstage.
 	Unstage Failure
+	Growth  Growth
 }
 
 // Step is something to do. The set is sealed.
@@ -144,6 +168,9 @@ type (
 	StageVolume struct{ For PublishKey }
 	// Publish records and calls NodePublishVolume.
 	Publish struct{ Key PublishKey }
+	// Republish calls NodePublishVolume again for a publish that stands, with what is
+	// to be said now. The record stays as it is, whatever the driver answers.
+	Republish struct{ Key PublishKey }
 	// Unpublish calls NodeUnpublishVolume and drops the record.
 	Unpublish struct{ Key PublishKey }
 	// Unstage calls NodeUnstageVolume and drops the record.
@@ -154,6 +181,7 @@ func (ReadCapabilities) step() {}
 func (ReadAttachment) step()   {}
 func (StageVolume) step()      {}
 func (Publish) step()          {}
+func (Republish) step()        {}
 func (Unpublish) step()        {}
 func (Unstage) step()          {}
 
@@ -176,7 +204,8 @@ type Decision struct {
 	Next Step
 	// Holds, in the order of the pods. While there is a Next they are incomplete.
 	Holds []Hold
-	// RecheckAt is when a back-off ends. Zero: only a change can lead on.
+	// RecheckAt is when a back-off ends or a publish is to be renewed. Zero: only a
+	// change can lead on.
 	RecheckAt time.Time
 	// Forget: nothing is left of the volume here and nobody wants it.
 	Forget bool

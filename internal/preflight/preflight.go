@@ -195,7 +195,7 @@ func (o *observed) see(obj runtime.Object) {
 func (o *observed) write(resource, manager, what string) {
 	switch {
 	case manager == kube.FieldManager:
-	case strings.HasPrefix(manager, "kubectl"):
+	case kube.ByHand(manager):
 		o.byHand[resource] = append(o.byHand[resource], what)
 	default:
 		o.foreign[resource] = append(o.foreign[resource], what)
@@ -214,7 +214,7 @@ func (r *run) checkFlexPods(ctx context.Context) Check {
 	pages.PageSize = pageSize
 	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
 		pod, ok := obj.(*corev1.Pod)
-		if !ok || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		if !ok || kube.PodEnded(pod) {
 			return nil
 		}
 		for _, v := range pod.Spec.Volumes {

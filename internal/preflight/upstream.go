@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+
+	"belay.dev/belay/internal/kube"
 )
 
 const (
@@ -52,8 +54,7 @@ func upstreams(ctx context.Context, clients kubernetes.Interface) (on, off []str
 		}
 		for i := range pods.Items {
 			pod := &pods.Items[i]
-			ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-			if seen[pod.UID] || ended {
+			if seen[pod.UID] || kube.PodEnded(pod) {
 				continue
 			}
 			seen[pod.UID] = true

@@ -33,8 +33,10 @@ func Decide(now time.Time, seen Observed, policy Policy) Decision {
 			v.do(Reread{target{a.UID}})
 		case a.Deleting:
 			v.detach(a)
-		case !a.Attached:
+		case !a.Attached, a.Drift == NotPublished && a.nodeUnchanged():
 			v.attach(a)
+		default:
+			v.keepVolume(a)
 		}
 	}
 	return v.decision
@@ -104,11 +106,20 @@ func (v *volume) attach(a Attachment) {
 	v.call(a, Publish, a.boundNodeID())
 }
 
+// keepVolume protects the PersistentVolume of an attached volume that was not
+// there, or not known, when another one of the same handle stood in for it.
+func (v *volume) keepVolume(a Attachment) {
+	if a.Finalizer && a.VolumeUnprotected && !v.draining {
+		v.do(WriteFinalizers{target: target{a.UID}, NodeID: a.RecordedNodeID, Volume: true})
+	}
+}
+
 // detach moves an attachment that is being deleted. Without our finalizer it is
 // none of our business: the volume was never published for it, or the unpublish
 // was confirmed.
 func (v *volume) detach(a Attachment) {
 	if !a.Finalizer {
+		v.detachAgain(a)
 		return
 	}
 	if a.undone() {
@@ -124,10 +135,31 @@ func (v *volume) detach(a Attachment) {
 	v.call(a, Unpublish, a.boundNodeID())
 }
 
+// detachAgain takes back what the driver still lists for an attachment of which we
+// have let go, unless another one may need the volume at that node. Nothing of
+// it is recorded but an error, and that it is over.
+func (v *volume) detachAgain(a Attachment) {
+	if a.undone() && a.DetachError != "" {
+		v.do(RecordDetached{target{a.UID}})
+		return
+	}
+	if a.Drift != StillPublished || a.RecordedNodeID == "" {
+		return
+	}
+	for _, other := range v.attachments {
+		done := other.Deleting && !other.mayBePublished() || other.Gone
+		if other.UID != a.UID && !done && (other.boundNodeID() == a.RecordedNodeID || other.NodeID == a.RecordedNodeID) {
+			return
+		}
+	}
+	v.call(a, Unpublish, a.RecordedNodeID)
+}
+
 // undo takes back what was published for an attachment that is gone. Gone
 // without us, what was recorded as attached is taken back only when another
 // attachment wants the volume: objects vanish by the hundred when a cluster is
-// restored from a backup, and the pods run on.
+// restored from a backup, and the pods run on. That a publish was sent again
+// makes no difference.
 func (v *volume) undo(a Attachment) {
 	if !a.mayBePublished() {
 		v.do(Forget{target{a.UID}})
@@ -144,7 +176,7 @@ func (v *volume) undo(a Attachment) {
 			return
 		}
 	}
-	if wanted || !a.Call.Recorded || !a.Call.confirmed(Publish, a.Call.NodeID) {
+	if wanted || !a.Call.Again && (!a.Call.Recorded || !a.Call.confirmed(Publish, a.Call.NodeID)) {
 		v.call(a, Unpublish, a.Call.NodeID)
 	}
 }
@@ -223,6 +255,11 @@ func (v *volume) waitForOther(a, other Attachment) {
 		v.call(a, Unpublish, a.boundNodeID())
 		return
 	}
+	if a.Attached {
+		// Recorded as attached, and to be published again: nothing went wrong yet.
+		v.wait(a, OtherWriterAttached, time.Time{})
+		return
+	}
 	v.report(a, Publish, fmt.Sprintf("volume may be attached to one node only and VolumeAttachment %s for node %q still exists",
 		other.Name, other.Node))
 	v.wait(a, OtherWriterAttached, time.Time{})
@@ -255,11 +292,5 @@ func (v *volume) reportCall(a Attachment, verb Verb) {
 func (v *volume) do(step Step) { v.decision.Steps = append(v.decision.Steps, step) }
 
 func (v *volume) wait(a Attachment, reason Reason, until time.Time) {
-	v.decision.Waits = append(v.decision.Waits, Wait{Attachment: a.Name, Reason: reason, Until: until})
-	if until.IsZero() {
-		return
-	}
-	if v.decision.RecheckAt.IsZero() || until.Before(v.decision.RecheckAt) {
-		v.decision.RecheckAt = until
-	}
+	v.decision.Wait(Wait{Attachment: a.Name, Reason: reason, Until: until})
 }

@@ -73,6 +73,9 @@ func TestDecide(t *testing.T) {
 			[]Step{RecordAttached{to("a")}}},
 		"publish in flight": {Observed{Attachments: []Attachment{called(begun("a"), Call{Verb: Publish, NodeID: "id-a", InFlight: true})}}, nil},
 		"attached":          {Observed{Attachments: []Attachment{attached("a")}}, nil},
+		"attached, and the volume's own object came later": {Observed{Attachments: []Attachment{with(attached("a"), func(a *Attachment) { a.VolumeUnprotected = true })}},
+			[]Step{WriteFinalizers{to("a"), "id-a", false, true}}},
+		"attached by a driver that had nothing to attach": {Observed{Attachments: []Attachment{{UID: "uid-a", Name: "a", Attached: true, VolumeUnprotected: true}}}, nil},
 		"recorded as attached, and somebody reset it: publish again": {
 			Observed{Attachments: []Attachment{called(begun("a"), Call{Verb: Publish, NodeID: "id-a", Confirmed: true, Recorded: true})}},
 			[]Step{CallDriver{to("a"), Publish, "id-a"}}},

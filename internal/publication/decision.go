@@ -17,9 +17,24 @@ const (
 	BackingOff Reason = "BackingOff"
 	// RequestImpossible: what a request needs is missing or wrong.
 	RequestImpossible Reason = "RequestImpossible"
+	// DriverBusy: as many calls are in flight as the driver bears.
+	DriverBusy Reason = "DriverBusy"
+	// NodeHeldBack: the driver said that it can attach no more to the node
+	// (RESOURCE_EXHAUSTED); one attachment at a time is tried.
+	NodeHeldBack Reason = "NodeHeldBack"
+	// VolumeHeldBack: the driver said that it is at work on the shared volume already
+	// (ABORTED); one node at a time is tried.
+	VolumeHeldBack Reason = "VolumeHeldBack"
+	// DriverGone: the connection to the driver is lost.
+	DriverGone Reason = "DriverGone"
 	// ShuttingDown: the attacher is about to end.
 	ShuttingDown Reason = "ShuttingDown"
 )
+
+// Reasons are all reasons to wait.
+var Reasons = []Reason{
+	OtherWriterAttached, CallInFlight, BackingOff, RequestImpossible, DriverBusy, NodeHeldBack, VolumeHeldBack, DriverGone, ShuttingDown,
+}
 
 // Wait is why one attachment waits, for how long at most.
 type Wait struct {
@@ -37,6 +52,14 @@ type Decision struct {
 	Waits []Wait
 	// RecheckAt is when to decide again if nothing changes; zero for never.
 	RecheckAt time.Time
+}
+
+// Wait adds a wait to a decision.
+func (d *Decision) Wait(w Wait) {
+	d.Waits = append(d.Waits, w)
+	if !w.Until.IsZero() && (d.RecheckAt.IsZero() || w.Until.Before(d.RecheckAt)) {
+		d.RecheckAt = w.Until
+	}
 }
 
 // Step is one thing to do for one attachment. The set is sealed.

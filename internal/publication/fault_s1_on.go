@@ -1,4 +1,4 @@
-//go:build belay_fault_s1
+//go:build belay_fault_s1_attacher
 
 package publication
 

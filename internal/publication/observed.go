@@ -1,6 +1,9 @@
 package publication
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Key names what is decided about in one go, and so what one worker holds at a
 // time. An exclusive volume is decided over all nodes (Node is empty), because
@@ -24,6 +27,12 @@ type Observed struct {
 	// Draining: the attacher is shutting down. Results are still recorded, and
 	// nothing new is begun.
 	Draining bool
+}
+
+// Awaited tells whether an attachment is wanted and not there yet: what is done for
+// the key, also a detach, is then on the way of an attach.
+func (o Observed) Awaited() bool {
+	return slices.ContainsFunc(o.Attachments, func(a Attachment) bool { return !a.Gone && !a.Deleting && !a.Attached })
 }
 
 // Attachment is one VolumeAttachment with what concerns it. Each field is as
@@ -55,6 +64,9 @@ type Attachment struct {
 	// VolumeProtected: our finalizer is stored on the PersistentVolume, or there
 	// is none (inline volumes).
 	VolumeProtected bool
+	// VolumeUnprotected: our finalizer is missing on the PersistentVolume, which can
+	// take it. Both are false where there is no saying.
+	VolumeUnprotected bool
 
 	// PublishProblem and UnpublishProblem say why no request can be made;
 	// empty if it can.
@@ -64,6 +76,10 @@ type Attachment struct {
 	// AttachError and DetachError are the messages stored in the status.
 	AttachError string
 	DetachError string
+
+	// Drift is what the driver's list says against the attachment, confirmed; it
+	// stands until the driver confirmed the call that mends it and that is recorded.
+	Drift Drift
 
 	// Inputs changes when anything changes that an attempt depends on; it says
 	// nothing else. A failed call is tried again at once when it differs.
@@ -112,6 +128,9 @@ type Call struct {
 	Confirmed bool
 	// Recorded: the result of this call is in the attachment's status.
 	Recorded bool
+
+	// Again: the attachment was recorded as attached when the call was sent.
+	Again bool
 
 	// Failures is the number of attempts in a row that ended without OK.
 	Failures int

@@ -19,8 +19,9 @@ import (
 const (
 	walkSeeds = 300
 	walkSteps = 400
-	// plantedSeeds is how far a planted fault is looked for; most show at once.
-	plantedSeeds = 5000
+	// plantedSeeds is how far a planted fault is looked for, and rareSeeds how far one
+	// that takes two losses in a row.
+	plantedSeeds, rareSeeds = 10, 5000
 )
 
 // stored is an attachment at the API server.
@@ -61,6 +62,8 @@ type plane struct {
 
 	flying    []*inCall
 	published map[string]bool   // node IDs that the storage gives access to
+	taken     map[string]bool   // node IDs that somebody else took the volume from
+	drift     map[string]Drift  // by UID, in the process's memory: what a list said
 	recorded  map[string]string // node ID by UID, as the finalizer was stored with it
 
 	// stripping: people take finalizers off by force. The process remembers what
@@ -79,7 +82,7 @@ func newPlane(seed uint64, decide func(time.Time, Observed, Policy) Decision) *p
 	p := &plane{
 		random: rand.New(rand.NewPCG(seed, seed)), now: noon, decide: decide,
 		api: map[string]*stored{}, nodeIDs: map[string]string{"n0": "id-n0", "n1": "id-n1", "n2": "id-n2"},
-		cache: map[string]stored{}, published: map[string]bool{}, recorded: map[string]string{}, names: map[string]Attachment{},
+		cache: map[string]stored{}, published: map[string]bool{}, taken: map[string]bool{}, recorded: map[string]string{}, names: map[string]Attachment{},
 	}
 	p.exclusive = p.random.IntN(4) > 0
 	p.stripping = p.random.IntN(3) == 0
@@ -100,6 +103,7 @@ func (p *plane) loses() bool {
 // new process reads the API server afresh before it decides.
 func (p *plane) restart() {
 	p.written, p.ended, p.calls, p.unsure = map[string]stored{}, map[string]bool{}, map[string]Call{}, map[string]bool{}
+	p.drift = map[string]Drift{}
 	p.cache = map[string]stored{}
 	for uid, s := range p.api {
 		p.cache[uid] = *s
@@ -126,7 +130,7 @@ func (p *plane) observe() (Observed, map[string]Attachment) {
 			continue
 		}
 		a := s.a
-		a.NodeID, a.Call, a.Unsure = p.nodeIDs[a.Node], p.calls[uid], p.unsure[uid]
+		a.NodeID, a.Call, a.Unsure, a.Drift = p.nodeIDs[a.Node], p.calls[uid], p.unsure[uid], p.drift[uid]
 		a.Inputs = fmt.Sprint(a.Deleting, a.NodeID)
 		if a.NodeID == "" {
 			a.PublishProblem = "node unknown"
@@ -242,6 +246,7 @@ func (p *plane) apply(a Attachment, step Step) {
 	case RecordAttached:
 		if p.write(a.UID, func(o *Attachment) { o.Attached, o.AttachError = true, "" }) {
 			p.note(a.UID, func(c *Call) { c.Recorded = true })
+			delete(p.drift, a.UID)
 		}
 	case RecordDetached:
 		p.write(a.UID, func(o *Attachment) { o.Attached, o.DetachError = false, "" })
@@ -296,7 +301,8 @@ func (p *plane) begin(a Attachment, s CallDriver) {
 		panic(violation("once: publish repeated although the driver had confirmed it"))
 	}
 	failures := p.calls[a.UID].Failures
-	p.calls[a.UID] = Call{Verb: s.Verb, NodeID: s.NodeID, InFlight: true, Sent: true, Failures: failures, Inputs: a.Inputs}
+	p.calls[a.UID] = Call{Verb: s.Verb, NodeID: s.NodeID, InFlight: true, Sent: true, Failures: failures, Inputs: a.Inputs,
+		Again: a.Attached && s.Verb == Publish}
 	p.flying = append(p.flying, &inCall{uid: a.UID, step: s, inputs: a.Inputs,
 		acts: p.random.IntN(8) > 0, lost: p.random.IntN(6) == 0})
 }
@@ -308,6 +314,7 @@ func (p *plane) land(i int) {
 	if f.acts {
 		if f.step.Verb == Publish {
 			p.published[f.step.NodeID] = true
+			delete(p.taken, f.step.NodeID)
 		} else {
 			delete(p.published, f.step.NodeID)
 		}
@@ -357,7 +364,9 @@ func (p *plane) heldByAnother(uid, nodeID string) bool {
 
 // step does one thing that can happen.
 func (p *plane) step() {
-	switch n := p.random.IntN(20); {
+	switch n := p.random.IntN(21); {
+	case n == 20:
+		p.list()
 	case n < 2:
 		p.create()
 	case n < 4:
@@ -393,6 +402,29 @@ func (p *plane) step() {
 		}
 	case n == 19:
 		p.renode()
+	}
+}
+
+// list lets somebody else take the volume from a node, or does not, and has the
+// process believe of an attachment that the driver lists it as not published: the list
+// may be right or wrong.
+func (p *plane) list() {
+	uids := sorted(p.api)
+	if len(uids) == 0 {
+		return
+	}
+	s := p.api[uids[p.random.IntN(len(uids))]]
+	if !s.a.Attached || s.a.Deleting {
+		return
+	}
+	if p.random.IntN(2) == 0 {
+		p.say("somebody else takes the volume from %s", s.a.RecordedNodeID)
+		delete(p.published, s.a.RecordedNodeID)
+		p.taken[s.a.RecordedNodeID] = true
+	}
+	if p.random.IntN(2) == 0 {
+		p.say("%s is listed as not published", s.a.UID)
+		p.drift[s.a.UID] = NotPublished
 	}
 }
 
@@ -468,7 +500,12 @@ func (p *plane) settle() string {
 		p.nodeIDs[node] = "id-" + node
 	}
 	p.random = rand.New(calm{})
-	for range 400 {
+	for turn := range 400 {
+		for uid, s := range p.api {
+			if turn == 200 && s.a.Attached && !p.published[s.a.RecordedNodeID] {
+				p.drift[uid] = NotPublished
+			}
+		}
 		for len(p.flying) > 0 {
 			p.flying[0].acts, p.flying[0].lost = true, false
 			p.land(0)
@@ -485,7 +522,9 @@ func (p *plane) settle() string {
 		live++
 		if s.a.Attached {
 			attached++
-			if !p.published[s.a.RecordedNodeID] {
+			// Not mended while the node has another ID.
+			id := s.a.RecordedNodeID
+			if unmended := p.taken[id] && p.nodeIDs[s.a.Node] != id; !p.published[id] && !unmended {
 				return fmt.Sprintf("%s is recorded as attached and not published", s.a.UID)
 			}
 		}
@@ -500,7 +539,7 @@ func (p *plane) settle() string {
 		}
 		for _, c := range p.calls {
 			// Removed by force after it was recorded, and wanted by nobody else.
-			held = held || p.stripping && c.NodeID == id && c.Confirmed && c.Recorded
+			held = held || p.stripping && c.NodeID == id && (c.Confirmed && c.Recorded || c.Again)
 		}
 		if !held {
 			return "orphan: published to " + id + " for nobody"
@@ -533,7 +572,10 @@ func walk(seed uint64, decide func(time.Time, Observed, Policy) Decision) (broke
 	return p.settle(), nil
 }
 
-func TestWalk(t *testing.T) {
+// seeds reads the first seed to walk, and how many, from BELAY_WALK_SEED and
+// BELAY_WALK_SEEDS.
+func seeds(t *testing.T, otherwise uint64) (first, count uint64) {
+	t.Helper()
 	number := func(variable string, otherwise uint64) uint64 {
 		s := os.Getenv(variable)
 		if s == "" {
@@ -545,10 +587,14 @@ func TestWalk(t *testing.T) {
 		}
 		return n
 	}
-	first, count := uint64(1), number("BELAY_WALK_SEEDS", walkSeeds)
 	if seed := number("BELAY_WALK_SEED", 0); seed != 0 {
-		first, count = seed, 1
+		return seed, 1
 	}
+	return 1, number("BELAY_WALK_SEEDS", otherwise)
+}
+
+func TestWalk(t *testing.T) {
+	first, count := seeds(t, walkSeeds)
 	for seed := first; seed < first+count; seed++ {
 		if broken, trace := walk(seed, Decide); broken != "" {
 			for _, line := range trace[max(0, len(trace)-60):] {
@@ -579,50 +625,55 @@ func TestWalkFindsPlantedFaults(t *testing.T) {
 	tests := map[string]struct {
 		lie  func(*Observed)
 		want string
+		rare bool
 	}{
-		"other attachments are no obstacle": {func(seen *Observed) { seen.Exclusive = false }, "S1"},
-		"an uncertain attachment is taken for detached": {func(seen *Observed) {
+		"other attachments are no obstacle": {lie: func(seen *Observed) { seen.Exclusive = false }, want: "S1"},
+		"an uncertain attachment is taken for detached": {lie: func(seen *Observed) {
 			for i, a := range seen.Attachments {
 				if !a.Attached && !a.Deleting && a.Call.failed() && len(seen.Attachments) > 1 && i == 0 {
 					seen.Attachments = seen.Attachments[1:]
 					return
 				}
 			}
-		}, "S1"},
-		"a write that got no answer is taken for not done": {each(func(a *Attachment) { a.Unsure = false }), "S"},
-		"calls in flight are not seen": {each(func(a *Attachment) {
+		}, want: "S1"},
+		"a write that got no answer is taken for not done": {lie: each(func(a *Attachment) { a.Unsure = false }), want: "S", rare: true},
+		"calls in flight are not seen": {lie: each(func(a *Attachment) {
 			if a.Call.InFlight {
 				a.Call = Call{}
 			}
-		}), "S4"},
-		"an unpublish that failed is taken for done": {each(func(a *Attachment) {
+		}), want: "S4"},
+		"an unpublish that failed is taken for done": {lie: each(func(a *Attachment) {
 			a.Call.Confirmed = a.Call.Confirmed || a.Call.Verb == Unpublish && !a.Call.InFlight
-		}), "S5"},
-		"the node's present id is taken for the recorded one": {each(func(a *Attachment) {
+		}), want: "S5"},
+		"the node's present id is taken for the recorded one": {lie: each(func(a *Attachment) {
 			if a.NodeID != "" && a.RecordedNodeID != "" {
 				a.RecordedNodeID = a.NodeID
 			}
-		}), "S"},
-		"finalizers are taken for stored": {each(func(a *Attachment) {
+		}), want: "S"},
+		"finalizers are taken for stored": {lie: each(func(a *Attachment) {
 			if a.NodeID != "" && !a.Deleting {
 				a.Finalizer, a.VolumeProtected, a.RecordedNodeID = true, true, a.NodeID
 			}
-		}), "S10"},
-		"the last call's result is forgotten": {each(func(a *Attachment) {
+		}), want: "S10"},
+		"the last call's result is forgotten": {lie: each(func(a *Attachment) {
 			if !a.Call.InFlight {
 				a.Call = Call{}
 			}
-		}), "once"},
+		}), want: "once"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			for seed := uint64(1); seed <= plantedSeeds; seed++ {
+			seeds := uint64(plantedSeeds)
+			if tt.rare {
+				seeds = rareSeeds
+			}
+			for seed := uint64(1); seed <= seeds; seed++ {
 				if broken, _ := walk(seed, lying(tt.lie)); len(broken) >= len(tt.want) && broken[:len(tt.want)] == tt.want {
 					t.Logf("seed %d: %s", seed, broken)
 					return
 				}
 			}
-			t.Errorf("%d seeds did not find it (%s)", plantedSeeds, tt.want)
+			t.Errorf("%d seeds did not find it (%s)", seeds, tt.want)
 		})
 	}
 }

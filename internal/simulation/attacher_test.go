@@ -55,7 +55,7 @@ func (s *sim) startAttacher() *attacherProcess {
 	real, err := attacher.New(attacher.Config{
 		Client: clientset{p: p}, Driver: driverName, Controller: driver,
 		Timeout: 15 * time.Second, RetryStart: time.Second, RetryMax: 5 * time.Minute,
-		WorkerThreads: 10, DefaultFSType: "ext4", DrainTimeout: time.Second,
+		WorkerThreads: 10, DefaultFSType: "ext4", DrainTimeout: time.Second, ReconcileSync: time.Minute,
 	})
 	if err != nil {
 		panic(err) // the configuration is complete

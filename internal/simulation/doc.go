@@ -7,7 +7,8 @@
 // writes store and the barrier of a new leader. Modelled are: the API server (versions,
 // preconditions, patches, finalizers), the network (lost requests, lost replies, late
 // requests), the watches (each kind of each process lags on its own), kubelets and
-// their machines, the CSI driver and the storage behind it, and people.
+// their machines, the CSI driver and the storage behind it, and people, who also take
+// volumes from nodes behind the plane's back: the driver's list shows it, or lies.
 //
 // Each process runs in a testing/synctest bubble and blocks at each request; one
 // scheduler, which draws from the seed, chooses what happens next: which request is

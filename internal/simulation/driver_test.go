@@ -90,18 +90,27 @@ var realController = sync.OnceValues(func() (*csi.Controller, error) {
 func intercept(ctx context.Context, _ string, request, reply any, _ *grpc.ClientConn, _ grpc.UnaryInvoker, _ ...grpc.CallOption) error {
 	switch in := request.(type) {
 	case *csispec.GetPluginCapabilitiesRequest:
-		set(reply, &csispec.GetPluginCapabilitiesResponse{Capabilities: []*csispec.PluginCapability{{
+		set(reply, "Capabilities", &csispec.GetPluginCapabilitiesResponse{Capabilities: []*csispec.PluginCapability{{
 			Type: &csispec.PluginCapability_Service_{Service: &csispec.PluginCapability_Service{
 				Type: csispec.PluginCapability_Service_CONTROLLER_SERVICE,
 			}},
 		}}})
 		return nil
 	case *csispec.ControllerGetCapabilitiesRequest:
-		set(reply, &csispec.ControllerGetCapabilitiesResponse{Capabilities: []*csispec.ControllerServiceCapability{{
-			Type: &csispec.ControllerServiceCapability_Rpc{Rpc: &csispec.ControllerServiceCapability_RPC{
-				Type: csispec.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
-			}},
-		}}})
+		var all []*csispec.ControllerServiceCapability
+		for _, one := range []csispec.ControllerServiceCapability_RPC_Type{
+			csispec.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+			csispec.ControllerServiceCapability_RPC_LIST_VOLUMES,
+			csispec.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
+		} {
+			all = append(all, &csispec.ControllerServiceCapability{
+				Type: &csispec.ControllerServiceCapability_Rpc{Rpc: &csispec.ControllerServiceCapability_RPC{Type: one}},
+			})
+		}
+		set(reply, "Capabilities", &csispec.ControllerGetCapabilitiesResponse{Capabilities: all})
+		return nil
+	case *csispec.ListVolumesRequest:
+		set(reply, "Entries", ctx.Value(processKey{}).(*attacherProcess).listVolumes())
 		return nil
 	case *csispec.ControllerPublishVolumeRequest:
 		return ctx.Value(processKey{}).(*attacherProcess).call(ctx, &call{publish: true, volume: in.GetVolumeId(), nodeID: in.GetNodeId()})
@@ -111,9 +120,9 @@ func intercept(ctx context.Context, _ string, request, reply any, _ *grpc.Client
 	return status.Errorf(codes.Unimplemented, "the simulation knows no %T", request)
 }
 
-// set fills in a reply. Both are messages of the same type.
-func set(reply, with any) {
-	reflect.ValueOf(reply).Elem().FieldByName("Capabilities").Set(reflect.ValueOf(with).Elem().FieldByName("Capabilities"))
+// set fills in one field of a reply. Both are messages of the same type.
+func set(reply any, field string, with any) {
+	reflect.ValueOf(reply).Elem().FieldByName(field).Set(reflect.ValueOf(with).Elem().FieldByName(field))
 }
 
 // call waits for what the scheduler makes of a call.
@@ -178,6 +187,7 @@ func (s *sim) land(c *call) (did bool) {
 	}
 	st := s.storage
 	st.running = slices.DeleteFunc(st.running, func(r *call) bool { return r == c })
+	st.mu.Lock()
 	if c.fate.acts() {
 		if st.published[c.volume] == nil {
 			st.published[c.volume] = map[string]bool{}
@@ -188,6 +198,7 @@ func (s *sim) land(c *call) (did bool) {
 			delete(st.published[c.volume], c.nodeID)
 		}
 	}
+	st.mu.Unlock()
 	s.say("driver: %s %s, caller gone %v", c, c.fate, c.gone.Load())
 	if c.gone.Load() {
 		return true

@@ -107,6 +107,12 @@ func (s *sim) mustCreate(obj client.Object) client.Object {
 
 // user makes pods come and go.
 func (s *sim) user() {
+	if s.rival && s.chance(40) {
+		for d := s.pickDisk(); s.chance(60); {
+			s.attachByHand(d)
+		}
+		return
+	}
 	found := list[*corev1.Pod](s.api)
 	if len(found) == 0 || len(found) < 4 && s.chance(50) {
 		s.comePod()
@@ -283,14 +289,22 @@ func (s *sim) meddle(d *disk) {
 		d.meddled = true
 		s.say("somebody deletes %s of %s at %s", short(own[0].Name), d.handle, own[0].Spec.NodeName)
 		_ = s.api.remove(nil, nil, attachments, own[0].Name, nil)
-	case len(own) == 0 && s.chance(30) && len(s.missing) == 0:
-		va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "by-hand-" + d.handle[:1]}}
-		name := d.volumeName(0)
-		va.Spec.Attacher, va.Spec.NodeName, va.Spec.Source.PersistentVolumeName = driverName, s.pickMachine().name, &name
-		if _, err := s.api.create(nil, nil, va); err == nil {
-			d.meddled = true
-			s.say("somebody attaches %s to %s by hand", d.handle, va.Spec.NodeName)
-		}
+	case len(own) == 0 && s.chance(30):
+		s.attachByHand(d)
+	}
+}
+
+// attachByHand makes an attachment that belay-controller does not know of.
+func (s *sim) attachByHand(d *disk) {
+	if d.handle == fibre || len(s.missing) > 0 {
+		return
+	}
+	node, name := s.pickMachine().name, d.volumeName(0)
+	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "by-hand-" + d.handle[:1] + "-" + node}}
+	va.Spec.Attacher, va.Spec.NodeName, va.Spec.Source.PersistentVolumeName = driverName, node, &name
+	if _, err := s.api.create(nil, nil, va); err == nil {
+		d.meddled = true
+		s.say("somebody attaches %s to %s by hand", d.handle, node)
 	}
 }
 

@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"cmp"
 	"io"
 	"os"
 	"runtime"
@@ -55,7 +56,7 @@ func (s *sim) calmDown() {
 		time.Sleep(tick)
 		s.settleDown()
 	}
-	if missing := s.settled(); missing != "" && s.broken == "" {
+	if missing := cmp.Or(s.settled(), s.unmended()); missing != "" && s.broken == "" {
 		s.breaks("liveness", "%s", missing)
 	}
 }

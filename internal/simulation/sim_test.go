@@ -22,6 +22,9 @@ const steps = 500
 // sim is one seed.
 type sim struct {
 	rng *rand.Rand
+	// others draws what somebody does to the storage, apart from rng.
+	others  *rand.Rand
+	honesty honesty
 	// calm: nothing goes wrong any more.
 	calm bool
 	// What the seed has drawn once for all.
@@ -29,7 +32,10 @@ type sim struct {
 	// Percent of the chances to crash, and to make trouble, that are taken.
 	crashes, troubles int
 	meddler           bool
-	policy            attachment.Policy
+	// rival: somebody attaches exclusive volumes to several nodes at once, as another
+	// controller may. The attacher has to keep them apart.
+	rival  bool
+	policy attachment.Policy
 
 	api      *server
 	net      *network
@@ -53,13 +59,14 @@ type sim struct {
 
 func newSim(seed uint64) *sim {
 	s := &sim{
-		rng: rand.New(rand.NewPCG(seed, 1)), api: newServer(), net: &network{}, storage: newStorage(),
+		rng: rand.New(rand.NewPCG(seed, 1)), others: rand.New(rand.NewPCG(seed, 2)), api: newServer(), net: &network{}, storage: newStorage(),
 		machines: map[string]*machine{}, latecomers: map[string]bool{},
 	}
 	s.api.judge = s.judge
+	s.honesty = []honesty{honest, honest, honest, forgetful, sparse, shouting}[s.others.IntN(6)]
 	s.losses = []int{0, 5, 12, 30}[s.rng.IntN(4)]
 	s.crashes, s.troubles = []int{0, 3, 10, 40}[s.rng.IntN(4)], []int{5, 20, 60}[s.rng.IntN(3)]
-	s.meddler = s.chance(15)
+	s.meddler, s.rival = s.chance(15), s.chance(30)
 	s.policy = attachment.Policy{OutOfService: !s.chance(15)}
 	if s.chance(50) {
 		s.policy.UnmountTimeout = 6 * time.Minute
@@ -190,6 +197,9 @@ func (s *sim) serveOne() (did bool) {
 // pass lets time pass: mostly seconds, in which what is on its way stays there, now and
 // then minutes, in which it gets somewhere.
 func (s *sim) pass() {
+	if s.others.IntN(5) == 0 {
+		s.steal()
+	}
 	d := time.Duration(1+s.rng.IntN(6)) * time.Second
 	s.say("%s pass", d)
 	time.Sleep(d)

@@ -1,4 +1,4 @@
-package main
+package heap
 
 import (
 	"runtime"
@@ -17,7 +17,7 @@ func TestRoomOfTheHeap(t *testing.T) {
 		"a large cluster": {1 << 30, 40},
 		"hardly anything": {1, 400},
 	} {
-		if got := more(c.live); got != c.want {
+		if got := (Growth{Room: 64 << 20, Least: 40}).percent(c.live); got != c.want {
 			t.Errorf("%s: %d bytes may grow by %d %%, want %d %%", name, c.live, got, c.want)
 		}
 	}
@@ -30,8 +30,13 @@ func TestRoomOfTheHeap(t *testing.T) {
 }
 
 func TestEachCollectionIsNoticed(t *testing.T) {
-	noticed := make(chan struct{}, 8)
-	afterCollection(func() { noticed <- struct{}{} })
+	noticed := make(chan struct{}, 1)
+	afterCollection(func() {
+		select {
+		case noticed <- struct{}{}:
+		default: // the collector is not held up by a test that is over
+		}
+	})
 	for range 3 {
 		runtime.GC()
 		select {

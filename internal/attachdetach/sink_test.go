@@ -1,0 +1,146 @@
+package attachdetach
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/record"
+)
+
+// writtenEvents is an API server that keeps events, and fails as often as it is told.
+type writtenEvents struct {
+	mu      sync.Mutex
+	failing []error
+	sent    []string // "create NAME: MESSAGE"
+	tries   int
+}
+
+func (w *writtenEvents) write(verb string, e *corev1.Event) (*corev1.Event, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.tries++
+	if len(w.failing) > 0 {
+		err := w.failing[0]
+		w.failing = w.failing[1:]
+		return nil, err
+	}
+	w.sent = append(w.sent, fmt.Sprintf("%s %s: %s", verb, e.InvolvedObject.Name, e.Message))
+	return e, nil
+}
+
+func (w *writtenEvents) Create(e *corev1.Event) (*corev1.Event, error) { return w.write("create", e) }
+func (w *writtenEvents) Update(e *corev1.Event) (*corev1.Event, error) { return w.write("update", e) }
+func (w *writtenEvents) Patch(e *corev1.Event, _ []byte) (*corev1.Event, error) {
+	return w.write("patch", e)
+}
+
+func (w *writtenEvents) got() []string {
+	synctest.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.sent)
+}
+
+// sinkInTest runs a sink and gives what writes to it and what comes out.
+func sinkInTest(t *testing.T, run func(s *eventSink, recorder record.EventRecorder, w *writtenEvents)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := &writtenEvents{}
+		s := newEventSink(fake.NewClientset().CoreV1())
+		s.sink = w
+		ended := make(chan struct{})
+		go func() { defer close(ended); _ = s.Start(t.Context()) }()
+		synctest.Wait()
+		run(s, s.recorder(scheme.Scheme), w)
+		t.Cleanup(func() { <-ended })
+	})
+}
+
+func podNamed(name string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
+}
+
+// What tells of no trouble waits while volumes are worked on, and no longer than its
+// patience; a warning does not wait.
+func TestEventsWaitForVolumes(t *testing.T) {
+	sinkInTest(t, func(s *eventSink, recorder record.EventRecorder, w *writtenEvents) {
+		want := func(what string, sent ...string) {
+			t.Helper()
+			if got := w.got(); !slices.Equal(got, sent) {
+				t.Fatalf("%s: sent %q, want %q", what, got, sent)
+			}
+		}
+		recorder.Event(podNamed("a"), corev1.EventTypeNormal, "R", "fine")
+		want("nothing is worked on", "create a: fine")
+		s.worksOn(1)
+		s.worksOn(1)
+		recorder.Event(podNamed("b"), corev1.EventTypeNormal, "R", "fine")
+		want("two volumes are", "create a: fine")
+		recorder.Event(podNamed("c"), corev1.EventTypeWarning, "R", "trouble")
+		want("a warning", "create a: fine", "create c: trouble")
+		s.worksOn(-1)
+		want("one volume is", "create a: fine", "create c: trouble")
+		s.worksOn(-1)
+		want("none is", "create a: fine", "create c: trouble", "create b: fine")
+		s.worksOn(1)
+		recorder.Event(podNamed("d"), corev1.EventTypeNormal, "R", "fine")
+		time.Sleep(eventPatience - time.Millisecond)
+		want("not yet", "create a: fine", "create c: trouble", "create b: fine")
+		time.Sleep(time.Millisecond)
+		want("patience is at its end", "create a: fine", "create c: trouble", "create b: fine", "create d: fine")
+	})
+}
+
+// A burst of attaches is told in full, however long it lasts.
+func TestNoEventOfABurstIsLost(t *testing.T) {
+	const pods = 5000
+	sinkInTest(t, func(s *eventSink, recorder record.EventRecorder, w *writtenEvents) {
+		s.worksOn(1)
+		for i := range pods {
+			recorder.Event(podNamed(fmt.Sprint("p", i)), corev1.EventTypeNormal, "R", "fine")
+			synctest.Wait() // they come one by one
+		}
+		s.worksOn(-1)
+		if got := len(w.got()); got != pods {
+			t.Errorf("%d of %d events were sent", got, pods)
+		}
+	})
+}
+
+// An event without an answer is sent again, a refused one is not; one that repeats is
+// counted, and made anew where the API server has forgotten it.
+func TestEventsAreSentAgain(t *testing.T) {
+	resource := schema.GroupResource{Resource: "events"}
+	sinkInTest(t, func(_ *eventSink, recorder record.EventRecorder, w *writtenEvents) {
+		w.failing = []error{errors.New("connection refused"), apierrors.NewInternalError(errors.New("etcd"))}
+		recorder.Event(podNamed("a"), corev1.EventTypeNormal, "R", "fine")
+		time.Sleep(time.Minute)
+		if got := w.got(); w.tries != 3 || !slices.Equal(got, []string{"create a: fine"}) {
+			t.Errorf("%d tries sent %q", w.tries, got)
+		}
+		w.failing = []error{apierrors.NewForbidden(resource, "e", nil)}
+		recorder.Event(podNamed("b"), corev1.EventTypeNormal, "R", "fine")
+		time.Sleep(time.Minute)
+		if got := w.got(); w.tries != 4 || len(got) != 1 {
+			t.Errorf("%d tries sent %q after a refusal", w.tries, got)
+		}
+		recorder.Event(podNamed("a"), corev1.EventTypeNormal, "R", "fine")
+		time.Sleep(time.Minute)
+		w.failing = []error{apierrors.NewNotFound(resource, "e")}
+		recorder.Event(podNamed("a"), corev1.EventTypeNormal, "R", "fine")
+		if got := w.got(); !slices.Equal(got, []string{"create a: fine", "patch a: fine", "create a: fine"}) {
+			t.Errorf("repeated: sent %q", got)
+		}
+	})
+}

@@ -1,0 +1,233 @@
+package attacher
+
+import (
+	"fmt"
+	"maps"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
+)
+
+const sizedDriver = "ebs.csi.example.com"
+
+// sizedMeta is what an object usually carries besides its purpose.
+func sizedMeta(name string, i int) metav1.ObjectMeta {
+	now := metav1.NewTime(time.Unix(1767225600, 0))
+	written := metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{".":{},"f:csi.alpha.kubernetes.io/node-id":{}},"f:finalizers":{".":{},"v:\"external-attacher/ebs-csi-example-com\"":{}}}}`)
+	return metav1.ObjectMeta{
+		Name: name, UID: types.UID(fmt.Sprintf("0f5b4a1e-0000-4000-8000-%012d", i)), ResourceVersion: fmt.Sprint(1000000 + i), CreationTimestamp: now,
+		ManagedFields: []metav1.ManagedFieldsEntry{
+			{Manager: "csi-attacher", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "storage.k8s.io/v1", FieldsType: "FieldsV1", FieldsV1: written, Time: &now},
+			{Manager: "csi-attacher", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "storage.k8s.io/v1", FieldsType: "FieldsV1", FieldsV1: written, Time: &now, Subresource: "status"},
+			{Manager: "kube-controller-manager", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "storage.k8s.io/v1", FieldsType: "FieldsV1", FieldsV1: written, Time: &now},
+		},
+	}
+}
+
+func sizedAttachment(i int) *storagev1.VolumeAttachment {
+	va := &storagev1.VolumeAttachment{ObjectMeta: sizedMeta(fmt.Sprintf("csi-%064d", i), i)}
+	va.Finalizers = []string{"external-attacher/ebs-csi-example-com"}
+	va.Annotations = map[string]string{"csi.alpha.kubernetes.io/node-id": fmt.Sprintf("i-%017d", i%1000)}
+	va.Spec = storagev1.VolumeAttachmentSpec{
+		Attacher: sizedDriver, NodeName: fmt.Sprintf("ip-10-0-%d.example.com", i%1000),
+		Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: new(fmt.Sprintf("pvc-0f5b4a1e-0000-4000-8000-%012d", i))},
+	}
+	va.Status = storagev1.VolumeAttachmentStatus{Attached: true, AttachmentMetadata: map[string]string{"devicePath": "/dev/xvdba"}}
+	return va
+}
+
+func sizedVolume(i int) *corev1.PersistentVolume {
+	name := fmt.Sprintf("pvc-0f5b4a1e-0000-4000-8000-%012d", i)
+	pv := &corev1.PersistentVolume{ObjectMeta: sizedMeta(name, i)}
+	pv.Finalizers = []string{"kubernetes.io/pv-protection", "external-attacher/ebs-csi-example-com"}
+	pv.Annotations = map[string]string{
+		"pv.kubernetes.io/provisioned-by": sizedDriver, "volume.kubernetes.io/provisioner-deletion-secret-name": "",
+		"volume.kubernetes.io/provisioner-deletion-secret-namespace": "",
+	}
+	pv.Spec = corev1.PersistentVolumeSpec{
+		AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, VolumeMode: new(corev1.PersistentVolumeFilesystem),
+		Capacity:         corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("10Gi")},
+		ClaimRef:         &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: "team", Name: fmt.Sprintf("data-db-%d", i), UID: types.UID(strings.TrimPrefix(name, "pvc-")), ResourceVersion: "1"},
+		StorageClassName: "fast", PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
+		NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelTopologyZone, Operator: corev1.NodeSelectorOpIn, Values: []string{"zone-1"}}},
+		}}}},
+		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
+			Driver: sizedDriver, VolumeHandle: fmt.Sprintf("vol-%017d", i), FSType: "ext4",
+			VolumeAttributes: map[string]string{"storage.kubernetes.io/csiProvisionerIdentity": "1763650000000-8081-" + sizedDriver, "type": "fast"},
+		}},
+	}
+	pv.Status = corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound}
+	return pv
+}
+
+// decoded gives an object as a watch does: every string of its own.
+func decoded[T interface{ Unmarshal([]byte) error }](object interface{ Marshal() ([]byte, error) }, into T) T {
+	data, err := object.Marshal()
+	if err != nil {
+		panic(err)
+	}
+	if err := into.Unmarshal(data); err != nil {
+		panic(err)
+	}
+	return into
+}
+
+// TestBytesPerObject measures what one object costs in the caches, its places in the indexes included: at 20,000 volumes
+// the caches are most of the process, and the bounds are what keeps it at half of csi-attacher's memory.
+func TestBytesPerObject(t *testing.T) {
+	const many = 8000
+	o, err := newObjects(fake.NewClientset(), sizedDriver, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	attachment := func(i int) any { return decoded(sizedAttachment(i), &storagev1.VolumeAttachment{}) }
+	volume := func(i int) any { return decoded(sizedVolume(i), &corev1.PersistentVolume{}) }
+	other := func(i int) any {
+		pv := sizedVolume(i)
+		pv.Spec.CSI.Driver = "other.csi.example.com"
+		return decoded(pv, &corev1.PersistentVolume{})
+	}
+	for name, tt := range map[string]struct {
+		store cache.Store
+		make  func(i int) any
+		bound int64 // bytes, about a tenth above what is measured
+	}{
+		"VolumeAttachment":                   {o.attachmentInformer.GetStore(), attachment, 1060},
+		"PersistentVolume":                   {o.volumeInformer.GetStore(), volume, 1360},
+		"PersistentVolume of another driver": {o.volumeInformer.GetStore(), other, 980},
+	} {
+		t.Run(name, func(t *testing.T) {
+			whole := retained(t, tt.store, many, tt.make)
+			kept := retained(t, tt.store, many, func(i int) any {
+				object, err := o.keepWhatIsRead(tt.make(i))
+				if err != nil {
+					t.Fatal(err)
+				}
+				return object
+			})
+			t.Logf("%d bytes as sent, %d bytes kept", whole, kept)
+			if kept > tt.bound {
+				t.Errorf("keeps %d bytes, want at most %d", kept, tt.bound)
+			}
+		})
+	}
+}
+
+// retained is how many bytes of heap each of n objects takes in a store, which is then emptied.
+func retained(t *testing.T, store cache.Store, n int, object func(i int) any) int64 {
+	t.Helper()
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for i := range n {
+		if err := store.Add(object(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	runtime.KeepAlive(store)
+	if err := store.Replace(nil, ""); err != nil {
+		t.Fatal(err)
+	}
+	return (int64(after.HeapAlloc) - int64(before.HeapAlloc)) / int64(n)
+}
+
+// TestTrimmedTwice: a cache may trim an object twice; it is the same then. Labels and others' annotations are kept as far as
+// a change of them shows.
+func TestTrimmedTwice(t *testing.T) {
+	o, err := newObjects(fake.NewClientset(), sizedDriver, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	once := o.trimAttachment(sizedAttachment(1))
+	if diff := cmp.Diff(map[string]string{"csi.alpha.kubernetes.io/node-id": "i-00000000000000001"}, once.Annotations); diff != "" {
+		t.Errorf("annotations (-want +got):\n%s", diff)
+	}
+	seen := map[string]bool{once.Annotations[othersMark]: true}
+	for name, change := range map[string]func(va *storagev1.VolumeAttachment){
+		"a label":            func(va *storagev1.VolumeAttachment) { va.Labels = map[string]string{"a": "b"} },
+		"an annotation":      func(va *storagev1.VolumeAttachment) { va.Annotations["a"] = "b" },
+		"another annotation": func(va *storagev1.VolumeAttachment) { va.Annotations["a"] = "c" },
+	} {
+		va := sizedAttachment(1)
+		change(va)
+		once := o.trimAttachment(va)
+		if mark := once.Annotations[othersMark]; seen[mark] {
+			t.Errorf("%s does not show: %q", name, mark)
+		} else {
+			seen[mark] = true
+		}
+		if twice := o.trimAttachment(once); twice != once {
+			t.Errorf("%s: trimmed twice it is another object", name)
+		}
+	}
+	if volume := o.trimVolume(sizedVolume(1)); o.trimVolume(volume) != volume {
+		t.Error("a volume trimmed twice is another object")
+	}
+	if va := decoded(&storagev1.VolumeAttachment{}, &storagev1.VolumeAttachment{}); isTrimmed(va.ObjectMeta) {
+		t.Error("what nobody wrote a field of counts as trimmed")
+	}
+}
+
+// TestShelf: what is equal is one, what differs is not, and a shelf does not grow for ever.
+func TestShelf(t *testing.T) {
+	s := newShelf()
+	a, b := s.pairs(map[string]string{"a": "b", "c": "d"}), s.pairs(map[string]string{"c": "d", "a": "b"})
+	a["probe"] = "" // nobody else may
+	if _, one := b["probe"]; !one {
+		t.Error("equal maps are two")
+	}
+	for _, other := range []map[string]string{{"a": "b"}, {"a": "b\x00c"}, {"a": "b", "c": ""}, {"ab": "", "c": "d"}} {
+		if diff := cmp.Diff(other, s.pairs(maps.Clone(other))); diff != "" {
+			t.Errorf("not what was put there:\n%s", diff)
+		}
+	}
+	if s.pairs(nil) != nil || s.pairs(map[string]string{}) != nil || s.list([]string{}) != nil {
+		t.Error("of nothing there is something")
+	}
+	for i := range 3 * shelfRoom {
+		if word := strconv.Itoa(i); s.word(word) != word {
+			t.Fatalf("not the word %s", word)
+		}
+	}
+	if len(s.lists) > shelfRoom {
+		t.Errorf("%d words on the shelf", len(s.lists))
+	}
+}
+
+// TestBuckets: values that share a bucket of the index are kept apart, and those of nobody are found nowhere.
+func TestBuckets(t *testing.T) {
+	o, err := newObjects(fake.NewClientset(), sizedDriver, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const many = 4 * buckets // each bucket has some
+	for i := range many {
+		if err := o.volumeInformer.GetStore().Add(sizedVolume(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range many {
+		want := sizedVolume(i)
+		found := o.volumes.byIndex(indexHandle, want.Spec.CSI.VolumeHandle)
+		if len(found) != 1 || found[0].Name != want.Name {
+			t.Fatalf("%d volumes with handle %s, want %s", len(found), want.Spec.CSI.VolumeHandle, want.Name)
+		}
+	}
+	if found := o.volumes.byIndex(indexHandle, "nobody's"); len(found) > 0 {
+		t.Errorf("found %s", found[0].Name)
+	}
+}

@@ -1,0 +1,129 @@
+package attacher
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// confinedVariable makes the test binary become the program that its arguments name, confined as
+// the container of deploy/belay-attacher is: every mount read-only, the user that the variable names
+// and nobody else's rights, no environment.
+const confinedVariable = "BELAY_TEST_CONFINED"
+
+// becomeConfined runs in a mount namespace of its own and returns only if it fails.
+func becomeConfined(user string, argv []string) int {
+	id, err := strconv.Atoi(user)
+	steps := []func() error{
+		func() error { return err },
+		func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") },
+		func() error {
+			return unix.MountSetattr(-1, "/", unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
+		},
+		func() error { return os.Chdir("/") },
+		func() error { return syscall.Setgroups(nil) },
+		func() error { return syscall.Setgid(id) },
+		func() error { return syscall.Setuid(id) },
+		func() error { return syscall.Exec(argv[0], argv, nil) },
+	}
+	for i, step := range steps {
+		if err := step(); err != nil {
+			fmt.Fprintln(os.Stderr, "confine: step", i, err)
+			break
+		}
+	}
+	return 3
+}
+
+// The shipped Deployment's securityContext is enough: as that user, with nothing writable anywhere,
+// without HOME or any other variable, the program attaches and detaches, and writes no byte to a disk.
+func TestAsAnUnprivilegedUserWithNothingWritable(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it changes the user and makes mounts read-only in a namespace of its own")
+	}
+	w := newWorld(t)
+	pod := podSpec(t, "../../deploy/belay-attacher/deployment.yaml")
+	c, asUser := container(t, pod), pod.SecurityContext
+	if own := c.SecurityContext; !*own.ReadOnlyRootFilesystem || *own.AllowPrivilegeEscalation || own.Capabilities.Drop[0] != "ALL" || !*asUser.RunAsNonRoot {
+		t.Fatalf("the shipped container is not confined: %v", own)
+	}
+	user := int(*asUser.RunAsUser)
+	// The driver beside it runs as the same user, so that its socket is that user's.
+	dir := filepath.Dir(w.driver.address)
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	content, err := os.ReadFile(shippedKubeconfig(t))
+	err = errors.Join(err, os.WriteFile(kubeconfig, content, 0o400), os.Chown(kubeconfig, user, user),
+		os.Chown(dir, user, user), os.Chown(w.driver.address, user, user))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.node("node1")
+	w.secret("s1", map[string][]byte{"key": []byte("value")})
+	w.volume("pv1", withSecret(w, "s1"))
+	executable, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := freeAddress(t)
+	cmd := exec.Command(executable, append([]string{programPath(t)}, containerArgs(c, w.driver.address, address)...)...)
+	cmd.Args = append(cmd.Args, "--kubeconfig", kubeconfig, "--leader-election-namespace", shippedNamespace)
+	cmd.Env = []string{confinedVariable + "=" + strconv.Itoa(user)}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
+	p := run(t, cmd)
+
+	attachAndDetach(w, "pv1")
+	scrape(t, address, "/metrics", "csi_sidecar_operations_seconds_count")
+	scrape(t, address, c.LivenessProbe.HTTPGet.Path)
+	proc := fmt.Sprintf("/proc/%d/", cmd.Process.Pid)
+	for _, want := range []struct{ file, line string }{
+		{"status", fmt.Sprintf("Uid:\t%d\t%d\t%d\t%d", user, user, user, user)},
+		{"status", "CapEff:\t0000000000000000"},
+		{"io", "write_bytes: 0"},
+		{"environ", ""},
+	} {
+		content, err := os.ReadFile(proc + want.file)
+		if err != nil || !strings.Contains("\n"+string(content)+"\n", "\n"+want.line+"\n") {
+			t.Errorf("%s%s: want %q, have %s (%v)", proc, want.file, want.line, content, err)
+		}
+	}
+	for _, line := range writableMounts(t, proc) {
+		t.Errorf("writable: %s", line)
+	}
+	if name, err := os.Readlink(proc + "exe"); err != nil || name != programPath(t) {
+		t.Errorf("runs %s (%v)", name, err)
+	}
+	if code := p.stop(syscall.SIGTERM); code != 1 { // as csi-attacher ends when it leaves the lease
+		t.Errorf("ended with %d", code)
+	}
+}
+
+// writableMounts lists what a process could write to.
+func writableMounts(t *testing.T, proc string) []string {
+	t.Helper()
+	file, err := os.Open(proc + "mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	var found []string
+	mounts := 0
+	for lines := bufio.NewScanner(file); lines.Scan(); mounts++ {
+		// 36 35 98:0 /root /mountpoint ro,noatime ...
+		if fields := strings.Fields(lines.Text()); !strings.HasPrefix(fields[5], "ro") {
+			found = append(found, lines.Text())
+		}
+	}
+	if mounts == 0 {
+		t.Fatal("no mounts")
+	}
+	return found
+}

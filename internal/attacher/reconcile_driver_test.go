@@ -1,0 +1,140 @@
+package attacher
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// canList is what a driver needs for its list to be compared.
+var canList = append(slices.Clone(canAttach),
+	csispec.ControllerServiceCapability_RPC_LIST_VOLUMES,
+	csispec.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES)
+
+// ListVolumes answers what the test says.
+func (d *scriptedDriver) ListVolumes(ctx context.Context, r *csispec.ListVolumesRequest) (*csispec.ListVolumesResponse, error) {
+	d.mu.Lock()
+	d.lists++
+	list := d.list
+	close(d.notify)
+	d.notify = make(chan struct{})
+	d.mu.Unlock()
+	if list == nil {
+		return nil, status.Error(codes.Unimplemented, "this test has no list")
+	}
+	return list(ctx, r)
+}
+
+// waitLists waits until the driver was asked for n more lists, or pages of them, and so has
+// answered n-1.
+func (d *scriptedDriver) waitLists(t *testing.T, n int) {
+	t.Helper()
+	deadline := time.After(patience)
+	d.mu.Lock()
+	want := d.lists + n
+	d.mu.Unlock()
+	for {
+		d.mu.Lock()
+		lists, notify := d.lists, d.notify
+		d.mu.Unlock()
+		if lists >= want {
+			return
+		}
+		select {
+		case <-notify:
+		case <-deadline:
+			t.Fatalf("driver was asked for %d lists, want %d", lists, want)
+		}
+	}
+}
+
+// array is a storage that does what the driver is asked to, and what others ask it behind
+// our back.
+type array struct {
+	mu        sync.Mutex
+	volumes   []string            // in the order of their making
+	published map[string][]string // node IDs by volume
+	hides     func(volume string) bool
+	renames   func(nodeID string) string
+}
+
+// attachArray puts an array behind a driver.
+func attachArray(d *scriptedDriver) *array {
+	s := &array{published: map[string][]string{}, hides: func(string) bool { return false }, renames: func(id string) string { return id }}
+	d.answers(func(_ context.Context, c call, _ int) (map[string]string, error) {
+		s.serve(c)
+		return nil, nil
+	})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.list = s.list
+	return s
+}
+
+func (s *array) serve(c call) {
+	if c.Method == "Publish" {
+		s.put(c.Volume, c.Node)
+	} else {
+		s.take(c.Volume, c.Node)
+	}
+}
+
+// put publishes a volume.
+func (s *array) put(volume, nodeID string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.Contains(s.volumes, volume) {
+		s.volumes = append(s.volumes, volume)
+	}
+	if nodeID != "" && !slices.Contains(s.published[volume], nodeID) {
+		s.published[volume] = append(s.published[volume], nodeID)
+	}
+}
+
+// take takes a volume from a node.
+func (s *array) take(volume, nodeID string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.published[volume] = slices.DeleteFunc(slices.Clone(s.published[volume]), func(id string) bool { return id == nodeID })
+}
+
+// list pages by position.
+func (s *array) list(_ context.Context, r *csispec.ListVolumesRequest) (*csispec.ListVolumesResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	from := 0
+	if r.GetStartingToken() != "" {
+		from, _ = strconv.Atoi(r.GetStartingToken())
+	}
+	reply := &csispec.ListVolumesResponse{}
+	for i, volume := range s.volumes[from:] {
+		if r.GetMaxEntries() > 0 && i == int(r.GetMaxEntries()) {
+			reply.NextToken = strconv.Itoa(from + i)
+			break
+		}
+		if s.hides(volume) {
+			continue
+		}
+		var ids []string
+		for _, id := range s.published[volume] {
+			ids = append(ids, s.renames(id))
+		}
+		reply.Entries = append(reply.Entries, listed(volume, ids...))
+	}
+	return reply, nil
+}
+
+// listed is one entry of a list.
+func listed(volume string, nodeIDs ...string) *csispec.ListVolumesResponse_Entry {
+	return &csispec.ListVolumesResponse_Entry{
+		Volume: &csispec.Volume{VolumeId: volume},
+		Status: &csispec.ListVolumesResponse_VolumeStatus{PublishedNodeIds: nodeIDs},
+	}
+}

@@ -1,0 +1,134 @@
+package attacher
+
+import (
+	"context"
+	"os/exec"
+	"testing"
+	"time"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// The driver's process ends twice with calls in flight, and comes back at once and
+// after a while. The attacher stays and keeps its lease; everything is attached; only
+// what was in flight is asked for again.
+func TestDriverRestartsWithCallsInFlight(t *testing.T) {
+	w := newWorld(t)
+	const inFlight = 10
+	made := make(chan struct{})
+	w.driver.answers(func(ctx context.Context, _ call, _ int) (map[string]string, error) {
+		<-made
+		select {
+		case <-time.After(100 * time.Millisecond):
+			return nil, nil
+		case <-ctx.Done(): // the process is gone
+			return nil, ctx.Err()
+		}
+	})
+	health := freeAddress(t)
+	s := w.candidate("host-a", w.driver.address, "--worker-threads=10", "--http-endpoint="+health)
+	w.untilLeads("host-a")
+	attachments := w.fleet(60)
+	close(made)
+	for restart, away := range []time.Duration{0, 1500 * time.Millisecond} {
+		w.driver.waitCalls(t, 15*(restart+1))
+		w.driver.server.Stop()
+		if away > 0 {
+			eventually(t, "the driver is missed", func() bool { return ask(t, health, "/readyz") != "200 ok" })
+		}
+		<-time.After(away) // longer than the first back-off
+		w.driver.listen(t, w.driver.address)
+	}
+	w.untilAttached(attachments)
+	calls := w.driver.log()
+	t.Logf("%d calls, %d of them surplus", len(calls), surplus(calls))
+	if extra := surplus(calls); extra > 2*inFlight {
+		t.Errorf("%d calls surplus, at most %d were in flight twice", extra, inFlight)
+	}
+	// Those that are begun in the moment of the loss fail, too.
+	if failed := s.said("Call failed"); failed > 4*inFlight {
+		t.Errorf("%d calls failed, at most %d were in flight twice: the others should wait", failed, inFlight)
+	}
+	if w.driver.overlaps > 0 {
+		t.Errorf("%d calls overlapped", w.driver.overlaps)
+	}
+	select {
+	case <-s.exited:
+		t.Error("the process ended")
+	default:
+	}
+	if spec := w.lease().Spec; *spec.HolderIdentity != "host-a" || *spec.LeaseTransitions != 0 {
+		t.Errorf("lease of %s after %d transitions", *spec.HolderIdentity, *spec.LeaseTransitions)
+	}
+}
+
+// Another driver behind the socket, or one that can do other things, gets no call: the
+// process ends with 1, gives its lease back, and begins anew with that one.
+func TestDriverComesBackAsAnother(t *testing.T) {
+	for name, change := range map[string]func(*scriptedDriver){
+		"another name": func(d *scriptedDriver) { d.name = "other." + d.name },
+		"more capabilities": func(d *scriptedDriver) {
+			d.capabilities = append(d.capabilities, csispec.ControllerServiceCapability_RPC_LIST_VOLUMES)
+		},
+		"no attach any more": func(d *scriptedDriver) { d.capabilities = nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.node("node1")
+			w.volume("pv1")
+			w.volume("pv2")
+			s := w.candidate("host-a", w.driver.address)
+			w.until(w.attachment("pv1", "node1"), "attached", isAttached)
+			before := w.lease()
+			waiting := w.attachment("pv2", "node1", func(*storagev1.VolumeAttachment) { w.driver.server.Stop() })
+			change(w.driver)
+			w.driver.listen(t, w.driver.address)
+			s.endsWith(1, "another CSI driver is behind the socket now")
+			if calls := len(w.driver.log()); calls != 1 {
+				t.Errorf("%d calls, want the first alone", calls)
+			}
+			if isAttached(w.get(waiting)) {
+				t.Error("attached by another driver")
+			}
+			lease, err := w.client.CoordinationV1().Leases(shippedNamespace).Get(t.Context(), before.Name, metav1.GetOptions{})
+			if err != nil || held(lease) {
+				t.Errorf("the lease was not given back: %v, %v", lease.Spec, err)
+			}
+		})
+	}
+}
+
+// A driver that stays away costs the leader its lease, so that a standby whose driver
+// is there can lead; without leader election there is nobody to make room for.
+func TestDriverStaysAway(t *testing.T) {
+	if testing.Short() {
+		t.Skip("NOT RUN with -short: waits half a minute for a driver")
+	}
+	w := newWorld(t)
+	health := freeAddress(t)
+	leader := w.candidate("host-a", w.driver.address)
+	single := w.launch(exec.Command(ownExecutable(t), w.arguments(w.driver.address, "--http-endpoint="+health)...))
+	w.untilLeads("host-a")
+	eventually(t, "the other works without a lease", func() bool { return ask(t, health, "/readyz") == "200 ok" })
+	w.driver.server.Stop()
+	left := time.Now()
+	select {
+	case <-leader.exited:
+		if took := time.Since(left); took < maxAbsence-time.Second {
+			t.Errorf("gave up after %v, want %v", took, maxAbsence)
+		}
+	case <-time.After(maxAbsence + 15*time.Second):
+		t.Fatal("still leads without a driver")
+	}
+	leader.endsWith(1, "the CSI driver did not come back in time")
+	if lease := w.lease(); held(lease) {
+		t.Errorf("the lease was not given back: %v", lease.Spec)
+	}
+	select {
+	case <-single.exited:
+		t.Error("the one without leader election ended")
+	default:
+	}
+}

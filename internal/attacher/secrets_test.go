@@ -1,0 +1,99 @@
+package attacher
+
+import (
+	"context"
+	"encoding/json"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// The program at its most talkative says no secret, not even one that the driver puts
+// into its error, and nothing that it stores holds one.
+func TestSecretsAreNeitherLoggedNorStored(t *testing.T) {
+	for _, format := range []string{"text", "json"} {
+		t.Run(format, func(t *testing.T) {
+			w := newWorld(t)
+			w.node("node1")
+			const secret, later = "xK4vQ9zR2mT7wB5nJ8cL", "pD6hY3gF8sA1uE0iO7qZkM"
+			w.secret("s1", map[string][]byte{"password": []byte(secret)})
+			w.volume("pv1", withSecret(w, "s1"))
+			unpublished := false
+			w.driver.answers(func(_ context.Context, c call, _ int) (map[string]string, error) {
+				if c.Secrets["password"] == later && (c.Method == "Publish" || unpublished) {
+					return nil, nil
+				}
+				unpublished = c.Method == "Unpublish"
+				return nil, status.Errorf(codes.Unauthenticated, "login with %q refused, all of %v", c.Secrets["password"], c.Secrets)
+			})
+			p := run(t, exec.Command(programPath(t), "--kubeconfig", shippedKubeconfig(t), "--csi-address", w.driver.address,
+				"-v=10", "--logging-format", format, "--retry-interval-start=500ms", "--retry-interval-max=500ms"))
+
+			va := w.attachment("pv1", "node1")
+			failed := w.until(va, "refused", hasAttachError("login with"))
+			want := `rpc error: code = Unauthenticated desc = login with "[REDACTED]" refused, all of map[password:[REDACTED]]`
+			if got := failed.Status.AttachError.Message; got != want {
+				t.Errorf("attachError is %q, want %q", got, want)
+			}
+			w.changeSecret("s1", later) // it is read again for the next call
+			w.until(va, "attached", isAttached)
+			w.delete(va)
+			w.until(va, "not detached", hasDetachError("login with"))
+			w.until(va, "gone", isGone)
+			p.stop(syscall.SIGTERM)
+			w.holdsNone(p.output.String(), "the log", secret, later)
+			w.holdsNone(w.stored(), "the API", secret, later)
+			if log := p.output.String(); !strings.Contains(log, "***stripped***") || !strings.Contains(log, "Response Body") {
+				t.Error("the log is not as talkative as this test wants it: no request to the driver, or no answer of the API server is in it")
+			}
+		})
+	}
+}
+
+// holdsNone looks for secrets in any of the ways in which logs write bytes.
+func (w *world) holdsNone(text, what string, secrets ...string) {
+	w.t.Helper()
+	for _, secret := range secrets {
+		// Bodies in protobuf are dumped with 16 bytes a line: a part is enough.
+		for i := range len(secret) - 7 {
+			if at := strings.Index(text, secret[i:i+8]); at >= 0 {
+				w.t.Errorf("%s holds the secret: %s", what, text[max(0, at-200):min(len(text), at+100)])
+				break
+			}
+		}
+	}
+}
+
+// stored is everything that the API has about the test's objects, but for its secrets.
+func (w *world) stored() string {
+	w.t.Helper()
+	ctx, all := w.t.Context(), metav1.ListOptions{}
+	attachments, errA := w.client.StorageV1().VolumeAttachments().List(ctx, all)
+	volumes, errV := w.client.CoreV1().PersistentVolumes().List(ctx, all)
+	events, errE := w.client.CoreV1().Events("").List(ctx, all)
+	leases, errL := w.client.CoordinationV1().Leases("").List(ctx, all)
+	for _, err := range []error{errA, errV, errE, errL} {
+		if err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	text, err := json.Marshal([]any{attachments, volumes, events, leases})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return string(text)
+}
+
+func (w *world) changeSecret(name, password string) {
+	w.t.Helper()
+	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: w.name(name), Namespace: "default"}, Data: map[string][]byte{"password": []byte(password)}}
+	if _, err := w.client.CoreV1().Secrets("default").Update(w.t.Context(), s, metav1.UpdateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}

@@ -1,0 +1,75 @@
+package attacher
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// shelfRoom is how many different things a shelf holds at most. Those of a cluster's nodes and of its storage classes find
+// room; where each volume has something of its own there is nothing to share anyway.
+const shelfRoom = 8192
+
+// shelf keeps one of each of the lists and maps that many objects have in common, a node's annotations or a volume's
+// attributes: at 20,000 volumes their copies are a third of the caches. What is taken from it is shared: nobody may
+// change it, as nobody may change an object in a cache.
+type shelf struct {
+	mu    sync.Mutex
+	lists map[string][]string
+	maps  map[string]map[string]string
+	// others are sources of which only the driver is kept.
+	others map[string]*corev1.CSIPersistentVolumeSource
+}
+
+func newShelf() *shelf {
+	return &shelf{lists: map[string][]string{}, maps: map[string]map[string]string{}, others: map[string]*corev1.CSIPersistentVolumeSource{}}
+}
+
+// list gives a list of the same strings.
+func (s *shelf) list(l []string) []string {
+	if len(l) == 0 {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return take(s.lists, strings.Join(l, "\x00"), l)
+}
+
+// pairs gives a map of the same strings.
+func (s *shelf) pairs(m map[string]string) map[string]string {
+	if len(m) == 0 {
+		return nil
+	}
+	var content strings.Builder
+	for _, key := range slices.Sorted(maps.Keys(m)) {
+		content.WriteString(key + "\x00" + m[key] + "\x00")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return take(s.maps, content.String(), m)
+}
+
+// word gives the same string.
+func (s *shelf) word(w string) string { return s.list([]string{w})[0] }
+
+// foreign gives the source of a volume of another driver.
+func (s *shelf) foreign(driver string) *corev1.CSIPersistentVolumeSource {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return take(s.others, driver, &corev1.CSIPersistentVolumeSource{Driver: driver})
+}
+
+// take gives what lies on the shelf, or puts it there. A full one is cleared: what was taken stays as it is.
+func take[T any](on map[string]T, content string, thing T) T {
+	if there, ok := on[content]; ok {
+		return there
+	}
+	if len(on) >= shelfRoom {
+		clear(on)
+	}
+	on[content] = thing
+	return thing
+}

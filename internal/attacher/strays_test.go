@@ -1,0 +1,73 @@
+package attacher
+
+import (
+	"slices"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"belay.dev/belay/internal/kube"
+)
+
+// S1: an attachment whose PersistentVolume was gone before the start holds the volume all the same, against another
+// PersistentVolume of the same handle.
+func TestStrayFromBeforeTheStart(t *testing.T) {
+	w := newWorld(t)
+	w.node("node-a")
+	w.node("node-b")
+	w.volume("pv2", func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = w.name("pv1") })
+	held := w.attachment("pv1", "node-a", func(va *storagev1.VolumeAttachment) {
+		va.Finalizers = []string{kube.AttacherFinalizer(w.driver.name)}
+		va.Annotations = map[string]string{kube.NodeIDAnnotation: "id-node-a"}
+		va.Status.Attached = true
+	})
+	w.start()
+	waits := w.attachment("pv2", "node-b")
+	w.until(waits, "told to wait", hasAttachError("still exists"))
+	w.wantCalls()
+	w.delete(held)
+	w.until(waits, "attached", isAttached)
+	if got := w.driver.received(); slices.Index(got, "Unpublish id-node-a") != 0 {
+		t.Errorf("calls: %v, want the unpublish of node-a first", got)
+	}
+}
+
+// Before the cache of PersistentVolumes is filled, none is missing: or each that comes would be compared with all
+// attachments there are. Once it is, those are found whose event came before.
+func TestStraysOnceTheVolumesAreKnown(t *testing.T) {
+	w := newWorld(t)
+	w.volume("pv1")
+	a, err := New(Config{Client: w.client, Driver: w.driver.name, Controller: w.controller(), WorkerThreads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, volume := range []string{"pv1", "gone"} {
+		name := w.name(volume)
+		va := &storagev1.VolumeAttachment{
+			ObjectMeta: metav1.ObjectMeta{Name: volume},
+			Spec:       storagev1.VolumeAttachmentSpec{Attacher: w.driver.name, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &name}},
+			Status:     storagev1.VolumeAttachmentStatus{Attached: true},
+		}
+		if err := a.objects.attachmentInformer.GetStore().Add(va); err != nil {
+			t.Fatal(err)
+		}
+		a.attachmentChanged(va)
+	}
+	if len(a.strays.names) != 0 {
+		t.Errorf("strays before anything is known: %v", a.strays.names)
+	}
+	var running sync.WaitGroup
+	running.Go(func() { a.objects.volumeInformer.RunWithContext(t.Context()) })
+	t.Cleanup(running.Wait)
+	if !cache.WaitForCacheSync(t.Context().Done(), a.objects.volumeInformer.HasSynced) {
+		t.Fatal("the cache was not filled")
+	}
+	a.wakeAll()
+	if _, ok := a.strays.names["gone"]; !ok || len(a.strays.names) != 1 {
+		t.Errorf("strays: %v, want the one", a.strays.names)
+	}
+}

@@ -1,0 +1,104 @@
+package attacher
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"google.golang.org/grpc/metadata"
+	"k8s.io/klog/v2"
+
+	"belay.dev/belay/internal/publication"
+)
+
+// tracesWanted tells whether the standard variables of OpenTelemetry ask for traces:
+// an exporter or the address of a collector. csi-attacher has no flag for them.
+func tracesWanted() (bool, error) {
+	switch exporter := os.Getenv("OTEL_TRACES_EXPORTER"); {
+	case strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true"), exporter == "none":
+		return false, nil
+	case exporter != "" && exporter != "otlp":
+		return false, fmt.Errorf("OTEL_TRACES_EXPORTER=%s is not known; otlp and none are", exporter)
+	case exporter == "" && os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") == "" && os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") == "":
+		return false, nil
+	}
+	for _, name := range []string{"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"} {
+		if protocol := os.Getenv(name); protocol != "" && protocol != "grpc" {
+			return false, fmt.Errorf("%s=%s is not known; grpc is", name, protocol)
+		}
+	}
+	return true, nil
+}
+
+// lastTraces bounds how long the end of the process waits for the collector.
+const lastTraces = 2 * time.Second
+
+// startTraces exports traces where they are wanted. Nothing waits for the collector:
+// what it does not take is dropped. send hands over what is left at the end. The
+// libraries read the other variables: OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
+// OTEL_TRACES_SAMPLER, OTEL_BSP_* and OTEL_EXPORTER_OTLP_*.
+func startTraces(ctx context.Context) (send func(), err error) {
+	wanted, err := tracesWanted()
+	if !wanted {
+		return func() {}, err
+	}
+	exporter, err := otlptracegrpc.New(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("prepare the export of traces: %w", err)
+	}
+	about, err := resource.New(ctx, resource.WithAttributes(attribute.String("service.name", "belay-attacher")), resource.WithFromEnv())
+	if err != nil {
+		return nil, fmt.Errorf("describe this process for its traces: %w", err)
+	}
+	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about))
+	otel.SetTracerProvider(provider)
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		klog.FromContext(ctx).Info("Traces were not sent", "err", err)
+	}))
+	return func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTraces)
+		defer cancel()
+		if err := provider.Shutdown(ctx); err != nil {
+			klog.FromContext(ctx).Info("The last traces were not sent", "err", err)
+		}
+	}, nil
+}
+
+// trace begins the span of one call for an attachment, the reading of its secrets
+// included, and returns what ends it. A driver with traces of its own hangs them below
+// it. csi-lib-utils' WithOtelTracing is not used: its span would hold the driver's error
+// as it came, with secrets that the driver repeats. Where no traces are wanted nothing
+// is kept or sent.
+func trace(ctx context.Context, try attempt, driver string) (context.Context, func(error)) {
+	ctx, span := otel.Tracer("belay.dev/belay/internal/attacher").Start(ctx, spanNames[try.verb])
+	span.SetAttributes(attribute.String("driver", driver), attribute.String("volume", try.volume),
+		attribute.String("node", try.node), attribute.String("nodeID", try.nodeID))
+	if try.attachment != nil {
+		span.SetAttributes(attribute.String("attachment", try.attachment.Name))
+	}
+	parent := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(ctx, parent)
+	var pairs []string
+	for key, value := range parent {
+		pairs = append(pairs, key, value)
+	}
+	ctx = metadata.AppendToOutgoingContext(ctx, pairs...)
+	return ctx, func(err error) {
+		if err != nil {
+			span.SetStatus(codes.Error, err.Error())
+		}
+		span.End()
+	}
+}
+
+// spanNames are the steps in the words of the glossary.
+var spanNames = map[publication.Verb]string{publication.Publish: "attach", publication.Unpublish: "detach"}

@@ -1,0 +1,147 @@
+package attacher
+
+import (
+	"context"
+	"encoding/hex"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+// collector takes what is exported to it, by OTLP over gRPC, as bytes: the strings in them are
+// all that the tests look at.
+type collector struct {
+	address string
+	mu      sync.Mutex
+	method  string
+	taken   strings.Builder
+}
+
+func startCollector(t *testing.T) *collector {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &collector{address: listener.Addr().String()}
+	server := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+		var unknown emptypb.Empty // keeps the fields that it does not know
+		if err := stream.RecvMsg(&unknown); err != nil {
+			return err
+		}
+		content, err := proto.Marshal(&unknown)
+		c.mu.Lock()
+		c.method, _ = grpc.MethodFromServerStream(stream)
+		c.taken.Write(content)
+		c.mu.Unlock()
+		if err != nil {
+			return err
+		}
+		return stream.SendMsg(&emptypb.Empty{})
+	}))
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	return c
+}
+
+func (c *collector) got() (method, content string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.method, c.taken.String()
+}
+
+// traceCycle attaches and detaches a volume with a secret, which the driver repeats in an error,
+// and ends the program. It returns the trace that the driver was told of.
+func traceCycle(t *testing.T, w *world, env ...string) (p *process, parent string) {
+	t.Helper()
+	w.node("node1")
+	w.secret("s1", map[string][]byte{"password": []byte("xK4vQ9zR2mT7wB5nJ8cL")})
+	w.volume("pv1", withSecret(w, "s1"))
+	parents := make(chan string, 100)
+	w.driver.answers(func(ctx context.Context, c call, nth int) (map[string]string, error) {
+		parents <- strings.Join(metadata.ValueFromIncomingContext(ctx, "traceparent"), " ")
+		if nth == 0 {
+			return nil, status.Error(codes.Unauthenticated, "refused "+c.Secrets["password"])
+		}
+		return nil, nil
+	})
+	cmd := exec.Command(programPath(t), "--kubeconfig", shippedKubeconfig(t), "--csi-address", w.driver.address, "--retry-interval-start=50ms", "--retry-interval-max=50ms")
+	cmd.Env = append(os.Environ(), env...)
+	p = run(t, cmd)
+	attachAndDetach(w, "pv1")
+	p.stop(syscall.SIGTERM)
+	return p, <-parents
+}
+
+// Each call is a span with what it was for and how it ended, without its secrets, and the driver
+// can hang its own spans below it.
+func TestTracesOfCalls(t *testing.T) {
+	w, c := newWorld(t), startCollector(t)
+	_, parent := traceCycle(t, w, "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+c.address, "OTEL_SERVICE_NAME=attacher-of-the-test")
+	method, content := c.got()
+	if method != "/opentelemetry.proto.collector.trace.v1.TraceService/Export" {
+		t.Errorf("called %s", method)
+	}
+	for _, want := range []string{"attach", "detach", "attacher-of-the-test", w.driver.name, w.name("pv1"), w.name("node1"), "id-node1", "attachment", "refused [REDACTED]"} {
+		if !strings.Contains(content, want) {
+			t.Errorf("the traces do not say %q: %q", want, content)
+		}
+	}
+	w.holdsNone(content, "the trace", "xK4vQ9zR2mT7wB5nJ8cL")
+	id := strings.Split(parent, "-")
+	if len(id) != 4 || !strings.Contains(content, unhex(t, id[1])) || !strings.Contains(content, unhex(t, id[2])) {
+		t.Errorf("the driver was told of %q, of which nothing was exported", parent)
+	}
+}
+
+// Without the variables there are no traces, and a collector that is away costs nothing but the
+// bounded wait at the end.
+func TestTracesAreOptional(t *testing.T) {
+	t.Run("off", func(t *testing.T) {
+		if _, parent := traceCycle(t, newWorld(t)); parent != "" {
+			t.Errorf("the driver was told of the trace %s", parent)
+		}
+	})
+	t.Run("collector away", func(t *testing.T) {
+		began := time.Now()
+		p, _ := traceCycle(t, newWorld(t), "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+freeAddress(t))
+		if took := time.Since(began); took > patience {
+			t.Errorf("took %v", took)
+		}
+		if !strings.Contains(p.output.String(), "races were not sent") {
+			t.Error("nothing is said of the traces that nobody took")
+		}
+	})
+	for name, env := range map[string]string{"exporter": "OTEL_TRACES_EXPORTER=zipkin", "protocol": "OTEL_EXPORTER_OTLP_PROTOCOL=http/json"} {
+		t.Run("unknown "+name, func(t *testing.T) {
+			cmd := exec.Command(programPath(t), "--kubeconfig", shippedKubeconfig(t), "--csi-address=/none")
+			cmd.Env = append(os.Environ(), "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1", env)
+			p := run(t, cmd)
+			<-p.exited
+			if code := p.ProcessState.ExitCode(); code != 1 || !strings.Contains(p.output.String(), env) {
+				t.Errorf("ended with %d", code)
+			}
+		})
+	}
+}
+
+func unhex(t *testing.T, text string) string {
+	t.Helper()
+	content, err := hex.DecodeString(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}

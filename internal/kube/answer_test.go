@@ -1,0 +1,34 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+func TestIsAnswer(t *testing.T) {
+	resource := schema.GroupResource{Resource: "volumeattachments"}
+	for name, c := range map[string]struct {
+		err  error
+		want bool
+	}{
+		"none":            {nil, false},
+		"no connection":   {errors.New("connection refused"), false},
+		"gave up":         {context.DeadlineExceeded, false},
+		"not found":       {fmt.Errorf("read: %w", apierrors.NewNotFound(resource, "x")), true},
+		"conflict":        {apierrors.NewConflict(resource, "x", errors.New("changed")), true},
+		"forbidden":       {apierrors.NewForbidden(resource, "x", errors.New("no")), true},
+		"too many":        {apierrors.NewTooManyRequests("later", 1), true},
+		"request timeout": {apierrors.NewTimeoutError("slow", 1), false},
+		"server timeout":  {apierrors.NewServerTimeout(resource, "create", 1), false},
+		"internal":        {apierrors.NewInternalError(errors.New("etcd")), false},
+	} {
+		if got := IsAnswer(c.err); got != c.want {
+			t.Errorf("%s: %v is an answer: %v, want %v", name, c.err, got, c.want)
+		}
+	}
+}

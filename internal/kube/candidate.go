@@ -1,0 +1,156 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/klog/v2"
+)
+
+// rival is what a candidate last saw in the lease of somebody else. That the lease ran
+// out is told by how long this did not change, on our own clock: the times in the
+// record are those of another machine.
+type rival struct {
+	record []byte
+	since  time.Time
+}
+
+// Get reads the lease. A candidate's Get returns once the lease can be taken: it was
+// given back or deleted, is ours already, or was not renewed for its duration. Then
+// the record is returned without a holder, because the elector would begin to count
+// only now. (client-go's elector by itself asks again one to 2.2 retry periods later.) The Update that follows carries the
+// resource version read here, so that a renewal in between wins.
+//
+// A leader's Get fails once somebody else had the lease. client-go's elector would take
+// it again when it is free, and lead on as if nobody had led in between.
+func (l *Lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	if l.wasAcquired() {
+		return l.getOwn(ctx)
+	}
+	changes := bell{lease: l}
+	defer changes.fall()
+	for {
+		changes.hang(ctx)
+		record, raw, err := l.Interface.Get(ctx)
+		again := l.retryPeriod
+		switch {
+		case ctx.Err() != nil:
+			return nil, nil, context.Cause(ctx)
+		case apierrors.IsNotFound(err):
+			return nil, nil, err
+		case err != nil:
+			klog.FromContext(ctx).Error(err, "Read the leader lease", "lease", l.Describe())
+		case record.HolderIdentity == "" || record.HolderIdentity == l.Identity():
+			return record, raw, nil
+		default:
+			left := l.rival.left(record, raw)
+			if left <= 0 {
+				klog.FromContext(ctx).Info("The leader did not renew its lease", "lease", l.Describe(), "leader", record.HolderIdentity)
+				record.HolderIdentity = ""
+				return record, raw, nil
+			}
+			again = min(again, left)
+		}
+		changes.wait(ctx, again)
+	}
+}
+
+// wasAcquired tells whether the lease is or was ours. A process that loses it ends.
+func (l *Lease) wasAcquired() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.acquired.IsZero()
+}
+
+func (l *Lease) getOwn(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	record, raw, err := l.Interface.Get(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	if l.isDeposed() || record.HolderIdentity != l.Identity() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.deposed, l.until = true, time.Time{}
+		return nil, nil, errDeposed
+	}
+	return record, raw, nil
+}
+
+func (l *Lease) isDeposed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.deposed
+}
+
+// left tells how long the lease of another is good for.
+func (r *rival) left(record *resourcelock.LeaderElectionRecord, raw []byte) time.Duration {
+	if !bytes.Equal(raw, r.record) {
+		r.record, r.since = raw, time.Now()
+	}
+	return time.Until(r.since.Add(time.Duration(record.LeaseDurationSeconds) * time.Second))
+}
+
+// bell wakes a candidate when the lease changes. Where the watch is not allowed, or
+// hangs, the candidate still looks each retry period.
+type bell struct {
+	lease   *Lease
+	changes <-chan watch.Event // nil while nothing is watched
+	hung    time.Time
+	stop    func() // set while something is watched
+}
+
+// hang begins a watch unless there is one.
+func (b *bell) hang(ctx context.Context) {
+	if b.changes != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	late := time.AfterFunc(b.lease.retryPeriod, cancel) // the lease is looked at without it
+	watching, err := b.lease.leases.Watch(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, b.lease.name).String(),
+	})
+	late.Stop()
+	if err != nil {
+		cancel()
+		klog.FromContext(ctx).V(1).Info("Cannot watch the leader lease", "lease", b.lease.Describe(), "err", err)
+		return
+	}
+	b.changes, b.hung = watching.ResultChan(), time.Now()
+	b.stop = func() { watching.Stop(); cancel() }
+}
+
+// fall ends the watch, if there is one.
+func (b *bell) fall() {
+	if b.changes != nil {
+		b.stop()
+		b.changes = nil
+	}
+}
+
+// wait waits for a change of the lease, and no longer than given.
+func (b *bell) wait(ctx context.Context, most time.Duration) {
+	timer := time.NewTimer(most)
+	defer timer.Stop()
+	for {
+		select {
+		case _, ok := <-b.changes:
+			if ok {
+				return
+			}
+			b.fall()
+			if time.Since(b.hung) > b.lease.retryPeriod {
+				return // the API server ends each watch after a while
+			}
+		case <-timer.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,248 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+)
+
+const (
+	testNamespace = "ns"
+	testLease     = "lease"
+)
+
+// election is a Lease object for which electors stand; time is synctest's.
+type election struct {
+	t      *testing.T
+	client *fake.Clientset
+}
+
+// candidate is an elector. Its lease is csi-attacher's by default: 15 s, 10 s, 5 s.
+type candidate struct {
+	lease *Lease
+	led   chan time.Time
+	ended chan struct{}
+	leave context.CancelFunc
+}
+
+func (e *election) stand(identity string) *candidate {
+	e.t.Helper()
+	lock, err := resourcelock.NewWithLabels(resourcelock.LeasesResourceLock, testNamespace, testLease,
+		e.client.CoreV1(), e.client.CoordinationV1(), resourcelock.ResourceLockConfig{Identity: identity}, nil)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	c := &candidate{led: make(chan time.Time, 1), ended: make(chan struct{})}
+	c.lease = &Lease{
+		Interface: lock, leases: e.client.CoordinationV1().Leases(testNamespace), name: testLease,
+		renewDeadline: 10 * time.Second, retryPeriod: 5 * time.Second,
+	}
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: c.lease, LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 5 * time.Second, ReleaseOnCancel: true,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(context.Context) { c.led <- time.Now() }, OnStoppedLeading: func() {},
+		},
+	})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	var ctx context.Context
+	ctx, c.leave = context.WithCancel(e.t.Context())
+	go func() {
+		defer close(c.ended)
+		elector.Run(ctx)
+	}()
+	e.t.Cleanup(func() { c.leave(); <-c.ended })
+	synctest.Wait()
+	return c
+}
+
+func (c *candidate) leads() bool { return len(c.led) > 0 }
+
+func (e *election) stored() *coordinationv1.Lease {
+	e.t.Helper()
+	lease, err := e.client.CoordinationV1().Leases(testNamespace).Get(e.t.Context(), testLease, metav1.GetOptions{})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return lease
+}
+
+// A candidate leads at the moment in which the leader gives the lease back or somebody
+// deletes it, and when a leader that is gone has not renewed it for its duration: no
+// retry period is waited for.
+func TestCandidateIsWokenByTheLease(t *testing.T) {
+	const forbidden, watched = true, false
+	for name, test := range map[string]struct {
+		watch bool
+		end   func(e *election, leader *candidate)
+		after time.Duration // at most
+	}{
+		"given back":                      {watched, func(_ *election, l *candidate) { l.leave() }, 0},
+		"given back, unwatched":           {forbidden, func(_ *election, l *candidate) { l.leave() }, 5 * time.Second},
+		"deleted":                         {watched, (*election).remove, 0},
+		"leader gone":                     {watched, (*election).crash, 15 * time.Second},
+		"leader gone, unwatched":          {forbidden, (*election).crash, 20 * time.Second},
+		"given back while the API is off": {watched, (*election).offline, 5 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := &election{t: t, client: fake.NewClientset()}
+				if test.watch == forbidden {
+					e.client.PrependWatchReactor("leases", clienttesting.DefaultWatchReactor(nil, errors.New("forbidden")))
+				}
+				leader, standby := e.stand("a"), e.stand("b")
+				<-time.After(10*time.Minute + 12345*time.Millisecond)
+				if !leader.leads() || standby.leads() {
+					t.Fatalf("after ten minutes a leads: %v, b leads: %v", leader.leads(), standby.leads())
+				}
+				ended := time.Now()
+				test.end(e, leader)
+				took := (<-standby.led).Sub(ended)
+				if took > test.after {
+					t.Errorf("led after %v, want %v at most", took, test.after)
+				}
+				stored := e.stored()
+				for what, at := range map[string]*metav1.MicroTime{"acquire": stored.Spec.AcquireTime, "renew": stored.Spec.RenewTime} {
+					if at.Time.Before(ended) {
+						t.Errorf("%s time %v is before the end of the last leader, %v", what, at, ended)
+					}
+				}
+				standby.led <- time.Time{} // it still leads
+				<-time.After(time.Minute)
+				if !standby.lease.Held() {
+					t.Error("the new leader does not renew its lease")
+				}
+				if acquired := e.stored().Spec.AcquireTime; !acquired.Equal(stored.Spec.AcquireTime) {
+					t.Errorf("a renewal changed the acquire time from %v to %v", stored.Spec.AcquireTime, acquired)
+				}
+			})
+		})
+	}
+}
+
+func (e *election) remove(leader *candidate) {
+	e.crash(leader)
+	if err := e.client.CoordinationV1().Leases(testNamespace).Delete(e.t.Context(), testLease, metav1.DeleteOptions{}); err != nil {
+		e.t.Error(err)
+	}
+}
+
+// crash makes all writes of the leader fail: it is gone as far as others can see.
+func (e *election) crash(leader *candidate) {
+	e.client.PrependReactor("update", "leases", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		lease := action.(clienttesting.UpdateAction).GetObject().(*coordinationv1.Lease)
+		return *lease.Spec.HolderIdentity != "b", nil, errors.New("gone")
+	})
+	leader.leave()
+}
+
+// offline lets the candidate's next read fail.
+func (e *election) offline(leader *candidate) {
+	reads := 0
+	e.client.PrependReactor("get", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+		reads++ // the first is the leader's own
+		return reads == 2, nil, errors.New("connection refused")
+	})
+	leader.leave()
+}
+
+// A lease is not taken while its holder renews it, however seldom, and a candidate
+// that was looking away does not take what it saw long ago for the present.
+func TestCandidateHeedsRenewals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &election{t: t, client: fake.NewClientset()}
+		leases := e.client.CoordinationV1().Leases(testNamespace)
+		seconds, holder := int32(15), "another program"
+		lease, err := leases.Create(t.Context(), &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Name: testLease, Namespace: testNamespace},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		standby := e.stand("b")
+		var renewed time.Time
+		for range 20 {
+			<-time.After(14900 * time.Millisecond)
+			renewed = time.Now()
+			// Its clock is an hour behind: only the change counts.
+			lease.Spec.RenewTime = &metav1.MicroTime{Time: renewed.Add(-time.Hour)}
+			if lease, err = leases.Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			if standby.leads() {
+				t.Fatal("the lease was taken from a leader that renews it")
+			}
+		}
+		if took := (<-standby.led).Sub(renewed); took != 15*time.Second {
+			t.Errorf("led %v after the last renewal, want 15s", took)
+		}
+	})
+}
+
+// A candidate that is stopped ends at once and leaves the lease alone.
+func TestCandidateStops(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &election{t: t, client: fake.NewClientset()}
+		e.stand("a")
+		standby := e.stand("b")
+		standby.leave()
+		synctest.Wait()
+		select {
+		case <-standby.ended:
+		default:
+			t.Error("the candidate goes on")
+		}
+		if holder := e.stored().Spec.HolderIdentity; holder == nil || *holder != "a" {
+			t.Errorf("holder %v", holder)
+		}
+	})
+}
+
+// A leader that finds the lease in somebody else's hands, or given back by him, does
+// not lead again: it was not told what happened in between.
+func TestDeposedLeaderStaysDeposed(t *testing.T) {
+	for name, holder := range map[string]string{"another holds it": "b", "another had it": ""} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := &election{t: t, client: fake.NewClientset()}
+				a := e.stand("a")
+				a.leave()
+				<-a.ended
+				lease := a.lease
+				record := resourcelock.LeaderElectionRecord{HolderIdentity: "a", LeaseDurationSeconds: 15}
+				if err := lease.Update(t.Context(), record); err != nil || !lease.Held() {
+					t.Fatalf("held %v, %v", lease.Held(), err)
+				}
+				stored := e.stored()
+				stored.Spec.HolderIdentity = &holder
+				if _, err := e.client.CoordinationV1().Leases(testNamespace).Update(t.Context(), stored, metav1.UpdateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				for range 2 {
+					if _, _, err := lease.Get(t.Context()); !errors.Is(err, errDeposed) {
+						t.Errorf("Get: %v", err)
+					}
+					if err := lease.Update(t.Context(), record); !errors.Is(err, errDeposed) {
+						t.Errorf("Update: %v", err)
+					}
+					if lease.Held() {
+						t.Error("the lease is held")
+					}
+				}
+			})
+		})
+	}
+}

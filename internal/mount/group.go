@@ -1,0 +1,346 @@
+package mount
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"strconv"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// GroupChange gives the files of a volume to a group. Its counters may be read while it is at work.
+type GroupChange struct {
+	// GID is the group.
+	GID int
+	// Seen counts the files that were looked at.
+	Seen atomic.Int64
+	// Refused counts the times that the file system did not let root change a file (a
+	// squashed export, FAT, a mount that is read-only). Kubelet lets the pod have the volume
+	// all the same.
+	Refused atomic.Int64
+	// FirstRefusal says of what and why, once GiveToGroup has returned.
+	FirstRefusal error
+}
+
+// What kubelet adds to the mode of a file, and of a directory.
+const (
+	groupFile      = 0o660
+	groupDirectory = groupFile | 0o110 | unix.S_ISGID
+	modeBits       = 0o7777
+)
+
+// openDirectories is how many directories one change keeps open at most. What lies deeper
+// closes those far above it, so that no tree is too deep.
+const openDirectories = 32
+
+// ErrMoved says that a directory was moved while the tree below it was being changed.
+var ErrMoved = errors.New("the directory was moved meanwhile")
+
+// BelongsToGroup says whether a directory looks as GiveToGroup leaves it. Since the top of a
+// tree is changed last, its whole tree was changed then. What is no directory never does.
+func (r *Root) BelongsToGroup(name string, gid int) (bool, error) {
+	fd, err := r.openTop(name)
+	if err != nil {
+		return false, err
+	}
+	defer closeFD(fd)
+	st, err := stat(fd)
+	if err != nil {
+		return false, fmt.Errorf("look at %s: %w", r.Path(name), err)
+	}
+	return isDirectory(st) && int(st.Gid) == gid && st.Mode&groupDirectory == groupDirectory, nil
+}
+
+// GiveToGroup changes a file or a directory and everything below it, children first. It
+// follows no symlink and enters no other mount. What vanishes meanwhile needs no change, what
+// comes meanwhile may be missed. It ends early when ctx ends, with its cause.
+//
+// Others may write to the volume at the same time and must not lead the change out of it:
+// each file is opened in its opened directory, without touching what it is (O_PATH), and is
+// changed through that descriptor alone.
+func (r *Root) GiveToGroup(ctx context.Context, name string, change *GroupChange) error {
+	top, err := r.openTop(name)
+	if err != nil {
+		return err
+	}
+	defer closeFD(top)
+	walk := groupWalk{GroupChange: change, path: r.Path(name)}
+	defer walk.close()
+	if err := walk.all(ctx, top); err != nil && !errors.Is(err, errNothingCanChange) {
+		return err
+	}
+	return nil
+}
+
+// openTop opens a name below the root, also if it is a mount point, and never what a symlink points to.
+func (r *Root) openTop(name string) (int, error) {
+	parent, err := r.root.Open(path.Dir(name))
+	if err != nil {
+		return -1, fmt.Errorf("open the directory of %s: %w", r.Path(name), err)
+	}
+	defer parent.Close() //nolint:errcheck // only read
+	fd, err := openBelow(int(parent.Fd()), path.Base(name), unix.O_PATH, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open %s: %w", r.Path(name), err)
+	}
+	return fd, nil
+}
+
+// openBelow opens an entry of an opened directory, and never what a symlink points to.
+func openBelow(directory int, name string, flags, resolve uint64) (fd int, err error) {
+	how := unix.OpenHow{Flags: flags | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: resolve}
+	err = again(func() error {
+		fd, err = unix.Openat2(directory, name, &how)
+		return err
+	})
+	return fd, err
+}
+
+func stat(fd int) (st unix.Stat_t, err error) {
+	return st, again(func() error { return unix.Fstat(fd, &st) })
+}
+
+// again repeats a call that a signal interrupted; the runtime sends itself signals all the time.
+func again(call func() error) error {
+	for {
+		if err := call(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+func closeFD(fd int) { _ = unix.Close(fd) } // nothing was written through it
+
+func isDirectory(st unix.Stat_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFDIR }
+
+// errNothingCanChange ends a walk over a file system that is read-only as a whole.
+var errNothingCanChange = errors.New("the file system is read-only")
+
+// groupWalk is one walk. It goes down by names in opened directories, and up by "..".
+type groupWalk struct {
+	*GroupChange
+	path string // of the top
+	down []level
+}
+
+// level is a directory on the way down.
+type level struct {
+	name string
+	// dir is nil while it is closed, because many below it are open.
+	dir *os.File
+	// device and inode tell the directory from all others.
+	device, inode uint64
+	// left holds the names of the directories in it that are still to be entered, each ended
+	// by a NUL: there may be millions.
+	left []byte
+}
+
+func (w *groupWalk) lowest() *level { return &w.down[len(w.down)-1] }
+
+func (w *groupWalk) close() {
+	for _, l := range w.down {
+		if l.dir != nil {
+			_ = l.dir.Close()
+		}
+	}
+}
+
+func (w *groupWalk) all(ctx context.Context, top int) error {
+	st, err := stat(top)
+	if err != nil {
+		return w.failed("look at", "", err)
+	}
+	if !isDirectory(st) {
+		return w.change(top, st, "")
+	}
+	for err = w.enter(ctx, top, "."); err == nil && len(w.down) > 0; {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if name, ok := w.lowest().next(); ok {
+			err = w.enter(ctx, int(w.lowest().dir.Fd()), name)
+		} else {
+			err = w.leave()
+		}
+	}
+	return err
+}
+
+// next takes the last of the names that are left.
+func (l *level) next() (string, bool) {
+	if len(l.left) == 0 {
+		return "", false
+	}
+	names := l.left[:len(l.left)-1]
+	start := bytes.LastIndexByte(names, 0) + 1
+	l.left = l.left[:start]
+	return string(names[start:]), true
+}
+
+// enter opens a directory, changes what lies in it and is none, and keeps the names of the others.
+func (w *groupWalk) enter(ctx context.Context, above int, name string) error {
+	fd, err := openBelow(above, name, unix.O_RDONLY|unix.O_DIRECTORY, unix.RESOLVE_NO_XDEV)
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EXDEV):
+		return nil
+	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
+		return w.entry(name) // it is another one by now
+	case err != nil:
+		return w.failed("open", name, err)
+	}
+	st, err := stat(fd)
+	if err != nil {
+		closeFD(fd)
+		return w.failed("look at", name, err)
+	}
+	if n := len(w.down) - openDirectories; n >= 0 {
+		_ = w.down[n].dir.Close() // only read
+		w.down[n].dir = nil
+	}
+	dir := os.NewFile(uintptr(fd), name)
+	w.down = append(w.down, level{name: name, dir: dir, device: st.Dev, inode: st.Ino})
+	for {
+		names, err := dir.Readdirnames(1024)
+		for _, name := range names {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			if err := w.entry(name); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return w.failed("list", "", err)
+		}
+	}
+}
+
+// entry changes an entry of the lowest directory, or keeps its name if it is a directory itself.
+func (w *groupWalk) entry(name string) error {
+	fd, err := openBelow(int(w.lowest().dir.Fd()), name, unix.O_PATH, unix.RESOLVE_NO_XDEV)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EXDEV) {
+		return nil
+	}
+	if err != nil {
+		return w.failed("open", name, err)
+	}
+	defer closeFD(fd)
+	st, err := stat(fd)
+	if err != nil {
+		return w.failed("look at", name, err)
+	}
+	if isDirectory(st) {
+		in := w.lowest()
+		in.left = append(append(in.left, name...), 0)
+		return nil
+	}
+	return w.change(fd, st, name)
+}
+
+// leave changes the lowest directory, of which everything below is done, and goes up.
+func (w *groupWalk) leave() error {
+	lowest := *w.lowest()
+	fd := int(lowest.dir.Fd())
+	st, err := stat(fd)
+	if err != nil {
+		return w.failed("look at", "", err)
+	}
+	if err := w.change(fd, st, ""); err != nil {
+		return err
+	}
+	if len(w.down) > 1 && w.down[len(w.down)-2].dir == nil {
+		if err := w.reopen(&w.down[len(w.down)-2], fd); err != nil {
+			return err
+		}
+	}
+	w.down = w.down[:len(w.down)-1]
+	_ = lowest.dir.Close() // only read
+	return nil
+}
+
+// reopen opens a directory again from one below it.
+func (w *groupWalk) reopen(l *level, below int) error {
+	fd, err := openBelow(below, "..", unix.O_RDONLY|unix.O_DIRECTORY, unix.RESOLVE_NO_XDEV)
+	if err != nil {
+		return w.failed("go up from", "", err)
+	}
+	l.dir = os.NewFile(uintptr(fd), l.name)
+	st, err := stat(fd)
+	if err != nil {
+		return w.failed("go up from", "", err)
+	}
+	if st.Dev != l.device || st.Ino != l.inode {
+		return w.failed("go up from", "", ErrMoved)
+	}
+	return nil
+}
+
+// change gives one opened file to the group. Where nothing is to be changed nothing is
+// written. A symlink has no mode of its own.
+func (w *groupWalk) change(fd int, st unix.Stat_t, name string) error {
+	w.Seen.Add(1)
+	before := st.Mode & modeBits
+	mode := before | groupFile
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFDIR:
+		mode |= groupDirectory
+	case unix.S_IFLNK:
+		mode = before
+	}
+	if int(st.Gid) != w.GID {
+		err := again(func() error { return unix.Fchownat(fd, "", -1, w.GID, unix.AT_EMPTY_PATH) })
+		if err := w.judge("change the group of", name, err); err != nil {
+			return err
+		}
+		// That took set-user-ID and set-group-ID away.
+		before &^= unix.S_ISUID | unix.S_ISGID
+	}
+	if mode == before {
+		return nil
+	}
+	// The call that takes a descriptor is not to be had for one that was opened by O_PATH.
+	err := again(func() error { return unix.Chmod("/proc/self/fd/"+strconv.Itoa(fd), mode) })
+	return w.judge("change the mode of", name, err)
+}
+
+// judge tells what the file system does not allow, which is no failure, from what went wrong.
+func (w *groupWalk) judge(attempt, name string, err error) error {
+	switch {
+	case err == nil, errors.Is(err, unix.ENOENT): // a server notices late that it has vanished
+		return nil
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES), errors.Is(err, unix.EROFS), errors.Is(err, unix.ENOTSUP),
+		errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EDQUOT):
+		if w.Refused.Add(1) == 1 {
+			w.FirstRefusal = w.failed(attempt, name, err)
+		}
+		if errors.Is(err, unix.EROFS) {
+			return errNothingCanChange
+		}
+		return nil
+	default:
+		return w.failed(attempt, name, err)
+	}
+}
+
+// failed names the file as well as it can: a hostile name is longer than any message.
+func (w *groupWalk) failed(attempt, name string, err error) error {
+	const enough = 1024
+	where := w.path
+	for _, l := range w.down {
+		where = path.Join(where, l.name)
+		if len(where) > enough {
+			where += "/..."
+			break
+		}
+	}
+	return fmt.Errorf("%s %q: %w", attempt, path.Join(where, name), err)
+}

@@ -1,0 +1,297 @@
+package nodeagent
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// refusals are the codes with which a driver turns a request down before it acts. All
+// others leave it open what was done. (Kubelet believes Internal, Unknown and DataLoss as well,
+// and leaves what was half made behind.)
+var refusals = []codes.Code{
+	codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.PermissionDenied,
+	codes.FailedPrecondition, codes.OutOfRange, codes.Unimplemented, codes.Unauthenticated,
+}
+
+// eachCode are the codes of gRPC but OK, by the name of a volume that meets it.
+func eachCode() map[string]codes.Code {
+	all := map[string]codes.Code{}
+	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
+		all[strings.ToLower(code.String())] = code
+	}
+	return all
+}
+
+// callsOf are the calls for one volume; tries that follow each other count once.
+func (d *scriptedDriver) callsOf(volume string) []string {
+	var calls []string
+	for _, call := range d.made() {
+		if method, of, _ := strings.Cut(call, " "); of == volume {
+			calls = append(calls, method)
+		}
+	}
+	return slices.Compact(calls)
+}
+
+// TestEachCodeOnTheWayUp: stage or publish fails with each code of gRPC. The pod is told, and
+// then the driver recovers, or the pod goes: what may have been done is undone, and only that.
+func TestEachCodeOnTheWayUp(t *testing.T) {
+	tests := map[string]struct {
+		method, call  string
+		block         bool
+		reason, event string
+		refused, open []string // calls when the pod goes
+	}{
+		"stage": {
+			"Stage", "NodeStageVolume", false, "FailedMount", "MountVolume.MountDevice",
+			[]string{"Stage"}, []string{"Stage", "Unstage"},
+		},
+		"publish": {
+			"Publish", "NodePublishVolume", false, "FailedMount", "MountVolume.SetUp",
+			[]string{"Stage", "Publish", "Unstage"}, []string{"Stage", "Publish", "Unpublish", "Unstage"},
+		},
+		"stage of a block volume": {
+			"Stage", "NodeStageVolume", true, "FailedMapVolume", "MapVolume.SetUpDevice",
+			[]string{"Stage"}, []string{"Stage", "Unstage"},
+		},
+		"publish of a block volume": {
+			"Publish", "NodePublishVolume", true, "FailedMapVolume", "MapVolume.MapPodDevice",
+			[]string{"Stage", "Publish", "Unstage"}, []string{"Stage", "Publish", "Unpublish", "Unstage"},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			f := newFailing(w, test.method, test.block)
+			agent, _ := w.agent()
+			for volume, code := range eachCode() {
+				f.set(volume, code)
+			}
+			f.setPods(agent)
+			for volume, code := range eachCode() {
+				w.untilEvent(f.pods[volume], test.reason, fmt.Sprintf(`%s failed for volume "%s-%s" : `, test.event, w.name, volume),
+					test.call+" of volume "+f.handles[volume], fmt.Sprintf("rpc error: code = %s desc = no luck", code))
+			}
+			// Half of them recover.
+			for volume, code := range eachCode() {
+				if code%2 == 0 {
+					f.set(volume, codes.OK)
+				}
+			}
+			agent.wakeAll() // no back-off is waited for
+			for volume, code := range eachCode() {
+				if code%2 == 0 {
+					w.mounted(agent, f.pods[volume])
+				}
+			}
+			for volume, code := range eachCode() {
+				agent.RemovePod(f.pods[volume].UID)
+				w.untilNotInUse(f.handles[volume])
+				want := test.open
+				switch {
+				case code%2 == 0:
+					want = []string{"Stage", "Publish", "Unpublish", "Unstage"}
+				case slices.Contains(refusals, code):
+					want = test.refused
+				}
+				if diff := cmp.Diff(want, w.driver.callsOf(volume)); diff != "" {
+					t.Errorf("%s: calls (-want +got):\n%s", code, diff)
+				}
+			}
+			if left := w.leftovers(); len(left) > 0 {
+				t.Errorf("left behind: %v", left)
+			}
+		})
+	}
+}
+
+// TestEachCodeOnTheWayBack: no code is taken for success. The volume stays in use, its pod
+// is told, and the call is made again.
+func TestEachCodeOnTheWayBack(t *testing.T) {
+	tests := map[string]struct {
+		method, call string
+		block        bool
+		event        string
+	}{
+		"unpublish":                   {"Unpublish", "NodeUnpublishVolume", false, "UnmountVolume.TearDown"},
+		"unstage":                     {"Unstage", "NodeUnstageVolume", false, "UnmountDevice"},
+		"unpublish of a block volume": {"Unpublish", "NodeUnpublishVolume", true, "UnmapVolume.UnmapPodDevice"},
+		"unstage of a block volume":   {"Unstage", "NodeUnstageVolume", true, "UnmapDevice.TearDownDevice"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			f := newFailing(w, test.method, test.block)
+			agent, _ := w.agent()
+			f.setPods(agent)
+			for volume, code := range eachCode() {
+				w.mounted(agent, f.pods[volume])
+				f.set(volume, code)
+				agent.RemovePod(f.pods[volume].UID)
+			}
+			for volume, code := range eachCode() {
+				w.untilEvent(f.pods[volume], "FailedUnmount", fmt.Sprintf(`%s failed for volume "%s-%s" : `, test.event, w.name, volume),
+					test.call+" of volume "+f.handles[volume], fmt.Sprintf("rpc error: code = %s desc = no luck", code), "stays in use on node "+w.name)
+			}
+			inUse := w.node().Status.VolumesInUse
+			for volume, code := range eachCode() {
+				if !slices.Contains(inUse, w.unique(f.handles[volume])) {
+					t.Errorf("S7: %s and not in use", code)
+				}
+				f.set(volume, codes.OK)
+			}
+			agent.wakeAll() // no back-off is waited for
+			for volume, code := range eachCode() {
+				w.untilNotInUse(f.handles[volume])
+				if diff := cmp.Diff([]string{"Stage", "Publish", "Unpublish", "Unstage"}, w.driver.callsOf(volume)); diff != "" {
+					t.Errorf("%s: calls (-want +got):\n%s", code, diff)
+				}
+			}
+			if left := w.leftovers(); len(left) > 0 {
+				t.Errorf("left behind: %v", left)
+			}
+		})
+	}
+}
+
+// TestEachCodeOfTheCapabilities: that a driver does not say what it can do is never final,
+// and nothing is called before it does.
+func TestEachCodeOfTheCapabilities(t *testing.T) {
+	w := newWorld(t, noAttach)
+	var mu sync.Mutex
+	code := codes.OK
+	answer := func(with codes.Code) {
+		mu.Lock()
+		defer mu.Unlock()
+		code = with
+	}
+	w.driver.intercept(func(call string, _ any, do func() (any, error)) (any, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if call == "NodeGetCapabilities" && code != codes.OK {
+			return nil, status.Error(code, "no luck")
+		}
+		return do()
+	})
+	agent, _ := w.agent()
+	pods := map[string]*corev1.Pod{}
+	for volume, code := range eachCode() {
+		w.volume(volume)
+		pods[volume] = w.pod("p-"+volume, volume)
+		answer(code)
+		agent.SetPod(pods[volume])
+		w.untilEvent(pods[volume], "FailedMount", `MountVolume.MountDevice failed for volume "`+w.name+"-"+volume+`" : `,
+			fmt.Sprintf("NodeGetCapabilities: rpc error: code = %s desc = no luck", code))
+		if code%2 == 0 { // gone before the driver answers
+			agent.RemovePod(pods[volume].UID)
+			w.unmounted(agent, pods[volume])
+		}
+	}
+	if calls := w.driver.made(); len(calls) > 0 {
+		t.Errorf("called before it was known what the driver can do: %v", calls)
+	}
+	answer(codes.OK)
+	for volume, code := range eachCode() {
+		if code%2 != 0 {
+			w.mounted(agent, pods[volume])
+		}
+	}
+}
+
+// TestCapabilitiesThatFailForgetNoPublish: a publish without an answer, then a driver that
+// does not say what it can do, then the pod goes. (Kubelet forgets the publish.)
+func TestCapabilitiesThatFailForgetNoPublish(t *testing.T) {
+	w := newWorld(t)
+	handle := w.volume("data")
+	var mu sync.Mutex
+	published := false
+	w.driver.intercept(func(call string, _ any, do func() (any, error)) (any, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case call == "NodePublishVolume":
+			published = true
+			_, _ = do()
+			return nil, status.Error(codes.DeadlineExceeded, "no answer in time")
+		case call == "NodeGetCapabilities" && published:
+			return nil, status.Error(codes.Unimplemented, "not now")
+		default:
+			return do()
+		}
+	})
+	agent, _ := w.agent()
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	w.untilInUse(handle)
+	w.attach(handle)
+	w.untilEvent(pod, "MountVolume.SetUp failed", "DeadlineExceeded")
+	agent.reconnected(w.driverName()) // as after a restart of the driver
+	w.untilEvent(pod, "NodeGetCapabilities", "Unimplemented")
+	agent.RemovePod(pod.UID)
+	w.untilNotInUse(handle)
+	if diff := cmp.Diff([]string{"Stage", "Publish", "Unpublish", "Unstage"}, w.driver.callsOf("data")); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+}
+
+// failing is a driver of which one call fails for some volumes, one for each code.
+type failing struct {
+	w       *world
+	pods    map[string]*corev1.Pod
+	handles map[string]string
+
+	mu    sync.Mutex
+	codes map[string]codes.Code // by handle; under mu
+}
+
+func newFailing(w *world, method string, block bool) *failing {
+	w.Helper()
+	f := &failing{w: w, pods: map[string]*corev1.Pod{}, handles: map[string]string{}, codes: map[string]codes.Code{}}
+	for volume := range eachCode() {
+		f.handles[volume] = w.volume(volume, func(pv *corev1.PersistentVolume) {
+			if block {
+				pv.Spec.VolumeMode = new(corev1.PersistentVolumeBlock)
+			}
+		})
+		f.pods[volume] = w.podWith("p-"+volume, func(p *corev1.Pod) {
+			if block {
+				asDevice(p)
+			}
+		}, volume)
+	}
+	w.driver.hook = func(called, handle string, _ int) error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if code := f.codes[handle]; called == method && code != codes.OK {
+			return status.Error(code, "no luck")
+		}
+		return nil
+	}
+	return f
+}
+
+// setPods gives the agent all pods, and attaches their volumes.
+func (f *failing) setPods(agent *Agent) {
+	f.w.Helper()
+	for _, pod := range f.pods {
+		agent.SetPod(pod)
+	}
+	for _, handle := range f.handles {
+		f.w.untilInUse(handle)
+		f.w.attach(handle)
+	}
+}
+
+func (f *failing) set(volume string, code codes.Code) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.codes[f.handles[volume]] = code
+}

@@ -1,0 +1,296 @@
+package nodeagent
+
+import (
+	"encoding/json"
+	"maps"
+	"math"
+	"testing"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"belay.dev/belay/internal/kube"
+)
+
+const (
+	testedDriver = "com.example.csi.driver1"
+	otherDriver  = "net.example.storage.other-driver"
+)
+
+// known is what Node and CSINode say of drivers.
+type known struct {
+	IDs     map[string]string // the Node's annotation
+	Labels  map[string]string
+	Drivers []storagev1.CSINodeDriver
+}
+
+func entry(driver, id string, keys ...string) storagev1.CSINodeDriver {
+	return storagev1.CSINodeDriver{Name: driver, NodeID: id, TopologyKeys: keys}
+}
+
+func limited(d storagev1.CSINodeDriver, limit int32) storagev1.CSINodeDriver {
+	d.Allocatable = &storagev1.VolumeNodeResources{Count: &limit}
+	return d
+}
+
+// before has Node and CSINode say what an earlier agent left. A CSINode without an owner of
+// its own is the Node's.
+func (w *world) before(k known, owner types.UID) {
+	w.Helper()
+	node := w.node()
+	node.Labels = k.Labels
+	node.Annotations = map[string]string{kube.ManagedAttachAnnotation: "true"}
+	if k.IDs != nil {
+		raw, err := json.Marshal(k.IDs)
+		must(w, err)
+		node.Annotations[kube.CSINodeIDsAnnotation] = string(raw)
+	}
+	node, err := w.admin.CoreV1().Nodes().Update(w.ctx, node, metav1.UpdateOptions{})
+	must(w, err)
+	if k.Drivers == nil && owner == "" {
+		return // and no CSINode
+	}
+	if owner == "" {
+		owner = node.UID
+	}
+	_, err = w.admin.StorageV1().CSINodes().Create(w.ctx, &storagev1.CSINode{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:            w.name,
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: w.name, UID: owner}},
+			Annotations:     map[string]string{migratedPluginsAnnotation: migratedPlugins},
+		},
+		Spec: storagev1.CSINodeSpec{Drivers: k.Drivers},
+	}, metav1.CreateOptions{})
+	must(w, err)
+}
+
+// knows is what Node and CSINode say now. The CSINode must be the Node's.
+func (w *world) knows() known {
+	w.Helper()
+	node := w.node()
+	k := known{Labels: node.Labels}
+	if raw := node.Annotations[kube.CSINodeIDsAnnotation]; raw != "" {
+		must(w, json.Unmarshal([]byte(raw), &k.IDs))
+	}
+	object, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
+	must(w, err)
+	owner := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: w.name, UID: node.UID}}
+	if diff := cmp.Diff(owner, object.OwnerReferences); diff != "" {
+		w.Errorf("owner of the CSINode (-want +got):\n%s", diff)
+	}
+	if got := object.Annotations[migratedPluginsAnnotation]; got != migratedPlugins {
+		w.Errorf("migrated plugins are %q", got)
+	}
+	k.Drivers = object.Spec.Drivers
+	return k
+}
+
+// TestInstallCSIDriver has the cases of upstream's test of this name: what Node and
+// CSINode say when a driver has been registered. A driver that cannot be made known is
+// told so, and what they said stays.
+func TestInstallCSIDriver(t *testing.T) {
+	zone, rack := "com.example.csi/zone", "net.example.storage/rack"
+	id, otherID := "com.example.csi/csi-node1", "net.example.storage/test-node"
+	other := known{
+		IDs: map[string]string{otherDriver: otherID}, Labels: map[string]string{rack: "rack1"},
+		Drivers: []storagev1.CSINodeDriver{entry(otherDriver, otherID, rack)},
+	}
+	same := known{
+		IDs: map[string]string{testedDriver: id}, Labels: map[string]string{zone: "zoneA"},
+		Drivers: []storagev1.CSINodeDriver{entry(testedDriver, id, zone)},
+	}
+	plain := known{IDs: same.IDs, Drivers: []storagev1.CSINodeDriver{entry(testedDriver, id)}}
+	with := func(d storagev1.CSINodeDriver) known {
+		return known{IDs: map[string]string{testedDriver: d.NodeID}, Drivers: []storagev1.CSINodeDriver{d}}
+	}
+	tests := map[string]struct {
+		before known
+		owner  types.UID // of the CSINode; empty: the Node
+		id     string
+		zone   map[string]string
+		limit  int64
+		want   known
+		fails  string
+	}{
+		"empty node": {id: id, zone: map[string]string{zone: "zoneA"}, want: same},
+		"pre-existing node info from the same driver": {
+			before: same, id: id, zone: map[string]string{zone: "zoneA"}, want: same,
+		},
+		"pre-existing node info from the same driver, but without topology info": {
+			before: plain, id: id, zone: map[string]string{zone: "zoneA"}, want: same,
+		},
+		"pre-existing node info from different driver": {
+			before: other, id: id, zone: map[string]string{zone: "zoneA"}, want: known{
+				IDs:     map[string]string{testedDriver: id, otherDriver: otherID},
+				Labels:  map[string]string{zone: "zoneA", rack: "rack1"},
+				Drivers: []storagev1.CSINodeDriver{other.Drivers[0], same.Drivers[0]},
+			},
+		},
+		"pre-existing node info from the same driver, but different node ID and topology values; labels should conflict": {
+			before: same, id: id, zone: map[string]string{zone: "other-zone"}, want: same,
+			fails: `detected topology value collision: driver reported "` + zone + `":"other-zone" but existing label is "` + zone + `":"zoneA"`,
+		},
+		"pre-existing node info from the same driver, but different node ID and topology keys; new labels should be added": {
+			before: same, id: "com.example.csi/other-node", zone: map[string]string{"com.example.csi/rack": "rack1"}, want: known{
+				IDs:     map[string]string{testedDriver: "com.example.csi/other-node"},
+				Labels:  map[string]string{zone: "zoneA", "com.example.csi/rack": "rack1"},
+				Drivers: []storagev1.CSINodeDriver{entry(testedDriver, "com.example.csi/other-node", "com.example.csi/rack")},
+			},
+		},
+		"pre-existing node info, but owned by previous node": {owner: "an-earlier-node", id: id, want: plain},
+		"pre-existing node info with driver, but owned by previous node": {
+			before: known{Drivers: []storagev1.CSINodeDriver{entry("com.example.csi.old-driver", "com.example.csi/csi-node2")}},
+			owner:  "an-earlier-node", id: id, want: plain,
+		},
+		"nil topology, empty node": {id: id, want: plain},
+		"nil topology, pre-existing node info from the same driver": {
+			before: same, id: id, want: known{IDs: same.IDs, Labels: same.Labels, Drivers: plain.Drivers},
+		},
+		"nil topology, pre-existing node info from different driver": {
+			before: other, id: id, want: known{
+				IDs: map[string]string{testedDriver: id, otherDriver: otherID}, Labels: other.Labels,
+				Drivers: []storagev1.CSINodeDriver{other.Drivers[0], plain.Drivers[0]},
+			},
+		},
+		"empty node ID": {fails: "error adding CSI driver node info: driverNodeID must not be empty"},
+		"new node with valid max limit of volumes": {
+			id: id, limit: 10, want: with(limited(entry(testedDriver, id), 10)),
+		},
+		"new node with max limit of volumes": {
+			id: id, limit: math.MaxInt32, want: with(limited(entry(testedDriver, id), math.MaxInt32)),
+		},
+		"new node with overflown max limit of volumes": {
+			id: id, limit: math.MaxInt32 + 1, want: with(limited(entry(testedDriver, id), math.MaxInt32)),
+		},
+		"new node without max limit of volumes": {id: id, want: plain},
+		"node with existing valid max limit of volumes": {
+			before: with(limited(entry(testedDriver, id), 10)), id: id, limit: 20, want: with(limited(entry(testedDriver, id), 20)),
+		},
+		// Not among upstream's cases.
+		"negative max limit of volumes": {id: id, limit: -1, want: plain},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.before(test.before, test.owner)
+			w.driver.mu.Lock()
+			w.driver.plugin = &registration.PluginInfo{Type: registration.CSIPlugin, Name: testedDriver, SupportedVersions: []string{"1.0.0"}}
+			w.driver.info = &csispec.NodeGetInfoResponse{
+				NodeId: test.id, MaxVolumesPerNode: test.limit, AccessibleTopology: &csispec.Topology{Segments: test.zone},
+			}
+			w.driver.mu.Unlock()
+			w.agent()
+			w.driver.wantRegistered(test.fails)
+			if test.fails != "" && test.before.Drivers == nil {
+				w.until("there is a CSINode", func() bool {
+					_, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
+					return err == nil
+				})
+			}
+			if diff := cmp.Diff(test.want, w.knows()); diff != "" {
+				t.Errorf("Node and CSINode (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestUninstallCSIDriver has the cases of upstream's test of this name: what Node and
+// CSINode say when a driver has gone. Labels stay, and nothing is written needlessly.
+func TestUninstallCSIDriver(t *testing.T) {
+	zone := "com.example.csi/zone"
+	of := func(driver, id string) known {
+		return known{IDs: map[string]string{driver: id}, Labels: map[string]string{zone: "zoneA"}, Drivers: []storagev1.CSINodeDriver{entry(driver, id, zone)}}
+	}
+	same, other := of(testedDriver, "csi-node1"), of(otherDriver, "csi-node1")
+	tests := map[string]struct {
+		before, want known
+		written      bool
+	}{
+		"empty node and empty CSINode":                 {},
+		"pre-existing node info from the same driver":  {before: same, want: known{Labels: same.Labels}, written: true},
+		"pre-existing node info from different driver": {before: other, want: other},
+		"pre-existing info about the same driver in node, but empty CSINode": {
+			before: known{IDs: same.IDs}, written: true,
+		},
+		"pre-existing info about a different driver in node, but empty CSINode": {
+			before: known{IDs: other.IDs}, want: known{IDs: other.IDs},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.before(test.before, "")
+			node := w.node()
+			client, err := kubernetes.NewForConfig(w.nodeID)
+			must(t, err)
+			who := newIdentity(w.name, client)
+			who.remove(testedDriver)
+			_, err = who.sync(w.ctx)
+			must(t, err)
+			if diff := cmp.Diff(test.want, w.knows()); diff != "" {
+				t.Errorf("Node and CSINode (-want +got):\n%s", diff)
+			}
+			if written := w.node().ResourceVersion != node.ResourceVersion; written != test.written {
+				t.Errorf("Node written: %v, want %v", written, test.written)
+			}
+		})
+	}
+}
+
+// TestInstallCSIDriverExistingAnnotation: a Node's annotation without a CSINode is no hindrance.
+func TestInstallCSIDriverExistingAnnotation(t *testing.T) {
+	for name, ids := range map[string]map[string]string{
+		"pre-existing info about the same driver in node, but empty CSINode":    {testedDriver: "csi-node1"},
+		"pre-existing info about a different driver in node, but empty CSINode": {otherDriver: "csi-node1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.before(known{IDs: ids}, "")
+			w.agent()
+			w.driver.wantRegistered("")
+			got := w.knows()
+			want := maps.Clone(ids)
+			want[w.driverName()] = "id-of-" + w.name
+			if diff := cmp.Diff(want, got.IDs); diff != "" {
+				t.Errorf("node IDs (-want +got):\n%s", diff)
+			}
+			if len(got.Drivers) != 1 || got.Drivers[0].Name != w.driverName() {
+				t.Errorf("CSINode has %+v", got.Drivers)
+			}
+		})
+	}
+}
+
+// TestCSINodeLifecycle: the CSINode is there without any driver, is made anew when it is
+// lost, and goes with the Node (which the garbage collector sees from its owner).
+func TestCSINodeLifecycle(t *testing.T) {
+	w := newWorld(t)
+	w.driver.stop()
+	w.agent()
+	api := w.admin.StorageV1().CSINodes()
+	there := func() bool { _, err := api.Get(w.ctx, w.name, metav1.GetOptions{}); return err == nil }
+	w.until("there is a CSINode", there)
+	if got := w.knows(); len(got.Drivers) != 0 {
+		t.Errorf("CSINode has %+v", got.Drivers)
+	}
+	must(t, api.Delete(w.ctx, w.name, metav1.DeleteOptions{}))
+	w.driver.start()
+	w.driver.wantRegistered("")
+	w.wantCSINode(w.node())
+	node := w.untilNode("the managed annotation is set", func(n *corev1.Node) bool {
+		return n.Annotations[kube.ManagedAttachAnnotation] == "true"
+	})
+	// Whoever takes it off: it is put back.
+	delete(node.Annotations, kube.ManagedAttachAnnotation)
+	_, err := w.admin.CoreV1().Nodes().Update(w.ctx, node, metav1.UpdateOptions{})
+	must(t, err)
+	w.untilNode("the managed annotation is set again", func(n *corev1.Node) bool {
+		return n.Annotations[kube.ManagedAttachAnnotation] == "true"
+	})
+}

@@ -1,0 +1,302 @@
+package nodeagent
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"belay.dev/belay/internal/csi"
+)
+
+// wantRegistered waits for what the driver is told: that it is registered, or the words why not.
+func (d *scriptedDriver) wantRegistered(fails string) {
+	d.w.Helper()
+	status := d.registered()
+	switch {
+	case fails == "" && !status.PluginRegistered:
+		d.w.Errorf("driver %s is not registered: %s", d.name, status.Error)
+	case fails != "" && (status.PluginRegistered || !strings.Contains(status.Error, fails)):
+		d.w.Errorf("driver %s was told %+v, want %q", d.name, status, fails)
+	}
+}
+
+// registrar is a registration socket as node-driver-registrar makes it: beside the driver,
+// in a process of its own, with the driver's socket as the endpoint.
+type registrar struct {
+	registration.UnimplementedRegistrationServer
+
+	socket string
+	plugin *registration.PluginInfo
+	status chan *registration.RegistrationStatus
+	server *grpc.Server
+}
+
+// registrar serves at a path below plugins_registry.
+func (w *world) registrar(socket string, plugin *registration.PluginInfo) *registrar {
+	w.Helper()
+	r := &registrar{
+		socket: filepath.Join(w.root, registryDir, socket), plugin: plugin,
+		status: make(chan *registration.RegistrationStatus, 100),
+	}
+	must(w, os.MkdirAll(filepath.Dir(r.socket), 0o750))
+	listener, err := net.Listen("unix", r.socket)
+	must(w, err)
+	r.server = grpc.NewServer()
+	registration.RegisterRegistrationServer(r.server, r)
+	go r.server.Serve(listener)
+	w.Cleanup(r.server.Stop)
+	return r
+}
+
+func (r *registrar) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
+	return r.plugin, nil
+}
+
+func (r *registrar) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+	r.status <- s
+	return &registration.RegistrationStatusResponse{}, nil
+}
+
+func (w *world) told(r *registrar) *registration.RegistrationStatus {
+	w.Helper()
+	select {
+	case status := <-r.status:
+		return status
+	case <-w.ctx.Done():
+		w.Fatalf("%s was never told of its registration", r.socket)
+		return nil
+	}
+}
+
+// behind is a plugin whose driver is the world's, at its own socket outside the registry.
+func (w *world) behind(version string) *registration.PluginInfo {
+	w.Helper()
+	endpoint := filepath.Join(w.root, "plugins", w.driverName(), "csi.sock")
+	if _, err := os.Lstat(endpoint); err != nil {
+		must(w, os.MkdirAll(filepath.Dir(endpoint), 0o750))
+		listener, err := net.Listen("unix", endpoint)
+		must(w, err)
+		server := grpc.NewServer()
+		csispec.RegisterIdentityServer(server, w.driver)
+		csispec.RegisterNodeServer(server, w.driver)
+		go server.Serve(listener)
+		w.Cleanup(server.Stop)
+	}
+	return &registration.PluginInfo{
+		Type: registration.CSIPlugin, Name: w.driverName(), Endpoint: endpoint, SupportedVersions: []string{version},
+	}
+}
+
+// TestPluginRegistration: plugins come one after the other, and go; each is made known and forgotten.
+func TestPluginRegistration(t *testing.T) {
+	w := newWorld(t)
+	w.driver.stop()
+	w.agent()
+	const plugins = 10
+	var drivers []*scriptedDriver
+	for i := range plugins {
+		d := newScriptedDriver(w, fmt.Sprintf("d%d.test.belay.dev", i))
+		d.wantRegistered("")
+		drivers = append(drivers, d)
+	}
+	if got := w.knows(); len(got.Drivers) != plugins || len(got.IDs) != plugins {
+		t.Errorf("known are %+v", got)
+	}
+	for _, d := range drivers {
+		d.stop()
+	}
+	w.untilNode("all are forgotten", func(n *corev1.Node) bool {
+		return n.Annotations["csi.volume.kubernetes.io/nodeid"] == ""
+	})
+	w.until("the CSINode has no driver", func() bool { return len(w.knows().Drivers) == 0 })
+}
+
+// TestPluginRegistrationAtKubeletStart: sockets that are there before the agent, in folders
+// below the registry too. What is hidden or no socket is left alone.
+func TestPluginRegistrationAtKubeletStart(t *testing.T) {
+	w := newWorld(t)
+	w.driver.stop()
+	deep := w.registrar("a/b/deep-reg.sock", w.behind("1.0.0"))
+	hidden := w.registrar(".hidden.sock", w.behind("1.0.0"))
+	below := w.registrar(".kubernetes/below.sock", w.behind("1.0.0"))
+	must(t, os.WriteFile(filepath.Join(w.root, registryDir, "file.sock"), nil, 0o600))
+	w.agent()
+	if status := w.told(deep); !status.PluginRegistered {
+		t.Errorf("not registered: %s", status.Error)
+	}
+	// And the same while it runs.
+	live := w.registrar("c/live-reg.sock", w.behind("1.5.0"))
+	if status := w.told(live); !status.PluginRegistered {
+		t.Errorf("not registered: %s", status.Error)
+	}
+	second := w.registrar(".second.sock", w.behind("1.9.0"))
+	last := w.registrar("last.sock", w.behind("1.6.0"))
+	if status := w.told(last); !status.PluginRegistered {
+		t.Errorf("not registered: %s", status.Error)
+	}
+	for _, r := range []*registrar{hidden, below, second} {
+		if len(r.status) > 0 {
+			t.Errorf("%s is hidden and was told %+v", r.socket, <-r.status)
+		}
+	}
+}
+
+// TestPluginReRegistration: a socket that is made anew is asked again, whatever it was.
+func TestPluginReRegistration(t *testing.T) {
+	w := newWorld(t)
+	w.agent()
+	w.driver.wantRegistered("")
+	for range 20 {
+		w.driver.stop()
+		w.driver.start()
+		w.driver.wantRegistered("")
+	}
+	w.wantCSINode(w.node())
+}
+
+// TestReRegisterOnAnotherSocket: the registrar comes back with the driver at another socket
+// (Test_Run_Positive_ReRegister); volumes are worked on through that one from then on.
+func TestReRegisterOnAnotherSocket(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.driver.stop()
+	first := w.registrar("reg.sock", w.behind("1.0.0"))
+	moved := &scriptedDriver{
+		w: w, name: w.driverName(), info: w.driver.info, mounts: map[string]string{}, staged: map[string]string{}, attempts: map[string]int{}, caps: w.driver.caps,
+	}
+	agent, _ := w.agent(func(c *Config) { c.MountPoints = moved.mountPoints })
+	if status := w.told(first); !status.PluginRegistered {
+		t.Fatalf("not registered: %s", status.Error)
+	}
+	first.server.Stop()
+	endpoint := filepath.Join(w.root, "plugins", "moved.sock")
+	listener, err := net.Listen("unix", endpoint)
+	must(t, err)
+	server := grpc.NewServer()
+	csispec.RegisterNodeServer(server, moved)
+	go server.Serve(listener)
+	defer server.Stop()
+	plugin := w.behind("1.0.0")
+	plugin.Endpoint = endpoint
+	if status := w.told(w.registrar("reg.sock", plugin)); !status.PluginRegistered {
+		t.Fatalf("not registered: %s", status.Error)
+	}
+	w.volume("data")
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	w.mounted(agent, pod)
+	if calls := w.driver.made(); len(calls) > 0 {
+		t.Errorf("called at the old socket: %v", calls)
+	}
+	if calls := moved.made(); !slices.Contains(calls, "Publish data") {
+		t.Errorf("called at the new socket: %v", calls)
+	}
+}
+
+// TestPluginRegistrationSameName: of two sockets that name one driver the second must have a
+// higher version. When the first goes, the other one is registered.
+func TestPluginRegistrationSameName(t *testing.T) {
+	w := newWorld(t)
+	w.driver.stop()
+	first := w.registrar("first.sock", w.behind("1.1.0"))
+	w.agent()
+	if status := w.told(first); !status.PluginRegistered {
+		t.Fatalf("not registered: %s", status.Error)
+	}
+	for name, version := range map[string]string{"lower": "1.0.0", "equal": "1.1.0"} {
+		r := w.registrar(name+".sock", w.behind(version))
+		status := w.told(r)
+		if want := "Another driver with the same name is already registered with a higher supported version"; status.PluginRegistered || !strings.Contains(status.Error, want) {
+			t.Errorf("%s version: told %+v, want %q", name, status, want)
+		}
+		r.server.Stop()
+	}
+	higher := w.registrar("higher.sock", w.behind("1.2.0"))
+	if status := w.told(higher); !status.PluginRegistered {
+		t.Errorf("higher version: %s", status.Error)
+	}
+	// The one that was replaced goes; kubelet would drop the driver by its name.
+	first.server.Stop()
+	low := w.registrar("low.sock", w.behind("1.0.5"))
+	if status := w.told(low); status.PluginRegistered {
+		t.Error("the driver was dropped with the socket that it had been registered at before")
+	}
+	w.wantCSINode(w.node())
+	higher.server.Stop()
+	for status := w.told(low); !status.PluginRegistered; status = w.told(low) {
+		t.Logf("not yet: %s", status.Error)
+	}
+	w.wantCSINode(w.node())
+}
+
+// TestWhoWasRefusedIsAskedAgainWhenADriverGoes: not only when its back-off ends.
+func TestWhoWasRefusedIsAskedAgainWhenADriverGoes(t *testing.T) {
+	agent := idle(t)
+	r, err := agent.watchRegistry()
+	must(t, err)
+	defer r.notices.close()
+	defer r.queue.ShutDown()
+	r.sockets = map[string]int{"/there": 1, "/refused": 2, "/gone": 0}
+	r.done = map[string]int{"/there": 1}
+	agent.drivers["d"] = &driver{name: "d", socket: "/gone", stop: func() {}, client: dial(t)}
+	r.drop("/gone")
+	if n := r.queue.Len(); n != 1 {
+		t.Fatalf("%d sockets are asked again, want 1", n)
+	}
+	if socket, _ := r.queue.Get(); socket != "/refused" {
+		t.Errorf("%s is asked again", socket)
+	}
+}
+
+func dial(t *testing.T) *csi.Node {
+	t.Helper()
+	client, err := csi.DialNode("/nowhere", nil)
+	must(t, err)
+	return client
+}
+
+// TestValidatePlugin has upstream's cases: which lists of versions do.
+func TestValidatePlugin(t *testing.T) {
+	r := &registry{agent: idle(t)}
+	for _, test := range []struct {
+		versions []string
+		want     string // empty: refused
+	}{
+		{[]string{"v1.0.0"}, "1.0.0"},
+		{[]string{"0.3.0"}, ""},
+		{[]string{"0.2.0"}, ""},
+		{[]string{"0.2.0", "v0.3.0"}, ""},
+		{[]string{"0.2.0", "v1.0.0"}, "1.0.0"},
+		{[]string{"0.2.0", "v1.2.3"}, "1.2.3"},
+		{[]string{"v1.2.3", "v0.3.0"}, "1.2.3"},
+		{[]string{"v1.2.3", "v0.3.0", "2.0.1"}, "1.2.3"},
+		{[]string{"v1.2.3", "4.9.12", "v0.3.0", "2.0.1"}, "1.2.3"},
+		{[]string{"v1.2.3", "boo", "v0.3.0", "2.0.1"}, "1.2.3"},
+		{[]string{"4.9.12", "2.0.1"}, ""},
+		{[]string{}, ""},
+		{[]string{"var", "boo", "foo"}, ""},
+	} {
+		t.Run(strings.Join(test.versions, " "), func(t *testing.T) {
+			got := ""
+			if v, err := r.validate("/s", pluginNamed("test.plugin", test.versions...)); err == nil {
+				got = v.String()
+			}
+			if got != test.want {
+				t.Errorf("highest is %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func pluginNamed(name string, versions ...string) csi.Plugin {
+	return csi.Plugin{IsCSI: true, Type: registration.CSIPlugin, Name: name, Versions: versions}
+}

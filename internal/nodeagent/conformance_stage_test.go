@@ -1,0 +1,441 @@
+package nodeagent
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// script are the codes with which the calls of each kind end, in their order; those after fare well.
+type script map[string][]codes.Code
+
+const always = 1000 // times: more than a test waits for
+
+func times(n int, c codes.Code) []codes.Code { return slices.Repeat([]codes.Code{c}, n) }
+
+// plays has the driver play a script for all volumes.
+func (d *scriptedDriver) plays(s script) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.hook = func(method, _ string, attempt int) error {
+		if list := s[method]; attempt <= len(list) && list[attempt-1] != codes.OK {
+			return status.Error(list[attempt-1], "as the script says")
+		}
+		return nil
+	}
+}
+
+// attempted is how often a call was made, for whichever volume.
+func (d *scriptedDriver) attempted(method string) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := 0
+	for name, attempts := range d.attempts {
+		if len(name) > len(method) && name[:len(method)] == method && name[len(method)] == 'h' { // handles begin so
+			n += attempts
+		}
+	}
+	return n
+}
+
+// untilForgotten waits until the agent knows nothing of any pod or volume, and looks
+// what is left on disk and mounted.
+func (w *world) untilForgotten(agent *Agent) {
+	w.Helper()
+	w.until("all is forgotten", func() bool {
+		agent.mu.Lock()
+		defer agent.mu.Unlock()
+		return len(agent.pods) == 0 && len(agent.volumes) == 0
+	})
+	if points, _ := w.driver.mountPoints(); len(points) > 0 {
+		w.Errorf("still mounted: %v", points)
+	}
+	if left := w.leftovers(); len(left) > 0 {
+		w.Errorf("left behind: %v", left)
+	}
+}
+
+// callsAre compares the calls so far; repeated ones count once.
+func (w *world) callsAre(want ...string) {
+	w.Helper()
+	if diff := cmp.Diff(want, slices.Compact(w.driver.made())); diff != "" {
+		w.Errorf("calls (-want +got):\n%s", diff)
+	}
+}
+
+func blockVolume(pv *corev1.PersistentVolume) { pv.Spec.VolumeMode = new(corev1.PersistentVolumeBlock) }
+
+// device has a pod use its volumes as devices.
+func device(p *corev1.Pod) {
+	for _, m := range p.Spec.Containers[0].VolumeMounts {
+		p.Spec.Containers[0].VolumeDevices = append(p.Spec.Containers[0].VolumeDevices, corev1.VolumeDevice{Name: m.Name, DevicePath: "/dev/" + m.Name})
+	}
+	p.Spec.Containers[0].VolumeMounts = nil
+}
+
+// TestUpstreamNodeStageErrorCases are csi_node_stage_error_cases of upstream's e2e tests: a
+// stage that fails, finally or not, and what is called when the pod goes.
+func TestUpstreamNodeStageErrorCases(t *testing.T) {
+	tests := map[string]struct {
+		script script
+		runs   bool
+		want   []string
+	}{
+		"should call NodeUnstage after NodeStage success": {
+			runs: true, want: []string{"Stage data", "Publish data", "Unpublish data", "Unstage data"},
+		},
+		"should retry NodeStage after NodeStage final error": {
+			script: script{"Stage": times(2, codes.InvalidArgument)}, runs: true,
+			want: []string{"Stage data", "Publish data", "Unpublish data", "Unstage data"},
+		},
+		"should retry NodeStage after NodeStage ephemeral error": {
+			script: script{"Stage": times(2, codes.DeadlineExceeded)}, runs: true,
+			want: []string{"Stage data", "Publish data", "Unpublish data", "Unstage data"},
+		},
+		"should call NodeUnstage after NodeStage ephemeral error": {
+			script: script{"Stage": times(always, codes.DeadlineExceeded)}, want: []string{"Stage data", "Unstage data"},
+		},
+		"should not call NodeUnstage after NodeStage final error": {
+			script: script{"Stage": times(always, codes.InvalidArgument)}, want: []string{"Stage data"},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, noAttach)
+			w.volume("data")
+			w.driver.plays(test.script)
+			agent, _ := w.agent()
+			pod := w.pod("p", "data")
+			agent.SetPod(pod)
+			if test.runs {
+				w.mounted(agent, pod)
+			} else {
+				w.untilEvent(pod, "FailedMount", "MountVolume.MountDevice failed")
+			}
+			agent.RemovePod(pod.UID)
+			w.untilForgotten(agent)
+			w.callsAre(test.want...)
+			if failing := len(test.script["Stage"]); test.runs && w.driver.attempted("Stage") != failing+1 {
+				t.Errorf("staged %d times, want %d", w.driver.attempted("Stage"), failing+1)
+			}
+		})
+	}
+}
+
+// TestUpstreamNodeUnstageErrorCases: a second pod comes while the unstage of the first one's
+// volume fails. Nobody knows then what is staged, so it is staged again.
+func TestUpstreamNodeUnstageErrorCases(t *testing.T) {
+	life := []string{"Stage data", "Publish data", "Unpublish data", "Unstage data"}
+	for name, code := range map[string]codes.Code{
+		"should call NodeStage after NodeUnstage success":                            codes.OK,
+		"two pods: should call NodeStage after previous NodeUnstage final error":     codes.InvalidArgument,
+		"two pods: should call NodeStage after previous NodeUnstage transient error": codes.DeadlineExceeded,
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, noAttach)
+			w.volume("data")
+			w.driver.plays(script{"Unstage": times(1, code)})
+			agent, _ := w.agent()
+			first, second := w.pod("first", "data"), w.pod("second", "data")
+			agent.SetPod(first)
+			w.mounted(agent, first)
+			agent.RemovePod(first.UID)
+			w.until("the first pod's volume was to be unstaged", func() bool { return w.driver.attempted("Unstage") > 0 })
+			if code != codes.OK {
+				w.untilEvent(first, "FailedUnmount", "UnmountDevice failed")
+			}
+			agent.SetPod(second)
+			w.mounted(agent, second)
+			agent.RemovePod(second.UID)
+			w.untilForgotten(agent)
+			w.callsAre(slices.Concat(life, life)...)
+		})
+	}
+}
+
+// TestUpstreamUncertainDeviceGlobalMounts: what is called at the end depends on what is
+// known of the stage. Each for a file system and for a device.
+func TestUpstreamUncertainDeviceGlobalMounts(t *testing.T) {
+	for name, test := range map[string]struct {
+		script []codes.Code
+		wait   int // for so many calls
+		want   []string
+	}{
+		"timed out operations should result in device marked as uncertain": {
+			times(always, codes.DeadlineExceeded), 1, []string{"Stage data", "Unstage data"},
+		},
+		"failed operation should result in not-mounted device": {
+			times(always, codes.InvalidArgument), 1, []string{"Stage data"},
+		},
+		// Kubelet believes the refusal and calls nothing.
+		"timeout followed by failed operation should result in non-mounted device": {
+			slices.Concat(times(1, codes.DeadlineExceeded), times(always, codes.InvalidArgument)), 2, []string{"Stage data", "Unstage data"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, noAttach)
+			w.failsAndGoes("Stage", test.script, test.wait)
+			w.callsAre(test.want...)
+			w.resetCalls()
+			w.failsAndGoesAs("Stage", test.script, test.wait, "disk", blockVolume)
+			w.callsAre(forDisk(test.want)...)
+		})
+	}
+}
+
+func forDisk(calls []string) []string {
+	out := slices.Clone(calls)
+	for i, call := range out {
+		out[i] = call[:len(call)-len("data")] + "disk"
+	}
+	return out
+}
+
+// TestUpstreamUncertainVolumeMountState is the same for the publish.
+func TestUpstreamUncertainVolumeMountState(t *testing.T) {
+	for name, test := range map[string]struct {
+		script []codes.Code
+		wait   int
+		want   []string
+	}{
+		"timed out operations should result in volume marked as uncertain": {
+			times(always, codes.DeadlineExceeded), 1, []string{"Stage data", "Publish data", "Unpublish data", "Unstage data"},
+		},
+		"failed operation should result in not-mounted volume": {
+			times(always, codes.InvalidArgument), 1, []string{"Stage data", "Publish data", "Unstage data"},
+		},
+		// Kubelet believes the refusal and does not unpublish.
+		"timeout followed by failed operation should result in non-mounted volume": {
+			slices.Concat(times(1, codes.DeadlineExceeded), times(always, codes.InvalidArgument)), 2,
+			[]string{"Stage data", "Publish data", "Unpublish data", "Unstage data"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, noAttach)
+			w.failsAndGoes("Publish", test.script, test.wait)
+			w.callsAre(test.want...)
+			w.resetCalls()
+			w.failsAndGoesAs("Publish", test.script, test.wait, "disk", blockVolume)
+			w.callsAre(forDisk(test.want)...)
+		})
+	}
+}
+
+func (w *world) resetCalls() {
+	w.driver.mu.Lock()
+	defer w.driver.mu.Unlock()
+	w.driver.calls = nil
+	clear(w.driver.attempts)
+}
+
+func (w *world) failsAndGoes(method string, codes []codes.Code, wait int) {
+	w.Helper()
+	w.failsAndGoesAs(method, codes, wait, "data")
+}
+
+// failsAndGoesAs has a pod wait for a volume until so many calls have failed, and go.
+func (w *world) failsAndGoesAs(method string, codes []codes.Code, wait int, name string, options ...volumeOptions) {
+	w.Helper()
+	w.volume(name, options...)
+	w.driver.plays(script{method: codes})
+	agent, stop := w.agent()
+	defer stop()
+	var change func(*corev1.Pod)
+	if len(options) > 0 {
+		change = device
+	}
+	pod := w.podWith("p-"+name, change, name)
+	agent.SetPod(pod)
+	w.until("the call has failed", func() bool { return agent.failuresOf(pod.UID) >= wait })
+	agent.RemovePod(pod.UID)
+	w.untilForgotten(agent)
+}
+
+// failuresOf counts what failed in a row for a pod.
+func (a *Agent) failuresOf(uid types.UID) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, v := range a.volumes {
+		for _, p := range v.pods {
+			if p.key.PodUID == string(uid) {
+				return p.failure.Count
+			}
+		}
+	}
+	return 0
+}
+
+// TestUpstreamMounterSetupJSONFileHandling: the file that drivers read stays for as long as
+// something may be mounted beside it.
+func TestUpstreamMounterSetupJSONFileHandling(t *testing.T) {
+	for name, test := range map[string]struct {
+		code  codes.Code
+		stays bool
+	}{
+		"transient error should not remove json file": {codes.DeadlineExceeded, true},
+		"final error should remove json file":         {codes.InvalidArgument, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, noAttach)
+			w.volume("data")
+			w.driver.plays(script{"Publish": times(1, test.code)})
+			agent, _ := w.agent()
+			pod := w.pod("p", "data")
+			agent.SetPod(pod)
+			w.until("the publish has failed", func() bool { return agent.failuresOf(pod.UID) == 1 })
+			_, err := os.Stat(w.podData(pod))
+			if stays := err == nil; stays != test.stays {
+				t.Errorf("%s is there: %v, want %v (%v)", volumeData, stays, test.stays, err)
+			}
+			w.mounted(agent, pod)
+			if _, err := os.Stat(w.podData(pod)); err != nil {
+				t.Errorf("mounted, and no %s: %v", volumeData, err)
+			}
+		})
+	}
+}
+
+// podData is the file beside the target of the volume "data".
+func (w *world) podData(pod *corev1.Pod) string {
+	return filepath.Join(w.root, podVolumesDir(string(pod.UID)), w.name+"-data", volumeData)
+}
+
+// TestUpstreamMounterSetUpWithNodePublishFinalError: a publish that is refused leaves nothing,
+// unless an earlier one may have done something.
+func TestUpstreamMounterSetUpWithNodePublishFinalError(t *testing.T) {
+	t.Run("setup with new volume", func(t *testing.T) {
+		w := newWorld(t, noAttach)
+		w.failsAndGoes("Publish", times(always, codes.InvalidArgument), 1)
+		w.callsAre("Stage data", "Publish data", "Unstage data")
+	})
+	t.Run("setup with reconstructed volume", func(t *testing.T) {
+		w := newWorld(t)
+		l := w.live()
+		l.stop()
+		w.driver.mu.Lock()
+		clear(w.driver.mounts) // somebody unmounted everything
+		w.driver.mu.Unlock()
+		w.driver.plays(script{"Publish": times(always, codes.InvalidArgument)})
+		agent, _ := w.agent()
+		agent.SetPod(l.pod)
+		w.until("the publish has failed", func() bool { return agent.failuresOf(l.pod.UID) > 0 })
+		if _, err := os.Stat(w.podData(l.pod)); err != nil {
+			t.Errorf("an earlier publish may stand, and its file is gone: %v", err)
+		}
+		agent.RemovePod(l.pod.UID)
+		w.untilForgotten(agent)
+		w.callsAre("Stage data", "Publish data", "Stage data", "Publish data", "Unpublish data", "Unstage data")
+	})
+}
+
+// TestUpstreamMounterSetupWithStatusTracking: an error that comes before the driver was
+// called changes nothing; one of the driver's may have.
+func TestUpstreamMounterSetupWithStatusTracking(t *testing.T) {
+	t.Run("setup with missing attachment should result in nochange", func(t *testing.T) {
+		w := newWorld(t)
+		handle := w.volume("data")
+		agent, _ := w.agent()
+		pod := w.pod("p", "data")
+		agent.SetPod(pod)
+		w.untilInUse(handle)
+		must(t, w.report(handle, true)) // and there is no VolumeAttachment
+		w.untilEvent(pod, "FailedMount", "MountVolume.WaitForAttach failed", "volume attachment")
+		if left := w.leftovers(); len(left) > 0 {
+			t.Errorf("on disk: %v", left)
+		}
+		agent.RemovePod(pod.UID)
+		w.untilForgotten(agent)
+		w.callsAre()
+	})
+	t.Run("setup with missing secrets should result in nochange exit", func(t *testing.T) {
+		w := newWorld(t, noAttach)
+		w.volume("data", func(pv *corev1.PersistentVolume) {
+			pv.Spec.CSI.NodePublishSecretRef = &corev1.SecretReference{Namespace: w.name, Name: "missing"}
+		})
+		agent, _ := w.agent()
+		pod := w.pod("p", "data")
+		agent.SetPod(pod)
+		w.untilEvent(pod, "FailedMount", "MountVolume.SetUp failed", "missing")
+		agent.RemovePod(pod.UID)
+		w.untilForgotten(agent)
+		w.callsAre("Stage data", "Unstage data")
+	})
+	t.Run("setup with timeout errors on NodePublish", func(t *testing.T) {
+		w := newWorld(t, noAttach)
+		w.failsAndGoes("Publish", times(always, codes.DeadlineExceeded), 1)
+		w.callsAre("Stage data", "Publish data", "Unpublish data", "Unstage data")
+	})
+}
+
+// TestUpstreamAttacherMountDevice are the cases that are not among the above.
+func TestUpstreamAttacherMountDevice(t *testing.T) {
+	t.Run("stage_unstage cap not set", func(t *testing.T) {
+		w := newWorld(t, noAttach)
+		w.driver.caps = nil
+		w.volume("data")
+		agent, _ := w.agent()
+		pod := w.pod("p", "data")
+		agent.SetPod(pod)
+		w.mounted(agent, pod)
+		agent.RemovePod(pod.UID)
+		w.untilForgotten(agent) // and no empty folder is left, as kubelet leaves one
+		w.callsAre("Publish data", "Unpublish data")
+	})
+	t.Run("driver not specified", func(t *testing.T) {
+		w := newWorld(t, noAttach)
+		w.driver.stop()
+		w.volume("data")
+		agent, _ := w.agent()
+		pod := w.pod("p", "data")
+		agent.SetPod(pod)
+		w.until("the pod waits for the driver", func() bool { return w.waitsFor(agent, pod, "DriverNotRegistered") })
+		if left := w.leftovers(); len(left) > 0 {
+			t.Errorf("on disk: %v", left)
+		}
+		w.driver.start()
+		w.mounted(agent, pod)
+	})
+}
+
+// waitsFor says whether a pod waits for that.
+func (w *world) waitsFor(agent *Agent, pod *corev1.Pod, reason string) bool {
+	agent.mu.Lock()
+	defer agent.mu.Unlock()
+	for _, v := range agent.volumes {
+		for key, hold := range v.holds {
+			if key.PodUID == string(pod.UID) && string(hold.reason) == reason {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// TestTheWayBackWaitsForTheDriver: a pod goes while its driver is away. Nothing is forgotten,
+// and all is undone when the driver is back (secrets-store-csi-driver#895).
+func TestTheWayBackWaitsForTheDriver(t *testing.T) {
+	w := newWorld(t)
+	l := w.live()
+	w.driver.stop()
+	w.until("the driver is gone", func() bool {
+		l.agent.mu.Lock()
+		defer l.agent.mu.Unlock()
+		return l.agent.drivers[w.driverName()] == nil
+	})
+	l.agent.RemovePod(l.pod.UID)
+	w.until("the volume waits for the driver", func() bool { return w.waitsFor(l.agent, l.pod, "DriverNotRegistered") })
+	if got := w.detach(l.handle); got == nil {
+		t.Error("detached while it is mounted")
+	}
+	w.driver.start()
+	w.untilForgotten(l.agent)
+	w.untilNotInUse(l.handle)
+	w.callsAre("Stage data", "Publish data", "Unpublish data", "Unstage data")
+}

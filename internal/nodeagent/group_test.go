@@ -1,0 +1,307 @@
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodevolume"
+)
+
+const testGroup = 54321
+
+// TestWhichVolumesAreGivenToAGroup holds the cases of upstream's TestMounterSetUpWithFSGroup and csi_fsgroup_policy.
+func TestWhichVolumesAreGivenToAGroup(t *testing.T) {
+	const (
+		byDefault = storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy
+		always    = storagev1.FileFSGroupPolicy
+	)
+	type volume struct {
+		policy   storagev1.FSGroupPolicy
+		fsType   string
+		modes    []corev1.PersistentVolumeAccessMode
+		readOnly bool
+		block    bool
+		delegate bool
+		noGroup  bool
+	}
+	once, many := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+	tests := map[string]struct {
+		volume
+		want bool
+	}{
+		"pod without fsGroup":                {volume{policy: always, noGroup: true, fsType: "ext4", modes: once}, false},
+		"default policy, all as it must be":  {volume{policy: byDefault, fsType: "ext4", modes: once}, true},
+		"default policy, no file system":     {volume{policy: byDefault, modes: once}, false},
+		"default policy, no access modes":    {volume{policy: byDefault, fsType: "ext4"}, false},
+		"default policy, ReadWriteMany":      {volume{policy: byDefault, fsType: "ext4", modes: many}, false},
+		"default policy, ReadWriteOncePod":   {volume{policy: byDefault, fsType: "ext4", modes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}}, true},
+		"default policy, one of two modes":   {volume{policy: byDefault, fsType: "ext4", modes: slices.Concat(many, once)}, true},
+		"default policy, read-only":          {volume{policy: byDefault, fsType: "ext4", modes: once, readOnly: true}, false},
+		"File, ReadWriteMany, nothing known": {volume{policy: always, modes: many}, true},
+		"File, read-only":                    {volume{policy: always, modes: many, readOnly: true}, false},
+		"File, block":                        {volume{policy: always, modes: once, block: true}, false},
+		"File, the driver does it":           {volume{policy: always, fsType: "ext4", modes: once, delegate: true}, false},
+		"None, all as it must be":            {volume{policy: storagev1.NoneFSGroupPolicy, fsType: "ext4", modes: once}, false},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			c := callable{
+				has:   csi.NodeCapabilities{VolumeMountGroup: test.delegate},
+				rules: driverRules{groupPolicy: test.policy},
+				want:  &want{fsType: test.fsType, accessModes: test.modes, readOnly: test.readOnly, block: test.block},
+			}
+			if !test.noGroup {
+				c.want.pod.FSGroup = new(int64(testGroup))
+			}
+			if got := c.groupByAgent(); got != test.want {
+				t.Errorf("given to the group: %v", got)
+			}
+		})
+	}
+}
+
+// withGroup asks for the test's fsGroup.
+func withGroup(policy corev1.PodFSGroupChangePolicy) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: new(int64(testGroup)), FSGroupChangePolicy: &policy}
+	}
+}
+
+// owner is a file's group and mode.
+func owner(tb testing.TB, path string) string {
+	tb.Helper()
+	var st unix.Stat_t
+	must(tb, unix.Lstat(path, &st))
+	return fmt.Sprintf("%d %o", st.Gid, st.Mode&0o7777)
+}
+
+// target is where the volume "data" is published for a pod.
+func (w *world) target(pod *corev1.Pod) string {
+	return filepath.Join(w.root, "pods", string(pod.UID), "volumes/kubernetes.io~csi", w.name+"-data", "mount")
+}
+
+// realMounts has the driver bind the volume, a tmpfs, to where it is published, and returns the volume.
+func (w *world) realMounts() string {
+	w.Helper()
+	if os.Getuid() != 0 {
+		w.Skip("needs root to mount")
+	}
+	volume := filepath.Join(w.root, "volume")
+	must(w, os.Mkdir(volume, 0o755))
+	must(w, unix.Mount("tmpfs", volume, "tmpfs", 0, "size=1m,mode=0755"))
+	detach := func(path string) {
+		for unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) == nil {
+		}
+	}
+	w.Cleanup(func() {
+		targets, _ := filepath.Glob(filepath.Join(w.root, "pods/*/volumes/kubernetes.io~csi/*/mount"))
+		for _, path := range append(targets, volume) {
+			detach(path)
+		}
+	})
+	w.driver.after = func(method, _ string, _ int) error {
+		if method != "Publish" {
+			return nil
+		}
+		return unix.Mount(volume, lastRequest[*csispec.NodePublishVolumeRequest](w.driver).TargetPath, "", unix.MS_BIND, "")
+	}
+	w.driver.hook = func(method, _ string, _ int) error {
+		if method == "Unpublish" {
+			detach(lastRequest[*csispec.NodeUnpublishVolumeRequest](w.driver).TargetPath)
+		}
+		return nil
+	}
+	return volume
+}
+
+func TestAVolumeIsGivenToThePodsGroupBeforeThePodGetsIt(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.volume("data")
+	volume := w.realMounts()
+	file, outside := filepath.Join(volume, "dir/file"), filepath.Join(w.root, "outside")
+	for _, path := range []string{file, outside} {
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must(t, os.WriteFile(path, nil, 0o600))
+	}
+	must(t, os.Symlink(outside, filepath.Join(volume, "link")))
+	agent, _ := w.agent()
+	mountFor := func(name string, policy corev1.PodFSGroupChangePolicy) {
+		t.Helper()
+		pod := w.podWith(name, withGroup(policy), "data")
+		agent.SetPod(pod)
+		w.mounted(agent, pod)
+		if got := owner(t, w.target(pod)); got != "54321 2775" {
+			t.Errorf("%s: the volume is %s", name, got)
+		}
+	}
+	wantOwner := func(when, path, want string) {
+		t.Helper()
+		if got := owner(t, path); got != want {
+			t.Errorf("%s: %s is %s, want %s", when, path, got, want)
+		}
+	}
+	mountFor("first", corev1.FSGroupChangeOnRootMismatch)
+	wantOwner("first", file, "54321 660")
+	wantOwner("first", filepath.Dir(file), "54321 2775")
+	wantOwner("first", outside, "0 600")
+
+	must(t, os.Chown(file, 0, 0))
+	mountFor("second", corev1.FSGroupChangeOnRootMismatch)
+	wantOwner("the root fits", file, "0 660")
+	mountFor("third", corev1.FSGroupChangeAlways)
+	wantOwner("always", file, "54321 660")
+	if capability := lastRequest[*csispec.NodePublishVolumeRequest](w.driver).VolumeCapability; capability.GetMount().VolumeMountGroup != "" {
+		t.Errorf("a driver that cannot is told of group %s", capability.GetMount().VolumeMountGroup)
+	}
+}
+
+// changes lets a test decide when a change of group goes on, and how it ends.
+type changes struct {
+	begun atomic.Int64
+	// goOn ends the first change, with its error.
+	goOn chan error
+}
+
+func slowChanges() *changes { return &changes{goOn: make(chan error, 1)} }
+
+func (s *changes) slow(c *Config) {
+	c.giveToGroup = func(root *mount.Root, ctx context.Context, name string, change *mount.GroupChange) error {
+		if s.begun.Add(1) > 1 {
+			return root.GiveToGroup(ctx, name, change)
+		}
+		change.Seen.Add(3)
+		select {
+		case err := <-s.goOn:
+			return err
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func TestASlowChangeOfGroup(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.volume("data")
+	w.volume("other")
+	slow := slowChanges()
+	agent, _ := w.agent(slow.slow, func(c *Config) { c.slowGroup, c.slowGroupAgain = time.Millisecond, 20*time.Millisecond })
+	pod := w.podWith("p", withGroup(corev1.FSGroupChangeAlways), "data")
+	agent.SetPod(pod)
+	where := string(pod.UID) + "/volumes/kubernetes.io~csi/" + w.name + "-data/mount"
+	w.untilEvent(pod, "VolumePermissionChangeInProgress: Setting volume ownership for "+where+" is taking longer than expected, consider using OnRootMismatch - https://kubernetes.io/docs/")
+	w.untilEvent(pod, "VolumePermissionChangeInProgress: Setting volume ownership for "+where+", processed 3 files.")
+	if err := w.waitFails(agent, pod); !strings.Contains(err.Error(), "is being given to fsGroup 54321, 3 files so far") {
+		t.Errorf("the wait says %v", err)
+	}
+	other := w.podWith("other", nil, "other")
+	agent.SetPod(other)
+	w.mounted(agent, other)
+
+	// The pod goes: the change ends, and the way back begins at once.
+	agent.RemovePod(pod.UID)
+	w.unmounted(agent, pod)
+	w.until("unstaged", func() bool { return slices.Contains(w.driver.made(), "Unstage data") })
+	if slow.begun.Load() != 1 {
+		t.Errorf("changed %d times", slow.begun.Load())
+	}
+	w.never(agent, pod, "FailedMount")
+}
+
+// never fails the test if the pod was told something so far.
+func (w *world) never(agent *Agent, pod *corev1.Pod, word string) {
+	w.Helper()
+	agent.events.Event(pod, corev1.EventTypeNormal, "TestEvent", "the last one") // events are sent in their order
+	w.untilEvent(pod, "TestEvent")
+	list, err := w.admin.CoreV1().Events(w.name).List(w.ctx, metav1.ListOptions{})
+	must(w, err)
+	for _, e := range list.Items {
+		if e.InvolvedObject.UID == pod.UID && strings.Contains(e.Reason+": "+e.Message, word) {
+			w.Errorf("pod %s was told %s: %s", pod.Name, e.Reason, e.Message)
+		}
+	}
+}
+
+func TestAChangeOfGroupThatFailsIsToldAndDoneAgain(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.volume("data")
+	slow := slowChanges()
+	slow.goOn <- fmt.Errorf("list %q: %w", "lost+found", syscall.EIO)
+	agent, _ := w.agent(slow.slow)
+	pod := w.podWith("p", withGroup(corev1.FSGroupChangeAlways), "data")
+	agent.SetPod(pod)
+	w.untilEvent(pod, `FailedMount: MountVolume.SetUp failed for volume "`+w.name+`-data" : applyFSGroup failed for vol h-`+w.name+`-data: list "lost+found": input/output error`)
+	w.mounted(agent, pod)
+	if got := owner(t, w.target(pod)); got != "54321 2770" {
+		t.Errorf("the volume is %s", got)
+	}
+}
+
+// TestAChangeOfGroupThatWasCutShortIsDoneAgain: by a crash, for instance.
+func TestAChangeOfGroupThatWasCutShortIsDoneAgain(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.volume("data")
+	slow := slowChanges()
+	agent, stop := w.agent(slow.slow)
+	pod := w.podWith("p", withGroup(corev1.FSGroupChangeOnRootMismatch), "data")
+	agent.SetPod(pod)
+	w.until("the change has begun", func() bool { return slow.begun.Load() == 1 })
+	// What a crash leaves on the disk is there now.
+	names, err := filepath.Glob(filepath.Join(w.root, recordsDir, "*.publish.json"))
+	must(t, err)
+	raw, err := os.ReadFile(names[0])
+	must(t, err)
+	record, err := nodevolume.DecodeRecord(raw)
+	must(t, err)
+	if record.Confirmed {
+		t.Error("the publish is recorded as confirmed before the volume belongs to the group")
+	}
+	stop()
+	agent, _ = w.agent()
+	agent.SetPod(pod)
+	agent.PodsSynced()
+	w.mounted(agent, pod)
+	if got := owner(t, w.target(pod)); got != "54321 2770" {
+		t.Errorf("after the restart the volume is %s", got)
+	}
+	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Publish data"}, w.driver.made()); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+}
+
+func TestAFileSystemThatRefusesTheGroupIsMountedAndSaysSo(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.volume("data")
+	var once sync.Once
+	agent, _ := w.agent(func(c *Config) {
+		c.giveToGroup = func(_ *mount.Root, _ context.Context, _ string, change *mount.GroupChange) error {
+			once.Do(func() {
+				change.Refused.Add(2)
+				change.FirstRefusal = errors.New("change the group of \"/x\": operation not permitted")
+			})
+			return nil
+		}
+	})
+	pod := w.podWith("p", withGroup(corev1.FSGroupChangeAlways), "data")
+	agent.SetPod(pod)
+	w.mounted(agent, pod)
+	w.untilEvent(pod, "VolumePermissionChangeRefused", "refused 2 changes for fsGroup 54321", "operation not permitted")
+}

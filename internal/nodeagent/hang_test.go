@@ -1,0 +1,302 @@
+package nodeagent
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// TestADriverThatHangs: a call for one volume gets no answer. Other volumes of the same driver
+// go on. After the deadline the pod is told, the call is made again, and when the pod goes, what the
+// silent call may have done is undone, though it still hangs.
+func TestADriverThatHangs(t *testing.T) {
+	tests := map[string]struct {
+		method, event string
+		want          []string
+	}{
+		"at stage":   {"Stage", "MountVolume.MountDevice failed", []string{"Stage", "Unstage"}},
+		"at publish": {"Publish", "MountVolume.SetUp failed", []string{"Stage", "Publish", "Unpublish", "Unstage"}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			hung, free := w.volume("hung"), w.volume("free")
+			release := make(chan struct{})
+			defer close(release)
+			w.driver.hook = func(method, volume string, _ int) error {
+				if volume == hung && method == test.method {
+					<-release
+				}
+				return nil
+			}
+			agent, _ := w.agent(func(c *Config) { c.RPCTimeout = 300 * time.Millisecond })
+			slow, fast := w.pod("slow", "hung"), w.pod("fast", "free")
+			agent.SetPod(slow)
+			w.untilInUse(hung)
+			w.attach(hung)
+			w.until("the call hangs", func() bool { return slices.Contains(w.driver.made(), test.method+" hung") })
+			w.bringUp(agent, fast, free)
+			w.untilEvent(slow, "FailedMount", test.event, "DeadlineExceeded")
+			agent.RemovePod(slow.UID)
+			w.untilNotInUse(hung)
+			if diff := cmp.Diff(test.want, w.driver.callsOf("hung")); diff != "" {
+				t.Errorf("calls (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestTheWayBackHangs: the volume stays in use, its pod is told, and other volumes go.
+func TestTheWayBackHangs(t *testing.T) {
+	for method, event := range map[string]string{"Unpublish": "UnmountVolume.TearDown failed", "Unstage": "UnmountDevice failed"} {
+		t.Run(method, func(t *testing.T) {
+			w := newWorld(t)
+			hung, free := w.volume("hung"), w.volume("free")
+			agent, _ := w.agent(func(c *Config) { c.RPCTimeout = 300 * time.Millisecond })
+			slow, fast := w.pod("slow", "hung"), w.pod("fast", "free")
+			w.bringUp(agent, slow, hung)
+			w.bringUp(agent, fast, free)
+			release := make(chan struct{})
+			w.driver.mu.Lock()
+			w.driver.hook = func(called, volume string, _ int) error {
+				if volume == hung && called == method {
+					<-release
+				}
+				return nil
+			}
+			w.driver.mu.Unlock()
+			agent.RemovePod(slow.UID)
+			w.until("the call hangs", func() bool { return slices.Contains(w.driver.made(), method+" hung") })
+			agent.RemovePod(fast.UID)
+			w.untilNotInUse(free)
+			w.untilEvent(slow, "FailedUnmount", event, "DeadlineExceeded")
+			if !slices.Contains(w.node().Status.VolumesInUse, w.unique(hung)) {
+				t.Error("S7: not unstaged, and not in use")
+			}
+			close(release)
+			w.untilNotInUse(hung)
+		})
+	}
+}
+
+// TestAHangingDriverHoldsUpNoShutdown, and the next agent goes on where this one was.
+func TestAHangingDriverHoldsUpNoShutdown(t *testing.T) {
+	for _, call := range []string{"NodeGetInfo", "NodeGetCapabilities", "NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"} {
+		t.Run(call, func(t *testing.T) {
+			w := newWorld(t, noAttach)
+			w.volume("data")
+			reached, release := make(chan struct{}, 100), make(chan struct{})
+			w.driver.intercept(func(called string, _ any, do func() (any, error)) (any, error) {
+				if called == call {
+					reached <- struct{}{}
+					<-release
+				}
+				return do()
+			})
+			agent, stop := w.agent() // with the usual deadline of two minutes
+			pod := w.pod("p", "data")
+			agent.SetPod(pod)
+			if strings.HasPrefix(call, "NodeUn") {
+				w.mounted(agent, pod)
+				agent.RemovePod(pod.UID)
+			}
+			<-reached
+			stopped := make(chan struct{})
+			go func() { stop(); close(stopped) }()
+			select {
+			case <-stopped:
+			case <-time.After(20 * time.Second):
+				t.Fatal("the agent does not end while a call hangs")
+			}
+			close(release)
+			w.driver.intercept(nil)
+			agent, _ = w.agent()
+			agent.SetPod(pod)
+			agent.PodsSynced()
+			w.mounted(agent, pod)
+			agent.RemovePod(pod.UID)
+			w.unmounted(agent, pod)
+			w.until("unstaged", func() bool { return len(w.leftovers()) == 0 })
+		})
+	}
+}
+
+// TestARegistrationThatHangsHoldsUpNoOther driver.
+func TestARegistrationThatHangsHoldsUpNoOther(t *testing.T) {
+	w := newWorld(t)
+	silent := newScriptedDriver(w, "silent.test.belay.dev")
+	release := make(chan struct{})
+	reached := make(chan struct{}, 100)
+	silent.intercept(func(string, any, func() (any, error)) (any, error) {
+		reached <- struct{}{}
+		<-release
+		return nil, context.Canceled
+	})
+	defer close(release)
+	w.driver.stop()
+	w.agent()
+	<-reached
+	w.driver.start()
+	if status := w.driver.registered(); !status.PluginRegistered {
+		t.Errorf("not registered: %s", status.Error)
+	}
+}
+
+// TestADriverThatDiesInACall and is back on its socket, or on another: the call counts as
+// unanswered, and is made again to the one that came back.
+func TestADriverThatDiesInACall(t *testing.T) {
+	tests := map[string]struct {
+		call   string
+		moves  bool // it comes back on another socket
+		undone bool // the pod is gone meanwhile
+	}{
+		"stage":                                 {call: "NodeStageVolume"},
+		"stage, and moves":                      {call: "NodeStageVolume", moves: true},
+		"stage, and moves, and the pod is gone": {call: "NodeStageVolume", moves: true, undone: true},
+		"publish":                               {call: "NodePublishVolume"},
+		"publish, and moves, and the pod is gone": {call: "NodePublishVolume", moves: true, undone: true},
+		"unpublish":            {call: "NodeUnpublishVolume"},
+		"unpublish, and moves": {call: "NodeUnpublishVolume", moves: true},
+		"unstage":              {call: "NodeUnstageVolume"},
+		"unstage, and moves":   {call: "NodeUnstageVolume", moves: true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			handle := w.volume("data")
+			agent, _ := w.agent()
+			pod := w.pod("p", "data")
+			back := strings.HasPrefix(test.call, "NodeUn")
+			if back {
+				w.bringUp(agent, pod, handle)
+			}
+			reached, release := make(chan struct{}), make(chan struct{})
+			w.driver.intercept(func(called string, _ any, do func() (any, error)) (any, error) {
+				if called != test.call {
+					return do()
+				}
+				reply, err := do() // it has done it, and dies before it says so
+				reached <- struct{}{}
+				<-release
+				return reply, err
+			})
+			if back {
+				agent.RemovePod(pod.UID)
+			} else {
+				agent.SetPod(pod)
+				w.untilInUse(handle)
+				w.attach(handle)
+			}
+			<-reached
+			if !slices.Contains(w.node().Status.VolumesInUse, w.unique(handle)) {
+				t.Error("S7: in the middle of a call, and not in use")
+			}
+			w.driver.intercept(nil)
+			close(release)
+			w.driver.server.Stop() // the connection breaks, the socket's file goes
+			if test.undone {
+				agent.RemovePod(pod.UID)
+			}
+			if test.moves {
+				w.driver.file = "another"
+			}
+			w.driver.start()
+			if !back && !test.undone {
+				w.mounted(agent, pod)
+				agent.RemovePod(pod.UID)
+			}
+			w.unmounted(agent, pod)
+			w.untilNotInUse(handle)
+			if points, _ := w.driver.mountPoints(); len(points) > 0 {
+				t.Errorf("still mounted: %v", points)
+			}
+			if left := w.leftovers(); len(left) > 0 {
+				t.Errorf("left behind: %v", left)
+			}
+		})
+	}
+}
+
+// TestADriverThatComesBackWithOtherCapabilities: what was staged is unstaged, and what was
+// not is not; each pod's calls follow what the driver says when they are made.
+func TestADriverThatComesBackWithOtherCapabilities(t *testing.T) {
+	const (
+		stage = csispec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME
+		group = csispec.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP
+	)
+	type capabilities = []csispec.NodeServiceCapability_RPC_Type
+	tests := map[string]struct {
+		before, after capabilities
+		second        bool // another pod comes before the first one goes
+		want          []string
+		staging       bool // the last publish names a staging path
+		mountGroup    string
+	}{
+		"stage is lost": {
+			capabilities{stage}, nil, false, []string{"Stage", "Publish", "Unpublish", "Unstage"}, true, "",
+		},
+		"stage is gained": {
+			nil, capabilities{stage}, false, []string{"Publish", "Unpublish"}, false, "",
+		},
+		"stage is lost, and a second pod comes": {
+			capabilities{stage}, nil, true, []string{"Stage", "Publish", "Unpublish", "Unstage"}, false, "",
+		},
+		"stage is gained, and a second pod comes": {
+			nil, capabilities{stage}, true, []string{"Publish", "Stage", "Publish", "Unpublish", "Unstage"}, true, "",
+		},
+		"group is gained, and a second pod comes": {
+			capabilities{stage}, capabilities{stage, group}, true, []string{"Stage", "Publish", "Unpublish", "Unstage"}, true, "3000",
+		},
+		"group is lost, and a second pod comes": {
+			capabilities{stage, group}, capabilities{stage}, true, []string{"Stage", "Publish", "Unpublish", "Unstage"}, true, "",
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			// Without a file system type no agent gives files to a group by itself.
+			handle := w.volume("data", func(pv *corev1.PersistentVolume) { pv.Spec.CSI.FSType = "" })
+			w.driver.caps = test.before
+			agent, _ := w.agent()
+			w.driver.registered()
+			grouped := func(p *corev1.Pod) {
+				p.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: new(int64(3000))}
+			}
+			first := w.podWith("first", grouped, "data")
+			w.bringUp(agent, first, handle)
+			w.driver.server.Stop()
+			w.driver.mu.Lock()
+			w.driver.caps = test.after
+			w.driver.mu.Unlock()
+			w.driver.start()
+			w.driver.registered()
+			second := w.podWith("second", grouped, "data")
+			if test.second {
+				agent.SetPod(second)
+				w.mounted(agent, second)
+			}
+			published := lastRequest[*csispec.NodePublishVolumeRequest](w.driver)
+			if got := published.StagingTargetPath != ""; got != test.staging {
+				t.Errorf("the last publish named the staging path %q", published.StagingTargetPath)
+			}
+			if got := published.VolumeCapability.GetMount().GetVolumeMountGroup(); got != test.mountGroup {
+				t.Errorf("the last publish named the group %q, want %q", got, test.mountGroup)
+			}
+			agent.RemovePod(first.UID)
+			agent.RemovePod(second.UID)
+			w.untilNotInUse(handle)
+			if diff := cmp.Diff(test.want, w.driver.callsOf("data")); diff != "" {
+				t.Errorf("calls (-want +got):\n%s", diff)
+			}
+			if left := w.leftovers(); len(left) > 0 {
+				t.Errorf("left behind: %v", left)
+			}
+		})
+	}
+}

@@ -1,0 +1,221 @@
+package nodeagent
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/nodevolume"
+	"belay.dev/belay/internal/telemetry"
+)
+
+// measured is what is being measured of a volume, under Agent.mu. The zero key is the
+// volume's unstage. A volume that rests has nothing here.
+type measured struct {
+	// began is when the operation began that goes on for a pod.
+	began map[nodevolume.PublishKey]time.Time
+	// waits are those that go on. Unlike volume.holds they end when work begins.
+	waits map[nodevolume.PublishKey]holding
+}
+
+// startMetrics registers the metrics of this agent, if they are wanted.
+func (a *Agent) startMetrics() error {
+	if a.config.Metrics == nil {
+		return nil
+	}
+	a.metrics = telemetry.NewNode()
+	if err := a.config.Metrics.Register(a.metrics); err != nil {
+		a.metrics = nil
+		return fmt.Errorf("register the metrics of node %s: %w", a.config.NodeName, err)
+	}
+	a.metrics.Count(a.census)
+	return nil
+}
+
+// stopMetrics takes them out again, so that another agent can take its place.
+func (a *Agent) stopMetrics() {
+	if a.metrics != nil {
+		a.config.Metrics.Unregister(a.metrics)
+	}
+}
+
+// stepBegins notes when an operation of kubelet's begins, and that a wait ends with it.
+func (a *Agent) stepBegins(v *volume, step nodevolume.Step) {
+	if a.metrics == nil {
+		return
+	}
+	var key nodevolume.PublishKey
+	reads := false
+	switch step := step.(type) {
+	case nodevolume.ReadCapabilities:
+		key, reads = step.For, true
+	case nodevolume.ReadAttachment:
+		key, reads = step.For, true
+	case nodevolume.StageVolume:
+		key = step.For
+	case nodevolume.Publish:
+		key = step.Key
+	case nodevolume.Republish:
+		key = step.Key
+	case nodevolume.Unpublish:
+		key = step.Key
+	case nodevolume.Unstage:
+	default:
+		return // measures itself
+	}
+	now := time.Now()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if v.measured.began == nil {
+		v.measured.began = map[nodevolume.PublishKey]time.Time{}
+	}
+	if v.measured.began[key].IsZero() {
+		v.measured.began[key] = now
+	}
+	if !reads { // what is read may say that it has to wait on
+		a.endWait(v, key, now)
+	}
+}
+
+// stepEnded measures the operation that a step ends: for a mount the publish, or whatever
+// failed.
+func (a *Agent) stepEnded(v *volume, key nodevolume.PublishKey, step string, err error) {
+	if a.metrics == nil || (step == stepMountDevice && err == nil) {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	began, ok := v.measured.began[key]
+	if !ok {
+		return
+	}
+	delete(v.measured.began, key)
+	migrated, block := false, v.stage.record.Block
+	for _, p := range v.pods {
+		block = block || p.publish.record.Block
+		if p.want == nil {
+			continue
+		}
+		migrated, block = migrated || p.want.migrated, block || p.want.block
+		if p.key == key && step == stepSetUp && err == nil && !p.want.since.IsZero() {
+			a.metrics.Mounted(v.driver, time.Since(p.want.since))
+			p.want.since = time.Time{} // once
+		}
+	}
+	a.metrics.Operation(telemetry.NodeOperation{
+		Driver: v.driver, Migrated: migrated, Name: operationOf(step, block), Failed: err != nil, Took: time.Since(began),
+	})
+}
+
+// operationOf is kubelet's name of the operation that a step belongs to.
+func operationOf(step string, block bool) string {
+	names := [2]string{telemetry.OperationMount, telemetry.OperationMap}
+	switch step {
+	case stepUnpublish:
+		names = [2]string{telemetry.OperationUnmount, telemetry.OperationUnmap}
+	case stepUnstage:
+		names = [2]string{telemetry.OperationUnmountBase, telemetry.OperationUnmapBase}
+	}
+	if block {
+		return names[1]
+	}
+	return names[0]
+}
+
+// measureWaits takes in why the volume waits now, after a turn. The caller holds mu.
+func (a *Agent) measureWaits(v *volume, holds []nodevolume.Hold, now time.Time) {
+	if a.metrics == nil {
+		return
+	}
+	for key, was := range v.measured.waits {
+		if !slices.Contains(holds, nodevolume.Hold{Key: key, Reason: was.reason}) {
+			a.endWait(v, key, now)
+		}
+	}
+	for _, hold := range holds {
+		delete(v.measured.began, hold.Key) // what waits is not worked on
+		if _, goesOn := v.measured.waits[hold.Key]; goesOn {
+			continue
+		}
+		if v.measured.waits == nil {
+			v.measured.waits = map[nodevolume.PublishKey]holding{}
+		}
+		v.measured.waits[hold.Key] = holding{reason: hold.Reason, since: now}
+	}
+	if len(v.measured.waits) == 0 && len(v.measured.began) == 0 {
+		v.measured = measured{}
+	}
+}
+
+// endWait measures a wait that is over. The caller holds mu.
+func (a *Agent) endWait(v *volume, key nodevolume.PublishKey, now time.Time) {
+	if was, ok := v.measured.waits[key]; ok {
+		a.metrics.Waited(was.reason, now.Sub(was.since))
+		delete(v.measured.waits, key)
+	}
+}
+
+// measureCalls tells of a driver's calls; nil if nothing is measured.
+func (a *Agent) measureCalls(driver string) func(csi.Call) {
+	if a.metrics == nil {
+		return nil
+	}
+	return func(c csi.Call) {
+		code := codes.OK.String()
+		if c.Err != nil {
+			code = "unknown-non-grpc" // kubelet's word
+			if known, ok := csi.Code(c.Err); ok {
+				code = known.String()
+			}
+		}
+		a.metrics.Called(telemetry.DriverCall{Driver: driver, Method: c.Method, Code: code, Migrated: c.Migrated, Took: c.Took})
+	}
+}
+
+// census counts what a scrape shows.
+func (a *Agent) census() telemetry.NodeCensus {
+	now := time.Now()
+	out := telemetry.NodeCensus{Desired: map[string]int{}, Mounted: map[string]int{}, Waits: map[nodevolume.Reason]telemetry.NodeWaits{}}
+	a.mu.Lock()
+	for _, v := range a.volumes {
+		for _, p := range v.pods {
+			if a.claim(p) == nodevolume.Wanted {
+				out.Desired[v.driver]++
+			}
+			if p.publish.phase == nodevolume.Confirmed {
+				out.Mounted[v.driver]++
+			}
+		}
+		for _, wait := range v.measured.waits {
+			waits := out.Waits[wait.reason]
+			waits.Count, waits.Longest = waits.Count+1, max(waits.Longest, now.Sub(wait.since))
+			out.Waits[wait.reason] = waits
+		}
+	}
+	for _, d := range a.drivers {
+		out.Registered = append(out.Registered, d.socket)
+	}
+	out.Claims = a.claimStats()
+	r := a.registry
+	a.mu.Unlock()
+	if r != nil {
+		out.Present = r.present()
+	}
+	return out
+}
+
+// present are the registration sockets that are there.
+func (r *registry) present() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var sockets []string
+	for socket, making := range r.sockets {
+		if making != 0 {
+			sockets = append(sockets, socket)
+		}
+	}
+	return sockets
+}

@@ -1,0 +1,314 @@
+package nodeagent
+
+import (
+	"context"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+
+	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodevolume"
+)
+
+func measuredIn(registry prometheus.Registerer) func(*Config) {
+	return func(c *Config) { c.Metrics, c.StatsPeriod = registry, -1 }
+}
+
+// wantSamples compares those that begin so.
+func wantSamples(tb testing.TB, registry prometheus.Gatherer, prefix string, want map[string]float64) {
+	tb.Helper()
+	if diff := cmp.Diff(want, only(samples(tb, registry), prefix)); diff != "" {
+		tb.Errorf("%s (-want +got):\n%s", prefix, diff)
+	}
+}
+
+// A volume's life by kubelet's metrics: a stage that fails once, another pod, a restart, the way back.
+func TestALifeIsMeasuredInKubeletsTerms(t *testing.T) {
+	w := newWorld(t)
+	w.driver.mu.Lock()
+	w.driver.hook = func(method, _ string, attempt int) error {
+		if method == "Stage" && attempt == 1 {
+			return status.Error(codes.Unavailable, "not now")
+		}
+		return nil
+	}
+	w.driver.mu.Unlock()
+	registry := prometheus.NewRegistry()
+	agent, stop := w.agent(measuredIn(registry))
+	handle := w.volume("data")
+	first, second := w.pod("first", "data"), w.pod("second", "data")
+	w.bringUp(agent, first, handle)
+	agent.SetPod(second)
+	w.mounted(agent, second)
+
+	plugin := "kubernetes.io/csi:" + w.driverName()
+	wantSamples(t, registry, "storage_operation_duration_seconds", map[string]float64{
+		"storage_operation_duration_seconds{migrated=false,operation_name=volume_mount,status=fail-unknown,volume_plugin=" + plugin + "}": 1,
+		"storage_operation_duration_seconds{migrated=false,operation_name=volume_mount,status=success,volume_plugin=" + plugin + "}":      2,
+	})
+	wantSamples(t, registry, "volume_operation_total_seconds", map[string]float64{
+		"volume_operation_total_seconds{operation_name=overall_volume_mount,plugin_name=" + plugin + "}": 2,
+	})
+	wantSamples(t, registry, "volume_manager_total_volumes", map[string]float64{
+		"volume_manager_total_volumes{plugin_name=" + plugin + ",state=actual_state_of_world}":  2,
+		"volume_manager_total_volumes{plugin_name=" + plugin + ",state=desired_state_of_world}": 2,
+	})
+	wantSamples(t, registry, "plugin_manager_total_plugins", map[string]float64{
+		"plugin_manager_total_plugins{socket_path=" + w.driver.socket() + ",state=actual_state_of_world}":  1,
+		"plugin_manager_total_plugins{socket_path=" + w.driver.socket() + ",state=desired_state_of_world}": 1,
+	})
+	call := func(method, code string) string {
+		return "csi_operations_seconds{driver_name=" + w.driverName() + ",grpc_status_code=" + code + ",method_name=/csi.v1.Node/" + method + ",migrated=false}"
+	}
+	wantSamples(t, registry, "csi_operations_seconds", map[string]float64{
+		call("NodeGetInfo", "OK"): 1, call("NodeGetCapabilities", "OK"): samples(t, registry)[call("NodeGetCapabilities", "OK")],
+		call("NodeStageVolume", "Unavailable"): 1, call("NodeStageVolume", "OK"): 1, call("NodePublishVolume", "OK"): 2,
+	})
+	waited := only(samples(t, registry), "nodeagent_volume_blocked_seconds")
+	for _, reason := range []string{"NotAttached", "BackingOff"} {
+		if waited["nodeagent_volume_blocked_seconds{reason="+reason+"}"] == 0 {
+			t.Errorf("no wait for %s was measured: %v", reason, waited)
+		}
+	}
+	wantSamples(t, registry, "nodeagent_volumes_blocked", map[string]float64{})
+	stop()
+
+	// The agent's metrics went with it, and the next one's take their place.
+	agent, _ = w.agent(measuredIn(registry))
+	wantSamples(t, registry, "reconstruct_volume_operations", map[string]float64{
+		"reconstruct_volume_operations_total{}": 3, "reconstruct_volume_operations_errors_total{}": 0,
+	})
+	agent.PodsSynced()
+	w.untilNotInUse(handle)
+	wantSamples(t, registry, "storage_operation_duration_seconds", map[string]float64{
+		"storage_operation_duration_seconds{migrated=false,operation_name=volume_unmount,status=success,volume_plugin=" + plugin + "}": 2,
+		"storage_operation_duration_seconds{migrated=false,operation_name=unmount_device,status=success,volume_plugin=" + plugin + "}": 1,
+	})
+}
+
+func TestBlockVolumesHaveOperationsOfTheirOwn(t *testing.T) {
+	w := newWorld(t, noAttach)
+	registry := prometheus.NewRegistry()
+	agent, _ := w.agent(measuredIn(registry))
+	w.volume("raw", func(pv *corev1.PersistentVolume) { pv.Spec.VolumeMode = new(corev1.PersistentVolumeBlock) })
+	pod := w.podWith("p", func(pod *corev1.Pod) {
+		c := &pod.Spec.Containers[0]
+		c.VolumeMounts, c.VolumeDevices = nil, []corev1.VolumeDevice{{Name: "raw", DevicePath: "/dev/raw"}}
+	}, "raw")
+	w.bringUp(agent, pod)
+	agent.RemovePod(pod.UID)
+	w.unmounted(agent, pod)
+	for _, operation := range []string{"map_volume", "unmap_volume"} {
+		name := "storage_operation_duration_seconds{migrated=false,operation_name=" + operation + ",status=success,volume_plugin=kubernetes.io/csi:" + w.driverName() + "}"
+		if got := samples(t, registry)[name]; got != 1 {
+			t.Errorf("%s is %v, want 1", name, got)
+		}
+	}
+}
+
+// What waits is counted while it waits.
+func TestWhatWaitsIsCounted(t *testing.T) {
+	w := newWorld(t)
+	registry := prometheus.NewRegistry()
+	agent, _ := w.agent(measuredIn(registry))
+	w.driver.registered()
+	handle := w.volume("data")
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	w.untilInUse(handle)
+	for err := w.waitFails(agent, pod); !strings.Contains(err.Error(), "NotAttached"); err = w.waitFails(agent, pod) {
+	}
+	wantSamples(t, registry, "nodeagent_volumes_blocked", map[string]float64{"nodeagent_volumes_blocked{reason=NotAttached}": 1})
+	name := "nodeagent_volume_blocked_longest_seconds{reason=NotAttached}"
+	if longest := samples(t, registry)[name]; longest <= 0 || longest > 60 {
+		t.Errorf("the longest wait is %v s", longest)
+	}
+	w.attach(handle)
+	w.mounted(agent, pod)
+	wantSamples(t, registry, "nodeagent_volumes_blocked", map[string]float64{})
+	if waits := samples(t, registry)["nodeagent_volume_blocked_seconds{reason=NotAttached}"]; waits != 1 {
+		t.Errorf("%v waits were measured, want 1", waits)
+	}
+}
+
+func TestTwoAgentsInOneRegistryNeedLabels(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	config := func(r prometheus.Registerer) Config {
+		c := idleConfig(t)
+		c.Metrics = r
+		return c
+	}
+	first, err := New(config(registry))
+	must(t, err)
+	if second, err := New(config(registry)); err == nil {
+		t.Errorf("two agents share metrics: %v", second.close())
+	}
+	must(t, first.close())
+	again, err := New(config(registry))
+	must(t, err)
+	must(t, again.close())
+	registry = prometheus.NewRegistry()
+	for _, node := range []string{"a", "b"} {
+		agent, err := New(config(prometheus.WrapRegistererWith(prometheus.Labels{"node": node}, registry)))
+		must(t, err)
+		t.Cleanup(func() { must(t, agent.close()) })
+	}
+	samples(t, registry) // would find contradictions
+}
+
+var documentedRow = regexp.MustCompile("(?m)^\\| `([a-z0-9_*]+)` \\| (\\w+) \\|(.*?)\\| \\S.* \\|$")
+
+// The metrics of a live agent and docs/metrics.md list each other, with type and labels.
+func TestMetricsAreDocumented(t *testing.T) {
+	content, err := os.ReadFile("../../docs/metrics.md")
+	must(t, err)
+	_, section, ok := strings.Cut(string(content), "\n# Metrics of belay-node\n")
+	section, libraries, named := strings.Cut(section, "\n## The libraries'\n")
+	if !ok || !named || libraries == "" {
+		t.Fatal("docs/metrics.md has no section about belay-node, with what is the libraries' at its end")
+	}
+	docs := map[string]string{}
+	for _, m := range documentedRow.FindAllStringSubmatch(section, -1) {
+		labels := regexp.MustCompile("`([a-z_]+)`").FindAllStringSubmatch(m[3], -1)
+		var names []string
+		for _, l := range labels {
+			names = append(names, l[1])
+		}
+		slices.Sort(names)
+		docs[m[1]] = m[2] + " " + strings.Join(names, ",")
+	}
+	if diff := cmp.Diff(docs, liveMetrics(t)); diff != "" {
+		t.Errorf("metrics (-documented +live):\n%s", diff)
+	}
+}
+
+// liveMetrics is what an agent shows that has mounted one volume and waits with another.
+func liveMetrics(t *testing.T) map[string]string {
+	t.Helper()
+	w := newWorld(t)
+	w.driver.caps = append(w.driver.caps, canStats, canCondition)
+	asked := w.driver.answer(func(string) (*csispec.NodeGetVolumeStatsResponse, error) { return abnormal(half(), ""), nil })
+	registry := prometheus.NewRegistry()
+	agent, _ := w.agent(frequently(registry))
+	handle := w.volume("data")
+	w.bringUp(agent, w.pod("p", "data"), handle)
+	w.untilAsked(asked, "data", 2)
+	waits := w.pod("waits", "later")
+	w.volume("later")
+	agent.SetPod(waits)
+	w.untilInUse("h-" + w.name + "-later")
+	for err := w.waitFails(agent, waits); !strings.Contains(err.Error(), "NotAttached"); err = w.waitFails(agent, waits) {
+	}
+	families, err := registry.Gather()
+	must(t, err)
+	live := map[string]string{}
+	for _, family := range families {
+		if !strings.HasPrefix(family.GetName(), "nodeagent_") != strings.HasPrefix(family.GetHelp(), "[ALPHA] ") {
+			t.Errorf("%s has the help %q", family.GetName(), family.GetHelp())
+		}
+		labels := map[string]bool{}
+		for _, metric := range family.Metric {
+			for _, l := range metric.Label {
+				labels[l.GetName()] = true
+			}
+		}
+		live[family.GetName()] = typeWords[family.GetType()] + " " + strings.Join(slices.Sorted(maps.Keys(labels)), ",")
+	}
+	return live
+}
+
+var typeWords = map[dto.MetricType]string{
+	dto.MetricType_COUNTER: "counter", dto.MetricType_GAUGE: "gauge", dto.MetricType_HISTOGRAM: "histogram",
+}
+
+// Giving files to a group is a part of the mount and measured by itself too.
+func TestGivingToAGroupIsMeasured(t *testing.T) {
+	w := newWorld(t, noAttach)
+	registry := prometheus.NewRegistry()
+	agent, _ := w.agent(measuredIn(registry), func(c *Config) {
+		c.giveToGroup = func(*mount.Root, context.Context, string, *mount.GroupChange) error { return nil }
+	})
+	w.volume("data")
+	pod := w.podWith("p", func(pod *corev1.Pod) { pod.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: new(int64(7))} }, "data")
+	w.bringUp(agent, pod)
+	plugin := "kubernetes.io/csi:" + w.driverName()
+	wantSamples(t, registry, "storage_operation_duration_seconds", map[string]float64{
+		"storage_operation_duration_seconds{migrated=false,operation_name=volume_apply_access_control,status=success,volume_plugin=" + plugin + "}": 1,
+		"storage_operation_duration_seconds{migrated=false,operation_name=volume_mount,status=success,volume_plugin=" + plugin + "}":                1,
+	})
+}
+
+// A call for a volume of an in-tree kind says so, as in kubelet's label.
+func TestMigratedCallsHaveTheirLabel(t *testing.T) {
+	w := newWorld(t)
+	calls := make(chan csi.Call, 2)
+	client, err := csi.DialNode(w.driver.socket(), func(c csi.Call) { calls <- c })
+	must(t, err)
+	t.Cleanup(func() { client.Close() })
+	for _, migrated := range []bool{true, false} {
+		_, err := client.Info(csi.WithMigrated(w.ctx, migrated))
+		must(t, err)
+		if c := <-calls; c.Migrated != migrated || c.Method != "/csi.v1.Node/NodeGetInfo" || c.Err != nil || c.Took <= 0 {
+			t.Errorf("told of %+v", c)
+		}
+	}
+}
+
+// An expansion has an operation of its own, and does not lengthen the unstage.
+func TestAnExpansionIsMeasured(t *testing.T) {
+	w := expandable(t)
+	w.driver.caps = append(w.driver.caps, canStage)
+	w.grow("2Gi", legacy)
+	registry := prometheus.NewRegistry()
+	agent, _ := w.agent(measuredIn(registry))
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	w.mounted(agent, pod)
+	agent.mu.Lock()
+	for name, v := range agent.volumes {
+		if len(v.measured.began) > 0 {
+			t.Errorf("volume %s rests, and something is being measured: %v", name, v.measured.began)
+		}
+	}
+	agent.mu.Unlock()
+	name := "storage_operation_duration_seconds{migrated=false,operation_name=volume_fs_resize,status=success,volume_plugin=kubernetes.io/csi:" + w.driverName() + "}"
+	if got := samples(t, registry)[name]; got != 1 {
+		t.Errorf("%s is %v, want 1", name, got)
+	}
+}
+
+// BenchmarkCensus is what a scrape of a node with a thousand mounted volumes costs, all with stats.
+func BenchmarkCensus(b *testing.B) {
+	registry := prometheus.NewRegistry()
+	dir := b.TempDir()
+	agent, err := New(Config{NodeName: "n", Root: dir, RESTConfig: &rest.Config{Host: "https://127.0.0.1:1"}, BootID: "b", Metrics: registry})
+	must(b, err)
+	b.Cleanup(func() { must(b, agent.close()) })
+	for n := range 1000 {
+		name := strconv.Itoa(n)
+		v := agent.volumeNamed(name, "d", name)
+		p := v.publication(nodevolume.PublishKey{PodUID: name, SpecName: name})
+		p.want = &want{pod: podIdentity{Namespace: "default"}, claim: claimRef{name: name}}
+		p.publish.phase = nodevolume.Confirmed
+		p.stats = &publishedStats{said: csi.VolumeStats{Bytes: &csi.Usage{Total: 1}, Inodes: &csi.Usage{Total: 1}, Condition: &csi.Condition{}}}
+	}
+	for b.Loop() {
+		if _, err := registry.Gather(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,90 @@
+package nodeagent
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+func nextEvent(t *testing.T, n *notices) fsnotify.Event {
+	t.Helper()
+	select {
+	case event := <-n.events:
+		return event
+	case <-time.After(20 * time.Second):
+		t.Fatal("no event")
+		panic("unreachable")
+	}
+}
+
+// More than a kernel gives inotify instances to a user.
+func TestManyAgentsShareOneWatch(t *testing.T) {
+	const agents = 300
+	var all []*notices
+	var dirs []string
+	for range agents {
+		n, err := watchNotices()
+		must(t, err)
+		dir := t.TempDir()
+		must(t, n.add(dir))
+		all, dirs = append(all, n), append(dirs, dir)
+	}
+	for i, n := range all {
+		socket := filepath.Join(dirs[i], "s")
+		must(t, os.WriteFile(socket, nil, 0o600))
+		if event := nextEvent(t, n); event.Name != socket || !event.Has(fsnotify.Create) {
+			t.Fatalf("agent %d was told of %v", i, event)
+		}
+	}
+	for _, n := range all[1:] {
+		must(t, n.close())
+	}
+	must(t, os.WriteFile(filepath.Join(dirs[1], "later"), nil, 0o600))
+	must(t, os.Remove(filepath.Join(dirs[0], "s")))
+	for event := nextEvent(t, all[0]); !event.Has(fsnotify.Remove); event = nextEvent(t, all[0]) {
+		if filepath.Dir(event.Name) != dirs[0] {
+			t.Fatalf("the agent that is left was told of %v", event)
+		}
+	}
+	must(t, all[0].close())
+	if err := all[0].add(dirs[0]); err == nil {
+		t.Error("an agent that has ended watches a directory")
+	}
+	n, err := watchNotices() // and from the beginning
+	must(t, err)
+	must(t, n.add(dirs[0]))
+	must(t, os.WriteFile(filepath.Join(dirs[0], "again"), nil, 0o600))
+	if event := nextEvent(t, n); filepath.Base(event.Name) != "again" {
+		t.Errorf("told of %v", event)
+	}
+	must(t, n.close())
+}
+
+// An agent that does not look must not hold the others up, and finds out that it missed something.
+func TestAnAgentThatDoesNotLookIsToldThatEventsWereLost(t *testing.T) {
+	slow, err := watchNotices()
+	must(t, err)
+	quick, err := watchNotices()
+	must(t, err)
+	t.Cleanup(func() { must(t, slow.close()); must(t, quick.close()) })
+	slowDir, quickDir := t.TempDir(), t.TempDir()
+	must(t, slow.add(slowDir))
+	must(t, quick.add(quickDir))
+	for i := range noticesHeld + 1 {
+		listener, err := net.Listen("unix", filepath.Join(slowDir, fmt.Sprint(i)))
+		must(t, err)
+		must(t, listener.Close())
+	}
+	must(t, os.WriteFile(filepath.Join(quickDir, "s"), nil, 0o600))
+	nextEvent(t, quick)
+	select {
+	case <-slow.lost:
+	case <-time.After(20 * time.Second):
+		t.Error("it was not told")
+	}
+}

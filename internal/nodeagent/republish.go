@@ -1,0 +1,65 @@
+package nodeagent
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// defaultRepublishEvery is after how long a publish is repeated where CSIDriver asks
+// for it, stretched by up to a half. Kubelet does so whenever it looks at the pod: by
+// its syncFrequency (a minute) and the pod workers' jitter each 60 to 90 s.
+const defaultRepublishEvery = time.Minute
+
+func heardNow() nodevolume.Confirmation {
+	return nodevolume.Confirmation{At: time.Now(), Jitter: rand.Float64()} //nolint:gosec // spreads the calls
+}
+
+// leaving: the pod is being deleted. The caller holds mu.
+func (a *Agent) leaving(p *publication) bool {
+	owner := a.pods[types.UID(p.key.PodUID)]
+	return owner != nil && owner.object != nil && owner.object.DeletionTimestamp != nil
+}
+
+// republish calls NodePublishVolume again for a running pod, with the secrets and
+// tokens of now. Record and target stay as they are whatever comes of it: the pod runs
+// on the mount (k/k#121271).
+func (a *Agent) republish(ctx context.Context, v *volume, key nodevolume.PublishKey) error {
+	p := a.entry(v, key)
+	err := a.callAgain(ctx, v, p)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p.publish.phase = nodevolume.AfterCall(p.publish.phase, reply(err))
+	if err != nil {
+		return fmt.Errorf("publish again for the running pod, which keeps the mount that it has: %w", err)
+	}
+	p.publish.heard = heardNow()
+	return nil
+}
+
+func (a *Agent) callAgain(ctx context.Context, v *volume, p *publication) error {
+	c, err := a.callableFor(v, p.key)
+	if err != nil {
+		return err
+	}
+	call, err := a.publishCall(ctx, c)
+	if err != nil {
+		return err
+	}
+	record := p.publish.record
+	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, c.want.migrated), a.config.RPCTimeout)
+	defer cancel()
+	err = c.client.Publish(rpc, call, csi.Target{Path: a.root.Path(record.Path), ReadOnly: c.want.readOnly}, c.has)
+	a.log.V(1).Info("NodePublishVolume again", "volume", v.name, "pod", p.key.PodUID, "outcome", csi.OutcomeOf(err).String())
+	if err != nil {
+		return err
+	}
+	// The driver may have put new files there, which the pod's fsGroup is to have as well.
+	return a.finishPublish(ctx, c, record)
+}

@@ -1,0 +1,219 @@
+package nodeagent
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/nodevolume"
+)
+
+func republishes(d *storagev1.CSIDriver) { d.Spec.RequiresRepublish = new(true) }
+
+func every(d time.Duration) func(*Config) { return func(c *Config) { c.republishEvery = d } }
+
+// published is how often the driver was called with NodePublishVolume.
+func (d *scriptedDriver) published() int {
+	n := 0
+	for _, call := range d.made() {
+		if call == "Publish data" {
+			n++
+		}
+	}
+	return n
+}
+
+func (w *world) untilPublished(times int) {
+	w.Helper()
+	w.until("published often enough", func() bool { return w.driver.published() >= times })
+}
+
+func TestARunningPodIsPublishedAgainWithWhatIsTrueNow(t *testing.T) {
+	w := newWorld(t, republishes, asksForTokens(storagev1.TokenRequest{Audience: "vault"}))
+	secrets := w.admin.CoreV1().Secrets(w.name)
+	key := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "key"}, StringData: map[string]string{"password": "old"}}
+	_, err := secrets.Create(w.ctx, key, metav1.CreateOptions{})
+	must(t, err)
+	handle := w.volume("data", func(pv *corev1.PersistentVolume) {
+		pv.Spec.CSI.NodePublishSecretRef = &corev1.SecretReference{Namespace: w.name, Name: "key"}
+	})
+	agent, _ := w.agent(every(20 * time.Millisecond))
+	pod := w.podOfRobot("p", "data")
+	w.bringUp(agent, pod, handle)
+	first := lastRequest[*csispec.NodePublishVolumeRequest](w.driver)
+	w.untilPublished(3)
+	key.StringData["password"] = "new"
+	_, err = secrets.Update(w.ctx, key, metav1.UpdateOptions{})
+	must(t, err)
+	w.until("the new secret is passed", func() bool {
+		return lastRequest[*csispec.NodePublishVolumeRequest](w.driver).Secrets["password"] == "new"
+	})
+	again := lastRequest[*csispec.NodePublishVolumeRequest](w.driver)
+	if diff := cmp.Diff([]any{first.TargetPath, first.StagingTargetPath, first.PublishContext, first.VolumeContext},
+		[]any{again.TargetPath, again.StagingTargetPath, again.PublishContext, again.VolumeContext}); diff != "" {
+		t.Errorf("the repeated publish differs (-first +again):\n%s", diff)
+	}
+	if again.PublishContext["device"] != "/dev/"+handle {
+		t.Errorf("publish context %v", again.PublishContext)
+	}
+	w.wantToken(tokensIn(t, again.VolumeContext)["vault"], "vault", pod)
+	agent.RemovePod(pod.UID)
+	w.unmounted(agent, pod)
+	w.untilNotInUse(handle)
+	calls := w.driver.made()
+	if stages := slices.Compact(slices.DeleteFunc(calls, func(c string) bool { return c == "Publish data" })); !slices.Equal(stages, []string{"Stage data", "Unpublish data", "Unstage data"}) {
+		t.Errorf("calls besides the publishes: %v", stages)
+	}
+	if left := w.leftovers(); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// TestMounterSetUpFWithNodePublishFinalError is upstream's "setup with remount preserves
+// mount dir on final error" (k/k#121271), for every kind of error.
+func TestMounterSetUpFWithNodePublishFinalError(t *testing.T) {
+	for _, code := range []codes.Code{codes.InvalidArgument, codes.NotFound, codes.Internal, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted} {
+		t.Run(code.String(), func(t *testing.T) {
+			w := newWorld(t, republishes)
+			handle := w.volume("data")
+			w.driver.hook = func(method, _ string, attempt int) error {
+				if method == "Publish" && attempt > 1 {
+					return status.Error(code, "cannot renew")
+				}
+				return nil
+			}
+			agent, stop := w.agent(every(20 * time.Millisecond))
+			pod := w.pod("p", "data")
+			mounts := w.bringUp(agent, pod, handle)
+			w.untilEvent(pod, "FailedMount", `MountVolume.SetUp failed for volume "`+w.name+`-data" :`, "publish again", "cannot renew")
+			w.untilPublished(3) // it is tried again
+			wantStanding := func(when string) {
+				t.Helper()
+				if diff := cmp.Diff(mounts, w.mounted(agent, pod)); diff != "" {
+					t.Errorf("%s: mounts (-want +got):\n%s", when, diff)
+				}
+				for _, file := range []string{mounts[0].Path, filepath.Join(filepath.Dir(mounts[0].Path), volumeData)} {
+					if _, err := os.Stat(file); err != nil {
+						t.Errorf("%s: %v", when, err)
+					}
+				}
+				if points, _ := w.driver.mountPoints(); !slices.Contains(points, mounts[0].Path) {
+					t.Errorf("%s: mounted are %v", when, points)
+				}
+				if !slices.Contains(w.node().Status.VolumesInUse, w.unique(handle)) {
+					t.Errorf("%s: not in use", when)
+				}
+				if published := w.publishRecord(); !published.Confirmed || published.Leaving {
+					t.Errorf("%s: the record says %+v", when, published)
+				}
+			}
+			wantStanding("after failures")
+			stop() // a restart finds it as it was
+			agent, _ = w.agent(every(20 * time.Millisecond))
+			agent.SetPod(pod)
+			wantStanding("after a restart")
+			before := w.driver.published()
+			w.untilPublished(before + 1)
+			agent.RemovePod(pod.UID) // no back-off of a renewal holds up the way back
+			w.unmounted(agent, pod)
+			w.untilNotInUse(handle)
+			if left := w.leftovers(); len(left) > 0 {
+				t.Errorf("left behind: %v", left)
+			}
+		})
+	}
+}
+
+func TestARenewalThatFailsAgainIsToldAgain(t *testing.T) {
+	w := newWorld(t, republishes, noAttach)
+	w.volume("data")
+	w.driver.hook = func(method, _ string, attempt int) error {
+		if method == "Publish" && (attempt == 2 || attempt == 4) {
+			return status.Error(codes.Internal, "cannot renew")
+		}
+		return nil
+	}
+	agent, _ := w.agent(every(20 * time.Millisecond))
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	w.mounted(agent, pod)
+	w.until("the second failure is told", func() bool {
+		events, err := w.admin.CoreV1().Events(w.name).List(w.ctx, metav1.ListOptions{})
+		must(t, err)
+		return len(events.Items) == 1 && events.Items[0].Count == 2
+	})
+	w.untilPublished(6) // and it goes on
+}
+
+// publishRecord is the only record of a publish on disk.
+func (w *world) publishRecord() nodevolume.Record {
+	w.Helper()
+	files, err := filepath.Glob(filepath.Join(w.root, recordsDir, "*.publish.json"))
+	must(w, err)
+	if len(files) != 1 {
+		w.Fatalf("records of publishes: %v", files)
+	}
+	raw, err := os.ReadFile(files[0])
+	must(w, err)
+	record, err := nodevolume.DecodeRecord(raw)
+	must(w, err)
+	return record
+}
+
+func TestARestartPublishesAgainOnce(t *testing.T) {
+	w := newWorld(t, republishes)
+	handle := w.volume("data")
+	agent, stop := w.agent()
+	pod := w.pod("p", "data")
+	w.bringUp(agent, pod, handle)
+	stop()
+	agent, _ = w.agent()
+	agent.SetPod(pod)
+	w.untilPublished(2)
+	w.until("the next one is due in a minute or more", func() bool {
+		_, decision := agent.decide(string(w.unique(handle)), time.Now())
+		return decision.Next == nil && time.Until(decision.RecheckAt) > 50*time.Second
+	})
+	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Publish data"}, w.driver.made()); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+}
+
+// TestWhoIsPublishedAgain asks for the decision of an hour later.
+func TestWhoIsPublishedAgain(t *testing.T) {
+	w := newWorld(t, noAttach)
+	name := string(w.unique(w.volume("data")))
+	agent, _ := w.agent()
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	w.mounted(agent, pod)
+	want := func(when string, want nodevolume.Step) {
+		t.Helper()
+		_, decision := agent.decide(name, time.Now().Add(time.Hour))
+		if diff := cmp.Diff(want, decision.Next); diff != "" {
+			t.Errorf("%s: next (-want +got):\n%s", when, diff)
+		}
+	}
+	want("the driver does not ask for it", nil)
+	drivers := w.admin.StorageV1().CSIDrivers()
+	object, err := drivers.Get(w.ctx, w.driverName(), metav1.GetOptions{})
+	must(t, err)
+	republishes(object)
+	_, err = drivers.Update(w.ctx, object, metav1.UpdateOptions{})
+	must(t, err)
+	w.until("the CSIDriver is seen", func() bool { return agent.rulesOf(w.driverName()).republish })
+	want("the driver asks for it", nodevolume.Republish{Key: nodevolume.PublishKey{PodUID: string(pod.UID), SpecName: w.name + "-data"}})
+	pod.DeletionTimestamp = new(metav1.Now())
+	agent.SetPod(pod)
+	want("the pod is being deleted", nil)
+}

@@ -1,0 +1,203 @@
+package nodeagent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+
+	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/nodevolume"
+	"belay.dev/belay/internal/telemetry"
+)
+
+// defaultStatsPeriod is kubelet's volumeStatsAggPeriod.
+const defaultStatsPeriod = time.Minute
+
+// publishedStats is what a driver said last of one publish.
+type publishedStats struct {
+	at   time.Time
+	said csi.VolumeStats
+}
+
+// measurable: the driver can be asked how full it is, for a pod that is known.
+func (p *publication) measurable() bool {
+	return p.want != nil && p.publish.phase == nodevolume.Confirmed
+}
+
+// planStats has a volume that was published looked at from now on. The caller holds mu.
+func (a *Agent) planStats(v *volume) {
+	if v.statsPlanned || a.config.StatsPeriod < 0 || !slices.ContainsFunc(v.pods, (*publication).measurable) {
+		return
+	}
+	v.statsPlanned = true
+	a.chores.AddAfter(chore{gatherStats, v.name}, upTo(a.config.StatsPeriod))
+}
+
+// statsTarget is one publish to ask about.
+type statsTarget struct {
+	volume      *volume
+	publication *publication
+	path        string
+}
+
+func (a *Agent) statsTargets(name string) []statsTarget {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	v := a.volumes[name]
+	if v == nil {
+		return nil
+	}
+	var targets []statsTarget
+	for _, p := range v.pods {
+		if p.measurable() {
+			targets = append(targets, statsTarget{volume: v, publication: p, path: a.root.Path(p.publish.record.Path)})
+		}
+	}
+	v.statsPlanned = len(targets) > 0
+	return targets
+}
+
+// gatherStats asks about a volume, for one pod after the other, and again after one to two
+// periods, as kubelet does.
+func (a *Agent) gatherStats(ctx context.Context, name string) {
+	targets := a.statsTargets(name)
+	if len(targets) == 0 {
+		return
+	}
+	for _, target := range targets {
+		said, err := a.askStats(ctx, target)
+		if err != nil && ctx.Err() == nil {
+			a.log.V(1).Info("Volume stats not known", "volume", name, "pod", target.publication.key.PodUID, "problem", err.Error())
+		}
+		a.keepStats(target, said)
+	}
+	a.chores.AddAfter(chore{gatherStats, name}, a.config.StatsPeriod+upTo(a.config.StatsPeriod))
+}
+
+// askStats is nil for a driver that has no stats. There is no looking at the file system
+// instead: as with kubelet a driver that wants its volumes measured says so.
+func (a *Agent) askStats(ctx context.Context, target statsTarget) (*publishedStats, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
+	defer cancel()
+	client, has, err := a.capabilitiesOf(ctx, target.volume.driver)
+	if err != nil || !has.Stats {
+		return nil, err
+	}
+	began := time.Now()
+	said, err := client.VolumeStats(ctx, target.volume.handle, target.path, has)
+	a.metrics.Collected(target.volume.driver, time.Since(began))
+	if err != nil {
+		return nil, err
+	}
+	return &publishedStats{at: began, said: said}, nil
+}
+
+// keepStats takes in what the driver said; nil if it said nothing, and then nothing is
+// shown of the volume. A health that became bad, or bad in other words, is told to the pod.
+func (a *Agent) keepStats(target statsTarget, said *publishedStats) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := target.publication
+	if a.volumes[target.volume.name] != target.volume || !slices.Contains(target.volume.pods, p) || !p.measurable() {
+		return // it went, or goes, meanwhile
+	}
+	p.stats = said
+	if said == nil || said.said.Condition == nil {
+		return
+	}
+	problem := ""
+	if said.said.Condition.Abnormal {
+		problem = fmt.Sprintf("Volume %s: %s", p.want.volume, said.said.Condition.Message)
+	}
+	if problem != "" && problem != p.toldHealth {
+		a.events.Event(p.podOf(), corev1.EventTypeWarning, "VolumeConditionAbnormal", problem)
+	}
+	p.toldHealth = problem
+}
+
+// VolumeStats is what the drivers said last of a pod's volumes, in kubelet's form.
+func (a *Agent) VolumeStats(uid types.UID) []stats.VolumeStats {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	owner := a.pods[uid]
+	if owner == nil {
+		return nil
+	}
+	var out []stats.VolumeStats
+	for _, w := range owner.wants {
+		if p, _ := a.publicationOf(w); p != nil && p.stats != nil {
+			out = append(out, p.stats.of(w))
+		}
+	}
+	slices.SortFunc(out, func(a, b stats.VolumeStats) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+// usage is what the driver said, and 0 for what it did not say, as kubelet has it.
+func (s *publishedStats) usage() (bytes, inodes csi.Usage) {
+	if s.said.Bytes != nil {
+		bytes = *s.said.Bytes
+	}
+	if s.said.Inodes != nil {
+		inodes = *s.said.Inodes
+	}
+	return bytes, inodes
+}
+
+func (s *publishedStats) of(w *want) stats.VolumeStats {
+	bytes, inodes := s.usage()
+	number := func(n int64) *uint64 { return new(uint64(max(n, 0))) }
+	out := stats.VolumeStats{
+		Name: w.volume,
+		FsStats: stats.FsStats{
+			Time:           metav1.NewTime(s.at),
+			AvailableBytes: number(bytes.Available), CapacityBytes: number(bytes.Total), UsedBytes: number(bytes.Used),
+			InodesFree: number(inodes.Available), Inodes: number(inodes.Total), InodesUsed: number(inodes.Used),
+		},
+	}
+	if w.claim.name != "" {
+		out.PVCRef = &stats.PVCReference{Name: w.claim.name, Namespace: w.pod.Namespace}
+	}
+	if s.said.Condition != nil {
+		out.VolumeHealthStats = &stats.VolumeHealthStats{Abnormal: s.said.Condition.Abnormal}
+	}
+	return out
+}
+
+// claimStats is the last word on each claim; of two pods that share one, one speaks for
+// it. The caller holds mu.
+func (a *Agent) claimStats() []telemetry.ClaimStats {
+	type claim struct{ namespace, name string }
+	seen := map[claim]bool{}
+	var out []telemetry.ClaimStats
+	for _, v := range a.volumes {
+		for _, p := range v.pods {
+			if p.stats == nil || p.want == nil || p.want.claim.name == "" {
+				continue
+			}
+			of := claim{p.want.pod.Namespace, p.want.claim.name}
+			if seen[of] {
+				continue
+			}
+			seen[of] = true
+			bytes, inodes := p.stats.usage()
+			c := telemetry.ClaimStats{
+				Namespace: of.namespace, Claim: of.name,
+				Capacity: bytes.Total, Available: bytes.Available, Used: bytes.Used,
+				Inodes: inodes.Total, InodesFree: inodes.Available, InodesUsed: inodes.Used,
+			}
+			if condition := p.stats.said.Condition; condition != nil {
+				c.HealthKnown, c.Abnormal = true, condition.Abnormal
+			}
+			out = append(out, c)
+		}
+	}
+	return out
+}

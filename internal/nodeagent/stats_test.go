@@ -1,0 +1,333 @@
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+)
+
+const (
+	canStats     = csispec.NodeServiceCapability_RPC_GET_VOLUME_STATS
+	canCondition = csispec.NodeServiceCapability_RPC_VOLUME_CONDITION
+	canStage     = csispec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME
+)
+
+// half is the reply about a volume that is half full.
+func half() *csispec.NodeGetVolumeStatsResponse {
+	return &csispec.NodeGetVolumeStatsResponse{Usage: []*csispec.VolumeUsage{
+		{Unit: csispec.VolumeUsage_BYTES, Total: 100, Available: 60, Used: 40},
+		{Unit: csispec.VolumeUsage_INODES, Total: 10, Available: 7, Used: 3},
+	}}
+}
+
+func abnormal(r *csispec.NodeGetVolumeStatsResponse, message string) *csispec.NodeGetVolumeStatsResponse {
+	r.VolumeCondition = &csispec.VolumeCondition{Abnormal: message != "", Message: message}
+	return r
+}
+
+// answer makes the driver answer NodeGetVolumeStats, and tells of each question.
+func (d *scriptedDriver) answer(reply func(volume string) (*csispec.NodeGetVolumeStatsResponse, error)) (asked chan string) {
+	asked = make(chan string)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stats = func(ctx context.Context, r *csispec.NodeGetVolumeStatsRequest) (*csispec.NodeGetVolumeStatsResponse, error) {
+		name := strings.TrimPrefix(r.VolumeId, "h-"+d.w.name+"-")
+		select {
+		case asked <- name:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		return reply(name)
+	}
+	return asked
+}
+
+func (d *scriptedDriver) NodeGetVolumeStats(ctx context.Context, r *csispec.NodeGetVolumeStatsRequest) (*csispec.NodeGetVolumeStatsResponse, error) {
+	if _, err := d.begin("Stats", r.VolumeId, r); err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	reply := d.stats
+	d.mu.Unlock()
+	if reply == nil {
+		return half(), nil
+	}
+	return reply(ctx, r)
+}
+
+// untilAsked waits for a number of questions about a volume. Its answer is in when the
+// next one is asked: there is one call at a time for a volume.
+func (w *world) untilAsked(asked <-chan string, volume string, times int) {
+	w.Helper()
+	for times > 0 {
+		select {
+		case name := <-asked:
+			if name == volume {
+				times--
+			}
+		case <-w.ctx.Done():
+			w.Fatalf("the driver was not asked about volume %s", volume)
+		}
+	}
+}
+
+// samples are a registry's gauges and counters, and the counts of its histograms, by name and labels.
+func samples(tb testing.TB, registry prometheus.Gatherer) map[string]float64 {
+	tb.Helper()
+	families, err := registry.Gather()
+	must(tb, err)
+	out := map[string]float64{}
+	for _, family := range families {
+		for _, metric := range family.Metric {
+			var labels []string
+			for _, l := range metric.Label {
+				labels = append(labels, l.GetName()+"="+l.GetValue())
+			}
+			name := family.GetName() + "{" + strings.Join(labels, ",") + "}"
+			switch {
+			case metric.Gauge != nil:
+				out[name] = metric.Gauge.GetValue()
+			case metric.Counter != nil:
+				out[name] = metric.Counter.GetValue()
+			case metric.Histogram != nil:
+				out[name] = float64(metric.Histogram.GetSampleCount())
+			}
+		}
+	}
+	return out
+}
+
+// only keeps the samples whose names begin so.
+func only(all map[string]float64, prefix string) map[string]float64 {
+	maps.DeleteFunc(all, func(name string, _ float64) bool { return !strings.HasPrefix(name, prefix) })
+	return all
+}
+
+func frequently(registry prometheus.Registerer) func(*Config) {
+	return func(c *Config) { c.StatsPeriod, c.Metrics = time.Millisecond, registry }
+}
+
+// The cases of upstream's e2e test csi_node_volume_health, and that of its driver without usage.
+func TestCSINodeVolumeHealth(t *testing.T) {
+	for name, c := range map[string]struct {
+		has    []csispec.NodeServiceCapability_RPC_Type
+		reply  *csispec.NodeGetVolumeStatsResponse
+		usage  bool // shown
+		health *float64
+		event  string
+	}{
+		"return normal volume stats": {
+			has: []csispec.NodeServiceCapability_RPC_Type{canStats, canCondition}, reply: abnormal(half(), ""), usage: true, health: new(0.0),
+		},
+		"return normal volume stats without volume condition": {
+			has: []csispec.NodeServiceCapability_RPC_Type{canStats}, reply: abnormal(half(), "never asked for"), usage: true,
+		},
+		"return normal volume stats with abnormal volume condition": {
+			has: []csispec.NodeServiceCapability_RPC_Type{canStats, canCondition}, reply: abnormal(half(), "the target path does not exist"),
+			usage: true, health: new(1.0), event: "VolumeConditionAbnormal: Volume data: the target path does not exist",
+		},
+		"health alone": {
+			has:    []csispec.NodeServiceCapability_RPC_Type{canStats, canCondition},
+			reply:  abnormal(&csispec.NodeGetVolumeStatsResponse{}, "bad blocks"),
+			health: new(1.0), event: "VolumeConditionAbnormal: Volume data: bad blocks",
+		},
+		"neither usage nor health": {has: []csispec.NodeServiceCapability_RPC_Type{canStats}, reply: &csispec.NodeGetVolumeStatsResponse{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, noAttach)
+			w.driver.caps = append(c.has, canStage)
+			asked := w.driver.answer(func(string) (*csispec.NodeGetVolumeStatsResponse, error) { return c.reply, nil })
+			w.volume("data")
+			registry := prometheus.NewRegistry()
+			agent, _ := w.agent(frequently(registry))
+			pod := w.pod("p", "data")
+			w.bringUp(agent, pod)
+			w.untilAsked(asked, "data", 2)
+
+			request := lastRequest[*csispec.NodeGetVolumeStatsRequest](w.driver)
+			path := w.root + "/pods/" + string(pod.UID) + "/volumes/kubernetes.io~csi/" + w.name + "-data/mount"
+			if request.VolumePath != path || request.StagingTargetPath != "" {
+				t.Errorf("asked about %q and %q, want %q", request.VolumePath, request.StagingTargetPath, path)
+			}
+			labels := "{namespace=" + w.name + ",persistentvolumeclaim=data}"
+			want := map[string]float64{}
+			for metric, value := range map[string]float64{
+				"capacity_bytes": 100, "available_bytes": 60, "used_bytes": 40, "inodes": 10, "inodes_free": 7, "inodes_used": 3,
+			} {
+				switch {
+				case c.usage:
+					want["kubelet_volume_stats_"+metric+labels] = value
+				case c.health != nil:
+					want["kubelet_volume_stats_"+metric+labels] = 0 // as kubelet has it
+				}
+			}
+			if c.health != nil {
+				want["kubelet_volume_stats_health_status_abnormal"+labels] = *c.health
+			}
+			if diff := cmp.Diff(want, only(samples(t, registry), "kubelet_volume_stats_")); diff != "" {
+				t.Errorf("metrics (-want +got):\n%s", diff)
+			}
+			if c.event != "" {
+				w.untilEvent(pod, c.event)
+				w.untilAsked(asked, "data", 3)
+				if n := w.events(pod, "VolumeConditionAbnormal"); n != 1 {
+					t.Errorf("the pod was told %d times of one condition", n)
+				}
+			}
+		})
+	}
+}
+
+// events counts how often a pod was told so.
+func (w *world) events(pod *corev1.Pod, reason string) int {
+	w.Helper()
+	list, err := w.admin.CoreV1().Events(w.name).List(w.ctx, metav1.ListOptions{
+		FieldSelector: fields.Set{"involvedObject.uid": string(pod.UID), "reason": reason}.String(),
+	})
+	must(w, err)
+	told := 0
+	for _, e := range list.Items {
+		told += int(max(e.Count, 1))
+	}
+	return told
+}
+
+func TestStatsInKubeletsForm(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.driver.caps = append(w.driver.caps, canStats, canCondition)
+	asked := w.driver.answer(func(string) (*csispec.NodeGetVolumeStatsResponse, error) { return abnormal(half(), "scratched"), nil })
+	w.volume("data")
+	agent, _ := w.agent(frequently(nil))
+	pod := w.pod("p", "data")
+	w.bringUp(agent, pod)
+	w.untilAsked(asked, "data", 2)
+	want := []stats.VolumeStats{{
+		Name: "data", PVCRef: &stats.PVCReference{Name: "data", Namespace: w.name}, VolumeHealthStats: &stats.VolumeHealthStats{Abnormal: true},
+		FsStats: stats.FsStats{
+			CapacityBytes: new(uint64(100)), AvailableBytes: new(uint64(60)), UsedBytes: new(uint64(40)),
+			Inodes: new(uint64(10)), InodesFree: new(uint64(7)), InodesUsed: new(uint64(3)),
+		},
+	}}
+	got := agent.VolumeStats(pod.UID)
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(stats.FsStats{}, "Time")); diff != "" {
+		t.Fatalf("stats (-want +got):\n%s", diff)
+	}
+	if age := time.Since(got[0].Time.Time); age < 0 || age > time.Minute {
+		t.Errorf("the stats are %s old", age)
+	}
+	if other := agent.VolumeStats("nobody"); other != nil {
+		t.Errorf("stats of a pod that is not here: %v", other)
+	}
+}
+
+// A driver that hangs in one volume's stats holds up neither those of another volume nor the
+// way back of this one, and is not asked again before it has answered.
+func TestADriverThatHangsInStatsHoldsUpNothing(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.driver.caps = append(w.driver.caps, canStats)
+	release := make(chan struct{})
+	t.Cleanup(func() { close(release) })
+	asked := w.driver.answer(func(volume string) (*csispec.NodeGetVolumeStatsResponse, error) {
+		if volume == "hangs" {
+			<-release
+		}
+		return half(), nil
+	})
+	w.volume("hangs")
+	w.volume("works")
+	registry := prometheus.NewRegistry()
+	agent, stop := w.agent(frequently(registry))
+	stuck, other := w.pod("stuck", "hangs"), w.pod("other", "works")
+	w.bringUp(agent, stuck)
+	w.untilAsked(asked, "hangs", 1)
+	w.bringUp(agent, other)
+	w.untilAsked(asked, "works", 20)
+	if n := w.driver.count("Stats hangs"); n != 1 {
+		t.Errorf("%d calls for the volume that hangs, want 1", n)
+	}
+	shown := only(samples(t, registry), "kubelet_volume_stats_used_bytes")
+	if want := map[string]float64{"kubelet_volume_stats_used_bytes{namespace=" + w.name + ",persistentvolumeclaim=works}": 40}; !maps.Equal(shown, want) {
+		t.Errorf("used bytes %v, want %v", shown, want)
+	}
+	go func() { // goes on with the one that works
+		for range asked {
+		}
+	}()
+	agent.RemovePod(stuck.UID)
+	w.unmounted(agent, stuck)
+	stop() // ends although the call hangs
+}
+
+// count is how often a call was made.
+func (d *scriptedDriver) count(call string) int {
+	n := 0
+	for _, made := range d.made() {
+		if made == call {
+			n++
+		}
+	}
+	return n
+}
+
+// What is not known any more is not shown, as with kubelet; and nothing is asked about a
+// volume that went.
+func TestStatsThatAreNotKnownAreNotShown(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.driver.caps = append(w.driver.caps, canStats)
+	asked := w.driver.answer(func(string) (*csispec.NodeGetVolumeStatsResponse, error) { return half(), nil })
+	w.volume("data")
+	agent, _ := w.agent(frequently(nil))
+	pod := w.pod("p", "data")
+	w.bringUp(agent, pod)
+	w.untilAsked(asked, "data", 2)
+	if len(agent.VolumeStats(pod.UID)) != 1 {
+		t.Fatal("no stats")
+	}
+	asked = w.driver.answer(func(string) (*csispec.NodeGetVolumeStatsResponse, error) { return nil, errors.New("I/O error") })
+	w.untilAsked(asked, "data", 2)
+	if old := agent.VolumeStats(pod.UID); old != nil {
+		t.Errorf("stats although the driver does not know: %v", old)
+	}
+	w.driver.mu.Lock()
+	w.driver.stats = nil
+	w.driver.mu.Unlock()
+	select { // a question that is on its way
+	case <-asked:
+	default:
+	}
+	agent.RemovePod(pod.UID)
+	w.unmounted(agent, pod)
+	made := w.driver.made()
+	last := slices.IndexFunc(made, func(call string) bool { return call == "Unpublish data" })
+	if i := slices.Index(made[last:], "Stats data"); i > 0 && slices.Index(made[last+i+1:], "Stats data") >= 0 {
+		t.Errorf("asked about a volume that went: %v", made[last:])
+	}
+}
+
+func TestADriverWithoutStatsIsNotAsked(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.volume("data")
+	agent, _ := w.agent(frequently(nil))
+	pod := w.pod("p", "data")
+	w.bringUp(agent, pod)
+	// What is planned for the volume is done, and finds nothing to ask.
+	agent.gatherStats(w.ctx, w.driverName())
+	name := string(w.unique("h-" + w.name + "-data"))
+	agent.gatherStats(w.ctx, name)
+	if n := w.driver.count("Stats data"); n != 0 || agent.VolumeStats(pod.UID) != nil {
+		t.Errorf("asked %d times", n)
+	}
+}

@@ -1,0 +1,255 @@
+package nodeagent
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"belay.dev/belay/deploy"
+)
+
+// smallDisk mounts a disk of a few pages where the records lie. full fills it, and makes room again.
+func (w *world) smallDisk() (full func(is bool)) {
+	w.Helper()
+	if os.Getuid() != 0 {
+		w.Skip("needs root to mount")
+	}
+	dir := filepath.Join(w.root, "belay")
+	must(w, os.MkdirAll(dir, 0o750))
+	must(w, unix.Mount("records", dir, "tmpfs", 0, "size=64k"))
+	w.Cleanup(func() { must(w, unix.Unmount(dir, unix.MNT_DETACH)) })
+	ballast := filepath.Join(dir, "ballast")
+	return func(is bool) {
+		w.Helper()
+		if !is {
+			must(w, os.Remove(ballast))
+			return
+		}
+		file, err := os.Create(ballast)
+		must(w, err)
+		defer file.Close()
+		for err == nil {
+			_, err = file.Write(make([]byte, 4096))
+		}
+		if !errors.Is(err, syscall.ENOSPC) {
+			w.Fatal(err)
+		}
+	}
+}
+
+// TestAFullDisk: without a record nothing is called, and the pod is told. What is mounted
+// can be unmounted all the same: it may be what fills the disk.
+func TestAFullDisk(t *testing.T) {
+	w := newWorld(t)
+	full := w.smallDisk()
+	l := w.live()
+	w.volume("other")
+	full(true)
+	second := w.pod("second", "data") // staged already
+	l.agent.SetPod(second)
+	w.untilEvent(second, "FailedMount", `MountVolume.SetUp failed`, "record the publish of volume "+l.handle, "no space left on device", "free space on the disk of "+w.root)
+	third := w.pod("third", "other")
+	l.agent.SetPod(third)
+	w.untilInUse("h-" + w.name + "-other")
+	w.attach("h-" + w.name + "-other")
+	w.untilEvent(third, "FailedMount", `MountVolume.MountDevice failed`, "record the stage of volume", "no space left on device")
+	if diff := cmp.Diff([]string{"Stage data", "Publish data"}, w.driver.made()); diff != "" {
+		t.Errorf("called without a record (-want +got):\n%s", diff)
+	}
+	l.agent.RemovePod(second.UID)
+	l.agent.RemovePod(third.UID)
+	l.agent.RemovePod(l.pod.UID)
+	w.untilNotInUse(l.handle)
+	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Unpublish data", "Unstage data"}, w.driver.made()); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+	full(false)
+	fourth := w.pod("fourth", "other")
+	w.bringUpAttached(l.agent, fourth)
+}
+
+// TestAFullDiskDuringTheWayBackAndARestart: the agent ends while the disk is full and the way
+// back has begun. Nothing of it is forgotten.
+func TestAFullDiskDuringTheWayBackAndARestart(t *testing.T) {
+	w := newWorld(t)
+	full := w.smallDisk()
+	l := w.live()
+	full(true)
+	reached, dead := make(chan struct{}, 10), make(chan struct{})
+	w.driver.intercept(func(call string, _ any, do func() (any, error)) (any, error) {
+		if call == "NodeUnstageVolume" {
+			reached <- struct{}{}
+			<-dead
+		}
+		return do()
+	})
+	l.agent.RemovePod(l.pod.UID)
+	<-reached
+	l.stop()
+	w.driver.intercept(nil)
+	close(dead)
+	second := w.pod("second", "data")
+	agent, _ := w.agent()
+	agent.mu.Lock()
+	for _, v := range agent.volumes {
+		if !v.stage.record.Leaving || v.stage.record.Confirmed {
+			t.Errorf("the stage is taken for %s, and its unstage was under way: %+v", v.stage.phase, v.stage.record)
+		}
+	}
+	agent.mu.Unlock()
+	agent.SetPod(second)
+	agent.PodsSynced()
+	full(false)
+	w.bringUpAttached(agent, second)
+}
+
+// TestARootThatBecomesReadOnly, as an ext4 does after an I/O error.
+func TestARootThatBecomesReadOnly(t *testing.T) {
+	w := newWorld(t)
+	w.smallDisk()
+	l := w.live()
+	dir := filepath.Join(w.root, "belay")
+	must(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	second := w.pod("second", "data")
+	l.agent.SetPod(second)
+	w.untilEvent(second, "FailedMount", "read-only file system", "make "+w.root+" writable")
+	l.agent.RemovePod(l.pod.UID)
+	w.untilEvent(l.pod, "FailedUnmount", "read-only file system")
+	if !slices.Contains(w.node().Status.VolumesInUse, w.unique(l.handle)) {
+		t.Error("S7: staged, and not in use")
+	}
+	must(t, unix.Mount("", dir, "", unix.MS_REMOUNT, ""))
+	w.mounted(l.agent, second)
+	w.unmounted(l.agent, l.pod)
+	l.agent.RemovePod(second.UID)
+	w.untilNotInUse(l.handle)
+}
+
+// TestARootThatIsReadOnlyAtTheStart: the agent says so and ends.
+func TestARootThatIsReadOnlyAtTheStart(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to mount")
+	}
+	dir := t.TempDir()
+	must(t, unix.Mount("root", dir, "tmpfs", unix.MS_RDONLY, ""))
+	defer func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) }()
+	_, err := New(Config{NodeName: "n", Root: dir, RESTConfig: &rest.Config{}, BootID: "b"})
+	if !errors.Is(err, syscall.EROFS) || !strings.Contains(err.Error(), "make "+dir+" writable") || strings.Contains(err.Error(), "another") {
+		t.Errorf("told: %v", err)
+	}
+}
+
+// TestARightThatIsMissing: the pod is told which one, and when it is granted all goes on.
+func TestARightThatIsMissing(t *testing.T) {
+	tests := map[string]struct {
+		resource string
+		verbs    []string
+		event    []string
+	}{
+		"claims":             {"persistentvolumeclaims", []string{"get"}, []string{"ClaimNotReady", "read claim", `cannot get resource "persistentvolumeclaims"`}},
+		"volumes":            {"persistentvolumes", []string{"get"}, []string{"ClaimNotReady", "read volume", `cannot get resource "persistentvolumes"`}},
+		"attachments":        {"volumeattachments", []string{"get"}, []string{"MountVolume.WaitForAttach failed", `cannot get resource "volumeattachments"`}},
+		"secrets":            {"secrets", []string{"get"}, []string{"MountVolume.MountDevice failed", "read secret", `cannot get resource "secrets"`}},
+		"reading the node":   {"nodes", []string{"get", "list", "watch"}, []string{"hop NodeUnknown since", `cannot get resource "nodes"`}},
+		"writing the node":   {"nodes/status", []string{"patch"}, []string{"hop NotReportedInUse since", `cannot patch resource "nodes/status"`}},
+		"listing csidrivers": {"csidrivers", []string{"list", "watch"}, []string{"hop AttachabilityUnknown since", `cannot list resource "csidrivers"`}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			role := w.robot()
+			granted := role.Rules
+			role.Rules = without(granted, test.resource, test.verbs)
+			role = w.grant(role)
+			_, err := w.admin.CoreV1().Secrets(w.name).Create(w.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "key"}}, metav1.CreateOptions{})
+			must(t, err)
+			handle := w.volume("data", func(pv *corev1.PersistentVolume) {
+				pv.Spec.CSI.NodeStageSecretRef = &corev1.SecretReference{Namespace: w.name, Name: "key"}
+			})
+			agent, _ := w.agent(func(c *Config) { c.longWait, c.patience = time.Second, time.Second })
+			w.attach(handle)
+			pod := w.pod("p", "data")
+			agent.SetPod(pod)
+			w.untilEvent(pod, append(test.event, "FailedMount", "deploy/belay-node")...)
+			if calls := w.driver.made(); len(calls) > 0 {
+				t.Errorf("called all the same: %v", calls)
+			}
+			role.Rules = granted
+			_, err = w.admin.RbacV1().ClusterRoles().Update(w.ctx, role, metav1.UpdateOptions{})
+			must(t, err)
+			w.mounted(agent, pod)
+		})
+	}
+}
+
+// robot makes the agent somebody who may do only what [world.grant] says, and returns the shipped role.
+func (w *world) robot() *rbacv1.ClusterRole {
+	w.Helper()
+	user, err := server.env.AddUser(envtest.User{Name: "robot-" + w.name}, server.config)
+	must(w, err)
+	w.nodeID = user.Config()
+	raw, err := deploy.Files.ReadFile("belay-node/belay-node.yaml")
+	must(w, err)
+	role := &rbacv1.ClusterRole{}
+	must(w, yaml.Unmarshal(raw, role))
+	role.Name = w.name
+	return role
+}
+
+// grant gives the role to the robot.
+func (w *world) grant(role *rbacv1.ClusterRole) *rbacv1.ClusterRole {
+	w.Helper()
+	role, err := w.admin.RbacV1().ClusterRoles().Create(w.ctx, role, metav1.CreateOptions{})
+	must(w, err)
+	_, err = w.admin.RbacV1().ClusterRoleBindings().Create(w.ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: w.name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: w.name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "robot-" + w.name}},
+	}, metav1.CreateOptions{})
+	must(w, err)
+	return role
+}
+
+// without are the rules that do not grant the verbs on the resource.
+func without(rules []rbacv1.PolicyRule, resource string, verbs []string) []rbacv1.PolicyRule {
+	var left []rbacv1.PolicyRule
+	for _, rule := range rules {
+		kept := *rule.DeepCopy()
+		if !slices.Contains(rule.Resources, resource) {
+			left = append(left, kept)
+			continue
+		}
+		kept.Resources = slices.DeleteFunc(kept.Resources, func(r string) bool { return r == resource })
+		if len(kept.Resources) > 0 {
+			left = append(left, kept)
+		}
+		kept = *rule.DeepCopy()
+		kept.Resources = []string{resource}
+		kept.Verbs = slices.DeleteFunc(kept.Verbs, func(v string) bool { return slices.Contains(verbs, v) })
+		if len(kept.Verbs) > 0 {
+			left = append(left, kept)
+		}
+	}
+	return left
+}
+
+// bringUpAttached sets a pod whose volumes are attached already, and waits until they are mounted.
+func (w *world) bringUpAttached(agent *Agent, pod *corev1.Pod) {
+	w.Helper()
+	agent.SetPod(pod)
+	w.mounted(agent, pod)
+}

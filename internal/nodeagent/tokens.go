@@ -1,0 +1,172 @@
+package nodeagent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"belay.dev/belay/internal/csi"
+)
+
+// A token is asked for anew when four fifths of its life or a day have passed, a
+// little earlier by chance, as kubelet's token manager does.
+const (
+	tokenMaxAge    = 24 * time.Hour
+	tokenMaxJitter = 10 * time.Second
+)
+
+// tokenKey is what a token of a pod's service account was asked for.
+type tokenKey struct {
+	audience string // "": the API server's own
+	seconds  int64  // 0: the API server's default
+}
+
+func keyOf(request storagev1.TokenRequest) tokenKey {
+	key := tokenKey{audience: request.Audience}
+	if request.ExpirationSeconds != nil {
+		key.seconds = *request.ExpirationSeconds
+	}
+	return key
+}
+
+// heldToken is a token and when to ask for its successor.
+type heldToken struct {
+	status  authenticationv1.TokenRequestStatus
+	renewAt time.Time
+}
+
+// tokenCache holds the tokens of one pod's service account, bound to the pod.
+type tokenCache struct {
+	ask func(context.Context, tokenKey) (*authenticationv1.TokenRequest, error)
+	log logr.Logger
+
+	mu   sync.Mutex
+	held map[tokenKey]heldToken // under mu
+}
+
+// get returns a token that is good for a while yet. If none can be had, one that
+// was held is returned until it expires.
+func (c *tokenCache) get(ctx context.Context, key tokenKey) (authenticationv1.TokenRequestStatus, error) {
+	c.mu.Lock()
+	held, known := c.held[key]
+	c.mu.Unlock()
+	if known && !time.Now().After(held.renewAt) {
+		return held.status, nil
+	}
+	reply, err := c.ask(ctx, key)
+	now := time.Now()
+	switch {
+	case err == nil:
+	case known && !held.expired(now):
+		c.log.Info("Service account token not renewed; the one from before is used",
+			"audience", key.audience, "expires", held.status.ExpirationTimestamp.Time, "problem", err.Error())
+		return held.status, nil
+	default:
+		return authenticationv1.TokenRequestStatus{}, err
+	}
+	jitter := time.Duration(rand.Float64() * float64(tokenMaxJitter)) //nolint:gosec // spreads the requests
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.held, func(_ tokenKey, t heldToken) bool { return t.expired(now) }) // CSIDriver asks for others now
+	c.held[key] = heldToken{status: reply.Status, renewAt: renewAt(reply, now).Add(-jitter)}
+	return reply.Status, nil
+}
+
+func (t heldToken) expired(now time.Time) bool { return now.After(t.status.ExpirationTimestamp.Time) }
+
+// renewAt is when a token that was received now is to be replaced at the latest.
+func renewAt(reply *authenticationv1.TokenRequest, now time.Time) time.Time {
+	expires := reply.Status.ExpirationTimestamp.Time
+	life := expires.Sub(now)
+	if granted := reply.Spec.ExpirationSeconds; granted != nil {
+		life = time.Duration(*granted) * time.Second
+	}
+	return expires.Add(-max(life/5, life-tokenMaxAge))
+}
+
+// tokensOf is the cache of a pod's tokens. It is forgotten with the pod.
+func (a *Agent) tokensOf(pod podIdentity) *tokenCache {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	owner := a.pods[pod.UID]
+	if owner != nil && owner.tokens != nil {
+		return owner.tokens
+	}
+	cache := &tokenCache{
+		log: a.log.WithValues("pod", pod.UID, "namespace", pod.Namespace, "serviceAccount", pod.ServiceAccount), held: map[tokenKey]heldToken{},
+		ask: func(ctx context.Context, key tokenKey) (*authenticationv1.TokenRequest, error) {
+			return a.requestToken(ctx, pod, key)
+		},
+	}
+	if owner != nil {
+		owner.tokens = cache
+	}
+	return cache
+}
+
+// requestToken asks for a token that is good for as long as the pod lives.
+func (a *Agent) requestToken(ctx context.Context, pod podIdentity, key tokenKey) (*authenticationv1.TokenRequest, error) {
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		Audiences:      []string{},
+		BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
+	}}
+	if key.audience != "" {
+		request.Spec.Audiences = []string{key.audience}
+	}
+	if key.seconds != 0 {
+		request.Spec.ExpirationSeconds = &key.seconds
+	}
+	ctx, cancel := context.WithTimeout(silent(ctx), apiTimeout)
+	defer cancel()
+	reply, err := a.client.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.ServiceAccount, request, metav1.CreateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("request a token of service account %s/%s for audience %q: %w", pod.Namespace, pod.ServiceAccount, key.audience, err)
+	}
+	return reply, nil
+}
+
+// addTokens puts the tokens that a driver asks for into its publish call. Block
+// volumes have none, as with kubelet.
+func (a *Agent) addTokens(ctx context.Context, c callable, call *csi.NodeVolume) error {
+	if len(c.rules.tokens) == 0 || c.want.block {
+		return nil
+	}
+	cache := a.tokensOf(c.want.pod)
+	byAudience := map[string]authenticationv1.TokenRequestStatus{}
+	for _, request := range c.rules.tokens {
+		status, err := cache.get(ctx, keyOf(request))
+		if err != nil {
+			return err
+		}
+		byAudience[request.Audience] = status
+	}
+	raw, err := json.Marshal(byAudience)
+	if err != nil {
+		return fmt.Errorf("encode the service account tokens for driver %s: %w", c.want.driver, err)
+	}
+	if c.rules.tokensInSecrets {
+		call.Secrets[csi.TokensKey] = string(raw)
+		return nil
+	}
+	// The map may be the PersistentVolume's own.
+	call.Context = maps.Clone(call.Context)
+	if call.Context == nil {
+		call.Context = map[string]string{}
+	}
+	call.Context[csi.TokensKey] = string(raw)
+	return nil
+}
+
+// silent keeps what is sent and received under ctx out of client-go's log, which has
+// whole bodies at high verbosity.
+func silent(ctx context.Context) context.Context { return klog.NewContext(ctx, logr.Discard()) }

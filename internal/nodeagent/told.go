@@ -1,0 +1,70 @@
+package nodeagent
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// told is the last event about something.
+type told struct {
+	text string
+	at   time.Time
+}
+
+// toldAgain is after how long an event is sent again though it says the same: the API
+// server forgets events after an hour (kube-apiserver --event-ttl).
+const toldAgain = 20 * time.Minute
+
+// news says whether a text is to be sent now, and notes that it is.
+func (t *told) news(text string, now time.Time) bool {
+	if t.text == text && now.Sub(t.at) < toldAgain {
+		return false
+	}
+	t.text, t.at = text, now
+	return true
+}
+
+// hinders notes why what the reasons wait for does not come about; nil: nothing is known to.
+func (a *Agent) hinders(err error, reasons ...nodevolume.Reason) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, reason := range reasons {
+		if err == nil {
+			delete(a.trouble, reason)
+			continue
+		}
+		a.trouble[reason] = err
+	}
+}
+
+// why is what a reason means, and what is known to be in the way. The caller holds mu.
+func (a *Agent) why(reason nodevolume.Reason) string {
+	if err := a.trouble[reason]; err != nil {
+		return fmt.Sprintf("%s; last problem: %v", inWords(reason), a.withRemedy(err))
+	}
+	return inWords(reason)
+}
+
+func (a *Agent) withRemedy(err error) error { return a.config.withRemedy(err) }
+
+// withRemedy adds what a person can do, where that is known.
+func (c *Config) withRemedy(err error) error {
+	var remedy string
+	switch root := c.Root; {
+	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		remedy = "give belay-node the credential of system:node:" + c.NodeName + ", or the ClusterRole of deploy/belay-node"
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		remedy = "free space on the disk of " + root
+	case errors.Is(err, syscall.EROFS):
+		remedy = "make " + root + " writable"
+	default:
+		return err
+	}
+	return fmt.Errorf("%w; remedy: %s", err, remedy)
+}

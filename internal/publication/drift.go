@@ -1,0 +1,298 @@
+package publication
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// Drift is what the driver's list of volumes says against an attachment.
+type Drift string
+
+const (
+	// NoDrift is the zero value: the list says nothing against the attachment,
+	// or nothing that can be told apart from a list that is incomplete.
+	NoDrift Drift = ""
+	// NotPublished: the attachment is recorded as attached, and the driver lists
+	// its volume as published to no node, or, for a shared one, not to this node.
+	// It is published again.
+	NotPublished Drift = "NotPublished"
+	// StillPublished: the attachment is being deleted and recorded as detached, our
+	// finalizer is off, and the driver lists its volume at the node ID that was
+	// recorded at attach. It is unpublished again.
+	StillPublished Drift = "StillPublished"
+	// PublishedElsewhere: the volume is exclusive and recorded as attached, and the
+	// driver lists it at other nodes only. Nothing is done: a publish here could
+	// make two writers (S1).
+	PublishedElsewhere Drift = "PublishedElsewhere"
+)
+
+const (
+	// firstMends is how many drifts one pass mends at first: whether the list can
+	// be relied upon shows in the next one.
+	firstMends = 10
+	// mendsGrow multiplies that after each pass in which what was mended shows.
+	mendsGrow = 4
+	// maxMends bounds it: far above what any cluster has.
+	maxMends = 1 << 20
+	// maxAgain is the longest wait before a drift that came back after its mend
+	// is mended once more.
+	maxAgain = 24 * time.Hour
+)
+
+// Entry is what one complete listing says of one volume that was looked for. The
+// zero value is a volume that the driver does not list.
+type Entry struct {
+	NodeIDs []string // of all entries with this handle; nil if it is not listed
+}
+
+// Listing is one complete list of the driver's volumes.
+type Listing struct {
+	Began time.Time // before the first page was asked for
+	// Volumes has an entry for each handle that was looked for.
+	Volumes map[string]*Entry
+	// Nodes are the CSI node IDs that are known. An ID that is not may be a node
+	// of ours in another form.
+	Nodes map[string]bool
+}
+
+// Claim is one attachment, as it is after a listing ended, to be compared with it.
+type Claim struct {
+	Attachment
+
+	Version   string // resource version of the VolumeAttachment
+	Handle    string // the volume's handle as the driver lists it
+	Exclusive bool   // the volume may be published to one node only
+}
+
+// Result is what came of a comparison.
+type Result struct {
+	// Confirmed are drifts to act upon, by the attachment's UID.
+	Confirmed map[string]Drift
+	// CalledOff are attachments whose drift is not there any more, and of which
+	// nothing was tried for it.
+	CalledOff []string
+
+	Seen   map[Drift]int // drifts that a listing shows for the first time
+	Mended map[Drift]int // those that a later listing shows no more
+	// Repeated are those that came back although the driver had confirmed the mend.
+	Repeated map[Drift]int
+	// Distrusted names an attachment whose drift came back, if until now all mends
+	// had helped.
+	Distrusted string
+}
+
+// Comparison remembers, from one listing to the next, what did not agree. A drift
+// is confirmed when two listings in a row show it, while the attachment did
+// not change and no call for it was in flight.
+//
+// A list may be incomplete, lag behind, or name nodes in another form
+// (external-attacher#291, #416). So few drifts are mended until a later listing shows
+// that it helped; one that comes back after the driver confirmed the mend is
+// mended again after a wait that doubles each time, and as long as that happens, one
+// new drift is mended in each pass.
+type Comparison struct {
+	period  time.Duration
+	suspect map[string]*suspect // by UID
+	mends   int                 // how many drifts the next pass may mend
+}
+
+// suspect is an attachment that a listing did not agree with.
+type suspect struct {
+	drift   Drift     // of the last listing; NoDrift if that one agreed
+	since   time.Time // when the first listing that showed it began
+	version string    // the attachment's resource version after that listing
+
+	mend  Drift     // what was confirmed last; NoDrift if it was never
+	tries int       // how often it was
+	acted time.Time // when
+	again time.Time // not mended before this, since it came back
+}
+
+// NewComparison begins without memory; period is the pause between two listings.
+func NewComparison(period time.Duration) *Comparison {
+	return &Comparison{period: period, suspect: map[string]*suspect{}, mends: firstMends}
+}
+
+// Compare takes one complete listing, and all attachments as they are after it.
+func (c *Comparison) Compare(now time.Time, list Listing, claims []Claim) Result {
+	result := Result{Confirmed: map[string]Drift{}, Seen: map[Drift]int{}, Mended: map[Drift]int{}, Repeated: map[Drift]int{}}
+	holders := holdersOf(claims)
+	kept := make(map[string]*suspect, len(c.suspect))
+	var confirmed []*Claim
+	unproven := 0
+	for i := range claims { // they are large
+		claim := &claims[i]
+		drift, known := claim.compare(list, holders)
+		s := c.suspect[claim.UID]
+		if s == nil {
+			if drift == NoDrift && claim.Drift == NoDrift {
+				continue
+			}
+			s = &suspect{}
+		}
+		c.judge(&result, now, list, claim, s, drift, known)
+		if known && s.unproven(claim) {
+			unproven++
+		}
+		if known && drift == NoDrift && claim.mayCallOff() {
+			result.CalledOff = append(result.CalledOff, claim.UID)
+			continue
+		}
+		if s.confirm(&result, list, claim, drift) && !now.Before(s.again) {
+			confirmed = append(confirmed, claim)
+		}
+		if s.drift != NoDrift || s.mend != NoDrift {
+			kept[claim.UID] = s
+		}
+	}
+	c.suspect = kept
+	c.trust(result)
+	c.act(&result, now, confirmed, max(0, c.mends-unproven))
+	return result
+}
+
+// judge looks whether an earlier mend that the driver confirmed shows in a listing
+// that began after it.
+func (c *Comparison) judge(result *Result, now time.Time, list Listing, claim *Claim, s *suspect, drift Drift, known bool) {
+	if s.mend == NoDrift || !known || !claim.Call.Confirmed || claim.Call.InFlight ||
+		!claim.Call.Ended.After(s.acted) || !claim.Call.Ended.Before(list.Began) {
+		return
+	}
+	switch {
+	case drift == NoDrift:
+		result.Mended[s.mend]++
+		*s = suspect{}
+	case drift == s.mend && !s.again.After(s.acted):
+		result.Repeated[drift]++
+		wait := c.period
+		for i := 0; i < s.tries && wait < maxAgain; i++ {
+			wait *= 2
+		}
+		s.again = now.Add(min(wait, maxAgain))
+		if c.mends > 1 && result.Distrusted == "" {
+			result.Distrusted = claim.Name
+		}
+	}
+}
+
+// confirm tells whether a drift that a listing shows is confirmed and not being
+// mended already.
+func (s *suspect) confirm(result *Result, list Listing, claim *Claim, drift Drift) bool {
+	busy := claim.Call.InFlight || !claim.Call.Ended.Before(list.Began)
+	if drift == NoDrift || busy {
+		s.drift = NoDrift
+		return false
+	}
+	if s.drift != drift || s.version != claim.Version || !claim.Call.Ended.Before(s.since) {
+		if s.drift != drift {
+			result.Seen[drift]++
+		}
+		s.drift, s.since, s.version = drift, list.Began, claim.Version
+		return false
+	}
+	return claim.Drift != drift && drift != PublishedElsewhere
+}
+
+// trust lets more be mended in one pass if it helped, and little if it did not.
+func (c *Comparison) trust(result Result) {
+	switch {
+	case len(result.Repeated) > 0:
+		c.mends = 1
+	case len(result.Mended) > 0:
+		c.mends = min(c.mends*mendsGrow, maxMends)
+	}
+}
+
+// unproven: a mend is in flight, or the driver has confirmed it and no listing began since.
+func (s *suspect) unproven(claim *Claim) bool {
+	return s.mend != NoDrift && (claim.Call.InFlight || claim.Call.Confirmed && claim.Call.Ended.After(s.acted) && !s.again.After(s.acted))
+}
+
+// act picks what is mended now, so many at most: first what was tried least.
+func (c *Comparison) act(result *Result, now time.Time, confirmed []*Claim, most int) {
+	slices.SortStableFunc(confirmed, func(a, b *Claim) int {
+		return cmp.Or(cmp.Compare(c.suspect[a.UID].tries, c.suspect[b.UID].tries), cmp.Compare(a.Name, b.Name))
+	})
+	for _, claim := range confirmed[:min(len(confirmed), most)] {
+		s := c.suspect[claim.UID]
+		s.mend, s.acted = s.drift, now
+		s.tries++
+		result.Confirmed[claim.UID] = s.drift
+	}
+}
+
+// mayCallOff: what was found is not so any more and nothing failed on the way to
+// mend it. After a failure the mend goes on: the driver's OK is needed to clear the
+// error that is stored.
+func (c *Claim) mayCallOff() bool {
+	return c.Drift != NoDrift && !c.Call.InFlight && !c.Call.failed() && c.AttachError == "" && c.DetachError == ""
+}
+
+// place is a volume at a node.
+type place struct{ handle, nodeID string }
+
+// holdersOf counts who may be in need of a volume at a node: two attachments may
+// name one place. It is only asked about those of which we have let go.
+func holdersOf(claims []Claim) map[place]int {
+	holders := map[place]int{}
+	if !slices.ContainsFunc(claims, func(c Claim) bool { return c.Deleting && !c.Finalizer }) {
+		return holders
+	}
+	for i := range claims {
+		c := &claims[i]
+		if c.Deleting && !c.Finalizer {
+			continue
+		}
+		holders[place{c.Handle, c.boundNodeID()}]++
+		if c.NodeID != c.boundNodeID() {
+			holders[place{c.Handle, c.NodeID}]++
+		}
+	}
+	return holders
+}
+
+// compare tells what a listing says against an attachment. If known is false it says
+// nothing that could be relied upon.
+func (c *Claim) compare(list Listing, holders map[place]int) (drift Drift, known bool) {
+	entry := list.Volumes[c.Handle]
+	if entry == nil {
+		return NoDrift, false // made since
+	}
+	here := slices.Contains(entry.NodeIDs, c.boundNodeID())
+	switch {
+	case c.Deleting:
+		// Without a recorded node ID nothing was ever published for it: what is
+		// published there is somebody else's.
+		if c.Finalizer || c.Attached || c.RecordedNodeID == "" {
+			return NoDrift, false
+		}
+		if here && holders[place{c.Handle, c.RecordedNodeID}] == 0 {
+			return StillPublished, true
+		}
+		return NoDrift, !here
+	case !c.Attached:
+		return NoDrift, false // on its way
+	case here:
+		return NoDrift, true
+	case !c.nodeUnchanged():
+		return NoDrift, false
+	}
+	for _, id := range entry.NodeIDs {
+		if !list.Nodes[id] {
+			return NoDrift, false
+		}
+	}
+	if c.Exclusive && len(entry.NodeIDs) > 0 {
+		return PublishedElsewhere, true
+	}
+	return NotPublished, true
+}
+
+// nodeUnchanged: the node is there under the ID that was recorded at attach. If it
+// is not, it is another machine by now, or the driver names its nodes in another way;
+// an unpublish of the old ID may then hit a volume in use, and a publish may make
+// two writers.
+func (a Attachment) nodeUnchanged() bool {
+	return a.NodeID != "" && (a.RecordedNodeID == "" || a.RecordedNodeID == a.NodeID)
+}

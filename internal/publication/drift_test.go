@@ -1,0 +1,262 @@
+package publication
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+// claimed is a claim of an attachment whose handle is "vol".
+func claimed(a Attachment) Claim {
+	return Claim{Attachment: a, Version: "1", Handle: "vol", Exclusive: true}
+}
+
+func sharing(c Claim) Claim { c.Exclusive = false; return c }
+
+// letGo is an attachment of which we have let go and which others keep.
+func letGo(name string) Attachment {
+	return with(deleting(begun(name)), func(a *Attachment) { a.Finalizer, a.OtherFinalizers = false, true })
+}
+
+// listing says that "vol" is published to some nodes.
+func listing(began time.Time, ids ...string) Listing {
+	return Listing{Began: began, Volumes: map[string]*Entry{"vol": {NodeIDs: ids}},
+		Nodes: map[string]bool{"id-a": true, "id-b": true, "id-c": true}}
+}
+
+func TestWhatAListSaysAgainstAnAttachment(t *testing.T) {
+	tests := map[string]struct {
+		claim  Claim
+		others []Claim
+		list   []string
+		want   Drift
+	}{
+		"attached, listed":                           {claim: claimed(attached("a")), list: []string{"id-a"}},
+		"attached, listed nowhere":                   {claim: claimed(attached("a")), want: NotPublished},
+		"attached, listed here and at unknown nodes": {claim: claimed(attached("a")), list: []string{"what", "id-a"}},
+		"attached, listed under an unknown id: may be this node in another form": {claim: claimed(attached("a")), list: []string{"ID-A"}},
+		"S1: exclusive, listed at another node":                                  {claim: claimed(attached("a")), list: []string{"id-b"}, want: PublishedElsewhere},
+		"shared, listed at another node":                                         {claim: sharing(claimed(attached("a"))), list: []string{"id-b"}, want: NotPublished},
+		"shared, listed at another node and an unknown one":                      {claim: sharing(claimed(attached("a"))), list: []string{"id-b", "x"}},
+		"the node has another id now":                                            {claim: claimed(with(attached("a"), func(a *Attachment) { a.NodeID = "id-new" }))},
+		"the node is not there":                                                  {claim: claimed(with(attached("a"), func(a *Attachment) { a.NodeID = "" }))},
+		"the node has another id now, listed at the recorded one":                {claim: claimed(with(attached("a"), func(a *Attachment) { a.NodeID = "id-new" })), list: []string{"id-a"}},
+		"not attached, listed":                                                   {claim: claimed(begun("a")), list: []string{"id-a"}},
+		"not attached, not listed":                                               {claim: claimed(begun("a"))},
+		"made after the list was begun":                                          {claim: func() Claim { c := claimed(attached("a")); c.Handle = "new"; return c }()},
+		"deleting, listed":                                                       {claim: claimed(deleting(attached("a"))), list: []string{"id-a"}},
+		"deleting, not listed":                                                   {claim: claimed(deleting(attached("a")))},
+		"let go, listed":                                                         {claim: claimed(letGo("a")), list: []string{"id-a"}, want: StillPublished},
+		"let go, listed among others":                                            {claim: claimed(letGo("a")), list: []string{"x", "id-a"}, want: StillPublished},
+		"let go, not listed":                                                     {claim: claimed(letGo("a")), list: []string{"id-b"}},
+		"let go, node id never recorded":                                         {claim: claimed(with(letGo("a"), func(a *Attachment) { a.RecordedNodeID = "" })), list: []string{"id-a"}},
+		"finalizer taken off by force while recorded as attached":                {claim: claimed(with(letGo("a"), func(a *Attachment) { a.Attached = true })), list: []string{"id-a"}},
+		"S5: let go, the node has another id now: the recorded one is looked for": {
+			claim: claimed(with(letGo("a"), func(a *Attachment) { a.NodeID = "id-new" })), list: []string{"id-new"}},
+		"let go, another attachment may need it there": {claim: claimed(letGo("a")), list: []string{"id-a"},
+			others: []Claim{claimed(with(attached("b"), func(b *Attachment) { b.NodeID, b.RecordedNodeID = "id-a", "id-a" }))}},
+		"let go, another attachment, not begun, will need it there": {claim: claimed(letGo("a")), list: []string{"id-a"},
+			others: []Claim{claimed(with(fresh("b"), func(b *Attachment) { b.NodeID = "id-a" }))}},
+		"let go, others need it elsewhere": {claim: claimed(letGo("a")), list: []string{"id-a", "id-b"},
+			others: []Claim{claimed(attached("b"))}, want: StillPublished},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			c := NewComparison(time.Minute)
+			var got Drift
+			for i := range 2 {
+				at := noon.Add(time.Duration(i) * time.Minute)
+				result := c.Compare(at.Add(time.Second), listing(at, tt.list...), append([]Claim{tt.claim}, tt.others...))
+				for drift := range result.Seen {
+					got = drift
+				}
+				wantActed := tt.want == NotPublished || tt.want == StillPublished
+				if acted := result.Confirmed["uid-a"] != NoDrift; acted != (i == 1 && wantActed) {
+					t.Errorf("listing %d: confirmed %v", i+1, result.Confirmed)
+				}
+			}
+			if got != tt.want {
+				t.Errorf("drift %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// round is one listing of a life: its result, in words.
+type round struct {
+	listed bool // at id-a
+	change func(*Claim)
+	want   string
+}
+
+func words(r Result) string {
+	switch {
+	case len(r.CalledOff) > 0:
+		return "called off"
+	case len(r.Repeated) > 0:
+		return fmt.Sprint("repeated, distrusted ", r.Distrusted)
+	case len(r.Mended) > 0:
+		return "mended"
+	case len(r.Confirmed) > 0:
+		return "confirmed"
+	case len(r.Seen) > 0:
+		return "seen"
+	}
+	return ""
+}
+
+// One attachment through several listings, a minute apart, each of which takes ten
+// seconds.
+func TestConfirmationTakesTwoListings(t *testing.T) {
+	at := func(minutes, seconds int) time.Time {
+		return noon.Add(time.Duration(60*minutes+seconds) * time.Second)
+	}
+	confirmedAt := func(when time.Time) func(*Claim) {
+		return func(c *Claim) {
+			c.Drift, c.Call = NoDrift, Call{Verb: Publish, NodeID: "id-a", Sent: true, Confirmed: true, Recorded: true, Ended: when}
+		}
+	}
+	marked := func(c *Claim) { c.Drift = NotPublished }
+	tests := map[string][]round{
+		"once is not enough": {{want: "seen"}, {listed: true}, {want: "seen"}, {want: "confirmed"}},
+		"the attachment changed in between": {{want: "seen"}, {change: func(c *Claim) { c.Version = "2" }},
+			{want: "confirmed"}},
+		"a call ended while the list was read": {{change: confirmedAt(at(0, 5))}, {want: "seen"}, {want: "confirmed"}},
+		"a call ended between the lists":       {{want: "seen"}, {change: confirmedAt(at(0, 30))}, {want: "confirmed"}},
+		"a call is in flight":                  {{change: func(c *Claim) { c.Call.InFlight = true }}, {change: func(c *Claim) { c.Call.InFlight = false }, want: "seen"}, {want: "confirmed"}},
+		"mended, and drifted again later": {{want: "seen"}, {want: "confirmed"}, {listed: true, change: confirmedAt(at(1, 20)), want: "mended"},
+			{want: "seen"}, {want: "confirmed"}},
+		"not confirmed twice while it is tried": {{want: "seen"}, {want: "confirmed"}, {change: marked}, {}, {}},
+		"called off before anything was tried":  {{want: "seen"}, {want: "confirmed"}, {listed: true, change: marked, want: "called off"}},
+		"not called off after a failure": {{want: "seen"}, {want: "confirmed"},
+			{listed: true, change: func(c *Claim) { c.Drift, c.AttachError = NotPublished, "no" }}, {listed: true}},
+		// external-attacher#291, #416: one call at minute 1, the next ones two, four and
+		// eight minutes after it showed that they did not help.
+		"the list never shows it": {{want: "seen"}, {want: "confirmed"},
+			{change: confirmedAt(at(1, 20)), want: "repeated, distrusted va"}, {}, {want: "confirmed"},
+			{change: confirmedAt(at(4, 20)), want: "repeated, distrusted "}, {}, {}, {}, {want: "confirmed"},
+			{change: confirmedAt(at(9, 20)), want: "repeated, distrusted "}, {}, {}, {}, {}, {}, {}, {}, {want: "confirmed"}},
+		"the list lagged behind": {{want: "seen"}, {want: "confirmed"}, {change: confirmedAt(at(1, 20)), want: "repeated, distrusted va"}, {listed: true, want: "mended"}},
+	}
+	for name, rounds := range tests {
+		t.Run(name, func(t *testing.T) {
+			c := NewComparison(time.Minute)
+			claim := claimed(attached("a"))
+			claim.Name = "va"
+			for i, r := range rounds {
+				if r.change != nil {
+					r.change(&claim)
+				}
+				list := listing(at(i, 0))
+				if r.listed {
+					list = listing(at(i, 0), "id-a")
+				}
+				if got := words(c.Compare(at(i, 10), list, []Claim{claim})); got != r.want {
+					t.Fatalf("listing %d: %q, want %q", i, got, r.want)
+				}
+			}
+		})
+	}
+}
+
+// A list that is not to be relied upon does not make a storm; one that is lets
+// many attachments be mended soon.
+func TestMendsAreFewUntilOneHelped(t *testing.T) {
+	const all = 1000
+	tests := map[string]struct {
+		helps bool
+		want  []int // mended in each pass
+	}{
+		"the list shows what was mended": {true, []int{0, 10, 40, 160, 640, 150, 0}},
+		"the list never shows it":        {false, []int{0, 10, 1, 1, 1, 1, 1, 1}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			c := NewComparison(time.Minute)
+			claims := make([]Claim, all)
+			published := map[string]bool{}
+			for i := range claims {
+				claims[i] = claimed(attached("a"))
+				claims[i].UID, claims[i].Name, claims[i].Handle = fmt.Sprint("uid-", i), fmt.Sprint("va-", i), fmt.Sprint("vol-", i)
+			}
+			var got []int
+			for pass := range tt.want {
+				began := noon.Add(time.Duration(pass) * time.Minute)
+				list := listing(began)
+				for _, claim := range claims {
+					list.Volumes[claim.Handle] = &Entry{}
+					if published[claim.UID] {
+						list.Volumes[claim.Handle] = &Entry{NodeIDs: []string{"id-a"}}
+					}
+				}
+				result := c.Compare(began.Add(time.Second), list, claims)
+				got = append(got, len(result.Confirmed))
+				for i := range claims {
+					if result.Confirmed[claims[i].UID] == NoDrift {
+						continue
+					}
+					claims[i].Call = Call{Verb: Publish, NodeID: "id-a", Sent: true, Confirmed: true, Recorded: true, Ended: began.Add(10 * time.Second)}
+					published[claims[i].UID] = tt.helps
+				}
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("mended in each pass (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// What was remembered of attachments that are gone is forgotten.
+func TestComparisonForgets(t *testing.T) {
+	c := NewComparison(time.Minute)
+	c.Compare(noon.Add(time.Second), listing(noon), []Claim{claimed(attached("a"))})
+	c.Compare(noon.Add(time.Minute), listing(noon.Add(time.Minute)), nil)
+	if len(c.suspect) != 0 {
+		t.Errorf("%d remembered", len(c.suspect))
+	}
+}
+
+// What Decide makes of a drift.
+func TestDecideOnDrift(t *testing.T) {
+	lost := func(a Attachment) Attachment { a.Drift = NotPublished; return a }
+	still := func(a Attachment) Attachment { a.Drift = StillPublished; return a }
+	recorded := Call{Verb: Publish, Sent: true, NodeID: "id-a", Confirmed: true, Recorded: true}
+	failed := Call{Verb: Publish, Sent: true, NodeID: "id-a", Failures: 1, Ended: noon, Message: "no", Inputs: "i", Again: true}
+	tests := map[string]struct {
+		seen []Attachment
+		want []Step
+	}{
+		"not published: publish again":                         {[]Attachment{lost(attached("a"))}, []Step{CallDriver{to("a"), Publish, "id-a"}}},
+		"not published, published by this process: the same":   {[]Attachment{called(lost(attached("a")), recorded)}, []Step{CallDriver{to("a"), Publish, "id-a"}}},
+		"published again: record":                              {[]Attachment{called(lost(attached("a")), with2(recorded, func(c *Call) { c.Recorded = false }))}, []Step{RecordAttached{to("a")}}},
+		"failed: the error is recorded":                        {[]Attachment{called(lost(attached("a")), failed)}, []Step{RecordError{to("a"), Publish, "no", true}}},
+		"failed, recorded: waits":                              {[]Attachment{called(lost(attached("a")), with2(failed, func(c *Call) { c.Recorded = true }))}, nil},
+		"failed, back-off over: it is tried again":             {[]Attachment{called(lost(attached("a")), with2(failed, func(c *Call) { c.Ended = noon.Add(-time.Second) }))}, []Step{CallDriver{to("a"), Publish, "id-a"}}},
+		"S10: not published, without our finalizer":            {[]Attachment{lost(with(attached("a"), func(a *Attachment) { a.Finalizer = false }))}, []Step{WriteFinalizers{to("a"), "id-a", true, false}}},
+		"not published, being deleted: only detached":          {[]Attachment{lost(deleting(attached("a")))}, []Step{CallDriver{to("a"), Unpublish, "id-a"}}},
+		"S1: not published, another one may be published":      {[]Attachment{lost(attached("a")), deleting(attached("b"))}, []Step{CallDriver{to("b"), Unpublish, "id-b"}}},
+		"S4: not published, a call for another one in flight":  {[]Attachment{lost(attached("a")), called(deleting(attached("b")), Call{Verb: Unpublish, NodeID: "id-b", InFlight: true})}, nil},
+		"S5: not published, the node has another id: no call":  {[]Attachment{lost(with(attached("a"), func(a *Attachment) { a.NodeID = "id-new" }))}, nil},
+		"not published, and the next one waits":                {[]Attachment{lost(attached("a")), with(fresh("b"), func(b *Attachment) { b.AttachError = stillExists })}, []Step{CallDriver{to("a"), Publish, "id-a"}}},
+		"still published: unpublish the recorded id":           {[]Attachment{still(with(letGo("a"), func(a *Attachment) { a.NodeID = "id-new" }))}, []Step{CallDriver{to("a"), Unpublish, "id-a"}}},
+		"still published, another one may need it there":       {[]Attachment{still(letGo("a")), with(attached("b"), func(b *Attachment) { b.RecordedNodeID, b.NodeID = "id-a", "id-a" })}, nil},
+		"S4: still published, a call for another one":          {[]Attachment{still(letGo("a")), called(attached("b"), Call{Verb: Publish, NodeID: "id-b", InFlight: true})}, nil},
+		"unpublished again":                                    {[]Attachment{called(letGo("a"), Call{Verb: Unpublish, NodeID: "id-a", Confirmed: true})}, nil},
+		"unpublished again after a failure: the error goes":    {[]Attachment{called(with(letGo("a"), func(a *Attachment) { a.DetachError = "no" }), Call{Verb: Unpublish, NodeID: "id-a", Confirmed: true})}, []Step{RecordDetached{to("a")}}},
+		"unpublished again, failed":                            {[]Attachment{called(still(letGo("a")), Call{Verb: Unpublish, NodeID: "id-a", Failures: 1, Ended: noon, Message: "no", Inputs: "i"})}, []Step{RecordError{to("a"), Unpublish, "no", true}}},
+		"gone by force after a failed second publish: it runs": {[]Attachment{{UID: "uid-a", Name: "a", Gone: true, Call: failed}}, nil},
+		"gone by force after a failed second publish, wanted elsewhere": {[]Attachment{{UID: "uid-a", Name: "a", Node: "node-a", Gone: true, Call: failed},
+			with(fresh("b"), func(b *Attachment) { b.AttachError = stillExists })}, []Step{CallDriver{to("a"), Unpublish, "id-a"}}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := Decide(noon, Observed{Exclusive: true, Attachments: tt.seen}, policy)
+			if diff := cmp.Diff(tt.want, got.Steps, cmpopts.EquateEmpty(), cmp.AllowUnexported(target{}, WriteFinalizers{}, CallDriver{}, RecordAttached{}, RecordDetached{}, RemoveFinalizer{}, RecordError{}, Forget{}, Reread{})); diff != "" {
+				t.Errorf("steps (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,84 @@
+package simulation
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"belay.dev/belay/internal/kube"
+)
+
+// honesty is how far the driver's list of volumes can be relied upon in a seed.
+type honesty int
+
+const (
+	honest    honesty = iota
+	forgetful         // names no node of any volume
+	sparse            // leaves the volumes out
+	shouting          // names nodes in another form
+)
+
+// listVolumes answers with what the storage gives access to now, or with what the seed makes of
+// it. It is asked by the attacher's own clock, so it waits for nobody.
+func (p *attacherProcess) listVolumes() *csispec.ListVolumesResponse {
+	s := p.sim
+	s.storage.mu.Lock()
+	defer s.storage.mu.Unlock()
+	reply := &csispec.ListVolumesResponse{}
+	for _, d := range s.disks {
+		if s.honesty == sparse {
+			continue
+		}
+		ids := slices.Sorted(maps.Keys(s.storage.published[d.handle]))
+		for i := range ids {
+			if s.honesty == shouting {
+				ids[i] = strings.ToUpper(ids[i])
+			}
+		}
+		if s.honesty == forgetful {
+			ids = nil
+		}
+		reply.Entries = append(reply.Entries, &csispec.ListVolumesResponse_Entry{
+			Volume: &csispec.Volume{VolumeId: d.handle},
+			Status: &csispec.ListVolumesResponse_VolumeStatus{PublishedNodeIds: ids},
+		})
+	}
+	return reply
+}
+
+// steal has somebody take a volume from a node behind the plane's back.
+func (s *sim) steal() {
+	d, name := s.disks[s.others.IntN(len(s.disks))], machineNames[s.others.IntN(len(machineNames))]
+	s.storage.mu.Lock()
+	defer s.storage.mu.Unlock()
+	if s.storage.published[d.handle][nodeID(name)] && !s.busyWith(d.handle) {
+		s.say("somebody takes %s from %s", d.handle, name)
+		delete(s.storage.published[d.handle], nodeID(name))
+	}
+}
+
+// busyWith: a call for a volume has not landed.
+func (s *sim) busyWith(handle string) bool {
+	of := func(c *call) bool { return c.volume == handle }
+	return slices.ContainsFunc(s.storage.running, of) || slices.ContainsFunc(s.storage.arrived, of)
+}
+
+// unmended finds a volume that is recorded as attached and not published, although the
+// driver's list says so.
+func (s *sim) unmended() string {
+	if s.honesty != honest {
+		return ""
+	}
+	for _, d := range s.disks {
+		for _, name := range machineNames {
+			va, ok := get[*storagev1.VolumeAttachment](s.api, kube.AttachmentName(d.handle, driverName, name))
+			if ok && d.handle != fibre && va.Status.Attached && !s.storage.published[d.handle][nodeID(name)] {
+				return d.handle + " was taken from " + name + " and not published again"
+			}
+		}
+	}
+	return ""
+}

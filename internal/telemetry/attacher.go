@@ -1,0 +1,145 @@
+package telemetry
+
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"belay.dev/belay/internal/publication"
+)
+
+// Calls is how many calls to the driver an attacher has in flight, and may have.
+type Calls struct {
+	Limit       int // as it is now
+	Attaching   int // that count toward the limit, as the next
+	Detaching   int
+	Hanging     int // beside the limit
+	NodesHeld   int // held back after RESOURCE_EXHAUSTED
+	VolumesHeld int // held back after ABORTED
+}
+
+// Attacher is what the attacher measures of its waits. A nil *Attacher measures
+// nothing, and every method may be called on it.
+type Attacher struct {
+	mu    sync.Mutex
+	calls func() Calls
+	waits map[publication.Key]map[string]attachmentWait // by key, and VolumeAttachment's name
+}
+
+// Waiting is why one attachment waits.
+type Waiting struct {
+	Attachment string // name
+	Detach     bool
+	Reason     publication.Reason
+}
+
+type attachmentWait struct {
+	Waiting
+	since time.Time
+}
+
+// NewAttacher registers the attacher's metrics.
+func NewAttacher(registry prometheus.Registerer) *Attacher {
+	a := &Attacher{waits: map[publication.Key]map[string]attachmentWait{}}
+	registry.MustRegister(a)
+	return a
+}
+
+// CountCalls sets what counts the calls at each scrape. Until then, and so on a
+// standby, nothing is shown: sums over all replicas are then right.
+func (a *Attacher) CountCalls(count func() Calls) {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.calls = count
+}
+
+// Waits notes why the attachments of a key wait now: all of them. A wait goes on for as
+// long as its reason stays the same.
+func (a *Attacher) Waits(now time.Time, key publication.Key, waiting []Waiting) {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	before := a.waits[key]
+	delete(a.waits, key)
+	if len(waiting) == 0 {
+		return
+	}
+	a.waits[key] = make(map[string]attachmentWait, len(waiting))
+	for _, w := range waiting {
+		since := now
+		if old, ok := before[w.Attachment]; ok && old.Waiting == w {
+			since = old.since
+		}
+		a.waits[key][w.Attachment] = attachmentWait{Waiting: w, since: since}
+	}
+}
+
+var (
+	callsLimit = prometheus.NewDesc("attacher_calls_limit",
+		"How many calls to the driver may be in flight now; --worker-threads at most.", nil, nil)
+	callsInFlight = prometheus.NewDesc("attacher_calls_in_flight",
+		"Calls to the driver that count toward the limit, those included that are about to begin.", []string{"operation"}, nil)
+	callsHanging = prometheus.NewDesc("attacher_calls_hanging",
+		"Calls that count apart: they have taken far longer than most, or the last one for their volume did.", nil, nil)
+	heldBack = prometheus.NewDesc("attacher_held_back",
+		"Nodes that the driver calls full, and shared volumes that it calls busy: one call at a time is let through.", []string{"scope"}, nil)
+	attachmentsWaiting = prometheus.NewDesc("attacher_attachments_blocked",
+		"VolumeAttachments that wait now, by what is to be done and by reason.", []string{"operation", "reason"}, nil)
+	attachmentsLongest = prometheus.NewDesc("attacher_attachment_blocked_longest_seconds",
+		"How long the one that waits longest has waited for this reason.", []string{"operation", "reason"}, nil)
+)
+
+// Describe is part of prometheus.Collector.
+func (a *Attacher) Describe(out chan<- *prometheus.Desc) {
+	for _, desc := range []*prometheus.Desc{callsLimit, callsInFlight, callsHanging, heldBack, attachmentsWaiting, attachmentsLongest} {
+		out <- desc
+	}
+}
+
+// Collect goes over what waits now, not over all attachments.
+func (a *Attacher) Collect(out chan<- prometheus.Metric) {
+	a.mu.Lock()
+	count := a.calls
+	a.mu.Unlock()
+	if count == nil {
+		return
+	}
+	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+	}
+	calls := count()
+	gauge(callsLimit, float64(calls.Limit))
+	gauge(callsInFlight, float64(calls.Attaching), "attach")
+	gauge(callsInFlight, float64(calls.Detaching), "detach")
+	gauge(callsHanging, float64(calls.Hanging))
+	gauge(heldBack, float64(calls.NodesHeld), "node")
+	gauge(heldBack, float64(calls.VolumesHeld), "volume")
+
+	type label struct {
+		detach bool
+		reason publication.Reason
+	}
+	waiting, longest, now := map[label]int{}, map[label]time.Duration{}, time.Now()
+	a.mu.Lock()
+	for _, waits := range a.waits {
+		for _, w := range waits {
+			l := label{w.Detach, w.Reason}
+			waiting[l]++
+			longest[l] = max(longest[l], now.Sub(w.since))
+		}
+	}
+	a.mu.Unlock()
+	for _, reason := range publication.Reasons {
+		for operation, detach := range map[string]bool{"attach": false, "detach": true} {
+			l := label{detach, reason}
+			gauge(attachmentsWaiting, float64(waiting[l]), operation, string(reason))
+			gauge(attachmentsLongest, longest[l].Seconds(), operation, string(reason))
+		}
+	}
+}

@@ -1,0 +1,74 @@
+package telemetry
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"belay.dev/belay/internal/publication"
+)
+
+// passBuckets are for lists that take from milliseconds to minutes, in seconds.
+var passBuckets = []float64{.01, .05, .1, .5, 1, 5, 10, 30, 60, 120, 300, 600}
+
+// Reconcile is what the comparison of attachments with the driver's list counts. A
+// nil *Reconcile counts nothing, and every method may be called on it.
+type Reconcile struct {
+	passes  *prometheus.HistogramVec
+	entries prometheus.Gauge
+	drifts  *prometheus.CounterVec
+}
+
+// NewReconcile registers the metrics.
+func NewReconcile(registry prometheus.Registerer) *Reconcile {
+	r := &Reconcile{
+		passes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "attacher_reconcile_duration_seconds",
+			Help:    "How long comparisons with the driver's list of volumes took; a list that could not be read whole is failed and nothing comes of it.",
+			Buckets: passBuckets,
+		}, []string{"result"}),
+		entries: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "attacher_reconcile_entries",
+			Help: "Entries in the last whole list of volumes that the driver gave.",
+		}),
+		drifts: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "attacher_reconcile_drifts_total",
+			Help: "Attachments that the driver's list does not agree with: seen in one list, confirmed by a second one and acted upon, mended, or repeated although the driver had confirmed the mend.",
+		}, []string{"drift", "result"}),
+	}
+	for _, result := range []string{"complete", "failed"} {
+		r.passes.WithLabelValues(result)
+	}
+	for _, drift := range []publication.Drift{publication.NotPublished, publication.StillPublished} {
+		for _, result := range []string{"seen", "confirmed", "mended", "repeated"} {
+			r.drifts.WithLabelValues(string(drift), result)
+		}
+	}
+	r.drifts.WithLabelValues(string(publication.PublishedElsewhere), "seen")
+	registry.MustRegister(r.passes, r.entries, r.drifts)
+	return r
+}
+
+// Failed notes a list that could not be read.
+func (r *Reconcile) Failed(took time.Duration) {
+	if r != nil {
+		r.passes.WithLabelValues("failed").Observe(took.Seconds())
+	}
+}
+
+// Compared notes a comparison.
+func (r *Reconcile) Compared(took time.Duration, entries int, result publication.Result) {
+	if r == nil {
+		return
+	}
+	r.passes.WithLabelValues("complete").Observe(took.Seconds())
+	r.entries.Set(float64(entries))
+	for word, counts := range map[string]map[publication.Drift]int{"seen": result.Seen, "mended": result.Mended, "repeated": result.Repeated} {
+		for drift, n := range counts {
+			r.drifts.WithLabelValues(string(drift), word).Add(float64(n))
+		}
+	}
+	for _, drift := range result.Confirmed {
+		r.drifts.WithLabelValues(string(drift), "confirmed").Inc()
+	}
+}
