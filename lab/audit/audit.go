@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 )
 
 // Bounds of the log that the API server keeps, for --audit-log-maxsize (megabytes of one file)
@@ -52,21 +54,6 @@ func (r Request) Right() string {
 		right += "/" + r.Subresource
 	}
 	return right
-}
-
-// event is what this package reads of an audit.k8s.io/v1 Event.
-type event struct {
-	Stage      string
-	RequestURI string
-	Verb       string
-	UserAgent  string
-	User       struct{ Username string }
-	ObjectRef  *struct {
-		Resource, Subresource, Namespace, Name string
-		APIGroup                               string
-	}
-	ResponseStatus           *struct{ Code int }
-	RequestReceivedTimestamp time.Time
 }
 
 // Read gives the requests that were received at or after from and before to (a zero to: until
@@ -113,29 +100,29 @@ func readFile(path string, from, to time.Time) ([]Request, error) {
 		if err != nil {
 			return found, nil // what follows the last newline is not whole yet
 		}
-		var e event
+		var e auditv1.Event
 		if err := json.Unmarshal(line, &e); err != nil {
 			return nil, fmt.Errorf("%q is no audit event: %w", strings.TrimSpace(string(line)), err)
 		}
 		// A watch is written down when it begins and again when it ends, any other request once.
-		if began := e.Stage == "ResponseStarted"; began != (e.Verb == "watch") {
+		if began := e.Stage == auditv1.StageResponseStarted; began != (e.Verb == "watch") {
 			continue
 		}
-		if e.RequestReceivedTimestamp.Before(from) || !to.IsZero() && !e.RequestReceivedTimestamp.Before(to) {
+		if at := e.RequestReceivedTimestamp.Time; at.Before(from) || !to.IsZero() && !at.Before(to) {
 			continue
 		}
-		found = append(found, e.request())
+		found = append(found, request(e))
 	}
 }
 
-func (e event) request() Request {
-	r := Request{At: e.RequestReceivedTimestamp, User: e.User.Username, UserAgent: e.UserAgent, Verb: e.Verb}
+func request(e auditv1.Event) Request {
+	r := Request{At: e.RequestReceivedTimestamp.UTC(), User: e.User.Username, UserAgent: e.UserAgent, Verb: e.Verb}
 	r.Path, _, _ = strings.Cut(e.RequestURI, "?")
 	if o := e.ObjectRef; o != nil {
 		r.Group, r.Resource, r.Subresource, r.Namespace, r.Name = o.APIGroup, o.Resource, o.Subresource, o.Namespace, o.Name
 	}
 	if e.ResponseStatus != nil {
-		r.Code = e.ResponseStatus.Code
+		r.Code = int(e.ResponseStatus.Code)
 	}
 	return r
 }

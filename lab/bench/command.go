@@ -28,20 +28,39 @@ type Size struct {
 	BurstLimit            time.Duration
 	// ScaleVolumes are attached, over ScaleNodes, while Idle is measured.
 	ScaleVolumes, ScaleNodes int
-	Idle                     time.Duration
+	// ScaleExtras are attached on top of these, on nodes of their own.
+	ScaleExtras int
+	Idle        time.Duration
+	// AttachVolumes are attached at once for each of Latencies, FewVolumes for the last of them.
+	AttachVolumes, FewVolumes int
+	Latencies                 []time.Duration
+	// AttachLimit bounds one turn of that: upstream as shipped takes three requests per attach at five a second.
+	AttachLimit time.Duration
+	// NodeCycles volumes are brought up on a node and taken down, one at a time, for each of NodeLatencies; NodeParallel at
+	// once for each of ParallelLatencies.
+	NodeCycles, NodeParallel         int
+	NodeLatencies, ParallelLatencies []time.Duration
+	// NodePods have their volumes on one node agent; Agents agents have AgentVolumes each in one process.
+	NodePods, Agents, AgentVolumes int
 }
 
 func fullSize() Size {
 	return Size{
 		Rounds: 3, Cycles: 10, Moves: 5, BurstPods: 2000, BurstNodes: 200, BurstLimit: 5 * time.Minute,
-		ScaleVolumes: 20000, ScaleNodes: 1000, Idle: time.Minute,
+		ScaleVolumes: 20000, ScaleNodes: 1000, ScaleExtras: 500, Idle: time.Minute,
+		AttachVolumes: 500, FewVolumes: 200, Latencies: []time.Duration{0, 200 * time.Millisecond, 2 * time.Second}, AttachLimit: 20 * time.Minute,
+		NodeCycles: 50, NodeParallel: 100, NodeLatencies: []time.Duration{0, 50 * time.Millisecond},
+		ParallelLatencies: []time.Duration{0, 200 * time.Millisecond, time.Second}, NodePods: 500, Agents: 1000, AgentVolumes: 10,
 	}
 }
 
 func quickSize() Size {
 	return Size{
 		Rounds: 1, Cycles: 3, Moves: 2, BurstPods: 100, BurstNodes: 10, BurstLimit: 2 * time.Minute,
-		ScaleVolumes: 400, ScaleNodes: 20, Idle: 5 * time.Second,
+		ScaleVolumes: 400, ScaleNodes: 20, ScaleExtras: 50, Idle: 5 * time.Second,
+		AttachVolumes: 20, FewVolumes: 8, Latencies: []time.Duration{0, 50 * time.Millisecond, 200 * time.Millisecond}, AttachLimit: 2 * time.Minute,
+		NodeCycles: 3, NodeParallel: 10, NodeLatencies: []time.Duration{0, 20 * time.Millisecond},
+		ParallelLatencies: []time.Duration{0, 50 * time.Millisecond}, NodePods: 20, Agents: 10, AgentVolumes: 10,
 	}
 }
 
@@ -52,7 +71,7 @@ type part struct {
 	run  func(context.Context, Size, rigOptions) ([]*Figure, error)
 }
 
-func allParts() []part {
+func controllerParts() []part {
 	return []part{
 		{"latency", func(s Size) string {
 			return fmt.Sprintf("one volume at a time; medians of %d attaches and detaches and %d moves each", s.Rounds*s.Cycles, s.Rounds*s.Moves)
@@ -61,17 +80,18 @@ func allParts() []part {
 			return fmt.Sprintf("API requests, counted in the audit log over %d attaches and detaches; leases and watches left out", s.Cycles)
 		}, requests},
 		{"burst", func(s Size) string {
-			return fmt.Sprintf("%d pods on %d nodes made and bound at once, then deleted at once; medians of %d", s.BurstPods, s.BurstNodes, s.Rounds)
+			return fmt.Sprintf("%d pods on %d nodes made at once, bound by kube-scheduler, then deleted at once; medians of %d", s.BurstPods, s.BurstNodes, s.Rounds)
 		}, burst},
 		{"scale", func(s Size) string {
-			return fmt.Sprintf("started over %d attached volumes on %d nodes, then left alone for %v", s.ScaleVolumes, s.ScaleNodes, s.Idle)
+			return fmt.Sprintf("started over %d attached volumes on %d nodes, then left alone for %v, then %d volumes more at once",
+				s.ScaleVolumes, s.ScaleNodes, s.Idle, s.ScaleExtras)
 		}, scale},
 	}
 }
 
-func partNames() []string {
+func partNames(parts []part) []string {
 	var names []string
-	for _, p := range allParts() {
+	for _, p := range parts {
 		names = append(names, p.name)
 	}
 	return names
@@ -83,11 +103,15 @@ func Command() *cobra.Command {
 		Use: "bench", Short: "Measure belay against upstream and against a floor, in one run",
 		Args: cobra.NoArgs, SilenceUsage: true,
 	}
-	command.AddCommand(controllerCommand(), floorCommand())
+	command.AddCommand(controllerCommand(), attacherCommand(), nodeCommand(), floorCommand(), agentsCommand())
 	return command
 }
 
-type controllerOptions struct {
+// options are those of each bench.
+type options struct {
+	parts  []part
+	planes []string // in the order of the report's columns
+
 	name      string
 	only      []string
 	quick     bool
@@ -111,17 +135,17 @@ Parts, each with a lab of its own:
   latency   one volume at a time: pod bound -> reported; pod gone -> detached; and a move: the last node has let
             go of the volume (it left volumesInUse) -> reported on the next
   requests  what one attach and one detach cost the API server, counted in its audit log
-  burst     2000 pods on 200 nodes made and bound at once: the last pod bound -> the last volume reported; and the
-            controller's CPU time per attach
-  scale     20000 attached volumes on 1000 nodes: peak memory since the start, CPU when nothing happens, and
-            that the start changes no VolumeAttachment and no Node
+  burst     2000 pods on 200 nodes made at once and bound by kube-scheduler, its client's limits lifted: the last
+            pod bound -> the last volume reported; and the controller's CPU time per attach
+  scale     20000 attached volumes on 1000 nodes: peak memory since the start, CPU when nothing happens, CPU time
+            of each of 500 attaches more, and that the start changes no VolumeAttachment and no Node
 
 Each figure is printed with its target and whether belay met it. The exit code is 1 if one was missed, or if
 the driver saw an exclusive volume published twice. Run it on a machine with nothing else to do: whatever
 else runs takes its share of the same processors, and of the smallest figures first.`
 
 func controllerCommand() *cobra.Command {
-	var o controllerOptions
+	o := options{parts: controllerParts(), planes: planes()}
 	command := &cobra.Command{
 		Use: "controller", Short: "Measure belay-controller: latency, API requests, burst, CPU, memory", Long: controllerLong,
 		Example: `  belay-lab bench controller                      all parts, about 15 minutes
@@ -131,17 +155,22 @@ func controllerCommand() *cobra.Command {
 		Args: cobra.NoArgs, SilenceUsage: true,
 		RunE: func(command *cobra.Command, _ []string) error { return o.run(command) },
 	}
-	flags := command.Flags()
-	flags.StringVar(&o.name, "name", "bench", "name of the lab")
-	flags.StringSliceVar(&o.only, "only", nil, "parts to run: "+strings.Join(partNames(), ", ")+" (default all)")
-	flags.BoolVar(&o.quick, "quick", false, "small sizes, to see that it works; the figures mean little")
-	flags.BoolVar(&o.noTargets, "no-targets", false, "for information only: missed targets are printed, but the exit code is 0")
-	flags.IntVar(&o.rounds, "rounds", 0, "how often each plane has its turn in latency and burst (default 3, with --quick 1)")
-	flags.StringVarP(&o.output, "output", "o", "text", "text or json; progress goes to stderr")
+	o.register(command, "bench", "latency and burst")
 	return command
 }
 
-func (o controllerOptions) check() ([]part, error) {
+// register adds the flags to a command. The lab is called name; rounds are taken in some parts only.
+func (o *options) register(command *cobra.Command, name, rounds string) {
+	flags := command.Flags()
+	flags.StringVar(&o.name, "name", name, "name of the lab")
+	flags.StringSliceVar(&o.only, "only", nil, "parts to run: "+strings.Join(partNames(o.parts), ", ")+" (default all)")
+	flags.BoolVar(&o.quick, "quick", false, "small sizes, to see that it works; the figures mean little")
+	flags.BoolVar(&o.noTargets, "no-targets", false, "for information only: missed targets are printed, but the exit code is 0")
+	flags.IntVar(&o.rounds, "rounds", 0, "how often each plane has its turn in "+rounds+" (default 3, with --quick 1)")
+	flags.StringVarP(&o.output, "output", "o", "text", "text or json; progress goes to stderr")
+}
+
+func (o options) check() ([]part, error) {
 	if !slices.Contains([]string{"text", "json"}, o.output) {
 		return nil, usageError{fmt.Errorf("--output is text or json, not %q", o.output)}
 	}
@@ -149,14 +178,14 @@ func (o controllerOptions) check() ([]part, error) {
 		return nil, usageError{fmt.Errorf("--rounds is at least 1, not %d", o.rounds)}
 	}
 	for _, name := range o.only {
-		if !slices.Contains(partNames(), name) {
-			return nil, usageError{fmt.Errorf("--only takes %s, not %q", strings.Join(partNames(), ", "), name)}
+		if !slices.Contains(partNames(o.parts), name) {
+			return nil, usageError{fmt.Errorf("--only takes %s, not %q", strings.Join(partNames(o.parts), ", "), name)}
 		}
 	}
-	return slices.DeleteFunc(allParts(), func(p part) bool { return len(o.only) > 0 && !slices.Contains(o.only, p.name) }), nil
+	return slices.DeleteFunc(slices.Clone(o.parts), func(p part) bool { return len(o.only) > 0 && !slices.Contains(o.only, p.name) }), nil
 }
 
-func (o controllerOptions) run(command *cobra.Command) error {
+func (o options) run(command *cobra.Command) error {
 	chosen, err := o.check()
 	if err != nil {
 		return err
@@ -173,7 +202,7 @@ func (o controllerOptions) run(command *cobra.Command) error {
 	if o.rounds > 0 {
 		size.Rounds = o.rounds
 	}
-	report := &Report{Machine: machine(), Quick: o.quick}
+	report := &Report{Planes: o.planes, Machine: machine(), Quick: o.quick}
 	for _, p := range chosen {
 		began := time.Now()
 		say("%s: %s", p.name, p.what(size))

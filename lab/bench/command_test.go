@@ -23,7 +23,7 @@ func TestCommandLine(t *testing.T) {
 			t.Errorf("%v gave %v", args, err)
 		}
 	}
-	chosen, err := controllerOptions{output: "text", only: []string{"scale", "latency"}}.check()
+	chosen, err := options{parts: controllerParts(), output: "text", only: []string{"scale", "latency"}}.check()
 	if err != nil || len(chosen) != 2 || chosen[0].name != "latency" {
 		t.Errorf("chosen: %v, %v", chosen, err)
 	}
@@ -70,7 +70,7 @@ func TestController(t *testing.T) {
 	if err := report.writeText(t.Output()); err != nil {
 		t.Error(err)
 	}
-	if len(report.Parts) != len(allParts()) {
+	if len(report.Parts) != len(controllerParts()) {
 		t.Errorf("there are %d parts", len(report.Parts))
 	}
 	for _, part := range report.Parts {

@@ -5,4 +5,10 @@
 // can be made and does nothing else. All three work in one bare lab (a real API server and etcd, no other controller), in
 // turn, over the same belay-attacher and a driver that answers at once. Nodes are objects only: the bench writes what
 // kubelets would write, when it is time for it.
+//
+// `belay-lab bench attacher` sets upstream's csi-attacher and belay-attacher side by side, over the same driver, which may take
+// its time. There the bench plays the controller: it makes and deletes the VolumeAttachments.
+//
+// `belay-lab bench node` times and weighs belay-node over a driver in memory. There the bench plays controller and
+// attacher: the volumes are attached, and it reports them.
 package bench

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -17,41 +18,103 @@ import (
 // driverName is the CSI driver of the bench.
 const driverName = "bench.belay.dev"
 
-// driver is a CSI driver's controller service that keeps all in memory and answers at once, so
-// that what is measured is the plane. All its volumes are exclusive.
+// driver is a CSI driver's controller service that keeps all in memory and answers at once, or
+// after a latency, so that what is measured is the plane. All its volumes are exclusive.
 type driver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
 
-	server *grpc.Server
-	done   chan error
+	name    string
+	latency time.Duration // of each publish and unpublish
+	server  *grpc.Server
+	done    chan error
 
 	mu         sync.Mutex
-	holder     map[string]string // node by volume
+	holder     map[string]string // node by volume, from the begin of its publish to the end of its unpublish
+	inFlight   map[string]int    // calls by volume
+	calls      calls
 	publishes  int
 	violations []string
 }
 
-// serveDriver listens on a unix socket until stop is called.
-func serveDriver(socket string) (*driver, error) {
+// calls counts what a driver was asked.
+type calls struct {
+	// publishes and unpublishes that were begun, whatever came of them.
+	publishes, unpublishes int
+	// overlaps are calls that began while another one for the same volume was in flight.
+	overlaps int
+	// secondNode are publishes to a node while another one held the volume. The driver refuses them.
+	secondNode int
+}
+
+// since is what was counted after before.
+func (c calls) since(before calls) calls {
+	return calls{
+		publishes: c.publishes - before.publishes, unpublishes: c.unpublishes - before.unpublishes,
+		overlaps: c.overlaps - before.overlaps, secondNode: c.secondNode - before.secondNode,
+	}
+}
+
+func newDriver(name string, latency time.Duration) *driver {
+	return &driver{name: name, latency: latency, done: make(chan error, 1), holder: map[string]string{}, inFlight: map[string]int{}}
+}
+
+// serve listens on a unix socket until stop is called.
+func (d *driver) serve(socket string) error {
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
-		return nil, fmt.Errorf("listening for the attacher: %w", err)
+		return fmt.Errorf("listening for the attacher: %w", err)
 	}
-	d := &driver{server: grpc.NewServer(), done: make(chan error, 1), holder: map[string]string{}}
+	d.server = grpc.NewServer()
 	csi.RegisterIdentityServer(d.server, d)
 	csi.RegisterControllerServer(d.server, d)
 	go func() { d.done <- d.server.Serve(listener) }()
-	return d, nil
+	return nil
 }
 
-// stop ends the service and tells what the storage would not have liked.
+// stop ends the service.
 func (d *driver) stop() error {
 	d.server.Stop()
 	if err := <-d.done; err != nil {
 		return fmt.Errorf("serving the driver: %w", err)
 	}
-	return d.wrong()
+	return nil
+}
+
+// asked is what the driver was asked so far.
+func (d *driver) asked() calls {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.calls
+}
+
+// begin counts a call for a volume; the returned function ends it.
+func (d *driver) begin(volume string, count *int) (end func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	*count++
+	if d.inFlight[volume] > 0 {
+		d.calls.overlaps++
+	}
+	d.inFlight[volume]++
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if d.inFlight[volume]--; d.inFlight[volume] == 0 {
+			delete(d.inFlight, volume)
+		}
+	}
+}
+
+// work takes as long as the storage would.
+func (d *driver) work(ctx context.Context) error {
+	if d.latency == 0 {
+		return nil
+	}
+	if err := pause(ctx, d.latency); err != nil {
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	return nil
 }
 
 // wrong tells whether an exclusive volume was to be published to two nodes.
@@ -73,7 +136,7 @@ func (d *driver) published() int {
 }
 
 func (d *driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	return &csi.GetPluginInfoResponse{Name: driverName, VendorVersion: "1.0.0"}, nil
+	return &csi.GetPluginInfoResponse{Name: d.name, VendorVersion: "1.0.0"}, nil
 }
 
 func (d *driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
@@ -94,19 +157,38 @@ func (d *driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 	}}, nil
 }
 
-func (d *driver) ControllerPublishVolume(_ context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+func (d *driver) ControllerPublishVolume(ctx context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+	defer d.begin(r.GetVolumeId(), &d.calls.publishes)()
+	if err := d.hold(r.GetVolumeId(), r.GetNodeId()); err != nil {
+		return nil, err
+	}
+	if err := d.work(ctx); err != nil {
+		return nil, err // it may be published
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if holder := d.holder[r.GetVolumeId()]; holder != "" && holder != r.GetNodeId() {
-		d.violations = append(d.violations, fmt.Sprintf("volume %s was to be published to %s while %s holds it", r.GetVolumeId(), r.GetNodeId(), holder))
-		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is published to %s", r.GetVolumeId(), holder)
-	}
-	d.holder[r.GetVolumeId()] = r.GetNodeId()
 	d.publishes++
 	return &csi.ControllerPublishVolumeResponse{}, nil
 }
 
-func (d *driver) ControllerUnpublishVolume(_ context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+// hold gives a volume to a node, unless another one has it.
+func (d *driver) hold(volume, node string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if holder := d.holder[volume]; holder != "" && holder != node {
+		d.calls.secondNode++
+		d.violations = append(d.violations, fmt.Sprintf("volume %s was to be published to %s while %s holds it", volume, node, holder))
+		return status.Errorf(codes.FailedPrecondition, "volume %s is published to %s", volume, holder)
+	}
+	d.holder[volume] = node
+	return nil
+}
+
+func (d *driver) ControllerUnpublishVolume(ctx context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+	defer d.begin(r.GetVolumeId(), &d.calls.unpublishes)()
+	if err := d.work(ctx); err != nil {
+		return nil, err // it may still be published
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.holder[r.GetVolumeId()] == r.GetNodeId() {

@@ -24,6 +24,7 @@ const (
 	figureChanged  = "attachments, nodes written"
 	figureReady    = "start -> first attach"
 	figureStartCPU = "CPU until then"
+	figureCPUMore  = "CPU per attach at that size"
 
 	figureRequestsAttach = "requests per attach"
 	figureEventsAttach   = "events per attach"

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"belay.dev/belay/internal/kube"
 )
@@ -142,7 +143,8 @@ func (o objects) volume(ctx context.Context, name string) error {
 	size := resource.MustParse("1Gi")
 	claims := o.client.CoreV1().PersistentVolumeClaims(namespace)
 	claim, err := claims.Create(ctx, &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
+		// The scheduler waits for this mark of the binding.
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, Annotations: map[string]string{storagehelpers.AnnBindCompleted: "yes"}},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: modes, VolumeName: name, StorageClassName: new(""),
 			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: size}},
@@ -171,18 +173,40 @@ func (o objects) volume(ctx context.Context, name string) error {
 	return nil
 }
 
-// pod makes a pod with one volume, as large as usual ones are; bound to the node, or to none if
-// that is empty.
+// pod makes a pod with one volume; bound to the node, or to none if that is empty.
 func (o objects) pod(ctx context.Context, name, volume, node string) error {
+	pod := podOf(name, volume)
+	pod.Spec.NodeName = node
+	return o.make(ctx, pod)
+}
+
+// podFor makes a pod that the scheduler can bind to that node alone.
+func (o objects) podFor(ctx context.Context, name, volume, node string) error {
+	pod := podOf(name, volume)
+	pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
+	// The API server gives it to each new Node, and no controller takes it off here.
+	pod.Spec.Tolerations = []corev1.Toleration{{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists}}
+	return o.make(ctx, pod)
+}
+
+func (o objects) make(ctx context.Context, pod *corev1.Pod) error {
+	if _, err := o.client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("making pod %s: %w", pod.Name, err)
+	}
+	return nil
+}
+
+// podOf is a pod with one volume, as large as usual ones are.
+func podOf(name, volume string) *corev1.Pod {
 	var env []corev1.EnvVar
 	for _, variable := range []string{"DATABASE_URL", "LOG_LEVEL", "REGION", "CACHE_ADDRESS", "FEATURES"} {
 		env = append(env, corev1.EnvVar{Name: variable, Value: strings.Repeat(strings.ToLower(variable)+".", 4)})
 	}
 	requests := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m"), corev1.ResourceMemory: resource.MustParse("64Mi")}
-	pod := &corev1.Pod{
+	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "bench", "app.kubernetes.io/instance": name}},
 		Spec: corev1.PodSpec{
-			NodeName: node, AutomountServiceAccountToken: new(false), TerminationGracePeriodSeconds: new(int64(0)),
+			AutomountServiceAccountToken: new(false), TerminationGracePeriodSeconds: new(int64(0)),
 			Containers: []corev1.Container{{
 				Name: "main", Image: "registry.example.com/team/application:v1.2.3", Command: []string{"/application", "--config=/etc/application.yaml"},
 				Env: env, Resources: corev1.ResourceRequirements{Requests: requests},
@@ -193,10 +217,6 @@ func (o objects) pod(ctx context.Context, name, volume, node string) error {
 			}}},
 		},
 	}
-	if _, err := o.client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("making pod %s: %w", name, err)
-	}
-	return nil
 }
 
 // bind does what the scheduler does.
@@ -244,14 +264,19 @@ func (o objects) use(ctx context.Context, name, volume string, is bool) error {
 // attached makes the VolumeAttachment of a volume that was attached long ago, by whichever
 // plane: it has what all of them have.
 func (o objects) attached(ctx context.Context, volume, node string) error {
+	return o.attachedBy(ctx, driverName, volume, node)
+}
+
+// attachedBy does so for any driver.
+func (o objects) attachedBy(ctx context.Context, driver, volume, node string) error {
 	attachments := o.client.StorageV1().VolumeAttachments()
 	va, err := attachments.Create(ctx, &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: kube.AttachmentName(volume, driverName, node), Finalizers: []string{kube.AttacherFinalizer(driverName)},
+			Name: kube.AttachmentName(volume, driver, node), Finalizers: []string{kube.AttacherFinalizer(driver)},
 			Annotations: map[string]string{kube.NodeIDAnnotation: node},
 		},
 		Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: driverName, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume},
+			Attacher: driver, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume},
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {

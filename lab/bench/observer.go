@@ -27,6 +27,10 @@ func volumeInUse(node, volume string) fact    { return fact(volume + " is in use
 func volumeFree(node, volume string) fact     { return fact(volume + " is not in use on " + node) }
 func volumeHeld(node, volume string) fact     { return fact(volume + " has an attachment to " + node) }
 func volumeDetached(node, volume string) fact { return fact(volume + " has no attachment to " + node) }
+func volumeAttached(node, volume string) fact { return fact(volume + " is attached to " + node) }
+func volumeUnattached(node, volume string) fact {
+	return fact(volume + " is not attached to " + node)
+}
 
 // observer watches the API server and notes when each fact was first seen to hold. All planes
 // are timed by its clock alone, with the same way for news to come in.
@@ -116,6 +120,8 @@ func (o *observer) attachment(before, after *storagev1.VolumeAttachment) {
 	if (before == nil) != (after == nil) {
 		o.turned(is, volumeHeld(va.Spec.NodeName, sourceOf(va)), volumeDetached(va.Spec.NodeName, sourceOf(va)))
 	}
+	attached := is && va.Status.Attached
+	o.turned(attached, volumeAttached(va.Spec.NodeName, sourceOf(va)), volumeUnattached(va.Spec.NodeName, sourceOf(va)))
 }
 
 // compare calls turned for what is in one of the lists only.

@@ -23,7 +23,9 @@ type Part struct {
 
 // Report is what the bench prints.
 type Report struct {
-	Parts []Part `json:"parts"`
+	// Planes that were measured, in the order of the columns.
+	Planes []string `json:"planes"`
+	Parts  []Part   `json:"parts"`
 	// Machine says on what it was measured.
 	Machine string  `json:"machine"`
 	Quick   bool    `json:"quick,omitempty"`
@@ -60,13 +62,13 @@ func (r *Report) writeText(out io.Writer) error {
 		var aligned bytes.Buffer
 		table := tabwriter.NewWriter(&aligned, 0, 0, 2, ' ', 0)
 		line := func(cells ...string) { _, _ = fmt.Fprintln(table, "  "+strings.Join(cells, "\t")) } // Flush tells
-		line("figure", planeUpstream, planeBelay, planeFloor, "target", "is", "")
+		line(slices.Concat([]string{"figure"}, r.Planes, []string{"target", "is", ""})...)
 		var parts strings.Builder
 		for _, figure := range part.Figures {
-			for _, cells := range figure.rows() {
+			for _, cells := range figure.rows(r.Planes) {
 				line(cells...)
 			}
-			parts.WriteString(figure.parts())
+			parts.WriteString(figure.parts(r.Planes))
 		}
 		if err := table.Flush(); err != nil {
 			return err
@@ -89,9 +91,9 @@ func (r *Report) writeText(out io.Writer) error {
 }
 
 // rows are a line for the figure and its first target, and one for each further target.
-func (f *Figure) rows() [][]string {
+func (f *Figure) rows(planes []string) [][]string {
 	first := []string{f.Name}
-	for _, plane := range planes() {
+	for _, plane := range planes {
 		value, ok := f.Value[plane]
 		if !ok {
 			first = append(first, "")
@@ -106,7 +108,7 @@ func (f *Figure) rows() [][]string {
 			verdict = "MISSED"
 		}
 		if i > 0 {
-			rows = append(rows, []string{"", "", "", ""})
+			rows = append(rows, make([]string, len(first)))
 		}
 		rows[i] = append(rows[i], target.Text, target.Is, verdict)
 	}
@@ -114,9 +116,9 @@ func (f *Figure) rows() [][]string {
 }
 
 // parts says in a line per plane what its value is made of.
-func (f *Figure) parts() string {
+func (f *Figure) parts(planes []string) string {
 	var lines strings.Builder
-	for _, plane := range planes() {
+	for _, plane := range planes {
 		var words []string
 		for _, right := range slices.Sorted(maps.Keys(f.Parts[plane])) {
 			words = append(words, number(f.Parts[plane][right])+" "+right)

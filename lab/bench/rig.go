@@ -37,8 +37,10 @@ const (
 type rig struct {
 	objects
 
-	lab      *cluster.Cluster
+	lab *cluster.Cluster
+	// driver is that of the plane at work; drivers are all that are served.
 	driver   *driver
+	drivers  []*driver
 	observer *observer
 	say      func(format string, args ...any)
 	// running is the component of the plane at work; empty if none is.
@@ -52,8 +54,8 @@ type rig struct {
 type rigOptions struct {
 	name  string
 	audit bool
-	// still leaves the driver, the attacher and the observer out: what is attached stays as it is.
-	still bool
+	// later leaves it to the caller to equip the rig.
+	later bool
 	say   func(format string, args ...any)
 }
 
@@ -77,18 +79,24 @@ func openRig(ctx context.Context, o rigOptions) (r *rig, err error) {
 	if err := r.base(ctx); err != nil {
 		return nil, err
 	}
-	if o.still {
+	if o.later {
 		return r, nil
 	}
-	socket := filepath.Join(lab.Dir(), "csi.sock")
-	if r.driver, err = serveDriver(socket); err != nil {
-		return nil, err
+	return r, r.equip(ctx)
+}
+
+// equip starts the driver, the attacher and the observer.
+func (r *rig) equip(ctx context.Context) (err error) {
+	socket := filepath.Join(r.lab.Dir(), "csi.sock")
+	r.driver = newDriver(driverName, 0)
+	if err := r.serve(r.driver, socket); err != nil {
+		return err
 	}
-	if _, err = lab.StartAttacher(socket); err != nil {
-		return nil, err
+	if _, err = r.lab.StartAttacher(socket); err != nil {
+		return err
 	}
-	r.observer, err = observe(ctx, client)
-	return r, err
+	r.observer, err = observe(ctx, r.client)
+	return err
 }
 
 // close takes all down, also when ctx has ended, and tells what the storage would not have liked.
@@ -99,10 +107,22 @@ func (r *rig) close(ctx context.Context) error {
 		r.observer.close()
 	}
 	errs := []error{r.lab.Down(ctx)}
+	for _, d := range r.drivers {
+		errs = append(errs, d.stop())
+	}
 	if r.driver != nil {
-		errs = append(errs, r.driver.stop())
+		errs = append(errs, r.driver.wrong())
 	}
 	return errors.Join(errs...)
+}
+
+// serve serves a driver until the rig is closed.
+func (r *rig) serve(d *driver, socket string) error {
+	if err := d.serve(socket); err != nil {
+		return err
+	}
+	r.drivers = append(r.drivers, d)
+	return nil
 }
 
 // start starts a plane; no other may be at work.
@@ -136,13 +156,15 @@ func (r *rig) stop(ctx context.Context) error {
 }
 
 // pid is that of the plane at work. One that has ended by itself is an error.
-func (r *rig) pid() (int, error) {
-	state, err := r.lab.Component(r.running)
+func (r *rig) pid() (int, error) { return r.pidOf(r.running) }
+
+func (r *rig) pidOf(component string) (int, error) {
+	state, err := r.lab.Component(component)
 	if err != nil {
 		return 0, err
 	}
 	if state.PID == 0 {
-		return 0, fmt.Errorf("%s has ended by itself (%s); its log is %s", r.running, state.LastError, r.lab.LogOf(r.running))
+		return 0, fmt.Errorf("%s has ended by itself (%s); its log is %s", component, state.LastError, r.lab.LogOf(component))
 	}
 	return state.PID, nil
 }

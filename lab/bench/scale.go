@@ -4,35 +4,38 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"strings"
 	"time"
 
-	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"belay.dev/belay/internal/kube"
 )
 
 const (
-	// probeNode and probeVolume show that a plane has begun to work; nothing else touches them.
-	probeNode, probeVolume = "hollow-probe", "vol-probe"
-	lookAgain              = 20 * time.Millisecond
-	// readyLimit bounds the time until a plane attaches the probe over a large state.
+	// extraPrefix begins the names of the nodes on which planes attach more volumes.
+	extraPrefix = "hollow-extra-"
+	// extrasPerNode is how many volumes more each of those gets.
+	extrasPerNode = 10
+	// readyLimit bounds the time until a plane attaches over a large state.
 	readyLimit = 5 * time.Minute
 	// rest is the time between the probe and the measurement of what a plane costs when nothing happens.
 	rest = 10 * time.Second
 )
 
+func extraNode(i int) string   { return fmt.Sprintf("%s%04d", extraPrefix, i/extrasPerNode) }
+func extraVolume(i int) string { return fmt.Sprintf("vol-extra-%05d", i) }
+
 // scale starts the planes over a large state that is as it shall be.
 func scale(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, err error) {
-	rig.still = true
+	rig.later = true // the attacher would take part in what is made to be there already
 	r, err := openRig(ctx, rig)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = joinClose(ctx, r, err) }()
 	if err := r.seed(ctx, size); err != nil {
+		return nil, err
+	}
+	if err := r.equip(ctx); err != nil {
 		return nil, err
 	}
 	before, err := r.versions(ctx)
@@ -67,7 +70,12 @@ func (r *rig) seed(ctx context.Context, size Size) error {
 	}); err != nil {
 		return err
 	}
-	if err := errors.Join(r.node(ctx, probeNode), r.volume(ctx, probeVolume)); err != nil {
+	if err := each(ctx, size.ScaleExtras, func(ctx context.Context, i int) error {
+		if i%extrasPerNode != 0 {
+			return r.volume(ctx, extraVolume(i))
+		}
+		return errors.Join(r.node(ctx, extraNode(i)), r.volume(ctx, extraVolume(i)))
+	}); err != nil {
 		return err
 	}
 	r.say("scale: %d nodes are there (%.0f s); now %d volumes, attached, with their pods", size.ScaleNodes, time.Since(began).Seconds(), size.ScaleVolumes)
@@ -90,7 +98,7 @@ func (r *rig) seed(ctx context.Context, size Size) error {
 	})
 }
 
-// versions are those of all attachments and nodes, but for the probe's.
+// versions are those of all attachments and nodes, but for those of the nodes that get more.
 func (r *rig) versions(ctx context.Context) (map[string]string, error) {
 	found := map[string]string{}
 	options := metav1.ListOptions{Limit: 2000}
@@ -100,7 +108,7 @@ func (r *rig) versions(ctx context.Context) (map[string]string, error) {
 			return nil, fmt.Errorf("listing attachments: %w", err)
 		}
 		for i := range page.Items {
-			if va := &page.Items[i]; va.Spec.NodeName != probeNode {
+			if va := &page.Items[i]; !strings.HasPrefix(va.Spec.NodeName, extraPrefix) {
 				found["attachment "+va.Name] = va.ResourceVersion
 			}
 		}
@@ -113,7 +121,7 @@ func (r *rig) versions(ctx context.Context) (map[string]string, error) {
 		return nil, fmt.Errorf("listing nodes: %w", err)
 	}
 	for i := range nodes.Items {
-		if node := &nodes.Items[i]; node.Name != probeNode {
+		if node := &nodes.Items[i]; !strings.HasPrefix(node.Name, extraPrefix) {
 			found["node "+node.Name] = node.ResourceVersion
 		}
 	}
@@ -144,7 +152,7 @@ func record(into map[string]map[string][]float64, figure, plane string, value fl
 }
 
 // scaleOf starts one plane over the state, sees it attach and detach one volume more, and
-// measures what it costs when nothing happens.
+// measures what it costs when nothing happens, and what each of many attaches more costs.
 func (r *rig) scaleOf(ctx context.Context, size Size, plane string, into map[string]map[string][]float64) error {
 	began := time.Now()
 	if err := r.start(plane); err != nil {
@@ -176,7 +184,8 @@ func (r *rig) scaleOf(ctx context.Context, size Size, plane string, into map[str
 	if err != nil {
 		return err
 	}
-	record(into, figureIdle, plane, 100*(after-before).Seconds()/time.Since(from).Seconds())
+	idle := 100 * (after - before).Seconds() / time.Since(from).Seconds()
+	record(into, figureIdle, plane, idle)
 	pid, err := r.pid()
 	if err != nil {
 		return err
@@ -186,78 +195,94 @@ func (r *rig) scaleOf(ctx context.Context, size Size, plane string, into map[str
 		return err
 	}
 	record(into, figureMemory, plane, float64(peak)/(1<<20))
-	r.say("scale: %s: peak memory %.0f MiB, idle %.2f %% of a core", plane, float64(peak)/(1<<20), 100*(after-before).Seconds()/time.Since(from).Seconds())
+	each, err := r.attachMore(ctx, size)
+	if err != nil {
+		return err
+	}
+	record(into, figureCPUMore, plane, float64(each)/float64(time.Millisecond))
+	r.say("scale: %s: peak memory %.0f MiB, idle %.2f %% of a core, %s per attach", plane, float64(peak)/(1<<20), idle, milliseconds(each))
 	return r.stop(ctx)
 }
 
-// probe gives the plane one pod more and plays the attacher for it, and takes the pod away again.
-// It returns how long after began the attachment was made.
+// probe gives the plane one pod more and takes it away again. It returns how long after began
+// the attachment was made.
 func (r *rig) probe(ctx context.Context, began time.Time) (time.Duration, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyLimit, fmt.Errorf("it does not work %v after its start", readyLimit))
 	defer cancel()
-	r.pods++
-	pod := fmt.Sprintf("probe-%d", r.pods)
-	if err := r.pod(ctx, pod, probeVolume, probeNode); err != nil {
+	volume, node := extraVolume(0), extraNode(0)
+	r.observer.forget(volumeHeld(node, volume), volumeReported(node, volume), volumeDetached(node, volume))
+	pods, err := r.extras(ctx, 1)
+	if err != nil {
 		return 0, err
 	}
-	attachments := r.client.StorageV1().VolumeAttachments()
-	var va *storagev1.VolumeAttachment
-	look := func(ctx context.Context) (there bool, err error) {
-		va, err = attachments.Get(ctx, kube.AttachmentName(probeVolume, driverName, probeNode), metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return false, nil
-		}
-		return err == nil, err
+	held, err := r.observer.when(ctx, volumeHeld(node, volume))
+	if err != nil {
+		return 0, fmt.Errorf("%s's plane: %w", r.plane, err)
 	}
-	if err := r.until(ctx, "the probe's attachment to be made", look); err != nil {
-		return 0, err
+	if _, err := r.observer.when(ctx, volumeReported(node, volume)); err != nil {
+		return 0, fmt.Errorf("%s's plane: %w", r.plane, err)
 	}
-	ready := time.Since(began)
-	va.Status.Attached = true
-	if _, err := attachments.UpdateStatus(ctx, va, metav1.UpdateOptions{}); err != nil {
-		return 0, fmt.Errorf("attaching the probe: %w", err)
+	return held.Sub(began), r.withoutExtras(ctx, pods)
+}
+
+// extras makes pods for the first n volumes more, on their nodes.
+func (r *rig) extras(ctx context.Context, n int) (pods []string, err error) {
+	for range n {
+		r.pods++
+		pods = append(pods, fmt.Sprintf("extra-%06d", r.pods))
 	}
-	listed := func(ctx context.Context) (bool, error) {
-		node, err := r.client.CoreV1().Nodes().Get(ctx, probeNode, metav1.GetOptions{})
-		return err == nil && slices.Contains(reported(node), probeVolume), err
-	}
-	if err := r.until(ctx, "the probe to be reported", listed); err != nil {
-		return 0, err
-	}
-	if err := r.remove(ctx, pod); err != nil {
-		return 0, err
-	}
-	return ready, r.until(ctx, "the probe's attachment to be deleted", func(ctx context.Context) (bool, error) {
-		there, err := look(ctx)
-		return !there, err
+	return pods, each(ctx, n, func(ctx context.Context, i int) error {
+		return r.pod(ctx, pods[i], extraVolume(i), extraNode(i))
 	})
 }
 
-// until looks again and again. What is waited for here is not measured finer than that.
-func (r *rig) until(ctx context.Context, what string, look func(context.Context) (bool, error)) error {
-	for {
-		done, err := look(ctx)
-		if done {
-			return nil
-		}
-		if err == nil {
-			err = pause(ctx, lookAgain)
-		}
-		if err != nil {
-			return fmt.Errorf("%s's plane: waiting for %s: %w", r.plane, what, err)
-		}
-		if _, err := r.pid(); err != nil {
-			return err
+// withoutExtras deletes the pods and waits until their volumes are detached.
+func (r *rig) withoutExtras(ctx context.Context, pods []string) error {
+	if err := each(ctx, len(pods), func(ctx context.Context, i int) error { return r.remove(ctx, pods[i]) }); err != nil {
+		return err
+	}
+	for i := range pods {
+		if _, err := r.observer.when(ctx, volumeDetached(extraNode(i), extraVolume(i))); err != nil {
+			return fmt.Errorf("%s's plane: %w", r.plane, err)
 		}
 	}
+	return nil
+}
+
+// attachMore has the plane attach more volumes at once and returns its CPU time for each.
+func (r *rig) attachMore(ctx context.Context, size Size) (time.Duration, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, readyLimit, fmt.Errorf("%d volumes more were not attached within %v", size.ScaleExtras, readyLimit))
+	defer cancel()
+	var all []fact
+	for i := range size.ScaleExtras {
+		all = append(all, volumeReported(extraNode(i), extraVolume(i)))
+		r.observer.forget(all[i], volumeDetached(extraNode(i), extraVolume(i)))
+	}
+	before, err := r.cpu()
+	if err != nil {
+		return 0, err
+	}
+	pods, err := r.extras(ctx, size.ScaleExtras)
+	if err != nil {
+		return 0, err
+	}
+	if _, err := r.observer.last(ctx, all); err != nil {
+		return 0, fmt.Errorf("%s's plane: %w", r.plane, err)
+	}
+	after, err := r.cpu()
+	if err != nil {
+		return 0, err
+	}
+	return (after - before) / time.Duration(size.ScaleExtras), r.withoutExtras(ctx, pods)
 }
 
 func scaleFigures(size Size, got map[string]map[string][]float64) []*Figure {
 	memory := numbers(figureMemory, "MiB", got[figureMemory]).atMost(planeUpstream, 1.0/2)
 	idle := numbers(figureIdle, "% of a core", got[figureIdle]).limit("< 1 %", 1)
 	changed := numbers(figureChanged, "objects", got[figureChanged]).limit("none", 0)
+	more := numbers(figureCPUMore, "ms", got[figureCPUMore]).atMost(planeUpstream, 1.0/2)
 	figures := []*Figure{
-		memory, idle, changed, numbers(figureReady, "s", got[figureReady]), numbers(figureStartCPU, "s", got[figureStartCPU]),
+		memory, more, idle, changed, numbers(figureReady, "s", got[figureReady]), numbers(figureStartCPU, "s", got[figureStartCPU]),
 	}
 	for _, f := range figures {
 		f.Note = fmt.Sprintf("%d attached volumes on %d nodes", size.ScaleVolumes, size.ScaleNodes)

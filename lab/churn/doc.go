@@ -7,6 +7,9 @@
 // record of calls, the hollow kubelets' record of mounts, and the controller's own writes,
 // which a proxy in front of it writes down.
 //
+// TestAttacherKilledWhileVolumesMove does the same to belay-attacher, with no other controller
+// at work and a driver inside the test, which outlives it.
+//
 //	BELAY_CHURN_VOLUMES=500       volumes of TestKilledWhileVolumesMove (default 500)
 //	BELAY_CHURN_KILLS=100         kills of it (default 100)
 //	BELAY_CHURN_NODES=20          hollow nodes of all tests (default 20)

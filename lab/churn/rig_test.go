@@ -70,8 +70,8 @@ type volume struct {
 
 func (v volume) unique() string { return kube.UniqueVolumeName(labdisk.DriverDisk, v.handle) }
 
-// newRig starts the lab; all of it ends with the test.
-func newRig(t *testing.T, name string) *rig {
+// newRig starts the lab, whose attacher gets the given flags; all of it ends with the test.
+func newRig(t *testing.T, name string, attacherArgs ...string) *rig {
 	t.Helper()
 	labtest.Needs(t)
 	if testing.Short() {
@@ -81,7 +81,7 @@ func newRig(t *testing.T, name string) *rig {
 	t.Logf("seed %d; BELAY_CHURN_SEED chooses another", seed)
 	r := &rig{seed: seed, scene: labtest.Open(t, cluster.Options{
 		Name: name, Nodes: -1, NodeKind: cluster.NodeKindBelay, Plane: cluster.PlaneBelay, Permissive: true,
-		Drivers: []string{labdisk.DriverDisk},
+		Drivers: []string{labdisk.DriverDisk}, AttacherArgs: attacherArgs,
 	})}
 	r.client = r.scene.Client
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))

@@ -62,8 +62,8 @@ func (s specs) component(name, path string, args ...string) proc.Spec {
 
 // roomy lets a program's heap grow to five times of what lives in it before it is collected. The
 // heaps of etcd and the API server are small when they have just started, and are collected often, on
-// the same few cores as all else: with this the first attach of a lab took half as long. A real
-// cluster's heaps are large and its cores its own. What is compared runs as shipped.
+// the same few cores as all else: the first moves of a lab then show that more than the plane. A
+// real cluster's heaps are large and its cores its own. What is compared runs as shipped.
 func roomy(spec proc.Spec) proc.Spec {
 	spec.Env = append(spec.Env, "GOGC=400")
 	return spec
@@ -117,6 +117,16 @@ func (s specs) controllerManager(plane string) proc.Spec {
 	if plane == PlaneBelay {
 		controllers = "*,-persistentvolume-attach-detach-controller"
 	}
+	// There is one only, and a killed one shall not wait for its own lease.
+	args := []string{"--leader-elect=false"}
+	if s.options.NodeMonitorGrace > 0 {
+		args = append(args, "--node-monitor-grace-period="+s.options.NodeMonitorGrace.String())
+	}
+	return s.manager(controllers, args...)
+}
+
+// manager is a kube-controller-manager with the controllers named.
+func (s specs) manager(controllers string, args ...string) proc.Spec {
 	config := s.paths.kubeconfig(identityKCM)
 	spec := s.component(componentKCM, s.upstream.Path("kube-controller-manager"),
 		"--kubeconfig="+config, "--authentication-kubeconfig="+config, "--authorization-kubeconfig="+config,
@@ -125,12 +135,8 @@ func (s specs) controllerManager(plane string) proc.Spec {
 		"--controllers="+controllers, "--use-service-account-credentials=true",
 		"--service-account-private-key-file="+s.paths.cert("sa.key"), "--root-ca-file="+s.paths.cert("ca.crt"),
 		// Its default lies outside the lab's folder, and it makes it.
-		"--flex-volume-plugin-dir="+filepath.Join(s.paths.dir(), "flexvolume"),
-		// There is one only, and a killed one shall not wait for its own lease.
-		"--leader-elect=false")
-	if s.options.NodeMonitorGrace > 0 {
-		spec.Args = append(spec.Args, "--node-monitor-grace-period="+s.options.NodeMonitorGrace.String())
-	}
+		"--flex-volume-plugin-dir="+filepath.Join(s.paths.dir(), "flexvolume"))
+	spec.Args = append(spec.Args, args...)
 	return spec
 }
 
@@ -179,24 +185,33 @@ func (s specs) attachPlane() []proc.Spec {
 	drivers := s.attachDrivers()
 	for i, driver := range drivers {
 		name := sidecarName(componentAttacher, drivers, i)
-		all = append(all, s.component(name, program,
+		spec := s.component(name, program,
 			"--csi-address="+s.paths.csiSocket(driver), "--kubeconfig="+s.paths.kubeconfig(config),
 			"--http-endpoint="+address(s.ports.Sidecars[name]),
 			"--leader-election", "--leader-election-namespace="+namespace, "--leader-election-lease-duration="+leaseDuration,
-			"--leader-election-renew-deadline="+renewDeadline, "--leader-election-retry-period="+retryPeriod, verbosity))
+			"--leader-election-renew-deadline="+renewDeadline, "--leader-election-retry-period="+retryPeriod, verbosity)
+		spec.Args = append(spec.Args, s.options.AttacherArgs...)
+		all = append(all, spec)
 	}
 	return all
 }
 
-// controller is belay-controller; what args say wins over what the lab says.
+// controller is belay-controller with the lab's lease times; what args say wins over them.
 func (s specs) controller(kubeconfig string, args []string) proc.Spec {
+	lease := []string{
+		"--leader-elect-lease-duration=" + leaseDuration, "--leader-elect-renew-deadline=" + renewDeadline,
+		"--leader-elect-retry-period=" + retryPeriod,
+	}
+	return s.shippedController(kubeconfig, slices.Concat(lease, s.options.ControllerArgs, args)...)
+}
+
+// shippedController is belay-controller as it is shipped, but for what args say.
+func (s specs) shippedController(kubeconfig string, args ...string) proc.Spec {
 	spec := s.component(componentController, s.own.path("belay-controller"),
 		"--kubeconfig="+kubeconfig,
-		"--leader-elect-lease-duration="+leaseDuration, "--leader-elect-renew-deadline="+renewDeadline,
-		"--leader-elect-retry-period="+retryPeriod,
 		"--health-probe-bind-address="+address(s.ports.ControllerHealth),
 		"--metrics-bind-address="+address(s.ports.ControllerMetrics), "--v="+strconv.Itoa(s.options.Verbosity))
-	spec.Args = slices.Concat(spec.Args, s.options.ControllerArgs, args)
+	spec.Args = append(spec.Args, args...)
 	return spec
 }
 

@@ -62,6 +62,8 @@ type Options struct {
 	Audit bool `json:"audit,omitempty"`
 	// ControllerArgs are flags that belay-controller is given besides the lab's own.
 	ControllerArgs []string `json:"controllerArgs,omitempty"`
+	// AttacherArgs are flags that the attachers, whichever plane's, are given besides the lab's own.
+	AttacherArgs []string `json:"attacherArgs,omitempty"`
 	// Verbosity of belay's own components (klog -v).
 	Verbosity int `json:"verbosity"`
 	// Progress is told what goes on, one line at a time; may be nil.

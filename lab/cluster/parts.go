@@ -3,8 +3,9 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"strconv"
+
+	"k8s.io/client-go/tools/clientcmd"
 
 	"belay.dev/belay/lab/proc"
 )
@@ -27,20 +28,9 @@ func (c *Cluster) StartController(plane string) (component string, err error) {
 	var spec proc.Spec
 	switch plane {
 	case PlaneBelay:
-		spec = s.component(componentController, s.own.path("belay-controller"),
-			"--kubeconfig="+s.paths.kubeconfig(identityController), "--v="+strconv.Itoa(s.options.Verbosity),
-			"--health-probe-bind-address="+address(s.ports.ControllerHealth),
-			"--metrics-bind-address="+address(s.ports.ControllerMetrics))
+		spec = s.shippedController(s.paths.kubeconfig(identityController))
 	case PlaneUpstream:
-		config := s.paths.kubeconfig(identityKCM)
-		spec = s.component(componentKCM, s.upstream.Path("kube-controller-manager"),
-			"--kubeconfig="+config, "--authentication-kubeconfig="+config, "--authorization-kubeconfig="+config,
-			"--bind-address="+loopback, "--secure-port="+strconv.Itoa(s.ports.ControllerManager),
-			"--tls-cert-file="+s.paths.cert("control-plane.crt"), "--tls-private-key-file="+s.paths.cert("control-plane.key"),
-			"--controllers=persistentvolume-attach-detach-controller", "--use-service-account-credentials=true",
-			"--service-account-private-key-file="+s.paths.cert("sa.key"), "--root-ca-file="+s.paths.cert("ca.crt"),
-			"--flex-volume-plugin-dir="+filepath.Join(s.paths.dir(), "flexvolume"),
-			"--kube-api-qps=10000", "--kube-api-burst=10000")
+		spec = s.manager("persistentvolume-attach-detach-controller", "--kube-api-qps=10000", "--kube-api-burst=10000")
 	default:
 		return "", fmt.Errorf("the plane is %s or %s, not %q", PlaneBelay, PlaneUpstream, plane)
 	}
@@ -55,6 +45,15 @@ func (c *Cluster) StartAttacher(socket string) (component string, err error) {
 	spec := s.component(componentAttacher, s.own.path("belay-attacher"),
 		"--csi-address="+socket, "--kubeconfig="+s.paths.kubeconfig(identityAttacher),
 		"--leader-election", "--leader-election-namespace="+belayNamespace, "--kube-api-qps=-1", "--v="+strconv.Itoa(s.options.Verbosity))
+	spec.Restart = false
+	return spec.Name, c.launch(spec)
+}
+
+// StartScheduler starts kube-scheduler in a bare lab and returns the component's name. It is run as shipped,
+// but that nothing throttles its client. The caller's nodes have the taint not-ready, which no controller takes off.
+func (c *Cluster) StartScheduler() (component string, err error) {
+	spec := c.specs.scheduler()
+	spec.Args = append(spec.Args, "--kube-api-qps=10000", "--kube-api-burst=10000")
 	spec.Restart = false
 	return spec.Name, c.launch(spec)
 }
@@ -90,3 +89,32 @@ func (c *Cluster) Component(name string) (proc.State, error) {
 
 // LogOf is where a component's log lies while the lab runs.
 func (c *Cluster) LogOf(component string) string { return c.paths.log(component) }
+
+// StartNodeAgent starts belay-node as shipped in a bare lab. It brings no node of the lab: it runs in the
+// machine's own namespaces, for a driver that mounts nothing. One that ends by itself is not started again.
+func (c *Cluster) StartNodeAgent(component string, args ...string) error {
+	spec := c.specs.component(component, c.specs.own.path("belay-node"), args...)
+	spec.Restart = false
+	return c.launch(spec)
+}
+
+// NodeKubeconfig writes the credential of a node into a file: the administrator's, who plays system:node:<node>,
+// so that the Node authorizer and NodeRestriction apply.
+func (c *Cluster) NodeKubeconfig(node, file string) error {
+	config, err := clientcmd.LoadFromFile(c.Kubeconfig())
+	if err != nil {
+		return fmt.Errorf("reading the administrator's credential: %w", err)
+	}
+	for _, user := range config.AuthInfos {
+		user.Impersonate, user.ImpersonateGroups = NodeUser(node)
+	}
+	if err := clientcmd.WriteToFile(*config, file); err != nil {
+		return fmt.Errorf("writing the credential of node %s: %w", node, err)
+	}
+	return nil
+}
+
+// NodeUser is as whom the agent of a node speaks to the API server.
+func NodeUser(node string) (name string, groups []string) {
+	return "system:node:" + node, []string{"system:nodes", "system:authenticated"}
+}

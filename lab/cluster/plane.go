@@ -8,8 +8,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-
-	"belay.dev/belay/internal/kube"
 )
 
 // Plane says whose attach/detach controller runs now: that of Options, or the one
@@ -105,10 +103,5 @@ func (c *Cluster) RunController(run ControllerRun) error {
 
 // ControllerConfig is belay-controller's own client configuration.
 func (c *Cluster) ControllerConfig() (*rest.Config, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", c.paths.kubeconfig(identityController))
-	if err != nil {
-		return nil, fmt.Errorf("reading belay-controller's kubeconfig: %w", err)
-	}
-	config.QPS = -1
-	return kube.Wire(config), nil
+	return clientConfig(c.paths.kubeconfig(identityController))
 }

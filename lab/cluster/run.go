@@ -292,14 +292,23 @@ func (c *Cluster) Options() Options { return c.options }
 
 // RESTConfig is the admin's client configuration, without client-side throttling. A new copy.
 func (c *Cluster) RESTConfig() *rest.Config {
-	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig())
+	config, err := clientConfig(c.Kubeconfig())
 	if err != nil {
 		// Written by this very process a moment ago; a server that cannot be reached says more
 		// to a caller than a nil would.
 		return &rest.Config{Host: c.ports.server(), QPS: -1}
 	}
+	return config
+}
+
+// clientConfig is what a kubeconfig file says, without client-side throttling.
+func clientConfig(kubeconfig string) (*rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("reading the kubeconfig %s: %w", kubeconfig, err)
+	}
 	config.QPS = -1
-	return kube.Wire(config)
+	return kube.Wire(config), nil
 }
 
 // Fabric is a client of the storage.

@@ -11,11 +11,17 @@ import (
 )
 
 // TestVolumeGoesAllTheWay is the short way: a claim, a writer, one move, every
-// record read back, nothing left.
+// record read back, nothing left. Belay's node agent shakes hands with either plane.
 func TestVolumeGoesAllTheWay(t *testing.T) {
+	t.Run("belay's plane", func(t *testing.T) { goesAllTheWay(t, "e2e", cluster.PlaneBelay) })
+	t.Run("upstream's plane", func(t *testing.T) { goesAllTheWay(t, "e2e-up", cluster.PlaneUpstream) })
+}
+
+func goesAllTheWay(t *testing.T, name, plane string) {
+	t.Helper()
 	ctx := t.Context()
 	scene := labtest.Open(t, cluster.Options{
-		Name: "e2e", Nodes: 2, NodeKind: cluster.NodeKindBelay, Plane: cluster.PlaneBelay,
+		Name: name, Nodes: 2, NodeKind: cluster.NodeKindBelay, Plane: plane,
 		Drivers: []string{labdisk.DriverDisk},
 	})
 	if _, err := scene.Place(ctx); err != nil {

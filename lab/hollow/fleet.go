@@ -23,8 +23,8 @@ import (
 
 // Options say how hollow nodes behave. Only Drivers must be set.
 type Options struct {
-	// Drivers are the CSI drivers that each node has; its id at each is its name. A
-	// volume of another driver counts as mounted without an attach.
+	// Drivers are the CSI drivers that each node has; its id at each is its name. A pod
+	// with a volume of another driver waits for an attach that nobody makes.
 	Drivers []string
 	// MaxPods each node takes; default 110, kubelet's.
 	MaxPods int64
@@ -78,7 +78,7 @@ func Start(ctx context.Context, config *rest.Config, names []string, o Options) 
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(withoutManagedFields))
 	f := &Fleet{
 		Record: newRecord(), options: o, client: client, factory: factory,
-		objects: objects{drivers: o.Drivers, factory: factory}, nodes: map[string]*node{},
+		objects: objects{factory: factory}, nodes: map[string]*node{},
 	}
 	for _, name := range names {
 		f.nodes[name] = newNode(f, name)

@@ -57,8 +57,11 @@ func TestLifeOfAPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx := t.Context()
+	serviceAccount(t, client)
+	create(t, client, "foreign", "h-2")
+	foreign := bound(t, client, "foreign", "another.belay.dev")
 	create(t, client, "early", "h-1") // before its claim and its volume
-	unique := bound(t, client, "early")
+	unique := bound(t, client, "early", driver)
 	eventually(t, "the volume to be listed in use", func() bool { return inUse(t, client, "h-1") == unique })
 	if got := fleet.MountedOn(unique); len(got) != 0 {
 		t.Fatalf("mounted on %v before it was attached", got)
@@ -79,6 +82,9 @@ func TestLifeOfAPod(t *testing.T) {
 	})
 	if got := fleet.MountedOn(unique); len(got) != 0 {
 		t.Errorf("still mounted on %v", got)
+	}
+	if got, listed := phase(t, client, "foreign"), inUse(t, client, "h-2"); got != corev1.PodPending || listed != foreign {
+		t.Errorf("the pod whose driver is on no node is %s, and its node lists %q in use", got, listed)
 	}
 }
 
@@ -102,13 +108,18 @@ func apiServer(t *testing.T) *rest.Config {
 	return config
 }
 
-func create(t *testing.T, client kubernetes.Interface, name, node string) {
+// serviceAccount makes what kube-controller-manager would: no pod is made without.
+func serviceAccount(t *testing.T, client kubernetes.Interface) {
 	t.Helper()
 	if _, err := client.CoreV1().ServiceAccounts("default").Create(t.Context(), &corev1.ServiceAccount{
 		ObjectMeta: metav1.ObjectMeta{Name: "default"},
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+}
+
+func create(t *testing.T, client kubernetes.Interface, name, node string) {
+	t.Helper()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PodSpec{
 		NodeName: node, AutomountServiceAccountToken: new(false),
 		Containers: []corev1.Container{{Name: "c", Image: "none"}},
@@ -122,7 +133,7 @@ func create(t *testing.T, client kubernetes.Interface, name, node string) {
 }
 
 // bound makes a claim and its volume and returns the volume's unique name.
-func bound(t *testing.T, client kubernetes.Interface, name string) string {
+func bound(t *testing.T, client kubernetes.Interface, name, driver string) string {
 	t.Helper()
 	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Mi")}
 	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}

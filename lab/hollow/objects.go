@@ -17,7 +17,6 @@ type volume struct {
 
 // objects reads claims and volumes from the watch caches.
 type objects struct {
-	drivers []string
 	factory informers.SharedInformerFactory
 }
 
@@ -56,7 +55,7 @@ func (o objects) volumeOf(namespace, name string) (v volume, attachable, ok bool
 	if err != nil {
 		return volume{}, false, false
 	}
-	if pv.Spec.CSI == nil || !slices.Contains(o.drivers, pv.Spec.CSI.Driver) {
+	if pv.Spec.CSI == nil {
 		return volume{}, false, true
 	}
 	return volume{

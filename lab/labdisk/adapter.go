@@ -213,17 +213,25 @@ var (
 	_ fusefs.NodeAllocater = (*diskNode)(nil)
 )
 
-func (d *diskNode) fill(out *fuse.Attr) {
+func (d *diskNode) fill(out *fuse.Attr) { d.fillAs(d.info.Bytes, out) }
+
+func (d *diskNode) fillAs(bytes int64, out *fuse.Attr) {
 	out.Mode = syscall.S_IFREG | 0o600
 	if d.info.ReadOnly {
 		out.Mode = syscall.S_IFREG | 0o400
 	}
-	out.Ino, out.Size, out.Nlink = d.info.inode(), uint64(d.info.Bytes), 1
+	out.Ino, out.Size, out.Nlink = d.info.inode(), uint64(bytes), 1
 	out.Blocks, out.Blksize = out.Size/512, 4096
 }
 
-func (d *diskNode) Getattr(_ context.Context, _ fusefs.FileHandle, out *fuse.AttrOut) syscall.Errno {
-	d.fill(&out.Attr)
+// Getattr asks for the size of now: a disk may grow under its attachment.
+func (d *diskNode) Getattr(ctx context.Context, _ fusefs.FileHandle, out *fuse.AttrOut) syscall.Errno {
+	bytes := d.info.Bytes
+	var now volumeInfo
+	if p := d.client.do(ctx, ioRequest{Op: opLookup, Volume: d.volume}); p.Errno == 0 && json.Unmarshal(p.Data, &now) == nil && now.Epoch == d.info.Epoch {
+		bytes = now.Bytes
+	}
+	d.fillAs(bytes, &out.Attr)
 	return 0
 }
 

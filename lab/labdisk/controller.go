@@ -43,6 +43,9 @@ func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 			csi.ControllerServiceCapability_RPC_PUBLISH_READONLY,
 			csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES)
 	}
+	if c.driver == DriverDisk {
+		types = append(types, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME)
+	}
 	resp := &csi.ControllerGetCapabilitiesResponse{}
 	for _, t := range types {
 		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{

@@ -38,7 +38,7 @@ type fabric struct {
 
 // volume is one volume with its data.
 type volume struct {
-	Volume // without Attachments; does not change
+	Volume // without Attachments; does not change, but for Bytes, which grows and is guarded by gate
 
 	// gate makes I/O atomic with the check of who holds the volume. I/O holds its read side from the check until the
 	// bytes are in the file; a change of holders holds its write side. So when a detach returns, no write is under way.
@@ -178,8 +178,8 @@ func (f *fabric) snapshot() state {
 	s := state{NextEpoch: f.nextEpoch, NextSequence: f.nextSequence}
 	s.Faults, s.NextFault = f.faults.list(), f.faults.next
 	for _, v := range f.volumes {
-		rec := v.Volume
 		v.gate.RLock()
+		rec := v.Volume
 		for _, a := range v.holders {
 			rec.Attachments = append(rec.Attachments, a)
 		}

@@ -48,10 +48,11 @@ func (f *fabric) create(want newVolume, fits func(Volume) bool) (Volume, error) 
 			continue
 		}
 		f.mu.Unlock()
-		if !fits(v.Volume) {
-			return Volume{}, fmt.Errorf("volume %q exists with %d bytes in zone %q: %w", v.Name, v.Bytes, v.Zone, errIncompatible)
+		have := v.about()
+		if !fits(have) {
+			return Volume{}, fmt.Errorf("volume %q exists with %d bytes in zone %q: %w", have.Name, have.Bytes, have.Zone, errIncompatible)
 		}
-		return v.Volume, f.save() // the first call may have died before its save
+		return have, f.save() // the first call may have died before its save
 	}
 	v := &volume{holders: map[string]Attachment{}, Volume: Volume{Driver: want.Driver, Name: want.Name, Bytes: want.Bytes,
 		Zone: want.Zone, Sequence: f.nextSequence, Created: time.Now()}}
@@ -62,8 +63,9 @@ func (f *fabric) create(want newVolume, fits func(Volume) bool) (Volume, error) 
 		return Volume{}, err
 	}
 	f.volumes[v.Handle] = v
+	made := v.Volume
 	f.mu.Unlock()
-	return v.Volume, f.save()
+	return made, f.save()
 }
 
 // remove deletes the volume and its data. One that is not there is no error.

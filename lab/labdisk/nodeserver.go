@@ -44,6 +44,9 @@ func (s *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabiliti
 	if s.hasStage() {
 		types = append(types, csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME)
 	}
+	if s.driver == DriverDisk {
+		types = append(types, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	}
 	resp := &csi.NodeGetCapabilitiesResponse{}
 	for _, t := range types {
 		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
@@ -123,7 +126,11 @@ func (s *nodeServer) NodePublishVolume(ctx context.Context, r *csi.NodePublishVo
 	if s.hasStage() && r.GetStagingTargetPath() == "" {
 		return nil, status.Error(codes.FailedPrecondition, "staging_target_path is empty")
 	}
-	if err := s.publish(ctx, r); err != nil {
+	publish := s.publish
+	if s.isInline(r) {
+		publish = s.publishInline
+	}
+	if err := publish(ctx, r); err != nil {
 		return nil, err
 	}
 	return &csi.NodePublishVolumeResponse{}, nil

@@ -28,7 +28,12 @@ func TestSanity(t *testing.T) {
 			driver := want.driver
 			s := startStorage(t)
 			m := s.startNode("n1", "--max-volumes", "3")
-			cmd := m.run(program,
+			skip := "-ginkgo.skip=^$"
+			if name == "disk" && !mayResizeExt4(t) {
+				t.Log("NOT RUN: resizing a mounted ext4 takes CAP_SYS_RESOURCE, which this container lacks")
+				skip = "-ginkgo.skip=node-expand is called after node-publish"
+			}
+			cmd := m.run(program, skip,
 				"-csi.endpoint="+m.socket(driver), "-csi.controllerendpoint="+filepath.Join(s.dir, "csi", driver+".sock"),
 				"-csi.mountdir="+filepath.Join(m.dir, "mount"), "-csi.stagingdir="+filepath.Join(m.dir, "staging"),
 				"-csi.testvolumesize=134217728", "-csi.testvolumeaccesstype="+want.access, "-csi.testnodevolumeattachlimit=true", "-ginkgo.no-color")

@@ -139,7 +139,7 @@ func (s *session) lookup(handle string) *ioReply {
 	if !ok {
 		return &ioReply{Errno: syscall.ENOENT}
 	}
-	return jsonReply(volumeInfo{Bytes: v.Bytes, Share: v.isShare(), ReadOnly: a.ReadOnly, Epoch: a.Epoch, Sequence: v.Sequence})
+	return jsonReply(volumeInfo{Bytes: v.about().Bytes, Share: v.isShare(), ReadOnly: a.ReadOnly, Epoch: a.Epoch, Sequence: v.Sequence})
 }
 
 func blockIO(v *volume, q *ioRequest) *ioReply {

@@ -118,6 +118,41 @@ func TestRootLocalNeedsNoAttach(t *testing.T) {
 	d.takeDown(b)
 }
 
+func TestRootInlineVolumesAreTheirPodsOwn(t *testing.T) {
+	s, a := oneNode(t)
+	inline := func(handle string) *disk {
+		return &disk{t: t, s: s, driver: DriverLocal, handle: handle, capability: mountCapability(manyWriters, "")}
+	}
+	publish := func(d *disk, ephemeral string) error {
+		_, err := a.csi(d.driver).NodePublishVolume(a.on, &csi.NodePublishVolumeRequest{VolumeId: d.handle, TargetPath: d.target(a),
+			VolumeCapability: d.capability, VolumeContext: map[string]string{inlineKey: ephemeral}})
+		return err
+	}
+	one, other := inline("csi-one"), inline("csi-other")
+	for _, d := range []*disk{one, other} {
+		if err := publish(d, "true"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	one.mustWrite(a, "x", "from the first pod")
+	if err := publish(one, "true"); err != nil { // again, as an agent does that lost the reply
+		t.Fatal(err)
+	}
+	one.mustRead(a, "x", "from the first pod")
+	if _, err := os.Stat(filepath.Join(a.see(other.target(a)), "x")); !os.IsNotExist(err) {
+		t.Errorf("the second pod sees the first one's file: %v", err)
+	}
+	one.takeDown(a)
+	if _, err := os.Lstat(a.see(one.target(a))); !os.IsNotExist(err) {
+		t.Errorf("the target is there after the unpublish: %v", err)
+	}
+	if err := publish(one, "false"); status.Code(err) != codes.NotFound {
+		t.Errorf("publish of a handle that the fabric does not know: %v, want NotFound", err)
+	}
+	other.takeDown(a)
+	s.wantNoViolations()
+}
+
 func TestRootShareSurvivesFabricRestart(t *testing.T) {
 	s, a := oneNode(t)
 	d := s.create(DriverShare, "pvc-1", 1<<20, mountCapability(manyWriters, ""))

@@ -16,6 +16,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/rest"
 )
 
@@ -194,27 +196,19 @@ func (p *Proxy) lag(response *http.Response, r Request) {
 	}
 }
 
+// paths reads requests as the API server does.
+var paths = &request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
+
 // read says what a request is about.
 func read(h *http.Request) (*Request, error) {
-	r := &Request{Partial: strings.Contains(h.Header.Get("Accept"), "as=PartialObjectMetadata")}
-	parts := strings.Split(strings.Trim(h.URL.Path, "/"), "/")
-	switch {
-	case parts[0] == "api" && len(parts) > 2:
-		parts = parts[2:]
-	case parts[0] == "apis" && len(parts) > 3:
-		parts = parts[3:]
-	default:
-		parts = nil
+	info, err := paths.NewRequestInfo(h)
+	if err != nil {
+		return nil, fmt.Errorf("read the request for %s: %w", h.URL.Path, err)
 	}
-	if len(parts) > 2 && parts[0] == "namespaces" {
-		parts = parts[2:]
+	r := &Request{
+		Verb: info.Verb, Resource: info.Resource, Subresource: info.Subresource, Name: info.Name,
+		Partial: strings.Contains(h.Header.Get("Accept"), "as=PartialObjectMetadata"),
 	}
-	for i, into := range []*string{&r.Resource, &r.Name, &r.Subresource} {
-		if i < len(parts) {
-			*into = parts[i]
-		}
-	}
-	r.Verb = verb(h, r.Name)
 	if !r.IsWrite() || h.Body == nil {
 		return r, nil
 	}
@@ -224,24 +218,4 @@ func read(h *http.Request) (*Request, error) {
 	}
 	r.Body, h.Body = body, io.NopCloser(bytes.NewReader(body))
 	return r, nil
-}
-
-func verb(h *http.Request, name string) string {
-	switch h.Method {
-	case http.MethodPost:
-		return "create"
-	case http.MethodPut:
-		return "update"
-	case http.MethodPatch:
-		return "patch"
-	case http.MethodDelete:
-		return "delete"
-	}
-	switch {
-	case h.URL.Query().Get("watch") == "true" || h.URL.Query().Get("watch") == "1":
-		return "watch"
-	case name == "":
-		return "list"
-	}
-	return "get"
 }

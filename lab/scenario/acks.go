@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,9 +17,10 @@ import (
 	"belay.dev/belay/lab/timeline"
 )
 
-// follower reads the logs of all pods that write to a claim, from their start to
-// their end, and keeps the highest number that was acknowledged. A log dies with
-// its pod, so it must be read while the pod lives.
+// follower reads the logs of all pods that write to the writer's claim, from their
+// start to their end, and keeps the highest number that was acknowledged. A log dies
+// with its pod, so it must be read while the pod lives. Logs of other pods are left
+// alone: they say nothing of this ledger, and on hollow nodes there are none to read.
 type follower struct {
 	client kubernetes.Interface
 	group  sync.WaitGroup
@@ -31,12 +33,12 @@ type follower struct {
 	stops   map[string]context.CancelFunc // by the pod's UID
 }
 
-// follow starts to read the log of every pod that runs from now on.
+// follow starts to read the log of every pod of the writer that runs from now on.
 func follow(ctx context.Context, client kubernetes.Interface, record *timeline.Recorder) *follower {
 	f := &follower{client: client, stops: map[string]context.CancelFunc{}}
 	record.Listen(func(c timeline.Change) {
 		switch {
-		case c.Kind == timeline.PodRunning && len(c.Claims) > 0:
+		case c.Kind == timeline.PodRunning && writes(c):
 			f.start(ctx, c)
 		case c.Kind == timeline.PodGone:
 			f.stop(c.UID)
@@ -44,6 +46,9 @@ func follow(ctx context.Context, client kubernetes.Interface, record *timeline.R
 	})
 	return f
 }
+
+// writes says whether a pod has the writer's claim.
+func writes(c timeline.Change) bool { return slices.Contains(c.Claims, Namespace+"/"+claimName) }
 
 func (f *follower) start(ctx context.Context, c timeline.Change) {
 	namespace, name, _ := strings.Cut(c.Object, "/")

@@ -11,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"belay.dev/belay/lab/timeline"
 )
 
 func sceneOf(t *testing.T, objects ...runtime.Object) *Scene {
@@ -97,6 +99,25 @@ func TestAcknowledged(t *testing.T) {
 		n, ok := acknowledged(line)
 		if ok != want.ok || (ok && n != want.n) {
 			t.Errorf("line %q read as %d, %v; want %d, %v", line, n, ok, want.n, want.ok)
+		}
+	}
+}
+
+// TestOnlyTheWritersLogIsRead: in a lab with a thousand pods on hollow nodes the requests
+// for logs that nobody has took more than the plane that was measured.
+func TestOnlyTheWritersLogIsRead(t *testing.T) {
+	for name, tc := range map[string]struct {
+		claims []string
+		want   bool
+	}{
+		"the writer's":          {[]string{"default/data-writer-0"}, true},
+		"among others":          {[]string{"default/other", "default/data-writer-0"}, true},
+		"another's":             {[]string{"default/claim-1"}, false},
+		"in another namespace":  {[]string{"other/data-writer-0"}, false},
+		"a pod without a claim": {nil, false},
+	} {
+		if got := writes(timeline.Change{Kind: timeline.PodRunning, Claims: tc.claims}); got != tc.want {
+			t.Errorf("%s: %v", name, got)
 		}
 	}
 }

@@ -1,0 +1,101 @@
+package bench
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// Names of the attacher's figures.
+const (
+	figureAllAttached = "all attached"
+	figureAllDetached = "all detached"
+	figurePublish     = "publishes per attach"
+	figureUnpublish   = "unpublishes per detach"
+	figureOverlaps    = "calls that overlapped"
+	figureSecondNode  = "publishes to a second node"
+	figureSidecarIn   = "CPU per attach"
+	figureSidecarOut  = "CPU per detach"
+	figureAllMoved    = "all moved"
+	figureWritten     = "attachments written at the start"
+	figureSidecarOn   = "start -> first attach"
+)
+
+// attacherPlanes are the planes that have an attacher, in the order in which they take turns.
+func attacherPlanes() []string { return []string{planeUpstream, planeBelay} }
+
+// tunedFlags raise what bounds an attacher so far that it does not; belay's leaves a quarter of its worker threads to attaches.
+// Both attachers take them.
+func tunedFlags(s Size) []string {
+	return []string{"--worker-threads=" + strconv.Itoa(2*s.AttachVolumes), "--kube-api-qps=10000", "--kube-api-burst=10000"}
+}
+
+func attacherParts() []part {
+	return []part{
+		{"shipped", func(s Size) string {
+			return fmt.Sprintf("%d attachments made at once, then deleted at once, flags as shipped; upstream once, its latencies side by side; belay's medians of %d",
+				s.AttachVolumes, s.Rounds)
+		}, shipped},
+		{"tuned", func(s Size) string {
+			return fmt.Sprintf("the same with %s; medians of %d", strings.Join(tunedFlags(s), " "), s.Rounds)
+		}, tuned},
+		{"requests", func(s Size) string {
+			return fmt.Sprintf("API requests, counted in the audit log over %d attaches and detaches at once; leases and watches left out", s.FewVolumes)
+		}, attacherRequests},
+		{"moves", func(s Size) string {
+			return fmt.Sprintf("%d attached volumes: the attachment deleted and another one made, for the next node, in the same moment; a call takes %s",
+				s.FewVolumes, spaced(moveLatency))
+		}, attacherMoves},
+		{"memory", func(s Size) string {
+			return fmt.Sprintf("started %d times over %d attached volumes on %d nodes, then left alone for %v", s.Rounds, s.ScaleVolumes, s.ScaleNodes, s.idleTime())
+		}, attacherMemory},
+	}
+}
+
+// idleTime is how long each start over a large state is left alone.
+func (s Size) idleTime() time.Duration { return s.Idle / time.Duration(max(s.Rounds, 1)) }
+
+const attacherLong = `Sets two attachers side by side, in turn (upstream, belay, upstream, ...), over one API server and a CSI driver in
+memory whose calls take a given time:
+
+  upstream  csi-attacher v4.12
+  belay     belay-attacher
+
+There is no attach/detach controller: the bench makes and deletes the VolumeAttachments itself, and sees in the API
+server when each is attached, and gone. The driver counts the calls for each volume, those that overlap, and publishes
+to a node while another one holds the volume. PersistentVolumes are as new in each turn: without the attacher's finalizer.
+
+Parts, each with a lab of its own:
+
+  shipped   500 attachments at once, flags as shipped, with a driver that takes 0 ms, 200 ms and 2 s, and 200 with 2 s.
+            Upstream's API rate limit (5 a second) makes each of these last minutes, whatever the driver does, in which it
+            uses next to nothing: so upstream is measured once, the four of them side by side, each with a driver and a
+            csi-attacher of its own. belay's are measured one after the other
+  tuned     the same with --worker-threads and --kube-api-qps and -burst so high that they do not bind, for both; and the
+            sidecar's CPU time per attach and detach
+  requests  what one attach and one detach cost the API server, counted in its audit log
+  moves     200 volumes go to another node: the new attachment is there before the old one is detached, as after a
+            forced detach, with two controllers, or with a restored backup. Nobody may publish an exclusive volume twice
+  memory    20000 attached volumes on 1000 nodes: peak memory since the start, CPU when nothing happens, and
+            that the start writes nothing
+
+Each figure is printed with its target and whether belay met it. The exit code is 1 if one was missed. Run it on a
+machine with nothing else to do: whatever else runs takes its share of the same processors.`
+
+func attacherCommand() *cobra.Command {
+	o := options{parts: attacherParts(), planes: attacherPlanes()}
+	command := &cobra.Command{
+		Use: "attacher", Short: "Measure belay-attacher: throughput, calls, API requests, CPU, memory", Long: attacherLong,
+		Example: `  belay-lab bench attacher                       all parts, about 20 minutes, half of it upstream as shipped
+  belay-lab bench attacher --only tuned,moves    two parts
+  belay-lab bench attacher --quick --no-targets  small sizes, to see that it works (2 minutes)
+  belay-lab bench attacher -o json > bench.json  all samples, for a chart`,
+		Args: cobra.NoArgs, SilenceUsage: true,
+		RunE: func(command *cobra.Command, _ []string) error { return o.run(command) },
+	}
+	o.register(command, "bench-attacher", "all parts but requests; upstream has one in shipped")
+	return command
+}

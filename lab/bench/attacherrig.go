@@ -1,0 +1,312 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/lab/cluster"
+)
+
+const (
+	// laneNodes is over how many nodes the volumes of a lane are spread.
+	laneNodes = 50
+	// probeNode is where a volume shows that an attacher has begun to work; nothing else touches it.
+	probeNode = "hollow-probe"
+)
+
+// lane is one driver with its volumes: what one attacher works on.
+type lane struct {
+	// name of the lane's driver and volumes; label in figures.
+	name, label string
+	volumes     int
+	driver      *driver
+	socket      string
+}
+
+// laneOf makes a lane whose driver takes its time. No two lanes of a rig may have one latency and one number of volumes.
+func laneOf(latency time.Duration, volumes int) *lane {
+	name := fmt.Sprintf("l%d-%d", latency.Milliseconds(), volumes)
+	return &lane{
+		name: name, label: fmt.Sprintf("%d x %s", volumes, spaced(latency)), volumes: volumes,
+		driver: newDriver(name+".bench.belay.dev", latency),
+	}
+}
+
+// spaced writes a latency as the reports do: "200 ms", "2 s".
+func spaced(d time.Duration) string {
+	if d >= time.Second {
+		return fmt.Sprintf("%g s", d.Seconds())
+	}
+	return fmt.Sprintf("%d ms", d.Milliseconds())
+}
+
+func (l *lane) volume(i int) string { return fmt.Sprintf("%s-%05d", l.name, i) }
+
+// probe is one volume more, that shows that an attacher has begun to work.
+func (l *lane) probe() string { return l.name + "-probe" }
+
+// nodeOf is where the i-th volume is attached; further turns go to further nodes.
+func (l *lane) nodeOf(i, turn int) string { return nodeName((i + turn) % laneNodes) }
+
+// figure names a figure of the lane.
+func (l *lane) figure(name string) string { return l.label + ": " + name }
+
+// openLanes starts a lab with an observer, the drivers and volumes of the lanes and some nodes.
+func openLanes(ctx context.Context, o rigOptions, lanes ...*lane) (r *rig, err error) {
+	o.later = true
+	if r, err = openRig(ctx, o); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.close(ctx))
+		}
+	}()
+	if r.observer, err = observe(ctx, r.client); err != nil {
+		return nil, err
+	}
+	for _, l := range lanes {
+		if err := r.serveLane(l); err != nil {
+			return nil, err
+		}
+	}
+	if err := each(ctx, laneNodes, func(ctx context.Context, i int) error { return r.csiNode(ctx, nodeName(i), lanes...) }); err != nil {
+		return nil, err
+	}
+	if err := r.csiNode(ctx, probeNode, lanes...); err != nil {
+		return nil, err
+	}
+	for _, l := range lanes {
+		if err := r.persistentVolume(ctx, l.probe(), l.driver.name); err != nil {
+			return nil, err
+		}
+		make := func(ctx context.Context, i int) error { return r.persistentVolume(ctx, l.volume(i), l.driver.name) }
+		if err := each(ctx, l.volumes, make); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+// serveLane serves a lane's driver.
+func (r *rig) serveLane(l *lane) error {
+	l.socket = filepath.Join(r.lab.Dir(), l.name+".sock")
+	return r.serve(l.driver, l.socket)
+}
+
+// sidecar is an attacher at work on a lane.
+type sidecar struct {
+	*rig
+
+	lane      *lane
+	plane     string
+	component string
+}
+
+// startSidecar starts an attacher and returns once it has attached and detached the probe, with how long the first attach
+// took from the start.
+func (r *rig) startSidecar(ctx context.Context, plane string, l *lane, flags ...string) (*sidecar, time.Duration, error) {
+	s := &sidecar{rig: r, lane: l, plane: plane, component: "attacher-" + l.name}
+	began := time.Now()
+	if err := r.lab.StartSidecar(plane, cluster.Sidecar{Component: s.component, Socket: l.socket, Args: flags}); err != nil {
+		return nil, 0, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, readyLimit, fmt.Errorf("%s's attacher does not work %v after its start", plane, readyLimit))
+	defer cancel()
+	node, volume := probeNode, l.probe()
+	r.observer.forget(volumeAttached(node, volume), volumeDetached(node, volume))
+	if err := r.makeAttachment(ctx, volume, l.driver.name, node); err != nil {
+		return nil, 0, err
+	}
+	at, err := r.observer.when(ctx, volumeAttached(node, volume))
+	if err != nil {
+		return nil, 0, s.orEnded(err)
+	}
+	if err := r.deleteAttachment(ctx, volume, l.driver.name, node); err != nil {
+		return nil, 0, err
+	}
+	if _, err := r.observer.when(ctx, volumeDetached(node, volume)); err != nil {
+		return nil, 0, s.orEnded(err)
+	}
+	return s, at.Sub(began), nil
+}
+
+// orEnded is err, or that the attacher has ended if it has.
+func (s *sidecar) orEnded(err error) error {
+	_, ended := s.pid()
+	return errors.Join(err, ended)
+}
+
+func (s *sidecar) pid() (int, error) { return s.pidOf(s.component) }
+
+// cpu is what the attacher has used of the processors so far.
+func (s *sidecar) cpu() (time.Duration, error) {
+	pid, err := s.pid()
+	if err != nil {
+		return 0, err
+	}
+	return cpuTime(pid)
+}
+
+// end stops the attacher, and takes its finalizers off the volumes: they are as new.
+func (s *sidecar) end(ctx context.Context) error {
+	if err := s.halt(ctx); err != nil {
+		return err
+	}
+	return each(ctx, s.lane.volumes, func(ctx context.Context, i int) error { return s.unprotect(ctx, s.lane.volume(i)) })
+}
+
+// halt stops the attacher. Its lease is removed, so that the next does not wait.
+func (s *sidecar) halt(ctx context.Context) error {
+	if _, err := s.pid(); err != nil {
+		return err // what was measured is not what it seemed
+	}
+	if err := s.lab.Stop(ctx, s.component); err != nil {
+		return err
+	}
+	name, namespace := "external-attacher-leader-"+s.lane.driver.name, cluster.SidecarNamespace(s.plane)
+	if err := s.client.CoordinationV1().Leases(namespace).Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("removing the lease %s: %w", name, err)
+	}
+	return nil
+}
+
+// attachAll makes the attachments of all volumes and waits until they are attached; it returns how long that took from the
+// first one made.
+func (s *sidecar) attachAll(ctx context.Context, turn int) (time.Duration, error) {
+	attached := s.facts(volumeAttached, turn)
+	s.observer.forget(append(attached, s.facts(volumeDetached, turn)...)...)
+	began := time.Now()
+	if err := s.eachVolume(ctx, turn, s.makeAttachment); err != nil {
+		return 0, err
+	}
+	return s.allSeen(ctx, began, attached)
+}
+
+// detachAll is the way back.
+func (s *sidecar) detachAll(ctx context.Context, turn int) (time.Duration, error) {
+	began := time.Now()
+	if err := s.eachVolume(ctx, turn, s.deleteAttachment); err != nil {
+		return 0, err
+	}
+	return s.allSeen(ctx, began, s.facts(volumeDetached, turn))
+}
+
+func (s *sidecar) facts(of func(node, volume string) fact, turn int) []fact {
+	facts := make([]fact, 0, s.lane.volumes)
+	for i := range s.lane.volumes {
+		facts = append(facts, of(s.lane.nodeOf(i, turn), s.lane.volume(i)))
+	}
+	return facts
+}
+
+func (s *sidecar) eachVolume(ctx context.Context, turn int, do func(ctx context.Context, volume, driver, node string) error) error {
+	return each(ctx, s.lane.volumes, func(ctx context.Context, i int) error {
+		return do(ctx, s.lane.volume(i), s.lane.driver.name, s.lane.nodeOf(i, turn))
+	})
+}
+
+// allSeen waits until all facts are seen, and tells how long after began the last was.
+func (s *sidecar) allSeen(ctx context.Context, began time.Time, facts []fact) (time.Duration, error) {
+	at, err := s.observer.last(ctx, facts)
+	if err != nil {
+		return 0, s.orEnded(fmt.Errorf("%s's attacher, %s: %w", s.plane, s.lane.label, err))
+	}
+	return at.Sub(began), nil
+}
+
+// sideBySide does something for each lane at once.
+func sideBySide(ctx context.Context, lanes []*lane, do func(context.Context, *lane) error) error {
+	group, groupCtx := errgroup.WithContext(ctx)
+	for _, l := range lanes {
+		group.Go(func() error { return do(groupCtx, l) })
+	}
+	return group.Wait()
+}
+
+// csiNode makes the CSINode of a node that the lanes' drivers run on. Attachers look at no Node.
+func (o objects) csiNode(ctx context.Context, name string, lanes ...*lane) error {
+	node := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	for _, l := range lanes {
+		node.Spec.Drivers = append(node.Spec.Drivers, storagev1.CSINodeDriver{
+			Name: l.driver.name, NodeID: name, TopologyKeys: []string{corev1.LabelTopologyZone},
+			Allocatable: &storagev1.VolumeNodeResources{Count: new(int32(100))},
+		})
+	}
+	if _, err := o.client.StorageV1().CSINodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("making CSINode %s: %w", name, err)
+	}
+	return nil
+}
+
+// persistentVolume makes an exclusive PersistentVolume, as large as a provisioner's usually are.
+func (o objects) persistentVolume(ctx context.Context, name, driver string, finalizers ...string) error {
+	zone := corev1.NodeSelectorRequirement{Key: corev1.LabelTopologyZone, Operator: corev1.NodeSelectorOpIn, Values: []string{"zone-1"}}
+	_, err := o.client.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: finalizers, Annotations: map[string]string{
+			"pv.kubernetes.io/provisioned-by":                            driver,
+			"volume.kubernetes.io/provisioner-deletion-secret-name":      "",
+			"volume.kubernetes.io/provisioner-deletion-secret-namespace": "",
+		}},
+		Spec: corev1.PersistentVolumeSpec{
+			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("10Gi")},
+			ClaimRef:                      &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: namespace, Name: "data-" + name, UID: types.UID("uid-of-" + name)},
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete, StorageClassName: "fast",
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{
+				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{zone}}},
+			}},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
+				Driver: driver, VolumeHandle: name, FSType: "ext4",
+				VolumeAttributes: map[string]string{"storage.kubernetes.io/csiProvisionerIdentity": "1763650000000-8081-" + driver, "type": "fast"},
+			}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("making volume %s: %w", name, err)
+	}
+	return nil
+}
+
+// unprotect takes all finalizers off a PersistentVolume.
+func (o objects) unprotect(ctx context.Context, volume string) error {
+	body := []byte(`{"metadata":{"finalizers":null}}`)
+	if _, err := o.client.CoreV1().PersistentVolumes().Patch(ctx, volume, types.MergePatchType, body, metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("taking the finalizers off volume %s: %w", volume, err)
+	}
+	return nil
+}
+
+// makeAttachment makes a VolumeAttachment as an attach/detach controller does.
+func (o objects) makeAttachment(ctx context.Context, volume, driver, node string) error {
+	_, err := o.client.StorageV1().VolumeAttachments().Create(ctx, &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(volume, driver, node)},
+		Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: driver, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("making the attachment of %s to %s: %w", volume, node, err)
+	}
+	return nil
+}
+
+func (o objects) deleteAttachment(ctx context.Context, volume, driver, node string) error {
+	err := o.client.StorageV1().VolumeAttachments().Delete(ctx, kube.AttachmentName(volume, driver, node), metav1.DeleteOptions{})
+	if err != nil {
+		return fmt.Errorf("deleting the attachment of %s to %s: %w", volume, node, err)
+	}
+	return nil
+}

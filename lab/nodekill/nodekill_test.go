@@ -1,0 +1,166 @@
+package nodekill
+
+import (
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"belay.dev/belay/lab/labtest"
+)
+
+// Environment of TestKills.
+const (
+	envKills = "BELAY_NODEKILL_KILLS"
+	envSeed  = "BELAY_NODEKILL_SEED"
+)
+
+const (
+	longKills  = 300
+	shortKills = 10
+	// maxPods bounds the pods that want volumes at a time.
+	maxPods = 6
+)
+
+func TestKills(t *testing.T) {
+	labtest.Needs(t)
+	kills := longKills
+	if testing.Short() {
+		kills = shortKills
+	}
+	kills = labtest.Number(t, envKills, kills)
+	seed := uint64(time.Now().UnixNano())
+	if text := os.Getenv(envSeed); text != "" {
+		var err error
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatalf("%s=%q is no number", envSeed, text)
+		}
+	}
+	t.Logf("%d kills; replay with %s=%d", kills, envSeed, seed)
+	r := newRig(t, seed)
+	r.startAgent()
+	hit := Histogram{}
+	settled := true
+	for i, plan := range Plans(seed, kills) {
+		r.killOnce(i, plan, hit, settled)
+		r.startAgent()
+		if settled = plan.Settle; settled {
+			r.settle()
+		}
+		if t.Failed() {
+			t.Fatalf("after kill %d: %v", i, plan)
+		}
+	}
+	r.finish()
+	t.Logf("what was under way at %d kills:\n%s", kills, hit)
+	if missed := hit.Missed(); kills >= longKills && len(missed) > 0 {
+		t.Errorf("no kill met: %v", missed)
+	}
+}
+
+// killOnce has the pods lead to the plan's call, and kills.
+func (r *rig) killOnce(i int, plan Plan, hit Histogram, settled bool) {
+	r.Helper()
+	do := r.provoke(plan.Method)
+	struck := r.killer.arm(plan)
+	do()
+	var hurt blow
+	select {
+	case hurt = <-struck:
+	case <-time.After(limit / 4):
+		switch {
+		case !r.killer.disarm():
+			hurt = <-struck
+		case settled:
+			r.Fatalf("kill %d: %v was never seen", i, plan)
+		default: // what the last kill left under way had done it before
+			hurt = blow{at: time.Now(), err: r.killAgent()}
+		}
+	}
+	r.must(hurt.err)
+	r.underWay(hit, hurt.at)
+	r.checkDead()
+}
+
+// provoke gets everything ready for a call of that method, and returns what makes it come.
+func (r *rig) provoke(method Method) func() {
+	r.Helper()
+	stages := func(v *volume) bool { return v.stages }
+	switch method {
+	case Stage:
+		v := r.pick(stages)
+		if r.removeAll(v) {
+			r.settle()
+		}
+		return func() { r.create(v, r.pick(func(other *volume) bool { return other != v })) }
+	case Publish:
+		v := r.pick(func(*volume) bool { return true })
+		if r.thinOut() {
+			r.settle()
+		}
+		return func() { r.create(v) }
+	case Unpublish, Unstage:
+		v := r.pick(stages)
+		if len(r.usedBy(v)) == 0 {
+			r.create(v)
+			r.settle()
+		}
+		return func() { r.removeAll(v) }
+	}
+	panic("there is no other method")
+}
+
+func (r *rig) pick(fits func(*volume) bool) *volume {
+	var all []*volume
+	for _, v := range r.volumes {
+		if fits(v) {
+			all = append(all, v)
+		}
+	}
+	return all[r.random.IntN(len(all))]
+}
+
+// removeAll removes the pods that want a volume.
+func (r *rig) removeAll(v *volume) (any bool) {
+	r.Helper()
+	for _, name := range r.usedBy(v) {
+		r.remove(name)
+		any = true
+	}
+	return any
+}
+
+// thinOut removes a pod if there are many.
+func (r *rig) thinOut() bool {
+	r.Helper()
+	if len(r.pods) < maxPods {
+		return false
+	}
+	r.remove(slices.Min(slices.Collect(maps.Keys(r.pods))))
+	return true
+}
+
+// finish takes all pods away and checks that nothing is left.
+func (r *rig) finish() {
+	r.Helper()
+	for name := range r.pods {
+		r.remove(name)
+	}
+	r.settle()
+	r.must(r.killAgent())
+	if left := r.leftovers(); len(left) > 0 {
+		r.Errorf("left behind: %v", left)
+	}
+	violations, err := r.scene.Violations(r.Context())
+	r.must(err)
+	for _, v := range violations {
+		r.Errorf("forbidden write: %+v", v)
+	}
+	counts := map[Method]int{}
+	for _, c := range r.calls.snapshot() {
+		counts[c.method]++
+	}
+	r.Logf("%d starts of belay-node; calls: %v; %d live reads of volumesInUse inside calls", r.starts, counts, r.listings)
+}
