@@ -289,8 +289,15 @@ func wasEdited(was, is *corev1.Pod) bool {
 // them, and this is how it learns that a volume grew under a running pod.
 func (a *Agent) resync(ctx context.Context, uid types.UID) {
 	a.mu.Lock()
-	now, p := time.Now(), a.pods[uid]
-	if p == nil || p.removed || !p.resolved || now.Before(p.syncAt) {
+	p := a.pods[uid]
+	if p == nil || p.removed || !p.resolved {
+		a.mu.Unlock()
+		return
+	}
+	if left := time.Until(p.syncAt); left > 0 {
+		// The queue keeps one time per key, the earliest: what woke the pod now may
+		// have stood in the place of its resync.
+		a.podQueue.AddAfter(uid, left)
 		a.mu.Unlock()
 		return
 	}

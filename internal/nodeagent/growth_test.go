@@ -2,10 +2,14 @@ package nodeagent
 
 import (
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
 )
 
 func TestWhoseTurnItIs(t *testing.T) {
@@ -53,4 +57,33 @@ func TestWhoseTurnItIs(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestAnEarlyWakeKeepsTheResync: a retry that was planned before the pod's volumes were
+// known stands in the queue in the place of the first resync. The resyncs go on nevertheless.
+func TestAnEarlyWakeKeepsTheResync(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const uid, period = types.UID("p"), time.Minute
+		p := newPod()
+		p.resolved = true
+		a := &Agent{
+			config:   Config{SyncPeriod: period},
+			podQueue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](lookUpFirst, lookUpMax)),
+			pods:     map[types.UID]*pod{uid: p},
+		}
+		defer a.podQueue.ShutDown()
+		go serve(a.podQueue, func(uid types.UID) { a.resync(t.Context(), uid) })
+		a.podQueue.AddAfter(uid, time.Second) // as after a first look that failed
+		a.mu.Lock()
+		a.syncLater(uid, p)
+		first := p.syncAt
+		a.mu.Unlock()
+		time.Sleep(2 * period)
+		synctest.Wait()
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if !p.syncAt.After(first) {
+			t.Errorf("no resync in %v, one was due after %v at most", 2*period, period*3/2)
+		}
+	})
 }
