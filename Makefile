@@ -64,7 +64,7 @@ test-long: upstream $(TESTSUM) $(SANITY) ## Chaos, comparison with upstream, bot
 
 .PHONY: race
 race: upstream ## The unit tests under the race detector (needs a C compiler).
-	CGO_ENABLED=1 KUBEBUILDER_ASSETS=$(UPSTREAM) go test -race -shuffle=on ./...
+	CGO_ENABLED=1 KUBEBUILDER_ASSETS=$(UPSTREAM) KUBEBUILDER_CONTROLPLANE_START_TIMEOUT=3m go test -race -shuffle=on ./...
 
 .PHONY: lint
 lint: check-go $(LINTER) ## golangci-lint over both modules.
