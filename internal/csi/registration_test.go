@@ -59,7 +59,7 @@ func TestWhatCameOfAPluginIsToldToNoOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if got, err := r.Info(ctx); err != nil || got.Name != "driver.test" {
 		t.Fatalf("%+v, %v", got, err)
@@ -85,7 +85,7 @@ func TestAPluginThatListensLateIsFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	found := make(chan error, 1)
 	go func() {
@@ -115,7 +115,7 @@ func TestADriverThatStartsAgainIsAsked(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer node.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if _, err := node.Info(ctx); err == nil || !strings.Contains(err.Error(), "no such file") {
 		t.Fatalf("nobody is there: %v", err)
