@@ -65,7 +65,7 @@ func (w *world) limits() (until func(count int32)) {
 	}
 	return func(want int32) {
 		w.Helper()
-		deadline := time.After(20 * time.Second)
+		deadline := time.After(patience)
 		for count != want {
 			select {
 			case event := <-watching.ResultChan():
@@ -158,7 +158,7 @@ func TestWaitForAttachAndMountVolumeAttachLimitExceededError(t *testing.T) {
 	text := `Node has reached its volume attachment limit: volume "` + w.name + `-data" of driver ` + w.driverName() +
 		" is not attached: attachment limit exceeded"
 	w.untilEvent(pod, "VolumeAttachmentLimitExceeded: "+text)
-	full, ok := errors.AsType[*AttachLimitError](w.waitFails(agent, pod))
+	full, ok := errors.AsType[*AttachLimitError](w.waitSays(agent, pod, "attachment limit exceeded"))
 	if !ok {
 		t.Fatal("the owner is not told that the node is full")
 	}
@@ -182,10 +182,7 @@ func TestAnAttachThatFailsOtherwiseRefreshesNothing(t *testing.T) {
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
 	w.untilInUse(handle)
-	err := w.waitFails(agent, pod)
-	for !strings.Contains(err.Error(), "NotAttached") {
-		err = w.waitFails(agent, pod)
-	}
+	w.waitSays(agent, pod, "NotAttached")
 	agent.readAttachError(w.ctx, string(w.unique(handle)))
 	if err := w.waitFails(agent, pod); errors.As(err, new(*AttachLimitError)) {
 		t.Errorf("told that the node is full: %v", err)

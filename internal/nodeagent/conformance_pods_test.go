@@ -2,7 +2,6 @@ package nodeagent
 
 import (
 	"slices"
-	"strings"
 	"testing"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
@@ -53,9 +52,7 @@ func TestUpstreamVolumesOfPods(t *testing.T) {
 			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}
 		})
 		agent.SetPod(pod)
-		w.until("the claim is refused", func() bool {
-			return strings.Contains(w.waitFails(agent, pod).Error(), "was not created for pod p (pod is not its owner)")
-		})
+		w.waitSays(agent, pod, "was not created for pod p (pod is not its owner)")
 		claims := w.admin.CoreV1().PersistentVolumeClaims(w.name)
 		claim, err := claims.Get(w.ctx, "p-data", metav1.GetOptions{})
 		must(t, err)

@@ -35,7 +35,7 @@ func TestADriverThatHangs(t *testing.T) {
 				}
 				return nil
 			}
-			agent, _ := w.agent(func(c *Config) { c.RPCTimeout = 300 * time.Millisecond })
+			agent, _ := w.agent(func(c *Config) { c.RPCTimeout = time.Second })
 			slow, fast := w.pod("slow", "hung"), w.pod("fast", "free")
 			agent.SetPod(slow)
 			w.untilInUse(hung)
@@ -58,7 +58,7 @@ func TestTheWayBackHangs(t *testing.T) {
 		t.Run(method, func(t *testing.T) {
 			w := newWorld(t)
 			hung, free := w.volume("hung"), w.volume("free")
-			agent, _ := w.agent(func(c *Config) { c.RPCTimeout = 300 * time.Millisecond })
+			agent, _ := w.agent(func(c *Config) { c.RPCTimeout = time.Second })
 			slow, fast := w.pod("slow", "hung"), w.pod("fast", "free")
 			w.bringUp(agent, slow, hung)
 			w.bringUp(agent, fast, free)
@@ -111,7 +111,7 @@ func TestAHangingDriverHoldsUpNoShutdown(t *testing.T) {
 			go func() { stop(); close(stopped) }()
 			select {
 			case <-stopped:
-			case <-time.After(20 * time.Second):
+			case <-time.After(patience):
 				t.Fatal("the agent does not end while a call hangs")
 			}
 			close(release)

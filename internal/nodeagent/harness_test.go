@@ -34,6 +34,9 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
+// patience is how long a test waits for what must happen, also on a machine that is busy with much else.
+const patience = 2 * time.Minute
+
 // server is one real API server for all tests of the package; each test has a
 // node, a driver and a namespace of its own.
 var server struct {
@@ -102,7 +105,7 @@ func newWorld(tb testing.TB, options ...func(*storagev1.CSIDriver)) *world {
 	root, err := os.MkdirTemp("", "bn") //nolint:usetesting // short: sockets lie below it
 	must(tb, err)
 	tb.Cleanup(func() { must(tb, os.RemoveAll(root)) })
-	ctx, cancel := context.WithTimeout(tb.Context(), 90*time.Second)
+	ctx, cancel := context.WithTimeout(tb.Context(), 5*patience)
 	tb.Cleanup(cancel)
 	w := &world{TB: tb, ctx: ctx, admin: admin, nodeID: user.Config(), name: name, root: root, bootID: "boot-1"}
 	_, err = admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
@@ -234,7 +237,7 @@ func (w *world) node() *corev1.Node {
 // untilNode waits for a version of the Node of which is holds.
 func (w *world) untilNode(what string, is func(*corev1.Node) bool) *corev1.Node {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(w.ctx, patience)
 	defer cancel()
 	nodes := w.admin.CoreV1().Nodes()
 	only := fields.OneTermEqualSelector(metav1.ObjectNameField, w.name).String()
@@ -387,7 +390,7 @@ func (d *scriptedDriver) registered() *registration.RegistrationStatus {
 // mounted waits for a pod's volumes.
 func (w *world) mounted(agent *Agent, pod *corev1.Pod) []Mount {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(w.ctx, patience)
 	defer cancel()
 	mounts, err := agent.WaitMounted(ctx, pod.UID)
 	if err != nil {
@@ -398,7 +401,7 @@ func (w *world) mounted(agent *Agent, pod *corev1.Pod) []Mount {
 
 func (w *world) unmounted(agent *Agent, pod *corev1.Pod) {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(w.ctx, patience)
 	defer cancel()
 	if err := agent.WaitUnmounted(ctx, pod.UID); err != nil {
 		w.Fatalf("pod %s: %v", pod.Name, err)

@@ -266,9 +266,7 @@ func TestUpstreamAttachOfEphemeral(t *testing.T) {
 		handle := "h-" + w.name + "-p-data"
 		agent.SetPod(pod)
 		w.untilInUse(handle)
-		if err := w.waitFails(agent, pod); !strings.Contains(err.Error(), string(nodevolume.NotAttached)) {
-			t.Errorf("the pod waits for: %v", err)
-		}
+		w.waitSays(agent, pod, string(nodevolume.NotAttached))
 		w.attach(handle)
 		w.mounted(agent, pod)
 		agent.RemovePod(pod.UID)
@@ -341,9 +339,7 @@ func (w *world) refusesInline(why string) (*Agent, *corev1.Pod) {
 	pod := w.inlinePod("p", "scratch")
 	agent.SetPod(pod)
 	w.untilEvent(pod, "FailedMount", `MountVolume.SetUp failed for volume "scratch" :`, why)
-	if err := w.waitFails(agent, pod); !strings.Contains(err.Error(), why) {
-		w.Errorf("the wait says: %v", err)
-	}
+	w.waitSays(agent, pod, why)
 	if calls := w.driver.made(); len(calls) > 0 {
 		w.Errorf("calls %v", calls)
 	}

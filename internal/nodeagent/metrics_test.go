@@ -130,8 +130,7 @@ func TestWhatWaitsIsCounted(t *testing.T) {
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
 	w.untilInUse(handle)
-	for err := w.waitFails(agent, pod); !strings.Contains(err.Error(), "NotAttached"); err = w.waitFails(agent, pod) {
-	}
+	w.waitSays(agent, pod, "NotAttached")
 	wantSamples(t, registry, "nodeagent_volumes_blocked", map[string]float64{"nodeagent_volumes_blocked{reason=NotAttached}": 1})
 	name := "nodeagent_volume_blocked_longest_seconds{reason=NotAttached}"
 	if longest := samples(t, registry)[name]; longest <= 0 || longest > 60 {
@@ -211,8 +210,7 @@ func liveMetrics(t *testing.T) map[string]string {
 	w.volume("later")
 	agent.SetPod(waits)
 	w.untilInUse("h-" + w.name + "-later")
-	for err := w.waitFails(agent, waits); !strings.Contains(err.Error(), "NotAttached"); err = w.waitFails(agent, waits) {
-	}
+	w.waitSays(agent, waits, "NotAttached")
 	families, err := registry.Gather()
 	must(t, err)
 	live := map[string]string{}

@@ -16,7 +16,7 @@ func nextEvent(t *testing.T, n *notices) fsnotify.Event {
 	select {
 	case event := <-n.events:
 		return event
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("no event")
 		panic("unreachable")
 	}
@@ -84,7 +84,7 @@ func TestAnAgentThatDoesNotLookIsToldThatEventsWereLost(t *testing.T) {
 	nextEvent(t, quick)
 	select {
 	case <-slow.lost:
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		t.Error("it was not told")
 	}
 }

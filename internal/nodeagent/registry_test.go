@@ -199,7 +199,7 @@ func TestManySocketsOfOneDriverLeaveOneConnection(t *testing.T) {
 	go func() { r.running.Wait(); close(ended) }()
 	select {
 	case <-ended:
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Error("a connection that was replaced is still watched")
 	}
 }
@@ -213,7 +213,7 @@ func TestAnAgentThatCannotBeMadeLeavesNothingRunning(t *testing.T) {
 			t.Fatalf("a second agent: %v, want %v", err, mount.ErrLocked)
 		}
 	}
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(patience)
 	for runtime.NumGoroutine() > before+5 && time.Now().Before(deadline) {
 		time.Sleep(5 * time.Millisecond)
 	}
