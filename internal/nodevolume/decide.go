@@ -15,6 +15,7 @@ import (
 //   - The volume is taken out of the list only when no record of it is left.
 //   - The way back (Unpublish, Unstage) waits for nothing in the API.
 //   - An inline volume is published and unpublished, and that is all.
+//   - Nothing is mounted with two SELinux labels at once (see label.go).
 //   - What is Unknown is waited for.
 func Decide(now time.Time, desired Desired, observed Observed) Decision {
 	c := decision{now: now, desired: desired, observed: observed}
@@ -95,8 +96,7 @@ func (c *decision) tearDown() Step {
 		case Wanted:
 		}
 	}
-	needed := c.anyPod(func(p Pod) bool { return p.Claim != Released || p.Publish != Absent })
-	if c.observed.Stage.Phase == Absent || needed {
+	if c.observed.Stage.Phase == Absent || c.anyPod(c.needsStage) {
 		return nil
 	}
 	if c.mayCall(PublishKey{}, c.observed.Unstage) {
@@ -109,6 +109,12 @@ func (c *decision) tearDown() Step {
 func (c *decision) bringUp() Step {
 	for _, p := range c.desired.Pods {
 		if p.Claim != Wanted || p.Publish == Confirmed {
+			continue
+		}
+		if c.halfPublishedOtherwise(p) {
+			if c.mayCall(p.Key, p.Failure) {
+				return Unpublish{Key: p.Key}
+			}
 			continue
 		}
 		if reason := c.gate(p); reason != "" {
@@ -166,6 +172,9 @@ func (c *decision) gate(p Pod) Reason {
 		}
 	case No:
 	}
+	if reason := c.labelGate(p); reason != "" {
+		return reason
+	}
 	if c.desired.SolePod && c.anyPod(func(other Pod) bool {
 		return other.Key != p.Key && other.Publish != Absent
 	}) {
@@ -206,12 +215,12 @@ func (c *decision) mount(p Pod) Step {
 		}
 	}
 	if o.Driver.Stages == Yes && !o.Inline && o.Stage.Phase != Confirmed {
-		return StageVolume{For: p.Key}
+		return StageVolume{For: p.Key, Label: p.label()}
 	}
 	if p.Publish == Confirmed {
 		return Republish{Key: p.Key}
 	}
-	return Publish{Key: p.Key}
+	return Publish{Key: p.Key, Label: p.label()}
 }
 
 // restage undoes a stage that belongs to an attachment which is no more. Pods

@@ -23,20 +23,20 @@ func TestWhenAVolumeIsExpanded(t *testing.T) {
 			pods(running), with(staged(Confirmed)), Decision{InUse: Yes},
 		},
 		"not staged yet: staged first": {
-			pods(Pod{Key: podA, Claim: Wanted}), with(grown), Decision{InUse: Yes, Next: StageVolume{podA}},
+			pods(Pod{Key: podA, Claim: Wanted}), with(grown), Decision{InUse: Yes, Next: StageVolume{For: podA}},
 		},
 		"not published yet: published first": {
-			pods(Pod{Key: podA, Claim: Wanted}), with(staged(Confirmed), grown), Decision{InUse: Yes, Next: Publish{podA}},
+			pods(Pod{Key: podA, Claim: Wanted}), with(staged(Confirmed), grown), Decision{InUse: Yes, Next: Publish{Key: podA}},
 		},
 		"published without an answer: published again first": {
-			pods(Pod{Key: podA, Claim: Wanted, Publish: Uncertain}), with(staged(Confirmed), grown), Decision{InUse: Yes, Next: Publish{podA}},
+			pods(Pod{Key: podA, Claim: Wanted, Publish: Uncertain}), with(staged(Confirmed), grown), Decision{InUse: Yes, Next: Publish{Key: podA}},
 		},
 		"published without an answer, and that backs off: not yet": {
 			pods(Pod{Key: podA, Claim: Wanted, Publish: Uncertain, Failure: Failure{Count: 1, At: now}}), with(staged(Confirmed), grown),
 			Decision{InUse: Yes, Holds: []Hold{{podA, BackingOff}}, RecheckAt: now.Add(500 * time.Millisecond)},
 		},
 		"another pod waits for its mount: that first": {
-			pods(running, Pod{Key: podB, Claim: Wanted}), with(staged(Confirmed), grown), Decision{InUse: Yes, Next: Publish{podB}},
+			pods(running, Pod{Key: podB, Claim: Wanted}), with(staged(Confirmed), grown), Decision{InUse: Yes, Next: Publish{Key: podB}},
 		},
 		"another pod's mount backs off: not held up by it": {
 			pods(running, Pod{Key: podB, Claim: Wanted, Failure: Failure{Count: 1, At: now}}), with(staged(Confirmed), grown),

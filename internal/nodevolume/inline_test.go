@@ -27,8 +27,8 @@ func TestDecideInline(t *testing.T) {
 		observed Observed
 		want     Decision
 	}{
-		"wanted: published without attach, list and stage": {pods(wanted), inline(), Decision{Next: Publish{podA}}},
-		"Node unknown: published all the same":             {pods(wanted), inline(noNode), Decision{Next: Publish{podA}}},
+		"wanted: published without attach, list and stage": {pods(wanted), inline(), Decision{Next: Publish{Key: podA}}},
+		"Node unknown: published all the same":             {pods(wanted), inline(noNode), Decision{Next: Publish{Key: podA}}},
 		"CSIDrivers not listed: nobody knows whether the driver has inline volumes": {
 			pods(wanted), inline(func(o *Observed) { o.AttachRequired = Unknown }), Decision{Holds: []Hold{{podA, AttachabilityUnknown}}},
 		},
@@ -39,7 +39,7 @@ func TestDecideInline(t *testing.T) {
 			pods(wanted), inline(func(o *Observed) { o.Driver = Driver{} }), Decision{Holds: []Hold{{podA, DriverNotRegistered}}},
 		},
 		"publish uncertain: published again": {
-			pods(Pod{Key: podA, Claim: Wanted, Publish: Uncertain}), inline(), Decision{Next: Publish{podA}},
+			pods(Pod{Key: podA, Claim: Wanted, Publish: Uncertain}), inline(), Decision{Next: Publish{Key: podA}},
 		},
 		"published: nothing to do": {pods(Pod{Key: podA, Claim: Wanted, Publish: Confirmed}), inline(), Decision{}},
 		"a damaged record says in use: never listed": {

@@ -35,6 +35,8 @@ type Record struct {
 	InUse bool `json:"inUse,omitempty"`
 	// AttachmentUID is that of the VolumeAttachment it was made with.
 	AttachmentUID string `json:"attachmentUID,omitempty"`
+	// SELinuxLabel is what the driver was told to mount the volume with, empty for none.
+	SELinuxLabel string `json:"seLinuxLabel,omitempty"`
 	// BootID is that of the machine when the driver was called.
 	BootID string `json:"bootID"`
 	// Pod is the one that it was made for.

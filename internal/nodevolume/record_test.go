@@ -10,7 +10,7 @@ import (
 func exampleRecord() Record {
 	return Record{
 		Version: RecordVersion, Kind: PublishKind, Driver: "d", Handle: "h\n^\"../", SpecName: "pv", Path: "pods/u/volumes/x", InUse: true,
-		AttachmentUID: "va", BootID: "boot", Confirmed: true, Pod: RecordPod{UID: "u", Namespace: "ns", Name: "p", Volume: "data", ReadOnly: true},
+		AttachmentUID: "va", SELinuxLabel: "s:o:t:s0:c1,c2", BootID: "boot", Confirmed: true, Pod: RecordPod{UID: "u", Namespace: "ns", Name: "p", Volume: "data", ReadOnly: true},
 	}
 }
 

@@ -54,7 +54,7 @@ func TestARunningPodsPublishIsRenewed(t *testing.T) {
 			Decision{InUse: No, Next: Republish{podA}},
 		},
 		"another pod is to be published first": {
-			pods(runs(podA, late), Pod{Key: podB, Claim: Wanted}), asks(), Decision{InUse: Yes, Next: Publish{podB}},
+			pods(runs(podA, late), Pod{Key: podB, Claim: Wanted}), asks(), Decision{InUse: Yes, Next: Publish{Key: podB}},
 		},
 
 		// What holds it back.
@@ -95,7 +95,7 @@ func TestARunningPodsPublishIsRenewed(t *testing.T) {
 			Decision{InUse: Yes, Holds: []Hold{{podA, AttachmentReplaced}}},
 		},
 		"nobody knows whether it is staged: staged first": {
-			pods(runs(podA, late)), asks(func(o *Observed) { o.Stage.Phase = Uncertain }), Decision{InUse: Yes, Next: StageVolume{podA}},
+			pods(runs(podA, late)), asks(func(o *Observed) { o.Stage.Phase = Uncertain }), Decision{InUse: Yes, Next: StageVolume{For: podA}},
 		},
 	}
 	for name, test := range tests {

@@ -16,8 +16,9 @@ import (
 // and checks, a watch that lags, writes that land late or twice or never with
 // replies that are lost, a driver that fails in every way and wants to be called
 // again from time to time, and an agent that dies between any two steps, also with a
-// record that cannot be read afterwards. After each step S7 is checked against the
-// store and the driver, and that whatever is published has a record.
+// record that cannot be read afterwards. In some worlds the pods want it with SELinux labels of
+// their own, and the CSIDriver says so now and then. After each step S7 is checked against the
+// store and the driver, that whatever is published has a record, and that nothing is mounted with two labels.
 
 const simVolume = "v"
 
@@ -37,6 +38,8 @@ const (
 	forgetRenewal   plant = "a publish that is to be renewed is not looked at again"
 	renewLeaving    plant = "the publish of a pod that is being deleted is renewed"
 	forgetInline    plant = "a torn record of an inline volume is taken for that of a persistent one"
+	forgetLabels    plant = "what is mounted counts as mounted with the label that a pod wants"
+	labelsOverMount plant = "a pod that runs with a label which is no more its own is taken down"
 )
 
 // simWorld is what is true, whatever the agent believes.
@@ -47,6 +50,9 @@ type simWorld struct {
 	now   time.Time
 	// inline: the volume is the pods' own.
 	inline bool
+	// labels are those that the pods want; labelled, the CSIDriver says that its driver mounts with them.
+	labels   map[string]string
+	labelled bool
 
 	// The API server: all versions of the Node; the last one is true.
 	versions []NodeStatus
@@ -60,7 +66,10 @@ type simWorld struct {
 	// The driver.
 	staged    bool
 	published map[string]bool
-	begun     []Step // calls of dead agents that may still be carried out
+	// stagedAs and publishedAs are with which labels.
+	stagedAs    string
+	publishedAs map[string]string
+	begun       []Step // calls of dead agents that may still be carried out
 
 	// The disk.
 	records map[string]Record
@@ -84,7 +93,10 @@ func newSimWorld(seed uint64, p plant) *simWorld {
 	w := &simWorld{
 		rng: rand.New(rand.NewPCG(seed, 7)), plant: p, now: now, inline: seed%5 == 4,
 		versions: []NodeStatus{{UID: "n", ResourceVersion: "1000"}},
-		owned:    map[string]bool{}, leaving: map[string]bool{}, published: map[string]bool{}, records: map[string]Record{},
+		owned:    map[string]bool{}, leaving: map[string]bool{}, published: map[string]bool{}, publishedAs: map[string]string{}, records: map[string]Record{},
+	}
+	if seed%3 == 1 && !w.inline {
+		w.labels, w.labelled = map[string]string{"a": "x", "b": "y"}, true
 	}
 	w.start()
 	return w
@@ -151,8 +163,22 @@ func (w *simWorld) crash() {
 	w.start()
 }
 
+func otherPod(uid string) string { return map[string]string{"a": "b", "b": "a"}[uid] }
+
+// label is with which one the pod would get the volume now.
+func (w *simWorld) label(uid string) string {
+	if w.labelled {
+		return w.labels[uid]
+	}
+	return ""
+}
+
 // owner sets and removes pods; a new agent is told everything again.
 func (w *simWorld) owner() {
+	if w.labels != nil && w.rng.IntN(10) == 0 {
+		w.labelled = !w.labelled
+		w.log("the driver mounts with labels: %v", w.labelled)
+	}
 	uid := []string{"a", "b"}[w.rng.IntN(2)]
 	switch {
 	case w.owned[uid] && !w.leaving[uid] && w.rng.IntN(3) == 0:
@@ -279,6 +305,7 @@ func (w *simWorld) observed() (Desired, Observed) {
 			d.Pods = append(d.Pods, Pod{
 				Key: PublishKey{PodUID: uid}, Claim: claim, Publish: phase, LastConfirmed: Confirmation{At: a.heard[uid]},
 				Leaving: w.leaving[uid] && w.plant != renewLeaving,
+				Label:   w.label(uid), PublishedLabel: w.records[uid].SELinuxLabel,
 			})
 		}
 	}
@@ -286,7 +313,7 @@ func (w *simWorld) observed() (Desired, Observed) {
 		Inline: w.agentSaysInline(),
 		Node:   a.list.View(simVolume), AttachRequired: Yes, Attachment: a.attachment,
 		Driver:        Driver{Registered: true, Stages: Yes, RepublishEvery: time.Minute},
-		Stage:         Stage{Phase: a.stage, AttachmentUID: w.records[StageKind].AttachmentUID},
+		Stage:         Stage{Phase: a.stage, AttachmentUID: w.records[StageKind].AttachmentUID, Label: w.records[StageKind].SELinuxLabel},
 		RecordedInUse: len(w.records) > 0 && !w.inline,
 	}
 	switch {
@@ -294,6 +321,14 @@ func (w *simWorld) observed() (Desired, Observed) {
 		o.Node.InUse = a.list.inUse.lists(simVolume)
 	case w.plant == skipHandshake:
 		o.Node.InUse = Yes
+	}
+	for i, p := range d.Pods {
+		switch {
+		case w.plant == forgetLabels:
+			d.Pods[i].Label, d.Pods[i].PublishedLabel, o.Stage.Label = "", "", ""
+		case w.plant == labelsOverMount && p.Publish == Confirmed && p.Claim == Wanted && p.Label != p.PublishedLabel:
+			d.Pods[i].Publish = Uncertain
+		}
 	}
 	return d, o
 }
@@ -333,9 +368,26 @@ func (w *simWorld) turn() error {
 	case ReadAttachment:
 		a.attachment = Attachment{Attached: knows(w.vaUID != 0), UID: strconv.Itoa(w.vaUID)}
 	default:
-		return w.call(step)
+		return w.call(w.asPlanted(step))
 	}
 	return nil
+}
+
+// asPlanted has a call say the label that the pod wants where the decision knew of none.
+func (w *simWorld) asPlanted(step Step) Step {
+	if w.plant != forgetLabels {
+		return step
+	}
+	switch step := step.(type) {
+	case StageVolume:
+		step.Label = w.label(step.For.PodUID)
+		return step
+	case Publish:
+		step.Label = w.label(step.Key.PodUID)
+		return step
+	default:
+		return step
+	}
 }
 
 // call records, calls the driver and takes in the reply, and may die between any two of these.
@@ -350,6 +402,9 @@ func (w *simWorld) call(step Step) error {
 	if name == StageKind {
 		before = a.stage
 	}
+	if undo && before == Confirmed && name != StageKind && w.claim(name) == Wanted {
+		return fmt.Errorf("the volume is taken from pod %s, which runs on it", name)
+	}
 	_, renews := step.(Republish)
 	if renews {
 		if err := w.checkRenewal(name); err != nil {
@@ -357,7 +412,7 @@ func (w *simWorld) call(step Step) error {
 		}
 	}
 	if !renews && (w.plant != recordAfterCall || undo) {
-		w.record(name, undo)
+		w.record(name, labelOf(step), undo)
 	}
 	if w.rng.IntN(12) == 0 {
 		w.crash()
@@ -383,7 +438,7 @@ func (w *simWorld) call(step Step) error {
 		return nil
 	}
 	if !renews {
-		w.record(name, undo)
+		w.record(name, labelOf(step), undo)
 	}
 	if w.plant == dropUncertain && undo {
 		reply = OK
@@ -429,8 +484,20 @@ func recordOf(step Step) (name string, undo bool) {
 	}
 }
 
+// labelOf is the one with which a step mounts.
+func labelOf(step Step) string {
+	switch step := step.(type) {
+	case StageVolume:
+		return step.Label
+	case Publish:
+		return step.Label
+	default:
+		return ""
+	}
+}
+
 // record makes the record, as the shell does before the call.
-func (w *simWorld) record(name string, undo bool) {
+func (w *simWorld) record(name, label string, undo bool) {
 	a := w.agent
 	r, ok := w.records[name]
 	if undo {
@@ -439,6 +506,9 @@ func (w *simWorld) record(name string, undo bool) {
 		r = Record{Kind: name, BootID: "boot", Inline: w.inline, InUse: !w.inline, AttachmentUID: a.attachment.UID}
 	} else {
 		r.Leaving = false
+	}
+	if !undo {
+		r.SELinuxLabel = label
 	}
 	w.records[name] = r
 	w.set(name, Uncertain)
@@ -458,11 +528,11 @@ func (w *simWorld) set(name string, phase Phase) {
 func (w *simWorld) carryOut(step Step) {
 	switch step := step.(type) {
 	case StageVolume:
-		w.staged = true
+		w.staged, w.stagedAs = true, step.Label
 	case Unstage:
 		w.staged = false
 	case Publish:
-		w.published[step.Key.PodUID] = true
+		w.published[step.Key.PodUID], w.publishedAs[step.Key.PodUID] = true, step.Label
 	case Republish:
 		w.published[step.Key.PodUID] = true
 	case Unpublish:
@@ -475,6 +545,12 @@ func (w *simWorld) check() error {
 	for uid := range w.published {
 		if _, recorded := w.records[uid]; !recorded {
 			return fmt.Errorf("S7: the volume is published for %s and there is no record of it", uid)
+		}
+		if w.staged && w.publishedAs[uid] != w.stagedAs {
+			return fmt.Errorf("the volume is published for %s with label %q and staged with %q", uid, w.publishedAs[uid], w.stagedAs)
+		}
+		if other := otherPod(uid); w.published[other] && w.publishedAs[other] != w.publishedAs[uid] {
+			return fmt.Errorf("the volume is published with two labels: %v", w.publishedAs)
 		}
 	}
 	switch {
@@ -531,12 +607,18 @@ func (w *simWorld) run(steps int) error {
 
 // settled: what is wanted is published, what is not is gone.
 func (w *simWorld) settled() bool {
+	waiting := 0
 	for uid := range w.owned {
-		if !w.published[uid] || w.agent.publishes[uid] != Confirmed {
+		if w.published[uid] && w.agent.publishes[uid] == Confirmed {
+			continue
+		}
+		other := otherPod(uid)
+		if w.published[uid] || !w.published[other] || w.publishedAs[other] == w.label(uid) {
 			return false
 		}
+		waiting++ // for the pod that has the volume with another label
 	}
-	if len(w.published) != len(w.owned) {
+	if len(w.published) != len(w.owned)-waiting {
 		return false
 	}
 	return len(w.owned) > 0 || (!w.staged && !w.inUse() && len(w.records) == 0)
@@ -601,7 +683,7 @@ func TestSimulationKeepsS7ThroughCrashes(t *testing.T) {
 }
 
 func TestSimulationFindsPlantedFaults(t *testing.T) {
-	for _, p := range []plant{believeStale, noStartGuard, recordAfterCall, believeRefusal, wishOnlyNews, dropUncertain, skipHandshake, believeRenewal, forgetRenewal, renewLeaving, forgetInline} {
+	for _, p := range []plant{believeStale, noStartGuard, recordAfterCall, believeRefusal, wishOnlyNews, dropUncertain, skipHandshake, believeRenewal, forgetRenewal, renewLeaving, forgetInline, forgetLabels, labelsOverMount} {
 		t.Run(string(p), func(t *testing.T) {
 			for seed := range uint64(seeds) {
 				if _, err := simulate(seed, p); err != nil {

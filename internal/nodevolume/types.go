@@ -69,6 +69,11 @@ type Pod struct {
 	// Leaving: the pod is being deleted. Its containers may still run, and keep what
 	// they have, but nothing is renewed for them.
 	Leaving bool
+	// Label is the SELinux label that the pod wants the volume mounted with, empty for
+	// none. It means nothing while AttachRequired is Unknown.
+	Label string
+	// PublishedLabel is the one with which it is, or may be, published.
+	PublishedLabel string
 	// ReadOnly: the pod may not write, and so no file system is expanded for it.
 	ReadOnly bool
 	Failure  Failure
@@ -132,6 +137,8 @@ type Stage struct {
 	// AttachmentUID is that of the VolumeAttachment with which it was staged; empty
 	// if none was needed or the record was lost.
 	AttachmentUID string
+	// Label is the SELinux label with which it was staged, empty for none.
+	Label string
 }
 
 // Observed is what is known of one volume at one moment.
@@ -164,10 +171,17 @@ type (
 	ReadCapabilities struct{ For PublishKey }
 	// ReadAttachment reads the VolumeAttachment live, for the pod.
 	ReadAttachment struct{ For PublishKey }
-	// StageVolume records and calls NodeStageVolume, with what the pod wants.
-	StageVolume struct{ For PublishKey }
-	// Publish records and calls NodePublishVolume.
-	Publish struct{ Key PublishKey }
+	// StageVolume records and calls NodeStageVolume, with what the pod wants and the
+	// SELinux label, if there is one.
+	StageVolume struct {
+		For   PublishKey
+		Label string
+	}
+	// Publish records and calls NodePublishVolume, with the same label.
+	Publish struct {
+		Key   PublishKey
+		Label string
+	}
 	// Republish calls NodePublishVolume again for a publish that stands, with what is
 	// to be said now. The record stays as it is, whatever the driver answers.
 	Republish struct{ Key PublishKey }
@@ -216,15 +230,17 @@ type Reason string
 
 // The reasons, in the order in which a mount meets them, then those of the way back.
 const (
-	AttachabilityUnknown Reason = "AttachabilityUnknown"
-	NodeUnknown          Reason = "NodeUnknown"
-	NotReportedInUse     Reason = "NotReportedInUse"
-	NotAttached          Reason = "NotAttached"
-	DriverNotRegistered  Reason = "DriverNotRegistered"
-	OtherPodMounted      Reason = "OtherPodMounted"
-	BackingOff           Reason = "BackingOff"
-	AttachmentNotReady   Reason = "AttachmentNotReady"
-	AttachmentReplaced   Reason = "AttachmentReplaced"
-	OwnerSilent          Reason = "OwnerSilent"
-	InUseNotCleared      Reason = "InUseNotCleared"
+	AttachabilityUnknown     Reason = "AttachabilityUnknown"
+	NodeUnknown              Reason = "NodeUnknown"
+	NotReportedInUse         Reason = "NotReportedInUse"
+	NotAttached              Reason = "NotAttached"
+	DriverNotRegistered      Reason = "DriverNotRegistered"
+	OtherSELinuxLabelWanted  Reason = "OtherSELinuxLabelWanted"
+	OtherSELinuxLabelMounted Reason = "OtherSELinuxLabelMounted"
+	OtherPodMounted          Reason = "OtherPodMounted"
+	BackingOff               Reason = "BackingOff"
+	AttachmentNotReady       Reason = "AttachmentNotReady"
+	AttachmentReplaced       Reason = "AttachmentReplaced"
+	OwnerSilent              Reason = "OwnerSilent"
+	InUseNotCleared          Reason = "InUseNotCleared"
 )

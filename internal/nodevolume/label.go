@@ -1,0 +1,53 @@
+package nodevolume
+
+// A volume is mounted with one SELinux label at a time (the mount option context=, KEP-1710): the
+// kernel refuses a second mount of a file system with another one, and what is bound from
+// a mount has its label. So what is mounted with one label is undone, publishes and
+// stage, before anything is mounted with another. Pods that run keep what they have,
+// whatever the CSIDriver says by now.
+
+// label is the one that the pod's volume is to be mounted with.
+func (p Pod) label() string {
+	if p.Publish == Confirmed {
+		return p.PublishedLabel
+	}
+	return p.Label
+}
+
+// otherwise: the label is another one than the pod's. Nobody knows that before the
+// CSIDrivers have been listed: they say which drivers mount with labels.
+func (c *decision) otherwise(p Pod, label string) bool {
+	return c.observed.AttachRequired != Unknown && p.label() != label
+}
+
+// needsStage: the pod keeps the stage from being undone.
+func (c *decision) needsStage(p Pod) bool {
+	switch {
+	case p.Publish != Absent, p.Claim == Unclaimed:
+		return true
+	default:
+		return p.Claim == Wanted && !c.otherwise(p, c.observed.Stage.Label)
+	}
+}
+
+// labelGate: nothing may be mounted with another label than the pod's.
+func (c *decision) labelGate(p Pod) Reason {
+	others := func(is func(Pod) bool) bool {
+		return c.anyPod(func(other Pod) bool { return other.Key != p.Key && is(other) })
+	}
+	staged := c.observed.Stage.Phase != Absent && c.otherwise(p, c.observed.Stage.Label)
+	published := others(func(other Pod) bool { return other.Publish != Absent && c.otherwise(p, other.PublishedLabel) })
+	switch {
+	case !staged && !published:
+		return ""
+	case others(func(other Pod) bool { return other.Claim != Released && c.needsStage(other) }):
+		return OtherSELinuxLabelWanted
+	default:
+		return OtherSELinuxLabelMounted
+	}
+}
+
+// halfPublishedOtherwise: a publish for the pod may have been made with another label.
+func (c *decision) halfPublishedOtherwise(p Pod) bool {
+	return p.Publish == Uncertain && c.otherwise(p, p.PublishedLabel)
+}
