@@ -22,6 +22,10 @@ type Mount struct {
 	// The driver was told so; a runtime that binds Path into a container should bind it
 	// read-only too.
 	ReadOnly bool
+	// SELinuxLabel is the label that the volume was mounted with, so that all its files have
+	// it and nobody need, or can, change theirs. Empty: on a node with SELinux the runtime
+	// has to label the files, as for any volume.
+	SELinuxLabel string
 }
 
 // AttachLimitError is among the errors of [Agent.WaitMounted], for errors.As, when the

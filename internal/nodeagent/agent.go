@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -44,6 +45,8 @@ type Config struct {
 	// What tests change: see group.go.
 	slowGroup, slowGroupAgain time.Duration
 	giveToGroup               func(*mount.Root, context.Context, string, *mount.GroupChange) error
+	// fileLabel tells SELinux labels as if there were SELinux: see selinux.go.
+	fileLabel func(*corev1.SELinuxOptions) (string, error)
 	// republishEvery is another one than kubelet's in tests.
 	republishEvery time.Duration
 	// longWait and patience are the defaults unless a test is in a hurry.
@@ -66,6 +69,8 @@ type Mount struct {
 	Path       string
 	Block      bool
 	ReadOnly   bool
+	// SELinuxLabel is the label that all files have by the mount itself.
+	SELinuxLabel string
 }
 
 // Agent looks after the CSI volumes of one node. See belay.dev/belay/node.
@@ -182,6 +187,9 @@ func (c *Config) complete() error {
 	c.slowGroup, c.slowGroupAgain = cmp.Or(c.slowGroup, defaultSlowGroup), cmp.Or(c.slowGroupAgain, defaultSlowGroupAgain)
 	if c.giveToGroup == nil {
 		c.giveToGroup = (*mount.Root).GiveToGroup
+	}
+	if c.fileLabel == nil {
+		c.fileLabel = fileLabel
 	}
 	c.republishEvery = cmp.Or(c.republishEvery, defaultRepublishEvery)
 	if c.SyncPeriod == 0 {

@@ -28,9 +28,9 @@ func (a *Agent) apply(ctx context.Context, v *volume, step nodevolume.Step) {
 			a.outcome(v, step.For, stepWaitForAttach, err)
 		}
 	case nodevolume.StageVolume:
-		a.outcome(v, step.For, stepMountDevice, a.stage(ctx, v, step.For))
+		a.outcome(v, step.For, stepMountDevice, a.stage(ctx, v, step))
 	case nodevolume.Publish:
-		a.outcome(v, step.Key, stepSetUp, a.publish(ctx, v, step.Key))
+		a.outcome(v, step.Key, stepSetUp, a.publish(ctx, v, step))
 	case nodevolume.Republish:
 		a.outcome(v, step.Key, stepSetUp, a.republish(ctx, v, step.Key))
 	case nodevolume.Expand:
@@ -71,6 +71,8 @@ type callable struct {
 	publishContext map[string]string
 	attachmentUID  string
 	inUse          bool
+	// label is the SELinux label to mount with, as it was decided.
+	label string
 }
 
 // callableFor gathers it for a pod's volume.
@@ -97,7 +99,7 @@ func (a *Agent) recordFor(c callable, kind, path string) nodevolume.Record {
 	w := c.want
 	return nodevolume.Record{
 		Kind: kind, Driver: w.driver, Handle: w.handle, SpecName: w.specName, Inline: w.inline, Block: w.block, Path: path,
-		InUse: c.inUse, AttachmentUID: c.attachmentUID, BootID: a.config.BootID,
+		InUse: c.inUse, AttachmentUID: c.attachmentUID, SELinuxLabel: c.label, BootID: a.config.BootID,
 		Pod: nodevolume.RecordPod{
 			UID: string(w.pod.UID), Namespace: w.pod.Namespace, Name: w.pod.Name, Volume: w.volume, ReadOnly: w.readOnly,
 		},
@@ -105,12 +107,13 @@ func (a *Agent) recordFor(c callable, kind, path string) nodevolume.Record {
 }
 
 // stage records and calls NodeStageVolume.
-func (a *Agent) stage(ctx context.Context, v *volume, key nodevolume.PublishKey) error {
-	c, err := a.callableFor(v, key)
+func (a *Agent) stage(ctx context.Context, v *volume, step nodevolume.StageVolume) error {
+	c, err := a.callableFor(v, step.For)
 	if err != nil {
 		return err
 	}
 	w := c.want
+	c.label = step.Label
 	if err := a.checkAffinity(w); err != nil {
 		return err
 	}
@@ -131,23 +134,22 @@ func (a *Agent) stage(ctx context.Context, v *volume, key nodevolume.PublishKey)
 	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, w.migrated), a.config.RPCTimeout)
 	defer cancel()
 	err = c.client.Stage(rpc, call, c.has)
-	a.log.Info("NodeStageVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.OutcomeOf(err).String())
+	a.log.Info("NodeStageVolume", "volume", v.name, "pod", step.For.PodUID, "outcome", csi.OutcomeOf(err).String())
 	return a.end(v, &v.stage, ending{
 		name: name, err: err, phase: nodevolume.AfterCall(before, reply(err)), tidy: a.tidyStage,
 	})
 }
 
 // publish records and calls NodePublishVolume.
-func (a *Agent) publish(ctx context.Context, v *volume, key nodevolume.PublishKey) error {
+func (a *Agent) publish(ctx context.Context, v *volume, step nodevolume.Publish) error {
+	key := step.Key
 	c, err := a.callableFor(v, key)
 	if err != nil {
 		return err
 	}
 	w := c.want
+	c.label = step.Label
 	if err := a.checkLifecycle(w); err != nil {
-		return err
-	}
-	if err := a.checkSupported(c); err != nil {
 		return err
 	}
 	if err := a.checkAffinity(w); err != nil {

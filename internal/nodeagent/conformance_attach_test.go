@@ -325,24 +325,27 @@ func TestUpstreamConcurrency(t *testing.T) {
 	})
 }
 
+// deletePod has a pod's object deleted while no agent runs, and its containers ended.
+func (w *world) deletePod(pod *corev1.Pod, force bool) {
+	w.Helper()
+	seconds := new(int64(30))
+	if force {
+		seconds = new(int64(0))
+	}
+	must(w, w.admin.CoreV1().Pods(w.name).Delete(w.ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: seconds}))
+	w.until("the pod is gone", func() bool {
+		got, err := w.admin.CoreV1().Pods(w.name).Get(w.ctx, pod.Name, metav1.GetOptions{})
+		if err == nil && got.Status.Phase != corev1.PodSucceeded { // whoever runs the pods ends it
+			got.Status.Phase = corev1.PodSucceeded
+			_, _ = w.admin.CoreV1().Pods(w.name).UpdateStatus(w.ctx, got, metav1.UpdateOptions{})
+		}
+		return err != nil || got.Status.Phase == corev1.PodSucceeded
+	})
+}
+
 // TestUpstreamRestarts are upstream's disruptive tests and those of the reconstruction: what
 // becomes of volumes whose pods stayed, or went, while the agent was down.
 func TestUpstreamRestarts(t *testing.T) {
-	remove := func(w *world, pod *corev1.Pod, force bool) {
-		seconds := new(int64(30))
-		if force {
-			seconds = new(int64(0))
-		}
-		must(w, w.admin.CoreV1().Pods(w.name).Delete(w.ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: seconds}))
-		w.until("the pod is gone", func() bool {
-			got, err := w.admin.CoreV1().Pods(w.name).Get(w.ctx, pod.Name, metav1.GetOptions{})
-			if err == nil && got.Status.Phase != corev1.PodSucceeded { // whoever runs the pods ends it
-				got.Status.Phase = corev1.PodSucceeded
-				_, _ = w.admin.CoreV1().Pods(w.name).UpdateStatus(w.ctx, got, metav1.UpdateOptions{})
-			}
-			return err != nil || got.Status.Phase == corev1.PodSucceeded
-		})
-	}
 	for name, test := range map[string]struct{ removed, force, next bool }{
 		"written before kubelet restart is readable after restart":                            {},
 		"deleted while the kubelet is down cleans up when the kubelet returns":                {removed: true},
@@ -355,7 +358,7 @@ func TestUpstreamRestarts(t *testing.T) {
 			l := w.live()
 			l.stop()
 			if test.removed {
-				remove(w, l.pod, test.force)
+				w.deletePod(l.pod, test.force)
 			}
 			var next *corev1.Pod
 			if test.next {

@@ -78,6 +78,16 @@ func allAsked() []asked {
 			pv.Spec.CSI.ReadOnly = true
 		}},
 		{name: "secrets", caps: stages, pv: secrets},
+		{name: "SELinux label: ReadWriteOncePod, mount options", caps: stages, driver: mountsLabels, pod: labelled("s0:c1,c2"), pv: func(pv *corev1.PersistentVolume) {
+			pv.Spec.AccessModes, pv.Spec.MountOptions = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}, []string{"noatime"}
+		}},
+		{name: "SELinux label, no stage", attach: true, driver: mountsLabels, pod: labelled("s0:c1,c2"), pv: accessModes(corev1.ReadWriteOncePod)},
+		{name: "SELinux label: ReadWriteOnce", caps: stages, driver: mountsLabels, pod: labelled("s0:c1,c2")},
+		{name: "SELinux label, the driver takes none", caps: stages, pod: labelled("s0:c1,c2"), pv: accessModes(corev1.ReadWriteOncePod)},
+		{name: "SELinux label, block", caps: stages, driver: mountsLabels, pod: labelled("s0:c1,c2"), asDevice: true, pv: func(pv *corev1.PersistentVolume) {
+			blockVolume(pv)
+			pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
+		}},
 		{name: "VOLUME_MOUNT_GROUP with fsGroup", caps: groups, pod: group},
 		{name: "VOLUME_MOUNT_GROUP without fsGroup", caps: groups},
 		{name: "pod info", caps: stages, driver: func(d *storagev1.CSIDriver) { d.Spec.PodInfoOnMount = new(true) }},
@@ -133,7 +143,7 @@ func (w *world) requestsOf(c asked) string {
 		options = append(options, c.pv)
 	}
 	handle := w.volume("data", options...)
-	agent, _ := w.agent()
+	agent, _ := w.agent(withSELinux)
 	pod := w.podWith("p", func(p *corev1.Pod) {
 		p.Spec.ServiceAccountName = "robot"
 		if c.pod != nil {

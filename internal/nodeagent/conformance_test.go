@@ -190,7 +190,7 @@ func TestUpstreamsNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	sources := new(conformance.Sources)
-	for _, group := range slices.Concat(e2eNames, volumeManagerNames, csiNames, groupNames, tokenNames, expansionNames, statsNames, inlineNames) {
+	for _, group := range slices.Concat(e2eNames, volumeManagerNames, csiNames, groupNames, tokenNames, expansionNames, statsNames, inlineNames, seLinuxNames) {
 		if len(group.rows) != group.cases {
 			t.Errorf("%s: %d cases, want %d", group.from, len(group.rows), group.cases)
 		}

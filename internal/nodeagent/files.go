@@ -20,6 +20,7 @@ const (
 	blockDir    = csiDir + "/volumeDevices"
 	globalMount = "globalmount"
 	volumeData  = "vol_data.json"
+	seLinuxData = "seLinuxMountContext" // the entry of volumeData
 )
 
 func podVolumesDir(uid string) string { return path.Join("pods", uid, "volumes", "kubernetes.io~csi") }
@@ -57,6 +58,7 @@ func (a *Agent) prepareStage(r nodevolume.Record) error {
 		return fmt.Errorf("prepare the staging path of volume %s: %w", r.Handle, err)
 	}
 	data := map[string]string{"driverName": r.Driver, "volumeHandle": r.Handle}
+	addLabel(data, r)
 	if r.Block {
 		return a.writeVolumeData(path.Join(blockDir, r.SpecName, "data"), data)
 	}
@@ -78,7 +80,14 @@ func (a *Agent) preparePublish(r nodevolume.Record, v *volume) error {
 		return a.writeVolumeData(path.Join(blockDir, r.SpecName, "data"), data)
 	}
 	data["volumeLifecycleMode"] = string(lifecycleMode(r.Inline))
+	addLabel(data, r)
 	return a.writeVolumeData(dir, data)
+}
+
+func addLabel(data map[string]string, r nodevolume.Record) {
+	if r.SELinuxLabel != "" {
+		data[seLinuxData] = r.SELinuxLabel
+	}
 }
 
 func (a *Agent) writeVolumeData(dir string, data map[string]string) error {

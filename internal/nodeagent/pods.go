@@ -1,6 +1,7 @@
 package nodeagent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -229,6 +230,7 @@ func (a *Agent) mounted(uid types.UID) ([]Mount, <-chan struct{}, error) {
 		if publication != nil && publication.publish.phase == nodevolume.Confirmed && !publication.growsFirst {
 			mounts = append(mounts, Mount{
 				VolumeName: w.volume, Path: a.root.Path(publication.publish.record.Path), Block: w.block, ReadOnly: w.readOnly,
+				SELinuxLabel: publication.publish.record.SELinuxLabel,
 			})
 			continue
 		}
@@ -264,7 +266,8 @@ func (a *Agent) waitsFor(w *want, v *volume, p *publication) error {
 		fmt.Fprintf(&words, " is being given to fsGroup %d, %d files so far", p.groupChange.GID, p.groupChange.Seen.Load())
 	} else if v != nil {
 		if hold, ok := v.holds[w.key()]; ok {
-			fmt.Fprintf(&words, " waits in hop %s since %s: %s", hold.reason, time.Since(hold.since).Round(time.Millisecond), inWords(hold.reason))
+			fmt.Fprintf(&words, " waits in hop %s since %s: %s", hold.reason, time.Since(hold.since).Round(time.Millisecond),
+				cmp.Or(a.labelWords(v, w.key(), hold.reason), inWords(hold.reason)))
 		} else {
 			words.WriteString(" is being worked on")
 		}

@@ -159,6 +159,7 @@ func (a *Agent) findVolumeData() ([]nodevolume.Record, error) {
 		}
 		record.Driver, record.Handle = data["driverName"], data["volumeHandle"]
 		record.SpecName = cmp.Or(record.SpecName, data["specVolID"])
+		record.SELinuxLabel = data[seLinuxData]
 		record.Inline = data["volumeLifecycleMode"] == string(lifecycleMode(true))
 		record.InUse = !record.Inline // unless it is known otherwise
 		if record.Driver != "" && record.Handle != "" {

@@ -48,11 +48,12 @@ func (a *Agent) callAgain(ctx context.Context, v *volume, p *publication) error 
 	if err != nil {
 		return err
 	}
+	record := p.publish.record
+	c.label = record.SELinuxLabel
 	call, err := a.publishCall(ctx, c)
 	if err != nil {
 		return err
 	}
-	record := p.publish.record
 	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, c.want.migrated), a.config.RPCTimeout)
 	defer cancel()
 	err = c.client.Publish(rpc, call, csi.Target{Path: a.root.Path(record.Path), ReadOnly: c.want.readOnly}, c.has)

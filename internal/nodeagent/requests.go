@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,9 +25,10 @@ type driverRules struct {
 	tokens          []storagev1.TokenRequest
 	tokensInSecrets bool
 	republish       bool
-	seLinux         bool
-	groupPolicy     storagev1.FSGroupPolicy
-	attachNeeded    bool
+	// seLinux: its volumes may be mounted with an SELinux label.
+	seLinux      bool
+	groupPolicy  storagev1.FSGroupPolicy
+	attachNeeded bool
 }
 
 // rulesOf reads the CSIDriver; without one the defaults hold.
@@ -102,7 +102,7 @@ func (c callable) volume(stagingPath string) csi.NodeVolume {
 	if w.block {
 		return out
 	}
-	out.FSType, out.MountFlags = w.fsType, w.mountOptions
+	out.FSType, out.MountFlags = w.fsType, withLabel(w.mountOptions, c.label)
 	if w.pod.FSGroup != nil {
 		out.MountGroup = strconv.FormatInt(*w.pod.FSGroup, 10)
 	}
@@ -140,23 +140,6 @@ func (c callable) volumeContext() map[string]string {
 	out["csi.storage.k8s.io/serviceAccount.name"] = pod.ServiceAccount
 	out["csi.storage.k8s.io/ephemeral"] = strconv.FormatBool(c.want.inline)
 	return out
-}
-
-// checkSupported refuses what a driver or pod asks for and this agent does not do:
-// a volume that is mounted in another way than was asked for is worse than one that is not.
-func (a *Agent) checkSupported(c callable) error {
-	w := c.want
-	switch {
-	case c.rules.seLinux && w.pod.SELinux && seLinuxEnabled():
-		return fmt.Errorf("CSIDriver %s and the pod ask for a mount with an SELinux label; this node agent does not pass it", w.driver)
-	default:
-		return nil
-	}
-}
-
-func seLinuxEnabled() bool {
-	_, err := os.Stat("/sys/fs/selinux/enforce")
-	return err == nil
 }
 
 // checkAffinity: the volume may be used on this node.

@@ -188,10 +188,11 @@ func (a *Agent) claim(p *publication) nodevolume.Claim {
 }
 
 func (a *Agent) desired(v *volume) nodevolume.Desired {
-	d := nodevolume.Desired{SolePod: v.solePod}
+	d, rules := nodevolume.Desired{SolePod: v.solePod}, a.rulesOf(v.driver)
 	for _, p := range v.pods {
 		d.Pods = append(d.Pods, nodevolume.Pod{
 			Key: p.key, Claim: a.claim(p), Publish: p.publish.phase, LastConfirmed: p.publish.heard, Leaving: a.leaving(p),
+			Label: rules.label(p.want), PublishedLabel: p.publish.record.SELinuxLabel,
 			ReadOnly: p.want != nil && p.want.readOnly, Failure: p.failure,
 		})
 	}
@@ -205,7 +206,7 @@ func (a *Agent) observed(v *volume) nodevolume.Observed {
 		AttachRequired: a.attachRequired(v.driver),
 		RecordedInUse:  v.stage.phase != nodevolume.Absent && v.stage.record.InUse,
 		Attachment:     v.attachment,
-		Stage:          nodevolume.Stage{Phase: v.stage.phase, AttachmentUID: v.stage.record.AttachmentUID},
+		Stage:          nodevolume.Stage{Phase: v.stage.phase, AttachmentUID: v.stage.record.AttachmentUID, Label: v.stage.record.SELinuxLabel},
 		Unstage:        v.unstage,
 		Growth:         nodevolume.Growth{Due: v.growth.due, Failure: v.growth.failure},
 	}

@@ -45,6 +45,8 @@ type want struct {
 	accessModes  []corev1.PersistentVolumeAccessMode
 	fsType       string
 	mountOptions []string
+	// seLinuxLabel is the one to mount it with, if the driver does that.
+	seLinuxLabel string
 	attributes   map[string]string
 	stageSecret  *corev1.SecretReference
 	podSecret    *corev1.SecretReference
@@ -66,7 +68,6 @@ type podIdentity struct {
 	Namespace, Name, ServiceAccount string
 	FSGroup                         *int64
 	FSGroupChangePolicy             *corev1.PodFSGroupChangePolicy
-	SELinux                         bool
 }
 
 // ref is the reference for events about the pod.
@@ -205,7 +206,10 @@ func (a *Agent) wantOfClaim(ctx context.Context, object *corev1.Pod, volume stri
 	w.pod, w.volume, w.readOnly = identityOf(object), volume, use.readOnly
 	w.claim, w.size, w.capacity = claimRef{claim.Name, claim.UID}, sizeOf(claim), pv.Spec.Capacity[corev1.ResourceStorage]
 	w.migrated, w.since = migrated, time.Now()
-	return w, nil
+	if w.solePod {
+		w.seLinuxLabel, err = seLinuxLabel(object, volume, a.config.fileLabel)
+	}
+	return w, err
 }
 
 // checkClaim: bound, and not about to vanish.
@@ -293,10 +297,6 @@ func identityOf(object *corev1.Pod) podIdentity {
 	}
 	if security := object.Spec.SecurityContext; security != nil {
 		id.FSGroup, id.FSGroupChangePolicy = security.FSGroup, security.FSGroupChangePolicy
-		id.SELinux = security.SELinuxOptions != nil
-	}
-	for _, c := range object.Spec.Containers {
-		id.SELinux = id.SELinux || (c.SecurityContext != nil && c.SecurityContext.SELinuxOptions != nil)
 	}
 	return id
 }

@@ -1,6 +1,7 @@
 package nodeagent
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -54,6 +55,10 @@ func inWords(reason nodevolume.Reason) string {
 		return "Volume not attached according to node status; the attach/detach controller reports it in status.volumesAttached"
 	case nodevolume.DriverNotRegistered:
 		return "the driver is not registered on this node"
+	case nodevolume.OtherSELinuxLabelWanted:
+		return "the pod that has it must go first"
+	case nodevolume.OtherSELinuxLabelMounted:
+		return "the volume is mounted with another SELinux label and is being unmounted"
 	case nodevolume.OtherPodMounted:
 		return "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
 	case nodevolume.BackingOff:
@@ -109,7 +114,7 @@ func (a *Agent) stuckText(block bool, step, spec string, err error) string {
 
 // tellLongWait says where a pod that has waited long waits, and since when. The caller holds mu.
 func (a *Agent) tellLongWait(v *volume, hold nodevolume.Hold, since time.Time) {
-	waits := fmt.Sprintf("in hop %s since %s: %s", hold.Reason, since.UTC().Format(time.RFC3339), a.why(hold.Reason))
+	waits := fmt.Sprintf("in hop %s since %s: %s", hold.Reason, since.UTC().Format(time.RFC3339), cmp.Or(a.labelWords(v, hold.Key, hold.Reason), a.why(hold.Reason)))
 	switch {
 	case hold.Reason == nodevolume.BackingOff:
 		return // it has had its event when the call failed

@@ -1,0 +1,377 @@
+package nodeagent
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/conformance"
+)
+
+const (
+	level1, level2   = "s0:c0,c1", "s0:c98,c99"
+	label1           = "system_u:object_r:container_file_t:" + level1
+	option1, option2 = `context="` + label1 + `"`, `context="system_u:object_r:container_file_t:` + level2 + `"`
+)
+
+// seLinuxNames are about SELinux labels, with the gates as they are by default.
+var seLinuxNames = []upstreamNames{
+	{"csimock/csi_selinux_mount.go", 9, same("TestUpstreamSELinuxMount",
+		"should pass SELinux mount option for RWOP volume and Pod with SELinux context set", "should add SELinux mount option to existing mount options",
+		"should not pass SELinux mount option for RWO volume with SELinuxMount disabled",
+		"should not pass SELinux mount option for RWO volume with only SELinuxChangePolicy enabled",
+		"should not pass SELinux mount option for RWO volume with SELinuxMount disabled and Recursive policy",
+		"should not pass SELinux mount option for Pod without SELinux context",
+		"should not pass SELinux mount option for CSI driver that does not support SELinux mount",
+		"should not unstage RWOP volume when starting a second pod with the same SELinux context",
+		"should unstage RWOP volume when starting a second pod with different SELinux context")},
+	{"csimock/csi_selinux_mount.go: metrics", 6, unmeasured("TestUpstreamSELinuxConflicts",
+		"warning is not bumped on two Pods with the same context on RWO volume", "warning is bumped on two Pods with a different context on RWO volume",
+		"warning is bumped on two Pods with different policies on RWO volume",
+		"warning is not bumped on two Pods with Recursive policy and a different context on RWO volume",
+		"error is bumped on two Pods with a different context on RWOP volume",
+		"error is not bumped on two Pods with Recursive policy and a different context on RWX volume")},
+	{"testsuites/selinuxmount.go", 3, same("TestUpstreamSELinuxMount",
+		"Pod with RWOP volume and the default policy", "Pod with RWOP volume and recursive policy", "Pod with RWO and recursive policy")},
+	{"testsuites/disruptive.go: SELinux", 2, same("TestUpstreamRestartsWithAnotherLabel",
+		"deleted while the kubelet is down is usable by a new pod with a different SELinux context when kubelet returns",
+		"force deleted while the kubelet is down is usable by a new pod with a different SELinux context when kubelet returns")},
+	{"volume/util", 9, same("TestGetMountSELinuxLabel",
+		"no label, no changePolicy", "no label, Recursive change policy", "one label, Recursive change policy, SELinuxChangePolicy",
+		"one label, no policy", "one label, MountOption policy", "multiple same labels, no policy",
+		"multiple different labels, no policy", "multiple different labels, Recursive policy", "pod with SELinuxOptions")},
+	{"volumemanager: SELinux", 5, []conformance.Row{
+		{ID: "TestCheckVolumeSELinux", Tests: tests("TestUpstreamSELinuxMount", "TestUpstreamSELinuxConflicts")},
+		{ID: "Test_AddPodToVolume_SELinuxSinglePod", Tests: tests("TestGetMountSELinuxLabel", "TestUpstreamSELinuxMount")},
+		{ID: "Test_AddPodToVolume_SELinux_MultiplePods", Tests: tests("TestUpstreamSELinuxMount", "TestUpstreamSELinuxConflicts")},
+		{ID: "Test_AddPodToVolume_Positive_SELinux", Tests: tests("internal/nodevolume.TestAVolumeIsMountedWithOneLabelAtATime", "TestTheLabelOfAMountIsKept")},
+		{ID: "Test_MarkDeviceAsMounted_Positive_SELinux", Tests: tests("internal/nodevolume.TestAVolumeIsMountedWithOneLabelAtATime", "TestTheLabelOfAMountIsKept")},
+	}},
+	{"csi: SELinux", 5, []conformance.Row{
+		{ID: "should include SELinux mount options, if feature-gate is enabled and driver supports it", Tests: tests("TestRequestsToTheLetter", "TestTheLabelOfAMountIsKept")},
+		{ID: "should not include selinux mount options, if feature gate is enabled but driver does not support it", Tests: tests("TestRequestsToTheLetter")},
+		{ID: "should not include selinux mount option, if feature gate is enabled but CSIDriver does not exist", Tests: tests("TestUpstreamSELinuxMount/should not include selinux mount option, if feature gate is enabled but CSIDriver does not exist")},
+		{ID: "should not include selinux mount options, if feature gate is enabled, driver supports it, but Pod does not have it", Tests: tests("TestUpstreamSELinuxMount/should not pass SELinux mount option for Pod without SELinux context")},
+		{ID: "construct SELinux context from original persistent spec when the feature is enabled", Tests: tests("TestAStageOfAnotherLabelIsUndoneAfterARestart/torn records")},
+	}},
+}
+
+// unmeasured are cases about metrics that do not exist here; what becomes of the pods is tested.
+func unmeasured(test string, names ...string) []conformance.Row {
+	rows := same(test, names...)
+	for i := range rows {
+		rows[i].Differs = tests("`volume_manager_selinux_*`")
+	}
+	return rows
+}
+
+func mountsLabels(d *storagev1.CSIDriver) { d.Spec.SELinuxMount = new(true) }
+
+// flags are the mount options of the last stage and publish.
+func (w *world) flags() (staged, published []string) {
+	w.Helper()
+	return lastRequest[*csispec.NodeStageVolumeRequest](w.driver).VolumeCapability.GetMount().MountFlags,
+		lastRequest[*csispec.NodePublishVolumeRequest](w.driver).VolumeCapability.GetMount().MountFlags
+}
+
+func (w *world) wantFlags(want ...string) {
+	w.Helper()
+	staged, published := w.flags()
+	if !slices.Equal(staged, want) || !slices.Equal(published, want) {
+		w.Errorf("staged with %q, published with %q, want %q", staged, published, want)
+	}
+}
+
+// csiDriverTakesLabels changes the CSIDriver, and waits until the agent knows.
+func (w *world) csiDriverTakesLabels(agent *Agent, is bool) {
+	w.Helper()
+	patch := fmt.Appendf(nil, `{"spec":{"seLinuxMount":%v}}`, is)
+	_, err := w.admin.StorageV1().CSIDrivers().Patch(w.ctx, w.driverName(), "application/merge-patch+json", patch, metav1.PatchOptions{})
+	must(w, err)
+	w.until("the CSIDriver is known", func() bool { return agent.rulesOf(w.driverName()).seLinux == is })
+}
+
+// TestUpstreamSELinuxMount is csi_selinux_mount of upstream's e2e tests with the gates as they are by
+// default: a pod with a label, and then another one for the same volume.
+func TestUpstreamSELinuxMount(t *testing.T) {
+	rwop, rwo := corev1.ReadWriteOncePod, corev1.ReadWriteOnce
+	tests := map[string]struct {
+		notByDriver   bool
+		mode          corev1.PersistentVolumeAccessMode
+		options       []string
+		first, second []func(*corev1.Pod)
+		want, then    []string
+		unstaged      bool
+	}{
+		"should pass SELinux mount option for RWOP volume and Pod with SELinux context set": {
+			mode: rwop, first: []func(*corev1.Pod){labelled(level1)}, want: []string{option1},
+		},
+		"should add SELinux mount option to existing mount options": {
+			mode: rwop, options: []string{"noexec", "noatime"}, first: []func(*corev1.Pod){labelled(level1)}, want: []string{"noexec", "noatime", option1},
+		},
+		"should not pass SELinux mount option for RWO volume with SELinuxMount disabled":                      {mode: rwo, first: []func(*corev1.Pod){labelled(level1)}},
+		"should not pass SELinux mount option for RWO volume with only SELinuxChangePolicy enabled":           {mode: rwo, first: []func(*corev1.Pod){labelled(level1)}},
+		"should not pass SELinux mount option for RWO volume with SELinuxMount disabled and Recursive policy": {mode: rwo, first: []func(*corev1.Pod){labelled(level1), recursively}},
+		"should not pass SELinux mount option for Pod without SELinux context":                                {mode: rwop},
+		"should not pass SELinux mount option for CSI driver that does not support SELinux mount":             {mode: rwop, notByDriver: true, first: []func(*corev1.Pod){labelled(level1)}},
+		"should not unstage RWOP volume when starting a second pod with the same SELinux context": {
+			mode: rwop, first: []func(*corev1.Pod){labelled(level1)}, second: []func(*corev1.Pod){labelled(level1)}, want: []string{option1}, then: []string{option1},
+		},
+		"should unstage RWOP volume when starting a second pod with different SELinux context": {
+			mode: rwop, first: []func(*corev1.Pod){labelled(level1)}, second: []func(*corev1.Pod){labelled(level2)}, want: []string{option1}, then: []string{option2}, unstaged: true,
+		},
+		// Of testsuites/selinuxmount.go.
+		"Pod with RWOP volume and the default policy":  {mode: rwop, first: []func(*corev1.Pod){labelled(level1)}, want: []string{option1}},
+		"Pod with RWOP volume and recursive policy":    {mode: rwop, first: []func(*corev1.Pod){labelled(level1), recursively}},
+		"Pod with RWO and recursive policy":            {mode: rwo, first: []func(*corev1.Pod){labelled(level1), recursively}},
+		"and with different policies":                  {mode: rwop, first: []func(*corev1.Pod){labelled(level1)}, second: []func(*corev1.Pod){labelled(level1), recursively}, want: []string{option1}, unstaged: true},
+		"and where the driver has no label to tell of": {mode: rwop, notByDriver: true, first: []func(*corev1.Pod){labelled(level1)}, second: []func(*corev1.Pod){labelled(level2)}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, noAttach, func(d *storagev1.CSIDriver) { d.Spec.SELinuxMount = new(!test.notByDriver) })
+			w.volume("data", accessModes(test.mode), func(pv *corev1.PersistentVolume) { pv.Spec.MountOptions = test.options })
+			agent, _ := w.agent(withSELinux)
+			first := w.podWith("first", each(test.first), "data")
+			agent.SetPod(first)
+			w.mounted(agent, first)
+			w.wantFlags(test.want...)
+			if test.second == nil {
+				return
+			}
+			second := w.podWith("second", each(test.second), "data")
+			agent.SetPod(second)
+			waits := "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
+			if test.unstaged {
+				waits = "conflicting SELinux labels of volume " + w.name + `-data: "` + label1 + `" and "`
+			}
+			if err := w.waitFails(agent, second); !strings.Contains(err.Error(), waits) {
+				t.Errorf("the second pod waits for: %v", err)
+			}
+			agent.RemovePod(first.UID)
+			w.mounted(agent, second)
+			life := []string{"Stage data", "Publish data", "Unpublish data", "Publish data"}
+			if test.unstaged {
+				life = slices.Insert(life, 3, "Unstage data", "Stage data")
+			}
+			w.callsAre(life...)
+			w.wantFlags(test.then...)
+		})
+	}
+	t.Run("should not include selinux mount option, if feature gate is enabled but CSIDriver does not exist", func(t *testing.T) {
+		w := newWorld(t)
+		handle := w.volume("data", accessModes(rwop))
+		agent, _ := w.agent(withSELinux)
+		w.bringUp(agent, w.podWith("p", labelled(level1), "data"), handle)
+		w.wantFlags()
+	})
+}
+
+func each(changes []func(*corev1.Pod)) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		for _, change := range changes {
+			change(p)
+		}
+	}
+}
+
+// TestUpstreamSELinuxConflicts are the cases of upstream's metrics for what becomes of two pods: only those
+// of a ReadWriteOncePod volume can be in each other's way. There are no such metrics here.
+func TestUpstreamSELinuxConflicts(t *testing.T) {
+	tests := map[string]struct {
+		mode          corev1.PersistentVolumeAccessMode
+		first, second []func(*corev1.Pod)
+		conflict      bool
+	}{
+		"warning is not bumped on two Pods with the same context on RWO volume":                         {corev1.ReadWriteOnce, []func(*corev1.Pod){labelled(level1)}, []func(*corev1.Pod){labelled(level1)}, false},
+		"warning is bumped on two Pods with a different context on RWO volume":                          {corev1.ReadWriteOnce, []func(*corev1.Pod){labelled(level1)}, []func(*corev1.Pod){labelled(level2)}, false},
+		"warning is bumped on two Pods with different policies on RWO volume":                           {corev1.ReadWriteOnce, []func(*corev1.Pod){labelled(level1)}, []func(*corev1.Pod){labelled(level1), recursively}, false},
+		"warning is not bumped on two Pods with Recursive policy and a different context on RWO volume": {corev1.ReadWriteOnce, []func(*corev1.Pod){labelled(level1), recursively}, []func(*corev1.Pod){labelled(level2), recursively}, false},
+		"error is bumped on two Pods with a different context on RWOP volume":                           {corev1.ReadWriteOncePod, []func(*corev1.Pod){labelled(level1)}, []func(*corev1.Pod){labelled(level2)}, true},
+		"error is not bumped on two Pods with Recursive policy and a different context on RWX volume":   {corev1.ReadWriteMany, []func(*corev1.Pod){labelled(level1), recursively}, []func(*corev1.Pod){labelled(level2), recursively}, false},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, noAttach, mountsLabels)
+			w.volume("data", accessModes(test.mode))
+			agent, _ := w.agent(withSELinux, func(c *Config) { c.longWait = 100 * time.Millisecond })
+			first, second := w.podWith("first", each(test.first), "data"), w.podWith("second", each(test.second), "data")
+			agent.SetPod(first)
+			w.mounted(agent, first)
+			agent.SetPod(second)
+			if test.conflict {
+				w.untilEvent(second, "FailedMount", "conflicting SELinux labels of volume "+w.name+"-data")
+				w.callsAre("Stage data", "Publish data")
+				return
+			}
+			w.mounted(agent, second)
+			w.wantFlags()
+		})
+	}
+}
+
+// TestTheLabelOfAMountIsKept: on disk, through a restart, when records are torn, and when the driver is called again for
+// a pod that runs, whatever its CSIDriver says by then.
+func TestTheLabelOfAMountIsKept(t *testing.T) {
+	w := newWorld(t, republishes, mountsLabels)
+	handle := w.volume("data", accessModes(corev1.ReadWriteOncePod))
+	agent, stop := w.agent(withSELinux)
+	pod := w.podWith("p", labelled(level1), "data")
+	if mounts := w.bringUp(agent, pod, handle); mounts[0].SELinuxLabel != label1 {
+		t.Errorf("the pod's owner is told of %+v", mounts)
+	}
+	wantData(t, filepath.Join(w.root, csiDir, w.driverName(), hash(handle), volumeData), map[string]string{
+		"driverName": w.driverName(), "volumeHandle": handle, "seLinuxMountContext": label1,
+	})
+	wantData(t, filepath.Join(w.root, podVolumesDir(string(pod.UID)), w.name+"-data", volumeData), map[string]string{
+		"attachmentID": "csi-" + hash(handle+w.driverName()+w.name), "driverName": w.driverName(), "nodeName": w.name,
+		"specVolID": w.name + "-data", "volumeHandle": handle, "volumeLifecycleMode": "Persistent", "seLinuxMountContext": label1,
+	})
+	stop()
+	agent, stop = w.agent(withSELinux, every(20*time.Millisecond))
+	agent.SetPod(pod)
+	agent.PodsSynced()
+	w.mounted(agent, pod)
+	w.csiDriverTakesLabels(agent, false)
+	w.untilPublished(w.driver.attempted("Publish") + 3)
+	w.wantFlags(option1)
+	w.callsAre("Stage data", "Publish data")
+	w.csiDriverTakesLabels(agent, true)
+	stop()
+	w.tearRecords()
+	agent, _ = w.agent(withSELinux)
+	next := w.podWith("next", labelled(level1), "data")
+	w.follows(agent, next)
+	w.mounted(agent, next)
+	if calls := slices.Compact(w.driver.made()); !slices.Contains(calls, "Unpublish data") || slices.Contains(calls, "Unstage data") {
+		t.Errorf("calls %v, want that the torn record was known to be of the same label", calls)
+	}
+	w.wantFlags(option1)
+}
+
+// TestAStageOfAnotherLabelIsUndoneAfterARestart: the records know which label it has, those that are torn too.
+func TestAStageOfAnotherLabelIsUndoneAfterARestart(t *testing.T) {
+	for name, torn := range map[string]bool{"records": false, "torn records": true} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, mountsLabels)
+			handle := w.volume("data", accessModes(corev1.ReadWriteOncePod))
+			agent, stop := w.agent(withSELinux)
+			w.bringUp(agent, w.podWith("p", labelled(level1), "data"), handle)
+			stop()
+			if torn {
+				w.tearRecords()
+			}
+			agent, _ = w.agent(withSELinux)
+			next := w.podWith("next", labelled(level2), "data")
+			w.follows(agent, next)
+			w.mounted(agent, next)
+			w.callsAre("Stage data", "Publish data", "Unpublish data", "Unstage data", "Stage data", "Publish data")
+			w.wantFlags(option2)
+		})
+	}
+}
+
+// TestUpstreamRestartsWithAnotherLabel is the part of the disruptive e2e suite in which the next pod has another label.
+func TestUpstreamRestartsWithAnotherLabel(t *testing.T) {
+	for name, force := range map[string]bool{
+		"deleted while the kubelet is down is usable by a new pod with a different SELinux context when kubelet returns":       false,
+		"force deleted while the kubelet is down is usable by a new pod with a different SELinux context when kubelet returns": true,
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, mountsLabels)
+			handle := w.volume("data", accessModes(corev1.ReadWriteOncePod))
+			agent, stop := w.agent(withSELinux)
+			pod := w.podWith("p", labelled(level1), "data")
+			w.bringUp(agent, pod, handle)
+			stop()
+			w.deletePod(pod, force)
+			next := w.podWith("next", labelled(level2), "data")
+			agent, _ = w.agent(withSELinux)
+			go agent.FollowPods(w.ctx)
+			w.unmounted(agent, pod)
+			w.until("the new pod is known", func() bool { return slices.Contains(agent.Pods(), next.UID) })
+			w.mounted(agent, next)
+			w.callsAre("Stage data", "Publish data", "Unpublish data", "Unstage data", "Stage data", "Publish data")
+			w.wantFlags(option2)
+		})
+	}
+}
+
+// follows has a pod be all that there is once it is known what it wants.
+func (w *world) follows(agent *Agent, pod *corev1.Pod) {
+	w.Helper()
+	agent.SetPod(pod)
+	w.until("it is known what the pod wants", func() bool {
+		agent.mu.Lock()
+		defer agent.mu.Unlock()
+		return agent.pods[pod.UID].resolved
+	})
+	agent.PodsSynced()
+}
+
+func (w *world) tearRecords() {
+	w.Helper()
+	records, err := filepath.Glob(filepath.Join(w.root, recordsDir, "*.json"))
+	must(w, err)
+	if len(records) == 0 {
+		w.Fatal("there are no records")
+	}
+	for _, record := range records {
+		must(w, os.WriteFile(record, nil, 0o600))
+	}
+}
+
+// TestAPodWhoseContainersDisagreeIsRefused: in kubelet's words, and at once.
+func TestAPodWhoseContainersDisagreeIsRefused(t *testing.T) {
+	w := newWorld(t, noAttach, mountsLabels)
+	w.volume("alone", accessModes(corev1.ReadWriteOncePod))
+	w.volume("shared")
+	disagree := func(p *corev1.Pod) {
+		labelled(level1)(p)
+		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{
+			Name: "d", Image: "none", VolumeMounts: p.Spec.Containers[0].VolumeMounts,
+			SecurityContext: &corev1.SecurityContext{SELinuxOptions: &corev1.SELinuxOptions{Level: level2}},
+		})
+	}
+	agent, _ := w.agent(withSELinux)
+	refused, shared := w.podWith("refused", disagree, "alone"), w.podWith("shared", disagree, "shared")
+	agent.SetPod(refused)
+	w.untilEvent(refused, "FailedMount", "Unable to attach or mount volumes", "multiple SELinux labels found: "+label1+",")
+	if err := w.waitFails(agent, refused); strings.Contains(err.Error(), "deadline") {
+		t.Errorf("the wait says: %v", err)
+	}
+	agent.SetPod(shared)
+	w.mounted(agent, shared) // nothing is mounted with a label there
+	if diff := cmp.Diff([]string{"Stage shared", "Publish shared"}, w.driver.made()); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+}
+
+// TestAPodIsToldThatItWaitsForAnotherLabelToBeUnmounted: the driver does not get it unstaged.
+func TestAPodIsToldThatItWaitsForAnotherLabelToBeUnmounted(t *testing.T) {
+	w := newWorld(t, noAttach, mountsLabels)
+	handle := w.volume("data", accessModes(corev1.ReadWriteOncePod))
+	w.driver.plays(script{"Unstage": times(2, codes.Internal)})
+	agent, _ := w.agent(withSELinux, func(c *Config) { c.longWait = 100 * time.Millisecond })
+	first, second := w.podWith("first", labelled(level1), "data"), w.podWith("second", labelled(level2), "data")
+	agent.SetPod(first)
+	w.mounted(agent, first)
+	agent.SetPod(second)
+	agent.RemovePod(first.UID)
+	w.untilEvent(second, "FailedMount", `MountVolume.MountDevice failed for volume "`+w.name+`-data" : waits in hop OtherSELinuxLabelMounted since`,
+		`waiting for unmount of volume "`+string(w.unique(handle))+`", because it is already mounted to a different pod with a different SELinux label`)
+	w.mounted(agent, second)
+	w.callsAre("Stage data", "Publish data", "Unpublish data", "Unstage data", "Stage data", "Publish data")
+	w.wantFlags(option2)
+}
