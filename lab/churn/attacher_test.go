@@ -259,12 +259,23 @@ func checkAttachments(t *testing.T, r *sidecars.Rig, killed []kill) {
 		}
 		if len(begun) > 1+inFlight {
 			t.Errorf("%s was published to %s %d times, with %d kills during its attach", life.Volume, life.Node, len(begun), inFlight)
+			tellLife(t, life, calls, killed)
 		}
 	}
-	t.Logf("%d attachments, %d attached; %d calls; %d attachments published again, %d times together",
-		len(r.Lives()), attached, len(calls), repeated, extra)
+	t.Logf("%d attachments, %d attached; %d calls, %d more not begun at a kill; %d attachments published again, %d times together",
+		len(r.Lives()), attached, len(calls), r.Driver.Late(), repeated, extra)
 	if attached == 0 {
 		t.Error("nothing was attached")
+	}
+}
+
+// tellLife prints all that is known of an attachment.
+func tellLife(t *testing.T, life sidecars.Life, calls []labdisk.Call, killed []kill) {
+	t.Helper()
+	t.Logf("attached %s, deleted %s, ended %s", stamp(life.Attached), stamp(life.Deleted), stamp(life.Ended))
+	tellCalls(t, calls, []string{life.Volume, life.Node})
+	for _, k := range killed {
+		t.Logf("killed from %s until %s", stamp(k.from), stamp(k.until))
 	}
 }
 

@@ -2,6 +2,7 @@ package sidecars
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -32,39 +34,65 @@ type Driver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
 
-	server *grpc.Server
-	done   chan error
+	doors   map[string]*grpc.Server // by socket
+	serving errgroup.Group
 
 	mu      sync.Mutex
+	closed  map[string]bool // sockets
+	late    int             // calls that came to closed ones
 	latency time.Duration
 	fails   int // percent of unpublishes
 	calls   []labdisk.Call
-	pending map[string][]context.Context // callers, by volume
-	last    map[string]chan struct{}     // by volume: closed when its last call has ended
-	holders map[string]map[string]bool   // node IDs by volume
+	pending map[string][]caller        // by volume
+	last    map[string]chan struct{}   // by volume: closed when its last call has ended
+	holders map[string]map[string]bool // node IDs by volume
 	wrong   []string
 }
 
-// Serve listens on a unix socket until Stop.
-func Serve(socket string) (*Driver, error) {
+// New returns a driver that nobody can call yet.
+func New() *Driver {
+	return &Driver{
+		doors: map[string]*grpc.Server{}, closed: map[string]bool{},
+		pending: map[string][]caller{}, last: map[string]chan struct{}{}, holders: map[string]map[string]bool{},
+	}
+}
+
+// Open listens on a unix socket until Stop. Each attacher has one of its own.
+func (d *Driver) Open(socket string) error {
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
-		return nil, fmt.Errorf("listening for the attachers: %w", err)
+		return fmt.Errorf("listening for an attacher: %w", err)
 	}
-	d := &Driver{
-		server: grpc.NewServer(), done: make(chan error, 1),
-		pending: map[string][]context.Context{}, last: map[string]chan struct{}{}, holders: map[string]map[string]bool{},
-	}
-	csi.RegisterIdentityServer(d.server, d)
-	csi.RegisterControllerServer(d.server, d)
-	go func() { d.done <- d.server.Serve(listener) }()
-	return d, nil
+	server := grpc.NewServer()
+	csi.RegisterIdentityServer(server, d)
+	csi.RegisterControllerServer(server, door{Driver: d, socket: socket})
+	d.doors[socket] = server
+	d.serving.Go(func() error { return server.Serve(listener) })
+	return nil
+}
+
+// Close is for the socket of an attacher that was killed. What it has asked is not done from
+// now on unless it was begun: such a request may still lie in the socket, or wait for its turn
+// on a busy machine, when the next attacher is at work.
+func (d *Driver) Close(socket string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed[socket] = true
+}
+
+// Late counts the calls that came to closed sockets.
+func (d *Driver) Late() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.late
 }
 
 // Stop ends the service.
 func (d *Driver) Stop() error {
-	d.server.Stop()
-	if err := <-d.done; err != nil {
+	for _, server := range d.doors {
+		server.Stop()
+	}
+	if err := d.serving.Wait(); err != nil {
 		return fmt.Errorf("serving the driver: %w", err)
 	}
 	return nil
@@ -113,9 +141,20 @@ func (d *Driver) Held() map[string]bool {
 	return held
 }
 
+// caller is one who waits for an answer.
+type caller struct {
+	ctx    context.Context //nolint:containedctx // tells whether somebody still waits
+	socket string
+}
+
+var errClosed = errors.New("the attacher of this socket was killed")
+
 // serve does one call.
-func (d *Driver) serve(ctx context.Context, method, volume, node string) error {
-	turn := d.begin(ctx, method, volume, node)
+func (d *Driver) serve(c caller, method, volume, node string) error {
+	turn, err := d.begin(c, method, volume, node)
+	if err != nil {
+		return err
+	}
 	defer close(turn.end)
 	if turn.before != nil {
 		<-turn.before // the call of an attacher that was killed
@@ -136,7 +175,7 @@ func (d *Driver) serve(ctx context.Context, method, volume, node string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.calls[turn.at].End, d.calls[turn.at].Code = time.Now(), code.String()
-	d.pending[volume] = slices.DeleteFunc(d.pending[volume], func(c context.Context) bool { return c == ctx })
+	d.pending[volume] = slices.DeleteFunc(d.pending[volume], func(other caller) bool { return other == c })
 	return status.Error(code, "the storage did nothing") // nil for OK
 }
 
@@ -148,22 +187,26 @@ type turn struct {
 	before, end chan struct{} // before is nil for the first call
 }
 
-func (d *Driver) begin(ctx context.Context, method, volume, node string) turn {
+func (d *Driver) begin(c caller, method, volume, node string) (turn, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, caller := range d.pending[volume] {
-		if caller.Err() == nil {
+	if d.closed[c.socket] {
+		d.late++
+		return turn{}, errClosed
+	}
+	for _, other := range d.pending[volume] {
+		if other.ctx.Err() == nil && !d.closed[other.socket] {
 			d.wrong = append(d.wrong, fmt.Sprintf("%s of %s on %s while another call for it was in flight", method, volume, node))
 		}
 	}
-	d.pending[volume] = append(d.pending[volume], ctx)
+	d.pending[volume] = append(d.pending[volume], c)
 	t := turn{at: len(d.calls), latency: d.latency, before: d.last[volume], end: make(chan struct{})}
 	t.fails = method == Unpublish && rand.IntN(100) < d.fails //nolint:gosec // nobody may guess, nobody has to
 	d.last[volume] = t.end
 	d.calls = append(d.calls, labdisk.Call{
 		Sequence: uint64(len(d.calls) + 1), Method: method, Driver: DriverName, Controller: true, Volume: volume, Node: node, Start: time.Now(),
 	})
-	return t
+	return t, nil
 }
 
 // act is the moment at which the storage changes.
@@ -207,12 +250,18 @@ func (d *Driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 	return &csi.ControllerGetCapabilitiesResponse{Capabilities: []*csi.ControllerServiceCapability{{Type: &csi.ControllerServiceCapability_Rpc{Rpc: rpc}}}}, nil
 }
 
+// door is the driver as an attacher has it.
+type door struct {
+	*Driver
+	socket string
+}
+
 // ControllerPublishVolume implements the Controller service.
-func (d *Driver) ControllerPublishVolume(ctx context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
-	return &csi.ControllerPublishVolumeResponse{}, d.serve(ctx, Publish, r.GetVolumeId(), r.GetNodeId())
+func (d door) ControllerPublishVolume(ctx context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+	return &csi.ControllerPublishVolumeResponse{}, d.serve(caller{ctx, d.socket}, Publish, r.GetVolumeId(), r.GetNodeId())
 }
 
 // ControllerUnpublishVolume implements the Controller service.
-func (d *Driver) ControllerUnpublishVolume(ctx context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
-	return &csi.ControllerUnpublishVolumeResponse{}, d.serve(ctx, Unpublish, r.GetVolumeId(), r.GetNodeId())
+func (d door) ControllerUnpublishVolume(ctx context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+	return &csi.ControllerUnpublishVolumeResponse{}, d.serve(caller{ctx, d.socket}, Unpublish, r.GetVolumeId(), r.GetNodeId())
 }

@@ -40,7 +40,8 @@ type Rig struct {
 	Client kubernetes.Interface
 	Driver *Driver
 
-	socket string
+	folder string // of the sockets
+	starts int
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced at each event
@@ -69,15 +70,12 @@ func Open(t *testing.T, name string) *Rig {
 		Lab: lab, changed: make(chan struct{}), lives: map[types.UID]*Life{}, now: map[string]*storagev1.VolumeAttachment{},
 	}
 	t.Cleanup(func() { r.close(t) })
-	folder, err := os.MkdirTemp("", "sidecars") //nolint:usetesting // t.TempDir() is too long for a socket
+	r.folder, err = os.MkdirTemp("", "sidecars") //nolint:usetesting // t.TempDir() is too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(folder) })
-	r.socket = filepath.Join(folder, "csi.sock")
-	if r.Driver, err = Serve(r.socket); err != nil {
-		t.Fatal(err)
-	}
+	t.Cleanup(func() { _ = os.RemoveAll(r.folder) })
+	r.Driver = New()
 	config := lab.RESTConfig()
 	config.QPS = -1
 	if r.Client, err = kubernetes.NewForConfig(config); err != nil {
@@ -124,14 +122,25 @@ func (r *Rig) close(t *testing.T) {
 
 // Start starts the attacher of a plane; none may run.
 func (r *Rig) Start(plane string, args ...string) error {
-	return r.Lab.StartSidecar(plane, cluster.Sidecar{Component: component, Socket: r.socket, Args: args})
+	r.starts++
+	if err := r.Driver.Open(r.socket()); err != nil {
+		return err
+	}
+	return r.Lab.StartSidecar(plane, cluster.Sidecar{Component: component, Socket: r.socket(), Args: args})
 }
 
 // Stop ends the attacher as kubelet does: SIGTERM, and SIGKILL some seconds later.
 func (r *Rig) Stop(ctx context.Context) error { return r.Lab.Stop(ctx, component) }
 
 // Kill ends it with SIGKILL; nothing of it runs afterwards.
-func (r *Rig) Kill() error { return r.Lab.Kill(component) }
+func (r *Rig) Kill() error {
+	err := r.Lab.Kill(component)
+	r.Driver.Close(r.socket())
+	return err
+}
+
+// socket is that of the attacher that was started last.
+func (r *Rig) socket() string { return filepath.Join(r.folder, fmt.Sprintf("csi-%d.sock", r.starts)) }
 
 func (r *Rig) saw(object any, gone bool) {
 	if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
