@@ -2,6 +2,7 @@ package attacher
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -28,6 +29,15 @@ func failing(method string, n int, err error) func(context.Context, call, int) (
 			return nil, err
 		}
 		return nil, nil
+	}
+}
+
+// wantRepeated wants a call to have been sent twice or, where calls have a short deadline and the machine is busy, more
+// often.
+func (w *world) wantRepeated(want string) {
+	w.t.Helper()
+	if got := w.driver.received(); len(got) < 2 || len(slices.Compact(slices.Clone(got))) != 1 || got[0] != want {
+		w.t.Errorf("calls: %v, want %s at least twice", got, want)
 	}
 }
 
@@ -199,7 +209,7 @@ func TestCSIAttachTimesOut(t *testing.T) {
 	va := w.attachment("pv1", "node1")
 	w.until(va, "timed out", hasAttachError("DeadlineExceeded"))
 	w.until(va, "attached", isAttached)
-	w.wantCalls("Publish id-node1", "Publish id-node1")
+	w.wantRepeated("Publish id-node1")
 }
 
 func TestNodeCameBackUnderAnotherID(t *testing.T) {
@@ -265,7 +275,7 @@ func TestCSIHandlerDetach(t *testing.T) {
 				<-ctx.Done()
 			}
 			return nil, ctx.Err()
-		}, timeout: 300 * time.Millisecond, want: "DeadlineExceeded", calls: []string{"Unpublish id-node1", "Unpublish id-node1"}},
+		}, timeout: 300 * time.Millisecond, want: "DeadlineExceeded", calls: []string{"Unpublish id-node1"}},
 		"unknown node, annotation": {arrange: func(w *world) string {
 			w.volume("pv1")
 			return w.attachment("pv1", "node1", withFinalizer(w, "id-gone"), isAttachedAlready)
@@ -309,6 +319,10 @@ func TestCSIHandlerDetach(t *testing.T) {
 				tt.mend(w)
 			}
 			w.until(va, "gone", isGone)
+			if tt.timeout > 0 {
+				w.wantRepeated(tt.calls[0])
+				return
+			}
 			w.wantCalls(tt.calls...)
 		})
 	}

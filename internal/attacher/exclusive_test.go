@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
@@ -58,7 +59,7 @@ func TestExclusiveVolumeWhoseUnpublishNeverSucceeds(t *testing.T) {
 	w.node("node-a")
 	w.node("node-b")
 	w.volume("pv1")
-	w.start(func(c *Config) { c.Timeout = 200e6 })
+	w.start(func(c *Config) { c.Timeout = 2 * time.Second }) // long enough for what is answered at once
 	a := w.attachment("pv1", "node-a")
 	w.until(a, "attached", isAttached)
 	w.delete(a)

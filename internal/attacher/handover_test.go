@@ -14,20 +14,24 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// Lease times of the tests in which a lease has to run out.
-const (
-	shortLease = 4 * time.Second
-	shortRenew = 2 * time.Second
-	shortRetry = 500 * time.Millisecond
+// Lease times of the tests. With none of them a machine that is slow costs a leader its lease.
+var (
+	// patientTimes are those of candidates that ask for the lease all the time, and of all that have no others.
+	patientTimes = leaseTimes(5*time.Minute, 4*time.Minute, 500*time.Millisecond)
+	// aloofTimes are those of candidates that never get the lease by asking: they are told when it is free.
+	aloofTimes = leaseTimes(30*time.Minute, 20*time.Minute, 10*time.Minute)
 )
 
-var shortTimes = []string{
-	"--leader-election-lease-duration=" + shortLease.String(),
-	"--leader-election-renew-deadline=" + shortRenew.String(),
-	"--leader-election-retry-period=" + shortRetry.String(),
+func leaseTimes(duration, renew, retry time.Duration) []string {
+	return []string{
+		"--leader-election-lease-duration=" + duration.String(),
+		"--leader-election-renew-deadline=" + renew.String(),
+		"--leader-election-retry-period=" + retry.String(),
+	}
 }
 
 // candidate starts a child that stands for the lease; the host's name is its identity.
@@ -54,19 +58,45 @@ func (w *world) candidateOf(program, host, socket string, args ...string) *sidec
 	if os.Geteuid() != 0 {
 		unshare = append([]string{"--map-root-user"}, unshare...)
 	}
-	args = append(w.arguments(socket, args...), "--leader-election", "--leader-election-namespace", shippedNamespace)
+	args = w.arguments(socket, slices.Concat([]string{"--leader-election", "--leader-election-namespace", shippedNamespace}, patientTimes, args)...)
 	return w.launch(exec.Command("unshare", append(unshare, args...)...))
 }
 
 // lease is the one that the candidates stand for.
 func (w *world) lease() *coordinationv1.Lease {
 	w.t.Helper()
-	name := strings.ReplaceAll("external-attacher-leader-"+w.driver.name, ".", "-")
-	lease, err := w.client.CoordinationV1().Leases(shippedNamespace).Get(w.t.Context(), name, metav1.GetOptions{})
+	lease, err := w.client.CoordinationV1().Leases(shippedNamespace).Get(w.t.Context(), w.leaseName(), metav1.GetOptions{})
 	if err != nil {
 		return &coordinationv1.Lease{}
 	}
 	return lease
+}
+
+func (w *world) leaseName() string {
+	return strings.ReplaceAll("external-attacher-leader-"+w.driver.name, ".", "-")
+}
+
+// runsOut makes the lease of somebody who has ended be over in a second, in place of the minutes for which a leader
+// holds it that a busy machine must not depose.
+func (w *world) runsOut() {
+	w.t.Helper()
+	_, err := w.client.CoordinationV1().Leases(shippedNamespace).Patch(w.t.Context(), w.leaseName(), types.MergePatchType,
+		[]byte(`{"spec":{"leaseDurationSeconds":1}}`), metav1.PatchOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// take gives the lease to a host.
+func (w *world) take(host string) {
+	w.t.Helper()
+	eventually(w.t, host+" has the lease", func() bool {
+		lease := w.lease()
+		lease.Spec.HolderIdentity, lease.Spec.RenewTime = &host, new(metav1.NowMicro())
+		*lease.Spec.LeaseTransitions++
+		_, err := w.client.CoordinationV1().Leases(shippedNamespace).Update(w.t.Context(), lease, metav1.UpdateOptions{})
+		return err == nil // else it was renewed meanwhile
+	})
 }
 
 func (w *world) untilLeads(host string) {
@@ -83,12 +113,17 @@ func (w *world) untilReady(address string) {
 	eventually(w.t, address+" is ready", func() bool { return strings.HasPrefix(ask(w.t, address, "/readyz"), "200") })
 }
 
-// end sends a signal and tells when the process was gone.
-func (s *sidecar) end(signal syscall.Signal) time.Time {
+func (s *sidecar) signal(signal syscall.Signal) {
 	s.t.Helper()
 	if err := s.cmd.Process.Signal(signal); err != nil {
 		s.t.Fatal(err)
 	}
+}
+
+// end sends a signal and tells when the process was gone.
+func (s *sidecar) end(signal syscall.Signal) time.Time {
+	s.t.Helper()
+	s.signal(signal)
 	<-s.exited
 	return time.Now()
 }
@@ -147,39 +182,41 @@ func through(calls []call, socket string) []call {
 	return slices.DeleteFunc(slices.Clone(calls), func(c call) bool { return c.Socket != socket })
 }
 
-// underWay makes n attachments and returns when 15 calls were sent and the others wait
-// for theirs. Each takes 200 ms.
-func (w *world) underWay(n int) (attachments []string) {
+// underWay makes n attachments and returns when 15 calls were sent, of which the first ten are answered. No other call
+// is before answered is closed.
+func (w *world) underWay(n int) (attachments []string, answered chan struct{}) {
 	w.t.Helper()
-	made := make(chan struct{})
-	w.driver.answers(func(context.Context, call, int) (map[string]string, error) {
-		<-made
-		<-time.After(200 * time.Millisecond)
+	answered = make(chan struct{})
+	w.driver.answers(func(_ context.Context, _ call, nth int) (map[string]string, error) {
+		if nth >= 10 {
+			<-answered
+		}
 		return nil, nil
 	})
 	attachments = w.fleet(n)
-	close(made)
 	w.driver.waitCalls(w.t, 15)
-	return attachments
+	return attachments, answered
 }
 
 // The leader gets SIGTERM with 100 attachments under way: the calls in flight end and
-// are recorded, nothing is begun, and the standby sends its first call within two
-// seconds, although it asks for the lease by itself every five. No call is lost, none
-// doubled.
+// are recorded, nothing is begun, and the standby goes on at once, although it asks
+// for the lease by itself every ten minutes. No call is lost, none doubled.
 func TestHandOverOnSIGTERM(t *testing.T) {
 	w := newWorld(t)
-	a, b, health := w.socket("a"), w.socket("b"), freeAddress(t)
-	leader := w.candidate("host-a", a, "--leader-election-labels=owner:storage")
+	a, b, health := w.socket("a"), w.socket("b"), freeAddress()
+	leader := w.candidate("host-a", a, append(aloofTimes, "--leader-election-labels=owner:storage")...)
 	w.untilLeads("host-a")
 	if labels := w.lease().Labels; labels["owner"] != "storage" {
 		t.Errorf("labels of the lease: %v", labels)
 	}
-	w.candidate("host-b", b, "--http-endpoint="+health)
+	w.candidate("host-b", b, append(aloofTimes, "--http-endpoint="+health)...)
 	w.untilReady(health)
-	attachments := w.underWay(100)
-	ended := leader.end(syscall.SIGTERM)
+	attachments, answered := w.underWay(100)
+	leader.signal(syscall.SIGTERM)
+	leader.waitLog("waiting for calls in flight")
+	close(answered)
 	leader.endsWith(1, "every call ended and is recorded")
+	ended := time.Now()
 	w.untilAttached(attachments)
 
 	calls := w.driver.log()
@@ -187,11 +224,7 @@ func TestHandOverOnSIGTERM(t *testing.T) {
 	if len(first) == 100 || len(second) == 0 {
 		t.Fatalf("nothing was handed over: %d and %d calls", len(first), len(second))
 	}
-	took := second[0].At.Sub(ended)
-	t.Logf("%d calls by the leader, %d by the standby, the first %v after the leader ended", len(first), len(second), took.Round(time.Millisecond))
-	if took > 2*time.Second {
-		t.Errorf("the standby sent its first call after %v", took)
-	}
+	t.Logf("%d calls by the leader, %d by the standby, the first %v after the leader ended", len(first), len(second), second[0].At.Sub(ended).Round(time.Millisecond))
 	if last := first[len(first)-1].At; last.After(second[0].At) {
 		t.Error("both sent calls at once")
 	}
@@ -204,19 +237,24 @@ func TestHandOverOnSIGTERM(t *testing.T) {
 // out, and repeats, once each, only the calls that were sent and not recorded.
 func TestHandOverOnCrash(t *testing.T) {
 	w := newWorld(t)
-	a, b, health := w.socket("a"), w.socket("b"), freeAddress(t)
-	leader := w.candidate("host-a", a, append(shortTimes, "--worker-threads=10")...)
+	a, b, health := w.socket("a"), w.socket("b"), freeAddress()
+	leader := w.candidate("host-a", a, append(aloofTimes, "--worker-threads=10")...)
 	w.untilLeads("host-a")
-	w.candidate("host-b", b, append(shortTimes, "--http-endpoint="+health)...)
+	w.candidate("host-b", b, append(aloofTimes, "--http-endpoint="+health)...)
 	w.untilReady(health)
-	attachments := w.underWay(100)
+	attachments, answered := w.underWay(100)
 	ended := leader.end(syscall.SIGKILL)
+	close(answered)
 	unrecorded := map[string]bool{}
 	for _, va := range w.list() {
 		if source := va.Spec.Source.PersistentVolumeName; source != nil && !va.Status.Attached {
 			unrecorded[*source] = true
 		}
 	}
+	if len(through(w.driver.log(), b)) > 0 {
+		t.Error("the standby sent calls although the lease of the leader had not run out")
+	}
+	w.runsOut()
 	w.untilAttached(attachments)
 
 	calls := w.driver.log()
@@ -224,11 +262,7 @@ func TestHandOverOnCrash(t *testing.T) {
 	if len(second) == 0 {
 		t.Fatal("nothing was handed over")
 	}
-	took := second[0].At.Sub(ended)
-	t.Logf("first call %v after the kill, %d calls surplus", took.Round(time.Millisecond), surplus(calls))
-	if most := shortLease + 2*time.Second; took > most {
-		t.Errorf("the standby sent its first call after %v, want %v at most", took, most)
-	}
+	t.Logf("first call %v after the kill, %d calls surplus", second[0].At.Sub(ended).Round(time.Millisecond), surplus(calls))
 	sent := map[string]int{}
 	for _, c := range calls {
 		if sent[c.Volume]++; sent[c.Volume] > 2 {
@@ -240,13 +274,13 @@ func TestHandOverOnCrash(t *testing.T) {
 	}
 }
 
-// The leader is frozen for longer than its lease and thaws with work at hand: it sends
-// no call and writes nothing, and ends. The one that took over is frozen meanwhile, so
-// that all the work is there to be done.
+// The leader is frozen for longer than it may go without a renewal and thaws with work at hand: it sends
+// no call and writes nothing, and ends. Who has the lease begins later, so that all the work is there to be done, and
+// nobody else writes.
 func TestThawedLeaderSendsNothing(t *testing.T) {
 	w := newWorld(t)
 	answered := make(chan struct{})
-	a, b, health := w.socket("a"), w.socket("b"), freeAddress(t)
+	a, b := w.socket("a"), w.socket("b")
 	w.driver.answers(func(_ context.Context, c call, _ int) (map[string]string, error) {
 		if c.Socket == a {
 			<-answered
@@ -254,35 +288,22 @@ func TestThawedLeaderSendsNothing(t *testing.T) {
 		return nil, nil
 	})
 	// Each volume that gets its answer makes room for another one.
-	leader := w.candidate("host-a", a, append(shortTimes, "--worker-threads=3")...)
+	const renewDeadline = 10 * time.Second
+	leader := w.candidate("host-a", a, append(leaseTimes(15*time.Second, renewDeadline, time.Second), "--worker-threads=3")...)
 	w.untilLeads("host-a")
-	next := w.candidate("host-b", b, append(shortTimes, "--http-endpoint="+health)...)
-	w.untilReady(health)
 	attachments := w.fleet(30)
 	w.driver.waitCalls(t, 3)
 
-	signal := func(s *sidecar, signal syscall.Signal) {
-		t.Helper()
-		if err := s.cmd.Process.Signal(signal); err != nil {
-			t.Fatal(err)
-		}
-	}
-	signal(leader, syscall.SIGSTOP)
-	eventually(t, "the standby leads", func() bool {
-		holder := w.lease().Spec.HolderIdentity
-		if holder == nil || *holder != "host-b" {
-			return false
-		}
-		signal(next, syscall.SIGSTOP)
-		return true
-	})
+	leader.signal(syscall.SIGSTOP)
+	w.take("host-b")
+	<-time.After(renewDeadline)
 	before := len(through(w.driver.log(), a))
 	versions := map[string]string{}
 	for _, va := range w.list() {
 		versions[va.Name] = va.ResourceVersion
 	}
 	close(answered) // three replies wait for the one that thaws
-	signal(leader, syscall.SIGCONT)
+	leader.signal(syscall.SIGCONT)
 	leader.endsWith(1, "lost the leader lease")
 	leader.waitLog("the leader lease was not renewed in time") // it tried
 	if after := len(through(w.driver.log(), a)); after != before {
@@ -293,12 +314,7 @@ func TestThawedLeaderSendsNothing(t *testing.T) {
 			t.Errorf("VolumeAttachment %s was written", va.Name)
 		}
 	}
-	signal(next, syscall.SIGCONT)
-	select {
-	case <-next.exited: // it was frozen for too long itself
-		w.candidate("host-c", b, shortTimes...)
-	default:
-	}
+	w.candidate("host-b", b)
 	w.untilAttached(attachments)
 }
 
@@ -307,11 +323,11 @@ func TestThawedLeaderSendsNothing(t *testing.T) {
 // alone, and what is not is attached.
 func TestHandOverBetweenUpstreamAndBelay(t *testing.T) {
 	w := newWorld(t)
-	health := freeAddress(t)
+	health := freeAddress()
 	sockets := []string{w.socket("1"), w.socket("2"), w.socket("3")}
-	first := w.upstream("host-1", sockets[0], shortTimes...)
+	first := w.upstream("host-1", sockets[0])
 	w.untilLeads("host-1")
-	second := w.candidate("host-2", sockets[1], append(shortTimes, "--http-endpoint="+health)...)
+	second := w.candidate("host-2", sockets[1], "--http-endpoint="+health)
 	w.untilReady(health)
 	attachments := w.fleet(200)
 	w.untilAttached(attachments)
@@ -320,11 +336,9 @@ func TestHandOverBetweenUpstreamAndBelay(t *testing.T) {
 	}
 	byUpstream := len(w.driver.log())
 
-	ended := first.end(syscall.SIGTERM) // it does not give its lease back
+	first.end(syscall.SIGTERM) // it does not give its lease back
+	w.runsOut()
 	w.untilLeads("host-2")
-	if took := time.Since(ended); took > shortLease+shortRenew {
-		t.Errorf("belay took over after %v", took)
-	}
 	w.volume("after-1")
 	w.untilAttached([]string{w.attachment("after-1", "node1")})
 	second.waitLog("Attaching")
@@ -332,7 +346,7 @@ func TestHandOverBetweenUpstreamAndBelay(t *testing.T) {
 		t.Errorf("after the first hand-over: %v", got)
 	}
 
-	w.upstream("host-3", sockets[2], shortTimes...)
+	w.upstream("host-3", sockets[2])
 	w.volume("after-2")
 	w.untilAttached([]string{w.attachment("after-2", "node2")})
 	byBelay := len(w.driver.log())

@@ -12,7 +12,7 @@ import (
 )
 
 // TestWayOfOneAttach prints how long each hop of an attach takes on an idle
-// attacher; it fails only on what no machine explains.
+// attacher; it fails only on what no machine explains, busy as it may be: that the fastest is slow.
 func TestWayOfOneAttach(t *testing.T) {
 	w := newWorld(t)
 	published := make(chan time.Time, 1)
@@ -61,9 +61,9 @@ func TestWayOfOneAttach(t *testing.T) {
 		"seen -> publish sent": toPublish, "publish answered -> attached seen": toRecord, "delete sent -> gone seen": toGone,
 	} {
 		slices.Sort(took)
-		t.Logf("%s: median %v, max %v", what, took[len(took)/2], took[len(took)-1])
-		if took[len(took)/2] > time.Second {
-			t.Errorf("%s takes %v: something polls or sleeps", what, took[len(took)/2])
+		t.Logf("%s: median %v, min %v, max %v", what, took[len(took)/2], took[0], took[len(took)-1])
+		if took[0] > time.Second {
+			t.Errorf("%s takes %v: something polls or sleeps", what, took[0])
 		}
 	}
 }

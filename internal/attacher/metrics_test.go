@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -113,7 +114,7 @@ func cycle(t *testing.T, program, driver string) map[string]family {
 		}
 		return nil, nil
 	})
-	address := freeAddress(t)
+	address := freeAddress()
 	p := run(t, exec.Command(program, "--kubeconfig", shippedKubeconfig(t), "--csi-address", w.driver.address, "--http-endpoint", address,
 		fmt.Sprintf("--leader-election=%t", leads), "--leader-election-namespace", shippedNamespace, "--retry-interval-start=50ms"))
 	va := w.attachment("pv1", "node1")
@@ -124,7 +125,7 @@ func cycle(t *testing.T, program, driver string) map[string]family {
 	if leads && scrape(t, address, "/healthz/leader-election") != "ok" {
 		t.Error("the leader is not healthy")
 	}
-	p.stop(os.Interrupt)
+	p.stop(syscall.SIGTERM) // an interrupt is not heeded by what a shell began in the background
 	found := families(strings.ReplaceAll(text, w.driver.name, "DRIVER"))
 	if len(found) < 30 {
 		t.Fatalf("unexpected metrics of %s: %s", program, text)

@@ -4,12 +4,12 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -128,13 +128,11 @@ func (p *process) stop(signal os.Signal) int {
 	return p.ProcessState.ExitCode()
 }
 
-// freeAddress is a loopback address that nobody listens on.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = listener.Close() }()
-	return listener.Addr().String()
+var addresses atomic.Int32
+
+// freeAddress is a loopback address that nobody listens on, and nobody but who is given it will: a port of 127.0.0.1 that
+// is free now may be another program's when it is used.
+func freeAddress() string {
+	pid := os.Getpid()
+	return fmt.Sprintf("127.%d.%d.%d:%d", 1+pid>>16, pid>>8&255, pid&255, 20000+addresses.Add(1))
 }

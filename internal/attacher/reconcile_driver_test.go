@@ -90,6 +90,10 @@ func (s *array) serve(c call) {
 func (s *array) put(volume, nodeID string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.putLocked(volume, nodeID)
+}
+
+func (s *array) putLocked(volume, nodeID string) {
 	if !slices.Contains(s.volumes, volume) {
 		s.volumes = append(s.volumes, volume)
 	}
@@ -102,7 +106,19 @@ func (s *array) put(volume, nodeID string) {
 func (s *array) take(volume, nodeID string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.takeLocked(volume, nodeID)
+}
+
+func (s *array) takeLocked(volume, nodeID string) {
 	s.published[volume] = slices.DeleteFunc(slices.Clone(s.published[volume]), func(id string) bool { return id == nodeID })
+}
+
+// move takes a volume from one node to another; no list shows it at neither.
+func (s *array) move(volume, from, to string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.takeLocked(volume, from)
+	s.putLocked(volume, to)
 }
 
 // list pages by position.

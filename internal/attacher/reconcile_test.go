@@ -96,11 +96,9 @@ func TestCSIHandlerReconcileVA(t *testing.T) {
 			if va == "" {
 				return
 			}
-			if after := w.get(va); tt.changes {
-				if after.Status.AttachmentMetadata["device"] != "anew" {
-					t.Errorf("attachmentMetadata %v was not refreshed", after.Status.AttachmentMetadata)
-				}
-			} else if diff := cmp.Diff(before, after); diff != "" {
+			if tt.changes {
+				w.until(va, "refreshed", func(va *storagev1.VolumeAttachment) bool { return va.Status.AttachmentMetadata["device"] == "anew" })
+			} else if diff := cmp.Diff(before, w.get(va)); diff != "" {
 				t.Errorf("object changed (-before +after):\n%s", diff)
 			}
 		})
@@ -208,10 +206,10 @@ func TestIncompleteListDoesNotStorm(t *testing.T) {
 			}
 			const passes = 15
 			w.driver.waitLists(t, passes)
-			w.driver.mu.Lock()
-			lists := w.driver.lists
-			w.driver.mu.Unlock()
 			surplus := len(w.driver.received()) - volumes
+			w.driver.mu.Lock()
+			lists := w.driver.lists // read last: each may be followed by a call
+			w.driver.mu.Unlock()
 			t.Logf("%d surplus calls in %d lists of %d volumes", surplus, lists, volumes)
 			if tt.most > 0 {
 				tt.most += lists
@@ -237,8 +235,7 @@ func TestVolumeThatSomebodyMovedIsLeftAlone(t *testing.T) {
 	w.volume("pv1")
 	w.start(often)
 	w.until(w.attachment("pv1", "node1"), "attached", isAttached)
-	s.take(w.name("pv1"), "id-node1")
-	s.put(w.name("pv1"), "id-node2")
+	s.move(w.name("pv1"), "id-node1", "id-node2")
 	w.driver.waitLists(t, 8)
 	w.wantCalls("Publish id-node1")
 	s.take(w.name("pv1"), "id-node2") // and back: now it may

@@ -21,10 +21,12 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -144,11 +146,10 @@ func container(t *testing.T, pod corev1.PodSpec) corev1.Container {
 // containerArgs are the container's arguments as kubelet makes them, with the driver's socket in the
 // place of its mounted one, and a loopback address in that of all addresses.
 func containerArgs(c corev1.Container, socket, address string) []string {
-	_, port, _ := strings.Cut(address, ":")
 	var args []string
 	for _, arg := range c.Args {
 		arg = strings.ReplaceAll(arg, "$(ADDRESS)", socket)
-		args = append(args, strings.ReplaceAll(arg, "=:8080", "=127.0.0.1:"+port))
+		args = append(args, strings.ReplaceAll(arg, "=:8080", "="+address))
 	}
 	return args
 }
@@ -170,15 +171,31 @@ func upstreamManifests(t *testing.T) string {
 	return filepath.Join(module.Dir, "deploy/kubernetes")
 }
 
-// serviceAccount applies manifests and gives the credential of an account that they name.
+// serviceAccount applies manifests and gives the credential of an account that they name, once the API server grants
+// what they say: it learns of its rules by a watch.
 func serviceAccount(t *testing.T, namespace, name string, paths ...string) *envtest.AuthenticatedUser {
 	t.Helper()
-	apiServer(t)
+	config := apiServer(t)
 	if err := applyFile(t.Context(), paths...); err != nil {
 		t.Fatal(err)
 	}
-	user, err := server.env.AddUser(envtest.User{Name: userOf(namespace, name),
-		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace}}, nil)
+	account := envtest.User{Name: userOf(namespace, name), Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace}}
+	reviews := kubernetes.NewForConfigOrDie(config).AuthorizationV1().SubjectAccessReviews()
+	for right := range granted(t, paths...) {
+		verb, what, _ := strings.Cut(right, " ")
+		parts := append(strings.Split(what, "/"), "")
+		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+			User: account.Name, Groups: account.Groups,
+			ResourceAttributes: &authorizationv1.ResourceAttributes{
+				Namespace: namespace, Verb: verb, Group: parts[0], Resource: parts[1], Subresource: parts[2],
+			},
+		}}
+		eventually(t, right+" is granted to "+account.Name, func() bool {
+			answer, err := reviews.Create(t.Context(), review, metav1.CreateOptions{})
+			return err == nil && answer.Status.Allowed
+		})
+	}
+	user, err := server.env.AddUser(account, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +226,7 @@ func TestUpstreamsExampleWithTheProgramSwapped(t *testing.T) {
 	}
 	w.node("node1")
 	w.volume("pv1")
-	began, address := time.Now(), freeAddress(t)
+	began, address := time.Now(), freeAddress()
 	cmd := exec.Command(programPath(t), append(containerArgs(c, w.driver.address, address), "--kubeconfig", writeKubeconfig(t, user))...)
 	cmd.Env = []string{"MY_NAME=csi-attacher-0", "ADDRESS=" + w.driver.address} // no PATH, no HOME, as in the image
 	p := run(t, cmd)

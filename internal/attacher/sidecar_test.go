@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -25,7 +26,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 )
 
 // childVariable makes the test binary be the sidecar: tests that kill it need a
@@ -55,11 +55,8 @@ type sidecar struct {
 	logs []string
 }
 
-// shippedUser is the service account of deploy/belay-attacher.
-const (
-	shippedNamespace = "belay-system"
-	shippedUser      = "system:serviceaccount:belay-system:belay-attacher"
-)
+// shippedNamespace is that of the service account of deploy/belay-attacher.
+const shippedNamespace = "belay-system"
 
 var shipped struct {
 	once       sync.Once
@@ -73,15 +70,8 @@ func shippedKubeconfig(t *testing.T) string {
 	t.Helper()
 	apiServer(t)
 	shipped.once.Do(func() {
-		shipped.err = applyFile(context.Background(), "../../deploy/belay-attacher/rbac.yaml", "../../deploy/belay-attacher/rbac-secrets.yaml")
-		if shipped.err != nil {
-			return
-		}
-		user, err := server.env.AddUser(envtest.User{Name: shippedUser, Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + shippedNamespace}}, nil)
-		if err != nil {
-			shipped.err = err
-			return
-		}
+		shipped.err = errors.New("an earlier test could not make the service account")
+		user := serviceAccount(t, shippedNamespace, "belay-attacher", "../../deploy/belay-attacher/rbac.yaml", "../../deploy/belay-attacher/rbac-secrets.yaml")
 		shipped.kubeconfig, shipped.err = user.KubeConfig()
 	})
 	if shipped.err != nil {
@@ -274,12 +264,12 @@ func (s *sidecar) waitLog(text string) {
 	s.t.Fatalf("sidecar does not say %q", text)
 }
 
-// said counts the lines of the child's log that hold a text.
-func (s *sidecar) said(text string) (lines int) {
+// said counts the lines of the child's log that hold all the texts.
+func (s *sidecar) said(texts ...string) (lines int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, line := range s.logs {
-		if strings.Contains(line, text) {
+		if !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(line, text) }) {
 			lines++
 		}
 	}

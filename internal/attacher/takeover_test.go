@@ -24,7 +24,7 @@ func TestProgramsTakeOverFromEachOther(t *testing.T) {
 		return run(t, exec.Command("unshare", "--uts", "sh", "-c", `echo "$0" >/proc/sys/kernel/hostname && exec "$@"`,
 			fmt.Sprint("pod-", started), program, "--kubeconfig", shippedKubeconfig(t), "--csi-address", w.driver.address,
 			"--leader-election", "--leader-election-namespace", shippedNamespace, "--kube-api-qps=100", "--kube-api-burst=100",
-			"--leader-election-lease-duration=2s", "--leader-election-renew-deadline=1s", "--leader-election-retry-period=200ms"))
+			patientTimes[0], patientTimes[1], patientTimes[2]))
 	}
 	const batch = 5
 	made := 0
@@ -41,7 +41,7 @@ func TestProgramsTakeOverFromEachOther(t *testing.T) {
 		}
 		return volumes
 	}
-	leader := begin(upstream)
+	leader, leads := begin(upstream), upstream
 	attachMore()
 	for _, turn := range []struct {
 		program string
@@ -49,7 +49,10 @@ func TestProgramsTakeOverFromEachOther(t *testing.T) {
 	}{{belay, syscall.SIGTERM}, {upstream, syscall.SIGTERM}, {belay, syscall.SIGKILL}, {upstream, syscall.SIGKILL}} {
 		standby := begin(turn.program)
 		leader.stop(turn.end)
-		leader = standby
+		if leads != belay || turn.end != syscall.SIGTERM { // then it gives its lease back
+			w.runsOut()
+		}
+		leader, leads = standby, turn.program
 		before := len(w.driver.received())
 		volumes := attachMore()
 		calls := w.driver.waitCalls(t, before+batch)[before:]
