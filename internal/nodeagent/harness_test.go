@@ -3,7 +3,9 @@ package nodeagent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -413,6 +415,9 @@ func (w *world) leftovers() []string {
 	w.Helper()
 	var left []string
 	must(w, filepath.WalkDir(w.root, func(path string, entry os.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // an agent that still runs has removed it just now
+		}
 		if err != nil {
 			return err
 		}
