@@ -94,7 +94,7 @@ func TestPreflightSeesWhoWrites(t *testing.T) {
 			time.Sleep(50 * time.Millisecond)
 		}
 	}()
-	code, out = look(t, admin, "--observe=2s")
+	code, out = look(t, admin, "--observe=5s")
 	cancel()
 	<-done
 	if code != 1 || !strings.Contains(out, "kube-controller-manager changed status.volumesAttached") {
