@@ -50,7 +50,8 @@ Parts, each with a lab of its own:
   parallel  100 volumes of as many pods are reported in one write -> the last is published, against one volume, the
             driver's time included. A driver that answers at once leaves nothing to do side by side but processor time,
             of which 100 volumes need 100 times as much: that figure has no target
-  memory    500 pods with two volumes each: peak memory, and CPU when nothing happens
+  memory    500 pods with two volumes each: peak memory, and CPU when nothing happens but what
+            kubelet does, too, at its intervals: stats are asked for, and claims read in case one grew
   agents    1000 agents of 10 volumes each in one process, through the Go API, as a scale test runs them, with
             their driver: peak memory
 
