@@ -262,7 +262,7 @@ func (a *Agent) Run(ctx context.Context) error {
 // Ready says what is missing before volumes can be mounted; nil if nothing.
 func (a *Agent) Ready() error {
 	a.identity.mu.Lock()
-	written := a.identity.written
+	written := a.identity.written != ""
 	a.identity.mu.Unlock()
 	a.mu.Lock()
 	started := a.inUse.Started()

@@ -294,3 +294,36 @@ func TestCSINodeLifecycle(t *testing.T) {
 		return n.Annotations[kube.ManagedAttachAnnotation] == "true"
 	})
 }
+
+// TestANodeMadeAnewHasACSINodeOfItsOwn, also one that was made from the earlier one's manifest,
+// with its annotations and labels.
+func TestANodeMadeAnewHasACSINodeOfItsOwn(t *testing.T) {
+	w := newWorld(t)
+	w.agent()
+	w.driver.wantRegistered("")
+	earlier := w.node()
+	must(t, w.admin.CoreV1().Nodes().Delete(w.ctx, w.name, metav1.DeleteOptions{}))
+	fresh, err := w.admin.CoreV1().Nodes().Create(w.ctx, &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: w.name, Labels: earlier.Labels, Annotations: earlier.Annotations},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	w.until("the CSINode belongs to the Node made anew", func() bool {
+		object, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
+		return err == nil && object.OwnerReferences[0].UID == fresh.UID
+	})
+	w.wantCSINode(fresh)
+}
+
+// TestAnAnnotationWithoutNodeIDs: somebody wrote what is JSON, and no map.
+func TestAnAnnotationWithoutNodeIDs(t *testing.T) {
+	w := newWorld(t)
+	node := w.node()
+	node.Annotations = map[string]string{kube.CSINodeIDsAnnotation: "null"}
+	_, err := w.admin.CoreV1().Nodes().Update(w.ctx, node, metav1.UpdateOptions{})
+	must(t, err)
+	w.agent()
+	w.driver.wantRegistered("")
+	if diff := cmp.Diff(map[string]string{w.driverName(): "id-of-" + w.name}, w.knows().IDs); diff != "" {
+		t.Errorf("node IDs (-want +got):\n%s", diff)
+	}
+}

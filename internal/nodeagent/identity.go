@@ -46,8 +46,8 @@ type identity struct {
 	drivers map[string]csi.NodeInfo
 	// gone are drivers whose traces must be removed.
 	gone map[string]bool
-	// written: Node and CSINode have said once what they must.
-	written bool
+	// written is the Node that, with its CSINode, has said what it must; empty if none yet.
+	written types.UID
 }
 
 func newIdentity(node string, client kubernetes.Interface) *identity {
@@ -93,7 +93,11 @@ func (i *identity) wake() {
 // see looks whether a version of the Node lacks what this agent keeps there.
 func (i *identity) see(node *corev1.Node) {
 	patch, err := i.wanted(node).nodePatch(node)
-	if err != nil || patch != nil {
+	i.mu.Lock()
+	// A Node that was made anew may have all that the earlier one had, but not its CSINode.
+	another := i.written != node.UID
+	i.mu.Unlock()
+	if err != nil || patch != nil || another {
 		i.wake()
 	}
 }
@@ -103,20 +107,7 @@ func (i *identity) install(ctx context.Context, driver string, info csi.NodeInfo
 	if info.NodeID == "" {
 		return errors.New("error adding CSI driver node info: driverNodeID must not be empty")
 	}
-	i.mu.Lock()
-	before, known := i.drivers[driver]
-	i.drivers[driver] = info
-	delete(i.gone, driver)
-	i.mu.Unlock()
-	misfits, err := i.sync(ctx)
-	if apierrors.IsInvalid(err) {
-		// What one driver says of itself must not keep the others from being made known.
-		i.mu.Lock()
-		if delete(i.drivers, driver); known {
-			i.drivers[driver] = before
-		}
-		i.mu.Unlock()
-	}
+	misfits, err := i.try(ctx, driver, info)
 	if err == nil {
 		err = misfits[driver]
 	}
@@ -124,6 +115,35 @@ func (i *identity) install(ctx context.Context, driver string, info csi.NodeInfo
 		return fmt.Errorf("error updating CSINode and Node of driver %s: %w", driver, err)
 	}
 	return nil
+}
+
+// try makes a driver known, beside those that are. What one driver says of itself must not keep
+// the others from being made known: until the API server has taken it, no other write has it.
+func (i *identity) try(ctx context.Context, driver string, info csi.NodeInfo) (misfits map[string]error, err error) {
+	if err := i.take(ctx); err != nil {
+		return nil, err
+	}
+	defer i.release()
+	i.mu.Lock()
+	before, known := i.drivers[driver]
+	i.drivers[driver] = info
+	delete(i.gone, driver)
+	i.mu.Unlock()
+	misfits, err = i.write(ctx)
+	if refused(err, info) {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		if delete(i.drivers, driver); known && !i.gone[driver] {
+			i.drivers[driver] = before
+		}
+	}
+	return misfits, err
+}
+
+// refused: the API server does not take what the driver says of itself. Labels under some
+// names a node may not set (NodeRestriction); without labels, what is forbidden is another matter.
+func refused(err error, info csi.NodeInfo) bool {
+	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) && len(info.Topology) > 0
 }
 
 // remove takes a driver's traces away. They go with the next write at the latest.
@@ -141,23 +161,33 @@ const conflicts = 10
 
 // sync makes Node and CSINode say what they must. It returns why some drivers cannot be made known.
 func (i *identity) sync(ctx context.Context) (misfits map[string]error, err error) {
+	if err := i.take(ctx); err != nil {
+		return nil, err
+	}
+	defer i.release()
+	return i.write(ctx)
+}
+
+// take waits until no other write is under way.
+func (i *identity) take(ctx context.Context) error {
 	select {
 	case i.slot <- struct{}{}:
+		return nil
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return ctx.Err()
 	}
-	defer func() { <-i.slot }()
+}
+
+func (i *identity) release() { <-i.slot }
+
+// write is sync for who has the slot.
+func (i *identity) write(ctx context.Context) (misfits map[string]error, err error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	for range conflicts {
 		if misfits, err = i.syncOnce(ctx); !apierrors.IsConflict(err) {
 			break
 		}
-	}
-	if err == nil {
-		i.mu.Lock()
-		i.written = true
-		i.mu.Unlock()
 	}
 	return misfits, err
 }
@@ -177,7 +207,13 @@ func (i *identity) syncOnce(ctx context.Context) (misfits map[string]error, err 
 			return nil, fmt.Errorf("annotate and label node %s: %w", i.node, err)
 		}
 	}
-	return want.misfits, i.syncCSINode(ctx, node, want)
+	if err := i.syncCSINode(ctx, node, want); err != nil {
+		return nil, err
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.written = node.UID
+	return want.misfits, nil
 }
 
 // wanted is what a Node and its CSINode shall say.
@@ -236,6 +272,9 @@ func (w wanted) nodePatch(node *corev1.Node) ([]byte, error) {
 	if raw := node.Annotations[kube.CSINodeIDsAnnotation]; raw != "" {
 		if err := json.Unmarshal([]byte(raw), &ids); err != nil {
 			return nil, fmt.Errorf("read annotation %s of node %s: %w", kube.CSINodeIDsAnnotation, node.Name, err)
+		}
+		if ids == nil { // it was "null"
+			ids = map[string]string{}
 		}
 	}
 	before := maps.Clone(ids)

@@ -48,8 +48,9 @@ func TestADriverThatDoesNotFitKeepsNoOtherOut(t *testing.T) {
 		topology map[string]string
 		want     string
 	}{
-		"contradicts a label": {map[string]string{"kubernetes.io/hostname": "not this one"}, "detected topology value collision"},
-		"is no label":         {map[string]string{"rack": "not a value!"}, "Invalid value"},
+		"contradicts a label":                {map[string]string{"kubernetes.io/hostname": "not this one"}, "detected topology value collision"},
+		"is no label":                        {map[string]string{"rack": "not a value!"}, "Invalid value"},
+		"is a label that a node may not set": {map[string]string{"rack.kubernetes.io/r": "r1"}, "is not allowed to modify labels"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
