@@ -12,7 +12,7 @@ import (
 // TestFloor walks one volume through an attach, a move that has to wait for the unmount, and the
 // end, with an API server in memory.
 func TestFloor(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	client := fake.NewClientset()
 	o := objects{client: client}

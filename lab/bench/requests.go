@@ -12,7 +12,7 @@ import (
 )
 
 // quiet is how long after a step requests still count for it: events come a little later.
-const quiet = 300 * time.Millisecond
+const quiet = time.Second
 
 // usersOf are those as whom a plane's controller speaks to the API server.
 func usersOf(plane string) []string {

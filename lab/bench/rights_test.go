@@ -128,6 +128,25 @@ func asks(t *testing.T, r *rig, since time.Time, name string) bool {
 	})
 }
 
+// chanceWithin bounds how long something is done again until the controller has been met in the right moment.
+const chanceWithin = 3 * time.Minute
+
+// untilAsked does something again and again until the controller has sent a request that needs a chance.
+func untilAsked(t *testing.T, r *rig, name string, again func(ctx context.Context, round int)) {
+	t.Helper()
+	since, round := time.Now(), 0
+	for ; !asks(t, r, since, name); round++ {
+		if time.Since(since) > chanceWithin {
+			t.Errorf("done %d times in %v, and the controller never had to %s", round, chanceWithin, name)
+			return
+		}
+		ctx, cancel := limited(t.Context())
+		again(ctx, round)
+		cancel()
+	}
+	t.Logf("%s: after %d times", name, round)
+}
+
 // orphan: an attachment of nobody's, left by a controller before this one, goes.
 func orphan(t *testing.T, r *rig, volume, node string) {
 	t.Helper()
@@ -158,23 +177,20 @@ func deletedByHand(t *testing.T, r *rig, volume, node string) {
 	t.Helper()
 	ctx, cancel := limited(t.Context())
 	defer cancel()
-	since := time.Now()
 	pod, err := r.newPod(ctx, volume)
 	must(t, err)
 	_, err = r.attach(ctx, pod, volume, node)
 	must(t, err)
-	for round := 0; !asks(t, r, since, "patch events"); round++ {
-		if round == 10 {
-			t.Error("ten times attached, and no event was counted up")
-			break
-		}
+	untilAsked(t, r, "patch events", func(ctx context.Context, _ int) {
 		r.observer.forget(volumeDetached(node, volume), volumeHeld(node, volume))
 		must(t, r.client.StorageV1().VolumeAttachments().Delete(ctx, kube.AttachmentName(volume, driverName, node), metav1.DeleteOptions{}))
-		_, err = r.observer.when(ctx, volumeHeld(node, volume))
+		_, err := r.observer.when(ctx, volumeHeld(node, volume))
 		must(t, err)
 		_, err = r.observer.when(ctx, volumeReported(node, volume))
 		must(t, err)
-	}
+	})
+	ctx, cancel = limited(t.Context())
+	defer cancel()
 	_, err = r.detach(ctx, pod, volume, node)
 	must(t, err)
 }
@@ -182,10 +198,8 @@ func deletedByHand(t *testing.T, r *rig, volume, node string) {
 // busyNode: a report on a Node that changes all the time conflicts, and the Node is read again.
 func busyNode(t *testing.T, r *rig, volume, node string) {
 	t.Helper()
-	ctx, cancel := limited(t.Context())
-	defer cancel()
-	since := time.Now()
-	writing, stop := context.WithCancel(ctx)
+	writing, stop := context.WithCancel(t.Context())
+	defer stop()
 	ended := make(chan error, 1)
 	go func() {
 		for i := 0; writing.Err() == nil; i++ {
@@ -198,18 +212,14 @@ func busyNode(t *testing.T, r *rig, volume, node string) {
 		}
 		ended <- nil
 	}()
-	for round := 0; !asks(t, r, since, "get nodes"); round++ {
-		if round == 30 {
-			t.Error("thirty reports on a node that changes all the time, and it was not read again once")
-			break
-		}
+	untilAsked(t, r, "get nodes", func(ctx context.Context, _ int) {
 		pod, err := r.newPod(ctx, volume)
 		must(t, err)
 		_, err = r.attach(ctx, pod, volume, node)
 		must(t, err)
 		_, err = r.detach(ctx, pod, volume, node)
 		must(t, err)
-	}
+	})
 	stop()
 	must(t, <-ended)
 }
@@ -218,20 +228,19 @@ func busyNode(t *testing.T, r *rig, volume, node string) {
 // that comes second reads what is there.
 func madeByHand(t *testing.T, r *rig, volume, node string) {
 	t.Helper()
-	ctx, cancel := limited(t.Context())
-	defer cancel()
-	since := time.Now()
-	for round := 0; !asks(t, r, since, "get volumeattachments"); round++ {
-		if round == 60 {
-			t.Error("sixty times at the same moment, and the controller never came second")
-			break
-		}
+	var alone time.Duration // how long the controller took without anybody
+	untilAsked(t, r, "get volumeattachments", func(ctx context.Context, round int) {
 		pod, err := r.newPod(ctx, volume)
 		must(t, err)
-		r.observer.forget(volumeReported(node, volume), volumeDetached(node, volume))
-		// Around the moment in which the watch brings the pod to the controller.
+		r.observer.forget(volumeHeld(node, volume), volumeReported(node, volume), volumeDetached(node, volume))
 		must(t, r.bind(ctx, pod, node))
-		time.Sleep(time.Duration(round%12) * 250 * time.Microsecond)
+		if began := time.Now(); round%13 == 0 {
+			_, err = r.observer.when(ctx, volumeHeld(node, volume))
+			must(t, err)
+			alone = time.Since(began)
+		}
+		// Around the moment in which the watch brings the pod to the controller.
+		time.Sleep(alone * time.Duration(round%13) / 13)
 		if err := r.made(ctx, volume, node); err != nil && !apierrors.IsAlreadyExists(err) {
 			t.Fatal(err)
 		}
@@ -239,7 +248,7 @@ func madeByHand(t *testing.T, r *rig, volume, node string) {
 		must(t, err)
 		_, err = r.detach(ctx, pod, volume, node)
 		must(t, err)
-	}
+	})
 }
 
 func right(verb, group, resource, subresource string) string {

@@ -20,9 +20,9 @@ import (
 
 // Bounds of the start; a loaded machine takes a multiple of the usual three seconds.
 const (
-	startWithin = 60 * time.Second
-	nodesWithin = 120 * time.Second
-	downWithin  = 60 * time.Second
+	startWithin = 3 * time.Minute
+	nodesWithin = 4 * time.Minute
+	downWithin  = 2 * time.Minute
 	lookAgain   = 50 * time.Millisecond
 	// A component that ended so often while the lab starts will not come up.
 	hopelessRestarts = 4

@@ -55,7 +55,7 @@ func (c *Cluster) takePower(name string) error {
 	return errors.Join(append(errs, err)...)
 }
 
-const cutWithin = 5 * time.Second
+const cutWithin = 30 * time.Second
 
 // endNodeProcesses waits for the end of a node's process 1, which the death of its parent kills,
 // and ends it if that did not happen.

@@ -24,7 +24,7 @@ type Client struct {
 // Dial makes a client of the fabric that listens on the unix socket addr, and makes sure that it answers.
 func Dial(addr string) (*Client, error) {
 	c := newClient(addr)
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	if _, err := c.Nodes(ctx); err != nil {
 		c.Close()

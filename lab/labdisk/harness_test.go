@@ -247,7 +247,7 @@ func awaitSocket(t *testing.T, socket, logFile string) {
 func eventually(t *testing.T, what string, try func() error) {
 	t.Helper()
 	var err error
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		if err = try(); err == nil {
 			return
 		}

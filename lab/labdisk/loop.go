@@ -20,7 +20,7 @@ const loopMajor = 7
 // often to look whether a device that was freed is gone: its last user may still be closing it.
 const (
 	loopAttempts  = 100
-	loopPatience  = 5 * time.Second
+	loopPatience  = 30 * time.Second
 	loopLookAgain = 5 * time.Millisecond
 )
 

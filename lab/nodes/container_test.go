@@ -46,7 +46,7 @@ func awaitDone(t *testing.T, c *container) {
 	t.Helper()
 	select {
 	case <-c.done:
-	case <-time.After(10 * time.Second):
+	case <-time.After(testPatience):
 		t.Fatal("container did not end")
 	}
 }
@@ -69,7 +69,7 @@ func output(t *testing.T, dir string) []string {
 // awaitOutput waits until a container has said something.
 func awaitOutput(t *testing.T, dir, want string) {
 	t.Helper()
-	within(10*time.Second, func() bool {
+	within(testPatience, func() bool {
 		raw, _ := os.ReadFile(filepath.Join(dir, logFile))
 		return strings.Contains(string(raw), want)
 	})
@@ -190,7 +190,7 @@ func TestContainerDiesWithItsKeeper(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitDone(t, c)
-	within(5*time.Second, func() bool { return unix.Kill(command, 0) != nil })
+	within(testPatience, func() bool { return unix.Kill(command, 0) != nil })
 	if unix.Kill(command, 0) == nil {
 		t.Error("the command outlived container-exec")
 	}

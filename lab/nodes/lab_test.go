@@ -71,7 +71,7 @@ func TestAFrozenNodeDoesNotHoldItsKillerUp(t *testing.T) {
 		if err == nil {
 			t.Error("a kill that nobody confirmed is said to be done")
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(testPatience):
 		t.Error("the kill waits for ever")
 	}
 }

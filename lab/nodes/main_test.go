@@ -155,6 +155,9 @@ func (a authority) issue(t *testing.T, name string, groups ...string) (certFile,
 	return certFile, keyFile
 }
 
+// testPatience is how long a test waits for what must happen, also on a machine that is busy with much else.
+const testPatience = 3 * time.Minute
+
 // runningNode is a node whose power can be cut.
 type runningNode struct {
 	*Node
@@ -230,7 +233,7 @@ func (n *runningNode) powerOff(t *testing.T) {
 
 func (n *runningNode) awaitNoProcess(t *testing.T) {
 	t.Helper()
-	within(10*time.Second, func() bool { return len(n.processes(t)) == 0 })
+	within(testPatience, func() bool { return len(n.processes(t)) == 0 })
 	if left := n.processes(t); len(left) > 0 {
 		t.Errorf("node %s left processes behind: %v", n.Config.Name, left)
 	}
@@ -285,10 +288,10 @@ func ledgerProgram(t *testing.T, dir string) string {
 	return file
 }
 
-// awaitPod waits, by a watch, until a pod is as wanted. It fails the test after a minute.
+// awaitPod waits, by a watch, until a pod is as wanted. It fails the test after testPatience.
 func (p *plane) awaitPod(t *testing.T, name, what string, done func(*corev1.Pod) bool) *corev1.Pod {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testPatience)
 	defer cancel()
 	var last *corev1.Pod
 	for ctx.Err() == nil {

@@ -48,7 +48,7 @@ func (n *Node) ThawChild(child string) error { return n.tell("/thaw", child) }
 
 // tellPatience bounds how long node-init may take for one child: a node that is frozen
 // never answers.
-const tellPatience = 3 * time.Second
+const tellPatience = 10 * time.Second
 
 func (n *Node) tell(what, child string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), tellPatience)

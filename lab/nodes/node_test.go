@@ -81,7 +81,7 @@ func life(t *testing.T, kind Kind) {
 	machine := sysctls(t)
 	p := startPlane(t)
 	node := p.startNode(t, kind, "node-1")
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*testPatience)
 	defer cancel()
 	began := time.Now()
 	if err := AdoptNode(ctx, p.client, "node-1"); err != nil {
@@ -94,7 +94,7 @@ func life(t *testing.T, kind Kind) {
 	first := p.awaitPod(t, "writer", "running", running)
 	t.Logf("running after %v", time.Since(began))
 	var log []string
-	within(5*time.Second, func() bool { log = p.logs(t, "writer"); return len(log) > 2 })
+	within(testPatience, func() bool { log = p.logs(t, "writer"); return len(log) > 2 })
 	if len(log) == 0 || !strings.HasSuffix(log[0], "going on as node-1/writer") {
 		t.Errorf("log: %q", log)
 	}
@@ -129,7 +129,7 @@ func life(t *testing.T, kind Kind) {
 		return
 	}
 	node.powerOn(t)
-	within(30*time.Second, func() bool { return p.node(t).Status.NodeInfo.BootID != bootID })
+	within(testPatience, func() bool { return p.node(t).Status.NodeInfo.BootID != bootID })
 	if is := p.node(t).Status.NodeInfo.BootID; is == bootID || is == "" {
 		t.Errorf("boot ID after the power cut is %q, before %q", is, bootID)
 	}

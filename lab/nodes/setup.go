@@ -20,7 +20,7 @@ const (
 )
 
 // cgroupPatience is how long a killed process may take to leave its cgroup.
-const cgroupPatience = 5 * time.Second
+const cgroupPatience = 30 * time.Second
 
 // setUpMachine makes the namespaces look like a machine that has just been switched
 // on: mounts that its processes share, a boot ID of this power-on, a system UUID

@@ -120,12 +120,13 @@ func (p *Process) launch() error {
 	// A session of its own: Ctrl-C in the terminal is for the supervisor, which stops its
 	// children in order.
 	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	// Whoever sees the new process, or its record, sees it in the state too.
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if err := command.Start(); err != nil {
 		return fmt.Errorf("starting %s: %w", p.spec.Name, err)
 	}
-	p.mu.Lock()
 	p.current, p.ended = command, make(chan struct{})
-	p.mu.Unlock()
 	return nil
 }
 

@@ -192,7 +192,7 @@ func (r Record) End(grace time.Duration) error {
 
 // killedWithin is how long a process may take to vanish after SIGKILL; longer means that it is
 // stuck in the kernel (uninterruptible I/O).
-const killedWithin = 10 * time.Second
+const killedWithin = 30 * time.Second
 
 // waitExit blocks until the process behind pidfd has ended (a zombie has) or the time is over.
 func waitExit(pidfd int, atMost time.Duration) error {

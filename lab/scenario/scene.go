@@ -67,7 +67,7 @@ func (s *Scene) watch(ctx context.Context) error {
 	s.Client = client
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	s.cancel = cancel
-	start, stop := context.WithTimeoutCause(ctx, 30*time.Second, errors.New("the API server sent no first list within 30 s"))
+	start, stop := context.WithTimeoutCause(ctx, 2*time.Minute, errors.New("the API server sent no first list within two minutes"))
 	defer stop()
 	stopEarly := context.AfterFunc(start, func() {
 		if ctx.Err() != nil {
