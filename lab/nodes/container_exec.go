@@ -184,7 +184,7 @@ func startCommand(spec containerSpec, log *os.File) (*containerProcess, error) {
 }
 
 func credential(spec containerSpec) *syscall.Credential {
-	if spec.UID == nil && spec.GID == nil {
+	if spec.UID == nil && spec.GID == nil && len(spec.Groups) == 0 {
 		return nil
 	}
 	credential := &syscall.Credential{}
@@ -193,6 +193,9 @@ func credential(spec containerSpec) *syscall.Credential {
 	}
 	if spec.GID != nil {
 		credential.Gid = uint32(*spec.GID)
+	}
+	for _, group := range spec.Groups {
+		credential.Groups = append(credential.Groups, uint32(group))
 	}
 	return credential
 }

@@ -16,6 +16,8 @@ type containerSpec struct {
 	// UID and GID run the command as another user.
 	UID *int64 `json:"uid,omitempty"`
 	GID *int64 `json:"gid,omitempty"`
+	// Groups are the command's groups besides GID.
+	Groups []int64 `json:"groups,omitempty"`
 	// ReadOnlyRoot makes everything read-only but the mounts.
 	ReadOnlyRoot bool `json:"readOnlyRoot,omitempty"`
 	// Mounts are bound into the container, in this order.

@@ -17,6 +17,16 @@ func shell(script string, mounts ...bind) containerSpec {
 	return containerSpec{Command: []string{"sh", "-c", script}, Env: []string{defaultPath, "COLOUR=blue"}, WorkDir: "/", Mounts: mounts}
 }
 
+// as says as whom it runs.
+func as(uid, gid int64, groups ...int64) containerSpec {
+	spec := shell(`echo "$(id -u) $(id -g): $(id -G)"`)
+	spec.Groups = groups
+	if uid != 0 {
+		spec.UID, spec.GID = &uid, &gid
+	}
+	return spec
+}
+
 // startContainerIn runs a container in a directory of the test.
 func startContainerIn(t *testing.T, dir string, spec containerSpec) *container {
 	t.Helper()
@@ -93,6 +103,8 @@ func TestContainer(t *testing.T) {
 			spec: containerSpec{Command: []string{"no-such-program"}, Env: []string{defaultPath}}, exitCode: exitStartError},
 		"a /dev of its own without the disks of the machine": {
 			spec: shell("ls /dev | tr '\\n' ' '"), output: []string{"stdout F fd full null random stderr stdin stdout tty urandom zero"}},
+		"another user with more groups":           {spec: as(1001, 1002, 3001, 3002), output: []string{"stdout F 1001 1002: 1002 3001 3002"}},
+		"root with one more group":                {spec: as(0, 0, 3001), output: []string{"stdout F 0 0: 0 3001"}},
 		"nothing is left of background processes": {spec: shell("sleep 1000 & echo started"), output: []string{"stdout F started"}},
 	}
 	for name, test := range tests {

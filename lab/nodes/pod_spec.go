@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/kubernetes/pkg/fieldpath"
+	"k8s.io/kubernetes/pkg/securitycontext"
 	"k8s.io/kubernetes/third_party/forked/golang/expansion"
 
 	"belay.dev/belay/node"
@@ -70,24 +71,28 @@ func (p podSpec) spec(c corev1.Container) (containerSpec, error) {
 	if spec.WorkDir == "" {
 		spec.WorkDir = "/"
 	}
-	p.security(c, &spec)
+	if err := p.security(c, &spec); err != nil {
+		return containerSpec{}, err
+	}
 	spec.Mounts, err = p.mounts(c)
 	return spec, err
 }
 
-func (p podSpec) security(c corev1.Container, spec *containerSpec) {
+// security says as whom the container runs; the lab's image names no user, so that is root.
+func (p podSpec) security(c corev1.Container, spec *containerSpec) error {
+	of := securitycontext.DetermineEffectiveSecurityContext(p.pod, &c)
+	spec.UID, spec.GID = of.RunAsUser, of.RunAsGroup
+	spec.ReadOnlyRoot = of.ReadOnlyRootFilesystem != nil && *of.ReadOnlyRootFilesystem
+	if of.RunAsNonRoot != nil && *of.RunAsNonRoot && (spec.UID == nil || *spec.UID == 0) {
+		return fmt.Errorf("container %s has runAsNonRoot and would run as root", c.Name)
+	}
 	if of := p.pod.Spec.SecurityContext; of != nil {
-		spec.UID, spec.GID = of.RunAsUser, of.RunAsGroup
-	}
-	if of := c.SecurityContext; of != nil {
-		if of.RunAsUser != nil {
-			spec.UID = of.RunAsUser
+		if of.FSGroup != nil {
+			spec.Groups = append(spec.Groups, *of.FSGroup)
 		}
-		if of.RunAsGroup != nil {
-			spec.GID = of.RunAsGroup
-		}
-		spec.ReadOnlyRoot = of.ReadOnlyRootFilesystem != nil && *of.ReadOnlyRootFilesystem
+		spec.Groups = append(spec.Groups, of.SupplementalGroups...)
 	}
+	return nil
 }
 
 // env is the environment in its order, and as a map for $(NAME) in the command.

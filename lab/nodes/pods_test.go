@@ -261,6 +261,55 @@ func TestMountsOfAContainer(t *testing.T) {
 	}
 }
 
+func TestAsWhomAContainerRuns(t *testing.T) {
+	tests := map[string]struct {
+		pod       *corev1.PodSecurityContext
+		container *corev1.SecurityContext
+		want      containerSpec
+		problem   string
+	}{
+		"nothing is said": {},
+		"as the pod says": {
+			pod:  &corev1.PodSecurityContext{RunAsUser: new(int64(1)), RunAsGroup: new(int64(2)), RunAsNonRoot: new(true)},
+			want: containerSpec{UID: new(int64(1)), GID: new(int64(2))}},
+		"the container has the last word": {
+			pod:       &corev1.PodSecurityContext{RunAsUser: new(int64(1)), RunAsGroup: new(int64(2)), RunAsNonRoot: new(true)},
+			container: &corev1.SecurityContext{RunAsUser: new(int64(0)), RunAsNonRoot: new(false), ReadOnlyRootFilesystem: new(true)},
+			want:      containerSpec{UID: new(int64(0)), GID: new(int64(2)), ReadOnlyRoot: true}},
+		"fsGroup and more groups": {
+			pod:       &corev1.PodSecurityContext{FSGroup: new(int64(3)), SupplementalGroups: []int64{4, 5}},
+			container: &corev1.SecurityContext{RunAsUser: new(int64(1))},
+			want:      containerSpec{UID: new(int64(1)), Groups: []int64{3, 4, 5}}},
+		"not root, but nobody else is named": {
+			container: &corev1.SecurityContext{RunAsNonRoot: new(true)},
+			problem:   "container writer has runAsNonRoot and would run as root"},
+		"not root, and root": {
+			pod:     &corev1.PodSecurityContext{RunAsUser: new(int64(0)), RunAsNonRoot: new(true)},
+			problem: "container writer has runAsNonRoot and would run as root"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			pod := writerPod("p", "node-1")
+			pod.Spec.SecurityContext, pod.Spec.Containers[0].SecurityContext = test.pod, test.container
+			spec := podSpec{pod: pod, dir: t.TempDir(), ledger: "/bin/ledger"}
+			got, err := spec.spec(pod.Spec.Containers[0])
+			if test.problem != "" {
+				if err == nil || err.Error() != test.problem {
+					t.Errorf("problem %v, want %q", err, test.problem)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = containerSpec{UID: got.UID, GID: got.GID, Groups: got.Groups, ReadOnlyRoot: got.ReadOnlyRoot}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("-want +got\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestReadOptions(t *testing.T) {
 	tests := map[string]struct {
 		query   string
