@@ -44,7 +44,7 @@ func TestInlineVolumes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			node := untilPod(t, scene, "runs and is ready", func(pod *corev1.Pod) bool {
+			node := untilPod(t, scene, pod.Name, "runs and is ready", func(pod *corev1.Pod) bool {
 				return pod != nil && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 					return c.Type == corev1.ContainersReady && c.Status == corev1.ConditionTrue
 				})
@@ -59,7 +59,7 @@ func TestInlineVolumes(t *testing.T) {
 			if err := pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
 				t.Fatal(err)
 			}
-			untilPod(t, scene, "is gone", func(pod *corev1.Pod) bool { return pod == nil })
+			untilPod(t, scene, pod.Name, "is gone", func(pod *corev1.Pod) bool { return pod == nil })
 			if diff := cmp.Diff(inlineCalls(pod, "data", "scratch"), madeCalls(t, scene)); diff != "" {
 				t.Errorf("calls (-want +got):\n%s", diff)
 			}
@@ -69,26 +69,35 @@ func TestInlineVolumes(t *testing.T) {
 
 // inlinePod writes records to the first of its inline volumes.
 func inlinePod(volumes ...string) *corev1.Pod {
+	sources := make([]corev1.Volume, 0, len(volumes))
+	for _, name := range volumes {
+		sources = append(sources, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+			CSI: &corev1.CSIVolumeSource{Driver: labdisk.DriverLocal},
+		}})
+	}
+	return writer("inline", sources...)
+}
+
+// writer is a pod that writes records to the first of its volumes.
+func writer(name string, volumes ...corev1.Volume) *corev1.Pod {
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "inline", Namespace: scenario.Namespace},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: scenario.Namespace},
 		Spec: corev1.PodSpec{
 			HostNetwork: true, TerminationGracePeriodSeconds: new(int64(5)), AutomountServiceAccountToken: new(false),
 			Containers: []corev1.Container{{
 				Name: "writer", Image: nodes.Image, ImagePullPolicy: corev1.PullIfNotPresent,
-				Command: []string{"/ledger", "append", "--file", "/" + volumes[0] + "/records"},
+				Command: []string{"/ledger", "append", "--file", "/" + volumes[0].Name + "/records"},
 				Env: []corev1.EnvVar{
 					{Name: "NODE_NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "spec.nodeName"}}},
 					{Name: "POD_NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}},
 				},
 			}},
+			Volumes: volumes,
 		},
 	}
-	for _, name := range volumes {
-		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
-			CSI: &corev1.CSIVolumeSource{Driver: labdisk.DriverLocal},
-		}})
-		c := &pod.Spec.Containers[0]
-		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: "/" + name})
+	c := &pod.Spec.Containers[0]
+	for _, volume := range volumes {
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volume.Name, MountPath: "/" + volume.Name})
 	}
 	return pod
 }
@@ -130,12 +139,12 @@ func sorted(list []string) []string {
 }
 
 // untilPod waits for the pod; is gets nil when it is gone.
-func untilPod(t *testing.T, scene *scenario.Scene, what string, is func(*corev1.Pod) bool) *corev1.Pod {
+func untilPod(t *testing.T, scene *scenario.Scene, name, what string, is func(*corev1.Pod) bool) *corev1.Pod {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	pods := scene.Client.CoreV1().Pods(scenario.Namespace)
-	only := fields.OneTermEqualSelector(metav1.ObjectNameField, "inline").String()
+	only := fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 	var last *corev1.Pod
 	_, err := watchtools.UntilWithSync(ctx, &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -147,7 +156,7 @@ func untilPod(t *testing.T, scene *scenario.Scene, what string, is func(*corev1.
 			return pods.Watch(ctx, o)
 		},
 	}, &corev1.Pod{}, func(cache.Store) (bool, error) {
-		_, err := pods.Get(ctx, "inline", metav1.GetOptions{})
+		_, err := pods.Get(ctx, name, metav1.GetOptions{})
 		return apierrors.IsNotFound(err) && is(nil), nil
 	}, func(event watch.Event) (bool, error) {
 		last = event.Object.(*corev1.Pod)
@@ -157,7 +166,7 @@ func untilPod(t *testing.T, scene *scenario.Scene, what string, is func(*corev1.
 		return is(last), nil
 	})
 	if err != nil {
-		t.Fatalf("the pod never %s: %v; it is %+v", what, err, last)
+		t.Fatalf("pod %s never %s: %v; it is %+v", name, what, err, last)
 	}
 	return last
 }
