@@ -8,9 +8,12 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,7 +23,7 @@ import (
 
 // exampleCluster plays what the example needs of a cluster: one claim of one
 // volume, and a driver that needs no attach.
-func exampleCluster(root string) (config *rest.Config, stop func()) {
+func exampleCluster(root string) (config *rest.Config, _ *exampleDriver, stop func()) {
 	driver := "nfs.example.com"
 	objects := map[string]any{
 		"/api/v1/nodes/edge-1": &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "edge-1", UID: "n", ResourceVersion: "1"}},
@@ -71,7 +74,7 @@ func exampleCluster(root string) (config *rest.Config, stop func()) {
 		_ = json.NewEncoder(w).Encode(object)
 	}))
 	plugin := grpc.NewServer()
-	node := &exampleDriver{name: driver}
+	node := newExampleDriver(driver)
 	registration.RegisterRegistrationServer(plugin, node)
 	csi.RegisterNodeServer(plugin, node)
 	socket := filepath.Join(root, "plugins_registry", driver+"-reg.sock")
@@ -83,7 +86,7 @@ func exampleCluster(root string) (config *rest.Config, stop func()) {
 		panic(err)
 	}
 	go func() { _ = plugin.Serve(listener) }()
-	return &rest.Config{Host: api.URL}, func() {
+	return &rest.Config{Host: api.URL}, node, func() {
 		plugin.Stop()
 		api.CloseClientConnections()
 		api.Close()
@@ -96,6 +99,29 @@ type exampleDriver struct {
 	registration.UnimplementedRegistrationServer
 
 	name string
+	lost atomic.Bool // the storage does not answer
+	// One for each call that was refused, and that asked for statistics.
+	refused, measured chan struct{}
+}
+
+func newExampleDriver(name string) *exampleDriver {
+	return &exampleDriver{name: name, refused: make(chan struct{}, 100), measured: make(chan struct{}, 100)}
+}
+
+func (d *exampleDriver) lose() { d.lost.Store(true) }
+func (d *exampleDriver) find() { d.lost.Store(false) }
+
+// twice returns when a second call has come: the agent has taken in the answer to the first.
+func twice(calls <-chan struct{}) {
+	<-calls
+	<-calls
+}
+
+func note(calls chan<- struct{}) {
+	select {
+	case calls <- struct{}{}:
+	default: // nobody counts so far
+	}
 }
 
 func (d *exampleDriver) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
@@ -111,10 +137,15 @@ func (d *exampleDriver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*
 }
 
 func (d *exampleDriver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
-	return &csi.NodeGetCapabilitiesResponse{}, nil
+	stats := &csi.NodeServiceCapability_RPC{Type: csi.NodeServiceCapability_RPC_GET_VOLUME_STATS}
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{{Type: &csi.NodeServiceCapability_Rpc{Rpc: stats}}}}, nil
 }
 
 func (d *exampleDriver) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	if d.lost.Load() {
+		note(d.refused)
+		return nil, status.Error(codes.Unavailable, "the server of the share does not answer")
+	}
 	err := os.Symlink(os.TempDir(), r.TargetPath)
 	if os.IsExist(err) { // a call may come again
 		err = nil
@@ -123,5 +154,14 @@ func (d *exampleDriver) NodePublishVolume(_ context.Context, r *csi.NodePublishV
 }
 
 func (d *exampleDriver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	return &csi.NodeUnpublishVolumeResponse{}, os.Remove(r.TargetPath)
+	err := os.Remove(r.TargetPath)
+	if os.IsNotExist(err) { // nor need the publish have come to pass
+		err = nil
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, err
+}
+
+func (d *exampleDriver) NodeGetVolumeStats(context.Context, *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	note(d.measured)
+	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: 4096, Used: 1024, Available: 3072}}}, nil
 }
