@@ -25,7 +25,8 @@
 //
 // # What the owner does
 //
-//   - It creates the Node object and keeps it Ready, with its Lease: from a node that is
+//   - It creates the Node object, with the annotation that has its volumes attached by the
+//     controller (docs/adopt-node.md says why), and keeps it Ready, with its Lease: from a node that is
 //     not Ready the attach/detach controller takes volumes by force after six minutes.
 //     The agent writes nothing but the fields that docs/states.md gives to it.
 //   - It calls [Agent.RemovePod] when a pod's containers have ended, not before, and lets

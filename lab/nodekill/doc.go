@@ -21,8 +21,12 @@
 // directories, records, volumesInUse and the storage's attachments are exactly what the
 // pods want, reads back what was written to each volume, and writes anew.
 //
-//	BELAY_NODEKILL_KILLS=1000    how many kills (default 300; 10 with -short)
-//	BELAY_NODEKILL_SEED=17       the seed that a failed run printed: a replay of its plans
+// A second test does the same with upstream's plane, kube-controller-manager's attach/detach
+// controller and csi-attacher, in the place of belay's.
+//
+//	BELAY_NODEKILL_KILLS=1000           how many kills (default 300; 10 with -short)
+//	BELAY_NODEKILL_UPSTREAM_KILLS=100   how many under upstream's plane (default 10; none with -short)
+//	BELAY_NODEKILL_SEED=17              the seed that a failed run printed: a replay of its plans
 //
 // The test prints what was under way at the kills, by call and moment, and fails if of
 // 300 none met one of them.

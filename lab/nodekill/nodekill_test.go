@@ -8,29 +8,44 @@ import (
 	"testing"
 	"time"
 
+	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/labtest"
 )
 
-// Environment of TestKills.
+// Environment of the tests.
 const (
-	envKills = "BELAY_NODEKILL_KILLS"
-	envSeed  = "BELAY_NODEKILL_SEED"
+	envKills         = "BELAY_NODEKILL_KILLS"
+	envUpstreamKills = "BELAY_NODEKILL_UPSTREAM_KILLS"
+	envSeed          = "BELAY_NODEKILL_SEED"
 )
 
 const (
-	longKills  = 300
-	shortKills = 10
+	longKills     = 300
+	shortKills    = 10
+	upstreamKills = 10
 	// maxPods bounds the pods that want volumes at a time.
 	maxPods = 6
 )
 
 func TestKills(t *testing.T) {
-	labtest.Needs(t)
 	kills := longKills
 	if testing.Short() {
 		kills = shortKills
 	}
-	kills = labtest.Number(t, envKills, kills)
+	survives(t, cluster.PlaneBelay, labtest.Number(t, envKills, kills))
+}
+
+// The agent as shipped, between upstream's controller and attacher: whom most clusters have.
+func TestKillsUnderUpstreamsPlane(t *testing.T) {
+	if testing.Short() {
+		t.Skip("NOT RUN: with -short; `make test-long` runs it")
+	}
+	survives(t, cluster.PlaneUpstream, labtest.Number(t, envUpstreamKills, upstreamKills))
+}
+
+// survives kills an agent so often under a plane, and checks.
+func survives(t *testing.T, plane string, kills int) {
+	t.Helper()
 	seed := uint64(time.Now().UnixNano())
 	if text := os.Getenv(envSeed); text != "" {
 		var err error
@@ -38,8 +53,8 @@ func TestKills(t *testing.T) {
 			t.Fatalf("%s=%q is no number", envSeed, text)
 		}
 	}
-	t.Logf("%d kills; replay with %s=%d", kills, envSeed, seed)
-	r := newRig(t, seed)
+	t.Logf("%d kills under the plane of %s; replay with %s=%d", kills, plane, envSeed, seed)
+	r := newRig(t, plane, seed)
 	r.startAgent()
 	hit := Histogram{}
 	settled := true

@@ -76,11 +76,11 @@ type rig struct {
 	wrong    []string
 }
 
-func newRig(t *testing.T, seed uint64) *rig {
+func newRig(t *testing.T, plane string, seed uint64) *rig {
 	t.Helper()
 	labtest.Needs(t)
 	scene := labtest.Open(t, cluster.Options{
-		Name: "nodekill", Nodes: 1, NodeKind: cluster.NodeKindBelay, Plane: cluster.PlaneBelay, Drivers: labdisk.Drivers(),
+		Name: "nodekill", Nodes: 1, NodeKind: cluster.NodeKindBelay, Plane: plane, Drivers: labdisk.Drivers(),
 		// Nobody renews the lease of edge: its node lives as long as the test, and the agent is not who says so.
 		NodeMonitorGrace: 24 * time.Hour,
 	})
@@ -91,7 +91,7 @@ func newRig(t *testing.T, seed uint64) *rig {
 	r.root = filepath.Join(r.dir, edge)
 	r.killer = &killer{kill: r.killAgent}
 	r.init = r.processOne()
-	r.makeNode()
+	r.makeNode(plane)
 	r.makeVolumes()
 	r.killer.watchRecords(t, r.records())
 	for i, name := range labdisk.Drivers() {
@@ -151,12 +151,18 @@ func childOf(pid int) (int, error) {
 }
 
 // makeNode makes the Node that belay-node serves, and the credential of a node for it.
-func (r *rig) makeNode() {
+func (r *rig) makeNode(plane string) {
 	r.Helper()
 	ctx := r.Context()
 	now := metav1.Now()
+	annotations := map[string]string{}
+	if plane == cluster.PlaneUpstream {
+		// The agent annotates its Node, but upstream's controller forgets for three minutes the pods that it
+		// sees before that. Owners make the Node with it: docs/adopt-node.md.
+		annotations[kube.ManagedAttachAnnotation] = "true"
+	}
 	node, err := r.scene.Client.CoreV1().Nodes().Create(ctx, &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: edge, Labels: map[string]string{corev1.LabelHostname: edge}},
+		ObjectMeta: metav1.ObjectMeta{Name: edge, Labels: map[string]string{corev1.LabelHostname: edge}, Annotations: annotations},
 		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{
 			Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Test", LastHeartbeatTime: now, LastTransitionTime: now,
 		}}},
