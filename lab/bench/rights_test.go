@@ -129,7 +129,7 @@ func asks(t *testing.T, r *rig, since time.Time, name string) bool {
 }
 
 // chanceWithin bounds how long something is done again until the controller has been met in the right moment.
-const chanceWithin = 3 * time.Minute
+const chanceWithin = 6 * time.Minute
 
 // untilAsked does something again and again until the controller has sent a request that needs a chance.
 func untilAsked(t *testing.T, r *rig, name string, again func(ctx context.Context, round int)) {
