@@ -45,6 +45,8 @@ type Config struct {
 	// What tests change: see group.go.
 	slowGroup, slowGroupAgain time.Duration
 	giveToGroup               func(*mount.Root, context.Context, string, *mount.GroupChange) error
+	// writeRecord is where records go on their way to the disk.
+	writeRecord func(*mount.Root, string, []byte, mount.Durability) error
 	// fileLabel tells SELinux labels as if there were SELinux: see selinux.go.
 	fileLabel func(*corev1.SELinuxOptions) (string, error)
 	// republishEvery is another one than kubelet's in tests.
@@ -114,8 +116,9 @@ type Agent struct {
 	nodeLabels map[string]string
 	// trouble is what is known to be in the way of what a reason waits for.
 	trouble map[nodevolume.Reason]error
-	// unidentified: there are records of which nobody knows the volume.
-	unidentified bool
+	// unaccounted holds the names of the records that should be there and are not: of those that
+	// cannot be read, and of what is mounted without one. A name begins with its volume's hash.
+	unaccounted map[string]struct{}
 }
 
 // New reads the records under the root and makes an agent that knows them.
@@ -150,6 +153,7 @@ func New(config Config) (*Agent, error) {
 		drivers:      map[string]*driver{},
 		limits:       map[string]limitUpkeep{},
 		trouble:      map[nodevolume.Reason]error{},
+		unaccounted:  map[string]struct{}{},
 	}
 	a.events = a.newRecorder()
 	a.identity = newIdentity(config.NodeName, client)
@@ -187,6 +191,9 @@ func (c *Config) complete() error {
 	c.slowGroup, c.slowGroupAgain = cmp.Or(c.slowGroup, defaultSlowGroup), cmp.Or(c.slowGroupAgain, defaultSlowGroupAgain)
 	if c.giveToGroup == nil {
 		c.giveToGroup = (*mount.Root).GiveToGroup
+	}
+	if c.writeRecord == nil {
+		c.writeRecord = (*mount.Root).Write
 	}
 	if c.fileLabel == nil {
 		c.fileLabel = fileLabel

@@ -122,8 +122,9 @@ func (a *Agent) stage(ctx context.Context, v *volume, step nodevolume.StageVolum
 		return err
 	}
 	record := a.recordFor(c, nodevolume.StageKind, stagingPath(w))
-	name, before := stageRecordName(v.name), v.stage.phase
-	if err := a.begin(v, &v.stage, record, name); err != nil {
+	name := stageRecordName(v.name)
+	before, err := a.begin(v, &v.stage, record, name)
+	if err != nil {
 		return err
 	}
 	if err := a.prepareStage(record); err != nil {
@@ -162,8 +163,8 @@ func (a *Agent) publish(ctx context.Context, v *volume, step nodevolume.Publish)
 	p := a.entry(v, key)
 	record := a.recordFor(c, nodevolume.PublishKind, publishPath(w))
 	name := publishRecordName(v.name, key)
-	before := p.publish.phase
-	if err := a.begin(v, &p.publish, record, name); err != nil {
+	before, err := a.begin(v, &p.publish, record, name)
+	if err != nil {
 		return err
 	}
 	if err := a.preparePublish(record, v); err != nil {
@@ -238,19 +239,30 @@ func (a *Agent) driverClient(name string) (*csi.Node, error) {
 }
 
 // begin makes the record durable before anything else is made for the volume, a
-// directory or a call, so that whatever an agent that dies leaves behind is known.
-func (a *Agent) begin(v *volume, r *recorded, record nodevolume.Record, name string) error {
-	if r.phase != nodevolume.Absent {
+// directory or a call, so that whatever an agent that dies leaves behind is known. It returns
+// the phase before. Where a record should have been and was not, it takes its place: what
+// was mounted is mounted once more at the same path, and undone from there.
+func (a *Agent) begin(v *volume, r *recorded, record nodevolume.Record, name string) (before nodevolume.Phase, err error) {
+	before = r.phase
+	if before != nodevolume.Absent {
 		record = record.After(r.record)
 	}
+	a.mu.Lock()
+	_, unaccounted := a.unaccounted[name]
+	a.mu.Unlock()
+	if unaccounted {
+		before = nodevolume.Uncertain
+		record = record.After(nodevolume.Record{InUse: !record.Inline})
+	}
 	if err := a.saveRecord(name, record, mount.PowerCut); err != nil {
-		return err
+		return before, err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	delete(a.unaccounted, name)
 	r.record, r.phase = record, nodevolume.Uncertain
 	a.join(types.UID(record.Pod.UID), v.name)
-	return nil
+	return before, nil
 }
 
 // markLeaving notes that the way back has begun, so that a restart goes on with it.

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -205,6 +206,12 @@ func (a *Agent) readNode(ctx context.Context) (gone bool, err error) {
 	}
 	a.nodeLabels = node.Labels
 	a.inUse.Start(statusOf(node), a.mayBeStaged)
+	for _, name := range node.Status.VolumesInUse {
+		// From here on it is known by name, and spoken of.
+		if driver, handle, ok := kube.ParseUniqueVolumeName(string(name)); ok && a.isUnaccounted(string(name)) {
+			a.volumeNamed(string(name), driver, handle)
+		}
+	}
 	for name := range a.volumes {
 		a.wake(name)
 	}
@@ -214,7 +221,7 @@ func (a *Agent) readNode(ctx context.Context) (gone bool, err error) {
 // mayBeStaged says whether a name that the Node lists at start-up has a record
 // here, or might have: then it is not taken out. The caller holds mu.
 func (a *Agent) mayBeStaged(name string) bool {
-	if a.unidentified || a.mountedByOther(name) {
+	if a.isUnaccounted(name) || a.mountedByOther(name) {
 		return true
 	}
 	v := a.volumes[name]

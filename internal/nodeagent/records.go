@@ -43,7 +43,7 @@ func (a *Agent) saveRecord(name string, record nodevolume.Record, must mount.Dur
 	if err != nil {
 		return err
 	}
-	if err := a.root.Write(recordPath(name), raw, must); err != nil {
+	if err := a.config.writeRecord(a.root, recordPath(name), raw, must); err != nil {
 		return fmt.Errorf("record the %s of volume %s: %w", record.Kind, record.Handle, err)
 	}
 	return nil
@@ -82,17 +82,13 @@ func (a *Agent) rebuild() error {
 			a.takeIn(record)
 		}
 	}
-	return a.recover(torn)
+	return a.account(torn)
 }
 
 // takeIn adds what a record found at start-up speaks of.
 func (a *Agent) takeIn(record nodevolume.Record) {
 	mounted := nodevolume.Unknown
-	look := a.root.Mounted
-	if record.Kind == nodevolume.PublishKind {
-		look = func(name string) (bool, error) { return a.root.Placed(name, record.Block) }
-	}
-	if on, err := look(record.Path); err == nil {
+	if on, err := a.placed(record); err == nil {
 		mounted = knowledge(on)
 	}
 	a.metrics.Found(true)
@@ -115,29 +111,75 @@ func (a *Agent) takeIn(record nodevolume.Record) {
 	a.log.Info("Found record", "kind", record.Kind, "volume", v.name, "pod", record.Pod.UID, "phase", r.phase.String(), "leaving", record.Leaving)
 }
 
-// recover finds out what torn records speak of, from the files that are written
-// for drivers beside them. Those that stay unknown keep everything in use that
-// the Node lists: nobody can say which of them is still staged.
-func (a *Agent) recover(torn []string) error {
-	if len(torn) == 0 {
-		return nil
-	}
+// account goes through the files that are written for drivers beside the records. They tell
+// what torn records speak of, and where something is mounted though there is no record of it, as
+// by a kubelet that ran on this root before. What stays unaccounted for keeps its volume in use.
+func (a *Agent) account(torn []string) error {
 	found, err := a.findVolumeData()
 	if err != nil {
 		return err
 	}
-	for _, name := range torn {
-		i := slices.IndexFunc(found, func(r nodevolume.Record) bool { return recordName(r) == name })
-		if i < 0 {
-			a.unidentified = true
-			a.metrics.Found(false)
-			a.log.Info("Nobody knows which volume the record speaks of; nothing is taken out of volumesInUse that pods of this run did not put there",
-				"record", name, "remedy", "unmount what is left of it by hand, then remove "+a.root.Path(recordPath(name)))
-			continue
+	for _, record := range found {
+		name := recordName(record)
+		i := slices.Index(torn, name)
+		switch {
+		case i >= 0:
+			torn = slices.Delete(torn, i, i+1)
+			a.takeIn(record)
+		case !a.recorded(record) && a.mayBeMounted(record):
+			a.unaccounted[name] = struct{}{}
+			a.log.Info("The volume is mounted without a record, perhaps by a kubelet; it stays in use and staged",
+				"volume", uniqueName(record), "path", a.root.Path(record.Path), "remedy", "unmount it by hand, then restart the agent")
 		}
-		a.takeIn(found[i])
+	}
+	for _, name := range torn {
+		a.unaccounted[name] = struct{}{}
+		a.metrics.Found(false)
+		a.log.Info("Nobody knows how the volume is mounted that the record speaks of; it stays in use and staged",
+			"record", name, "remedy", "unmount what is left of it by hand, remove "+a.root.Path(recordPath(name))+", then restart the agent")
 	}
 	return nil
+}
+
+// recorded says that there is a record of what was found.
+func (a *Agent) recorded(found nodevolume.Record) bool {
+	v := a.volumes[uniqueName(found)]
+	switch {
+	case v == nil:
+		return false
+	case found.Kind == nodevolume.StageKind:
+		return v.stage.phase != nodevolume.Absent
+	default:
+		key := nodevolume.PublishKey{PodUID: found.Pod.UID, SpecName: found.SpecName}
+		return slices.ContainsFunc(v.pods, func(p *publication) bool { return p.key == key && p.publish.phase != nodevolume.Absent })
+	}
+}
+
+// mayBeMounted says whether something is where a record would have it, also if that cannot be told.
+func (a *Agent) mayBeMounted(r nodevolume.Record) bool {
+	placed, err := a.placed(r)
+	return placed || err != nil
+}
+
+func (a *Agent) placed(r nodevolume.Record) (bool, error) {
+	if r.Kind == nodevolume.PublishKind {
+		return a.root.Placed(r.Path, r.Block)
+	}
+	return a.root.Mounted(r.Path)
+}
+
+// isUnaccounted says that the volume may be mounted in a way that no record tells of. The caller holds mu.
+func (a *Agent) isUnaccounted(volume string) bool {
+	if len(a.unaccounted) == 0 {
+		return false
+	}
+	begin := hash(volume) + "."
+	for name := range a.unaccounted {
+		if strings.HasPrefix(name, begin) {
+			return true
+		}
+	}
+	return false
 }
 
 func recordName(r nodevolume.Record) string {

@@ -205,6 +205,7 @@ func (a *Agent) observed(v *volume) nodevolume.Observed {
 		Node:           a.inUse.View(v.name),
 		AttachRequired: a.attachRequired(v.driver),
 		RecordedInUse:  v.stage.phase != nodevolume.Absent && v.stage.record.InUse,
+		Unaccounted:    a.isUnaccounted(v.name),
 		Attachment:     v.attachment,
 		Stage:          nodevolume.Stage{Phase: v.stage.phase, AttachmentUID: v.stage.record.AttachmentUID, Label: v.stage.record.SELinuxLabel},
 		Unstage:        v.unstage,

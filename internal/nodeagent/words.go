@@ -61,6 +61,8 @@ func inWords(reason nodevolume.Reason) string {
 		return "the volume is mounted with another SELinux label and is being unmounted"
 	case nodevolume.OtherPodMounted:
 		return "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
+	case nodevolume.UnaccountedMount:
+		return "the volume may be mounted here without a record of it: a record cannot be read, or a kubelet left something; the agent's log names it and what to do"
 	case nodevolume.BackingOff:
 		return "the last call failed and is tried again after a while"
 	case nodevolume.AttachmentNotReady:

@@ -13,6 +13,8 @@ import (
 //     object that holds both proves that the controller has not begun to detach,
 //     or will find the volume in use when it withdraws its report.
 //   - The volume is taken out of the list only when no record of it is left.
+//   - What may be mounted without a record is in the way of the unstage, and keeps
+//     the volume listed.
 //   - The way back (Unpublish, Unstage) waits for nothing in the API.
 //   - An inline volume is published and unpublished, and that is all.
 //   - Nothing is mounted with two SELinux labels at once (see label.go).
@@ -65,14 +67,14 @@ func (c *decision) listInUse() {
 // mustBeInUse: a pod wants the volume attached, or a record says that it may be staged.
 func (c *decision) mustBeInUse() bool {
 	recorded := c.recorded()
-	if recorded && (c.observed.RecordedInUse || c.observed.AttachRequired == Yes) {
+	if recorded && (c.observed.RecordedInUse || c.observed.Unaccounted || c.observed.AttachRequired == Yes) {
 		return true
 	}
 	return c.wanted() && c.observed.AttachRequired == Yes
 }
 
 func (c *decision) recorded() bool {
-	return c.observed.Stage.Phase != Absent || c.anyPod(func(p Pod) bool { return p.Publish != Absent })
+	return c.observed.Stage.Phase != Absent || c.observed.Unaccounted || c.anyPod(func(p Pod) bool { return p.Publish != Absent })
 }
 
 func (c *decision) wanted() bool {
@@ -96,13 +98,17 @@ func (c *decision) tearDown() Step {
 		case Wanted:
 		}
 	}
-	if c.observed.Stage.Phase == Absent || c.anyPod(c.needsStage) {
+	switch {
+	case c.anyPod(c.needsStage):
+		return nil
+	case c.observed.Unaccounted:
+		c.hold(PublishKey{}, UnaccountedMount)
+		return nil
+	case c.observed.Stage.Phase != Absent && c.mayCall(PublishKey{}, c.observed.Unstage):
+		return Unstage{}
+	default:
 		return nil
 	}
-	if c.mayCall(PublishKey{}, c.observed.Unstage) {
-		return Unstage{}
-	}
-	return nil
 }
 
 // bringUp leads the first pod on for which something can be done.
@@ -175,12 +181,19 @@ func (c *decision) gate(p Pod) Reason {
 	if reason := c.labelGate(p); reason != "" {
 		return reason
 	}
-	if c.desired.SolePod && c.anyPod(func(other Pod) bool {
-		return other.Key != p.Key && other.Publish != Absent
-	}) {
+	return c.solePodGate(p)
+}
+
+// solePodGate: no other pod may have a ReadWriteOncePod volume.
+func (c *decision) solePodGate(p Pod) Reason {
+	switch {
+	case c.desired.SolePod && c.anyPod(func(other Pod) bool { return other.Key != p.Key && other.Publish != Absent }):
 		return OtherPodMounted
+	case c.observed.Unaccounted && p.Publish != Confirmed && (c.desired.SolePod || p.label() != ""):
+		return UnaccountedMount // for another pod, or with another label
+	default:
+		return ""
 	}
-	return ""
 }
 
 // attachRequired: an inline volume needs no attach, but whether its driver has such
@@ -240,6 +253,10 @@ func (c *decision) restage(p Pod) Step {
 			return Unpublish{Key: other.Key}
 		}
 		c.hold(p.Key, AttachmentReplaced)
+		return nil
+	}
+	if c.observed.Unaccounted {
+		c.hold(p.Key, UnaccountedMount)
 		return nil
 	}
 	if c.mayCall(PublishKey{}, c.observed.Unstage) {

@@ -35,6 +35,8 @@ func staged(phase Phase) func(*Observed) {
 	return func(o *Observed) { o.Stage, o.RecordedInUse = Stage{Phase: phase, AttachmentUID: "va-1"}, true }
 }
 
+func unaccounted(o *Observed) { o.Unaccounted = true }
+
 func pods(list ...Pod) Desired { return Desired{Pods: list} }
 
 func TestDecide(t *testing.T) {
@@ -126,6 +128,44 @@ func TestDecide(t *testing.T) {
 		"ReadWriteOncePod, another pod has it": {
 			Desired{SolePod: true, Pods: []Pod{{Key: podA, Claim: Wanted, Publish: Confirmed}, {Key: podB, Claim: Wanted}}}, with(staged(Confirmed)),
 			Decision{InUse: Yes, Holds: []Hold{{podB, OtherPodMounted}}},
+		},
+		"ReadWriteOncePod, nobody knows whether another pod has it": {
+			Desired{SolePod: true, Pods: []Pod{{Key: podA, Claim: Unclaimed, Publish: Uncertain}, {Key: podB, Claim: Wanted}}}, with(staged(Confirmed)),
+			Decision{InUse: Yes, Holds: []Hold{{podA, OwnerSilent}, {podB, OtherPodMounted}}},
+		},
+
+		// S7: it may be mounted in a way that no record tells of.
+		"unaccounted, nothing recorded and nobody wants it: stays listed": {
+			pods(), with(unaccounted), Decision{InUse: Yes, Holds: []Hold{{PublishKey{}, UnaccountedMount}}},
+		},
+		"unaccounted, the Node lost its list: listed again": {
+			pods(), with(unaccounted, func(o *Observed) { o.Node.InUse = No }), Decision{InUse: Yes, Holds: []Hold{{PublishKey{}, UnaccountedMount}}},
+		},
+		"unaccounted, CSIDriver says now that no attach is needed: stays listed": {
+			pods(), with(unaccounted, func(o *Observed) { o.AttachRequired = No }), Decision{InUse: Yes, Holds: []Hold{{PublishKey{}, UnaccountedMount}}},
+		},
+		"unaccounted, last pod unpublished: not unstaged": {
+			pods(), with(staged(Confirmed), unaccounted), Decision{InUse: Yes, Holds: []Hold{{PublishKey{}, UnaccountedMount}}},
+		},
+		"unaccounted, pod gone: what is recorded for it is unpublished": {
+			pods(Pod{Key: podA, Claim: Released, Publish: Confirmed}), with(unaccounted), Decision{InUse: Yes, Next: Unpublish{podA}},
+		},
+		"unaccounted, wanted: staged, which makes the record anew": {
+			pods(wanted), with(unaccounted), Decision{InUse: Yes, Next: StageVolume{For: podA}},
+		},
+		"unaccounted, ReadWriteOncePod: it may be another pod's": {
+			Desired{SolePod: true, Pods: []Pod{wanted}}, with(unaccounted), Decision{InUse: Yes, Holds: []Hold{{podA, UnaccountedMount}}},
+		},
+		"unaccounted, ReadWriteOncePod, the pod has it: renewed": {
+			Desired{SolePod: true, Pods: []Pod{{Key: podA, Claim: Wanted, Publish: Confirmed}}},
+			with(staged(Confirmed), unaccounted, func(o *Observed) { o.Driver.RepublishEvery = time.Minute }), Decision{InUse: Yes, Next: Republish{podA}},
+		},
+		"unaccounted, wanted with an SELinux label: it may be mounted with another": {
+			pods(Pod{Key: podA, Claim: Wanted, Label: "x"}), with(unaccounted), Decision{InUse: Yes, Holds: []Hold{{PublishKey{}, UnaccountedMount}, {podA, UnaccountedMount}}},
+		},
+		"unaccounted, staged for an earlier attachment: not unstaged": {
+			pods(wanted), with(staged(Confirmed), unaccounted, func(o *Observed) { o.Attachment.UID = "va-2" }),
+			Decision{InUse: Yes, Holds: []Hold{{podA, UnaccountedMount}}},
 		},
 
 		// The attachment was made anew since the volume was staged (k/k#119273).

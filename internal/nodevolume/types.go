@@ -154,9 +154,12 @@ type Observed struct {
 	// RecordedInUse: a record of this volume was made under the in-use handshake.
 	// Whatever CSIDriver says now, it stays listed until that record is gone.
 	RecordedInUse bool
-	Attachment    Attachment
-	Driver        Driver
-	Stage         Stage
+	// Unaccounted: the volume may be mounted here in a way that no record tells of. One cannot be
+	// read, or a kubelet was here before.
+	Unaccounted bool
+	Attachment  Attachment
+	Driver      Driver
+	Stage       Stage
 	// Unstage is the failure that holds back the unstage.
 	Unstage Failure
 	Growth  Growth
@@ -238,6 +241,7 @@ const (
 	OtherSELinuxLabelWanted  Reason = "OtherSELinuxLabelWanted"
 	OtherSELinuxLabelMounted Reason = "OtherSELinuxLabelMounted"
 	OtherPodMounted          Reason = "OtherPodMounted"
+	UnaccountedMount         Reason = "UnaccountedMount"
 	BackingOff               Reason = "BackingOff"
 	AttachmentNotReady       Reason = "AttachmentNotReady"
 	AttachmentReplaced       Reason = "AttachmentReplaced"

@@ -1,0 +1,332 @@
+package nodeagent
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// damage empties the records of the kinds and removes every vol_data.json.
+func (w *world) damage(kinds ...string) {
+	w.Helper()
+	for _, kind := range kinds {
+		records, err := filepath.Glob(filepath.Join(w.root, recordsDir, "*."+kind+".json"))
+		must(w, err)
+		if len(records) != 1 {
+			w.Fatalf("%s records: %v", kind, records)
+		}
+		must(w, os.WriteFile(records[0], nil, 0o600))
+	}
+	must(w, filepath.WalkDir(w.root, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.Name() == volumeData {
+			err = os.Remove(path)
+		}
+		return err
+	}))
+}
+
+// untilHeld waits until the way back of a volume is held for the reason.
+func (w *world) untilHeld(agent *Agent, handle string, reason nodevolume.Reason) {
+	w.Helper()
+	w.until("volume "+handle+" is held with "+string(reason), func() bool {
+		agent.mu.Lock()
+		defer agent.mu.Unlock()
+		v := agent.volumes[string(w.unique(handle))]
+		return v != nil && v.holds[nodevolume.PublishKey{}].reason == reason
+	})
+}
+
+// TestUnreadableRecordsWithoutVolumeData: a record cannot be read, and the file that would say
+// what it spoke of is gone too (k/k#101791). The name of the record still tells of which volume it
+// is: that one stays in use and staged, whatever else is known of it, until a person has looked.
+func TestUnreadableRecordsWithoutVolumeData(t *testing.T) {
+	for name, kinds := range map[string][]string{
+		"stage": {nodevolume.StageKind}, "publish": {nodevolume.PublishKind}, "both": {nodevolume.StageKind, nodevolume.PublishKind},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			l := w.live()
+			l.stop()
+			w.damage(kinds...)
+			log := &lines{}
+			agent, stop := w.agent(func(c *Config) { c.Logger, c.longWait = log.logger(), 10*time.Millisecond })
+			agent.PodsSynced() // the pod is gone
+			w.untilHeld(agent, l.handle, nodevolume.UnaccountedMount)
+			if name == "publish" {
+				w.untilEvent(l.pod, "FailedUnmount", "UnmountDevice waits for volume", "hop UnaccountedMount", "a record cannot be read")
+			} else { // nobody knows a pod
+				w.until("the log names the volume", func() bool {
+					return strings.Contains(strings.Join(log.with("Volume stays in use"), "\n"), string(w.unique(l.handle)))
+				})
+			}
+			if got := w.detach(l.handle); !errors.Is(got, errStillInUse) {
+				t.Fatalf("S7: detach while it is mounted: %v, want %v", got, errStillInUse)
+			}
+			if calls := w.driver.made(); slices.Contains(calls, "Unstage data") {
+				t.Errorf("unstaged, and nobody knows where it is mounted: %v", calls)
+			}
+
+			// A person unmounts what is left and removes the record, as the log says.
+			stop()
+			w.driver.mu.Lock()
+			clear(w.driver.mounts)
+			w.driver.mu.Unlock()
+			for _, kind := range kinds {
+				records, err := filepath.Glob(filepath.Join(w.root, recordsDir, "*."+kind+".json"))
+				must(t, err)
+				must(t, os.Remove(records[0]))
+			}
+			agent, _ = w.agent()
+			agent.PodsSynced()
+			w.untilNotInUse(l.handle)
+		})
+	}
+}
+
+// TestAnUnreadableRecordIsMadeAnew: the pod is wanted still. Its volume is staged and published
+// once more at the same paths, and what was lost is known again; also if the driver refuses that,
+// which says nothing about what it did before.
+func TestAnUnreadableRecordIsMadeAnew(t *testing.T) {
+	for name, refused := range map[string]string{"done": "", "stage refused": "Stage", "publish refused": "Publish"} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			l := w.live()
+			l.stop()
+			w.damage(nodevolume.StageKind, nodevolume.PublishKind)
+			w.driver.mu.Lock()
+			w.driver.hook = func(method, _ string, _ int) error {
+				if method == refused {
+					return status.Error(codes.InvalidArgument, "refused")
+				}
+				return nil
+			}
+			w.driver.mu.Unlock()
+			agent, _ := w.agent()
+			agent.SetPod(l.pod)
+			agent.PodsSynced()
+			if refused == "" {
+				w.mounted(agent, l.pod)
+			} else {
+				w.untilEvent(l.pod, "FailedMount", "refused")
+			}
+			agent.RemovePod(l.pod.UID)
+			if refused == "Stage" { // the publish was not made anew
+				w.untilHeld(agent, l.handle, nodevolume.UnaccountedMount)
+				return
+			}
+			w.untilNotInUse(l.handle)
+			if points, _ := w.driver.mountPoints(); len(points) > 0 {
+				t.Errorf("not in use, and still mounted: %v", points)
+			}
+		})
+	}
+}
+
+// TestAnUnreadableStageIsMadeAnewAndUnstaged: a refusal of the stage that was to be made anew
+// does not make the first one undone.
+func TestAnUnreadableStageIsMadeAnewAndUnstaged(t *testing.T) {
+	w := newWorld(t)
+	l := w.live()
+	l.agent.RemovePod(l.pod.UID)
+	w.untilNotInUse(l.handle)
+	// Staged, and then nothing: the publish is refused.
+	w.driver.mu.Lock()
+	w.driver.hook = func(method, _ string, attempt int) error {
+		if method == "Publish" || method == "Stage" && attempt > 2 {
+			return status.Error(codes.InvalidArgument, "refused")
+		}
+		return nil
+	}
+	w.driver.mu.Unlock()
+	pod := w.pod("second", "data")
+	l.agent.SetPod(pod)
+	w.untilInUse(l.handle)
+	w.untilEvent(pod, "FailedMount", "MountVolume.SetUp failed", "refused")
+	l.stop()
+	w.damage(nodevolume.StageKind)
+	// This driver keeps in its books what it staged: there is no mount.
+	w.driver.mu.Lock()
+	clear(w.driver.mounts)
+	w.driver.mu.Unlock()
+	agent, _ := w.agent()
+	agent.SetPod(pod)
+	agent.PodsSynced()
+	w.untilEvent(pod, "FailedMount", "MountVolume.MountDevice failed", "refused")
+	agent.RemovePod(pod.UID)
+	w.untilNotInUse(l.handle)
+	w.driver.mu.Lock()
+	defer w.driver.mu.Unlock()
+	if len(w.driver.staged) > 0 {
+		t.Errorf("S7: not in use, and still staged: %v", w.driver.staged)
+	}
+}
+
+// kubelets is what a kubelet leaves of a volume: its file for drivers, and a mount.
+func (w *world) kubelets(dataDir, mounted string, data string) {
+	w.Helper()
+	if data != "" {
+		must(w, os.MkdirAll(filepath.Join(w.root, dataDir), 0o750))
+		must(w, os.WriteFile(filepath.Join(w.root, dataDir, volumeData), []byte(data+"\n"), 0o600))
+	}
+	target := filepath.Join(w.root, mounted)
+	must(w, os.MkdirAll(target, 0o750))
+	w.driver.mu.Lock()
+	defer w.driver.mu.Unlock()
+	w.driver.mounts[target] = "left"
+}
+
+// kubeletsPublish is a publish of a file system that a kubelet left.
+func (w *world) kubeletsPublish(handle string) {
+	w.Helper()
+	dir := podVolumesDir("left-pod") + "/left-pv"
+	w.kubelets(dir, dir+"/mount", `{"attachmentID":"x","driverName":"`+w.driverName()+`","nodeName":"n","specVolID":"left-pv","volumeHandle":"`+handle+`","volumeLifecycleMode":"Persistent"}`)
+}
+
+// TestWhatAKubeletLeftStaysInUse: a kubelet ran on this root before and left something mounted.
+func TestWhatAKubeletLeftStaysInUse(t *testing.T) {
+	const handle = "h-left"
+	block := func(w *world) string {
+		return `{"attachmentID":"x","driverName":"` + w.driverName() + `","nodeName":"n","specVolID":"left-pv","volumeHandle":"` + handle + `"}`
+	}
+	for name, leave := range map[string]func(w *world){
+		"staged": func(w *world) {
+			dir := filepath.Join(csiDir, w.driverName(), hash(handle))
+			w.kubelets(dir, dir+"/"+globalMount, `{"driverName":"`+w.driverName()+`","volumeHandle":"`+handle+`"}`)
+		},
+		"staged, without the file for drivers": func(w *world) {
+			w.kubelets("", filepath.Join(csiDir, w.driverName(), hash(handle), globalMount), "")
+		},
+		"published by a driver that does not stage": func(w *world) { w.kubeletsPublish(handle) },
+		"block, staged": func(w *world) {
+			w.kubelets(blockDir+"/left-pv/data", blockDir+"/staging/left-pv", block(w))
+		},
+		"block, published": func(w *world) {
+			w.kubelets(blockDir+"/left-pv/data", blockDir+"/publish/left-pv/left-pod", block(w))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			leave(w)
+			node := w.node()
+			node.Status.VolumesInUse = []corev1.UniqueVolumeName{w.unique(handle), w.unique("h-gone")}
+			_, err := w.admin.CoreV1().Nodes().UpdateStatus(w.ctx, node, metav1.UpdateOptions{})
+			must(t, err)
+			agent, stop := w.agent()
+			agent.PodsSynced()
+			w.untilNotInUse("h-gone") // by the first write
+			must(t, w.report(handle, true))
+			if got := w.detach(handle); !errors.Is(got, errStillInUse) {
+				t.Fatalf("S7: detach while it is mounted: %v, want %v", got, errStillInUse)
+			}
+			if name != "staged, without the file for drivers" {
+				w.untilHeld(agent, handle, nodevolume.UnaccountedMount)
+			}
+			if calls := w.driver.made(); len(calls) > 0 {
+				t.Errorf("the driver was called for what is not the agent's: %v", calls)
+			}
+			stop()
+			w.driver.mu.Lock()
+			clear(w.driver.mounts)
+			w.driver.mu.Unlock()
+			w.agent()
+			w.untilNotInUse(handle)
+		})
+	}
+}
+
+// TestNothingIsUnstagedUnderWhatAKubeletLeft: the agent's own pod comes and goes, and a kubelet's
+// publish of the same volume is mounted still.
+func TestNothingIsUnstagedUnderWhatAKubeletLeft(t *testing.T) {
+	w := newWorld(t)
+	w.kubeletsPublish("h-" + w.name + "-data")
+	l := w.live()
+	l.agent.RemovePod(l.pod.UID)
+	w.unmounted(l.agent, l.pod)
+	w.untilHeld(l.agent, l.handle, nodevolume.UnaccountedMount)
+	if calls := w.driver.made(); slices.Contains(calls, "Unstage data") {
+		t.Errorf("unstaged under a mount: %v", calls)
+	}
+	if !slices.Contains(w.node().Status.VolumesInUse, w.unique(l.handle)) {
+		t.Error("S7: mounted and not in use")
+	}
+}
+
+// disk is what a power cut now would leave of the records.
+type disk struct {
+	mu    sync.Mutex
+	holds map[string][]byte // by kind; empty is torn
+}
+
+func (d *disk) write(root *mount.Root, name string, content []byte, must mount.Durability) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	kind := strings.TrimSuffix(name[strings.LastIndex(strings.TrimSuffix(name, ".json"), ".")+1:], ".json")
+	switch must {
+	case mount.PowerCut:
+		d.holds[kind] = content
+	case mount.Crash:
+		d.holds[kind] = nil // the name may be on the disk before what the file holds
+	case mount.Whole: // the worst is that the old content stays
+	}
+	return root.Write(name, content, must)
+}
+
+// TestAPowerCutLeavesARecordOfWhatADriverWasAskedFor: at each call the record is on the disk,
+// whole, so that whatever the driver does is known after the machine has lost power.
+func TestAPowerCutLeavesARecordOfWhatADriverWasAskedFor(t *testing.T) {
+	w := newWorld(t)
+	disk := &disk{holds: map[string][]byte{}}
+	w.driver.hook = func(method, _ string, _ int) error {
+		disk.mu.Lock()
+		defer disk.mu.Unlock()
+		kind := nodevolume.PublishKind
+		if strings.HasSuffix(method, "tage") {
+			kind = nodevolume.StageKind
+		}
+		if _, err := nodevolume.DecodeRecord(disk.holds[kind]); err != nil {
+			t.Errorf("%s: after a power cut there is no record: %v", method, err)
+		}
+		return nil
+	}
+	handle := w.volume("data")
+	agent, _ := w.agent(func(c *Config) { c.writeRecord = disk.write })
+	pod := w.pod("p", "data")
+	w.bringUp(agent, pod, handle)
+	agent.RemovePod(pod.UID)
+	w.untilNotInUse(handle)
+	if calls := w.driver.made(); len(calls) != 4 {
+		t.Errorf("calls: %v", calls)
+	}
+}
+
+// TestRecordsThatWereBeingWrittenAreRemoved: whoever wrote them died before it called a driver.
+func TestRecordsThatWereBeingWrittenAreRemoved(t *testing.T) {
+	w := newWorld(t)
+	l := w.live()
+	l.stop()
+	name := filepath.Join(w.root, recordsDir, ".tmp-"+stageRecordName(strings.Repeat("x", 300)))
+	must(t, os.WriteFile(name, []byte(`{"version":1,"kind":"st`), 0o600))
+	agent, _ := w.agent()
+	if _, err := os.Stat(name); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it is there still: %v", err)
+	}
+	agent.PodsSynced()
+	w.untilNotInUse(l.handle)
+	if left := w.leftovers(); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
