@@ -17,6 +17,7 @@ import (
 type Node struct {
 	conn   *grpc.ClientConn
 	client spec.NodeClient
+	calls  *calls
 }
 
 // dialUnix makes a connection to a socket. It does not wait for it, and when the
@@ -38,7 +39,8 @@ func dialUnix(path string, options ...grpc.DialOption) (*grpc.ClientConn, error)
 // DialNode connects to a driver's socket in the background. If tell is not nil it is
 // told of each call that ended.
 func DialNode(path string, tell func(Call)) (*Node, error) {
-	var options []grpc.DialOption
+	running := &calls{}
+	options := []grpc.DialOption{grpc.WithUnaryInterceptor(running.count)}
 	if tell != nil {
 		options = append(options, observed(tell))
 	}
@@ -46,11 +48,14 @@ func DialNode(path string, tell func(Call)) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Node{conn: conn, client: spec.NewNodeClient(conn)}, nil
+	return &Node{conn: conn, client: spec.NewNodeClient(conn), calls: running}, nil
 }
 
 // Close ends the connection and the calls on it.
 func (n *Node) Close() error { return n.conn.Close() }
+
+// Retire ends the connection when the calls on it have ended. It does not wait for them.
+func (n *Node) Retire() { n.calls.atLast(func() { _ = n.conn.Close() }) }
 
 // WatchConnection keeps the connection up and calls back each time it was made
 // anew: the driver behind it may be another one then. It returns when ctx ends or

@@ -30,7 +30,7 @@ func WithMigrated(ctx context.Context, migrated bool) context.Context {
 
 // observed has a connection tell of each call that ended.
 func observed(tell func(Call)) grpc.DialOption {
-	return grpc.WithUnaryInterceptor(func(ctx context.Context, method string, request, reply any,
+	return grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, request, reply any,
 		conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 	) error {
 		began := time.Now()

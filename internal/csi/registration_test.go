@@ -132,3 +132,34 @@ func TestADriverThatStartsAgainIsAsked(t *testing.T) {
 		t.Errorf("%+v, %v", info, err)
 	}
 }
+
+// TestARetiredConnectionEndsWithItsLastCall, at once if there is none.
+func TestARetiredConnectionEndsWithItsLastCall(t *testing.T) {
+	closed := 0
+	var running calls
+	call := func(during func()) {
+		_ = running.count(t.Context(), "", nil, nil, nil, func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
+			during()
+			return nil
+		})
+	}
+	call(func() {
+		call(func() {
+			running.atLast(func() { closed++ })
+			if closed > 0 {
+				t.Error("closed under two calls")
+			}
+		})
+		if closed > 0 {
+			t.Error("closed under a call")
+		}
+	})
+	if closed == 0 {
+		t.Error("not closed after the last call")
+	}
+	closed = 0
+	(&calls{}).atLast(func() { closed++ })
+	if closed != 1 {
+		t.Error("not closed where there is no call")
+	}
+}

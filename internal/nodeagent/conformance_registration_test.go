@@ -248,7 +248,7 @@ func TestWhoWasRefusedIsAskedAgainWhenADriverGoes(t *testing.T) {
 	r.sockets = map[string]int{"/there": 1, "/refused": 2, "/gone": 0}
 	r.done = map[string]int{"/there": 1}
 	agent.drivers["d"] = &driver{name: "d", socket: "/gone", stop: func() {}, client: dial(t)}
-	r.drop("/gone")
+	r.drop("/gone", "")
 	if n := r.queue.Len(); n != 1 {
 		t.Fatalf("%d sockets are asked again, want 1", n)
 	}

@@ -201,7 +201,7 @@ func (r *registry) sync(ctx context.Context, socket string) error {
 	r.mu.Unlock()
 	switch making {
 	case 0:
-		r.drop(socket)
+		r.drop(socket, "")
 	case done:
 		return nil
 	default:
@@ -215,13 +215,14 @@ func (r *registry) sync(ctx context.Context, socket string) error {
 	return nil
 }
 
-// drop forgets the driver that a socket registered, unless it is registered at another one by now.
-func (r *registry) drop(socket string) {
+// drop forgets the driver that a socket registered, unless it is registered at another one
+// by now or is the one that the socket names still.
+func (r *registry) drop(socket, named string) {
 	a := r.agent
 	a.mu.Lock()
 	var gone *driver
 	for name, d := range a.drivers {
-		if d.socket == socket {
+		if d.socket == socket && name != named {
 			gone = d
 			delete(a.drivers, name)
 			// Under the lock: the driver may come back at another socket at this very moment.
@@ -233,7 +234,7 @@ func (r *registry) drop(socket string) {
 		return
 	}
 	a.log.Info("Driver is gone", "driver", gone.name)
-	gone.close()
+	gone.retire()
 	a.wakeDriver(gone.name)
 	r.retryRefused()
 }
@@ -254,6 +255,13 @@ func (r *registry) retryRefused() {
 func (d *driver) close() {
 	d.stop()
 	_ = d.client.Close()
+}
+
+// retire lets the calls under way end: when a registrar goes, its driver works on, and a call
+// that is cut off is one of which nobody knows what it did.
+func (d *driver) retire() {
+	d.stop()
+	d.client.Retire()
 }
 
 func (r *registry) closeDrivers() {
@@ -277,6 +285,11 @@ func (r *registry) register(ctx context.Context, socket string) error {
 	if err != nil {
 		return err
 	}
+	named := ""
+	if plugin.IsCSI {
+		named = plugin.Name
+	}
+	r.drop(socket, named) // another one's socket may have been put in its place
 	problem := r.registerPlugin(ctx, socket, plugin)
 	telling, cancel := context.WithTimeout(ctx, notifyTimeout)
 	defer cancel()
@@ -379,7 +392,7 @@ func (r *registry) take(ctx context.Context, found driver) (*driver, error) {
 		d.client, d.stop = client, stop
 		r.running.Go(func() { client.WatchConnection(watching, func() { a.reconnected(d.name) }) })
 		if old != nil {
-			old.close()
+			old.retire()
 		}
 	}
 	a.drivers[d.name] = d

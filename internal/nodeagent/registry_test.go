@@ -1,6 +1,7 @@
 package nodeagent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -14,6 +15,10 @@ import (
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/go-logr/logr/funcr"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/rest"
@@ -220,5 +225,122 @@ func TestAnAgentThatCannotBeMadeLeavesNothingRunning(t *testing.T) {
 	}
 	if after := runtime.NumGoroutine(); after > before+5 {
 		t.Errorf("%d goroutines before, %d after twenty failures", before, after)
+	}
+}
+
+// TestACallEndsThoughItsDriverIsRegisteredNoMore: the registrar ends, or names another
+// endpoint, while the driver is at work. The call is not cut off, and not repeated.
+func TestACallEndsThoughItsDriverIsRegisteredNoMore(t *testing.T) {
+	for name, change := range map[string]func(w *world, r *registrar) (again *registrar){
+		"the registrar ends": func(w *world, r *registrar) *registrar {
+			r.server.Stop()
+			w.untilNode("the driver is forgotten", func(n *corev1.Node) bool {
+				return n.Annotations["csi.volume.kubernetes.io/nodeid"] == ""
+			})
+			return nil
+		},
+		"the driver is at another endpoint": func(w *world, r *registrar) *registrar {
+			plugin := w.behind("1.1.0")
+			link := filepath.Join(w.root, "plugins", "link.sock")
+			must(w, os.Symlink(plugin.Endpoint, link))
+			plugin.Endpoint = link
+			return w.registrar("next.sock", plugin)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, noAttach)
+			w.driver.stop()
+			w.volume("data")
+			first := w.registrar("reg.sock", w.behind("1.0.0"))
+			agent, _ := w.agent()
+			w.told(first)
+			begun, goOn := make(chan struct{}), make(chan struct{})
+			w.driver.mu.Lock()
+			w.driver.hook = func(method, _ string, attempt int) error {
+				if method == "Stage" && attempt == 1 {
+					close(begun)
+					<-goOn
+				}
+				return nil
+			}
+			w.driver.mu.Unlock()
+			agent.mu.Lock()
+			client := agent.drivers[w.driverName()].client
+			agent.mu.Unlock()
+			pod := w.pod("p", "data")
+			agent.SetPod(pod)
+			<-begun
+			again := change(w, first)
+			if again != nil {
+				w.told(again)
+			}
+			close(goOn)
+			if again == nil {
+				w.told(w.registrar("reg.sock", w.behind("1.0.0")))
+			}
+			w.mounted(agent, pod)
+			if diff := cmp.Diff([]string{"Stage data", "Publish data"}, w.driver.made()); diff != "" {
+				t.Errorf("calls (-want +got):\n%s", diff)
+			}
+			w.until("the earlier connection is closed", func() bool {
+				_, err := client.Capabilities(w.ctx)
+				return status.Code(err) == codes.Canceled
+			})
+		})
+	}
+}
+
+// TestASocketThatNamesAnotherDriver, put in the place of the first one's by a rename: the first
+// driver is gone, as when its socket had been removed before.
+func TestASocketThatNamesAnotherDriver(t *testing.T) {
+	w := newWorld(t)
+	w.driver.stop()
+	first := w.registrar("reg.sock", w.behind("1.0.0"))
+	w.agent()
+	w.told(first)
+	other := w.behind("1.0.0")
+	other.Name = otherDriver
+	second := w.registrar(".next.sock", other)
+	must(t, os.Rename(second.socket, first.socket))
+	if status := w.told(second); !status.PluginRegistered {
+		t.Fatalf("not registered: %s", status.Error)
+	}
+	w.until("the first one is forgotten", func() bool {
+		is := w.knows()
+		return len(is.IDs) == 1 && len(is.Drivers) == 1 && is.Drivers[0].Name == otherDriver
+	})
+}
+
+// TestLostEventsAreMadeUpFor: whoever hears that events were lost looks himself.
+func TestLostEventsAreMadeUpFor(t *testing.T) {
+	agent := idle(t)
+	r, err := agent.watchRegistry()
+	must(t, err)
+	defer r.queue.ShutDown()
+	must(t, r.notices.close())
+	r.notices, err = watchNotices() // of no directory yet
+	must(t, err)
+	socket := filepath.Join(agent.root.Path(registryDir), "reg.sock")
+	listener, err := net.Listen("unix", socket)
+	must(t, err)
+	defer listener.Close()
+	r.notices.lose(errors.New("queue overflow"))
+	ctx, cancel := context.WithCancel(t.Context())
+	var watching sync.WaitGroup
+	watching.Go(func() { r.watch(ctx) })
+	defer watching.Wait()
+	defer cancel()
+	asked := make(chan string, 1)
+	go func() {
+		socket, _ := r.queue.Get()
+		asked <- socket
+	}()
+	select {
+	case got := <-asked:
+		if got != socket {
+			t.Errorf("%q is asked, want %s", got, socket)
+		}
+	case <-time.After(patience):
+		t.Error("the socket was not noticed")
 	}
 }

@@ -1,0 +1,50 @@
+package csi
+
+import (
+	"context"
+	"sync"
+
+	"google.golang.org/grpc"
+)
+
+// calls are those under way on one connection.
+type calls struct {
+	mu      sync.Mutex
+	running int    // guarded by mu
+	last    func() // guarded by mu; what is done when none is left, nil for nothing
+}
+
+// count counts one call while it runs.
+func (c *calls) count(ctx context.Context, method string, request, reply any,
+	conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
+) error {
+	c.mu.Lock()
+	c.running++
+	c.mu.Unlock()
+	defer c.end()
+	return invoke(ctx, method, request, reply, conn, options...)
+}
+
+func (c *calls) end() {
+	c.mu.Lock()
+	c.running--
+	last := c.last
+	if c.running > 0 {
+		last = nil
+	}
+	c.mu.Unlock()
+	if last != nil {
+		last()
+	}
+}
+
+// atLast does it as soon as no call runs.
+func (c *calls) atLast(do func()) {
+	c.mu.Lock()
+	c.last = do
+	idle := c.running == 0
+	c.mu.Unlock()
+	if idle {
+		do()
+	}
+}
