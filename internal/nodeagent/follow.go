@@ -15,30 +15,7 @@ import (
 func (a *Agent) FollowPods(ctx context.Context) error {
 	informer := newInformer(a.client.CoreV1().RESTClient(), "pods",
 		fields.OneTermEqualSelector("spec.nodeName", a.config.NodeName), &corev1.Pod{})
-	set := func(object any) {
-		pod := object.(*corev1.Pod)
-		if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
-			a.RemovePod(pod.UID)
-			return
-		}
-		a.SetPod(pod)
-	}
-	registered, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: set,
-		UpdateFunc: func(old, object any) {
-			// One event may stand for a pod that went and another of its name that came.
-			if was := old.(*corev1.Pod); was.UID != object.(*corev1.Pod).UID {
-				a.RemovePod(was.UID)
-			}
-			set(object)
-		},
-		DeleteFunc: func(object any) {
-			if gone, ok := object.(cache.DeletedFinalStateUnknown); ok {
-				object = gone.Obj
-			}
-			a.RemovePod(object.(*corev1.Pod).UID)
-		},
-	})
+	registered, err := informer.AddEventHandler(a.podEvents())
 	if err != nil {
 		return fmt.Errorf("follow the pods of node %s: %w", a.config.NodeName, err)
 	}
@@ -54,4 +31,32 @@ func (a *Agent) FollowPods(ctx context.Context) error {
 	informer.RunWithContext(ctx)
 	<-stopped
 	return nil
+}
+
+// podEvents sets and removes pods as the API says.
+func (a *Agent) podEvents() cache.ResourceEventHandlerFuncs {
+	set := func(object any) {
+		pod := object.(*corev1.Pod)
+		if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+			a.RemovePod(pod.UID)
+			return
+		}
+		a.SetPod(pod)
+	}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: set,
+		UpdateFunc: func(old, object any) {
+			// One event may stand for a pod that went and another of its name that came.
+			if was := old.(*corev1.Pod); was.UID != object.(*corev1.Pod).UID {
+				a.RemovePod(was.UID)
+			}
+			set(object)
+		},
+		DeleteFunc: func(object any) {
+			if gone, ok := object.(cache.DeletedFinalStateUnknown); ok {
+				object = gone.Obj
+			}
+			a.RemovePod(object.(*corev1.Pod).UID)
+		},
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -90,6 +91,9 @@ func (a *Agent) seeNode(node *corev1.Node) {
 	a.identity.see(node)
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if !maps.Equal(a.nodeLabels, node.Labels) {
+		a.wakeMisplaced()
+	}
 	a.nodeLabels = node.Labels
 	if !a.inUse.Started() {
 		a.wakeInUse() // the first version is read live
@@ -97,6 +101,18 @@ func (a *Agent) seeNode(node *corev1.Node) {
 	}
 	a.learned(a.inUse.Observe(statusOf(node)))
 	a.wakeInUse()
+}
+
+// wakeMisplaced wakes the volumes that some pod waits for and that may be used by some nodes
+// only: by its labels this one may have become one of them. The caller holds mu.
+func (a *Agent) wakeMisplaced() {
+	for name, v := range a.volumes {
+		if slices.ContainsFunc(v.pods, func(p *publication) bool {
+			return p.want != nil && p.want.affinity != nil && p.publish.phase != nodevolume.Confirmed
+		}) {
+			a.wake(name)
+		}
+	}
 }
 
 // learned wakes the volumes about which something new is known. The caller holds mu.

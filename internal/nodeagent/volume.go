@@ -267,6 +267,11 @@ func (a *Agent) rest(v *volume, decision nodevolume.Decision) {
 	a.planAttachError(v)
 }
 
+// attachmentWait is the longest wait before a VolumeAttachment is read again. A node may not
+// watch it (the Node authorizer permits get alone). What wakes the volume as a rule is that the
+// Node reports it attached, which comes after; nothing tells of an attachment that comes later.
+const attachmentWait = 5 * time.Second
+
 // failed notes a failure of a pod's step and tells the pod.
 func (a *Agent) failed(v *volume, key nodevolume.PublishKey, step string, err error) {
 	a.mu.Lock()
@@ -274,6 +279,9 @@ func (a *Agent) failed(v *volume, key nodevolume.PublishKey, step string, err er
 	p := v.publication(key)
 	p.problem, p.step = err, step
 	p.failure = again(p.failure)
+	if step == stepWaitForAttach {
+		p.failure.AtMost = attachmentWait
+	}
 	a.log.Info("Step failed", "step", step, "volume", v.name, "pod", key.PodUID, "failures", p.failure.Count, "problem", err.Error())
 	a.tellFailure(v, p, step, err)
 }

@@ -306,6 +306,9 @@ func (f Failure) heldUntil() time.Time {
 	if f.Count < 9 { // 500 ms doubled eight times is beyond the longest wait
 		wait = min(firstBackOff<<(f.Count-1), maxBackOff)
 	}
+	if f.AtMost > 0 {
+		wait = min(wait, f.AtMost)
+	}
 	return f.At.Add(wait + time.Duration(f.Jitter*float64(wait)/10))
 }
 

@@ -259,4 +259,12 @@ func TestBackOffGrowsToKubeletsLongest(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("waits (-want +got):\n%s", diff)
 	}
+	bounded := Failure{Count: 9, At: now, AtMost: 5 * time.Second}
+	if got := bounded.heldUntil().Sub(now); got != 5*time.Second {
+		t.Errorf("waits %v where 5 s are the most", got)
+	}
+	bounded.Count = 1
+	if got := bounded.heldUntil().Sub(now); got != 500*ms {
+		t.Errorf("waits %v after the first failure", got)
+	}
 }

@@ -96,6 +96,8 @@ type Failure struct {
 	At time.Time
 	// Jitter in [0, 1) stretches the wait by up to a tenth.
 	Jitter float64
+	// AtMost bounds the wait, before Jitter; 0 stands for the longest one.
+	AtMost time.Duration
 }
 
 // Desired is what the pods want of one volume.

@@ -1,0 +1,125 @@
+package nodeagent
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// failedOften gives each step of a pod's volumes a last failure that holds them back for two minutes.
+func (a *Agent) failedOften(uid types.UID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, v := range a.volumes {
+		for _, p := range v.pods {
+			if p.key.PodUID == string(uid) {
+				p.failure = nodevolume.Failure{Count: 20, At: time.Now()}
+			}
+		}
+	}
+}
+
+// TestWhatAVolumeWaitedForEndsItsBackOff: whoever wakes a volume knows that something has changed.
+func TestWhatAVolumeWaitedForEndsItsBackOff(t *testing.T) {
+	agent := idle(t)
+	agent.mu.Lock()
+	defer agent.mu.Unlock()
+	v := agent.volumeNamed("v", "d", "h")
+	held := nodevolume.Failure{Count: 20, At: time.Now()}
+	v.unstage, v.growth.failure = held, held
+	p := v.publication(nodevolume.PublishKey{PodUID: "u", SpecName: "s"})
+	p.failure = held
+	agent.wake("v")
+	tried := nodevolume.Failure{Count: 20} // at once, and if it fails again the back-off goes on
+	want := map[string]nodevolume.Failure{"unstage": tried, "expansion": tried, "pod": tried}
+	got := map[string]nodevolume.Failure{"unstage": v.unstage, "expansion": v.growth.failure, "pod": p.failure}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("failures (-want +got):\n%s", diff)
+	}
+	if agent.volumeQueue.Len() != 1 {
+		t.Error("the volume is not looked at")
+	}
+}
+
+// TestANodeThatGetsTheLabelOfAVolume: a pod's volume may be used by nodes with a label, which this
+// one gets later. It is mounted then, and not when the back-off ends.
+func TestANodeThatGetsTheLabelOfAVolume(t *testing.T) {
+	w := newWorld(t, noAttach)
+	node := w.node()
+	node.Labels = map[string]string{"zone": "a"}
+	_, err := w.admin.CoreV1().Nodes().Update(w.ctx, node, metav1.UpdateOptions{})
+	must(t, err)
+	w.volume("data", func(pv *corev1.PersistentVolume) {
+		pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{"b"}}},
+		}}}}
+	})
+	agent, _ := w.agent()
+	w.driver.wantRegistered("")
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	w.until("it has been refused", func() bool { return agent.failuresOf(pod.UID) > 0 })
+	agent.failedOften(pod.UID)
+	if calls := w.driver.made(); len(calls) > 0 {
+		t.Errorf("called for a volume that is not for this node: %v", calls)
+	}
+	node = w.node()
+	node.Labels["zone"] = "b"
+	_, err = w.admin.CoreV1().Nodes().Update(w.ctx, node, metav1.UpdateOptions{})
+	must(t, err)
+	w.mounted(agent, pod)
+}
+
+// TestAnAttachmentThatComesAfterItsReport: nothing tells the node of it, and it is read again soon
+// however often it was not there.
+func TestAnAttachmentThatComesAfterItsReport(t *testing.T) {
+	w := newWorld(t)
+	handle := w.volume("data")
+	agent, _ := w.agent()
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	w.untilInUse(handle)
+	must(t, w.report(handle, true))
+	w.until("the attachment was missed", func() bool { return agent.failuresOf(pod.UID) > 0 })
+	agent.failedOften(pod.UID)
+	agent.mu.Lock()
+	agent.wake(string(w.unique(handle)))
+	agent.mu.Unlock()
+	w.until("the attachment was missed once more", func() bool { return agent.failuresOf(pod.UID) > 20 })
+	pv := w.name + "-data"
+	api := w.admin.StorageV1().VolumeAttachments()
+	va, err := api.Create(w.ctx, &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(handle, w.driverName(), w.name)},
+		Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: w.driverName(), NodeName: w.name, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv},
+		},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	va.Status.Attached = true
+	_, err = api.UpdateStatus(w.ctx, va, metav1.UpdateOptions{})
+	must(t, err)
+	w.mounted(agent, pod)
+}
+
+// TestAPodInTheSameEventAsItsPredecessor: a watch that was interrupted tells of a pod that went
+// and of another of its name that came in one.
+func TestAPodInTheSameEventAsItsPredecessor(t *testing.T) {
+	agent := idle(t)
+	events := agent.podEvents()
+	pod := func(uid types.UID) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", UID: uid}}
+	}
+	events.OnAdd(pod("first"), true)
+	events.OnUpdate(pod("first"), pod("second"))
+	if diff := cmp.Diff([]types.UID{"second"}, agent.Pods()); diff != "" {
+		t.Errorf("pods (-want +got):\n%s", diff)
+	}
+}
