@@ -234,16 +234,17 @@ func (a *Agent) readNode(ctx context.Context) (gone bool, err error) {
 	return false, nil
 }
 
-// mayBeStaged says whether a name that the Node lists at start-up has a record
-// here, or might have: then it is not taken out. The caller holds mu.
+// mayBeStaged says whether a name that the Node lists at start-up has a record here that was made
+// under the handshake, or might have: then it is not taken out. One that was mounted without, while
+// its CSIDriver asked for no attachment, is listed anew if it has to be: an agent that died may have been
+// taking it out, and that write may still land. The caller holds mu.
 func (a *Agent) mayBeStaged(name string) bool {
-	if a.isUnaccounted(name) || a.mountedByOther(name) {
+	v := a.volumes[name]
+	staged := v != nil && v.stage.phase != nodevolume.Absent
+	if a.isUnaccounted(name) || (!staged && a.mountedByOther(name)) {
 		return true
 	}
-	v := a.volumes[name]
-	return v != nil && (v.stage.phase != nodevolume.Absent || slices.ContainsFunc(v.pods, func(p *publication) bool {
-		return p.publish.phase != nodevolume.Absent
-	}))
+	return v != nil && (v.stage.inUse() || slices.ContainsFunc(v.pods, func(p *publication) bool { return p.publish.inUse() }))
 }
 
 // writeInUse sends one PATCH. The Node in its response is what is believed after.

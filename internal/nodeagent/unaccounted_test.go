@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/mount"
@@ -310,6 +311,36 @@ func TestAPowerCutLeavesARecordOfWhatADriverWasAskedFor(t *testing.T) {
 	w.untilNotInUse(handle)
 	if calls := w.driver.made(); len(calls) != 4 {
 		t.Errorf("calls: %v", calls)
+	}
+}
+
+// TestWhatAnEarlierWriteMayMean: an agent that died may have left a write on its way that takes a
+// volume out of the list. It cannot mean one that was mounted under the handshake, but it can mean one
+// that was mounted while its CSIDriver asked for no attachment.
+func TestWhatAnEarlierWriteMayMean(t *testing.T) {
+	for name, test := range map[string]struct {
+		options []func(*storagev1.CSIDriver)
+		want    bool
+	}{"attached": {nil, true}, "not attached": {[]func(*storagev1.CSIDriver){noAttach}, false}} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, test.options...)
+			handle := w.volume("data")
+			agent, stop := w.agent()
+			pod := w.pod("p", "data")
+			agent.SetPod(pod)
+			if test.want {
+				w.untilInUse(handle)
+				w.attach(handle)
+			}
+			w.mounted(agent, pod)
+			stop()
+			agent, _ = w.agent()
+			agent.mu.Lock()
+			defer agent.mu.Unlock()
+			if got := agent.mayBeStaged(string(w.unique(handle))); got != test.want {
+				t.Errorf("kept at the start: %v, want %v", got, test.want)
+			}
+		})
 	}
 }
 

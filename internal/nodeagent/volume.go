@@ -49,6 +49,9 @@ type recorded struct {
 	heard nodevolume.Confirmation
 }
 
+// inUse: what it speaks of may be there, and was made under the handshake over volumesInUse.
+func (r recorded) inUse() bool { return r.phase != nodevolume.Absent && r.record.InUse }
+
 // publication is a volume for one pod: wanted, or known from a record.
 type publication struct {
 	key nodevolume.PublishKey
@@ -204,7 +207,7 @@ func (a *Agent) observed(v *volume) nodevolume.Observed {
 		Inline:         v.inline,
 		Node:           a.inUse.View(v.name),
 		AttachRequired: a.attachRequired(v.driver),
-		RecordedInUse:  v.stage.phase != nodevolume.Absent && v.stage.record.InUse,
+		RecordedInUse:  v.stage.inUse(),
 		Unaccounted:    a.isUnaccounted(v.name),
 		Attachment:     v.attachment,
 		Stage:          nodevolume.Stage{Phase: v.stage.phase, AttachmentUID: v.stage.record.AttachmentUID, Label: v.stage.record.SELinuxLabel},
@@ -212,7 +215,7 @@ func (a *Agent) observed(v *volume) nodevolume.Observed {
 		Growth:         nodevolume.Growth{Due: v.growth.due, Failure: v.growth.failure},
 	}
 	for _, p := range v.pods {
-		o.RecordedInUse = o.RecordedInUse || (p.publish.phase != nodevolume.Absent && p.publish.record.InUse)
+		o.RecordedInUse = o.RecordedInUse || p.publish.inUse()
 	}
 	if d := a.drivers[v.driver]; d != nil {
 		o.Driver.Registered = true

@@ -133,7 +133,7 @@ func (w *simWorld) checkRest(d Desired, decision Decision) error {
 // checkRenewal is what must hold when a publish is repeated.
 func (w *simWorld) checkRenewal(uid string) error {
 	switch a := w.agent; {
-	case !w.inUse() && !w.inline:
+	case !w.inUse() && !w.inline && w.attaches:
 		return fmt.Errorf("S7: the publish for %s is repeated and the Node does not list the volume in use", uid)
 	case w.leaving[uid] || !a.pods[uid]:
 		return fmt.Errorf("the publish for %s is repeated while it leaves", uid)

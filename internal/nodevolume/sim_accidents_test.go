@@ -1,0 +1,61 @@
+package nodevolume
+
+// What befalls a node in the simulation besides kills.
+
+// accident is one that the agent has no part in.
+func (w *simWorld) accident() {
+	switch n := w.rng.IntN(8); {
+	case n == 0:
+		w.reboot()
+	case n < 3 && w.vaUID != 0: // deleted by hand, or by force, and made anew
+		w.nextUID++
+		w.vaUID = w.nextUID
+		w.log("attached anew as %d", w.vaUID)
+	case n < 5 && !w.inline && w.labels == nil:
+		w.attaches = !w.attaches
+		w.log("the CSIDriver says that volumes are attached: %v", w.attaches)
+	default:
+		w.registered = !w.registered
+		w.agent.stages = Unknown
+		w.log("the driver is there: %v", w.registered)
+	}
+}
+
+// reboot ends everything on the node but its disk.
+func (w *simWorld) reboot() {
+	w.log("reboot")
+	w.boot++
+	w.staged, w.begun = false, nil
+	clear(w.published)
+	w.tear()
+	w.start()
+}
+
+// endCalls has the driver end the calls of dead agents.
+func (w *simWorld) endCalls() {
+	for _, late := range w.begun {
+		w.carryOut(late)
+	}
+	w.begun = nil
+}
+
+// person does what the log says of a record that cannot be read, where no pod makes it anew: unmount what is left of it, publishes first, remove it and restart the agent.
+func (w *simWorld) person() {
+	w.endCalls()
+	for _, uid := range []string{"a", "b"} {
+		if w.unreadable[uid] && (!w.owned[uid] || w.stagedEarlier()) {
+			w.log("a person unpublishes for %s", uid)
+			delete(w.published, uid)
+			delete(w.unreadable, uid)
+			delete(w.handshakes, uid)
+			w.start()
+		}
+	}
+	if w.unreadable[StageKind] && len(w.owned)+len(w.published)+len(w.records) == 0 {
+		w.log("a person unstages")
+		w.staged = false
+		delete(w.unreadable, StageKind)
+		delete(w.handshakes, StageKind)
+		w.start()
+	}
+}

@@ -1,0 +1,144 @@
+package nodevolume
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+)
+
+// What must hold in the simulation, after each step and in the end.
+
+// check is S7, against what is true.
+func (w *simWorld) check() error {
+	for uid := range w.published {
+		if _, recorded := w.records[uid]; !recorded && !w.unreadable[uid] {
+			return fmt.Errorf("S7: the volume is published for %s and there is no record of it", uid)
+		}
+		if w.staged && w.publishedAs[uid] != w.stagedAs {
+			return fmt.Errorf("the volume is published for %s with label %q and staged with %q", uid, w.publishedAs[uid], w.stagedAs)
+		}
+		if other := otherPod(uid); w.published[other] && w.publishedAs[other] != w.publishedAs[uid] {
+			return fmt.Errorf("the volume is published with two labels: %v", w.publishedAs)
+		}
+	}
+	switch {
+	case w.inline && (w.staged || w.inUse()):
+		return fmt.Errorf("an inline volume is staged (%v) or listed in use (%v)", w.staged, w.inUse())
+	case w.inline:
+		return nil
+	case len(w.handshakes) > 0 && !w.inUse():
+		return fmt.Errorf("S7: there are records of %v and the Node does not list the volume in use", slices.Collect(maps.Keys(w.handshakes)))
+	case w.staged && !w.recordedAtAll(StageKind):
+		return fmt.Errorf("S7: the volume is staged and there is no record of it")
+	}
+	for name := range w.handshakes {
+		if w.mountedFor(name) && w.vaUID == 0 {
+			return fmt.Errorf("S2: the volume is mounted (%s) and its attachment is gone", name)
+		}
+	}
+	return nil
+}
+
+func (w *simWorld) recordedAtAll(name string) bool {
+	_, recorded := w.records[name]
+	return recorded || w.unreadable[name]
+}
+
+// recordedInUse is what the agent knows of the handshakes; what it cannot read was under one.
+func (w *simWorld) recordedInUse() bool {
+	if w.isUnaccounted() && !w.inline {
+		return true
+	}
+	for _, r := range w.records {
+		if r.InUse {
+			return true
+		}
+	}
+	return false
+}
+
+// checkCall is what must hold when the driver is called.
+func (w *simWorld) checkCall(step Step) error {
+	a := w.agent
+	_, isStage := step.(StageVolume)
+	_, isPublish := step.(Publish)
+	_, isUnstage := step.(Unstage)
+	first := w.attaches && !w.inline && (isStage || isPublish && !w.stages)
+	stale := a.attachment.UID != "" && w.staged && w.stagedBy != "" && w.records[StageKind].AttachmentUID != "" && w.stagedBy != a.attachment.UID
+	switch {
+	case !w.registered:
+		return fmt.Errorf("the driver is called for %T and is not there", step)
+	case first && !w.inUse():
+		return fmt.Errorf("S7: a stage, or a publish without one, begins and the Node does not list the volume in use")
+	case isUnstage && len(w.published) > 0:
+		return fmt.Errorf("S7: the volume is unstaged and it is published for %v", w.published)
+	case isPublish && stale:
+		return fmt.Errorf("%T for attachment %s on the stage of attachment %s", step, a.attachment.UID, w.stagedBy)
+	}
+	return nil
+}
+
+// stagedEarlier: the stage belongs to an attachment that is no more.
+func (w *simWorld) stagedEarlier() bool {
+	by := w.records[StageKind].AttachmentUID
+	return w.attaches && by != "" && by != strconv.Itoa(w.vaUID)
+}
+
+// settled: what is wanted is published, what is not is gone.
+func (w *simWorld) settled() bool {
+	waiting := 0
+	for uid := range w.owned {
+		if w.published[uid] && w.agent.publishes[uid] == Confirmed {
+			continue
+		}
+		other := otherPod(uid)
+		if w.agent.publishes[other] == Confirmed && w.stagedEarlier() {
+			if !w.published[uid] {
+				waiting++ // for the pod that has it by an earlier attachment
+			}
+			continue
+		}
+		if w.published[uid] || !w.published[other] || w.publishedAs[other] == w.label(uid) {
+			return false
+		}
+		waiting++ // for the pod that has the volume with another label
+	}
+	if len(w.published) != len(w.owned)-waiting || len(w.published) > 0 && !w.staged && w.stages && !w.inline {
+		return false
+	}
+	return len(w.owned) > 0 || (!w.staged && !w.inUse() && len(w.records)+len(w.unreadable) == 0)
+}
+
+// settle goes on without the owner's whims until all is well.
+func (w *simWorld) settle() error {
+	w.syncPods()
+	w.registered = true
+	for range 5000 {
+		if w.settled() {
+			return nil
+		}
+		var err error
+		switch n := w.rng.IntN(5); n {
+		case 0:
+			w.controller()
+		case 1:
+			w.write()
+			w.syncPods()
+		case 2:
+			w.see()
+		case 3:
+			w.person()
+		default:
+			err = w.turn()
+			w.syncPods()
+		}
+		if err == nil {
+			err = w.check()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("liveness: never settled; owned %v, published %v, staged %v, in use %v, records %v, unreadable %v", w.owned, w.published, w.staged, w.inUse(), w.records, w.unreadable)
+}
