@@ -9,6 +9,8 @@ import (
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -298,5 +300,45 @@ func TestADriverThatComesBackWithOtherCapabilities(t *testing.T) {
 				t.Errorf("left behind: %v", left)
 			}
 		})
+	}
+}
+
+// TestTheWayBackWaitsForNoFailureOfTheWayIn: a publish fails, again and again, and the last time
+// after its pod was removed. The unpublish is sent at once.
+func TestTheWayBackWaitsForNoFailureOfTheWayIn(t *testing.T) {
+	w := newWorld(t)
+	data := w.volume("data")
+	const fails = 3
+	last, removed := make(chan struct{}), make(chan struct{})
+	failures := make(chan int, 1)
+	var agent *Agent
+	w.driver.hook = func(method, _ string, attempt int) error {
+		switch {
+		case method == "Publish" && attempt == fails:
+			close(last)
+			<-removed
+			fallthrough
+		case method == "Publish":
+			return status.Error(codes.Unavailable, "no time")
+		case method == "Unpublish" && attempt == 1:
+			agent.mu.Lock()
+			defer agent.mu.Unlock()
+			for _, v := range agent.volumes {
+				failures <- v.pods[0].failure.Count
+			}
+		}
+		return nil
+	}
+	agent, _ = w.agent()
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	w.untilInUse(data)
+	w.attach(data)
+	<-last
+	agent.RemovePod(pod.UID)
+	close(removed)
+	w.untilNotInUse(data)
+	if got := <-failures; got != 0 {
+		t.Errorf("the unpublish was sent after a back-off of %d failures", got)
 	}
 }

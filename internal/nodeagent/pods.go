@@ -92,6 +92,13 @@ func (a *Agent) release(uid types.UID, p *pod) {
 		delete(a.pods, uid)
 	}
 	for name := range p.volumes {
+		if v := a.volumes[name]; v != nil {
+			for _, its := range v.pods {
+				if its.key.PodUID == string(uid) {
+					its.failure = nodevolume.Failure{} // that of the way in is none of the way back
+				}
+			}
+		}
 		a.wake(name)
 	}
 }

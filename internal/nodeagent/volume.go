@@ -281,7 +281,13 @@ func (a *Agent) failed(v *volume, key nodevolume.PublishKey, step string, err er
 	defer a.mu.Unlock()
 	p := v.publication(key)
 	p.problem, p.step = err, step
-	p.failure = again(p.failure)
+	owner := a.pods[types.UID(key.PodUID)]
+	switch onTheWayBack := step == stepUnpublish || step == stepUnstage; {
+	case !onTheWayBack && (owner == nil || owner.removed):
+		p.failure = nodevolume.Failure{} // what kept it from being mounted does not hold up the way back
+	default:
+		p.failure = again(p.failure)
+	}
 	if step == stepWaitForAttach {
 		p.failure.AtMost = attachmentWait
 	}
