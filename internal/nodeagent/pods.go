@@ -23,6 +23,8 @@ type pod struct {
 	// resolved: it is known which CSI volumes the pod wants.
 	resolved bool
 	wants    []*want
+	// stale: an ephemeral container came since, and with it perhaps a volume that no other uses.
+	stale bool
 	// problem is why it is not known yet; refused, why it never will be mounted.
 	problem error
 	refused error
@@ -62,12 +64,15 @@ func (a *Agent) SetPod(object *corev1.Pod) {
 	}
 	first := p.object == nil
 	edited := !first && wasEdited(p.object, object)
+	more := !first && !sameVolumes(p.object, object)
 	p.object = object
-	// What a pod says of its volumes cannot change. Its status can, also because a mount
-	// fails; were that to cut a back-off short, a failure would feed itself.
-	if first {
+	// What a pod says of its volumes cannot change otherwise. Its status can, also because a
+	// mount fails; were that to cut a back-off short, a failure would feed itself.
+	if first || more {
+		p.stale = more
 		a.podQueue.Add(object.UID)
-	} else if edited {
+	}
+	if edited {
 		p.syncAt = time.Time{} // as kubelet, which syncs a pod that was changed
 		a.podQueue.Add(object.UID)
 	}
@@ -155,15 +160,16 @@ func (a *Agent) join(uid types.UID, volume string) {
 func (a *Agent) lookUp(ctx context.Context, uid types.UID) error {
 	a.mu.Lock()
 	p := a.pods[uid]
-	if p == nil || p.object == nil || p.removed || p.resolved {
+	if p == nil || p.object == nil || p.removed || p.resolved && !p.stale {
 		a.mu.Unlock()
 		a.resync(ctx, uid)
 		return nil
 	}
-	object := p.object
+	object, known := p.object, p.wants
 	a.mu.Unlock()
+	a.resync(ctx, uid) // those that are known may grow, whatever becomes of the others
 
-	wants, err := a.wantsOf(ctx, object)
+	wants, err := a.wantsOf(ctx, object, known)
 
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -179,7 +185,8 @@ func (a *Agent) lookUp(ctx context.Context, uid types.UID) error {
 		a.tellPodOnce(p, err)
 		return err
 	}
-	p.resolved, p.wants = true, wants
+	p.resolved, p.stale, p.problemSince = true, !sameVolumes(object, p.object), time.Time{}
+	p.wants = append(p.wants, wants...)
 	for _, w := range wants {
 		v := a.volumeNamed(w.name(), w.driver, w.handle)
 		v.inline = w.inline
@@ -224,7 +231,7 @@ func (a *Agent) mounted(uid types.UID) ([]Mount, <-chan struct{}, error) {
 		return nil, nil, fmt.Errorf("wait for the volumes of pod %s: the pod is not wanted on this node", uid)
 	case p.refused != nil:
 		return nil, nil, p.refused
-	case !p.resolved:
+	case !p.resolved, p.stale:
 		if p.problem != nil {
 			return nil, p.changed, fmt.Errorf("waits in hop ClaimNotReady: %w", p.problem)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -95,9 +96,9 @@ func refuse(format string, args ...any) error {
 	return &refusalError{why: fmt.Sprintf(format, args...)}
 }
 
-// wantsOf reads the claims and volumes of a pod. All problems are looked for, so
-// that the pod's owner reads of all at once.
-func (a *Agent) wantsOf(ctx context.Context, object *corev1.Pod) ([]*want, error) {
+// wantsOf reads the claims and volumes of a pod, but for those that are known. All
+// problems are looked for, so that the pod's owner reads of all at once.
+func (a *Agent) wantsOf(ctx context.Context, object *corev1.Pod, known []*want) ([]*want, error) {
 	if err := mount.Element(string(object.UID)); err != nil {
 		return nil, refuse("pod UID: %v", err)
 	}
@@ -109,7 +110,14 @@ func (a *Agent) wantsOf(ctx context.Context, object *corev1.Pod) ([]*want, error
 		if !asFile[volume.Name] && !asDevice[volume.Name] {
 			continue
 		}
-		w, err := a.wantOf(ctx, object, volume)
+		var w *want
+		var err error
+		old := slices.IndexFunc(known, func(w *want) bool { return w.volume == volume.Name })
+		if old >= 0 {
+			w = known[old]
+		} else {
+			w, err = a.wantOf(ctx, object, volume)
+		}
 		if err == nil && w != nil {
 			err = w.fits(asFile[volume.Name], asDevice[volume.Name])
 		}
@@ -118,11 +126,11 @@ func (a *Agent) wantsOf(ctx context.Context, object *corev1.Pod) ([]*want, error
 			continue
 		}
 		// A claim may be named by several of a pod's volumes; it is published once.
-		if w != nil {
+		if w != nil && old < 0 {
 			wants = append(wants, w)
 		}
 	}
-	if err := checkPaths(wants); err != nil {
+	if err := checkPaths(slices.Concat(known, wants)); err != nil {
 		return nil, errors.Join(append(problems, err)...)
 	}
 	return wants, errors.Join(problems...)
@@ -146,6 +154,17 @@ func usedVolumes(object *corev1.Pod) (asFile, asDevice map[string]bool) {
 		use(c.VolumeMounts, c.VolumeDevices)
 	}
 	return asFile, asDevice
+}
+
+// sameVolumes: the containers of both use the same ones. All about a pod's volumes is
+// fixed when it is made, but that an ephemeral container may come to use another one.
+func sameVolumes(was, is *corev1.Pod) bool {
+	if len(was.Spec.EphemeralContainers) == len(is.Spec.EphemeralContainers) {
+		return true
+	}
+	wasFile, wasDevice := usedVolumes(was)
+	isFile, isDevice := usedVolumes(is)
+	return maps.Equal(wasFile, isFile) && maps.Equal(wasDevice, isDevice)
 }
 
 // wantOf is what a pod wants of one of its volumes; nil if it is not of the kind that this agent mounts.
