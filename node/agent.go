@@ -62,7 +62,8 @@ func New(config Config) (*Agent, error) {
 func (a *Agent) Run(ctx context.Context) error { return a.agent.Run(ctx) }
 
 // SetPod says that the pod's volumes shall be mounted. Setting a pod again is
-// cheap and changes nothing, but that from a deletionTimestamp on, drivers that ask to
+// cheap and changes nothing, but that volumes are mounted which an ephemeral container
+// is the first to use, and that from a deletionTimestamp on, drivers that ask to
 // be called again from time to time (CSIDriver.spec.requiresRepublish) are not, for this
 // pod. Nor does setting one that was removed change anything, while its volumes are being
 // taken down.

@@ -157,16 +157,17 @@ func TestADriverThatDiesInACall(t *testing.T) {
 		call   string
 		moves  bool // it comes back on another socket
 		undone bool // the pod is gone meanwhile
+		event  string
 	}{
-		"stage":                                 {call: "NodeStageVolume"},
-		"stage, and moves":                      {call: "NodeStageVolume", moves: true},
-		"stage, and moves, and the pod is gone": {call: "NodeStageVolume", moves: true, undone: true},
-		"publish":                               {call: "NodePublishVolume"},
-		"publish, and moves, and the pod is gone": {call: "NodePublishVolume", moves: true, undone: true},
-		"unpublish":            {call: "NodeUnpublishVolume"},
-		"unpublish, and moves": {call: "NodeUnpublishVolume", moves: true},
-		"unstage":              {call: "NodeUnstageVolume"},
-		"unstage, and moves":   {call: "NodeUnstageVolume", moves: true},
+		"stage":                                 {call: "NodeStageVolume", event: "FailedMount: MountVolume.MountDevice"},
+		"stage, and moves":                      {call: "NodeStageVolume", moves: true, event: "FailedMount: MountVolume.MountDevice"},
+		"stage, and moves, and the pod is gone": {call: "NodeStageVolume", moves: true, undone: true, event: "FailedMount: MountVolume.MountDevice"},
+		"publish":                               {call: "NodePublishVolume", event: "FailedMount: MountVolume.SetUp"},
+		"publish, and moves, and the pod is gone": {call: "NodePublishVolume", moves: true, undone: true, event: "FailedMount: MountVolume.SetUp"},
+		"unpublish":            {call: "NodeUnpublishVolume", event: "FailedUnmount: UnmountVolume.TearDown"},
+		"unpublish, and moves": {call: "NodeUnpublishVolume", moves: true, event: "FailedUnmount: UnmountVolume.TearDown"},
+		"unstage":              {call: "NodeUnstageVolume", event: "FailedUnmount: UnmountDevice"},
+		"unstage, and moves":   {call: "NodeUnstageVolume", moves: true, event: "FailedUnmount: UnmountDevice"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -200,8 +201,8 @@ func TestADriverThatDiesInACall(t *testing.T) {
 				t.Error("S7: in the middle of a call, and not in use")
 			}
 			w.driver.intercept(nil)
-			close(release)
 			w.driver.server.Stop() // the connection breaks, the socket's file goes
+			close(release)
 			if test.undone {
 				agent.RemovePod(pod.UID)
 			}
@@ -209,6 +210,7 @@ func TestADriverThatDiesInACall(t *testing.T) {
 				w.driver.file = "another"
 			}
 			w.driver.start()
+			w.untilEvent(pod, test.event+` failed for volume "`+w.name+`-data" : `, test.call+" of volume "+handle, "rpc error: code = ")
 			if !back && !test.undone {
 				w.mounted(agent, pod)
 				agent.RemovePod(pod.UID)

@@ -148,23 +148,41 @@ func (a *Agent) checkAffinity(w *want) error {
 		return nil
 	}
 	a.mu.Lock()
-	labels := a.nodeLabels
+	labels, known := a.nodeLabels, a.inUse.Started()
 	a.mu.Unlock()
-	if labels == nil {
+	if !known { // a Node may have none
 		return errors.New("the labels of this node are not known yet")
 	}
 	pv := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{NodeAffinity: w.affinity}}
 	if err := volumehelpers.CheckNodeAffinity(pv, labels); err != nil {
-		return fmt.Errorf("node affinity of volume %s: %w", w.specName, err)
+		return &affinityError{w.specName, err}
 	}
 	return nil
 }
+
+// affinityError: the volume may not be used on this node.
+type affinityError struct {
+	volume string
+	err    error
+}
+
+func (e *affinityError) Error() string {
+	return fmt.Sprintf("node affinity of volume %s: %v", e.volume, e.err)
+}
+
+func (e *affinityError) Unwrap() error { return e.err }
 
 // finishPublish does what is left after the driver published the volume.
 func (a *Agent) finishPublish(ctx context.Context, c callable, r nodevolume.Record) error {
 	switch {
 	case c.want.block:
-		return a.linkDevice(r)
+		if err := a.linkDevice(r); err != nil {
+			return err
+		}
+		if !r.Confirmed { // the pod has had it otherwise
+			a.tellMapped(c.want)
+		}
+		return nil
 	case c.groupByAgent():
 		return a.giveToGroup(ctx, c, r)
 	default:

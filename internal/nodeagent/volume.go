@@ -26,6 +26,8 @@ type volume struct {
 	unstage        nodevolume.Failure
 	unstageProblem error
 	unstageTold    told
+	// unstageFailingSince is when the first unstage failed of those that failed in a row.
+	unstageFailingSince time.Time
 	// attachment is as read during the running turn.
 	attachment nodevolume.Attachment
 	// publishContext is the attachment's metadata.
@@ -61,9 +63,11 @@ type publication struct {
 	// growsFirst: it is not ready for the pod's containers until it was expanded.
 	growsFirst bool
 	failure    nodevolume.Failure
-	// problem is what the last failure said, and step the one that failed.
-	problem error
-	step    string
+	// problem is what the last failure said, and step the one that failed, the first time in
+	// a row at failingSince.
+	problem      error
+	step         string
+	failingSince time.Time
 	// told is the last event that was sent about it.
 	told told
 	// groupChange is not nil while the volume's files are given to the pod's fsGroup.
@@ -256,7 +260,7 @@ func (a *Agent) rest(v *volume, decision nodevolume.Decision) {
 			a.log.V(1).Info("Waits", "volume", v.name, "pod", hold.Key.PodUID, "reason", hold.Reason)
 		}
 		holds[hold.Key] = holding{reason: hold.Reason, since: since}
-		switch left := since.Add(a.config.longWait).Sub(now); {
+		switch left := since.Add(a.toldAfter(hold.Reason)).Sub(now); {
 		case left > 0:
 			a.volumeQueue.AddAfter(v.name, left)
 		default:
@@ -280,6 +284,9 @@ func (a *Agent) failed(v *volume, key nodevolume.PublishKey, step string, err er
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := v.publication(key)
+	if p.failure.Count == 0 || p.step != step {
+		p.failingSince = time.Now()
+	}
 	p.problem, p.step = err, step
 	owner := a.pods[types.UID(key.PodUID)]
 	switch onTheWayBack := step == stepUnpublish || step == stepUnstage; {

@@ -292,9 +292,6 @@ func wantOfVolume(pv *corev1.PersistentVolume) (*want, error) {
 	if len(pv.Spec.AccessModes) > 0 {
 		w.accessMode = string(pv.Spec.AccessModes[0])
 	}
-	if legacy := pv.Annotations[corev1.MountOptionAnnotation]; legacy != "" {
-		w.mountOptions = slices.Concat(w.mountOptions, strings.Split(legacy, ","))
-	}
 	return w, nil
 }
 
@@ -351,7 +348,7 @@ func (a *Agent) readAttachment(ctx context.Context, v *volume) (nodevolume.Attac
 	case err != nil:
 		return nodevolume.Attachment{}, nil, fmt.Errorf("volume %s has GET error for volume attachment %s: %w", v.handle, name, err)
 	case va.DeletionTimestamp != nil:
-		return nodevolume.Attachment{Attached: nodevolume.No}, nil, fmt.Errorf("volume attachment %s is being deleted", name)
+		return nodevolume.Attachment{Attached: nodevolume.No}, nil, fmt.Errorf("volume attachment is being deleted (%s)", name)
 	case va.Status.Attached:
 		return nodevolume.Attachment{Attached: nodevolume.Yes, UID: string(va.UID)}, va.Status.AttachmentMetadata, nil
 	case va.Status.AttachError != nil:

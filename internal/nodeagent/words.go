@@ -25,6 +25,10 @@ const (
 	stepUnstage       = "UnmountDevice"
 )
 
+// stepNodeAffinity is what the events call a stage or publish that was not begun, because the
+// PersistentVolume may not be used on this node.
+const stepNodeAffinity = "NodeAffinity check"
+
 // blockSteps are kubelet's names of the same steps for a block volume.
 var blockSteps = map[string]string{stepMountDevice: "SetUpDevice", stepSetUp: "MapPodDevice"}
 
@@ -79,27 +83,47 @@ func inWords(reason nodevolume.Reason) string {
 }
 
 // hops are the steps in the words of the life of a volume.
-var hops = map[string]string{stepWaitForAttach: "attach", stepMountDevice: "stage", stepSetUp: "publish"}
+var hops = map[string]string{
+	stepWaitForAttach: "attach", stepMountDevice: "stage", stepSetUp: "publish", stepUnpublish: "unpublish", stepUnstage: "unstage",
+}
 
-// failureText is kubelet's sentence, and the hop in which the volume is.
-func failureText(block bool, step, spec string, err error) (reason, text string) {
-	err = fmt.Errorf("%w (hop: %s)", err, hops[step])
-	if !block {
-		return "FailedMount", fmt.Sprintf("MountVolume.%s failed for volume %q : %v", step, spec, err)
+func inUTC(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// failedStep is a step that does not come about.
+type failedStep struct {
+	block      bool
+	step, spec string
+	// since is when it failed first of the times in a row; zero if what is told says it.
+	since time.Time
+}
+
+// hop is the one in which the volume is, and since when.
+func (f failedStep) hop() string {
+	if f.since.IsZero() {
+		return "hop: " + hops[f.step]
 	}
-	if named, ok := blockSteps[step]; ok {
-		step = named
+	return "hop: " + hops[f.step] + " since " + inUTC(f.since)
+}
+
+// told is kubelet's sentence about it, and the hop.
+func (f failedStep) told(err error) (reason, text string) {
+	step, way, reason := f.step, "MountVolume", "FailedMount"
+	if f.block {
+		step, way, reason = cmp.Or(blockSteps[f.step], f.step), "MapVolume", "FailedMapVolume"
 	}
-	return "FailedMapVolume", fmt.Sprintf("MapVolume.%s failed for volume %q : %v", step, spec, err)
+	if affinity, ok := errors.AsType[*affinityError](err); ok {
+		step, reason, err = stepNodeAffinity, "FailedMount", affinity.err // the reason is the same for block volumes
+	}
+	return reason, fmt.Sprintf("%s.%s failed for volume %q : %v (%s)", way, step, f.spec, err, f.hop())
 }
 
 // tellFailure sends an event about a failed step, once for each new text. The caller holds mu.
 func (a *Agent) tellFailure(v *volume, p *publication, step string, err error) {
 	block := p.publish.record.Block || (p.want != nil && p.want.block)
-	spec := p.key.SpecName
-	reason, text := failureText(block, step, spec, a.withRemedy(err))
+	failed := failedStep{block: block, step: step, spec: p.key.SpecName, since: p.failingSince}
+	reason, text := failed.told(a.withRemedy(err))
 	if step == stepUnpublish {
-		reason, text = "FailedUnmount", a.stuckText(block, step, spec, err)
+		reason, text = "FailedUnmount", a.stuckText(failed, err)
 	}
 	if !p.told.news(text, time.Now()) {
 		return
@@ -109,14 +133,31 @@ func (a *Agent) tellFailure(v *volume, p *publication, step string, err error) {
 }
 
 // stuckText says that a step of the way back failed.
-func (a *Agent) stuckText(block bool, step, spec string, err error) string {
-	return fmt.Sprintf("%s failed for volume %q : %v; the volume stays in use on node %s and is tried again",
-		waysBack[block][step], spec, a.withRemedy(err), a.config.NodeName)
+func (a *Agent) stuckText(f failedStep, err error) string {
+	return fmt.Sprintf("%s failed for volume %q : %v (%s); the volume stays in use on node %s and is tried again",
+		waysBack[f.block][f.step], f.spec, a.withRemedy(err), f.hop(), a.config.NodeName)
+}
+
+// toldAfter is after how long a pod that waits is told so: where another pod has a volume
+// for itself at once, as kubelet does, for that may last.
+func (a *Agent) toldAfter(reason nodevolume.Reason) time.Duration {
+	if reason == nodevolume.OtherPodMounted {
+		return 0
+	}
+	return a.config.longWait
+}
+
+// whyOf is why a volume waits, in kubelet's words where it has some. The caller holds mu.
+func (a *Agent) whyOf(v *volume, hold nodevolume.Hold) string {
+	if hold.Reason == nodevolume.DriverNotRegistered {
+		return fmt.Sprintf("%s: driver name %s not found in the list of registered CSI drivers", a.why(hold.Reason), v.driver)
+	}
+	return cmp.Or(a.labelWords(v, hold.Key, hold.Reason), a.why(hold.Reason))
 }
 
 // tellLongWait says where a pod that has waited long waits, and since when. The caller holds mu.
 func (a *Agent) tellLongWait(v *volume, hold nodevolume.Hold, since time.Time) {
-	waits := fmt.Sprintf("in hop %s since %s: %s", hold.Reason, since.UTC().Format(time.RFC3339), cmp.Or(a.labelWords(v, hold.Key, hold.Reason), a.why(hold.Reason)))
+	waits := fmt.Sprintf("in hop %s since %s: %s", hold.Reason, inUTC(since), a.whyOf(v, hold))
 	switch {
 	case hold.Reason == nodevolume.BackingOff:
 		return // it has had its event when the call failed
@@ -132,15 +173,13 @@ func (a *Agent) tellLongWait(v *volume, hold nodevolume.Hold, since time.Time) {
 	if p.publish.phase == nodevolume.Confirmed && !p.growsFirst && a.claim(p) == nodevolume.Wanted {
 		return // the pod runs; what is held is not what it waits for
 	}
-	step := v.firstStep()
-	if p.publish.phase == nodevolume.Confirmed {
-		step = stepSetUp // it runs, and waits for its publish to be renewed
-	}
-	if hold.Reason == nodevolume.NotAttached || hold.Reason == nodevolume.NotReportedInUse {
-		step = stepWaitForAttach
-	}
 	block := p.publish.record.Block || (p.want != nil && p.want.block)
-	reason, text := failureText(block, step, p.key.SpecName, errors.New("waits "+waits))
+	problem := errors.New("waits " + waits)
+	if hold.Reason == nodevolume.OtherPodMounted {
+		// Kubelet's sentence comes first: it is matched on.
+		problem = fmt.Errorf("%s; waits in hop %s since %s", a.whyOf(v, hold), hold.Reason, inUTC(since))
+	}
+	reason, text := failedStep{block: block, step: stepHeld(v, p, hold.Reason), spec: p.key.SpecName}.told(problem)
 	if p.publish.phase != nodevolume.Absent && a.claim(p) == nodevolume.Released {
 		reason, text = "FailedUnmount", fmt.Sprintf("%s waits for volume %q %s", waysBack[block][stepUnpublish], p.key.SpecName, waits)
 	}
@@ -149,9 +188,29 @@ func (a *Agent) tellLongWait(v *volume, hold nodevolume.Hold, since time.Time) {
 	}
 }
 
+// stepHeld is the step that cannot begin.
+func stepHeld(v *volume, p *publication, reason nodevolume.Reason) string {
+	switch {
+	case reason == nodevolume.NotAttached, reason == nodevolume.NotReportedInUse:
+		return stepWaitForAttach
+	case reason == nodevolume.OtherPodMounted && p.want != nil && p.want.block:
+		return stepMountDevice
+	case reason == nodevolume.OtherPodMounted:
+		return stepSetUp
+	case p.publish.phase == nodevolume.Confirmed:
+		return stepSetUp // it runs, and waits for its publish to be renewed
+	default:
+		return v.firstStep()
+	}
+}
+
 // tellUnstage says that the volume cannot be unstaged. The caller holds mu.
 func (a *Agent) tellUnstage(v *volume, err error) {
-	a.tellStagePod(v, a.stuckText(v.stage.record.Block, stepUnstage, v.specName(), err))
+	if v.unstage.Count == 1 {
+		v.unstageFailingSince = v.unstage.At
+	}
+	failed := failedStep{block: v.stage.record.Block, step: stepUnstage, spec: v.specName(), since: v.unstageFailingSince}
+	a.tellStagePod(v, a.stuckText(failed, err))
 }
 
 // tellStagePod tells the pod for which the volume was staged. The caller holds mu.
@@ -165,6 +224,12 @@ func (a *Agent) tellStagePod(v *volume, text string) {
 		return
 	}
 	a.events.Event(p.podOf(), corev1.EventTypeWarning, "FailedUnmount", text)
+}
+
+// tellMapped says that a pod has a block volume as a device; kubelet says nothing of the kind about others.
+func (a *Agent) tellMapped(w *want) {
+	a.events.Event(w.pod.ref(), corev1.EventTypeNormal, "SuccessfulMountVolume", fmt.Sprintf(
+		"MapVolume.MapPodDevice succeeded for volume %q volumeMapPath %q", w.specName, a.root.Path(podDevicesDir(string(w.pod.UID)))))
 }
 
 // tellPod sends a FailedMount about a pod as a whole.
@@ -186,7 +251,7 @@ func (a *Agent) tellPodOnce(p *pod, err error) {
 	if now.Sub(p.problemSince) < a.config.patience {
 		return
 	}
-	text := fmt.Sprintf("waits in hop ClaimNotReady since %s: %v", p.problemSince.UTC().Format(time.RFC3339), a.withRemedy(err))
+	text := fmt.Sprintf("waits in hop ClaimNotReady since %s: %v", inUTC(p.problemSince), a.withRemedy(err))
 	if p.told.news(text, now) {
 		a.tellPod(p.object, text)
 	}

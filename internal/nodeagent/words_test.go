@@ -1,16 +1,25 @@
 package nodeagent
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/record"
+
+	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodevolume"
 )
 
 // TestAPodThatWaitsLongIsToldWhereAndSinceWhen: no call failed, and still nothing goes on.
@@ -19,6 +28,7 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 		change func(*storagev1.CSIDriver)
 		wait   func(w *world, agent *Agent) *corev1.Pod
 		words  []string
+		atOnce bool
 	}{
 		"attached by nobody": {nil, func(w *world, agent *Agent) *corev1.Pod {
 			handle := w.volume("data")
@@ -26,20 +36,20 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 			agent.SetPod(pod)
 			w.untilInUse(handle)
 			return pod
-		}, []string{"FailedMount: MountVolume.WaitForAttach failed", "waits in hop NotAttached", "Volume not attached according to node status"}},
+		}, []string{"FailedMount: MountVolume.WaitForAttach failed", "waits in hop NotAttached", "Volume not attached according to node status"}, false},
 		"a block volume": {nil, func(w *world, agent *Agent) *corev1.Pod {
 			w.volume("data", func(pv *corev1.PersistentVolume) { pv.Spec.VolumeMode = new(corev1.PersistentVolumeBlock) })
 			pod := w.podWith("p", asDevice, "data")
 			agent.SetPod(pod)
 			return pod
-		}, []string{"FailedMapVolume: MapVolume.WaitForAttach failed", "waits in hop NotAttached"}},
+		}, []string{"FailedMapVolume: MapVolume.WaitForAttach failed", "waits in hop NotAttached"}, false},
 		"no driver": {noAttach, func(w *world, agent *Agent) *corev1.Pod {
 			w.driver.stop()
 			w.volume("data")
 			pod := w.pod("p", "data")
 			agent.SetPod(pod)
 			return pod
-		}, []string{"FailedMount: MountVolume.MountDevice failed", "waits in hop DriverNotRegistered", "the driver is not registered on this node"}},
+		}, []string{"FailedMount: MountVolume.MountDevice failed", "waits in hop DriverNotRegistered", "the driver is not registered on this node: driver name ", " not found in the list of registered CSI drivers"}, false},
 		"another pod has it for itself": {noAttach, func(w *world, agent *Agent) *corev1.Pod {
 			w.volume("data", func(pv *corev1.PersistentVolume) {
 				pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
@@ -49,12 +59,24 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 			w.mounted(agent, first)
 			agent.SetPod(second)
 			return second
-		}, []string{"FailedMount", "waits in hop OtherPodMounted", "volume uses the ReadWriteOncePod access mode and is already in use by another pod"}},
+		}, []string{
+			`FailedMount: MountVolume.SetUp failed for volume "`, `-data" : volume uses the ReadWriteOncePod access mode and is already in use by another pod; waits in hop OtherPodMounted`,
+		}, true},
+		"another pod has the block volume for itself": {noAttach, func(w *world, agent *Agent) *corev1.Pod {
+			w.volume("data", blockVolume, accessModes(corev1.ReadWriteOncePod))
+			first, second := w.podWith("first", asDevice, "data"), w.podWith("second", asDevice, "data")
+			agent.SetPod(first)
+			w.mounted(agent, first)
+			agent.SetPod(second)
+			return second
+		}, []string{
+			`FailedMapVolume: MapVolume.SetUpDevice failed for volume "`, `-data" : volume uses the ReadWriteOncePod access mode and is already in use by another pod; waits in hop OtherPodMounted`,
+		}, true},
 		"no claim": {noAttach, func(w *world, agent *Agent) *corev1.Pod {
 			pod := w.pod("p", "data")
 			agent.SetPod(pod)
 			return pod
-		}, []string{"FailedMount: Unable to attach or mount volumes", "waits in hop ClaimNotReady", "not found"}},
+		}, []string{"FailedMount: Unable to attach or mount volumes", "waits in hop ClaimNotReady", "not found"}, false},
 		"the driver is gone before the unpublish": {noAttach, func(w *world, agent *Agent) *corev1.Pod {
 			w.volume("data")
 			pod := w.pod("p", "data")
@@ -63,7 +85,7 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 			w.goneDriver(agent)
 			agent.RemovePod(pod.UID)
 			return pod
-		}, []string{"FailedUnmount: UnmountVolume.TearDown waits", "in hop DriverNotRegistered", "the driver is not registered on this node"}},
+		}, []string{"FailedUnmount: UnmountVolume.TearDown waits", "in hop DriverNotRegistered", "the driver is not registered on this node"}, false},
 		"the driver is gone before the unstage": {nil, func(w *world, agent *Agent) *corev1.Pod {
 			handle := w.volume("data")
 			pod := w.pod("p", "data")
@@ -78,9 +100,9 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 			w.untilEvent(pod, "UnmountDevice failed")
 			w.goneDriver(agent)
 			return pod
-		}, []string{"FailedUnmount: UnmountDevice waits", "in hop DriverNotRegistered", "the driver is not registered on this node"}},
+		}, []string{"FailedUnmount: UnmountDevice waits", "in hop DriverNotRegistered", "the driver is not registered on this node"}, false},
 	}
-	since := regexp.MustCompile(` since 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ: `)
+	since := regexp.MustCompile(` since 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ(: | \()`)
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			var options []func(*storagev1.CSIDriver)
@@ -88,7 +110,12 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 				options = append(options, test.change)
 			}
 			w := newWorld(t, options...)
-			agent, _ := w.agent(func(c *Config) { c.longWait, c.patience = 500*time.Millisecond, 500*time.Millisecond })
+			agent, _ := w.agent(func(c *Config) {
+				c.longWait, c.patience = 500*time.Millisecond, 500*time.Millisecond
+				if test.atOnce {
+					c.longWait = time.Hour
+				}
+			})
 			w.driver.registered()
 			pod := test.wait(w, agent)
 			w.untilEvent(pod, append(test.words, " since 20")...)
@@ -131,5 +158,119 @@ func TestNewsIsToldAtOnceAndTheRestNowAndThen(t *testing.T) {
 	}
 	if want := "[0 first 3 second 4 first 24 first 44 first]"; fmt.Sprint(got) != want {
 		t.Errorf("told %v, want %s", got, want)
+	}
+}
+
+// TestAFailureIsToldSinceWhenItLasts: with the time of the first one in a row, and so once.
+func TestAFailureIsToldSinceWhenItLasts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		events := record.NewFakeRecorder(20)
+		agent := &Agent{events: events, log: logr.Discard(), config: Config{NodeName: "n"}}
+		v, key := &volume{name: "v"}, nodevolume.PublishKey{PodUID: "p", SpecName: "pv"}
+		v.stage.record.Pod.Name = "p"
+		step := func(name, problem string) {
+			agent.failed(v, key, name, errors.New(problem))
+			time.Sleep(time.Minute)
+		}
+		unstage := func(problem string) {
+			agent.mu.Lock()
+			defer agent.mu.Unlock()
+			v.unstage = again(v.unstage)
+			agent.tellUnstage(v, errors.New(problem))
+		}
+		for range 3 {
+			step(stepMountDevice, "no pool")
+		}
+		step(stepMountDevice, "no disk") // since minute 0 as well
+		step(stepSetUp, "no path")       // minute 4
+		agent.succeeded(v, key)
+		step(stepSetUp, "no path") // minute 5
+		agent.succeeded(v, key)
+		step(stepUnpublish, "busy") // minute 6
+		unstage("held")             // minute 7
+		time.Sleep(time.Minute)
+		unstage("held")
+		unstage("still held")
+		close(events.Events)
+		var got []string
+		for event := range events.Events {
+			got = append(got, event)
+		}
+		const node = "; the volume stays in use on node n and is tried again"
+		want := []string{
+			`Warning FailedMount MountVolume.MountDevice failed for volume "pv" : no pool (hop: stage since 2000-01-01T00:00:00Z)`,
+			`Warning FailedMount MountVolume.MountDevice failed for volume "pv" : no disk (hop: stage since 2000-01-01T00:00:00Z)`,
+			`Warning FailedMount MountVolume.SetUp failed for volume "pv" : no path (hop: publish since 2000-01-01T00:04:00Z)`,
+			`Warning FailedMount MountVolume.SetUp failed for volume "pv" : no path (hop: publish since 2000-01-01T00:05:00Z)`,
+			`Warning FailedUnmount UnmountVolume.TearDown failed for volume "pv" : busy (hop: unpublish since 2000-01-01T00:06:00Z)` + node,
+			`Warning FailedUnmount UnmountDevice failed for volume "pv" : held (hop: unstage since 2000-01-01T00:07:00Z)` + node,
+			`Warning FailedUnmount UnmountDevice failed for volume "pv" : still held (hop: unstage since 2000-01-01T00:07:00Z)` + node,
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("events (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestAVolumeThatMayNotBeUsedHere: nothing is called, and the pod is told in kubelet's words, which
+// are of one reason for both kinds of volumes.
+func TestAVolumeThatMayNotBeUsedHere(t *testing.T) {
+	stages := []csispec.NodeServiceCapability_RPC_Type{stageCapability}
+	elsewhere := func(pv *corev1.PersistentVolume) {
+		pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{"z"}}},
+		}}}}
+	}
+	tests := map[string]struct {
+		caps  []csispec.NodeServiceCapability_RPC_Type
+		pv    []volumeOptions
+		pod   func(*corev1.Pod)
+		says  string
+		hop   string
+		calls []string
+	}{
+		"staged":         {stages, nil, nil, "MountVolume", "stage", []string{"Stage data", "Publish data"}},
+		"published only": {nil, nil, nil, "MountVolume", "publish", []string{"Publish data"}},
+		"a block volume": {stages, []volumeOptions{blockVolume}, asDevice, "MapVolume", "stage", []string{"Stage data", "Publish data"}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, noAttach)
+			w.driver.caps = test.caps
+			w.volume("data", append(test.pv, elsewhere)...)
+			agent, _ := w.agent()
+			pod := w.podWith("p", test.pod, "data")
+			agent.SetPod(pod)
+			w.untilEvent(pod, "FailedMount: "+test.says+`.NodeAffinity check failed for volume "`+w.name+`-data" : no matching NodeSelectorTerms (hop: `+test.hop+" since 20")
+			w.callsAre()
+			node := w.node()
+			node.Labels = map[string]string{"zone": "z"}
+			_, err := w.admin.CoreV1().Nodes().Update(w.ctx, node, metav1.UpdateOptions{})
+			must(t, err)
+			w.mounted(agent, pod)
+			w.callsAre(test.calls...)
+		})
+	}
+}
+
+// TestABlockVolumeIsToldWhenItIsThere, and not each time that its publish is renewed.
+func TestABlockVolumeIsToldWhenItIsThere(t *testing.T) {
+	dir := t.TempDir()
+	root, err := mount.OpenRoot(dir, func() ([]string, error) { return nil, nil })
+	must(t, err)
+	defer root.Close()
+	events := record.NewFakeRecorder(20)
+	agent := &Agent{root: root, events: events}
+	c := callable{want: &want{block: true, specName: "pv", pod: podIdentity{UID: "uid"}}}
+	r := nodevolume.Record{SpecName: "pv", Path: "device", Pod: nodevolume.RecordPod{UID: "uid"}}
+	must(t, agent.finishPublish(t.Context(), c, r))
+	r.Confirmed = true
+	must(t, agent.finishPublish(t.Context(), c, r))
+	if len(events.Events) != 1 {
+		t.Fatalf("told %d times, want once", len(events.Events))
+	}
+	want := `Normal SuccessfulMountVolume MapVolume.MapPodDevice succeeded for volume "pv" volumeMapPath "` + dir + `/pods/uid/volumeDevices/kubernetes.io~csi"`
+	if got := <-events.Events; got != want {
+		t.Errorf("told %s, want %s", got, want)
 	}
 }
