@@ -235,6 +235,13 @@ func (r *Root) Remove(name string) error {
 	return nil
 }
 
+// RemoveWritten removes a file that was written as a whole, and what a writer left
+// that died meanwhile.
+func (r *Root) RemoveWritten(name string) error {
+	dir, base := filepath.Split(name)
+	return errors.Join(r.Remove(name), r.Remove(filepath.Join(dir, temporary+base)))
+}
+
 // RemoveEmpty removes directories that may be shared with others: it stops at
 // the first that is not empty, without an error.
 func (r *Root) RemoveEmpty(names ...string) error {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"belay.dev/belay/internal/conformance"
@@ -189,23 +190,45 @@ func TestUpstreamsNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sources := new(conformance.Sources)
+	sources, required := new(conformance.Sources), requiredNames(t)
 	for _, group := range slices.Concat(e2eNames, volumeManagerNames, csiNames, groupNames, tokenNames, expansionNames, statsNames, inlineNames, seLinuxNames) {
 		if len(group.rows) != group.cases {
 			t.Errorf("%s: %d cases, want %d", group.from, len(group.rows), group.cases)
 		}
-		for _, wrong := range conformance.Judge(group.rows, nil, string(document), sources.Has) {
+		for _, wrong := range conformance.Judge(group.rows, required[group.from], string(document), sources.Has) {
 			t.Errorf("%s: %s", group.from, wrong)
 		}
+		delete(required, group.from)
 	}
+	for from := range required {
+		t.Errorf("%s: nothing of it is in the table", from)
+	}
+}
+
+// requiredNames are the cases of which the table must have each, by the file that they are in.
+func requiredNames(t *testing.T) map[string][]string {
+	t.Helper()
+	raw, err := os.ReadFile("testdata/upstream-names.txt")
+	must(t, err)
+	names, from := map[string][]string{}, ""
+	for line := range strings.Lines(string(raw)) {
+		switch line = strings.TrimSpace(line); {
+		case line == "", strings.HasPrefix(line, "#"):
+		case strings.HasPrefix(line, "["):
+			from = strings.Trim(line, "[]")
+		default:
+			names[from] = append(names[from], line)
+		}
+	}
+	return names
 }
 
 // TestUpstreamsNamesCatch shows that the table can fail.
 func TestUpstreamsNamesCatch(t *testing.T) {
 	wrong := conformance.Judge(slices.Concat(same("TestUninstallCSIDriver", "nothing of this kind"), same("TestNothing", "at all"), []conformance.Row{
 		{ID: "neither"}, {ID: "undocumented", Differs: tests("Nothing of this kind")}, {ID: "waived", Differs: tests("Kubelet publishes"), Safety: true},
-	}), nil, "\n| Kubelet publishes", new(conformance.Sources).Has)
-	if len(wrong) != 5 {
-		t.Errorf("said %s, want that each row is wrong", fmt.Sprint(wrong))
+	}), []string{"neither", "left out"}, "\n| Kubelet publishes", new(conformance.Sources).Has)
+	if len(wrong) != 6 {
+		t.Errorf("said %s, want that each row is wrong, and that one is missing", fmt.Sprint(wrong))
 	}
 }

@@ -122,7 +122,7 @@ func (a *Agent) tidyStage(r nodevolume.Record) error {
 		return a.tidyBlockData(r.SpecName)
 	}
 	dir := path.Dir(r.Path)
-	return errors.Join(a.root.Remove(path.Join(dir, volumeData)), a.root.RemoveEmpty(dir))
+	return errors.Join(a.root.RemoveWritten(path.Join(dir, volumeData)), a.root.RemoveEmpty(dir))
 }
 
 // tidyPublish removes what preparePublish made and the driver left of its target.
@@ -144,7 +144,7 @@ func (a *Agent) tidyPublish(r nodevolume.Record) error {
 		return err
 	}
 	dir := path.Dir(r.Path)
-	if err := a.root.Remove(path.Join(dir, volumeData)); err != nil {
+	if err := a.root.RemoveWritten(path.Join(dir, volumeData)); err != nil {
 		return err
 	}
 	volumes := podVolumesDir(r.Pod.UID)
@@ -163,7 +163,7 @@ func (a *Agent) tidyBlockData(pv string) error {
 		}
 	}
 	data := path.Join(blockDir, pv, "data")
-	if err := a.root.Remove(path.Join(data, volumeData)); err != nil {
+	if err := a.root.RemoveWritten(path.Join(data, volumeData)); err != nil {
 		return err
 	}
 	return a.root.RemoveEmpty(data, path.Dir(data))

@@ -237,6 +237,9 @@ func TestAVolumeThatMayNotBeUsedHere(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, noAttach)
 			w.driver.caps = test.caps
+			if test.caps == nil { // and there is no topology: a Node without labels is one that is known
+				w.driver.info = &csispec.NodeGetInfoResponse{NodeId: "n"}
+			}
 			w.volume("data", append(test.pv, elsewhere)...)
 			agent, _ := w.agent()
 			pod := w.podWith("p", test.pod, "data")
