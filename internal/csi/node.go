@@ -9,8 +9,10 @@ import (
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 )
 
 // Node is the Node service of one driver on this node.
@@ -87,27 +89,36 @@ type NodeInfo struct {
 }
 
 // connectPatience is how long Info waits for a connection, several times what lies between two
-// attempts to make one.
-const connectPatience = 2 * time.Second
+// attempts to make one. It asks infoTries times at most.
+const (
+	connectPatience = 2 * time.Second
+	infoTries       = 4
+)
 
-// awaitConnection waits until the driver's socket takes the connection, for a while. The last attempt
-// may have met the socket of a driver that was just starting again.
-func (n *Node) awaitConnection(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, connectPatience)
-	defer cancel()
+// awaitConnection waits until the driver's socket takes the connection or patience ends. The last
+// attempt may have met the socket of a driver that was just starting again.
+func (n *Node) awaitConnection(patience context.Context) {
 	n.conn.ResetConnectBackoff()
 	n.conn.Connect()
 	for state := n.conn.GetState(); state != connectivity.Ready && state != connectivity.Shutdown; state = n.conn.GetState() {
-		if !n.conn.WaitForStateChange(ctx, state) {
+		if !n.conn.WaitForStateChange(patience, state) {
 			return // the call says what is wrong
 		}
 	}
 }
 
-// Info calls NodeGetInfo, once the driver's socket is there.
+// Info calls NodeGetInfo, once the driver's socket is there. A driver that has just been started again
+// may be called on the connection to the one before, whose end has not been heard of yet: then the
+// question is repeated.
 func (n *Node) Info(ctx context.Context) (NodeInfo, error) {
-	n.awaitConnection(ctx)
-	reply, err := n.client.NodeGetInfo(ctx, &spec.NodeGetInfoRequest{})
+	patience, cancel := context.WithTimeout(ctx, connectPatience)
+	defer cancel()
+	var reply *spec.NodeGetInfoResponse
+	err := status.Error(codes.Unavailable, "not asked")
+	for try := 0; try < infoTries && status.Code(err) == codes.Unavailable; try++ {
+		n.awaitConnection(patience)
+		reply, err = n.client.NodeGetInfo(ctx, &spec.NodeGetInfoRequest{})
+	}
 	if err != nil {
 		return NodeInfo{}, fmt.Errorf("NodeGetInfo: %w", err)
 	}
