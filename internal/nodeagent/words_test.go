@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 
 	"belay.dev/belay/internal/mount"
@@ -165,7 +166,7 @@ func TestNewsIsToldAtOnceAndTheRestNowAndThen(t *testing.T) {
 func TestAFailureIsToldSinceWhenItLasts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := record.NewFakeRecorder(20)
-		agent := &Agent{events: events, log: logr.Discard(), config: Config{NodeName: "n"}}
+		agent := &Agent{events: events, log: logr.Discard(), config: Config{NodeName: "n"}, pods: map[types.UID]*pod{"p": newPod()}}
 		v, key := &volume{name: "v"}, nodevolume.PublishKey{PodUID: "p", SpecName: "pv"}
 		v.stage.record.Pod.Name = "p"
 		step := func(name, problem string) {
