@@ -318,7 +318,7 @@ func (a *Agent) resync(ctx context.Context, uid types.UID) {
 
 // syncLater sets the time of the next resync. The caller holds mu.
 func (a *Agent) syncLater(uid types.UID, p *pod) {
-	pause := syncPause(a.config.SyncPeriod, rand.Float64()) //nolint:gosec // spreads reads
+	pause := a.together(syncPause(a.config.SyncPeriod, rand.Float64()), a.config.SyncPeriod) //nolint:gosec // spreads reads
 	p.syncAt = time.Now().Add(pause)
 	a.podQueue.AddAfter(uid, pause)
 }

@@ -87,3 +87,27 @@ func TestAnEarlyWakeKeepsTheResync(t *testing.T) {
 		}
 	})
 }
+
+// TestWhatComesEachPeriodIsDoneTogether: at one of few moments, and never early.
+func TestWhatComesEachPeriodIsDoneTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const period = time.Minute
+		a := &Agent{made: time.Now()}
+		at := map[time.Duration]int{}
+		for i := range 1000 {
+			time.Sleep(7 * time.Millisecond)
+			pause := period + time.Duration(i)*period/2000
+			longer := a.together(pause, period)
+			if longer < pause || longer > pause+period/moments {
+				t.Fatalf("%v became %v", pause, longer)
+			}
+			at[time.Since(a.made)+longer]++
+		}
+		if len(at) > moments {
+			t.Errorf("%d moments in %v and a half", len(at), period)
+		}
+		if got := a.together(time.Second, time.Nanosecond); got != time.Second {
+			t.Errorf("a period that cannot be divided: %v", got)
+		}
+	})
+}

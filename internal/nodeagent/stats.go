@@ -37,7 +37,7 @@ func (a *Agent) planStats(v *volume) {
 		return
 	}
 	v.statsPlanned = true
-	a.chores.AddAfter(chore{gatherStats, v.name}, upTo(a.config.StatsPeriod))
+	a.chores.AddAfter(chore{gatherStats, v.name}, a.together(upTo(a.config.StatsPeriod), a.config.StatsPeriod))
 }
 
 // statsTarget is one publish to ask about.
@@ -78,7 +78,7 @@ func (a *Agent) gatherStats(ctx context.Context, name string) {
 		}
 		a.keepStats(target, said)
 	}
-	a.chores.AddAfter(chore{gatherStats, name}, a.config.StatsPeriod+upTo(a.config.StatsPeriod))
+	a.chores.AddAfter(chore{gatherStats, name}, a.together(a.config.StatsPeriod+upTo(a.config.StatsPeriod), a.config.StatsPeriod))
 }
 
 // askStats is nil for a driver that has no stats. There is no looking at the file system

@@ -30,6 +30,7 @@ type nodeDriver struct {
 	// publishedAt is when the volume was published, by handle.
 	publishedAt map[string]time.Time
 	changed     chan struct{} // closed and made anew with each publish
+	measured    int           // calls for stats
 }
 
 func newNodeDriver() *nodeDriver {
@@ -140,6 +141,13 @@ func (d *nodeDriver) count() int {
 	return len(d.publishedAt)
 }
 
+// statsCalls is how often the driver was asked for stats.
+func (d *nodeDriver) statsCalls() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.measured
+}
+
 func (d *nodeDriver) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
 	return &registration.PluginInfo{Type: registration.CSIPlugin, Name: driverName, SupportedVersions: []string{"1.0.0"}}, nil
 }
@@ -166,6 +174,9 @@ func (d *nodeDriver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabiliti
 }
 
 func (d *nodeDriver) NodeGetVolumeStats(context.Context, *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	d.mu.Lock()
+	d.measured++
+	d.mu.Unlock()
 	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
 		{Unit: csi.VolumeUsage_BYTES, Available: 1 << 29, Total: 1 << 30, Used: 1 << 29},
 		{Unit: csi.VolumeUsage_INODES, Available: 1000, Total: 2000, Used: 1000},

@@ -35,7 +35,8 @@ func nodeMemory(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, er
 	if err != nil {
 		return nil, err
 	}
-	n.say("memory: %d pods with %d volumes on one agent: peak %.0f MiB, idle %.2f %% of a core", size.NodePods, len(names), peak, idle)
+	n.say("memory: %d pods with %d volumes on one agent: peak %.0f MiB, idle %.2f %% of a core; stats were asked for %d times",
+		size.NodePods, len(names), peak, idle, n.driver.statsCalls())
 	return []*Figure{
 		numbers(figureAgentMemory, "MiB", map[string][]float64{planeBelay: {peak}}).limit("< 150 MiB", 150),
 		numbers(figureAgentIdle, "% of a core", map[string][]float64{planeBelay: {idle}}).limit("< 1 %", 1),
