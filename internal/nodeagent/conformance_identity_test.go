@@ -283,13 +283,11 @@ func TestCSINodeLifecycle(t *testing.T) {
 	w.driver.start()
 	w.driver.wantRegistered("")
 	w.wantCSINode(w.node())
-	node := w.untilNode("the managed annotation is set", func(n *corev1.Node) bool {
+	w.untilNode("the managed annotation is set", func(n *corev1.Node) bool {
 		return n.Annotations[kube.ManagedAttachAnnotation] == "true"
 	})
 	// Whoever takes it off: it is put back.
-	delete(node.Annotations, kube.ManagedAttachAnnotation)
-	_, err := w.admin.CoreV1().Nodes().Update(w.ctx, node, metav1.UpdateOptions{})
-	must(t, err)
+	w.changeNode(func(node *corev1.Node) { delete(node.Annotations, kube.ManagedAttachAnnotation) })
 	w.untilNode("the managed annotation is set again", func(n *corev1.Node) bool {
 		return n.Annotations[kube.ManagedAttachAnnotation] == "true"
 	})

@@ -30,6 +30,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
+	"k8s.io/client-go/util/retry"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
@@ -234,6 +235,17 @@ func (w *world) node() *corev1.Node {
 	node, err := w.admin.CoreV1().Nodes().Get(w.ctx, w.name, metav1.GetOptions{})
 	must(w, err)
 	return node
+}
+
+// changeNode writes the Node, which the agent writes as well.
+func (w *world) changeNode(change func(*corev1.Node)) {
+	w.Helper()
+	must(w, retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		node := w.node()
+		change(node)
+		_, err := w.admin.CoreV1().Nodes().Update(w.ctx, node, metav1.UpdateOptions{})
+		return err
+	}))
 }
 
 // untilNode waits for a version of the Node of which is holds.

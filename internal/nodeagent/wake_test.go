@@ -71,10 +71,7 @@ func TestANodeThatGetsTheLabelOfAVolume(t *testing.T) {
 	if calls := w.driver.made(); len(calls) > 0 {
 		t.Errorf("called for a volume that is not for this node: %v", calls)
 	}
-	node = w.node()
-	node.Labels["zone"] = "b"
-	_, err = w.admin.CoreV1().Nodes().Update(w.ctx, node, metav1.UpdateOptions{})
-	must(t, err)
+	w.changeNode(func(node *corev1.Node) { node.Labels["zone"] = "b" })
 	w.mounted(agent, pod)
 }
 

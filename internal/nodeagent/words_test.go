@@ -247,10 +247,7 @@ func TestAVolumeThatMayNotBeUsedHere(t *testing.T) {
 			agent.SetPod(pod)
 			w.untilEvent(pod, "FailedMount: "+test.says+`.NodeAffinity check failed for volume "`+w.name+`-data" : no matching NodeSelectorTerms (hop: `+test.hop+" since 20")
 			w.callsAre()
-			node := w.node()
-			node.Labels = map[string]string{"zone": "z"}
-			_, err := w.admin.CoreV1().Nodes().Update(w.ctx, node, metav1.UpdateOptions{})
-			must(t, err)
+			w.changeNode(func(node *corev1.Node) { metav1.SetMetaDataLabel(&node.ObjectMeta, "zone", "z") })
 			w.mounted(agent, pod)
 			w.callsAre(test.calls...)
 		})
