@@ -17,17 +17,12 @@ import (
 	"k8s.io/klog/v2"
 
 	"belay.dev/belay/internal/attacher"
-	"belay.dev/belay/internal/heap"
 )
 
 // version is set by the linker.
 var version = "unknown"
 
-// growth of the heap: a sidecar's memory is small, and what it makes for each attach is little.
-var growth = heap.Growth{Room: 12 << 20, Least: 25}
-
 func main() {
-	heap.Tune(growth, os.Getenv("GOGC"))
 	gates := featuregate.NewFeatureGate()
 	if err := logsapi.AddFeatureGates(gates); err != nil {
 		panic(err)

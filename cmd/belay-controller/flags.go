@@ -24,7 +24,7 @@ does: the whole job of kube-controller-manager's attach/detach controller, which
 be switched off first:
 
   kube-controller-manager --controllers=*,-persistentvolume-attach-detach-controller ...
-  belay-controller preflight --kubeconfig=...    # is it off? is there anything else in the way?
+  belay-controller preflight    # is it off? does anything else stand in the way?
   belay-controller --kubeconfig=...
 
 All state is in the API server: to go back, stop this and switch the other one on.
@@ -84,7 +84,7 @@ func (o *options) flags() cliflag.NamedFlagSets {
 	f.BoolVar(&o.disableSync, flagDisableSync, false, "Accepted, and without effect, for the same reason.")
 
 	f.StringVar(&o.foreignWriter, "on-foreign-writer", foreignWriterHold,
-		"When another attach/detach controller is found at work: \"hold\" stops attaching and detaching, keeps the lease, is not ready, and says so, until it is restarted; \"warn\" says so and goes on.")
+		"What to do when another attach/detach controller is running: \"hold\" halts attach and detach until a restart, keeps the lease, and reports not ready; \"warn\" only logs it and emits events. The default is \"hold\".")
 
 	f = sets.FlagSet("API server")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Kubeconfig file; empty for the cluster that this runs in.")

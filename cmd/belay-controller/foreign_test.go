@@ -5,11 +5,14 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"belay.dev/belay/internal/kube"
 )
 
 func newNamedSite(t *testing.T, name string, volumes int) *site {
@@ -31,24 +34,60 @@ func upstreamPod(args ...string) *corev1.Pod {
 	}
 }
 
-// foreignReport adds a volume to the node's report, by the hand of another program.
-func (s *site) foreignReport(program, volume string) {
-	s.Helper()
-	config := rest.CopyConfig(cluster.config)
+// as is a client that takes the program's name, with the credentials of the config.
+func as(t *testing.T, config *rest.Config, program string) client.Client {
+	t.Helper()
+	config = rest.CopyConfig(config)
 	config.UserAgent = program + "/v1.36.3 (linux/amd64) kubernetes/x"
 	other, err := client.New(config, client.Options{Scheme: clientscheme.Scheme})
+	must(t, err)
+	return other
+}
+
+func upstreamClient(t *testing.T) client.Client {
+	t.Helper()
+	return as(t, cluster.config, "kube-controller-manager")
+}
+
+// nodeClient has the credentials of the site's node, and upstream's name.
+func (s *site) nodeClient() client.Client {
+	s.Helper()
+	user, err := cluster.env.AddUser(envtest.User{Name: "system:node:" + s.name, Groups: []string{"system:nodes"}}, nil)
 	must(s.T, err)
+	return as(s.T, user.Config(), "kube-controller-manager")
+}
+
+// foreignReport adds a volume to the node's report.
+func (s *site) foreignReport(other client.Client, volume string) {
+	s.Helper()
 	node := s.node()
 	before := client.StrategicMergeFrom(node.DeepCopy())
 	node.Status.VolumesAttached = append(node.Status.VolumesAttached, corev1.AttachedVolume{Name: corev1.UniqueVolumeName("kubernetes.io/csi/" + driver + "^" + volume)})
 	must(s.T, other.Status().Patch(s.Context(), node, before))
 }
 
-// annotate changes the node without touching its report.
-func (s *site) annotate(value string) {
+// foreignEvent says that the attach of a pod succeeded, as an attach/detach controller.
+func (s *site) foreignEvent(other client.Client, name string) {
 	s.Helper()
-	must(s.T, cluster.Patch(s.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.name}},
-		client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"annotations": {"test": "`+value+`"}}}`))))
+	must(s.T, other.Create(s.Context(), &corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.name, Name: name}, Source: corev1.EventSource{Component: kube.EventComponent},
+		InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: s.name, Name: s.volumeName(0)},
+		Reason:         "SuccessfulAttachVolume", Type: corev1.EventTypeNormal,
+	}))
+}
+
+// foreignAttachment makes the volume's attachment, unless there is one.
+func (s *site) foreignAttachment(other client.Client, n int) (made bool) {
+	s.Helper()
+	name := s.volumeName(n)
+	err := other.Create(s.Context(), &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: s.attachmentName(n)},
+		Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: driver, NodeName: s.name, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &name},
+		},
+	})
+	must(s.T, client.IgnoreAlreadyExists(err))
+	return err == nil
 }
 
 // awaitEvent waits for an event on the node.

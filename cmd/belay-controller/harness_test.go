@@ -41,6 +41,9 @@ import (
 // need a process.
 const childVariable = "BELAY_TEST_CONTROLLER"
 
+// settleVariable is the duration for which such a process expects writes of the controller before it.
+const settleVariable = "BELAY_TEST_SETTLE"
+
 // patience is how long a test waits for what must come, also on a machine that is busy with much else.
 const patience = 2 * time.Minute
 
@@ -66,6 +69,7 @@ var cluster struct {
 
 func TestMain(m *testing.M) {
 	if os.Getenv(childVariable) != "" {
+		settle, _ = time.ParseDuration(os.Getenv(settleVariable))
 		main()
 		os.Exit(0)
 	}
@@ -90,6 +94,7 @@ func withCluster(run func() int) int {
 		return failed(err)
 	}
 	args := cluster.env.ControlPlane.GetAPIServer().Configure()
+	args.Append("authorization-mode", "Node").Append("enable-admission-plugins", "NodeRestriction")
 	args.Set("audit-policy-file", policy).Set("audit-log-path", cluster.auditLog).Set("audit-log-mode", "blocking")
 	cluster.config, err = cluster.env.Start()
 	defer func() { _ = cluster.env.Stop() }()

@@ -1,5 +1,5 @@
 // Command belay-controller attaches volumes to the nodes whose pods need them and
-// detaches them when nobody does.
+// detaches them when none does.
 package main
 
 import (
@@ -8,14 +8,12 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"belay.dev/belay/internal/attachdetach"
-	"belay.dev/belay/internal/heap"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/telemetry"
 )
@@ -23,11 +21,10 @@ import (
 // version is set by the linker.
 var version = "unknown"
 
-// growth of the heap: room for what a burst of attaches makes in a small cluster.
-var growth = heap.Growth{Room: 64 << 20, Least: 40}
+// settle is attachdetach.Options.Settle; tests shorten it.
+var settle time.Duration
 
 func main() {
-	heap.Tune(growth, os.Getenv("GOGC"))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := command().ExecuteContext(ctx)
 	stop()
@@ -40,38 +37,29 @@ func main() {
 
 // run serves until the context ends or the lease is lost.
 func run(ctx context.Context, o *options) error {
-	config, err := restConfig(o.kubeconfig)
+	config, err := daemonConfig(ctx, o.kubeconfig)
 	if err != nil {
 		return err
 	}
-	clients, err := readers(o.kubeconfig)
+	clients, err := readers(config)
 	if err != nil {
 		return err
 	}
 	measured := telemetry.NewController(metrics.Registry)
 	o.lease.Renewed = measured.LeaseRenewed
 	o.manager.CountWrite = measured.Write
+	clock := &kube.ServerClock{}
+	o.manager.Clock = clock
 	mgr, err := kube.NewManager(config, o.manager)
 	if err != nil {
 		return err
 	}
 	err = attachdetach.Setup(ctx, mgr, attachdetach.Options{
 		Policy: o.policy(), Metrics: measured,
-		WarnOfRivals: o.foreignWriter == foreignWriterWarn, MayLead: o.mayLead(clients),
+		WarnOfRivals: o.foreignWriter == foreignWriterWarn, MayLead: o.mayLead(clients), Settle: settle, Clock: clock,
 	})
 	if err != nil {
 		return err
 	}
 	return mgr.Start(ctx)
-}
-
-// restConfig is the cluster of the kubeconfig file, or the one that we run in.
-func restConfig(kubeconfig string) (*rest.Config, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		return nil, fmt.Errorf("read the kubeconfig %q: %w", kubeconfig, err)
-	}
-	// The API server makes the field manager of it: what stands before the slash.
-	config.UserAgent = kube.FieldManager + "/" + version
-	return config, nil
 }

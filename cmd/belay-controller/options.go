@@ -56,10 +56,10 @@ func (o *options) validate() error {
 		return fmt.Errorf("--max-wait-for-unmount-duration is %v, but must be above 0; to force no detach, use --disable-force-detach-on-timeout", o.maxWaitForUnmount)
 	}
 	if o.deletedNode != deletedNodeWait && o.deletedNode != deletedNodeDetach {
-		return fmt.Errorf("--deleted-node-policy is %s or %s, not %q", deletedNodeWait, deletedNodeDetach, o.deletedNode)
+		return fmt.Errorf("--deleted-node-policy must be %s or %s, not %q", deletedNodeWait, deletedNodeDetach, o.deletedNode)
 	}
 	if o.foreignWriter != foreignWriterHold && o.foreignWriter != foreignWriterWarn {
-		return fmt.Errorf("--on-foreign-writer is %s or %s, not %q", foreignWriterHold, foreignWriterWarn, o.foreignWriter)
+		return fmt.Errorf("--on-foreign-writer must be %s or %s, not %q", foreignWriterHold, foreignWriterWarn, o.foreignWriter)
 	}
 	if o.syncPeriod < time.Second {
 		return fmt.Errorf("--attach-detach-reconcile-sync-period is %v, but must be at least 1s, as for kube-controller-manager", o.syncPeriod)
@@ -139,7 +139,7 @@ func (o *options) complete() {
 func (o *options) startLogging() error {
 	logs.InitLogs()
 	if err := logsapi.ValidateAndApply(o.logging, nil); err != nil {
-		return fmt.Errorf("set up the log: %w", err)
+		return fmt.Errorf("configure logging: %w", err)
 	}
 	log.SetLogger(klog.Background())
 	return nil
@@ -149,10 +149,10 @@ func (o *options) startLogging() error {
 func (o *options) warn(given func(flag string) bool) {
 	for _, name := range []string{flagSyncPeriod, flagDisableSync} {
 		if given(name) {
-			klog.Background().Info("The flag has no effect: attachments are read from the watch each time, there is no second record of them that would have to be compared", "flag", "--"+name)
+			klog.Background().Info("Ignoring deprecated flag, there is no second record of attachments to compare", "flag", "--"+name)
 		}
 	}
 	if !o.leaderElect {
-		klog.Background().Info("No leader election: make sure that no second belay-controller runs")
+		klog.Background().Info("Leader election is disabled, make sure that only one belay-controller runs")
 	}
 }

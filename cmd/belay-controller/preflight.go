@@ -11,20 +11,27 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/klog/v2"
 
-	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/preflight"
 )
 
-const aboutPreflight = `Looks whether belay-controller may take over attach and detach, and prints what it
-found. It only reads: it needs list and watch on nodes and volumeattachments, list on
-pods and persistentvolumes, and, if it may, get on the lease of kube-controller-manager.
+const aboutPreflight = `Checks whether belay-controller may take over attach and detach. It only reads: it needs
+list and watch on nodes, volumeattachments and events, and list on pods and
+persistentvolumes. With get on nodes and on the lease kube-system/kube-controller-manager
+it finds more.
 
-It refuses while a kube-controller-manager pod has its attach/detach controller on, while
-anybody but belay-controller is seen to change reports on nodes or to make attachments,
-and where FlexVolumes may need an attach, which belay does not drive. What it cannot read
-it does not take for granted.
+It refuses while a kube-controller-manager pod has its attach/detach controller enabled,
+while another component creates VolumeAttachments, or has created some since the present
+kube-controller-manager leader took over, and where FlexVolumes may need an attach, which
+belay does not do. What it cannot determine counts against the takeover.
 
-Exit code 0: belay-controller may start. 1: it must not, or that could not be found out.`
+Where kube-controller-manager does not run as a pod (k3s, RKE2, systemd), its flags cannot
+be read. Then it is not ready until you confirm with --confirm-upstream-disabled that the
+controller is disabled in every one of them. To check, run this on the host of the leader,
+which the output names; an enabled controller is listed:
+
+  curl -sk "https://127.0.0.1:10257/healthz?verbose" | grep attach-detach
+
+Exit status 0: belay-controller may start. 1: it must not, or that could not be determined.`
 
 var errNotReady = errors.New("preflight: belay-controller must not start yet")
 
@@ -34,7 +41,7 @@ func preflightCommand() *cobra.Command {
 	c := preflight.Config{}
 	cmd := &cobra.Command{
 		Use:   "preflight [flags]",
-		Short: "Look whether belay-controller may take over",
+		Short: "Check whether belay-controller may take over",
 		Long:  aboutPreflight,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -44,11 +51,15 @@ func preflightCommand() *cobra.Command {
 			if c.Observe < 0 {
 				return fmt.Errorf("--observe is %v, but must not be below 0", c.Observe)
 			}
-			clients, err := readers(kubeconfig)
+			config, cluster, err := personConfig(cmd.Context(), kubeconfig)
 			if err != nil {
 				return err
 			}
-			c.Clients = clients
+			clients, err := readers(config)
+			if err != nil {
+				return err
+			}
+			c.Clients, c.Cluster = clients, cluster
 			report := preflight.Run(cmd.Context(), c)
 			write := report.Text
 			if output == "json" {
@@ -63,38 +74,25 @@ func preflightCommand() *cobra.Command {
 	}
 	var sets cliflag.NamedFlagSets
 	f := sets.FlagSet("Preflight")
-	f.StringVar(&kubeconfig, "kubeconfig", "", "Kubeconfig file; empty for the cluster that this runs in.")
+	f.StringVar(&kubeconfig, "kubeconfig", "", "Kubeconfig file. By default $KUBECONFIG, then ~/.kube/config, then the cluster that this runs in, as for kubectl.")
 	f.StringVarP(&output, "output", "o", "text", "text or json.")
 	f.DurationVar(&c.Observe, "observe", 10*time.Second,
-		"How long to watch for writes by another controller; 0 for not at all. In a cluster where nothing is attached or detached meanwhile, a longer look sees no more.")
+		"How long to watch for writes by another controller; 0 to disable. Where nothing is attached or detached meanwhile, there is nothing to see.")
+	f.BoolVar(&c.Confirmed, preflight.ConfirmFlag, false,
+		"Confirm that persistentvolume-attach-detach-controller is disabled in every kube-controller-manager. Needed where its flags cannot be read because it does not run as a pod in kube-system. It does not override what is refused.")
 	f.StringSliceVar(&c.NonAttachableFlex, "non-attachable-flex-drivers", nil,
-		"FlexVolume drivers (\"vendor/driver\") that need no attach. The API does not tell, so any other FlexVolume refuses.")
+		"FlexVolume drivers (\"vendor/driver\") that need no attach. The API does not show this, so any other FlexVolume refuses.")
 	f.BoolP("help", "h", false, "Print this text.")
 	group(cmd, sets)
 	return cmd
 }
 
-// readers makes clients for what is asked beside the caches.
-func readers(kubeconfig string) (*kubernetes.Clientset, error) {
-	config, err := restConfig(kubeconfig)
-	if err != nil {
-		return nil, err
-	}
-	config = kube.Wire(config)
-	config.QPS = -1
-	clients, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("make the clients: %w", err)
-	}
-	return clients, nil
-}
-
-// mayLead asks, before the first write, whether upstream's controller is off.
+// mayLead checks, before the first write, whether upstream's controller is off.
 func (o *options) mayLead(clients kubernetes.Interface) func(context.Context) (refusal, err error) {
 	return func(ctx context.Context) (refusal, err error) {
 		refusal, err = preflight.MayLead(ctx, clients)
 		if refusal != nil && o.foreignWriter == foreignWriterWarn {
-			klog.FromContext(ctx).Error(refusal, "Going on all the same, as --on-foreign-writer=warn says")
+			klog.FromContext(ctx).Error(refusal, "Leading all the same, because of --on-foreign-writer=warn")
 			return nil, nil // no refusal and no error: it may lead
 		}
 		return refusal, err

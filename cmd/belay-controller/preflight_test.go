@@ -51,17 +51,26 @@ func rule(group string, verbs []string, resources ...string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{APIGroups: []string{group}, Verbs: verbs, Resources: resources}
 }
 
-// The rights that its help names are enough for preflight; without them it says which
-// are missing, and that it is not ready.
+// The rights that its help names are enough for preflight; without them it names the
+// missing ones, and is not ready.
 func TestPreflightNeedsOnlyToRead(t *testing.T) {
 	listWatch := []string{"list", "watch"}
-	enough := reader(t, "enough", rule("", listWatch, "nodes"), rule("storage.k8s.io", listWatch, "volumeattachments"),
+	enough := reader(t, "enough", rule("", listWatch, "nodes", "events"), rule("storage.k8s.io", listWatch, "volumeattachments"),
 		rule("", []string{"list"}, "pods", "persistentvolumes"))
-	code, out := look(t, enough, "--observe=500ms")
+	confirmed := "--" + preflight.ConfirmFlag
+	code, out := look(t, enough, "--observe=500ms", confirmed)
 	if code != 0 || !strings.Contains(out, "READY: belay-controller may start.") || strings.Contains(out, "UNKNOWN") {
 		t.Errorf("exit code %d:\n%s", code, out)
 	}
+	if !strings.Contains(out, "Cluster: https://") || !strings.Contains(out, "kubeconfig "+enough) {
+		t.Errorf("it does not name the cluster and the kubeconfig:\n%s", out)
+	}
 	t.Logf("exit code %d:\n%s", code, out)
+
+	code, out = look(t, enough, "--observe=0")
+	if code != 1 || !strings.Contains(out, "UNCONFIRMED") || !strings.Contains(out, confirmed) {
+		t.Errorf("no kube-controller-manager pod, not confirmed: exit code %d:\n%s", code, out)
+	}
 
 	code, out = look(t, reader(t, "less", rule("", listWatch, "nodes"), rule("", []string{"list"}, "pods")), "--observe=0", "-o", "json")
 	var report preflight.Report
@@ -69,35 +78,50 @@ func TestPreflightNeedsOnlyToRead(t *testing.T) {
 	if code != 1 || report.Ready {
 		t.Errorf("exit code %d, ready %v", code, report.Ready)
 	}
-	for _, want := range []string{"needs the right to list volumeattachments", "needs the right to list persistentvolumes"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("it does not say %q:\n%s", want, out)
+	for _, want := range []string{"list volumeattachments", "list events", "list persistentvolumes"} {
+		if !strings.Contains(out, "needs the right to "+want) {
+			t.Errorf("it does not name the right to %s:\n%s", want, out)
 		}
 	}
 }
 
-// A live controller of another make is seen.
+// A live controller of another make is seen: its reports and events need a confirmation,
+// its attachments forbid to start.
 func TestPreflightSeesWhoWrites(t *testing.T) {
+	const volumes = 200
 	s := newSite(t, 0)
 	admin := reader(t, "looker", rule("*", []string{"list", "watch", "get"}, "*"))
-	s.foreignReport("kube-controller-manager", "old")
-	code, out := look(t, admin, "--observe=100ms")
-	if code != 0 {
-		t.Errorf("an old report refuses:\n%s", out)
+	other := upstreamClient(t)
+	s.foreignReport(other, "old")
+	confirmed := "--" + preflight.ConfirmFlag
+	if code, out := look(t, admin, "--observe=100ms", confirmed); code != 0 || !strings.Contains(out, "kube-controller-manager (1)") {
+		t.Errorf("an old report: exit code %d:\n%s", code, out)
 	}
-	done := make(chan struct{})
-	ctx, cancel := context.WithCancel(t.Context())
-	go func() { // upstream at work
-		defer close(done)
-		for n := 0; ctx.Err() == nil; n++ {
-			s.foreignReport("kube-controller-manager", string(rune('a'+n%26)))
-			time.Sleep(50 * time.Millisecond)
-		}
-	}()
-	code, out = look(t, admin, "--observe=5s")
-	cancel()
-	<-done
+	meanwhile := func(act func(n int), args ...string) (code int, out string) { // upstream at work
+		done := make(chan struct{})
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			defer close(done)
+			for n := 0; ctx.Err() == nil && n < volumes; n++ {
+				act(n)
+				time.Sleep(50 * time.Millisecond)
+			}
+		}()
+		code, out = look(t, admin, append(args, "--observe=5s")...)
+		cancel()
+		<-done
+		return code, out
+	}
+	code, out := meanwhile(func(n int) { s.foreignEvent(other, s.volumeName(n)) })
+	if code != 1 || !strings.Contains(out, "kube-controller-manager emitted SuccessfulAttachVolume") {
+		t.Errorf("exit code %d:\n%s", code, out)
+	}
+	code, out = meanwhile(func(n int) { s.foreignReport(other, string(rune('a'+n%26))) })
 	if code != 1 || !strings.Contains(out, "kube-controller-manager changed status.volumesAttached") {
+		t.Errorf("exit code %d:\n%s", code, out)
+	}
+	code, out = meanwhile(func(n int) { s.foreignAttachment(other, n) }, confirmed)
+	if code != 1 || !strings.Contains(out, "another attach/detach controller is running") {
 		t.Errorf("exit code %d:\n%s", code, out)
 	}
 
@@ -106,5 +130,17 @@ func TestPreflightSeesWhoWrites(t *testing.T) {
 	defer func() { _ = cluster.Delete(context.Background(), pod, client.GracePeriodSeconds(0)) }()
 	if code, out := look(t, admin, "--observe=0"); code != 0 || !strings.Contains(out, "its attach/detach controller is off") {
 		t.Errorf("exit code %d:\n%s", code, out)
+	}
+}
+
+// Without the flag it uses $KUBECONFIG, as kubectl does, and says so.
+func TestPreflightUsesKubeconfigVariable(t *testing.T) {
+	path := reader(t, "variable", rule("*", []string{"list", "watch", "get"}, "*"))
+	t.Setenv("KUBECONFIG", path)
+	code, out := look(t, "", "--observe=0", "--"+preflight.ConfirmFlag, "-o", "json")
+	var report preflight.Report
+	must(t, json.Unmarshal([]byte(out), &report))
+	if code != 0 || report.Cluster.Kubeconfig != path || report.Cluster.Context == "" || report.Cluster.Server == "" {
+		t.Errorf("exit code %d, cluster %+v", code, report.Cluster)
 	}
 }

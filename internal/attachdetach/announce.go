@@ -1,37 +1,57 @@
 package attachdetach
 
 import (
+	"fmt"
+	"maps"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/klog/v2"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 )
 
-// announcer tells pods what their volumes wait for, and claims when their volumes are
-// detached, once per change of reason. What it remembers is lost with the process; then
-// what still waits is told once more.
+// announcer emits the events: on pods, why their volumes wait, and on claims, how their
+// volumes are detached; once for each change of the cause, and again before the event
+// expires. What it remembers is lost with the process; then what still waits is emitted
+// again.
 type announcer struct {
 	recorder record.EventRecorder
 
 	mu sync.Mutex
-	// said is what each waiting pod was told last of each volume.
-	said map[attachment.VolumeKey]map[types.UID]string
+	// said is the last event of each waiting pod about each volume.
+	said map[attachment.VolumeKey]map[types.UID]saying
 	// detaches are those under way.
 	detaches map[attachment.VolumeKey]map[attachment.NodeName]detach
+	// torn holds the nodes that a volume was detached from while in use, by another writer.
+	torn map[attachment.VolumeKey]map[attachment.NodeName]bool
 }
+
+// saying is one event that was emitted.
+type saying struct {
+	news string // what would have to change for another one
+	at   time.Time
+}
+
+// repeatAfter is when the event of a standing cause is emitted again: the API server
+// forgets an event after an hour (--event-ttl).
+const repeatAfter = 45 * time.Minute
+
+// detachPatience is how long a detach may be under way before the pods that wait for it
+// hear of it: most take a moment.
+const detachPatience = 10 * time.Second
 
 func newAnnouncer(recorder record.EventRecorder) *announcer {
 	return &announcer{
 		recorder: recorder,
-		said:     map[attachment.VolumeKey]map[types.UID]string{},
+		said:     map[attachment.VolumeKey]map[types.UID]saying{},
 		detaches: map[attachment.VolumeKey]map[attachment.NodeName]detach{},
+		torn:     map[attachment.VolumeKey]map[attachment.NodeName]bool{},
 	}
 }
 
@@ -48,79 +68,140 @@ func (a *announcer) warn(about runtime.Object, event string, why attachment.Reas
 	a.recorder.AnnotatedEventf(about, map[string]string{kube.ReasonAnnotation: string(why)}, corev1.EventTypeWarning, event, "%s", text)
 }
 
-// refused tells a pod that the API server refused to attach its volume, if that is
+// refused emits on a pod that the API server refused to attach its volume, if that is
 // news.
-func (a *announcer) refused(k key, pod *corev1.Pod, text string) {
+func (a *announcer) refused(k key, pod *corev1.Pod, text string, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.said[k] == nil {
-		a.said[k] = map[types.UID]string{}
+		a.said[k] = map[types.UID]saying{}
 	}
-	if a.said[k][pod.UID] != text {
-		a.said[k][pod.UID] = text
+	if a.said[k][pod.UID].news != text {
+		a.said[k][pod.UID] = saying{text, now}
 		a.failed(pod, attachment.AttachFailed, text)
 	}
 }
 
-// announce tells whom it concerns what the decision was, if that is news.
-func (w *work) announce(steps []attachment.Step) {
+// announce emits what is news in the decision, and returns when to do so again if
+// nothing changes; zero for never. The API server may have refused a step of it.
+func (w *work) announce(steps []attachment.Step, refusal error) (again time.Time) {
 	w.announcer.mu.Lock()
 	defer w.announcer.mu.Unlock()
-	w.tellPods(steps)
+	w.tellTorn()
 	w.tellClaims(steps)
+	return w.tellPods(steps, refusal)
 }
 
-// tellPods tells the pods that wait for the volume why they do.
-func (w *work) tellPods(steps []attachment.Step) {
-	a := w.announcer
-	before, now := a.said[w.key], map[types.UID]string{}
+// tellPods emits on the pods that wait for the volume why they do.
+func (w *work) tellPods(steps []attachment.Step, refusal error) (again time.Time) {
+	a, now := w.announcer, w.clock.Now()
+	before, after := a.said[w.key], map[types.UID]saying{}
+	if refusal != nil { // pods whose attach was refused have an event and no Hold
+		maps.Copy(after, before)
+	}
 	for _, step := range steps {
 		hold, ok := step.(attachment.Hold)
 		if !ok || !hold.Wanted {
 			continue
 		}
 		for _, pod := range w.now.pods[hold.Node] {
-			news, text := words(hold, pod, w.key, w.now)
-			if news == "" {
-				// A wait that needs no words does not make an old reason new again.
-				news = before[pod.UID]
-			} else if news != before[pod.UID] {
+			old, told := before[pod.UID]
+			news, text := "", ""
+			if ok, until := quiet(hold, now); ok && refusal == nil {
+				again = sooner(again, until)
+			} else {
+				news, text = words(hold, pod, w.key, w.now, refusal)
+			}
+			switch {
+			case news == "" && told: // a wait that needs no event does not make an old cause new
+				after[pod.UID] = old
+				continue
+			case news == "":
+				continue
+			case news != old.news || now.Sub(old.at) >= repeatAfter:
 				a.failed(pod, hold.Reason, text)
-				w.logger().Info("Hold", "node", hold.Node, "pod", klog.KObj(pod), "reason", hold.Reason,
-					"detail", hold.Detail, "blockers", explain.Blockers(hold.Blockers))
+				w.logWait(hold, pod)
+				old = saying{news, now}
 			}
-			if news != "" {
-				now[pod.UID] = news
-			}
+			after[pod.UID] = old
+			again = sooner(again, old.at.Add(repeatAfter))
 		}
 	}
-	if len(now) == 0 {
+	if len(after) == 0 {
 		delete(a.said, w.key)
 	} else {
-		a.said[w.key] = now
+		a.said[w.key] = after
 	}
+	return again
 }
 
 // words puts a hold into an event for the pod. What is news decides whether it is
-// told again: for a driver's error its text, else the reason alone.
-func words(hold attachment.Hold, pod *corev1.Pod, k key, s snapshot) (news, text string) {
+// emitted again.
+func words(hold attachment.Hold, pod *corev1.Pod, k key, s snapshot, refusal error) (news, text string) {
 	name := s.nameAt(hold.Node)
+	cause := attachment.Cause{Reason: hold.Reason, Detail: hold.Detail, Since: hold.Since, At: hold.At, Forces: hold.Forces}
 	switch hold.Reason {
 	default: // short, or nothing that the pod's owner can help
 		return "", ""
 	case attachment.AttachFailed:
-		return string(hold.Reason) + hold.Detail, explain.AttachFailed(name, hold.Detail)
+		return newsOf(cause), explain.AttachFailed(name, hold.Detail)
 	case attachment.AttachUnanswered:
-		return string(hold.Reason), explain.AttachFailed(name, explain.Unanswered(k, explain.Attach))
+		return newsOf(cause), explain.AttachFailed(name, explain.Unanswered(k, explain.Attach))
 	case attachment.DetachFailed:
-		cause := explain.BeingDeleted(hold.Detail)
-		return string(hold.Reason) + hold.Detail, explain.AttachFailed(name, cause)
+		return newsOf(cause), explain.AttachFailed(name, explain.BeingDeleted(hold.Detail))
 	case attachment.DetachUnanswered:
-		cause := explain.BeingDeleted(explain.Unanswered(k, explain.Detach))
-		return string(hold.Reason), explain.AttachFailed(name, cause)
-	case attachment.OtherWriterAttached:
-		return string(hold.Reason), explain.MultiAttach(name, pod.Namespace, holders(hold, s), hold.Blockers)
+		return newsOf(cause), explain.AttachFailed(name, explain.BeingDeleted(explain.Unanswered(k, explain.Detach)))
+	case attachment.NodeReplaced, attachment.ForeignAttachment, attachment.StillInUse, attachment.OutOfServiceNodeReady:
+		return newsOf(cause), explain.AttachFailed(name, explain.Wait(k.Driver, hold.Node, cause, s.seen.Nodes[hold.Node].Healthy))
+	case attachment.OtherWriterAttached, attachment.OtherWriterDetaching:
 	}
+	news = string(hold.Reason)
+	for _, b := range hold.Blockers {
+		news += fmt.Sprint("|", b.Node, b.Kind, b.Ready, newsOf(b.Cause))
+	}
+	text = explain.MultiAttach(name, k.Driver, pod.Namespace, holders(hold, s), hold.Blockers)
+	if refusal != nil {
+		return news + refusal.Error(), explain.Refused(text, refusal)
+	}
+	return news, text
+}
+
+// newsOf is what must change in a cause to be news. A time at which only the next look is
+// due is not.
+func newsOf(c attachment.Cause) string {
+	at := ""
+	if c.Forces != nil {
+		at = c.At.String()
+	}
+	return fmt.Sprint(c.Reason, c.Detail, at)
+}
+
+// quiet reports whether the pods need not hear of a wait: while all that keeps the volume
+// from them is being detached, and not for long yet. It also returns when that will be
+// too long; zero if that is not known.
+func quiet(hold attachment.Hold, now time.Time) (ok bool, until time.Time) {
+	for _, b := range hold.Blockers {
+		if b.Cause.Reason != attachment.Detaching {
+			return false, time.Time{}
+		}
+		if b.Cause.Since.IsZero() {
+			continue // requested just now: its time comes with the answer
+		}
+		due := b.Cause.Since.Add(detachPatience)
+		if !now.Before(due) {
+			return false, time.Time{}
+		}
+		until = sooner(until, due)
+	}
+	return len(hold.Blockers) > 0, until
+}
+
+// sooner is the first of two times, zero being none.
+func sooner(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // holders are the pods that want the volume at the nodes that block it.

@@ -5,13 +5,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
+	"golang.org/x/sync/errgroup"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/attachment"
@@ -25,33 +28,52 @@ type work struct {
 	key attachment.VolumeKey
 	at  *turn
 	now snapshot
-	log logr.Logger // names no volume yet: see logger
+	log logr.Logger // names no PersistentVolume yet: see logger
 }
 
-// logger names the volume. Most looks at a volume say nothing, and pay nothing for it.
-func (w *work) logger() logr.Logger {
-	return w.log.WithValues("driver", w.key.Driver, "volume", w.key.Handle)
-}
-
-// take takes the steps of a decision. It tells whether to decide again at once,
-// because the API server has answered with something that the decision asked for.
-// A step that fails ends the steps for its node, not those for others.
+// take takes the steps of a decision: those for one node in their order, those for
+// different nodes side by side, so that a slow Node does not delay the others. It
+// reports whether to decide again at once, because the API server has answered with
+// something that the decision asked for. A step that fails ends the steps for its node.
 func (w *work) take(ctx context.Context, steps []attachment.Step) (again bool, err error) {
-	failed := map[attachment.NodeName]bool{}
-	var errs []error
+	var nodes []attachment.NodeName
+	byNode := map[attachment.NodeName][]attachment.Step{}
 	for _, step := range steps {
-		node := nodeOf(step)
-		if failed[node] {
+		if _, ok := step.(attachment.Hold); ok {
 			continue
 		}
+		node := nodeOf(step)
+		if byNode[node] == nil {
+			nodes = append(nodes, node)
+		}
+		byNode[node] = append(byNode[node], step)
+	}
+	if len(nodes) == 1 { // nearly always
+		return w.takeAt(ctx, byNode[nodes[0]])
+	}
+	var group errgroup.Group
+	group.SetLimit(w.stepsAtOnce)
+	more, errs := make([]bool, len(nodes)), make([]error, len(nodes))
+	for i, node := range nodes {
+		group.Go(func() error {
+			more[i], errs[i] = w.takeAt(ctx, byNode[node])
+			return nil
+		})
+	}
+	_ = group.Wait() // each error is in errs
+	return slices.Contains(more, true), errors.Join(errs...)
+}
+
+// takeAt takes the steps for one node.
+func (w *work) takeAt(ctx context.Context, steps []attachment.Step) (again bool, err error) {
+	for _, step := range steps {
 		more, err := w.step(ctx, step)
 		if err != nil {
-			failed[node] = true
-			errs = append(errs, err)
+			return again, err
 		}
 		again = again || more
 	}
-	return again, errors.Join(errs...)
+	return again, nil
 }
 
 func nodeOf(step attachment.Step) attachment.NodeName {
@@ -61,6 +83,10 @@ func nodeOf(step attachment.Step) attachment.NodeName {
 	case attachment.Report:
 		return s.Node
 	case attachment.WithdrawReport:
+		return s.Node
+	case attachment.Check:
+		return s.Node
+	case attachment.CheckKubelet:
 		return s.Node
 	case attachment.Detach:
 		return s.Node
@@ -84,12 +110,18 @@ func (w *work) step(ctx context.Context, step attachment.Step) (again bool, err 
 		return w.report(ctx, s)
 	case attachment.WithdrawReport:
 		return w.withdraw(ctx, s)
+	case attachment.Check:
+		out := w.reporter.look(ctx, string(s.Node))
+		w.at.heed(s.Node, out)
+		return true, out.err
+	case attachment.CheckKubelet:
+		return w.checkKubelet(ctx, s)
 	case attachment.Detach:
-		w.logger().Info("Detach", "node", s.Node, "attachment", s.Attachment.Name)
-		return false, w.delete(ctx, s.Node, s.Attachment, nil)
+		w.loggerAt(s.Node).Info("Detaching volume", "attachment", s.Attachment.Name)
+		return w.detach(ctx, attachment.ForceDetach{Node: s.Node, Attachment: s.Attachment})
 	case attachment.ForceDetach:
-		w.logger().Info("ForceDetach", "node", s.Node, "attachment", s.Attachment.Name, "authority", s.Authority.String())
-		return false, w.delete(ctx, s.Node, s.Attachment, s.Authority)
+		w.loggerAt(s.Node).Info("Detaching volume by force", "attachment", s.Attachment.Name, "authority", s.Authority.String())
+		return w.detach(ctx, s)
 	case attachment.Note:
 		return false, w.note(ctx, s)
 	case attachment.NoteNode:
@@ -109,6 +141,7 @@ func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err
 				kube.NodeUIDAnnotation:      s.Machine.NodeUID,
 				kube.BootIDAnnotation:       s.Machine.BootID,
 				kube.SystemUUIDAnnotation:   s.Machine.SystemUUID,
+				kube.ProviderIDAnnotation:   s.Machine.ProviderID,
 			}),
 		},
 		Spec: storagev1.VolumeAttachmentSpec{
@@ -118,21 +151,20 @@ func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err
 		},
 	}
 	name, sent := va.Name, time.Now()
-	w.logger().Info("Attach", "node", s.Node, "attachment", name)
+	w.loggerAt(s.Node).Info("Attaching volume", "attachment", name, "pods", klog.KObjSlice(w.now.pods[s.Node]))
 	err = w.client.Create(ctx, va)
 	switch {
 	case err == nil:
 		w.world.attachments.Wrote(kube.StripAttachment(va))
 		return false, nil
 	case apierrors.IsAlreadyExists(err):
-		// Somebody made it and the cache has not heard of it: decide on what is there.
-		w.attempt(w.key, name)
-		return true, w.lookForAttempts(ctx)
+		// It exists and the cache does not have it yet: decide on what is there.
+		return true, w.readAttachment(ctx, name)
 	}
-	w.unsure(w.key, name, err)
+	w.unsure(name, s.Node, err)
 	w.metrics.Refused(w.volume(), time.Since(sent))
 	for _, pod := range w.now.pods[s.Node] {
-		w.announcer.refused(w.key, pod, explain.AttachFailed(w.now.nameAt(s.Node), explain.CreateFailed(err)))
+		w.announcer.refused(w.key, pod, explain.AttachFailed(w.now.nameAt(s.Node), explain.CreateFailed(err)), w.clock.Now())
 	}
 	return false, fmt.Errorf("create VolumeAttachment %s for node %s: %w", name, s.Node, err)
 }
@@ -178,7 +210,14 @@ func (w *work) readAttachment(ctx context.Context, name string) error {
 
 // report puts the volume into the node's report and tells the pods that wait there.
 func (w *work) report(ctx context.Context, s attachment.Report) (again bool, err error) {
-	out := w.reporter.change(ctx, string(s.Node), change{volume: w.unique(), kind: reporting, uid: uidOf(s.NodeUID)})
+	if w.now.want.Unattached {
+		// Before the request is sent: it may arrive without an answer.
+		n := w.now.seen.Nodes[s.Node]
+		w.world.ledger.add(w.unique(), string(s.Node), holding{machine: n.Machine, created: n.Created}, n.InUse == attachment.Yes)
+	}
+	out := w.reporter.change(ctx, string(s.Node), change{
+		volume: w.unique(), kind: reporting, uid: uidOf(s.NodeUID), requested: s.DetachRequested,
+	})
 	if out.err != nil {
 		return false, out.err
 	}
@@ -186,7 +225,7 @@ func (w *work) report(ctx context.Context, s attachment.Report) (again bool, err
 		w.at.heed(s.Node, out)
 		return true, nil
 	}
-	w.logger().Info("Report", "node", s.Node, "attachment", s.Attachment.Name, "again", s.Again)
+	w.loggerAt(s.Node).Info("Volume reported as attached", "attachment", s.Attachment.Name, "pods", klog.KObjSlice(w.now.pods[s.Node]), "again", s.Again)
 	if !s.Again {
 		for _, pod := range w.now.pods[s.Node] {
 			w.announcer.succeeded(pod, explain.AttachSucceeded(w.now.nameAt(s.Node)))
@@ -200,27 +239,37 @@ func (w *work) unique() string { return kube.UniqueVolumeName(w.key.Driver, w.ke
 // withdraw takes the volume out of the node's report, or asks whether it is out.
 func (w *work) withdraw(ctx context.Context, s attachment.WithdrawReport) (again bool, err error) {
 	out := w.reporter.change(ctx, string(s.Node), change{
-		volume: w.unique(), kind: withdrawing, uid: uidOf(s.NodeUID), newVersion: s.NewVersion, requested: s.DetachRequested,
+		volume: w.unique(), kind: withdrawing, uid: uidOf(s.NodeUID), newVersion: s.NewVersion, expect: s.Expect,
 	})
 	if out.err != nil {
 		return false, out.err
 	}
-	w.logger().V(1).Info("WithdrawReport", "node", s.Node, "answered", out.answered, "missing", out.missing)
-	w.at.heed(s.Node, out)
-	if w.now.want.Unattached && out.answered && w.now.seen.Nodes[s.Node].Reported {
-		if s.Authority != nil {
-			w.metrics.Forced(s.Authority)
-		}
-		w.released(s.Node, s.Authority)
+	if w.log.V(1).Enabled() {
+		w.loggerAt(s.Node).V(1).Info("Report withdrawn", "answered", out.answered, "missing", out.missing)
 	}
+	w.at.heed(s.Node, out)
 	return true, nil
 }
 
-// delete deletes the very version of the attachment that was decided on, by that right
-// if the volume may be in use.
-func (w *work) delete(ctx context.Context, node attachment.NodeName, ref attachment.Ref, by attachment.Authority) error {
-	uid, version := uidOf(ref.UID), ref.ResourceVersion
-	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: ref.Name}}
+// detach deletes the attachment, or forgets it where there is no object, by the right
+// that the step names if the volume may be in use.
+func (w *work) detach(ctx context.Context, s attachment.ForceDetach) (again bool, err error) {
+	if s.Attachment.Name != "" {
+		return false, w.delete(ctx, s)
+	}
+	w.world.ledger.remove(w.unique(), string(s.Node))
+	w.world.forget(string(s.Node))
+	if s.Authority != nil {
+		w.metrics.Forced(s.Authority)
+	}
+	w.released(s.Node, s.Authority, s.Reason)
+	return true, nil
+}
+
+// delete deletes the very version of the attachment that was decided on.
+func (w *work) delete(ctx context.Context, s attachment.ForceDetach) error {
+	name, uid, version := s.Attachment.Name, uidOf(s.Attachment.UID), s.Attachment.ResourceVersion
+	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	bound := client.Preconditions{UID: &uid, ResourceVersion: &version}
 	if faultS6 {
 		bound.ResourceVersion = nil
@@ -228,20 +277,23 @@ func (w *work) delete(ctx context.Context, node attachment.NodeName, ref attachm
 	err := w.client.Delete(ctx, va, bound)
 	switch {
 	case err == nil:
-		w.world.attachments.Deleted(ref.Name, uid)
-		if by != nil {
-			w.metrics.Forced(by)
+		w.world.attachments.Deleted(name, uid)
+		// An earlier VolumeAttachment may have been removed by another client; what the node
+		// was given by that one goes with this one.
+		w.world.ledger.remove(w.unique(), string(s.Node))
+		if s.Authority != nil {
+			w.metrics.Forced(s.Authority)
 		}
-		w.detaching(node, ref, by)
+		w.detaching(s.Node, s.Attachment, s.Authority, s.Reason)
 		return nil
 	case apierrors.IsNotFound(err):
 		return nil // the cache will say so
 	case apierrors.IsConflict(err):
-		return fmt.Errorf("delete VolumeAttachment %s at version %s: %w", ref.Name, version, err)
+		return fmt.Errorf("delete VolumeAttachment %s at version %s: %w", name, version, err)
 	}
 	// Whether it was received is not known: it may still be carried out.
 	w.doubt(uid, version)
-	return fmt.Errorf("delete VolumeAttachment %s: %w", ref.Name, err)
+	return fmt.Errorf("delete VolumeAttachment %s: %w", name, err)
 }
 
 // note writes belay's annotations on the attachment.
@@ -260,6 +312,7 @@ func (w *work) note(ctx context.Context, s attachment.Note) error {
 		kube.NodeUIDAnnotation:    s.Machine.NodeUID,
 		kube.BootIDAnnotation:     s.Machine.BootID,
 		kube.SystemUUIDAnnotation: s.Machine.SystemUUID,
+		kube.ProviderIDAnnotation: s.Machine.ProviderID,
 	} {
 		if value != "" {
 			values[name] = value
@@ -282,6 +335,10 @@ func (w *work) note(ctx context.Context, s attachment.Note) error {
 // noteNode stores on the Node since when the detach of a volume waits that has no
 // VolumeAttachment, or removes that.
 func (w *work) noteNode(ctx context.Context, s attachment.NoteNode) (again bool, err error) {
+	if w.now.seen.Nodes[s.Node].Exists == attachment.No {
+		w.world.ledger.request(w.unique(), string(s.Node), s.DetachRequested)
+		return false, nil
+	}
 	out := w.reporter.change(ctx, string(s.Node), change{
 		volume: w.unique(), kind: noting, uid: uidOf(s.NodeUID), requested: s.DetachRequested,
 	})

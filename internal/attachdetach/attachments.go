@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -73,11 +74,9 @@ func (w *world) keysOfAttachment(va *storagev1.VolumeAttachment) []key {
 func (w *world) listedAs(va *storagev1.VolumeAttachment) (key, bool) {
 	node, ok := w.nodes.Get(va.Spec.NodeName)
 	if !ok {
-		d, remembered := w.lastSeen(va.Spec.NodeName)
-		if !remembered {
+		if node, ok = w.lastSeen(va.Spec.NodeName); !ok {
 			return key{}, false
 		}
-		node = d.node
 	}
 	names, _ := nodeVolumes(node)
 	for _, name := range names {
@@ -106,11 +105,14 @@ func (w *world) attachmentsOf(k key, volumes []*corev1.PersistentVolume, nodes [
 		names = append(names, kube.AttachmentName(k.Handle, k.Driver, node))
 	}
 	for _, name := range names {
+		if found[name] != nil {
+			continue
+		}
 		if va, ok := w.attachments.Get(name); ok && computed(va, k) {
 			found[name] = va
 		}
 	}
-	return slices.Collect(maps.Values(found))
+	return slices.AppendSeq(make([]*storagev1.VolumeAttachment, 0, len(found)), maps.Values(found))
 }
 
 // orphanDriver marks the key of an attachment whose volume nobody can tell. No driver
@@ -130,11 +132,11 @@ func isNameless(va *storagev1.VolumeAttachment) bool {
 }
 
 // orphan takes the snapshot of an attachment under a computed name whose
-// PersistentVolume is gone or is another volume by now. It is in use only if its node
-// lists a volume that gives this name, and then it is not an orphan (S2): the real
-// volume's key has it.
+// PersistentVolume is gone or is another volume by now. If its node listed a volume that
+// gives this name it would be no orphan (S2): that volume's key would have it.
 func (w *world) orphan(k key, t *turn, d doubts) snapshot {
 	s := snapshot{volumeName: k.Handle}
+	s.want.Orphan = true
 	va, ok := w.attachments.Get(k.Handle)
 	if !ok || !slices.Contains(w.keysOfAttachment(va), k) {
 		return s
@@ -143,20 +145,28 @@ func (w *world) orphan(k key, t *turn, d doubts) snapshot {
 	a.Computed = true
 	s.seen.Attachments = []attachment.Attachment{a}
 	n := w.node(va.Spec.NodeName, w.sourceUnique(va), t, d)
-	n.Reported = false // what the node lists is another volume's
+	n.Reported, n.DetachRequested = false, time.Time{} // what the node lists is another volume's
 	s.seen.Nodes = map[attachment.NodeName]attachment.Node{a.Node: n}
 	return s
 }
 
 // sourceUnique is the unique name of the volume that the attachment's PersistentVolume
-// is now, if there is one: the driver may have been told to attach that.
+// is now, if that is attached to the node: the driver may take a detach of the one for a
+// detach of the other. What the node merely lists, before the volume can be attached,
+// waits for the orphan to go.
 func (w *world) sourceUnique(va *storagev1.VolumeAttachment) string {
-	if pv, ok := get[*corev1.PersistentVolume](w.volumes, sourceName(va)); ok {
-		if k, ok := kube.KeyOfVolume(pv); ok {
-			return kube.UniqueVolumeName(k.Driver, k.Handle)
-		}
+	pv, ok := get[*corev1.PersistentVolume](w.volumes, sourceName(va))
+	if !ok {
+		return ""
 	}
-	return ""
+	k, ok := kube.KeyOfVolume(pv)
+	if !ok {
+		return ""
+	}
+	if _, attached := w.attachments.Get(kube.AttachmentName(k.Handle, k.Driver, va.Spec.NodeName)); !attached {
+		return ""
+	}
+	return kube.UniqueVolumeName(k.Driver, k.Handle)
 }
 
 // nameless holds the attachments whose volume neither they nor a PersistentVolume

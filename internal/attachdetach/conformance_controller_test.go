@@ -138,6 +138,7 @@ func podTombstone(t *testing.T) {
 	l.gone("pod1")
 	gap.close()
 	l.awaitDetached("v", "a")
+	gap.check(t)
 }
 
 // gap breaks the watch of one resource. When it is over, the version that the watch
@@ -157,6 +158,16 @@ func (g *gap) open() {
 	g.broken, g.expired = true, true
 	for _, cancel := range g.cancel {
 		cancel()
+	}
+}
+
+// check fails where no watch was broken, or none was resumed behind the gap.
+func (g *gap) check(t *testing.T) {
+	t.Helper()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.cancel) == 0 || g.expired {
+		t.Errorf("no watch of %s was broken and resumed", g.path)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 
@@ -56,29 +55,42 @@ func attachOK(name, driverName, handle string) scenario {
 	})
 }
 
-// mismatch: somebody's attachment that is confirmed under another name confirms
-// nothing for this volume on this node.
-func mismatch(name string, other func(l *lab) (driverName, handle, node string)) scenario {
+// mismatch: another attachment that is confirmed, of the volume on another node or of
+// another volume, confirms nothing for this volume on this node.
+func mismatch(name string, attachOther func(l *lab)) scenario {
 	return play("TestAttacherAttach/"+name, func(l *lab) {
 		l.readyNode("a", "b")
 		l.volume("v", corev1.ReadWriteMany)
-		driverName, handle, node := other(l)
 		ours := kube.AttachmentName(l.name("v"), driver, l.name("a"))
 		l.attacher.set(func() {
 			l.attacher.mood = func(va *storagev1.VolumeAttachment) (bool, string) { return va.Name == ours, "" }
 		})
 		l.pod("p", "a", "v")
 		l.await("attach begun", func() bool { return l.vas[ours] != nil })
-		l.volume("w", corev1.ReadWriteMany)
-		va := l.makeAttachment(driverName, handle, node, l.name("w"))
-		l.await("the other one attached, and seen by the controller", func() bool {
-			return l.vas[va.Name] == nil || l.vas[va.Name].Status.Attached
-		})
+		attachOther(l)       // returns when the controller has seen and reported it
+		l.pod("r", "a", "v") // the controller decides about v again
 		l.settled("b")
 		if l.onServer("v", "a") {
 			l.Error("S9: reported by another attachment's confirmation")
 		}
 	})
+}
+
+func attachOtherVolume(l *lab) {
+	l.volume("w", corev1.ReadWriteMany)
+	l.pod("q", "a", "w")
+	l.awaitReported("w", "a")
+}
+
+func attachSameHandleOfOtherDriver(l *lab) {
+	l.pvOf("w", csiPV("driver01", l.name("v")))
+	l.pod("q", "a", "w")
+	l.awaitAt("driver01", l.name("v"), "a")
+}
+
+func attachToOtherNode(l *lab) {
+	l.pod("q", "b", "v")
+	l.awaitReported("v", "b")
 }
 
 func attacherError(name string) scenario {
@@ -166,14 +178,22 @@ func areAttached(name string, confirmed ...bool) scenario {
 			l.podOf("q", "a", corev1.Volume{VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: driver}}})
 		}
 	}, func(l *lab) {
-		l.await("just the confirmed ones are reported", func() bool {
+		asConfirmed := func() bool {
 			for i, attached := range confirmed {
 				if l.isReported(volume(i), "a") != attached {
 					return false
 				}
 			}
-			return len(l.vas) == len(confirmed)
-		})
+			return true
+		}
+		l.await("just the confirmed ones are reported", asConfirmed)
+		// It may have been so before the controller began: it must be so afterwards.
+		l.settled("a")
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if n := len(l.vas) - 1; !asConfirmed() || n != len(confirmed) { // one is the mark's
+			l.Errorf("%d attachments, want %d, and only the confirmed ones reported:\n%s", n, len(confirmed), l.describe())
+		}
 	})
 }
 
@@ -196,13 +216,16 @@ func detachNotFound(l *lab) {
 		for l.read("v", "a") != nil { // the attacher takes its finalizer off
 		}
 	})
+	deletes := l.tally()
 	l.breaks(func(r *http.Request) error {
 		if isDetach(r) {
 			gone()
+			deletes.add()
 		}
 		return nil
 	})
 	l.gone("p")
+	l.await("the controller deletes what is gone", func() bool { return deletes.count() > 0 })
 	l.awaitDetached("v", "a")
 	l.breaks(nil)
 	l.pod("q", "b", "v")
@@ -214,23 +237,19 @@ func detachAPIError(l *lab) {
 	l.volume("v")
 	l.pod("p", "a", "v")
 	l.awaitReported("v", "a")
-	uid := l.read("v", "a").UID
-	refused := &tally{}
+	const refusals = 3
+	refused := l.tally()
 	l.breaks(func(r *http.Request) error {
-		if isDetach(r) && refused.add() <= 3 {
+		if isDetach(r) && refused.add() <= refusals {
 			return apierrors.NewForbidden(storagev1.Resource("volumeattachments"), "", errors.New("mock error"))
 		}
 		return nil
 	})
 	l.pod("q", "b", "v")
 	l.gone("p")
-	l.await("refused three times", func() bool { return refused.count() >= 3 || l.attachment("v", "a") == nil })
+	l.await("refused three times and tried again", func() bool { return refused.count() > refusals })
 	l.awaitReported("v", "b")
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if i := slices.Index(l.history, "b made"); i < slices.Index(l.history, "a gone") {
-		l.Errorf("S1: attached elsewhere before the detach: %v (%s)", l.history, uid)
-	}
+	l.lived("a made", "a attached", "a deleting", "a gone", "b made", "b attached") // S1: in this order
 }
 
 // Operations at once.
@@ -332,7 +351,7 @@ func issue88355(l *lab) {
 func anotherOperation(l *lab) {
 	l.attachedOnA()
 	uid := l.read("v", "a").UID
-	failed := &tally{}
+	failed := l.tally()
 	l.breaks(func(r *http.Request) error {
 		if isDetach(r) {
 			failed.add()
@@ -341,7 +360,7 @@ func anotherOperation(l *lab) {
 		return nil
 	})
 	l.gone("p")
-	l.await("the detach is being tried again", func() bool { return !l.isReported("v", "a") })
+	l.await("the detach is being tried again", func() bool { return failed.count() > 1 && !l.isReported("v", "a") })
 	l.settled("a")
 	l.pod("q", "a", "v")
 	l.awaitReported("v", "a")
@@ -358,9 +377,9 @@ func csiCases() []scenario {
 	return []scenario{
 		attachOK("test ok 1", "testdriver-01", "testvol-01"),
 		attachOK("test ok 2", "driver02", "vol02"),
-		mismatch("mismatch vol", func(l *lab) (string, string, string) { return driver, l.name("w"), "a" }),
-		mismatch("mismatch driver", func(l *lab) (string, string, string) { return "driver01", l.name("v"), "a" }),
-		mismatch("mismatch node", func(l *lab) (string, string, string) { return driver, l.name("v"), "b" }),
+		mismatch("mismatch vol", attachOtherVolume),
+		mismatch("mismatch driver", attachSameHandleOfOtherDriver),
+		mismatch("mismatch node", attachToOtherNode),
 		attacherError("TestAttacherAttach/attacher error"),
 		volumeSource("TestAttacherAttach/test with volume source"),
 		missingSpec("TestAttacherAttach/missing spec"),

@@ -62,6 +62,7 @@ func lackingCases() []scenario {
 		play("status of the attachment left alone", statusLeftAlone),
 		play("out-of-service taint of any effect and value", taintOfAnyEffect),
 		play("out-of-service taint taken off meanwhile", taintTakenOff),
+		play("out-of-service taint on a Ready node", taintOnReadyNode),
 		play("access modes", accessModes),
 		play("Fibre Channel and iSCSI are reported", unattachedReported),
 		play("Fibre Channel is exclusive", unattachedExclusive),
@@ -324,9 +325,10 @@ func (l *lab) uses(node string, unique ...string) {
 func reportWiped(l *lab) {
 	l.attachedOnA()
 	uid := l.read("v", "a").UID
-	l.lists("a")
-	l.await("reported again", func() bool { return l.isReported("v", "a") })
-	l.awaitReported("v", "a")
+	wiped := l.lists("a")
+	l.await("reported again", func() bool {
+		return after(l.nodes[l.name("a")].ResourceVersion, wiped) && l.isReported("v", "a")
+	})
 	l.kept("v", "a", uid)
 }
 

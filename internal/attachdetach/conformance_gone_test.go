@@ -93,7 +93,23 @@ func taintOfAnyEffect(l *lab) {
 	l.awaitWaiting("v", "a")
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: l.name("a")}}
 	body := fmt.Appendf(nil, `{"spec": {"taints": [{"key": %q, "effect": "NoSchedule"}]}}`, kube.OutOfServiceTaint)
+	l.health("a", corev1.ConditionFalse)
 	l.must(l.Patch(l.ctx, n, client.RawPatch(types.MergePatchType, body)))
+	l.awaitDetached("v", "a")
+	l.forced("out-of-service")
+}
+
+// A node that is Ready is alive, whatever a taint says.
+func taintOnReadyNode(l *lab) {
+	l.attachedOnA()
+	uid := l.read("v", "a").UID
+	l.use("a", "v")
+	l.gone("p")
+	l.awaitWaiting("v", "a")
+	l.taint("a")
+	l.never("S2: detached in use from a Ready node with the taint", long, func() bool { return l.detaching("v", "a") })
+	l.kept("v", "a", uid)
+	l.health("a", corev1.ConditionUnknown)
 	l.awaitDetached("v", "a")
 	l.forced("out-of-service")
 }
@@ -105,9 +121,11 @@ func taintTakenOff(l *lab) {
 	l.use("a", "v")
 	l.gone("p")
 	l.awaitWaiting("v", "a")
-	off := &tally{}
+	l.health("a", corev1.ConditionFalse)
+	off := l.tally()
 	l.breaks(func(r *http.Request) error {
 		if isReport(r) && off.add() == 1 {
+			l.health("a", corev1.ConditionTrue)
 			n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: l.name("a")}}
 			return l.Patch(l.background(), n, client.RawPatch(types.MergePatchType, []byte(`{"spec": {"taints": null}}`)))
 		}
@@ -226,9 +244,11 @@ func podReplacedInGap(t *testing.T) {
 	gap.close()
 	l.awaitDetached("v", "a")
 	l.awaitReported("w", "b")
+	gap.check(t)
 }
 
-// Upstream does not heed the deletion of a Node that it missed.
+// Upstream does not heed the deletion of a Node that it missed. As long as the Node
+// seems to be there, Ready and using the volume, no timeout ends its use.
 func nodeDeletedInGap(t *testing.T) {
 	l := newLab(t)
 	l.options = upstream()
@@ -239,11 +259,15 @@ func nodeDeletedInGap(t *testing.T) {
 	l.run()
 	l.pod("p", "a", "v")
 	l.awaitReported("v", "a")
+	l.use("a", "v")
+	l.settled("b") // the controller has seen it
 	gap.open()
 	l.shut("a")
 	l.gone("p")
+	l.awaitWaiting("v", "a")
 	l.pod("q", "b", "v")
 	gap.close()
 	l.awaitReported("v", "b")
-	l.lived("a made", "a attached", "a deleting", "a gone", "b made", "b attached")
+	l.lived("a made", "a attached", "b made", "b attached", "a attached", "a deleting", "a gone", "b made", "b attached")
+	gap.check(t)
 }

@@ -286,13 +286,18 @@ func (l *lab) forced(authority string) {
 	l.scene.forced[authority]++
 }
 
-// tally counts requests of this scenario that match.
+// tally counts requests of this scenario that match. What awaits a count is woken by it.
 type tally struct {
+	lab *lab
+
 	mu sync.Mutex
 	n  int
 }
 
+func (l *lab) tally() *tally { return &tally{lab: l} }
+
 func (c *tally) add() int {
+	defer c.lab.see(func() {})
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.n++
@@ -307,7 +312,7 @@ func (c *tally) count() int {
 
 // counts counts the requests that match, and lets them pass.
 func (l *lab) counts(match func(*http.Request) bool) *tally {
-	c := &tally{}
+	c := l.tally()
 	l.breaks(func(r *http.Request) error {
 		if match(r) {
 			c.add()
@@ -396,14 +401,16 @@ func (l *lab) shut(node string) {
 	l.must(l.Delete(l.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: l.name(node)}}))
 }
 
-// lists sets the node's report as another controller left it.
-func (l *lab) lists(node string, unique ...string) {
+// lists sets the node's report as another controller left it, and gives the version of the Node that has it.
+func (l *lab) lists(node string, unique ...string) (version string) {
 	l.Helper()
 	var list []map[string]string
 	for _, name := range unique {
 		list = append(list, map[string]string{"name": name, "devicePath": ""})
 	}
-	l.patchStatus(&corev1.Node{}, "", l.name(node), map[string]any{"volumesAttached": list})
+	n := &corev1.Node{}
+	l.patchStatus(n, "", l.name(node), map[string]any{"volumesAttached": list})
+	return n.ResourceVersion
 }
 
 // reports tells whether a node reports a unique name; hold l.mu.

@@ -113,8 +113,7 @@ func readWriteOnce(l *lab) {
 		on, off, winner, loser = off, on, loser, winner
 	}
 	l.mu.Unlock()
-	l.awaitTold(loser, explain.FailedAttachVolume, fmt.Sprintf(
-		"Multi-Attach error for volume %q Volume is already used by pod(s) %s (attached to node %q)", l.name("v"), winner, l.name(on)))
+	l.awaitTold(loser, explain.FailedAttachVolume, l.heldBy("v", on, winner))
 	if l.read("v", off) != nil {
 		l.Fatal("S1: attached to both")
 	}
@@ -222,8 +221,7 @@ func detachFail(l *lab) {
 	l.awaitReported("v", "a")
 	l.kept("v", "a", uid)
 	l.pod("r", "b", "v")
-	l.awaitTold("r", explain.FailedAttachVolume, fmt.Sprintf(
-		"Multi-Attach error for volume %q Volume is already used by pod(s) q (attached to node %q)", l.name("v"), l.name("a")))
+	l.awaitTold("r", explain.FailedAttachVolume, l.heldBy("v", "a", "q"))
 	if l.read("v", "b") != nil {
 		l.Fatal("S1: attached to a second node after a failed detach")
 	}
@@ -268,6 +266,7 @@ func detachRefused(l *lab) {
 func outOfServiceTaint(l *lab) {
 	l.attachedOnA()
 	l.use("a", "v")
+	l.health("a", corev1.ConditionFalse)
 	l.taint("a")
 	l.gone("p")
 	l.awaitDetached("v", "a")
@@ -347,9 +346,13 @@ func multiAttach(name, words string, holders ...string) scenario {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		got := l.told("pod1", explain.FailedAttachVolume)
-		want := fmt.Sprintf("Multi-Attach error for volume %q %s (attached to node %q)", l.name("v"), words, l.name("b"))
-		if len(got) != 1 || got[0] != want {
-			l.Errorf("told %q, want %q", got, want)
+		where := fmt.Sprintf("attached to node %q", l.name("b"))
+		if len(holders) == 0 {
+			where = fmt.Sprintf("for node %q to unmount it", l.name("b"))
+		}
+		want := fmt.Sprintf("Multi-Attach error for volume %q %s (", l.name("v"), words)
+		if len(got) != 1 || !strings.HasPrefix(got[0], want) || !strings.Contains(got[0], where) {
+			l.Errorf("told %q, want %q and %q", got, want, where)
 		}
 		for _, e := range l.events {
 			if e.InvolvedObject.Name == "pod1" && (e.Type != corev1.EventTypeWarning || e.Source.Component != "attachdetach-controller") {
@@ -423,7 +426,7 @@ func failureInFirstUpdate(l *lab) {
 	l.readyNode("a", "b")
 	l.volume("v")
 	l.volume("w")
-	failed := &tally{}
+	failed := l.tally()
 	l.breaks(func(r *http.Request) error {
 		if isReport(r) && strings.Contains(r.URL.Path, "/"+l.name("a")+"/") && failed.add() == 1 {
 			return errUpstream

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/kubernetes"
@@ -30,8 +30,8 @@ import (
 // Name is the controller's name in logs, metrics and the user agent.
 const Name = "attachdetach"
 
-// EventComponent is the source of its events: upstream's, which operators match on.
-const EventComponent = "attachdetach-controller"
+// EventComponent is the source of its events.
+const EventComponent = kube.EventComponent
 
 const (
 	// workers is how many volumes are worked on at once. A worker mostly waits for
@@ -50,12 +50,18 @@ type Options struct {
 	Policy attachment.Policy
 	// Metrics counts and measures; nil counts nothing.
 	Metrics *telemetry.Controller
-	// WarnOfRivals goes on where another attach/detach controller is found at work. By
-	// default nothing is written from then on.
+	// WarnOfRivals only warns of another attach/detach controller. By default the
+	// controller halts: it writes nothing from then on.
 	WarnOfRivals bool
+	// Settle is how long after the start writes of the controller that led before may
+	// still appear; 0 for a minute.
+	Settle time.Duration
 	// MayLead, if set, is asked after the lease was won and before the first write. A
 	// refusal ends the process; an error, which is no knowledge, is asked again.
 	MayLead func(ctx context.Context) (refusal, err error)
+	// Clock is the API server's time, kept with the answers to the manager's client. Nil
+	// is the process's own clock.
+	Clock Clock
 }
 
 // Controller attaches and detaches volumes.
@@ -69,8 +75,11 @@ type Controller struct {
 	sources   []source.TypedSource[key]
 	refusals  workqueue.TypedRateLimiter[key]
 	metrics   *telemetry.Controller
-	rivals    *rivals
-	mayLead   func(ctx context.Context) (refusal, err error)
+	clock     Clock
+	// stepsAtOnce bounds the nodes that one decision is carried out for at once.
+	stepsAtOnce int
+	rivals      *rivals
+	mayLead     func(ctx context.Context) (refusal, err error)
 	// worksOn, if set, is told when a volume is taken up (1) and let be (-1).
 	worksOn func(volumes int)
 
@@ -84,19 +93,20 @@ type Controller struct {
 	mu sync.Mutex
 	// doubtful holds the version at which a delete of ours went without an answer.
 	doubtful map[types.UID]string
-	// attempted holds the names of attachments whose create went without an answer.
-	attempted map[key]map[string]bool
+	// attempted holds, by name, the attachments whose create went without an answer.
+	attempted map[key]map[string]attempt
 }
 
 // Setup adds the controller to the manager.
 func Setup(ctx context.Context, mgr manager.Manager, o Options) error {
 	clients, err := kubernetes.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
 	if err != nil {
-		return fmt.Errorf("make the client for events: %w", err)
+		return fmt.Errorf("create the client for events: %w", err)
 	}
 	events := newEventSink(clients.CoreV1())
 	c, err := New(ctx, Parts{
 		Cache: mgr.GetCache(), Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: events.recorder(mgr.GetScheme()),
+		Clock: o.Clock,
 	}, o)
 	if err != nil {
 		return err
@@ -104,6 +114,9 @@ func Setup(ctx context.Context, mgr manager.Manager, o Options) error {
 	c.worksOn = events.worksOn
 	if err := c.rivals.watch(c.informer("Node"), c.informer("VolumeAttachment")); err != nil {
 		return err
+	}
+	if err := mgr.Add(manager.RunnableFunc(c.rivals.follow(clients.CoreV1()))); err != nil {
+		return fmt.Errorf("add the watch for other controllers' events: %w", err)
 	}
 	if err := mgr.AddReadyzCheck(Name, c.readyz(mgr.Elected())); err != nil {
 		return fmt.Errorf("add the readiness check: %w", err)
@@ -114,11 +127,12 @@ func Setup(ctx context.Context, mgr manager.Manager, o Options) error {
 		MaxConcurrentReconciles: workers,
 		NewQueue:                newQueue,
 		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[key](firstRetry, lastRetry),
+		LogConstructor:          logConstructor(mgr.GetLogger()),
 		EnableWarmup:            &yes, // a standby watches too, and takes over at once
 		SkipNameValidation:      &yes, // tests run several in one process
 	})
 	if err != nil {
-		return fmt.Errorf("make the queue of volumes: %w", err)
+		return fmt.Errorf("create the queue of volumes: %w", err)
 	}
 	for _, s := range c.Sources() {
 		if err := queue.Watch(s); err != nil {
@@ -134,28 +148,25 @@ func Setup(ctx context.Context, mgr manager.Manager, o Options) error {
 	return nil
 }
 
-// Lead lets the workers begin once the caches have caught up with the leader before.
+// Lead lets the workers begin once the caches show what the previous leader did.
 func (c *Controller) Lead(ctx context.Context) error {
-	barrier := kube.Barrier{Reader: c.live, Caches: c.world.informers}
-	// The leader before may be gone because the API server is: it gets time.
+	// The previous leader may be gone because the API server is: it gets time.
 	for retry := firstRetry; ; retry = min(2*retry, lastRetry) {
 		refusal, err := c.mayLead(ctx)
 		if refusal != nil {
 			return fmt.Errorf("refuse to lead: %w", refusal)
 		}
-		var versions map[schema.GroupVersionKind]string
 		if err == nil {
-			versions, err = barrier.Pass(ctx)
+			err = c.catchUp(ctx)
 		}
 		if err == nil {
-			c.sinceAttachments = versions[storagev1.SchemeGroupVersion.WithKind("VolumeAttachment")]
-			c.sinceNodes = versions[corev1.SchemeGroupVersion.WithKind("Node")]
+			c.world.adopt()
 			c.rivals.begin(c.sinceAttachments, c.sinceNodes)
 			c.metrics.CountVolumes(c.world.census)
 			close(c.ready)
 			return nil
 		}
-		log.FromContext(ctx).Error(err, "Not acting yet: cannot catch up with the leader before", "retry", retry)
+		log.FromContext(ctx).Error(err, "Not acting yet: cannot catch up with the previous leader", "retry", retry)
 		select {
 		case <-time.After(retry):
 		case <-ctx.Done():
@@ -195,33 +206,41 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 	}
 	for range turnLimit {
 		w.now = c.world.observe(k, w.at, c)
-		now := time.Now()
+		now := c.clock.Now()
 		decision := attachment.Decide(now, w.now.want, w.now.seen, c.policy)
-		c.metrics.Decided(now, w.volume(), w.now.want, w.now.seen, decision)
+		c.metrics.Decided(time.Now(), w.volume(), w.now.want, w.now.seen, decision)
+		if wait := c.rivals.holdBack(k, decision.Steps); wait > 0 {
+			return reconcile.Result{RequeueAfter: wait}, nil
+		}
 		again, err := w.take(ctx, decision.Steps)
 		if err != nil {
+			if refused(err) {
+				w.announce(decision.Steps, err)
+			}
 			return w.retry(err)
 		}
-		c.refusals.Forget(k)
 		if again {
 			continue
 		}
+		c.refusals.Forget(k)
 		if w.log.V(1).Enabled() {
 			w.logger().V(1).Info("Decided", "reason", decision.Reason, "steps", len(decision.Steps))
 		}
-		w.announce(decision.Steps)
-		return recheck(decision.RecheckAt), nil
+		return c.recheck(decision.RecheckAt, w.announce(decision.Steps, nil)), nil
 	}
-	return reconcile.Result{}, fmt.Errorf("decide on volume %s of %s: %w", k.Handle, k.Driver, errUnsettled)
+	return reconcile.Result{}, w.errorOf(fmt.Errorf("decide on volume %s of %s: %w", k.Handle, k.Driver, errUnsettled))
 }
 
-var errUnsettled = errors.New("its nodes changed faster than it could be decided on")
+var errUnsettled = errors.New("its nodes kept changing")
 
-func recheck(at time.Time) reconcile.Result {
-	if at.IsZero() {
+// recheck comes back at the first of the times, zero being none.
+func (c *Controller) recheck(times ...time.Time) reconcile.Result {
+	times = slices.DeleteFunc(times, time.Time.IsZero)
+	if len(times) == 0 {
 		return reconcile.Result{}
 	}
-	return reconcile.Result{RequeueAfter: max(time.Until(at), time.Millisecond)}
+	at := slices.MinFunc(times, time.Time.Compare)
+	return reconcile.Result{RequeueAfter: max(at.Sub(c.clock.Now()), time.Millisecond)}
 }
 
 // doubt remembers that a delete of the attachment's version went without an answer.
@@ -252,8 +271,6 @@ func (c *Controller) deleteMayBeUnderway(va *storagev1.VolumeAttachment) bool {
 func (c *Controller) writeMayBeUnderway(node *corev1.Node) bool {
 	return !after(node.ResourceVersion, c.sinceNodes) || c.reporter.writeMayBeUnderway(node)
 }
-
-func (c *Controller) unansweredNodes() []string { return c.reporter.unansweredNodes() }
 
 // after tells whether a version is surely newer than another.
 func after(version, other string) bool {

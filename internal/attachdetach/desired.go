@@ -40,11 +40,11 @@ func (w *world) demandFor(k key) demand {
 	}
 	slices.SortFunc(d.volumes, func(a, b *corev1.PersistentVolume) int { return cmp.Compare(a.Name, b.Name) })
 	for _, pv := range d.volumes {
-		d.shared = append(d.shared, shared(pv.Spec.AccessModes))
+		d.shared = append(d.shared, attachment.AllowsSeveralNodes(pv.Spec.AccessModes))
 	}
 	for pod, by := range w.needs(k, d.volumes) {
 		if by.pv == nil {
-			d.shared = append(d.shared, by.inline.Spec == nil || shared(by.inline.Spec.AccessModes))
+			d.shared = append(d.shared, by.inline.Spec == nil || attachment.AllowsSeveralNodes(by.inline.Spec.AccessModes))
 			d.add(pod, "", by.inline)
 		} else {
 			d.add(pod, by.pv.Name, kube.InlineVolume{})
@@ -69,7 +69,7 @@ func (w *world) needs(k key, volumes []*corev1.PersistentVolume) iter.Seq2[*core
 			return
 		}
 		for _, pv := range volumes {
-			for _, pod := range w.podsOf(pv) {
+			for pod := range w.podsOf(pv) {
 				if !yield(pod, way{pv: pv}) {
 					return
 				}
@@ -124,19 +124,23 @@ func (d *demand) name(k key) string {
 
 // podsOf gives the pods that run somewhere and use the PersistentVolume through the
 // claim that it is bound to.
-func (w *world) podsOf(pv *corev1.PersistentVolume) []*corev1.Pod {
-	ref := pv.Spec.ClaimRef
-	if ref == nil {
-		return nil
+func (w *world) podsOf(pv *corev1.PersistentVolume) iter.Seq[*corev1.Pod] {
+	return func(yield func(*corev1.Pod) bool) {
+		ref := pv.Spec.ClaimRef
+		if ref == nil {
+			return
+		}
+		name := ref.Namespace + "/" + ref.Name
+		claim, ok := get[*corev1.PersistentVolumeClaim](w.claims, name)
+		if !ok || claim.UID != ref.UID || claim.Spec.VolumeName != pv.Name || claim.Status.Phase != corev1.ClaimBound {
+			return
+		}
+		for _, pod := range list[*corev1.Pod](w.pods, byClaim, name) {
+			if !kube.PodEnded(pod) && uses(pod, claim) && !yield(pod) {
+				return
+			}
+		}
 	}
-	name := ref.Namespace + "/" + ref.Name
-	claim, ok := get[*corev1.PersistentVolumeClaim](w.claims, name)
-	if !ok || claim.UID != ref.UID || claim.Spec.VolumeName != pv.Name || claim.Status.Phase != corev1.ClaimBound {
-		return nil
-	}
-	return slices.DeleteFunc(list[*corev1.Pod](w.pods, byClaim, name), func(pod *corev1.Pod) bool {
-		return kube.PodEnded(pod) || !uses(pod, claim)
-	})
 }
 
 // uses tells whether the pod uses the claim. A claim of a generic ephemeral volume
@@ -163,7 +167,7 @@ func (w *world) attachRequired(driver string) bool {
 func sharing(ways []bool, attachments []*storagev1.VolumeAttachment, seen []attachment.Attachment) attachment.Knowledge {
 	for _, va := range attachments {
 		if inline := va.Spec.Source.InlineVolumeSpec; inline != nil {
-			ways = append(slices.Clip(ways), shared(inline.AccessModes))
+			ways = append(slices.Clip(ways), attachment.AllowsSeveralNodes(inline.AccessModes))
 		}
 	}
 	switch {
@@ -175,20 +179,30 @@ func sharing(ways []bool, attachments []*storagev1.VolumeAttachment, seen []atta
 	return attachment.Yes
 }
 
-// shared is upstream's rule (k/k pkg/volume/util.IsMultiAttachAllowed): one mode that
-// allows several nodes is enough, and none at all says nothing against it.
-func shared(modes []corev1.PersistentVolumeAccessMode) bool {
-	return len(modes) == 0 || slices.Contains(modes, corev1.ReadWriteMany) || slices.Contains(modes, corev1.ReadOnlyMany)
-}
-
 // waitedFor tells whether pods wait for the volume now: somewhere it is wanted and not
-// yet reported.
-func (w *world) waitedFor(k key) bool {
+// yet reported. What happens at one node changes nothing for the pods of others if the
+// volume is shared, and those may be many: then only the pods of that node are looked at.
+// No node means all.
+func (w *world) waitedFor(k key, at string) bool {
 	unique := kube.UniqueVolumeName(k.Driver, k.Handle)
-	for pod := range w.needs(k, list[*corev1.PersistentVolume](w.volumes, byVolume, unique)) {
-		if node, ok := w.nodes.Get(pod.Spec.NodeName); ok && !reported(node, unique) {
+	volumes := list[*corev1.PersistentVolume](w.volumes, byVolume, unique)
+	waits := func(name string) bool {
+		node, ok := w.nodes.Get(name)
+		return ok && !reported(node, unique)
+	}
+	if at != "" && len(volumes) > 0 && !slices.ContainsFunc(volumes, isExclusive) {
+		return waits(at) && slices.ContainsFunc(list[*corev1.Pod](w.pods, byNode, at), func(pod *corev1.Pod) bool {
+			return !kube.PodEnded(pod) && slices.Contains(w.keysOfPod(pod), k)
+		})
+	}
+	for pod := range w.needs(k, volumes) {
+		if waits(pod.Spec.NodeName) {
 			return true
 		}
 	}
 	return false
+}
+
+func isExclusive(pv *corev1.PersistentVolume) bool {
+	return !attachment.AllowsSeveralNodes(pv.Spec.AccessModes)
 }

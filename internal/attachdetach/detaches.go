@@ -1,6 +1,8 @@
 package attachdetach
 
 import (
+	"errors"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -22,7 +24,7 @@ type detach struct {
 
 // detaching tells that the delete of the attachment was accepted, and by what right if
 // the volume may be in use: nil if it is not.
-func (w *work) detaching(node attachment.NodeName, ref attachment.Ref, by attachment.Authority) {
+func (w *work) detaching(node attachment.NodeName, ref attachment.Ref, by attachment.Authority, why attachment.Reason) {
 	d := w.detachOf(ref)
 	a := w.announcer
 	a.mu.Lock()
@@ -35,7 +37,7 @@ func (w *work) detaching(node attachment.NodeName, ref attachment.Ref, by attach
 	if by != nil {
 		kind = corev1.EventTypeWarning
 	}
-	a.recorder.Event(d.about, kind, explain.DetachingVolume, explain.DetachStarted(d.name, node, by))
+	a.recorder.Event(d.about, kind, explain.DetachingVolume, explain.DetachStarted(d.name, node, by, why))
 }
 
 // follow remembers a detach, so that its end can be told; hold a.mu.
@@ -50,8 +52,12 @@ func (a *announcer) follow(k key, node attachment.NodeName, d detach) {
 // announcer's lock.
 func (w *work) tellClaims(steps []attachment.Step) {
 	a := w.announcer
-	for _, one := range w.now.seen.Attachments {
-		if known, ok := a.detaches[w.key][one.Node]; one.Deleting && one.Computed && (!ok || known.uid != uidOf(one.UID)) {
+	for i := range w.now.seen.Attachments {
+		one := &w.now.seen.Attachments[i]
+		if !one.Deleting || !one.Computed {
+			continue
+		}
+		if known, ok := a.detaches[w.key][one.Node]; !ok || known.uid != uidOf(one.UID) {
 			a.follow(w.key, one.Node, w.detachOf(one.Ref)) // somebody else's, or a leader's before us
 		}
 	}
@@ -65,13 +71,52 @@ func (w *work) tellClaims(steps []attachment.Step) {
 			continue
 		}
 		delete(a.detaches[w.key], node)
-		w.logger().Info("Detached", "node", node)
+		w.named(d.name).Info("Volume detached", "node", node, "attachment", d.attachment)
 		if d.about != nil {
 			a.recorder.Event(d.about, corev1.EventTypeNormal, explain.SuccessfulDetachVolume, explain.DetachSucceeded(d.name, node))
 		}
 	}
 	if len(a.detaches[w.key]) == 0 {
 		delete(a.detaches, w.key)
+	}
+}
+
+// tellTorn warns where another writer deleted the VolumeAttachment under a node that uses
+// the volume: the controller withdraws its report first. The pods there have dead mounts.
+func (w *work) tellTorn() {
+	a := w.announcer
+	torn := a.torn[w.key]
+	for i := range w.now.seen.Attachments {
+		one := &w.now.seen.Attachments[i]
+		removed := one.Deleting || one.Implied && !w.now.want.Unattached
+		switch {
+		case !one.Computed:
+		case !removed:
+			if one.Confirmed == attachment.Yes {
+				delete(torn, one.Node)
+			}
+		case !torn[one.Node] && w.now.seen.Nodes[one.Node].Reported && w.now.seen.Nodes[one.Node].InUse == attachment.Yes:
+			if torn == nil {
+				torn = map[attachment.NodeName]bool{}
+				a.torn[w.key] = torn
+			}
+			torn[one.Node] = true
+			w.warnTorn(one)
+		}
+	}
+	if len(torn) == 0 || len(w.now.seen.Attachments) == 0 {
+		delete(a.torn, w.key)
+	}
+}
+
+func (w *work) warnTorn(one *attachment.Attachment) {
+	text := explain.DetachedInUse(w.now.nameAt(one.Node), one.Node)
+	w.loggerAt(one.Node).Error(nil, "VolumeAttachment was deleted by another client while the volume is in use", "attachment", one.Name)
+	for _, pod := range w.now.pods[one.Node] {
+		w.announcer.warn(pod, explain.VolumeDetachedInUse, attachment.StillInUse, text)
+	}
+	if about := w.world.ownerOf(w.now.nameAt(one.Node)); about != nil {
+		w.announcer.warn(about, explain.VolumeDetachedInUse, attachment.StillInUse, text)
 	}
 }
 
@@ -95,7 +140,7 @@ func (w *work) tellFailure(hold attachment.Hold) {
 	}
 	d.told = cause
 	a.detaches[w.key][hold.Node] = d
-	w.logger().Info("Hold", "node", hold.Node, "reason", hold.Reason, "detail", cause)
+	w.named(d.name).Error(errors.New(cause), "Failed to detach volume", "node", hold.Node, "attachment", d.attachment, "reason", hold.Reason)
 	if d.about != nil {
 		a.warn(d.about, explain.FailedDetachVolume, hold.Reason, explain.DetachFailed(d.name, hold.Node, cause))
 	}
@@ -115,15 +160,15 @@ func (w *work) detachOf(ref attachment.Ref) detach {
 
 // released tells that the report of a volume without an attachment was taken back: the
 // whole of its detach.
-func (w *work) released(node attachment.NodeName, by attachment.Authority) {
+func (w *work) released(node attachment.NodeName, by attachment.Authority, why attachment.Reason) {
 	name := w.now.volumeName
-	w.logger().Info("Detached", "node", node)
+	w.loggerAt(node).Info("Volume detached")
 	about := w.world.ownerOf(name)
 	if about == nil {
 		return
 	}
 	if by != nil {
-		w.announcer.recorder.Event(about, corev1.EventTypeWarning, explain.DetachingVolume, explain.DetachStarted(name, node, by))
+		w.announcer.recorder.Event(about, corev1.EventTypeWarning, explain.DetachingVolume, explain.DetachStarted(name, node, by, why))
 	}
 	w.announcer.recorder.Event(about, corev1.EventTypeNormal, explain.SuccessfulDetachVolume, explain.DetachSucceeded(name, node))
 }

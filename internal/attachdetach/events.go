@@ -11,6 +11,7 @@ import (
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
 	eventutil "k8s.io/client-go/tools/record/util"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/kube"
@@ -70,7 +71,7 @@ func (s *eventSink) recorder(scheme *runtime.Scheme) record.EventRecorder {
 func (s *eventSink) Start(ctx context.Context) error {
 	watch := s.broadcaster.StartEventWatcher(func(e *corev1.Event) {
 		if !s.add(e) {
-			log.FromContext(ctx).Info("Dropped an event, too many wait to be sent", "object", e.InvolvedObject.Name, "reason", e.Reason)
+			log.FromContext(ctx).Info("Dropping event, too many are waiting to be sent", "object", klog.KRef(e.InvolvedObject.Namespace, e.InvolvedObject.Name), "reason", e.Reason)
 		}
 	})
 	defer s.broadcaster.Shutdown()
@@ -81,7 +82,7 @@ func (s *eventSink) Start(ctx context.Context) error {
 			return nil
 		}
 		if err := s.send(ctx, e); err != nil && ctx.Err() == nil {
-			log.FromContext(ctx).Error(err, "Send event", "object", e.InvolvedObject.Name, "reason", e.Reason)
+			log.FromContext(ctx).Error(err, "Failed to send event", "object", klog.KRef(e.InvolvedObject.Namespace, e.InvolvedObject.Name), "reason", e.Reason)
 		}
 	}
 }

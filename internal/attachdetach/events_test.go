@@ -38,6 +38,15 @@ func (l *lab) awaitHeard(kind, name, reason, message string) {
 	})
 }
 
+// heldBy is the event on a pod that waits for a volume which a pod of another node has.
+func (l *lab) heldBy(volume, node, pod string) string {
+	l.Helper()
+	return explain.MultiAttach(l.name(volume), driver, l.prefix, []explain.Pod{{Namespace: l.prefix, Name: pod}}, []attachment.Blocker{{
+		Node: attachment.NodeName(l.name(node)), Kind: attachment.ByAttachment,
+		Cause: attachment.Cause{Since: l.read(volume, node).CreationTimestamp.Time},
+	}})
+}
+
 // detachError is an attacher whose driver refuses to detach.
 func (l *lab) detachError(volume, node, message string) {
 	l.Helper()
@@ -54,7 +63,7 @@ func TestClaimHearsOfDetach(t *testing.T) {
 	l.attacher.set(func() { l.attacher.stalled = true })
 	l.gone("p")
 	node := attachment.NodeName(l.name("a"))
-	l.awaitHeard("PersistentVolumeClaim", "v", explain.DetachingVolume, explain.DetachStarted(l.name("v"), node, nil))
+	l.awaitHeard("PersistentVolumeClaim", "v", explain.DetachingVolume, explain.DetachStarted(l.name("v"), node, nil, ""))
 	for _, message := range []string{"busy", "busy", "still busy"} { // a retry is no news
 		l.detachError("v", "a", message)
 	}
@@ -93,7 +102,7 @@ func TestClaimHearsOfForcedDetach(t *testing.T) {
 	l.taint("a")
 	node := attachment.NodeName(l.name("a"))
 	l.awaitHeard("PersistentVolumeClaim", "v", explain.DetachingVolume,
-		explain.DetachStarted(l.name("v"), node, attachment.OutOfServiceTaint{}))
+		explain.DetachStarted(l.name("v"), node, attachment.OutOfServiceTaint{}, attachment.StillInUse))
 	l.awaitDetached("v", "a")
 }
 

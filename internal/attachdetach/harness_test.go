@@ -236,7 +236,11 @@ func (l *lab) describe() string {
 		}
 	}
 	for _, e := range l.events {
-		fmt.Fprintf(&b, "event on %s: %s %q\n", e.InvolvedObject.Name, e.Reason, e.Message)
+		var writers []string
+		for _, f := range e.ManagedFields {
+			writers = append(writers, f.Manager)
+		}
+		fmt.Fprintf(&b, "event on %s by %v: %s %q\n", e.InvolvedObject.Name, writers, e.Reason, e.Message)
 	}
 	return b.String()
 }
@@ -270,34 +274,7 @@ func (l *lab) run() (stop func()) {
 func launch(t *testing.T, o Options, wrap func(http.RoundTripper) http.RoundTripper) (stop func()) {
 	t.Helper()
 	o.WarnOfRivals = true // the tests write as other controllers do
-	config := rest.CopyConfig(cluster.controller)
-	config.Wrap(wrap)
-	mgr, err := kube.NewManager(config, kube.ManagerConfig{
-		Lease: &kube.LeaseConfig{
-			Namespace: "kube-system", Name: "belay-controller", RenewDeadline: 10 * time.Second,
-			Identity: fmt.Sprintf("%s-%d", t.Name(), time.Now().UnixNano()),
-		},
-		LeaseDuration: 15 * time.Second,
-		RetryPeriod:   100 * time.Millisecond,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	if err := Setup(ctx, mgr, o); err != nil {
-		cancel()
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- mgr.Start(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
-			t.Errorf("controller ended: %v", err)
-		}
-	})
-	t.Cleanup(stop)
-	return stop
+	return launchAs(t, o, wrap)
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)

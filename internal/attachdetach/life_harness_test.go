@@ -16,7 +16,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -25,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
@@ -45,6 +48,10 @@ type life struct {
 	version int
 	model   *model
 	control *Controller
+	logger  logr.Logger // the controller's; discards by default
+
+	// forbids, if set, is what an admission rule, or missing rights, has the API server answer.
+	forbids func(verb string, obj client.Object) error
 
 	woken  []key
 	timers map[key]time.Time
@@ -84,12 +91,14 @@ func (l *life) lead() {
 	server := toyClient{life: l}
 	parts := Parts{Client: server, Live: server, Recorder: lifeRecorder{l}}
 	l.control = assemble(l.model.world, &rivals{}, parts, Options{Policy: l.policy})
+	l.control.stepsAtOnce = 1 // a transcript has one order
 	since := strconv.Itoa(l.version)
 	l.control.sinceAttachments, l.control.sinceNodes = since, since
 	close(l.control.ready)
 	for _, name := range slices.Sorted(maps.Keys(l.objects)) {
 		l.woken = append(l.woken, l.model.event(copyOf(l.objects[name]), false)...)
 	}
+	l.model.adopt()
 	l.settle()
 }
 
@@ -129,7 +138,7 @@ func (l *life) settle() {
 	for len(l.woken) > 0 {
 		k := l.woken[0]
 		l.woken = slices.DeleteFunc(l.woken, func(other key) bool { return other == k })
-		result, err := l.control.Reconcile(context.Background(), k)
+		result, err := l.control.Reconcile(log.IntoContext(context.Background(), logConstructor(l.logger)(&k)), k)
 		if err != nil {
 			l.Errorf("at +%v: %v", time.Since(l.begun), err)
 		}
@@ -314,6 +323,27 @@ func (l *life) detached(k key, node string) {
 	l.settle()
 }
 
+// deletesAttachment is a person: the attacher's finalizer keeps the object until it has
+// detached the volume.
+func (l *life) deletesAttachment(k key, node string) {
+	l.Helper()
+	va := l.attachment(k, node)
+	l.did("admin", "deletes VolumeAttachment %s on %s", k.Handle, node)
+	va.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+	l.store(va)
+	l.settle()
+}
+
+// cannotAttach is the attacher: whether the driver has published the volume is not known.
+func (l *life) cannotAttach(k key, node, message string) {
+	l.Helper()
+	va := l.attachment(k, node)
+	l.did("attacher", "cannot attach %s to %s: %s", k.Handle, node, message)
+	va.Status.AttachError = &storagev1.VolumeError{Message: message}
+	l.store(va)
+	l.settle()
+}
+
 func (l *life) refusesDetach(k key, node, message string) {
 	l.Helper()
 	va := l.attachment(k, node)
@@ -364,11 +394,27 @@ func (c toyClient) found(name string, obj client.Object) (client.Object, error) 
 
 func (c toyClient) Get(_ context.Context, name client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
 	c.say("controller", "reads %s %s", kindOf(obj), c.short(name.Name))
+	if err := c.refuses("get", obj); err != nil {
+		return err
+	}
+	if lease, ok := obj.(*coordinationv1.Lease); ok { // of a kubelet that renews it every 10 s
+		lease.ResourceVersion = strconv.Itoa(1 + int(time.Since(c.begun)/(10*time.Second)))
+		return nil
+	}
 	there, err := c.found(name.Name, obj)
 	if err == nil {
 		reflect.ValueOf(obj).Elem().Set(reflect.ValueOf(copyOf(there)).Elem())
 	}
 	return err
+}
+
+// refuses is the answer of an API server that forbids the request.
+func (c toyClient) refuses(verb string, obj client.Object) error {
+	if c.forbids == nil || c.forbids(verb, obj) == nil {
+		return nil
+	}
+	c.say("API server", "refuses")
+	return apierrors.NewForbidden(schema.GroupResource{Resource: kindOf(obj)}, "", c.forbids(verb, obj))
 }
 
 // short names an attachment by its node.
@@ -402,6 +448,9 @@ func (c toyClient) Delete(_ context.Context, obj client.Object, options ...clien
 		return apierrors.NewConflict(schema.GroupResource{Resource: kindOf(obj)}, obj.GetName(), fmt.Errorf("preconditions %v", p))
 	}
 	c.say("controller", "deletes %s %s", kindOf(obj), c.short(obj.GetName()))
+	if err := c.refuses("delete", obj); err != nil {
+		return err
+	}
 	gone := copyOf(there)
 	gone.SetDeletionTimestamp(&metav1.Time{Time: time.Now()})
 	c.store(gone) // until the attacher lets it go

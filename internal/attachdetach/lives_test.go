@@ -1,10 +1,13 @@
 package attachdetach
 
 import (
+	"errors"
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/attachment"
 )
@@ -41,8 +44,15 @@ func TestLives(t *testing.T) {
 		"node-deleted":            {asUpstream, lifeNodeDeleted},
 		"node-deleted-policy":     {onDeletion, lifeNodeDeletedPolicy},
 		"node-came-back":          {asUpstream, lifeNodeCameBack},
+		"node-came-back-silent":   {asUpstream, lifeNodeCameBackSilent},
+		"node-deleted-pods-stay":  {asUpstream, lifeNodeDeletedPodsStay},
+		"deleted-by-hand":         {asUpstream, lifeDeletedByHand},
+		"uncertain-attach":        {asUpstream, lifeUncertainAttach},
+		"detach-forbidden":        {asUpstream, lifeDetachForbidden},
+		"lease-forbidden":         {asUpstream, lifeLeaseForbidden},
 		"attach-no-longer-needed": {asUpstream, lifeFlip},
 		"silent-attacher":         {asUpstream, lifeSilent},
+		"silent-attacher-move":    {asUpstream, lifeSilentMove},
 		"fibre-channel":           {asUpstream, lifeFibreChannel},
 		"fibre-channel-timeout":   {asUpstream, lifeFibreChannelTimeout},
 	} {
@@ -155,7 +165,7 @@ func lifeNodeCameBack(l *life) {
 	l.deleteNode("a")
 	l.podGone("p")
 	l.comeBack("a", false)
-	l.pass(time.Hour)
+	l.pass(30 * time.Second)
 	l.use("a", v)
 	l.use("a")
 	l.detached(v, "a")
@@ -165,6 +175,99 @@ func lifeNodeCameBack(l *life) {
 	l.podGone("p2")
 	l.comeBack("a", true)
 	l.detached(v, "a")
+}
+
+// lifeNodeCameBackSilent is about a kubelet that unmounted the volume while its Node was
+// gone, and so never lists it again.
+func lifeNodeCameBackSilent(l *life) {
+	v := l.settledOn("a")
+	l.node("b")
+	l.deleteNode("a")
+	l.podGone("p")
+	l.pod("p2", "b", "v")
+	l.comeBack("a", false)
+	l.pass(time.Minute)
+	l.detached(v, "a")
+	l.attached(v, "b")
+}
+
+// lifeNodeDeletedPodsStay is the minute before PodGC deletes the pods of a deleted Node.
+func lifeNodeDeletedPodsStay(l *life) {
+	v := l.settledOn("a")
+	l.node("b")
+	l.pod("q", "b", "v")
+	l.deleteNode("a")
+	l.pass(time.Minute)
+	l.podGone("p")
+	l.pass(6 * time.Minute)
+	l.detached(v, "a")
+	l.attached(v, "b")
+}
+
+// lifeDeletedByHand is about a VolumeAttachment that a person deletes while the volume is
+// in use. Its mounts are dead, so its pod is deleted later.
+func lifeDeletedByHand(l *life) {
+	v := l.settledOn("a")
+	l.node("b")
+	l.deletesAttachment(v, "a")
+	l.detached(v, "a")
+	l.attached(v, "a")
+	l.pod("q", "b", "v")
+	l.podGone("p")
+	l.use("a")
+	l.detached(v, "a")
+	l.attached(v, "b")
+}
+
+// lifeUncertainAttach is about a pod whose volume may be on its way to another node.
+func lifeUncertainAttach(l *life) {
+	l.node("a")
+	l.node("b")
+	v := l.volume("v")
+	l.pod("p", "a", "v")
+	l.pod("q", "b", "v")
+	l.cannotAttach(v, "a", "no answer in time")
+	l.podGone("p")
+	l.detached(v, "a")
+	l.attached(v, "b")
+}
+
+// lifeDetachForbidden is about an admission rule that forbids the delete.
+func lifeDetachForbidden(l *life) {
+	v := l.settledOn("a")
+	l.node("b")
+	l.pod("q", "b", "v")
+	l.forbids = func(verb string, _ client.Object) error {
+		if verb == "delete" {
+			return errors.New("frozen for the weekend")
+		}
+		return nil
+	}
+	l.podGone("p")
+	l.use("a")
+	l.pass(10 * time.Second)
+	l.forbids = nil
+	l.pass(10 * time.Second)
+	l.detached(v, "a")
+	l.attached(v, "b")
+}
+
+// lifeLeaseForbidden is about a controller that was not given the right to read the leases
+// of kubelets.
+func lifeLeaseForbidden(l *life) {
+	l.settledOn("a")
+	l.node("b")
+	l.pod("q", "b", "v")
+	l.deleteNode("a")
+	l.podGone("p")
+	l.forbids = func(_ string, obj client.Object) error {
+		if _, ok := obj.(*coordinationv1.Lease); ok {
+			return errors.New("no rights")
+		}
+		return nil
+	}
+	l.comeBack("a", false)
+	l.pass(10 * time.Second)
 }
 
 func lifeFlip(l *life) {
@@ -191,6 +294,18 @@ func lifeSilent(l *life) {
 	l.pass(time.Hour)
 	l.pod("p2", "a", "v")
 	l.detached(v, "a")
+}
+
+// lifeSilentMove is about a pod that waits while nothing carries out the detach.
+func lifeSilentMove(l *life) {
+	v := l.settledOn("a")
+	l.node("b")
+	l.pod("q", "b", "v")
+	l.podGone("p")
+	l.use("a")
+	l.pass(3 * time.Minute)
+	l.detached(v, "a")
+	l.attached(v, "b")
 }
 
 func lifeFibreChannel(l *life) {

@@ -23,21 +23,21 @@ import (
 // model is a world without an API server: objects are put into the stores as a watch
 // would, and the volumes that each of them wakes are returned.
 type model struct {
-	*testing.T
+	testing.TB
 	*world
 	stores  map[string]*countingStore
 	version int
 }
 
-func newModel(t *testing.T) *model {
-	t.Helper()
-	m := &model{T: t, stores: map[string]*countingStore{}}
+func newModel(tb testing.TB) *model {
+	tb.Helper()
+	m := &model{TB: tb, stores: map[string]*countingStore{}}
 	stores := map[string]toolscache.Indexer{}
 	for _, kind := range kinds {
 		m.stores[kind.name] = &countingStore{Indexer: toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, indexersOf(kind.indexers))}
 		stores[kind.name] = m.stores[kind.name]
 	}
-	m.world = worldOf(stores)
+	m.world = worldOf(stores, ownClock{})
 	return m
 }
 
@@ -152,7 +152,7 @@ type noDoubts struct{}
 
 func (noDoubts) deleteMayBeUnderway(*storagev1.VolumeAttachment) bool { return false }
 func (noDoubts) writeMayBeUnderway(*corev1.Node) bool                 { return false }
-func (noDoubts) unansweredNodes() []string                            { return nil }
+func (noDoubts) pending(key) []attachment.Pending                     { return nil }
 
 // attaches gives the nodes that the decision attaches the volume to.
 func attaches(d attachment.Decision) []attachment.NodeName {

@@ -3,6 +3,7 @@ package attachdetach
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
@@ -22,17 +23,29 @@ type Parts struct {
 	Live client.Reader
 	// Recorder takes the events for pods.
 	Recorder record.EventRecorder
+	// Clock is the API server's time; nil is the process's own.
+	Clock Clock
 }
+
+// Clock tells the time by which waits are counted that outlive the process.
+type Clock interface{ Now() time.Time }
+
+type ownClock struct{}
+
+func (ownClock) Now() time.Time { return time.Now() }
 
 // New makes a controller that acts through the parts. Whoever makes it starts Sources,
 // calls Lead once it leads, and Reconcile for each volume that the sources name.
 func New(ctx context.Context, p Parts, o Options) (*Controller, error) {
-	w, err := newWorld(ctx, p.Cache)
+	if p.Clock == nil {
+		p.Clock = ownClock{}
+	}
+	w, err := newWorld(ctx, p.Cache, p.Clock)
 	if err != nil {
 		return nil, fmt.Errorf("set up the attach/detach controller: %w", err)
 	}
-	r := rivalsFor(ctx, p, o)
-	p.Client = gated{p.Client, r.check}
+	r := rivalsFor(ctx, w, p, o)
+	p.Client = gated{p.Client, r}
 	if o.MayLead == nil {
 		o.MayLead = func(context.Context) (refusal, err error) { return nil, nil }
 	}
@@ -47,7 +60,7 @@ func assemble(w *world, r *rivals, p Parts, o Options) *Controller {
 		client:    p.Client,
 		live:      p.Live,
 		world:     w,
-		reporter:  newReporter(p.Client, p.Live, w, o.Policy),
+		reporter:  newReporter(p.Client, p.Live, w),
 		announcer: newAnnouncer(p.Recorder),
 		policy:    o.Policy,
 		metrics:   o.Metrics,
@@ -55,8 +68,11 @@ func assemble(w *world, r *rivals, p Parts, o Options) *Controller {
 		mayLead:   o.MayLead,
 		ready:     make(chan struct{}),
 		doubtful:  map[types.UID]string{},
-		attempted: map[key]map[string]bool{},
-		refusals:  newRefusals(),
+		attempted: map[key]map[string]attempt{},
+		clock:     w.clock,
+
+		stepsAtOnce: workers,
+		refusals:    newRefusals(),
 	}
 }
 

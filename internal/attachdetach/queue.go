@@ -7,68 +7,57 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 )
 
-// queueOfVolumes is controller-runtime's priority queue, which in v0.24.1 can block
-// for ever while it shuts down: it hands an item to a worker that has left, holding
-// the locks that others need to leave. Here nobody waits for it once it is down, so
-// that a process that is asked to end gives its lease back at once.
-type queueOfVolumes struct {
+// volumeQueue is controller-runtime's priority queue without its shutdown, which can
+// deadlock in v0.24.1 (kubernetes-sigs/controller-runtime#3538): handleReadyItems
+// (pkg/controller/priorityqueue/priorityqueue.go:400) hands an item to a worker that
+// ShutDown has sent away, and holds the locks that every other worker needs to leave.
+// The process would then not release its lease before the grace period is over.
+//
+// Delete this file and NewQueue in Setup with the first release that has the fix:
+// v0.24.2 (#3549, merged, not released) or v0.25.0 (#3540, for Kubernetes 1.37).
+type volumeQueue struct {
 	priorityqueue.PriorityQueue[key]
 
-	down chan struct{}
-	once sync.Once
+	down     chan struct{}
+	shutDown func()
 }
 
 func newQueue(name string, limiter workqueue.TypedRateLimiter[key]) workqueue.TypedRateLimitingInterface[key] {
-	inner := priorityqueue.New(name, func(o *priorityqueue.Opts[key]) { o.RateLimiter = limiter })
-	return &queueOfVolumes{PriorityQueue: inner, down: make(chan struct{})}
+	down := make(chan struct{})
+	return &volumeQueue{
+		PriorityQueue: priorityqueue.New(name, func(o *priorityqueue.Opts[key]) { o.RateLimiter = limiter }),
+		down:          down,
+		shutDown:      sync.OnceFunc(func() { close(down) }),
+	}
 }
 
-// GetWithPriority waits for the next volume or for the end.
-func (q *queueOfVolumes) GetWithPriority() (k key, priority int, shutdown bool) {
+// GetWithPriority returns the next volume, or that the queue was shut down.
+func (q *volumeQueue) GetWithPriority() (k key, priority int, shutdown bool) {
 	type item struct {
 		key      key
 		priority int
-		shutdown bool
 	}
 	next := make(chan item, 1)
 	go func() {
-		k, priority, shutdown := q.PriorityQueue.GetWithPriority()
-		next <- item{k, priority, shutdown}
+		k, priority, _ := q.PriorityQueue.GetWithPriority()
+		next <- item{k, priority}
 	}()
 	select {
 	case i := <-next:
-		return i.key, i.priority, i.shutdown
+		return i.key, i.priority, false
 	case <-q.down:
 		return key{}, 0, true
 	}
 }
 
 // Get is GetWithPriority without the priority.
-func (q *queueOfVolumes) Get() (k key, shutdown bool) {
+func (q *volumeQueue) Get() (k key, shutdown bool) {
 	k, _, shutdown = q.GetWithPriority()
 	return k, shutdown
 }
 
-// Done allows the volume to be handed out again.
-func (q *queueOfVolumes) Done(k key) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		q.PriorityQueue.Done(k)
-	}()
-	select {
-	case <-done:
-	case <-q.down:
-	}
-}
+// ShutDown sends the workers away and leaves the inner queue to the end of the process.
+func (q *volumeQueue) ShutDown() { q.shutDown() }
 
-// ShutDown ends the queue: what is left in it will be found again by the next leader.
-func (q *queueOfVolumes) ShutDown() {
-	q.once.Do(func() {
-		close(q.down)
-		q.PriorityQueue.ShutDown()
-	})
-}
-
-// ShutDownWithDrain is ShutDown.
-func (q *queueOfVolumes) ShutDownWithDrain() { q.ShutDown() }
+// ShutDownWithDrain is ShutDown: the next leader finds what is left.
+func (q *volumeQueue) ShutDownWithDrain() { q.ShutDown() }

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-var errNotCaughtUp = errors.New("leads, and has not caught up with the leader before yet")
+var errNotCaughtUp = errors.New("leading, but the caches have not caught up with the previous leader")
 
 // readyz tells whether the process does its part: a standby has read everything and can
 // take over at once, a leader has caught up with the one before and acts.
@@ -25,7 +25,7 @@ func (c *Controller) readyz(elected <-chan struct{}) func(*http.Request) error {
 		}
 		if len(reading) > 0 {
 			slices.Sort(reading)
-			return fmt.Errorf("still reading %s", strings.Join(reading, ", "))
+			return fmt.Errorf("the caches are not synced yet: %s", strings.Join(reading, ", "))
 		}
 		select {
 		case <-elected:

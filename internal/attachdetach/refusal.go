@@ -22,10 +22,10 @@ func newRefusals() workqueue.TypedRateLimiter[key] {
 // be attached must not keep the API server busy.
 func (w *work) retry(err error) (reconcile.Result, error) {
 	if !refused(err) {
-		return reconcile.Result{}, err
+		return reconcile.Result{}, w.errorOf(err) // controller-runtime logs it
 	}
 	after := w.refusals.When(w.key)
-	w.logger().Error(err, "Refused", "retry", after)
+	w.logger().Error(err, "API server refused a request, retrying", "retryAfter", after)
 	return reconcile.Result{RequeueAfter: after}, nil
 }
 

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -30,7 +29,6 @@ type reporter struct {
 	client client.Client
 	live   client.Reader // reads past the caches, at quorum
 	nodes  *kube.Newest[*corev1.Node]
-	policy attachment.Policy
 
 	mu    sync.Mutex
 	lines map[string]*line // by node
@@ -53,9 +51,10 @@ type line struct {
 type change struct {
 	volume string // unique name
 	kind   kind
-	// requested is since when the detach waits: to be stored, or to be weighed before a
-	// withdrawal. Zero if it does not.
+	// requested is since when the detach waits, to be stored; zero if it does not.
 	requested time.Time
+	// expect is what the Node must still say for a withdrawal.
+	expect attachment.NodeFacts
 	// newVersion asks for a new version of the Node even if the list does not change.
 	newVersion bool
 	// uid is that of the Node that was decided on.
@@ -83,8 +82,19 @@ type outcome struct {
 	err      error
 }
 
-func newReporter(c client.Client, live client.Reader, w *world, policy attachment.Policy) *reporter {
-	return &reporter{client: c, live: live, nodes: w.nodes, policy: policy, lines: map[string]*line{}, unsure: map[string]string{}}
+func newReporter(c client.Client, live client.Reader, w *world) *reporter {
+	return &reporter{client: c, live: live, nodes: w.nodes, lines: map[string]*line{}, unsure: map[string]string{}}
+}
+
+// look reads the Node past the cache, and changes nothing.
+func (r *reporter) look(ctx context.Context, node string) outcome {
+	switch _, err := r.read(ctx, node); {
+	case apierrors.IsNotFound(err):
+		return outcome{missing: true, answered: true}
+	case err != nil:
+		return outcome{err: fmt.Errorf("read node %s: %w", node, err)}
+	}
+	return outcome{answered: true}
 }
 
 // change makes one change and returns when the API server has answered.
@@ -178,7 +188,7 @@ func (r *reporter) tryWrite(ctx context.Context, name string, batch []*change) (
 	return nil, outcome{err: fmt.Errorf("write volumesAttached of node %s: %w", name, errBusy)}
 }
 
-var errBusy = errors.New("others changed the object all the time")
+var errBusy = errors.New("other clients kept changing the object")
 
 // doubt remembers that a write bound to this version of the Node went without an
 // answer: it may still be carried out, as long as that version is the newest.
@@ -201,13 +211,6 @@ func (r *reporter) writeMayBeUnderway(node *corev1.Node) bool {
 	return ok
 }
 
-// unansweredNodes are those with a write of ours that went without an answer.
-func (r *reporter) unansweredNodes() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Sorted(maps.Keys(r.unsure))
-}
-
 // plan is one write of a Node.
 type plan struct {
 	list []corev1.AttachedVolume
@@ -221,8 +224,8 @@ type plan struct {
 	stamp bool
 }
 
-// plan applies the batch to the node's list. Each change must be allowed by this very
-// version of the Node, to which the write will be bound.
+// plan applies the batch to the node's list. What each change was decided on must hold
+// for this very version of the Node, to which the write will be bound.
 func (r *reporter) plan(node *corev1.Node, batch []*change) (p plan, allowed []bool) {
 	p.list = slices.Clone(node.Status.VolumesAttached)
 	p.requests = requestsOn(node)
@@ -235,19 +238,14 @@ func (r *reporter) plan(node *corev1.Node, batch []*change) (p plan, allowed []b
 		switch c.kind {
 		case reporting:
 			p.report(c.volume)
-			p.request(c.volume, time.Time{})
+			p.request(c.volume, c.requested)
 		case noting:
 			p.request(c.volume, c.requested)
 		case withdrawing:
-			n := stateOf(node, c.volume)
-			allowed[i] = r.policy.MayWithdraw(time.Now(), n, c.requested)
-			if !allowed[i] {
+			if allowed[i] = stateOf(node, c.volume).Facts() == c.expect; !allowed[i] {
 				continue
 			}
 			p.withdraw(c.volume)
-			if n.InUse == attachment.No {
-				p.request(c.volume, time.Time{})
-			}
 			if c.newVersion {
 				p.changed, p.stamp = true, true
 			}
@@ -343,7 +341,7 @@ func (p *plan) annotations() (map[string]any, error) {
 	default:
 		text, err := json.Marshal(p.requests)
 		if err != nil {
-			return nil, fmt.Errorf("encode the requests of detaches: %w", err)
+			return nil, fmt.Errorf("encode the detach requests: %w", err)
 		}
 		changed[kube.DetachesRequestedAnnotation] = string(text)
 	}

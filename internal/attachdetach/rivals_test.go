@@ -1,7 +1,9 @@
 package attachdetach
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -10,32 +12,54 @@ import (
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/record"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
 )
 
-// duel is a leader that watches for others.
+// duel is a leader that looks for another controller. Creates succeed, or fail with refusal.
 type duel struct {
 	*testing.T
 	*rivals
-	events *record.FakeRecorder
+	client.Client
+	events  *record.FakeRecorder
+	refusal error
+	version int
 }
+
+const otherProgram = "kube-controller-manager"
 
 func newDuel(t *testing.T) *duel {
 	t.Helper()
-	events := record.NewFakeRecorder(10)
-	return &duel{t, &rivals{
-		recorder: events, log: logr.Discard(), named: func(string) string { return "kube-controller-manager" },
-	}, events}
+	d := &duel{T: t, events: record.NewFakeRecorder(100), version: 10}
+	d.rivals = &rivals{
+		recorder: d.events, log: logr.Discard(), settle: settleTime,
+		maker: func(string) string { return otherProgram }, nodeOf: func(string, string) string { return "n" },
+		sent: map[string]int{}, warned: map[string]time.Time{},
+	}
+	return d
 }
 
-// report is an update of a Node whose report changed, by the manager's hand.
-func (d *duel) report(manager, version string, changed bool) {
-	before := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
+// leads makes it a leader whose first minute is over.
+func (d *duel) leads() {
+	d.begin("10", "10")
+	<-time.After(settleTime)
+}
+
+// Create is client.Client's.
+func (d *duel) Create(context.Context, client.Object, ...client.CreateOption) error { return d.refusal }
+
+// report is an update of a Node whose report changed, or not, by the manager's hand.
+func (d *duel) report(manager, node string, changed bool) {
+	before := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
 	after := before.DeepCopy()
-	after.ResourceVersion = version
+	d.version++
+	after.ResourceVersion = fmt.Sprint(d.version)
 	if changed {
 		after.Status.VolumesAttached = []corev1.AttachedVolume{{Name: "v"}}
 	}
@@ -45,88 +69,234 @@ func (d *duel) report(manager, version string, changed bool) {
 	d.nodeChanged(before, kube.StripNode(after))
 }
 
-func (d *duel) attach(name, version string, ours bool) {
-	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version}}
-	if ours {
-		va.Annotations = map[string]string{kube.VolumeHandleAnnotation: "h"}
-	}
-	d.attachmentMade(kube.StripAttachment(va))
+// emit is an event of an attach/detach controller.
+func (d *duel) emit(manager string) {
+	d.eventSeen(&corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{ManagedFields: []metav1.ManagedFieldsEntry{{
+			Manager: manager, FieldsV1: metav1.NewFieldsV1(`{"f:source": {"f:component": {}}}`),
+		}}},
+		InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "p"},
+	})
 }
 
-func (d *duel) want(halted bool, events int) {
+// appears makes the cache deliver a VolumeAttachment, without belay's annotations.
+func (d *duel) appears(name string) {
+	d.version++
+	va := attachmentNamed(name)
+	va.ResourceVersion = fmt.Sprint(d.version)
+	d.attachmentAdded(va)
+}
+
+// create is our own, through the gate.
+func (d *duel) create(name string) error {
+	return gated{d, d.rivals}.Create(d.Context(), attachmentNamed(name))
+}
+
+func attachmentNamed(name string) *storagev1.VolumeAttachment {
+	return &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: storagev1.VolumeAttachmentSpec{NodeName: "n"},
+	}
+}
+
+// attach asks whether a decision to attach the volume may be carried out.
+func (d *duel) attach(handle string) (name string, wait time.Duration) {
+	k := key{Driver: driver, Handle: handle}
+	wait = d.holdBack(k, []attachment.Step{attachment.Attach{Node: "n"}})
+	return kube.AttachmentName(handle, driver, "n"), wait
+}
+
+func (d *duel) want(halted bool, warnings int) {
 	d.Helper()
 	if err := d.check(); (err != nil) != halted || halted && !errors.Is(err, ErrHalted) {
 		d.Errorf("halted: %v, want %v", err, halted)
 	}
-	if n := len(d.events.Events); n != events {
-		d.Errorf("%d events, want %d", n, events)
+	if n := len(d.events.Events); n != warnings {
+		d.Errorf("%d events, want %d", n, warnings)
+	}
+	for range len(d.events.Events) {
+		<-d.events.Events
 	}
 }
 
 var computedTestName = "csi-" + strings.Repeat("0", 64)
 
-// The second change of a report by another halts, whatever came before we led does not.
-func TestSecondForeignReportHalts(t *testing.T) {
+// A node may write its own status, as often and under whatever name it likes. That is
+// reported now and then, and changes nothing for any other node.
+func TestReportsNeverHalt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDuel(t)
-		d.report("kube-controller-manager", "3", true) // a standby looks on
-		d.begin("10", "10")
-		d.report("kube-controller-manager", "9", true)   // what the one before wrote
-		d.report("kube-controller-manager", "11", false) // an old hand in a Node that kubelet changed
-		d.report(kube.FieldManager, "12", true)
+		d.report(otherProgram, "n", true) // a standby looks on
 		d.want(false, 0)
-		d.report("kube-controller-manager", "13", true) // it was on its way
-		d.want(false, 1)
-		<-time.After(suspicion - time.Second)
-		d.report("kube-controller-manager", "14", true)
-		d.want(true, 2)
-		d.report("kube-controller-manager", "15", true) // said once
-		d.want(true, 2)
-	})
-}
-
-// Persons repair things by hand now and then.
-func TestRareForeignWritesAreToldOnly(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := newDuel(t)
-		d.begin("10", "10")
-		for n := range 3 {
-			d.report("kubectl-edit", "20", true)
-			d.want(false, n+1)
+		d.leads()
+		d.version = 8
+		d.report(otherProgram, "n", true)  // older than the list that it began with
+		d.report(otherProgram, "n", false) // an old writer in a Node that kubelet changed
+		d.version = 20
+		d.report(kube.FieldManager, "n", true)
+		d.want(false, 0)
+		for i := range 50 {
+			d.report(fmt.Sprint("forged-", i), "n", true)
 		}
-		d.report("repair-script", "20", true)
-		<-time.After(suspicion + time.Second)
-		d.report("repair-script", "20", true)
+		d.want(false, 1)
+		if _, wait := d.attach("h"); wait != 0 {
+			t.Errorf("an attach is held back for %v", wait)
+		}
+		for i := range 5 { // a few nodes together
+			d.report(otherProgram, fmt.Sprint("n", i), true)
+		}
 		d.want(false, 5)
+		<-time.After(warnAgain)
+		d.report(otherProgram, "n", true)
+		d.want(false, 1)
 	})
 }
 
-func TestForeignAttachmentsHalt(t *testing.T) {
+// An event of another attach/detach controller is all that one leaves that is always
+// slower. A node may emit such events, so they do no more than hold one attach back; the
+// VolumeAttachment that then appears is the proof.
+func TestSlowerControllerIsFoundByItsEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDuel(t)
 		d.begin("10", "10")
-		d.attach(computedTestName, "11", false) // created while the other was switched off
-		d.attach(computedTestName, "12", false)
-		<-time.After(lateWrites)
-		d.attach(computedTestName, "9", false)
-		d.attach(computedTestName, "13", true)
-		d.attach("by-hand", "14", false)
+		d.emit(otherProgram) // may be on its way since before we led
 		d.want(false, 0)
-		d.attach(computedTestName, "15", false)
+		d.leads()
+		d.emit(kube.FieldManager)
+		d.want(false, 0)
+		d.emit(otherProgram)
+		d.emit(otherProgram)
 		d.want(false, 1)
-		d.attach(computedTestName, "16", false)
-		d.want(true, 2)
+		name, wait := d.attach("h")
+		if wait < leastHold || wait > mostHold {
+			t.Fatalf("the next attach is held back for %v", wait)
+		}
+		if _, wait := d.attach("other"); wait != 0 {
+			t.Errorf("so is another, for %v", wait)
+		}
+		<-time.After(wait / 2)
+		if _, again := d.attach("h"); again != wait-wait/2 {
+			t.Errorf("asked again it is %v, not the rest of %v", again, wait)
+		}
+		d.appears(name)
+		d.want(true, 1)
 	})
+}
+
+// Forged signs hold back one attach a minute, and each no longer than a probe takes.
+func TestUnansweredProbesCostLittle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDuel(t)
+		d.leads()
+		start, held := time.Now(), 0
+		for time.Since(start) < 10*time.Minute {
+			d.emit("forged")
+			name, wait := d.attach(fmt.Sprint("h", held))
+			if wait > 0 {
+				held++
+			}
+			<-time.After(wait)
+			if err := d.create(name); err != nil {
+				t.Fatal(err)
+			}
+			d.appears(name)
+			<-time.After(time.Second)
+		}
+		if err := d.check(); err != nil || held < 5 || held > 10 {
+			t.Errorf("halted: %v; %d attaches were held back in ten minutes", err, held)
+		}
+	})
+}
+
+// A VolumeAttachment of another controller is a sign, and proof once it answers a probe.
+// One that a person made is a sign alone.
+func TestForeignAttachments(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDuel(t)
+		d.begin("10", "10")
+		d.appears(computedTestName) // created while the other controller was disabled
+		d.leads()
+		d.version = 8
+		d.appears(computedTestName) // old
+		d.version = 20
+		d.appears("by-hand")
+		d.want(false, 0)
+		d.appears(computedTestName)
+		d.want(false, 1)
+		name, wait := d.attach("h")
+		<-time.After(wait)
+		if _, wait := d.attach("h"); wait != 0 {
+			t.Errorf("held back for another %v", wait)
+		}
+		d.appears(name) // too late to be an answer
+		d.want(false, 0)
+		<-time.After(settleTime)
+		name, wait = d.attach("i")
+		if wait == 0 {
+			t.Fatal("the late answer was no sign")
+		}
+		d.appears(name)
+		d.want(true, 1)
+		if err := d.create("x"); !errors.Is(err, ErrHalted) {
+			t.Errorf("it goes on to write: %v", err)
+		}
+	})
+}
+
+// What this process created is its own, whatever admission left of it.
+func TestOwnAttachmentsWithoutAnnotations(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDuel(t)
+		d.leads()
+		for range 3 { // created, deleted, created again
+			if err := d.create(computedTestName); err != nil {
+				t.Fatal(err)
+			}
+			d.appears(computedTestName)
+		}
+		d.refusal = errors.New("the answer was lost")
+		_ = d.create(computedTestName)
+		d.appears(computedTestName)
+		d.want(false, 0)
+
+		// Another was faster: seen after the answer, and before it.
+		d.refusal = apierrors.NewAlreadyExists(schema.GroupResource{Resource: "volumeattachments"}, computedTestName)
+		_ = d.create(computedTestName)
+		d.appears(computedTestName)
+		d.want(false, 1)
+		<-time.After(warnAgain)
+		early := &duel{T: t, rivals: d.rivals, events: d.events, refusal: d.refusal, version: 30}
+		_ = gated{during{early, func() { early.appears(computedTestName) }}, d.rivals}.
+			Create(t.Context(), attachmentNamed(computedTestName))
+		d.want(false, 1)
+		if len(d.sent) > 0 {
+			t.Errorf("still expects %v", d.sent)
+		}
+	})
+}
+
+// during runs a function while a create is in flight.
+type during struct {
+	*duel
+	do func()
+}
+
+// Create is client.Client's.
+func (c during) Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error {
+	c.do()
+	return c.duel.Create(ctx, obj, opts...)
 }
 
 func TestWarnOnlyNeverHalts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDuel(t)
 		d.warnOnly = true
-		d.begin("10", "10")
-		for range 4 {
-			d.report("kube-controller-manager", "13", true)
+		d.leads()
+		d.appears(computedTestName)
+		name, wait := d.attach("h")
+		if wait != 0 {
+			t.Errorf("held back for %v", wait)
 		}
-		d.want(false, 4)
+		d.appears(name)
+		d.want(false, 1)
 	})
 }

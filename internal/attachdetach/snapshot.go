@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,6 +20,8 @@ import (
 type snapshot struct {
 	want attachment.Desired
 	seen attachment.Observed
+	// wants are those of want, by node.
+	wants map[attachment.NodeName]attachment.Want
 	// pods that want the volume, by node, oldest first.
 	pods map[attachment.NodeName][]*corev1.Pod
 	// inline holds, by node, what its pods say of the volume where they name it themselves.
@@ -35,17 +38,13 @@ func (s snapshot) nameAt(node attachment.NodeName) string {
 	if inline, ok := s.inline[node]; ok {
 		return inline.Name
 	}
-	for _, want := range s.want.Wants {
-		if want.Node == node && want.PersistentVolume != "" {
-			return want.PersistentVolume
-		}
-	}
-	return s.volumeName
+	return cmp.Or(s.wants[node].PersistentVolume, s.volumeName)
 }
 
 // turn is what one worker learned about one volume from the API server itself since
-// it began.
+// it began. Steps for several nodes are taken at once.
 type turn struct {
+	mu sync.Mutex
 	// answered holds the nodes whose state the API server gave after a withdrawal.
 	answered map[attachment.NodeName]bool
 	// missing holds those of them that do not exist.
@@ -54,6 +53,8 @@ type turn struct {
 
 // heed keeps what the API server said of the node.
 func (t *turn) heed(node attachment.NodeName, out outcome) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if t.answered == nil { // most turns ask nothing
 		t.answered, t.missing = map[attachment.NodeName]bool{}, map[attachment.NodeName]bool{}
 	}
@@ -65,8 +66,8 @@ func (t *turn) heed(node attachment.NodeName, out outcome) {
 type doubts interface {
 	deleteMayBeUnderway(va *storagev1.VolumeAttachment) bool
 	writeMayBeUnderway(node *corev1.Node) bool
-	// unansweredNodes are those that a write of ours may have changed without an answer.
-	unansweredNodes() []string
+	// pending are creates that went without an answer.
+	pending(k key) []attachment.Pending
 }
 
 // observe takes the snapshot of one volume.
@@ -75,34 +76,62 @@ func (w *world) observe(key attachment.VolumeKey, t *turn, d doubts) snapshot {
 		return w.orphan(key, t, d)
 	}
 	demand := w.demandFor(key)
-	s := snapshot{volumeName: demand.name(key), pods: demand.pods, inline: demand.inline}
+	s := snapshot{volumeName: demand.name(key), wants: demand.wants, pods: demand.pods, inline: demand.inline}
 	s.want.Unattached = kube.Unattached(key.Driver)
 	s.migrated = slices.ContainsFunc(demand.volumes, kube.Migrated) || len(demand.inline) > 0 && !s.want.Unattached
-	s.want.Wants = slices.Collect(maps.Values(demand.wants))
+	s.want.Wants = slices.AppendSeq(make([]attachment.Want, 0, len(demand.wants)), maps.Values(demand.wants))
 	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
-	names := slices.Collect(maps.Keys(w.nodes.ByIndex(byVolume, unique)))
-	if s.want.Unattached {
-		names = append(names, w.departedUsing(unique)...)
-		// A report without an answer may be the only trace of a node that nobody wants any more.
-		names = append(names, d.unansweredNodes()...)
-	}
+	listed := w.nodes.ByIndex(byVolume, unique)
+	names := slices.AppendSeq(make([]string, 0, 2*len(listed)), maps.Keys(listed))
 	for node := range s.pods {
-		names = append(names, string(node))
+		if _, ok := listed[string(node)]; !ok {
+			names = append(names, string(node))
+		}
 	}
 	var attachments []*storagev1.VolumeAttachment
 	if !s.want.Unattached {
 		attachments = w.attachmentsOf(key, demand.volumes, names)
 	}
+	s.seen.Attachments = make([]attachment.Attachment, 0, len(attachments))
 	for _, va := range attachments {
 		names = append(names, va.Spec.NodeName)
 		s.seen.Attachments = append(s.seen.Attachments, w.attachment(key, va, d.deleteMayBeUnderway(va)))
 	}
 	s.want.Shared = sharing(demand.shared, attachments, s.seen.Attachments)
-	s.seen.Nodes = make(map[attachment.NodeName]attachment.Node, len(names))
-	for _, name := range names {
-		s.seen.Nodes[attachment.NodeName(name)] = w.node(name, unique, t, d)
+	s.seen.Pending = d.pending(key)
+	if s.want.Unattached {
+		for _, name := range names {
+			w.heedReports(name)
+		}
 	}
+	implied := w.impliedAt(key, s.seen.Attachments)
+	for _, a := range implied {
+		names = append(names, string(a.Node))
+	}
+	s.seen.Nodes = make(map[attachment.NodeName]attachment.Node, len(listed))
+	for _, name := range names {
+		if _, ok := s.seen.Nodes[attachment.NodeName(name)]; !ok {
+			s.seen.Nodes[attachment.NodeName(name)] = w.node(name, unique, t, d)
+		}
+	}
+	s.addImplied(implied)
 	return s
+}
+
+// addImplied adds the attachments that no object stands for. The request of their detach
+// is stored on the Node, or in memory while there is no Node.
+func (s *snapshot) addImplied(implied []attachment.Attachment) {
+	for _, a := range implied {
+		n := s.seen.Nodes[a.Node]
+		switch {
+		case n.Exists == attachment.No:
+			n.DetachRequested = a.DetachRequested
+			s.seen.Nodes[a.Node] = n
+		case !n.DetachRequested.IsZero():
+			a.DetachRequested = n.DetachRequested
+		}
+		s.seen.Attachments = append(s.seen.Attachments, a)
+	}
 }
 
 func (w *world) attachment(key attachment.VolumeKey, va *storagev1.VolumeAttachment, doubtful bool) attachment.Attachment {
@@ -152,6 +181,9 @@ func requested(va *storagev1.VolumeAttachment) time.Time {
 // readTime reads a time that belay wrote. Where it is missing or was spoilt by hand the
 // clock starts anew.
 func readTime(text string) time.Time {
+	if text == "" { // nearly always
+		return time.Time{}
+	}
 	t, err := time.Parse(time.RFC3339, text)
 	if err != nil {
 		return time.Time{}
@@ -160,7 +192,7 @@ func readTime(text string) time.Time {
 }
 
 // writeTime keeps fractions of a second, so that nothing is forced even a moment early.
-func writeTime(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }
+func writeTime(t time.Time) string { return t.Add(-faultClock).UTC().Format(time.RFC3339Nano) }
 
 // requestsOn are the requests of detaches that wait, by unique volume name, as they
 // are written on the Node. What was spoilt by hand reads as none.
@@ -181,6 +213,7 @@ func recordedMachine(va *storagev1.VolumeAttachment) attachment.Machine {
 		NodeUID:    va.Annotations[kube.NodeUIDAnnotation],
 		BootID:     va.Annotations[kube.BootIDAnnotation],
 		SystemUUID: va.Annotations[kube.SystemUUIDAnnotation],
+		ProviderID: va.Annotations[kube.ProviderIDAnnotation],
 	}
 }
 
@@ -196,27 +229,22 @@ func (w *world) node(name, unique string, t *turn, d doubts) attachment.Node {
 	n.Checked = t.answered[attachment.NodeName(name)]
 	n.WriteMayBeUnderway = d.writeMayBeUnderway(node)
 	n.LetGo = w.hasLetGo(node, unique)
-	if n.InUse == attachment.No && w.usedBefore(name, unique) {
-		n.InUse = attachment.Unknown
-	}
+	w.kubelets.describe(node, &n)
 	return n
 }
 
 // departedNode is what is known of a node that is gone. The cache may still have it.
 func (w *world) departedNode(name string, cached *corev1.Node, unique string) attachment.Node {
 	n := attachment.Node{Exists: attachment.No, Healthy: attachment.No}
-	last, ok := w.lastSeen(name)
-	if cached != nil {
-		last.node, last.since = cached, time.Now()
-	} else if !ok {
+	last, ok := cached, cached != nil
+	if !ok {
+		last, ok = w.lastSeen(name)
+	}
+	if !ok {
 		return n
 	}
-	n.InUse = attachment.Known(inUse(last.node, unique) || last.used[unique])
-	n.Machine, n.Created = machineOf(last.node), last.node.CreationTimestamp.Time
-	n.DetachRequested = readTime(requestsOn(last.node)[unique])
-	if n.DetachRequested.IsZero() {
-		n.DetachRequested = last.since
-	}
+	n.InUse = attachment.Known(inUse(last, unique))
+	n.Machine, n.Created = machineOf(last), last.CreationTimestamp.Time
 	return n
 }
 
@@ -249,6 +277,7 @@ func machineOf(node *corev1.Node) attachment.Machine {
 		NodeUID:    string(node.UID),
 		BootID:     node.Status.NodeInfo.BootID,
 		SystemUUID: node.Status.NodeInfo.SystemUUID,
+		ProviderID: node.Spec.ProviderID,
 	}
 }
 

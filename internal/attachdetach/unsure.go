@@ -4,42 +4,69 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"time"
 
+	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
 )
 
-// unsure notes that the create of an attachment failed, unless the API server itself said
-// that nothing was made: it may exist, and the caches may not have heard of it.
-func (c *Controller) unsure(k key, name string, err error) {
-	if !kube.IsAnswer(err) {
-		c.attempt(k, name)
-	}
+// requestLife is how long a request that was given up may still be carried out: the API
+// server ends each after its --request-timeout, one minute by default, counted from its
+// arrival. A request that is held up before it arrives, by a proxy that outlives its
+// client, is not bounded by anything.
+const requestLife = time.Minute
+
+// attempt is a create that went without an answer.
+type attempt struct {
+	node  attachment.NodeName
+	until time.Time // when it can no longer be carried out
 }
 
-// attempt notes an attachment that may exist, to be read before the next decision.
-func (c *Controller) attempt(k key, name string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.attempted[k] == nil {
-		c.attempted[k] = map[string]bool{}
+// unsure notes that the create of an attachment failed, unless it certainly changed
+// nothing: it may exist, or come into being later.
+func (w *work) unsure(name string, node attachment.NodeName, err error) {
+	if !kube.MayLand(err) {
+		return
 	}
-	c.attempted[k][name] = true
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.attempted[w.key] == nil {
+		w.attempted[w.key] = map[string]attempt{}
+	}
+	w.attempted[w.key][name] = attempt{node: node, until: w.clock.Now().Add(requestLife)}
 }
 
-// lookForAttempts reads the attachments that may exist, before anything is decided: else
-// an exclusive volume might be attached to a second node (S1).
+// lookForAttempts reads the attachments that may have been created, before anything is
+// decided: else an exclusive volume might be attached to a second node (S1). It forgets
+// those that can no longer come.
 func (w *work) lookForAttempts(ctx context.Context) error {
 	w.mu.Lock()
-	names := slices.Sorted(maps.Keys(w.attempted[w.key]))
-	delete(w.attempted, w.key)
+	attempts := maps.Clone(w.attempted[w.key])
 	w.mu.Unlock()
-	for i, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(attempts)) {
+		late := !w.clock.Now().Before(attempts[name].until)
 		if err := w.readAttachment(ctx, name); err != nil {
-			for _, left := range names[i:] {
-				w.attempt(w.key, left)
-			}
 			return err
+		}
+		if late {
+			w.mu.Lock()
+			if delete(w.attempted[w.key], name); len(w.attempted[w.key]) == 0 {
+				delete(w.attempted, w.key)
+			}
+			w.mu.Unlock()
 		}
 	}
 	return nil
+}
+
+// pending are the creates of the volume's attachments that may still be carried out.
+func (c *Controller) pending(k key) []attachment.Pending {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var found []attachment.Pending
+	for _, name := range slices.Sorted(maps.Keys(c.attempted[k])) {
+		a := c.attempted[k][name]
+		found = append(found, attachment.Pending{Node: a.node, Until: a.until})
+	}
+	return found
 }

@@ -3,8 +3,10 @@ package attachdetach
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
+	"syscall"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,12 +34,13 @@ func TestUnsure(t *testing.T) {
 		"internal error":   {apierrors.NewInternalError(errors.New("etcd")), true},
 		"forbidden":        {apierrors.NewForbidden(resource, "va", nil), false},
 		"invalid":          {apierrors.NewInvalid(schema.GroupKind{Kind: "VolumeAttachment"}, "va", nil), false},
+		"no API server":    {fmt.Errorf("dial: %w", syscall.ECONNREFUSED), false},
 		"too many at once": {apierrors.NewTooManyRequests("later", 1), false},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			c, k := &Controller{attempted: map[key]map[string]bool{}}, key{Driver: "d", Handle: "h"}
-			c.unsure(k, "va", tt.err)
+			c, k := &Controller{attempted: map[key]map[string]attempt{}, clock: ownClock{}}, key{Driver: "d", Handle: "h"}
+			(&work{Controller: c, key: k}).unsure("va", "n", tt.err)
 			if got := slices.Collect(maps.Keys(c.attempted[k])); tt.want != slices.Equal(got, []string{"va"}) {
 				t.Errorf("to be read: %v, want it: %v", got, tt.want)
 			}
@@ -45,8 +48,8 @@ func TestUnsure(t *testing.T) {
 	}
 }
 
-// A report that got no answer counts against every other node, also when nobody wants
-// the volume at its own node any more and nothing else speaks of that node (S1).
+// A report without an answer counts against every other node, also when no pod wants
+// the volume at its own node any more and nothing else refers to that node (S1).
 func TestReportWithoutAnAnswerOnANodeThatNobodyWants(t *testing.T) {
 	m := newModel(t)
 	fc := aVolume("c", "")
@@ -54,6 +57,7 @@ func TestReportWithoutAnAnswerOnANodeThatNobodyWants(t *testing.T) {
 	for _, obj := range []client.Object{aPod("p", "n", byClaimOf("c")), aClaim("c"), fc, aNode("n"), aNode("before")} {
 		m.put(obj)
 	}
+	m.ledger.add(kube.UniqueVolumeName(kube.FibreChannelPlugin, "[5006]:1"), "before", holdingOf(aNode("before")), false)
 	s := m.observe(key{Driver: kube.FibreChannelPlugin, Handle: "[5006]:1"}, &turn{}, doubtAbout("before"))
 	d := attachment.Decide(modelTime, s.want, s.seen, attachment.Policy{})
 	if reports(d) || !does[attachment.WithdrawReport](d) {
@@ -66,4 +70,4 @@ type doubtAbout string
 
 func (doubtAbout) deleteMayBeUnderway(*storagev1.VolumeAttachment) bool { return false }
 func (n doubtAbout) writeMayBeUnderway(node *corev1.Node) bool          { return node.Name == string(n) }
-func (n doubtAbout) unansweredNodes() []string                          { return []string{string(n)} }
+func (doubtAbout) pending(key) []attachment.Pending                     { return nil }

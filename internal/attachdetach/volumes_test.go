@@ -304,7 +304,8 @@ func TestOrphans(t *testing.T) {
 	// One that loses its PersistentVolume at run time (k/k#77324).
 	l.volumeOf("f", csiSource(lost("f").Handle), corev1.ReadWriteOnce)
 	l.drop("f")
-	make("f", "idle")
+	// It may be detached before the attacher has attached it.
+	l.createByHand("f", "idle", kube.AttachmentName(lost("f").Handle, driver, l.name("idle")))
 	l.awaitGone(lost("f"), "idle")
 }
 

@@ -49,9 +49,9 @@ func (w *world) sources(caches cache.Cache, d doubts) []source.TypedSource[key] 
 // and at each resync (which handler.TypedFuncs sees to).
 func on[T client.Object](w *world, changed func(before, after T) []key) handler.TypedEventHandler[T, key] {
 	var none T
-	add := func(q queue, keys []key) {
+	add := func(q queue, about T, keys []key) {
 		for _, k := range distinct(keys) {
-			if p, ok := q.(priorityqueue.PriorityQueue[key]); ok && w.waitedFor(k) {
+			if p, ok := q.(priorityqueue.PriorityQueue[key]); ok && w.waitedFor(k, placeOf(about)) {
 				p.AddWithOpts(priorityqueue.AddOpts{Priority: new(podsWait)}, k)
 			} else {
 				q.Add(k)
@@ -59,16 +59,33 @@ func on[T client.Object](w *world, changed func(before, after T) []key) handler.
 		}
 	}
 	return handler.TypedFuncs[T, key]{
-		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[T], q queue) { add(q, changed(none, e.Object)) },
+		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[T], q queue) {
+			add(q, e.Object, changed(none, e.Object))
+		},
 		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[T], q queue) {
 			before := e.ObjectOld
 			if before.GetResourceVersion() == e.ObjectNew.GetResourceVersion() {
 				before = none // a resync: look at it as if it were new
 			}
-			add(q, changed(before, e.ObjectNew))
+			add(q, e.ObjectNew, changed(before, e.ObjectNew))
 		},
-		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[T], q queue) { add(q, changed(e.Object, none)) },
+		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[T], q queue) {
+			add(q, e.Object, changed(e.Object, none))
+		},
 	}
+}
+
+// placeOf is the node that an object belongs to, empty if it belongs to none.
+func placeOf(obj client.Object) string {
+	switch o := obj.(type) {
+	case *corev1.Pod:
+		return o.Spec.NodeName
+	case *corev1.Node:
+		return o.Name
+	case *storagev1.VolumeAttachment:
+		return o.Spec.NodeName
+	}
+	return ""
 }
 
 // podsWait is the priority of volumes that pods wait for. Others have 0, or
@@ -183,6 +200,9 @@ func (w *world) attachmentChanged(before, after *storagev1.VolumeAttachment, d d
 	var keys []key
 	if before != nil && (after == nil || after.UID != before.UID) {
 		keys = append(keys, w.keysOfAttachment(before)...)
+		if after == nil {
+			w.lost(before)
+		}
 		w.sort(before, true)
 		w.forget(before.Spec.NodeName)
 	}
@@ -230,24 +250,30 @@ func (w *world) driverChanged(before, after *storagev1.CSIDriver) []key {
 func (w *world) nodeChanged(before, after *corev1.Node) []key {
 	switch {
 	case after == nil:
+		keys := w.keysOfNode(before)
+		w.kubelets.interrupt(before.Name)
 		w.depart(before)
 		w.forget(before.Name)
-		return w.keysOfNode(before)
+		return keys
 	case before == nil:
-		return append(w.arrive(after, true), w.keysOfNode(after)...)
+		w.heedReports(after.Name)
+		w.arrive(after.Name)
+		return w.keysOfNode(after)
+	case before.UID != after.UID: // deleted and recreated, and both events came as one
+		w.kubelets.interrupt(before.Name)
+		return slices.Concat(w.keysOfNode(before), w.keysOfNode(after))
 	}
-	anew := before.UID != after.UID
-	if anew { // deleted and made anew, and we heard of both at once
-		w.depart(before)
-	} else {
-		w.heedLettingGo(before, after)
+	w.heedLettingGo(before, after)
+	w.heedReports(after.Name)
+	if !ready(after) {
+		w.kubelets.interrupt(after.Name)
 	}
-	keys := w.arrive(after, anew)
 	if !sameNode(before, after) {
-		return slices.Concat(keys, w.keysOfNode(before), w.keysOfNode(after))
+		return slices.Concat(w.keysOfNode(before), w.keysOfNode(after))
 	}
-	if ready(before) != ready(after) {
-		keys = append(keys, w.waitingOn(after)...)
+	var keys []key
+	if ready(before) != ready(after) && !faultWake {
+		keys = w.waitingOn(after)
 	}
 	for _, name := range changedNames(before, after) {
 		if k, ok := keyOfName(name); ok {
@@ -273,17 +299,12 @@ func (w *world) waitingOn(node *corev1.Node) []key {
 		}
 		keys = append(keys, w.keysOfAttachment(va)...)
 	}
-	for name := range requestsOn(node) {
-		if k, ok := keyOfName(name); ok {
-			keys = append(keys, k)
-		}
-	}
-	return keys
+	return append(keys, w.ledger.on(node.Name)...)
 }
 
 // keysOfNode are all volumes that a node lists, holds, or has pods for.
 func (w *world) keysOfNode(node *corev1.Node) []key {
-	var keys []key
+	keys := w.ledger.on(node.Name)
 	names, _ := nodeVolumes(node)
 	for _, name := range names {
 		if k, ok := keyOfName(name); ok {

@@ -37,12 +37,16 @@ type world struct {
 	// informers are the caches, for the barrier of a new leader.
 	informers map[schema.GroupVersionKind]toolscache.SharedIndexInformer
 
-	mu sync.Mutex
-	// departed holds what is left of each Node that was deleted.
-	departed map[string]departure
-	// letGo holds, by node, what a Node that came back was seen to let go.
-	letGo    map[string]lettings
+	clock    Clock
+	ledger   ledger
+	kubelets kubelets
 	nameless nameless
+
+	mu sync.Mutex
+	// departed holds the last version of each Node that was deleted.
+	departed map[string]*corev1.Node
+	// letGo holds, by node, what a Node that was recreated was seen to let go.
+	letGo map[string]lettings
 }
 
 // kinds are the objects that are watched, and the indexes that they are read by. No
@@ -67,7 +71,7 @@ var kinds = []struct {
 	{storagev1.SchemeGroupVersion, "CSIDriver", &storagev1.CSIDriver{}, nil},
 }
 
-func newWorld(ctx context.Context, caches cache.Cache) (*world, error) {
+func newWorld(ctx context.Context, caches cache.Cache, clock Clock) (*world, error) {
 	informers := map[schema.GroupVersionKind]toolscache.SharedIndexInformer{}
 	stores := map[string]toolscache.Indexer{}
 	for _, kind := range kinds {
@@ -85,17 +89,18 @@ func newWorld(ctx context.Context, caches cache.Cache) (*world, error) {
 		informers[kind.group.WithKind(kind.name)] = shared
 		stores[kind.name] = shared.GetIndexer()
 	}
-	w := worldOf(stores)
+	w := worldOf(stores, clock)
 	w.informers = informers
 	return w, nil
 }
 
 // worldOf reads from the stores, one per kind, which have the indexes of kinds.
-func worldOf(stores map[string]toolscache.Indexer) *world {
+func worldOf(stores map[string]toolscache.Indexer, clock Clock) *world {
 	w := &world{
-		pods: stores["Pod"], claims: stores["PersistentVolumeClaim"],
+		clock: clock,
+		pods:  stores["Pod"], claims: stores["PersistentVolumeClaim"],
 		volumes: stores["PersistentVolume"], drivers: stores["CSIDriver"],
-		departed: map[string]departure{}, letGo: map[string]lettings{},
+		departed: map[string]*corev1.Node{}, letGo: map[string]lettings{},
 	}
 	for _, kind := range kinds {
 		switch kind.name {

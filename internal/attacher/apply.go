@@ -65,9 +65,9 @@ func (a *Attacher) await(ctx context.Context, shot snapshot, decision publicatio
 	for _, seen := range shot.seen.Attachments {
 		detaches[seen.Name] = seen.Deleting || seen.Gone
 	}
+	shot.logWaits(ctx, decision.Waits)
 	var waiting []telemetry.Waiting
 	for _, w := range decision.Waits {
-		klog.FromContext(ctx).V(1).Info("Waiting", "volume", shot.key.Volume, "attachment", w.Attachment, "reason", w.Reason, "until", w.Until)
 		waiting = append(waiting, telemetry.Waiting{Attachment: w.Attachment, Detach: detaches[w.Attachment], Reason: w.Reason})
 	}
 	a.metrics.Waits(time.Now(), shot.key, waiting)
@@ -89,7 +89,7 @@ func (a *Attacher) applyAll(ctx context.Context, shot snapshot, decision *public
 			decision.Wait(publication.Wait{Attachment: one.seen.Name, Reason: no.reason, Until: no.until})
 		}
 		if err != nil {
-			failed = append(failed, fmt.Errorf("VolumeAttachment %s: %w", one.seen.Name, err))
+			failed = append(failed, fmt.Errorf("VolumeAttachment %s for node %s: %w", one.seen.Name, one.seen.Node, err))
 		}
 	}
 	return progressed, errors.Join(failed...)
@@ -98,8 +98,7 @@ func (a *Attacher) applyAll(ctx context.Context, shot snapshot, decision *public
 // apply does one step; done tells whether anything changed by it, no why a call may
 // not begin.
 func (a *Attacher) apply(ctx context.Context, shot snapshot, one *subject, step publication.Step) (done bool, no refusal, err error) {
-	logger := klog.FromContext(ctx).WithValues("attachment", one.seen.Name, "node", one.seen.Node, "volume", shot.key.Volume)
-	work := klog.NewContext(ctx, logger)
+	work := ctx
 	ctx, cancel := context.WithTimeoutCause(work, writeTimeout, errors.New("the API server did not answer in time"))
 	defer cancel()
 	switch s := step.(type) {
@@ -129,7 +128,6 @@ func (a *Attacher) apply(ctx context.Context, shot snapshot, one *subject, step 
 // call sends a call to the driver in its own goroutine. The key is woken when it
 // has ended; until then the decision knows that it is in flight.
 func (a *Attacher) call(ctx context.Context, shot snapshot, one *subject, step publication.CallDriver) (bool, refusal) {
-	logger := klog.FromContext(ctx)
 	if a.absence.hold(shot.key, a.controller.Present) {
 		return false, refusal{reason: publication.DriverGone}
 	}
@@ -150,7 +148,9 @@ func (a *Attacher) call(ctx context.Context, shot snapshot, one *subject, step p
 		a.slots.cancel(taken)
 		return false, refusal{}
 	}
-	logger.Info("Calling the driver", "call", step.Verb, "nodeID", step.NodeID)
+	logger := klog.FromContext(ctx).WithValues(one.about()...)
+	ctx = klog.NewContext(ctx, logger)
+	logger.Info(verbs[step.Verb].begins, "call", step.Verb, "nodeID", step.NodeID)
 	go func() {
 		defer a.inFlight.Done()
 		traced, end := trace(ctx, try, a.driver)
@@ -177,20 +177,24 @@ type result struct {
 func (a *Attacher) finish(logger klog.Logger, try attempt, r result, hung bool) {
 	a.calls.hung(try.uid, hung)
 	if r.err != nil {
-		logger.Error(r.err, "Call failed", "call", try.verb, "outcome", csi.OutcomeOf(r.err), "took", r.took)
 		a.calls.fail(try.uid, r.err, time.Now())
+		next := a.policy.NextAttempt(string(try.uid), a.calls.of(try.uid).call)
+		logger.Error(r.err, verbs[try.verb].failed, "call", try.verb, "outcome", csi.OutcomeOf(r.err), "took", r.took, "nextAttempt", publication.Stamp(next))
 		return
 	}
-	logger.Info("Call done", "call", try.verb, "took", r.took)
+	logger.Info(verbs[try.verb].done, "call", try.verb, "took", r.took)
 	a.calls.confirm(try.uid, r.publishContext, time.Now())
 }
 
 // send fetches the secrets and sends one request.
 func (a *Attacher) send(ctx context.Context, one *subject, step publication.CallDriver) (r result) {
-	ctx, cancel := context.WithTimeoutCause(ctx, a.timeout, errors.New("the driver did not answer in time"))
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
 	begun := time.Now()
-	defer func() { r.took = time.Since(begun) }()
+	defer func() {
+		r.took = time.Since(begun)
+		r.err = csi.Unanswered(ctx, r.err, csi.NoAnswerError{Driver: a.driver, Call: step.Verb.String(), Node: one.seen.Node, Timeout: a.timeout})
+	}()
 	secrets, err := a.secrets(ctx, one.source)
 	if err != nil {
 		return result{err: err}

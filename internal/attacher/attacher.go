@@ -268,7 +268,7 @@ func (a *Attacher) Warm(ctx context.Context) { a.objects.factory.StartWithContex
 func (a *Attacher) warmed() error {
 	for _, synced := range a.objects.synced() {
 		if !synced() {
-			return errors.New("the watch caches are not full yet")
+			return errors.New("the watch caches are not synced yet")
 		}
 	}
 	return nil
@@ -291,7 +291,7 @@ func (a *Attacher) Run(ctx context.Context) error {
 	if err := a.catchUp(ctx); err != nil {
 		return err
 	}
-	logger.Info("Attaching", "finalizer", a.finalizer, "canAttach", a.controller.Capabilities().Attach)
+	logger.Info("Started attaching and detaching volumes", "finalizer", a.finalizer, "canAttach", a.controller.Capabilities().Attach)
 	a.metrics.CountCalls(func() telemetry.Calls { return a.slots.flow(time.Now()) })
 	a.running.Store(true)
 	a.wakeAll()
@@ -348,7 +348,7 @@ func (a *Attacher) admit() bool {
 // drain ends the work: no new calls, the results of those in flight recorded,
 // nothing waited for beyond the drain timeout.
 func (a *Attacher) drain(logger klog.Logger, working *sync.WaitGroup) {
-	logger.Info("Shutting down: waiting for calls in flight", "atMost", a.drainTimeout)
+	logger.Info("Shutting down, waiting for calls in flight", "timeout", a.drainTimeout)
 	a.mu.Lock()
 	a.draining = true
 	a.mu.Unlock()
@@ -364,9 +364,9 @@ func (a *Attacher) drain(logger klog.Logger, working *sync.WaitGroup) {
 	defer timer.Stop()
 	select {
 	case <-ended:
-		logger.Info("Shut down: every call ended and is recorded")
+		logger.Info("Shut down, the results of all calls are recorded")
 	case <-timer.C:
-		logger.Info("Shut down with calls in flight: their volumes will be asked for again after the next start")
+		logger.Info("Shut down with calls in flight, the next leader repeats them")
 		a.queue.ShutDown()
 	}
 }
@@ -379,7 +379,7 @@ func (a *Attacher) work(ctx context.Context, queue workqueue.TypedRateLimitingIn
 			return
 		}
 		if err := process(ctx, key); err != nil {
-			klog.FromContext(ctx).Error(err, "Step failed, trying again", "volume", key.Volume, "node", key.Node, "attachment", key.Attachment)
+			klog.FromContext(ctx).Error(err, "API request failed, retrying", a.about(key)...)
 			queue.AddRateLimited(key)
 		} else {
 			queue.Forget(key)

@@ -134,6 +134,7 @@ func (l *ledger) fail(uid types.UID, err error, now time.Time) {
 		r.call.InFlight, r.call.Confirmed, r.call.Recorded = false, false, false
 		r.call.Failures++
 		r.call.Hopeless, r.call.Ended, r.call.Message = csi.RepeatIsHopeless(err), now, err.Error()
+		r.call.Unanswered = csi.IsUnanswered(err)
 		r.err = err
 	})
 }

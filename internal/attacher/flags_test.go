@@ -213,7 +213,7 @@ func TestObsoleteFlagsAreAcceptedWithAWarning(t *testing.T) {
 		t.Errorf("ends with %d", code)
 	}
 	for _, name := range []string{"alsologtostderr", "logtostderr", "stderrthreshold", "log_dir"} {
-		if !strings.Contains(text, `"msg":"Flag is obsolete and has no effect","v":0,"flag":"`+name+`"`) {
+		if !strings.Contains(text, `"msg":"Ignoring obsolete flag","v":0,"flag":"`+name+`"`) {
 			t.Errorf("no warning about -%s: %s", name, text)
 		}
 	}

@@ -111,7 +111,7 @@ func (a *Attacher) catchUp(ctx context.Context) error {
 			timer.Stop()
 			return nil
 		case <-timer.C:
-			klog.FromContext(ctx).Info("The watch cache lags behind the API server, listing again")
+			klog.FromContext(ctx).Info("Watch cache lags behind the API server, listing again")
 		}
 	}
 }

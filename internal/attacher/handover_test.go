@@ -215,7 +215,7 @@ func TestHandOverOnSIGTERM(t *testing.T) {
 	leader.signal(syscall.SIGTERM)
 	leader.waitLog("waiting for calls in flight")
 	close(answered)
-	leader.endsWith(1, "every call ended and is recorded")
+	leader.endsWith(1, "the results of all calls are recorded")
 	ended := time.Now()
 	w.untilAttached(attachments)
 
@@ -341,7 +341,7 @@ func TestHandOverBetweenUpstreamAndBelay(t *testing.T) {
 	w.untilLeads("host-2")
 	w.volume("after-1")
 	w.untilAttached([]string{w.attachment("after-1", "node1")})
-	second.waitLog("Attaching")
+	second.waitLog("Started attaching and detaching volumes")
 	if got := w.driver.log()[byUpstream:]; len(got) != 1 || got[0].Socket != sockets[1] {
 		t.Errorf("after the first hand-over: %v", got)
 	}

@@ -29,6 +29,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"belay.dev/belay/internal/csi"
@@ -297,6 +298,8 @@ type world struct {
 	client *kubernetes.Clientset
 	prefix string
 
+	logger klog.Logger // the attacher's; set it before start
+
 	stop func() // ends the attacher and waits for it
 }
 
@@ -308,7 +311,7 @@ func newWorld(t *testing.T, capabilities ...csispec.ControllerServiceCapability_
 	if capabilities == nil {
 		capabilities = canAttach
 	}
-	w := &world{t: t, driver: startDriver(t, capabilities...), config: config, client: client, stop: func() {}}
+	w := &world{t: t, driver: startDriver(t, capabilities...), config: config, client: client, logger: klog.Background(), stop: func() {}}
 	w.prefix = strings.TrimSuffix(w.driver.name, ".csi.test")
 	return w
 }
@@ -316,7 +319,7 @@ func newWorld(t *testing.T, capabilities ...csispec.ControllerServiceCapability_
 // start runs an attacher; it is ended with the test.
 func (w *world) start(change ...func(*Config)) {
 	w.t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), w.logger))
 	c := Config{
 		Client: kubernetes.NewForConfigOrDie(w.attacherConfig()), Driver: w.driver.name, Controller: w.controller(),
 		Timeout: 15 * time.Second, RetryStart: 50 * time.Millisecond, RetryMax: time.Second,

@@ -38,7 +38,7 @@ func (o *Options) lease(config *rest.Config, driver string) (*kube.Lease, error)
 	}
 	host, err := os.Hostname()
 	if err != nil {
-		return nil, fmt.Errorf("find the name of this host for the leader election: %w", err)
+		return nil, fmt.Errorf("read the hostname for the leader election: %w", err)
 	}
 	return kube.NewLease(config, kube.LeaseConfig{
 		Namespace: leaseNamespace(o.Common.LeaderElectionNamespace), Name: kube.SanitizeDriverName(leasePrefix + driver),

@@ -34,7 +34,7 @@ func (a *Attacher) reconcile(ctx context.Context) {
 		attacher:   a,
 		comparison: publication.NewComparison(a.reconcileSync),
 		list: lister{
-			page: a.controller.ListVolumes, timeout: a.timeout,
+			driver: a.driver, page: a.controller.ListVolumes, timeout: a.timeout,
 			maxEntries: int32(min(max(0, a.maxEntries), math.MaxInt32)),
 		},
 	}
@@ -53,7 +53,7 @@ func (a *Attacher) reconcile(ctx context.Context) {
 
 // pass reads the list and compares. A list that could not be read whole says nothing.
 func (r *reconciler) pass(ctx context.Context) {
-	a, logger := r.attacher, klog.FromContext(ctx).WithValues("driver", r.attacher.driver)
+	a, logger := r.attacher, klog.FromContext(ctx) // it names the driver
 	handles := a.handles()
 	began := time.Now()
 	volumes, entries, err := r.list.read(ctx, handles)
@@ -62,7 +62,7 @@ func (r *reconciler) pass(ctx context.Context) {
 		return // shutting down
 	}
 	if err != nil {
-		logger.Error(err, "Compare the attachments with the driver's volumes", "took", took)
+		logger.Error(err, "Failed to compare VolumeAttachments with the driver's list", "took", took, "nextAttempt", publication.Stamp(time.Now().Add(a.reconcileSync)))
 		a.reconcileMetrics.Failed(took)
 		return
 	}
@@ -70,7 +70,7 @@ func (r *reconciler) pass(ctx context.Context) {
 	list := publication.Listing{Began: began, Volumes: volumes, Nodes: a.knownNodes(claims)}
 	result := r.comparison.Compare(time.Now(), list, claims)
 	a.reconcileMetrics.Compared(took, entries, result)
-	logger.V(1).Info("Compared the attachments with the driver's volumes", "attachments", len(claims), "entries", entries, "took", took)
+	logger.V(1).Info("Compared VolumeAttachments with the driver's list", "attachments", len(claims), "entries", entries, "took", took)
 	r.act(logger, result, claims)
 }
 
@@ -78,8 +78,7 @@ func (r *reconciler) pass(ctx context.Context) {
 func (r *reconciler) act(logger klog.Logger, result publication.Result, claims []publication.Claim) {
 	for _, claim := range claims {
 		if drift, confirmed := result.Confirmed[claim.UID]; confirmed {
-			logger.Info("The driver's list and the attachment disagree, and did before: the driver is called again",
-				"attachment", claim.Name, "node", claim.Node, "volume", claim.Handle, "drift", drift)
+			logger.Info("VolumeAttachment and the driver's list disagree, calling the driver again", append(r.attacher.aboutClaim(claim), "drift", drift)...)
 			r.attacher.mark(claim, drift)
 		}
 		if slices.Contains(result.CalledOff, claim.UID) {
@@ -87,8 +86,7 @@ func (r *reconciler) act(logger klog.Logger, result publication.Result, claims [
 		}
 	}
 	if result.Distrusted != "" {
-		logger.Info("The driver's list disagrees again although the driver confirmed the call: it is incomplete, or behind. Little is done about it from now on, until a list shows that a call helped",
-			"attachment", result.Distrusted)
+		logger.Info("VolumeAttachment and the driver's list disagree after a confirmed call, limiting repairs until one succeeds", "attachment", result.Distrusted)
 	}
 }
 

@@ -27,6 +27,7 @@ const (
 
 // lister reads the driver's list of volumes.
 type lister struct {
+	driver     string
 	page       func(ctx context.Context, maxEntries int32, token string) (csi.VolumePage, error)
 	maxEntries int32
 	timeout    time.Duration // of one page
@@ -34,20 +35,20 @@ type lister struct {
 
 // errStaleToken: the driver has answered ABORTED to a page token, and asks for the
 // list to be begun anew (CSI spec, ListVolumes).
-var errStaleToken = errors.New("the driver does not know the page token any more")
+var errStaleToken = errors.New("the driver no longer accepts the page token")
 
 // read reads the whole list and keeps what it says of the volumes with these handles.
 // An error means that nothing is known.
 func (l lister) read(ctx context.Context, handles []string) (volumes map[string]*publication.Entry, entries int, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, max(listTimeout, pagesOfListTimeout*l.timeout),
-		errors.New("the list as a whole took too long"))
+		errors.New("listing all volumes took too long"))
 	defer cancel()
 	for restarts := 0; ; restarts++ {
 		volumes, entries, err = l.readOnce(ctx, handles)
 		if !errors.Is(err, errStaleToken) || restarts == maxRestarts {
 			return volumes, entries, err
 		}
-		klog.FromContext(ctx).V(1).Info("Listing the driver's volumes from the beginning", "reason", err.Error())
+		klog.FromContext(ctx).V(1).Info("Restarting the list of the driver's volumes", "reason", err.Error())
 	}
 }
 
@@ -69,7 +70,7 @@ func (l lister) readOnce(ctx context.Context, handles []string) (map[string]*pub
 			return volumes, entries, nil
 		}
 		if seen[token] {
-			return nil, 0, fmt.Errorf("list volumes: page %d has a page token that was there before: the list has no end", len(seen)+1)
+			return nil, 0, fmt.Errorf("list volumes: page %d repeats an earlier page token, so the list never ends", len(seen)+1)
 		}
 		seen[token] = true
 	}
@@ -77,9 +78,10 @@ func (l lister) readOnce(ctx context.Context, handles []string) (map[string]*pub
 
 func (l lister) readPage(ctx context.Context, token string) (csi.VolumePage, error) {
 	whole := ctx
-	ctx, cancel := context.WithTimeoutCause(ctx, l.timeout, errors.New("the driver did not answer in time"))
+	ctx, cancel := context.WithTimeout(ctx, l.timeout)
 	defer cancel()
 	page, err := l.page(ctx, l.maxEntries, token)
+	err = csi.Unanswered(ctx, err, csi.NoAnswerError{Driver: l.driver, Call: "ListVolumes", Timeout: l.timeout})
 	if err != nil && whole.Err() != nil {
 		return page, fmt.Errorf("%w: %w", context.Cause(whole), err)
 	}

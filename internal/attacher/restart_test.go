@@ -55,7 +55,7 @@ func TestDriverRestartsWithCallsInFlight(t *testing.T) {
 			t.Errorf("%s was asked for again although it was recorded as attached", volume)
 		}
 		// At each loss the call in flight fails, and one that is begun in that moment.
-		if failed := s.said("Call failed", `volume="`+volume+`"`); failed > 4 {
+		if failed := s.said("Failed to attach volume", `handle="`+volume+`"`); failed > 4 {
 			t.Errorf("%d calls for %s failed: the driver was away twice, and they should wait for it", failed, volume)
 		}
 	}
@@ -101,7 +101,7 @@ func TestDriverComesBackAsAnother(t *testing.T) {
 			waiting := w.attachment("pv2", "node1", func(*storagev1.VolumeAttachment) { w.driver.server.Stop() })
 			change(w.driver)
 			w.driver.listen(t, w.driver.address)
-			s.endsWith(1, "another CSI driver is behind the socket now")
+			s.endsWith(1, "a different CSI driver is behind the socket")
 			if calls := len(w.driver.log()); calls != 1 {
 				t.Errorf("%d calls, want the first alone", calls)
 			}
@@ -138,7 +138,7 @@ func TestDriverStaysAway(t *testing.T) {
 	case <-time.After(maxAbsence + 15*time.Second):
 		t.Fatal("still leads without a driver")
 	}
-	leader.endsWith(1, "the CSI driver did not come back in time")
+	leader.endsWith(1, "the CSI driver did not reconnect in time")
 	if lease := w.lease(); held(lease) {
 		t.Errorf("the lease was not given back: %v", lease.Spec)
 	}

@@ -66,7 +66,7 @@ func RunSidecar(ctx context.Context, o *Options) error {
 	}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return fmt.Errorf("make the Kubernetes client: %w", err)
+		return fmt.Errorf("create the Kubernetes client: %w", err)
 	}
 	controller, err := driver.Controller(ctx, permit)
 	if err != nil {
@@ -96,11 +96,11 @@ func (o *Options) check(ctx context.Context) error {
 		return errors.New("option -worker-threads must be greater than zero")
 	}
 	for _, name := range o.ignored {
-		klog.FromContext(ctx).Info("Flag is obsolete and has no effect", "flag", name)
+		klog.FromContext(ctx).Info("Ignoring obsolete flag", "flag", name)
 	}
 	for gate := range o.FeatureGates {
 		if !slices.Contains(knownGates, gate) {
-			klog.FromContext(ctx).Info("Feature gate is not known and has no effect", "gate", gate)
+			klog.FromContext(ctx).Info("Ignoring unknown feature gate", "gate", gate)
 		}
 	}
 	return nil
@@ -122,7 +122,7 @@ func connect(ctx context.Context, o *Options) (*csi.Driver, metrics.CSIMetricsMa
 	}
 	manager.SetDriverName(driver.Name)
 	manager.WithAdditionalRegistry(legacyregistry.DefaultGatherer)
-	klog.FromContext(ctx).Info("Connected to the CSI driver", "driver", driver.Name)
+	klog.FromContext(ctx).Info("Connected to CSI driver", "driver", driver.Name)
 	return driver, manager, nil
 }
 
@@ -145,7 +145,7 @@ func (o *Options) serve(ctx context.Context, mux *http.ServeMux, health *health)
 	go func() {
 		klog.FromContext(ctx).Info("Serving metrics", "address", address, "path", o.Common.MetricsPath)
 		if err := server.ListenAndServe(); err != nil {
-			klog.FromContext(ctx).Error(err, "Serve metrics", "address", address)
+			klog.FromContext(ctx).Error(err, "Failed to serve metrics", "address", address)
 			klog.FlushAndExit(klog.ExitFlushTimeout, 1)
 		}
 	}()
@@ -165,7 +165,7 @@ func newHealth() *health {
 func (h *health) found(driver *csi.Driver, a *Attacher) {
 	h.known.Store(new(func() error {
 		if !driver.Present() {
-			return errors.New("the CSI driver is away")
+			return errors.New("the CSI driver is not connected")
 		}
 		return a.warmed()
 	}))
@@ -177,5 +177,5 @@ func (h *health) ready(*http.Request) error {
 	if known := h.known.Load(); known != nil {
 		return (*known)()
 	}
-	return errors.New("the CSI driver was not reached yet")
+	return errors.New("the CSI driver has not been connected yet")
 }

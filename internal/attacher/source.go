@@ -3,11 +3,11 @@ package attacher
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 
+	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/publication"
@@ -89,26 +89,19 @@ func (o *objects) volumeByAttachmentName(va *storagev1.VolumeAttachment) *corev1
 	return nil
 }
 
-// isExclusive tells whether a volume may be attached to one node only: its
-// access modes hold ReadWriteOnce or ReadWriteOncePod and neither ReadWriteMany
-// nor ReadOnlyMany. No modes at all is unknown, which counts as exclusive.
-func isExclusive(modes []corev1.PersistentVolumeAccessMode) bool {
-	return !slices.Contains(modes, corev1.ReadWriteMany) && !slices.Contains(modes, corev1.ReadOnlyMany)
-}
-
 // exclusive looks at everything that has a handle: two PersistentVolumes may
 // share one, and the volume is exclusive if any of them says so, or if nothing is
 // known of it.
 func (o *objects) exclusive(handle string) bool {
 	shared := false
 	for _, pv := range o.volumes.byIndex(indexHandle, handle) {
-		if isExclusive(pv.Spec.AccessModes) {
+		if !attachment.AllowsSeveralNodes(pv.Spec.AccessModes) {
 			return true
 		}
 		shared = true
 	}
 	for _, va := range o.attachments.byIndex(indexInline, handle) {
-		if isExclusive(va.Spec.Source.InlineVolumeSpec.AccessModes) {
+		if !attachment.AllowsSeveralNodes(va.Spec.Source.InlineVolumeSpec.AccessModes) {
 			return true
 		}
 		shared = true

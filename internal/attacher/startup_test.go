@@ -65,9 +65,9 @@ func TestStart(t *testing.T) {
 			ends:   "to become ready",
 		},
 		"no name":      {driver: whileStarting{info: info("", nil)}, ends: "driver name is empty"},
-		"name fails":   {driver: whileStarting{info: info("", broken)}, ends: "ask the CSI driver for its name"},
+		"name fails":   {driver: whileStarting{info: info("", broken)}, ends: "get the name of the CSI driver"},
 		"name hangs":   {driver: whileStarting{info: hang[*csispec.GetPluginInfoResponse]}, ends: "DeadlineExceeded"},
-		"capabilities": {driver: whileStarting{capabilities: func(context.Context) error { return broken }}, ends: "for its capabilities"},
+		"capabilities": {driver: whileStarting{capabilities: func(context.Context) error { return broken }}, ends: "get the controller capabilities"},
 		"capabilities hang": {
 			driver: whileStarting{capabilities: func(ctx context.Context) error { _, err := hang[any](ctx); return err }},
 			ends:   "DeadlineExceeded",
@@ -191,7 +191,7 @@ func TestHealth(t *testing.T) {
 		eventually(t, address+path+" says "+want, func() bool { return strings.HasPrefix(ask(t, address, path), want) })
 	}
 	w.candidate("host-a", w.driver.address, "--http-endpoint="+leader)
-	says(leader, "/readyz", "500 internal server error: the CSI driver was not reached yet")
+	says(leader, "/readyz", "500 internal server error: the CSI driver has not been connected yet")
 	says(leader, lead, "200 ok")
 	says(leader, "/metrics", "404")
 	close(started)
@@ -206,7 +206,7 @@ func TestHealth(t *testing.T) {
 	says(without, lead, "404")
 
 	w.driver.server.Stop()
-	says(standby, "/readyz", "500 internal server error: the CSI driver is away")
+	says(standby, "/readyz", "500 internal server error: the CSI driver is not connected")
 	w.driver.listen(t, w.driver.address)
 	says(standby, "/readyz", "200 ok")
 }

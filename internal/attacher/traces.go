@@ -27,13 +27,13 @@ func tracesWanted() (bool, error) {
 	case strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true"), exporter == "none":
 		return false, nil
 	case exporter != "" && exporter != "otlp":
-		return false, fmt.Errorf("OTEL_TRACES_EXPORTER=%s is not known; otlp and none are", exporter)
+		return false, fmt.Errorf("OTEL_TRACES_EXPORTER=%s is not supported: use otlp or none", exporter)
 	case exporter == "" && os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") == "" && os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") == "":
 		return false, nil
 	}
 	for _, name := range []string{"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"} {
 		if protocol := os.Getenv(name); protocol != "" && protocol != "grpc" {
-			return false, fmt.Errorf("%s=%s is not known; grpc is", name, protocol)
+			return false, fmt.Errorf("%s=%s is not supported: use grpc", name, protocol)
 		}
 	}
 	return true, nil
@@ -53,22 +53,22 @@ func startTraces(ctx context.Context) (send func(), err error) {
 	}
 	exporter, err := otlptracegrpc.New(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("prepare the export of traces: %w", err)
+		return nil, fmt.Errorf("create the exporter of traces: %w", err)
 	}
 	about, err := resource.New(ctx, resource.WithAttributes(attribute.String("service.name", "belay-attacher")), resource.WithFromEnv())
 	if err != nil {
-		return nil, fmt.Errorf("describe this process for its traces: %w", err)
+		return nil, fmt.Errorf("create the resource attributes of traces: %w", err)
 	}
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about))
 	otel.SetTracerProvider(provider)
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
-		klog.FromContext(ctx).Info("Traces were not sent", "err", err)
+		klog.FromContext(ctx).Error(err, "Failed to send traces")
 	}))
 	return func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTraces)
 		defer cancel()
 		if err := provider.Shutdown(ctx); err != nil {
-			klog.FromContext(ctx).Info("The last traces were not sent", "err", err)
+			klog.FromContext(ctx).Error(err, "Failed to send traces")
 		}
 	}, nil
 }

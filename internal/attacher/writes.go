@@ -128,10 +128,10 @@ func isRefusal(err error) bool {
 func (a *Attacher) reread(ctx context.Context, one *subject) error {
 	stored, err := a.client.StorageV1().VolumeAttachments().Get(ctx, one.attachment.Name, metav1.GetOptions{})
 	if err != nil {
-		return fmt.Errorf("read what is stored: %w", err)
+		return fmt.Errorf("read the stored object: %w", err)
 	}
 	if stored.UID != one.uid() {
-		return errors.New("it was made again; waiting for the watch to say so")
+		return errors.New("it was recreated and the watch cache has not caught up")
 	}
 	a.objects.attachments.wrote(a.objects.trimAttachment(stored))
 	a.calls.answered(attempt{uid: one.uid()}, true)
@@ -238,7 +238,7 @@ func workVolumes(ctx context.Context, a *Attacher) {
 			return
 		}
 		if err := a.releaseVolume(ctx, name); err != nil {
-			klog.FromContext(ctx).Error(err, "Step failed, trying again", "volume", name)
+			klog.FromContext(ctx).Error(err, "API request failed, retrying", "volume", name)
 			a.volumes.AddRateLimited(name)
 		} else {
 			a.volumes.Forget(name)
@@ -268,7 +268,7 @@ func (a *Attacher) releaseVolume(ctx context.Context, name string) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("take the finalizer off PersistentVolume %s: %w", name, err)
+		return fmt.Errorf("remove the finalizer from PersistentVolume %s: %w", name, err)
 	}
 	a.objects.volumes.wrote(a.objects.trimVolume(stored))
 	return nil

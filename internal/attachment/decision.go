@@ -1,6 +1,10 @@
 package attachment
 
-import "time"
+import (
+	"maps"
+	"slices"
+	"time"
+)
 
 // Decision is what to do next for one volume.
 type Decision struct {
@@ -15,8 +19,9 @@ type Decision struct {
 	RecheckAt time.Time
 }
 
-// Step is one of Attach, Report, WithdrawReport, Detach, ForceDetach, Note, NoteNode
-// and Hold.
+// Step is one of Attach, Report, WithdrawReport, Check, CheckKubelet, Detach,
+// ForceDetach, Note, NoteNode and Hold. Steps for one node are taken in their order,
+// those for different nodes side by side.
 type Step interface{ step() }
 
 // Attach makes the VolumeAttachment of the volume on a node.
@@ -32,6 +37,8 @@ type Report struct {
 	Node       NodeName
 	NodeUID    string
 	Attachment Ref // the confirmed attachment that is reported (S9); none if Unattached
+	// DetachRequested is stored with the report of an Implied attachment.
+	DetachRequested time.Time
 	// Again is set when the volume had been withdrawn, or may have been, and is in
 	// use or wanted again: no news for the pods.
 	Again bool
@@ -46,25 +53,46 @@ type WithdrawReport struct {
 	// NewVersion is set when the Node must get a new version even if nothing is left to
 	// withdraw, so that a report which is still on its way fails.
 	NewVersion bool
-	// DetachRequested is since when the detach waits, zero if it does not: whoever
-	// writes asks Policy.MayWithdraw with it.
-	DetachRequested time.Time
-	// Authority is what allows it although the volume may be in use, nil if nothing has
-	// to. It is set where the withdrawal is the whole detach: elsewhere ForceDetach has it.
-	Authority Authority
+	// Expect is what the Node said when this was decided. The withdrawal is made on a
+	// version of the Node that still says so, or not at all: then decide again.
+	Expect NodeFacts
 }
 
-// Detach deletes the VolumeAttachment of a volume that is not in use.
+// NodeFacts is what a withdrawal was decided on.
+type NodeFacts struct {
+	InUse        Knowledge
+	Healthy      Knowledge
+	OutOfService bool
+}
+
+// Facts are those of the node.
+func (n Node) Facts() NodeFacts { return NodeFacts{n.InUse, n.Healthy, n.OutOfService} }
+
+// Check reads the Node from the API server and decides again (S3, for an orphan: there
+// is no report whose withdrawal would give that answer).
+type Check struct{ Node NodeName }
+
+// CheckKubelet looks whether the kubelet of a Node object that replaced another one is
+// alive, and decides again. It is asked twice, SyncWindow apart.
+type CheckKubelet struct {
+	Node    NodeName
+	NodeUID string
+}
+
+// Detach deletes the VolumeAttachment of a volume that is not in use. For an Implied
+// attachment, whose Ref is empty, there is nothing to delete but the memory of it.
 type Detach struct {
 	Node       NodeName
 	Attachment Ref
 }
 
-// ForceDetach deletes the VolumeAttachment of a volume that may be in use.
+// ForceDetach is Detach for a volume that may be in use.
 type ForceDetach struct {
 	Node       NodeName
 	Attachment Ref
 	Authority  Authority
+	// Reason is why the volume may be in use there.
+	Reason Reason
 }
 
 // Note writes belay's annotations on the VolumeAttachment. Each field is the value
@@ -81,7 +109,7 @@ type Note struct {
 	CalledOff time.Time
 }
 
-// NoteNode stores on the Node since when the detach of an Unattached volume waits, or
+// NoteNode stores on the Node since when the detach of an Implied attachment waits, or
 // removes that.
 type NoteNode struct {
 	Node    NodeName
@@ -90,15 +118,24 @@ type NoteNode struct {
 	DetachRequested time.Time
 }
 
-// Hold waits, for Reason, with regard to one node.
+// Hold waits, for Reason, with regard to one node. What ends it is Reason.Ends, or the
+// time At if that comes first.
 type Hold struct {
 	Node       NodeName
 	Attachment string // name, empty when there is none
 	Reason     Reason
 	// Wanted tells a volume that pods wait for from one that waits to be detached.
 	Wanted bool
-	// Detail is the driver's words, for AttachFailed and DetachFailed.
+	// Detail is the driver's message, for AttachFailed and DetachFailed.
 	Detail string
+	// Since is when the wait began; zero when that is not known.
+	Since time.Time
+	// At is when time alone ends the wait: the policy Forces then detaches the volume, or
+	// the reason changes. Zero when only an event can end it.
+	At time.Time
+	// Forces is the policy that applies at At, nil if none does. Without At it applies, or
+	// its time begins, when no pods want the volume at the node any more.
+	Forces Authority
 	// Blockers are what keeps an exclusive volume from this node.
 	Blockers []Blocker
 }
@@ -106,6 +143,8 @@ type Hold struct {
 func (Attach) step()         {}
 func (Report) step()         {}
 func (WithdrawReport) step() {}
+func (Check) step()          {}
+func (CheckKubelet) step()   {}
 func (Detach) step()         {}
 func (ForceDetach) step()    {}
 func (Note) step()           {}
@@ -116,6 +155,20 @@ func (Hold) step()           {}
 type Blocker struct {
 	Node NodeName
 	Kind BlockerKind
+	// Cause is what the volume waits for at that node. It has no Reason when the volume
+	// stays there; Since is then when it was attached.
+	Cause Cause
+	// Ready is the node's health, where a detach from it waits for that.
+	Ready Knowledge
+}
+
+// Cause is why the volume is still at another node: the fields of the Hold for that node.
+type Cause struct {
+	Reason Reason
+	Detail string
+	Since  time.Time
+	At     time.Time
+	Forces Authority
 }
 
 // BlockerKind says how we know.
@@ -125,9 +178,9 @@ type BlockerKind string
 const (
 	ByAttachment BlockerKind = "VolumeAttachment"             // an object exists
 	ByDeletion   BlockerKind = "DetachUnderway"               // an object exists and is being deleted
-	ByReport     BlockerKind = "VolumesAttached"              // a node's report lists the volume
-	ByUse        BlockerKind = "VolumesInUse"                 // a node says that it uses the volume
+	ByUse        BlockerKind = "VolumesInUse"                 // a node was given it, and no object says so
 	ByTurn       BlockerKind = "AttachedElsewhere"            // another node was given it just now
+	ByCreate     BlockerKind = "CreateUnanswered"             // a VolumeAttachment may still be created
 	ByForeigner  BlockerKind = BlockerKind(ForeignAttachment) // an object under a name that belay does not give
 )
 
@@ -149,7 +202,7 @@ const (
 	OtherWriterAttached Reason = "OtherWriterAttached"
 	// OtherWriterDetaching: as before, but its detach is under way.
 	OtherWriterDetaching Reason = "OtherWriterDetaching"
-	// ForeignAttachment: somebody made an attachment under another name.
+	// ForeignAttachment: an attachment exists under a name that belay does not give.
 	ForeignAttachment Reason = "ForeignAttachment"
 	// Detaching: the attacher has not confirmed the detach yet.
 	Detaching Reason = "Detaching"
@@ -157,28 +210,57 @@ const (
 	DetachUnanswered Reason = "DetachUnanswered"
 	// DetachFailed: the driver refused to detach; the attacher tries again.
 	DetachFailed Reason = "DetachFailed"
-	// StillInUse: the node says that it uses the volume.
+	// StillInUse: the node lists the volume in use.
 	StillInUse Reason = "StillInUse"
+	// OutOfServiceNodeReady: the node carries the out-of-service taint, but it is Ready
+	// and lists the volume in use: the taint is not believed.
+	OutOfServiceNodeReady Reason = "OutOfServiceNodeReady"
 	// NodeGone: the Node object is gone, and whether the volume is in use is not known
 	// to be No.
 	NodeGone Reason = "NodeGone"
-	// NodeReturned: the Node object was made anew for a machine that has not been
-	// restarted, and has not yet said whether it uses the volume.
+	// NodeReturned: the Node object was recreated for a machine that may not have been
+	// restarted, and has not yet shown whether it uses the volume.
 	NodeReturned Reason = "NodeReturned"
+	// NodeReplaced: the Node object stands for another machine than the one that the
+	// volume was attached to, and nothing is known of that one.
+	NodeReplaced Reason = "NodeReplaced"
 	// NodeUnknown: the Node could not be read.
 	NodeUnknown Reason = "NodeUnknown"
 	// NodeNotManaged: the node's own kubelet attaches and detaches.
 	NodeNotManaged Reason = "NodeNotManaged"
 )
 
-// Reasons lists every Reason, for metrics that must have a series for each.
-func Reasons() []Reason {
-	return []Reason{
-		Settled, Attaching, AttachUnanswered, AttachFailed, OtherWriterAttached, OtherWriterDetaching,
-		ForeignAttachment, Detaching, DetachUnanswered, DetachFailed, StillInUse, NodeGone, NodeReturned,
-		NodeUnknown, NodeNotManaged,
-	}
+// Exit is the kind of event that ends a wait.
+type Exit string
+
+// The exits.
+const (
+	// AttachmentChanges: the attacher, or a person, changes or removes a VolumeAttachment
+	// of the volume.
+	AttachmentChanges Exit = "AttachmentChanges"
+	// NodeChanges: the Node object comes, goes, or changes its lists, its health, its
+	// taints or its machine.
+	NodeChanges Exit = "NodeChanges"
+	// HolderReleases: whatever keeps the volume elsewhere ends, in one of the two ways
+	// above, or the time of a blocker comes.
+	HolderReleases Exit = "HolderReleases"
+)
+
+// exits names what ends each wait. A reason without an exit cannot be waited for.
+var exits = map[Reason]Exit{
+	Attaching: AttachmentChanges, AttachUnanswered: AttachmentChanges, AttachFailed: AttachmentChanges,
+	Detaching: AttachmentChanges, DetachUnanswered: AttachmentChanges, DetachFailed: AttachmentChanges,
+	ForeignAttachment: AttachmentChanges,
+	StillInUse:        NodeChanges, OutOfServiceNodeReady: NodeChanges,
+	NodeGone: NodeChanges, NodeReturned: NodeChanges, NodeReplaced: NodeChanges, NodeUnknown: NodeChanges, NodeNotManaged: NodeChanges,
+	OtherWriterAttached: HolderReleases, OtherWriterDetaching: HolderReleases,
 }
+
+// Ends is what ends a wait for this reason, empty for Settled alone.
+func (r Reason) Ends() Exit { return exits[r] }
+
+// Reasons lists every Reason, for metrics that must have a series for each.
+func Reasons() []Reason { return append([]Reason{Settled}, slices.Sorted(maps.Keys(exits))...) }
 
 // AnswerTimeout is how long an attacher may stay silent before people are told: the
 // two minutes that upstream waits for it (k/k pkg/volume/csi csiTimeout).

@@ -5,8 +5,9 @@ import "time"
 // Policy names the cases in which a volume is detached although it may be in use
 // (S2). The zero value forces nothing.
 type Policy struct {
-	// OutOfService trusts the taint node.kubernetes.io/out-of-service: whoever set it
-	// vouches that the machine is shut down. Upstream always does.
+	// OutOfService trusts the taint node.kubernetes.io/out-of-service on a node that is
+	// not Ready: the person who set it vouches that the machine is shut down. Upstream
+	// trusts it on a Ready node as well (ADR 18).
 	OutOfService bool
 	// UnmountTimeout is how long after the first request a detach is forced on a node
 	// that is not healthy. Zero, the default, never forces; upstream has six minutes.
@@ -67,48 +68,44 @@ func (UnmountTimeout) String() string { return "timeout" }
 // String returns the word for logs, metrics and events.
 func (DeletedNode) String() string { return "deleted-node" }
 
-// MayWithdraw tells whether a node's report may be withdrawn: never what the newest
-// known Node lists in use, unless a policy forces it. A restarting kubelet takes a
-// volume that is not reported for one that needs no attach, and then leaves it out
-// of its in-use list although it is still mounted. Where nothing is reported there
-// is nothing to withdraw, and asking is always allowed. Requested is since when the
-// detach waits, zero if it does not.
-func (p Policy) MayWithdraw(now time.Time, node Node, requested time.Time) bool {
-	return !node.Reported || node.InUse == No || p.forces(now, node, requested) != nil
-}
-
-// forces returns what allows a detach from the node although it may use the volume.
-func (p Policy) forces(now time.Time, node Node, requested time.Time) Authority {
-	if p.OutOfService && node.Exists == Yes && node.OutOfService {
+// forces returns what allows a detach from the node although it may use the volume. A
+// node that is gone for the attachment is one without a Node object, or with another
+// machine behind it.
+func (p Policy) forces(now time.Time, node Node, gone bool, requested time.Time) Authority {
+	if p.OutOfService && !gone && node.Exists == Yes && node.OutOfService && node.Healthy == No {
+		// A node that is Ready is alive: the taint was set too early, or on the wrong node.
 		return OutOfServiceTaint{}
 	}
-	if p.DeletedNode == DeletedNodeDetach && node.Exists == No {
+	if p.DeletedNode == DeletedNodeDetach && gone {
 		return DeletedNode{}
 	}
 	if faultS2 && node.Healthy == No && node.Exists == Yes {
 		return UnmountTimeout{}
 	}
-	if at := p.expiry(node, requested); !at.IsZero() && !now.Before(at) {
+	if at := p.expiry(node, gone, requested); !at.IsZero() && !now.Before(at) {
 		return UnmountTimeout{}
 	}
 	return nil
 }
 
-// expiry is when the unmount timeout runs out, zero if it does not run: nobody asked
-// yet, or the node is healthy, or nobody knows whether it is.
-func (p Policy) expiry(node Node, requested time.Time) time.Time {
-	if p.UnmountTimeout <= 0 || requested.IsZero() || node.Exists == Unknown || node.Healthy != No {
+// whenUnwanted is what will force a detach from a node once no pods want the volume
+// there, as far as that is known today: of a node without a Node object.
+func (p Policy) whenUnwanted(reason Reason) Authority {
+	switch {
+	case reason != NodeGone:
+	case p.DeletedNode == DeletedNodeDetach:
+		return DeletedNode{}
+	case p.UnmountTimeout > 0:
+		return UnmountTimeout{}
+	}
+	return nil
+}
+
+// expiry is when the unmount timeout runs out, zero if it does not run: no detach waits
+// yet, or the node is healthy, or its health is not known.
+func (p Policy) expiry(node Node, gone bool, requested time.Time) time.Time {
+	if p.UnmountTimeout <= 0 || requested.IsZero() || node.Exists == Unknown || !gone && node.Healthy != No {
 		return time.Time{}
 	}
 	return requested.Add(p.UnmountTimeout)
-}
-
-// givesUp tells, of a node that holds no attachment of the volume and reports none,
-// that what it lists in use no longer counts: its word is what the policies overrule,
-// and the request that they were counted from went with the attachment.
-func (p Policy) givesUp(now time.Time, node Node) bool {
-	if node.Reported {
-		return false
-	}
-	return node.Exists == No || p.UnmountTimeout > 0 && node.Healthy == No || p.forces(now, node, time.Time{}) != nil
 }

@@ -36,7 +36,7 @@ func runTimed(t *testing.T, cases map[string]timed) {
 		t.Run(name, func(t *testing.T) {
 			got := Decide(tc.at, tc.want, tc.seen, tc.policy)
 			want := Decision{Steps: tc.steps, RecheckAt: tc.recheck, Reason: got.Reason}
-			if diff := cmp.Diff(want, got); diff != "" {
+			if diff := cmp.Diff(want, got, bare); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -52,7 +52,7 @@ func TestUnmountTimeout(t *testing.T) {
 	late, early := t0.Add(limit), t0.Add(limit-1)
 	holdA := func(r Reason) Hold { return Hold{Node: "a", Attachment: "csi-a", Reason: r} }
 	going := holdA(Detaching)
-	withdrawA := WithdrawReport{Node: "a", NodeUID: "uid-a", DetachRequested: t0}
+	withdrawA := WithdrawReport{Node: "a", NodeUID: "uid-a"}
 	forced := ForceDetach{Node: "a", Attachment: ref("a"), Authority: UnmountTimeout{}}
 	asked := func(at time.Time) Note {
 		return Note{Node: "a", Attachment: ref("a"), Machine: machine("a"), DetachRequested: at}
@@ -147,7 +147,7 @@ func TestUnmountTimeout(t *testing.T) {
 		"came back under its name, and is well": {
 			at: late, policy: sixMinutes,
 			seen:  onA(attached("a", waiting), node("a", reborn, healthy, reported)),
-			steps: []Step{holdA(NodeReturned)},
+			steps: []Step{CheckKubelet{Node: "a", NodeUID: "uid-a-2"}, holdA(NodeReturned)},
 		},
 		"being deleted by somebody while in use: the report stays until it has run out": {
 			at: early, policy: sixMinutes,
@@ -198,7 +198,7 @@ func TestDeletedNode(t *testing.T) {
 		"wait: run out, asked first": {
 			at: late, policy: sixMinutes,
 			seen:  onA(attached("a", waiting), node("a", inUse, lost)),
-			steps: []Step{WithdrawReport{Node: "a", DetachRequested: t0}, going},
+			steps: []Step{WithdrawReport{Node: "a"}, going},
 		},
 		"wait: run out": {
 			at: late, policy: sixMinutes,
@@ -257,54 +257,33 @@ func TestDeletedNode(t *testing.T) {
 	})
 }
 
-func TestForcedNodeBlocksNobody(t *testing.T) {
-	attachB := Attach{Node: "b", PersistentVolume: "pv", Machine: machine("b")}
-	with := func(a Node) Observed {
-		return Observed{Nodes: nodes(map[NodeName]Node{"a": a, "b": node("b", healthy)})}
-	}
-	byUse := []Step{blockedAt("b", OtherWriterAttached, Blocker{"a", ByUse})}
+// TestNoteWithoutNeed: a request that a late write left on a Node is taken off.
+func TestNoteWithoutNeed(t *testing.T) {
 	runTimed(t, map[string]timed{
-		"its attachment went by the timeout, its list stays": {
-			at: t0, policy: sixMinutes, want: wantAt("b"),
-			seen: with(node("a", inUse, unhealthy)), steps: []Step{attachB},
-		},
-		"S1: it is well again before anybody was served": {
-			at: t0, policy: sixMinutes, want: wantAt("b"),
-			seen: with(node("a", inUse, healthy)), steps: byUse,
-		},
-		"S1: nobody knows how it is": {
-			at: t0, policy: sixMinutes, want: wantAt("b"),
-			seen: with(node("a", inUse)), steps: byUse,
-		},
-		"S1: no policy overrules its list": {
-			at: t0, policy: Policy{OutOfService: true}, want: wantAt("b"),
-			seen: with(node("a", inUse, unhealthy)), steps: byUse,
-		},
-		"the Node is gone, and so is its attachment": {
-			at: t0, policy: Policy{}, want: wantAt("b"),
-			seen: with(node("a", inUse, lost)), steps: []Step{attachB},
-		},
-		"S1: the report of the dead node, without an attachment, goes first": {
-			at: t0.Add(6 * time.Minute), policy: sixMinutes, want: wantAt("b"),
-			seen: with(node("a", inUse, reported, unhealthy, notedAt(t0))),
-			steps: []Step{
-				WithdrawReport{Node: "a", NodeUID: "uid-a", DetachRequested: t0, Authority: UnmountTimeout{}},
-				blockedAt("b", OtherWriterAttached, Blocker{"a", ByUse}),
-			},
-		},
-		"a late note on a Node whose volume has an attachment is taken off": {
+		"its volume has an attachment": {
 			at: t0, policy: sixMinutes, want: wantAt("a"),
 			seen:  onA(attached("a"), node("a", inUse, reported, healthy, notedAt(t0))),
 			steps: []Step{NoteNode{Node: "a", NodeUID: "uid-a"}},
 		},
-		"the report of a dead node, without an attachment, waits too": {
-			at: t0, policy: sixMinutes,
-			seen: with(node("a", inUse, reported, unhealthy)),
-			steps: []Step{
-				NoteNode{Node: "a", NodeUID: "uid-a", DetachRequested: t0},
-				Hold{Node: "a", Reason: StillInUse},
-			},
-			recheck: t0.Add(6 * time.Minute),
+	})
+}
+
+// TestTaintOnReadyNode: a node that is Ready is alive, whatever a taint says.
+func TestTaintOnReadyNode(t *testing.T) {
+	tainted := func(n *Node) { n.OutOfService = true }
+	detachA := ForceDetach{Node: "a", Attachment: ref("a"), Authority: OutOfServiceTaint{}}
+	runTimed(t, map[string]timed{
+		"S2: in use: held": {
+			at: t0, policy: sixMinutes, seen: onA(attached("a", waiting), node("a", reported, inUse, healthy, tainted)),
+			steps: []Step{Hold{Node: "a", Attachment: "csi-a", Reason: OutOfServiceNodeReady}},
+		},
+		"not in use: an ordinary detach": {
+			at: t0, policy: sixMinutes, seen: onA(attached("a"), node("a", checked, healthy, tainted)),
+			steps: []Step{Detach{Node: "a", Attachment: ref("a")}},
+		},
+		"no longer ready": {
+			at: t0, policy: sixMinutes, seen: onA(attached("a"), node("a", inUse, checked, unhealthy, tainted)),
+			steps: []Step{detachA},
 		},
 	})
 }

@@ -53,8 +53,12 @@ type Desired struct {
 	Wants []Want
 	// Unattached is set for a volume that has no VolumeAttachment: Fibre Channel and
 	// iSCSI, which the node connects by itself. It is reported, because kubelet mounts
-	// nothing else, and kept from a second node like any other.
+	// nothing else, and kept from a second node like any other: the report is its
+	// attachment, and its Attachments are all Implied.
 	Unattached bool
+	// Orphan is set when the volume of a VolumeAttachment cannot be determined. It is
+	// only detached: nothing is reported of it, nothing withdrawn.
+	Orphan bool
 }
 
 // Want says that pods of one node need the volume.
@@ -74,6 +78,15 @@ type Observed struct {
 	Attachments []Attachment
 	// Nodes holds every node that wants, holds, reports or uses the volume.
 	Nodes map[NodeName]Node
+	// Pending holds the creates of VolumeAttachments that went without an answer and may
+	// still be carried out.
+	Pending []Pending
+}
+
+// Pending is a create without an answer. Until then it may still be carried out.
+type Pending struct {
+	Node  NodeName
+	Until time.Time
 }
 
 // Ref binds a write to the object that was decided on (S6).
@@ -83,11 +96,12 @@ type Ref struct {
 	ResourceVersion string
 }
 
-// Machine tells one run of one machine from another.
+// Machine tells one run of one machine from another. An empty field is not known.
 type Machine struct {
 	NodeUID    string // metadata.uid of the Node object
 	BootID     string // status.nodeInfo.bootID, new at each boot
 	SystemUUID string // status.nodeInfo.systemUUID, the hardware's or VM's own
+	ProviderID string // spec.providerID, the cloud's name of the machine
 }
 
 // Attachment is one VolumeAttachment. That it exists means that the volume may be
@@ -99,6 +113,9 @@ type Attachment struct {
 	PersistentVolume string
 	// VolumeGone is set when that PersistentVolume is known not to exist.
 	VolumeGone bool
+	// Implied is set when no VolumeAttachment stands behind it: the volume has none
+	// (Unattached), or the object was removed while the node held the volume.
+	Implied bool
 	// Computed is set when the name is the one that kubelet computes for this volume
 	// and node. Others were made by somebody else: they count, and are left alone.
 	Computed bool
@@ -143,12 +160,17 @@ type Node struct {
 	// LetGo is set when this Node object listed the volume in use and has taken it off
 	// its list since: unlike one that never listed it, it knows what it says.
 	LetGo bool
+	// ListSynced is set when the kubelet of this Node object was seen to be Ready and to
+	// renew its lease for SyncWindow: by then it has sent a complete list.
+	ListSynced bool
+	// SyncDue is when the kubelet can be asked next whether it has; zero for at once.
+	SyncDue time.Time
 	// Healthy is Yes when the node's condition Ready is True, and No otherwise, also
 	// where there is no such condition or no Node: upstream's rule for the unmount
 	// timeout. Unknown when the Node could not be read.
 	Healthy Knowledge
-	// DetachRequested is when an Unattached volume was first found unwanted and in use
-	// here; zero when it was not. Others have this on their Attachment.
+	// DetachRequested is the time of a detach that waits, as stored on the Node for an
+	// Implied attachment; zero when none is. Others have it on their Attachment.
 	DetachRequested time.Time
 	// OutOfService is set when the node carries the out-of-service taint.
 	OutOfService bool

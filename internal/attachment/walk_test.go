@@ -24,10 +24,20 @@ type leader struct {
 
 	since    int            // version when it began to lead
 	doubtful map[string]int // UID -> version of a delete without answer
+	// given is the ledger: what nodes hold without an object.
+	given map[NodeName]Attachment
+	// created is, by node, until when a create without an answer may be carried out.
+	created map[NodeName]time.Time
+	// looks is when each kubelet was first looked at, by Node UID.
+	looks  map[string]time.Time
+	synced map[string]bool
+	// letGo holds the UIDs of Nodes that were seen to take the volume off their list.
+	letGo map[string]bool
 	// unsure holds, by node, the version that a write without answer was bound to.
 	unsure map[NodeName]int
 
 	steps    []Step
+	wanted   map[NodeName]bool // by the last decision
 	answered map[NodeName]bool
 	reliable bool                 // answers no longer get lost
 	bound    map[NodeName]toyNode // of a late request: what its sender knew
@@ -35,29 +45,100 @@ type leader struct {
 
 func newLeader(w *world) *leader {
 	// The barrier: every cache shows at least what was there when the lease was won.
-	return &leader{
+	l := &leader{
+		given: map[NodeName]Attachment{}, created: map[NodeName]time.Time{}, looks: map[string]time.Time{}, synced: map[string]bool{}, letGo: map[string]bool{},
 		world: w, seenAttachments: w.version, seenNodes: w.version, seenPods: w.version, since: w.version,
 		attachments: map[string]toyAttachment{}, nodes: map[NodeName]toyNode{}, deleted: map[string]bool{},
 		doubtful: map[string]int{}, unsure: map[NodeName]int{}, answered: map[NodeName]bool{},
+	}
+	for name, n := range w.now.nodes {
+		_, attached := w.now.attachments["csi-"+string(name)]
+		if n.Exists == Yes && n.Reported && (w.noVA || !attached && n.InUse == Yes) {
+			l.adopt(name, n)
+		}
+		// That a new leader does not know what a volume without a VolumeAttachment was given
+		// to, if the report is gone as well, is not guaranteed (docs/invariants.md).
+		if w.noVA && w.ctl != nil && !n.Reported {
+			if a, ok := w.ctl.given[name]; ok {
+				l.given[name] = a
+			}
+		}
+	}
+	return l
+}
+
+// adopt takes a report for what the node was given.
+func (l *leader) adopt(name NodeName, n toyNode) {
+	m := n.Machine
+	if n.InUse != Yes && !n.DetachRequested.IsZero() { // it was given to an earlier Node object
+		m = Machine{}
+	}
+	l.give(name, m)
+}
+
+func (l *leader) give(name NodeName, m Machine) {
+	l.given[name] = Attachment{Node: name, Implied: true, Computed: true, Confirmed: Yes, Machine: m}
+}
+
+// letGoBetween looks for Nodes that took the volume off their list between two versions.
+func (l *leader) letGoBetween(before, after int) {
+	for v := before; v < after; v++ {
+		for name, was := range l.history[v-1].nodes {
+			is := l.history[v].nodes[name]
+			if a, ok := l.given[name]; ok && was.Exists == Yes && is.Exists == No {
+				a.DetachRequested = was.DetachRequested // nothing else keeps it
+				l.given[name] = a
+			}
+			if was.InUse == Yes && is.InUse == No && was.Exists == Yes && was.Machine.NodeUID == is.Machine.NodeUID {
+				l.letGo[is.Machine.NodeUID] = true
+			} else if is.InUse == Yes {
+				delete(l.letGo, is.Machine.NodeUID)
+			}
+		}
+	}
+}
+
+// lost looks what went from the cache between two versions: an attachment that is gone
+// while its node reports the volume was removed by another writer.
+func (l *leader) lost(before, after int) {
+	for name, a := range l.history[before-1].attachments {
+		n := l.known(a.Node)
+		if _, there := l.history[after-1].attachments[name]; !there && a.Computed && n.Exists == Yes && n.Reported {
+			l.give(a.Node, a.Machine)
+		}
+	}
+	if l.noVA {
+		return
+	}
+	for name := range l.given {
+		if _, there := l.history[after-1].attachments["csi-"+string(name)]; there || l.known(name).Exists == No {
+			delete(l.given, name)
+		}
 	}
 }
 
 // catchUp moves one cache on.
 func (l *leader) catchUp() {
+	before, nodes := l.seenAttachments, l.seenNodes
 	for _, seen := range []*int{&l.seenAttachments, &l.seenNodes, &l.seenPods} {
 		if behind := l.version - *seen; behind > 0 && l.chance(60) {
 			*seen += 1 + l.rng.IntN(behind)
 		}
 	}
+	l.letGoBetween(nodes, l.seenNodes)
+	l.lost(before, l.seenAttachments)
 }
 
 func (l *leader) catchUpFully() {
+	before, nodes := l.seenAttachments, l.seenNodes
 	l.seenAttachments, l.seenNodes, l.seenPods = l.version, l.version, l.version
+	l.letGoBetween(nodes, l.version)
+	l.lost(before, l.version)
 }
 
 // die leaves the next request on its way.
 func (l *leader) die() {
-	if len(l.steps) > 0 && l.chance(70) {
+	if len(l.steps) > 0 && l.chance(70) && !isLocal(l.steps[0]) {
 		l.delay(l.steps[0])
 	}
 }
@@ -68,7 +149,11 @@ func (l *leader) delay(step Step) {
 	for name := range l.now.nodes {
 		known[name] = l.known(name)
 	}
+	until := l.clock.Add(requestLife)
 	l.late = append(l.late, func() {
+		if !l.clock.Before(until) {
+			return // the API server has ended it
+		}
 		sender := *l
 		sender.bound = known
 		sender.request(step, true)
@@ -107,12 +192,30 @@ func (l *leader) observe() (Desired, Observed) {
 	for name := range l.now.nodes {
 		n := l.known(name)
 		n.Checked = l.answered[name]
-		if n.haunted && n.Exists == Yes && n.InUse == No {
-			n.InUse = Unknown
+		n.ListSynced = l.synced[n.Machine.NodeUID]
+		n.LetGo = l.letGo[n.Machine.NodeUID]
+		if at, ok := l.looks[n.Machine.NodeUID]; ok {
+			n.SyncDue = at.Add(SyncWindow)
 		}
 		unsure, ok := l.unsure[name]
 		n.WriteMayBeUnderway = n.Exists == Yes && (n.version <= l.since || ok && unsure == n.version)
 		seen.Nodes[name] = n.Node
+		if l.noVA && n.Exists == Yes && n.Reported && l.given[name].Node == "" {
+			l.adopt(name, n)
+		}
+		if a, ok := l.given[name]; ok && found["csi-"+string(name)].Name == "" {
+			switch {
+			case n.Exists == No:
+				n.DetachRequested = a.DetachRequested
+				seen.Nodes[name] = n.Node
+			case !n.DetachRequested.IsZero():
+				a.DetachRequested = n.DetachRequested
+			}
+			seen.Attachments = append(seen.Attachments, a)
+		}
+		if until, ok := l.created[name]; ok {
+			seen.Pending = append(seen.Pending, Pending{name, until})
+		}
 	}
 	want := Desired{Shared: Known(l.shared), Unattached: l.noVA}
 	if l.history[l.seenPods-1].flipped {
@@ -135,6 +238,9 @@ func atoi(s string) int {
 // step takes one step of the last decision, or decides.
 func (l *leader) step() {
 	if len(l.steps) == 0 {
+		for name := range l.wanted { // what that decision asked for was carried out
+			delete(l.asked, name)
+		}
 		clear(l.answered)
 		l.decide()
 		return
@@ -144,7 +250,17 @@ func (l *leader) step() {
 	if _, ok := step.(Hold); ok {
 		return
 	}
+	if s, ok := step.(Report); ok && l.noVA { // noted before the request is sent
+		a, had := l.given[s.Node]
+		if n := l.known(s.Node); !had || n.InUse == Yes || a.Machine.NodeUID == n.Machine.NodeUID {
+			l.give(s.Node, n.Machine)
+		}
+	}
 	switch fate := l.rng.IntN(100); {
+	case isLocal(step):
+		if again, _ := l.request(step, false); again {
+			l.decide()
+		}
 	case fate < 5 && !l.reliable: // the answer is lost, the request is not
 		l.request(step, false)
 		l.unknown(step)
@@ -153,16 +269,31 @@ func (l *leader) step() {
 		l.unknown(step)
 	default:
 		if again, ok := l.request(step, false); !ok {
-			l.steps = nil
+			l.steps, l.wanted = nil, nil
 		} else if again {
 			l.decide()
 		}
 	}
 }
 
-func (l *leader) unknown(step Step) {
-	l.steps = nil
+// isLocal is a step that no answer can get lost of.
+func isLocal(step Step) bool {
 	switch s := step.(type) {
+	case Detach:
+		return s.Attachment.Name == ""
+	case ForceDetach:
+		return s.Attachment.Name == ""
+	case CheckKubelet:
+		return true
+	}
+	return false
+}
+
+func (l *leader) unknown(step Step) {
+	l.steps, l.wanted = nil, nil
+	switch s := step.(type) {
+	case Attach:
+		l.created[s.Node] = l.clock.Add(requestLife)
 	case Detach:
 		l.doubtful[s.Attachment.UID] = atoi(s.Attachment.ResourceVersion)
 	case Report:
@@ -176,6 +307,16 @@ func (l *leader) unknown(step Step) {
 
 func (l *leader) decide() {
 	want, seen := l.observe()
+	wanted := map[NodeName]bool{}
+	for _, x := range want.Wants {
+		wanted[x.Node] = true
+	}
+	for _, name := range toyNodes {
+		if _, ok := l.asked[name]; !ok && !wanted[name] {
+			l.asked[name] = l.clock
+		}
+	}
+	l.wanted = wanted
 	l.steps = Decide(l.clock, want, seen, l.policy).Steps
 }
 
@@ -189,9 +330,18 @@ func (l *leader) request(step Step, late bool) (again, ok bool) {
 		return l.report(s, late)
 	case WithdrawReport:
 		return l.withdraw(s, late)
+	case CheckKubelet:
+		l.checkKubelet(s)
+		return true, true
 	case Detach:
+		if s.Attachment.Name == "" {
+			return true, l.forgo(s.Node, nil)
+		}
 		return false, l.delete(s.Attachment, nil, late)
 	case ForceDetach:
+		if s.Attachment.Name == "" {
+			return true, l.forgo(s.Node, s.Authority)
+		}
 		return false, l.delete(s.Attachment, s.Authority, late)
 	case NoteNode:
 		return l.noteNode(s, late)
@@ -245,8 +395,7 @@ func (l *leader) report(s Report, late bool) (again, ok bool) {
 		return true, true
 	}
 	if l.noVA {
-		n.DetachRequested = time.Time{}
-		l.writeOff(s.Node)
+		n.DetachRequested = s.DetachRequested
 	}
 	a, found := l.now.attachments[s.Attachment.Name]
 	if !late && found && a.UID == s.Attachment.UID && (a.Confirmed != Yes || a.Deleting) && !a.touched {
@@ -260,19 +409,49 @@ func (l *leader) report(s Report, late bool) (again, ok bool) {
 	return false, true
 }
 
-// writeOff marks the machines whose Node is gone for so long, as the sender knew, that
-// a report to another node no longer minds them.
-func (l *leader) writeOff(except NodeName) {
-	for name, n := range l.now.nodes {
-		known, timeout := l.known(name), l.policy.UnmountTimeout
-		if name == except || known.Exists != No {
-			continue
+// checkKubelet is a look at a kubelet's lease. One that is Ready for SyncWindow lists what
+// it has mounted and a pod wants, and has unmounted the rest.
+func (l *leader) checkKubelet(s CheckKubelet) {
+	at, looked := l.looks[s.NodeUID]
+	switch n := l.now.nodes[s.Node]; {
+	case n.Machine.NodeUID != s.NodeUID || n.Exists != Yes:
+		delete(l.looks, s.NodeUID)
+		l.nodes[s.Node] = n
+	case !looked || !n.on || n.Healthy != Yes:
+		l.looks[s.NodeUID] = l.clock
+	case l.clock.Sub(at) >= SyncWindow:
+		for n.mounted && n.InUse != Yes {
+			if l.now.pods[s.Node] {
+				n.InUse = Yes
+				l.setNode(s.Node, n, "kubelet %s: lists what it has", s.Node)
+				l.nodes[s.Node] = l.now.nodes[s.Node]
+			} else {
+				l.kubelet(s.Node)
+			}
+			n = l.now.nodes[s.Node]
 		}
-		if l.policy.DeletedNode == DeletedNodeDetach || timeout > 0 && !l.clock.Before(known.left.Add(timeout)) {
-			n.givenUp = n.mounted
-			l.now.nodes[name] = n
-		}
+		l.synced[s.NodeUID] = true
 	}
+}
+
+// requestLife is how long a request may be late.
+const requestLife = time.Minute
+
+// forgo is the end of an attachment without an object.
+func (l *leader) forgo(name NodeName, by Authority) bool {
+	delete(l.given, name)
+	n := l.now.nodes[name]
+	switch {
+	case !n.writes() || l.meddled():
+	case by == nil:
+		l.breaks("S2: taken from %s, which has it mounted", name)
+	case !l.allowed(by, name):
+		l.breaks("S2: taken from %s by %v, which does not hold", name, by)
+	default:
+		n.givenUp = true
+		l.now.nodes[name] = n
+	}
+	return true
 }
 
 // base gives the Node that a write is bound to: the newest that the leader knows. If
@@ -298,15 +477,14 @@ func (l *leader) withdraw(s WithdrawReport, late bool) (again, ok bool) {
 		l.answered[s.Node] = !n.Reported
 		return true, true
 	}
-	if !l.policy.MayWithdraw(l.clock, n.Node, s.DetachRequested) {
+	if n.Facts() != s.Expect {
 		return true, true
 	}
+	if n.Reported && n.InUse == Yes && !l.mayForce(s.Node) && !l.meddled() {
+		l.breaks("S2: withdrawn from %s, which lists it in use", s.Node)
+	}
 	if n.Reported || s.NewVersion {
-		n.givenUp = n.givenUp || l.noVA && n.mounted && n.Reported && n.InUse != No
 		n.Reported = false
-		if n.InUse == No {
-			n.DetachRequested = time.Time{}
-		}
 		l.setNode(s.Node, n, "withdraw on %s (late %v)", s.Node, late)
 	}
 	if !late {
@@ -318,6 +496,13 @@ func (l *leader) withdraw(s WithdrawReport, late bool) (again, ok bool) {
 
 // noteNode stores the time of a request on the Node.
 func (l *leader) noteNode(s NoteNode, late bool) (again, ok bool) {
+	if l.known(s.Node).Exists == No {
+		if a, ok := l.given[s.Node]; ok && !late {
+			a.DetachRequested = s.DetachRequested
+			l.given[s.Node] = a
+		}
+		return false, true
+	}
 	n, newer, conflict := l.base(s.Node, s.NodeUID, late)
 	if conflict || newer != nil {
 		return newer != nil, !conflict
@@ -340,10 +525,10 @@ func (l *leader) delete(r Ref, by Authority, late bool) bool {
 	}
 	n := l.now.nodes[a.Node]
 	switch {
-	case !n.mounted || l.meddled() || n.givenUp:
+	case !n.writes() || l.meddled():
 	case by == nil:
 		l.breaks("S2: %s deleted while %s has it mounted (late %v)", a.Name, a.Node, late)
-	case !l.allowed(by, a):
+	case !l.allowed(by, a.Node):
 		l.breaks("S2: %s deleted by %v, which does not hold (late %v)", a.Name, by, late)
 	default:
 		n.givenUp = true
@@ -362,16 +547,30 @@ func (l *leader) delete(r Ref, by Authority, late bool) bool {
 
 // allowed judges an authority by what its sender knew of the node: the delete is bound
 // to the version of the attachment, not to that of the Node.
-func (l *leader) allowed(by Authority, a toyAttachment) bool {
-	n := l.known(a.Node)
+func (l *leader) allowed(by Authority, name NodeName) bool {
+	n := l.known(name)
+	ghost := l.now.nodes[name].ghost
 	switch by.(type) {
 	case UnmountTimeout:
-		due := a.DetachRequested.Add(l.policy.UnmountTimeout)
-		return l.policy.UnmountTimeout > 0 && !a.DetachRequested.IsZero() && !l.clock.Before(due) && n.Healthy == No
+		return l.timedOut(name) && (n.Healthy == No || ghost)
 	case DeletedNode:
-		return l.policy.DeletedNode == DeletedNodeDetach && n.Exists == No
+		return l.policy.DeletedNode == DeletedNodeDetach && (n.Exists == No || ghost)
 	}
-	return n.OutOfService
+	return n.OutOfService && n.Healthy == No
+}
+
+// timedOut goes by the oracle's own clock.
+func (l *leader) timedOut(name NodeName) bool {
+	at, ok := l.asked[name]
+	if n := l.now.nodes[name]; n.ghost && (!ok || n.left.Before(at)) { // the pods there now run on another machine
+		at, ok = n.left, true
+	}
+	return ok && l.policy.UnmountTimeout > 0 && !l.clock.Before(at.Add(l.policy.UnmountTimeout))
+}
+
+// mayForce reports whether any policy does.
+func (l *leader) mayForce(name NodeName) bool {
+	return l.allowed(OutOfServiceTaint{}, name) || l.allowed(UnmountTimeout{}, name) || l.allowed(DeletedNode{}, name)
 }
 
 // walk runs one seed to its end and returns what broke.
@@ -386,6 +585,7 @@ func walk(seed uint64) *world {
 	w.heal()
 	w.ctl.reliable = true
 	for range 400 {
+		w.clock = w.clock.Add(time.Second)
 		w.ctl.catchUpFully()
 		w.ctl.step()
 		w.attacher()

@@ -26,6 +26,10 @@ type world struct {
 	log  []string
 	ctl  *leader
 
+	// asked is since when a leader, by what its caches showed, has wanted the volume off a
+	// node: the oracle's own clock for the unmount timeout.
+	asked map[NodeName]time.Time
+
 	broken string // the first invariant that did not hold
 }
 
@@ -53,12 +57,14 @@ type toyNode struct {
 	// givenUp is set when a policy took the volume from a machine that had it mounted:
 	// what that machine does is the policy's doing, until it unmounts or boots.
 	givenUp bool
-	// haunted is set when the Node came back, and went with the volume in use. The
-	// shell remembers it for volumes without a VolumeAttachment; that a new leader does
-	// not is not modelled.
-	haunted bool
-	left    time.Time // when the Node object went
+	// ghost is set when another machine came under this name while the one before, cut
+	// off, has the volume mounted.
+	ghost bool
+	left  time.Time // when the Node object went
 }
+
+// writes reports whether a machine of this name may write, by no policy's doing.
+func (n toyNode) writes() bool { return (n.mounted || n.ghost) && !n.givenUp }
 
 func (s state) clone() state {
 	return state{attachments: maps.Clone(s.attachments), nodes: maps.Clone(s.nodes), pods: maps.Clone(s.pods), flipped: s.flipped}
@@ -68,7 +74,7 @@ var toyNodes = []NodeName{"a", "b", "c"}
 
 func newWorld(seed uint64) *world {
 	w := &world{
-		rng: rand.New(rand.NewPCG(seed, 1)), clock: t0,
+		rng: rand.New(rand.NewPCG(seed, 1)), clock: t0, asked: map[NodeName]time.Time{},
 		now: state{attachments: map[string]toyAttachment{}, nodes: map[NodeName]toyNode{}, pods: map[NodeName]bool{}},
 	}
 	w.shared = w.rng.IntN(4) == 0
@@ -204,7 +210,7 @@ func (w *world) checkPublish(a toyAttachment) {
 		}
 	}
 	for name, n := range w.now.nodes {
-		if !w.shared && name != a.Node && n.mounted && !n.givenUp && !w.meddled() {
+		if !w.shared && name != a.Node && n.writes() && !w.meddled() {
 			w.breaks("S1: published to %s while %s has it mounted", a.Node, name)
 		}
 	}
@@ -220,7 +226,7 @@ func (w *world) kubelet(name NodeName) {
 	wanted := w.now.pods[name]
 	switch {
 	case wanted && n.InUse != Yes && (!w.now.flipped || n.mounted):
-		n.InUse, n.haunted = Yes, false
+		n.InUse = Yes
 		w.setNode(name, n, "kubelet %s: claims", name)
 	case wanted && n.InUse == Yes && !n.mounted && n.Reported && !w.now.flipped && w.confirmed(name):
 		w.checkMount(name)
@@ -264,7 +270,7 @@ func (w *world) checkMount(name NodeName) {
 // checkSecondMount is S1 for a volume whose report is its attachment.
 func (w *world) checkSecondMount(name NodeName) {
 	for other, n := range w.now.nodes {
-		if other == name || !n.mounted || n.givenUp || w.shared {
+		if other == name || !n.writes() || w.shared {
 			continue
 		}
 		w.breaks("S1: %s mounts it while %s has it mounted", name, other)
@@ -306,7 +312,7 @@ func (w *world) trouble(name NodeName) {
 		}
 	case 2: // back
 		if n.Exists == Yes && n.OutOfService {
-			n.on, n.OutOfService, n.InUse, n.Healthy, n.haunted = true, false, No, Yes, false
+			n.on, n.OutOfService, n.InUse, n.Healthy = true, false, No, Yes
 			n.Machine.BootID += "+"
 			w.setNode(name, n, "%s boots", name)
 		}
@@ -319,7 +325,18 @@ func (w *world) trouble(name NodeName) {
 			n.Exists, n.Managed, n.InUse, n.Created = Yes, true, No, w.clock
 			n.Healthy, n.DetachRequested = Yes, time.Time{}
 			n.Machine.NodeUID += "+"
-			w.setNode(name, n, "node %s registers anew", name)
+			switch {
+			case w.chance(25):
+				n.ghost, n.mounted = n.ghost || n.mounted, false
+				n.Machine.SystemUUID += "+"
+				n.Machine.BootID += "+"
+				w.setNode(name, n, "node %s registers again, another machine", name)
+			case w.chance(20):
+				n.Machine.BootID, n.Machine.SystemUUID = "", ""
+				w.setNode(name, n, "node %s registers again, unknown machine", name)
+			default:
+				w.setNode(name, n, "node %s registers again", name)
+			}
 		}
 	case 5:
 		if !w.noVA {
@@ -349,12 +366,7 @@ func (w *world) leave(name NodeName, n toyNode) {
 	delete(w.now.pods, name)
 	gone := toyNode{
 		Node: Node{Exists: No, InUse: n.InUse, Machine: n.Machine, Created: n.Created, Healthy: No},
-		on:   n.on, mounted: n.mounted, givenUp: n.givenUp, left: w.clock,
-	}
-	if w.noVA {
-		gone.InUse = Known(n.InUse == Yes || n.haunted)
-		gone.haunted = gone.InUse == Yes
-		gone.DetachRequested = w.clock
+		on:   n.on, mounted: n.mounted, givenUp: n.givenUp, ghost: n.ghost, left: w.clock,
 	}
 	w.setNode(name, gone, "node %s is deleted", name)
 }
@@ -411,10 +423,28 @@ func (w *world) heal() {
 			n.Reported = false
 			n.DetachRequested = time.Time{}
 		}
-		n.Healthy, n.givenUp, n.haunted = Yes, false, false
+		n.Healthy, n.givenUp, n.ghost = Yes, false, false
 		n.Exists, n.Managed, n.OutOfService, n.on, n.mounted, n.InUse = Yes, true, false, true, false, No
 		n.Machine.BootID += "+"
 		w.setNode(name, n, "%s is restarted", name)
+		if w.policy.UnmountTimeout == 0 && w.policy.DeletedNode == DeletedNodeWait {
+			w.writeOff(name)
+		}
+	}
+}
+
+// writeOff is a person who knows that the machine before is destroyed, where no policy
+// says what to do about it.
+func (w *world) writeOff(name NodeName) {
+	n := w.now.nodes[name]
+	replaced := func(a Attachment) bool { return a.Node == name && n.runSince(&a) == Replaced }
+	if a, ok := w.now.attachments["csi-"+string(name)]; ok && !a.Deleting && replaced(a.Attachment) {
+		a.Deleting, a.touched = true, true
+		w.setAttachment(a, "somebody deletes %s", a.Name)
+		w.log = append(w.log, "     somebody deletes")
+	}
+	if replaced(w.ctl.given[name]) {
+		delete(w.ctl.given, name)
 	}
 }
 

@@ -19,10 +19,10 @@ import (
 
 // ErrDriverChanged is returned when another driver, or one that can do other things,
 // came back behind the socket.
-var ErrDriverChanged = errors.New("another CSI driver is behind the socket now")
+var ErrDriverChanged = errors.New("a different CSI driver is behind the socket")
 
 // errAbsent is returned when a driver was away for longer than it may.
-var errAbsent = errors.New("the CSI driver did not come back in time")
+var errAbsent = errors.New("the CSI driver did not reconnect in time")
 
 // recognizeRetry is the pause before a driver that came back, and did not say who it
 // is, is asked again. csi-lib-utils pauses as long between two probes.
@@ -74,7 +74,7 @@ func (d *Driver) Close() { _ = d.conn.Close() }
 func (d *Driver) Controller(ctx context.Context, permit func() error) (*Controller, error) {
 	c, err := NewController(ctx, d.conn, permitting(func() error {
 		if !d.isRecognized() {
-			return errors.New("waiting for the CSI driver to come back")
+			return errors.New("waiting for the CSI driver to reconnect")
 		}
 		if permit == nil {
 			return nil
@@ -114,11 +114,11 @@ func (d *Driver) Follow(ctx context.Context, absence Absence) error {
 			return nil
 		case <-d.lost:
 		}
-		klog.FromContext(ctx).Info("Lost the connection to the CSI driver, waiting for it to come back", "driver", d.Name)
+		klog.FromContext(ctx).Info("Lost connection to CSI driver, waiting for it to reconnect", "driver", d.Name)
 		if err := d.awaitReturn(ctx, absence.AtMost); err != nil || ctx.Err() != nil {
 			return err
 		}
-		klog.FromContext(ctx).Info("The CSI driver is back", "driver", d.Name)
+		klog.FromContext(ctx).Info("Reconnected to CSI driver", "driver", d.Name)
 		absence.Back()
 	}
 }
@@ -174,7 +174,7 @@ func (d *Driver) awaitReturn(ctx context.Context, atMost time.Duration) error {
 			}
 			return nil
 		case <-time.After(recognizeRetry):
-			klog.FromContext(ctx).Info("The CSI driver does not say who it is, asking again", "driver", d.Name, "err", err)
+			klog.FromContext(ctx).Error(err, "Failed to identify CSI driver, retrying", "driver", d.Name)
 		}
 	}
 }
@@ -208,7 +208,7 @@ func (d *Driver) recognize(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.losses != losses {
-		return errors.New("lost again while it was asked")
+		return errors.New("the connection was lost again during identification")
 	}
 	d.recognized = losses
 	return nil

@@ -200,7 +200,7 @@ func TestDriverRestarts(t *testing.T) {
 		return nth > 2, nil
 	}}, path)
 	within(t, "the second probe", probed)
-	if err := m.publish(t.Context()); OutcomeOf(err) != Unknown || !strings.Contains(err.Error(), "waiting for the CSI driver to come back") {
+	if err := m.publish(t.Context()); OutcomeOf(err) != Unknown || !strings.Contains(err.Error(), "waiting for the CSI driver to reconnect") {
 		t.Errorf("call to a driver that has not said who it is: %v", err)
 	}
 	close(ready)

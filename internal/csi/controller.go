@@ -54,7 +54,7 @@ func driverName(ctx context.Context, conn *grpc.ClientConn) (string, error) {
 	defer cancel()
 	name, err := rpc.GetDriverName(ctx, conn)
 	if err != nil {
-		return "", fmt.Errorf("ask the CSI driver for its name: %w", err)
+		return "", fmt.Errorf("get the name of the CSI driver: %w", err)
 	}
 	return name, nil
 }
@@ -85,14 +85,14 @@ func askCapabilities(ctx context.Context, conn *grpc.ClientConn) (Capabilities, 
 	defer cancel()
 	plugin, err := rpc.GetPluginCapabilities(ctx, conn)
 	if err != nil {
-		return Capabilities{}, fmt.Errorf("ask the CSI driver whether it has a Controller service: %w", err)
+		return Capabilities{}, fmt.Errorf("get the plugin capabilities of the CSI driver: %w", err)
 	}
 	if !plugin[csispec.PluginCapability_Service_CONTROLLER_SERVICE] {
 		return Capabilities{}, nil
 	}
 	has, err := rpc.GetControllerCapabilities(ctx, conn)
 	if err != nil {
-		return Capabilities{}, fmt.Errorf("ask the CSI driver's Controller service for its capabilities: %w", err)
+		return Capabilities{}, fmt.Errorf("get the controller capabilities of the CSI driver: %w", err)
 	}
 	return Capabilities{
 		Attach:                   has[csispec.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME],

@@ -1,6 +1,11 @@
 package csi
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -74,6 +79,45 @@ func Code(err error) (code codes.Code, ok bool) {
 		return codes.OK, false
 	}
 	return s.Code(), true
+}
+
+// NoAnswerError is a call that the driver did not answer within the call's timeout. gRPC says "context deadline exceeded",
+// which names nothing that an operator could look at.
+type NoAnswerError struct {
+	Driver, Call string
+	Node         string // empty for calls that are not about one
+	Timeout      time.Duration
+
+	err error // gRPC's
+}
+
+func (e *NoAnswerError) Error() string {
+	call := e.Call
+	if e.Node != "" {
+		call += fmt.Sprintf(" for node %q", e.Node)
+	}
+	return fmt.Sprintf("CSI driver %q did not answer %s within %v (%v)", e.Driver, call, e.Timeout, codes.DeadlineExceeded)
+}
+
+// Unwrap is gRPC's error: it has the code.
+func (e *NoAnswerError) Unwrap() error { return e.err }
+
+// Unanswered turns the error of a call whose deadline has passed into the given one. Any other error, also a driver's own
+// DEADLINE_EXCEEDED before that, is left as it is. The clock decides, not ctx.Err: a driver that keeps the deadline
+// too answers at the same moment, and either may be noticed first.
+func Unanswered(ctx context.Context, err error, as NoAnswerError) error {
+	code, _ := Code(err)
+	if deadline, ok := ctx.Deadline(); !ok || code != codes.DeadlineExceeded || time.Now().Before(deadline) {
+		return err
+	}
+	as.err = err
+	return &as
+}
+
+// IsUnanswered reports whether an error is, or wraps, a NoAnswerError.
+func IsUnanswered(err error) bool {
+	_, ok := errors.AsType[*NoAnswerError](err)
+	return ok
 }
 
 // RepeatIsHopeless tells whether the same request will be refused again until

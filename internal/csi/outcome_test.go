@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -62,5 +63,44 @@ func TestRepeatIsHopeless(t *testing.T) {
 				t.Errorf("RepeatIsHopeless(%v) = %v, want %v", tt.err, got, tt.want)
 			}
 		})
+	}
+}
+
+func TestUnanswered(t *testing.T) {
+	timedOut := status.Error(codes.DeadlineExceeded, "context deadline exceeded")
+	as := NoAnswerError{Driver: "disk.csi.example.com", Call: "ControllerPublishVolume", Node: "node-1", Timeout: 15 * time.Second}
+	const text = `CSI driver "disk.csi.example.com" did not answer ControllerPublishVolume for node "node-1" within 15s (DeadlineExceeded)`
+	tests := map[string]struct {
+		err    error
+		left   time.Duration // until the call's deadline; 0 for none
+		want   string
+		silent bool
+	}{
+		"no answer":                       {timedOut, -time.Second, text, true},
+		"the driver's own deadline":       {status.Error(codes.DeadlineExceeded, "array"), time.Hour, "rpc error: code = DeadlineExceeded desc = array", false},
+		"another error after the timeout": {status.Error(codes.Internal, "array"), -time.Second, "rpc error: code = Internal desc = array", false},
+		"not from gRPC":                   {errors.New("no secret"), -time.Second, "no secret", false},
+		"no deadline":                     {timedOut, 0, timedOut.Error(), false},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			ctx := t.Context()
+			if tt.left != 0 {
+				bounded, cancel := context.WithTimeout(ctx, tt.left)
+				defer cancel()
+				ctx = bounded
+			}
+			err := Unanswered(ctx, tt.err, as)
+			if err.Error() != tt.want || IsUnanswered(err) != tt.silent || !errors.Is(err, tt.err) {
+				t.Errorf("%v, unanswered %v; want %s, %v", err, IsUnanswered(err), tt.want, tt.silent)
+			}
+			was, _ := Code(tt.err)
+			if code, _ := Code(err); code != was {
+				t.Errorf("code %v, want %v", code, was)
+			}
+		})
+	}
+	if err := Unanswered(t.Context(), nil, as); err != nil {
+		t.Errorf("success became %v", err)
 	}
 }

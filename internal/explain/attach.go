@@ -2,7 +2,6 @@ package explain
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"belay.dev/belay/internal/attachment"
@@ -17,6 +16,10 @@ const (
 	DetachingVolume        = "DetachingVolume"
 	SuccessfulDetachVolume = "SuccessfulDetachVolume"
 	FailedDetachVolume     = "FailedDetachVolume"
+
+	// VolumeDetachedInUse is on the pods and the claim of a volume whose VolumeAttachment
+	// was deleted under a node that uses it.
+	VolumeDetachedInUse = "VolumeDetachedInUse"
 )
 
 // AttachSucceeded says that the volume is attached (k/k operation_generator.go; the
@@ -43,21 +46,40 @@ func BeingDeleted(cause string) string {
 	return "volume attachment is being deleted: " + cause
 }
 
-// DetachStarted says that the detach from a node was asked for, and by what right if
-// the volume may be in use there: nil if it is not.
-func DetachStarted(volume string, node attachment.NodeName, by attachment.Authority) string {
+// DetachStarted says that the detach from a node was requested, and by what right if the
+// volume may be in use there: nil if it is not. The reason is why it may be.
+func DetachStarted(volume string, node attachment.NodeName, by attachment.Authority, why attachment.Reason) string {
 	text := fmt.Sprintf("DetachVolume.Detach started for volume %q from node %q", volume, node)
-	switch by.(type) {
-	case nil:
+	if by == nil {
 		return text
-	case attachment.OutOfServiceTaint:
-		return text + ", which may still use it: the node is out of service"
-	case attachment.UnmountTimeout:
-		return text + ", which may still use it: the node is not ready, and the wait for its unmount has run out"
-	case attachment.DeletedNode:
-		return text + ", which may still use it: the Node object is gone"
 	}
-	return text + ", which may still use it: " + by.String()
+	return text + ", which may still use it: " + state(why) + right(by)
+}
+
+// state is what a node is like that cannot be asked.
+func state(why attachment.Reason) string {
+	switch why {
+	case attachment.NodeGone:
+		return "the Node object was deleted"
+	case attachment.NodeReplaced:
+		return "another machine has registered under the name of the node"
+	case attachment.NodeReturned:
+		return "the node was deleted, has registered again and is not Ready"
+	default:
+		return "the node is not Ready"
+	}
+}
+
+func right(by attachment.Authority) string {
+	switch by.(type) {
+	case attachment.OutOfServiceTaint:
+		return " and has the out-of-service taint"
+	case attachment.UnmountTimeout:
+		return ", and the wait for its unmount has timed out"
+	case attachment.DeletedNode:
+		return ", and --deleted-node-policy=detach applies"
+	}
+	return " (" + by.String() + ")"
 }
 
 // DetachSucceeded says that the volume is no longer attached to a node.
@@ -88,21 +110,6 @@ func Unanswered(volume attachment.VolumeKey, asked Operation) string {
 // Pod is as much of a pod as its neighbours may be told.
 type Pod struct{ Namespace, Name string }
 
-// MultiAttach says why an exclusive volume does not come to the node of a pod in
-// namespace: upstream's text (k/k reconciler.go) and, behind it, who holds the
-// volume. Pods of other namespaces are counted, never named.
-func MultiAttach(volume, namespace string, holders []Pod, blockers []attachment.Blocker) string {
-	what := "Volume is already exclusively attached to one node and can't be attached to another"
-	if len(holders) > 0 {
-		what = usedBy(namespace, holders)
-	}
-	text := fmt.Sprintf("Multi-Attach error for volume %q %s", volume, what)
-	if where := Blockers(blockers); where != "" {
-		text += " (" + where + ")"
-	}
-	return text
-}
-
 func usedBy(namespace string, holders []Pod) string {
 	var local []string
 	for _, pod := range holders {
@@ -118,29 +125,4 @@ func usedBy(namespace string, holders []Pod) string {
 		return fmt.Sprintf("Volume is already used by pod(s) %s and %d pod(s) in different namespaces", strings.Join(local, ", "), others)
 	}
 	return "Volume is already used by pod(s) " + strings.Join(local, ", ")
-}
-
-// Blockers says where an exclusive volume is or may be, and how that is known.
-func Blockers(blockers []attachment.Blocker) string {
-	var words []string
-	for _, b := range blockers {
-		words = append(words, blocker(b))
-	}
-	return strings.Join(slices.Compact(words), ", ")
-}
-
-func blocker(b attachment.Blocker) string {
-	switch b.Kind {
-	case attachment.ByAttachment, attachment.ByTurn:
-		return fmt.Sprintf("attached to node %q", b.Node)
-	case attachment.ByDeletion:
-		return fmt.Sprintf("being detached from node %q", b.Node)
-	case attachment.ByReport:
-		return fmt.Sprintf("still reported as attached to node %q", b.Node)
-	case attachment.ByUse:
-		return fmt.Sprintf("still in use by node %q", b.Node)
-	case attachment.ByForeigner:
-		return fmt.Sprintf("attached to node %q by a VolumeAttachment that belay did not make", b.Node)
-	}
-	return fmt.Sprintf("at node %q", b.Node)
 }

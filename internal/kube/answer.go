@@ -1,14 +1,48 @@
 package kube
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"net/url"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
 )
 
-// IsAnswer tells whether the error of a write is the API server's word that the write
+// IsAnswer reports whether the error of a write is the API server's word that the write
 // changed nothing. After any other error it may have been carried out, or still be.
 func IsAnswer(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) && status.Status().Code >= 400 && status.Status().Code < 500 && !apierrors.IsTimeout(err)
+}
+
+// MayLand reports whether a write that failed with the error may have been carried out,
+// or still be: neither did the API server refuse it, nor was there none to send it to.
+func MayLand(err error) bool { return !IsAnswer(err) && !utilnet.IsConnectionRefused(err) }
+
+// reachTimeout is how long the API server may take to answer at all.
+const reachTimeout = 30 * time.Second
+
+// Reach returns an error that names the API server if it gives no answer. Any answer
+// will do, a refusal too: the requests that follow have better words for it.
+func Reach(ctx context.Context, config *rest.Config) error {
+	client, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		return fmt.Errorf("set up a client for %s: %w", config.Host, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+	defer cancel()
+	err = client.RESTClient().Get().AbsPath("/version").Do(ctx).Error()
+	var status apierrors.APIStatus
+	if err == nil || errors.As(err, &status) {
+		return nil
+	}
+	if request, ok := errors.AsType[*url.Error](err); ok { // without the URL, which is not what is wrong
+		err = request.Err
+	}
+	return fmt.Errorf("cannot reach %s: %w", config.Host, err)
 }

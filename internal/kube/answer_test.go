@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
 )
 
 func TestIsAnswer(t *testing.T) {
@@ -30,5 +34,19 @@ func TestIsAnswer(t *testing.T) {
 		if got := IsAnswer(c.err); got != c.want {
 			t.Errorf("%s: %v is an answer: %v, want %v", name, c.err, got, c.want)
 		}
+	}
+}
+
+// Any answer will do; without one, the error names the server and the cause, and nothing else.
+func TestReach(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }))
+	config := &rest.Config{Host: server.URL}
+	if err := Reach(t.Context(), config); err != nil {
+		t.Errorf("a refusal: %v", err)
+	}
+	server.Close()
+	err := Reach(t.Context(), config)
+	if err == nil || !strings.HasPrefix(err.Error(), "cannot reach "+server.URL+": dial tcp") {
+		t.Errorf("no answer: %v", err)
 	}
 }

@@ -3,84 +3,159 @@ package kube
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// pageSize bounds one answer of a quorum list.
-const pageSize = 1000
+const (
+	// firstMark and lastMark bound the time between two marks on one object: the first
+	// one is lost only with its request.
+	firstMark, lastMark = 1300 * time.Millisecond, 10 * time.Second
+	// confirmations is how many objects are read at once.
+	confirmations = 16
+)
 
 // Barrier holds a new leader back until its watch caches have reached what the API
-// server knew after the lease was won. Whatever the leader before wrote is then seen.
+// server knew after the lease was won: whatever the previous leader wrote is then seen.
+// It costs one object and one write per kind, however many objects there are (ADR 17).
 type Barrier struct {
-	// Reader reads past the caches.
-	Reader client.Reader
-	// Caches are the informers to wait for, by the kind of their objects.
+	// Live reads past the caches, at quorum.
+	Live client.Reader
+	// Client writes the marks.
+	Client client.Client
+	// Caches are the informers to wait for, by the kind of their objects: Nodes and
+	// VolumeAttachments, which the previous leader wrote.
 	Caches map[schema.GroupVersionKind]cache.SharedIndexInformer
 }
 
-// Pass lists each kind at quorum, waits until each cache has seen the newest object
-// of its list, and returns for each kind the version of the list: whatever the
-// leader before decided was decided on that version or an older one.
+// Pass waits until each cache has reached the version of a quorum list that is read
+// now, and returns these versions: whatever the previous leader decided was decided
+// on that version or an older one.
 func (b *Barrier) Pass(ctx context.Context) (map[schema.GroupVersionKind]string, error) {
 	versions := make(map[schema.GroupVersionKind]string, len(b.Caches))
-	// Always in the same order: what is done can be told from a log, and played again.
+	// In a fixed order, so that a log can be compared and the simulation replayed.
 	kinds := slices.SortedFunc(maps.Keys(b.Caches), func(a, b schema.GroupVersionKind) int {
 		return cmp.Compare(a.String(), b.String())
 	})
 	for _, kind := range kinds {
-		informer := b.Caches[kind]
-		listed, newest, err := b.list(ctx, kind)
+		list, err := listMetadata(ctx, b.Live, kind, client.Limit(1))
 		if err != nil {
 			return nil, err
 		}
-		if err := await(ctx, informer, newest); err != nil {
-			return nil, fmt.Errorf("wait for the cache of %s to reach version %s: %w", kind.Kind, newest, err)
+		versions[kind] = list.ResourceVersion
+		if len(list.Items) == 0 {
+			continue // no write of the previous leader can be missed
 		}
-		versions[kind] = listed
+		if err := b.await(ctx, b.Caches[kind], list); err != nil {
+			return nil, fmt.Errorf("wait for the cache of %s to reach version %s: %w", kind.Kind, list.ResourceVersion, err)
+		}
 	}
 	return versions, nil
 }
 
-// list returns the version of a quorum list of the kind, and the newest version of
-// any object in it. The list's own version may be one that the cache never sees:
-// the API server counts all kinds together.
-func (b *Barrier) list(ctx context.Context, kind schema.GroupVersionKind) (listed, newest string, err error) {
-	page := &metav1.PartialObjectMetadataList{}
-	page.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
-	for {
-		options := []client.ListOption{client.Limit(pageSize), client.Continue(page.Continue)}
-		if selector := selectorOf(kind.Kind); selector != nil { // the cache never sees the others
-			options = append(options, client.MatchingFieldsSelector{Selector: selector})
+// await returns when the cache has reached the version of the list. A cache that sees
+// no event learns of that version with the next bookmark, about once a minute; the
+// mark on the listed object is an event that takes it there at once.
+func (b *Barrier) await(ctx context.Context, informer cache.SharedIndexInformer, list *metav1.PartialObjectMetadataList) error {
+	store := informer.GetIndexer()
+	again := firstMark
+	return until(ctx, informer, func() bool {
+		return reached(store.LastStoreSyncResourceVersion(), list.ResourceVersion)
+	}, func() time.Duration {
+		// Whatever keeps the mark from being written also ends the wait, if later: a
+		// conflict is an event of its own, and a bookmark needs no mark.
+		if err := b.mark(ctx, &list.Items[0]); err != nil {
+			klog.FromContext(ctx).V(1).Info("Cannot mark an object for the watch cache", "kind", list.Kind, "name", list.Items[0].Name, "err", err)
 		}
-		if err := b.Reader.List(ctx, page, options...); err != nil {
-			return "", "", fmt.Errorf("list %s at quorum: %w", kind.Kind, err)
-		}
-		if listed == "" {
-			listed = page.ResourceVersion
-		}
-		for i := range page.Items {
-			if version := page.Items[i].ResourceVersion; newest == "" || !reached(newest, version) {
-				newest = version
-			}
-		}
-		if page.Continue == "" {
-			return listed, newest, nil
-		}
-	}
+		again = min(2*again, lastMark)
+		return again / 2
+	})
 }
 
-// await returns when the informer's store has seen the version.
-func await(ctx context.Context, informer cache.SharedIndexInformer, version string) error {
+// mark gives the object a new version by an annotation.
+func (b *Barrier) mark(ctx context.Context, object *metav1.PartialObjectMetadata) error {
+	body, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": object.UID, "resourceVersion": object.ResourceVersion,
+		"annotations": map[string]string{LeadingSinceAnnotation: time.Now().UTC().Format(time.RFC3339Nano)},
+	}})
+	if err != nil {
+		return fmt.Errorf("encode the mark: %w", err)
+	}
+	patch, name := client.RawPatch(types.MergePatchType, body), metav1.ObjectMeta{Name: object.Name}
+	switch object.Kind {
+	case "Node": // the only right that belay has on Nodes
+		return b.Client.Status().Patch(ctx, &corev1.Node{ObjectMeta: name}, patch)
+	case "VolumeAttachment":
+		return b.Client.Patch(ctx, &storagev1.VolumeAttachment{ObjectMeta: name}, patch)
+	}
+	return fmt.Errorf("mark a %s: %w", object.Kind, errors.ErrUnsupported)
+}
+
+// Confirm waits until the cache shows the named objects as the API server has them now.
+// It reads each of them at quorum.
+func Confirm(ctx context.Context, live client.Reader, kind schema.GroupVersionKind, informer cache.SharedIndexInformer, names []string) error {
+	var mu sync.Mutex
+	var errs []error
+	newest, gone := "", []string{}
+	workqueue.ParallelizeUntil(ctx, confirmations, len(names), func(i int) {
+		list, err := listMetadata(ctx, live, kind, client.MatchingFields{metav1.ObjectNameField: names[i]})
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case len(list.Items) == 0:
+			gone = append(gone, names[i])
+		case newest == "" || !reached(newest, list.Items[0].ResourceVersion):
+			newest = list.Items[0].ResourceVersion
+		}
+	})
+	if err := errors.Join(append(errs, context.Cause(ctx))...); err != nil {
+		return err
+	}
 	store := informer.GetIndexer()
-	seen := func() bool { return version == "" || reached(store.LastStoreSyncResourceVersion(), version) }
-	if seen() {
+	return until(ctx, informer, func() bool {
+		return (newest == "" || reached(store.LastStoreSyncResourceVersion(), newest)) &&
+			!slices.ContainsFunc(gone, func(name string) bool {
+				_, exists, err := store.GetByKey(name)
+				return exists || err != nil
+			})
+	}, nil)
+}
+
+// listMetadata lists metadata of a cluster-scoped kind at quorum.
+func listMetadata(ctx context.Context, live client.Reader, kind schema.GroupVersionKind, options ...client.ListOption) (*metav1.PartialObjectMetadataList, error) {
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
+	if err := live.List(ctx, list, options...); err != nil {
+		return nil, fmt.Errorf("list %s at quorum: %w", kind.Kind, err)
+	}
+	for i := range list.Items {
+		list.Items[i].SetGroupVersionKind(kind)
+	}
+	return list, nil
+}
+
+// until returns when the condition holds, which each event of the informer may bring
+// about. If nudge is given, it is called at first and again after the time that it
+// returned, and the condition is looked at then too: bookmarks are no events.
+func until(ctx context.Context, informer cache.SharedIndexInformer, holds func() bool, nudge func() time.Duration) error {
+	if holds() {
 		return nil
 	}
 	changed := make(chan struct{}, 1)
@@ -99,9 +174,16 @@ func await(ctx context.Context, informer cache.SharedIndexInformer, version stri
 		return fmt.Errorf("watch the cache: %w", err)
 	}
 	defer func() { _ = informer.RemoveEventHandler(registration) }()
-	for !seen() {
+	var again <-chan time.Time
+	for !holds() {
+		if nudge != nil && again == nil {
+			again = time.After(nudge())
+			continue
+		}
 		select {
 		case <-changed:
+		case <-again:
+			again = nil
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

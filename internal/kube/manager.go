@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -29,6 +30,8 @@ type ManagerConfig struct {
 	// queueing shares it out.
 	QPS   float32
 	Burst int
+	// Clock, if set, follows the API server's time.
+	Clock *ServerClock
 	// CountWrite, if set, is told of each write but those of the lease.
 	CountWrite func(resource, verb string, code int)
 }
@@ -38,7 +41,7 @@ type ManagerConfig struct {
 // have ended because it lost its lease.
 func NewManager(config *rest.Config, c ManagerConfig) (manager.Manager, error) {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, storagev1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, storagev1.AddToScheme, coordinationv1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			return nil, fmt.Errorf("register API types: %w", err)
 		}
@@ -72,6 +75,9 @@ func NewManager(config *rest.Config, c ManagerConfig) (manager.Manager, error) {
 		options.LeaseDuration = &c.LeaseDuration
 		options.RenewDeadline = &c.Lease.RenewDeadline
 		options.RetryPeriod = &c.RetryPeriod
+	}
+	if c.Clock != nil {
+		config = c.Clock.Read(config)
 	}
 	if c.CountWrite != nil {
 		config = CountWrites(config, c.CountWrite)

@@ -26,7 +26,6 @@ func TestBytesPerObject(t *testing.T) {
 		bound int64 // bytes, about a tenth above what is measured
 	}{
 		"Pod":                   {fullPod, func(o client.Object) client.Object { return StripPod(o.(*corev1.Pod)) }, 1950},
-		"Pod without volumes":   {plainPod, func(o client.Object) client.Object { return StripPod(o.(*corev1.Pod)) }, 1600},
 		"Node with 20 volumes":  {fullNode, func(o client.Object) client.Object { return StripNode(o.(*corev1.Node)) }, 6700},
 		"PersistentVolumeClaim": {fullClaim, func(o client.Object) client.Object { return stripClaim(o.(*corev1.PersistentVolumeClaim)) }, 900},
 		"PersistentVolume":      {fullVolume, func(o client.Object) client.Object { return StripVolume(o.(*corev1.PersistentVolume)) }, 1300},

@@ -31,8 +31,8 @@ const (
 	DetachRequestedAnnotation = "belay.dev/detach-requested-at"
 
 	// DetachesRequestedAnnotation on a Node is a JSON object of unique volume name to
-	// the time, in RFC 3339, at which a detach first had to wait: for volumes that have
-	// no VolumeAttachment. An entry is taken off when the volume is wanted again, or is
+	// the time, in RFC 3339, at which a detach first had to wait: for volumes without a
+	// VolumeAttachment. An entry is taken off when the volume is wanted again, or is
 	// neither reported nor in use.
 	DetachesRequestedAnnotation = "belay.dev/detaches-requested-at"
 
@@ -46,6 +46,11 @@ const (
 	// leader fail. Nobody reads it.
 	ReportCheckedAnnotation = "belay.dev/report-checked-at"
 
+	// LeadingSinceAnnotation on one Node and one VolumeAttachment is the time, in RFC 3339,
+	// at which the present leader began. Nothing reads it: writing it is an event that the
+	// watch caches have to reach before anything is decided (ADR 17).
+	LeadingSinceAnnotation = "belay.dev/leading-since"
+
 	// ReasonAnnotation on an Event is the attachment.Reason behind it: the reasons of
 	// events themselves are upstream's, and fewer.
 	ReasonAnnotation = "belay.dev/reason"
@@ -54,12 +59,13 @@ const (
 	// the volume is known when its PersistentVolume no longer is.
 	VolumeHandleAnnotation = "belay.dev/volume-handle"
 
-	// NodeUIDAnnotation, BootIDAnnotation and SystemUUIDAnnotation on a
-	// VolumeAttachment tell which Node object, which boot and which machine it was
+	// NodeUIDAnnotation, BootIDAnnotation, SystemUUIDAnnotation and ProviderIDAnnotation
+	// on a VolumeAttachment record which Node object, which boot and which machine it was
 	// attached to.
 	NodeUIDAnnotation    = "belay.dev/node-uid"
 	BootIDAnnotation     = "belay.dev/boot-id"
 	SystemUUIDAnnotation = "belay.dev/system-uuid"
+	ProviderIDAnnotation = "belay.dev/provider-id"
 
 	// FibreChannelPlugin and ISCSIPlugin stand in place of a driver's name for volumes
 	// that the node connects by itself: they are reported like others, and have no
@@ -82,8 +88,12 @@ var notFinalizerChar = regexp.MustCompile("[^a-zA-Z0-9-]")
 // "csi-" and the lower-case hex SHA-256 of handle, driver and node, joined
 // without separators. Kubelet computes it too and reads the object by it.
 func AttachmentName(handle, driver, node string) string {
+	const prefix = "csi-"
 	sum := sha256.Sum256([]byte(handle + driver + node))
-	return "csi-" + hex.EncodeToString(sum[:])
+	var name [len(prefix) + 2*sha256.Size]byte
+	copy(name[:], prefix)
+	hex.Encode(name[len(prefix):], sum[:])
+	return string(name[:])
 }
 
 // computedName matches what AttachmentName gives.

@@ -11,36 +11,41 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// FieldManager is belay-controller's name in the managed fields of what it writes: the
-// API server takes it from the user agent.
+// FieldManager is the manager of belay-controller's writes in managed fields: the API
+// server takes it from the user agent.
 const FieldManager = "belay-controller"
 
-// Writer is who wrote a field last. The time has whole seconds, and is that of the last
-// change to any field that the writer holds in the object: it may be newer than the
-// change in question.
+// Writer is the last writer of a field. A client chooses its manager name freely, so
+// the name proves nothing against a malicious client. Time has whole seconds and covers
+// all fields that the manager owns in the object: it may be newer than the write in
+// question.
 type Writer struct {
 	Manager string
 	Time    time.Time
 }
 
-// ByHand tells of a field manager whether a person writes under that name, who does not
-// go on and on as a controller does.
+// ByHand reports whether a person writes under this field manager.
 func ByHand(manager string) bool { return strings.HasPrefix(manager, "kubectl") }
 
-// ReportWriter tells who changed status.volumesAttached of a Node last. An empty list
-// has no writer. Works on a Node from the cache too.
+// ReportWriter returns the last writer of a Node's status.volumesAttached. An empty list
+// has none. It also works on a Node from the cache.
 func ReportWriter(node *corev1.Node) (Writer, bool) {
 	return writerOf(node.ManagedFields, "f:status", "f:volumesAttached")
 }
 
-// AttachmentMaker tells who made the VolumeAttachment. It needs the whole object: the
-// cache does not keep this.
+// AttachmentMaker returns the creator of a VolumeAttachment. It needs the whole object:
+// the cache drops managed fields.
 func AttachmentMaker(va *storagev1.VolumeAttachment) (Writer, bool) {
 	return writerOf(va.ManagedFields, "f:spec", "f:attacher")
 }
 
-// writerOf finds who holds the field below the section. Where several do, belay counts
-// first, and then the last one.
+// EventWriter returns the component that emitted the event.
+func EventWriter(e *corev1.Event) (Writer, bool) {
+	return writerOf(e.ManagedFields, "f:source", "f:component")
+}
+
+// writerOf returns the manager that owns the field below the section. If several own it,
+// belay is preferred, then the one that wrote last.
 func writerOf(entries []metav1.ManagedFieldsEntry, section, field string) (found Writer, ok bool) {
 	for i := range entries {
 		entry := &entries[i]
@@ -77,10 +82,10 @@ func holds(entry *metav1.ManagedFieldsEntry, section, field string) bool {
 	return ok
 }
 
-// keptEntry marks the entry that the cache keeps of all: that of the report's writer.
+// keptEntry marks the only entry that the cache keeps: that of the report's writer.
 const keptEntry = "report"
 
-// keepReportWriter is the managed fields without all that the controller does not read.
+// keepReportWriter returns the managed fields that the controller reads.
 func keepReportWriter(node *corev1.Node) []metav1.ManagedFieldsEntry {
 	w, ok := ReportWriter(node)
 	if !ok || w.Manager == FieldManager {

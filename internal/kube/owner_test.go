@@ -70,3 +70,16 @@ func TestAttachmentMaker(t *testing.T) {
 		t.Errorf("maker = %v %v, want %v", got, ok, want)
 	}
 }
+
+func TestEventWriter(t *testing.T) {
+	e := &corev1.Event{ObjectMeta: metav1.ObjectMeta{ManagedFields: []metav1.ManagedFieldsEntry{
+		{Manager: "annotator", FieldsV1: metav1.NewFieldsV1(`{"f:metadata": {"f:annotations": {}}}`)},
+		{Manager: "kube-controller-manager", FieldsV1: metav1.NewFieldsV1(`{"f:reason": {}, "f:source": {"f:component": {}}}`)},
+	}}}
+	if got, ok := EventWriter(e); !ok || got.Manager != "kube-controller-manager" {
+		t.Errorf("writer = %v %v", got, ok)
+	}
+	if got, ok := EventWriter(&corev1.Event{}); ok {
+		t.Errorf("no managed fields: %v", got)
+	}
+}

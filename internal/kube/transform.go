@@ -16,24 +16,15 @@ import (
 // reads: at scale pods and nodes are most of its memory.
 func CacheOptions() cache.Options {
 	byObject := map[client.Object]cache.ByObject{
-		&corev1.Pod{}:                   {Transform: transform(StripPod), Field: selectorOf("Pod")},
+		// A pod that was not scheduled needs no volume.
+		&corev1.Pod{}:                   {Transform: transform(StripPod), Field: fields.OneTermNotEqualSelector("spec.nodeName", "")},
 		&corev1.Node{}:                  {Transform: transform(StripNode)},
 		&corev1.PersistentVolumeClaim{}: {Transform: transform(stripClaim)},
 		&corev1.PersistentVolume{}:      {Transform: transform(StripVolume)},
 		&storagev1.VolumeAttachment{}:   {Transform: transform(StripAttachment)},
 		&storagev1.CSIDriver{}:          {Transform: transform(stripDriver)},
 	}
-	return cache.Options{ByObject: byObject}
-}
-
-// selectorOf says which objects of a kind are watched; nil for all. A pod that runs
-// nowhere needs no volume: those that wait for the scheduler, which may be many, and
-// what it writes on them, never come here.
-func selectorOf(kind string) fields.Selector {
-	if kind == "Pod" {
-		return fields.OneTermNotEqualSelector("spec.nodeName", "")
-	}
-	return nil
+	return cache.Options{ByObject: byObject, NewInformer: newInformer}
 }
 
 // transform applies strip to objects of its type and passes on the rest, such as
@@ -125,6 +116,7 @@ func StripNode(node *corev1.Node) *corev1.Node {
 	kept.Status.VolumesInUse = node.Status.VolumesInUse
 	kept.Status.NodeInfo.BootID = node.Status.NodeInfo.BootID
 	kept.Status.NodeInfo.SystemUUID = node.Status.NodeInfo.SystemUUID
+	kept.Spec.ProviderID = node.Spec.ProviderID
 	kept.ManagedFields = keepReportWriter(node)
 	return kept
 }
@@ -209,6 +201,7 @@ func StripAttachment(attachment *storagev1.VolumeAttachment) *storagev1.VolumeAt
 // attachmentAnnotations are those that the controller reads back.
 var attachmentAnnotations = []string{
 	DetachRequestedAnnotation, VolumeHandleAnnotation, NodeUIDAnnotation, BootIDAnnotation, SystemUUIDAnnotation,
+	ProviderIDAnnotation,
 }
 
 func stripDriver(driver *storagev1.CSIDriver) *storagev1.CSIDriver {

@@ -1,4 +1,4 @@
-// Package preflight looks whether belay-controller may take over attach and detach: that
-// no other attach/detach controller is at work, and that no volume needs one that belay
-// is not. It only reads, and what it cannot read it does not take for granted.
+// Package preflight checks whether belay-controller may take over attach and detach: whether
+// another attach/detach controller is running, and whether any volume needs one that belay
+// is not. It only reads. What it cannot determine counts against the takeover.
 package preflight

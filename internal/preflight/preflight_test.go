@@ -6,11 +6,9 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -19,8 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
-
-	"belay.dev/belay/internal/kube"
 )
 
 func upstreamPod(command ...string) *corev1.Pod {
@@ -120,57 +116,9 @@ func TestFlexVolumes(t *testing.T) {
 	if r.Ready {
 		t.Error("ready all the same")
 	}
-	r = Run(t.Context(), Config{Clients: clients, NonAttachableFlex: []string{"x/local", "x/attaches"}})
+	r = Run(t.Context(), Config{Clients: clients, Confirmed: true, NonAttachableFlex: []string{"x/local", "x/attaches"}})
 	if !r.Ready {
 		t.Errorf("not ready with all drivers named: %+v", r.Checks)
-	}
-}
-
-func writtenBy(manager, fields string) []metav1.ManagedFieldsEntry {
-	return []metav1.ManagedFieldsEntry{{Manager: manager, FieldsV1: metav1.NewFieldsV1(fields)}}
-}
-
-// What another controller wrote before is no obstacle, what it writes now is.
-func TestWriters(t *testing.T) {
-	const report, made = `{"f:status": {"f:volumesAttached": {}}}`, `{"f:spec": {"f:attacher": {}}}`
-	tests := map[string]struct {
-		manager string
-		write   bool
-		want    Result
-	}{
-		"quiet":                {"kube-controller-manager", false, OK},
-		"upstream is alive":    {"kube-controller-manager", true, Refused},
-		"belay is alive":       {kube.FieldManager, true, OK},
-		"a person repairs":     {"kubectl-edit", true, Warning},
-		"something unheard of": {"other", true, Refused},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", ManagedFields: writtenBy(tt.manager, report)}}
-				clients := fake.NewClientset(node)
-				changed := node.DeepCopy()
-				if tt.write {
-					changed.Status.VolumesAttached = []corev1.AttachedVolume{{Name: "v"}}
-				}
-				events(clients, "nodes").Modify(changed)
-				attachments := events(clients, "volumeattachments")
-				if tt.write {
-					attachments.Add(&storagev1.VolumeAttachment{
-						ObjectMeta: metav1.ObjectMeta{Name: "csi-1", ManagedFields: writtenBy(tt.manager, made)},
-					})
-				}
-				r := Run(t.Context(), Config{Clients: clients, Observe: time.Second})
-				for _, name := range []string{"node reports", "volume attachments"} {
-					if c := check(t, r, name); c.Result != tt.want {
-						t.Errorf("%s: %+v, want %s", name, c, tt.want)
-					}
-				}
-				if want := tt.want == OK || tt.want == Warning; r.Ready != want {
-					t.Errorf("ready: %v, want %v", r.Ready, want)
-				}
-			})
-		})
 	}
 }
 
@@ -194,14 +142,14 @@ func TestWatchThatBreaksIsUnknown(t *testing.T) {
 // Each right that is missing is named, and is no permission.
 func TestMissingRights(t *testing.T) {
 	for resource, name := range map[string]string{
-		"nodes": "node reports", "volumeattachments": "volume attachments",
+		"nodes": "node reports", "volumeattachments": "volume attachments", "events": "attach/detach events",
 		"persistentvolumes": "flexvolumes", "pods": "flexvolumes in pods",
 	} {
 		clients := fake.NewClientset()
 		clients.PrependReactor("list", resource, func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("no"))
 		})
-		r := Run(t.Context(), Config{Clients: clients})
+		r := Run(t.Context(), Config{Clients: clients, Confirmed: true})
 		c := check(t, r, name)
 		if want := "needs the right to list " + resource; c.Result != Unknown || !strings.Contains(c.Message, want) || r.Ready {
 			t.Errorf("without %s: %+v, ready %v; want unknown, with %q", resource, c, r.Ready, want)
@@ -210,18 +158,22 @@ func TestMissingRights(t *testing.T) {
 }
 
 func TestReportsAsTextAndJSON(t *testing.T) {
-	r := Run(t.Context(), Config{Clients: fake.NewClientset(upstreamPod("kube-controller-manager"))})
+	cluster := Cluster{Server: "https://10.0.0.1:6443", Kubeconfig: "/home/a/config", Context: "prod"}
+	r := Run(t.Context(), Config{Clients: fake.NewClientset(upstreamPod("kube-controller-manager")), Cluster: cluster})
 	var text, encoded bytes.Buffer
 	if err := errors.Join(r.Text(&text), r.JSON(&encoded)); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"kube-controller-manager", "REFUSED", "pod kube-system/kcm-1", "NOT READY"} {
+	for _, want := range []string{
+		`Cluster: https://10.0.0.1:6443 (context "prod" of kubeconfig /home/a/config)`,
+		"kube-controller-manager", "REFUSED", "pod kube-system/kcm-1", "NOT READY",
+	} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %q in\n%s", want, text.String())
 		}
 	}
 	var back Report
-	if err := json.Unmarshal(encoded.Bytes(), &back); err != nil || back.Ready || len(back.Checks) != len(r.Checks) {
+	if err := json.Unmarshal(encoded.Bytes(), &back); err != nil || back.Ready || back.Cluster != cluster || len(back.Checks) != len(r.Checks) {
 		t.Errorf("JSON says %+v (%v)", back, err)
 	}
 }

@@ -9,22 +9,25 @@ import (
 	"text/tabwriter"
 )
 
-// Result is what one check found.
+// Result is the result of one check.
 type Result string
 
 // The results.
 const (
-	// OK lets belay-controller start.
+	// OK allows belay-controller to start.
 	OK Result = "ok"
-	// Warning lets it start, and a person should look.
+	// Warning allows it to start; a person should take a look.
 	Warning Result = "warning"
-	// Refused says that it must not start.
+	// Refused forbids it to start.
 	Refused Result = "refused"
-	// Unknown says that the answer could not be had: it must not start.
+	// Unconfirmed forbids it to start until a person confirms that upstream's controller is
+	// disabled.
+	Unconfirmed Result = "unconfirmed"
+	// Unknown forbids it to start: the check could not be made.
 	Unknown Result = "unknown"
 )
 
-// Check is one question and its answer.
+// Check is one check and its result.
 type Check struct {
 	Name    string `json:"name"`
 	Result  Result `json:"result"`
@@ -33,25 +36,48 @@ type Check struct {
 	Objects []string `json:"objects,omitempty"`
 }
 
-// Report is all checks.
+// Cluster is the cluster that was checked.
+type Cluster struct {
+	Server string `json:"server"`
+	// Kubeconfig and Context configure the connection; both are empty inside a cluster.
+	Kubeconfig string `json:"kubeconfig,omitempty"`
+	Context    string `json:"context,omitempty"`
+}
+
+// Source describes where the connection is configured.
+func (c Cluster) Source() string {
+	switch {
+	case c.Kubeconfig == "":
+		return "in-cluster configuration"
+	case c.Context == "":
+		return fmt.Sprintf("kubeconfig %s", c.Kubeconfig)
+	}
+	return fmt.Sprintf("context %q of kubeconfig %s", c.Context, c.Kubeconfig)
+}
+
+// Report holds all checks.
 type Report struct {
-	// Ready tells whether belay-controller may start.
+	Cluster Cluster `json:"cluster"`
+	// Ready reports whether belay-controller may start.
 	Ready  bool    `json:"ready"`
 	Checks []Check `json:"checks"`
 }
 
-func reportOf(checks []Check) Report {
-	stops := func(c Check) bool { return c.Result == Refused || c.Result == Unknown }
-	return Report{Ready: !slices.ContainsFunc(checks, stops), Checks: checks}
+func reportOf(cluster Cluster, checks []Check) Report {
+	stops := func(c Check) bool { return c.Result != OK && c.Result != Warning }
+	return Report{Cluster: cluster, Ready: !slices.ContainsFunc(checks, stops), Checks: checks}
 }
 
-// objectsShown bounds the table; JSON has them all.
+// objectsShown limits the table; JSON has all objects.
 const objectsShown = 5
 
 // Text writes a table.
 func (r Report) Text(out io.Writer) error {
+	if _, err := fmt.Fprintf(out, "Cluster: %s (%s)\n\n", r.Cluster.Server, r.Cluster.Source()); err != nil {
+		return fmt.Errorf("write the cluster: %w", err)
+	}
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "CHECK\tRESULT\tFOUND")
+	_, _ = fmt.Fprintln(table, "CHECK\tRESULT\tMESSAGE")
 	for _, c := range r.Checks {
 		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\n", c.Name, strings.ToUpper(string(c.Result)), c.Message)
 		for i, object := range c.Objects {

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
 
 	"belay.dev/belay/internal/kube"
 )
@@ -26,31 +27,39 @@ const (
 // upstreamLabels are what installers put on its static pod: kubeadm and most others, kops.
 var upstreamLabels = []string{"component=" + upstreamProgram, "k8s-app=" + upstreamProgram}
 
+// controlPlaneRoles are the labels of control-plane nodes, the second one before 1.24.
+var controlPlaneRoles = []string{"node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"}
+
 // ErrUpstreamRuns is the refusal to start beside upstream's controller.
 var ErrUpstreamRuns = errors.New("a kube-controller-manager runs its attach/detach controller: start it with --controllers=*,-persistentvolume-attach-detach-controller")
 
-// MayLead tells whether belay-controller may begin to act, as far as the flags of the
-// kube-controller-manager pods tell. The error says that nothing is
-// known, which is no permission.
+// MayLead returns a refusal if a kube-controller-manager pod has its attach/detach
+// controller enabled. An error means that this could not be determined, which is no
+// permission.
 func MayLead(ctx context.Context, clients kubernetes.Interface) (refusal, err error) {
-	on, _, err := upstreams(ctx, clients)
+	found, err := findUpstreams(ctx, clients)
 	if err != nil {
 		return nil, err
 	}
-	if len(on) > 0 {
-		return fmt.Errorf("%w (%s)", ErrUpstreamRuns, strings.Join(on, "; ")), nil
+	for _, pod := range found.forgeable {
+		klog.FromContext(ctx).Info("Ignoring a static pod that the credentials of its node suffice to create", "pod", pod)
+	}
+	if len(found.on) > 0 {
+		return fmt.Errorf("%w (%s)", ErrUpstreamRuns, strings.Join(found.on, "; ")), nil
 	}
 	return nil, nil
 }
 
-// upstreams lists the kube-controller-manager pods whose attach/detach controller is on,
-// and those where it is off.
-func upstreams(ctx context.Context, clients kubernetes.Interface) (on, off []string, err error) {
+// upstreams are the kube-controller-manager pods by whether their attach/detach controller
+// is on. What a forgeable pod says proves nothing.
+type upstreams struct{ on, off, forgeable []string }
+
+func findUpstreams(ctx context.Context, clients kubernetes.Interface) (found upstreams, err error) {
 	seen := map[types.UID]bool{}
 	for _, label := range upstreamLabels {
 		pods, err := clients.CoreV1().Pods(upstreamNamespace).List(ctx, metav1.ListOptions{LabelSelector: label})
 		if err != nil {
-			return nil, nil, fmt.Errorf("list the pods of kube-controller-manager: %w", err)
+			return found, fmt.Errorf("list the pods of kube-controller-manager: %w", err)
 		}
 		for i := range pods.Items {
 			pod := &pods.Items[i]
@@ -58,20 +67,63 @@ func upstreams(ctx context.Context, clients kubernetes.Interface) (on, off []str
 				continue
 			}
 			seen[pod.UID] = true
-			for j := range pod.Spec.Containers {
-				controllers, ok := controllersOf(&pod.Spec.Containers[j])
-				what := fmt.Sprintf("pod %s/%s: --controllers=%s", pod.Namespace, pod.Name, strings.Join(controllers, ","))
-				switch {
-				case !ok:
-				case attachDetachEnabled(controllers):
-					on = append(on, what)
-				default:
-					off = append(off, what)
-				}
+			if err := found.add(ctx, clients, pod); err != nil {
+				return found, err
 			}
 		}
 	}
-	return on, off, nil
+	return found, nil
+}
+
+func (u *upstreams) add(ctx context.Context, clients kubernetes.Interface, pod *corev1.Pod) error {
+	for i := range pod.Spec.Containers {
+		controllers, ok := controllersOf(&pod.Spec.Containers[i])
+		if !ok {
+			continue
+		}
+		forged, err := forgeable(ctx, clients, pod)
+		if err != nil {
+			return err
+		}
+		what := fmt.Sprintf("pod %s/%s: --controllers=%s", pod.Namespace, pod.Name, strings.Join(controllers, ","))
+		switch {
+		case forged:
+			u.forgeable = append(u.forgeable, what)
+		case attachDetachEnabled(controllers):
+			u.on = append(u.on, what)
+		default:
+			u.off = append(u.off, what)
+		}
+	}
+	return nil
+}
+
+// forgeable reports whether the credentials of a node suffice to create the pod. A node may
+// create mirror pods, owned and run by itself, with any labels and in any namespace. It may
+// not give itself the role of a control-plane node, nor write to the lease of the leading
+// kube-controller-manager, which names the host of that (k/k plugin/pkg/admission/noderestriction).
+func forgeable(ctx context.Context, clients kubernetes.Interface, pod *corev1.Pod) (bool, error) {
+	if owner := metav1.GetControllerOfNoCopy(pod); owner == nil || owner.Kind != "Node" {
+		return false, nil
+	}
+	node, err := clients.CoreV1().Nodes().Get(ctx, pod.Spec.NodeName, metav1.GetOptions{})
+	if err != nil {
+		if apierrors.IsNotFound(err) {
+			err = nil
+		}
+		return true, err
+	}
+	for _, role := range controlPlaneRoles {
+		if _, ok := node.Labels[role]; ok {
+			return false, nil
+		}
+	}
+	t, err := readTerm(ctx, clients)
+	if err != nil && !apierrors.IsForbidden(err) {
+		return true, err
+	}
+	host, _, _ := strings.Cut(t.holder, "_") // "<host name>_<UUID>"
+	return !strings.EqualFold(host, node.Name), nil
 }
 
 // controllersOf reads --controllers from the command line of a kube-controller-manager,
@@ -98,9 +150,9 @@ func controllersOf(container *corev1.Container) (found []string, ok bool) {
 	return found, true
 }
 
-// attachDetachEnabled tells what kube-controller-manager makes of its --controllers: the
-// first word about a controller counts, and the star stands for all the others. Before
-// 1.28 the controller was called attachdetach.
+// attachDetachEnabled interprets --controllers as kube-controller-manager does: the first
+// item that names the controller decides, else the star. Before 1.28 the controller was
+// called attachdetach.
 func attachDetachEnabled(controllers []string) bool {
 	star := false
 	for _, word := range controllers {
@@ -116,39 +168,71 @@ func attachDetachEnabled(controllers []string) bool {
 	return star
 }
 
-// checkUpstream reads the flags of kube-controller-manager, and who leads among them.
+// checkUpstream reads the flags of kube-controller-manager, and its leader's term.
 func (r *run) checkUpstream(ctx context.Context) Check {
-	c := Check{Name: "kube-controller-manager"}
-	on, off, err := upstreams(ctx, r.Clients)
-	switch {
-	case err != nil:
+	c := Check{Name: upstreamProgram}
+	found, err := findUpstreams(ctx, r.Clients)
+	if err != nil {
 		return c.unknown(err, "list", "pods")
-	case len(on) > 0:
-		c.Result, c.Objects = Refused, on
-		c.Message = "its attach/detach controller is on: start it with --controllers=*,-persistentvolume-attach-detach-controller"
-		return c
-	case len(off) > 0:
-		c.Result, c.Objects = OK, off
-		c.Message = "its attach/detach controller is off"
-		return c
 	}
-	c.Result = Warning
-	c.Message = "none runs as a pod, so its flags cannot be read; " + r.upstreamLease(ctx) +
-		": make sure that it runs with --controllers=*,-persistentvolume-attach-detach-controller"
+	var leader string
+	r.term, leader = r.leader(ctx)
+	switch {
+	case len(found.on) > 0:
+		c.Result, c.Objects = Refused, found.on
+		c.Message = "its attach/detach controller is on: start it with --controllers=*,-persistentvolume-attach-detach-controller"
+	case len(found.forgeable) > 0:
+		return r.unconfirmed(c, "it runs as a static pod on a node that is not a control-plane node, whose credentials suffice to fake the pod; "+leader, found.forgeable)
+	case len(found.off) > 0:
+		c.Result, c.Objects = OK, found.off
+		c.Message = "its attach/detach controller is off"
+	default:
+		return r.unconfirmed(c, "it does not run as a pod in kube-system, so its flags cannot be read; "+leader, nil)
+	}
 	return c
 }
 
-// upstreamLease says whether a kube-controller-manager is alive. Not being allowed to
-// read the lease is no obstacle: it only adds to the words.
-func (r *run) upstreamLease(ctx context.Context) string {
-	lease, err := r.Clients.CoordinationV1().Leases(upstreamNamespace).Get(ctx, upstreamProgram, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		return "it has no lease"
-	case err != nil:
-		return "its lease could not be read"
-	case lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" || lease.Spec.RenewTime == nil:
-		return "nobody holds its lease"
+// term is the time since which one kube-controller-manager has led. Its flags have not
+// changed since: that takes a restart, which ends the term.
+type term struct {
+	holder string // "" for none
+	since  time.Time
+}
+
+// lateWrites is how long writes of the leader before may still appear: the API server
+// abandons a request after a minute.
+const lateWrites = time.Minute
+
+// includes reports whether something written at that time was written in the term.
+func (t term) includes(at time.Time) bool { return t.holder != "" && at.After(t.since.Add(lateWrites)) }
+
+// readTerm reads the lease of kube-controller-manager. Without a leader the term is empty.
+func readTerm(ctx context.Context, clients kubernetes.Interface) (term, error) {
+	lease, err := clients.CoordinationV1().Leases(upstreamNamespace).Get(ctx, upstreamProgram, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return term{}, nil
+	} else if err != nil {
+		return term{}, fmt.Errorf("get the lease of kube-controller-manager: %w", err)
 	}
-	return fmt.Sprintf("%s renewed its lease %v ago", *lease.Spec.HolderIdentity, time.Since(lease.Spec.RenewTime.Time).Round(time.Second))
+	s := lease.Spec
+	if s.HolderIdentity == nil || s.AcquireTime == nil || s.RenewTime == nil || s.LeaseDurationSeconds == nil {
+		return term{}, nil
+	}
+	if time.Since(s.RenewTime.Time) > time.Duration(*s.LeaseDurationSeconds)*time.Second {
+		return term{}, nil
+	}
+	return term{holder: *s.HolderIdentity, since: s.AcquireTime.Time}, nil
+}
+
+// leader returns the term, and describes it. Not being allowed to read the lease is no
+// obstacle: it only adds to what can be found.
+func (r *run) leader(ctx context.Context) (term, string) {
+	t, err := readTerm(ctx, r.Clients)
+	switch {
+	case err != nil:
+		return t, "its lease could not be read"
+	case t.holder == "":
+		return t, "none holds its lease"
+	}
+	return t, fmt.Sprintf("%s has held its lease since %s", t.holder, t.since.Format(time.RFC3339))
 }

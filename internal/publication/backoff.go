@@ -31,24 +31,32 @@ func (v *volume) backOff(a Attachment) time.Time {
 	if !a.Call.failed() || a.Call.Inputs != a.Inputs {
 		return time.Time{}
 	}
-	return a.Call.Ended.Add(v.policy.delay(a))
+	return v.policy.NextAttempt(a.UID, a.Call)
 }
+
+// NextAttempt is when a call that failed is repeated, unless what it depends on changes before.
+func (p Policy) NextAttempt(uid string, failed Call) time.Time {
+	return failed.Ended.Add(p.delay(uid, failed))
+}
+
+// Stamp is a time as messages and logs have it, rounded up to the second.
+func Stamp(t time.Time) string { return t.Add(time.Second - 1).UTC().Format(time.RFC3339) }
 
 // delay doubles with each failure from RetryStart to RetryMax, less up to a
 // fifth: many volumes that failed together are not tried together again. The
 // fifth is drawn from the attachment's UID, so that a decision is a function of
 // what was seen.
-func (p Policy) delay(a Attachment) time.Duration {
+func (p Policy) delay(uid string, failed Call) time.Duration {
 	delay := p.RetryMax
-	if !a.Call.Hopeless {
+	if !failed.Hopeless {
 		delay = p.RetryStart
-		for i := 1; i < a.Call.Failures && delay < p.RetryMax; i++ {
+		for i := 1; i < failed.Failures && delay < p.RetryMax; i++ {
 			delay *= 2
 		}
 		delay = min(delay, p.RetryMax)
 	}
 	sum := fnv.New32a()
-	_, _ = sum.Write([]byte(a.UID + strconv.Itoa(a.Call.Failures))) // never fails (hash.Hash)
+	_, _ = sum.Write([]byte(uid + strconv.Itoa(failed.Failures))) // never fails (hash.Hash)
 	const part = 1000
 	return delay - delay/5*time.Duration(sum.Sum32()%part)/part
 }

@@ -281,12 +281,17 @@ func (v *volume) report(a Attachment, verb Verb, message string) {
 }
 
 // reportCall records the error of the last call, once per call: the time of a
-// repeated failure is news.
+// repeated failure is news. What the driver says is stored as it is; where it said
+// nothing, the message has to say what comes next.
 func (v *volume) reportCall(a Attachment, verb Verb) {
 	if a.Gone || !a.Call.failed() || a.Call.Recorded {
 		return
 	}
-	v.do(RecordError{target: target{a.UID}, Verb: verb, Message: Cut(a.Call.Message), OfCall: true})
+	message := a.Call.Message
+	if next := v.backOff(a); a.Call.Unanswered && next.After(v.now) {
+		message += "; next attempt at " + Stamp(next)
+	}
+	v.do(RecordError{target: target{a.UID}, Verb: verb, Message: Cut(message), OfCall: true})
 }
 
 func (v *volume) do(step Step) { v.decision.Steps = append(v.decision.Steps, step) }

@@ -82,6 +82,8 @@ func TestDecide(t *testing.T) {
 		// failures
 		"failed a moment ago": {Observed{Attachments: []Attachment{called(begun("a"), failed)}},
 			[]Step{RecordError{to("a"), Publish, "no space", true}}},
+		"not answered a moment ago": {Observed{Attachments: []Attachment{called(begun("a"), with2(failed, func(c *Call) { c.Message, c.Unanswered = "no answer", true }))}},
+			[]Step{RecordError{to("a"), Publish, "no answer; next attempt at 2026-01-01T12:00:01Z", true}}},
 		"failed, recorded": {Observed{Attachments: []Attachment{called(begun("a"), with2(failed, func(c *Call) { c.Recorded = true }))}}, nil},
 		"failed, back-off over": {Observed{Attachments: []Attachment{called(begun("a"), with2(failed, func(c *Call) { c.Ended = noon.Add(-time.Second) }))}},
 			[]Step{CallDriver{to("a"), Publish, "id-a"}}},

@@ -102,13 +102,13 @@ const (
 	Unpublish
 )
 
-// String is the name used in logs and metrics.
+// String is the name of the call in the CSI specification, as logs and messages have it.
 func (v Verb) String() string {
 	switch v {
 	case Publish:
-		return "Publish"
+		return "ControllerPublishVolume"
 	case Unpublish:
-		return "Unpublish"
+		return "ControllerUnpublishVolume"
 	default:
 		return "None"
 	}
@@ -140,6 +140,8 @@ type Call struct {
 	Ended time.Time
 	// Message is the last attempt's error.
 	Message string
+	// Unanswered: the driver did not answer the last attempt within its timeout.
+	Unanswered bool
 	// Inputs are the attachment's Inputs as they were for the last attempt.
 	Inputs string
 }

@@ -3,11 +3,14 @@ package simulation
 import (
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -23,6 +26,9 @@ type apiClient struct {
 func (c apiClient) Get(ctx context.Context, key client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
 	k := kindOf(obj)
 	answer, err := c.by.send(ctx, fmt.Sprintf("GET %s %s", k, key.Name), true, func(r *request) (any, error) {
+		if k == "Lease" {
+			return c.sim.lease(key.Name)
+		}
 		stored, ok := c.sim.api.objects[k][key.Name]
 		if !ok {
 			if k == nodes && !r.late.Load() {
@@ -45,20 +51,32 @@ func into(obj client.Object, answer any, err error) error {
 	return nil
 }
 
-// List answers the barrier of a new leader.
-func (c apiClient) List(ctx context.Context, found client.ObjectList, _ ...client.ListOption) error {
+// List answers the start of a new leader: one object, or none, of those that fit.
+func (c apiClient) List(ctx context.Context, found client.ObjectList, opts ...client.ListOption) error {
 	page, ok := found.(*metav1.PartialObjectMetadataList)
-	if !ok {
-		return fmt.Errorf("the simulation lists metadata only, not %T", found)
+	options := (&client.ListOptions{}).ApplyOptions(opts)
+	if !ok || options.Limit != 1 && options.FieldSelector == nil {
+		return fmt.Errorf("the simulation lists the metadata of one object, not %T", found)
 	}
 	k := kind(page.Kind[:len(page.Kind)-len("List")])
-	answer, err := c.by.send(ctx, "LIST "+string(k), true, func(*request) (any, error) {
+	what := "LIST " + string(k)
+	if options.FieldSelector != nil {
+		what += " " + options.FieldSelector.String()
+	}
+	answer, err := c.by.send(ctx, what, true, func(*request) (any, error) {
 		out := metav1.PartialObjectMetadataList{TypeMeta: page.TypeMeta}
 		out.ResourceVersion = strconv.Itoa(c.sim.api.version)
-		for _, obj := range c.sim.api.objects[k] {
+		for _, name := range slices.Sorted(maps.Keys(c.sim.api.objects[k])) {
+			if options.FieldSelector != nil && !options.FieldSelector.Matches(fields.Set{metav1.ObjectNameField: name}) {
+				continue
+			}
+			obj := c.sim.api.objects[k][name]
 			out.Items = append(out.Items, metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
 				Name: obj.GetName(), Namespace: obj.GetNamespace(), UID: obj.GetUID(), ResourceVersion: obj.GetResourceVersion(),
 			}})
+			if len(out.Items) == int(options.Limit) {
+				break
+			}
 		}
 		return out, nil
 	})
@@ -70,6 +88,9 @@ func (c apiClient) List(ctx context.Context, found client.ObjectList, _ ...clien
 
 func (c apiClient) Create(ctx context.Context, obj client.Object, _ ...client.CreateOption) error {
 	sent := obj.DeepCopyObject().(client.Object)
+	if c.sim.strips && c.sim.anonymous[c.sim.api.uids%len(c.sim.anonymous)] {
+		sent.SetAnnotations(nil) // as upstream's controller makes them
+	}
 	answer, err := c.by.send(ctx, fmt.Sprintf("CREATE %s %s", kindOf(obj), short(obj.GetName())), false, func(r *request) (any, error) {
 		return c.sim.api.create(r.by, r, sent)
 	})

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -30,6 +32,11 @@ type controller struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	ended  sync.WaitGroup
+	wall   *wallClock // its machine's
+	clock  attachdetach.Clock
+	asleep map[volumeKey]*sleep
+	// knew are the machines that it saw the volume reported to that has no VolumeAttachment.
+	knew map[*machine]bool
 	// leads: the barrier is passed. Before that a worker would only wait for it.
 	leads atomic.Bool
 }
@@ -39,12 +46,16 @@ const workersAtOnce = 3
 
 func (s *sim) startController() *controller {
 	s.started++
-	c := &controller{sim: s, actor: s.newActor(fmt.Sprint("controller-", s.started)), caches: newCaches(s), queue: newQueue()}
+	c := &controller{sim: s, actor: s.newActor(fmt.Sprint("controller-", s.started)), caches: newCaches(s), queue: newQueue(), wall: s.newClock(), asleep: map[volumeKey]*sleep{}, knew: map[*machine]bool{}}
+	for _, obj := range c.caches.informers[nodes].store.List() {
+		c.learn(obj.(*corev1.Node))
+	}
+	c.clock = c.timekeeper()
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	api := apiClient{sim: s, by: c.actor}
 	var err error
 	c.real, err = attachdetach.New(c.ctx, attachdetach.Parts{
-		Cache: c.caches, Client: api, Live: api, Recorder: &record.FakeRecorder{},
+		Cache: c.caches, Client: api, Live: api, Recorder: &record.FakeRecorder{}, Clock: c.clock,
 	}, attachdetach.Options{Policy: s.policy})
 	if err != nil {
 		panic(err) // the parts of the simulation are complete
@@ -59,12 +70,12 @@ func (s *sim) startController() *controller {
 			c.leads.Store(true)
 		}
 	})
-	s.say("%s leads", c.name)
+	s.say("%s leads, its clock is %v ahead", c.name, time.Duration(c.wall.ahead.Load()))
 	return c
 }
 
 func (s *sim) newActor(name string) *actor {
-	return &actor{name: name, net: s.net, heard: map[string]int{}}
+	return &actor{name: name, net: s.net, heard: map[string]int{}, looks: map[string]int{}}
 }
 
 // work gives one volume to a worker.
@@ -76,8 +87,15 @@ func (c *controller) work() (did bool) {
 	key := keys[c.sim.rng.IntN(len(keys))]
 	c.queue.begin(key)
 	c.sim.say("%s looks at %s", c.name, key.Handle)
+	c.net.mu.Lock()
+	c.looks[key.Handle] = c.caches.informers[attachments].seen
+	c.net.mu.Unlock()
+	before := c.demands(key)
 	c.ended.Go(func() {
 		result, err := c.real.Reconcile(c.ctx, key)
+		if err == nil {
+			c.sim.requests.sawWanted(before, c.demands(key))
+		}
 		c.queue.end(key, result, err)
 	})
 	return true
@@ -89,16 +107,46 @@ func (c *controller) catchUp(fully bool) (did bool) {
 		i := c.caches.informers[k]
 		switch behind := i.behind(); {
 		case behind > 0 && fully:
-			i.deliver(behind)
+			c.deliver(i, behind)
 			did = true
 		case behind > 0 && c.sim.chance(60):
 			n := 1 + c.sim.rng.IntN(behind)
 			c.sim.say("%s sees %d of %d %ss", c.name, n, behind, k)
-			i.deliver(n)
+			c.deliver(i, n)
 			did = true
 		}
 	}
 	return did
+}
+
+// deliver shows the next events of a kind to the process, one after another.
+func (c *controller) deliver(i *informer, n int) {
+	for range n {
+		e := i.api.history[i.kind][i.next]
+		i.deliver(1)
+		if node, ok := e.object.(*corev1.Node); ok {
+			c.learn(node)
+		}
+		what := fmt.Sprintf("%s %s at version %d", i.kind, short(e.object.GetName()), e.version-firstVersion)
+		if e.deleted {
+			what += ", which is its end"
+		}
+		c.checkSleepers(what)
+	}
+}
+
+// learn notes what a version of a Node tells that no other object does.
+func (c *controller) learn(node *corev1.Node) {
+	version, err := strconv.Atoi(node.ResourceVersion)
+	if err != nil || !reports(node, fibre) {
+		return
+	}
+	for _, m := range c.sim.all(node.Name) {
+		if left, gone := c.sim.left[m]; !gone || version <= left {
+			c.knew[m] = true
+			return
+		}
+	}
 }
 
 // queue is the controller's queue of volumes. The scheduler chooses whose turn it is.
@@ -108,20 +156,50 @@ type queue struct {
 	works   map[volumeKey]bool
 	failed  map[volumeKey]int
 	stopped bool
+	// retries counts the volumes that will be taken up again for a failure; those that
+	// merely sleep until a time are not among them.
+	retries map[volumeKey]int
+	ended   []volumeKey // since they were taken last
+	all     map[volumeKey]bool
 }
 
 func newQueue() *queue {
-	return &queue{waits: map[volumeKey]bool{}, works: map[volumeKey]bool{}, failed: map[volumeKey]int{}}
+	return &queue{waits: map[volumeKey]bool{}, works: map[volumeKey]bool{}, failed: map[volumeKey]int{}, retries: map[volumeKey]int{}, all: map[volumeKey]bool{}}
+}
+
+// asleep: nothing will look at the volume before an event or a time that was asked for.
+func (q *queue) asleep(key volumeKey) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return !q.waits[key] && !q.works[key] && q.retries[key] == 0
+}
+
+func (q *queue) takeEnded() []volumeKey {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	ended := sorted(q.ended)
+	q.ended = nil
+	return ended
+}
+
+// known are the volumes that were ever in the queue.
+func (q *queue) known() []volumeKey {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return sorted(slices.Collect(maps.Keys(q.all)))
+}
+
+func sorted(keys []volumeKey) []volumeKey {
+	slices.SortFunc(keys, func(a, b volumeKey) int {
+		return cmp.Or(cmp.Compare(a.Driver, b.Driver), cmp.Compare(a.Handle, b.Handle))
+	})
+	return keys
 }
 
 func (q *queue) ready() []volumeKey {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	keys := slices.DeleteFunc(slices.Collect(maps.Keys(q.waits)), func(k volumeKey) bool { return q.works[k] })
-	slices.SortFunc(keys, func(a, b volumeKey) int {
-		return cmp.Or(cmp.Compare(a.Driver, b.Driver), cmp.Compare(a.Handle, b.Handle))
-	})
-	return keys
+	return sorted(slices.DeleteFunc(slices.Collect(maps.Keys(q.waits)), func(k volumeKey) bool { return q.works[k] }))
 }
 
 func (q *queue) working() int {
@@ -134,13 +212,14 @@ func (q *queue) begin(key volumeKey) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	delete(q.waits, key)
-	q.works[key] = true
+	q.works[key], q.all[key] = true, true
 }
 
 // end does what controller-runtime does with a result.
 func (q *queue) end(key volumeKey, result reconcile.Result, err error) {
 	q.mu.Lock()
 	delete(q.works, key)
+	q.ended = append(q.ended, key)
 	q.mu.Unlock()
 	switch {
 	case err != nil:
@@ -172,9 +251,15 @@ func (q *queue) AddAfter(key volumeKey, d time.Duration) {
 func (q *queue) AddRateLimited(key volumeKey) {
 	q.mu.Lock()
 	q.failed[key]++
+	q.retries[key]++
 	delay := min(5*time.Millisecond<<min(q.failed[key], 12), 10*time.Second)
 	q.mu.Unlock()
-	q.AddAfter(key, delay)
+	time.AfterFunc(delay, func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.retries[key]--
+		q.waits[key] = q.waits[key] || !q.stopped
+	})
 }
 
 func (q *queue) Forget(key volumeKey) {

@@ -19,4 +19,5 @@
 //
 //	BELAY_SEED=17 go test -run TestSimulation ./internal/simulation       replays one seed and shows it
 //	BELAY_SEEDS=20000 go test -run TestSimulation ./internal/simulation   runs that many
+//	BELAY_COLLECT=1 BELAY_SEEDS=1000 go test …                            goes on after a failure, and lists all by kind
 package simulation

@@ -51,12 +51,12 @@ func (p *attacherProcess) listVolumes() *csispec.ListVolumesResponse {
 
 // steal has somebody take a volume from a node behind the plane's back.
 func (s *sim) steal() {
-	d, name := s.disks[s.others.IntN(len(s.disks))], machineNames[s.others.IntN(len(machineNames))]
+	d, m := s.disks[s.others.IntN(len(s.disks))], s.machines[machineNames[s.others.IntN(len(machineNames))]]
 	s.storage.mu.Lock()
 	defer s.storage.mu.Unlock()
-	if s.storage.published[d.handle][nodeID(name)] && !s.busyWith(d.handle) {
-		s.say("somebody takes %s from %s", d.handle, name)
-		delete(s.storage.published[d.handle], nodeID(name))
+	if s.storage.published[d.handle][s.nodeID(m)] && !s.busyWith(d.handle) {
+		s.say("somebody takes %s from %s", d.handle, m)
+		delete(s.storage.published[d.handle], s.nodeID(m))
 	}
 }
 
@@ -75,7 +75,7 @@ func (s *sim) unmended() string {
 	for _, d := range s.disks {
 		for _, name := range machineNames {
 			va, ok := get[*storagev1.VolumeAttachment](s.api, kube.AttachmentName(d.handle, driverName, name))
-			if ok && d.handle != fibre && va.Status.Attached && !s.storage.published[d.handle][nodeID(name)] {
+			if ok && d.handle != fibre && !d.confused && va.Status.Attached && !s.storage.published[d.handle][va.Annotations[kube.NodeIDAnnotation]] {
 				return d.handle + " was taken from " + name + " and not published again"
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -28,6 +29,12 @@ type actor struct {
 	deposed bool
 	// heard is the version at which the API server last answered about each Node.
 	heard map[string]int
+	// looks is, for each volume, the version up to which it had seen the attachments when it
+	// last began to look at the volume.
+	looks map[string]int
+	// dated, if set, is given the date in each answer that arrives, and when its request
+	// was sent: all that a process learns of the API server's time.
+	dated func(sent, date time.Time)
 }
 
 // request is on its way from a process to the API server.
@@ -36,8 +43,12 @@ type request struct {
 	what string
 	// heard is, for each Node, by.heard when the request was sent.
 	heard map[string]int
-	// late: its sender has given up on it.
-	late atomic.Bool
+	// looks is, for each volume, the version up to which its process had seen the attachments
+	// when it began to look at the volume that it is at work on.
+	looks map[string]int
+	// late: its sender has given up on it, at gaveUp.
+	late   atomic.Bool
+	gaveUp time.Time
 	// bound tells whether it carries the UID and the version of what was decided on.
 	do    func(r *request) (any, error)
 	reply chan reply
@@ -46,6 +57,7 @@ type request struct {
 type reply struct {
 	answer any
 	err    error
+	date   time.Time // of an answer of the API server
 }
 
 // network holds the requests that wait for the scheduler.
@@ -68,15 +80,20 @@ func (a *actor) send(ctx context.Context, what string, read bool, do func(r *req
 		return nil, kube.ErrNotLeading
 	}
 	maps.Copy(r.heard, a.heard)
+	r.looks = maps.Clone(a.looks)
 	a.net.pending = append(a.net.pending, r)
 	a.net.mu.Unlock()
+	sent := time.Now()
 	select {
 	case out := <-r.reply:
+		if a.dated != nil && !out.date.IsZero() {
+			a.dated(sent, out.date)
+		}
 		return out.answer, out.err
 	case <-ctx.Done():
 		a.net.mu.Lock()
 		defer a.net.mu.Unlock()
-		r.late.Store(true)
+		r.giveUp()
 		return nil, context.Cause(ctx)
 	}
 }
@@ -123,7 +140,7 @@ func (s *sim) end(r *request, fate int) {
 		r.reply <- reply{err: errLost}
 	case fate%3 == 1:
 		s.say("%s: %s: slow, given up", r.by.name, r.what)
-		r.late.Store(true)
+		r.giveUp()
 		s.net.late = append(s.net.late, r)
 		r.reply <- reply{err: errLost}
 	default:
@@ -155,7 +172,7 @@ func (s *sim) carryOut(r *request) {
 	if node, ok := answer.(*corev1.Node); ok {
 		r.by.heard[node.Name] = s.api.version
 	}
-	r.reply <- reply{answer: answer, err: err}
+	r.reply <- reply{answer: answer, err: err, date: date()}
 }
 
 func outcome(err error) string {
@@ -163,6 +180,35 @@ func outcome(err error) string {
 		return err.Error()
 	}
 	return "ok"
+}
+
+// requestTimeout is how long after its sender gave up a request may still be carried out: the
+// API server gives up by itself after that (kube-apiserver --request-timeout).
+const requestTimeout = time.Minute
+
+func (r *request) giveUp() {
+	r.gaveUp = time.Now()
+	r.late.Store(true)
+}
+
+// sleep lets time pass. Requests that nobody waits for any more arrive before their time is
+// up, or never.
+func (s *sim) sleep(d time.Duration) {
+	for i := 0; i < len(s.net.late); {
+		switch r := s.net.late[i]; {
+		case time.Since(r.gaveUp)+d <= requestTimeout:
+			i++
+		case s.chance(50):
+			s.arrive(i)
+		default:
+			s.say("from %s: %s: never arrives", r.by.name, r.what)
+			s.net.late = slices.Delete(s.net.late, i, i+1)
+		}
+	}
+	s.settleDown()
+	s.passing(d)
+	time.Sleep(d)
+	s.passed(d)
 }
 
 // arrive carries out one request that its sender gave up on.
@@ -186,7 +232,7 @@ func (s *sim) crash(a *actor) {
 		s.net.take(r)
 		if s.rng.IntN(100) < 70 {
 			s.say("on its way from %s: %s", a.name, r.what)
-			r.late.Store(true)
+			r.giveUp()
 			s.net.late = append(s.net.late, r)
 		}
 		r.reply <- reply{err: errLost}

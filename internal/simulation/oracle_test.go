@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -48,6 +47,7 @@ func (s *sim) judge(w write) {
 		}
 	case *corev1.Node:
 		before := w.before.(*corev1.Node)
+		s.judgeNames(after)
 		for _, d := range s.disks {
 			was, is := reports(before, d.handle), reports(after, d.handle)
 			switch {
@@ -65,17 +65,19 @@ func hasFinalizer(obj client.Object) bool {
 	return slices.Contains(obj.GetFinalizers(), kube.AttacherFinalizer(driverName))
 }
 
-// judgeAttach: S1, the controller's part. A late request of a leader before may come
-// when others exist; then the attacher has to keep them apart.
+// judgeAttach: S1, the controller's part. A request of a leader before may land when others
+// exist, and another may make an attachment that the leader has not heard of when it looks at
+// the volume: then the attacher has to keep them apart. What a process asked for itself it
+// has to reckon with for as long as it may be carried out.
 func (s *sim) judgeAttach(w write, made *storagev1.VolumeAttachment) {
 	d := s.diskOf(made)
-	if w.request.late.Load() {
-		s.latecomers[made.Name] = true
+	s.makers[made.UID] = w.by
+	if !d.exclusive || w.by != s.controller.actor {
 		return
 	}
-	delete(s.latecomers, made.Name)
 	for _, other := range list[*storagev1.VolumeAttachment](s.api) {
-		if d.exclusive && !d.meddled && s.diskOf(other) == d && !s.latecomers[other.Name] {
+		unheard := s.makers[other.UID] != w.by && s.requests.known[other.UID] > w.request.looks[d.handle]
+		if s.diskOf(other) == d && !unheard {
 			s.breaks("S1", "%s attached to %s while an attachment to %s exists", d.handle, made.Spec.NodeName, other.Spec.NodeName)
 		}
 	}
@@ -83,38 +85,35 @@ func (s *sim) judgeAttach(w write, made *storagev1.VolumeAttachment) {
 
 // judgeDetach: S2 and S3.
 func (s *sim) judgeDetach(w write, va *storagev1.VolumeAttachment) {
-	d, m := s.diskOf(va), s.machines[va.Spec.NodeName]
+	d, name := s.diskOf(va), va.Spec.NodeName
 	if d.meddled {
 		return
 	}
-	node, exists := get[*corev1.Node](s.api, va.Spec.NodeName)
+	node, exists := get[*corev1.Node](s.api, name)
 	if exists && reports(node, d.handle) {
-		s.breaks("S3", "attachment of %s to %s deleted while the node reports it", d.handle, m.name)
+		s.breaks("S3", "attachment of %s to %s deleted while the node reports it", d.handle, name)
 	}
-	v := m.of(d.handle)
-	if !v.mounted && !v.verified {
-		return
+	for _, m := range s.all(name) {
+		switch v := m.of(d.handle); {
+		case v.forced || !v.mounted && !v.verified:
+		case s.authority(d, m, w.request.heard[name]):
+			v.forced = true
+			s.say("a policy forces %s off %s", d.handle, m)
+		default:
+			s.breaks("S2", "attachment of %s to %s deleted while it is mounted (%v) or about to be (%v)", d.handle, m, v.mounted, v.verified)
+		}
 	}
-	if s.authority(m.name, w.request.heard[m.name], requested(va)) {
-		v.forced = true
-		s.say("a policy forces %s off %s", d.handle, m.name)
-		return
-	}
-	s.breaks("S2", "attachment of %s to %s deleted while it is mounted (%v) or about to be (%v)", d.handle, m.name, v.mounted, v.verified)
 }
 
-func requested(va *storagev1.VolumeAttachment) time.Time {
-	t, err := time.Parse(time.RFC3339, va.Annotations[kube.DetachRequestedAnnotation])
-	if err != nil {
-		return time.Time{}
+// authority tells whether a named policy allowed a detach of what is in use at the machine,
+// at the version of which the API server last told the writer, or at any later one. A
+// machine whose name another has is one whose Node is gone.
+func (s *sim) authority(d *disk, m *machine, since int) bool {
+	left := m.of(d.handle).left
+	if !m.replaced {
+		left = s.requests.since(d, m.name)
 	}
-	return t
-}
-
-// authority tells whether a named policy allowed a detach of what is in use at the node,
-// at the version of which the API server last told the writer, or at any later one.
-func (s *sim) authority(node string, since int, requested time.Time) bool {
-	waited := s.policy.UnmountTimeout > 0 && !requested.IsZero() && time.Since(requested) >= s.policy.UnmountTimeout
+	waited := s.policy.UnmountTimeout > 0 && time.Since(left) >= s.policy.UnmountTimeout-clockBound
 	allows := func(obj client.Object) bool {
 		n, ok := obj.(*corev1.Node)
 		switch {
@@ -125,11 +124,11 @@ func (s *sim) authority(node string, since int, requested time.Time) bool {
 		}
 		return waited && !isReady(n)
 	}
-	if allows(s.api.at(nodes, since)[node]) {
+	if m.replaced && allows(nil) || !m.replaced && allows(s.api.at(nodes, since)[m.name]) {
 		return true
 	}
 	for _, e := range s.api.history[nodes] {
-		if e.version <= since || e.object.GetName() != node {
+		if e.version <= since || e.object.GetName() != m.name || e.version > s.left[m] && m.replaced {
 			continue
 		}
 		if e.deleted && allows(nil) || !e.deleted && allows(e.object) {
@@ -142,21 +141,16 @@ func (s *sim) authority(node string, since int, requested time.Time) bool {
 // judgeWithdraw: S2, the first half of a detach. What a restarting kubelet does not find reported it
 // takes for something that needs no attach.
 func (s *sim) judgeWithdraw(d *disk, before *corev1.Node) {
-	v := s.machines[before.Name].of(d.handle)
-	used := listed(before, d.handle) || d.handle == fibre && (v.mounted || v.verified)
-	if d.meddled || !used {
+	m := s.machines[before.Name]
+	v := m.of(d.handle)
+	if d.meddled || v.forced || !v.mounted && !v.verified {
 		return
 	}
-	if d.handle == fibre && s.authority(before.Name, s.api.version, requestedOnNode(before)) {
-		v.forced = v.mounted || v.verified
+	if s.authority(d, m, s.api.version) {
+		v.forced = d.handle == fibre
 		return
 	}
-	for _, va := range list[*storagev1.VolumeAttachment](s.api) {
-		if s.diskOf(va) == d && va.Spec.NodeName == before.Name && s.authority(before.Name, s.api.version, requested(va)) {
-			return
-		}
-	}
-	s.breaks("S2", "%s withdrawn from %s, which lists it in use", d.handle, before.Name)
+	s.breaks("S2", "%s withdrawn from %s while it is mounted (%v) or about to be (%v)", d.handle, m, v.mounted, v.verified)
 }
 
 // judgeReport: S9.
@@ -175,30 +169,28 @@ func (s *sim) judgeReport(d *disk, node *corev1.Node) {
 	}
 }
 
+// judgeNames: S9, nothing but volumes is reported.
+func (s *sim) judgeNames(node *corev1.Node) {
+	for _, reported := range node.Status.VolumesAttached {
+		known := func(d *disk) bool { return unique(d.handle) == string(reported.Name) }
+		if !slices.ContainsFunc(s.disks, known) {
+			s.breaks("S9", "%s reported to %s, which is the name of no volume", reported.Name, node.Name)
+		}
+	}
+}
+
 // judgeFibreReport: S1, where the report is all that there is.
 func (s *sim) judgeFibreReport(d *disk, node *corev1.Node) {
 	if d.handle != fibre {
 		return
 	}
+	s.requests.attached(d, node.Name)
 	for _, other := range list[*corev1.Node](s.api) {
 		if other.Name != node.Name && reports(other, d.handle) {
 			s.breaks("S1", "%s reported to %s while %s reports it", d.handle, node.Name, other.Name)
 		}
 	}
-	s.judgeMount(s.machines[node.Name], d.handle)
-}
-
-// requestedOnNode is since when the detach of a volume without VolumeAttachment waits.
-func requestedOnNode(node *corev1.Node) time.Time {
-	var stored map[string]string
-	if err := json.Unmarshal([]byte(node.Annotations[kube.DetachesRequestedAnnotation]), &stored); err != nil {
-		return time.Time{}
-	}
-	t, err := time.Parse(time.RFC3339, stored[unique(fibre)])
-	if err != nil {
-		return time.Time{}
-	}
-	return t
+	s.judgeMount(s.machines[node.Name], d.handle, sameMachine)
 }
 
 // judgeLetGo: S5.
@@ -206,6 +198,10 @@ func (s *sim) judgeLetGo(va *storagev1.VolumeAttachment) {
 	d, id := s.diskOf(va), va.Annotations[kube.NodeIDAnnotation]
 	if s.heldByAnother(va, id) {
 		return
+	}
+	if d.confused {
+		delete(s.storage.published[d.handle], id)
+		s.storage.withdrawn[[2]string{d.handle, id}] = true
 	}
 	if s.storage.published[d.handle][id] {
 		s.breaks("S5", "finalizer taken off while %s is published to %s", d.handle, id)
@@ -254,7 +250,7 @@ func (s *sim) judgeCall(c *call) {
 	if !c.publish {
 		return
 	}
-	if !s.protected(d, c.nodeID) {
+	if !d.confused && !s.protected(d, c.nodeID) {
 		s.breaks("S10", "%s sent without the finalizers", c)
 	}
 	if !d.exclusive {
@@ -270,14 +266,18 @@ func (s *sim) judgeCall(c *call) {
 			s.breaks("S1", "%s sent while %s may still land", c, r)
 		}
 	}
-	s.judgeMount(s.machines[strings.TrimPrefix(c.nodeID, "id-")], c.volume)
+	s.judgeMount(s.byID(c.nodeID), c.volume, s.sameID)
 }
+
+// sameID: the driver cannot tell the two machines apart, so a call for one may be for the other.
+func (s *sim) sameID(m, other *machine) bool { return s.nodeID(m) == s.nodeID(other) }
 
 // protected tells whether our finalizer and the node ID are stored on an attachment,
 // and the finalizer on one of the volume's PersistentVolumes: another of the same handle
-// stands in for one that the attacher has not heard of.
+// stands in for one that the attacher has not heard of, and what somebody took with force is
+// not asked for.
 func (s *sim) protected(d *disk, id string) bool {
-	volume := slices.ContainsFunc(list[*corev1.PersistentVolume](s.api), func(pv *corev1.PersistentVolume) bool {
+	volume := s.remade[d] || slices.ContainsFunc(list[*corev1.PersistentVolume](s.api), func(pv *corev1.PersistentVolume) bool {
 		return pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == d.handle && hasFinalizer(pv)
 	})
 	return volume && slices.ContainsFunc(list[*storagev1.VolumeAttachment](s.api), func(va *storagev1.VolumeAttachment) bool {
@@ -287,22 +287,36 @@ func (s *sim) protected(d *disk, id string) bool {
 
 // judgeMount: S1, as a machine is about to be let at a volume. Machines that a policy
 // took for dead do not count: that is what the policy says.
-func (s *sim) judgeMount(m *machine, handle string) {
+func (s *sim) judgeMount(m *machine, handle string, same func(m, other *machine) bool) {
 	d := s.disk(handle)
 	if !d.exclusive || d.meddled {
 		return
 	}
-	for _, name := range machineNames {
-		other := s.machines[name]
-		// Without an attachment nothing outlives the Node object that could tell what
-		// was in use there.
-		if _, ok := get[*corev1.Node](s.api, name); handle == fibre && (!ok || other.returned) {
-			continue
-		}
-		if v := other.of(handle); other != m && v.mounted && !v.forced {
-			s.breaks("S1", "%s given to %s while %s has it mounted", handle, m.name, name)
+	for _, other := range s.everyMachine() {
+		switch v := other.of(handle); {
+		case other == m || same(m, other) || !v.mounted || v.forced:
+		case handle == fibre && s.released(d, other):
+			v.forced = true
+			s.say("%s of %s no longer counts", handle, other)
+		default:
+			s.breaks("S1", "%s given to %s while %s has it mounted", handle, m, other)
 		}
 	}
+}
+
+// sameMachine is for where the Node, and not the driver, says which machine is meant.
+func sameMachine(m, other *machine) bool { return m == other }
+
+// released tells whether a volume that has no VolumeAttachment may be given to another machine
+// although this one has it mounted: a policy allows it, or nobody is left who knows. Nothing
+// outlives the Node object that could tell what was in use there, but the memory of a process
+// that saw it reported.
+func (s *sim) released(d *disk, m *machine) bool {
+	node, ok := get[*corev1.Node](s.api, m.name)
+	if ok && !m.replaced && reports(node, d.handle) {
+		return false
+	}
+	return !s.controller.knew[m] || s.authority(d, m, s.api.version)
 }
 
 // settled tells what is missing from the state that must be reached in the end.
@@ -331,8 +345,15 @@ func (s *sim) settled() string {
 				return fmt.Sprintf("%s is still attached to %s and nobody wants it", d.handle, name)
 			case !attached && reports(node, d.handle):
 				return fmt.Sprintf("%s is still reported to %s", d.handle, name)
-			case !attached && s.storage.published[d.handle][nodeID(name)]:
+			case !attached && s.storage.published[d.handle][s.nodeID(s.machines[name])]:
 				return fmt.Sprintf("%s is still published to %s", d.handle, name)
+			case attached && d.handle != fibre && va.Status.Attached && va.Annotations[kube.NodeIDAnnotation] != s.nodeID(s.machines[name]):
+				return fmt.Sprintf("%s is published to a machine that was once called %s", d.handle, name)
+			}
+		}
+		for _, m := range s.cutOffs {
+			if !s.identity.idsByName && s.storage.published[d.handle][s.nodeID(m)] {
+				return fmt.Sprintf("%s is still published to %s", d.handle, m)
 			}
 		}
 		if d.exclusive {

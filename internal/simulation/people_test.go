@@ -3,110 +3,21 @@ package simulation
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/kube"
 )
 
-const namespace = "default"
-
-// disk is one volume at the storage, with the PersistentVolumes that name it.
-type disk struct {
-	handle string
-	modes  []corev1.PersistentVolumeAccessMode // of each PersistentVolume
-	// exclusive is what must hold of it all the time.
-	exclusive bool
-	// meddled: somebody deleted an attachment of it by hand, and what follows is not
-	// the plane's doing.
-	meddled bool
-}
-
-// volumeName and claimName are those of the PersistentVolume of that index.
-func (d *disk) volumeName(i int) string { return fmt.Sprintf("pv-%s-%d", d.handle, i) }
-func (d *disk) claimName(i int) string  { return fmt.Sprintf("claim-%s-%d", d.handle, i) }
-
-var (
-	once = corev1.ReadWriteOnce
-	many = corev1.ReadWriteMany
-)
-
-// fibre is what a Fibre Channel volume is called. It has no VolumeAttachment.
-const fibre = "[50]:1"
-
-// drawDisks chooses the volumes of a seed.
-func (s *sim) drawDisks() {
-	all := []*disk{
-		{handle: "a^1", modes: []corev1.PersistentVolumeAccessMode{once}, exclusive: true},
-		{handle: "twin", modes: []corev1.PersistentVolumeAccessMode{once, many}, exclusive: true},
-		{handle: fibre, modes: []corev1.PersistentVolumeAccessMode{once}, exclusive: true},
-		{handle: "shared", modes: []corev1.PersistentVolumeAccessMode{many}},
-	}
-	s.rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	s.disks = all[:1+s.rng.IntN(2)]
-	slices.SortFunc(s.disks, func(a, b *disk) int { return len(b.handle) - len(a.handle) })
-}
-
-// objects are what an administrator makes, in an order that the seed chooses. Of two
-// PersistentVolumes that share a handle the one that makes it exclusive comes first: a
-// volume that turns exclusive after it was attached to two nodes is nobody's fault.
-func (s *sim) objects() [][]client.Object {
-	made := [][]client.Object{{&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driverName}}}}
-	for _, d := range s.disks {
-		var group []client.Object
-		for i, mode := range d.modes {
-			pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: d.volumeName(i)}}
-			pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{mode}
-			if d.handle == fibre {
-				pv.Spec.FC = &corev1.FCVolumeSource{TargetWWNs: []string{"50"}, Lun: new(int32(1))}
-			} else {
-				pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: driverName, VolumeHandle: d.handle}
-			}
-			pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: namespace, Name: d.claimName(i)}
-			group = append(group, pv)
-		}
-		made = append(made, group)
-	}
-	s.rng.Shuffle(len(made), func(i, j int) { made[i], made[j] = made[j], made[i] })
-	return made
-}
-
-// administer makes the next objects.
-func (s *sim) administer() (did bool) {
-	if len(s.missing) == 0 {
-		return false
-	}
-	for _, obj := range s.missing[0] {
-		if pv, ok := obj.(*corev1.PersistentVolume); ok {
-			pv.Spec.ClaimRef.UID = s.makeClaim(pv).GetUID()
-		}
-		s.mustCreate(obj)
-		s.say("%s %s is made", kindOf(obj), obj.GetName())
-	}
-	s.missing = s.missing[1:]
-	return true
-}
-
-func (s *sim) makeClaim(pv *corev1.PersistentVolume) client.Object {
-	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: pv.Spec.ClaimRef.Name}}
-	claim.Spec.VolumeName, claim.Status.Phase = pv.Name, corev1.ClaimBound
-	return s.mustCreate(claim)
-}
-
-// mustCreate makes an object of a model whose name is free.
-func (s *sim) mustCreate(obj client.Object) client.Object {
-	made, err := s.api.create(nil, nil, obj)
-	if err != nil {
-		panic(err)
-	}
-	return made
-}
-
 // user makes pods come and go.
 func (s *sim) user() {
+	if s.remakes && s.chance(25) {
+		s.remake(s.slots[s.rng.IntN(len(s.slots))])
+		return
+	}
 	if s.rival && s.chance(40) {
 		for d := s.pickDisk(); s.chance(60); {
 			s.attachByHand(d)
@@ -119,7 +30,11 @@ func (s *sim) user() {
 		return
 	}
 	pod := found[s.rng.IntN(len(found))]
-	if m := s.machines[pod.Spec.NodeName]; m.on && !m.of(s.handleOf(pod)).mounted && s.chance(70) {
+	if s.chance(10) || s.createUnderway() && s.chance(60) {
+		s.movePod(pod)
+		return
+	}
+	if m := s.machines[pod.Spec.NodeName]; m.on && !m.of(s.runsWith(m, pod)).mounted && s.chance(70) {
 		return // not before it has run
 	}
 	force := 15
@@ -136,8 +51,25 @@ func (s *sim) user() {
 	}
 }
 
+// movePod replaces a pod at once by one on another node that uses the same volume.
+func (s *sim) movePod(pod *corev1.Pod) {
+	s.say("pod %s on %s is deleted by force", pod.Name, pod.Spec.NodeName)
+	s.api.drop(pod)
+	s.comePodTo(s.pickMachine(), claimOf(pod))
+}
+
+// createUnderway: an attachment may still be made that its maker has no answer about.
+func (s *sim) createUnderway() bool {
+	return slices.ContainsFunc(s.net.late, func(r *request) bool { return strings.HasPrefix(r.what, "CREATE") })
+}
+
 func (s *sim) comePod() {
-	m, d := s.pickMachine(), s.pickDisk()
+	s.comePodTo(s.pickMachine(), s.slots[s.rng.IntN(len(s.slots))].claim)
+}
+
+func claimOf(pod *corev1.Pod) string { return pod.Spec.Volumes[0].PersistentVolumeClaim.ClaimName }
+
+func (s *sim) comePodTo(m *machine, claim string) {
 	node, ok := get[*corev1.Node](s.api, m.name)
 	if ok && (isOutOfService(node) || !isReady(node)) {
 		return
@@ -149,30 +81,11 @@ func (s *sim) comePod() {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprint("pod-", s.podsMade)}}
 	pod.Spec.NodeName = m.name
 	pod.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
-		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: d.claimName(s.rng.IntN(len(d.modes)))},
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
 	}}}
 	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 	s.mustCreate(pod)
-	s.say("pod %s comes to %s with %s", pod.Name, m.name, pod.Spec.Volumes[0].PersistentVolumeClaim.ClaimName)
-}
-
-// handleOf is the volume that a pod uses.
-func (s *sim) handleOf(pod *corev1.Pod) string {
-	for _, d := range s.disks {
-		for i := range d.modes {
-			if pod.Spec.Volumes[0].PersistentVolumeClaim.ClaimName == d.claimName(i) {
-				return d.handle
-			}
-		}
-	}
-	panic("a pod without a volume: " + pod.Name)
-}
-
-// wantedAt tells whether a pod at the node is to run with the volume.
-func (s *sim) wantedAt(node, handle string) bool {
-	return slices.ContainsFunc(list[*corev1.Pod](s.api), func(p *corev1.Pod) bool {
-		return p.Spec.NodeName == node && s.handleOf(p) == handle && p.DeletionTimestamp == nil && p.Status.Phase != corev1.PodSucceeded
-	})
+	s.say("pod %s comes to %s with %s", pod.Name, m.name, claim)
 }
 
 // endPods is kubelet's last word on pods: containers end, and pods whose volumes are
@@ -182,7 +95,7 @@ func (s *sim) endPods(m *machine) (did bool) {
 		if pod.Spec.NodeName != m.name || pod.DeletionTimestamp == nil {
 			continue
 		}
-		if handle := s.handleOf(pod); m.of(handle).mounted && !s.wantedAt(m.name, handle) {
+		if handle := s.runsWith(m, pod); m.of(handle).mounted && !s.runsAt(m, handle) {
 			continue
 		}
 		s.say("kubelet %s: pod %s has ended", m.name, pod.Name)
@@ -207,7 +120,11 @@ func (s *sim) collectPods() {
 // trouble is what befalls machines, and what people do.
 func (s *sim) trouble(m *machine) {
 	node, ok := get[*corev1.Node](s.api, m.name)
-	switch s.rng.IntN(9) {
+	if !ok && s.chance(50) {
+		s.comeBack(m)
+		return
+	}
+	switch s.rng.IntN(12) {
 	case 0:
 		s.restart(m)
 	case 1: // a power cut, and later a person says so
@@ -238,22 +155,37 @@ func (s *sim) trouble(m *machine) {
 	case 4:
 		s.watchLifecycle()
 	case 5: // the Node object goes, the machine does not notice
-		if ok && s.chance(50) && s.recorded(node) {
-			s.say("node %s is deleted", m.name)
-			s.api.drop(node)
-			if csiNode, ok := get[*storagev1.CSINode](s.api, m.name); ok {
-				s.api.drop(csiNode)
-			}
+		if ok && s.recorded(node) {
+			s.deleteNode(m, node)
 		}
-	case 6: // somebody makes the Node object again: kubelet goes on as it was
-		if !ok && m.on && m.online {
-			m.returned = true
-			s.register(m)
-		}
+	case 6:
+		s.comeBack(m)
 	case 7:
 		s.collectPods()
 	case 8:
 		s.meddle(s.pickDisk())
+	case 9:
+		s.stepClock()
+	default:
+		s.cutOff(m)
+	}
+}
+
+// cutOff is a machine that goes on and reaches nobody, and people who lose patience with its
+// pods: it uses volumes that nothing in the API wants there.
+func (s *sim) cutOff(m *machine) {
+	if _, ok := get[*corev1.Node](s.api, m.name); !ok || !m.on {
+		return
+	}
+	m.online = false
+	s.say("%s is cut off", m.name)
+	s.watchLifecycle()
+	for _, pod := range list[*corev1.Pod](s.api) {
+		if pod.Spec.NodeName == m.name && s.chance(80) {
+			s.say("pod %s on %s is deleted by force", pod.Name, m.name)
+			s.api.drop(pod)
+			s.comePod()
+		}
 	}
 }
 
@@ -265,16 +197,6 @@ func (s *sim) watchLifecycle() {
 			s.say("%s is not ready", m.name)
 		}
 	}
-}
-
-// recorded tells whether the attachments at the node know its present boot. A Node that
-// is deleted in the moment between its boot and that record is not told from one that
-// booted after it was deleted.
-func (s *sim) recorded(node *corev1.Node) bool {
-	return !slices.ContainsFunc(list[*storagev1.VolumeAttachment](s.api), func(va *storagev1.VolumeAttachment) bool {
-		return va.Spec.NodeName == node.Name && va.Annotations[kube.NodeUIDAnnotation] == string(node.UID) &&
-			va.Annotations[kube.BootIDAnnotation] != node.Status.NodeInfo.BootID
-	})
 }
 
 // meddle is somebody with kubectl, in the seeds that have one.
@@ -299,43 +221,19 @@ func (s *sim) attachByHand(d *disk) {
 	if d.handle == fibre || len(s.missing) > 0 {
 		return
 	}
-	node, name := s.pickMachine().name, d.volumeName(0)
+	slot := s.slotOf(d)
+	if slot == nil {
+		return
+	}
+	node, name := s.pickMachine().name, slot.volume
 	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "by-hand-" + d.handle[:1] + "-" + node}}
 	va.Spec.Attacher, va.Spec.NodeName, va.Spec.Source.PersistentVolumeName = driverName, node, &name
+	if _, ok := s.byHand[va.Name]; ok {
+		return
+	}
+	s.byHand[va.Name] = d
 	if _, err := s.api.create(nil, nil, va); err == nil {
 		d.meddled = true
 		s.say("somebody attaches %s to %s by hand", d.handle, node)
-	}
-}
-
-// diskOf is the volume of an attachment.
-func (s *sim) diskOf(va *storagev1.VolumeAttachment) *disk {
-	for _, d := range s.disks {
-		for i := range d.modes {
-			if va.Spec.Source.PersistentVolumeName != nil && *va.Spec.Source.PersistentVolumeName == d.volumeName(i) {
-				return d
-			}
-		}
-	}
-	panic("an attachment without a volume: " + va.Name)
-}
-
-// recover makes a machine well. Only those that cannot be known to have stopped using
-// their volumes have to be started again.
-func (s *sim) recover(m *machine) {
-	_, ok := get[*corev1.Node](s.api, m.name)
-	forgot := false
-	for handle, v := range m.local {
-		forgot = forgot || v.mounted && (!v.claimed || s.disk(handle).meddled)
-	}
-	if !m.on || !ok || m.returned || forgot || s.chance(50) {
-		s.boot(m)
-	} else {
-		m.online = true
-		s.registerDriver(m)
-	}
-	if node, ok := get[*corev1.Node](s.api, m.name); ok && isOutOfService(node) {
-		change(s.api, node, func(n *corev1.Node) { n.Spec.Taints = nil })
-		s.say("%s is back in service", m.name)
 	}
 }

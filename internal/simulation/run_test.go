@@ -3,7 +3,9 @@ package simulation
 import (
 	"cmp"
 	"io"
+	"maps"
 	"os"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -50,20 +52,24 @@ func run(t *testing.T, seed uint64) (s *sim) {
 func (s *sim) calmDown() {
 	for n, quiet := 0, 0; n < calmTicks && quiet < quietTicks && s.broken == ""; n++ {
 		quiet++
+		s.controller.checkSleepers("time")
 		for s.calmTurn() && s.broken == "" {
 			quiet = 0
 		}
-		time.Sleep(tick)
+		s.sleep(tick)
 		s.settleDown()
 	}
 	if missing := cmp.Or(s.settled(), s.unmended()); missing != "" && s.broken == "" {
 		s.breaks("liveness", "%s", missing)
+		for _, key := range s.controller.keys() {
+			s.say("%s: %s", key.Handle, words(s.controller.real.DecisionFor(key, s.controller.clock.Now())))
+		}
 	}
 }
 
 // calmTurn tells whether anybody had something to do.
 func (s *sim) calmTurn() bool {
-	before, busy := s.api.version, false
+	before, busy := s.api.version, s.completeSlots()
 	s.controller.catchUp(true)
 	s.attacher.catchUp(true)
 	s.settleDown()
@@ -140,7 +146,8 @@ func numbers(t *testing.T, otherwise uint64) (first, count uint64) {
 	return 1, otherwise
 }
 
-// TestSimulation runs the seeds. A seed that fails shows its end and how to replay it.
+// TestSimulation runs the seeds. A seed that fails shows its end and how to replay it. With
+// BELAY_COLLECT set, the seeds after it run too, and the failures are listed by kind.
 func TestSimulation(t *testing.T) {
 	otherwise := uint64(1000)
 	if testing.Short() {
@@ -150,10 +157,16 @@ func TestSimulation(t *testing.T) {
 	if _, err := realController(); err != nil { // outside of all bubbles
 		t.Fatal(err)
 	}
-	begun, happened := time.Now(), map[string]int{}
+	begun, happened, failures := time.Now(), map[string]int{}, map[string][]uint64{}
 	for seed := first; seed < first+count; seed++ {
 		s := run(t, seed)
 		s.count(happened)
+		if s.broken != "" && os.Getenv("BELAY_COLLECT") != "" {
+			first, _, _ := strings.Cut(s.broken, "\n")
+			kind := particulars.ReplaceAllString(first, "_")
+			failures[kind] = append(failures[kind], seed)
+			continue
+		}
 		if s.broken != "" {
 			t.Fatalf("seed %d: %s\nreplay with BELAY_SEED=%d\n%s", seed, s.broken, seed, strings.Join(s.log[max(0, len(s.log)-lines(count)):], "\n"))
 		}
@@ -161,8 +174,17 @@ func TestSimulation(t *testing.T) {
 			t.Log(strings.Join(s.log, "\n"))
 		}
 	}
+	for _, kind := range slices.Sorted(maps.Keys(failures)) {
+		t.Errorf("%4d seeds: %s: %v", len(failures[kind]), kind, failures[kind][:min(len(failures[kind]), 12)])
+	}
+	if len(failures) > 0 {
+		t.FailNow()
+	}
 	t.Logf("seeds %d to %d hold, in %v: %v", first, first+count-1, time.Since(begun).Round(time.Millisecond), happened)
 }
+
+// particulars are what tells two failures of one kind apart: names, and times.
+var particulars = regexp.MustCompile(`\b(?:(?:id-)?n\d(?:-\d+)?|a\^1|twin|shared|csi-[0-9a-f]+|\d[\w.]*)\b|\[50\]:1`)
 
 // notable are words that tell of what a run had in it.
 var notable = []string{

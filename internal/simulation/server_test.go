@@ -64,6 +64,8 @@ type server struct {
 	// judge is asked about each write before it takes effect; after is nil for a delete
 	// that ends the object.
 	judge func(w write)
+	// changed is called after each write.
+	changed func(e event)
 }
 
 // write is one change that somebody asked for.
@@ -78,7 +80,7 @@ type write struct {
 const firstVersion = 1000
 
 func newServer() *server {
-	s := &server{version: firstVersion, objects: map[kind]map[string]client.Object{}, history: map[kind][]event{}, judge: func(write) {}}
+	s := &server{version: firstVersion, objects: map[kind]map[string]client.Object{}, history: map[kind][]event{}, judge: func(write) {}, changed: func(event) {}}
 	for _, k := range allKinds {
 		s.objects[k] = map[string]client.Object{}
 	}
@@ -128,25 +130,25 @@ func (s *server) now() int {
 	return s.version
 }
 
-func (s *server) put(obj client.Object) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.version++
-	obj.SetResourceVersion(strconv.Itoa(s.version))
-	k := kindOf(obj)
-	s.objects[k][keyOf(obj)] = obj
-	s.history[k] = append(s.history[k], event{version: s.version, object: obj})
-}
+func (s *server) put(obj client.Object) { s.changed(s.store(obj, false)) }
 
 func (s *server) drop(obj client.Object) {
+	s.changed(s.store(obj.DeepCopyObject().(client.Object), true))
+}
+
+func (s *server) store(obj client.Object, deleted bool) event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.version++
-	obj = obj.DeepCopyObject().(client.Object)
 	obj.SetResourceVersion(strconv.Itoa(s.version))
 	k := kindOf(obj)
-	delete(s.objects[k], keyOf(obj))
-	s.history[k] = append(s.history[k], event{version: s.version, object: obj, deleted: true})
+	e := event{version: s.version, object: obj, deleted: deleted}
+	if s.history[k] = append(s.history[k], e); deleted {
+		delete(s.objects[k], keyOf(obj))
+	} else {
+		s.objects[k][keyOf(obj)] = obj
+	}
+	return e
 }
 
 // change lets a model change an object.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/attachment"
@@ -36,22 +37,41 @@ type sim struct {
 	// controller may. The attacher has to keep them apart.
 	rival  bool
 	policy attachment.Policy
+	// skewed: the clocks of the processes are apart, and are set now and then.
+	skewed bool
 
-	api      *server
-	net      *network
-	storage  *storage
-	machines map[string]*machine
-	disks    []*disk
-	missing  [][]client.Object // that the administrator has not made yet
-	begun    bool
-	podsMade int
+	api       *server
+	net       *network
+	storage   *storage
+	machines  map[string]*machine // by the name of their Node
+	cutOffs   []*machine          // whose names others have, and that go on
+	left      map[*machine]int    // the versions at which those lost their names
+	takenOver map[*machine]bool
+	leases    map[string]bool // that exist, by the name of their Node
+	identity  identity
+	disks     []*disk
+	slots     []*slot
+	byHand    map[string]*disk // of attachments under names that somebody chose
+	remade    map[*disk]bool   // whose PersistentVolume was deleted by force
+	// strips: of the attachments that are made some do not say what they are of, nor which
+	// machine they were made for: those of another controller, or after a webhook that takes
+	// annotations off. Which ones is drawn beforehand, so that the order in which the processes
+	// run does not matter.
+	strips    bool
+	anonymous [8]bool
+	remakes   bool              // PersistentVolumes are made anew under their names
+	missing   [][]client.Object // that the administrator has not made yet
+	begun     bool
+	podsMade  int
 
 	started    int // processes
 	controller *controller
 	attacher   *attacherProcess
 	old        []*controller
 	dead       []func() // waits for what is left of a process
-	latecomers map[string]bool
+
+	requests *requests
+	makers   map[types.UID]*actor // of attachments
 
 	broken string
 	log    []string
@@ -60,13 +80,15 @@ type sim struct {
 func newSim(seed uint64) *sim {
 	s := &sim{
 		rng: rand.New(rand.NewPCG(seed, 1)), others: rand.New(rand.NewPCG(seed, 2)), api: newServer(), net: &network{}, storage: newStorage(),
-		machines: map[string]*machine{}, latecomers: map[string]bool{},
+		machines: map[string]*machine{}, left: map[*machine]int{}, takenOver: map[*machine]bool{}, leases: map[string]bool{},
+		byHand: map[string]*disk{}, remade: map[*disk]bool{},
 	}
-	s.api.judge = s.judge
+	s.api.judge, s.api.changed, s.requests = s.judge, s.observe, newRequests()
+	s.makers = map[types.UID]*actor{}
 	s.honesty = []honesty{honest, honest, honest, forgetful, sparse, shouting}[s.others.IntN(6)]
 	s.losses = []int{0, 5, 12, 30}[s.rng.IntN(4)]
 	s.crashes, s.troubles = []int{0, 3, 10, 40}[s.rng.IntN(4)], []int{5, 20, 60}[s.rng.IntN(3)]
-	s.meddler, s.rival = s.chance(15), s.chance(30)
+	s.meddler, s.rival, s.skewed = s.chance(15), s.chance(30), s.chance(40)
 	s.policy = attachment.Policy{OutOfService: !s.chance(15)}
 	if s.chance(50) {
 		s.policy.UnmountTimeout = 6 * time.Minute
@@ -74,12 +96,17 @@ func newSim(seed uint64) *sim {
 	if s.chance(30) {
 		s.policy.DeletedNode = attachment.DeletedNodeDetach
 	}
+	s.drawIdentity()
+	s.remakes = s.chance(35)
+	s.strips = s.chance(20) || s.remakes && s.chance(50)
+	for i := range s.anonymous {
+		s.anonymous[i] = s.chance(50)
+	}
 	s.drawDisks()
 	s.missing = s.objects()
 	for _, name := range machineNames {
-		s.machines[name] = &machine{name: name, on: true, online: true, local: map[string]*local{}}
-		if s.chance(70) {
-			s.register(s.machines[name])
+		if m := s.newMachine(name); s.chance(70) {
+			s.register(m, s.newNode(m))
 		}
 	}
 	for s.chance(50) {
@@ -115,6 +142,8 @@ func (s *sim) step() {
 
 func (s *sim) try(n int) (did bool) {
 	switch {
+	case s.createUnderway() && s.chance(10):
+		s.user()
 	case n < 14:
 		return s.controller.work()
 	case n < 42:
@@ -149,11 +178,10 @@ func (s *sim) try(n int) (did bool) {
 func (s *sim) interrupt(n int) (did bool) {
 	switch {
 	case n < 95:
-		if len(s.net.late) > 0 {
-			s.arrive(s.rng.IntN(len(s.net.late)))
-			return true
+		if len(s.net.late) == 0 || s.createUnderway() && s.chance(70) {
+			return false
 		}
-		return false
+		s.arrive(s.rng.IntN(len(s.net.late)))
 	case n < 97:
 		s.begun = true
 		return s.administer()
@@ -182,6 +210,7 @@ func (s *sim) settleDown() {
 	s.receive()
 	s.giveUp()
 	synctest.Wait()
+	s.controller.sleepers()
 }
 
 // serveOne ends one of the requests that wait.
@@ -202,7 +231,8 @@ func (s *sim) pass() {
 	}
 	d := time.Duration(1+s.rng.IntN(6)) * time.Second
 	s.say("%s pass", d)
-	time.Sleep(d)
+	s.sleep(d)
+	s.controller.checkSleepers("time")
 	if !s.chance(15) {
 		return
 	}
@@ -215,7 +245,7 @@ func (s *sim) pass() {
 		for len(s.net.waiting()) > 0 {
 			s.serveOne()
 		}
-		time.Sleep(tick)
+		s.sleep(tick)
 	}
 }
 
@@ -260,15 +290,23 @@ func (s *sim) heal() {
 	}
 	s.settleDown()
 	s.collectPods()
+	if s.remakes && s.chance(60) {
+		s.remake(s.slots[s.rng.IntN(len(s.slots))])
+	}
+	s.completeSlots()
+	s.freshPods()
 	for _, va := range list[*storagev1.VolumeAttachment](s.api) {
 		if strings.HasPrefix(va.Name, "by-hand") {
 			_ = s.api.remove(nil, nil, attachments, va.Name, nil)
 		}
 	}
+	for _, m := range s.cutOffs {
+		s.powerOff(m)
+	}
 	for _, name := range machineNames {
 		s.recover(s.machines[name])
 	}
-	for s.chance(40) {
+	for s.handOver() || s.chance(40) {
 		s.changeLeader()
 	}
 	for _, old := range s.old {

@@ -65,11 +65,11 @@ func NewController(registry prometheus.Registerer) *Controller {
 		}, []string{"resource", "verb", "code"}),
 		foreign: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "attachdetach_foreign_writes_total",
-			Help: "Writes by others to what only the leading attach/detach controller writes, by resource.",
+			Help: "Writes of other components that only the leading attach/detach controller may make, by resource.",
 		}, []string{"resource"}),
 		halted: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "attachdetach_halted",
-			Help: "1 while the controller writes nothing because another attach/detach controller is at work, else 0.",
+			Help: "1 while the controller writes nothing because another attach/detach controller is running, else 0.",
 		}),
 	}
 	for _, authority := range []attachment.Authority{
@@ -77,7 +77,7 @@ func NewController(registry prometheus.Registerer) *Controller {
 	} {
 		c.forced.WithLabelValues(authority.String())
 	}
-	for _, resource := range []string{"nodes/status", "volumeattachments"} {
+	for _, resource := range []string{"nodes/status", "volumeattachments", "events"} {
 		c.foreign.WithLabelValues(resource)
 	}
 	registry.MustRegister(c.operations, c.forced, c.blocked, c.phases, c.writes, c.foreign, c.halted,
@@ -115,14 +115,14 @@ func (c *Controller) Write(resource, verb string, code int) {
 	}
 }
 
-// Foreign counts a write by another attach/detach controller.
+// Foreign counts a write that only the leading attach/detach controller may make.
 func (c *Controller) Foreign(resource string) {
 	if c != nil {
 		c.foreign.WithLabelValues(resource).Inc()
 	}
 }
 
-// Halted says that the controller has stopped acting.
+// Halted reports that the controller has halted.
 func (c *Controller) Halted() {
 	if c != nil {
 		c.halted.Set(1)

@@ -68,22 +68,26 @@ func (c *Controller) Decided(now time.Time, v Volume, d attachment.Desired, o at
 	w := &c.waits
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	nodes := w.volumes[v.Key]
+	at := func(node attachment.NodeName) *wait {
+		if nodes == nil {
+			nodes = w.begin(v.Key)
+		}
+		if nodes[node] == nil {
+			nodes[node] = &wait{}
+		}
+		return nodes[node]
+	}
 	for node, p := range phases {
 		if p.name != phaseSettled {
-			c.enter(now, v, w.at(v.Key, node), p)
+			c.enter(now, v, at(node), p)
 		}
 	}
 	for node, reason := range reasons {
-		c.block(now, w.at(v.Key, node), reason)
+		c.block(now, at(node), reason)
 	}
-	nodes := w.volumes[v.Key]
 	for node, one := range nodes {
-		if p := phases[node]; p.name == "" || p.name == phaseSettled {
-			c.enter(now, v, one, p)
-		}
-		if reasons[node] == "" {
-			c.block(now, one, "")
-		}
+		c.settle(now, v, one, phases[node], reasons[node])
 		if one.reason == "" && (one.phase == "" || one.phase == phaseSettled) {
 			delete(nodes, node)
 		}
@@ -93,17 +97,23 @@ func (c *Controller) Decided(now time.Time, v Volume, d attachment.Desired, o at
 	}
 }
 
-func (w *waits) at(key attachment.VolumeKey, node attachment.NodeName) *wait {
+// settle ends the phase and the wait of a node that no longer has them.
+func (c *Controller) settle(now time.Time, v Volume, one *wait, p phase, reason attachment.Reason) {
+	if p.name == "" || p.name == phaseSettled {
+		c.enter(now, v, one, p)
+	}
+	if reason == "" {
+		c.block(now, one, "")
+	}
+}
+
+// begin follows a volume.
+func (w *waits) begin(key attachment.VolumeKey) map[attachment.NodeName]*wait {
 	if w.volumes == nil {
 		w.volumes = map[attachment.VolumeKey]map[attachment.NodeName]*wait{}
 	}
-	if w.volumes[key] == nil {
-		w.volumes[key] = map[attachment.NodeName]*wait{}
-	}
-	if w.volumes[key][node] == nil {
-		w.volumes[key][node] = &wait{}
-	}
-	return w.volumes[key][node]
+	w.volumes[key] = map[attachment.NodeName]*wait{}
+	return w.volumes[key]
 }
 
 // phase is where a volume stands at one node, and the attacher's last complaint.
@@ -148,26 +158,25 @@ func (c *Controller) block(now time.Time, w *wait, reason attachment.Reason) {
 
 // phasesOf tells for each node that has to do with the volume where it stands there.
 func phasesOf(d attachment.Desired, o attachment.Observed) map[attachment.NodeName]phase {
-	phases := make(map[attachment.NodeName]phase, len(o.Attachments))
-	wanted := make(map[attachment.NodeName]bool, len(d.Wants))
-	for _, want := range d.Wants {
-		wanted[want.Node] = true
-		if !d.Unattached {
+	phases := make(map[attachment.NodeName]phase, max(len(o.Attachments), len(d.Wants)))
+	if !d.Unattached {
+		for _, want := range d.Wants {
 			phases[want.Node] = phase{name: phaseCreate}
 		}
 	}
 	for i := range o.Attachments {
 		a := &o.Attachments[i]
 		reported := o.Nodes[a.Node].Reported
+		_, wanted := phases[a.Node] // one of its attachments at most is computed
 		switch {
-		case !a.Computed: // somebody else's
+		case !a.Computed, a.Implied: // another controller's, or no object at all
 		case a.Deleting:
 			phases[a.Node] = phase{phaseDetach, a.DetachError}
-		case wanted[a.Node] && a.Confirmed != attachment.Yes:
+		case wanted && a.Confirmed != attachment.Yes:
 			phases[a.Node] = phase{phaseAttach, a.AttachError}
-		case wanted[a.Node] && !reported:
+		case wanted && !reported:
 			phases[a.Node] = phase{name: phaseReport}
-		case wanted[a.Node]:
+		case wanted:
 			phases[a.Node] = phase{name: phaseSettled}
 		case reported:
 			phases[a.Node] = phase{name: phaseRelease}

@@ -1,0 +1,5 @@
+//go:build !belay_fault_wake
+
+package attachdetach
+
+const faultWake = false

@@ -1,0 +1,49 @@
+package attachdetach
+
+import (
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/util/workqueue"
+)
+
+// Workers that are busy when the queue is shut down all leave
+// (kubernetes-sigs/controller-runtime#3538).
+func TestWorkersLeaveAtShutdown(t *testing.T) {
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[key](firstRetry, lastRetry)
+	for round := range 30 {
+		q := newQueue("shutdown-"+strconv.Itoa(round), limiter).(*volumeQueue)
+		var workers sync.WaitGroup
+		begun := make(chan struct{}, 1)
+		for w := range 20 {
+			workers.Go(func() {
+				for i := 0; ; i++ {
+					q.Add(key{Handle: strconv.Itoa(w*1_000_000 + i)})
+					k, _, shutdown := q.GetWithPriority()
+					if shutdown {
+						return
+					}
+					q.Done(k)
+					if i == 100 {
+						select {
+						case begun <- struct{}{}:
+						default:
+						}
+					}
+				}
+			})
+		}
+		<-begun
+		q.ShutDown()
+		q.ShutDown()
+		left := make(chan struct{})
+		go func() { workers.Wait(); close(left) }()
+		select {
+		case <-left:
+		case <-time.After(patience):
+			t.Fatalf("round %d: a worker is still there", round)
+		}
+	}
+}

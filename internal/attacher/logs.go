@@ -1,0 +1,91 @@
+package attacher
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"belay.dev/belay/internal/publication"
+)
+
+// What a line of the log is about stands under the keys volume (the PersistentVolume), handle, driver, node, attachment
+// and claim, as in belay-controller's log; Run adds the driver. Finding them costs something: do it for lines that
+// are written.
+
+// about is what a log line about an attachment names.
+func (s *subject) about() []any {
+	values := []any{"attachment", s.seen.Name, "node", s.seen.Node}
+	if va := s.attachment; va != nil && va.Spec.Source.PersistentVolumeName != nil {
+		values = append(values, "volume", *va.Spec.Source.PersistentVolumeName)
+	} else if s.source.pv != nil {
+		values = append(values, "volume", s.source.pv.Name)
+	}
+	if s.sourceErr == nil {
+		values = append(values, "handle", s.source.csi().VolumeHandle)
+	} else if s.record.volume != "" {
+		values = append(values, "handle", s.record.volume)
+	}
+	return appendClaim(values, s.source.pv)
+}
+
+// about is what a log line about a key names.
+func (a *Attacher) about(key publication.Key) []any {
+	var values []any
+	for _, named := range []struct{ key, value string }{
+		{"attachment", key.Attachment}, {"node", key.Node}, {"handle", key.Volume},
+	} {
+		if named.value != "" {
+			values = append(values, named.key, named.value)
+		}
+	}
+	if volumes := a.objects.volumes.byIndex(indexHandle, key.Volume); len(volumes) > 0 {
+		values = appendClaim(append(values, "volume", volumes[0].Name), volumes[0])
+	}
+	return values
+}
+
+// aboutClaim is what a log line about an attachment of a comparison names.
+func (a *Attacher) aboutClaim(claim publication.Claim) []any {
+	values := []any{"attachment", claim.Name, "node", claim.Node, "handle", claim.Handle}
+	va, ok := a.objects.attachments.get(claim.Name)
+	if !ok || va.Spec.Source.PersistentVolumeName == nil {
+		return values
+	}
+	name := *va.Spec.Source.PersistentVolumeName
+	pv, _ := a.objects.volumes.get(name)
+	return appendClaim(append(values, "volume", name), pv)
+}
+
+// appendClaim adds the claim that a PersistentVolume of the cache is bound to.
+func appendClaim(values []any, pv *corev1.PersistentVolume) []any {
+	if namespace, name, ok := claimOf(pv); ok {
+		return append(values, "claim", klog.KRef(namespace, name))
+	}
+	return values
+}
+
+// logWaits logs why the attachments of a key wait.
+func (s snapshot) logWaits(ctx context.Context, waits []publication.Wait) {
+	logger := klog.FromContext(ctx).V(1)
+	if !logger.Enabled() {
+		return
+	}
+	byName := make(map[string]*subject, len(s.subjects))
+	for _, one := range s.subjects {
+		byName[one.seen.Name] = one
+	}
+	for _, w := range waits {
+		values := append(byName[w.Attachment].about(), "reason", w.Reason)
+		if !w.Until.IsZero() {
+			values = append(values, "until", publication.Stamp(w.Until))
+		}
+		logger.Info("Waiting", values...)
+	}
+}
+
+// verbs are the words for a call to the driver in the log.
+var verbs = map[publication.Verb]struct{ begins, failed, done string }{
+	publication.Publish:   {"Attaching volume", "Failed to attach volume", "Volume attached"},
+	publication.Unpublish: {"Detaching volume", "Failed to detach volume", "Volume detached"},
+}

@@ -1,0 +1,5 @@
+//go:build !belay_fault_identity
+
+package attachment
+
+const faultIdentity = false

@@ -1,0 +1,5 @@
+//go:build !belay_fault_premount
+
+package attachment
+
+const faultPreMount = false

@@ -1,0 +1,326 @@
+package attachment
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func fc(d Desired) Desired { d.Unattached = true; return d }
+
+// idle is a volume that no pod wants.
+func idle() Desired { return Desired{Shared: No} }
+
+// implied is an attachment without an object: what the shell remembers of a volume that
+// the node was given.
+func implied(at NodeName, edits ...func(*Attachment)) Attachment {
+	a := Attachment{Node: at, Implied: true, Computed: true, Confirmed: Yes, Created: t0, Machine: machine(at)}
+	for _, e := range edits {
+		e(&a)
+	}
+	return a
+}
+
+func on(list ...Node) Observed {
+	seen := Observed{Nodes: map[NodeName]Node{}}
+	for i, n := range list {
+		seen.Nodes[NodeName(rune('a'+i))] = n
+	}
+	return seen
+}
+
+// held is on, with implied attachments.
+func held(a []Attachment, list ...Node) Observed {
+	seen := on(list...)
+	seen.Attachments = a
+	return seen
+}
+
+func given(at ...NodeName) []Attachment {
+	var list []Attachment
+	for _, n := range at {
+		list = append(list, implied(n))
+	}
+	return list
+}
+
+func TestUnattached(t *testing.T) {
+	at := t0.Add(time.Minute)
+	late := t0.Add(6 * time.Minute)
+	reportOn := func(n NodeName) Report { return Report{Node: n, NodeUID: "uid-" + string(n)} }
+	withdrawOn := func(n NodeName) WithdrawReport { return WithdrawReport{Node: n, NodeUID: "uid-" + string(n)} }
+	noteOn := func(n NodeName, at time.Time) NoteNode {
+		return NoteNode{Node: n, NodeUID: "uid-" + string(n), DetachRequested: at}
+	}
+	usedAt := func(n NodeName) Hold {
+		return blockedAt("b", OtherWriterAttached, Blocker{Node: n, Kind: ByUse})
+	}
+	holdA := func(r Reason) Hold { return Hold{Node: "a", Reason: r} }
+	noteGone := NoteNode{Node: "a", NodeUID: "uid-a"}
+	asked := []Attachment{implied("a", waiting)}
+	cases := map[string]timed{
+		"wanted":                        {want: fc(wantAt("a")), seen: on(node("a")), steps: []Step{reportOn("a")}},
+		"wanted, and kubelet claims it": {want: fc(wantAt("a")), seen: on(node("a", inUse)), steps: []Step{reportOn("a")}},
+		"wanted and reported":           {want: fc(wantAt("a")), seen: held(given("a"), node("a", inUse, reported))},
+		"node not there yet": {
+			want: fc(wantAt("a")), seen: on(node("a", lost)),
+			steps: []Step{Hold{Node: "a", Reason: NodeGone, Wanted: true}},
+		},
+		"node attaches by itself": {
+			want: fc(wantAt("a")), seen: on(node("a", unmanaged)),
+			steps: []Step{Hold{Node: "a", Reason: NodeNotManaged, Wanted: true}},
+		},
+		"shared, on two nodes": {
+			want: fc(shared(wantAt("a", "b"))), seen: on(node("a"), node("b")),
+			steps: []Step{reportOn("a"), reportOn("b")},
+		},
+		"S1: on two nodes at once": {
+			want: fc(wantAt("a", "b")), seen: on(node("a", inUse), node("b", inUse)),
+			steps: []Step{reportOn("a"), blockedAt("b", OtherWriterAttached, Blocker{Node: "a", Kind: ByTurn})},
+		},
+		"S1: reported elsewhere, idle: withdrawn, and given when that is answered": {
+			want: fc(wantAt("b")), seen: held(given("a"), node("a", reported), node("b")),
+			steps: []Step{withdrawOn("a"), holdA(Detaching), usedAt("a")},
+		},
+		"withdrawn and idle: forgotten": {
+			want: fc(wantAt("b")), seen: held(given("a"), node("a", checked), node("b")),
+			steps: []Step{Detach{Node: "a"}, usedAt("a")},
+		},
+		"S1: in use elsewhere": {
+			want: fc(wantAt("b")), seen: held(asked, node("a", reported, inUse, notedAt(t0)), node("b")),
+			steps: []Step{holdA(StillInUse), usedAt("a")},
+		},
+		"S1: in use elsewhere, its report wiped: reported again": {
+			want: fc(wantAt("b")), seen: held(asked, node("a", inUse, notedAt(t0)), node("b")),
+			steps: []Step{
+				Report{Node: "a", NodeUID: "uid-a", Again: true, DetachRequested: t0}, holdA(StillInUse), usedAt("a"),
+			},
+		},
+		"S1: in use and wanted, its report wiped, an older pod waits elsewhere": {
+			want: fc(wantAt("b", "a")), seen: held(given("a"), node("a", inUse), node("b", inUse)),
+			steps: []Step{Report{Node: "a", NodeUID: "uid-a", Again: true}, usedAt("a")},
+		},
+		"S1: Node recreated for the same run, in use and wanted, an older pod waits elsewhere": {
+			want: fc(wantAt("b", "a")), seen: held(given("a"), node("a", reborn, inUse), node("b", inUse)),
+			steps: []Step{Report{Node: "a", NodeUID: "uid-a-2", Again: true}, usedAt("a")},
+		},
+		"listed by a node that was never given it: blocks no other": {
+			want: fc(wantAt("b")), seen: on(node("a", inUse), node("b")), steps: []Step{reportOn("b")},
+		},
+		"S1: a report elsewhere may be on its way": {
+			want: fc(wantAt("b", "a")), seen: on(node("a", inUse, underway), node("b", inUse)),
+			steps: []Step{
+				WithdrawReport{Node: "a", NodeUID: "uid-a", NewVersion: true},
+				blockedAt("a", OtherWriterAttached, Blocker{Node: "b", Kind: ByTurn}),
+			},
+		},
+		"S1: reported on two nodes, one in use: the idle one goes": {
+			want: fc(wantAt("a", "b")), seen: held(given("a", "b"), node("a", reported), node("b", reported, inUse)),
+			steps: []Step{withdrawOn("a"), Hold{Node: "a", Reason: Detaching, Wanted: true}},
+		},
+		"S1: reported on two nodes, both in use: nothing is taken away": {
+			want: fc(wantAt("a", "b")), seen: held(given("a", "b"), node("a", reported, inUse), node("b", reported, inUse)),
+			steps: []Step{Hold{Node: "b", Reason: StillInUse, Wanted: true}},
+		},
+		"access modes unknown: exclusive": {
+			want: fc(Desired{Wants: wantAt("a", "b").Wants}), seen: held(given("a"), node("a", reported), node("b")),
+			steps: []Step{usedAt("a")},
+		},
+		"S2: unwanted and in use: the clock begins": {
+			want: fc(idle()), seen: held(given("a"), node("a", reported, inUse, healthy)),
+			steps: []Step{noteOn("a", at), holdA(StillInUse)},
+		},
+		"unwanted, idle": {
+			want: fc(idle()), seen: held(given("a"), node("a", reported)), steps: []Step{withdrawOn("a"), holdA(Detaching)},
+		},
+		"nothing of it left: the clock is cleared": {
+			want: fc(idle()), seen: on(node("a", notedAt(t0))), steps: []Step{noteOn("a", time.Time{})},
+		},
+		"wanted again: the clock is cleared": {
+			want: fc(wantAt("a")), seen: held(asked, node("a", reported, inUse, notedAt(t0))),
+			steps: []Step{noteOn("a", time.Time{})},
+		},
+		"unwanted on a node that attaches by itself": {
+			want: fc(idle()), seen: held(given("a"), node("a", reported, inUse, unmanaged)), steps: []Step{holdA(NodeNotManaged)},
+		},
+		"out of service": {
+			want: fc(idle()), seen: held(given("a"), node("a", reported, inUse, outOfService)),
+			steps: []Step{withdrawOn("a"), holdA(Detaching)},
+		},
+		"out of service, withdrawn": {
+			want: fc(wantAt("b")), seen: held(given("a"), node("a", inUse, outOfService, checked), node("b")),
+			steps: []Step{ForceDetach{Node: "a", Authority: OutOfServiceTaint{}}, usedAt("a")},
+		},
+		"S1: node gone, in use when it went": {
+			want: fc(wantAt("b")), seen: held(asked, node("a", inUse, lost, notedAt(t0)), node("b")),
+			steps: []Step{holdA(NodeGone), usedAt("a")}, recheck: late,
+		},
+		"S1: node gone, in use when it went, its pod still there: the clock stands": {
+			want: fc(wantAt("a", "b")), seen: held(asked, node("a", inUse, lost, notedAt(t0)), node("b")),
+			steps: []Step{noteGone, Hold{Node: "a", Reason: NodeGone, Wanted: true}, usedAt("a")},
+		},
+		"node gone, idle when it went": {
+			want: fc(wantAt("b")), seen: held(asked, node("a", lost, checked), node("b")),
+			steps: []Step{Detach{Node: "a"}, usedAt("a")},
+		},
+		"S1: node came back and has said nothing": {
+			want: fc(wantAt("b")), seen: held(asked, node("a", reborn, notedAt(t0)), node("b")),
+			steps: []Step{
+				Report{Node: "a", NodeUID: "uid-a-2", Again: true, DetachRequested: t0},
+				holdA(NodeReturned), usedAt("a"),
+			},
+		},
+		"S1: another machine came back under the name": {
+			want: fc(wantAt("b")), seen: held(asked, node("a", replaced, healthy), node("b")),
+			steps: []Step{
+				NoteNode{Node: "a", NodeUID: "uid-a-2", DetachRequested: t0}, holdA(NodeReplaced), usedAt("a"),
+			},
+			recheck: late,
+		},
+	}
+	for name, tc := range cases {
+		tc.at, tc.policy = at, sixMinutes
+		cases[name] = tc
+	}
+	cases["S2: another machine took over the Node with its report, and lists the volume"] = timed{
+		want: fc(idle()), at: late, policy: sixMinutes,
+		seen:  held(asked, node("a", replaced, healthy, reported, inUse, notedAt(t0))),
+		steps: []Step{holdA(StillInUse)},
+	}
+	cases["timeout on a dead node, a moment too early"] = timed{
+		want: fc(idle()), at: late.Add(-1), policy: sixMinutes,
+		seen:  held(asked, node("a", reported, inUse, unhealthy, notedAt(t0))),
+		steps: []Step{holdA(StillInUse)}, recheck: late,
+	}
+	cases["timeout on a dead node"] = timed{
+		want: fc(idle()), at: late, policy: sixMinutes,
+		seen:  held(asked, node("a", reported, inUse, unhealthy, notedAt(t0))),
+		steps: []Step{withdrawOn("a"), holdA(Detaching)},
+	}
+	cases["S2: no timeout on a healthy node"] = timed{
+		want: fc(idle()), at: late.Add(time.Hour), policy: sixMinutes,
+		seen:  held(asked, node("a", reported, inUse, healthy, notedAt(t0))),
+		steps: []Step{holdA(StillInUse)},
+	}
+	cases["node gone for the timeout"] = timed{
+		want: fc(wantAt("b")), at: late, policy: sixMinutes,
+		seen:  held(asked, node("a", inUse, lost, checked, notedAt(t0)), node("b")),
+		steps: []Step{ForceDetach{Node: "a", Authority: UnmountTimeout{}}, usedAt("a")},
+	}
+	cases["node gone, and the policy trusts its deletion"] = timed{
+		want: fc(wantAt("b")), at: t0, policy: Policy{DeletedNode: DeletedNodeDetach},
+		seen:  held(asked, node("a", inUse, lost, checked, notedAt(t0)), node("b")),
+		steps: []Step{ForceDetach{Node: "a", Authority: DeletedNode{}}, usedAt("a")},
+	}
+	runTimed(t, cases)
+}
+
+// TestRemovedUnderTheNode is about a VolumeAttachment that a person removed while the
+// node held the volume.
+func TestRemovedUnderTheNode(t *testing.T) {
+	attachA := Attach{Node: "a", PersistentVolume: "pv", Machine: machine("a")}
+	usedAtA := blockedAt("b", OtherWriterAttached, Blocker{Node: "a", Kind: ByUse})
+	runDecide(t, map[string]decideCase{
+		"S1: wanted there, an older pod waits elsewhere: created again where it was": {
+			want: wantAt("b", "a"), seen: held(given("a"), node("a", inUse, reported), node("b", inUse)),
+			steps: []Step{usedAtA, attachA},
+		},
+		"S1: wanted elsewhere only": {
+			want: wantAt("b"), seen: held(given("a"), node("a", inUse, reported), node("b")),
+			steps: []Step{
+				NoteNode{Node: "a", NodeUID: "uid-a", DetachRequested: t0.Add(time.Minute)},
+				Hold{Node: "a", Reason: StillInUse}, usedAtA,
+			},
+		},
+		"S9: its wiped report does not come back without an object": {
+			want: wantAt("b"), seen: held(given("a"), node("a", inUse), node("b")),
+			steps: []Step{
+				NoteNode{Node: "a", NodeUID: "uid-a", DetachRequested: t0.Add(time.Minute)},
+				Hold{Node: "a", Reason: StillInUse}, usedAtA,
+			},
+		},
+		"let go: withdrawn": {
+			want: wantAt("b"), seen: held(given("a"), node("a", reported), node("b")),
+			steps: []Step{
+				WithdrawReport{Node: "a", NodeUID: "uid-a"}, Hold{Node: "a", Reason: Detaching}, usedAtA,
+			},
+		},
+		"let go, withdrawn: forgotten": {
+			want: wantAt("b"), seen: held(given("a"), node("a", checked), node("b")),
+			steps: []Step{Detach{Node: "a"}, usedAtA},
+		},
+	})
+}
+
+func TestOrphan(t *testing.T) {
+	orphan := Desired{Orphan: true}
+	holdA := func(r Reason) Hold { return Hold{Node: "a", Attachment: "csi-a", Reason: r} }
+	ask := Note{Node: "a", Attachment: ref("a"), Machine: machine("a"), DetachRequested: t0.Add(time.Minute)}
+	runDecide(t, map[string]decideCase{
+		"asked first":  {want: orphan, seen: onA(attached("a"), node("a")), steps: []Step{Check{Node: "a"}, holdA(Detaching)}},
+		"then deleted": {want: orphan, seen: onA(attached("a"), node("a", checked)), steps: []Step{Detach{Node: "a", Attachment: ref("a")}}},
+		"its node uses the volume that its source names now": {
+			want: orphan, seen: onA(attached("a"), node("a", inUse, checked)), steps: []Step{ask, holdA(StillInUse)},
+		},
+		"S9: on a Node that was recreated: nothing is reported": {
+			want: orphan, seen: onA(attached("a"), node("a", reborn, checked)), steps: []Step{ask, holdA(NodeReturned)},
+		},
+		"on a Node that was recreated, whose kubelet is ready: looked at": {
+			want: orphan, seen: onA(attached("a", waiting), node("a", reborn, checked, healthy)),
+			steps: []Step{CheckKubelet{Node: "a", NodeUID: "uid-a-2"}, holdA(NodeReturned)},
+		},
+	})
+}
+
+func TestCreateUnanswered(t *testing.T) {
+	pending := func(at NodeName) []Pending { return []Pending{{Node: at, Until: t0.Add(time.Minute)}} }
+	attachB := Attach{Node: "b", PersistentVolume: "pv", Machine: machine("b")}
+	runTimed(t, map[string]timed{
+		"S1: it may still be created elsewhere": {
+			at: t0, want: wantAt("b"), seen: Observed{Nodes: on(node("a"), node("b")).Nodes, Pending: pending("a")},
+			steps:   []Step{blockedAt("b", OtherWriterAttached, Blocker{Node: "a", Kind: ByCreate})},
+			recheck: t0.Add(time.Minute),
+		},
+		"not any more": {
+			at: t0.Add(time.Minute), want: wantAt("b"), seen: Observed{Nodes: on(node("a"), node("b")).Nodes, Pending: pending("a")},
+			steps: []Step{attachB},
+		},
+		"the same node tries again": {
+			at: t0, want: wantAt("b"), seen: Observed{Nodes: on(node("a"), node("b")).Nodes, Pending: pending("b")},
+			steps: []Step{attachB}, recheck: t0.Add(time.Minute),
+		},
+		"a shared volume does not wait": {
+			at: t0, want: shared(wantAt("b")), seen: Observed{Nodes: on(node("a"), node("b")).Nodes, Pending: pending("a")},
+			steps: []Step{attachB},
+		},
+	})
+}
+
+// TestWaitsExplain that a wait for another node carries the reason of that node, the time
+// and the policy.
+func TestWaitsExplain(t *testing.T) {
+	seen := Observed{
+		Attachments: []Attachment{attached("a", waiting)},
+		Nodes:       on(node("a", reported, inUse, unhealthy), node("b")).Nodes,
+	}
+	d := Decide(t0.Add(time.Minute), wantAt("b"), seen, sixMinutes)
+	at := Hold{
+		Node: "a", Attachment: "csi-a", Reason: StillInUse, Since: t0, At: t0.Add(6 * time.Minute), Forces: UnmountTimeout{},
+	}
+	want := []Step{at, blockedAt("b", OtherWriterAttached, Blocker{Node: "a", Kind: ByAttachment, Ready: No, Cause: Cause{
+		Reason: StillInUse, Since: t0, At: t0.Add(6 * time.Minute), Forces: UnmountTimeout{},
+	}})}
+	if diff := cmp.Diff(want, d.Steps); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestEveryWaitEnds names what ends it.
+func TestEveryWaitEnds(t *testing.T) {
+	for _, r := range Reasons() {
+		if (r.Ends() == "") != (r == Settled) {
+			t.Errorf("%s ends by %q", r, r.Ends())
+		}
+	}
+}

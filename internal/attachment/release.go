@@ -1,0 +1,161 @@
+package attachment
+
+import (
+	"cmp"
+	"time"
+)
+
+// release brings an attachment that is not wanted where it is towards its end.
+func (p *plan) release(a *Attachment) {
+	node := p.seen.Nodes[a.Node]
+	_, waitedFor := p.wants[a.Node]
+	hold := Hold{Node: a.Node, Attachment: a.Name, Wanted: waitedFor}
+	switch {
+	case !a.Computed:
+		hold.Reason = ForeignAttachment
+	case node.Exists == Unknown:
+		hold.Reason = NodeUnknown
+	case node.Exists == Yes && !node.Managed && a.Implied && !node.Reported && node.InUse == No:
+		p.do(Detach{Node: a.Node})
+		return
+	case node.Exists == Yes && !node.Managed:
+		hold.Reason = NodeNotManaged
+	case a.Deleting:
+		p.awaitDetach(a, node, hold)
+		return
+	default:
+		p.detach(a, node, hold)
+		return
+	}
+	p.do(hold)
+}
+
+// awaitDetach waits for the attacher to detach the volume. The object may have been
+// deleted by somebody else, while the volume is in use: then the report stays.
+func (p *plan) awaitDetach(a *Attachment, node Node, hold Hold) {
+	hold.Reason, hold.Since = Detaching, a.DeletingSince
+	if a.DetachError != "" {
+		hold.Reason, hold.Detail = DetachFailed, a.DetachError
+	} else {
+		p.await(&hold, DetachUnanswered)
+	}
+	gone := node.goneFor(a)
+	if node.Reported && (node.InUse == No || p.policy.forces(p.now, node, gone, a.DetachRequested) != nil) {
+		p.do(WithdrawReport{Node: a.Node, NodeUID: node.Machine.NodeUID, Expect: node.Facts()})
+	}
+	p.do(hold)
+}
+
+// goneFor reports whether the machine that the volume was attached to has no Node
+// object: there is none, or it stands for another machine.
+//
+// Another machine that took over the Node object with its report may have mounted the
+// volume by that: while it lists it, it is not gone.
+func (n Node) goneFor(a *Attachment) bool {
+	return n.Exists == No || n.Exists == Yes && n.runSince(a) == Replaced && (!n.Reported || n.InUse != Yes)
+}
+
+// since is when a detach was first requested: now, if it was not yet. A time to come,
+// from a clock that is ahead or a person's mistake, counts as now.
+func (p *plan) since(requested time.Time) time.Time {
+	if requested.IsZero() || requested.After(p.now) {
+		return p.now
+	}
+	return requested
+}
+
+// detach withdraws, checks, and deletes, in this order and only if each allows the
+// next (S2, S3).
+func (p *plan) detach(a *Attachment, node Node, hold Hold) {
+	use, gone := p.use(a), node.goneFor(a)
+	free := use == Idle || use == PreMount
+	// The unmount timeout is for pods that left: its clock stands while some are here,
+	// unless they run on another machine than the one that has the volume.
+	if !hold.Wanted || gone && node.Exists == Yes {
+		hold.Since = p.since(a.DetachRequested)
+	}
+	authority := p.policy.forces(p.now, node, gone, hold.Since)
+	switch {
+	case !free && authority == nil:
+		p.wait(a, node, hold)
+	case p.want.Orphan && !node.Checked:
+		p.do(Check{Node: a.Node})
+		p.holdDetaching(hold)
+	case !p.want.Orphan && !faultS3 && (node.Reported || !node.Checked || node.WriteMayBeUnderway):
+		p.do(WithdrawReport{
+			Node: a.Node, NodeUID: node.uid(), NewVersion: node.WriteMayBeUnderway, Expect: node.Facts(),
+		})
+		p.holdDetaching(hold)
+	case free:
+		p.do(Detach{Node: a.Node, Attachment: a.Ref})
+	default:
+		p.do(ForceDetach{Node: a.Node, Attachment: a.Ref, Authority: authority, Reason: p.waitReason(node, gone)})
+	}
+}
+
+func (p *plan) holdDetaching(hold Hold) {
+	hold.Reason, hold.Since = Detaching, time.Time{}
+	p.do(hold)
+}
+
+// wait keeps an unwanted attachment whose volume is, or may be, in use. The time of
+// the request is stored on the object so that it outlives this process.
+func (p *plan) wait(a *Attachment, node Node, hold Hold) {
+	gone := node.goneFor(a)
+	hold.Reason = p.waitReason(node, gone)
+	reportable := a.Confirmed == Yes && (!a.Implied || p.want.Unattached) && !p.want.Orphan
+	if node.Exists == Yes && !gone && !node.Reported && reportable {
+		// A kubelet that may use the volume finds it reported, and so keeps it on its list.
+		p.report(a, node, hold.Since)
+	} else {
+		p.note(a, hold.Since, false)
+	}
+	if hold.At = p.policy.expiry(node, gone, hold.Since); !hold.At.IsZero() {
+		hold.Forces = UnmountTimeout{}
+		p.recheck(hold.At)
+	}
+	if hold.Reason == NodeReturned && node.Healthy == Yes {
+		if p.now.Before(node.SyncDue) {
+			hold.At = node.SyncDue
+			p.recheck(hold.At)
+		} else {
+			p.do(CheckKubelet{Node: a.Node, NodeUID: node.Machine.NodeUID})
+		}
+	}
+	p.do(hold)
+}
+
+// waitReason is why nothing is taken from a node that uses the volume, or may use it.
+func (p *plan) waitReason(node Node, gone bool) Reason {
+	switch {
+	case node.Exists == No:
+		return NodeGone
+	case gone:
+		return NodeReplaced
+	case node.InUse == Yes && p.policy.OutOfService && node.OutOfService:
+		return OutOfServiceNodeReady
+	case node.InUse == Yes:
+		return StillInUse
+	case node.InUse == No:
+		return NodeReturned
+	}
+	return NodeUnknown
+}
+
+// updated is the machine with what is known of its present.
+func (m Machine) updated(now Machine) Machine {
+	return Machine{
+		NodeUID:    cmp.Or(now.NodeUID, m.NodeUID),
+		BootID:     cmp.Or(now.BootID, m.BootID),
+		SystemUUID: cmp.Or(now.SystemUUID, m.SystemUUID),
+		ProviderID: cmp.Or(now.ProviderID, m.ProviderID),
+	}
+}
+
+// uid is that of the Node object, if there is one.
+func (n Node) uid() string {
+	if n.Exists != Yes {
+		return ""
+	}
+	return n.Machine.NodeUID
+}

@@ -1,0 +1,115 @@
+package attachment
+
+import "time"
+
+// Use is what a node does with a volume. Its zero value is the cautious one.
+type Use uint8
+
+const (
+	// MayUse: the node may have the volume mounted. Either what it lists cannot be
+	// believed, or there is no Node object to ask.
+	MayUse Use = iota
+	// Idle: the node has nothing mounted of this volume.
+	Idle
+	// PreMount: kubelet lists a volume before it may mount it, and mounts only what is
+	// reported to it. An entry for a volume that the node was never given says no more
+	// than that, whether it is true or not: a node can write what it likes into its own
+	// status, and must not be able to keep a volume from other nodes by it.
+	PreMount
+	// Using: the node was given the volume and lists it in use.
+	Using
+)
+
+// String returns the word for logs.
+func (u Use) String() string {
+	switch u {
+	case Idle:
+		return "idle"
+	case PreMount:
+		return "pre-mount"
+	case Using:
+		return "using"
+	case MayUse:
+	}
+	return "may use"
+}
+
+// Run relates the machine that a volume was attached to with the one that stands
+// behind the Node object now.
+type Run uint8
+
+const (
+	// MayBeSameRun: another Node object, and nothing shows that the machine was
+	// restarted or replaced. An identity that is missing shows nothing.
+	MayBeSameRun Run = iota
+	// SameObject: the Node object has not been replaced, so it knows what it says.
+	SameObject
+	// Restarted: the same machine in a later boot. Whatever was mounted is gone.
+	Restarted
+	// Replaced: another machine under the same name. It can say nothing about the one
+	// before, which may be cut off and still write.
+	Replaced
+)
+
+// runSince relates the machine recorded with an attachment to the node's present one.
+func (n Node) runSince(a *Attachment) Run {
+	was, is := a.Machine, n.Machine
+	differ := func(x, y string) bool { return x != y && (faultIdentity || x != "" && y != "") }
+	agree := func(x, y string) bool { return x != "" && x == y }
+	switch {
+	case differ(was.SystemUUID, is.SystemUUID) || differ(was.ProviderID, is.ProviderID):
+		return Replaced
+	case agree(was.NodeUID, is.NodeUID):
+		return SameObject
+	case was.NodeUID == "" && !n.Created.After(a.Created):
+		// Another controller made the attachment and recorded nothing. Creation times, in
+		// whole seconds and by the clock of the API server, have to do.
+		return SameObject
+	case differ(was.BootID, is.BootID) && (agree(was.SystemUUID, is.SystemUUID) || agree(was.ProviderID, is.ProviderID)):
+		return Restarted
+	}
+	return MayBeSameRun
+}
+
+// use is the only place that says what an entry in a node's in-use list means, or that
+// there is none. The attachment is the one of the volume to this node, nil if the node
+// was never given the volume. Wanted is set when pods of the node need it.
+//
+// The rules rest on what kubelet does: it lists a volume before it mounts it, mounts
+// only what is reported, and takes the volume off the list after the unmount. A kubelet
+// that restarts lists, of what it finds mounted, only what is reported.
+func (n Node) use(a *Attachment, wanted bool) Use {
+	if a == nil && n.InUse == Yes {
+		return PreMount
+	} else if a == nil {
+		return Idle
+	}
+	run := n.runSince(a)
+	// A Node object that was there before knows what it lists; a later one does for what
+	// it was seen to let go.
+	knows := run != MayBeSameRun || n.LetGo
+	switch {
+	case n.Exists == Unknown || run == Replaced:
+	case n.InUse == Yes && n.Exists == Yes:
+		return n.listed(a, run, wanted)
+	case n.InUse == No && (knows || n.Exists == Yes && n.ListSynced):
+		return Idle
+	}
+	return MayUse // without a Node, its last version had to do
+}
+
+// listed is use of a node that was given the volume and lists it.
+func (n Node) listed(a *Attachment, run Run, wanted bool) Use {
+	if wanted && !n.Reported && !a.Implied && (faultPreMount || run != MayBeSameRun) {
+		return PreMount
+	}
+	return Using
+}
+
+// SyncWindow is how long a kubelet must be Ready, and renew its lease, until its list of
+// volumes in use is believed although it never held the volume. A kubelet sends the list
+// with its status, every 10 s by default (nodeStatusUpdateFrequency), once it has
+// rebuilt from disk what is mounted and read its Node (k/k pkg/kubelet/volumemanager
+// reconciler.StatesHasBeenSynced, pkg/kubelet/nodestatus.VolumesInUse). It unmounts what
+// no pod wants in the same loop, every 100 ms.
+const SyncWindow = 40 * time.Second

@@ -1,0 +1,152 @@
+package attachment
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestUse is the table of what an in-use entry, or its absence, means. Each of the
+// combinations must be covered by exactly one row; "*" is any value, "a|b" either.
+func TestUse(t *testing.T) {
+	rows := []struct {
+		node, record, run, listed, reported, wanted, vouched string
+		use                                                  Use
+	}{
+		// A node that was never given the volume.
+		{"*", "none", "*", "yes", "*", "*", "*", PreMount},
+		{"*", "none", "*", "no|unknown", "*", "*", "*", Idle},
+		// Nothing to go by.
+		{"unknown", "object|implied", "*", "*", "*", "*", "*", MayUse},
+		{"no|yes", "object|implied", "replaced", "*", "*", "*", "*", MayUse},
+		// No Node object: its last version, if it could be believed.
+		{"no", "object|implied", "same|restarted|maybe", "yes|unknown", "*", "*", "*", MayUse},
+		{"no", "object|implied", "same|restarted", "no", "*", "*", "*", Idle},
+		{"no", "object|implied", "maybe", "no", "*", "*", "let go", Idle},
+		{"no", "object|implied", "maybe", "no", "*", "*", "-|list synced", MayUse},
+		// A Node object: listed.
+		{"yes", "object|implied", "same|restarted|maybe", "yes", "yes", "*", "*", Using},
+		{"yes", "object|implied", "maybe", "yes", "no", "*", "*", Using},
+		{"yes", "object|implied", "same|restarted", "yes", "no", "no", "*", Using},
+		{"yes", "implied", "same|restarted", "yes", "no", "yes", "*", Using},
+		{"yes", "object", "same|restarted", "yes", "no", "yes", "*", PreMount},
+		// A Node object: not listed.
+		{"yes", "object|implied", "same|restarted", "no", "*", "*", "*", Idle},
+		{"yes", "object|implied", "maybe", "no", "*", "*", "let go|list synced", Idle},
+		{"yes", "object|implied", "maybe", "no", "*", "*", "-", MayUse},
+		{"yes", "object|implied", "same|restarted|maybe", "unknown", "*", "*", "*", MayUse},
+	}
+	known := map[string]Knowledge{"yes": Yes, "no": No, "unknown": Unknown}
+	runs := map[string]func(*Node){"same": func(*Node) {}, "restarted": func(n *Node) { reborn(n); rebooted(n) }, "maybe": reborn, "replaced": replaced}
+	records := map[string]*Attachment{"none": nil, "object": new(attached("a")), "implied": new(implied("a"))}
+	count := 0
+	for c := range product(
+		[]string{"yes", "no", "unknown"}, []string{"none", "object", "implied"}, []string{"same", "restarted", "maybe", "replaced"},
+		[]string{"yes", "no", "unknown"}, []string{"yes", "no"}, []string{"yes", "no"}, []string{"-", "let go", "list synced"},
+	) {
+		count++
+		n := node("a")
+		runs[c[2]](&n)
+		n.Exists, n.InUse, n.Reported = known[c[0]], known[c[3]], c[4] == "yes"
+		n.LetGo, n.ListSynced = c[6] == "let go", c[6] == "list synced"
+		var matched []Use
+		for _, r := range rows {
+			pattern := []string{r.node, r.record, r.run, r.listed, r.reported, r.wanted, r.vouched}
+			if matches(pattern, c) {
+				matched = append(matched, r.use)
+			}
+		}
+		if len(matched) != 1 {
+			t.Errorf("%v: %d rows", c, len(matched))
+		} else if got := n.use(records[c[1]], c[5] == "yes"); got != matched[0] {
+			t.Errorf("%v: %v, want %v", c, got, matched[0])
+		}
+	}
+	t.Logf("%d combinations", count)
+}
+
+func matches(pattern, c []string) bool {
+	for i := range c {
+		if pattern[i] != "*" && !slices.Contains(strings.Split(pattern[i], "|"), c[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+// product yields every combination of one value of each list.
+func product(lists ...[]string) func(yield func([]string) bool) {
+	return func(yield func([]string) bool) {
+		total := 1
+		for _, l := range lists {
+			total *= len(l)
+		}
+		for i := range total {
+			c, rest := make([]string, len(lists)), i
+			for j, l := range lists {
+				c[j], rest = l[rest%len(l)], rest/len(l)
+			}
+			if !yield(c) {
+				return
+			}
+		}
+	}
+}
+
+// TestRunSince covers every combination of what is known of two machines: equal, other,
+// or missing on either side.
+func TestRunSince(t *testing.T) {
+	values := map[string][2]string{"equal": {"x", "x"}, "other": {"x", "y"}, "not recorded": {"", "x"}, "not known": {"x", ""}, "neither": {"", ""}}
+	names := []string{"equal", "other", "not recorded", "not known", "neither"}
+	for c := range product(names, names, names, names) {
+		uid, boot, system, provider := c[0], c[1], c[2], c[3]
+		a := &Attachment{Created: t0, Machine: Machine{values[uid][0], values[boot][0], values[system][0], values[provider][0]}}
+		n := Node{Created: t0.Add(time.Second), Machine: Machine{values[uid][1], values[boot][1], values[system][1], values[provider][1]}}
+		want := MayBeSameRun
+		switch {
+		case system == "other" || provider == "other":
+			want = Replaced
+		case uid == "equal":
+			want = SameObject
+		case boot == "other" && (system == "equal" || provider == "equal"):
+			want = Restarted
+		}
+		if got := n.runSince(a); got != want {
+			t.Errorf("%v: %v, want %v", c, got, want)
+		}
+		// Without a record of the Node, one that is no younger than the attachment is the same.
+		n.Created = t0
+		if got := n.runSince(a); values[uid][0] == "" && want != Replaced && got != SameObject {
+			t.Errorf("%v, Node not younger: %v, want %v", c, got, SameObject)
+		}
+	}
+}
+
+// TestManyNodes: a shared volume at rest costs no more than its nodes.
+func TestManyNodes(t *testing.T) {
+	cost := func(n int) time.Duration {
+		want, seen := shared(Desired{}), Observed{Nodes: map[NodeName]Node{}}
+		for i := range n {
+			name := NodeName(fmt.Sprintf("n%04d", i))
+			want.Wants = append(want.Wants, Want{Node: name, PersistentVolume: "pv", Since: t0})
+			seen.Attachments = append(seen.Attachments, attached(name))
+			seen.Nodes[name] = node(name, reported, inUse)
+		}
+		best := time.Hour
+		for range 5 {
+			began := time.Now()
+			if d := Decide(t0, want, seen, policy); len(d.Steps) != 0 {
+				t.Fatalf("%d steps for a volume at rest", len(d.Steps))
+			}
+			best = min(best, time.Since(began))
+		}
+		return best
+	}
+	few, many := cost(100), cost(1000)
+	t.Logf("100 nodes %v, 1,000 nodes %v", few, many)
+	if many > 40*few { // ten times the nodes: linear with a factor for sorting and caches
+		t.Errorf("1,000 nodes cost %v, 100 nodes %v", many, few)
+	}
+}

@@ -1,0 +1,65 @@
+package kube
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+)
+
+// newInformer makes the informer of a cache. That of Pods never sees a pod without a
+// volume that may be attached: most pods of most clusters, and an API object takes
+// 1.6 KB however little is kept in it. The volumes of a pod never change, so that each
+// pod is seen with all its events or with none.
+func newInformer(source cache.ListerWatcher, object runtime.Object, resync time.Duration, indexers cache.Indexers) cache.SharedIndexInformer {
+	if _, ok := object.(*corev1.Pod); ok {
+		source = podsWithVolumes(cache.ToListerWatcherWithContext(source))
+	}
+	return cache.NewSharedIndexInformer(source, object, resync, indexers)
+}
+
+// podsWithVolumes leaves out the pods of a source that have no volume to attach. What
+// is left out does not count as progress of the watch; bookmarks do.
+func podsWithVolumes(source cache.ListerWatcherWithContext) cache.ListerWatcher {
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			list, err := source.ListWithContext(ctx, options)
+			if pods, ok := list.(*corev1.PodList); ok {
+				pods.Items = slices.DeleteFunc(pods.Items, func(pod corev1.Pod) bool { return !hasVolumes(&pod) })
+			}
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			events, err := source.WatchWithContext(ctx, options)
+			if err != nil {
+				return nil, err
+			}
+			return drained{watch.Filter(events, func(event watch.Event) (watch.Event, bool) {
+				pod, ok := event.Object.(*corev1.Pod)
+				return event, !ok || event.Type == watch.Bookmark || hasVolumes(pod)
+			})}, nil
+		},
+	}
+}
+
+func hasVolumes(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.PersistentVolumeClaim != nil || v.Ephemeral != nil || hasInlineVolume(&v)
+	})
+}
+
+// drained is a filtered watch whose goroutine ends when it is stopped: it would wait
+// for a reader of its last event.
+type drained struct{ watch.Interface }
+
+// Stop ends the watch.
+func (d drained) Stop() {
+	d.Interface.Stop()
+	for range d.ResultChan() { //nolint:revive // nothing is done with what comes
+	}
+}

@@ -1,0 +1,371 @@
+package simulation
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"belay.dev/belay/internal/kube"
+)
+
+// machine is one piece of hardware with its kubelet. Its name is that of its Node; another
+// machine may take it over while this one goes on.
+type machine struct {
+	name   string
+	nth    int  // of the machines that had the name
+	on     bool // power
+	online bool // reaches the API server
+	boot   int
+	// hung: unmounts do not end.
+	hung bool
+	// replaced: another machine has its name now.
+	replaced bool
+	local    map[string]*local // by volume handle
+	// runs is the volume that each pod was started with, which outlives a PersistentVolume
+	// that is made anew under its name.
+	runs map[types.UID]string
+	// due is when kubelet will have sent its list, and unmounted what no pod wants and it does
+	// not list, if it stays Ready until then: see settleTime. Zero when it has, or is not Ready.
+	due     time.Time
+	behind  bool // it has not
+	node    types.UID
+	renewed time.Time // its lease, by the API server's clock
+	renews  int
+	clock   *wallClock
+}
+
+// settleTime is how long after it became Ready a kubelet, which was started again or whose
+// Node was made anew, may take until its list of volumes in use is complete and it has unmounted
+// what no pod wants and what it does not list. The reconciler of kubelet's volume manager
+// rebuilds from disk what is mounted, begins to unmount once all pods are known
+// (k8s.io/kubernetes pkg/kubelet/volumemanager/reconciler: readyToUnmount, unmountVolumes), looks
+// every 100 ms, and the list goes out with the next status, every 10 s.
+const settleTime = 30 * time.Second
+
+const (
+	// renewInterval is that of kubelet's lease (nodeLeaseDurationSeconds 40, a quarter).
+	renewInterval = 10 * time.Second
+	// leaseDuration is how long a lease is good for.
+	leaseDuration = 40 * time.Second
+)
+
+// local is one volume at one machine. The zero value knows nothing of it.
+type local struct {
+	claimed  bool // kubelet's memory says in use; the Node says so after a sync
+	verified bool // the Node was read live, and reports the volume: it may be mounted
+	mounted  bool
+	forced   bool // detached by a policy that takes the machine for dead
+	// left is since when no pod has wanted the volume of a machine whose Node is gone or
+	// another machine's.
+	left time.Time
+}
+
+func (m *machine) of(handle string) *local {
+	if m.local[handle] == nil {
+		m.local[handle] = &local{}
+	}
+	return m.local[handle]
+}
+
+func (s *sim) newMachine(name string) *machine {
+	m := &machine{name: name, on: true, online: true, local: map[string]*local{}, runs: map[types.UID]string{}, clock: s.newClock()}
+	if before := s.machines[name]; before != nil {
+		m.nth = before.nth + 1
+	}
+	s.machines[name] = m
+	return m
+}
+
+// all are the machines of a name, the present one last.
+func (s *sim) all(name string) []*machine {
+	var found []*machine
+	for _, m := range s.cutOffs {
+		if m.name == name {
+			found = append(found, m)
+		}
+	}
+	return append(found, s.machines[name])
+}
+
+// everyMachine gives all machines, also those whose names others have.
+func (s *sim) everyMachine() []*machine {
+	var found []*machine
+	for _, name := range machineNames {
+		found = append(found, s.all(name)...)
+	}
+	return found
+}
+
+func (m *machine) String() string { return m.name + strings.Repeat("'", m.nth) }
+
+// identity is what the machines of a seed say of themselves.
+type identity struct {
+	boot, system, provider bool
+	// idsByName: the driver knows a machine by its Node's name, not by its hardware.
+	idsByName bool
+}
+
+func (s *sim) drawIdentity() {
+	s.identity = identity{boot: !s.chance(15), system: !s.chance(20), provider: s.chance(50), idsByName: s.chance(50)}
+}
+
+func (s *sim) nodeID(m *machine) string {
+	if s.identity.idsByName {
+		return "id-" + m.name
+	}
+	return "id-" + m.name + strings.Repeat("-other", m.nth)
+}
+
+// byID is the machine that the driver knows by that ID now.
+func (s *sim) byID(id string) *machine {
+	for _, m := range slices.Backward(s.everyMachine()) {
+		if s.nodeID(m) == id {
+			return m
+		}
+	}
+	panic("no such node: " + id)
+}
+
+func said(says bool, text string) string {
+	if !says {
+		return ""
+	}
+	return text
+}
+
+func (s *sim) bootID(m *machine) string {
+	return said(s.identity.boot, fmt.Sprintf("boot-%s-%d-%d", m.name, m.nth, m.boot))
+}
+
+// introduce has a Node say which machine stands behind it. The provider's name of the machine
+// cannot be changed once it is there.
+func (s *sim) introduce(m *machine, node *corev1.Node) {
+	node.Status.NodeInfo.BootID = s.bootID(m)
+	node.Status.NodeInfo.SystemUUID = said(s.identity.system, fmt.Sprintf("machine-%s-%d", m.name, m.nth))
+	if node.Spec.ProviderID == "" {
+		node.Spec.ProviderID = said(s.identity.provider, fmt.Sprintf("cloud://%s-%d", m.name, m.nth))
+	}
+}
+
+// newNode is the Node object as kubelet registers it.
+func (s *sim) newNode(m *machine) *corev1.Node {
+	node := bareNode(m.name)
+	s.introduce(m, node)
+	setReady(node, corev1.ConditionTrue)
+	return node
+}
+
+func bareNode(name string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: name, Annotations: map[string]string{kube.ManagedAttachAnnotation: "true"},
+	}}
+}
+
+func setReady(node *corev1.Node, status corev1.ConditionStatus) {
+	now := metav1.Time{Time: time.Now().Truncate(time.Second)}
+	condition := corev1.NodeCondition{Type: corev1.NodeReady, Status: status, LastHeartbeatTime: now, LastTransitionTime: now}
+	if len(node.Status.Conditions) > 0 && node.Status.Conditions[0].Status == status {
+		condition.LastTransitionTime = node.Status.Conditions[0].LastTransitionTime
+	}
+	node.Status.Conditions = []corev1.NodeCondition{condition}
+}
+
+func isReady(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+func isOutOfService(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == kube.OutOfServiceTaint })
+}
+
+func reports(node *corev1.Node, handle string) bool {
+	return slices.ContainsFunc(node.Status.VolumesAttached, func(v corev1.AttachedVolume) bool { return string(v.Name) == unique(handle) })
+}
+
+func unique(handle string) string {
+	if handle == fibre {
+		return kube.UniqueVolumeName(kube.FibreChannelPlugin, handle)
+	}
+	return kube.UniqueVolumeName(driverName, handle)
+}
+
+// register makes the Node object, and the CSINode that goes with it.
+func (s *sim) register(m *machine, node *corev1.Node) {
+	made, err := s.api.create(nil, nil, node)
+	if err != nil {
+		return
+	}
+	m.node, m.behind = made.GetUID(), true
+	s.say("%s registers, %s", m, s.bootID(m))
+	if m.on && m.online {
+		s.registerDriver(m)
+	}
+}
+
+func (s *sim) registerDriver(m *machine) {
+	node := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: m.name}}
+	node.Spec.Drivers = []storagev1.CSINodeDriver{{Name: driverName, NodeID: s.nodeID(m)}}
+	switch old, ok := get[*storagev1.CSINode](s.api, m.name); {
+	case !ok:
+		s.mustCreate(node)
+	case old.Spec.Drivers[0].NodeID != s.nodeID(m):
+		change(s.api, old, func(n *storagev1.CSINode) { n.Spec.Drivers[0].NodeID = s.nodeID(m) })
+	default:
+		return
+	}
+	s.say("%s registers the driver as %s", m, s.nodeID(m))
+}
+
+// restart restarts kubelet. It finds its mounts, and takes those that the Node reports
+// for attachable: the others stay out of its list while they are mounted. A kubelet
+// whose Node is gone registers a new one.
+func (s *sim) restart(m *machine) {
+	if !m.on || !m.online {
+		return
+	}
+	node, ok := get[*corev1.Node](s.api, m.name)
+	s.say("kubelet %s restarts", m)
+	m.runs = map[types.UID]string{}
+	for handle, v := range m.local {
+		v.verified = false
+		v.claimed = v.mounted && ok && reports(node, handle)
+	}
+	m.behind = true
+	if !ok {
+		s.register(m, s.newNode(m))
+		return
+	}
+	s.registerDriver(m)
+	if !m.synced(node) {
+		m.sync(s, node)
+	}
+}
+
+// boot starts the machine again: nothing is mounted, and the Node says so at once.
+func (s *sim) boot(m *machine) {
+	m.boot++
+	m.on, m.online, m.hung, m.local, m.runs = true, true, false, map[string]*local{}, map[types.UID]string{}
+	s.say("%s boots", m)
+	s.arise(m)
+}
+
+// arise has the kubelet of a machine that was just started put itself in its Node's place.
+func (s *sim) arise(m *machine) {
+	node, ok := get[*corev1.Node](s.api, m.name)
+	if !ok {
+		s.register(m, s.newNode(m))
+		return
+	}
+	m.node = node.UID
+	s.registerDriver(m)
+	change(s.api, node, func(n *corev1.Node) {
+		s.introduce(m, n)
+		n.Status.VolumesInUse = nil
+		setReady(n, corev1.ConditionTrue)
+	})
+}
+
+// powerOff takes the machine's power.
+func (s *sim) powerOff(m *machine) {
+	m.on, m.online = false, false
+	for _, v := range m.local {
+		v.mounted, v.verified = false, false
+	}
+	s.say("%s loses its power", m)
+}
+
+// replace puts another machine in the place of one, under its name. If that had not lost its
+// power it goes on with what it has mounted, and reaches nobody any more.
+func (s *sim) replace(m *machine) {
+	s.leave(m)
+	m.online, m.replaced = false, true
+	s.cutOffs, s.left[m] = append(s.cutOffs, m), s.api.version
+	other := s.newMachine(m.name)
+	s.say("%s comes in the place of %s, which is on: %v", other, m, m.on)
+	s.arise(other)
+}
+
+// leave notes since when pods have wanted nothing of a machine whose Node is no longer its
+// own: those that come to the Node later do not come to the machine.
+func (s *sim) leave(m *machine) {
+	for _, d := range s.disks {
+		if v := m.of(d.handle); v.left.IsZero() {
+			v.left = s.requests.since(d, m.name)
+		}
+	}
+}
+
+// passing gets the machines ready for some time to pass: kubelets do their duty when it is due.
+func (s *sim) passing(d time.Duration) {
+	for _, name := range machineNames {
+		m := s.machines[name]
+		node, ok := get[*corev1.Node](s.api, name)
+		if ok && node.UID != m.node {
+			m.node, m.behind = node.UID, true
+		}
+		switch {
+		case !m.behind:
+		case !m.on || !m.online || !ok || !isReady(node):
+			m.due = time.Time{}
+		case m.due.IsZero():
+			m.due = time.Now().Add(settleTime)
+		case time.Until(m.due) < d:
+			s.settle(m)
+		}
+	}
+}
+
+// passed has the kubelets renew their leases, as they did while that time passed.
+func (s *sim) passed(d time.Duration) {
+	for _, name := range machineNames {
+		m := s.machines[name]
+		_, ok := get[*corev1.Node](s.api, name)
+		now := time.Now().Truncate(renewInterval)
+		beats := int(now.Sub(time.Now().Add(-d).Truncate(renewInterval)) / renewInterval)
+		if m.on && m.online && beats > 0 && (ok || s.leases[name]) {
+			s.leases[name], m.renewed, m.renews = true, now, m.renews+beats
+		}
+	}
+}
+
+// settle is the duty of a kubelet that was started again, or whose Node was made anew.
+func (s *sim) settle(m *machine) {
+	m.behind, m.due = false, time.Time{}
+	for _, handle := range slices.Sorted(maps.Keys(m.local)) {
+		if v := m.local[handle]; v.mounted && !v.claimed && !s.runsAt(m, handle) {
+			v.mounted, v.verified, v.forced = false, false, false
+			s.say("kubelet %s: unmounts %s, which it does not list", m, handle)
+		}
+	}
+	if node, ok := get[*corev1.Node](s.api, m.name); ok && !m.synced(node) {
+		m.sync(s, node)
+	}
+}
+
+// lease is the Lease of a Node's kubelet.
+func (s *sim) lease(name string) (client.Object, error) {
+	m := s.machines[name]
+	if !s.leases[name] || m == nil || m.renewed.IsZero() {
+		return nil, apierrors.NewNotFound(resource("Lease"), name)
+	}
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: name}}
+	lease.UID = "lease-" + types.UID(name)
+	lease.ResourceVersion = strconv.Itoa(firstVersion + 100000*m.nth + m.renews)
+	lease.Spec.HolderIdentity = &name
+	lease.Spec.LeaseDurationSeconds = new(int32(leaseDuration / time.Second))
+	lease.Spec.RenewTime = &metav1.MicroTime{Time: m.renewed.Add(time.Duration(m.clock.ahead.Load()))}
+	return lease, nil
+}

@@ -1,0 +1,152 @@
+package simulation
+
+import (
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/kube"
+)
+
+// Node objects go and come back, with the same machine behind them or with another.
+
+// deleteNode is somebody who deletes a Node object. The machine does not notice.
+func (s *sim) deleteNode(m *machine, node *corev1.Node) {
+	s.say("node %s is deleted", m)
+	s.api.drop(node)
+	if csiNode, ok := get[*storagev1.CSINode](s.api, m.name); ok {
+		s.api.drop(csiNode)
+	}
+	if s.chance(50) { // the garbage collector, now or never
+		delete(s.leases, m.name)
+	}
+}
+
+// recorded tells whether what the attachments at the node say of the machine fits its present
+// boot. A Node that is deleted in the moment between a boot and that record is not told from
+// one whose machine was started after it was deleted. Where nothing was recorded the times, in
+// whole seconds, have to do.
+func (s *sim) recorded(node *corev1.Node) bool {
+	return !slices.ContainsFunc(s.attachmentsAt(node.Name), func(va *storagev1.VolumeAttachment) bool {
+		boot := va.Annotations[kube.BootIDAnnotation]
+		recent := va.Annotations[kube.NodeUIDAnnotation] == "" && time.Since(va.CreationTimestamp.Time) < 2*time.Second
+		return recent || boot != "" && boot != node.Status.NodeInfo.BootID
+	})
+}
+
+func (s *sim) attachmentsAt(node string) []*storagev1.VolumeAttachment {
+	return slices.DeleteFunc(list[*storagev1.VolumeAttachment](s.api), func(va *storagev1.VolumeAttachment) bool { return va.Spec.NodeName != node })
+}
+
+// comeBack makes a Node object again that is gone: kubelet does, when it restarts, or people
+// do, and kubelet goes on as it was. Or another machine takes the name: also of a Node that is
+// still there, but then the one before is not at work. Else its successor would find reported,
+// and mount, what it has mounted itself, and nothing could come in between.
+func (s *sim) comeBack(m *machine) {
+	_, exists := get[*corev1.Node](s.api, m.name)
+	switch last := s.lastNode(m.name); {
+	case last == nil:
+	case s.chance(30):
+		if s.tellsApart(m, last, !exists) && (!exists || !m.uses()) {
+			s.replace(m)
+		}
+	case exists:
+	case s.chance(40):
+		s.restart(m)
+	default:
+		node := bareNode(m.name)
+		if s.chance(70) { // from a copy, with or without the list of what is in use
+			node.Spec.ProviderID, node.Status = last.Spec.ProviderID, *last.Status.DeepCopy()
+			node.Status.VolumesAttached = nil
+			if s.chance(60) {
+				node.Status.VolumesInUse = nil
+			}
+		}
+		s.say("somebody makes node %s again, in use %v, boot %q", m, node.Status.VolumesInUse, node.Status.NodeInfo.BootID)
+		s.register(m, node)
+	}
+}
+
+// uses: the machine has a volume mounted, or is about to.
+func (m *machine) uses() bool {
+	for _, v := range m.local {
+		if v.mounted || v.verified {
+			return true
+		}
+	}
+	return false
+}
+
+// lastNode is the last version of a Node, whether it is still there or not.
+func (s *sim) lastNode(name string) *corev1.Node {
+	for _, e := range slices.Backward(s.api.history[nodes]) {
+		if e.object.GetName() == name {
+			return e.object.(*corev1.Node)
+		}
+	}
+	return nil
+}
+
+// providerIDAnnotation is what belay records of the provider's name of a machine.
+const providerIDAnnotation = "belay.dev/provider-id"
+
+// tellsApart tells whether another machine in the place of this one would be known as such: the
+// Node says which machine it is, and so does whatever was attached to it.
+func (s *sim) tellsApart(m *machine, last *corev1.Node, newNode bool) bool {
+	system := last.Status.NodeInfo.SystemUUID
+	provider := last.Spec.ProviderID
+	if !newNode {
+		provider = "" // cannot be changed
+	}
+	return (system != "" || provider != "") && !slices.ContainsFunc(s.attachmentsAt(m.name), func(va *storagev1.VolumeAttachment) bool {
+		return (system == "" || va.Annotations[kube.SystemUUIDAnnotation] != system) &&
+			(provider == "" || va.Annotations[providerIDAnnotation] != provider)
+	})
+}
+
+// recover makes a machine well.
+func (s *sim) recover(m *machine) {
+	m.hung = false
+	node, ok := get[*corev1.Node](s.api, m.name)
+	switch {
+	case !m.on || s.chance(20):
+		s.boot(m)
+	case !ok:
+		m.online = true
+		s.restart(m)
+	default:
+		m.online = true
+		s.registerDriver(m)
+	}
+	if ok && isOutOfService(node) {
+		node, _ = get[*corev1.Node](s.api, m.name)
+		change(s.api, node, func(n *corev1.Node) { n.Spec.Taints = nil })
+		s.say("%s is back in service", m)
+	}
+}
+
+// handOver is people's way out where no policy ends the wait for a machine that another has
+// replaced: they know that it is off now, delete its attachments by hand, and restart the
+// controller, which remembers what has none. It tells whether that has to be restarted.
+func (s *sim) handOver() (restart bool) {
+	if s.policy.UnmountTimeout > 0 || s.policy.DeletedNode == attachment.DeletedNodeDetach {
+		return false
+	}
+	for _, m := range s.cutOffs {
+		if s.takenOver[m] {
+			continue
+		}
+		s.takenOver[m], restart = true, true
+		for _, va := range s.attachmentsAt(m.name) {
+			if s.machines[m.name].of(s.diskOf(va).handle).mounted {
+				continue
+			}
+			s.say("somebody deletes %s at %s by hand, which was for a machine that is off", short(va.Name), m.name)
+			_ = s.api.remove(nil, nil, attachments, va.Name, nil)
+		}
+	}
+	return restart
+}
