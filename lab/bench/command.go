@@ -26,6 +26,8 @@ type Size struct {
 	// BurstPods are bound at once, over BurstNodes; BurstLimit bounds it.
 	BurstPods, BurstNodes int
 	BurstLimit            time.Duration
+	// SharedNodes get one volume at once.
+	SharedNodes int
 	// ScaleVolumes are attached, over ScaleNodes, while Idle is measured.
 	ScaleVolumes, ScaleNodes int
 	// ScaleExtras are attached on top of these, on nodes of their own.
@@ -46,7 +48,7 @@ type Size struct {
 
 func fullSize() Size {
 	return Size{
-		Rounds: 3, Cycles: 10, Moves: 5, BurstPods: 2000, BurstNodes: 200, BurstLimit: 5 * time.Minute,
+		Rounds: 3, Cycles: 10, Moves: 5, BurstPods: 2000, BurstNodes: 200, BurstLimit: 5 * time.Minute, SharedNodes: 1000,
 		ScaleVolumes: 20000, ScaleNodes: 1000, ScaleExtras: 500, Idle: time.Minute,
 		AttachVolumes: 500, FewVolumes: 200, Latencies: []time.Duration{0, 200 * time.Millisecond, 2 * time.Second}, AttachLimit: 20 * time.Minute,
 		NodeCycles: 50, NodeParallel: 100, NodeLatencies: []time.Duration{0, 50 * time.Millisecond},
@@ -56,7 +58,7 @@ func fullSize() Size {
 
 func quickSize() Size {
 	return Size{
-		Rounds: 1, Cycles: 3, Moves: 2, BurstPods: 100, BurstNodes: 10, BurstLimit: 2 * time.Minute,
+		Rounds: 1, Cycles: 3, Moves: 2, BurstPods: 100, BurstNodes: 10, BurstLimit: 2 * time.Minute, SharedNodes: 50,
 		ScaleVolumes: 400, ScaleNodes: 20, ScaleExtras: 50, Idle: 5 * time.Second,
 		AttachVolumes: 20, FewVolumes: 8, Latencies: []time.Duration{0, 50 * time.Millisecond, 200 * time.Millisecond}, AttachLimit: 2 * time.Minute,
 		NodeCycles: 3, NodeParallel: 10, NodeLatencies: []time.Duration{0, 20 * time.Millisecond},
@@ -82,6 +84,9 @@ func controllerParts() []part {
 		{"burst", func(s Size) string {
 			return fmt.Sprintf("%d pods on %d nodes made at once, bound by kube-scheduler, then deleted at once; medians of %d", s.BurstPods, s.BurstNodes, s.Rounds)
 		}, burst},
+		{"shared", func(s Size) string {
+			return fmt.Sprintf("one volume of %d pods on as many nodes, made at once, then deleted at once; medians of %d", s.SharedNodes, s.Rounds)
+		}, shared},
 		{"scale", func(s Size) string {
 			return fmt.Sprintf("started over %d attached volumes on %d nodes, then left alone for %v, then %d volumes more at once",
 				s.ScaleVolumes, s.ScaleNodes, s.Idle, s.ScaleExtras)
@@ -137,8 +142,10 @@ Parts, each with a lab of its own:
   requests  what one attach and one detach cost the API server, counted in its audit log
   burst     2000 pods on 200 nodes made at once and bound by kube-scheduler, its client's limits lifted: the last
             pod bound -> the last volume reported; and the controller's CPU time per attach
+  shared    one ReadWriteMany volume, 1000 nodes, one pod for each made at once: the first pod made -> the volume
+            reported on all nodes; upstream has no turn
   scale     20000 attached volumes on 1000 nodes: peak memory since the start, CPU when nothing happens, CPU time
-            of each of 500 attaches more, and that the start changes no VolumeAttachment and no Node
+            of each of 500 attaches more, and that the start changes one VolumeAttachment and one Node at most
 
 Each figure is printed with its target and whether belay met it. The exit code is 1 if one was missed, or if
 the driver saw an exclusive volume published twice. Run it on a machine with nothing else to do: whatever
@@ -155,7 +162,7 @@ func controllerCommand() *cobra.Command {
 		Args: cobra.NoArgs, SilenceUsage: true,
 		RunE: func(command *cobra.Command, _ []string) error { return o.run(command) },
 	}
-	o.register(command, "bench", "latency and burst")
+	o.register(command, "bench", "latency, burst and shared")
 	return command
 }
 

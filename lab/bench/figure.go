@@ -19,6 +19,9 @@ const (
 	figureCPUDetach   = "controller CPU per detach"
 	figurePublishes   = "publish calls"
 
+	figureShared       = "first pod made -> reported on all nodes"
+	figureSharedDetach = "first pod deleted -> detached from all nodes"
+
 	figureMemory   = "peak memory"
 	figureIdle     = "CPU when nothing happens"
 	figureChanged  = "attachments, nodes written"

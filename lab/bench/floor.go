@@ -33,12 +33,13 @@ type floor struct {
 	fail   context.CancelCauseFunc
 
 	mu      sync.Mutex
-	volumes map[string]*floorVolume
+	volumes map[string]*floorVolume // a shared volume is one for each node
 	nodes   map[string]*floorNode
 }
 
 // floorVolume is one volume: who wants it, and where it is.
 type floorVolume struct {
+	name     string
 	pods     map[string]int // how many pods want it, by node
 	node     string         // of its attachment, also of one that is being made; empty if there is none
 	attached bool
@@ -96,11 +97,16 @@ func floorWith(ctx context.Context, client kubernetes.Interface) error {
 	return nil
 }
 
-func (f *floor) volume(name string) *floorVolume {
-	if f.volumes[name] == nil {
-		f.volumes[name] = &floorVolume{pods: map[string]int{}}
+// volume is the state of a volume. Of a shared one each node has its own.
+func (f *floor) volume(name, node string) *floorVolume {
+	id := name
+	if isShared(name) {
+		id += " on " + node
 	}
-	return f.volumes[name]
+	if f.volumes[id] == nil {
+		f.volumes[id] = &floorVolume{name: name, pods: map[string]int{}}
+	}
+	return f.volumes[id]
 }
 
 func (f *floor) node(name string) *floorNode {
@@ -124,13 +130,13 @@ func (f *floor) podChanged(ctx context.Context, before, after *corev1.Pod) {
 		if v.PersistentVolumeClaim == nil {
 			continue
 		}
-		name := v.PersistentVolumeClaim.ClaimName // that of its volume too
+		volume := f.volume(v.PersistentVolumeClaim.ClaimName, pod.Spec.NodeName) // the claim has its volume's name
 		if is {
-			f.volume(name).pods[pod.Spec.NodeName]++
-		} else if f.volume(name).pods[pod.Spec.NodeName]--; f.volume(name).pods[pod.Spec.NodeName] <= 0 {
-			delete(f.volume(name).pods, pod.Spec.NodeName)
+			volume.pods[pod.Spec.NodeName]++
+		} else if volume.pods[pod.Spec.NodeName]--; volume.pods[pod.Spec.NodeName] <= 0 {
+			delete(volume.pods, pod.Spec.NodeName)
 		}
-		f.step(ctx, name)
+		f.step(ctx, volume)
 	}
 }
 
@@ -138,17 +144,15 @@ func (f *floor) attachmentChanged(ctx context.Context, before, after *storagev1.
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if after == nil {
-		name := sourceOf(before)
-		v := f.volume(name)
+		v := f.volume(sourceOf(before), before.Spec.NodeName)
 		v.node, v.attached, v.leaving = "", false, false
-		f.step(ctx, name)
+		f.step(ctx, v)
 		return
 	}
-	name := sourceOf(after)
-	v := f.volume(name)
+	v := f.volume(sourceOf(after), after.Spec.NodeName)
 	v.node, v.attached = after.Spec.NodeName, after.Status.Attached
 	v.leaving = v.leaving || after.DeletionTimestamp != nil
-	f.step(ctx, name)
+	f.step(ctx, v)
 }
 
 func (f *floor) nodeChanged(ctx context.Context, after *corev1.Node) {
@@ -160,13 +164,13 @@ func (f *floor) nodeChanged(ctx context.Context, after *corev1.Node) {
 	node := f.node(after.Name)
 	node.inUse = inUse(after)
 	for name := range node.reported {
-		f.step(ctx, name)
+		f.step(ctx, f.volume(name, after.Name))
 	}
 }
 
 // step begins the next write for a volume, if one can be made. It needs the lock.
-func (f *floor) step(ctx context.Context, name string) {
-	v := f.volume(name)
+func (f *floor) step(ctx context.Context, v *floorVolume) {
+	name := v.name
 	switch {
 	case v.leaving:
 	case v.node == "" && len(v.pods) > 0:

@@ -31,6 +31,11 @@ const (
 func nodeName(i int) string   { return fmt.Sprintf("hollow-%04d", i) }
 func volumeName(i int) string { return fmt.Sprintf("vol-%05d", i) }
 
+// sharedVolume is the volume that many nodes use at once. All others are exclusive.
+const sharedVolume = "shared"
+
+func isShared(volume string) bool { return volume == sharedVolume }
+
 // unique is the volume's name in the lists of a Node. The volume, its PersistentVolume, its claim
 // and its handle have one name.
 func unique(volume string) string { return kube.UniqueVolumeName(driverName, volume) }
@@ -137,9 +142,12 @@ func (o objects) node(ctx context.Context, name string, volumes ...string) error
 	return nil
 }
 
-// volume makes a claim and an exclusive PersistentVolume that are bound to each other.
+// volume makes a claim and a PersistentVolume that are bound to each other.
 func (o objects) volume(ctx context.Context, name string) error {
 	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+	if isShared(name) {
+		modes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+	}
 	size := resource.MustParse("1Gi")
 	claims := o.client.CoreV1().PersistentVolumeClaims(namespace)
 	claim, err := claims.Create(ctx, &corev1.PersistentVolumeClaim{

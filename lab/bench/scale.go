@@ -279,7 +279,8 @@ func (r *rig) attachMore(ctx context.Context, size Size) (time.Duration, error) 
 func scaleFigures(size Size, got map[string]map[string][]float64) []*Figure {
 	memory := numbers(figureMemory, "MiB", got[figureMemory]).atMost(planeUpstream, 1.0/2)
 	idle := numbers(figureIdle, "% of a core", got[figureIdle]).limit("< 1 %", 1)
-	changed := numbers(figureChanged, "objects", got[figureChanged]).limit("none", 0)
+	// A new leader marks one Node and one VolumeAttachment (ADR 17), and writes nothing else.
+	changed := numbers(figureChanged, "objects", got[figureChanged]).limit("<= 2", 2)
 	more := numbers(figureCPUMore, "ms", got[figureCPUMore]).atMost(planeUpstream, 1.0/2)
 	figures := []*Figure{
 		memory, more, idle, changed, numbers(figureReady, "s", got[figureReady]), numbers(figureStartCPU, "s", got[figureStartCPU]),

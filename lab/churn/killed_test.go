@@ -1,6 +1,7 @@
 package churn
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/lab/labtest"
 	"belay.dev/belay/lab/proxy"
 )
@@ -31,11 +33,10 @@ type point struct {
 // points are all steps of the controller, each before and after, and the hops between.
 func points() []point {
 	var all []point
-	for _, step := range []string{stepCreate, stepReport, stepWithdraw, stepDelete, stepNote, stepEvent, stepLease, stepBarrier} {
+	for _, step := range []string{stepCreate, stepReport, stepWithdraw, stepDelete, stepNote, stepEvent, stepLease, stepBarrier, stepMark} {
+		atOnce := slices.Contains([]string{stepLease, stepBarrier, stepMark}, step)
 		for _, moment := range []proxy.Moment{proxy.Before, proxy.After} {
-			all = append(all, point{
-				name: string(moment) + " " + step, moment: moment, step: step, atOnce: step == stepLease || step == stepBarrier,
-			})
+			all = append(all, point{name: string(moment) + " " + step, moment: moment, step: step, atOnce: atOnce})
 		}
 	}
 	for _, hop := range []string{hopBound, hopAttached, hopGone, hopOutOfUse, hopDetached} {
@@ -54,6 +55,7 @@ const (
 	stepEvent    = "event"
 	stepLease    = "lease"
 	stepBarrier  = "quorum list of the start"
+	stepMark     = "mark of the start"
 )
 
 // Hops between its steps, as the API shows them.
@@ -67,6 +69,9 @@ const (
 
 // stepsOf names what a request does. One write of a Node may report and withdraw.
 func (k *killer) stepsOf(r proxy.Request) []string {
+	if bytes.Contains(r.Body, []byte(kube.LeadingSinceAnnotation)) {
+		return []string{stepMark}
+	}
 	switch r.Right() {
 	case "create volumeattachments":
 		return []string{stepCreate}
@@ -78,7 +83,7 @@ func (k *killer) stepsOf(r proxy.Request) []string {
 		return []string{stepEvent}
 	case "update leases", "create leases":
 		return []string{stepLease}
-	case "list volumeattachments", "list nodes", "list pods":
+	case "list volumeattachments", "list nodes":
 		if r.Partial {
 			return []string{stepBarrier}
 		}

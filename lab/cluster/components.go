@@ -57,7 +57,10 @@ func (s specs) attachDrivers() []string {
 }
 
 func (s specs) component(name, path string, args ...string) proc.Spec {
-	return proc.Spec{Name: name, Path: path, Args: args, LogFile: s.paths.log(name), Dir: s.paths.run(), Restart: true}
+	return proc.Spec{
+		Name: name, Path: path, Args: args, Env: shippedEnv(filepath.Base(path)),
+		LogFile: s.paths.log(name), Dir: s.paths.run(), Restart: true,
+	}
 }
 
 // roomy lets a program's heap grow to five times of what lives in it before it is collected. The

@@ -33,9 +33,9 @@ import (
 //go:embed manifests/*.yaml
 var own embed.FS
 
-// clusterKinds are what the lab takes of deploy/: who may do what. The Deployments beside them
+// clusterKinds are what the lab takes of deploy/: rights, and the priority of requests. The Deployments beside them
 // are for clusters that run containers; the lab runs the programs itself.
-var clusterKinds = []string{"Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+var clusterKinds = []string{"Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "FlowSchema"}
 
 // optionalSuffix ends the names of documents that give more rights than every cluster needs.
 const optionalSuffix = "-secrets.yaml"
@@ -59,6 +59,28 @@ func documents(o Options) ([]*unstructured.Unstructured, error) {
 		}
 	}
 	return lastOfEach(all), nil
+}
+
+// shippedEnv are the settings of the Go runtime that a program of belay is shipped with.
+func shippedEnv(program string) []string {
+	objects, err := readDocuments(deploy.Files, program)
+	if err != nil {
+		panic(err) // the documents are part of this program
+	}
+	var env []string
+	for _, object := range objects {
+		containers, _, _ := unstructured.NestedSlice(object.Object, "spec", "template", "spec", "containers")
+		for _, container := range containers {
+			variables, _, _ := unstructured.NestedSlice(container.(map[string]any), "env")
+			for _, variable := range variables {
+				v := variable.(map[string]any)
+				if name := fmt.Sprint(v["name"]); name == "GOGC" || name == "GOMEMLIMIT" {
+					env = append(env, name+"="+fmt.Sprint(v["value"]))
+				}
+			}
+		}
+	}
+	return env
 }
 
 // lastOfEach leaves one document of each object: namespaces come with several folders, and they

@@ -78,6 +78,16 @@ func (c *Cluster) Stop(ctx context.Context, component string) error {
 	return process.Stop(ctx)
 }
 
+// RunAttacher starts an attacher of the lab again after Stop; killed, it comes back by itself.
+func (c *Cluster) RunAttacher(component string) error {
+	for _, spec := range c.specs.attachPlane() {
+		if spec.Name == component {
+			return c.launch(spec)
+		}
+	}
+	return fmt.Errorf("the lab has no attacher %q", component)
+}
+
 // Component tells how a component fares; PID 0 if it does not run.
 func (c *Cluster) Component(name string) (proc.State, error) {
 	process, err := c.process(name)

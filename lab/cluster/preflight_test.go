@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"belay.dev/belay/lab/labdisk"
 )
@@ -117,6 +119,32 @@ func TestShippedRulesAreApplied(t *testing.T) {
 		if got[id] != want {
 			t.Errorf("%s is applied %d times, want %d", id, got[id], want)
 		}
+	}
+}
+
+// Without the period kubelet does not look at an attach that failed: a pod waits for ever at a
+// node that is full.
+func TestDriversThatAttachHaveKubeletLookForTheirLimit(t *testing.T) {
+	objects, err := documents(Options{Drivers: []string{labdisk.DriverDisk, labdisk.DriverShare, labdisk.DriverLocal}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	drivers := 0
+	for _, object := range objects {
+		if object.GetKind() != "CSIDriver" {
+			continue
+		}
+		drivers++
+		var driver storagev1.CSIDriver
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &driver); err != nil {
+			t.Fatal(err)
+		}
+		if period := driver.Spec.NodeAllocatableUpdatePeriodSeconds; *driver.Spec.AttachRequired != (period != nil) {
+			t.Errorf("%s: attachRequired %v, nodeAllocatableUpdatePeriodSeconds %v", driver.Name, *driver.Spec.AttachRequired, period)
+		}
+	}
+	if drivers != 3 {
+		t.Errorf("%d drivers, want 3", drivers)
 	}
 }
 

@@ -93,12 +93,12 @@ func lose(t *testing.T, policy string, permissive bool) *lost {
 	}
 	// A frozen kubelet would hold up the end of the lab.
 	t.Cleanup(func() { _ = scene.Cluster.PowerOff(from) })
-	l.await(t, collected, from+" to be taken for dead", func() error { return l.notReady(ctx) })
+	until(t, collected, from+" to be taken for dead", func() error { return l.notReady(ctx) })
 	if err := scene.Client.CoreV1().Nodes().Delete(ctx, from, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	l.stillWrites(t)
-	l.await(t, collected, "the pod of the deleted node to be collected", func() error {
+	until(t, collected, "the pod of the deleted node to be collected", func() error {
 		pod, err := scene.Client.CoreV1().Pods(scenario.Namespace).Get(ctx, scenario.WriterPod, metav1.GetOptions{})
 		if err != nil || pod.UID != old.UID {
 			return nil //nolint:nilerr // it is gone
@@ -120,24 +120,6 @@ func (l *lost) notReady(ctx context.Context) error {
 		}
 	}
 	return errors.New("it is Ready")
-}
-
-// await looks until there is no error.
-func (l *lost) await(t *testing.T, limit time.Duration, what string, look func() error) {
-	t.Helper()
-	ctx, stop := context.WithTimeout(t.Context(), limit)
-	defer stop()
-	for {
-		err := look()
-		if err == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("waited %v for %s: %v", limit, what, err)
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
 }
 
 var acknowledgement = regexp.MustCompile(`acknowledged (\d+)`)
@@ -170,7 +152,7 @@ func (l *lost) acknowledged(t *testing.T) int64 {
 func (l *lost) stillWrites(t *testing.T) {
 	t.Helper()
 	before := l.acknowledged(t)
-	l.await(t, 10*time.Second, "the containers of the lost machine to write on", func() error {
+	until(t, 10*time.Second, "the containers of the lost machine to write on", func() error {
 		if now := l.acknowledged(t); now <= before {
 			return fmt.Errorf("still at record %d", now)
 		}
@@ -208,7 +190,7 @@ func (l *lost) violations(t *testing.T) []labdisk.Violation {
 func (l *lost) arrives(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
-	l.await(t, moved, "the writer to run on "+l.to, func() error {
+	until(t, moved, "the writer to run on "+l.to, func() error {
 		pod, err := l.scene.Client.CoreV1().Pods(scenario.Namespace).Get(ctx, scenario.WriterPod, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -268,7 +250,7 @@ func waitsUntilTheMachineIsOff(t *testing.T, l *lost) {
 // movesAtOnceAndCutsTheWriter: the volume is taken from under the writer, who is cut off.
 func movesAtOnceAndCutsTheWriter(t *testing.T, l *lost) {
 	t.Helper()
-	l.await(t, moved, "the volume to be detached", func() error {
+	until(t, moved, "the volume to be detached", func() error {
 		if len(l.controllerCalls(t, "ControllerUnpublishVolume", l.from)) == 0 {
 			return errors.New("it is not")
 		}

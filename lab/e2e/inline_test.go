@@ -141,7 +141,7 @@ func sorted(list []string) []string {
 // untilPod waits for the pod; is gets nil when it is gone.
 func untilPod(t *testing.T, scene *scenario.Scene, name, what string, is func(*corev1.Pod) bool) *corev1.Pod {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	pods := scene.Client.CoreV1().Pods(scenario.Namespace)
 	only := fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()

@@ -55,7 +55,8 @@ func faultSetCommand(dial func(*cobra.Command) (*Client, error)) *cobra.Command 
   error       answer --code and --message; the work is not done
   hang        hold the call until the fault is cleared (the work is then done) or its caller gives up (it is not)
   lost-reply  do the work, then answer --code; without --code answer nothing until the caller gives up
-  limit       answer RESOURCE_EXHAUSTED to ControllerPublishVolume for a node that holds --limit volumes
+  limit       answer RESOURCE_EXHAUSTED to ControllerPublishVolume for a node that holds --limit volumes; kubelet rejects
+              pods that wait for their volume there after 2m3s, with reason VolumeAttachmentLimitExceeded
 
 Methods are the RPCs of the CSI spec: CreateVolume, DeleteVolume, ControllerPublishVolume, ControllerUnpublishVolume,
 NodeStageVolume, NodePublishVolume, NodeUnpublishVolume, NodeUnstageVolume, NodeGetInfo, Probe, ...`,

@@ -1,0 +1,230 @@
+package e2e
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/lab/cluster"
+	"belay.dev/belay/lab/labdisk"
+	"belay.dev/belay/lab/labtest"
+	"belay.dev/belay/lab/nodes"
+	"belay.dev/belay/lab/scenario"
+)
+
+const (
+	// stuckUnmountWait stands for upstream's six minutes. It is longer than a node agent needs to
+	// start again, so that a Node that was deleted is back before its volumes are forced.
+	stuckUnmountWait = 30 * time.Second
+	shareAttacher    = "attacher-labshare"
+	// Nodes: volumes are on the first and wanted on the second. What happens to a whole node
+	// happens to one of the others.
+	holding, waiting            = "node-1", "node-2"
+	deleted, recreated, tainted = "node-3", "node-4", "node-5"
+)
+
+// TestStuckPodLearnsTheCause makes each situation in which a pod waits for its volume, and
+// reads the events on the pod as its owner does: they name the cause, the node, since when,
+// and what ends the wait.
+func TestStuckPodLearnsTheCause(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes minutes: an attacher has to be silent for two")
+	}
+	scene := labtest.Open(t, cluster.Options{
+		Name: "e2e-stuck", Nodes: 5, NodeKind: cluster.NodeKindBelay, Plane: cluster.PlaneBelay,
+		Drivers:        []string{labdisk.DriverDisk, labdisk.DriverShare},
+		ControllerArgs: []string{"--max-wait-for-unmount-duration=" + stuckUnmountWait.String()},
+	})
+	for _, one := range []struct {
+		name string
+		is   func(*stuck)
+	}{
+		{"attacher-down", attacherDown}, // the longest: two minutes
+		{"node-recreated", nodeRecreated},
+		{"node-deleted", nodeDeleted},
+		{"holder-in-use", holderInUse},
+		{"holder-unmounting", holderUnmounting},
+		{"detach-refused", detachRefused},
+		{"uncertain-attach", uncertainAttach},
+		{"taint-on-ready-node", taintOnReadyNode},
+		{"va-deleted-by-hand", attachmentDeletedByHand},
+	} {
+		t.Run(one.name, func(t *testing.T) {
+			t.Parallel() // each has a volume of its own
+			s := &stuck{T: t, scene: scene, name: one.name, began: time.Now()}
+			t.Cleanup(s.story)
+			one.is(s)
+			t.Logf("%.0f s", time.Since(s.began).Seconds())
+		})
+	}
+}
+
+// holderInUse: the other pod runs and is meant to.
+func holderInUse(s *stuck) {
+	s.hold(holding, scenario.StorageClass)
+	s.wait()
+	text := s.hears(`Multi-Attach error for volume "`+s.volume+`"`, "already used by pod(s) "+s.pod("holder"), `node "node-1"`, "once the pods there have terminated")
+	s.since(text)
+	s.remove("holder")
+	s.arrives()
+}
+
+// holderUnmounting: the other pod is gone and its node does not get the volume unmounted.
+func holderUnmounting(s *stuck) {
+	s.hold(holding, scenario.StorageClass)
+	lift := s.fault(labdisk.Fault{Method: "NodeUnstageVolume", Node: holding, Effect: labdisk.EffectHang})
+	s.wait()
+	s.hears("already used by pod(s) " + s.pod("holder"))
+	s.remove("holder")
+	text := s.hears(`for node "node-1" to unmount it`, "the node is Ready")
+	s.since(text)
+	lift()
+	s.arrives()
+}
+
+// detachRefused: the storage says no.
+func detachRefused(s *stuck) {
+	s.hold(holding, scenario.StorageClass)
+	lift := s.fault(labdisk.Fault{
+		Method: "ControllerUnpublishVolume", Effect: labdisk.EffectError, Code: "Internal", Message: "a snapshot of the disk is being taken",
+	})
+	s.wait()
+	s.remove("holder")
+	s.hears(`detach from node "node-1", which fails and is retried by the attacher of CSI driver `+labdisk.DriverDisk, "a snapshot of the disk is being taken")
+	lift()
+	s.arrives()
+}
+
+// attacherDown: nothing carries out the detach.
+func attacherDown(s *stuck) {
+	s.hold(holding, "labshare")
+	if err := s.scene.Cluster.Stop(s.Context(), shareAttacher); err != nil {
+		s.Fatal(err)
+	}
+	s.remove("holder")
+	s.wait()
+	s.hears("for the attacher of CSI driver " + labdisk.DriverShare + ` to detach it from node "node-1")`)
+	text := s.hears("attacher of CSI driver "+labdisk.DriverShare+` to detach it from node "node-1"`, "check that its pod is running")
+	s.since(text)
+	if err := s.scene.Cluster.RunAttacher(shareAttacher); err != nil {
+		s.Fatal(err)
+	}
+	s.arrives()
+}
+
+// nodeDeleted: the Node goes and does not come back.
+func nodeDeleted(s *stuck) {
+	s.hold(deleted, scenario.StorageClass)
+	s.wait()
+	s.hears("already used by pod(s) " + s.pod("holder"))
+	s.deleteNode(deleted)
+	s.hears(`node "node-3" was deleted`, "its pods still exist") // for a minute: then PodGC deletes them
+	s.vanish("holder")
+	text := s.hears(`node "node-3" was deleted`, "detached by force at")
+	at := s.stamp(text, "by force at ")
+	s.arrives()
+	if late := time.Since(at); late < 0 || late > time.Minute {
+		s.Errorf("the event announced %v; the pod runs %v after", at, late)
+	}
+}
+
+// nodeRecreated: the Node registers again, on the same boot, and never lists the volume.
+func nodeRecreated(s *stuck) {
+	s.hold(recreated, scenario.StorageClass)
+	s.wait()
+	s.hears("already used by pod(s) " + s.pod("holder"))
+	s.deleteNode(recreated)
+	s.vanish("holder")
+	s.called("NodeUnstageVolume", recreated, true)
+	if err := s.scene.Cluster.Kill(recreated + "/" + nodes.ChildAgent); err != nil {
+		s.Fatal(err)
+	}
+	text := s.hears(`node "node-4" was deleted, has registered again`, "detached at")
+	at := s.stamp(text, "detached at ")
+	s.arrives()
+	if late := time.Since(at); late < 0 || late > time.Minute {
+		s.Errorf("the event announced %v; the pod runs %v after", at, late)
+	}
+}
+
+// uncertainAttach: the volume is on its way to another node, and whether it is there is not known.
+func uncertainAttach(s *stuck) {
+	s.claim(scenario.StorageClass)
+	lift := s.fault(labdisk.Fault{
+		Method: "ControllerPublishVolume", Node: holding, Effect: labdisk.EffectLostReply, Delay: 5 * time.Second,
+		Code: "DeadlineExceeded", Message: "the storage did not answer in time",
+	})
+	s.create("holder", holding)
+	s.called("ControllerPublishVolume", holding, false)
+	s.wait()
+	text := s.hears(`may be attached to node "node-1", because an attach requested at`, "no answer yet")
+	s.recent(s.stamp(text, "requested at "))
+	s.hears(`may be attached to node "node-1"`, "failed", "retried", "the storage did not answer in time")
+	lift()
+	s.remove("holder")
+	s.arrives()
+}
+
+// taintOnReadyNode: a person says that the machine is off, and it is not.
+func taintOnReadyNode(s *stuck) {
+	s.hold(tainted, scenario.StorageClass)
+	lift := s.fault(labdisk.Fault{Method: "NodeUnstageVolume", Node: tainted, Effect: labdisk.EffectHang})
+	s.wait()
+	if err := s.scene.MarkOutOfService(s.Context(), tainted); err != nil {
+		s.Fatal(err)
+	}
+	text := s.hears(`for node "node-5" to unmount it`, "taint node.kubernetes.io/out-of-service", "Ready", "remove the taint")
+	s.since(text)
+	lift()
+	s.arrives()
+}
+
+// attachmentDeletedByHand: the volume is attached again at once, and the mount stays dead.
+func attachmentDeletedByHand(s *stuck) {
+	s.hold(holding, scenario.StorageClass)
+	name := kube.AttachmentName(s.handle, labdisk.DriverDisk, holding)
+	attachments := s.scene.Client.StorageV1().VolumeAttachments()
+	if err := attachments.Delete(s.Context(), name, metav1.DeleteOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	for kind, name := range map[string]string{"Pod": s.pod("holder"), "PersistentVolumeClaim": s.name} {
+		s.reads(kind, name, "VolumeDetachedInUse", `volume "`+s.volume+`"`, `node "node-1"`, "Delete the pods that use it on this node")
+	}
+	s.remove("holder")
+	s.wait()
+	s.arrives()
+}
+
+var stampPattern = regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`)
+
+// stamp is the time in the text behind some words.
+func (s *stuck) stamp(text, behind string) time.Time {
+	s.Helper()
+	_, rest, _ := strings.Cut(text, behind)
+	at, err := time.Parse(time.RFC3339, stampPattern.FindString(rest))
+	if err != nil {
+		s.Errorf("no time behind %q: %s", behind, text)
+	}
+	return at
+}
+
+// since checks since when the text says that the wait lasts.
+func (s *stuck) since(text string) {
+	s.Helper()
+	s.recent(s.stamp(text, "since "))
+}
+
+// recent checks that the time is one of this test.
+func (s *stuck) recent(at time.Time) {
+	s.Helper()
+	if at.Before(s.began.Add(-time.Second)) || at.After(time.Now()) {
+		s.Errorf("the event names %v, the test began at %v", at, s.began)
+	}
+}
+
+func isRunning(pod *corev1.Pod) bool { return pod != nil && pod.Status.Phase == corev1.PodRunning }
