@@ -3,13 +3,10 @@ package attachdetach
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
-	"golang.org/x/sync/errgroup"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,77 +26,6 @@ type work struct {
 	at  *turn
 	now snapshot
 	log logr.Logger // names no PersistentVolume yet: see logger
-}
-
-// take takes the steps of a decision: those for one node in their order, those for
-// different nodes side by side, so that a slow Node does not delay the others. It
-// reports whether to decide again at once, because the API server has answered with
-// something that the decision asked for. A step that fails ends the steps for its node.
-func (w *work) take(ctx context.Context, steps []attachment.Step) (again bool, err error) {
-	var nodes []attachment.NodeName
-	byNode := map[attachment.NodeName][]attachment.Step{}
-	for _, step := range steps {
-		if _, ok := step.(attachment.Hold); ok {
-			continue
-		}
-		node := nodeOf(step)
-		if byNode[node] == nil {
-			nodes = append(nodes, node)
-		}
-		byNode[node] = append(byNode[node], step)
-	}
-	if len(nodes) == 1 { // nearly always
-		return w.takeAt(ctx, byNode[nodes[0]])
-	}
-	var group errgroup.Group
-	group.SetLimit(w.stepsAtOnce)
-	more, errs := make([]bool, len(nodes)), make([]error, len(nodes))
-	for i, node := range nodes {
-		group.Go(func() error {
-			more[i], errs[i] = w.takeAt(ctx, byNode[node])
-			return nil
-		})
-	}
-	_ = group.Wait() // each error is in errs
-	return slices.Contains(more, true), errors.Join(errs...)
-}
-
-// takeAt takes the steps for one node.
-func (w *work) takeAt(ctx context.Context, steps []attachment.Step) (again bool, err error) {
-	for _, step := range steps {
-		more, err := w.step(ctx, step)
-		if err != nil {
-			return again, err
-		}
-		again = again || more
-	}
-	return again, nil
-}
-
-func nodeOf(step attachment.Step) attachment.NodeName {
-	switch s := step.(type) {
-	case attachment.Attach:
-		return s.Node
-	case attachment.Report:
-		return s.Node
-	case attachment.WithdrawReport:
-		return s.Node
-	case attachment.Check:
-		return s.Node
-	case attachment.CheckKubelet:
-		return s.Node
-	case attachment.Detach:
-		return s.Node
-	case attachment.ForceDetach:
-		return s.Node
-	case attachment.Note:
-		return s.Node
-	case attachment.NoteNode:
-		return s.Node
-	case attachment.Hold:
-		return s.Node
-	}
-	panic(fmt.Sprintf("attachdetach: unknown step %T", step)) // programmer error
 }
 
 func (w *work) step(ctx context.Context, step attachment.Step) (again bool, err error) {

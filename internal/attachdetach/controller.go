@@ -95,6 +95,8 @@ type Controller struct {
 	doubtful map[types.UID]string
 	// attempted holds, by name, the attachments whose create went without an answer.
 	attempted map[key]map[string]attempt
+
+	stragglers *stragglers
 }
 
 // Setup adds the controller to the manager.

@@ -10,6 +10,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"belay.dev/belay/internal/attachment"
 )
 
 // Parts are what a Controller observes and acts through. In a process they are the
@@ -50,26 +52,27 @@ func New(ctx context.Context, p Parts, o Options) (*Controller, error) {
 		o.MayLead = func(context.Context) (refusal, err error) { return nil, nil }
 	}
 	c := assemble(w, r, p, o)
-	c.sources = w.sources(p.Cache, c)
+	c.sources = append(w.sources(p.Cache, c), source.TypedFunc[key](c.stragglers.Start))
 	return c, nil
 }
 
 // assemble makes a controller of a world and the parts around it.
 func assemble(w *world, r *rivals, p Parts, o Options) *Controller {
 	return &Controller{
-		client:    p.Client,
-		live:      p.Live,
-		world:     w,
-		reporter:  newReporter(p.Client, p.Live, w),
-		announcer: newAnnouncer(p.Recorder),
-		policy:    o.Policy,
-		metrics:   o.Metrics,
-		rivals:    r,
-		mayLead:   o.MayLead,
-		ready:     make(chan struct{}),
-		doubtful:  map[types.UID]string{},
-		attempted: map[key]map[string]attempt{},
-		clock:     w.clock,
+		client:     p.Client,
+		live:       p.Live,
+		world:      w,
+		reporter:   newReporter(p.Client, p.Live, w),
+		announcer:  newAnnouncer(p.Recorder),
+		policy:     o.Policy,
+		metrics:    o.Metrics,
+		rivals:     r,
+		mayLead:    o.MayLead,
+		ready:      make(chan struct{}),
+		doubtful:   map[types.UID]string{},
+		attempted:  map[key]map[string]attempt{},
+		stragglers: &stragglers{nodes: map[key]map[attachment.NodeName]bool{}},
+		clock:      w.clock,
 
 		stepsAtOnce: workers,
 		refusals:    newRefusals(),

@@ -248,7 +248,7 @@ func (l *lab) holdsReports(node string) (met <-chan struct{}, release func()) {
 	return first, func() { close(released) }
 }
 
-// Both nodes are due at once, and the write of one of them hangs.
+// Two nodes are due at once, and the write of one of them hangs. A third is due while it does.
 func slowNode() scenario {
 	var met <-chan struct{}
 	var release func()
@@ -263,6 +263,9 @@ func slowNode() scenario {
 	}, func(l *lab) {
 		l.meet("the write to the slow Node", met)
 		l.await("reported to the other node meanwhile", func() bool { return l.isReported("v", "b") })
+		l.readyNode("c")
+		l.pod("on-c", "c", "v")
+		l.await("reported to the node that comes meanwhile", func() bool { return l.isReported("v", "c") })
 		if l.onServer("v", "a") {
 			l.Error("reported to the slow one: the test did not test what it says")
 		}

@@ -61,6 +61,13 @@ func (t *turn) heed(node attachment.NodeName, out outcome) {
 	t.answered[node], t.missing[node] = out.answered, out.missing
 }
 
+// said is what was kept of the node.
+func (t *turn) said(node attachment.NodeName) (answered, missing bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.answered[node], t.missing[node]
+}
+
 // doubts tells of which objects' present versions a write may be on its way that
 // somebody sent and got no answer to.
 type doubts interface {
@@ -220,13 +227,14 @@ func recordedMachine(va *storagev1.VolumeAttachment) attachment.Machine {
 // node is what is known of a node with regard to the volume of that unique name.
 func (w *world) node(name, unique string, t *turn, d doubts) attachment.Node {
 	node, ok := w.nodes.Get(name)
-	if !ok || t.missing[attachment.NodeName(name)] {
+	answered, missing := t.said(attachment.NodeName(name))
+	if !ok || missing {
 		n := w.departedNode(name, node, unique)
-		n.Checked = t.answered[attachment.NodeName(name)]
+		n.Checked = answered
 		return n
 	}
 	n := stateOf(node, unique)
-	n.Checked = t.answered[attachment.NodeName(name)]
+	n.Checked = answered
 	n.WriteMayBeUnderway = d.writeMayBeUnderway(node)
 	n.LetGo = w.hasLetGo(node, unique)
 	w.kubelets.describe(node, &n)

@@ -78,8 +78,11 @@ func (b *Barrier) await(ctx context.Context, informer cache.SharedIndexInformer,
 		return reached(store.LastStoreSyncResourceVersion(), list.ResourceVersion)
 	}, func() time.Duration {
 		// Whatever keeps the mark from being written also ends the wait, if later: a
-		// conflict is an event of its own, and a bookmark needs no mark.
-		if err := b.mark(ctx, &list.Items[0]); err != nil {
+		// conflict is an event of its own, and a bookmark needs no mark. One Node that
+		// the API server does not write must not keep it from being noticed.
+		marking, cancel := context.WithTimeout(ctx, lastMark)
+		defer cancel()
+		if err := b.mark(marking, &list.Items[0]); err != nil {
 			klog.FromContext(ctx).V(1).Info("Cannot mark an object for the watch cache", "kind", list.Kind, "name", list.Items[0].Name, "err", err)
 		}
 		again = min(2*again, lastMark)

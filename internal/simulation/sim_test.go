@@ -232,6 +232,7 @@ func (s *sim) pass() {
 	d := time.Duration(1+s.rng.IntN(6)) * time.Second
 	s.say("%s pass", d)
 	s.sleep(d)
+	s.controller.sleepers() // a look may have ended in that time
 	s.controller.checkSleepers("time")
 	if !s.chance(15) {
 		return

@@ -126,14 +126,14 @@ func (r *rig) serve(d *driver, socket string) error {
 }
 
 // start starts a plane; no other may be at work.
-func (r *rig) start(plane string) error {
+func (r *rig) start(plane string, environment ...string) error {
 	r.running, r.plane = floorComponent, plane
 	if plane == planeFloor {
 		// The same credential as belay-controller: the API server's fair queues treat both alike.
 		return r.lab.StartTool(floorComponent, "bench", "floor", "--kubeconfig", r.lab.ControllerKubeconfig())
 	}
 	var err error
-	r.running, err = r.lab.StartController(plane)
+	r.running, err = r.lab.StartController(plane, environment...)
 	return err
 }
 

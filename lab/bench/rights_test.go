@@ -92,6 +92,7 @@ func TestRights(t *testing.T) {
 	t.Run("a node that others write", func(t *testing.T) { busyNode(t, r, volumeName(3), nodeName(1)) })
 	t.Run("somebody makes the attachment first", func(t *testing.T) { madeByHand(t, r, volumeName(4), nodeName(0)) })
 	must(t, r.stop(t.Context()))
+	t.Run("lists that cannot be streamed", func(t *testing.T) { unstreamed(t, r) })
 
 	all, err := r.lab.Requests(t.Context(), began, time.Time{})
 	must(t, err)
@@ -249,6 +250,14 @@ func madeByHand(t *testing.T, r *rig, volume, node string) {
 		_, err = r.detach(ctx, pod, volume, node)
 		must(t, err)
 	})
+}
+
+// unstreamed: an API server that cannot begin a watch with what there is, as before 1.34, is asked for lists.
+func unstreamed(t *testing.T, r *rig) {
+	t.Helper()
+	must(t, r.start(planeBelay, "KUBE_FEATURE_WatchListClient=false"))
+	must(t, r.cycle(t.Context(), 0, samples{}))
+	must(t, r.stop(t.Context()))
 }
 
 func right(verb, group, resource, subresource string) string {

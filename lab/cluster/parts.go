@@ -21,9 +21,10 @@ const (
 )
 
 // StartController starts the attach/detach controller of a plane, and no other controller, in a
-// bare lab, and returns the component's name. Both are run as shipped, but that nothing throttles upstream's client. One
-// that ends by itself is not started again. The caller sees to it that no two run at the same time.
-func (c *Cluster) StartController(plane string) (component string, err error) {
+// bare lab, and returns the component's name. Both are run as shipped, but that nothing throttles upstream's client, and with
+// the given environment variables (NAME=value) besides. One that ends by itself is not started again. The caller sees to it
+// that no two run at the same time.
+func (c *Cluster) StartController(plane string, environment ...string) (component string, err error) {
 	s := c.specs
 	var spec proc.Spec
 	switch plane {
@@ -35,6 +36,7 @@ func (c *Cluster) StartController(plane string) (component string, err error) {
 		return "", fmt.Errorf("the plane is %s or %s, not %q", PlaneBelay, PlaneUpstream, plane)
 	}
 	spec.Restart = false
+	spec.Env = append(spec.Env, environment...)
 	return spec.Name, c.launch(spec)
 }
 
