@@ -204,16 +204,25 @@ func (n *nameless) note(va *storagev1.VolumeAttachment, in bool) {
 	}
 }
 
-// of gives the names of the volume's attachments among them, and remembers whose they
-// are: the volume is told when they go.
-func (n *nameless) of(k key) []string {
+// claim remembers which of them are the volume's, from when it is worked on: it is told
+// of what becomes of them from then on. Before, each is an orphan.
+func (n *nameless) claim(k key) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	var names []string
 	for node, there := range n.byPlace[k.Driver] {
 		if name := kube.AttachmentName(k.Handle, k.Driver, node); there[name] {
-			names = append(names, name)
 			n.volumes[name] = k
+		}
+	}
+}
+
+// of gives the names of those that the volume has claimed.
+func (n *nameless) of(k key) (names []string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for name, of := range n.volumes {
+		if of == k {
+			names = append(names, name)
 		}
 	}
 	return names

@@ -128,6 +128,7 @@ func holdingOf(node *corev1.Node) holding {
 // adopt takes what the Nodes report when this process begins to lead for what they were
 // given: nothing else is left of what an earlier leader knew.
 func (w *world) adopt() {
+	defer w.leads.Store(true)
 	for _, node := range w.nodes.Cached() {
 		for _, v := range node.Status.VolumesAttached {
 			unique := string(v.Name)
@@ -152,6 +153,19 @@ func (l *ledger) believe(unique string, node *corev1.Node) {
 		h = holding{}
 	}
 	l.add(unique, node.Name, h, true)
+}
+
+// heedWithdrawals forgets, as a standby, what the leader has taken from the node: of a volume
+// that is off the report and not in use. What a leader finds wiped it puts back.
+func (w *world) heedWithdrawals(before, after *corev1.Node) {
+	if w.leads.Load() {
+		return
+	}
+	for _, v := range before.Status.VolumesAttached {
+		if unique := string(v.Name); !reported(after, unique) && !inUse(after, unique) {
+			w.ledger.remove(unique, after.Name)
+		}
+	}
 }
 
 // heedReports takes what the newest version of a Node reports of volumes without a

@@ -77,8 +77,14 @@ type doubts interface {
 	pending(k key) []attachment.Pending
 }
 
-// observe takes the snapshot of one volume.
+// observe takes the snapshot of one volume that is worked on.
 func (w *world) observe(key attachment.VolumeKey, t *turn, d doubts) snapshot {
+	w.nameless.claim(key)
+	return w.peek(key, t, d)
+}
+
+// peek takes the snapshot of a volume that is left alone.
+func (w *world) peek(key attachment.VolumeKey, t *turn, d doubts) snapshot {
 	if key.Driver == orphanDriver {
 		return w.orphan(key, t, d)
 	}

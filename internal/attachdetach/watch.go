@@ -264,6 +264,7 @@ func (w *world) nodeChanged(before, after *corev1.Node) []key {
 		return slices.Concat(w.keysOfNode(before), w.keysOfNode(after))
 	}
 	w.heedLettingGo(before, after)
+	w.heedWithdrawals(before, after)
 	w.heedReports(after.Name)
 	if !ready(after) {
 		w.kubelets.interrupt(after.Name)

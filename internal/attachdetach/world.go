@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -41,6 +42,10 @@ type world struct {
 	ledger   ledger
 	kubelets kubelets
 	nameless nameless
+
+	// leads: what is taken off a report from now on this process took off, or somebody who
+	// is no attach/detach controller.
+	leads atomic.Bool
 
 	mu sync.Mutex
 	// departed holds the last version of each Node that was deleted.

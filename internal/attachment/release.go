@@ -103,9 +103,11 @@ func (p *plan) holdDetaching(hold Hold) {
 func (p *plan) wait(a *Attachment, node Node, hold Hold) {
 	gone := node.goneFor(a)
 	hold.Reason = p.waitReason(node, gone)
-	reportable := a.Confirmed == Yes && (!a.Implied || p.want.Unattached) && !p.want.Orphan
+	reportable := a.Confirmed == Yes && !p.want.Orphan && node.vouched(a) &&
+		(!a.Implied || p.want.Unattached && len(p.blockers(a.Node)) == 0)
 	if node.Exists == Yes && !gone && !node.Reported && reportable {
 		// A kubelet that may use the volume finds it reported, and so keeps it on its list.
+		// Another machine would mount it.
 		p.report(a, node, hold.Since)
 	} else {
 		p.note(a, hold.Since, false)

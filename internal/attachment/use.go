@@ -55,7 +55,6 @@ const (
 func (n Node) runSince(a *Attachment) Run {
 	was, is := a.Machine, n.Machine
 	differ := func(x, y string) bool { return x != y && (faultIdentity || x != "" && y != "") }
-	agree := func(x, y string) bool { return x != "" && x == y }
 	switch {
 	case differ(was.SystemUUID, is.SystemUUID) || differ(was.ProviderID, is.ProviderID):
 		return Replaced
@@ -69,6 +68,21 @@ func (n Node) runSince(a *Attachment) Run {
 		return Restarted
 	}
 	return MayBeSameRun
+}
+
+// agree reports whether two identities are known and the same.
+func agree(was, is string) bool { return was != "" && was == is }
+
+// anonymous tells of a machine of which nothing but its Node object is known. A kubelet sends
+// the rest with its status; somebody who creates its Node does not.
+func (m Machine) anonymous() bool { return m.BootID == "" && m.SystemUUID == "" && m.ProviderID == "" }
+
+// vouched reports whether anything shows that the attachment's machine stands behind the
+// Node, or nothing was recorded that could.
+func (n Node) vouched(a *Attachment) bool {
+	was, is := a.Machine, n.Machine
+	return n.runSince(a) == SameObject || was.anonymous() ||
+		agree(was.BootID, is.BootID) || agree(was.SystemUUID, is.SystemUUID) || agree(was.ProviderID, is.ProviderID)
 }
 
 // use is the only place that says what an entry in a node's in-use list means, or that
@@ -92,7 +106,7 @@ func (n Node) use(a *Attachment, wanted bool) Use {
 	case n.Exists == Unknown || run == Replaced:
 	case n.InUse == Yes && n.Exists == Yes:
 		return n.listed(a, run, wanted)
-	case n.InUse == No && (knows || n.Exists == Yes && n.ListSynced):
+	case n.InUse == No && (knows || n.Exists == Yes && n.ListSynced && (!n.Machine.anonymous() || a.Machine.anonymous())):
 		return Idle
 	}
 	return MayUse // without a Node, its last version had to do

@@ -86,9 +86,6 @@ func (s *sim) judgeAttach(w write, made *storagev1.VolumeAttachment) {
 // judgeDetach: S2 and S3.
 func (s *sim) judgeDetach(w write, va *storagev1.VolumeAttachment) {
 	d, name := s.diskOf(va), va.Spec.NodeName
-	if d.meddled {
-		return
-	}
 	node, exists := get[*corev1.Node](s.api, name)
 	if exists && reports(node, d.handle) {
 		s.breaks("S3", "attachment of %s to %s deleted while the node reports it", d.handle, name)
@@ -143,7 +140,7 @@ func (s *sim) authority(d *disk, m *machine, since int) bool {
 func (s *sim) judgeWithdraw(d *disk, before *corev1.Node) {
 	m := s.machines[before.Name]
 	v := m.of(d.handle)
-	if d.meddled || v.forced || !v.mounted && !v.verified {
+	if v.forced || !v.mounted && !v.verified {
 		return
 	}
 	if s.authority(d, m, s.api.version) {
@@ -155,7 +152,7 @@ func (s *sim) judgeWithdraw(d *disk, before *corev1.Node) {
 
 // judgeReport: S9.
 func (s *sim) judgeReport(d *disk, node *corev1.Node) {
-	if d.meddled || d.handle == fibre {
+	if d.handle == fibre {
 		return
 	}
 	va, ok := get[*storagev1.VolumeAttachment](s.api, kube.AttachmentName(d.handle, driverName, node.Name))
@@ -289,7 +286,7 @@ func (s *sim) protected(d *disk, id string) bool {
 // took for dead do not count: that is what the policy says.
 func (s *sim) judgeMount(m *machine, handle string, same func(m, other *machine) bool) {
 	d := s.disk(handle)
-	if !d.exclusive || d.meddled {
+	if !d.exclusive {
 		return
 	}
 	for _, other := range s.everyMachine() {

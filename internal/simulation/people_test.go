@@ -124,6 +124,13 @@ func (s *sim) trouble(m *machine) {
 		s.comeBack(m)
 		return
 	}
+	switch {
+	case s.loses && s.chance(40) && s.loseNode(m):
+		return
+	case s.skewed && s.chance(25):
+		s.stepClock()
+		return
+	}
 	switch s.rng.IntN(12) {
 	case 0:
 		s.restart(m)
@@ -180,6 +187,11 @@ func (s *sim) cutOff(m *machine) {
 	m.online = false
 	s.say("%s is cut off", m.name)
 	s.watchLifecycle()
+	s.losePatience(m)
+}
+
+// losePatience is people who delete the pods of a machine by force, and make others.
+func (s *sim) losePatience(m *machine) {
 	for _, pod := range list[*corev1.Pod](s.api) {
 		if pod.Spec.NodeName == m.name && s.chance(80) {
 			s.say("pod %s on %s is deleted by force", pod.Name, m.name)
@@ -208,7 +220,6 @@ func (s *sim) meddle(d *disk) {
 	own = slices.DeleteFunc(own, func(va *storagev1.VolumeAttachment) bool { return s.diskOf(va) != d || va.DeletionTimestamp != nil })
 	switch {
 	case len(own) > 0 && s.chance(30):
-		d.meddled = true
 		s.say("somebody deletes %s of %s at %s", short(own[0].Name), d.handle, own[0].Spec.NodeName)
 		_ = s.api.remove(nil, nil, attachments, own[0].Name, nil)
 	case len(own) == 0 && s.chance(30):
@@ -216,7 +227,8 @@ func (s *sim) meddle(d *disk) {
 	}
 }
 
-// attachByHand makes an attachment that belay-controller does not know of.
+// attachByHand makes an attachment that belay-controller does not know of: a person's, under a
+// name of its own, or another controller's.
 func (s *sim) attachByHand(d *disk) {
 	if d.handle == fibre || len(s.missing) > 0 {
 		return
@@ -227,13 +239,18 @@ func (s *sim) attachByHand(d *disk) {
 	}
 	node, name := s.pickMachine().name, slot.volume
 	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "by-hand-" + d.handle[:1] + "-" + node}}
+	another := s.rival && s.chance(50)
+	if another {
+		va.Name = kube.AttachmentName(d.handle, driverName, node)
+	}
 	va.Spec.Attacher, va.Spec.NodeName, va.Spec.Source.PersistentVolumeName = driverName, node, &name
 	if _, ok := s.byHand[va.Name]; ok {
 		return
 	}
-	s.byHand[va.Name] = d
+	if !another {
+		s.byHand[va.Name] = d
+	}
 	if _, err := s.api.create(nil, nil, va); err == nil {
-		d.meddled = true
 		s.say("somebody attaches %s to %s by hand", d.handle, node)
 	}
 }

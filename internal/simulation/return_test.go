@@ -57,17 +57,47 @@ func (s *sim) comeBack(m *machine) {
 	case s.chance(40):
 		s.restart(m)
 	default:
-		node := bareNode(m.name)
-		if s.chance(70) { // from a copy, with or without the list of what is in use
-			node.Spec.ProviderID, node.Status = last.Spec.ProviderID, *last.Status.DeepCopy()
-			node.Status.VolumesAttached = nil
-			if s.chance(60) {
-				node.Status.VolumesInUse = nil
-			}
-		}
-		s.say("somebody makes node %s again, in use %v, boot %q", m, node.Status.VolumesInUse, node.Status.NodeInfo.BootID)
-		s.register(m, node)
+		s.copyNode(m, last)
 	}
+}
+
+// copyNode is somebody who makes a Node object again, mostly from a copy: with or without the
+// list of what is in use, and with or without what says which machine it is.
+func (s *sim) copyNode(m *machine, last *corev1.Node) {
+	node := bareNode(m.name)
+	if s.chance(70) {
+		node.Spec.ProviderID, node.Status = last.Spec.ProviderID, *last.Status.DeepCopy()
+		node.Status.VolumesAttached = nil
+		if s.chance(60) {
+			node.Status.VolumesInUse = nil
+		}
+		if s.chance(30) {
+			node.Status.NodeInfo.BootID = ""
+		}
+		if s.chance(30) {
+			node.Status.NodeInfo.SystemUUID = ""
+		}
+	}
+	info := node.Status.NodeInfo
+	s.say("somebody makes node %s again, in use %v, boot %q, system %q", m, node.Status.VolumesInUse, info.BootID, info.SystemUUID)
+	s.register(m, node)
+}
+
+// loseNode is somebody who deletes the Node of a machine that uses volumes, mostly makes it
+// again, and may have lost patience with its pods before.
+func (s *sim) loseNode(m *machine) (did bool) {
+	node, ok := get[*corev1.Node](s.api, m.name)
+	if !ok || !m.uses() || !s.recorded(node) {
+		return false
+	}
+	if s.chance(60) {
+		s.losePatience(m)
+	}
+	s.deleteNode(m, node)
+	if s.chance(70) {
+		s.copyNode(m, node)
+	}
+	return true
 }
 
 // uses: the machine has a volume mounted, or is about to.

@@ -39,6 +39,8 @@ type sim struct {
 	policy attachment.Policy
 	// skewed: the clocks of the processes are apart, and are set now and then.
 	skewed bool
+	// loses: Nodes of machines that use volumes are deleted, and made again.
+	loses bool
 
 	api       *server
 	net       *network
@@ -89,8 +91,9 @@ func newSim(seed uint64) *sim {
 	s.losses = []int{0, 5, 12, 30}[s.rng.IntN(4)]
 	s.crashes, s.troubles = []int{0, 3, 10, 40}[s.rng.IntN(4)], []int{5, 20, 60}[s.rng.IntN(3)]
 	s.meddler, s.rival, s.skewed = s.chance(15), s.chance(30), s.chance(40)
+	s.loses = s.chance(40)
 	s.policy = attachment.Policy{OutOfService: !s.chance(15)}
-	if s.chance(50) {
+	if s.skewed || s.chance(50) {
 		s.policy.UnmountTimeout = 6 * time.Minute
 	}
 	if s.chance(30) {

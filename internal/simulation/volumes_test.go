@@ -21,9 +21,6 @@ type disk struct {
 	exclusive bool
 	// confused: see attacherForgets.
 	confused bool
-	// meddled: somebody deleted an attachment of it by hand, and what follows is not
-	// the plane's doing.
-	meddled bool
 }
 
 // key is what the volume is called in the controller's queue.
