@@ -321,27 +321,46 @@ func (w *world) keysOfNode(node *corev1.Node) []key {
 	return keys
 }
 
-// changedNames are the volumes that stand in one version of a list and not in the
-// other.
+// standing is what a Node object says of one volume.
+type standing struct {
+	reported, inUse bool
+	requested       string
+}
+
+func standings(node *corev1.Node) map[string]standing {
+	all := map[string]standing{}
+	for name, since := range requestsOn(node) {
+		all[name] = standing{requested: since}
+	}
+	for _, v := range node.Status.VolumesAttached {
+		s := all[string(v.Name)]
+		s.reported = true
+		all[string(v.Name)] = s
+	}
+	for _, v := range node.Status.VolumesInUse {
+		s := all[string(v)]
+		s.inUse = true
+		all[string(v)] = s
+	}
+	return all
+}
+
+// changedNames are the volumes of which two versions of a Node say different things.
 func changedNames(before, after *corev1.Node) []string {
 	if slices.Equal(before.Status.VolumesAttached, after.Status.VolumesAttached) &&
-		slices.Equal(before.Status.VolumesInUse, after.Status.VolumesInUse) {
+		slices.Equal(before.Status.VolumesInUse, after.Status.VolumesInUse) &&
+		before.Annotations[kube.DetachesRequestedAnnotation] == after.Annotations[kube.DetachesRequestedAnnotation] {
 		return nil // most updates of a node
 	}
-	place := map[string]int{}
-	mark := func(node *corev1.Node, reportedBit, inUseBit int) {
-		for _, v := range node.Status.VolumesAttached {
-			place[string(v.Name)] ^= reportedBit
-		}
-		for _, v := range node.Status.VolumesInUse {
-			place[string(v)] ^= inUseBit
+	was, is := standings(before), standings(after)
+	var names []string
+	for name := range was {
+		if _, both := is[name]; !both {
+			names = append(names, name)
 		}
 	}
-	mark(before, 1, 2)
-	mark(after, 1, 2)
-	var names []string
-	for name, bits := range place {
-		if bits != 0 {
+	for name, now := range is {
+		if now != was[name] {
 			names = append(names, name)
 		}
 	}

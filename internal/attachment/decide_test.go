@@ -525,13 +525,34 @@ func TestDetach(t *testing.T) {
 		},
 		"S2: another machine by its provider ID": {
 			seen: one(attached("a", waiting, func(a *Attachment) { a.Machine.ProviderID = "vm-1" }),
-				node("a", reborn, healthy, func(n *Node) { n.Machine.ProviderID = "vm-2" })),
+				node("a", reborn, rebooted, healthy, func(n *Node) { n.Machine.ProviderID = "vm-2" })),
 			steps: []Step{holdA(NodeReplaced)},
 		},
 		"S2: another machine under the name, whose pod waits: not let go either": {
 			want:  wantAt("a"),
 			seen:  one(attached("a", waiting), node("a", replaced, healthy, inUse)),
 			steps: []Step{Hold{Node: "a", Attachment: "csi-a", Reason: NodeReplaced, Wanted: true}},
+		},
+		"S1: a Node that does not say which machine it stands for is not given the volume again": {
+			seen:  one(attached("a", waiting), node("a", silenced, healthy)),
+			steps: []Step{CheckKubelet{Node: "a", NodeUID: "uid-a-2"}, holdA(NodeReturned)},
+		},
+		"S2: nor is its list believed": {
+			seen:  one(attached("a", waiting), node("a", silenced, healthy, func(n *Node) { n.ListSynced = true })),
+			steps: []Step{CheckKubelet{Node: "a", NodeUID: "uid-a-2"}, holdA(NodeReturned)},
+		},
+		"S1: a Fibre Channel volume that another node reports is not given again": {
+			want: Desired{Unattached: true},
+			seen: Observed{
+				Attachments: []Attachment{implied("a"), implied("b")},
+				Nodes:       nodes(map[NodeName]Node{"a": node("a", inUse), "b": node("b", inUse, reported)}),
+			},
+			steps: []Step{
+				NoteNode{Node: "a", NodeUID: "uid-a", DetachRequested: t0.Add(time.Minute)},
+				Hold{Node: "a", Reason: StillInUse, Since: t0.Add(time.Minute)},
+				NoteNode{Node: "b", NodeUID: "uid-b", DetachRequested: t0.Add(time.Minute)},
+				Hold{Node: "b", Reason: StillInUse, Since: t0.Add(time.Minute)},
+			},
 		},
 		"node came back, same boot, kubelet ready: looked at": {
 			seen:  one(attached("a", waiting), node("a", reborn, reported, healthy)),

@@ -56,7 +56,8 @@ func (n Node) runSince(a *Attachment) Run {
 	was, is := a.Machine, n.Machine
 	differ := func(x, y string) bool { return x != y && (faultIdentity || x != "" && y != "") }
 	switch {
-	case differ(was.SystemUUID, is.SystemUUID) || differ(was.ProviderID, is.ProviderID):
+	case !agree(was.BootID, is.BootID) && // which shows the same run, whatever else differs
+		(differ(was.SystemUUID, is.SystemUUID) || differ(was.ProviderID, is.ProviderID) && !n.silent(a)):
 		return Replaced
 	case agree(was.NodeUID, is.NodeUID):
 		return SameObject
@@ -73,16 +74,25 @@ func (n Node) runSince(a *Attachment) Run {
 // agree reports whether two identities are known and the same.
 func agree(was, is string) bool { return was != "" && was == is }
 
-// anonymous tells of a machine of which nothing but its Node object is known. A kubelet sends
-// the rest with its status; somebody who creates its Node does not.
-func (m Machine) anonymous() bool { return m.BootID == "" && m.SystemUUID == "" && m.ProviderID == "" }
+// silent reports whether the Node does not say which machine stands behind it, although the
+// attachment's did. Kubelet says so with its first status; somebody else made the Node.
+func (n Node) silent(a *Attachment) bool {
+	return n.Machine.BootID == "" && n.Machine.SystemUUID == "" && (a.Machine.BootID != "" || a.Machine.SystemUUID != "")
+}
 
-// vouched reports whether anything shows that the attachment's machine stands behind the
+// vouched reports whether something shows that the attachment's machine stands behind the
 // Node, or nothing was recorded that could.
 func (n Node) vouched(a *Attachment) bool {
 	was, is := a.Machine, n.Machine
-	return n.runSince(a) == SameObject || was.anonymous() ||
-		agree(was.BootID, is.BootID) || agree(was.SystemUUID, is.SystemUUID) || agree(was.ProviderID, is.ProviderID)
+	switch {
+	case n.runSince(a) == SameObject:
+		return true
+	case n.silent(a):
+		return false
+	case was.BootID == "" && was.SystemUUID == "" && was.ProviderID == "":
+		return true
+	}
+	return agree(was.BootID, is.BootID) || agree(was.SystemUUID, is.SystemUUID) || agree(was.ProviderID, is.ProviderID)
 }
 
 // use is the only place that says what an entry in a node's in-use list means, or that
@@ -99,14 +109,14 @@ func (n Node) use(a *Attachment, wanted bool) Use {
 		return Idle
 	}
 	run := n.runSince(a)
-	// A Node object that was there before knows what it lists; a later one does for what
-	// it was seen to let go.
-	knows := run != MayBeSameRun || n.LetGo
+	// A Node object that was there before knows what it lists. A later one does for what it
+	// was seen to let go, or once its list is complete, and if it says whose list that is.
+	knows := run != MayBeSameRun || (n.LetGo || n.Exists == Yes && n.ListSynced) && !n.silent(a)
 	switch {
 	case n.Exists == Unknown || run == Replaced:
 	case n.InUse == Yes && n.Exists == Yes:
 		return n.listed(a, run, wanted)
-	case n.InUse == No && (knows || n.Exists == Yes && n.ListSynced && (!n.Machine.anonymous() || a.Machine.anonymous())):
+	case n.InUse == No && knows:
 		return Idle
 	}
 	return MayUse // without a Node, its last version had to do

@@ -22,13 +22,14 @@ func TestUse(t *testing.T) {
 		{"unknown", "object|implied", "*", "*", "*", "*", "*", MayUse},
 		{"no|yes", "object|implied", "replaced", "*", "*", "*", "*", MayUse},
 		// No Node object: its last version, if it could be believed.
-		{"no", "object|implied", "same|restarted|maybe", "yes|unknown", "*", "*", "*", MayUse},
+		{"no", "object|implied", "same|restarted|maybe|silent", "yes|unknown", "*", "*", "*", MayUse},
 		{"no", "object|implied", "same|restarted", "no", "*", "*", "*", Idle},
 		{"no", "object|implied", "maybe", "no", "*", "*", "let go", Idle},
 		{"no", "object|implied", "maybe", "no", "*", "*", "-|list synced", MayUse},
+		{"no", "object|implied", "silent", "no", "*", "*", "*", MayUse},
 		// A Node object: listed.
-		{"yes", "object|implied", "same|restarted|maybe", "yes", "yes", "*", "*", Using},
-		{"yes", "object|implied", "maybe", "yes", "no", "*", "*", Using},
+		{"yes", "object|implied", "same|restarted|maybe|silent", "yes", "yes", "*", "*", Using},
+		{"yes", "object|implied", "maybe|silent", "yes", "no", "*", "*", Using},
 		{"yes", "object|implied", "same|restarted", "yes", "no", "no", "*", Using},
 		{"yes", "implied", "same|restarted", "yes", "no", "yes", "*", Using},
 		{"yes", "object", "same|restarted", "yes", "no", "yes", "*", PreMount},
@@ -36,14 +37,15 @@ func TestUse(t *testing.T) {
 		{"yes", "object|implied", "same|restarted", "no", "*", "*", "*", Idle},
 		{"yes", "object|implied", "maybe", "no", "*", "*", "let go|list synced", Idle},
 		{"yes", "object|implied", "maybe", "no", "*", "*", "-", MayUse},
-		{"yes", "object|implied", "same|restarted|maybe", "unknown", "*", "*", "*", MayUse},
+		{"yes", "object|implied", "silent", "no", "*", "*", "*", MayUse},
+		{"yes", "object|implied", "same|restarted|maybe|silent", "unknown", "*", "*", "*", MayUse},
 	}
 	known := map[string]Knowledge{"yes": Yes, "no": No, "unknown": Unknown}
-	runs := map[string]func(*Node){"same": func(*Node) {}, "restarted": func(n *Node) { reborn(n); rebooted(n) }, "maybe": reborn, "replaced": replaced}
+	runs := map[string]func(*Node){"same": func(*Node) {}, "restarted": func(n *Node) { reborn(n); rebooted(n) }, "maybe": reborn, "silent": silenced, "replaced": replaced}
 	records := map[string]*Attachment{"none": nil, "object": new(attached("a")), "implied": new(implied("a"))}
 	count := 0
 	for c := range product(
-		[]string{"yes", "no", "unknown"}, []string{"none", "object", "implied"}, []string{"same", "restarted", "maybe", "replaced"},
+		[]string{"yes", "no", "unknown"}, []string{"none", "object", "implied"}, []string{"same", "restarted", "maybe", "silent", "replaced"},
 		[]string{"yes", "no", "unknown"}, []string{"yes", "no"}, []string{"yes", "no"}, []string{"-", "let go", "list synced"},
 	) {
 		count++
@@ -65,6 +67,12 @@ func TestUse(t *testing.T) {
 		}
 	}
 	t.Logf("%d combinations", count)
+}
+
+// silenced is a Node object that somebody made: it does not say which machine it stands for.
+func silenced(n *Node) {
+	reborn(n)
+	n.Machine.BootID, n.Machine.SystemUUID = "", ""
 }
 
 func matches(pattern, c []string) bool {
@@ -106,7 +114,7 @@ func TestRunSince(t *testing.T) {
 		n := Node{Created: t0.Add(time.Second), Machine: Machine{values[uid][1], values[boot][1], values[system][1], values[provider][1]}}
 		want := MayBeSameRun
 		switch {
-		case system == "other" || provider == "other":
+		case boot != "equal" && (system == "other" || provider == "other" && !n.silent(a)):
 			want = Replaced
 		case uid == "equal":
 			want = SameObject

@@ -77,7 +77,9 @@ func (s *sim) observe(e event) {
 	case k == attachments && s.requests.known[e.object.GetUID()] == 0:
 		va := e.object.(*storagev1.VolumeAttachment)
 		s.requests.known[va.UID] = e.version
-		s.requests.attached(s.diskOf(va), va.Spec.NodeName)
+		if s.byHand[va.Name] == nil { // those the controller leaves alone
+			s.requests.attached(s.diskOf(va), va.Spec.NodeName)
+		}
 	}
 }
 
