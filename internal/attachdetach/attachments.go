@@ -150,6 +150,17 @@ func (w *world) orphan(k key, t *turn, d doubts) snapshot {
 	return s
 }
 
+// orphansAt are the keys of the orphans at a node.
+func (w *world) orphansAt(node string) []key {
+	var keys []key
+	for _, name := range w.nameless.at(node) {
+		if va, ok := w.attachments.Get(name); ok {
+			keys = append(keys, w.keysOfAttachment(va)...)
+		}
+	}
+	return slices.DeleteFunc(keys, func(k key) bool { return k.Driver != orphanDriver })
+}
+
 // sourceUnique is the unique name of the volume that the attachment's PersistentVolume
 // is now, if that is attached to the node: the driver may take a detach of the one for a
 // detach of the other. What the node merely lists, before the volume can be attached,
@@ -224,6 +235,16 @@ func (n *nameless) of(k key) (names []string) {
 		if of == k {
 			names = append(names, name)
 		}
+	}
+	return names
+}
+
+// at gives the names of those at a node.
+func (n *nameless) at(node string) (names []string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, places := range n.byPlace {
+		names = slices.AppendSeq(names, maps.Keys(places[node]))
 	}
 	return names
 }

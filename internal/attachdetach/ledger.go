@@ -192,7 +192,11 @@ func (w *world) lost(va *storagev1.VolumeAttachment) {
 	for _, k := range w.keysOfAttachment(va) {
 		unique := kube.UniqueVolumeName(k.Driver, k.Handle)
 		if computed(va, k) && reported(node, unique) {
-			w.ledger.add(unique, node.Name, holding{machine: recordedMachine(va), created: va.CreationTimestamp.Time}, true)
+			h := holding{machine: recordedMachine(va), created: va.CreationTimestamp.Time}
+			if machineOf(node).Replaces(h.machine) {
+				h = holdingOf(node) // with Node and attachment gone, nothing is left of the machine before
+			}
+			w.ledger.add(unique, node.Name, h, true)
 		}
 	}
 }

@@ -276,10 +276,14 @@ func (w *world) nodeChanged(before, after *corev1.Node) []key {
 	if ready(before) != ready(after) && !faultWake {
 		keys = w.waitingOn(after)
 	}
-	for _, name := range changedNames(before, after) {
+	names := changedNames(before, after)
+	for _, name := range names {
 		if k, ok := keyOfName(name); ok {
 			keys = append(keys, k)
 		}
+	}
+	if len(names) > 0 { // an orphan waits for what its PersistentVolume is now
+		keys = append(keys, w.orphansAt(after.Name)...)
 	}
 	return keys
 }

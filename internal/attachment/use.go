@@ -54,10 +54,8 @@ const (
 // runSince relates the machine recorded with an attachment to the node's present one.
 func (n Node) runSince(a *Attachment) Run {
 	was, is := a.Machine, n.Machine
-	differ := func(x, y string) bool { return x != y && (faultIdentity || x != "" && y != "") }
 	switch {
-	case !agree(was.BootID, is.BootID) && // which shows the same run, whatever else differs
-		(differ(was.SystemUUID, is.SystemUUID) || differ(was.ProviderID, is.ProviderID) && !n.silent(a)):
+	case is.Replaces(was):
 		return Replaced
 	case agree(was.NodeUID, is.NodeUID):
 		return SameObject
@@ -71,14 +69,24 @@ func (n Node) runSince(a *Attachment) Run {
 	return MayBeSameRun
 }
 
+// Replaces reports whether this is known to be another machine than that one, which had its
+// name. The same boot shows the same machine, whatever else differs.
+func (m Machine) Replaces(was Machine) bool {
+	return !agree(was.BootID, m.BootID) &&
+		(differ(was.SystemUUID, m.SystemUUID) || differ(was.ProviderID, m.ProviderID) && !m.silent(was))
+}
+
+// silent reports whether the Node does not say which machine stands behind it, although one
+// before did. Kubelet says so with its first status; somebody else made the Node.
+func (m Machine) silent(was Machine) bool {
+	return m.BootID == "" && m.SystemUUID == "" && (was.BootID != "" || was.SystemUUID != "")
+}
+
 // agree reports whether two identities are known and the same.
 func agree(was, is string) bool { return was != "" && was == is }
 
-// silent reports whether the Node does not say which machine stands behind it, although the
-// attachment's did. Kubelet says so with its first status; somebody else made the Node.
-func (n Node) silent(a *Attachment) bool {
-	return n.Machine.BootID == "" && n.Machine.SystemUUID == "" && (a.Machine.BootID != "" || a.Machine.SystemUUID != "")
-}
+// differ reports whether two identities are known and not the same.
+func differ(was, is string) bool { return was != is && (faultIdentity || was != "" && is != "") }
 
 // vouched reports whether something shows that the attachment's machine stands behind the
 // Node, or nothing was recorded that could.
@@ -87,7 +95,7 @@ func (n Node) vouched(a *Attachment) bool {
 	switch {
 	case n.runSince(a) == SameObject:
 		return true
-	case n.silent(a):
+	case is.silent(was):
 		return false
 	case was.BootID == "" && was.SystemUUID == "" && was.ProviderID == "":
 		return true
@@ -111,7 +119,7 @@ func (n Node) use(a *Attachment, wanted bool) Use {
 	run := n.runSince(a)
 	// A Node object that was there before knows what it lists. A later one does for what it
 	// was seen to let go, or once its list is complete, and if it says whose list that is.
-	knows := run != MayBeSameRun || (n.LetGo || n.Exists == Yes && n.ListSynced) && !n.silent(a)
+	knows := run != MayBeSameRun || (n.LetGo || n.Exists == Yes && n.ListSynced) && !n.Machine.silent(a.Machine)
 	switch {
 	case n.Exists == Unknown || run == Replaced:
 	case n.InUse == Yes && n.Exists == Yes:

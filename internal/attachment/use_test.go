@@ -114,7 +114,7 @@ func TestRunSince(t *testing.T) {
 		n := Node{Created: t0.Add(time.Second), Machine: Machine{values[uid][1], values[boot][1], values[system][1], values[provider][1]}}
 		want := MayBeSameRun
 		switch {
-		case boot != "equal" && (system == "other" || provider == "other" && !n.silent(a)):
+		case boot != "equal" && (system == "other" || provider == "other" && !n.Machine.silent(a.Machine)):
 			want = Replaced
 		case uid == "equal":
 			want = SameObject

@@ -66,6 +66,8 @@ type local struct {
 	verified bool // the Node was read live, and reports the volume: it may be mounted
 	mounted  bool
 	forced   bool // detached by a policy that takes the machine for dead
+	// inherited: the machine took over a Node that reported the volume to the one before.
+	inherited bool
 	// left is since when no pod has wanted the volume of a machine whose Node is gone or
 	// another machine's.
 	left time.Time
@@ -270,6 +272,9 @@ func (s *sim) arise(m *machine) {
 		return
 	}
 	m.node = node.UID
+	for _, d := range s.disks {
+		m.of(d.handle).inherited = m.nth > 0 && reports(node, d.handle)
+	}
 	s.registerDriver(m)
 	change(s.api, node, func(n *corev1.Node) {
 		s.introduce(m, n)

@@ -140,6 +140,7 @@ func (s *sim) authority(d *disk, m *machine, since int) bool {
 func (s *sim) judgeWithdraw(d *disk, before *corev1.Node) {
 	m := s.machines[before.Name]
 	v := m.of(d.handle)
+	v.inherited = false
 	if v.forced || !v.mounted && !v.verified {
 		return
 	}

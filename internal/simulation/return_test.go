@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -17,6 +18,12 @@ import (
 func (s *sim) deleteNode(m *machine, node *corev1.Node) {
 	s.say("node %s is deleted", m)
 	s.api.drop(node)
+	for _, handle := range slices.Sorted(maps.Keys(m.local)) {
+		if v := m.of(handle); v.inherited && v.mounted {
+			v.forced = true
+			s.say("nothing tells any more that %s has %s, which was reported to the machine before", m, handle)
+		}
+	}
 	if csiNode, ok := get[*storagev1.CSINode](s.api, m.name); ok {
 		s.api.drop(csiNode)
 	}
