@@ -2,6 +2,7 @@ package attachdetach
 
 import (
 	"context"
+	"strconv"
 	"testing"
 	"time"
 
@@ -28,7 +29,7 @@ func (s slowStatus) Patch(_ context.Context, obj client.Object, _ client.Patch, 
 	s.m.version++
 	aNode(obj.GetName(), isReady).DeepCopyInto(obj.(*corev1.Node))
 	obj.SetUID("uid-*v1.Node--a")
-	obj.SetResourceVersion("1")
+	obj.SetResourceVersion(strconv.Itoa(s.m.version + 1)) // which put gives
 	s.m.put(obj)
 	return nil
 }

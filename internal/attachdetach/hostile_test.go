@@ -114,6 +114,7 @@ func (m *model) hungController(t *testing.T, hangs func(verb, name string) bool)
 	t.Helper()
 	c, hung := m.controllerOf(), &hungClient{hangs: hangs, release: make(chan struct{})}
 	c.client = hung
+	c.sinceAttachments, c.sinceNodes = "1", "1" // older than all Nodes and VolumeAttachments
 	c.stragglers.queue = workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[key]())
 	return c, hung
 }
