@@ -2,7 +2,9 @@ package attachdetach
 
 import (
 	"slices"
+	"strconv"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -88,5 +90,22 @@ func TestHostileReplacedInOneEvent(t *testing.T) {
 	}
 	if two, one := waits(2), waits(1); two != one {
 		t.Errorf("waits after two events: %v, after one: %v", two, one)
+	}
+}
+
+// One node lists 50,000 volumes in use (1.4 MB, which the API server stores) and sends its
+// status. Each such event is looked at by the one goroutine that hears of all Nodes.
+func TestHostileLongListHoldsUpAllNodes(t *testing.T) {
+	m := newModel(t)
+	var names []string
+	for i := range 50_000 {
+		names = append(names, kube.UniqueVolumeName("d", strconv.Itoa(100_000+i)))
+	}
+	m.put(aNode("evil", isReady, listing(names, nil)))
+	next := aNode("evil", listing(names, nil)) // a heartbeat: no list changed
+	if took := cpuTimeOf(t, func() { m.put(next) }); took > time.Second {
+		t.Errorf("one event of one node takes %v", took)
+	} else {
+		t.Logf("one event of one node takes %v", took)
 	}
 }
