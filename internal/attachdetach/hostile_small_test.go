@@ -1,6 +1,7 @@
 package attachdetach
 
 import (
+	"encoding/json"
 	"slices"
 	"strconv"
 	"testing"
@@ -107,5 +108,36 @@ func TestHostileLongListHoldsUpAllNodes(t *testing.T) {
 		t.Errorf("one event of one node takes %v", took)
 	} else {
 		t.Logf("one event of one node takes %v", took)
+	}
+}
+
+// The same node also writes belay's annotation on its own Node, as long as the API server
+// admits it, and changes its list of volumes in use from nothing to 50,000 and back: each
+// volume is woken, and each decision reads the whole annotation and the whole list again.
+func TestHostileLongAnnotationCostsEachVolume(t *testing.T) {
+	m := newModel(t)
+	requests := map[string]string{}
+	for i := range 3_500 {
+		requests[kube.UniqueVolumeName("d", strconv.Itoa(100_000+i))] = "2026-01-01T00:00:00.000000000Z"
+	}
+	text, err := json.Marshal(requests)
+	if err != nil || len(text) > 250<<10 {
+		t.Fatal(len(text), err)
+	}
+	var names []string
+	for i := range 50_000 {
+		names = append(names, kube.UniqueVolumeName("d", strconv.Itoa(100_000+i)))
+	}
+	noted := func(n *corev1.Node) { n.Annotations[kube.DetachesRequestedAnnotation] = string(text) }
+	m.put(aNode("evil", isReady, noted))
+	woken := m.put(aNode("evil", isReady, noted, listing(names, nil)))
+	const sample = 200
+	took := cpuTimeOf(t, func() {
+		for _, k := range woken[:sample] {
+			m.decide(k)
+		}
+	})
+	if all := took * time.Duration(len(woken)) / sample; all > 10*time.Second {
+		t.Errorf("one write of one node costs %v of processor time: %d decisions of %v", all.Round(time.Second), len(woken), took/sample)
 	}
 }
