@@ -1,0 +1,159 @@
+package attachdetach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/record"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/kube"
+)
+
+// The API server does not answer writes to one Node's status (its webhook hangs, say). As
+// many exclusive volumes wait there as there are workers. "No driver, node or volume that
+// hangs holds up another": a volume on another node must still be attached.
+func TestHostileSlowNodeTakesAllWorkers(t *testing.T) {
+	l := newLab(t)
+	l.readyNode("slow", "good")
+	release := make(chan struct{})
+	l.intercept = func(r *http.Request) error {
+		if !isReport(r) || !strings.HasSuffix(r.URL.Path, "/nodes/"+l.name("slow")+"/status") {
+			return nil
+		}
+		select {
+		case <-release:
+			return nil
+		case <-r.Context().Done():
+			return r.Context().Err()
+		}
+	}
+	stop := l.run()
+	defer stop()
+	defer close(release)
+	for i := range workers {
+		name := fmt.Sprintf("v%d", i)
+		l.volume(name)
+		l.pod("on-slow-"+name, "slow", name)
+	}
+	l.await("all attached to the slow node", func() bool {
+		for i := range workers {
+			va := l.attachment(fmt.Sprintf("v%d", i), "slow")
+			if va == nil || !va.Status.Attached {
+				return false
+			}
+		}
+		return true
+	})
+	time.Sleep(2 * time.Second)
+	l.volume("other")
+	l.pod("on-good", "good", "other")
+	for range 200 {
+		time.Sleep(100 * time.Millisecond)
+		l.mu.Lock()
+		there := l.isReported("other", "good")
+		l.mu.Unlock()
+		if there {
+			return
+		}
+	}
+	t.Error("for 20 s nothing was attached to a healthy node, because another Node has no answer")
+}
+
+// brokenClient is an API server whose webhook for VolumeAttachments is down.
+type brokenClient struct{ client.Client }
+
+func (brokenClient) Patch(context.Context, client.Object, client.Patch, ...client.PatchOption) error {
+	return apierrors.NewInternalError(errors.New("failed calling webhook: connection refused"))
+}
+
+// A volume is in use on a; a pod on b waits for it. Writing since when, on a's
+// VolumeAttachment, fails for as long as a webhook is down. The pod on b hears nothing of
+// what it waits for; upstream tells it Multi-Attach at once.
+func TestHostileWaitingPodHearsNothing(t *testing.T) {
+	m, k := newModel(t), key{Driver: driver, Handle: "h"}
+	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
+	m.put(aVolume("pv", k.Handle))
+	m.put(aClaim("pv"))
+	m.put(aNode("a", isReady, listing(unique, unique)))
+	m.put(aNode("b", isReady))
+	va := sharedAttachment(k, "a")
+	va.Spec.Source.PersistentVolumeName = new("pv")
+	m.put(va)
+	m.put(aPod("p", "b", byClaimOf("pv")))
+	c := m.controllerOf()
+	c.client = brokenClient{}
+	events := record.NewFakeRecorder(10)
+	c.announcer = newAnnouncer(events)
+	for range 3 {
+		_, err := c.Reconcile(t.Context(), k)
+		if err == nil {
+			t.Fatal("nothing failed")
+		}
+	}
+	select {
+	case <-events.Events:
+	default:
+		t.Error("the pod on b has no event")
+	}
+}
+
+// A Node is recreated (same boot) and lists the volume before anything is reported to it.
+// The report does not come (it fails, or no controller leads), and kubelet restarts: of
+// what it finds mounted it lists only what is reported (docs/invariants.md). That is no
+// letting go.
+func TestHostileLetGoWithoutAReport(t *testing.T) {
+	m, k := newModel(t), key{Driver: driver, Handle: "h"}
+	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
+	m.put(aVolume("pv", k.Handle))
+	m.put(aClaim("pv"))
+	m.put(aNode("a", isReady, listing(unique, unique)))
+	va := sharedAttachment(k, "a")
+	va.Spec.Source.PersistentVolumeName = new("pv")
+	m.put(va)
+	second := func(n *corev1.Node) { n.UID = "second" }
+	m.remove(aNode("a"))
+	m.put(aNode("a", isReady, second, listing(unique, nil)))
+	m.put(aNode("a", isReady, second)) // kubelet restarted
+	s := m.observe(k, &turn{answered: map[attachment.NodeName]bool{"a": true}}, noDoubts{})
+	if d := attachment.Decide(modelTime, s.want, s.seen, attachment.Policy{}); does[attachment.Detach](d) {
+		t.Errorf("detached under the mount: %+v", d.Steps)
+	}
+}
+
+// Creates of a time without API server never land, and are waited for all the same: later
+// another controller that answers the probe is taken for this process itself.
+func TestHostileRefusedConnectionHidesARival(t *testing.T) {
+	r := &rivals{
+		recorder: record.NewFakeRecorder(10), metrics: nil, settle: time.Nanosecond, sent: map[string]int{}, warned: map[string]time.Time{},
+		maker: func(string) string { return "kube-controller-manager" }, began: time.Now().Add(-time.Hour),
+	}
+	k := key{Driver: driver, Handle: "h"}
+	name := kube.AttachmentName(k.Handle, k.Driver, "a")
+	va := anAttachment(k, "a", "pv", false)
+	g := gated{refusingClient{}, r}
+	_ = g.Create(t.Context(), va)
+	r.probe = probe{key: k, names: []string{name}, until: time.Now().Add(time.Minute)}
+	r.attachmentAdded(va)
+	if r.check() == nil {
+		t.Error("another controller answered the probe, and nothing halts")
+	}
+	if len(r.sent) > 0 {
+		t.Errorf("kept for ever: %v", r.sent)
+	}
+}
+
+type refusingClient struct{ client.Client }
+
+func (refusingClient) Create(context.Context, client.Object, ...client.CreateOption) error {
+	return fmt.Errorf("dial: %w", syscall.ECONNREFUSED)
+}

@@ -1,0 +1,327 @@
+package attachdetach
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/kube"
+)
+
+// hostileFC is one exclusive Fibre Channel volume with a claim.
+func hostileFC(m *model) (key, string) {
+	pv := aVolume("fc", "")
+	pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{FC: &corev1.FCVolumeSource{TargetWWNs: []string{"5006"}, Lun: new(int32(1))}}
+	m.put(pv)
+	m.put(aClaim("fc"))
+	k := key{Driver: kube.FibreChannelPlugin, Handle: "[5006]:1"}
+	return k, kube.UniqueVolumeName(k.Driver, k.Handle)
+}
+
+// The model is a standby: its caches are warm, and nothing is decided in it. The leader
+// moves an exclusive Fibre Channel volume from a to b. Later a's Node is recreated by its
+// kubelet (same boot). Then the standby leads.
+func TestHostileStandbyRemembersWhatWasTakenBack(t *testing.T) {
+	m := newModel(t)
+	k, unique := hostileFC(m)
+	v := []string{unique}
+	m.put(aNode("a", isReady))
+	m.put(aNode("b", isReady))
+	m.put(aNode("a", isReady, listing(v, v)))   // reported to a, mounted
+	m.put(aNode("a", isReady, listing(nil, v))) // unmounted
+	m.put(aNode("a", isReady))                  // withdrawn
+	m.put(aNode("b", isReady, listing(v, v)))   // moved
+	m.put(aPod("p", "b", byClaimOf("fc")))
+	m.remove(aNode("a"))
+	m.put(aNode("a", isReady, func(n *corev1.Node) { n.UID = "second" }))
+
+	m.world.adopt() // it leads now
+	for _, step := range m.decide(k).Steps {
+		if s, ok := step.(attachment.Report); ok {
+			t.Errorf("the volume is reported to and mounted on b, and is reported to %s", s.Node)
+		}
+	}
+}
+
+// A standby whose cache of Nodes lags behind that of VolumeAttachments takes each ordinary
+// detach for an attachment that somebody removed by hand, and never forgets.
+func TestHostileStandbyKeepsEachDetach(t *testing.T) {
+	m, k := newModel(t), key{Driver: driver, Handle: "h"}
+	m.put(aVolume("pv", k.Handle))
+	unique := kube.UniqueVolumeName(k.Driver, k.Handle)
+	m.put(aNode("a", isReady, listing(nil, []string{unique})))
+	m.put(sharedAttachment(k, "a"))
+	m.remove(sharedAttachment(k, "a")) // the leader withdrew and deleted; the watch of Nodes is behind
+	m.put(aNode("a", isReady))         // it catches up
+	if m.ledger.has(unique, "a") {
+		t.Error("the ledger keeps a volume that was detached in order")
+	}
+}
+
+// hungClient answers nothing for some names until it is told to.
+type hungClient struct {
+	client.Client
+	hangs   func(verb, name string) bool
+	release chan struct{}
+
+	mu   sync.Mutex
+	sent []string
+}
+
+func (c *hungClient) does(ctx context.Context, verb, name string) error {
+	c.mu.Lock()
+	c.sent = append(c.sent, verb+" "+name)
+	c.mu.Unlock()
+	if c.hangs(verb, name) {
+		select {
+		case <-c.release:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+func (c *hungClient) has(what string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Contains(c.sent, what)
+}
+
+func (c *hungClient) Create(ctx context.Context, obj client.Object, _ ...client.CreateOption) error {
+	err := c.does(ctx, "create", obj.GetName())
+	obj.SetUID(types.UID("made-" + obj.GetName()))
+	obj.SetResourceVersion("1000000")
+	return err
+}
+
+func (c *hungClient) Delete(ctx context.Context, obj client.Object, _ ...client.DeleteOption) error {
+	return c.does(ctx, "delete", obj.GetName())
+}
+
+func (m *model) hungController(t *testing.T, hangs func(verb, name string) bool) (*Controller, *hungClient) {
+	t.Helper()
+	c, hung := m.controllerOf(), &hungClient{hangs: hangs, release: make(chan struct{})}
+	c.client = hung
+	c.sinceAttachments, c.sinceNodes = "1", "1" // older than all Nodes and VolumeAttachments
+	c.stragglers.queue = workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[key]())
+	return c, hung
+}
+
+// A shared volume's create for node a has no answer: a straggler. Meanwhile its access
+// modes are changed (ADR 17: "The access modes can be changed") and a pod on b wants it.
+// The create for a may still be carried out, so b must wait (S1).
+func TestHostileStragglersCreateIsForgotten(t *testing.T) {
+	m, k := newModel(t), key{Driver: driver, Handle: "h"}
+	m.put(aVolume("pv", k.Handle, corev1.ReadWriteMany))
+	m.put(aClaim("pv"))
+	m.put(aNode("a", isReady))
+	m.put(aNode("b", isReady))
+	m.put(aPod("on-a", "a", byClaimOf("pv")))
+	toA, toB := kube.AttachmentName(k.Handle, k.Driver, "a"), kube.AttachmentName(k.Handle, k.Driver, "b")
+	c, hung := m.hungController(t, func(_, name string) bool { return name == toA })
+	defer close(hung.release)
+	if _, err := c.Reconcile(t.Context(), k); err != nil {
+		t.Fatal(err)
+	}
+	if !hung.has("create " + toA) {
+		t.Fatal("nothing was sent for a")
+	}
+	m.put(aVolume("pv", k.Handle, corev1.ReadWriteOnce))
+	m.remove(aPod("on-a", "a"))
+	m.put(aPod("on-b", "b", byClaimOf("pv")))
+	if _, err := c.Reconcile(t.Context(), k); err != nil {
+		t.Fatal(err)
+	}
+	if hung.has("create " + toB) {
+		t.Error("an exclusive volume is attached to b while its create for a is in flight")
+	}
+}
+
+// Steps of a decision that have not begun when the others stop waiting for them are taken
+// later, whatever has become true since: here a forced detach from a node that is Ready
+// again. (More nodes than stepsAtOnce and a slow API server, or a node whose first step
+// hangs.)
+func TestHostileStaleStepsAreTaken(t *testing.T) {
+	m, k := newModel(t), key{Driver: driver, Handle: "h"}
+	m.put(aVolume("pv", k.Handle, corev1.ReadWriteMany))
+	m.put(aClaim("pv"))
+	unique := kube.UniqueVolumeName(k.Driver, k.Handle)
+	lost := func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: kube.OutOfServiceTaint}} }
+	for _, name := range []string{"a", "b"} {
+		m.put(aNode(name, lost, listing([]string{unique}, nil)))
+		va := sharedAttachment(k, name)
+		va.Spec.Source.PersistentVolumeName = new("pv")
+		m.put(va)
+	}
+	toA, toB := kube.AttachmentName(k.Handle, k.Driver, "a"), kube.AttachmentName(k.Handle, k.Driver, "b")
+	c, hung := m.hungController(t, func(_, name string) bool { return name == toA })
+	c.stepsAtOnce = 1
+	w := &work{Controller: c, key: k, at: &turn{}, log: log.FromContext(t.Context())}
+	w.at.heed("a", outcome{answered: true}) // both were withdrawn
+	w.at.heed("b", outcome{answered: true})
+	w.now = m.observe(k, w.at, noDoubts{})
+	d := attachment.Decide(modelTime, w.now.want, w.now.seen, c.policy)
+	if !does[attachment.ForceDetach](d) {
+		t.Fatalf("steps %+v", d.Steps)
+	}
+	if _, err := w.take(t.Context(), d.Steps); err != nil {
+		t.Fatal(err)
+	}
+	if hung.has("delete " + toB) {
+		t.Fatal("b was not held up")
+	}
+	// Minutes later b is back, with the volume mounted.
+	m.put(aNode("b", isReady, listing([]string{unique}, []string{unique})))
+	close(hung.release)
+	for range 200 {
+		if time.Sleep(5 * time.Millisecond); hung.has("delete " + toB) {
+			t.Fatal("the volume was detached by force from b, which is Ready and uses it (S2)")
+		}
+	}
+}
+
+// hungLease is the API server's answer about one kubelet.
+type hungLease struct {
+	client.Reader
+	lease *coordinationv1.Lease
+}
+
+func (r hungLease) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	r.lease.DeepCopyInto(obj.(*coordinationv1.Lease))
+	return nil
+}
+
+type hostileClock struct{ now time.Time }
+
+func (c *hostileClock) Now() time.Time { return c.now }
+
+// A kubelet of a recreated Node renews its lease once, a second after it was looked at
+// first, and dies (or hangs, or crashes again and again before it has rebuilt its
+// volumes). Its Node stays Ready for the grace period of 50 s. That is not a kubelet that
+// "was seen to renew its lease for SyncWindow".
+func TestHostileOneRenewalIsNoSync(t *testing.T) {
+	m := newModel(t)
+	m.put(aNode("a", isReady, func(n *corev1.Node) { n.UID = "second" }))
+	c := m.controllerOf()
+	began := modelTime
+	clock := &hostileClock{began}
+	c.clock, m.world.clock = clock, clock
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "1"}}
+	lease.Spec.RenewTime = &metav1.MicroTime{Time: began}
+	c.live = hungLease{lease: lease}
+	w := &work{Controller: c, at: &turn{}, log: log.FromContext(t.Context())}
+	look := attachment.CheckKubelet{Node: "a", NodeUID: "second"}
+	if _, err := w.checkKubelet(t.Context(), look); err != nil {
+		t.Fatal(err)
+	}
+	lease.ResourceVersion = "2"
+	lease.Spec.RenewTime = &metav1.MicroTime{Time: began.Add(time.Second)} // the last sign of life
+	clock.now = began.Add(attachment.SyncWindow)
+	if _, err := w.checkKubelet(t.Context(), look); err != nil {
+		t.Fatal(err)
+	}
+	node, _ := m.nodes.Get("a")
+	var n attachment.Node
+	m.kubelets.describe(node, &n)
+	if n.ListSynced {
+		t.Error("a kubelet that was last heard 39 s ago is taken for one that has sent its list")
+	}
+}
+
+// One node writes a volume of others into its own lists (NodeRestriction allows it). While
+// this leader leads that blocks nobody. After any change of leader it does.
+func TestHostileNodeClaimsAVolumeBeforeAFailover(t *testing.T) {
+	m, k := newModel(t), key{Driver: driver, Handle: "h"}
+	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
+	m.put(aVolume("pv", k.Handle))
+	m.put(aClaim("pv"))
+	m.put(aNode("evil", isReady, listing(unique, unique)))
+	m.put(aNode("b", isReady))
+	m.put(aPod("p", "b", byClaimOf("pv")))
+	if d := m.decide(k); !does[attachment.Attach](d) {
+		t.Fatalf("before: %+v", d.Steps)
+	}
+	m.world.adopt() // the next leader begins
+	if d := m.decide(k); !does[attachment.Attach](d) {
+		t.Errorf("one node's credentials keep any volume from all others: %+v", d.Steps)
+	}
+}
+
+// An orphan (upstream's VolumeAttachment, whose PersistentVolume was recreated for another
+// handle) waits while its node uses the PersistentVolume's present volume. What ends that
+// wait does not wake it.
+func TestHostileOrphanIsNotWoken(t *testing.T) {
+	m := newModel(t)
+	first, second := key{Driver: driver, Handle: "first"}, key{Driver: driver, Handle: "second"}
+	unique := []string{kube.UniqueVolumeName(driver, "second")}
+	m.put(aVolume("pv", second.Handle, corev1.ReadWriteMany))
+	m.put(aClaim("pv"))
+	m.put(aNode("a", isReady, listing(unique, unique)))
+	m.put(aPod("p", "a", byClaimOf("pv")))
+	va := sharedAttachment(second, "a")
+	va.Spec.Source.PersistentVolumeName = new("pv")
+	m.put(va)
+	old := anAttachment(first, "a", "pv", false)
+	old.Status.Attached = true
+	m.put(old)
+	k := orphanKey(old)
+	before := m.decide(k)
+	if before.Reason != attachment.StillInUse {
+		t.Fatalf("the orphan does not wait: %+v", before.Steps)
+	}
+	woken := m.remove(aPod("p", "a"))
+	woken = append(woken, m.put(aNode("a", isReady, listing(nil, unique)))...) // unmounted
+	woken = append(woken, m.put(aNode("a", isReady))...)                       // withdrawn
+	woken = append(woken, m.remove(va)...)                                     // detached
+	after := m.decide(k)
+	if !does[attachment.Check](after) {
+		t.Fatalf("steps %+v", after.Steps)
+	}
+	if !slices.Contains(woken, k) {
+		t.Errorf("what ends the orphan's wait wakes %v, not the orphan", woken)
+	}
+}
+
+// The out-of-service taint comes while the node is still Ready; a pod there still wants the
+// volume, by another PersistentVolume than its attachment names. Then the node turns
+// NotReady: the detach would be forced now, and nothing wakes the volume.
+func TestHostileTaintedNodeTurnsNotReady(t *testing.T) {
+	m, k := newModel(t), key{Driver: driver, Handle: "h"}
+	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
+	lost := func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: kube.OutOfServiceTaint}} }
+	m.put(aVolume("pv", k.Handle))
+	m.put(aClaim("pv"))
+	m.put(aNode("a", isReady, lost, listing(unique, unique)))
+	m.put(aPod("p", "a", byClaimOf("pv")))
+	va := sharedAttachment(k, "a")
+	va.Spec.Source.PersistentVolumeName = new("gone")
+	m.put(va)
+	before := m.decide(k)
+	for _, step := range before.Steps {
+		if s, ok := step.(attachment.Note); ok {
+			t.Logf("noted: %+v", s)
+		}
+	}
+	if before.Reason != attachment.OutOfServiceNodeReady {
+		t.Fatalf("before: %+v", before.Steps)
+	}
+	woken := m.put(aNode("a", lost, listing(unique, unique)))
+	if after := m.decide(k); !does[attachment.WithdrawReport](after) {
+		t.Fatalf("after: %+v", after.Steps)
+	}
+	if !slices.Contains(woken, k) {
+		t.Error("the node's health changes the decision and wakes nothing")
+	}
+}
