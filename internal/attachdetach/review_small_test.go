@@ -15,7 +15,7 @@ import (
 
 // The API server admits a list that names a volume twice (it is atomic). When both entries
 // go at once, the volume is no longer in use, and nothing wakes it.
-func TestHostileListedTwice(t *testing.T) {
+func TestListedTwice(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	unique := kube.UniqueVolumeName(k.Driver, k.Handle)
 	m.put(aVolume("pv", k.Handle))
@@ -37,7 +37,7 @@ func TestHostileListedTwice(t *testing.T) {
 }
 
 // What is remembered of Nodes and VolumeAttachments goes with them.
-func TestHostileMemoryOfWhatIsGone(t *testing.T) {
+func TestMemoryOfWhatIsGone(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	c := m.controllerOf()
 	m.put(aNode("a", isReady))
@@ -70,7 +70,7 @@ func TestHostileMemoryOfWhatIsGone(t *testing.T) {
 // registers under its name. Where both come as one event (a relist), the volume waits for a
 // machine of which nothing is left that anybody could delete; where they come as two, it is
 // free.
-func TestHostileReplacedInOneEvent(t *testing.T) {
+func TestReplacedInOneEvent(t *testing.T) {
 	waits := func(events int) bool {
 		m, k := newModel(t), key{Driver: driver, Handle: "h"}
 		unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
@@ -96,7 +96,7 @@ func TestHostileReplacedInOneEvent(t *testing.T) {
 
 // One node lists 50,000 volumes in use (1.4 MB, which the API server stores) and sends its
 // status. Each such event is looked at by the one goroutine that hears of all Nodes.
-func TestHostileLongListHoldsUpAllNodes(t *testing.T) {
+func TestLongListHoldsUpAllNodes(t *testing.T) {
 	m := newModel(t)
 	var names []string
 	for i := range 50_000 {
@@ -114,7 +114,7 @@ func TestHostileLongListHoldsUpAllNodes(t *testing.T) {
 // The same node also writes belay's annotation on its own Node, as long as the API server
 // admits it, and changes its list of volumes in use from nothing to 50,000 and back: each
 // volume is woken, and each decision reads the whole annotation and the whole list again.
-func TestHostileLongAnnotationCostsEachVolume(t *testing.T) {
+func TestLongAnnotationCostsEachVolume(t *testing.T) {
 	m := newModel(t)
 	requests := map[string]string{}
 	for i := range 3_500 {

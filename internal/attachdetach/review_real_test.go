@@ -9,9 +9,9 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// TestHostileStandbyRemembersWhatWasTakenBack with two real controllers: the leader moves
+// TestStandbyRemembersWhatWasTakenBack with two real controllers: the leader moves
 // an exclusive Fibre Channel volume from a to b, a's kubelet registers anew, the leader ends.
-func TestHostileRealStandbyReportsToTwoNodes(t *testing.T) {
+func TestRealStandbyReportsToTwoNodes(t *testing.T) {
 	l := newLab(t)
 	l.readyNode("a", "b")
 	fc, unique := l.fcVolume()
@@ -39,7 +39,7 @@ func TestHostileRealStandbyReportsToTwoNodes(t *testing.T) {
 
 // a has a Fibre Channel volume mounted; its Node is deleted and made anew, for the same boot,
 // by somebody who leaves the annotation to kubelet.
-func TestHostileRealNodeWithoutAnnotation(t *testing.T) {
+func TestRealNodeWithoutAnnotation(t *testing.T) {
 	l := newLab(t)
 	l.readyNode("a", "b")
 	fc, unique := l.fcVolume()

@@ -17,7 +17,7 @@ import (
 // monotonic clock of Linux stands. It then leads, and dates a request; its successor is
 // an hour ahead of it, and forces an hour early. invariants.md: "A new leader forces early by
 // as much as the clock of its API server was ahead ... and by up to one second".
-func TestHostileSuspendedProcess(t *testing.T) {
+func TestSuspendedProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var leader, successor ServerClock
 		date := time.Now().Truncate(time.Second)
@@ -49,7 +49,7 @@ func (r remade) List(ctx context.Context, list client.ObjectList, options ...cli
 // A new leader reads a shared PersistentVolume while it does not exist for a moment. The
 // cache then has its successor, newer than the read: there is nothing left to wait for. The
 // leader waits for that object to go, and does nothing in the whole cluster meanwhile.
-func TestHostileConfirmOfARecreatedVolume(t *testing.T) {
+func TestConfirmOfARecreatedVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source := cachetesting.NewFakeControllerSource()
 		volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "v", UID: "first"}}

@@ -9,7 +9,7 @@ import (
 // boot by somebody who does not annotate it in the same request (docs/differences.md:
 // "Who makes a Node need not annotate it"). Until its kubelet speaks, nothing says that the
 // volume was let go.
-func TestHostileNodeRecreatedWithoutAnnotation(t *testing.T) {
+func TestNodeRecreatedWithoutAnnotation(t *testing.T) {
 	want := wantAt("b")
 	want.Unattached = true
 	seen := Observed{
@@ -31,7 +31,7 @@ func TestHostileNodeRecreatedWithoutAnnotation(t *testing.T) {
 // of the same handle is wanted on a. The Node is recreated (same boot) and lists the volume.
 // belay writes [Note, Report]: the Note lands, the Report does not (a crash, a failed
 // request). The volume is as mounted as before.
-func TestHostileNoteWithoutItsReport(t *testing.T) {
+func TestNoteWithoutItsReport(t *testing.T) {
 	a := attached("a", volumeGone)
 	n := node("a", reborn, inUse, healthy)
 	seen := func() Observed {
@@ -61,7 +61,7 @@ func TestHostileNoteWithoutItsReport(t *testing.T) {
 
 // The same Node object in the same boot names its hardware in other words: kubelet was
 // updated (cadvisor), or the firmware's byte order. It is certainly the same machine.
-func TestHostileSameBootOtherSystemUUID(t *testing.T) {
+func TestSameBootOtherSystemUUID(t *testing.T) {
 	n := node("a", healthy, checked, func(n *Node) { n.Machine.SystemUUID = "HW-A" })
 	seen := Observed{Attachments: []Attachment{attached("a")}, Nodes: nodes(map[NodeName]Node{"a": n})}
 	d := Decide(t0, Desired{Shared: No}, seen, policy)
@@ -76,7 +76,7 @@ func TestHostileSameBootOtherSystemUUID(t *testing.T) {
 // A report that no attachment stands behind, on a node that was never given the volume
 // (no ledger entry): S9. What the node lists in use makes no difference to that, and an
 // entry that stays is believed by the next leader (adopt).
-func TestHostileStrayReportThatIsListed(t *testing.T) {
+func TestStrayReportThatIsListed(t *testing.T) {
 	seen := Observed{Nodes: nodes(map[NodeName]Node{"evil": node("evil", healthy, reported, inUse)})}
 	d := Decide(t0.Add(time.Hour), Desired{Shared: No}, seen, policy)
 	if len(d.Steps) == 0 {
@@ -87,7 +87,7 @@ func TestHostileStrayReportThatIsListed(t *testing.T) {
 // The same without another pod: the volume's own pod is being deleted on a. After the Note
 // landed and the Report did not, kubelet restarts: of what it finds mounted it lists only
 // what is reported, so the list of the new Node object loses the volume, still mounted.
-func TestHostileNoteWithoutItsReportAndARestart(t *testing.T) {
+func TestNoteWithoutItsReportAndARestart(t *testing.T) {
 	a := attached("a")
 	n := node("a", reborn, inUse, healthy)
 	seen := func() Observed {

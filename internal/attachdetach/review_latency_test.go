@@ -45,7 +45,7 @@ func (c slowClient) Status() client.SubResourceWriter { return c.status }
 // or a Node behind other writes. A shared volume that nobody wants must still be detached.
 // The answer to the withdrawal comes after the others stopped waiting for it, and is not kept
 // for the decision that it was asked for: the next decision asks again, for ever.
-func TestHostileSlowAPIServerNeverDetachesShared(t *testing.T) {
+func TestSlowAPIServerNeverDetachesShared(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	m.put(aVolume("pv", k.Handle, corev1.ReadWriteMany))
 	m.put(aClaim("pv"))
@@ -93,7 +93,7 @@ func (goneStatus) Patch(_ context.Context, obj client.Object, _ client.Patch, _ 
 // The watch lags: the Node that is reported the volume has listed it in use since, and was
 // deleted. The answer to the withdrawal is 404 ("404 is Unknown", design section 5). What the
 // cache still has is not the Node's last version, and no check.
-func TestHostileStaleNodeThatIsGone(t *testing.T) {
+func TestStaleNodeThatIsGone(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	m.put(aVolume("pv", k.Handle))
 	m.put(aClaim("pv"))
@@ -114,7 +114,7 @@ func TestHostileStaleNodeThatIsGone(t *testing.T) {
 
 // More nodes hang than steps are taken at once (one here, 96 in a process): the nodes behind
 // them are taken for stragglers without anything having been sent, and wait with them.
-func TestHostileHungNodesHoldUpTheRest(t *testing.T) {
+func TestHungNodesHoldUpTheRest(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	m.put(aVolume("pv", k.Handle, corev1.ReadWriteMany))
 	m.put(aClaim("pv"))

@@ -22,7 +22,7 @@ import (
 // The API server does not answer writes to one Node's status (its webhook hangs, say). As
 // many exclusive volumes wait there as there are workers. "No driver, node or volume that
 // hangs holds up another": a volume on another node must still be attached.
-func TestHostileSlowNodeTakesAllWorkers(t *testing.T) {
+func TestSlowNodeTakesAllWorkers(t *testing.T) {
 	l := newLab(t)
 	l.readyNode("slow", "good")
 	release := make(chan struct{})
@@ -79,7 +79,7 @@ func (brokenClient) Patch(context.Context, client.Object, client.Patch, ...clien
 // A volume is in use on a; a pod on b waits for it. Writing since when, on a's
 // VolumeAttachment, fails for as long as a webhook is down. The pod on b hears nothing of
 // what it waits for; upstream tells it Multi-Attach at once.
-func TestHostileWaitingPodHearsNothing(t *testing.T) {
+func TestWaitingPodHearsNothing(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
 	m.put(aVolume("pv", k.Handle))
@@ -111,7 +111,7 @@ func TestHostileWaitingPodHearsNothing(t *testing.T) {
 // The report does not come (it fails, or no controller leads), and kubelet restarts: of
 // what it finds mounted it lists only what is reported (docs/invariants.md). That is no
 // letting go.
-func TestHostileLetGoWithoutAReport(t *testing.T) {
+func TestLetGoWithoutAReport(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
 	m.put(aVolume("pv", k.Handle))
@@ -132,7 +132,7 @@ func TestHostileLetGoWithoutAReport(t *testing.T) {
 
 // Creates of a time without API server never land, and are waited for all the same: later
 // another controller that answers the probe is taken for this process itself.
-func TestHostileRefusedConnectionHidesARival(t *testing.T) {
+func TestRefusedConnectionHidesARival(t *testing.T) {
 	r := &rivals{
 		recorder: record.NewFakeRecorder(10), metrics: nil, settle: time.Nanosecond, sent: map[string]int{}, warned: map[string]time.Time{},
 		maker: func(string) string { return "kube-controller-manager" }, began: time.Now().Add(-time.Hour),

@@ -19,8 +19,8 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// hostileFC is one exclusive Fibre Channel volume with a claim.
-func hostileFC(m *model) (key, string) {
+// reviewFC is one exclusive Fibre Channel volume with a claim.
+func reviewFC(m *model) (key, string) {
 	pv := aVolume("fc", "")
 	pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{FC: &corev1.FCVolumeSource{TargetWWNs: []string{"5006"}, Lun: new(int32(1))}}
 	m.put(pv)
@@ -32,9 +32,9 @@ func hostileFC(m *model) (key, string) {
 // The model is a standby: its caches are warm, and nothing is decided in it. The leader
 // moves an exclusive Fibre Channel volume from a to b. Later a's Node is recreated by its
 // kubelet (same boot). Then the standby leads.
-func TestHostileStandbyRemembersWhatWasTakenBack(t *testing.T) {
+func TestStandbyRemembersWhatWasTakenBack(t *testing.T) {
 	m := newModel(t)
-	k, unique := hostileFC(m)
+	k, unique := reviewFC(m)
 	v := []string{unique}
 	m.put(aNode("a", isReady))
 	m.put(aNode("b", isReady))
@@ -56,7 +56,7 @@ func TestHostileStandbyRemembersWhatWasTakenBack(t *testing.T) {
 
 // A standby whose cache of Nodes lags behind that of VolumeAttachments takes each ordinary
 // detach for an attachment that somebody removed by hand, and never forgets.
-func TestHostileStandbyKeepsEachDetach(t *testing.T) {
+func TestStandbyKeepsEachDetach(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	m.put(aVolume("pv", k.Handle))
 	unique := kube.UniqueVolumeName(k.Driver, k.Handle)
@@ -122,7 +122,7 @@ func (m *model) hungController(t *testing.T, hangs func(verb, name string) bool)
 // A shared volume's create for node a has no answer: a straggler. Meanwhile its access
 // modes are changed (ADR 17: "The access modes can be changed") and a pod on b wants it.
 // The create for a may still be carried out, so b must wait (S1).
-func TestHostileStragglersCreateIsForgotten(t *testing.T) {
+func TestStragglersCreateIsForgotten(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	m.put(aVolume("pv", k.Handle, corev1.ReadWriteMany))
 	m.put(aClaim("pv"))
@@ -153,7 +153,7 @@ func TestHostileStragglersCreateIsForgotten(t *testing.T) {
 // later, whatever has become true since: here a forced detach from a node that is Ready
 // again. (More nodes than stepsAtOnce and a slow API server, or a node whose first step
 // hangs.)
-func TestHostileStaleStepsAreTaken(t *testing.T) {
+func TestStaleStepsAreTaken(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	m.put(aVolume("pv", k.Handle, corev1.ReadWriteMany))
 	m.put(aClaim("pv"))
@@ -203,20 +203,20 @@ func (r hungLease) Get(_ context.Context, _ client.ObjectKey, obj client.Object,
 	return nil
 }
 
-type hostileClock struct{ now time.Time }
+type reviewClock struct{ now time.Time }
 
-func (c *hostileClock) Now() time.Time { return c.now }
+func (c *reviewClock) Now() time.Time { return c.now }
 
 // A kubelet of a recreated Node renews its lease once, a second after it was looked at
 // first, and dies (or hangs, or crashes again and again before it has rebuilt its
 // volumes). Its Node stays Ready for the grace period of 50 s. That is not a kubelet that
 // "was seen to renew its lease for SyncWindow".
-func TestHostileOneRenewalIsNoSync(t *testing.T) {
+func TestOneRenewalIsNoSync(t *testing.T) {
 	m := newModel(t)
 	m.put(aNode("a", isReady, func(n *corev1.Node) { n.UID = "second" }))
 	c := m.controllerOf()
 	began := modelTime
-	clock := &hostileClock{began}
+	clock := &reviewClock{began}
 	c.clock, m.world.clock = clock, clock
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "1"}}
 	lease.Spec.RenewTime = &metav1.MicroTime{Time: began}
@@ -242,7 +242,7 @@ func TestHostileOneRenewalIsNoSync(t *testing.T) {
 
 // One node writes a volume of others into its own lists (NodeRestriction allows it). While
 // this leader leads that blocks nobody. After any change of leader it does.
-func TestHostileNodeClaimsAVolumeBeforeAFailover(t *testing.T) {
+func TestNodeClaimsAVolumeBeforeAFailover(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
 	m.put(aVolume("pv", k.Handle))
@@ -262,7 +262,7 @@ func TestHostileNodeClaimsAVolumeBeforeAFailover(t *testing.T) {
 // An orphan (upstream's VolumeAttachment, whose PersistentVolume was recreated for another
 // handle) waits while its node uses the PersistentVolume's present volume. What ends that
 // wait does not wake it.
-func TestHostileOrphanIsNotWoken(t *testing.T) {
+func TestOrphanIsNotWoken(t *testing.T) {
 	m := newModel(t)
 	first, second := key{Driver: driver, Handle: "first"}, key{Driver: driver, Handle: "second"}
 	unique := []string{kube.UniqueVolumeName(driver, "second")}
@@ -297,7 +297,7 @@ func TestHostileOrphanIsNotWoken(t *testing.T) {
 // The out-of-service taint comes while the node is still Ready; a pod there still wants the
 // volume, by another PersistentVolume than its attachment names. Then the node turns
 // NotReady: the detach would be forced now, and nothing wakes the volume.
-func TestHostileTaintedNodeTurnsNotReady(t *testing.T) {
+func TestTaintedNodeTurnsNotReady(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
 	lost := func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: kube.OutOfServiceTaint}} }

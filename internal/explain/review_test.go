@@ -11,7 +11,7 @@ import (
 // A Fibre Channel or iSCSI volume has no VolumeAttachment: a person who waits for one is told
 // to delete what does not exist (docs/invariants.md: only a restart of belay-controller ends
 // that wait).
-func TestHostileAdviceForAVolumeWithoutAttachment(t *testing.T) {
+func TestAdviceForAVolumeWithoutAttachment(t *testing.T) {
 	for _, reason := range []attachment.Reason{attachment.NodeGone, attachment.NodeReplaced} {
 		text := Wait(kube.FibreChannelPlugin, "a", attachment.Cause{Reason: reason}, attachment.Unknown)
 		if strings.Contains(text, "VolumeAttachment") {

@@ -43,7 +43,7 @@ func (s failingStatus) Patch(_ context.Context, obj client.Object, _ client.Patc
 // fail (a webhook that is down for it, a node that writes its own Node all the time and so
 // makes each write of belay's conflict). What a answered is thrown away with b's error, each
 // time: a is never detached.
-func TestHostileOneNodesErrorHoldsUpTheOthers(t *testing.T) {
+func TestOneNodesErrorHoldsUpTheOthers(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	m.put(aVolume("pv", k.Handle, corev1.ReadWriteMany))
 	m.put(aClaim("pv"))
@@ -71,7 +71,7 @@ func TestHostileOneNodesErrorHoldsUpTheOthers(t *testing.T) {
 // The same for an exclusive volume and by one node's credentials: evil lists the volume as
 // attached in its own status, which belay tries to take back, and fails for as long as evil
 // likes (here: always). The volume cannot leave a any more, and b never gets it.
-func TestHostileOneNodesReportKeepsAVolumeFromMoving(t *testing.T) {
+func TestOneNodesReportKeepsAVolumeFromMoving(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
 	m.put(aVolume("pv", k.Handle))
