@@ -96,8 +96,11 @@ func (w *work) announce(steps []attachment.Step, refusal error) (again time.Time
 func (w *work) tellPods(steps []attachment.Step, refusal error) (again time.Time) {
 	a, now := w.announcer, w.clock.Now()
 	before, after := a.said[w.key], map[types.UID]saying{}
-	if refusal != nil { // pods whose attach was refused have an event and no Hold
+	if refusal != nil { // pods whose attach failed have an event and no Hold
 		maps.Copy(after, before)
+	}
+	if !refused(refusal) {
+		refusal = nil // it will pass
 	}
 	for _, step := range steps {
 		hold, ok := step.(attachment.Hold)

@@ -139,7 +139,7 @@ func (w *work) report(ctx context.Context, s attachment.Report) (again bool, err
 	if w.now.want.Unattached {
 		// Before the request is sent: it may arrive without an answer.
 		n := w.now.seen.Nodes[s.Node]
-		w.world.ledger.add(w.unique(), string(s.Node), holding{machine: n.Machine, created: n.Created}, n.InUse == attachment.Yes)
+		w.world.ledger.add(w.unique(), string(s.Node), holding{machine: n.Machine, created: n.Created}, n.InUse == attachment.Yes && n.Reported)
 	}
 	out := w.reporter.change(ctx, string(s.Node), change{
 		volume: w.unique(), kind: reporting, uid: uidOf(s.NodeUID), requested: s.DetachRequested,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -203,9 +204,11 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 		defer c.worksOn(-1)
 	}
 	w := &work{Controller: c, key: k, at: &turn{}, log: log.FromContext(ctx)}
+	w.heedLate()
 	if err := w.lookForAttempts(ctx); err != nil {
 		return reconcile.Result{}, err
 	}
+	failed := map[attachment.NodeName]error{}
 	for range turnLimit {
 		w.now = c.world.observe(k, w.at, c)
 		now := c.clock.Now()
@@ -214,26 +217,39 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 		if wait := c.rivals.holdBack(k, decision.Steps); wait > 0 {
 			return reconcile.Result{RequeueAfter: wait}, nil
 		}
-		again, err := w.take(ctx, decision.Steps)
-		if err != nil {
-			if refused(err) {
-				w.announce(decision.Steps, err)
-			}
-			return w.retry(err)
-		}
+		// A node at which a step fails must not keep the volume from the others.
+		again, nowFailed := w.take(ctx, except(failed, decision.Steps))
+		maps.Copy(failed, nowFailed)
 		if again {
 			continue
 		}
-		c.refusals.Forget(k)
-		if w.log.V(1).Enabled() {
-			w.logger().V(1).Info("Decided", "reason", decision.Reason, "steps", len(decision.Steps))
-		}
-		return c.recheck(decision.RecheckAt, w.announce(decision.Steps, nil)), nil
+		return w.end(decision, errors.Join(slices.Collect(maps.Values(failed))...))
 	}
 	return reconcile.Result{}, w.errorOf(fmt.Errorf("decide on volume %s of %s: %w", k.Handle, k.Driver, errUnsettled))
 }
 
 var errUnsettled = errors.New("its nodes kept changing")
+
+// except leaves out the steps at some nodes.
+func except(nodes map[attachment.NodeName]error, steps []attachment.Step) []attachment.Step {
+	if len(nodes) == 0 { // nearly always
+		return steps
+	}
+	return slices.DeleteFunc(slices.Clone(steps), func(step attachment.Step) bool { return nodes[nodeOf(step)] != nil })
+}
+
+// end ends the work on a volume with the last decision on it, and says when to look again.
+func (w *work) end(decision attachment.Decision, err error) (reconcile.Result, error) {
+	next := w.recheck(decision.RecheckAt, w.announce(decision.Steps, err))
+	if err != nil {
+		return w.retry(err, next)
+	}
+	w.refusals.Forget(w.key)
+	if w.log.V(1).Enabled() {
+		w.logger().V(1).Info("Decided", "reason", decision.Reason, "steps", len(decision.Steps))
+	}
+	return next, nil
+}
 
 // recheck comes back at the first of the times, zero being none.
 func (c *Controller) recheck(times ...time.Time) reconcile.Result {

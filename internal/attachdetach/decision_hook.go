@@ -12,6 +12,6 @@ import (
 func (c *Controller) DecisionFor(k attachment.VolumeKey, now time.Time) attachment.Decision {
 	s := c.world.peek(k, &turn{}, c)
 	d := attachment.Decide(now, s.want, s.seen, c.policy)
-	d.Steps = c.stragglers.without(k, d.Steps)
+	d.Steps = c.stragglers.without(k, s.want.Shared == attachment.Yes, d.Steps)
 	return d
 }

@@ -15,12 +15,13 @@ type lettings struct {
 }
 
 // heedLettingGo remembers what a Node let go that was attached before this Node object
-// was created: of everything else its list alone is believed.
+// was created: of everything else its list alone is believed. It must have been reported
+// at the time: what is not, a kubelet that restarts leaves off its list while it is mounted.
 func (w *world) heedLettingGo(before, after *corev1.Node) {
 	for _, v := range before.Status.VolumesInUse {
 		unique := string(v)
 		key, ok := keyOfName(unique)
-		if !ok || inUse(after, unique) || !w.givenBefore(key, unique, after) {
+		if !ok || inUse(after, unique) || !reported(before, unique) || !w.givenBefore(key, unique, after) {
 			continue
 		}
 		w.mu.Lock()

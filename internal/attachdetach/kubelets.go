@@ -28,7 +28,8 @@ type kubelets struct {
 type look struct {
 	uid    types.UID // of the Node
 	began  time.Time
-	lease  string // version of the lease then, empty if there was none
+	next   time.Time // when it must have renewed its lease again
+	lease  string    // version of the lease at the last look, empty if there was none
 	synced bool
 }
 
@@ -41,7 +42,7 @@ func (k *kubelets) describe(node *corev1.Node, n *attachment.Node) {
 		return
 	}
 	if n.ListSynced = l.synced; !l.synced {
-		n.SyncDue = l.began.Add(attachment.SyncWindow)
+		n.SyncDue, n.LookDue = l.began.Add(attachment.SyncWindow), l.next
 	}
 }
 
@@ -54,21 +55,25 @@ func (k *kubelets) interrupt(node string) {
 	}
 }
 
-// saw takes the version of the lease, empty if there is none.
-func (k *kubelets) saw(node string, uid types.UID, lease string, now time.Time) {
+// saw takes the version of the lease, empty if there is none, and how long it is good for. A
+// kubelet renews it four times in that time: one that has not done so between two looks, or
+// that nobody looked at in time, is looked at from the beginning.
+func (k *kubelets) saw(node string, uid types.UID, lease string, duration time.Duration, now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.looks == nil {
 		k.looks = map[string]look{}
 	}
 	l := k.looks[node]
+	interval := max(duration, attachment.SyncWindow) / 3
+	next, inTime := now.Add(interval), now.Before(l.next.Add(interval/2))
 	switch {
-	case l.uid == uid && l.synced:
-	case l.uid == uid && now.Sub(l.began) < attachment.SyncWindow:
-	case l.uid == uid && l.lease != "" && lease != "" && lease != l.lease:
-		k.looks[node] = look{uid: uid, synced: true}
+	case l.uid == uid && (l.synced || now.Before(l.next)):
+	case l.uid == uid && inTime && l.lease != "" && lease != "" && lease != l.lease:
+		l.lease, l.next, l.synced = lease, next, now.Sub(l.began) >= attachment.SyncWindow
+		k.looks[node] = l
 	default:
-		k.looks[node] = look{uid: uid, began: now, lease: lease}
+		k.looks[node] = look{uid: uid, began: now, next: next, lease: lease}
 	}
 }
 
@@ -79,6 +84,10 @@ func (w *work) checkKubelet(ctx context.Context, s attachment.CheckKubelet) (aga
 	if err := w.live.Get(ctx, name, lease); err != nil && !apierrors.IsNotFound(err) {
 		return false, fmt.Errorf("read the lease of node %s: %w", s.Node, err)
 	}
-	w.world.kubelets.saw(string(s.Node), uidOf(s.NodeUID), lease.ResourceVersion, w.clock.Now())
+	var duration time.Duration
+	if seconds := lease.Spec.LeaseDurationSeconds; seconds != nil {
+		duration = time.Duration(*seconds) * time.Second
+	}
+	w.world.kubelets.saw(string(s.Node), uidOf(s.NodeUID), lease.ResourceVersion, duration, w.clock.Now())
 	return true, nil
 }

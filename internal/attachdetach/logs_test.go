@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
@@ -68,7 +69,7 @@ func TestLogsNameTheVolume(t *testing.T) {
 
 		w := &work{Controller: l.control, key: k, at: &turn{}}
 		w.now = l.control.world.observe(k, w.at, l.control)
-		if _, err := w.retry(errors.New("no way to the API server")); err == nil || err.Error() != "PersistentVolume pv-1 of claim ns/pv-1: no way to the API server" {
+		if _, err := w.retry(errors.New("no way to the API server"), reconcile.Result{}); err == nil || err.Error() != "PersistentVolume pv-1 of claim ns/pv-1: no way to the API server" {
 			t.Errorf("controller-runtime logs %v", err)
 		}
 

@@ -71,7 +71,7 @@ func assemble(w *world, r *rivals, p Parts, o Options) *Controller {
 		ready:      make(chan struct{}),
 		doubtful:   map[types.UID]string{},
 		attempted:  map[key]map[string]attempt{},
-		stragglers: &stragglers{nodes: map[key]map[attachment.NodeName]bool{}},
+		stragglers: &stragglers{nodes: map[key]map[attachment.NodeName]bool{}, answers: map[key]map[attachment.NodeName]string{}},
 		clock:      w.clock,
 
 		stepsAtOnce: workers,

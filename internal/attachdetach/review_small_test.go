@@ -43,8 +43,8 @@ func TestMemoryOfWhatIsGone(t *testing.T) {
 	m.put(aNode("a", isReady))
 	node, _ := m.nodes.Get("a")
 	now := modelTime
-	m.kubelets.saw("a", node.UID, "1", now)
-	m.kubelets.saw("a", node.UID, "2", now.Add(attachment.SyncWindow))
+	m.kubelets.saw("a", node.UID, "1", 40*time.Second, now)
+	m.kubelets.saw("a", node.UID, "2", 40*time.Second, now.Add(attachment.SyncWindow))
 	va := sharedAttachment(k, "a")
 	m.put(va)
 	seen, _ := m.attachments.Get(va.Name)

@@ -176,8 +176,8 @@ func TestStaleStepsAreTaken(t *testing.T) {
 	if !does[attachment.ForceDetach](d) {
 		t.Fatalf("steps %+v", d.Steps)
 	}
-	if _, err := w.take(t.Context(), d.Steps); err != nil {
-		t.Fatal(err)
+	if _, failed := w.take(t.Context(), d.Steps); len(failed) > 0 {
+		t.Fatal(failed)
 	}
 	if hung.has("delete " + toB) {
 		t.Fatal("b was not held up")
@@ -240,8 +240,8 @@ func TestOneRenewalIsNoSync(t *testing.T) {
 	}
 }
 
-// One node writes a volume of others into its own lists (NodeRestriction allows it). While
-// this leader leads that blocks nobody. After any change of leader it does.
+// One node writes a volume of others into its own lists (NodeRestriction allows it). That
+// blocks nobody, and is taken back before a next leader could believe it.
 func TestNodeClaimsAVolumeBeforeAFailover(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
@@ -250,10 +250,11 @@ func TestNodeClaimsAVolumeBeforeAFailover(t *testing.T) {
 	m.put(aNode("evil", isReady, listing(unique, unique)))
 	m.put(aNode("b", isReady))
 	m.put(aPod("p", "b", byClaimOf("pv")))
-	if d := m.decide(k); !does[attachment.Attach](d) {
+	if d := m.decide(k); !does[attachment.Attach](d) || !does[attachment.WithdrawReport](d) {
 		t.Fatalf("before: %+v", d.Steps)
 	}
-	m.world.adopt() // the next leader begins
+	m.put(aNode("evil", isReady, listing(unique, nil))) // it was withdrawn
+	m.world.adopt()                                     // the next leader begins
 	if d := m.decide(k); !does[attachment.Attach](d) {
 		t.Errorf("one node's credentials keep any volume from all others: %+v", d.Steps)
 	}

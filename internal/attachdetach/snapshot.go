@@ -247,7 +247,8 @@ func (w *world) node(name, unique string, t *turn, d doubts) attachment.Node {
 	return n
 }
 
-// departedNode is what is known of a node that is gone. The cache may still have it.
+// departedNode is what is known of a node that is gone. A cache that still has it does not
+// have its last version: what that says of use is not known.
 func (w *world) departedNode(name string, cached *corev1.Node, unique string) attachment.Node {
 	n := attachment.Node{Exists: attachment.No, Healthy: attachment.No}
 	last, ok := cached, cached != nil
@@ -257,8 +258,10 @@ func (w *world) departedNode(name string, cached *corev1.Node, unique string) at
 	if !ok {
 		return n
 	}
-	n.InUse = attachment.Known(inUse(last, unique))
 	n.Machine, n.Created = machineOf(last), last.CreationTimestamp.Time
+	if cached == nil {
+		n.InUse = attachment.Known(inUse(last, unique))
+	}
 	return n
 }
 

@@ -299,7 +299,7 @@ func sameNode(a, b *corev1.Node) bool {
 func (w *world) waitingOn(node *corev1.Node) []key {
 	var keys []key
 	for _, va := range w.attachments.ByIndex(byNode, node.Name) {
-		if va.Annotations[kube.DetachRequestedAnnotation] == "" {
+		if va.Annotations[kube.DetachRequestedAnnotation] == "" && !outOfService(node) {
 			continue
 		}
 		keys = append(keys, w.keysOfAttachment(va)...)

@@ -252,10 +252,11 @@ func (p *plan) note(a *Attachment, requested time.Time, newVersion bool) {
 	}
 	n := Note{Node: a.Node, Attachment: a.Ref, DetachRequested: requested, Machine: a.Machine}
 	run := node.runSince(a)
-	follows := run == SameObject && a.Machine.NodeUID != "" || run == Restarted || run == MayBeSameRun && node.InUse == Yes
+	follows := run == SameObject && a.Machine.NodeUID != "" || run == Restarted || run == MayBeSameRun && node.InUse == Yes && node.Reported
 	if node.Exists == Yes && follows {
-		// A Node that was recreated and lists the volume can be trusted from here on: it
-		// will also take it off the list. And a record of an earlier boot would let a later
+		// A Node that was recreated, and lists the volume that is reported to it, can be trusted
+		// from here on: it will also take it off the list. What is not reported a kubelet that
+		// restarts leaves off its list while it is mounted. And a record of an earlier boot would let a later
 		// Node pass for a machine restarted since.
 		n.Machine = n.Machine.updated(node.Machine)
 	}
@@ -275,15 +276,17 @@ func (p *plan) noteNode(name NodeName, node Node, requested time.Time) {
 	}
 }
 
-// withdrawStrays withdraws reports of idle volumes that no attachment stands behind
-// (S9). They come from other writers: a person, or the node itself.
+// withdrawStrays withdraws reports of volumes that no attachment stands behind (S9). They
+// come from other writers: a person, or the node itself, which may also say that it uses
+// the volume, and would be believed by the next leader.
 func (p *plan) withdrawStrays() {
 	for _, name := range slices.Sorted(maps.Keys(p.seen.Nodes)) {
 		node := p.seen.Nodes[name]
 		implied, attached := p.at[name]
+		_, wanted := p.wants[name]
 		switch {
 		case implied || node.Exists != Yes || !node.Managed:
-		case !attached && node.Reported && node.InUse == No:
+		case !attached && node.Reported && (node.InUse == No || !wanted):
 			p.do(WithdrawReport{Node: name, NodeUID: node.Machine.NodeUID, Expect: node.Facts()})
 		default:
 			p.noteNode(name, node, time.Time{})

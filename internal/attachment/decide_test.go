@@ -559,7 +559,7 @@ func TestDetach(t *testing.T) {
 			steps: []Step{CheckKubelet{Node: "a", NodeUID: "uid-a-2"}, holdA(NodeReturned)},
 		},
 		"node came back, same boot, kubelet looked at once": {
-			seen:  one(attached("a", waiting), node("a", reborn, reported, healthy, func(n *Node) { n.SyncDue = t0.Add(time.Hour) })),
+			seen:  one(attached("a", waiting), node("a", reborn, reported, healthy, func(n *Node) { n.SyncDue, n.LookDue = t0.Add(time.Hour), t0.Add(time.Hour) })),
 			steps: []Step{holdA(NodeReturned)},
 		},
 		"node came back, same boot, kubelet has sent its list: it has let go": {
@@ -580,8 +580,9 @@ func TestDetach(t *testing.T) {
 			seen:  Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", reported)})},
 			steps: []Step{withdrawA},
 		},
-		"report of a volume that the node was never given, and lists in use": {
-			seen: Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", reported, inUse)})},
+		"S9: report of a volume that the node was never given, and lists in use": {
+			seen:  Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", reported, inUse)})},
+			steps: []Step{WithdrawReport{Node: "a", NodeUID: "uid-a", Expect: NodeFacts{InUse: Yes}}},
 		},
 		"being deleted while in use stays reported": {
 			seen:  one(attached("a", deleting), node("a", reported, inUse)),

@@ -15,7 +15,7 @@ func (p *plan) release(a *Attachment) {
 		hold.Reason = ForeignAttachment
 	case node.Exists == Unknown:
 		hold.Reason = NodeUnknown
-	case node.Exists == Yes && !node.Managed && a.Implied && !node.Reported && node.InUse == No:
+	case node.Exists == Yes && !node.Managed && a.Implied && !node.Reported && p.use(a) == Idle:
 		p.do(Detach{Node: a.Node})
 		return
 	case node.Exists == Yes && !node.Managed:
@@ -117,9 +117,9 @@ func (p *plan) wait(a *Attachment, node Node, hold Hold) {
 		p.recheck(hold.At)
 	}
 	if hold.Reason == NodeReturned && node.Healthy == Yes {
-		if p.now.Before(node.SyncDue) {
+		if p.now.Before(node.LookDue) {
 			hold.At = node.SyncDue
-			p.recheck(hold.At)
+			p.recheck(node.LookDue)
 		} else {
 			p.do(CheckKubelet{Node: a.Node, NodeUID: node.Machine.NodeUID})
 		}

@@ -163,8 +163,10 @@ type Node struct {
 	// ListSynced is set when the kubelet of this Node object was seen to be Ready and to
 	// renew its lease for SyncWindow: by then it has sent a complete list.
 	ListSynced bool
-	// SyncDue is when the kubelet can be asked next whether it has; zero for at once.
+	// SyncDue is when it will have been, if it goes on like this; zero before the first look.
 	SyncDue time.Time
+	// LookDue is when to look at the kubelet next; zero for at once.
+	LookDue time.Time
 	// Healthy is Yes when the node's condition Ready is True, and No otherwise, also
 	// where there is no such condition or no Node: upstream's rule for the unmount
 	// timeout. Unknown when the Node could not be read.

@@ -195,7 +195,7 @@ func (l *leader) observe() (Desired, Observed) {
 		n.ListSynced = l.synced[n.Machine.NodeUID]
 		n.LetGo = l.letGo[n.Machine.NodeUID]
 		if at, ok := l.looks[n.Machine.NodeUID]; ok {
-			n.SyncDue = at.Add(SyncWindow)
+			n.SyncDue, n.LookDue = at.Add(SyncWindow), at.Add(SyncWindow)
 		}
 		unsure, ok := l.unsure[name]
 		n.WriteMayBeUnderway = n.Exists == Yes && (n.version <= l.since || ok && unsure == n.version)

@@ -30,6 +30,7 @@ func (s *sim) breaks(invariant, format string, args ...any) {
 // judge looks at one write before it takes effect.
 func (s *sim) judge(w write) {
 	if w.by == nil {
+		s.noteDeletion(w)
 		return
 	}
 	switch after := w.after.(type) {
@@ -52,12 +53,19 @@ func (s *sim) judge(w write) {
 			was, is := reports(before, d.handle), reports(after, d.handle)
 			switch {
 			case !was && is:
-				s.judgeReport(d, after)
+				s.judgeReport(w, d, after)
 				s.judgeFibreReport(d, after)
 			case was && !is:
 				s.judgeWithdraw(d, before)
 			}
 		}
+	}
+}
+
+// noteDeletion notes what somebody deletes.
+func (s *sim) noteDeletion(w write) {
+	if va, ok := w.after.(*storagev1.VolumeAttachment); ok && va.DeletionTimestamp != nil {
+		s.requests.ended[va.UID] = s.api.version + 1
 	}
 }
 
@@ -151,8 +159,8 @@ func (s *sim) judgeWithdraw(d *disk, before *corev1.Node) {
 	s.breaks("S2", "%s withdrawn from %s while it is mounted (%v) or about to be (%v)", d.handle, m, v.mounted, v.verified)
 }
 
-// judgeReport: S9.
-func (s *sim) judgeReport(d *disk, node *corev1.Node) {
+// judgeReport: S9. Of a deletion that somebody else began the writer may not have heard.
+func (s *sim) judgeReport(w write, d *disk, node *corev1.Node) {
 	if d.handle == fibre {
 		return
 	}
@@ -162,7 +170,7 @@ func (s *sim) judgeReport(d *disk, node *corev1.Node) {
 		s.breaks("S9", "%s reported to %s without an attachment", d.handle, node.Name)
 	case !va.Status.Attached:
 		s.breaks("S9", "%s reported to %s before it was confirmed", d.handle, node.Name)
-	case va.DeletionTimestamp != nil:
+	case va.DeletionTimestamp != nil && s.requests.ended[va.UID] <= w.request.looks[d.handle]:
 		s.breaks("S9", "%s reported to %s while its attachment is being deleted", d.handle, node.Name)
 	}
 }
@@ -345,12 +353,12 @@ func (s *sim) settled() string {
 				return fmt.Sprintf("%s is still reported to %s", d.handle, name)
 			case !attached && s.storage.published[d.handle][s.nodeID(s.machines[name])]:
 				return fmt.Sprintf("%s is still published to %s", d.handle, name)
-			case attached && d.handle != fibre && va.Status.Attached && va.Annotations[kube.NodeIDAnnotation] != s.nodeID(s.machines[name]):
+			case attached && d.handle != fibre && va.Status.Attached && va.Annotations[kube.NodeIDAnnotation] != s.nodeID(s.machines[name]) && !s.machines[name].of(d.handle).inherited:
 				return fmt.Sprintf("%s is published to a machine that was once called %s", d.handle, name)
 			}
 		}
 		for _, m := range s.cutOffs {
-			if !s.identity.idsByName && s.storage.published[d.handle][s.nodeID(m)] {
+			if !s.identity.idsByName && s.storage.published[d.handle][s.nodeID(m)] && !s.machines[m.name].of(d.handle).inherited {
 				return fmt.Sprintf("%s is still published to %s", d.handle, m)
 			}
 		}

@@ -26,6 +26,8 @@ type requests struct {
 	// volume that has none.
 	made  map[place]time.Time
 	known map[types.UID]int // the versions at which attachments were made
+	// ended are the versions at which their deletion began, but for those that the plane began.
+	ended map[types.UID]int
 }
 
 // place is a volume at a node.
@@ -48,7 +50,7 @@ type span struct {
 }
 
 func newRequests() *requests {
-	return &requests{demands: map[demand]*span{}, made: map[place]time.Time{}, known: map[types.UID]int{}}
+	return &requests{demands: map[demand]*span{}, made: map[place]time.Time{}, known: map[types.UID]int{}, ended: map[types.UID]int{}}
 }
 
 // since is when a detach of the volume from the node may first have been asked for.

@@ -176,14 +176,21 @@ func (s *sim) handOver() (restart bool) {
 		if s.takenOver[m] {
 			continue
 		}
-		s.takenOver[m], restart = true, true
+		done := true
 		for _, va := range s.attachmentsAt(m.name) {
 			if s.machines[m.name].of(s.diskOf(va).handle).mounted {
+				done = false
+				continue
+			}
+			if va.DeletionTimestamp != nil {
 				continue
 			}
 			s.say("somebody deletes %s at %s by hand, which was for a machine that is off", short(va.Name), m.name)
 			_ = s.api.remove(nil, nil, attachments, va.Name, nil)
+			restart = true
 		}
+		restart = restart || done // for what has no attachment
+		s.takenOver[m] = done
 	}
 	return restart
 }

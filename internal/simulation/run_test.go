@@ -50,6 +50,20 @@ func run(t *testing.T, seed uint64) (s *sim) {
 
 // calmDown lets everybody act until nothing is left to do.
 func (s *sim) calmDown() {
+	s.comeToRest()
+	for s.broken == "" && s.settled() != "" && s.handOver() { // of what was mounted when all trouble ended
+		s.changeLeader()
+		s.comeToRest()
+	}
+	if missing := cmp.Or(s.settled(), s.unmended()); missing != "" && s.broken == "" {
+		s.breaks("liveness", "%s", missing)
+		for _, key := range s.controller.keys() {
+			s.say("%s: %s", key.Handle, words(s.controller.real.DecisionFor(key, s.controller.clock.Now())))
+		}
+	}
+}
+
+func (s *sim) comeToRest() {
 	for n, quiet := 0, 0; n < calmTicks && quiet < quietTicks && s.broken == ""; n++ {
 		quiet++
 		s.controller.checkSleepers("time")
@@ -58,12 +72,6 @@ func (s *sim) calmDown() {
 		}
 		s.sleep(tick)
 		s.settleDown()
-	}
-	if missing := cmp.Or(s.settled(), s.unmended()); missing != "" && s.broken == "" {
-		s.breaks("liveness", "%s", missing)
-		for _, key := range s.controller.keys() {
-			s.say("%s: %s", key.Handle, words(s.controller.real.DecisionFor(key, s.controller.clock.Now())))
-		}
 	}
 }
 
