@@ -116,7 +116,7 @@ func (p *plan) wait(a *Attachment, node Node, hold Hold) {
 		hold.Forces = UnmountTimeout{}
 		p.recheck(hold.At)
 	}
-	if hold.Reason == NodeReturned && node.Healthy == Yes {
+	if hold.Reason == NodeReturned && node.Healthy == Yes && !node.ListSynced {
 		if p.now.Before(node.LookDue) {
 			hold.At = node.SyncDue
 			p.recheck(node.LookDue)

@@ -111,6 +111,9 @@ type Attachment struct {
 	Node NodeName
 	// PersistentVolume is the source's name, empty for an inline source.
 	PersistentVolume string
+	// Again is set when the node was given the volume by an earlier object, which another
+	// client removed: it may be in use although this one is not confirmed yet.
+	Again bool
 	// VolumeGone is set when that PersistentVolume is known not to exist.
 	VolumeGone bool
 	// Implied is set when no VolumeAttachment stands behind it: the volume has none

@@ -130,9 +130,11 @@ func (n Node) use(a *Attachment, wanted bool) Use {
 	return MayUse // without a Node, its last version had to do
 }
 
-// listed is use of a node that was given the volume and lists it.
+// listed is use of a node that was given the volume and lists it. What was never confirmed
+// was never reported either.
 func (n Node) listed(a *Attachment, run Run, wanted bool) Use {
-	if wanted && !n.Reported && !a.Implied && (faultPreMount || run != MayBeSameRun) {
+	never := a.Confirmed != Yes && !a.Again
+	if wanted && !n.Reported && !a.Implied && (faultPreMount || never || run != MayBeSameRun) {
 		return PreMount
 	}
 	return Using

@@ -19,33 +19,36 @@ func TestUse(t *testing.T) {
 		{"*", "none", "*", "yes", "*", "*", "*", PreMount},
 		{"*", "none", "*", "no|unknown", "*", "*", "*", Idle},
 		// Nothing to go by.
-		{"unknown", "object|implied", "*", "*", "*", "*", "*", MayUse},
-		{"no|yes", "object|implied", "replaced", "*", "*", "*", "*", MayUse},
+		{"unknown", "object|again|never|implied", "*", "*", "*", "*", "*", MayUse},
+		{"no|yes", "object|again|never|implied", "replaced", "*", "*", "*", "*", MayUse},
 		// No Node object: its last version, if it could be believed.
-		{"no", "object|implied", "same|restarted|maybe|silent", "yes|unknown", "*", "*", "*", MayUse},
-		{"no", "object|implied", "same|restarted", "no", "*", "*", "*", Idle},
-		{"no", "object|implied", "maybe", "no", "*", "*", "let go", Idle},
-		{"no", "object|implied", "maybe", "no", "*", "*", "-|list synced", MayUse},
-		{"no", "object|implied", "silent", "no", "*", "*", "*", MayUse},
+		{"no", "object|again|never|implied", "same|restarted|maybe|silent", "yes|unknown", "*", "*", "*", MayUse},
+		{"no", "object|again|never|implied", "same|restarted", "no", "*", "*", "*", Idle},
+		{"no", "object|again|never|implied", "maybe", "no", "*", "*", "let go", Idle},
+		{"no", "object|again|never|implied", "maybe", "no", "*", "*", "-|list synced", MayUse},
+		{"no", "object|again|never|implied", "silent", "no", "*", "*", "*", MayUse},
 		// A Node object: listed.
-		{"yes", "object|implied", "same|restarted|maybe|silent", "yes", "yes", "*", "*", Using},
-		{"yes", "object|implied", "maybe|silent", "yes", "no", "*", "*", Using},
-		{"yes", "object|implied", "same|restarted", "yes", "no", "no", "*", Using},
+		{"yes", "object|again|never|implied", "same|restarted|maybe|silent", "yes", "yes", "*", "*", Using},
+		{"yes", "object|again|implied", "maybe|silent", "yes", "no", "*", "*", Using},
+		{"yes", "never", "maybe|silent", "yes", "no", "no", "*", Using},
+		{"yes", "object|again|never|implied", "same|restarted", "yes", "no", "no", "*", Using},
 		{"yes", "implied", "same|restarted", "yes", "no", "yes", "*", Using},
-		{"yes", "object", "same|restarted", "yes", "no", "yes", "*", PreMount},
+		{"yes", "object|again|never", "same|restarted", "yes", "no", "yes", "*", PreMount},
+		{"yes", "never", "maybe|silent", "yes", "no", "yes", "*", PreMount},
 		// A Node object: not listed.
-		{"yes", "object|implied", "same|restarted", "no", "*", "*", "*", Idle},
-		{"yes", "object|implied", "maybe", "no", "*", "*", "let go|list synced", Idle},
-		{"yes", "object|implied", "maybe", "no", "*", "*", "-", MayUse},
-		{"yes", "object|implied", "silent", "no", "*", "*", "*", MayUse},
-		{"yes", "object|implied", "same|restarted|maybe|silent", "unknown", "*", "*", "*", MayUse},
+		{"yes", "object|again|never|implied", "same|restarted", "no", "*", "*", "*", Idle},
+		{"yes", "object|again|never|implied", "maybe", "no", "*", "*", "let go|list synced", Idle},
+		{"yes", "object|again|never|implied", "maybe", "no", "*", "*", "-", MayUse},
+		{"yes", "object|again|never|implied", "silent", "no", "*", "*", "*", MayUse},
+		{"yes", "object|again|never|implied", "same|restarted|maybe|silent", "unknown", "*", "*", "*", MayUse},
 	}
 	known := map[string]Knowledge{"yes": Yes, "no": No, "unknown": Unknown}
 	runs := map[string]func(*Node){"same": func(*Node) {}, "restarted": func(n *Node) { reborn(n); rebooted(n) }, "maybe": reborn, "silent": silenced, "replaced": replaced}
-	records := map[string]*Attachment{"none": nil, "object": new(attached("a")), "implied": new(implied("a"))}
+	records := map[string]*Attachment{"none": nil, "object": new(attached("a")), "implied": new(implied("a")),
+		"never": new(attached("a", unconfirmed)), "again": new(attached("a", unconfirmed, func(a *Attachment) { a.Again = true }))}
 	count := 0
 	for c := range product(
-		[]string{"yes", "no", "unknown"}, []string{"none", "object", "implied"}, []string{"same", "restarted", "maybe", "silent", "replaced"},
+		[]string{"yes", "no", "unknown"}, []string{"none", "object", "again", "never", "implied"}, []string{"same", "restarted", "maybe", "silent", "replaced"},
 		[]string{"yes", "no", "unknown"}, []string{"yes", "no"}, []string{"yes", "no"}, []string{"-", "let go", "list synced"},
 	) {
 		count++

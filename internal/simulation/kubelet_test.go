@@ -24,7 +24,7 @@ func (s *sim) kubelet(m *machine, handle string) (did bool) {
 	}
 	v, wanted := m.of(handle), s.runsAt(m, handle) && !isOutOfService(node)
 	switch {
-	case !isReady(node) || node.Status.NodeInfo.BootID != s.bootID(m):
+	case !isReady(node) || !s.introduced(m, node):
 		change(s.api, node, func(n *corev1.Node) {
 			s.introduce(m, n)
 			setReady(n, corev1.ConditionTrue)

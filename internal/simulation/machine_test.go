@@ -160,6 +160,13 @@ func (s *sim) introduce(m *machine, node *corev1.Node) {
 	}
 }
 
+// introduced tells whether the Node says what its kubelet does.
+func (s *sim) introduced(m *machine, node *corev1.Node) bool {
+	own := node.DeepCopy()
+	s.introduce(m, own)
+	return own.Status.NodeInfo == node.Status.NodeInfo && own.Spec.ProviderID == node.Spec.ProviderID
+}
+
 // newNode is the Node object as kubelet registers it.
 func (s *sim) newNode(m *machine) *corev1.Node {
 	node := bareNode(m.name)
