@@ -16,6 +16,7 @@ import (
 func eventCases() []scenario {
 	return []scenario{
 		play("event: in use on a Ready node", eventInUse),
+		play("event: pods on a node that is not Ready", eventHolderNotReady),
 		play("event: detach refused by the driver", eventDetachRefused),
 		play("event: Node deleted", eventNodeDeleted),
 		play("event: attach elsewhere failed", eventAttachFailed),
@@ -53,6 +54,22 @@ func eventInUse(l *lab) {
 	l.kept("v", "a", uid)
 	l.use("a")
 	l.awaitReported("v", "b")
+}
+
+// A node loses its power under a pod. The pod that waits hears that nothing ends that by
+// itself, and when the node is back.
+func eventHolderNotReady(l *lab) {
+	l.attachedOnA()
+	l.readyNode("b")
+	l.awaitUsing("v", "a", "b")
+	l.pod("q", "b", "v")
+	l.awaitEvent("q", "it is detached once the pods there have terminated")
+	l.health("a", corev1.ConditionUnknown)
+	l.awaitEvent("q", "the node is not Ready, so the pods there cannot terminate by themselves, and no timer runs yet")
+	l.gone("p")
+	l.awaitEvent("q", "the volume is detached by force at ")
+	l.awaitReported("v", "b")
+	l.forced("timeout")
 }
 
 func eventDetachRefused(l *lab) {
