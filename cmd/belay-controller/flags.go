@@ -74,7 +74,7 @@ func (o *options) flags() cliflag.NamedFlagSets {
 	var sets cliflag.NamedFlagSets
 	f := sets.FlagSet("Attach and detach")
 	f.DurationVar(&o.maxWaitForUnmount, "max-wait-for-unmount-duration", 6*time.Minute,
-		"How long an unwanted volume may stay in use on a node that is not Ready before it is detached by force. The clock starts when the detach first had to wait, and goes on through restarts. On a Ready node the wait has no end. For kube-controller-manager this is a constant.")
+		"How long an unwanted volume may stay in use on a node that is not Ready before it is detached by force. The clock starts when the detach first had to wait, and goes on through restarts. While the node is Ready, nothing is forced; after that time the volume is detached as soon as the node is not Ready or is deleted. For kube-controller-manager this is a constant.")
 	f.BoolVar(&o.disableForce, "disable-force-detach-on-timeout", false,
 		"Never detach by force after that time: a volume in use on a dead node then waits for the taint node.kubernetes.io/out-of-service, or for the node.")
 	f.StringVar(&o.deletedNode, "deleted-node-policy", deletedNodeWait,

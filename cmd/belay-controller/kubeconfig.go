@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"k8s.io/client-go/kubernetes"
@@ -16,7 +17,10 @@ import (
 // cluster's that it runs in.
 func daemonConfig(ctx context.Context, kubeconfig string) (*rest.Config, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
+	switch {
+	case clientcmd.IsEmptyConfig(err) && kubeconfig == "": // client-go advises a deprecated environment variable
+		return nil, errors.New("load the in-cluster configuration: not in a pod, or in one without a service account token: set --kubeconfig")
+	case err != nil:
 		return nil, fmt.Errorf("load the kubeconfig %q: %w", kubeconfig, err)
 	}
 	return config, reach(ctx, config, preflight.Cluster{Kubeconfig: kubeconfig})

@@ -11,6 +11,15 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
+// Outside of a cluster the advice is the flag: $KUBECONFIG is for people, the controller does not read it.
+func TestNoKubeconfig(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	_, err := daemonConfig(t.Context(), "")
+	if err == nil || !strings.Contains(err.Error(), "set --kubeconfig") || strings.Contains(err.Error(), "KUBERNETES_MASTER") {
+		t.Error(err)
+	}
+}
+
 // An API server that does not answer is named, with what to check.
 func TestUnreachableServer(t *testing.T) {
 	kubeconfig := filepath.Join(t.TempDir(), "nowhere")

@@ -142,18 +142,18 @@ func (w *work) tellPods(steps []attachment.Step, refusal error) (again time.Time
 // emitted again.
 func words(hold attachment.Hold, pod *corev1.Pod, k key, s snapshot, refusal error) (news, text string) {
 	name := s.nameAt(hold.Node)
-	cause := attachment.Cause{Reason: hold.Reason, Detail: hold.Detail, Since: hold.Since, At: hold.At, Forces: hold.Forces}
+	cause := hold.Cause()
 	switch hold.Reason {
 	default: // short, or nothing that the pod's owner can help
 		return "", ""
 	case attachment.AttachFailed:
 		return newsOf(cause), explain.AttachFailed(name, hold.Detail)
 	case attachment.AttachUnanswered:
-		return newsOf(cause), explain.AttachFailed(name, explain.Unanswered(k, explain.Attach))
+		return newsOf(cause), explain.AttachFailed(name, explain.Unanswered(k, explain.Attach, hold.Node, hold.Since))
 	case attachment.DetachFailed:
 		return newsOf(cause), explain.AttachFailed(name, explain.BeingDeleted(hold.Detail))
 	case attachment.DetachUnanswered:
-		return newsOf(cause), explain.AttachFailed(name, explain.BeingDeleted(explain.Unanswered(k, explain.Detach)))
+		return newsOf(cause), explain.AttachFailed(name, explain.BeingDeleted(explain.Unanswered(k, explain.Detach, hold.Node, hold.Since)))
 	case attachment.NodeReplaced, attachment.ForeignAttachment, attachment.StillInUse, attachment.OutOfServiceNodeReady:
 		return newsOf(cause), explain.AttachFailed(name, explain.Wait(k.Driver, hold.Node, cause, s.seen.Nodes[hold.Node].Healthy))
 	case attachment.OtherWriterAttached, attachment.OtherWriterDetaching:

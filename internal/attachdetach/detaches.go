@@ -133,7 +133,7 @@ func (w *work) tellFailure(hold attachment.Hold) {
 		return
 	case attachment.DetachFailed:
 	case attachment.DetachUnanswered:
-		cause = explain.Unanswered(w.key, explain.Detach)
+		cause = explain.Unanswered(w.key, explain.Detach, hold.Node, hold.Since)
 	}
 	if d.told == cause {
 		return

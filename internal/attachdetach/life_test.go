@@ -141,8 +141,7 @@ func TestSharedVolumeOnTwoNodes(t *testing.T) {
 
 func TestMultiAttachRefusedThenHandedOver(t *testing.T) {
 	l := newLab(t)
-	l.node("a")
-	l.node("b")
+	l.readyNode("a", "b")
 	l.volume("v")
 	l.run()
 	l.pod("p", "a", "v")
@@ -166,7 +165,7 @@ func TestMultiAttachRefusedThenHandedOver(t *testing.T) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	told := l.told("q", explain.FailedAttachVolume)
-	if len(told) != 2 || told[0] != first || !strings.Contains(told[1], fmt.Sprintf("for node %q, which is not Ready, to unmount it", l.name("a"))) {
+	if len(told) != 2 || told[0] != first || !strings.Contains(told[1], fmt.Sprintf("for the kubelet of node %q to unmount it", l.name("a"))) {
 		t.Errorf("told %q, want once %q and once that the node has to unmount it", told, first)
 	}
 	want := []string{"a made", "a attached", "a deleting", "a gone", "b made", "b attached"}

@@ -48,6 +48,8 @@ func TestLives(t *testing.T) {
 		"node-deleted-pods-stay":  {asUpstream, lifeNodeDeletedPodsStay},
 		"deleted-by-hand":         {asUpstream, lifeDeletedByHand},
 		"uncertain-attach":        {asUpstream, lifeUncertainAttach},
+		"uncertain-attach-in-use": {asUpstream, lifeUncertainAttachInUse},
+		"holder-not-ready":        {asUpstream, lifeHolderNotReady},
 		"detach-forbidden":        {asUpstream, lifeDetachForbidden},
 		"lease-forbidden":         {asUpstream, lifeLeaseForbidden},
 		"attach-no-longer-needed": {asUpstream, lifeFlip},
@@ -228,6 +230,40 @@ func lifeUncertainAttach(l *life) {
 	l.pod("q", "b", "v")
 	l.cannotAttach(v, "a", "no answer in time")
 	l.podGone("p")
+	l.detached(v, "a")
+	l.attached(v, "b")
+}
+
+// lifeUncertainAttachInUse is about an attach without an answer, whose node already lists the
+// volume in use, as kubelet does before it mounts. Each attempt has a new error.
+func lifeUncertainAttachInUse(l *life) {
+	l.node("a")
+	l.node("b")
+	v := l.volume("v")
+	l.pod("p", "a", "v")
+	l.use("a", v)
+	l.cannotAttach(v, "a", "no answer in time; next attempt at 2000-01-01T00:00:01Z")
+	l.cannotAttach(v, "a", "no answer in time; next attempt at 2000-01-01T00:00:03Z")
+	l.podGone("p")
+	l.pod("q", "b", "v")
+	l.cannotAttach(v, "a", "no answer in time; next attempt at 2000-01-01T00:00:07Z")
+	l.use("a")
+	l.refusesDetach(v, "a", "no answer in time; next attempt at 2000-01-01T00:00:15Z")
+	l.refusesDetach(v, "a", "no answer in time; next attempt at 2000-01-01T00:00:31Z")
+	l.detached(v, "a")
+	l.attached(v, "b")
+}
+
+// lifeHolderNotReady is about pods that cannot terminate, because their node has no power.
+func lifeHolderNotReady(l *life) {
+	v := l.settledOn("a")
+	l.node("b")
+	l.pod("q", "b", "v")
+	l.ready("a", corev1.ConditionUnknown)
+	l.ready("a", corev1.ConditionTrue)
+	l.ready("a", corev1.ConditionUnknown)
+	l.podGone("p")
+	l.pass(6 * time.Minute)
 	l.detached(v, "a")
 	l.attached(v, "b")
 }

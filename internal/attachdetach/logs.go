@@ -48,15 +48,17 @@ func (w *work) loggerAt(node attachment.NodeName) logr.Logger {
 }
 
 // named names the PersistentVolume of that name and its claim, where there are any.
-func (w *work) named(name string) logr.Logger {
-	pv, ok := get[*corev1.PersistentVolume](w.world.volumes, name)
+func (w *work) named(name string) logr.Logger { return w.world.named(w.log, name) }
+
+func (w *world) named(logger logr.Logger, name string) logr.Logger {
+	pv, ok := get[*corev1.PersistentVolume](w.volumes, name)
 	switch {
 	case ok && pv.Spec.ClaimRef != nil:
-		return w.log.WithValues("volume", name, "claim", klog.KRef(pv.Spec.ClaimRef.Namespace, pv.Spec.ClaimRef.Name))
+		return logger.WithValues("volume", name, "claim", klog.KRef(pv.Spec.ClaimRef.Namespace, pv.Spec.ClaimRef.Name))
 	case ok:
-		return w.log.WithValues("volume", name)
+		return logger.WithValues("volume", name)
 	}
-	return w.log
+	return logger
 }
 
 // errorOf names the PersistentVolume and its claim in an error that is logged with w.log alone.

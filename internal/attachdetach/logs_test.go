@@ -101,6 +101,20 @@ func TestLogsNameTheVolume(t *testing.T) {
 	})
 }
 
+// TestHeldBackAttachIsNamed as other lines name it: the volume is the PersistentVolume.
+func TestHeldBackAttachIsNamed(t *testing.T) {
+	var lines []logLine
+	m, k := newModel(t), key{Driver: driver, Handle: "handle-1"}
+	m.put(aVolume("pv-1", k.Handle))
+	m.put(aClaim("pv-1"))
+	r := &rivals{log: logTo(t, &lines), named: m.named, suspected: true}
+	r.holdBack(k, []attachment.Step{attachment.Attach{Node: "a", PersistentVolume: "pv-1"}})
+	want := logLine{"volume": "pv-1", "claim": objectNamed("pv-1"), "handle": k.Handle, "driver": driver, "node": "a"}
+	if !logs(lines, want) {
+		t.Errorf("no line has %v: %v", want, lines)
+	}
+}
+
 // logs reports whether a line has all these values.
 func logs(lines []logLine, want logLine) bool {
 	for _, one := range lines {

@@ -16,6 +16,7 @@ import (
 func eventCases() []scenario {
 	return []scenario{
 		play("event: in use on a Ready node", eventInUse),
+		play("event: pods on a node that is not Ready", eventHolderNotReady),
 		play("event: detach refused by the driver", eventDetachRefused),
 		play("event: Node deleted", eventNodeDeleted),
 		play("event: attach elsewhere failed", eventAttachFailed),
@@ -49,10 +50,26 @@ func (l *lab) awaitEvent(pod string, parts ...string) {
 
 func eventInUse(l *lab) {
 	uid := l.heldByA()
-	l.awaitEvent("q", fmt.Sprintf("for node %q to unmount it", l.name("a")), "the node is Ready, so the volume is never detached by force")
+	l.awaitEvent("q", fmt.Sprintf("for the kubelet of node %q to unmount it", l.name("a")), "the volume is not detached by force while the node is Ready")
 	l.kept("v", "a", uid)
 	l.use("a")
 	l.awaitReported("v", "b")
+}
+
+// A node loses its power under a pod. The pod that waits hears that nothing ends that by
+// itself, and when the node is back.
+func eventHolderNotReady(l *lab) {
+	l.attachedOnA()
+	l.readyNode("b")
+	l.awaitUsing("v", "a", "b")
+	l.pod("q", "b", "v")
+	l.awaitEvent("q", "it is detached once the pods there have terminated")
+	l.health("a", corev1.ConditionUnknown)
+	l.awaitEvent("q", "the node is not Ready, so the pods there cannot terminate by themselves, and no timer runs yet")
+	l.gone("p")
+	l.awaitEvent("q", "the volume is detached by force at ")
+	l.awaitReported("v", "b")
+	l.forced("timeout")
 }
 
 func eventDetachRefused(l *lab) {

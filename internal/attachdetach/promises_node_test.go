@@ -54,7 +54,7 @@ func returnedSilent(l *lab) {
 		l.Errorf("S2: a list that may be incomplete was believed after %v", took)
 	}
 	l.awaitReported("v", "b")
-	l.awaitEvent("q", fmt.Sprintf("node %q was deleted, has registered again", l.name("a")), "it is detached at ")
+	l.awaitEvent("q", fmt.Sprintf("node %q was deleted, has registered again", l.name("a")), "it is detached, but not before ")
 }
 
 // within is await with a limit of its own.

@@ -64,6 +64,8 @@ type rivals struct {
 	maker func(name string) string
 	// nodeOf returns the node of a pod, "" if unknown.
 	nodeOf func(namespace, pod string) string
+	// named makes the logger of a PersistentVolume.
+	named func(logger logr.Logger, volume string) logr.Logger
 
 	mu    sync.Mutex
 	began time.Time // zero until this process leads
@@ -259,8 +261,10 @@ func (r *rivals) event(s sign, advice string) {
 // another controller, if there is one, creates the VolumeAttachment.
 func (r *rivals) holdBack(k key, steps []attachment.Step) time.Duration {
 	var names []string
+	var first attachment.Attach
 	for _, step := range steps {
 		if s, ok := step.(attachment.Attach); ok {
+			first = cmp.Or(first, s)
 			names = append(names, kube.AttachmentName(k.Handle, k.Driver, string(s.Node)))
 		}
 	}
@@ -274,7 +278,8 @@ func (r *rivals) holdBack(k key, steps []attachment.Step) time.Duration {
 		r.suspected = false
 		hold := leastHold + rand.N(mostHold-leastHold) //nolint:gosec // only tells two belays apart
 		r.probe = probe{key: k, names: names, until: now.Add(hold)}
-		r.log.Info("Holding back an attach to see whether another controller makes it", "driver", k.Driver, "volume", k.Handle)
+		r.named(r.log, first.PersistentVolume).Info("Holding back an attach to see whether another controller makes it",
+			"driver", k.Driver, "handle", k.Handle, "node", first.Node)
 	}
 	if r.probe.key != k {
 		return 0
@@ -390,7 +395,7 @@ func (g gatedStatus) Patch(ctx context.Context, obj client.Object, patch client.
 func rivalsFor(ctx context.Context, w *world, p Parts, o Options) *rivals {
 	return &rivals{
 		recorder: p.Recorder, metrics: o.Metrics, warnOnly: o.WarnOfRivals, settle: cmp.Or(o.Settle, settleTime),
-		log: log.FromContext(ctx).WithName(Name), maker: makerOf(ctx, p.Live), nodeOf: w.nodeOfPod,
+		log: log.FromContext(ctx).WithName(Name), maker: makerOf(ctx, p.Live), nodeOf: w.nodeOfPod, named: w.named,
 		sent: map[string]int{}, warned: map[string]time.Time{},
 	}
 }

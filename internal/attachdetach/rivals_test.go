@@ -40,7 +40,8 @@ func newDuel(t *testing.T) *duel {
 	d.rivals = &rivals{
 		recorder: d.events, log: logr.Discard(), settle: settleTime,
 		maker: func(string) string { return otherProgram }, nodeOf: func(string, string) string { return "n" },
-		sent: map[string]int{}, warned: map[string]time.Time{},
+		named: func(logger logr.Logger, _ string) logr.Logger { return logger },
+		sent:  map[string]int{}, warned: map[string]time.Time{},
 	}
 	return d
 }

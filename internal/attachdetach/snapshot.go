@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 )
 
@@ -171,10 +172,10 @@ func (w *world) attachment(key attachment.VolumeKey, va *storagev1.VolumeAttachm
 		a.VolumeGone = !exists
 	}
 	if e := va.Status.AttachError; e != nil {
-		a.AttachError = orUnnamed(e.Message)
+		a.AttachError = explain.DriverError(orUnnamed(e.Message))
 	}
 	if e := va.Status.DetachError; e != nil {
-		a.DetachError = orUnnamed(e.Message)
+		a.DetachError = explain.DriverError(orUnnamed(e.Message))
 	}
 	return a
 }

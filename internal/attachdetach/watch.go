@@ -294,15 +294,18 @@ func sameNode(a, b *corev1.Node) bool {
 	return machineOf(a) == machineOf(b) && managedA == managedB && outOfService(a) == outOfService(b)
 }
 
-// waitingOn are the volumes whose detach from the node waits: those that its health
-// matters to.
+// waitingOn are the volumes that the node's health matters to: those whose detach from it
+// waits, and those that pods elsewhere wait for. Its own pods cannot terminate while it is
+// not Ready, which those pods are to know.
 func (w *world) waitingOn(node *corev1.Node) []key {
 	var keys []key
 	for _, va := range w.attachments.ByIndex(byNode, node.Name) {
-		if va.Annotations[kube.DetachRequestedAnnotation] == "" && !outOfService(node) {
-			continue
+		requested := va.Annotations[kube.DetachRequestedAnnotation] != "" || outOfService(node)
+		for _, k := range w.keysOfAttachment(va) {
+			if requested || w.waitedFor(k, node.Name) {
+				keys = append(keys, k)
+			}
 		}
-		keys = append(keys, w.keysOfAttachment(va)...)
 	}
 	return append(keys, w.ledger.on(node.Name)...)
 }

@@ -90,7 +90,7 @@ func (p *plan) explain() Reason {
 				first = s.Reason
 			}
 			if p.exclusive && s.Reason.Ends() != HolderReleases && at[s.Node].Reason == "" {
-				at[s.Node] = Cause{s.Reason, s.Detail, s.Since, s.At, s.Forces}
+				at[s.Node] = s.Cause()
 			}
 		}
 	}
@@ -107,11 +107,28 @@ func (p *plan) explainBlockers(at map[NodeName]Cause) {
 				if cause, waits := at[b.Node]; waits {
 					b.Cause = cause
 				}
-				if r := b.Cause.Reason; (r == StillInUse || r == NodeReturned) && !b.Cause.Since.IsZero() { // which wait for it
-					b.Ready = p.seen.Nodes[b.Node].Healthy
+				if !b.endsByHealth() {
+					continue
+				}
+				b.Ready = p.seen.Nodes[b.Node].Healthy
+				if b.Ready == No && b.Cause.Forces == nil {
+					b.Cause.Forces = p.policy.whenUnwanted(b.Cause.Reason)
 				}
 			}
 		}
+	}
+}
+
+// endsByHealth reports whether the node's health decides how the volume leaves it: by pods
+// that terminate, or by an unmount that waits.
+func (b *Blocker) endsByHealth() bool {
+	switch b.Cause.Reason {
+	case "", Attaching, AttachUnanswered, AttachFailed:
+		return b.Kind == ByAttachment || b.Kind == ByUse
+	case StillInUse, NodeReturned:
+		return !b.Cause.Since.IsZero()
+	default:
+		return false
 	}
 }
 

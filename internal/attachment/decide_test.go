@@ -85,7 +85,7 @@ func blockedAt(at NodeName, reason Reason, blockers ...Blocker) Hold {
 
 // bare leaves to tests of their own what only explains a step.
 var bare = cmp.Options{
-	cmpopts.IgnoreFields(Hold{}, "Since", "At", "Forces"), cmpopts.IgnoreFields(Blocker{}, "Cause", "Ready"),
+	cmpopts.IgnoreFields(Hold{}, "Unconfirmed", "Since", "At", "Forces", "Overdue"), cmpopts.IgnoreFields(Blocker{}, "Cause", "Ready"),
 	cmpopts.IgnoreFields(WithdrawReport{}, "Expect"), cmpopts.IgnoreFields(ForceDetach{}, "Reason"),
 }
 

@@ -128,6 +128,9 @@ type Hold struct {
 	Wanted bool
 	// Detail is the driver's message, for AttachFailed and DetachFailed.
 	Detail string
+	// Unconfirmed is when an attach was requested that was never confirmed, for a volume
+	// that may be in use by it. Detail is its error, if it failed.
+	Unconfirmed time.Time
 	// Since is when the wait began; zero when that is not known.
 	Since time.Time
 	// At is when time alone ends the wait: the policy Forces then detaches the volume, or
@@ -136,6 +139,9 @@ type Hold struct {
 	// Forces is the policy that applies at At, nil if none does. Without At it applies, or
 	// its time begins, when no pods want the volume at the node any more.
 	Forces Authority
+	// Overdue is when the unmount timeout is over, whether or not the node is Ready. While
+	// it is, nothing is forced; after Overdue the volume is detached as soon as it is not.
+	Overdue time.Time
 	// Blockers are what keeps an exclusive volume from this node.
 	Blockers []Blocker
 }
@@ -158,17 +164,28 @@ type Blocker struct {
 	// Cause is what the volume waits for at that node. It has no Reason when the volume
 	// stays there; Since is then when it was attached.
 	Cause Cause
-	// Ready is the node's health, where a detach from it waits for that.
+	// Ready is the node's health, where what keeps the volume there ends otherwise on a
+	// node that is not Ready.
 	Ready Knowledge
 }
 
 // Cause is why the volume is still at another node: the fields of the Hold for that node.
 type Cause struct {
-	Reason Reason
-	Detail string
-	Since  time.Time
-	At     time.Time
-	Forces Authority
+	Reason      Reason
+	Detail      string
+	Unconfirmed time.Time
+	Since       time.Time
+	At          time.Time
+	Forces      Authority
+	Overdue     time.Time
+}
+
+// Cause is why the hold waits.
+func (h Hold) Cause() Cause {
+	return Cause{
+		Reason: h.Reason, Detail: h.Detail, Unconfirmed: h.Unconfirmed,
+		Since: h.Since, At: h.At, Forces: h.Forces, Overdue: h.Overdue,
+	}
 }
 
 // BlockerKind says how we know.

@@ -297,22 +297,42 @@ func TestCreateUnanswered(t *testing.T) {
 	})
 }
 
-// TestWaitsExplain that a wait for another node carries the reason of that node, the time
-// and the policy.
+// TestWaitsExplain that a wait for another node carries the reason of that node, its health,
+// the time and the policy.
 func TestWaitsExplain(t *testing.T) {
-	seen := Observed{
-		Attachments: []Attachment{attached("a", waiting)},
-		Nodes:       on(node("a", reported, inUse, unhealthy), node("b")).Nodes,
-	}
-	d := Decide(t0.Add(time.Minute), wantAt("b"), seen, sixMinutes)
-	at := Hold{
-		Node: "a", Attachment: "csi-a", Reason: StillInUse, Since: t0, At: t0.Add(6 * time.Minute), Forces: UnmountTimeout{},
-	}
-	want := []Step{at, blockedAt("b", OtherWriterAttached, Blocker{Node: "a", Kind: ByAttachment, Ready: No, Cause: Cause{
-		Reason: StillInUse, Since: t0, At: t0.Add(6 * time.Minute), Forces: UnmountTimeout{},
-	}})}
-	if diff := cmp.Diff(want, d.Steps); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+	uncertain := func(a *Attachment) { a.Confirmed, a.AttachError = Unknown, "no answer" }
+	overdue := t0.Add(6 * time.Minute)
+	for name, tc := range map[string]struct {
+		want    Desired
+		at      Attachment
+		node    Node
+		blocker Blocker
+	}{
+		"in use, not Ready": {wantAt("b"), attached("a", waiting), node("a", reported, inUse, unhealthy), Blocker{
+			Ready: No, Cause: Cause{Reason: StillInUse, Since: t0, At: overdue, Forces: UnmountTimeout{}, Overdue: overdue},
+		}},
+		"in use, Ready": {wantAt("b"), attached("a", waiting), node("a", reported, inUse, healthy), Blocker{
+			Ready: Yes, Cause: Cause{Reason: StillInUse, Since: t0, Overdue: overdue},
+		}},
+		"in use, never confirmed": {wantAt("b"), attached("a", waiting, uncertain), node("a", inUse, healthy), Blocker{
+			Ready: Yes, Cause: Cause{Reason: StillInUse, Detail: "no answer", Unconfirmed: t0, Since: t0, Overdue: overdue},
+		}},
+		"pods there, not Ready": {wantAt("a", "b"), attached("a"), node("a", reported, inUse, unhealthy), Blocker{
+			Ready: No, Cause: Cause{Since: t0, Forces: UnmountTimeout{}},
+		}},
+		"pods there, Ready": {wantAt("a", "b"), attached("a"), node("a", reported, inUse, healthy), Blocker{Ready: Yes, Cause: Cause{Since: t0}}},
+		"pods there, never confirmed, not Ready": {wantAt("a", "b"), attached("a", uncertain), node("a", inUse, unhealthy), Blocker{
+			Ready: No, Cause: Cause{Reason: AttachFailed, Detail: "no answer", Since: t0, Forces: UnmountTimeout{}},
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tc.blocker.Node, tc.blocker.Kind = "a", ByAttachment
+			seen := Observed{Attachments: []Attachment{tc.at}, Nodes: on(tc.node, node("b")).Nodes}
+			steps := Decide(t0.Add(time.Minute), tc.want, seen, sixMinutes).Steps
+			if diff := cmp.Diff(Step(blockedAt("b", OtherWriterAttached, tc.blocker)), steps[len(steps)-1]); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 

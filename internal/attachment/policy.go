@@ -89,11 +89,11 @@ func (p Policy) forces(now time.Time, node Node, gone bool, requested time.Time)
 }
 
 // whenUnwanted is what will force a detach from a node once no pods want the volume
-// there, as far as that is known today: of a node without a Node object.
+// there, as far as that is known today: of a node without a Node object, or not Ready.
 func (p Policy) whenUnwanted(reason Reason) Authority {
 	switch {
-	case reason != NodeGone:
-	case p.DeletedNode == DeletedNodeDetach:
+	case reason == NodeUnknown:
+	case reason == NodeGone && p.DeletedNode == DeletedNodeDetach:
 		return DeletedNode{}
 	case p.UnmountTimeout > 0:
 		return UnmountTimeout{}
@@ -104,7 +104,16 @@ func (p Policy) whenUnwanted(reason Reason) Authority {
 // expiry is when the unmount timeout runs out, zero if it does not run: no detach waits
 // yet, or the node is healthy, or its health is not known.
 func (p Policy) expiry(node Node, gone bool, requested time.Time) time.Time {
-	if p.UnmountTimeout <= 0 || requested.IsZero() || node.Exists == Unknown || !gone && node.Healthy != No {
+	if node.Exists == Unknown || !gone && node.Healthy != No {
+		return time.Time{}
+	}
+	return p.overdue(requested)
+}
+
+// overdue is when the unmount timeout is over for a detach that waits, whatever the node is
+// like; zero if none waits or there is no timeout.
+func (p Policy) overdue(requested time.Time) time.Time {
+	if p.UnmountTimeout <= 0 || requested.IsZero() {
 		return time.Time{}
 	}
 	return requested.Add(p.UnmountTimeout)

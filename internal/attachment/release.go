@@ -102,7 +102,10 @@ func (p *plan) holdDetaching(hold Hold) {
 // the request is stored on the object so that it outlives this process.
 func (p *plan) wait(a *Attachment, node Node, hold Hold) {
 	gone := node.goneFor(a)
-	hold.Reason = p.waitReason(node, gone)
+	hold.Reason, hold.Overdue = p.waitReason(node, gone), p.policy.overdue(hold.Since)
+	if a.Confirmed != Yes {
+		hold.Unconfirmed, hold.Detail = a.Created, a.AttachError
+	}
 	reportable := a.Confirmed == Yes && !p.want.Orphan && node.vouched(a) &&
 		(!a.Implied || p.want.Unattached && len(p.blockers(a.Node)) == 0)
 	if node.Exists == Yes && !gone && !node.Reported && reportable {

@@ -2,7 +2,9 @@ package explain
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
+	"time"
 
 	"belay.dev/belay/internal/attachment"
 )
@@ -102,10 +104,32 @@ const (
 )
 
 // Unanswered is the cause, for AttachFailed and DetachFailed, of an attacher that is
-// silent for attachment.AnswerTimeout (k/k pkg/volume/csi csi_attacher.go).
-func Unanswered(volume attachment.VolumeKey, asked Operation) string {
-	return fmt.Sprintf("timed out waiting for external-attacher of %s CSI driver to %s volume %s", volume.Driver, asked, volume.Handle)
+// silent for attachment.AnswerTimeout (k/k pkg/volume/csi csi_attacher.go): upstream's
+// text, and behind it the node, since when, and what to do.
+func Unanswered(volume attachment.VolumeKey, asked Operation, node attachment.NodeName, at time.Time) string {
+	direction := "to"
+	if asked == Detach {
+		direction = "from"
+	}
+	return fmt.Sprintf("timed out waiting for external-attacher of %s CSI driver to %s volume %s %s node %q,%s. %s",
+		volume.Driver, asked, volume.Handle, direction, node, requested(at), checkAttacher(asked))
 }
+
+func checkAttacher(asked Operation) string {
+	return fmt.Sprintf("Check that its pod is running: the %s continues as soon as it is", asked)
+}
+
+// nextAttempt is what belay-attacher adds to an error that the driver did not give.
+var nextAttempt = regexp.MustCompile(`; next attempt at [0-9TZ:.+-]+$`)
+
+const retried = "; it is retried with back-off"
+
+// DriverError is an error from the status of a VolumeAttachment as it is passed on: without
+// the time of the next attempt, which would make each attempt news for all pods.
+func DriverError(message string) string { return nextAttempt.ReplaceAllLiteralString(message, retried) }
+
+// cause is the error, for a text that says itself that what failed is retried.
+func cause(c attachment.Cause) string { return strings.TrimSuffix(c.Detail, retried) }
 
 // Pod is as much of a pod as its neighbours may be told.
 type Pod struct{ Namespace, Name string }

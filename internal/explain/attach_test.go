@@ -3,6 +3,7 @@ package explain
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"belay.dev/belay/internal/attachment"
 )
@@ -11,6 +12,7 @@ func TestTextsAreUpstreams(t *testing.T) {
 	here := Pod{"shop", "db-0"}
 	also := Pod{"shop", "db-1"}
 	away := Pod{"bank", "vault-0"}
+	since := time.Date(2026, 1, 1, 10, 0, 0, 0, time.UTC)
 	at := []attachment.Blocker{{Node: "node-1", Kind: attachment.ByAttachment}}
 	for name, tc := range map[string]struct{ got, want string }{
 		"attached": {
@@ -46,8 +48,12 @@ func TestTextsAreUpstreams(t *testing.T) {
 			`Multi-Attach error for volume "pv-1" Volume is already used by 1 pod(s) in different namespaces`,
 		},
 		"attacher silent": {
-			AttachFailed("pv-1", Unanswered(attachment.VolumeKey{Driver: "disk.example", Handle: "h"}, Attach)),
-			`AttachVolume.Attach failed for volume "pv-1" : timed out waiting for external-attacher of disk.example CSI driver to attach volume h`,
+			AttachFailed("pv-1", Unanswered(attachment.VolumeKey{Driver: "disk.example", Handle: "h"}, Attach, "node-1", since)),
+			`AttachVolume.Attach failed for volume "pv-1" : timed out waiting for external-attacher of disk.example CSI driver to attach volume h to node "node-1", requested at 2026-01-01T10:00:00Z. Check that its pod is running: the attach continues as soon as it is`,
+		},
+		"attacher silent about an old attachment": {
+			AttachFailed("pv-1", BeingDeleted(Unanswered(attachment.VolumeKey{Driver: "disk.example", Handle: "h"}, Detach, "node-1", since))),
+			`AttachVolume.Attach failed for volume "pv-1" : volume attachment is being deleted: timed out waiting for external-attacher of disk.example CSI driver to detach volume h from node "node-1", requested at 2026-01-01T10:00:00Z. Check that its pod is running: the detach continues as soon as it is`,
 		},
 		"detach begins": {
 			DetachStarted("pv-1", "node-1", nil, ""),
@@ -68,6 +74,12 @@ func TestTextsAreUpstreams(t *testing.T) {
 		"detach forced by a deletion": {
 			DetachStarted("pv-1", "node-1", attachment.DeletedNode{}, attachment.NodeGone),
 			`DetachVolume.Detach started for volume "pv-1" from node "node-1", which may still use it: the Node object was deleted, and --deleted-node-policy=detach applies`,
+		},
+		"VolumeAttachment deleted in use": {
+			DetachedInUse("pv-1", "node-1"),
+			`The VolumeAttachment of volume "pv-1" was deleted by another client while the volume was in use on node "node-1". ` +
+				`The volume may have been detached under its mounts, where reads and writes then fail. It is attached again, which does not repair the mounts. ` +
+				`Delete the pods that use it on this node: pods created after that mount it again`,
 		},
 		"detached": {
 			DetachSucceeded("pv-1", "node-1"),

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/kube"
 )
 
 // Blockers says where an exclusive volume is or may be, why it is still there, since
@@ -29,10 +30,12 @@ func blocker(driver string, b attachment.Blocker) string {
 		return fmt.Sprintf("a request to attach it to node %q got no answer and may still be carried out, for up to a minute", b.Node)
 	case b.Kind == attachment.ByDeletion:
 		return fmt.Sprintf("being detached from node %q", b.Node)
+	case b.Kind == attachment.ByTurn:
+		return fmt.Sprintf("being attached to node %q, for a pod that came first", b.Node)
 	case b.Kind == attachment.ByUse:
-		return fmt.Sprintf("in use on node %q; it is released once the pods there have terminated", b.Node)
+		return fmt.Sprintf("in use on node %q; %s", b.Node, untilTerminated("released", b.Cause, b.Ready))
 	}
-	return fmt.Sprintf("attached to node %q%s; it is detached once the pods there have terminated", b.Node, since(b.Cause))
+	return fmt.Sprintf("attached to node %q%s; %s", b.Node, since(b.Cause), untilTerminated("detached", b.Cause, b.Ready))
 }
 
 // Wait says why a volume is still at a node, since when, and what ends that by itself.
@@ -43,24 +46,24 @@ func Wait(driver string, node attachment.NodeName, c attachment.Cause, ready att
 	case attachment.StillInUse:
 		return mounted(node, c, ready)
 	case attachment.OutOfServiceNodeReady:
-		return fmt.Sprintf("waiting%s for node %q to unmount it; the node has the taint node.kubernetes.io/out-of-service, which does not force the detach as long as the node is Ready. "+
-			"Shut the machine down, or remove the taint", since(c), node)
+		return unmount(node, c) + "; the node has the taint node.kubernetes.io/out-of-service, which does not force the detach as long as the node is Ready. " +
+			"Shut the machine down, or remove the taint"
 	case attachment.NodeGone:
-		return fmt.Sprintf("waiting%s because node %q was deleted and its machine may still use the volume; %s",
-			since(c), node, forced(c, false, "registers again and has unmounted it"))
+		return fmt.Sprintf("node %q was deleted, and its machine may still use the volume; %s%s",
+			node, waiting(c), forcedWithoutNode(driver, c, ", or sooner if the node registers again and has unmounted it"))
 	case attachment.NodeReplaced:
-		return fmt.Sprintf("waiting%s because another machine has registered as node %q and the machine that had the volume may still use it; %s",
-			since(c), node, forced(c, false, ""))
+		return fmt.Sprintf("another machine has registered as node %q, and the machine that had the volume may still use it; %s%s",
+			node, waiting(c), forcedWithoutNode(driver, c, ""))
 	case attachment.NodeReturned:
-		return fmt.Sprintf("waiting%s because node %q was deleted, has registered again, and has not shown yet whether it still uses the volume; %s",
-			since(c), node, returned(c, ready))
+		return fmt.Sprintf("node %q was deleted, has registered again, and has not shown yet whether it still uses the volume; %s%s",
+			node, waiting(c), returned(c, ready))
 	case attachment.Detaching, attachment.DetachUnanswered, attachment.DetachFailed:
 		return detaching(driver, node, c)
 	case attachment.AttachFailed:
-		return fmt.Sprintf("it may be attached to node %q, because an attach%s failed; the attach is retried, and the volume is detached once the pods there have terminated: %s",
-			node, requested(c), c.Detail)
+		return fmt.Sprintf("it may be attached to node %q, because an attach%s failed and is retried: %s; %s",
+			node, requested(c.Since), cause(c), untilTerminated("detached", c, ready))
 	case attachment.Attaching, attachment.AttachUnanswered:
-		return fmt.Sprintf("it may be attached to node %q, because an attach%s has had no answer yet; it is detached once the pods there have terminated", node, requested(c))
+		return fmt.Sprintf("%s; %s", unanswered(node, c.Since), untilTerminated("detached", c, ready))
 	case attachment.ForeignAttachment:
 		return fmt.Sprintf("a VolumeAttachment for node %q has a name that no attach/detach controller gives; it is never deleted automatically, only by the client that created it", node)
 	case attachment.NodeNotManaged:
@@ -71,26 +74,61 @@ func Wait(driver string, node attachment.NodeName, c attachment.Cause, ready att
 }
 
 func mounted(node attachment.NodeName, c attachment.Cause, ready attachment.Knowledge) string {
-	switch ready {
-	case attachment.Yes:
-		return fmt.Sprintf("waiting%s for node %q to unmount it; the node is Ready, so the volume is never detached by force", since(c), node)
-	case attachment.No:
-		return fmt.Sprintf("waiting%s for node %q, which is not Ready, to unmount it; %s", since(c), node, forced(c, true, ""))
-	case attachment.Unknown:
+	text := unmount(node, c)
+	switch {
+	case ready == attachment.No:
+		return text + "; the node is not Ready, and " + forced(c)
+	case ready == attachment.Yes && !c.Overdue.IsZero():
+		return fmt.Sprintf("%s; the volume is not detached by force while the node is Ready; from %s on, it is detached by force as soon as the node is not Ready or is deleted", text, stamp(c.Overdue))
+	case ready == attachment.Yes:
+		return text + "; the volume is not detached by force while the node is Ready"
 	}
-	return fmt.Sprintf("waiting%s for node %q to unmount it", since(c), node)
+	return text
+}
+
+// unmount says what the node has to do. Kubelet lists a volume in use before it is
+// attached: where no attach was confirmed, there is only that entry to remove.
+func unmount(node attachment.NodeName, c attachment.Cause) string {
+	switch {
+	case c.Unconfirmed.IsZero():
+		return fmt.Sprintf("waiting%s for the kubelet of node %q to unmount it", since(c), node)
+	case c.Detail != "":
+		return fmt.Sprintf("it may be attached to node %q, because an attach%s failed and is retried: %s; %s", node, requested(c.Unconfirmed), cause(c), unlist(node, c))
+	}
+	return fmt.Sprintf("%s; %s", unanswered(node, c.Unconfirmed), unlist(node, c))
+}
+
+func unlist(node attachment.NodeName, c attachment.Cause) string {
+	return fmt.Sprintf("waiting%s for the kubelet of node %q to remove it from status.volumesInUse", since(c), node)
+}
+
+func unanswered(node attachment.NodeName, asked time.Time) string {
+	return fmt.Sprintf("it may be attached to node %q, because an attach%s has had no answer yet", node, requested(asked))
+}
+
+// untilTerminated says what releases a volume from a node that pods want it at. Kubelet
+// alone ends pods, so those of a node that is not Ready stay until a person does something.
+func untilTerminated(released string, c attachment.Cause, ready attachment.Knowledge) string {
+	const stuck, taint = "the node is not Ready, so the pods there cannot terminate by themselves", "If the machine is off, add the taint node.kubernetes.io/out-of-service to the node"
+	switch {
+	case ready != attachment.No:
+		return fmt.Sprintf("it is %s once the pods there have terminated", released)
+	case c.Forces != nil:
+		return stuck + ", and no timer runs yet. Deleting these pods by force starts the unmount timeout, after which the volume is detached by force. " + taint + " instead"
+	}
+	return stuck + ". " + taint
 }
 
 func detaching(driver string, node attachment.NodeName, c attachment.Cause) string {
 	if c.Reason == attachment.DetachFailed {
-		return fmt.Sprintf("waiting%s for the detach from node %q, which fails and is retried by the attacher of CSI driver %s: %s", since(c), node, driver, c.Detail)
+		return fmt.Sprintf("waiting%s for the detach from node %q, which fails and is retried by the attacher of CSI driver %s: %s", since(c), node, driver, cause(c))
 	}
 	if c.Since.IsZero() {
 		return fmt.Sprintf("being detached from node %q", node)
 	}
 	text := fmt.Sprintf("waiting%s for the attacher of CSI driver %s to detach it from node %q", since(c), driver, node)
 	if c.Reason == attachment.DetachUnanswered {
-		text += "; the attacher has not answered. Check that its pod is running: the detach continues as soon as it is"
+		text += "; the attacher has not answered. " + checkAttacher(Detach)
 	}
 	return text
 }
@@ -102,28 +140,42 @@ func since(c attachment.Cause) string {
 	return " since " + stamp(c.Since)
 }
 
-func requested(c attachment.Cause) string {
+// waiting says since when the unmount is waited for. That is not when the node changed.
+func waiting(c attachment.Cause) string {
 	if c.Since.IsZero() {
 		return ""
 	}
-	return " requested at " + stamp(c.Since)
+	return "waiting" + since(c) + " for the unmount; "
 }
 
-// forced says what the policies do about a node that does not answer, and what the node
-// can do before.
-func forced(c attachment.Cause, exists bool, sooner string) string {
+func requested(at time.Time) string {
+	if at.IsZero() {
+		return ""
+	}
+	return " requested at " + stamp(at)
+}
+
+// forced says what the policies do about a node that is not Ready.
+func forced(c attachment.Cause) string {
+	if c.Forces != nil && !c.At.IsZero() {
+		return "the volume is detached by force at " + stamp(c.At)
+	}
+	return "the volume is never detached by force: shut the machine down, then add the taint node.kubernetes.io/out-of-service to the node"
+}
+
+// forcedWithoutNode says what the policies do about a machine that has no Node object, and
+// what can end the wait sooner.
+func forcedWithoutNode(driver string, c attachment.Cause, sooner string) string {
 	_, timed := c.Forces.(attachment.UnmountTimeout)
 	switch {
-	case c.Forces != nil && !c.At.IsZero() && sooner != "":
-		return fmt.Sprintf("the volume is detached by force at %s, or sooner if the node %s", stamp(c.At), sooner)
 	case c.Forces != nil && !c.At.IsZero():
-		return "the volume is detached by force at " + stamp(c.At)
+		return "the volume is detached by force at " + stamp(c.At) + sooner
 	case timed:
 		return "its pods still exist: once the pod garbage collector has deleted them, in about a minute, a timer starts, and the volume is detached by force when it expires"
 	case c.Forces != nil:
 		return "its pods still exist: once the pod garbage collector has deleted them, in about a minute, the volume is detached by force"
-	case exists:
-		return "the volume is never detached by force: shut the machine down, then add the taint node.kubernetes.io/out-of-service to the node"
+	case kube.Unattached(driver):
+		return "the volume is never detached by force, and has no VolumeAttachment: make sure that the machine is off, then restart all replicas of belay-controller"
 	}
 	return "the volume is never detached by force: make sure that the machine is off, then delete the VolumeAttachment"
 }
@@ -131,9 +183,9 @@ func forced(c attachment.Cause, exists bool, sooner string) string {
 func returned(c attachment.Cause, ready attachment.Knowledge) string {
 	switch {
 	case ready == attachment.No:
-		return "the node is not Ready, and " + forced(c, true, "")
+		return "the node is not Ready, and " + forced(c)
 	case ready == attachment.Yes && !c.At.IsZero():
-		return fmt.Sprintf("if the node stays Ready and does not list the volume in use, it is detached at %s", stamp(c.At))
+		return fmt.Sprintf("if the node stays Ready and does not list the volume in use, it is detached, but not before %s", stamp(c.At))
 	}
 	return "the volume is detached once the node has shown that it does not"
 }
@@ -164,6 +216,6 @@ func Refused(wait string, err error) string {
 // volume, and what to do.
 func DetachedInUse(volume string, node attachment.NodeName) string {
 	return fmt.Sprintf("The VolumeAttachment of volume %q was deleted by another client while the volume was in use on node %q. "+
-		"The volume is detached under its mounts, where reads and writes can fail, and attached again, which does not repair the mounts. "+
+		"The volume may have been detached under its mounts, where reads and writes then fail. It is attached again, which does not repair the mounts. "+
 		"Delete the pods that use it on this node: pods created after that mount it again", volume, node)
 }

@@ -81,7 +81,7 @@ func holderUnmounting(s *stuck) {
 	s.wait()
 	s.hears("already used by pod(s) " + s.pod("holder"))
 	s.remove("holder")
-	text := s.hears(`for node "node-1" to unmount it`, "the node is Ready")
+	text := s.hears(`for the kubelet of node "node-1" to unmount it`, "while the node is Ready")
 	s.since(text)
 	lift()
 	s.arrives()
@@ -109,7 +109,7 @@ func attacherDown(s *stuck) {
 	s.remove("holder")
 	s.wait()
 	s.hears("for the attacher of CSI driver " + labdisk.DriverShare + ` to detach it from node "node-1")`)
-	text := s.hears("attacher of CSI driver "+labdisk.DriverShare+` to detach it from node "node-1"`, "check that its pod is running")
+	text := s.hears("attacher of CSI driver "+labdisk.DriverShare+` to detach it from node "node-1"`, "Check that its pod is running")
 	s.since(text)
 	if err := s.scene.Cluster.RunAttacher(shareAttacher); err != nil {
 		s.Fatal(err)
@@ -144,8 +144,8 @@ func nodeRecreated(s *stuck) {
 	if err := s.scene.Cluster.Kill(recreated + "/" + nodes.ChildAgent); err != nil {
 		s.Fatal(err)
 	}
-	text := s.hears(`node "node-4" was deleted, has registered again`, "detached at")
-	at := s.stamp(text, "detached at ")
+	text := s.hears(`node "node-4" was deleted, has registered again`, "not before ")
+	at := s.stamp(text, "not before ")
 	s.arrives()
 	if late := time.Since(at); late < 0 || late > time.Minute {
 		s.Errorf("the event announced %v; the pod runs %v after", at, late)
@@ -178,7 +178,7 @@ func taintOnReadyNode(s *stuck) {
 	if err := s.scene.MarkOutOfService(s.Context(), tainted); err != nil {
 		s.Fatal(err)
 	}
-	text := s.hears(`for node "node-5" to unmount it`, "taint node.kubernetes.io/out-of-service", "Ready", "remove the taint")
+	text := s.hears(`for the kubelet of node "node-5" to unmount it`, "taint node.kubernetes.io/out-of-service", "Ready", "remove the taint")
 	s.since(text)
 	lift()
 	s.arrives()
