@@ -26,6 +26,8 @@ const (
 	quietTicks = 80
 	// calmTicks bounds how long the plane may take to bring everything to its end.
 	calmTicks = 1000
+	// handOvers is how often people look whether something is left to hand over.
+	handOvers = 3
 )
 
 // run runs one seed to its end.
@@ -51,7 +53,10 @@ func run(t *testing.T, seed uint64) (s *sim) {
 // calmDown lets everybody act until nothing is left to do.
 func (s *sim) calmDown() {
 	s.comeToRest()
-	for s.broken == "" && s.settled() != "" && s.handOver() { // of what was mounted when all trouble ended
+	for range handOvers { // of what was mounted when all trouble ended
+		if s.broken != "" || s.settled() == "" || !s.handOver() {
+			break
+		}
 		s.changeLeader()
 		s.comeToRest()
 	}

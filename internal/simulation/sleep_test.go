@@ -37,13 +37,16 @@ func acting(d attachment.Decision) (did bool) {
 func (c *controller) sleepers() {
 	for _, key := range c.queue.takeEnded() {
 		delete(c.asleep, key)
-		if c.queue.asleep(key) {
+		if c.sleeps(key) {
 			at := c.clock.Now()
 			d := c.real.DecisionFor(key, at)
 			c.asleep[key] = &sleep{at: at, decision: words(d), recheck: d.RecheckAt}
 		}
 	}
 }
+
+// sleeps: nothing but an event or a time will have the volume looked at.
+func (c *controller) sleeps(key volumeKey) bool { return c.queue.asleep(key) && !c.real.Unanswered(key) }
 
 // keys are the volumes that may be asleep: those that anything ever woke, and those that pods
 // want. The others are not looked at: to look is also to remember what was found.
@@ -69,7 +72,7 @@ func (c *controller) checkSleepers(what string) {
 	for _, key := range c.keys() {
 		s := c.asleep[key]
 		switch {
-		case !c.queue.asleep(key):
+		case !c.sleeps(key):
 			delete(c.asleep, key)
 			continue
 		case s == nil:
