@@ -11,13 +11,35 @@ import (
 // faultSeeds is how many seeds may pass before a planted fault is found.
 const faultSeeds = "10"
 
+// clockSeeds is that for the clock of the machine: it must be set forward by more than what is
+// left of an unmount timeout, while a machine that reaches nobody has the volume mounted.
+const clockSeeds = "40"
+
 // plantedFaults are the build tags (files fault_*_on.go), without their common beginning, and
 // the invariant that each breaks. S4, S5 and S10 are the attacher's alone; of S1 and S6 both
 // programs have a part.
-var plantedFaults = []struct{ tag, invariant string }{
-	{"s1", "S1"}, {"s1_attacher", "S1"}, {"s2", "S2"}, {"s3", "S3"}, {"s4", "S4"}, {"s5", "S5"},
-	{"s6", "S6"}, {"s6_attacher", "S6"}, {"s9", "S9"}, {"s10", "S10"}, {"clock", "S2"}, {"wall", "S2"},
-	{"wake", "wake"}, {"premount", "S2"}, {"identity", "S2"},
+var plantedFaults = []struct{ tag, invariant, seeds string }{
+	{"s1", "S1", faultSeeds}, {"s1_attacher", "S1", faultSeeds}, {"s2", "S2", faultSeeds}, {"s3", "S3", faultSeeds},
+	{"s4", "S4", faultSeeds}, {"s5", "S5", faultSeeds}, {"s6", "S6", faultSeeds}, {"s6_attacher", "S6", faultSeeds},
+	{"s9", "S9", faultSeeds}, {"s10", "S10", faultSeeds}, {"clock", "S2", faultSeeds}, {"wall", "S2", clockSeeds},
+	{"wake", "wake", faultSeeds},
+}
+
+// tableFaults are those that take several rare things at once, and that the tables of
+// internal/attachment find.
+var tableFaults = []string{"premount", "identity"}
+
+// The tables have to find the faults that are planted in what they list.
+func TestPlantedFaultsInTables(t *testing.T) {
+	for _, tag := range tableFaults {
+		t.Run(tag, func(t *testing.T) {
+			run := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-tags", "belay_fault_"+tag, "-run", "^(TestUse|TestRunSince)$", "../attachment")
+			out, err := run.CombinedOutput()
+			if err == nil || !regexp.MustCompile(`--- FAIL: Test(Use|RunSince) `).Match(out) {
+				t.Fatalf("the tables did not find the fault:\n%s", out)
+			}
+		})
+	}
 }
 
 // The simulation has to find the faults that are planted in the production code, at least
@@ -35,11 +57,11 @@ func TestPlantedFaults(t *testing.T) {
 				t.Fatalf("build with the fault: %v\n%s", err, out)
 			}
 			run := exec.CommandContext(t.Context(), program, "-test.run=^TestSimulation$")
-			run.Env = append(os.Environ(), "BELAY_SEED=", "BELAY_SEEDS="+faultSeeds)
+			run.Env = append(os.Environ(), "BELAY_SEED=", "BELAY_SEEDS="+fault.seeds)
 			out, err := run.CombinedOutput()
 			found := regexp.MustCompile(`seed \d+: ` + fault.invariant + `: .*`).Find(out)
 			if err == nil || found == nil {
-				t.Fatalf("%s seeds did not find the fault:\n%s", faultSeeds, out)
+				t.Fatalf("%s seeds did not find the fault:\n%s", fault.seeds, out)
 			}
 			t.Logf("%s", found)
 		})
