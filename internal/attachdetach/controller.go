@@ -165,6 +165,9 @@ func (c *Controller) Lead(ctx context.Context) error {
 			c.world.adopt()
 			c.rivals.begin(c.sinceAttachments, c.sinceNodes)
 			c.metrics.CountVolumes(c.world.census)
+			if clock, ok := c.clock.(serverClock); ok {
+				clock.Lead() // the reads of catchUp have set it
+			}
 			close(c.ready)
 			return nil
 		}

@@ -32,6 +32,15 @@ type Parts struct {
 // Clock tells the time by which waits are counted that outlive the process.
 type Clock interface{ Now() time.Time }
 
+// serverClock is a Clock that follows a server's (kube.ServerClock).
+type serverClock interface {
+	Clock
+	// Newest may be later than Now: what is written down is dated with it.
+	Newest() time.Time
+	// Lead is called before anything is judged by the clock.
+	Lead()
+}
+
 type ownClock struct{}
 
 func (ownClock) Now() time.Time { return time.Now() }

@@ -91,6 +91,7 @@ func (w *world) peek(key attachment.VolumeKey, t *turn, d doubts) snapshot {
 	demand := w.demandFor(key)
 	s := snapshot{volumeName: demand.name(key), wants: demand.wants, pods: demand.pods, inline: demand.inline}
 	s.want.Unattached = kube.Unattached(key.Driver)
+	s.seen.Newest = w.newest()
 	s.migrated = slices.ContainsFunc(demand.volumes, kube.Migrated) || len(demand.inline) > 0 && !s.want.Unattached
 	s.want.Wants = slices.AppendSeq(make([]attachment.Want, 0, len(demand.wants)), maps.Values(demand.wants))
 	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
@@ -129,6 +130,14 @@ func (w *world) peek(key attachment.VolumeKey, t *turn, d doubts) snapshot {
 	}
 	s.addImplied(implied)
 	return s
+}
+
+// newest is what requests are dated with; zero for the time of the decision.
+func (w *world) newest() time.Time {
+	if clock, ok := w.clock.(serverClock); ok {
+		return clock.Newest()
+	}
+	return time.Time{}
 }
 
 // addImplied adds the attachments that no object stands for. The request of their detach
