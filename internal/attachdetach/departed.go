@@ -17,10 +17,14 @@ type lettings struct {
 // heedLettingGo remembers what a Node let go that was attached before this Node object
 // was created: of everything else its list alone is believed.
 func (w *world) heedLettingGo(before, after *corev1.Node) {
+	if sameLists(before, after) {
+		return // nearly always
+	}
+	is := standings(after)
 	for _, v := range before.Status.VolumesInUse {
 		unique := string(v)
 		key, ok := keyOfName(unique)
-		if !ok || inUse(after, unique) || !w.givenBefore(key, unique, after) {
+		if !ok || is[unique].inUse || !w.givenBefore(key, unique, after) {
 			continue
 		}
 		w.mu.Lock()
@@ -76,6 +80,7 @@ func (w *world) forget(name string) {
 	defer w.mu.Unlock()
 	delete(w.letGo, name)
 	delete(w.departed, name)
+	w.long.forget(name)
 }
 
 // lastSeen returns the last version of a Node that was deleted.

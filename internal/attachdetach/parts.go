@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -78,7 +77,6 @@ func assemble(w *world, r *rivals, p Parts, o Options) *Controller {
 		rivals:     r,
 		mayLead:    o.MayLead,
 		ready:      make(chan struct{}),
-		doubtful:   map[types.UID]string{},
 		attempted:  map[key]map[string]attempt{},
 		stragglers: &stragglers{nodes: map[key]map[attachment.NodeName]bool{}},
 		clock:      w.clock,

@@ -54,21 +54,6 @@ func TestStandbyRemembersWhatWasTakenBack(t *testing.T) {
 	}
 }
 
-// A standby whose cache of Nodes lags behind that of VolumeAttachments takes each ordinary
-// detach for an attachment that somebody removed by hand, and never forgets.
-func TestStandbyKeepsEachDetach(t *testing.T) {
-	m, k := newModel(t), key{Driver: driver, Handle: "h"}
-	m.put(aVolume("pv", k.Handle))
-	unique := kube.UniqueVolumeName(k.Driver, k.Handle)
-	m.put(aNode("a", isReady, listing(nil, []string{unique})))
-	m.put(sharedAttachment(k, "a"))
-	m.remove(sharedAttachment(k, "a")) // the leader withdrew and deleted; the watch of Nodes is behind
-	m.put(aNode("a", isReady))         // it catches up
-	if m.ledger.has(unique, "a") {
-		t.Error("the ledger keeps a volume that was detached in order")
-	}
-}
-
 // hungClient answers nothing for some names until it is told to.
 type hungClient struct {
 	client.Client

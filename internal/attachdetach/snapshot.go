@@ -115,7 +115,7 @@ func (w *world) peek(key attachment.VolumeKey, t *turn, d doubts) snapshot {
 	s.seen.Pending = d.pending(key)
 	if s.want.Unattached {
 		for _, name := range names {
-			w.heedReports(name)
+			w.heedReport(name, unique)
 		}
 	}
 	implied := w.impliedAt(key, s.seen.Attachments)
@@ -248,7 +248,7 @@ func (w *world) node(name, unique string, t *turn, d doubts) attachment.Node {
 		n.Checked = answered
 		return n
 	}
-	n := stateOf(node, unique)
+	n := stateOf(node, w.long.of(node, unique))
 	n.Checked = answered
 	n.WriteMayBeUnderway = d.writeMayBeUnderway(node)
 	n.LetGo = w.hasLetGo(node, unique)
@@ -266,23 +266,23 @@ func (w *world) departedNode(name string, cached *corev1.Node, unique string) at
 	if !ok {
 		return n
 	}
-	n.InUse = attachment.Known(inUse(last, unique))
+	n.InUse = attachment.Known(w.long.of(last, unique).inUse)
 	n.Machine, n.Created = machineOf(last), last.CreationTimestamp.Time
 	return n
 }
 
 // stateOf is what a Node says of itself and of the volume.
-func stateOf(node *corev1.Node, unique string) attachment.Node {
+func stateOf(node *corev1.Node, s standing) attachment.Node {
 	_, managed := node.Annotations[kube.ManagedAttachAnnotation]
 	return attachment.Node{
 		Exists:          attachment.Yes,
 		Machine:         machineOf(node),
 		Created:         node.CreationTimestamp.Time,
 		Managed:         managed,
-		Reported:        reported(node, unique),
-		InUse:           attachment.Known(inUse(node, unique)),
+		Reported:        s.reported,
+		InUse:           attachment.Known(s.inUse),
 		Healthy:         attachment.Known(ready(node)),
-		DetachRequested: readTime(requestsOn(node)[unique]),
+		DetachRequested: readTime(s.requested),
 		OutOfService:    outOfService(node),
 	}
 }
