@@ -38,16 +38,14 @@ func serve(ctx context.Context, mgr manager.Manager, clients kubernetes.Interfac
 			close(full)
 		}
 	}()
-	look := time.NewTicker(fillPatience)
-	defer look.Stop()
+	late := time.After(fillPatience)
 	for {
 		select {
 		case err := <-ended:
 			return err
 		case <-full:
-			look.Stop()
-			full = nil
-		case <-look.C:
+			late, full = nil, nil
+		case <-late:
 			if err := lookAtRights(ctx, clients); err != nil {
 				return err
 			}
