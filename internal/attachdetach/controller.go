@@ -248,6 +248,11 @@ func (c *Controller) recheck(times ...time.Time) reconcile.Result {
 // deleteMayBeUnderway tells whether somebody may have sent a delete of this version
 // that is still on its way: a leader before us, or we ourselves.
 func (c *Controller) deleteMayBeUnderway(va *storagev1.VolumeAttachment) bool {
+	select {
+	case <-c.ready: // then sinceAttachments is set
+	default:
+		return true
+	}
 	return !after(va.ResourceVersion, c.sinceAttachments) || c.world.deletes.has(va.UID, va.ResourceVersion)
 }
 
