@@ -32,6 +32,10 @@ func main() {
 	logs.InitLogs()
 	options := attacher.RegisterFlags()
 	flag.Parse()
+	if flag.NArg() > 0 { // package flag reads no flag after it, and says nothing
+		fmt.Fprintf(os.Stderr, "belay-attacher: unexpected argument %q: only flags are taken, and a switch's value follows a =\n", flag.Arg(0))
+		os.Exit(2) // as after any bad flag
+	}
 	exitOn(logsapi.ValidateAndApply(logging, gates), "Logging flags are not valid")
 	if options.Common.ShowVersion {
 		fmt.Println(os.Args[0], version)

@@ -44,6 +44,9 @@ const childVariable = "BELAY_TEST_CONTROLLER"
 // settleVariable is the duration for which such a process expects writes of the controller before it.
 const settleVariable = "BELAY_TEST_SETTLE"
 
+// fillVariable is after how long without full caches such a process looks at its rights.
+const fillVariable = "BELAY_TEST_FILL"
+
 // patience is how long a test waits for what must come, also on a machine that is busy with much else.
 const patience = 2 * time.Minute
 
@@ -70,6 +73,9 @@ var cluster struct {
 func TestMain(m *testing.M) {
 	if os.Getenv(childVariable) != "" {
 		settle, _ = time.ParseDuration(os.Getenv(settleVariable))
+		if soon, err := time.ParseDuration(os.Getenv(fillVariable)); err == nil {
+			fillPatience = soon
+		}
 		main()
 		os.Exit(0)
 	}
@@ -172,27 +178,29 @@ func startWith(t *testing.T, name string, lease leaseTimes, args ...string) *pro
 		"--leader-elect-retry-period=" + lease.retry.String(),
 		"--health-probe-bind-address=" + p.health, "--metrics-bind-address=" + p.metrics,
 	}
-	p.cmd = exec.Command(os.Args[0], append(base, args...)...) //nolint:noctx // ended by the test's own signals
+	t.Cleanup(freeLease) // after its end
+	p.run(append(base, args...)...)
+	return p
+}
+
+// run starts it; it ends with the test.
+func (p *process) run(args ...string) {
+	p.Helper()
+	p.cmd = exec.Command(os.Args[0], args...) //nolint:noctx // ended by the test's own signals
 	p.cmd.Env = append(os.Environ(), childVariable+"=1")
 	pipe, err := p.cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(p.T, err)
+	must(p.T, p.cmd.Start())
 	go p.read(pipe)
-	t.Cleanup(func() {
+	p.Cleanup(func() {
 		_ = p.cmd.Process.Kill()
 		<-p.exited
-		freeLease()
-		if t.Failed() {
+		if p.Failed() {
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			t.Logf("log of %s:\n%s", p.user, strings.Join(p.log[max(0, len(p.log)-60):], "\n"))
+			p.Logf("log of %s:\n%s", p.user, strings.Join(p.log[max(0, len(p.log)-60):], "\n"))
 		}
 	})
-	return p
 }
 
 func (p *process) read(pipe io.Reader) {

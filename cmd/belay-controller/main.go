@@ -26,6 +26,7 @@ var settle time.Duration
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	err := command().ExecuteContext(ctx)
 	stop()
 	klog.Flush()
@@ -61,5 +62,5 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	return mgr.Start(ctx)
+	return serve(ctx, mgr, clients)
 }

@@ -218,7 +218,9 @@ func (w *work) delete(ctx context.Context, s attachment.ForceDetach) error {
 		return fmt.Errorf("delete VolumeAttachment %s at version %s: %w", name, version, err)
 	}
 	// Whether it was received is not known: it may still be carried out.
-	w.doubt(uid, version)
+	if w.world.deletes.add(uid, version); !w.world.stillThere(detach{attachment: name, uid: uid}) {
+		w.world.deletes.forget(uid) // it was, and no event will say so again
+	}
 	return fmt.Errorf("delete VolumeAttachment %s: %w", name, err)
 }
 

@@ -137,6 +137,7 @@ func isNameless(va *storagev1.VolumeAttachment) bool {
 func (w *world) orphan(k key, t *turn, d doubts) snapshot {
 	s := snapshot{volumeName: k.Handle}
 	s.want.Orphan = true
+	s.seen.Newest = w.newest()
 	va, ok := w.attachments.Get(k.Handle)
 	if !ok || !slices.Contains(w.keysOfAttachment(va), k) {
 		return s

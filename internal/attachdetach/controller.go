@@ -11,7 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/kubernetes"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -92,8 +91,6 @@ type Controller struct {
 	sinceAttachments, sinceNodes string
 
 	mu sync.Mutex
-	// doubtful holds the version at which a delete of ours went without an answer.
-	doubtful map[types.UID]string
 	// attempted holds, by name, the attachments whose create went without an answer.
 	attempted map[key]map[string]attempt
 
@@ -166,6 +163,9 @@ func (c *Controller) Lead(ctx context.Context) error {
 			c.world.adopt()
 			c.rivals.begin(c.sinceAttachments, c.sinceNodes)
 			c.metrics.CountVolumes(c.world.census)
+			if clock, ok := c.clock.(serverClock); ok {
+				clock.Lead() // the reads of catchUp have set it
+			}
 			close(c.ready)
 			return nil
 		}
@@ -261,33 +261,21 @@ func (c *Controller) recheck(times ...time.Time) reconcile.Result {
 	return reconcile.Result{RequeueAfter: max(at.Sub(c.clock.Now()), time.Millisecond)}
 }
 
-// doubt remembers that a delete of the attachment's version went without an answer.
-func (c *Controller) doubt(uid types.UID, version string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.doubtful[uid] = version
-}
-
 // deleteMayBeUnderway tells whether somebody may have sent a delete of this version
 // that is still on its way: a leader before us, or we ourselves.
 func (c *Controller) deleteMayBeUnderway(va *storagev1.VolumeAttachment) bool {
-	if !after(va.ResourceVersion, c.sinceAttachments) {
+	select {
+	case <-c.ready: // then sinceAttachments is set
+	default:
 		return true
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	version, ok := c.doubtful[va.UID]
-	if ok && version != va.ResourceVersion {
-		delete(c.doubtful, va.UID)
-		ok = false
-	}
-	return ok
+	return !after(va.ResourceVersion, c.sinceAttachments) || c.world.deletes.has(va.UID, va.ResourceVersion)
 }
 
 // writeMayBeUnderway tells whether somebody may have sent a report bound to this
 // version of the Node that is still on its way.
 func (c *Controller) writeMayBeUnderway(node *corev1.Node) bool {
-	return !after(node.ResourceVersion, c.sinceNodes) || c.reporter.writeMayBeUnderway(node)
+	return !after(node.ResourceVersion, c.sinceNodes) || c.world.reports.has(node.Name, node.ResourceVersion)
 }
 
 // after tells whether a version is surely newer than another.

@@ -18,10 +18,14 @@ type lettings struct {
 // was created: of everything else its list alone is believed. It must have been reported
 // at the time: what is not, a kubelet that restarts leaves off its list while it is mounted.
 func (w *world) heedLettingGo(before, after *corev1.Node) {
+	if sameLists(before, after) {
+		return // nearly always
+	}
+	was, is := standings(before), standings(after)
 	for _, v := range before.Status.VolumesInUse {
 		unique := string(v)
 		key, ok := keyOfName(unique)
-		if !ok || inUse(after, unique) || !reported(before, unique) || !w.givenBefore(key, unique, after) {
+		if !ok || is[unique].inUse || !was[unique].reported || !w.givenBefore(key, unique, after) {
 			continue
 		}
 		w.mu.Lock()
@@ -77,6 +81,7 @@ func (w *world) forget(name string) {
 	defer w.mu.Unlock()
 	delete(w.letGo, name)
 	delete(w.departed, name)
+	w.long.forget(name)
 }
 
 // lastSeen returns the last version of a Node that was deleted.

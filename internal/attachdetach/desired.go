@@ -188,7 +188,7 @@ func (w *world) waitedFor(k key, at string) bool {
 	volumes := list[*corev1.PersistentVolume](w.volumes, byVolume, unique)
 	waits := func(name string) bool {
 		node, ok := w.nodes.Get(name)
-		return ok && !reported(node, unique)
+		return ok && !w.long.of(node, unique).reported
 	}
 	if at != "" && len(volumes) > 0 && !slices.ContainsFunc(volumes, isExclusive) {
 		return waits(at) && slices.ContainsFunc(list[*corev1.Pod](w.pods, byNode, at), func(pod *corev1.Pod) bool {

@@ -46,7 +46,14 @@ func (k *kubelets) describe(node *corev1.Node, n *attachment.Node) {
 	}
 }
 
-// interrupt begins again where the Node is no longer Ready, or gone.
+// forget is called when the Node is gone.
+func (k *kubelets) forget(node string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.looks, node)
+}
+
+// interrupt begins again where the Node is no longer Ready.
 func (k *kubelets) interrupt(node string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -130,6 +130,7 @@ func holdingOf(node *corev1.Node) holding {
 func (w *world) adopt() {
 	defer w.leads.Store(true)
 	for _, node := range w.nodes.Cached() {
+		w.dropWithdrawn(node)
 		for _, v := range node.Status.VolumesAttached {
 			unique := string(v.Name)
 			k, ok := keyOfName(unique)
@@ -137,9 +138,20 @@ func (w *world) adopt() {
 				continue // of these every report is believed, at any time
 			}
 			_, attached := w.attachments.Get(kube.AttachmentName(k.Handle, k.Driver, node.Name))
-			if !attached && inUse(node, unique) {
-				w.ledger.believe(unique, node)
+			if s := w.long.of(node, unique); !attached && s.inUse {
+				w.ledger.believe(unique, node, s)
 			}
+		}
+	}
+}
+
+// dropWithdrawn forgets what the leader before took from the node: a standby's watch of Nodes
+// may have been behind when the VolumeAttachment went. It also took what a dead node uses.
+func (w *world) dropWithdrawn(node *corev1.Node) {
+	for _, k := range w.ledger.on(node.Name) {
+		unique := kube.UniqueVolumeName(k.Driver, k.Handle)
+		if !kube.Unattached(k.Driver) && !w.long.of(node, unique).reported {
+			w.ledger.remove(unique, node.Name)
 		}
 	}
 }
@@ -147,9 +159,9 @@ func (w *world) adopt() {
 // believe takes the node's report for what it was given. Where a detach waits although the
 // Node does not list the volume, an earlier Node object was given it: then nothing is
 // known of the machine's run.
-func (l *ledger) believe(unique string, node *corev1.Node) {
+func (l *ledger) believe(unique string, node *corev1.Node, s standing) {
 	h := holdingOf(node)
-	if _, waits := requestsOn(node)[unique]; waits && !inUse(node, unique) {
+	if s.requested != "" && !s.inUse {
 		h = holding{}
 	}
 	l.add(unique, node.Name, h, true)
@@ -158,11 +170,12 @@ func (l *ledger) believe(unique string, node *corev1.Node) {
 // heedWithdrawals forgets, as a standby, what the leader has taken from the node: of a volume
 // that is off the report and not in use. What a leader finds wiped it puts back.
 func (w *world) heedWithdrawals(before, after *corev1.Node) {
-	if w.leads.Load() {
+	if w.leads.Load() || sameLists(before, after) {
 		return
 	}
+	is := standings(after)
 	for _, v := range before.Status.VolumesAttached {
-		if unique := string(v.Name); !reported(after, unique) && !inUse(after, unique) {
+		if unique := string(v.Name); !is[unique].reported && !is[unique].inUse {
 			w.ledger.remove(unique, after.Name)
 		}
 	}
@@ -176,9 +189,20 @@ func (w *world) heedReports(name string) {
 		return
 	}
 	for _, v := range node.Status.VolumesAttached {
-		if k, ok := unattached(string(v.Name)); ok && !w.ledger.has(string(v.Name), node.Name) {
-			w.ledger.believe(kube.UniqueVolumeName(k.Driver, k.Handle), node)
+		if _, ok := unattached(string(v.Name)); ok {
+			w.heedReport(name, string(v.Name))
 		}
+	}
+}
+
+// heedReport does so of one such volume.
+func (w *world) heedReport(name, unique string) {
+	node, ok := w.nodes.Get(name)
+	if !ok || w.ledger.has(unique, name) {
+		return
+	}
+	if s := w.long.of(node, unique); s.reported {
+		w.ledger.believe(unique, node, s)
 	}
 }
 
@@ -191,7 +215,7 @@ func (w *world) lost(va *storagev1.VolumeAttachment) {
 	}
 	for _, k := range w.keysOfAttachment(va) {
 		unique := kube.UniqueVolumeName(k.Driver, k.Handle)
-		if computed(va, k) && reported(node, unique) {
+		if computed(va, k) && w.long.of(node, unique).reported {
 			h := holding{machine: recordedMachine(va), created: va.CreationTimestamp.Time}
 			if machineOf(node).Replaces(h.machine) {
 				h = holdingOf(node) // with Node and attachment gone, nothing is left of the machine before

@@ -14,6 +14,7 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
 )
 
@@ -117,4 +118,30 @@ func attachedVolume(i int) []client.Object {
 		objects = append(objects, aNode(node, listing(lists, lists)))
 	}
 	return objects
+}
+
+// What is remembered of Nodes and VolumeAttachments goes with them.
+func TestMemoryOfWhatIsGone(t *testing.T) {
+	m, k := newModel(t), key{Driver: driver, Handle: "h"}
+	m.put(aNode("a", isReady))
+	node, _ := m.nodes.Get("a")
+	now := modelTime
+	m.kubelets.saw("a", node.UID, "1", 40*time.Second, now)
+	m.kubelets.saw("a", node.UID, "2", 40*time.Second, now.Add(attachment.SyncWindow))
+	va := sharedAttachment(k, "a")
+	m.put(va)
+	seen, _ := m.attachments.Get(va.Name)
+	m.deletes.add(seen.UID, seen.ResourceVersion) // its delete had no answer, and was carried out
+	m.reports.add(node.Name, node.ResourceVersion)
+	m.remove(va)
+	m.remove(aNode("a"))
+	if len(m.kubelets.looks) > 0 {
+		t.Errorf("looks at a kubelet whose Node is gone: %v", m.kubelets.looks)
+	}
+	if len(m.deletes.versions) > 0 {
+		t.Errorf("doubts about a VolumeAttachment that is gone: %v", m.deletes.versions)
+	}
+	if len(m.reports.versions) > 0 {
+		t.Errorf("doubts about a Node that is gone: %v", m.reports.versions)
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -31,6 +30,15 @@ type Parts struct {
 
 // Clock tells the time by which waits are counted that outlive the process.
 type Clock interface{ Now() time.Time }
+
+// serverClock is a Clock that follows a server's (kube.ServerClock).
+type serverClock interface {
+	Clock
+	// Newest may be later than Now: what is written down is dated with it.
+	Newest() time.Time
+	// Lead is called before anything is judged by the clock.
+	Lead()
+}
 
 type ownClock struct{}
 
@@ -69,7 +77,6 @@ func assemble(w *world, r *rivals, p Parts, o Options) *Controller {
 		rivals:     r,
 		mayLead:    o.MayLead,
 		ready:      make(chan struct{}),
-		doubtful:   map[types.UID]string{},
 		attempted:  map[key]map[string]attempt{},
 		stragglers: &stragglers{nodes: map[key]map[attachment.NodeName]bool{}, answers: map[key]map[attachment.NodeName]string{}},
 		clock:      w.clock,

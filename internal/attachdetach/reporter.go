@@ -29,11 +29,11 @@ type reporter struct {
 	client client.Client
 	live   client.Reader // reads past the caches, at quorum
 	nodes  *kube.Newest[*corev1.Node]
+	// unsure are the writes without an answer.
+	unsure *unanswered[string]
 
 	mu    sync.Mutex
 	lines map[string]*line // by node
-	// unsure holds, by node, the version that a write without answer was bound to.
-	unsure map[string]string
 }
 
 // line is the queue in front of one node's writer.
@@ -83,7 +83,7 @@ type outcome struct {
 }
 
 func newReporter(c client.Client, live client.Reader, w *world) *reporter {
-	return &reporter{client: c, live: live, nodes: w.nodes, lines: map[string]*line{}, unsure: map[string]string{}}
+	return &reporter{client: c, live: live, nodes: w.nodes, unsure: &w.reports, lines: map[string]*line{}}
 }
 
 // look reads the Node past the cache, and changes nothing.
@@ -180,7 +180,7 @@ func (r *reporter) tryWrite(ctx context.Context, name string, batch []*change) (
 		// Invalid is the answer to another UID, NotFound to a Node that went away:
 		// the live read tells which.
 		if !apierrors.IsConflict(err) && !apierrors.IsInvalid(err) && !apierrors.IsNotFound(err) {
-			r.doubt(node)
+			r.unsure.add(node.Name, node.ResourceVersion)
 			return nil, outcome{err: fmt.Errorf("write volumesAttached of node %s: %w", name, err)}
 		}
 		ok = false
@@ -189,27 +189,6 @@ func (r *reporter) tryWrite(ctx context.Context, name string, batch []*change) (
 }
 
 var errBusy = errors.New("other clients kept changing the object")
-
-// doubt remembers that a write bound to this version of the Node went without an
-// answer: it may still be carried out, as long as that version is the newest.
-func (r *reporter) doubt(node *corev1.Node) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.unsure[node.Name] = node.ResourceVersion
-}
-
-// writeMayBeUnderway tells whether a write of ours that went without an answer is
-// bound to this version of the Node.
-func (r *reporter) writeMayBeUnderway(node *corev1.Node) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	version, ok := r.unsure[node.Name]
-	if ok && version != node.ResourceVersion {
-		delete(r.unsure, node.Name)
-		ok = false
-	}
-	return ok
-}
 
 // plan is one write of a Node.
 type plan struct {
@@ -229,6 +208,7 @@ type plan struct {
 func (r *reporter) plan(node *corev1.Node, batch []*change) (p plan, allowed []bool) {
 	p.list = slices.Clone(node.Status.VolumesAttached)
 	p.requests = requestsOn(node)
+	said := standings(node)
 	allowed = make([]bool, len(batch))
 	for i, c := range batch {
 		if c.uid != node.UID {
@@ -242,7 +222,7 @@ func (r *reporter) plan(node *corev1.Node, batch []*change) (p plan, allowed []b
 		case noting:
 			p.request(c.volume, c.requested)
 		case withdrawing:
-			if allowed[i] = stateOf(node, c.volume).Facts() == c.expect; !allowed[i] {
+			if allowed[i] = stateOf(node, said[c.volume]).Facts() == c.expect; !allowed[i] {
 				continue
 			}
 			p.withdraw(c.volume)

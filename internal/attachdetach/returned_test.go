@@ -47,3 +47,31 @@ func TestNodeThatCameBackLetsGoUnseen(t *testing.T) {
 		t.Errorf("still remembered: %v", m.letGo)
 	}
 }
+
+// A VolumeAttachment was removed by hand under a; then a's Node is deleted and another machine
+// registers under its name. Where both come as one event (a relist), the volume waits for a
+// machine of which nothing is left that anybody could delete; where they come as two, it is
+// free.
+func TestNodeReplacedInOneEvent(t *testing.T) {
+	waits := func(events int) bool {
+		m, k := newModel(t), key{Driver: driver, Handle: "h"}
+		unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
+		m.put(aVolume("pv", k.Handle))
+		m.put(aClaim("pv"))
+		m.put(aNode("b", isReady))
+		m.put(aPod("p", "b", byClaimOf("pv")))
+		m.put(aNode("a", isReady, listing(unique, unique)))
+		m.put(sharedAttachment(k, "a"))
+		m.remove(sharedAttachment(k, "a"))
+		if events == 2 {
+			m.remove(aNode("a"))
+		}
+		m.put(aNode("a", isReady, func(n *corev1.Node) { n.UID, n.Status.NodeInfo.SystemUUID = "second", "other" }))
+		s := m.observe(k, &turn{}, noDoubts{})
+		d := attachment.Decide(modelTime, s.want, s.seen, attachment.Policy{}) // no force, as with the two flags
+		return !does[attachment.Attach](d)
+	}
+	if two, one := waits(2), waits(1); two != one {
+		t.Errorf("waits after two events: %v, after one: %v", two, one)
+	}
+}

@@ -348,7 +348,7 @@ func (g gated) Create(ctx context.Context, obj client.Object, opts ...client.Cre
 	}
 	g.rivals.sending(obj.GetName())
 	err := g.Client.Create(ctx, obj, opts...)
-	if kube.IsAnswer(err) && !g.rivals.forgetCreate(obj.GetName()) && apierrors.IsAlreadyExists(err) {
+	if !kube.MayLand(err) && !g.rivals.forgetCreate(obj.GetName()) && apierrors.IsAlreadyExists(err) {
 		// It appeared while the create was in flight, and was taken for its object.
 		if va, ok := obj.(*storagev1.VolumeAttachment); ok {
 			g.rivals.foreignAttachment(va.Name, va.Spec.NodeName)

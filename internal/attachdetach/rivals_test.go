@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -300,4 +301,32 @@ func TestWarnOnlyNeverHalts(t *testing.T) {
 		d.appears(name)
 		d.want(false, 1)
 	})
+}
+
+// Creates of a time without API server never land, and are waited for all the same: later
+// another controller that answers the probe is taken for this process itself.
+func TestRefusedCreateHidesNoRival(t *testing.T) {
+	r := &rivals{
+		recorder: record.NewFakeRecorder(10), metrics: nil, settle: time.Nanosecond, sent: map[string]int{}, warned: map[string]time.Time{},
+		maker: func(string) string { return "kube-controller-manager" }, began: time.Now().Add(-time.Hour),
+	}
+	k := key{Driver: driver, Handle: "h"}
+	name := kube.AttachmentName(k.Handle, k.Driver, "a")
+	va := anAttachment(k, "a", "pv", false)
+	g := gated{refusingClient{}, r}
+	_ = g.Create(t.Context(), va)
+	r.probe = probe{key: k, names: []string{name}, until: time.Now().Add(time.Minute)}
+	r.attachmentAdded(va)
+	if r.check() == nil {
+		t.Error("another controller answered the probe, and nothing halts")
+	}
+	if len(r.sent) > 0 {
+		t.Errorf("kept for ever: %v", r.sent)
+	}
+}
+
+type refusingClient struct{ client.Client }
+
+func (refusingClient) Create(context.Context, client.Object, ...client.CreateOption) error {
+	return fmt.Errorf("dial: %w", syscall.ECONNREFUSED)
 }

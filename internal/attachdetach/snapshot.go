@@ -92,6 +92,7 @@ func (w *world) peek(key attachment.VolumeKey, t *turn, d doubts) snapshot {
 	demand := w.demandFor(key)
 	s := snapshot{volumeName: demand.name(key), wants: demand.wants, pods: demand.pods, inline: demand.inline}
 	s.want.Unattached = kube.Unattached(key.Driver)
+	s.seen.Newest = w.newest()
 	s.migrated = slices.ContainsFunc(demand.volumes, kube.Migrated) || len(demand.inline) > 0 && !s.want.Unattached
 	s.want.Wants = slices.AppendSeq(make([]attachment.Want, 0, len(demand.wants)), maps.Values(demand.wants))
 	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
@@ -115,7 +116,7 @@ func (w *world) peek(key attachment.VolumeKey, t *turn, d doubts) snapshot {
 	s.seen.Pending = d.pending(key)
 	if s.want.Unattached {
 		for _, name := range names {
-			w.heedReports(name)
+			w.heedReport(name, unique)
 		}
 	}
 	implied := w.impliedAt(key, s.seen.Attachments)
@@ -130,6 +131,14 @@ func (w *world) peek(key attachment.VolumeKey, t *turn, d doubts) snapshot {
 	}
 	s.addImplied(implied)
 	return s
+}
+
+// newest is what requests are dated with; zero for the time of the decision.
+func (w *world) newest() time.Time {
+	if clock, ok := w.clock.(serverClock); ok {
+		return clock.Newest()
+	}
+	return time.Time{}
 }
 
 // addImplied adds the attachments that no object stands for. The request of their detach
@@ -241,7 +250,7 @@ func (w *world) node(name, unique string, t *turn, d doubts) attachment.Node {
 		n.Checked = answered
 		return n
 	}
-	n := stateOf(node, unique)
+	n := stateOf(node, w.long.of(node, unique))
 	n.Checked = answered
 	n.WriteMayBeUnderway = d.writeMayBeUnderway(node)
 	n.LetGo = w.hasLetGo(node, unique)
@@ -262,23 +271,23 @@ func (w *world) departedNode(name string, cached *corev1.Node, unique string) at
 	}
 	n.Machine, n.Created = machineOf(last), last.CreationTimestamp.Time
 	if cached == nil {
-		n.InUse = attachment.Known(inUse(last, unique))
+		n.InUse = attachment.Known(w.long.of(last, unique).inUse)
 	}
 	return n
 }
 
 // stateOf is what a Node says of itself and of the volume.
-func stateOf(node *corev1.Node, unique string) attachment.Node {
+func stateOf(node *corev1.Node, s standing) attachment.Node {
 	_, managed := node.Annotations[kube.ManagedAttachAnnotation]
 	return attachment.Node{
 		Exists:          attachment.Yes,
 		Machine:         machineOf(node),
 		Created:         node.CreationTimestamp.Time,
 		Managed:         managed,
-		Reported:        reported(node, unique),
-		InUse:           attachment.Known(inUse(node, unique)),
+		Reported:        s.reported,
+		InUse:           attachment.Known(s.inUse),
 		Healthy:         attachment.Known(ready(node)),
-		DetachRequested: readTime(requestsOn(node)[unique]),
+		DetachRequested: readTime(s.requested),
 		OutOfService:    outOfService(node),
 	}
 }

@@ -204,6 +204,7 @@ func (w *world) attachmentChanged(before, after *storagev1.VolumeAttachment, d d
 			w.lost(before)
 		}
 		w.sort(before, true)
+		w.deletes.forget(before.UID)
 		w.forget(before.Spec.NodeName)
 	}
 	if after != nil {
@@ -248,10 +249,12 @@ func (w *world) driverChanged(before, after *storagev1.CSIDriver) []key {
 // nodeChanged concerns the volumes that entered or left one of the node's lists, or,
 // if the node itself changed, all that have to do with it.
 func (w *world) nodeChanged(before, after *corev1.Node) []key {
+	w.long.forget(cmp.Or(after, before).Name) // an earlier version
 	switch {
 	case after == nil:
 		keys := w.keysOfNode(before)
-		w.kubelets.interrupt(before.Name)
+		w.kubelets.forget(before.Name)
+		w.reports.forget(before.Name)
 		w.depart(before)
 		w.forget(before.Name)
 		return keys
@@ -260,8 +263,7 @@ func (w *world) nodeChanged(before, after *corev1.Node) []key {
 		w.arrive(after.Name)
 		return w.keysOfNode(after)
 	case before.UID != after.UID: // deleted and recreated, and both events came as one
-		w.kubelets.interrupt(before.Name)
-		return slices.Concat(w.keysOfNode(before), w.keysOfNode(after))
+		return slices.Concat(w.nodeChanged(before, nil), w.nodeChanged(nil, after))
 	}
 	w.heedLettingGo(before, after)
 	w.heedWithdrawals(before, after)
@@ -326,50 +328,4 @@ func (w *world) keysOfNode(node *corev1.Node) []key {
 		keys = append(keys, w.keysOfPod(pod)...)
 	}
 	return keys
-}
-
-// standing is what a Node object says of one volume.
-type standing struct {
-	reported, inUse bool
-	requested       string
-}
-
-func standings(node *corev1.Node) map[string]standing {
-	all := map[string]standing{}
-	for name, since := range requestsOn(node) {
-		all[name] = standing{requested: since}
-	}
-	for _, v := range node.Status.VolumesAttached {
-		s := all[string(v.Name)]
-		s.reported = true
-		all[string(v.Name)] = s
-	}
-	for _, v := range node.Status.VolumesInUse {
-		s := all[string(v)]
-		s.inUse = true
-		all[string(v)] = s
-	}
-	return all
-}
-
-// changedNames are the volumes of which two versions of a Node say different things.
-func changedNames(before, after *corev1.Node) []string {
-	if slices.Equal(before.Status.VolumesAttached, after.Status.VolumesAttached) &&
-		slices.Equal(before.Status.VolumesInUse, after.Status.VolumesInUse) &&
-		before.Annotations[kube.DetachesRequestedAnnotation] == after.Annotations[kube.DetachesRequestedAnnotation] {
-		return nil // most updates of a node
-	}
-	was, is := standings(before), standings(after)
-	var names []string
-	for name := range was {
-		if _, both := is[name]; !both {
-			names = append(names, name)
-		}
-	}
-	for name, now := range is {
-		if now != was[name] {
-			names = append(names, name)
-		}
-	}
-	return names
 }

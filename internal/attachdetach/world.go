@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/storage/ephemeral"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -42,6 +43,10 @@ type world struct {
 	ledger   ledger
 	kubelets kubelets
 	nameless nameless
+	long     longNodes
+	// deletes are those of VolumeAttachments, reports the writes to Nodes by name.
+	deletes unanswered[types.UID]
+	reports unanswered[string]
 
 	// leads: what is taken off a report from now on this process took off, or somebody who
 	// is no attach/detach controller.

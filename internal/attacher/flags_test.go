@@ -193,10 +193,20 @@ func TestBadFlagsEndAsUpstreams(t *testing.T) {
 		"no workers":                 {"--worker-threads=0", "--kubeconfig", missing},
 		"no kubeconfig":              {"--kubeconfig", missing},
 		"not in a cluster":           {},
-		"a word that is no flag":     {"word", "--timeout=x"},
 		"alpha logging without gate": {"--log-text-split-stream"},
 	} {
 		t.Run(name, func(t *testing.T) { asUpstream(t, upstream, belay, args) })
+	}
+}
+
+// csi-attacher reads no flag after a word that is none, as in "--leader-election true".
+func TestWordsAreRefused(t *testing.T) {
+	belay := programPath(t)
+	for _, args := range [][]string{{"word", "--timeout=1s"}, {"--leader-election", "true", "--timeout=1s"}} {
+		text, code := execute(t, belay, args...)
+		if want := "unexpected argument"; code != 2 || !strings.Contains(text, want) || strings.Count(text, "\n") != 1 {
+			t.Errorf("%v: exit code %d, want 2 and one line with %q:\n%s", args, code, want, text)
+		}
 	}
 }
 

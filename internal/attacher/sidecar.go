@@ -14,6 +14,7 @@ import (
 	libleader "github.com/kubernetes-csi/csi-lib-utils/leaderelection"
 	"github.com/kubernetes-csi/csi-lib-utils/metrics"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo/leaderelection" // leader_election_* metrics
@@ -41,6 +42,7 @@ func RunSidecar(ctx context.Context, o *Options) error {
 	if err != nil {
 		return fmt.Errorf("build the Kubernetes client's configuration: %w", err)
 	}
+	go sayUnreachable(ctx, config)
 	config = kube.Wire(config)
 	connection.SetMaxGRPCLogLength(o.MaxGRPCLogLength)
 	sendTraces, err := startTraces(ctx)
@@ -85,6 +87,14 @@ func RunSidecar(ctx context.Context, o *Options) error {
 	}
 	health.found(driver, a)
 	return o.attach(ctx, a, driver, lease, health)
+}
+
+// sayUnreachable logs that the API server gives no answer, which nothing else does for most of
+// a minute. It ends nothing: csi-attacher waits for the API server too.
+func sayUnreachable(ctx context.Context, config *rest.Config) {
+	if err := kube.Reach(ctx, config); err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).Error(err, "Waiting for the API server; check that it is running and that its address and certificate authority are right")
+	}
 }
 
 // check refuses what csi-attacher refuses.

@@ -25,6 +25,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -274,6 +276,24 @@ func (s *sidecar) said(texts ...string) (lines int) {
 		}
 	}
 	return lines
+}
+
+// An API server that does not answer is named at once, and waited for.
+func TestSidecarSaysThatTheAPIServerIsUnreachable(t *testing.T) {
+	kubeconfig := filepath.Join(t.TempDir(), "nowhere")
+	config := clientcmdapi.NewConfig()
+	config.Clusters["c"] = &clientcmdapi.Cluster{Server: "https://127.0.0.1:1"}
+	config.Contexts["c"] = &clientcmdapi.Context{Cluster: "c"}
+	config.CurrentContext = "c"
+	if err := clientcmd.WriteToFile(*config, kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	s := (&world{t: t}).launch(exec.Command(programPath(t), "--kubeconfig", kubeconfig, "--csi-address", filepath.Join(t.TempDir(), "none")))
+	began := time.Now()
+	s.waitLog("cannot reach https://127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused")
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("it took %v", took)
+	}
 }
 
 // storage is the truth about who has a volume: it allows everything and notes

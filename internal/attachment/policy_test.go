@@ -47,6 +47,12 @@ func onA(a Attachment, n Node) Observed {
 	return Observed{Attachments: []Attachment{a}, Nodes: nodes(map[NodeName]Node{"a": n})}
 }
 
+// dated gives a snapshot the newest time that is known.
+func dated(newest time.Time, seen Observed) Observed {
+	seen.Newest = newest
+	return seen
+}
+
 func TestUnmountTimeout(t *testing.T) {
 	const limit = 6 * time.Minute
 	late, early := t0.Add(limit), t0.Add(limit-1)
@@ -133,6 +139,16 @@ func TestUnmountTimeout(t *testing.T) {
 			at: t0, policy: sixMinutes,
 			seen:  onA(attached("a", askedAt(t0.Add(time.Hour))), node("a", reported, inUse, unhealthy)),
 			steps: []Step{asked(t0), holdA(StillInUse)}, recheck: late,
+		},
+		"dated with the newest time that is known, and judged by our own": {
+			at: late, policy: sixMinutes,
+			seen:  dated(late.Add(time.Hour), onA(attached("a"), node("a", reported, inUse, unhealthy))),
+			steps: []Step{asked(late.Add(time.Hour)), holdA(StillInUse)}, recheck: late.Add(time.Hour + 6*time.Minute),
+		},
+		"dated so already": {
+			at: late, policy: sixMinutes,
+			seen:  dated(late.Add(time.Hour), onA(attached("a", askedAt(late.Add(time.Minute))), node("a", reported, inUse, unhealthy))),
+			steps: []Step{holdA(StillInUse)}, recheck: late.Add(7 * time.Minute),
 		},
 		"never confirmed, and the node claims it": {
 			at: late, policy: sixMinutes,

@@ -58,8 +58,12 @@ func (n Node) goneFor(a *Attachment) bool {
 // since is when a detach was first requested: now, if it was not yet. A time to come,
 // from a clock that is ahead or a person's mistake, counts as now.
 func (p *plan) since(requested time.Time) time.Time {
-	if requested.IsZero() || requested.After(p.now) {
-		return p.now
+	latest := p.now
+	if p.seen.Newest.After(latest) {
+		latest = p.seen.Newest
+	}
+	if requested.IsZero() || requested.After(latest) {
+		return latest
 	}
 	return requested
 }

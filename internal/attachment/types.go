@@ -81,6 +81,9 @@ type Observed struct {
 	// Pending holds the creates of VolumeAttachments that went without an answer and may
 	// still be carried out.
 	Pending []Pending
+	// Newest, if later than the time of the decision, is what a request is dated with: a
+	// clock that is ahead of ours may be right, and a successor's.
+	Newest time.Time
 }
 
 // Pending is a create without an answer. Until then it may still be carried out.

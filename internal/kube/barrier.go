@@ -114,7 +114,7 @@ func (b *Barrier) mark(ctx context.Context, object *metav1.PartialObjectMetadata
 func Confirm(ctx context.Context, live client.Reader, kind schema.GroupVersionKind, informer cache.SharedIndexInformer, names []string) error {
 	var mu sync.Mutex
 	var errs []error
-	newest, gone := "", []string{}
+	newest, gone := "", map[string]string{} // by name, the version at which there was none
 	workqueue.ParallelizeUntil(ctx, confirmations, len(names), func(i int) {
 		list, err := listMetadata(ctx, live, kind, client.MatchingFields{metav1.ObjectNameField: names[i]})
 		mu.Lock()
@@ -123,7 +123,7 @@ func Confirm(ctx context.Context, live client.Reader, kind schema.GroupVersionKi
 		case err != nil:
 			errs = append(errs, err)
 		case len(list.Items) == 0:
-			gone = append(gone, names[i])
+			gone[names[i]] = list.ResourceVersion
 		case newest == "" || !reached(newest, list.Items[0].ResourceVersion):
 			newest = list.Items[0].ResourceVersion
 		}
@@ -133,11 +133,17 @@ func Confirm(ctx context.Context, live client.Reader, kind schema.GroupVersionKi
 	}
 	store := informer.GetIndexer()
 	return until(ctx, informer, func() bool {
-		return (newest == "" || reached(store.LastStoreSyncResourceVersion(), newest)) &&
-			!slices.ContainsFunc(gone, func(name string) bool {
-				_, exists, err := store.GetByKey(name)
-				return exists || err != nil
-			})
+		if newest != "" && !reached(store.LastStoreSyncResourceVersion(), newest) {
+			return false
+		}
+		for name, version := range gone {
+			// What is newer was made since, under the same name.
+			item, exists, err := store.GetByKey(name)
+			if err != nil || exists && !reached(item.(client.Object).GetResourceVersion(), version) {
+				return false
+			}
+		}
+		return true
 	}, nil)
 }
 

@@ -232,6 +232,43 @@ func TestConfirmWaitsForTheCache(t *testing.T) {
 	})
 }
 
+// remade is a quorum read that comes between the end of an object and its successor of the
+// same name (kubectl replace --force).
+type remade struct {
+	*quorum
+	then func()
+}
+
+func (r remade) List(ctx context.Context, list client.ObjectList, options ...client.ListOption) error {
+	err := r.quorum.List(ctx, list, options...)
+	r.then()
+	return err
+}
+
+// A new leader reads a shared PersistentVolume while it does not exist for a moment. The
+// cache then has its successor, newer than the read: there is nothing left to wait for. The
+// leader waits for that object to go, and does nothing in the whole cluster meanwhile.
+func TestConfirmOfARecreatedObject(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := cachetesting.NewFakeControllerSource()
+		volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "v", UID: "first"}}
+		source.Add(volume) // version 1
+		informer := cached(t, &corev1.PersistentVolume{}, source)
+		live := remade{&quorum{objects: map[string]string{}, version: "2"}, func() {
+			source.Delete(volume)
+			volume = volume.DeepCopy()
+			volume.UID = "second"
+			source.Add(volume)
+			time.Sleep(time.Second)
+		}}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		if err := Confirm(ctx, live, volumeKind, informer, []string{"v"}); err != nil {
+			t.Errorf("after an hour: %v", err)
+		}
+	})
+}
+
 // A pod that runs nowhere needs no volume: it is not watched.
 func TestPodsWithoutNodeAreNotWatched(t *testing.T) {
 	for obj, options := range CacheOptions().ByObject {

@@ -46,7 +46,9 @@ func (c *controller) sleepers() {
 }
 
 // sleeps: nothing but an event or a time will have the volume looked at.
-func (c *controller) sleeps(key volumeKey) bool { return c.queue.asleep(key) && !c.real.Unanswered(key) }
+func (c *controller) sleeps(key volumeKey) bool {
+	return c.queue.asleep(key) && !c.real.Unanswered(key)
+}
 
 // keys are the volumes that may be asleep: those that anything ever woke, and those that pods
 // want. The others are not looked at: to look is also to remember what was found.

@@ -19,8 +19,8 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// reviewFC is one exclusive Fibre Channel volume with a claim.
-func reviewFC(m *model) (key, string) {
+// aFibreVolume is one exclusive Fibre Channel volume with a claim.
+func aFibreVolume(m *model) (key, string) {
 	pv := aVolume("fc", "")
 	pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{FC: &corev1.FCVolumeSource{TargetWWNs: []string{"5006"}, Lun: new(int32(1))}}
 	m.put(pv)
@@ -34,7 +34,7 @@ func reviewFC(m *model) (key, string) {
 // kubelet (same boot). Then the standby leads.
 func TestStandbyRemembersWhatWasTakenBack(t *testing.T) {
 	m := newModel(t)
-	k, unique := reviewFC(m)
+	k, unique := aFibreVolume(m)
 	v := []string{unique}
 	m.put(aNode("a", isReady))
 	m.put(aNode("b", isReady))
@@ -51,21 +51,6 @@ func TestStandbyRemembersWhatWasTakenBack(t *testing.T) {
 		if s, ok := step.(attachment.Report); ok {
 			t.Errorf("the volume is reported to and mounted on b, and is reported to %s", s.Node)
 		}
-	}
-}
-
-// A standby whose cache of Nodes lags behind that of VolumeAttachments takes each ordinary
-// detach for an attachment that somebody removed by hand, and never forgets.
-func TestStandbyKeepsEachDetach(t *testing.T) {
-	m, k := newModel(t), key{Driver: driver, Handle: "h"}
-	m.put(aVolume("pv", k.Handle))
-	unique := kube.UniqueVolumeName(k.Driver, k.Handle)
-	m.put(aNode("a", isReady, listing(nil, []string{unique})))
-	m.put(sharedAttachment(k, "a"))
-	m.remove(sharedAttachment(k, "a")) // the leader withdrew and deleted; the watch of Nodes is behind
-	m.put(aNode("a", isReady))         // it catches up
-	if m.ledger.has(unique, "a") {
-		t.Error("the ledger keeps a volume that was detached in order")
 	}
 }
 
@@ -203,9 +188,9 @@ func (r hungLease) Get(_ context.Context, _ client.ObjectKey, obj client.Object,
 	return nil
 }
 
-type reviewClock struct{ now time.Time }
+type setClock struct{ now time.Time }
 
-func (c *reviewClock) Now() time.Time { return c.now }
+func (c *setClock) Now() time.Time { return c.now }
 
 // A kubelet of a recreated Node renews its lease once, a second after it was looked at
 // first, and dies (or hangs, or crashes again and again before it has rebuilt its
@@ -216,7 +201,7 @@ func TestOneRenewalIsNoSync(t *testing.T) {
 	m.put(aNode("a", isReady, func(n *corev1.Node) { n.UID = "second" }))
 	c := m.controllerOf()
 	began := modelTime
-	clock := &reviewClock{began}
+	clock := &setClock{began}
 	c.clock, m.world.clock = clock, clock
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "1"}}
 	lease.Spec.RenewTime = &metav1.MicroTime{Time: began}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"belay.dev/belay/internal/preflight"
+)
+
+const (
+	// abandonStart and abandonStop are how long after a signal the manager is waited for:
+	// while its caches are not full, and then, which is longer than it gives itself.
+	abandonStart, abandonStop = 2 * time.Second, 40 * time.Second
+)
+
+// fillPatience is after how long without full caches the rights are looked at; tests
+// shorten it. A big cluster may take longer.
+var fillPatience = time.Minute
+
+// serve runs the manager until the context ends.
+//
+// In controller-runtime v0.24.1, and in its main branch of August 2026, a manager whose
+// context ends before its caches are full does not return, and burns a core: the loop of
+// runnableGroup.Start (pkg/manager/runnable_group.go:191) is not left when the context is
+// done. kubernetes-sigs/controller-runtime#3440 mended that and was not merged. Nothing has
+// been written by then, and no lease is held: the process may just end.
+func serve(ctx context.Context, mgr manager.Manager, clients kubernetes.Interface) error {
+	ended, full := make(chan error, 1), make(chan struct{})
+	go func() { ended <- mgr.Start(ctx) }()
+	go func() {
+		if mgr.GetCache().WaitForCacheSync(ctx) {
+			close(full)
+		}
+	}()
+	late := time.After(fillPatience)
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-full:
+			late, full = nil, nil
+		case <-late:
+			if err := lookAtRights(ctx, clients); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			patience := abandonStop
+			if full != nil {
+				patience = abandonStart
+			}
+			select {
+			case err := <-ended:
+				return err
+			case <-time.After(patience):
+				return nil
+			}
+		}
+	}
+}
+
+// lookAtRights returns an error if the caches cannot be filled for want of rights.
+func lookAtRights(ctx context.Context, clients kubernetes.Interface) error {
+	missing, err := preflight.MissingRights(ctx, clients)
+	if len(missing) > 0 {
+		return fmt.Errorf("cannot start without the rights to %s: see deploy/belay-controller/belay-controller.yaml", strings.Join(missing, ", "))
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Not started yet: the caches are not full, and it is not known whether rights are missing")
+		return nil
+	}
+	klog.FromContext(ctx).Info("Not started yet: the caches are not full; no rights are missing")
+	return nil
+}

@@ -1,0 +1,39 @@
+package main
+
+import (
+	"syscall"
+	"testing"
+	"time"
+)
+
+// The API server refuses each list: the caches are never full. A signal ends the process
+// all the same.
+func TestEndsBeforeItsCachesAreFull(t *testing.T) {
+	none := reader(t, "no-rights")
+	p := &process{T: t, user: "no-rights", exited: make(chan struct{}), lines: make(chan struct{})}
+	p.run("--kubeconfig="+none, "--metrics-bind-address=0", "--health-probe-bind-address=0")
+	p.says("nodes is forbidden")
+	sent := time.Now()
+	p.signal(syscall.SIGTERM)
+	if code := p.ends(patience); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if took := time.Since(sent); took > 20*time.Second {
+		t.Errorf("it took %v", took)
+	}
+}
+
+// Without the rights to fill its caches it says which are missing, and ends.
+func TestMissingRightsEndIt(t *testing.T) {
+	few := reader(t, "few-rights", rule("", []string{"list", "watch"}, "nodes", "pods", "persistentvolumeclaims"),
+		rule("", []string{"list"}, "persistentvolumes"), rule("storage.k8s.io", []string{"list", "watch"}, "volumeattachments"))
+	t.Setenv(fillVariable, "1s")
+	p := &process{T: t, user: "few-rights", exited: make(chan struct{}), lines: make(chan struct{})}
+	p.run("--kubeconfig="+few, "--metrics-bind-address=0", "--health-probe-bind-address=0")
+	if code := p.ends(patience); code != 1 {
+		t.Errorf("exit code %d", code)
+	}
+	if want := "cannot start without the rights to list csidrivers, watch csidrivers, watch persistentvolumes:"; !p.said(want) {
+		t.Errorf("it never said %q", want)
+	}
+}
