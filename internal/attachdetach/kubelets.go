@@ -72,7 +72,7 @@ func (k *kubelets) saw(node string, uid types.UID, lease string, duration time.D
 		k.looks = map[string]look{}
 	}
 	l := k.looks[node]
-	interval := max(duration, attachment.SyncWindow) / 3
+	interval := (max(duration, attachment.SyncWindow)/3 + time.Second).Truncate(time.Second)
 	next, inTime := now.Add(interval), now.Before(l.next.Add(interval/2))
 	switch {
 	case l.uid == uid && (l.synced || now.Before(l.next)):

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"belay.dev/belay/internal/attachment"
-	"belay.dev/belay/internal/kube"
 )
 
 // Blockers says where an exclusive volume is or may be, why it is still there, since
@@ -174,7 +173,7 @@ func forcedWithoutNode(driver string, c attachment.Cause, sooner string) string 
 		return "its pods still exist: once the pod garbage collector has deleted them, in about a minute, a timer starts, and the volume is detached by force when it expires"
 	case c.Forces != nil:
 		return "its pods still exist: once the pod garbage collector has deleted them, in about a minute, the volume is detached by force"
-	case kube.Unattached(driver):
+	case strings.Contains(driver, "/"): // the name of an in-tree plugin, Fibre Channel or iSCSI; of a CSI driver it is a domain
 		return "the volume is never detached by force, and has no VolumeAttachment: make sure that the machine is off, then restart all replicas of belay-controller"
 	}
 	return "the volume is never detached by force: make sure that the machine is off, then delete the VolumeAttachment"
