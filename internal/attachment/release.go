@@ -110,11 +110,7 @@ func (p *plan) wait(a *Attachment, node Node, hold Hold) {
 	if a.Confirmed != Yes {
 		hold.Unconfirmed, hold.Detail = a.Created, a.AttachError
 	}
-	reportable := a.Confirmed == Yes && !p.want.Orphan && node.vouched(a) &&
-		(!a.Implied || p.want.Unattached && len(p.blockers(a.Node)) == 0)
-	if node.Exists == Yes && !gone && !node.Reported && reportable {
-		// A kubelet that may use the volume finds it reported, and so keeps it on its list.
-		// Another machine would mount it.
+	if p.reportable(a, node, gone) {
 		p.report(a, node, hold.Since)
 	} else {
 		p.note(a, hold.Since, false)
@@ -132,6 +128,18 @@ func (p *plan) wait(a *Attachment, node Node, hold Hold) {
 		}
 	}
 	p.do(hold)
+}
+
+// reportable tells whether the volume is reported to a node that may use it: a kubelet that
+// does finds it reported, and so keeps it on its list. Another machine would mount it.
+func (p *plan) reportable(a *Attachment, node Node, gone bool) bool {
+	switch {
+	case node.Exists != Yes || gone || node.Reported || a.Confirmed != Yes || p.want.Orphan || !node.vouched(a):
+		return false
+	case a.Implied:
+		return p.want.Unattached && len(p.blockers(a.Node)) == 0
+	}
+	return true
 }
 
 // waitReason is why nothing is taken from a node that uses the volume, or may use it.
