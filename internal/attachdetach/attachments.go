@@ -97,12 +97,18 @@ func keyOfName(unique string) (key, bool) {
 // that have to do with the volume and at those whose attachments say nothing else.
 func (w *world) attachmentsOf(k key, volumes []*corev1.PersistentVolume, nodes []string) []*storagev1.VolumeAttachment {
 	found := w.attachments.ByIndex(byVolume, kube.UniqueVolumeName(k.Driver, k.Handle))
+	known := make(map[string]bool, len(found)) // nodes whose attachment has the computed name: see ownVolume
+	for _, va := range found {
+		known[va.Spec.NodeName] = known[va.Spec.NodeName] || va.Spec.Source.InlineVolumeSpec == nil
+	}
 	for _, pv := range volumes {
 		maps.Copy(found, w.attachments.ByIndex(byPersistentVolume, pv.Name))
 	}
 	names := w.nameless.of(k)
 	for _, node := range nodes {
-		names = append(names, kube.AttachmentName(k.Handle, k.Driver, node))
+		if !known[node] {
+			names = append(names, kube.AttachmentName(k.Handle, k.Driver, node))
+		}
 	}
 	for _, name := range names {
 		if found[name] != nil {

@@ -23,7 +23,7 @@ func TestNodeThatCameBackLetsGoUnseen(t *testing.T) {
 	va.Status.Attached = true
 	m.put(va)
 	as := func(uid string, inUse []string) *corev1.Node {
-		return aNode("n", listing(inUse, nil), func(n *corev1.Node) { n.UID = types.UID(uid) })
+		return aNode("n", listing(inUse, inUse), func(n *corev1.Node) { n.UID = types.UID(uid) })
 	}
 	m.put(as("old", list))
 	m.remove(as("old", list))

@@ -175,7 +175,7 @@ func (w *world) attachment(key attachment.VolumeKey, va *storagev1.VolumeAttachm
 	if va.Status.Attached {
 		a.Confirmed = attachment.Yes
 	}
-	a.Again = a.Computed && w.ledger.has(kube.UniqueVolumeName(key.Driver, key.Handle), va.Spec.NodeName)
+	a.Again = a.Confirmed != attachment.Yes && a.Computed && w.ledger.has(kube.UniqueVolumeName(key.Driver, key.Handle), va.Spec.NodeName)
 	if a.PersistentVolume != "" {
 		_, exists := get[*corev1.PersistentVolume](w.volumes, a.PersistentVolume)
 		a.VolumeGone = !exists
