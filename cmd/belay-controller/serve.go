@@ -46,7 +46,7 @@ func serve(ctx context.Context, mgr manager.Manager, clients kubernetes.Interfac
 		case <-full:
 			late, full = nil, nil
 		case <-late:
-			if err := lookAtRights(ctx, clients); err != nil {
+			if err := checkRights(ctx, clients); err != nil {
 				return err
 			}
 		case <-ctx.Done():
@@ -64,8 +64,8 @@ func serve(ctx context.Context, mgr manager.Manager, clients kubernetes.Interfac
 	}
 }
 
-// lookAtRights returns an error if the caches cannot be filled for want of rights.
-func lookAtRights(ctx context.Context, clients kubernetes.Interface) error {
+// checkRights returns an error that names the rights without which the caches cannot be filled.
+func checkRights(ctx context.Context, clients kubernetes.Interface) error {
 	missing, err := preflight.MissingRights(ctx, clients)
 	if len(missing) > 0 {
 		return fmt.Errorf("cannot start without the rights to %s: see deploy/belay-controller/belay-controller.yaml", strings.Join(missing, ", "))

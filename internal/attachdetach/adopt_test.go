@@ -6,9 +6,9 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// A standby whose cache of Nodes lags behind that of VolumeAttachments takes each ordinary
-// detach for an attachment that somebody removed by hand. It must not keep that, nor a
-// detach by force from a node that goes on listing the volume.
+// When the cache of Nodes lags behind the cache of VolumeAttachments, a standby mistakes each
+// ordinary detach for an attachment that another client removed. It must forget that entry,
+// also after a forced detach from a node that still lists the volume.
 func TestStandbyForgetsEachDetach(t *testing.T) {
 	for name, inUse := range map[string]bool{"idle": false, "by force": true} {
 		t.Run(name, func(t *testing.T) {

@@ -25,7 +25,9 @@ type work struct {
 	key attachment.VolumeKey
 	at  *turn
 	now snapshot
-	log logr.Logger // names no PersistentVolume yet: see logger
+	// failed are the nodes at which a step failed: they must not keep the volume from others.
+	failed map[attachment.NodeName]error
+	log    logr.Logger // names no PersistentVolume yet: see logger
 }
 
 func (w *work) step(ctx context.Context, step attachment.Step) (again bool, err error) {

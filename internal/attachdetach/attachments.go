@@ -222,8 +222,8 @@ func (n *nameless) note(va *storagev1.VolumeAttachment, in bool) {
 	}
 }
 
-// claim remembers which of them are the volume's, from when it is worked on: it is told
-// of what becomes of them from then on. Before, each is an orphan.
+// claim records which of them belong to the volume, when a worker takes it up: from then on
+// their events wake the volume. Until then each is an orphan.
 func (n *nameless) claim(k key) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

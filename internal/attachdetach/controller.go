@@ -203,12 +203,11 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 		c.worksOn(1)
 		defer c.worksOn(-1)
 	}
-	w := &work{Controller: c, key: k, at: &turn{}, log: log.FromContext(ctx)}
+	w := &work{Controller: c, key: k, at: &turn{}, failed: map[attachment.NodeName]error{}, log: log.FromContext(ctx)}
 	w.heedLate()
 	if err := w.lookForAttempts(ctx); err != nil {
 		return reconcile.Result{}, err
 	}
-	failed := map[attachment.NodeName]error{}
 	for range turnLimit {
 		w.now = c.world.observe(k, w.at, c)
 		now := c.clock.Now()
@@ -217,29 +216,18 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 		if wait := c.rivals.holdBack(k, decision.Steps); wait > 0 {
 			return reconcile.Result{RequeueAfter: wait}, nil
 		}
-		// A node at which a step fails must not keep the volume from the others.
-		again, nowFailed := w.take(ctx, except(failed, decision.Steps))
-		maps.Copy(failed, nowFailed)
-		if again {
-			continue
+		if !w.take(ctx, decision.Steps) {
+			return w.end(decision)
 		}
-		return w.end(decision, errors.Join(slices.Collect(maps.Values(failed))...))
 	}
 	return reconcile.Result{}, w.errorOf(fmt.Errorf("decide on volume %s of %s: %w", k.Handle, k.Driver, errUnsettled))
 }
 
 var errUnsettled = errors.New("its nodes kept changing")
 
-// except leaves out the steps at some nodes.
-func except(nodes map[attachment.NodeName]error, steps []attachment.Step) []attachment.Step {
-	if len(nodes) == 0 { // nearly always
-		return steps
-	}
-	return slices.DeleteFunc(slices.Clone(steps), func(step attachment.Step) bool { return nodes[nodeOf(step)] != nil })
-}
-
 // end ends the work on a volume with the last decision on it, and says when to look again.
-func (w *work) end(decision attachment.Decision, err error) (reconcile.Result, error) {
+func (w *work) end(decision attachment.Decision) (reconcile.Result, error) {
+	err := errors.Join(slices.Collect(maps.Values(w.failed))...)
 	next := w.recheck(decision.RecheckAt, w.announce(decision.Steps, err))
 	if err != nil {
 		return w.retry(err, next)

@@ -17,15 +17,12 @@ type lettings struct {
 // heedLettingGo remembers what a Node let go that was attached before this Node object
 // was created: of everything else its list alone is believed. It must have been reported
 // at the time: what is not, a kubelet that restarts leaves off its list while it is mounted.
-func (w *world) heedLettingGo(before, after *corev1.Node) {
-	if sameLists(before, after) {
-		return // nearly always
-	}
-	was, is := standings(before), standings(after)
-	for _, v := range before.Status.VolumesInUse {
-		unique := string(v)
-		key, ok := keyOfName(unique)
-		if !ok || is[unique].inUse || !was[unique].reported || !w.givenBefore(key, unique, after) {
+func (w *world) heedLettingGo(after *corev1.Node, was, is map[string]standing) {
+	for unique, before := range was {
+		if !before.inUse || !before.reported || is[unique].inUse {
+			continue
+		}
+		if key, ok := keyOfName(unique); !ok || !w.givenBefore(key, unique, after) {
 			continue
 		}
 		w.mu.Lock()

@@ -153,7 +153,7 @@ func TestStaleStepsAreTaken(t *testing.T) {
 	toA, toB := kube.AttachmentName(k.Handle, k.Driver, "a"), kube.AttachmentName(k.Handle, k.Driver, "b")
 	c, hung := m.hungController(t, func(_, name string) bool { return name == toA })
 	c.stepsAtOnce = 1
-	w := &work{Controller: c, key: k, at: &turn{}, log: log.FromContext(t.Context())}
+	w := &work{Controller: c, key: k, at: &turn{}, failed: map[attachment.NodeName]error{}, log: log.FromContext(t.Context())}
 	w.at.heed("a", outcome{answered: true}) // both were withdrawn
 	w.at.heed("b", outcome{answered: true})
 	w.now = m.observe(k, w.at, noDoubts{})
@@ -161,8 +161,8 @@ func TestStaleStepsAreTaken(t *testing.T) {
 	if !does[attachment.ForceDetach](d) {
 		t.Fatalf("steps %+v", d.Steps)
 	}
-	if _, failed := w.take(t.Context(), d.Steps); len(failed) > 0 {
-		t.Fatal(failed)
+	if w.take(t.Context(), d.Steps); len(w.failed) > 0 {
+		t.Fatal(w.failed)
 	}
 	if hung.has("delete " + toB) {
 		t.Fatal("b was not held up")

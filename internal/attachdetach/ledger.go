@@ -169,14 +169,13 @@ func (l *ledger) believe(unique string, node *corev1.Node, s standing) {
 
 // heedWithdrawals forgets, as a standby, what the leader has taken from the node: of a volume
 // that is off the report and not in use. What a leader finds wiped it puts back.
-func (w *world) heedWithdrawals(before, after *corev1.Node) {
-	if w.leads.Load() || sameLists(before, after) {
+func (w *world) heedWithdrawals(node string, was, is map[string]standing) {
+	if w.leads.Load() {
 		return
 	}
-	is := standings(after)
-	for _, v := range before.Status.VolumesAttached {
-		if unique := string(v.Name); !is[unique].reported && !is[unique].inUse {
-			w.ledger.remove(unique, after.Name)
+	for unique, before := range was {
+		if before.reported && !is[unique].reported && !is[unique].inUse {
+			w.ledger.remove(unique, node)
 		}
 	}
 }

@@ -18,8 +18,8 @@ func newRefusals() workqueue.TypedRateLimiter[key] {
 }
 
 // retry says when to try again what failed: by the queue's short back-off, or by the
-// long one if nothing but refusals stood in the way and nothing else is due before. Thousands of volumes that can never
-// be attached must not keep the API server busy.
+// long one if nothing but refusals stood in the way and nothing else is due before.
+// Thousands of volumes that can never be attached must not keep the API server busy.
 func (w *work) retry(err error, next reconcile.Result) (reconcile.Result, error) {
 	if !refused(err) {
 		return reconcile.Result{}, w.errorOf(err) // controller-runtime logs it

@@ -72,12 +72,18 @@ func (l *longNodes) forget(name string) {
 	delete(l.read, name)
 }
 
-// changedNames are the volumes of which two versions of a Node say different things.
-func changedNames(before, after *corev1.Node) []string {
-	if sameLists(before, after) && before.Annotations[kube.DetachesRequestedAnnotation] == after.Annotations[kube.DetachesRequestedAnnotation] {
-		return nil // most updates of a node
+// bothStandings are those of two versions of a Node, or nil where they agree: nearly always.
+func bothStandings(before, after *corev1.Node) (was, is map[string]standing) {
+	if slices.Equal(before.Status.VolumesAttached, after.Status.VolumesAttached) &&
+		slices.Equal(before.Status.VolumesInUse, after.Status.VolumesInUse) &&
+		before.Annotations[kube.DetachesRequestedAnnotation] == after.Annotations[kube.DetachesRequestedAnnotation] {
+		return nil, nil
 	}
-	was, is := standings(before), standings(after)
+	return standings(before), standings(after)
+}
+
+// changedNames are the volumes of which two versions of a Node say different things.
+func changedNames(was, is map[string]standing) []string {
 	var names []string
 	for name := range was {
 		if _, both := is[name]; !both {
@@ -90,9 +96,4 @@ func changedNames(before, after *corev1.Node) []string {
 		}
 	}
 	return names
-}
-
-func sameLists(before, after *corev1.Node) bool {
-	return slices.Equal(before.Status.VolumesAttached, after.Status.VolumesAttached) &&
-		slices.Equal(before.Status.VolumesInUse, after.Status.VolumesInUse)
 }

@@ -2,7 +2,7 @@ package attachdetach
 
 import (
 	"context"
-	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -41,7 +41,7 @@ func (s *stragglers) without(k key, shared bool, steps []attachment.Step) []atta
 	}
 	return slices.DeleteFunc(slices.Clone(steps), func(step attachment.Step) bool {
 		_, waits := step.(attachment.Hold)
-		return !waits && !shared || s.nodes[k][nodeOf(step)]
+		return !waits && !shared || s.nodes[k][step.OnNode()]
 	})
 }
 
@@ -123,23 +123,22 @@ func (r *round) ends(node attachment.NodeName, again bool, err error) bool {
 // take takes the steps of a decision: those for one node in their order, those for
 // different nodes side by side, so that a slow Node does not delay the others. It
 // reports whether to decide again at once, because the API server has answered with
-// something that the decision asked for, and the nodes at which a step failed, which
-// ends the steps there.
-func (w *work) take(ctx context.Context, steps []attachment.Step) (again bool, failed map[attachment.NodeName]error) {
+// something that the decision asked for. A step that fails ends the work at its node.
+func (w *work) take(ctx context.Context, steps []attachment.Step) (again bool) {
 	byNode := map[attachment.NodeName][]attachment.Step{}
 	var nodes []attachment.NodeName
 	for _, step := range w.stragglers.without(w.key, w.shared(), steps) {
-		if _, waits := step.(attachment.Hold); waits {
+		node := step.OnNode()
+		if _, waits := step.(attachment.Hold); waits || w.failed[node] != nil {
 			continue
 		}
-		node := nodeOf(step)
 		if byNode[node] == nil {
 			nodes = append(nodes, node)
 		}
 		byNode[node] = append(byNode[node], step)
 	}
 	if len(nodes) == 0 {
-		return false, nil
+		return false
 	}
 	then := *w // w looks again while stragglers go on
 	r := &round{left: len(nodes), begun: map[attachment.NodeName]bool{}, failed: map[attachment.NodeName]error{}}
@@ -172,7 +171,7 @@ func (w *work) shared() bool { return w.now.want.Shared == attachment.Yes }
 
 // close ends the round. Nodes that have not answered are stragglers from now on; those whose
 // turn had not come are decided on anew.
-func (w *work) close(r *round) (again bool, failed map[attachment.NodeName]error) {
+func (w *work) close(r *round) (again bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.over = true
@@ -180,7 +179,8 @@ func (w *work) close(r *round) (again bool, failed map[attachment.NodeName]error
 		w.stragglers.add(w.key, node)
 		w.loggerAt(node).Info("Waiting for the API server's answer", "after", tooSlow)
 	}
-	return r.again || r.left > 0, r.failed
+	maps.Copy(w.failed, r.failed)
+	return r.again || r.left > 0
 }
 
 // late ends the wait for a straggler.
@@ -209,7 +209,7 @@ func (w *work) heedLate() {
 // takeAt takes the steps for one node.
 func (w *work) takeAt(ctx context.Context, r *round, steps []attachment.Step) (again bool, err error) {
 	for _, step := range steps {
-		if !r.begins(nodeOf(step)) {
+		if !r.begins(step.OnNode()) {
 			return again, nil
 		}
 		more, err := w.step(ctx, step)
@@ -219,30 +219,4 @@ func (w *work) takeAt(ctx context.Context, r *round, steps []attachment.Step) (a
 		again = again || more
 	}
 	return again, nil
-}
-
-func nodeOf(step attachment.Step) attachment.NodeName {
-	switch s := step.(type) {
-	case attachment.Attach:
-		return s.Node
-	case attachment.Report:
-		return s.Node
-	case attachment.WithdrawReport:
-		return s.Node
-	case attachment.Check:
-		return s.Node
-	case attachment.CheckKubelet:
-		return s.Node
-	case attachment.Detach:
-		return s.Node
-	case attachment.ForceDetach:
-		return s.Node
-	case attachment.Note:
-		return s.Node
-	case attachment.NoteNode:
-		return s.Node
-	case attachment.Hold:
-		return s.Node
-	}
-	panic(fmt.Sprintf("attachdetach: unknown step %T", step)) // programmer error
 }

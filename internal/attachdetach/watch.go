@@ -265,8 +265,9 @@ func (w *world) nodeChanged(before, after *corev1.Node) []key {
 	case before.UID != after.UID: // deleted and recreated, and both events came as one
 		return slices.Concat(w.nodeChanged(before, nil), w.nodeChanged(nil, after))
 	}
-	w.heedLettingGo(before, after)
-	w.heedWithdrawals(before, after)
+	was, is := bothStandings(before, after)
+	w.heedLettingGo(after, was, is)
+	w.heedWithdrawals(after.Name, was, is)
 	w.heedReports(after.Name)
 	if !ready(after) {
 		w.kubelets.interrupt(after.Name)
@@ -278,7 +279,7 @@ func (w *world) nodeChanged(before, after *corev1.Node) []key {
 	if ready(before) != ready(after) && !faultWake {
 		keys = w.waitingOn(after)
 	}
-	names := changedNames(before, after)
+	names := changedNames(was, is)
 	for _, name := range names {
 		if k, ok := keyOfName(name); ok {
 			keys = append(keys, k)

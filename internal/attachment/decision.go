@@ -22,7 +22,7 @@ type Decision struct {
 // Step is one of Attach, Report, WithdrawReport, Check, CheckKubelet, Detach,
 // ForceDetach, Note, NoteNode and Hold. Steps for one node are taken in their order,
 // those for different nodes side by side.
-type Step interface{ step() }
+type Step interface{ OnNode() NodeName }
 
 // Attach makes the VolumeAttachment of the volume on a node.
 type Attach struct {
@@ -73,7 +73,7 @@ func (n Node) Facts() NodeFacts { return NodeFacts{n.InUse, n.Healthy, n.OutOfSe
 type Check struct{ Node NodeName }
 
 // CheckKubelet looks whether the kubelet of a Node object that replaced another one is
-// alive, and decides again. It is asked twice, SyncWindow apart.
+// alive, and decides again. It is repeated at Node.LookDue.
 type CheckKubelet struct {
 	Node    NodeName
 	NodeUID string
@@ -146,16 +146,35 @@ type Hold struct {
 	Blockers []Blocker
 }
 
-func (Attach) step()         {}
-func (Report) step()         {}
-func (WithdrawReport) step() {}
-func (Check) step()          {}
-func (CheckKubelet) step()   {}
-func (Detach) step()         {}
-func (ForceDetach) step()    {}
-func (Note) step()           {}
-func (NoteNode) step()       {}
-func (Hold) step()           {}
+// OnNode is the step's node.
+func (s Attach) OnNode() NodeName { return s.Node }
+
+// OnNode is the step's node.
+func (s Report) OnNode() NodeName { return s.Node }
+
+// OnNode is the step's node.
+func (s WithdrawReport) OnNode() NodeName { return s.Node }
+
+// OnNode is the step's node.
+func (s Check) OnNode() NodeName { return s.Node }
+
+// OnNode is the step's node.
+func (s CheckKubelet) OnNode() NodeName { return s.Node }
+
+// OnNode is the step's node.
+func (s Detach) OnNode() NodeName { return s.Node }
+
+// OnNode is the step's node.
+func (s ForceDetach) OnNode() NodeName { return s.Node }
+
+// OnNode is the step's node.
+func (s Note) OnNode() NodeName { return s.Node }
+
+// OnNode is the step's node.
+func (s NoteNode) OnNode() NodeName { return s.Node }
+
+// OnNode is the step's node.
+func (s Hold) OnNode() NodeName { return s.Node }
 
 // Blocker is one thing that says that the volume is, or may be, at a node.
 type Blocker struct {
@@ -172,6 +191,7 @@ type Blocker struct {
 // Cause is why the volume is still at another node: the fields of the Hold for that node.
 type Cause struct {
 	Reason      Reason
+	Attachment  string
 	Detail      string
 	Unconfirmed time.Time
 	Since       time.Time
@@ -183,7 +203,7 @@ type Cause struct {
 // Cause is why the hold waits.
 func (h Hold) Cause() Cause {
 	return Cause{
-		Reason: h.Reason, Detail: h.Detail, Unconfirmed: h.Unconfirmed,
+		Reason: h.Reason, Attachment: h.Attachment, Detail: h.Detail, Unconfirmed: h.Unconfirmed,
 		Since: h.Since, At: h.At, Forces: h.Forces, Overdue: h.Overdue,
 	}
 }

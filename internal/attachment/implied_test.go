@@ -309,20 +309,20 @@ func TestWaitsExplain(t *testing.T) {
 		blocker Blocker
 	}{
 		"in use, not Ready": {wantAt("b"), attached("a", waiting), node("a", reported, inUse, unhealthy), Blocker{
-			Ready: No, Cause: Cause{Reason: StillInUse, Since: t0, At: overdue, Forces: UnmountTimeout{}, Overdue: overdue},
+			Ready: No, Cause: Cause{Reason: StillInUse, Attachment: "csi-a", Since: t0, At: overdue, Forces: UnmountTimeout{}, Overdue: overdue},
 		}},
 		"in use, Ready": {wantAt("b"), attached("a", waiting), node("a", reported, inUse, healthy), Blocker{
-			Ready: Yes, Cause: Cause{Reason: StillInUse, Since: t0, Overdue: overdue},
+			Ready: Yes, Cause: Cause{Reason: StillInUse, Attachment: "csi-a", Since: t0, Overdue: overdue},
 		}},
 		"in use, never confirmed": {wantAt("b"), attached("a", waiting, uncertain), node("a", inUse, healthy), Blocker{
-			Ready: Yes, Cause: Cause{Reason: StillInUse, Detail: "no answer", Unconfirmed: t0, Since: t0, Overdue: overdue},
+			Ready: Yes, Cause: Cause{Reason: StillInUse, Attachment: "csi-a", Detail: "no answer", Unconfirmed: t0, Since: t0, Overdue: overdue},
 		}},
 		"pods there, not Ready": {wantAt("a", "b"), attached("a"), node("a", reported, inUse, unhealthy), Blocker{
 			Ready: No, Cause: Cause{Since: t0, Forces: UnmountTimeout{}},
 		}},
 		"pods there, Ready": {wantAt("a", "b"), attached("a"), node("a", reported, inUse, healthy), Blocker{Ready: Yes, Cause: Cause{Since: t0}}},
 		"pods there, never confirmed, not Ready": {wantAt("a", "b"), attached("a", uncertain), node("a", inUse, unhealthy), Blocker{
-			Ready: No, Cause: Cause{Reason: AttachFailed, Detail: "no answer", Since: t0, Forces: UnmountTimeout{}},
+			Ready: No, Cause: Cause{Reason: AttachFailed, Attachment: "csi-a", Detail: "no answer", Since: t0, Forces: UnmountTimeout{}},
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

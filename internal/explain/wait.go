@@ -49,10 +49,10 @@ func Wait(driver string, node attachment.NodeName, c attachment.Cause, ready att
 			"Shut the machine down, or remove the taint"
 	case attachment.NodeGone:
 		return fmt.Sprintf("node %q was deleted, and its machine may still use the volume; %s%s",
-			node, waiting(c), forcedWithoutNode(driver, c, ", or sooner if the node registers again and has unmounted it"))
+			node, waiting(c), forcedWithoutNode(c, ", or sooner if the node registers again and has unmounted it"))
 	case attachment.NodeReplaced:
 		return fmt.Sprintf("another machine has registered as node %q, and the machine that had the volume may still use it; %s%s",
-			node, waiting(c), forcedWithoutNode(driver, c, ""))
+			node, waiting(c), forcedWithoutNode(c, ""))
 	case attachment.NodeReturned:
 		return fmt.Sprintf("node %q was deleted, has registered again, and has not shown yet whether it still uses the volume; %s%s",
 			node, waiting(c), returned(c, ready))
@@ -164,7 +164,7 @@ func forced(c attachment.Cause) string {
 
 // forcedWithoutNode says what the policies do about a machine that has no Node object, and
 // what can end the wait sooner.
-func forcedWithoutNode(driver string, c attachment.Cause, sooner string) string {
+func forcedWithoutNode(c attachment.Cause, sooner string) string {
 	_, timed := c.Forces.(attachment.UnmountTimeout)
 	switch {
 	case c.Forces != nil && !c.At.IsZero():
@@ -173,10 +173,10 @@ func forcedWithoutNode(driver string, c attachment.Cause, sooner string) string 
 		return "its pods still exist: once the pod garbage collector has deleted them, in about a minute, a timer starts, and the volume is detached by force when it expires"
 	case c.Forces != nil:
 		return "its pods still exist: once the pod garbage collector has deleted them, in about a minute, the volume is detached by force"
-	case strings.Contains(driver, "/"): // the name of an in-tree plugin, Fibre Channel or iSCSI; of a CSI driver it is a domain
+	case c.Attachment == "":
 		return "the volume is never detached by force, and has no VolumeAttachment: make sure that the machine is off, then restart all replicas of belay-controller"
 	}
-	return "the volume is never detached by force: make sure that the machine is off, then delete the VolumeAttachment"
+	return "the volume is never detached by force: make sure that the machine is off, then delete the VolumeAttachment " + c.Attachment
 }
 
 func returned(c attachment.Cause, ready attachment.Knowledge) string {

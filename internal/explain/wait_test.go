@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"belay.dev/belay/internal/attachment"
-	"belay.dev/belay/internal/kube"
 )
 
 func TestWait(t *testing.T) {
@@ -57,8 +56,8 @@ func TestWait(t *testing.T) {
 			`node "a" was deleted, and its machine may still use the volume; waiting since 2026-01-01T10:00:00Z for the unmount; the volume is detached by force at 2026-01-01T10:06:00Z, or sooner if the node registers again and has unmounted it`,
 		},
 		"Node deleted, no policy": {
-			since(attachment.NodeGone), attachment.No,
-			`node "a" was deleted, and its machine may still use the volume; waiting since 2026-01-01T10:00:00Z for the unmount; the volume is never detached by force: make sure that the machine is off, then delete the VolumeAttachment`,
+			attachment.Cause{Reason: attachment.NodeGone, Attachment: "csi-a", Since: since(attachment.NodeGone).Since}, attachment.No,
+			`node "a" was deleted, and its machine may still use the volume; waiting since 2026-01-01T10:00:00Z for the unmount; the volume is never detached by force: make sure that the machine is off, then delete the VolumeAttachment csi-a`,
 		},
 		"Node deleted, its pods not yet": {
 			attachment.Cause{Reason: attachment.NodeGone, Forces: attachment.UnmountTimeout{}}, attachment.Unknown,
@@ -202,7 +201,7 @@ func TestPodsThatCannotTerminate(t *testing.T) {
 // VolumeAttachment (docs/invariants.md: only a restart of belay-controller ends that wait).
 func TestNoAdviceToDeleteWhatDoesNotExist(t *testing.T) {
 	for _, reason := range []attachment.Reason{attachment.NodeGone, attachment.NodeReplaced} {
-		text := Wait(kube.FibreChannelPlugin, "a", attachment.Cause{Reason: reason}, attachment.Unknown)
+		text := Wait("kubernetes.io/fc", "a", attachment.Cause{Reason: reason}, attachment.Unknown)
 		if strings.Contains(text, "delete the VolumeAttachment") || !strings.Contains(text, "make sure that the machine is off, then restart all replicas of belay-controller") {
 			t.Errorf("%s: %s", reason, text)
 		}
