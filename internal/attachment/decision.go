@@ -201,10 +201,10 @@ type Cause struct {
 }
 
 // Cause is why the hold waits.
-func (h Hold) Cause() Cause {
+func (s Hold) Cause() Cause {
 	return Cause{
-		Reason: h.Reason, Attachment: h.Attachment, Detail: h.Detail, Unconfirmed: h.Unconfirmed,
-		Since: h.Since, At: h.At, Forces: h.Forces, Overdue: h.Overdue,
+		Reason: s.Reason, Attachment: s.Attachment, Detail: s.Detail, Unconfirmed: s.Unconfirmed,
+		Since: s.Since, At: s.At, Forces: s.Forces, Overdue: s.Overdue,
 	}
 }
 
