@@ -58,10 +58,10 @@ var objects = []conformance.Row{
 var attaching = []conformance.Row{
 	{ID: "25", Tests: up("TestOperationExecutor_AttachSingleNodeVolumeConcurrentlyToSameNode", "TestOperationExecutor_AttachMultiNodeVolumeConcurrentlyToSameNode", "TestOperationExecutor_AttachSingleNodeVolumeConcurrentlyToDifferentNodes", "TestOperationExecutor_AttachMultiNodeVolumeConcurrentlyToDifferentNodes", "TestOperationExecutor_DetachSingleNodeVolumeConcurrentlyFromSameNode", "TestOperationExecutor_DetachMultiNodeVolumeConcurrentlyFromSameNode", "TestOperationExecutor_DetachMultiNodeVolumeConcurrentlyFromDifferentNodes", "Test_NestedPendingOperations_Positive_Issue_88355"), Safety: true},
 	{ID: "26", Tests: slices.Concat(lacks("access modes"), up("Test_Run_OneVolumeAttachAndDetachMultipleNodesWithReadWriteMany")), Safety: true},
-	{ID: "27", Tests: slices.Concat(up("Test_Run_OneVolumeAttachAndDetachMultipleNodesWithReadWriteOnce"), tests("TestMultiAttachRefusedThenHandedOver")), Differs: []string{"A pod is told of each retry of an attach"}, Safety: true},
+	{ID: "27", Tests: slices.Concat(up("Test_Run_OneVolumeAttachAndDetachMultipleNodesWithReadWriteOnce"), tests("TestMultiAttachRefusedThenHandedOver")), Differs: []string{"A pod gets an event for each retry of an attach"}, Safety: true},
 	{ID: "28", Tests: up("Test_ReportMultiAttachError/no pods use the volume", "Test_ReportMultiAttachError/pods in the same namespace use the volume", "Test_ReportMultiAttachError/pods in another namespace use the volume", "Test_ReportMultiAttachError/pods both in the same and another namespace use the volume"), Differs: []string{"The Multi-Attach event ends with the pods that use the volume"}},
 	{ID: "29", Tests: up("Test_Run_Positive_OneDesiredVolumeAttach", "TestAttacherAttach/attacher error")},
-	{ID: "30", Tests: slices.Concat(up("Test_Run_OneVolumeDetachFailNodeWithReadWriteOnce/refused by the driver", "TestAttacherAttachWithInline/attacher error"), tests("internal/explain.TestTextsAreUpstreams", "internal/attachment.TestSilentAttacher")), Differs: []string{"\"timed out waiting for external-attacher\"", "A pod that waits for an old attachment to go"}},
+	{ID: "30", Tests: slices.Concat(up("Test_Run_OneVolumeDetachFailNodeWithReadWriteOnce/refused by the driver", "TestAttacherAttachWithInline/attacher error"), tests("internal/explain.TestTextsAreUpstreams", "internal/attachment.TestSilentAttacher")), Differs: []string{"The event \"timed out waiting for external-attacher\"", "A pod that waits for an old attachment to go"}},
 	{ID: "31", Tests: slices.Concat(tests("TestWantedAgainWhileDetachWaits"), up("Test_Run_UpdateNodeStatusFailBeforeOneVolumeDetachNodeWithReadWriteOnce")), Safety: true},
 	{ID: "31b", Tests: up("Test_Run_OneVolumeAttachAndDetachTimeoutNodesWithReadWriteOnce"), Differs: []string{"A volume that is being attached is detached only after"}, Safety: true},
 }
@@ -120,7 +120,7 @@ var faults = []conformance.Row{
 	{ID: "external-attacher#706", Tests: tests("internal/attacher.TestSlotsGoToWhoWaitsLongest")},
 	{ID: "k/k#111327", Tests: lacks("pod replaced within a watch gap")},
 	{ID: "k/k#114219", Tests: tests("TestClaimHearsOfDetach")},
-	{ID: "k/k#96142", Tests: tests("TestMultiAttachRefusedThenHandedOver"), Differs: []string{"A pod is told of each retry of an attach"}},
+	{ID: "k/k#96142", Tests: tests("TestMultiAttachRefusedThenHandedOver"), Differs: []string{"A pod gets an event for each retry of an attach"}},
 	{ID: "k/k#29262", Tests: lacks("claim and volume gone before the pod"), Safety: true},
 	{ID: "one volume per minute", Tests: lacks("all volumes of a pod at once")},
 	{ID: "healthy node not looked at", Tests: up("Test_Run_OneVolumeDetachOnUnhealthyNode"), Safety: true},
