@@ -109,7 +109,7 @@ func (w *work) source(s attachment.Attach) storagev1.VolumeAttachmentSource {
 // annotatable leaves out a handle that would not fit: all annotations of an object
 // together may have 256 KiB. Such a volume is known by its PersistentVolume alone.
 func annotatable(handle string) string {
-	if len(handle) > 128<<10 {
+	if len(handle) > kube.MaxRecordedHandle {
 		return ""
 	}
 	return handle

@@ -2,12 +2,15 @@ package attachdetach
 
 import (
 	"errors"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
 )
 
 // detach is one that is under way.
@@ -20,6 +23,37 @@ type detach struct {
 	about *corev1.ObjectReference
 	name  string // what events call the volume
 	told  string // the last failure that was told
+	// heard: the watch has told of the end. unconfirmed: nobody had confirmed the detach.
+	heard, unconfirmed bool
+}
+
+// unconfirmedAfter is how long a detach takes before belay-attacher, from a fifth of that
+// time on, records its success in the status before it lets the object go.
+const unconfirmedAfter = 30 * time.Second
+
+// isUnconfirmed tells whether an attachment ended without its detach: it took long or failed,
+// and ended as attached. Then somebody removed the finalizer.
+func isUnconfirmed(last *storagev1.VolumeAttachment, now time.Time) bool {
+	return kube.CalledByBelay(last) && last.Status.Attached && last.DeletionTimestamp != nil &&
+		(last.Status.DetachError != nil || now.Sub(last.DeletionTimestamp.Time) > unconfirmedAfter)
+}
+
+// ended takes the end of an attachment of the volumes.
+func (c *Controller) ended(keys []key, last *storagev1.VolumeAttachment) {
+	c.announcer.ended(keys, last, c.clock.Now())
+}
+
+// ended takes the end of an attachment, as the watch tells it.
+func (a *announcer) ended(keys []key, last *storagev1.VolumeAttachment, now time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, k := range keys {
+		node := attachment.NodeName(last.Spec.NodeName)
+		if d, ok := a.detaches[k][node]; ok && d.uid == last.UID {
+			d.heard, d.unconfirmed = true, isUnconfirmed(last, now)
+			a.detaches[k][node] = d
+		}
+	}
 }
 
 // detaching tells that the delete of the attachment was accepted, and by what right if
@@ -70,14 +104,34 @@ func (w *work) tellClaims(steps []attachment.Step) {
 		if w.world.stillThere(d) {
 			continue
 		}
-		delete(a.detaches[w.key], node)
-		w.named(d.name).Info("Volume detached", "node", node, "attachment", d.attachment)
-		if d.about != nil {
-			a.recorder.Event(d.about, corev1.EventTypeNormal, explain.SuccessfulDetachVolume, explain.DetachSucceeded(d.name, node))
+		if !d.heard {
+			// The cache has changed, and what it tells of the change has not arrived yet: it
+			// wakes the volume again.
+			d.heard = true
+			a.detaches[w.key][node] = d
+			continue
 		}
+		delete(a.detaches[w.key], node)
+		w.tellEnd(node, d)
 	}
 	if len(a.detaches[w.key]) == 0 {
 		delete(a.detaches, w.key)
+	}
+}
+
+// tellEnd tells the claim that a detach is over, and whether anybody confirmed it.
+func (w *work) tellEnd(node attachment.NodeName, d detach) {
+	logger := w.named(d.name).WithValues("node", node, "attachment", d.attachment)
+	if d.unconfirmed {
+		logger.Error(nil, "VolumeAttachment was removed without a confirmed detach")
+		if d.about != nil {
+			w.announcer.warn(d.about, explain.VolumeDetachUnconfirmed, attachment.DetachUnanswered, explain.DetachUnconfirmed(d.name, node, d.attachment))
+		}
+		return
+	}
+	logger.Info("Volume detached")
+	if d.about != nil {
+		w.announcer.recorder.Event(d.about, corev1.EventTypeNormal, explain.SuccessfulDetachVolume, explain.DetachSucceeded(d.name, node))
 	}
 }
 

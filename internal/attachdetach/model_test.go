@@ -152,6 +152,7 @@ type noDoubts struct{}
 
 func (noDoubts) deleteMayBeUnderway(*storagev1.VolumeAttachment) bool { return false }
 func (noDoubts) writeMayBeUnderway(*corev1.Node) bool                 { return false }
+func (noDoubts) ended([]key, *storagev1.VolumeAttachment)             {}
 func (noDoubts) pending(key) []attachment.Pending                     { return nil }
 
 // attaches gives the nodes that the decision attaches the volume to.

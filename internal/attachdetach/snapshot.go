@@ -76,6 +76,8 @@ type doubts interface {
 	writeMayBeUnderway(node *corev1.Node) bool
 	// pending are creates that went without an answer.
 	pending(k key) []attachment.Pending
+	// ended takes the end of an attachment of the volumes.
+	ended(keys []key, va *storagev1.VolumeAttachment)
 }
 
 // observe takes the snapshot of one volume that is worked on.

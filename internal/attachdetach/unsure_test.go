@@ -70,4 +70,5 @@ type doubtAbout string
 
 func (doubtAbout) deleteMayBeUnderway(*storagev1.VolumeAttachment) bool { return false }
 func (n doubtAbout) writeMayBeUnderway(node *corev1.Node) bool          { return node.Name == string(n) }
+func (doubtAbout) ended([]key, *storagev1.VolumeAttachment)             {}
 func (doubtAbout) pending(key) []attachment.Pending                     { return nil }

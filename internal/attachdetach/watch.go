@@ -200,6 +200,7 @@ func (w *world) attachmentChanged(before, after *storagev1.VolumeAttachment, d d
 	var keys []key
 	if before != nil && (after == nil || after.UID != before.UID) {
 		keys = append(keys, w.keysOfAttachment(before)...)
+		d.ended(keys, before)
 		if after == nil {
 			w.lost(before)
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,6 +24,14 @@ import (
 func (a *Attacher) process(ctx context.Context, key publication.Key) error {
 	if !a.controller.Capabilities().Attach {
 		return a.markTrivially(ctx, key)
+	}
+	if va, ok := a.objects.attachments.get(key.Attachment); ok {
+		a.objects.search(va.Name)
+		if known := a.objects.keyOf(va); known != key {
+			a.queue.Add(known) // which volume it is for is known by now
+			a.metrics.Waits(time.Now(), key, nil)
+			return nil
+		}
 	}
 	// What is kept for the key from here on is for the next time.
 	defer a.slots.giveBack(key, a.slots.keptFor(key))
@@ -137,7 +146,7 @@ func (a *Attacher) call(ctx context.Context, shot snapshot, one *subject, step p
 	if taken == nil {
 		return false, no
 	}
-	try := attempt{uid: one.uid(), attachment: one.attachment, volume: one.source.csi().VolumeHandle, node: one.seen.Node,
+	try := attempt{uid: one.uid(), attachment: one.attachment, volume: one.source.identity, node: one.seen.Node,
 		verb: step.Verb, nodeID: step.NodeID, inputs: one.seen.Inputs, attached: one.seen.Attached}
 	if !a.admit() {
 		a.slots.cancel(taken)
@@ -195,7 +204,7 @@ func (a *Attacher) send(ctx context.Context, one *subject, step publication.Call
 		r.took = time.Since(begun)
 		r.err = csi.Unanswered(ctx, r.err, csi.NoAnswerError{Driver: a.driver, Call: step.Verb.String(), Node: one.seen.Node, Timeout: a.timeout})
 	}()
-	secrets, err := a.secrets(ctx, one.source)
+	secrets, err := a.secrets(ctx, one.source.secret)
 	if err != nil {
 		return result{err: err}
 	}
@@ -206,15 +215,14 @@ func (a *Attacher) send(ctx context.Context, one *subject, step publication.Call
 		return r
 	}
 	r.err = a.controller.Unpublish(ctx, csi.UnpublishRequest{
-		VolumeHandle: one.source.csi().VolumeHandle, NodeID: step.NodeID, Secrets: secrets, Migrated: one.source.migrated,
+		VolumeHandle: one.source.handle, NodeID: step.NodeID, Secrets: secrets, Migrated: one.source.migrated,
 	})
 	return r
 }
 
 // secrets reads the Secret that a volume names, anew for each request and never
 // kept. Without a reference there are none.
-func (a *Attacher) secrets(ctx context.Context, from source) (csi.Secrets, error) {
-	ref := from.csi().ControllerPublishSecretRef
+func (a *Attacher) secrets(ctx context.Context, ref *corev1.SecretReference) (csi.Secrets, error) {
 	if ref == nil {
 		return nil, nil
 	}

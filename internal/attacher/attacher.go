@@ -80,7 +80,6 @@ type Attacher struct {
 	metrics          *telemetry.Attacher
 
 	objects *objects
-	strays  *strays
 	calls   *ledger
 	slots   *slots
 	gate    *gate
@@ -109,7 +108,7 @@ func New(c Config) (*Attacher, error) {
 		timeout: c.Timeout, drainTimeout: c.DrainTimeout, defaultFSType: c.DefaultFSType,
 		policy:        publication.Policy{RetryStart: c.RetryStart, RetryMax: c.RetryMax},
 		reconcileSync: c.ReconcileSync, maxEntries: c.MaxEntries, reconcileMetrics: c.ReconcileMetrics, metrics: c.Metrics,
-		objects: watched, strays: newStrays(), calls: newLedger(), gate: newGate(),
+		objects: watched, calls: newLedger(), gate: newGate(),
 	}
 	// The names are csi-attacher's: dashboards read the metrics by them.
 	a.queue = newQueue("csi-attacher-va", workqueue.Queue[publication.Key](newFair(a.onlyDetaches)))
@@ -164,10 +163,8 @@ func (a *Attacher) attachmentChanged(item any) {
 	}
 	a.objects.attachments.caughtUp(va)
 	a.gate.reached(va.Name, va.ResourceVersion)
-	a.strays.note(va, a.objects)
-	if !a.isSettled(va) {
-		a.wakeAttachment(va)
-	}
+	a.objects.noteStray(va)
+	a.wakeUnsettled(va)
 }
 
 func (a *Attacher) attachmentDeleted(item any) {
@@ -183,8 +180,11 @@ func (a *Attacher) attachmentDeleted(item any) {
 	}
 	a.objects.attachments.deleted(va)
 	a.gate.deleted(va.Name)
-	a.strays.drop(va.Name)
+	a.objects.strays.drop(va.Name)
 	a.wakeAttachment(va)
+	if inline := va.Spec.Source.InlineVolumeSpec; inline != nil && inline.CSI != nil {
+		a.wakeHandle(inline.CSI.VolumeHandle) // it may have made the volume exclusive
+	}
 }
 
 func (a *Attacher) volumeChanged(item any) {
@@ -206,21 +206,31 @@ func (a *Attacher) volumeDeleted(item any) {
 	}
 }
 
-// wakeVolume wakes every attachment that a PersistentVolume concerns.
+// wakeVolume wakes every attachment that a PersistentVolume concerns: those that name it,
+// and all of its volume, which it may have made exclusive.
 func (a *Attacher) wakeVolume(pv *corev1.PersistentVolume) {
 	for _, va := range a.objects.attachments.byIndex(indexVolumeName, pv.Name) {
 		if va.Spec.Attacher == a.driver {
-			a.strays.note(va, a.objects)
-			if !a.isSettled(va) {
-				a.wakeAttachment(va)
-			}
+			a.objects.noteStray(va)
+			a.wakeUnsettled(va)
 		}
 	}
-	from, err := a.objects.sourceOfVolume(pv)
-	if err != nil {
-		return
+	if from, err := a.objects.sourceOfVolume(pv); err == nil {
+		a.objects.learnHandle(from.handle)
+		a.wakeHandle(from.handle)
 	}
-	for _, va := range a.strays.of(from.csi().VolumeHandle, a.objects) {
+}
+
+// wakeHandle wakes all attachments of a volume.
+func (a *Attacher) wakeHandle(handle string) {
+	for _, va := range a.attachmentsOf(publication.Key{Volume: handle}) {
+		a.wakeUnsettled(va)
+	}
+}
+
+// wakeUnsettled wakes an attachment if anything is to be done for it.
+func (a *Attacher) wakeUnsettled(va *storagev1.VolumeAttachment) {
+	if !a.isSettled(va) {
 		a.wakeAttachment(va)
 	}
 }
@@ -231,9 +241,7 @@ func (a *Attacher) csiNodeChanged(item any) {
 		return
 	}
 	for _, va := range a.objects.attachments.byIndex(indexNode, node.Name) {
-		if !a.isSettled(va) {
-			a.wakeAttachment(va)
-		}
+		a.wakeUnsettled(va)
 	}
 }
 
@@ -241,15 +249,16 @@ func (a *Attacher) csiNodeChanged(item any) {
 // its PersistentVolume is protected. Nor does anything become possible for another one by that: of an exclusive volume the
 // others go on waiting. So at the start, at each resync, and when an attach is recorded, nothing is decided anew.
 func (a *Attacher) isSettled(va *storagev1.VolumeAttachment) bool {
-	if !va.Status.Attached || va.DeletionTimestamp != nil || a.calls.of(va.UID).drift != publication.NoDrift {
-		return false // or the driver's list says that it is not attached
+	switch {
+	case !va.Status.Attached, va.DeletionTimestamp != nil:
+		return false
+	case a.controller.Capabilities().Attach && !slices.Contains(va.Finalizers, a.finalizer):
+		return false // somebody took it off
+	case a.calls.of(va.UID).drift != publication.NoDrift:
+		return false // the driver's list says that it is not attached
 	}
-	name := va.Spec.Source.PersistentVolumeName
-	if name == nil {
-		return true
-	}
-	pv, known := a.objects.volumes.get(*name)
-	return known && slices.Contains(pv.Finalizers, a.finalizer)
+	from, err := a.objects.sourceOf(va)
+	return err == nil && !from.unprotected(a.finalizer)
 }
 
 // wakeAttachment queues the key of an attachment. Before Run there is nobody to
@@ -312,18 +321,20 @@ func (a *Attacher) Run(ctx context.Context) error {
 
 // wakeAll queues everything that the caches hold and that is not as it shall be.
 func (a *Attacher) wakeAll() {
+	var ours []*storagev1.VolumeAttachment
 	for _, item := range a.objects.attachmentInformer.GetStore().List() {
 		if va, ok := item.(*storagev1.VolumeAttachment); ok && va.Spec.Attacher == a.driver {
-			a.strays.note(va, a.objects)
-			if !a.isSettled(va) {
-				a.wakeAttachment(va)
-			}
+			a.objects.noteStray(va)
+			ours = append(ours, va)
 		}
 	}
 	for _, item := range a.objects.volumeInformer.GetStore().List() {
 		if pv, ok := item.(*corev1.PersistentVolume); ok && a.mayRelease(pv) {
 			a.volumes.Add(pv.Name)
 		}
+	}
+	for _, va := range ours {
+		a.wakeUnsettled(va)
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 
 // record is what this process knows of the calls for one attachment.
 type record struct {
-	volume  string // CSI volume handle
+	identity
 	name    string
 	node    string
 	created time.Time
@@ -28,6 +28,8 @@ type record struct {
 	// drift: what the driver's list says against the attachment, until a call that
 	// mends it was confirmed and recorded.
 	drift publication.Drift
+	// driftNodeID is the node that keeps the volume, where it is Abandoned.
+	driftNodeID string
 	// hung: the last attempt took far longer than most calls do.
 	hung bool
 }
@@ -69,7 +71,7 @@ func (l *ledger) ofVolume(handle string) map[types.UID]record {
 type attempt struct {
 	uid        types.UID
 	attachment *storagev1.VolumeAttachment // nil if it is gone
-	volume     string
+	volume     identity
 	node       string
 	verb       publication.Verb
 	nodeID     string
@@ -83,7 +85,7 @@ type attempt struct {
 func (l *ledger) begin(a attempt, exclusive bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, r := range l.byVolume[a.volume] {
+	for _, r := range l.byVolume[a.volume.handle] {
 		if !faultS4 && r.call.InFlight && (exclusive || r.node == a.node) {
 			return false
 		}
@@ -104,16 +106,16 @@ func (l *ledger) recordFor(a attempt) *record {
 	if r, ok := l.byUID[a.uid]; ok {
 		return r
 	}
-	r := &record{volume: a.volume, node: a.node}
+	r := &record{identity: a.volume, node: a.node}
 	if a.attachment != nil {
 		r.name = a.attachment.Name
 		r.created = a.attachment.CreationTimestamp.Time
 	}
 	l.byUID[a.uid] = r
-	if l.byVolume[a.volume] == nil {
-		l.byVolume[a.volume] = map[types.UID]*record{}
+	if l.byVolume[a.volume.handle] == nil {
+		l.byVolume[a.volume.handle] = map[types.UID]*record{}
 	}
-	l.byVolume[a.volume][a.uid] = r
+	l.byVolume[a.volume.handle][a.uid] = r
 	return r
 }
 
@@ -122,7 +124,7 @@ func (l *ledger) confirm(uid types.UID, publishContext map[string]string, now ti
 	l.change(uid, func(r *record) {
 		r.call.InFlight, r.call.Confirmed, r.call.Failures, r.call.Ended = false, true, 0, now
 		r.publishContext = publishContext
-		if r.drift == publication.StillPublished && r.call.Verb == publication.Unpublish {
+		if r.drift != publication.NotPublished && r.call.Verb == publication.Unpublish {
 			r.drift = publication.NoDrift // there is nothing to record
 		}
 	})
@@ -187,9 +189,9 @@ func (l *ledger) forget(uid types.UID) {
 		return
 	}
 	delete(l.byUID, uid)
-	delete(l.byVolume[r.volume], uid)
-	if len(l.byVolume[r.volume]) == 0 {
-		delete(l.byVolume, r.volume)
+	delete(l.byVolume[r.handle], uid)
+	if len(l.byVolume[r.handle]) == 0 {
+		delete(l.byVolume, r.handle)
 	}
 }
 

@@ -115,7 +115,7 @@ func TestTwoPersistentVolumesOfOneHandle(t *testing.T) {
 	})
 	w.start()
 	w.until(w.attachment("pv1", "node-a"), "attached", isAttached)
-	w.until(w.attachment("pv2", "node-b"), "told to wait", hasAttachError("still exists"))
+	w.until(w.attachmentOf("pv2", w.name("pv1"), "node-b"), "told to wait", hasAttachError("still exists"))
 	w.wantCalls("Publish id-node-a")
 }
 
@@ -235,7 +235,7 @@ func TestPatchesCarryTheUID(t *testing.T) {
 	pv := csiPV(w, "pv1")
 	pv.UID = "another"
 	for what, write := range map[string]func(context.Context) error{
-		"finalizer":        func(ctx context.Context) error { return a.protectAttachment(ctx, stale, "id") },
+		"finalizer":        func(ctx context.Context) error { return a.protectAttachment(ctx, stale, "id", source{}) },
 		"volume finalizer": func(ctx context.Context) error { return a.protectVolume(ctx, pv) },
 		"status":           func(ctx context.Context) error { return a.writeStatus(ctx, stale, attachedPatch(stale, nil)) },
 		"finalizer off":    func(ctx context.Context) error { return a.removeFinalizer(ctx, one) },

@@ -23,12 +23,14 @@ import (
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	csitrans "k8s.io/csi-translation-lib"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
@@ -450,12 +452,33 @@ func withSecret(w *world, name string) func(*corev1.PersistentVolume) {
 	}
 }
 
+// handle is the volume that a PersistentVolume of this name has now; its name where there is none.
+func (w *world) handle(name string) string {
+	w.t.Helper()
+	pv, err := w.client.CoreV1().PersistentVolumes().Get(w.t.Context(), name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return name
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if in := csitrans.New(); in.IsPVMigratable(pv) {
+		if translated, err := in.TranslateInTreePVToCSI(klog.Background(), pv); err == nil {
+			pv = translated
+		}
+	}
+	if pv.Spec.CSI == nil {
+		return name
+	}
+	return pv.Spec.CSI.VolumeHandle
+}
+
 // attachment makes a VolumeAttachment of a volume for a node.
 func (w *world) attachment(volume, node string, change ...func(*storagev1.VolumeAttachment)) string {
 	w.t.Helper()
 	pv := w.name(volume)
 	va := &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(pv, w.driver.name, w.name(node))},
+		ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(w.handle(pv), w.driver.name, w.name(node))},
 		Spec: storagev1.VolumeAttachmentSpec{
 			Attacher: w.driver.name, NodeName: w.name(node), Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv},
 		},

@@ -22,9 +22,9 @@ func (s *subject) about() []any {
 		values = append(values, "volume", s.source.pv.Name)
 	}
 	if s.sourceErr == nil {
-		values = append(values, "handle", s.source.csi().VolumeHandle)
-	} else if s.record.volume != "" {
-		values = append(values, "handle", s.record.volume)
+		values = append(values, "handle", s.source.handle)
+	} else if s.record.handle != "" {
+		values = append(values, "handle", s.record.handle)
 	}
 	return appendClaim(values, s.source.pv)
 }

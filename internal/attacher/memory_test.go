@@ -117,7 +117,7 @@ func TestGate(t *testing.T) {
 
 func TestLedgerKeepsOneCallPerExclusiveVolume(t *testing.T) {
 	try := func(uid, volume string) attempt {
-		return attempt{uid: types.UID(uid), volume: volume, node: "node-" + uid, verb: publication.Publish, nodeID: "n"}
+		return attempt{uid: types.UID(uid), volume: identity{handle: volume}, node: "node-" + uid, verb: publication.Publish, nodeID: "n"}
 	}
 	l := newLedger()
 	if !l.begin(try("a", "v"), true) || l.begin(try("b", "v"), true) || l.begin(try("a", "v"), false) {

@@ -29,7 +29,7 @@ const migratedToAnnotation = "pv.kubernetes.io/migrated-to"
 const (
 	indexVolumeName = "volumeName" // attachments of any attacher, by PersistentVolume name
 	indexNode       = "node"       // our attachments, by node name
-	indexInline     = "inline"     // our attachments with an inline volume, by CSI volume handle
+	indexIdentity   = "identity"   // our attachments that say themselves which volume they are for, by CSI volume handle
 	indexHandle     = "handle"     // our PersistentVolumes, by CSI volume handle
 )
 
@@ -45,12 +45,13 @@ type objects struct {
 	volumes     *newest[*corev1.PersistentVolume]
 	csiNodes    *newest[*storagev1.CSINode]
 
+	strays *strays
 	common *shelf
 }
 
 // newObjects prepares the caches; nothing is read before factory.Start.
 func newObjects(client kubernetes.Interface, driver string, resync time.Duration) (*objects, error) {
-	o := &objects{driver: driver, translator: csitrans.New(), common: newShelf()}
+	o := &objects{driver: driver, translator: csitrans.New(), strays: newStrays(), common: newShelf()}
 	o.factory = informers.NewSharedInformerFactoryWithOptions(client, resync, informers.WithTransform(o.keepWhatIsRead))
 	o.attachmentInformer = o.factory.Storage().V1().VolumeAttachments().Informer()
 	o.volumeInformer = o.factory.Core().V1().PersistentVolumes().Informer()
@@ -63,9 +64,15 @@ func newObjects(client kubernetes.Interface, driver string, resync time.Duration
 			}
 			return &va.Spec.NodeName
 		}),
-		indexInline: indexAttachments(func(va *storagev1.VolumeAttachment) *string {
-			if inline := va.Spec.Source.InlineVolumeSpec; va.Spec.Attacher == driver && inline != nil && inline.CSI != nil {
+		indexIdentity: indexAttachments(func(va *storagev1.VolumeAttachment) *string {
+			inline, handle := va.Spec.Source.InlineVolumeSpec, recordedHandle(va)
+			switch {
+			case va.Spec.Attacher != driver:
+				return nil
+			case va.Spec.Source.PersistentVolumeName == nil && inline != nil && inline.CSI != nil:
 				return &inline.CSI.VolumeHandle
+			case inline == nil && handle != "": // those with two sources are nobody's
+				return &handle
 			}
 			return nil
 		}),
@@ -129,8 +136,8 @@ func (o *objects) indexVolumes(item any) ([]string, error) {
 	if !ok {
 		return nil, nil
 	}
-	if spec, _, err := o.csiSpec(pv); err == nil && spec.CSI.Driver == o.driver {
-		return []string{spec.CSI.VolumeHandle}, nil
+	if from, err := o.sourceOfVolume(pv); err == nil {
+		return []string{from.handle}, nil
 	}
 	return nil, nil
 }
@@ -179,6 +186,7 @@ func (o *objects) trimAttachment(va *storagev1.VolumeAttachment) *storagev1.Volu
 		return kept
 	}
 	kept.Annotations = o.common.pairs(trimAnnotations(va))
+	kept.GenerateName = va.Annotations[kube.PublishedHandleAnnotation]
 	keys := make(map[string]string, len(va.Status.AttachmentMetadata))
 	for key := range va.Status.AttachmentMetadata {
 		keys[key] = ""
@@ -192,12 +200,30 @@ func (o *objects) trimAttachment(va *storagev1.VolumeAttachment) *storagev1.Volu
 // such object is ever written.
 const othersMark = "belay.dev/others"
 
-// trimAnnotations keeps the node ID, and a digest of the rest.
+// recordedHandle is the handle that was recorded on an attachment before the first call.
+// The cache keeps it in a field that it has no other use for: among the annotations, which
+// a node's attachments share, it would cost each attachment a map. No such object is ever
+// written.
+func recordedHandle(va *storagev1.VolumeAttachment) string { return va.GenerateName }
+
+// recordedSecret is the Secret that was recorded beside the handle.
+func recordedSecret(va *storagev1.VolumeAttachment) *corev1.SecretReference {
+	namespace, name, ok := strings.Cut(va.Annotations[kube.PublishSecretAnnotation], "/")
+	if !ok {
+		return nil
+	}
+	return &corev1.SecretReference{Namespace: namespace, Name: name}
+}
+
+// trimAnnotations keeps what the attacher recorded, and a digest of the rest.
 func trimAnnotations(va *storagev1.VolumeAttachment) map[string]string {
 	kept, others := map[string]string{}, maps.Clone(va.Annotations)
-	if id, ok := va.Annotations[kube.NodeIDAnnotation]; ok {
-		kept[kube.NodeIDAnnotation] = id
-		delete(others, kube.NodeIDAnnotation)
+	delete(others, kube.PublishedHandleAnnotation)
+	for _, own := range []string{kube.NodeIDAnnotation, kube.PublishSecretAnnotation} {
+		if value, ok := va.Annotations[own]; ok {
+			kept[own] = value
+			delete(others, own)
+		}
 	}
 	if len(others)+len(va.Labels) > 0 {
 		kept[othersMark] = digest(va.Labels, others)
@@ -213,27 +239,37 @@ func digest(things ...any) string {
 	return strconv.FormatUint(sum.Sum64(), 36)
 }
 
+// inTreeMark is what the cache notes on a PersistentVolume of an in-tree plugin, which it
+// keeps translated: why it could not be, or nothing. No such object is ever written.
+const inTreeMark = "belay.dev/in-tree"
+
 // trimVolume keeps, of volumes that are not ours, only that they are there and
-// whose they are.
+// whose they are. In-tree volumes are translated first: what that reads (labels, claim,
+// annotations, affinity) is not kept.
 func (o *objects) trimVolume(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
 	if isTrimmed(pv.ObjectMeta) {
 		return pv
 	}
-	kept := &corev1.PersistentVolume{ObjectMeta: o.trimMeta(pv.ObjectMeta)}
+	kept, marks := &corev1.PersistentVolume{ObjectMeta: o.trimMeta(pv.ObjectMeta)}, map[string]string{}
 	if to, ok := pv.Annotations[migratedToAnnotation]; ok {
-		kept.Annotations = o.common.pairs(map[string]string{migratedToAnnotation: to})
+		marks[migratedToAnnotation] = to
 	}
+	if o.translator.IsPVMigratable(pv) {
+		marks[inTreeMark] = ""
+		translated, err := o.translator.TranslateInTreePVToCSI(klog.Background(), pv)
+		if err != nil {
+			marks[inTreeMark] = err.Error()
+		} else {
+			pv = translated
+		}
+	}
+	kept.Annotations = o.common.pairs(marks)
 	switch {
-	case pv.Spec.CSI != nil && pv.Spec.CSI.Driver != o.driver:
+	case pv.Spec.CSI == nil:
+	case pv.Spec.CSI.Driver != o.driver:
 		kept.Spec.CSI = o.common.foreign(pv.Spec.CSI.Driver)
-	case pv.Spec.CSI != nil:
+	default:
 		kept.Spec.CSI = o.trimSource(pv.Spec.CSI)
-		keepRequestFields(kept, pv)
-		keepClaim(kept, pv)
-	case o.translator.IsPVMigratable(pv):
-		kept.Labels = pv.Labels // zone and region make part of some handles
-		kept.Spec.PersistentVolumeSource = pv.Spec.PersistentVolumeSource
-		kept.Spec.NodeAffinity = pv.Spec.NodeAffinity
 		keepRequestFields(kept, pv)
 		keepClaim(kept, pv)
 	}
@@ -283,18 +319,21 @@ func (o *objects) trimCSINode(node *storagev1.CSINode) *storagev1.CSINode {
 	return kept
 }
 
-// csiSpec is a PersistentVolume's spec with a CSI source, translated if the
-// volume is an in-tree one.
-func (o *objects) csiSpec(pv *corev1.PersistentVolume) (spec *corev1.PersistentVolumeSpec, migrated bool, err error) {
-	if o.translator.IsPVMigratable(pv) {
-		translated, err := o.translator.TranslateInTreePVToCSI(klog.Background(), pv)
-		if err != nil {
-			return nil, true, errTranslate(err)
-		}
-		pv, migrated = translated, true
-	}
-	if pv.Spec.CSI == nil {
+// csiSpec is the spec of a PersistentVolume of the cache, which has a CSI source, translated
+// if the volume is an in-tree one.
+func csiSpec(pv *corev1.PersistentVolume) (spec *corev1.PersistentVolumeSpec, migrated bool, err error) {
+	failed, migrated := pv.Annotations[inTreeMark]
+	switch {
+	case failed != "":
+		return nil, migrated, errTranslate(failed)
+	case pv.Spec.CSI == nil:
 		return nil, migrated, errNotCSI
 	}
 	return &pv.Spec, migrated, nil
+}
+
+// isInTree tells whether a PersistentVolume of the cache is one of an in-tree plugin.
+func isInTree(pv *corev1.PersistentVolume) bool {
+	_, inTree := pv.Annotations[inTreeMark]
+	return inTree
 }

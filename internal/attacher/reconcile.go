@@ -78,11 +78,11 @@ func (r *reconciler) pass(ctx context.Context) {
 func (r *reconciler) act(logger klog.Logger, result publication.Result, claims []publication.Claim) {
 	for _, claim := range claims {
 		if drift, confirmed := result.Confirmed[claim.UID]; confirmed {
-			logger.Info("VolumeAttachment and the driver's list disagree, calling the driver again", append(r.attacher.aboutClaim(claim), "drift", drift)...)
-			r.attacher.mark(claim, drift)
+			logger.Info("VolumeAttachment and the driver's list disagree, calling the driver again", append(r.attacher.aboutClaim(claim), "drift", drift, "at", result.AbandonedAt[claim.UID])...)
+			r.attacher.mark(claim, drift, result.AbandonedAt[claim.UID])
 		}
 		if slices.Contains(result.CalledOff, claim.UID) {
-			r.attacher.mark(claim, publication.NoDrift)
+			r.attacher.mark(claim, publication.NoDrift, "")
 		}
 	}
 	if result.Distrusted != "" {
@@ -91,7 +91,7 @@ func (r *reconciler) act(logger klog.Logger, result publication.Result, claims [
 }
 
 // mark notes an observation and has the volume looked at.
-func (a *Attacher) mark(claim publication.Claim, drift publication.Drift) {
+func (a *Attacher) mark(claim publication.Claim, drift publication.Drift, nodeID string) {
 	va, ok := a.objects.attachments.get(claim.Name)
 	if !ok || string(va.UID) != claim.UID {
 		return // it is another one by now
@@ -100,19 +100,19 @@ func (a *Attacher) mark(claim publication.Claim, drift publication.Drift) {
 	if err != nil {
 		return
 	}
-	handle := from.csi().VolumeHandle
-	a.calls.mark(attempt{uid: va.UID, attachment: va, volume: handle, node: claim.Node}, drift)
-	a.queue.Add(a.objects.keyOfVolume(handle, claim.Node))
+	a.calls.mark(attempt{uid: va.UID, attachment: va, volume: from.identity, node: claim.Node}, drift, nodeID)
+	a.queue.Add(a.objects.keyOfVolume(from.handle, claim.Node))
 }
 
 // mark notes what the driver's list says against an attachment; NoDrift takes it back.
-func (l *ledger) mark(a attempt, drift publication.Drift) {
+func (l *ledger) mark(a attempt, drift publication.Drift, nodeID string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if drift == publication.NoDrift && l.byUID[a.uid] == nil {
 		return
 	}
-	l.recordFor(a).drift = drift
+	r := l.recordFor(a)
+	r.drift, r.driftNodeID = drift, nodeID
 }
 
 // each goes over our attachments whose volume is known, by name.
@@ -146,9 +146,9 @@ func (a *Attacher) handles() []string {
 // volumes (GCE PD) leave out what the node ID tells.
 func (a *Attacher) listedHandle(va *storagev1.VolumeAttachment, from source, nodeID string) (string, error) {
 	if !from.migrated {
-		return from.csi().VolumeHandle, nil
+		return from.handle, nil
 	}
-	return a.objects.translator.RepairVolumeHandle(a.driver, from.csi().VolumeHandle, cmp.Or(va.Annotations[kube.NodeIDAnnotation], nodeID))
+	return a.objects.translator.RepairVolumeHandle(a.driver, from.handle, cmp.Or(va.Annotations[kube.NodeIDAnnotation], nodeID))
 }
 
 // claims are our attachments as they are now, by name; there are about so many.
@@ -170,7 +170,7 @@ func (a *Attacher) claims(about int) []publication.Claim {
 				AttachError: messageOf(va.Status.AttachError), DetachError: messageOf(va.Status.DetachError),
 				Call: record.call, Drift: record.drift,
 			},
-			Version: va.ResourceVersion, Handle: handle, Exclusive: a.objects.exclusive(from.csi().VolumeHandle),
+			Version: va.ResourceVersion, Handle: handle, Exclusive: a.objects.exclusive(from.handle),
 		})
 	})
 	return found

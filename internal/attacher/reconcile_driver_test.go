@@ -86,6 +86,13 @@ func (s *array) serve(c call) {
 	}
 }
 
+// heldElsewhere tells whether a volume is published to another node.
+func (s *array) heldElsewhere(volume, nodeID string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.published[volume], func(id string) bool { return id != nodeID })
+}
+
 // put publishes a volume.
 func (s *array) put(volume, nodeID string) {
 	s.mu.Lock()

@@ -243,6 +243,30 @@ func TestVolumeThatSomebodyMovedIsLeftAlone(t *testing.T) {
 	w.wantCalls("Publish id-node1", "Publish id-node1")
 }
 
+// A volume that the storage still has at a node whose attachment somebody removed is taken
+// from there once it is wanted elsewhere and the driver refuses: else nothing ends the wait.
+func TestAbandonedVolumeIsFreed(t *testing.T) {
+	w, s := newListingWorld(t)
+	w.driver.answers(func(_ context.Context, c call, _ int) (map[string]string, error) {
+		if c.Method == "Publish" && s.heldElsewhere(c.Volume, c.Node) {
+			return nil, status.Error(codes.FailedPrecondition, "held by another node")
+		}
+		s.serve(c)
+		return nil, nil
+	})
+	w.node("node1")
+	w.node("node2")
+	w.volume("pv1")
+	w.start(often)
+	s.put(w.name("pv1"), "id-node1")
+	va := w.attachment("pv1", "node2")
+	w.until(va, "refused", hasAttachError("held by another node"))
+	w.until(va, "attached", isAttached)
+	if got := w.driver.received(); got[len(got)-1] != "Publish id-node2" || !slices.Contains(got, "Unpublish id-node1") {
+		t.Errorf("calls: %v", got)
+	}
+}
+
 // The handle of a migrated volume leaves out what the driver's list has
 // (external-attacher#247).
 func TestGCEPDIsFoundInTheList(t *testing.T) {

@@ -62,21 +62,19 @@ func (a *Attacher) attachmentsOf(key publication.Key) []*storagev1.VolumeAttachm
 		}
 		return nil
 	}
-	var found []*storagev1.VolumeAttachment
+	found := a.objects.attachments.byIndex(indexIdentity, key.Volume)
 	for _, pv := range a.objects.volumes.byIndex(indexHandle, key.Volume) {
 		for _, va := range a.objects.attachments.byIndex(indexVolumeName, pv.Name) {
-			// Those with two sources are nobody's.
-			if va.Spec.Attacher == a.driver && va.Spec.Source.InlineVolumeSpec == nil {
+			if va.Spec.Attacher == a.driver && va.Spec.Source.InlineVolumeSpec == nil && recordedHandle(va) == "" && a.objects.fits(va, key.Volume) {
 				found = append(found, va)
 			}
 		}
 	}
-	for _, va := range a.objects.attachments.byIndex(indexInline, key.Volume) {
-		if va.Spec.Source.PersistentVolumeName == nil {
+	for _, name := range a.objects.strays.of(key.Volume) {
+		if va, ok := a.objects.attachments.get(name); ok && !slices.Contains(found, va) {
 			found = append(found, va)
 		}
 	}
-	found = append(found, a.strays.of(key.Volume, a.objects)...)
 	return slices.DeleteFunc(found, func(va *storagev1.VolumeAttachment) bool {
 		return key.Node != "" && va.Spec.NodeName != key.Node
 	})
@@ -96,10 +94,15 @@ func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
 		Finalizer:       slices.Contains(va.Finalizers, a.finalizer),
 		RecordedNodeID:  va.Annotations[kube.NodeIDAnnotation],
 		NodeID:          nodeID,
-		VolumeProtected: one.sourceErr == nil && (one.source.pv == nil || slices.Contains(one.source.pv.Finalizers, a.finalizer)),
+		VolumeProtected: one.sourceErr == nil && !one.source.unprotected(a.finalizer),
+		Unrecorded:      one.sourceErr == nil && one.source.mustRecord() && recordedHandle(va) == "",
 		Call:            one.record.call,
 		Unsure:          one.record.unsure,
 		Drift:           one.record.drift,
+		DriftNodeID:     one.record.driftNodeID,
+	}
+	if one.seen.Deleting {
+		one.seen.DeletedAt = va.DeletionTimestamp.Time
 	}
 	one.seen.VolumeUnprotected = one.sourceErr == nil && !one.seen.VolumeProtected && one.source.pv.DeletionTimestamp == nil
 	one.seen.OtherFinalizers = len(va.Finalizers) > 1 || (len(va.Finalizers) == 1 && !one.seen.Finalizer)
@@ -112,17 +115,9 @@ func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
 
 // observeGone is an attachment of which only our memory of the call is left.
 func (a *Attacher) observeGone(uid types.UID, r record) *subject {
-	one := &subject{record: r, sourceErr: fmt.Errorf("no PersistentVolume with handle %q", r.volume)}
-	for _, pv := range a.objects.volumes.byIndex(indexHandle, r.volume) {
-		one.source, one.sourceErr = a.objects.sourceOfVolume(pv)
-	}
-	one.seen = publication.Attachment{
+	return &subject{record: r, source: source{identity: r.identity}, seen: publication.Attachment{
 		UID: string(uid), Name: r.name, Node: r.node, Created: r.created, Gone: true, Call: r.call, Inputs: "gone",
-	}
-	if one.sourceErr != nil {
-		one.seen.UnpublishProblem = one.sourceErr.Error()
-	}
-	return one
+	}}
 }
 
 func messageOf(e *storagev1.VolumeError) string {
@@ -149,6 +144,9 @@ func (a *Attacher) nodeID(node string) (string, error) {
 func (a *Attacher) publishProblem(one *subject, nodeErr error) string {
 	if one.sourceErr != nil {
 		return one.sourceErr.Error()
+	}
+	if one.source.spec == nil {
+		return one.source.missing.Error()
 	}
 	if pv := one.source.pv; pv != nil && pv.DeletionTimestamp != nil {
 		return fmt.Sprintf("PersistentVolume %q is marked for deletion", pv.Name)

@@ -1,8 +1,10 @@
 package attacher
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -22,20 +24,37 @@ var (
 	errNotCSI        = errors.New("pv spec contained non-csi source that was not migrated")
 )
 
-func errTranslate(err error) error {
-	return fmt.Errorf("failed to translate in tree pv to CSI: %w", err)
+func errTranslate(reason string) error {
+	return fmt.Errorf("failed to translate in tree pv to CSI: %s", reason)
+}
+
+// identity is which volume a call is for. It is recorded on the attachment before the
+// first call, and the driver is asked to take back that volume and no other, whatever the
+// PersistentVolume of its name is by then.
+type identity struct {
+	handle   string
+	secret   *corev1.SecretReference // that the calls need; nil for none
+	migrated bool
 }
 
 // source is the volume of an attachment.
 type source struct {
-	pv       *corev1.PersistentVolume // nil for an inline volume
-	spec     *corev1.PersistentVolumeSpec
-	migrated bool
+	identity
+	pv   *corev1.PersistentVolume     // nil for an inline volume, and where none has this handle
+	spec *corev1.PersistentVolumeSpec // nil where nothing describes the volume: it can only be unpublished
+	// missing is why there is no spec.
+	missing error
 }
 
-func (s source) csi() *corev1.CSIPersistentVolumeSource { return s.spec.CSI }
+// unprotected: the volume has a PersistentVolume, which our finalizer is not on.
+func (s source) unprotected(finalizer string) bool {
+	return s.pv != nil && !slices.Contains(s.pv.Finalizers, finalizer)
+}
 
-// sourceOf finds the volume of an attachment.
+// sourceOf finds the volume of an attachment. Which one it is says the attachment itself,
+// where it was recorded. Else its PersistentVolume says so, where the name of the
+// attachment, a digest of handle, driver and node, does not say otherwise: a
+// PersistentVolume may be recreated under its name for another volume.
 func (o *objects) sourceOf(va *storagev1.VolumeAttachment) (source, error) {
 	name, inline := va.Spec.Source.PersistentVolumeName, va.Spec.Source.InlineVolumeSpec
 	switch {
@@ -46,48 +65,88 @@ func (o *objects) sourceOf(va *storagev1.VolumeAttachment) (source, error) {
 			return source{}, errInlineWithout
 		}
 		// Inline volumes come translated from the controller; all were in-tree.
-		return source{spec: inline, migrated: true}, nil
+		return sourceOfSpec(inline, true), nil
 	case name == nil:
 		return source{}, errNoSource
 	}
-	pv, ok := o.volumes.get(*name)
-	if !ok {
-		// Another PersistentVolume of the same handle stands in: the name of the
-		// attachment proves the handle.
-		if stand := o.volumeByAttachmentName(va); stand != nil {
-			return o.sourceOfVolume(stand)
+	named, err := o.sourceOfName(*name)
+	recorded := recordedHandle(va)
+	handle := cmp.Or(recorded, o.strays.handle(va.Name))
+	switch {
+	case err == nil && (handle == named.handle || handle == "" && o.fits(va, named.handle)):
+		return named, nil
+	case err == nil:
+		err = fmt.Errorf("PersistentVolume %q was recreated for another volume, %q", *name, named.handle)
+		if handle == "" {
+			err = fmt.Errorf("%w, and which volume this VolumeAttachment is for was not recorded: nothing is attached or detached for it. "+
+				"Create a PersistentVolume with the handle of the earlier volume, or detach that volume at the storage and remove the finalizer %s",
+				err, kube.AttacherFinalizer(o.driver))
 		}
-		return source{}, fmt.Errorf("persistentvolume %q not found", *name)
+	}
+	if handle == "" {
+		return source{}, err
+	}
+	for _, pv := range o.volumes.byIndex(indexHandle, handle) {
+		if other, err := o.sourceOfVolume(pv); err == nil {
+			return other, nil // another PersistentVolume of the same volume
+		}
+	}
+	if recorded == "" {
+		return source{}, err
+	}
+	return source{identity: identity{handle: handle, secret: recordedSecret(va)}, missing: err}, nil
+}
+
+// sourceOfName finds the volume that a PersistentVolume of this name has now.
+func (o *objects) sourceOfName(name string) (source, error) {
+	pv, ok := o.volumes.get(name)
+	if !ok {
+		return source{}, fmt.Errorf("persistentvolume %q not found", name)
 	}
 	return o.sourceOfVolume(pv)
 }
 
 func (o *objects) sourceOfVolume(pv *corev1.PersistentVolume) (source, error) {
-	spec, migrated, err := o.csiSpec(pv)
+	spec, migrated, err := csiSpec(pv)
 	if err != nil {
 		return source{}, err
 	}
 	if spec.CSI.Driver != o.driver {
 		return source{}, fmt.Errorf("PersistentVolume %q belongs to CSI driver %q, not to %q", pv.Name, spec.CSI.Driver, o.driver)
 	}
-	return source{pv: pv, spec: spec, migrated: migrated}, nil
+	from := sourceOfSpec(spec, migrated)
+	from.pv = pv
+	return from, nil
 }
 
-// volumeByAttachmentName finds a PersistentVolume whose handle, with driver and
-// node, makes the attachment's name. It looks at every handle, and is only asked
-// for the rare attachment whose own PersistentVolume is gone.
-func (o *objects) volumeByAttachmentName(va *storagev1.VolumeAttachment) *corev1.PersistentVolume {
-	for _, item := range o.volumeInformer.GetStore().List() {
-		handles, err := o.indexVolumes(item)
-		if err != nil || len(handles) == 0 || kube.AttachmentName(handles[0], o.driver, va.Spec.NodeName) != va.Name {
-			continue
-		}
-		if volumes := o.volumes.byIndex(indexHandle, handles[0]); len(volumes) > 0 {
-			return volumes[0]
-		}
+func sourceOfSpec(spec *corev1.PersistentVolumeSpec, migrated bool) source {
+	return source{
+		identity: identity{handle: spec.CSI.VolumeHandle, secret: spec.CSI.ControllerPublishSecretRef, migrated: migrated}, spec: spec,
 	}
-	return nil
 }
+
+// fits tells whether an attachment may be of the volume: its name says so, or nothing,
+// where it is not one that is computed from a handle.
+func (o *objects) fits(va *storagev1.VolumeAttachment, handle string) bool {
+	return !kube.IsAttachmentName(va.Name) || kube.AttachmentName(handle, o.driver, va.Spec.NodeName) == va.Name
+}
+
+// identityAnnotations is what is recorded of a volume before the first call. A volume of
+// a pod stands whole in its attachment.
+func (s source) identityAnnotations() map[string]any {
+	if !s.mustRecord() {
+		return nil
+	}
+	record := map[string]any{kube.PublishedHandleAnnotation: s.handle, kube.PublishSecretAnnotation: nil}
+	if s.secret != nil {
+		record[kube.PublishSecretAnnotation] = s.secret.Namespace + "/" + s.secret.Name
+	}
+	return record
+}
+
+// mustRecord tells whether the volume's identity has to be recorded on the attachment. A
+// handle that does not fit into an annotation is known by the attachment's name alone.
+func (s source) mustRecord() bool { return s.pv != nil && len(s.handle) <= kube.MaxRecordedHandle }
 
 // exclusive looks at everything that has a handle: two PersistentVolumes may
 // share one, and the volume is exclusive if any of them says so, or if nothing is
@@ -100,7 +159,10 @@ func (o *objects) exclusive(handle string) bool {
 		}
 		shared = true
 	}
-	for _, va := range o.attachments.byIndex(indexInline, handle) {
+	for _, va := range o.attachments.byIndex(indexIdentity, handle) {
+		if va.Spec.Source.InlineVolumeSpec == nil {
+			continue
+		}
 		if !attachment.AllowsSeveralNodes(va.Spec.Source.InlineVolumeSpec.AccessModes) {
 			return true
 		}
@@ -115,7 +177,7 @@ func (o *objects) keyOf(va *storagev1.VolumeAttachment) publication.Key {
 	if err != nil {
 		return publication.Key{Attachment: va.Name}
 	}
-	return o.keyOfVolume(from.csi().VolumeHandle, va.Spec.NodeName)
+	return o.keyOfVolume(from.handle, va.Spec.NodeName)
 }
 
 func (o *objects) keyOfVolume(handle, node string) publication.Key {
@@ -127,7 +189,7 @@ func (o *objects) keyOfVolume(handle, node string) publication.Key {
 
 // publishRequest fills in everything but the secrets.
 func (s source) publishRequest(nodeID, defaultFSType string) csi.PublishRequest {
-	from := s.csi()
+	from := s.spec.CSI
 	request := csi.PublishRequest{
 		VolumeHandle:  from.VolumeHandle,
 		NodeID:        nodeID,

@@ -7,6 +7,7 @@ import (
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/kubernetes-csi/csi-lib-utils/connection"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -14,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	csitrans "k8s.io/csi-translation-lib"
+	"k8s.io/klog/v2"
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
@@ -81,8 +84,8 @@ func TestSourceOf(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if found.csi().VolumeHandle != tt.wantHandle || found.migrated != tt.wantMigrated {
-				t.Errorf("handle %q, migrated %v, want %q, %v", found.csi().VolumeHandle, found.migrated, tt.wantHandle, tt.wantMigrated)
+			if found.handle != tt.wantHandle || found.migrated != tt.wantMigrated {
+				t.Errorf("handle %q, migrated %v, want %q, %v", found.handle, found.migrated, tt.wantHandle, tt.wantMigrated)
 			}
 		})
 	}
@@ -229,6 +232,56 @@ func TestMayRelease(t *testing.T) {
 			}
 			if got := a.mayRelease(a.objects.trimVolume(pv)); got != tt.want {
 				t.Errorf("may release: %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+// What the cache keeps of an in-tree volume gives the calls that the whole object gives:
+// some plugins read labels, annotations, the claim or the affinity.
+func TestInTreeVolumesOfEveryPlugin(t *testing.T) {
+	meta := metav1.ObjectMeta{
+		Name: "pv1", UID: "u", ResourceVersion: "1",
+		Labels: map[string]string{"topology.kubernetes.io/zone": "us-east-1a", "topology.kubernetes.io/region": "us-east-1", "failure-domain.beta.kubernetes.io/zone": "us-east-1a"},
+		Annotations: map[string]string{
+			"kubernetes.io/azure-file-resource-group": "group", "openstorage.io/auth-secret-name": "px", "openstorage.io/auth-secret-namespace": "px-ns",
+			"pv.kubernetes.io/migrated-to": "any",
+		},
+	}
+	volumes := map[string]corev1.PersistentVolumeSource{
+		"AWS EBS":                           {AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "aws://us-east-1a/vol-1", FSType: "xfs", Partition: 2, ReadOnly: true}},
+		"GCE PD":                            {GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk", FSType: "ext4", Partition: 1}},
+		"Cinder":                            {Cinder: &corev1.CinderPersistentVolumeSource{VolumeID: "vol", FSType: "ext4"}},
+		"Azure disk":                        {AzureDisk: &corev1.AzureDiskVolumeSource{DiskName: "d", DataDiskURI: "/subscriptions/s/disks/d", CachingMode: new(corev1.AzureDataDiskCachingReadOnly), Kind: new(corev1.AzureManagedDisk)}},
+		"Azure file":                        {AzureFile: &corev1.AzureFilePersistentVolumeSource{SecretName: "azure-storage-account-acc-secret", ShareName: "share", SecretNamespace: new("secrets")}},
+		"Azure file of the claim's secrets": {AzureFile: &corev1.AzureFilePersistentVolumeSource{SecretName: "azure-storage-account-acc-secret", ShareName: "share"}},
+		"vSphere":                           {VsphereVolume: &corev1.VsphereVirtualDiskVolumeSource{VolumePath: "[ds] kubevols/v.vmdk", FSType: "ext4", StoragePolicyName: "gold"}},
+		"Portworx":                          {PortworxVolume: &corev1.PortworxVolumeSource{VolumeID: "vol", FSType: "ext4"}},
+	}
+	for name, in := range volumes {
+		t.Run(name, func(t *testing.T) {
+			pv := &corev1.PersistentVolume{ObjectMeta: *meta.DeepCopy(), Spec: corev1.PersistentVolumeSpec{
+				PersistentVolumeSource: in, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, MountOptions: []string{"noatime"},
+				VolumeMode: new(corev1.PersistentVolumeFilesystem), ClaimRef: &corev1.ObjectReference{Namespace: "claims", Name: "c"},
+			}}
+			whole, err := csitrans.New().TranslateInTreePVToCSI(klog.Background(), pv)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o, err := newObjects(kubernetes.NewForConfigOrDie(&rest.Config{}), whole.Spec.CSI.Driver, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			kept, err := o.sourceOfVolume(o.trimVolume(pv))
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := sourceOfSpec(&whole.Spec, true)
+			if diff := cmp.Diff(want.publishRequest("n", "ext4"), kept.publishRequest("n", "ext4"), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("publish request (-whole +kept):\n%s", diff)
+			}
+			if diff := cmp.Diff(want.identity, kept.identity, cmp.AllowUnexported(identity{})); diff != "" {
+				t.Errorf("identity (-whole +kept):\n%s", diff)
 			}
 		})
 	}

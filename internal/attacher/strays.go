@@ -3,40 +3,80 @@ package attacher
 import (
 	"sync"
 
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 
 	"belay.dev/belay/internal/kube"
 )
 
-// strays are our attachments whose PersistentVolume is not known. One of them
-// may still have its volume published: its name, a digest of handle, driver and
-// node, tells whether it is of a given volume.
+// strays are our attachments of which nothing says which volume they are for: it was not
+// recorded on them, and the PersistentVolume that they name is gone or was recreated for
+// another volume. One of them may still have its volume published: its name, a digest of
+// handle, driver and node, tells whether it is of a given volume.
 type strays struct {
-	mu    sync.Mutex
-	names map[string]struct{}
+	mu      sync.Mutex
+	handles map[string]string // by the attachment's name; empty where it is not known
+	// searched are those for which all PersistentVolumes were looked at: from then on, each
+	// that comes is compared with them.
+	searched map[string]bool
 }
 
-func newStrays() *strays { return &strays{names: map[string]struct{}{}} }
+func newStrays() *strays { return &strays{handles: map[string]string{}, searched: map[string]bool{}} }
 
-// note takes what is known now of an attachment's PersistentVolume. Before the cache of PersistentVolumes is filled nothing is
+// noteStray takes what is known now of an attachment's volume. Before the cache of PersistentVolumes is filled nothing is
 // known of any: Run notes them all once it is. (Each PersistentVolume that comes is compared with each stray. With all
 // attachments for strays, the start over 20,000 would be 200 million comparisons.)
-func (s *strays) note(va *storagev1.VolumeAttachment, o *objects) {
-	if !o.volumeInformer.HasSynced() {
+func (o *objects) noteStray(va *storagev1.VolumeAttachment) {
+	name := va.Spec.Source.PersistentVolumeName
+	if !o.volumeInformer.HasSynced() || name == nil || va.Spec.Source.InlineVolumeSpec != nil {
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	o.strays.mu.Lock()
+	defer o.strays.mu.Unlock()
 	// Looked up under the lock: of two notes side by side the later one stays, and has looked later.
-	stray := false
-	if name := va.Spec.Source.PersistentVolumeName; name != nil {
-		_, known := o.volumes.get(*name)
-		stray = !known
+	known := recordedHandle(va) != ""
+	if !known {
+		from, err := o.sourceOfName(*name)
+		known = err == nil && o.fits(va, from.handle)
 	}
-	if stray {
-		s.names[va.Name] = struct{}{}
+	if known {
+		o.strays.forget(va.Name)
 	} else {
-		delete(s.names, va.Name)
+		o.strays.handles[va.Name] = o.strays.handles[va.Name]
+	}
+}
+
+// learnHandle finds the strays of a volume that a PersistentVolume has, or had.
+func (o *objects) learnHandle(handle string) {
+	o.strays.mu.Lock()
+	defer o.strays.mu.Unlock()
+	for name, known := range o.strays.handles {
+		va, ok := o.attachments.get(name)
+		if known == "" && ok && kube.AttachmentName(handle, o.driver, va.Spec.NodeName) == name {
+			o.strays.handles[name] = handle
+		}
+	}
+}
+
+// search looks for a PersistentVolume of a stray's volume, once. It computes a digest for
+// each there is: never do it where events are waited for.
+func (o *objects) search(name string) {
+	o.strays.mu.Lock()
+	known, stray := o.strays.handles[name]
+	done := !stray || known != "" || o.strays.searched[name]
+	if !done {
+		o.strays.searched[name] = true
+	}
+	o.strays.mu.Unlock()
+	va, ok := o.attachments.get(name)
+	if done || !ok {
+		return
+	}
+	for _, item := range o.volumeInformer.GetStore().List() {
+		if from, err := o.sourceOfVolume(item.(*corev1.PersistentVolume)); err == nil && o.fits(va, from.handle) && kube.IsAttachmentName(name) {
+			o.learnHandle(from.handle)
+			return
+		}
 	}
 }
 
@@ -44,22 +84,30 @@ func (s *strays) note(va *storagev1.VolumeAttachment, o *objects) {
 func (s *strays) drop(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.names, name)
+	s.forget(name)
 }
 
-// of finds the strays of a volume.
-func (s *strays) of(handle string, o *objects) []*storagev1.VolumeAttachment {
+// forget drops an attachment; hold the lock.
+func (s *strays) forget(name string) {
+	delete(s.handles, name)
+	delete(s.searched, name)
+}
+
+// handle is the volume of a stray; empty if it is not known, or it is none.
+func (s *strays) handle(name string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var found []*storagev1.VolumeAttachment
-	for name := range s.names {
-		va, ok := o.attachments.get(name)
-		if !ok || kube.AttachmentName(handle, o.driver, va.Spec.NodeName) != name {
-			continue
-		}
-		if _, known := o.volumes.get(*va.Spec.Source.PersistentVolumeName); !known {
-			found = append(found, va)
+	return s.handles[name]
+}
+
+// of finds the names of a volume's strays.
+func (s *strays) of(handle string) (names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, known := range s.handles {
+		if known == handle {
+			names = append(names, name)
 		}
 	}
-	return found
+	return names
 }

@@ -26,7 +26,7 @@ func TestStrayFromBeforeTheStart(t *testing.T) {
 		va.Status.Attached = true
 	})
 	w.start()
-	waits := w.attachment("pv2", "node-b")
+	waits := w.attachmentOf("pv2", w.name("pv1"), "node-b")
 	w.until(waits, "told to wait", hasAttachError("still exists"))
 	w.wantCalls()
 	w.delete(held)
@@ -57,8 +57,8 @@ func TestStraysOnceTheVolumesAreKnown(t *testing.T) {
 		}
 		a.attachmentChanged(va)
 	}
-	if len(a.strays.names) != 0 {
-		t.Errorf("strays before anything is known: %v", a.strays.names)
+	if len(a.objects.strays.handles) != 0 {
+		t.Errorf("strays before anything is known: %v", a.objects.strays.handles)
 	}
 	var running sync.WaitGroup
 	running.Go(func() { a.objects.volumeInformer.RunWithContext(t.Context()) })
@@ -67,7 +67,7 @@ func TestStraysOnceTheVolumesAreKnown(t *testing.T) {
 		t.Fatal("the cache was not filled")
 	}
 	a.wakeAll()
-	if _, ok := a.strays.names["gone"]; !ok || len(a.strays.names) != 1 {
-		t.Errorf("strays: %v, want the one", a.strays.names)
+	if _, ok := a.objects.strays.handles["gone"]; !ok || len(a.objects.strays.handles) != 1 {
+		t.Errorf("strays: %v, want the one", a.objects.strays.handles)
 	}
 }

@@ -80,7 +80,7 @@ func startTraces(ctx context.Context) (send func(), err error) {
 // is kept or sent.
 func trace(ctx context.Context, try attempt, driver string) (context.Context, func(error)) {
 	ctx, span := otel.Tracer("belay.dev/belay/internal/attacher").Start(ctx, spanNames[try.verb])
-	span.SetAttributes(attribute.String("driver", driver), attribute.String("volume", try.volume),
+	span.SetAttributes(attribute.String("driver", driver), attribute.String("volume", try.volume.handle),
 		attribute.String("node", try.node), attribute.String("nodeID", try.nodeID))
 	if try.attachment != nil {
 		span.SetAttributes(attribute.String("attachment", try.attachment.Name))

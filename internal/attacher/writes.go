@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -31,7 +32,7 @@ type object = map[string]any
 // not collide, and a repeated request changes nothing. (csi-attacher replaces
 // the attachment's list, and appends to the volume's, where two attachments
 // begun side by side leave the finalizer twice.)
-func finalizerPatch(uid types.UID, finalizer string, annotations map[string]string) object {
+func finalizerPatch(uid types.UID, finalizer string, annotations map[string]any) object {
 	meta := object{"finalizers": []string{finalizer}}
 	if !faultS6 {
 		meta["uid"] = uid
@@ -85,12 +86,14 @@ func errorPatch(va *storagev1.VolumeAttachment, verb publication.Verb, stored *s
 // writeFinalizers sends both first patches side by side: neither has to wait for
 // the other, only the call for both.
 func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, one *subject, step publication.WriteFinalizers) (bool, error) {
-	try := attempt{uid: one.uid(), attachment: one.attachment, volume: one.source.csi().VolumeHandle, node: one.seen.Node,
+	try := attempt{uid: one.uid(), attachment: one.attachment, volume: one.source.identity, node: one.seen.Node,
 		verb: publication.Publish, nodeID: step.NodeID, inputs: one.seen.Inputs}
 	// Our finalizer would keep the attachment from being deleted, and without its
 	// secrets the volume cannot be unpublished: look before it is stored.
-	if step.Attachment {
-		if _, err := a.secrets(ctx, one.source); err != nil {
+	if one.seen.Attached && step.Attachment {
+		klog.FromContext(ctx).Info("Finalizer was removed from an attached VolumeAttachment, adding it again", append(one.about(), "finalizer", a.finalizer)...)
+	} else if step.Attachment {
+		if _, err := a.secrets(ctx, one.source.secret); err != nil {
 			a.calls.refuse(try, err, time.Now())
 			return true, nil
 		}
@@ -101,7 +104,7 @@ func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, one
 	}
 	if step.Attachment {
 		both.Go(func() error {
-			err := a.protectAttachment(ctx, one.attachment, step.NodeID)
+			err := a.protectAttachment(ctx, one.attachment, step.NodeID, one.source)
 			a.calls.answered(try, err == nil || kube.IsAnswer(err))
 			return err
 		})
@@ -151,8 +154,10 @@ func (a *Attacher) protectVolume(ctx context.Context, pv *corev1.PersistentVolum
 	return nil
 }
 
-func (a *Attacher) protectAttachment(ctx context.Context, va *storagev1.VolumeAttachment, nodeID string) error {
-	patch := finalizerPatch(va.UID, a.finalizer, map[string]string{kube.NodeIDAnnotation: nodeID})
+func (a *Attacher) protectAttachment(ctx context.Context, va *storagev1.VolumeAttachment, nodeID string, from source) error {
+	record := map[string]any{kube.NodeIDAnnotation: nodeID}
+	maps.Copy(record, from.identityAnnotations())
+	patch := finalizerPatch(va.UID, a.finalizer, record)
 	stored, err := a.patchAttachment(ctx, va.Name, types.StrategicMergePatchType, patch)
 	if err != nil {
 		return fmt.Errorf("could not save VolumeAttachment: %w", err)
@@ -227,7 +232,7 @@ func (a *Attacher) mayRelease(pv *corev1.PersistentVolume) bool {
 	if pv.DeletionTimestamp != nil {
 		return true
 	}
-	return a.objects.translator.IsPVMigratable(pv) && pv.Annotations[migratedToAnnotation] != a.driver
+	return isInTree(pv) && pv.Annotations[migratedToAnnotation] != a.driver
 }
 
 // workVolumes takes PersistentVolumes off their queue until it is shut down.

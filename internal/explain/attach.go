@@ -22,6 +22,10 @@ const (
 	// VolumeDetachedInUse is on the pods and the claim of a volume whose VolumeAttachment
 	// was deleted under a node that uses it.
 	VolumeDetachedInUse = "VolumeDetachedInUse"
+
+	// VolumeDetachUnconfirmed is on the claim of a volume whose VolumeAttachment went without
+	// a confirmed detach.
+	VolumeDetachUnconfirmed = "VolumeDetachUnconfirmed"
 )
 
 // AttachSucceeded says that the volume is attached (k/k operation_generator.go; the
@@ -87,6 +91,15 @@ func right(by attachment.Authority) string {
 // DetachSucceeded says that the volume is no longer attached to a node.
 func DetachSucceeded(volume string, node attachment.NodeName) string {
 	return fmt.Sprintf("DetachVolume.Detach succeeded for volume %q from node %q", volume, node)
+}
+
+// DetachUnconfirmed says that a VolumeAttachment was removed before the driver confirmed the
+// detach, and what to do.
+func DetachUnconfirmed(volume string, node attachment.NodeName, name string) string {
+	return fmt.Sprintf("VolumeAttachment %s was removed by another client before the driver confirmed that volume %q was detached from node %q. "+
+		"The volume may still be attached there, and the driver may refuse to attach it elsewhere. If it does, detach the volume from the node at the storage. "+
+		"With a driver that lists where its volumes are published, belay-attacher does so as soon as the volume is wanted on another node",
+		name, volume, node)
 }
 
 // DetachFailed passes on why a volume could not be detached from a node.

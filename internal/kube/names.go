@@ -59,6 +59,16 @@ const (
 	// the volume is known when its PersistentVolume no longer is.
 	VolumeHandleAnnotation = "belay.dev/volume-handle"
 
+	// PublishedHandleAnnotation on a VolumeAttachment is the handle of the volume that
+	// belay-attacher published, or is about to publish, for it. The PersistentVolume may be
+	// recreated under its name for another volume; this stays.
+	PublishedHandleAnnotation = "belay.dev/published-handle"
+
+	// PublishSecretAnnotation on a VolumeAttachment is namespace/name of the Secret that the
+	// published volume's calls need (the PersistentVolume's controllerPublishSecretRef). There
+	// is none where the volume needs none.
+	PublishSecretAnnotation = "belay.dev/publish-secret"
+
 	// NodeUIDAnnotation, BootIDAnnotation, SystemUUIDAnnotation and ProviderIDAnnotation
 	// on a VolumeAttachment record which Node object, which boot and which machine it was
 	// attached to.
@@ -73,6 +83,10 @@ const (
 	// such a name.
 	FibreChannelPlugin = "kubernetes.io/fc"
 	ISCSIPlugin        = "kubernetes.io/iscsi"
+
+	// MaxRecordedHandle is the longest handle, in bytes, that is recorded in an annotation:
+	// an object's annotations may have 256 KiB in all.
+	MaxRecordedHandle = 128 << 10
 
 	// ownPrefix begins the names of belay's annotations.
 	ownPrefix = "belay.dev/"

@@ -192,10 +192,24 @@ func StripAttachment(attachment *storagev1.VolumeAttachment) *storagev1.VolumeAt
 			kept.Annotations[name] = value
 		}
 	}
+	if _, ok := attachment.Annotations[PublishedHandleAnnotation]; ok {
+		kept.GenerateName = byBelay
+	}
 	kept.Status.Attached = attachment.Status.Attached
 	kept.Status.AttachError = attachment.Status.AttachError
 	kept.Status.DetachError = attachment.Status.DetachError
 	return kept
+}
+
+// byBelay is what the cache notes, in a field that it has no other use for, on an attachment
+// whose driver belay-attacher calls. Among the annotations it would be a change that the
+// controller looks at, for each attach. No such object is ever written.
+const byBelay = "belay-attacher"
+
+// CalledByBelay tells of an attachment of the cache whether belay-attacher calls the driver
+// for it.
+func CalledByBelay(attachment *storagev1.VolumeAttachment) bool {
+	return attachment.GenerateName == byBelay
 }
 
 // attachmentAnnotations are those that the controller reads back.

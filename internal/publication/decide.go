@@ -36,7 +36,7 @@ func Decide(now time.Time, seen Observed, policy Policy) Decision {
 		case !a.Attached, a.Drift == NotPublished && a.nodeUnchanged():
 			v.attach(a)
 		default:
-			v.keepVolume(a)
+			v.keepFinalizers(a)
 		}
 	}
 	return v.decision
@@ -80,6 +80,10 @@ func (v *volume) attach(a Attachment) {
 		v.wait(a, RequestImpossible, time.Time{})
 		return
 	}
+	if a.Drift == Abandoned {
+		v.call(a, Unpublish, a.DriftNodeID)
+		return
+	}
 	stale := a.Finalizer && a.RecordedNodeID != "" && a.RecordedNodeID != a.NodeID
 	if stale && !a.undone() {
 		// The node came back under another node ID before the attach was
@@ -94,7 +98,7 @@ func (v *volume) attach(a Attachment) {
 		return
 	}
 	write := WriteFinalizers{target: target{a.UID}, NodeID: a.NodeID, Volume: !a.VolumeProtected,
-		Attachment: !a.Finalizer || a.RecordedNodeID != a.NodeID}
+		Attachment: !a.Finalizer || a.Unrecorded || a.RecordedNodeID != a.NodeID}
 	if write.needed() {
 		if v.draining {
 			v.wait(a, ShuttingDown, time.Time{})
@@ -106,13 +110,23 @@ func (v *volume) attach(a Attachment) {
 	v.call(a, Publish, a.boundNodeID())
 }
 
-// keepVolume protects the PersistentVolume of an attached volume that was not
-// there, or not known, when another one of the same handle stood in for it.
-func (v *volume) keepVolume(a Attachment) {
-	if a.Finalizer && a.VolumeUnprotected && !v.draining {
-		v.do(WriteFinalizers{target: target{a.UID}, NodeID: a.RecordedNodeID, Volume: true})
+// keepFinalizers stores our finalizers again: that of an attached volume's attachment, if
+// somebody took it off, or the detach would be forgotten with the object; and that of a
+// PersistentVolume that was not there, or not known, when another one of the same handle
+// stood in for it.
+func (v *volume) keepFinalizers(a Attachment) {
+	nodeID := a.boundNodeID()
+	if v.draining || nodeID == "" || a.Finalizer && !a.VolumeUnprotected {
+		return
 	}
+	v.do(WriteFinalizers{target: target{a.UID}, NodeID: nodeID, Attachment: !a.Finalizer, Volume: a.VolumeUnprotected})
 }
+
+// confirmAfter is how long a detach may take before its success is recorded in the status,
+// by a request of its own. Deleted objects show nobody why: without it, whoever watches
+// could not tell a detach that took its time from a finalizer that somebody removed because
+// it took so long.
+const confirmAfter = 5 * time.Second
 
 // detach moves an attachment that is being deleted. Without our finalizer it is
 // none of our business: the volume was never published for it, or the unpublish
@@ -123,9 +137,11 @@ func (v *volume) detach(a Attachment) {
 		return
 	}
 	if a.undone() {
-		if a.OtherFinalizers && (a.Attached || a.DetachError != "") {
-			// The object stays for others to see. Status goes first here: after
-			// a crash in between, the unpublish is repeated, not forgotten.
+		late := a.DetachError != "" || v.now.Sub(a.DeletedAt) > confirmAfter
+		if (a.OtherFinalizers || late) && (a.Attached || a.DetachError != "") {
+			// The object stays for others to see, or was seen to hang: that it ends as attached
+			// would then mean that somebody took the finalizer off (see confirmAfter). Status goes
+			// first here: after a crash in between, the unpublish is repeated, not forgotten.
 			v.do(RecordDetached{target{a.UID}})
 			return
 		}

@@ -36,7 +36,7 @@ func with(a Attachment, change func(*Attachment)) Attachment {
 	return a
 }
 
-func deleting(a Attachment) Attachment { a.Deleting = true; return a }
+func deleting(a Attachment) Attachment { a.Deleting, a.DeletedAt = true, noon; return a }
 
 func called(a Attachment, c Call) Attachment { a.Call = c; return a }
 

@@ -25,6 +25,10 @@ const (
 	// driver lists it at other nodes only. Nothing is done: a publish here could
 	// make two writers (S1).
 	PublishedElsewhere Drift = "PublishedElsewhere"
+	// Abandoned: the volume is exclusive and wanted, its publish fails, and the driver lists
+	// it at nodes of the cluster that no attachment is for: somebody removed the attachment
+	// before the detach. It is unpublished there.
+	Abandoned Drift = "Abandoned"
 )
 
 const (
@@ -69,6 +73,8 @@ type Claim struct {
 type Result struct {
 	// Confirmed are drifts to act upon, by the attachment's UID.
 	Confirmed map[string]Drift
+	// AbandonedAt is the node ID of each that is Abandoned.
+	AbandonedAt map[string]string
 	// CalledOff are attachments whose drift is not there any more, and of which
 	// nothing was tried for it.
 	CalledOff []string
@@ -102,6 +108,7 @@ type suspect struct {
 	drift   Drift     // of the last listing; NoDrift if that one agreed
 	since   time.Time // when the first listing that showed it began
 	version string    // the attachment's resource version after that listing
+	nodeID  string    // where the volume is Abandoned
 
 	mend  Drift     // what was confirmed last; NoDrift if it was never
 	tries int       // how often it was
@@ -116,7 +123,7 @@ func NewComparison(period time.Duration) *Comparison {
 
 // Compare takes one complete listing, and all attachments as they are after it.
 func (c *Comparison) Compare(now time.Time, list Listing, claims []Claim) Result {
-	result := Result{Confirmed: map[string]Drift{}, Seen: map[Drift]int{}, Mended: map[Drift]int{}, Repeated: map[Drift]int{}}
+	result := Result{Confirmed: map[string]Drift{}, AbandonedAt: map[string]string{}, Seen: map[Drift]int{}, Mended: map[Drift]int{}, Repeated: map[Drift]int{}}
 	holders := holdersOf(claims)
 	kept := make(map[string]*suspect, len(c.suspect))
 	var confirmed []*Claim
@@ -131,11 +138,14 @@ func (c *Comparison) Compare(now time.Time, list Listing, claims []Claim) Result
 			}
 			s = &suspect{}
 		}
+		if drift == Abandoned {
+			s.nodeID = claim.abandonedAt(list, holders)
+		}
 		c.judge(&result, now, list, claim, s, drift, known)
 		if known && s.unproven(claim) {
 			unproven++
 		}
-		if known && drift == NoDrift && claim.mayCallOff() {
+		if known && drift == NoDrift && claim.mayCallOff() || claim.Drift == Abandoned && drift != Abandoned && !claim.Call.InFlight {
 			result.CalledOff = append(result.CalledOff, claim.UID)
 			continue
 		}
@@ -180,6 +190,11 @@ func (c *Comparison) judge(result *Result, now time.Time, list Listing, claim *C
 // mended already.
 func (s *suspect) confirm(result *Result, list Listing, claim *Claim, drift Drift) bool {
 	busy := claim.Call.InFlight || !claim.Call.Ended.Before(list.Began)
+	if drift == Abandoned {
+		// Each publish that fails ends later and changes the attachment, and has no effect on
+		// the other node.
+		busy, s.version, s.since = claim.Call.InFlight, claim.Version, claim.Call.Ended.Add(1)
+	}
 	if drift == NoDrift || busy {
 		s.drift = NoDrift
 		return false
@@ -219,6 +234,9 @@ func (c *Comparison) act(result *Result, now time.Time, confirmed []*Claim, most
 		s.mend, s.acted = s.drift, now
 		s.tries++
 		result.Confirmed[claim.UID] = s.drift
+		if s.drift == Abandoned {
+			result.AbandonedAt[claim.UID] = s.nodeID
+		}
 	}
 }
 
@@ -233,10 +251,11 @@ func (c *Claim) mayCallOff() bool {
 type place struct{ handle, nodeID string }
 
 // holdersOf counts who may be in need of a volume at a node: two attachments may
-// name one place. It is only asked about those of which we have let go.
+// name one place. It is only asked about those of which we have let go, and about nodes
+// that keep a volume from another one.
 func holdersOf(claims []Claim) map[place]int {
 	holders := map[place]int{}
-	if !slices.ContainsFunc(claims, func(c Claim) bool { return c.Deleting && !c.Finalizer }) {
+	if !slices.ContainsFunc(claims, func(c Claim) bool { return c.Deleting && !c.Finalizer || c.refused() }) {
 		return holders
 	}
 	for i := range claims {
@@ -271,6 +290,8 @@ func (c *Claim) compare(list Listing, holders map[place]int) (drift Drift, known
 			return StillPublished, true
 		}
 		return NoDrift, !here
+	case c.refused() && c.abandonedAt(list, holders) != "":
+		return Abandoned, true
 	case !c.Attached:
 		return NoDrift, false // on its way
 	case here:
@@ -287,6 +308,25 @@ func (c *Claim) compare(list Listing, holders map[place]int) (drift Drift, known
 		return PublishedElsewhere, true
 	}
 	return NotPublished, true
+}
+
+// refused: the volume is exclusive and wanted, and the last publish failed.
+func (c *Claim) refused() bool {
+	return c.Exclusive && !c.Deleting && !c.Attached && c.Call.Verb == Publish && c.Call.failed()
+}
+
+// abandonedAt is a node at which the driver lists the volume although no attachment is for
+// it; empty if there is none, or if an ID is not known: it may be a node of another cluster.
+func (c *Claim) abandonedAt(list Listing, holders map[place]int) (nodeID string) {
+	for _, id := range slices.Sorted(slices.Values(list.Volumes[c.Handle].NodeIDs)) {
+		switch {
+		case !list.Nodes[id]:
+			return ""
+		case nodeID == "" && holders[place{c.Handle, id}] == 0:
+			nodeID = id
+		}
+	}
+	return nodeID
 }
 
 // nodeUnchanged: the node is there under the ID that was recorded at attach. If it

@@ -21,6 +21,13 @@ func letGo(name string) Attachment {
 	return with(deleting(begun(name)), func(a *Attachment) { a.Finalizer, a.OtherFinalizers = false, true })
 }
 
+// refusedHere is an attachment whose publish failed.
+func refusedHere() Attachment {
+	return with(begun("a"), func(a *Attachment) {
+		a.Call = Call{Verb: Publish, NodeID: "id-a", Sent: true, Failures: 1, Ended: noon}
+	})
+}
+
 // listing says that "vol" is published to some nodes.
 func listing(began time.Time, ids ...string) Listing {
 	return Listing{Began: began, Volumes: map[string]*Entry{"vol": {NodeIDs: ids}},
@@ -60,6 +67,15 @@ func TestWhatAListSaysAgainstAnAttachment(t *testing.T) {
 			others: []Claim{claimed(with(attached("b"), func(b *Attachment) { b.NodeID, b.RecordedNodeID = "id-a", "id-a" }))}},
 		"let go, another attachment, not begun, will need it there": {claim: claimed(letGo("a")), list: []string{"id-a"},
 			others: []Claim{claimed(with(fresh("b"), func(b *Attachment) { b.NodeID = "id-a" }))}},
+		"refused, listed at another node": {claim: claimed(refusedHere()), list: []string{"id-b"}, want: Abandoned},
+		"refused, listed at a node that an attachment is for": {claim: claimed(refusedHere()), list: []string{"id-b"},
+			others: []Claim{claimed(fresh("b"))}},
+		"refused, listed at a node whose attachment was let go": {claim: claimed(refusedHere()), list: []string{"id-b"},
+			others: []Claim{claimed(with(letGo("b"), func(b *Attachment) { b.Attached = true }))}, want: Abandoned},
+		"refused, listed at a node and at one that is not known": {claim: claimed(refusedHere()), list: []string{"id-b", "x"}},
+		"refused, listed here":         {claim: claimed(refusedHere()), list: []string{"id-a"}},
+		"refused, shared":              {claim: sharing(claimed(refusedHere())), list: []string{"id-b"}},
+		"refused, not wanted any more": {claim: claimed(deleting(refusedHere())), list: []string{"id-b"}},
 		"let go, others need it elsewhere": {claim: claimed(letGo("a")), list: []string{"id-a", "id-b"},
 			others: []Claim{claimed(attached("b"))}, want: StillPublished},
 	}
@@ -73,7 +89,7 @@ func TestWhatAListSaysAgainstAnAttachment(t *testing.T) {
 				for drift := range result.Seen {
 					got = drift
 				}
-				wantActed := tt.want == NotPublished || tt.want == StillPublished
+				wantActed := tt.want != NoDrift && tt.want != PublishedElsewhere
 				if acted := result.Confirmed["uid-a"] != NoDrift; acted != (i == 1 && wantActed) {
 					t.Errorf("listing %d: confirmed %v", i+1, result.Confirmed)
 				}

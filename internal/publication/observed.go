@@ -47,10 +47,11 @@ type Attachment struct {
 	// somebody took our finalizer off by force. Only Call is known of it.
 	Gone bool
 
-	Deleting        bool // metadata.deletionTimestamp is set
-	Attached        bool // status.attached
-	Finalizer       bool // our finalizer is stored on the object of this UID
-	OtherFinalizers bool // the object will outlive our finalizer
+	Deleting        bool      // metadata.deletionTimestamp is set
+	DeletedAt       time.Time // which is that time, by the API server's clock
+	Attached        bool      // status.attached
+	Finalizer       bool      // our finalizer is stored on the object of this UID
+	OtherFinalizers bool      // the object will outlive our finalizer
 
 	// Unsure: a WriteFinalizers got no answer, so Finalizer and RecordedNodeID may
 	// be older than what is stored.
@@ -59,6 +60,8 @@ type Attachment struct {
 	// RecordedNodeID is the CSI node ID stored on the attachment: the one that
 	// the driver was, or may have been, asked to publish to.
 	RecordedNodeID string
+	// Unrecorded: which volume the attachment is for stands on its PersistentVolume alone.
+	Unrecorded bool
 	// NodeID is the CSI node ID that the node has now; empty if not known.
 	NodeID string
 	// VolumeProtected: our finalizer is stored on the PersistentVolume, or there
@@ -80,6 +83,8 @@ type Attachment struct {
 	// Drift is what the driver's list says against the attachment, confirmed; it
 	// stands until the driver confirmed the call that mends it and that is recorded.
 	Drift Drift
+	// DriftNodeID is the node that keeps the volume, where Drift is Abandoned.
+	DriftNodeID string
 
 	// Inputs changes when anything changes that an attempt depends on; it says
 	// nothing else. A failed call is tried again at once when it differs.

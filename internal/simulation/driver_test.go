@@ -188,7 +188,7 @@ func (s *sim) land(c *call) (did bool) {
 	st := s.storage
 	st.running = slices.DeleteFunc(st.running, func(r *call) bool { return r == c })
 	st.mu.Lock()
-	if c.fate.acts() && !s.mistaken(c) {
+	if c.fate.acts() {
 		if st.published[c.volume] == nil {
 			st.published[c.volume] = map[string]bool{}
 		}

@@ -75,7 +75,7 @@ func (s *sim) unmended() string {
 	for _, d := range s.disks {
 		for _, name := range machineNames {
 			va, ok := get[*storagev1.VolumeAttachment](s.api, kube.AttachmentName(d.handle, driverName, name))
-			if ok && d.handle != fibre && !d.confused && va.Status.Attached && !s.storage.published[d.handle][va.Annotations[kube.NodeIDAnnotation]] {
+			if ok && d.handle != fibre && va.Status.Attached && !s.storage.published[d.handle][va.Annotations[kube.NodeIDAnnotation]] {
 				return d.handle + " was taken from " + name + " and not published again"
 			}
 		}

@@ -205,10 +205,6 @@ func (s *sim) judgeLetGo(va *storagev1.VolumeAttachment) {
 	if s.heldByAnother(va, id) {
 		return
 	}
-	if d.confused {
-		delete(s.storage.published[d.handle], id)
-		s.storage.withdrawn[[2]string{d.handle, id}] = true
-	}
 	if s.storage.published[d.handle][id] {
 		s.breaks("S5", "finalizer taken off while %s is published to %s", d.handle, id)
 	}
@@ -248,9 +244,6 @@ func (s *sim) judgePatch(r *request, body []byte, bound bool) {
 // judgeCall: S1, S4 and S10, as a call arrives at the driver.
 func (s *sim) judgeCall(c *call) {
 	d := s.disk(c.volume)
-	if d.confused {
-		return
-	}
 	for _, r := range s.storage.running {
 		if !r.gone.Load() && r.volume == c.volume && (d.exclusive || r.nodeID == c.nodeID) {
 			s.breaks("S4", "%s sent while %s is in flight", c, r)
@@ -354,14 +347,14 @@ func (s *sim) settled() string {
 				return fmt.Sprintf("%s is still attached to %s and nobody wants it", d.handle, name)
 			case !attached && reports(node, d.handle):
 				return fmt.Sprintf("%s is still reported to %s", d.handle, name)
-			case !attached && !d.confused && s.storage.published[d.handle][s.nodeID(s.machines[name])]:
+			case !attached && s.storage.published[d.handle][s.nodeID(s.machines[name])]:
 				return fmt.Sprintf("%s is still published to %s", d.handle, name)
 			case attached && d.handle != fibre && va.Status.Attached && va.Annotations[kube.NodeIDAnnotation] != s.nodeID(s.machines[name]) && !s.machines[name].of(d.handle).inherited:
 				return fmt.Sprintf("%s is published to a machine that was once called %s", d.handle, name)
 			}
 		}
 		for _, m := range s.cutOffs {
-			if !s.identity.idsByName && !d.confused && s.storage.published[d.handle][s.nodeID(m)] && !s.machines[m.name].of(d.handle).inherited {
+			if !s.identity.idsByName && s.storage.published[d.handle][s.nodeID(m)] && !s.machines[m.name].of(d.handle).inherited {
 				return fmt.Sprintf("%s is still published to %s", d.handle, m)
 			}
 		}

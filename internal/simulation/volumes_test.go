@@ -19,8 +19,6 @@ type disk struct {
 	handle string
 	// exclusive is what must hold of it all the time.
 	exclusive bool
-	// confused: see attacherForgets.
-	confused bool
 }
 
 // key is what the volume is called in the controller's queue.
@@ -166,9 +164,6 @@ func (s *sim) makeSlot(o *slot) {
 	}
 	pv.Spec.ClaimRef.UID = s.makeClaim(pv).GetUID()
 	s.mustCreate(pv)
-	if o.other != nil {
-		o.disk.confused, o.other.confused = attacherForgets, attacherForgets
-	}
 	s.say("%s is made for %s", o.volume, o.disk.handle)
 	for _, va := range list[*storagev1.VolumeAttachment](s.api) {
 		// What was attached under this name draws the pods to its node, and holds them up.

@@ -39,7 +39,7 @@ func NewReconcile(registry prometheus.Registerer) *Reconcile {
 	for _, result := range []string{"complete", "failed"} {
 		r.passes.WithLabelValues(result)
 	}
-	for _, drift := range []publication.Drift{publication.NotPublished, publication.StillPublished} {
+	for _, drift := range []publication.Drift{publication.NotPublished, publication.StillPublished, publication.Abandoned} {
 		for _, result := range []string{"seen", "confirmed", "mended", "repeated"} {
 			r.drifts.WithLabelValues(string(drift), result)
 		}
