@@ -79,6 +79,30 @@ func TestClaimHearsOfDetach(t *testing.T) {
 	l.awaitHeard("PersistentVolumeClaim", "v", explain.SuccessfulDetachVolume, explain.DetachSucceeded(l.name("v"), node))
 }
 
+// A finalizer that somebody removes, because the detach takes so long, is no detach: the
+// claim hears so.
+func TestClaimHearsOfUnconfirmedDetach(t *testing.T) {
+	l := newLab(t)
+	l.runAttachedOnA()
+	patch := func(kind types.PatchType, body string) {
+		va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(l.name("v"), driver, l.name("a"))}}
+		l.must(l.Patch(l.ctx, va, client.RawPatch(kind, []byte(body))))
+	}
+	patch(types.MergePatchType, `{"metadata": {"annotations": {"`+kube.PublishedHandleAnnotation+`": "`+l.name("v")+`"}}}`)
+	l.attacher.set(func() { l.attacher.stalled = true })
+	l.gone("p")
+	node := attachment.NodeName(l.name("a"))
+	l.awaitHeard("PersistentVolumeClaim", "v", explain.DetachingVolume, explain.DetachStarted(l.name("v"), node, nil, ""))
+	l.detachError("v", "a", "busy")
+	l.awaitHeard("PersistentVolumeClaim", "v", explain.FailedDetachVolume, explain.DetachFailed(l.name("v"), node, "busy"))
+	patch(types.MergePatchType, `{"metadata": {"finalizers": null}}`)
+	name := kube.AttachmentName(l.name("v"), driver, l.name("a"))
+	l.awaitHeard("PersistentVolumeClaim", "v", explain.VolumeDetachUnconfirmed, explain.DetachUnconfirmed(l.name("v"), node, name))
+	if heard := l.heard("PersistentVolumeClaim", "v", explain.SuccessfulDetachVolume); len(heard) != 0 {
+		t.Errorf("the claim hears of success: %q", heard)
+	}
+}
+
 func TestVolumeWithoutAClaimHearsOfDetach(t *testing.T) {
 	l := newLab(t)
 	l.runAttachedOnA()

@@ -91,6 +91,7 @@ func (l *life) lead() {
 	server := toyClient{life: l}
 	parts := Parts{Client: server, Live: server, Recorder: lifeRecorder{l}}
 	l.control = assemble(l.model.world, &rivals{}, parts, Options{Policy: l.policy})
+	l.model.end = l.control.ended
 	l.control.stepsAtOnce = 1 // a transcript has one order
 	since := strconv.Itoa(l.version)
 	l.control.sinceAttachments, l.control.sinceNodes = since, since

@@ -27,6 +27,7 @@ type model struct {
 	*world
 	stores  map[string]*countingStore
 	version int
+	end     func([]key, *storagev1.VolumeAttachment) // told of the end of attachments; nil for none
 }
 
 func newModel(tb testing.TB) *model {
@@ -145,15 +146,23 @@ var modelTime = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // attachmentChanged is what the sources call where no delete is under way.
 func (m *model) attachmentChanged(before, after *storagev1.VolumeAttachment) []key {
-	return m.world.attachmentChanged(before, after, noDoubts{})
+	return m.world.attachmentChanged(before, after, noDoubts{end: m.end})
 }
 
-type noDoubts struct{}
+// noDoubts is a controller that has no request under way.
+type noDoubts struct {
+	end func([]key, *storagev1.VolumeAttachment) // nil for none
+}
 
 func (noDoubts) deleteMayBeUnderway(*storagev1.VolumeAttachment) bool { return false }
 func (noDoubts) writeMayBeUnderway(*corev1.Node) bool                 { return false }
-func (noDoubts) ended([]key, *storagev1.VolumeAttachment)             {}
 func (noDoubts) pending(key) []attachment.Pending                     { return nil }
+
+func (d noDoubts) ended(keys []key, va *storagev1.VolumeAttachment) {
+	if d.end != nil {
+		d.end(keys, va)
+	}
+}
 
 // attaches gives the nodes that the decision attaches the volume to.
 func attaches(d attachment.Decision) []attachment.NodeName {
