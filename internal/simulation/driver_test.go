@@ -33,6 +33,9 @@ type storage struct {
 	// withdrawn holds, by volume and node ID, that an unpublish was confirmed to the
 	// caller and that no publish began since.
 	withdrawn map[[2]string]bool
+	// perNode: the driver works on a call for each node of a volume at a time, not on one
+	// for the volume: what was given up for one node may land among calls for another.
+	perNode bool
 }
 
 // call is one ControllerPublishVolume or ControllerUnpublishVolume.
@@ -172,9 +175,12 @@ func (s *sim) receive() {
 	}
 }
 
-// busy: the driver works on a call for the volume that its caller gave up on.
+// busy: the driver works on a call for the volume, or for it and the node, that its caller
+// gave up on.
 func (s *storage) busy(c *call) bool {
-	return slices.ContainsFunc(s.running, func(r *call) bool { return r.gone.Load() && r.volume == c.volume })
+	return slices.ContainsFunc(s.running, func(r *call) bool {
+		return r.gone.Load() && r.volume == c.volume && (!s.perNode || r.nodeID == c.nodeID)
+	})
 }
 
 // land ends a call, unless it hangs.
