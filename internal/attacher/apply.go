@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -98,16 +99,13 @@ func (a *Attacher) applyAll(ctx context.Context, shot snapshot, decision *public
 // apply does one step; done tells whether anything changed by it, no why a call may
 // not begin.
 func (a *Attacher) apply(ctx context.Context, shot snapshot, one *subject, step publication.Step) (done bool, no refusal, err error) {
-	work := ctx
-	ctx, cancel := context.WithTimeoutCause(work, writeTimeout, errors.New("the API server did not answer in time"))
-	defer cancel()
 	switch s := step.(type) {
 	case publication.WriteFinalizers:
 		done, err = a.writeFinalizers(ctx, shot.key, one, s)
 	case publication.Reread:
 		done, err = true, a.reread(ctx, one)
 	case publication.CallDriver:
-		done, no = a.call(work, shot, one, s)
+		done, no = a.call(ctx, shot, one, s)
 	case publication.RecordAttached:
 		done, err = true, a.recordAttached(ctx, one)
 	case publication.RecordDetached:
@@ -220,7 +218,11 @@ func (a *Attacher) secrets(ctx context.Context, from source) (csi.Secrets, error
 	}
 	// client-go logs the bodies of answers from -v=8 on, by the context's logger.
 	silent := klog.NewContext(ctx, logr.Discard())
-	secret, err := a.client.CoreV1().Secrets(ref.Namespace).Get(silent, ref.Name, metav1.GetOptions{})
+	var secret *corev1.Secret
+	err := a.ask(silent, func(ctx context.Context) (err error) {
+		secret, err = a.client.CoreV1().Secrets(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("failed to load secret \"%s/%s\": %w", ref.Namespace, ref.Name, err)
 	}

@@ -126,7 +126,11 @@ func isRefusal(err error) bool {
 
 // reread reads an attachment past the watch cache.
 func (a *Attacher) reread(ctx context.Context, one *subject) error {
-	stored, err := a.client.StorageV1().VolumeAttachments().Get(ctx, one.attachment.Name, metav1.GetOptions{})
+	var stored *storagev1.VolumeAttachment
+	err := a.ask(ctx, func(ctx context.Context) (err error) {
+		stored, err = a.client.StorageV1().VolumeAttachments().Get(ctx, one.attachment.Name, metav1.GetOptions{})
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("read the stored object: %w", err)
 	}
@@ -139,15 +143,9 @@ func (a *Attacher) reread(ctx context.Context, one *subject) error {
 }
 
 func (a *Attacher) protectVolume(ctx context.Context, pv *corev1.PersistentVolume) error {
-	body, err := json.Marshal(finalizerPatch(pv.UID, a.finalizer, nil))
-	if err != nil {
-		return err
-	}
-	stored, err := a.client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.StrategicMergePatchType, body, metav1.PatchOptions{})
-	if err != nil {
+	if err := a.patchVolume(ctx, pv.Name, finalizerPatch(pv.UID, a.finalizer, nil)); err != nil {
 		return fmt.Errorf("could not add PersistentVolume finalizer: %w", err)
 	}
-	a.objects.volumes.wrote(a.objects.trimVolume(stored))
 	return nil
 }
 
@@ -194,7 +192,26 @@ func (a *Attacher) patchAttachment(ctx context.Context, name string, kind types.
 	if err != nil {
 		return nil, err
 	}
-	return a.client.StorageV1().VolumeAttachments().Patch(ctx, name, kind, body, metav1.PatchOptions{}, subresources...)
+	var stored *storagev1.VolumeAttachment
+	err = a.ask(ctx, func(ctx context.Context) (err error) {
+		stored, err = a.client.StorageV1().VolumeAttachments().Patch(ctx, name, kind, body, metav1.PatchOptions{}, subresources...)
+		return err
+	})
+	return stored, err
+}
+
+func (a *Attacher) patchVolume(ctx context.Context, name string, patch object) error {
+	body, err := json.Marshal(patch)
+	if err != nil {
+		return err
+	}
+	return a.ask(ctx, func(ctx context.Context) error {
+		stored, err := a.client.CoreV1().PersistentVolumes().Patch(ctx, name, types.StrategicMergePatchType, body, metav1.PatchOptions{})
+		if err == nil {
+			a.objects.volumes.wrote(a.objects.trimVolume(stored))
+		}
+		return err
+	})
 }
 
 // uid is the UID of the attachment that was decided on.
@@ -207,10 +224,7 @@ func (a *Attacher) markTrivially(ctx context.Context, key publication.Key) error
 		if va.Status.Attached {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(ctx, writeTimeout)
-		err := a.writeStatus(ctx, va, statusPatch(va, object{"attached": true}))
-		cancel()
-		if err != nil {
+		if err := a.writeStatus(ctx, va, statusPatch(va, object{"attached": true})); err != nil {
 			return fmt.Errorf("VolumeAttachment %s: record as attached: %w", va.Name, err)
 		}
 	}
@@ -237,7 +251,7 @@ func workVolumes(ctx context.Context, a *Attacher) {
 		if closed {
 			return
 		}
-		if err := a.releaseVolume(ctx, name); err != nil {
+		if err := a.releaseVolume(ctx, name); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "API request failed, retrying", "volume", name)
 			a.volumes.AddRateLimited(name)
 		} else {
@@ -257,19 +271,9 @@ func (a *Attacher) releaseVolume(ctx context.Context, name string) error {
 	if len(a.objects.attachments.byIndex(indexVolumeName, name)) > 0 {
 		return nil // the end of the last one wakes us
 	}
-	body, err := json.Marshal(removeFinalizerPatch(pv.UID, a.finalizer))
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
-	defer cancel()
-	stored, err := a.client.CoreV1().PersistentVolumes().Patch(ctx, name, types.StrategicMergePatchType, body, metav1.PatchOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
+	err := a.patchVolume(ctx, name, removeFinalizerPatch(pv.UID, a.finalizer))
+	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("remove the finalizer from PersistentVolume %s: %w", name, err)
 	}
-	a.objects.volumes.wrote(a.objects.trimVolume(stored))
 	return nil
 }
