@@ -38,11 +38,11 @@ type memoryAPI struct {
 	*fake.Clientset
 	refuse func(action clienttesting.Action) error // may be nil
 
-	mu       sync.Mutex
-	version  int
-	objects  map[string]map[string]client.Object // by resource and name
-	watches  map[string][]*watch.RaceFreeFakeWatcher
-	requests map[string][]time.Time // by verb and resource, for example "patch persistentvolumes"
+	mu      sync.Mutex
+	version int
+	objects map[string]map[string]client.Object // by resource and name
+	watches map[string][]*watch.RaceFreeFakeWatcher
+	limited []time.Time // when each request was sent, but for those of informers
 	// stale, if set, is what the watch caches of the API server have of VolumeAttachments.
 	stale   *storagev1.VolumeAttachmentList
 	pending []watch.Event // that they have not come to
@@ -53,7 +53,7 @@ const resourceAttachments = "volumeattachments"
 func newMemoryAPI() *memoryAPI {
 	m := &memoryAPI{
 		Clientset: &fake.Clientset{}, version: 100, objects: map[string]map[string]client.Object{},
-		watches: map[string][]*watch.RaceFreeFakeWatcher{}, requests: map[string][]time.Time{},
+		watches: map[string][]*watch.RaceFreeFakeWatcher{},
 	}
 	m.AddReactor("*", "*", m.react)
 	m.AddWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
@@ -132,8 +132,9 @@ func (m *memoryAPI) react(action clienttesting.Action) (bool, runtime.Object, er
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	resource := action.GetResource().Resource
-	what := action.GetVerb() + " " + resource
-	m.requests[what] = append(m.requests[what], time.Now())
+	if list, ok := action.(clienttesting.ListActionImpl); !ok || list.GetListOptions().ResourceVersion != "0" {
+		m.limited = append(m.limited, time.Now())
+	}
 	if m.refuse != nil {
 		if err := m.refuse(action); err != nil {
 			return true, nil, err
@@ -152,6 +153,18 @@ func (m *memoryAPI) react(action clienttesting.Action) (bool, runtime.Object, er
 		return true, nil, apierrors.NewNotFound(action.GetResource().GroupResource(), a.GetName())
 	}
 	return false, nil, nil
+}
+
+// sent tells when each request was sent that is limited: not those of the informers.
+func (m *memoryAPI) sent(since time.Time) (times []time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, at := range m.limited {
+		if !at.Before(since) {
+			times = append(times, at)
+		}
+	}
+	return times
 }
 
 func (m *memoryAPI) list(resource string, o metav1.ListOptions) runtime.Object {

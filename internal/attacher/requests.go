@@ -19,7 +19,7 @@ func requestLimit(qps float32, burst int) flowcontrol.RateLimiter {
 	if qps <= 0 {
 		return nil
 	}
-	return flowcontrol.NewTokenBucketRateLimiter(qps, max(1, burst))
+	return flowcontrol.NewTokenBucketRateLimiter(qps, burst)
 }
 
 // workersFor is how many keys are worked on at once where requests are limited: enough to use
