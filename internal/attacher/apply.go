@@ -186,17 +186,17 @@ func (a *Attacher) finish(logger klog.Logger, try attempt, r result, hung bool) 
 
 // send fetches the secrets and sends one request.
 func (a *Attacher) send(ctx context.Context, one *subject, step publication.CallDriver) (r result) {
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	secrets, err := a.secretsOf(ctx, one)
+	if err != nil {
+		return result{err: err}
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.timeout) // of the call alone
 	defer cancel()
 	begun := time.Now()
 	defer func() {
 		r.took = time.Since(begun)
 		r.err = csi.Unanswered(ctx, r.err, csi.NoAnswerError{Driver: a.driver, Call: step.Verb.String(), Node: one.seen.Node, Timeout: a.timeout})
 	}()
-	secrets, err := a.secrets(ctx, one.source)
-	if err != nil {
-		return result{err: err}
-	}
 	if step.Verb == publication.Publish {
 		request := one.source.publishRequest(step.NodeID, a.defaultFSType)
 		request.Secrets = secrets
@@ -209,10 +209,19 @@ func (a *Attacher) send(ctx context.Context, one *subject, step publication.Call
 	return r
 }
 
+// secretsOf returns the secrets of a call: those that were read for it, or that the Secret
+// has now.
+func (a *Attacher) secretsOf(ctx context.Context, one *subject) (csi.Secrets, error) {
+	ref := one.source.csi().ControllerPublishSecretRef
+	if secrets, ok := a.pendingSecrets.take(one.uid(), ref); ok {
+		return secrets, nil
+	}
+	return a.secrets(ctx, ref)
+}
+
 // secrets reads the Secret that a volume names, anew for each request and never
-// kept. Without a reference there are none.
-func (a *Attacher) secrets(ctx context.Context, from source) (csi.Secrets, error) {
-	ref := from.csi().ControllerPublishSecretRef
+// kept for longer. Without a reference there are none.
+func (a *Attacher) secrets(ctx context.Context, ref *corev1.SecretReference) (csi.Secrets, error) {
 	if ref == nil {
 		return nil, nil
 	}

@@ -79,15 +79,17 @@ type Attacher struct {
 	reconcileMetrics *telemetry.Reconcile
 	metrics          *telemetry.Attacher
 
-	objects *objects
-	strays  *strays
-	calls   *ledger
-	slots   *slots
-	absence absence
-	queue   workqueue.TypedRateLimitingInterface[publication.Key]
-	volumes workqueue.TypedRateLimitingInterface[string]
+	objects        *objects
+	strays         *strays
+	calls          *ledger
+	slots          *slots
+	absence        absence
+	pendingSecrets pendingSecrets
+	queue          workqueue.TypedRateLimitingInterface[publication.Key]
+	volumes        workqueue.TypedRateLimitingInterface[string]
 
-	running atomic.Bool // events are queued
+	running   atomic.Bool // events are queued
+	callsLeft atomic.Bool // Run has returned while calls to the driver were in flight
 
 	mu       sync.Mutex
 	draining bool           // under mu: nothing new is begun
@@ -353,9 +355,10 @@ func (a *Attacher) drain(logger klog.Logger, working *sync.WaitGroup) {
 	a.draining = true
 	a.mu.Unlock()
 	a.volumes.ShutDown()
-	ended := make(chan struct{})
+	ended, called := make(chan struct{}), make(chan struct{})
 	go func() {
 		a.inFlight.Wait() // each has queued its key by then
+		close(called)
 		a.queue.ShutDown()
 		working.Wait() // they end when all that is queued was worked off
 		close(ended)
@@ -366,7 +369,13 @@ func (a *Attacher) drain(logger klog.Logger, working *sync.WaitGroup) {
 	case <-ended:
 		logger.Info("Shut down, the results of all calls are recorded")
 	case <-timer.C:
-		logger.Info("Shut down with calls in flight, the next leader repeats them")
+		select {
+		case <-called:
+			logger.Info("Shut down before all results were recorded, the next leader repeats their calls")
+		default:
+			a.callsLeft.Store(true)
+			logger.Info("Shut down with calls in flight, the next leader repeats them")
+		}
 		a.queue.ShutDown()
 	}
 }

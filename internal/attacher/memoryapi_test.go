@@ -74,6 +74,15 @@ func (m *memoryAPI) put(resource string, o client.Object) {
 	m.store(resource, watch.Modified, o)
 }
 
+// change changes a VolumeAttachment.
+func (m *memoryAPI) change(name string, with func(*storagev1.VolumeAttachment)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	va := m.objects[resourceAttachments][name].DeepCopyObject().(*storagev1.VolumeAttachment)
+	with(va)
+	m.store(resourceAttachments, watch.Modified, va)
+}
+
 // end ends an object, whatever its finalizers.
 func (m *memoryAPI) end(resource, name string) {
 	m.mu.Lock()

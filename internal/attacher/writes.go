@@ -90,10 +90,13 @@ func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, one
 	// Our finalizer would keep the attachment from being deleted, and without its
 	// secrets the volume cannot be unpublished: look before it is stored.
 	if step.Attachment {
-		if _, err := a.secrets(ctx, one.source); err != nil {
+		ref := one.source.csi().ControllerPublishSecretRef
+		secrets, err := a.secrets(ctx, ref)
+		if err != nil {
 			a.calls.refuse(try, err, time.Now())
 			return true, nil
 		}
+		a.pendingSecrets.keep(one.uid(), ref, secrets)
 	}
 	var both errgroup.Group
 	if step.Volume {
@@ -103,6 +106,9 @@ func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, one
 		both.Go(func() error {
 			err := a.protectAttachment(ctx, one.attachment, step.NodeID)
 			a.calls.answered(try, err == nil || kube.IsAnswer(err))
+			if apierrors.IsConflict(err) {
+				return a.reread(ctx, one) // what is decided next is decided on that
+			}
 			return err
 		})
 	}
@@ -151,6 +157,11 @@ func (a *Attacher) protectVolume(ctx context.Context, pv *corev1.PersistentVolum
 
 func (a *Attacher) protectAttachment(ctx context.Context, va *storagev1.VolumeAttachment, nodeID string) error {
 	patch := finalizerPatch(va.UID, a.finalizer, map[string]string{kube.NodeIDAnnotation: nodeID})
+	if !faultS6 {
+		// A node ID that is recorded and not in the cache yet must not be overwritten: the
+		// volume may be published there.
+		patch["metadata"].(object)["resourceVersion"] = va.ResourceVersion
+	}
 	stored, err := a.patchAttachment(ctx, va.Name, types.StrategicMergePatchType, patch)
 	if err != nil {
 		return fmt.Errorf("could not save VolumeAttachment: %w", err)
