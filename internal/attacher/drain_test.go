@@ -7,9 +7,8 @@ import (
 	"time"
 
 	"github.com/kubernetes-csi/csi-lib-utils/standardflags"
-	"k8s.io/klog/v2"
-
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
 )
 
 // A leader that is told to stop gives its lease back when all calls to the driver have ended.
