@@ -20,7 +20,7 @@ func TestLowRequestLimit(t *testing.T) {
 		}
 		begun := time.Now()
 		stop := b.start(func(c *Config) { c.QPS, c.Burst = qps, burst })
-		defer stop()
+		defer stop() // after the log is free again
 		const requests = 3*volumes + 1 // both finalizers and the result; one list
 		floor := (requests - burst) * time.Second / qps
 		time.Sleep(floor + time.Second)
@@ -36,6 +36,8 @@ func TestLowRequestLimit(t *testing.T) {
 		if took := sent[len(sent)-1].Sub(begun); took < floor {
 			t.Errorf("%d requests took %v: the limit was not kept", len(sent), took)
 		}
+		b.log.mu.Lock()
+		defer b.log.mu.Unlock()
 		for _, one := range b.log.lines {
 			if one["error"] != nil {
 				t.Errorf("logged as failed: %v", one)
