@@ -20,7 +20,7 @@ func TestLowRequestLimit(t *testing.T) {
 		}
 		begun := time.Now()
 		stop := b.start(func(c *Config) { c.QPS, c.Burst = qps, burst })
-		defer stop() // after the log is free again
+		defer stop()                   // after the log is free again
 		const requests = 3*volumes + 1 // both finalizers and the result; one list
 		floor := (requests - burst) * time.Second / qps
 		time.Sleep(floor + time.Second)
