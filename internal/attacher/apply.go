@@ -25,7 +25,7 @@ func (a *Attacher) process(ctx context.Context, key publication.Key) error {
 	if !a.controller.Capabilities().Attach {
 		return a.markTrivially(ctx, key)
 	}
-	if va, ok := a.objects.attachments.get(key.Attachment); ok {
+	if va, ok := a.objects.attachments.Get(key.Attachment); ok {
 		a.objects.search(va.Name)
 		if known := a.objects.keyOf(va); known != key {
 			a.queue.Add(known) // which volume it is for is known by now
@@ -107,16 +107,13 @@ func (a *Attacher) applyAll(ctx context.Context, shot snapshot, decision *public
 // apply does one step; done tells whether anything changed by it, no why a call may
 // not begin.
 func (a *Attacher) apply(ctx context.Context, shot snapshot, one *subject, step publication.Step) (done bool, no refusal, err error) {
-	work := ctx
-	ctx, cancel := context.WithTimeoutCause(work, writeTimeout, errors.New("the API server did not answer in time"))
-	defer cancel()
 	switch s := step.(type) {
 	case publication.WriteFinalizers:
 		done, err = a.writeFinalizers(ctx, shot.key, one, s)
 	case publication.Reread:
 		done, err = true, a.reread(ctx, one)
 	case publication.CallDriver:
-		done, no = a.call(work, shot, one, s)
+		done, no = a.call(ctx, shot, one, s)
 	case publication.RecordAttached:
 		done, err = true, a.recordAttached(ctx, one)
 	case publication.RecordDetached:
@@ -197,17 +194,17 @@ func (a *Attacher) finish(logger klog.Logger, try attempt, r result, hung bool) 
 
 // send fetches the secrets and sends one request.
 func (a *Attacher) send(ctx context.Context, one *subject, step publication.CallDriver) (r result) {
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	secrets, err := a.secretsOf(ctx, one)
+	if err != nil {
+		return result{err: err}
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.timeout) // of the call alone
 	defer cancel()
 	begun := time.Now()
 	defer func() {
 		r.took = time.Since(begun)
 		r.err = csi.Unanswered(ctx, r.err, csi.NoAnswerError{Driver: a.driver, Call: step.Verb.String(), Node: one.seen.Node, Timeout: a.timeout})
 	}()
-	secrets, err := a.secrets(ctx, one.source.secret)
-	if err != nil {
-		return result{err: err}
-	}
 	if step.Verb == publication.Publish {
 		request := one.source.publishRequest(step.NodeID, a.defaultFSType)
 		request.Secrets = secrets
@@ -220,15 +217,29 @@ func (a *Attacher) send(ctx context.Context, one *subject, step publication.Call
 	return r
 }
 
+// secretsOf returns the secrets of a call: those that were read for it, or that the Secret
+// has now.
+func (a *Attacher) secretsOf(ctx context.Context, one *subject) (csi.Secrets, error) {
+	ref := one.source.secret
+	if secrets, ok := a.pendingSecrets.take(one.uid(), ref); ok {
+		return secrets, nil
+	}
+	return a.secrets(ctx, ref)
+}
+
 // secrets reads the Secret that a volume names, anew for each request and never
-// kept. Without a reference there are none.
+// kept for longer. Without a reference there are none.
 func (a *Attacher) secrets(ctx context.Context, ref *corev1.SecretReference) (csi.Secrets, error) {
 	if ref == nil {
 		return nil, nil
 	}
 	// client-go logs the bodies of answers from -v=8 on, by the context's logger.
 	silent := klog.NewContext(ctx, logr.Discard())
-	secret, err := a.client.CoreV1().Secrets(ref.Namespace).Get(silent, ref.Name, metav1.GetOptions{})
+	var secret *corev1.Secret
+	err := a.ask(silent, func(ctx context.Context) (err error) {
+		secret, err = a.client.CoreV1().Secrets(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("failed to load secret \"%s/%s\": %w", ref.Namespace, ref.Name, err)
 	}

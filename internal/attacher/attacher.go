@@ -13,6 +13,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
@@ -25,9 +26,11 @@ import (
 // Config is what an Attacher is made of. Durations and counts are csi-attacher's
 // flags of the same names.
 type Config struct {
-	Client     kubernetes.Interface
-	Driver     string          // the CSI driver's name
-	Controller *csi.Controller // a driver that cannot attach gets the trivial treatment
+	Client     kubernetes.Interface // without a limit of its own
+	QPS        float32              // requests a second on average; not above 0 means no limit
+	Burst      int                  // requests at once, where QPS sets a limit
+	Driver     string               // the CSI driver's name
+	Controller *csi.Controller      // a driver that cannot attach gets the trivial treatment
 
 	Timeout       time.Duration // of one call to the driver; 15 s
 	RetryStart    time.Duration // back-off after the first failed call; 1 s
@@ -49,11 +52,6 @@ type Config struct {
 const (
 	// writeTimeout bounds one request to the API server.
 	writeTimeout = 10 * time.Second
-	// workers is how many keys are worked on at once: they wait for the API server
-	// only, so they are not what --worker-threads bounds. In a burst on a small control
-	// plane a request takes some tenths of a second, and with 32 workers all pods waited
-	// for them. One connection carries 100 requests at once.
-	workers = 96
 	// maxTurns bounds how often a key is decided about before others get their
 	// turn. A whole attach takes three.
 	maxTurns = 8
@@ -66,6 +64,8 @@ const (
 // Attacher runs the attachments of one CSI driver.
 type Attacher struct {
 	client        kubernetes.Interface
+	limit         flowcontrol.RateLimiter // of requests; nil for none
+	workers       int
 	driver        string
 	finalizer     string
 	controller    *csi.Controller
@@ -79,15 +79,16 @@ type Attacher struct {
 	reconcileMetrics *telemetry.Reconcile
 	metrics          *telemetry.Attacher
 
-	objects *objects
-	calls   *ledger
-	slots   *slots
-	gate    *gate
-	absence absence
-	queue   workqueue.TypedRateLimitingInterface[publication.Key]
-	volumes workqueue.TypedRateLimitingInterface[string]
+	objects        *objects
+	calls          *ledger
+	slots          *slots
+	absence        absence
+	pendingSecrets pendingSecrets
+	queue          workqueue.TypedRateLimitingInterface[publication.Key]
+	volumes        workqueue.TypedRateLimitingInterface[string]
 
-	running atomic.Bool // events are queued
+	running   atomic.Bool // events are queued
+	callsLeft atomic.Bool // Run has returned while calls to the driver were in flight
 
 	mu       sync.Mutex
 	draining bool           // under mu: nothing new is begun
@@ -108,7 +109,7 @@ func New(c Config) (*Attacher, error) {
 		timeout: c.Timeout, drainTimeout: c.DrainTimeout, defaultFSType: c.DefaultFSType,
 		policy:        publication.Policy{RetryStart: c.RetryStart, RetryMax: c.RetryMax},
 		reconcileSync: c.ReconcileSync, maxEntries: c.MaxEntries, reconcileMetrics: c.ReconcileMetrics, metrics: c.Metrics,
-		objects: watched, calls: newLedger(), gate: newGate(),
+		objects: watched, calls: newLedger(), limit: requestLimit(c.QPS, c.Burst), workers: workersFor(c.QPS),
 	}
 	// The names are csi-attacher's: dashboards read the metrics by them.
 	a.queue = newQueue("csi-attacher-va", workqueue.Queue[publication.Key](newFair(a.onlyDetaches)))
@@ -161,8 +162,7 @@ func (a *Attacher) attachmentChanged(item any) {
 	if !ok || va.Spec.Attacher != a.driver {
 		return
 	}
-	a.objects.attachments.caughtUp(va)
-	a.gate.reached(va.Name, va.ResourceVersion)
+	a.objects.attachments.CaughtUp(va.Name)
 	a.objects.noteStray(va)
 	a.wakeUnsettled(va)
 }
@@ -178,8 +178,7 @@ func (a *Attacher) attachmentDeleted(item any) {
 	if va.Spec.Attacher != a.driver {
 		return
 	}
-	a.objects.attachments.deleted(va)
-	a.gate.deleted(va.Name)
+	a.objects.attachments.CaughtUp(va.Name)
 	a.objects.strays.drop(va.Name)
 	a.wakeAttachment(va)
 	if inline := va.Spec.Source.InlineVolumeSpec; inline != nil && inline.CSI != nil {
@@ -192,7 +191,7 @@ func (a *Attacher) volumeChanged(item any) {
 	if !ok {
 		return
 	}
-	a.objects.volumes.caughtUp(pv)
+	a.objects.volumes.CaughtUp(pv.Name)
 	a.wakeVolume(pv)
 	if a.running.Load() && a.mayRelease(pv) {
 		a.volumes.Add(pv.Name)
@@ -201,7 +200,7 @@ func (a *Attacher) volumeChanged(item any) {
 
 func (a *Attacher) volumeDeleted(item any) {
 	if pv, ok := last[*corev1.PersistentVolume](item); ok {
-		a.objects.volumes.deleted(pv)
+		a.objects.volumes.CaughtUp(pv.Name)
 		a.wakeVolume(pv)
 	}
 }
@@ -298,7 +297,10 @@ func (a *Attacher) Run(ctx context.Context) error {
 		return nil
 	}
 	if err := a.catchUp(ctx); err != nil {
-		return err
+		if ctx.Err() != nil {
+			return nil // shut down before it began
+		}
+		return fmt.Errorf("catch up with the previous leader: %w", err)
 	}
 	logger.Info("Started attaching and detaching volumes", "finalizer", a.finalizer, "canAttach", a.controller.Capabilities().Attach)
 	a.metrics.CountCalls(func() telemetry.Calls { return a.slots.flow(time.Now()) })
@@ -306,7 +308,7 @@ func (a *Attacher) Run(ctx context.Context) error {
 	a.wakeAll()
 
 	var working sync.WaitGroup
-	for range workers {
+	for range a.workers {
 		working.Go(func() { a.work(work, a.queue, a.process) })
 	}
 	// Few PersistentVolumes are released at a time, and it takes one request.
@@ -364,9 +366,10 @@ func (a *Attacher) drain(logger klog.Logger, working *sync.WaitGroup) {
 	a.draining = true
 	a.mu.Unlock()
 	a.volumes.ShutDown()
-	ended := make(chan struct{})
+	ended, called := make(chan struct{}), make(chan struct{})
 	go func() {
 		a.inFlight.Wait() // each has queued its key by then
+		close(called)
 		a.queue.ShutDown()
 		working.Wait() // they end when all that is queued was worked off
 		close(ended)
@@ -377,7 +380,13 @@ func (a *Attacher) drain(logger klog.Logger, working *sync.WaitGroup) {
 	case <-ended:
 		logger.Info("Shut down, the results of all calls are recorded")
 	case <-timer.C:
-		logger.Info("Shut down with calls in flight, the next leader repeats them")
+		select {
+		case <-called:
+			logger.Info("Shut down before all results were recorded, the next leader repeats their calls")
+		default:
+			a.callsLeft.Store(true)
+			logger.Info("Shut down with calls in flight, the next leader repeats them")
+		}
 		a.queue.ShutDown()
 	}
 }
@@ -389,7 +398,7 @@ func (a *Attacher) work(ctx context.Context, queue workqueue.TypedRateLimitingIn
 		if closed {
 			return
 		}
-		if err := process(ctx, key); err != nil {
+		if err := process(ctx, key); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "API request failed, retrying", a.about(key)...)
 			queue.AddRateLimited(key)
 		} else {

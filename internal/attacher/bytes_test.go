@@ -207,27 +207,3 @@ func TestShelf(t *testing.T) {
 		t.Errorf("%d words on the shelf", len(s.lists))
 	}
 }
-
-// TestBuckets: values that share a bucket of the index are kept apart, and those of nobody are found nowhere.
-func TestBuckets(t *testing.T) {
-	o, err := newObjects(fake.NewClientset(), sizedDriver, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	const many = 4 * buckets // each bucket has some
-	for i := range many {
-		if err := o.volumeInformer.GetStore().Add(sizedVolume(i)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for i := range many {
-		want := sizedVolume(i)
-		found := o.volumes.byIndex(indexHandle, want.Spec.CSI.VolumeHandle)
-		if len(found) != 1 || found[0].Name != want.Name {
-			t.Fatalf("%d volumes with handle %s, want %s", len(found), want.Spec.CSI.VolumeHandle, want.Name)
-		}
-	}
-	if found := o.volumes.byIndex(indexHandle, "nobody's"); len(found) > 0 {
-		t.Errorf("found %s", found[0].Name)
-	}
-}

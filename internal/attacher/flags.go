@@ -12,13 +12,10 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Defaults that differ from csi-attacher's 5 and 10: an attach takes three
-// requests, so those allow fewer than two attaches a second. The API server
-// protects itself by priority and fairness.
-const (
-	defaultKubeAPIQPS   = "250"
-	defaultKubeAPIBurst = "500"
-)
+// defaultKubeAPIQPS is no limit, as belay-controller's. An attach takes three requests, so
+// csi-attacher's 5 a second allow fewer than two attaches a second. The API server protects
+// itself by priority and fairness.
+const defaultKubeAPIQPS = "-1"
 
 // defaultWorkerThreads is csi-attacher's 10 made a ceiling that adapts (ADR 12).
 const defaultWorkerThreads = 512
@@ -64,8 +61,8 @@ func RegisterFlags() *Options {
 	flags.Var(cliflag.NewMapStringBool(&o.FeatureGates), "feature-gates", "key=value pairs. Known are "+strings.Join(knownGates, " and ")+", csi-attacher's own; they change nothing here. Others are ignored with a warning.")
 	standardflags.RegisterCommonFlags(flags)
 	standardflags.AddAutomaxprocs(klog.Infof)
-	override(flags, "kube-api-qps", defaultKubeAPIQPS, "Requests a second to the Kubernetes API server, on average; below 0 means no limit. csi-attacher's default of 5 allows fewer than two attaches a second.")
-	override(flags, "kube-api-burst", defaultKubeAPIBurst, "Requests to the Kubernetes API server at once.")
+	override(flags, "kube-api-qps", defaultKubeAPIQPS, "Requests a second to the Kubernetes API server, on average. Not above 0 means no limit: the API server's fair queueing shares it out. Watches and the leader lease are not limited.")
+	flags.Lookup("kube-api-burst").Usage = "Requests to the Kubernetes API server at once, where --kube-api-qps sets a limit."
 	o.acceptObsolete(flags)
 	return o
 }

@@ -91,7 +91,8 @@ const (
 
 // lead runs the attacher while it holds the lease, or at once without leader
 // election. When ctx ends the calls in flight end first and the lease is given
-// up after; a standby gives up at once. When the lease is lost it returns at once.
+// up after, or left to expire if some do not end; a standby gives up at once. When the
+// lease is lost it returns at once.
 func (o *Options) lead(ctx context.Context, a *Attacher, lease *kube.Lease, health *health) error {
 	// The lease and the caches outlive ctx until the last result is recorded.
 	kept, giveUp := context.WithCancel(context.WithoutCancel(ctx))
@@ -122,6 +123,11 @@ func (o *Options) lead(ctx context.Context, a *Attacher, lease *kube.Lease, heal
 				defer cancel()
 				defer context.AfterFunc(ctx, cancel)()
 				failed = a.Run(held)
+				if a.callsLeft.Load() {
+					// The next leader may have a driver of its own, which does not know of these calls.
+					klog.FromContext(ctx).Info("Letting the leader lease expire, calls to the driver are still in flight")
+					lease.Keep()
+				}
 			},
 			OnStoppedLeading: func() { klog.FromContext(ctx).Info("Stopped leading") },
 		},

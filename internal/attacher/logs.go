@@ -48,12 +48,12 @@ func (a *Attacher) about(key publication.Key) []any {
 // aboutClaim is what a log line about an attachment of a comparison names.
 func (a *Attacher) aboutClaim(claim publication.Claim) []any {
 	values := []any{"attachment", claim.Name, "node", claim.Node, "handle", claim.Handle}
-	va, ok := a.objects.attachments.get(claim.Name)
+	va, ok := a.objects.attachments.Get(claim.Name)
 	if !ok || va.Spec.Source.PersistentVolumeName == nil {
 		return values
 	}
 	name := *va.Spec.Source.PersistentVolumeName
-	pv, _ := a.objects.volumes.get(name)
+	pv, _ := a.objects.volumes.Get(name)
 	return appendClaim(append(values, "volume", name), pv)
 }
 

@@ -41,9 +41,9 @@ type objects struct {
 
 	attachmentInformer, volumeInformer, csiNodeInformer cache.SharedIndexInformer
 
-	attachments *newest[*storagev1.VolumeAttachment]
-	volumes     *newest[*corev1.PersistentVolume]
-	csiNodes    *newest[*storagev1.CSINode]
+	attachments newest[*storagev1.VolumeAttachment]
+	volumes     newest[*corev1.PersistentVolume]
+	csiNodes    newest[*storagev1.CSINode]
 
 	strays *strays
 	common *shelf
@@ -78,7 +78,7 @@ func newObjects(client kubernetes.Interface, driver string, resync time.Duration
 		}),
 	}
 	ofVolumes := cache.Indexers{indexHandle: o.indexVolumes}
-	if err := errors.Join(o.attachmentInformer.AddIndexers(coarse(ofAttachments)), o.volumeInformer.AddIndexers(coarse(ofVolumes))); err != nil {
+	if err := errors.Join(o.attachmentInformer.AddIndexers(kube.Coarse(ofAttachments)), o.volumeInformer.AddIndexers(kube.Coarse(ofVolumes))); err != nil {
 		return nil, err
 	}
 	o.attachments = newNewest[*storagev1.VolumeAttachment](o.attachmentInformer.GetIndexer(), ofAttachments)
@@ -89,31 +89,6 @@ func newObjects(client kubernetes.Interface, driver string, resync time.Duration
 
 func (o *objects) synced() []cache.InformerSynced {
 	return []cache.InformerSynced{o.attachmentInformer.HasSynced, o.volumeInformer.HasSynced, o.csiNodeInformer.HasSynced}
-}
-
-// buckets is by how many values a cache is indexed at most.
-const buckets = 4096
-
-// bucket is where the index has a value: an index by the value itself has a set for each object, a third of the object's size.
-func bucket(value string) string {
-	sum := fnv.New32a()
-	_, _ = sum.Write([]byte(value)) // never fails (hash.Hash)
-	return strconv.FormatUint(uint64(sum.Sum32()%buckets), 36)
-}
-
-// coarse indexes by the buckets of the values. newest.byIndex leaves out what else is in the bucket.
-func coarse(exact cache.Indexers) cache.Indexers {
-	indexers := cache.Indexers{}
-	for name, values := range exact {
-		indexers[name] = func(item any) ([]string, error) {
-			found, err := values(item)
-			for i, value := range found {
-				found[i] = bucket(value)
-			}
-			return found, err
-		}
-	}
-	return indexers
 }
 
 // indexAttachments indexes attachments by one optional string.
@@ -225,6 +200,7 @@ func trimAnnotations(va *storagev1.VolumeAttachment) map[string]string {
 			delete(others, own)
 		}
 	}
+	delete(others, kube.LeadingSinceAnnotation) // a leader's mark changes nothing
 	if len(others)+len(va.Labels) > 0 {
 		kept[othersMark] = digest(va.Labels, others)
 	}

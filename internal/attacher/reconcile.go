@@ -92,7 +92,7 @@ func (r *reconciler) act(logger klog.Logger, result publication.Result, claims [
 
 // mark notes an observation and has the volume looked at.
 func (a *Attacher) mark(claim publication.Claim, drift publication.Drift, nodeID string) {
-	va, ok := a.objects.attachments.get(claim.Name)
+	va, ok := a.objects.attachments.Get(claim.Name)
 	if !ok || string(va.UID) != claim.UID {
 		return // it is another one by now
 	}
@@ -120,7 +120,7 @@ func (a *Attacher) each(f func(va *storagev1.VolumeAttachment, from source)) {
 	names := a.objects.attachmentInformer.GetStore().ListKeys()
 	slices.Sort(names)
 	for _, name := range names {
-		va, ok := a.objects.attachments.get(name)
+		va, ok := a.objects.attachments.Get(name)
 		if !ok || va.Spec.Attacher != a.driver {
 			continue
 		}

@@ -3,15 +3,21 @@ package attacher
 import (
 	"context"
 	"encoding/json"
+	"net/http"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/csi"
 )
 
 // The program at its most talkative says no secret, not even one that the driver puts
@@ -96,4 +102,77 @@ func (w *world) changeSecret(name, password string) {
 	if _, err := w.client.CoreV1().Secrets("default").Update(w.t.Context(), s, metav1.UpdateOptions{}); err != nil {
 		w.t.Fatal(err)
 	}
+}
+
+// secretReads counts the requests for Secrets, and answers each after a while.
+type secretReads struct {
+	http.RoundTripper
+	delay time.Duration
+	n     atomic.Int32
+}
+
+func (s *secretReads) RoundTrip(r *http.Request) (*http.Response, error) {
+	if strings.Contains(r.URL.Path, "/secrets/") {
+		s.n.Add(1)
+		select {
+		case <-time.After(s.delay):
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		}
+	}
+	return s.RoundTripper.RoundTrip(r)
+}
+
+// The Secret is read once for each call, the first one included, and the time that this takes
+// is not the driver's.
+func TestSecretIsReadOncePerCall(t *testing.T) {
+	w := newWorld(t)
+	w.node("node1")
+	w.secret("s1", map[string][]byte{"password": []byte("x")})
+	w.volume("pv1", withSecret(w, "s1"))
+	const timeout = time.Second
+	w.driver.answers(func(ctx context.Context, c call, nth int) (map[string]string, error) {
+		if c.Secrets["password"] != "x" {
+			t.Errorf("%s without the secret", c.Method)
+		}
+		if nth == 0 {
+			return nil, errFull
+		}
+		return nil, nil
+	})
+	reads := &secretReads{delay: 2 * timeout}
+	w.start(w.through(func(next http.RoundTripper) http.RoundTripper { reads.RoundTripper = next; return reads }),
+		func(c *Config) { c.Timeout = timeout })
+	va := w.attachment("pv1", "node1")
+	w.until(va, "attached", isAttached)
+	w.delete(va)
+	w.until(va, "gone", isGone)
+	w.wantCalls("Publish id-node1", "Publish id-node1", "Unpublish id-node1")
+	if got := reads.n.Load(); got != 3 {
+		t.Errorf("the Secret was read %d times for 3 calls", got)
+	}
+}
+
+// Secrets are held for one call, and not for long.
+func TestPendingSecrets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var p pendingSecrets
+		ref := &corev1.SecretReference{Namespace: "ns", Name: "s"}
+		p.keep("a", ref, csi.Secrets{"key": "value"})
+		if _, ok := p.take("a", &corev1.SecretReference{Namespace: "ns", Name: "other"}); ok {
+			t.Error("got the secrets of another Secret")
+		}
+		if got, ok := p.take("a", ref); !ok || got["key"] != "value" {
+			t.Error("did not get what was kept")
+		}
+		if _, ok := p.take("a", ref); ok {
+			t.Error("got secrets twice")
+		}
+		p.keep("b", ref, csi.Secrets{"key": "value"})
+		time.Sleep(pendingLife)
+		synctest.Wait()
+		if len(p.byKey) > 0 {
+			t.Errorf("held for longer than %v", pendingLife)
+		}
+	})
 }

@@ -44,6 +44,7 @@ func RunSidecar(ctx context.Context, o *Options) error {
 	}
 	go sayUnreachable(ctx, config)
 	config = kube.Wire(config)
+	config.QPS = -1 // the attacher limits its requests itself, and not those of the lease
 	connection.SetMaxGRPCLogLength(o.MaxGRPCLogLength)
 	sendTraces, err := startTraces(ctx)
 	if err != nil {
@@ -75,7 +76,7 @@ func RunSidecar(ctx context.Context, o *Options) error {
 		return err
 	}
 	a, err := New(Config{
-		Client: client, Driver: driver.Name, Controller: controller,
+		Client: client, QPS: float32(o.Common.KubeAPIQPS), Burst: o.Common.KubeAPIBurst, Driver: driver.Name, Controller: controller,
 		Timeout: o.Timeout, RetryStart: o.RetryIntervalStart, RetryMax: o.RetryIntervalMax, Resync: o.Resync,
 		ReconcileSync: o.ReconcileSync, MaxEntries: o.MaxEntries,
 		ReconcileMetrics: telemetry.NewReconcile(legacyregistry.Registerer()),
@@ -104,6 +105,9 @@ func (o *Options) check(ctx context.Context) error {
 	}
 	if o.WorkerThreads == 0 {
 		return errors.New("option -worker-threads must be greater than zero")
+	}
+	if o.Common.KubeAPIQPS > 0 && o.Common.KubeAPIBurst < 1 {
+		return fmt.Errorf("--kube-api-burst is %d, but must be at least 1 when --kube-api-qps limits the rate", o.Common.KubeAPIBurst)
 	}
 	for _, name := range o.ignored {
 		klog.FromContext(ctx).Info("Ignoring obsolete flag", "flag", name)

@@ -41,7 +41,7 @@ func (a *Attacher) observe(key publication.Key) snapshot {
 		}
 		// Gone means that no object of this UID is left under its name, not that
 		// it was not found under this key.
-		if va, ok := a.objects.attachments.get(r.name); ok && va.UID == uid {
+		if va, ok := a.objects.attachments.Get(r.name); ok && va.UID == uid {
 			continue
 		}
 		shot.add(a.observeGone(uid, r))
@@ -57,7 +57,7 @@ func (s *snapshot) add(one *subject) {
 // attachmentsOf finds our attachments of a key.
 func (a *Attacher) attachmentsOf(key publication.Key) []*storagev1.VolumeAttachment {
 	if key.Volume == "" {
-		if va, ok := a.objects.attachments.get(key.Attachment); ok && va.Spec.Attacher == a.driver {
+		if va, ok := a.objects.attachments.Get(key.Attachment); ok && va.Spec.Attacher == a.driver {
 			return []*storagev1.VolumeAttachment{va}
 		}
 		return nil
@@ -71,7 +71,7 @@ func (a *Attacher) attachmentsOf(key publication.Key) []*storagev1.VolumeAttachm
 		}
 	}
 	for _, name := range a.objects.strays.of(key.Volume) {
-		if va, ok := a.objects.attachments.get(name); ok && !slices.Contains(found, va) {
+		if va, ok := a.objects.attachments.Get(name); ok && !slices.Contains(found, va) {
 			found = append(found, va)
 		}
 	}
@@ -129,7 +129,7 @@ func messageOf(e *storagev1.VolumeError) string {
 
 // nodeID is the CSI node ID that a node has now.
 func (a *Attacher) nodeID(node string) (string, error) {
-	csiNode, ok := a.objects.csiNodes.get(node)
+	csiNode, ok := a.objects.csiNodes.Get(node)
 	if !ok {
 		return "", fmt.Errorf("csinode.storage.k8s.io %q not found", node)
 	}

@@ -99,7 +99,7 @@ func (o *objects) sourceOf(va *storagev1.VolumeAttachment) (source, error) {
 
 // sourceOfName finds the volume that a PersistentVolume of this name has now.
 func (o *objects) sourceOfName(name string) (source, error) {
-	pv, ok := o.volumes.get(name)
+	pv, ok := o.volumes.Get(name)
 	if !ok {
 		return source{}, fmt.Errorf("persistentvolume %q not found", name)
 	}

@@ -51,7 +51,7 @@ func (o *objects) learnHandle(handle string) {
 	o.strays.mu.Lock()
 	defer o.strays.mu.Unlock()
 	for name, known := range o.strays.handles {
-		va, ok := o.attachments.get(name)
+		va, ok := o.attachments.Get(name)
 		if known == "" && ok && kube.AttachmentName(handle, o.driver, va.Spec.NodeName) == name {
 			o.strays.handles[name] = handle
 		}
@@ -68,7 +68,7 @@ func (o *objects) search(name string) {
 		o.strays.searched[name] = true
 	}
 	o.strays.mu.Unlock()
-	va, ok := o.attachments.get(name)
+	va, ok := o.attachments.Get(name)
 	if done || !ok {
 		return
 	}

@@ -20,9 +20,7 @@ import (
 // asShipped configures an attacher as its flags do by default.
 func asShipped(w *world) func(*Config) {
 	return func(c *Config) {
-		config := *w.config
-		config.QPS, config.Burst = 250, 500
-		c.Client = kubernetes.NewForConfigOrDie(&config)
+		c.Client = kubernetes.NewForConfigOrDie(w.config)
 		c.Timeout, c.RetryStart, c.RetryMax = 15*time.Second, time.Second, 5*time.Minute
 		c.WorkerThreads, c.DrainTimeout = defaultWorkerThreads, 0
 	}

@@ -93,10 +93,13 @@ func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, one
 	if one.seen.Attached && step.Attachment {
 		klog.FromContext(ctx).Info("Finalizer was removed from an attached VolumeAttachment, adding it again", append(one.about(), "finalizer", a.finalizer)...)
 	} else if step.Attachment {
-		if _, err := a.secrets(ctx, one.source.secret); err != nil {
+		ref := one.source.secret
+		secrets, err := a.secrets(ctx, ref)
+		if err != nil {
 			a.calls.refuse(try, err, time.Now())
 			return true, nil
 		}
+		a.pendingSecrets.keep(one.uid(), ref, secrets)
 	}
 	var both errgroup.Group
 	if step.Volume {
@@ -106,6 +109,9 @@ func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, one
 		both.Go(func() error {
 			err := a.protectAttachment(ctx, one.attachment, step.NodeID, one.source)
 			a.calls.answered(try, err == nil || kube.IsAnswer(err))
+			if apierrors.IsConflict(err) {
+				return a.reread(ctx, one) // what is decided next is decided on that
+			}
 			return err
 		})
 	}
@@ -129,28 +135,26 @@ func isRefusal(err error) bool {
 
 // reread reads an attachment past the watch cache.
 func (a *Attacher) reread(ctx context.Context, one *subject) error {
-	stored, err := a.client.StorageV1().VolumeAttachments().Get(ctx, one.attachment.Name, metav1.GetOptions{})
+	var stored *storagev1.VolumeAttachment
+	err := a.ask(ctx, func(ctx context.Context) (err error) {
+		stored, err = a.client.StorageV1().VolumeAttachments().Get(ctx, one.attachment.Name, metav1.GetOptions{})
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("read the stored object: %w", err)
 	}
 	if stored.UID != one.uid() {
 		return errors.New("it was recreated and the watch cache has not caught up")
 	}
-	a.objects.attachments.wrote(a.objects.trimAttachment(stored))
+	a.objects.attachments.Wrote(a.objects.trimAttachment(stored))
 	a.calls.answered(attempt{uid: one.uid()}, true)
 	return nil
 }
 
 func (a *Attacher) protectVolume(ctx context.Context, pv *corev1.PersistentVolume) error {
-	body, err := json.Marshal(finalizerPatch(pv.UID, a.finalizer, nil))
-	if err != nil {
-		return err
-	}
-	stored, err := a.client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.StrategicMergePatchType, body, metav1.PatchOptions{})
-	if err != nil {
+	if err := a.patchVolume(ctx, pv.Name, finalizerPatch(pv.UID, a.finalizer, nil)); err != nil {
 		return fmt.Errorf("could not add PersistentVolume finalizer: %w", err)
 	}
-	a.objects.volumes.wrote(a.objects.trimVolume(stored))
 	return nil
 }
 
@@ -158,11 +162,16 @@ func (a *Attacher) protectAttachment(ctx context.Context, va *storagev1.VolumeAt
 	record := map[string]any{kube.NodeIDAnnotation: nodeID}
 	maps.Copy(record, from.identityAnnotations())
 	patch := finalizerPatch(va.UID, a.finalizer, record)
+	if !faultS6 {
+		// A node ID that is recorded and not in the cache yet must not be overwritten: the
+		// volume may be published there.
+		patch["metadata"].(object)["resourceVersion"] = va.ResourceVersion
+	}
 	stored, err := a.patchAttachment(ctx, va.Name, types.StrategicMergePatchType, patch)
 	if err != nil {
 		return fmt.Errorf("could not save VolumeAttachment: %w", err)
 	}
-	a.objects.attachments.wrote(a.objects.trimAttachment(stored))
+	a.objects.attachments.Wrote(a.objects.trimAttachment(stored))
 	return nil
 }
 
@@ -176,9 +185,9 @@ func (a *Attacher) removeFinalizer(ctx context.Context, one *subject) error {
 		return fmt.Errorf("could not mark as detached: %w", err)
 	}
 	if stored.DeletionTimestamp != nil && len(stored.Finalizers) == 0 {
-		a.objects.attachments.ended(stored)
+		a.objects.attachments.Ended(stored)
 	} else {
-		a.objects.attachments.wrote(a.objects.trimAttachment(stored))
+		a.objects.attachments.Wrote(a.objects.trimAttachment(stored))
 	}
 	a.calls.forget(one.uid())
 	return nil
@@ -190,7 +199,7 @@ func (a *Attacher) writeStatus(ctx context.Context, va *storagev1.VolumeAttachme
 	if err != nil {
 		return err
 	}
-	a.objects.attachments.wrote(a.objects.trimAttachment(stored))
+	a.objects.attachments.Wrote(a.objects.trimAttachment(stored))
 	return nil
 }
 
@@ -199,7 +208,26 @@ func (a *Attacher) patchAttachment(ctx context.Context, name string, kind types.
 	if err != nil {
 		return nil, err
 	}
-	return a.client.StorageV1().VolumeAttachments().Patch(ctx, name, kind, body, metav1.PatchOptions{}, subresources...)
+	var stored *storagev1.VolumeAttachment
+	err = a.ask(ctx, func(ctx context.Context) (err error) {
+		stored, err = a.client.StorageV1().VolumeAttachments().Patch(ctx, name, kind, body, metav1.PatchOptions{}, subresources...)
+		return err
+	})
+	return stored, err
+}
+
+func (a *Attacher) patchVolume(ctx context.Context, name string, patch object) error {
+	body, err := json.Marshal(patch)
+	if err != nil {
+		return err
+	}
+	return a.ask(ctx, func(ctx context.Context) error {
+		stored, err := a.client.CoreV1().PersistentVolumes().Patch(ctx, name, types.StrategicMergePatchType, body, metav1.PatchOptions{})
+		if err == nil {
+			a.objects.volumes.Wrote(a.objects.trimVolume(stored))
+		}
+		return err
+	})
 }
 
 // uid is the UID of the attachment that was decided on.
@@ -212,10 +240,7 @@ func (a *Attacher) markTrivially(ctx context.Context, key publication.Key) error
 		if va.Status.Attached {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(ctx, writeTimeout)
-		err := a.writeStatus(ctx, va, statusPatch(va, object{"attached": true}))
-		cancel()
-		if err != nil {
+		if err := a.writeStatus(ctx, va, statusPatch(va, object{"attached": true})); err != nil {
 			return fmt.Errorf("VolumeAttachment %s: record as attached: %w", va.Name, err)
 		}
 	}
@@ -242,7 +267,7 @@ func workVolumes(ctx context.Context, a *Attacher) {
 		if closed {
 			return
 		}
-		if err := a.releaseVolume(ctx, name); err != nil {
+		if err := a.releaseVolume(ctx, name); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "API request failed, retrying", "volume", name)
 			a.volumes.AddRateLimited(name)
 		} else {
@@ -255,26 +280,16 @@ func workVolumes(ctx context.Context, a *Attacher) {
 // releaseVolume takes our finalizer off a PersistentVolume that no attachment
 // names, of whichever attacher.
 func (a *Attacher) releaseVolume(ctx context.Context, name string) error {
-	pv, ok := a.objects.volumes.get(name)
+	pv, ok := a.objects.volumes.Get(name)
 	if !ok || !a.mayRelease(pv) {
 		return nil
 	}
 	if len(a.objects.attachments.byIndex(indexVolumeName, name)) > 0 {
 		return nil // the end of the last one wakes us
 	}
-	body, err := json.Marshal(removeFinalizerPatch(pv.UID, a.finalizer))
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
-	defer cancel()
-	stored, err := a.client.CoreV1().PersistentVolumes().Patch(ctx, name, types.StrategicMergePatchType, body, metav1.PatchOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
+	err := a.patchVolume(ctx, name, removeFinalizerPatch(pv.UID, a.finalizer))
+	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("remove the finalizer from PersistentVolume %s: %w", name, err)
 	}
-	a.objects.volumes.wrote(a.objects.trimVolume(stored))
 	return nil
 }

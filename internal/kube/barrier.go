@@ -61,43 +61,56 @@ func (b *Barrier) Pass(ctx context.Context) (map[schema.GroupVersionKind]string,
 		if len(list.Items) == 0 {
 			continue // no write of the previous leader can be missed
 		}
-		if err := b.await(ctx, b.Caches[kind], list); err != nil {
+		err = Await(ctx, b.Caches[kind], list.ResourceVersion, func(ctx context.Context) error { return b.mark(ctx, &list.Items[0]) })
+		if err != nil {
 			return nil, fmt.Errorf("wait for the cache of %s to reach version %s: %w", kind.Kind, list.ResourceVersion, err)
 		}
 	}
 	return versions, nil
 }
 
-// await returns when the cache has reached the version of the list. A cache that sees
-// no event learns of that version with the next bookmark, about once a minute; the
-// mark on the listed object is an event that takes it there at once.
-func (b *Barrier) await(ctx context.Context, informer cache.SharedIndexInformer, list *metav1.PartialObjectMetadataList) error {
+// Await returns when the cache has reached the version of a quorum list of its kind. A cache
+// that sees no event learns of that version with the next bookmark, about once a minute. mark,
+// if not nil, gives an object of the list a new version: an event that takes it there at once.
+func Await(ctx context.Context, informer cache.SharedIndexInformer, version string, mark func(context.Context) error) error {
 	store := informer.GetIndexer()
 	again := firstMark
 	return until(ctx, informer, func() bool {
-		return reached(store.LastStoreSyncResourceVersion(), list.ResourceVersion)
+		return reached(store.LastStoreSyncResourceVersion(), version)
 	}, func() time.Duration {
+		if mark == nil {
+			return lastMark
+		}
 		// Whatever keeps the mark from being written also ends the wait, if later: a
 		// conflict is an event of its own, and a bookmark needs no mark. One Node that
 		// the API server does not write must not keep it from being noticed.
 		marking, cancel := context.WithTimeout(ctx, lastMark)
 		defer cancel()
-		if err := b.mark(marking, &list.Items[0]); err != nil {
-			klog.FromContext(ctx).V(1).Info("Cannot mark an object for the watch cache", "kind", list.Kind, "name", list.Items[0].Name, "err", err)
+		if err := mark(marking); err != nil {
+			klog.FromContext(ctx).V(1).Info("Cannot mark an object for the watch cache", "err", err)
 		}
 		again = min(2*again, lastMark)
 		return again / 2
 	})
 }
 
-// mark gives the object a new version by an annotation.
-func (b *Barrier) mark(ctx context.Context, object *metav1.PartialObjectMetadata) error {
+// Mark is a merge patch that gives the object a new version by an annotation.
+func Mark(object metav1.Object) ([]byte, error) {
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": object.UID, "resourceVersion": object.ResourceVersion,
+		"uid": object.GetUID(), "resourceVersion": object.GetResourceVersion(),
 		"annotations": map[string]string{LeadingSinceAnnotation: time.Now().UTC().Format(time.RFC3339Nano)},
 	}})
 	if err != nil {
-		return fmt.Errorf("encode the mark: %w", err)
+		return nil, fmt.Errorf("encode the mark of %s: %w", object.GetName(), err)
+	}
+	return body, nil
+}
+
+// mark writes the mark.
+func (b *Barrier) mark(ctx context.Context, object *metav1.PartialObjectMetadata) error {
+	body, err := Mark(object)
+	if err != nil {
+		return err
 	}
 	patch, name := client.RawPatch(types.MergePatchType, body), metav1.ObjectMeta{Name: object.Name}
 	switch object.Kind {

@@ -41,6 +41,7 @@ type Lease struct {
 	mu       sync.Mutex
 	acquired time.Time // zero before the lease was ours
 	deposed  bool      // for good: what this process knows is not what the next leader did
+	kept     bool      // not to be given back
 	// until is when the last renewal runs out, counted on the monotonic clock from
 	// before that renewal was sent.
 	until time.Time
@@ -97,9 +98,26 @@ func (l *Lease) Update(ctx context.Context, record resourcelock.LeaderElectionRe
 	if l.isDeposed() {
 		return errDeposed
 	}
+	if record.HolderIdentity != l.Identity() && l.isKept() {
+		return nil
+	}
 	sent := time.Now()
 	record = l.stamp(sent, record)
 	return l.note(sent, record, l.Interface.Update(ctx, record))
+}
+
+// Keep makes the lease end by running out: its elector no longer gives it back. It is for a
+// leader that ends while something goes on that must not happen beside the next leader.
+func (l *Lease) Keep() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.kept = true
+}
+
+func (l *Lease) isKept() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.kept
 }
 
 // stamp sets the times of a record of ours: the elector takes them before it calls

@@ -47,7 +47,7 @@ const (
 	ReportCheckedAnnotation = "belay.dev/report-checked-at"
 
 	// LeadingSinceAnnotation on one Node and one VolumeAttachment is the time, in RFC 3339,
-	// at which the present leader began. Nothing reads it: writing it is an event that the
+	// at which a leader of belay-controller or belay-attacher began. Nothing reads it: writing it is an event that the
 	// watch caches have to reach before anything is decided (ADR 17).
 	LeadingSinceAnnotation = "belay.dev/leading-since"
 

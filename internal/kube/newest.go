@@ -1,8 +1,9 @@
 package kube
 
 import (
-	"maps"
+	"hash/fnv"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -25,17 +26,21 @@ type Object[T any] interface {
 type Newest[T Object[T]] struct {
 	store    cache.Indexer
 	indexers cache.Indexers
+	coarse   bool // the store's indexers are Coarse(indexers)
 
 	mu sync.Mutex
-	// written holds, by name, the answer to our last write of each object that the
-	// cache was not seen to have reached yet.
-	written map[string]T
-	// values indexes them: index, value, names. A burst of writes must not make each
-	// read look at all of them.
-	values map[string]map[string]map[string]bool
-	// deleting holds, by name, the UID of each object whose delete was accepted and
-	// of which the cache does not say so yet.
-	deleting map[string]types.UID
+	// written holds the answer to our last write of each object that the cache was
+	// not seen to have reached yet. It has indexers too: a burst of writes must not make
+	// each read look at all of them.
+	written cache.Indexer
+	// ending holds, by name, each object that we deleted, or whose last finalizer we
+	// removed, and of which the cache does not say so yet.
+	ending map[string]ending
+}
+
+type ending struct {
+	uid  types.UID
+	gone bool // not only marked as being deleted
 }
 
 // NewNewest reads from store, whose indexers it must be given: they are applied to
@@ -43,59 +48,86 @@ type Newest[T Object[T]] struct {
 func NewNewest[T Object[T]](store cache.Indexer, indexers cache.Indexers) *Newest[T] {
 	return &Newest[T]{
 		store: store, indexers: indexers,
-		written: map[string]T{}, values: map[string]map[string]map[string]bool{}, deleting: map[string]types.UID{},
+		written: cache.NewIndexer(cache.MetaNamespaceKeyFunc, indexers), ending: map[string]ending{},
 	}
+}
+
+// NewCoarse is NewNewest for a store whose indexers are Coarse(indexers).
+func NewCoarse[T Object[T]](store cache.Indexer, indexers cache.Indexers) *Newest[T] {
+	n := NewNewest[T](store, indexers)
+	n.coarse = true
+	return n
+}
+
+// Coarse returns indexers by buckets of the values. An index by the value itself has a set
+// for each object, a third of what a trimmed object takes. Newest leaves out what else is
+// in the bucket.
+func Coarse(exact cache.Indexers) cache.Indexers {
+	indexers := cache.Indexers{}
+	for name, values := range exact {
+		indexers[name] = func(obj any) ([]string, error) {
+			found, err := values(obj)
+			buckets := make([]string, 0, len(found))
+			for _, value := range found {
+				buckets = append(buckets, bucket(value))
+			}
+			return buckets, err
+		}
+	}
+	return indexers
+}
+
+// buckets is by how many values a coarse index sorts at most.
+const buckets = 4096
+
+func bucket(value string) string {
+	sum := fnv.New32a()
+	_, _ = sum.Write([]byte(value)) // never fails (hash.Hash)
+	return strconv.FormatUint(uint64(sum.Sum32()%buckets), 36)
 }
 
 // Wrote remembers the API server's answer to a write, or to a read past the cache.
 func (n *Newest[T]) Wrote(obj T) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if old, ok := n.written[obj.GetName()]; ok && old.GetUID() == obj.GetUID() && !older(old, obj) {
+	if reached(n.store.LastStoreSyncResourceVersion(), obj.GetResourceVersion()) {
+		return // the cache has it, or what came after
+	}
+	if old, ok := n.ours(obj.GetName()); ok && old.GetUID() == obj.GetUID() && !older(old, obj) {
 		return
 	}
-	n.drop(obj.GetName())
-	n.written[obj.GetName()] = obj
-	n.index(obj, func(names map[string]bool) { names[obj.GetName()] = true })
+	_ = n.written.Update(obj) // fails only for an object without a name
 }
+
+// ours is the answer to our last write.
+func (n *Newest[T]) ours(name string) (T, bool) { return find[T](n.written, name) }
 
 // drop forgets an answer.
-func (n *Newest[T]) drop(name string) {
-	if old, ok := n.written[name]; ok {
-		delete(n.written, name)
-		n.index(old, func(names map[string]bool) { delete(names, name) })
-	}
-}
-
-// index changes the names under each value that the object has in each index.
-func (n *Newest[T]) index(obj T, change func(names map[string]bool)) {
-	for index, valuesOf := range n.indexers {
-		values, err := valuesOf(obj)
-		if err != nil {
-			continue // a store would refuse the object
-		}
-		if n.values[index] == nil {
-			n.values[index] = map[string]map[string]bool{}
-		}
-		for _, value := range values {
-			names := n.values[index][value]
-			if names == nil {
-				names = map[string]bool{}
-				n.values[index][value] = names
-			}
-			if change(names); len(names) == 0 {
-				delete(n.values[index], value)
-			}
-		}
-	}
-}
+func (n *Newest[T]) drop(obj T) { _ = n.written.Delete(obj) } // fails only for an object without a name
 
 // Deleted remembers that the API server accepted the delete of the object.
 func (n *Newest[T]) Deleted(name string, uid types.UID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.deleting[name] = uid
+	n.ending[name] = ending{uid: uid}
 }
+
+// Ended remembers that a write of ours removed the last finalizer of an object that was
+// being deleted: there is no such object anymore.
+func (n *Newest[T]) Ended(obj T) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if old, ok := n.ours(obj.GetName()); ok && old.GetUID() == obj.GetUID() {
+		n.drop(old)
+	}
+	if cached, ok := n.cached(obj.GetName()); ok && cached.GetUID() == obj.GetUID() {
+		n.ending[obj.GetName()] = ending{uid: obj.GetUID(), gone: true}
+	}
+}
+
+// CaughtUp forgets what the cache has come past. It is for an informer's handlers: an
+// object that is not read again after its last event would be kept forever.
+func (n *Newest[T]) CaughtUp(name string) { n.Get(name) }
 
 // Get returns the newest known version of the object. It is shared: do not change it.
 func (n *Newest[T]) Get(name string) (T, bool) {
@@ -122,7 +154,11 @@ func (n *Newest[T]) Cached() []T {
 // value in the index, in the cache or in an answer to our own writes.
 func (n *Newest[T]) ByIndex(index, value string) map[string]T {
 	mark := n.store.LastStoreSyncResourceVersion()
-	items, err := n.store.ByIndex(index, value)
+	place := value
+	if n.coarse {
+		place = bucket(value)
+	}
+	items, err := n.store.ByIndex(index, place)
 	if err != nil {
 		panic("kube: no such index: " + index) // programmer error
 	}
@@ -131,11 +167,15 @@ func (n *Newest[T]) ByIndex(index, value string) map[string]T {
 	defer n.mu.Unlock()
 	for _, item := range items {
 		cached := item.(T)
-		if obj, ok := n.pick(cached.GetName(), cached, true, mark); ok {
+		if obj, ok := n.pick(cached.GetName(), cached, true, mark); ok && n.carries(obj, index, value) {
 			found[cached.GetName()] = obj
 		}
 	}
-	for _, name := range slices.Collect(maps.Keys(n.values[index][value])) {
+	names, err := n.written.IndexKeys(index, value)
+	if err != nil {
+		panic("kube: no such index: " + index) // programmer error
+	}
+	for _, name := range names {
 		if _, ok := found[name]; ok {
 			continue
 		}
@@ -146,9 +186,21 @@ func (n *Newest[T]) ByIndex(index, value string) map[string]T {
 	return found
 }
 
-func (n *Newest[T]) cached(name string) (T, bool) {
+// carries reports whether an object that was found by a value has it, and not only one of
+// the same bucket.
+func (n *Newest[T]) carries(obj T, index, value string) bool {
+	if !n.coarse {
+		return true
+	}
+	values, err := n.indexers[index](obj)
+	return err == nil && slices.Contains(values, value)
+}
+
+func (n *Newest[T]) cached(name string) (T, bool) { return find[T](n.store, name) }
+
+func find[T any](store cache.Indexer, name string) (T, bool) {
 	var none T
-	item, ok, err := n.store.GetByKey(name)
+	item, ok, err := store.GetByKey(name)
 	if err != nil || !ok {
 		return none, false
 	}
@@ -158,19 +210,22 @@ func (n *Newest[T]) cached(name string) (T, bool) {
 // pick chooses between the cached version, read when the store stood at or after
 // mark, and ours.
 func (n *Newest[T]) pick(name string, cached T, ok bool, mark string) (T, bool) {
-	if ours, have := n.written[name]; have {
+	if ours, have := n.ours(name); have {
 		same := ok && cached.GetUID() == ours.GetUID()
 		if same && !older(cached, ours) || reached(mark, ours.GetResourceVersion()) {
-			n.drop(name)
+			n.drop(ours)
 		} else {
 			cached, ok = ours, true
 		}
 	}
-	uid, have := n.deleting[name]
+	end, have := n.ending[name]
 	switch {
 	case !have:
-	case !ok || cached.GetUID() != uid || cached.GetDeletionTimestamp() != nil:
-		delete(n.deleting, name)
+	case !ok || cached.GetUID() != end.uid || !end.gone && cached.GetDeletionTimestamp() != nil:
+		delete(n.ending, name)
+	case end.gone:
+		var none T
+		return none, false
 	default:
 		cached = cached.DeepCopy()
 		cached.SetDeletionTimestamp(&metav1.Time{Time: time.Unix(0, 0)})

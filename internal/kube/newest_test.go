@@ -3,6 +3,7 @@ package kube
 import (
 	"maps"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -93,6 +94,48 @@ func TestNewest(t *testing.T) {
 			},
 			map[string]state{"x": {Version: "5", Deleting: true}},
 		},
+		"ended by us, the cache has not heard": {
+			func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
+				_ = s.Add(version("x", "u", "5", "a"))
+				n.Wrote(version("x", "u", "6", "a"))
+				n.Ended(version("x", "u", "7", "a"))
+			},
+			map[string]state{},
+		},
+		"ended by us, and made anew by somebody": {
+			func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
+				_ = s.Add(version("x", "u", "5", "a"))
+				n.Ended(version("x", "u", "7", "a"))
+				_ = s.Delete(version("x", "u", "7", "a"))
+				_ = s.Add(version("x", "u2", "8", "a"))
+			},
+			map[string]state{"x": {Version: "8"}},
+		},
+		"made anew by somebody, and then the answer of the end": {
+			func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
+				_ = s.Add(version("x", "u2", "8", "a"))
+				n.Ended(version("x", "u", "7", "a"))
+			},
+			map[string]state{"x": {Version: "8"}},
+		},
+		"gone before the answer of the write": {
+			func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
+				_ = s.Add(version("x", "u", "5", "a"))
+				_ = s.Delete(version("x", "u", "8", "a"))
+				n.Wrote(version("x", "u", "7", "a"))
+				n.Ended(version("x", "u", "7", "a"))
+			},
+			map[string]state{},
+		},
+		"changed by somebody since our write, and seen in between": {
+			func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
+				_ = s.Add(version("x", "u", "5", "a"))
+				n.Wrote(version("x", "u", "7", "a"))
+				_ = s.Update(version("x", "u", "6", "a"))
+				n.CaughtUp("x")
+			},
+			map[string]state{"x": {Version: "7"}},
+		},
 		"deleted by us, and made anew by somebody": {
 			func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
 				n.Deleted("x", "u")
@@ -120,10 +163,71 @@ func TestNewest(t *testing.T) {
 					t.Errorf("Get(%s) = %v, %v, want %v", name, va, ok, tc.want[name])
 				}
 			}
-			if len(n.written) > 0 && len(tc.want) == 0 {
-				t.Errorf("answers are kept for ever: %v", n.written)
+			if len(n.written.List()) > 0 && len(tc.want) == 0 {
+				t.Errorf("answers are kept for ever: %v", n.written.List())
 			}
 		})
+	}
+}
+
+// What the cache has come past is forgotten, although nothing reads the object again, and
+// in whichever order the answer and the event come.
+func TestNewestForgetsWhatTheCacheHas(t *testing.T) {
+	event := func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment], va *storagev1.VolumeAttachment) {
+		_ = s.Update(va)
+		n.CaughtUp(va.Name)
+	}
+	for name, do := range map[string]func(store cache.Indexer, n *Newest[*storagev1.VolumeAttachment]){
+		"event after the answer": func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
+			event(s, n, version("x", "u", "5", "a"))
+			n.Wrote(version("x", "u", "7", "a"))
+			event(s, n, version("x", "u", "7", "a"))
+		},
+		"event before the answer": func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
+			event(s, n, version("x", "u", "7", "a"))
+			n.Wrote(version("x", "u", "7", "a"))
+		},
+		"end after the answer": func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
+			event(s, n, version("x", "u", "5", "a"))
+			n.Wrote(version("x", "u", "6", "a"))
+			n.Ended(version("x", "u", "7", "a"))
+			_ = s.Delete(version("x", "u", "7", "a"))
+			n.CaughtUp("x")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, attachmentIndexers)
+			n := NewNewest[*storagev1.VolumeAttachment](store, attachmentIndexers)
+			do(store, n)
+			if left := n.written.List(); len(left)+len(n.ending) > 0 {
+				t.Errorf("left behind: %v, %v", left, n.ending)
+			}
+		})
+	}
+}
+
+// Values that share a bucket of a coarse index are kept apart, and those of no object are
+// found nowhere.
+func TestCoarse(t *testing.T) {
+	store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, Coarse(attachmentIndexers))
+	n := NewCoarse[*storagev1.VolumeAttachment](store, attachmentIndexers)
+	const many = 4 * buckets // each bucket has some
+	name := strconv.Itoa
+	for i := range many {
+		if va := version(name(i), "u", name(i+1), name(i)); i%2 == 0 {
+			_ = store.Add(va)
+		}
+	}
+	for i := range many {
+		n.Wrote(version(name(i), "u", name(many+1), name(i)))
+	}
+	for i := range many {
+		if found := n.ByIndex(byNodeName, name(i)); len(found) != 1 || found[name(i)] == nil {
+			t.Fatalf("%d objects with value %d: %v", len(found), i, found)
+		}
+	}
+	if found := n.ByIndex(byNodeName, "none"); len(found) > 0 {
+		t.Errorf("found %v", found)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"testing/synctest"
@@ -208,8 +209,10 @@ type attachmentClient struct {
 func (c attachmentClient) List(_ context.Context, o metav1.ListOptions) (*storagev1.VolumeAttachmentList, error) {
 	found, meta, err := c.p.list(attachments, o)
 	out := &storagev1.VolumeAttachmentList{ListMeta: meta}
-	for _, obj := range found {
-		out.Items = append(out.Items, *obj.(*storagev1.VolumeAttachment).DeepCopy())
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		if out.Items = append(out.Items, *found[name].(*storagev1.VolumeAttachment).DeepCopy()); len(out.Items) == int(o.Limit) {
+			break // the informer's list has no limit
+		}
 	}
 	return out, err
 }

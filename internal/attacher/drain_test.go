@@ -1,0 +1,72 @@
+package attacher
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/kubernetes-csi/csi-lib-utils/standardflags"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+)
+
+// A leader that is told to stop gives its lease back when all calls to the driver have ended.
+// One that does not wait any longer for a call lets it run out: the driver may be beside the
+// process, and the next leader has another one, which does not know of the call.
+func TestLeaseAfterShutdown(t *testing.T) {
+	for name, hangs := range map[string]bool{"all calls ended": false, "a call in flight": true} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.node("node1")
+			w.volume("pv1")
+			shippedKubeconfig(t) // and the namespace of the lease
+			answered := make(chan struct{})
+			w.driver.answers(func(context.Context, call, int) (map[string]string, error) {
+				<-answered
+				return nil, nil
+			})
+			o := &Options{Common: &standardflags.SidecarConfiguration{
+				LeaderElection: true, LeaderElectionNamespace: shippedNamespace, LeaderElectionLeaseDuration: 5 * time.Minute,
+				LeaderElectionRenewDeadline: 4 * time.Minute, LeaderElectionRetryPeriod: time.Second,
+			}}
+			lease, err := o.lease(w.config, w.driver.name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			a, err := New(Config{Client: kubernetes.NewForConfigOrDie(w.config), Driver: w.driver.name, Controller: w.controller(),
+				Timeout: patience, RetryStart: time.Second, RetryMax: time.Second, WorkerThreads: 1, DrainTimeout: 100 * time.Millisecond})
+			if err != nil {
+				t.Fatal(err)
+			}
+			log := w.logs()
+			ctx, stop := context.WithCancel(klog.NewContext(t.Context(), w.logger))
+			defer stop()
+			ended := make(chan error, 1)
+			go func() { ended <- o.lead(ctx, a, lease, newHealth()) }()
+			va := w.attachment("pv1", "node1")
+			w.driver.waitCalls(t, 1)
+			if !hangs {
+				close(answered)
+				w.until(va, "attached", isAttached)
+			}
+			stop()
+			if err := <-ended; err == nil {
+				t.Error("a leader that stopped returned no error")
+			}
+			if hangs {
+				close(answered)
+			}
+			host, err := os.Hostname()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if spec := w.lease().Spec; held(w.lease()) != hangs || hangs && *spec.HolderIdentity != host {
+				t.Errorf("the lease is held: %v (%v)", held(w.lease()), spec)
+			}
+			if kept := len(log.of("Letting the leader lease expire, calls to the driver are still in flight")) == 1; kept != hangs {
+				t.Errorf("logged that the lease is kept: %v", kept)
+			}
+		})
+	}
+}
