@@ -28,8 +28,6 @@ type record struct {
 	// drift: what the driver's list says against the attachment, until a call that
 	// mends it was confirmed and recorded.
 	drift publication.Drift
-	// hung: the last attempt took far longer than most calls do.
-	hung bool
 }
 
 // ledger remembers calls by the UID of their attachment. It begins empty in each
@@ -67,6 +65,7 @@ func (l *ledger) ofVolume(handle string) map[types.UID]record {
 
 // attempt is one call for an attachment.
 type attempt struct {
+	key        publication.Key // that it was decided under
 	uid        types.UID
 	attachment *storagev1.VolumeAttachment // nil if it is gone
 	volume     string
@@ -133,15 +132,10 @@ func (l *ledger) fail(uid types.UID, err error, now time.Time) {
 	l.change(uid, func(r *record) {
 		r.call.InFlight, r.call.Confirmed, r.call.Recorded = false, false, false
 		r.call.Failures++
-		r.call.Hopeless, r.call.Ended, r.call.Message = csi.RepeatIsHopeless(err), now, err.Error()
+		r.call.Ended, r.call.Message = now, err.Error()
 		r.call.Unanswered = csi.IsUnanswered(err)
 		r.err = err
 	})
-}
-
-// hung notes whether the last attempt took far longer than most calls do.
-func (l *ledger) hung(uid types.UID, yes bool) {
-	l.change(uid, func(r *record) { r.hung = yes })
 }
 
 // refuse notes an attempt that failed before anything was sent.
