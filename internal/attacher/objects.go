@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"hash/fnv"
-	"maps"
 	"strconv"
 	"strings"
 	"time"
@@ -192,12 +191,17 @@ func (o *objects) trimAttachment(va *storagev1.VolumeAttachment) *storagev1.Volu
 // such object is ever written.
 const othersMark = "belay.dev/others"
 
-// trimAnnotations keeps the node ID, and a digest of the rest.
+// trimAnnotations keeps what is read, and a digest of what others wrote. A change of belay's own annotations says nothing
+// about whether a call that failed would succeed now.
 func trimAnnotations(va *storagev1.VolumeAttachment) map[string]string {
-	kept, others := map[string]string{}, maps.Clone(va.Annotations)
-	if id, ok := va.Annotations[kube.NodeIDAnnotation]; ok {
-		kept[kube.NodeIDAnnotation] = id
-		delete(others, kube.NodeIDAnnotation)
+	kept, others := map[string]string{}, map[string]string{}
+	for name, value := range va.Annotations {
+		switch {
+		case name == kube.NodeIDAnnotation, name == kube.DetachRequestedAnnotation:
+			kept[name] = value
+		case !kube.IsOwnAnnotation(name):
+			others[name] = value
+		}
 	}
 	if len(others)+len(va.Labels) > 0 {
 		kept[othersMark] = digest(va.Labels, others)
