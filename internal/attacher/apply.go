@@ -20,17 +20,14 @@ import (
 
 // process decides about a key and does what was decided, until nothing is left
 // to do but wait, or to call the driver.
-func (a *Attacher) process(ctx context.Context, key publication.Key) error {
+func (a *Attacher) process(ctx context.Context, key publication.Key) (err error) {
 	if !a.controller.Capabilities().Attach {
 		return a.markTrivially(ctx, key)
 	}
-	if !a.inHand.take(key) {
-		return nil // a call for it is about to begin, and then it is queued again
-	}
-	queue, err := a.decideAndApply(ctx, key)
-	a.inHand.release(key)
+	var queue *callQueue
+	a.decideAlone(key, func() { queue, err = a.decideAndApply(ctx, key) })
 	if queue != nil {
-		queue.Add(key) // now that its worker will not find it taken
+		queue.Add(key) // now that its worker does not find it taken
 	}
 	return err
 }

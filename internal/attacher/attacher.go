@@ -83,7 +83,7 @@ type Attacher struct {
 	strays  *strays
 	calls   *ledger
 	holds   *holds
-	inHand  keysInHand
+	inHand  sync.Map // the publication.Keys that a worker decides about now
 	gate    *gate
 	absence absence
 	queue   workqueue.TypedRateLimitingInterface[publication.Key]
@@ -296,12 +296,9 @@ func (a *Attacher) Run(ctx context.Context) error {
 	a.wakeAll()
 
 	var calling, working sync.WaitGroup
-	for range a.wellCalls.workers {
-		calling.Go(func() { a.workCalls(work, a.wellCalls) })
-	}
-	if a.suspectCalls != a.wellCalls {
-		for range a.suspectCalls.workers {
-			calling.Go(func() { a.workCalls(work, a.suspectCalls) })
+	for _, queue := range a.callQueues() {
+		for range queue.workers {
+			calling.Go(func() { a.workCalls(work, queue) })
 		}
 	}
 	for range workers {

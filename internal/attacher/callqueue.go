@@ -3,7 +3,9 @@ package attacher
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/client-go/util/workqueue"
@@ -21,12 +23,12 @@ const suspectShare = 4
 type callQueue struct {
 	workqueue.TypedInterface[publication.Key]
 
-	workers int
+	workers  int
+	inFlight [publication.Unpublish + 1]atomic.Int64 // calls, by verb
 
 	mu      sync.Mutex
 	waiting map[publication.Key]struct{} // for a worker
 	busy    int                          // workers with a key
-	calls   [publication.Unpublish + 1]int
 }
 
 func newCallQueue(name string, workers int, detaches func(publication.Key) bool) *callQueue {
@@ -74,47 +76,6 @@ func (q *callQueue) done(key publication.Key) {
 	q.Done(key)
 }
 
-// count adds to the number of calls in flight.
-func (q *callQueue) count(verb publication.Verb, n int) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.calls[verb] += n
-}
-
-func (q *callQueue) inFlight() (attaching, detaching int) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.calls[publication.Publish], q.calls[publication.Unpublish]
-}
-
-// keysInHand are the keys that a worker decides about now. The workers of the work queue and those of the call queues
-// keep apart by it: between what was observed for a decision and what is done about it nothing else is decided for the
-// key, so no call is sent for a finalizer that is being removed, nor after the call that made it superfluous. It is
-// never waited for: who finds a key taken leaves it, since the one who has it queues it for the other afterwards.
-type keysInHand struct {
-	mu   sync.Mutex
-	keys map[publication.Key]struct{}
-}
-
-func (h *keysInHand) take(key publication.Key) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if _, taken := h.keys[key]; taken {
-		return false
-	}
-	if h.keys == nil {
-		h.keys = map[publication.Key]struct{}{}
-	}
-	h.keys[key] = struct{}{}
-	return true
-}
-
-func (h *keysInHand) release(key publication.Key) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.keys, key)
-}
-
 // refusal is why a call may not begin now, and when to look again; zero if only an event can tell.
 type refusal struct {
 	reason publication.Reason
@@ -129,6 +90,19 @@ func (a *Attacher) queueFor(one *subject) *callQueue {
 	return a.wellCalls
 }
 
+// decideAlone runs what decides about a key, unless another worker does now. The workers of the work queue and those of the
+// call queues keep apart by it: between what was observed and what is done about it nothing else is decided for the key. So
+// no call begins for an attachment whose finalizer is being removed, and none that another call has made obsolete. A worker
+// that finds the key taken leaves it: the one that has it queues it for the other afterwards.
+func (a *Attacher) decideAlone(key publication.Key, decide func()) (did bool) {
+	if _, taken := a.inHand.LoadOrStore(key, nil); taken {
+		return false
+	}
+	defer a.inHand.Delete(key)
+	decide()
+	return true
+}
+
 // workCalls sends calls until the queue is shut down.
 func (a *Attacher) workCalls(ctx context.Context, queue *callQueue) {
 	for {
@@ -136,14 +110,14 @@ func (a *Attacher) workCalls(ctx context.Context, queue *callQueue) {
 		if closed {
 			return
 		}
-		if a.inHand.take(key) {
-			send, again := a.beginCall(ctx, queue, key)
-			a.inHand.release(key)
-			a.queue.AddAfter(key, again) // what waits for the call is to say so, or what there is to be done instead
-			if send != nil {
-				send()
-				a.queue.Add(key)
-			}
+		var send func()
+		var again time.Duration
+		if a.decideAlone(key, func() { send, again = a.beginCall(ctx, queue, key) }) {
+			a.queue.AddAfter(key, again) // for what there is to be done meanwhile, or instead
+		}
+		if send != nil {
+			send()
+			a.queue.Add(key)
 		}
 		queue.done(key)
 	}
@@ -174,8 +148,8 @@ func (a *Attacher) beginCall(ctx context.Context, queue *callQueue, key publicat
 			return nil, conflictPause
 		}
 		return func() {
-			queue.count(step.Verb, 1)
-			defer queue.count(step.Verb, -1)
+			queue.inFlight[step.Verb].Add(1)
+			defer queue.inFlight[step.Verb].Add(-1)
 			a.call(ctx, one, step, try)
 		}, 0
 	}
@@ -207,13 +181,19 @@ func (a *Attacher) call(ctx context.Context, one *subject, step publication.Call
 
 // flow counts the calls in flight, and what is held back.
 func (a *Attacher) flow() telemetry.Calls {
-	f := telemetry.Calls{Limit: a.wellCalls.workers}
-	f.Attaching, f.Detaching = a.wellCalls.inFlight()
-	if a.suspectCalls != a.wellCalls {
-		attaching, detaching := a.suspectCalls.inFlight()
-		f.Limit += a.suspectCalls.workers
-		f.Attaching, f.Detaching, f.Suspect = f.Attaching+attaching, f.Detaching+detaching, attaching+detaching
+	f := telemetry.Calls{}
+	for _, queue := range a.callQueues() {
+		attaching, detaching := int(queue.inFlight[publication.Publish].Load()), int(queue.inFlight[publication.Unpublish].Load())
+		f.Limit, f.Attaching, f.Detaching = f.Limit+queue.workers, f.Attaching+attaching, f.Detaching+detaching
+		if queue != a.wellCalls {
+			f.Suspect = attaching + detaching
+		}
 	}
 	f.NodesHeld, f.VolumesHeld = a.holds.count(time.Now())
 	return f
+}
+
+// callQueues are one or both.
+func (a *Attacher) callQueues() []*callQueue {
+	return slices.Compact([]*callQueue{a.wellCalls, a.suspectCalls})
 }
