@@ -140,7 +140,7 @@ func (a *Attacher) beginCall(ctx context.Context, queue *callQueue, key publicat
 		}
 		one := shot.subjects[step.Target()]
 		try := attemptOf(key, one, step)
-		if a.queueFor(one) != queue || a.absence.hold(key, a.controller.Present) || !a.holds.begin(time.Now(), try) {
+		if a.absence.hold(key, a.controller.Present) || !a.holds.begin(time.Now(), try) {
 			return nil, 0
 		}
 		if !a.calls.begin(try, shot.seen.Exclusive) {

@@ -187,6 +187,25 @@ func TestOneCallIsLetThrough(t *testing.T) {
 	}
 }
 
+// What is detached from a full node makes room: its attaches wait for nothing more. What fails to detach makes none.
+func TestDetachEndsTheHold(t *testing.T) {
+	h, now := newHolds(time.Second), time.Now()
+	publish := attempt{key: publication.Key{Volume: "a"}, volume: "a", node: "full", verb: publication.Publish}
+	unpublish := attempt{key: publication.Key{Volume: "b"}, volume: "b", node: "full", verb: publication.Unpublish}
+	h.end(now, publish, errFull)
+	if !h.begin(now, unpublish) {
+		t.Fatal("a detach waits for a full node")
+	}
+	h.end(now, unpublish, status.Error(codes.Internal, "broken"))
+	if h.begin(now, publish) {
+		t.Error("a detach that failed ended the hold")
+	}
+	h.end(now, unpublish, nil)
+	if no := h.wait(now, publish); no != (refusal{}) {
+		t.Errorf("after the detach: %+v", no)
+	}
+}
+
 // What is held back and asked for by nobody is forgotten.
 func TestHoldsAreForgotten(t *testing.T) {
 	h, now := newHolds(time.Second), time.Now()
