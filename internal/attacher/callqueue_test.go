@@ -223,3 +223,28 @@ func TestCallIsDecidedAnewWhenItsTurnComes(t *testing.T) {
 		}
 	})
 }
+
+// While what was decided about a volume is being written, no call for it begins on another decision; and it is not
+// forgotten that one is to be sent.
+func TestNoCallWhileADecisionIsBeingApplied(t *testing.T) {
+	inBubble(t, 1, func(b *bubble) {
+		b.answers(func(ctx context.Context, c call) error {
+			if c.Volume == "other" {
+				return lasting(ctx, 5*time.Second)
+			}
+			return nil
+		})
+		b.attachedBefore("v", "node1")
+		b.attach("other", "node1")
+		synctest.Wait()
+		begun := time.Now()
+		b.detach("v", "node1") // waits for its turn
+		b.pass(4500 * time.Millisecond)
+		b.attachments.delay = func() { time.Sleep(time.Second) }
+		b.attach("v", "node2") // has its error written from 4.5 s to 5.5 s; at 5 s it is the turn of the detach
+		b.within(10*time.Second, "moved", func() bool { return b.isAttached("v", "node2") })
+		if at := b.startsOf("Unpublish", "node1", "v", begun); len(at) != 1 || at[0] < 5500*time.Millisecond {
+			t.Errorf("detached after %v, want once, after 5.5s", at)
+		}
+	})
+}
