@@ -20,40 +20,96 @@ import (
 )
 
 // process decides about a key and does what was decided, until nothing is left
-// to do but wait.
-func (a *Attacher) process(ctx context.Context, key publication.Key) error {
+// to do but wait, or to call the driver.
+func (a *Attacher) process(ctx context.Context, key publication.Key) (err error) {
 	if !a.controller.Capabilities().Attach {
 		return a.markTrivially(ctx, key)
 	}
-	if va, ok := a.objects.attachments.Get(key.Attachment); ok {
-		a.objects.search(va.Name)
-		if known := a.objects.keyOf(va); known != key {
-			a.queue.Add(known) // which volume it is for is known by now
-			a.metrics.Waits(time.Now(), key, nil)
-			return nil
-		}
-	}
-	// What is kept for the key from here on is for the next time.
-	defer a.slots.giveBack(key, a.slots.keptFor(key))
-	if key.Volume != "" && a.objects.exclusive(key.Volume) != (key.Node == "") {
-		a.rekey(key.Volume)
-		a.metrics.Waits(time.Now(), key, nil)
+	if a.isIdentified(key) {
 		return nil
 	}
+	var queue *callQueue
+	a.decideAlone(key, func() { queue, err = a.decideAndApply(ctx, key) })
+	if queue != nil {
+		queue.Add(key) // now that its worker does not find it taken
+	}
+	return err
+}
+
+// isIdentified reports whether the volume of an attachment was found since its key was queued, and
+// queues the volume's key.
+func (a *Attacher) isIdentified(key publication.Key) bool {
+	va, ok := a.objects.attachments.Get(key.Attachment)
+	if !ok {
+		return false
+	}
+	a.objects.search(va.Name)
+	known := a.objects.keyOf(va)
+	if known == key {
+		return false
+	}
+	a.queue.Add(known)
+	a.metrics.Waits(time.Now(), key, nil)
+	return true
+}
+
+// decideAndApply returns the queue for the call that remains to be sent, if one does.
+func (a *Attacher) decideAndApply(ctx context.Context, key publication.Key) (*callQueue, error) {
+	if a.isOutdated(key) {
+		a.rekey(key.Volume)
+		a.metrics.Waits(time.Now(), key, nil)
+		return nil, nil
+	}
 	for range maxTurns {
-		shot := a.observe(key)
-		shot.seen.Draining = a.isDraining()
-		decision := publication.Decide(time.Now(), shot.seen, a.policy)
-		progressed, err := a.applyAll(ctx, shot, &decision)
+		shot, decision := a.decide(key)
+		progressed, err := a.applyAll(ctx, shot, decision)
 		if err != nil {
-			return err
+			return a.offerCall(shot, &decision), err
 		}
 		if !progressed {
+			queue := a.offerCall(shot, &decision)
 			a.await(ctx, shot, decision)
-			return nil
+			return queue, nil
 		}
 	}
 	a.queue.Add(key) // others first
+	return nil, nil
+}
+
+// isOutdated reports whether a volume was made exclusive, or shared, since its key was queued.
+func (a *Attacher) isOutdated(key publication.Key) bool {
+	return key.Volume != "" && a.objects.exclusive(key.Volume) != (key.Node == "")
+}
+
+func (a *Attacher) decide(key publication.Key) (snapshot, publication.Decision) {
+	shot := a.observe(key)
+	shot.seen.Draining = a.draining.Load()
+	return shot, publication.Decide(time.Now(), shot.seen, a.policy)
+}
+
+// offerCall announces the call that was decided on to the queue that it waits in, or adds to the decision why it cannot be
+// sent now.
+func (a *Attacher) offerCall(shot snapshot, decision *publication.Decision) *callQueue {
+	for _, step := range decision.Steps {
+		step, ok := step.(publication.CallDriver)
+		if !ok {
+			continue
+		}
+		one := shot.subjects[step.Target()]
+		queue, no := a.queueFor(one), a.holds.wait(time.Now(), attemptOf(shot.key, one, step))
+		switch {
+		case a.absence.hold(shot.key, a.controller.Present):
+			queue, no = nil, refusal{reason: publication.DriverGone}
+		case no.reason != "":
+			queue = nil
+		case queue.announce(shot.key):
+			no = refusal{reason: publication.DriverBusy}
+		}
+		if no.reason != "" {
+			decision.Wait(publication.Wait{Attachment: one.seen.Name, Reason: no.reason, Until: no.until})
+		}
+		return queue
+	}
 	return nil
 }
 
@@ -85,18 +141,17 @@ func (a *Attacher) await(ctx context.Context, shot snapshot, decision publicatio
 	}
 }
 
-// applyAll does the steps of a decision. They are for different attachments: one
-// that fails does not keep the others from being done. A call that may not begin now
-// is one more wait.
-func (a *Attacher) applyAll(ctx context.Context, shot snapshot, decision *publication.Decision) (progressed bool, err error) {
+// applyAll does the steps of a decision but the call. They are for different attachments: one
+// that fails does not keep the others from being done.
+func (a *Attacher) applyAll(ctx context.Context, shot snapshot, decision publication.Decision) (progressed bool, err error) {
 	var failed []error
 	for _, step := range decision.Steps {
-		one := shot.subjects[step.Target()]
-		done, no, err := a.apply(ctx, shot, one, step)
-		progressed = progressed || done
-		if no.reason != "" {
-			decision.Wait(publication.Wait{Attachment: one.seen.Name, Reason: no.reason, Until: no.until})
+		if _, call := step.(publication.CallDriver); call {
+			continue
 		}
+		one := shot.subjects[step.Target()]
+		done, err := a.apply(ctx, shot, one, step)
+		progressed = progressed || done
 		if err != nil {
 			failed = append(failed, fmt.Errorf("VolumeAttachment %s for node %s: %w", one.seen.Name, one.seen.Node, err))
 		}
@@ -104,72 +159,27 @@ func (a *Attacher) applyAll(ctx context.Context, shot snapshot, decision *public
 	return progressed, errors.Join(failed...)
 }
 
-// apply does one step; done tells whether anything changed by it, no why a call may
-// not begin.
-func (a *Attacher) apply(ctx context.Context, shot snapshot, one *subject, step publication.Step) (done bool, no refusal, err error) {
+// apply does one step; done tells whether anything changed by it.
+func (a *Attacher) apply(ctx context.Context, shot snapshot, one *subject, step publication.Step) (done bool, err error) {
 	switch s := step.(type) {
 	case publication.WriteFinalizers:
-		done, err = a.writeFinalizers(ctx, shot.key, one, s)
+		return a.writeFinalizers(ctx, shot.key, one, s)
 	case publication.Reread:
-		done, err = true, a.reread(ctx, one)
-	case publication.CallDriver:
-		done, no = a.call(ctx, shot, one, s)
+		return true, a.reread(ctx, one)
 	case publication.RecordAttached:
-		done, err = true, a.recordAttached(ctx, one)
+		return true, a.recordAttached(ctx, one)
 	case publication.RecordDetached:
-		done, err = true, a.writeStatus(ctx, one.attachment, detachedPatch(one.attachment))
+		return true, a.writeStatus(ctx, one.attachment, detachedPatch(one.attachment))
 	case publication.RemoveFinalizer:
-		done, err = true, a.removeFinalizer(ctx, one)
+		return true, a.removeFinalizer(ctx, one)
 	case publication.RecordError:
-		done, err = true, a.recordError(ctx, one, s)
+		return true, a.recordError(ctx, one, s)
 	case publication.Forget:
 		a.calls.forget(one.uid())
-		done = true
+		return true, nil
 	default:
 		panic(fmt.Sprintf("unknown step %T", step)) // the set is sealed
 	}
-	return done, no, err
-}
-
-// call sends a call to the driver in its own goroutine. The key is woken when it
-// has ended; until then the decision knows that it is in flight.
-func (a *Attacher) call(ctx context.Context, shot snapshot, one *subject, step publication.CallDriver) (bool, refusal) {
-	if a.absence.hold(shot.key, a.controller.Present) {
-		return false, refusal{reason: publication.DriverGone}
-	}
-	taken, no := a.slots.take(time.Now(), want{
-		key: shot.key, verb: step.Verb, node: one.seen.Node, suspect: one.record.hung, awaited: shot.seen.Awaited(),
-	})
-	if taken == nil {
-		return false, no
-	}
-	try := attempt{uid: one.uid(), attachment: one.attachment, volume: one.source.identity, node: one.seen.Node,
-		verb: step.Verb, nodeID: step.NodeID, inputs: one.seen.Inputs, attached: one.seen.Attached}
-	if !a.admit() {
-		a.slots.cancel(taken)
-		return false, refusal{}
-	}
-	if !a.calls.begin(try, shot.seen.Exclusive) {
-		a.inFlight.Done()
-		a.slots.cancel(taken)
-		return false, refusal{}
-	}
-	logger := klog.FromContext(ctx).WithValues(one.about()...)
-	ctx = klog.NewContext(ctx, logger)
-	logger.Info(verbs[step.Verb].begins, "call", step.Verb, "nodeID", step.NodeID)
-	go func() {
-		defer a.inFlight.Done()
-		traced, end := trace(ctx, try, a.driver)
-		ended := a.send(traced, one, step)
-		end(ended.err)
-		hung := a.slots.end(time.Now(), taken, ended.err)
-		a.finish(logger, try, ended, hung)
-		a.queue.Add(shot.key)
-		if one.attachment != nil {
-			a.wakeAttachment(one.attachment) // the key may be another one by now
-		}
-	}()
-	return true, refusal{}
 }
 
 // result is how a call ended.
@@ -180,8 +190,7 @@ type result struct {
 }
 
 // finish notes how a call ended.
-func (a *Attacher) finish(logger klog.Logger, try attempt, r result, hung bool) {
-	a.calls.hung(try.uid, hung)
+func (a *Attacher) finish(logger klog.Logger, try attempt, r result) {
 	if r.err != nil {
 		a.calls.fail(try.uid, r.err, time.Now())
 		next := a.policy.NextAttempt(string(try.uid), a.calls.of(try.uid).call)

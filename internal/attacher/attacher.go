@@ -36,7 +36,7 @@ type Config struct {
 	RetryStart    time.Duration // back-off after the first failed call; 1 s
 	RetryMax      time.Duration // longest back-off; 5 min
 	Resync        time.Duration // of the watch caches; 10 min
-	WorkerThreads int           // calls in flight at most, besides those that hang; 512
+	WorkerThreads int           // calls in flight at most; 256
 	DefaultFSType string        // for volumes that name none
 	// ReconcileSync is the pause between two comparisons with the driver's list of
 	// volumes, 1 min; not above 0 means never. MaxEntries bounds one page of it; 0
@@ -81,18 +81,19 @@ type Attacher struct {
 
 	objects        *objects
 	calls          *ledger
-	slots          *slots
+	holds          *holds
+	inHand         sync.Map // the publication.Keys that a worker decides about now
 	absence        absence
 	pendingSecrets pendingSecrets
 	queue          workqueue.TypedRateLimitingInterface[publication.Key]
 	volumes        workqueue.TypedRateLimitingInterface[string]
 
-	running   atomic.Bool // events are queued
+	wellCalls, suspectCalls *callQueue // the same with a bound of one call
+
 	callsLeft atomic.Bool // Run has returned while calls to the driver were in flight
 
-	mu       sync.Mutex
-	draining bool           // under mu: nothing new is begun
-	inFlight sync.WaitGroup // added to under mu, and not once draining
+	running  atomic.Bool // events are queued
+	draining atomic.Bool // nothing new is begun
 }
 
 // New prepares an Attacher; nothing is read or written before Warm and Run.
@@ -110,11 +111,12 @@ func New(c Config) (*Attacher, error) {
 		policy:        publication.Policy{RetryStart: c.RetryStart, RetryMax: c.RetryMax},
 		reconcileSync: c.ReconcileSync, maxEntries: c.MaxEntries, reconcileMetrics: c.ReconcileMetrics, metrics: c.Metrics,
 		objects: watched, calls: newLedger(), limit: requestLimit(c.QPS, c.Burst), workers: workersFor(c.QPS),
+		holds: newHolds(c.RetryStart),
 	}
 	// The names are csi-attacher's: dashboards read the metrics by them.
 	a.queue = newQueue("csi-attacher-va", workqueue.Queue[publication.Key](newFair(a.onlyDetaches)))
 	a.volumes = newQueue("csi-attacher-pv", workqueue.DefaultQueue[string]())
-	a.slots = newSlots(c.WorkerThreads, c.Timeout, c.RetryStart, a.queue.Add)
+	a.wellCalls, a.suspectCalls = newCallQueues(c.WorkerThreads, a.onlyDetaches)
 	return a, a.watch()
 }
 
@@ -290,9 +292,7 @@ func (a *Attacher) Run(ctx context.Context) error {
 	// What is done, and the calls in flight, outlive ctx by the drain timeout.
 	work, stop := context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), logger))
 	defer stop()
-	// Also when it ends before it began: the queues have goroutines.
-	defer a.queue.ShutDown()
-	defer a.volumes.ShutDown()
+	defer a.shutDown() // also when it ends before it began: the queues have goroutines
 	if !cache.WaitForCacheSync(ctx.Done(), a.objects.synced()...) {
 		return nil
 	}
@@ -303,11 +303,16 @@ func (a *Attacher) Run(ctx context.Context) error {
 		return fmt.Errorf("catch up with the previous leader: %w", err)
 	}
 	logger.Info("Started attaching and detaching volumes", "finalizer", a.finalizer, "canAttach", a.controller.Capabilities().Attach)
-	a.metrics.CountCalls(func() telemetry.Calls { return a.slots.flow(time.Now()) })
+	a.metrics.CountCalls(a.flow)
 	a.running.Store(true)
 	a.wakeAll()
 
-	var working sync.WaitGroup
+	var calling, working sync.WaitGroup
+	for _, queue := range a.callQueues() {
+		for range queue.workers {
+			calling.Go(func() { a.workCalls(work, queue) })
+		}
+	}
 	for range a.workers {
 		working.Go(func() { a.work(work, a.queue, a.process) })
 	}
@@ -315,8 +320,9 @@ func (a *Attacher) Run(ctx context.Context) error {
 	working.Go(func() { workVolumes(work, a) })
 	a.reconcile(klog.NewContext(ctx, logger))
 	<-ctx.Done()
-	a.drain(logger, &working)
+	a.drain(logger, &calling, &working)
 	stop()
+	calling.Wait()
 	working.Wait()
 	return nil
 }
@@ -340,35 +346,25 @@ func (a *Attacher) wakeAll() {
 	}
 }
 
-// isDraining tells whether the attacher is shutting down.
-func (a *Attacher) isDraining() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.draining
-}
-
-// admit counts a call in flight, unless the attacher is shutting down.
-func (a *Attacher) admit() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.draining {
-		return false
-	}
-	a.inFlight.Add(1)
-	return true
+// shutDown ends the queues.
+func (a *Attacher) shutDown() {
+	a.wellCalls.ShutDown()
+	a.suspectCalls.ShutDown()
+	a.volumes.ShutDown()
+	a.queue.ShutDown()
 }
 
 // drain ends the work: no new calls, the results of those in flight recorded,
 // nothing waited for beyond the drain timeout.
-func (a *Attacher) drain(logger klog.Logger, working *sync.WaitGroup) {
+func (a *Attacher) drain(logger klog.Logger, calling, working *sync.WaitGroup) {
 	logger.Info("Shutting down, waiting for calls in flight", "timeout", a.drainTimeout)
-	a.mu.Lock()
-	a.draining = true
-	a.mu.Unlock()
+	a.draining.Store(true)
 	a.volumes.ShutDown()
+	a.wellCalls.ShutDown()
+	a.suspectCalls.ShutDown()
 	ended, called := make(chan struct{}), make(chan struct{})
 	go func() {
-		a.inFlight.Wait() // each has queued its key by then
+		calling.Wait() // each has queued its key by then
 		close(called)
 		a.queue.ShutDown()
 		working.Wait() // they end when all that is queued was worked off

@@ -30,8 +30,6 @@ type record struct {
 	drift publication.Drift
 	// driftNodeID is the node that keeps the volume, where it is Abandoned.
 	driftNodeID string
-	// hung: the last attempt took far longer than most calls do.
-	hung bool
 }
 
 // ledger remembers calls by the UID of their attachment. It begins empty in each
@@ -69,6 +67,7 @@ func (l *ledger) ofVolume(handle string) map[types.UID]record {
 
 // attempt is one call for an attachment.
 type attempt struct {
+	key        publication.Key // that it was decided under
 	uid        types.UID
 	attachment *storagev1.VolumeAttachment // nil if it is gone
 	volume     identity
@@ -135,15 +134,10 @@ func (l *ledger) fail(uid types.UID, err error, now time.Time) {
 	l.change(uid, func(r *record) {
 		r.call.InFlight, r.call.Confirmed, r.call.Recorded = false, false, false
 		r.call.Failures++
-		r.call.Hopeless, r.call.Ended, r.call.Message = csi.RepeatIsHopeless(err), now, err.Error()
+		r.call.Ended, r.call.Message = now, err.Error()
 		r.call.Unanswered = csi.IsUnanswered(err)
 		r.err = err
 	})
-}
-
-// hung notes whether the last attempt took far longer than most calls do.
-func (l *ledger) hung(uid types.UID, yes bool) {
-	l.change(uid, func(r *record) { r.hung = yes })
 }
 
 // refuse notes an attempt that failed before anything was sent.

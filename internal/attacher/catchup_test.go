@@ -17,7 +17,7 @@ import (
 // the new leader still shows it, as it was before it was attached: that must not be attached
 // again. Nor may one that came and went since, and that the cache has yet to show.
 func TestNewLeaderWaitsForTheCache(t *testing.T) {
-	about := func(b *bubble) func(*storagev1.VolumeAttachment) {
+	about := func(b *memoryWorld) func(*storagev1.VolumeAttachment) {
 		return func(va *storagev1.VolumeAttachment) {
 			va.Finalizers = []string{kube.AttacherFinalizer(b.driver.name)}
 			va.Annotations = map[string]string{kube.NodeIDAnnotation: "id-node1"}
@@ -25,34 +25,34 @@ func TestNewLeaderWaitsForTheCache(t *testing.T) {
 	}
 	attached := func(va *storagev1.VolumeAttachment) { va.Status.Attached = true }
 	for name, tt := range map[string]struct {
-		before, since func(b *bubble)
+		before, since func(b *memoryWorld)
 		want          []string // calls
 	}{
 		"ended": {
-			before: func(b *bubble) { b.attachment("v", about(b)); b.attachment("z", about(b), attached) },
-			since:  func(b *bubble) { b.api.end(resourceAttachments, "va-v") },
+			before: func(b *memoryWorld) { b.attachment("v", about(b)); b.attachment("z", about(b), attached) },
+			since:  func(b *memoryWorld) { b.api.end(resourceAttachments, "va-v") },
 		},
 		"ended, and there is no other": {
-			before: func(b *bubble) { b.attachment("v", about(b)) },
-			since:  func(b *bubble) { b.api.end(resourceAttachments, "va-v") },
+			before: func(b *memoryWorld) { b.attachment("v", about(b)) },
+			since:  func(b *memoryWorld) { b.api.end(resourceAttachments, "va-v") },
 		},
 		"came and went": {
-			before: func(b *bubble) { b.attachment("z", about(b), attached) },
-			since:  func(b *bubble) { b.attachment("v", about(b)); b.api.end(resourceAttachments, "va-v") },
+			before: func(b *memoryWorld) { b.attachment("z", about(b), attached) },
+			since:  func(b *memoryWorld) { b.attachment("v", about(b)); b.api.end(resourceAttachments, "va-v") },
 		},
 		"came and went, and there is no other": {
-			before: func(*bubble) {},
-			since:  func(b *bubble) { b.attachment("v", about(b)); b.api.end(resourceAttachments, "va-v") },
+			before: func(*memoryWorld) {},
+			since:  func(b *memoryWorld) { b.attachment("v", about(b)); b.api.end(resourceAttachments, "va-v") },
 		},
 		"still there": {
-			before: func(b *bubble) { b.attachment("v", about(b)) },
-			since:  func(b *bubble) { b.attachment("z", about(b), attached) },
+			before: func(b *memoryWorld) { b.attachment("v", about(b)) },
+			since:  func(b *memoryWorld) { b.attachment("z", about(b), attached) },
 			want:   []string{"Publish id-node1"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newBubble(t)
+				b := newMemoryWorld(t)
 				tt.before(b)
 				b.api.hold()
 				tt.since(b)
@@ -77,7 +77,7 @@ func TestNewLeaderWaitsForTheCache(t *testing.T) {
 // reason once.
 func TestListAtTakeOverFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBubble(t)
+		b := newMemoryWorld(t)
 		va := b.attachment("v")
 		why := errors.New("etcdserver: request timed out")
 		b.api.refuse = func(action clienttesting.Action) error {
@@ -113,7 +113,7 @@ func TestListAtTakeOverFails(t *testing.T) {
 // A leader that is told to stop while it waits for a list stops.
 func TestStopWhileTheListFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBubble(t)
+		b := newMemoryWorld(t)
 		b.api.refuse = func(action clienttesting.Action) error {
 			if list, ok := action.(clienttesting.ListActionImpl); ok && list.GetListOptions().Limit == 1 {
 				return errors.New("connection refused")

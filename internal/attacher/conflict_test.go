@@ -17,7 +17,7 @@ import (
 // one that the node has now, but unpublished first.
 func TestRecordedNodeIDIsNotOverwritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBubble(t)
+		b := newMemoryWorld(t)
 		name := b.attachment("v", func(va *storagev1.VolumeAttachment) { va.Spec.NodeName = "node2" })
 		stop := b.start()
 		defer stop()

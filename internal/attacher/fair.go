@@ -6,6 +6,9 @@ import (
 	"belay.dev/belay/internal/publication"
 )
 
+// detachShare: where both wait, one key in so many has only something to detach.
+const detachShare = 4
+
 // fair is the order in which keys are worked on: those with something to attach
 // before those with something to detach, of which every fourth is one where
 // both wait (external-attacher#761).

@@ -17,8 +17,8 @@ import (
 // itself by priority and fairness.
 const defaultKubeAPIQPS = "-1"
 
-// defaultWorkerThreads is csi-attacher's 10 made a ceiling that adapts (ADR 12).
-const defaultWorkerThreads = 512
+// defaultWorkerThreads is more than csi-attacher's 10, with which ten volumes that hang hold up all others (ADR 12).
+const defaultWorkerThreads = 256
 
 // Options are the flags of csi-attacher v4.12.0, by the same names.
 type Options struct {
@@ -53,7 +53,7 @@ func RegisterFlags() *Options {
 	flags.DurationVar(&o.Timeout, "timeout", 15*time.Second, "How long one call to the CSI driver may take.")
 	flags.DurationVar(&o.RetryIntervalStart, "retry-interval-start", time.Second, "Back-off after the first failed call for a volume. It doubles with each failure, up to retry-interval-max, and ends when something changes that the call depends on.")
 	flags.DurationVar(&o.RetryIntervalMax, "retry-interval-max", 5*time.Minute, "Longest back-off after failed calls.")
-	flags.UintVar(&o.WorkerThreads, "worker-threads", defaultWorkerThreads, "How many calls to the CSI driver may be in flight at once, besides those that hang. Fewer are while the driver shows that it is overloaded.")
+	flags.UintVar(&o.WorkerThreads, "worker-threads", defaultWorkerThreads, "How many calls to the CSI driver may be in flight at once. A quarter of them is for volumes whose last call was not answered in time.")
 	flags.IntVar(&o.MaxEntries, "max-entries", 0, "How many volumes one page of ListVolumes may hold; 0 means no limit.")
 	flags.StringVar(&o.DefaultFSType, "default-fstype", "", "The filesystem type that is sent for a volume that names none.")
 	flags.DurationVar(&o.ReconcileSync, "reconcile-sync", time.Minute, "How often attachments are compared with what the CSI driver lists.")

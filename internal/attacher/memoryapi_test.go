@@ -242,7 +242,7 @@ func apply(o client.Object, a clienttesting.PatchActionImpl) error {
 	if err := errors.Join(json.Unmarshal(before, &document), json.Unmarshal(a.GetPatch(), &patch)); err != nil {
 		return err
 	}
-	mergePatch(document, patch)
+	mergeInto(document, patch)
 	after, err := json.Marshal(document)
 	if err != nil {
 		return err
@@ -250,8 +250,8 @@ func apply(o client.Object, a clienttesting.PatchActionImpl) error {
 	return json.Unmarshal(after, o)
 }
 
-// mergePatch is RFC 7386. What is removed stays in the object that it is decoded into: no test looks.
-func mergePatch(into, patch map[string]any) {
+// mergeInto is RFC 7386. What is removed stays in the object that it is decoded into: no test looks.
+func mergeInto(into, patch map[string]any) {
 	for key, value := range patch {
 		below, ok := value.(map[string]any)
 		within, exists := into[key].(map[string]any)
@@ -259,24 +259,24 @@ func mergePatch(into, patch map[string]any) {
 		case value == nil:
 			delete(into, key)
 		case ok && exists:
-			mergePatch(within, below)
+			mergeInto(within, below)
 		default:
 			into[key] = value
 		}
 	}
 }
 
-// bubble is an attacher in fake time with its API server and its driver.
-type bubble struct {
+// memoryWorld is an attacher in fake time with its API server and its driver.
+type memoryWorld struct {
 	t      *testing.T
 	api    *memoryAPI
 	driver *scriptedDriver
 	log    *logged
 }
 
-func newBubble(t *testing.T) *bubble {
+func newMemoryWorld(t *testing.T) *memoryWorld {
 	t.Helper()
-	b := &bubble{t: t, api: newMemoryAPI(), driver: &scriptedDriver{
+	b := &memoryWorld{t: t, api: newMemoryAPI(), driver: &scriptedDriver{
 		name: "bubble.csi.test", capabilities: canAttach, busy: map[string][]context.Context{}, notify: make(chan struct{}),
 		answer: func(context.Context, call, int) (map[string]string, error) { return nil, nil },
 	}}
@@ -286,7 +286,7 @@ func newBubble(t *testing.T) *bubble {
 }
 
 // attachment makes a volume and its VolumeAttachment.
-func (b *bubble) attachment(volume string, change ...func(*storagev1.VolumeAttachment)) string {
+func (b *memoryWorld) attachment(volume string, change ...func(*storagev1.VolumeAttachment)) string {
 	w := &world{t: b.t, driver: b.driver, prefix: "b"}
 	pv := csiPV(w, volume)
 	pv.UID = types.UID(pv.Name)
@@ -300,7 +300,7 @@ func (b *bubble) attachment(volume string, change ...func(*storagev1.VolumeAttac
 	return va.Name
 }
 
-func (b *bubble) isAttached(name string) bool {
+func (b *memoryWorld) isAttached(name string) bool {
 	b.api.mu.Lock()
 	defer b.api.mu.Unlock()
 	va, ok := b.api.objects[resourceAttachments][name].(*storagev1.VolumeAttachment)
@@ -308,7 +308,7 @@ func (b *bubble) isAttached(name string) bool {
 }
 
 // start runs an attacher until the function that is returned is called.
-func (b *bubble) start(change ...func(*Config)) (stop func()) {
+func (b *memoryWorld) start(change ...func(*Config)) (stop func()) {
 	b.t.Helper()
 	conn, err := grpc.NewClient("passthrough:///memory", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(b.driver.intercept))
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"hash/fnv"
-	"maps"
 	"strconv"
 	"strings"
 	"time"
@@ -190,17 +189,18 @@ func recordedSecret(va *storagev1.VolumeAttachment) *corev1.SecretReference {
 	return &corev1.SecretReference{Namespace: namespace, Name: name}
 }
 
-// trimAnnotations keeps what the attacher recorded, and a digest of the rest.
+// trimAnnotations keeps what is read, and a digest of what others wrote. A change of belay's own annotations says nothing
+// about whether a call that failed would succeed now.
 func trimAnnotations(va *storagev1.VolumeAttachment) map[string]string {
-	kept, others := map[string]string{}, maps.Clone(va.Annotations)
-	delete(others, kube.PublishedHandleAnnotation)
-	for _, own := range []string{kube.NodeIDAnnotation, kube.PublishSecretAnnotation} {
-		if value, ok := va.Annotations[own]; ok {
-			kept[own] = value
-			delete(others, own)
+	kept, others := map[string]string{}, map[string]string{}
+	for name, value := range va.Annotations {
+		switch {
+		case name == kube.NodeIDAnnotation, name == kube.PublishSecretAnnotation, name == kube.DetachRequestedAnnotation:
+			kept[name] = value
+		case !kube.IsOwnAnnotation(name):
+			others[name] = value
 		}
 	}
-	delete(others, kube.LeadingSinceAnnotation) // a leader's mark changes nothing
 	if len(others)+len(va.Labels) > 0 {
 		kept[othersMark] = digest(va.Labels, others)
 	}

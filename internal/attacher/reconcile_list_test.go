@@ -239,8 +239,7 @@ func TestComparisonsFollowEachOtherAfterAPause(t *testing.T) {
 		if diff := cmp.Diff([]string{"0s", "1m10s", "3m40s", "4m40s", "5m40s"}, begins); diff != "" {
 			t.Errorf("begins (-want +got):\n%s", diff)
 		}
-		a.queue.ShutDown()
-		a.volumes.ShutDown()
+		a.shutDown()
 	})
 }
 
@@ -254,8 +253,7 @@ func TestNoComparisonWithoutAPause(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer a.queue.ShutDown()
-	defer a.volumes.ShutDown()
+	defer a.shutDown()
 	a.reconcile(t.Context())
 }
 
@@ -268,8 +266,7 @@ func BenchmarkComparison(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer a.queue.ShutDown()
-	defer a.volumes.ShutDown()
+	defer a.shutDown()
 	w := &world{driver: &scriptedDriver{name: "disk.test"}, prefix: "disk"}
 	for i := range nodes {
 		_ = a.objects.csiNodeInformer.GetStore().Add(&storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("node-", i)},

@@ -13,7 +13,7 @@ import (
 func TestLowRequestLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const volumes, qps, burst = 100, 5, 10
-		b := newBubble(t)
+		b := newMemoryWorld(t)
 		var names []string
 		for i := range volumes {
 			names = append(names, b.attachment(fmt.Sprint("v", i)))

@@ -3,6 +3,7 @@ package attacher
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -106,6 +107,8 @@ func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
 	}
 	one.seen.VolumeUnprotected = one.sourceErr == nil && !one.seen.VolumeProtected && one.source.pv.DeletionTimestamp == nil
 	one.seen.OtherFinalizers = len(va.Finalizers) > 1 || (len(va.Finalizers) == 1 && !one.seen.Finalizer)
+	// One that cannot be read counts as none: nothing is held back for it.
+	one.seen.DetachRequested, _ = time.Parse(time.RFC3339, va.Annotations[kube.DetachRequestedAnnotation])
 	one.seen.AttachError, one.seen.DetachError = messageOf(va.Status.AttachError), messageOf(va.Status.DetachError)
 	one.seen.PublishProblem = a.publishProblem(one, nodeErr)
 	one.seen.UnpublishProblem = unpublishProblem(one, nodeErr)

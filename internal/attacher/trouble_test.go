@@ -79,10 +79,10 @@ func (w *world) medianAttach(prefix string) time.Duration {
 }
 
 // As shipped, with 150 volumes whose calls are never answered, also not when they are
-// cancelled, and 300 detaches in flight, none of which ends meanwhile, healthy volumes
+// cancelled, and 30 detaches in flight, none of which ends meanwhile, healthy volumes
 // attach as on an idle attacher, and wait for none of those: TestHealthyVolumeBesideTrouble says how long to the millisecond.
 func TestHealthyVolumesAsShipped(t *testing.T) {
-	const hung, detached = 150, 300
+	const hung, detached = 150, 30
 	w := newWorld(t)
 	never, detach := make(chan struct{}), make(chan struct{})
 	t.Cleanup(func() { close(never) })

@@ -119,16 +119,3 @@ func IsUnanswered(err error) bool {
 	_, ok := errors.AsType[*NoAnswerError](err)
 	return ok
 }
-
-// RepeatIsHopeless tells whether the same request will be refused again until
-// somebody changes the request or the driver: such a call is repeated at the
-// longest back-off at once (CSI spec: INVALID_ARGUMENT must be fixed before a
-// retry, UNIMPLEMENTED must not be retried, PERMISSION_DENIED after a grant).
-func RepeatIsHopeless(err error) bool {
-	switch code, _ := Code(err); code {
-	case codes.InvalidArgument, codes.Unimplemented, codes.PermissionDenied:
-		return true
-	default:
-		return false
-	}
-}

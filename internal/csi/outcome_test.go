@@ -45,27 +45,6 @@ func TestOutcomeOf(t *testing.T) {
 	}
 }
 
-func TestRepeatIsHopeless(t *testing.T) {
-	tests := map[string]struct {
-		err  error
-		want bool
-	}{
-		"invalid argument":  {status.Error(codes.InvalidArgument, ""), true},
-		"unimplemented":     {status.Error(codes.Unimplemented, ""), true},
-		"permission denied": {status.Error(codes.PermissionDenied, ""), true},
-		"not found":         {status.Error(codes.NotFound, ""), false},
-		"not from gRPC":     {errors.New("x"), false},
-		"success":           {nil, false},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			if got := RepeatIsHopeless(tt.err); got != tt.want {
-				t.Errorf("RepeatIsHopeless(%v) = %v, want %v", tt.err, got, tt.want)
-			}
-		})
-	}
-}
-
 func TestUnanswered(t *testing.T) {
 	timedOut := status.Error(codes.DeadlineExceeded, "context deadline exceeded")
 	as := NoAnswerError{Driver: "disk.csi.example.com", Call: "ControllerPublishVolume", Node: "node-1", Timeout: 15 * time.Second}

@@ -95,6 +95,9 @@ const (
 	csiPluginPrefix = "kubernetes.io/csi/"
 )
 
+// IsOwnAnnotation reports whether an annotation is one of belay's.
+func IsOwnAnnotation(name string) bool { return strings.HasPrefix(name, ownPrefix) }
+
 // notFinalizerChar matches what csi-attacher replaces in a driver's name.
 var notFinalizerChar = regexp.MustCompile("[^a-zA-Z0-9-]")
 

@@ -42,19 +42,17 @@ func (p Policy) NextAttempt(uid string, failed Call) time.Time {
 // Stamp is a time as messages and logs have it, rounded up to the second.
 func Stamp(t time.Time) string { return t.Add(time.Second - 1).UTC().Format(time.RFC3339) }
 
-// delay doubles with each failure from RetryStart to RetryMax, less up to a
-// fifth: many volumes that failed together are not tried together again. The
+// delay doubles with each failure from RetryStart to RetryMax, whichever code the driver answered with: drivers use also those that
+// the CSI specification calls permanent for passing conditions (INVALID_ARGUMENT for a disk that another node still uses). It is
+// less by up to a fifth: many volumes that failed together are not tried together again. The
 // fifth is drawn from the attachment's UID, so that a decision is a function of
 // what was seen.
 func (p Policy) delay(uid string, failed Call) time.Duration {
-	delay := p.RetryMax
-	if !failed.Hopeless {
-		delay = p.RetryStart
-		for i := 1; i < failed.Failures && delay < p.RetryMax; i++ {
-			delay *= 2
-		}
-		delay = min(delay, p.RetryMax)
+	delay := p.RetryStart
+	for i := 1; i < failed.Failures && delay < p.RetryMax; i++ {
+		delay *= 2
 	}
+	delay = min(delay, p.RetryMax)
 	sum := fnv.New32a()
 	_, _ = sum.Write([]byte(uid + strconv.Itoa(failed.Failures))) // never fails (hash.Hash)
 	const part = 1000

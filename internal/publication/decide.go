@@ -92,6 +92,11 @@ func (v *volume) attach(a Attachment) {
 		v.call(a, Unpublish, a.RecordedNodeID)
 		return
 	}
+	if until := v.withdrawnUntil(a); until.After(v.now) {
+		v.reportCall(a, Publish)
+		v.wait(a, DetachRequested, until)
+		return
+	}
 	if until := v.backOff(a); until.After(v.now) {
 		v.reportCall(a, Publish)
 		v.wait(a, BackingOff, until)
@@ -108,6 +113,21 @@ func (v *volume) attach(a Attachment) {
 		return
 	}
 	v.call(a, Publish, a.boundNodeID())
+}
+
+// withdrawalLimit is how long an attachment is not published after the controller noted that it is about to delete it. That takes
+// a second or two, unless the node still uses the volume. A request that stays may have been left by a controller that no longer
+// runs.
+const withdrawalLimit = time.Minute
+
+// withdrawnUntil is when an attachment that is about to be deleted may be published after all: the unpublish would have to wait
+// for a publish that hangs.
+func (v *volume) withdrawnUntil(a Attachment) time.Time {
+	// A request from a time to come, of a clock that is ahead, could hold the publish back for as long as that.
+	if a.Attached || a.DetachRequested.IsZero() || a.DetachRequested.After(v.now.Add(withdrawalLimit)) {
+		return time.Time{}
+	}
+	return a.DetachRequested.Add(withdrawalLimit)
 }
 
 // keepFinalizers stores our finalizers again: that of an attached volume's attachment, if

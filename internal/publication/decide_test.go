@@ -36,6 +36,8 @@ func with(a Attachment, change func(*Attachment)) Attachment {
 	return a
 }
 
+func requestedAt(a Attachment, at time.Time) Attachment { a.DetachRequested = at; return a }
+
 func deleting(a Attachment) Attachment { a.Deleting, a.DeletedAt = true, noon; return a }
 
 func called(a Attachment, c Call) Attachment { a.Call = c; return a }
@@ -71,6 +73,19 @@ func TestDecide(t *testing.T) {
 		// exactly one publish
 		"driver said OK": {Observed{Attachments: []Attachment{called(begun("a"), published)}},
 			[]Step{RecordAttached{to("a")}}},
+		// about to be deleted
+		"detach requested before the first publish": {Observed{Attachments: []Attachment{requestedAt(fresh("a"), noon)}}, nil},
+		"detach requested after a publish that failed": {
+			Observed{Attachments: []Attachment{requestedAt(called(begun("a"), with2(failed, func(c *Call) { c.Inputs = "before" })), noon)}},
+			[]Step{RecordError{to("a"), Publish, "no space", true}}},
+		"detach requested after a publish that succeeded": {Observed{Attachments: []Attachment{requestedAt(called(begun("a"), published), noon)}},
+			[]Step{RecordAttached{to("a")}}},
+		"detach requested a minute ago": {Observed{Attachments: []Attachment{requestedAt(begun("a"), noon.Add(-time.Minute))}},
+			[]Step{CallDriver{to("a"), Publish, "id-a"}}},
+		"detach requested by a clock that is far ahead": {Observed{Attachments: []Attachment{requestedAt(begun("a"), noon.Add(time.Hour))}},
+			[]Step{CallDriver{to("a"), Publish, "id-a"}}},
+		"detach requested, deleting": {Observed{Attachments: []Attachment{requestedAt(deleting(begun("a")), noon)}},
+			[]Step{CallDriver{to("a"), Unpublish, "id-a"}}},
 		"publish in flight": {Observed{Attachments: []Attachment{called(begun("a"), Call{Verb: Publish, NodeID: "id-a", InFlight: true})}}, nil},
 		"attached":          {Observed{Attachments: []Attachment{attached("a")}}, nil},
 		"attached, and the volume's own object came later": {Observed{Attachments: []Attachment{with(attached("a"), func(a *Attachment) { a.VolumeUnprotected = true })}},
@@ -178,10 +193,9 @@ func TestBackOff(t *testing.T) {
 		call      Call
 		low, high time.Duration
 	}{
-		"first failure":    {Call{Failures: 1}, 800 * time.Millisecond, time.Second},
-		"third failure":    {Call{Failures: 3}, 3200 * time.Millisecond, 4 * time.Second},
-		"many failures":    {Call{Failures: 80}, 4 * time.Minute, 5 * time.Minute},
-		"hopeless at once": {Call{Failures: 1, Hopeless: true}, 4 * time.Minute, 5 * time.Minute},
+		"first failure": {Call{Failures: 1}, 800 * time.Millisecond, time.Second},
+		"third failure": {Call{Failures: 3}, 3200 * time.Millisecond, 4 * time.Second},
+		"many failures": {Call{Failures: 80}, 4 * time.Minute, 5 * time.Minute},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

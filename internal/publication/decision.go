@@ -17,7 +17,7 @@ const (
 	BackingOff Reason = "BackingOff"
 	// RequestImpossible: what a request needs is missing or wrong.
 	RequestImpossible Reason = "RequestImpossible"
-	// DriverBusy: as many calls are in flight as the driver bears.
+	// DriverBusy: as many calls are in flight as are allowed.
 	DriverBusy Reason = "DriverBusy"
 	// NodeHeldBack: the driver said that it can attach no more to the node
 	// (RESOURCE_EXHAUSTED); one attachment at a time is tried.
@@ -25,6 +25,9 @@ const (
 	// VolumeHeldBack: the driver said that it is at work on the shared volume already
 	// (ABORTED); one node at a time is tried.
 	VolumeHeldBack Reason = "VolumeHeldBack"
+	// DetachRequested: the controller is about to delete the attachment. It ends when
+	// that happens, when the request is taken back, or withdrawalLimit after it.
+	DetachRequested Reason = "DetachRequested"
 	// DriverGone: the connection to the driver is lost.
 	DriverGone Reason = "DriverGone"
 	// ShuttingDown: the attacher is about to end.
@@ -33,7 +36,8 @@ const (
 
 // Reasons are all reasons to wait.
 var Reasons = []Reason{
-	OtherWriterAttached, CallInFlight, BackingOff, RequestImpossible, DriverBusy, NodeHeldBack, VolumeHeldBack, DriverGone, ShuttingDown,
+	OtherWriterAttached, CallInFlight, BackingOff, RequestImpossible, DriverBusy, NodeHeldBack, VolumeHeldBack,
+	DetachRequested, DriverGone, ShuttingDown,
 }
 
 // Wait is why one attachment waits, for how long at most.

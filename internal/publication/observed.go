@@ -1,9 +1,6 @@
 package publication
 
-import (
-	"slices"
-	"time"
-)
+import "time"
 
 // Key names what is decided about in one go, and so what one worker holds at a
 // time. An exclusive volume is decided over all nodes (Node is empty), because
@@ -29,12 +26,6 @@ type Observed struct {
 	Draining bool
 }
 
-// Awaited tells whether an attachment is wanted and not there yet: what is done for
-// the key, also a detach, is then on the way of an attach.
-func (o Observed) Awaited() bool {
-	return slices.ContainsFunc(o.Attachments, func(a Attachment) bool { return !a.Gone && !a.Deleting && !a.Attached })
-}
-
 // Attachment is one VolumeAttachment with what concerns it. Each field is as
 // the API server last told, directly or through the watch, whichever is newer.
 type Attachment struct {
@@ -47,11 +38,14 @@ type Attachment struct {
 	// somebody took our finalizer off by force. Only Call is known of it.
 	Gone bool
 
-	Deleting        bool      // metadata.deletionTimestamp is set
-	DeletedAt       time.Time // which is that time, by the API server's clock
-	Attached        bool      // status.attached
-	Finalizer       bool      // our finalizer is stored on the object of this UID
-	OtherFinalizers bool      // the object will outlive our finalizer
+	Deleting  bool      // metadata.deletionTimestamp is set
+	DeletedAt time.Time // which is that time, by the API server's clock
+	// DetachRequested is when the controller noted that it is about to delete the
+	// attachment; zero if it has not.
+	DetachRequested time.Time
+	Attached        bool // status.attached
+	Finalizer       bool // our finalizer is stored on the object of this UID
+	OtherFinalizers bool // the object will outlive our finalizer
 
 	// Unsure: a WriteFinalizers got no answer, so Finalizer and RecordedNodeID may
 	// be older than what is stored.
@@ -139,8 +133,6 @@ type Call struct {
 
 	// Failures is the number of attempts in a row that ended without OK.
 	Failures int
-	// Hopeless: the same request will be refused again until something changes.
-	Hopeless bool
 	// Ended is when the last attempt ended.
 	Ended time.Time
 	// Message is the last attempt's error.

@@ -11,10 +11,10 @@ import (
 
 // Calls is how many calls to the driver an attacher has in flight, and may have.
 type Calls struct {
-	Limit       int // as it is now
-	Attaching   int // that count toward the limit, as the next
+	Limit       int
+	Attaching   int
 	Detaching   int
-	Hanging     int // beside the limit
+	Suspect     int // of both: for volumes whose last call was not answered in time
 	NodesHeld   int // held back after RESOURCE_EXHAUSTED
 	VolumesHeld int // held back after ABORTED
 }
@@ -82,11 +82,11 @@ func (a *Attacher) Waits(now time.Time, key publication.Key, waiting []Waiting) 
 
 var (
 	callsLimit = prometheus.NewDesc("attacher_calls_limit",
-		"How many calls to the driver may be in flight now; --worker-threads at most.", nil, nil)
+		"How many calls to the driver may be in flight: --worker-threads.", nil, nil)
 	callsInFlight = prometheus.NewDesc("attacher_calls_in_flight",
-		"Calls to the driver that count toward the limit, those included that are about to begin.", []string{"operation"}, nil)
+		"Calls to the driver that are in flight.", []string{"operation"}, nil)
 	callsHanging = prometheus.NewDesc("attacher_calls_hanging",
-		"Calls that count apart: they have taken far longer than most, or the last one for their volume did.", nil, nil)
+		"Calls in flight for volumes whose last call was not answered in time. They have a quarter of the limit to themselves.", nil, nil)
 	heldBack = prometheus.NewDesc("attacher_held_back",
 		"Nodes that the driver calls full, and shared volumes that it calls busy: one call at a time is let through.", []string{"scope"}, nil)
 	attachmentsWaiting = prometheus.NewDesc("attacher_attachments_blocked",
@@ -117,7 +117,7 @@ func (a *Attacher) Collect(out chan<- prometheus.Metric) {
 	gauge(callsLimit, float64(calls.Limit))
 	gauge(callsInFlight, float64(calls.Attaching), "attach")
 	gauge(callsInFlight, float64(calls.Detaching), "detach")
-	gauge(callsHanging, float64(calls.Hanging))
+	gauge(callsHanging, float64(calls.Suspect))
 	gauge(heldBack, float64(calls.NodesHeld), "node")
 	gauge(heldBack, float64(calls.VolumesHeld), "volume")
 

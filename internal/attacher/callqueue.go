@@ -1,0 +1,199 @@
+package attacher
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+
+	"belay.dev/belay/internal/publication"
+	"belay.dev/belay/internal/telemetry"
+)
+
+// suspectShare: one in so many of the calls in flight is for volumes whose last call was not answered in time.
+const suspectShare = 4
+
+// callQueue holds the keys for which a call to the driver is to be sent. It has one worker for each call that may be in
+// flight, and the worker sends the call itself: whatever hangs, there are never more.
+type callQueue struct {
+	workqueue.TypedInterface[publication.Key]
+
+	workers  int
+	inFlight [publication.Unpublish + 1]atomic.Int64 // calls, by verb
+
+	mu      sync.Mutex
+	waiting map[publication.Key]struct{} // for a worker
+	busy    int                          // workers with a key
+}
+
+func newCallQueue(name string, workers int, detaches func(publication.Key) bool) *callQueue {
+	return &callQueue{
+		TypedInterface: workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[publication.Key]{Name: name, Queue: newFair(detaches)}),
+		workers:        workers, waiting: map[publication.Key]struct{}{},
+	}
+}
+
+// newCallQueues shares the bound between volumes that are well and those whose last call was not answered in time, so
+// that the latter hold up only each other. One call cannot be shared.
+func newCallQueues(bound int, detaches func(publication.Key) bool) (well, suspect *callQueue) {
+	if bound == 1 {
+		only := newCallQueue("belay-attacher-calls", 1, detaches)
+		return only, only
+	}
+	part := max(1, bound/suspectShare)
+	return newCallQueue("belay-attacher-calls", bound-part, detaches), newCallQueue("belay-attacher-calls-suspect", part, detaches)
+}
+
+// announce counts a key that is about to be added, and reports whether it has to wait for other calls to end.
+func (q *callQueue) announce(key publication.Key) (waits bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.waiting[key] = struct{}{}
+	return q.busy+len(q.waiting) > q.workers
+}
+
+// take waits for a key; closed reports that there are no more.
+func (q *callQueue) take() (key publication.Key, closed bool) {
+	key, closed = q.Get()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !closed {
+		delete(q.waiting, key)
+		q.busy++
+	}
+	return key, closed
+}
+
+func (q *callQueue) done(key publication.Key) {
+	q.mu.Lock()
+	q.busy--
+	q.mu.Unlock()
+	q.Done(key)
+}
+
+// refusal is why a call may not begin now, and when to look again; zero if only an event can tell.
+type refusal struct {
+	reason publication.Reason
+	until  time.Time
+}
+
+// queueFor is the queue that a call for an attachment waits in.
+func (a *Attacher) queueFor(one *subject) *callQueue {
+	if one.record.call.Unanswered {
+		return a.suspectCalls
+	}
+	return a.wellCalls
+}
+
+// decideAlone runs what decides about a key, unless another worker does now. The workers of the work queue and those of the
+// call queues keep apart by it: between what was observed and what is done about it nothing else is decided for the key. So
+// no call begins for an attachment whose finalizer is being removed, and none that another call has made obsolete. A worker
+// that finds the key taken leaves it: the one that has it queues it for the other afterwards.
+func (a *Attacher) decideAlone(key publication.Key, decide func()) (did bool) {
+	if _, taken := a.inHand.LoadOrStore(key, nil); taken {
+		return false
+	}
+	defer a.inHand.Delete(key)
+	decide()
+	return true
+}
+
+// workCalls sends calls until the queue is shut down.
+func (a *Attacher) workCalls(ctx context.Context, queue *callQueue) {
+	for {
+		key, closed := queue.take()
+		if closed {
+			return
+		}
+		var send func()
+		var again time.Duration
+		if a.decideAlone(key, func() { send, again = a.beginCall(ctx, queue, key) }) {
+			a.queue.AddAfter(key, again) // for what there is to be done meanwhile, or instead
+		}
+		if send != nil {
+			send()
+			a.queue.Add(key)
+		}
+		queue.done(key)
+	}
+}
+
+// conflictPause is how long a call waits that another one for the volume is in the way of, under another key.
+const conflictPause = time.Second
+
+// beginCall decides anew about a key, now that a worker has it: since it was queued, anything may have changed. It notes
+// the call that is to be sent, if one is, and returns what sends it; else when the key is to be decided about again.
+func (a *Attacher) beginCall(ctx context.Context, queue *callQueue, key publication.Key) (send func(), again time.Duration) {
+	if a.isOutdated(key) {
+		return nil, 0
+	}
+	shot, decision := a.decide(key)
+	for _, step := range decision.Steps {
+		step, ok := step.(publication.CallDriver)
+		if !ok {
+			continue
+		}
+		one := shot.subjects[step.Target()]
+		try := attemptOf(key, one, step)
+		if a.absence.hold(key, a.controller.Present) || !a.holds.begin(time.Now(), try) {
+			return nil, 0
+		}
+		if !a.calls.begin(try, shot.seen.Exclusive) {
+			a.holds.end(time.Now(), try, errNotSent)
+			return nil, conflictPause
+		}
+		return func() {
+			queue.inFlight[step.Verb].Add(1)
+			defer queue.inFlight[step.Verb].Add(-1)
+			a.call(ctx, one, step, try)
+		}, 0
+	}
+	return nil, 0
+}
+
+var errNotSent = errors.New("not sent")
+
+// attemptOf is the call that a step asks for.
+func attemptOf(key publication.Key, one *subject, step publication.CallDriver) attempt {
+	return attempt{key: key, uid: one.uid(), attachment: one.attachment, volume: one.source.identity, node: one.seen.Node,
+		verb: step.Verb, nodeID: step.NodeID, inputs: one.seen.Inputs, attached: one.seen.Attached}
+}
+
+// call sends a call and notes how it ended.
+func (a *Attacher) call(ctx context.Context, one *subject, step publication.CallDriver, try attempt) {
+	logger := klog.FromContext(ctx).WithValues(one.about()...)
+	ctx = klog.NewContext(ctx, logger)
+	logger.Info(verbs[step.Verb].begins, "call", step.Verb, "nodeID", step.NodeID)
+	traced, end := trace(ctx, try, a.driver)
+	ended := a.send(traced, one, step)
+	end(ended.err)
+	a.holds.end(time.Now(), try, ended.err)
+	a.finish(logger, try, ended)
+	if one.attachment != nil {
+		a.wakeAttachment(one.attachment) // the key may be another one by now
+	}
+}
+
+// flow counts the calls in flight, and what is held back.
+func (a *Attacher) flow() telemetry.Calls {
+	f := telemetry.Calls{}
+	for _, queue := range a.callQueues() {
+		attaching, detaching := int(queue.inFlight[publication.Publish].Load()), int(queue.inFlight[publication.Unpublish].Load())
+		f.Limit, f.Attaching, f.Detaching = f.Limit+queue.workers, f.Attaching+attaching, f.Detaching+detaching
+		if queue != a.wellCalls {
+			f.Suspect = attaching + detaching
+		}
+	}
+	f.NodesHeld, f.VolumesHeld = a.holds.count(time.Now())
+	return f
+}
+
+// callQueues are one or both.
+func (a *Attacher) callQueues() []*callQueue {
+	return slices.Compact([]*callQueue{a.wellCalls, a.suspectCalls})
+}

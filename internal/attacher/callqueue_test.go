@@ -1,0 +1,250 @@
+package attacher
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"belay.dev/belay/internal/telemetry"
+)
+
+// --worker-threads is never exceeded, also when calls hang.
+func TestCallsInFlightAreBounded(t *testing.T) {
+	for _, bound := range []int{1, 2, 3, 10} {
+		t.Run(fmt.Sprint(bound), func(t *testing.T) {
+			inBubble(t, bound, func(b *bubble) {
+				b.answers(func(ctx context.Context, _ call) error { return unanswered(ctx) })
+				for i := range 3 * bound {
+					b.attach(fmt.Sprint("v", i), "node1")
+				}
+				for range 10 { // also when all of them have hung before
+					b.pass(20 * time.Second)
+					if b.most != bound {
+						b.t.Fatalf("%d calls were in flight at once, want %d", b.most, bound)
+					}
+				}
+			})
+		})
+	}
+}
+
+// slowly is a driver that takes two seconds for a detach and one for an attach, and does not answer for volumes whose name
+// begins with "hung".
+func slowly(ctx context.Context, c call) error {
+	switch {
+	case strings.HasPrefix(c.Volume, "hung"):
+		return unanswered(ctx)
+	case c.Method == "Unpublish":
+		return lasting(ctx, 2*time.Second)
+	default:
+		return lasting(ctx, time.Second)
+	}
+}
+
+// As shipped, a healthy volume waits neither for those that hang nor for those that are detached: for the latter, at most
+// until one of the calls in flight ends.
+func TestHealthyVolumeBesideTrouble(t *testing.T) {
+	tests := map[string]struct {
+		hang, detach int
+		before       time.Duration // how long the ones hang before the others are detached
+		within       time.Duration
+	}{
+		"none":                             {0, 0, 0, time.Second},
+		"hanging and detaching at once":    {150, 40, 0, time.Second},
+		"hanging for a second":             {150, 40, time.Second, time.Second},
+		"hanging for half a minute":        {150, 100, 30 * time.Second, time.Second},
+		"hanging for an hour":              {150, 100, time.Hour, time.Second},
+		"more hang than there are workers": {500, 0, time.Hour, time.Second},
+		"a storm of detaches":              {0, 2000, 0, 3 * time.Second},
+		"a storm beside those that hang":   {150, 2000, time.Hour, 3 * time.Second},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, defaultWorkerThreads, func(b *bubble) {
+				b.answers(slowly)
+				for i := range tt.detach {
+					b.attachedBefore(fmt.Sprint("gone", i), "node1")
+				}
+				for i := range tt.hang {
+					b.attach(fmt.Sprint("hung", i), "node1")
+				}
+				b.pass(tt.before)
+				for i := range tt.detach {
+					b.detach(fmt.Sprint("gone", i), "node1")
+				}
+				for n := range 10 { // at any moment
+					b.pass(130 * time.Millisecond)
+					healthy := fmt.Sprint("healthy", n)
+					b.attach(healthy, "node1")
+					b.within(tt.within, "healthy volume attached", func() bool { return b.isAttached(healthy, "node1") })
+				}
+				if b.most > defaultWorkerThreads {
+					t.Errorf("%d calls were in flight at once", b.most)
+				}
+			})
+		})
+	}
+}
+
+// Detaches go on beside volumes that hang, at the driver's pace, and beside attaches without end.
+func TestDetachesBesideHungVolumes(t *testing.T) {
+	inBubble(t, defaultWorkerThreads, func(b *bubble) {
+		b.answers(slowly)
+		for i := range 150 {
+			b.attachedBefore(fmt.Sprint("gone", i), "node1")
+			b.attach(fmt.Sprint("hung", i), "node1")
+		}
+		b.pass(time.Minute)
+		for i := range 150 {
+			b.detach(fmt.Sprint("gone", i), "node1")
+		}
+		b.within(2*time.Second, "150 volumes detached", func() bool {
+			for i := range 150 {
+				if !b.isGone(fmt.Sprint("gone", i), "node1") {
+					return false
+				}
+			}
+			return true
+		})
+	})
+}
+
+// Where both wait for a call, one of four is a detach.
+func TestAttachesWithoutEndLeaveDetachesTheirShare(t *testing.T) {
+	inBubble(t, 8, func(b *bubble) {
+		b.answers(func(ctx context.Context, _ call) error { return lasting(ctx, time.Second) })
+		for i := range 100 {
+			b.attachedBefore(fmt.Sprint("out", i), "node1")
+			b.attach(fmt.Sprint("in", i), "node1")
+		}
+		synctest.Wait()
+		for i := range 100 {
+			b.detach(fmt.Sprint("out", i), "node1")
+		}
+		b.pass(15 * time.Second)
+		detached := 0
+		calls := b.received("")
+		for _, c := range calls {
+			if strings.HasPrefix(c, "Unpublish") {
+				detached++
+			}
+		}
+		if low, high := len(calls)/5, len(calls)/3; detached < low || detached > high {
+			t.Errorf("%d of %d calls were detaches, want about a quarter", detached, len(calls))
+		}
+	})
+}
+
+// A detach that an attach of the volume waits for is as urgent as an attach.
+func TestMoveBesideAStormOfDetaches(t *testing.T) {
+	inBubble(t, 10, func(b *bubble) {
+		b.answers(slowly)
+		b.attachedBefore("moves", "node1")
+		for i := range 500 {
+			b.attachedBefore(fmt.Sprint("gone", i), "node1")
+		}
+		synctest.Wait()
+		for i := range 500 {
+			b.detach(fmt.Sprint("gone", i), "node1")
+		}
+		synctest.Wait()
+		b.detach("moves", "node1")
+		b.attach("moves", "node2")
+		b.within(8*time.Second, "moved", func() bool { return b.isAttached("moves", "node2") }) // two calls, for two others each
+	})
+}
+
+// The API server's answers are as slow as they are, in a storm of detaches, for an attach too: but it does not wait for all
+// of theirs.
+func TestAttachBesideDetachesThatTheAPIServerIsSlowFor(t *testing.T) {
+	inBubble(t, defaultWorkerThreads, func(b *bubble) {
+		for i := range 2000 {
+			b.attachedBefore(fmt.Sprint("gone", i), "node1")
+		}
+		synctest.Wait()
+		b.attachments.delay = func() { time.Sleep(time.Second) }
+		for i := range 2000 {
+			b.detach(fmt.Sprint("gone", i), "node1")
+		}
+		b.pass(time.Second)
+		b.attach("wanted", "node1")
+		b.within(5*time.Second, "attached", func() bool { return b.isAttached("wanted", "node1") }) // two writes, for two others each
+	})
+}
+
+// A volume that hung and is well again goes on by itself.
+func TestHungVolumeRecovers(t *testing.T) {
+	for _, bound := range []int{1, 2} {
+		t.Run(fmt.Sprint(bound), func(t *testing.T) {
+			inBubble(t, bound, func(b *bubble) {
+				b.answers(func(ctx context.Context, _ call) error { return unanswered(ctx) })
+				b.attach("slow", "node1")
+				b.pass(time.Minute)
+				b.answers(func(context.Context, call) error { return nil })
+				b.within(time.Minute, "volume that hung is attached", func() bool { return b.isAttached("slow", "node1") })
+			})
+		})
+	}
+}
+
+// What waits for a call slot says so, and what is in flight is counted.
+func TestFlow(t *testing.T) {
+	inBubble(t, 8, func(b *bubble) {
+		b.answers(slowly)
+		for i := range 10 {
+			b.attach(fmt.Sprint("hung", i), "node1")
+		}
+		b.attachedBefore("gone", "node1")
+		b.detach("gone", "node1")
+		b.pass(20 * time.Second) // six have hung and two of them are called again, four hang for the first time
+		want := telemetry.Calls{Limit: 8, Attaching: 6, Suspect: 2}
+		if got := b.attacher.flow(); got != want {
+			t.Errorf("flow is %+v, want %+v", got, want)
+		}
+	})
+}
+
+// A volume that is no longer wanted when its turn comes is not called for.
+func TestCallIsDecidedAnewWhenItsTurnComes(t *testing.T) {
+	inBubble(t, 1, func(b *bubble) {
+		b.answers(func(ctx context.Context, _ call) error { return lasting(ctx, 5*time.Second) })
+		b.attach("first", "node1")
+		synctest.Wait()
+		b.attach("second", "node1")
+		b.pass(time.Second)
+		b.detach("second", "node1")
+		b.pass(20 * time.Second)
+		if got := b.received("second"); slices.Contains(got, "Publish id-node1") || !b.isGone("second", "node1") {
+			t.Errorf("the driver received %v for a volume that was let go before its turn, gone %v", got, b.isGone("second", "node1"))
+		}
+	})
+}
+
+// While what was decided about a volume is being written, no call for it begins on another decision; and it is not
+// forgotten that one is to be sent.
+func TestNoCallWhileADecisionIsBeingApplied(t *testing.T) {
+	inBubble(t, 1, func(b *bubble) {
+		b.answers(func(ctx context.Context, c call) error {
+			if c.Volume == "other" {
+				return lasting(ctx, 5*time.Second)
+			}
+			return nil
+		})
+		b.attachedBefore("v", "node1")
+		b.attach("other", "node1")
+		synctest.Wait()
+		begun := time.Now()
+		b.detach("v", "node1") // waits for its turn
+		b.pass(4500 * time.Millisecond)
+		b.attachments.delay = func() { time.Sleep(time.Second) }
+		b.attach("v", "node2") // has its error written from 4.5 s to 5.5 s; at 5 s it is the turn of the detach
+		b.within(10*time.Second, "moved", func() bool { return b.isAttached("v", "node2") })
+		if at := b.startsOf("Unpublish", "node1", "v", begun); len(at) != 1 || at[0] < 5500*time.Millisecond {
+			t.Errorf("detached after %v, want once, after 5.5s", at)
+		}
+	})
+}

@@ -1,0 +1,220 @@
+package attacher
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+
+	"belay.dev/belay/internal/publication"
+	"belay.dev/belay/internal/telemetry"
+)
+
+var errFull = status.Error(codes.ResourceExhausted, "node is full")
+
+// startsOf are when the calls for a node, or for a volume, began, since a time.
+func (b *bubble) startsOf(method, node, volume string, since time.Time) (starts []time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, c := range b.calls {
+		if c.Method == method && (node == "" || c.Node == "id-"+node) && (volume == "" || c.Volume == volume) && !c.At.Before(since) {
+			starts = append(starts, c.At.Sub(since))
+		}
+	}
+	return starts
+}
+
+// RESOURCE_EXHAUSTED holds back the attaches to that node: one at a time, with a pause after each that fails, until one
+// succeeds. Other nodes, and detaches, do not wait.
+func TestFullNodeIsHeldBack(t *testing.T) {
+	inBubble(t, 100, func(b *bubble) {
+		const places = 10
+		published := 0 // under b.mu
+		b.answers(func(_ context.Context, c call) error {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			switch {
+			case c.Node != "id-full":
+			case c.Method == "Unpublish":
+				published--
+			case published >= places:
+				return errFull
+			default:
+				published++
+			}
+			return nil
+		})
+		for i := range places {
+			b.attach(fmt.Sprint("in", i), "full")
+			synctest.Wait()
+		}
+		b.attach("first", "full")
+		b.pass(time.Millisecond)
+		begun := time.Now()
+		for i := range 50 {
+			b.attach(fmt.Sprint("more", i), "full")
+			b.attach(fmt.Sprint("else", i), "other")
+		}
+		b.pass(10*time.Second - time.Millisecond)
+		if n := len(b.startsOf("Publish", "other", "", begun)); n != 50 {
+			t.Errorf("%d of 50 attaches to another node were tried", n)
+		}
+		starts := b.startsOf("Publish", "full", "", begun)
+		if len(starts) < 9 || len(starts) > 10 {
+			t.Errorf("attaches to the full node were tried after %v, want one each second", starts)
+		}
+		if f, want := b.attacher.flow(), (telemetry.Calls{Limit: 100, NodesHeld: 1}); f != want {
+			t.Errorf("flow is %+v, want %+v", f, want)
+		}
+		// What is detached makes room for as many, at once.
+		for i := range places {
+			b.detach(fmt.Sprint("in", i), "full")
+		}
+		b.pass(1100 * time.Millisecond)
+		if room := len(b.startsOf("Publish", "full", "", begun)) - len(starts); room < places {
+			t.Errorf("%d attaches were tried after %d detaches", room, places)
+		}
+	})
+}
+
+// Each volume that a full node keeps out gets the driver's own error: kubelet acts on the code.
+func TestEachVolumeOfAFullNodeGetsItsError(t *testing.T) {
+	inBubble(t, 100, func(b *bubble) {
+		b.answers(func(context.Context, call) error { return errFull })
+		for i := range 20 {
+			b.attach(fmt.Sprint("v", i), "full")
+		}
+		b.pass(2 * time.Minute)
+		for i := range 20 {
+			va, _ := b.attachments.Get(bubbleName(fmt.Sprint("v", i), "full"))
+			if va.Status.AttachError == nil || *va.Status.AttachError.ErrorCode != int32(codes.ResourceExhausted) {
+				t.Errorf("volume %d has the error %v", i, va.Status.AttachError)
+			}
+		}
+	})
+}
+
+// ABORTED for a shared volume lets one node at a time through, until one succeeds.
+func TestBusySharedVolumeIsHeldBack(t *testing.T) {
+	inBubble(t, 100, func(b *bubble) {
+		working := 0 // under b.mu: the driver works on one call for the volume at a time
+		b.answers(func(ctx context.Context, c call) error {
+			if c.Volume != "shared" {
+				return nil
+			}
+			b.mu.Lock()
+			if working > 0 {
+				b.mu.Unlock()
+				return status.Error(codes.Aborted, "an operation for the volume is pending")
+			}
+			working++
+			b.mu.Unlock()
+			err := lasting(ctx, 2500*time.Millisecond)
+			b.mu.Lock()
+			working--
+			b.mu.Unlock()
+			return err
+		})
+		b.volume("shared", corev1.ReadWriteMany)
+		b.attach("shared", "node0")
+		synctest.Wait()
+		b.attach("shared", "node1")
+		b.pass(time.Millisecond)
+		begun := time.Now()
+		for i := 2; i < 20; i++ {
+			b.attach("shared", fmt.Sprint("node", i))
+		}
+		b.attach("another", "node2")
+		b.pass(2 * time.Second)
+		if tried := b.startsOf("Publish", "", "shared", begun); len(tried) > 2 {
+			t.Errorf("tried after %v, want once a second", tried)
+		}
+		if !b.isAttached("another", "node2") {
+			t.Error("another volume waits")
+		}
+		b.within(15*time.Minute, "attached to all nodes", func() bool {
+			for i := range 20 {
+				if !b.isAttached("shared", fmt.Sprint("node", i)) {
+					return false
+				}
+			}
+			return true
+		})
+	})
+}
+
+// One call is let through at a time, however long it takes, and one that began before the driver said that the node is full is not
+// taken for it.
+func TestOneCallIsLetThrough(t *testing.T) {
+	h, now := newHolds(time.Second), time.Now()
+	on := func(volume string) attempt {
+		return attempt{key: publication.Key{Volume: volume}, volume: volume, node: "full", verb: publication.Publish}
+	}
+	for _, volume := range []string{"a", "b"} {
+		if !h.begin(now, on(volume)) {
+			t.Fatalf("%s waits", volume)
+		}
+	}
+	h.end(now, on("a"), errFull)
+	if no, want := h.wait(now, on("c")), (refusal{publication.NodeHeldBack, now.Add(time.Second)}); no != want {
+		t.Errorf("refused with %+v, want %+v", no, want)
+	}
+	now = now.Add(time.Second)
+	if !h.begin(now, on("c")) {
+		t.Fatal("nothing is let through after the pause")
+	}
+	h.end(now, on("b"), errFull)
+	if now = now.Add(time.Minute); h.begin(now, on("d")) {
+		t.Error("two calls at once")
+	}
+	h.end(now, on("c"), status.Error(codes.Internal, "something else"))
+	if h.begin(now, on("d")) {
+		t.Error("no pause after one that failed")
+	}
+	if now = now.Add(time.Second); !h.begin(now, on("d")) {
+		t.Error("d waits although nothing is in flight")
+	}
+	h.end(now, on("d"), nil)
+	for _, volume := range []string{"e", "f"} {
+		if !h.begin(now, on(volume)) {
+			t.Errorf("%s waits although one has succeeded", volume)
+		}
+	}
+}
+
+// What is detached from a full node makes room: its attaches wait for nothing more. What fails to detach makes none.
+func TestDetachEndsTheHold(t *testing.T) {
+	h, now := newHolds(time.Second), time.Now()
+	publish := attempt{key: publication.Key{Volume: "a"}, volume: "a", node: "full", verb: publication.Publish}
+	unpublish := attempt{key: publication.Key{Volume: "b"}, volume: "b", node: "full", verb: publication.Unpublish}
+	h.end(now, publish, errFull)
+	if !h.begin(now, unpublish) {
+		t.Fatal("a detach waits for a full node")
+	}
+	h.end(now, unpublish, status.Error(codes.Internal, "broken"))
+	if h.begin(now, publish) {
+		t.Error("a detach that failed ended the hold")
+	}
+	h.end(now, unpublish, nil)
+	if no := h.wait(now, publish); no != (refusal{}) {
+		t.Errorf("after the detach: %+v", no)
+	}
+}
+
+// What is held back and asked for by nobody is forgotten.
+func TestHoldsAreForgotten(t *testing.T) {
+	h, now := newHolds(time.Second), time.Now()
+	for i := range 50 {
+		h.end(now, attempt{key: publication.Key{Volume: "v"}, node: fmt.Sprint("n", i), verb: publication.Publish}, errFull)
+	}
+	now = now.Add(2 * holdMemory)
+	h.end(now, attempt{key: publication.Key{Volume: "v"}, node: "last", verb: publication.Publish}, errFull)
+	if len(h.held) != 1 {
+		t.Errorf("%d nodes are held back, want 1", len(h.held))
+	}
+}
