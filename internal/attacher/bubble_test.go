@@ -115,10 +115,10 @@ func bubbleName(volume, node string) string { return kube.AttachmentName(volume,
 
 // attach makes a VolumeAttachment, and what it needs where that does not exist.
 func (b *bubble) attach(volume, node string, change ...func(*storagev1.VolumeAttachment)) {
-	if _, ok := b.volumes.Get(volume); !ok {
+	if _, ok := b.volumes.get(volume); !ok {
 		b.volume(volume)
 	}
-	if _, ok := b.csiNodes.Get(node); !ok {
+	if _, ok := b.csiNodes.get(node); !ok {
 		b.csiNodes.put(&storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: storagev1.CSINodeSpec{
 			Drivers: []storagev1.CSINodeDriver{{Name: bubbleDriver, NodeID: "id-" + node}},
 		}})
@@ -157,12 +157,12 @@ func (b *bubble) annotate(volume, node string, values map[string]any) {
 }
 
 func (b *bubble) isAttached(volume, node string) bool {
-	va, ok := b.attachments.Get(bubbleName(volume, node))
+	va, ok := b.attachments.get(bubbleName(volume, node))
 	return ok && va.Status.Attached
 }
 
 func (b *bubble) isGone(volume, node string) bool {
-	_, ok := b.attachments.Get(bubbleName(volume, node))
+	_, ok := b.attachments.get(bubbleName(volume, node))
 	return !ok
 }
 

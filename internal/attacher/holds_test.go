@@ -91,7 +91,7 @@ func TestEachVolumeOfAFullNodeGetsItsError(t *testing.T) {
 		}
 		b.pass(2 * time.Minute)
 		for i := range 20 {
-			va, _ := b.attachments.Get(bubbleName(fmt.Sprint("v", i), "full"))
+			va, _ := b.attachments.get(bubbleName(fmt.Sprint("v", i), "full"))
 			if va.Status.AttachError == nil || *va.Status.AttachError.ErrorCode != int32(codes.ResourceExhausted) {
 				t.Errorf("volume %d has the error %v", i, va.Status.AttachError)
 			}
@@ -153,7 +153,7 @@ func TestBusySharedVolumeIsHeldBack(t *testing.T) {
 func TestOneCallIsLetThrough(t *testing.T) {
 	h, now := newHolds(time.Second), time.Now()
 	on := func(volume string) attempt {
-		return attempt{key: publication.Key{Volume: volume}, volume: volume, node: "full", verb: publication.Publish}
+		return attempt{key: publication.Key{Volume: volume}, volume: identity{handle: volume}, node: "full", verb: publication.Publish}
 	}
 	for _, volume := range []string{"a", "b"} {
 		if !h.begin(now, on(volume)) {
@@ -190,8 +190,8 @@ func TestOneCallIsLetThrough(t *testing.T) {
 // What is detached from a full node makes room: its attaches wait for nothing more. What fails to detach makes none.
 func TestDetachEndsTheHold(t *testing.T) {
 	h, now := newHolds(time.Second), time.Now()
-	publish := attempt{key: publication.Key{Volume: "a"}, volume: "a", node: "full", verb: publication.Publish}
-	unpublish := attempt{key: publication.Key{Volume: "b"}, volume: "b", node: "full", verb: publication.Unpublish}
+	publish := attempt{key: publication.Key{Volume: "a"}, volume: identity{handle: "a"}, node: "full", verb: publication.Publish}
+	unpublish := attempt{key: publication.Key{Volume: "b"}, volume: identity{handle: "b"}, node: "full", verb: publication.Unpublish}
 	h.end(now, publish, errFull)
 	if !h.begin(now, unpublish) {
 		t.Fatal("a detach waits for a full node")
