@@ -25,6 +25,7 @@ func (a *Attacher) process(ctx context.Context, key publication.Key) (err error)
 		return a.markTrivially(ctx, key)
 	}
 	var queue *callQueue
+	// If another worker decides about it, a call is about to begin, and the key is queued again.
 	a.decideAlone(key, func() { queue, err = a.decideAndApply(ctx, key) })
 	if queue != nil {
 		queue.Add(key) // now that its worker does not find it taken
