@@ -29,6 +29,7 @@ func (a *Attacher) process(ctx context.Context, key publication.Key) (err error)
 		return nil
 	}
 	var queue *callQueue
+	// If another worker decides about it, a call is about to begin, and the key is queued again.
 	a.decideAlone(key, func() { queue, err = a.decideAndApply(ctx, key) })
 	if queue != nil {
 		queue.Add(key) // now that its worker does not find it taken
@@ -62,15 +63,21 @@ func (a *Attacher) decideAndApply(ctx context.Context, key publication.Key) (*ca
 	}
 	for range maxTurns {
 		shot, decision := a.decide(key)
+		queue := a.queueOfCall(shot, &decision)
+		if queue != nil && queue.reserve(key) {
+			return queue, nil // the call begins at once; the other steps are done beside it
+		}
 		progressed, err := a.applyAll(ctx, shot, decision)
-		if err != nil {
-			return a.offerCall(shot, &decision), err
+		if err == nil && progressed {
+			continue
 		}
-		if !progressed {
-			queue := a.offerCall(shot, &decision)
+		if queue != nil {
+			queue.join(key)
+		}
+		if err == nil {
 			a.await(ctx, shot, decision)
-			return queue, nil
 		}
+		return queue, err
 	}
 	a.queue.Add(key) // others first
 	return nil, nil
@@ -87,9 +94,9 @@ func (a *Attacher) decide(key publication.Key) (snapshot, publication.Decision) 
 	return shot, publication.Decide(time.Now(), shot.seen, a.policy)
 }
 
-// offerCall announces the call that was decided on to the queue that it waits in, or adds to the decision why it cannot be
-// sent now.
-func (a *Attacher) offerCall(shot snapshot, decision *publication.Decision) *callQueue {
+// queueOfCall is the queue for the call that was decided on; nil if there is none, or if it cannot be sent now. The decision gets
+// why the attachment waits.
+func (a *Attacher) queueOfCall(shot snapshot, decision *publication.Decision) *callQueue {
 	for _, step := range decision.Steps {
 		step, ok := step.(publication.CallDriver)
 		if !ok {
@@ -102,12 +109,10 @@ func (a *Attacher) offerCall(shot snapshot, decision *publication.Decision) *cal
 			queue, no = nil, refusal{reason: publication.DriverGone}
 		case no.reason != "":
 			queue = nil
-		case queue.announce(shot.key):
-			no = refusal{reason: publication.DriverBusy}
+		default:
+			no.reason = publication.DriverBusy
 		}
-		if no.reason != "" {
-			decision.Wait(publication.Wait{Attachment: one.seen.Name, Reason: no.reason, Until: no.until})
-		}
+		decision.Wait(publication.Wait{Attachment: one.seen.Name, Reason: no.reason, Until: no.until})
 		return queue
 	}
 	return nil

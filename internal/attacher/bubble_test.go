@@ -200,6 +200,20 @@ func (b *bubble) received(volume string) (words []string) {
 	return words
 }
 
+// atOnce is how many calls were in flight at once, at most.
+func (b *bubble) atOnce() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.most
+}
+
+// slow makes the API server take so long for each patch of a VolumeAttachment.
+func (b *bubble) slow(d time.Duration) {
+	b.attachments.mu.Lock()
+	defer b.attachments.mu.Unlock()
+	b.attachments.delay = d
+}
+
 // unanswered is a driver that does not answer.
 func unanswered(ctx context.Context) error { return lasting(ctx, time.Hour) }
 
@@ -259,9 +273,9 @@ func (b *bubble) serve(ctx context.Context, c call) error {
 // memory is what the API server stores of one kind.
 type memory[T client.Object] struct {
 	empty func() T
-	delay func() // of each patch; may be nil
 
 	mu       sync.Mutex
+	delay    time.Duration // of each patch
 	version  int
 	objects  map[string]T
 	history  []watch.Event
@@ -323,9 +337,10 @@ func (m *memory[T]) delete(name string) {
 }
 
 func (m *memory[T]) patch(name string, form types.PatchType, body []byte) (T, error) {
-	if m.delay != nil {
-		m.delay()
-	}
+	m.mu.Lock()
+	delay := m.delay
+	m.mu.Unlock()
+	time.Sleep(delay)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	patched := m.empty()

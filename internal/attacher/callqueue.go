@@ -49,12 +49,22 @@ func newCallQueues(bound int, detaches func(publication.Key) bool) (well, suspec
 	return newCallQueue("belay-attacher-calls", bound-part, detaches), newCallQueue("belay-attacher-calls-suspect", part, detaches)
 }
 
-// announce counts a key that is about to be added, and reports whether it has to wait for other calls to end.
-func (q *callQueue) announce(key publication.Key) (waits bool) {
+// reserve counts a key that is about to be added, if a worker is free for it.
+func (q *callQueue) reserve(key publication.Key) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if _, waits := q.waiting[key]; !waits && q.busy+len(q.waiting) >= q.workers {
+		return false
+	}
+	q.waiting[key] = struct{}{}
+	return q.busy+len(q.waiting) <= q.workers
+}
+
+// join counts a key that is about to be added.
+func (q *callQueue) join(key publication.Key) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waiting[key] = struct{}{}
-	return q.busy+len(q.waiting) > q.workers
 }
 
 // take waits for a key; closed reports that there are no more.

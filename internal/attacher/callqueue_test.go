@@ -23,8 +23,8 @@ func TestCallsInFlightAreBounded(t *testing.T) {
 				}
 				for range 10 { // also when all of them have hung before
 					b.pass(20 * time.Second)
-					if b.most != bound {
-						b.t.Fatalf("%d calls were in flight at once, want %d", b.most, bound)
+					if most := b.atOnce(); most != bound {
+						b.t.Fatalf("%d calls were in flight at once, want %d", most, bound)
 					}
 				}
 			})
@@ -82,8 +82,8 @@ func TestHealthyVolumeBesideTrouble(t *testing.T) {
 					b.attach(healthy, "node1")
 					b.within(tt.within, "healthy volume attached", func() bool { return b.isAttached(healthy, "node1") })
 				}
-				if b.most > defaultWorkerThreads {
-					t.Errorf("%d calls were in flight at once", b.most)
+				if most := b.atOnce(); most > defaultWorkerThreads {
+					t.Errorf("%d calls were in flight at once", most)
 				}
 			})
 		})
@@ -166,7 +166,7 @@ func TestAttachBesideDetachesThatTheAPIServerIsSlowFor(t *testing.T) {
 			b.attachedBefore(fmt.Sprint("gone", i), "node1")
 		}
 		synctest.Wait()
-		b.attachments.delay = func() { time.Sleep(time.Second) }
+		b.slow(time.Second)
 		for i := range 2000 {
 			b.detach(fmt.Sprint("gone", i), "node1")
 		}
@@ -240,7 +240,7 @@ func TestNoCallWhileADecisionIsBeingApplied(t *testing.T) {
 		begun := time.Now()
 		b.detach("v", "node1") // waits for its turn
 		b.pass(4500 * time.Millisecond)
-		b.attachments.delay = func() { time.Sleep(time.Second) }
+		b.slow(time.Second)
 		b.attach("v", "node2") // has its error written from 4.5 s to 5.5 s; at 5 s it is the turn of the detach
 		b.within(10*time.Second, "moved", func() bool { return b.isAttached("v", "node2") })
 		if at := b.startsOf("Unpublish", "node1", "v", begun); len(at) != 1 || at[0] < 5500*time.Millisecond {
