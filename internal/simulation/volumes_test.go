@@ -246,6 +246,11 @@ func (s *sim) wantedAt(node, handle string) bool {
 // and its PersistentVolume another one.
 func (s *sim) diskOf(va *storagev1.VolumeAttachment) *disk {
 	if d := s.byHand[va.Name]; d != nil {
+		// Its name says nothing: it is for the volume that its PersistentVolume had when the
+		// attacher began.
+		if handle, ok := va.Annotations[kube.PublishedHandleAnnotation]; ok {
+			return s.disk(handle)
+		}
 		return d
 	}
 	for _, d := range s.disks {
