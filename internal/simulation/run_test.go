@@ -136,7 +136,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// numbers reads the seeds to run from BELAY_SEED and BELAY_SEEDS.
+// numbers reads the seeds to run: the one of BELAY_SEED, or as many as BELAY_SEEDS says, from
+// that one on if both are set.
 func numbers(t *testing.T, otherwise uint64) (first, count uint64) {
 	t.Helper()
 	read := func(name string) (uint64, bool) {
@@ -150,10 +151,14 @@ func numbers(t *testing.T, otherwise uint64) (first, count uint64) {
 		}
 		return n, true
 	}
-	if seed, ok := read("BELAY_SEED"); ok {
+	seed, one := read("BELAY_SEED")
+	n, several := read("BELAY_SEEDS")
+	switch {
+	case one && several:
+		return seed, n
+	case one:
 		return seed, 1
-	}
-	if n, ok := read("BELAY_SEEDS"); ok {
+	case several:
 		return 1, n
 	}
 	return 1, otherwise
