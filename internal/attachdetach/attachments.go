@@ -171,8 +171,12 @@ func (w *world) orphansAt(node string) []key {
 // sourceUnique is the unique name of the volume that the attachment's PersistentVolume
 // is now, if that is attached to the node: the driver may take a detach of the one for a
 // detach of the other. What the node merely lists, before the volume can be attached,
-// waits for the orphan to go.
+// waits for the orphan to go. Nothing has to wait where no attacher has begun, or where
+// belay-attacher has: it detaches the volume that it recorded, and no other.
 func (w *world) sourceUnique(va *storagev1.VolumeAttachment) string {
+	if len(va.Finalizers) == 0 || kube.CalledByBelay(va) {
+		return ""
+	}
 	pv, ok := get[*corev1.PersistentVolume](w.volumes, sourceName(va))
 	if !ok {
 		return ""

@@ -9,6 +9,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
@@ -261,6 +262,7 @@ func TestOrphanIsNotWoken(t *testing.T) {
 	m.put(va)
 	old := anAttachment(first, "a", "pv", false)
 	old.Status.Attached = true
+	old.Finalizers = []string{kube.AttacherFinalizer(driver)}
 	m.put(old)
 	k := orphanKey(old)
 	before := m.decide(k)
@@ -277,6 +279,35 @@ func TestOrphanIsNotWoken(t *testing.T) {
 	}
 	if !slices.Contains(woken, k) {
 		t.Errorf("what ends the orphan's wait wakes %v, not the orphan", woken)
+	}
+}
+
+// Nothing keeps an orphan whose end cannot detach the volume that its PersistentVolume is
+// now. If that one waits for the orphan, nothing else would end the wait.
+func TestOrphanWithoutDangerGoes(t *testing.T) {
+	for name, change := range map[string]func(*storagev1.VolumeAttachment){
+		"no attacher has begun": func(*storagev1.VolumeAttachment) {},
+		"belay-attacher recorded the volume": func(va *storagev1.VolumeAttachment) {
+			va.Finalizers = []string{kube.AttacherFinalizer(driver)}
+			va.Annotations = map[string]string{kube.PublishedHandleAnnotation: "first"}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newModel(t)
+			second := key{Driver: driver, Handle: "second"}
+			unique := []string{kube.UniqueVolumeName(driver, "second")}
+			m.put(aVolume("pv", second.Handle, corev1.ReadWriteMany))
+			m.put(aNode("a", isReady, listing(nil, unique)))
+			va := sharedAttachment(second, "a")
+			va.Spec.Source.PersistentVolumeName = new("pv")
+			m.put(va)
+			old := anAttachment(key{Driver: driver, Handle: "first"}, "a", "pv", false)
+			change(old)
+			m.put(old)
+			if d := m.decide(orphanKey(old)); !does[attachment.Check](d) {
+				t.Errorf("steps %+v", d.Steps)
+			}
+		})
 	}
 }
 

@@ -177,6 +177,9 @@ func Migrated(volume *corev1.PersistentVolume) bool { return volume.Annotations[
 // source all but which volume it is and how it may be attached.
 func StripAttachment(attachment *storagev1.VolumeAttachment) *storagev1.VolumeAttachment {
 	kept := &storagev1.VolumeAttachment{ObjectMeta: meta(attachment.ObjectMeta), Spec: attachment.Spec}
+	if len(attachment.Finalizers) > 0 {
+		kept.Finalizers = someFinalizer
+	}
 	if inline := attachment.Spec.Source.InlineVolumeSpec; inline != nil {
 		short := &corev1.PersistentVolumeSpec{AccessModes: inline.AccessModes}
 		if inline.CSI != nil {
@@ -200,6 +203,10 @@ func StripAttachment(attachment *storagev1.VolumeAttachment) *storagev1.VolumeAt
 	kept.Status.DetachError = attachment.Status.DetachError
 	return kept
 }
+
+// someFinalizer is what the cache keeps of an attachment's finalizers: whether there is one.
+// Without any, no attacher has begun with it.
+var someFinalizer = []string{"belay.dev/some"}
 
 // byBelay is what the cache notes, in a field that it has no other use for, on an attachment
 // whose driver belay-attacher calls. Among the annotations it would be a change that the
