@@ -118,6 +118,34 @@ func TestDecide(t *testing.T) {
 			[]Step{RemoveFinalizer{to("a")}, RecordError{to("b"), Publish, stillExists, false}}},
 		"S1: other one kept by somebody else's finalizer": {Observed{Exclusive: true, Attachments: []Attachment{deleting(fresh("a")), fresh("b")}},
 			[]Step{RecordError{to("b"), Publish, stillExists, false}}},
+		"S1: younger one being deleted, kept by somebody else's finalizer": {Observed{Exclusive: true, Attachments: []Attachment{
+			with(fresh("b"), func(b *Attachment) { b.Created = noon.Add(-time.Hour) }), deleting(fresh("a"))}},
+			[]Step{RecordError{to("b"), Publish, stillExists, false}}},
+		"S1: younger one attached, its finalizer taken off": {Observed{Exclusive: true, Attachments: []Attachment{
+			with(fresh("b"), func(b *Attachment) { b.Created = noon.Add(-time.Hour) }),
+			with(attached("a"), func(a *Attachment) { a.Finalizer = false })}},
+			[]Step{RecordError{to("b"), Publish, stillExists, false}, WriteFinalizers{to("a"), "id-a", true, false}}},
+		"S1: attached and not in the driver's list, an older one begun by another attacher: nothing is taken back": {
+			Observed{Exclusive: true, Attachments: []Attachment{begun("a"), with(attached("b"), func(b *Attachment) { b.Drift = NotPublished })}},
+			[]Step{RecordError{to("a"), Publish, strings.ReplaceAll(stillExists, "a for node \"node-a\"", "b for node \"node-b\""), false}}},
+		"refused, listed at a node that no attachment is for: taken from there first": {
+			Observed{Exclusive: true, Attachments: []Attachment{with(called(begun("a"), with2(failed, func(c *Call) { c.Ended = noon.Add(-time.Minute) })),
+				func(a *Attachment) { a.Drift, a.DriftNodeID = Abandoned, "id-x" })}},
+			[]Step{CallDriver{to("a"), Unpublish, "id-x"}}},
+		"S1: refused, listed at a node whose attachment has come back: it waits": {
+			Observed{Exclusive: true, Attachments: []Attachment{begun("a"), with(called(begun("b"), with2(failed, func(c *Call) { c.NodeID = "id-b" })),
+				func(b *Attachment) { b.Attached, b.Drift, b.DriftNodeID = false, Abandoned, "id-a" })}},
+			[]Step{RecordError{to("a"), Publish, strings.ReplaceAll(stillExists, "a for node \"node-a\"", "b for node \"node-b\""), false}, RecordError{to("b"), Publish, "no space", true}}},
+		"detach that failed before: its success is recorded before the object goes": {
+			Observed{Attachments: []Attachment{with(called(deleting(attached("a")), unpublished), func(a *Attachment) { a.DetachError = "busy" })}},
+			[]Step{RecordDetached{to("a")}}},
+		"detach that took its time: the same": {
+			Observed{Attachments: []Attachment{with(called(deleting(attached("a")), unpublished), func(a *Attachment) { a.DeletedAt = noon.Add(-10 * time.Second) })}},
+			[]Step{RecordDetached{to("a")}}},
+		"finalizer taken off an attached volume's attachment": {Observed{Attachments: []Attachment{with(attached("a"), func(a *Attachment) { a.Finalizer = false })}},
+			[]Step{WriteFinalizers{to("a"), "id-a", true, false}}},
+		"begun by another attacher, which volume is not recorded": {Observed{Attachments: []Attachment{with(begun("a"), func(a *Attachment) { a.Unrecorded = true })}},
+			[]Step{WriteFinalizers{to("a"), "id-a", true, false}}},
 		"two that wait to begin: the older goes first": {Observed{Exclusive: true, Attachments: []Attachment{fresh("b"), fresh("a")}},
 			[]Step{WriteFinalizers{to("a"), "id-a", true, true}, RecordError{to("b"), Publish, stillExists, false}}},
 		"the younger has begun: the older waits": {Observed{Exclusive: true, Attachments: []Attachment{begun("a"), with(fresh("b"), func(b *Attachment) { b.Created = noon.Add(-time.Hour) })}},
