@@ -67,6 +67,14 @@ func (q *callQueue) join(key publication.Key) {
 	q.waiting[key] = struct{}{}
 }
 
+// isWaiting reports whether a key waits for a worker.
+func (q *callQueue) isWaiting(key publication.Key) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	_, waits := q.waiting[key]
+	return waits
+}
+
 // take waits for a key; closed reports that there are no more.
 func (q *callQueue) take() (key publication.Key, closed bool) {
 	key, closed = q.Get()

@@ -28,9 +28,12 @@ import (
 type attacherProcess struct {
 	*actor
 
-	sim    *sim
-	cancel context.CancelFunc
-	ended  sync.WaitGroup
+	sim  *sim
+	real *attacher.Attacher
+	// overlooked is what it has not been woken for, and since when that is so.
+	overlooked map[string]time.Time
+	cancel     context.CancelFunc
+	ended      sync.WaitGroup
 
 	mu       sync.Mutex
 	watchers map[kind]*watcher
@@ -64,6 +67,7 @@ func (s *sim) startAttacher() *attacherProcess {
 	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), processKey{}, p))
 	warm, cold := context.WithCancel(context.Background())
 	p.cancel = func() { cancel(); cold() }
+	p.real = real
 	real.Warm(warm)
 	synctest.Wait() // the first lists are there: Run looks for them at once, or in 100 ms
 	p.ended.Go(func() { _ = real.Run(ctx) })
@@ -112,6 +116,15 @@ func (p *attacherProcess) catchUp(fully bool) (did bool) {
 		did = did || n > 0
 	}
 	return did
+}
+
+// behind: there are events that the process has not seen.
+func (p *attacherProcess) behind() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.ContainsFunc(allKinds, func(k kind) bool {
+		return p.watchers[k] != nil && p.watchers[k].next < len(p.sim.api.history[k])
+	})
 }
 
 // watcher is one watch. The process sees an event when the scheduler delivers it.

@@ -18,6 +18,9 @@ func (s *sim) user() {
 		s.remake(s.slots[s.rng.IntN(len(s.slots))])
 		return
 	}
+	if s.chance(15) && s.share() {
+		return
+	}
 	if s.rival && s.chance(40) {
 		for d := s.pickDisk(); s.chance(60); {
 			s.attachByHand(d)

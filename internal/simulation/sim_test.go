@@ -214,6 +214,7 @@ func (s *sim) settleDown() {
 	s.giveUp()
 	synctest.Wait()
 	s.controller.sleepers()
+	s.checkAttacher()
 }
 
 // serveOne ends one of the requests that wait.

@@ -150,3 +150,28 @@ func describe(b *strings.Builder, v reflect.Value) {
 		fmt.Fprint(b, v.Interface())
 	}
 }
+
+// heldBack is how long a call is held back at most because of what the driver said of another
+// one. Its key is looked at when that time is over, although the hold may have ended before.
+const heldBack = 2 * time.Second
+
+// checkAttacher looks for what the attacher has not been woken for, at times when its caches
+// show all there is and the API server has answered all that it asked.
+func (s *sim) checkAttacher() {
+	p := s.attacher
+	if s.broken != "" || p.behind() || len(s.net.waiting()) > 0 {
+		return
+	}
+	overlooked := map[string]time.Time{}
+	for _, what := range p.real.Overlooked() {
+		since, known := p.overlooked[what]
+		if !known {
+			since = time.Now()
+		}
+		overlooked[what] = since
+		if time.Since(since) > heldBack {
+			s.breaks("wake", "%s has overlooked %s", p.name, what)
+		}
+	}
+	p.overlooked = overlooked
+}

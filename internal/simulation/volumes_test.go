@@ -141,6 +141,43 @@ func (s *sim) remake(o *slot) {
 	}
 }
 
+// share deletes, for good, the PersistentVolume that makes a shared handle exclusive, and all
+// who use it.
+func (s *sim) share() (did bool) {
+	i := slices.IndexFunc(s.slots, func(o *slot) bool {
+		_, exists := get[*corev1.PersistentVolume](s.api, o.volume)
+		return exists && o.mode == once && slices.ContainsFunc(s.slots, func(other *slot) bool { return other != o && other.disk == o.disk })
+	})
+	if i < 0 || len(s.missing) > 0 {
+		return false
+	}
+	o := s.slots[i]
+	s.slots = slices.Delete(s.slots, i, i+1)
+	// What waits for another attachment of the volume no longer has to.
+	for range 3 {
+		s.attachByHand(o.disk)
+		s.attacher.catchUp(true)
+		s.settleDown()
+		for len(s.net.waiting()) > 0 && s.broken == "" {
+			s.serveOne()
+		}
+	}
+	o.disk.exclusive = false
+	s.say("somebody deletes %s for good: %s is shared", o.volume, o.disk.handle)
+	pv, _ := get[*corev1.PersistentVolume](s.api, o.volume)
+	s.api.drop(pv)
+	s.remade[o.disk] = true
+	if claim, ok := get[*corev1.PersistentVolumeClaim](s.api, namespace+"/"+o.claim); ok {
+		s.api.drop(claim)
+	}
+	for _, pod := range list[*corev1.Pod](s.api) {
+		if claimOf(pod) == o.claim {
+			s.api.drop(pod)
+		}
+	}
+	return true
+}
+
 // unbind deletes the claim, and some of the pods.
 func (s *sim) unbind(o *slot) {
 	if claim, ok := get[*corev1.PersistentVolumeClaim](s.api, namespace+"/"+o.claim); ok {
