@@ -218,7 +218,9 @@ func (a *Attacher) wakeVolume(pv *corev1.PersistentVolume) {
 	}
 	if from, err := a.objects.sourceOfVolume(pv); err == nil {
 		a.objects.learnHandle(from.handle)
-		a.wakeHandle(from.handle)
+		if !faultSharedWake {
+			a.wakeHandle(from.handle)
+		}
 	}
 }
 

@@ -73,7 +73,7 @@ func (o *objects) sourceOf(va *storagev1.VolumeAttachment) (source, error) {
 	recorded := recordedHandle(va)
 	handle := cmp.Or(recorded, o.strays.handle(va.Name))
 	switch {
-	case err == nil && (handle == named.handle || handle == "" && o.fits(va, named.handle)):
+	case err == nil && (faultRecreated || handle == named.handle || handle == "" && o.fits(va, named.handle)):
 		return named, nil
 	case err == nil:
 		err = fmt.Errorf("PersistentVolume %q was recreated for another volume, %q", *name, named.handle)

@@ -18,7 +18,7 @@ func (s *sim) user() {
 		s.remake(s.slots[s.rng.IntN(len(s.slots))])
 		return
 	}
-	if s.chance(15) && s.share() {
+	if s.others.IntN(100) < 15 && s.share() {
 		return
 	}
 	if s.rival && s.chance(40) {
@@ -210,6 +210,9 @@ func (s *sim) watchLifecycle() {
 		if m := s.machines[node.Name]; (!m.on || !m.online) && isReady(node) {
 			change(s.api, node, func(n *corev1.Node) { setReady(n, corev1.ConditionUnknown) })
 			s.say("%s is not ready", m.name)
+			if s.others.IntN(2) == 0 {
+				s.controller.catchUp(true) // so that whatever it makes due is found
+			}
 		}
 	}
 }

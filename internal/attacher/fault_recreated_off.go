@@ -1,0 +1,5 @@
+//go:build !belay_fault_recreated
+
+package attacher
+
+const faultRecreated = false
