@@ -22,7 +22,7 @@ var plantedFaults = []struct{ tag, invariant, seeds string }{
 	{"s1", "S1", faultSeeds}, {"s1_attacher", "S1", faultSeeds}, {"s2", "S2", faultSeeds}, {"s3", "S3", faultSeeds},
 	{"s4", "S4", faultSeeds}, {"s5", "S5", faultSeeds}, {"s6", "S6", faultSeeds}, {"s6_attacher", "S6", faultSeeds},
 	{"s9", "S9", faultSeeds}, {"s10", "S10", faultSeeds}, {"clock", "S2", faultSeeds}, {"wall", "S2", clockSeeds},
-	{"wake", "wake", faultSeeds}, {"shared_wake", "wake", faultSeeds}, {"recreated", "S(5|10)", faultSeeds},
+	{"wake", "wake", faultSeeds}, {"shared_wake", "wake", faultSeeds}, {"recreated", "(S\\d+|liveness)", faultSeeds},
 }
 
 // tableFaults are those that take several rare things at once, and that the tables of
