@@ -76,7 +76,7 @@ func (s snapshot) logWaits(ctx context.Context, waits []publication.Wait) {
 		byName[one.seen.Name] = one
 	}
 	for _, w := range waits {
-		values := append(byName[w.Attachment].about(), "reason", w.Reason)
+		values := append(byName[w.Attachment].about(), "reason", w.Reason, "endedBy", w.Reason.Exit())
 		if !w.Until.IsZero() {
 			values = append(values, "until", publication.Stamp(w.Until))
 		}

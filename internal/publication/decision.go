@@ -1,6 +1,10 @@
 package publication
 
-import "time"
+import (
+	"maps"
+	"slices"
+	"time"
+)
 
 // Reason says why an attachment waits; the same word is used in logs, metrics
 // and the CLI.
@@ -34,17 +38,35 @@ const (
 	ShuttingDown Reason = "ShuttingDown"
 )
 
-// Reasons are all reasons to wait.
-var Reasons = []Reason{
-	OtherWriterAttached, CallInFlight, BackingOff, RequestImpossible, DriverBusy, NodeHeldBack, VolumeHeldBack,
-	DetachRequested, DriverGone, ShuttingDown,
+// exits says of each reason what ends the wait, and whether a time does if nothing else
+// comes first. Whatever it names wakes the key.
+var exits = map[Reason]struct {
+	by    string
+	timed bool
+}{
+	OtherWriterAttached: {by: "the end of the other VolumeAttachment, or a PersistentVolume that makes the volume shared"},
+	CallInFlight:        {by: "the end of the call, --timeout after it began at the latest"},
+	BackingOff:          {by: "its time, or a change of what the call depends on", timed: true},
+	RequestImpossible:   {by: "a change of the VolumeAttachment, its PersistentVolume or the CSINode"},
+	DriverBusy:          {by: "the end of another call"},
+	NodeHeldBack:        {by: "its time", timed: true},
+	VolumeHeldBack:      {by: "its time", timed: true},
+	DetachRequested:     {by: "the deletion, the end of the request, or its time", timed: true},
+	DriverGone:          {by: "the driver's return"},
+	ShuttingDown:        {by: "the next leader"},
 }
+
+// Reasons are all reasons to wait.
+var Reasons = slices.Sorted(maps.Keys(exits))
+
+// Exit is what ends a wait for this reason.
+func (r Reason) Exit() string { return exits[r].by }
 
 // Wait is why one attachment waits, for how long at most.
 type Wait struct {
 	Attachment string // name
 	Reason     Reason
-	// Until is when to look again; zero if only a change can end the wait.
+	// Until is when to look again; zero if only what Reason.Exit names ends the wait.
 	Until time.Time
 }
 

@@ -182,6 +182,11 @@ func (p *plane) work() {
 	}
 	for _, key := range sorted(groups) {
 		decision := p.decide(p.now, groups[key], policy)
+		for _, w := range decision.Waits {
+			if exit, ok := exits[w.Reason]; !ok || exit.timed == w.Until.IsZero() {
+				panic(violation(fmt.Sprintf("wait without an exit: %+v", w)))
+			}
+		}
 		for _, step := range decision.Steps {
 			p.apply(found[step.Target()], step)
 		}
