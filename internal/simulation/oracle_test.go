@@ -194,7 +194,9 @@ func (s *sim) judgeFibreReport(d *disk, node *corev1.Node) {
 	if d.handle != fibre {
 		return
 	}
-	s.requests.attached(d, node.Name)
+	if v := s.machines[node.Name].of(d.handle); !v.mounted {
+		s.requests.attached(d, node.Name) // what is mounted was attached before: its report came back
+	}
 	for _, other := range list[*corev1.Node](s.api) {
 		if other.Name != node.Name && reports(other, d.handle) {
 			s.breaks("S1", "%s reported to %s while %s reports it", d.handle, node.Name, other.Name)
