@@ -153,6 +153,7 @@ func (w *work) report(ctx context.Context, s attachment.Report) (again bool, err
 		w.at.heed(s.Node, out)
 		return true, nil
 	}
+	w.world.ledger.request(w.unique(), string(s.Node), time.Time{}) // the Node has it now
 	w.loggerAt(s.Node).Info("Volume reported as attached", "attachment", s.Attachment.Name, "pods", klog.KObjSlice(w.now.pods[s.Node]), "again", s.Again)
 	if !s.Again {
 		for _, pod := range w.now.pods[s.Node] {
@@ -265,8 +266,8 @@ func (w *work) note(ctx context.Context, s attachment.Note) error {
 // noteNode stores on the Node since when the detach of a volume waits that has no
 // VolumeAttachment, or removes that.
 func (w *work) noteNode(ctx context.Context, s attachment.NoteNode) (again bool, err error) {
-	if w.now.seen.Nodes[s.Node].Exists == attachment.No {
-		w.world.ledger.request(w.unique(), string(s.Node), s.DetachRequested)
+	w.world.ledger.request(w.unique(), string(s.Node), s.DetachRequested)
+	if n := w.now.seen.Nodes[s.Node]; n.Exists == attachment.No || s.DetachRequested.Equal(n.DetachRequested) {
 		return false, nil
 	}
 	out := w.reporter.change(ctx, string(s.Node), change{
@@ -279,5 +280,6 @@ func (w *work) noteNode(ctx context.Context, s attachment.NoteNode) (again bool,
 		w.at.heed(s.Node, out)
 		return true, nil
 	}
+	w.world.ledger.request(w.unique(), string(s.Node), time.Time{}) // the Node has it now
 	return false, nil
 }

@@ -57,6 +57,7 @@ func TestLives(t *testing.T) {
 		"silent-attacher-move":    {asUpstream, lifeSilentMove},
 		"fibre-channel":           {asUpstream, lifeFibreChannel},
 		"fibre-channel-timeout":   {asUpstream, lifeFibreChannelTimeout},
+		"fibre-channel-returned":  {asUpstream, lifeFibreChannelReturned},
 	} {
 		t.Run(name, func(t *testing.T) { playLife(t, name, tc.policy, tc.play) })
 	}
@@ -380,4 +381,23 @@ func lifeFibreChannelTimeout(l *life) {
 	l.pass(time.Hour)
 	l.use("b", v)
 	l.use("b")
+}
+
+// The timeout counts from the last time that pods left, also where it began to count once
+// before while there was no Node.
+func lifeFibreChannelReturned(l *life) {
+	l.node("a")
+	v := l.fibreChannel("v")
+	l.pod("p", "a", "v")
+	l.use("a", v)
+	l.deleteNode("a")
+	l.podGone("p")
+	l.pass(time.Minute)
+	l.comeBack("a", false)
+	l.use("a", v)
+	l.pod("q", "a", "v")
+	l.pass(10 * time.Minute)
+	l.ready("a", corev1.ConditionUnknown)
+	l.podGone("q")
+	l.pass(10 * time.Minute)
 }

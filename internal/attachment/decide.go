@@ -264,7 +264,7 @@ func (p *plan) report(a *Attachment, node Node, requested time.Time) {
 func (p *plan) note(a *Attachment, requested time.Time, newVersion bool) {
 	node := p.seen.Nodes[a.Node]
 	if a.Implied {
-		p.noteNode(a.Node, node, requested)
+		p.noteNode(a.Node, node, a.DetachRequested, requested)
 		return
 	}
 	n := Note{Node: a.Node, Attachment: a.Ref, DetachRequested: requested, Machine: a.Machine}
@@ -286,9 +286,10 @@ func (p *plan) note(a *Attachment, requested time.Time, newVersion bool) {
 }
 
 // noteNode stores on the Node since when a detach waits that has no VolumeAttachment
-// to store it on, if that is not what the Node has. Without a Node it is kept in memory.
-func (p *plan) noteNode(name NodeName, node Node, requested time.Time) {
-	if node.Exists != Unknown && !requested.Equal(node.DetachRequested) {
+// to store it on, if that is not what the Node has. Without a Node it is kept in memory,
+// where it must not stay either: a Node that is recreated does not have it.
+func (p *plan) noteNode(name NodeName, node Node, known, requested time.Time) {
+	if node.Exists != Unknown && !(requested.Equal(node.DetachRequested) && requested.Equal(known)) {
 		p.do(NoteNode{Node: name, NodeUID: node.Machine.NodeUID, DetachRequested: requested})
 	}
 }
@@ -306,7 +307,7 @@ func (p *plan) withdrawStrays() {
 		case !attached && node.Reported && (node.InUse == No || !wanted):
 			p.do(WithdrawReport{Node: name, NodeUID: node.Machine.NodeUID, Expect: node.Facts()})
 		default:
-			p.noteNode(name, node, time.Time{})
+			p.noteNode(name, node, time.Time{}, time.Time{})
 		}
 	}
 }

@@ -43,6 +43,7 @@ func reborn(n *Node)       { n.Machine.NodeUID += "-2"; n.Created = t0.Add(time.
 func replaced(n *Node)     { reborn(n); n.Machine.SystemUUID += "-2"; n.Machine.BootID += "-2" }
 func rebooted(n *Node)     { n.Machine.BootID += "-2" }
 func underway(n *Node)     { n.WriteMayBeUnderway = true }
+func letGo(n *Node)        { n.LetGo = true }
 func useUnknown(n *Node)   { n.InUse = Unknown }
 
 // attached returns a confirmed attachment to the node; each edit changes it.
@@ -494,7 +495,7 @@ func TestDetach(t *testing.T) {
 			},
 		},
 		"node came back, same boot, listed the volume and took it off: it has let go": {
-			seen:  one(attached("a", waiting), node("a", reborn, checked, func(n *Node) { n.LetGo = true })),
+			seen:  one(attached("a", waiting), node("a", reborn, checked, letGo)),
 			steps: []Step{detachA},
 		},
 		"node came back, same boot, and lists the volume: its list is good from here on": {
@@ -587,6 +588,18 @@ func TestDetach(t *testing.T) {
 		"being deleted while in use stays reported": {
 			seen:  one(attached("a", deleting), node("a", reported, inUse)),
 			steps: []Step{going},
+		},
+		"S2: being deleted, on a Node that was recreated and does not list what is mounted yet: stays reported": {
+			seen:  one(attached("a", deleting), node("a", reborn, reported)),
+			steps: []Step{going},
+		},
+		"being deleted, on a Node that was recreated and let the volume go": {
+			seen:  one(attached("a", deleting), node("a", reborn, reported, letGo)),
+			steps: []Step{WithdrawReport{Node: "a", NodeUID: "uid-a-2"}, going},
+		},
+		"being deleted, and another machine took over the Node with its report: it must not mount by that": {
+			seen:  one(attached("a", deleting), node("a", replaced, reported)),
+			steps: []Step{WithdrawReport{Node: "a", NodeUID: "uid-a-2"}, going},
 		},
 		"shared volume leaves one node of two": {
 			want: shared(wantAt("b")),

@@ -141,6 +141,10 @@ func TestUnattached(t *testing.T) {
 			want: fc(wantAt("a")), seen: held(asked, node("a", reported, inUse, notedAt(t0))),
 			steps: []Step{noteOn("a", time.Time{})},
 		},
+		"wanted again at a Node that was recreated: what was noted while there was none is cleared too": {
+			want: fc(wantAt("a")), seen: held(asked, node("a", reborn, reported, inUse)),
+			steps: []Step{NoteNode{Node: "a", NodeUID: "uid-a-2"}},
+		},
 		"unwanted on a node that attaches by itself": {
 			want: fc(idle()), seen: held(given("a"), node("a", reported, inUse, unmanaged)), steps: []Step{holdA(NodeNotManaged)},
 		},

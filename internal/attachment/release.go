@@ -40,7 +40,10 @@ func (p *plan) awaitDetach(a *Attachment, node Node, hold Hold) {
 		p.await(&hold, DetachUnanswered)
 	}
 	gone := node.goneFor(a)
-	if node.Reported && (node.InUse == No || p.policy.forces(p.now, node, gone, a.DetachRequested) != nil) {
+	// An empty list of a Node that was recreated says nothing yet (see use). Another machine,
+	// which took over the report and does not list the volume, must not mount it by that.
+	free := p.use(a) == Idle || gone || p.policy.forces(p.now, node, gone, a.DetachRequested) != nil
+	if node.Reported && free {
 		p.do(WithdrawReport{Node: a.Node, NodeUID: node.Machine.NodeUID, Expect: node.Facts()})
 	}
 	p.do(hold)

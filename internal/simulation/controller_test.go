@@ -12,6 +12,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -35,8 +36,6 @@ type controller struct {
 	wall   *wallClock // its machine's
 	clock  attachdetach.Clock
 	asleep map[volumeKey]*sleep
-	// knew are the machines that it saw the volume reported to that has no VolumeAttachment.
-	knew map[*machine]bool
 	// leads: the barrier is passed. Before that a worker would only wait for it.
 	leads atomic.Bool
 }
@@ -46,7 +45,7 @@ const workersAtOnce = 3
 
 func (s *sim) startController() *controller {
 	s.started++
-	c := &controller{sim: s, actor: s.newActor(fmt.Sprint("controller-", s.started)), caches: newCaches(s), queue: newQueue(), wall: s.newClock(), asleep: map[volumeKey]*sleep{}, knew: map[*machine]bool{}}
+	c := &controller{sim: s, actor: s.newActor(fmt.Sprint("controller-", s.started)), caches: newCaches(s), queue: newQueue(), wall: s.newClock(), asleep: map[volumeKey]*sleep{}}
 	for _, obj := range c.caches.informers[nodes].store.List() {
 		c.learn(obj.(*corev1.Node))
 	}
@@ -75,7 +74,7 @@ func (s *sim) startController() *controller {
 }
 
 func (s *sim) newActor(name string) *actor {
-	return &actor{name: name, net: s.net, heard: map[string]int{}, looks: map[string]int{}}
+	return &actor{name: name, net: s.net, heard: map[string]int{}, looks: map[string]int{}, saw: map[sight]bool{}}
 }
 
 // work gives one volume to a worker.
@@ -143,10 +142,26 @@ func (c *controller) learn(node *corev1.Node) {
 	}
 	for _, m := range c.sim.all(node.Name) {
 		if left, gone := c.sim.left[m]; !gone || version <= left {
-			c.knew[m] = true
+			c.saw[sight{m, node.UID}] = true
+			if slices.Contains(node.Status.VolumesInUse, corev1.UniqueVolumeName(unique(fibre))) {
+				c.saw[sight{m, ""}] = true
+			}
 			return
 		}
 	}
+}
+
+// sight is of a Node that reports the volume that has no VolumeAttachment.
+type sight struct {
+	machine *machine
+	node    types.UID // empty for any Node that also lists it in use
+}
+
+// knows tells whether the process can know that the machine has the volume that has no
+// VolumeAttachment. A Node that was made anew since the mount reports it to whoever is to have it now,
+// and tells of the mount only when it lists it.
+func (a *actor) knows(m *machine) bool {
+	return a.saw[sight{m, m.of(fibre).node}] || a.saw[sight{m, ""}]
 }
 
 // queue is the controller's queue of volumes. The scheduler chooses whose turn it is.

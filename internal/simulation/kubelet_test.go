@@ -38,7 +38,7 @@ func (s *sim) kubelet(m *machine, handle string) (did bool) {
 	case wanted && !v.mounted && !v.verified && !reports(node, handle):
 		return false // read again and again
 	case wanted && !v.mounted && !v.verified:
-		v.verified = true
+		v.verified, v.node = true, node.UID
 		s.say("kubelet %s: reads the node, %s is reported", m, handle)
 	case wanted && !v.mounted && s.mountable(m, handle):
 		s.judgeMount(m, handle, sameMachine)

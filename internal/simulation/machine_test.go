@@ -65,7 +65,8 @@ type local struct {
 	claimed  bool // kubelet's memory says in use; the Node says so after a sync
 	verified bool // the Node was read live, and reports the volume: it may be mounted
 	mounted  bool
-	forced   bool // detached by a policy that takes the machine for dead
+	node     types.UID // of the Node that it was reported by then
+	forced   bool      // detached by a policy that takes the machine for dead
 	// inherited: the machine took over a Node that reported the volume to the one before.
 	inherited bool
 	// left is since when no pod has wanted the volume of a machine whose Node is gone or

@@ -32,6 +32,8 @@ type actor struct {
 	// looks is, for each volume, the version up to which it had seen the attachments when it
 	// last began to look at the volume.
 	looks map[string]int
+	// saw is where it saw the volume reported that has no VolumeAttachment.
+	saw map[sight]bool
 	// dated, if set, is given the date in each answer that arrives, and when its request
 	// was sent: all that a process learns of the API server's time.
 	dated func(sent, date time.Time)

@@ -53,10 +53,11 @@ func (s *sim) judge(w write) {
 			was, is := reports(before, d.handle), reports(after, d.handle)
 			switch {
 			case !was && is:
+				s.machines[after.Name].of(d.handle).forced = false // it is given the volume anew
 				s.judgeReport(w, d, after)
 				s.judgeFibreReport(d, after)
 			case was && !is:
-				s.judgeWithdraw(d, before)
+				s.judgeWithdraw(w, d, before)
 			}
 		}
 	}
@@ -143,20 +144,23 @@ func (s *sim) authority(d *disk, m *machine, since int) bool {
 	return false
 }
 
-// judgeWithdraw: S2, the first half of a detach. What a restarting kubelet does not find reported it
-// takes for something that needs no attach.
-func (s *sim) judgeWithdraw(d *disk, before *corev1.Node) {
+// judgeWithdraw: S2, the first half of a detach, and all of it where no attachment is left to
+// delete. What a restarting kubelet does not find reported it takes for something that needs no attach.
+func (s *sim) judgeWithdraw(w write, d *disk, before *corev1.Node) {
 	m := s.machines[before.Name]
 	v := m.of(d.handle)
 	v.inherited = false
-	if v.forced || !v.mounted && !v.verified {
-		return
+	va, attached := get[*storagev1.VolumeAttachment](s.api, kube.AttachmentName(d.handle, driverName, before.Name))
+	switch {
+	case v.forced || !v.mounted && !v.verified:
+	case s.authority(d, m, s.api.version):
+		v.forced = !attached || va.DeletionTimestamp != nil
+	case d.handle == fibre && !w.by.knows(m):
+		v.forced = true
+		s.say("%s does not know that %s has %s", w.by.name, m, d.handle)
+	default:
+		s.breaks("S2", "%s withdrawn from %s while it is mounted (%v) or about to be (%v)", d.handle, m, v.mounted, v.verified)
 	}
-	if s.authority(d, m, s.api.version) {
-		v.forced = d.handle == fibre
-		return
-	}
-	s.breaks("S2", "%s withdrawn from %s while it is mounted (%v) or about to be (%v)", d.handle, m, v.mounted, v.verified)
 }
 
 // judgeReport: S9. Of a deletion that somebody else began the writer may not have heard.
@@ -190,7 +194,9 @@ func (s *sim) judgeFibreReport(d *disk, node *corev1.Node) {
 	if d.handle != fibre {
 		return
 	}
-	s.requests.attached(d, node.Name)
+	if v := s.machines[node.Name].of(d.handle); !v.mounted {
+		s.requests.attached(d, node.Name) // what is mounted was attached before: its report came back
+	}
 	for _, other := range list[*corev1.Node](s.api) {
 		if other.Name != node.Name && reports(other, d.handle) {
 			s.breaks("S1", "%s reported to %s while %s reports it", d.handle, node.Name, other.Name)
@@ -318,7 +324,7 @@ func (s *sim) released(d *disk, m *machine) bool {
 	if ok && !m.replaced && reports(node, d.handle) {
 		return false
 	}
-	return !s.controller.knew[m] || s.authority(d, m, s.api.version)
+	return !s.controller.knows(m) || s.authority(d, m, s.api.version)
 }
 
 // settled tells what is missing from the state that must be reached in the end.
