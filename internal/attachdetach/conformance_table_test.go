@@ -117,7 +117,7 @@ var faults = []conformance.Row{
 	{ID: "k/k#116886", Tests: up("Test_NestedPendingOperations_Negative_SecondThirdOpWithDifferentNames")},
 	{ID: "k/k#67853", Tests: up("Test_DeleteNode_Negative_NodeExistsHasChildVolumes"), Safety: true},
 	{ID: "external-attacher#215", Tests: tests("internal/attacher.TestNodeCameBackUnderAnotherID"), Differs: []string{"csi-attacher sends the CSINode's node id at detach"}},
-	{ID: "external-attacher#706", Tests: tests("internal/attacher.TestSlotsGoToWhoWaitsLongest")},
+	{ID: "external-attacher#706", Tests: tests("internal/attacher.TestHealthyVolumeBesideTrouble")},
 	{ID: "k/k#111327", Tests: lacks("pod replaced within a watch gap")},
 	{ID: "k/k#114219", Tests: tests("TestClaimHearsOfDetach")},
 	{ID: "k/k#96142", Tests: tests("TestMultiAttachRefusedThenHandedOver"), Differs: []string{"A pod gets an event for each retry of an attach"}},
