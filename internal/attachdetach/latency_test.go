@@ -142,12 +142,10 @@ func TestHungNodesDoNotBlockOthers(t *testing.T) {
 		})
 		defer close(hung.release)
 		c.stepsAtOnce = 1
-		for range 3 {
-			if _, err := c.Reconcile(t.Context(), k); err != nil {
-				t.Fatal(err)
-			}
+		if _, err := c.Reconcile(t.Context(), k); err != nil {
+			t.Fatal(err)
 		}
-		if synctest.Wait(); !hung.has("create "+toA) || !hung.has("create "+toB) {
+		if !hung.has("create "+toA) || !hung.has("create "+toB) {
 			t.Error("a node that has an answer waits for one that has none")
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,8 +15,9 @@ import (
 
 // received is what a controller has read from the API server.
 type received struct {
-	lab  *lab
-	text []byte // guarded by lab.mu
+	lab    *lab
+	text   []byte // guarded by lab.mu
+	leases int    // answers about the lease, guarded by lab.mu
 }
 
 func (r *received) Write(p []byte) (int, error) {
@@ -31,6 +33,9 @@ func (r *received) transport(next http.RoundTripper) http.RoundTripper {
 				io.Reader
 				io.Closer
 			}{io.TeeReader(answer.Body, r), answer.Body}
+			if strings.Contains(request.URL.Path, "/leases/") {
+				r.lab.see(func() { r.leases++ })
+			}
 		}
 		return answer, err
 	})
@@ -54,6 +59,10 @@ func TestStandbyThatLeadsReportsToOneNode(t *testing.T) {
 	stopStandby := l.run()
 	defer stopStandby()
 	l.await("the standby has the Node's report", func() bool { return standby.has(unique) })
+	l.mu.Lock()
+	from := standby.leases
+	l.mu.Unlock()
+	l.await("and has long asked for the lease, its caches being warm", func() bool { return standby.leases >= from+10 })
 	l.uses("a", unique)
 	l.gone("p")
 	l.pod("q", "b", "v")
