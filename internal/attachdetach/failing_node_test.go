@@ -39,11 +39,10 @@ func (s failingStatus) Patch(_ context.Context, obj client.Object, _ client.Patc
 	return nil
 }
 
-// A volume on two nodes: a lets it go, b is due to be reported to, and writes to b's Node
+// A volume on two nodes: a releases it, b is due to be reported to, and writes to b's Node
 // fail (a webhook that is down for it, a node that writes its own Node all the time and so
-// makes each write of belay's conflict). What a answered is thrown away with b's error, each
-// time: a is never detached.
-func TestOneNodesErrorHoldsUpTheOthers(t *testing.T) {
+// makes each write of belay's conflict). What a answered counts all the same.
+func TestOneNodesErrorDoesNotBlockOthers(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	m.put(aVolume("pv", k.Handle, corev1.ReadWriteMany))
 	m.put(aClaim("pv"))
@@ -70,8 +69,8 @@ func TestOneNodesErrorHoldsUpTheOthers(t *testing.T) {
 
 // The same for an exclusive volume and by one node's credentials: evil lists the volume as
 // attached in its own status, which belay tries to take back, and fails for as long as evil
-// likes (here: always). The volume cannot leave a any more, and b never gets it.
-func TestOneNodesReportKeepsAVolumeFromMoving(t *testing.T) {
+// likes (here: always). The volume still leaves a.
+func TestFailingWithdrawalDoesNotBlockAMove(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
 	m.put(aVolume("pv", k.Handle))

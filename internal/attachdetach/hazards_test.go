@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -101,81 +102,84 @@ func (m *model) hungController(t *testing.T, hangs func(verb, name string) bool)
 	c, hung := m.controllerOf(), &hungClient{hangs: hangs, release: make(chan struct{})}
 	c.client = hung
 	c.sinceAttachments, c.sinceNodes = "1", "1" // older than all Nodes and VolumeAttachments
-	c.stragglers.queue = workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[key]())
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[key]())
+	t.Cleanup(queue.ShutDown)
+	c.stragglers.queue = queue
 	return c, hung
 }
 
 // A shared volume's create for node a has no answer: a straggler. Meanwhile its access
 // modes are changed (ADR 17: "The access modes can be changed") and a pod on b wants it.
 // The create for a may still be carried out, so b must wait (S1).
-func TestStragglersCreateIsForgotten(t *testing.T) {
-	m, k := newModel(t), key{Driver: driver, Handle: "h"}
-	m.put(aVolume("pv", k.Handle, corev1.ReadWriteMany))
-	m.put(aClaim("pv"))
-	m.put(aNode("a", isReady))
-	m.put(aNode("b", isReady))
-	m.put(aPod("on-a", "a", byClaimOf("pv")))
-	toA, toB := kube.AttachmentName(k.Handle, k.Driver, "a"), kube.AttachmentName(k.Handle, k.Driver, "b")
-	c, hung := m.hungController(t, func(_, name string) bool { return name == toA })
-	defer close(hung.release)
-	if _, err := c.Reconcile(t.Context(), k); err != nil {
-		t.Fatal(err)
-	}
-	if !hung.has("create " + toA) {
-		t.Fatal("nothing was sent for a")
-	}
-	m.put(aVolume("pv", k.Handle, corev1.ReadWriteOnce))
-	m.remove(aPod("on-a", "a"))
-	m.put(aPod("on-b", "b", byClaimOf("pv")))
-	if _, err := c.Reconcile(t.Context(), k); err != nil {
-		t.Fatal(err)
-	}
-	if hung.has("create " + toB) {
-		t.Error("an exclusive volume is attached to b while its create for a is in flight")
-	}
+func TestStragglersCreateBlocksOtherNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, k := newModel(t), key{Driver: driver, Handle: "h"}
+		m.put(aVolume("pv", k.Handle, corev1.ReadWriteMany))
+		m.put(aClaim("pv"))
+		m.put(aNode("a", isReady))
+		m.put(aNode("b", isReady))
+		m.put(aPod("on-a", "a", byClaimOf("pv")))
+		toA, toB := kube.AttachmentName(k.Handle, k.Driver, "a"), kube.AttachmentName(k.Handle, k.Driver, "b")
+		c, hung := m.hungController(t, func(_, name string) bool { return name == toA })
+		defer close(hung.release)
+		if _, err := c.Reconcile(t.Context(), k); err != nil {
+			t.Fatal(err)
+		}
+		if !hung.has("create " + toA) {
+			t.Fatal("nothing was sent for a")
+		}
+		m.put(aVolume("pv", k.Handle, corev1.ReadWriteOnce))
+		m.remove(aPod("on-a", "a"))
+		m.put(aPod("on-b", "b", byClaimOf("pv")))
+		if _, err := c.Reconcile(t.Context(), k); err != nil {
+			t.Fatal(err)
+		}
+		if hung.has("create " + toB) {
+			t.Error("an exclusive volume is attached to b while its create for a is in flight")
+		}
+	})
 }
 
-// Steps of a decision that have not begun when the others stop waiting for them are taken
-// later, whatever has become true since: here a forced detach from a node that is Ready
-// again. (More nodes than stepsAtOnce and a slow API server, or a node whose first step
-// hangs.)
-func TestStaleStepsAreTaken(t *testing.T) {
-	m, k := newModel(t), key{Driver: driver, Handle: "h"}
-	m.put(aVolume("pv", k.Handle, corev1.ReadWriteMany))
-	m.put(aClaim("pv"))
-	unique := kube.UniqueVolumeName(k.Driver, k.Handle)
-	lost := func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: kube.OutOfServiceTaint}} }
-	for _, name := range []string{"a", "b"} {
-		m.put(aNode(name, lost, listing([]string{unique}, nil)))
-		va := sharedAttachment(k, name)
-		va.Spec.Source.PersistentVolumeName = new("pv")
-		m.put(va)
-	}
-	toA, toB := kube.AttachmentName(k.Handle, k.Driver, "a"), kube.AttachmentName(k.Handle, k.Driver, "b")
-	c, hung := m.hungController(t, func(_, name string) bool { return name == toA })
-	c.stepsAtOnce = 1
-	w := &work{Controller: c, key: k, at: &turn{}, failed: map[attachment.NodeName]error{}, log: log.FromContext(t.Context())}
-	w.at.heed("a", outcome{answered: true}) // both were withdrawn
-	w.at.heed("b", outcome{answered: true})
-	w.now = m.observe(k, w.at, noDoubts{})
-	d := attachment.Decide(modelTime, w.now.want, w.now.seen, c.policy)
-	if !does[attachment.ForceDetach](d) {
-		t.Fatalf("steps %+v", d.Steps)
-	}
-	if w.take(t.Context(), d.Steps); len(w.failed) > 0 {
-		t.Fatal(w.failed)
-	}
-	if hung.has("delete " + toB) {
-		t.Fatal("b was not held up")
-	}
-	// Minutes later b is back, with the volume mounted.
-	m.put(aNode("b", isReady, listing([]string{unique}, []string{unique})))
-	close(hung.release)
-	for range 200 {
-		if time.Sleep(5 * time.Millisecond); hung.has("delete " + toB) {
-			t.Fatal("the volume was detached by force from b, which is Ready and uses it (S2)")
+// A step that has not begun when the others stop waiting for it is not taken on the old
+// decision: here a forced detach from a node that is Ready again meanwhile. (More nodes than
+// stepsAtOnce and a slow API server, or a node whose first step hangs.)
+func TestStaleStepsAreNotTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, k := newModel(t), key{Driver: driver, Handle: "h"}
+		m.put(aVolume("pv", k.Handle, corev1.ReadWriteMany))
+		m.put(aClaim("pv"))
+		unique := kube.UniqueVolumeName(k.Driver, k.Handle)
+		lost := func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: kube.OutOfServiceTaint}} }
+		for _, name := range []string{"a", "b"} {
+			m.put(aNode(name, lost, listing([]string{unique}, nil)))
+			va := sharedAttachment(k, name)
+			va.Spec.Source.PersistentVolumeName = new("pv")
+			m.put(va)
 		}
-	}
+		toA, toB := kube.AttachmentName(k.Handle, k.Driver, "a"), kube.AttachmentName(k.Handle, k.Driver, "b")
+		c, hung := m.hungController(t, func(_, name string) bool { return name == toA })
+		c.stepsAtOnce = 1
+		w := &work{Controller: c, key: k, at: &turn{}, failed: map[attachment.NodeName]error{}, log: log.FromContext(t.Context())}
+		w.at.heed("a", outcome{answered: true}) // both were withdrawn
+		w.at.heed("b", outcome{answered: true})
+		w.now = m.observe(k, w.at, noDoubts{})
+		d := attachment.Decide(modelTime, w.now.want, w.now.seen, c.policy)
+		if !does[attachment.ForceDetach](d) {
+			t.Fatalf("steps %+v", d.Steps)
+		}
+		if w.take(t.Context(), d.Steps); len(w.failed) > 0 {
+			t.Fatal(w.failed)
+		}
+		if hung.has("delete " + toB) {
+			t.Fatal("b was not held up")
+		}
+		// Minutes later b is back, with the volume mounted.
+		m.put(aNode("b", isReady, listing([]string{unique}, []string{unique})))
+		close(hung.release)
+		if synctest.Wait(); hung.has("delete " + toB) {
+			t.Error("the volume was detached by force from b, which is Ready and uses it (S2)")
+		}
+	})
 }
 
 // hungLease is the API server's answer about one kubelet.
@@ -228,7 +232,7 @@ func TestOneRenewalIsNoSync(t *testing.T) {
 
 // One node writes a volume of others into its own lists (NodeRestriction allows it). That
 // blocks nobody, and is taken back before a next leader could believe it.
-func TestNodeClaimsAVolumeBeforeAFailover(t *testing.T) {
+func TestFalseInUseEntryBlocksNoOtherNode(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
 	m.put(aVolume("pv", k.Handle))
@@ -248,8 +252,8 @@ func TestNodeClaimsAVolumeBeforeAFailover(t *testing.T) {
 
 // An orphan (upstream's VolumeAttachment, whose PersistentVolume was recreated for another
 // handle) waits while its node uses the PersistentVolume's present volume. What ends that
-// wait does not wake it.
-func TestOrphanIsNotWoken(t *testing.T) {
+// wait wakes it.
+func TestEndOfItsWaitWakesAnOrphan(t *testing.T) {
 	m := newModel(t)
 	first, second := key{Driver: driver, Handle: "first"}, key{Driver: driver, Handle: "second"}
 	unique := []string{kube.UniqueVolumeName(driver, "second")}
@@ -313,8 +317,8 @@ func TestOrphanWithoutDangerGoes(t *testing.T) {
 
 // The out-of-service taint comes while the node is still Ready; a pod there still wants the
 // volume, by another PersistentVolume than its attachment names. Then the node turns
-// NotReady: the detach would be forced now, and nothing wakes the volume.
-func TestTaintedNodeTurnsNotReady(t *testing.T) {
+// NotReady: that wakes the volume, whose detach is forced now.
+func TestTaintedNodeThatTurnsNotReadyWakesItsVolume(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
 	lost := func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: kube.OutOfServiceTaint}} }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strconv"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -43,32 +44,34 @@ type slowClient struct {
 func (c slowClient) Status() client.SubResourceWriter { return c.status }
 
 // Each write to a Node's status takes a little more than a second: an API server under load,
-// or a Node behind other writes. A shared volume that nobody wants must still be detached.
-// The answer to the withdrawal comes after the others stopped waiting for it, and is not kept
-// for the decision that it was asked for: the next decision asks again, for ever.
-func TestSlowAPIServerNeverDetachesShared(t *testing.T) {
-	m, k := newModel(t), key{Driver: driver, Handle: "h"}
-	m.put(aVolume("pv", k.Handle, corev1.ReadWriteMany))
-	m.put(aClaim("pv"))
-	m.put(aNode("a", isReady, listing(nil, []string{kube.UniqueVolumeName(k.Driver, k.Handle)})))
-	va := sharedAttachment(k, "a")
-	va.Spec.Source.PersistentVolumeName = new("pv")
-	m.put(va)
-	c, hung := m.hungController(t, func(string, string) bool { return false })
-	sent := 0
-	slow := slowClient{hung, slowStatus{m: m, takes: tooSlow + 200*time.Millisecond, sent: &sent}}
-	c.client, c.reporter.client = slow, slow
-	for range 5 {
-		if _, err := c.Reconcile(t.Context(), k); err != nil {
-			t.Fatal(err)
+// or a Node behind other writes. A shared volume that no pod wants is still detached: the
+// answer to the withdrawal comes after the others stopped waiting for it, and is kept for the
+// next decision.
+func TestLateAnswerToAWithdrawalCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, k := newModel(t), key{Driver: driver, Handle: "h"}
+		m.put(aVolume("pv", k.Handle, corev1.ReadWriteMany))
+		m.put(aClaim("pv"))
+		m.put(aNode("a", isReady, listing(nil, []string{kube.UniqueVolumeName(k.Driver, k.Handle)})))
+		va := sharedAttachment(k, "a")
+		va.Spec.Source.PersistentVolumeName = new("pv")
+		m.put(va)
+		c, hung := m.hungController(t, func(string, string) bool { return false })
+		sent := 0
+		slow := slowClient{hung, slowStatus{m: m, takes: tooSlow + 200*time.Millisecond, sent: &sent}}
+		c.client, c.reporter.client = slow, slow
+		for range 5 {
+			if _, err := c.Reconcile(t.Context(), k); err != nil {
+				t.Fatal(err)
+			}
+			if hung.has("delete " + va.Name) {
+				return
+			}
+			next, _ := c.stragglers.queue.Get() // the late answer
+			c.stragglers.queue.Done(next)
 		}
-		if hung.has("delete " + va.Name) {
-			return
-		}
-		next, _ := c.stragglers.queue.Get() // the late answer
-		c.stragglers.queue.Done(next)
-	}
-	t.Errorf("not detached after %d answered withdrawals", sent)
+		t.Errorf("not detached after %d answered withdrawals", sent)
+	})
 }
 
 // goneClient is an API server that knows no such Node.
@@ -98,7 +101,7 @@ func (goneStatus) Patch(_ context.Context, obj client.Object, _ client.Patch, _ 
 // The watch lags: the Node that is reported the volume has listed it in use since, and was
 // deleted. The answer to the withdrawal is 404 ("404 is Unknown", design section 5). What the
 // cache still has is not the Node's last version, and no check.
-func TestStaleNodeThatIsGone(t *testing.T) {
+func TestDeletedNodeIsNoProofOfUnmount(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	m.put(aVolume("pv", k.Handle))
 	m.put(aClaim("pv"))
@@ -116,35 +119,34 @@ func TestStaleNodeThatIsGone(t *testing.T) {
 }
 
 // More nodes hang than steps are taken at once (one here, 96 in a process): the nodes behind
-// them are taken for stragglers without anything having been sent, and wait with them.
-func TestHungNodesHoldUpTheRest(t *testing.T) {
-	m, k := newModel(t), key{Driver: driver, Handle: "h"}
-	m.put(aVolume("pv", k.Handle, corev1.ReadWriteMany))
-	m.put(aClaim("pv"))
-	for _, name := range []string{"a", "b"} {
-		m.put(aNode(name, isReady))
-		m.put(aPod("on-"+name, name, byClaimOf("pv")))
-	}
-	toA, toB := kube.AttachmentName(k.Handle, k.Driver, "a"), kube.AttachmentName(k.Handle, k.Driver, "b")
-	first := make(chan string, 1) // whichever is sent first hangs
-	c, hung := m.hungController(t, func(verb, name string) bool {
-		select {
-		case first <- name:
-		default:
+// them, for which no request was sent yet, do not wait with them.
+func TestHungNodesDoNotBlockOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, k := newModel(t), key{Driver: driver, Handle: "h"}
+		m.put(aVolume("pv", k.Handle, corev1.ReadWriteMany))
+		m.put(aClaim("pv"))
+		for _, name := range []string{"a", "b"} {
+			m.put(aNode(name, isReady))
+			m.put(aPod("on-"+name, name, byClaimOf("pv")))
 		}
-		hangs := <-first
-		first <- hangs
-		return hangs == name
-	})
-	defer close(hung.release)
-	c.stepsAtOnce = 1
-	for range 3 {
+		toA, toB := kube.AttachmentName(k.Handle, k.Driver, "a"), kube.AttachmentName(k.Handle, k.Driver, "b")
+		first := make(chan string, 1) // whichever is sent first hangs
+		c, hung := m.hungController(t, func(verb, name string) bool {
+			select {
+			case first <- name:
+			default:
+			}
+			hangs := <-first
+			first <- hangs
+			return hangs == name
+		})
+		defer close(hung.release)
+		c.stepsAtOnce = 1
 		if _, err := c.Reconcile(t.Context(), k); err != nil {
 			t.Fatal(err)
 		}
-	}
-	time.Sleep(3 * time.Second)
-	if !hung.has("create "+toA) || !hung.has("create "+toB) {
-		t.Error("a node that has an answer waits for one that has none")
-	}
+		if !hung.has("create "+toA) || !hung.has("create "+toB) {
+			t.Error("a node that has an answer waits for one that has none")
+		}
+	})
 }

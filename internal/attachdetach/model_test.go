@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -52,25 +53,25 @@ func indexersOf(i toolscache.Indexers) toolscache.Indexers {
 // countingStore counts the objects that are read from it.
 type countingStore struct {
 	toolscache.Indexer
-	reads, lists int
+	reads, lists atomic.Int64
 }
 
-func (s *countingStore) List() []any { s.lists++; return s.Indexer.List() }
+func (s *countingStore) List() []any { s.lists.Add(1); return s.Indexer.List() }
 
 func (s *countingStore) ByIndex(index, value string) ([]any, error) {
 	items, err := s.Indexer.ByIndex(index, value)
-	s.reads += 1 + len(items)
+	s.reads.Add(1 + int64(len(items)))
 	return items, err
 }
 
 func (s *countingStore) GetByKey(k string) (any, bool, error) {
-	s.reads++
+	s.reads.Add(1)
 	return s.Indexer.GetByKey(k)
 }
 
 func (m *model) reads() (reads, lists int) {
 	for _, s := range m.stores {
-		reads, lists = reads+s.reads, lists+s.lists
+		reads, lists = reads+int(s.reads.Load()), lists+int(s.lists.Load())
 	}
 	return reads, lists
 }

@@ -1,6 +1,10 @@
 package attachdetach
 
 import (
+	"bytes"
+	"io"
+	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -9,9 +13,40 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// TestStandbyRemembersWhatWasTakenBack with two real controllers: the leader moves
-// an exclusive Fibre Channel volume from a to b, a's kubelet registers anew, the leader ends.
-func TestRealStandbyReportsToTwoNodes(t *testing.T) {
+// received is what a controller has read from the API server.
+type received struct {
+	lab    *lab
+	text   []byte // guarded by lab.mu
+	leases int    // answers about the lease, guarded by lab.mu
+}
+
+func (r *received) Write(p []byte) (int, error) {
+	r.lab.see(func() { r.text = append(r.text, p...) })
+	return len(p), nil
+}
+
+func (r *received) transport(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(request *http.Request) (*http.Response, error) {
+		answer, err := next.RoundTrip(request)
+		if err == nil {
+			answer.Body = struct {
+				io.Reader
+				io.Closer
+			}{io.TeeReader(answer.Body, r), answer.Body}
+			if strings.Contains(request.URL.Path, "/leases/") {
+				r.lab.see(func() { r.leases++ })
+			}
+		}
+		return answer, err
+	})
+}
+
+// has reports whether a text was among it; hold lab.mu.
+func (r *received) has(text string) bool { return bytes.Contains(r.text, []byte(text)) }
+
+// The leader moves an exclusive Fibre Channel volume from a to b, a's kubelet registers anew,
+// and the leader ends: the standby has seen all of it and leads.
+func TestStandbyThatLeadsReportsToOneNode(t *testing.T) {
 	l := newLab(t)
 	l.readyNode("a", "b")
 	fc, unique := l.fcVolume()
@@ -19,9 +54,15 @@ func TestRealStandbyReportsToTwoNodes(t *testing.T) {
 	stopLeader := l.run()
 	l.pod("p", "a", "v")
 	l.await("reported to a", func() bool { return l.reports("a", unique) })
+	standby := &received{lab: l}
+	l.transport = standby.transport
 	stopStandby := l.run()
 	defer stopStandby()
-	time.Sleep(3 * time.Second) // its caches are warm
+	l.await("the standby has the Node's report", func() bool { return standby.has(unique) })
+	l.mu.Lock()
+	from := standby.leases
+	l.mu.Unlock()
+	l.await("and has long asked for the lease, its caches being warm", func() bool { return standby.leases >= from+10 })
 	l.uses("a", unique)
 	l.gone("p")
 	l.pod("q", "b", "v")
@@ -29,17 +70,18 @@ func TestRealStandbyReportsToTwoNodes(t *testing.T) {
 	l.await("handed over", func() bool { return l.reports("b", unique) && !l.reports("a", unique) })
 	l.uses("b", unique)
 	l.shut("a")
-	l.registers("a")
-	time.Sleep(time.Second)
+	l.registers("a", func(n *corev1.Node) { n.Labels = map[string]string{"registered": "again-" + l.prefix} })
+	l.await("the standby has the Node that was recreated", func() bool { return standby.has("again-" + l.prefix) })
 	stopLeader()
-	l.never("S1: reported to a while it is reported to and mounted on b", 15*time.Second, func() bool {
+	l.settled("b") // the standby leads
+	l.never("S1: reported to a while it is reported to and mounted on b", 0, func() bool {
 		return l.reports("a", unique) && l.reports("b", unique)
 	})
 }
 
 // a has a Fibre Channel volume mounted; its Node is deleted and made anew, for the same boot,
 // by somebody who leaves the annotation to kubelet.
-func TestRealNodeWithoutAnnotation(t *testing.T) {
+func TestRecreatedNodeWithoutAnnotationBlocksOthers(t *testing.T) {
 	l := newLab(t)
 	l.readyNode("a", "b")
 	fc, unique := l.fcVolume()

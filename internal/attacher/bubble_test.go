@@ -1,11 +1,7 @@
 package attacher
 
 import (
-	"cmp"
 	"context"
-	"encoding/json"
-	"fmt"
-	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -14,88 +10,97 @@ import (
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/go-logr/logr"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/strategicpatch"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
-	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
-	storagev1client "k8s.io/client-go/kubernetes/typed/storage/v1"
 	"k8s.io/klog/v2"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
 )
 
-// bubble is a whole attacher in fake time (testing/synctest). The API server is a few maps, the driver a function.
+// bubble is an attacher in fake time (testing/synctest), with its API server and its driver.
 type bubble struct {
-	t           *testing.T
-	attachments *memory[*storagev1.VolumeAttachment]
-	volumes     *memory[*corev1.PersistentVolume]
-	csiNodes    *memory[*storagev1.CSINode]
-	attacher    *Attacher
+	t        *testing.T
+	api      *memoryAPI
+	driver   *scriptedDriver
+	attacher *Attacher
+	log      *logged
+	logger   klog.Logger
 
 	mu       sync.Mutex
-	answer   func(context.Context, call) error
-	calls    []call
 	inFlight int
 	most     int // calls in flight at once, ever
 }
 
 const bubbleDriver = "bubble.csi.test"
 
-// inBubble runs a test against an attacher in fake time, with the timeouts of the flags' defaults.
+// newBubble makes what an attacher needs; call it in fake time.
+func newBubble(t *testing.T) *bubble {
+	t.Helper()
+	b := &bubble{t: t, api: newMemoryAPI(), driver: &scriptedDriver{
+		name: bubbleDriver, capabilities: canAttach, busy: map[string][]context.Context{}, notify: make(chan struct{}),
+	}}
+	w := &world{t: t}
+	b.log, b.logger = w.logs(), w.logger
+	b.answers(func(context.Context, call) error { return nil })
+	return b
+}
+
+// inBubble runs a test in fake time against an attacher that has begun.
 func inBubble(t *testing.T, workerThreads int, test func(b *bubble)) {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///bubble", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(serveInBubble))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	controller, err := csi.NewController(t.Context(), conn)
-	if err != nil {
-		t.Fatal(err)
-	}
 	synctest.Test(t, func(t *testing.T) {
-		b := &bubble{
-			t: t, answer: func(context.Context, call) error { return nil },
-			attachments: newMemory(func() *storagev1.VolumeAttachment { return &storagev1.VolumeAttachment{} }),
-			volumes:     newMemory(func() *corev1.PersistentVolume { return &corev1.PersistentVolume{} }),
-			csiNodes:    newMemory(func() *storagev1.CSINode { return &storagev1.CSINode{} }),
-		}
-		b.attacher, err = New(Config{
-			Client: bubbleClient{b: b}, Driver: bubbleDriver, Controller: controller,
-			Timeout: 15 * time.Second, RetryStart: time.Second, RetryMax: 5 * time.Minute,
-			WorkerThreads: workerThreads, DrainTimeout: time.Second,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		warm, cold := context.WithCancel(t.Context())
-		b.attacher.Warm(warm)
-		ctx, stop := context.WithCancel(klog.NewContext(context.WithValue(t.Context(), bubbleKey{}, b), logr.Discard()))
-		var running sync.WaitGroup
-		running.Go(func() {
-			if err := b.attacher.Run(ctx); err != nil {
-				t.Errorf("Run: %v", err)
-			}
-		})
-		t.Cleanup(func() {
-			stop()
-			running.Wait()
-			cold()
-			b.attacher.objects.factory.Shutdown()
-			time.Sleep(time.Minute) // what ends at its next tick
-		})
+		b := newBubble(t)
+		b.logger = logr.Discard() // logs of thousands of volumes take time
+		defer b.start(func(c *Config) { c.WorkerThreads = workerThreads })()
 		b.pass(time.Second) // it looks for its caches each 100 ms
 		test(b)
 	})
+}
+
+// start runs an attacher, with the defaults of the flags, until the function that is returned is called.
+func (b *bubble) start(change ...func(*Config)) (stop func()) {
+	b.t.Helper()
+	conn, err := grpc.NewClient("passthrough:///bubble", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(b.driver.intercept))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	controller, err := csi.NewController(b.t.Context(), conn)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	clients, err := b.api.client()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	c := Config{
+		Client: clients, Driver: b.driver.name, Controller: controller, Timeout: 15 * time.Second,
+		RetryStart: time.Second, RetryMax: 5 * time.Minute, WorkerThreads: defaultWorkerThreads, DrainTimeout: time.Second,
+	}
+	for _, f := range change {
+		f(&c)
+	}
+	if b.attacher, err = New(c); err != nil {
+		b.t.Fatal(err)
+	}
+	warm, cold := context.WithCancel(context.Background())
+	b.attacher.Warm(warm)
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), b.logger))
+	ended := make(chan error, 1)
+	go func() { ended <- b.attacher.Run(ctx) }()
+	return func() {
+		cancel()
+		if err := <-ended; err != nil {
+			b.t.Errorf("Run: %v", err)
+		}
+		cold()
+		b.attacher.objects.factory.Shutdown()
+		_ = conn.Close()
+	}
 }
 
 // volume makes a PersistentVolume whose name is also its handle.
@@ -103,7 +108,7 @@ func (b *bubble) volume(name string, modes ...corev1.PersistentVolumeAccessMode)
 	if modes == nil {
 		modes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 	}
-	b.volumes.put(&corev1.PersistentVolume{
+	b.api.put("persistentvolumes", &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PersistentVolumeSpec{AccessModes: modes, PersistentVolumeSource: corev1.PersistentVolumeSource{
 			CSI: &corev1.CSIPersistentVolumeSource{Driver: bubbleDriver, VolumeHandle: name},
@@ -111,17 +116,22 @@ func (b *bubble) volume(name string, modes ...corev1.PersistentVolumeAccessMode)
 	})
 }
 
+// node makes the CSINode of a node.
+func (b *bubble) node(name, id string) {
+	b.api.put("csinodes", &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: storagev1.CSINodeSpec{
+		Drivers: []storagev1.CSINodeDriver{{Name: bubbleDriver, NodeID: id}},
+	}})
+}
+
 func bubbleName(volume, node string) string { return kube.AttachmentName(volume, bubbleDriver, node) }
 
 // attach makes a VolumeAttachment, and what it needs where that does not exist.
 func (b *bubble) attach(volume, node string, change ...func(*storagev1.VolumeAttachment)) {
-	if _, ok := b.volumes.get(volume); !ok {
+	if _, ok := b.api.get("persistentvolumes", volume); !ok {
 		b.volume(volume)
 	}
-	if _, ok := b.csiNodes.get(node); !ok {
-		b.csiNodes.put(&storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: storagev1.CSINodeSpec{
-			Drivers: []storagev1.CSINodeDriver{{Name: bubbleDriver, NodeID: "id-" + node}},
-		}})
+	if _, ok := b.api.get("csinodes", node); !ok {
+		b.node(node, "id-"+node)
 	}
 	va := &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: bubbleName(volume, node)},
@@ -132,39 +142,60 @@ func (b *bubble) attach(volume, node string, change ...func(*storagev1.VolumeAtt
 	for _, f := range change {
 		f(va)
 	}
-	b.attachments.put(va)
+	b.api.put(resourceAttachments, va)
 }
 
+// worked is what an earlier process left on a VolumeAttachment that it worked on.
+func worked(va *storagev1.VolumeAttachment) {
+	va.Finalizers = []string{kube.AttacherFinalizer(bubbleDriver)}
+	va.Annotations = map[string]string{kube.NodeIDAnnotation: "id-" + va.Spec.NodeName}
+}
+
+func attached(va *storagev1.VolumeAttachment) { va.Status.Attached = true }
+
 // attachedBefore makes a VolumeAttachment that an earlier process attached.
-func (b *bubble) attachedBefore(volume, node string) {
-	b.attach(volume, node, func(va *storagev1.VolumeAttachment) {
-		va.Finalizers = []string{kube.AttacherFinalizer(bubbleDriver)}
-		va.Annotations = map[string]string{kube.NodeIDAnnotation: "id-" + node}
-		va.Status.Attached = true
+func (b *bubble) attachedBefore(volume, node string) { b.attach(volume, node, worked, attached) }
+
+// attachment is the VolumeAttachment as the API server has it, nil if it has none.
+func (b *bubble) attachment(volume, node string) *storagev1.VolumeAttachment {
+	o, _ := b.api.get(resourceAttachments, bubbleName(volume, node))
+	va, _ := o.(*storagev1.VolumeAttachment)
+	return va
+}
+
+// change changes a VolumeAttachment.
+func (b *bubble) change(volume, node string, with func(*storagev1.VolumeAttachment)) {
+	va := b.attachment(volume, node).DeepCopy()
+	with(va)
+	b.api.put(resourceAttachments, va)
+}
+
+func (b *bubble) detach(volume, node string) {
+	b.change(volume, node, func(va *storagev1.VolumeAttachment) { va.DeletionTimestamp = new(metav1.Now()) })
+}
+
+// end removes a VolumeAttachment, whatever its finalizers.
+func (b *bubble) end(volume, node string) {
+	b.change(volume, node, func(va *storagev1.VolumeAttachment) {
+		va.Finalizers, va.DeletionTimestamp = nil, new(metav1.Now())
 	})
 }
 
-func (b *bubble) detach(volume, node string) { b.attachments.delete(bubbleName(volume, node)) }
-
-func (b *bubble) annotate(volume, node string, values map[string]any) {
-	body, err := json.Marshal(object{"metadata": object{"annotations": values}})
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	if _, err := b.attachments.patch(bubbleName(volume, node), types.MergePatchType, body); err != nil {
-		b.t.Fatal(err)
-	}
+// annotate sets an annotation, or removes it where there is no value.
+func (b *bubble) annotate(volume, node, name, value string) {
+	b.change(volume, node, func(va *storagev1.VolumeAttachment) {
+		if metav1.SetMetaDataAnnotation(&va.ObjectMeta, name, value); value == "" {
+			delete(va.Annotations, name)
+		}
+	})
 }
 
 func (b *bubble) isAttached(volume, node string) bool {
-	va, ok := b.attachments.get(bubbleName(volume, node))
-	return ok && va.Status.Attached
+	va := b.attachment(volume, node)
+	return va != nil && va.Status.Attached
 }
 
-func (b *bubble) isGone(volume, node string) bool {
-	_, ok := b.attachments.get(bubbleName(volume, node))
-	return !ok
-}
+func (b *bubble) isGone(volume, node string) bool { return b.attachment(volume, node) == nil }
 
 // pass lets time pass, and everything happen that is due by then.
 func (b *bubble) pass(d time.Duration) {
@@ -183,16 +214,24 @@ func (b *bubble) within(d time.Duration, what string, is func() bool) {
 
 // answers sets what the driver does from now on.
 func (b *bubble) answers(f func(context.Context, call) error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.answer = f
+	b.driver.answers(func(ctx context.Context, c call, _ int) (map[string]string, error) {
+		b.mu.Lock()
+		b.inFlight++
+		b.most = max(b.most, b.inFlight)
+		b.mu.Unlock()
+		err := f(ctx, c)
+		b.mu.Lock()
+		b.inFlight--
+		b.mu.Unlock()
+		return nil, err
+	})
 }
 
 // received lists the calls for a volume in words, all calls without one.
 func (b *bubble) received(volume string) (words []string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, c := range b.calls {
+	b.driver.mu.Lock()
+	defer b.driver.mu.Unlock()
+	for _, c := range b.driver.calls {
 		if volume == "" || c.Volume == volume {
 			words = append(words, c.Method+" "+c.Node)
 		}
@@ -207,11 +246,11 @@ func (b *bubble) atOnce() int {
 	return b.most
 }
 
-// slow makes the API server take so long for each patch of a VolumeAttachment.
+// slow makes the API server take so long for each patch.
 func (b *bubble) slow(d time.Duration) {
-	b.attachments.mu.Lock()
-	defer b.attachments.mu.Unlock()
-	b.attachments.delay = d
+	b.api.mu.Lock()
+	defer b.api.mu.Unlock()
+	b.api.delay = d
 }
 
 // unanswered is a driver that does not answer.
@@ -229,294 +268,22 @@ func lasting(ctx context.Context, d time.Duration) error {
 	}
 }
 
-type bubbleKey struct{}
-
-func serveInBubble(ctx context.Context, _ string, request, reply any, _ *grpc.ClientConn, _ grpc.UnaryInvoker, _ ...grpc.CallOption) error {
-	b, _ := ctx.Value(bubbleKey{}).(*bubble)
+// intercept answers calls that come without a socket.
+func (d *scriptedDriver) intercept(ctx context.Context, _ string, request, reply any, _ *grpc.ClientConn, _ grpc.UnaryInvoker, _ ...grpc.CallOption) error {
+	var out proto.Message
+	var err error
 	switch in := request.(type) {
 	case *csispec.GetPluginCapabilitiesRequest:
-		reply.(*csispec.GetPluginCapabilitiesResponse).Capabilities = []*csispec.PluginCapability{{
-			Type: &csispec.PluginCapability_Service_{Service: &csispec.PluginCapability_Service{Type: csispec.PluginCapability_Service_CONTROLLER_SERVICE}},
-		}}
-		return nil
+		out, err = d.GetPluginCapabilities(ctx, in)
 	case *csispec.ControllerGetCapabilitiesRequest:
-		reply.(*csispec.ControllerGetCapabilitiesResponse).Capabilities = []*csispec.ControllerServiceCapability{{
-			Type: &csispec.ControllerServiceCapability_Rpc{Rpc: &csispec.ControllerServiceCapability_RPC{
-				Type: csispec.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
-			}},
-		}}
-		return nil
+		out, err = d.ControllerGetCapabilities(ctx, in)
 	case *csispec.ControllerPublishVolumeRequest:
-		return b.serve(ctx, call{Method: "Publish", Volume: in.GetVolumeId(), Node: in.GetNodeId(), At: time.Now()})
+		out, err = d.ControllerPublishVolume(ctx, in)
 	case *csispec.ControllerUnpublishVolumeRequest:
-		return b.serve(ctx, call{Method: "Unpublish", Volume: in.GetVolumeId(), Node: in.GetNodeId(), At: time.Now()})
-	default:
-		return status.Errorf(codes.Unimplemented, "%T", request)
+		out, err = d.ControllerUnpublishVolume(ctx, in)
 	}
-}
-
-func (b *bubble) serve(ctx context.Context, c call) error {
-	b.mu.Lock()
-	b.calls = append(b.calls, c)
-	b.inFlight++
-	b.most = max(b.most, b.inFlight)
-	answer := b.answer
-	b.mu.Unlock()
-	defer func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.inFlight--
-	}()
-	return answer(ctx, c)
-}
-
-// memory is what the API server stores of one kind.
-type memory[T client.Object] struct {
-	empty func() T
-
-	mu       sync.Mutex
-	delay    time.Duration // of each patch
-	version  int
-	objects  map[string]T
-	history  []watch.Event
-	watchers []*memoryWatch
-}
-
-func newMemory[T client.Object](empty func() T) *memory[T] {
-	return &memory[T]{empty: empty, objects: map[string]T{}, version: 1}
-}
-
-// get returns the stored object, which is never changed.
-func (m *memory[T]) get(name string) (T, bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	found, ok := m.objects[name]
-	return found, ok
-}
-
-// put creates an object or replaces it.
-func (m *memory[T]) put(obj T) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.store(obj)
-}
-
-func (m *memory[T]) store(obj T) {
-	m.version++
-	_, known := m.objects[obj.GetName()]
-	if !known {
-		obj.SetUID(types.UID("uid-" + obj.GetName() + "-" + strconv.Itoa(m.version)))
-		obj.SetCreationTimestamp(metav1.Now())
+	if err == nil {
+		proto.Merge(reply.(proto.Message), out)
 	}
-	obj.SetResourceVersion(strconv.Itoa(m.version))
-	event := watch.Event{Type: watch.Added, Object: obj}
-	switch {
-	case obj.GetDeletionTimestamp() != nil && len(obj.GetFinalizers()) == 0:
-		event.Type = watch.Deleted
-		delete(m.objects, obj.GetName())
-	case known:
-		event.Type = watch.Modified
-		fallthrough
-	default:
-		m.objects[obj.GetName()] = obj
-	}
-	m.history = append(m.history, event)
-	for _, w := range m.watchers {
-		w.send(event)
-	}
-}
-
-func (m *memory[T]) delete(name string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if stored, ok := m.objects[name]; ok && stored.GetDeletionTimestamp() == nil {
-		deleted := stored.DeepCopyObject().(T)
-		deleted.SetDeletionTimestamp(new(metav1.Now()))
-		m.store(deleted)
-	}
-}
-
-func (m *memory[T]) patch(name string, form types.PatchType, body []byte) (T, error) {
-	m.mu.Lock()
-	delay := m.delay
-	m.mu.Unlock()
-	time.Sleep(delay)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	patched := m.empty()
-	stored, ok := m.objects[name]
-	if !ok {
-		return patched, fmt.Errorf("%s not found", name)
-	}
-	before, err := json.Marshal(stored)
-	if err != nil {
-		return patched, err
-	}
-	var after []byte
-	if form == types.StrategicMergePatchType {
-		after, err = strategicpatch.StrategicMergePatch(before, body, m.empty())
-	} else {
-		after, err = mergePatch(before, body)
-	}
-	if err := cmp.Or(err, json.Unmarshal(after, patched)); err != nil {
-		return patched, err
-	}
-	if patched.GetUID() != stored.GetUID() {
-		return patched, fmt.Errorf("%s is another object", name)
-	}
-	m.store(patched)
-	return patched.DeepCopyObject().(T), nil
-}
-
-// mergePatch applies a JSON merge patch (RFC 7396).
-func mergePatch(before, body []byte) ([]byte, error) {
-	var document, patch object
-	if err := cmp.Or(json.Unmarshal(before, &document), json.Unmarshal(body, &patch)); err != nil {
-		return nil, err
-	}
-	return json.Marshal(mergeObjects(document, patch))
-}
-
-func mergeObjects(document, patch object) object {
-	if document == nil {
-		document = object{}
-	}
-	for name, value := range patch {
-		switch value := value.(type) {
-		case nil:
-			delete(document, name)
-		case object:
-			of, _ := document[name].(object)
-			document[name] = mergeObjects(of, value)
-		default:
-			document[name] = value
-		}
-	}
-	return document
-}
-
-func (m *memory[T]) list(meta *metav1.ListMeta, add func(T)) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	meta.ResourceVersion = strconv.Itoa(m.version)
-	for _, obj := range m.objects {
-		add(obj.DeepCopyObject().(T))
-	}
-}
-
-func (m *memory[T]) watch(o metav1.ListOptions) (watch.Interface, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	from, err := strconv.Atoi(o.ResourceVersion)
-	if err != nil {
-		return nil, err
-	}
-	w := &memoryWatch{events: make(chan watch.Event, 1<<16)}
-	for _, event := range m.history {
-		if version, _ := strconv.Atoi(event.Object.(client.Object).GetResourceVersion()); version > from {
-			w.send(event)
-		}
-	}
-	m.watchers = append(m.watchers, w)
-	return w, nil
-}
-
-type memoryWatch struct{ events chan watch.Event }
-
-func (w *memoryWatch) send(event watch.Event) {
-	w.events <- watch.Event{Type: event.Type, Object: event.Object.DeepCopyObject()}
-}
-func (w *memoryWatch) Stop()                          {}
-func (w *memoryWatch) ResultChan() <-chan watch.Event { return w.events }
-
-// bubbleClient is what the attacher uses of a client.
-type bubbleClient struct {
-	kubernetes.Interface
-
-	b *bubble
-}
-
-// IsWatchListSemanticsUnSupported makes informers list before they watch.
-func (c bubbleClient) IsWatchListSemanticsUnSupported() bool { return true }
-
-func (c bubbleClient) StorageV1() storagev1client.StorageV1Interface { return bubbleStorage{b: c.b} }
-func (c bubbleClient) CoreV1() corev1client.CoreV1Interface          { return bubbleCore{b: c.b} }
-
-type bubbleStorage struct {
-	storagev1client.StorageV1Interface
-
-	b *bubble
-}
-
-func (c bubbleStorage) VolumeAttachments() storagev1client.VolumeAttachmentInterface {
-	return bubbleAttachments{m: c.b.attachments}
-}
-func (c bubbleStorage) CSINodes() storagev1client.CSINodeInterface {
-	return bubbleCSINodes{m: c.b.csiNodes}
-}
-
-type bubbleAttachments struct {
-	storagev1client.VolumeAttachmentInterface
-
-	m *memory[*storagev1.VolumeAttachment]
-}
-
-func (c bubbleAttachments) List(context.Context, metav1.ListOptions) (*storagev1.VolumeAttachmentList, error) {
-	out := &storagev1.VolumeAttachmentList{}
-	c.m.list(&out.ListMeta, func(va *storagev1.VolumeAttachment) { out.Items = append(out.Items, *va) })
-	return out, nil
-}
-
-func (c bubbleAttachments) Watch(_ context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	return c.m.watch(o)
-}
-
-func (c bubbleAttachments) Patch(_ context.Context, name string, form types.PatchType, body []byte, _ metav1.PatchOptions, _ ...string) (*storagev1.VolumeAttachment, error) {
-	return c.m.patch(name, form, body)
-}
-
-type bubbleCSINodes struct {
-	storagev1client.CSINodeInterface
-
-	m *memory[*storagev1.CSINode]
-}
-
-func (c bubbleCSINodes) List(context.Context, metav1.ListOptions) (*storagev1.CSINodeList, error) {
-	out := &storagev1.CSINodeList{}
-	c.m.list(&out.ListMeta, func(node *storagev1.CSINode) { out.Items = append(out.Items, *node) })
-	return out, nil
-}
-
-func (c bubbleCSINodes) Watch(_ context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	return c.m.watch(o)
-}
-
-type bubbleCore struct {
-	corev1client.CoreV1Interface
-
-	b *bubble
-}
-
-func (c bubbleCore) PersistentVolumes() corev1client.PersistentVolumeInterface {
-	return bubbleVolumes{m: c.b.volumes}
-}
-
-type bubbleVolumes struct {
-	corev1client.PersistentVolumeInterface
-
-	m *memory[*corev1.PersistentVolume]
-}
-
-func (c bubbleVolumes) List(context.Context, metav1.ListOptions) (*corev1.PersistentVolumeList, error) {
-	out := &corev1.PersistentVolumeList{}
-	c.m.list(&out.ListMeta, func(pv *corev1.PersistentVolume) { out.Items = append(out.Items, *pv) })
-	return out, nil
-}
-
-func (c bubbleVolumes) Watch(_ context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	return c.m.watch(o)
-}
-
-func (c bubbleVolumes) Patch(_ context.Context, name string, form types.PatchType, body []byte, _ metav1.PatchOptions, _ ...string) (*corev1.PersistentVolume, error) {
-	return c.m.patch(name, form, body)
+	return err
 }

@@ -2,70 +2,60 @@ package attacher
 
 import (
 	"errors"
+	"net/http"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	storagev1 "k8s.io/api/storage/v1"
-	clienttesting "k8s.io/client-go/testing"
-
-	"belay.dev/belay/internal/kube"
 )
 
 // The previous leader detached a volume, and its VolumeAttachment is gone. The watch cache of
 // the new leader still shows it, as it was before it was attached: that must not be attached
 // again. Nor may one that came and went since, and that the cache has yet to show.
 func TestNewLeaderWaitsForTheCache(t *testing.T) {
-	about := func(b *memoryWorld) func(*storagev1.VolumeAttachment) {
-		return func(va *storagev1.VolumeAttachment) {
-			va.Finalizers = []string{kube.AttacherFinalizer(b.driver.name)}
-			va.Annotations = map[string]string{kube.NodeIDAnnotation: "id-node1"}
-		}
-	}
-	attached := func(va *storagev1.VolumeAttachment) { va.Status.Attached = true }
 	for name, tt := range map[string]struct {
-		before, since func(b *memoryWorld)
+		before, since func(b *bubble)
 		want          []string // calls
 	}{
 		"ended": {
-			before: func(b *memoryWorld) { b.attachment("v", about(b)); b.attachment("z", about(b), attached) },
-			since:  func(b *memoryWorld) { b.api.end(resourceAttachments, "va-v") },
+			before: func(b *bubble) { b.attach("v", "node1", worked); b.attach("z", "node1", worked, attached) },
+			since:  func(b *bubble) { b.end("v", "node1") },
 		},
 		"ended, and there is no other": {
-			before: func(b *memoryWorld) { b.attachment("v", about(b)) },
-			since:  func(b *memoryWorld) { b.api.end(resourceAttachments, "va-v") },
+			before: func(b *bubble) { b.attach("v", "node1", worked) },
+			since:  func(b *bubble) { b.end("v", "node1") },
 		},
 		"came and went": {
-			before: func(b *memoryWorld) { b.attachment("z", about(b), attached) },
-			since:  func(b *memoryWorld) { b.attachment("v", about(b)); b.api.end(resourceAttachments, "va-v") },
+			before: func(b *bubble) { b.attach("z", "node1", worked, attached) },
+			since:  func(b *bubble) { b.attach("v", "node1", worked); b.end("v", "node1") },
 		},
 		"came and went, and there is no other": {
-			before: func(*memoryWorld) {},
-			since:  func(b *memoryWorld) { b.attachment("v", about(b)); b.api.end(resourceAttachments, "va-v") },
+			before: func(*bubble) {},
+			since:  func(b *bubble) { b.attach("v", "node1", worked); b.end("v", "node1") },
 		},
 		"still there": {
-			before: func(b *memoryWorld) { b.attachment("v", about(b)) },
-			since:  func(b *memoryWorld) { b.attachment("z", about(b), attached) },
+			before: func(b *bubble) { b.attach("v", "node1", worked) },
+			since:  func(b *bubble) { b.attach("z", "node1", worked, attached) },
 			want:   []string{"Publish id-node1"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newMemoryWorld(t)
+				b := newBubble(t)
 				tt.before(b)
 				b.api.hold()
 				tt.since(b)
 				stop := b.start()
 				defer stop()
 				time.Sleep(time.Minute)
-				if calls := b.driver.received(); len(calls) > 0 {
+				if calls := b.received(""); len(calls) > 0 {
 					t.Errorf("calls with a cache that lags: %v", calls)
 				}
 				b.api.proceed()
-				b.attachment("other", attached, about(b)) // an event, where nothing could be marked
+				b.attach("other", "node1", worked, attached) // an event, where nothing could be marked
 				time.Sleep(time.Minute)
-				if diff := cmp.Diff(tt.want, b.driver.received()); diff != "" {
+				if diff := cmp.Diff(tt.want, b.received("")); diff != "" {
 					t.Errorf("calls (-want +got):\n%s", diff)
 				}
 			})
@@ -77,11 +67,11 @@ func TestNewLeaderWaitsForTheCache(t *testing.T) {
 // reason once.
 func TestListAtTakeOverFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newMemoryWorld(t)
-		va := b.attachment("v")
+		b := newBubble(t)
+		b.attach("v", "node1")
 		why := errors.New("etcdserver: request timed out")
-		b.api.refuse = func(action clienttesting.Action) error {
-			if list, ok := action.(clienttesting.ListActionImpl); ok && list.GetListOptions().Limit == 1 {
+		b.api.refuse = func(r *http.Request) error {
+			if r.URL.Query().Get("limit") == "1" {
 				return why
 			}
 			return nil
@@ -97,14 +87,14 @@ func TestListAtTakeOverFails(t *testing.T) {
 		if failed := b.log.of(message); len(failed) != 2 || failed[0]["error"] == failed[1]["error"] {
 			t.Errorf("want one line for each reason, got %v", failed)
 		}
-		if calls := b.driver.received(); len(calls) > 0 {
+		if calls := b.received(""); len(calls) > 0 {
 			t.Errorf("calls without a list: %v", calls)
 		}
 		b.api.mu.Lock()
 		b.api.refuse = nil
 		b.api.mu.Unlock()
 		time.Sleep(writeRetryMax + time.Second)
-		if !b.isAttached(va) {
+		if !b.isAttached("v", "node1") {
 			t.Error("not attached although the API server answers again")
 		}
 	})
@@ -113,9 +103,9 @@ func TestListAtTakeOverFails(t *testing.T) {
 // A leader that is told to stop while it waits for a list stops.
 func TestStopWhileTheListFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newMemoryWorld(t)
-		b.api.refuse = func(action clienttesting.Action) error {
-			if list, ok := action.(clienttesting.ListActionImpl); ok && list.GetListOptions().Limit == 1 {
+		b := newBubble(t)
+		b.api.refuse = func(r *http.Request) error {
+			if r.URL.Query().Get("limit") == "1" {
 				return errors.New("connection refused")
 			}
 			return nil

@@ -7,7 +7,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	storagev1 "k8s.io/api/storage/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/kube"
 )
@@ -17,25 +16,25 @@ import (
 // one that the node has now, but unpublished first.
 func TestRecordedNodeIDIsNotOverwritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newMemoryWorld(t)
-		name := b.attachment("v", func(va *storagev1.VolumeAttachment) { va.Spec.NodeName = "node2" })
+		b := newBubble(t)
+		b.node("node1", "")
+		b.attach("v", "node1")
 		stop := b.start()
 		defer stop()
 		time.Sleep(time.Minute) // it is known, and cannot be attached: the node has no ID
 		b.api.hold()
-		b.api.change(name, func(va *storagev1.VolumeAttachment) {
-			va.Finalizers = []string{kube.AttacherFinalizer(b.driver.name)}
+		b.change("v", "node1", func(va *storagev1.VolumeAttachment) {
+			va.Finalizers = []string{kube.AttacherFinalizer(bubbleDriver)}
 			va.Annotations = map[string]string{kube.NodeIDAnnotation: "id-earlier"}
 		})
-		b.api.put("csinodes", &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "node2", UID: "node2"}, Spec: storagev1.CSINodeSpec{
-			Drivers: []storagev1.CSINodeDriver{{Name: b.driver.name, NodeID: "id-now"}}}})
+		b.node("node1", "id-now")
 		time.Sleep(time.Minute)
 		b.api.proceed()
 		time.Sleep(time.Minute)
-		if diff := cmp.Diff([]string{"Unpublish id-earlier", "Publish id-now"}, b.driver.received()); diff != "" {
+		if diff := cmp.Diff([]string{"Unpublish id-earlier", "Publish id-now"}, b.received("")); diff != "" {
 			t.Errorf("calls (-want +got):\n%s", diff)
 		}
-		if !b.isAttached(name) {
+		if !b.isAttached("v", "node1") {
 			t.Error("not attached")
 		}
 		if failed := b.log.of("API request failed, retrying"); len(failed) > 0 {

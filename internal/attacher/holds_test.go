@@ -19,9 +19,9 @@ var errFull = status.Error(codes.ResourceExhausted, "node is full")
 
 // startsOf are when the calls for a node, or for a volume, began, since a time.
 func (b *bubble) startsOf(method, node, volume string, since time.Time) (starts []time.Duration) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, c := range b.calls {
+	b.driver.mu.Lock()
+	defer b.driver.mu.Unlock()
+	for _, c := range b.driver.calls {
 		if c.Method == method && (node == "" || c.Node == "id-"+node) && (volume == "" || c.Volume == volume) && !c.At.Before(since) {
 			starts = append(starts, c.At.Sub(since))
 		}
@@ -91,8 +91,7 @@ func TestEachVolumeOfAFullNodeGetsItsError(t *testing.T) {
 		}
 		b.pass(2 * time.Minute)
 		for i := range 20 {
-			va, _ := b.attachments.get(bubbleName(fmt.Sprint("v", i), "full"))
-			if va.Status.AttachError == nil || *va.Status.AttachError.ErrorCode != int32(codes.ResourceExhausted) {
+			if va := b.attachment(fmt.Sprint("v", i), "full"); va.Status.AttachError == nil || *va.Status.AttachError.ErrorCode != int32(codes.ResourceExhausted) {
 				t.Errorf("volume %d has the error %v", i, va.Status.AttachError)
 			}
 		}

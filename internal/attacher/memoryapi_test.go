@@ -1,116 +1,130 @@
 package attacher
 
 import (
-	"context"
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
+	"io"
 	"maps"
+	"net/http"
+	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
-	"testing"
 	"testing/synctest"
 	"time"
 
-	csispec "github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/protobuf/proto"
-	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes/fake"
-	clienttesting "k8s.io/client-go/testing"
-	"k8s.io/klog/v2"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"belay.dev/belay/internal/csi"
 )
 
-// memoryAPI is an API server in memory, for attachers in a bubble of fake time
-// (testing/synctest). It has one count of versions, as etcd.
+// memoryAPI is an API server in memory, for attachers in fake time (testing/synctest): the
+// client's requests end in its RoundTrip.
 type memoryAPI struct {
-	*fake.Clientset
-	refuse func(action clienttesting.Action) error // may be nil
-
 	mu      sync.Mutex
+	version int                         // one count for all kinds, as etcd
+	delay   time.Duration               // of each patch
+	refuse  func(r *http.Request) error // may be nil
+	kinds   map[string]*memoryKind      // by resource
+	limited []time.Time                 // when each request was sent, but for those of informers
+}
+
+// memoryKind is what is stored of one kind.
+type memoryKind struct {
+	objects map[string]client.Object // by name; none is ever changed
+	watches []*memoryWatch
+	history []memoryEvent
+	shown   int // events of the history that watches see
+	// stale, if set, is the answer to lists that need not be new.
+	stale []byte
+}
+
+type memoryEvent struct {
 	version int
-	objects map[string]map[string]client.Object // by resource and name
-	watches map[string][]*watch.RaceFreeFakeWatcher
-	limited []time.Time // when each request was sent, but for those of informers
-	// stale, if set, is what the watch caches of the API server have of VolumeAttachments.
-	stale   *storagev1.VolumeAttachmentList
-	pending []watch.Event // that they have not come to
+	line    []byte
 }
 
 const resourceAttachments = "volumeattachments"
 
 func newMemoryAPI() *memoryAPI {
-	m := &memoryAPI{
-		Clientset: &fake.Clientset{}, version: 100, objects: map[string]map[string]client.Object{},
-		watches: map[string][]*watch.RaceFreeFakeWatcher{},
+	m := &memoryAPI{version: 100, kinds: map[string]*memoryKind{}}
+	for _, resource := range []string{resourceAttachments, "persistentvolumes", "csinodes"} {
+		m.kinds[resource] = &memoryKind{objects: map[string]client.Object{}}
 	}
-	m.AddReactor("*", "*", m.react)
-	m.AddWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		w := watch.NewRaceFreeFake()
-		resource := action.GetResource().Resource
-		m.watches[resource] = append(m.watches[resource], w)
-		return true, w, nil
-	})
 	return m
 }
 
-// put stores an object as it is; its watchers see it.
+// memoryClient is a client of a memoryAPI.
+type memoryClient struct{ *kubernetes.Clientset }
+
+// IsWatchListSemanticsUnSupported makes informers list before they watch.
+func (memoryClient) IsWatchListSemanticsUnSupported() bool { return true }
+
+func (m *memoryAPI) client() (kubernetes.Interface, error) {
+	clients, err := kubernetes.NewForConfigAndClient(&rest.Config{Host: "http://memory", QPS: -1}, &http.Client{Transport: m})
+	return memoryClient{clients}, err
+}
+
+// get returns the stored object, which is never changed.
+func (m *memoryAPI) get(resource, name string) (client.Object, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	o, ok := m.kinds[resource].objects[name]
+	return o, ok
+}
+
+// put creates an object or replaces it; its watches see it.
 func (m *memoryAPI) put(resource string, o client.Object) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.store(resource, watch.Modified, o)
+	m.store(m.kinds[resource], o)
 }
 
-// change changes a VolumeAttachment.
-func (m *memoryAPI) change(name string, with func(*storagev1.VolumeAttachment)) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	va := m.objects[resourceAttachments][name].DeepCopyObject().(*storagev1.VolumeAttachment)
-	with(va)
-	m.store(resourceAttachments, watch.Modified, va)
-}
-
-// end ends an object, whatever its finalizers.
-func (m *memoryAPI) end(resource, name string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.store(resource, watch.Deleted, m.objects[resource][name].DeepCopyObject().(client.Object))
-}
-
-func (m *memoryAPI) store(resource string, what watch.EventType, o client.Object) {
+// store keeps an object, unless it is to be deleted and nothing holds it.
+func (m *memoryAPI) store(kind *memoryKind, o client.Object) {
 	m.version++
+	old, known := kind.objects[o.GetName()]
+	if known {
+		o.SetUID(old.GetUID())
+		o.SetCreationTimestamp(old.GetCreationTimestamp())
+	} else {
+		o.SetUID(types.UID("uid-" + o.GetName() + "-" + strconv.Itoa(m.version)))
+		o.SetCreationTimestamp(metav1.Now())
+	}
+	kinds, _, _ := scheme.Scheme.ObjectKinds(o)
+	o.GetObjectKind().SetGroupVersionKind(kinds[0])
 	o.SetResourceVersion(strconv.Itoa(m.version))
-	if m.objects[resource] == nil {
-		m.objects[resource] = map[string]client.Object{}
+	kind.objects[o.GetName()] = o
+	what := watch.Added
+	switch {
+	case o.GetDeletionTimestamp() != nil && len(o.GetFinalizers()) == 0:
+		what = watch.Deleted
+		delete(kind.objects, o.GetName())
+	case known:
+		what = watch.Modified
 	}
-	if m.objects[resource][o.GetName()] = o; what == watch.Deleted {
-		delete(m.objects[resource], o.GetName())
+	line, _ := json.Marshal(object{"type": what, "object": o})
+	if kind.history = append(kind.history, memoryEvent{m.version, line}); kind.stale == nil {
+		kind.show()
 	}
-	event := watch.Event{Type: what, Object: o}
-	if m.stale != nil && resource == resourceAttachments {
-		m.pending = append(m.pending, event)
-		return
-	}
-	m.deliver(resource, event)
 }
 
-func (m *memoryAPI) deliver(resource string, event watch.Event) {
-	for _, w := range m.watches[resource] {
-		w.Action(event.Type, event.Object.DeepCopyObject())
+// show has the watches see one more event.
+func (k *memoryKind) show() {
+	for _, w := range k.watches {
+		w.lines <- k.history[k.shown].line
 	}
+	k.shown++
 }
 
 // hold makes watches of VolumeAttachments, and lists that need not be new, show what is
@@ -118,50 +132,21 @@ func (m *memoryAPI) deliver(resource string, event watch.Event) {
 func (m *memoryAPI) hold() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.stale = m.attachments(0)
+	m.kinds[resourceAttachments].stale = m.list(m.kinds[resourceAttachments], 0)
 }
 
 // proceed shows one event after another: what is done about each is done before the next.
 func (m *memoryAPI) proceed() {
-	for {
+	for more := true; more; synctest.Wait() {
 		m.mu.Lock()
-		if len(m.pending) == 0 {
-			m.stale = nil
-			m.mu.Unlock()
-			return
+		kind := m.kinds[resourceAttachments]
+		if more = kind.shown < len(kind.history); more {
+			kind.show()
+		} else {
+			kind.stale = nil
 		}
-		m.deliver(resourceAttachments, m.pending[0])
-		m.pending = m.pending[1:]
 		m.mu.Unlock()
-		synctest.Wait()
 	}
-}
-
-func (m *memoryAPI) react(action clienttesting.Action) (bool, runtime.Object, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	resource := action.GetResource().Resource
-	if list, ok := action.(clienttesting.ListActionImpl); !ok || list.GetListOptions().ResourceVersion != "0" {
-		m.limited = append(m.limited, time.Now())
-	}
-	if m.refuse != nil {
-		if err := m.refuse(action); err != nil {
-			return true, nil, err
-		}
-	}
-	switch a := action.(type) {
-	case clienttesting.ListActionImpl:
-		return true, m.list(resource, a.GetListOptions()), nil
-	case clienttesting.PatchActionImpl:
-		patched, err := m.patch(resource, a)
-		return true, patched, err
-	case clienttesting.GetActionImpl:
-		if o, ok := m.objects[resource][a.GetName()]; ok {
-			return true, o.DeepCopyObject(), nil
-		}
-		return true, nil, apierrors.NewNotFound(action.GetResource().GroupResource(), a.GetName())
-	}
-	return false, nil, nil
 }
 
 // sent tells when each request was sent that is limited: not those of the informers.
@@ -176,188 +161,167 @@ func (m *memoryAPI) sent(since time.Time) (times []time.Time) {
 	return times
 }
 
-func (m *memoryAPI) list(resource string, o metav1.ListOptions) runtime.Object {
-	meta := metav1.ListMeta{ResourceVersion: strconv.Itoa(m.version)}
-	switch resource {
-	case resourceAttachments:
-		if o.ResourceVersion == "0" && m.stale != nil {
-			return m.stale.DeepCopyObject()
-		}
-		return m.attachments(o.Limit)
-	case "persistentvolumes":
-		list := &corev1.PersistentVolumeList{ListMeta: meta}
-		for _, pv := range m.objects[resource] {
-			list.Items = append(list.Items, *pv.(*corev1.PersistentVolume).DeepCopy())
-		}
-		return list
-	default:
-		list := &storagev1.CSINodeList{ListMeta: meta}
-		for _, node := range m.objects[resource] {
-			list.Items = append(list.Items, *node.(*storagev1.CSINode).DeepCopy())
-		}
-		return list
+// RoundTrip is http.RoundTripper.
+func (m *memoryAPI) RoundTrip(r *http.Request) (*http.Response, error) {
+	m.mu.Lock()
+	delay := m.delay
+	m.mu.Unlock()
+	if r.Method == http.MethodPatch {
+		time.Sleep(delay)
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	query := r.URL.Query()
+	if query.Get("watch") == "" && query.Get("resourceVersion") != "0" {
+		m.limited = append(m.limited, time.Now())
+	}
+	if m.refuse != nil {
+		if err := m.refuse(r); err != nil {
+			return nil, err
+		}
+	}
+	parts := strings.Split(strings.TrimSuffix(r.URL.Path, "/status"), "/")
+	name := ""
+	if m.kinds[parts[len(parts)-1]] == nil {
+		name, parts = parts[len(parts)-1], parts[:len(parts)-1]
+	}
+	resource := parts[len(parts)-1]
+	kind := m.kinds[resource]
+	if kind == nil {
+		return nil, errors.New("nothing serves " + r.URL.Path)
+	}
+	answer := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Request: r}
+	if query.Get("watch") != "" {
+		answer.Body = kind.watch(query.Get("resourceVersion"))
+		return answer, nil
+	}
+	body, err := m.answer(r, resource, name)
+	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
+		said := status.Status()
+		said.Kind, said.APIVersion = "Status", "v1"
+		answer.StatusCode = int(said.Code)
+		body, err = json.Marshal(said)
+	}
+	answer.Body = io.NopCloser(bytes.NewReader(body))
+	return answer, err
 }
 
-func (m *memoryAPI) attachments(limit int64) *storagev1.VolumeAttachmentList {
-	list := &storagev1.VolumeAttachmentList{ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(m.version)}}
-	of := m.objects[resourceAttachments]
-	for _, name := range slices.Sorted(maps.Keys(of)) {
-		if list.Items = append(list.Items, *of[name].(*storagev1.VolumeAttachment).DeepCopy()); limit > 0 && len(list.Items) == int(limit) {
-			break
+func (m *memoryAPI) answer(r *http.Request, resource, name string) ([]byte, error) {
+	kind, group := m.kinds[resource], schema.GroupResource{Resource: resource}
+	if name == "" {
+		if kind.stale != nil && r.URL.Query().Get("resourceVersion") == "0" {
+			return kind.stale, nil
 		}
+		limit, _ := strconv.Atoi(r.URL.Query().Get("limit"))
+		return m.list(kind, limit), nil
 	}
-	return list
-}
-
-func (m *memoryAPI) patch(resource string, a clienttesting.PatchActionImpl) (runtime.Object, error) {
-	stored, ok := m.objects[resource][a.GetName()]
-	if !ok {
-		return nil, apierrors.NewNotFound(a.GetResource().GroupResource(), a.GetName())
+	stored, ok := kind.objects[name]
+	switch {
+	case !ok:
+		return nil, apierrors.NewNotFound(group, name)
+	case r.Method == http.MethodGet:
+		return json.Marshal(stored)
 	}
-	patched := stored.DeepCopyObject().(client.Object)
-	if err := apply(patched, a); err != nil {
+	patched, err := patch(stored, r)
+	if err != nil {
 		return nil, err
 	}
 	if patched.GetUID() != stored.GetUID() || patched.GetResourceVersion() != stored.GetResourceVersion() {
-		return nil, apierrors.NewConflict(a.GetResource().GroupResource(), a.GetName(), nil)
+		return nil, apierrors.NewConflict(group, name, errors.New("it is another version"))
 	}
-	m.store(resource, watch.Modified, patched)
-	return patched.DeepCopyObject(), nil
+	m.store(kind, patched)
+	return json.Marshal(patched)
 }
 
-func apply(o client.Object, a clienttesting.PatchActionImpl) error {
-	before, err := json.Marshal(o)
-	if err != nil {
-		return err
-	}
-	if a.GetPatchType() == types.StrategicMergePatchType {
-		after, err := strategicpatch.StrategicMergePatch(before, a.GetPatch(), o)
-		if err != nil {
-			return err
+func (m *memoryAPI) list(kind *memoryKind, limit int) []byte {
+	items := []client.Object{}
+	for _, name := range slices.Sorted(maps.Keys(kind.objects)) {
+		if items = append(items, kind.objects[name]); len(items) == limit {
+			break
 		}
-		return json.Unmarshal(after, o)
 	}
-	var document, patch map[string]any
-	if err := errors.Join(json.Unmarshal(before, &document), json.Unmarshal(a.GetPatch(), &patch)); err != nil {
-		return err
-	}
-	mergeInto(document, patch)
-	after, err := json.Marshal(document)
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal(after, o)
+	body, _ := json.Marshal(object{"metadata": object{"resourceVersion": strconv.Itoa(m.version)}, "items": items})
+	return body
 }
 
-// mergeInto is RFC 7386. What is removed stays in the object that it is decoded into: no test looks.
-func mergeInto(into, patch map[string]any) {
-	for key, value := range patch {
-		below, ok := value.(map[string]any)
-		within, exists := into[key].(map[string]any)
-		switch {
-		case value == nil:
-			delete(into, key)
-		case ok && exists:
-			mergeInto(within, below)
+func patch(stored client.Object, r *http.Request) (client.Object, error) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	before, err := json.Marshal(stored)
+	if err != nil {
+		return nil, err
+	}
+	patched := reflect.New(reflect.TypeOf(stored).Elem()).Interface().(client.Object)
+	if r.Header.Get("Content-Type") == string(types.StrategicMergePatchType) {
+		if before, err = strategicpatch.StrategicMergePatch(before, body, patched); err != nil {
+			return nil, err
+		}
+		return patched, json.Unmarshal(before, patched)
+	}
+	var document, changes object
+	if err := cmp.Or(json.Unmarshal(before, &document), json.Unmarshal(body, &changes)); err != nil {
+		return nil, err
+	}
+	if before, err = json.Marshal(applyMerge(document, changes)); err != nil {
+		return nil, err
+	}
+	return patched, json.Unmarshal(before, patched)
+}
+
+// applyMerge applies a JSON merge patch (RFC 7396).
+func applyMerge(document, patch object) object {
+	if document == nil {
+		document = object{}
+	}
+	for name, value := range patch {
+		switch value := value.(type) {
+		case nil:
+			delete(document, name)
+		case object:
+			of, _ := document[name].(object)
+			document[name] = applyMerge(of, value)
 		default:
-			into[key] = value
+			document[name] = value
 		}
 	}
+	return document
 }
 
-// memoryWorld is an attacher in fake time with its API server and its driver.
-type memoryWorld struct {
-	t      *testing.T
-	api    *memoryAPI
-	driver *scriptedDriver
-	log    *logged
+// memoryWatch is the body of the answer to a watch.
+type memoryWatch struct {
+	lines chan []byte
+	rest  []byte
+	done  chan struct{}
+	close func()
 }
 
-func newMemoryWorld(t *testing.T) *memoryWorld {
-	t.Helper()
-	b := &memoryWorld{t: t, api: newMemoryAPI(), driver: &scriptedDriver{
-		name: "bubble.csi.test", capabilities: canAttach, busy: map[string][]context.Context{}, notify: make(chan struct{}),
-		answer: func(context.Context, call, int) (map[string]string, error) { return nil, nil },
-	}}
-	b.api.put("csinodes", &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "node1", UID: "node1"}, Spec: storagev1.CSINodeSpec{
-		Drivers: []storagev1.CSINodeDriver{{Name: b.driver.name, NodeID: "id-node1"}}}})
-	return b
-}
-
-// attachment makes a volume and its VolumeAttachment.
-func (b *memoryWorld) attachment(volume string, change ...func(*storagev1.VolumeAttachment)) string {
-	w := &world{t: b.t, driver: b.driver, prefix: "b"}
-	pv := csiPV(w, volume)
-	pv.UID = types.UID(pv.Name)
-	b.api.put("persistentvolumes", pv)
-	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "va-" + volume, UID: types.UID("va-" + volume)}}
-	va.Spec = storagev1.VolumeAttachmentSpec{Attacher: b.driver.name, NodeName: "node1", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv.Name}}
-	for _, f := range change {
-		f(va)
-	}
-	b.api.put(resourceAttachments, va)
-	return va.Name
-}
-
-func (b *memoryWorld) isAttached(name string) bool {
-	b.api.mu.Lock()
-	defer b.api.mu.Unlock()
-	va, ok := b.api.objects[resourceAttachments][name].(*storagev1.VolumeAttachment)
-	return ok && va.Status.Attached
-}
-
-// start runs an attacher until the function that is returned is called.
-func (b *memoryWorld) start(change ...func(*Config)) (stop func()) {
-	b.t.Helper()
-	conn, err := grpc.NewClient("passthrough:///memory", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(b.driver.intercept))
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	controller, err := csi.NewController(b.t.Context(), conn)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	c := Config{Client: b.api, Driver: b.driver.name, Controller: controller, Timeout: 15 * time.Second,
-		RetryStart: time.Second, RetryMax: 5 * time.Minute, WorkerThreads: defaultWorkerThreads, DrainTimeout: time.Second}
-	for _, f := range change {
-		f(&c)
-	}
-	a, err := New(c)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	w := &world{t: b.t}
-	b.log = w.logs()
-	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), w.logger))
-	a.Warm(ctx)
-	ended := make(chan error, 1)
-	go func() { ended <- a.Run(ctx) }()
-	return func() {
-		cancel()
-		if err := <-ended; err != nil {
-			b.t.Errorf("Run: %v", err)
+// watch begins a watch with what came after a version.
+func (k *memoryKind) watch(from string) *memoryWatch {
+	w := &memoryWatch{lines: make(chan []byte, 1<<16), done: make(chan struct{})}
+	w.close = sync.OnceFunc(func() { close(w.done) })
+	version, _ := strconv.Atoi(from)
+	for _, event := range k.history[:k.shown] {
+		if event.version > version {
+			w.lines <- event.line
 		}
-		_ = conn.Close()
 	}
+	k.watches = append(k.watches, w)
+	return w
 }
 
-// intercept answers calls that come without a socket.
-func (d *scriptedDriver) intercept(ctx context.Context, _ string, request, reply any, _ *grpc.ClientConn, _ grpc.UnaryInvoker, _ ...grpc.CallOption) error {
-	var out proto.Message
-	var err error
-	switch in := request.(type) {
-	case *csispec.GetPluginCapabilitiesRequest:
-		out, err = d.GetPluginCapabilities(ctx, in)
-	case *csispec.ControllerGetCapabilitiesRequest:
-		out, err = d.ControllerGetCapabilities(ctx, in)
-	case *csispec.ControllerPublishVolumeRequest:
-		out, err = d.ControllerPublishVolume(ctx, in)
-	case *csispec.ControllerUnpublishVolumeRequest:
-		out, err = d.ControllerUnpublishVolume(ctx, in)
+func (w *memoryWatch) Read(p []byte) (int, error) {
+	if len(w.rest) == 0 {
+		select {
+		case w.rest = <-w.lines:
+		case <-w.done:
+			return 0, io.EOF
+		}
 	}
-	if err == nil {
-		proto.Merge(reply.(proto.Message), out)
-	}
-	return err
+	n := copy(p, w.rest)
+	w.rest = w.rest[n:]
+	return n, nil
 }
+
+func (w *memoryWatch) Close() error { w.close(); return nil }

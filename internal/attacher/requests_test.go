@@ -13,10 +13,9 @@ import (
 func TestLowRequestLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const volumes, qps, burst = 100, 5, 10
-		b := newMemoryWorld(t)
-		var names []string
+		b := newBubble(t)
 		for i := range volumes {
-			names = append(names, b.attachment(fmt.Sprint("v", i)))
+			b.attach(fmt.Sprint("v", i), "node1")
 		}
 		begun := time.Now()
 		stop := b.start(func(c *Config) { c.QPS, c.Burst = qps, burst })
@@ -24,9 +23,9 @@ func TestLowRequestLimit(t *testing.T) {
 		const requests = 3*volumes + 1 // both finalizers and the result; one list
 		floor := (requests - burst) * time.Second / qps
 		time.Sleep(floor + time.Second)
-		for _, name := range names {
-			if !b.isAttached(name) {
-				t.Fatalf("%s is not attached after %v", name, time.Since(begun))
+		for i := range volumes {
+			if !b.isAttached(fmt.Sprint("v", i), "node1") {
+				t.Fatalf("volume %d is not attached after %v", i, time.Since(begun))
 			}
 		}
 		sent := b.api.sent(begun)

@@ -25,7 +25,7 @@ func TestNoPublishBesideAWithdrawal(t *testing.T) {
 		})
 		b.attach("v", "node1")
 		b.pass(15*time.Second + 100*time.Millisecond)
-		b.annotate("v", "node1", map[string]any{kube.DetachRequestedAnnotation: time.Now().UTC().Format(time.RFC3339)})
+		b.annotate("v", "node1", kube.DetachRequestedAnnotation, time.Now().UTC().Format(time.RFC3339))
 		b.pass(24 * time.Millisecond)
 		b.detach("v", "node1")
 		b.within(time.Second, "detached", func() bool { return b.isGone("v", "node1") })
@@ -38,11 +38,11 @@ func TestNoPublishBesideAWithdrawal(t *testing.T) {
 // The volume is wanted again, or the controller that asked for the detach never comes back to it: nothing waits for ever.
 func TestWithdrawalThatIsTakenBack(t *testing.T) {
 	tests := map[string]struct {
-		then   map[string]any // annotations
+		again  bool
 		within time.Duration
 	}{
-		"wanted again":                   {map[string]any{kube.DetachRequestedAnnotation: nil}, time.Second},
-		"left by a controller that left": {nil, time.Minute},
+		"wanted again":                   {true, time.Second},
+		"left by a controller that left": {false, time.Minute},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -54,8 +54,8 @@ func TestWithdrawalThatIsTakenBack(t *testing.T) {
 				if got := b.received("v"); len(got) > 0 {
 					t.Errorf("the driver received %v for an attachment that is about to be deleted", got)
 				}
-				if tt.then != nil {
-					b.annotate("v", "node1", tt.then)
+				if tt.again {
+					b.annotate("v", "node1", kube.DetachRequestedAnnotation, "")
 				}
 				b.within(tt.within, "attached", func() bool { return b.isAttached("v", "node1") })
 			})
@@ -78,7 +78,7 @@ func TestAnnotationsAndTheBackOff(t *testing.T) {
 				b.answers(func(context.Context, call) error { return status.Error(codes.Internal, "broken") })
 				b.attach("v", "node1")
 				b.pass(40 * time.Second) // six attempts, the next one after a minute
-				b.annotate("v", "node1", map[string]any{tt.annotation: "now"})
+				b.annotate("v", "node1", tt.annotation, "now")
 				b.pass(time.Second)
 				if got := len(b.received("v")); got != tt.calls {
 					t.Errorf("the driver received %d calls, want %d", got, tt.calls)
