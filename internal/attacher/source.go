@@ -69,19 +69,19 @@ func (o *objects) sourceOf(va *storagev1.VolumeAttachment) (source, error) {
 	case name == nil:
 		return source{}, errNoSource
 	}
-	named, err := o.sourceOfName(*name)
+	return o.sourceNamed(va, *name)
+}
+
+// sourceNamed finds the volume of an attachment that names a PersistentVolume.
+func (o *objects) sourceNamed(va *storagev1.VolumeAttachment, name string) (source, error) {
+	named, err := o.sourceOfName(name)
 	recorded := recordedHandle(va)
 	handle := cmp.Or(recorded, o.strays.handle(va.Name))
-	switch {
-	case err == nil && (faultRecreated || handle == named.handle || handle == "" && o.fits(va, named.handle)):
-		return named, nil
-	case err == nil:
-		err = fmt.Errorf("PersistentVolume %q was recreated for another volume, %q", *name, named.handle)
-		if handle == "" {
-			err = fmt.Errorf("%w, and which volume this VolumeAttachment is for was not recorded: nothing is attached or detached for it. "+
-				"Create a PersistentVolume with the handle of the earlier volume, or detach that volume at the storage and remove the finalizer %s",
-				err, kube.AttacherFinalizer(o.driver))
+	if err == nil {
+		if faultRecreated || handle == named.handle || handle == "" && o.fits(va, named.handle) {
+			return named, nil
 		}
+		err = o.recreated(name, named.handle, handle != "")
 	}
 	if handle == "" {
 		return source{}, err
@@ -95,6 +95,16 @@ func (o *objects) sourceOf(va *storagev1.VolumeAttachment) (source, error) {
 		return source{}, err
 	}
 	return source{identity: identity{handle: handle, secret: recordedSecret(va)}, missing: err}, nil
+}
+
+// recreated says that a PersistentVolume is another volume by now, and what ends the wait
+// where nobody knows the earlier one.
+func (o *objects) recreated(name, handle string, known bool) error {
+	if known {
+		return fmt.Errorf("PersistentVolume %q was recreated for another volume, %q", name, handle)
+	}
+	return fmt.Errorf("PersistentVolume %q was recreated for another volume, %q, and which volume this VolumeAttachment is for was not recorded: nothing is attached or detached for it. "+
+		"Create a PersistentVolume with the handle of the earlier volume, or detach that volume at the storage and remove the finalizer %s", name, handle, kube.AttacherFinalizer(o.driver))
 }
 
 // sourceOfName finds the volume that a PersistentVolume of this name has now.

@@ -39,10 +39,12 @@ func (o *objects) noteStray(va *storagev1.VolumeAttachment) {
 		from, err := o.sourceOfName(*name)
 		known = err == nil && o.fits(va, from.handle)
 	}
-	if known {
+	_, noted := o.strays.handles[va.Name]
+	switch {
+	case known:
 		o.strays.forget(va.Name)
-	} else {
-		o.strays.handles[va.Name] = o.strays.handles[va.Name]
+	case !noted:
+		o.strays.handles[va.Name] = ""
 	}
 }
 

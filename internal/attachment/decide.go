@@ -289,7 +289,7 @@ func (p *plan) note(a *Attachment, requested time.Time, newVersion bool) {
 // to store it on, if that is not what the Node has. Without a Node it is kept in memory,
 // where it must not stay either: a Node that is recreated does not have it.
 func (p *plan) noteNode(name NodeName, node Node, known, requested time.Time) {
-	if node.Exists != Unknown && !(requested.Equal(node.DetachRequested) && requested.Equal(known)) {
+	if node.Exists != Unknown && (!requested.Equal(node.DetachRequested) || !requested.Equal(known)) {
 		p.do(NoteNode{Node: name, NodeUID: node.Machine.NodeUID, DetachRequested: requested})
 	}
 }

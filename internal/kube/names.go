@@ -67,7 +67,7 @@ const (
 	// PublishSecretAnnotation on a VolumeAttachment is namespace/name of the Secret that the
 	// published volume's calls need (the PersistentVolume's controllerPublishSecretRef). There
 	// is none where the volume needs none.
-	PublishSecretAnnotation = "belay.dev/publish-secret"
+	PublishSecretAnnotation = "belay.dev/publish-secret" //nolint:gosec // a name
 
 	// NodeUIDAnnotation, BootIDAnnotation, SystemUUIDAnnotation and ProviderIDAnnotation
 	// on a VolumeAttachment record which Node object, which boot and which machine it was

@@ -80,16 +80,8 @@ func (v *volume) attach(a Attachment) {
 		v.wait(a, RequestImpossible, time.Time{})
 		return
 	}
-	if a.Drift == Abandoned {
-		v.call(a, Unpublish, a.DriftNodeID)
-		return
-	}
-	stale := a.Finalizer && a.RecordedNodeID != "" && a.RecordedNodeID != a.NodeID
-	if stale && !a.undone() {
-		// The node came back under another node ID before the attach was
-		// recorded. Overwriting the recorded one would forget what the driver
-		// may have published: take that back first.
-		v.call(a, Unpublish, a.RecordedNodeID)
+	if first := a.toTakeBack(); first != "" {
+		v.call(a, Unpublish, first)
 		return
 	}
 	if until := v.withdrawnUntil(a); until.After(v.now) {
@@ -113,6 +105,21 @@ func (v *volume) attach(a Attachment) {
 		return
 	}
 	v.call(a, Publish, a.boundNodeID())
+}
+
+// toTakeBack is the node ID from which the volume has to be taken before it can be published
+// for the attachment; empty for none.
+func (a Attachment) toTakeBack() string {
+	stale := a.Finalizer && a.RecordedNodeID != "" && a.RecordedNodeID != a.NodeID
+	switch {
+	case a.Drift == Abandoned:
+		return a.DriftNodeID
+	case stale && !a.undone():
+		// The node came back under another node ID before the attach was recorded. Overwriting
+		// the recorded one would forget what the driver may have published.
+		return a.RecordedNodeID
+	}
+	return ""
 }
 
 // withdrawalLimit is how long an attachment is not published after the controller noted that it is about to delete it. That takes

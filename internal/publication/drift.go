@@ -108,7 +108,6 @@ type suspect struct {
 	drift   Drift     // of the last listing; NoDrift if that one agreed
 	since   time.Time // when the first listing that showed it began
 	version string    // the attachment's resource version after that listing
-	nodeID  string    // where the volume is Abandoned
 
 	mend  Drift     // what was confirmed last; NoDrift if it was never
 	tries int       // how often it was
@@ -138,14 +137,11 @@ func (c *Comparison) Compare(now time.Time, list Listing, claims []Claim) Result
 			}
 			s = &suspect{}
 		}
-		if drift == Abandoned {
-			s.nodeID = claim.abandonedAt(list, holders)
-		}
 		c.judge(&result, now, list, claim, s, drift, known)
 		if known && s.unproven(claim) {
 			unproven++
 		}
-		if known && drift == NoDrift && claim.mayCallOff() || claim.Drift == Abandoned && drift != Abandoned && !claim.Call.InFlight {
+		if claim.mayCallOff(drift, known) {
 			result.CalledOff = append(result.CalledOff, claim.UID)
 			continue
 		}
@@ -159,6 +155,12 @@ func (c *Comparison) Compare(now time.Time, list Listing, claims []Claim) Result
 	c.suspect = kept
 	c.trust(result)
 	c.act(&result, now, confirmed, max(0, c.mends-unproven))
+	for uid, drift := range result.Confirmed {
+		if drift == Abandoned {
+			i := slices.IndexFunc(confirmed, func(claim *Claim) bool { return claim.UID == uid })
+			result.AbandonedAt[uid] = confirmed[i].abandonedAt(list, holders)
+		}
+	}
 	return result
 }
 
@@ -234,17 +236,21 @@ func (c *Comparison) act(result *Result, now time.Time, confirmed []*Claim, most
 		s.mend, s.acted = s.drift, now
 		s.tries++
 		result.Confirmed[claim.UID] = s.drift
-		if s.drift == Abandoned {
-			result.AbandonedAt[claim.UID] = s.nodeID
-		}
 	}
 }
 
 // mayCallOff: what was found is not so any more and nothing failed on the way to
 // mend it. After a failure the mend goes on: the driver's OK is needed to clear the
-// error that is stored.
-func (c *Claim) mayCallOff() bool {
-	return c.Drift != NoDrift && !c.Call.InFlight && !c.Call.failed() && c.AttachError == "" && c.DetachError == ""
+// error that is stored. That of a volume that was abandoned is the publish's.
+func (c *Claim) mayCallOff(drift Drift, known bool) bool {
+	switch {
+	case c.Drift == NoDrift || c.Call.InFlight:
+		return false
+	case c.Drift == Abandoned:
+		return drift != Abandoned
+	default:
+		return known && drift == NoDrift && !c.Call.failed() && c.AttachError == "" && c.DetachError == ""
+	}
 }
 
 // place is a volume at a node.
@@ -281,15 +287,7 @@ func (c *Claim) compare(list Listing, holders map[place]int) (drift Drift, known
 	here := slices.Contains(entry.NodeIDs, c.boundNodeID())
 	switch {
 	case c.Deleting:
-		// Without a recorded node ID nothing was ever published for it: what is
-		// published there is somebody else's.
-		if c.Finalizer || c.Attached || c.RecordedNodeID == "" {
-			return NoDrift, false
-		}
-		if here && holders[place{c.Handle, c.RecordedNodeID}] == 0 {
-			return StillPublished, true
-		}
-		return NoDrift, !here
+		return c.compareLetGo(here, holders)
 	case c.refused() && c.abandonedAt(list, holders) != "":
 		return Abandoned, true
 	case !c.Attached:
@@ -299,15 +297,27 @@ func (c *Claim) compare(list Listing, holders map[place]int) (drift Drift, known
 	case !c.nodeUnchanged():
 		return NoDrift, false
 	}
-	for _, id := range entry.NodeIDs {
-		if !list.Nodes[id] {
-			return NoDrift, false
-		}
+	if slices.ContainsFunc(entry.NodeIDs, func(id string) bool { return !list.Nodes[id] }) {
+		return NoDrift, false
 	}
 	if c.Exclusive && len(entry.NodeIDs) > 0 {
 		return PublishedElsewhere, true
 	}
 	return NotPublished, true
+}
+
+// compareLetGo is compare for an attachment that is being deleted; here tells whether the
+// volume is listed at its node.
+func (c *Claim) compareLetGo(here bool, holders map[place]int) (drift Drift, known bool) {
+	switch {
+	case c.Finalizer || c.Attached || c.RecordedNodeID == "":
+		// Without a recorded node ID nothing was ever published for it: what is
+		// published there is somebody else's.
+		return NoDrift, false
+	case here && holders[place{c.Handle, c.RecordedNodeID}] == 0:
+		return StillPublished, true
+	}
+	return NoDrift, !here
 }
 
 // refused: the volume is exclusive and wanted, and the last publish failed.
