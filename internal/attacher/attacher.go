@@ -181,8 +181,8 @@ func (a *Attacher) attachmentDeleted(item any) {
 		return
 	}
 	a.objects.attachments.CaughtUp(va.Name)
+	a.wakeAttachment(va) // before it is forgotten which volume a stray is for
 	a.objects.strays.drop(va.Name)
-	a.wakeAttachment(va)
 	if inline := va.Spec.Source.InlineVolumeSpec; inline != nil && inline.CSI != nil {
 		a.wakeHandle(inline.CSI.VolumeHandle) // it may have made the volume exclusive
 	}

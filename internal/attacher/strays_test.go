@@ -36,6 +36,23 @@ func TestStrayFromBeforeTheStart(t *testing.T) {
 	}
 }
 
+// What waits for it goes on when somebody ends it, although nothing but the attacher's memory
+// says which volume it was for.
+func TestEndOfAStrayWakesItsVolume(t *testing.T) {
+	w := newWorld(t)
+	w.node("node-b")
+	w.volume("pv2", func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = w.name("pv1") })
+	held := w.attachment("pv1", "node-a", withFinalizer(w, ""), isAttachedAlready)
+	w.start()
+	waits := w.attachmentOf("pv2", w.name("pv1"), "node-b")
+	w.until(waits, "told to wait", hasAttachError("still exists"))
+	w.delete(held)
+	w.until(held, "held", hasDetachError("csinode"))
+	w.patch(held, `{"metadata":{"finalizers":null}}`)
+	w.until(waits, "attached", isAttached)
+	w.wantCalls("Publish id-node-b")
+}
+
 // Before the cache of PersistentVolumes is filled, none is missing: or each that comes would be compared with all
 // attachments there are. Once it is, those are found whose event came before.
 func TestStraysOnceTheVolumesAreKnown(t *testing.T) {
