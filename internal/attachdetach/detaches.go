@@ -23,16 +23,17 @@ type detach struct {
 	about *corev1.ObjectReference
 	name  string // what events call the volume
 	told  string // the last failure that was told
-	// heard: the watch has told of the end. unconfirmed: nobody had confirmed the detach.
+	// heard: the watch has delivered the deletion. unconfirmed: the driver had not confirmed the detach.
 	heard, unconfirmed bool
 }
 
-// unconfirmedAfter is how long a detach takes before belay-attacher, from a fifth of that
-// time on, records its success in the status before it lets the object go.
+// unconfirmedAfter is the time since the deletion request after which an object that ends with
+// attached=true was not detached. belay-attacher sets attached=false before it removes its
+// finalizer if the detach takes longer than 5 s; the rest allows for clocks that differ.
 const unconfirmedAfter = 30 * time.Second
 
-// isUnconfirmed tells whether an attachment ended without its detach: it took long or failed,
-// and ended as attached. Then somebody removed the finalizer.
+// isUnconfirmed reports whether another client removed the finalizer of a VolumeAttachment before
+// the driver confirmed the detach: the detach took long or failed, and status.attached is still true.
 func isUnconfirmed(last *storagev1.VolumeAttachment, now time.Time) bool {
 	return kube.CalledByBelay(last) && last.Status.Attached && last.DeletionTimestamp != nil &&
 		(last.Status.DetachError != nil || now.Sub(last.DeletionTimestamp.Time) > unconfirmedAfter)

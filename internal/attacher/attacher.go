@@ -331,20 +331,16 @@ func (a *Attacher) Run(ctx context.Context) error {
 
 // wakeAll queues everything that the caches hold and that is not as it shall be.
 func (a *Attacher) wakeAll() {
-	var ours []*storagev1.VolumeAttachment
 	for _, item := range a.objects.attachmentInformer.GetStore().List() {
 		if va, ok := item.(*storagev1.VolumeAttachment); ok && va.Spec.Attacher == a.driver {
 			a.objects.noteStray(va)
-			ours = append(ours, va)
+			a.wakeUnsettled(va)
 		}
 	}
 	for _, item := range a.objects.volumeInformer.GetStore().List() {
 		if pv, ok := item.(*corev1.PersistentVolume); ok && a.mayRelease(pv) {
 			a.volumes.Add(pv.Name)
 		}
-	}
-	for _, va := range ours {
-		a.wakeUnsettled(va)
 	}
 }
 

@@ -155,10 +155,9 @@ func (c *Comparison) Compare(now time.Time, list Listing, claims []Claim) Result
 	c.suspect = kept
 	c.trust(result)
 	c.act(&result, now, confirmed, max(0, c.mends-unproven))
-	for uid, drift := range result.Confirmed {
-		if drift == Abandoned {
-			i := slices.IndexFunc(confirmed, func(claim *Claim) bool { return claim.UID == uid })
-			result.AbandonedAt[uid] = confirmed[i].abandonedAt(list, holders)
+	for _, claim := range confirmed {
+		if result.Confirmed[claim.UID] == Abandoned {
+			result.AbandonedAt[claim.UID] = claim.abandonedAt(list, holders)
 		}
 	}
 	return result
