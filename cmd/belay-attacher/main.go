@@ -17,12 +17,17 @@ import (
 	"k8s.io/klog/v2"
 
 	"belay.dev/belay/internal/attacher"
+	"belay.dev/belay/internal/heap"
 )
 
 // version is set by the linker.
 var version = "unknown"
 
+// growth keeps the memory of a sidecar small, and the collector out of a burst of attaches.
+var growth = heap.Growth{Room: 16 << 20, Least: 25}
+
 func main() {
+	heap.Tune(growth, os.Getenv("GOGC"))
 	gates := featuregate.NewFeatureGate()
 	if err := logsapi.AddFeatureGates(gates); err != nil {
 		panic(err)

@@ -161,6 +161,7 @@ func (a *Attacher) beginCall(ctx context.Context, queue *callQueue, key publicat
 		if a.absence.hold(key, a.controller.Present) || !a.holds.begin(time.Now(), try) {
 			return nil, 0
 		}
+		try.inputs = inputsOf(one, a.finalizer)
 		if !a.calls.begin(try, shot.seen.Exclusive) {
 			a.holds.end(time.Now(), try, errNotSent)
 			return nil, conflictPause
@@ -179,7 +180,7 @@ var errNotSent = errors.New("not sent")
 // attemptOf is the call that a step asks for.
 func attemptOf(key publication.Key, one *subject, step publication.CallDriver) attempt {
 	return attempt{key: key, uid: one.uid(), attachment: one.attachment, volume: one.source.identity, node: one.seen.Node,
-		verb: step.Verb, nodeID: step.NodeID, inputs: one.seen.Inputs, attached: one.seen.Attached}
+		verb: step.Verb, nodeID: step.NodeID, attached: one.seen.Attached}
 }
 
 // call sends a call and notes how it ended.

@@ -112,14 +112,16 @@ func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
 	one.seen.AttachError, one.seen.DetachError = messageOf(va.Status.AttachError), messageOf(va.Status.DetachError)
 	one.seen.PublishProblem = a.publishProblem(one, nodeErr)
 	one.seen.UnpublishProblem = unpublishProblem(one, nodeErr)
-	one.seen.Inputs = inputsOf(one, a.finalizer)
+	if one.record.call.Failures > 0 { // else there is no back-off that they could end
+		one.seen.Inputs = inputsOf(one, a.finalizer)
+	}
 	return one
 }
 
 // observeGone is an attachment of which only our memory of the call is left.
 func (a *Attacher) observeGone(uid types.UID, r record) *subject {
 	return &subject{record: r, source: source{identity: r.identity}, seen: publication.Attachment{
-		UID: string(uid), Name: r.name, Node: r.node, Created: r.created, Gone: true, Call: r.call, Inputs: "gone",
+		UID: string(uid), Name: r.name, Node: r.node, Created: r.created, Gone: true, Call: r.call, Inputs: inputsGone,
 	}}
 }
 
@@ -174,10 +176,16 @@ func unpublishProblem(one *subject, nodeErr error) string {
 	}
 }
 
+// inputsGone are those of an attachment that is gone.
+const inputsGone = "gone"
+
 // inputsOf is a digest of all that an attempt depends on, except what the
 // attacher itself writes. A change of it ends the back-off.
 func inputsOf(one *subject, finalizer string) string {
 	va := one.attachment
+	if va == nil {
+		return inputsGone
+	}
 	others := slices.DeleteFunc(slices.Clone(va.Finalizers), func(f string) bool { return f == finalizer })
 	inputs := []any{va.Annotations[othersMark], others, one.seen.Deleting, one.seen.NodeID}
 	if pv := one.source.pv; pv != nil {

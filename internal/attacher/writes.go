@@ -87,7 +87,7 @@ func errorPatch(va *storagev1.VolumeAttachment, verb publication.Verb, stored *s
 // the other, only the call for both.
 func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, one *subject, step publication.WriteFinalizers) (bool, error) {
 	try := attempt{uid: one.uid(), attachment: one.attachment, volume: one.source.identity, node: one.seen.Node,
-		verb: publication.Publish, nodeID: step.NodeID, inputs: one.seen.Inputs}
+		verb: publication.Publish, nodeID: step.NodeID, inputs: inputsOf(one, a.finalizer)}
 	// Our finalizer would keep the attachment from being deleted, and without its
 	// secrets the volume cannot be unpublished: look before it is stored.
 	if one.seen.Attached && step.Attachment {

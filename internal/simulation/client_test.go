@@ -33,6 +33,7 @@ func (c apiClient) Get(ctx context.Context, key client.ObjectKey, obj client.Obj
 		if !ok {
 			if k == nodes && !r.late.Load() {
 				r.by.heard[key.Name] = c.sim.api.version
+				c.sim.judgeGone(r.by, key.Name)
 			}
 			return nil, apierrors.NewNotFound(resource(k), key.Name)
 		}

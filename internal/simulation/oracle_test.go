@@ -163,6 +163,21 @@ func (s *sim) judgeWithdraw(w write, d *disk, before *corev1.Node) {
 	}
 }
 
+// judgeGone: S2, where neither a Node nor an attachment is left to write to. To hear that the
+// Node is gone is then the last step of a detach, if a policy allows one at that moment.
+func (s *sim) judgeGone(by *actor, node string) {
+	d := s.disk(fibre)
+	if by != s.controller.actor || d == nil || s.wantedAt(node, d.handle) {
+		return
+	}
+	for _, m := range s.all(node) {
+		if v := m.of(d.handle); v.mounted && !v.forced && by.knows(m) && s.authority(d, m, s.api.version) {
+			v.forced = true
+			s.say("a policy forces %s off %s, whose Node is gone", d.handle, m)
+		}
+	}
+}
+
 // judgeReport: S9. Of a deletion that somebody else began the writer may not have heard.
 func (s *sim) judgeReport(w write, d *disk, node *corev1.Node) {
 	if d.handle == fibre {

@@ -80,7 +80,7 @@ Parts, each with a lab of its own:
   moves     200 volumes go to another node: the new attachment is there before the old one is detached, as after a
             forced detach, with two controllers, or with a restored backup. Nobody may publish an exclusive volume twice
   memory    20000 attached volumes on 1000 nodes: peak memory since the start, CPU when nothing happens, and
-            that the start writes nothing
+            that the start writes one object at most, which a new leader's caches must have seen
 
 Each figure is printed with its target and whether belay met it. The exit code is 1 if one was missed. Run it on a
 machine with nothing else to do: whatever else runs takes its share of the same processors.`

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -176,11 +175,7 @@ func (s *sidecar) halt(ctx context.Context) error {
 	if err := s.lab.Stop(ctx, s.component); err != nil {
 		return err
 	}
-	name, namespace := "external-attacher-leader-"+s.lane.driver.name, cluster.SidecarNamespace(s.plane)
-	if err := s.client.CoordinationV1().Leases(namespace).Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("removing the lease %s: %w", name, err)
-	}
-	return nil
+	return s.removeLease(ctx, attacherLease(s.plane, s.lane.driver.name))
 }
 
 // attachAll makes the attachments of all volumes and waits until they are attached; it returns how long that took from the

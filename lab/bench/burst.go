@@ -10,36 +10,65 @@ import (
 // time is read.
 const settle = 2 * time.Second
 
-// burst makes and binds many pods at once.
-func burst(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, err error) {
-	r, err := openRig(ctx, rig)
+// burst makes and binds many pods at once. All planes have one attacher.
+func burst(ctx context.Context, size Size, rig rigOptions) ([]*Figure, error) {
+	all, published, err := bursts(ctx, size, rig)
 	if err != nil {
 		return nil, err
+	}
+	return burstFigures(size, all, published), nil
+}
+
+// whole is burst with each plane's own attacher: upstream's with flags that bound nothing, belay's as shipped.
+func whole(ctx context.Context, size Size, rig rigOptions) ([]*Figure, error) {
+	rig.ownAttacher = map[string][]string{planeUpstream: tunedFlags(size)}
+	all, _, err := bursts(ctx, size, rig)
+	if err != nil {
+		return nil, err
+	}
+	in, out := all[figureCPUAttach], all[figureCPUDetach]
+	sum := map[string][]time.Duration{}
+	for _, plane := range planes() {
+		for round := range in[plane] {
+			sum[plane] = append(sum[plane], in[plane][round]+out[plane][round])
+		}
+	}
+	return []*Figure{
+		durations(figureBurst, all[figureBurst]).atMost(planeFloor, 1.5).atMost(planeUpstream, 1.0/2),
+		durations(figureBurstWhole, all[figureBurstWhole]), durations(figureBurstDetach, all[figureBurstDetach]),
+		durations(figureCPUPlane, sum).atMost(planeUpstream, 1.0/2),
+	}, nil
+}
+
+func bursts(ctx context.Context, size Size, rig rigOptions) (_ samples, _ map[string][]float64, err error) {
+	r, err := openRig(ctx, rig)
+	if err != nil {
+		return nil, nil, err
 	}
 	defer func() { err = joinClose(ctx, r, err) }()
 	r.say("burst: making %d nodes and %d volumes", size.BurstNodes, size.BurstPods)
 	if err := each(ctx, size.BurstNodes, func(ctx context.Context, i int) error { return r.node(ctx, nodeName(i)) }); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := each(ctx, size.BurstPods+1, func(ctx context.Context, i int) error { return r.volume(ctx, volumeName(i)) }); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if _, err := r.lab.StartScheduler(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	all, published := samples{}, map[string][]float64{}
 	for round := range size.Rounds {
 		for _, plane := range planes() {
 			before := r.driver.published()
 			if err := r.burstOf(ctx, size, plane, all); err != nil {
-				return nil, fmt.Errorf("burst of %s, round %d: %w", plane, round+1, err)
+				return nil, nil, fmt.Errorf("burst of %s, round %d: %w", plane, round+1, err)
 			}
 			published[plane] = append(published[plane], float64(r.driver.published()-before))
 			r.say("burst, round %d of %d: %s done, last bound -> last reported %s so far", round+1, size.Rounds, plane,
 				milliseconds(median(all[figureBurst][plane])))
 		}
 	}
-	return burstFigures(size, all, published), nil
+	return all, published, nil
 }
 
 // burstOf is one turn of one plane.
@@ -61,7 +90,11 @@ func (r *rig) burstOf(ctx context.Context, size Size, plane string, all samples)
 	if err := r.burstOut(ctx, size, pods, all); err != nil {
 		return err
 	}
-	return r.stop(ctx)
+	if err := r.stop(ctx); err != nil || r.ownAttacher == nil {
+		return err
+	}
+	// The next plane's attacher finds the volumes as new: without its finalizer.
+	return each(ctx, size.BurstPods, func(ctx context.Context, i int) error { return r.unprotect(ctx, volumeName(i+1)) })
 }
 
 // burstIn makes and binds all pods, as a workload and the scheduler do, and waits until all

@@ -84,6 +84,9 @@ func controllerParts() []part {
 		{"burst", func(s Size) string {
 			return fmt.Sprintf("%d pods on %d nodes made at once, bound by kube-scheduler, then deleted at once; medians of %d", s.BurstPods, s.BurstNodes, s.Rounds)
 		}, burst},
+		{"whole", func(s Size) string {
+			return fmt.Sprintf("the same with each plane's own attacher, upstream's with %s; medians of %d", strings.Join(tunedFlags(s), " "), s.Rounds)
+		}, whole},
 		{"shared", func(s Size) string {
 			return fmt.Sprintf("one volume of %d pods on as many nodes, made at once, then deleted at once; medians of %d", s.SharedNodes, s.Rounds)
 		}, shared},
@@ -142,6 +145,8 @@ Parts, each with a lab of its own:
   requests  what one attach and one detach cost the API server, counted in its audit log
   burst     2000 pods on 200 nodes made at once and bound by kube-scheduler, its client's limits lifted: the last
             pod bound -> the last volume reported; and the controller's CPU time per attach
+  whole     the same with csi-attacher beside upstream's controller, all its limits lifted, and belay-attacher as shipped
+            beside belay's and the floor; and the CPU time of controller and attacher together
   shared    one ReadWriteMany volume, 1000 nodes, one pod for each made at once: the first pod made -> the volume
             reported on all nodes; upstream has no turn
   scale     20000 attached volumes on 1000 nodes: peak memory since the start, CPU when nothing happens, CPU time
@@ -155,14 +160,14 @@ func controllerCommand() *cobra.Command {
 	o := options{parts: controllerParts(), planes: planes()}
 	command := &cobra.Command{
 		Use: "controller", Short: "Measure belay-controller: latency, API requests, burst, CPU, memory", Long: controllerLong,
-		Example: `  belay-lab bench controller                      all parts, about 15 minutes
+		Example: `  belay-lab bench controller                      all parts, about 20 minutes
   belay-lab bench controller --only latency       one part
   belay-lab bench controller --quick --no-targets small sizes, to see that it works (1.5 minutes)
   belay-lab bench controller -o json > bench.json all samples, for a chart`,
 		Args: cobra.NoArgs, SilenceUsage: true,
 		RunE: func(command *cobra.Command, _ []string) error { return o.run(command) },
 	}
-	o.register(command, "bench", "latency, burst and shared")
+	o.register(command, "bench", "latency, burst, whole and shared")
 	return command
 }
 

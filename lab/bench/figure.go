@@ -17,6 +17,7 @@ const (
 	figureBurstDetach = "last pod gone -> last detached"
 	figureCPUAttach   = "controller CPU per attach"
 	figureCPUDetach   = "controller CPU per detach"
+	figureCPUPlane    = "CPU of controller and attacher per attach and detach"
 	figurePublishes   = "publish calls"
 
 	figureShared       = "first pod made -> reported on all nodes"

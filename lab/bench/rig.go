@@ -25,7 +25,8 @@ const (
 func planes() []string { return []string{planeUpstream, planeBelay, planeFloor} }
 
 const (
-	floorComponent = "floor"
+	floorComponent    = "floor"
+	attacherComponent = "attacher-of-plane"
 	// stepLimit bounds one step of one volume, and the start of a plane: upstream gives up an attach
 	// after two minutes.
 	stepLimit = 2 * time.Minute
@@ -40,12 +41,15 @@ type rig struct {
 	lab *cluster.Cluster
 	// driver is that of the plane at work; drivers are all that are served.
 	driver   *driver
+	socket   string
 	drivers  []*driver
 	observer *observer
 	say      func(format string, args ...any)
-	// running is the component of the plane at work; empty if none is.
-	running string
+	// running are the components of the plane at work; none if no plane is.
+	running []string
 	plane   string
+	// ownAttacher is that of rigOptions.
+	ownAttacher map[string][]string
 	// pods counts the pods made, so that each has a name of its own.
 	pods int
 }
@@ -56,6 +60,8 @@ type rigOptions struct {
 	audit bool
 	// later leaves it to the caller to equip the rig.
 	later bool
+	// ownAttacher has each plane bring its own attacher, with these flags beside those as shipped; nil for one for all.
+	ownAttacher map[string][]string
 	say   func(format string, args ...any)
 }
 
@@ -65,7 +71,7 @@ func openRig(ctx context.Context, o rigOptions) (r *rig, err error) {
 	if err != nil {
 		return nil, err
 	}
-	r = &rig{lab: lab, say: o.say}
+	r = &rig{lab: lab, say: o.say, ownAttacher: o.ownAttacher}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.close(ctx))
@@ -87,13 +93,15 @@ func openRig(ctx context.Context, o rigOptions) (r *rig, err error) {
 
 // equip starts the driver, the attacher and the observer.
 func (r *rig) equip(ctx context.Context) (err error) {
-	socket := filepath.Join(r.lab.Dir(), "csi.sock")
+	r.socket = filepath.Join(r.lab.Dir(), "csi.sock")
 	r.driver = newDriver(driverName, 0)
-	if err := r.serve(r.driver, socket); err != nil {
+	if err := r.serve(r.driver, r.socket); err != nil {
 		return err
 	}
-	if _, err = r.lab.StartAttacher(socket); err != nil {
-		return err
+	if r.ownAttacher == nil {
+		if _, err = r.lab.StartAttacher(r.socket); err != nil {
+			return err
+		}
 	}
 	r.observer, err = observe(ctx, r.client)
 	return err
@@ -127,36 +135,81 @@ func (r *rig) serve(d *driver, socket string) error {
 
 // start starts a plane; no other may be at work.
 func (r *rig) start(plane string, environment ...string) error {
-	r.running, r.plane = floorComponent, plane
+	r.running, r.plane = nil, plane
+	if r.ownAttacher != nil {
+		if err := r.startAttacher(attacherPlane(plane)); err != nil {
+			return err
+		}
+	}
 	if plane == planeFloor {
+		r.running = append(r.running, floorComponent)
 		// The same credential as belay-controller: the API server's fair queues treat both alike.
 		return r.lab.StartTool(floorComponent, "bench", "floor", "--kubeconfig", r.lab.ControllerKubeconfig())
 	}
-	var err error
-	r.running, err = r.lab.StartController(plane, environment...)
+	component, err := r.lab.StartController(plane, environment...)
+	r.running = append(r.running, component)
 	return err
 }
 
-// stop ends the plane at work. A lease that it left is removed, so that the next does not wait.
+// attacherPlane is whose attacher a plane works with: the floor has none of its own.
+func attacherPlane(plane string) string {
+	if plane == planeFloor {
+		return planeBelay
+	}
+	return plane
+}
+
+func (r *rig) startAttacher(plane string) error {
+	r.running = append(r.running, attacherComponent)
+	return r.lab.StartSidecar(plane, cluster.Sidecar{Component: attacherComponent, Socket: r.socket, Args: r.ownAttacher[plane]})
+}
+
+// stop ends the plane at work. Leases that it left are removed, so that the next does not wait.
 func (r *rig) stop(ctx context.Context) error {
-	if _, err := r.pid(); err != nil {
+	if _, err := r.pids(); err != nil {
 		return err // what was measured is not what it seemed
 	}
-	if err := r.lab.Stop(ctx, r.running); err != nil {
-		return err
+	for _, component := range r.running {
+		if err := r.lab.Stop(ctx, component); err != nil {
+			return err
+		}
 	}
-	r.running = ""
-	for _, name := range []string{"kube-controller-manager", "belay-controller"} {
-		err := r.client.CoordinationV1().Leases(metav1.NamespaceSystem).Delete(ctx, name, metav1.DeleteOptions{})
-		if err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("removing the lease %s: %w", name, err)
+	r.running = nil
+	for _, lease := range [][2]string{
+		{metav1.NamespaceSystem, "kube-controller-manager"}, {metav1.NamespaceSystem, "belay-controller"},
+		attacherLease(r.plane, driverName),
+	} {
+		if err := r.removeLease(ctx, lease); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// pid is that of the plane at work. One that has ended by itself is an error.
-func (r *rig) pid() (int, error) { return r.pidOf(r.running) }
+// attacherLease is namespace and name of the lease of a plane's attacher.
+func attacherLease(plane, driver string) [2]string {
+	return [2]string{cluster.SidecarNamespace(attacherPlane(plane)), "external-attacher-leader-" + driver}
+}
+
+func (r *rig) removeLease(ctx context.Context, lease [2]string) error {
+	err := r.client.CoordinationV1().Leases(lease[0]).Delete(ctx, lease[1], metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("removing the lease %s/%s: %w", lease[0], lease[1], err)
+	}
+	return nil
+}
+
+// pids are those of the plane at work. A component that has ended by itself is an error.
+func (r *rig) pids() (pids []int, err error) {
+	for _, component := range r.running {
+		pid, err := r.pidOf(component)
+		if err != nil {
+			return nil, err
+		}
+		pids = append(pids, pid)
+	}
+	return pids, nil
+}
 
 func (r *rig) pidOf(component string) (int, error) {
 	state, err := r.lab.Component(component)
@@ -170,12 +223,16 @@ func (r *rig) pidOf(component string) (int, error) {
 }
 
 // cpu is what the plane at work has used of the processors so far.
-func (r *rig) cpu() (time.Duration, error) {
-	pid, err := r.pid()
-	if err != nil {
-		return 0, err
+func (r *rig) cpu() (sum time.Duration, err error) {
+	pids, err := r.pids()
+	for _, pid := range pids {
+		used, err := cpuTime(pid)
+		if err != nil {
+			return 0, err
+		}
+		sum += used
 	}
-	return cpuTime(pid)
+	return sum, err
 }
 
 // limited bounds one step.

@@ -186,11 +186,11 @@ func (r *rig) scaleOf(ctx context.Context, size Size, plane string, into map[str
 	}
 	idle := 100 * (after - before).Seconds() / time.Since(from).Seconds()
 	record(into, figureIdle, plane, idle)
-	pid, err := r.pid()
+	pids, err := r.pids()
 	if err != nil {
 		return err
 	}
-	peak, err := peakMemory(pid)
+	peak, err := peakMemory(pids[0])
 	if err != nil {
 		return err
 	}

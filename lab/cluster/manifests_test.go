@@ -8,7 +8,7 @@ import (
 // What the lab measures runs with the settings that are shipped.
 func TestShippedEnvironment(t *testing.T) {
 	for program, want := range map[string][]string{
-		"belay-controller": {"GOGC=75", "GOMEMLIMIT=900MiB"}, "belay-attacher": {"GOGC=30"}, "csi-attacher": nil, "belay-lab": nil,
+		"belay-controller": {"GOGC=75", "GOMEMLIMIT=900MiB"}, "csi-attacher": nil, "belay-lab": nil,
 	} {
 		if got := shippedEnv(program); !slices.Equal(got, want) {
 			t.Errorf("%s: %v, want %v", program, got, want)
