@@ -1,6 +1,7 @@
 package attacher
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,6 +60,8 @@ const (
 	// to the API server.
 	writeRetryStart = 20 * time.Millisecond
 	writeRetryMax   = 5 * time.Second
+	// volumeWorkers release PersistentVolumes, by one request each.
+	volumeWorkers = 10
 )
 
 // Attacher runs the attachments of one CSI driver.
@@ -88,7 +91,7 @@ type Attacher struct {
 	queue          workqueue.TypedRateLimitingInterface[publication.Key]
 	volumes        workqueue.TypedRateLimitingInterface[string]
 
-	wellCalls, suspectCalls *callQueue // the same with a bound of one call
+	wellCalls, suspectCalls *callQueue
 
 	callsLeft atomic.Bool // Run has returned while calls to the driver were in flight
 
@@ -137,8 +140,13 @@ func (a *Attacher) watch() error {
 		DeleteFunc: a.attachmentDeleted,
 	})
 	_, errV := a.objects.volumeInformer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(item any) { a.volumeChanged(item) },
-		UpdateFunc: func(_, item any) { a.volumeChanged(item) },
+		AddFunc: func(item any) { a.volumeChanged(item) },
+		UpdateFunc: func(before, item any) {
+			if before.(*corev1.PersistentVolume).UID != item.(*corev1.PersistentVolume).UID {
+				a.volumeDeleted(before)
+			}
+			a.volumeChanged(item)
+		},
 		DeleteFunc: a.volumeDeleted,
 	})
 	_, errN := a.objects.csiNodeInformer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -182,6 +190,9 @@ func (a *Attacher) attachmentDeleted(item any) {
 	}
 	a.objects.attachments.CaughtUp(va.Name)
 	a.wakeAttachment(va) // before it is forgotten which volume a stray is for
+	if handle := cmp.Or(a.calls.of(va.UID).handle, a.objects.strays.handle(va.Name)); handle != "" {
+		a.wakeKeys(handle, va.Spec.NodeName)
+	}
 	a.objects.strays.drop(va.Name)
 	if inline := va.Spec.Source.InlineVolumeSpec; inline != nil && inline.CSI != nil {
 		a.wakeHandle(inline.CSI.VolumeHandle) // it may have made the volume exclusive
@@ -201,26 +212,40 @@ func (a *Attacher) volumeChanged(item any) {
 }
 
 func (a *Attacher) volumeDeleted(item any) {
-	if pv, ok := last[*corev1.PersistentVolume](item); ok {
-		a.objects.volumes.CaughtUp(pv.Name)
-		a.wakeVolume(pv)
+	pv, ok := last[*corev1.PersistentVolume](item)
+	if !ok {
+		return
+	}
+	a.objects.volumes.CaughtUp(pv.Name)
+	a.wakeVolume(pv)
+	if from, err := a.objects.sourceOfVolume(pv); err == nil && !faultSharedWake {
+		for _, va := range a.objects.attachments.byIndex(indexVolumeName, pv.Name) {
+			a.wakeKeys(from.handle, va.Spec.NodeName) // what was noted under them may be another key's by now
+		}
 	}
 }
 
 // wakeVolume wakes every attachment that a PersistentVolume concerns: those that name it,
 // and all of its volume, which it may have made exclusive.
 func (a *Attacher) wakeVolume(pv *corev1.PersistentVolume) {
+	from, err := a.objects.sourceOfVolume(pv)
 	for _, va := range a.objects.attachments.byIndex(indexVolumeName, pv.Name) {
-		if va.Spec.Attacher == a.driver {
-			a.objects.noteStray(va)
-			a.wakeUnsettled(va)
+		if va.Spec.Attacher != a.driver {
+			continue
 		}
+		a.objects.noteStray(va)
+		a.wakeUnsettled(va)
 	}
-	if from, err := a.objects.sourceOfVolume(pv); err == nil {
-		a.objects.learnHandle(from.handle)
-		if !faultSharedWake {
-			a.wakeHandle(from.handle)
-		}
+	if err == nil && !faultSharedWake {
+		a.wakeHandle(from.handle)
+	}
+}
+
+// wakeKeys queues the keys that an attachment of the volume to the node is decided under: its own and that of all nodes.
+func (a *Attacher) wakeKeys(handle, node string) {
+	if a.running.Load() {
+		a.queue.Add(publication.Key{Volume: handle})
+		a.queue.Add(publication.Key{Volume: handle, Node: node})
 	}
 }
 
@@ -318,8 +343,9 @@ func (a *Attacher) Run(ctx context.Context) error {
 	for range a.workers {
 		working.Go(func() { a.work(work, a.queue, a.process) })
 	}
-	// Few PersistentVolumes are released at a time, and it takes one request.
-	working.Go(func() { workVolumes(work, a) })
+	for range volumeWorkers {
+		working.Go(func() { workVolumes(work, a) })
+	}
 	a.reconcile(klog.NewContext(ctx, logger))
 	<-ctx.Done()
 	a.drain(logger, &calling, &working)

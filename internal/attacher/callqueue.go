@@ -2,8 +2,6 @@ package attacher
 
 import (
 	"context"
-	"errors"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,15 +13,17 @@ import (
 	"belay.dev/belay/internal/telemetry"
 )
 
-// suspectShare: one in so many of the calls in flight is for volumes whose last call was not answered in time.
+// suspectShare: one in so many of the calls in flight may be for volumes whose last call was not answered in time.
 const suspectShare = 4
 
-// callQueue holds the keys for which a call to the driver is to be sent. It has one worker for each call that may be in
-// flight, and the worker sends the call itself: whatever hangs, there are never more.
+// callQueue holds the keys for which a call to the driver is to be sent. It has one worker for each of its calls that may be
+// in flight, and the worker sends the call itself, in one of the slots that it shares with the other queue: whatever hangs,
+// there are never more.
 type callQueue struct {
 	workqueue.TypedInterface[publication.Key]
 
 	workers  int
+	slots    chan struct{}
 	inFlight [publication.Unpublish + 1]atomic.Int64 // calls, by verb
 
 	mu      sync.Mutex
@@ -31,22 +31,19 @@ type callQueue struct {
 	busy    int                          // workers with a key
 }
 
-func newCallQueue(name string, workers int, detaches func(publication.Key) bool) *callQueue {
+func newCallQueue(name string, workers int, slots chan struct{}, detaches func(publication.Key) bool) *callQueue {
 	return &callQueue{
 		TypedInterface: workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[publication.Key]{Name: name, Queue: newFair(detaches)}),
-		workers:        workers, waiting: map[publication.Key]struct{}{},
+		workers:        workers, slots: slots, waiting: map[publication.Key]struct{}{},
 	}
 }
 
-// newCallQueues shares the bound between volumes that are well and those whose last call was not answered in time, so
-// that the latter hold up only each other. One call cannot be shared.
+// newCallQueues bounds the calls in flight, and beside that those for volumes whose last call was not answered in time, so that
+// these hold up only each other.
 func newCallQueues(bound int, detaches func(publication.Key) bool) (well, suspect *callQueue) {
-	if bound == 1 {
-		only := newCallQueue("belay-attacher-calls", 1, detaches)
-		return only, only
-	}
-	part := max(1, bound/suspectShare)
-	return newCallQueue("belay-attacher-calls", bound-part, detaches), newCallQueue("belay-attacher-calls-suspect", part, detaches)
+	slots := make(chan struct{}, bound)
+	return newCallQueue("belay-attacher-calls", bound, slots, detaches),
+		newCallQueue("belay-attacher-calls-suspect", max(1, bound/suspectShare), slots, detaches)
 }
 
 // reserve counts a key that is about to be added, if a worker is free for it.
@@ -57,7 +54,7 @@ func (q *callQueue) reserve(key publication.Key) bool {
 		return false
 	}
 	q.waiting[key] = struct{}{}
-	return q.busy+len(q.waiting) <= q.workers
+	return q.busy+len(q.waiting) <= q.workers && len(q.slots) < cap(q.slots)
 }
 
 // join counts a key that is about to be added.
@@ -128,6 +125,7 @@ func (a *Attacher) workCalls(ctx context.Context, queue *callQueue) {
 		if closed {
 			return
 		}
+		queue.slots <- struct{}{} // a call ends within --timeout
 		var send func()
 		var again time.Duration
 		if a.decideAlone(key, func() { send, again = a.beginCall(ctx, queue, key) }) {
@@ -137,6 +135,7 @@ func (a *Attacher) workCalls(ctx context.Context, queue *callQueue) {
 			send()
 			a.queue.Add(key)
 		}
+		<-queue.slots
 		queue.done(key)
 	}
 }
@@ -163,7 +162,6 @@ func (a *Attacher) beginCall(ctx context.Context, queue *callQueue, key publicat
 		}
 		try.inputs = inputsOf(one, a.finalizer)
 		if !a.calls.begin(try, shot.seen.Exclusive) {
-			a.holds.end(time.Now(), try, errNotSent)
 			return nil, conflictPause
 		}
 		return func() {
@@ -174,8 +172,6 @@ func (a *Attacher) beginCall(ctx context.Context, queue *callQueue, key publicat
 	}
 	return nil, 0
 }
-
-var errNotSent = errors.New("not sent")
 
 // attemptOf is the call that a step asks for.
 func attemptOf(key publication.Key, one *subject, step publication.CallDriver) attempt {
@@ -200,11 +196,11 @@ func (a *Attacher) call(ctx context.Context, one *subject, step publication.Call
 
 // flow counts the calls in flight, and what is held back.
 func (a *Attacher) flow() telemetry.Calls {
-	f := telemetry.Calls{}
+	f := telemetry.Calls{Limit: cap(a.wellCalls.slots)}
 	for _, queue := range a.callQueues() {
 		attaching, detaching := int(queue.inFlight[publication.Publish].Load()), int(queue.inFlight[publication.Unpublish].Load())
-		f.Limit, f.Attaching, f.Detaching = f.Limit+queue.workers, f.Attaching+attaching, f.Detaching+detaching
-		if queue != a.wellCalls {
+		f.Attaching, f.Detaching = f.Attaching+attaching, f.Detaching+detaching
+		if queue == a.suspectCalls {
 			f.Suspect = attaching + detaching
 		}
 	}
@@ -212,7 +208,4 @@ func (a *Attacher) flow() telemetry.Calls {
 	return f
 }
 
-// callQueues are one or both.
-func (a *Attacher) callQueues() []*callQueue {
-	return slices.Compact([]*callQueue{a.wellCalls, a.suspectCalls})
-}
+func (a *Attacher) callQueues() []*callQueue { return []*callQueue{a.wellCalls, a.suspectCalls} }

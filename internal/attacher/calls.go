@@ -1,6 +1,7 @@
 package attacher
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 // record is what this process knows of the calls for one attachment.
 type record struct {
 	identity
+	uid     types.UID
 	name    string
 	node    string
 	created time.Time
@@ -21,6 +23,8 @@ type record struct {
 	call publication.Call
 	// unsure: a write of the finalizer or the node ID got no answer.
 	unsure bool
+	// untouched: see publication.Attachment, but for what was sent.
+	untouched bool
 	// publishContext is the driver's reply to a confirmed Publish that is not
 	// recorded yet.
 	publishContext map[string]string
@@ -37,11 +41,11 @@ type record struct {
 type ledger struct {
 	mu       sync.Mutex
 	byUID    map[types.UID]*record
-	byVolume map[string]map[types.UID]*record
+	byVolume map[string][]*record
 }
 
 func newLedger() *ledger {
-	return &ledger{byUID: map[types.UID]*record{}, byVolume: map[string]map[types.UID]*record{}}
+	return &ledger{byUID: map[types.UID]*record{}, byVolume: map[string][]*record{}}
 }
 
 // of returns what is known of an attachment's calls.
@@ -55,12 +59,12 @@ func (l *ledger) of(uid types.UID) record {
 }
 
 // ofVolume returns what is known of the calls for a volume.
-func (l *ledger) ofVolume(handle string) map[types.UID]record {
+func (l *ledger) ofVolume(handle string) []record {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	found := make(map[types.UID]record, len(l.byVolume[handle]))
-	for uid, r := range l.byVolume[handle] {
-		found[uid] = *r
+	found := make([]record, 0, len(l.byVolume[handle]))
+	for _, r := range l.byVolume[handle] {
+		found = append(found, *r)
 	}
 	return found
 }
@@ -90,38 +94,43 @@ func (l *ledger) begin(a attempt, exclusive bool) bool {
 		}
 	}
 	r := l.recordFor(a)
-	failures := r.call.Failures
-	if r.call.Verb != a.verb || r.call.Confirmed {
-		failures = 0
-	}
-	r.call = publication.Call{Verb: a.verb, NodeID: a.nodeID, InFlight: true, Sent: true, Failures: failures, Inputs: a.inputs,
-		Again: a.attached && a.verb == publication.Publish}
+	r.call = r.call.Begin(a.verb, a.nodeID, a.inputs, a.attached)
 	r.publishContext, r.err = nil, nil
 	return true
 }
 
-// recordFor finds or makes the record of an attempt's attachment.
+// recordFor finds or makes the record of an attempt's attachment. What nothing was sent for may be another volume's by now.
 func (l *ledger) recordFor(a attempt) *record {
-	if r, ok := l.byUID[a.uid]; ok {
+	r, ok := l.byUID[a.uid]
+	switch {
+	case !ok:
+		r = &record{uid: a.uid, identity: a.volume, node: a.node}
+		if a.attachment != nil {
+			r.name, r.created = a.attachment.Name, a.attachment.CreationTimestamp.Time
+		}
+		l.byUID[a.uid] = r
+	case a.volume.handle == "" || r.handle == a.volume.handle || r.call.Sent:
 		return r
+	default:
+		l.unfile(r)
+		r.identity = a.volume
 	}
-	r := &record{identity: a.volume, node: a.node}
-	if a.attachment != nil {
-		r.name = a.attachment.Name
-		r.created = a.attachment.CreationTimestamp.Time
-	}
-	l.byUID[a.uid] = r
-	if l.byVolume[a.volume.handle] == nil {
-		l.byVolume[a.volume.handle] = map[types.UID]*record{}
-	}
-	l.byVolume[a.volume.handle][a.uid] = r
+	l.byVolume[r.handle] = append(l.byVolume[r.handle], r)
 	return r
+}
+
+// unfile takes a record from its volume's.
+func (l *ledger) unfile(r *record) {
+	left := slices.DeleteFunc(l.byVolume[r.handle], func(o *record) bool { return o == r })
+	if l.byVolume[r.handle] = left; len(left) == 0 {
+		delete(l.byVolume, r.handle)
+	}
 }
 
 // confirm notes that the driver said OK.
 func (l *ledger) confirm(uid types.UID, publishContext map[string]string, now time.Time) {
 	l.change(uid, func(r *record) {
-		r.call.InFlight, r.call.Confirmed, r.call.Failures, r.call.Ended = false, true, 0, now
+		r.call = r.call.Confirm(now)
 		r.publishContext = publishContext
 		if r.drift != publication.NotPublished && r.call.Verb == publication.Unpublish {
 			r.drift = publication.NoDrift // there is nothing to record
@@ -132,11 +141,7 @@ func (l *ledger) confirm(uid types.UID, publishContext map[string]string, now ti
 // fail notes that an attempt ended without OK: nothing is known of its effect.
 func (l *ledger) fail(uid types.UID, err error, now time.Time) {
 	l.change(uid, func(r *record) {
-		r.call.InFlight, r.call.Confirmed, r.call.Recorded = false, false, false
-		r.call.Failures++
-		r.call.Ended, r.call.Message = now, err.Error()
-		r.call.Unanswered = csi.IsUnanswered(err)
-		r.err = err
+		r.call, r.err = r.call.Fail(now, err.Error(), csi.IsUnanswered(err)), err
 	})
 }
 
@@ -144,10 +149,7 @@ func (l *ledger) fail(uid types.UID, err error, now time.Time) {
 func (l *ledger) refuse(a attempt, err error, now time.Time) {
 	l.mu.Lock()
 	r := l.recordFor(a)
-	if r.call.Verb != a.verb || r.call.Confirmed {
-		r.call = publication.Call{Verb: a.verb, NodeID: a.nodeID}
-	}
-	r.call.Inputs = a.inputs
+	r.call = r.call.Refuse(a.verb, a.nodeID, a.inputs)
 	l.mu.Unlock()
 	l.fail(a.uid, err, now)
 }
@@ -160,6 +162,13 @@ func (l *ledger) recorded(uid types.UID) {
 			r.drift = publication.NoDrift
 		}
 	})
+}
+
+// protected notes that our finalizer was stored on an attachment that had neither it nor a node ID.
+func (l *ledger) protected(a attempt) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.recordFor(a).untouched = true
 }
 
 // answered notes whether a write of the finalizer and the node ID got an answer.
@@ -183,10 +192,7 @@ func (l *ledger) forget(uid types.UID) {
 		return
 	}
 	delete(l.byUID, uid)
-	delete(l.byVolume[r.handle], uid)
-	if len(l.byVolume[r.handle]) == 0 {
-		delete(l.byVolume, r.handle)
-	}
+	l.unfile(r)
 }
 
 func (l *ledger) change(uid types.UID, apply func(*record)) {

@@ -36,22 +36,15 @@ func (a attempt) scopes() (found []scope) {
 }
 
 // holds are the nodes that the driver calls full (RESOURCE_EXHAUSTED), and the shared volumes that it calls busy (ABORTED).
-// To each, one call at a time is let through, a pause apart, until one succeeds.
+// To each, one call is let through after each pause, until one succeeds.
 type holds struct {
 	pause time.Duration
 
 	mu   sync.Mutex
-	held map[scope]hold
+	held map[scope]time.Time // until when no further call begins
 }
 
-type hold struct {
-	until time.Time       // none before
-	probe publication.Key // of the call that was let through, while it is in flight
-}
-
-func (h hold) probing() bool { return h.probe != publication.Key{} }
-
-func newHolds(pause time.Duration) *holds { return &holds{pause: pause, held: map[scope]hold{}} }
+func newHolds(pause time.Duration) *holds { return &holds{pause: pause, held: map[scope]time.Time{}} }
 
 // wait reports what keeps a call from beginning now.
 func (h *holds) wait(now time.Time, a attempt) refusal {
@@ -62,17 +55,15 @@ func (h *holds) wait(now time.Time, a attempt) refusal {
 
 func (h *holds) refuse(now time.Time, a attempt) refusal {
 	for _, sc := range a.scopes() {
-		switch held := h.held[sc]; {
-		case held.probing():
-			return refusal{sc.reason(), now.Add(h.pause)}
-		case now.Before(held.until):
-			return refusal{sc.reason(), held.until}
+		if until := h.held[sc]; now.Before(until) {
+			return refusal{sc.reason(), until}
 		}
 	}
 	return refusal{}
 }
 
-// begin lets a call through, if it need not wait. Then its end has to be noted.
+// begin lets a call through, if it need not wait, and what else is held back for the same reason waits for another pause: not
+// for its end, for it may hang.
 func (h *holds) begin(now time.Time, a attempt) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -80,9 +71,8 @@ func (h *holds) begin(now time.Time, a attempt) bool {
 		return false
 	}
 	for _, sc := range a.scopes() {
-		if held, ok := h.held[sc]; ok {
-			held.probe = a.key
-			h.held[sc] = held
+		if _, ok := h.held[sc]; ok {
+			h.held[sc] = now.Add(h.pause)
 		}
 	}
 	return true
@@ -94,11 +84,6 @@ func (h *holds) end(now time.Time, a attempt, err error) {
 	node, volume := scope{node: a.node}, scope{volume: a.volume.handle}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, sc := range a.scopes() {
-		if held, ok := h.held[sc]; ok && held.probe == a.key {
-			h.held[sc] = hold{until: now.Add(h.pause)}
-		}
-	}
 	switch {
 	case err == nil:
 		delete(h.held, node)
@@ -111,19 +96,17 @@ func (h *holds) end(now time.Time, a attempt, err error) {
 }
 
 func (h *holds) hold(now time.Time, sc scope) {
-	maps.DeleteFunc(h.held, func(_ scope, held hold) bool {
-		return !held.probing() && now.Sub(held.until) > holdMemory
-	})
-	h.held[sc] = hold{until: now.Add(h.pause), probe: h.held[sc].probe}
+	maps.DeleteFunc(h.held, func(_ scope, until time.Time) bool { return now.Sub(until) > holdMemory })
+	h.held[sc] = now.Add(h.pause)
 }
 
 // count tells how many are held back now.
 func (h *holds) count(now time.Time) (nodes, volumes int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for sc, held := range h.held {
+	for sc, until := range h.held {
 		switch {
-		case !held.probing() && !now.Before(held.until):
+		case !now.Before(until):
 		case sc.node != "":
 			nodes++
 		default:

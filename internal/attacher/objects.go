@@ -160,7 +160,9 @@ func (o *objects) trimAttachment(va *storagev1.VolumeAttachment) *storagev1.Volu
 		return kept
 	}
 	kept.Annotations = o.common.pairs(trimAnnotations(va))
-	kept.GenerateName = va.Annotations[kube.PublishedHandleAnnotation]
+	if handle := va.Annotations[kube.PublishedHandleAnnotation]; o.fits(va, handle) { // else somebody edited it
+		kept.GenerateName = handle
+	}
 	keys := make(map[string]string, len(va.Status.AttachmentMetadata))
 	for key := range va.Status.AttachmentMetadata {
 		keys[key] = ""

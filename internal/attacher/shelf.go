@@ -1,8 +1,10 @@
 package attacher
 
 import (
+	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -35,7 +37,7 @@ func (s *shelf) list(l []string) []string {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return take(s.lists, strings.Join(l, "\x00"), l)
+	return take(s.lists, fmt.Sprintf("%q", l), l)
 }
 
 // pairs gives a map of the same strings.
@@ -45,7 +47,7 @@ func (s *shelf) pairs(m map[string]string) map[string]string {
 	}
 	var content strings.Builder
 	for _, key := range slices.Sorted(maps.Keys(m)) {
-		content.WriteString(key + "\x00" + m[key] + "\x00")
+		content.WriteString(strconv.Quote(key) + strconv.Quote(m[key]))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

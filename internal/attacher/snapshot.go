@@ -6,7 +6,6 @@ import (
 	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/publication"
@@ -36,16 +35,16 @@ func (a *Attacher) observe(key publication.Key) snapshot {
 	for _, va := range a.attachmentsOf(key) {
 		shot.add(a.observeAttachment(va))
 	}
-	for uid, r := range a.calls.ofVolume(key.Volume) {
+	for _, r := range a.calls.ofVolume(key.Volume) {
 		if key.Volume == "" || (key.Node != "" && key.Node != r.node) {
 			continue
 		}
 		// Gone means that no object of this UID is left under its name, not that
 		// it was not found under this key.
-		if va, ok := a.objects.attachments.Get(r.name); ok && va.UID == uid {
+		if va, ok := a.objects.attachments.Get(r.name); ok && va.UID == r.uid {
 			continue
 		}
-		shot.add(a.observeGone(uid, r))
+		shot.add(a.observeGone(r))
 	}
 	return shot
 }
@@ -71,6 +70,7 @@ func (a *Attacher) attachmentsOf(key publication.Key) []*storagev1.VolumeAttachm
 			}
 		}
 	}
+	a.objects.learnHandle(key.Volume)
 	for _, name := range a.objects.strays.of(key.Volume) {
 		if va, ok := a.objects.attachments.Get(name); ok && !slices.Contains(found, va) {
 			found = append(found, va)
@@ -98,6 +98,7 @@ func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
 		VolumeProtected: one.sourceErr == nil && !one.source.unprotected(a.finalizer),
 		Unrecorded:      one.sourceErr == nil && one.source.mustRecord() && recordedHandle(va) == "",
 		Call:            one.record.call,
+		Untouched:       one.record.untouched && !one.record.call.Sent && !va.Status.Attached,
 		Unsure:          one.record.unsure,
 		Drift:           one.record.drift,
 		DriftNodeID:     one.record.driftNodeID,
@@ -119,9 +120,9 @@ func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
 }
 
 // observeGone is an attachment of which only our memory of the call is left.
-func (a *Attacher) observeGone(uid types.UID, r record) *subject {
+func (a *Attacher) observeGone(r record) *subject {
 	return &subject{record: r, source: source{identity: r.identity}, seen: publication.Attachment{
-		UID: string(uid), Name: r.name, Node: r.node, Created: r.created, Gone: true, Call: r.call, Inputs: inputsGone,
+		UID: string(r.uid), Name: r.name, Node: r.node, Created: r.created, Gone: true, Call: r.call, Inputs: inputsGone,
 	}}
 }
 

@@ -48,14 +48,22 @@ func (o *objects) noteStray(va *storagev1.VolumeAttachment) {
 	}
 }
 
-// learnHandle finds the strays of a volume that a PersistentVolume has, or had.
+// learnHandle finds the strays of a volume. It is asked before each decision about one: a stray may have it attached.
 func (o *objects) learnHandle(handle string) {
 	o.strays.mu.Lock()
 	defer o.strays.mu.Unlock()
-	for name, known := range o.strays.handles {
-		va, ok := o.attachments.Get(name)
-		if known == "" && ok && kube.AttachmentName(handle, o.driver, va.Spec.NodeName) == name {
-			o.strays.handles[name] = handle
+	names := map[string]string{} // that the volume's attachments have, by node
+	for stray, known := range o.strays.handles {
+		va, ok := o.attachments.Get(stray)
+		if known != "" || !ok {
+			continue
+		}
+		node := va.Spec.NodeName
+		if _, ok := names[node]; !ok {
+			names[node] = kube.AttachmentName(handle, o.driver, node)
+		}
+		if names[node] == stray {
+			o.strays.handles[stray] = handle
 		}
 	}
 }

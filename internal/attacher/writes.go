@@ -106,14 +106,7 @@ func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, one
 		both.Go(func() error { return a.protectVolume(ctx, one.source.pv) })
 	}
 	if step.Attachment {
-		both.Go(func() error {
-			err := a.protectAttachment(ctx, one.attachment, step.NodeID, one.source)
-			a.calls.answered(try, err == nil || kube.IsAnswer(err))
-			if apierrors.IsConflict(err) {
-				return a.reread(ctx, one) // what is decided next is decided on that
-			}
-			return err
-		})
+		both.Go(func() error { return a.protectOrReread(ctx, one, step.NodeID, try) })
 	}
 	err := both.Wait()
 	if err != nil && !one.seen.Attached && a.queue.NumRequeues(key) >= requeuesBeforeReport && isRefusal(err) {
@@ -130,7 +123,7 @@ const requeuesBeforeReport = 4
 // isRefusal tells whether the API server looked at a request and said no, for
 // another reason than that the object has changed.
 func isRefusal(err error) bool {
-	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsUnauthorized(err)
+	return errors.Is(err, errDropped) || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsUnauthorized(err)
 }
 
 // reread reads an attachment past the watch cache.
@@ -152,10 +145,27 @@ func (a *Attacher) reread(ctx context.Context, one *subject) error {
 }
 
 func (a *Attacher) protectVolume(ctx context.Context, pv *corev1.PersistentVolume) error {
-	if err := a.patchVolume(ctx, pv.Name, finalizerPatch(pv.UID, a.finalizer, nil)); err != nil {
+	stored, err := a.patchVolume(ctx, pv.Name, finalizerPatch(pv.UID, a.finalizer, nil))
+	if err == nil && !slices.Contains(stored.Finalizers, a.finalizer) {
+		err = errDropped
+	}
+	if err != nil {
 		return fmt.Errorf("could not add PersistentVolume finalizer: %w", err)
 	}
 	return nil
+}
+
+// protectOrReread stores what has to stand on an attachment before its first call, or reads what somebody else stored.
+func (a *Attacher) protectOrReread(ctx context.Context, one *subject, nodeID string, try attempt) error {
+	err := a.protectAttachment(ctx, one.attachment, nodeID, one.source)
+	a.calls.answered(try, err == nil || kube.IsAnswer(err))
+	if err == nil && !one.seen.Finalizer && one.seen.RecordedNodeID == "" && !one.seen.Attached {
+		a.calls.protected(try)
+	}
+	if apierrors.IsConflict(err) {
+		return a.reread(ctx, one) // what is decided next is decided on that
+	}
+	return err
 }
 
 func (a *Attacher) protectAttachment(ctx context.Context, va *storagev1.VolumeAttachment, nodeID string, from source) error {
@@ -172,8 +182,14 @@ func (a *Attacher) protectAttachment(ctx context.Context, va *storagev1.VolumeAt
 		return fmt.Errorf("could not save VolumeAttachment: %w", err)
 	}
 	a.objects.attachments.Wrote(a.objects.trimAttachment(stored))
+	if !slices.Contains(stored.Finalizers, a.finalizer) || stored.Annotations[kube.NodeIDAnnotation] != nodeID {
+		return fmt.Errorf("could not save VolumeAttachment: %w", errDropped)
+	}
 	return nil
 }
+
+// errDropped is the answer to a write that the API server accepted and did not store.
+var errDropped = errors.New("the API server left out the finalizer or the node ID: an admission policy removes them")
 
 // removeFinalizer ends an attachment. When ours was the last finalizer the
 // object is gone with this one request: csi-attacher's second one, which sets
@@ -216,18 +232,19 @@ func (a *Attacher) patchAttachment(ctx context.Context, name string, kind types.
 	return stored, err
 }
 
-func (a *Attacher) patchVolume(ctx context.Context, name string, patch object) error {
+func (a *Attacher) patchVolume(ctx context.Context, name string, patch object) (stored *corev1.PersistentVolume, err error) {
 	body, err := json.Marshal(patch)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return a.ask(ctx, func(ctx context.Context) error {
-		stored, err := a.client.CoreV1().PersistentVolumes().Patch(ctx, name, types.StrategicMergePatchType, body, metav1.PatchOptions{})
-		if err == nil {
-			a.objects.volumes.Wrote(a.objects.trimVolume(stored))
-		}
+	err = a.ask(ctx, func(ctx context.Context) (err error) {
+		stored, err = a.client.CoreV1().PersistentVolumes().Patch(ctx, name, types.StrategicMergePatchType, body, metav1.PatchOptions{})
 		return err
 	})
+	if err == nil {
+		a.objects.volumes.Wrote(a.objects.trimVolume(stored))
+	}
+	return stored, err
 }
 
 // uid is the UID of the attachment that was decided on.
@@ -287,7 +304,7 @@ func (a *Attacher) releaseVolume(ctx context.Context, name string) error {
 	if len(a.objects.attachments.byIndex(indexVolumeName, name)) > 0 {
 		return nil // the end of the last one wakes us
 	}
-	err := a.patchVolume(ctx, name, removeFinalizerPatch(pv.UID, a.finalizer))
+	_, err := a.patchVolume(ctx, name, removeFinalizerPatch(pv.UID, a.finalizer))
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("remove the finalizer from PersistentVolume %s: %w", name, err)
 	}

@@ -3,6 +3,7 @@ package publication
 import (
 	"hash/fnv"
 	"strconv"
+	"strings"
 	"time"
 	"unicode/utf8"
 )
@@ -13,8 +14,9 @@ const maxMessage = 1024
 // cutMark ends a message that was cut.
 const cutMark = "..."
 
-// Cut shortens a message to what the API server accepts, at a character's edge.
+// Cut shortens a message to what the API server accepts, at a character's edge. What is no UTF-8 would grow on the way.
 func Cut(message string) string {
+	message = strings.ToValidUTF8(message, "?")
 	if len(message) <= maxMessage {
 		return message
 	}

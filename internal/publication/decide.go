@@ -110,11 +110,11 @@ func (v *volume) attach(a Attachment) {
 // toTakeBack is the node ID from which the volume has to be taken before it can be published
 // for the attachment; empty for none.
 func (a Attachment) toTakeBack() string {
-	stale := a.Finalizer && a.RecordedNodeID != "" && a.RecordedNodeID != a.NodeID
+	stale := a.Finalizer && !a.Untouched && a.RecordedNodeID != "" && a.RecordedNodeID != a.NodeID
 	switch {
 	case a.Drift == Abandoned:
 		return a.DriftNodeID
-	case stale && !a.undone():
+	case stale && !a.Call.freed(a.RecordedNodeID):
 		// The node came back under another node ID before the attach was recorded. Overwriting
 		// the recorded one would forget what the driver may have published.
 		return a.RecordedNodeID
@@ -163,7 +163,12 @@ func (v *volume) detach(a Attachment) {
 		v.detachAgain(a)
 		return
 	}
-	if a.undone() {
+	if a.Untouched {
+		v.do(RemoveFinalizer{target{a.UID}})
+		return
+	}
+	left := append(a.notFreed(), v.ownNodeID(a)...)
+	if len(left) == 0 || faultS5 && a.undone() {
 		late := a.DetachError != "" || v.now.Sub(a.DeletedAt) > confirmAfter
 		if (a.OtherFinalizers || late) && (a.Attached || a.DetachError != "") {
 			// The object stays for others to see, or was seen to hang: that it ends as attached
@@ -175,7 +180,25 @@ func (v *volume) detach(a Attachment) {
 		v.do(RemoveFinalizer{target{a.UID}})
 		return
 	}
-	v.call(a, Unpublish, a.boundNodeID())
+	v.call(a, Unpublish, left[0])
+}
+
+// ownNodeID is the ID that the attachment's node has now, where another one is recorded and the volume was not taken from
+// this one yet: the record may be wrong, and nobody needs the volume there any more. Another attachment of the same node
+// may.
+func (v *volume) ownNodeID(a Attachment) []string {
+	if a.RecordedNodeID == "" || a.NodeID == "" || a.NodeID == a.RecordedNodeID || a.Call.called(a.NodeID) || v.neededAt(a, a.NodeID) {
+		return nil
+	}
+	return []string{a.NodeID}
+}
+
+// neededAt tells whether another attachment may need the volume at a node ID.
+func (v *volume) neededAt(a Attachment, nodeID string) bool {
+	return slices.ContainsFunc(v.attachments, func(other Attachment) bool {
+		done := other.Deleting && !other.mayBePublished() || other.Gone
+		return other.UID != a.UID && !done && (other.boundNodeID() == nodeID || other.NodeID == nodeID)
+	})
 }
 
 // detachAgain takes back what the driver still lists for an attachment of which we
@@ -186,14 +209,8 @@ func (v *volume) detachAgain(a Attachment) {
 		v.do(RecordDetached{target{a.UID}})
 		return
 	}
-	if a.Drift != StillPublished || a.RecordedNodeID == "" {
+	if a.Drift != StillPublished || a.RecordedNodeID == "" || v.neededAt(a, a.RecordedNodeID) {
 		return
-	}
-	for _, other := range v.attachments {
-		done := other.Deleting && !other.mayBePublished() || other.Gone
-		if other.UID != a.UID && !done && (other.boundNodeID() == a.RecordedNodeID || other.NodeID == a.RecordedNodeID) {
-			return
-		}
 	}
 	v.call(a, Unpublish, a.RecordedNodeID)
 }
@@ -204,23 +221,21 @@ func (v *volume) detachAgain(a Attachment) {
 // restored from a backup, and the pods run on. That a publish was sent again
 // makes no difference.
 func (v *volume) undo(a Attachment) {
-	if !a.mayBePublished() {
+	left := slices.DeleteFunc(a.Call.mayHave(), func(id string) bool {
+		// A new object for the same node stands for both.
+		return slices.ContainsFunc(v.attachments, func(other Attachment) bool {
+			return !other.Gone && other.boundNodeID() == id && other.Call.called(id)
+		})
+	})
+	if len(left) == 0 || faultS5 && a.undone() {
 		v.do(Forget{target{a.UID}})
 		return
 	}
-	wanted := false
-	for _, other := range v.attachments {
-		switch {
-		case other.Gone:
-		case other.boundNodeID() != a.Call.NodeID:
-			wanted = wanted || !other.Deleting
-		case other.Call.Sent && other.Call.NodeID == a.Call.NodeID:
-			v.do(Forget{target{a.UID}}) // the new object for the same node stands for both
-			return
-		}
-	}
-	if wanted || !a.Call.Again && (!a.Call.Recorded || !a.Call.confirmed(Publish, a.Call.NodeID)) {
-		v.call(a, Unpublish, a.Call.NodeID)
+	wanted := slices.ContainsFunc(v.attachments, func(other Attachment) bool {
+		return !other.Gone && !other.Deleting && other.boundNodeID() != left[0]
+	})
+	if wanted || !a.Call.Again && (!a.Call.Recorded || !a.Call.confirmed(Publish, left[0])) {
+		v.call(a, Unpublish, left[0])
 	}
 }
 
@@ -272,7 +287,7 @@ func (v *volume) blockedBy(a Attachment) (Attachment, bool) {
 
 // mustYield tells whether a has to wait for other.
 func (v *volume) mustYield(a, other Attachment) bool {
-	if other.Gone && other.Call.NodeID == a.boundNodeID() {
+	if other.Gone && !slices.ContainsFunc(other.Call.mayHave(), func(id string) bool { return id != a.boundNodeID() }) {
 		return false // the same node under a new object
 	}
 	if faultS1 && !other.Attached {
@@ -295,7 +310,7 @@ func (v *volume) waitForOther(a, other Attachment) {
 	deadlock := a.mayBePublished() && !a.Attached &&
 		!other.Attached && !other.Deleting && !other.Gone && other.mayBePublished()
 	if deadlock && olderFirst(other, a) < 0 {
-		v.call(a, Unpublish, a.boundNodeID())
+		v.call(a, Unpublish, a.notFreed()[0])
 		return
 	}
 	if a.Attached {

@@ -1,6 +1,9 @@
 package publication
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Key names what is decided about in one go, and so what one worker holds at a
 // time. An exclusive volume is decided over all nodes (Node is empty), because
@@ -47,6 +50,9 @@ type Attachment struct {
 	Finalizer       bool // our finalizer is stored on the object of this UID
 	OtherFinalizers bool // the object will outlive our finalizer
 
+	// Untouched: this process stored the finalizer, on an attachment that had neither it nor a
+	// node ID, and has sent nothing for it. So nobody ever asked the driver to publish for it.
+	Untouched bool
 	// Unsure: a WriteFinalizers got no answer, so Finalizer and RecordedNodeID may
 	// be older than what is stored.
 	Unsure bool
@@ -113,44 +119,6 @@ func (v Verb) String() string {
 	}
 }
 
-// Call is what is known of the last call for an attachment. Without Confirmed
-// nothing is known: the driver may have done it, do it later, or not at all.
-type Call struct {
-	Verb     Verb
-	NodeID   string // the CSI node ID that was sent
-	InFlight bool
-	// Sent: the driver may have got the request, or an earlier one that was not
-	// undone; false if every attempt failed before.
-	Sent bool
-
-	// Confirmed: the driver answered OK.
-	Confirmed bool
-	// Recorded: the result of this call is in the attachment's status.
-	Recorded bool
-
-	// Again: the attachment was recorded as attached when the call was sent.
-	Again bool
-
-	// Failures is the number of attempts in a row that ended without OK.
-	Failures int
-	// Ended is when the last attempt ended.
-	Ended time.Time
-	// Message is the last attempt's error.
-	Message string
-	// Unanswered: the driver did not answer the last attempt within its timeout.
-	Unanswered bool
-	// Inputs are the attachment's Inputs as they were for the last attempt.
-	Inputs string
-}
-
-// failed tells whether the last call ended without the driver's OK.
-func (c Call) failed() bool { return c.Verb != NoCall && !c.InFlight && !c.Confirmed }
-
-// confirmed tells whether the last call was this one and the driver said OK.
-func (c Call) confirmed(verb Verb, nodeID string) bool {
-	return c.Verb == verb && c.Confirmed && !c.InFlight && c.NodeID == nodeID
-}
-
 // boundNodeID is the node ID that the volume is, or may be, published to.
 func (a Attachment) boundNodeID() string {
 	if a.Gone {
@@ -162,12 +130,22 @@ func (a Attachment) boundNodeID() string {
 	return a.NodeID
 }
 
-// undone: the driver confirmed the unpublish, and nothing was called since.
+// notFreed are the node IDs that the volume may be published to for this attachment: those that this process called for,
+// and the one that is recorded, unless the driver confirmed an unpublish and nothing was called since.
+func (a Attachment) notFreed() []string {
+	ids := a.Call.mayHave()
+	if id := a.boundNodeID(); !a.Gone && !a.Call.freed(id) && !slices.Contains(ids, id) {
+		ids = append([]string{id}, ids...)
+	}
+	return ids
+}
+
+// undone: the driver confirmed that the volume is published nowhere for this attachment.
 func (a Attachment) undone() bool {
 	if faultS5 && a.Call.Verb == Unpublish && !a.Call.InFlight {
 		return true
 	}
-	return a.Call.confirmed(Unpublish, a.boundNodeID())
+	return len(a.notFreed()) == 0
 }
 
 // mayBePublished: nobody can rule out that the volume is published for this
@@ -177,5 +155,5 @@ func (a Attachment) mayBePublished() bool {
 	if a.Call.InFlight || a.Attached || a.Unsure {
 		return true
 	}
-	return (a.Finalizer || a.Gone && a.Call.Sent) && !a.undone()
+	return (a.Finalizer && !a.Untouched || a.Gone) && !a.undone()
 }

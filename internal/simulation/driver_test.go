@@ -30,9 +30,9 @@ type storage struct {
 	running []*call
 	// published holds, by volume handle, the node IDs that the storage gives access to.
 	published map[string]map[string]bool
-	// withdrawn holds, by volume and node ID, that an unpublish was confirmed to the
-	// caller and that no publish began since.
-	withdrawn map[[2]string]bool
+	// asked holds, by volume and node ID, that a publish was sent and no unpublish was confirmed
+	// to the caller since.
+	asked map[[2]string]bool
 	// perNode: the driver works on a call for each node of a volume at a time, not on one
 	// for the volume: what was given up for one node may land among calls for another.
 	perNode bool
@@ -74,7 +74,7 @@ func (c *call) String() string {
 }
 
 func newStorage() *storage {
-	return &storage{published: map[string]map[string]bool{}, withdrawn: map[[2]string]bool{}}
+	return &storage{published: map[string]map[string]bool{}, asked: map[[2]string]bool{}}
 }
 
 type processKey struct{}
@@ -168,7 +168,7 @@ func (s *sim) receive() {
 			c.fate = [...]fate{works, works, works, works, works, works, works, silent, hangs, fails, fails, stuck}[s.rng.IntN(12)]
 		}
 		if c.publish {
-			delete(s.storage.withdrawn, [2]string{c.volume, c.nodeID})
+			s.storage.asked[[2]string{c.volume, c.nodeID}] = true
 		}
 		s.say("driver: %s arrives", c)
 		s.storage.running = append(s.storage.running, c)
@@ -214,7 +214,7 @@ func (s *sim) land(c *call) (did bool) {
 		return true
 	}
 	if !c.publish {
-		st.withdrawn[[2]string{c.volume, c.nodeID}] = true
+		delete(st.asked, [2]string{c.volume, c.nodeID})
 	}
 	c.reply <- nil
 	return true

@@ -166,12 +166,13 @@ func (s *sim) judgeWithdraw(w write, d *disk, before *corev1.Node) {
 // judgeGone: S2, where neither a Node nor an attachment is left to write to. To hear that the
 // Node is gone is then the last step of a detach, if a policy allows one at that moment.
 func (s *sim) judgeGone(by *actor, node string) {
-	d := s.disk(fibre)
-	if by != s.controller.actor || d == nil || s.wantedAt(node, d.handle) {
+	i := slices.IndexFunc(s.disks, func(d *disk) bool { return d.handle == fibre })
+	if i < 0 || by != s.controller.actor || s.wantedAt(node, fibre) {
 		return
 	}
+	d := s.disks[i]
 	for _, m := range s.all(node) {
-		if v := m.of(d.handle); v.mounted && !v.forced && by.knows(m) && s.authority(d, m, s.api.version) {
+		if v := m.of(fibre); v.mounted && !v.forced && by.knows(m) && s.authority(d, m, s.api.version) {
 			v.forced = true
 			s.say("a policy forces %s off %s, whose Node is gone", d.handle, m)
 		}
@@ -229,7 +230,7 @@ func (s *sim) judgeLetGo(va *storagev1.VolumeAttachment) {
 	if s.storage.published[d.handle][id] {
 		s.breaks("S5", "finalizer taken off while %s is published to %s", d.handle, id)
 	}
-	if !s.storage.withdrawn[[2]string{d.handle, id}] {
+	if s.storage.asked[[2]string{d.handle, id}] {
 		s.breaks("S5", "finalizer taken off without a confirmed unpublish of %s from %s", d.handle, id)
 	}
 }

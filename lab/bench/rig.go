@@ -62,7 +62,7 @@ type rigOptions struct {
 	later bool
 	// ownAttacher has each plane bring its own attacher, with these flags beside those as shipped; nil for one for all.
 	ownAttacher map[string][]string
-	say   func(format string, args ...any)
+	say         func(format string, args ...any)
 }
 
 // openRig starts a lab. If it fails nothing is left behind.

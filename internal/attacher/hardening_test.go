@@ -58,7 +58,7 @@ func named(pv string) func(*storagev1.VolumeAttachment) {
 // handles are wanted at node-b, all before belay-attacher starts. The names of the first VolumeAttachments tell which
 // volumes they are for (TestStrayFromBeforeTheStart: nothing is attached to node-b). But they are searched for one by one,
 // while the others are worked on already.
-func TestAttackStraysAreKnownBeforeTheFirstAttach(t *testing.T) {
+func TestStraysAreKnownBeforeTheFirstAttach(t *testing.T) {
 	for name, change := range map[string]func(*Config){
 		"csi-attacher's --kube-api-qps": func(c *Config) { c.QPS, c.Burst = 5, 10 },
 		"no limit":                      func(*Config) {},
@@ -93,7 +93,7 @@ func TestAttackStraysAreKnownBeforeTheFirstAttach(t *testing.T) {
 // VolumeAttachment of a name that is not computed (other controllers make them) is refused for its missing Secret, its
 // PersistentVolume is recreated for another volume, and that one is published: nobody finds this call, once somebody has
 // removed the finalizer.
-func TestAttackCallIsRememberedForItsVolume(t *testing.T) {
+func TestCallIsRememberedForItsVolume(t *testing.T) {
 	inBubble(t, 10, func(b *bubble) {
 		b.answers(func(ctx context.Context, c call) error {
 			if c.Node == "id-node-a" && c.Method == "Publish" {
@@ -139,7 +139,7 @@ func TestAttackCallIsRememberedForItsVolume(t *testing.T) {
 // S1: a publish to node-b failed in the middle (INTERNAL), the driver lists the volume at node-x, where no attachment is
 // for it, and it is taken back from there (ADR 10, Abandoned). One record per attachment holds one call: that of node-x
 // overwrites that of node-b. If the VolumeAttachment is removed by force meanwhile, node-b is forgotten.
-func TestAttackTakingBackElsewhereForgetsThePublish(t *testing.T) {
+func TestTakingBackElsewhereForgetsThePublish(t *testing.T) {
 	inBubble(t, 10, func(b *bubble) {
 		b.answers(func(ctx context.Context, c call) error {
 			switch c.Method + " " + c.Node {
@@ -173,7 +173,7 @@ func TestAttackTakingBackElsewhereForgetsThePublish(t *testing.T) {
 // its node, its PersistentVolume is there and agrees, and this very process has published the volume: all the same an
 // annotation that somebody edited (every CSI sidecar in the cluster may patch every VolumeAttachment) says what is
 // unpublished. csi-attacher calls for the PersistentVolume's handle and for the CSINode's ID.
-func TestAttackEditedAnnotations(t *testing.T) {
+func TestEditedAnnotations(t *testing.T) {
 	for name, edit := range map[string]func(b *bubble){
 		"handle": func(b *bubble) { b.annotate("v", "node", kube.PublishedHandleAnnotation, "other") },
 		"node":   func(b *bubble) { b.annotate("v", "node", kube.NodeIDAnnotation, "id-another") },
@@ -202,7 +202,7 @@ func TestAttackEditedAnnotations(t *testing.T) {
 // Liveness, "no volume that hangs holds up another": one RESOURCE_EXHAUSTED for a node, or one ABORTED for a shared
 // volume, and one call that hangs: everything else for that node (that volume) waits for the one that hangs, --timeout
 // each time. csi-attacher attaches the others at once.
-func TestAttackHangingProbeHoldsUpOthers(t *testing.T) {
+func TestHangingProbeHoldsUpOthers(t *testing.T) {
 	t.Run("node", func(t *testing.T) {
 		inBubble(t, 100, func(b *bubble) {
 			b.answers(func(ctx context.Context, c call) error {
@@ -265,7 +265,7 @@ func TestAttackHangingProbeHoldsUpOthers(t *testing.T) {
 // finalizer (422) and stores that of the VolumeAttachment. Nothing was ever called, and yet the VolumeAttachment can go only
 // once the driver confirms an unpublish, of a volume that it has deleted. csi-attacher writes the PersistentVolume's
 // finalizer first, and there such a VolumeAttachment is gone as soon as it is deleted.
-func TestAttackRefusedVolumeFinalizerLeavesNothing(t *testing.T) {
+func TestRefusedVolumeFinalizerLeavesNothing(t *testing.T) {
 	w := newWorld(t)
 	w.driver.answers(func(context.Context, call, int) (map[string]string, error) {
 		return nil, status.Error(codes.NotFound, "no such volume") // the provisioner has deleted it
@@ -299,7 +299,7 @@ func TestAttackRefusedVolumeFinalizerLeavesNothing(t *testing.T) {
 // What waits is noted by key. When the PersistentVolume goes, an attachment of which nothing is recorded gets another
 // key, and nobody takes the old note back, also not when the attachment goes: the gauge that operators are told to alert on
 // grows until the process ends. The record of a refused attempt stays in the ledger in the same way.
-func TestAttackNotesOfAnotherKeyStay(t *testing.T) {
+func TestNotesOfAnotherKeyStay(t *testing.T) {
 	arrange := map[string]func(b *bubble){
 		"gauge": func(b *bubble) {
 			b.api.put("csinodes", &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "node"}}) // the driver is not there yet
@@ -345,7 +345,7 @@ func TestAttackNotesOfAnotherKeyStay(t *testing.T) {
 
 // Many PersistentVolumes are deleted at once (a namespace goes) while each write takes a second (a webhook, a busy API
 // server): csi-attacher releases ten at a time (--worker-threads), belay-attacher one. A write that hangs holds up all.
-func TestAttackPersistentVolumesAreReleasedSideBySide(t *testing.T) {
+func TestPersistentVolumesAreReleasedSideBySide(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBubble(t)
 		defer b.start()()
@@ -372,7 +372,7 @@ func TestAttackPersistentVolumesAreReleasedSideBySide(t *testing.T) {
 
 // A policy (a mutating webhook) that drops finalizers it does not know from PersistentVolumes: csi-attacher's PATCH succeeds
 // and it goes on. belay-attacher writes both finalizers again, at once and for ever, and never attaches.
-func TestAttackDroppedFinalizerMakesNoHotLoop(t *testing.T) {
+func TestDroppedFinalizerMakesNoHotLoop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBubble(t)
 		b.slow(10 * time.Millisecond)
@@ -394,7 +394,7 @@ func TestAttackDroppedFinalizerMakesNoHotLoop(t *testing.T) {
 
 // "Never be slower than the part it replaces", "flags that you set keep their meaning": with --worker-threads=2 and nothing
 // that hangs, csi-attacher has two calls in flight; belay-attacher has one.
-func TestAttackFewWorkerThreadsAreUsed(t *testing.T) {
+func TestFewWorkerThreadsAreUsed(t *testing.T) {
 	inBubble(t, 2, func(b *bubble) {
 		b.answers(func(ctx context.Context, _ call) error { return lasting(ctx, time.Second) })
 		const volumes = 20
@@ -415,7 +415,7 @@ func TestAttackFewWorkerThreadsAreUsed(t *testing.T) {
 }
 
 // Values of annotations and of volume attributes may hold any character: a map must not be taken for another one.
-func TestAttackShelfTellsMapsApart(t *testing.T) {
+func TestShelfTellsMapsApart(t *testing.T) {
 	s := newShelf()
 	s.pairs(map[string]string{"pool": "a\x00tier\x00gold"})
 	if got := s.pairs(map[string]string{"pool": "a", "tier": "gold"}); len(got) != 2 {

@@ -1,0 +1,118 @@
+package publication
+
+import (
+	"slices"
+	"time"
+)
+
+// Call is what is known of the last call for an attachment. Without Confirmed
+// nothing is known: the driver may have done it, do it later, or not at all.
+type Call struct {
+	Verb     Verb
+	NodeID   string // the CSI node ID that was sent
+	InFlight bool
+	// Sent: the driver may have got the request, or an earlier one that was not
+	// undone; false if every attempt failed before.
+	Sent bool
+
+	// Confirmed: the driver answered OK.
+	Confirmed bool
+	// Recorded: the result of this call is in the attachment's status.
+	Recorded bool
+
+	// Again: the attachment was recorded as attached when the call was sent.
+	Again bool
+
+	// Failures is the number of attempts in a row that ended without OK.
+	Failures int
+	// Ended is when the last attempt ended.
+	Ended time.Time
+	// Message is the last attempt's error.
+	Message string
+	// Unanswered: the driver did not answer the last attempt within its timeout.
+	Unanswered bool
+	// Inputs are the attachment's Inputs as they were for the last attempt.
+	Inputs string
+
+	// Elsewhere is how the last call for each other node ID ended.
+	Elsewhere []Left
+}
+
+// Left is how the calls for one node ID ended.
+type Left struct {
+	NodeID string
+	Freed  bool // the driver confirmed an unpublish
+}
+
+// Begin is the call that is sent next. Attached tells whether the attachment is recorded as attached.
+func (c Call) Begin(verb Verb, nodeID, inputs string, attached bool) Call {
+	failures := c.Failures
+	if c.Verb != verb || c.Confirmed {
+		failures = 0
+	}
+	return Call{Verb: verb, NodeID: nodeID, InFlight: true, Sent: true, Failures: failures, Inputs: inputs,
+		Again: attached && verb == Publish, Elsewhere: c.leave(nodeID)}
+}
+
+// Refuse is an attempt that ended before anything was sent.
+func (c Call) Refuse(verb Verb, nodeID, inputs string) Call {
+	if c.Verb != verb || c.Confirmed {
+		c = Call{Verb: verb, NodeID: nodeID, Elsewhere: c.leave(nodeID)}
+	}
+	c.Inputs = inputs
+	return c
+}
+
+// Confirm takes the driver's OK.
+func (c Call) Confirm(now time.Time) Call {
+	c.InFlight, c.Confirmed, c.Failures, c.Ended = false, true, 0, now
+	return c
+}
+
+// Fail takes the end of an attempt without OK: nothing is known of its effect.
+func (c Call) Fail(now time.Time, message string, unanswered bool) Call {
+	c.InFlight, c.Confirmed, c.Recorded = false, false, false
+	c.Failures++
+	c.Ended, c.Message, c.Unanswered = now, message, unanswered
+	return c
+}
+
+// leave is what there will be elsewhere when the next call is for that node ID.
+func (c Call) leave(nodeID string) []Left {
+	left := slices.DeleteFunc(slices.Clone(c.Elsewhere), func(l Left) bool { return l.NodeID == nodeID || l.NodeID == c.NodeID })
+	if c.Sent && c.NodeID != nodeID {
+		left = append(left, Left{NodeID: c.NodeID, Freed: c.freed(c.NodeID)})
+	}
+	return left
+}
+
+// failed tells whether the last call ended without the driver's OK.
+func (c Call) failed() bool { return c.Verb != NoCall && !c.InFlight && !c.Confirmed }
+
+// confirmed tells whether the last call was this one and the driver said OK.
+func (c Call) confirmed(verb Verb, nodeID string) bool {
+	return c.Verb == verb && c.Confirmed && !c.InFlight && c.NodeID == nodeID
+}
+
+// freed tells whether the driver confirmed an unpublish of the node ID, and nothing was called for it since.
+func (c Call) freed(nodeID string) bool {
+	return c.confirmed(Unpublish, nodeID) || slices.Contains(c.Elsewhere, Left{nodeID, true})
+}
+
+// called tells whether anything was sent for the node ID.
+func (c Call) called(nodeID string) bool {
+	return c.Sent && c.NodeID == nodeID || slices.ContainsFunc(c.Elsewhere, func(l Left) bool { return l.NodeID == nodeID })
+}
+
+// mayHave are the node IDs that the driver may have published to by the calls of this process.
+func (c Call) mayHave() (ids []string) {
+	if c.Sent && !c.freed(c.NodeID) {
+		ids = append(ids, c.NodeID)
+	}
+	for _, l := range c.Elsewhere {
+		if !l.Freed {
+			ids = append(ids, l.NodeID)
+		}
+	}
+	return ids
+}
