@@ -14,10 +14,10 @@ import (
 )
 
 // refusals are the codes with which a driver turns a request down before it acts. All
-// others leave it open what was done. (Kubelet believes Internal, Unknown and DataLoss as well,
+// others leave it open what was done; AlreadyExists even says that something is there. (Kubelet believes Internal, Unknown and DataLoss as well,
 // and leaves what was half made behind.)
 var refusals = []codes.Code{
-	codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.PermissionDenied,
+	codes.InvalidArgument, codes.NotFound, codes.PermissionDenied,
 	codes.FailedPrecondition, codes.OutOfRange, codes.Unimplemented, codes.Unauthenticated,
 }
 
