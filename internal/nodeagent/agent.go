@@ -100,6 +100,7 @@ type Agent struct {
 	// csiDrivers is the watch cache of CSIDrivers.
 	csiDrivers cache.SharedIndexInformer
 	identity   *identity
+	owner      *recordOwner
 	// metrics is nil if nothing is measured.
 	metrics *telemetry.Node
 
@@ -113,8 +114,8 @@ type Agent struct {
 	limits map[string]limitUpkeep
 	// registry is set by Run.
 	registry *registry
-	// podsSynced: the owner has said all it knows.
-	podsSynced bool
+	// podsSaid: the pods' owner has said all it knows. podsSynced: and that is believed.
+	podsSaid, podsSynced bool
 	// nodeLabels are those of the newest known Node.
 	nodeLabels map[string]string
 	// trouble is what is known to be in the way of what a reason waits for.
@@ -160,7 +161,11 @@ func New(config Config) (*Agent, error) {
 		unaccounted:  map[string]struct{}{},
 	}
 	a.events = a.newRecorder()
+	if a.owner, err = newRecordOwner(config.NodeName, root, client, a.log); err != nil {
+		return nil, errors.Join(a.withRemedy(err), a.close())
+	}
 	a.identity = newIdentity(config.NodeName, client)
+	a.identity.sure = a.owner.sure
 	a.csiDrivers = a.newCSIDriverInformer()
 	if err := errors.Join(a.startMetrics(), a.rebuild()); err != nil {
 		return nil, errors.Join(a.withRemedy(err), a.close())
@@ -229,15 +234,18 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// Run serves until ctx ends and everything that it started has returned.
+// Run serves until ctx ends and everything that it started has returned. It returns an OwnerError
+// if the records are another Node's.
 func (a *Agent) Run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	defer a.close() //nolint:errcheck // nothing is lost with it
 	a.startEvents()
-
+	if err := a.lookForOwner(ctx); err != nil {
+		return err
+	}
 	if propagates, err := a.root.Propagates(); err == nil && !propagates {
-		a.log.Info("Mounts below the root do not propagate; drivers that run in containers mount out of sight (remedy: mount --bind ROOT ROOT && mount --make-rshared ROOT)",
+		a.log.Info("Mounts below the root do not propagate; drivers that run in containers mount out of sight (remedy: mount --rbind ROOT ROOT && mount --make-rshared ROOT)",
 			"root", a.root.Path("."))
 	}
 	registry, err := a.watchRegistry()
@@ -248,18 +256,16 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.registry = registry
 	a.mu.Unlock()
 	var running sync.WaitGroup
-	for _, serve := range []func(context.Context){
-		a.csiDrivers.RunWithContext, a.watchNode, a.keepInUse, a.keepIdentity, registry.run, a.serveVolumes, a.servePods, a.serveChores,
-	} {
+	// The way back needs no API: it begins also while nobody can tell whose API that is.
+	for _, serve := range []func(context.Context){registry.run, a.serveVolumes, a.servePods, a.serveChores} {
 		running.Go(func() { serve(ctx) })
 	}
 	running.Go(func() {
-		// Attachability is known from here on.
-		select {
-		case <-a.csiDrivers.HasSyncedChecker().Done():
-			a.wakeAll()
-		case <-ctx.Done():
+		if err := a.knowOwner(ctx); err != nil {
+			cancel(err)
+			return
 		}
+		a.serveAPI(ctx)
 	})
 	a.wakeAll()
 	<-ctx.Done()
@@ -267,11 +273,35 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.podQueue.ShutDown()
 	a.chores.ShutDown()
 	running.Wait()
+	if other, ok := errors.AsType[*OwnerError](context.Cause(ctx)); ok {
+		return other
+	}
 	return nil
+}
+
+// serveAPI follows the API, and writes what the cluster must know of this node, until ctx ends.
+func (a *Agent) serveAPI(ctx context.Context) {
+	a.mu.Lock()
+	a.endSilent()
+	a.mu.Unlock()
+	var running sync.WaitGroup
+	for _, serve := range []func(context.Context){a.csiDrivers.RunWithContext, a.watchNode, a.keepInUse, a.keepIdentity} {
+		running.Go(func() { serve(ctx) })
+	}
+	// Attachability is known from here on.
+	select {
+	case <-a.csiDrivers.HasSyncedChecker().Done():
+		a.wakeAll()
+	case <-ctx.Done():
+	}
+	running.Wait()
 }
 
 // Ready says what is missing before volumes can be mounted; nil if nothing.
 func (a *Agent) Ready() error {
+	if err := a.owner.ready(); err != nil {
+		return err
+	}
 	a.identity.mu.Lock()
 	written := a.identity.written != ""
 	a.identity.mu.Unlock()

@@ -113,6 +113,36 @@ func TestEachCodeOnTheWayUp(t *testing.T) {
 	}
 }
 
+// TestAlreadyExistsIsNoRefusal: the volume is staged, or published, at this path in a way that does not fit
+// (CSI spec). What is there is undone when the pod goes, and the volume is in use until then.
+func TestAlreadyExistsIsNoRefusal(t *testing.T) {
+	for method, want := range map[string][]string{
+		"Stage": {"Stage", "Unstage"}, "Publish": {"Stage", "Publish", "Unpublish", "Unstage"},
+	} {
+		t.Run(method, func(t *testing.T) {
+			w := newWorld(t)
+			handle := w.volume("data")
+			w.driver.hook = func(called, _ string, _ int) error {
+				if called != method {
+					return nil
+				}
+				return status.Error(codes.AlreadyExists, "it has other mount flags")
+			}
+			agent, _ := w.agent()
+			pod := w.pod("p", "data")
+			agent.SetPod(pod)
+			w.untilInUse(handle)
+			w.attach(handle)
+			w.untilEvent(pod, "FailedMount", "AlreadyExists desc = it has other mount flags")
+			agent.RemovePod(pod.UID)
+			w.untilNotInUse(handle)
+			if diff := cmp.Diff(want, w.driver.callsOf("data")); diff != "" {
+				t.Errorf("calls (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 // TestEachCodeOnTheWayBack: no code is taken for success. The volume stays in use, its pod
 // is told, and the call is made again.
 func TestEachCodeOnTheWayBack(t *testing.T) {

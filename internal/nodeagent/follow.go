@@ -13,6 +13,11 @@ import (
 // until ctx ends. A pod wants its volumes until it has run to its end or its
 // object is gone.
 func (a *Agent) FollowPods(ctx context.Context) error {
+	select {
+	case <-a.owner.sure: // by the pods of another cluster all would be taken down
+	case <-ctx.Done():
+		return nil
+	}
 	informer := newInformer(a.client.CoreV1().RESTClient(), "pods",
 		fields.OneTermEqualSelector("spec.nodeName", a.config.NodeName), &corev1.Pod{})
 	registered, err := informer.AddEventHandler(a.podEvents())

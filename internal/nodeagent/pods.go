@@ -108,10 +108,21 @@ func (a *Agent) release(uid types.UID, p *pod) {
 	}
 }
 
-// PodsSynced says that every pod of the owner has been set.
+// PodsSynced says that every pod of the owner has been set. It counts once the records are known to
+// be this node's: pods of another cluster say nothing about them.
 func (a *Agent) PodsSynced() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.podsSaid = true
+	a.endSilent()
+}
+
+// endSilent takes down what belongs to pods of which their owner has not spoken, if it has
+// said all it knows. The caller holds mu.
+func (a *Agent) endSilent() {
+	if !a.podsSaid || !a.owner.isSure() {
+		return
+	}
 	a.podsSynced = true
 	for uid, p := range a.pods {
 		if p.object == nil {

@@ -195,7 +195,7 @@ func recordName(r nodevolume.Record) string {
 func (a *Agent) findVolumeData() ([]nodevolume.Record, error) {
 	var found []nodevolume.Record
 	add := func(dir string, record nodevolume.Record) {
-		data, err := a.readVolumeData(dir)
+		data, err := readVolumeData(a.root, dir)
 		if err != nil {
 			return
 		}
