@@ -304,6 +304,13 @@ func (r *Root) Mounted(name string) (bool, error) {
 		}
 		return slices.Contains(points, path), nil
 	}
+	return mountedOn(path)
+}
+
+// MountedByKernel is Mounted by the kernel's word alone, whatever [OpenRoot] was given for a table.
+func (r *Root) MountedByKernel(name string) (bool, error) { return mountedOn(r.Path(name)) }
+
+func mountedOn(path string) (bool, error) {
 	var st unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, 0, &st)
 	switch {

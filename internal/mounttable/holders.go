@@ -42,6 +42,8 @@ func (h Holder) String() string {
 type Volume struct {
 	// Paths are the mount points that go. What is mounted there is what is looked for.
 	Paths []string
+	// Device is a block device, as major:minor, of which no file system is to be mounted; empty for none.
+	Device string
 	// OtherNamespacesOnly leaves out what is mounted elsewhere in the caller's own mount namespace.
 	OtherNamespacesOnly bool
 }
@@ -58,6 +60,9 @@ func (t *Table) Holders(v Volume) ([]Holder, error) {
 		if slices.Contains(v.Paths, e.point) {
 			volume = append(volume, e)
 		}
+	}
+	if v.Device != "" {
+		volume = append(volume, entry{device: v.Device, root: "/"})
 	}
 	if len(volume) == 0 {
 		return nil, nil

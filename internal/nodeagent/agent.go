@@ -22,6 +22,7 @@ import (
 
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/mounttable"
 	"belay.dev/belay/internal/nodevolume"
 	"belay.dev/belay/internal/telemetry"
 )
@@ -101,6 +102,10 @@ type Agent struct {
 	csiDrivers cache.SharedIndexInformer
 	identity   *identity
 	owner      *recordOwner
+	// mounts are the mount tables of all processes.
+	mounts mounttable.Reader
+	// watches are the goroutines that wait for the end of a process.
+	watches sync.WaitGroup
 	// metrics is nil if nothing is measured.
 	metrics *telemetry.Node
 
@@ -273,6 +278,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.podQueue.ShutDown()
 	a.chores.ShutDown()
 	running.Wait()
+	a.watches.Wait()
 	if other, ok := errors.AsType[*OwnerError](context.Cause(ctx)); ok {
 		return other
 	}
@@ -392,7 +398,7 @@ func (a *Agent) wake(name string) {
 	if !ok {
 		return
 	}
-	v.unstage.At, v.growth.failure.At = time.Time{}, time.Time{}
+	v.unstage.At, v.growth.failure.At, v.users.search.At = time.Time{}, time.Time{}, time.Time{}
 	for _, p := range v.pods {
 		p.failure.At = time.Time{}
 	}

@@ -16,6 +16,7 @@ import (
 // apply does one step of a volume and takes in what came of it.
 func (a *Agent) apply(ctx context.Context, v *volume, step nodevolume.Step) {
 	a.stepBegins(v, step)
+	defer a.forgetUsers(v, step)
 	switch step := step.(type) {
 	case nodevolume.ReadCapabilities:
 		a.readCapabilities(ctx, v, step.For)
@@ -33,6 +34,8 @@ func (a *Agent) apply(ctx context.Context, v *volume, step nodevolume.Step) {
 		a.outcome(v, step.Key, stepSetUp, a.publish(ctx, v, step))
 	case nodevolume.Republish:
 		a.outcome(v, step.Key, stepSetUp, a.republish(ctx, v, step.Key))
+	case nodevolume.LookForUsers:
+		a.lookForUsers(ctx, v, step.Key)
 	case nodevolume.Expand:
 		a.expand(ctx, v, step.Key)
 	case nodevolume.Unpublish:

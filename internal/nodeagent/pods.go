@@ -334,7 +334,7 @@ func (a *Agent) published(uid types.UID) (<-chan struct{}, []string) {
 		}
 		for _, entry := range v.pods {
 			if entry.key.PodUID == string(uid) && entry.publish.phase != nodevolume.Absent {
-				published = append(published, v.specName()+" ("+a.why(v.holds[entry.key].reason)+")")
+				published = append(published, v.specName()+" ("+a.whyOf(v, nodevolume.Hold{Key: entry.key, Reason: v.holds[entry.key].reason})+")")
 			}
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
@@ -75,6 +76,8 @@ func inWords(reason nodevolume.Reason) string {
 		return "the volume was attached anew since it was staged, and waits for pods that still use the old attachment"
 	case nodevolume.OwnerSilent:
 		return "the pod is known from records alone and its owner has not said whether it lives"
+	case nodevolume.StillMountedElsewhere:
+		return "something on this node still has the volume mounted, and would go on writing to it"
 	case nodevolume.InUseNotCleared:
 		return "the volume is unmounted and is being taken out of status.volumesInUse"
 	default:
@@ -152,6 +155,9 @@ func (a *Agent) whyOf(v *volume, hold nodevolume.Hold) string {
 	if hold.Reason == nodevolume.DriverNotRegistered {
 		return fmt.Sprintf("%s: driver name %s not found in the list of registered CSI drivers", a.why(hold.Reason), v.driver)
 	}
+	if hold.Reason == nodevolume.StillMountedElsewhere {
+		return v.users.words()
+	}
 	return cmp.Or(a.labelWords(v, hold.Key, hold.Reason), a.why(hold.Reason))
 }
 
@@ -166,6 +172,7 @@ func (a *Agent) tellLongWait(v *volume, hold nodevolume.Hold, since time.Time) {
 		a.log.Info("Pod's owner has not said whether it lives", "volume", v.name, "pod", hold.Key.PodUID, "since", since)
 		return
 	case hold.Key.PodUID == "":
+		a.tellNode(v, hold, waits)
 		a.tellStagePod(v, fmt.Sprintf("%s waits for volume %q %s", waysBack[v.stage.record.Block][stepUnstage], v.specName(), waits))
 		return
 	}
@@ -224,6 +231,16 @@ func (a *Agent) tellStagePod(v *volume, text string) {
 		return
 	}
 	a.events.Event(p.podOf(), corev1.EventTypeWarning, "FailedUnmount", text)
+}
+
+// tellNode says that something on the node still has a volume that no pod of it wants. The pod may be gone,
+// and with it who would read its events. The caller holds mu.
+func (a *Agent) tellNode(v *volume, hold nodevolume.Hold, waits string) {
+	text := fmt.Sprintf("Volume %s waits %s", v.name, waits)
+	if hold.Reason == nodevolume.StillMountedElsewhere && v.users.told.news(text, time.Now()) {
+		node := &corev1.ObjectReference{Kind: "Node", Name: a.config.NodeName, UID: types.UID(a.config.NodeName)} // as kubelet names it
+		a.events.Event(node, corev1.EventTypeWarning, "FailedUnmount", text)
+	}
 }
 
 // tellMapped says that a pod has a block volume as a device; kubelet says nothing of the kind about others.

@@ -164,7 +164,17 @@ type Observed struct {
 	Stage       Stage
 	// Unstage is the failure that holds back the unstage.
 	Unstage Failure
+	Users   Users
 	Growth  Growth
+}
+
+// Users says whether anything on this machine but the agent's own mounts has the volume: a container that runs on, or
+// whoever copied the mounts.
+type Users struct {
+	// Found is Unknown until somebody looked since the last step, and Yes also where nobody could tell.
+	Found Knowledge
+	// Search counts the looks in a row that found some.
+	Search Failure
 }
 
 // Step is something to do. The set is sealed.
@@ -194,6 +204,9 @@ type (
 	Unpublish struct{ Key PublishKey }
 	// Unstage calls NodeUnstageVolume and drops the record.
 	Unstage struct{}
+	// LookForUsers looks who has what the next call would take away: the unpublish for the pod, or the unstage if
+	// Key is zero.
+	LookForUsers struct{ Key PublishKey }
 )
 
 func (ReadCapabilities) step() {}
@@ -203,6 +216,7 @@ func (Publish) step()          {}
 func (Republish) step()        {}
 func (Unpublish) step()        {}
 func (Unstage) step()          {}
+func (LookForUsers) step()     {}
 
 // Hold says why nothing is done for a pod now.
 type Hold struct {
@@ -248,5 +262,6 @@ const (
 	AttachmentNotReady       Reason = "AttachmentNotReady"
 	AttachmentReplaced       Reason = "AttachmentReplaced"
 	OwnerSilent              Reason = "OwnerSilent"
+	StillMountedElsewhere    Reason = "StillMountedElsewhere"
 	InUseNotCleared          Reason = "InUseNotCleared"
 )
