@@ -81,6 +81,9 @@ func (t *Table) Holders(v Volume) ([]Holder, error) {
 	}
 	for _, n := range t.others {
 		for _, e := range n.entries {
+			if _, same := find(t.own, e.id); same {
+				continue // a namespace that could not be named, and is ours
+			}
 			if isPart(e) && !slices.ContainsFunc(ours, func(our entry) bool { return t.copies(our, e, n) }) {
 				holders = append(holders, Holder{Process: n.process, Namespace: n.name, Path: e.point})
 			}

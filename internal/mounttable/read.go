@@ -96,7 +96,6 @@ func read() (*Table, error) {
 		case err == nil && (name == own || seen[key]), ended(err):
 			return
 		}
-		// What may not be named can be read all the same, once for each thread.
 		found := namespace{name: name}
 		raw, err := os.ReadFile(filepath.Join(dir, "mountinfo"))
 		if err == nil {
@@ -109,11 +108,27 @@ func read() (*Table, error) {
 			t.unread = append(t.unread, fmt.Errorf("read the mount table of process %d: %w", pid, err))
 			return
 		}
-		seen[key] = key != ""
+		if key == "" {
+			// What may not be named can be read all the same. Its mounts tell which namespace it is: the
+			// number of a mount is one mount's alone.
+			if key = firstMount(found.entries); key == firstMount(t.own) || seen[key] {
+				return
+			}
+			found.name = "of process " + strconv.Itoa(pid)
+		}
+		seen[key] = true
 		found.process = processOf(pid)
 		t.others = append(t.others, found)
 	})
 	return t, err
+}
+
+// firstMount and the number of mounts stand for a namespace and a root in it.
+func firstMount(entries []entry) string {
+	if len(entries) == 0 {
+		return "none"
+	}
+	return fmt.Sprint(entries[0].id, "+", len(entries))
 }
 
 // eachThread visits all threads: they may have mount namespaces of their own, and outlive the first one.
