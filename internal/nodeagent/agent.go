@@ -37,6 +37,7 @@ type Config struct {
 	SyncPeriod  time.Duration
 	BootID      string
 	MountPoints func() ([]string, error)
+	Containers  Containers
 	Metrics     prometheus.Registerer
 	StatsPeriod time.Duration
 

@@ -1,7 +1,9 @@
 package nodeagent
 
 import (
+	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,14 +11,22 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"belay.dev/belay/internal/containers"
+	"belay.dev/belay/internal/nodevolume"
 )
 
 // mountForReal has the driver mount a file system of its own when it stages a volume, and bind it when it
@@ -134,6 +144,114 @@ var goneFromTheAPI = map[string]func(w *world, pod *corev1.Pod){
 		must(w, err)
 		must(w, w.admin.CoreV1().Pods(w.name).Delete(w.ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
 	},
+}
+
+// criRuntime is a container runtime over CRI with one container, which runs as long as its process.
+type criRuntime struct {
+	cri.UnimplementedRuntimeServiceServer
+	pod     string
+	running atomic.Bool
+	broken  atomic.Bool
+}
+
+func (r *criRuntime) ListPodSandbox(context.Context, *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error) {
+	if r.broken.Load() {
+		return nil, status.Error(codes.Unavailable, "the runtime is being restarted")
+	}
+	return &cri.ListPodSandboxResponse{}, nil
+}
+
+func (r *criRuntime) ListContainers(context.Context, *cri.ListContainersRequest) (*cri.ListContainersResponse, error) {
+	one := &cri.Container{
+		Id: "c1", State: cri.ContainerState_CONTAINER_EXITED, Metadata: &cri.ContainerMetadata{Name: "writer"},
+		Labels: map[string]string{"io.kubernetes.pod.uid": r.pod},
+	}
+	if r.running.Load() {
+		one.State = cri.ContainerState_CONTAINER_RUNNING
+	}
+	return &cri.ListContainersResponse{Containers: []*cri.Container{one}}, nil
+}
+
+func (r *criRuntime) serve(w *world) Containers {
+	w.Helper()
+	socket := filepath.Join(w.root, "cri.sock")
+	listener, err := net.Listen("unix", socket)
+	must(w, err)
+	server := grpc.NewServer()
+	cri.RegisterRuntimeServiceServer(server, r)
+	go server.Serve(listener)
+	w.Cleanup(server.Stop)
+	client, err := containers.NewCRI("unix://" + socket)
+	must(w, err)
+	return client
+}
+
+// TestARunningContainerKeepsItsVolumes: the runtime says, over CRI or by the pod's lock, that the container of a pod
+// runs whose object is gone. Nothing is unmounted, through a restart of the agent too, until it has ended.
+func TestARunningContainerKeepsItsVolumes(t *testing.T) {
+	for name, goes := range goneFromTheAPI {
+		for _, overCRI := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, CRI %v", name, overCRI), func(t *testing.T) {
+				w := newWorld(t)
+				var container *writer
+				w.driver.mountForReal(func(string) {
+					if container.ProcessState == nil {
+						t.Error("unstaged under a container that runs")
+					}
+				})
+				runtime := &criRuntime{}
+				options := func(c *Config) {
+					c.MountPoints, c.longWait = nil, 100*time.Millisecond
+					if overCRI {
+						c.Containers = runtime.serve(w)
+					}
+				}
+				handle := w.volume("data")
+				agent, stop := w.agent(options)
+				following, stopFollowing := context.WithCancel(w.ctx)
+				go agent.FollowPods(following)
+				pod := w.pod("p", "data")
+				w.untilInUse(handle)
+				w.attach(handle)
+				agent.SetPod(pod)
+				runtime.pod = string(pod.UID)
+				runtime.running.Store(true)
+				path := w.mounted(agent, pod)[0].Path
+				lock, err := os.OpenFile(filepath.Join(w.root, podLocksDir, string(pod.UID)+".lock"), os.O_RDWR|os.O_CREATE, 0o600)
+				if !overCRI {
+					must(t, err)
+					must(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_SH))
+				}
+				container = startWriter(t, path)
+				goes(w, pod)
+				cause := map[bool]string{true: "container writer (c1, RUNNING)", false: string(pod.UID) + ".lock"}[overCRI]
+				w.untilEvent(pod, "FailedUnmount", "UnmountVolume.TearDown waits for volume", "ContainersMayRun", cause)
+				stopFollowing()
+				stop()
+				if overCRI {
+					must(t, os.Remove(filepath.Join(w.root, "cri.sock")))
+				}
+				runtime.broken.Store(true)
+				agent, _ = w.agent(options)
+				go agent.FollowPods(w.ctx)
+				w.until("the new agent waits for the containers", func() bool {
+					agent.mu.Lock()
+					defer agent.mu.Unlock()
+					v := agent.volumes[string(w.unique(handle))]
+					return v != nil && v.holds[nodevolume.PublishKey{PodUID: string(pod.UID), SpecName: w.name + "-data"}].reason == nodevolume.ContainersMayRun
+				})
+				container.wrote(t, 20)
+				if calls := w.driver.callsOf("data"); !slices.Equal(calls, []string{"Stage", "Publish"}) || !slices.Contains(w.node().Status.VolumesInUse, w.unique(handle)) {
+					t.Errorf("S7: a container runs; calls %v, in use %v", calls, w.node().Status.VolumesInUse)
+				}
+				container.kill()
+				runtime.broken.Store(false)
+				runtime.running.Store(false)
+				_ = lock.Close()
+				w.untilNotInUse(handle)
+			})
+		}
+	}
 }
 
 // TestAContainerThatOutlivesItsPod, of a runtime that gives the agent no sign: the pod's object goes while a

@@ -182,6 +182,8 @@ func (a *Agent) claim(p *publication) nodevolume.Claim {
 	switch {
 	case owner == nil, owner.removed:
 		return nodevolume.Released
+	case owner.ending != nil:
+		return nodevolume.Ending
 	case owner.object != nil:
 		if p.want != nil {
 			return nodevolume.Wanted

@@ -76,6 +76,8 @@ func inWords(reason nodevolume.Reason) string {
 		return "the volume was attached anew since it was staged, and waits for pods that still use the old attachment"
 	case nodevolume.OwnerSilent:
 		return "the pod is known from records alone and its owner has not said whether it lives"
+	case nodevolume.ContainersMayRun:
+		return "the pod's object is gone or says that the pod is over, but its containers may run"
 	case nodevolume.StillMountedElsewhere:
 		return "something on this node still has the volume mounted, and would go on writing to it"
 	case nodevolume.InUseNotCleared:
@@ -155,8 +157,11 @@ func (a *Agent) whyOf(v *volume, hold nodevolume.Hold) string {
 	if hold.Reason == nodevolume.DriverNotRegistered {
 		return fmt.Sprintf("%s: driver name %s not found in the list of registered CSI drivers", a.why(hold.Reason), v.driver)
 	}
-	if hold.Reason == nodevolume.StillMountedElsewhere {
+	switch owner := a.pods[types.UID(hold.Key.PodUID)]; {
+	case hold.Reason == nodevolume.StillMountedElsewhere:
 		return v.users.words()
+	case hold.Reason == nodevolume.ContainersMayRun && owner != nil && owner.ending != nil:
+		return fmt.Sprintf("%s: %v", a.why(hold.Reason), owner.ending)
 	}
 	return cmp.Or(a.labelWords(v, hold.Key, hold.Reason), a.why(hold.Reason))
 }
@@ -187,7 +192,7 @@ func (a *Agent) tellLongWait(v *volume, hold nodevolume.Hold, since time.Time) {
 		problem = fmt.Errorf("%s; waits in hop %s since %s", a.whyOf(v, hold), hold.Reason, inUTC(since))
 	}
 	reason, text := failedStep{block: block, step: stepHeld(v, p, hold.Reason), spec: p.key.SpecName}.told(problem)
-	if p.publish.phase != nodevolume.Absent && a.claim(p) == nodevolume.Released {
+	if p.publish.phase != nodevolume.Absent && (a.claim(p) == nodevolume.Released || hold.Reason == nodevolume.ContainersMayRun) {
 		reason, text = "FailedUnmount", fmt.Sprintf("%s waits for volume %q %s", waysBack[block][stepUnpublish], p.key.SpecName, waits)
 	}
 	if p.told.news(text, time.Now()) {

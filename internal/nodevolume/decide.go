@@ -93,6 +93,8 @@ func (c *decision) tearDown() Step {
 		switch p.Claim {
 		case Unclaimed:
 			c.hold(p.Key, OwnerSilent)
+		case Ending:
+			c.hold(p.Key, ContainersMayRun)
 		case Released:
 			if p.Publish == Absent || !c.mayCall(p.Key, p.Failure) {
 				continue

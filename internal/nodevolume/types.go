@@ -45,10 +45,12 @@ const (
 	Wanted
 	// Released: the pod's containers have ended.
 	Released
+	// Ending: the pod is over by its object, and its containers may run. They keep what they have.
+	Ending
 )
 
 // String is the claim in a word.
-func (c Claim) String() string { return [...]string{"Unclaimed", "Wanted", "Released"}[c] }
+func (c Claim) String() string { return [...]string{"Unclaimed", "Wanted", "Released", "Ending"}[c] }
 
 // PublishKey names one publish of a volume.
 type PublishKey struct {
@@ -262,6 +264,7 @@ const (
 	AttachmentNotReady       Reason = "AttachmentNotReady"
 	AttachmentReplaced       Reason = "AttachmentReplaced"
 	OwnerSilent              Reason = "OwnerSilent"
+	ContainersMayRun         Reason = "ContainersMayRun"
 	StillMountedElsewhere    Reason = "StillMountedElsewhere"
 	InUseNotCleared          Reason = "InUseNotCleared"
 )

@@ -35,6 +35,18 @@ func TestNothingIsTakenFromUnderAContainer(t *testing.T) {
 		"woken: looked for at once": {
 			pods(), with(staged(Confirmed), looked(Yes), func(o *Observed) { o.Users.Search.At = time.Time{} }), Decision{InUse: Yes, Next: LookForUsers{}},
 		},
+		"its object is gone and its containers may run: stays as it is": {
+			pods(Pod{Key: podA, Claim: Ending, Publish: Confirmed}), with(staged(Confirmed)),
+			Decision{InUse: Yes, Holds: []Hold{{podA, ContainersMayRun}}},
+		},
+		"the same, with an answer to its publish that was lost": {
+			pods(Pod{Key: podA, Claim: Ending, Publish: Uncertain}), with(staged(Confirmed)),
+			Decision{InUse: Yes, Holds: []Hold{{podA, ContainersMayRun}}},
+		},
+		"the same, before it was published: not published any more": {
+			pods(Pod{Key: podA, Claim: Ending}), with(staged(Confirmed)),
+			Decision{InUse: Yes, Holds: []Hold{{podA, ContainersMayRun}}},
+		},
 		"nobody has it: unstaged": {pods(), with(staged(Confirmed), looked(No)), Decision{InUse: Yes, Next: Unstage{}}},
 		"no attach is needed: unstaged under nobody either": {
 			pods(), with(staged(Confirmed), looked(Unknown), func(o *Observed) { o.AttachRequired, o.RecordedInUse, o.Node.InUse = No, false, No }),
