@@ -49,6 +49,23 @@ func OpenRoot(path string, points func() ([]string, error)) (*Root, error) {
 // Close lets go of the directory.
 func (r *Root) Close() error { return r.root.Close() }
 
+// ErrLeadsOut says that a directory is a symbolic link that leads out of the root.
+var ErrLeadsOut = errors.New("it is a symbolic link that leads out of the root, and none is followed: a pod's name in it could lead anywhere")
+
+// Inside fails with ErrLeadsOut if one of the directories is a symbolic link that is not followed.
+func (r *Root) Inside(names ...string) error {
+	for _, name := range names {
+		info, err := r.root.Lstat(name)
+		if err != nil || info.Mode()&fs.ModeSymlink == 0 {
+			continue // what else is wrong with it shows where it is used
+		}
+		if _, err := r.root.Stat(name); err != nil {
+			return fmt.Errorf("use %s: %w", r.Path(name), ErrLeadsOut)
+		}
+	}
+	return nil
+}
+
 // ErrLocked says that another process holds the lock.
 var ErrLocked = errors.New("another process has it")
 

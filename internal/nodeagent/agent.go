@@ -122,6 +122,8 @@ type Agent struct {
 	registry *registry
 	// podsSaid: the pods' owner has said all it knows. podsSynced: and that is believed.
 	podsSaid, podsSynced bool
+	// podsFollowed: the pods of the API are known, and of all others the runtime is asked.
+	podsFollowed bool
 	// nodeLabels are those of the newest known Node.
 	nodeLabels map[string]string
 	// trouble is what is known to be in the way of what a reason waits for.
@@ -143,6 +145,9 @@ func New(config Config) (*Agent, error) {
 	root, err := mount.OpenRoot(config.Root, config.MountPoints)
 	if err != nil {
 		return nil, config.withRemedy(err)
+	}
+	if err := root.Inside("belay", "pods", "plugins", "plugins/kubernetes.io", csiDir); err != nil {
+		return nil, errors.Join(config.withRemedy(err), root.Close())
 	}
 	unlock, err := root.Lock(lockFile)
 	if errors.Is(err, mount.ErrLocked) {
@@ -253,6 +258,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	if propagates, err := a.root.Propagates(); err == nil && !propagates {
 		a.log.Info("Mounts below the root do not propagate; drivers that run in containers mount out of sight (remedy: mount --rbind ROOT ROOT && mount --make-rshared ROOT)",
 			"root", a.root.Path("."))
+	}
+	if !mounttable.SeesAll() {
+		a.log.Info("The agent sees the processes of its own pid namespace alone; what else has a volume mounted is not found (remedy in a container: hostPID; a node that is a container itself is well)")
 	}
 	registry, err := a.watchRegistry()
 	if err != nil {

@@ -37,6 +37,9 @@ func (a *Agent) FollowPods(ctx context.Context) error {
 			for _, uid := range a.silentPods() {
 				ends.begin(uid)
 			}
+			a.mu.Lock()
+			a.podsFollowed = true
+			a.mu.Unlock()
 		case <-ctx.Done():
 		}
 	}()
