@@ -157,6 +157,13 @@ func TestLocks(t *testing.T) {
 	if running, ok := errors.AsType[*RunningError](err); !ok || !strings.Contains(running.Error(), "runs.lock") {
 		t.Errorf("Ended: %v", err)
 	}
+	// An agent that was killed leaves its locks; the next one removes them, and no other.
+	must(t, os.WriteFile(filepath.Join(dir, "left.lock"), nil, 0o600))
+	locks, err = NewLocks(dir)
+	must(t, err)
+	if left, _ := os.ReadDir(dir); len(left) != 1 || left[0].Name() != "runs.lock" {
+		t.Errorf("left by the new agent: %v", left)
+	}
 	must(t, runs.Close())
 	release, err = locks.Ended(t.Context(), "runs")
 	must(t, err)

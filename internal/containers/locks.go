@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 )
 
@@ -21,12 +22,29 @@ type Locks struct {
 	directory string
 }
 
-// NewLocks makes the directory.
+// lockSuffix follows the pod's UID.
+const lockSuffix = ".lock"
+
+// NewLocks makes the directory, and removes the files that nobody has locked: an agent that was killed left them.
 func NewLocks(directory string) (*Locks, error) {
 	if err := os.MkdirAll(directory, 0o750); err != nil {
 		return nil, fmt.Errorf("make the directory of pods' locks: %w", err)
 	}
-	return &Locks{directory: directory}, nil
+	l := &Locks{directory: directory}
+	files, err := os.ReadDir(directory)
+	if err != nil {
+		return nil, fmt.Errorf("list the pods' locks: %w", err)
+	}
+	for _, file := range files {
+		uid, isLock := strings.CutSuffix(file.Name(), lockSuffix)
+		if !isLock {
+			continue
+		}
+		if release, err := l.Ended(context.Background(), uid); err == nil {
+			release()
+		}
+	}
+	return l, nil
 }
 
 // Ended takes the lock of a pod. Any error means that something of the pod may run. Once its volumes are
@@ -35,7 +53,7 @@ func (l *Locks) Ended(_ context.Context, podUID string) (release func(), err err
 	if podUID == "." || filepath.Base(podUID) != podUID || !filepath.IsLocal(podUID) {
 		return nil, fmt.Errorf("lock of pod %q: its UID is not one element of a path", podUID)
 	}
-	path := filepath.Join(l.directory, podUID+".lock")
+	path := filepath.Join(l.directory, podUID+lockSuffix)
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o640)
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EROFS) {
 		if _, missing := os.Lstat(path); errors.Is(missing, fs.ErrNotExist) {
