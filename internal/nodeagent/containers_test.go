@@ -2,6 +2,7 @@ package nodeagent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -37,7 +38,7 @@ func (d *scriptedDriver) mountForReal(atUnstage func(staging string)) {
 		d.w.Skip("needs root to mount")
 	}
 	unmount := func(path string) error {
-		if err := unix.Unmount(path, 0); err != nil && err != syscall.EINVAL && err != syscall.ENOENT {
+		if err := unix.Unmount(path, 0); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOENT) {
 			return fmt.Errorf("unmount %s: %w", path, err)
 		}
 		return nil

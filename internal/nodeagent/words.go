@@ -47,44 +47,28 @@ func (a *Agent) startEvents() {
 	a.broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: a.client.CoreV1().Events("")})
 }
 
-// inWords says what a reason means to the person who waits.
+// reasonWords say what a reason means to the person who waits.
+var reasonWords = map[nodevolume.Reason]string{
+	nodevolume.AttachabilityUnknown:     "what the driver needs is not known until the CSIDrivers have been listed",
+	nodevolume.NodeUnknown:              "the Node object has not been read or does not exist",
+	nodevolume.NotReportedInUse:         "the Node does not list the volume in status.volumesInUse yet; this agent writes it",
+	nodevolume.NotAttached:              "Volume not attached according to node status; the attach/detach controller reports it in status.volumesAttached",
+	nodevolume.DriverNotRegistered:      "the driver is not registered on this node",
+	nodevolume.OtherSELinuxLabelWanted:  "the pod that has it must go first",
+	nodevolume.OtherSELinuxLabelMounted: "the volume is mounted with another SELinux label and is being unmounted",
+	nodevolume.OtherPodMounted:          "volume uses the ReadWriteOncePod access mode and is already in use by another pod",
+	nodevolume.UnaccountedMount:         "the volume may be mounted here without a record of it: a record cannot be read, or a kubelet left something; the agent's log names it and what to do",
+	nodevolume.BackingOff:               "the last call failed and is tried again after a while",
+	nodevolume.AttachmentNotReady:       "the VolumeAttachment does not say that the volume is attached",
+	nodevolume.AttachmentReplaced:       "the volume was attached anew since it was staged, and waits for pods that still use the old attachment",
+	nodevolume.OwnerSilent:              "the pod is known from records alone and its owner has not said whether it lives",
+	nodevolume.ContainersMayRun:         "the pod's object is gone or says that the pod is over, but its containers may run",
+	nodevolume.StillMountedElsewhere:    "something on this node still has the volume mounted, and would go on writing to it",
+	nodevolume.InUseNotCleared:          "the volume is unmounted and is being taken out of status.volumesInUse",
+}
+
 func inWords(reason nodevolume.Reason) string {
-	switch reason {
-	case nodevolume.AttachabilityUnknown:
-		return "what the driver needs is not known until the CSIDrivers have been listed"
-	case nodevolume.NodeUnknown:
-		return "the Node object has not been read or does not exist"
-	case nodevolume.NotReportedInUse:
-		return "the Node does not list the volume in status.volumesInUse yet; this agent writes it"
-	case nodevolume.NotAttached:
-		return "Volume not attached according to node status; the attach/detach controller reports it in status.volumesAttached"
-	case nodevolume.DriverNotRegistered:
-		return "the driver is not registered on this node"
-	case nodevolume.OtherSELinuxLabelWanted:
-		return "the pod that has it must go first"
-	case nodevolume.OtherSELinuxLabelMounted:
-		return "the volume is mounted with another SELinux label and is being unmounted"
-	case nodevolume.OtherPodMounted:
-		return "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
-	case nodevolume.UnaccountedMount:
-		return "the volume may be mounted here without a record of it: a record cannot be read, or a kubelet left something; the agent's log names it and what to do"
-	case nodevolume.BackingOff:
-		return "the last call failed and is tried again after a while"
-	case nodevolume.AttachmentNotReady:
-		return "the VolumeAttachment does not say that the volume is attached"
-	case nodevolume.AttachmentReplaced:
-		return "the volume was attached anew since it was staged, and waits for pods that still use the old attachment"
-	case nodevolume.OwnerSilent:
-		return "the pod is known from records alone and its owner has not said whether it lives"
-	case nodevolume.ContainersMayRun:
-		return "the pod's object is gone or says that the pod is over, but its containers may run"
-	case nodevolume.StillMountedElsewhere:
-		return "something on this node still has the volume mounted, and would go on writing to it"
-	case nodevolume.InUseNotCleared:
-		return "the volume is unmounted and is being taken out of status.volumesInUse"
-	default:
-		return "is being worked on"
-	}
+	return cmp.Or(reasonWords[reason], "is being worked on")
 }
 
 // hops are the steps in the words of the life of a volume.
