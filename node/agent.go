@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
+	"belay.dev/belay/internal/containers"
 	"belay.dev/belay/internal/nodeagent"
 )
 
@@ -55,6 +56,23 @@ func New(config Config) (*Agent, error) {
 	return &Agent{agent: agent}, nil
 }
 
+// Containers says when the containers of pods have ended: a container runtime ([NewCRI]), or
+// whatever knows.
+type Containers interface {
+	// Ended returns nil if no process of the pod is left, and none will be started before release was called; that
+	// is called once the pod's volumes are unpublished. An error says what runs, or why that is not known; both
+	// keep the volumes mounted, and it is asked again after 0.1 to 5 s.
+	Ended(ctx context.Context, podUID string) (release func(), err error)
+}
+
+// NewCRI is a container runtime that serves CRI at an endpoint, such as
+// unix:///run/containerd/containerd.sock. It need not be there yet.
+func NewCRI(endpoint string) (Containers, error) { return containers.NewCRI(endpoint) }
+
+// OwnerError is what [New] and [Agent.Run] return when the records under the root belong to a Node of another
+// name, or of another cluster. Nothing was touched then; the text says what to do.
+type OwnerError = nodeagent.OwnerError
+
 // Run registers drivers, keeps the Node and CSINode, and mounts and unmounts
 // until ctx ends. It returns nil when ctx ended and everything that it started
 // has returned; calls to drivers that are in flight are cancelled and count as
@@ -69,20 +87,28 @@ func (a *Agent) Run(ctx context.Context) error { return a.agent.Run(ctx) }
 // taken down.
 func (a *Agent) SetPod(pod *corev1.Pod) { a.agent.SetPod(pod) }
 
-// RemovePod says that the pod's containers have ended: its volumes are
-// unpublished, and those that no other pod of this node wants are unstaged and
-// taken out of volumesInUse. It does not wait; see [Agent.WaitUnmounted].
+// RemovePod says that no process of the pod is left that could use its volumes, and that none will be
+// started: all containers have ended, or none ever ran. The caller vouches for it; that a pod's object is gone or has the
+// phase Failed does not show it (kubectl delete --force and PodGC do either while containers run). The pod's
+// volumes are unpublished at once, and those that no other pod of this node wants are unstaged and
+// taken out of volumesInUse. It cannot be taken back and does not wait; see [Agent.WaitUnmounted].
+//
+// As a last net, nothing is taken from the machine while another process there has it mounted: the agent looks in
+// the mount tables of all processes in its pid namespace and below. It then waits, with the reason
+// StillMountedElsewhere in errors and events. A process that reaches the volume through the agent's own mount
+// namespace, or that the agent cannot see, is in no such table: the net does not replace the caller's word.
 func (a *Agent) RemovePod(uid types.UID) { a.agent.RemovePod(uid) }
 
 // PodsSynced says that [Agent.SetPod] has been called for every pod that the owner
-// has. From then on a pod that is known from records alone is torn down; before,
-// its volumes stay mounted and in use. Owners that answer [Agent.Pods] with
+// has, and so, as [Agent.RemovePod] does, that no process is left of any other. From then on a pod that is known from
+// records alone is torn down; before, and until the agent knows that the records are those of this node of
+// this cluster, its volumes stay mounted and in use. Owners that answer [Agent.Pods] with
 // SetPod or RemovePod for each may do without it.
 func (a *Agent) PodsSynced() { a.agent.PodsSynced() }
 
 // FollowPods is SetPod, RemovePod and PodsSynced for owners whose pods are those that
-// the API binds to the node: a pod wants its volumes until it has run to its end or
-// its object is gone. It returns when ctx ends.
+// the API binds to the node. A pod whose object is gone, or has the phase Succeeded or Failed, keeps what it has
+// until [Config].Containers says that its containers have ended. It returns when ctx ends.
 func (a *Agent) FollowPods(ctx context.Context) error { return a.agent.FollowPods(ctx) }
 
 // Pods returns the UIDs of all pods that were set or have a volume here, those

@@ -48,6 +48,11 @@ type Config struct {
 	// taken for one that failed.
 	MountPoints func() ([]string, error)
 
+	// Containers says when the containers of a pod have ended, to [Agent.FollowPods] and to nobody
+	// else: who calls [Agent.RemovePod] says so itself. Default: the pods' locks below Root/belay/pods, as
+	// docs/adopt-node.md defines them.
+	Containers Containers
+
 	// Metrics is the registry in which the agent's metrics are while it lives; docs/metrics.md
 	// lists them. Agents that share one need a label each:
 	// prometheus.WrapRegistererWith(prometheus.Labels{"node": name}, registry). Default: nothing is measured.
@@ -69,6 +74,7 @@ func (c Config) shell() nodeagent.Config {
 		SyncPeriod:  c.SyncPeriod,
 		BootID:      c.BootID,
 		MountPoints: c.MountPoints,
+		Containers:  c.Containers,
 		Metrics:     c.Metrics,
 		StatsPeriod: c.StatsPeriod,
 	}

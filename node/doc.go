@@ -30,7 +30,8 @@
 //     not Ready the attach/detach controller takes volumes by force after six minutes.
 //     The agent writes nothing but the fields that docs/states.md gives to it.
 //   - It calls [Agent.RemovePod] when a pod's containers have ended, not before, and lets
-//     the pod's object go when [Agent.WaitUnmounted] returns.
+//     the pod's object go when [Agent.WaitUnmounted] returns. That they have ended is its own word: it is
+//     the runtime. What the API says of the pod is none.
 //   - It gives the agent a root that outlives it, below which mounts propagate to the
 //     drivers and to the pods, and runs the drivers' node parts with their registrars.
 //

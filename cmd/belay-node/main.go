@@ -38,9 +38,13 @@ func run(ctx context.Context, o options) error {
 		return fmt.Errorf("read the kubeconfig %q: %w", o.kubeconfig, err)
 	}
 	config.UserAgent = "belay-node"
+	containers, err := o.containers()
+	if err != nil {
+		return err
+	}
 	agent, err := node.New(node.Config{
 		NodeName: o.nodeName, Root: o.rootDir, RESTConfig: config, Logger: klog.Background(),
-		Metrics: legacyregistry.Registerer(), StatsPeriod: o.statsPeriod,
+		Metrics: legacyregistry.Registerer(), StatsPeriod: o.statsPeriod, Containers: containers,
 	})
 	if err != nil {
 		return err

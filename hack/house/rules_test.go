@@ -29,7 +29,9 @@ var adapters = map[string][]string{
 		"google.golang.org/grpc", "google.golang.org/protobuf",
 		"k8s.io/kubelet/pkg/apis/pluginregistration", "k8s.io/api", "k8s.io/apimachinery", "github.com/go-logr/logr", "k8s.io/klog/v2",
 	},
-	"internal/mount": {"k8s.io/mount-utils", "k8s.io/utils", "github.com/moby/sys/mountinfo", "golang.org/x/sys", "github.com/go-logr/logr"},
+	"internal/containers": {"k8s.io/cri-api", "google.golang.org/grpc"},
+	"internal/mounttable": {"golang.org/x/sys"},
+	"internal/mount":      {"k8s.io/mount-utils", "k8s.io/utils", "github.com/moby/sys/mountinfo", "golang.org/x/sys", "github.com/go-logr/logr"},
 }
 
 // shells observe, decide and act; none imports another.

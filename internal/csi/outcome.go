@@ -68,6 +68,17 @@ func OutcomeOf(err error) Outcome {
 	}
 }
 
+// NodeOutcomeOf classifies the error of NodeStageVolume, NodePublishVolume and of the calls that undo
+// them. ALREADY_EXISTS means there that the volume is staged, or published, at this very path, in a way
+// that does not fit the request (CSI spec, "NodeStageVolume Errors", "NodePublishVolume Errors"): the
+// refusal says that something is there.
+func NodeOutcomeOf(err error) Outcome {
+	if code, ok := Code(err); ok && code == codes.AlreadyExists {
+		return Unknown
+	}
+	return OutcomeOf(err)
+}
+
 // Code is the gRPC code of an error, also of a wrapped one; ok is false if the
 // error did not come from gRPC, and for nil.
 func Code(err error) (code codes.Code, ok bool) {

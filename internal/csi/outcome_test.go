@@ -83,3 +83,25 @@ func TestUnanswered(t *testing.T) {
 		t.Errorf("success became %v", err)
 	}
 }
+
+func TestNodeOutcomeOf(t *testing.T) {
+	of := func(code codes.Code) error { return fmt.Errorf("stage v1: %w", status.Error(code, "mock")) }
+	tests := map[string]struct {
+		err  error
+		want Outcome
+	}{
+		"staged at this path in a way that does not fit": {of(codes.AlreadyExists), Unknown},
+		"request refused":     {of(codes.InvalidArgument), Failed},
+		"staged elsewhere":    {of(codes.FailedPrecondition), Failed},
+		"busy with it":        {of(codes.Aborted), InProgress},
+		"driver said OK":      {nil, Done},
+		"not from the driver": {errors.New("no socket"), Unknown},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := NodeOutcomeOf(tt.err); got != tt.want {
+				t.Errorf("NodeOutcomeOf(%v) = %v, want %v", tt.err, got, tt.want)
+			}
+		})
+	}
+}

@@ -49,6 +49,23 @@ func OpenRoot(path string, points func() ([]string, error)) (*Root, error) {
 // Close lets go of the directory.
 func (r *Root) Close() error { return r.root.Close() }
 
+// ErrLeadsOut says that a directory is a symbolic link that leads out of the root.
+var ErrLeadsOut = errors.New("it is a symbolic link that leads out of the root, and none is followed: a pod's name in it could lead anywhere")
+
+// Inside fails with ErrLeadsOut if one of the directories is a symbolic link that is not followed.
+func (r *Root) Inside(names ...string) error {
+	for _, name := range names {
+		info, err := r.root.Lstat(name)
+		if err != nil || info.Mode()&fs.ModeSymlink == 0 {
+			continue // what else is wrong with it shows where it is used
+		}
+		if _, err := r.root.Stat(name); err != nil {
+			return fmt.Errorf("use %s: %w", r.Path(name), ErrLeadsOut)
+		}
+	}
+	return nil
+}
+
 // ErrLocked says that another process holds the lock.
 var ErrLocked = errors.New("another process has it")
 
@@ -304,6 +321,13 @@ func (r *Root) Mounted(name string) (bool, error) {
 		}
 		return slices.Contains(points, path), nil
 	}
+	return mountedOn(path)
+}
+
+// MountedByKernel is Mounted by the kernel's word alone, whatever [OpenRoot] was given for a table.
+func (r *Root) MountedByKernel(name string) (bool, error) { return mountedOn(r.Path(name)) }
+
+func mountedOn(path string) (bool, error) {
 	var st unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, 0, &st)
 	switch {

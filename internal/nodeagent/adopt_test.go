@@ -15,7 +15,7 @@ func TestTheHopsAreDocumented(t *testing.T) {
 	must(t, err)
 	for _, reason := range []nodevolume.Reason{
 		"ClaimNotReady", nodevolume.AttachabilityUnknown, nodevolume.NodeUnknown, nodevolume.NotReportedInUse, nodevolume.NotAttached,
-		nodevolume.DriverNotRegistered, nodevolume.OtherPodMounted, nodevolume.UnaccountedMount, nodevolume.OtherSELinuxLabelWanted, nodevolume.OtherSELinuxLabelMounted, nodevolume.BackingOff, nodevolume.AttachmentNotReady, nodevolume.AttachmentReplaced,
+		nodevolume.DriverNotRegistered, nodevolume.OtherPodMounted, nodevolume.UnaccountedMount, nodevolume.ContainersMayRun, nodevolume.StillMountedElsewhere, nodevolume.OtherSELinuxLabelWanted, nodevolume.OtherSELinuxLabelMounted, nodevolume.BackingOff, nodevolume.AttachmentNotReady, nodevolume.AttachmentReplaced,
 	} {
 		if !strings.Contains(string(document), "`"+string(reason)+"`") {
 			t.Errorf("docs/adopt-node.md does not say what %s means", reason)

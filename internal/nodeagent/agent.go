@@ -22,6 +22,7 @@ import (
 
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/mounttable"
 	"belay.dev/belay/internal/nodevolume"
 	"belay.dev/belay/internal/telemetry"
 )
@@ -36,6 +37,7 @@ type Config struct {
 	SyncPeriod  time.Duration
 	BootID      string
 	MountPoints func() ([]string, error)
+	Containers  Containers
 	Metrics     prometheus.Registerer
 	StatsPeriod time.Duration
 
@@ -100,6 +102,11 @@ type Agent struct {
 	// csiDrivers is the watch cache of CSIDrivers.
 	csiDrivers cache.SharedIndexInformer
 	identity   *identity
+	owner      *recordOwner
+	// mounts are the mount tables of all processes.
+	mounts mounttable.Reader
+	// watches are the goroutines that wait for the end of a process.
+	watches sync.WaitGroup
 	// metrics is nil if nothing is measured.
 	metrics *telemetry.Node
 
@@ -113,8 +120,10 @@ type Agent struct {
 	limits map[string]limitUpkeep
 	// registry is set by Run.
 	registry *registry
-	// podsSynced: the owner has said all it knows.
-	podsSynced bool
+	// podsSaid: the pods' owner has said all it knows. podsSynced: and that is believed.
+	podsSaid, podsSynced bool
+	// podsFollowed: the pods of the API are known, and of all others the runtime is asked.
+	podsFollowed bool
 	// nodeLabels are those of the newest known Node.
 	nodeLabels map[string]string
 	// trouble is what is known to be in the way of what a reason waits for.
@@ -136,6 +145,9 @@ func New(config Config) (*Agent, error) {
 	root, err := mount.OpenRoot(config.Root, config.MountPoints)
 	if err != nil {
 		return nil, config.withRemedy(err)
+	}
+	if err := root.Inside("belay", "pods", "plugins", "plugins/kubernetes.io", csiDir); err != nil {
+		return nil, errors.Join(config.withRemedy(err), root.Close())
 	}
 	unlock, err := root.Lock(lockFile)
 	if errors.Is(err, mount.ErrLocked) {
@@ -160,7 +172,11 @@ func New(config Config) (*Agent, error) {
 		unaccounted:  map[string]struct{}{},
 	}
 	a.events = a.newRecorder()
+	if a.owner, err = newRecordOwner(config.NodeName, root, client, a.log); err != nil {
+		return nil, errors.Join(a.withRemedy(err), a.close())
+	}
 	a.identity = newIdentity(config.NodeName, client)
+	a.identity.sure = a.owner.sure
 	a.csiDrivers = a.newCSIDriverInformer()
 	if err := errors.Join(a.startMetrics(), a.rebuild()); err != nil {
 		return nil, errors.Join(a.withRemedy(err), a.close())
@@ -229,16 +245,22 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// Run serves until ctx ends and everything that it started has returned.
+// Run serves until ctx ends and everything that it started has returned. It returns an OwnerError
+// if the records are another Node's.
 func (a *Agent) Run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	defer a.close() //nolint:errcheck // nothing is lost with it
 	a.startEvents()
-
+	if err := a.lookForOwner(ctx); err != nil {
+		return err
+	}
 	if propagates, err := a.root.Propagates(); err == nil && !propagates {
-		a.log.Info("Mounts below the root do not propagate; drivers that run in containers mount out of sight (remedy: mount --bind ROOT ROOT && mount --make-rshared ROOT)",
+		a.log.Info("Mounts below the root do not propagate; drivers that run in containers mount out of sight (remedy: mount --rbind ROOT ROOT && mount --make-rshared ROOT)",
 			"root", a.root.Path("."))
+	}
+	if !mounttable.SeesAll() {
+		a.log.Info("The agent sees the processes of its own pid namespace alone; what else has a volume mounted is not found (remedy in a container: hostPID; a node that is a container itself is well)")
 	}
 	registry, err := a.watchRegistry()
 	if err != nil {
@@ -248,18 +270,16 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.registry = registry
 	a.mu.Unlock()
 	var running sync.WaitGroup
-	for _, serve := range []func(context.Context){
-		a.csiDrivers.RunWithContext, a.watchNode, a.keepInUse, a.keepIdentity, registry.run, a.serveVolumes, a.servePods, a.serveChores,
-	} {
+	// The way back needs no API: it begins also while nobody can tell whose API that is.
+	for _, serve := range []func(context.Context){registry.run, a.serveVolumes, a.servePods, a.serveChores} {
 		running.Go(func() { serve(ctx) })
 	}
 	running.Go(func() {
-		// Attachability is known from here on.
-		select {
-		case <-a.csiDrivers.HasSyncedChecker().Done():
-			a.wakeAll()
-		case <-ctx.Done():
+		if err := a.knowOwner(ctx); err != nil {
+			cancel(err)
+			return
 		}
+		a.serveAPI(ctx)
 	})
 	a.wakeAll()
 	<-ctx.Done()
@@ -267,11 +287,36 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.podQueue.ShutDown()
 	a.chores.ShutDown()
 	running.Wait()
+	a.watches.Wait()
+	if other, ok := errors.AsType[*OwnerError](context.Cause(ctx)); ok {
+		return other
+	}
 	return nil
+}
+
+// serveAPI follows the API, and writes what the cluster must know of this node, until ctx ends.
+func (a *Agent) serveAPI(ctx context.Context) {
+	a.mu.Lock()
+	a.endSilent()
+	a.mu.Unlock()
+	var running sync.WaitGroup
+	for _, serve := range []func(context.Context){a.csiDrivers.RunWithContext, a.watchNode, a.keepInUse, a.keepIdentity} {
+		running.Go(func() { serve(ctx) })
+	}
+	// Attachability is known from here on.
+	select {
+	case <-a.csiDrivers.HasSyncedChecker().Done():
+		a.wakeAll()
+	case <-ctx.Done():
+	}
+	running.Wait()
 }
 
 // Ready says what is missing before volumes can be mounted; nil if nothing.
 func (a *Agent) Ready() error {
+	if err := a.owner.ready(); err != nil {
+		return err
+	}
 	a.identity.mu.Lock()
 	written := a.identity.written != ""
 	a.identity.mu.Unlock()
@@ -362,7 +407,7 @@ func (a *Agent) wake(name string) {
 	if !ok {
 		return
 	}
-	v.unstage.At, v.growth.failure.At = time.Time{}, time.Time{}
+	v.unstage.At, v.growth.failure.At, v.users.search.At = time.Time{}, time.Time{}, time.Time{}
 	for _, p := range v.pods {
 		p.failure.At = time.Time{}
 	}

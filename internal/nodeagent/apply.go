@@ -16,6 +16,7 @@ import (
 // apply does one step of a volume and takes in what came of it.
 func (a *Agent) apply(ctx context.Context, v *volume, step nodevolume.Step) {
 	a.stepBegins(v, step)
+	defer a.forgetUsers(v, step)
 	switch step := step.(type) {
 	case nodevolume.ReadCapabilities:
 		a.readCapabilities(ctx, v, step.For)
@@ -33,6 +34,8 @@ func (a *Agent) apply(ctx context.Context, v *volume, step nodevolume.Step) {
 		a.outcome(v, step.Key, stepSetUp, a.publish(ctx, v, step))
 	case nodevolume.Republish:
 		a.outcome(v, step.Key, stepSetUp, a.republish(ctx, v, step.Key))
+	case nodevolume.LookForUsers:
+		a.lookForUsers(ctx, v, step.Key)
 	case nodevolume.Expand:
 		a.expand(ctx, v, step.Key)
 	case nodevolume.Unpublish:
@@ -135,7 +138,7 @@ func (a *Agent) stage(ctx context.Context, v *volume, step nodevolume.StageVolum
 	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, w.migrated), a.config.RPCTimeout)
 	defer cancel()
 	err = c.client.Stage(rpc, call, c.has)
-	a.log.Info("NodeStageVolume", "volume", v.name, "pod", step.For.PodUID, "outcome", csi.OutcomeOf(err).String())
+	a.log.Info("NodeStageVolume", "volume", v.name, "pod", step.For.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	return a.end(v, &v.stage, ending{
 		name: name, err: err, phase: nodevolume.AfterCall(before, reply(err)), tidy: a.tidyStage,
 	})
@@ -173,7 +176,7 @@ func (a *Agent) publish(ctx context.Context, v *volume, step nodevolume.Publish)
 	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, w.migrated), a.config.RPCTimeout)
 	defer cancel()
 	err = c.client.Publish(rpc, call, csi.Target{Path: a.root.Path(record.Path), ReadOnly: w.readOnly}, c.has)
-	a.log.Info("NodePublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.OutcomeOf(err).String())
+	a.log.Info("NodePublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	if err == nil {
 		err = a.checkPublished(record)
 	}
@@ -199,7 +202,7 @@ func (a *Agent) unpublish(ctx context.Context, v *volume, key nodevolume.Publish
 	rpc, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
 	defer cancel()
 	err = client.Unpublish(rpc, v.handle, a.root.Path(p.publish.record.Path))
-	a.log.Info("NodeUnpublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.OutcomeOf(err).String())
+	a.log.Info("NodeUnpublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	if isGone(v.inline, err) {
 		err = nil
 	}
@@ -219,7 +222,7 @@ func (a *Agent) unstageVolume(ctx context.Context, v *volume) error {
 	rpc, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
 	defer cancel()
 	err = client.Unstage(rpc, v.handle, a.root.Path(v.stage.record.Path))
-	a.log.Info("NodeUnstageVolume", "volume", v.name, "outcome", csi.OutcomeOf(err).String())
+	a.log.Info("NodeUnstageVolume", "volume", v.name, "outcome", csi.NodeOutcomeOf(err).String())
 	return a.end(v, &v.stage, ending{name: name, err: err, phase: nodevolume.AfterUndo(reply(err)), tidy: a.tidyStage})
 }
 
@@ -349,7 +352,7 @@ func (a *Agent) end(v *volume, r *recorded, e ending) error {
 
 // reply is what a driver's error means for nodevolume.
 func reply(err error) nodevolume.Reply {
-	switch csi.OutcomeOf(err) {
+	switch csi.NodeOutcomeOf(err) {
 	case csi.Done:
 		return nodevolume.OK
 	case csi.Failed:

@@ -14,10 +14,10 @@ import (
 )
 
 // refusals are the codes with which a driver turns a request down before it acts. All
-// others leave it open what was done. (Kubelet believes Internal, Unknown and DataLoss as well,
+// others leave it open what was done; AlreadyExists even says that something is there. (Kubelet believes Internal, Unknown and DataLoss as well,
 // and leaves what was half made behind.)
 var refusals = []codes.Code{
-	codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.PermissionDenied,
+	codes.InvalidArgument, codes.NotFound, codes.PermissionDenied,
 	codes.FailedPrecondition, codes.OutOfRange, codes.Unimplemented, codes.Unauthenticated,
 }
 
@@ -108,6 +108,36 @@ func TestEachCodeOnTheWayUp(t *testing.T) {
 			}
 			if left := w.leftovers(); len(left) > 0 {
 				t.Errorf("left behind: %v", left)
+			}
+		})
+	}
+}
+
+// TestAlreadyExistsIsNoRefusal: the volume is staged, or published, at this path in a way that does not fit
+// (CSI spec). What is there is undone when the pod goes, and the volume is in use until then.
+func TestAlreadyExistsIsNoRefusal(t *testing.T) {
+	for method, want := range map[string][]string{
+		"Stage": {"Stage", "Unstage"}, "Publish": {"Stage", "Publish", "Unpublish", "Unstage"},
+	} {
+		t.Run(method, func(t *testing.T) {
+			w := newWorld(t)
+			handle := w.volume("data")
+			w.driver.hook = func(called, _ string, _ int) error {
+				if called != method {
+					return nil
+				}
+				return status.Error(codes.AlreadyExists, "it has other mount flags")
+			}
+			agent, _ := w.agent()
+			pod := w.pod("p", "data")
+			agent.SetPod(pod)
+			w.untilInUse(handle)
+			w.attach(handle)
+			w.untilEvent(pod, "FailedMount", "AlreadyExists desc = it has other mount flags")
+			agent.RemovePod(pod.UID)
+			w.untilNotInUse(handle)
+			if diff := cmp.Diff(want, w.driver.callsOf("data")); diff != "" {
+				t.Errorf("calls (-want +got):\n%s", diff)
 			}
 		})
 	}

@@ -382,7 +382,7 @@ func TestUpstreamRestarts(t *testing.T) {
 					agent.mu.Lock()
 					defer agent.mu.Unlock()
 					p := agent.pods[l.pod.UID]
-					return p != nil && p.resolved && agent.podsSynced
+					return p != nil && p.resolved && agent.podsFollowed
 				})
 				w.mounted(agent, l.pod)
 				w.callsAre("Stage data", "Publish data") // mounted all the time

@@ -104,8 +104,8 @@ func (a *Agent) writeVolumeData(dir string, data map[string]string) error {
 	return nil
 }
 
-func (a *Agent) readVolumeData(dir string) (map[string]string, error) {
-	raw, err := a.root.ReadFile(path.Join(dir, volumeData))
+func readVolumeData(root *mount.Root, dir string) (map[string]string, error) {
+	raw, err := root.ReadFile(path.Join(dir, volumeData))
 	if err != nil {
 		return nil, err
 	}

@@ -9,13 +9,23 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// FollowPods sets and removes the pods that are bound to this node in the API,
-// until ctx ends. A pod wants its volumes until it has run to its end or its
-// object is gone.
+// FollowPods sets the pods that are bound to this node in the API, and removes those whose containers have
+// ended, until ctx ends. That a pod has run to its end by its phase, or that its object is gone, is the
+// occasion to ask the runtime and no answer: PodGC and people do either while containers run.
 func (a *Agent) FollowPods(ctx context.Context) error {
+	select {
+	case <-a.owner.sure: // by the pods of another cluster all would be taken down
+	case <-ctx.Done():
+		return nil
+	}
+	containers, err := a.containers()
+	if err != nil {
+		return err
+	}
+	ends := newPodEnds(a, containers, a.log)
 	informer := newInformer(a.client.CoreV1().RESTClient(), "pods",
 		fields.OneTermEqualSelector("spec.nodeName", a.config.NodeName), &corev1.Pod{})
-	registered, err := informer.AddEventHandler(a.podEvents())
+	registered, err := informer.AddEventHandler(podEvents(a, ends))
 	if err != nil {
 		return fmt.Errorf("follow the pods of node %s: %w", a.config.NodeName, err)
 	}
@@ -24,23 +34,35 @@ func (a *Agent) FollowPods(ctx context.Context) error {
 		defer close(stopped)
 		select {
 		case <-registered.HasSyncedChecker().Done():
-			a.PodsSynced()
+			for _, uid := range a.silentPods() {
+				ends.begin(uid)
+			}
+			a.mu.Lock()
+			a.podsFollowed = true
+			a.mu.Unlock()
 		case <-ctx.Done():
 		}
 	}()
+	asked := make(chan struct{})
+	go func() {
+		defer close(asked)
+		ends.run(ctx)
+	}()
 	informer.RunWithContext(ctx)
 	<-stopped
+	<-asked
 	return nil
 }
 
-// podEvents sets and removes pods as the API says.
-func (a *Agent) podEvents() cache.ResourceEventHandlerFuncs {
+// podEvents sets pods as the API says, and has the runtime asked about those that are over.
+func podEvents(a *Agent, ends *podEnds) cache.ResourceEventHandlerFuncs {
 	set := func(object any) {
 		pod := object.(*corev1.Pod)
 		if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
-			a.RemovePod(pod.UID)
+			ends.begin(pod.UID)
 			return
 		}
+		ends.callOff(pod.UID)
 		a.SetPod(pod)
 	}
 	return cache.ResourceEventHandlerFuncs{
@@ -48,7 +70,7 @@ func (a *Agent) podEvents() cache.ResourceEventHandlerFuncs {
 		UpdateFunc: func(old, object any) {
 			// One event may stand for a pod that went and another of its name that came.
 			if was := old.(*corev1.Pod); was.UID != object.(*corev1.Pod).UID {
-				a.RemovePod(was.UID)
+				ends.begin(was.UID)
 			}
 			set(object)
 		},
@@ -56,7 +78,7 @@ func (a *Agent) podEvents() cache.ResourceEventHandlerFuncs {
 			if gone, ok := object.(cache.DeletedFinalStateUnknown); ok {
 				object = gone.Obj
 			}
-			a.RemovePod(object.(*corev1.Pod).UID)
+			ends.begin(object.(*corev1.Pod).UID)
 		},
 	}
 }

@@ -89,6 +89,7 @@ func statusOf(node *corev1.Node) nodevolume.NodeStatus {
 // seeNode takes in a version of the Node from the watch.
 func (a *Agent) seeNode(node *corev1.Node) {
 	a.identity.see(node)
+	a.owner.nodeSeen(node.UID)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !maps.Equal(a.nodeLabels, node.Labels) {

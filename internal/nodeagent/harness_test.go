@@ -435,7 +435,7 @@ func (w *world) leftovers() []string {
 		}
 		name, _ := filepath.Rel(w.root, path)
 		switch name {
-		case ".", "belay", lockFile, "belay/volumes", "plugins", "plugins/kubernetes.io", "plugins/kubernetes.io/csi", "pods", registryDir,
+		case ".", "belay", lockFile, ownerFile, podLocksDir, "belay/volumes", "plugins", "plugins/kubernetes.io", "plugins/kubernetes.io/csi", "pods", registryDir,
 			"plugins/kubernetes.io/csi/" + w.driverName(), "plugins/kubernetes.io/csi/volumeDevices",
 			"plugins/kubernetes.io/csi/volumeDevices/staging", "plugins/kubernetes.io/csi/volumeDevices/publish":
 			return nil

@@ -222,7 +222,7 @@ func TestAPodThatAStaleListLacksKeepsItsVolumes(t *testing.T) {
 	w.until("all pods have been told", func() bool {
 		agent.mu.Lock()
 		defer agent.mu.Unlock()
-		return agent.podsSynced
+		return agent.podsFollowed
 	})
 	w.mounted(agent, l.pod)
 	if calls := w.driver.made(); slices.Contains(calls, "Unpublish data") {

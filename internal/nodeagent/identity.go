@@ -36,6 +36,8 @@ var migratedPlugins = strings.Join([]string{
 type identity struct {
 	node   string
 	client kubernetes.Interface
+	// sure is closed when the Node of that name is known to be this one: see recordOwner.
+	sure <-chan struct{}
 	// slot is taken by who writes; one write is made from one read.
 	slot chan struct{}
 	// changed wakes keepIdentity.
@@ -52,9 +54,16 @@ type identity struct {
 
 func newIdentity(node string, client kubernetes.Interface) *identity {
 	return &identity{
-		node: node, client: client, slot: make(chan struct{}, 1), changed: make(chan struct{}, 1),
+		node: node, client: client, sure: closed(), slot: make(chan struct{}, 1), changed: make(chan struct{}, 1),
 		drivers: map[string]csi.NodeInfo{}, gone: map[string]bool{},
 	}
+}
+
+// closed is for what need not be waited for.
+func closed() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
 }
 
 // keepIdentity makes CSINode and the annotation at start, and again when they are
@@ -168,8 +177,13 @@ func (i *identity) sync(ctx context.Context) (misfits map[string]error, err erro
 	return i.write(ctx)
 }
 
-// take waits until no other write is under way.
+// take waits until the Node is known to be this one and no other write is under way.
 func (i *identity) take(ctx context.Context) error {
+	select {
+	case <-i.sure:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	select {
 	case i.slot <- struct{}{}:
 		return nil

@@ -20,6 +20,8 @@ type pod struct {
 	// object is nil if the pod is known from records alone.
 	object  *corev1.Pod
 	removed bool
+	// ending is why the pod's containers may run though its object says that it is over; nil if it is not.
+	ending error
 	// resolved: it is known which CSI volumes the pod wants.
 	resolved bool
 	wants    []*want
@@ -62,6 +64,7 @@ func (a *Agent) SetPod(object *corev1.Pod) {
 	if p.removed {
 		return
 	}
+	a.setEnding(object.UID, nil)
 	first := p.object == nil
 	edited := !first && wasEdited(p.object, object)
 	more := !first && !sameVolumes(p.object, object)
@@ -90,6 +93,50 @@ func (a *Agent) RemovePod(uid types.UID) {
 	a.release(uid, p)
 }
 
+// errNotAsked is why a pod may run while the runtime has not answered.
+var errNotAsked = errors.New("the runtime has not been asked yet")
+
+// PodEnding says that the pod is over by its object, and why its containers may run all the same. It reports whether
+// the pod has anything here.
+func (a *Agent) PodEnding(uid types.UID, why error) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pods[uid]
+	if p == nil || p.removed {
+		return false
+	}
+	if p.ending == nil || !errors.Is(why, errNotAsked) {
+		a.setEnding(uid, why)
+	}
+	return true
+}
+
+// setEnding notes whether the pod is over by its object. The caller holds mu.
+func (a *Agent) setEnding(uid types.UID, why error) {
+	p := a.pods[uid]
+	news := (p.ending == nil) != (why == nil)
+	p.ending = why
+	if !news {
+		return
+	}
+	for name := range p.volumes {
+		a.wake(name)
+	}
+}
+
+// silentPods are those that are known from records alone.
+func (a *Agent) silentPods() []types.UID {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var silent []types.UID
+	for uid, p := range a.pods {
+		if p.object == nil && !p.removed {
+			silent = append(silent, uid)
+		}
+	}
+	return silent
+}
+
 // release has the volumes of a pod that is not wanted any more looked at. The caller holds mu.
 func (a *Agent) release(uid types.UID, p *pod) {
 	p.notify()
@@ -108,10 +155,21 @@ func (a *Agent) release(uid types.UID, p *pod) {
 	}
 }
 
-// PodsSynced says that every pod of the owner has been set.
+// PodsSynced says that every pod of the owner has been set. It counts once the records are known to
+// be this node's: pods of another cluster say nothing about them.
 func (a *Agent) PodsSynced() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.podsSaid = true
+	a.endSilent()
+}
+
+// endSilent takes down what belongs to pods of which their owner has not spoken, if it has
+// said all it knows. The caller holds mu.
+func (a *Agent) endSilent() {
+	if !a.podsSaid || !a.owner.isSure() {
+		return
+	}
 	a.podsSynced = true
 	for uid, p := range a.pods {
 		if p.object == nil {
@@ -323,7 +381,7 @@ func (a *Agent) published(uid types.UID) (<-chan struct{}, []string) {
 		}
 		for _, entry := range v.pods {
 			if entry.key.PodUID == string(uid) && entry.publish.phase != nodevolume.Absent {
-				published = append(published, v.specName()+" ("+a.why(v.holds[entry.key].reason)+")")
+				published = append(published, v.specName()+" ("+a.whyOf(v, nodevolume.Hold{Key: entry.key, Reason: v.holds[entry.key].reason})+")")
 			}
 		}
 	}

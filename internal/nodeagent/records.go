@@ -69,13 +69,9 @@ func (a *Agent) rebuild() error {
 				return err
 			}
 		case strings.HasSuffix(name, ".stage.json"), strings.HasSuffix(name, ".publish.json"):
-			raw, err := a.root.ReadFile(recordPath(name))
-			if err != nil {
-				return fmt.Errorf("read record %s: %w", name, err)
-			}
-			record, err := nodevolume.DecodeRecord(raw)
-			if err != nil {
-				a.log.Info("Record cannot be read", "record", name, "problem", err.Error())
+			record, err := a.readRecord(name)
+			if err != nil { // also of a bad block: the others are to be looked after
+				a.log.Error(err, "Record cannot be read", "record", name)
 				torn = append(torn, name)
 				continue
 			}
@@ -83,6 +79,14 @@ func (a *Agent) rebuild() error {
 		}
 	}
 	return a.account(torn)
+}
+
+func (a *Agent) readRecord(name string) (nodevolume.Record, error) {
+	raw, err := a.root.ReadFile(recordPath(name))
+	if err != nil {
+		return nodevolume.Record{}, fmt.Errorf("read record %s: %w", name, err)
+	}
+	return nodevolume.DecodeRecord(raw)
 }
 
 // takeIn adds what a record found at start-up speaks of.
@@ -195,7 +199,7 @@ func recordName(r nodevolume.Record) string {
 func (a *Agent) findVolumeData() ([]nodevolume.Record, error) {
 	var found []nodevolume.Record
 	add := func(dir string, record nodevolume.Record) {
-		data, err := a.readVolumeData(dir)
+		data, err := readVolumeData(a.root, dir)
 		if err != nil {
 			return
 		}

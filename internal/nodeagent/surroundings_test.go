@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"belay.dev/belay/deploy"
+	"belay.dev/belay/internal/nodevolume"
 )
 
 // smallDisk mounts a disk of a few pages where the records lie. full fills it, and makes room again.
@@ -150,6 +151,47 @@ func TestARootThatIsReadOnlyAtTheStart(t *testing.T) {
 	_, err := New(Config{NodeName: "n", Root: dir, RESTConfig: &rest.Config{}, BootID: "b"})
 	if !errors.Is(err, syscall.EROFS) || !strings.Contains(err.Error(), "make "+dir+" writable") || strings.Contains(err.Error(), "another") {
 		t.Errorf("told: %v", err)
+	}
+}
+
+// TestOneUnreadableRecord: a bad block took it (EIO). The agent starts, that volume stays in use and staged, and others
+// are looked after.
+func TestOneUnreadableRecord(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to mount")
+	}
+	w := newWorld(t)
+	l := w.live()
+	other := w.volume("other")
+	second := w.pod("second", "other")
+	w.bringUp(l.agent, second, other)
+	l.stop()
+	record := filepath.Join(w.root, recordPath(stageRecordName(string(w.unique(l.handle)))))
+	must(t, unix.Mount("/proc/self/mem", record, "", unix.MS_BIND, "")) // reading it from the beginning is an I/O error
+	defer func() { must(t, unix.Unmount(record, unix.MNT_DETACH)) }()
+	if _, err := os.ReadFile(record); !errors.Is(err, syscall.EIO) {
+		t.Fatalf("reading it: %v", err)
+	}
+	must(t, os.Remove(filepath.Join(w.root, csiDir, w.driverName(), hash(l.handle), volumeData))) // which would tell what it was
+	agent, _ := w.agent()
+	agent.PodsSynced()
+	w.untilNotInUse(other)
+	w.untilHeld(agent, l.handle, nodevolume.UnaccountedMount)
+	if calls := w.driver.callsOf("data"); slices.Contains(calls, "Unstage") || !slices.Contains(w.node().Status.VolumesInUse, w.unique(l.handle)) {
+		t.Errorf("S7: calls %v, in use %v", calls, w.node().Status.VolumesInUse)
+	}
+}
+
+// TestALinkThatLeadsOutOfTheRoot: it is refused at the start, in words that help.
+func TestALinkThatLeadsOutOfTheRoot(t *testing.T) {
+	for _, name := range []string{"pods", "plugins", "belay"} {
+		root := t.TempDir()
+		must(t, os.Symlink(t.TempDir(), filepath.Join(root, name)))
+		_, err := New(Config{NodeName: "n", Root: root, RESTConfig: &rest.Config{}, BootID: "b"})
+		if err == nil || !strings.Contains(err.Error(), filepath.Join(root, name)+": it is a symbolic link that leads out of the root") ||
+			!strings.Contains(err.Error(), "mount --rbind TARGET DIRECTORY") {
+			t.Errorf("%s: told: %v", name, err)
+		}
 	}
 }
 

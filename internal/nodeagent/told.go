@@ -8,6 +8,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -63,6 +64,8 @@ func (c *Config) withRemedy(err error) error {
 		remedy = "free space on the disk of " + root
 	case errors.Is(err, syscall.EROFS):
 		remedy = "make " + root + " writable"
+	case errors.Is(err, mount.ErrLeadsOut):
+		remedy = "put a directory in the place of the link and mount the link's target there: mount --rbind TARGET DIRECTORY; to have all of " + root + " elsewhere, let that be a link, or use another root"
 	default:
 		return err
 	}

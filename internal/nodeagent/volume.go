@@ -28,6 +28,8 @@ type volume struct {
 	unstageTold    told
 	// unstageFailingSince is when the first unstage failed of those that failed in a row.
 	unstageFailingSince time.Time
+	// users is who else has the volume mounted, as far as the running turn has looked.
+	users userSearch
 	// attachment is as read during the running turn.
 	attachment nodevolume.Attachment
 	// publishContext is the attachment's metadata.
@@ -111,6 +113,7 @@ func (a *Agent) turn(ctx context.Context, name string) {
 	a.mu.Lock()
 	if v := a.volumes[name]; v != nil {
 		v.attachment, v.publishContext = nodevolume.Attachment{}, nil
+		v.users.found = nodevolume.Unknown
 	}
 	a.mu.Unlock()
 	for ctx.Err() == nil {
@@ -179,6 +182,8 @@ func (a *Agent) claim(p *publication) nodevolume.Claim {
 	switch {
 	case owner == nil, owner.removed:
 		return nodevolume.Released
+	case owner.ending != nil:
+		return nodevolume.Ending
 	case owner.object != nil:
 		if p.want != nil {
 			return nodevolume.Wanted
@@ -216,6 +221,7 @@ func (a *Agent) observed(v *volume) nodevolume.Observed {
 		Attachment:     v.attachment,
 		Stage:          nodevolume.Stage{Phase: v.stage.phase, AttachmentUID: v.stage.record.AttachmentUID, Label: v.stage.record.SELinuxLabel},
 		Unstage:        v.unstage,
+		Users:          nodevolume.Users{Found: v.users.found, Search: v.users.search},
 		Growth:         nodevolume.Growth{Due: v.growth.due, Failure: v.growth.failure},
 	}
 	for _, p := range v.pods {

@@ -1,6 +1,8 @@
 package nodeagent
 
 import (
+	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -10,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"belay.dev/belay/internal/containers"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/nodevolume"
 )
@@ -110,13 +113,21 @@ func TestAnAttachmentThatComesAfterItsReport(t *testing.T) {
 // and of another of its name that came in one.
 func TestAPodInTheSameEventAsItsPredecessor(t *testing.T) {
 	agent := idle(t)
-	events := agent.podEvents()
+	locks, err := containers.NewLocks(t.TempDir())
+	must(t, err)
+	ends := newPodEnds(agent, locks, testLogger(t))
+	events := podEvents(agent, ends)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	go ends.run(ctx)
 	pod := func(uid types.UID) *corev1.Pod {
 		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", UID: uid}}
 	}
 	events.OnAdd(pod("first"), true)
 	events.OnUpdate(pod("first"), pod("second"))
-	if diff := cmp.Diff([]types.UID{"second"}, agent.Pods()); diff != "" {
-		t.Errorf("pods (-want +got):\n%s", diff)
+	for deadline := time.Now().Add(patience); !slices.Equal(agent.Pods(), []types.UID{"second"}); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("pods %v, want the second alone", agent.Pods())
+		}
 	}
 }

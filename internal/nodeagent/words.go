@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
@@ -46,40 +47,28 @@ func (a *Agent) startEvents() {
 	a.broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: a.client.CoreV1().Events("")})
 }
 
-// inWords says what a reason means to the person who waits.
+// reasonWords say what a reason means to the person who waits.
+var reasonWords = map[nodevolume.Reason]string{
+	nodevolume.AttachabilityUnknown:     "what the driver needs is not known until the CSIDrivers have been listed",
+	nodevolume.NodeUnknown:              "the Node object has not been read or does not exist",
+	nodevolume.NotReportedInUse:         "the Node does not list the volume in status.volumesInUse yet; this agent writes it",
+	nodevolume.NotAttached:              "Volume not attached according to node status; the attach/detach controller reports it in status.volumesAttached",
+	nodevolume.DriverNotRegistered:      "the driver is not registered on this node",
+	nodevolume.OtherSELinuxLabelWanted:  "the pod that has it must go first",
+	nodevolume.OtherSELinuxLabelMounted: "the volume is mounted with another SELinux label and is being unmounted",
+	nodevolume.OtherPodMounted:          "volume uses the ReadWriteOncePod access mode and is already in use by another pod",
+	nodevolume.UnaccountedMount:         "the volume may be mounted here without a record of it: a record cannot be read, or a kubelet left something; the agent's log names it and what to do",
+	nodevolume.BackingOff:               "the last call failed and is tried again after a while",
+	nodevolume.AttachmentNotReady:       "the VolumeAttachment does not say that the volume is attached",
+	nodevolume.AttachmentReplaced:       "the volume was attached anew since it was staged, and waits for pods that still use the old attachment",
+	nodevolume.OwnerSilent:              "the pod is known from records alone and its owner has not said whether it lives",
+	nodevolume.ContainersMayRun:         "the pod's object is gone or says that the pod is over, but its containers may run",
+	nodevolume.StillMountedElsewhere:    "something on this node still has the volume mounted, and would go on writing to it",
+	nodevolume.InUseNotCleared:          "the volume is unmounted and is being taken out of status.volumesInUse",
+}
+
 func inWords(reason nodevolume.Reason) string {
-	switch reason {
-	case nodevolume.AttachabilityUnknown:
-		return "what the driver needs is not known until the CSIDrivers have been listed"
-	case nodevolume.NodeUnknown:
-		return "the Node object has not been read or does not exist"
-	case nodevolume.NotReportedInUse:
-		return "the Node does not list the volume in status.volumesInUse yet; this agent writes it"
-	case nodevolume.NotAttached:
-		return "Volume not attached according to node status; the attach/detach controller reports it in status.volumesAttached"
-	case nodevolume.DriverNotRegistered:
-		return "the driver is not registered on this node"
-	case nodevolume.OtherSELinuxLabelWanted:
-		return "the pod that has it must go first"
-	case nodevolume.OtherSELinuxLabelMounted:
-		return "the volume is mounted with another SELinux label and is being unmounted"
-	case nodevolume.OtherPodMounted:
-		return "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
-	case nodevolume.UnaccountedMount:
-		return "the volume may be mounted here without a record of it: a record cannot be read, or a kubelet left something; the agent's log names it and what to do"
-	case nodevolume.BackingOff:
-		return "the last call failed and is tried again after a while"
-	case nodevolume.AttachmentNotReady:
-		return "the VolumeAttachment does not say that the volume is attached"
-	case nodevolume.AttachmentReplaced:
-		return "the volume was attached anew since it was staged, and waits for pods that still use the old attachment"
-	case nodevolume.OwnerSilent:
-		return "the pod is known from records alone and its owner has not said whether it lives"
-	case nodevolume.InUseNotCleared:
-		return "the volume is unmounted and is being taken out of status.volumesInUse"
-	default:
-		return "is being worked on"
-	}
+	return cmp.Or(reasonWords[reason], "is being worked on")
 }
 
 // hops are the steps in the words of the life of a volume.
@@ -152,6 +141,12 @@ func (a *Agent) whyOf(v *volume, hold nodevolume.Hold) string {
 	if hold.Reason == nodevolume.DriverNotRegistered {
 		return fmt.Sprintf("%s: driver name %s not found in the list of registered CSI drivers", a.why(hold.Reason), v.driver)
 	}
+	switch owner := a.pods[types.UID(hold.Key.PodUID)]; {
+	case hold.Reason == nodevolume.StillMountedElsewhere:
+		return v.users.words()
+	case hold.Reason == nodevolume.ContainersMayRun && owner != nil && owner.ending != nil:
+		return fmt.Sprintf("%s: %v", a.why(hold.Reason), owner.ending)
+	}
 	return cmp.Or(a.labelWords(v, hold.Key, hold.Reason), a.why(hold.Reason))
 }
 
@@ -166,6 +161,7 @@ func (a *Agent) tellLongWait(v *volume, hold nodevolume.Hold, since time.Time) {
 		a.log.Info("Pod's owner has not said whether it lives", "volume", v.name, "pod", hold.Key.PodUID, "since", since)
 		return
 	case hold.Key.PodUID == "":
+		a.tellNode(v, hold, waits)
 		a.tellStagePod(v, fmt.Sprintf("%s waits for volume %q %s", waysBack[v.stage.record.Block][stepUnstage], v.specName(), waits))
 		return
 	}
@@ -180,7 +176,7 @@ func (a *Agent) tellLongWait(v *volume, hold nodevolume.Hold, since time.Time) {
 		problem = fmt.Errorf("%s; waits in hop %s since %s", a.whyOf(v, hold), hold.Reason, inUTC(since))
 	}
 	reason, text := failedStep{block: block, step: stepHeld(v, p, hold.Reason), spec: p.key.SpecName}.told(problem)
-	if p.publish.phase != nodevolume.Absent && a.claim(p) == nodevolume.Released {
+	if p.publish.phase != nodevolume.Absent && (a.claim(p) == nodevolume.Released || hold.Reason == nodevolume.ContainersMayRun) {
 		reason, text = "FailedUnmount", fmt.Sprintf("%s waits for volume %q %s", waysBack[block][stepUnpublish], p.key.SpecName, waits)
 	}
 	if p.told.news(text, time.Now()) {
@@ -224,6 +220,16 @@ func (a *Agent) tellStagePod(v *volume, text string) {
 		return
 	}
 	a.events.Event(p.podOf(), corev1.EventTypeWarning, "FailedUnmount", text)
+}
+
+// tellNode says that something on the node still has a volume that no pod of it wants. The pod may be gone,
+// and with it who would read its events. The caller holds mu.
+func (a *Agent) tellNode(v *volume, hold nodevolume.Hold, waits string) {
+	text := fmt.Sprintf("Volume %s waits %s", v.name, waits)
+	if hold.Reason == nodevolume.StillMountedElsewhere && v.users.told.news(text, time.Now()) {
+		node := &corev1.ObjectReference{Kind: "Node", Name: a.config.NodeName, UID: types.UID(a.config.NodeName)} // as kubelet names it
+		a.events.Event(node, corev1.EventTypeWarning, "FailedUnmount", text)
+	}
 }
 
 // tellMapped says that a pod has a block volume as a device; kubelet says nothing of the kind about others.

@@ -15,6 +15,8 @@ import (
 //   - The volume is taken out of the list only when no record of it is left.
 //   - What may be mounted without a record is in the way of the unstage, and keeps
 //     the volume listed.
+//   - The last call that takes a volume from the machine comes only when nothing else there has it
+//     mounted: a container's mounts outlive the paths that they were made from.
 //   - The way back (Unpublish, Unstage) waits for nothing in the API.
 //   - An inline volume is published and unpublished, and that is all.
 //   - Nothing is mounted with two SELinux labels at once (see label.go).
@@ -91,9 +93,14 @@ func (c *decision) tearDown() Step {
 		switch p.Claim {
 		case Unclaimed:
 			c.hold(p.Key, OwnerSilent)
+		case Ending:
+			c.hold(p.Key, ContainersMayRun)
 		case Released:
-			if p.Publish != Absent && c.mayCall(p.Key, p.Failure) {
-				return Unpublish{Key: p.Key}
+			if p.Publish == Absent || !c.mayCall(p.Key, p.Failure) {
+				continue
+			}
+			if step := c.take(p.Key, Unpublish{Key: p.Key}, c.lastOfHandshake(p)); step != nil {
+				return step
 			}
 		case Wanted:
 		}
@@ -105,10 +112,31 @@ func (c *decision) tearDown() Step {
 		c.hold(PublishKey{}, UnaccountedMount)
 		return nil
 	case c.observed.Stage.Phase != Absent && c.mayCall(PublishKey{}, c.observed.Unstage):
-		return Unstage{}
+		return c.take(PublishKey{}, Unstage{}, true)
 	default:
 		return nil
 	}
+}
+
+// lastOfHandshake: no other publish is known to stand of a volume that may be detached when it leaves the list.
+// Of what is not attached nothing is taken from under a container's mount.
+func (c *decision) lastOfHandshake(p Pod) bool {
+	return !c.observed.Inline && (c.observed.RecordedInUse || c.observed.AttachRequired != No) &&
+		!c.anyPod(func(other Pod) bool { return other.Key != p.Key && other.Publish == Confirmed })
+}
+
+// take is the call that undoes a stage or publish. If that may take the volume from the machine, it comes
+// only after somebody looked, in this turn, and found that nothing else has it.
+func (c *decision) take(key PublishKey, call Step, looks bool) Step {
+	if !looks || c.observed.Users.Found == No {
+		return call
+	}
+	if until := c.observed.Users.Search.heldUntil(); c.now.Before(until) {
+		c.hold(key, StillMountedElsewhere)
+		c.recheck(until)
+		return nil
+	}
+	return LookForUsers{Key: key}
 }
 
 // bringUp leads the first pod on for which something can be done.
@@ -260,7 +288,9 @@ func (c *decision) restage(p Pod) Step {
 		return nil
 	}
 	if c.mayCall(PublishKey{}, c.observed.Unstage) {
-		return Unstage{}
+		if step := c.take(PublishKey{}, Unstage{}, true); step != nil {
+			return step
+		}
 	}
 	c.hold(p.Key, AttachmentReplaced)
 	return nil

@@ -20,6 +20,7 @@ func ready() Observed {
 		AttachRequired: Yes,
 		Attachment:     Attachment{Attached: Yes, UID: "va-1"},
 		Driver:         Driver{Registered: true, Stages: Yes},
+		Users:          Users{Found: No},
 	}
 }
 

@@ -23,7 +23,7 @@ func (c *decision) otherwise(p Pod, label string) bool {
 // needsStage: the pod keeps the stage from being undone.
 func (c *decision) needsStage(p Pod) bool {
 	switch {
-	case p.Publish != Absent, p.Claim == Unclaimed:
+	case p.Publish != Absent, p.Claim == Unclaimed, p.Claim == Ending:
 		return true
 	default:
 		return p.Claim == Wanted && !c.otherwise(p, c.observed.Stage.Label)

@@ -26,10 +26,21 @@ func (w *simWorld) reboot() {
 	w.log("reboot")
 	w.boot++
 	w.staged, w.begun = false, nil
+	clear(w.lingering)
 	clear(w.published)
 	w.tear()
 	w.start()
 }
+
+// containersEnd ends those that outlived their pods.
+func (w *simWorld) containersEnd() {
+	if w.hasUsers() {
+		w.log("the containers of %v end", w.lingering)
+	}
+	clear(w.lingering)
+}
+
+func (w *simWorld) hasUsers() bool { return w.lingering["a"] || w.lingering["b"] }
 
 // endCalls has the driver end the calls of dead agents.
 func (w *simWorld) endCalls() {

@@ -21,6 +21,7 @@ type simAgent struct {
 	heard      map[string]time.Time // when the driver confirmed them to this agent
 	attachment Attachment
 	stages     Knowledge // whether the driver does, once it was asked
+	users      Users
 }
 
 // start is an agent on the records of the one before.
@@ -155,7 +156,7 @@ func (w *simWorld) observed() (Desired, Observed) {
 		Node: a.list.View(simVolume), AttachRequired: knows(w.attaches), Attachment: a.attachment,
 		Driver:        Driver{Registered: w.registered || w.plant == driverStays, Stages: a.stages, RepublishEvery: time.Minute},
 		Stage:         Stage{Phase: a.stage, AttachmentUID: w.records[StageKind].AttachmentUID, Label: w.records[StageKind].SELinuxLabel},
-		RecordedInUse: w.recordedInUse(),
+		RecordedInUse: w.recordedInUse(), Users: a.users,
 	}
 	switch {
 	case w.plant == believeStale && o.Node.InUse == Unknown && a.list.known:
@@ -206,8 +207,13 @@ func (w *simWorld) turn() error {
 	}
 	switch step := decision.Next.(type) {
 	case nil:
-		a.attachment = Attachment{}
+		a.attachment, a.users.Found = Attachment{}, Unknown
 		return w.checkRest(d, decision)
+	case LookForUsers:
+		a.users.Found = knows(w.hasUsers() && w.plant != ignoreUsers)
+		if a.users.Search = (Failure{}); a.users.Found == Yes {
+			a.users.Search = Failure{Count: 1, At: w.now}
+		}
 	case ReadCapabilities:
 		a.stages = knows(w.stages)
 	case ReadAttachment:
@@ -238,6 +244,7 @@ func (w *simWorld) asPlanted(step Step) Step {
 // call records, calls the driver and takes in the reply, and may die between any two of these.
 func (w *simWorld) call(step Step) error {
 	a := w.agent
+	a.users.Found = Unknown
 	name, undo := recordOf(step)
 	w.log("agent: %T %s (in use: %v)", step, name, w.inUse())
 	if err := w.checkCall(step); err != nil {

@@ -64,6 +64,7 @@ func (w *simWorld) checkCall(step Step) error {
 	_, isStage := step.(StageVolume)
 	_, isPublish := step.(Publish)
 	_, isUnstage := step.(Unstage)
+	unpublish, isUnpublish := step.(Unpublish)
 	first := w.attaches && !w.inline && (isStage || isPublish && !w.stages)
 	stale := a.attachment.UID != "" && w.staged && w.stagedBy != "" && w.records[StageKind].AttachmentUID != "" && w.stagedBy != a.attachment.UID
 	switch {
@@ -73,6 +74,10 @@ func (w *simWorld) checkCall(step Step) error {
 		return fmt.Errorf("S7: a stage, or a publish without one, begins and the Node does not list the volume in use")
 	case isUnstage && len(w.published) > 0:
 		return fmt.Errorf("S7: the volume is unstaged and it is published for %v", w.published)
+	case w.hasUsers() && isUnstage:
+		return fmt.Errorf("the volume is unstaged under the containers of %v", w.lingering)
+	case w.hasUsers() && isUnpublish && !w.inline && len(w.handshakes) > 0 && len(w.published) == 1 && w.published[unpublish.Key.PodUID] && !w.staged:
+		return fmt.Errorf("the volume is taken from the machine under the containers of %v", w.lingering)
 	case isPublish && stale:
 		return fmt.Errorf("%T for attachment %s on the stage of attachment %s", step, a.attachment.UID, w.stagedBy)
 	}
@@ -113,6 +118,7 @@ func (w *simWorld) settled() bool {
 // settle goes on without the owner's whims until all is well.
 func (w *simWorld) settle() error {
 	w.syncPods()
+	w.containersEnd()
 	w.registered = true
 	for range 5000 {
 		if w.settled() {

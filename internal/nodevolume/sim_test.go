@@ -17,7 +17,7 @@ import (
 // again from time to time, and an agent that dies between any two steps, also with a
 // record that cannot be read afterwards. The machine reboots, the driver comes and goes, the CSIDriver
 // says now that volumes are attached and now that they are not, and a VolumeAttachment is made
-// anew under a volume that is mounted. In some worlds the driver does not stage. In some worlds the pods want it with SELinux labels of
+// anew under a volume that is mounted. Of some pods a container runs on when the pod is gone, with mounts of its own. In some worlds the driver does not stage. In some worlds the pods want it with SELinux labels of
 // their own, and the CSIDriver says so now and then. After each step S7 is checked against the
 // store and the driver, that whatever is published has a record, and that nothing is mounted with two labels.
 
@@ -47,6 +47,7 @@ const (
 	keepRecorded    plant = "a write that an earlier agent left on its way cannot mean a volume that was staged without an attachment"
 	driverStays     plant = "a driver that went counts as there"
 	publishFreely   plant = "a driver that does not stage publishes without the volume being listed in use"
+	ignoreUsers     plant = "what runs on with a mount of its own is not looked for"
 	labelsOverMount plant = "a pod that runs with a label which is no more its own is taken down"
 )
 
@@ -76,6 +77,9 @@ type simWorld struct {
 	// The owner of the pods, and those that are being deleted.
 	owned, leaving map[string]bool
 
+	// lingering are the pods that are gone and of which a container still has the volume.
+	lingering map[string]bool
+
 	// The driver.
 	staged    bool
 	published map[string]bool
@@ -99,7 +103,7 @@ func newSimWorld(seed uint64, p plant) *simWorld {
 	w := &simWorld{
 		rng: rand.New(rand.NewPCG(seed, 7)), plant: p, now: now, inline: seed%5 == 4, stages: seed%7 != 3, attaches: true, registered: true,
 		versions: []NodeStatus{{UID: "n", ResourceVersion: "1000"}},
-		owned:    map[string]bool{}, leaving: map[string]bool{}, published: map[string]bool{}, publishedAs: map[string]string{}, records: map[string]Record{},
+		owned:    map[string]bool{}, leaving: map[string]bool{}, lingering: map[string]bool{}, published: map[string]bool{}, publishedAs: map[string]string{}, records: map[string]Record{},
 		unreadable: map[string]bool{}, handshakes: map[string]bool{},
 	}
 	if seed%3 == 1 && !w.inline {
@@ -161,12 +165,13 @@ func (w *simWorld) owner() {
 	case w.owned[uid] && !w.leaving[uid] && w.rng.IntN(3) == 0:
 		w.leaving[uid] = true
 	case w.owned[uid]:
+		w.lingering[uid] = w.published[uid] && w.agent.publishes[uid] == Confirmed && w.rng.IntN(2) == 0
 		delete(w.owned, uid)
 		delete(w.leaving, uid)
 		if _, known := w.agent.pods[uid]; known || w.agent.synced {
 			w.agent.pods[uid] = false
 		}
-	case w.agent.publishes[uid] == Absent:
+	case w.agent.publishes[uid] == Absent && !w.lingering[uid]:
 		w.owned[uid] = true
 		w.agent.pods[uid] = true
 	}
@@ -264,6 +269,8 @@ func (w *simWorld) step() error {
 		w.crash()
 	case n < 72:
 		w.accident()
+	case n < 73:
+		w.containersEnd()
 	default:
 		return w.turn()
 	}
@@ -311,7 +318,7 @@ func TestSimulationKeepsS7ThroughCrashes(t *testing.T) {
 }
 
 func TestSimulationFindsPlantedFaults(t *testing.T) {
-	for _, p := range []plant{believeStale, noStartGuard, recordAfterCall, believeRefusal, wishOnlyNews, dropUncertain, skipHandshake, believeRenewal, forgetRenewal, renewLeaving, forgetInline, forgetLabels, labelsOverMount,
+	for _, p := range []plant{ignoreUsers, believeStale, noStartGuard, recordAfterCall, believeRefusal, wishOnlyNews, dropUncertain, skipHandshake, believeRenewal, forgetRenewal, renewLeaving, forgetInline, forgetLabels, labelsOverMount,
 		believeOldBoot, believeOldVA, forgetUnread, keepAttachment, keepRecorded, driverStays, publishFreely} {
 		t.Run(string(p), func(t *testing.T) {
 			for seed := range uint64(seeds) {

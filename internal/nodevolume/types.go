@@ -45,10 +45,12 @@ const (
 	Wanted
 	// Released: the pod's containers have ended.
 	Released
+	// Ending: the pod is over by its object, and its containers may run. They keep what they have.
+	Ending
 )
 
 // String is the claim in a word.
-func (c Claim) String() string { return [...]string{"Unclaimed", "Wanted", "Released"}[c] }
+func (c Claim) String() string { return [...]string{"Unclaimed", "Wanted", "Released", "Ending"}[c] }
 
 // PublishKey names one publish of a volume.
 type PublishKey struct {
@@ -164,7 +166,17 @@ type Observed struct {
 	Stage       Stage
 	// Unstage is the failure that holds back the unstage.
 	Unstage Failure
+	Users   Users
 	Growth  Growth
+}
+
+// Users says whether anything on this machine but the agent's own mounts has the volume: a container that runs on, or
+// whoever copied the mounts.
+type Users struct {
+	// Found is Unknown until somebody looked since the last step, and Yes also where nobody could tell.
+	Found Knowledge
+	// Search counts the looks in a row that found some.
+	Search Failure
 }
 
 // Step is something to do. The set is sealed.
@@ -194,6 +206,9 @@ type (
 	Unpublish struct{ Key PublishKey }
 	// Unstage calls NodeUnstageVolume and drops the record.
 	Unstage struct{}
+	// LookForUsers looks who has what the next call would take away: the unpublish for the pod, or the unstage if
+	// Key is zero.
+	LookForUsers struct{ Key PublishKey }
 )
 
 func (ReadCapabilities) step() {}
@@ -203,6 +218,7 @@ func (Publish) step()          {}
 func (Republish) step()        {}
 func (Unpublish) step()        {}
 func (Unstage) step()          {}
+func (LookForUsers) step()     {}
 
 // Hold says why nothing is done for a pod now.
 type Hold struct {
@@ -248,5 +264,7 @@ const (
 	AttachmentNotReady       Reason = "AttachmentNotReady"
 	AttachmentReplaced       Reason = "AttachmentReplaced"
 	OwnerSilent              Reason = "OwnerSilent"
+	ContainersMayRun         Reason = "ContainersMayRun"
+	StillMountedElsewhere    Reason = "StillMountedElsewhere"
 	InUseNotCleared          Reason = "InUseNotCleared"
 )

@@ -368,7 +368,7 @@ func (r *rig) leftovers() []string {
 	r.Helper()
 	csi := "plugins/kubernetes.io/csi"
 	usual := []string{
-		".", "belay", "belay.lock", "belay/volumes", "plugins", "plugins/kubernetes.io", csi, "pods", "plugins_registry",
+		".", "belay", "belay.lock", "belay/owner.json", "belay/pods", "belay/volumes", "plugins", "plugins/kubernetes.io", csi, "pods", "plugins_registry",
 		csi + "/volumeDevices", csi + "/volumeDevices/staging", csi + "/volumeDevices/publish",
 	}
 	for _, driver := range labdisk.Drivers() {

@@ -2,13 +2,16 @@ package nodes
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -148,8 +151,12 @@ func (p *pods) run(ctx context.Context, synced func()) {
 	})
 	p.running.Go(func() { informer.RunWithContext(ctx) })
 	if cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
-		p.endForgotten(ctx)
-		synced()
+		// That all pods were set says that no process is left of any other.
+		if err := p.endForgotten(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Containers of pods that are gone may run; their volumes stay mounted")
+		} else {
+			synced()
+		}
 	}
 	<-ctx.Done()
 	p.running.Wait()
@@ -225,33 +232,39 @@ func (p *pods) find(namespace, name string) *podKeeper {
 }
 
 // endForgotten ends the containers of pods whose objects were deleted while no agent
-// ran. Their volumes may go only afterwards.
-func (p *pods) endForgotten(ctx context.Context) {
+// ran. Their volumes may go only afterwards. It fails if something of them may run.
+func (p *pods) endForgotten(ctx context.Context) error {
 	entries, err := os.ReadDir(podsDir(p.config))
-	if err != nil {
-		return // nothing was ever started
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // nothing was ever started
 	}
-	var ending sync.WaitGroup
+	if err != nil {
+		return fmt.Errorf("look for containers of an earlier agent: %w", err)
+	}
+	var ending errgroup.Group
 	for _, entry := range entries {
 		uid := types.UID(entry.Name())
 		p.mu.Lock()
 		known := p.keepers[uid] != nil
 		p.mu.Unlock()
 		if !known {
-			ending.Go(func() { p.endContainers(ctx, uid) })
+			ending.Go(func() error { return p.endContainers(ctx, uid) })
 		}
 	}
-	ending.Wait()
+	return ending.Wait()
 }
 
-func (p *pods) endContainers(ctx context.Context, uid types.UID) {
+func (p *pods) endContainers(ctx context.Context, uid types.UID) error {
 	dirs, err := filepath.Glob(filepath.Join(podsDir(p.config), string(uid), "c", "*", "*"))
 	if err != nil {
-		return // the pattern is ours
+		return fmt.Errorf("look for containers of pod %s: %w", uid, err)
 	}
 	for _, dir := range dirs {
 		c, found, err := adoptContainer(dir)
-		if err != nil || !found {
+		if err != nil {
+			return fmt.Errorf("look for a container of pod %s: %w", uid, err)
+		}
+		if !found {
 			continue
 		}
 		c.terminate()
@@ -259,18 +272,19 @@ func (p *pods) endContainers(ctx context.Context, uid types.UID) {
 		case <-c.done:
 			continue
 		case <-ctx.Done():
-			return
+			return ctx.Err()
 		case <-time.After(forcedGrace):
 			c.kill()
 		}
 		select {
 		case <-c.done:
 		case <-ctx.Done():
-			return
+			return ctx.Err()
 		}
 	}
 	p.volumes.RemovePod(uid)
 	if err := os.RemoveAll(filepath.Join(podsDir(p.config), string(uid))); err != nil {
 		klog.FromContext(ctx).Error(err, "directory of a pod that is gone stays", "uid", uid)
 	}
+	return nil
 }

@@ -168,7 +168,9 @@ func (k *podKeeper) run(ctx context.Context) {
 		// All containers have ended for good, or the pod shall go. A finished pod gives
 		// its volumes back at once and then waits for its deletion.
 		k.stopContainers(ctx)
-		k.volumes.RemovePod(k.uid)
+		if ctx.Err() == nil { // else containers may run, and the next agent finds them
+			k.volumes.RemovePod(k.uid)
+		}
 		<-leaving.Done()
 	}
 	if ctx.Err() != nil {

@@ -1,0 +1,34 @@
+package deploy
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestTheUnitNeverGivesUp: what is in the way at the start (a file that is missing, a full disk, a lock
+// that is held) goes away, and nobody is there to start the service again.
+func TestTheUnitNeverGivesUp(t *testing.T) {
+	raw, err := os.ReadFile("belay-node/belay-node.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sections := map[string][]string{}
+	section := ""
+	for line := range strings.Lines(string(raw)) {
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "[") {
+			section = line
+		}
+		sections[section] = append(sections[section], line)
+	}
+	for section, setting := range map[string]string{"[Unit]": "StartLimitIntervalSec=0", "[Service]": "Restart=always"} {
+		if !slices.Contains(sections[section], setting) {
+			t.Errorf("%s has no %s", section, setting)
+		}
+	}
+	if strings.Contains(string(raw), "mount --bind") {
+		t.Error("mount --bind hides what is mounted below the root: --rbind")
+	}
+}

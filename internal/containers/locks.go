@@ -1,0 +1,77 @@
+package containers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// Locks are how a runtime without CRI says that it runs containers of a pod: it holds a shared flock(2) on
+// <directory>/<pod UID>.lock from before it looks for the pod's volumes until the last process of the pod has
+// ended. It best hands the open file on to a process that lives as long as the containers: the kernel releases the lock
+// with the last process that has it open, whatever becomes of the runtime.
+//
+// The node agent takes the lock for itself while it takes the volumes of a pod down, and removes the file
+// when that is done. Who then holds a lock on a file that is not at the path any more starts nothing.
+type Locks struct {
+	directory string
+}
+
+// lockSuffix follows the pod's UID.
+const lockSuffix = ".lock"
+
+// NewLocks makes the directory, and removes the files that nobody has locked: an agent that was killed left them.
+func NewLocks(directory string) (*Locks, error) {
+	if err := os.MkdirAll(directory, 0o750); err != nil {
+		return nil, fmt.Errorf("make the directory of pods' locks: %w", err)
+	}
+	l := &Locks{directory: directory}
+	files, err := os.ReadDir(directory)
+	if err != nil {
+		return nil, fmt.Errorf("list the pods' locks: %w", err)
+	}
+	for _, file := range files {
+		uid, isLock := strings.CutSuffix(file.Name(), lockSuffix)
+		if !isLock {
+			continue
+		}
+		if release, err := l.Ended(context.Background(), uid); err == nil {
+			release()
+		}
+	}
+	return l, nil
+}
+
+// Ended takes the lock of a pod. Any error means that something of the pod may run. Once its volumes are
+// taken down the caller releases what it has taken.
+func (l *Locks) Ended(_ context.Context, podUID string) (release func(), err error) {
+	if podUID == "." || filepath.Base(podUID) != podUID || !filepath.IsLocal(podUID) {
+		return nil, fmt.Errorf("lock of pod %q: its UID is not one element of a path", podUID)
+	}
+	path := filepath.Join(l.directory, podUID+lockSuffix)
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o640)
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EROFS) {
+		if _, missing := os.Lstat(path); errors.Is(missing, fs.ErrNotExist) {
+			return func() {}, nil // nobody can have locked it; a full disk must not keep what fills it mounted
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the lock of pod %s: %w", podUID, err)
+	}
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = file.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, &RunningError{What: []string{"the runtime holds " + path}}
+		}
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	return func() {
+		_ = os.Remove(path) // if it stays, it is not locked
+		_ = file.Close()
+	}, nil
+}

@@ -1,0 +1,159 @@
+package mounttable
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+)
+
+// Holder is a mount by which something has a volume, besides the mounts that are about to go.
+type Holder struct {
+	// Process is one of those that see the mount; its PID is 0 if the mount is in the caller's own namespace.
+	Process
+	// Namespace is the mount namespace as /proc/pid/ns/mnt names it.
+	Namespace string
+	// Path is the mount point, as the process sees it.
+	Path string
+	// Device says that the process has the device open, under Path.
+	Device bool
+}
+
+func (h Holder) String() string {
+	var words strings.Builder
+	if h.PID == 0 {
+		fmt.Fprintf(&words, "it is mounted at %s too", h.Path)
+		return words.String()
+	}
+	fmt.Fprintf(&words, "process %d (%s) has it ", h.PID, h.Command)
+	if h.Device {
+		fmt.Fprintf(&words, "open as %s", h.Path)
+	} else {
+		fmt.Fprintf(&words, "mounted at %s in mount namespace %s", h.Path, h.Namespace)
+	}
+	if h.Cgroup != "" {
+		fmt.Fprintf(&words, ", control group %s", h.Cgroup)
+	}
+	return words.String()
+}
+
+// Volume is what is about to be taken from this machine.
+type Volume struct {
+	// Paths are the mount points that go. What is mounted there is what is looked for.
+	Paths []string
+	// Device is a block device, as major:minor, of which no file system is to be mounted; empty for none.
+	Device string
+	// OtherNamespacesOnly leaves out what is mounted elsewhere in the caller's own mount namespace.
+	OtherNamespacesOnly bool
+}
+
+// Holders are the mounts of a volume, or of a part of it, that stay when its own are gone. The error
+// says what could not be read, and so may be another one.
+//
+// A mount in another namespace goes with one in ours if it is a propagated copy: it lies on a mount that
+// receives from the one that ours lies on, at the same place. A container's own mount of a volume lies on the
+// container's root, which receives nothing; whether the mount itself receives (HostToContainer) says nothing.
+func (t *Table) Holders(v Volume) ([]Holder, error) {
+	var volume []entry
+	for _, e := range t.own {
+		if slices.Contains(v.Paths, e.point) {
+			volume = append(volume, e)
+		}
+	}
+	if v.Device != "" {
+		volume = append(volume, entry{device: v.Device, root: "/"})
+	}
+	if len(volume) == 0 {
+		return nil, nil
+	}
+	isPart := func(e entry) bool { return slices.ContainsFunc(volume, e.partOf) }
+	var holders []Holder
+	var ours []entry
+	for _, e := range t.own {
+		if !isPart(e) {
+			continue
+		}
+		ours = append(ours, e)
+		if !slices.Contains(v.Paths, e.point) && !v.OtherNamespacesOnly {
+			holders = append(holders, Holder{Path: e.point})
+		}
+	}
+	for _, n := range t.others {
+		for _, e := range n.entries {
+			if _, same := find(t.own, e.id); same {
+				continue // a namespace that could not be named, and is ours
+			}
+			if isPart(e) && !slices.ContainsFunc(ours, func(our entry) bool { return t.copies(our, e, n) }) {
+				holders = append(holders, Holder{Process: n.process, Namespace: n.name, Path: e.point})
+			}
+		}
+	}
+	return holders, errors.Join(t.unread...)
+}
+
+// Mounted says whether something is mounted on the path in the caller's own namespace.
+func (t *Table) Mounted(path string) bool {
+	return slices.ContainsFunc(t.own, func(e entry) bool { return e.point == path })
+}
+
+// copies says whether e, of another namespace, is our mount as it was propagated there.
+func (t *Table) copies(our, e entry, n namespace) bool {
+	ourParent, ok := find(t.own, our.parent)
+	if !ok || ourParent.shared == 0 || our.device != e.device || our.root != e.root {
+		return false
+	}
+	parent, ok := find(n.entries, e.parent)
+	if !ok || parent.device != ourParent.device || placeOn(parent, e) != placeOn(ourParent, our) {
+		return false
+	}
+	return t.receives(parent, ourParent.shared)
+}
+
+func find(entries []entry, id int) (entry, bool) {
+	i := slices.IndexFunc(entries, func(e entry) bool { return e.id == id })
+	if i < 0 {
+		return entry{}, false
+	}
+	return entries[i], true
+}
+
+// placeOn is where e is mounted, as a path in its parent's file system.
+func placeOn(parent, e entry) string {
+	return path.Join(parent.root, strings.TrimPrefix(e.point, strings.TrimSuffix(parent.point, "/")))
+}
+
+// receives says whether what is unmounted on a mount of the peer group is unmounted on m: it is a peer, or a slave
+// of the group, or of a group that is one.
+func (t *Table) receives(m entry, group int) bool {
+	if m.shared == group {
+		return true
+	}
+	for range 16 { // deeper than anybody nests
+		switch m.master {
+		case 0:
+			return false
+		case group:
+			return true
+		}
+		above, ok := t.ofGroup(m.master)
+		if !ok {
+			return false
+		}
+		m = above
+	}
+	return false
+}
+
+func (t *Table) ofGroup(group int) (entry, bool) {
+	in := func(e entry) bool { return e.shared == group }
+	if i := slices.IndexFunc(t.own, in); i >= 0 {
+		return t.own[i], true
+	}
+	for _, n := range t.others {
+		if i := slices.IndexFunc(n.entries, in); i >= 0 {
+			return n.entries[i], true
+		}
+	}
+	return entry{}, false
+}

@@ -1,0 +1,97 @@
+package mounttable
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// entry is one mount of a mount namespace (proc(5), /proc/pid/mountinfo).
+type entry struct {
+	id, parent int
+	// device is the superblock's, as major:minor. One superblock has one while it is in use, also where it has
+	// no device of its own (major 0: FUSE, NFS, tmpfs).
+	device string
+	// root is what of the file system is mounted, point where.
+	root, point string
+	// groups are the peer groups that the mount sends to and receives from; 0 for none.
+	shared, master int
+	source         string
+}
+
+func parse(raw []byte) ([]entry, error) {
+	var entries []entry
+	lines := bufio.NewScanner(bytes.NewReader(raw))
+	lines.Buffer(nil, len(raw)+1)
+	for lines.Scan() {
+		e, err := parseLine(lines.Text())
+		if err != nil {
+			return nil, err
+		}
+		entries = append(entries, e)
+	}
+	return entries, lines.Err()
+}
+
+// parseLine reads "36 35 98:0 /root /point rw,noatime shared:1 master:2 - ext3 /dev/root rw".
+func parseLine(line string) (e entry, err error) {
+	left, right, ok := strings.Cut(line, " - ")
+	fields, after := strings.Fields(left), strings.Fields(right)
+	if !ok || len(fields) < 6 || len(after) < 1 {
+		return e, fmt.Errorf("mount table has line %q", line)
+	}
+	e.id, err = strconv.Atoi(fields[0])
+	if err == nil {
+		e.parent, err = strconv.Atoi(fields[1])
+	}
+	if err != nil {
+		return e, fmt.Errorf("mount table has line %q: %w", line, err)
+	}
+	e.device, e.root, e.point = fields[2], strings.TrimSuffix(unescape(fields[3]), "//deleted"), unescape(fields[4])
+	for _, optional := range fields[6:] {
+		if group, ok := strings.CutPrefix(optional, "shared:"); ok {
+			e.shared, _ = strconv.Atoi(group)
+		}
+		if group, ok := strings.CutPrefix(optional, "master:"); ok {
+			e.master, _ = strconv.Atoi(group)
+		}
+	}
+	if len(after) > 1 {
+		e.source = unescape(after[1])
+	}
+	return e, nil
+}
+
+// unescape turns the kernel's \040 and the like back.
+func unescape(s string) string {
+	if !strings.Contains(s, `\`) {
+		return s
+	}
+	var out strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if c, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				out.WriteByte(byte(c))
+				i += 3
+				continue
+			}
+		}
+		out.WriteByte(s[i])
+	}
+	return out.String()
+}
+
+// below says whether path is dir or lies in it.
+func below(path, dir string) bool {
+	return path == dir || dir == "/" || strings.HasPrefix(path, dir+"/")
+}
+
+// partOf says whether e shows what volume shows, or a part of it. A mount that shows more, such as the
+// node's root file system where a volume is a directory of it, has not been made for the volume. File
+// systems without a device may share one superblock though they were mounted from several sources (NFS
+// exports of one server): there the source decides, which copies of a mount keep.
+func (e entry) partOf(volume entry) bool {
+	return e.device == volume.device && below(e.root, volume.root) && (!strings.HasPrefix(e.device, "0:") || e.source == volume.source)
+}

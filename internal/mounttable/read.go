@@ -1,0 +1,191 @@
+package mounttable
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// Reader reads the mount tables of all processes that it can see: those of its own pid namespace, and of
+// those below.
+type Reader struct {
+	// reading is held while the tables are read.
+	reading sync.Mutex
+
+	mu sync.Mutex
+	// next is the reading that has not begun. Guarded by mu.
+	next *reading
+}
+
+// reading is one pass over all processes, for all who asked before it began.
+type reading struct {
+	done  chan struct{}
+	table *Table
+	err   error
+}
+
+// Read returns the tables as they were at one time after the call began. Those who ask while tables are
+// being read share the next reading.
+func (r *Reader) Read() (*Table, error) {
+	r.mu.Lock()
+	mine, first := r.next, r.next == nil
+	if first {
+		mine = &reading{done: make(chan struct{})}
+		r.next = mine
+	}
+	r.mu.Unlock()
+	if first {
+		r.reading.Lock()
+		r.mu.Lock()
+		r.next = nil
+		r.mu.Unlock()
+		mine.table, mine.err = read()
+		r.reading.Unlock()
+		close(mine.done)
+	}
+	<-mine.done
+	return mine.table, mine.err
+}
+
+// Process is one that is there, as far as that could be read.
+type Process struct {
+	PID int
+	// Command is its short name, and Cgroup the path of its control group: runtimes put the pod's
+	// UID and the container's ID there.
+	Command, Cgroup string
+}
+
+// namespace is what the processes of one mount namespace with one root see.
+type namespace struct {
+	name    string
+	process Process
+	entries []entry
+}
+
+// Table is what was mounted, in all mount namespaces, at one time.
+type Table struct {
+	own    []entry
+	others []namespace
+	// unread are the namespaces that could not be read.
+	unread []error
+}
+
+func read() (*Table, error) {
+	t := &Table{}
+	raw, err := os.ReadFile("/proc/self/mountinfo")
+	if err == nil {
+		t.own, err = parse(raw)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the mount table: %w", err)
+	}
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return nil, fmt.Errorf("learn the mount namespace: %w", err)
+	}
+	seen := map[string]bool{}
+	err = eachThread(func(pid int, dir string) {
+		name, key, err := namespaceOf(dir)
+		switch {
+		case err == nil && (name == own || seen[key]), ended(err):
+			return
+		}
+		found := namespace{name: name}
+		raw, err := os.ReadFile(filepath.Join(dir, "mountinfo"))
+		if err == nil {
+			found.entries, err = parse(raw)
+		}
+		switch {
+		case ended(err):
+			return // another of its threads may be there still
+		case err != nil:
+			t.unread = append(t.unread, fmt.Errorf("read the mount table of process %d: %w", pid, err))
+			return
+		}
+		if key == "" {
+			// What may not be named can be read all the same. Its mounts tell which namespace it is: the
+			// number of a mount is one mount's alone.
+			if key = firstMount(found.entries); key == firstMount(t.own) || seen[key] {
+				return
+			}
+			found.name = "of process " + strconv.Itoa(pid)
+		}
+		seen[key] = true
+		found.process = processOf(pid)
+		t.others = append(t.others, found)
+	})
+	return t, err
+}
+
+// firstMount and the number of mounts stand for a namespace and a root in it.
+func firstMount(entries []entry) string {
+	if len(entries) == 0 {
+		return "none"
+	}
+	return fmt.Sprint(entries[0].id, "+", len(entries))
+}
+
+// eachThread visits all threads: they may have mount namespaces of their own, and outlive the first one.
+func eachThread(visit func(pid int, dir string)) error {
+	processes, err := os.ReadDir("/proc")
+	if err != nil {
+		return fmt.Errorf("list the processes: %w", err)
+	}
+	for _, process := range processes {
+		pid, err := strconv.Atoi(process.Name())
+		if err != nil {
+			continue
+		}
+		tasks := filepath.Join("/proc", process.Name(), "task")
+		threads, err := os.ReadDir(tasks)
+		if err != nil && !ended(err) {
+			return fmt.Errorf("list the threads of process %d: %w", pid, err)
+		}
+		for _, thread := range threads {
+			visit(pid, filepath.Join(tasks, thread.Name()))
+		}
+	}
+	return nil
+}
+
+// namespaceOf names a thread's mount namespace, and what it sees of it: that depends on its root.
+func namespaceOf(dir string) (name, key string, err error) {
+	if name, err = os.Readlink(filepath.Join(dir, "ns/mnt")); err != nil {
+		return "", "", err
+	}
+	root, err := os.Readlink(filepath.Join(dir, "root"))
+	if err != nil {
+		return "", "", err
+	}
+	return name, name + root, nil
+}
+
+// ended says whether a process was not there any more, or has no mounts because it is ending.
+func ended(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) || errors.Is(err, syscall.EINVAL)
+}
+
+func processOf(pid int) Process {
+	p := Process{PID: pid}
+	dir := filepath.Join("/proc", strconv.Itoa(pid))
+	if raw, err := os.ReadFile(filepath.Join(dir, "comm")); err == nil {
+		p.Command = strings.TrimSpace(string(raw))
+	}
+	raw, err := os.ReadFile(filepath.Join(dir, "cgroup"))
+	if err != nil {
+		return p
+	}
+	for line := range strings.Lines(string(raw)) {
+		// The longest: of version 1 some hierarchies may not be in use.
+		if parts := strings.SplitN(strings.TrimSpace(line), ":", 3); len(parts) == 3 && len(parts[2]) > max(1, len(p.Cgroup)) {
+			p.Cgroup = parts[2]
+		}
+	}
+	return p
+}

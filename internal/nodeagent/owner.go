@@ -1,0 +1,304 @@
+package nodeagent
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// ownerFile says whose records lie in recordsDir.
+const ownerFile = "belay/owner.json"
+
+// The objects that tell clusters apart. A node may read the Service under the Node authorizer, and not
+// the Namespace; deploy/belay-node's ClusterRole has the Namespace. The Service is recreated when a person
+// deletes it, the Namespace cannot be.
+const (
+	clusterNamespace = "namespaces/kube-system"
+	clusterService   = "namespaces/default/services/kubernetes"
+)
+
+// OwnerError says that the records under the root belong to another Node, or to a Node of another
+// cluster. By the pods of this one all of them would be taken down.
+type OwnerError struct {
+	// Root is the root directory.
+	Root string
+	// RecordedNode is the Node to which the records belong, Node the one that the agent was to serve.
+	RecordedNode, Node string
+	// Detail says what was compared.
+	Detail string
+}
+
+func (e *OwnerError) Error() string {
+	if e.RecordedNode != e.Node {
+		return fmt.Sprintf("the volumes recorded below %s belong to node %q, and this agent was started for node %q (%s); nothing was touched; remedy: "+
+			"start it with the node name %q, as before the machine was renamed; to change the name, drain that node first, until %s/%s holds no files",
+			e.Root, e.RecordedNode, e.Node, e.Detail, e.RecordedNode, e.Root, recordsDir)
+	}
+	return fmt.Sprintf("the volumes recorded below %s belong to node %q of another cluster (%s); nothing was touched; remedy: "+
+		"start the agent with that cluster's kubeconfig; to change the cluster, drain the node there first, until %s/%s holds no files; "+
+		"if that cluster is gone, stop the containers, unmount what is left and remove %s/belay",
+		e.Root, e.Node, e.Detail, e.Root, recordsDir, e.Root)
+}
+
+// recordOwner knows whose records lie under the root. Until it is sure that they are this node's, nothing that the
+// API says about pods counts, and nothing is written to the API.
+type recordOwner struct {
+	root   *mount.Root
+	client kubernetes.Interface
+	log    logr.Logger
+	// sure is closed when the records are known to be this node's.
+	sure chan struct{}
+
+	mu sync.Mutex
+	// Under mu:
+	recorded nodevolume.Owner
+	// stored: recorded is what the file says.
+	stored bool
+	// problem is why it could not be told last.
+	problem error
+}
+
+// newRecordOwner reads the file. It fails with an OwnerError if the records belong to a Node of another name.
+func newRecordOwner(node string, root *mount.Root, client kubernetes.Interface, log logr.Logger) (*recordOwner, error) {
+	o := &recordOwner{root: root, client: client, log: log, sure: make(chan struct{}), recorded: nodevolume.Owner{NodeName: node}}
+	names, err := root.List(recordsDir)
+	if err != nil {
+		return nil, err
+	}
+	var records []string
+	for _, name := range names {
+		if !mount.IsTemporary(name) {
+			records = append(records, name)
+		}
+	}
+	if len(records) == 0 {
+		return o, nil // whoever it was has given all back
+	}
+	found, err := o.read()
+	if errors.Is(err, fs.ErrNotExist) {
+		return o, o.adopt(records)
+	}
+	if err != nil {
+		log.Error(err, "Owner of the records cannot be read; they are taken for this node's unless they say otherwise", "file", root.Path(ownerFile))
+		return o, o.adopt(records)
+	}
+	o.recorded, o.stored = found, true
+	if found.NodeName != node {
+		return nil, &OwnerError{Root: root.Path("."), RecordedNode: found.NodeName, Node: node, Detail: "by " + root.Path(ownerFile)}
+	}
+	return o, nil
+}
+
+func (o *recordOwner) read() (found nodevolume.Owner, err error) {
+	raw, err := o.root.ReadFile(ownerFile)
+	if err == nil {
+		err = json.Unmarshal(raw, &found)
+	}
+	if err == nil && found.NodeName == "" {
+		err = errors.New("it names no node")
+	}
+	if err != nil {
+		return nodevolume.Owner{}, fmt.Errorf("read the owner of the records: %w", err)
+	}
+	return found, nil
+}
+
+// adopt looks whether records of an agent that wrote no owner can be this node's: the files that are
+// written for drivers beside the records name the node.
+func (o *recordOwner) adopt(records []string) error {
+	for _, name := range records {
+		raw, err := o.root.ReadFile(recordPath(name))
+		if err != nil {
+			continue
+		}
+		record, err := nodevolume.DecodeRecord(raw)
+		if err != nil || record.Kind != nodevolume.PublishKind {
+			continue
+		}
+		dir := path.Dir(record.Path)
+		if record.Block {
+			dir = path.Join(blockDir, record.SpecName, "data")
+		}
+		data, err := readVolumeData(o.root, dir)
+		if other := data["nodeName"]; err == nil && other != "" && other != o.recorded.NodeName {
+			return &OwnerError{
+				Root: o.root.Path("."), RecordedNode: other, Node: o.recorded.NodeName, Detail: "by " + o.root.Path(path.Join(dir, volumeData)),
+			}
+		}
+	}
+	return nil
+}
+
+// verify compares the records' owner with the Node and the cluster that the API shows. It returns an OwnerError if
+// they are another's, and any other error while that cannot be told.
+func (o *recordOwner) verify(ctx context.Context) error {
+	if o.isSure() {
+		return nil
+	}
+	now, err := o.observe(ctx)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if err == nil {
+		err = o.judge(now)
+	}
+	if o.problem = err; err == nil {
+		close(o.sure)
+	}
+	return err
+}
+
+// judge is verify for what was read. The caller holds mu.
+func (o *recordOwner) judge(now nodevolume.Owner) error {
+	if o.stored {
+		switch o.recorded.Compare(now) {
+		case nodevolume.SameOwner:
+			if now.NodeUID != "" && now.NodeUID != o.recorded.NodeUID {
+				o.log.Info("The Node was recreated; the records stay this node's", "was", o.recorded.NodeUID, "is", now.NodeUID)
+			}
+		case nodevolume.OtherCluster, nodevolume.OtherNode:
+			return &OwnerError{Root: o.root.Path("."), RecordedNode: o.recorded.NodeName, Node: now.NodeName, Detail: o.difference(now)}
+		default:
+			return fmt.Errorf("whether the volumes recorded below %s belong to this cluster cannot be told (%s): let the agent read namespace kube-system, "+
+				"as the ClusterRole of deploy/belay-node does", o.root.Path("."), o.difference(now))
+		}
+	}
+	return o.store(o.recorded.Updated(now))
+}
+
+// difference says what was compared. The caller holds mu.
+func (o *recordOwner) difference(now nodevolume.Owner) string {
+	said := []string{fmt.Sprintf("node UID was %q, is %q", o.recorded.NodeUID, now.NodeUID)}
+	for _, object := range []string{clusterNamespace, clusterService} {
+		if was, is := o.recorded.Cluster[object], now.Cluster[object]; was != "" || is != "" {
+			said = append(said, fmt.Sprintf("UID of %s was %q, is %q", object, was, is))
+		}
+	}
+	return strings.Join(said, ", ")
+}
+
+// observe reads the Node and what tells clusters apart. What is not there or may not be read is left out.
+func (o *recordOwner) observe(ctx context.Context) (nodevolume.Owner, error) {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	now := nodevolume.Owner{NodeName: o.recorded.NodeName, Cluster: map[string]string{}}
+	node, err := o.client.CoreV1().Nodes().Get(ctx, now.NodeName, metav1.GetOptions{})
+	switch {
+	case err == nil:
+		now.NodeUID = string(node.UID)
+	case !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err):
+		return now, fmt.Errorf("read node %s to know whose records these are: %w", now.NodeName, err)
+	}
+	namespace, err := o.client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
+	switch {
+	case err == nil:
+		now.Cluster[clusterNamespace] = string(namespace.UID)
+		return now, nil
+	case !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err):
+		return now, fmt.Errorf("read namespace %s to know whose records these are: %w", metav1.NamespaceSystem, err)
+	}
+	service, err := o.client.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
+	switch {
+	case err == nil:
+		now.Cluster[clusterService] = string(service.UID)
+	case !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err):
+		return now, fmt.Errorf("read service default/kubernetes to know whose records these are: %w", err)
+	}
+	return now, nil
+}
+
+// nodeSeen notes the UID of a Node that was recreated while the agent ran.
+func (o *recordOwner) nodeSeen(uid types.UID) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.stored || o.recorded.NodeUID == string(uid) {
+		return
+	}
+	next := o.recorded
+	next.NodeUID = string(uid)
+	if err := o.store(next); err != nil {
+		o.log.Error(err, "UID of the recreated Node not recorded")
+	}
+}
+
+// store writes the file, if it says something else. The caller holds mu.
+func (o *recordOwner) store(next nodevolume.Owner) error {
+	if o.stored && o.recorded.Equal(next) {
+		return nil
+	}
+	raw, err := json.MarshalIndent(next, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode the owner of the records: %w", err)
+	}
+	if err := o.root.Write(ownerFile, append(raw, '\n'), mount.PowerCut); err != nil {
+		return fmt.Errorf("record whose volumes these are: %w", err)
+	}
+	o.recorded, o.stored = next, true
+	return nil
+}
+
+// ready says why it is not known whose the records are; nil if they are this node's.
+func (o *recordOwner) ready() error {
+	if o.isSure() {
+		return nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return cmp.Or(o.problem, fmt.Errorf("whose volumes are recorded below %s has not been looked up", o.root.Path(".")))
+}
+
+// isSure says that the records are known to be this node's.
+func (o *recordOwner) isSure() bool {
+	select {
+	case <-o.sure:
+		return true
+	default:
+		return false
+	}
+}
+
+// firstLook bounds the first try to learn whose the records are, for which everything waits.
+const firstLook = 5 * time.Second
+
+// lookForOwner tries once. It fails only if the records are another's: what needs no API need not wait for it.
+func (a *Agent) lookForOwner(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, firstLook)
+	defer cancel()
+	err := a.owner.verify(ctx)
+	if other, ok := errors.AsType[*OwnerError](err); ok {
+		return other
+	}
+	return nil
+}
+
+// knowOwner returns when the records are known to be this node's, with an OwnerError when they are another's.
+func (a *Agent) knowOwner(ctx context.Context) error {
+	for failures := 1; ; failures++ {
+		err := a.owner.verify(ctx)
+		a.hinders(err, nodevolume.AttachabilityUnknown, nodevolume.NodeUnknown)
+		if _, other := errors.AsType[*OwnerError](err); err == nil || other {
+			return err
+		}
+		a.log.Error(err, "Owner of the records not known yet", "failures", failures)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(apiBackOff(failures)):
+		}
+	}
+}

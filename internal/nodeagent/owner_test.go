@@ -1,0 +1,173 @@
+package nodeagent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+)
+
+// untouched fails if the driver was called since, or the volume left the list.
+func (w *world) untouched(l life, calls []string) {
+	w.Helper()
+	if diff := cmp.Diff(calls, w.driver.made()); diff != "" {
+		w.Errorf("calls (-before +after):\n%s", diff)
+	}
+	if !slices.Contains(w.node().Status.VolumesInUse, w.unique(l.handle)) {
+		w.Error("S7: the volume is not in use any more")
+	}
+}
+
+func (w *world) config() Config {
+	return Config{NodeName: w.name, Root: w.root, RESTConfig: w.nodeID, BootID: w.bootID, MountPoints: w.driver.mountPoints, Logger: testLogger(w.TB)}
+}
+
+// TestARestartUnderAnotherNodeName: the machine got another name. Nothing is touched, also where an earlier
+// version wrote no owner.
+func TestARestartUnderAnotherNodeName(t *testing.T) {
+	for name, forget := range map[string]bool{"recorded": false, "by an earlier version": true} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			l := w.live()
+			l.stop()
+			if forget {
+				must(t, os.Remove(filepath.Join(w.root, ownerFile)))
+			}
+			calls := w.driver.made()
+			config := w.config()
+			config.NodeName = "other-" + w.name
+			_, err := New(config)
+			refused, ok := errors.AsType[*OwnerError](err)
+			if !ok || refused.RecordedNode != w.name || !strings.Contains(err.Error(), "nothing was touched") || !strings.Contains(err.Error(), w.name) {
+				t.Fatalf("New says: %v", err)
+			}
+			w.untouched(l, calls)
+			agent, _ := w.agent()
+			agent.SetPod(l.pod)
+			agent.PodsSynced()
+			w.mounted(agent, l.pod)
+			agent.RemovePod(l.pod.UID)
+			w.untilNotInUse(l.handle)
+			if _, err := os.Stat(filepath.Join(w.root, ownerFile)); err != nil {
+				t.Errorf("owner not recorded: %v", err)
+			}
+		})
+	}
+}
+
+// elsewhere is what another API server says: other UIDs, and no pods.
+type elsewhere struct {
+	// forbidden: what tells clusters apart may not be read.
+	forbidden bool
+	written   atomic.Int32
+}
+
+func (e *elsewhere) wrap(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			r = r.Clone(r.Context())
+			r.Header.Set("Accept", "application/json")
+			if r.Method != http.MethodGet && !strings.Contains(r.URL.Path, "/events") {
+				e.written.Add(1)
+			}
+			reply, err := next.RoundTrip(r)
+			if err != nil || r.URL.Query().Has("watch") {
+				return reply, err
+			}
+			defer reply.Body.Close()
+			raw, err := io.ReadAll(reply.Body)
+			if err != nil {
+				return nil, err
+			}
+			if e.forbidden && strings.Contains(r.URL.Path, "/namespaces/") {
+				reply.StatusCode = http.StatusForbidden
+				raw, _ = json.Marshal(&metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden})
+			}
+			raw = bytes.ReplaceAll(raw, []byte(`"uid":"`), []byte(`"uid":"other-`))
+			reply.Body, reply.ContentLength = io.NopCloser(bytes.NewReader(raw)), int64(len(raw))
+			reply.Header.Del("Content-Length")
+			return reply, nil
+		})
+	})
+	return config
+}
+
+// TestARestartWithTheKubeconfigOfAnotherCluster: nothing is touched there or here.
+func TestARestartWithTheKubeconfigOfAnotherCluster(t *testing.T) {
+	w := newWorld(t)
+	l := w.live()
+	l.stop()
+	calls, other := w.driver.made(), &elsewhere{}
+	config := w.config()
+	config.RESTConfig = other.wrap(w.nodeID)
+	agent, err := New(config)
+	must(t, err)
+	agent.PodsSynced()
+	err = agent.Run(w.ctx)
+	if _, ok := errors.AsType[*OwnerError](err); !ok || !strings.Contains(err.Error(), "of another cluster") || !strings.Contains(err.Error(), "kubeconfig") {
+		t.Errorf("Run says: %v", err)
+	}
+	w.untouched(l, calls)
+	if n := other.written.Load(); n > 0 {
+		t.Errorf("%d writes to the other cluster", n)
+	}
+}
+
+// TestAClusterThatCannotBeTold: the Node is another one, and what tells clusters apart may not be read. The
+// agent waits and says what for.
+func TestAClusterThatCannotBeTold(t *testing.T) {
+	w := newWorld(t)
+	l := w.live()
+	l.stop()
+	calls, other := w.driver.made(), &elsewhere{forbidden: true}
+	config := w.config()
+	config.RESTConfig = other.wrap(w.nodeID)
+	agent, err := New(config)
+	must(t, err)
+	agent.PodsSynced()
+	ctx, cancel := context.WithTimeout(w.ctx, 2*time.Second)
+	defer cancel()
+	must(t, agent.Run(ctx))
+	w.untouched(l, calls)
+	if n := other.written.Load(); n > 0 {
+		t.Errorf("%d writes to the other cluster", n)
+	}
+	if err := agent.Ready(); err == nil || !strings.Contains(err.Error(), "cannot be told") || !strings.Contains(err.Error(), "kube-system") {
+		t.Errorf("Ready says: %v", err)
+	}
+}
+
+// TestARestartAfterTheNodeWasMadeAnew: it has another UID, in the same cluster. The volumes stay.
+func TestARestartAfterTheNodeWasMadeAnew(t *testing.T) {
+	w := newWorld(t)
+	l := w.live()
+	l.stop()
+	must(t, w.admin.CoreV1().Nodes().Delete(w.ctx, w.name, metav1.DeleteOptions{}))
+	_, err := w.admin.CoreV1().Nodes().Create(w.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.name}}, metav1.CreateOptions{})
+	must(t, err)
+	agent, _ := w.agent()
+	agent.SetPod(l.pod)
+	agent.PodsSynced()
+	w.untilInUse(l.handle)
+	w.mounted(agent, l.pod)
+	raw, err := os.ReadFile(filepath.Join(w.root, ownerFile))
+	must(t, err)
+	if uid := string(w.node().UID); !strings.Contains(string(raw), uid) {
+		t.Errorf("owner is %s, and the Node's UID %s", raw, uid)
+	}
+}

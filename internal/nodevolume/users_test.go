@@ -1,0 +1,79 @@
+package nodevolume
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestNothingIsTakenFromUnderAContainer: the last call that takes a volume from the machine waits until
+// nothing else there has it mounted.
+func TestNothingIsTakenFromUnderAContainer(t *testing.T) {
+	looked := func(found Knowledge) func(*Observed) {
+		return func(o *Observed) {
+			if o.Users.Found = found; found == Yes {
+				o.Users.Search = Failure{Count: 1, At: now}
+			}
+		}
+	}
+	handshake := func(o *Observed) { o.RecordedInUse = true }
+	released := func(key PublishKey) Pod { return Pod{Key: key, Claim: Released, Publish: Confirmed} }
+	held := now.Add(firstBackOff)
+	tests := map[string]struct {
+		desired  Desired
+		observed Observed
+		want     Decision
+	}{
+		"nobody has looked: looked for": {
+			pods(), with(staged(Confirmed), looked(Unknown)), Decision{InUse: Yes, Next: LookForUsers{}},
+		},
+		"somebody has it: stays staged and in use, and is looked for again": {
+			pods(), with(staged(Confirmed), looked(Yes)),
+			Decision{InUse: Yes, Holds: []Hold{{PublishKey{}, StillMountedElsewhere}}, RecheckAt: held},
+		},
+		"woken: looked for at once": {
+			pods(), with(staged(Confirmed), looked(Yes), func(o *Observed) { o.Users.Search.At = time.Time{} }), Decision{InUse: Yes, Next: LookForUsers{}},
+		},
+		"its object is gone and its containers may run: stays as it is": {
+			pods(Pod{Key: podA, Claim: Ending, Publish: Confirmed}), with(staged(Confirmed)),
+			Decision{InUse: Yes, Holds: []Hold{{podA, ContainersMayRun}}},
+		},
+		"the same, with an answer to its publish that was lost": {
+			pods(Pod{Key: podA, Claim: Ending, Publish: Uncertain}), with(staged(Confirmed)),
+			Decision{InUse: Yes, Holds: []Hold{{podA, ContainersMayRun}}},
+		},
+		"the same, before it was published: not published any more": {
+			pods(Pod{Key: podA, Claim: Ending}), with(staged(Confirmed)),
+			Decision{InUse: Yes, Holds: []Hold{{podA, ContainersMayRun}}},
+		},
+		"nobody has it: unstaged": {pods(), with(staged(Confirmed), looked(No)), Decision{InUse: Yes, Next: Unstage{}}},
+		"no attach is needed: unstaged under nobody either": {
+			pods(), with(staged(Confirmed), looked(Unknown), func(o *Observed) { o.AttachRequired, o.RecordedInUse, o.Node.InUse = No, false, No }),
+			Decision{InUse: No, Next: LookForUsers{}},
+		},
+		"its last publish, which may be all that there is of it": {
+			pods(released(podA)), with(handshake, looked(Unknown)), Decision{InUse: Yes, Next: LookForUsers{podA}},
+		},
+		"its last publish, and somebody has it": {
+			pods(released(podA)), with(handshake, looked(Yes)),
+			Decision{InUse: Yes, Holds: []Hold{{podA, StillMountedElsewhere}}, RecheckAt: held},
+		},
+		"another pod has it published: not taken from the machine": {
+			pods(released(podA), Pod{Key: podB, Claim: Wanted, Publish: Confirmed}), with(staged(Confirmed), looked(Yes)),
+			Decision{InUse: Yes, Next: Unpublish{podA}},
+		},
+		"staged with an attachment that is no more: not restaged under a container": {
+			pods(Pod{Key: podA, Claim: Wanted}),
+			with(staged(Confirmed), looked(Yes), func(o *Observed) { o.Stage.AttachmentUID = "va-0" }),
+			Decision{InUse: Yes, Holds: []Hold{{PublishKey{}, StillMountedElsewhere}, {podA, AttachmentReplaced}}, RecheckAt: held},
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(tt.want, Decide(now, tt.desired, tt.observed)); diff != "" {
+				t.Errorf("decision (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
