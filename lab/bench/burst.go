@@ -36,7 +36,7 @@ func whole(ctx context.Context, size Size, rig rigOptions) ([]*Figure, error) {
 	return []*Figure{
 		durations(figureBurst, all[figureBurst]).atMost(planeFloor, 1.5).atMost(planeUpstream, 1.0/2),
 		durations(figureBurstWhole, all[figureBurstWhole]), durations(figureBurstDetach, all[figureBurstDetach]),
-		durations(figureCPUPlane, sum).atMost(planeUpstream, 1.0/2),
+		durations(figureCPUPlane, sum).atMost(planeUpstream, 0.8), // ADR 13: the floor takes half
 	}, nil
 }
 
