@@ -42,6 +42,8 @@ func deleting(a Attachment) Attachment { a.Deleting, a.DeletedAt = true, noon; r
 
 func called(a Attachment, c Call) Attachment { a.Call = c; return a }
 
+func untouched(a Attachment) Attachment { a.Untouched = true; return a }
+
 func to(name string) target { return target{"uid-" + name} }
 
 const stillExists = `volume may be attached to one node only and VolumeAttachment a for node "node-a" still exists`
@@ -176,7 +178,32 @@ func TestDecide(t *testing.T) {
 			called(deleting(attached("a")), Call{Verb: Unpublish, NodeID: "id-a", InFlight: true}), deleting(attached("b"))}}, nil},
 		"S4: two to detach: one call": {Observed{Exclusive: true, Attachments: []Attachment{deleting(attached("a")), deleting(attached("b"))}},
 			[]Step{CallDriver{to("a"), Unpublish, "id-a"}}},
+		"S1: gone by force, and the last call took the volume from another node": {Observed{Exclusive: true, Attachments: []Attachment{
+			{UID: "uid-a", Name: "a", Node: "node-a", Gone: true, Created: noon,
+				Call: with2(unpublished, func(c *Call) { c.NodeID, c.Sent, c.Elsewhere = "id-x", true, []Left{{"id-a", false}} })}, fresh("b")}},
+			[]Step{CallDriver{to("a"), Unpublish, "id-a"}, RecordError{to("b"), Publish, stillExists, false}}},
+		"gone by force, and taken from both nodes": {Observed{Exclusive: true, Attachments: []Attachment{
+			{UID: "uid-a", Name: "a", Node: "node-a", Gone: true, Created: noon,
+				Call: with2(unpublished, func(c *Call) { c.NodeID, c.Sent, c.Elsewhere = "id-x", true, []Left{{"id-a", true}} })}, begun("b")}},
+			[]Step{Forget{to("a")}, CallDriver{to("b"), Publish, "id-b"}}},
+		// nothing was sent
+		"finalizer stored by this process, nothing sent, deleting: no call": {Observed{Attachments: []Attachment{untouched(deleting(begun("a")))}},
+			[]Step{RemoveFinalizer{to("a")}}},
+		"nothing sent for the younger: the older goes first": {Observed{Exclusive: true, Attachments: []Attachment{untouched(begun("a")),
+			with(fresh("b"), func(b *Attachment) { b.Created = noon.Add(-time.Hour) })}},
+			[]Step{WriteFinalizers{to("b"), "id-b", true, true}, RecordError{to("a"), Publish, strings.ReplaceAll(stillExists, "a for node \"node-a\"", "b for node \"node-b\""), false}}},
 		// S5
+		"deleting, the node has another ID by now: both": {Observed{Attachments: []Attachment{
+			called(with(deleting(attached("a")), func(a *Attachment) { a.NodeID = "id-new" }), unpublished)}},
+			[]Step{CallDriver{to("a"), Unpublish, "id-new"}}},
+		"deleting, another attachment needs the volume at the ID that the node has by now": {Observed{Attachments: []Attachment{
+			called(with(deleting(attached("a")), func(a *Attachment) { a.NodeID = "id-b" }), unpublished), attached("b")}},
+			[]Step{RemoveFinalizer{to("a")}}},
+		"deleting, taken from both IDs": {Observed{Attachments: []Attachment{
+			called(with(deleting(attached("a")), func(a *Attachment) { a.NodeID = "id-new" }), with2(unpublished, func(c *Call) {
+				c.NodeID, c.Sent, c.Elsewhere = "id-new", true, []Left{{"id-a", true}}
+			}))}},
+			[]Step{RemoveFinalizer{to("a")}}},
 		"deleting": {Observed{Attachments: []Attachment{deleting(attached("a"))}},
 			[]Step{CallDriver{to("a"), Unpublish, "id-a"}}},
 		"S5: node came back under another id: the recorded one is sent": {Observed{Attachments: []Attachment{with(deleting(attached("a")), func(a *Attachment) { a.NodeID = "id-new" })}},
