@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -49,7 +50,12 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	klog.Background().Info("belay-attacher", "version", version)
-	exitOn(attacher.RunSidecar(ctx, options), "belay-attacher failed")
+	err := attacher.RunSidecar(ctx, options)
+	if errors.Is(err, attacher.ErrShutDown) {
+		klog.Background().Info("Shut down")
+		klog.FlushAndExit(klog.ExitFlushTimeout, 1) // as csi-attacher does with leader election
+	}
+	exitOn(err, "belay-attacher failed")
 	klog.Flush()
 }
 

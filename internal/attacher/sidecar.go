@@ -33,7 +33,7 @@ import (
 const maxDrain = 20 * time.Second
 
 // RunSidecar starts up in csi-attacher's order and attaches until ctx ends. With
-// leader election it always returns an error, as csi-attacher always ends with 1.
+// leader election it always returns an error, as csi-attacher always ends with 1: ErrShutDown if nothing failed.
 func RunSidecar(ctx context.Context, o *Options) error {
 	if err := o.check(ctx); err != nil {
 		return err
@@ -86,7 +86,7 @@ func RunSidecar(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
-	health.found(driver, a)
+	health.found(driver, a, lease)
 	return o.attach(ctx, a, driver, lease, health)
 }
 
@@ -176,10 +176,13 @@ func newHealth() *health {
 }
 
 // found notes what readiness depends on.
-func (h *health) found(driver *csi.Driver, a *Attacher) {
+func (h *health) found(driver *csi.Driver, a *Attacher, lease *kube.Lease) {
 	h.known.Store(new(func() error {
 		if !driver.Present() {
 			return errors.New("the CSI driver is not connected")
+		}
+		if lease != nil && lease.Trouble() != nil {
+			return lease.Trouble()
 		}
 		return a.warmed()
 	}))
