@@ -37,10 +37,8 @@ func main() {
 	logsapi.AddGoFlags(logging, flag.CommandLine)
 	logs.InitLogs()
 	options := attacher.RegisterFlags()
-	flag.Parse()
-	if flag.NArg() > 0 { // package flag reads no flag after it, and says nothing
-		fmt.Fprintf(os.Stderr, "belay-attacher: unexpected argument %q: only flags are taken, and a switch's value follows a =\n", flag.Arg(0))
-		os.Exit(2) // as after any bad flag
+	if exitCode, ok := attacher.ParseFlags(os.Args[1:]); !ok {
+		os.Exit(exitCode)
 	}
 	exitOn(logsapi.ValidateAndApply(logging, gates), "Logging flags are not valid")
 	if options.Common.ShowVersion {
