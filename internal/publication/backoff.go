@@ -27,10 +27,10 @@ func Cut(message string) string {
 	return message[:end] + cutMark
 }
 
-// backOff is when the next attempt may begin. A change of what the attempt
-// depends on ends it at once.
-func (v *volume) backOff(a Attachment) time.Time {
-	if !a.Call.failed() || a.Call.Inputs != a.Inputs {
+// backOff is when a call may begin that the last one would be repeated by: another verb, or the same for another node ID, need not
+// wait. A change of what the attempt depends on ends it at once.
+func (v *volume) backOff(a Attachment, verb Verb, nodeID string) time.Time {
+	if !a.Call.failed() || a.Call.Verb != verb || a.Call.NodeID != nodeID || a.Call.Inputs != a.Inputs {
 		return time.Time{}
 	}
 	return v.policy.NextAttempt(a.UID, a.Call)

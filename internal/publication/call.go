@@ -56,7 +56,7 @@ func (c Call) Begin(verb Verb, nodeID, inputs string, attached bool) Call {
 
 // Refuse is an attempt that ended before anything was sent.
 func (c Call) Refuse(verb Verb, nodeID, inputs string) Call {
-	if c.Verb != verb || c.Confirmed {
+	if c.Verb != verb || c.NodeID != nodeID || c.Confirmed {
 		c = Call{Verb: verb, NodeID: nodeID, Elsewhere: c.leave(nodeID)}
 	}
 	c.Inputs = inputs

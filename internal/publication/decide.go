@@ -89,7 +89,7 @@ func (v *volume) attach(a Attachment) {
 		v.wait(a, DetachRequested, until)
 		return
 	}
-	if until := v.backOff(a); until.After(v.now) {
+	if until := v.backOff(a, Publish, a.NodeID); until.After(v.now) {
 		v.reportCall(a, Publish)
 		v.wait(a, BackingOff, until)
 		return
@@ -239,7 +239,7 @@ func (v *volume) undo(a Attachment) {
 	}
 }
 
-// call sends a call, unless no request can be made, the last one failed too
+// call sends a call, unless no request can be made, the same one failed too
 // short a time ago, or the volume has one in flight.
 func (v *volume) call(a Attachment, verb Verb, nodeID string) {
 	recordAs := Publish
@@ -251,7 +251,7 @@ func (v *volume) call(a Attachment, verb Verb, nodeID string) {
 		v.wait(a, RequestImpossible, time.Time{})
 		return
 	}
-	if until := v.backOff(a); until.After(v.now) {
+	if until := v.backOff(a, verb, nodeID); until.After(v.now) {
 		v.reportCall(a, recordAs)
 		v.wait(a, BackingOff, until)
 		return
@@ -346,7 +346,7 @@ func (v *volume) reportCall(a Attachment, verb Verb) {
 		return
 	}
 	message := a.Call.Message
-	if next := v.backOff(a); a.Call.Unanswered && next.After(v.now) {
+	if next := v.backOff(a, a.Call.Verb, a.Call.NodeID); a.Call.Unanswered && next.After(v.now) {
 		message += "; next attempt at " + Stamp(next)
 	}
 	v.do(RecordError{target: target{a.UID}, Verb: verb, Message: Cut(message), OfCall: true})

@@ -132,10 +132,21 @@ func TestDecide(t *testing.T) {
 			Observed{Exclusive: true, Attachments: []Attachment{with(called(begun("a"), with2(failed, func(c *Call) { c.Ended = noon.Add(-time.Minute) })),
 				func(a *Attachment) { a.Drift, a.DriftNodeID = Abandoned, "id-x" })}},
 			[]Step{CallDriver{to("a"), Unpublish, "id-x"}}},
-		"S1: refused, listed at a node whose attachment has come back: it waits": {
+		"refused a moment ago, listed at a node that no attachment is for: the back-off holds only what failed": {
+			Observed{Exclusive: true, Attachments: []Attachment{with(called(begun("a"), failed), func(a *Attachment) { a.Drift, a.DriftNodeID = Abandoned, "id-x" })}},
+			[]Step{CallDriver{to("a"), Unpublish, "id-x"}}},
+		"taking it from there failed a moment ago": {
+			Observed{Exclusive: true, Attachments: []Attachment{with(called(begun("a"), with2(failed, func(c *Call) { c.Verb, c.NodeID = Unpublish, "id-x" })),
+				func(a *Attachment) { a.Drift, a.DriftNodeID = Abandoned, "id-x" })}},
+			[]Step{RecordError{to("a"), Publish, "no space", true}}},
+		"refused a moment ago by a Secret, for the node ID that the node has now": {
+			Observed{Attachments: []Attachment{with(called(fresh("a"), Call{Verb: Publish, NodeID: "id-old", Failures: 3}.Refuse(Publish, "id-a", "i").Fail(noon, "no secret", false)),
+				func(a *Attachment) { a.VolumeProtected = true })}},
+			[]Step{RecordError{to("a"), Publish, "no secret", true}}},
+		"S1: refused, listed at a node whose attachment has come back: it is taken back and waits": {
 			Observed{Exclusive: true, Attachments: []Attachment{begun("a"), with(called(begun("b"), with2(failed, func(c *Call) { c.NodeID = "id-b" })),
 				func(b *Attachment) { b.Attached, b.Drift, b.DriftNodeID = false, Abandoned, "id-a" })}},
-			[]Step{RecordError{to("a"), Publish, strings.ReplaceAll(stillExists, "a for node \"node-a\"", "b for node \"node-b\""), false}, RecordError{to("b"), Publish, "no space", true}}},
+			[]Step{RecordError{to("a"), Publish, strings.ReplaceAll(stillExists, "a for node \"node-a\"", "b for node \"node-b\""), false}, CallDriver{to("b"), Unpublish, "id-b"}}},
 		"detach that failed before: its success is recorded before the object goes": {
 			Observed{Attachments: []Attachment{with(called(deleting(attached("a")), unpublished), func(a *Attachment) { a.DetachError = "busy" })}},
 			[]Step{RecordDetached{to("a")}}},
