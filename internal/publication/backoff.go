@@ -11,16 +11,21 @@ import (
 // maxMessage is what the API server accepts in VolumeError.message, in bytes.
 const maxMessage = 1024
 
+// maxQuoted is how much of an error is quoted in another message, which goes on after it.
+const maxQuoted = 512
+
 // cutMark ends a message that was cut.
 const cutMark = "..."
 
 // Cut shortens a message to what the API server accepts, at a character's edge. What is no UTF-8 would grow on the way.
-func Cut(message string) string {
+func Cut(message string) string { return cut(message, maxMessage) }
+
+func cut(message string, most int) string {
 	message = strings.ToValidUTF8(message, "?")
-	if len(message) <= maxMessage {
+	if len(message) <= most {
 		return message
 	}
-	end := maxMessage - len(cutMark)
+	end := most - len(cutMark)
 	for end > 0 && !utf8.RuneStart(message[end]) {
 		end--
 	}

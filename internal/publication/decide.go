@@ -318,9 +318,25 @@ func (v *volume) waitForOther(a, other Attachment) {
 		v.wait(a, OtherWriterAttached, time.Time{})
 		return
 	}
-	v.report(a, Publish, fmt.Sprintf("volume may be attached to one node only and VolumeAttachment %s for node %q still exists",
-		other.Name, other.Node))
+	if a.AttachError == "" || !other.Gone || other.failedToDetach() { // else a message is there, and the driver may confirm the detach at once
+		v.report(a, Publish, other.blocks())
+	}
 	v.wait(a, OtherWriterAttached, time.Time{})
+}
+
+func (a Attachment) failedToDetach() bool { return a.Call.Verb == Unpublish && a.Call.failed() }
+
+// blocks is the message for an attachment that waits for this one.
+func (a Attachment) blocks() string {
+	if !a.Gone {
+		return fmt.Sprintf("volume may be attached to one node only and VolumeAttachment %s for node %q still exists", a.Name, a.Node)
+	}
+	progress := "under way"
+	if a.failedToDetach() {
+		progress = fmt.Sprintf("retried (last error: %s)", cut(a.Call.Message, maxQuoted))
+	}
+	return fmt.Sprintf("volume can be attached to only one node: VolumeAttachment %s for node %q was removed before the driver confirmed the detach, which is %s. "+
+		"If that node is known not to write to the volume, restart the attacher to stop waiting", a.Name, a.Node, progress)
 }
 
 // report records a standing obstacle, once.
