@@ -189,8 +189,19 @@ func (a *Attacher) call(ctx context.Context, one *subject, step publication.Call
 	end(ended.err)
 	a.holds.end(time.Now(), try, ended.err)
 	a.finish(logger, try, ended)
+	if step.Verb == publication.Unpublish && ended.err == nil {
+		a.makeRoom(step.NodeID)
+	}
 	if one.attachment != nil {
 		a.wakeAttachment(one.attachment) // the key may be another one by now
+	}
+}
+
+// makeRoom wakes the attachments that a full node kept out, now that a volume was detached from it.
+func (a *Attacher) makeRoom(nodeID string) {
+	now := time.Now()
+	for i, r := range a.calls.release(nodeID, now, a.policy.RetryStart) {
+		a.queue.AddAfter(a.objects.keyOfVolume(r.handle, r.node), time.Duration(i)*a.policy.RetryStart)
 	}
 }
 

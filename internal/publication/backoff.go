@@ -43,7 +43,11 @@ func (v *volume) backOff(a Attachment, verb Verb, nodeID string) time.Time {
 
 // NextAttempt is when a call that failed is repeated, unless what it depends on changes before.
 func (p Policy) NextAttempt(uid string, failed Call) time.Time {
-	return failed.Ended.Add(p.delay(uid, failed))
+	next := failed.Ended.Add(p.delay(uid, failed))
+	if !failed.Released.IsZero() && failed.Released.Before(next) {
+		return failed.Released
+	}
+	return next
 }
 
 // Stamp is a time as messages and logs have it, rounded up to the second.
