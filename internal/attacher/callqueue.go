@@ -181,7 +181,7 @@ func attemptOf(key publication.Key, one *subject, step publication.CallDriver) a
 
 // call sends a call and notes how it ended.
 func (a *Attacher) call(ctx context.Context, one *subject, step publication.CallDriver, try attempt) {
-	logger := klog.FromContext(ctx).WithValues(one.about()...)
+	logger := klog.FromContext(ctx).WithValues(one.aboutCall(a.nodeOf(one, step.NodeID))...)
 	ctx = klog.NewContext(ctx, logger)
 	logger.Info(verbs[step.Verb].begins, "call", step.Verb, "nodeID", step.NodeID)
 	traced, end := trace(ctx, try, a.driver)

@@ -58,26 +58,33 @@ func (a *Attacher) CountCalls(count func() Calls) {
 }
 
 // Waits notes why the attachments of a key wait now: all of them. A wait goes on for as
-// long as its reason stays the same.
-func (a *Attacher) Waits(now time.Time, key publication.Key, waiting []Waiting) {
+// long as its reason stays the same. It returns the names of those whose reason is another one than before, all of them without metrics.
+func (a *Attacher) Waits(now time.Time, key publication.Key, waiting []Waiting) (changed map[string]bool) {
+	changed = make(map[string]bool, len(waiting))
 	if a == nil {
-		return
+		for _, w := range waiting {
+			changed[w.Attachment] = true
+		}
+		return changed
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	before := a.waits[key]
 	delete(a.waits, key)
 	if len(waiting) == 0 {
-		return
+		return changed
 	}
 	a.waits[key] = make(map[string]attachmentWait, len(waiting))
 	for _, w := range waiting {
 		since := now
 		if old, ok := before[w.Attachment]; ok && old.Waiting == w {
 			since = old.since
+		} else {
+			changed[w.Attachment] = true
 		}
 		a.waits[key][w.Attachment] = attachmentWait{Waiting: w, since: since}
 	}
+	return changed
 }
 
 var (
