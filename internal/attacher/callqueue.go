@@ -2,10 +2,12 @@ package attacher
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
@@ -216,7 +218,23 @@ func (a *Attacher) flow() telemetry.Calls {
 		}
 	}
 	f.NodesHeld, f.VolumesHeld = a.holds.count(time.Now())
+	f.PendingAttach, f.PendingDetach = a.pending(time.Now())
 	return f
+}
+
+// pending is how long the oldest attach and the oldest detach have been asked for.
+func (a *Attacher) pending(now time.Time) (attach, detach time.Duration) {
+	for _, item := range a.objects.attachmentInformer.GetStore().List() {
+		va, ok := item.(*storagev1.VolumeAttachment)
+		switch {
+		case !ok || va.Spec.Attacher != a.driver:
+		case va.DeletionTimestamp == nil && !va.Status.Attached:
+			attach = max(attach, now.Sub(va.CreationTimestamp.Time))
+		case va.DeletionTimestamp != nil && slices.Contains(va.Finalizers, a.finalizer): // else it waits for another finalizer
+			detach = max(detach, now.Sub(va.DeletionTimestamp.Time))
+		}
+	}
+	return attach, detach
 }
 
 func (a *Attacher) callQueues() []*callQueue { return []*callQueue{a.wellCalls, a.suspectCalls} }

@@ -68,7 +68,7 @@ func TestFullNodeIsHeldBack(t *testing.T) {
 		if len(starts) < 9 || len(starts) > 10 {
 			t.Errorf("attaches to the full node were tried after %v, want one each second", starts)
 		}
-		if f, want := b.attacher.flow(), (telemetry.Calls{Limit: 100, NodesHeld: 1}); f != want {
+		if f, want := b.attacher.flow(), (telemetry.Calls{Limit: 100, NodesHeld: 1, PendingAttach: 10 * time.Second}); f != want {
 			t.Errorf("flow is %+v, want %+v", f, want)
 		}
 		// What is detached makes room for as many, at once.

@@ -191,3 +191,30 @@ func TestDriftsInTheLog(t *testing.T) {
 		}
 	})
 }
+
+// How long a VolumeAttachment has been waiting shows whatever it waits for: each attempt that is not answered is another wait.
+func TestPendingLongest(t *testing.T) {
+	watched(t, func(b *bubble, registry *prometheus.Registry) {
+		pending := func(operation string) time.Duration {
+			return time.Duration(gauge(t, registry, "attacher_attachment_pending_longest_seconds", operation) * float64(time.Second)).Round(time.Minute)
+		}
+		b.attachedBefore("w", "node")
+		b.pass(time.Hour)
+		if pending("attach") != 0 || pending("detach") != 0 {
+			t.Errorf("nothing is pending: attach %v, detach %v", pending("attach"), pending("detach"))
+		}
+		b.answers(func(ctx context.Context, _ call) error { return unanswered(ctx) })
+		b.attach("v", "node")
+		b.pass(10 * time.Minute)
+		b.detach("w", "node")
+		b.pass(10 * time.Minute)
+		if pending("attach") != 20*time.Minute || pending("detach") != 10*time.Minute {
+			t.Errorf("attach %v, want 20m; detach %v, want 10m", pending("attach"), pending("detach"))
+		}
+		b.answers(func(context.Context, call) error { return nil })
+		b.pass(10 * time.Minute)
+		if pending("attach") != 0 || pending("detach") != 0 {
+			t.Errorf("nothing is pending any more: attach %v, detach %v", pending("attach"), pending("detach"))
+		}
+	})
+}
