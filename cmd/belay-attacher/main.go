@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -36,10 +37,8 @@ func main() {
 	logsapi.AddGoFlags(logging, flag.CommandLine)
 	logs.InitLogs()
 	options := attacher.RegisterFlags()
-	flag.Parse()
-	if flag.NArg() > 0 { // package flag reads no flag after it, and says nothing
-		fmt.Fprintf(os.Stderr, "belay-attacher: unexpected argument %q: only flags are taken, and a switch's value follows a =\n", flag.Arg(0))
-		os.Exit(2) // as after any bad flag
+	if exitCode, ok := attacher.ParseFlags(os.Args[1:]); !ok {
+		os.Exit(exitCode)
 	}
 	exitOn(logsapi.ValidateAndApply(logging, gates), "Logging flags are not valid")
 	if options.Common.ShowVersion {
@@ -49,7 +48,12 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	klog.Background().Info("belay-attacher", "version", version)
-	exitOn(attacher.RunSidecar(ctx, options), "belay-attacher failed")
+	err := attacher.RunSidecar(ctx, options)
+	if errors.Is(err, attacher.ErrShutDown) {
+		klog.Background().Info("Shut down")
+		klog.FlushAndExit(klog.ExitFlushTimeout, 1) // as csi-attacher does with leader election
+	}
+	exitOn(err, "belay-attacher failed")
 	klog.Flush()
 }
 

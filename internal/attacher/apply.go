@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -67,16 +68,14 @@ func (a *Attacher) decideAndApply(ctx context.Context, key publication.Key) (*ca
 		if queue != nil && queue.reserve(key) {
 			return queue, nil // the call begins at once; the other steps are done beside it
 		}
-		progressed, err := a.applyAll(ctx, shot, decision)
+		progressed, err := a.applyAll(ctx, shot, &decision)
 		if err == nil && progressed {
 			continue
 		}
 		if queue != nil {
 			queue.join(key)
 		}
-		if err == nil {
-			a.await(ctx, shot, decision)
-		}
+		a.await(ctx, shot, decision)
 		return queue, err
 	}
 	a.queue.Add(key) // others first
@@ -135,20 +134,19 @@ func (a *Attacher) await(ctx context.Context, shot snapshot, decision publicatio
 	for _, seen := range shot.seen.Attachments {
 		detaches[seen.Name] = seen.Deleting || seen.Gone
 	}
-	shot.logWaits(ctx, decision.Waits)
 	var waiting []telemetry.Waiting
 	for _, w := range decision.Waits {
 		waiting = append(waiting, telemetry.Waiting{Attachment: w.Attachment, Detach: detaches[w.Attachment], Reason: w.Reason})
 	}
-	a.metrics.Waits(time.Now(), shot.key, waiting)
+	shot.logWaits(ctx, decision.Waits, a.metrics.Waits(time.Now(), shot.key, waiting))
 	if !decision.RecheckAt.IsZero() {
 		a.queue.AddAfter(shot.key, time.Until(decision.RecheckAt))
 	}
 }
 
 // applyAll does the steps of a decision but the call. They are for different attachments: one
-// that fails does not keep the others from being done.
-func (a *Attacher) applyAll(ctx context.Context, shot snapshot, decision publication.Decision) (progressed bool, err error) {
+// that fails does not keep the others from being done. The decision gets which attachments wait for that.
+func (a *Attacher) applyAll(ctx context.Context, shot snapshot, decision *publication.Decision) (progressed bool, err error) {
 	var failed []error
 	for _, step := range decision.Steps {
 		if _, call := step.(publication.CallDriver); call {
@@ -158,6 +156,8 @@ func (a *Attacher) applyAll(ctx context.Context, shot snapshot, decision publica
 		done, err := a.apply(ctx, shot, one, step)
 		progressed = progressed || done
 		if err != nil {
+			decision.Waits = slices.DeleteFunc(decision.Waits, func(w publication.Wait) bool { return w.Attachment == one.seen.Name })
+			decision.Wait(publication.Wait{Attachment: one.seen.Name, Reason: publication.RecordingFailed})
 			failed = append(failed, fmt.Errorf("VolumeAttachment %s for node %s: %w", one.seen.Name, one.seen.Node, err))
 		}
 	}
@@ -198,12 +198,27 @@ type result struct {
 func (a *Attacher) finish(logger klog.Logger, try attempt, r result) {
 	if r.err != nil {
 		a.calls.fail(try.uid, r.err, time.Now())
-		next := a.policy.NextAttempt(string(try.uid), a.calls.of(try.uid).call)
-		logger.Error(r.err, verbs[try.verb].failed, "call", try.verb, "outcome", csi.OutcomeOf(r.err), "took", r.took, "nextAttempt", publication.Stamp(next))
+		values := []any{"call", try.verb, "took", r.took}
+		if try.verb == publication.Publish && csi.OutcomeOf(r.err) != csi.Failed {
+			values = append(values, "mayBePublished", true)
+		}
+		a.logFailure(logger, try, r.err, values...)
 		return
 	}
 	logger.Info(verbs[try.verb].done, "call", try.verb, "took", r.took)
 	a.calls.confirm(try.uid, r.publishContext, time.Now())
+}
+
+// logFailure logs an attempt that failed, and when it is repeated.
+func (a *Attacher) logFailure(logger klog.Logger, try attempt, err error, values ...any) {
+	next := a.policy.NextAttempt(string(try.uid), a.calls.of(try.uid).call)
+	logger.Error(err, verbs[try.verb].failed, append(values, "nextAttempt", publication.Stamp(next))...)
+}
+
+// refuse notes an attempt that failed before anything was sent.
+func (a *Attacher) refuse(ctx context.Context, one *subject, try attempt, err error) {
+	a.calls.refuse(try, err, time.Now())
+	a.logFailure(klog.FromContext(ctx).WithValues(one.about()...), try, err)
 }
 
 // send fetches the secrets and sends one request.
@@ -217,7 +232,7 @@ func (a *Attacher) send(ctx context.Context, one *subject, step publication.Call
 	begun := time.Now()
 	defer func() {
 		r.took = time.Since(begun)
-		r.err = csi.Unanswered(ctx, r.err, csi.NoAnswerError{Driver: a.driver, Call: step.Verb.String(), Node: one.seen.Node, Timeout: a.timeout})
+		r.err = csi.Unanswered(ctx, r.err, csi.NoAnswerError{Driver: a.driver, Call: step.Verb.String(), Node: a.nodeOf(one, step.NodeID), Timeout: a.timeout})
 	}()
 	if step.Verb == publication.Publish {
 		request := one.source.publishRequest(step.NodeID, a.defaultFSType)
@@ -270,7 +285,9 @@ func (a *Attacher) recordAttached(ctx context.Context, one *subject) error {
 	if apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err) {
 		// The API server will never take this publish context. Said in the status
 		// it can be mended.
-		a.calls.fail(one.uid(), fmt.Errorf("could not save the publish context: %w", err), time.Now())
+		err = fmt.Errorf("could not save the publish context: %w", err)
+		a.calls.fail(one.uid(), err, time.Now())
+		a.logFailure(klog.FromContext(ctx).WithValues(one.about()...), attempt{uid: one.uid(), verb: publication.Publish}, err)
 		return nil
 	}
 	if err != nil {

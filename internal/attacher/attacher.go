@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -303,10 +304,14 @@ func (a *Attacher) Warm(ctx context.Context) { a.objects.factory.StartWithContex
 
 // warmed tells what keeps a standby from leading at once.
 func (a *Attacher) warmed() error {
-	for _, synced := range a.objects.synced() {
+	var missing []string
+	for i, synced := range a.objects.synced() {
 		if !synced() {
-			return errors.New("the watch caches are not synced yet")
+			missing = append(missing, cached[i])
 		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("the caches are not synced yet: %s", strings.Join(missing, ", "))
 	}
 	return nil
 }

@@ -2,10 +2,12 @@ package attacher
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
@@ -181,7 +183,7 @@ func attemptOf(key publication.Key, one *subject, step publication.CallDriver) a
 
 // call sends a call and notes how it ended.
 func (a *Attacher) call(ctx context.Context, one *subject, step publication.CallDriver, try attempt) {
-	logger := klog.FromContext(ctx).WithValues(one.about()...)
+	logger := klog.FromContext(ctx).WithValues(one.aboutCall(a.nodeOf(one, step.NodeID))...)
 	ctx = klog.NewContext(ctx, logger)
 	logger.Info(verbs[step.Verb].begins, "call", step.Verb, "nodeID", step.NodeID)
 	traced, end := trace(ctx, try, a.driver)
@@ -189,8 +191,19 @@ func (a *Attacher) call(ctx context.Context, one *subject, step publication.Call
 	end(ended.err)
 	a.holds.end(time.Now(), try, ended.err)
 	a.finish(logger, try, ended)
+	if step.Verb == publication.Unpublish && ended.err == nil {
+		a.makeRoom(step.NodeID)
+	}
 	if one.attachment != nil {
 		a.wakeAttachment(one.attachment) // the key may be another one by now
+	}
+}
+
+// makeRoom wakes the attachments that a full node kept out, now that a volume was detached from it.
+func (a *Attacher) makeRoom(nodeID string) {
+	now := time.Now()
+	for i, r := range a.calls.release(nodeID, now, a.policy.RetryStart) {
+		a.queue.AddAfter(a.objects.keyOfVolume(r.handle, r.node), time.Duration(i)*a.policy.RetryStart)
 	}
 }
 
@@ -205,7 +218,23 @@ func (a *Attacher) flow() telemetry.Calls {
 		}
 	}
 	f.NodesHeld, f.VolumesHeld = a.holds.count(time.Now())
+	f.PendingAttach, f.PendingDetach = a.pending(time.Now())
 	return f
+}
+
+// pending is how long the oldest attach and the oldest detach have been asked for.
+func (a *Attacher) pending(now time.Time) (attach, detach time.Duration) {
+	for _, item := range a.objects.attachmentInformer.GetStore().List() {
+		va, ok := item.(*storagev1.VolumeAttachment)
+		switch {
+		case !ok || va.Spec.Attacher != a.driver:
+		case va.DeletionTimestamp == nil && !va.Status.Attached:
+			attach = max(attach, now.Sub(va.CreationTimestamp.Time))
+		case va.DeletionTimestamp != nil && slices.Contains(va.Finalizers, a.finalizer): // else it waits for another finalizer
+			detach = max(detach, now.Sub(va.DeletionTimestamp.Time))
+		}
+	}
+	return attach, detach
 }
 
 func (a *Attacher) callQueues() []*callQueue { return []*callQueue{a.wellCalls, a.suspectCalls} }

@@ -1,10 +1,13 @@
 package attacher
 
 import (
+	"cmp"
+	"maps"
 	"slices"
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -28,7 +31,8 @@ type record struct {
 	// publishContext is the driver's reply to a confirmed Publish that is not
 	// recorded yet.
 	publishContext map[string]string
-	err            error // of the last attempt
+	err            error  // of the last attempt
+	keptOut        string // the ID of the node that was full at the last attempt; empty if it was not
 	// drift: what the driver's list says against the attachment, until a call that
 	// mends it was confirmed and recorded.
 	drift publication.Drift
@@ -42,10 +46,12 @@ type ledger struct {
 	mu       sync.Mutex
 	byUID    map[types.UID]*record
 	byVolume map[string][]*record
+	// full are the attachments that a full node keeps out (RESOURCE_EXHAUSTED), by node ID.
+	full map[string]map[types.UID]*record
 }
 
 func newLedger() *ledger {
-	return &ledger{byUID: map[types.UID]*record{}, byVolume: map[string][]*record{}}
+	return &ledger{byUID: map[types.UID]*record{}, byVolume: map[string][]*record{}, full: map[string]map[types.UID]*record{}}
 }
 
 // of returns what is known of an attachment's calls.
@@ -96,6 +102,7 @@ func (l *ledger) begin(a attempt, exclusive bool) bool {
 	r := l.recordFor(a)
 	r.call = r.call.Begin(a.verb, a.nodeID, a.inputs, a.attached)
 	r.publishContext, r.err = nil, nil
+	l.fits(r)
 	return true
 }
 
@@ -142,7 +149,38 @@ func (l *ledger) confirm(uid types.UID, publishContext map[string]string, now ti
 func (l *ledger) fail(uid types.UID, err error, now time.Time) {
 	l.change(uid, func(r *record) {
 		r.call, r.err = r.call.Fail(now, err.Error(), csi.IsUnanswered(err)), err
+		if code, _ := csi.Code(err); code == codes.ResourceExhausted && r.call.Verb == publication.Publish {
+			l.fits(r)
+			r.keptOut = r.call.NodeID
+			if l.full[r.keptOut] == nil {
+				l.full[r.keptOut] = map[types.UID]*record{}
+			}
+			l.full[r.keptOut][uid] = r
+		}
 	})
+}
+
+// fits notes that a node does not keep an attachment out, as far as is known; hold the lock.
+func (l *ledger) fits(r *record) {
+	if delete(l.full[r.keptOut], r.uid); len(l.full[r.keptOut]) == 0 {
+		delete(l.full, r.keptOut)
+	}
+	r.keptOut = ""
+}
+
+// release ends the back-off of those that a full node keeps out: of the one that has waited longest now, and of one more after
+// each pause. It returns them in this order.
+func (l *ledger) release(nodeID string, now time.Time, pause time.Duration) (released []record) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	waiting := slices.SortedFunc(maps.Values(l.full[nodeID]), func(a, b *record) int {
+		return cmp.Or(a.call.Ended.Compare(b.call.Ended), cmp.Compare(a.uid, b.uid))
+	})
+	for i, r := range waiting {
+		r.call = r.call.Release(now.Add(time.Duration(i) * pause))
+		released = append(released, *r)
+	}
+	return released
 }
 
 // refuse notes an attempt that failed before anything was sent.
@@ -193,6 +231,7 @@ func (l *ledger) forget(uid types.UID) {
 	}
 	delete(l.byUID, uid)
 	l.unfile(r)
+	l.fits(r)
 }
 
 func (l *ledger) change(uid types.UID, apply func(*record)) {

@@ -1,12 +1,18 @@
 package attacher
 
 import (
+	"errors"
 	"flag"
+	"fmt"
+	"io"
 	"maps"
+	"math"
+	"os"
 	"slices"
 	"strings"
 	"time"
 
+	libleader "github.com/kubernetes-csi/csi-lib-utils/leaderelection"
 	"github.com/kubernetes-csi/csi-lib-utils/standardflags"
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/klog/v2"
@@ -65,6 +71,84 @@ func RegisterFlags() *Options {
 	flags.Lookup("kube-api-burst").Usage = "Requests to the Kubernetes API server at once, where --kube-api-qps sets a limit."
 	o.acceptObsolete(flags)
 	return o
+}
+
+// ParseFlags reads the command line. If ok is false the process ends with the exit code, as after package flag's own
+// parsing. After a mistake it prints that alone: in a container's log the usage would hide it.
+func ParseFlags(args []string) (exitCode int, ok bool) {
+	flags := flag.CommandLine
+	flags.Init(flags.Name(), flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	err := flags.Parse(args)
+	flags.SetOutput(os.Stderr)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		flags.Usage()
+		return 0, false
+	case err != nil:
+		fmt.Fprintf(os.Stderr, "%v\nRun with --help for usage.\n", err)
+		return exitBadFlags, false
+	case flags.NArg() > 0: // package flag reads no flag after it, and says nothing
+		fmt.Fprintf(os.Stderr, "unexpected argument %q: positional arguments are not supported; write boolean flags as --flag=value\n", flags.Arg(0))
+		return exitBadFlags, false
+	default:
+		return 0, true
+	}
+}
+
+// exitBadFlags is package flag's exit code for a command line that it cannot read.
+const exitBadFlags = 2
+
+// checkValues refuses values that nothing could work with.
+func (o *Options) checkValues() error {
+	for _, d := range []struct {
+		flag  string
+		value time.Duration
+	}{
+		{"timeout", o.Timeout}, {"retry-interval-start", o.RetryIntervalStart},
+	} {
+		if d.value <= 0 {
+			return fmt.Errorf("--%s is %v, but must be greater than zero", d.flag, d.value)
+		}
+	}
+	for _, d := range []struct {
+		flag  string
+		value time.Duration
+	}{
+		{"resync", o.Resync}, {"reconcile-sync", o.ReconcileSync},
+		{"leader-election-lease-duration", o.Common.LeaderElectionLeaseDuration},
+		{"leader-election-renew-deadline", o.Common.LeaderElectionRenewDeadline},
+		{"leader-election-retry-period", o.Common.LeaderElectionRetryPeriod},
+	} {
+		if d.value < 0 {
+			return fmt.Errorf("--%s is %v, but must not be negative", d.flag, d.value)
+		}
+	}
+	switch {
+	case o.RetryIntervalMax < o.RetryIntervalStart:
+		return fmt.Errorf("--retry-interval-max is %v, but must not be less than --retry-interval-start, which is %v", o.RetryIntervalMax, o.RetryIntervalStart)
+	case o.MaxEntries < 0:
+		return fmt.Errorf("--max-entries is %d, but must not be negative", o.MaxEntries)
+	case math.IsNaN(o.Common.KubeAPIQPS):
+		return errors.New("--kube-api-qps is NaN, but must be a number")
+	case o.Common.KubeAPIBurst < 0:
+		return fmt.Errorf("--kube-api-burst is %d, but must not be negative", o.Common.KubeAPIBurst)
+	}
+	return checkMetricsPath(o.Common.MetricsPath)
+}
+
+// checkMetricsPath refuses what http.ServeMux panics on.
+func checkMetricsPath(path string) error {
+	switch {
+	case !strings.HasPrefix(path, "/"):
+		return fmt.Errorf("--metrics-path is %q, but must begin with /", path)
+	case strings.ContainsAny(path, " \t{}"):
+		return fmt.Errorf("--metrics-path is %q, but must not contain spaces or braces", path)
+	case path == readyPath, path == libleader.HealthCheckerAddress:
+		return fmt.Errorf("--metrics-path is %q, which serves something else", path)
+	default:
+		return nil
+	}
 }
 
 // override changes the default of a flag that a library registered.

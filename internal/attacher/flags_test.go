@@ -204,7 +204,7 @@ func TestWordsAreRefused(t *testing.T) {
 	belay := programPath(t)
 	for _, args := range [][]string{{"word", "--timeout=1s"}, {"--leader-election", "true", "--timeout=1s"}} {
 		text, code := execute(t, belay, args...)
-		if want := "unexpected argument"; code != 2 || !strings.Contains(text, want) || strings.Count(text, "\n") != 1 {
+		if want := "positional arguments are not supported; write boolean flags as --flag=value"; code != 2 || !strings.Contains(text, want) || strings.Count(text, "\n") != 1 {
 			t.Errorf("%v: exit code %d, want 2 and one line with %q:\n%s", args, code, want, text)
 		}
 	}
@@ -273,8 +273,22 @@ func TestRefusedOptions(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no workers":           {[]string{"--worker-threads=0"}, "worker-threads"},
-		"two metric addresses": {[]string{"--metrics-address=:1", "--http-endpoint=:2"}, "only one of"},
+		"no workers":                        {[]string{"--worker-threads=0"}, "worker-threads"},
+		"negative max-entries":              {[]string{"--max-entries=-1"}, "--max-entries is -1, but must not be negative"},
+		"no retry interval":                 {[]string{"--retry-interval-start=0"}, "--retry-interval-start is 0s, but must be greater than zero"},
+		"negative retry interval":           {[]string{"--retry-interval-start=-1s"}, "--retry-interval-start is -1s, but must be greater than zero"},
+		"longest retry interval is shorter": {[]string{"--retry-interval-start=2s", "--retry-interval-max=1s"}, "--retry-interval-max is 1s, but must not be less than --retry-interval-start, which is 2s"},
+		"no timeout":                        {[]string{"--timeout=0"}, "--timeout is 0s, but must be greater than zero"},
+		"QPS that is no number":             {[]string{"--kube-api-qps=NaN"}, "--kube-api-qps is NaN, but must be a number"},
+		"negative burst":                    {[]string{"--kube-api-burst=-1"}, "--kube-api-burst is -1, but must not be negative"},
+		"negative resync":                   {[]string{"--resync=-1s"}, "--resync is -1s, but must not be negative"},
+		"negative reconcile-sync":           {[]string{"--reconcile-sync=-1s"}, "--reconcile-sync is -1s, but must not be negative"},
+		"negative lease duration":           {[]string{"--leader-election-retry-period=-1s"}, "--leader-election-retry-period is -1s, but must not be negative"},
+		"metrics path without a slash":      {[]string{"--metrics-path=metrics"}, `--metrics-path is "metrics", but must begin with /`},
+		"empty metrics path":                {[]string{"--metrics-path="}, `--metrics-path is "", but must begin with /`},
+		"metrics path that is taken":        {[]string{"--metrics-path=/readyz"}, `--metrics-path is "/readyz", which serves something else`},
+		"metrics path that is a pattern":    {[]string{"--metrics-path=/{"}, `--metrics-path is "/{", but must not contain spaces or braces`},
+		"two metric addresses":              {[]string{"--metrics-address=:1", "--http-endpoint=:2"}, "only one of"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -286,5 +300,21 @@ func TestRefusedOptions(t *testing.T) {
 				t.Errorf("got %v, want an error about %q", err, tt.want)
 			}
 		})
+	}
+}
+
+// A flag that cannot be read is named in the last lines of the log: `kubectl logs --tail` would show the end of the usage.
+func TestMistypedFlagPrintsNoUsage(t *testing.T) {
+	for arg, want := range map[string]string{
+		"--timout=1s":   "flag provided but not defined: -timout\nRun with --help for usage.\n",
+		"--timeout=1":   "invalid value \"1\" for flag -timeout: parse error\nRun with --help for usage.\n",
+		"--csi-address": "flag needs an argument: -csi-address\nRun with --help for usage.\n",
+	} {
+		if text, code := execute(t, programPath(t), arg); code != 2 || text != want {
+			t.Errorf("%s: exit code %d, want 2 and %q:\n%s", arg, code, want, text)
+		}
+	}
+	if text, code := execute(t, programPath(t), "-h"); code != 0 || !strings.Contains(text, "-retry-interval-start") {
+		t.Errorf("-h: exit code %d, and\n%s", code, text)
 	}
 }

@@ -68,7 +68,7 @@ func TestFullNodeIsHeldBack(t *testing.T) {
 		if len(starts) < 9 || len(starts) > 10 {
 			t.Errorf("attaches to the full node were tried after %v, want one each second", starts)
 		}
-		if f, want := b.attacher.flow(), (telemetry.Calls{Limit: 100, NodesHeld: 1}); f != want {
+		if f, want := b.attacher.flow(), (telemetry.Calls{Limit: 100, NodesHeld: 1, PendingAttach: 10 * time.Second}); f != want {
 			t.Errorf("flow is %+v, want %+v", f, want)
 		}
 		// What is detached makes room for as many, at once.
@@ -78,6 +78,71 @@ func TestFullNodeIsHeldBack(t *testing.T) {
 		b.pass(1100 * time.Millisecond)
 		if room := len(b.startsOf("Publish", "full", "", begun)) - len(starts); room < places {
 			t.Errorf("%d attaches were tried after %d detaches", room, places)
+		}
+	})
+}
+
+// A confirmed detach from a full node makes room: what waits for a place there does not wait for the end of its back-off, of
+// minutes by then. One is tried at once, and one more after each pause.
+func TestDetachFromAFullNodeEndsTheBackOff(t *testing.T) {
+	inBubble(t, 100, func(b *bubble) {
+		published := 0 // under b.mu
+		b.answers(func(_ context.Context, c call) error {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			switch {
+			case c.Node != "id-full":
+				return errFull // it stays full
+			case c.Method == "Unpublish":
+				published--
+			case published >= 2:
+				return errFull
+			default:
+				published++
+			}
+			return nil
+		})
+		b.attach("in1", "full")
+		b.attach("in2", "full")
+		b.pass(time.Second)
+		for i := range 4 {
+			b.attach(fmt.Sprint("v", i), "full")
+			b.attach(fmt.Sprint("w", i), "other")
+		}
+		b.pass(time.Hour)
+		begun := time.Now()
+		b.detach("in1", "full")
+		b.pass(3500 * time.Millisecond)
+		starts := b.startsOf("Publish", "full", "", begun)
+		if len(starts) != 4 || starts[0] > 10*time.Millisecond {
+			t.Fatalf("attaches to the node were tried after %v, want one at once and one after each second", starts)
+		}
+		for i := 1; i < len(starts); i++ {
+			if pause := starts[i] - starts[i-1]; pause < 900*time.Millisecond {
+				t.Errorf("attaches to the node were tried after %v, want a second between them", starts)
+			}
+		}
+		if n := len(b.startsOf("Publish", "other", "", begun)); n > 1 {
+			t.Errorf("%d attaches to another full node were tried", n)
+		}
+		attached := 0
+		for i := range 4 {
+			if b.isAttached(fmt.Sprint("v", i), "full") {
+				attached++
+			}
+		}
+		if attached != 1 {
+			t.Errorf("%d volumes are attached to the place that became free", attached)
+		}
+		if n := len(b.attacher.calls.full["id-full"]); n != 3 {
+			t.Errorf("%d volumes are noted to wait for the node, want 3", n)
+		}
+		for i := range 4 {
+			b.detach(fmt.Sprint("v", i), "full")
+		}
+		b.pass(time.Minute)
+		if n := len(b.attacher.calls.full["id-full"]); n != 0 {
+			t.Errorf("%d volumes are noted to wait for the node, and none does", n)
 		}
 	})
 }

@@ -27,7 +27,8 @@ const leasePrefix = "external-attacher-leader-"
 // csi-lib-utils waits for the driver at the start.
 const maxAbsence = 30 * time.Second
 
-var errStoppedLeading = errors.New("stopped leading")
+// ErrShutDown is returned by RunSidecar with leader election when nothing failed: csi-attacher exits with 1 then (ADR 11).
+var ErrShutDown = errors.New("shut down as requested")
 
 // lease makes the leader lease, or none without --leader-election. csi-lib-utils makes
 // its own lock, which would neither be watched nor tell whether it is held; name,
@@ -79,6 +80,9 @@ func (o *Options) attach(ctx context.Context, a *Attacher, driver *csi.Driver, l
 	err := o.lead(ctx, a, lease, health)
 	end(nil)
 	follower.Wait()
+	if failed != nil && errors.Is(err, ErrShutDown) {
+		return failed
+	}
 	return errors.Join(failed, err)
 }
 
@@ -129,7 +133,11 @@ func (o *Options) lead(ctx context.Context, a *Attacher, lease *kube.Lease, heal
 					lease.Keep()
 				}
 			},
-			OnStoppedLeading: func() { klog.FromContext(ctx).Info("Stopped leading") },
+			OnStoppedLeading: func() { // also called for a standby
+				if state.Load() == leading {
+					klog.FromContext(ctx).Info("Stopped leading")
+				}
+			},
 		},
 	})
 	if err != nil {
@@ -137,8 +145,14 @@ func (o *Options) lead(ctx context.Context, a *Attacher, lease *kube.Lease, heal
 	}
 	health.leader.SetLeaderElection(elector)
 	elector.Run(kept)
-	if kept.Err() == nil {
-		return errors.New("lost the leader lease") // others may lead: nothing is waited for
+	switch {
+	case kept.Err() != nil && failed != nil:
+		return failed
+	case kept.Err() != nil:
+		return ErrShutDown
+	case lease.Lost() != nil: // others may lead: nothing is waited for
+		return fmt.Errorf("lost the leader lease: %w", lease.Lost())
+	default:
+		return errors.New("lost the leader lease")
 	}
-	return errors.Join(failed, errStoppedLeading)
 }

@@ -2,8 +2,10 @@ package attacher
 
 import (
 	"context"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/klog/v2"
 
 	"belay.dev/belay/internal/publication"
@@ -14,8 +16,11 @@ import (
 // are written.
 
 // about is what a log line about an attachment names.
-func (s *subject) about() []any {
-	values := []any{"attachment", s.seen.Name, "node", s.seen.Node}
+func (s *subject) about() []any { return s.aboutCall(s.seen.Node) }
+
+// aboutCall is what a log line about a call for an attachment names.
+func (s *subject) aboutCall(node string) []any {
+	values := []any{"attachment", s.seen.Name, "node", node}
 	if va := s.attachment; va != nil && va.Spec.Source.PersistentVolumeName != nil {
 		values = append(values, "volume", *va.Spec.Source.PersistentVolumeName)
 	} else if s.source.pv != nil {
@@ -27,6 +32,21 @@ func (s *subject) about() []any {
 		values = append(values, "handle", s.record.handle)
 	}
 	return appendClaim(values, s.source.pv)
+}
+
+// nodeOf is the name of the node that a call is for; empty if it is not known. That is another node than the attachment's where an
+// abandoned volume is taken back.
+func (a *Attacher) nodeOf(one *subject, nodeID string) string {
+	if one.seen.Drift != publication.Abandoned || nodeID != one.seen.DriftNodeID {
+		return one.seen.Node
+	}
+	for _, item := range a.objects.csiNodeInformer.GetStore().List() {
+		node, ok := item.(*storagev1.CSINode)
+		if ok && slices.ContainsFunc(node.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.NodeID == nodeID }) { // ours alone is kept
+			return node.Name
+		}
+	}
+	return ""
 }
 
 // about is what a log line about a key names.
@@ -65,10 +85,10 @@ func appendClaim(values []any, pv *corev1.PersistentVolume) []any {
 	return values
 }
 
-// logWaits logs why the attachments of a key wait.
-func (s snapshot) logWaits(ctx context.Context, waits []publication.Wait) {
+// logWaits logs why the attachments of a key wait, where that has changed.
+func (s snapshot) logWaits(ctx context.Context, waits []publication.Wait, changed map[string]bool) {
 	logger := klog.FromContext(ctx).V(1)
-	if !logger.Enabled() {
+	if !logger.Enabled() || len(changed) == 0 {
 		return
 	}
 	byName := make(map[string]*subject, len(s.subjects))
@@ -76,12 +96,22 @@ func (s snapshot) logWaits(ctx context.Context, waits []publication.Wait) {
 		byName[one.seen.Name] = one
 	}
 	for _, w := range waits {
-		values := append(byName[w.Attachment].about(), "reason", w.Reason, "endedBy", w.Reason.Exit())
+		if !changed[w.Attachment] {
+			continue
+		}
+		values := append(byName[w.Attachment].about(), "reason", w.Reason, "until", w.Reason.Exit())
 		if !w.Until.IsZero() {
-			values = append(values, "until", publication.Stamp(w.Until))
+			values = append(values, "recheckAt", publication.Stamp(w.Until))
 		}
 		logger.Info("Waiting", values...)
 	}
+}
+
+// disagreements are the lines of the log for what is mended because the driver's list disagrees with an attachment.
+var disagreements = map[publication.Drift]string{
+	publication.NotPublished:   "The driver does not list the volume as published to the node, publishing it again",
+	publication.StillPublished: "The driver still lists the volume as published to the node after the detach, unpublishing it again",
+	publication.Abandoned:      "The driver lists the volume as published to a node that no VolumeAttachment is for, unpublishing it there",
 }
 
 // verbs are the words for a call to the driver in the log.

@@ -86,6 +86,9 @@ func newObjects(client kubernetes.Interface, driver string, resync time.Duration
 	return o, nil
 }
 
+// cached are the resources of the caches, in the order of synced.
+var cached = []string{"volumeattachments", "persistentvolumes", "csinodes"}
+
 func (o *objects) synced() []cache.InformerSynced {
 	return []cache.InformerSynced{o.attachmentInformer.HasSynced, o.volumeInformer.HasSynced, o.csiNodeInformer.HasSynced}
 }

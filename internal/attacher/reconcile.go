@@ -78,7 +78,11 @@ func (r *reconciler) pass(ctx context.Context) {
 func (r *reconciler) act(logger klog.Logger, result publication.Result, claims []publication.Claim) {
 	for _, claim := range claims {
 		if drift, confirmed := result.Confirmed[claim.UID]; confirmed {
-			logger.Info("VolumeAttachment and the driver's list disagree, calling the driver again", append(r.attacher.aboutClaim(claim), "drift", drift, "at", result.AbandonedAt[claim.UID])...)
+			values := append(r.attacher.aboutClaim(claim), "drift", drift)
+			if at := result.AbandonedAt[claim.UID]; at != "" {
+				values = append(values, "publishedAt", at)
+			}
+			logger.Info(disagreements[drift], values...)
 			r.attacher.mark(claim, drift, result.AbandonedAt[claim.UID])
 		}
 		if slices.Contains(result.CalledOff, claim.UID) {

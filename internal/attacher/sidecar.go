@@ -32,8 +32,11 @@ import (
 // has 30 s by default before it is killed; recording and the lease need some.
 const maxDrain = 20 * time.Second
 
+// readyPath is where a replica reports whether it could lead.
+const readyPath = "/readyz"
+
 // RunSidecar starts up in csi-attacher's order and attaches until ctx ends. With
-// leader election it always returns an error, as csi-attacher always ends with 1.
+// leader election it always returns an error, as csi-attacher always ends with 1: ErrShutDown if nothing failed.
 func RunSidecar(ctx context.Context, o *Options) error {
 	if err := o.check(ctx); err != nil {
 		return err
@@ -86,7 +89,7 @@ func RunSidecar(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
-	health.found(driver, a)
+	health.found(driver, a, lease)
 	return o.attach(ctx, a, driver, lease, health)
 }
 
@@ -98,7 +101,7 @@ func sayUnreachable(ctx context.Context, config *rest.Config) {
 	}
 }
 
-// check refuses what csi-attacher refuses.
+// check refuses what csi-attacher refuses, and values that nothing could work with.
 func (o *Options) check(ctx context.Context) error {
 	if o.Common.MetricsAddress != "" && o.Common.HttpEndpoint != "" {
 		return errors.New("only one of `--metrics-address` and `--http-endpoint` can be set")
@@ -108,6 +111,9 @@ func (o *Options) check(ctx context.Context) error {
 	}
 	if o.Common.KubeAPIQPS > 0 && o.Common.KubeAPIBurst < 1 {
 		return fmt.Errorf("--kube-api-burst is %d, but must be at least 1 when --kube-api-qps limits the rate", o.Common.KubeAPIBurst)
+	}
+	if err := o.checkValues(); err != nil {
+		return err
 	}
 	for _, name := range o.ignored {
 		klog.FromContext(ctx).Info("Ignoring obsolete flag", "flag", name)
@@ -150,7 +156,7 @@ func (o *Options) serve(ctx context.Context, mux *http.ServeMux, health *health)
 	if address == "" {
 		return
 	}
-	mux.Handle("/readyz", healthz.CheckHandler{Checker: health.ready})
+	mux.Handle(readyPath, healthz.CheckHandler{Checker: health.ready})
 	// As with csi-attacher, not at the deprecated --metrics-address.
 	if o.Common.LeaderElection && o.Common.HttpEndpoint != "" {
 		mux.Handle(libleader.HealthCheckerAddress, healthz.CheckHandler{Checker: health.leader.Check})
@@ -176,10 +182,13 @@ func newHealth() *health {
 }
 
 // found notes what readiness depends on.
-func (h *health) found(driver *csi.Driver, a *Attacher) {
+func (h *health) found(driver *csi.Driver, a *Attacher, lease *kube.Lease) {
 	h.known.Store(new(func() error {
 		if !driver.Present() {
 			return errors.New("the CSI driver is not connected")
+		}
+		if lease != nil && lease.Trouble() != nil {
+			return lease.Trouble()
 		}
 		return a.warmed()
 	}))

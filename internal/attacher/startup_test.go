@@ -210,3 +210,53 @@ func TestHealth(t *testing.T) {
 	w.driver.listen(t, w.driver.address)
 	says(standby, "/readyz", "200 ok")
 }
+
+// A replica that may not read the lease can never lead: it is not ready, and reports why.
+func TestReadinessWithoutRightsOnTheLease(t *testing.T) {
+	w := newWorld(t)
+	address := freeAddress()
+	w.sidecar("--leader-election", "--leader-election-namespace=default", "--http-endpoint="+address)
+	const want = "the leader lease cannot be read: leases.coordination.k8s.io"
+	eventually(t, "the replica is not ready", func() bool {
+		text := ask(t, address, "/readyz")
+		return strings.HasPrefix(text, "500") && strings.Contains(text, want) && strings.Contains(text, "is forbidden")
+	})
+}
+
+// Readiness names the caches that are missing.
+func TestReadinessNamesTheCaches(t *testing.T) {
+	clients, err := newMemoryAPI().client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := New(Config{Client: clients, Driver: bubbleDriver, WorkerThreads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.shutDown()
+	if got, want := fmt.Sprint(a.warmed()), "the caches are not synced yet: volumeattachments, persistentvolumes, csinodes"; got != want {
+		t.Errorf("warmed: %s, want %s", got, want)
+	}
+}
+
+// A process that ends at SIGTERM exits with 1, as csi-attacher does with leader election, and does not call that a failure.
+// Only one that led reports that it stopped leading.
+func TestLogAtSIGTERM(t *testing.T) {
+	w := newWorld(t)
+	health := freeAddress()
+	leader := w.candidateOf(programPath(t), "host-a", w.socket("a"))
+	w.untilLeads("host-a")
+	leader.waitLog("Started attaching")
+	standby := w.candidateOf(programPath(t), "host-b", w.socket("b"), "--http-endpoint="+health)
+	w.untilReady(health)
+	for _, s := range []*sidecar{standby, leader} {
+		s.signal(syscall.SIGTERM)
+		s.endsWith(1, `"Shut down"`)
+		if n := s.said("belay-attacher failed"); n > 0 {
+			t.Error("the end at SIGTERM is called a failure")
+		}
+	}
+	if standby.said("Stopped leading") != 0 || leader.said("Stopped leading") != 1 {
+		t.Errorf("stopped leading: logged %d times by the standby, %d by the leader", standby.said("Stopped leading"), leader.said("Stopped leading"))
+	}
+}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -96,7 +95,7 @@ func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, one
 		ref := one.source.secret
 		secrets, err := a.secrets(ctx, ref)
 		if err != nil {
-			a.calls.refuse(try, err, time.Now())
+			a.refuse(ctx, one, try, err)
 			return true, nil
 		}
 		a.pendingSecrets.keep(one.uid(), ref, secrets)
@@ -110,7 +109,7 @@ func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, one
 	}
 	err := both.Wait()
 	if err != nil && !one.seen.Attached && a.queue.NumRequeues(key) >= requeuesBeforeReport && isRefusal(err) {
-		a.calls.refuse(try, err, time.Now())
+		a.refuse(ctx, one, try, err)
 		return true, nil
 	}
 	return err == nil, err

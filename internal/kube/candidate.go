@@ -3,6 +3,8 @@ package kube
 import (
 	"bytes"
 	"context"
+	"fmt"
+	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,7 +29,7 @@ type rival struct {
 // only now. (client-go's elector by itself asks again one to 2.2 retry periods later.) The Update that follows carries the
 // resource version read here, so that a renewal in between wins.
 //
-// A leader's Get fails once somebody else had the lease. client-go's elector would take
+// A leader's Get fails once another process had the lease, also one of the same identity. client-go's elector would take
 // it again when it is free, and lead on as if nobody had led in between.
 func (l *Lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	if l.wasAcquired() {
@@ -37,7 +39,7 @@ func (l *Lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []
 	defer changes.fall()
 	for {
 		changes.hang(ctx)
-		record, raw, err := l.Interface.Get(ctx)
+		record, raw, err := l.read(ctx)
 		again := l.retryPeriod
 		switch {
 		case ctx.Err() != nil:
@@ -45,7 +47,7 @@ func (l *Lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []
 		case apierrors.IsNotFound(err):
 			return nil, nil, err
 		case err != nil:
-			klog.FromContext(ctx).Error(err, "Read the leader lease", "lease", l.Describe())
+			klog.FromContext(ctx).Error(err, "Failed to read the leader lease", "lease", l.Describe())
 		case record.HolderIdentity == "" || record.HolderIdentity == l.Identity():
 			return record, raw, nil
 		default:
@@ -69,23 +71,31 @@ func (l *Lease) wasAcquired() bool {
 }
 
 func (l *Lease) getOwn(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
-	record, raw, err := l.Interface.Get(ctx)
+	record, raw, err := l.read(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	if l.isDeposed() || record.HolderIdentity != l.Identity() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.deposed, l.until = true, time.Time{}
-		return nil, nil, errDeposed
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.lost != nil:
+	case record.HolderIdentity != l.Identity():
+		l.lost, l.until = errDeposed, time.Time{}
+	case !l.isOwnRenewal(record.RenewTime.Time):
+		l.lost, l.until = fmt.Errorf("another process renews the leader lease under this identity %q: is the pod on the host network?", l.Identity()), time.Time{}
+	}
+	if l.lost != nil {
+		return nil, nil, l.lost
 	}
 	return record, raw, nil
 }
 
-func (l *Lease) isDeposed() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.deposed
+// isOwnRenewal reports whether this process may have stored a renewal time, which the API server keeps in microseconds;
+// hold the lock.
+func (l *Lease) isOwnRenewal(at time.Time) bool {
+	return slices.ContainsFunc(l.sent, func(sent time.Time) bool {
+		return sent.Truncate(time.Microsecond).Equal(at.Truncate(time.Microsecond))
+	})
 }
 
 // left tells how long the lease of another is good for.

@@ -3,13 +3,18 @@ package kube
 import (
 	"context"
 	"errors"
+	"strconv"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/leaderelection"
@@ -241,6 +246,110 @@ func TestDeposedLeaderStaysDeposed(t *testing.T) {
 					if lease.Held() {
 						t.Error("the lease is held")
 					}
+				}
+			})
+		})
+	}
+}
+
+// versioned makes the API server refuse an update of a Lease that was changed meanwhile. The answer to an update is lost
+// where lost says so.
+func (e *election) versioned(lost func() bool) {
+	version := 0 // the fake client serves one request at a time
+	e.client.PrependReactor("update", "leases", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		updated := action.(clienttesting.UpdateAction).GetObject().(*coordinationv1.Lease).DeepCopy()
+		stored, err := e.client.Tracker().Get(action.GetResource(), testNamespace, testLease)
+		if err != nil {
+			return true, nil, err
+		}
+		if stored.(*coordinationv1.Lease).ResourceVersion != updated.ResourceVersion {
+			return true, nil, apierrors.NewConflict(schema.GroupResource{Resource: "leases"}, testLease, errors.New("it was changed"))
+		}
+		version++
+		updated.ResourceVersion = strconv.Itoa(version)
+		if err := e.client.Tracker().Update(action.GetResource(), updated, testNamespace); err != nil {
+			return true, nil, err
+		}
+		if lost() {
+			return true, nil, errors.New("the answer was lost")
+		}
+		return true, updated, nil
+	})
+}
+
+// Two processes of one identity (pods on the host network of one node) both take the lease. The first stops leading at
+// its next renewal, which finds one that it did not send, and reports why.
+func TestSecondProcessOfTheSameIdentity(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &election{t: t, client: fake.NewClientset()}
+		e.versioned(func() bool { return false })
+		first := e.stand("a")
+		<-time.After(time.Minute + time.Second)
+		if !first.leads() {
+			t.Fatal("the first does not lead")
+		}
+		second := e.stand("a")
+		<-time.After(time.Second)
+		if !second.leads() {
+			t.Error("a container that restarts does not take its own lease back at once")
+		}
+		<-time.After(5 * time.Second) // the retry period
+		if first.lease.Held() {
+			t.Error("the first still leads after its next renewal")
+		}
+		if err := first.lease.Lost(); err == nil || !strings.Contains(err.Error(), `another process renews the leader lease under this identity "a"`) {
+			t.Errorf("the first reports %v", err)
+		}
+		<-time.After(time.Minute)
+		select {
+		case <-first.ended:
+		default:
+			t.Error("the first has not ended")
+		}
+		if !second.lease.Held() || second.lease.Lost() != nil {
+			t.Errorf("the second does not lead any more: %v", second.lease.Lost())
+		}
+	})
+}
+
+// A renewal that was stored although its answer was lost is the leader's own, and so is one after somebody edited the Lease.
+func TestLostAnswerIsNoSecondProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &election{t: t, client: fake.NewClientset()}
+		leader := e.stand("a")
+		<-time.After(time.Minute)
+		lose := 1 // only the elector's goroutine updates
+		e.versioned(func() bool { lose--; return lose >= 0 })
+		<-time.After(time.Minute)
+		if lose > 0 || !leader.lease.Held() || leader.lease.Lost() != nil {
+			t.Errorf("%d answers to be lost, held: %v, lost: %v", lose, leader.lease.Held(), leader.lease.Lost())
+		}
+	})
+}
+
+// What refuses the lease to a candidate, or to the leader, is its trouble until a request succeeds.
+func TestLeaseThatIsForbidden(t *testing.T) {
+	forbidden := apierrors.NewForbidden(schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}, testLease, errors.New("no rights"))
+	for verb, want := range map[string]string{
+		"get":    "the leader lease cannot be read: leases.coordination.k8s.io \"lease\" is forbidden",
+		"create": "the leader lease cannot be written: leases.coordination.k8s.io \"lease\" is forbidden",
+	} {
+		t.Run(verb, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := &election{t: t, client: fake.NewClientset()}
+				var refuse atomic.Bool
+				refuse.Store(true)
+				e.client.PrependReactor(verb, "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+					return refuse.Load(), nil, forbidden
+				})
+				c := e.stand("a")
+				if err := c.lease.Trouble(); err == nil || !strings.HasPrefix(err.Error(), want) {
+					t.Errorf("trouble %v, want %q", err, want)
+				}
+				refuse.Store(false)
+				<-time.After(30 * time.Second)
+				if err := c.lease.Trouble(); err != nil || !c.leads() {
+					t.Errorf("it works again: trouble %v, leads: %v", err, c.leads())
 				}
 			})
 		})

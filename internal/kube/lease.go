@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
@@ -20,8 +22,11 @@ import (
 // renewed within its deadline.
 var ErrNotLeading = errors.New("the leader lease was not renewed in time")
 
-// errDeposed is returned to an elector whose lease was somebody else's meanwhile.
-var errDeposed = errors.New("the leader lease was not ours any more")
+// errDeposed is returned to an elector that has lost its lease to another process.
+var errDeposed = errors.New("the leader lease is held by another process")
+
+// maxSent bounds the renewals without an answer that are remembered: a leader ends after a few.
+const maxSent = 20
 
 // Lease is a lock for leader election that knows until when writes may be sent, and
 // whose candidates are woken when it becomes free.
@@ -40,8 +45,13 @@ type Lease struct {
 
 	mu       sync.Mutex
 	acquired time.Time // zero before the lease was ours
-	deposed  bool      // for good: what this process knows is not what the next leader did
-	kept     bool      // not to be given back
+	// lost is why this process never leads again: what it knows is not what the next leader did.
+	lost error
+	// sent are the renewal times that this process may have stored.
+	sent []time.Time
+	// unreadable and unwritable are why the API server denied the last read and the last write of the lease.
+	unreadable, unwritable error
+	kept                   bool // not to be given back
 	// until is when the last renewal runs out, counted on the monotonic clock from
 	// before that renewal was sent.
 	until time.Time
@@ -95,8 +105,8 @@ func (l *Lease) Create(ctx context.Context, record resourcelock.LeaderElectionRe
 
 // Update acquires, renews or releases the lease and notes how long that is good for.
 func (l *Lease) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	if l.isDeposed() {
-		return errDeposed
+	if err := l.Lost(); err != nil {
+		return err
 	}
 	if record.HolderIdentity != l.Identity() && l.isKept() {
 		return nil
@@ -133,16 +143,19 @@ func (l *Lease) stamp(now time.Time, record resourcelock.LeaderElectionRecord) r
 		acquired = now
 	}
 	record.AcquireTime, record.RenewTime = metav1.NewTime(acquired), metav1.NewTime(now)
+	l.sent = append(l.sent[max(0, len(l.sent)-maxSent):], now)
 	return record
 }
 
 func (l *Lease) note(sent time.Time, record resourcelock.LeaderElectionRecord, err error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unwritable = denied(l.unwritable, "written", err)
 	if err != nil {
 		return err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	if record.HolderIdentity == l.Identity() {
+		l.sent = []time.Time{sent} // an earlier one names a version that is no longer stored
 		l.until = sent.Add(l.renewDeadline)
 		if l.acquired.IsZero() {
 			l.acquired = sent
@@ -154,6 +167,42 @@ func (l *Lease) note(sent time.Time, record resourcelock.LeaderElectionRecord, e
 		l.renewed(sent)
 	}
 	return nil
+}
+
+// denied keeps the error of a request for the lease that the API server denied; nil once one succeeds. A conflict, or a
+// Lease that does not exist, is part of an election.
+func denied(before error, verb string, err error) error {
+	switch {
+	case err == nil, apierrors.IsNotFound(err):
+		return nil
+	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err), apierrors.IsInvalid(err):
+		return fmt.Errorf("the leader lease cannot be %s: %w", verb, err)
+	default:
+		return before
+	}
+}
+
+// read reads the lease.
+func (l *Lease) read(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	record, raw, err := l.Interface.Get(ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unreadable = denied(l.unreadable, "read", err)
+	return record, raw, err
+}
+
+// Trouble is why the API server denies this process the lease, nil while it does not.
+func (l *Lease) Trouble() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return cmp.Or(l.unreadable, l.unwritable)
+}
+
+// Lost is why this process has lost the lease for good, nil while it has not.
+func (l *Lease) Lost() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lost
 }
 
 // healthy fails when the lease ran out so long ago that the process should have ended:

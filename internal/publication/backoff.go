@@ -11,26 +11,31 @@ import (
 // maxMessage is what the API server accepts in VolumeError.message, in bytes.
 const maxMessage = 1024
 
+// maxQuoted is how much of an error is quoted in another message, which goes on after it.
+const maxQuoted = 512
+
 // cutMark ends a message that was cut.
 const cutMark = "..."
 
 // Cut shortens a message to what the API server accepts, at a character's edge. What is no UTF-8 would grow on the way.
-func Cut(message string) string {
+func Cut(message string) string { return cut(message, maxMessage) }
+
+func cut(message string, most int) string {
 	message = strings.ToValidUTF8(message, "?")
-	if len(message) <= maxMessage {
+	if len(message) <= most {
 		return message
 	}
-	end := maxMessage - len(cutMark)
+	end := most - len(cutMark)
 	for end > 0 && !utf8.RuneStart(message[end]) {
 		end--
 	}
 	return message[:end] + cutMark
 }
 
-// backOff is when the next attempt may begin. A change of what the attempt
-// depends on ends it at once.
-func (v *volume) backOff(a Attachment) time.Time {
-	if !a.Call.failed() || a.Call.Inputs != a.Inputs {
+// backOff is when a call may begin that the last one would be repeated by: another verb, or the same for another node ID, need not
+// wait. A change of what the attempt depends on ends it at once.
+func (v *volume) backOff(a Attachment, verb Verb, nodeID string) time.Time {
+	if !a.Call.failed() || a.Call.Verb != verb || a.Call.NodeID != nodeID || a.Call.Inputs != a.Inputs {
 		return time.Time{}
 	}
 	return v.policy.NextAttempt(a.UID, a.Call)
@@ -38,7 +43,11 @@ func (v *volume) backOff(a Attachment) time.Time {
 
 // NextAttempt is when a call that failed is repeated, unless what it depends on changes before.
 func (p Policy) NextAttempt(uid string, failed Call) time.Time {
-	return failed.Ended.Add(p.delay(uid, failed))
+	next := failed.Ended.Add(p.delay(uid, failed))
+	if !failed.Released.IsZero() && failed.Released.Before(next) {
+		return failed.Released
+	}
+	return next
 }
 
 // Stamp is a time as messages and logs have it, rounded up to the second.

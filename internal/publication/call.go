@@ -27,6 +27,8 @@ type Call struct {
 	Failures int
 	// Ended is when the last attempt ended.
 	Ended time.Time
+	// Released is when the call may be repeated although its back-off has not ended; zero if only the back-off counts.
+	Released time.Time
 	// Message is the last attempt's error.
 	Message string
 	// Unanswered: the driver did not answer the last attempt within its timeout.
@@ -56,7 +58,7 @@ func (c Call) Begin(verb Verb, nodeID, inputs string, attached bool) Call {
 
 // Refuse is an attempt that ended before anything was sent.
 func (c Call) Refuse(verb Verb, nodeID, inputs string) Call {
-	if c.Verb != verb || c.Confirmed {
+	if c.Verb != verb || c.NodeID != nodeID || c.Confirmed {
 		c = Call{Verb: verb, NodeID: nodeID, Elsewhere: c.leave(nodeID)}
 	}
 	c.Inputs = inputs
@@ -73,7 +75,15 @@ func (c Call) Confirm(now time.Time) Call {
 func (c Call) Fail(now time.Time, message string, unanswered bool) Call {
 	c.InFlight, c.Confirmed, c.Recorded = false, false, false
 	c.Failures++
-	c.Ended, c.Message, c.Unanswered = now, message, unanswered
+	c.Ended, c.Message, c.Unanswered, c.Released = now, message, unanswered, time.Time{}
+	return c
+}
+
+// Release lets a call that failed be repeated from a time on.
+func (c Call) Release(at time.Time) Call {
+	if c.Released.IsZero() || at.Before(c.Released) {
+		c.Released = at
+	}
 	return c
 }
 

@@ -89,7 +89,7 @@ func (v *volume) attach(a Attachment) {
 		v.wait(a, DetachRequested, until)
 		return
 	}
-	if until := v.backOff(a); until.After(v.now) {
+	if until := v.backOff(a, Publish, a.NodeID); until.After(v.now) {
 		v.reportCall(a, Publish)
 		v.wait(a, BackingOff, until)
 		return
@@ -239,7 +239,7 @@ func (v *volume) undo(a Attachment) {
 	}
 }
 
-// call sends a call, unless no request can be made, the last one failed too
+// call sends a call, unless no request can be made, the same one failed too
 // short a time ago, or the volume has one in flight.
 func (v *volume) call(a Attachment, verb Verb, nodeID string) {
 	recordAs := Publish
@@ -251,7 +251,7 @@ func (v *volume) call(a Attachment, verb Verb, nodeID string) {
 		v.wait(a, RequestImpossible, time.Time{})
 		return
 	}
-	if until := v.backOff(a); until.After(v.now) {
+	if until := v.backOff(a, verb, nodeID); until.After(v.now) {
 		v.reportCall(a, recordAs)
 		v.wait(a, BackingOff, until)
 		return
@@ -318,9 +318,25 @@ func (v *volume) waitForOther(a, other Attachment) {
 		v.wait(a, OtherWriterAttached, time.Time{})
 		return
 	}
-	v.report(a, Publish, fmt.Sprintf("volume may be attached to one node only and VolumeAttachment %s for node %q still exists",
-		other.Name, other.Node))
+	if a.AttachError == "" || !other.Gone || other.failedToDetach() { // else a message is there, and the driver may confirm the detach at once
+		v.report(a, Publish, other.blocks())
+	}
 	v.wait(a, OtherWriterAttached, time.Time{})
+}
+
+func (a Attachment) failedToDetach() bool { return a.Call.Verb == Unpublish && a.Call.failed() }
+
+// blocks is the message for an attachment that waits for this one.
+func (a Attachment) blocks() string {
+	if !a.Gone {
+		return fmt.Sprintf("volume may be attached to one node only and VolumeAttachment %s for node %q still exists", a.Name, a.Node)
+	}
+	progress := "under way"
+	if a.failedToDetach() {
+		progress = fmt.Sprintf("retried (last error: %s)", cut(a.Call.Message, maxQuoted))
+	}
+	return fmt.Sprintf("volume can be attached to only one node: VolumeAttachment %s for node %q was removed before the driver confirmed the detach, which is %s. "+
+		"If that node is known not to write to the volume, restart the attacher to stop waiting", a.Name, a.Node, progress)
 }
 
 // report records a standing obstacle, once.
@@ -346,7 +362,7 @@ func (v *volume) reportCall(a Attachment, verb Verb) {
 		return
 	}
 	message := a.Call.Message
-	if next := v.backOff(a); a.Call.Unanswered && next.After(v.now) {
+	if next := v.backOff(a, a.Call.Verb, a.Call.NodeID); a.Call.Unanswered && next.After(v.now) {
 		message += "; next attempt at " + Stamp(next)
 	}
 	v.do(RecordError{target: target{a.UID}, Verb: verb, Message: Cut(message), OfCall: true})

@@ -48,6 +48,9 @@ func to(name string) target { return target{"uid-" + name} }
 
 const stillExists = `volume may be attached to one node only and VolumeAttachment a for node "node-a" still exists`
 
+const wasRemoved = `volume can be attached to only one node: VolumeAttachment a for node "node-a" was removed before the driver confirmed the detach, which is under way. ` +
+	`If that node is known not to write to the volume, restart the attacher to stop waiting`
+
 func TestDecide(t *testing.T) {
 	failed := Call{Verb: Publish, Sent: true, NodeID: "id-a", Failures: 1, Ended: noon, Message: "no space", Inputs: "i"}
 	published := Call{Verb: Publish, Sent: true, NodeID: "id-a", Confirmed: true}
@@ -134,10 +137,21 @@ func TestDecide(t *testing.T) {
 			Observed{Exclusive: true, Attachments: []Attachment{with(called(begun("a"), with2(failed, func(c *Call) { c.Ended = noon.Add(-time.Minute) })),
 				func(a *Attachment) { a.Drift, a.DriftNodeID = Abandoned, "id-x" })}},
 			[]Step{CallDriver{to("a"), Unpublish, "id-x"}}},
-		"S1: refused, listed at a node whose attachment has come back: it waits": {
+		"refused a moment ago, listed at a node that no attachment is for: the back-off holds only what failed": {
+			Observed{Exclusive: true, Attachments: []Attachment{with(called(begun("a"), failed), func(a *Attachment) { a.Drift, a.DriftNodeID = Abandoned, "id-x" })}},
+			[]Step{CallDriver{to("a"), Unpublish, "id-x"}}},
+		"taking it from there failed a moment ago": {
+			Observed{Exclusive: true, Attachments: []Attachment{with(called(begun("a"), with2(failed, func(c *Call) { c.Verb, c.NodeID = Unpublish, "id-x" })),
+				func(a *Attachment) { a.Drift, a.DriftNodeID = Abandoned, "id-x" })}},
+			[]Step{RecordError{to("a"), Publish, "no space", true}}},
+		"refused a moment ago by a Secret, for the node ID that the node has now": {
+			Observed{Attachments: []Attachment{with(called(fresh("a"), Call{Verb: Publish, NodeID: "id-old", Failures: 3}.Refuse(Publish, "id-a", "i").Fail(noon, "no secret", false)),
+				func(a *Attachment) { a.VolumeProtected = true })}},
+			[]Step{RecordError{to("a"), Publish, "no secret", true}}},
+		"S1: refused, listed at a node whose attachment has come back: it is taken back and waits": {
 			Observed{Exclusive: true, Attachments: []Attachment{begun("a"), with(called(begun("b"), with2(failed, func(c *Call) { c.NodeID = "id-b" })),
 				func(b *Attachment) { b.Attached, b.Drift, b.DriftNodeID = false, Abandoned, "id-a" })}},
-			[]Step{RecordError{to("a"), Publish, strings.ReplaceAll(stillExists, "a for node \"node-a\"", "b for node \"node-b\""), false}, RecordError{to("b"), Publish, "no space", true}}},
+			[]Step{RecordError{to("a"), Publish, strings.ReplaceAll(stillExists, "a for node \"node-a\"", "b for node \"node-b\""), false}, CallDriver{to("b"), Unpublish, "id-b"}}},
 		"detach that failed before: its success is recorded before the object goes": {
 			Observed{Attachments: []Attachment{with(called(deleting(attached("a")), unpublished), func(a *Attachment) { a.DetachError = "busy" })}},
 			[]Step{RecordDetached{to("a")}}},
@@ -159,7 +173,7 @@ func TestDecide(t *testing.T) {
 			[]Step{CallDriver{to("a"), Publish, "id-a"}, RecordError{to("b"), Publish, stillExists, false}}},
 		"S1: gone by force with a publish of unknown end": {Observed{Exclusive: true, Attachments: []Attachment{
 			{UID: "uid-a", Name: "a", Node: "node-a", Gone: true, Created: noon, Inputs: "x", Call: failed}, fresh("b")}},
-			[]Step{CallDriver{to("a"), Unpublish, "id-a"}, RecordError{to("b"), Publish, stillExists, false}}},
+			[]Step{CallDriver{to("a"), Unpublish, "id-a"}, RecordError{to("b"), Publish, wasRemoved, false}}},
 		"gone, and no attempt ever reached the driver": {Observed{Exclusive: true, Attachments: []Attachment{
 			{UID: "uid-a", Name: "a", Node: "node-a", Gone: true, Created: noon, Inputs: "x", Call: with2(failed, func(c *Call) { c.Sent = false })}, begun("b")}},
 			[]Step{Forget{to("a")}, CallDriver{to("b"), Publish, "id-b"}}},
@@ -242,6 +256,33 @@ func TestDecide(t *testing.T) {
 }
 
 func with2(c Call, change func(*Call)) Call { change(&c); return c }
+
+// An attachment that is gone does not exist any more: its detach is what the other one waits for, and the message says how to
+// stop that.
+func TestMessageWhileAGoneAttachmentIsDetached(t *testing.T) {
+	gone := func(c Call) Attachment {
+		return Attachment{UID: "uid-a", Name: "a", Node: "node-a", Gone: true, Created: noon, Inputs: "x", Call: c}
+	}
+	failed := Call{Verb: Unpublish, Sent: true, NodeID: "id-a", Failures: 3, Ended: noon, Message: "node is away", Inputs: "x"}
+	const before = `volume can be attached to only one node: VolumeAttachment a for node "node-a" was removed before the driver confirmed the detach, which is `
+	const advice = `. If that node is known not to write to the volume, restart the attacher to stop waiting`
+	for name, tt := range map[string]struct {
+		call Call
+		want string
+	}{
+		"failed":    {failed, before + "retried (last error: node is away)" + advice},
+		"in flight": {Call{Verb: Unpublish, Sent: true, NodeID: "id-a", InFlight: true}, before + "under way" + advice},
+		"long":      {with2(failed, func(c *Call) { c.Message = strings.Repeat("x", 2000) }), before + "retried (last error: " + strings.Repeat("x", 509) + "...)" + advice},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := Decide(noon, Observed{Exclusive: true, Attachments: []Attachment{gone(tt.call), fresh("b")}}, policy).Steps
+			want := RecordError{to("b"), Publish, tt.want, false}
+			if len(got) != 1 || got[0] != Step(want) {
+				t.Errorf("got %+v, want %+v", got, want)
+			}
+		})
+	}
+}
 
 func TestBackOff(t *testing.T) {
 	tests := map[string]struct {

@@ -34,32 +34,35 @@ const (
 	DetachRequested Reason = "DetachRequested"
 	// DriverGone: the connection to the driver is lost.
 	DriverGone Reason = "DriverGone"
+	// RecordingFailed: what was decided, or what the driver has answered, could not be written to the API server.
+	RecordingFailed Reason = "RecordingFailed"
 	// ShuttingDown: the attacher is about to end.
 	ShuttingDown Reason = "ShuttingDown"
 )
 
-// exits says of each reason what ends the wait, and whether a time does if nothing else
+// exits says of each reason until when the wait lasts, and whether a time does if nothing else
 // comes first. Whatever it names wakes the key.
 var exits = map[Reason]struct {
 	by    string
 	timed bool
 }{
-	OtherWriterAttached: {by: "the end of the other VolumeAttachment, or a PersistentVolume that makes the volume shared"},
-	CallInFlight:        {by: "the end of the call, --timeout after it began at the latest"},
-	BackingOff:          {by: "its time, or a change of what the call depends on", timed: true},
-	RequestImpossible:   {by: "a change of the VolumeAttachment, its PersistentVolume or the CSINode"},
-	DriverBusy:          {by: "the end of another call"},
-	NodeHeldBack:        {by: "its time", timed: true},
-	VolumeHeldBack:      {by: "its time", timed: true},
-	DetachRequested:     {by: "the deletion, the end of the request, or its time", timed: true},
-	DriverGone:          {by: "the driver's return"},
-	ShuttingDown:        {by: "the next leader"},
+	OtherWriterAttached: {by: "the other VolumeAttachment is gone, or a PersistentVolume makes the volume shared"},
+	CallInFlight:        {by: "the call returns or times out"},
+	BackingOff:          {by: "the back-off ends, or the VolumeAttachment, PersistentVolume or CSINode changes", timed: true},
+	RequestImpossible:   {by: "the VolumeAttachment, PersistentVolume or CSINode changes"},
+	DriverBusy:          {by: "another call returns or times out"},
+	NodeHeldBack:        {by: "the pause after the last RESOURCE_EXHAUSTED ends", timed: true},
+	VolumeHeldBack:      {by: "the pause after the last ABORTED ends", timed: true},
+	DetachRequested:     {by: "the VolumeAttachment is deleted, or the request is withdrawn or a minute old", timed: true},
+	DriverGone:          {by: "the driver is connected again"},
+	RecordingFailed:     {by: "the API server accepts the write, which is retried"},
+	ShuttingDown:        {by: "the next leader takes over"},
 }
 
 // Reasons are all reasons to wait.
 var Reasons = slices.Sorted(maps.Keys(exits))
 
-// Exit is what ends a wait for this reason.
+// Exit is until when a wait for this reason lasts.
 func (r Reason) Exit() string { return exits[r].by }
 
 // Wait is why one attachment waits, for how long at most.

@@ -17,6 +17,9 @@ type Calls struct {
 	Suspect     int // of both: for volumes whose last call was not answered in time
 	NodesHeld   int // held back after RESOURCE_EXHAUSTED
 	VolumesHeld int // held back after ABORTED
+	// PendingAttach and PendingDetach are how long ago the oldest VolumeAttachment was created, or deleted, that is not
+	// attached, or detached.
+	PendingAttach, PendingDetach time.Duration
 }
 
 // Attacher is what the attacher measures of its waits. A nil *Attacher measures
@@ -58,26 +61,33 @@ func (a *Attacher) CountCalls(count func() Calls) {
 }
 
 // Waits notes why the attachments of a key wait now: all of them. A wait goes on for as
-// long as its reason stays the same.
-func (a *Attacher) Waits(now time.Time, key publication.Key, waiting []Waiting) {
+// long as its reason stays the same. It returns the names of those whose reason is another one than before, all of them without metrics.
+func (a *Attacher) Waits(now time.Time, key publication.Key, waiting []Waiting) (changed map[string]bool) {
+	changed = make(map[string]bool, len(waiting))
 	if a == nil {
-		return
+		for _, w := range waiting {
+			changed[w.Attachment] = true
+		}
+		return changed
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	before := a.waits[key]
 	delete(a.waits, key)
 	if len(waiting) == 0 {
-		return
+		return changed
 	}
 	a.waits[key] = make(map[string]attachmentWait, len(waiting))
 	for _, w := range waiting {
 		since := now
 		if old, ok := before[w.Attachment]; ok && old.Waiting == w {
 			since = old.since
+		} else {
+			changed[w.Attachment] = true
 		}
 		a.waits[key][w.Attachment] = attachmentWait{Waiting: w, since: since}
 	}
+	return changed
 }
 
 var (
@@ -89,6 +99,8 @@ var (
 		"Calls in flight for volumes whose last call was not answered in time. They have a quarter of the limit to themselves.", nil, nil)
 	heldBack = prometheus.NewDesc("attacher_held_back",
 		"Nodes that the driver calls full, and shared volumes that it calls busy: one call at a time is let through.", []string{"scope"}, nil)
+	pendingLongest = prometheus.NewDesc("attacher_attachment_pending_longest_seconds",
+		"How long ago the oldest VolumeAttachment was created, or deleted, that is not attached, or detached.", []string{"operation"}, nil)
 	attachmentsWaiting = prometheus.NewDesc("attacher_attachments_blocked",
 		"VolumeAttachments that wait now, by what is to be done and by reason.", []string{"operation", "reason"}, nil)
 	attachmentsLongest = prometheus.NewDesc("attacher_attachment_blocked_longest_seconds",
@@ -97,7 +109,7 @@ var (
 
 // Describe is part of prometheus.Collector.
 func (a *Attacher) Describe(out chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{callsLimit, callsInFlight, callsHanging, heldBack, attachmentsWaiting, attachmentsLongest} {
+	for _, desc := range []*prometheus.Desc{callsLimit, callsInFlight, callsHanging, heldBack, pendingLongest, attachmentsWaiting, attachmentsLongest} {
 		out <- desc
 	}
 }
@@ -120,6 +132,8 @@ func (a *Attacher) Collect(out chan<- prometheus.Metric) {
 	gauge(callsHanging, float64(calls.Suspect))
 	gauge(heldBack, float64(calls.NodesHeld), "node")
 	gauge(heldBack, float64(calls.VolumesHeld), "volume")
+	gauge(pendingLongest, calls.PendingAttach.Seconds(), "attach")
+	gauge(pendingLongest, calls.PendingDetach.Seconds(), "detach")
 
 	type label struct {
 		detach bool
