@@ -195,7 +195,7 @@ func TestDecide(t *testing.T) {
 		"S1: gone by force, and the last call took the volume from another node": {Observed{Exclusive: true, Attachments: []Attachment{
 			{UID: "uid-a", Name: "a", Node: "node-a", Gone: true, Created: noon,
 				Call: with2(unpublished, func(c *Call) { c.NodeID, c.Sent, c.Elsewhere = "id-x", true, []Left{{"id-a", false}} })}, fresh("b")}},
-			[]Step{CallDriver{to("a"), Unpublish, "id-a"}, RecordError{to("b"), Publish, stillExists, false}}},
+			[]Step{CallDriver{to("a"), Unpublish, "id-a"}, RecordError{to("b"), Publish, wasRemoved, false}}},
 		"gone by force, and taken from both nodes": {Observed{Exclusive: true, Attachments: []Attachment{
 			{UID: "uid-a", Name: "a", Node: "node-a", Gone: true, Created: noon,
 				Call: with2(unpublished, func(c *Call) { c.NodeID, c.Sent, c.Elsewhere = "id-x", true, []Left{{"id-a", true}} })}, begun("b")}},
