@@ -16,16 +16,12 @@ import (
 // apply does one step of a volume and takes in what came of it.
 func (a *Agent) apply(ctx context.Context, v *volume, step nodevolume.Step) {
 	a.stepBegins(v, step)
-	defer a.forgetUsers(v, step)
+	defer a.forget(v, step)
 	switch step := step.(type) {
 	case nodevolume.ReadCapabilities:
 		a.readCapabilities(ctx, v, step.For)
 	case nodevolume.ReadAttachment:
-		attachment, metadata, err := a.readAttachment(ctx, v)
-		a.mu.Lock()
-		v.attachment, v.publishContext = attachment, metadata
-		a.mu.Unlock()
-		if err != nil {
+		if err := a.lookUpAttachment(ctx, v); err != nil {
 			a.outcome(v, step.For, stepWaitForAttach, err)
 		}
 	case nodevolume.StageVolume:
@@ -56,6 +52,9 @@ func (a *Agent) apply(ctx context.Context, v *volume, step nodevolume.Step) {
 }
 
 func (a *Agent) outcome(v *volume, key nodevolume.PublishKey, step string, err error) {
+	if errors.Is(err, errOutdated) {
+		return // and decided anew
+	}
 	a.stepEnded(v, key, step, err)
 	if err != nil && !errors.Is(err, errReleased) {
 		a.failed(v, key, step, err)
@@ -69,11 +68,10 @@ type callable struct {
 	client *csi.Node
 	has    csi.NodeCapabilities
 	want   *want
-	// driverObject is what CSIDriver says; its zero value if there is none.
-	rules          driverRules
-	publishContext map[string]string
-	attachmentUID  string
-	inUse          bool
+	// rules is what CSIDriver says; its zero value if there is none.
+	rules driverRules
+	// attachment is the one that was decided on. One is read for what is decided under the handshake, and for nothing else.
+	attachment nodevolume.Attachment
 	// label is the SELinux label to mount with, as it was decided.
 	label string
 }
@@ -91,9 +89,7 @@ func (a *Agent) callableFor(v *volume, key nodevolume.PublishKey) (callable, err
 	}
 	return callable{
 		client: d.client, has: *d.capabilities, want: p.want, rules: a.rulesOf(v.driver),
-		publishContext: v.publishContext, attachmentUID: v.attachment.UID,
-		// An attachment is read for what is decided under the handshake, and for nothing else.
-		inUse: v.attachment.UID != "",
+		attachment: v.decidedOn,
 	}, nil
 }
 
@@ -102,7 +98,7 @@ func (a *Agent) recordFor(c callable, kind, path string) nodevolume.Record {
 	w := c.want
 	return nodevolume.Record{
 		Kind: kind, Driver: w.driver, Handle: w.handle, SpecName: w.specName, Inline: w.inline, Block: w.block, Path: path,
-		InUse: c.inUse, AttachmentUID: c.attachmentUID, SELinuxLabel: c.label, BootID: a.config.BootID,
+		InUse: c.attachment.UID != "", AttachmentUID: c.attachment.UID, SELinuxLabel: c.label, BootID: a.config.BootID,
 		Pod: nodevolume.RecordPod{
 			UID: string(w.pod.UID), Namespace: w.pod.Namespace, Name: w.pod.Name, Volume: w.volume, ReadOnly: w.readOnly,
 		},
@@ -122,6 +118,9 @@ func (a *Agent) stage(ctx context.Context, v *volume, step nodevolume.StageVolum
 	}
 	secrets, err := a.secrets(ctx, w.stageSecret)
 	if err != nil {
+		return err
+	}
+	if err := a.stillAttached(ctx, v, c, w.stageSecret != nil); err != nil {
 		return err
 	}
 	record := a.recordFor(c, nodevolume.StageKind, stagingPath(w))
@@ -161,6 +160,9 @@ func (a *Agent) publish(ctx context.Context, v *volume, step nodevolume.Publish)
 	}
 	call, err := a.publishCall(ctx, c)
 	if err != nil {
+		return err
+	}
+	if err := a.stillAttached(ctx, v, c, c.asks()); err != nil {
 		return err
 	}
 	p := a.entry(v, key)

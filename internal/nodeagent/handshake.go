@@ -116,9 +116,13 @@ func (a *Agent) wakeMisplaced() {
 	}
 }
 
-// learned wakes the volumes about which something new is known. The caller holds mu.
+// learned wakes the volumes about which something new is known. Their attachments are read again: one that is reported
+// now may be another one than was reported before. The caller holds mu.
 func (a *Agent) learned(names []string) {
 	for _, name := range names {
+		if v := a.volumes[name]; v != nil {
+			v.attachment.Doubt()
+		}
 		a.wake(name)
 	}
 }
@@ -229,9 +233,7 @@ func (a *Agent) readNode(ctx context.Context) (gone bool, err error) {
 			a.volumeNamed(string(name), driver, handle)
 		}
 	}
-	for name := range a.volumes {
-		a.wake(name)
-	}
+	a.learned(slices.Collect(maps.Keys(a.volumes)))
 	return false, nil
 }
 

@@ -54,6 +54,9 @@ func (a *Agent) callAgain(ctx context.Context, v *volume, p *publication) error 
 	if err != nil {
 		return err
 	}
+	if err := a.stillAttached(ctx, v, c, c.asks()); err != nil {
+		return err
+	}
 	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, c.want.migrated), a.config.RPCTimeout)
 	defer cancel()
 	err = c.client.Publish(rpc, call, csi.Target{Path: a.root.Path(record.Path), ReadOnly: c.want.readOnly}, c.has)

@@ -108,12 +108,14 @@ func (a *Agent) holdersOf(volume mounttable.Volume) ([]mounttable.Holder, error)
 	return table.Holders(volume)
 }
 
-// forgetUsers: what was found holds for the very next step alone.
-func (a *Agent) forgetUsers(v *volume, step nodevolume.Step) {
-	if _, looked := step.(nodevolume.LookForUsers); looked {
-		return
-	}
+// forget drops what does not hold any more after a step: what was found of users holds for the very next one alone.
+func (a *Agent) forget(v *volume, step nodevolume.Step) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	v.users.found = nodevolume.Unknown
+	if _, looked := step.(nodevolume.LookForUsers); !looked {
+		v.users.found = nodevolume.Unknown
+	}
+	if nodevolume.Outdates(step) {
+		v.attachment.Doubt()
+	}
 }

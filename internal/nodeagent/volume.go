@@ -30,14 +30,13 @@ type volume struct {
 	unstageFailingSince time.Time
 	// users is who else has the volume mounted, as far as the running turn has looked.
 	users userSearch
-	// attachment is as read during the running turn.
-	attachment nodevolume.Attachment
-	// publishContext is the attachment's metadata.
-	publishContext map[string]string
-	solePod        bool
-	holds          map[nodevolume.PublishKey]holding
-	growth         growth
-	measured       measured
+	// attachment is as read live; decidedOn is what the running step was decided on.
+	attachment nodevolume.Lookup
+	decidedOn  nodevolume.Attachment
+	solePod    bool
+	holds      map[nodevolume.PublishKey]holding
+	growth     growth
+	measured   measured
 	// statsPlanned and attachErrorPlanned: there is a chore for it.
 	statsPlanned, attachErrorPlanned bool
 	// attachLimit says that the node is full, as the attachError of exhaustedAt did.
@@ -112,7 +111,7 @@ func (v *volume) publication(key nodevolume.PublishKey) *publication {
 func (a *Agent) turn(ctx context.Context, name string) {
 	a.mu.Lock()
 	if v := a.volumes[name]; v != nil {
-		v.attachment, v.publishContext = nodevolume.Attachment{}, nil
+		v.attachment.Doubt()
 		v.users.found = nodevolume.Unknown
 	}
 	a.mu.Unlock()
@@ -142,8 +141,10 @@ func (a *Agent) decide(name string, now time.Time) (*volume, nodevolume.Decision
 	observed := a.observed(v)
 	if observed.AttachRequired == nodevolume.No {
 		// What was read before the CSIDriver changed is not for a stage without the handshake.
-		v.attachment, v.publishContext = nodevolume.Attachment{}, nil
+		v.attachment.Doubt()
+		observed.Attachment = nodevolume.Attachment{}
 	}
+	v.decidedOn = observed.Attachment
 	decision := nodevolume.Decide(now, a.desired(v), observed)
 	if decision.InUse != nodevolume.Unknown {
 		// Under the lock of the snapshot: no write can follow an older wish in between.
@@ -218,7 +219,7 @@ func (a *Agent) observed(v *volume) nodevolume.Observed {
 		AttachRequired: a.attachRequired(v.driver),
 		RecordedInUse:  v.stage.inUse(),
 		Unaccounted:    a.isUnaccounted(v.name),
-		Attachment:     v.attachment,
+		Attachment:     v.attachment.Known(),
 		Stage:          nodevolume.Stage{Phase: v.stage.phase, AttachmentUID: v.stage.record.AttachmentUID, Label: v.stage.record.SELinuxLabel},
 		Unstage:        v.unstage,
 		Users:          nodevolume.Users{Found: v.users.found, Search: v.users.search},

@@ -118,11 +118,13 @@ type Node struct {
 	Attached Knowledge
 }
 
-// Attachment is the VolumeAttachment as read live during this turn.
+// Attachment is the VolumeAttachment as read live since the last call; see [Lookup].
 type Attachment struct {
 	// Attached is Unknown until it was read, and No if it is deleting.
 	Attached Knowledge
 	UID      string
+	// Metadata is for the driver, which gets it as publish context.
+	Metadata map[string]string
 }
 
 // Driver is the volume's driver on this node.
