@@ -257,7 +257,7 @@ func (a *Agent) begin(v *volume, r *recorded, record nodevolume.Record, name str
 	a.mu.Unlock()
 	if unaccounted {
 		before = nodevolume.Uncertain
-		record = record.After(nodevolume.Record{InUse: !record.Inline})
+		record = record.After(nodevolume.Record{InUse: !record.Inline, Guessed: !record.Inline})
 	}
 	if err := a.saveRecord(name, record, mount.PowerCut); err != nil {
 		return before, err

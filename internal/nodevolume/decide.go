@@ -268,7 +268,8 @@ func (c *decision) mount(p Pod) Step {
 // that run on it keep it: taking a mount away under a process helps nobody.
 func (c *decision) restage(p Pod) Step {
 	for _, other := range c.desired.Pods {
-		if other.Publish == Confirmed {
+		mayRun := other.Claim == Unclaimed || other.Claim == Ending
+		if other.Publish == Confirmed || mayRun && other.Publish != Absent {
 			c.hold(p.Key, AttachmentReplaced)
 			return nil
 		}

@@ -33,6 +33,8 @@ type Record struct {
 	Path string `json:"path"`
 	// InUse: it was made under the handshake over node.status.volumesInUse.
 	InUse bool `json:"inUse,omitempty"`
+	// Guessed: InUse is an assumption. An earlier record that told was torn.
+	Guessed bool `json:"guessed,omitempty"`
 	// AttachmentUID is that of the VolumeAttachment it was made with.
 	AttachmentUID string `json:"attachmentUID,omitempty"`
 	// SELinuxLabel is what the driver was told to mount the volume with, empty for none.
@@ -66,6 +68,7 @@ const (
 // After is the record for another call of its kind, where an earlier one may have done its
 // work; the zero Record says that there was none. What that one was made under still holds.
 func (r Record) After(earlier Record) Record {
+	r.Guessed = !r.InUse && earlier.Guessed
 	r.InUse = r.InUse || earlier.InUse
 	r.AttachmentUID = cmp.Or(r.AttachmentUID, earlier.AttachmentUID)
 	return r
