@@ -72,6 +72,8 @@ type callable struct {
 	rules driverRules
 	// attachment is the one that was decided on. One is read for what is decided under the handshake, and for nothing else.
 	attachment nodevolume.Attachment
+	// stagingPath is where the volume is, or would be, staged.
+	stagingPath string
 	// label is the SELinux label to mount with, as it was decided.
 	label string
 }
@@ -89,7 +91,7 @@ func (a *Agent) callableFor(v *volume, key nodevolume.PublishKey) (callable, err
 	}
 	return callable{
 		client: d.client, has: *d.capabilities, want: p.want, rules: a.rulesOf(v.driver),
-		attachment: v.decidedOn,
+		attachment: v.decidedOn, stagingPath: v.stagingPath(p.want),
 	}, nil
 }
 
@@ -98,7 +100,7 @@ func (a *Agent) recordFor(c callable, kind, path string) nodevolume.Record {
 	w := c.want
 	return nodevolume.Record{
 		Kind: kind, Driver: w.driver, Handle: w.handle, SpecName: w.specName, Inline: w.inline, Block: w.block, Path: path,
-		InUse: c.attachment.UID != "", AttachmentUID: c.attachment.UID, SELinuxLabel: c.label, BootID: a.config.BootID,
+		InUse: c.attachment.UID != "", AttachmentUID: c.attachment.UID, SELinuxLabel: c.label, SolePod: w.solePod, BootID: a.config.BootID,
 		Pod: nodevolume.RecordPod{
 			UID: string(w.pod.UID), Namespace: w.pod.Namespace, Name: w.pod.Name, Volume: w.volume, ReadOnly: w.readOnly,
 		},
@@ -123,7 +125,7 @@ func (a *Agent) stage(ctx context.Context, v *volume, step nodevolume.StageVolum
 	if err := a.stillAttached(ctx, v, c, w.stageSecret != nil); err != nil {
 		return err
 	}
-	record := a.recordFor(c, nodevolume.StageKind, stagingPath(w))
+	record := a.recordFor(c, nodevolume.StageKind, c.stagingPath)
 	name := stageRecordName(v.name)
 	before, err := a.begin(v, &v.stage, record, name)
 	if err != nil {

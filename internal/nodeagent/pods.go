@@ -249,7 +249,6 @@ func (a *Agent) lookUp(ctx context.Context, uid types.UID) error {
 		v := a.volumeNamed(w.name(), w.driver, w.handle)
 		v.inline = w.inline
 		v.publication(w.key()).want = w
-		v.solePod = w.solePod
 		a.wantSize(v, w)
 		a.join(uid, v.name)
 	}

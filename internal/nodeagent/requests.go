@@ -119,7 +119,7 @@ func (a *Agent) publishCall(ctx context.Context, c callable) (csi.NodeVolume, er
 	}
 	staging := ""
 	if (c.has.Stage && !w.inline) || w.block { // a block volume's staging path is always sent
-		staging = a.root.Path(stagingPath(w))
+		staging = a.root.Path(c.stagingPath)
 	}
 	call := c.volume(staging)
 	call.Secrets, call.Context = secrets, c.volumeContext()

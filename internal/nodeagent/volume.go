@@ -33,7 +33,6 @@ type volume struct {
 	// attachment is as read live; decidedOn is what the running step was decided on.
 	attachment nodevolume.Lookup
 	decidedOn  nodevolume.Attachment
-	solePod    bool
 	holds      map[nodevolume.PublishKey]holding
 	growth     growth
 	measured   measured
@@ -201,12 +200,12 @@ func (a *Agent) claim(p *publication) nodevolume.Claim {
 }
 
 func (a *Agent) desired(v *volume) nodevolume.Desired {
-	d, rules := nodevolume.Desired{SolePod: v.solePod}, a.rulesOf(v.driver)
+	d, rules := nodevolume.Desired{}, a.rulesOf(v.driver)
 	for _, p := range v.pods {
 		d.Pods = append(d.Pods, nodevolume.Pod{
 			Key: p.key, Claim: a.claim(p), Publish: p.publish.phase, LastConfirmed: p.publish.heard, Leaving: a.leaving(p),
 			Label: rules.label(p.want), PublishedLabel: p.publish.record.SELinuxLabel,
-			ReadOnly: p.want != nil && p.want.readOnly, Failure: p.failure,
+			SolePod: p.solePod(), ReadOnly: p.want != nil && p.want.readOnly, Failure: p.failure,
 		})
 	}
 	return d
@@ -319,6 +318,23 @@ func (a *Agent) succeeded(v *volume, key nodevolume.PublishKey) {
 
 func again(f nodevolume.Failure) nodevolume.Failure {
 	return nodevolume.Failure{Count: f.Count + 1, At: time.Now(), Jitter: rand.Float64()} //nolint:gosec // spreads retries
+}
+
+// solePod: no other pod may have the volume beside this one.
+func (p *publication) solePod() bool {
+	if p.want != nil {
+		return p.want.solePod
+	}
+	return p.publish.record.SolePod
+}
+
+// stagingPath is where the volume is, or would be, staged for a pod. Two PersistentVolumes may share a handle, and then
+// it stays where the first one's name has put it.
+func (v *volume) stagingPath(w *want) string {
+	if v.stage.phase != nodevolume.Absent {
+		return v.stage.record.Path
+	}
+	return stagingPath(w)
 }
 
 // specName is the PersistentVolume's name by which events speak of the volume.

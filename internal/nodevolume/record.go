@@ -39,6 +39,8 @@ type Record struct {
 	AttachmentUID string `json:"attachmentUID,omitempty"`
 	// SELinuxLabel is what the driver was told to mount the volume with, empty for none.
 	SELinuxLabel string `json:"seLinuxLabel,omitempty"`
+	// SolePod: the PersistentVolume's only access mode is ReadWriteOncePod.
+	SolePod bool `json:"solePod,omitempty"`
 	// BootID is that of the machine when the driver was called.
 	BootID string `json:"bootID"`
 	// Pod is the one that it was made for.
