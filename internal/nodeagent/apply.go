@@ -1,6 +1,7 @@
 package nodeagent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -213,23 +214,6 @@ func (a *Agent) unpublish(ctx context.Context, v *volume, key nodevolume.Publish
 	return a.end(v, &p.publish, ending{name: name, err: err, phase: nodevolume.AfterUndo(reply(err)), tidy: a.tidyPublish})
 }
 
-// unstageVolume calls NodeUnstageVolume and drops the record.
-func (a *Agent) unstageVolume(ctx context.Context, v *volume) error {
-	client, err := a.driverClient(v.driver)
-	if err != nil {
-		return err
-	}
-	name := stageRecordName(v.name)
-	if err := a.markLeaving(&v.stage, name); err != nil {
-		return err
-	}
-	rpc, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
-	defer cancel()
-	err = client.Unstage(rpc, v.handle, a.root.Path(v.stage.record.Path))
-	a.log.Info("NodeUnstageVolume", "volume", v.name, "outcome", csi.NodeOutcomeOf(err).String())
-	return a.end(v, &v.stage, ending{name: name, err: err, phase: nodevolume.AfterUndo(reply(err)), tidy: a.tidyStage})
-}
-
 func (a *Agent) entry(v *volume, key nodevolume.PublishKey) *publication {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -316,6 +300,8 @@ type ending struct {
 	err   error
 	phase nodevolume.Phase
 	tidy  func(nodevolume.Record) error
+	// said is what the driver did instead of answering OK, if that is as good.
+	said string
 }
 
 // end writes down how a call ended. It returns the call's error, or what went wrong after it.
@@ -337,7 +323,7 @@ func (a *Agent) end(v *volume, r *recorded, e ending) error {
 			// The record stays, and so the volume stays in use: something is still there.
 			phase = nodevolume.Uncertain
 			if err == nil {
-				err = fmt.Errorf("driver %s answered OK, but: %w", record.Driver, tidied)
+				err = fmt.Errorf("driver %s %s, but: %w", record.Driver, cmp.Or(e.said, "answered OK"), tidied)
 			}
 		}
 	case nodevolume.Uncertain:
