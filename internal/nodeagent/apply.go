@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"syscall"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -17,6 +18,9 @@ import (
 // apply does one step of a volume and takes in what came of it.
 func (a *Agent) apply(ctx context.Context, v *volume, step nodevolume.Step) {
 	a.stepBegins(v, step)
+	a.mu.Lock()
+	v.began = time.Now()
+	a.mu.Unlock()
 	defer a.forget(v, step)
 	switch step := step.(type) {
 	case nodevolume.ReadCapabilities:
@@ -104,6 +108,7 @@ func (a *Agent) recordFor(c callable, kind, path string) nodevolume.Record {
 		InUse: c.attachment.UID != "", AttachmentUID: c.attachment.UID, SELinuxLabel: c.label, SolePod: w.solePod, BootID: a.config.BootID,
 		Pod: nodevolume.RecordPod{
 			UID: string(w.pod.UID), Namespace: w.pod.Namespace, Name: w.pod.Name, Volume: w.volume, ReadOnly: w.readOnly,
+			Claim: w.claim.name, ClaimUID: string(w.claim.uid),
 		},
 	}
 }
@@ -137,9 +142,8 @@ func (a *Agent) stage(ctx context.Context, v *volume, step nodevolume.StageVolum
 	}
 	call := c.volume(a.root.Path(record.Path))
 	call.Secrets, call.Context = secrets, w.attributes
-	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, w.migrated), a.config.RPCTimeout)
-	defer cancel()
-	err = c.client.Stage(rpc, call, c.has)
+	asked := unanswered{method: "NodeStageVolume", step: stepMountDevice, key: step.For}
+	err = a.ask(csi.WithMigrated(ctx, w.migrated), v, asked, func(ctx context.Context) error { return c.client.Stage(ctx, call, c.has) })
 	a.log.Info("NodeStageVolume", "volume", v.name, "pod", step.For.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	return a.end(v, &v.stage, ending{
 		name: name, err: err, phase: nodevolume.AfterCall(before, reply(err)), tidy: a.tidyStage,
@@ -178,9 +182,7 @@ func (a *Agent) publish(ctx context.Context, v *volume, step nodevolume.Publish)
 	if err := a.preparePublish(record, v); err != nil {
 		return a.end(v, &p.publish, ending{name: name, err: err, phase: before, tidy: a.tidyPublish})
 	}
-	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, w.migrated), a.config.RPCTimeout)
-	defer cancel()
-	err = c.client.Publish(rpc, call, csi.Target{Path: a.root.Path(record.Path), ReadOnly: w.readOnly}, c.has)
+	err = a.askPublish(ctx, v, c, key, call, record.Path)
 	a.log.Info("NodePublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	if err == nil {
 		err = a.checkPublished(record)
@@ -190,6 +192,14 @@ func (a *Agent) publish(ctx context.Context, v *volume, step nodevolume.Publish)
 	}
 	return a.end(v, &p.publish, ending{
 		name: name, err: err, phase: nodevolume.AfterCall(before, reply(err)), tidy: a.tidyPublish,
+	})
+}
+
+func (a *Agent) askPublish(ctx context.Context, v *volume, c callable, key nodevolume.PublishKey, call csi.NodeVolume, path string) error {
+	target := csi.Target{Path: a.root.Path(path), ReadOnly: c.want.readOnly}
+	asked := unanswered{method: "NodePublishVolume", step: stepSetUp, key: key}
+	return a.ask(csi.WithMigrated(ctx, c.want.migrated), v, asked, func(ctx context.Context) error {
+		return c.client.Publish(ctx, call, target, c.has)
 	})
 }
 
@@ -204,9 +214,8 @@ func (a *Agent) unpublish(ctx context.Context, v *volume, key nodevolume.Publish
 	if err := a.markLeaving(&p.publish, name); err != nil {
 		return err
 	}
-	rpc, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
-	defer cancel()
-	err = client.Unpublish(rpc, v.handle, a.root.Path(p.publish.record.Path))
+	asked, target := unanswered{method: "NodeUnpublishVolume", step: stepUnpublish, key: key}, a.root.Path(p.publish.record.Path)
+	err = a.ask(ctx, v, asked, func(ctx context.Context) error { return client.Unpublish(ctx, v.handle, target) })
 	a.log.Info("NodeUnpublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	if isGone(v.inline, err) {
 		err = nil
@@ -354,9 +363,12 @@ func reply(err error) nodevolume.Reply {
 
 // readCapabilities learns what a driver can do.
 func (a *Agent) readCapabilities(ctx context.Context, v *volume, key nodevolume.PublishKey) {
-	rpc, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
-	defer cancel()
-	if _, _, err := a.capabilitiesOf(rpc, v.driver); err != nil {
+	asked := unanswered{method: "NodeGetCapabilities", step: v.firstStep(), key: key}
+	err := a.ask(ctx, v, asked, func(ctx context.Context) error {
+		_, _, err := a.capabilitiesOf(ctx, v.driver)
+		return err
+	})
+	if err != nil {
 		// Never final: that the driver does not answer says nothing about the volume.
 		a.outcome(v, key, v.firstStep(), err)
 	}

@@ -110,7 +110,9 @@ func (a *Agent) callExpand(ctx context.Context, x *expansion) error {
 		ID: w.handle, Block: w.block, AccessMode: csi.AccessMode(w.accessMode), FSType: w.fsType, MountFlags: w.mountOptions,
 		Secrets: secrets, StagingPath: a.root.Path(x.stagingPath),
 	}
-	err = client.Expand(rpc, call, a.root.Path(publishPath(w)), x.plan.size.Value(), has)
+	err = a.ask(csi.WithMigrated(ctx, w.migrated), x.v, unanswered{method: "NodeExpandVolume", step: stepSetUp, key: x.key}, func(ctx context.Context) error {
+		return client.Expand(ctx, call, a.root.Path(publishPath(w)), x.plan.size.Value(), has)
+	})
 	a.log.Info("NodeExpandVolume", "volume", x.v.name, "pod", x.key.PodUID, "size", x.plan.size.String(), "outcome", csi.OutcomeOf(err).String())
 	return err
 }

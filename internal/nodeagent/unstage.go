@@ -19,14 +19,13 @@ func (a *Agent) unstageVolume(ctx context.Context, v *volume) error {
 	if err := a.markLeaving(&v.stage, name); err != nil {
 		return err
 	}
-	rpc, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
-	defer cancel()
-	err = client.Unstage(rpc, v.handle, a.root.Path(v.stage.record.Path))
+	asked, staged := unanswered{method: "NodeUnstageVolume", step: stepUnstage}, a.root.Path(v.stage.record.Path)
+	err = a.ask(ctx, v, asked, func(ctx context.Context) error { return client.Unstage(ctx, v.handle, staged) })
 	a.log.Info("NodeUnstageVolume", "volume", v.name, "outcome", csi.NodeOutcomeOf(err).String())
 	end := ending{name: name, err: err, phase: nodevolume.AfterUndo(reply(err)), tidy: a.tidyStage}
-	if a.stagesNoMore(rpc, v.driver, err) {
+	if a.stagesNoMore(ctx, v.driver, err) {
 		end.err, end.phase = nil, nodevolume.Absent
-		end.said = "has STAGE_UNSTAGE_VOLUME no more and cannot undo what an earlier version did (remedy: umount " + a.root.Path(v.stage.record.Path) + ")"
+		end.said = "has STAGE_UNSTAGE_VOLUME no more and cannot undo what an earlier version did (remedy: umount " + staged + ")"
 	}
 	return a.end(v, &v.stage, end)
 }
@@ -38,6 +37,8 @@ func (a *Agent) stagesNoMore(ctx context.Context, driver string, err error) bool
 	if code, ok := csi.Code(err); !ok || code != codes.Unimplemented {
 		return false
 	}
+	ctx, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
+	defer cancel()
 	_, has, err := a.capabilitiesOf(ctx, driver)
 	return err == nil && !has.Stage
 }

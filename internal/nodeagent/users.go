@@ -18,7 +18,6 @@ type userSearch struct {
 	problem error
 	// watched is the process whose end is waited for; 0 for none.
 	watched int
-	told    told
 }
 
 func (u userSearch) words() string {

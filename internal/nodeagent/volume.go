@@ -26,8 +26,11 @@ type volume struct {
 	unstage        nodevolume.Failure
 	unstageProblem error
 	unstageTold    told
-	// unstageFailingSince is when the first unstage failed of those that failed in a row.
+	// unstageFailingSince is when the first unstage began of those that failed in a row.
 	unstageFailingSince time.Time
+	// began is when the running step did; asked is its call, while that has no answer.
+	began time.Time
+	asked *unanswered
 	// users is who else has the volume mounted, as far as the running turn has looked.
 	users userSearch
 	// attachment is as read live; decidedOn is what the running step was decided on.
@@ -291,7 +294,7 @@ func (a *Agent) failed(v *volume, key nodevolume.PublishKey, step string, err er
 	defer a.mu.Unlock()
 	p := v.publication(key)
 	if p.failure.Count == 0 || p.step != step {
-		p.failingSince = time.Now()
+		p.failingSince = cmp.Or(v.began, time.Now())
 	}
 	p.problem, p.step = err, step
 	owner := a.pods[types.UID(key.PodUID)]

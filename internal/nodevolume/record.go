@@ -59,6 +59,9 @@ type RecordPod struct {
 	// Volume is the name in pod.spec.volumes.
 	Volume   string `json:"volume"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
+	// Claim is the name of the claim through which it wants the volume, empty for none.
+	Claim    string `json:"claim,omitempty"`
+	ClaimUID string `json:"claimUID,omitempty"`
 }
 
 // The kinds of records.
