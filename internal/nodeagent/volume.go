@@ -79,6 +79,8 @@ type publication struct {
 	// the pod was told of.
 	stats      *publishedStats
 	toldHealth string
+	// withoutStats: this version of the driver says that it knows nothing of an inline volume's path.
+	withoutStats bool
 }
 
 // holding is a hold and when it began.
