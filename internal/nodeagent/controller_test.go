@@ -47,7 +47,8 @@ func newAttachedWorld(tb testing.TB) *world {
 }
 
 func (w *world) mustBeInUse(when, handle string) {
-	if node := w.node(); !slices.Contains(node.Status.VolumesInUse, w.unique(handle)) {
+	node, err := w.admin.CoreV1().Nodes().Get(w.ctx, w.name, metav1.GetOptions{})
+	if err == nil && !slices.Contains(node.Status.VolumesInUse, w.unique(handle)) {
 		w.Errorf("S7: %s of %s, and in use are %v", when, handle, node.Status.VolumesInUse)
 	}
 }
