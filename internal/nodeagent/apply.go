@@ -1,10 +1,12 @@
 package nodeagent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"syscall"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -16,16 +18,15 @@ import (
 // apply does one step of a volume and takes in what came of it.
 func (a *Agent) apply(ctx context.Context, v *volume, step nodevolume.Step) {
 	a.stepBegins(v, step)
-	defer a.forgetUsers(v, step)
+	a.mu.Lock()
+	v.began = time.Now()
+	a.mu.Unlock()
+	defer a.forget(v, step)
 	switch step := step.(type) {
 	case nodevolume.ReadCapabilities:
 		a.readCapabilities(ctx, v, step.For)
 	case nodevolume.ReadAttachment:
-		attachment, metadata, err := a.readAttachment(ctx, v)
-		a.mu.Lock()
-		v.attachment, v.publishContext = attachment, metadata
-		a.mu.Unlock()
-		if err != nil {
+		if err := a.lookUpAttachment(ctx, v); err != nil {
 			a.outcome(v, step.For, stepWaitForAttach, err)
 		}
 	case nodevolume.StageVolume:
@@ -56,6 +57,9 @@ func (a *Agent) apply(ctx context.Context, v *volume, step nodevolume.Step) {
 }
 
 func (a *Agent) outcome(v *volume, key nodevolume.PublishKey, step string, err error) {
+	if errors.Is(err, errOutdated) {
+		return // and decided anew
+	}
 	a.stepEnded(v, key, step, err)
 	if err != nil && !errors.Is(err, errReleased) {
 		a.failed(v, key, step, err)
@@ -69,11 +73,12 @@ type callable struct {
 	client *csi.Node
 	has    csi.NodeCapabilities
 	want   *want
-	// driverObject is what CSIDriver says; its zero value if there is none.
-	rules          driverRules
-	publishContext map[string]string
-	attachmentUID  string
-	inUse          bool
+	// rules is what CSIDriver says; its zero value if there is none.
+	rules driverRules
+	// attachment is the one that was decided on. One is read for what is decided under the handshake, and for nothing else.
+	attachment nodevolume.Attachment
+	// stagingPath is where the volume is, or would be, staged.
+	stagingPath string
 	// label is the SELinux label to mount with, as it was decided.
 	label string
 }
@@ -91,9 +96,7 @@ func (a *Agent) callableFor(v *volume, key nodevolume.PublishKey) (callable, err
 	}
 	return callable{
 		client: d.client, has: *d.capabilities, want: p.want, rules: a.rulesOf(v.driver),
-		publishContext: v.publishContext, attachmentUID: v.attachment.UID,
-		// An attachment is read for what is decided under the handshake, and for nothing else.
-		inUse: v.attachment.UID != "",
+		attachment: v.decidedOn, stagingPath: v.stagingPath(p.want),
 	}, nil
 }
 
@@ -102,9 +105,10 @@ func (a *Agent) recordFor(c callable, kind, path string) nodevolume.Record {
 	w := c.want
 	return nodevolume.Record{
 		Kind: kind, Driver: w.driver, Handle: w.handle, SpecName: w.specName, Inline: w.inline, Block: w.block, Path: path,
-		InUse: c.inUse, AttachmentUID: c.attachmentUID, SELinuxLabel: c.label, BootID: a.config.BootID,
+		InUse: c.attachment.UID != "", AttachmentUID: c.attachment.UID, SELinuxLabel: c.label, SolePod: w.solePod, BootID: a.config.BootID,
 		Pod: nodevolume.RecordPod{
 			UID: string(w.pod.UID), Namespace: w.pod.Namespace, Name: w.pod.Name, Volume: w.volume, ReadOnly: w.readOnly,
+			Claim: w.claim.name, ClaimUID: string(w.claim.uid),
 		},
 	}
 }
@@ -124,7 +128,10 @@ func (a *Agent) stage(ctx context.Context, v *volume, step nodevolume.StageVolum
 	if err != nil {
 		return err
 	}
-	record := a.recordFor(c, nodevolume.StageKind, stagingPath(w))
+	if err := a.stillAttached(ctx, v, c, w.stageSecret != nil); err != nil {
+		return err
+	}
+	record := a.recordFor(c, nodevolume.StageKind, c.stagingPath)
 	name := stageRecordName(v.name)
 	before, err := a.begin(v, &v.stage, record, name)
 	if err != nil {
@@ -135,9 +142,8 @@ func (a *Agent) stage(ctx context.Context, v *volume, step nodevolume.StageVolum
 	}
 	call := c.volume(a.root.Path(record.Path))
 	call.Secrets, call.Context = secrets, w.attributes
-	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, w.migrated), a.config.RPCTimeout)
-	defer cancel()
-	err = c.client.Stage(rpc, call, c.has)
+	asked := unanswered{method: "NodeStageVolume", step: stepMountDevice, key: step.For}
+	err = a.ask(csi.WithMigrated(ctx, w.migrated), v, asked, func(ctx context.Context) error { return c.client.Stage(ctx, call, c.has) })
 	a.log.Info("NodeStageVolume", "volume", v.name, "pod", step.For.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	return a.end(v, &v.stage, ending{
 		name: name, err: err, phase: nodevolume.AfterCall(before, reply(err)), tidy: a.tidyStage,
@@ -163,6 +169,9 @@ func (a *Agent) publish(ctx context.Context, v *volume, step nodevolume.Publish)
 	if err != nil {
 		return err
 	}
+	if err := a.stillAttached(ctx, v, c, c.asks()); err != nil {
+		return err
+	}
 	p := a.entry(v, key)
 	record := a.recordFor(c, nodevolume.PublishKind, publishPath(w))
 	name := publishRecordName(v.name, key)
@@ -173,9 +182,7 @@ func (a *Agent) publish(ctx context.Context, v *volume, step nodevolume.Publish)
 	if err := a.preparePublish(record, v); err != nil {
 		return a.end(v, &p.publish, ending{name: name, err: err, phase: before, tidy: a.tidyPublish})
 	}
-	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, w.migrated), a.config.RPCTimeout)
-	defer cancel()
-	err = c.client.Publish(rpc, call, csi.Target{Path: a.root.Path(record.Path), ReadOnly: w.readOnly}, c.has)
+	err = a.askPublish(ctx, v, c, key, call, record.Path)
 	a.log.Info("NodePublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	if err == nil {
 		err = a.checkPublished(record)
@@ -185,6 +192,14 @@ func (a *Agent) publish(ctx context.Context, v *volume, step nodevolume.Publish)
 	}
 	return a.end(v, &p.publish, ending{
 		name: name, err: err, phase: nodevolume.AfterCall(before, reply(err)), tidy: a.tidyPublish,
+	})
+}
+
+func (a *Agent) askPublish(ctx context.Context, v *volume, c callable, key nodevolume.PublishKey, call csi.NodeVolume, path string) error {
+	target := csi.Target{Path: a.root.Path(path), ReadOnly: c.want.readOnly}
+	asked := unanswered{method: "NodePublishVolume", step: stepSetUp, key: key}
+	return a.ask(csi.WithMigrated(ctx, c.want.migrated), v, asked, func(ctx context.Context) error {
+		return c.client.Publish(ctx, call, target, c.has)
 	})
 }
 
@@ -199,31 +214,13 @@ func (a *Agent) unpublish(ctx context.Context, v *volume, key nodevolume.Publish
 	if err := a.markLeaving(&p.publish, name); err != nil {
 		return err
 	}
-	rpc, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
-	defer cancel()
-	err = client.Unpublish(rpc, v.handle, a.root.Path(p.publish.record.Path))
+	asked, target := unanswered{method: "NodeUnpublishVolume", step: stepUnpublish, key: key}, a.root.Path(p.publish.record.Path)
+	err = a.ask(ctx, v, asked, func(ctx context.Context) error { return client.Unpublish(ctx, v.handle, target) })
 	a.log.Info("NodeUnpublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	if isGone(v.inline, err) {
 		err = nil
 	}
 	return a.end(v, &p.publish, ending{name: name, err: err, phase: nodevolume.AfterUndo(reply(err)), tidy: a.tidyPublish})
-}
-
-// unstageVolume calls NodeUnstageVolume and drops the record.
-func (a *Agent) unstageVolume(ctx context.Context, v *volume) error {
-	client, err := a.driverClient(v.driver)
-	if err != nil {
-		return err
-	}
-	name := stageRecordName(v.name)
-	if err := a.markLeaving(&v.stage, name); err != nil {
-		return err
-	}
-	rpc, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
-	defer cancel()
-	err = client.Unstage(rpc, v.handle, a.root.Path(v.stage.record.Path))
-	a.log.Info("NodeUnstageVolume", "volume", v.name, "outcome", csi.NodeOutcomeOf(err).String())
-	return a.end(v, &v.stage, ending{name: name, err: err, phase: nodevolume.AfterUndo(reply(err)), tidy: a.tidyStage})
 }
 
 func (a *Agent) entry(v *volume, key nodevolume.PublishKey) *publication {
@@ -255,7 +252,7 @@ func (a *Agent) begin(v *volume, r *recorded, record nodevolume.Record, name str
 	a.mu.Unlock()
 	if unaccounted {
 		before = nodevolume.Uncertain
-		record = record.After(nodevolume.Record{InUse: !record.Inline})
+		record = record.After(nodevolume.Record{InUse: !record.Inline, Guessed: !record.Inline})
 	}
 	if err := a.saveRecord(name, record, mount.PowerCut); err != nil {
 		return before, err
@@ -312,6 +309,8 @@ type ending struct {
 	err   error
 	phase nodevolume.Phase
 	tidy  func(nodevolume.Record) error
+	// said is what the driver did instead of answering OK, if that is as good.
+	said string
 }
 
 // end writes down how a call ended. It returns the call's error, or what went wrong after it.
@@ -333,7 +332,7 @@ func (a *Agent) end(v *volume, r *recorded, e ending) error {
 			// The record stays, and so the volume stays in use: something is still there.
 			phase = nodevolume.Uncertain
 			if err == nil {
-				err = fmt.Errorf("driver %s answered OK, but: %w", record.Driver, tidied)
+				err = fmt.Errorf("driver %s %s, but: %w", record.Driver, cmp.Or(e.said, "answered OK"), tidied)
 			}
 		}
 	case nodevolume.Uncertain:
@@ -364,9 +363,12 @@ func reply(err error) nodevolume.Reply {
 
 // readCapabilities learns what a driver can do.
 func (a *Agent) readCapabilities(ctx context.Context, v *volume, key nodevolume.PublishKey) {
-	rpc, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
-	defer cancel()
-	if _, _, err := a.capabilitiesOf(rpc, v.driver); err != nil {
+	asked := unanswered{method: "NodeGetCapabilities", step: v.firstStep(), key: key}
+	err := a.ask(ctx, v, asked, func(ctx context.Context) error {
+		_, _, err := a.capabilitiesOf(ctx, v.driver)
+		return err
+	})
+	if err != nil {
 		// Never final: that the driver does not answer says nothing about the volume.
 		a.outcome(v, key, v.firstStep(), err)
 	}

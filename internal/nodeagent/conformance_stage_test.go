@@ -108,7 +108,7 @@ func TestUpstreamNodeStageErrorCases(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, noAttach)
+			w := newAttachedWorld(t)
 			w.volume("data")
 			w.driver.plays(test.script)
 			agent, _ := w.agent()
@@ -139,7 +139,7 @@ func TestUpstreamNodeUnstageErrorCases(t *testing.T) {
 		"two pods: should call NodeStage after previous NodeUnstage transient error": codes.DeadlineExceeded,
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, noAttach)
+			w := newAttachedWorld(t)
 			w.volume("data")
 			w.driver.plays(script{"Unstage": times(1, code)})
 			agent, _ := w.agent()
@@ -180,7 +180,7 @@ func TestUpstreamUncertainDeviceGlobalMounts(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, noAttach)
+			w := newAttachedWorld(t)
 			w.failsAndGoes("Stage", test.script, test.wait)
 			w.callsAre(test.want...)
 			w.resetCalls()
@@ -218,7 +218,7 @@ func TestUpstreamUncertainVolumeMountState(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, noAttach)
+			w := newAttachedWorld(t)
 			w.failsAndGoes("Publish", test.script, test.wait)
 			w.callsAre(test.want...)
 			w.resetCalls()
@@ -283,7 +283,7 @@ func TestUpstreamMounterSetupJSONFileHandling(t *testing.T) {
 		"final error should remove json file":         {codes.InvalidArgument, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, noAttach)
+			w := newAttachedWorld(t)
 			w.volume("data")
 			w.driver.plays(script{"Publish": times(1, test.code)})
 			agent, _ := w.agent()
@@ -355,7 +355,7 @@ func TestUpstreamMounterSetupWithStatusTracking(t *testing.T) {
 		w.callsAre()
 	})
 	t.Run("setup with missing secrets should result in nochange exit", func(t *testing.T) {
-		w := newWorld(t, noAttach)
+		w := newAttachedWorld(t)
 		w.volume("data", func(pv *corev1.PersistentVolume) {
 			pv.Spec.CSI.NodePublishSecretRef = &corev1.SecretReference{Namespace: w.name, Name: "missing"}
 		})
@@ -368,7 +368,7 @@ func TestUpstreamMounterSetupWithStatusTracking(t *testing.T) {
 		w.callsAre("Stage data", "Unstage data")
 	})
 	t.Run("setup with timeout errors on NodePublish", func(t *testing.T) {
-		w := newWorld(t, noAttach)
+		w := newAttachedWorld(t)
 		w.failsAndGoes("Publish", times(always, codes.DeadlineExceeded), 1)
 		w.callsAre("Stage data", "Publish data", "Unpublish data", "Unstage data")
 	})
@@ -377,7 +377,7 @@ func TestUpstreamMounterSetupWithStatusTracking(t *testing.T) {
 // TestUpstreamAttacherMountDevice are the cases that are not among the above.
 func TestUpstreamAttacherMountDevice(t *testing.T) {
 	t.Run("stage_unstage cap not set", func(t *testing.T) {
-		w := newWorld(t, noAttach)
+		w := newAttachedWorld(t)
 		w.driver.caps = nil
 		w.volume("data")
 		agent, _ := w.agent()

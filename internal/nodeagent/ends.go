@@ -95,6 +95,7 @@ func (e *podEnds) ask(ctx context.Context, uid types.UID) {
 	told, waits := e.pods[uid]
 	e.mu.Unlock()
 	if !waits {
+		e.queue.Forget(uid)
 		return
 	}
 	release, err := e.containers.Ended(ctx, string(uid))
@@ -108,6 +109,7 @@ func (e *podEnds) ask(ctx context.Context, uid types.UID) {
 	e.mu.Unlock()
 	switch {
 	case err == nil && !waits:
+		e.queue.Forget(uid)
 		release()
 	case err == nil:
 		e.queue.Forget(uid)

@@ -27,6 +27,8 @@ type expansion struct {
 	v    *volume
 	key  nodevolume.PublishKey
 	want *want
+	// stagingPath is where the volume is staged.
+	stagingPath string
 	// capacity, here and refused are the volume's growth as the attempt began.
 	capacity, here resource.Quantity
 	refused        bool
@@ -47,6 +49,9 @@ func (e *notSupportedError) Error() string {
 func (a *Agent) expand(ctx context.Context, v *volume, key nodevolume.PublishKey) {
 	a.mu.Lock()
 	x := expansion{v: v, key: key, want: v.publication(key).want, capacity: v.growth.capacity, here: v.growth.size, refused: v.growth.refused}
+	if x.want != nil {
+		x.stagingPath = v.stagingPath(x.want)
+	}
 	a.mu.Unlock()
 	if x.want == nil {
 		return
@@ -103,9 +108,11 @@ func (a *Agent) callExpand(ctx context.Context, x *expansion) error {
 	}
 	call := csi.NodeVolume{
 		ID: w.handle, Block: w.block, AccessMode: csi.AccessMode(w.accessMode), FSType: w.fsType, MountFlags: w.mountOptions,
-		Secrets: secrets, StagingPath: a.root.Path(stagingPath(w)),
+		Secrets: secrets, StagingPath: a.root.Path(x.stagingPath),
 	}
-	err = client.Expand(rpc, call, a.root.Path(publishPath(w)), x.plan.size.Value(), has)
+	err = a.ask(csi.WithMigrated(ctx, w.migrated), x.v, unanswered{method: "NodeExpandVolume", step: stepSetUp, key: x.key}, func(ctx context.Context) error {
+		return client.Expand(ctx, call, a.root.Path(publishPath(w)), x.plan.size.Value(), has)
+	})
 	a.log.Info("NodeExpandVolume", "volume", x.v.name, "pod", x.key.PodUID, "size", x.plan.size.String(), "outcome", csi.OutcomeOf(err).String())
 	return err
 }

@@ -568,7 +568,7 @@ func TestAnExpansionThatHangsEndsWithItsDeadline(t *testing.T) {
 	agent, _ := w.agent(func(c *Config) { c.RPCTimeout = time.Second })
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
-	w.untilEvent(pod, "FailedMount", "code = DeadlineExceeded")
+	w.untilEvent(pod, "FailedMount", "did not answer NodeExpandVolume within 1s (DeadlineExceeded)")
 	agent.RemovePod(pod.UID)
 	w.unmounted(agent, pod)
 	w.until("unstaged", func() bool { return len(agent.Pods()) == 0 })

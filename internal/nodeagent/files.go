@@ -60,7 +60,7 @@ func (a *Agent) prepareStage(r nodevolume.Record) error {
 	data := map[string]string{"driverName": r.Driver, "volumeHandle": r.Handle}
 	addLabel(data, r)
 	if r.Block {
-		return a.writeVolumeData(path.Join(blockDir, r.SpecName, "data"), data)
+		return a.writeVolumeData(path.Join(blockDir, path.Base(r.Path), "data"), data)
 	}
 	return a.writeVolumeData(path.Dir(r.Path), data)
 }
@@ -119,7 +119,7 @@ func (a *Agent) tidyStage(r nodevolume.Record) error {
 		return err
 	}
 	if r.Block {
-		return a.tidyBlockData(r.SpecName)
+		return a.tidyBlockData(path.Base(r.Path)) // the PersistentVolume by whose name it was staged
 	}
 	dir := path.Dir(r.Path)
 	return errors.Join(a.root.RemoveWritten(path.Join(dir, volumeData)), a.root.RemoveEmpty(dir))

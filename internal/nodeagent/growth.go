@@ -176,12 +176,6 @@ func (a *Agent) tellGrowth(p *publication, kind, reason, text string) {
 	a.events.Event(p.claimOf(), kind, reason, text)
 }
 
-func (p *publication) claimOf() *corev1.ObjectReference {
-	return &corev1.ObjectReference{
-		APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: p.want.pod.Namespace, Name: p.want.claim.name, UID: p.want.claim.uid,
-	}
-}
-
 // claimRef is the claim through which a pod wants a volume.
 type claimRef struct {
 	name string

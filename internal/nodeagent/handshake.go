@@ -116,9 +116,13 @@ func (a *Agent) wakeMisplaced() {
 	}
 }
 
-// learned wakes the volumes about which something new is known. The caller holds mu.
+// learned wakes the volumes about which something new is known. Their attachments are read again: one that is reported
+// now may be another one than was reported before. The caller holds mu.
 func (a *Agent) learned(names []string) {
 	for _, name := range names {
+		if v := a.volumes[name]; v != nil {
+			v.attachment.Doubt()
+		}
 		a.wake(name)
 	}
 }
@@ -222,30 +226,44 @@ func (a *Agent) readNode(ctx context.Context) (gone bool, err error) {
 		return false, nil
 	}
 	a.nodeLabels = node.Labels
-	a.inUse.Start(statusOf(node), a.mayBeStaged)
+	a.inUse.Start(statusOf(node), a.handshakeOf)
 	for _, name := range node.Status.VolumesInUse {
 		// From here on it is known by name, and spoken of.
 		if driver, handle, ok := kube.ParseUniqueVolumeName(string(name)); ok && a.isUnaccounted(string(name)) {
 			a.volumeNamed(string(name), driver, handle)
 		}
 	}
-	for name := range a.volumes {
-		a.wake(name)
-	}
+	a.learned(slices.Collect(maps.Keys(a.volumes)))
 	return false, nil
 }
 
-// mayBeStaged says whether a name that the Node lists at start-up has a record here that was made
-// under the handshake, or might have: then it is not taken out. One that was mounted without, while
-// its CSIDriver asked for no attachment, is listed anew if it has to be: an agent that died may have been
-// taking it out, and that write may still land. The caller holds mu.
-func (a *Agent) mayBeStaged(name string) bool {
+// handshakeOf says whether a name that the Node lists at start-up has a record here that was made under the handshake.
+// One that was mounted without, while its CSIDriver asked for no attachment, is listed anew if it has to be: an agent
+// that died may have been taking it out, and that write may still land. Of what cannot be read nobody knows which it
+// was. The caller holds mu.
+func (a *Agent) handshakeOf(name string) nodevolume.Knowledge {
 	v := a.volumes[name]
-	staged := v != nil && v.stage.phase != nodevolume.Absent
-	if a.isUnaccounted(name) || (!staged && a.mountedByOther(name)) {
-		return true
+	known := nodevolume.No
+	if staged := v != nil && v.stage.phase != nodevolume.Absent; a.isUnaccounted(name) || (!staged && a.mountedByOther(name)) {
+		known = nodevolume.Unknown
 	}
-	return v != nil && (v.stage.inUse() || slices.ContainsFunc(v.pods, func(p *publication) bool { return p.publish.inUse() }))
+	if v == nil {
+		return known
+	}
+	records := []recorded{v.stage}
+	for _, p := range v.pods {
+		records = append(records, p.publish)
+	}
+	for _, r := range records {
+		switch {
+		case !r.inUse():
+		case !r.record.Guessed:
+			return nodevolume.Yes
+		default:
+			known = nodevolume.Unknown
+		}
+	}
+	return known
 }
 
 // writeInUse sends one PATCH. The Node in its response is what is believed after.

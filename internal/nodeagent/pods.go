@@ -249,7 +249,6 @@ func (a *Agent) lookUp(ctx context.Context, uid types.UID) error {
 		v := a.volumeNamed(w.name(), w.driver, w.handle)
 		v.inline = w.inline
 		v.publication(w.key()).want = w
-		v.solePod = w.solePod
 		a.wantSize(v, w)
 		a.join(uid, v.name)
 	}
@@ -336,9 +335,12 @@ func (a *Agent) waitsFor(w *want, v *volume, p *publication) error {
 	fmt.Fprintf(&words, "volume %q (%s)", w.volume, w.specName)
 	if p != nil && p.groupChange != nil {
 		fmt.Fprintf(&words, " is being given to fsGroup %d, %d files so far", p.groupChange.GID, p.groupChange.Seen.Load())
+	} else if v != nil && v.asked != nil {
+		fmt.Fprintf(&words, " waits: CSI driver %q has not answered %s since %s, which is given up after %s",
+			v.driver, v.asked.method, lasting(v.asked.since), a.config.RPCTimeout)
 	} else if v != nil {
 		if hold, ok := v.holds[w.key()]; ok {
-			fmt.Fprintf(&words, " waits in hop %s since %s: %s", hold.reason, time.Since(hold.since).Round(time.Millisecond),
+			fmt.Fprintf(&words, " waits in hop %s since %s: %s", hold.reason, lasting(hold.since),
 				cmp.Or(a.labelWords(v, w.key(), hold.reason), inWords(hold.reason)))
 		} else {
 			words.WriteString(" is being worked on")
@@ -381,7 +383,11 @@ func (a *Agent) published(uid types.UID) (<-chan struct{}, []string) {
 		}
 		for _, entry := range v.pods {
 			if entry.key.PodUID == string(uid) && entry.publish.phase != nodevolume.Absent {
-				published = append(published, v.specName()+" ("+a.whyOf(v, nodevolume.Hold{Key: entry.key, Reason: v.holds[entry.key].reason})+")")
+				why := a.whyOf(v, nodevolume.Hold{Key: entry.key, Reason: v.holds[entry.key].reason})
+				if v.asked != nil {
+					why = v.asked.words(v.driver)
+				}
+				published = append(published, v.specName()+" ("+why+")")
 			}
 		}
 	}

@@ -207,7 +207,7 @@ func (a *Agent) findVolumeData() ([]nodevolume.Record, error) {
 		record.SpecName = cmp.Or(record.SpecName, data["specVolID"])
 		record.SELinuxLabel = data[seLinuxData]
 		record.Inline = data["volumeLifecycleMode"] == string(lifecycleMode(true))
-		record.InUse = !record.Inline // unless it is known otherwise
+		record.InUse, record.Guessed = !record.Inline, !record.Inline // unless it is known otherwise
 		if record.Driver != "" && record.Handle != "" {
 			found = append(found, record)
 		}

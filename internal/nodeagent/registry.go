@@ -405,6 +405,11 @@ func (a *Agent) reconnected(name string) {
 	if d := a.drivers[name]; d != nil {
 		d.capabilities = nil
 	}
+	for _, v := range a.volumes {
+		for _, p := range v.pods {
+			p.withoutStats = p.withoutStats && v.driver != name
+		}
+	}
 	a.mu.Unlock()
 	a.wakeDriver(name)
 }

@@ -54,9 +54,10 @@ func (a *Agent) callAgain(ctx context.Context, v *volume, p *publication) error 
 	if err != nil {
 		return err
 	}
-	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, c.want.migrated), a.config.RPCTimeout)
-	defer cancel()
-	err = c.client.Publish(rpc, call, csi.Target{Path: a.root.Path(record.Path), ReadOnly: c.want.readOnly}, c.has)
+	if err := a.stillAttached(ctx, v, c, c.asks()); err != nil {
+		return err
+	}
+	err = a.askPublish(ctx, v, c, p.key, call, record.Path)
 	a.log.V(1).Info("NodePublishVolume again", "volume", v.name, "pod", p.key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	if err != nil {
 		return err

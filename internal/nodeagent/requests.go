@@ -97,7 +97,7 @@ func (a *Agent) wakeDriver(name string) {
 func (c callable) volume(stagingPath string) csi.NodeVolume {
 	w := c.want
 	out := csi.NodeVolume{
-		ID: w.handle, Block: w.block, AccessMode: csi.AccessMode(w.accessMode), Publish: c.publishContext, StagingPath: stagingPath,
+		ID: w.handle, Block: w.block, AccessMode: csi.AccessMode(w.accessMode), Publish: c.attachment.Metadata, StagingPath: stagingPath,
 	}
 	if w.block {
 		return out
@@ -119,12 +119,15 @@ func (a *Agent) publishCall(ctx context.Context, c callable) (csi.NodeVolume, er
 	}
 	staging := ""
 	if (c.has.Stage && !w.inline) || w.block { // a block volume's staging path is always sent
-		staging = a.root.Path(stagingPath(w))
+		staging = a.root.Path(c.stagingPath)
 	}
 	call := c.volume(staging)
 	call.Secrets, call.Context = secrets, c.volumeContext()
 	return call, a.addTokens(ctx, c, &call)
 }
+
+// asks: what the publish call says is asked of the API server, which may take long.
+func (c callable) asks() bool { return c.want.podSecret != nil || len(c.rules.tokens) > 0 }
 
 // volumeContext is the volume's own attributes and what the driver wants to know of the pod.
 func (c callable) volumeContext() map[string]string {

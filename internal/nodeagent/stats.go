@@ -28,7 +28,7 @@ type publishedStats struct {
 
 // measurable: the driver can be asked how full it is, for a pod that is known.
 func (p *publication) measurable() bool {
-	return p.want != nil && p.publish.phase == nodevolume.Confirmed
+	return p.want != nil && p.publish.phase == nodevolume.Confirmed && !p.withoutStats
 }
 
 // planStats has a volume that was published looked at from now on. The caller holds mu.
@@ -73,12 +73,25 @@ func (a *Agent) gatherStats(ctx context.Context, name string) {
 	}
 	for _, target := range targets {
 		said, err := a.askStats(ctx, target)
-		if err != nil && ctx.Err() == nil {
+		switch {
+		case err == nil, ctx.Err() != nil:
+		case isGone(target.volume.inline, err):
+			a.neverMeasured(target, err)
+		default:
 			a.log.V(1).Info("Volume stats not known", "volume", name, "pod", target.publication.key.PodUID, "problem", err.Error())
 		}
 		a.keepStats(target, said)
 	}
 	a.chores.AddAfter(chore{gatherStats, name}, a.together(a.config.StatsPeriod+upTo(a.config.StatsPeriod), a.config.StatsPeriod))
+}
+
+// neverMeasured: nothing would come of asking again. Drivers may keep no path of a volume that they make with its publish.
+func (a *Agent) neverMeasured(target statsTarget, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	target.publication.withoutStats = true
+	a.log.Info("Driver has no stats of an inline volume; it is asked again when it is back under its socket",
+		"volume", target.volume.name, "pod", target.publication.key.PodUID, "problem", err.Error())
 }
 
 // askStats is nil for a driver that has no stats. There is no looking at the file system

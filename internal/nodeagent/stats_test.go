@@ -13,6 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -315,6 +317,34 @@ func TestStatsThatAreNotKnownAreNotShown(t *testing.T) {
 	if i := slices.Index(made[last:], "Stats data"); i > 0 && slices.Index(made[last+i+1:], "Stats data") >= 0 {
 		t.Errorf("asked about a volume that went: %v", made[last:])
 	}
+}
+
+// TestAnInlineVolumeThatHasNoPathForStats is asked about once, and again when another version of the driver may know more.
+func TestAnInlineVolumeThatHasNoPathForStats(t *testing.T) {
+	w := newWorld(t, noAttach, modes(ephemeral))
+	w.driver.caps = append(w.driver.caps, canStats)
+	w.driver.stats = func(context.Context, *csispec.NodeGetVolumeStatsRequest) (*csispec.NodeGetVolumeStatsResponse, error) {
+		return nil, status.Error(codes.NotFound, "no such path")
+	}
+	agent, _ := w.agent(frequently(nil))
+	w.driver.registered()
+	pod := w.inlinePod("p", "scratch")
+	agent.SetPod(pod)
+	w.mounted(agent, pod)
+	asked := func() int { return w.driver.attemptedOf("Stats", inlineID(pod, "scratch")) }
+	w.until("asked", func() bool { return asked() > 0 })
+	time.Sleep(500 * time.Millisecond) // periods enough
+	if n := asked(); n != 1 {
+		t.Errorf("asked %d times, want once", n)
+	}
+	w.upgrade(w.driver.caps, nil)
+	w.until("asked again", func() bool { return asked() > 1 })
+}
+
+func (d *scriptedDriver) attemptedOf(method, volume string) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.attempts[method+volume]
 }
 
 func TestADriverWithoutStatsIsNotAsked(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/mount"
@@ -337,11 +338,38 @@ func TestWhatAnEarlierWriteMayMean(t *testing.T) {
 			agent, _ = w.agent()
 			agent.mu.Lock()
 			defer agent.mu.Unlock()
-			if got := agent.mayBeStaged(string(w.unique(handle))); got != test.want {
+			if got := agent.handshakeOf(string(w.unique(handle))); got != knowledge(test.want) {
 				t.Errorf("kept at the start: %v, want %v", got, test.want)
 			}
 		})
 	}
+}
+
+// TestAWriteThatADeadAgentLeftIsExcluded: an agent died with a PATCH on its way that takes a volume out of volumesInUse. Its record
+// is torn, and nobody knows whether it was made under the handshake. Before the next agent believes the list, the PATCH cannot land.
+func TestAWriteThatADeadAgentLeftIsExcluded(t *testing.T) {
+	w := newWorld(t)
+	l := w.live()
+	l.stop()
+	records, err := filepath.Glob(filepath.Join(w.root, recordsDir, "*.json"))
+	must(t, err)
+	for _, record := range records {
+		must(t, os.WriteFile(record, nil, 0o600))
+	}
+	before := w.node()
+	agent, _ := w.agent()
+	w.until("the list is believed", func() bool {
+		agent.mu.Lock()
+		defer agent.mu.Unlock()
+		return agent.inUse.View(string(w.unique(l.handle))).InUse == nodevolume.Yes
+	})
+	before.Status.VolumesInUse = nil
+	if _, err := w.admin.CoreV1().Nodes().UpdateStatus(w.ctx, before, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
+		t.Errorf("the write of the agent before: %v, want a conflict", err)
+	}
+	w.untilNode("the list is tidy", func(n *corev1.Node) bool {
+		return slices.Equal(n.Status.VolumesInUse, []corev1.UniqueVolumeName{w.unique(l.handle)})
+	})
 }
 
 // TestRecordsThatWereBeingWrittenAreRemoved: whoever wrote them died before it called a driver.

@@ -18,7 +18,6 @@ type userSearch struct {
 	problem error
 	// watched is the process whose end is waited for; 0 for none.
 	watched int
-	told    told
 }
 
 func (u userSearch) words() string {
@@ -108,12 +107,14 @@ func (a *Agent) holdersOf(volume mounttable.Volume) ([]mounttable.Holder, error)
 	return table.Holders(volume)
 }
 
-// forgetUsers: what was found holds for the very next step alone.
-func (a *Agent) forgetUsers(v *volume, step nodevolume.Step) {
-	if _, looked := step.(nodevolume.LookForUsers); looked {
-		return
-	}
+// forget drops what does not hold any more after a step: what was found of users holds for the very next one alone.
+func (a *Agent) forget(v *volume, step nodevolume.Step) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	v.users.found = nodevolume.Unknown
+	if _, looked := step.(nodevolume.LookForUsers); !looked {
+		v.users.found = nodevolume.Unknown
+	}
+	if nodevolume.Outdates(step) {
+		v.attachment.Doubt()
+	}
 }

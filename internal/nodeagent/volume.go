@@ -26,18 +26,19 @@ type volume struct {
 	unstage        nodevolume.Failure
 	unstageProblem error
 	unstageTold    told
-	// unstageFailingSince is when the first unstage failed of those that failed in a row.
+	// unstageFailingSince is when the first unstage began of those that failed in a row.
 	unstageFailingSince time.Time
+	// began is when the running step did; asked is its call, while that has no answer.
+	began time.Time
+	asked *unanswered
 	// users is who else has the volume mounted, as far as the running turn has looked.
 	users userSearch
-	// attachment is as read during the running turn.
-	attachment nodevolume.Attachment
-	// publishContext is the attachment's metadata.
-	publishContext map[string]string
-	solePod        bool
-	holds          map[nodevolume.PublishKey]holding
-	growth         growth
-	measured       measured
+	// attachment is as read live; decidedOn is what the running step was decided on.
+	attachment nodevolume.Lookup
+	decidedOn  nodevolume.Attachment
+	holds      map[nodevolume.PublishKey]holding
+	growth     growth
+	measured   measured
 	// statsPlanned and attachErrorPlanned: there is a chore for it.
 	statsPlanned, attachErrorPlanned bool
 	// attachLimit says that the node is full, as the attachError of exhaustedAt did.
@@ -78,6 +79,8 @@ type publication struct {
 	// the pod was told of.
 	stats      *publishedStats
 	toldHealth string
+	// withoutStats: this version of the driver says that it knows nothing of an inline volume's path.
+	withoutStats bool
 }
 
 // holding is a hold and when it began.
@@ -112,7 +115,7 @@ func (v *volume) publication(key nodevolume.PublishKey) *publication {
 func (a *Agent) turn(ctx context.Context, name string) {
 	a.mu.Lock()
 	if v := a.volumes[name]; v != nil {
-		v.attachment, v.publishContext = nodevolume.Attachment{}, nil
+		v.attachment.Doubt()
 		v.users.found = nodevolume.Unknown
 	}
 	a.mu.Unlock()
@@ -142,8 +145,10 @@ func (a *Agent) decide(name string, now time.Time) (*volume, nodevolume.Decision
 	observed := a.observed(v)
 	if observed.AttachRequired == nodevolume.No {
 		// What was read before the CSIDriver changed is not for a stage without the handshake.
-		v.attachment, v.publishContext = nodevolume.Attachment{}, nil
+		v.attachment.Doubt()
+		observed.Attachment = nodevolume.Attachment{}
 	}
+	v.decidedOn = observed.Attachment
 	decision := nodevolume.Decide(now, a.desired(v), observed)
 	if decision.InUse != nodevolume.Unknown {
 		// Under the lock of the snapshot: no write can follow an older wish in between.
@@ -200,12 +205,12 @@ func (a *Agent) claim(p *publication) nodevolume.Claim {
 }
 
 func (a *Agent) desired(v *volume) nodevolume.Desired {
-	d, rules := nodevolume.Desired{SolePod: v.solePod}, a.rulesOf(v.driver)
+	d, rules := nodevolume.Desired{}, a.rulesOf(v.driver)
 	for _, p := range v.pods {
 		d.Pods = append(d.Pods, nodevolume.Pod{
 			Key: p.key, Claim: a.claim(p), Publish: p.publish.phase, LastConfirmed: p.publish.heard, Leaving: a.leaving(p),
 			Label: rules.label(p.want), PublishedLabel: p.publish.record.SELinuxLabel,
-			ReadOnly: p.want != nil && p.want.readOnly, Failure: p.failure,
+			SolePod: p.solePod(), ReadOnly: p.want != nil && p.want.readOnly, Failure: p.failure,
 		})
 	}
 	return d
@@ -218,7 +223,7 @@ func (a *Agent) observed(v *volume) nodevolume.Observed {
 		AttachRequired: a.attachRequired(v.driver),
 		RecordedInUse:  v.stage.inUse(),
 		Unaccounted:    a.isUnaccounted(v.name),
-		Attachment:     v.attachment,
+		Attachment:     v.attachment.Known(),
 		Stage:          nodevolume.Stage{Phase: v.stage.phase, AttachmentUID: v.stage.record.AttachmentUID, Label: v.stage.record.SELinuxLabel},
 		Unstage:        v.unstage,
 		Users:          nodevolume.Users{Found: v.users.found, Search: v.users.search},
@@ -291,7 +296,7 @@ func (a *Agent) failed(v *volume, key nodevolume.PublishKey, step string, err er
 	defer a.mu.Unlock()
 	p := v.publication(key)
 	if p.failure.Count == 0 || p.step != step {
-		p.failingSince = time.Now()
+		p.failingSince = cmp.Or(v.began, time.Now())
 	}
 	p.problem, p.step = err, step
 	owner := a.pods[types.UID(key.PodUID)]
@@ -318,6 +323,23 @@ func (a *Agent) succeeded(v *volume, key nodevolume.PublishKey) {
 
 func again(f nodevolume.Failure) nodevolume.Failure {
 	return nodevolume.Failure{Count: f.Count + 1, At: time.Now(), Jitter: rand.Float64()} //nolint:gosec // spreads retries
+}
+
+// solePod: no other pod may have the volume beside this one.
+func (p *publication) solePod() bool {
+	if p.want != nil {
+		return p.want.solePod
+	}
+	return p.publish.record.SolePod
+}
+
+// stagingPath is where the volume is, or would be, staged for a pod. Two PersistentVolumes may share a handle, and then
+// it stays where the first one's name has put it.
+func (v *volume) stagingPath(w *want) string {
+	if v.stage.phase != nodevolume.Absent {
+		return v.stage.record.Path
+	}
+	return stagingPath(w)
 }
 
 // specName is the PersistentVolume's name by which events speak of the volume.

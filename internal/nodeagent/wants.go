@@ -10,7 +10,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -333,27 +332,4 @@ func (a *Agent) secrets(ctx context.Context, ref *corev1.SecretReference) (map[s
 		out[name] = string(value)
 	}
 	return out, nil
-}
-
-// readAttachment reads the VolumeAttachment of a volume live: a node may get it
-// by name and not watch it.
-func (a *Agent) readAttachment(ctx context.Context, v *volume) (nodevolume.Attachment, map[string]string, error) {
-	name := kube.AttachmentName(v.handle, v.driver, a.config.NodeName)
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
-	defer cancel()
-	va, err := a.client.StorageV1().VolumeAttachments().Get(ctx, name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		return nodevolume.Attachment{Attached: nodevolume.No}, nil, fmt.Errorf("volume %s has GET error for volume attachment %s: %w", v.handle, name, err)
-	case err != nil:
-		return nodevolume.Attachment{}, nil, fmt.Errorf("volume %s has GET error for volume attachment %s: %w", v.handle, name, err)
-	case va.DeletionTimestamp != nil:
-		return nodevolume.Attachment{Attached: nodevolume.No}, nil, fmt.Errorf("volume attachment is being deleted (%s)", name)
-	case va.Status.Attached:
-		return nodevolume.Attachment{Attached: nodevolume.Yes, UID: string(va.UID)}, va.Status.AttachmentMetadata, nil
-	case va.Status.AttachError != nil:
-		return nodevolume.Attachment{Attached: nodevolume.No}, nil, errors.New(va.Status.AttachError.Message)
-	default:
-		return nodevolume.Attachment{Attached: nodevolume.No}, nil, fmt.Errorf("volume %s is not attached for volume attachment %s", v.handle, name)
-	}
 }

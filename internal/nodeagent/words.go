@@ -82,6 +82,8 @@ func inUTC(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 type failedStep struct {
 	block      bool
 	step, spec string
+	// verb is what it does, if not "failed".
+	verb string
 	// since is when it failed first of the times in a row; zero if what is told says it.
 	since time.Time
 }
@@ -103,7 +105,7 @@ func (f failedStep) told(err error) (reason, text string) {
 	if affinity, ok := errors.AsType[*affinityError](err); ok {
 		step, reason, err = stepNodeAffinity, "FailedMount", affinity.err // the reason is the same for block volumes
 	}
-	return reason, fmt.Sprintf("%s.%s failed for volume %q : %v (%s)", way, step, f.spec, err, f.hop())
+	return reason, fmt.Sprintf("%s.%s %s for volume %q : %v (%s)", way, step, cmp.Or(f.verb, "failed"), f.spec, err, f.hop())
 }
 
 // tellFailure sends an event about a failed step, once for each new text. The caller holds mu.
@@ -112,19 +114,23 @@ func (a *Agent) tellFailure(v *volume, p *publication, step string, err error) {
 	failed := failedStep{block: block, step: step, spec: p.key.SpecName, since: p.failingSince}
 	reason, text := failed.told(a.withRemedy(err))
 	if step == stepUnpublish {
-		reason, text = "FailedUnmount", a.stuckText(failed, err)
+		text = a.stuckText(failed, err)
 	}
 	if !p.told.news(text, time.Now()) {
+		return
+	}
+	if step == stepUnpublish {
+		a.tellStuck(p.podOf(), p.claimOf(), text)
 		return
 	}
 	a.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
 	a.log.V(1).Info("Told the pod", "volume", v.name, "pod", p.key.PodUID, "text", text)
 }
 
-// stuckText says that a step of the way back failed.
+// stuckText says that a step of the way back failed, or does not end.
 func (a *Agent) stuckText(f failedStep, err error) string {
-	return fmt.Sprintf("%s failed for volume %q : %v (%s); the volume stays in use on node %s and is tried again",
-		waysBack[f.block][f.step], f.spec, a.withRemedy(err), f.hop(), a.config.NodeName)
+	return fmt.Sprintf("%s %s for volume %q : %v (%s); the volume stays in use on node %s and is tried again",
+		waysBack[f.block][f.step], cmp.Or(f.verb, "failed"), f.spec, a.withRemedy(err), f.hop(), a.config.NodeName)
 }
 
 // toldAfter is after how long a pod that waits is told so: where another pod has a volume
@@ -161,8 +167,7 @@ func (a *Agent) tellLongWait(v *volume, hold nodevolume.Hold, since time.Time) {
 		a.log.Info("Pod's owner has not said whether it lives", "volume", v.name, "pod", hold.Key.PodUID, "since", since)
 		return
 	case hold.Key.PodUID == "":
-		a.tellNode(v, hold, waits)
-		a.tellStagePod(v, fmt.Sprintf("%s waits for volume %q %s", waysBack[v.stage.record.Block][stepUnstage], v.specName(), waits))
+		a.tellStage(v, fmt.Sprintf("%s waits for volume %q %s", waysBack[v.stage.record.Block][stepUnstage], v.specName(), waits))
 		return
 	}
 	p := v.publication(hold.Key)
@@ -177,7 +182,10 @@ func (a *Agent) tellLongWait(v *volume, hold nodevolume.Hold, since time.Time) {
 	}
 	reason, text := failedStep{block: block, step: stepHeld(v, p, hold.Reason), spec: p.key.SpecName}.told(problem)
 	if p.publish.phase != nodevolume.Absent && (a.claim(p) == nodevolume.Released || hold.Reason == nodevolume.ContainersMayRun) {
-		reason, text = "FailedUnmount", fmt.Sprintf("%s waits for volume %q %s", waysBack[block][stepUnpublish], p.key.SpecName, waits)
+		if text = fmt.Sprintf("%s waits for volume %q %s", waysBack[block][stepUnpublish], p.key.SpecName, waits); p.told.news(text, time.Now()) {
+			a.tellStuck(p.podOf(), p.claimOf(), text)
+		}
+		return
 	}
 	if p.told.news(text, time.Now()) {
 		a.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
@@ -203,33 +211,10 @@ func stepHeld(v *volume, p *publication, reason nodevolume.Reason) string {
 // tellUnstage says that the volume cannot be unstaged. The caller holds mu.
 func (a *Agent) tellUnstage(v *volume, err error) {
 	if v.unstage.Count == 1 {
-		v.unstageFailingSince = v.unstage.At
+		v.unstageFailingSince = cmp.Or(v.began, v.unstage.At)
 	}
 	failed := failedStep{block: v.stage.record.Block, step: stepUnstage, spec: v.specName(), since: v.unstageFailingSince}
-	a.tellStagePod(v, a.stuckText(failed, err))
-}
-
-// tellStagePod tells the pod for which the volume was staged. The caller holds mu.
-func (a *Agent) tellStagePod(v *volume, text string) {
-	if !v.unstageTold.news(text, time.Now()) {
-		return
-	}
-	p := &publication{key: nodevolume.PublishKey{PodUID: v.stage.record.Pod.UID}, publish: recorded{record: v.stage.record}}
-	if p.publish.record.Pod.Name == "" { // of a torn record
-		a.log.Info("Volume stays in use", "volume", v.name, "problem", text)
-		return
-	}
-	a.events.Event(p.podOf(), corev1.EventTypeWarning, "FailedUnmount", text)
-}
-
-// tellNode says that something on the node still has a volume that no pod of it wants. The pod may be gone,
-// and with it who would read its events. The caller holds mu.
-func (a *Agent) tellNode(v *volume, hold nodevolume.Hold, waits string) {
-	text := fmt.Sprintf("Volume %s waits %s", v.name, waits)
-	if hold.Reason == nodevolume.StillMountedElsewhere && v.users.told.news(text, time.Now()) {
-		node := &corev1.ObjectReference{Kind: "Node", Name: a.config.NodeName, UID: types.UID(a.config.NodeName)} // as kubelet names it
-		a.events.Event(node, corev1.EventTypeWarning, "FailedUnmount", text)
-	}
+	a.tellStage(v, a.stuckText(failed, err))
 }
 
 // tellMapped says that a pod has a block volume as a device; kubelet says nothing of the kind about others.

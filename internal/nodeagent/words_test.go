@@ -168,7 +168,7 @@ func TestAFailureIsToldSinceWhenItLasts(t *testing.T) {
 		events := record.NewFakeRecorder(20)
 		agent := &Agent{events: events, log: logr.Discard(), config: Config{NodeName: "n"}, pods: map[types.UID]*pod{"p": newPod()}}
 		v, key := &volume{name: "v"}, nodevolume.PublishKey{PodUID: "p", SpecName: "pv"}
-		v.stage.record.Pod.Name = "p"
+		v.stage.record.Pod.Name, v.publication(key).publish.record.Pod.Name = "p", "p"
 		step := func(name, problem string) {
 			agent.failed(v, key, name, errors.New(problem))
 			time.Sleep(time.Minute)
@@ -197,6 +197,7 @@ func TestAFailureIsToldSinceWhenItLasts(t *testing.T) {
 		for event := range events.Events {
 			got = append(got, event)
 		}
+		// Those of the way back are told to the Node as well.
 		const node = "; the volume stays in use on node n and is tried again"
 		want := []string{
 			`Warning FailedMount MountVolume.MountDevice failed for volume "pv" : no pool (hop: stage since 2000-01-01T00:00:00Z)`,
@@ -204,7 +205,10 @@ func TestAFailureIsToldSinceWhenItLasts(t *testing.T) {
 			`Warning FailedMount MountVolume.SetUp failed for volume "pv" : no path (hop: publish since 2000-01-01T00:04:00Z)`,
 			`Warning FailedMount MountVolume.SetUp failed for volume "pv" : no path (hop: publish since 2000-01-01T00:05:00Z)`,
 			`Warning FailedUnmount UnmountVolume.TearDown failed for volume "pv" : busy (hop: unpublish since 2000-01-01T00:06:00Z)` + node,
+			`Warning FailedUnmount UnmountVolume.TearDown failed for volume "pv" : busy (hop: unpublish since 2000-01-01T00:06:00Z)` + node,
 			`Warning FailedUnmount UnmountDevice failed for volume "pv" : held (hop: unstage since 2000-01-01T00:07:00Z)` + node,
+			`Warning FailedUnmount UnmountDevice failed for volume "pv" : held (hop: unstage since 2000-01-01T00:07:00Z)` + node,
+			`Warning FailedUnmount UnmountDevice failed for volume "pv" : still held (hop: unstage since 2000-01-01T00:07:00Z)` + node,
 			`Warning FailedUnmount UnmountDevice failed for volume "pv" : still held (hop: unstage since 2000-01-01T00:07:00Z)` + node,
 		}
 		if diff := cmp.Diff(want, got); diff != "" {

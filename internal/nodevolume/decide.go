@@ -212,12 +212,14 @@ func (c *decision) gate(p Pod) Reason {
 	return c.solePodGate(p)
 }
 
-// solePodGate: no other pod may have a ReadWriteOncePod volume.
+// solePodGate: no other pod may have a ReadWriteOncePod volume. Another PersistentVolume with its handle is the same volume.
 func (c *decision) solePodGate(p Pod) Reason {
 	switch {
-	case c.desired.SolePod && c.anyPod(func(other Pod) bool { return other.Key != p.Key && other.Publish != Absent }):
+	case c.anyPod(func(other Pod) bool {
+		return other.Key.PodUID != p.Key.PodUID && other.Publish != Absent && (p.SolePod || other.SolePod)
+	}):
 		return OtherPodMounted
-	case c.observed.Unaccounted && p.Publish != Confirmed && (c.desired.SolePod || p.label() != ""):
+	case c.observed.Unaccounted && p.Publish != Confirmed && (p.SolePod || p.label() != ""):
 		return UnaccountedMount // for another pod, or with another label
 	default:
 		return ""
@@ -268,7 +270,8 @@ func (c *decision) mount(p Pod) Step {
 // that run on it keep it: taking a mount away under a process helps nobody.
 func (c *decision) restage(p Pod) Step {
 	for _, other := range c.desired.Pods {
-		if other.Publish == Confirmed {
+		mayRun := other.Claim == Unclaimed || other.Claim == Ending
+		if other.Publish == Confirmed || mayRun && other.Publish != Absent {
 			c.hold(p.Key, AttachmentReplaced)
 			return nil
 		}

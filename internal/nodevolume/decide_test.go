@@ -40,6 +40,13 @@ func unaccounted(o *Observed) { o.Unaccounted = true }
 
 func pods(list ...Pod) Desired { return Desired{Pods: list} }
 
+func sole(list ...Pod) Desired {
+	for i := range list {
+		list[i].SolePod = true
+	}
+	return pods(list...)
+}
+
 func TestDecide(t *testing.T) {
 	wanted := Pod{Key: podA, Claim: Wanted}
 	tests := map[string]struct {
@@ -127,12 +134,25 @@ func TestDecide(t *testing.T) {
 			Decision{InUse: Yes, Next: StageVolume{For: podA}},
 		},
 		"ReadWriteOncePod, another pod has it": {
-			Desired{SolePod: true, Pods: []Pod{{Key: podA, Claim: Wanted, Publish: Confirmed}, {Key: podB, Claim: Wanted}}}, with(staged(Confirmed)),
+			sole(Pod{Key: podA, Claim: Wanted, Publish: Confirmed}, Pod{Key: podB, Claim: Wanted}), with(staged(Confirmed)),
 			Decision{InUse: Yes, Holds: []Hold{{podB, OtherPodMounted}}},
 		},
 		"ReadWriteOncePod, nobody knows whether another pod has it": {
-			Desired{SolePod: true, Pods: []Pod{{Key: podA, Claim: Unclaimed, Publish: Uncertain}, {Key: podB, Claim: Wanted}}}, with(staged(Confirmed)),
+			sole(Pod{Key: podA, Claim: Unclaimed, Publish: Uncertain}, Pod{Key: podB, Claim: Wanted}), with(staged(Confirmed)),
 			Decision{InUse: Yes, Holds: []Hold{{podA, OwnerSilent}, {podB, OtherPodMounted}}},
+		},
+
+		"ReadWriteOncePod, another pod has it through another PersistentVolume": {
+			pods(Pod{Key: podA, Claim: Wanted, Publish: Confirmed, SolePod: true}, Pod{Key: podB, Claim: Wanted}), with(staged(Confirmed)),
+			Decision{InUse: Yes, Holds: []Hold{{podB, OtherPodMounted}}},
+		},
+		"ReadWriteOncePod of a pod that waits holds up no other": {
+			pods(Pod{Key: podA, Claim: Wanted, Publish: Confirmed}, Pod{Key: podB, Claim: Wanted}, Pod{Key: PublishKey{PodUID: "c"}, Claim: Wanted, SolePod: true}),
+			with(staged(Confirmed)), Decision{InUse: Yes, Next: Publish{Key: podB}},
+		},
+		"ReadWriteOncePod, one pod with two PersistentVolumes": {
+			sole(Pod{Key: podA, Claim: Wanted, Publish: Confirmed}, Pod{Key: PublishKey{PodUID: podA.PodUID, SpecName: "pv-2"}, Claim: Wanted}), with(staged(Confirmed)),
+			Decision{InUse: Yes, Next: Publish{Key: PublishKey{PodUID: podA.PodUID, SpecName: "pv-2"}}},
 		},
 
 		// S7: it may be mounted in a way that no record tells of.
@@ -155,10 +175,10 @@ func TestDecide(t *testing.T) {
 			pods(wanted), with(unaccounted), Decision{InUse: Yes, Next: StageVolume{For: podA}},
 		},
 		"unaccounted, ReadWriteOncePod: it may be another pod's": {
-			Desired{SolePod: true, Pods: []Pod{wanted}}, with(unaccounted), Decision{InUse: Yes, Holds: []Hold{{podA, UnaccountedMount}}},
+			sole(wanted), with(unaccounted), Decision{InUse: Yes, Holds: []Hold{{podA, UnaccountedMount}}},
 		},
 		"unaccounted, ReadWriteOncePod, the pod has it: renewed": {
-			Desired{SolePod: true, Pods: []Pod{{Key: podA, Claim: Wanted, Publish: Confirmed}}},
+			sole(Pod{Key: podA, Claim: Wanted, Publish: Confirmed}),
 			with(staged(Confirmed), unaccounted, func(o *Observed) { o.Driver.RepublishEvery = time.Minute }), Decision{InUse: Yes, Next: Republish{podA}},
 		},
 		"unaccounted, wanted with an SELinux label: it may be mounted with another": {

@@ -37,6 +37,8 @@ type InUseList struct {
 	// pending is the write that was sent and may still land; pendingInUse its list.
 	pending      *Write
 	pendingInUse names
+	// doubted are names that an agent that died may be taking out by a write at pending's version.
+	doubted names
 	// inFlight: the reply to pending may still come.
 	inFlight bool
 	// mustRead: nothing may be written before the Node was read live.
@@ -45,24 +47,36 @@ type InUseList struct {
 
 // Start takes the first version of the Node, or the first after it was [InUseList.TurnedBack]. It
 // must be read at quorum and not from a cache. An agent that died may have left a PATCH on its way that takes out
-// volumes without a record; keep says which names cannot be meant by it. The others are taken out,
-// unless they are wanted: nobody else will speak of them.
-func (l *InUseList) Start(node NodeStatus, keep func(name string) bool) {
-	l.pending, l.pendingInUse, l.inFlight, l.mustRead = nil, nil, false, false
+// volumes without a record; recorded says of which names there is one that such an agent heeded. Those without are
+// taken out, unless they are wanted: nobody else will speak of them. Where nobody knows, the name stays, and counts as
+// Unknown until another version of the Node excludes the PATCH.
+func (l *InUseList) Start(node NodeStatus, recorded func(name string) Knowledge) {
+	l.pending, l.pendingInUse, l.doubted, l.inFlight, l.mustRead = nil, nil, nil, false, false
 	l.take(node)
-	var left []string
+	var left, doubted []string
 	for _, name := range node.InUse {
-		if keep(name) {
+		switch recorded(name) {
+		case Yes:
 			left = append(left, name)
 			continue
+		case Unknown:
+			left, doubted = append(left, name), append(doubted, name)
+			continue
+		case No:
 		}
 		if _, spoken := l.wants[name]; !spoken {
 			l.Want(name, false)
 		}
 	}
-	if len(left) != len(node.InUse) {
+	switch {
+	case len(left) != len(node.InUse):
 		l.send(left)
+	case len(doubted) > 0:
+		// A list that says the same in other words: the API server makes no new version for one that is equal.
+		l.send(left)
+		l.pending.InUse = slices.Sorted(slices.Values(slices.Concat(left, doubted)))
 	}
+	l.doubted = namesOf(doubted)
 }
 
 // Started says that the Node has been read at least once.
@@ -130,7 +144,7 @@ func (l *InUseList) View(name string) Node {
 		return Node{}
 	}
 	view := Node{InUse: l.inUse.lists(name), Attached: l.attached.lists(name)}
-	if l.pending != nil && l.pendingInUse.lists(name) != view.InUse {
+	if l.pending != nil && (l.pendingInUse.lists(name) != view.InUse || l.doubted.lists(name) == Yes) {
 		view.InUse = Unknown
 	}
 	return view
@@ -145,7 +159,7 @@ func (l *InUseList) Next() (Write, bool) {
 	}
 	if l.pending == nil {
 		want := l.wanted()
-		if slices.Equal(want, sorted(slices.Clone(l.newest.InUse))) {
+		if slices.Equal(want, slices.Sorted(slices.Values(l.newest.InUse))) {
 			return Write{}, false
 		}
 		l.send(want)

@@ -10,7 +10,7 @@ func nodeAt(version string, inUse ...string) NodeStatus {
 	return NodeStatus{UID: "n", ResourceVersion: version, InUse: inUse}
 }
 
-func keepAll(string) bool { return true }
+func keepAll(string) Knowledge { return Yes }
 
 // next is the write that the list wants to send now; nil if none.
 func next(l *InUseList) []string {
@@ -91,25 +91,25 @@ func TestWhatTheListBelieves(t *testing.T) {
 			l.Observe(nodeAt("10"))
 		}, Node{InUse: No, Attached: No}, []string{"a"}},
 		"an agent that died may have a clear on its way of what has no record": {func(l *InUseList) {
-			l.Start(nodeAt("9", "a", "b"), func(name string) bool { return name == "b" })
+			l.Start(nodeAt("9", "a", "b"), func(name string) Knowledge { return knows(name == "b") })
 			l.Want("a", true)
 		}, Node{InUse: Unknown, Attached: No}, []string{"b"}},
 		"what has no record is taken out, also if the Node has moved on since the start": {func(l *InUseList) {
-			l.Start(nodeAt("9", "a", "b"), func(name string) bool { return name == "b" })
+			l.Start(nodeAt("9", "a", "b"), func(name string) Knowledge { return knows(name == "b") })
 			l.Observe(nodeAt("10", "a", "b"))
 		}, Node{InUse: Yes, Attached: No}, []string{"b"}},
 		"what has no record and was wanted before the start stays": {func(l *InUseList) {
 			l.Want("a", true)
-			l.Start(nodeAt("9", "a", "b"), func(name string) bool { return name == "b" })
+			l.Start(nodeAt("9", "a", "b"), func(name string) Knowledge { return knows(name == "b") })
 			l.Observe(nodeAt("10", "a", "b"))
 		}, Node{InUse: Yes, Attached: No}, nil},
 		"what has no record and is wanted since the start stays": {func(l *InUseList) {
-			l.Start(nodeAt("9", "a", "b"), func(name string) bool { return name == "b" })
+			l.Start(nodeAt("9", "a", "b"), func(name string) Knowledge { return knows(name == "b") })
 			l.Observe(nodeAt("10", "a", "b"))
 			l.Want("a", true)
 		}, Node{InUse: Yes, Attached: No}, nil},
 		"what has a record is believed at once": {func(l *InUseList) {
-			l.Start(nodeAt("9", "a", "b"), func(name string) bool { return name == "a" })
+			l.Start(nodeAt("9", "a", "b"), func(name string) Knowledge { return knows(name == "a") })
 		}, Node{InUse: Yes, Attached: No}, []string{"a"}},
 		"the Node is gone": {func(l *InUseList) {
 			l.Start(nodeAt("9", "a"), keepAll)

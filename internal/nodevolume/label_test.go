@@ -1,6 +1,7 @@
 package nodevolume
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -109,7 +110,11 @@ func TestAVolumeIsMountedWithOneLabelAtATime(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			for _, sole := range []bool{false, true} {
-				got := Decide(now, Desired{Pods: test.pods, SolePod: sole}, test.observed)
+				desired := pods(slices.Clone(test.pods)...)
+				for i := range desired.Pods {
+					desired.Pods[i].SolePod = sole
+				}
+				got := Decide(now, desired, test.observed)
 				if diff := cmp.Diff(test.want, got); diff != "" {
 					t.Errorf("Decide, sole pod %v (-want +got):\n%s", sole, diff)
 				}

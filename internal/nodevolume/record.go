@@ -33,10 +33,14 @@ type Record struct {
 	Path string `json:"path"`
 	// InUse: it was made under the handshake over node.status.volumesInUse.
 	InUse bool `json:"inUse,omitempty"`
+	// Guessed: InUse is an assumption. An earlier record that told was torn.
+	Guessed bool `json:"guessed,omitempty"`
 	// AttachmentUID is that of the VolumeAttachment it was made with.
 	AttachmentUID string `json:"attachmentUID,omitempty"`
 	// SELinuxLabel is what the driver was told to mount the volume with, empty for none.
 	SELinuxLabel string `json:"seLinuxLabel,omitempty"`
+	// SolePod: the PersistentVolume's only access mode is ReadWriteOncePod.
+	SolePod bool `json:"solePod,omitempty"`
 	// BootID is that of the machine when the driver was called.
 	BootID string `json:"bootID"`
 	// Pod is the one that it was made for.
@@ -55,6 +59,9 @@ type RecordPod struct {
 	// Volume is the name in pod.spec.volumes.
 	Volume   string `json:"volume"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
+	// Claim is the name of the claim through which it wants the volume, empty for none.
+	Claim    string `json:"claim,omitempty"`
+	ClaimUID string `json:"claimUID,omitempty"`
 }
 
 // The kinds of records.
@@ -66,6 +73,7 @@ const (
 // After is the record for another call of its kind, where an earlier one may have done its
 // work; the zero Record says that there was none. What that one was made under still holds.
 func (r Record) After(earlier Record) Record {
+	r.Guessed = !r.InUse && earlier.Guessed
 	r.InUse = r.InUse || earlier.InUse
 	r.AttachmentUID = cmp.Or(r.AttachmentUID, earlier.AttachmentUID)
 	return r

@@ -133,9 +133,9 @@ func (w *simWorld) checkRest(d Desired, decision Decision) error {
 // checkRenewal is what must hold when a publish is repeated.
 func (w *simWorld) checkRenewal(uid string) error {
 	switch a := w.agent; {
-	case !w.inUse() && !w.inline && w.attaches:
+	case !w.inUse() && !w.inline && w.agent.attaches != No:
 		return fmt.Errorf("S7: the publish for %s is repeated and the Node does not list the volume in use", uid)
-	case w.leaving[uid] || !a.pods[uid]:
+	case w.leaving[uid] || a.pods[uid] != Wanted:
 		return fmt.Errorf("the publish for %s is repeated while it leaves", uid)
 	case w.now.Before(a.heard[uid].Add(time.Minute)):
 		return fmt.Errorf("the publish for %s is repeated %s after it was made", uid, w.now.Sub(a.heard[uid]))

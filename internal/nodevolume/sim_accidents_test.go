@@ -7,17 +7,50 @@ func (w *simWorld) accident() {
 	switch n := w.rng.IntN(8); {
 	case n == 0:
 		w.reboot()
-	case n < 3 && w.vaUID != 0: // deleted by hand, or by force, and made anew
-		w.nextUID++
-		w.vaUID = w.nextUID
-		w.log("attached anew as %d", w.vaUID)
+	case n < 3:
+		w.reattach()
 	case n < 5 && !w.inline && w.labels == nil:
-		w.attaches = !w.attaches
-		w.log("the CSIDriver says that volumes are attached: %v", w.attaches)
+		w.changeCSIDriver()
 	default:
 		w.registered = !w.registered
 		w.agent.stages = Unknown
 		w.log("the driver is there: %v", w.registered)
+	}
+}
+
+func (w *simWorld) changeCSIDriver() {
+	w.attaches = !w.attaches
+	w.log("the CSIDriver says that volumes are attached: %v", w.attaches)
+}
+
+// reattach deletes the attachment by hand, or by force, and makes another one. Between a read of it and the call that
+// comes next nobody can notice.
+func (w *simWorld) reattach() {
+	if w.vaUID == 0 || w.justRead {
+		return
+	}
+	w.nextUID++
+	w.vaUID = w.nextUID
+	w.log("attached anew as %d", w.vaUID)
+}
+
+// meanwhile is what others do while the driver is at work.
+func (w *simWorld) meanwhile() {
+	w.justRead = false
+	if w.settling {
+		return
+	}
+	for range w.rng.IntN(4) {
+		switch n := w.rng.IntN(16); {
+		case n == 0:
+			w.reattach()
+		case n == 1:
+			w.owner()
+		case n < 5:
+			w.controller()
+		case n < 8:
+			w.see()
+		}
 	}
 }
 
@@ -27,6 +60,7 @@ func (w *simWorld) reboot() {
 	w.boot++
 	w.staged, w.begun = false, nil
 	clear(w.lingering)
+	clear(w.running)
 	clear(w.published)
 	w.tear()
 	w.start()
@@ -38,11 +72,23 @@ func (w *simWorld) containersEnd() {
 		w.log("the containers of %v end", w.lingering)
 	}
 	clear(w.lingering)
+	for uid := range w.running {
+		w.ended(uid)
+	}
+}
+
+// ended: the runtime says that the containers of a pod have ended.
+func (w *simWorld) ended(uid string) {
+	delete(w.running, uid)
+	if _, known := w.agent.pods[uid]; known || w.agent.synced {
+		w.agent.pods[uid] = Released
+	}
+	w.log("the runtime says that the containers of %s have ended", uid)
 }
 
 func (w *simWorld) hasUsers() bool { return w.lingering["a"] || w.lingering["b"] }
 
-// endCalls has the driver end the calls of dead agents.
+// endCalls has the driver end the calls whose callers have died, or given them up.
 func (w *simWorld) endCalls() {
 	for _, late := range w.begun {
 		w.carryOut(late)

@@ -15,18 +15,19 @@ type simAgent struct {
 	list       InUseList
 	watch      int // versions seen by the watch
 	synced     bool
-	pods       map[string]bool // set by the owner; false: removed
+	pods       map[string]Claim // what the owner said
+	attaches   Knowledge        // what the CSIDriver said when it was last seen
 	stage      Phase
 	publishes  map[string]Phase
 	heard      map[string]time.Time // when the driver confirmed them to this agent
-	attachment Attachment
+	attachment Lookup
 	stages     Knowledge // whether the driver does, once it was asked
 	users      Users
 }
 
 // start is an agent on the records of the one before.
 func (w *simWorld) start() {
-	a := &simAgent{pods: map[string]bool{}, publishes: map[string]Phase{}, heard: map[string]time.Time{}}
+	a := &simAgent{pods: map[string]Claim{}, publishes: map[string]Phase{}, heard: map[string]time.Time{}}
 	for name, r := range w.records {
 		phase := r.Rebuilt(w.bootID(), knows(w.mountedFor(name)))
 		if w.plant == believeOldBoot {
@@ -56,11 +57,6 @@ func (w *simWorld) tear() {
 		return
 	}
 	name := names[w.rng.IntN(len(names))]
-	if !w.inline && !w.handshakes[name] {
-		// A torn record is taken for one that was made under the handshake. If that is wrong, and an agent that
-		// died was just taking the volume out of the list, nothing can tell: this is not guarded against.
-		return
-	}
 	if w.labels == nil && w.rng.IntN(4) == 0 {
 		delete(w.records, name)
 		w.unreadable[name] = true
@@ -68,7 +64,7 @@ func (w *simWorld) tear() {
 		return
 	}
 	r := w.records[name] // the way back knows little more than that it exists
-	r.Confirmed, r.AttachmentUID, r.InUse = false, "", !w.inline
+	r.Confirmed, r.AttachmentUID, r.InUse, r.Guessed = false, "", !w.inline, !w.inline
 	if w.plant == forgetInline {
 		r.Inline, r.InUse = false, true
 	}
@@ -86,13 +82,14 @@ func (w *simWorld) write() {
 	a := w.agent
 	if a.list.NeedsRead() {
 		if !a.list.Started() {
-			keep := func(string) bool {
-				return w.recordedInUse() || w.plant == noStartGuard || w.plant == keepRecorded && len(w.records) > 0
+			recorded := w.handshakeKnown()
+			if w.plant == noStartGuard || w.plant == keepRecorded && len(w.records) > 0 || w.plant == believeGuess && recorded == Unknown {
+				recorded = Yes
 			}
-			a.list.Start(w.node(), keep)
+			a.list.Start(w.node(), func(string) Knowledge { return recorded })
 			a.watch = len(w.versions) - 1
 		} else {
-			a.list.ObserveLive(w.node())
+			w.learned(a.list.ObserveLive(w.node()))
 		}
 		return
 	}
@@ -109,26 +106,39 @@ func (w *simWorld) write() {
 		w.crash() // died with the write on its way
 	default:
 		if node, ok := w.land(len(w.writes) - 1); ok && w.rng.IntN(5) > 0 {
-			a.list.Applied(node)
+			w.learned(a.list.Applied(node))
 		} else {
 			a.list.NotApplied()
 		}
 	}
 }
 
-// see delivers the next version to the watch.
+// see delivers the next version to the watch of the Node, or what is new to that of the CSIDrivers.
 func (w *simWorld) see() {
-	if a := w.agent; a.list.Started() && a.watch < len(w.versions) {
-		a.list.Observe(w.versions[a.watch])
+	a := w.agent
+	if (a.attaches == Unknown || w.rng.IntN(3) == 0) && a.attaches != knows(w.attaches) {
+		a.attaches = knows(w.attaches)
+		w.log("seen: volumes are attached: %s", a.attaches)
+	}
+	if a.list.Started() && a.watch < len(w.versions) {
+		w.learned(a.list.Observe(w.versions[a.watch]))
 		a.watch++
 	}
 }
 
+func (w *simWorld) learned(changed []string) {
+	if len(changed) > 0 && w.plant != keepLookup {
+		w.agent.attachment.Doubt()
+	}
+}
+
 func (w *simWorld) claim(uid string) Claim {
-	switch wanted, set := w.agent.pods[uid]; {
-	case set && wanted:
-		return Wanted
-	case set, w.agent.synced, w.records[uid].Leaving:
+	switch claim, set := w.agent.pods[uid]; {
+	case claim == Ending && w.plant == endingIsOver:
+		return Released
+	case set:
+		return claim
+	case w.agent.synced, w.records[uid].Leaving:
 		return Released
 	default:
 		return Unclaimed
@@ -148,12 +158,12 @@ func (w *simWorld) observed() (Desired, Observed) {
 			})
 		}
 	}
-	if !w.attaches && w.plant != keepAttachment {
-		a.attachment = Attachment{} // as the shell does
+	if a.attaches == No && w.plant != keepAttachment {
+		a.attachment.Doubt() // as the shell does
 	}
 	o := Observed{
 		Inline: w.agentSaysInline(), Unaccounted: w.isUnaccounted(),
-		Node: a.list.View(simVolume), AttachRequired: knows(w.attaches), Attachment: a.attachment,
+		Node: a.list.View(simVolume), AttachRequired: a.attaches, Attachment: a.attachment.Known(),
 		Driver:        Driver{Registered: w.registered || w.plant == driverStays, Stages: a.stages, RepublishEvery: time.Minute},
 		Stage:         Stage{Phase: a.stage, AttachmentUID: w.records[StageKind].AttachmentUID, Label: w.records[StageKind].SELinuxLabel},
 		RecordedInUse: w.recordedInUse(), Users: a.users,
@@ -164,7 +174,7 @@ func (w *simWorld) observed() (Desired, Observed) {
 	case w.plant == skipHandshake, w.plant == publishFreely && !w.stages:
 		o.Node.InUse = Yes
 	case w.plant == believeOldVA:
-		o.Stage.AttachmentUID = a.attachment.UID
+		o.Stage.AttachmentUID = a.attachment.Known().UID
 	}
 	for i, p := range d.Pods {
 		switch {
@@ -190,6 +200,8 @@ func (w *simWorld) agentSaysInline() bool {
 // turn is one decision of the agent and its step.
 func (w *simWorld) turn() error {
 	a := w.agent
+	read := w.justRead
+	w.justRead = false
 	w.now = w.now.Add(time.Duration(w.rng.IntN(20)) * time.Second)
 	d, o := w.observed()
 	decision := Decide(w.now, d, o)
@@ -207,9 +219,11 @@ func (w *simWorld) turn() error {
 	}
 	switch step := decision.Next.(type) {
 	case nil:
-		a.attachment, a.users.Found = Attachment{}, Unknown
+		a.attachment.Doubt() // as a turn that begins does
+		a.users.Found = Unknown
 		return w.checkRest(d, decision)
 	case LookForUsers:
+		w.justRead = read
 		a.users.Found = knows(w.hasUsers() && w.plant != ignoreUsers)
 		if a.users.Search = (Failure{}); a.users.Found == Yes {
 			a.users.Search = Failure{Count: 1, At: w.now}
@@ -217,9 +231,15 @@ func (w *simWorld) turn() error {
 	case ReadCapabilities:
 		a.stages = knows(w.stages)
 	case ReadAttachment:
-		a.attachment = Attachment{Attached: knows(w.vaUID != 0), UID: strconv.Itoa(w.vaUID)}
+		a.attachment.Read(a.attachment.Begin(), Attachment{Attached: knows(w.vaUID != 0), UID: strconv.Itoa(w.vaUID)})
+		w.justRead = true
 	default:
-		return w.call(w.asPlanted(step))
+		if err := w.call(w.asPlanted(step)); err != nil {
+			return err
+		}
+	}
+	if Outdates(decision.Next) && w.plant != keepLookup {
+		a.attachment.Doubt()
 	}
 	return nil
 }
@@ -246,7 +266,8 @@ func (w *simWorld) call(step Step) error {
 	a := w.agent
 	a.users.Found = Unknown
 	name, undo := recordOf(step)
-	w.log("agent: %T %s (in use: %v)", step, name, w.inUse())
+	by := a.attachment.Known().UID
+	w.log("agent: %T %s by %q (in use: %v)", step, name, by, w.inUse())
 	if err := w.checkCall(step); err != nil {
 		return err
 	}
@@ -256,6 +277,9 @@ func (w *simWorld) call(step Step) error {
 	}
 	if w.unreadable[name] {
 		before = Uncertain
+	}
+	if err := w.checkEnding(step, name, before); err != nil {
+		return err
 	}
 	if undo && before == Confirmed && name != StageKind && w.claim(name) == Wanted {
 		return fmt.Errorf("the volume is taken from pod %s, which runs on it", name)
@@ -267,30 +291,36 @@ func (w *simWorld) call(step Step) error {
 		}
 	}
 	if !renews && (w.plant != recordAfterCall || undo) {
-		w.record(name, labelOf(step), undo)
+		w.record(name, labelOf(step), by, undo)
 	}
 	if w.rng.IntN(12) == 0 {
 		w.crash()
 		return nil
 	}
-	// A driver works on one call for a volume at a time: those of dead agents end first.
+	// A driver works on one call for a volume at a time: those that nobody waits for end first.
 	w.endCalls()
+	w.meanwhile()
 	reply := Reply(w.rng.IntN(3))
-	switch {
+	switch late := w.rng.IntN(4); {
 	case reply == Refused:
-	case reply == NoAnswer && w.rng.IntN(2) == 0:
+	case reply == NoAnswer && late == 0: // and it never will be done
+	case reply == NoAnswer && late == 1:
+		w.begun = append(w.begun, begun{step, by})
 	default:
-		w.carryOut(begun{step, a.attachment.UID})
+		w.carryOut(begun{step, by})
 	}
 	if w.rng.IntN(12) == 0 {
 		if w.rng.IntN(2) == 0 {
-			w.begun = append(w.begun, begun{step, a.attachment.UID})
+			w.begun = append(w.begun, begun{step, by})
 		}
 		w.crash()
 		return nil
 	}
 	if !renews {
-		w.record(name, labelOf(step), undo)
+		w.record(name, labelOf(step), by, undo)
+	}
+	if w.plant == believeSilence && reply == NoAnswer {
+		reply = Refused
 	}
 	if w.plant == dropUncertain && undo {
 		reply = OK
@@ -350,20 +380,19 @@ func labelOf(step Step) string {
 }
 
 // record makes the record, as the shell does before the call.
-func (w *simWorld) record(name, label string, undo bool) {
-	a := w.agent
+func (w *simWorld) record(name, label, by string, undo bool) {
 	r := w.records[name]
 	if undo {
 		r.Leaving, r.Confirmed = true, false
 	} else {
 		if w.unreadable[name] {
-			r.InUse = !w.inline
+			r.InUse, r.Guessed = !w.inline, !w.inline
 			delete(w.unreadable, name)
 		}
 		r = Record{
-			Kind: name, BootID: w.bootID(), Inline: w.inline, InUse: a.attachment.UID != "", AttachmentUID: a.attachment.UID, SELinuxLabel: label,
+			Kind: name, BootID: w.bootID(), Inline: w.inline, InUse: by != "", AttachmentUID: by, SELinuxLabel: label,
 		}.After(r)
-		if a.attachment.UID != "" {
+		if by != "" {
 			w.handshakes[name] = true
 		}
 	}

@@ -58,6 +58,41 @@ func (w *simWorld) recordedInUse() bool {
 	return false
 }
 
+// handshakeKnown says whether an agent that died must have heeded that a record was made under the handshake.
+func (w *simWorld) handshakeKnown() Knowledge {
+	known := No
+	if w.isUnaccounted() && !w.inline {
+		known = Unknown
+	}
+	for _, r := range w.records {
+		switch {
+		case r.InUse && !r.Guessed:
+			return Yes
+		case r.InUse:
+			known = Unknown
+		}
+	}
+	return known
+}
+
+// checkEnding: of a pod that is over by its object, and whose containers run, nothing is taken and nothing is mounted for it.
+func (w *simWorld) checkEnding(step Step, name string, before Phase) error {
+	if stage, ok := step.(StageVolume); ok {
+		name = stage.For.PodUID
+	}
+	_, undo := recordOf(step)
+	switch {
+	case !w.running[name]:
+		return nil
+	case !undo:
+		return fmt.Errorf("%T for pod %s, which is over", step, name)
+	case w.mountedFor(name):
+		return fmt.Errorf("%T takes the volume from pod %s (%s), whose containers run", step, name, before)
+	default:
+		return nil
+	}
+}
+
 // checkCall is what must hold when the driver is called.
 func (w *simWorld) checkCall(step Step) error {
 	a := w.agent
@@ -65,8 +100,9 @@ func (w *simWorld) checkCall(step Step) error {
 	_, isPublish := step.(Publish)
 	_, isUnstage := step.(Unstage)
 	unpublish, isUnpublish := step.(Unpublish)
-	first := w.attaches && !w.inline && (isStage || isPublish && !w.stages)
-	stale := a.attachment.UID != "" && w.staged && w.stagedBy != "" && w.records[StageKind].AttachmentUID != "" && w.stagedBy != a.attachment.UID
+	first := a.attaches != No && !w.inline && (isStage || isPublish && !w.stages)
+	is, by := strconv.Itoa(w.vaUID), a.attachment.Known().UID
+	attached := (isStage || isPublish) && by != ""
 	switch {
 	case !w.registered:
 		return fmt.Errorf("the driver is called for %T and is not there", step)
@@ -78,8 +114,10 @@ func (w *simWorld) checkCall(step Step) error {
 		return fmt.Errorf("the volume is unstaged under the containers of %v", w.lingering)
 	case w.hasUsers() && isUnpublish && !w.inline && len(w.handshakes) > 0 && len(w.published) == 1 && w.published[unpublish.Key.PodUID] && !w.staged:
 		return fmt.Errorf("the volume is taken from the machine under the containers of %v", w.lingering)
-	case isPublish && stale:
-		return fmt.Errorf("%T for attachment %s on the stage of attachment %s", step, a.attachment.UID, w.stagedBy)
+	case attached && by != is:
+		return fmt.Errorf("%T for attachment %s, and the volume is attached as %s", step, by, is)
+	case attached && isPublish && w.stages && w.staged && w.stagedBy != "" && w.stagedBy != is:
+		return fmt.Errorf("%T for attachment %s on the stage of attachment %s", step, is, w.stagedBy)
 	}
 	return nil
 }
@@ -117,8 +155,9 @@ func (w *simWorld) settled() bool {
 
 // settle goes on without the owner's whims until all is well.
 func (w *simWorld) settle() error {
-	w.syncPods()
+	w.settling = true
 	w.containersEnd()
+	w.syncPods()
 	w.registered = true
 	for range 5000 {
 		if w.settled() {

@@ -14,10 +14,10 @@ import (
 // The simulation: one node, one volume, two pods, a controller that withdraws
 // and checks, a watch that lags, writes that land late or twice or never with
 // replies that are lost, a driver that fails in every way and wants to be called
-// again from time to time, and an agent that dies between any two steps, also with a
+// again from time to time, whose effects may come when nobody waits for them any more, and an agent that dies between any two steps, also with a
 // record that cannot be read afterwards. The machine reboots, the driver comes and goes, the CSIDriver
-// says now that volumes are attached and now that they are not, and a VolumeAttachment is made
-// anew under a volume that is mounted. Of some pods a container runs on when the pod is gone, with mounts of its own. In some worlds the driver does not stage. In some worlds the pods want it with SELinux labels of
+// says now that volumes are attached and now that they are not, which the agent learns later, and a VolumeAttachment is made
+// anew under a volume that is mounted, also while the driver is at work. Some pods are over by their objects before their containers have ended. Of some pods a container runs on when the pod is gone, with mounts of its own. In some worlds the driver does not stage. In some worlds the pods want it with SELinux labels of
 // their own, and the CSIDriver says so now and then. After each step S7 is checked against the
 // store and the driver, that whatever is published has a record, and that nothing is mounted with two labels.
 
@@ -48,6 +48,10 @@ const (
 	driverStays     plant = "a driver that went counts as there"
 	publishFreely   plant = "a driver that does not stage publishes without the volume being listed in use"
 	ignoreUsers     plant = "what runs on with a mount of its own is not looked for"
+	keepLookup      plant = "an attachment that was read before a call is used after it"
+	believeGuess    plant = "a write that an earlier agent left on its way cannot mean a volume whose record is torn"
+	believeSilence  plant = "a call without an answer counts as refused"
+	endingIsOver    plant = "a pod that is over by its object counts as ended"
 	labelsOverMount plant = "a pod that runs with a label which is no more its own is taken down"
 )
 
@@ -64,6 +68,8 @@ type simWorld struct {
 	labelled bool
 	// stages: the driver stages. attached: its CSIDriver says that its volumes are attached.
 	stages, attaches bool
+	// restless: that changes often.
+	restless bool
 	// registered: the driver is there.
 	registered bool
 	boot       int
@@ -79,6 +85,12 @@ type simWorld struct {
 
 	// lingering are the pods that are gone and of which a container still has the volume.
 	lingering map[string]bool
+	// running are the pods that are over by their objects and whose containers run, as the owner knows.
+	running map[string]bool
+	// settling: nobody has whims any more.
+	settling bool
+	// justRead: the attachment was read and the agent has not come to its next step.
+	justRead bool
 
 	// The driver.
 	staged    bool
@@ -87,7 +99,7 @@ type simWorld struct {
 	stagedAs    string
 	stagedBy    string // the VolumeAttachment that was read for the stage
 	publishedAs map[string]string
-	begun       []begun // calls of dead agents that may still be carried out
+	begun       []begun // calls that may still be carried out, though nobody waits for them
 
 	// The disk.
 	records map[string]Record
@@ -103,9 +115,10 @@ func newSimWorld(seed uint64, p plant) *simWorld {
 	w := &simWorld{
 		rng: rand.New(rand.NewPCG(seed, 7)), plant: p, now: now, inline: seed%5 == 4, stages: seed%7 != 3, attaches: true, registered: true,
 		versions: []NodeStatus{{UID: "n", ResourceVersion: "1000"}},
-		owned:    map[string]bool{}, leaving: map[string]bool{}, lingering: map[string]bool{}, published: map[string]bool{}, publishedAs: map[string]string{}, records: map[string]Record{},
+		owned:    map[string]bool{}, leaving: map[string]bool{}, lingering: map[string]bool{}, running: map[string]bool{}, published: map[string]bool{}, publishedAs: map[string]string{}, records: map[string]Record{},
 		unreadable: map[string]bool{}, handshakes: map[string]bool{},
 	}
+	w.restless = seed%3 == 2 && !w.inline
 	if seed%3 == 1 && !w.inline {
 		w.labels, w.labelled = map[string]string{"a": "x", "b": "y"}, true
 	}
@@ -162,20 +175,31 @@ func (w *simWorld) owner() {
 	}
 	uid := []string{"a", "b"}[w.rng.IntN(2)]
 	switch {
+	case w.running[uid] && w.rng.IntN(4) == 0: // its object says after all that it is not over
+		delete(w.running, uid)
+		w.owned[uid], w.agent.pods[uid] = true, Wanted
+	case w.running[uid]:
+		w.ended(uid)
 	case w.owned[uid] && !w.leaving[uid] && w.rng.IntN(3) == 0:
 		w.leaving[uid] = true
+	case w.owned[uid] && w.published[uid] && w.agent.publishes[uid] == Confirmed && w.rng.IntN(2) == 0:
+		delete(w.owned, uid)
+		delete(w.leaving, uid)
+		w.running[uid] = true
+		if _, known := w.agent.pods[uid]; known || w.agent.synced {
+			w.agent.pods[uid] = Ending
+		}
 	case w.owned[uid]:
 		w.lingering[uid] = w.published[uid] && w.agent.publishes[uid] == Confirmed && w.rng.IntN(2) == 0
 		delete(w.owned, uid)
 		delete(w.leaving, uid)
 		if _, known := w.agent.pods[uid]; known || w.agent.synced {
-			w.agent.pods[uid] = false
+			w.agent.pods[uid] = Released
 		}
 	case w.agent.publishes[uid] == Absent && !w.lingering[uid]:
-		w.owned[uid] = true
-		w.agent.pods[uid] = true
+		w.owned[uid], w.agent.pods[uid] = true, Wanted
 	}
-	w.log("owner: %v, leaving %v", w.owned, w.leaving)
+	w.log("owner: %v, leaving %v, over and running %v", w.owned, w.leaving, w.running)
 }
 
 func (w *simWorld) syncPods() {
@@ -183,7 +207,10 @@ func (w *simWorld) syncPods() {
 		return
 	}
 	for uid := range w.owned {
-		w.agent.pods[uid] = true
+		w.agent.pods[uid] = Wanted
+	}
+	for uid := range w.running {
+		w.agent.pods[uid] = Ending
 	}
 	w.agent.synced = true
 	w.log("owner tells the agent of %v", w.owned)
@@ -194,7 +221,7 @@ func (w *simWorld) controller() {
 	attached := slices.Contains(w.node().Attached, simVolume)
 	wanted := len(w.owned) > 0 && w.attaches
 	switch {
-	case w.inline: // of no concern to it
+	case w.inline, w.justRead: // of no concern to it, or too late to be noticed
 	case wanted && w.vaUID == 0:
 		w.nextUID++
 		w.vaUID = w.nextUID
@@ -271,6 +298,12 @@ func (w *simWorld) step() error {
 		w.accident()
 	case n < 73:
 		w.containersEnd()
+	case n < 75:
+		w.endCalls()
+	case n < 76:
+		w.person()
+	case n < 81 && w.restless:
+		w.changeCSIDriver()
 	default:
 		return w.turn()
 	}
@@ -289,25 +322,45 @@ func (w *simWorld) run(steps int) error {
 	return nil
 }
 
+// simulate is the lives of one seed, up to the first that went wrong.
 func simulate(seed uint64, p plant) (*simWorld, error) {
-	w := newSimWorld(seed, p)
-	err := w.run(400)
-	if err == nil {
-		err = w.settle()
+	var w *simWorld
+	for life := range uint64(lives) {
+		w = newSimWorld(seed*lives+life, p)
+		err := w.run(400)
+		if err == nil {
+			err = w.settle()
+		}
+		if err != nil {
+			return w, err
+		}
 	}
-	return w, err
+	return w, nil
 }
 
-// seeds are how many the simulation runs; BELAY_SIM_SEED replays one of them.
-const seeds = 3000
+// lives are in one seed; seeds are how many are run, or what BELAY_SIM_SEEDS says; BELAY_SIM_SEED replays one of
+// them. A planted fault is found within plantedSeeds.
+const lives, seeds, plantedSeeds = 200, 15, 10
+
+func number(t *testing.T, variable string) (uint64, bool) {
+	t.Helper()
+	text := os.Getenv(variable)
+	if text == "" {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("%s=%q is no number", variable, text)
+	}
+	return n, true
+}
 
 func TestSimulationKeepsS7ThroughCrashes(t *testing.T) {
 	first, last := uint64(0), uint64(seeds)
-	if text := os.Getenv("BELAY_SIM_SEED"); text != "" {
-		seed, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
-			t.Fatalf("BELAY_SIM_SEED=%q is no number", text)
-		}
+	if n, ok := number(t, "BELAY_SIM_SEEDS"); ok {
+		last = n
+	}
+	if seed, ok := number(t, "BELAY_SIM_SEED"); ok {
 		first, last = seed, seed+1
 	}
 	for seed := first; seed < last; seed++ {
@@ -319,15 +372,15 @@ func TestSimulationKeepsS7ThroughCrashes(t *testing.T) {
 
 func TestSimulationFindsPlantedFaults(t *testing.T) {
 	for _, p := range []plant{ignoreUsers, believeStale, noStartGuard, recordAfterCall, believeRefusal, wishOnlyNews, dropUncertain, skipHandshake, believeRenewal, forgetRenewal, renewLeaving, forgetInline, forgetLabels, labelsOverMount,
-		believeOldBoot, believeOldVA, forgetUnread, keepAttachment, keepRecorded, driverStays, publishFreely} {
+		believeOldBoot, believeOldVA, keepLookup, believeGuess, believeSilence, endingIsOver, forgetUnread, keepAttachment, keepRecorded, driverStays, publishFreely} {
 		t.Run(string(p), func(t *testing.T) {
-			for seed := range uint64(seeds) {
+			for seed := range uint64(plantedSeeds) {
 				if _, err := simulate(seed, p); err != nil {
 					t.Logf("found by seed %d: %v", seed, err)
 					return
 				}
 			}
-			t.Errorf("not found by %d seeds", seeds)
+			t.Errorf("not found by %d seeds", plantedSeeds)
 		})
 	}
 }

@@ -76,6 +76,8 @@ type Pod struct {
 	Label string
 	// PublishedLabel is the one with which it is, or may be, published.
 	PublishedLabel string
+	// SolePod: the only access mode of the PersistentVolume that the pod uses is ReadWriteOncePod.
+	SolePod bool
 	// ReadOnly: the pod may not write, and so no file system is expanded for it.
 	ReadOnly bool
 	Failure  Failure
@@ -108,8 +110,6 @@ type Desired struct {
 	// published included. The pod for which the volume was staged is among them
 	// until its owner released it, even if nothing is published for it.
 	Pods []Pod
-	// SolePod: the volume's only access mode is ReadWriteOncePod.
-	SolePod bool
 }
 
 // Node is what the newest known Node says about the volume.
@@ -118,11 +118,13 @@ type Node struct {
 	Attached Knowledge
 }
 
-// Attachment is the VolumeAttachment as read live during this turn.
+// Attachment is the VolumeAttachment as read live since the last call; see [Lookup].
 type Attachment struct {
 	// Attached is Unknown until it was read, and No if it is deleting.
 	Attached Knowledge
 	UID      string
+	// Metadata is for the driver, which gets it as publish context.
+	Metadata map[string]string
 }
 
 // Driver is the volume's driver on this node.

@@ -68,6 +68,16 @@ func TestNothingIsTakenFromUnderAContainer(t *testing.T) {
 			with(staged(Confirmed), looked(Yes), func(o *Observed) { o.Stage.AttachmentUID = "va-0" }),
 			Decision{InUse: Yes, Holds: []Hold{{PublishKey{}, StillMountedElsewhere}, {podA, AttachmentReplaced}}, RecheckAt: held},
 		},
+		"staged with an attachment that is no more: nothing is taken from a pod that is over and may run": {
+			pods(Pod{Key: podA, Claim: Wanted}, Pod{Key: podB, Claim: Ending, Publish: Uncertain}),
+			with(staged(Confirmed), func(o *Observed) { o.Stage.AttachmentUID = "va-0" }),
+			Decision{InUse: Yes, Holds: []Hold{{podB, ContainersMayRun}, {podA, AttachmentReplaced}}},
+		},
+		"nor from one whose owner has not spoken": {
+			pods(Pod{Key: podA, Claim: Wanted}, Pod{Key: podB, Claim: Unclaimed, Publish: Uncertain}),
+			with(staged(Confirmed), func(o *Observed) { o.Stage.AttachmentUID = "va-0" }),
+			Decision{InUse: Yes, Holds: []Hold{{podB, OwnerSilent}, {podA, AttachmentReplaced}}},
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

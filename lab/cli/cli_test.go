@@ -104,7 +104,8 @@ func TestStatusTable(t *testing.T) {
 		Components: []proc.State{
 			{Name: "etcd", PID: 11}, {Name: "kube-apiserver", PID: 12, Restarts: 2, LastError: "signal: killed"}, {Name: "node-1"}, {Name: "node-2"},
 		},
-		Off: []string{"node-2"},
+		Off:  []string{"node-2"},
+		Logs: map[string]string{"etcd": "/l/etcd.log", "node-1": "/n/log/agent.log"},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -112,10 +113,10 @@ func TestStatusTable(t *testing.T) {
 	want := `Lab lab: belay plane, belay nodes, strict storage (labdisk.belay.dev)
 Server https://127.0.0.1:1, kubeconfig /k, supervisor 7
 
-COMPONENT       STATE    PID  RESTARTS  LAST EXIT
-etcd            running  11   0
+COMPONENT       STATE    PID  RESTARTS  LAST EXIT       LOG
+etcd            running  11   0                         /l/etcd.log
 kube-apiserver  running  12   2         signal: killed
-node-1          down     -    0
+node-1          down     -    0                         /n/log/agent.log
 node-2          off      -    0
 `
 	var lines []string

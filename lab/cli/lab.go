@@ -77,7 +77,7 @@ func printStatus(out io.Writer, s cluster.Status) error {
 	say(out, "Lab %s: %s plane, %s nodes, %s storage (%s)\n", style(out, bold, s.Name), s.Plane, s.NodeKind, storage, strings.Join(s.Drivers, ", "))
 	say(out, "Server %s, kubeconfig %s, supervisor %d\n\n", s.Server, s.Kubeconfig, s.HolderPID)
 	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	say(table, "COMPONENT\tSTATE\tPID\tRESTARTS\tLAST EXIT\n")
+	say(table, "COMPONENT\tSTATE\tPID\tRESTARTS\tLAST EXIT\tLOG\n")
 	for _, component := range s.Components {
 		state, pid := "running", fmt.Sprint(component.PID)
 		if component.PID == 0 {
@@ -86,7 +86,7 @@ func printStatus(out io.Writer, s cluster.Status) error {
 		if slices.Contains(s.Off, component.Name) {
 			state = "off"
 		}
-		say(table, "%s\t%s\t%s\t%d\t%s\n", component.Name, state, pid, component.Restarts, component.LastError)
+		say(table, "%s\t%s\t%s\t%d\t%s\t%s\n", component.Name, state, pid, component.Restarts, component.LastError, s.Logs[component.Name])
 	}
 	if err := table.Flush(); err != nil {
 		return fmt.Errorf("printing the status: %w", err)

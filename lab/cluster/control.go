@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"belay.dev/belay/lab/nodes"
 	"belay.dev/belay/lab/proc"
 )
 
@@ -32,6 +33,8 @@ type Status struct {
 	Components []proc.State `json:"components"`
 	// Off are the nodes without power.
 	Off []string `json:"off,omitempty"`
+	// Logs are where the components write to while the lab runs; of a node, what its agent writes to.
+	Logs map[string]string `json:"logs"`
 }
 
 // Status of the lab now.
@@ -41,12 +44,27 @@ func (c *Cluster) Status() Status {
 		Drivers: c.options.Drivers, Dir: c.Dir(), Kubeconfig: c.Kubeconfig(), Kubectl: c.Kubectl(),
 		Server: c.ports.server(), HolderPID: os.Getpid(), Components: c.states(),
 	}
+	s.Logs = logsOf(c.paths, s.Components, c.options.nodeNames())
 	for _, node := range c.options.nodeNames() {
 		if !c.IsOn(node) {
 			s.Off = append(s.Off, node)
 		}
 	}
 	return s
+}
+
+// logsOf are the logs of the components. A node's own log has little in it: what runs on the node has logs of its own.
+func logsOf(p paths, components []proc.State, nodeNames []string) map[string]string {
+	logs := map[string]string{}
+	for _, component := range components {
+		logs[component.Name] = p.log(component.Name)
+	}
+	for _, node := range nodeNames {
+		if _, runs := logs[node]; runs {
+			logs[node] = nodes.Config{Dir: p.node(node)}.LogOf(nodes.ChildAgent)
+		}
+	}
+	return logs
 }
 
 // states of all components in the order of their start.

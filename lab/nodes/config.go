@@ -121,6 +121,9 @@ func (c Config) FUSEDir() string { return filepath.Join(c.Dir, "fuse") }
 // LogDir holds one file per child.
 func (c Config) LogDir() string { return filepath.Join(c.Dir, "log") }
 
+// LogOf is where a child writes to while the node runs.
+func (c Config) LogOf(child string) string { return filepath.Join(c.LogDir(), child+".log") }
+
 // ControlSocket is where node-init listens.
 func (c Config) ControlSocket() string { return controlSocket(c.Dir) }
 

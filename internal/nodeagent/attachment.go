@@ -1,0 +1,70 @@
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// errOutdated ends a step before its call: what it was decided on does not hold any more.
+var errOutdated = errors.New("the volume may have been attached anew since it was decided on")
+
+// lookUpAttachment reads the VolumeAttachment for what is decided next.
+func (a *Agent) lookUpAttachment(ctx context.Context, v *volume) error {
+	a.mu.Lock()
+	begun := v.attachment.Begin()
+	a.mu.Unlock()
+	found, err := a.readAttachment(ctx, v)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	v.attachment.Read(begun, found)
+	return err
+}
+
+// stillAttached is the last question before a call: whether the attachment is the one that was decided on. It is read again if
+// requests for the call were made since.
+func (a *Agent) stillAttached(ctx context.Context, v *volume, c callable, asked bool) error {
+	if c.attachment.UID == "" {
+		return nil
+	}
+	if asked {
+		if err := a.lookUpAttachment(ctx, v); err != nil {
+			a.log.V(1).Info("Attachment may be another one", "volume", v.name, "problem", err.Error())
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if v.attachment.Known().UID != c.attachment.UID {
+		return errOutdated
+	}
+	return nil
+}
+
+// readAttachment reads the VolumeAttachment of a volume live: a node may get it
+// by name and not watch it.
+func (a *Agent) readAttachment(ctx context.Context, v *volume) (nodevolume.Attachment, error) {
+	name := kube.AttachmentName(v.handle, v.driver, a.config.NodeName)
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	va, err := a.client.StorageV1().VolumeAttachments().Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nodevolume.Attachment{Attached: nodevolume.No}, fmt.Errorf("volume %s has GET error for volume attachment %s: %w", v.handle, name, err)
+	case err != nil:
+		return nodevolume.Attachment{}, fmt.Errorf("volume %s has GET error for volume attachment %s: %w", v.handle, name, err)
+	case va.DeletionTimestamp != nil:
+		return nodevolume.Attachment{Attached: nodevolume.No}, fmt.Errorf("volume attachment is being deleted (%s)", name)
+	case va.Status.Attached:
+		return nodevolume.Attachment{Attached: nodevolume.Yes, UID: string(va.UID), Metadata: va.Status.AttachmentMetadata}, nil
+	case va.Status.AttachError != nil:
+		return nodevolume.Attachment{Attached: nodevolume.No}, errors.New(va.Status.AttachError.Message)
+	default:
+		return nodevolume.Attachment{Attached: nodevolume.No}, fmt.Errorf("volume %s is not attached for volume attachment %s", v.handle, name)
+	}
+}

@@ -1,0 +1,44 @@
+package nodeagent
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// tellStuck says that a volume cannot be taken back from a pod. The pod may be gone, and with it who would read its events:
+// it is told on the claim and the Node as well. The caller holds mu.
+func (a *Agent) tellStuck(pod, claim *corev1.ObjectReference, text string) {
+	node := &corev1.ObjectReference{Kind: "Node", Name: a.config.NodeName, UID: types.UID(a.config.NodeName)} // as kubelet names it
+	for _, about := range []*corev1.ObjectReference{pod, claim, node} {
+		if about != nil && about.Name != "" { // a torn record does not tell
+			a.events.Event(about, corev1.EventTypeWarning, "FailedUnmount", text)
+		}
+	}
+}
+
+// tellStage says it of the stage. The caller holds mu.
+func (a *Agent) tellStage(v *volume, text string) {
+	if !v.unstageTold.news(text, time.Now()) {
+		return
+	}
+	staged := &publication{key: nodevolume.PublishKey{PodUID: v.stage.record.Pod.UID}, publish: v.stage}
+	a.tellStuck(staged.podOf(), staged.claimOf(), text)
+	a.log.Info("Volume stays in use", "volume", v.name, "problem", text)
+}
+
+// claimOf is the reference for events about the claim of a publication; nil if it has none, or none is known.
+func (p *publication) claimOf() *corev1.ObjectReference {
+	pod := p.publish.record.Pod
+	claim, namespace := claimRef{name: pod.Claim, uid: types.UID(pod.ClaimUID)}, pod.Namespace
+	if p.want != nil {
+		claim, namespace = p.want.claim, p.want.pod.Namespace
+	}
+	if claim.name == "" {
+		return nil
+	}
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: namespace, Name: claim.name, UID: claim.uid}
+}

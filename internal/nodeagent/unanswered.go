@@ -1,0 +1,77 @@
+package nodeagent
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// unanswered is a call that a volume's driver has not answered yet.
+type unanswered struct {
+	method string
+	// step is the one that the call belongs to, and key the pod that it is made for.
+	step  string
+	key   nodevolume.PublishKey
+	since time.Time
+}
+
+// ask calls a volume's driver. Until it answers, the call is named to who waits for the volume, and after a while by an event.
+func (a *Agent) ask(ctx context.Context, v *volume, u unanswered, call func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
+	defer cancel()
+	u.since = time.Now()
+	a.mu.Lock()
+	v.asked = &u
+	a.mu.Unlock()
+	slow := time.AfterFunc(a.config.longWait, func() { a.tellUnanswered(v, &u) })
+	err := call(ctx)
+	slow.Stop()
+	a.mu.Lock()
+	v.asked = nil
+	a.mu.Unlock()
+	return csi.Unanswered(ctx, err, csi.NoAnswerError{Driver: v.driver, Call: u.method, Timeout: a.config.RPCTimeout})
+}
+
+func (u *unanswered) words(driver string) string {
+	return fmt.Sprintf("CSI driver %q has not answered %s since %s", driver, u.method, inUTC(u.since))
+}
+
+// lasting is a time and how long ago it was.
+func lasting(since time.Time) string {
+	return fmt.Sprintf("%s (for %s)", inUTC(since), time.Since(since).Round(time.Millisecond))
+}
+
+// tellUnanswered tells all that wait for a call that it has no answer yet.
+func (a *Agent) tellUnanswered(v *volume, u *unanswered) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if v.asked != u {
+		return
+	}
+	ends := fmt.Errorf("%s; the call is given up after %s", u.words(v.driver), a.config.RPCTimeout)
+	pending := failedStep{block: v.stage.record.Block, step: u.step, spec: v.specName(), verb: "has not ended"}
+	switch u.step {
+	case stepUnstage:
+		a.tellStage(v, a.stuckText(pending, ends))
+		return
+	case stepUnpublish:
+		p := v.publication(u.key)
+		pending.block, pending.spec = p.publish.record.Block, p.key.SpecName
+		a.tellStuck(p.podOf(), p.claimOf(), a.stuckText(pending, ends))
+		return
+	}
+	for _, p := range v.pods {
+		if a.claim(p) != nodevolume.Wanted || p.publish.phase == nodevolume.Confirmed && !p.growsFirst {
+			continue
+		}
+		pending.block, pending.spec = p.want.block, p.key.SpecName
+		if reason, text := pending.told(ends); p.told.news(text, time.Now()) {
+			a.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
+		}
+	}
+}

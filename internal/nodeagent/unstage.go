@@ -1,0 +1,44 @@
+package nodeagent
+
+import (
+	"context"
+
+	"google.golang.org/grpc/codes"
+
+	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// unstageVolume calls NodeUnstageVolume and drops the record.
+func (a *Agent) unstageVolume(ctx context.Context, v *volume) error {
+	client, err := a.driverClient(v.driver)
+	if err != nil {
+		return err
+	}
+	name := stageRecordName(v.name)
+	if err := a.markLeaving(&v.stage, name); err != nil {
+		return err
+	}
+	asked, staged := unanswered{method: "NodeUnstageVolume", step: stepUnstage}, a.root.Path(v.stage.record.Path)
+	err = a.ask(ctx, v, asked, func(ctx context.Context) error { return client.Unstage(ctx, v.handle, staged) })
+	a.log.Info("NodeUnstageVolume", "volume", v.name, "outcome", csi.NodeOutcomeOf(err).String())
+	end := ending{name: name, err: err, phase: nodevolume.AfterUndo(reply(err)), tidy: a.tidyStage}
+	if a.stagesNoMore(ctx, v.driver, err) {
+		end.err, end.phase = nil, nodevolume.Absent
+		end.said = "has STAGE_UNSTAGE_VOLUME no more and cannot undo what an earlier version did (remedy: umount " + staged + ")"
+	}
+	return a.end(v, &v.stage, end)
+}
+
+// stagesNoMore: the driver does not know the call, and says that it does not stage. As with kubelet there is nothing that it could be asked
+// to undo then. What an earlier version left is found by who removes the staging path: of what is mounted there nothing is
+// removed, and the volume stays in use.
+func (a *Agent) stagesNoMore(ctx context.Context, driver string, err error) bool {
+	if code, ok := csi.Code(err); !ok || code != codes.Unimplemented {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
+	defer cancel()
+	_, has, err := a.capabilitiesOf(ctx, driver)
+	return err == nil && !has.Stage
+}

@@ -1,0 +1,74 @@
+package nodeagent
+
+import (
+	"slices"
+	"testing"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// upgrade has the driver come back with other capabilities, and calls that fail.
+func (w *world) upgrade(caps []csispec.NodeServiceCapability_RPC_Type, calls map[string]codes.Code) {
+	w.Helper()
+	w.driver.server.Stop()
+	w.driver.mu.Lock()
+	w.driver.caps = caps
+	w.driver.hook = func(method, _ string, _ int) error {
+		if code, ok := calls[method]; ok {
+			return status.Error(code, "not in this version")
+		}
+		return nil
+	}
+	w.driver.mu.Unlock()
+	w.driver.start()
+	w.driver.registered()
+}
+
+// TestADriverThatDoesNotStageAnyMore cannot unstage what an earlier version staged. If nothing is mounted there, nothing is left to do; else
+// a person is told, and the volume stays in use until it is unmounted.
+func TestADriverThatDoesNotStageAnyMore(t *testing.T) {
+	for name, mounted := range map[string]bool{"nothing is mounted": false, "it is mounted": true} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			l := w.live()
+			staged := lastRequest[*csispec.NodeStageVolumeRequest](w.driver).StagingTargetPath
+			unmount := func() {
+				w.driver.mu.Lock()
+				defer w.driver.mu.Unlock()
+				delete(w.driver.mounts, staged)
+			}
+			if !mounted {
+				unmount()
+			}
+			w.driver.registered()
+			w.upgrade(nil, map[string]codes.Code{"Unstage": codes.Unimplemented})
+			l.agent.RemovePod(l.pod.UID)
+			if mounted {
+				w.untilEvent(l.pod, "FailedUnmount", "UnmountDevice failed", "has STAGE_UNSTAGE_VOLUME no more", "umount "+staged)
+				if !slices.Contains(w.node().Status.VolumesInUse, w.unique(l.handle)) {
+					t.Error("S7: still mounted, and not in use")
+				}
+				unmount()
+			}
+			w.untilNotInUse(l.handle)
+			w.untilForgotten(l.agent)
+		})
+	}
+}
+
+// TestUnimplementedProvesNothing for a driver that stages: its answer may be another one's, that was on the socket for a moment.
+func TestUnimplementedProvesNothing(t *testing.T) {
+	w := newWorld(t)
+	l := w.live()
+	w.driver.registered()
+	w.upgrade(w.driver.caps, map[string]codes.Code{"Unstage": codes.Unimplemented})
+	l.agent.RemovePod(l.pod.UID)
+	w.untilEvent(l.pod, "FailedUnmount", "UnmountDevice failed", "not in this version")
+	if !slices.Contains(w.node().Status.VolumesInUse, w.unique(l.handle)) {
+		t.Error("S7: staged, and not in use")
+	}
+	w.driver.plays(nil)
+	w.untilNotInUse(l.handle)
+}

@@ -1,0 +1,40 @@
+package nodevolume
+
+// Lookup is the VolumeAttachment as read live, for as long as that may be relied on: until a call was made, which may
+// have taken hours, or the Node says something else of the volume. The volume may have been detached by force
+// meanwhile, and attached again as another device (k/k#119273).
+//
+// The zero value knows nothing.
+type Lookup struct {
+	known  Attachment
+	doubts int
+}
+
+// Known is the attachment, Unknown if it has to be read.
+func (l *Lookup) Known() Attachment { return l.known }
+
+// Doubt says that the attachment may be another one since.
+func (l *Lookup) Doubt() {
+	l.known = Attachment{}
+	l.doubts++
+}
+
+// Begin says that a read begins. What it returns is for [Lookup.Read].
+func (l *Lookup) Begin() (begun int) { return l.doubts }
+
+// Read takes what a read found. It counts for nothing if there was a doubt since it began.
+func (l *Lookup) Read(begun int, found Attachment) {
+	if begun == l.doubts {
+		l.known = found
+	}
+}
+
+// Outdates says that a step takes as long as a call may take, and that the attachment is to be read again after it.
+func Outdates(step Step) bool {
+	switch step.(type) {
+	case ReadAttachment, LookForUsers:
+		return false
+	default:
+		return true
+	}
+}

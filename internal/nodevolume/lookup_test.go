@@ -1,0 +1,32 @@
+package nodevolume
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestAReadOfTheAttachmentCounts as long as nothing came that may have changed it.
+func TestAReadOfTheAttachmentCounts(t *testing.T) {
+	found := Attachment{Attached: Yes, UID: "va-1", Metadata: map[string]string{"device": "/dev/x"}}
+	read := func(l *Lookup) { l.Read(l.Begin(), found) }
+	tests := map[string]struct {
+		happens func(*Lookup)
+		want    Attachment
+	}{
+		"never read":         {func(*Lookup) {}, Attachment{}},
+		"read":               {read, found},
+		"doubted":            {func(l *Lookup) { read(l); l.Doubt() }, Attachment{}},
+		"read again":         {func(l *Lookup) { read(l); l.Doubt(); read(l) }, found},
+		"doubted while read": {func(l *Lookup) { begun := l.Begin(); l.Doubt(); l.Read(begun, found) }, Attachment{}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			var l Lookup
+			tt.happens(&l)
+			if diff := cmp.Diff(tt.want, l.Known()); diff != "" {
+				t.Errorf("known (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
