@@ -178,6 +178,9 @@ func (a *Agent) publish(ctx context.Context, v *volume, step nodevolume.Publish)
 	err = c.client.Publish(rpc, call, csi.Target{Path: a.root.Path(record.Path), ReadOnly: w.readOnly}, c.has)
 	a.log.Info("NodePublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	if err == nil {
+		a.mu.Lock()
+		p.publishContext = c.publishContext
+		a.mu.Unlock()
 		err = a.checkPublished(record)
 	}
 	if err == nil {
@@ -197,6 +200,9 @@ func (a *Agent) unpublish(ctx context.Context, v *volume, key nodevolume.Publish
 	}
 	name := publishRecordName(v.name, key)
 	if err := a.markLeaving(&p.publish, name); err != nil {
+		return err
+	}
+	if err := a.endSubPaths(p); err != nil {
 		return err
 	}
 	rpc, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -72,6 +73,10 @@ type publication struct {
 	failingSince time.Time
 	// told is the last event that was sent about it.
 	told told
+	// publishContext is what this agent published it with; nil if another one did.
+	publishContext map[string]string
+	// subPaths is held while parts of it are mounted or unmounted for the pod's containers; it is taken before mu.
+	subPaths sync.Mutex
 	// groupChange is not nil while the volume's files are given to the pod's fsGroup.
 	groupChange *mount.GroupChange
 	// stats is what the driver said last, nil if nothing; toldHealth the condition that

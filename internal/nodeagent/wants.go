@@ -87,15 +87,6 @@ func (w *want) name() string {
 	return kube.UniqueVolumeName(w.driver, w.handle)
 }
 
-// refusalError says that a pod can never be mounted by this agent.
-type refusalError struct{ why string }
-
-func (e *refusalError) Error() string { return e.why }
-
-func refuse(format string, args ...any) error {
-	return &refusalError{why: fmt.Sprintf(format, args...)}
-}
-
 // wantsOf reads the claims and volumes of a pod, but for those that are known. All
 // problems are looked for, so that the pod's owner reads of all at once.
 func (a *Agent) wantsOf(ctx context.Context, object *corev1.Pod, known []*want) ([]*want, error) {
