@@ -187,7 +187,7 @@ func (a *Agent) publish(ctx context.Context, v *volume, step nodevolume.Publish)
 		err = a.finishPublish(ctx, c, record)
 	}
 	return a.end(v, &p.publish, ending{
-		name: name, err: err, phase: nodevolume.AfterCall(before, reply(err)), tidy: a.tidyPublish,
+		name: name, err: err, phase: nodevolume.AfterCall(before, reply(err)), tidy: a.tidyPublish, key: key, step: stepSetUp,
 	})
 }
 
@@ -212,7 +212,7 @@ func (a *Agent) unpublish(ctx context.Context, v *volume, key nodevolume.Publish
 	if isGone(v.inline, err) {
 		err = nil
 	}
-	return a.end(v, &p.publish, ending{name: name, err: err, phase: nodevolume.AfterUndo(reply(err)), tidy: a.tidyPublish})
+	return a.end(v, &p.publish, ending{name: name, err: err, phase: nodevolume.AfterUndo(reply(err)), tidy: a.tidyPublish, key: key, step: stepUnpublish})
 }
 
 // unstageVolume calls NodeUnstageVolume and drops the record.
@@ -229,7 +229,7 @@ func (a *Agent) unstageVolume(ctx context.Context, v *volume) error {
 	defer cancel()
 	err = client.Unstage(rpc, v.handle, a.root.Path(v.stage.record.Path))
 	a.log.Info("NodeUnstageVolume", "volume", v.name, "outcome", csi.NodeOutcomeOf(err).String())
-	return a.end(v, &v.stage, ending{name: name, err: err, phase: nodevolume.AfterUndo(reply(err)), tidy: a.tidyStage})
+	return a.end(v, &v.stage, ending{name: name, err: err, phase: nodevolume.AfterUndo(reply(err)), tidy: a.tidyStage, step: stepUnstage})
 }
 
 func (a *Agent) entry(v *volume, key nodevolume.PublishKey) *publication {
@@ -318,6 +318,9 @@ type ending struct {
 	err   error
 	phase nodevolume.Phase
 	tidy  func(nodevolume.Record) error
+	// key and step are those of the operation that ends with it, if one does.
+	key  nodevolume.PublishKey
+	step string
 }
 
 // end writes down how a call ended. It returns the call's error, or what went wrong after it.
@@ -349,6 +352,9 @@ func (a *Agent) end(v *volume, r *recorded, e ending) error {
 	r.record, r.phase = record, phase
 	if phase == nodevolume.Confirmed {
 		r.heard = heardNow()
+	}
+	if e.step != "" { // before anybody can see that it has ended
+		a.measureEnd(v, e.key, e.step, err)
 	}
 	if owner := a.pods[types.UID(record.Pod.UID)]; owner != nil {
 		owner.notify()
