@@ -141,6 +141,9 @@ func (p *Provider) start(ctx context.Context, r *run, uid types.UID) {
 func (p *Provider) binds(pod *corev1.Pod, mounts []node.Mount) (map[string][]Bind, error) {
 	volumes := map[string]node.Mount{}
 	for _, m := range mounts {
+		if m.PersistentVolume != nil {
+			return nil, fmt.Errorf("volume %s is no CSI volume, and there are no others here", m.VolumeName)
+		}
 		volumes[m.VolumeName] = m
 	}
 	out := map[string][]Bind{}

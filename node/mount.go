@@ -5,14 +5,19 @@ import (
 	"os"
 
 	"github.com/moby/sys/mountinfo"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // Mount is one volume of a pod, ready for its containers.
 type Mount struct {
 	// VolumeName is the name of the volume in pod.spec.volumes.
 	VolumeName string
-	// Path is where the volume is: a directory, or a block device if Block is set.
+	// Path is where the volume is: a directory, or a block device if Block is set. Empty for a PersistentVolume that is not
+	// a CSI volume.
 	Path string
+	// PersistentVolume is set for a claim that is bound to one of another kind (hostPath, local, nfs ...), and says all about
+	// it. The agent does not mount it: mount it, or fail the pod.
+	PersistentVolume *corev1.PersistentVolume
 	// Block says that Path is a device and belongs into volumeDevices.
 	Block bool
 	// ReadOnly says that the pod asked for the claim, or the inline volume, read-only.
@@ -23,6 +28,9 @@ type Mount struct {
 	// it and nobody need, or can, change theirs. Empty: on a node with SELinux the runtime
 	// has to label the files, as for any volume.
 	SELinuxLabel string
+	// SupplementalGroup is a group that all containers of the pod are to have, besides those in its securityContext: the
+	// PersistentVolume's annotation pv.beta.kubernetes.io/gid. Nil for none.
+	SupplementalGroup *int64
 
 	// The rest is for hosts that do not bind Path, but give the volume to a virtual machine; see also [Mount.Source].
 

@@ -71,10 +71,13 @@ const (
 type Mount struct {
 	VolumeName string
 	Path       string
-	Block      bool
-	ReadOnly   bool
+	// PersistentVolume is set if the agent does not mount the volume.
+	PersistentVolume *corev1.PersistentVolume
+	Block            bool
+	ReadOnly         bool
 	// SELinuxLabel is the label that all files have by the mount itself.
-	SELinuxLabel string
+	SELinuxLabel      string
+	SupplementalGroup *int64
 
 	Driver, VolumeHandle          string
 	FSType                        string

@@ -95,7 +95,7 @@ func TestCSIInlineVolumes(t *testing.T) {
 	})
 	agent.SetPod(pod)
 	target := w.inlineTarget(pod, "scratch")
-	if diff := cmp.Diff([]Mount{{VolumeName: "scratch", Path: target, ReadOnly: true}}, w.mounted(agent, pod)); diff != "" {
+	if diff := cmp.Diff([]Mount{{VolumeName: "scratch", Path: target, ReadOnly: true}}, placesOf(w.mounted(agent, pod))); diff != "" {
 		t.Errorf("mounts (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(&csispec.NodePublishVolumeRequest{

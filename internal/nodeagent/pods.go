@@ -26,6 +26,8 @@ type pod struct {
 	// resolved: it is known which CSI volumes the pod wants.
 	resolved bool
 	wants    []*want
+	// others are those of its claims that this agent does not mount.
+	others []*otherVolume
 	// stale: an ephemeral container came since, and with it perhaps a volume that no other uses.
 	stale bool
 	// problem is why it is not known yet; refused, why it never will be mounted.
@@ -69,7 +71,12 @@ func (a *Agent) SetPod(object *corev1.Pod) {
 	first := p.object == nil
 	edited := !first && wasEdited(p.object, object)
 	more := !first && !sameVolumes(p.object, object)
+	leaves := !first && p.object.DeletionTimestamp == nil && object.DeletionTimestamp != nil
 	p.object = object
+	if leaves { // what is not mounted by now will not be
+		a.wakeVolumes(p)
+		p.notify()
+	}
 	// What a pod says of its volumes cannot change otherwise. Its status can, also because a
 	// mount fails; were that to cut a back-off short, a failure would feed itself.
 	if first || more {
@@ -117,9 +124,13 @@ func (a *Agent) setEnding(uid types.UID, why error) {
 	p := a.pods[uid]
 	news := (p.ending == nil) != (why == nil)
 	p.ending = why
-	if !news {
-		return
+	if news {
+		a.wakeVolumes(p)
 	}
+}
+
+// wakeVolumes has the volumes of a pod looked at. The caller holds mu.
+func (a *Agent) wakeVolumes(p *pod) {
 	for name := range p.volumes {
 		a.wake(name)
 	}
@@ -228,7 +239,7 @@ func (a *Agent) lookUp(ctx context.Context, uid types.UID) error {
 	a.mu.Unlock()
 	a.resync(ctx, uid) // those that are known may grow, whatever becomes of the others
 
-	wants, err := a.wantsOf(ctx, object, known)
+	found, err := a.wantsOf(ctx, object, known)
 
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -240,26 +251,32 @@ func (a *Agent) lookUp(ctx context.Context, uid types.UID) error {
 		a.tellPod(object, refusal.Error())
 		p.refused, err = refusal, nil
 	}
+	// A claim that cannot be read holds up no other volume of the pod, which may be running.
+	a.addFound(uid, p, found)
 	if err != nil {
 		a.tellPodOnce(p, err)
 		return err
 	}
 	p.resolved, p.stale, p.problemSince = true, !sameVolumes(object, p.object), time.Time{}
-	p.wants = append(p.wants, wants...)
-	for _, w := range wants {
+	a.wakeVolumes(p) // those that are known from records and turned out not to be wanted
+	a.syncLater(uid, p)
+	p.notify()
+	return nil
+}
+
+// addFound gives what was found to the volumes. The caller holds mu.
+func (a *Agent) addFound(uid types.UID, p *pod, found found) {
+	p.wants = append(p.wants, found.wants...)
+	a.tellOthers(p, found.others)
+	for _, w := range found.wants {
 		v := a.volumeNamed(w.name(), w.driver, w.handle)
 		v.inline = w.inline
 		v.publication(w.key()).want = w
 		v.solePod = w.solePod
 		a.wantSize(v, w)
 		a.join(uid, v.name)
+		a.wake(v.name)
 	}
-	for name := range p.volumes {
-		a.wake(name)
-	}
-	a.syncLater(uid, p)
-	p.notify()
-	return nil
 }
 
 // WaitMounted blocks until the pod's volumes are published.
@@ -312,13 +329,20 @@ func (a *Agent) mounted(uid types.UID) mountState {
 				SELinuxLabel: publication.publish.record.SELinuxLabel,
 				Driver:       w.driver, VolumeHandle: w.handle, FSType: w.fsType, MountOptions: slices.Clone(w.mountOptions),
 				VolumeContext: maps.Clone(w.attributes), PublishContext: maps.Clone(publication.publishContext),
+				SupplementalGroup: w.group,
 			})
 			continue
 		}
 		waits = append(waits, a.volumeWait(w, v, publication, a.waitsFor(w, v, publication).Error()))
 	}
+	for _, o := range p.others {
+		mounts = append(mounts, o.mount())
+	}
 	if len(waits) == 0 {
 		return mountState{mounts: mounts}
+	}
+	if err := a.tooLate(p, waits); err != nil {
+		return mountState{err: err}
 	}
 	return mountState{changed: p.changed, waits: waits}
 }

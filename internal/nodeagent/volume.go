@@ -190,6 +190,9 @@ func (a *Agent) claim(p *publication) nodevolume.Claim {
 	case owner.ending != nil:
 		return nodevolume.Ending
 	case owner.object != nil:
+		if p.want != nil && p.publish.phase == nodevolume.Absent && owner.object.DeletionTimestamp != nil && !a.isUnaccounted(p.want.name()) {
+			return nodevolume.Released // a pod that ends gets no first mount; one that it has stays
+		}
 		if p.want != nil {
 			return nodevolume.Wanted
 		}
