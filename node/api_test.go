@@ -119,16 +119,16 @@ func TestAProviderBindsSubPaths(t *testing.T) {
 	}
 	runtime := &binding{}
 	p, agent, _ := startProvider(t, runtime)
-	part, err := os.MkdirTemp("", "part") // the driver's volume is the temporary directory
+	part := t.TempDir() // the driver's volume is the directory of all temporary ones
+	path, err := filepath.Rel(os.TempDir(), part)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer os.RemoveAll(part)
 	if err := os.WriteFile(filepath.Join(part, "file"), []byte("here"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	pod := examplePod("web-0", "a")
-	pod.Spec.Containers[0].VolumeMounts[0].SubPath = filepath.Base(part)
+	pod.Spec.Containers[0].VolumeMounts[0].SubPath = path
 	if err := p.CreatePod(t.Context(), pod); err != nil {
 		t.Fatal(err)
 	}

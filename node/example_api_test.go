@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,17 +16,19 @@ import (
 func ExampleAgent_FollowPods() {
 	agent, err := node.New(node.Config{NodeName: "edge-1", RESTConfig: &rest.Config{Host: "https://api.example.com"}})
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	defer agent.Close()
 	ctx := context.Background()
 	go func() {
 		if err := agent.FollowPods(ctx); err != nil {
-			log.Print(err)
+			fmt.Println(err)
 		}
 	}()
 	if err := agent.Run(ctx); err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 }
 
@@ -79,7 +80,8 @@ func ExampleMount_Source() {
 
 	source, err := m.Source()
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	if m.Block {
 		fmt.Println("pass", source.Device)

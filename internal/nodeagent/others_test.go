@@ -21,7 +21,7 @@ func TestAnInTreeInlineVolumeIsMounted(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: ebs}, Spec: storagev1.CSIDriverSpec{AttachRequired: new(false)},
 	}, metav1.CreateOptions{})
 	must(t, err)
-	defer drivers.Delete(w.ctx, ebs, metav1.DeleteOptions{}) //nolint:errcheck // the API server is the tests' own
+	defer drivers.Delete(w.ctx, ebs, metav1.DeleteOptions{})
 	driver := newScriptedDriver(w, ebs)
 	agent, _ := w.agent(func(c *Config) { c.MountPoints = driver.mountPoints })
 	pod := w.podWith("p", func(p *corev1.Pod) {

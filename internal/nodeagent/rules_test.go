@@ -251,6 +251,9 @@ func TestAWaitSaysItsHop(t *testing.T) {
 	agent.SetPod(pod)
 	w.untilInUse(handle)
 	err := w.waitSays(agent, pod, "NotAttached")
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the wait ends with %v, want the context's error in it", err)
+	}
 	for _, word := range []string{`volume "data"`, "Volume not attached according to node status"} {
 		if !strings.Contains(err.Error(), word) {
 			t.Errorf("the wait does not say %q: %v", word, err)
