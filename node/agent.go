@@ -11,24 +11,6 @@ import (
 	"belay.dev/belay/internal/nodeagent"
 )
 
-// Mount is one volume of a pod, ready for its containers.
-type Mount struct {
-	// VolumeName is the name of the volume in pod.spec.volumes.
-	VolumeName string
-	// Path is where the volume is: a directory, or a block device if Block is set.
-	Path string
-	// Block says that Path is a device and belongs into volumeDevices.
-	Block bool
-	// ReadOnly says that the pod asked for the claim, or the inline volume, read-only.
-	// The driver was told so; a runtime that binds Path into a container should bind it
-	// read-only too.
-	ReadOnly bool
-	// SELinuxLabel is the label that the volume was mounted with, so that all its files have
-	// it and nobody need, or can, change theirs. Empty: on a node with SELinux the runtime
-	// has to label the files, as for any volume.
-	SELinuxLabel string
-}
-
 // AttachLimitError is among the errors of [Agent.WaitMounted], for errors.As, when the
 // storage refuses to attach another volume to the node (RESOURCE_EXHAUSTED) and the driver's
 // CSIDriver sets nodeAllocatableUpdatePeriodSeconds. Its CSINode has been brought up to date
@@ -40,14 +22,15 @@ type AttachLimitError = nodeagent.AttachLimitError
 // AttachLimitReason is the status.reason of pods that kubelet fails for that.
 const AttachLimitReason = nodeagent.AttachLimitReason
 
-// Agent looks after the CSI volumes of one node. Make it with [New], then [Agent.Run] it.
-// All other methods may be called before Run, while it runs, and from any goroutine.
+// Agent looks after the CSI volumes of one node. Make it with [New], then [Agent.Run] it, or [Agent.Close] it if it
+// is not to run after all. All other methods may be called before Run, while it runs, and from any goroutine.
 type Agent struct {
 	agent *nodeagent.Agent
 }
 
 // New reads the records under the root and makes an agent that knows them. It
-// reads nothing from the API and calls no driver.
+// reads nothing from the API and calls no driver. It takes a lock on the root until Run has returned or Close was
+// called; while another agent has that, the error is [ErrRootInUse].
 func New(config Config) (*Agent, error) {
 	agent, err := nodeagent.New(config.shell())
 	if err != nil {
@@ -79,13 +62,17 @@ type OwnerError = nodeagent.OwnerError
 // uncertain. Run must be called once.
 func (a *Agent) Run(ctx context.Context) error { return a.agent.Run(ctx) }
 
+// Close ends [Agent.Run] and returns when it has returned, or lets go of the root if the agent was never run. Volumes
+// stay as they are. After Run has returned it does nothing, so that it can be deferred as soon as there is an agent.
+func (a *Agent) Close() error { return a.agent.Close() }
+
 // SetPod says that the pod's volumes shall be mounted. Setting a pod again is
 // cheap and changes nothing, but that volumes are mounted which an ephemeral container
 // is the first to use, and that from a deletionTimestamp on, drivers that ask to
 // be called again from time to time (CSIDriver.spec.requiresRepublish) are not, for this
 // pod. Nor does setting one that was removed change anything, while its volumes are being
-// taken down.
-func (a *Agent) SetPod(pod *corev1.Pod) { a.agent.SetPod(pod) }
+// taken down. The pod is copied.
+func (a *Agent) SetPod(pod *corev1.Pod) { a.agent.SetPod(pod.DeepCopy()) }
 
 // RemovePod says that no process of the pod is left that could use its volumes, and that none will be
 // started: all containers have ended, or none ever ran. The caller vouches for it; that a pod's object is gone or has the
@@ -117,9 +104,9 @@ func (a *Agent) Pods() []types.UID { return a.agent.Pods() }
 
 // WaitMounted blocks until every CSI volume that the pod's containers use is
 // published, and returns them. Volumes of other kinds (emptyDir, configMap ...)
-// are the owner's business and not among them. When ctx ends first, the error says
-// for each volume that is not ready in which hop it waits and why. A pod that can never be
-// mounted here (it asks for something that the agent does not do) gets its error at once.
+// are the owner's business and not among them. When ctx ends first, the error is a [WaitError] and says
+// for each volume that is not ready for what it waits and why. A pod that can never be
+// mounted here gets a [RefusedError] at once, one that was not set or was removed [ErrPodNotWanted].
 func (a *Agent) WaitMounted(ctx context.Context, uid types.UID) ([]Mount, error) {
 	ready, err := a.agent.WaitMounted(ctx, uid)
 	if err != nil {
@@ -134,9 +121,39 @@ func (a *Agent) WaitMounted(ctx context.Context, uid types.UID) ([]Mount, error)
 
 // WaitUnmounted blocks until nothing of the pod is published any more, as
 // kubelet does before it lets a pod go. It does not wait for the unstage. Call it after
-// [Agent.RemovePod]; an unknown pod has nothing published.
+// [Agent.RemovePod]; an unknown pod has nothing published. When ctx ends first, the error is a [WaitError].
 func (a *Agent) WaitUnmounted(ctx context.Context, uid types.UID) error {
 	return a.agent.WaitUnmounted(ctx, uid)
+}
+
+// SubPath is the part of a volume that a container mounts by volumeMounts[].subPath, or by subPathExpr once its variables
+// are replaced.
+type SubPath struct {
+	// Volume is the name of the volume in pod.spec.volumes.
+	Volume string
+	// Container is the container's name, and MountIndex the place of the mount among its volumeMounts.
+	Container  string
+	MountIndex int
+	// Path is the file or directory, relative to the volume.
+	Path string
+	// ReadOnly makes the mount read-only; see also [Mount].ReadOnly.
+	ReadOnly bool
+}
+
+// MountSubPath mounts a part of a volume at a path of its own, which it returns, for the runtime to bind into the
+// container. The volume must be mounted: see [Agent.WaitMounted]. A directory that is missing is created with the mode
+// of the volume's own, as kubelet does; in a volume that is read-only that is an error. It may be called again, before
+// each start of a container for example.
+//
+// Do not join Path to [Mount].Path instead. Containers can write to the volume, and swap any part of the path for a
+// symbolic link between a check and the bind (CVE-2017-1002101, CVE-2021-25741). Here the kernel resolves the path within
+// the volume, and what it found is what is mounted: links inside the volume are followed, and for one that is absolute or
+// leads out the error is [ErrSubPathOutsideVolume].
+//
+// The agent unmounts all subPaths of a volume before it unpublishes it, also after a restart; nobody else need. It needs
+// Linux 5.12, and blocks for as long as the volume's file system does.
+func (a *Agent) MountSubPath(pod types.UID, part SubPath) (path string, err error) {
+	return a.agent.MountSubPath(pod, nodeagent.SubPath(part))
 }
 
 // VolumeStats is what the drivers said last of the pod's volumes, for the pod's part in a

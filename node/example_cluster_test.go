@@ -36,9 +36,12 @@ func exampleCluster(root string) (config *rest.Config, _ *exampleDriver, stop fu
 		"/api/v1/persistentvolumes/pv-1": &corev1.PersistentVolume{
 			ObjectMeta: metav1.ObjectMeta{Name: "pv-1"},
 			Spec: corev1.PersistentVolumeSpec{
-				ClaimRef: &corev1.ObjectReference{UID: "c"},
+				ClaimRef:     &corev1.ObjectReference{UID: "c"},
+				MountOptions: []string{"hard"},
 				PersistentVolumeSource: corev1.PersistentVolumeSource{
-					CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "share-1"},
+					CSI: &corev1.CSIPersistentVolumeSource{
+						Driver: driver, VolumeHandle: "share-1", FSType: "nfs", VolumeAttributes: map[string]string{"server": "10.0.0.1"},
+					},
 				},
 			},
 		},

@@ -111,13 +111,19 @@ func (p *Provider) begin(pod *corev1.Pod) {
 // tells the pod by events what it waits for; an error means that the pod can never be mounted here.
 func (p *Provider) start(ctx context.Context, r *run, uid types.UID) {
 	mounts, err := p.volumes.WaitMounted(ctx, uid)
-	if err != nil {
-		return
+	if _, refused := errors.AsType[*node.RefusedError](err); err != nil && !refused {
+		return // it is to end
 	}
 	p.mu.Lock()
 	pod := r.pod
 	p.mu.Unlock()
-	err = p.runtime.Start(pod, binds(pod, mounts))
+	var all map[string][]Bind
+	if err == nil {
+		all, err = p.binds(pod, mounts)
+	}
+	if err == nil {
+		err = p.runtime.Start(pod, all)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {
@@ -131,18 +137,36 @@ func (p *Provider) start(ctx context.Context, r *run, uid types.UID) {
 }
 
 // binds finds the volumes of each container. Those of other kinds (emptyDir, configMap ...)
-// are the provider's own business, and so is subPath.
-func binds(pod *corev1.Pod, mounts []node.Mount) map[string][]Bind {
+// are the provider's own business.
+func (p *Provider) binds(pod *corev1.Pod, mounts []node.Mount) (map[string][]Bind, error) {
 	volumes := map[string]node.Mount{}
 	for _, m := range mounts {
+		if m.PersistentVolume != nil {
+			return nil, fmt.Errorf("volume %s is no CSI volume, and there are no others here", m.VolumeName)
+		}
 		volumes[m.VolumeName] = m
 	}
 	out := map[string][]Bind{}
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-		for _, use := range c.VolumeMounts {
-			if m, ok := volumes[use.Name]; ok {
-				out[c.Name] = append(out[c.Name], Bind{Host: m.Path, Container: use.MountPath, ReadOnly: m.ReadOnly || use.ReadOnly})
+		for i, use := range c.VolumeMounts {
+			m, ok := volumes[use.Name]
+			if !ok {
+				continue
 			}
+			bind := Bind{Host: m.Path, Container: use.MountPath, ReadOnly: m.ReadOnly || use.ReadOnly}
+			var err error
+			switch {
+			case use.SubPathExpr != "":
+				err = fmt.Errorf("container %s: subPathExpr is not supported here", c.Name)
+			case use.SubPath != "":
+				bind.Host, err = p.volumes.MountSubPath(pod.UID, node.SubPath{
+					Volume: use.Name, Container: c.Name, MountIndex: i, Path: use.SubPath, ReadOnly: bind.ReadOnly,
+				})
+			}
+			if err != nil {
+				return nil, err
+			}
+			out[c.Name] = append(out[c.Name], bind)
 		}
 		for _, use := range c.VolumeDevices {
 			if m, ok := volumes[use.Name]; ok {
@@ -150,7 +174,7 @@ func binds(pod *corev1.Pod, mounts []node.Mount) map[string][]Bind {
 			}
 		}
 	}
-	return out
+	return out, nil
 }
 
 // UpdatePod takes the newer version of a pod in: what GetPod returns is what virtual-kubelet

@@ -71,10 +71,18 @@ const (
 type Mount struct {
 	VolumeName string
 	Path       string
-	Block      bool
-	ReadOnly   bool
+	// PersistentVolume is set if the agent does not mount the volume.
+	PersistentVolume *corev1.PersistentVolume
+	Block            bool
+	ReadOnly         bool
 	// SELinuxLabel is the label that all files have by the mount itself.
-	SELinuxLabel string
+	SELinuxLabel      string
+	SupplementalGroup *int64
+
+	Driver, VolumeHandle          string
+	FSType                        string
+	MountOptions                  []string
+	VolumeContext, PublishContext map[string]string
 }
 
 // Agent looks after the CSI volumes of one node. See belay.dev/belay/node.
@@ -109,6 +117,7 @@ type Agent struct {
 	watches sync.WaitGroup
 	// metrics is nil if nothing is measured.
 	metrics *telemetry.Node
+	running running
 
 	mu sync.Mutex
 	// Under mu:
@@ -250,7 +259,11 @@ func (c *Config) complete() error {
 func (a *Agent) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer a.close() //nolint:errcheck // nothing is lost with it
+	end, err := a.starts(func() { cancel(nil) })
+	if err != nil {
+		return err
+	}
+	defer end()
 	a.startEvents()
 	if err := a.lookForOwner(ctx); err != nil {
 		return err

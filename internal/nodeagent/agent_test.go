@@ -26,7 +26,7 @@ func TestAVolumeGoesAllTheWayAndBack(t *testing.T) {
 
 	full := w.name + "-data"
 	target := filepath.Join(w.root, "pods", string(pod.UID), "volumes/kubernetes.io~csi", full, "mount")
-	if diff := cmp.Diff([]Mount{{VolumeName: "data", Path: target}}, w.mounted(agent, pod)); diff != "" {
+	if diff := cmp.Diff([]Mount{{VolumeName: "data", Path: target}}, placesOf(w.mounted(agent, pod))); diff != "" {
 		t.Errorf("mounts (-want +got):\n%s", diff)
 	}
 	staging := filepath.Join(w.root, "plugins/kubernetes.io/csi", w.driverName(), hash(handle), "globalmount")

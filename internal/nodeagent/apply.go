@@ -185,13 +185,16 @@ func (a *Agent) publish(ctx context.Context, v *volume, step nodevolume.Publish)
 	err = a.askPublish(ctx, v, c, key, call, record.Path)
 	a.log.Info("NodePublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	if err == nil {
+		a.mu.Lock()
+		p.publishContext = c.attachment.Metadata
+		a.mu.Unlock()
 		err = a.checkPublished(record)
 	}
 	if err == nil {
 		err = a.finishPublish(ctx, c, record)
 	}
 	return a.end(v, &p.publish, ending{
-		name: name, err: err, phase: nodevolume.AfterCall(before, reply(err)), tidy: a.tidyPublish,
+		name: name, err: err, phase: nodevolume.AfterCall(before, reply(err)), tidy: a.tidyPublish, key: key, step: stepSetUp,
 	})
 }
 
@@ -214,13 +217,16 @@ func (a *Agent) unpublish(ctx context.Context, v *volume, key nodevolume.Publish
 	if err := a.markLeaving(&p.publish, name); err != nil {
 		return err
 	}
+	if err := a.endSubPaths(p); err != nil {
+		return err
+	}
 	asked, target := unanswered{method: "NodeUnpublishVolume", step: stepUnpublish, key: key}, a.root.Path(p.publish.record.Path)
 	err = a.ask(ctx, v, asked, func(ctx context.Context) error { return client.Unpublish(ctx, v.handle, target) })
 	a.log.Info("NodeUnpublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	if isGone(v.inline, err) {
 		err = nil
 	}
-	return a.end(v, &p.publish, ending{name: name, err: err, phase: nodevolume.AfterUndo(reply(err)), tidy: a.tidyPublish})
+	return a.end(v, &p.publish, ending{name: name, err: err, phase: nodevolume.AfterUndo(reply(err)), tidy: a.tidyPublish, key: key, step: stepUnpublish})
 }
 
 func (a *Agent) entry(v *volume, key nodevolume.PublishKey) *publication {
@@ -311,6 +317,9 @@ type ending struct {
 	tidy  func(nodevolume.Record) error
 	// said is what the driver did instead of answering OK, if that is as good.
 	said string
+	// key and step are those of the operation that ends with it, if one does.
+	key  nodevolume.PublishKey
+	step string
 }
 
 // end writes down how a call ended. It returns the call's error, or what went wrong after it.
@@ -342,6 +351,9 @@ func (a *Agent) end(v *volume, r *recorded, e ending) error {
 	r.record, r.phase = record, phase
 	if phase == nodevolume.Confirmed {
 		r.heard = heardNow()
+	}
+	if e.step != "" { // before anybody can see that it has ended
+		a.measureEnd(v, e.key, e.step, err)
 	}
 	if owner := a.pods[types.UID(record.Pod.UID)]; owner != nil {
 		owner.notify()

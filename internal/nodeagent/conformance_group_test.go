@@ -2,6 +2,9 @@ package nodeagent
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"path/filepath"
 	"sync/atomic"
 	"testing"
 
@@ -53,5 +56,56 @@ func TestUpstreamFSGroupPolicy(t *testing.T) {
 				t.Errorf("given to the group %d times, want that it is: %v", given.Load(), test.given)
 			}
 		})
+	}
+}
+
+// TestUpstreamFSGroupOfTheNextPod: the volume of one pod is given to the group of the next.
+func TestUpstreamFSGroupOfTheNextPod(t *testing.T) {
+	for name, policy := range map[string]corev1.PodFSGroupChangePolicy{
+		"(Always) chgrp in first pod, new pod with different fsgroup applied":         corev1.FSGroupChangeAlways,
+		"(OnRootMismatch) chgrp in first pod, new pod with different fsgroup applied": corev1.FSGroupChangeOnRootMismatch,
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, noAttach)
+			w.volume("data")
+			next := func(gid int64) func(*corev1.Pod) {
+				return func(p *corev1.Pod) {
+					withGroup(policy)(p)
+					p.Spec.SecurityContext.FSGroup = &gid
+				}
+			}
+			w.groupsFollow(next(testGroup), next(testGroup+1), fmt.Sprintf("%d 660", testGroup+1))
+		})
+	}
+	t.Run("(Always) rwop, new pod fsgroup applied to volume contents", func(t *testing.T) {
+		w := newWorld(t, noAttach)
+		w.volume("data", func(pv *corev1.PersistentVolume) {
+			pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
+		})
+		always := withGroup(corev1.FSGroupChangeAlways)
+		w.groupsFollow(always, always, fmt.Sprintf("%d 660", testGroup))
+	})
+}
+
+// groupsFollow runs a pod that changes the group of a file, and then another one.
+func (w *world) groupsFollow(first, second func(*corev1.Pod), want string) {
+	w.Helper()
+	file := filepath.Join(w.realMounts(), "file")
+	must(w, os.WriteFile(file, nil, 0o600))
+	agent, _ := w.agent()
+	pod := w.podWith("first", first, "data")
+	agent.SetPod(pod)
+	w.mounted(agent, pod)
+	if got, own := owner(w, file), fmt.Sprintf("%d 660", testGroup); got != own {
+		w.Errorf("in the first pod the file is %s, want %s", got, own)
+	}
+	must(w, os.Chown(file, -1, testGroup+2))
+	agent.RemovePod(pod.UID)
+	w.unmounted(agent, pod)
+	pod = w.podWith("second", second, "data")
+	agent.SetPod(pod)
+	w.mounted(agent, pod)
+	if got := owner(w, file); got != want {
+		w.Errorf("in the second pod the file is %s, want %s", got, want)
 	}
 }

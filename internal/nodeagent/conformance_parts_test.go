@@ -19,10 +19,10 @@ var groupNames = []upstreamNames{
 		"should not update fsGroup if update from File to None", "should update fsGroup if update from File to default",
 		"should not update fsGroup if update from detault to None", "should update fsGroup if update from detault to File")},
 	{"testsuites/fsgroupchangepolicy.go", 7, slices.Concat(
-		byGroup("(Always) new pod fsgroup applied to volume contents", "(Always) rwop, new pod fsgroup applied to volume contents",
-			"(Always) chgrp in first pod, new pod with same fsgroup applied", "(Always) chgrp in first pod, new pod with different fsgroup applied",
-			"(OnRootMismatch) new pod fsgroup applied to volume contents", "(OnRootMismatch) chgrp in first pod, new pod with same fsgroup skips ownership changes",
-			"(OnRootMismatch) chgrp in first pod, new pod with different fsgroup applied"))},
+		byGroup("(Always) new pod fsgroup applied to volume contents", "(Always) chgrp in first pod, new pod with same fsgroup applied",
+			"(OnRootMismatch) new pod fsgroup applied to volume contents", "(OnRootMismatch) chgrp in first pod, new pod with same fsgroup skips ownership changes"),
+		same("TestUpstreamFSGroupOfTheNextPod", "(Always) rwop, new pod fsgroup applied to volume contents",
+			"(Always) chgrp in first pod, new pod with different fsgroup applied", "(OnRootMismatch) chgrp in first pod, new pod with different fsgroup applied"))},
 	{"csi: TestMounterSetUpWithFSGroup, TestMounterSetupJsonFileHandling", 2, []conformance.Row{
 		{ID: "TestMounterSetUpWithFSGroup", Tests: tests("TestWhichVolumesAreGivenToAGroup", "TestAVolumeIsGivenToThePodsGroupBeforeThePodGetsIt")},
 		{ID: "error in fsgroup permission change, should not remove json file", Tests: tests("TestAChangeOfGroupThatFailsIsToldAndDoneAgain", "TestAChangeOfGroupThatWasCutShortIsDoneAgain"), Safety: true},
@@ -59,7 +59,7 @@ var tokenNames = []upstreamNames{
 var expansionNames = []upstreamNames{
 	{"expansion", 2, []conformance.Row{
 		{ID: "Test_UncertainVolumeMountState: mount success but fail to expand filesystem", Tests: tests("TestAFailedExpansionIsTriedAgain/before the pod starts"), Safety: true},
-		{ID: "should support expansion of pvcs created for ephemeral pvcs", Tests: tests("TestAClaimThatGrowsUnderARunningPod")},
+		{ID: "should support expansion of pvcs created for ephemeral pvcs", Tests: tests("TestAClaimOfAnEphemeralVolumeGrows")},
 	}},
 }
 

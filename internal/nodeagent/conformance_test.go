@@ -71,10 +71,8 @@ var e2eNames = []upstreamNames{
 		"written before kubelet restart is readable after restart",
 		"deleted while the kubelet is down cleans up when the kubelet returns", "force deleted while the kubelet is down cleans up when the kubelet returns",
 		"deleted while the kubelet is down is usable by a new pod when kubelet returns", "force deleted while the kubelet is down is usable by a new pod when kubelet returns"))},
-	{"testsuites/subpath.go", 2, []conformance.Row{
-		{ID: "should unmount if pod is gracefully deleted while kubelet is down", Tests: tests("TestUpstreamRestarts/deleted while the kubelet is down cleans up when the kubelet returns")},
-		{ID: "should unmount if pod is force deleted while kubelet is down", Tests: tests("TestUpstreamRestarts/force deleted while the kubelet is down cleans up when the kubelet returns")},
-	}},
+	{"testsuites/subpath.go", 2, safe(same("TestUpstreamSubPathRestarts",
+		"should unmount if pod is gracefully deleted while kubelet is down", "should unmount if pod is force deleted while kubelet is down"))},
 	{"testsuites/multivolume.go", 3, slices.Concat(
 		[]conformance.Row{{ID: "should concurrently access the single volume from pods on the same node", Tests: tests("TestTwoPodsShareAVolume")}},
 		same("TestUpstreamMultivolume",

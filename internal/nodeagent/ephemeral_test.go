@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -123,4 +124,36 @@ func TestAnEphemeralContainerIsTheFirstToUseAVolume(t *testing.T) {
 		agent.RemovePod(pod.UID)
 		w.unmounted(agent, pod)
 	})
+}
+
+// A claim that was made for a pod is expanded as any other.
+func TestAClaimOfAnEphemeralVolumeGrows(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.driver.caps = append(w.driver.caps, csispec.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	pod := w.genericPod("p", false, "data")
+	claims, volumes := w.admin.CoreV1().PersistentVolumeClaims(w.name), w.admin.CoreV1().PersistentVolumes()
+	change := func(change func(*corev1.PersistentVolumeClaimStatus)) {
+		claim, err := claims.Get(w.ctx, "p-data", metav1.GetOptions{})
+		must(t, err)
+		change(&claim.Status)
+		_, err = claims.UpdateStatus(w.ctx, claim, metav1.UpdateOptions{})
+		must(t, err)
+	}
+	change(func(s *corev1.PersistentVolumeClaimStatus) { s.Capacity = storage("1Gi") })
+	agent, _ := w.agent(often)
+	agent.SetPod(pod)
+	w.mounted(agent, pod)
+	pv, err := volumes.Get(w.ctx, w.name+"-p-data", metav1.GetOptions{})
+	must(t, err)
+	pv.Spec.Capacity = storage("2Gi")
+	_, err = volumes.Update(w.ctx, pv, metav1.UpdateOptions{})
+	must(t, err)
+	change(func(s *corev1.PersistentVolumeClaimStatus) {
+		s.AllocatedResources = storage("2Gi")
+		setResizeStatus(s, corev1.PersistentVolumeClaimNodeResizePending)
+	})
+	w.untilEvent(pod, "FileSystemResizeSuccessful")
+	if got := lastRequest[*csispec.NodeExpandVolumeRequest](w.driver).CapacityRange.RequiredBytes; got != twoGi {
+		t.Errorf("asked for %d bytes", got)
+	}
 }

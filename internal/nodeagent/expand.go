@@ -297,7 +297,7 @@ func wasEdited(was, is *corev1.Pod) bool {
 func (a *Agent) resync(ctx context.Context, uid types.UID) {
 	a.mu.Lock()
 	p := a.pods[uid]
-	if p == nil || p.removed || !p.resolved {
+	if p == nil || p.removed || len(p.wants) == 0 && !p.resolved {
 		a.mu.Unlock()
 		return
 	}

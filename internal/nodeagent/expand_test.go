@@ -31,7 +31,7 @@ func TestAClaimThatGrewBeforeItsMount(t *testing.T) {
 			var during claimState
 			w.driver.hook = func(method, _ string, _ int) error {
 				if method == "Expand" {
-					early, _, _ = agent.mounted(pod.UID)
+					early = agent.mounted(pod.UID).mounts
 					during = stateOf(w.claim())
 				}
 				return nil

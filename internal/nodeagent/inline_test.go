@@ -95,7 +95,7 @@ func TestCSIInlineVolumes(t *testing.T) {
 	})
 	agent.SetPod(pod)
 	target := w.inlineTarget(pod, "scratch")
-	if diff := cmp.Diff([]Mount{{VolumeName: "scratch", Path: target, ReadOnly: true}}, w.mounted(agent, pod)); diff != "" {
+	if diff := cmp.Diff([]Mount{{VolumeName: "scratch", Path: target, ReadOnly: true}}, placesOf(w.mounted(agent, pod))); diff != "" {
 		t.Errorf("mounts (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(&csispec.NodePublishVolumeRequest{
@@ -190,7 +190,7 @@ func TestUpstreamEphemeral(t *testing.T) {
 				}
 				agent.RemovePod(first.UID)
 				w.unmounted(agent, first)
-				if still := w.mounted(agent, second); still[0] != other[0] {
+				if still := w.mounted(agent, second); still[0].Path != other[0].Path {
 					t.Errorf("the second pod's mount became %+v", still)
 				}
 				w.gone(agent, second)

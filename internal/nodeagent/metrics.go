@@ -80,14 +80,19 @@ func (a *Agent) stepBegins(v *volume, step nodevolume.Step) {
 	}
 }
 
-// stepEnded measures the operation that a step ends: for a mount the publish, or whatever
-// failed.
+// stepEnded measures the operation that a step ends, unless that was done already: for a mount the publish, or
+// whatever failed.
 func (a *Agent) stepEnded(v *volume, key nodevolume.PublishKey, step string, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.measureEnd(v, key, step, err)
+}
+
+// measureEnd is stepEnded for callers that hold mu.
+func (a *Agent) measureEnd(v *volume, key nodevolume.PublishKey, step string, err error) {
 	if a.metrics == nil || (step == stepMountDevice && err == nil) {
 		return
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	began, ok := v.measured.began[key]
 	if !ok {
 		return

@@ -120,6 +120,38 @@ func TestBlockVolumesHaveOperationsOfTheirOwn(t *testing.T) {
 	}
 }
 
+// Who waits for an operation and reads the metrics then finds it counted.
+func TestAnOperationIsCountedWhenItsEndIsSeen(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	config := idleConfig(t)
+	config.Metrics = registry
+	agent, err := New(config)
+	must(t, err)
+	t.Cleanup(func() { must(t, agent.close()) })
+	key := nodevolume.PublishKey{PodUID: "p", SpecName: "pv"}
+	v := agent.volumeNamed("v", "d", "h")
+	p := v.publication(key)
+	for step, test := range map[nodevolume.Step]struct {
+		name, operation string
+		phase           nodevolume.Phase
+	}{
+		nodevolume.Publish{Key: key}:   {stepSetUp, "volume_mount", nodevolume.Confirmed},
+		nodevolume.Unpublish{Key: key}: {stepUnpublish, "volume_unmount", nodevolume.Absent},
+	} {
+		agent.stepBegins(v, step)
+		must(t, agent.end(v, &p.publish, ending{
+			name: "n", phase: test.phase, tidy: func(nodevolume.Record) error { return nil }, key: key, step: test.name,
+		}))
+		name := "storage_operation_duration_seconds{migrated=false,operation_name=" + test.operation + ",status=success,volume_plugin=kubernetes.io/csi:d}"
+		for range 2 { // and once
+			if got := samples(t, registry)[name]; got != 1 {
+				t.Errorf("%s is %v, want 1", name, got)
+			}
+			agent.stepEnded(v, key, test.name, nil)
+		}
+	}
+}
+
 // What waits is counted while it waits.
 func TestWhatWaitsIsCounted(t *testing.T) {
 	w := newWorld(t)

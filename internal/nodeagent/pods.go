@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -25,6 +26,8 @@ type pod struct {
 	// resolved: it is known which CSI volumes the pod wants.
 	resolved bool
 	wants    []*want
+	// others are those of its claims that this agent does not mount.
+	others []*otherVolume
 	// stale: an ephemeral container came since, and with it perhaps a volume that no other uses.
 	stale bool
 	// problem is why it is not known yet; refused, why it never will be mounted.
@@ -68,7 +71,12 @@ func (a *Agent) SetPod(object *corev1.Pod) {
 	first := p.object == nil
 	edited := !first && wasEdited(p.object, object)
 	more := !first && !sameVolumes(p.object, object)
+	leaves := !first && p.object.DeletionTimestamp == nil && object.DeletionTimestamp != nil
 	p.object = object
+	if leaves { // what is not mounted by now will not be
+		a.wakeVolumes(p)
+		p.notify()
+	}
 	// What a pod says of its volumes cannot change otherwise. Its status can, also because a
 	// mount fails; were that to cut a back-off short, a failure would feed itself.
 	if first || more {
@@ -116,9 +124,13 @@ func (a *Agent) setEnding(uid types.UID, why error) {
 	p := a.pods[uid]
 	news := (p.ending == nil) != (why == nil)
 	p.ending = why
-	if !news {
-		return
+	if news {
+		a.wakeVolumes(p)
 	}
+}
+
+// wakeVolumes has the volumes of a pod looked at. The caller holds mu.
+func (a *Agent) wakeVolumes(p *pod) {
 	for name := range p.volumes {
 		a.wake(name)
 	}
@@ -227,7 +239,7 @@ func (a *Agent) lookUp(ctx context.Context, uid types.UID) error {
 	a.mu.Unlock()
 	a.resync(ctx, uid) // those that are known may grow, whatever becomes of the others
 
-	wants, err := a.wantsOf(ctx, object, known)
+	found, err := a.wantsOf(ctx, object, known)
 
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -235,85 +247,103 @@ func (a *Agent) lookUp(ctx context.Context, uid types.UID) error {
 		return nil
 	}
 	p.problem = err
-	if refusal, ok := errors.AsType[*refusalError](err); ok {
+	if refusal, ok := errors.AsType[*RefusedError](err); ok {
 		a.tellPod(object, refusal.Error())
 		p.refused, err = refusal, nil
 	}
+	// A claim that cannot be read holds up no other volume of the pod, which may be running.
+	a.addFound(uid, p, found)
 	if err != nil {
 		a.tellPodOnce(p, err)
 		return err
 	}
 	p.resolved, p.stale, p.problemSince = true, !sameVolumes(object, p.object), time.Time{}
-	p.wants = append(p.wants, wants...)
-	for _, w := range wants {
-		v := a.volumeNamed(w.name(), w.driver, w.handle)
-		v.inline = w.inline
-		v.publication(w.key()).want = w
-		a.wantSize(v, w)
-		a.join(uid, v.name)
-	}
-	for name := range p.volumes {
-		a.wake(name)
-	}
+	a.wakeVolumes(p) // those that are known from records and turned out not to be wanted
 	a.syncLater(uid, p)
 	p.notify()
 	return nil
 }
 
+// addFound gives what was found to the volumes. The caller holds mu.
+func (a *Agent) addFound(uid types.UID, p *pod, found found) {
+	p.wants = append(p.wants, found.wants...)
+	a.tellOthers(p, found.others)
+	for _, w := range found.wants {
+		v := a.volumeNamed(w.name(), w.driver, w.handle)
+		v.inline = w.inline
+		v.publication(w.key()).want = w
+		a.wantSize(v, w)
+		a.join(uid, v.name)
+		a.wake(v.name)
+	}
+}
+
 // WaitMounted blocks until the pod's volumes are published.
 func (a *Agent) WaitMounted(ctx context.Context, uid types.UID) ([]Mount, error) {
 	for {
-		mounts, changed, err := a.mounted(uid)
-		if changed == nil {
-			return mounts, err
+		state := a.mounted(uid)
+		if state.changed == nil {
+			return state.mounts, state.err
 		}
 		select {
-		case <-changed:
+		case <-state.changed:
 		case <-ctx.Done():
 			// What it waits for says more than that time is up.
-			_, _, waits := a.mounted(uid)
-			return nil, errors.Join(context.Cause(ctx), waits)
+			if state = a.mounted(uid); state.changed == nil {
+				return state.mounts, state.err
+			}
+			return nil, waitError(context.Cause(ctx), uid, state.waits)
 		}
 	}
 }
 
-// mounted is where the volumes of a pod are. While something is missing, it
-// returns the channel that is closed at the next change, and why.
-func (a *Agent) mounted(uid types.UID) ([]Mount, <-chan struct{}, error) {
+// mountState is where the volumes of a pod are. While something is missing, changed is closed at the next change, and
+// waits says what is missing.
+type mountState struct {
+	mounts  []Mount
+	err     error
+	changed <-chan struct{}
+	waits   []*VolumeWait
+}
+
+func (a *Agent) mounted(uid types.UID) mountState {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.pods[uid]
 	switch {
 	case p == nil, p.removed:
-		return nil, nil, fmt.Errorf("wait for the volumes of pod %s: the pod is not wanted on this node", uid)
+		return mountState{err: fmt.Errorf("wait for the volumes of pod %s: %w", uid, ErrPodNotWanted)}
 	case p.refused != nil:
-		return nil, nil, p.refused
+		return mountState{err: p.refused}
 	case !p.resolved, p.stale:
-		if p.problem != nil {
-			return nil, p.changed, fmt.Errorf("waits in hop ClaimNotReady: %w", p.problem)
-		}
-		return nil, p.changed, errors.New("the pod's claims have not been read yet")
+		return mountState{changed: p.changed, waits: p.lookedUp()}
 	}
 	var mounts []Mount
-	var waits []error
+	var waits []*VolumeWait
 	for _, w := range p.wants {
 		publication, v := a.publicationOf(w)
 		if publication != nil && publication.publish.phase == nodevolume.Confirmed && !publication.growsFirst {
 			mounts = append(mounts, Mount{
 				VolumeName: w.volume, Path: a.root.Path(publication.publish.record.Path), Block: w.block, ReadOnly: w.readOnly,
 				SELinuxLabel: publication.publish.record.SELinuxLabel,
+				Driver:       w.driver, VolumeHandle: w.handle, FSType: w.fsType, MountOptions: slices.Clone(w.mountOptions),
+				VolumeContext: maps.Clone(w.attributes), PublishContext: maps.Clone(publication.publishContext),
+				SupplementalGroup: w.group,
 			})
 			continue
 		}
-		waits = append(waits, a.waitsFor(w, v, publication))
-		if v != nil && v.attachLimit != nil {
-			waits = append(waits, v.attachLimit)
-		}
+		waits = append(waits, a.volumeWait(w, v, publication, a.waitsFor(w, v, publication).Error()))
+	}
+	for _, o := range p.others {
+		mounts = append(mounts, o.mount())
 	}
 	if len(waits) == 0 {
-		return mounts, nil, nil
+		return mountState{mounts: mounts}
 	}
-	return nil, p.changed, errors.Join(waits...)
+	if err := a.tooLate(p, waits); err != nil {
+		return mountState{err: err}
+	}
+	return mountState{changed: p.changed, waits: waits}
 }
 
 // publicationOf finds the entry that a want led to. The caller holds mu.
@@ -362,20 +392,20 @@ func (a *Agent) WaitUnmounted(ctx context.Context, uid types.UID) error {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return fmt.Errorf("wait until nothing is published for pod %s: %w; left: %s", uid, context.Cause(ctx), strings.Join(published, ", "))
+			return stillPublished(ctx, uid, published)
 		}
 	}
 }
 
 // published lists what may be published for a pod.
-func (a *Agent) published(uid types.UID) (<-chan struct{}, []string) {
+func (a *Agent) published(uid types.UID) (<-chan struct{}, []*VolumeWait) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.pods[uid]
 	if p == nil {
 		return nil, nil
 	}
-	var published []string
+	var published []*VolumeWait
 	for name := range p.volumes {
 		v := a.volumes[name]
 		if v == nil {
@@ -383,14 +413,17 @@ func (a *Agent) published(uid types.UID) (<-chan struct{}, []string) {
 		}
 		for _, entry := range v.pods {
 			if entry.key.PodUID == string(uid) && entry.publish.phase != nodevolume.Absent {
-				why := a.whyOf(v, nodevolume.Hold{Key: entry.key, Reason: v.holds[entry.key].reason})
+				hold := v.holds[entry.key]
+				why := a.whyOf(v, nodevolume.Hold{Key: entry.key, Reason: hold.reason})
 				if v.asked != nil {
 					why = v.asked.words(v.driver)
 				}
-				published = append(published, v.specName()+" ("+why+")")
+				published = append(published, &VolumeWait{
+					Volume: entry.publish.record.Pod.Volume, Reason: hold.reason, Since: hold.since, Err: entry.problem,
+					text: v.specName() + " (" + why + ")",
+				})
 			}
 		}
 	}
-	slices.Sort(published)
 	return p.changed, published
 }

@@ -99,7 +99,7 @@ func TestMounterSetUpFWithNodePublishFinalError(t *testing.T) {
 			w.untilPublished(3) // it is tried again
 			wantStanding := func(when string) {
 				t.Helper()
-				if diff := cmp.Diff(mounts, w.mounted(agent, pod)); diff != "" {
+				if diff := cmp.Diff(placesOf(mounts), placesOf(w.mounted(agent, pod))); diff != "" {
 					t.Errorf("%s: mounts (-want +got):\n%s", when, diff)
 				}
 				for _, file := range []string{mounts[0].Path, filepath.Join(filepath.Dir(mounts[0].Path), volumeData)} {

@@ -184,7 +184,7 @@ func TestABlockVolume(t *testing.T) {
 	full := w.name + "-disk"
 	devices := filepath.Join(w.root, "plugins/kubernetes.io/csi/volumeDevices")
 	target := filepath.Join(devices, "publish", full, string(pod.UID))
-	if diff := cmp.Diff([]Mount{{VolumeName: "disk", Path: target, Block: true}}, w.bringUp(agent, pod, handle)); diff != "" {
+	if diff := cmp.Diff([]Mount{{VolumeName: "disk", Path: target, Block: true}}, placesOf(w.bringUp(agent, pod, handle))); diff != "" {
 		t.Errorf("mounts (-want +got):\n%s", diff)
 	}
 	if got := lastRequest[*csispec.NodeStageVolumeRequest](w.driver).StagingTargetPath; got != filepath.Join(devices, "staging", full) {
@@ -251,6 +251,9 @@ func TestAWaitSaysItsHop(t *testing.T) {
 	agent.SetPod(pod)
 	w.untilInUse(handle)
 	err := w.waitSays(agent, pod, "NotAttached")
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the wait ends with %v, want the context's error in it", err)
+	}
 	for _, word := range []string{`volume "data"`, "Volume not attached according to node status"} {
 		if !strings.Contains(err.Error(), word) {
 			t.Errorf("the wait does not say %q: %v", word, err)
@@ -269,9 +272,7 @@ func TestAWaitSaysItsHop(t *testing.T) {
 func TestWhatIsNotSupportedIsRefusedInWords(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.volume("data")
-	w.volume("host", func(pv *corev1.PersistentVolume) {
-		pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/x"}}
-	})
+	w.volume("raw", blockVolume)
 	tests := map[string]struct {
 		change func(*corev1.Pod)
 		claims []string
@@ -282,7 +283,7 @@ func TestWhatIsNotSupportedIsRefusedInWords(t *testing.T) {
 			p.Spec.Containers[0].VolumeMounts = nil
 			p.Spec.Containers[0].VolumeDevices = []corev1.VolumeDevice{{Name: "data", DevicePath: "/dev/x"}}
 		}, []string{"data"}, "has volumeMode Filesystem, but is specified in volumeDevices", true},
-		"hostpath": {nil, []string{"host"}, "is not a CSI volume", true},
+		"mount": {nil, []string{"raw"}, "has volumeMode Block, but is specified in volumeMounts", true},
 	}
 	agent, _ := w.agent()
 	for name, test := range tests {

@@ -116,7 +116,7 @@ func TestGetMountSELinuxLabel(t *testing.T) {
 			if got != test.want {
 				t.Errorf("label %q, want %q", got, test.want)
 			}
-			var refusal *refusalError
+			var refusal *RefusedError
 			if (test.fails == "") != (err == nil) || err != nil && (!strings.Contains(err.Error(), test.fails) || !errors.As(err, &refusal)) {
 				t.Errorf("said %v, want %q", err, test.fails)
 			}

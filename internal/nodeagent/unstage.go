@@ -22,7 +22,7 @@ func (a *Agent) unstageVolume(ctx context.Context, v *volume) error {
 	asked, staged := unanswered{method: "NodeUnstageVolume", step: stepUnstage}, a.root.Path(v.stage.record.Path)
 	err = a.ask(ctx, v, asked, func(ctx context.Context) error { return client.Unstage(ctx, v.handle, staged) })
 	a.log.Info("NodeUnstageVolume", "volume", v.name, "outcome", csi.NodeOutcomeOf(err).String())
-	end := ending{name: name, err: err, phase: nodevolume.AfterUndo(reply(err)), tidy: a.tidyStage}
+	end := ending{name: name, err: err, phase: nodevolume.AfterUndo(reply(err)), tidy: a.tidyStage, step: stepUnstage}
 	if a.stagesNoMore(ctx, v.driver, err) {
 		end.err, end.phase = nil, nodevolume.Absent
 		end.said = "has STAGE_UNSTAGE_VOLUME no more and cannot undo what an earlier version did (remedy: umount " + staged + ")"

@@ -5,6 +5,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -73,6 +74,10 @@ type publication struct {
 	failingSince time.Time
 	// told is the last event that was sent about it.
 	told told
+	// publishContext is what this agent published it with; nil if another one did.
+	publishContext map[string]string
+	// subPaths is held while parts of it are mounted or unmounted for the pod's containers; it is taken before mu.
+	subPaths sync.Mutex
 	// groupChange is not nil while the volume's files are given to the pod's fsGroup.
 	groupChange *mount.GroupChange
 	// stats is what the driver said last, nil if nothing; toldHealth the condition that
@@ -190,6 +195,9 @@ func (a *Agent) claim(p *publication) nodevolume.Claim {
 	case owner.ending != nil:
 		return nodevolume.Ending
 	case owner.object != nil:
+		if p.want != nil && p.publish.phase == nodevolume.Absent && owner.object.DeletionTimestamp != nil && !a.isUnaccounted(p.want.name()) {
+			return nodevolume.Released // a pod that ends gets no first mount; one that it has stays
+		}
 		if p.want != nil {
 			return nodevolume.Wanted
 		}

@@ -58,6 +58,8 @@ type want struct {
 	capacity resource.Quantity
 	// migrated: the PersistentVolume names an in-tree plugin.
 	migrated bool
+	// group is one that the pod's containers get for it, or nil.
+	group *int64
 	// since is when it became known; zero again once it was mounted.
 	since time.Time
 }
@@ -86,23 +88,21 @@ func (w *want) name() string {
 	return kube.UniqueVolumeName(w.driver, w.handle)
 }
 
-// refusalError says that a pod can never be mounted by this agent.
-type refusalError struct{ why string }
-
-func (e *refusalError) Error() string { return e.why }
-
-func refuse(format string, args ...any) error {
-	return &refusalError{why: fmt.Sprintf(format, args...)}
+// found is what was read of a pod's volumes.
+type found struct {
+	wants  []*want
+	others []*otherVolume
 }
 
 // wantsOf reads the claims and volumes of a pod, but for those that are known. All
-// problems are looked for, so that the pod's owner reads of all at once.
-func (a *Agent) wantsOf(ctx context.Context, object *corev1.Pod, known []*want) ([]*want, error) {
+// problems are looked for, so that the pod's owner reads of all at once. What was found beside them is returned as well.
+func (a *Agent) wantsOf(ctx context.Context, object *corev1.Pod, known []*want) (found, error) {
 	if err := mount.Element(string(object.UID)); err != nil {
-		return nil, refuse("pod UID: %v", err)
+		return found{}, refuse("pod UID: %v", err)
 	}
 	asFile, asDevice := usedVolumes(object)
 	var wants []*want
+	var others []*otherVolume
 	var problems []error
 	for i := range object.Spec.Volumes {
 		volume := &object.Spec.Volumes[i]
@@ -117,6 +117,10 @@ func (a *Agent) wantsOf(ctx context.Context, object *corev1.Pod, known []*want) 
 		} else {
 			w, err = a.wantOf(ctx, object, volume)
 		}
+		if other, ok := errors.AsType[*otherVolume](err); ok {
+			others = append(others, other)
+			continue
+		}
 		if err == nil && w != nil {
 			err = w.fits(asFile[volume.Name], asDevice[volume.Name])
 		}
@@ -130,9 +134,9 @@ func (a *Agent) wantsOf(ctx context.Context, object *corev1.Pod, known []*want) 
 		}
 	}
 	if err := checkPaths(slices.Concat(known, wants)); err != nil {
-		return nil, errors.Join(append(problems, err)...)
+		return found{}, errors.Join(append(problems, err)...)
 	}
-	return wants, errors.Join(problems...)
+	return found{wants, others}, errors.Join(problems...)
 }
 
 // usedVolumes are those that some container mounts, or uses as a device. Others are not mounted.
@@ -177,7 +181,7 @@ func (a *Agent) wantOf(ctx context.Context, object *corev1.Pod, volume *corev1.V
 	case volume.Ephemeral != nil:
 		return a.wantOfClaim(ctx, object, volume.Name, claimUse{name: object.Name + "-" + volume.Name, ofPod: true})
 	default:
-		return nil, nil
+		return a.wantOfInTree(object, volume)
 	}
 }
 
@@ -209,7 +213,10 @@ func (a *Agent) wantOfClaim(ctx context.Context, object *corev1.Pod, volume stri
 	if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != claim.UID {
 		return nil, fmt.Errorf("volume %s is not bound to claim %s/%s (the UIDs differ)", pv.Name, claim.Namespace, claim.Name)
 	}
-	migrated := pv.Spec.CSI == nil
+	migrated, group := pv.Spec.CSI == nil, supplementalGroup(pv)
+	if migrated && !csitranslation.New().IsPVMigratable(pv) {
+		return nil, &otherVolume{volume: volume, use: use, pv: pv}
+	}
 	if pv, err = a.translated(pv); err != nil {
 		return nil, err
 	}
@@ -223,7 +230,7 @@ func (a *Agent) wantOfClaim(ctx context.Context, object *corev1.Pod, volume stri
 	}
 	w.pod, w.volume, w.readOnly = identityOf(object), volume, use.readOnly
 	w.claim, w.size, w.capacity = claimRef{claim.Name, claim.UID}, sizeOf(claim), pv.Spec.Capacity[corev1.ResourceStorage]
-	w.migrated, w.since = migrated, time.Now()
+	w.migrated, w.group, w.since = migrated, group, time.Now()
 	if w.solePod {
 		w.seLinuxLabel, err = seLinuxLabel(object, volume, a.config.fileLabel)
 	}
@@ -253,11 +260,7 @@ func (a *Agent) translated(pv *corev1.PersistentVolume) (*corev1.PersistentVolum
 	if pv.Spec.CSI != nil {
 		return pv, nil
 	}
-	translator := csitranslation.New()
-	if !translator.IsPVMigratable(pv) {
-		return nil, refuse("volume %s is not a CSI volume; this node agent mounts no others", pv.Name)
-	}
-	out, err := translator.TranslateInTreePVToCSI(klogOf(a.log), pv)
+	out, err := csitranslation.New().TranslateInTreePVToCSI(klogOf(a.log), pv)
 	if err != nil {
 		return nil, fmt.Errorf("translate volume %s to CSI: %w", pv.Name, err)
 	}
