@@ -217,6 +217,22 @@ func (s *sim) watchLifecycle() {
 	}
 }
 
+// silence has the status of a kubelet come late that lists a volume which was not given to it: others that wait for the volume
+// have to hear of that.
+func (s *sim) silence() {
+	for _, node := range list[*corev1.Node](s.api) {
+		waits := slices.ContainsFunc(node.Status.VolumesInUse, func(name corev1.UniqueVolumeName) bool {
+			return !slices.ContainsFunc(node.Status.VolumesAttached, func(v corev1.AttachedVolume) bool { return v.Name == name })
+		})
+		if waits && isReady(node) {
+			change(s.api, node, func(n *corev1.Node) { setReady(n, corev1.ConditionUnknown) })
+			s.say("%s is not ready, for a moment", node.Name)
+			s.controller.catchUp(true)
+			return
+		}
+	}
+}
+
 // meddle is somebody with kubectl, in the seeds that have one.
 func (s *sim) meddle(d *disk) {
 	if !s.meddler || d.handle == fibre {

@@ -28,8 +28,9 @@ type sim struct {
 	honesty honesty
 	// calm: nothing goes wrong any more.
 	calm bool
-	// What the seed has drawn once for all.
-	losses int // percent of requests that are lost, or whose answer is
+	// What the seed has drawn once for all. Restless: kubelets are late with their status.
+	restless bool
+	losses   int // percent of requests that are lost, or whose answer is
 	// Percent of the chances to crash, and to make trouble, that are taken.
 	crashes, troubles int
 	meddler           bool
@@ -90,6 +91,7 @@ func newSim(seed uint64) *sim {
 	s.honesty = []honesty{honest, honest, honest, forgetful, sparse, shouting}[s.others.IntN(6)]
 	s.losses = []int{0, 5, 12, 30}[s.rng.IntN(4)]
 	s.crashes, s.troubles = []int{0, 3, 10, 40}[s.rng.IntN(4)], []int{5, 20, 60}[s.rng.IntN(3)]
+	s.restless = seed%4 == 3
 	s.meddler, s.rival, s.skewed = s.chance(15), s.chance(30), s.chance(40)
 	s.loses = s.chance(40)
 	s.policy = attachment.Policy{OutOfService: !s.chance(15)}
@@ -232,6 +234,9 @@ func (s *sim) serveOne() (did bool) {
 func (s *sim) pass() {
 	if s.others.IntN(5) == 0 {
 		s.steal()
+	}
+	if s.restless {
+		s.silence()
 	}
 	d := time.Duration(1+s.rng.IntN(6)) * time.Second
 	s.say("%s pass", d)
