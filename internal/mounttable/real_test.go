@@ -18,7 +18,9 @@ import (
 // container runs a shell in a mount namespace of its own, and returns when it says that it is ready.
 func container(t *testing.T, propagation, script string) *exec.Cmd {
 	t.Helper()
-	cmd := exec.Command("unshare", "-m", "--propagation", propagation, "sh", "-c", script+"; echo ready; exec sleep 1000")
+	cmd := exec.Command("unshare", "-m", "--propagation", propagation, "sh", "-c", script+"; echo ready; read line")
+	_, err := cmd.StdinPipe() // which nobody writes to
+	must(t, err)
 	out, err := cmd.StdoutPipe()
 	must(t, err)
 	cmd.Stderr = os.Stderr
@@ -86,8 +88,8 @@ func TestRealNamespaces(t *testing.T) {
 				}
 				return
 			}
-			if holders[0].PID != cmd.Process.Pid || holders[0].Command != "sleep" {
-				t.Errorf("held by %v, want process %d", holders[0], cmd.Process.Pid)
+			if holders[0].PID != cmd.Process.Pid || holders[0].Command != "sh" {
+				t.Errorf("held by %v, want process %d (sh)", holders[0], cmd.Process.Pid)
 			}
 			ended := make(chan error, 1)
 			go func() { ended <- AwaitEnd(t.Context(), holders[0].PID) }()
