@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestTheUnitNeverGivesUp: what is in the way at the start (a file that is missing, a full disk, a lock
-// that is held) goes away, and nobody is there to start the service again.
+// TestTheUnitNeverGivesUp: a start that fails because of a missing file, a full disk or a held lock must be tried again without
+// an administrator.
 func TestTheUnitNeverGivesUp(t *testing.T) {
 	raw, err := os.ReadFile("belay-node/belay-node.service")
 	if err != nil {

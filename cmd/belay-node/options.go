@@ -50,10 +50,10 @@ object is made, and kept Ready, by whoever runs the pods.`,
 	flags.StringVar(&o.healthAddress, "health-probe-bind-address", "0", `address for GET /healthz and /readyz, such as 127.0.0.1:10268; "0" turns it off`)
 	flags.StringVar(&o.metricsAddress, "metrics-bind-address", "0", `address for GET /metrics, /healthz and /readyz over HTTP, such as 127.0.0.1:10269, or the same as for the probes; "0" turns it off; docs/metrics.md lists the metrics`)
 	flags.DurationVar(&o.statsPeriod, "volume-stats-agg-period", time.Minute, "how often drivers are asked how full each volume is, as kubelet's flag; negative turns it off")
-	flags.StringVar(&o.runtimeEndpoint, "container-runtime-endpoint", "", `CRI endpoint of the container runtime, such as unix:///run/containerd/containerd.sock, as kubelet's flag; `+
-		`the volumes of a pod that is gone or has ended by its phase stay mounted until this runtime has no sandbox of the pod that is ready and no container of it that has not exited; `+
-		`while it does not answer they stay mounted; without the flag, until nobody holds a lock (flock) on ROOT/belay/pods/<pod UID>.lock, `+
-		`which a runtime without CRI holds from before it starts the first container of a pod until the last one has ended`)
+	flags.StringVar(&o.runtimeEndpoint, "container-runtime-endpoint", "", `CRI endpoint of the container runtime, for example unix:///run/containerd/containerd.sock. `+
+		`When a pod is deleted or terminated, its volumes stay mounted until the runtime reports no ready sandbox of the pod and no container that has not exited. `+
+		`If the runtime does not respond, the volumes stay mounted. If the flag is empty, they stay mounted while any process holds a lock (flock) on ROOT/belay/pods/<pod UID>.lock: `+
+		`a runtime without CRI must hold that lock from before it starts the first container of the pod until the last one has ended`)
 	own := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(own)
 	flags.AddGoFlag(own.Lookup("v"))

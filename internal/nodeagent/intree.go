@@ -10,11 +10,13 @@ import (
 	csitranslation "k8s.io/csi-translation-lib"
 )
 
+// translator turns in-tree volumes into CSI volumes.
+var translator = csitranslation.New()
+
 // wantOfInTree is what a pod wants of a volume of an in-tree kind that stands in its spec and has moved to CSI: the
 // attach/detach controller attaches it, and kubelet mounts it, as the CSI volume that it is now. Nil for what is no
 // business of CSI (emptyDir, configMap, nfs ...).
 func (a *Agent) wantOfInTree(object *corev1.Pod, volume *corev1.Volume) (*want, error) {
-	translator := csitranslation.New()
 	if !translator.IsInlineMigratable(volume) {
 		return nil, nil
 	}

@@ -74,7 +74,8 @@ type recordOwner struct {
 	problem error
 }
 
-// newRecordOwner reads the file. It fails with an OwnerError if the records belong to a Node of another name.
+// newRecordOwner reads the file. It fails with an OwnerError if the records belong to a Node of another name, and with another
+// error if the file cannot be read.
 func newRecordOwner(node string, root *mount.Root, client kubernetes.Interface, log logr.Logger) (*recordOwner, error) {
 	o := &recordOwner{root: root, client: client, log: log, sure: make(chan struct{}), recorded: nodevolume.Owner{NodeName: node}}
 	names, err := root.List(recordsDir)
@@ -95,8 +96,8 @@ func newRecordOwner(node string, root *mount.Root, client kubernetes.Interface, 
 		return o, o.adopt(records)
 	}
 	if err != nil {
-		log.Error(err, "Owner of the records cannot be read; they are taken for this node's unless they say otherwise", "file", root.Path(ownerFile))
-		return o, o.adopt(records)
+		// By the pods of another cluster all that runs would be taken down.
+		return nil, fmt.Errorf("%w; nothing was touched; remedy: if the node name and the cluster are those that the records were made for, remove %s", err, root.Path(ownerFile))
 	}
 	o.recorded, o.stored = found, true
 	if found.NodeName != node {

@@ -171,3 +171,26 @@ func TestARestartAfterTheNodeWasMadeAnew(t *testing.T) {
 		t.Errorf("owner is %s, and the Node's UID %s", raw, uid)
 	}
 }
+
+// TestAnOwnerThatCannotBeRead: whose the records are is not known then, and nothing is touched.
+func TestAnOwnerThatCannotBeRead(t *testing.T) {
+	for name, content := range map[string]string{"torn": `{"nodeName": "n`, "empty": "", "without a name": "{}"} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			l := w.live()
+			l.stop()
+			calls := w.driver.made()
+			must(t, os.WriteFile(filepath.Join(w.root, ownerFile), []byte(content), 0o600))
+			_, err := New(w.config())
+			if err == nil || !strings.Contains(err.Error(), "nothing was touched") || !strings.Contains(err.Error(), "remove "+w.root) {
+				t.Fatalf("New says: %v", err)
+			}
+			w.untouched(l, calls)
+			must(t, os.Remove(filepath.Join(w.root, ownerFile))) // the remedy
+			agent, _ := w.agent()
+			agent.SetPod(l.pod)
+			agent.PodsSynced()
+			w.mounted(agent, l.pod)
+		})
+	}
+}

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	csitranslation "k8s.io/csi-translation-lib"
 
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/mount"
@@ -214,7 +213,7 @@ func (a *Agent) wantOfClaim(ctx context.Context, object *corev1.Pod, volume stri
 		return nil, fmt.Errorf("volume %s is not bound to claim %s/%s (the UIDs differ)", pv.Name, claim.Namespace, claim.Name)
 	}
 	migrated, group := pv.Spec.CSI == nil, supplementalGroup(pv)
-	if migrated && !csitranslation.New().IsPVMigratable(pv) {
+	if migrated && !translator.IsPVMigratable(pv) {
 		return nil, &otherVolume{volume: volume, use: use, pv: pv}
 	}
 	if pv, err = a.translated(pv); err != nil {
@@ -260,7 +259,7 @@ func (a *Agent) translated(pv *corev1.PersistentVolume) (*corev1.PersistentVolum
 	if pv.Spec.CSI != nil {
 		return pv, nil
 	}
-	out, err := csitranslation.New().TranslateInTreePVToCSI(klogOf(a.log), pv)
+	out, err := translator.TranslateInTreePVToCSI(klogOf(a.log), pv)
 	if err != nil {
 		return nil, fmt.Errorf("translate volume %s to CSI: %w", pv.Name, err)
 	}

@@ -96,9 +96,9 @@ var (
 	callsInFlight = prometheus.NewDesc("attacher_calls_in_flight",
 		"Calls to the driver that are in flight.", []string{"operation"}, nil)
 	callsHanging = prometheus.NewDesc("attacher_calls_hanging",
-		"Calls in flight for volumes whose last call was not answered in time. They have a quarter of the limit to themselves.", nil, nil)
+		"Calls in flight for volumes whose last call was not answered in time. They can use at most a quarter of the limit.", nil, nil)
 	heldBack = prometheus.NewDesc("attacher_held_back",
-		"Nodes that the driver calls full, and shared volumes that it calls busy: one call at a time is let through.", []string{"scope"}, nil)
+		"Nodes that the driver calls full, and shared volumes that it calls busy: one call is sent after each pause.", []string{"scope"}, nil)
 	pendingLongest = prometheus.NewDesc("attacher_attachment_pending_longest_seconds",
 		"How long ago the oldest VolumeAttachment was created, or deleted, that is not attached, or detached.", []string{"operation"}, nil)
 	attachmentsWaiting = prometheus.NewDesc("attacher_attachments_blocked",
