@@ -420,9 +420,7 @@ func (a *Agent) wake(name string) {
 	if !ok {
 		return
 	}
-	v.unstage.At, v.growth.failure.At, v.users.search.At = time.Time{}, time.Time{}, time.Time{}
-	for _, p := range v.pods {
-		p.failure.At = time.Time{}
-	}
+	v.life.Wake()
+	v.growth.failure.At = time.Time{}
 	a.volumeQueue.Add(name)
 }

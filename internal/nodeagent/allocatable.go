@@ -194,7 +194,7 @@ func (a *Agent) readAttachError(ctx context.Context, name string) {
 func (a *Agent) tellAttachLimit(v *volume) {
 	text := v.attachLimit.Error()
 	for key, hold := range v.holds {
-		i := slices.IndexFunc(v.pods, func(p *publication) bool { return p.key == key })
+		i := slices.IndexFunc(v.pods, func(p *publication) bool { return p.Key == key })
 		if hold.reason != nodevolume.NotAttached || i < 0 || !v.pods[i].told.news(text, time.Now()) {
 			continue
 		}

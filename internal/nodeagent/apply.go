@@ -21,51 +21,52 @@ func (a *Agent) apply(ctx context.Context, v *volume, step nodevolume.Step) {
 	a.mu.Lock()
 	v.began = time.Now()
 	a.mu.Unlock()
-	defer a.forget(v, step)
 	switch step := step.(type) {
 	case nodevolume.ReadCapabilities:
-		a.readCapabilities(ctx, v, step.For)
+		if err := a.readCapabilities(ctx, v, step.For); err != nil {
+			// Never final: that the driver does not answer says nothing about the volume.
+			a.outcome(v, step, err)
+		}
 	case nodevolume.ReadAttachment:
 		if err := a.lookUpAttachment(ctx, v); err != nil {
-			a.outcome(v, step.For, stepWaitForAttach, err)
+			a.outcome(v, step, err)
 		}
 	case nodevolume.StageVolume:
-		a.outcome(v, step.For, stepMountDevice, a.stage(ctx, v, step))
+		a.outcome(v, step, a.stage(ctx, v, step))
 	case nodevolume.Publish:
-		a.outcome(v, step.Key, stepSetUp, a.publish(ctx, v, step))
+		a.outcome(v, step, a.publish(ctx, v, step))
 	case nodevolume.Republish:
-		a.outcome(v, step.Key, stepSetUp, a.republish(ctx, v, step.Key))
+		a.outcome(v, step, a.republish(ctx, v, step))
 	case nodevolume.LookForUsers:
 		a.lookForUsers(ctx, v, step.Key)
 	case nodevolume.Expand:
 		a.expand(ctx, v, step.Key)
 	case nodevolume.Unpublish:
-		a.outcome(v, step.Key, stepUnpublish, a.unpublish(ctx, v, step.Key))
+		a.outcome(v, step, a.unpublish(ctx, v, step))
 	case nodevolume.Unstage:
-		err := a.unstageVolume(ctx, v)
-		a.stepEnded(v, nodevolume.PublishKey{}, stepUnstage, err)
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		if err == nil {
-			v.unstage, v.unstageProblem = nodevolume.Failure{}, nil
-			return
-		}
-		v.unstage, v.unstageProblem = again(v.unstage), err
-		a.log.Info("Step failed", "step", stepUnstage, "volume", v.name, "failures", v.unstage.Count, "problem", err.Error())
-		a.tellUnstage(v, err)
+		a.outcome(v, step, a.unstage(ctx, v, step))
 	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	v.life.Done(step)
 }
 
-func (a *Agent) outcome(v *volume, key nodevolume.PublishKey, step string, err error) {
-	if errors.Is(err, errOutdated) {
-		return // and decided anew
+// nameOf is kubelet's name of a step.
+func (v *volume) nameOf(step nodevolume.Step) string {
+	switch step.(type) {
+	case nodevolume.ReadAttachment:
+		return stepWaitForAttach
+	case nodevolume.StageVolume:
+		return stepMountDevice
+	case nodevolume.Publish, nodevolume.Republish:
+		return stepSetUp
+	case nodevolume.Unpublish:
+		return stepUnpublish
+	case nodevolume.Unstage:
+		return stepUnstage
+	default:
+		return v.firstStep()
 	}
-	a.stepEnded(v, key, step, err)
-	if err != nil && !errors.Is(err, errReleased) {
-		a.failed(v, key, step, err)
-		return
-	}
-	a.succeeded(v, key)
 }
 
 // callable is what a call to a volume's driver needs.
@@ -94,18 +95,22 @@ func (a *Agent) callableFor(v *volume, key nodevolume.PublishKey) (callable, err
 	case p.want == nil:
 		return callable{}, fmt.Errorf("pod %s is not wanted on this node any more", key.PodUID)
 	}
+	attachment, stands := v.life.Attachment(a.inUse.View(v.name))
+	if !stands {
+		return callable{}, errOutdated
+	}
 	return callable{
 		client: d.client, has: *d.capabilities, want: p.want, rules: a.rulesOf(v.driver),
-		attachment: v.decidedOn, stagingPath: v.stagingPath(p.want),
+		attachment: attachment, stagingPath: v.stagingPath(p.want),
 	}, nil
 }
 
-// record is the one for a stage or publish that is about to be asked for.
+// recordFor is the record of a stage or publish that is about to be asked for, but for what the volume's life adds.
 func (a *Agent) recordFor(c callable, kind, path string) nodevolume.Record {
 	w := c.want
 	return nodevolume.Record{
 		Kind: kind, Driver: w.driver, Handle: w.handle, SpecName: w.specName, Inline: w.inline, Block: w.block, Path: path,
-		InUse: c.attachment.UID != "", AttachmentUID: c.attachment.UID, SELinuxLabel: c.label, SolePod: w.solePod, BootID: a.config.BootID,
+		SELinuxLabel: c.label, SolePod: w.solePod, BootID: a.config.BootID,
 		Pod: nodevolume.RecordPod{
 			UID: string(w.pod.UID), Namespace: w.pod.Namespace, Name: w.pod.Name, Volume: w.volume, ReadOnly: w.readOnly,
 			Claim: w.claim.name, ClaimUID: string(w.claim.uid),
@@ -132,22 +137,19 @@ func (a *Agent) stage(ctx context.Context, v *volume, step nodevolume.StageVolum
 		return err
 	}
 	record := a.recordFor(c, nodevolume.StageKind, c.stagingPath)
-	name := stageRecordName(v.name)
-	before, err := a.begin(v, &v.stage, record, name)
+	begun, err := a.begin(v, step, record)
 	if err != nil {
 		return err
 	}
 	if err := a.prepareStage(record); err != nil {
-		return a.end(v, &v.stage, ending{name: name, err: err, phase: before, tidy: a.tidyStage})
+		return a.end(v, begun, ending{err: err, phase: begun.After(nodevolume.Refused)})
 	}
 	call := c.volume(a.root.Path(record.Path))
 	call.Secrets, call.Context = secrets, w.attributes
 	asked := unanswered{method: "NodeStageVolume", step: stepMountDevice, key: step.For}
 	err = a.ask(csi.WithMigrated(ctx, w.migrated), v, asked, func(ctx context.Context) error { return c.client.Stage(ctx, call, c.has) })
 	a.log.Info("NodeStageVolume", "volume", v.name, "pod", step.For.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
-	return a.end(v, &v.stage, ending{
-		name: name, err: err, phase: nodevolume.AfterCall(before, reply(err)), tidy: a.tidyStage,
-	})
+	return a.end(v, begun, ending{err: err, phase: begun.After(reply(err))})
 }
 
 // publish records and calls NodePublishVolume.
@@ -172,30 +174,26 @@ func (a *Agent) publish(ctx context.Context, v *volume, step nodevolume.Publish)
 	if err := a.stillAttached(ctx, v, c, c.asks()); err != nil {
 		return err
 	}
-	p := a.entry(v, key)
 	record := a.recordFor(c, nodevolume.PublishKind, publishPath(w))
-	name := publishRecordName(v.name, key)
-	before, err := a.begin(v, &p.publish, record, name)
+	begun, err := a.begin(v, step, record)
 	if err != nil {
 		return err
 	}
 	if err := a.preparePublish(record, v); err != nil {
-		return a.end(v, &p.publish, ending{name: name, err: err, phase: before, tidy: a.tidyPublish})
+		return a.end(v, begun, ending{err: err, phase: begun.After(nodevolume.Refused)})
 	}
 	err = a.askPublish(ctx, v, c, key, call, record.Path)
 	a.log.Info("NodePublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	if err == nil {
 		a.mu.Lock()
-		p.publishContext = c.attachment.Metadata
+		v.publication(key).publishContext = c.attachment.Metadata
 		a.mu.Unlock()
 		err = a.checkPublished(record)
 	}
 	if err == nil {
 		err = a.finishPublish(ctx, c, record)
 	}
-	return a.end(v, &p.publish, ending{
-		name: name, err: err, phase: nodevolume.AfterCall(before, reply(err)), tidy: a.tidyPublish, key: key, step: stepSetUp,
-	})
+	return a.end(v, begun, ending{err: err, phase: begun.After(reply(err))})
 }
 
 func (a *Agent) askPublish(ctx context.Context, v *volume, c callable, key nodevolume.PublishKey, call csi.NodeVolume, path string) error {
@@ -207,26 +205,26 @@ func (a *Agent) askPublish(ctx context.Context, v *volume, c callable, key nodev
 }
 
 // unpublish calls NodeUnpublishVolume and drops the record.
-func (a *Agent) unpublish(ctx context.Context, v *volume, key nodevolume.PublishKey) error {
-	p := a.entry(v, key)
+func (a *Agent) unpublish(ctx context.Context, v *volume, step nodevolume.Unpublish) error {
+	key := step.Key
 	client, err := a.driverClient(v.driver)
 	if err != nil {
 		return err
 	}
-	name := publishRecordName(v.name, key)
-	if err := a.markLeaving(&p.publish, name); err != nil {
+	begun, err := a.begin(v, step, nodevolume.Record{})
+	if err != nil {
 		return err
 	}
-	if err := a.endSubPaths(p); err != nil {
+	if err := a.endSubPaths(a.entry(v, key)); err != nil {
 		return err
 	}
-	asked, target := unanswered{method: "NodeUnpublishVolume", step: stepUnpublish, key: key}, a.root.Path(p.publish.record.Path)
+	asked, target := unanswered{method: "NodeUnpublishVolume", step: stepUnpublish, key: key}, a.root.Path(begun.Record.Path)
 	err = a.ask(ctx, v, asked, func(ctx context.Context) error { return client.Unpublish(ctx, v.handle, target) })
 	a.log.Info("NodeUnpublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
-	if isGone(v.inline, err) {
+	if isGone(v.life.Inline, err) {
 		err = nil
 	}
-	return a.end(v, &p.publish, ending{name: name, err: err, phase: nodevolume.AfterUndo(reply(err)), tidy: a.tidyPublish, key: key, step: stepUnpublish})
+	return a.end(v, begun, ending{err: err, phase: begun.After(reply(err))})
 }
 
 func (a *Agent) entry(v *volume, key nodevolume.PublishKey) *publication {
@@ -244,98 +242,76 @@ func (a *Agent) driverClient(name string) (*csi.Node, error) {
 	return nil, fmt.Errorf("driver %s is not registered on this node any more", name)
 }
 
-// begin makes the record durable before anything else is made for the volume, a
-// directory or a call, so that whatever an agent that dies leaves behind is known. It returns
-// the phase before. Where a record should have been and was not, it takes its place: what
-// was mounted is mounted once more at the same path, and undone from there.
-func (a *Agent) begin(v *volume, r *recorded, record nodevolume.Record, name string) (before nodevolume.Phase, err error) {
-	before = r.phase
-	if before != nodevolume.Absent {
-		record = record.After(r.record)
-	}
+// begin makes the record of a call durable before anything is made for the volume.
+func (a *Agent) begin(v *volume, step nodevolume.Step, intent nodevolume.Record) (nodevolume.Call, error) {
+	name := v.recordName(step)
 	a.mu.Lock()
 	_, unaccounted := a.unaccounted[name]
+	call := v.life.Begin(step, intent, unaccounted)
 	a.mu.Unlock()
-	if unaccounted {
-		before = nodevolume.Uncertain
-		record = record.After(nodevolume.Record{InUse: !record.Inline, Guessed: !record.Inline})
+	if !call.Write {
+		return call, nil
 	}
-	if err := a.saveRecord(name, record, mount.PowerCut); err != nil {
-		return before, err
+	if err := a.saveBefore(name, call); err != nil {
+		return call, err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	delete(a.unaccounted, name)
-	r.record, r.phase = record, nodevolume.Uncertain
-	a.join(types.UID(record.Pod.UID), v.name)
-	return before, nil
+	v.life.Recorded(call)
+	if !call.Record.Leaving {
+		delete(a.unaccounted, name)
+		a.join(types.UID(call.Record.Pod.UID), v.name)
+	}
+	return call, nil
 }
 
-// markLeaving notes that the way back has begun, so that a restart goes on with it.
-func (a *Agent) markLeaving(r *recorded, name string) error {
-	record := r.record
-	if record.Leaving {
-		return nil
+// saveBefore writes the record of a call. That of the way back is a mark alone, with which a restart goes on. On a disk that is full it is
+// made in place: what is to be unmounted may be what fills it. The mark makes a confirmed record shorter. One that is not confirmed need
+// not be marked: after a restart it is uncertain either way.
+func (a *Agent) saveBefore(name string, call nodevolume.Call) error {
+	if !call.Record.Leaving {
+		return a.saveRecord(name, call.Record, mount.PowerCut)
 	}
-	record.Leaving, record.Confirmed = true, false
-	err := a.saveRecord(name, record, mount.Whole)
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		err = a.saveInPlace(name, r.record, record)
-	}
-	if err != nil {
+	err := a.saveRecord(name, call.Record, mount.Whole)
+	if !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
 		return err
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	r.record, r.phase = record, nodevolume.Uncertain
-	return nil
-}
-
-// saveInPlace marks a record on a disk that is full: what is to be unmounted may be what
-// fills it. The mark makes a confirmed record shorter. One that is not confirmed need
-// not be marked: after a restart it is uncertain either way.
-func (a *Agent) saveInPlace(name string, before, record nodevolume.Record) error {
-	if !before.Confirmed {
+	if !call.Earlier.Confirmed {
 		return nil
 	}
-	raw, err := record.Encode()
+	raw, err := call.Record.Encode()
 	if err != nil {
 		return err
 	}
 	if err := a.root.Overwrite(recordPath(name), raw); err != nil {
-		return fmt.Errorf("record the end of the %s of volume %s: %w", record.Kind, record.Handle, err)
+		return fmt.Errorf("record the end of the %s of volume %s: %w", call.Record.Kind, call.Record.Handle, err)
 	}
 	return nil
 }
 
-// ending is how a call ended: the phase that its reply leads to, and what to
-// remove if that is Absent.
+// ending is how a call ended, and the phase that its reply leads to.
 type ending struct {
-	name  string
 	err   error
 	phase nodevolume.Phase
-	tidy  func(nodevolume.Record) error
 	// said is what the driver did instead of answering OK, if that is as good.
 	said string
-	// key and step are those of the operation that ends with it, if one does.
-	key  nodevolume.PublishKey
-	step string
 }
 
 // end writes down how a call ended. It returns the call's error, or what went wrong after it.
-func (a *Agent) end(v *volume, r *recorded, e ending) error {
-	record, phase, err := r.record, e.phase, e.err
+func (a *Agent) end(v *volume, call nodevolume.Call, e ending) error {
+	name, record, phase, err := v.recordName(call.Step), call.Record, e.phase, e.err
+	heard := nodevolume.Confirmation{}
 	switch phase {
 	case nodevolume.Confirmed:
-		record.Confirmed = true
+		record.Confirmed, heard = true, heardNow()
 		// Losing this line costs one repeated call.
-		if saved := a.saveRecord(e.name, record, mount.Whole); saved != nil {
-			a.log.Info("Confirmation not recorded", "volume", v.name, "problem", saved.Error())
+		if saved := a.saveRecord(name, record, mount.Whole); saved != nil {
+			a.log.Error(saved, "Confirmation not recorded", "volume", v.name)
 		}
 	case nodevolume.Absent:
-		tidied := e.tidy(record)
+		tidied := a.tidy(record)
 		if tidied == nil {
-			tidied = a.root.Remove(recordPath(e.name))
+			tidied = a.root.Remove(recordPath(name))
 		}
 		if tidied != nil {
 			// The record stays, and so the volume stays in use: something is still there.
@@ -348,17 +324,20 @@ func (a *Agent) end(v *volume, r *recorded, e ending) error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	r.record, r.phase = record, phase
-	if phase == nodevolume.Confirmed {
-		r.heard = heardNow()
-	}
-	if e.step != "" { // before anybody can see that it has ended
-		a.measureEnd(v, e.key, e.step, err)
-	}
+	v.life.End(call, phase, heard)
+	a.measureEnd(v, nodevolume.KeyOf(call.Step), v.nameOf(call.Step), err) // before anybody can see that it has ended
 	if owner := a.pods[types.UID(record.Pod.UID)]; owner != nil {
 		owner.notify()
 	}
 	return err
+}
+
+// tidy removes what was made for a call, if nothing is mounted there.
+func (a *Agent) tidy(record nodevolume.Record) error {
+	if record.Kind == nodevolume.StageKind {
+		return a.tidyStage(record)
+	}
+	return a.tidyPublish(record)
 }
 
 // reply is what a driver's error means for nodevolume.
@@ -374,16 +353,12 @@ func reply(err error) nodevolume.Reply {
 }
 
 // readCapabilities learns what a driver can do.
-func (a *Agent) readCapabilities(ctx context.Context, v *volume, key nodevolume.PublishKey) {
+func (a *Agent) readCapabilities(ctx context.Context, v *volume, key nodevolume.PublishKey) error {
 	asked := unanswered{method: "NodeGetCapabilities", step: v.firstStep(), key: key}
-	err := a.ask(ctx, v, asked, func(ctx context.Context) error {
+	return a.ask(ctx, v, asked, func(ctx context.Context) error {
 		_, _, err := a.capabilitiesOf(ctx, v.driver)
 		return err
 	})
-	if err != nil {
-		// Never final: that the driver does not answer says nothing about the volume.
-		a.outcome(v, key, v.firstStep(), err)
-	}
 }
 
 // capabilitiesOf asks a driver what it can do, unless that is known.

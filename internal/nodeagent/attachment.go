@@ -18,12 +18,12 @@ var errOutdated = errors.New("the volume may have been attached anew since it wa
 // lookUpAttachment reads the VolumeAttachment for what is decided next.
 func (a *Agent) lookUpAttachment(ctx context.Context, v *volume) error {
 	a.mu.Lock()
-	begun := v.attachment.Begin()
+	begun := v.life.BeginRead(a.inUse.View(v.name))
 	a.mu.Unlock()
 	found, err := a.readAttachment(ctx, v)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	v.attachment.Read(begun, found)
+	v.life.Read(begun, found)
 	return err
 }
 
@@ -40,7 +40,7 @@ func (a *Agent) stillAttached(ctx context.Context, v *volume, c callable, asked 
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if v.attachment.Known().UID != c.attachment.UID {
+	if _, stands := v.life.Attachment(a.inUse.View(v.name)); !stands {
 		return errOutdated
 	}
 	return nil

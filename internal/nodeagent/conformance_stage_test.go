@@ -264,8 +264,8 @@ func (a *Agent) failuresOf(uid types.UID) int {
 	defer a.mu.Unlock()
 	for _, v := range a.volumes {
 		for _, p := range v.pods {
-			if p.key.PodUID == string(uid) {
-				return p.failure.Count
+			if p.Key.PodUID == string(uid) {
+				return p.Failure.Count
 			}
 		}
 	}

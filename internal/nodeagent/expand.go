@@ -197,7 +197,7 @@ func (a *Agent) expansionFailed(x *expansion, err error) {
 	}
 	if p.growsFirst {
 		p.problem = err
-		if owner := a.pods[types.UID(p.key.PodUID)]; owner != nil {
+		if owner := a.pods[types.UID(p.Key.PodUID)]; owner != nil {
 			owner.notify()
 		}
 	}
@@ -362,7 +362,7 @@ func (a *Agent) readSize(ctx context.Context, w *want) error {
 		return nil // the pod went meanwhile
 	}
 	was := v.growth.due
-	if p.publish.phase != nodevolume.Confirmed {
+	if p.Phase != nodevolume.Confirmed {
 		p.growsFirst = s.behind(capacity)
 	}
 	a.learnSize(v, s, capacity)

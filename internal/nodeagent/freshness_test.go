@@ -93,7 +93,7 @@ func TestAnAttachmentThatWasMadeAnewBeforeACall(t *testing.T) {
 			must(t, err)
 			agent.mu.Lock()
 			v := agent.volumes[string(w.unique(handle))]
-			got := []string{v.stage.record.AttachmentUID, v.pods[0].publish.record.AttachmentUID}
+			got := []string{v.life.Stage.Record.AttachmentUID, v.pods[0].Record.AttachmentUID}
 			agent.mu.Unlock()
 			if diff := cmp.Diff([]string{string(va.UID), string(va.UID)}, got); diff != "" {
 				t.Errorf("attachments of stage and publish (-want +got):\n%s", diff)

@@ -136,7 +136,7 @@ func (a *Agent) letThrough(v *volume) {
 			continue
 		}
 		p.growsFirst, p.problem, p.step = false, nil, ""
-		if owner := a.pods[types.UID(p.key.PodUID)]; owner != nil {
+		if owner := a.pods[types.UID(p.Key.PodUID)]; owner != nil {
 			owner.notify()
 		}
 	}
@@ -185,7 +185,7 @@ type claimRef struct {
 // expansionText is kubelet's sentence about an expansion that failed: while the
 // pod is mounted, or while it runs.
 func expansionText(p *publication, err error) (reason, text string) {
-	spec := p.key.SpecName
+	spec := p.Key.SpecName
 	switch {
 	case !p.growsFirst:
 		return "VolumeResizeFailed", fmt.Sprintf("NodeExpandVolume.NodeExpandVolume failed for volume %q : %v", spec, err)

@@ -109,20 +109,16 @@ func (a *Agent) seeNode(node *corev1.Node) {
 func (a *Agent) wakeMisplaced() {
 	for name, v := range a.volumes {
 		if slices.ContainsFunc(v.pods, func(p *publication) bool {
-			return p.want != nil && p.want.affinity != nil && p.publish.phase != nodevolume.Confirmed
+			return p.want != nil && p.want.affinity != nil && p.Phase != nodevolume.Confirmed
 		}) {
 			a.wake(name)
 		}
 	}
 }
 
-// learned wakes the volumes about which something new is known. Their attachments are read again: one that is reported
-// now may be another one than was reported before. The caller holds mu.
+// learned wakes the volumes about which something new is known. The caller holds mu.
 func (a *Agent) learned(names []string) {
 	for _, name := range names {
-		if v := a.volumes[name]; v != nil {
-			v.attachment.Doubt()
-		}
 		a.wake(name)
 	}
 }
@@ -243,27 +239,11 @@ func (a *Agent) readNode(ctx context.Context) (gone bool, err error) {
 // was. The caller holds mu.
 func (a *Agent) handshakeOf(name string) nodevolume.Knowledge {
 	v := a.volumes[name]
-	known := nodevolume.No
-	if staged := v != nil && v.stage.phase != nodevolume.Absent; a.isUnaccounted(name) || (!staged && a.mountedByOther(name)) {
-		known = nodevolume.Unknown
-	}
+	doubtful := a.isUnaccounted(name)
 	if v == nil {
-		return known
+		v = &volume{}
 	}
-	records := []recorded{v.stage}
-	for _, p := range v.pods {
-		records = append(records, p.publish)
-	}
-	for _, r := range records {
-		switch {
-		case !r.inUse():
-		case !r.record.Guessed:
-			return nodevolume.Yes
-		default:
-			known = nodevolume.Unknown
-		}
-	}
-	return known
+	return v.life.Handshake(doubtful || v.life.Stage.Phase == nodevolume.Absent && a.mountedByOther(name))
 }
 
 // writeInUse sends one PATCH. The Node in its response is what is believed after.

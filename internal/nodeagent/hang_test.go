@@ -326,7 +326,7 @@ func TestTheWayBackWaitsForNoFailureOfTheWayIn(t *testing.T) {
 			agent.mu.Lock()
 			defer agent.mu.Unlock()
 			for _, v := range agent.volumes {
-				failures <- v.pods[0].failure.Count
+				failures <- v.pods[0].Failure.Count
 			}
 		}
 		return nil

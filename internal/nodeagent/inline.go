@@ -99,7 +99,7 @@ func isGone(inline bool, err error) bool {
 
 // firstStep is the one that events name while nothing has been asked of the driver yet.
 func (v *volume) firstStep() string {
-	if v.inline {
+	if v.life.Inline {
 		return stepSetUp
 	}
 	return stepMountDevice

@@ -453,10 +453,10 @@ func (d *scriptedDriver) setHook(hook func(method, volume string, attempt int) e
 func TestWhatAnInlineVolumeWaitsFor(t *testing.T) {
 	events := record.NewFakeRecorder(1)
 	agent := &Agent{events: events, pods: nil}
-	v := &volume{inline: true}
+	v := &volume{life: nodevolume.Life{Inline: true}}
 	p := v.publication(nodevolume.PublishKey{PodUID: "u", SpecName: "scratch"})
 	p.want = &want{inline: true, specName: "scratch"}
-	agent.tellLongWait(v, nodevolume.Hold{Key: p.key, Reason: nodevolume.DriverNotRegistered}, time.Now())
+	agent.tellLongWait(v, nodevolume.Hold{Key: p.Key, Reason: nodevolume.DriverNotRegistered}, time.Now())
 	if got := <-events.Events; !strings.HasPrefix(got, `Warning FailedMount MountVolume.SetUp failed for volume "scratch" :`) {
 		t.Errorf("the event says: %s", got)
 	}

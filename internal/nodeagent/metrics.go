@@ -98,14 +98,14 @@ func (a *Agent) measureEnd(v *volume, key nodevolume.PublishKey, step string, er
 		return
 	}
 	delete(v.measured.began, key)
-	migrated, block := false, v.stage.record.Block
+	migrated, block := false, v.life.Stage.Record.Block
 	for _, p := range v.pods {
-		block = block || p.publish.record.Block
+		block = block || p.Record.Block
 		if p.want == nil {
 			continue
 		}
 		migrated, block = migrated || p.want.migrated, block || p.want.block
-		if p.key == key && step == stepSetUp && err == nil && !p.want.since.IsZero() {
+		if p.Key == key && step == stepSetUp && err == nil && !p.want.since.IsZero() {
 			a.metrics.Mounted(v.driver, time.Since(p.want.since))
 			p.want.since = time.Time{} // once
 		}
@@ -187,10 +187,10 @@ func (a *Agent) census() telemetry.NodeCensus {
 	a.mu.Lock()
 	for _, v := range a.volumes {
 		for _, p := range v.pods {
-			if a.claim(p) == nodevolume.Wanted {
+			if a.claim(v, p) == nodevolume.Wanted {
 				out.Desired[v.driver]++
 			}
-			if p.publish.phase == nodevolume.Confirmed {
+			if p.Phase == nodevolume.Confirmed {
 				out.Mounted[v.driver]++
 			}
 		}

@@ -130,7 +130,8 @@ func TestAnOperationIsCountedWhenItsEndIsSeen(t *testing.T) {
 	t.Cleanup(func() { must(t, agent.close()) })
 	key := nodevolume.PublishKey{PodUID: "p", SpecName: "pv"}
 	v := agent.volumeNamed("v", "d", "h")
-	p := v.publication(key)
+	made := nodevolume.Record{Kind: nodevolume.PublishKind, Driver: "d", Handle: "h", Path: "pods/p/volumes/x/pv/mount"}
+	v.publication(key).Record = made
 	for step, test := range map[nodevolume.Step]struct {
 		name, operation string
 		phase           nodevolume.Phase
@@ -139,9 +140,10 @@ func TestAnOperationIsCountedWhenItsEndIsSeen(t *testing.T) {
 		nodevolume.Unpublish{Key: key}: {stepUnpublish, "volume_unmount", nodevolume.Absent},
 	} {
 		agent.stepBegins(v, step)
-		must(t, agent.end(v, &p.publish, ending{
-			name: "n", phase: test.phase, tidy: func(nodevolume.Record) error { return nil }, key: key, step: test.name,
-		}))
+		agent.mu.Lock()
+		call := v.life.Begin(step, made, false)
+		agent.mu.Unlock()
+		must(t, agent.end(v, call, ending{phase: test.phase}))
 		name := "storage_operation_duration_seconds{migrated=false,operation_name=" + test.operation + ",status=success,volume_plugin=kubernetes.io/csi:d}"
 		for range 2 { // and once
 			if got := samples(t, registry)[name]; got != 1 {
@@ -333,7 +335,7 @@ func BenchmarkCensus(b *testing.B) {
 		v := agent.volumeNamed(name, "d", name)
 		p := v.publication(nodevolume.PublishKey{PodUID: name, SpecName: name})
 		p.want = &want{pod: podIdentity{Namespace: "default"}, claim: claimRef{name: name}}
-		p.publish.phase = nodevolume.Confirmed
+		p.Phase = nodevolume.Confirmed
 		p.stats = &publishedStats{said: csi.VolumeStats{Bytes: &csi.Usage{Total: 1}, Inodes: &csi.Usage{Total: 1}, Condition: &csi.Condition{}}}
 	}
 	for b.Loop() {

@@ -55,6 +55,18 @@ func (p *pod) notify() {
 	p.changed = make(chan struct{})
 }
 
+// podState is what has been said of a pod. The caller holds mu.
+func (a *Agent) podState(uid types.UID) nodevolume.PodState {
+	p := a.pods[uid]
+	if p == nil {
+		return nodevolume.PodState{Removed: true}
+	}
+	return nodevolume.PodState{
+		Set: p.object != nil, Removed: p.removed, Ending: p.ending != nil, Resolved: p.resolved, AllSet: a.podsSynced,
+		Deleting: p.object != nil && p.object.DeletionTimestamp != nil,
+	}
+}
+
 // SetPod says that the pod's volumes shall be mounted.
 func (a *Agent) SetPod(object *corev1.Pod) {
 	a.mu.Lock()
@@ -158,8 +170,8 @@ func (a *Agent) release(uid types.UID, p *pod) {
 	for name := range p.volumes {
 		if v := a.volumes[name]; v != nil {
 			for _, its := range v.pods {
-				if its.key.PodUID == string(uid) {
-					its.failure = nodevolume.Failure{} // that of the way in is none of the way back
+				if its.Key.PodUID == string(uid) {
+					its.Failure = nodevolume.Failure{} // that of the way in is none of the way back
 				}
 			}
 		}
@@ -270,7 +282,7 @@ func (a *Agent) addFound(uid types.UID, p *pod, found found) {
 	a.tellOthers(p, found.others)
 	for _, w := range found.wants {
 		v := a.volumeNamed(w.name(), w.driver, w.handle)
-		v.inline = w.inline
+		v.life.Inline = w.inline
 		v.publication(w.key()).want = w
 		a.wantSize(v, w)
 		a.join(uid, v.name)
@@ -322,10 +334,10 @@ func (a *Agent) mounted(uid types.UID) mountState {
 	var waits []*VolumeWait
 	for _, w := range p.wants {
 		publication, v := a.publicationOf(w)
-		if publication != nil && publication.publish.phase == nodevolume.Confirmed && !publication.growsFirst {
+		if publication != nil && publication.Phase == nodevolume.Confirmed && !publication.growsFirst {
 			mounts = append(mounts, Mount{
-				VolumeName: w.volume, Path: a.root.Path(publication.publish.record.Path), Block: w.block, ReadOnly: w.readOnly,
-				SELinuxLabel: publication.publish.record.SELinuxLabel,
+				VolumeName: w.volume, Path: a.root.Path(publication.Record.Path), Block: w.block, ReadOnly: w.readOnly,
+				SELinuxLabel: publication.Record.SELinuxLabel,
 				Driver:       w.driver, VolumeHandle: w.handle, FSType: w.fsType, MountOptions: slices.Clone(w.mountOptions),
 				VolumeContext: maps.Clone(w.attributes), PublishContext: maps.Clone(publication.publishContext),
 				SupplementalGroup: w.group,
@@ -352,7 +364,7 @@ func (a *Agent) publicationOf(w *want) (*publication, *volume) {
 	if v == nil {
 		return nil, nil
 	}
-	i := slices.IndexFunc(v.pods, func(p *publication) bool { return p.key == w.key() })
+	i := slices.IndexFunc(v.pods, func(p *publication) bool { return p.Key == w.key() })
 	if i < 0 {
 		return nil, v
 	}
@@ -412,14 +424,14 @@ func (a *Agent) published(uid types.UID) (<-chan struct{}, []*VolumeWait) {
 			continue
 		}
 		for _, entry := range v.pods {
-			if entry.key.PodUID == string(uid) && entry.publish.phase != nodevolume.Absent {
-				hold := v.holds[entry.key]
-				why := a.whyOf(v, nodevolume.Hold{Key: entry.key, Reason: hold.reason})
+			if entry.Key.PodUID == string(uid) && entry.Phase != nodevolume.Absent {
+				hold := v.holds[entry.Key]
+				why := a.whyOf(v, nodevolume.Hold{Key: entry.Key, Reason: hold.reason})
 				if v.asked != nil {
 					why = v.asked.words(v.driver)
 				}
 				published = append(published, &VolumeWait{
-					Volume: entry.publish.record.Pod.Volume, Reason: hold.reason, Since: hold.since, Err: entry.problem,
+					Volume: entry.Record.Pod.Volume, Reason: hold.reason, Since: hold.since, Err: entry.problem,
 					text: v.specName() + " (" + why + ")",
 				})
 			}

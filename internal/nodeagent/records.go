@@ -34,6 +34,16 @@ func hash(s string) string {
 // a file name. All lie in one directory, so that one sync makes a new one durable.
 func stageRecordName(volume string) string { return hash(volume) + ".stage.json" }
 
+// recordName is that of the record of a step's call.
+func (v *volume) recordName(step nodevolume.Step) string {
+	switch step.(type) {
+	case nodevolume.StageVolume, nodevolume.Unstage:
+		return stageRecordName(v.name)
+	default:
+		return publishRecordName(v.name, nodevolume.KeyOf(step))
+	}
+}
+
 func publishRecordName(volume string, key nodevolume.PublishKey) string {
 	return hash(volume) + "." + hash(key.PodUID + "\x00" + key.SpecName)[:32] + ".publish.json"
 }
@@ -96,23 +106,13 @@ func (a *Agent) takeIn(record nodevolume.Record) {
 		mounted = knowledge(on)
 	}
 	a.metrics.Found(true)
-	r := recorded{record: record, phase: record.Rebuilt(a.config.BootID, mounted)}
 	v := a.volumeNamed(uniqueName(record), record.Driver, record.Handle)
-	v.inline = record.Inline
-	if record.Kind == nodevolume.StageKind {
-		v.stage = r
+	v.life.Found(record, a.config.BootID, mounted)
+	for _, p := range v.life.Pods {
+		v.publication(p.Key)
+		a.join(types.UID(p.Key.PodUID), v.name)
 	}
-	beingUnstaged := record.Kind == nodevolume.StageKind && record.Leaving
-	if record.Pod.UID != "" && !beingUnstaged {
-		// Also the pod that it was staged for: until its owner speaks, it may be wanted.
-		key := nodevolume.PublishKey{PodUID: record.Pod.UID, SpecName: record.SpecName}
-		p := v.publication(key)
-		if record.Kind == nodevolume.PublishKind {
-			p.publish = r
-		}
-		a.join(types.UID(record.Pod.UID), v.name)
-	}
-	a.log.Info("Found record", "kind", record.Kind, "volume", v.name, "pod", record.Pod.UID, "phase", r.phase.String(), "leaving", record.Leaving)
+	a.log.Info("Found record", "kind", record.Kind, "volume", v.name, "pod", record.Pod.UID, "confirmed", record.Confirmed, "leaving", record.Leaving)
 }
 
 // account goes through the files that are written for drivers beside the records. They tell
@@ -152,10 +152,10 @@ func (a *Agent) recorded(found nodevolume.Record) bool {
 	case v == nil:
 		return false
 	case found.Kind == nodevolume.StageKind:
-		return v.stage.phase != nodevolume.Absent
+		return v.life.Stage.Phase != nodevolume.Absent
 	default:
 		key := nodevolume.PublishKey{PodUID: found.Pod.UID, SpecName: found.SpecName}
-		return slices.ContainsFunc(v.pods, func(p *publication) bool { return p.key == key && p.publish.phase != nodevolume.Absent })
+		return slices.ContainsFunc(v.pods, func(p *publication) bool { return p.Key == key && p.Phase != nodevolume.Absent })
 	}
 }
 

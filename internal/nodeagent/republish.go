@@ -6,8 +6,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/nodevolume"
 )
@@ -21,34 +19,34 @@ func heardNow() nodevolume.Confirmation {
 	return nodevolume.Confirmation{At: time.Now(), Jitter: rand.Float64()} //nolint:gosec // spreads the calls
 }
 
-// leaving: the pod is being deleted. The caller holds mu.
-func (a *Agent) leaving(p *publication) bool {
-	owner := a.pods[types.UID(p.key.PodUID)]
-	return owner != nil && owner.object != nil && owner.object.DeletionTimestamp != nil
-}
-
 // republish calls NodePublishVolume again for a running pod, with the secrets and
 // tokens of now. Record and target stay as they are whatever comes of it: the pod runs
 // on the mount (k/k#121271).
-func (a *Agent) republish(ctx context.Context, v *volume, key nodevolume.PublishKey) error {
-	p := a.entry(v, key)
-	err := a.callAgain(ctx, v, p)
+func (a *Agent) republish(ctx context.Context, v *volume, step nodevolume.Republish) error {
+	begun, err := a.begin(v, step, nodevolume.Record{})
+	if err != nil {
+		return err
+	}
+	err = a.callAgain(ctx, v, a.entry(v, step.Key))
+	heard := nodevolume.Confirmation{}
+	if err == nil {
+		heard = heardNow()
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	p.publish.phase = nodevolume.AfterCall(p.publish.phase, reply(err))
+	v.life.End(begun, begun.After(reply(err)), heard)
 	if err != nil {
 		return fmt.Errorf("publish again for the running pod, which keeps the mount that it has: %w", err)
 	}
-	p.publish.heard = heardNow()
 	return nil
 }
 
 func (a *Agent) callAgain(ctx context.Context, v *volume, p *publication) error {
-	c, err := a.callableFor(v, p.key)
+	c, err := a.callableFor(v, p.Key)
 	if err != nil {
 		return err
 	}
-	record := p.publish.record
+	record := p.Record
 	c.label = record.SELinuxLabel
 	call, err := a.publishCall(ctx, c)
 	if err != nil {
@@ -57,8 +55,8 @@ func (a *Agent) callAgain(ctx context.Context, v *volume, p *publication) error 
 	if err := a.stillAttached(ctx, v, c, c.asks()); err != nil {
 		return err
 	}
-	err = a.askPublish(ctx, v, c, p.key, call, record.Path)
-	a.log.V(1).Info("NodePublishVolume again", "volume", v.name, "pod", p.key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
+	err = a.askPublish(ctx, v, c, p.Key, call, record.Path)
+	a.log.V(1).Info("NodePublishVolume again", "volume", v.name, "pod", p.Key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	if err != nil {
 		return err
 	}

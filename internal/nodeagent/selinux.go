@@ -128,12 +128,12 @@ func (a *Agent) labelWords(v *volume, key nodevolume.PublishKey, reason nodevolu
 
 // mountedLabel is the label with which the volume is, or may be, mounted.
 func (v *volume) mountedLabel() string {
-	if v.stage.phase != nodevolume.Absent {
-		return v.stage.record.SELinuxLabel
+	if v.life.Stage.Phase != nodevolume.Absent {
+		return v.life.Stage.Record.SELinuxLabel
 	}
 	for _, p := range v.pods {
-		if p.publish.phase != nodevolume.Absent {
-			return p.publish.record.SELinuxLabel
+		if p.Phase != nodevolume.Absent {
+			return p.Record.SELinuxLabel
 		}
 	}
 	return ""

@@ -28,7 +28,7 @@ type publishedStats struct {
 
 // measurable: the driver can be asked how full it is, for a pod that is known.
 func (p *publication) measurable() bool {
-	return p.want != nil && p.publish.phase == nodevolume.Confirmed && !p.withoutStats
+	return p.want != nil && p.Phase == nodevolume.Confirmed && !p.withoutStats
 }
 
 // planStats has a volume that was published looked at from now on. The caller holds mu.
@@ -57,7 +57,7 @@ func (a *Agent) statsTargets(name string) []statsTarget {
 	var targets []statsTarget
 	for _, p := range v.pods {
 		if p.measurable() {
-			targets = append(targets, statsTarget{volume: v, publication: p, path: a.root.Path(p.publish.record.Path)})
+			targets = append(targets, statsTarget{volume: v, publication: p, path: a.root.Path(p.Record.Path)})
 		}
 	}
 	v.statsPlanned = len(targets) > 0
@@ -75,10 +75,10 @@ func (a *Agent) gatherStats(ctx context.Context, name string) {
 		said, err := a.askStats(ctx, target)
 		switch {
 		case err == nil, ctx.Err() != nil:
-		case isGone(target.volume.inline, err):
+		case isGone(target.volume.life.Inline, err):
 			a.neverMeasured(target, err)
 		default:
-			a.log.V(1).Info("Volume stats not known", "volume", name, "pod", target.publication.key.PodUID, "problem", err.Error())
+			a.log.V(1).Info("Volume stats not known", "volume", name, "pod", target.publication.Key.PodUID, "problem", err.Error())
 		}
 		a.keepStats(target, said)
 	}
@@ -91,7 +91,7 @@ func (a *Agent) neverMeasured(target statsTarget, err error) {
 	defer a.mu.Unlock()
 	target.publication.withoutStats = true
 	a.log.Info("Driver has no stats of an inline volume; it is asked again when it is back under its socket",
-		"volume", target.volume.name, "pod", target.publication.key.PodUID, "problem", err.Error())
+		"volume", target.volume.name, "pod", target.publication.Key.PodUID, "problem", err.Error())
 }
 
 // askStats is nil for a driver that has no stats. There is no looking at the file system

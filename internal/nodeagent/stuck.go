@@ -25,14 +25,14 @@ func (a *Agent) tellStage(v *volume, text string) {
 	if !v.unstageTold.news(text, time.Now()) {
 		return
 	}
-	staged := &publication{key: nodevolume.PublishKey{PodUID: v.stage.record.Pod.UID}, publish: v.stage}
+	staged := &publication{Publication: &nodevolume.Publication{Key: nodevolume.PublishKey{PodUID: v.life.Stage.Record.Pod.UID}, Place: v.life.Stage}}
 	a.tellStuck(staged.podOf(), staged.claimOf(), text)
 	a.log.Info("Volume stays in use", "volume", v.name, "problem", text)
 }
 
 // claimOf is the reference for events about the claim of a publication; nil if it has none, or none is known.
 func (p *publication) claimOf() *corev1.ObjectReference {
-	pod := p.publish.record.Pod
+	pod := p.Record.Pod
 	claim, namespace := claimRef{name: pod.Claim, uid: types.UID(pod.ClaimUID)}, pod.Namespace
 	if p.want != nil {
 		claim, namespace = p.want.claim, p.want.pod.Namespace

@@ -38,7 +38,7 @@ func (a *Agent) MountSubPath(uid types.UID, s SubPath) (string, error) {
 	p.subPaths.Lock()
 	defer p.subPaths.Unlock()
 	a.mu.Lock()
-	owner, record, there := a.pods[uid], p.publish.record, p.publish.phase == nodevolume.Confirmed
+	owner, record, there := a.pods[uid], p.Record, p.Phase == nodevolume.Confirmed
 	wanted := owner != nil && !owner.removed
 	a.mu.Unlock()
 	switch {
@@ -49,7 +49,7 @@ func (a *Agent) MountSubPath(uid types.UID, s SubPath) (string, error) {
 	case record.Block:
 		return "", refuse("volume %q is a device and has no subPaths", s.Volume)
 	}
-	target := filepath.Join(subPathsDir(p.key), s.Container, strconv.Itoa(s.MountIndex))
+	target := filepath.Join(subPathsDir(p.Key), s.Container, strconv.Itoa(s.MountIndex))
 	err = a.root.BindSubPath(mount.SubPath{Volume: record.Path, Target: target, Path: s.Path, ReadOnly: s.ReadOnly})
 	if err != nil {
 		return "", fmt.Errorf("failed to prepare subPath for volumeMount %q of container %q: %w", s.Volume, s.Container, err)
@@ -88,7 +88,7 @@ func (a *Agent) publishedFor(uid types.UID, volume string) (*publication, error)
 func (a *Agent) endSubPaths(p *publication) error {
 	p.subPaths.Lock()
 	defer p.subPaths.Unlock()
-	dir := subPathsDir(p.key)
+	dir := subPathsDir(p.Key)
 	if err := a.root.UnbindSubPaths(dir); err != nil {
 		return err
 	}

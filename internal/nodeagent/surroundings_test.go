@@ -107,8 +107,8 @@ func TestAFullDiskDuringTheWayBackAndARestart(t *testing.T) {
 	agent, _ := w.agent()
 	agent.mu.Lock()
 	for _, v := range agent.volumes {
-		if !v.stage.record.Leaving || v.stage.record.Confirmed {
-			t.Errorf("the stage is taken for %s, and its unstage was under way: %+v", v.stage.phase, v.stage.record)
+		if !v.life.Stage.Record.Leaving || v.life.Stage.Record.Confirmed {
+			t.Errorf("the stage is taken for %s, and its unstage was under way: %+v", v.life.Stage.Phase, v.life.Stage.Record)
 		}
 	}
 	agent.mu.Unlock()

@@ -54,22 +54,22 @@ func (a *Agent) tellUnanswered(v *volume, u *unanswered) {
 		return
 	}
 	ends := fmt.Errorf("%s; the call is given up after %s", u.words(v.driver), a.config.RPCTimeout)
-	pending := failedStep{block: v.stage.record.Block, step: u.step, spec: v.specName(), verb: "has not ended"}
+	pending := failedStep{block: v.life.Stage.Record.Block, step: u.step, spec: v.specName(), verb: "has not ended"}
 	switch u.step {
 	case stepUnstage:
 		a.tellStage(v, a.stuckText(pending, ends))
 		return
 	case stepUnpublish:
 		p := v.publication(u.key)
-		pending.block, pending.spec = p.publish.record.Block, p.key.SpecName
+		pending.block, pending.spec = p.Record.Block, p.Key.SpecName
 		a.tellStuck(p.podOf(), p.claimOf(), a.stuckText(pending, ends))
 		return
 	}
 	for _, p := range v.pods {
-		if a.claim(p) != nodevolume.Wanted || p.publish.phase == nodevolume.Confirmed && !p.growsFirst {
+		if a.claim(v, p) != nodevolume.Wanted || p.Phase == nodevolume.Confirmed && !p.growsFirst {
 			continue
 		}
-		pending.block, pending.spec = p.want.block, p.key.SpecName
+		pending.block, pending.spec = p.want.block, p.Key.SpecName
 		if reason, text := pending.told(ends); p.told.news(text, time.Now()) {
 			a.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
 		}

@@ -9,25 +9,25 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// unstageVolume calls NodeUnstageVolume and drops the record.
-func (a *Agent) unstageVolume(ctx context.Context, v *volume) error {
+// unstage calls NodeUnstageVolume and drops the record.
+func (a *Agent) unstage(ctx context.Context, v *volume, step nodevolume.Unstage) error {
 	client, err := a.driverClient(v.driver)
 	if err != nil {
 		return err
 	}
-	name := stageRecordName(v.name)
-	if err := a.markLeaving(&v.stage, name); err != nil {
+	begun, err := a.begin(v, step, nodevolume.Record{})
+	if err != nil {
 		return err
 	}
-	asked, staged := unanswered{method: "NodeUnstageVolume", step: stepUnstage}, a.root.Path(v.stage.record.Path)
+	asked, staged := unanswered{method: "NodeUnstageVolume", step: stepUnstage}, a.root.Path(begun.Record.Path)
 	err = a.ask(ctx, v, asked, func(ctx context.Context) error { return client.Unstage(ctx, v.handle, staged) })
 	a.log.Info("NodeUnstageVolume", "volume", v.name, "outcome", csi.NodeOutcomeOf(err).String())
-	end := ending{name: name, err: err, phase: nodevolume.AfterUndo(reply(err)), tidy: a.tidyStage, step: stepUnstage}
+	end := ending{err: err, phase: begun.After(reply(err))}
 	if a.stagesNoMore(ctx, v.driver, err) {
 		end.err, end.phase = nil, nodevolume.Absent
 		end.said = "has STAGE_UNSTAGE_VOLUME no more and cannot undo what an earlier version did (remedy: umount " + staged + ")"
 	}
-	return a.end(v, &v.stage, end)
+	return a.end(v, begun, end)
 }
 
 // stagesNoMore: the driver does not know the call, and says that it does not stage. As with kubelet there is nothing that it could be asked

@@ -3,6 +3,7 @@ package nodeagent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -16,15 +17,12 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// volume is one CSI volume on this node. All fields are under Agent.mu; phases,
-// records and the attachment are changed by the volume's own turn alone.
+// volume is one CSI volume on this node. All fields are under Agent.mu; its life is changed by the volume's own turn alone.
 type volume struct {
 	name, driver, handle string
-	// inline: it is one pod's own, and named after it.
-	inline         bool
+	life                 nodevolume.Life
+	// pods are what is known here of those of its life.
 	pods           []*publication
-	stage          recorded
-	unstage        nodevolume.Failure
 	unstageProblem error
 	unstageTold    told
 	// unstageFailingSince is when the first unstage began of those that failed in a row.
@@ -32,14 +30,11 @@ type volume struct {
 	// began is when the running step did; asked is its call, while that has no answer.
 	began time.Time
 	asked *unanswered
-	// users is who else has the volume mounted, as far as the running turn has looked.
-	users userSearch
-	// attachment is as read live; decidedOn is what the running step was decided on.
-	attachment nodevolume.Lookup
-	decidedOn  nodevolume.Attachment
-	holds      map[nodevolume.PublishKey]holding
-	growth     growth
-	measured   measured
+	// users is who else has the volume mounted.
+	users    users
+	holds    map[nodevolume.PublishKey]holding
+	growth   growth
+	measured measured
 	// statsPlanned and attachErrorPlanned: there is a chore for it.
 	statsPlanned, attachErrorPlanned bool
 	// attachLimit says that the node is full, as the attachError of exhaustedAt did.
@@ -47,26 +42,13 @@ type volume struct {
 	exhaustedAt metav1.Time
 }
 
-// recorded is a record and what is known beyond it.
-type recorded struct {
-	record nodevolume.Record
-	phase  nodevolume.Phase
-	// heard is when the driver confirmed it to this agent.
-	heard nodevolume.Confirmation
-}
-
-// inUse: what it speaks of may be there, and was made under the handshake over volumesInUse.
-func (r recorded) inUse() bool { return r.phase != nodevolume.Absent && r.record.InUse }
-
 // publication is a volume for one pod: wanted, or known from a record.
 type publication struct {
-	key nodevolume.PublishKey
+	*nodevolume.Publication
 	// want is nil if the pod is known from a record alone.
-	want    *want
-	publish recorded
+	want *want
 	// growsFirst: it is not ready for the pod's containers until it was expanded.
 	growsFirst bool
-	failure    nodevolume.Failure
 	// problem is what the last failure said, and step the one that failed, the first time in
 	// a row at failingSince.
 	problem      error
@@ -106,22 +88,26 @@ func (a *Agent) volumeNamed(name, driver, handle string) *volume {
 
 // publication returns the volume's entry for a pod and makes it if it is new.
 func (v *volume) publication(key nodevolume.PublishKey) *publication {
-	for _, p := range v.pods {
-		if p.key == key {
-			return p
-		}
+	if p := v.find(key); p != nil {
+		return p
 	}
-	p := &publication{key: key}
+	p := &publication{Publication: v.life.Publication(key)}
 	v.pods = append(v.pods, p)
 	return p
+}
+
+func (v *volume) find(key nodevolume.PublishKey) *publication {
+	if i := slices.IndexFunc(v.pods, func(p *publication) bool { return p.Key == key }); i >= 0 {
+		return v.pods[i]
+	}
+	return nil
 }
 
 // turn works on one volume until there is nothing more to do for it now.
 func (a *Agent) turn(ctx context.Context, name string) {
 	a.mu.Lock()
 	if v := a.volumes[name]; v != nil {
-		v.attachment.Doubt()
-		v.users.found = nodevolume.Unknown
+		v.life.BeginTurn()
 	}
 	a.mu.Unlock()
 	for ctx.Err() == nil {
@@ -146,15 +132,9 @@ func (a *Agent) decide(name string, now time.Time) (*volume, nodevolume.Decision
 	if v == nil {
 		return nil, nodevolume.Decision{}
 	}
-	a.dropReleased(v)
-	observed := a.observed(v)
-	if observed.AttachRequired == nodevolume.No {
-		// What was read before the CSIDriver changed is not for a stage without the handshake.
-		v.attachment.Doubt()
-		observed.Attachment = nodevolume.Attachment{}
-	}
-	v.decidedOn = observed.Attachment
-	decision := nodevolume.Decide(now, a.desired(v), observed)
+	v.life.Growth = nodevolume.Growth{Due: v.growth.due, Failure: v.growth.failure}
+	decision := v.life.Decide(now, a.facts(v))
+	a.drop(v, decision.Left)
 	if decision.InUse != nodevolume.Unknown {
 		// Under the lock of the snapshot: no write can follow an older wish in between.
 		if a.inUse.Want(name, decision.InUse == nodevolume.Yes) {
@@ -166,7 +146,7 @@ func (a *Agent) decide(name string, now time.Time) (*volume, nodevolume.Decision
 		a.measureWaits(v, nil, now)
 		delete(a.volumes, name)
 		for _, p := range v.pods {
-			a.leave(types.UID(p.key.PodUID), name)
+			a.leave(types.UID(p.Key.PodUID), name)
 		}
 		a.log.V(1).Info("Nothing is left of the volume on this node", "volume", name)
 		return nil, nodevolume.Decision{}
@@ -174,82 +154,43 @@ func (a *Agent) decide(name string, now time.Time) (*volume, nodevolume.Decision
 	return v, decision
 }
 
-// dropReleased lets go of pods that are gone and have nothing published. The caller holds mu.
-func (a *Agent) dropReleased(v *volume) {
-	v.pods = slices.DeleteFunc(v.pods, func(p *publication) bool {
-		if p.publish.phase != nodevolume.Absent || a.claim(p) != nodevolume.Released {
-			return false
-		}
-		delete(v.holds, p.key)
-		a.leave(types.UID(p.key.PodUID), v.name)
-		return true
-	})
+// drop lets go of pods that are gone and have nothing published. The caller holds mu.
+func (a *Agent) drop(v *volume, left []nodevolume.PublishKey) {
+	for _, key := range left {
+		v.pods = slices.DeleteFunc(v.pods, func(p *publication) bool { return p.Key == key })
+		delete(v.holds, key)
+		a.leave(types.UID(key.PodUID), v.name)
+	}
 }
 
 // claim is what the pod's owner says about it. The caller holds mu.
-func (a *Agent) claim(p *publication) nodevolume.Claim {
-	owner := a.pods[types.UID(p.key.PodUID)]
-	switch {
-	case owner == nil, owner.removed:
-		return nodevolume.Released
-	case owner.ending != nil:
-		return nodevolume.Ending
-	case owner.object != nil:
-		if p.want != nil && p.publish.phase == nodevolume.Absent && owner.object.DeletionTimestamp != nil && !a.isUnaccounted(p.want.name()) {
-			return nodevolume.Released // a pod that ends gets no first mount; one that it has stays
-		}
-		if p.want != nil {
-			return nodevolume.Wanted
-		}
-		if owner.resolved {
-			return nodevolume.Released
-		}
-		return nodevolume.Unclaimed
-	case a.podsSynced, p.publish.record.Leaving:
-		return nodevolume.Released
-	default:
-		return nodevolume.Unclaimed
-	}
+func (a *Agent) claim(v *volume, p *publication) nodevolume.Claim {
+	return v.life.Claim(a.facts(v), p.Publication)
 }
 
-func (a *Agent) desired(v *volume) nodevolume.Desired {
-	d, rules := nodevolume.Desired{}, a.rulesOf(v.driver)
-	for _, p := range v.pods {
-		d.Pods = append(d.Pods, nodevolume.Pod{
-			Key: p.key, Claim: a.claim(p), Publish: p.publish.phase, LastConfirmed: p.publish.heard, Leaving: a.leaving(p),
-			Label: rules.label(p.want), PublishedLabel: p.publish.record.SELinuxLabel,
-			SolePod: p.solePod(), ReadOnly: p.want != nil && p.want.readOnly, Failure: p.failure,
-		})
-	}
-	return d
-}
-
-func (a *Agent) observed(v *volume) nodevolume.Observed {
-	o := nodevolume.Observed{
-		Inline:         v.inline,
-		Node:           a.inUse.View(v.name),
-		AttachRequired: a.attachRequired(v.driver),
-		RecordedInUse:  v.stage.inUse(),
-		Unaccounted:    a.isUnaccounted(v.name),
-		Attachment:     v.attachment.Known(),
-		Stage:          nodevolume.Stage{Phase: v.stage.phase, AttachmentUID: v.stage.record.AttachmentUID, Label: v.stage.record.SELinuxLabel},
-		Unstage:        v.unstage,
-		Users:          nodevolume.Users{Found: v.users.found, Search: v.users.search},
-		Growth:         nodevolume.Growth{Due: v.growth.due, Failure: v.growth.failure},
-	}
-	for _, p := range v.pods {
-		o.RecordedInUse = o.RecordedInUse || p.publish.inUse()
+// facts is what a volume's life does not know by itself. The caller holds mu.
+func (a *Agent) facts(v *volume) nodevolume.Facts {
+	rules := a.rulesOf(v.driver)
+	facts := nodevolume.Facts{
+		Node: a.inUse.View(v.name), AttachRequired: a.attachRequired(v.driver), Unaccounted: a.isUnaccounted(v.name),
+		Pod: func(p *nodevolume.Publication) nodevolume.PodFacts {
+			facts := nodevolume.PodFacts{PodState: a.podState(types.UID(p.Key.PodUID))}
+			if w := v.find(p.Key).want; w != nil {
+				facts.Wants, facts.Label, facts.SolePod, facts.ReadOnly = true, rules.label(w), w.solePod, w.readOnly
+			}
+			return facts
+		},
 	}
 	if d := a.drivers[v.driver]; d != nil {
-		o.Driver.Registered = true
-		if a.rulesOf(v.driver).republish {
-			o.Driver.RepublishEvery = a.config.republishEvery
+		facts.Driver.Registered = true
+		if rules.republish {
+			facts.Driver.RepublishEvery = a.config.republishEvery
 		}
 		if d.capabilities != nil {
-			o.Driver.Stages = knowledge(d.capabilities.Stage)
+			facts.Driver.Stages = knowledge(d.capabilities.Stage)
 		}
 	}
-	return o
+	return facts
 }
 
 func knowledge(is bool) nodevolume.Knowledge {
@@ -293,59 +234,51 @@ func (a *Agent) rest(v *volume, decision nodevolume.Decision) {
 	a.planAttachError(v)
 }
 
-// attachmentWait is the longest wait before a VolumeAttachment is read again. A node may not
-// watch it (the Node authorizer permits get alone). What wakes the volume as a rule is that the
-// Node reports it attached, which comes after; nothing tells of an attachment that comes later.
-const attachmentWait = 5 * time.Second
-
-// failed notes a failure of a pod's step and tells the pod.
-func (a *Agent) failed(v *volume, key nodevolume.PublishKey, step string, err error) {
+// outcome takes in how a step ended, and tells the pod of a failure.
+func (a *Agent) outcome(v *volume, step nodevolume.Step, err error) {
+	if errors.Is(err, errOutdated) {
+		return // and decided anew
+	}
+	key, name := nodevolume.KeyOf(step), v.nameOf(step)
+	a.stepEnded(v, key, name, err)
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	_, unstage := step.(nodevolume.Unstage)
+	if err == nil || errors.Is(err, errReleased) {
+		v.life.Succeeded(step)
+		if unstage {
+			v.unstageProblem = nil
+		} else {
+			p := v.publication(key)
+			p.problem, p.step, p.told = nil, "", told{}
+		}
+		return
+	}
+	v.life.Failed(step, time.Now(), rand.Float64(), a.podState(types.UID(key.PodUID)).Removed) //nolint:gosec // spreads retries
+	if unstage {
+		v.unstageProblem = err
+		a.log.Info("Step failed", "step", name, "volume", v.name, "failures", v.life.Unstage.Count, "problem", err.Error())
+		a.tellUnstage(v, err)
+		return
+	}
 	p := v.publication(key)
-	if p.failure.Count == 0 || p.step != step {
+	if p.Failure.Count <= 1 || p.step != name {
 		p.failingSince = cmp.Or(v.began, time.Now())
 	}
-	p.problem, p.step = err, step
-	owner := a.pods[types.UID(key.PodUID)]
-	switch onTheWayBack := step == stepUnpublish || step == stepUnstage; {
-	case !onTheWayBack && (owner == nil || owner.removed):
-		p.failure = nodevolume.Failure{} // what kept it from being mounted does not hold up the way back
-	default:
-		p.failure = again(p.failure)
-	}
-	if step == stepWaitForAttach {
-		p.failure.AtMost = attachmentWait
-	}
-	a.log.Info("Step failed", "step", step, "volume", v.name, "pod", key.PodUID, "failures", p.failure.Count, "problem", err.Error())
-	a.tellFailure(v, p, step, err)
-}
-
-// succeeded clears a pod's failures.
-func (a *Agent) succeeded(v *volume, key nodevolume.PublishKey) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	p := v.publication(key)
-	p.failure, p.problem, p.step, p.told = nodevolume.Failure{}, nil, "", told{}
+	p.problem, p.step = err, name
+	a.log.Info("Step failed", "step", name, "volume", v.name, "pod", key.PodUID, "failures", p.Failure.Count, "problem", err.Error())
+	a.tellFailure(v, p, name, err)
 }
 
 func again(f nodevolume.Failure) nodevolume.Failure {
 	return nodevolume.Failure{Count: f.Count + 1, At: time.Now(), Jitter: rand.Float64()} //nolint:gosec // spreads retries
 }
 
-// solePod: no other pod may have the volume beside this one.
-func (p *publication) solePod() bool {
-	if p.want != nil {
-		return p.want.solePod
-	}
-	return p.publish.record.SolePod
-}
-
 // stagingPath is where the volume is, or would be, staged for a pod. Two PersistentVolumes may share a handle, and then
 // it stays where the first one's name has put it.
 func (v *volume) stagingPath(w *want) string {
-	if v.stage.phase != nodevolume.Absent {
-		return v.stage.record.Path
+	if v.life.Stage.Phase != nodevolume.Absent {
+		return v.life.Stage.Record.Path
 	}
 	return stagingPath(w)
 }
@@ -353,11 +286,11 @@ func (v *volume) stagingPath(w *want) string {
 // specName is the PersistentVolume's name by which events speak of the volume.
 func (v *volume) specName() string {
 	for _, p := range v.pods {
-		if p.key.SpecName != "" {
-			return p.key.SpecName
+		if p.Key.SpecName != "" {
+			return p.Key.SpecName
 		}
 	}
-	return cmp.Or(v.stage.record.SpecName, v.handle)
+	return cmp.Or(v.life.Stage.Record.SpecName, v.handle)
 }
 
 // podOf is the reference for events about a publication.
@@ -365,6 +298,6 @@ func (p *publication) podOf() *corev1.ObjectReference {
 	if p.want != nil {
 		return p.want.pod.ref()
 	}
-	pod := p.publish.record.Pod
-	return podIdentity{UID: types.UID(p.key.PodUID), Namespace: pod.Namespace, Name: pod.Name}.ref()
+	pod := p.Record.Pod
+	return podIdentity{UID: types.UID(p.Key.PodUID), Namespace: pod.Namespace, Name: pod.Name}.ref()
 }

@@ -23,8 +23,8 @@ func (a *Agent) failedOften(uid types.UID) {
 	defer a.mu.Unlock()
 	for _, v := range a.volumes {
 		for _, p := range v.pods {
-			if p.key.PodUID == string(uid) {
-				p.failure = nodevolume.Failure{Count: 20, At: time.Now()}
+			if p.Key.PodUID == string(uid) {
+				p.Failure = nodevolume.Failure{Count: 20, At: time.Now()}
 			}
 		}
 	}
@@ -37,13 +37,13 @@ func TestWhatAVolumeWaitedForEndsItsBackOff(t *testing.T) {
 	defer agent.mu.Unlock()
 	v := agent.volumeNamed("v", "d", "h")
 	held := nodevolume.Failure{Count: 20, At: time.Now()}
-	v.unstage, v.growth.failure = held, held
+	v.life.Unstage, v.growth.failure = held, held
 	p := v.publication(nodevolume.PublishKey{PodUID: "u", SpecName: "s"})
-	p.failure = held
+	p.Failure = held
 	agent.wake("v")
 	tried := nodevolume.Failure{Count: 20} // at once, and if it fails again the back-off goes on
 	want := map[string]nodevolume.Failure{"unstage": tried, "expansion": tried, "pod": tried}
-	got := map[string]nodevolume.Failure{"unstage": v.unstage, "expansion": v.growth.failure, "pod": p.failure}
+	got := map[string]nodevolume.Failure{"unstage": v.life.Unstage, "expansion": v.growth.failure, "pod": p.Failure}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("failures (-want +got):\n%s", diff)
 	}

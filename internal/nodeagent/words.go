@@ -110,8 +110,8 @@ func (f failedStep) told(err error) (reason, text string) {
 
 // tellFailure sends an event about a failed step, once for each new text. The caller holds mu.
 func (a *Agent) tellFailure(v *volume, p *publication, step string, err error) {
-	block := p.publish.record.Block || (p.want != nil && p.want.block)
-	failed := failedStep{block: block, step: step, spec: p.key.SpecName, since: p.failingSince}
+	block := p.Record.Block || (p.want != nil && p.want.block)
+	failed := failedStep{block: block, step: step, spec: p.Key.SpecName, since: p.failingSince}
 	reason, text := failed.told(a.withRemedy(err))
 	if step == stepUnpublish {
 		text = a.stuckText(failed, err)
@@ -124,7 +124,7 @@ func (a *Agent) tellFailure(v *volume, p *publication, step string, err error) {
 		return
 	}
 	a.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
-	a.log.V(1).Info("Told the pod", "volume", v.name, "pod", p.key.PodUID, "text", text)
+	a.log.V(1).Info("Told the pod", "volume", v.name, "pod", p.Key.PodUID, "text", text)
 }
 
 // stuckText says that a step of the way back failed, or does not end.
@@ -167,22 +167,22 @@ func (a *Agent) tellLongWait(v *volume, hold nodevolume.Hold, since time.Time) {
 		a.log.Info("Pod's owner has not said whether it lives", "volume", v.name, "pod", hold.Key.PodUID, "since", since)
 		return
 	case hold.Key.PodUID == "":
-		a.tellStage(v, fmt.Sprintf("%s waits for volume %q %s", waysBack[v.stage.record.Block][stepUnstage], v.specName(), waits))
+		a.tellStage(v, fmt.Sprintf("%s waits for volume %q %s", waysBack[v.life.Stage.Record.Block][stepUnstage], v.specName(), waits))
 		return
 	}
 	p := v.publication(hold.Key)
-	if p.publish.phase == nodevolume.Confirmed && !p.growsFirst && a.claim(p) == nodevolume.Wanted {
+	if p.Phase == nodevolume.Confirmed && !p.growsFirst && a.claim(v, p) == nodevolume.Wanted {
 		return // the pod runs; what is held is not what it waits for
 	}
-	block := p.publish.record.Block || (p.want != nil && p.want.block)
+	block := p.Record.Block || (p.want != nil && p.want.block)
 	problem := errors.New("waits " + waits)
 	if hold.Reason == nodevolume.OtherPodMounted {
 		// Kubelet's sentence comes first: it is matched on.
 		problem = fmt.Errorf("%s; waits in hop %s since %s", a.whyOf(v, hold), hold.Reason, inUTC(since))
 	}
-	reason, text := failedStep{block: block, step: stepHeld(v, p, hold.Reason), spec: p.key.SpecName}.told(problem)
-	if p.publish.phase != nodevolume.Absent && (a.claim(p) == nodevolume.Released || hold.Reason == nodevolume.ContainersMayRun) {
-		if text = fmt.Sprintf("%s waits for volume %q %s", waysBack[block][stepUnpublish], p.key.SpecName, waits); p.told.news(text, time.Now()) {
+	reason, text := failedStep{block: block, step: stepHeld(v, p, hold.Reason), spec: p.Key.SpecName}.told(problem)
+	if p.Phase != nodevolume.Absent && (a.claim(v, p) == nodevolume.Released || hold.Reason == nodevolume.ContainersMayRun) {
+		if text = fmt.Sprintf("%s waits for volume %q %s", waysBack[block][stepUnpublish], p.Key.SpecName, waits); p.told.news(text, time.Now()) {
 			a.tellStuck(p.podOf(), p.claimOf(), text)
 		}
 		return
@@ -201,7 +201,7 @@ func stepHeld(v *volume, p *publication, reason nodevolume.Reason) string {
 		return stepMountDevice
 	case reason == nodevolume.OtherPodMounted:
 		return stepSetUp
-	case p.publish.phase == nodevolume.Confirmed:
+	case p.Phase == nodevolume.Confirmed:
 		return stepSetUp // it runs, and waits for its publish to be renewed
 	default:
 		return v.firstStep()
@@ -210,10 +210,10 @@ func stepHeld(v *volume, p *publication, reason nodevolume.Reason) string {
 
 // tellUnstage says that the volume cannot be unstaged. The caller holds mu.
 func (a *Agent) tellUnstage(v *volume, err error) {
-	if v.unstage.Count == 1 {
-		v.unstageFailingSince = cmp.Or(v.began, v.unstage.At)
+	if v.life.Unstage.Count == 1 {
+		v.unstageFailingSince = cmp.Or(v.began, v.life.Unstage.At)
 	}
-	failed := failedStep{block: v.stage.record.Block, step: stepUnstage, spec: v.specName(), since: v.unstageFailingSince}
+	failed := failedStep{block: v.life.Stage.Record.Block, step: stepUnstage, spec: v.specName(), since: v.unstageFailingSince}
 	a.tellStage(v, a.stuckText(failed, err))
 }
 

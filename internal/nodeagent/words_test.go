@@ -168,27 +168,28 @@ func TestAFailureIsToldSinceWhenItLasts(t *testing.T) {
 		events := record.NewFakeRecorder(20)
 		agent := &Agent{events: events, log: logr.Discard(), config: Config{NodeName: "n"}, pods: map[types.UID]*pod{"p": newPod()}}
 		v, key := &volume{name: "v"}, nodevolume.PublishKey{PodUID: "p", SpecName: "pv"}
-		v.stage.record.Pod.Name, v.publication(key).publish.record.Pod.Name = "p", "p"
-		step := func(name, problem string) {
-			agent.failed(v, key, name, errors.New(problem))
+		v.life.Stage.Record.Pod.Name, v.publication(key).Record.Pod.Name = "p", "p"
+		stage, publish, unpublish := nodevolume.StageVolume{For: key}, nodevolume.Publish{Key: key}, nodevolume.Unpublish{Key: key}
+		step := func(step nodevolume.Step, problem string) {
+			agent.outcome(v, step, errors.New(problem))
 			time.Sleep(time.Minute)
 		}
 		unstage := func(problem string) {
 			agent.mu.Lock()
 			defer agent.mu.Unlock()
-			v.unstage = again(v.unstage)
+			v.life.Unstage = again(v.life.Unstage)
 			agent.tellUnstage(v, errors.New(problem))
 		}
 		for range 3 {
-			step(stepMountDevice, "no pool")
+			step(stage, "no pool")
 		}
-		step(stepMountDevice, "no disk") // since minute 0 as well
-		step(stepSetUp, "no path")       // minute 4
-		agent.succeeded(v, key)
-		step(stepSetUp, "no path") // minute 5
-		agent.succeeded(v, key)
-		step(stepUnpublish, "busy") // minute 6
-		unstage("held")             // minute 7
+		step(stage, "no disk")   // since minute 0 as well
+		step(publish, "no path") // minute 4
+		agent.outcome(v, publish, nil)
+		step(publish, "no path") // minute 5
+		agent.outcome(v, publish, nil)
+		step(unpublish, "busy") // minute 6
+		unstage("held")         // minute 7
 		time.Sleep(time.Minute)
 		unstage("held")
 		unstage("still held")

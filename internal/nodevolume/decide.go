@@ -121,7 +121,7 @@ func (c *decision) tearDown() Step {
 // lastOfHandshake: no other publish is known to stand of a volume that may be detached when it leaves the list.
 // Of what is not attached nothing is taken from under a container's mount.
 func (c *decision) lastOfHandshake(p Pod) bool {
-	return !c.observed.Inline && (c.observed.RecordedInUse || c.observed.AttachRequired != No) &&
+	return !c.observed.Inline && (c.observed.RecordedInUse || c.observed.Unaccounted || c.observed.AttachRequired != No) &&
 		!c.anyPod(func(other Pod) bool { return other.Key != p.Key && other.Publish == Confirmed })
 }
 

@@ -43,6 +43,10 @@ type InUseList struct {
 	inFlight bool
 	// mustRead: nothing may be written before the Node was read live.
 	mustRead bool
+	// change counts the changes of the belief; changes says which was the last one about a name, and started the one
+	// about all.
+	change, started int
+	changes         map[string]int
 }
 
 // Start takes the first version of the Node, or the first after it was [InUseList.TurnedBack]. It
@@ -53,6 +57,8 @@ type InUseList struct {
 func (l *InUseList) Start(node NodeStatus, recorded func(name string) Knowledge) {
 	l.pending, l.pendingInUse, l.doubted, l.inFlight, l.mustRead = nil, nil, nil, false, false
 	l.take(node)
+	l.change++
+	l.started = l.change
 	var left, doubted []string
 	for _, name := range node.InUse {
 		switch recorded(name) {
@@ -136,14 +142,18 @@ func (l *InUseList) Want(name string, listed bool) bool {
 }
 
 // Forget drops the wish about a volume.
-func (l *InUseList) Forget(name string) { delete(l.wants, name) }
+func (l *InUseList) Forget(name string) {
+	delete(l.wants, name)
+	delete(l.changes, name)
+}
 
 // View is what may be believed about one volume.
 func (l *InUseList) View(name string) Node {
+	view := Node{Changes: max(l.started, l.changes[name])}
 	if !l.known {
-		return Node{}
+		return view
 	}
-	view := Node{InUse: l.inUse.lists(name), Attached: l.attached.lists(name)}
+	view.InUse, view.Attached = l.inUse.lists(name), l.attached.lists(name)
 	if l.pending != nil && (l.pendingInUse.lists(name) != view.InUse || l.doubted.lists(name) == Yes) {
 		view.InUse = Unknown
 	}
@@ -207,6 +217,19 @@ func (l *InUseList) believe(change func()) (changed []string) {
 		if before.View(name) != l.View(name) {
 			changed = append(changed, name)
 		}
+	}
+	if len(changed) > 0 {
+		l.change++
+	}
+	for _, name := range changed {
+		if _, spoken := l.wants[name]; !spoken && l.View(name).InUse != Yes && l.View(name).Attached != Yes {
+			delete(l.changes, name) // of no concern to this agent
+			continue
+		}
+		if l.changes == nil {
+			l.changes = map[string]int{}
+		}
+		l.changes[name] = l.change
 	}
 	return changed
 }

@@ -7,27 +7,29 @@ package nodevolume
 // The zero value knows nothing.
 type Lookup struct {
 	known  Attachment
+	read   Reading
 	doubts int
 }
 
+// Reading is a read that began: it counts for nothing if there was a doubt since.
+type Reading struct{ doubts, changes int }
+
 // Known is the attachment, Unknown if it has to be read.
-func (l *Lookup) Known() Attachment { return l.known }
+func (l *Lookup) Known(node Node) Attachment {
+	if l.read != (Reading{l.doubts, node.Changes}) {
+		return Attachment{}
+	}
+	return l.known
+}
 
 // Doubt says that the attachment may be another one since.
-func (l *Lookup) Doubt() {
-	l.known = Attachment{}
-	l.doubts++
-}
+func (l *Lookup) Doubt() { l.doubts++ }
 
 // Begin says that a read begins. What it returns is for [Lookup.Read].
-func (l *Lookup) Begin() (begun int) { return l.doubts }
+func (l *Lookup) Begin(node Node) Reading { return Reading{l.doubts, node.Changes} }
 
-// Read takes what a read found. It counts for nothing if there was a doubt since it began.
-func (l *Lookup) Read(begun int, found Attachment) {
-	if begun == l.doubts {
-		l.known = found
-	}
-}
+// Read takes what a read found.
+func (l *Lookup) Read(begun Reading, found Attachment) { l.read, l.known = begun, found }
 
 // Outdates says that a step takes as long as a call may take, and that the attachment is to be read again after it.
 func Outdates(step Step) bool {

@@ -9,7 +9,8 @@ import (
 // TestAReadOfTheAttachmentCounts as long as nothing came that may have changed it.
 func TestAReadOfTheAttachmentCounts(t *testing.T) {
 	found := Attachment{Attached: Yes, UID: "va-1", Metadata: map[string]string{"device": "/dev/x"}}
-	read := func(l *Lookup) { l.Read(l.Begin(), found) }
+	node := Node{InUse: Yes, Attached: Yes, Changes: 1}
+	read := func(l *Lookup) { l.Read(l.Begin(node), found) }
 	tests := map[string]struct {
 		happens func(*Lookup)
 		want    Attachment
@@ -18,13 +19,15 @@ func TestAReadOfTheAttachmentCounts(t *testing.T) {
 		"read":               {read, found},
 		"doubted":            {func(l *Lookup) { read(l); l.Doubt() }, Attachment{}},
 		"read again":         {func(l *Lookup) { read(l); l.Doubt(); read(l) }, found},
-		"doubted while read": {func(l *Lookup) { begun := l.Begin(); l.Doubt(); l.Read(begun, found) }, Attachment{}},
+		"the Node changed":   {func(l *Lookup) { read(l); node.Changes++ }, Attachment{}},
+		"doubted while read": {func(l *Lookup) { begun := l.Begin(node); l.Doubt(); l.Read(begun, found) }, Attachment{}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			var l Lookup
+			node.Changes = 1
 			tt.happens(&l)
-			if diff := cmp.Diff(tt.want, l.Known()); diff != "" {
+			if diff := cmp.Diff(tt.want, l.Known(node)); diff != "" {
 				t.Errorf("known (-want +got):\n%s", diff)
 			}
 		})

@@ -116,13 +116,13 @@ func TestAPublishThatStandsSurvivesEveryReply(t *testing.T) {
 }
 
 // checkRest: of each publish that stands, somebody knows when it is to be renewed.
-func (w *simWorld) checkRest(d Desired, decision Decision) error {
-	for _, p := range d.Pods {
-		if p.Claim != Wanted || p.Publish != Confirmed || p.Leaving {
+func (w *simWorld) checkRest(decision Decision) error {
+	for _, p := range w.agent.life.Pods {
+		if w.agent.life.Claim(w.facts(), p) != Wanted || p.Phase != Confirmed || w.pod(p).Deleting {
 			continue
 		}
 		held := slices.ContainsFunc(decision.Holds, func(h Hold) bool { return h.Key == p.Key })
-		due := p.LastConfirmed.At.Add(time.Minute)
+		due := p.Heard.At.Add(time.Minute)
 		if !held && (decision.RecheckAt.IsZero() || decision.RecheckAt.After(due)) {
 			return fmt.Errorf("liveness: the publish for %s is to be renewed at %s, and nothing happens before %s", p.Key.PodUID, due, decision.RecheckAt)
 		}
@@ -132,13 +132,15 @@ func (w *simWorld) checkRest(d Desired, decision Decision) error {
 
 // checkRenewal is what must hold when a publish is repeated.
 func (w *simWorld) checkRenewal(uid string) error {
-	switch a := w.agent; {
-	case !w.inUse() && !w.inline && w.agent.attaches != No:
+	a := w.agent
+	heard := a.life.Publication(PublishKey{PodUID: uid}).Heard.At
+	switch state := a.pods[uid]; {
+	case !w.inUse() && !w.inline && a.attached != No:
 		return fmt.Errorf("S7: the publish for %s is repeated and the Node does not list the volume in use", uid)
-	case w.leaving[uid] || a.pods[uid] != Wanted:
+	case w.leaving[uid] || !state.Set:
 		return fmt.Errorf("the publish for %s is repeated while it leaves", uid)
-	case w.now.Before(a.heard[uid].Add(time.Minute)):
-		return fmt.Errorf("the publish for %s is repeated %s after it was made", uid, w.now.Sub(a.heard[uid]))
+	case w.now.Before(heard.Add(time.Minute)):
+		return fmt.Errorf("the publish for %s is repeated %s after it was made", uid, w.now.Sub(heard))
 	}
 	return nil
 }

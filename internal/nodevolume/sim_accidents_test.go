@@ -40,12 +40,18 @@ func (w *simWorld) meanwhile() {
 	if w.settling {
 		return
 	}
+	if w.rng.IntN(16) == 0 {
+		w.owner()
+	}
+	w.others()
+}
+
+// others is what those do who do not see pods.
+func (w *simWorld) others() {
 	for range w.rng.IntN(4) {
 		switch n := w.rng.IntN(16); {
 		case n == 0:
 			w.reattach()
-		case n == 1:
-			w.owner()
 		case n < 5:
 			w.controller()
 		case n < 8:
@@ -80,9 +86,7 @@ func (w *simWorld) containersEnd() {
 // ended: the runtime says that the containers of a pod have ended.
 func (w *simWorld) ended(uid string) {
 	delete(w.running, uid)
-	if _, known := w.agent.pods[uid]; known || w.agent.synced {
-		w.agent.pods[uid] = Released
-	}
+	w.agent.say(uid, PodState{Removed: true})
 	w.log("the runtime says that the containers of %s have ended", uid)
 }
 

@@ -8,39 +8,57 @@ import (
 	"time"
 )
 
-// The agent of the simulation: what it has in memory, and what it does, as the shell does it.
+// The agent of the simulation: the life of the volume and the list as they ship, and around them what a shell does: it keeps
+// records on a disk, calls and reads.
 
 // simAgent is what an agent has in memory.
 type simAgent struct {
-	list       InUseList
-	watch      int // versions seen by the watch
-	synced     bool
-	pods       map[string]Claim // what the owner said
-	attaches   Knowledge        // what the CSIDriver said when it was last seen
-	stage      Phase
-	publishes  map[string]Phase
-	heard      map[string]time.Time // when the driver confirmed them to this agent
-	attachment Lookup
-	stages     Knowledge // whether the driver does, once it was asked
-	users      Users
+	list     InUseList
+	life     Life
+	watch    int // versions seen by the watch
+	pods     map[string]PodState
+	allSet   bool
+	attaches Knowledge // what the CSIDriver said when it was last seen
+	stages   Knowledge // whether the driver does, once it was asked
+	attached Knowledge // attaches, when the last step was decided
 }
 
 // start is an agent on the records of the one before.
 func (w *simWorld) start() {
-	a := &simAgent{pods: map[string]Claim{}, publishes: map[string]Phase{}, heard: map[string]time.Time{}}
-	for name, r := range w.records {
-		phase := r.Rebuilt(w.bootID(), knows(w.mountedFor(name)))
+	a := &simAgent{pods: map[string]PodState{}, life: Life{Inline: w.inline}} // as its name says, or else its records
+	for _, name := range slices.Sorted(maps.Keys(w.records)) {
+		r := w.records[name]
 		if w.plant == believeOldBoot {
-			phase = r.Rebuilt(r.BootID, Yes)
+			a.life.Found(r, r.BootID, Yes)
+			continue
 		}
-		if name == StageKind {
-			a.stage = phase
-		} else {
-			a.publishes[name] = phase
-		}
+		a.life.Found(r, w.bootID(), knows(w.mountedFor(name)))
 	}
 	w.agent = a
-	w.log("start: stage %s, publishes %v", a.stage, a.publishes)
+	w.log("start: stage %s, publishes a %s, b %s", a.life.Stage.Phase, a.phase("a"), a.phase("b"))
+}
+
+// set is what a shell does about a pod that its owner wants.
+func (a *simAgent) set(w *simWorld, uid string) {
+	if a.pods[uid] == (PodState{}) || a.pods[uid].Removed {
+		a.life.Publication(PublishKey{PodUID: uid})
+	}
+	a.pods[uid] = PodState{Set: true, Resolved: true}
+}
+
+// say notes what the owner says of a pod that it spoke of before.
+func (a *simAgent) say(uid string, state PodState) {
+	if _, known := a.pods[uid]; known || a.allSet {
+		a.pods[uid] = state
+	}
+}
+
+// phase is that of the publish for a pod.
+func (a *simAgent) phase(uid string) Phase {
+	if p := a.life.find(PublishKey{PodUID: uid}); p != nil {
+		return p.Phase
+	}
+	return Absent
 }
 
 // crash kills the agent. What it had on its way may still arrive.
@@ -53,7 +71,7 @@ func (w *simWorld) crash() {
 // tear may take a record away: of what was in it, the files beside it tell little, or nothing.
 func (w *simWorld) tear() {
 	names := slices.Sorted(maps.Keys(w.records))
-	if len(names) == 0 || w.rng.IntN(4) != 0 {
+	if len(names) == 0 || w.rng.IntN(4) != 0 && !(w.restless && w.rng.IntN(2) == 0) {
 		return
 	}
 	name := names[w.rng.IntN(len(names))]
@@ -82,14 +100,14 @@ func (w *simWorld) write() {
 	a := w.agent
 	if a.list.NeedsRead() {
 		if !a.list.Started() {
-			recorded := w.handshakeKnown()
+			recorded := a.life.Handshake(w.isUnaccounted() && !w.inline)
 			if w.plant == noStartGuard || w.plant == keepRecorded && len(w.records) > 0 || w.plant == believeGuess && recorded == Unknown {
 				recorded = Yes
 			}
 			a.list.Start(w.node(), func(string) Knowledge { return recorded })
 			a.watch = len(w.versions) - 1
 		} else {
-			w.learned(a.list.ObserveLive(w.node()))
+			a.list.ObserveLive(w.node())
 		}
 		return
 	}
@@ -104,9 +122,14 @@ func (w *simWorld) write() {
 		a.list.NotApplied() // no reply; it may still land
 	case 1:
 		w.crash() // died with the write on its way
+		if w.restless {
+			w.changeCSIDriver() // which the next agent learns before that write lands
+			w.see()
+			w.syncPods()
+		}
 	default:
 		if node, ok := w.land(len(w.writes) - 1); ok && w.rng.IntN(5) > 0 {
-			w.learned(a.list.Applied(node))
+			a.list.Applied(node)
 		} else {
 			a.list.NotApplied()
 		}
@@ -121,80 +144,75 @@ func (w *simWorld) see() {
 		w.log("seen: volumes are attached: %s", a.attaches)
 	}
 	if a.list.Started() && a.watch < len(w.versions) {
-		w.learned(a.list.Observe(w.versions[a.watch]))
+		a.list.Observe(w.versions[a.watch])
 		a.watch++
 	}
 }
 
-func (w *simWorld) learned(changed []string) {
-	if len(changed) > 0 && w.plant != keepLookup {
-		w.agent.attachment.Doubt()
-	}
-}
-
-func (w *simWorld) claim(uid string) Claim {
-	switch claim, set := w.agent.pods[uid]; {
-	case claim == Ending && w.plant == endingIsOver:
-		return Released
-	case set:
-		return claim
-	case w.agent.synced, w.records[uid].Leaving:
-		return Released
-	default:
-		return Unclaimed
-	}
-}
-
-func (w *simWorld) observed() (Desired, Observed) {
-	a := w.agent
-	var d Desired
-	for _, uid := range []string{"a", "b"} {
-		claim, phase := w.claim(uid), a.publishes[uid]
-		if claim == Wanted || phase != Absent {
-			d.Pods = append(d.Pods, Pod{
-				Key: PublishKey{PodUID: uid}, Claim: claim, Publish: phase, LastConfirmed: Confirmation{At: a.heard[uid]},
-				Leaving: w.leaving[uid] && w.plant != renewLeaving,
-				Label:   w.label(uid), PublishedLabel: w.records[uid].SELinuxLabel,
-			})
-		}
-	}
-	if a.attaches == No && w.plant != keepAttachment {
-		a.attachment.Doubt() // as the shell does
-	}
-	o := Observed{
-		Inline: w.agentSaysInline(), Unaccounted: w.isUnaccounted(),
-		Node: a.list.View(simVolume), AttachRequired: a.attaches, Attachment: a.attachment.Known(),
-		Driver:        Driver{Registered: w.registered || w.plant == driverStays, Stages: a.stages, RepublishEvery: time.Minute},
-		Stage:         Stage{Phase: a.stage, AttachmentUID: w.records[StageKind].AttachmentUID, Label: w.records[StageKind].SELinuxLabel},
-		RecordedInUse: w.recordedInUse(), Users: a.users,
-	}
+// view is what the agent believes of the Node.
+func (w *simWorld) view() Node {
+	view := w.agent.list.View(simVolume)
 	switch {
-	case w.plant == believeStale && o.Node.InUse == Unknown && a.list.known:
-		o.Node.InUse = a.list.inUse.lists(simVolume)
+	case w.plant == believeStale && view.InUse == Unknown && w.agent.list.known:
+		view.InUse = w.agent.list.inUse.lists(simVolume)
 	case w.plant == skipHandshake, w.plant == publishFreely && !w.stages:
-		o.Node.InUse = Yes
-	case w.plant == believeOldVA:
-		o.Stage.AttachmentUID = a.attachment.Known().UID
+		view.InUse = Yes
+	case w.plant == keepLookup:
+		view.Changes = 0
 	}
-	for i, p := range d.Pods {
-		switch {
-		case w.plant == forgetLabels:
-			d.Pods[i].Label, d.Pods[i].PublishedLabel, o.Stage.Label = "", "", ""
-		case w.plant == labelsOverMount && p.Publish == Confirmed && p.Claim == Wanted && p.Label != p.PublishedLabel:
-			d.Pods[i].Publish = Uncertain
-		}
-	}
-	return d, o
+	return view
 }
 
-// agentSaysInline: the agent knows it from its records, or from the pods where there are none.
-func (w *simWorld) agentSaysInline() bool {
-	for _, r := range w.records {
-		if !r.Inline {
-			return false
+func (w *simWorld) facts() Facts {
+	return Facts{
+		Node: w.view(), AttachRequired: w.agent.attaches, Unaccounted: w.isUnaccounted(), Pod: w.pod,
+		Driver: Driver{Registered: w.registered || w.plant == driverStays, Stages: w.agent.stages, RepublishEvery: time.Minute},
+	}
+}
+
+// pod is what the agent knows of the pod of a publication.
+func (w *simWorld) pod(p *Publication) PodFacts {
+	uid := p.Key.PodUID
+	facts := PodFacts{PodState: w.agent.pods[uid], Label: w.label(uid)}
+	facts.Wants, facts.AllSet = facts.Set, w.agent.allSet
+	facts.Deleting = facts.Set && w.leaving[uid] && w.plant != renewLeaving
+	facts.Removed = facts.Removed || facts.Ending && w.plant == endingIsOver
+	if w.plant == forgetLabels {
+		facts.Label = ""
+	}
+	return facts
+}
+
+// decide is the life's decision, as a shell asks for it, unless a fault is planted there.
+func (w *simWorld) decide() Decision {
+	l := &w.agent.life
+	lookup, mistaken := l.attachment, map[*Publication]bool{}
+	for _, p := range l.Pods {
+		if w.plant == labelsOverMount && p.Phase == Confirmed && l.Claim(w.facts(), p) == Wanted && w.label(p.Key.PodUID) != p.Record.SELinuxLabel {
+			p.Phase, mistaken[p] = Uncertain, true
+		}
+		if w.plant == forgetLabels {
+			p.Record.SELinuxLabel, l.Stage.Record.SELinuxLabel = "", ""
 		}
 	}
-	return w.inline
+	if w.plant == believeOldVA && l.Stage.Record.AttachmentUID != "" {
+		l.Stage.Record.AttachmentUID = l.attachment.Known(w.view()).UID
+	}
+	w.agent.attached = w.agent.attaches
+	decision := l.Decide(w.now, w.facts())
+	for p := range mistaken {
+		p.Phase = Confirmed
+	}
+	if w.plant == keepAttachment {
+		l.attachment, l.decidedOn = lookup, lookup.Known(w.view())
+	}
+	if w.plant == forgetRenewal {
+		decision.RecheckAt = time.Time{}
+	}
+	if w.plant == wishOnlyNews && w.view().InUse == decision.InUse {
+		decision.InUse = Unknown
+	}
+	return decision
 }
 
 // turn is one decision of the agent and its step.
@@ -203,45 +221,54 @@ func (w *simWorld) turn() error {
 	read := w.justRead
 	w.justRead = false
 	w.now = w.now.Add(time.Duration(w.rng.IntN(20)) * time.Second)
-	d, o := w.observed()
-	decision := Decide(w.now, d, o)
-	if w.plant == forgetRenewal {
-		decision.RecheckAt = time.Time{}
-	}
-	if w.plant == wishOnlyNews && o.Node.InUse == decision.InUse {
-		decision.InUse = Unknown
-	}
+	decision := w.decide()
 	if decision.InUse != Unknown {
 		a.list.Want(simVolume, decision.InUse == Yes)
 	}
 	if decision.Forget {
 		a.list.Forget(simVolume)
 	}
-	switch step := decision.Next.(type) {
+	step := decision.Next
+	lookup := a.life.attachment
+	switch step := step.(type) {
 	case nil:
-		a.attachment.Doubt() // as a turn that begins does
-		a.users.Found = Unknown
-		return w.checkRest(d, decision)
+		a.life.BeginTurn()
+		return w.checkRest(decision)
 	case LookForUsers:
 		w.justRead = read
-		a.users.Found = knows(w.hasUsers() && w.plant != ignoreUsers)
-		if a.users.Search = (Failure{}); a.users.Found == Yes {
-			a.users.Search = Failure{Count: 1, At: w.now}
-		}
+		a.life.Looked(w.hasUsers() && w.plant != ignoreUsers, w.now, 0)
 	case ReadCapabilities:
 		a.stages = knows(w.stages)
 	case ReadAttachment:
-		a.attachment.Read(a.attachment.Begin(), Attachment{Attached: knows(w.vaUID != 0), UID: strconv.Itoa(w.vaUID)})
-		w.justRead = true
+		w.read()
 	default:
-		if err := w.call(w.asPlanted(step)); err != nil {
+		w.justRead = read
+		if w.rng.IntN(4) == 0 && !w.settling {
+			w.justRead = false
+			w.others() // while a secret is read
+			w.read()
+		}
+		if _, stands := a.life.Attachment(w.view()); !stands {
+			break
+		}
+		if err := w.call(w.asPlanted(step)); err != nil || w.agent != a {
 			return err
 		}
 	}
-	if Outdates(decision.Next) && w.plant != keepLookup {
-		a.attachment.Doubt()
+	a.life.Done(step)
+	if w.plant == keepLookup {
+		if _, reads := step.(ReadAttachment); !reads {
+			a.life.attachment = lookup
+		}
 	}
 	return nil
+}
+
+// read reads the VolumeAttachment.
+func (w *simWorld) read() {
+	begun := w.agent.life.BeginRead(w.view())
+	w.agent.life.Read(begun, Attachment{Attached: knows(w.vaUID != 0), UID: strconv.Itoa(w.vaUID)})
+	w.justRead = true
 }
 
 // asPlanted has a call say the label that the pod wants where the decision knew of none.
@@ -264,24 +291,20 @@ func (w *simWorld) asPlanted(step Step) Step {
 // call records, calls the driver and takes in the reply, and may die between any two of these.
 func (w *simWorld) call(step Step) error {
 	a := w.agent
-	a.users.Found = Unknown
 	name, undo := recordOf(step)
-	by := a.attachment.Known().UID
+	intent := Record{Kind: PublishKind, BootID: w.bootID(), Inline: w.inline, SELinuxLabel: labelOf(step), Pod: RecordPod{UID: KeyOf(step).PodUID}}
+	if name == StageKind {
+		intent.Kind = StageKind
+	}
+	call, by := a.life.Begin(step, intent, w.unreadable[name]), a.life.decidedOn.UID
 	w.log("agent: %T %s by %q (in use: %v)", step, name, by, w.inUse())
 	if err := w.checkCall(step); err != nil {
 		return err
 	}
-	before := a.publishes[name]
-	if name == StageKind {
-		before = a.stage
-	}
-	if w.unreadable[name] {
-		before = Uncertain
-	}
-	if err := w.checkEnding(step, name, before); err != nil {
+	if err := w.checkEnding(step, name, call.Before); err != nil {
 		return err
 	}
-	if undo && before == Confirmed && name != StageKind && w.claim(name) == Wanted {
+	if undo && call.Before == Confirmed && name != StageKind && a.life.Claim(w.facts(), a.life.Publication(KeyOf(step))) == Wanted {
 		return fmt.Errorf("the volume is taken from pod %s, which runs on it", name)
 	}
 	_, renews := step.(Republish)
@@ -290,8 +313,8 @@ func (w *simWorld) call(step Step) error {
 			return err
 		}
 	}
-	if !renews && (w.plant != recordAfterCall || undo) {
-		w.record(name, labelOf(step), by, undo)
+	if w.plant != recordAfterCall || undo {
+		w.record(name, call)
 	}
 	if w.rng.IntN(12) == 0 {
 		w.crash()
@@ -316,22 +339,28 @@ func (w *simWorld) call(step Step) error {
 		w.crash()
 		return nil
 	}
-	if !renews {
-		w.record(name, labelOf(step), by, undo)
+	if w.plant == recordAfterCall && !undo {
+		w.record(name, call)
 	}
+	w.end(name, call, reply)
+	return nil
+}
+
+// end takes in the reply to a call.
+func (w *simWorld) end(name string, call Call, reply Reply) {
+	_, undo := recordOf(call.Step)
+	_, renews := call.Step.(Republish)
 	if w.plant == believeSilence && reply == NoAnswer {
 		reply = Refused
 	}
 	if w.plant == dropUncertain && undo {
 		reply = OK
 	}
-	after := AfterCall(before, reply)
-	if w.plant == believeRefusal && !renews || w.plant == believeRenewal && renews {
+	after := call.After(reply)
+	if w.plant == believeRefusal && !renews && !undo || w.plant == believeRenewal && renews {
 		after = AfterCall(Absent, reply)
 	}
-	if undo {
-		after = AfterUndo(reply)
-	}
+	heard := Confirmation{}
 	switch after {
 	case Absent:
 		delete(w.records, name)
@@ -341,13 +370,12 @@ func (w *simWorld) call(step Step) error {
 		r.Confirmed = true
 		w.records[name] = r
 		if reply == OK {
-			a.heard[name] = w.now
+			heard.At = w.now
 		}
 	case Uncertain:
 	}
-	w.set(name, after)
+	w.agent.life.End(call, after, heard)
 	w.log("reply %d: %s is %s", reply, name, after)
-	return nil
 }
 
 func recordOf(step Step) (name string, undo bool) {
@@ -379,34 +407,16 @@ func labelOf(step Step) string {
 	}
 }
 
-// record makes the record, as the shell does before the call.
-func (w *simWorld) record(name, label, by string, undo bool) {
-	r := w.records[name]
-	if undo {
-		r.Leaving, r.Confirmed = true, false
-	} else {
-		if w.unreadable[name] {
-			r.InUse, r.Guessed = !w.inline, !w.inline
+// record puts the record of a call on the disk.
+func (w *simWorld) record(name string, call Call) {
+	if call.Write {
+		w.records[name] = call.Record
+		if _, undo := recordOf(call.Step); !undo {
 			delete(w.unreadable, name)
-		}
-		r = Record{
-			Kind: name, BootID: w.bootID(), Inline: w.inline, InUse: by != "", AttachmentUID: by, SELinuxLabel: label,
-		}.After(r)
-		if by != "" {
-			w.handshakes[name] = true
+			if w.agent.life.decidedOn.UID != "" {
+				w.handshakes[name] = true
+			}
 		}
 	}
-	w.records[name] = r
-	w.set(name, Uncertain)
-}
-
-func (w *simWorld) set(name string, phase Phase) {
-	switch {
-	case name == StageKind:
-		w.agent.stage = phase
-	case phase == Absent:
-		delete(w.agent.publishes, name)
-	default:
-		w.agent.publishes[name] = phase
-	}
+	w.agent.life.Recorded(call)
 }

@@ -45,36 +45,6 @@ func (w *simWorld) recordedAtAll(name string) bool {
 	return recorded || w.unreadable[name]
 }
 
-// recordedInUse is what the agent knows of the handshakes; what it cannot read was under one.
-func (w *simWorld) recordedInUse() bool {
-	if w.isUnaccounted() && !w.inline {
-		return true
-	}
-	for _, r := range w.records {
-		if r.InUse {
-			return true
-		}
-	}
-	return false
-}
-
-// handshakeKnown says whether an agent that died must have heeded that a record was made under the handshake.
-func (w *simWorld) handshakeKnown() Knowledge {
-	known := No
-	if w.isUnaccounted() && !w.inline {
-		known = Unknown
-	}
-	for _, r := range w.records {
-		switch {
-		case r.InUse && !r.Guessed:
-			return Yes
-		case r.InUse:
-			known = Unknown
-		}
-	}
-	return known
-}
-
 // checkEnding: of a pod that is over by its object, and whose containers run, nothing is taken and nothing is mounted for it.
 func (w *simWorld) checkEnding(step Step, name string, before Phase) error {
 	if stage, ok := step.(StageVolume); ok {
@@ -100,8 +70,8 @@ func (w *simWorld) checkCall(step Step) error {
 	_, isPublish := step.(Publish)
 	_, isUnstage := step.(Unstage)
 	unpublish, isUnpublish := step.(Unpublish)
-	first := a.attaches != No && !w.inline && (isStage || isPublish && !w.stages)
-	is, by := strconv.Itoa(w.vaUID), a.attachment.Known().UID
+	first := a.attached != No && !w.inline && (isStage || isPublish && !w.stages)
+	is, by := strconv.Itoa(w.vaUID), a.life.decidedOn.UID
 	attached := (isStage || isPublish) && by != ""
 	switch {
 	case !w.registered:
@@ -132,11 +102,15 @@ func (w *simWorld) stagedEarlier() bool {
 func (w *simWorld) settled() bool {
 	waiting := 0
 	for uid := range w.owned {
-		if w.published[uid] && w.agent.publishes[uid] == Confirmed {
+		if w.published[uid] && w.agent.phase(uid) == Confirmed {
+			continue
+		}
+		if w.leaving[uid] && !w.published[uid] && !w.recordedAtAll(uid) {
+			waiting++ // it gets no first mount
 			continue
 		}
 		other := otherPod(uid)
-		if w.agent.publishes[other] == Confirmed && w.stagedEarlier() {
+		if w.agent.phase(other) == Confirmed && w.stagedEarlier() {
 			if !w.published[uid] {
 				waiting++ // for the pod that has it by an earlier attachment
 			}

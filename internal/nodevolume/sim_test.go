@@ -177,42 +177,44 @@ func (w *simWorld) owner() {
 	switch {
 	case w.running[uid] && w.rng.IntN(4) == 0: // its object says after all that it is not over
 		delete(w.running, uid)
-		w.owned[uid], w.agent.pods[uid] = true, Wanted
+		w.own(uid)
 	case w.running[uid]:
 		w.ended(uid)
 	case w.owned[uid] && !w.leaving[uid] && w.rng.IntN(3) == 0:
 		w.leaving[uid] = true
-	case w.owned[uid] && w.published[uid] && w.agent.publishes[uid] == Confirmed && w.rng.IntN(2) == 0:
+	case w.owned[uid] && w.published[uid] && w.agent.phase(uid) == Confirmed && w.rng.IntN(2) == 0:
 		delete(w.owned, uid)
 		delete(w.leaving, uid)
 		w.running[uid] = true
-		if _, known := w.agent.pods[uid]; known || w.agent.synced {
-			w.agent.pods[uid] = Ending
-		}
+		w.agent.say(uid, PodState{Ending: true})
 	case w.owned[uid]:
-		w.lingering[uid] = w.published[uid] && w.agent.publishes[uid] == Confirmed && w.rng.IntN(2) == 0
+		w.lingering[uid] = w.published[uid] && w.agent.phase(uid) == Confirmed && w.rng.IntN(2) == 0
 		delete(w.owned, uid)
 		delete(w.leaving, uid)
-		if _, known := w.agent.pods[uid]; known || w.agent.synced {
-			w.agent.pods[uid] = Released
-		}
-	case w.agent.publishes[uid] == Absent && !w.lingering[uid]:
-		w.owned[uid], w.agent.pods[uid] = true, Wanted
+		w.agent.say(uid, PodState{Removed: true})
+	case w.agent.phase(uid) == Absent && !w.lingering[uid]:
+		w.own(uid)
 	}
 	w.log("owner: %v, leaving %v, over and running %v", w.owned, w.leaving, w.running)
 }
 
+// own has a pod want the volume.
+func (w *simWorld) own(uid string) {
+	w.owned[uid] = true
+	w.agent.set(w, uid)
+}
+
 func (w *simWorld) syncPods() {
-	if w.agent.synced {
+	if w.agent.allSet {
 		return
 	}
 	for uid := range w.owned {
-		w.agent.pods[uid] = Wanted
+		w.agent.set(w, uid)
 	}
 	for uid := range w.running {
-		w.agent.pods[uid] = Ending
+		w.agent.pods[uid] = PodState{Ending: true}
 	}
-	w.agent.synced = true
+	w.agent.allSet = true
 	w.log("owner tells the agent of %v", w.owned)
 }
 
@@ -340,7 +342,7 @@ func simulate(seed uint64, p plant) (*simWorld, error) {
 
 // lives are in one seed; seeds are how many are run, or what BELAY_SIM_SEEDS says; BELAY_SIM_SEED replays one of
 // them. A planted fault is found within plantedSeeds.
-const lives, seeds, plantedSeeds = 200, 15, 10
+const lives, seeds, plantedSeeds = 500, 15, 10
 
 func number(t *testing.T, variable string) (uint64, bool) {
 	t.Helper()

@@ -116,6 +116,8 @@ type Desired struct {
 type Node struct {
 	InUse    Knowledge
 	Attached Knowledge
+	// Changes is another number whenever what may be believed of the volume has changed.
+	Changes int
 }
 
 // Attachment is the VolumeAttachment as read live since the last call; see [Lookup].
@@ -246,6 +248,8 @@ type Decision struct {
 	RecheckAt time.Time
 	// Forget: nothing is left of the volume here and nobody wants it.
 	Forget bool
+	// Left are the pods that the life of the volume has dropped.
+	Left []PublishKey
 }
 
 // Reason is why a pod's volume waits. The words go into events and errors unchanged.

@@ -1,0 +1,390 @@
+package nodevolume
+
+import (
+	"slices"
+	"time"
+)
+
+// Life is what an agent knows of one volume by its own work: what is recorded, what was called, and what came of it.
+// The agent has one for each volume, and so has the simulation. A step of a Decision that calls the driver goes through
+// Begin, Recorded and End; in between the caller makes the record durable and calls.
+//
+// A Life has no lock. One goroutine at a time works on it.
+type Life struct {
+	// Inline: see [Observed].
+	Inline bool
+	Stage  Place
+	// Pods are those that want the volume or may have it, in the order in which they came.
+	Pods []*Publication
+	// Unstage is the failure that holds back the unstage.
+	Unstage Failure
+	Users   Users
+	Growth  Growth
+
+	attachment Lookup
+	// decidedOn is the attachment that the last step was decided on.
+	decidedOn Attachment
+}
+
+// Place is a stage or a publish: its record, and what is known beyond it.
+type Place struct {
+	Record Record
+	Phase  Phase
+	// Heard is when the driver confirmed it to this agent.
+	Heard Confirmation
+}
+
+// inUse: what it speaks of may be there, and was made under the handshake over volumesInUse.
+func (p Place) inUse() bool { return p.Phase != Absent && p.Record.InUse }
+
+// Publication is the volume for one pod.
+type Publication struct {
+	Key PublishKey
+	Place
+	Failure Failure
+}
+
+// Facts is what others know of a volume at one moment.
+type Facts struct {
+	Node           Node
+	AttachRequired Knowledge
+	Driver         Driver
+	Unaccounted    bool
+	// Pod is what is known of the pod of a publication.
+	Pod func(*Publication) PodFacts
+}
+
+// PodFacts is what is known of a pod and of how it wants the volume.
+type PodFacts struct {
+	PodState
+	// Wants: the pod is known to want the volume, with these:
+	Wants    bool
+	Label    string
+	SolePod  bool
+	ReadOnly bool
+}
+
+// PodState is what has been said of a pod.
+type PodState struct {
+	// Set: its owner said that its volumes shall be mounted. Removed: that its containers have ended.
+	Set, Removed bool
+	// Ending: its object is gone or says that the pod is over, and its containers may run.
+	Ending bool
+	// Deleting: its object has a deletion timestamp.
+	Deleting bool
+	// Resolved: it is known which volumes it wants.
+	Resolved bool
+	// AllSet: every pod was set that there is.
+	AllSet bool
+}
+
+// claim is what follows from it for a publication.
+func (f PodFacts) claim(p *Publication, unaccounted bool) Claim {
+	switch {
+	case f.Removed:
+		return Released
+	case f.Ending:
+		return Ending
+	case f.Set && f.Wants && f.Deleting && p.Phase == Absent && !unaccounted:
+		return Released // a pod that ends gets no first mount; one that it has stays
+	case f.Set && f.Wants:
+		return Wanted
+	case f.Set && f.Resolved, !f.Set && (f.AllSet || p.Record.Leaving):
+		return Released
+	default:
+		return Unclaimed
+	}
+}
+
+// Claim is what the pod's owner says about a publication.
+func (l *Life) Claim(facts Facts, p *Publication) Claim {
+	return facts.Pod(p).claim(p, facts.Unaccounted)
+}
+
+// Publication returns the entry for a pod, and makes it if it is new.
+func (l *Life) Publication(key PublishKey) *Publication {
+	if p := l.find(key); p != nil {
+		return p
+	}
+	p := &Publication{Key: key}
+	l.Pods = append(l.Pods, p)
+	return p
+}
+
+func (l *Life) find(key PublishKey) *Publication {
+	if i := slices.IndexFunc(l.Pods, func(p *Publication) bool { return p.Key == key }); i >= 0 {
+		return l.Pods[i]
+	}
+	return nil
+}
+
+// Found takes in a record that was there when the agent started.
+func (l *Life) Found(record Record, bootID string, mounted Knowledge) {
+	place := Place{Record: record, Phase: record.Rebuilt(bootID, mounted)}
+	l.Inline = record.Inline
+	if record.Kind == StageKind {
+		l.Stage = place
+	}
+	if record.Pod.UID == "" || record.Kind == StageKind && record.Leaving {
+		return
+	}
+	// Also the pod that it was staged for: until its owner speaks, it may be wanted.
+	p := l.Publication(PublishKey{PodUID: record.Pod.UID, SpecName: record.SpecName})
+	if record.Kind == PublishKind {
+		p.Place = place
+	}
+}
+
+// Handshake says whether a record of the volume was made under the handshake over volumesInUse. Of one that was made in the
+// place of a torn one nobody knows. doubtful: there may be such a record beside those that are known.
+func (l *Life) Handshake(doubtful bool) Knowledge {
+	known := No
+	if doubtful {
+		known = Unknown
+	}
+	for _, place := range l.places() {
+		switch {
+		case !place.inUse():
+		case !place.Record.Guessed:
+			return Yes
+		default:
+			known = Unknown
+		}
+	}
+	return known
+}
+
+func (l *Life) places() []Place {
+	all := []Place{l.Stage}
+	for _, p := range l.Pods {
+		all = append(all, p.Place)
+	}
+	return all
+}
+
+// BeginTurn says that time has passed in which nobody worked on the volume.
+func (l *Life) BeginTurn() {
+	l.attachment.Doubt()
+	l.Users.Found = Unknown
+}
+
+// Wake ends the back-offs: something that the volume may have waited for has changed.
+func (l *Life) Wake() {
+	l.Unstage.At, l.Growth.Failure.At, l.Users.Search.At = time.Time{}, time.Time{}, time.Time{}
+	for _, p := range l.Pods {
+		p.Failure.At = time.Time{}
+	}
+}
+
+// Decide says what to do next. Pods that are gone and have nothing published are dropped.
+func (l *Life) Decide(now time.Time, facts Facts) Decision {
+	var left []PublishKey
+	l.Pods = slices.DeleteFunc(l.Pods, func(p *Publication) bool {
+		gone := p.Phase == Absent && l.Claim(facts, p) == Released
+		if gone {
+			left = append(left, p.Key)
+		}
+		return gone
+	})
+	if facts.AttachRequired == No {
+		// What was read before the CSIDriver changed is not for a stage without the handshake.
+		l.attachment.Doubt()
+	}
+	l.decidedOn = l.attachment.Known(facts.Node)
+	decision := Decide(now, l.desired(facts), l.observed(facts))
+	decision.Left = left
+	return decision
+}
+
+func (l *Life) desired(facts Facts) Desired {
+	var d Desired
+	for _, p := range l.Pods {
+		pod := facts.Pod(p)
+		d.Pods = append(d.Pods, Pod{
+			Key: p.Key, Claim: pod.claim(p, facts.Unaccounted), Publish: p.Phase, LastConfirmed: p.Heard, Leaving: pod.Deleting,
+			Label: pod.Label, PublishedLabel: p.Record.SELinuxLabel,
+			SolePod:  pod.Wants && pod.SolePod || !pod.Wants && p.Record.SolePod,
+			ReadOnly: pod.ReadOnly, Failure: p.Failure,
+		})
+	}
+	return d
+}
+
+func (l *Life) observed(facts Facts) Observed {
+	return Observed{
+		Inline: l.Inline, Node: facts.Node, AttachRequired: facts.AttachRequired, Driver: facts.Driver, Unaccounted: facts.Unaccounted,
+		RecordedInUse: slices.ContainsFunc(l.places(), Place.inUse),
+		Attachment:    l.decidedOn,
+		Stage:         Stage{Phase: l.Stage.Phase, AttachmentUID: l.Stage.Record.AttachmentUID, Label: l.Stage.Record.SELinuxLabel},
+		Unstage:       l.Unstage, Users: l.Users, Growth: l.Growth,
+	}
+}
+
+// BeginRead says that the VolumeAttachment is about to be read. What it returns is for [Life.Read].
+func (l *Life) BeginRead(node Node) Reading { return l.attachment.Begin(node) }
+
+// Read takes what a read of the VolumeAttachment found.
+func (l *Life) Read(begun Reading, found Attachment) { l.attachment.Read(begun, found) }
+
+// Attachment is the one that the last step was decided on, Unknown for a step that needs none. It reports false if it may be
+// another one by now: then the step must not be done, but decided anew.
+func (l *Life) Attachment(node Node) (Attachment, bool) {
+	return l.decidedOn, l.decidedOn.UID == "" || l.attachment.Known(node).UID == l.decidedOn.UID
+}
+
+// Call is a call to the driver, from the record before it to what stands after it.
+type Call struct {
+	Step Step
+	// Record is to be made durable before anything is made for the volume, a directory or a call, so that whatever an
+	// agent that dies leaves behind is known.
+	Record Record
+	// Write: the record is not on the disk yet, where Earlier is, if anything.
+	Write   bool
+	Earlier Record
+	// Before is the phase before the call.
+	Before Phase
+}
+
+// Begin is the call of a step. For StageVolume and Publish, intent is the record but for what the volume's life adds: under which
+// attachment it is made, and what an earlier call may have done. unaccounted says that a record of this name should have been
+// there and was not: this one takes its place, and what was mounted is mounted once more at the same path, and undone from there.
+func (l *Life) Begin(step Step, intent Record, unaccounted bool) Call {
+	place := l.place(step)
+	call := Call{Step: step, Record: place.Record, Earlier: place.Record, Before: place.Phase}
+	switch step.(type) {
+	case StageVolume, Publish:
+		call.Record, call.Write = intent, true
+		call.Record.InUse, call.Record.AttachmentUID = l.decidedOn.UID != "", l.decidedOn.UID
+		if call.Before != Absent {
+			call.Record = call.Record.After(place.Record)
+		}
+		if unaccounted {
+			call.Before = Uncertain
+			call.Record = call.Record.After(Record{InUse: !intent.Inline, Guessed: !intent.Inline})
+		}
+	case Unpublish, Unstage:
+		call.Write = !call.Record.Leaving
+		call.Record.Leaving, call.Record.Confirmed = true, false
+	}
+	return call
+}
+
+// Recorded says that the call's record is durable.
+func (l *Life) Recorded(call Call) {
+	if call.Write {
+		place := l.place(call.Step)
+		place.Record, place.Phase = call.Record, Uncertain
+	}
+}
+
+// After is the phase that the driver's reply leads to. A call that was not made counts as refused.
+func (c Call) After(reply Reply) Phase {
+	switch c.Step.(type) {
+	case Unpublish, Unstage:
+		return AfterUndo(reply)
+	default:
+		return AfterCall(c.Before, reply)
+	}
+}
+
+// End says what stands after the call. heard is when the driver confirmed it, zero if it did not.
+func (l *Life) End(call Call, phase Phase, heard Confirmation) {
+	place := l.place(call.Step)
+	place.Phase = phase
+	if phase == Confirmed && !heard.At.IsZero() {
+		place.Record.Confirmed, place.Heard = true, heard
+	}
+}
+
+// place is what a step makes or undoes.
+func (l *Life) place(step Step) *Place {
+	switch step.(type) {
+	case StageVolume, Unstage:
+		return &l.Stage
+	default:
+		return &l.Publication(KeyOf(step)).Place
+	}
+}
+
+// KeyOf is the pod that a step is done for; zero for the unstage.
+func KeyOf(step Step) PublishKey {
+	switch step := step.(type) {
+	case ReadCapabilities:
+		return step.For
+	case ReadAttachment:
+		return step.For
+	case StageVolume:
+		return step.For
+	case Publish:
+		return step.Key
+	case Republish:
+		return step.Key
+	case Unpublish:
+		return step.Key
+	case LookForUsers:
+		return step.Key
+	case Expand:
+		return step.Key
+	default:
+		return PublishKey{}
+	}
+}
+
+// Bounds of the longest wait before something is looked at again that tells nobody when it changes.
+const (
+	// attachmentWait: a node may not watch VolumeAttachments (the Node authorizer permits get alone). What wakes a volume
+	// as a rule is that the Node reports it attached, which comes after.
+	attachmentWait = 5 * time.Second
+	// userWait: a process that unmounts tells nobody.
+	userWait = 10 * time.Second
+)
+
+// Failed notes that a step failed. released: the pod that it was done for is not wanted any more; what kept it from being mounted
+// does not hold up the way back.
+func (l *Life) Failed(step Step, at time.Time, jitter float64, released bool) {
+	failure := &l.Unstage
+	if _, unstage := step.(Unstage); !unstage {
+		failure = &l.Publication(KeyOf(step)).Failure
+	}
+	if _, unpublish := step.(Unpublish); !unpublish && failure != &l.Unstage && released {
+		*failure = Failure{}
+		return
+	}
+	*failure = failure.again(at, jitter)
+	if _, reads := step.(ReadAttachment); reads {
+		failure.AtMost = attachmentWait
+	}
+}
+
+// Succeeded clears the failures of a step.
+func (l *Life) Succeeded(step Step) {
+	if _, unstage := step.(Unstage); unstage {
+		l.Unstage = Failure{}
+		return
+	}
+	l.Publication(KeyOf(step)).Failure = Failure{}
+}
+
+// Looked says whether somebody else was found to have the volume mounted, or nobody could tell.
+func (l *Life) Looked(found bool, at time.Time, jitter float64) {
+	if !found {
+		l.Users = Users{Found: No}
+		return
+	}
+	l.Users = Users{Found: Yes, Search: l.Users.Search.again(at, jitter)}
+	l.Users.Search.AtMost = userWait
+}
+
+// Done says that a step has ended. What was found of users holds for the very next one alone.
+func (l *Life) Done(step Step) {
+	if _, looked := step.(LookForUsers); !looked {
+		l.Users.Found = Unknown
+	}
+	if Outdates(step) {
+		l.attachment.Doubt()
+	}
+}
+
+func (f Failure) again(at time.Time, jitter float64) Failure {
+	return Failure{Count: f.Count + 1, At: at, Jitter: jitter}
+}
