@@ -213,7 +213,7 @@ func (a *Agent) claim(p *publication) nodevolume.Claim {
 }
 
 func (a *Agent) desired(v *volume) nodevolume.Desired {
-	d, rules := nodevolume.Desired{}, a.rulesOf(v.driver)
+	d, rules := nodevolume.Desired{}, a.plugins.rules(v.driver)
 	for _, p := range v.pods {
 		d.Pods = append(d.Pods, nodevolume.Pod{
 			Key: p.key, Claim: a.claim(p), Publish: p.publish.phase, LastConfirmed: p.publish.heard, Leaving: a.leaving(p),
@@ -228,7 +228,7 @@ func (a *Agent) observed(v *volume) nodevolume.Observed {
 	o := nodevolume.Observed{
 		Inline:         v.inline,
 		Node:           a.inUse.View(v.name),
-		AttachRequired: a.attachRequired(v.driver),
+		AttachRequired: a.plugins.attachRequired(v.driver),
 		RecordedInUse:  v.stage.inUse(),
 		Unaccounted:    a.isUnaccounted(v.name),
 		Attachment:     v.attachment.Known(),
@@ -240,13 +240,13 @@ func (a *Agent) observed(v *volume) nodevolume.Observed {
 	for _, p := range v.pods {
 		o.RecordedInUse = o.RecordedInUse || p.publish.inUse()
 	}
-	if d := a.drivers[v.driver]; d != nil {
+	if client, has := a.plugins.registered(v.driver); client != nil {
 		o.Driver.Registered = true
-		if a.rulesOf(v.driver).republish {
+		if a.plugins.rules(v.driver).republish {
 			o.Driver.RepublishEvery = a.config.republishEvery
 		}
-		if d.capabilities != nil {
-			o.Driver.Stages = knowledge(d.capabilities.Stage)
+		if has != nil {
+			o.Driver.Stages = knowledge(has.Stage)
 		}
 	}
 	return o
