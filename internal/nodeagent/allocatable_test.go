@@ -196,9 +196,8 @@ func TestAnAttachThatFailsOtherwiseRefreshesNothing(t *testing.T) {
 }
 
 func TestWhenADriverIsAskedForItsLimit(t *testing.T) {
-	agent := idle(t)
-	agent.plugins.drivers["d"] = &driver{name: "d"}
-	t.Cleanup(func() { clear(agent.plugins.drivers) })
+	p := onlyPlugins(t, ignore)
+	p.drivers["d"] = &driver{name: "d"}
 	start := time.Now()
 	for _, step := range []struct {
 		name   string
@@ -218,16 +217,16 @@ func TestWhenADriverIsAskedForItsLimit(t *testing.T) {
 		{name: "on again", at: 100 * time.Second, period: 10 * time.Second, wait: 10 * time.Second},
 	} {
 		if step.full {
-			agent.plugins.exhausted("d")
+			p.exhausted("d")
 		}
-		due, wait := agent.plugins.limitDue("d", step.period, start.Add(step.at))
+		due, wait := p.limitDue("d", step.period, start.Add(step.at))
 		if (due != nil) != step.want || wait != step.wait {
 			t.Errorf("%s: due %v in %s, want %v and %s", step.name, due != nil, wait, step.want, step.wait)
 		}
 	}
-	delete(agent.plugins.drivers, "d")
-	if due, wait := agent.plugins.limitDue("d", 10*time.Second, start.Add(time.Hour)); due != nil || wait != 0 || len(agent.plugins.limits) != 0 {
-		t.Errorf("a driver that went is due %v in %s, and kept: %v", due, wait, agent.plugins.limits)
+	delete(p.drivers, "d")
+	if due, wait := p.limitDue("d", 10*time.Second, start.Add(time.Hour)); due != nil || wait != 0 || len(p.limits) != 0 {
+		t.Errorf("a driver that went is due %v in %s, and kept: %v", due, wait, p.limits)
 	}
 }
 

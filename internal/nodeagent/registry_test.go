@@ -166,15 +166,15 @@ func shortDir(t *testing.T) string {
 }
 
 func TestASocketThatWentWhileEventsWereLostIsNoticed(t *testing.T) {
-	agent := idle(t)
-	must(t, agent.root.MakeDir(registryDir))
-	stays, goes := filepath.Join(agent.root.Path(registryDir), "stays"), filepath.Join(agent.root.Path(registryDir), "goes")
+	p := onlyPlugins(t, ignore)
+	must(t, p.root.MakeDir(registryDir))
+	stays, goes := filepath.Join(p.root.Path(registryDir), "stays"), filepath.Join(p.root.Path(registryDir), "goes")
 	for _, socket := range []string{stays, goes} {
 		listener, err := net.Listen("unix", socket)
 		must(t, err)
 		defer listener.Close()
 	}
-	r := agent.plugins.registry
+	r := p.registry
 	must(t, r.open())
 	defer r.notices.close()
 	defer r.queue.ShutDown()
@@ -187,8 +187,8 @@ func TestASocketThatWentWhileEventsWereLostIsNoticed(t *testing.T) {
 
 // TestManySocketsOfOneDriverLeaveOneConnection: each makes the driver known by its name.
 func TestManySocketsOfOneDriverLeaveOneConnection(t *testing.T) {
-	agent := idle(t)
-	r := agent.plugins.registry
+	p := onlyPlugins(t, ignore)
+	r := p.registry
 	var taking sync.WaitGroup
 	for i := range 50 {
 		taking.Go(func() {
@@ -197,10 +197,10 @@ func TestManySocketsOfOneDriverLeaveOneConnection(t *testing.T) {
 		})
 	}
 	taking.Wait()
-	if got := agent.plugins.drivers["d"].version.String(); got != "1.49.0" {
+	if got := p.drivers["d"].version.String(); got != "1.49.0" {
 		t.Errorf("version %s is registered, 1.49.0 was there", got)
 	}
-	agent.plugins.drivers["d"].close()
+	p.drivers["d"].close()
 	ended := make(chan struct{})
 	go func() { r.running.Wait(); close(ended) }()
 	select {
@@ -312,15 +312,15 @@ func TestASocketThatNamesAnotherDriver(t *testing.T) {
 
 // TestLostEventsAreMadeUpFor: whoever hears that events were lost looks himself.
 func TestLostEventsAreMadeUpFor(t *testing.T) {
-	agent := idle(t)
-	r := agent.plugins.registry
+	p := onlyPlugins(t, ignore)
+	r := p.registry
 	must(t, r.open())
 	defer r.queue.ShutDown()
 	must(t, r.notices.close())
 	var err error
 	r.notices, err = watchNotices() // of no directory yet
 	must(t, err)
-	socket := filepath.Join(agent.root.Path(registryDir), "reg.sock")
+	socket := filepath.Join(p.root.Path(registryDir), "reg.sock")
 	listener, err := net.Listen("unix", socket)
 	must(t, err)
 	defer listener.Close()
