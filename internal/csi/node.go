@@ -98,7 +98,6 @@ const (
 // awaitConnection waits until the driver's socket takes the connection or patience ends. The last
 // attempt may have met the socket of a driver that was just starting again.
 func (n *Node) awaitConnection(patience context.Context) {
-	n.conn.ResetConnectBackoff()
 	n.conn.Connect()
 	for state := n.conn.GetState(); state != connectivity.Ready && state != connectivity.Shutdown; state = n.conn.GetState() {
 		if !n.conn.WaitForStateChange(patience, state) {

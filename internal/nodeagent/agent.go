@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/workqueue"
 
@@ -107,10 +106,9 @@ type Agent struct {
 	chores      workqueue.TypedDelayingInterface[chore]
 	// inUseChanged wakes the writer of volumesInUse.
 	inUseChanged chan struct{}
-	// csiDrivers is the watch cache of CSIDrivers.
-	csiDrivers cache.SharedIndexInformer
-	identity   *identity
-	owner      *recordOwner
+	// plugins has a lock of its own, which is taken after mu.
+	plugins *plugins
+	owner   *recordOwner
 	// mounts are the mount tables of all processes.
 	mounts mounttable.Reader
 	// watches are the goroutines that wait for the end of a process.
@@ -124,11 +122,6 @@ type Agent struct {
 	pods    map[types.UID]*pod
 	volumes map[string]*volume
 	inUse   nodevolume.InUseList
-	drivers map[string]*driver
-	// limits holds the drivers whose limit is refreshed.
-	limits map[string]limitUpkeep
-	// registry is set by Run.
-	registry *registry
 	// podsSaid: the pods' owner has said all it knows. podsSynced: and that is believed.
 	podsSaid, podsSynced bool
 	// podsFollowed: the pods of the API are known, and of all others the runtime is asked.
@@ -165,8 +158,12 @@ func New(config Config) (*Agent, error) {
 	if err != nil {
 		return nil, errors.Join(config.withRemedy(err), root.Close())
 	}
+	owner, err := newRecordOwner(config.NodeName, root, client, config.Logger)
+	if err != nil {
+		return nil, errors.Join(config.withRemedy(err), unlock(), root.Close())
+	}
 	a := &Agent{
-		config: config, log: config.Logger, client: client, root: root, unlock: unlock,
+		config: config, log: config.Logger, client: client, root: root, unlock: unlock, owner: owner,
 		broadcaster:  record.NewBroadcaster(),
 		volumeQueue:  workqueue.NewTypedDelayingQueue[string](),
 		podQueue:     workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](lookUpFirst, lookUpMax)),
@@ -175,18 +172,15 @@ func New(config Config) (*Agent, error) {
 		made:         time.Now(),
 		pods:         map[types.UID]*pod{},
 		volumes:      map[string]*volume{},
-		drivers:      map[string]*driver{},
-		limits:       map[string]limitUpkeep{},
 		trouble:      map[nodevolume.Reason]error{},
 		unaccounted:  map[string]struct{}{},
 	}
 	a.events = a.newRecorder()
-	if a.owner, err = newRecordOwner(config.NodeName, root, client, a.log); err != nil {
-		return nil, errors.Join(a.withRemedy(err), a.close())
-	}
-	a.identity = newIdentity(config.NodeName, client)
-	a.identity.sure = a.owner.sure
-	a.csiDrivers = a.newCSIDriverInformer()
+	a.plugins = newPlugins(config, root, client, owner.sure, pluginHandlers{
+		changed: a.wakeDriver, reconnected: a.driverReconnected,
+		csiDriversListed: a.wakeAll, csiDriversUnknown: func(err error) { a.hinders(err, nodevolume.AttachabilityUnknown) },
+		measure: a.measureCalls,
+	})
 	if err := errors.Join(a.startMetrics(), a.rebuild()); err != nil {
 		return nil, errors.Join(a.withRemedy(err), a.close())
 	}
@@ -198,6 +192,7 @@ func (a *Agent) close() error {
 	a.volumeQueue.ShutDown()
 	a.podQueue.ShutDown()
 	a.chores.ShutDown()
+	a.plugins.close()
 	a.broadcaster.Shutdown()
 	a.stopMetrics()
 	return errors.Join(a.unlock(), a.root.Close())
@@ -275,16 +270,12 @@ func (a *Agent) Run(ctx context.Context) error {
 	if !mounttable.SeesAll() {
 		a.log.Info("The agent sees the processes of its own pid namespace alone; what else has a volume mounted is not found (remedy in a container: hostPID; a node that is a container itself is well)")
 	}
-	registry, err := a.watchRegistry()
-	if err != nil {
+	if err := errors.Join(a.root.MakeDir("pods"), a.plugins.open()); err != nil {
 		return err
 	}
-	a.mu.Lock()
-	a.registry = registry
-	a.mu.Unlock()
 	var running sync.WaitGroup
 	// The way back needs no API: it begins also while nobody can tell whose API that is.
-	for _, serve := range []func(context.Context){registry.run, a.serveVolumes, a.servePods, a.serveChores} {
+	for _, serve := range []func(context.Context){a.plugins.run, a.serveVolumes, a.servePods, a.serveChores} {
 		running.Go(func() { serve(ctx) })
 	}
 	running.Go(func() {
@@ -313,14 +304,8 @@ func (a *Agent) serveAPI(ctx context.Context) {
 	a.endSilent()
 	a.mu.Unlock()
 	var running sync.WaitGroup
-	for _, serve := range []func(context.Context){a.csiDrivers.RunWithContext, a.watchNode, a.keepInUse, a.keepIdentity} {
+	for _, serve := range []func(context.Context){a.plugins.serveAPI, a.watchNode, a.keepInUse} {
 		running.Go(func() { serve(ctx) })
-	}
-	// Attachability is known from here on.
-	select {
-	case <-a.csiDrivers.HasSyncedChecker().Done():
-		a.wakeAll()
-	case <-ctx.Done():
 	}
 	running.Wait()
 }
@@ -330,22 +315,13 @@ func (a *Agent) Ready() error {
 	if err := a.owner.ready(); err != nil {
 		return err
 	}
-	a.identity.mu.Lock()
-	written := a.identity.written != ""
-	a.identity.mu.Unlock()
 	a.mu.Lock()
 	started := a.inUse.Started()
 	a.mu.Unlock()
-	switch {
-	case !started:
+	if !started {
 		return fmt.Errorf("node %s has not been read", a.config.NodeName)
-	case !written:
-		return fmt.Errorf("CSINode %s has not been written", a.config.NodeName)
-	case !a.csiDrivers.HasSynced():
-		return errors.New("the CSIDrivers have not been listed")
-	default:
-		return nil
 	}
+	return a.plugins.ready()
 }
 
 // serveVolumes gives each volume that has to be looked at a goroutine of its
@@ -393,8 +369,27 @@ func (a *Agent) wakeAll() {
 	for uid := range a.pods {
 		a.podQueue.Add(uid)
 	}
-	for name := range a.drivers {
-		a.chores.Add(chore{refreshLimit, name})
+}
+
+// wakeDriver has all volumes of a driver looked at.
+func (a *Agent) wakeDriver(name string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, v := range a.volumes {
+		if v.driver == name {
+			a.wake(v.name)
+		}
+	}
+}
+
+// driverReconnected: the driver may be another version, and its calls may work again.
+func (a *Agent) driverReconnected(name string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, v := range a.volumes {
+		for _, p := range v.pods {
+			p.withoutStats = p.withoutStats && v.driver != name
+		}
 	}
 }
 

@@ -112,7 +112,7 @@ func TestWithoutAPeriodTheAllocatableCountStays(t *testing.T) {
 	if err := w.waitFails(agent, pod); errors.As(err, new(*AttachLimitError)) {
 		t.Errorf("%v although the driver did not ask for it", err)
 	}
-	agent.refreshLimit(w.ctx, w.driverName())
+	agent.plugins.refreshLimit(w.ctx, w.driverName())
 	object, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
 	must(t, err)
 	if got := limitOf(object.Spec.Drivers[0]); got != 7 {
@@ -187,7 +187,7 @@ func TestAnAttachThatFailsOtherwiseRefreshesNothing(t *testing.T) {
 	if err := w.waitFails(agent, pod); errors.As(err, new(*AttachLimitError)) {
 		t.Errorf("told that the node is full: %v", err)
 	}
-	agent.refreshLimit(w.ctx, w.driverName())
+	agent.plugins.refreshLimit(w.ctx, w.driverName())
 	object, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
 	must(t, err)
 	if got := limitOf(object.Spec.Drivers[0]); got != 7 {
@@ -196,9 +196,8 @@ func TestAnAttachThatFailsOtherwiseRefreshesNothing(t *testing.T) {
 }
 
 func TestWhenADriverIsAskedForItsLimit(t *testing.T) {
-	agent := idle(t)
-	agent.drivers["d"] = &driver{name: "d"}
-	t.Cleanup(func() { clear(agent.drivers) })
+	p := onlyPlugins(t, ignore)
+	p.drivers["d"] = &driver{name: "d"}
 	start := time.Now()
 	for _, step := range []struct {
 		name   string
@@ -218,18 +217,16 @@ func TestWhenADriverIsAskedForItsLimit(t *testing.T) {
 		{name: "on again", at: 100 * time.Second, period: 10 * time.Second, wait: 10 * time.Second},
 	} {
 		if step.full {
-			upkeep := agent.limits["d"]
-			upkeep.exhausted = true
-			agent.limits["d"] = upkeep
+			p.exhausted("d")
 		}
-		due, wait := agent.limitDue("d", step.period, start.Add(step.at))
+		due, wait := p.limitDue("d", step.period, start.Add(step.at))
 		if (due != nil) != step.want || wait != step.wait {
 			t.Errorf("%s: due %v in %s, want %v and %s", step.name, due != nil, wait, step.want, step.wait)
 		}
 	}
-	delete(agent.drivers, "d")
-	if due, wait := agent.limitDue("d", 10*time.Second, start.Add(time.Hour)); due != nil || wait != 0 || len(agent.limits) != 0 {
-		t.Errorf("a driver that went is due %v in %s, and kept: %v", due, wait, agent.limits)
+	delete(p.drivers, "d")
+	if due, wait := p.limitDue("d", 10*time.Second, start.Add(time.Hour)); due != nil || wait != 0 || len(p.limits) != 0 {
+		t.Errorf("a driver that went is due %v in %s, and kept: %v", due, wait, p.limits)
 	}
 }
 

@@ -88,10 +88,11 @@ type callable struct {
 func (a *Agent) callableFor(v *volume, key nodevolume.PublishKey) (callable, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	d, p := a.drivers[v.driver], v.publication(key)
+	client, has := a.plugins.registered(v.driver)
+	p := v.publication(key)
 	switch {
-	case d == nil || d.capabilities == nil:
-		return callable{}, fmt.Errorf("driver %s is not registered on this node any more", v.driver)
+	case has == nil:
+		return callable{}, notRegistered(v.driver)
 	case p.want == nil:
 		return callable{}, fmt.Errorf("pod %s is not wanted on this node any more", key.PodUID)
 	}
@@ -100,7 +101,7 @@ func (a *Agent) callableFor(v *volume, key nodevolume.PublishKey) (callable, err
 		return callable{}, errOutdated
 	}
 	return callable{
-		client: d.client, has: *d.capabilities, want: p.want, rules: a.rulesOf(v.driver),
+		client: client, has: *has, want: p.want, rules: a.plugins.rules(v.driver),
 		attachment: attachment, stagingPath: v.stagingPath(p.want),
 	}, nil
 }
@@ -207,7 +208,7 @@ func (a *Agent) askPublish(ctx context.Context, v *volume, c callable, key nodev
 // unpublish calls NodeUnpublishVolume and drops the record.
 func (a *Agent) unpublish(ctx context.Context, v *volume, step nodevolume.Unpublish) error {
 	key := step.Key
-	client, err := a.driverClient(v.driver)
+	client, err := a.plugins.client(v.driver)
 	if err != nil {
 		return err
 	}
@@ -231,15 +232,6 @@ func (a *Agent) entry(v *volume, key nodevolume.PublishKey) *publication {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return v.publication(key)
-}
-
-func (a *Agent) driverClient(name string) (*csi.Node, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if d := a.drivers[name]; d != nil {
-		return d.client, nil
-	}
-	return nil, fmt.Errorf("driver %s is not registered on this node any more", name)
 }
 
 // begin makes the record of a call durable before anything is made for the volume.
@@ -356,31 +348,7 @@ func reply(err error) nodevolume.Reply {
 func (a *Agent) readCapabilities(ctx context.Context, v *volume, key nodevolume.PublishKey) error {
 	asked := unanswered{method: "NodeGetCapabilities", step: v.firstStep(), key: key}
 	return a.ask(ctx, v, asked, func(ctx context.Context) error {
-		_, _, err := a.capabilitiesOf(ctx, v.driver)
+		_, _, err := a.plugins.capabilities(ctx, v.driver)
 		return err
 	})
-}
-
-// capabilitiesOf asks a driver what it can do, unless that is known.
-func (a *Agent) capabilitiesOf(ctx context.Context, name string) (*csi.Node, csi.NodeCapabilities, error) {
-	client, err := a.driverClient(name)
-	if err != nil {
-		return nil, csi.NodeCapabilities{}, err
-	}
-	a.mu.Lock()
-	if d := a.drivers[name]; d != nil && d.client == client && d.capabilities != nil {
-		defer a.mu.Unlock()
-		return client, *d.capabilities, nil
-	}
-	a.mu.Unlock()
-	has, err := client.Capabilities(ctx)
-	if err != nil {
-		return nil, csi.NodeCapabilities{}, err
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if d := a.drivers[name]; d != nil && d.client == client {
-		d.capabilities = &has
-	}
-	return client, has, nil
 }

@@ -11,15 +11,14 @@ import (
 // hangs in one holds up that one alone.
 type chore struct {
 	kind choreKind
-	// name of the volume or, for refreshLimit, of the driver.
-	name string
+	// volume is its name.
+	volume string
 }
 
 type choreKind int
 
 const (
 	gatherStats choreKind = iota
-	refreshLimit
 	readAttachError
 )
 
@@ -28,11 +27,9 @@ func (a *Agent) serveChores(ctx context.Context) {
 		switch {
 		case ctx.Err() != nil:
 		case c.kind == gatherStats:
-			a.gatherStats(ctx, c.name)
-		case c.kind == refreshLimit:
-			a.refreshLimit(ctx, c.name)
+			a.gatherStats(ctx, c.volume)
 		default:
-			a.readAttachError(ctx, c.name)
+			a.readAttachError(ctx, c.volume)
 		}
 	})
 }

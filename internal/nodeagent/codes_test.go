@@ -263,7 +263,7 @@ func TestCapabilitiesThatFailForgetNoPublish(t *testing.T) {
 	w.untilInUse(handle)
 	w.attach(handle)
 	w.untilEvent(pod, "MountVolume.SetUp failed", "DeadlineExceeded")
-	agent.reconnected(w.driverName()) // as after a restart of the driver
+	agent.plugins.reconnected(w.driverName()) // as after a restart of the driver
 	w.untilEvent(pod, "NodeGetCapabilities", "Unimplemented")
 	agent.RemovePod(pod.UID)
 	w.untilNotInUse(handle)

@@ -118,7 +118,7 @@ func TestUpstreamCSIDriverChanges(t *testing.T) {
 		w := newWorld(t, withAttach)
 		l := w.live()
 		w.csiDriver(noAttach)
-		w.until("the agent knows", func() bool { return !l.agent.rulesOf(w.driverName()).attachNeeded })
+		w.until("the agent knows", func() bool { return !l.agent.plugins.rules(w.driverName()).attachNeeded })
 		second := w.pod("second", "data")
 		l.agent.SetPod(second)
 		w.mounted(l.agent, second)
@@ -224,7 +224,7 @@ func (w *world) updateCSIDriver(agent *Agent, change func(*storagev1.CSIDriver))
 	object, err = api.Update(w.ctx, object, metav1.UpdateOptions{})
 	must(w, err)
 	w.until("the agent has seen the CSIDriver", func() bool {
-		seen, ok, err := agent.csiDrivers.GetStore().GetByKey(w.driverName())
+		seen, ok, err := agent.plugins.csiDrivers.GetStore().GetByKey(w.driverName())
 		return err == nil && ok && seen.(*storagev1.CSIDriver).ResourceVersion == object.ResourceVersion
 	})
 }

@@ -240,14 +240,14 @@ func TestPluginRegistrationSameName(t *testing.T) {
 
 // TestWhoWasRefusedIsAskedAgainWhenADriverGoes: not only when its back-off ends.
 func TestWhoWasRefusedIsAskedAgainWhenADriverGoes(t *testing.T) {
-	agent := idle(t)
-	r, err := agent.watchRegistry()
-	must(t, err)
+	p := onlyPlugins(t, ignore)
+	r := p.registry
+	must(t, r.open())
 	defer r.notices.close()
 	defer r.queue.ShutDown()
 	r.sockets = map[string]int{"/there": 1, "/refused": 2, "/gone": 0}
 	r.done = map[string]int{"/there": 1}
-	agent.drivers["d"] = &driver{name: "d", socket: "/gone", stop: func() {}, client: dial(t)}
+	p.drivers["d"] = &driver{name: "d", socket: "/gone", stop: func() {}, client: dial(t)}
 	r.drop("/gone", "")
 	if n := r.queue.Len(); n != 1 {
 		t.Fatalf("%d sockets are asked again, want 1", n)
@@ -266,7 +266,7 @@ func dial(t *testing.T) *csi.Node {
 
 // TestValidatePlugin has upstream's cases: which lists of versions do.
 func TestValidatePlugin(t *testing.T) {
-	r := &registry{agent: idle(t)}
+	r := onlyPlugins(t, ignore).registry
 	for _, test := range []struct {
 		versions []string
 		want     string // empty: refused

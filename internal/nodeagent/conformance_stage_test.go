@@ -425,9 +425,8 @@ func TestTheWayBackWaitsForTheDriver(t *testing.T) {
 	l := w.live()
 	w.driver.stop()
 	w.until("the driver is gone", func() bool {
-		l.agent.mu.Lock()
-		defer l.agent.mu.Unlock()
-		return l.agent.drivers[w.driverName()] == nil
+		client, _ := l.agent.plugins.registered(w.driverName())
+		return client == nil
 	})
 	l.agent.RemovePod(l.pod.UID)
 	w.until("the volume waits for the driver", func() bool { return w.waitsFor(l.agent, l.pod, "DriverNotRegistered") })

@@ -95,7 +95,7 @@ func (a *Agent) callExpand(ctx context.Context, x *expansion) error {
 	w := x.want
 	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, w.migrated), a.config.RPCTimeout)
 	defer cancel()
-	client, has, err := a.capabilitiesOf(rpc, w.driver)
+	client, has, err := a.plugins.capabilities(rpc, w.driver)
 	if err != nil {
 		return err
 	}

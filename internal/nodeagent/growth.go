@@ -166,8 +166,8 @@ func (a *Agent) grows(w *want) bool {
 	if w.claim.name == "" || w.readOnly {
 		return false
 	}
-	d := a.drivers[w.driver]
-	return d == nil || d.capabilities == nil || d.capabilities.Expand
+	_, has := a.plugins.registered(w.driver)
+	return has == nil || has.Expand
 }
 
 // tellGrowth sends an event about an expansion to the pod and to its claim.

@@ -88,7 +88,7 @@ func statusOf(node *corev1.Node) nodevolume.NodeStatus {
 
 // seeNode takes in a version of the Node from the watch.
 func (a *Agent) seeNode(node *corev1.Node) {
-	a.identity.see(node)
+	a.plugins.seeNode(node)
 	a.owner.nodeSeen(node.UID)
 	a.mu.Lock()
 	defer a.mu.Unlock()

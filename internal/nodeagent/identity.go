@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -40,7 +41,7 @@ type identity struct {
 	sure <-chan struct{}
 	// slot is taken by who writes; one write is made from one read.
 	slot chan struct{}
-	// changed wakes keepIdentity.
+	// changed wakes keep.
 	changed chan struct{}
 
 	mu sync.Mutex
@@ -66,10 +67,10 @@ func closed() <-chan struct{} {
 	return c
 }
 
-// keepIdentity makes CSINode and the annotation at start, and again when they are
+// keep makes CSINode and the annotation at start, and again when they are
 // lost, with the Node for example.
-func (a *Agent) keepIdentity(ctx context.Context) {
-	a.identity.wake()
+func (i *identity) keep(ctx context.Context, log logr.Logger) {
+	i.wake()
 	failures := 0
 	for {
 		var retry <-chan time.Time
@@ -79,15 +80,15 @@ func (a *Agent) keepIdentity(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-a.identity.changed:
+		case <-i.changed:
 		case <-retry:
 		}
 		failures++
-		switch _, err := a.identity.sync(ctx); {
+		switch _, err := i.sync(ctx); {
 		case err == nil:
 			failures = 0
 		case ctx.Err() == nil:
-			a.log.Info("Node identity not written", "failures", failures, "problem", err.Error())
+			log.Info("Node identity not written", "failures", failures, "problem", err.Error())
 		}
 	}
 }
@@ -97,6 +98,13 @@ func (i *identity) wake() {
 	case i.changed <- struct{}{}:
 	default:
 	}
+}
+
+// isWritten: Node and CSINode have said what they must.
+func (i *identity) isWritten() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.written != ""
 }
 
 // see looks whether a version of the Node lacks what this agent keeps there.

@@ -1,8 +1,6 @@
 package nodeagent
 
 import (
-	"fmt"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -66,26 +64,12 @@ func checkPaths(wants []*want) error {
 	return nil
 }
 
-// checkLifecycle: the driver says that it has volumes of this kind. A driver without
-// a CSIDriver has persistent ones.
+// checkLifecycle: the driver says that it has volumes of this kind.
 func (a *Agent) checkLifecycle(w *want) error {
 	if w.block {
 		return nil // kubelet asks about file systems alone
 	}
-	mode := lifecycleMode(w.inline)
-	object, ok, err := a.csiDrivers.GetStore().GetByKey(w.driver)
-	switch {
-	case err != nil:
-		return fmt.Errorf("look up CSIDriver %s: %w", w.driver, err)
-	case !ok && w.inline:
-		return fmt.Errorf("volume mode %q not supported by driver %s (no CSIDriver object)", mode, w.driver)
-	case !ok:
-		return nil
-	}
-	if modes := object.(*storagev1.CSIDriver).Spec.VolumeLifecycleModes; !slices.Contains(modes, mode) {
-		return fmt.Errorf("volume mode %q not supported by driver %s (only supports %q)", mode, w.driver, modes)
-	}
-	return nil
+	return a.plugins.supportsMode(w.driver, lifecycleMode(w.inline))
 }
 
 // isGone: the driver does not know an inline volume that it is to unpublish. It is

@@ -200,27 +200,8 @@ func (a *Agent) census() telemetry.NodeCensus {
 			out.Waits[wait.reason] = waits
 		}
 	}
-	for _, d := range a.drivers {
-		out.Registered = append(out.Registered, d.socket)
-	}
 	out.Claims = a.claimStats()
-	r := a.registry
 	a.mu.Unlock()
-	if r != nil {
-		out.Present = r.present()
-	}
+	out.Registered, out.Present = a.plugins.sockets()
 	return out
-}
-
-// present are the registration sockets that are there.
-func (r *registry) present() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var sockets []string
-	for socket, making := range r.sockets {
-		if making != 0 {
-			sockets = append(sockets, socket)
-		}
-	}
-	return sockets
 }

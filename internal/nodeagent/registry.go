@@ -29,7 +29,7 @@ const (
 	registerBackOff = 2*time.Minute + 2*time.Second
 )
 
-// driver is one registered CSI driver. Its fields are under Agent.mu.
+// driver is one registered CSI driver. Its fields are under plugins.mu; only capabilities changes once it is in use.
 type driver struct {
 	name     string
 	socket   string
@@ -44,8 +44,9 @@ type driver struct {
 
 // registry registers the drivers whose sockets appear in kubelet's plugins_registry.
 type registry struct {
-	agent   *Agent
+	plugins *plugins
 	dir     string
+	// notices is set by open.
 	notices *notices
 	queue   workqueue.TypedRateLimitingInterface[string]
 	running sync.WaitGroup
@@ -59,24 +60,28 @@ type registry struct {
 	done map[string]int
 }
 
-// watchRegistry begins to watch, so that no socket is missed between the walk and the watch.
-func (a *Agent) watchRegistry() (*registry, error) {
-	if err := errors.Join(a.root.MakeDir(registryDir), a.root.MakeDir("plugins"), a.root.MakeDir("pods")); err != nil {
-		return nil, err
-	}
-	watch, err := watchNotices()
-	if err != nil {
-		return nil, err
-	}
-	r := &registry{
-		agent: a, dir: a.root.Path(registryDir), notices: watch,
+func newRegistry(p *plugins) *registry {
+	return &registry{
+		plugins: p, dir: p.root.Path(registryDir),
 		queue:   workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](registerFirst, registerBackOff)),
 		sockets: map[string]int{}, done: map[string]int{},
 	}
-	if err := r.walk(r.dir); err != nil {
-		return nil, errors.Join(err, watch.close())
+}
+
+// open begins to watch, so that no socket is missed between the walk and the watch.
+func (r *registry) open() error {
+	if err := errors.Join(r.plugins.root.MakeDir(registryDir), r.plugins.root.MakeDir("plugins")); err != nil {
+		return err
 	}
-	return r, nil
+	watch, err := watchNotices()
+	if err != nil {
+		return err
+	}
+	r.notices = watch
+	if err := r.walk(r.dir); err != nil {
+		return errors.Join(err, watch.close())
+	}
+	return nil
 }
 
 // walk watches a directory and those below it, and takes in the sockets that are there.
@@ -130,7 +135,7 @@ func (r *registry) run(ctx context.Context) {
 			case err == nil:
 				r.queue.Forget(socket)
 			case ctx.Err() == nil:
-				r.agent.log.Info("Driver not registered", "socket", socket, "problem", err.Error())
+				r.plugins.log.Info("Driver not registered", "socket", socket, "problem", err.Error())
 				r.queue.AddRateLimited(socket)
 			}
 		})
@@ -150,7 +155,7 @@ func (r *registry) watch(ctx context.Context) {
 		case event := <-r.notices.events:
 			r.handle(event)
 		case err := <-r.notices.lost:
-			r.agent.log.Info("Watch for driver registrations lost events", "problem", err.Error())
+			r.plugins.log.Info("Watch for driver registrations lost events", "problem", err.Error())
 			r.lookAgain()
 		}
 	}
@@ -159,7 +164,7 @@ func (r *registry) watch(ctx context.Context) {
 // lookAgain takes in what came and went while events were lost.
 func (r *registry) lookAgain() {
 	if err := r.walk(r.dir); err != nil {
-		r.agent.log.Info("Driver sockets not looked for", "problem", err.Error())
+		r.plugins.log.Info("Driver sockets not looked for", "problem", err.Error())
 	}
 	r.mu.Lock()
 	known := slices.Collect(maps.Keys(r.sockets))
@@ -182,7 +187,7 @@ func (r *registry) handle(event fsnotify.Event) {
 		case err != nil: // gone again
 		case entry.IsDir():
 			if err := r.walk(event.Name); err != nil {
-				r.agent.log.Info("Driver sockets not looked for", "problem", err.Error())
+				r.plugins.log.Info("Driver sockets not looked for", "problem", err.Error())
 			}
 		case entry.Mode()&fs.ModeSocket != 0:
 			r.appeared(event.Name)
@@ -218,24 +223,24 @@ func (r *registry) sync(ctx context.Context, socket string) error {
 // drop forgets the driver that a socket registered, unless it is registered at another one
 // by now or is the one that the socket names still.
 func (r *registry) drop(socket, named string) {
-	a := r.agent
-	a.mu.Lock()
+	p := r.plugins
+	p.mu.Lock()
 	var gone *driver
-	for name, d := range a.drivers {
+	for name, d := range p.drivers {
 		if d.socket == socket && name != named {
 			gone = d
-			delete(a.drivers, name)
+			delete(p.drivers, name)
 			// Under the lock: the driver may come back at another socket at this very moment.
-			a.identity.remove(name)
+			p.identity.remove(name)
 		}
 	}
-	a.mu.Unlock()
+	p.mu.Unlock()
 	if gone == nil {
 		return
 	}
-	a.log.Info("Driver is gone", "driver", gone.name)
+	p.log.Info("Driver is gone", "driver", gone.name)
 	gone.retire()
-	a.wakeDriver(gone.name)
+	p.changed(gone.name)
 	r.retryRefused()
 }
 
@@ -265,9 +270,9 @@ func (d *driver) retire() {
 }
 
 func (r *registry) closeDrivers() {
-	r.agent.mu.Lock()
-	defer r.agent.mu.Unlock()
-	for _, d := range r.agent.drivers {
+	r.plugins.mu.Lock()
+	defer r.plugins.mu.Unlock()
+	for _, d := range r.plugins.drivers {
 		d.close()
 	}
 }
@@ -333,14 +338,14 @@ func (r *registry) validate(socket string, plugin csi.Plugin) (*version.Version,
 	if err != nil {
 		return nil, fmt.Errorf("driver %s: none of the versions %q is supported: %w", plugin.Name, plugin.Versions, err)
 	}
-	r.agent.mu.Lock()
-	defer r.agent.mu.Unlock()
-	return newest, r.agent.mayReplace(&driver{name: plugin.Name, socket: socket, version: newest})
+	r.plugins.mu.Lock()
+	defer r.plugins.mu.Unlock()
+	return newest, r.plugins.mayReplace(&driver{name: plugin.Name, socket: socket, version: newest})
 }
 
 // mayReplace refuses a driver where another one has its name and no lower version. The caller holds mu.
-func (a *Agent) mayReplace(d *driver) error {
-	if other := a.drivers[d.name]; other != nil && other.socket != d.socket && !other.version.LessThan(d.version) {
+func (p *plugins) mayReplace(d *driver) error {
+	if other := p.drivers[d.name]; other != nil && other.socket != d.socket && !other.version.LessThan(d.version) {
 		return fmt.Errorf("CSI driver %s at socket %s: Another driver with the same name is already registered with a higher supported version: %s",
 			d.name, d.socket, other.version)
 	}
@@ -350,66 +355,65 @@ func (a *Agent) mayReplace(d *driver) error {
 // connect makes a driver usable and known. It is usable for the way back as soon
 // as it answers, whether the API server can be told or not.
 func (r *registry) connect(ctx context.Context, found driver) error {
-	a := r.agent
+	p := r.plugins
 	d, err := r.take(ctx, found)
 	if err != nil {
 		return err
 	}
-	a.wakeDriver(d.name)
-	asking, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
+	p.changed(d.name)
+	asking, cancel := context.WithTimeout(ctx, p.config.RPCTimeout)
 	defer cancel()
 	info, err := d.client.Info(asking)
 	if err != nil {
 		return err
 	}
-	if err := a.identity.install(ctx, d.name, info); err != nil {
+	if err := p.identity.install(ctx, d.name, info); err != nil {
 		return err
 	}
-	a.log.Info("Driver registered", "driver", d.name, "nodeID", info.NodeID, "endpoint", d.endpoint)
+	p.log.Info("Driver registered", "driver", d.name, "nodeID", info.NodeID, "endpoint", d.endpoint)
 	return nil
 }
 
 // take puts the driver in place of an earlier one of the same name. A connection
 // to the same socket is kept, with the calls on it.
 func (r *registry) take(ctx context.Context, found driver) (*driver, error) {
-	a := r.agent
+	p := r.plugins
+	measure := p.on.measure(found.name)
 	// Two sockets may name the same driver at the same time.
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	d := &found
-	if err := a.mayReplace(d); err != nil {
+	if err := p.mayReplace(d); err != nil {
 		return nil, err
 	}
-	old := a.drivers[d.name]
+	old := p.drivers[d.name]
 	if old != nil && old.endpoint == d.endpoint {
 		d.client, d.stop = old.client, old.stop
 	} else {
-		client, err := csi.DialNode(d.endpoint, a.measureCalls(d.name))
+		client, err := csi.DialNode(d.endpoint, measure)
 		if err != nil {
 			return nil, err
 		}
 		watching, stop := context.WithCancel(ctx)
 		d.client, d.stop = client, stop
-		r.running.Go(func() { client.WatchConnection(watching, func() { a.reconnected(d.name) }) })
+		r.running.Go(func() { client.WatchConnection(watching, func() { p.reconnected(d.name) }) })
 		if old != nil {
 			old.retire()
 		}
 	}
-	a.drivers[d.name] = d
+	p.drivers[d.name] = d
 	return d, nil
 }
 
-// reconnected: the driver may be another version, and its calls may work again.
-func (a *Agent) reconnected(name string) {
-	a.mu.Lock()
-	if d := a.drivers[name]; d != nil {
-		d.capabilities = nil
-	}
-	for _, v := range a.volumes {
-		for _, p := range v.pods {
-			p.withoutStats = p.withoutStats && v.driver != name
+// present are the registration sockets that are there.
+func (r *registry) present() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var sockets []string
+	for socket, making := range r.sockets {
+		if making != 0 {
+			sockets = append(sockets, socket)
 		}
 	}
-	a.mu.Unlock()
-	a.wakeDriver(name)
+	return sockets
 }

@@ -92,9 +92,9 @@ func TestADriverThatMovesToAnotherSocketStaysKnown(t *testing.T) {
 		c.Logger = funcr.New(func(_, line string) {
 			if strings.Contains(line, "Driver is gone") {
 				once.Do(func() {
-					agent.identity.mu.Lock()
-					forgotten := agent.identity.gone[w.driverName()]
-					agent.identity.mu.Unlock()
+					agent.plugins.identity.mu.Lock()
+					forgotten := agent.plugins.identity.gone[w.driverName()]
+					agent.plugins.identity.mu.Unlock()
 					next.start()
 					w.Cleanup(next.stop)
 					next.registered()
@@ -114,12 +114,12 @@ func TestADriverThatMovesToAnotherSocketStaysKnown(t *testing.T) {
 func TestADriverThatIsNotToldStaysRegistered(t *testing.T) {
 	w := newWorld(t)
 	var agent *Agent
-	var clients []*csi.Node // at each time that it is told; under the agent's lock
+	var clients []*csi.Node // at each time that it is told; under the lock of plugins
 	w.driver.mu.Lock()
 	w.driver.onNotify = func() error {
-		agent.mu.Lock()
-		defer agent.mu.Unlock()
-		if d := agent.drivers[w.driverName()]; d != nil {
+		agent.plugins.mu.Lock()
+		defer agent.plugins.mu.Unlock()
+		if d := agent.plugins.drivers[w.driverName()]; d != nil {
 			clients = append(clients, d.client)
 		}
 		if len(clients) == 1 {
@@ -133,8 +133,8 @@ func TestADriverThatIsNotToldStaysRegistered(t *testing.T) {
 	w.driver.start()
 	w.driver.registered()
 	w.until("it is told again", func() bool {
-		agent.mu.Lock()
-		defer agent.mu.Unlock()
+		agent.plugins.mu.Lock()
+		defer agent.plugins.mu.Unlock()
 		return len(clients) > 1
 	})
 	if clients[0] != clients[1] {
@@ -166,16 +166,16 @@ func shortDir(t *testing.T) string {
 }
 
 func TestASocketThatWentWhileEventsWereLostIsNoticed(t *testing.T) {
-	agent := idle(t)
-	must(t, agent.root.MakeDir(registryDir))
-	stays, goes := filepath.Join(agent.root.Path(registryDir), "stays"), filepath.Join(agent.root.Path(registryDir), "goes")
+	p := onlyPlugins(t, ignore)
+	must(t, p.root.MakeDir(registryDir))
+	stays, goes := filepath.Join(p.root.Path(registryDir), "stays"), filepath.Join(p.root.Path(registryDir), "goes")
 	for _, socket := range []string{stays, goes} {
 		listener, err := net.Listen("unix", socket)
 		must(t, err)
 		defer listener.Close()
 	}
-	r, err := agent.watchRegistry()
-	must(t, err)
+	r := p.registry
+	must(t, r.open())
 	defer r.notices.close()
 	defer r.queue.ShutDown()
 	must(t, os.Remove(goes))
@@ -187,8 +187,8 @@ func TestASocketThatWentWhileEventsWereLostIsNoticed(t *testing.T) {
 
 // TestManySocketsOfOneDriverLeaveOneConnection: each makes the driver known by its name.
 func TestManySocketsOfOneDriverLeaveOneConnection(t *testing.T) {
-	agent := idle(t)
-	r := &registry{agent: agent}
+	p := onlyPlugins(t, ignore)
+	r := p.registry
 	var taking sync.WaitGroup
 	for i := range 50 {
 		taking.Go(func() {
@@ -197,10 +197,10 @@ func TestManySocketsOfOneDriverLeaveOneConnection(t *testing.T) {
 		})
 	}
 	taking.Wait()
-	if got := agent.drivers["d"].version.String(); got != "1.49.0" {
+	if got := p.drivers["d"].version.String(); got != "1.49.0" {
 		t.Errorf("version %s is registered, 1.49.0 was there", got)
 	}
-	agent.drivers["d"].close()
+	p.drivers["d"].close()
 	ended := make(chan struct{})
 	go func() { r.running.Wait(); close(ended) }()
 	select {
@@ -264,9 +264,8 @@ func TestACallEndsThoughItsDriverIsRegisteredNoMore(t *testing.T) {
 				return nil
 			}
 			w.driver.mu.Unlock()
-			agent.mu.Lock()
-			client := agent.drivers[w.driverName()].client
-			agent.mu.Unlock()
+			client, err := agent.plugins.client(w.driverName())
+			must(t, err)
 			pod := w.pod("p", "data")
 			agent.SetPod(pod)
 			<-begun
@@ -313,14 +312,15 @@ func TestASocketThatNamesAnotherDriver(t *testing.T) {
 
 // TestLostEventsAreMadeUpFor: whoever hears that events were lost looks himself.
 func TestLostEventsAreMadeUpFor(t *testing.T) {
-	agent := idle(t)
-	r, err := agent.watchRegistry()
-	must(t, err)
+	p := onlyPlugins(t, ignore)
+	r := p.registry
+	must(t, r.open())
 	defer r.queue.ShutDown()
 	must(t, r.notices.close())
+	var err error
 	r.notices, err = watchNotices() // of no directory yet
 	must(t, err)
-	socket := filepath.Join(agent.root.Path(registryDir), "reg.sock")
+	socket := filepath.Join(p.root.Path(registryDir), "reg.sock")
 	listener, err := net.Listen("unix", socket)
 	must(t, err)
 	defer listener.Close()

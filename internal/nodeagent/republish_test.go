@@ -215,7 +215,7 @@ func TestWhoIsPublishedAgain(t *testing.T) {
 	republishes(object)
 	_, err = drivers.Update(w.ctx, object, metav1.UpdateOptions{})
 	must(t, err)
-	w.until("the CSIDriver is seen", func() bool { return agent.rulesOf(w.driverName()).republish })
+	w.until("the CSIDriver is seen", func() bool { return agent.plugins.rules(w.driverName()).republish })
 	want("the driver asks for it", nodevolume.Republish{Key: nodevolume.PublishKey{PodUID: string(pod.UID), SpecName: w.name + "-data"}})
 	pod.DeletionTimestamp = new(metav1.Now())
 	agent.SetPod(pod)

@@ -8,90 +8,11 @@ import (
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/tools/cache"
 	volumehelpers "k8s.io/component-helpers/storage/volume"
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/nodevolume"
 )
-
-// driverRules is what a driver's CSIDriver asks of a node.
-type driverRules struct {
-	podInfo bool
-	// tokens are those of the pod's service account that the driver wants;
-	// tokensInSecrets, that it wants them there and not in the volume context.
-	tokens          []storagev1.TokenRequest
-	tokensInSecrets bool
-	republish       bool
-	// seLinux: its volumes may be mounted with an SELinux label.
-	seLinux      bool
-	groupPolicy  storagev1.FSGroupPolicy
-	attachNeeded bool
-}
-
-// rulesOf reads the CSIDriver; without one the defaults hold.
-func (a *Agent) rulesOf(driver string) driverRules {
-	rules := driverRules{groupPolicy: storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy, attachNeeded: true}
-	object, ok, err := a.csiDrivers.GetStore().GetByKey(driver)
-	if err != nil || !ok {
-		return rules
-	}
-	spec := object.(*storagev1.CSIDriver).Spec
-	is := func(b *bool) bool { return b != nil && *b }
-	rules.podInfo, rules.republish, rules.seLinux = is(spec.PodInfoOnMount), is(spec.RequiresRepublish), is(spec.SELinuxMount)
-	rules.tokens, rules.tokensInSecrets = spec.TokenRequests, is(spec.ServiceAccountTokenInSecrets)
-	rules.attachNeeded = spec.AttachRequired == nil || *spec.AttachRequired
-	if spec.FSGroupPolicy != nil {
-		rules.groupPolicy = *spec.FSGroupPolicy
-	}
-	return rules
-}
-
-// attachRequired is Unknown until the CSIDrivers have been listed once.
-func (a *Agent) attachRequired(driver string) nodevolume.Knowledge {
-	if !a.csiDrivers.HasSynced() {
-		return nodevolume.Unknown
-	}
-	return knowledge(a.rulesOf(driver).attachNeeded)
-}
-
-func (a *Agent) newCSIDriverInformer() cache.SharedIndexInformer {
-	informer := newInformer(a.client.StorageV1().RESTClient(), "csidrivers", fields.Everything(), &storagev1.CSIDriver{})
-	_ = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
-		a.hinders(err, nodevolume.AttachabilityUnknown)
-		cache.DefaultWatchErrorHandler(ctx, r, err)
-	})
-	wake := func(object any) {
-		if gone, ok := object.(cache.DeletedFinalStateUnknown); ok {
-			object = gone.Obj
-		}
-		driver, ok := object.(*storagev1.CSIDriver)
-		if !ok || !informer.HasSynced() {
-			return
-		}
-		a.wakeDriver(driver.Name)
-	}
-	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    wake,
-		UpdateFunc: func(_, object any) { wake(object) },
-		DeleteFunc: wake,
-	})
-	return informer
-}
-
-// wakeDriver has all volumes of a driver looked at.
-func (a *Agent) wakeDriver(name string) {
-	a.chores.Add(chore{refreshLimit, name})
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, v := range a.volumes {
-		if v.driver == name {
-			a.wake(v.name)
-		}
-	}
-}
 
 // volume is what stage and publish say alike.
 func (c callable) volume(stagingPath string) csi.NodeVolume {

@@ -118,7 +118,7 @@ func (a *Agent) labelWords(v *volume, key nodevolume.PublishKey, reason nodevolu
 	switch reason {
 	case nodevolume.OtherSELinuxLabelWanted:
 		return fmt.Sprintf("conflicting SELinux labels of volume %s: %q and %q; %s",
-			key.SpecName, v.mountedLabel(), a.rulesOf(v.driver).label(v.publication(key).want), inWords(reason))
+			key.SpecName, v.mountedLabel(), a.plugins.rules(v.driver).label(v.publication(key).want), inWords(reason))
 	case nodevolume.OtherSELinuxLabelMounted:
 		return fmt.Sprintf("waiting for unmount of volume %q, because it is already mounted to a different pod with a different SELinux label", v.name)
 	default:

@@ -99,7 +99,7 @@ func (a *Agent) neverMeasured(target statsTarget, err error) {
 func (a *Agent) askStats(ctx context.Context, target statsTarget) (*publishedStats, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
 	defer cancel()
-	client, has, err := a.capabilitiesOf(ctx, target.volume.driver)
+	client, has, err := a.plugins.capabilities(ctx, target.volume.driver)
 	if err != nil || !has.Stats {
 		return nil, err
 	}

@@ -11,7 +11,7 @@ import (
 
 // unstage calls NodeUnstageVolume and drops the record.
 func (a *Agent) unstage(ctx context.Context, v *volume, step nodevolume.Unstage) error {
-	client, err := a.driverClient(v.driver)
+	client, err := a.plugins.client(v.driver)
 	if err != nil {
 		return err
 	}
@@ -39,6 +39,6 @@ func (a *Agent) stagesNoMore(ctx context.Context, driver string, err error) bool
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
 	defer cancel()
-	_, has, err := a.capabilitiesOf(ctx, driver)
+	_, has, err := a.plugins.capabilities(ctx, driver)
 	return err == nil && !has.Stage
 }

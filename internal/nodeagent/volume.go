@@ -170,9 +170,9 @@ func (a *Agent) claim(v *volume, p *publication) nodevolume.Claim {
 
 // facts is what a volume's life does not know by itself. The caller holds mu.
 func (a *Agent) facts(v *volume) nodevolume.Facts {
-	rules := a.rulesOf(v.driver)
+	rules := a.plugins.rules(v.driver)
 	facts := nodevolume.Facts{
-		Node: a.inUse.View(v.name), AttachRequired: a.attachRequired(v.driver), Unaccounted: a.isUnaccounted(v.name),
+		Node: a.inUse.View(v.name), AttachRequired: a.plugins.attachRequired(v.driver), Unaccounted: a.isUnaccounted(v.name),
 		Pod: func(p *nodevolume.Publication) nodevolume.PodFacts {
 			facts := nodevolume.PodFacts{PodState: a.podState(types.UID(p.Key.PodUID))}
 			if w := v.find(p.Key).want; w != nil {
@@ -181,13 +181,13 @@ func (a *Agent) facts(v *volume) nodevolume.Facts {
 			return facts
 		},
 	}
-	if d := a.drivers[v.driver]; d != nil {
+	if client, has := a.plugins.registered(v.driver); client != nil {
 		facts.Driver.Registered = true
 		if rules.republish {
 			facts.Driver.RepublishEvery = a.config.republishEvery
 		}
-		if d.capabilities != nil {
-			facts.Driver.Stages = knowledge(d.capabilities.Stage)
+		if has != nil {
+			facts.Driver.Stages = knowledge(has.Stage)
 		}
 	}
 	return facts

@@ -138,9 +138,8 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 func (w *world) goneDriver(agent *Agent) {
 	w.driver.stop()
 	w.until("the driver is gone", func() bool {
-		agent.mu.Lock()
-		defer agent.mu.Unlock()
-		return agent.drivers[w.driverName()] == nil
+		client, _ := agent.plugins.registered(w.driverName())
+		return client == nil
 	})
 }
 

@@ -1,0 +1,95 @@
+package nodeagent
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// driverRules is what a driver's CSIDriver asks of a node.
+type driverRules struct {
+	podInfo bool
+	// tokens are those of the pod's service account that the driver wants;
+	// tokensInSecrets, that it wants them there and not in the volume context.
+	tokens          []storagev1.TokenRequest
+	tokensInSecrets bool
+	republish       bool
+	// seLinux: its volumes may be mounted with an SELinux label.
+	seLinux      bool
+	groupPolicy  storagev1.FSGroupPolicy
+	attachNeeded bool
+}
+
+// rules reads the CSIDriver; without one the defaults hold.
+func (p *plugins) rules(driver string) driverRules {
+	rules := driverRules{groupPolicy: storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy, attachNeeded: true}
+	object, ok, err := p.csiDrivers.GetStore().GetByKey(driver)
+	if err != nil || !ok {
+		return rules
+	}
+	spec := object.(*storagev1.CSIDriver).Spec
+	is := func(b *bool) bool { return b != nil && *b }
+	rules.podInfo, rules.republish, rules.seLinux = is(spec.PodInfoOnMount), is(spec.RequiresRepublish), is(spec.SELinuxMount)
+	rules.tokens, rules.tokensInSecrets = spec.TokenRequests, is(spec.ServiceAccountTokenInSecrets)
+	rules.attachNeeded = spec.AttachRequired == nil || *spec.AttachRequired
+	if spec.FSGroupPolicy != nil {
+		rules.groupPolicy = *spec.FSGroupPolicy
+	}
+	return rules
+}
+
+// attachRequired is Unknown until the CSIDrivers have been listed once.
+func (p *plugins) attachRequired(driver string) nodevolume.Knowledge {
+	if !p.csiDrivers.HasSynced() {
+		return nodevolume.Unknown
+	}
+	return knowledge(p.rules(driver).attachNeeded)
+}
+
+// supportsMode says why a driver has no volumes of a kind; nil if it has. A driver without a CSIDriver has persistent ones.
+func (p *plugins) supportsMode(driver string, mode storagev1.VolumeLifecycleMode) error {
+	object, ok, err := p.csiDrivers.GetStore().GetByKey(driver)
+	switch {
+	case err != nil:
+		return fmt.Errorf("look up CSIDriver %s: %w", driver, err)
+	case !ok && mode == storagev1.VolumeLifecycleEphemeral:
+		return fmt.Errorf("volume mode %q not supported by driver %s (no CSIDriver object)", mode, driver)
+	case !ok:
+		return nil
+	}
+	if modes := object.(*storagev1.CSIDriver).Spec.VolumeLifecycleModes; !slices.Contains(modes, mode) {
+		return fmt.Errorf("volume mode %q not supported by driver %s (only supports %q)", mode, driver, modes)
+	}
+	return nil
+}
+
+func (p *plugins) newCSIDriverInformer(client kubernetes.Interface) cache.SharedIndexInformer {
+	informer := newInformer(client.StorageV1().RESTClient(), "csidrivers", fields.Everything(), &storagev1.CSIDriver{})
+	_ = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+		p.on.csiDriversUnknown(err)
+		cache.DefaultWatchErrorHandler(ctx, r, err)
+	})
+	wake := func(object any) {
+		if gone, ok := object.(cache.DeletedFinalStateUnknown); ok {
+			object = gone.Obj
+		}
+		driver, ok := object.(*storagev1.CSIDriver)
+		if !ok || !informer.HasSynced() {
+			return
+		}
+		p.changed(driver.Name)
+	}
+	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    wake,
+		UpdateFunc: func(_, object any) { wake(object) },
+		DeleteFunc: wake,
+	})
+	return informer
+}

@@ -1,0 +1,232 @@
+package nodeagent
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/mount"
+)
+
+// ignore handles nothing.
+var ignore = pluginHandlers{
+	changed: func(string) {}, reconnected: func(string) {}, csiDriversListed: func() {}, csiDriversUnknown: func(error) {},
+	measure: func(string) func(csi.Call) { return nil },
+}
+
+// onlyPlugins are plugins without an agent, which reach a fake API.
+func onlyPlugins(t *testing.T, on pluginHandlers) *plugins {
+	t.Helper()
+	root, err := mount.OpenRoot(shortDir(t), nil)
+	must(t, err)
+	config := Config{NodeName: "n", RPCTimeout: patience, second: time.Hour}
+	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "u", ResourceVersion: "1"}})
+	p := newPlugins(config, root, client, closed(), on)
+	t.Cleanup(func() {
+		p.close()
+		must(t, root.Close())
+	})
+	return p
+}
+
+// start runs plugins and gives them a driver at an endpoint outside the registry.
+func (p *plugins) start(t *testing.T) (*world, *scriptedDriver) {
+	t.Helper()
+	w := &world{TB: t, ctx: t.Context(), name: "n", root: p.root.Path(".")}
+	d := &scriptedDriver{
+		w: w, name: "d", file: "../plugins/d.sock",
+		caps: []csispec.NodeServiceCapability_RPC_Type{csispec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME},
+		info: &csispec.NodeGetInfoResponse{NodeId: "id", MaxVolumesPerNode: 7},
+	}
+	w.driver = d
+	must(t, p.open())
+	d.start()
+	t.Cleanup(func() { d.stop() })
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { p.run(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	return w, d
+}
+
+// at is the driver with a registrar of its own.
+func (d *scriptedDriver) at(file, version string) *registrar {
+	d.w.Helper()
+	return d.w.registrar(file, &registration.PluginInfo{
+		Type: registration.CSIPlugin, Name: d.name, Endpoint: d.socket(), SupportedVersions: []string{version},
+	})
+}
+
+// TestPluginHandlers: they hear of each change, and may ask back, which takes the locks.
+func TestPluginHandlers(t *testing.T) {
+	events := make(chan string, 100)
+	var p *plugins
+	hear := func(what string) func(string) {
+		return func(driver string) {
+			client, has := p.registered(driver)
+			if registered, _ := p.sockets(); (client != nil) != (len(registered) > 0) {
+				t.Errorf("%s: client %v, registered are %v", what, client, registered)
+			}
+			p.exhausted(driver)
+			if has != nil && what == "reconnected" {
+				t.Errorf("the capabilities of the version before are kept: %+v", has)
+			}
+			if client == nil {
+				events <- "gone " + driver
+				return
+			}
+			events <- what + " " + driver
+		}
+	}
+	on := ignore
+	on.changed, on.reconnected = hear("changed"), hear("reconnected")
+	on.measure = func(driver string) func(csi.Call) {
+		p.exhausted(driver)
+		return nil
+	}
+	p = onlyPlugins(t, on)
+	until := func(want string) {
+		t.Helper()
+		for deadline := time.After(patience); ; {
+			select {
+			case got := <-events:
+				if got == want {
+					return
+				}
+			case <-deadline:
+				t.Fatalf("never: %s", want)
+			}
+		}
+	}
+	stages := func(want bool) {
+		t.Helper()
+		if _, has, err := p.capabilities(t.Context(), "d"); err != nil || has.Stage != want {
+			t.Errorf("capabilities are %+v (%v), want Stage %v", has, err, want)
+		}
+	}
+	w, d := p.start(t)
+	first := d.at("d-reg.sock", "1.0.0")
+	until("reconnected d")
+	until("changed d")
+	if status := w.told(first); !status.PluginRegistered {
+		t.Fatalf("not registered: %s", status.Error)
+	}
+	stages(true)
+	d.stop()
+	d.mu.Lock()
+	d.caps = nil
+	d.mu.Unlock()
+	stages(true) // as last known, until another one answers
+	d.start()
+	until("reconnected d")
+	until("changed d")
+	stages(false)
+	first.server.Stop()
+	until("gone d")
+	if _, err := p.client("d"); err == nil {
+		t.Error("a driver that is gone has a client")
+	}
+	if _, _, err := p.capabilities(t.Context(), "d"); err == nil || err.Error() != "driver d is not registered on this node any more" {
+		t.Errorf("capabilities of a driver that is gone: %v", err)
+	}
+}
+
+// TestPluginsTwoSocketsOfOneDriver: the second is refused while the first is there, and then takes its place.
+func TestPluginsTwoSocketsOfOneDriver(t *testing.T) {
+	p := onlyPlugins(t, ignore)
+	w, d := p.start(t)
+	first := d.at("first.sock", "1.0.0")
+	if status := w.told(first); !status.PluginRegistered {
+		t.Fatalf("not registered: %s", status.Error)
+	}
+	client, err := p.client("d")
+	must(t, err)
+	second := d.at("second.sock", "1.0.0")
+	if status := w.told(second); !strings.Contains(status.Error, "Another driver with the same name is already registered") {
+		t.Errorf("the second one was told %+v", status)
+	}
+	if still, _ := p.registered("d"); still != client {
+		t.Error("the one that was refused took the connection")
+	}
+	if registered, present := p.sockets(); len(present) != 2 || !cmp.Equal(registered, []string{first.socket}) {
+		t.Errorf("registered %v, present %v", registered, present)
+	}
+	first.server.Stop()
+	for status := w.told(second); !status.PluginRegistered; status = w.told(second) {
+		t.Logf("not yet: %s", status.Error)
+	}
+	if registered, present := p.sockets(); len(present) != 1 || !cmp.Equal(registered, []string{second.socket}) {
+		t.Errorf("registered %v, present %v", registered, present)
+	}
+}
+
+// TestPluginsRefreshTheLimit of a driver whose CSIDriver wants it, when the storage says that the node is full.
+func TestPluginsRefreshTheLimit(t *testing.T) {
+	p := onlyPlugins(t, ignore)
+	w, d := p.start(t)
+	w.told(d.at("d-reg.sock", "1.0.0"))
+	limit := func() int32 {
+		object, err := p.identity.client.StorageV1().CSINodes().Get(t.Context(), "n", metav1.GetOptions{})
+		must(t, err)
+		return limitOf(object.Spec.Drivers[0])
+	}
+	d.limit(2)
+	p.exhausted("d")
+	p.refreshLimit(t.Context(), "d")
+	if got := limit(); got != 7 {
+		t.Errorf("the allocatable count is %d though nobody wants it refreshed", got)
+	}
+	must(t, p.csiDrivers.GetStore().Add(&storagev1.CSIDriver{
+		ObjectMeta: metav1.ObjectMeta{Name: "d"}, Spec: storagev1.CSIDriverSpec{NodeAllocatableUpdatePeriodSeconds: new(int64(10))},
+	}))
+	p.exhausted("d")
+	w.until("the allocatable count is refreshed", func() bool { return limit() == 2 })
+}
+
+// TestPluginsSupportedModes: which kinds of volumes a driver has.
+func TestPluginsSupportedModes(t *testing.T) {
+	p := onlyPlugins(t, ignore)
+	const persistent, ephemeral = storagev1.VolumeLifecyclePersistent, storagev1.VolumeLifecycleEphemeral
+	for name, test := range map[string]struct {
+		modes []storagev1.VolumeLifecycleMode // nil: no CSIDriver
+		asked storagev1.VolumeLifecycleMode
+		want  string
+	}{
+		"persistent, no CSIDriver": {nil, persistent, ""},
+		"ephemeral, no CSIDriver":  {nil, ephemeral, `volume mode "Ephemeral" not supported by driver d (no CSIDriver object)`},
+		"persistent":               {[]storagev1.VolumeLifecycleMode{persistent}, persistent, ""},
+		"ephemeral alone":          {[]storagev1.VolumeLifecycleMode{ephemeral}, persistent, `volume mode "Persistent" not supported by driver d (only supports ["Ephemeral"])`},
+		"both":                     {[]storagev1.VolumeLifecycleMode{persistent, ephemeral}, ephemeral, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var objects []any
+			if test.modes != nil {
+				objects = append(objects, &storagev1.CSIDriver{
+					ObjectMeta: metav1.ObjectMeta{Name: "d"}, Spec: storagev1.CSIDriverSpec{VolumeLifecycleModes: test.modes},
+				})
+			}
+			must(t, p.csiDrivers.GetStore().Replace(objects, ""))
+			got := ""
+			if err := p.supportsMode("d", test.asked); err != nil {
+				got = err.Error()
+			}
+			if got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
