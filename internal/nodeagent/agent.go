@@ -104,9 +104,8 @@ type Agent struct {
 	volumeQueue workqueue.TypedDelayingInterface[string]
 	podQueue    workqueue.TypedRateLimitingInterface[types.UID]
 	chores      workqueue.TypedDelayingInterface[chore]
-	// inUseChanged wakes the writer of volumesInUse.
-	inUseChanged chan struct{}
-	// plugins has a lock of its own, which is taken after mu.
+	// status and plugins have locks of their own, which are taken after mu, in this order.
+	status  *nodeStatus
 	plugins *plugins
 	owner   *recordOwner
 	// mounts are the mount tables of all processes.
@@ -121,13 +120,10 @@ type Agent struct {
 	// Under mu:
 	pods    map[types.UID]*pod
 	volumes map[string]*volume
-	inUse   nodevolume.InUseList
 	// podsSaid: the pods' owner has said all it knows. podsSynced: and that is believed.
 	podsSaid, podsSynced bool
 	// podsFollowed: the pods of the API are known, and of all others the runtime is asked.
 	podsFollowed bool
-	// nodeLabels are those of the newest known Node.
-	nodeLabels map[string]string
 	// trouble is what is known to be in the way of what a reason waits for.
 	trouble map[nodevolume.Reason]error
 	// unaccounted holds the names of the records that should be there and are not: of those that
@@ -164,22 +160,31 @@ func New(config Config) (*Agent, error) {
 	}
 	a := &Agent{
 		config: config, log: config.Logger, client: client, root: root, unlock: unlock, owner: owner,
-		broadcaster:  record.NewBroadcaster(),
-		volumeQueue:  workqueue.NewTypedDelayingQueue[string](),
-		podQueue:     workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](lookUpFirst, lookUpMax)),
-		chores:       workqueue.NewTypedDelayingQueue[chore](),
-		inUseChanged: make(chan struct{}, 1),
-		made:         time.Now(),
-		pods:         map[types.UID]*pod{},
-		volumes:      map[string]*volume{},
-		trouble:      map[nodevolume.Reason]error{},
-		unaccounted:  map[string]struct{}{},
+		broadcaster: record.NewBroadcaster(),
+		volumeQueue: workqueue.NewTypedDelayingQueue[string](),
+		podQueue:    workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](lookUpFirst, lookUpMax)),
+		chores:      workqueue.NewTypedDelayingQueue[chore](),
+		made:        time.Now(),
+		pods:        map[types.UID]*pod{},
+		volumes:     map[string]*volume{},
+		trouble:     map[nodevolume.Reason]error{},
+		unaccounted: map[string]struct{}{},
 	}
 	a.events = a.newRecorder()
 	a.plugins = newPlugins(config, root, client, owner.sure, pluginHandlers{
 		changed: a.wakeDriver, reconnected: a.driverReconnected,
 		csiDriversListed: a.wakeAll, csiDriversUnknown: func(err error) { a.hinders(err, nodevolume.AttachabilityUnknown) },
 		measure: a.measureCalls,
+	})
+	a.status = newNodeStatus(config.NodeName, client, a.log, nodeHandlers{
+		seen: func(node *corev1.Node) {
+			a.plugins.seeNode(node)
+			owner.nodeSeen(node.UID)
+		},
+		learned: a.learned, relabelled: a.wakeMisplaced, handshakes: a.handshakes, started: a.nodeRead,
+		hindered: func(err error) {
+			a.hinders(err, nodevolume.NodeUnknown, nodevolume.NotReportedInUse, nodevolume.InUseNotCleared)
+		},
 	})
 	if err := errors.Join(a.startMetrics(), a.rebuild()); err != nil {
 		return nil, errors.Join(a.withRemedy(err), a.close())
@@ -304,7 +309,7 @@ func (a *Agent) serveAPI(ctx context.Context) {
 	a.endSilent()
 	a.mu.Unlock()
 	var running sync.WaitGroup
-	for _, serve := range []func(context.Context){a.plugins.serveAPI, a.watchNode, a.keepInUse} {
+	for _, serve := range []func(context.Context){a.plugins.serveAPI, a.status.watch, a.status.write} {
 		running.Go(func() { serve(ctx) })
 	}
 	running.Wait()
@@ -315,10 +320,7 @@ func (a *Agent) Ready() error {
 	if err := a.owner.ready(); err != nil {
 		return err
 	}
-	a.mu.Lock()
-	started := a.inUse.Started()
-	a.mu.Unlock()
-	if !started {
+	if !a.status.started() {
 		return fmt.Errorf("node %s has not been read", a.config.NodeName)
 	}
 	return a.plugins.ready()

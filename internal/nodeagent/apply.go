@@ -96,7 +96,7 @@ func (a *Agent) callableFor(v *volume, key nodevolume.PublishKey) (callable, err
 	case p.want == nil:
 		return callable{}, fmt.Errorf("pod %s is not wanted on this node any more", key.PodUID)
 	}
-	attachment, stands := v.life.Attachment(a.inUse.View(v.name))
+	attachment, stands := v.life.Attachment(a.status.view(v.name))
 	if !stands {
 		return callable{}, errOutdated
 	}

@@ -18,7 +18,7 @@ var errOutdated = errors.New("the volume may have been attached anew since it wa
 // lookUpAttachment reads the VolumeAttachment for what is decided next.
 func (a *Agent) lookUpAttachment(ctx context.Context, v *volume) error {
 	a.mu.Lock()
-	begun := v.life.BeginRead(a.inUse.View(v.name))
+	begun := v.life.BeginRead(a.status.view(v.name))
 	a.mu.Unlock()
 	found, err := a.readAttachment(ctx, v)
 	a.mu.Lock()
@@ -40,7 +40,7 @@ func (a *Agent) stillAttached(ctx context.Context, v *volume, c callable, asked 
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if _, stands := v.life.Attachment(a.inUse.View(v.name)); !stands {
+	if _, stands := v.life.Attachment(a.status.view(v.name)); !stands {
 		return errOutdated
 	}
 	return nil

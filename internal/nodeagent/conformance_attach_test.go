@@ -428,11 +428,7 @@ func TestUpstreamRestarts(t *testing.T) {
 		l := w.live()
 		l.stop()
 		agent, _ := w.agent()
-		w.until("the Node has been read", func() bool {
-			agent.mu.Lock()
-			defer agent.mu.Unlock()
-			return agent.inUse.Started()
-		})
+		w.until("the Node has been read", agent.status.started)
 		if got := w.detach(l.handle); got == nil {
 			t.Error("detached while it is mounted and the pod's owner is silent")
 		}

@@ -71,9 +71,7 @@ func (a *Agent) checkAffinity(w *want) error {
 	if w.affinity == nil {
 		return nil
 	}
-	a.mu.Lock()
-	labels, known := a.nodeLabels, a.inUse.Started()
-	a.mu.Unlock()
+	labels, known := a.status.labelled()
 	if !known { // a Node may have none
 		return errors.New("the labels of this node are not known yet")
 	}

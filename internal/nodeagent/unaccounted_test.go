@@ -336,9 +336,8 @@ func TestWhatAnEarlierWriteMayMean(t *testing.T) {
 			w.mounted(agent, pod)
 			stop()
 			agent, _ = w.agent()
-			agent.mu.Lock()
-			defer agent.mu.Unlock()
-			if got := agent.handshakeOf(string(w.unique(handle))); got != knowledge(test.want) {
+			name := string(w.unique(handle))
+			if got := agent.handshakes([]string{name})[name]; got != knowledge(test.want) {
 				t.Errorf("kept at the start: %v, want %v", got, test.want)
 			}
 		})
@@ -358,11 +357,7 @@ func TestAWriteThatADeadAgentLeftIsExcluded(t *testing.T) {
 	}
 	before := w.node()
 	agent, _ := w.agent()
-	w.until("the list is believed", func() bool {
-		agent.mu.Lock()
-		defer agent.mu.Unlock()
-		return agent.inUse.View(string(w.unique(l.handle))).InUse == nodevolume.Yes
-	})
+	w.until("the list is believed", func() bool { return agent.status.view(string(w.unique(l.handle))).InUse == nodevolume.Yes })
 	before.Status.VolumesInUse = nil
 	if _, err := w.admin.CoreV1().Nodes().UpdateStatus(w.ctx, before, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
 		t.Errorf("the write of the agent before: %v, want a conflict", err)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
 )
@@ -133,16 +135,11 @@ func (a *Agent) decide(name string, now time.Time) (*volume, nodevolume.Decision
 		return nil, nodevolume.Decision{}
 	}
 	v.life.Growth = nodevolume.Growth{Due: v.growth.due, Failure: v.growth.failure}
-	decision := v.life.Decide(now, a.facts(v))
+	decision := a.status.settle(name, func(node nodevolume.Node) nodevolume.Decision {
+		return v.life.Decide(now, a.facts(v, node))
+	})
 	a.drop(v, decision.Left)
-	if decision.InUse != nodevolume.Unknown {
-		// Under the lock of the snapshot: no write can follow an older wish in between.
-		if a.inUse.Want(name, decision.InUse == nodevolume.Yes) {
-			a.wakeInUse()
-		}
-	}
 	if decision.Forget {
-		a.inUse.Forget(name)
 		a.measureWaits(v, nil, now)
 		delete(a.volumes, name)
 		for _, p := range v.pods {
@@ -165,14 +162,14 @@ func (a *Agent) drop(v *volume, left []nodevolume.PublishKey) {
 
 // claim is what the pod's owner says about it. The caller holds mu.
 func (a *Agent) claim(v *volume, p *publication) nodevolume.Claim {
-	return v.life.Claim(a.facts(v), p.Publication)
+	return v.life.Claim(a.facts(v, nodevolume.Node{}), p.Publication)
 }
 
 // facts is what a volume's life does not know by itself. The caller holds mu.
-func (a *Agent) facts(v *volume) nodevolume.Facts {
+func (a *Agent) facts(v *volume, node nodevolume.Node) nodevolume.Facts {
 	rules := a.plugins.rules(v.driver)
 	facts := nodevolume.Facts{
-		Node: a.inUse.View(v.name), AttachRequired: a.plugins.attachRequired(v.driver), Unaccounted: a.isUnaccounted(v.name),
+		Node: node, AttachRequired: a.plugins.attachRequired(v.driver), Unaccounted: a.isUnaccounted(v.name),
 		Pod: func(p *nodevolume.Publication) nodevolume.PodFacts {
 			facts := nodevolume.PodFacts{PodState: a.podState(types.UID(p.Key.PodUID))}
 			if w := v.find(p.Key).want; w != nil {
@@ -300,4 +297,59 @@ func (p *publication) podOf() *corev1.ObjectReference {
 	}
 	pod := p.Record.Pod
 	return podIdentity{UID: types.UID(p.Key.PodUID), Namespace: pod.Namespace, Name: pod.Name}.ref()
+}
+
+// wakeMisplaced wakes the volumes that some pod waits for and that may be used by some nodes
+// only: by its labels this one may have become one of them.
+func (a *Agent) wakeMisplaced() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for name, v := range a.volumes {
+		if slices.ContainsFunc(v.pods, func(p *publication) bool {
+			return p.want != nil && p.want.affinity != nil && p.Phase != nodevolume.Confirmed
+		}) {
+			a.wake(name)
+		}
+	}
+}
+
+// learned wakes the volumes about which something new is known.
+func (a *Agent) learned(names []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, name := range names {
+		a.wake(name)
+	}
+}
+
+// handshakes says which of the names that the Node lists at start-up have a record here that was made under the handshake.
+// One that was mounted without, while its CSIDriver asked for no attachment, is listed anew if it has to be: an agent
+// that died may have been taking it out, and that write may still land. Of what cannot be read nobody knows which it was.
+func (a *Agent) handshakes(names []string) map[string]nodevolume.Knowledge {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	known := make(map[string]nodevolume.Knowledge, len(names))
+	for _, name := range names {
+		v := a.volumes[name]
+		if v == nil {
+			v = &volume{}
+		}
+		doubtful := a.isUnaccounted(name) || v.life.Stage.Phase == nodevolume.Absent && a.mountedByOther(name)
+		known[name] = v.life.Handshake(doubtful)
+	}
+	return known
+}
+
+// nodeRead has all volumes looked at once the Node has been read. What it lists in use and may be mounted without a
+// record is known by name from here on, and spoken of.
+func (a *Agent) nodeRead(listed []string) {
+	a.mu.Lock()
+	for _, name := range listed {
+		if driver, handle, ok := kube.ParseUniqueVolumeName(name); ok && a.isUnaccounted(name) {
+			a.volumeNamed(name, driver, handle)
+		}
+	}
+	names := slices.Collect(maps.Keys(a.volumes))
+	a.mu.Unlock()
+	a.learned(names)
 }

@@ -1,0 +1,330 @@
+package nodeagent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// nodeStatus owns what this node says of itself in node.status.volumesInUse, and what is known of its Node. It calls its handlers without its lock.
+type nodeStatus struct {
+	node   string
+	client kubernetes.Interface
+	log    logr.Logger
+	on     nodeHandlers
+	// due wakes the writer of volumesInUse.
+	due chan struct{}
+
+	mu sync.Mutex
+	// Under mu:
+	inUse nodevolume.InUseList
+	// early is what the watch delivered last before the first version was read.
+	early *nodevolume.NodeStatus
+	// labels are those of the newest known Node.
+	labels map[string]string
+}
+
+// nodeHandlers are told what comes of the Node.
+type nodeHandlers struct {
+	// seen is called with every version of the Node that the watch delivers.
+	seen func(*corev1.Node)
+	// learned names the volumes about which something new is known.
+	learned func(volumes []string)
+	// relabelled: the labels of the Node are other ones.
+	relabelled func()
+	// handshakes says of the volumes that the Node lists at start-up which were mounted under the handshake.
+	handshakes func(volumes []string) map[string]nodevolume.Knowledge
+	// started: the Node has been read, with these volumes listed in use.
+	started func(volumes []string)
+	// hindered says why volumesInUse cannot be read or written; nil: it can.
+	hindered func(error)
+}
+
+func newNodeStatus(node string, client kubernetes.Interface, log logr.Logger, on nodeHandlers) *nodeStatus {
+	return &nodeStatus{node: node, client: client, log: log, on: on, due: make(chan struct{}, 1)}
+}
+
+// view is what may be believed of a volume.
+func (s *nodeStatus) view(volume string) nodevolume.Node {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.inUse.View(volume)
+}
+
+// started says that the Node has been read.
+func (s *nodeStatus) started() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.inUse.Started()
+}
+
+// labelled is the Node's labels, and whether it has been read.
+func (s *nodeStatus) labelled() (labels map[string]string, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.labels, s.inUse.Started()
+}
+
+// settle takes in what a decision wishes of volumesInUse. It decides under its lock: no write can follow an older
+// wish in between.
+func (s *nodeStatus) settle(volume string, decide func(nodevolume.Node) nodevolume.Decision) nodevolume.Decision {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	decision := decide(s.inUse.View(volume))
+	if decision.InUse != nodevolume.Unknown && s.inUse.Want(volume, decision.InUse == nodevolume.Yes) {
+		s.wake()
+	}
+	if decision.Forget {
+		s.inUse.Forget(volume)
+	}
+	return decision
+}
+
+// newInformer watches the objects of one kind that the selector takes. Its first list is
+// one at quorum, also from an API server that does not stream it: one from a cache that
+// lags may lack a pod, whose volumes would be taken down, or have an older CSIDriver.
+func newInformer(client rest.Interface, resource string, selector fields.Selector, example runtime.Object) cache.SharedIndexInformer {
+	source := cache.NewListWatchFromClient(client, resource, metav1.NamespaceAll, selector)
+	list := source.ListWithContextFunc
+	source.ListWithContextFunc = func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		if options.ResourceVersion == "0" { // from any cache, however old
+			options.ResourceVersion = ""
+		}
+		return list(ctx, options)
+	}
+	informer := cache.NewSharedIndexInformer(source, example, 0, cache.Indexers{})
+	_ = informer.SetTransform(func(object any) (any, error) {
+		if meta, ok := object.(metav1.Object); ok {
+			meta.SetManagedFields(nil)
+		}
+		return object, nil
+	})
+	return informer
+}
+
+// watch passes every version of this node's Node on.
+func (s *nodeStatus) watch(ctx context.Context) {
+	informer := newInformer(s.client.CoreV1().RESTClient(), "nodes",
+		fields.OneTermEqualSelector(metav1.ObjectNameField, s.node), &corev1.Node{})
+	see := func(object any) {
+		if node, ok := object.(*corev1.Node); ok {
+			s.see(node)
+		}
+	}
+	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: see,
+		UpdateFunc: func(old, object any) {
+			was, is := old.(*corev1.Node), object.(*corev1.Node)
+			if nodevolume.Older(is.ResourceVersion, was.ResourceVersion) {
+				s.doubt() // as after etcd was restored from a backup
+			}
+			see(object)
+		},
+		DeleteFunc: func(any) { s.doubt() },
+	})
+	informer.RunWithContext(ctx)
+}
+
+// doubt has the Node read live: what is known of it may not hold any more.
+func (s *nodeStatus) doubt() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.inUse.Doubt()
+	s.wake()
+}
+
+func statusOf(node *corev1.Node) nodevolume.NodeStatus {
+	status := nodevolume.NodeStatus{UID: string(node.UID), ResourceVersion: node.ResourceVersion}
+	for _, name := range node.Status.VolumesInUse {
+		status.InUse = append(status.InUse, string(name))
+	}
+	for _, attached := range node.Status.VolumesAttached {
+		status.Attached = append(status.Attached, string(attached.Name))
+	}
+	return status
+}
+
+// see takes in a version of the Node from the watch.
+func (s *nodeStatus) see(node *corev1.Node) {
+	s.on.seen(node)
+	s.mu.Lock()
+	relabelled := !maps.Equal(s.labels, node.Labels)
+	s.labels = node.Labels
+	var learned []string
+	if status := statusOf(node); s.inUse.Started() {
+		learned = s.inUse.Observe(status)
+	} else { // the first version is read live, and may be older
+		s.early = &status
+	}
+	s.wake()
+	s.mu.Unlock()
+	if relabelled {
+		s.on.relabelled()
+	}
+	s.on.learned(learned)
+}
+
+func (s *nodeStatus) wake() {
+	select {
+	case s.due <- struct{}{}:
+	default:
+	}
+}
+
+// write is the only writer of node.status.volumesInUse. It clocks itself: the
+// first wish is written at once, and those that come while a write is under
+// way go together into the next.
+func (s *nodeStatus) write(ctx context.Context) {
+	failures := 0
+	for {
+		var retry <-chan time.Time
+		if failures > 0 {
+			retry = time.After(apiBackOff(failures))
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.due:
+		case <-retry:
+		}
+		err := s.writeDue(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		s.on.hindered(err)
+		if err != nil {
+			failures++
+			s.log.Error(err, "volumesInUse not settled", "failures", failures)
+			continue
+		}
+		failures = 0
+	}
+}
+
+// apiBackOff is how long to wait after a failed call to the API server: 20 ms,
+// doubled up to 5 s, stretched by up to a fifth.
+func apiBackOff(failures int) time.Duration {
+	wait := 5 * time.Second
+	if failures < 9 {
+		wait = min(wait, 20*time.Millisecond<<(failures-1))
+	}
+	return wait + time.Duration(rand.Int64N(int64(wait)/5)) //nolint:gosec // spreads retries
+}
+
+// writeDue reads and writes until the Node says what is wanted. A write that another
+// writer of the Node was faster than is made anew once; then there is a back-off.
+func (s *nodeStatus) writeDue(ctx context.Context) error {
+	again := true
+	for ctx.Err() == nil {
+		s.mu.Lock()
+		read := s.inUse.NeedsRead()
+		write, due := s.inUse.Next()
+		s.mu.Unlock()
+		switch {
+		case read:
+			if gone, err := s.read(ctx); err != nil || gone {
+				return err // a Node that is not there is waited for with the watch
+			}
+		case !due:
+			return nil
+		default:
+			err := s.patch(ctx, write)
+			overtaken := apierrors.IsConflict(err) || apierrors.IsNotFound(err)
+			if err != nil && (!overtaken || !again) {
+				return err
+			}
+			again = !overtaken
+		}
+	}
+	return ctx.Err()
+}
+
+// read reads the Node live.
+func (s *nodeStatus) read(ctx context.Context) (gone bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	s.mu.Lock()
+	since := s.inUse.Version()
+	s.mu.Unlock()
+	node, err := s.client.CoreV1().Nodes().Get(ctx, s.node, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		s.take(s.inUse.Lost)
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("read node %s: %w", s.node, err)
+	}
+	status := statusOf(node)
+	s.mu.Lock()
+	start := !s.inUse.Started()
+	if s.inUse.TurnedBack(since, status) {
+		s.log.Info("The Node has gone back to an earlier version; all about it is learned anew",
+			"known", since, "read", node.ResourceVersion)
+		start = true
+	}
+	s.mu.Unlock()
+	if !start {
+		s.take(func() []string { return s.inUse.ObserveLive(status) })
+		return false, nil
+	}
+	recorded := s.on.handshakes(status.InUse)
+	s.take(func() []string {
+		s.labels = node.Labels
+		s.inUse.Start(status, func(volume string) nodevolume.Knowledge { return recorded[volume] })
+		if s.early != nil {
+			s.inUse.Observe(*s.early)
+			s.early = nil
+		}
+		return nil
+	})
+	s.on.started(status.InUse)
+	return false, nil
+}
+
+// take changes what is believed, and tells about which volumes.
+func (s *nodeStatus) take(change func() (learned []string)) {
+	s.mu.Lock()
+	learned := change()
+	s.mu.Unlock()
+	s.on.learned(learned)
+}
+
+// patch sends one PATCH. The Node in its response is what is believed after.
+func (s *nodeStatus) patch(ctx context.Context, write nodevolume.Write) error {
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": write.UID, "resourceVersion": write.ResourceVersion},
+		"status":   map[string]any{"volumesInUse": write.InUse},
+	})
+	if err != nil {
+		return fmt.Errorf("encode volumesInUse of node %s: %w", s.node, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	node, err := s.client.CoreV1().Nodes().Patch(ctx, s.node, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	if err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.inUse.NotApplied() // the next thing that is done is a live read
+		return fmt.Errorf("write volumesInUse of node %s: %w", s.node, err)
+	}
+	s.take(func() []string { return s.inUse.Applied(statusOf(node)) })
+	s.log.Info("volumesInUse written", "volumes", len(write.InUse), "resourceVersion", node.ResourceVersion)
+	return nil
+}

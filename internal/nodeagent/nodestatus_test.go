@@ -1,0 +1,147 @@
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
+
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// nodeWorld is a nodeStatus without an Agent, and what it told.
+type nodeWorld struct {
+	*nodeStatus
+	api *fake.Clientset
+
+	mu      sync.Mutex
+	learned []string
+	trouble error
+}
+
+func newNodeWorld(t *testing.T, records map[string]nodevolume.Knowledge, objects ...runtime.Object) *nodeWorld {
+	t.Helper()
+	w := &nodeWorld{api: fake.NewClientset(objects...)}
+	w.nodeStatus = newNodeStatus("n", w.api, logr.Discard(), nodeHandlers{
+		seen: func(*corev1.Node) {},
+		learned: func(names []string) {
+			w.view("v") // no lock is held: this would wait for ever
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.learned = append(w.learned, names...)
+		},
+		relabelled: func() { w.labelled() },
+		handshakes: func(names []string) map[string]nodevolume.Knowledge {
+			w.started()
+			return records
+		},
+		started:  func([]string) { w.started() },
+		hindered: func(err error) { w.mu.Lock(); defer w.mu.Unlock(); w.trouble = err },
+	})
+	return w
+}
+
+func nodeAt(version string, inUse, attached []string) *corev1.Node {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: types.UID("uid"), ResourceVersion: version}}
+	for _, name := range inUse {
+		node.Status.VolumesInUse = append(node.Status.VolumesInUse, corev1.UniqueVolumeName(name))
+	}
+	for _, name := range attached {
+		node.Status.VolumesAttached = append(node.Status.VolumesAttached, corev1.AttachedVolume{Name: corev1.UniqueVolumeName(name)})
+	}
+	return node
+}
+
+// serve runs the writer until the test ends.
+func (w *nodeWorld) serve(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { w.write(ctx) })
+	t.Cleanup(func() { cancel(); running.Wait() })
+}
+
+func (w *nodeWorld) soon(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// TestAVersionOfTheNodeThatComesWhileTheFirstIsRead: the watch delivers it once, so it must not be lost.
+func TestAVersionOfTheNodeThatComesWhileTheFirstIsRead(t *testing.T) {
+	w := newNodeWorld(t, nil, nodeAt("5", nil, nil))
+	w.api.PrependReactor("get", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
+		w.see(nodeAt("6", []string{"v"}, []string{"v"}))
+		return true, nodeAt("5", nil, nil), nil
+	})
+	if _, err := w.read(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got := w.view("v")
+	got.Changes = 0
+	if diff := cmp.Diff(nodevolume.Node{InUse: nodevolume.Yes, Attached: nodevolume.Yes}, got); diff != "" {
+		t.Errorf("what is believed of the volume (-want +got):\n%s", diff)
+	}
+}
+
+// TestAWishIsWrittenAndBelievedOnceItIsThere: and not before.
+func TestAWishIsWrittenAndBelievedOnceItIsThere(t *testing.T) {
+	w := newNodeWorld(t, nil)
+	refuse := true
+	w.api.PrependReactor("get", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nodeAt("5", nil, nil), nil })
+	w.api.PrependReactor("patch", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
+		if refuse {
+			refuse = false
+			return true, nil, errors.New("no route to host")
+		}
+		return true, nodeAt("6", []string{"v"}, nil), nil
+	})
+	w.settle("v", func(node nodevolume.Node) nodevolume.Decision {
+		if node.InUse != nodevolume.Unknown {
+			t.Errorf("in use: %s, and nothing was read", node.InUse)
+		}
+		return nodevolume.Decision{InUse: nodevolume.Yes}
+	})
+	w.serve(t)
+	w.soon(t, "listed in use", func() bool { return w.view("v").InUse == nodevolume.Yes })
+	w.soon(t, "no trouble any more", func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.trouble == nil })
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.learned) == 0 {
+		t.Error("nobody was told of the volume")
+	}
+}
+
+// TestANodeThatIsGone: nothing is believed of it.
+func TestANodeThatIsGone(t *testing.T) {
+	w := newNodeWorld(t, map[string]nodevolume.Knowledge{"v": nodevolume.Yes})
+	node := nodeAt("5", []string{"v"}, []string{"v"})
+	w.api.PrependReactor("get", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
+		if node == nil {
+			return false, nil, nil // the fake has none
+		}
+		return true, node, nil
+	})
+	if _, err := w.read(t.Context()); err != nil || w.view("v").Attached != nodevolume.Yes {
+		t.Fatalf("read: %v; the volume is %+v", err, w.view("v"))
+	}
+	w.settle("v", func(nodevolume.Node) nodevolume.Decision { return nodevolume.Decision{InUse: nodevolume.Yes} })
+	before := w.view("v").Changes
+	node = nil
+	gone, err := w.read(t.Context())
+	if view := w.view("v"); err != nil || !gone || view.Attached != nodevolume.Unknown || view.Changes == before {
+		t.Errorf("gone: %v, %v; the volume is %+v", gone, err, view)
+	}
+}
