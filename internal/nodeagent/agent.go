@@ -420,7 +420,7 @@ func (a *Agent) wake(name string) {
 	if !ok {
 		return
 	}
-	v.unstage.At, v.growth.failure.At, v.users.search.At = time.Time{}, time.Time{}, time.Time{}
+	v.unstage.At, v.growth.Failure.At, v.users.search.At = time.Time{}, time.Time{}, time.Time{}
 	for _, p := range v.pods {
 		p.failure.At = time.Time{}
 	}

@@ -322,7 +322,7 @@ func (a *Agent) mounted(uid types.UID) mountState {
 	var waits []*VolumeWait
 	for _, w := range p.wants {
 		publication, v := a.publicationOf(w)
-		if publication != nil && publication.publish.phase == nodevolume.Confirmed && !publication.growsFirst {
+		if publication != nil && v.isReady(publication) {
 			mounts = append(mounts, Mount{
 				VolumeName: w.volume, Path: a.root.Path(publication.publish.record.Path), Block: w.block, ReadOnly: w.readOnly,
 				SELinuxLabel: publication.publish.record.SELinuxLabel,

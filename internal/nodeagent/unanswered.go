@@ -66,7 +66,7 @@ func (a *Agent) tellUnanswered(v *volume, u *unanswered) {
 		return
 	}
 	for _, p := range v.pods {
-		if a.claim(p) != nodevolume.Wanted || p.publish.phase == nodevolume.Confirmed && !p.growsFirst {
+		if a.claim(p) != nodevolume.Wanted || v.isReady(p) {
 			continue
 		}
 		pending.block, pending.spec = p.want.block, p.key.SpecName

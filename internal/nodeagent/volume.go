@@ -64,9 +64,7 @@ type publication struct {
 	// want is nil if the pod is known from a record alone.
 	want    *want
 	publish recorded
-	// growsFirst: it is not ready for the pod's containers until it was expanded.
-	growsFirst bool
-	failure    nodevolume.Failure
+	failure nodevolume.Failure
 	// problem is what the last failure said, and step the one that failed, the first time in
 	// a row at failingSince.
 	problem      error
@@ -235,7 +233,7 @@ func (a *Agent) observed(v *volume) nodevolume.Observed {
 		Stage:          nodevolume.Stage{Phase: v.stage.phase, AttachmentUID: v.stage.record.AttachmentUID, Label: v.stage.record.SELinuxLabel},
 		Unstage:        v.unstage,
 		Users:          nodevolume.Users{Found: v.users.found, Search: v.users.search},
-		Growth:         nodevolume.Growth{Due: v.growth.due, Failure: v.growth.failure},
+		Growth:         nodevolume.Growth{Due: v.growth.Due(), Failure: v.growth.Failure},
 	}
 	for _, p := range v.pods {
 		o.RecordedInUse = o.RecordedInUse || p.publish.inUse()

@@ -37,13 +37,13 @@ func TestWhatAVolumeWaitedForEndsItsBackOff(t *testing.T) {
 	defer agent.mu.Unlock()
 	v := agent.volumeNamed("v", "d", "h")
 	held := nodevolume.Failure{Count: 20, At: time.Now()}
-	v.unstage, v.growth.failure = held, held
+	v.unstage, v.growth.Failure = held, held
 	p := v.publication(nodevolume.PublishKey{PodUID: "u", SpecName: "s"})
 	p.failure = held
 	agent.wake("v")
 	tried := nodevolume.Failure{Count: 20} // at once, and if it fails again the back-off goes on
 	want := map[string]nodevolume.Failure{"unstage": tried, "expansion": tried, "pod": tried}
-	got := map[string]nodevolume.Failure{"unstage": v.unstage, "expansion": v.growth.failure, "pod": p.failure}
+	got := map[string]nodevolume.Failure{"unstage": v.unstage, "expansion": v.growth.Failure, "pod": p.failure}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("failures (-want +got):\n%s", diff)
 	}

@@ -171,7 +171,7 @@ func (a *Agent) tellLongWait(v *volume, hold nodevolume.Hold, since time.Time) {
 		return
 	}
 	p := v.publication(hold.Key)
-	if p.publish.phase == nodevolume.Confirmed && !p.growsFirst && a.claim(p) == nodevolume.Wanted {
+	if v.isReady(p) && a.claim(p) == nodevolume.Wanted {
 		return // the pod runs; what is held is not what it waits for
 	}
 	block := p.publish.record.Block || (p.want != nil && p.want.block)
