@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/nodevolume"
 	"belay.dev/belay/internal/telemetry"
 )
@@ -71,8 +72,7 @@ func (a *Agent) expand(ctx context.Context, v *volume, key nodevolume.PublishKey
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.tellGrowth(v.publication(key), corev1.EventTypeNormal, "FileSystemResizeSuccessful",
-		fmt.Sprintf("MountVolume.NodeExpandVolume succeeded for volume %q %s", x.want.specName, a.config.NodeName))
+	a.tellGrowth(v.publication(key), corev1.EventTypeNormal, explain.FileSystemResizeSuccessful, explain.Expanded(x.want.specName, a.config.NodeName))
 	v.growth.told = ""
 	v.growth.Confirmed(x.attempt)
 	a.letThrough(v)
@@ -143,7 +143,7 @@ func (a *Agent) expansionFailed(x *expansion, err error) {
 			owner.notify()
 		}
 	}
-	reason, text := expansionText(p, g.Waits(x.key), err)
+	reason, text := explain.ExpandFailed(p.key.SpecName, g.Waits(x.key), p.want.block, err.Error())
 	if g.told != text {
 		g.told = text
 		a.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)

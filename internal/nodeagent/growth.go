@@ -1,13 +1,13 @@
 package nodeagent
 
 import (
-	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -83,8 +83,7 @@ func (a *Agent) wantSize(v *volume, w *want) {
 	}
 	if w.readOnly {
 		if w.size.Behind(w.capacity) {
-			text := fmt.Sprintf("MountVolume.NodeExpandVolume failed for volume %q requested read-only file system", w.specName)
-			a.tellGrowth(v.publication(w.key()), corev1.EventTypeWarning, "FileSystemResizeFailed", text)
+			a.tellGrowth(v.publication(w.key()), corev1.EventTypeWarning, explain.FileSystemResizeFailed, explain.ExpandReadOnly(w.specName))
 		}
 		return
 	}
@@ -102,18 +101,4 @@ func (a *Agent) tellGrowth(p *publication, kind, reason, text string) {
 type claimRef struct {
 	name string
 	uid  types.UID
-}
-
-// expansionText is kubelet's sentence about an expansion that failed: while the
-// pod is mounted, or while it runs.
-func expansionText(p *publication, waits bool, err error) (reason, text string) {
-	spec := p.key.SpecName
-	switch {
-	case !waits:
-		return "VolumeResizeFailed", fmt.Sprintf("NodeExpandVolume.NodeExpandVolume failed for volume %q : %v", spec, err)
-	case p.want.block:
-		return "FailedMapVolume", fmt.Sprintf("MapVolume.MarkVolumeAsMounted failed while expanding volume for volume %q : %v", spec, err)
-	default:
-		return "FailedMount", fmt.Sprintf("MountVolume.Setup failed while expanding volume for volume %q : %v", spec, err)
-	}
 }

@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -361,25 +361,24 @@ func (a *Agent) publicationOf(w *want) (*publication, *volume) {
 
 // waitsFor says in which hop a volume waits, since when, and what went wrong last.
 func (a *Agent) waitsFor(w *want, v *volume, p *publication) error {
-	var words strings.Builder
-	fmt.Fprintf(&words, "volume %q (%s)", w.volume, w.specName)
-	if p != nil && p.groupChange != nil {
-		fmt.Fprintf(&words, " is being given to fsGroup %d, %d files so far", p.groupChange.GID, p.groupChange.Seen.Load())
-	} else if v != nil && v.asked != nil {
-		fmt.Fprintf(&words, " waits: CSI driver %q has not answered %s since %s, which is given up after %s",
-			v.driver, v.asked.method, lasting(v.asked.since), a.config.RPCTimeout)
-	} else if v != nil {
+	state, now := "", time.Now()
+	switch {
+	case p != nil && p.groupChange != nil:
+		state = explain.GroupChange(int64(p.groupChange.GID), p.groupChange.Seen.Load())
+	case v != nil && v.asked != nil:
+		state = a.call(v).Now(now)
+	case v != nil:
+		state = explain.NodeReason("")
 		if hold, ok := v.holds[w.key()]; ok {
-			fmt.Fprintf(&words, " waits in hop %s since %s: %s", hold.reason, lasting(hold.since),
-				cmp.Or(a.labelWords(v, w.key(), hold.reason), inWords(hold.reason)))
-		} else {
-			words.WriteString(" is being worked on")
+			why := cmp.Or(a.labelWords(v, w.key(), hold.reason), explain.NodeReason(hold.reason))
+			state = explain.NodeHold{Reason: hold.reason, Since: hold.since, Why: why}.Now(now)
 		}
 	}
+	words := explain.NodeVolume(w.volume, w.specName, state)
 	if p != nil && p.problem != nil {
-		return fmt.Errorf("%s; last failure: %w", words.String(), p.problem)
+		return fmt.Errorf("%s; last failure: %w", words, p.problem)
 	}
-	return errors.New(words.String())
+	return errors.New(words)
 }
 
 // WaitUnmounted blocks until nothing of the pod is published.
@@ -416,7 +415,7 @@ func (a *Agent) published(uid types.UID) (<-chan struct{}, []*VolumeWait) {
 				hold := v.holds[entry.key]
 				why := a.whyOf(v, nodevolume.Hold{Key: entry.key, Reason: hold.reason})
 				if v.asked != nil {
-					why = v.asked.words(v.driver)
+					why = a.call(v).Unanswered()
 				}
 				published = append(published, &VolumeWait{
 					Volume: entry.publish.record.Pod.Volume, Reason: hold.reason, Since: hold.since, Err: entry.problem,

@@ -45,7 +45,7 @@ func (a *Agent) resync(ctx context.Context, uid types.UID) {
 	a.mu.Unlock()
 	for _, w := range due {
 		if err := a.readSize(ctx, w); err != nil && ctx.Err() == nil {
-			a.log.V(1).Info("Size of claim not read", "claim", w.claim.name, "pod", uid, "problem", err.Error())
+			a.log.V(1).Info("Size of claim not read", "claim", w.claim.name, "pod", uid, "err", err)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/mounttable"
 	"belay.dev/belay/internal/nodevolume"
 )
@@ -21,7 +22,7 @@ type userSearch struct {
 }
 
 func (u userSearch) words() string {
-	words := inWords(nodevolume.StillMountedElsewhere)
+	words := explain.NodeReason(nodevolume.StillMountedElsewhere)
 	if u.problem == nil {
 		return words
 	}
