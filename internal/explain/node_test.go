@@ -74,11 +74,11 @@ func TestWhatTheCallerWhoWaitsIsTold(t *testing.T) {
 		"nothing known": {NodeVolume("data", "pv", ""), `volume "data" (pv)`},
 		"at work":       {NodeVolume("data", "pv", NodeReason("")), `volume "data" (pv) is being worked on`},
 		"held": {
-			NodeVolume("data", "pv", NodeHold{Reason: nodevolume.NodeUnknown, Since: since, Why: NodeReason(nodevolume.NodeUnknown)}.Now(now)),
+			NodeVolume("data", "pv", NodeHold{Reason: nodevolume.NodeUnknown, Since: since, Why: NodeReason(nodevolume.NodeUnknown)}.AsOf(now)),
 			`volume "data" (pv) waits in hop NodeUnknown since 2026-01-01T10:00:00Z (for 1.5s): the Node object has not been read or does not exist`,
 		},
 		"called": {
-			NodeVolume("data", "pv", call.Now(now)),
+			NodeVolume("data", "pv", call.AsOf(now)),
 			`volume "data" (pv) waits: CSI driver "disk.example" has not answered NodeStageVolume since 2026-01-01T10:00:00Z (for 1.5s), which is given up after 2m0s`,
 		},
 		"called, in short": {call.Unanswered(), `CSI driver "disk.example" has not answered NodeStageVolume since 2026-01-01T10:00:00Z`},

@@ -8,7 +8,7 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// nodeReasons say what a reason means to the person who waits.
+// nodeReasons describe the reasons to the user who waits.
 var nodeReasons = map[nodevolume.Reason]string{
 	nodevolume.AttachabilityUnknown:     "what the driver needs is not known until the CSIDrivers have been listed",
 	nodevolume.NodeUnknown:              "the Node object has not been read or does not exist",
@@ -28,12 +28,12 @@ var nodeReasons = map[nodevolume.Reason]string{
 	nodevolume.InUseNotCleared:          "the volume is unmounted and is being taken out of status.volumesInUse",
 }
 
-// NodeReason says what a reason means; an empty one is work that goes on.
+// NodeReason describes a reason; an empty one is work in progress.
 func NodeReason(reason nodevolume.Reason) string {
 	return cmp.Or(nodeReasons[reason], "is being worked on")
 }
 
-// Hindered adds to what a reason means the problem that is in the way.
+// Hindered describes a reason and the problem that is in the way.
 func Hindered(reason nodevolume.Reason, problem string) string {
 	return fmt.Sprintf("%s; last problem: %s", NodeReason(reason), problem)
 }
@@ -78,8 +78,8 @@ func (h NodeHold) Waits() string {
 	return "waits " + h.where()
 }
 
-// Now says it to the caller who waits, with how long it has been.
-func (h NodeHold) Now(now time.Time) string {
+// AsOf is the same for a caller that is waiting, with how long it has lasted.
+func (h NodeHold) AsOf(now time.Time) string {
 	return fmt.Sprintf("waits in hop %s since %s: %s", h.Reason, lasting(h.Since, now), h.Why)
 }
 
@@ -91,7 +91,7 @@ type NodeCall struct {
 	Timeout time.Duration
 }
 
-// Unanswered says so.
+// Unanswered names the call and since when it has been running.
 func (c NodeCall) Unanswered() string {
 	return fmt.Sprintf("CSI driver %q has not answered %s since %s", c.Driver, c.Method, stamp(c.Since))
 }
@@ -101,8 +101,8 @@ func (c NodeCall) GivenUp() string {
 	return fmt.Sprintf("%s; the call is given up after %s", c.Unanswered(), c.Timeout)
 }
 
-// Now says it to the caller who waits, with how long it has been.
-func (c NodeCall) Now(now time.Time) string {
+// AsOf is the same for a caller that is waiting, with how long it has lasted.
+func (c NodeCall) AsOf(now time.Time) string {
 	return fmt.Sprintf("waits: CSI driver %q has not answered %s since %s, which is given up after %s",
 		c.Driver, c.Method, lasting(c.Since, now), c.Timeout)
 }
@@ -112,7 +112,7 @@ func lasting(since, now time.Time) string {
 	return fmt.Sprintf("%s (for %s)", stamp(since), now.Sub(since).Round(time.Millisecond))
 }
 
-// NodeVolume says to the caller who waits where a volume is: by its name in the pod and that of its PersistentVolume.
+// NodeVolume is the state of a volume for a caller that is waiting. It names the volume as the pod does, and its PersistentVolume.
 func NodeVolume(volume, persistent, state string) string {
 	if state != "" {
 		state = " " + state

@@ -59,9 +59,9 @@ func (a *Agent) learnSize(v *volume, size nodevolume.ClaimSize, capacity nodevol
 
 // letThrough lets pods start that need not wait for the expansion any more. The caller holds mu.
 func (a *Agent) letThrough(v *volume) {
-	through := v.growth.Through()
+	released := v.growth.Release()
 	for _, p := range v.pods {
-		if !slices.Contains(through, p.key) {
+		if !slices.Contains(released, p.key) {
 			continue
 		}
 		p.problem, p.step = nil, ""
@@ -87,7 +87,7 @@ func (a *Agent) wantSize(v *volume, w *want) {
 		}
 		return
 	}
-	v.growth.Come()
+	v.growth.PodAdded()
 	a.learnSize(v, w.size, w.capacity, w.key())
 }
 

@@ -366,12 +366,12 @@ func (a *Agent) waitsFor(w *want, v *volume, p *publication) error {
 	case p != nil && p.groupChange != nil:
 		state = explain.GroupChange(int64(p.groupChange.GID), p.groupChange.Seen.Load())
 	case v != nil && v.asked != nil:
-		state = a.call(v).Now(now)
+		state = a.call(v).AsOf(now)
 	case v != nil:
 		state = explain.NodeReason("")
 		if hold, ok := v.holds[w.key()]; ok {
 			why := cmp.Or(a.labelWords(v, w.key(), hold.reason), explain.NodeReason(hold.reason))
-			state = explain.NodeHold{Reason: hold.reason, Since: hold.since, Why: why}.Now(now)
+			state = explain.NodeHold{Reason: hold.reason, Since: hold.since, Why: why}.AsOf(now)
 		}
 	}
 	words := explain.NodeVolume(w.volume, w.specName, state)

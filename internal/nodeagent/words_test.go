@@ -193,14 +193,14 @@ func TestAFailureIsToldSinceWhenItLasts(t *testing.T) {
 			got = append(got, event)
 		}
 		begun := time.Now().Truncate(24 * time.Hour)
-		failed := func(step string, minute time.Duration) explain.NodeStep {
-			return explain.NodeStep{Step: step, Volume: "pv", Since: begun.Add(minute * time.Minute)}
+		failed := func(step string, minute int) explain.NodeStep {
+			return explain.NodeStep{Step: step, Volume: "pv", Since: begun.Add(time.Duration(minute) * time.Minute)}
 		}
-		forth := func(step string, minute time.Duration, problem string) string {
+		forth := func(step string, minute int, problem string) string {
 			reason, text := failed(step, minute).Failed(problem)
 			return "Warning " + reason + " " + text
 		}
-		back := func(step string, minute time.Duration, problem string) string {
+		back := func(step string, minute int, problem string) string {
 			return "Warning FailedUnmount " + failed(step, minute).StaysInUse("n", problem)
 		}
 		want := []string{

@@ -37,61 +37,61 @@ func (c *decision) expand() Step {
 // isBroughtUp: the pod wants the volume and has not got it yet.
 func isBroughtUp(p Pod) bool { return p.Claim == Wanted && p.Publish != Confirmed }
 
-// Size is one of a volume.
+// Size is the size of a volume.
 type Size struct {
 	Bytes int64
-	// Text is how the API object spells it. What is written to a claim is spelled as it was read.
+	// Text is how the API object spells it. It is written to the claim as it was read.
 	Text string
 }
 
-// Resizing is how far a claim says that its expansion has come (KEP-1790).
+// Resizing is how far the expansion of a claim has come, according to the claim (KEP-1790).
 type Resizing int
 
-// What a claim can say.
+// The values of Resizing.
 const (
-	// Untracked: its resizer is an old one, which does not write that.
+	// Untracked: an old resizer, which does not report progress.
 	Untracked Resizing = iota
-	// Unstated: no expansion runs, or the controller has not written yet that it does.
+	// Unstated: no expansion is running, or the controller has not reported it yet.
 	Unstated
 	// NodeIsNext: NodeResizePending or NodeResizeInProgress.
 	NodeIsNext
-	// OtherIsNext: the controller is at work, or has to be since the size was found infeasible.
+	// OtherIsNext: the controller is resizing, or has to act because the size is infeasible.
 	OtherIsNext
 )
 
-// ClaimSize is what a claim says about its size.
+// ClaimSize holds the fields of a claim that concern its size.
 type ClaimSize struct {
-	// Given is status.capacity; zero: the claim does not say it.
+	// Given is status.capacity; zero if it is not set.
 	Given Size
 	// Requested is what the user asks for, Allocated what the controller works on.
 	Requested, Allocated Size
 	Resizing             Resizing
-	// EveryNode: each node that has the volume expands it for itself.
+	// EveryNode: each node that has the volume mounted has to expand it.
 	EveryNode bool
 }
 
-// Behind: the claim does not have the size of its PersistentVolume yet.
+// Behind reports whether status.capacity is smaller than the capacity of the PersistentVolume.
 func (c ClaimSize) Behind(capacity Size) bool {
 	return c.Given.Bytes > 0 && c.Given.Bytes < capacity.Bytes
 }
 
-// Plan is what a node has to do for a volume that may have grown.
+// Plan is what the node has to do for a volume that may have grown.
 type Plan int
 
 // The plans.
 const (
 	NothingToDo Plan = iota
-	// WaitForController: another component writes to the claim whose turn it is.
+	// WaitForController: another component has to act and to update the claim first.
 	WaitForController
-	// WrittenByController: the claim has its new size, and nothing is left to do here.
+	// WrittenByController: the claim has its new size, and this node has nothing to do.
 	WrittenByController
-	// CallDriver: the claim has its new size, and the file system here has not.
+	// CallDriver: the claim has its new size, but the file system on this node does not.
 	CallDriver
-	// CallDriverThenWriteClaim: this node reports to the claim that it has its new size.
+	// CallDriverThenWriteClaim: this node expands the volume and writes the new size to the claim.
 	CallDriverThenWriteClaim
 )
 
-// planOf follows kubelet's rules: whose turn it is, and to which size the volume is expanded.
+// planOf follows kubelet's rules: which component acts next, and to which size the volume is expanded.
 func planOf(c ClaimSize, capacity, here Size) (Plan, Size) {
 	grown := capacity.Bytes > here.Bytes
 	switch {
@@ -114,12 +114,12 @@ func planOf(c ClaimSize, capacity, here Size) (Plan, Size) {
 
 func (p Plan) calls() bool { return p == CallDriver || p == CallDriverThenWriteClaim }
 
-// Refusal is why a volume was not expanded, by the answers that kubelet 1.36 tells apart (KEP-1790).
+// Refusal is why a volume was not expanded, in the classes that kubelet 1.36 distinguishes (KEP-1790).
 type Refusal int
 
 // The refusals.
 const (
-	// NotRefused: there was no answer, or one that says that the work goes on.
+	// NotRefused: no answer, or one after which the driver may still be at work.
 	NotRefused Refusal = iota
 	// RefusedForNow: it failed, and may succeed another time.
 	RefusedForNow
@@ -127,54 +127,54 @@ const (
 	RefusedInUse
 	// RefusedForGood: the volume cannot have that size.
 	RefusedForGood
-	// NotSupported: the driver has not the capability EXPAND_VOLUME.
+	// NotSupported: the driver does not have the capability EXPAND_VOLUME.
 	NotSupported
 )
 
-// Expansion is the life of a volume's size on one node. Its zero value knows nothing.
+// Expansion is the state of a volume's size on one node. The zero value is a volume of unknown size.
 type Expansion struct {
-	// Here is what the file system reaches up to: what the claim said when the volume
-	// came, and since then what the driver confirmed here.
+	// Here is the size of the file system on this node: that of the claim when the volume
+	// was first mounted, and since then what the driver confirmed.
 	Here Size
 	// Failure is the last one in a row.
 	Failure Failure
 	// capacity is the PersistentVolume's.
 	capacity Size
 	plan     Plan
-	// refusal is the last final answer since the volume had the size that it should have.
+	// refusal is the last final error since the volume last had its desired size.
 	refusal Refusal
-	// waiting are the pods that get the volume with its new size, or when the expansion is due no more.
+	// waiting are the pods that must not start before the volume is expanded or no longer has to be.
 	waiting []PublishKey
 }
 
-// Due: the driver shall be called. If the volume was in use, not before it is mounted for another pod.
+// Due reports whether the driver has to be called. After RefusedInUse that is not before another pod wants the volume.
 func (e *Expansion) Due() bool { return e.plan.calls() && e.refusal != RefusedInUse }
 
-// Waits says whether a pod must not start before the expansion.
+// Waits reports whether a pod must not start yet.
 func (e *Expansion) Waits(key PublishKey) bool { return slices.Contains(e.waiting, key) }
 
-// Through are the pods that waited and need not any more. It says so once.
-func (e *Expansion) Through() (through []PublishKey) {
+// Release returns the pods that no longer have to wait, each once.
+func (e *Expansion) Release() (released []PublishKey) {
 	if !e.Due() {
-		through, e.waiting = e.waiting, nil
+		released, e.waiting = e.waiting, nil
 	}
-	return through
+	return released
 }
 
-// Outgrown: the claim names a size that the volume has not here, and its PersistentVolume is to be read.
+// Outgrown reports whether the claim names a larger size than the volume has here, so that the PersistentVolume has to be read.
 func (e *Expansion) Outgrown(c ClaimSize) bool {
 	return c.Given.Bytes > 0 && (e.Due() || max(c.Requested.Bytes, c.Allocated.Bytes, c.Given.Bytes) > e.Here.Bytes)
 }
 
-// Come says that another pod wants the volume: a driver that could not expand it in use may be asked again.
-func (e *Expansion) Come() {
+// PodAdded records that another pod wants the volume: a driver that did not expand it in use is called again.
+func (e *Expansion) PodAdded() {
 	if e.refusal == RefusedInUse {
 		e.refusal = RefusedForNow
 	}
 }
 
-// Learn takes in what was read of a claim and its PersistentVolume. Pods that are being mounted wait if the claim
-// is behind: their containers may have been made for the new size.
+// Learn records a claim and the capacity of its PersistentVolume as they were read. Pods that are being mounted wait
+// if the claim is behind: their containers may rely on the new size.
 func (e *Expansion) Learn(c ClaimSize, capacity Size, mounting ...PublishKey) {
 	e.waiting = slices.DeleteFunc(e.waiting, func(key PublishKey) bool { return slices.Contains(mounting, key) })
 	if c.Behind(capacity) {
@@ -194,7 +194,7 @@ func (e *Expansion) Learn(c ClaimSize, capacity Size, mounting ...PublishKey) {
 	}
 }
 
-// Begin learns the claim as it is now. The attempt calls the driver if it is still to be called.
+// Begin records the claim as it is now and returns the attempt to expand the volume, which may turn out unnecessary.
 func (e *Expansion) Begin(c ClaimSize) Attempt {
 	e.Learn(c, e.capacity)
 	a := Attempt{claim: c, here: e.Here, capacity: e.capacity, refused: e.refusal != NotRefused}
@@ -202,13 +202,13 @@ func (e *Expansion) Begin(c ClaimSize) Attempt {
 	return a
 }
 
-// Confirmed says that the driver has expanded the volume, and that the claim knows.
+// Confirmed records that the driver has expanded the volume and that the claim was updated.
 func (e *Expansion) Confirmed(a Attempt) {
 	*e = Expansion{Here: a.capacity, capacity: a.capacity, waiting: e.waiting}
 }
 
-// Refused says that the driver has not expanded the volume, or was not asked, and whether that is a failure after
-// which it is tried again. A size that was found infeasible is: the next try finds the claim saying so.
+// Refused records that the volume was not expanded, and reports whether that is a failure to be retried. So is an
+// infeasible size: the retry reads the claim, which by then is marked infeasible.
 func (e *Expansion) Refused(a Attempt, r Refusal) (again bool) {
 	switch {
 	case r == NotSupported && !a.expected():
@@ -233,22 +233,22 @@ const (
 	MarkInfeasible
 )
 
-// Attempt is one to expand a volume.
+// Attempt is one attempt to expand a volume.
 type Attempt struct {
 	// Size is what the driver is asked for.
 	Size           Size
 	claim          ClaimSize
 	plan           Plan
 	here, capacity Size
-	// refused: there was a final answer before. If the claim asks for another size by now, the next
-	// one hands the matter back to the controller (KEP-1790).
+	// refused: an earlier attempt ended with a final error. If the user has requested another size since, the next
+	// error returns the expansion to the controller (KEP-1790).
 	refused bool
 }
 
-// CallsDriver: there is something to do.
+// CallsDriver reports whether the driver has to be called.
 func (a Attempt) CallsDriver() bool { return a.plan.calls() }
 
-// expected: the claim says that it is this node's turn.
+// expected: according to the claim this node is next.
 func (a Attempt) expected() bool {
 	return a.plan == CallDriverThenWriteClaim && a.claim.Resizing != Untracked
 }
@@ -281,7 +281,7 @@ func (a Attempt) AfterRefusal(r Refusal) ClaimWrite {
 	}
 }
 
-// Continues says whether a claim that another client has written meanwhile wants the same of this node.
+// Continues reports whether a claim that another client has changed meanwhile still requires the same of this node.
 func (a *Attempt) Continues(c ClaimSize) bool {
 	plan, size := planOf(c, a.capacity, a.here)
 	if plan != a.plan || size.Bytes != a.Size.Bytes {

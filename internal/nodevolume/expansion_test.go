@@ -124,14 +124,14 @@ func TestWhatARefusalLeadsTo(t *testing.T) {
 			}
 			a := e.Begin(test.claim)
 			again := e.Refused(a, test.refusal)
-			through := e.Through()
+			through := e.Release()
 			if again != test.again || slices.Contains(through, podA) != test.through || e.Waits(podA) == test.through {
 				t.Errorf("again %v, let through %v, still waits %v", again, through, e.Waits(podA))
 			}
 			if e.Due() != test.dueBefore {
 				t.Errorf("due %v", e.Due())
 			}
-			e.Come()
+			e.PodAdded()
 			if e.Due() != test.dueAfter {
 				t.Errorf("due %v when another pod comes", e.Due())
 			}
@@ -154,7 +154,7 @@ func TestTheLifeOfAnExpansion(t *testing.T) {
 	}
 	now := func(want string) {
 		t.Helper()
-		e.Through()
+		e.Release()
 		if got := state(); got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
@@ -176,7 +176,7 @@ func TestTheLifeOfAnExpansion(t *testing.T) {
 	now("due true here 1Gi waiting 1 failures 1")
 	a := e.Begin(claimOf(oneGi, twoGi, NodeIsNext))
 	e.Confirmed(a)
-	if through := e.Through(); !slices.Equal(through, []PublishKey{podB}) {
+	if through := e.Release(); !slices.Equal(through, []PublishKey{podB}) {
 		t.Errorf("let through %v", through)
 	}
 	now("due false here 2Gi waiting 0 failures 0")
@@ -186,7 +186,7 @@ func TestTheLifeOfAnExpansion(t *testing.T) {
 	e.Learn(claimOf(oneGi, twoGi, NodeIsNext), twoGi, podA) // written back by another client
 	now("due true here 2Gi waiting 1 failures 0")
 	a = e.Begin(claimOf(twoGi, twoGi, Unstated))
-	if through := e.Through(); a.CallsDriver() || !slices.Equal(through, []PublishKey{podA}) {
+	if through := e.Release(); a.CallsDriver() || !slices.Equal(through, []PublishKey{podA}) {
 		t.Errorf("the controller wrote it meanwhile: called %v, let through %v", a.CallsDriver(), through)
 	}
 	now("due false here 2Gi waiting 0 failures 0")
