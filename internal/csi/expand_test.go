@@ -7,15 +7,17 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"belay.dev/belay/internal/nodevolume"
 )
 
 func TestWhatARefusedExpansionSays(t *testing.T) {
-	want := map[codes.Code]Refusal{
-		codes.Canceled: NoRefusal, codes.DeadlineExceeded: NoRefusal, codes.Unavailable: NoRefusal, codes.ResourceExhausted: NoRefusal, codes.Aborted: NoRefusal,
-		codes.FailedPrecondition: RefusedInUse,
-		codes.InvalidArgument:    RefusedForGood, codes.OutOfRange: RefusedForGood, codes.NotFound: RefusedForGood,
-		codes.Unknown: RefusedForNow, codes.AlreadyExists: RefusedForNow, codes.PermissionDenied: RefusedForNow, codes.Unimplemented: RefusedForNow,
-		codes.Internal: RefusedForNow, codes.DataLoss: RefusedForNow, codes.Unauthenticated: RefusedForNow,
+	want := map[codes.Code]nodevolume.Refusal{
+		codes.Canceled: nodevolume.NotRefused, codes.DeadlineExceeded: nodevolume.NotRefused, codes.Unavailable: nodevolume.NotRefused, codes.ResourceExhausted: nodevolume.NotRefused, codes.Aborted: nodevolume.NotRefused,
+		codes.FailedPrecondition: nodevolume.RefusedInUse,
+		codes.InvalidArgument:    nodevolume.RefusedForGood, codes.OutOfRange: nodevolume.RefusedForGood, codes.NotFound: nodevolume.RefusedForGood,
+		codes.Unknown: nodevolume.RefusedForNow, codes.AlreadyExists: nodevolume.RefusedForNow, codes.PermissionDenied: nodevolume.RefusedForNow, codes.Unimplemented: nodevolume.RefusedForNow,
+		codes.Internal: nodevolume.RefusedForNow, codes.DataLoss: nodevolume.RefusedForNow, codes.Unauthenticated: nodevolume.RefusedForNow,
 	}
 	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
 		err := wrap("NodeExpandVolume", "v", status.Error(code, "no"))
@@ -24,8 +26,8 @@ func TestWhatARefusedExpansionSays(t *testing.T) {
 		}
 	}
 	for _, err := range []error{nil, errors.New("the socket is gone")} {
-		if got := RefusalOf(err); got != NoRefusal {
-			t.Errorf("%v: %v, want %v", err, got, NoRefusal)
+		if got := RefusalOf(err); got != nodevolume.NotRefused {
+			t.Errorf("%v: %v, want %v", err, got, nodevolume.NotRefused)
 		}
 	}
 }

@@ -418,6 +418,5 @@ func (a *Agent) wake(name string) {
 		return
 	}
 	v.life.Wake()
-	v.growth.failure.At = time.Time{}
 	a.volumeQueue.Add(name)
 }

@@ -2,7 +2,6 @@ package nodeagent
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -10,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/nodevolume"
 )
@@ -27,7 +27,7 @@ type AttachLimitError struct {
 
 // Error is the problem, begun as kubelet begins it.
 func (e *AttachLimitError) Error() string {
-	return fmt.Sprintf("Node has reached its volume attachment limit: volume %q of driver %s is not attached: %s", e.Volume, e.Driver, e.Problem)
+	return explain.AttachLimit(e.Volume, e.Driver, e.Problem)
 }
 
 // How long a volume waits to be attached before its attachError is looked at, and until

@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -86,7 +87,7 @@ func (p *pod) lookedUp() []*VolumeWait {
 		return []*VolumeWait{{Reason: ClaimNotReady, text: "the pod's claims have not been read yet"}}
 	}
 	return []*VolumeWait{{
-		Reason: ClaimNotReady, Since: p.problemSince, Err: p.problem, text: fmt.Sprintf("waits in hop %s: %v", ClaimNotReady, p.problem),
+		Reason: ClaimNotReady, Since: p.problemSince, Err: p.problem, text: explain.NodeHold{Reason: ClaimNotReady, Why: p.problem.Error()}.Waits(),
 	}}
 }
 

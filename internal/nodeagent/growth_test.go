@@ -7,53 +7,57 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
+
+	"belay.dev/belay/internal/nodevolume"
 )
 
-func TestWhoseTurnItIs(t *testing.T) {
-	quantity := resource.MustParse
-	one, two := quantity("1Gi"), quantity("2Gi")
-	size := func(given, allocated string, status corev1.ClaimResourceStatus, everywhere bool) claimSize {
-		s := claimSize{given: quantity(given), known: true, requested: two, status: status, everywhere: everywhere}
-		if allocated != "" {
-			s.allocated, s.tracked = quantity(allocated), true
-		}
-		return s
+// TestWhatAClaimSaysOfItsSize: which of its fields mean what to the plan.
+func TestWhatAClaimSaysOfItsSize(t *testing.T) {
+	oneGi := nodevolume.Size{Bytes: 1 << 30, Text: "1Gi"}
+	status := func(status corev1.ClaimResourceStatus) func(*corev1.PersistentVolumeClaim) {
+		return func(c *corev1.PersistentVolumeClaim) { setResizeStatus(&c.Status, status) }
 	}
-	const (
-		pending    = corev1.PersistentVolumeClaimNodeResizePending
-		progress   = corev1.PersistentVolumeClaimNodeResizeInProgress
-		infeasible = corev1.PersistentVolumeClaimNodeResizeInfeasible
-		controller = corev1.PersistentVolumeClaimControllerResizeInProgress
-	)
+	none := nodevolume.Size{Text: "0"}
 	tests := map[string]struct {
-		claim          claimSize
-		capacity, here resource.Quantity
-		want           plan
+		change func(*corev1.PersistentVolumeClaim)
+		want   nodevolume.ClaimSize
 	}{
-		"as it was":                             {size("1Gi", "", "", false), one, one, plan{}},
-		"the claim's size is not known":         {claimSize{}, two, one, plan{}},
-		"grown, old resizer":                    {size("1Gi", "", "", false), two, one, plan{call: true, size: two}},
-		"grown, old resizer, claim knows":       {size("2Gi", "", "", false), two, one, plan{call: true, size: two, written: true}},
-		"node is next":                          {size("1Gi", "2Gi", pending, false), two, one, plan{call: true, size: two}},
-		"node had begun":                        {size("1Gi", "2Gi", progress, false), two, one, plan{call: true, size: two}},
-		"node is next, of less than there is":   {size("1Gi", "1536Mi", pending, false), two, one, plan{call: true, size: quantity("1536Mi")}},
-		"done here, not written":                {size("1Gi", "2Gi", progress, false), two, two, plan{call: true, size: two}},
-		"infeasible":                            {size("1Gi", "2Gi", infeasible, false), two, one, plan{size: two}},
-		"controller's turn":                     {size("1Gi", "2Gi", controller, false), two, one, plan{size: two}},
-		"the controller is about to say so":     {size("1Gi", "2Gi", "", false), two, one, plan{size: two}},
-		"done by the controller":                {size("2Gi", "2Gi", "", false), two, one, plan{size: two, done: true, written: true}},
-		"done on another node":                  {size("2Gi", "2Gi", "", true), two, one, plan{size: two, call: true, written: true}},
-		"done on another node and here":         {size("2Gi", "2Gi", "", true), two, two, plan{}},
-		"shared, driver gave more than was due": {size("1536Mi", "1536Mi", "", true), two, two, plan{size: quantity("1536Mi"), done: true, written: true}},
+		"old resizer": {func(*corev1.PersistentVolumeClaim) {}, nodevolume.ClaimSize{Allocated: none}},
+		"tracked": {
+			func(c *corev1.PersistentVolumeClaim) { c.Status.AllocatedResources = storage("1Gi") },
+			nodevolume.ClaimSize{Allocated: oneGi, Resizing: nodevolume.Unstated},
+		},
+		"node is next":   {status(corev1.PersistentVolumeClaimNodeResizePending), nodevolume.ClaimSize{Allocated: none, Resizing: nodevolume.NodeIsNext}},
+		"node has begun": {status(corev1.PersistentVolumeClaimNodeResizeInProgress), nodevolume.ClaimSize{Allocated: none, Resizing: nodevolume.NodeIsNext}},
+		"infeasible":     {status(corev1.PersistentVolumeClaimNodeResizeInfeasible), nodevolume.ClaimSize{Allocated: none, Resizing: nodevolume.OtherIsNext}},
+		"controller's turn": {
+			status(corev1.PersistentVolumeClaimControllerResizeInProgress), nodevolume.ClaimSize{Allocated: none, Resizing: nodevolume.OtherIsNext},
+		},
+		"on every node": {
+			func(c *corev1.PersistentVolumeClaim) {
+				c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadWriteMany}
+			},
+			nodevolume.ClaimSize{Allocated: none, EveryNode: true},
+		},
+		"on every node, and none needs to": {
+			func(c *corev1.PersistentVolumeClaim) {
+				c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+				metav1.SetMetaDataAnnotation(&c.ObjectMeta, nodeExpansionNotRequired, "true")
+			},
+			nodevolume.ClaimSize{Allocated: none},
+		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			got := planFor(test.claim, test.capacity, test.here)
-			if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(plan{})); diff != "" {
-				t.Errorf("plan (-want +got):\n%s", diff)
+			claim := &corev1.PersistentVolumeClaim{}
+			claim.Spec.Resources.Requests, claim.Status.Capacity = storage("1024Mi"), storage("1Gi")
+			test.change(claim)
+			test.want.Given, test.want.Requested = oneGi, oneGi
+			if diff := cmp.Diff(test.want, claimSize(claim)); diff != "" {
+				t.Errorf("claim (-want +got):\n%s", diff)
 			}
 		})
 	}

@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -334,7 +334,7 @@ func (a *Agent) mounted(uid types.UID) mountState {
 	var waits []*VolumeWait
 	for _, w := range p.wants {
 		publication, v := a.publicationOf(w)
-		if publication != nil && publication.Phase == nodevolume.Confirmed && !publication.growsFirst {
+		if publication != nil && v.isReady(publication) {
 			mounts = append(mounts, Mount{
 				VolumeName: w.volume, Path: a.root.Path(publication.Record.Path), Block: w.block, ReadOnly: w.readOnly,
 				SELinuxLabel: publication.Record.SELinuxLabel,
@@ -373,25 +373,24 @@ func (a *Agent) publicationOf(w *want) (*publication, *volume) {
 
 // waitsFor says in which hop a volume waits, since when, and what went wrong last.
 func (a *Agent) waitsFor(w *want, v *volume, p *publication) error {
-	var words strings.Builder
-	fmt.Fprintf(&words, "volume %q (%s)", w.volume, w.specName)
-	if p != nil && p.groupChange != nil {
-		fmt.Fprintf(&words, " is being given to fsGroup %d, %d files so far", p.groupChange.GID, p.groupChange.Seen.Load())
-	} else if v != nil && v.asked != nil {
-		fmt.Fprintf(&words, " waits: CSI driver %q has not answered %s since %s, which is given up after %s",
-			v.driver, v.asked.method, lasting(v.asked.since), a.config.RPCTimeout)
-	} else if v != nil {
+	state, now := "", time.Now()
+	switch {
+	case p != nil && p.groupChange != nil:
+		state = explain.GroupChange(int64(p.groupChange.GID), p.groupChange.Seen.Load())
+	case v != nil && v.asked != nil:
+		state = a.call(v).AsOf(now)
+	case v != nil:
+		state = explain.NodeReason("")
 		if hold, ok := v.holds[w.key()]; ok {
-			fmt.Fprintf(&words, " waits in hop %s since %s: %s", hold.reason, lasting(hold.since),
-				cmp.Or(a.labelWords(v, w.key(), hold.reason), inWords(hold.reason)))
-		} else {
-			words.WriteString(" is being worked on")
+			why := cmp.Or(a.labelWords(v, w.key(), hold.reason), explain.NodeReason(hold.reason))
+			state = explain.NodeHold{Reason: hold.reason, Since: hold.since, Why: why}.AsOf(now)
 		}
 	}
+	words := explain.NodeVolume(w.volume, w.specName, state)
 	if p != nil && p.problem != nil {
-		return fmt.Errorf("%s; last failure: %w", words.String(), p.problem)
+		return fmt.Errorf("%s; last failure: %w", words, p.problem)
 	}
-	return errors.New(words.String())
+	return errors.New(words)
 }
 
 // WaitUnmounted blocks until nothing of the pod is published.
@@ -428,7 +427,7 @@ func (a *Agent) published(uid types.UID) (<-chan struct{}, []*VolumeWait) {
 				hold := v.holds[entry.Key]
 				why := a.whyOf(v, nodevolume.Hold{Key: entry.Key, Reason: hold.reason})
 				if v.asked != nil {
-					why = v.asked.words(v.driver)
+					why = a.call(v).Unanswered()
 				}
 				published = append(published, &VolumeWait{
 					Volume: entry.Record.Pod.Volume, Reason: hold.reason, Since: hold.since, Err: entry.problem,

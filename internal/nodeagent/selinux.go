@@ -9,6 +9,7 @@ import (
 	"github.com/opencontainers/selinux/go-selinux/label"
 	corev1 "k8s.io/api/core/v1"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -117,10 +118,9 @@ func withLabel(options []string, label string) []string {
 func (a *Agent) labelWords(v *volume, key nodevolume.PublishKey, reason nodevolume.Reason) string {
 	switch reason {
 	case nodevolume.OtherSELinuxLabelWanted:
-		return fmt.Sprintf("conflicting SELinux labels of volume %s: %q and %q; %s",
-			key.SpecName, v.mountedLabel(), a.plugins.rules(v.driver).label(v.publication(key).want), inWords(reason))
+		return explain.OtherLabelWanted(key.SpecName, v.mountedLabel(), a.plugins.rules(v.driver).label(v.publication(key).want))
 	case nodevolume.OtherSELinuxLabelMounted:
-		return fmt.Sprintf("waiting for unmount of volume %q, because it is already mounted to a different pod with a different SELinux label", v.name)
+		return explain.OtherLabelMounted(v.name)
 	default:
 		return ""
 	}

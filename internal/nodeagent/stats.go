@@ -3,7 +3,6 @@ package nodeagent
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/nodevolume"
 	"belay.dev/belay/internal/telemetry"
 )
@@ -78,7 +78,7 @@ func (a *Agent) gatherStats(ctx context.Context, name string) {
 		case isGone(target.volume.life.Inline, err):
 			a.neverMeasured(target, err)
 		default:
-			a.log.V(1).Info("Volume stats not known", "volume", name, "pod", target.publication.Key.PodUID, "problem", err.Error())
+			a.log.V(1).Info("Volume stats not known", "volume", name, "pod", target.publication.Key.PodUID, "err", err)
 		}
 		a.keepStats(target, said)
 	}
@@ -91,7 +91,7 @@ func (a *Agent) neverMeasured(target statsTarget, err error) {
 	defer a.mu.Unlock()
 	target.publication.withoutStats = true
 	a.log.Info("Driver has no stats of an inline volume; it is asked again when it is back under its socket",
-		"volume", target.volume.name, "pod", target.publication.Key.PodUID, "problem", err.Error())
+		"volume", target.volume.name, "pod", target.publication.Key.PodUID, "err", err)
 }
 
 // askStats is nil for a driver that has no stats. There is no looking at the file system
@@ -127,10 +127,10 @@ func (a *Agent) keepStats(target statsTarget, said *publishedStats) {
 	}
 	problem := ""
 	if said.said.Condition.Abnormal {
-		problem = fmt.Sprintf("Volume %s: %s", p.want.volume, said.said.Condition.Message)
+		problem = explain.Abnormal(p.want.volume, said.said.Condition.Message)
 	}
 	if problem != "" && problem != p.toldHealth {
-		a.events.Event(p.podOf(), corev1.EventTypeWarning, "VolumeConditionAbnormal", problem)
+		a.events.Event(p.podOf(), corev1.EventTypeWarning, explain.VolumeConditionAbnormal, problem)
 	}
 	p.toldHealth = problem
 }

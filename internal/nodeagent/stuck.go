@@ -1,11 +1,13 @@
 package nodeagent
 
 import (
+	"errors"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -15,7 +17,7 @@ func (a *Agent) tellStuck(pod, claim *corev1.ObjectReference, text string) {
 	node := &corev1.ObjectReference{Kind: "Node", Name: a.config.NodeName, UID: types.UID(a.config.NodeName)} // as kubelet names it
 	for _, about := range []*corev1.ObjectReference{pod, claim, node} {
 		if about != nil && about.Name != "" { // a torn record does not tell
-			a.events.Event(about, corev1.EventTypeWarning, "FailedUnmount", text)
+			a.events.Event(about, corev1.EventTypeWarning, explain.FailedUnmount, text)
 		}
 	}
 }
@@ -27,7 +29,7 @@ func (a *Agent) tellStage(v *volume, text string) {
 	}
 	staged := &publication{Publication: &nodevolume.Publication{Key: nodevolume.PublishKey{PodUID: v.life.Stage.Record.Pod.UID}, Place: v.life.Stage}}
 	a.tellStuck(staged.podOf(), staged.claimOf(), text)
-	a.log.Info("Volume stays in use", "volume", v.name, "problem", text)
+	a.log.Error(errors.New(text), "Volume stays in use", "volume", v.name)
 }
 
 // claimOf is the reference for events about the claim of a publication; nil if it has none, or none is known.

@@ -8,6 +8,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
 )
@@ -47,9 +48,9 @@ func (a *Agent) hinders(err error, reasons ...nodevolume.Reason) {
 // why is what a reason means, and what is known to be in the way. The caller holds mu.
 func (a *Agent) why(reason nodevolume.Reason) string {
 	if err := a.trouble[reason]; err != nil {
-		return fmt.Sprintf("%s; last problem: %v", inWords(reason), a.withRemedy(err))
+		return explain.Hindered(reason, a.withRemedy(err).Error())
 	}
-	return inWords(reason)
+	return explain.NodeReason(reason)
 }
 
 func (a *Agent) withRemedy(err error) error { return a.config.withRemedy(err) }
@@ -57,15 +58,15 @@ func (a *Agent) withRemedy(err error) error { return a.config.withRemedy(err) }
 // withRemedy adds what a person can do, where that is known.
 func (c *Config) withRemedy(err error) error {
 	var remedy string
-	switch root := c.Root; {
+	switch {
 	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
-		remedy = "give belay-node the credential of system:node:" + c.NodeName + ", or the ClusterRole of deploy/belay-node"
+		remedy = explain.GrantAccess(c.NodeName)
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		remedy = "free space on the disk of " + root
+		remedy = explain.FreeSpace(c.Root)
 	case errors.Is(err, syscall.EROFS):
-		remedy = "make " + root + " writable"
+		remedy = explain.MakeWritable(c.Root)
 	case errors.Is(err, mount.ErrLeadsOut):
-		remedy = "put a directory in the place of the link and mount the link's target there: mount --rbind TARGET DIRECTORY; to have all of " + root + " elsewhere, let that be a link, or use another root"
+		remedy = explain.ReplaceLink(c.Root)
 	default:
 		return err
 	}

@@ -2,12 +2,12 @@ package nodeagent
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -37,13 +37,9 @@ func (a *Agent) ask(ctx context.Context, v *volume, u unanswered, call func(cont
 	return csi.Unanswered(ctx, err, csi.NoAnswerError{Driver: v.driver, Call: u.method, Timeout: a.config.RPCTimeout})
 }
 
-func (u *unanswered) words(driver string) string {
-	return fmt.Sprintf("CSI driver %q has not answered %s since %s", driver, u.method, inUTC(u.since))
-}
-
-// lasting is a time and how long ago it was.
-func lasting(since time.Time) string {
-	return fmt.Sprintf("%s (for %s)", inUTC(since), time.Since(since).Round(time.Millisecond))
+// call is what is said about it.
+func (a *Agent) call(v *volume) explain.NodeCall {
+	return explain.NodeCall{Driver: v.driver, Method: v.asked.method, Since: v.asked.since, Timeout: a.config.RPCTimeout}
 }
 
 // tellUnanswered tells all that wait for a call that it has no answer yet.
@@ -53,24 +49,24 @@ func (a *Agent) tellUnanswered(v *volume, u *unanswered) {
 	if v.asked != u {
 		return
 	}
-	ends := fmt.Errorf("%s; the call is given up after %s", u.words(v.driver), a.config.RPCTimeout)
-	pending := failedStep{block: v.life.Stage.Record.Block, step: u.step, spec: v.specName(), verb: "has not ended"}
+	ends := a.call(v).GivenUp()
+	pending := explain.NodeStep{Step: u.step, Block: v.life.Stage.Record.Block, Volume: v.specName(), Verb: explain.NotEnded}
 	switch u.step {
 	case stepUnstage:
-		a.tellStage(v, a.stuckText(pending, ends))
+		a.tellStage(v, pending.StaysInUse(a.config.NodeName, ends))
 		return
 	case stepUnpublish:
 		p := v.publication(u.key)
-		pending.block, pending.spec = p.Record.Block, p.Key.SpecName
-		a.tellStuck(p.podOf(), p.claimOf(), a.stuckText(pending, ends))
+		pending.Block, pending.Volume = p.Record.Block, p.Key.SpecName
+		a.tellStuck(p.podOf(), p.claimOf(), pending.StaysInUse(a.config.NodeName, ends))
 		return
 	}
 	for _, p := range v.pods {
-		if a.claim(v, p) != nodevolume.Wanted || p.Phase == nodevolume.Confirmed && !p.growsFirst {
+		if a.claim(v, p) != nodevolume.Wanted || v.isReady(p) {
 			continue
 		}
-		pending.block, pending.spec = p.want.block, p.Key.SpecName
-		if reason, text := pending.told(ends); p.told.news(text, time.Now()) {
+		pending.Block, pending.Volume = p.want.block, p.Key.SpecName
+		if reason, text := pending.Failed(ends); p.told.news(text, time.Now()) {
 			a.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
 		}
 	}

@@ -105,9 +105,9 @@ func TestAnUnmountThatFailsIsTold(t *testing.T) {
 				w.untilEvent(pvc, "FailedUnmount", event, "no luck", w.name)
 				told := w.eventAbout("Node", types.UID(w.name), "FailedUnmount", event)
 				if !slices.ContainsFunc([]time.Duration{0, -time.Second}, func(d time.Duration) bool {
-					return strings.Contains(told, "since "+inUTC(first.Add(d)))
+					return strings.Contains(told, "since "+first.Add(d).UTC().Format(time.RFC3339))
 				}) {
-					t.Errorf("begun at %s, told %s", inUTC(first), told)
+					t.Errorf("begun at %s, told %s", first.UTC(), told)
 				}
 			})
 		}

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/mounttable"
 	"belay.dev/belay/internal/nodevolume"
 )
@@ -20,7 +21,7 @@ type users struct {
 }
 
 func (u users) words() string {
-	words := inWords(nodevolume.StillMountedElsewhere)
+	words := explain.NodeReason(nodevolume.StillMountedElsewhere)
 	if u.problem == nil {
 		return words
 	}

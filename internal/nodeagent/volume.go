@@ -33,10 +33,11 @@ type volume struct {
 	began time.Time
 	asked *unanswered
 	// users is who else has the volume mounted.
-	users    users
-	holds    map[nodevolume.PublishKey]holding
-	growth   growth
-	measured measured
+	users users
+	holds map[nodevolume.PublishKey]holding
+	// growthTold is the last event that was sent about an expansion that failed.
+	growthTold string
+	measured   measured
 	// statsPlanned and attachErrorPlanned: there is a chore for it.
 	statsPlanned, attachErrorPlanned bool
 	// attachLimit says that the node is full, as the attachError of exhaustedAt did.
@@ -49,8 +50,6 @@ type publication struct {
 	*nodevolume.Publication
 	// want is nil if the pod is known from a record alone.
 	want *want
-	// growsFirst: it is not ready for the pod's containers until it was expanded.
-	growsFirst bool
 	// problem is what the last failure said, and step the one that failed, the first time in
 	// a row at failingSince.
 	problem      error
@@ -134,7 +133,6 @@ func (a *Agent) decide(name string, now time.Time) (*volume, nodevolume.Decision
 	if v == nil {
 		return nil, nodevolume.Decision{}
 	}
-	v.life.Growth = nodevolume.Growth{Due: v.growth.due, Failure: v.growth.failure}
 	decision := a.status.settle(name, func(node nodevolume.Node) nodevolume.Decision {
 		return v.life.Decide(now, a.facts(v, node))
 	})

@@ -37,13 +37,13 @@ func TestWhatAVolumeWaitedForEndsItsBackOff(t *testing.T) {
 	defer agent.mu.Unlock()
 	v := agent.volumeNamed("v", "d", "h")
 	held := nodevolume.Failure{Count: 20, At: time.Now()}
-	v.life.Unstage, v.growth.failure = held, held
+	v.life.Unstage, v.life.Growth.Failure = held, held
 	p := v.publication(nodevolume.PublishKey{PodUID: "u", SpecName: "s"})
 	p.Failure = held
 	agent.wake("v")
 	tried := nodevolume.Failure{Count: 20} // at once, and if it fails again the back-off goes on
 	want := map[string]nodevolume.Failure{"unstage": tried, "expansion": tried, "pod": tried}
-	got := map[string]nodevolume.Failure{"unstage": v.life.Unstage, "expansion": v.growth.failure, "pod": p.Failure}
+	got := map[string]nodevolume.Failure{"unstage": v.life.Unstage, "expansion": v.life.Growth.Failure, "pod": p.Failure}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("failures (-want +got):\n%s", diff)
 	}

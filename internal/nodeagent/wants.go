@@ -10,7 +10,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -53,8 +52,8 @@ type want struct {
 	affinity     *corev1.VolumeNodeAffinity
 	// claim is through which it is wanted, size what that says, capacity what the volume has.
 	claim    claimRef
-	size     claimSize
-	capacity resource.Quantity
+	size     nodevolume.ClaimSize
+	capacity nodevolume.Size
 	// migrated: the PersistentVolume names an in-tree plugin.
 	migrated bool
 	// group is one that the pod's containers get for it, or nil.
@@ -228,7 +227,7 @@ func (a *Agent) wantOfClaim(ctx context.Context, object *corev1.Pod, volume stri
 		return nil, err
 	}
 	w.pod, w.volume, w.readOnly = identityOf(object), volume, use.readOnly
-	w.claim, w.size, w.capacity = claimRef{claim.Name, claim.UID}, sizeOf(claim), pv.Spec.Capacity[corev1.ResourceStorage]
+	w.claim, w.size, w.capacity = claimRef{claim.Name, claim.UID}, claimSize(claim), sizeOf(pv.Spec.Capacity)
 	w.migrated, w.group, w.since = migrated, group, time.Now()
 	if w.solePod {
 		w.seLinuxLabel, err = seLinuxLabel(object, volume, a.config.fileLabel)

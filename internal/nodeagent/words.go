@@ -14,30 +14,18 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// The steps by the names that kubelet's events give them; operators match on these.
+// The steps by the names that kubelet's events give them.
 const (
-	stepWaitForAttach = "WaitForAttach"
-	stepMountDevice   = "MountDevice"
-	stepSetUp         = "SetUp"
-	stepUnpublish     = "TearDown"
-	stepUnstage       = "UnmountDevice"
+	stepWaitForAttach = explain.StepWaitForAttach
+	stepMountDevice   = explain.StepMountDevice
+	stepSetUp         = explain.StepSetUp
+	stepUnpublish     = explain.StepUnpublish
+	stepUnstage       = explain.StepUnstage
 )
-
-// stepNodeAffinity is what the events call a stage or publish that was not begun, because the
-// PersistentVolume may not be used on this node.
-const stepNodeAffinity = "NodeAffinity check"
-
-// blockSteps are kubelet's names of the same steps for a block volume.
-var blockSteps = map[string]string{stepMountDevice: "SetUpDevice", stepSetUp: "MapPodDevice"}
-
-// waysBack are the steps of the way back as kubelet's log names them; it sends no events about them.
-var waysBack = map[bool]map[string]string{
-	false: {stepUnpublish: "UnmountVolume.TearDown", stepUnstage: "UnmountDevice"},
-	true:  {stepUnpublish: "UnmapVolume.UnmapPodDevice", stepUnstage: "UnmapDevice.TearDownDevice"},
-}
 
 func (a *Agent) newRecorder() record.EventRecorder {
 	return a.broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "belay-node", Host: a.config.NodeName})
@@ -47,90 +35,33 @@ func (a *Agent) startEvents() {
 	a.broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: a.client.CoreV1().Events("")})
 }
 
-// reasonWords say what a reason means to the person who waits.
-var reasonWords = map[nodevolume.Reason]string{
-	nodevolume.AttachabilityUnknown:     "what the driver needs is not known until the CSIDrivers have been listed",
-	nodevolume.NodeUnknown:              "the Node object has not been read or does not exist",
-	nodevolume.NotReportedInUse:         "the Node does not list the volume in status.volumesInUse yet; this agent writes it",
-	nodevolume.NotAttached:              "Volume not attached according to node status; the attach/detach controller reports it in status.volumesAttached",
-	nodevolume.DriverNotRegistered:      "the driver is not registered on this node",
-	nodevolume.OtherSELinuxLabelWanted:  "the pod that has it must go first",
-	nodevolume.OtherSELinuxLabelMounted: "the volume is mounted with another SELinux label and is being unmounted",
-	nodevolume.OtherPodMounted:          "volume uses the ReadWriteOncePod access mode and is already in use by another pod",
-	nodevolume.UnaccountedMount:         "the volume may be mounted here without a record of it: a record cannot be read, or a kubelet left something; the agent's log names it and what to do",
-	nodevolume.BackingOff:               "the last call failed and is tried again after a while",
-	nodevolume.AttachmentNotReady:       "the VolumeAttachment does not say that the volume is attached",
-	nodevolume.AttachmentReplaced:       "the volume was attached anew since it was staged, and waits for pods that still use the old attachment",
-	nodevolume.OwnerSilent:              "the pod is known from records alone and its owner has not said whether it lives",
-	nodevolume.ContainersMayRun:         "the pod's object is gone or says that the pod is over, but its containers may run",
-	nodevolume.StillMountedElsewhere:    "something on this node still has the volume mounted, and would go on writing to it",
-	nodevolume.InUseNotCleared:          "the volume is unmounted and is being taken out of status.volumesInUse",
-}
-
-func inWords(reason nodevolume.Reason) string {
-	return cmp.Or(reasonWords[reason], "is being worked on")
-}
-
-// hops are the steps in the words of the life of a volume.
-var hops = map[string]string{
-	stepWaitForAttach: "attach", stepMountDevice: "stage", stepSetUp: "publish", stepUnpublish: "unpublish", stepUnstage: "unstage",
-}
-
-func inUTC(t time.Time) string { return t.UTC().Format(time.RFC3339) }
-
-// failedStep is a step that does not come about.
-type failedStep struct {
-	block      bool
-	step, spec string
-	// verb is what it does, if not "failed".
-	verb string
-	// since is when it failed first of the times in a row; zero if what is told says it.
-	since time.Time
-}
-
-// hop is the one in which the volume is, and since when.
-func (f failedStep) hop() string {
-	if f.since.IsZero() {
-		return "hop: " + hops[f.step]
-	}
-	return "hop: " + hops[f.step] + " since " + inUTC(f.since)
-}
-
-// told is kubelet's sentence about it, and the hop.
-func (f failedStep) told(err error) (reason, text string) {
-	step, way, reason := f.step, "MountVolume", "FailedMount"
-	if f.block {
-		step, way, reason = cmp.Or(blockSteps[f.step], f.step), "MapVolume", "FailedMapVolume"
-	}
-	if affinity, ok := errors.AsType[*affinityError](err); ok {
-		step, reason, err = stepNodeAffinity, "FailedMount", affinity.err // the reason is the same for block volumes
-	}
-	return reason, fmt.Sprintf("%s.%s %s for volume %q : %v (%s)", way, step, cmp.Or(f.verb, "failed"), f.spec, err, f.hop())
+// isBlock: the volume is, or shall be, a device for the pod.
+func (p *publication) isBlock() bool {
+	return p.Record.Block || (p.want != nil && p.want.block)
 }
 
 // tellFailure sends an event about a failed step, once for each new text. The caller holds mu.
 func (a *Agent) tellFailure(v *volume, p *publication, step string, err error) {
-	block := p.Record.Block || (p.want != nil && p.want.block)
-	failed := failedStep{block: block, step: step, spec: p.Key.SpecName, since: p.failingSince}
-	reason, text := failed.told(a.withRemedy(err))
+	failed := explain.NodeStep{Step: step, Block: p.isBlock(), Volume: p.Key.SpecName, Since: p.failingSince}
 	if step == stepUnpublish {
-		text = a.stuckText(failed, err)
-	}
-	if !p.told.news(text, time.Now()) {
+		if text := a.stuckText(failed, err); p.told.news(text, time.Now()) {
+			a.tellStuck(p.podOf(), p.claimOf(), text)
+		}
 		return
 	}
-	if step == stepUnpublish {
-		a.tellStuck(p.podOf(), p.claimOf(), text)
-		return
+	reason, text := failed.Failed(a.withRemedy(err).Error())
+	if affinity, ok := errors.AsType[*affinityError](err); ok {
+		reason, text = failed.NotHere(affinity.err.Error())
 	}
-	a.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
-	a.log.V(1).Info("Told the pod", "volume", v.name, "pod", p.Key.PodUID, "text", text)
+	if p.told.news(text, time.Now()) {
+		a.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
+		a.log.V(1).Info("Told the pod", "volume", v.name, "pod", p.Key.PodUID, "text", text)
+	}
 }
 
 // stuckText says that a step of the way back failed, or does not end.
-func (a *Agent) stuckText(f failedStep, err error) string {
-	return fmt.Sprintf("%s %s for volume %q : %v (%s); the volume stays in use on node %s and is tried again",
-		waysBack[f.block][f.step], cmp.Or(f.verb, "failed"), f.spec, a.withRemedy(err), f.hop(), a.config.NodeName)
+func (a *Agent) stuckText(failed explain.NodeStep, err error) string {
+	return failed.StaysInUse(a.config.NodeName, a.withRemedy(err).Error())
 }
 
 // toldAfter is after how long a pod that waits is told so: where another pod has a volume
@@ -144,10 +75,9 @@ func (a *Agent) toldAfter(reason nodevolume.Reason) time.Duration {
 
 // whyOf is why a volume waits, in kubelet's words where it has some. The caller holds mu.
 func (a *Agent) whyOf(v *volume, hold nodevolume.Hold) string {
-	if hold.Reason == nodevolume.DriverNotRegistered {
-		return fmt.Sprintf("%s: driver name %s not found in the list of registered CSI drivers", a.why(hold.Reason), v.driver)
-	}
 	switch owner := a.pods[types.UID(hold.Key.PodUID)]; {
+	case hold.Reason == nodevolume.DriverNotRegistered:
+		return explain.NotRegistered(a.why(hold.Reason), v.driver)
 	case hold.Reason == nodevolume.StillMountedElsewhere:
 		return v.users.words()
 	case hold.Reason == nodevolume.ContainersMayRun && owner != nil && owner.ending != nil:
@@ -158,7 +88,7 @@ func (a *Agent) whyOf(v *volume, hold nodevolume.Hold) string {
 
 // tellLongWait says where a pod that has waited long waits, and since when. The caller holds mu.
 func (a *Agent) tellLongWait(v *volume, hold nodevolume.Hold, since time.Time) {
-	waits := fmt.Sprintf("in hop %s since %s: %s", hold.Reason, inUTC(since), a.whyOf(v, hold))
+	held := explain.NodeHold{Reason: hold.Reason, Since: since, Why: a.whyOf(v, hold)}
 	switch {
 	case hold.Reason == nodevolume.BackingOff:
 		return // it has had its event when the call failed
@@ -167,27 +97,22 @@ func (a *Agent) tellLongWait(v *volume, hold nodevolume.Hold, since time.Time) {
 		a.log.Info("Pod's owner has not said whether it lives", "volume", v.name, "pod", hold.Key.PodUID, "since", since)
 		return
 	case hold.Key.PodUID == "":
-		a.tellStage(v, fmt.Sprintf("%s waits for volume %q %s", waysBack[v.life.Stage.Record.Block][stepUnstage], v.specName(), waits))
+		a.tellStage(v, explain.NodeStep{Step: stepUnstage, Block: v.life.Stage.Record.Block, Volume: v.specName()}.Waits(held))
 		return
 	}
 	p := v.publication(hold.Key)
-	if p.Phase == nodevolume.Confirmed && !p.growsFirst && a.claim(v, p) == nodevolume.Wanted {
+	if v.isReady(p) && a.claim(v, p) == nodevolume.Wanted {
 		return // the pod runs; what is held is not what it waits for
 	}
-	block := p.Record.Block || (p.want != nil && p.want.block)
-	problem := errors.New("waits " + waits)
-	if hold.Reason == nodevolume.OtherPodMounted {
-		// Kubelet's sentence comes first: it is matched on.
-		problem = fmt.Errorf("%s; waits in hop %s since %s", a.whyOf(v, hold), hold.Reason, inUTC(since))
-	}
-	reason, text := failedStep{block: block, step: stepHeld(v, p, hold.Reason), spec: p.Key.SpecName}.told(problem)
+	step := explain.NodeStep{Step: stepHeld(v, p, hold.Reason), Block: p.isBlock(), Volume: p.Key.SpecName}
 	if p.Phase != nodevolume.Absent && (a.claim(v, p) == nodevolume.Released || hold.Reason == nodevolume.ContainersMayRun) {
-		if text = fmt.Sprintf("%s waits for volume %q %s", waysBack[block][stepUnpublish], p.Key.SpecName, waits); p.told.news(text, time.Now()) {
+		step.Step = stepUnpublish
+		if text := step.Waits(held); p.told.news(text, time.Now()) {
 			a.tellStuck(p.podOf(), p.claimOf(), text)
 		}
 		return
 	}
-	if p.told.news(text, time.Now()) {
+	if reason, text := step.Failed(held.Waits()); p.told.news(text, time.Now()) {
 		a.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
 	}
 }
@@ -213,19 +138,19 @@ func (a *Agent) tellUnstage(v *volume, err error) {
 	if v.life.Unstage.Count == 1 {
 		v.unstageFailingSince = cmp.Or(v.began, v.life.Unstage.At)
 	}
-	failed := failedStep{block: v.life.Stage.Record.Block, step: stepUnstage, spec: v.specName(), since: v.unstageFailingSince}
+	failed := explain.NodeStep{Step: stepUnstage, Block: v.life.Stage.Record.Block, Volume: v.specName(), Since: v.unstageFailingSince}
 	a.tellStage(v, a.stuckText(failed, err))
 }
 
-// tellMapped says that a pod has a block volume as a device; kubelet says nothing of the kind about others.
+// tellMapped says that a pod has a block volume as a device.
 func (a *Agent) tellMapped(w *want) {
-	a.events.Event(w.pod.ref(), corev1.EventTypeNormal, "SuccessfulMountVolume", fmt.Sprintf(
-		"MapVolume.MapPodDevice succeeded for volume %q volumeMapPath %q", w.specName, a.root.Path(podDevicesDir(string(w.pod.UID)))))
+	text := explain.Mapped(w.specName, a.root.Path(podDevicesDir(string(w.pod.UID))))
+	a.events.Event(w.pod.ref(), corev1.EventTypeNormal, explain.SuccessfulMountVolume, text)
 }
 
-// tellPod sends a FailedMount about a pod as a whole.
-func (a *Agent) tellPod(pod *corev1.Pod, text string) {
-	a.events.Event(pod, corev1.EventTypeWarning, "FailedMount", "Unable to attach or mount volumes: "+text)
+// tellPod sends an event about a pod as a whole.
+func (a *Agent) tellPod(pod *corev1.Pod, cause string) {
+	a.events.Event(pod, corev1.EventTypeWarning, explain.FailedMount, explain.MountsFailed(cause))
 }
 
 // defaultPatience is how long a claim may be unreadable before its pod is told. The
@@ -242,7 +167,7 @@ func (a *Agent) tellPodOnce(p *pod, err error) {
 	if now.Sub(p.problemSince) < a.config.patience {
 		return
 	}
-	text := fmt.Sprintf("waits in hop ClaimNotReady since %s: %v", inUTC(p.problemSince), a.withRemedy(err))
+	text := explain.NodeHold{Reason: ClaimNotReady, Since: p.problemSince, Why: a.withRemedy(err).Error()}.Waits()
 	if p.told.news(text, now) {
 		a.tellPod(p.object, text)
 	}

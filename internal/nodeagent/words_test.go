@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
 )
@@ -38,12 +39,6 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 			w.untilInUse(handle)
 			return pod
 		}, []string{"FailedMount: MountVolume.WaitForAttach failed", "waits in hop NotAttached", "Volume not attached according to node status"}, false},
-		"a block volume": {nil, func(w *world, agent *Agent) *corev1.Pod {
-			w.volume("data", func(pv *corev1.PersistentVolume) { pv.Spec.VolumeMode = new(corev1.PersistentVolumeBlock) })
-			pod := w.podWith("p", asDevice, "data")
-			agent.SetPod(pod)
-			return pod
-		}, []string{"FailedMapVolume: MapVolume.WaitForAttach failed", "waits in hop NotAttached"}, false},
 		"no driver": {noAttach, func(w *world, agent *Agent) *corev1.Pod {
 			w.driver.stop()
 			w.volume("data")
@@ -197,19 +192,22 @@ func TestAFailureIsToldSinceWhenItLasts(t *testing.T) {
 		for event := range events.Events {
 			got = append(got, event)
 		}
-		// Those of the way back are told to the Node as well.
-		const node = "; the volume stays in use on node n and is tried again"
+		begun := time.Now().Truncate(24 * time.Hour)
+		failed := func(step string, minute int) explain.NodeStep {
+			return explain.NodeStep{Step: step, Volume: "pv", Since: begun.Add(time.Duration(minute) * time.Minute)}
+		}
+		forth := func(step string, minute int, problem string) string {
+			reason, text := failed(step, minute).Failed(problem)
+			return "Warning " + reason + " " + text
+		}
+		back := func(step string, minute int, problem string) string {
+			return "Warning FailedUnmount " + failed(step, minute).StaysInUse("n", problem)
+		}
 		want := []string{
-			`Warning FailedMount MountVolume.MountDevice failed for volume "pv" : no pool (hop: stage since 2000-01-01T00:00:00Z)`,
-			`Warning FailedMount MountVolume.MountDevice failed for volume "pv" : no disk (hop: stage since 2000-01-01T00:00:00Z)`,
-			`Warning FailedMount MountVolume.SetUp failed for volume "pv" : no path (hop: publish since 2000-01-01T00:04:00Z)`,
-			`Warning FailedMount MountVolume.SetUp failed for volume "pv" : no path (hop: publish since 2000-01-01T00:05:00Z)`,
-			`Warning FailedUnmount UnmountVolume.TearDown failed for volume "pv" : busy (hop: unpublish since 2000-01-01T00:06:00Z)` + node,
-			`Warning FailedUnmount UnmountVolume.TearDown failed for volume "pv" : busy (hop: unpublish since 2000-01-01T00:06:00Z)` + node,
-			`Warning FailedUnmount UnmountDevice failed for volume "pv" : held (hop: unstage since 2000-01-01T00:07:00Z)` + node,
-			`Warning FailedUnmount UnmountDevice failed for volume "pv" : held (hop: unstage since 2000-01-01T00:07:00Z)` + node,
-			`Warning FailedUnmount UnmountDevice failed for volume "pv" : still held (hop: unstage since 2000-01-01T00:07:00Z)` + node,
-			`Warning FailedUnmount UnmountDevice failed for volume "pv" : still held (hop: unstage since 2000-01-01T00:07:00Z)` + node,
+			forth(stepMountDevice, 0, "no pool"), forth(stepMountDevice, 0, "no disk"), forth(stepSetUp, 4, "no path"), forth(stepSetUp, 5, "no path"),
+			// Those of the way back are told to the Node as well.
+			back(stepUnpublish, 6, "busy"), back(stepUnpublish, 6, "busy"),
+			back(stepUnstage, 7, "held"), back(stepUnstage, 7, "held"), back(stepUnstage, 7, "still held"), back(stepUnstage, 7, "still held"),
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("events (-want +got):\n%s", diff)
@@ -274,7 +272,7 @@ func TestABlockVolumeIsToldWhenItIsThere(t *testing.T) {
 	if len(events.Events) != 1 {
 		t.Fatalf("told %d times, want once", len(events.Events))
 	}
-	want := `Normal SuccessfulMountVolume MapVolume.MapPodDevice succeeded for volume "pv" volumeMapPath "` + dir + `/pods/uid/volumeDevices/kubernetes.io~csi"`
+	want := "Normal SuccessfulMountVolume " + explain.Mapped("pv", dir+"/pods/uid/volumeDevices/kubernetes.io~csi")
 	if got := <-events.Events; got != want {
 		t.Errorf("told %s, want %s", got, want)
 	}

@@ -19,7 +19,7 @@ type Life struct {
 	// Unstage is the failure that holds back the unstage.
 	Unstage Failure
 	Users   Users
-	Growth  Growth
+	Growth  Expansion
 
 	attachment Lookup
 	// decidedOn is the attachment that the last step was decided on.
@@ -216,7 +216,7 @@ func (l *Life) observed(facts Facts) Observed {
 		RecordedInUse: slices.ContainsFunc(l.places(), Place.inUse),
 		Attachment:    l.decidedOn,
 		Stage:         Stage{Phase: l.Stage.Phase, AttachmentUID: l.Stage.Record.AttachmentUID, Label: l.Stage.Record.SELinuxLabel},
-		Unstage:       l.Unstage, Users: l.Users, Growth: l.Growth,
+		Unstage:       l.Unstage, Users: l.Users, Growth: Growth{Due: l.Growth.Due(), Failure: l.Growth.Failure},
 	}
 }
 

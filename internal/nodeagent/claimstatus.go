@@ -1,0 +1,92 @@
+package nodeagent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+)
+
+// readClaim reads the claim of a want, and refuses another one of its name.
+func (a *Agent) readClaim(ctx context.Context, w *want, version string) (*corev1.PersistentVolumeClaim, error) {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	claim, err := a.client.CoreV1().PersistentVolumeClaims(w.pod.Namespace).Get(ctx, w.claim.name, metav1.GetOptions{ResourceVersion: version})
+	if err != nil {
+		return nil, fmt.Errorf("read claim %s/%s: %w", w.pod.Namespace, w.claim.name, err)
+	}
+	if claim.UID != w.claim.uid {
+		return nil, fmt.Errorf("claim %s/%s is another one than the pod was bound with", w.pod.Namespace, w.claim.name)
+	}
+	return claim, nil
+}
+
+// patchClaim writes the status of a claim if the change is one. The patch names the claim's UID and,
+// if it is bound, the version that was read: nobody may have written meanwhile.
+func (a *Agent) patchClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, bound bool, change func(*corev1.PersistentVolumeClaimStatus)) (*corev1.PersistentVolumeClaim, error) {
+	changed := claim.DeepCopy()
+	change(&changed.Status)
+	if equality.Semantic.DeepEqual(claim.Status, changed.Status) {
+		return claim, nil
+	}
+	before := claim.DeepCopy()
+	before.UID, before.ResourceVersion = "", ""
+	if !bound {
+		changed.ResourceVersion = ""
+	}
+	from, err := json.Marshal(before)
+	if err != nil {
+		return claim, fmt.Errorf("encode claim %s/%s: %w", claim.Namespace, claim.Name, err)
+	}
+	to, err := json.Marshal(changed)
+	if err != nil {
+		return claim, fmt.Errorf("encode claim %s/%s: %w", claim.Namespace, claim.Name, err)
+	}
+	patch, err := strategicpatch.CreateTwoWayMergePatch(from, to, before)
+	if err != nil {
+		return claim, fmt.Errorf("compare claim %s/%s: %w", claim.Namespace, claim.Name, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	after, err := a.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(ctx, claim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	if err != nil {
+		return claim, fmt.Errorf("write the status of claim %s/%s: %w", claim.Namespace, claim.Name, err)
+	}
+	return after, nil
+}
+
+func setResizeStatus(status *corev1.PersistentVolumeClaimStatus, to corev1.ClaimResourceStatus) {
+	if status.AllocatedResourceStatuses == nil {
+		status.AllocatedResourceStatuses = map[corev1.ResourceName]corev1.ClaimResourceStatus{}
+	}
+	status.AllocatedResourceStatuses[corev1.ResourceStorage] = to
+}
+
+// mergeConditions puts the condition of a failed expansion among those of a claim, or, with
+// none given, takes out all that speak of an expansion.
+func mergeConditions(status *corev1.PersistentVolumeClaimStatus, failure *corev1.PersistentVolumeClaimCondition) {
+	var kept []corev1.PersistentVolumeClaimCondition
+	for _, c := range status.Conditions {
+		switch c.Type {
+		case corev1.PersistentVolumeClaimNodeResizeError:
+			if failure != nil && c.Status == failure.Status {
+				failure.LastTransitionTime = c.LastTransitionTime
+			}
+		case corev1.PersistentVolumeClaimFileSystemResizePending, corev1.PersistentVolumeClaimResizing, corev1.PersistentVolumeClaimControllerResizeError:
+			if failure != nil {
+				kept = append(kept, c)
+			}
+		default:
+			kept = append(kept, c)
+		}
+	}
+	if failure != nil {
+		kept = append(kept, *failure)
+	}
+	status.Conditions = kept
+}

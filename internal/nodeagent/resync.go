@@ -1,0 +1,114 @@
+package nodeagent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// wasEdited: somebody changed the pod itself, and not only its status.
+func wasEdited(was, is *corev1.Pod) bool {
+	return was.Generation != is.Generation || !maps.Equal(was.Annotations, is.Annotations) || !maps.Equal(was.Labels, is.Labels)
+}
+
+// resync reads the claims of a pod again when it is time: a node may not watch
+// them, and this is how it learns that a volume grew under a running pod.
+func (a *Agent) resync(ctx context.Context, uid types.UID) {
+	a.mu.Lock()
+	p := a.pods[uid]
+	if p == nil || p.removed || len(p.wants) == 0 && !p.resolved {
+		a.mu.Unlock()
+		return
+	}
+	if left := time.Until(p.syncAt); left > 0 {
+		// The queue keeps one time per key, the earliest: what woke the pod now may
+		// have stood in the place of its resync.
+		a.podQueue.AddAfter(uid, left)
+		a.mu.Unlock()
+		return
+	}
+	a.syncLater(uid, p)
+	var due []*want
+	for _, w := range p.wants {
+		if a.grows(w) {
+			due = append(due, w)
+		}
+	}
+	a.mu.Unlock()
+	for _, w := range due {
+		if err := a.readSize(ctx, w); err != nil && ctx.Err() == nil {
+			a.log.V(1).Info("Size of claim not read", "claim", w.claim.name, "pod", uid, "err", err)
+		}
+	}
+}
+
+// syncLater sets the time of the next resync. The caller holds mu.
+func (a *Agent) syncLater(uid types.UID, p *pod) {
+	pause := a.together(syncPause(a.config.SyncPeriod, rand.Float64()), a.config.SyncPeriod) //nolint:gosec // spreads reads
+	p.syncAt = time.Now().Add(pause)
+	a.podQueue.AddAfter(uid, pause)
+}
+
+// readSize reads a claim, and its volume if the claim names a size that is not here
+// yet. In this order: what the claim says of its volume has been true before.
+func (a *Agent) readSize(ctx context.Context, w *want) error {
+	claim, err := a.readClaim(ctx, w, "0") // from the API server's cache: a moment does not matter
+	if err != nil {
+		return err
+	}
+	size := claimSize(claim)
+	a.mu.Lock()
+	v := a.volumes[w.name()]
+	look := v != nil && v.life.Growth.Outgrown(size)
+	a.mu.Unlock()
+	if !look {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	pv, err := a.client.CoreV1().PersistentVolumes().Get(ctx, w.specName, metav1.GetOptions{ResourceVersion: "0"})
+	if err != nil {
+		return fmt.Errorf("read volume %s: %w", w.specName, err)
+	}
+	if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != claim.UID {
+		return fmt.Errorf("volume %s is bound to another claim", w.specName)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p, v := a.publicationOf(w)
+	if p == nil {
+		return nil // the pod went meanwhile
+	}
+	var mounting []nodevolume.PublishKey
+	if p.Phase != nodevolume.Confirmed {
+		mounting = append(mounting, p.Key)
+	}
+	if a.learnSize(v, size, sizeOf(pv.Spec.Capacity), mounting...) {
+		a.volumeQueue.Add(v.name)
+	}
+	return nil
+}
+
+// grows says whether a pod's volume is one that may grow and be expanded here.
+// A driver that cannot do it on the node leaves nothing to look for. The caller holds mu.
+func (a *Agent) grows(w *want) bool {
+	if w.claim.name == "" || w.readOnly {
+		return false
+	}
+	_, has := a.plugins.registered(w.driver)
+	return has == nil || has.Expand
+}
+
+// syncPause is after how long the claims of a pod are read again: the period, stretched
+// by up to a half so that the pods of a node do not all ask at once.
+func syncPause(period time.Duration, jitter float64) time.Duration {
+	return period + time.Duration(jitter*float64(period)/2)
+}

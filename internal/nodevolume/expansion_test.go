@@ -1,0 +1,224 @@
+package nodevolume
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var oneGi, oneAndHalf, twoGi = Size{1 << 30, "1Gi"}, Size{3 << 29, "1536Mi"}, Size{2 << 30, "2Gi"}
+
+// claimOf is a claim for which the user asked for 2 GiB.
+func claimOf(given, allocated Size, says Resizing) ClaimSize {
+	return ClaimSize{Given: given, Requested: twoGi, Allocated: allocated, Resizing: says}
+}
+
+func onEveryNode(c ClaimSize) ClaimSize { c.EveryNode = true; return c }
+
+// TestWhoseTurnItIs is kubelet's table: checkForRecoveryFromExpansion tells old resizers apart, runPreCheck says whose turn
+// it is and whether the claim has its size, and the callers which size that is.
+func TestWhoseTurnItIs(t *testing.T) {
+	tests := map[string]struct {
+		claim          ClaimSize
+		capacity, here Size
+		plan           Plan
+		size           Size
+	}{
+		"as it was":                             {claimOf(oneGi, Size{}, Untracked), oneGi, oneGi, NothingToDo, Size{}},
+		"the claim's size is not known":         {ClaimSize{}, twoGi, oneGi, NothingToDo, Size{}},
+		"grown, old resizer":                    {claimOf(oneGi, Size{}, Untracked), twoGi, oneGi, CallDriverThenWriteClaim, twoGi},
+		"grown, old resizer, claim knows":       {claimOf(twoGi, Size{}, Untracked), twoGi, oneGi, CallDriver, twoGi},
+		"node is next":                          {claimOf(oneGi, twoGi, NodeIsNext), twoGi, oneGi, CallDriverThenWriteClaim, twoGi},
+		"node is next, of less than there is":   {claimOf(oneGi, oneAndHalf, NodeIsNext), twoGi, oneGi, CallDriverThenWriteClaim, oneAndHalf},
+		"done here, not written":                {claimOf(oneGi, twoGi, NodeIsNext), twoGi, twoGi, CallDriverThenWriteClaim, twoGi},
+		"the claim has the size, and says next": {claimOf(twoGi, twoGi, NodeIsNext), twoGi, oneGi, CallDriverThenWriteClaim, twoGi},
+		"controller's turn, or infeasible":      {claimOf(oneGi, twoGi, OtherIsNext), twoGi, oneGi, WaitForController, Size{}},
+		"the same on every node":                {onEveryNode(claimOf(twoGi, twoGi, OtherIsNext)), twoGi, oneGi, WaitForController, Size{}},
+		"the controller is about to say so":     {claimOf(oneGi, twoGi, Unstated), twoGi, oneGi, WaitForController, Size{}},
+		"done by the controller":                {claimOf(twoGi, twoGi, Unstated), twoGi, oneGi, WrittenByController, Size{}},
+		"done on another node":                  {onEveryNode(claimOf(twoGi, twoGi, Unstated)), twoGi, oneGi, CallDriver, twoGi},
+		"done on another node and here":         {onEveryNode(claimOf(twoGi, twoGi, Unstated)), twoGi, twoGi, NothingToDo, Size{}},
+		"shared, driver gave more than was due": {onEveryNode(claimOf(oneAndHalf, oneAndHalf, Unstated)), twoGi, twoGi, WrittenByController, Size{}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			plan, size := planOf(test.claim, test.capacity, test.here)
+			if plan != test.plan || size != test.size {
+				t.Errorf("plan %d of %q, want %d of %q", plan, size.Text, test.plan, test.size.Text)
+			}
+		})
+	}
+}
+
+// TestWhatIsWrittenToTheClaim is kubelet's expandOnPlugin and legacyCallNodeExpandOnPlugin: what they write before the call, after
+// it, and when it failed.
+func TestWhatIsWrittenToTheClaim(t *testing.T) {
+	fewer := func(c ClaimSize) ClaimSize { c.Requested = oneAndHalf; return c }
+	tracked, old := claimOf(oneGi, twoGi, NodeIsNext), claimOf(oneGi, Size{}, Untracked)
+	elsewhere := onEveryNode(claimOf(twoGi, twoGi, Unstated))
+	type writes struct {
+		Before, After                             ClaimWrite
+		Silent, ForNow, InUse, ForGood, NoSupport ClaimWrite
+	}
+	again := Expansion{Here: oneGi, capacity: twoGi, refusal: RefusedForNow}
+	tests := map[string]struct {
+		expansion Expansion
+		claim     ClaimSize
+		want      writes
+	}{
+		"tracked": {
+			Expansion{Here: oneGi, capacity: twoGi}, tracked,
+			writes{MarkInProgress, WriteSize, LeaveClaim, MarkFailed, MarkFailed, MarkInfeasible, MarkFailed},
+		},
+		"tracked, refused before":           {again, tracked, writes{MarkInProgress, WriteSize, LeaveClaim, MarkFailed, MarkFailed, MarkInfeasible, MarkFailed}},
+		"tracked, and the user asks anew":   {Expansion{Here: oneGi, capacity: twoGi}, fewer(tracked), writes{MarkInProgress, WriteSize, LeaveClaim, MarkFailed, MarkFailed, MarkInfeasible, MarkFailed}},
+		"refused before, and the user, too": {again, fewer(tracked), writes{MarkInProgress, WriteSize, LeaveClaim, MarkInfeasible, MarkInfeasible, MarkInfeasible, MarkInfeasible}},
+		"old resizer":                       {Expansion{Here: oneGi, capacity: twoGi}, old, writes{After: WriteSize}},
+		"old resizer, claim knows":          {Expansion{Here: oneGi, capacity: twoGi}, claimOf(twoGi, Size{}, Untracked), writes{}},
+		"old resizer, refused before":       {again, fewer(old), writes{After: WriteSize}},
+		"done on another node": {
+			Expansion{Here: oneGi, capacity: twoGi}, elsewhere, writes{ForNow: MarkFailed, InUse: MarkFailed, ForGood: MarkInfeasible},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			a := test.expansion.Begin(test.claim)
+			if !a.CallsDriver() {
+				t.Fatal("the driver is not called")
+			}
+			got := writes{
+				a.Before(), a.After(), a.AfterRefusal(NotRefused), a.AfterRefusal(RefusedForNow), a.AfterRefusal(RefusedInUse),
+				a.AfterRefusal(RefusedForGood), a.AfterRefusal(NotSupported),
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("writes (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestWhatARefusalLeadsTo: whether it is tried again, and whether a pod that waits for it starts all the same.
+func TestWhatARefusalLeadsTo(t *testing.T) {
+	tests := map[string]struct {
+		claim                     ClaimSize
+		refusal                   Refusal
+		again, through, dueBefore bool // dueBefore another pod comes
+		dueAfter                  bool
+	}{
+		"no answer":                               {claimOf(oneGi, twoGi, NodeIsNext), NotRefused, true, false, true, true},
+		"for now":                                 {claimOf(oneGi, twoGi, NodeIsNext), RefusedForNow, true, false, true, true},
+		"for good: the claim is read again":       {claimOf(oneGi, twoGi, NodeIsNext), RefusedForGood, true, false, true, true},
+		"in use: not before another pod comes":    {claimOf(oneGi, twoGi, NodeIsNext), RefusedInUse, false, true, false, true},
+		"in use, old resizer":                     {claimOf(oneGi, Size{}, Untracked), RefusedInUse, false, true, false, true},
+		"not supported, and the claim expects it": {claimOf(oneGi, twoGi, NodeIsNext), NotSupported, true, false, true, true},
+		"not supported, old resizer":              {claimOf(oneGi, Size{}, Untracked), NotSupported, false, true, false, false},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			var e Expansion
+			e.Learn(test.claim, twoGi, podA)
+			if !e.Due() || !e.Waits(podA) || e.Waits(podB) {
+				t.Fatalf("due %v, A waits %v, B waits %v", e.Due(), e.Waits(podA), e.Waits(podB))
+			}
+			a := e.Begin(test.claim)
+			again := e.Refused(a, test.refusal)
+			through := e.Release()
+			if again != test.again || slices.Contains(through, podA) != test.through || e.Waits(podA) == test.through {
+				t.Errorf("again %v, let through %v, still waits %v", again, through, e.Waits(podA))
+			}
+			if e.Due() != test.dueBefore {
+				t.Errorf("due %v", e.Due())
+			}
+			e.PodAdded()
+			if e.Due() != test.dueAfter {
+				t.Errorf("due %v when another pod comes", e.Due())
+			}
+		})
+	}
+	t.Run("not supported, done on another node", func(t *testing.T) {
+		e := Expansion{Here: oneGi, capacity: twoGi}
+		a := e.Begin(onEveryNode(claimOf(twoGi, twoGi, Unstated)))
+		if again := e.Refused(a, NotSupported); again || e.Due() || e.Here != twoGi {
+			t.Errorf("again %v, due %v, here %s", again, e.Due(), e.Here.Text)
+		}
+	})
+}
+
+// TestTheLifeOfAnExpansion: what is asked for, and who waits, as the claim goes on.
+func TestTheLifeOfAnExpansion(t *testing.T) {
+	var e Expansion
+	state := func() string {
+		return fmt.Sprintf("due %v here %s waiting %d failures %d", e.Due(), e.Here.Text, len(e.waiting), e.Failure.Count)
+	}
+	now := func(want string) {
+		t.Helper()
+		e.Release()
+		if got := state(); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+	e.Learn(ClaimSize{}, oneGi, podA)
+	now("due false here  waiting 0 failures 0")
+	e.Learn(claimOf(oneGi, Size{}, Untracked), oneGi, podA)
+	now("due false here 1Gi waiting 0 failures 0")
+	if !e.Outgrown(claimOf(oneGi, Size{}, Untracked)) || e.Outgrown(ClaimSize{Given: oneGi}) || e.Outgrown(ClaimSize{Requested: twoGi}) {
+		t.Error("the volume is read again when the claim says its size and names a larger one, and only then")
+	}
+	e.Failure = Failure{Count: 3}
+	e.Learn(claimOf(oneGi, twoGi, OtherIsNext), twoGi, podB)
+	now("due false here 1Gi waiting 0 failures 3") // the pod gets what there is
+	e.Learn(claimOf(oneGi, twoGi, NodeIsNext), twoGi, podB)
+	now("due true here 1Gi waiting 1 failures 0") // none of before holds it back
+	e.Failure = Failure{Count: 1}
+	e.Learn(claimOf(oneGi, twoGi, NodeIsNext), twoGi)
+	now("due true here 1Gi waiting 1 failures 1")
+	a := e.Begin(claimOf(oneGi, twoGi, NodeIsNext))
+	e.Confirmed(a)
+	if through := e.Release(); !slices.Equal(through, []PublishKey{podB}) {
+		t.Errorf("let through %v", through)
+	}
+	now("due false here 2Gi waiting 0 failures 0")
+	if a = e.Begin(claimOf(twoGi, twoGi, Unstated)); a.CallsDriver() {
+		t.Error("called again")
+	}
+	e.Learn(claimOf(oneGi, twoGi, NodeIsNext), twoGi, podA) // written back by another client
+	now("due true here 2Gi waiting 1 failures 0")
+	a = e.Begin(claimOf(twoGi, twoGi, Unstated))
+	if through := e.Release(); a.CallsDriver() || !slices.Equal(through, []PublishKey{podA}) {
+		t.Errorf("the controller wrote it meanwhile: called %v, let through %v", a.CallsDriver(), through)
+	}
+	now("due false here 2Gi waiting 0 failures 0")
+}
+
+// TestAClaimThatAnotherClientWrites while the driver is called: the call counts if the claim wants the same.
+func TestAClaimThatAnotherClientWrites(t *testing.T) {
+	for name, test := range map[string]struct {
+		after ClaimSize
+		want  bool
+	}{
+		"the same":                {claimOf(oneGi, twoGi, NodeIsNext), true},
+		"another size":            {claimOf(oneGi, oneAndHalf, NodeIsNext), false},
+		"the controller's turn":   {claimOf(oneGi, twoGi, OtherIsNext), false},
+		"its size was written":    {claimOf(twoGi, twoGi, Unstated), false},
+		"on another node as well": {onEveryNode(claimOf(twoGi, twoGi, Unstated)), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := Expansion{Here: oneGi, capacity: twoGi}
+			a := e.Begin(claimOf(oneGi, twoGi, NodeIsNext))
+			if got := a.Continues(test.after); got != test.want {
+				t.Errorf("continues: %v", got)
+			}
+		})
+	}
+	t.Run("the user's wish counts as it is by then", func(t *testing.T) {
+		e := Expansion{Here: oneGi, capacity: twoGi, refusal: RefusedForNow}
+		a := e.Begin(claimOf(oneGi, twoGi, NodeIsNext))
+		after := claimOf(oneGi, twoGi, NodeIsNext)
+		after.Requested = oneAndHalf
+		if !a.Continues(after) || a.AfterRefusal(RefusedForNow) != MarkInfeasible {
+			t.Error("not handed back to the controller")
+		}
+	})
+}
