@@ -27,20 +27,20 @@ func (a *Agent) apply(ctx context.Context, v *volume, step nodevolume.Step) {
 		a.readCapabilities(ctx, v, step.For)
 	case nodevolume.ReadAttachment:
 		if err := a.lookUpAttachment(ctx, v); err != nil {
-			a.outcome(v, step.For, stepWaitForAttach, err)
+			a.outcome(ctx, v, step.For, stepWaitForAttach, err)
 		}
 	case nodevolume.StageVolume:
-		a.outcome(v, step.For, stepMountDevice, a.stage(ctx, v, step))
+		a.outcome(ctx, v, step.For, stepMountDevice, a.stage(ctx, v, step))
 	case nodevolume.Publish:
-		a.outcome(v, step.Key, stepSetUp, a.publish(ctx, v, step))
+		a.outcome(ctx, v, step.Key, stepSetUp, a.publish(ctx, v, step))
 	case nodevolume.Republish:
-		a.outcome(v, step.Key, stepSetUp, a.republish(ctx, v, step.Key))
+		a.outcome(ctx, v, step.Key, stepSetUp, a.republish(ctx, v, step.Key))
 	case nodevolume.LookForUsers:
 		a.lookForUsers(ctx, v, step.Key)
 	case nodevolume.Expand:
 		a.expand(ctx, v, step.Key)
 	case nodevolume.Unpublish:
-		a.outcome(v, step.Key, stepUnpublish, a.unpublish(ctx, v, step.Key))
+		a.outcome(ctx, v, step.Key, stepUnpublish, a.unpublish(ctx, v, step.Key))
 	case nodevolume.Unstage:
 		err := a.unstageVolume(ctx, v)
 		a.stepEnded(v, nodevolume.PublishKey{}, stepUnstage, err)
@@ -50,17 +50,24 @@ func (a *Agent) apply(ctx context.Context, v *volume, step nodevolume.Step) {
 			v.unstage, v.unstageProblem = nodevolume.Failure{}, nil
 			return
 		}
+		if ctx.Err() != nil {
+			return
+		}
 		v.unstage, v.unstageProblem = again(v.unstage), err
 		a.log.Info("Step failed", "step", stepUnstage, "volume", v.name, "failures", v.unstage.Count, "problem", err.Error())
 		a.tellUnstage(v, err)
 	}
 }
 
-func (a *Agent) outcome(v *volume, key nodevolume.PublishKey, step string, err error) {
+// outcome notes how a pod's step ended. A call that ends with the agent says nothing of the driver, and the next agent makes it again.
+func (a *Agent) outcome(ctx context.Context, v *volume, key nodevolume.PublishKey, step string, err error) {
 	if errors.Is(err, errOutdated) {
 		return // and decided anew
 	}
 	a.stepEnded(v, key, step, err)
+	if err != nil && ctx.Err() != nil {
+		return
+	}
 	if err != nil && !errors.Is(err, errReleased) {
 		a.failed(v, key, step, err)
 		return
@@ -382,7 +389,7 @@ func (a *Agent) readCapabilities(ctx context.Context, v *volume, key nodevolume.
 	})
 	if err != nil {
 		// Never final: that the driver does not answer says nothing about the volume.
-		a.outcome(v, key, v.firstStep(), err)
+		a.outcome(ctx, v, key, v.firstStep(), err)
 	}
 }
 
