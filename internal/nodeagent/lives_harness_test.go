@@ -279,12 +279,13 @@ func (s *transcript) writes(c *Config) {
 }
 
 func (s *transcript) written(r *http.Request, body, answer []byte) {
-	var patch struct {
-		Status struct{ VolumesInUse *[]string }
-	}
-	if err := json.Unmarshal(body, &patch); err == nil && patch.Status.VolumesInUse != nil {
-		s.note("agent", "writes volumesInUse: %v", *patch.Status.VolumesInUse)
-		return
+	var patch struct{ Status map[string]any }
+	if err := json.Unmarshal(body, &patch); err == nil {
+		if list, writes := patch.Status["volumesInUse"]; writes { // null is an empty one
+			some, _ := list.([]any)
+			s.note("agent", "writes volumesInUse: %v", some)
+			return
+		}
 	}
 	object, _, err := scheme.Codecs.UniversalDeserializer().Decode(answer, nil, nil)
 	if err != nil {
