@@ -25,26 +25,26 @@ func (a *Agent) apply(ctx context.Context, v *volume, step nodevolume.Step) {
 	case nodevolume.ReadCapabilities:
 		if err := a.readCapabilities(ctx, v, step.For); err != nil {
 			// Never final: that the driver does not answer says nothing about the volume.
-			a.outcome(v, step, err)
+			a.outcome(ctx, v, step, err)
 		}
 	case nodevolume.ReadAttachment:
 		if err := a.lookUpAttachment(ctx, v); err != nil {
-			a.outcome(v, step, err)
+			a.outcome(ctx, v, step, err)
 		}
 	case nodevolume.StageVolume:
-		a.outcome(v, step, a.stage(ctx, v, step))
+		a.outcome(ctx, v, step, a.stage(ctx, v, step))
 	case nodevolume.Publish:
-		a.outcome(v, step, a.publish(ctx, v, step))
+		a.outcome(ctx, v, step, a.publish(ctx, v, step))
 	case nodevolume.Republish:
-		a.outcome(v, step, a.republish(ctx, v, step))
+		a.outcome(ctx, v, step, a.republish(ctx, v, step))
 	case nodevolume.LookForUsers:
 		a.lookForUsers(ctx, v, step.Key)
 	case nodevolume.Expand:
 		a.expand(ctx, v, step.Key)
 	case nodevolume.Unpublish:
-		a.outcome(v, step, a.unpublish(ctx, v, step))
+		a.outcome(ctx, v, step, a.unpublish(ctx, v, step))
 	case nodevolume.Unstage:
-		a.outcome(v, step, a.unstage(ctx, v, step))
+		a.outcome(ctx, v, step, a.unstage(ctx, v, step))
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -170,7 +170,7 @@ func TestInstallCSIDriver(t *testing.T) {
 		},
 		"new node without max limit of volumes": {id: id, want: plain},
 		"node with existing valid max limit of volumes": {
-			before: with(limited(entry(testedDriver, id), 10)), id: id, limit: 20, want: with(limited(entry(testedDriver, id), 20)),
+			before: known{Drivers: with(limited(entry(testedDriver, id), 10)).Drivers}, id: id, limit: 20, want: with(limited(entry(testedDriver, id), 20)),
 		},
 		// Not among upstream's cases.
 		"negative max limit of volumes": {id: id, limit: -1, want: plain},
@@ -252,15 +252,18 @@ func TestInstallCSIDriverExistingAnnotation(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			w.before(known{IDs: ids}, "")
+			w.driver.mu.Lock()
+			w.driver.plugin = &registration.PluginInfo{Type: registration.CSIPlugin, Name: testedDriver, SupportedVersions: []string{"1.0.0"}}
+			w.driver.mu.Unlock()
 			w.agent()
 			w.driver.wantRegistered("")
 			got := w.knows()
 			want := maps.Clone(ids)
-			want[w.driverName()] = "id-of-" + w.name
+			want[testedDriver] = "id-of-" + w.name // another one than the annotation had
 			if diff := cmp.Diff(want, got.IDs); diff != "" {
 				t.Errorf("node IDs (-want +got):\n%s", diff)
 			}
-			if len(got.Drivers) != 1 || got.Drivers[0].Name != w.driverName() {
+			if len(got.Drivers) != 1 || got.Drivers[0].Name != testedDriver || got.Drivers[0].NodeID != want[testedDriver] {
 				t.Errorf("CSINode has %+v", got.Drivers)
 			}
 		})

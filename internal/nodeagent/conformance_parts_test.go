@@ -24,8 +24,8 @@ var groupNames = []upstreamNames{
 		same("TestUpstreamFSGroupOfTheNextPod", "(Always) rwop, new pod fsgroup applied to volume contents",
 			"(Always) chgrp in first pod, new pod with different fsgroup applied", "(OnRootMismatch) chgrp in first pod, new pod with different fsgroup applied"))},
 	{"csi: TestMounterSetUpWithFSGroup, TestMounterSetupJsonFileHandling", 2, []conformance.Row{
-		{ID: "TestMounterSetUpWithFSGroup", Tests: tests("TestWhichVolumesAreGivenToAGroup", "TestAVolumeIsGivenToThePodsGroupBeforeThePodGetsIt")},
-		{ID: "error in fsgroup permission change, should not remove json file", Tests: tests("TestAChangeOfGroupThatFailsIsToldAndDoneAgain", "TestAChangeOfGroupThatWasCutShortIsDoneAgain"), Safety: true},
+		{ID: "TestMounterSetUpWithFSGroup", Tests: tests("TestWhichVolumesAreGivenToAGroup", "TestAVolumeIsGivenToThePodsGroupBeforeThePodGetsIt", "TestRequestsToTheLetter")},
+		{ID: "error in fsgroup permission change, should not remove json file", Tests: tests("TestUpstreamMounterSetupJSONFileHandling/error in fsgroup permission change, should not remove json file", "TestAChangeOfGroupThatFailsIsToldAndDoneAgain", "TestAChangeOfGroupThatWasCutShortIsDoneAgain"), Safety: true},
 	}},
 }
 
@@ -58,7 +58,7 @@ var tokenNames = []upstreamNames{
 // expansionNames are about volumes that grew.
 var expansionNames = []upstreamNames{
 	{"expansion", 2, []conformance.Row{
-		{ID: "Test_UncertainVolumeMountState: mount success but fail to expand filesystem", Tests: tests("TestAFailedExpansionIsTriedAgain/before the pod starts"), Safety: true},
+		{ID: "Test_UncertainVolumeMountState: mount success but fail to expand filesystem", Tests: tests("TestAFailedExpansionIsTriedAgain/before the pod starts", "TestAFailedExpansionIsTriedAgain/and the pod goes"), Safety: true},
 		{ID: "should support expansion of pvcs created for ephemeral pvcs", Tests: tests("TestAClaimOfAnEphemeralVolumeGrows")},
 	}},
 }
@@ -81,6 +81,6 @@ var inlineNames = []upstreamNames{
 	// The rest of the case is the API server's.
 	{"csi_inline.go: CSIDriver", 1, []conformance.Row{{ID: "should run through the lifecycle of a CSIDriver", Tests: tests("TestVolumeLifecycleModes/no CSIDriver object, and then one", "TestUpstreamCSIDriverChanges/should bringup pod after deploying CSIDriver attach=false")}}},
 	{"csi: TestCSI_VolumeAll", 1, []conformance.Row{{ID: "TestCSI_VolumeAll", Tests: tests(
-		"TestVolumeLifecycleModes/driver of persistent volumes only", "TestVolumeLifecycleModes/no CSIDriver object, and then one",
+		"TestAVolumeGoesAllTheWayAndBack", "TestCSIInlineVolumes", "TestVolumeLifecycleModes/driver of persistent volumes only", "TestVolumeLifecycleModes/no CSIDriver object, and then one",
 		"TestVolumeLifecycleModes/driver of inline volumes only", "TestVolumeLifecycleModes/driver of both, both in one pod")}}},
 }

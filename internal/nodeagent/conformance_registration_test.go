@@ -121,7 +121,7 @@ func TestPluginRegistration(t *testing.T) {
 	w.until("the CSINode has no driver", func() bool { return len(w.knows().Drivers) == 0 })
 }
 
-// TestPluginRegistrationAtKubeletStart: sockets that are there before the agent, in folders
+// TestPluginRegistrationAtKubeletStart: sockets of several drivers that are there before the agent, in folders
 // below the registry too. What is hidden or no socket is left alone.
 func TestPluginRegistrationAtKubeletStart(t *testing.T) {
 	w := newWorld(t)
@@ -130,9 +130,20 @@ func TestPluginRegistrationAtKubeletStart(t *testing.T) {
 	hidden := w.registrar(".hidden.sock", w.behind("1.0.0"))
 	below := w.registrar(".kubernetes/below.sock", w.behind("1.0.0"))
 	must(t, os.WriteFile(filepath.Join(w.root, registryDir, "file.sock"), nil, 0o600))
+	const others = 9
+	var drivers []*scriptedDriver
+	for i := range others {
+		drivers = append(drivers, newScriptedDriver(w, fmt.Sprintf("d%d.test.belay.dev", i)))
+	}
 	w.agent()
+	for _, d := range drivers {
+		d.wantRegistered("")
+	}
 	if status := w.told(deep); !status.PluginRegistered {
 		t.Errorf("not registered: %s", status.Error)
+	}
+	if got := w.knows(); len(got.Drivers) != others+1 {
+		t.Errorf("known are %+v", got.Drivers)
 	}
 	// And the same while it runs.
 	live := w.registrar("c/live-reg.sock", w.behind("1.5.0"))
@@ -151,17 +162,30 @@ func TestPluginRegistrationAtKubeletStart(t *testing.T) {
 	}
 }
 
-// TestPluginReRegistration: a socket that is made anew is asked again, whatever it was.
+// TestPluginReRegistration: a socket that is made anew is asked again, also one at which another driver was. That one is forgotten.
 func TestPluginReRegistration(t *testing.T) {
 	w := newWorld(t)
 	w.agent()
 	w.driver.wantRegistered("")
-	for range 20 {
+	for range 10 {
 		w.driver.stop()
 		w.driver.start()
 		w.driver.wantRegistered("")
 	}
 	w.wantCSINode(w.node())
+	for i := range 10 {
+		w.driver.stop()
+		name := fmt.Sprintf("d%d.test.belay.dev", i)
+		w.driver.mu.Lock()
+		w.driver.plugin = &registration.PluginInfo{Type: registration.CSIPlugin, Name: name, SupportedVersions: []string{"1.0.0"}}
+		w.driver.mu.Unlock()
+		w.driver.start()
+		w.driver.wantRegistered("")
+		w.until(name+" alone is known", func() bool {
+			got := w.knows()
+			return len(got.Drivers) == 1 && got.Drivers[0].Name == name && len(got.IDs) == 1
+		})
+	}
 }
 
 // TestReRegisterOnAnotherSocket: the registrar comes back with the driver at another socket
@@ -220,6 +244,14 @@ func TestPluginRegistrationSameName(t *testing.T) {
 		}
 		r.server.Stop()
 	}
+	other := w.behind("1.1.0") // of another name, at the same socket
+	other.Name = "other." + other.Name
+	beside := w.registrar("other.sock", other)
+	if status := w.told(beside); !status.PluginRegistered {
+		t.Errorf("another driver at the same endpoint: %s", status.Error)
+	}
+	beside.server.Stop()
+	w.until("it is forgotten", func() bool { return len(w.knows().Drivers) == 1 })
 	higher := w.registrar("higher.sock", w.behind("1.2.0"))
 	if status := w.told(higher); !status.PluginRegistered {
 		t.Errorf("higher version: %s", status.Error)

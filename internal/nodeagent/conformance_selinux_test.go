@@ -52,9 +52,31 @@ var seLinuxNames = []upstreamNames{
 		"one label, no policy", "one label, MountOption policy", "multiple same labels, no policy",
 		"multiple different labels, no policy", "multiple different labels, Recursive policy", "pod with SELinuxOptions")},
 	{"volumemanager: SELinux", 5, []conformance.Row{
-		{ID: "TestCheckVolumeSELinux", Tests: tests("TestUpstreamSELinuxMount", "TestUpstreamSELinuxConflicts")},
-		{ID: "Test_AddPodToVolume_SELinuxSinglePod", Tests: tests("TestGetMountSELinuxLabel", "TestUpstreamSELinuxMount")},
-		{ID: "Test_AddPodToVolume_SELinux_MultiplePods", Tests: tests("TestUpstreamSELinuxMount", "TestUpstreamSELinuxConflicts")},
+		// The cases of each with the gate SELinuxMount are what Differs is about.
+		{ID: "TestCheckVolumeSELinux", Differs: tests("The gate `SELinuxMount`"), Tests: slices.Concat(
+			subtests("TestUpstreamSELinuxMount",
+				"RWOP: ReadWriteOncePod with all SELinux options", "should pass SELinux mount option for RWOP volume and Pod with SELinux context set",
+				"RWOP+ChangePolicy: ReadWriteMany with the default policy", "should not pass SELinux mount option for CSI driver that does not support SELinux mount",
+				"should not pass SELinux mount option for Pod without SELinux context", "should not unstage RWOP volume when starting a second pod with the same SELinux context"),
+			subtests("TestUpstreamSELinuxConflicts", "mismatched SELinux with RWX - success", "error is bumped on two Pods with a different context on RWOP volume"))},
+		{ID: "Test_AddPodToVolume_SELinuxSinglePod", Differs: tests("The gate `SELinuxMount`"), Tests: subtests("TestUpstreamSELinuxMount",
+			"RWOP: ReadWriteOncePod with all SELinux options", "should pass SELinux mount option for RWOP volume and Pod with SELinux context set",
+			"should not pass SELinux mount option for Pod without SELinux context", "should not pass SELinux mount option for CSI driver that does not support SELinux mount",
+			"RWOP+ChangePolicy: ReadWriteMany with the default policy", "RWOP+ChangePolicy: ReadWriteMany with Recursive policy",
+			"RWOP+ChangePolicy: ReadWriteMany with MountOption policy", "Pod with RWOP volume and recursive policy",
+			"RWOP+ChangePolicy: ReadWriteOncePod with MountOption policy")},
+		{ID: "Test_AddPodToVolume_SELinux_MultiplePods", Differs: tests("The gate `SELinuxMount`"), Tests: slices.Concat(
+			subtests("TestUpstreamSELinuxMount",
+				"should not unstage RWOP volume when starting a second pod with the same SELinux context",
+				"should unstage RWOP volume when starting a second pod with different SELinux context",
+				"RWOP+ChangePolicy: ReadWriteOncePod with the same SELinux options and same Recursive policy",
+				"RWOP+ChangePolicy: ReadWriteOncePod with the same SELinux options and conflicting policies"),
+			subtests("TestUpstreamSELinuxConflicts",
+				"RWOP: ReadWriteMany with the same SELinux options", "RWOP+ChangePolicy: ReadWriteMany with the same SELinux options with Recursive policy",
+				"RWOP+ChangePolicy: ReadWriteMany with the same SELinux options with MountOption policy",
+				"RWOP+ChangePolicy: ReadWriteMany with the same SELinux options with conflicting policies",
+				"error is not bumped on two Pods with Recursive policy and a different context on RWX volume",
+				"RWOP+ChangePolicy: ReadWriteMany with conflicting SELinux options and MountOption policy"))},
 		{ID: "Test_AddPodToVolume_Positive_SELinux", Tests: tests("internal/nodevolume.TestAVolumeIsMountedWithOneLabelAtATime", "TestTheLabelOfAMountIsKept")},
 		{ID: "Test_MarkDeviceAsMounted_Positive_SELinux", Tests: tests("internal/nodevolume.TestAVolumeIsMountedWithOneLabelAtATime", "TestTheLabelOfAMountIsKept")},
 	}},
@@ -63,8 +85,17 @@ var seLinuxNames = []upstreamNames{
 		{ID: "should not include selinux mount options, if feature gate is enabled but driver does not support it", Tests: tests("TestRequestsToTheLetter")},
 		{ID: "should not include selinux mount option, if feature gate is enabled but CSIDriver does not exist", Tests: tests("TestUpstreamSELinuxMount/should not include selinux mount option, if feature gate is enabled but CSIDriver does not exist")},
 		{ID: "should not include selinux mount options, if feature gate is enabled, driver supports it, but Pod does not have it", Tests: tests("TestUpstreamSELinuxMount/should not pass SELinux mount option for Pod without SELinux context")},
-		{ID: "construct SELinux context from original persistent spec when the feature is enabled", Tests: tests("TestAStageOfAnotherLabelIsUndoneAfterARestart/torn records")},
+		{ID: "construct SELinux context from original persistent spec when the feature is enabled", Tests: tests("TestTheLabelOfAMountIsKept", "TestAStageOfAnotherLabelIsUndoneAfterARestart/torn records")},
 	}},
+}
+
+// subtests are those of a test by their full names.
+func subtests(test string, names ...string) []string {
+	full := make([]string, 0, len(names))
+	for _, name := range names {
+		full = append(full, test+"/"+name)
+	}
+	return full
 }
 
 // unmeasured are cases about metrics that do not exist here; what becomes of the pods is tested.
@@ -105,7 +136,7 @@ func (w *world) csiDriverTakesLabels(agent *Agent, is bool) {
 // TestUpstreamSELinuxMount is csi_selinux_mount of upstream's e2e tests with the gates as they are by
 // default: a pod with a label, and then another one for the same volume.
 func TestUpstreamSELinuxMount(t *testing.T) {
-	rwop, rwo := corev1.ReadWriteOncePod, corev1.ReadWriteOnce
+	rwop, rwo, rwx := corev1.ReadWriteOncePod, corev1.ReadWriteOnce, corev1.ReadWriteMany
 	tests := map[string]struct {
 		notByDriver   bool
 		mode          corev1.PersistentVolumeAccessMode
@@ -131,6 +162,19 @@ func TestUpstreamSELinuxMount(t *testing.T) {
 		"should unstage RWOP volume when starting a second pod with different SELinux context": {
 			mode: rwop, first: []func(*corev1.Pod){labelled(level1)}, second: []func(*corev1.Pod){labelled(level2)}, want: []string{option1}, then: []string{option2}, unstaged: true,
 		},
+		// Of the volume manager's desired state of the world: one pod.
+		"RWOP: ReadWriteOncePod with all SELinux options":             {mode: rwop, first: []func(*corev1.Pod){labelled(level1), inFull}, want: []string{option1}},
+		"RWOP+ChangePolicy: ReadWriteOncePod with MountOption policy": {mode: rwop, first: []func(*corev1.Pod){labelled(level1), byMountOption}, want: []string{option1}},
+		"RWOP+ChangePolicy: ReadWriteMany with the default policy":    {mode: rwx, first: []func(*corev1.Pod){labelled(level1), inFull}},
+		"RWOP+ChangePolicy: ReadWriteMany with Recursive policy":      {mode: rwx, first: []func(*corev1.Pod){labelled(level1), recursively}},
+		"RWOP+ChangePolicy: ReadWriteMany with MountOption policy":    {mode: rwx, first: []func(*corev1.Pod){labelled(level1), byMountOption}},
+		// And two pods.
+		"RWOP+ChangePolicy: ReadWriteOncePod with the same SELinux options and same Recursive policy": {
+			mode: rwop, first: []func(*corev1.Pod){labelled(level1), recursively}, second: []func(*corev1.Pod){labelled(level1), recursively},
+		},
+		"RWOP+ChangePolicy: ReadWriteOncePod with the same SELinux options and conflicting policies": {
+			mode: rwop, first: []func(*corev1.Pod){labelled(level1), recursively}, second: []func(*corev1.Pod){labelled(level1)}, then: []string{option1}, unstaged: true,
+		},
 		// Of testsuites/selinuxmount.go.
 		"Pod with RWOP volume and the default policy":  {mode: rwop, first: []func(*corev1.Pod){labelled(level1)}, want: []string{option1}},
 		"Pod with RWOP volume and recursive policy":    {mode: rwop, first: []func(*corev1.Pod){labelled(level1), recursively}},
@@ -140,21 +184,21 @@ func TestUpstreamSELinuxMount(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, noAttach, func(d *storagev1.CSIDriver) { d.Spec.SELinuxMount = new(!test.notByDriver) })
+			w := newAttachedWorld(t, func(d *storagev1.CSIDriver) { d.Spec.SELinuxMount = new(!test.notByDriver) })
 			w.volume("data", accessModes(test.mode), func(pv *corev1.PersistentVolume) { pv.Spec.MountOptions = test.options })
 			agent, _ := w.agent(withSELinux)
-			first := w.podWith("first", each(test.first), "data")
+			first := w.podWithPolicy("first", test.first, "data")
 			agent.SetPod(first)
 			w.mounted(agent, first)
 			w.wantFlags(test.want...)
 			if test.second == nil {
 				return
 			}
-			second := w.podWith("second", each(test.second), "data")
+			second := w.podWithPolicy("second", test.second, "data")
 			agent.SetPod(second)
 			waits := "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
 			if test.unstaged {
-				waits = "conflicting SELinux labels of volume " + w.name + `-data: "` + label1 + `" and "`
+				waits = "conflicting SELinux labels of volume " + w.name + `-data: "` + map[bool]string{true: label1}[test.want != nil] + `" and "`
 			}
 			w.waitSays(agent, second, waits)
 			agent.RemovePod(first.UID)
@@ -176,12 +220,23 @@ func TestUpstreamSELinuxMount(t *testing.T) {
 	})
 }
 
-func each(changes []func(*corev1.Pod)) func(*corev1.Pod) {
-	return func(p *corev1.Pod) {
+// podWithPolicy creates a pod with the changes. By default the API server takes no policy MountOption; the agent gets it all
+// the same, as from an API server of another version.
+func (w *world) podWithPolicy(name string, changes []func(*corev1.Pod), claim string) *corev1.Pod {
+	w.Helper()
+	var policy *corev1.PodSELinuxChangePolicy
+	pod := w.podWith(name, func(p *corev1.Pod) {
 		for _, change := range changes {
 			change(p)
 		}
+		if security := p.Spec.SecurityContext; security != nil && security.SELinuxChangePolicy != nil && *security.SELinuxChangePolicy == corev1.SELinuxChangePolicyMountOption {
+			policy, security.SELinuxChangePolicy = security.SELinuxChangePolicy, nil
+		}
+	}, claim)
+	if policy != nil {
+		pod.Spec.SecurityContext.SELinuxChangePolicy = policy
 	}
+	return pod
 }
 
 // TestUpstreamSELinuxConflicts are the cases of upstream's metrics for what becomes of two pods: only those
@@ -198,13 +253,20 @@ func TestUpstreamSELinuxConflicts(t *testing.T) {
 		"warning is not bumped on two Pods with Recursive policy and a different context on RWO volume": {corev1.ReadWriteOnce, []func(*corev1.Pod){labelled(level1), recursively}, []func(*corev1.Pod){labelled(level2), recursively}, false},
 		"error is bumped on two Pods with a different context on RWOP volume":                           {corev1.ReadWriteOncePod, []func(*corev1.Pod){labelled(level1)}, []func(*corev1.Pod){labelled(level2)}, true},
 		"error is not bumped on two Pods with Recursive policy and a different context on RWX volume":   {corev1.ReadWriteMany, []func(*corev1.Pod){labelled(level1), recursively}, []func(*corev1.Pod){labelled(level2), recursively}, false},
+		// Of the volume manager's desired state of the world and its populator.
+		"RWOP: ReadWriteMany with the same SELinux options":                                        {corev1.ReadWriteMany, []func(*corev1.Pod){labelled(level1)}, []func(*corev1.Pod){labelled(level1)}, false},
+		"mismatched SELinux with RWX - success":                                                    {corev1.ReadWriteMany, []func(*corev1.Pod){labelled(level1)}, []func(*corev1.Pod){labelled(level2)}, false},
+		"RWOP+ChangePolicy: ReadWriteMany with the same SELinux options with Recursive policy":     {corev1.ReadWriteMany, []func(*corev1.Pod){labelled(level1), recursively}, []func(*corev1.Pod){labelled(level1), recursively}, false},
+		"RWOP+ChangePolicy: ReadWriteMany with the same SELinux options with MountOption policy":   {corev1.ReadWriteMany, []func(*corev1.Pod){labelled(level1), byMountOption}, []func(*corev1.Pod){labelled(level1), byMountOption}, false},
+		"RWOP+ChangePolicy: ReadWriteMany with the same SELinux options with conflicting policies": {corev1.ReadWriteMany, []func(*corev1.Pod){labelled(level1), byMountOption}, []func(*corev1.Pod){labelled(level1), recursively}, false},
+		"RWOP+ChangePolicy: ReadWriteMany with conflicting SELinux options and MountOption policy": {corev1.ReadWriteMany, []func(*corev1.Pod){labelled(level1), byMountOption}, []func(*corev1.Pod){labelled(level2), byMountOption}, false},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, noAttach, mountsLabels)
 			w.volume("data", accessModes(test.mode))
 			agent, _ := w.agent(withSELinux, func(c *Config) { c.longWait = 100 * time.Millisecond })
-			first, second := w.podWith("first", each(test.first), "data"), w.podWith("second", each(test.second), "data")
+			first, second := w.podWithPolicy("first", test.first, "data"), w.podWithPolicy("second", test.second, "data")
 			agent.SetPod(first)
 			w.mounted(agent, first)
 			agent.SetPod(second)

@@ -1,6 +1,8 @@
 package nodeagent
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,7 +12,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/mount"
 )
 
 // script are the codes with which the calls of each kind end, in their order; those after fare well.
@@ -300,6 +306,23 @@ func TestUpstreamMounterSetupJSONFileHandling(t *testing.T) {
 			}
 		})
 	}
+	t.Run("error in fsgroup permission change, should not remove json file", func(t *testing.T) {
+		w := newAttachedWorld(t)
+		handle := w.volume("data")
+		agent, _ := w.agent(func(c *Config) {
+			c.giveToGroup = func(*mount.Root, context.Context, string, *mount.GroupChange) error { return errors.New("cannot") }
+		})
+		pod := w.podWith("p", withGroup(corev1.FSGroupChangeAlways), "data")
+		agent.SetPod(pod)
+		w.untilEvent(pod, "FailedMount", "applyFSGroup failed")
+		if _, err := os.Stat(w.podData(pod)); err != nil {
+			t.Errorf("mounted, and no %s: %v", volumeData, err)
+		}
+		agent.RemovePod(pod.UID)
+		w.untilForgotten(agent)
+		w.untilNotInUse(handle)
+		w.callsAre("Stage data", "Publish data", "Unpublish data", "Unstage data")
+	})
 }
 
 // podData is the file beside the target of the volume "data".
@@ -311,7 +334,7 @@ func (w *world) podData(pod *corev1.Pod) string {
 // unless an earlier one may have done something.
 func TestUpstreamMounterSetUpWithNodePublishFinalError(t *testing.T) {
 	t.Run("setup with new volume", func(t *testing.T) {
-		w := newWorld(t, noAttach)
+		w := newAttachedWorld(t)
 		w.failsAndGoes("Publish", times(always, codes.InvalidArgument), 1)
 		w.callsAre("Stage data", "Publish data", "Unstage data")
 	})
@@ -354,6 +377,23 @@ func TestUpstreamMounterSetupWithStatusTracking(t *testing.T) {
 		w.untilForgotten(agent)
 		w.callsAre()
 	})
+	t.Run("missing attachment of a volume that is staged", func(t *testing.T) {
+		w := newWorld(t)
+		l := w.live()
+		// It is gone, and still reported.
+		must(t, w.admin.StorageV1().VolumeAttachments().Delete(w.ctx, kube.AttachmentName(l.handle, w.driverName(), w.name), metav1.DeleteOptions{}))
+		second := w.pod("second", "data")
+		l.agent.SetPod(second)
+		w.untilEvent(second, "FailedMount", "MountVolume.WaitForAttach failed", "volume attachment")
+		w.callsAre("Stage data", "Publish data")
+		l.agent.RemovePod(second.UID)
+		w.unmounted(l.agent, second)
+		w.mounted(l.agent, l.pod)
+		w.callsAre("Stage data", "Publish data")
+		if !slices.Contains(w.node().Status.VolumesInUse, w.unique(l.handle)) {
+			t.Error("S7: staged, and not in use")
+		}
+	})
 	t.Run("setup with missing secrets should result in nochange exit", func(t *testing.T) {
 		w := newAttachedWorld(t)
 		w.volume("data", func(pv *corev1.PersistentVolume) {
@@ -389,7 +429,7 @@ func TestUpstreamAttacherMountDevice(t *testing.T) {
 		w.callsAre("Publish data", "Unpublish data")
 	})
 	t.Run("driver not specified", func(t *testing.T) {
-		w := newWorld(t, noAttach)
+		w := newAttachedWorld(t)
 		w.driver.stop()
 		w.volume("data")
 		agent, _ := w.agent()
@@ -402,6 +442,53 @@ func TestUpstreamAttacherMountDevice(t *testing.T) {
 		w.driver.start()
 		w.mounted(agent, pod)
 	})
+	t.Run("failure PV with existing data", func(t *testing.T) {
+		w := newAttachedWorld(t)
+		handle := w.volume("data")
+		// Beside the stage lies what is not the agent's, and something has the place of its file.
+		beside := csiDir + "/" + w.driverName() + "/" + hash(handle)
+		dir := filepath.Join(w.root, beside)
+		must(t, os.MkdirAll(filepath.Join(dir, volumeData, "in the way"), 0o750))
+		must(t, os.WriteFile(filepath.Join(dir, "newfile"), nil, 0o600))
+		agent, _ := w.agent()
+		pod := w.pod("p", "data")
+		agent.SetPod(pod)
+		w.untilEvent(pod, "FailedMount", "MountVolume.MountDevice failed", volumeData)
+		w.callsAre()
+		must(t, os.RemoveAll(filepath.Join(dir, volumeData)))
+		w.mounted(agent, pod)
+		agent.RemovePod(pod.UID)
+		w.untilNotInUse(handle)
+		w.callsAre("Stage data", "Publish data", "Unpublish data", "Unstage data")
+		if diff := cmp.Diff([]string{beside, beside + "/newfile"}, w.leftovers()); diff != "" {
+			t.Errorf("on disk (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestUpstreamAttacherUnmountDevice are the cases about the file beside the stage. Kubelet learns from it which volume to unstage; here
+// the record tells.
+func TestUpstreamAttacherUnmountDevice(t *testing.T) {
+	for name, damage := range map[string]func(path string) error{
+		"json file doesn't exist": os.Remove,
+		"invalid json":            func(path string) error { return os.WriteFile(path, []byte(`{"driverName"}}`), 0o600) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newAttachedWorld(t)
+			handle := w.volume("data")
+			agent, stop := w.agent()
+			pod := w.pod("p", "data")
+			agent.SetPod(pod)
+			w.mounted(agent, pod)
+			stop()
+			must(t, damage(filepath.Join(w.root, csiDir, w.driverName(), hash(handle), volumeData)))
+			agent, _ = w.agent()
+			agent.PodsSynced()
+			w.untilForgotten(agent)
+			w.untilNotInUse(handle)
+			w.callsAre("Stage data", "Publish data", "Unpublish data", "Unstage data")
+		})
+	}
 }
 
 // waitsFor says whether a pod waits for that.

@@ -168,16 +168,16 @@ var csiNames = []upstreamNames{
 		{ID: "Test_Run_Positive_ReRegister", Tests: tests("TestReRegisterOnAnotherSocket", "TestADriverThatMovesToAnotherSocketStaysKnown", "TestNodeDriverRegistrar")},
 	}},
 	{"csi", 10, []conformance.Row{
-		{ID: "TestAttacherMountDevice", Tests: tests("TestRequestsToTheLetter", "TestUpstreamAttacherMountDevice/stage_unstage cap not set", "TestUpstreamAttacherMountDevice/driver not specified", "TestUpstreamMounterSetupWithStatusTracking/setup with missing attachment should result in nochange", "TestUpstreamUncertainDeviceGlobalMounts/timed out operations should result in device marked as uncertain"), Safety: true},
-		{ID: "TestAttacherUnmountDevice", Tests: tests("TestRequestsToTheLetter", "TestUpstreamAttacherMountDevice/stage_unstage cap not set", "TestTornRecordsForgetNothing/cut off", "TestTheWayBackWaitsForTheDriver"), Safety: true},
-		{ID: "TestMounterSetUp", Tests: tests("TestRequestsToTheLetter", "TestUpstreamWorkloadInformation/should be passed when podInfoOnMount=true", "TestUpstreamWorkloadInformation/should not be passed when podInfoOnMount is left open")},
+		{ID: "TestAttacherMountDevice", Tests: tests("TestRequestsToTheLetter", "TestUpstreamAttacherMountDevice/stage_unstage cap not set", "TestUpstreamAttacherMountDevice/driver not specified", "TestUpstreamAttacherMountDevice/failure PV with existing data", "TestUpstreamMounterSetupWithStatusTracking/setup with missing attachment should result in nochange", "TestUpstreamUncertainDeviceGlobalMounts/timed out operations should result in device marked as uncertain"), Safety: true},
+		{ID: "TestAttacherUnmountDevice", Tests: tests("TestRequestsToTheLetter", "TestUpstreamAttacherUnmountDevice/json file doesn't exist", "TestUpstreamAttacherUnmountDevice/invalid json", "TestUpstreamAttacherMountDevice/stage_unstage cap not set", "TestTornRecordsForgetNothing/cut off", "TestTheWayBackWaitsForTheDriver"), Safety: true},
+		{ID: "TestMounterSetUp", Tests: tests("TestRequestsToTheLetter", "TestAVolumeGoesAllTheWayAndBack", "TestUpstreamWorkloadInformation/should not be passed when podInfoOnMount=false", "TestUpstreamWorkloadInformation/should not be passed when CSIDriver does not exist", "TestUpstreamWorkloadInformation/should be passed when podInfoOnMount=true", "TestUpstreamWorkloadInformation/should not be passed when podInfoOnMount is left open")},
 		{ID: "TestMounterSetupJsonFileHandling", Tests: tests("TestUpstreamMounterSetupJSONFileHandling/transient error should not remove json file", "TestUpstreamMounterSetupJSONFileHandling/final error should remove json file")},
-		{ID: "TestMounterSetupWithStatusTracking", Tests: tests("TestAVolumeGoesAllTheWayAndBack", "TestUpstreamMounterSetupWithStatusTracking/setup with missing attachment should result in nochange", "TestUpstreamMounterSetupWithStatusTracking/setup with missing secrets should result in nochange exit", "TestUpstreamMounterSetupWithStatusTracking/setup with timeout errors on NodePublish"), Safety: true},
+		{ID: "TestMounterSetupWithStatusTracking", Tests: tests("TestAVolumeGoesAllTheWayAndBack", "TestUpstreamMounterSetupWithStatusTracking/setup with missing attachment should result in nochange", "TestUpstreamMounterSetupWithStatusTracking/missing attachment of a volume that is staged", "TestUpstreamMounterSetupWithStatusTracking/setup with missing secrets should result in nochange exit", "TestUpstreamMounterSetupWithStatusTracking/setup with timeout errors on NodePublish"), Safety: true},
 		{ID: "TestAccessModeMapping", Tests: tests("internal/csi.TestAccessModeMapping", "TestRequestsToTheLetter")},
 		{ID: "TestVolumeSetupTeardown", Tests: tests("TestABlockVolume")},
 		{ID: "TestValidatePlugin", Tests: tests("TestValidatePlugin")},
-		{ID: "TestValidatePluginExistingDriver", Tests: tests("TestPluginRegistrationSameName", "TestPluginReRegistration")},
-		{ID: "TestMounterSetUpFWithNodePublishFinalError, new and reconstructed", Tests: tests("TestUpstreamMounterSetUpWithNodePublishFinalError/setup with new volume", "TestUpstreamMounterSetUpWithNodePublishFinalError/setup with reconstructed volume")},
+		{ID: "TestValidatePluginExistingDriver", Tests: tests("TestPluginRegistrationSameName")},
+		{ID: "TestMounterSetUpFWithNodePublishFinalError, new and reconstructed", Tests: tests("TestUpstreamMounterSetUpWithNodePublishFinalError/setup with new volume", "TestUpstreamMounterSetupJSONFileHandling/final error should remove json file", "TestUpstreamMounterSetUpWithNodePublishFinalError/setup with reconstructed volume")},
 	}},
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -15,9 +16,9 @@ import (
 
 // newAttachedWorld is a world whose driver needs attach. Volumes are attached when the Node lists them in use, and
 // detached when it does not; and no stage or publish begins, and no unstage ends, without that (S7).
-func newAttachedWorld(tb testing.TB) *world {
+func newAttachedWorld(tb testing.TB, options ...func(*storagev1.CSIDriver)) *world {
 	tb.Helper()
-	w := newWorld(tb)
+	w := newWorld(tb, options...)
 	w.driver.intercept(func(call string, request any, do func() (any, error)) (any, error) {
 		r, ok := request.(interface{ GetVolumeId() string })
 		if !ok {

@@ -315,6 +315,18 @@ func TestAFailedExpansionIsTriedAgain(t *testing.T) {
 		w.wantClaimNow(claimState{Capacity: "2Gi"})
 		w.wantCalls("Stage data", "Publish data", "Expand data", "Expand data", "Expand data")
 	})
+	t.Run("and the pod goes", func(t *testing.T) {
+		w := newAttachedWorld(t).expandable()
+		w.grow("2Gi", tracks)
+		w.driver.refuse(codes.Internal, "resize2fs: busy")
+		agent, _ := w.agent()
+		pod := w.pod("p", "data")
+		agent.SetPod(pod)
+		w.waitSays(agent, pod, failure)
+		agent.RemovePod(pod.UID)
+		w.untilForgotten(agent)
+		w.callsAre("Stage data", "Publish data", "Expand data", "Unpublish data", "Unstage data")
+	})
 	t.Run("under a running pod", func(t *testing.T) {
 		w := expandable(t)
 		w.driver.refuse(codes.Internal, "resize2fs: busy", 1)

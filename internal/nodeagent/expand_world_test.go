@@ -38,12 +38,16 @@ const (
 // expandable is a world whose driver expands, with a claim "data" of 1 GiB that may grow.
 func expandable(t *testing.T, options ...volumeOptions) *world {
 	t.Helper()
-	w := newWorld(t, noAttach)
+	return newWorld(t, noAttach).expandable(options...)
+}
+
+func (w *world) expandable(options ...volumeOptions) *world {
+	w.Helper()
 	w.driver.caps = append(w.driver.caps, csispec.NodeServiceCapability_RPC_EXPAND_VOLUME)
 	_, err := w.admin.StorageV1().StorageClasses().Create(w.ctx, &storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: w.name}, Provisioner: w.driverName(), AllowVolumeExpansion: new(true),
 	}, metav1.CreateOptions{})
-	must(t, err)
+	must(w, err)
 	w.volume("data", append(options, func(pv *corev1.PersistentVolume) { pv.Spec.StorageClassName = w.name })...)
 	w.changeClaim(func(c *corev1.PersistentVolumeClaim) { c.Status.Capacity = storage("1Gi") })
 	return w

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -47,6 +48,7 @@ var server struct {
 	env    *envtest.Environment
 	config *rest.Config
 	err    error
+	worlds atomic.Int64 // so far
 }
 
 func TestMain(m *testing.M) {
@@ -102,7 +104,7 @@ func newWorld(tb testing.TB, options ...func(*storagev1.CSIDriver)) *world {
 	admin, err := kubernetes.NewForConfig(config)
 	must(tb, err)
 	name := strings.ToLower(strings.NewReplacer("/", "-", "_", "-", ",", "", ":", "").Replace(tb.Name()))
-	name = hash(name)[:10]
+	name = hash(fmt.Sprint(name, server.worlds.Add(1)))[:10] // also with -count
 	user, err := server.env.AddUser(envtest.User{Name: "system:node:" + name, Groups: []string{"system:nodes"}}, config)
 	must(tb, err)
 	root, err := os.MkdirTemp("", "bn") //nolint:usetesting // short: sockets lie below it

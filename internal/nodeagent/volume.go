@@ -229,13 +229,17 @@ func (a *Agent) rest(v *volume, decision nodevolume.Decision) {
 	a.planAttachError(v)
 }
 
-// outcome takes in how a step ended, and tells the pod of a failure.
-func (a *Agent) outcome(v *volume, step nodevolume.Step, err error) {
+// outcome takes in how a step ended, and tells the pod of a failure. A call that ends with the agent says nothing of the driver, and
+// the next agent makes it again.
+func (a *Agent) outcome(ctx context.Context, v *volume, step nodevolume.Step, err error) {
 	if errors.Is(err, errOutdated) {
 		return // and decided anew
 	}
 	key, name := nodevolume.KeyOf(step), v.nameOf(step)
 	a.stepEnded(v, key, name, err)
+	if err != nil && ctx.Err() != nil {
+		return
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	_, unstage := step.(nodevolume.Unstage)

@@ -165,7 +165,7 @@ func TestAFailureIsToldSinceWhenItLasts(t *testing.T) {
 		v.life.Stage.Record.Pod.Name, v.publication(key).Record.Pod.Name = "p", "p"
 		stage, publish, unpublish := nodevolume.StageVolume{For: key}, nodevolume.Publish{Key: key}, nodevolume.Unpublish{Key: key}
 		step := func(step nodevolume.Step, problem string) {
-			agent.outcome(v, step, errors.New(problem))
+			agent.outcome(t.Context(), v, step, errors.New(problem))
 			time.Sleep(time.Minute)
 		}
 		unstage := func(problem string) {
@@ -179,9 +179,9 @@ func TestAFailureIsToldSinceWhenItLasts(t *testing.T) {
 		}
 		step(stage, "no disk")   // since minute 0 as well
 		step(publish, "no path") // minute 4
-		agent.outcome(v, publish, nil)
+		agent.outcome(t.Context(), v, publish, nil)
 		step(publish, "no path") // minute 5
-		agent.outcome(v, publish, nil)
+		agent.outcome(t.Context(), v, publish, nil)
 		step(unpublish, "busy") // minute 6
 		unstage("held")         // minute 7
 		time.Sleep(time.Minute)
