@@ -222,3 +222,43 @@ func TestAClaimThatAnotherClientWrites(t *testing.T) {
 		}
 	})
 }
+
+// TestWhatIsRemembered from one read, or attempt, to the next.
+func TestWhatIsRemembered(t *testing.T) {
+	if (ClaimSize{}).Behind(twoGi) {
+		t.Error("a claim without a size is behind")
+	}
+	t.Run("the size that the controller gave it", func(t *testing.T) {
+		e := Expansion{Here: oneGi}
+		e.Learn(claimOf(twoGi, twoGi, Unstated), twoGi)
+		if e.Here != twoGi || e.Due() {
+			t.Errorf("here %s, due %v", e.Here.Text, e.Due())
+		}
+	})
+	t.Run("a final error, whatever came after", func(t *testing.T) {
+		e := Expansion{Here: oneGi, capacity: twoGi}
+		claim := claimOf(oneGi, twoGi, NodeIsNext)
+		e.Refused(e.Begin(claim), RefusedForNow)
+		e.Refused(e.Begin(claim), NotRefused)
+		claim.Requested = oneAndHalf
+		if got := e.Begin(claim).AfterRefusal(RefusedForNow); got != MarkInfeasible {
+			t.Errorf("write %d, want %d", got, MarkInfeasible)
+		}
+	})
+	t.Run("a due expansion is looked at though no size is new", func(t *testing.T) {
+		e := Expansion{Here: twoGi}
+		claim := claimOf(oneGi, twoGi, NodeIsNext)
+		e.Learn(claim, twoGi, podA)
+		if !e.Due() || !e.Outgrown(claim) {
+			t.Errorf("due %v, outgrown %v", e.Due(), e.Outgrown(claim))
+		}
+	})
+	t.Run("a pod does not wait for a claim that has its size", func(t *testing.T) {
+		e := Expansion{Here: oneGi}
+		e.Learn(claimOf(oneGi, twoGi, NodeIsNext), twoGi, podA)
+		e.Learn(onEveryNode(claimOf(twoGi, twoGi, Unstated)), twoGi, podA)
+		if !e.Due() || e.Waits(podA) {
+			t.Errorf("due %v, waits %v", e.Due(), e.Waits(podA))
+		}
+	})
+}
