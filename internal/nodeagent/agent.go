@@ -15,15 +15,17 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/workqueue"
+	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/mounttable"
 	"belay.dev/belay/internal/nodevolume"
-	"belay.dev/belay/internal/telemetry"
 )
 
 // Config is what belay.dev/belay/node.Config documents, field by field.
@@ -84,7 +86,8 @@ type Mount struct {
 	VolumeContext, PublishContext map[string]string
 }
 
-// Agent looks after the CSI volumes of one node. See belay.dev/belay/node.
+// Agent looks after the CSI volumes of one node. See belay.dev/belay/node. What it knows has four owners, which call one another in one
+// direction: the volumes ask the others, and are told by handlers.
 type Agent struct {
 	config Config
 	log    logr.Logger
@@ -92,43 +95,14 @@ type Agent struct {
 	root   *mount.Root
 	// unlock lets another agent have the root.
 	unlock func() error
-	events record.EventRecorder
 	// broadcaster is where events go; Run connects it to the API.
 	broadcaster record.EventBroadcaster
-
-	// made is the beginning of the moments of together.
-	made time.Time
-
-	// volumeQueue and podQueue hold what has to be looked at. A queue gives one key to
-	// one goroutine at a time; that is the only lock on a volume's way.
-	volumeQueue workqueue.TypedDelayingInterface[string]
-	podQueue    workqueue.TypedRateLimitingInterface[types.UID]
-	chores      workqueue.TypedDelayingInterface[chore]
-	// status and plugins have locks of their own, which are taken after mu, in this order.
-	status  *nodeStatus
-	plugins *plugins
-	owner   *recordOwner
-	// mounts are the mount tables of all processes.
-	mounts mounttable.Reader
-	// watches are the goroutines that wait for the end of a process.
-	watches sync.WaitGroup
-	// metrics is nil if nothing is measured.
-	metrics *telemetry.Node
-	running running
-
-	mu sync.Mutex
-	// Under mu:
-	pods    map[types.UID]*pod
-	volumes map[string]*volume
-	// podsSaid: the pods' owner has said all it knows. podsSynced: and that is believed.
-	podsSaid, podsSynced bool
-	// podsFollowed: the pods of the API are known, and of all others the runtime is asked.
-	podsFollowed bool
-	// trouble is what is known to be in the way of what a reason waits for.
-	trouble map[nodevolume.Reason]error
-	// unaccounted holds the names of the records that should be there and are not: of those that
-	// cannot be read, and of what is mounted without one. A name begins with its volume's hash.
-	unaccounted map[string]struct{}
+	owner       *recordOwner
+	status      *nodeStatus
+	pods        *podManager
+	plugins     *plugins
+	volumes     *volumeManager
+	running     running
 }
 
 // New reads the records under the root and makes an agent that knows them.
@@ -159,47 +133,88 @@ func New(config Config) (*Agent, error) {
 		return nil, errors.Join(config.withRemedy(err), unlock(), root.Close())
 	}
 	a := &Agent{
-		config: config, log: config.Logger, client: client, root: root, unlock: unlock, owner: owner,
-		broadcaster: record.NewBroadcaster(),
-		volumeQueue: workqueue.NewTypedDelayingQueue[string](),
-		podQueue:    workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](lookUpFirst, lookUpMax)),
-		chores:      workqueue.NewTypedDelayingQueue[chore](),
-		made:        time.Now(),
-		pods:        map[types.UID]*pod{},
-		volumes:     map[string]*volume{},
-		trouble:     map[nodevolume.Reason]error{},
-		unaccounted: map[string]struct{}{},
+		config: config, log: config.Logger, client: client, root: root, unlock: unlock, owner: owner, broadcaster: record.NewBroadcaster(),
 	}
-	a.events = a.newRecorder()
-	a.plugins = newPlugins(config, root, client, owner.sure, pluginHandlers{
-		changed: a.wakeDriver, reconnected: a.driverReconnected,
-		csiDriversListed: a.wakeAll, csiDriversUnknown: func(err error) { a.hinders(err, nodevolume.AttachabilityUnknown) },
-		measure: a.measureCalls,
-	})
-	a.status = newNodeStatus(config.NodeName, client, a.log, nodeHandlers{
-		seen: func(node *corev1.Node) {
-			a.plugins.seeNode(node)
-			owner.nodeSeen(node.UID)
-		},
-		learned: a.learned, relabelled: a.wakeMisplaced, handshakes: a.handshakes, started: a.nodeRead,
-		hindered: func(err error) {
-			a.hinders(err, nodevolume.NodeUnknown, nodevolume.NotReportedInUse, nodevolume.InUseNotCleared)
-		},
-	})
-	if err := errors.Join(a.startMetrics(), a.rebuild()); err != nil {
-		return nil, errors.Join(a.withRemedy(err), a.close())
+	a.wire()
+	if err := errors.Join(a.volumes.startMetrics(), a.volumes.rebuild()); err != nil {
+		return nil, errors.Join(config.withRemedy(err), a.close())
 	}
 	return a, nil
 }
 
+// wire makes the owners, and has them told of one another's changes.
+func (a *Agent) wire() {
+	events := a.broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "belay-node", Host: a.config.NodeName})
+	beat := newBeat()
+	volumes := newVolumeManager(a.config, a.client, a.root, events, beat)
+	a.volumes = volumes
+	a.pods = newPodManager(a.config, a.client, events, beat, a.owner.isSure, podHandlers{
+		wanted: volumes.wanted, released: volumes.released, changed: volumes.learned, grows: volumes.grows, readSize: volumes.readSize,
+	})
+	a.plugins = newPlugins(a.config, a.root, a.client, a.owner.sure, pluginHandlers{
+		changed: volumes.wakeDriver, reconnected: volumes.driverReconnected, csiDriversListed: a.wakeAll, measure: volumes.measureCalls,
+		csiDriversUnknown: func(err error) { volumes.hinders(err, nodevolume.AttachabilityUnknown) },
+	})
+	a.status = newNodeStatus(a.config.NodeName, a.client, a.log, nodeHandlers{
+		seen: func(node *corev1.Node) {
+			a.plugins.seeNode(node)
+			a.owner.nodeSeen(node.UID)
+		},
+		learned: volumes.learned, relabelled: volumes.wakeMisplaced, handshakes: volumes.handshakes, started: volumes.nodeRead,
+		hindered: func(err error) {
+			volumes.hinders(err, nodevolume.NodeUnknown, nodevolume.NotReportedInUse, nodevolume.InUseNotCleared)
+		},
+	})
+	volumes.status, volumes.pods, volumes.plugins = a.status, a.pods, a.plugins
+}
+
+// wakeAll has every volume and every pod looked at.
+func (a *Agent) wakeAll() {
+	a.volumes.wakeAll()
+	a.pods.wakeAll()
+}
+
+// SetPod says that the pod's volumes shall be mounted.
+func (a *Agent) SetPod(object *corev1.Pod) { a.pods.set(object) }
+
+// RemovePod says that the pod's containers have ended.
+func (a *Agent) RemovePod(uid types.UID) { a.pods.remove(uid) }
+
+// PodEnding says that the pod is over by its object, and why its containers may run all the same. It reports whether
+// the pod has anything here.
+func (a *Agent) PodEnding(uid types.UID, why error) bool { return a.pods.ending(uid, why) }
+
+// PodsSynced says that every pod of the owner has been set.
+func (a *Agent) PodsSynced() { a.pods.allSet() }
+
+// Pods returns the UIDs of all known pods.
+func (a *Agent) Pods() []types.UID { return a.pods.uids() }
+
+// WaitMounted blocks until the pod's volumes are published.
+func (a *Agent) WaitMounted(ctx context.Context, uid types.UID) ([]Mount, error) {
+	return a.volumes.waitMounted(ctx, uid)
+}
+
+// WaitUnmounted blocks until nothing of the pod is published.
+func (a *Agent) WaitUnmounted(ctx context.Context, uid types.UID) error {
+	return a.volumes.waitUnmounted(ctx, uid)
+}
+
+// MountSubPath mounts a part of a volume that is mounted for the pod, and returns where.
+func (a *Agent) MountSubPath(uid types.UID, s SubPath) (string, error) {
+	return a.volumes.mountSubPath(uid, s)
+}
+
+// VolumeStats is what the drivers said last of a pod's volumes, in kubelet's form.
+func (a *Agent) VolumeStats(uid types.UID) []stats.VolumeStats { return a.volumes.stats(uid) }
+
 // close lets go of all that New took.
 func (a *Agent) close() error {
-	a.volumeQueue.ShutDown()
-	a.podQueue.ShutDown()
-	a.chores.ShutDown()
+	a.volumes.shutDown()
+	a.pods.queue.ShutDown()
 	a.plugins.close()
 	a.broadcaster.Shutdown()
-	a.stopMetrics()
+	a.volumes.stopMetrics()
 	return errors.Join(a.unlock(), a.root.Close())
 }
 
@@ -264,7 +279,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	defer end()
-	a.startEvents()
+	a.broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: a.client.CoreV1().Events("")})
 	if err := a.lookForOwner(ctx); err != nil {
 		return err
 	}
@@ -280,7 +295,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	var running sync.WaitGroup
 	// The way back needs no API: it begins also while nobody can tell whose API that is.
-	for _, serve := range []func(context.Context){a.plugins.run, a.serveVolumes, a.servePods, a.serveChores} {
+	for _, serve := range []func(context.Context){a.plugins.run, a.volumes.run, a.volumes.serveChores, a.pods.run} {
 		running.Go(func() { serve(ctx) })
 	}
 	running.Go(func() {
@@ -292,11 +307,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	})
 	a.wakeAll()
 	<-ctx.Done()
-	a.volumeQueue.ShutDown()
-	a.podQueue.ShutDown()
-	a.chores.ShutDown()
+	a.volumes.shutDown()
+	a.pods.queue.ShutDown()
 	running.Wait()
-	a.watches.Wait()
+	a.volumes.watches.Wait()
 	if other, ok := errors.AsType[*OwnerError](context.Cause(ctx)); ok {
 		return other
 	}
@@ -305,9 +319,7 @@ func (a *Agent) Run(ctx context.Context) error {
 
 // serveAPI follows the API, and writes what the cluster must know of this node, until ctx ends.
 func (a *Agent) serveAPI(ctx context.Context) {
-	a.mu.Lock()
-	a.endSilent()
-	a.mu.Unlock()
+	a.pods.endSilent()
 	var running sync.WaitGroup
 	for _, serve := range []func(context.Context){a.plugins.serveAPI, a.status.watch, a.status.write} {
 		running.Go(func() { serve(ctx) })
@@ -326,24 +338,6 @@ func (a *Agent) Ready() error {
 	return a.plugins.ready()
 }
 
-// serveVolumes gives each volume that has to be looked at a goroutine of its
-// own: a driver that hangs holds up its own volumes and no others.
-func (a *Agent) serveVolumes(ctx context.Context) {
-	serve(a.volumeQueue, func(name string) { a.turn(ctx, name) })
-}
-
-func (a *Agent) servePods(ctx context.Context) {
-	serve(a.podQueue, func(uid types.UID) {
-		switch err := a.lookUp(ctx, uid); {
-		case err == nil:
-			a.podQueue.Forget(uid)
-		case ctx.Err() == nil:
-			a.log.V(1).Info("Volumes of pod not known yet", "pod", uid, "problem", err.Error())
-			a.podQueue.AddRateLimited(uid)
-		}
-	})
-}
-
 // serve works on all keys of a queue side by side, on each by one goroutine at a
 // time, until the queue is shut down and the last one has returned.
 func serve[K comparable](queue workqueue.TypedInterface[K], work func(K)) {
@@ -359,64 +353,4 @@ func serve[K comparable](queue workqueue.TypedInterface[K], work func(K)) {
 			work(key)
 		})
 	}
-}
-
-// wakeAll has every volume and every pod looked at.
-func (a *Agent) wakeAll() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for name := range a.volumes {
-		a.wake(name)
-	}
-	for uid := range a.pods {
-		a.podQueue.Add(uid)
-	}
-}
-
-// wakeDriver has all volumes of a driver looked at.
-func (a *Agent) wakeDriver(name string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, v := range a.volumes {
-		if v.driver == name {
-			a.wake(v.name)
-		}
-	}
-}
-
-// driverReconnected: the driver may be another version, and its calls may work again.
-func (a *Agent) driverReconnected(name string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, v := range a.volumes {
-		for _, p := range v.pods {
-			p.withoutStats = p.withoutStats && v.driver != name
-		}
-	}
-}
-
-// moments is how often within a period something that comes each period may be done.
-const moments = 12
-
-// together stretches a pause of something that comes each period up to the next of the moments at
-// which such things are done. On a node at rest most of the processor time is that of waking up: two
-// dozen times a second for 500 pods, were each to come at a time of its own.
-func (a *Agent) together(pause, period time.Duration) time.Duration {
-	grid := period / moments
-	if grid <= 0 {
-		return pause
-	}
-	late := (time.Since(a.made) + pause) % grid
-	return pause + grid - late
-}
-
-// wake has a volume looked at now, whatever back-off runs: something that it may
-// have waited for has changed. The caller holds mu.
-func (a *Agent) wake(name string) {
-	v, ok := a.volumes[name]
-	if !ok {
-		return
-	}
-	v.life.Wake()
-	a.volumeQueue.Add(name)
 }

@@ -39,14 +39,14 @@ const (
 
 // planAttachError has the attachError of a volume read when it waits long to be attached
 // and its driver wants its limit kept. The caller holds mu.
-func (a *Agent) planAttachError(v *volume) {
+func (m *volumeManager) planAttachError(v *volume) {
 	if !v.waitsForAttach() {
 		v.attachLimit = nil
 		return
 	}
-	if !v.attachErrorPlanned && a.plugins.limitPeriod(v.driver) > 0 {
+	if !v.attachErrorPlanned && m.plugins.limitPeriod(v.driver) > 0 {
 		v.attachErrorPlanned = true
-		a.chores.AddAfter(chore{readAttachError, v.name}, a.config.attachErrorAfter)
+		m.chores.AddAfter(chore{readAttachError, v.name}, m.config.attachErrorAfter)
 	}
 }
 
@@ -61,28 +61,28 @@ func (v *volume) waitsForAttach() bool {
 
 // readAttachError looks why a volume is not attached. If the storage says that the node is
 // full its limit is refreshed at once, and the pods that wait are told.
-func (a *Agent) readAttachError(ctx context.Context, name string) {
-	a.mu.Lock()
-	v := a.volumes[name]
+func (m *volumeManager) readAttachError(ctx context.Context, name string) {
+	m.mu.Lock()
+	v := m.all[name]
 	if v == nil {
-		a.mu.Unlock()
+		m.mu.Unlock()
 		return
 	}
-	v.attachErrorPlanned = v.waitsForAttach() && a.plugins.limitPeriod(v.driver) > 0
+	v.attachErrorPlanned = v.waitsForAttach() && m.plugins.limitPeriod(v.driver) > 0
 	goOn := v.attachErrorPlanned
-	a.mu.Unlock()
+	m.mu.Unlock()
 	if !goOn {
 		return
 	}
-	defer a.chores.AddAfter(chore{readAttachError, name}, attachErrorAgain)
+	defer m.chores.AddAfter(chore{readAttachError, name}, attachErrorAgain)
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	va, err := a.client.StorageV1().VolumeAttachments().Get(ctx, kube.AttachmentName(v.handle, v.driver, a.config.NodeName), metav1.GetOptions{})
+	va, err := m.client.StorageV1().VolumeAttachments().Get(ctx, kube.AttachmentName(v.handle, v.driver, m.config.NodeName), metav1.GetOptions{})
 	if err != nil {
 		return // nothing new is known
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if !v.waitsForAttach() {
 		return
 	}
@@ -92,22 +92,22 @@ func (a *Agent) readAttachError(ctx context.Context, name string) {
 		return
 	}
 	v.attachLimit = &AttachLimitError{Volume: v.specName(), Driver: v.driver, Problem: problem.Message}
-	a.tellAttachLimit(v)
+	m.tellAttachLimit(v)
 	if problem.Time.Equal(&v.exhaustedAt) {
 		return // this one has been acted upon
 	}
 	v.exhaustedAt = problem.Time
-	a.plugins.exhausted(v.driver)
+	m.plugins.exhausted(v.driver)
 }
 
 // tellAttachLimit tells each pod that waits, once. The caller holds mu.
-func (a *Agent) tellAttachLimit(v *volume) {
+func (m *volumeManager) tellAttachLimit(v *volume) {
 	text := v.attachLimit.Error()
 	for key, hold := range v.holds {
 		i := slices.IndexFunc(v.pods, func(p *publication) bool { return p.Key == key })
 		if hold.reason != nodevolume.NotAttached || i < 0 || !v.pods[i].told.news(text, time.Now()) {
 			continue
 		}
-		a.events.Event(v.pods[i].podOf(), corev1.EventTypeWarning, AttachLimitReason, text)
+		m.events.Event(v.pods[i].podOf(), corev1.EventTypeWarning, AttachLimitReason, text)
 	}
 }

@@ -183,7 +183,7 @@ func TestAnAttachThatFailsOtherwiseRefreshesNothing(t *testing.T) {
 	agent.SetPod(pod)
 	w.untilInUse(handle)
 	w.waitSays(agent, pod, "NotAttached")
-	agent.readAttachError(w.ctx, string(w.unique(handle)))
+	agent.volumes.readAttachError(w.ctx, string(w.unique(handle)))
 	if err := w.waitFails(agent, pod); errors.As(err, new(*AttachLimitError)) {
 		t.Errorf("told that the node is full: %v", err)
 	}

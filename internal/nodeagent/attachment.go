@@ -16,31 +16,31 @@ import (
 var errOutdated = errors.New("the volume may have been attached anew since it was decided on")
 
 // lookUpAttachment reads the VolumeAttachment for what is decided next.
-func (a *Agent) lookUpAttachment(ctx context.Context, v *volume) error {
-	a.mu.Lock()
-	begun := v.life.BeginRead(a.status.view(v.name))
-	a.mu.Unlock()
-	found, err := a.readAttachment(ctx, v)
-	a.mu.Lock()
-	defer a.mu.Unlock()
+func (m *volumeManager) lookUpAttachment(ctx context.Context, v *volume) error {
+	m.mu.Lock()
+	begun := v.life.BeginRead(m.status.view(v.name))
+	m.mu.Unlock()
+	found, err := m.readAttachment(ctx, v)
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	v.life.Read(begun, found)
 	return err
 }
 
 // stillAttached is the last question before a call: whether the attachment is the one that was decided on. It is read again if
 // requests for the call were made since.
-func (a *Agent) stillAttached(ctx context.Context, v *volume, c callable, asked bool) error {
+func (m *volumeManager) stillAttached(ctx context.Context, v *volume, c callable, asked bool) error {
 	if c.attachment.UID == "" {
 		return nil
 	}
 	if asked {
-		if err := a.lookUpAttachment(ctx, v); err != nil {
-			a.log.V(1).Info("Attachment may be another one", "volume", v.name, "problem", err.Error())
+		if err := m.lookUpAttachment(ctx, v); err != nil {
+			m.log.V(1).Info("Attachment may be another one", "volume", v.name, "problem", err.Error())
 		}
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if _, stands := v.life.Attachment(a.status.view(v.name)); !stands {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, stands := v.life.Attachment(m.status.view(v.name)); !stands {
 		return errOutdated
 	}
 	return nil
@@ -48,11 +48,11 @@ func (a *Agent) stillAttached(ctx context.Context, v *volume, c callable, asked 
 
 // readAttachment reads the VolumeAttachment of a volume live: a node may get it
 // by name and not watch it.
-func (a *Agent) readAttachment(ctx context.Context, v *volume) (nodevolume.Attachment, error) {
-	name := kube.AttachmentName(v.handle, v.driver, a.config.NodeName)
+func (m *volumeManager) readAttachment(ctx context.Context, v *volume) (nodevolume.Attachment, error) {
+	name := kube.AttachmentName(v.handle, v.driver, m.config.NodeName)
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	va, err := a.client.StorageV1().VolumeAttachments().Get(ctx, name, metav1.GetOptions{})
+	va, err := m.client.StorageV1().VolumeAttachments().Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return nodevolume.Attachment{Attached: nodevolume.No}, fmt.Errorf("volume %s has GET error for volume attachment %s: %w", v.handle, name, err)

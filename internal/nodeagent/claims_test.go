@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -160,12 +159,15 @@ func TestARootThatDoesNotPropagateIsTold(t *testing.T) {
 // passed on with later calls, whatever CSIDriver asks for by then.
 func TestWhatADriverIsToldOfAPodIsNotKept(t *testing.T) {
 	forEver := time.Now().Add(24 * time.Hour)
-	agent := &Agent{log: logr.Discard(), pods: map[types.UID]*pod{"uid": {tokens: &tokenCache{
+	pods := newPodManager(Config{}, nil, nil, newBeat(), nil, podHandlers{})
+	defer pods.queue.ShutDown()
+	pods.known["uid"] = &pod{tokens: &tokenCache{
 		held: map[tokenKey]heldToken{{audience: "vault"}: {
 			status:  authenticationv1.TokenRequestStatus{Token: "token", ExpirationTimestamp: metav1.NewTime(forEver)},
 			renewAt: forEver,
 		}},
-	}}}}
+	}}
+	volumes := &volumeManager{pods: pods}
 	for name, rules := range map[string]driverRules{
 		"the pod":            {podInfo: true},
 		"tokens":             {tokens: []storagev1.TokenRequest{{Audience: "vault"}}},
@@ -175,7 +177,7 @@ func TestWhatADriverIsToldOfAPodIsNotKept(t *testing.T) {
 			own := map[string]string{"pool": "fast"}
 			c := callable{want: &want{attributes: own, pod: podIdentity{UID: "uid", Name: "p"}}, rules: rules}
 			call := csi.NodeVolume{Context: c.volumeContext(), Secrets: map[string]string{}}
-			must(t, agent.addTokens(t.Context(), c, &call))
+			must(t, volumes.addTokens(t.Context(), c, &call))
 			if len(call.Context) < 2 {
 				t.Errorf("the driver is told %v", call.Context)
 			}

@@ -13,10 +13,10 @@ import (
 )
 
 // readClaim reads the claim of a want, and refuses another one of its name.
-func (a *Agent) readClaim(ctx context.Context, w *want, version string) (*corev1.PersistentVolumeClaim, error) {
+func (m *volumeManager) readClaim(ctx context.Context, w *want, version string) (*corev1.PersistentVolumeClaim, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	claim, err := a.client.CoreV1().PersistentVolumeClaims(w.pod.Namespace).Get(ctx, w.claim.name, metav1.GetOptions{ResourceVersion: version})
+	claim, err := m.client.CoreV1().PersistentVolumeClaims(w.pod.Namespace).Get(ctx, w.claim.name, metav1.GetOptions{ResourceVersion: version})
 	if err != nil {
 		return nil, fmt.Errorf("read claim %s/%s: %w", w.pod.Namespace, w.claim.name, err)
 	}
@@ -28,7 +28,7 @@ func (a *Agent) readClaim(ctx context.Context, w *want, version string) (*corev1
 
 // patchClaim writes the status of a claim if the change is one. The patch names the claim's UID and,
 // if it is bound, the version that was read: nobody may have written meanwhile.
-func (a *Agent) patchClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, bound bool, change func(*corev1.PersistentVolumeClaimStatus)) (*corev1.PersistentVolumeClaim, error) {
+func (m *volumeManager) patchClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, bound bool, change func(*corev1.PersistentVolumeClaimStatus)) (*corev1.PersistentVolumeClaim, error) {
 	changed := claim.DeepCopy()
 	change(&changed.Status)
 	if equality.Semantic.DeepEqual(claim.Status, changed.Status) {
@@ -53,7 +53,7 @@ func (a *Agent) patchClaim(ctx context.Context, claim *corev1.PersistentVolumeCl
 	}
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	after, err := a.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(ctx, claim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	after, err := m.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(ctx, claim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 	if err != nil {
 		return claim, fmt.Errorf("write the status of claim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}

@@ -379,10 +379,10 @@ func TestUpstreamRestarts(t *testing.T) {
 				}
 			default:
 				w.until("the pod is wanted", func() bool {
-					agent.mu.Lock()
-					defer agent.mu.Unlock()
-					p := agent.pods[l.pod.UID]
-					return p != nil && p.resolved && agent.podsFollowed
+					agent.pods.mu.Lock()
+					defer agent.pods.mu.Unlock()
+					p := agent.pods.known[l.pod.UID]
+					return p != nil && p.resolved && agent.pods.followed
 				})
 				w.mounted(agent, l.pod)
 				w.callsAre("Stage data", "Publish data") // mounted all the time

@@ -29,9 +29,9 @@ func TestUpstreamVolumesOfPods(t *testing.T) {
 		pod := w.pod("p", "data")
 		agent.SetPod(pod)
 		w.until("the claim is seen to be pending", func() bool {
-			agent.mu.Lock()
-			defer agent.mu.Unlock()
-			return agent.pods[pod.UID].problem != nil
+			agent.pods.mu.Lock()
+			defer agent.pods.mu.Unlock()
+			return agent.pods.known[pod.UID].problem != nil
 		})
 		phase(corev1.ClaimBound)
 		w.untilInUse(handle)

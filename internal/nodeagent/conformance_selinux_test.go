@@ -373,9 +373,9 @@ func (w *world) follows(agent *Agent, pod *corev1.Pod) {
 	w.Helper()
 	agent.SetPod(pod)
 	w.until("it is known what the pod wants", func() bool {
-		agent.mu.Lock()
-		defer agent.mu.Unlock()
-		return agent.pods[pod.UID].resolved
+		agent.pods.mu.Lock()
+		defer agent.pods.mu.Unlock()
+		return agent.pods.known[pod.UID].resolved
 	})
 	agent.PodsSynced()
 }

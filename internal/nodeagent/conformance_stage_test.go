@@ -56,9 +56,9 @@ func (d *scriptedDriver) attempted(method string) int {
 func (w *world) untilForgotten(agent *Agent) {
 	w.Helper()
 	w.until("all is forgotten", func() bool {
-		agent.mu.Lock()
-		defer agent.mu.Unlock()
-		return len(agent.pods) == 0 && len(agent.volumes) == 0
+		agent.volumes.mu.Lock()
+		defer agent.volumes.mu.Unlock()
+		return len(agent.pods.uids()) == 0 && len(agent.volumes.all) == 0
 	})
 	if points, _ := w.driver.mountPoints(); len(points) > 0 {
 		w.Errorf("still mounted: %v", points)
@@ -266,9 +266,9 @@ func (w *world) failsAndGoesAs(method string, codes []codes.Code, wait int, name
 
 // failuresOf counts what failed in a row for a pod.
 func (a *Agent) failuresOf(uid types.UID) int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, v := range a.volumes {
+	a.volumes.mu.Lock()
+	defer a.volumes.mu.Unlock()
+	for _, v := range a.volumes.all {
 		for _, p := range v.pods {
 			if p.Key.PodUID == string(uid) {
 				return p.Failure.Count
@@ -493,9 +493,9 @@ func TestUpstreamAttacherUnmountDevice(t *testing.T) {
 
 // waitsFor says whether a pod waits for that.
 func (w *world) waitsFor(agent *Agent, pod *corev1.Pod, reason string) bool {
-	agent.mu.Lock()
-	defer agent.mu.Unlock()
-	for _, v := range agent.volumes {
+	agent.volumes.mu.Lock()
+	defer agent.volumes.mu.Unlock()
+	for _, v := range agent.volumes.all {
 		for key, hold := range v.holds {
 			if key.PodUID == string(pod.UID) && string(hold.reason) == reason {
 				return true

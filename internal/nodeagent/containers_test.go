@@ -236,9 +236,9 @@ func TestARunningContainerKeepsItsVolumes(t *testing.T) {
 				agent, _ = w.agent(options)
 				go agent.FollowPods(w.ctx)
 				w.until("the new agent waits for the containers", func() bool {
-					agent.mu.Lock()
-					defer agent.mu.Unlock()
-					v := agent.volumes[string(w.unique(handle))]
+					agent.volumes.mu.Lock()
+					defer agent.volumes.mu.Unlock()
+					v := agent.volumes.all[string(w.unique(handle))]
 					return v != nil && v.holds[nodevolume.PublishKey{PodUID: string(pod.UID), SpecName: w.name + "-data"}].reason == nodevolume.ContainersMayRun
 				})
 				container.wrote(t, 20)

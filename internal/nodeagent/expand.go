@@ -31,122 +31,120 @@ type expansion struct {
 
 // expand asks the driver for the volume's new size, and tells the claim. A repeat does
 // no harm: an agent that died in between, or could not write, begins anew.
-func (a *Agent) expand(ctx context.Context, v *volume, key nodevolume.PublishKey) {
-	a.mu.Lock()
+func (m *volumeManager) expand(ctx context.Context, v *volume, key nodevolume.PublishKey) {
+	m.mu.Lock()
 	x := expansion{v: v, key: key, want: v.publication(key).want}
 	if x.want != nil {
 		x.stagingPath = v.stagingPath(x.want)
 	}
-	a.mu.Unlock()
+	m.mu.Unlock()
 	if x.want == nil {
 		return
 	}
 	var err error
-	if x.claim, err = a.readClaim(ctx, x.want, ""); err != nil {
-		a.expansionFailed(&x, fmt.Errorf("mountVolume.NodeExpandVolume get PVC failed : %w", err))
+	if x.claim, err = m.readClaim(ctx, x.want, ""); err != nil {
+		m.expansionFailed(&x, fmt.Errorf("mountVolume.NodeExpandVolume get PVC failed : %w", err))
 		return
 	}
-	a.mu.Lock()
+	m.mu.Lock()
 	x.attempt = v.life.Growth.Begin(claimSize(x.claim))
-	a.letThrough(v)
-	a.mu.Unlock()
+	m.letThrough(v)
+	m.mu.Unlock()
 	if !x.attempt.CallsDriver() {
 		return
 	}
-	if err = a.tellClaim(ctx, &x, x.attempt.Before()); err != nil {
-		a.expansionFailed(&x, fmt.Errorf("MountVolume.NodeExpandVolume failed to mark node expansion in progress: %w", err))
+	if err = m.tellClaim(ctx, &x, x.attempt.Before()); err != nil {
+		m.expansionFailed(&x, fmt.Errorf("MountVolume.NodeExpandVolume failed to mark node expansion in progress: %w", err))
 		return
 	}
 	begun := time.Now()
-	refusal, err := a.callExpand(ctx, &x)
-	a.metrics.Operation(telemetry.NodeOperation{
+	refusal, err := m.callExpand(ctx, &x)
+	m.metrics.Operation(telemetry.NodeOperation{
 		Driver: v.driver, Migrated: x.want.migrated, Name: telemetry.OperationExpand, Failed: err != nil, Took: time.Since(begun),
 	})
 	if err != nil {
-		a.expansionRefused(ctx, &x, refusal, err)
+		m.expansionRefused(ctx, &x, refusal, err)
 		return
 	}
-	if err = a.tellClaim(ctx, &x, x.attempt.After()); err != nil {
-		a.expansionFailed(&x, fmt.Errorf("mountVolume.NodeExpandVolume update pvc status failed: %w", err))
+	if err = m.tellClaim(ctx, &x, x.attempt.After()); err != nil {
+		m.expansionFailed(&x, fmt.Errorf("mountVolume.NodeExpandVolume update pvc status failed: %w", err))
 		return
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.tellGrowth(v.publication(key), corev1.EventTypeNormal, explain.FileSystemResizeSuccessful, explain.Expanded(x.want.specName, a.config.NodeName))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.tellGrowth(v.publication(key), corev1.EventTypeNormal, explain.FileSystemResizeSuccessful, explain.Expanded(x.want.specName, m.config.NodeName))
 	v.growthTold = ""
 	v.life.Growth.Confirmed(x.attempt)
-	a.letThrough(v)
+	m.letThrough(v)
 }
 
 // callExpand calls NodeExpandVolume with kubelet's words: the staging path is always
 // said, and nothing of the pod but where the volume is.
-func (a *Agent) callExpand(ctx context.Context, x *expansion) (nodevolume.Refusal, error) {
+func (m *volumeManager) callExpand(ctx context.Context, x *expansion) (nodevolume.Refusal, error) {
 	w := x.want
-	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, w.migrated), a.config.RPCTimeout)
+	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, w.migrated), m.config.RPCTimeout)
 	defer cancel()
-	client, has, err := a.plugins.capabilities(rpc, w.driver)
+	client, has, err := m.plugins.capabilities(rpc, w.driver)
 	if err != nil {
 		return csi.RefusalOf(err), err
 	}
 	if !has.Expand {
 		return nodevolume.NotSupported, errors.New("NodeExpand is not supported by the CSI driver " + w.driver)
 	}
-	secrets, err := a.secrets(ctx, w.expandSecret)
+	secrets, err := m.secrets(ctx, w.expandSecret)
 	if err != nil {
 		return csi.RefusalOf(err), err
 	}
 	call := csi.NodeVolume{
 		ID: w.handle, Block: w.block, AccessMode: csi.AccessMode(w.accessMode), FSType: w.fsType, MountFlags: w.mountOptions,
-		Secrets: secrets, StagingPath: a.root.Path(x.stagingPath),
+		Secrets: secrets, StagingPath: m.root.Path(x.stagingPath),
 	}
-	err = a.ask(csi.WithMigrated(ctx, w.migrated), x.v, unanswered{method: "NodeExpandVolume", step: stepSetUp, key: x.key}, func(ctx context.Context) error {
-		return client.Expand(ctx, call, a.root.Path(publishPath(w)), x.attempt.Size.Bytes, has)
+	err = m.ask(csi.WithMigrated(ctx, w.migrated), x.v, unanswered{method: "NodeExpandVolume", step: stepSetUp, key: x.key}, func(ctx context.Context) error {
+		return client.Expand(ctx, call, m.root.Path(publishPath(w)), x.attempt.Size.Bytes, has)
 	})
-	a.log.Info("NodeExpandVolume", "volume", x.v.name, "pod", x.key.PodUID, "size", x.attempt.Size.Text, "outcome", csi.OutcomeOf(err).String())
+	m.log.Info("NodeExpandVolume", "volume", x.v.name, "pod", x.key.PodUID, "size", x.attempt.Size.Text, "outcome", csi.OutcomeOf(err).String())
 	return csi.RefusalOf(err), err
 }
 
 // expansionRefused takes in that the driver did not expand the volume, or was not asked.
-func (a *Agent) expansionRefused(ctx context.Context, x *expansion, refusal nodevolume.Refusal, err error) {
+func (m *volumeManager) expansionRefused(ctx context.Context, x *expansion, refusal nodevolume.Refusal, err error) {
 	// Whoever else has written the claim meanwhile: what is written now says nothing of what they wrote.
-	if _, writeErr := a.patchClaim(ctx, x.claim, false, x.write(x.attempt.AfterRefusal(refusal), err)); writeErr != nil {
-		a.log.Error(writeErr, "Claim not told of the failed expansion", "volume", x.v.name)
+	if _, writeErr := m.patchClaim(ctx, x.claim, false, x.write(x.attempt.AfterRefusal(refusal), err)); writeErr != nil {
+		m.log.Error(writeErr, "Claim not told of the failed expansion", "volume", x.v.name)
 	}
-	a.mu.Lock()
+	m.mu.Lock()
 	again := x.v.life.Growth.Refused(x.attempt, refusal)
 	if !again {
 		x.v.growthTold = ""
 	}
-	a.letThrough(x.v)
-	a.mu.Unlock()
+	m.letThrough(x.v)
+	m.mu.Unlock()
 	switch {
 	case again:
-		a.expansionFailed(x, err)
+		m.expansionFailed(x, err)
 	case refusal == nodevolume.RefusedInUse:
-		a.log.Error(err, "Volume is not expanded while it is used", "volume", x.v.name)
+		m.log.Error(err, "Volume is not expanded while it is used", "volume", x.v.name)
 	}
 }
 
 // expansionFailed has the expansion tried again after a while, and tells the pod.
-func (a *Agent) expansionFailed(x *expansion, err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+func (m *volumeManager) expansionFailed(x *expansion, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	g, p := &x.v.life.Growth, x.v.publication(x.key)
 	g.Failure = again(g.Failure)
-	a.log.Error(err, "Step failed", "step", "NodeExpandVolume", "volume", x.v.name, "pod", x.key.PodUID, "failures", g.Failure.Count)
+	m.log.Error(err, "Step failed", "step", "NodeExpandVolume", "volume", x.v.name, "pod", x.key.PodUID, "failures", g.Failure.Count)
 	if p.want == nil {
 		return
 	}
 	if g.Waits(x.key) {
 		p.problem = err
-		if owner := a.pods[types.UID(p.Key.PodUID)]; owner != nil {
-			owner.notify()
-		}
+		m.pods.notify(types.UID(p.Key.PodUID))
 	}
 	reason, text := explain.ExpandFailed(p.Key.SpecName, g.Waits(x.key), p.want.block, err.Error())
 	if x.v.growthTold != text {
 		x.v.growthTold = text
-		a.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
+		m.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
 	}
 }
 
@@ -178,14 +176,14 @@ const claimWrites = 3
 
 // tellClaim writes the claim's status. If another writer was faster, it looks whether
 // the claim still wants the same of this node, rather than have the driver called again.
-func (a *Agent) tellClaim(ctx context.Context, x *expansion, what nodevolume.ClaimWrite) error {
+func (m *volumeManager) tellClaim(ctx context.Context, x *expansion, what nodevolume.ClaimWrite) error {
 	for tries := 1; ; tries++ {
-		after, err := a.patchClaim(ctx, x.claim, true, x.write(what, nil))
+		after, err := m.patchClaim(ctx, x.claim, true, x.write(what, nil))
 		if err == nil || tries == claimWrites || !apierrors.IsConflict(err) {
 			x.claim = after
 			return err
 		}
-		claim, readErr := a.readClaim(ctx, x.want, "")
+		claim, readErr := m.readClaim(ctx, x.want, "")
 		if readErr != nil {
 			return errors.Join(err, readErr)
 		}

@@ -31,7 +31,7 @@ func TestAClaimThatGrewBeforeItsMount(t *testing.T) {
 			var during claimState
 			w.driver.hook = func(method, _ string, _ int) error {
 				if method == "Expand" {
-					early = agent.mounted(pod.UID).mounts
+					early = agent.volumes.mounted(pod.UID).mounts
 					during = stateOf(w.claim())
 				}
 				return nil
@@ -536,7 +536,7 @@ func TestAClaimThatIsWrittenMeanwhile(t *testing.T) {
 		agent.SetPod(pod)
 		w.mounted(agent, pod)
 		other := &want{pod: podIdentity{Namespace: w.name}, claim: claimRef{"data", "another"}}
-		if _, err := agent.readClaim(w.ctx, other, ""); err == nil || !strings.Contains(err.Error(), "is another one than the pod was bound with") {
+		if _, err := agent.volumes.readClaim(w.ctx, other, ""); err == nil || !strings.Contains(err.Error(), "is another one than the pod was bound with") {
 			t.Errorf("the claim was taken for the one that the pod was bound with: %v", err)
 		}
 	})

@@ -53,35 +53,35 @@ func uniqueName(r nodevolume.Record) string {
 }
 
 // prepareStage makes the directory that the driver gets, and the file that some drivers read.
-func (a *Agent) prepareStage(r nodevolume.Record) error {
-	if err := a.root.MakeDir(r.Path); err != nil {
+func (m *volumeManager) prepareStage(r nodevolume.Record) error {
+	if err := m.root.MakeDir(r.Path); err != nil {
 		return fmt.Errorf("prepare the staging path of volume %s: %w", r.Handle, err)
 	}
 	data := map[string]string{"driverName": r.Driver, "volumeHandle": r.Handle}
 	addLabel(data, r)
 	if r.Block {
-		return a.writeVolumeData(path.Join(blockDir, path.Base(r.Path), "data"), data)
+		return m.writeVolumeData(path.Join(blockDir, path.Base(r.Path), "data"), data)
 	}
-	return a.writeVolumeData(path.Dir(r.Path), data)
+	return m.writeVolumeData(path.Dir(r.Path), data)
 }
 
 // preparePublish makes the parent of the target, which the driver makes itself,
 // and the file that some drivers read.
-func (a *Agent) preparePublish(r nodevolume.Record, v *volume) error {
+func (m *volumeManager) preparePublish(r nodevolume.Record, v *volume) error {
 	dir := path.Dir(r.Path)
-	if err := a.root.MakeDir(dir); err != nil {
+	if err := m.root.MakeDir(dir); err != nil {
 		return fmt.Errorf("prepare the target path of volume %s: %w", r.Handle, err)
 	}
 	data := map[string]string{
-		"attachmentID": kube.AttachmentName(v.handle, v.driver, a.config.NodeName),
-		"driverName":   r.Driver, "nodeName": a.config.NodeName, "specVolID": r.SpecName, "volumeHandle": r.Handle,
+		"attachmentID": kube.AttachmentName(v.handle, v.driver, m.config.NodeName),
+		"driverName":   r.Driver, "nodeName": m.config.NodeName, "specVolID": r.SpecName, "volumeHandle": r.Handle,
 	}
 	if r.Block {
-		return a.writeVolumeData(path.Join(blockDir, r.SpecName, "data"), data)
+		return m.writeVolumeData(path.Join(blockDir, r.SpecName, "data"), data)
 	}
 	data["volumeLifecycleMode"] = string(lifecycleMode(r.Inline))
 	addLabel(data, r)
-	return a.writeVolumeData(dir, data)
+	return m.writeVolumeData(dir, data)
 }
 
 func addLabel(data map[string]string, r nodevolume.Record) {
@@ -90,16 +90,16 @@ func addLabel(data map[string]string, r nodevolume.Record) {
 	}
 }
 
-func (a *Agent) writeVolumeData(dir string, data map[string]string) error {
-	if err := a.root.MakeDir(dir); err != nil {
+func (m *volumeManager) writeVolumeData(dir string, data map[string]string) error {
+	if err := m.root.MakeDir(dir); err != nil {
 		return err
 	}
 	var raw bytes.Buffer
 	if err := json.NewEncoder(&raw).Encode(data); err != nil { // keys sorted, a newline at the end, as kubelet writes it
 		return fmt.Errorf("encode %s: %w", volumeData, err)
 	}
-	if err := a.root.Write(path.Join(dir, volumeData), raw.Bytes(), mount.Crash); err != nil {
-		return fmt.Errorf("write %s: %w", a.root.Path(path.Join(dir, volumeData)), err)
+	if err := m.root.Write(path.Join(dir, volumeData), raw.Bytes(), mount.Crash); err != nil {
+		return fmt.Errorf("write %s: %w", m.root.Path(path.Join(dir, volumeData)), err)
 	}
 	return nil
 }
@@ -114,47 +114,47 @@ func readVolumeData(root *mount.Root, dir string) (map[string]string, error) {
 }
 
 // tidyStage removes what prepareStage made. It fails if the driver left a mount or files.
-func (a *Agent) tidyStage(r nodevolume.Record) error {
-	if err := a.root.Remove(r.Path); err != nil {
+func (m *volumeManager) tidyStage(r nodevolume.Record) error {
+	if err := m.root.Remove(r.Path); err != nil {
 		return err
 	}
 	if r.Block {
-		return a.tidyBlockData(path.Base(r.Path)) // the PersistentVolume by whose name it was staged
+		return m.tidyBlockData(path.Base(r.Path)) // the PersistentVolume by whose name it was staged
 	}
 	dir := path.Dir(r.Path)
-	return errors.Join(a.root.RemoveWritten(path.Join(dir, volumeData)), a.root.RemoveEmpty(dir))
+	return errors.Join(m.root.RemoveWritten(path.Join(dir, volumeData)), m.root.RemoveEmpty(dir))
 }
 
 // tidyPublish removes what preparePublish made and the driver left of its target.
-func (a *Agent) tidyPublish(r nodevolume.Record) error {
+func (m *volumeManager) tidyPublish(r nodevolume.Record) error {
 	pods := path.Join("pods", r.Pod.UID)
 	if r.Block {
 		devices := podDevicesDir(r.Pod.UID)
-		if err := a.root.Remove(path.Join(devices, r.SpecName)); err != nil {
+		if err := m.root.Remove(path.Join(devices, r.SpecName)); err != nil {
 			return err
 		}
-		if err := a.root.Remove(r.Path); err != nil {
+		if err := m.root.Remove(r.Path); err != nil {
 			return err
 		}
 		return errors.Join(
-			a.root.RemoveEmpty(path.Dir(r.Path)), a.tidyBlockData(r.SpecName),
-			a.root.RemoveEmpty(devices, path.Dir(devices), pods))
+			m.root.RemoveEmpty(path.Dir(r.Path)), m.tidyBlockData(r.SpecName),
+			m.root.RemoveEmpty(devices, path.Dir(devices), pods))
 	}
-	if err := a.root.Remove(r.Path); err != nil {
+	if err := m.root.Remove(r.Path); err != nil {
 		return err
 	}
 	dir := path.Dir(r.Path)
-	if err := a.root.RemoveWritten(path.Join(dir, volumeData)); err != nil {
+	if err := m.root.RemoveWritten(path.Join(dir, volumeData)); err != nil {
 		return err
 	}
 	volumes := podVolumesDir(r.Pod.UID)
-	return a.root.RemoveEmpty(dir, volumes, path.Dir(volumes), pods)
+	return m.root.RemoveEmpty(dir, volumes, path.Dir(volumes), pods)
 }
 
 // tidyBlockData removes a block volume's data file once neither a stage nor a publish is left.
-func (a *Agent) tidyBlockData(pv string) error {
+func (m *volumeManager) tidyBlockData(pv string) error {
 	for _, dir := range []string{path.Join(blockDir, "staging"), path.Join(blockDir, "publish")} {
-		names, err := a.root.List(dir)
+		names, err := m.root.List(dir)
 		if err != nil {
 			return err
 		}
@@ -163,17 +163,17 @@ func (a *Agent) tidyBlockData(pv string) error {
 		}
 	}
 	data := path.Join(blockDir, pv, "data")
-	if err := a.root.RemoveWritten(path.Join(data, volumeData)); err != nil {
+	if err := m.root.RemoveWritten(path.Join(data, volumeData)); err != nil {
 		return err
 	}
-	return a.root.RemoveEmpty(data, path.Dir(data))
+	return m.root.RemoveEmpty(data, path.Dir(data))
 }
 
 // linkDevice makes the link by which a pod's block volume is known.
-func (a *Agent) linkDevice(r nodevolume.Record) error {
+func (m *volumeManager) linkDevice(r nodevolume.Record) error {
 	dir := podDevicesDir(r.Pod.UID)
-	if err := a.root.MakeDir(dir); err != nil {
+	if err := m.root.MakeDir(dir); err != nil {
 		return err
 	}
-	return a.root.Symlink(a.root.Path(r.Path), path.Join(dir, r.SpecName))
+	return m.root.Symlink(m.root.Path(r.Path), path.Join(dir, r.SpecName))
 }

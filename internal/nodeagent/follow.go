@@ -34,12 +34,12 @@ func (a *Agent) FollowPods(ctx context.Context) error {
 		defer close(stopped)
 		select {
 		case <-registered.HasSyncedChecker().Done():
-			for _, uid := range a.silentPods() {
+			for _, uid := range a.pods.silent() {
 				ends.begin(uid)
 			}
-			a.mu.Lock()
-			a.podsFollowed = true
-			a.mu.Unlock()
+			a.pods.mu.Lock()
+			a.pods.followed = true
+			a.pods.mu.Unlock()
 		case <-ctx.Done():
 		}
 	}()

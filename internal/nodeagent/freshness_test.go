@@ -37,9 +37,9 @@ func TestAnAttachmentThatWasMadeAnewDuringACall(t *testing.T) {
 	agent.SetPod(second)
 	w.untilInUse(handle)
 	w.until("both are known", func() bool {
-		agent.mu.Lock()
-		defer agent.mu.Unlock()
-		return agent.pods[first.UID].resolved && agent.pods[second.UID].resolved
+		agent.pods.mu.Lock()
+		defer agent.pods.mu.Unlock()
+		return agent.pods.known[first.UID].resolved && agent.pods.known[second.UID].resolved
 	})
 	w.attach(handle)
 	w.until("one is published", func() bool { return slices.Contains(w.driver.made(), "Publish data") })
@@ -58,7 +58,7 @@ func TestAnAttachmentThatWasMadeAnewDuringACall(t *testing.T) {
 
 func (w *world) publishedFor(agent *Agent, pod *corev1.Pod) bool {
 	w.Helper()
-	_, published := agent.published(pod.UID)
+	_, published := agent.volumes.published(pod.UID)
 	return len(published) > 0
 }
 
@@ -91,10 +91,10 @@ func TestAnAttachmentThatWasMadeAnewBeforeACall(t *testing.T) {
 			w.bringUp(agent, pod, handle)
 			va, err := w.admin.StorageV1().VolumeAttachments().Get(w.ctx, "csi-"+hash(handle+w.driverName()+w.name), metav1.GetOptions{})
 			must(t, err)
-			agent.mu.Lock()
-			v := agent.volumes[string(w.unique(handle))]
+			agent.volumes.mu.Lock()
+			v := agent.volumes.all[string(w.unique(handle))]
 			got := []string{v.life.Stage.Record.AttachmentUID, v.pods[0].Record.AttachmentUID}
-			agent.mu.Unlock()
+			agent.volumes.mu.Unlock()
 			if diff := cmp.Diff([]string{string(va.UID), string(va.UID)}, got); diff != "" {
 				t.Errorf("attachments of stage and publish (-want +got):\n%s", diff)
 			}

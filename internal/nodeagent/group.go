@@ -48,23 +48,23 @@ func (c callable) groupByAgent() bool {
 
 // giveToGroup changes group and mode of a published volume's files. It is a part of the
 // publish, which is confirmed only after it: whatever cuts it short, it is done again.
-func (a *Agent) giveToGroup(ctx context.Context, c callable, r nodevolume.Record) error {
+func (m *volumeManager) giveToGroup(ctx context.Context, c callable, r nodevolume.Record) error {
 	w, change := c.want, &mount.GroupChange{GID: int(*c.want.pod.FSGroup)}
 	if policy := w.pod.FSGroupChangePolicy; policy != nil && *policy == corev1.FSGroupChangeOnRootMismatch {
 		// Where that cannot be told, the change itself will say why.
-		if fits, err := a.root.BelongsToGroup(r.Path, change.GID); err == nil && fits {
+		if fits, err := m.root.BelongsToGroup(r.Path, change.GID); err == nil && fits {
 			return nil
 		}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	var beside sync.WaitGroup
-	beside.Go(func() { a.endWhenReleased(ctx, w.pod.UID, cancel) })
-	beside.Go(func() { a.tellSlowGroup(ctx, w, r, change) })
+	beside.Go(func() { m.endWhenReleased(ctx, w.pod.UID, cancel) })
+	beside.Go(func() { m.tellSlowGroup(ctx, w, r, change) })
 	begun := time.Now()
-	a.showGroupChange(w, change)
-	err := a.config.giveToGroup(a.root, ctx, r.Path, change)
-	a.showGroupChange(w, nil)
-	a.metrics.Operation(telemetry.NodeOperation{
+	m.showGroupChange(w, change)
+	err := m.config.giveToGroup(m.root, ctx, r.Path, change)
+	m.showGroupChange(w, nil)
+	m.metrics.Operation(telemetry.NodeOperation{
 		Driver: w.driver, Migrated: w.migrated, Name: telemetry.OperationGroup, Failed: err != nil, Took: time.Since(begun),
 	})
 	cancel(nil)
@@ -73,10 +73,10 @@ func (a *Agent) giveToGroup(ctx context.Context, c callable, r nodevolume.Record
 	if err != nil {
 		return fmt.Errorf("applyFSGroup failed for vol %s: %w", w.handle, err)
 	}
-	a.log.Info("Gave the volume to the pod's fsGroup", "volume", w.name(), "pod", w.pod.UID, "group", change.GID,
+	m.log.Info("Gave the volume to the pod's fsGroup", "volume", w.name(), "pod", w.pod.UID, "group", change.GID,
 		"files", change.Seen.Load(), "refused", change.Refused.Load(), "took", time.Since(begun).String())
 	if refused := change.Refused.Load(); refused > 0 {
-		a.events.Eventf(w.pod.ref(), corev1.EventTypeWarning, "VolumePermissionChangeRefused",
+		m.events.Eventf(w.pod.ref(), corev1.EventTypeWarning, "VolumePermissionChangeRefused",
 			"The file system of volume %q refused %d changes for fsGroup %d; the pod gets it as it is. The first: %v",
 			w.specName, refused, change.GID, change.FirstRefusal)
 	}
@@ -84,28 +84,24 @@ func (a *Agent) giveToGroup(ctx context.Context, c callable, r nodevolume.Record
 }
 
 // showGroupChange lets those who wait for the pod's volume see how far its change is.
-func (a *Agent) showGroupChange(w *want, change *mount.GroupChange) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if p, _ := a.publicationOf(w); p != nil {
+func (m *volumeManager) showGroupChange(w *want, change *mount.GroupChange) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if p, _ := m.publicationOf(w); p != nil {
 		p.groupChange = change
 	}
 }
 
 // endWhenReleased ends the work for a pod when its owner releases the pod.
-func (a *Agent) endWhenReleased(ctx context.Context, uid types.UID, end context.CancelCauseFunc) {
+func (m *volumeManager) endWhenReleased(ctx context.Context, uid types.UID, end context.CancelCauseFunc) {
 	for {
-		a.mu.Lock()
-		p := a.pods[uid]
-		if p == nil || p.removed {
-			a.mu.Unlock()
+		p, known := m.pods.look(uid)
+		if !known || p.removed {
 			end(errReleased)
 			return
 		}
-		changed := p.changed
-		a.mu.Unlock()
 		select {
-		case <-changed:
+		case <-p.changed:
 		case <-ctx.Done():
 			return
 		}
@@ -113,11 +109,11 @@ func (a *Agent) endWhenReleased(ctx context.Context, uid types.UID, end context.
 }
 
 // tellSlowGroup tells the pod that the change takes long and how far it is, in kubelet's words.
-func (a *Agent) tellSlowGroup(ctx context.Context, w *want, r nodevolume.Record, change *mount.GroupChange) {
+func (m *volumeManager) tellSlowGroup(ctx context.Context, w *want, r nodevolume.Record, change *mount.GroupChange) {
 	const help = "https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods"
 	where := strings.TrimPrefix(r.Path, "pods/")
 	text := fmt.Sprintf("Setting volume ownership for %s is taking longer than expected, consider using OnRootMismatch - %s", where, help)
-	wait := time.NewTimer(a.config.slowGroup)
+	wait := time.NewTimer(m.config.slowGroup)
 	defer wait.Stop()
 	for {
 		select {
@@ -128,8 +124,8 @@ func (a *Agent) tellSlowGroup(ctx context.Context, w *want, r nodevolume.Record,
 		if text == "" {
 			text = fmt.Sprintf("Setting volume ownership for %s, processed %d files.", where, change.Seen.Load())
 		}
-		a.events.Event(w.pod.ref(), corev1.EventTypeWarning, "VolumePermissionChangeInProgress", text)
+		m.events.Event(w.pod.ref(), corev1.EventTypeWarning, "VolumePermissionChangeInProgress", text)
 		text = ""
-		wait.Reset(a.config.slowGroupAgain)
+		wait.Reset(m.config.slowGroupAgain)
 	}
 }

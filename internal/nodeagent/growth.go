@@ -39,28 +39,26 @@ func claimSize(claim *corev1.PersistentVolumeClaim) nodevolume.ClaimSize {
 
 // learnSize takes in what was read of a claim and its volume, and says whether that is why an expansion is due.
 // The caller holds mu.
-func (a *Agent) learnSize(v *volume, size nodevolume.ClaimSize, capacity nodevolume.Size, mounting ...nodevolume.PublishKey) (grown bool) {
+func (m *volumeManager) learnSize(v *volume, size nodevolume.ClaimSize, capacity nodevolume.Size, mounting ...nodevolume.PublishKey) (grown bool) {
 	wasDue := v.life.Growth.Due()
 	v.life.Growth.Learn(size, capacity, mounting...)
-	a.letThrough(v)
+	m.letThrough(v)
 	if wasDue || !v.life.Growth.Due() {
 		return false
 	}
-	a.log.Info("Volume has grown", "volume", v.name, "size", v.life.Growth.Here.Text, "capacity", capacity.Text)
+	m.log.Info("Volume has grown", "volume", v.name, "size", v.life.Growth.Here.Text, "capacity", capacity.Text)
 	return true
 }
 
 // letThrough lets pods start that need not wait for the expansion any more. The caller holds mu.
-func (a *Agent) letThrough(v *volume) {
+func (m *volumeManager) letThrough(v *volume) {
 	released := v.life.Growth.Release()
 	for _, p := range v.pods {
 		if !slices.Contains(released, p.Key) {
 			continue
 		}
 		p.problem, p.step = nil, ""
-		if owner := a.pods[types.UID(p.Key.PodUID)]; owner != nil {
-			owner.notify()
-		}
+		m.pods.notify(types.UID(p.Key.PodUID))
 	}
 }
 
@@ -70,24 +68,24 @@ func (v *volume) isReady(p *publication) bool {
 }
 
 // wantSize takes in the size of a volume that a pod has come to want. The caller holds mu.
-func (a *Agent) wantSize(v *volume, w *want) {
+func (m *volumeManager) wantSize(v *volume, w *want) {
 	if w.claim.name == "" {
 		return
 	}
 	if w.readOnly {
 		if w.size.Behind(w.capacity) {
-			a.tellGrowth(v.publication(w.key()), corev1.EventTypeWarning, explain.FileSystemResizeFailed, explain.ExpandReadOnly(w.specName))
+			m.tellGrowth(v.publication(w.key()), corev1.EventTypeWarning, explain.FileSystemResizeFailed, explain.ExpandReadOnly(w.specName))
 		}
 		return
 	}
 	v.life.Growth.PodAdded()
-	a.learnSize(v, w.size, w.capacity, w.key())
+	m.learnSize(v, w.size, w.capacity, w.key())
 }
 
 // tellGrowth sends an event about an expansion to the pod and to its claim.
-func (a *Agent) tellGrowth(p *publication, kind, reason, text string) {
-	a.events.Event(p.podOf(), kind, reason, text)
-	a.events.Event(p.claimOf(), kind, reason, text)
+func (m *volumeManager) tellGrowth(p *publication, kind, reason, text string) {
+	m.events.Event(p.podOf(), kind, reason, text)
+	m.events.Event(p.claimOf(), kind, reason, text)
 }
 
 // claimRef is the claim through which a pod wants a volume.

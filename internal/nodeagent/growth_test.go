@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/workqueue"
 
 	"belay.dev/belay/internal/nodevolume"
 )
@@ -70,22 +69,19 @@ func TestAnEarlyWakeKeepsTheResync(t *testing.T) {
 		const uid, period = types.UID("p"), time.Minute
 		p := newPod()
 		p.resolved = true
-		a := &Agent{
-			config:   Config{SyncPeriod: period},
-			podQueue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](lookUpFirst, lookUpMax)),
-			pods:     map[types.UID]*pod{uid: p},
-		}
-		defer a.podQueue.ShutDown()
-		go serve(a.podQueue, func(uid types.UID) { a.resync(t.Context(), uid) })
-		a.podQueue.AddAfter(uid, time.Second) // as after a first look that failed
-		a.mu.Lock()
-		a.syncLater(uid, p)
+		m := newPodManager(Config{SyncPeriod: period}, nil, nil, newBeat(), nil, podHandlers{})
+		m.known[uid] = p
+		defer m.queue.ShutDown()
+		go serve(m.queue, func(uid types.UID) { m.resync(t.Context(), uid) })
+		m.queue.AddAfter(uid, time.Second) // as after a first look that failed
+		m.mu.Lock()
+		m.syncLater(uid, p)
 		first := p.syncAt
-		a.mu.Unlock()
+		m.mu.Unlock()
 		time.Sleep(2 * period)
 		synctest.Wait()
-		a.mu.Lock()
-		defer a.mu.Unlock()
+		m.mu.Lock()
+		defer m.mu.Unlock()
 		if !p.syncAt.After(first) {
 			t.Errorf("no resync in %v, one was due after %v at most", 2*period, period*3/2)
 		}
@@ -96,21 +92,21 @@ func TestAnEarlyWakeKeepsTheResync(t *testing.T) {
 func TestWhatComesEachPeriodIsDoneTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const period = time.Minute
-		a := &Agent{made: time.Now()}
+		b := newBeat()
 		at := map[time.Duration]int{}
 		for i := range 1000 {
 			time.Sleep(7 * time.Millisecond)
 			pause := period + time.Duration(i)*period/2000
-			longer := a.together(pause, period)
+			longer := b.together(pause, period)
 			if longer < pause || longer > pause+period/moments {
 				t.Fatalf("%v became %v", pause, longer)
 			}
-			at[time.Since(a.made)+longer]++
+			at[time.Since(b.made)+longer]++
 		}
 		if len(at) > moments {
 			t.Errorf("%d moments in %v and a half", len(at), period)
 		}
-		if got := a.together(time.Second, time.Nanosecond); got != time.Second {
+		if got := b.together(time.Second, time.Nanosecond); got != time.Second {
 			t.Errorf("a period that cannot be divided: %v", got)
 		}
 	})

@@ -323,9 +323,9 @@ func TestTheWayBackWaitsForNoFailureOfTheWayIn(t *testing.T) {
 		case method == "Publish":
 			return status.Error(codes.Unavailable, "no time")
 		case method == "Unpublish" && attempt == 1:
-			agent.mu.Lock()
-			defer agent.mu.Unlock()
-			for _, v := range agent.volumes {
+			agent.volumes.mu.Lock()
+			defer agent.volumes.mu.Unlock()
+			for _, v := range agent.volumes.all {
 				failures <- v.pods[0].Failure.Count
 			}
 		}

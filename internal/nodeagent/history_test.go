@@ -220,9 +220,9 @@ func TestAPodThatAStaleListLacksKeepsItsVolumes(t *testing.T) {
 	agent, _ := w.agent()
 	go agent.FollowPods(w.ctx)
 	w.until("all pods have been told", func() bool {
-		agent.mu.Lock()
-		defer agent.mu.Unlock()
-		return agent.podsFollowed
+		agent.pods.mu.Lock()
+		defer agent.pods.mu.Unlock()
+		return agent.pods.followed
 	})
 	w.mounted(agent, l.pod)
 	if calls := w.driver.made(); slices.Contains(calls, "Unpublish data") {

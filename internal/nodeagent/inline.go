@@ -65,11 +65,11 @@ func checkPaths(wants []*want) error {
 }
 
 // checkLifecycle: the driver says that it has volumes of this kind.
-func (a *Agent) checkLifecycle(w *want) error {
+func (m *volumeManager) checkLifecycle(w *want) error {
 	if w.block {
 		return nil // kubelet asks about file systems alone
 	}
-	return a.plugins.supportsMode(w.driver, lifecycleMode(w.inline))
+	return m.plugins.supportsMode(w.driver, lifecycleMode(w.inline))
 }
 
 // isGone: the driver does not know an inline volume that it is to unpublish. It is

@@ -376,10 +376,10 @@ func TestAnInlineVolumeOfAPersistentVolumesName(t *testing.T) {
 	pod := w.podWith("p", w.addInline(nil, w.name+"-data"), "data")
 	agent.SetPod(pod)
 	w.untilEvent(pod, "FailedMount", `volumes "data" and "`+w.name+`-data" would be published at the same path`)
-	agent.mu.Lock()
-	defer agent.mu.Unlock()
-	if len(agent.volumes) > 0 {
-		t.Errorf("volumes of the pod are worked on: %v", slices.Collect(maps.Keys(agent.volumes)))
+	agent.volumes.mu.Lock()
+	defer agent.volumes.mu.Unlock()
+	if len(agent.volumes.all) > 0 {
+		t.Errorf("volumes of the pod are worked on: %v", slices.Collect(maps.Keys(agent.volumes.all)))
 	}
 }
 
@@ -452,11 +452,13 @@ func (d *scriptedDriver) setHook(hook func(method, volume string, attempt int) e
 // TestWhatAnInlineVolumeWaitsFor: its first step is the publish, and kubelet's events say so.
 func TestWhatAnInlineVolumeWaitsFor(t *testing.T) {
 	events := record.NewFakeRecorder(1)
-	agent := &Agent{events: events, pods: nil}
+	pods := newPodManager(Config{}, nil, nil, newBeat(), nil, podHandlers{})
+	defer pods.queue.ShutDown()
+	volumes := &volumeManager{events: events, pods: pods}
 	v := &volume{life: nodevolume.Life{Inline: true}}
 	p := v.publication(nodevolume.PublishKey{PodUID: "u", SpecName: "scratch"})
 	p.want = &want{inline: true, specName: "scratch"}
-	agent.tellLongWait(v, nodevolume.Hold{Key: p.Key, Reason: nodevolume.DriverNotRegistered}, time.Now())
+	volumes.tellLongWait(v, nodevolume.Hold{Key: p.Key, Reason: nodevolume.DriverNotRegistered}, time.Now())
 	if got := <-events.Events; !strings.HasPrefix(got, `Warning FailedMount MountVolume.SetUp failed for volume "scratch" :`) {
 		t.Errorf("the event says: %s", got)
 	}

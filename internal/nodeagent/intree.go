@@ -16,11 +16,11 @@ var translator = csitranslation.New()
 // wantOfInTree is what a pod wants of a volume of an in-tree kind that stands in its spec and has moved to CSI: the
 // attach/detach controller attaches it, and kubelet mounts it, as the CSI volume that it is now. Nil for what is no
 // business of CSI (emptyDir, configMap, nfs ...).
-func (a *Agent) wantOfInTree(object *corev1.Pod, volume *corev1.Volume) (*want, error) {
+func (m *podManager) wantOfInTree(object *corev1.Pod, volume *corev1.Volume) (*want, error) {
 	if !translator.IsInlineMigratable(volume) {
 		return nil, nil
 	}
-	pv, err := translator.TranslateInTreeInlineVolumeToCSI(klogOf(a.log), volume, object.Namespace)
+	pv, err := translator.TranslateInTreeInlineVolumeToCSI(klogOf(m.log), volume, object.Namespace)
 	if err != nil {
 		return nil, fmt.Errorf("translate to CSI: %w", err)
 	}
@@ -88,25 +88,11 @@ func supplementalGroup(pv *corev1.PersistentVolume) *int64 {
 }
 
 // tellOthers tells the pod once of each volume that is not mounted for it. The caller holds mu.
-func (a *Agent) tellOthers(p *pod, others []*otherVolume) {
+func (m *podManager) tellOthers(p *pod, others []*otherVolume) {
 	for _, o := range others {
 		if !slices.ContainsFunc(p.others, func(told *otherVolume) bool { return told.volume == o.volume }) {
-			a.events.Eventf(p.object, corev1.EventTypeWarning, "VolumeNotMounted", "Volume %q: %v", o.volume, o)
+			m.events.Eventf(p.object, corev1.EventTypeWarning, "VolumeNotMounted", "Volume %q: %v", o.volume, o)
 		}
 	}
 	p.others = others
-}
-
-// tooLate refuses a pod that is being deleted and lacks a volume: kubelet, too, begins with none then. The caller
-// holds mu.
-func (a *Agent) tooLate(p *pod, lacks []*VolumeWait) error {
-	if len(lacks) == 0 || p.object.DeletionTimestamp == nil {
-		return nil
-	}
-	for _, w := range p.wants {
-		if entry, _ := a.publicationOf(w); entry == nil {
-			return refuse("pod %s is being deleted; volume %q is not mounted for it any more", p.object.Name, w.volume)
-		}
-	}
-	return nil
 }

@@ -12,7 +12,7 @@ import (
 	"belay.dev/belay/internal/telemetry"
 )
 
-// measured is what is being measured of a volume, under Agent.mu. The zero key is the
+// measured is what is being measured of a volume, under volumeManager.mu. The zero key is the
 // volume's unstage. A volume that rests has nothing here.
 type measured struct {
 	// began is when the operation began that goes on for a pod.
@@ -22,29 +22,29 @@ type measured struct {
 }
 
 // startMetrics registers the metrics of this agent, if they are wanted.
-func (a *Agent) startMetrics() error {
-	if a.config.Metrics == nil {
+func (m *volumeManager) startMetrics() error {
+	if m.config.Metrics == nil {
 		return nil
 	}
-	a.metrics = telemetry.NewNode()
-	if err := a.config.Metrics.Register(a.metrics); err != nil {
-		a.metrics = nil
-		return fmt.Errorf("register the metrics of node %s: %w", a.config.NodeName, err)
+	m.metrics = telemetry.NewNode()
+	if err := m.config.Metrics.Register(m.metrics); err != nil {
+		m.metrics = nil
+		return fmt.Errorf("register the metrics of node %s: %w", m.config.NodeName, err)
 	}
-	a.metrics.Count(a.census)
+	m.metrics.Count(m.census)
 	return nil
 }
 
 // stopMetrics takes them out again, so that another agent can take its place.
-func (a *Agent) stopMetrics() {
-	if a.metrics != nil {
-		a.config.Metrics.Unregister(a.metrics)
+func (m *volumeManager) stopMetrics() {
+	if m.metrics != nil {
+		m.config.Metrics.Unregister(m.metrics)
 	}
 }
 
 // stepBegins notes when an operation of kubelet's begins, and that a wait ends with it.
-func (a *Agent) stepBegins(v *volume, step nodevolume.Step) {
-	if a.metrics == nil {
+func (m *volumeManager) stepBegins(v *volume, step nodevolume.Step) {
+	if m.metrics == nil {
 		return
 	}
 	var key nodevolume.PublishKey
@@ -67,8 +67,8 @@ func (a *Agent) stepBegins(v *volume, step nodevolume.Step) {
 		return // measures itself
 	}
 	now := time.Now()
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if v.measured.began == nil {
 		v.measured.began = map[nodevolume.PublishKey]time.Time{}
 	}
@@ -76,21 +76,21 @@ func (a *Agent) stepBegins(v *volume, step nodevolume.Step) {
 		v.measured.began[key] = now
 	}
 	if !reads { // what is read may say that it has to wait on
-		a.endWait(v, key, now)
+		m.endWait(v, key, now)
 	}
 }
 
 // stepEnded measures the operation that a step ends, unless that was done already: for a mount the publish, or
 // whatever failed.
-func (a *Agent) stepEnded(v *volume, key nodevolume.PublishKey, step string, err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.measureEnd(v, key, step, err)
+func (m *volumeManager) stepEnded(v *volume, key nodevolume.PublishKey, step string, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.measureEnd(v, key, step, err)
 }
 
 // measureEnd is stepEnded for callers that hold mu.
-func (a *Agent) measureEnd(v *volume, key nodevolume.PublishKey, step string, err error) {
-	if a.metrics == nil || (step == stepMountDevice && err == nil) {
+func (m *volumeManager) measureEnd(v *volume, key nodevolume.PublishKey, step string, err error) {
+	if m.metrics == nil || (step == stepMountDevice && err == nil) {
 		return
 	}
 	began, ok := v.measured.began[key]
@@ -106,11 +106,11 @@ func (a *Agent) measureEnd(v *volume, key nodevolume.PublishKey, step string, er
 		}
 		migrated, block = migrated || p.want.migrated, block || p.want.block
 		if p.Key == key && step == stepSetUp && err == nil && !p.want.since.IsZero() {
-			a.metrics.Mounted(v.driver, time.Since(p.want.since))
+			m.metrics.Mounted(v.driver, time.Since(p.want.since))
 			p.want.since = time.Time{} // once
 		}
 	}
-	a.metrics.Operation(telemetry.NodeOperation{
+	m.metrics.Operation(telemetry.NodeOperation{
 		Driver: v.driver, Migrated: migrated, Name: operationOf(step, block), Failed: err != nil, Took: time.Since(began),
 	})
 }
@@ -131,13 +131,13 @@ func operationOf(step string, block bool) string {
 }
 
 // measureWaits takes in why the volume waits now, after a turn. The caller holds mu.
-func (a *Agent) measureWaits(v *volume, holds []nodevolume.Hold, now time.Time) {
-	if a.metrics == nil {
+func (m *volumeManager) measureWaits(v *volume, holds []nodevolume.Hold, now time.Time) {
+	if m.metrics == nil {
 		return
 	}
 	for key, was := range v.measured.waits {
 		if !slices.Contains(holds, nodevolume.Hold{Key: key, Reason: was.reason}) {
-			a.endWait(v, key, now)
+			m.endWait(v, key, now)
 		}
 	}
 	for _, hold := range holds {
@@ -156,16 +156,16 @@ func (a *Agent) measureWaits(v *volume, holds []nodevolume.Hold, now time.Time) 
 }
 
 // endWait measures a wait that is over. The caller holds mu.
-func (a *Agent) endWait(v *volume, key nodevolume.PublishKey, now time.Time) {
+func (m *volumeManager) endWait(v *volume, key nodevolume.PublishKey, now time.Time) {
 	if was, ok := v.measured.waits[key]; ok {
-		a.metrics.Waited(was.reason, now.Sub(was.since))
+		m.metrics.Waited(was.reason, now.Sub(was.since))
 		delete(v.measured.waits, key)
 	}
 }
 
 // measureCalls tells of a driver's calls; nil if nothing is measured.
-func (a *Agent) measureCalls(driver string) func(csi.Call) {
-	if a.metrics == nil {
+func (m *volumeManager) measureCalls(driver string) func(csi.Call) {
+	if m.metrics == nil {
 		return nil
 	}
 	return func(c csi.Call) {
@@ -176,18 +176,18 @@ func (a *Agent) measureCalls(driver string) func(csi.Call) {
 				code = known.String()
 			}
 		}
-		a.metrics.Called(telemetry.DriverCall{Driver: driver, Method: c.Method, Code: code, Migrated: c.Migrated, Took: c.Took})
+		m.metrics.Called(telemetry.DriverCall{Driver: driver, Method: c.Method, Code: code, Migrated: c.Migrated, Took: c.Took})
 	}
 }
 
 // census counts what a scrape shows.
-func (a *Agent) census() telemetry.NodeCensus {
+func (m *volumeManager) census() telemetry.NodeCensus {
 	now := time.Now()
 	out := telemetry.NodeCensus{Desired: map[string]int{}, Mounted: map[string]int{}, Waits: map[nodevolume.Reason]telemetry.NodeWaits{}}
-	a.mu.Lock()
-	for _, v := range a.volumes {
+	m.mu.Lock()
+	for _, v := range m.all {
 		for _, p := range v.pods {
-			if a.claim(v, p) == nodevolume.Wanted {
+			if m.claim(v, p) == nodevolume.Wanted {
 				out.Desired[v.driver]++
 			}
 			if p.Phase == nodevolume.Confirmed {
@@ -200,8 +200,8 @@ func (a *Agent) census() telemetry.NodeCensus {
 			out.Waits[wait.reason] = waits
 		}
 	}
-	out.Claims = a.claimStats()
-	a.mu.Unlock()
-	out.Registered, out.Present = a.plugins.sockets()
+	out.Claims = m.claimStats()
+	m.mu.Unlock()
+	out.Registered, out.Present = m.plugins.sockets()
 	return out
 }

@@ -129,7 +129,7 @@ func TestAnOperationIsCountedWhenItsEndIsSeen(t *testing.T) {
 	must(t, err)
 	t.Cleanup(func() { must(t, agent.close()) })
 	key := nodevolume.PublishKey{PodUID: "p", SpecName: "pv"}
-	v := agent.volumeNamed("v", "d", "h")
+	v := agent.volumes.volumeNamed("v", "d", "h")
 	made := nodevolume.Record{Kind: nodevolume.PublishKind, Driver: "d", Handle: "h", Path: "pods/p/volumes/x/pv/mount"}
 	v.publication(key).Record = made
 	for step, test := range map[nodevolume.Step]struct {
@@ -139,17 +139,17 @@ func TestAnOperationIsCountedWhenItsEndIsSeen(t *testing.T) {
 		nodevolume.Publish{Key: key}:   {stepSetUp, "volume_mount", nodevolume.Confirmed},
 		nodevolume.Unpublish{Key: key}: {stepUnpublish, "volume_unmount", nodevolume.Absent},
 	} {
-		agent.stepBegins(v, step)
-		agent.mu.Lock()
+		agent.volumes.stepBegins(v, step)
+		agent.volumes.mu.Lock()
 		call := v.life.Begin(step, made, false)
-		agent.mu.Unlock()
-		must(t, agent.end(v, call, ending{phase: test.phase}))
+		agent.volumes.mu.Unlock()
+		must(t, agent.volumes.end(v, call, ending{phase: test.phase}))
 		name := "storage_operation_duration_seconds{migrated=false,operation_name=" + test.operation + ",status=success,volume_plugin=kubernetes.io/csi:d}"
 		for range 2 { // and once
 			if got := samples(t, registry)[name]; got != 1 {
 				t.Errorf("%s is %v, want 1", name, got)
 			}
-			agent.stepEnded(v, key, test.name, nil)
+			agent.volumes.stepEnded(v, key, test.name, nil)
 		}
 	}
 }
@@ -310,13 +310,13 @@ func TestAnExpansionIsMeasured(t *testing.T) {
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
 	w.mounted(agent, pod)
-	agent.mu.Lock()
-	for name, v := range agent.volumes {
+	agent.volumes.mu.Lock()
+	for name, v := range agent.volumes.all {
 		if len(v.measured.began) > 0 {
 			t.Errorf("volume %s rests, and something is being measured: %v", name, v.measured.began)
 		}
 	}
-	agent.mu.Unlock()
+	agent.volumes.mu.Unlock()
 	name := "storage_operation_duration_seconds{migrated=false,operation_name=volume_fs_resize,status=success,volume_plugin=kubernetes.io/csi:" + w.driverName() + "}"
 	if got := samples(t, registry)[name]; got != 1 {
 		t.Errorf("%s is %v, want 1", name, got)
@@ -332,7 +332,7 @@ func BenchmarkCensus(b *testing.B) {
 	b.Cleanup(func() { must(b, agent.close()) })
 	for n := range 1000 {
 		name := strconv.Itoa(n)
-		v := agent.volumeNamed(name, "d", name)
+		v := agent.volumes.volumeNamed(name, "d", name)
 		p := v.publication(nodevolume.PublishKey{PodUID: name, SpecName: name})
 		p.want = &want{pod: podIdentity{Namespace: "default"}, claim: claimRef{name: name}}
 		p.Phase = nodevolume.Confirmed

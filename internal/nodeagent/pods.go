@@ -1,22 +1,88 @@
 package nodeagent
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/workqueue"
 
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// pod is one pod of the node. All fields are under Agent.mu.
+// podManager owns what has been said of the pods of the node, and what they want. It calls its handlers without its lock.
+type podManager struct {
+	config Config
+	client kubernetes.Interface
+	log    logr.Logger
+	events record.EventRecorder
+	// sure says that the records are known to be this node's: see recordOwner.
+	sure func() bool
+	on   podHandlers
+	// queue holds the pods to look up.
+	queue workqueue.TypedRateLimitingInterface[types.UID]
+	beat  beat
+
+	mu sync.Mutex
+	// Under mu:
+	known map[types.UID]*pod
+	// allSaid: the pods' owner has said all it knows. synced: and that is believed.
+	allSaid, synced bool
+	// followed: the pods of the API are known, and of all others the runtime is asked.
+	followed bool
+}
+
+// podHandlers are told what comes of pods.
+type podHandlers struct {
+	// wanted: the pod wants these volumes.
+	wanted func(types.UID, []*want)
+	// released: the pod is not wanted any more, and has something of these volumes.
+	released func(types.UID, []string)
+	// changed: something else is known of the pods of these volumes.
+	changed func([]string)
+	// grows says whether a wanted volume may grow, and readSize looks whether it has.
+	grows    func(*want) bool
+	readSize func(context.Context, *want) error
+}
+
+func newPodManager(config Config, client kubernetes.Interface, events record.EventRecorder, beat beat, sure func() bool, on podHandlers) *podManager {
+	return &podManager{
+		config: config, client: client, log: config.Logger, events: events, sure: sure, on: on, beat: beat,
+		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](lookUpFirst, lookUpMax)),
+		known: map[types.UID]*pod{},
+	}
+}
+
+// run looks pods up until the queue is shut down.
+func (m *podManager) run(ctx context.Context) {
+	serve(m.queue, func(uid types.UID) {
+		switch err := m.lookUp(ctx, uid); {
+		case err == nil:
+			m.queue.Forget(uid)
+		case ctx.Err() == nil:
+			m.log.V(1).Info("Volumes of pod not known yet", "pod", uid, "err", err)
+			m.queue.AddRateLimited(uid)
+		}
+	})
+}
+
+// wakeAll has every pod looked up.
+func (m *podManager) wakeAll() {
+	for _, uid := range m.uids() {
+		m.queue.Add(uid)
+	}
+}
+
+// pod is one pod of the node. All fields are under podManager.mu.
 type pod struct {
 	// object is nil if the pod is known from records alone.
 	object  *corev1.Pod
@@ -55,105 +121,136 @@ func (p *pod) notify() {
 	p.changed = make(chan struct{})
 }
 
-// podState is what has been said of a pod. The caller holds mu.
-func (a *Agent) podState(uid types.UID) nodevolume.PodState {
-	p := a.pods[uid]
+// names are the volumes that have an entry for the pod. The caller holds mu.
+func (p *pod) names() []string { return slices.Collect(maps.Keys(p.volumes)) }
+
+// state is what has been said of a pod.
+func (m *podManager) state(uid types.UID) nodevolume.PodState {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.known[uid]
 	if p == nil {
 		return nodevolume.PodState{Removed: true}
 	}
 	return nodevolume.PodState{
-		Set: p.object != nil, Removed: p.removed, Ending: p.ending != nil, Resolved: p.resolved, AllSet: a.podsSynced,
+		Set: p.object != nil, Removed: p.removed, Ending: p.ending != nil, Resolved: p.resolved, AllSet: m.synced,
 		Deleting: p.object != nil && p.object.DeletionTimestamp != nil,
 	}
 }
 
-// SetPod says that the pod's volumes shall be mounted.
-func (a *Agent) SetPod(object *corev1.Pod) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	p := a.pods[object.UID]
+// look is a pod as it is now. Its lists must not be changed; its channel is closed at the next change. It reports false
+// for a pod that is not known.
+func (m *podManager) look(uid types.UID) (pod, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.known[uid]
+	if p == nil {
+		return pod{}, false
+	}
+	now := *p
+	now.volumes = maps.Clone(p.volumes)
+	return now, true
+}
+
+// notify wakes who waits for a pod.
+func (m *podManager) notify(uid types.UID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if p := m.known[uid]; p != nil {
+		p.notify()
+	}
+}
+
+// set says that the pod's volumes shall be mounted.
+func (m *podManager) set(object *corev1.Pod) {
+	m.mu.Lock()
+	p := m.known[object.UID]
 	if p == nil {
 		p = newPod()
-		a.pods[object.UID] = p
+		m.known[object.UID] = p
 	}
 	if p.removed {
+		m.mu.Unlock()
 		return
 	}
-	a.setEnding(object.UID, nil)
+	changed := p.ending != nil
+	p.ending = nil
 	first := p.object == nil
 	edited := !first && wasEdited(p.object, object)
 	more := !first && !sameVolumes(p.object, object)
 	leaves := !first && p.object.DeletionTimestamp == nil && object.DeletionTimestamp != nil
 	p.object = object
 	if leaves { // what is not mounted by now will not be
-		a.wakeVolumes(p)
+		changed = true
 		p.notify()
 	}
 	// What a pod says of its volumes cannot change otherwise. Its status can, also because a
 	// mount fails; were that to cut a back-off short, a failure would feed itself.
 	if first || more {
 		p.stale = more
-		a.podQueue.Add(object.UID)
+		m.queue.Add(object.UID)
 	}
 	if edited {
 		p.syncAt = time.Time{} // as kubelet, which syncs a pod that was changed
-		a.podQueue.Add(object.UID)
+		m.queue.Add(object.UID)
+	}
+	names := p.names()
+	m.mu.Unlock()
+	if changed {
+		m.on.changed(names)
 	}
 }
 
-// RemovePod says that the pod's containers have ended.
-func (a *Agent) RemovePod(uid types.UID) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	p := a.pods[uid]
-	if p == nil || p.removed {
-		return
+// remove says that the pod's containers have ended.
+func (m *podManager) remove(uids ...types.UID) {
+	for _, uid := range uids {
+		m.mu.Lock()
+		p := m.known[uid]
+		if p == nil || p.removed {
+			m.mu.Unlock()
+			continue
+		}
+		p.removed = true
+		p.notify()
+		if len(p.volumes) == 0 {
+			delete(m.known, uid)
+		}
+		names := p.names()
+		m.mu.Unlock()
+		m.on.released(uid, names)
 	}
-	p.removed = true
-	a.release(uid, p)
 }
 
 // errNotAsked is why a pod may run while the runtime has not answered.
 var errNotAsked = errors.New("the runtime has not been asked yet")
 
-// PodEnding says that the pod is over by its object, and why its containers may run all the same. It reports whether
+// ending says that the pod is over by its object, and why its containers may run all the same. It reports whether
 // the pod has anything here.
-func (a *Agent) PodEnding(uid types.UID, why error) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	p := a.pods[uid]
+func (m *podManager) ending(uid types.UID, why error) bool {
+	m.mu.Lock()
+	p := m.known[uid]
 	if p == nil || p.removed {
+		m.mu.Unlock()
 		return false
 	}
-	if p.ending == nil || !errors.Is(why, errNotAsked) {
-		a.setEnding(uid, why)
+	news := p.ending == nil
+	if news || !errors.Is(why, errNotAsked) {
+		p.ending = why
+	}
+	names := p.names()
+	m.mu.Unlock()
+	if news {
+		m.on.changed(names)
 	}
 	return true
 }
 
-// setEnding notes whether the pod is over by its object. The caller holds mu.
-func (a *Agent) setEnding(uid types.UID, why error) {
-	p := a.pods[uid]
-	news := (p.ending == nil) != (why == nil)
-	p.ending = why
-	if news {
-		a.wakeVolumes(p)
-	}
-}
-
-// wakeVolumes has the volumes of a pod looked at. The caller holds mu.
-func (a *Agent) wakeVolumes(p *pod) {
-	for name := range p.volumes {
-		a.wake(name)
-	}
-}
-
-// silentPods are those that are known from records alone.
-func (a *Agent) silentPods() []types.UID {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+// silent are the pods that are known from records alone.
+func (m *podManager) silent() []types.UID {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	var silent []types.UID
-	for uid, p := range a.pods {
+	for uid, p := range m.known {
 		if p.object == nil && !p.removed {
 			silent = append(silent, uid)
 		}
@@ -161,280 +258,153 @@ func (a *Agent) silentPods() []types.UID {
 	return silent
 }
 
-// release has the volumes of a pod that is not wanted any more looked at. The caller holds mu.
-func (a *Agent) release(uid types.UID, p *pod) {
-	p.notify()
-	if len(p.volumes) == 0 {
-		delete(a.pods, uid)
-	}
-	for name := range p.volumes {
-		if v := a.volumes[name]; v != nil {
-			for _, its := range v.pods {
-				if its.Key.PodUID == string(uid) {
-					its.Failure = nodevolume.Failure{} // that of the way in is none of the way back
-				}
-			}
-		}
-		a.wake(name)
-	}
-}
-
-// PodsSynced says that every pod of the owner has been set. It counts once the records are known to
+// allSet says that every pod of the owner has been set. It counts once the records are known to
 // be this node's: pods of another cluster say nothing about them.
-func (a *Agent) PodsSynced() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.podsSaid = true
-	a.endSilent()
+func (m *podManager) allSet() {
+	m.mu.Lock()
+	m.allSaid = true
+	m.mu.Unlock()
+	m.endSilent()
 }
 
 // endSilent takes down what belongs to pods of which their owner has not spoken, if it has
-// said all it knows. The caller holds mu.
-func (a *Agent) endSilent() {
-	if !a.podsSaid || !a.owner.isSure() {
+// said all it knows.
+func (m *podManager) endSilent() {
+	m.mu.Lock()
+	m.synced = m.allSaid && m.sure()
+	synced := m.synced
+	m.mu.Unlock()
+	if !synced {
 		return
 	}
-	a.podsSynced = true
-	for uid, p := range a.pods {
-		if p.object == nil {
-			a.log.Info("Pod is known from records alone; its volumes are taken down", "pod", uid)
-			p.removed = true
-			a.release(uid, p)
-		}
+	silent := m.silent()
+	for _, uid := range silent {
+		m.log.Info("Pod is known from records alone; its volumes are taken down", "pod", uid)
 	}
+	m.remove(silent...)
 }
 
-// Pods returns the UIDs of all known pods.
-func (a *Agent) Pods() []types.UID {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	uids := make([]types.UID, 0, len(a.pods))
-	for uid := range a.pods {
-		uids = append(uids, uid)
-	}
-	return uids
+// uids are those of all known pods.
+func (m *podManager) uids() []types.UID {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Keys(m.known))
 }
 
-// leave notes that a volume has nothing for the pod any more. The caller holds mu.
-func (a *Agent) leave(uid types.UID, volume string) {
-	p := a.pods[uid]
+// recorded notes that there is a record of a volume for the pod.
+func (m *podManager) recorded(uid types.UID, volume string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.known[uid] == nil {
+		m.known[uid] = newPod()
+	}
+	m.known[uid].volumes[volume] = true
+}
+
+// join notes that a volume has an entry for the pod. It reports false if the pod is not wanted any more.
+func (m *podManager) join(uid types.UID, volume string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.known[uid]
+	if p == nil || p.removed {
+		return false
+	}
+	p.volumes[volume] = true
+	return true
+}
+
+// leave notes that a volume has nothing for the pod any more.
+func (m *podManager) leave(uid types.UID, volume string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.known[uid]
 	if p == nil {
 		return
 	}
 	delete(p.volumes, volume)
 	p.notify()
 	if len(p.volumes) == 0 && p.removed {
-		delete(a.pods, uid)
+		delete(m.known, uid)
 	}
 }
 
-// join notes that a volume has an entry for the pod. The caller holds mu.
-func (a *Agent) join(uid types.UID, volume string) {
-	p := a.pods[uid]
-	if p == nil {
-		p = newPod()
-		a.pods[uid] = p
-	}
-	p.volumes[volume] = true
-}
-
-// lookUp learns which CSI volumes a pod wants, and gives them to the volumes.
-func (a *Agent) lookUp(ctx context.Context, uid types.UID) error {
-	a.mu.Lock()
-	p := a.pods[uid]
-	if p == nil || p.object == nil || p.removed || p.resolved && !p.stale {
-		a.mu.Unlock()
-		a.resync(ctx, uid)
+// lookUp learns which CSI volumes a pod wants, and has them known.
+func (m *podManager) lookUp(ctx context.Context, uid types.UID) error {
+	p, known := m.look(uid)
+	m.resync(ctx, uid) // those that are known may grow, whatever becomes of the others
+	if !known || p.object == nil || p.removed || p.resolved && !p.stale {
 		return nil
 	}
-	object, known := p.object, p.wants
-	a.mu.Unlock()
-	a.resync(ctx, uid) // those that are known may grow, whatever becomes of the others
-
-	found, err := a.wantsOf(ctx, object, known)
-
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if p.removed {
+	found, err := m.wantsOf(ctx, p.object, p.wants)
+	if !m.found(uid, found, err) {
 		return nil
-	}
-	p.problem = err
-	if refusal, ok := errors.AsType[*RefusedError](err); ok {
-		a.tellPod(object, refusal.Error())
-		p.refused, err = refusal, nil
 	}
 	// A claim that cannot be read holds up no other volume of the pod, which may be running.
-	a.addFound(uid, p, found)
-	if err != nil {
-		a.tellPodOnce(p, err)
+	m.on.wanted(uid, found.wants)
+	if _, refused := errors.AsType[*RefusedError](err); err != nil && !refused {
 		return err
 	}
-	p.resolved, p.stale, p.problemSince = true, !sameVolumes(object, p.object), time.Time{}
-	a.wakeVolumes(p) // those that are known from records and turned out not to be wanted
-	a.syncLater(uid, p)
-	p.notify()
+	m.resolved(uid, p.object)
 	return nil
 }
 
-// addFound gives what was found to the volumes. The caller holds mu.
-func (a *Agent) addFound(uid types.UID, p *pod, found found) {
+// found takes in what was read of a pod's volumes. It reports false if the pod is not wanted any more.
+func (m *podManager) found(uid types.UID, found found, err error) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.known[uid]
+	if p == nil || p.removed {
+		return false
+	}
+	p.problem = err
 	p.wants = append(p.wants, found.wants...)
-	a.tellOthers(p, found.others)
-	for _, w := range found.wants {
-		v := a.volumeNamed(w.name(), w.driver, w.handle)
-		v.life.Inline = w.inline
-		v.publication(w.key()).want = w
-		a.wantSize(v, w)
-		a.join(uid, v.name)
-		a.wake(v.name)
+	m.tellOthers(p, found.others)
+	if refusal, ok := errors.AsType[*RefusedError](err); ok {
+		m.tell(p.object, refusal.Error())
+		p.refused = refusal
+	} else if err != nil {
+		m.tellOnce(p, err)
 	}
+	return true
 }
 
-// WaitMounted blocks until the pod's volumes are published.
-func (a *Agent) WaitMounted(ctx context.Context, uid types.UID) ([]Mount, error) {
-	for {
-		state := a.mounted(uid)
-		if state.changed == nil {
-			return state.mounts, state.err
-		}
-		select {
-		case <-state.changed:
-		case <-ctx.Done():
-			// What it waits for says more than that time is up.
-			if state = a.mounted(uid); state.changed == nil {
-				return state.mounts, state.err
-			}
-			return nil, waitError(context.Cause(ctx), uid, state.waits)
-		}
-	}
-}
-
-// mountState is where the volumes of a pod are. While something is missing, changed is closed at the next change, and
-// waits says what is missing.
-type mountState struct {
-	mounts  []Mount
-	err     error
-	changed <-chan struct{}
-	waits   []*VolumeWait
-}
-
-func (a *Agent) mounted(uid types.UID) mountState {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	p := a.pods[uid]
-	switch {
-	case p == nil, p.removed:
-		return mountState{err: fmt.Errorf("wait for the volumes of pod %s: %w", uid, ErrPodNotWanted)}
-	case p.refused != nil:
-		return mountState{err: p.refused}
-	case !p.resolved, p.stale:
-		return mountState{changed: p.changed, waits: p.lookedUp()}
-	}
-	var mounts []Mount
-	var waits []*VolumeWait
-	for _, w := range p.wants {
-		publication, v := a.publicationOf(w)
-		if publication != nil && v.isReady(publication) {
-			mounts = append(mounts, Mount{
-				VolumeName: w.volume, Path: a.root.Path(publication.Record.Path), Block: w.block, ReadOnly: w.readOnly,
-				SELinuxLabel: publication.Record.SELinuxLabel,
-				Driver:       w.driver, VolumeHandle: w.handle, FSType: w.fsType, MountOptions: slices.Clone(w.mountOptions),
-				VolumeContext: maps.Clone(w.attributes), PublishContext: maps.Clone(publication.publishContext),
-				SupplementalGroup: w.group,
-			})
-			continue
-		}
-		waits = append(waits, a.volumeWait(w, v, publication, a.waitsFor(w, v, publication).Error()))
-	}
-	for _, o := range p.others {
-		mounts = append(mounts, o.mount())
-	}
-	if len(waits) == 0 {
-		return mountState{mounts: mounts}
-	}
-	if err := a.tooLate(p, waits); err != nil {
-		return mountState{err: err}
-	}
-	return mountState{changed: p.changed, waits: waits}
-}
-
-// publicationOf finds the entry that a want led to. The caller holds mu.
-func (a *Agent) publicationOf(w *want) (*publication, *volume) {
-	v := a.volumes[w.name()]
-	if v == nil {
-		return nil, nil
-	}
-	i := slices.IndexFunc(v.pods, func(p *publication) bool { return p.Key == w.key() })
-	if i < 0 {
-		return nil, v
-	}
-	return v.pods[i], v
-}
-
-// waitsFor says in which hop a volume waits, since when, and what went wrong last.
-func (a *Agent) waitsFor(w *want, v *volume, p *publication) error {
-	state, now := "", time.Now()
-	switch {
-	case p != nil && p.groupChange != nil:
-		state = explain.GroupChange(int64(p.groupChange.GID), p.groupChange.Seen.Load())
-	case v != nil && v.asked != nil:
-		state = a.call(v).AsOf(now)
-	case v != nil:
-		state = explain.NodeReason("")
-		if hold, ok := v.holds[w.key()]; ok {
-			why := cmp.Or(a.labelWords(v, w.key(), hold.reason), explain.NodeReason(hold.reason))
-			state = explain.NodeHold{Reason: hold.reason, Since: hold.since, Why: why}.AsOf(now)
-		}
-	}
-	words := explain.NodeVolume(w.volume, w.specName, state)
-	if p != nil && p.problem != nil {
-		return fmt.Errorf("%s; last failure: %w", words, p.problem)
-	}
-	return errors.New(words)
-}
-
-// WaitUnmounted blocks until nothing of the pod is published.
-func (a *Agent) WaitUnmounted(ctx context.Context, uid types.UID) error {
-	for {
-		changed, published := a.published(uid)
-		if len(published) == 0 {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return stillPublished(ctx, uid, published)
-		}
-	}
-}
-
-// published lists what may be published for a pod.
-func (a *Agent) published(uid types.UID) (<-chan struct{}, []*VolumeWait) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	p := a.pods[uid]
+// resolved notes that all that the pod wanted, as it was then, is known.
+func (m *podManager) resolved(uid types.UID, as *corev1.Pod) {
+	m.mu.Lock()
+	p := m.known[uid]
 	if p == nil {
-		return nil, nil
+		m.mu.Unlock()
+		return
 	}
-	var published []*VolumeWait
-	for name := range p.volumes {
-		v := a.volumes[name]
-		if v == nil {
-			continue
-		}
-		for _, entry := range v.pods {
-			if entry.Key.PodUID == string(uid) && entry.Phase != nodevolume.Absent {
-				hold := v.holds[entry.Key]
-				why := a.whyOf(v, nodevolume.Hold{Key: entry.Key, Reason: hold.reason})
-				if v.asked != nil {
-					why = a.call(v).Unanswered()
-				}
-				published = append(published, &VolumeWait{
-					Volume: entry.Record.Pod.Volume, Reason: hold.reason, Since: hold.since, Err: entry.problem,
-					text: v.specName() + " (" + why + ")",
-				})
-			}
-		}
+	p.resolved, p.stale, p.problemSince = true, !sameVolumes(as, p.object), time.Time{}
+	m.syncLater(uid, p)
+	p.notify()
+	names := p.names()
+	m.mu.Unlock()
+	m.on.changed(names) // also those that are known from records and turned out not to be wanted
+}
+
+// tell sends an event about a pod as a whole.
+func (m *podManager) tell(pod *corev1.Pod, cause string) {
+	m.events.Event(pod, corev1.EventTypeWarning, explain.FailedMount, explain.MountsFailed(cause))
+}
+
+// defaultPatience is how long a claim may be unreadable before its pod is told. The
+// Node authorizer learns of a new pod with a delay.
+const defaultPatience = 5 * time.Second
+
+// tellOnce tells a pod that its claims cannot be read, once it has lasted and
+// when the problem is another one. The caller holds mu.
+func (m *podManager) tellOnce(p *pod, err error) {
+	now := time.Now()
+	if p.problemSince.IsZero() {
+		p.problemSince = now
 	}
-	return p.changed, published
+	if now.Sub(p.problemSince) < m.config.patience {
+		return
+	}
+	text := explain.NodeHold{Reason: ClaimNotReady, Since: p.problemSince, Why: m.config.withRemedy(err).Error()}.Waits()
+	if p.told.news(text, now) {
+		m.tell(p.object, text)
+	}
 }

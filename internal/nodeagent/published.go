@@ -10,9 +10,9 @@ import (
 // with nothing mounted there writes to the node's own disk, and nobody notices before the data is
 // missed (csi-driver-nfs#762). What is staged cannot be looked for: drivers may
 // keep that in their books alone.
-func (a *Agent) checkPublished(r nodevolume.Record) error {
-	placed, err := a.root.Placed(r.Path, r.Block)
-	target := a.root.Path(r.Path)
+func (m *volumeManager) checkPublished(r nodevolume.Record) error {
+	placed, err := m.root.Placed(r.Path, r.Block)
+	target := m.root.Path(r.Path)
 	switch {
 	case err != nil:
 		return fmt.Errorf("look whether volume %s is at its target: %w", r.Handle, err)
@@ -20,14 +20,14 @@ func (a *Agent) checkPublished(r nodevolume.Record) error {
 		return nil
 	case r.Block:
 		return fmt.Errorf("driver %s answered OK to NodePublishVolume of volume %s, but there is no block device at %s; %s",
-			r.Driver, r.Handle, target, a.outOfSight())
+			r.Driver, r.Handle, target, m.outOfSight())
 	default:
 		return fmt.Errorf("driver %s answered OK to NodePublishVolume of volume %s, but nothing is mounted at %s; %s",
-			r.Driver, r.Handle, target, a.outOfSight())
+			r.Driver, r.Handle, target, m.outOfSight())
 	}
 }
 
 // outOfSight is what to look at when a driver's work is not to be seen.
-func (a *Agent) outOfSight() string {
-	return fmt.Sprintf("if the driver runs in a container, it must have %s with mountPropagation Bidirectional, and this agent must see the mounts", a.root.Path("."))
+func (m *volumeManager) outOfSight() string {
+	return fmt.Sprintf("if the driver runs in a container, it must have %s with mountPropagation Bidirectional, and this agent must see the mounts", m.root.Path("."))
 }

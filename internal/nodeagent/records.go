@@ -48,12 +48,12 @@ func publishRecordName(volume string, key nodevolume.PublishKey) string {
 	return hash(volume) + "." + hash(key.PodUID + "\x00" + key.SpecName)[:32] + ".publish.json"
 }
 
-func (a *Agent) saveRecord(name string, record nodevolume.Record, must mount.Durability) error {
+func (m *volumeManager) saveRecord(name string, record nodevolume.Record, must mount.Durability) error {
 	raw, err := record.Encode()
 	if err != nil {
 		return err
 	}
-	if err := a.config.writeRecord(a.root, recordPath(name), raw, must); err != nil {
+	if err := m.config.writeRecord(m.root, recordPath(name), raw, must); err != nil {
 		return fmt.Errorf("record the %s of volume %s: %w", record.Kind, record.Handle, err)
 	}
 	return nil
@@ -61,11 +61,11 @@ func (a *Agent) saveRecord(name string, record nodevolume.Record, must mount.Dur
 
 // rebuild learns from the records what may be staged and published here. It
 // needs no API and no driver.
-func (a *Agent) rebuild() error {
-	if err := a.root.MakeDirDurable(recordsDir); err != nil {
+func (m *volumeManager) rebuild() error {
+	if err := m.root.MakeDirDurable(recordsDir); err != nil {
 		return err
 	}
-	names, err := a.root.List(recordsDir)
+	names, err := m.root.List(recordsDir)
 	if err != nil {
 		return err
 	}
@@ -75,24 +75,24 @@ func (a *Agent) rebuild() error {
 		switch {
 		case mount.IsTemporary(name):
 			// Its writer died before it called the driver.
-			if err := a.root.Remove(recordPath(name)); err != nil {
+			if err := m.root.Remove(recordPath(name)); err != nil {
 				return err
 			}
 		case strings.HasSuffix(name, ".stage.json"), strings.HasSuffix(name, ".publish.json"):
-			record, err := a.readRecord(name)
+			record, err := m.readRecord(name)
 			if err != nil { // also of a bad block: the others are to be looked after
-				a.log.Error(err, "Record cannot be read", "record", name)
+				m.log.Error(err, "Record cannot be read", "record", name)
 				torn = append(torn, name)
 				continue
 			}
-			a.takeIn(record)
+			m.takeIn(record)
 		}
 	}
-	return a.account(torn)
+	return m.account(torn)
 }
 
-func (a *Agent) readRecord(name string) (nodevolume.Record, error) {
-	raw, err := a.root.ReadFile(recordPath(name))
+func (m *volumeManager) readRecord(name string) (nodevolume.Record, error) {
+	raw, err := m.root.ReadFile(recordPath(name))
 	if err != nil {
 		return nodevolume.Record{}, fmt.Errorf("read record %s: %w", name, err)
 	}
@@ -100,26 +100,26 @@ func (a *Agent) readRecord(name string) (nodevolume.Record, error) {
 }
 
 // takeIn adds what a record found at start-up speaks of.
-func (a *Agent) takeIn(record nodevolume.Record) {
+func (m *volumeManager) takeIn(record nodevolume.Record) {
 	mounted := nodevolume.Unknown
-	if on, err := a.placed(record); err == nil {
+	if on, err := m.placed(record); err == nil {
 		mounted = knowledge(on)
 	}
-	a.metrics.Found(true)
-	v := a.volumeNamed(uniqueName(record), record.Driver, record.Handle)
-	v.life.Found(record, a.config.BootID, mounted)
+	m.metrics.Found(true)
+	v := m.volumeNamed(uniqueName(record), record.Driver, record.Handle)
+	v.life.Found(record, m.config.BootID, mounted)
 	for _, p := range v.life.Pods {
 		v.publication(p.Key)
-		a.join(types.UID(p.Key.PodUID), v.name)
+		m.pods.recorded(types.UID(p.Key.PodUID), v.name)
 	}
-	a.log.Info("Found record", "kind", record.Kind, "volume", v.name, "pod", record.Pod.UID, "confirmed", record.Confirmed, "leaving", record.Leaving)
+	m.log.Info("Found record", "kind", record.Kind, "volume", v.name, "pod", record.Pod.UID, "confirmed", record.Confirmed, "leaving", record.Leaving)
 }
 
 // account goes through the files that are written for drivers beside the records. They tell
 // what torn records speak of, and where something is mounted though there is no record of it, as
 // by a kubelet that ran on this root before. What stays unaccounted for keeps its volume in use.
-func (a *Agent) account(torn []string) error {
-	found, err := a.findVolumeData()
+func (m *volumeManager) account(torn []string) error {
+	found, err := m.findVolumeData()
 	if err != nil {
 		return err
 	}
@@ -129,25 +129,25 @@ func (a *Agent) account(torn []string) error {
 		switch {
 		case i >= 0:
 			torn = slices.Delete(torn, i, i+1)
-			a.takeIn(record)
-		case !a.recorded(record) && a.mayBeMounted(record):
-			a.unaccounted[name] = struct{}{}
-			a.log.Info("The volume is mounted without a record, perhaps by a kubelet; it stays in use and staged",
-				"volume", uniqueName(record), "path", a.root.Path(record.Path), "remedy", "unmount it by hand, then restart the agent")
+			m.takeIn(record)
+		case !m.recorded(record) && m.mayBeMounted(record):
+			m.unaccounted[name] = struct{}{}
+			m.log.Info("The volume is mounted without a record, perhaps by a kubelet; it stays in use and staged",
+				"volume", uniqueName(record), "path", m.root.Path(record.Path), "remedy", "unmount it by hand, then restart the agent")
 		}
 	}
 	for _, name := range torn {
-		a.unaccounted[name] = struct{}{}
-		a.metrics.Found(false)
-		a.log.Info("Nobody knows how the volume is mounted that the record speaks of; it stays in use and staged",
-			"record", name, "remedy", "unmount what is left of it by hand, remove "+a.root.Path(recordPath(name))+", then restart the agent")
+		m.unaccounted[name] = struct{}{}
+		m.metrics.Found(false)
+		m.log.Info("Nobody knows how the volume is mounted that the record speaks of; it stays in use and staged",
+			"record", name, "remedy", "unmount what is left of it by hand, remove "+m.root.Path(recordPath(name))+", then restart the agent")
 	}
 	return nil
 }
 
 // recorded says that there is a record of what was found.
-func (a *Agent) recorded(found nodevolume.Record) bool {
-	v := a.volumes[uniqueName(found)]
+func (m *volumeManager) recorded(found nodevolume.Record) bool {
+	v := m.all[uniqueName(found)]
 	switch {
 	case v == nil:
 		return false
@@ -160,25 +160,25 @@ func (a *Agent) recorded(found nodevolume.Record) bool {
 }
 
 // mayBeMounted says whether something is where a record would have it, also if that cannot be told.
-func (a *Agent) mayBeMounted(r nodevolume.Record) bool {
-	placed, err := a.placed(r)
+func (m *volumeManager) mayBeMounted(r nodevolume.Record) bool {
+	placed, err := m.placed(r)
 	return placed || err != nil
 }
 
-func (a *Agent) placed(r nodevolume.Record) (bool, error) {
+func (m *volumeManager) placed(r nodevolume.Record) (bool, error) {
 	if r.Kind == nodevolume.PublishKind {
-		return a.root.Placed(r.Path, r.Block)
+		return m.root.Placed(r.Path, r.Block)
 	}
-	return a.root.Mounted(r.Path)
+	return m.root.Mounted(r.Path)
 }
 
 // isUnaccounted says that the volume may be mounted in a way that no record tells of. The caller holds mu.
-func (a *Agent) isUnaccounted(volume string) bool {
-	if len(a.unaccounted) == 0 {
+func (m *volumeManager) isUnaccounted(volume string) bool {
+	if len(m.unaccounted) == 0 {
 		return false
 	}
 	begin := hash(volume) + "."
-	for name := range a.unaccounted {
+	for name := range m.unaccounted {
 		if strings.HasPrefix(name, begin) {
 			return true
 		}
@@ -196,10 +196,10 @@ func recordName(r nodevolume.Record) string {
 
 // findVolumeData turns every vol_data.json below the root into the records that
 // may have been made with it. They hold as little as the way back needs.
-func (a *Agent) findVolumeData() ([]nodevolume.Record, error) {
+func (m *volumeManager) findVolumeData() ([]nodevolume.Record, error) {
 	var found []nodevolume.Record
 	add := func(dir string, record nodevolume.Record) {
-		data, err := readVolumeData(a.root, dir)
+		data, err := readVolumeData(m.root, dir)
 		if err != nil {
 			return
 		}
@@ -212,8 +212,8 @@ func (a *Agent) findVolumeData() ([]nodevolume.Record, error) {
 			found = append(found, record)
 		}
 	}
-	err := a.eachDir(csiDir, func(driver string) error {
-		return a.eachDir(path.Join(csiDir, driver), func(volume string) error {
+	err := m.eachDir(csiDir, func(driver string) error {
+		return m.eachDir(path.Join(csiDir, driver), func(volume string) error {
 			dir := path.Join(csiDir, driver, volume)
 			add(dir, nodevolume.Record{Kind: nodevolume.StageKind, Path: path.Join(dir, globalMount)})
 			return nil
@@ -222,11 +222,11 @@ func (a *Agent) findVolumeData() ([]nodevolume.Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = a.eachDir(blockDir, func(pv string) error {
+	err = m.eachDir(blockDir, func(pv string) error {
 		add(path.Join(blockDir, pv, "data"), nodevolume.Record{
 			Kind: nodevolume.StageKind, Block: true, SpecName: pv, Path: path.Join(blockDir, "staging", pv),
 		})
-		return a.eachDir(path.Join(blockDir, "publish", pv), func(uid string) error {
+		return m.eachDir(path.Join(blockDir, "publish", pv), func(uid string) error {
 			add(path.Join(blockDir, pv, "data"), nodevolume.Record{
 				Kind: nodevolume.PublishKind, Block: true, SpecName: pv, Path: path.Join(blockDir, "publish", pv, uid),
 				Pod: nodevolume.RecordPod{UID: uid},
@@ -237,8 +237,8 @@ func (a *Agent) findVolumeData() ([]nodevolume.Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = a.eachDir("pods", func(uid string) error {
-		return a.eachDir(podVolumesDir(uid), func(spec string) error {
+	err = m.eachDir("pods", func(uid string) error {
+		return m.eachDir(podVolumesDir(uid), func(spec string) error {
 			dir := path.Join(podVolumesDir(uid), spec)
 			add(dir, nodevolume.Record{Kind: nodevolume.PublishKind, Path: path.Join(dir, "mount"), Pod: nodevolume.RecordPod{UID: uid}})
 			return nil
@@ -247,8 +247,8 @@ func (a *Agent) findVolumeData() ([]nodevolume.Record, error) {
 	return found, err
 }
 
-func (a *Agent) eachDir(dir string, do func(name string) error) error {
-	names, err := a.root.List(dir)
+func (m *volumeManager) eachDir(dir string, do func(name string) error) error {
+	names, err := m.root.List(dir)
 	if err != nil {
 		return err
 	}
@@ -262,11 +262,11 @@ func (a *Agent) eachDir(dir string, do func(name string) error) error {
 
 // mountedByOther: something is mounted where kubelet would stage the volume,
 // though no record of ours speaks of it; a kubelet may have run on this root before.
-func (a *Agent) mountedByOther(name string) bool {
+func (m *volumeManager) mountedByOther(name string) bool {
 	driver, handle, ok := kube.ParseUniqueVolumeName(name)
 	if !ok || mount.Element(driver) != nil {
 		return true // not a CSI volume, not ours
 	}
-	mounted, err := a.root.Mounted(path.Join(csiDir, driver, hash(handle), globalMount))
+	mounted, err := m.root.Mounted(path.Join(csiDir, driver, hash(handle), globalMount))
 	return mounted || err != nil
 }

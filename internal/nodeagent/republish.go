@@ -22,18 +22,18 @@ func heardNow() nodevolume.Confirmation {
 // republish calls NodePublishVolume again for a running pod, with the secrets and
 // tokens of now. Record and target stay as they are whatever comes of it: the pod runs
 // on the mount (k/k#121271).
-func (a *Agent) republish(ctx context.Context, v *volume, step nodevolume.Republish) error {
-	begun, err := a.begin(v, step, nodevolume.Record{})
+func (m *volumeManager) republish(ctx context.Context, v *volume, step nodevolume.Republish) error {
+	begun, err := m.begin(v, step, nodevolume.Record{})
 	if err != nil {
 		return err
 	}
-	err = a.callAgain(ctx, v, a.entry(v, step.Key))
+	err = m.callAgain(ctx, v, m.entry(v, step.Key))
 	heard := nodevolume.Confirmation{}
 	if err == nil {
 		heard = heardNow()
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	v.life.End(begun, begun.After(reply(err)), heard)
 	if err != nil {
 		return fmt.Errorf("publish again for the running pod, which keeps the mount that it has: %w", err)
@@ -41,25 +41,25 @@ func (a *Agent) republish(ctx context.Context, v *volume, step nodevolume.Republ
 	return nil
 }
 
-func (a *Agent) callAgain(ctx context.Context, v *volume, p *publication) error {
-	c, err := a.callableFor(v, p.Key)
+func (m *volumeManager) callAgain(ctx context.Context, v *volume, p *publication) error {
+	c, err := m.callableFor(v, p.Key)
 	if err != nil {
 		return err
 	}
 	record := p.Record
 	c.label = record.SELinuxLabel
-	call, err := a.publishCall(ctx, c)
+	call, err := m.publishCall(ctx, c)
 	if err != nil {
 		return err
 	}
-	if err := a.stillAttached(ctx, v, c, c.asks()); err != nil {
+	if err := m.stillAttached(ctx, v, c, c.asks()); err != nil {
 		return err
 	}
-	err = a.askPublish(ctx, v, c, p.Key, call, record.Path)
-	a.log.V(1).Info("NodePublishVolume again", "volume", v.name, "pod", p.Key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
+	err = m.askPublish(ctx, v, c, p.Key, call, record.Path)
+	m.log.V(1).Info("NodePublishVolume again", "volume", v.name, "pod", p.Key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	if err != nil {
 		return err
 	}
 	// The driver may have put new files there, which the pod's fsGroup is to have as well.
-	return a.finishPublish(ctx, c, record)
+	return m.finishPublish(ctx, c, record)
 }

@@ -185,7 +185,7 @@ func TestARestartPublishesAgainOnce(t *testing.T) {
 	agent.SetPod(pod)
 	w.untilPublished(2)
 	w.until("the next one is due in a minute or more", func() bool {
-		_, decision := agent.decide(string(w.unique(handle)), time.Now())
+		_, decision := agent.volumes.decide(string(w.unique(handle)), time.Now())
 		return decision.Next == nil && time.Until(decision.RecheckAt) > 50*time.Second
 	})
 	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Publish data"}, w.driver.made()); diff != "" {
@@ -203,7 +203,7 @@ func TestWhoIsPublishedAgain(t *testing.T) {
 	w.mounted(agent, pod)
 	want := func(when string, want nodevolume.Step) {
 		t.Helper()
-		_, decision := agent.decide(name, time.Now().Add(time.Hour))
+		_, decision := agent.volumes.decide(name, time.Now().Add(time.Hour))
 		if diff := cmp.Diff(want, decision.Next); diff != "" {
 			t.Errorf("%s: next (-want +got):\n%s", when, diff)
 		}

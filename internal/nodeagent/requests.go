@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	volumehelpers "k8s.io/component-helpers/storage/volume"
 
 	"belay.dev/belay/internal/csi"
@@ -32,19 +33,19 @@ func (c callable) volume(stagingPath string) csi.NodeVolume {
 
 // publishCall is what NodePublishVolume is told of a volume, this time: secrets and
 // tokens are those of now.
-func (a *Agent) publishCall(ctx context.Context, c callable) (csi.NodeVolume, error) {
+func (m *volumeManager) publishCall(ctx context.Context, c callable) (csi.NodeVolume, error) {
 	w := c.want
-	secrets, err := a.secrets(ctx, w.podSecret)
+	secrets, err := m.secrets(ctx, w.podSecret)
 	if err != nil {
 		return csi.NodeVolume{}, err
 	}
 	staging := ""
 	if (c.has.Stage && !w.inline) || w.block { // a block volume's staging path is always sent
-		staging = a.root.Path(c.stagingPath)
+		staging = m.root.Path(c.stagingPath)
 	}
 	call := c.volume(staging)
 	call.Secrets, call.Context = secrets, c.volumeContext()
-	return call, a.addTokens(ctx, c, &call)
+	return call, m.addTokens(ctx, c, &call)
 }
 
 // asks: what the publish call says is asked of the API server, which may take long.
@@ -67,11 +68,11 @@ func (c callable) volumeContext() map[string]string {
 }
 
 // checkAffinity: the volume may be used on this node.
-func (a *Agent) checkAffinity(w *want) error {
+func (m *volumeManager) checkAffinity(w *want) error {
 	if w.affinity == nil {
 		return nil
 	}
-	labels, known := a.status.labelled()
+	labels, known := m.status.labelled()
 	if !known { // a Node may have none
 		return errors.New("the labels of this node are not known yet")
 	}
@@ -95,19 +96,37 @@ func (e *affinityError) Error() string {
 func (e *affinityError) Unwrap() error { return e.err }
 
 // finishPublish does what is left after the driver published the volume.
-func (a *Agent) finishPublish(ctx context.Context, c callable, r nodevolume.Record) error {
+func (m *volumeManager) finishPublish(ctx context.Context, c callable, r nodevolume.Record) error {
 	switch {
 	case c.want.block:
-		if err := a.linkDevice(r); err != nil {
+		if err := m.linkDevice(r); err != nil {
 			return err
 		}
 		if !r.Confirmed { // the pod has had it otherwise
-			a.tellMapped(c.want)
+			m.tellMapped(c.want)
 		}
 		return nil
 	case c.groupByAgent():
-		return a.giveToGroup(ctx, c, r)
+		return m.giveToGroup(ctx, c, r)
 	default:
 		return nil
 	}
+}
+
+// secrets reads what a volume's secret reference names.
+func (m *volumeManager) secrets(ctx context.Context, ref *corev1.SecretReference) (map[string]string, error) {
+	out := map[string]string{}
+	if ref == nil {
+		return out, nil
+	}
+	ctx, cancel := context.WithTimeout(silent(ctx), apiTimeout)
+	defer cancel()
+	secret, err := m.client.CoreV1().Secrets(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("read secret %s/%s: %w", ref.Namespace, ref.Name, err)
+	}
+	for name, value := range secret.Data {
+		out[name] = string(value)
+	}
+	return out, nil
 }

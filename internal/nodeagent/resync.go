@@ -21,69 +21,67 @@ func wasEdited(was, is *corev1.Pod) bool {
 
 // resync reads the claims of a pod again when it is time: a node may not watch
 // them, and this is how it learns that a volume grew under a running pod.
-func (a *Agent) resync(ctx context.Context, uid types.UID) {
-	a.mu.Lock()
-	p := a.pods[uid]
+func (m *podManager) resync(ctx context.Context, uid types.UID) {
+	m.mu.Lock()
+	p := m.known[uid]
 	if p == nil || p.removed || len(p.wants) == 0 && !p.resolved {
-		a.mu.Unlock()
+		m.mu.Unlock()
 		return
 	}
 	if left := time.Until(p.syncAt); left > 0 {
 		// The queue keeps one time per key, the earliest: what woke the pod now may
 		// have stood in the place of its resync.
-		a.podQueue.AddAfter(uid, left)
-		a.mu.Unlock()
+		m.queue.AddAfter(uid, left)
+		m.mu.Unlock()
 		return
 	}
-	a.syncLater(uid, p)
-	var due []*want
-	for _, w := range p.wants {
-		if a.grows(w) {
-			due = append(due, w)
+	m.syncLater(uid, p)
+	wants := p.wants
+	m.mu.Unlock()
+	for _, w := range wants {
+		if !m.on.grows(w) {
+			continue
 		}
-	}
-	a.mu.Unlock()
-	for _, w := range due {
-		if err := a.readSize(ctx, w); err != nil && ctx.Err() == nil {
-			a.log.V(1).Info("Size of claim not read", "claim", w.claim.name, "pod", uid, "err", err)
+		if err := m.on.readSize(ctx, w); err != nil && ctx.Err() == nil {
+			m.log.V(1).Info("Size of claim not read", "claim", w.claim.name, "pod", uid, "err", err)
 		}
 	}
 }
 
 // syncLater sets the time of the next resync. The caller holds mu.
-func (a *Agent) syncLater(uid types.UID, p *pod) {
-	pause := a.together(syncPause(a.config.SyncPeriod, rand.Float64()), a.config.SyncPeriod) //nolint:gosec // spreads reads
+func (m *podManager) syncLater(uid types.UID, p *pod) {
+	pause := m.beat.together(syncPause(m.config.SyncPeriod, rand.Float64()), m.config.SyncPeriod) //nolint:gosec // spreads reads
 	p.syncAt = time.Now().Add(pause)
-	a.podQueue.AddAfter(uid, pause)
+	m.queue.AddAfter(uid, pause)
 }
 
 // readSize reads a claim, and its volume if the claim names a size that is not here
 // yet. In this order: what the claim says of its volume has been true before.
-func (a *Agent) readSize(ctx context.Context, w *want) error {
-	claim, err := a.readClaim(ctx, w, "0") // from the API server's cache: a moment does not matter
+func (m *volumeManager) readSize(ctx context.Context, w *want) error {
+	claim, err := m.readClaim(ctx, w, "0") // from the API server's cache: a moment does not matter
 	if err != nil {
 		return err
 	}
 	size := claimSize(claim)
-	a.mu.Lock()
-	v := a.volumes[w.name()]
+	m.mu.Lock()
+	v := m.all[w.name()]
 	look := v != nil && v.life.Growth.Outgrown(size)
-	a.mu.Unlock()
+	m.mu.Unlock()
 	if !look {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	pv, err := a.client.CoreV1().PersistentVolumes().Get(ctx, w.specName, metav1.GetOptions{ResourceVersion: "0"})
+	pv, err := m.client.CoreV1().PersistentVolumes().Get(ctx, w.specName, metav1.GetOptions{ResourceVersion: "0"})
 	if err != nil {
 		return fmt.Errorf("read volume %s: %w", w.specName, err)
 	}
 	if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != claim.UID {
 		return fmt.Errorf("volume %s is bound to another claim", w.specName)
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	p, v := a.publicationOf(w)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p, v := m.publicationOf(w)
 	if p == nil {
 		return nil // the pod went meanwhile
 	}
@@ -91,19 +89,19 @@ func (a *Agent) readSize(ctx context.Context, w *want) error {
 	if p.Phase != nodevolume.Confirmed {
 		mounting = append(mounting, p.Key)
 	}
-	if a.learnSize(v, size, sizeOf(pv.Spec.Capacity), mounting...) {
-		a.volumeQueue.Add(v.name)
+	if m.learnSize(v, size, sizeOf(pv.Spec.Capacity), mounting...) {
+		m.queue.Add(v.name)
 	}
 	return nil
 }
 
 // grows says whether a pod's volume is one that may grow and be expanded here.
-// A driver that cannot do it on the node leaves nothing to look for. The caller holds mu.
-func (a *Agent) grows(w *want) bool {
+// A driver that cannot do it on the node leaves nothing to look for.
+func (m *volumeManager) grows(w *want) bool {
 	if w.claim.name == "" || w.readOnly {
 		return false
 	}
-	_, has := a.plugins.registered(w.driver)
+	_, has := m.plugins.registered(w.driver)
 	return has == nil || has.Expand
 }
 

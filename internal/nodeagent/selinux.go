@@ -115,10 +115,10 @@ func withLabel(options []string, label string) []string {
 }
 
 // labelWords is why a pod's volume waits, in kubelet's words, where labels are the reason. The caller holds mu.
-func (a *Agent) labelWords(v *volume, key nodevolume.PublishKey, reason nodevolume.Reason) string {
+func (m *volumeManager) labelWords(v *volume, key nodevolume.PublishKey, reason nodevolume.Reason) string {
 	switch reason {
 	case nodevolume.OtherSELinuxLabelWanted:
-		return explain.OtherLabelWanted(key.SpecName, v.mountedLabel(), a.plugins.rules(v.driver).label(v.publication(key).want))
+		return explain.OtherLabelWanted(key.SpecName, v.mountedLabel(), m.plugins.rules(v.driver).label(v.publication(key).want))
 	case nodevolume.OtherSELinuxLabelMounted:
 		return explain.OtherLabelMounted(v.name)
 	default:

@@ -32,12 +32,12 @@ func (p *publication) measurable() bool {
 }
 
 // planStats has a volume that was published looked at from now on. The caller holds mu.
-func (a *Agent) planStats(v *volume) {
-	if v.statsPlanned || a.config.StatsPeriod < 0 || !slices.ContainsFunc(v.pods, (*publication).measurable) {
+func (m *volumeManager) planStats(v *volume) {
+	if v.statsPlanned || m.config.StatsPeriod < 0 || !slices.ContainsFunc(v.pods, (*publication).measurable) {
 		return
 	}
 	v.statsPlanned = true
-	a.chores.AddAfter(chore{gatherStats, v.name}, a.together(upTo(a.config.StatsPeriod), a.config.StatsPeriod))
+	m.chores.AddAfter(chore{gatherStats, v.name}, m.beat.together(upTo(m.config.StatsPeriod), m.config.StatsPeriod))
 }
 
 // statsTarget is one publish to ask about.
@@ -47,17 +47,17 @@ type statsTarget struct {
 	path        string
 }
 
-func (a *Agent) statsTargets(name string) []statsTarget {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	v := a.volumes[name]
+func (m *volumeManager) statsTargets(name string) []statsTarget {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v := m.all[name]
 	if v == nil {
 		return nil
 	}
 	var targets []statsTarget
 	for _, p := range v.pods {
 		if p.measurable() {
-			targets = append(targets, statsTarget{volume: v, publication: p, path: a.root.Path(p.Record.Path)})
+			targets = append(targets, statsTarget{volume: v, publication: p, path: m.root.Path(p.Record.Path)})
 		}
 	}
 	v.statsPlanned = len(targets) > 0
@@ -66,46 +66,46 @@ func (a *Agent) statsTargets(name string) []statsTarget {
 
 // gatherStats asks about a volume, for one pod after the other, and again after one to two
 // periods, as kubelet does.
-func (a *Agent) gatherStats(ctx context.Context, name string) {
-	targets := a.statsTargets(name)
+func (m *volumeManager) gatherStats(ctx context.Context, name string) {
+	targets := m.statsTargets(name)
 	if len(targets) == 0 {
 		return
 	}
 	for _, target := range targets {
-		said, err := a.askStats(ctx, target)
+		said, err := m.askStats(ctx, target)
 		switch {
 		case err == nil, ctx.Err() != nil:
 		case isGone(target.volume.life.Inline, err):
-			a.neverMeasured(target, err)
+			m.neverMeasured(target, err)
 		default:
-			a.log.V(1).Info("Volume stats not known", "volume", name, "pod", target.publication.Key.PodUID, "err", err)
+			m.log.V(1).Info("Volume stats not known", "volume", name, "pod", target.publication.Key.PodUID, "err", err)
 		}
-		a.keepStats(target, said)
+		m.keepStats(target, said)
 	}
-	a.chores.AddAfter(chore{gatherStats, name}, a.together(a.config.StatsPeriod+upTo(a.config.StatsPeriod), a.config.StatsPeriod))
+	m.chores.AddAfter(chore{gatherStats, name}, m.beat.together(m.config.StatsPeriod+upTo(m.config.StatsPeriod), m.config.StatsPeriod))
 }
 
 // neverMeasured: nothing would come of asking again. Drivers may keep no path of a volume that they make with its publish.
-func (a *Agent) neverMeasured(target statsTarget, err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+func (m *volumeManager) neverMeasured(target statsTarget, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	target.publication.withoutStats = true
-	a.log.Info("Driver has no stats of an inline volume; it is asked again when it is back under its socket",
+	m.log.Info("Driver has no stats of an inline volume; it is asked again when it is back under its socket",
 		"volume", target.volume.name, "pod", target.publication.Key.PodUID, "err", err)
 }
 
 // askStats is nil for a driver that has no stats. There is no looking at the file system
 // instead: as with kubelet a driver that wants its volumes measured says so.
-func (a *Agent) askStats(ctx context.Context, target statsTarget) (*publishedStats, error) {
-	ctx, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
+func (m *volumeManager) askStats(ctx context.Context, target statsTarget) (*publishedStats, error) {
+	ctx, cancel := context.WithTimeout(ctx, m.config.RPCTimeout)
 	defer cancel()
-	client, has, err := a.plugins.capabilities(ctx, target.volume.driver)
+	client, has, err := m.plugins.capabilities(ctx, target.volume.driver)
 	if err != nil || !has.Stats {
 		return nil, err
 	}
 	began := time.Now()
 	said, err := client.VolumeStats(ctx, target.volume.handle, target.path, has)
-	a.metrics.Collected(target.volume.driver, time.Since(began))
+	m.metrics.Collected(target.volume.driver, time.Since(began))
 	if err != nil {
 		return nil, err
 	}
@@ -114,11 +114,11 @@ func (a *Agent) askStats(ctx context.Context, target statsTarget) (*publishedSta
 
 // keepStats takes in what the driver said; nil if it said nothing, and then nothing is
 // shown of the volume. A health that became bad, or bad in other words, is told to the pod.
-func (a *Agent) keepStats(target statsTarget, said *publishedStats) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+func (m *volumeManager) keepStats(target statsTarget, said *publishedStats) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	p := target.publication
-	if a.volumes[target.volume.name] != target.volume || !slices.Contains(target.volume.pods, p) || !p.measurable() {
+	if m.all[target.volume.name] != target.volume || !slices.Contains(target.volume.pods, p) || !p.measurable() {
 		return // it went, or goes, meanwhile
 	}
 	p.stats = said
@@ -130,22 +130,22 @@ func (a *Agent) keepStats(target statsTarget, said *publishedStats) {
 		problem = explain.Abnormal(p.want.volume, said.said.Condition.Message)
 	}
 	if problem != "" && problem != p.toldHealth {
-		a.events.Event(p.podOf(), corev1.EventTypeWarning, explain.VolumeConditionAbnormal, problem)
+		m.events.Event(p.podOf(), corev1.EventTypeWarning, explain.VolumeConditionAbnormal, problem)
 	}
 	p.toldHealth = problem
 }
 
-// VolumeStats is what the drivers said last of a pod's volumes, in kubelet's form.
-func (a *Agent) VolumeStats(uid types.UID) []stats.VolumeStats {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	owner := a.pods[uid]
-	if owner == nil {
+// stats is what the drivers said last of a pod's volumes, in kubelet's form.
+func (m *volumeManager) stats(uid types.UID) []stats.VolumeStats {
+	owner, known := m.pods.look(uid)
+	if !known {
 		return nil
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	var out []stats.VolumeStats
 	for _, w := range owner.wants {
-		if p, _ := a.publicationOf(w); p != nil && p.stats != nil {
+		if p, _ := m.publicationOf(w); p != nil && p.stats != nil {
 			out = append(out, p.stats.of(w))
 		}
 	}
@@ -186,11 +186,11 @@ func (s *publishedStats) of(w *want) stats.VolumeStats {
 
 // claimStats is the last word on each claim; of two pods that share one, one speaks for
 // it. The caller holds mu.
-func (a *Agent) claimStats() []telemetry.ClaimStats {
+func (m *volumeManager) claimStats() []telemetry.ClaimStats {
 	type claim struct{ namespace, name string }
 	seen := map[claim]bool{}
 	var out []telemetry.ClaimStats
-	for _, v := range a.volumes {
+	for _, v := range m.all {
 		for _, p := range v.pods {
 			if p.stats == nil || p.want == nil || p.want.claim.name == "" {
 				continue

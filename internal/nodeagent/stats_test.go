@@ -354,9 +354,9 @@ func TestADriverWithoutStatsIsNotAsked(t *testing.T) {
 	pod := w.pod("p", "data")
 	w.bringUp(agent, pod)
 	// What is planned for the volume is done, and finds nothing to ask.
-	agent.gatherStats(w.ctx, w.driverName())
+	agent.volumes.gatherStats(w.ctx, w.driverName())
 	name := string(w.unique("h-" + w.name + "-data"))
-	agent.gatherStats(w.ctx, name)
+	agent.volumes.gatherStats(w.ctx, name)
 	if n := w.driver.count("Stats data"); n != 0 || agent.VolumeStats(pod.UID) != nil {
 		t.Errorf("asked %d times", n)
 	}

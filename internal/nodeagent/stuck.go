@@ -13,23 +13,23 @@ import (
 
 // tellStuck says that a volume cannot be taken back from a pod. The pod may be gone, and with it who would read its events:
 // it is told on the claim and the Node as well. The caller holds mu.
-func (a *Agent) tellStuck(pod, claim *corev1.ObjectReference, text string) {
-	node := &corev1.ObjectReference{Kind: "Node", Name: a.config.NodeName, UID: types.UID(a.config.NodeName)} // as kubelet names it
+func (m *volumeManager) tellStuck(pod, claim *corev1.ObjectReference, text string) {
+	node := &corev1.ObjectReference{Kind: "Node", Name: m.config.NodeName, UID: types.UID(m.config.NodeName)} // as kubelet names it
 	for _, about := range []*corev1.ObjectReference{pod, claim, node} {
 		if about != nil && about.Name != "" { // a torn record does not tell
-			a.events.Event(about, corev1.EventTypeWarning, explain.FailedUnmount, text)
+			m.events.Event(about, corev1.EventTypeWarning, explain.FailedUnmount, text)
 		}
 	}
 }
 
 // tellStage says it of the stage. The caller holds mu.
-func (a *Agent) tellStage(v *volume, text string) {
+func (m *volumeManager) tellStage(v *volume, text string) {
 	if !v.unstageTold.news(text, time.Now()) {
 		return
 	}
 	staged := &publication{Publication: &nodevolume.Publication{Key: nodevolume.PublishKey{PodUID: v.life.Stage.Record.Pod.UID}, Place: v.life.Stage}}
-	a.tellStuck(staged.podOf(), staged.claimOf(), text)
-	a.log.Error(errors.New(text), "Volume stays in use", "volume", v.name)
+	m.tellStuck(staged.podOf(), staged.claimOf(), text)
+	m.log.Error(errors.New(text), "Volume stays in use", "volume", v.name)
 }
 
 // claimOf is the reference for events about the claim of a publication; nil if it has none, or none is known.

@@ -26,21 +26,21 @@ func subPathsDir(key nodevolume.PublishKey) string {
 	return filepath.Join("pods", key.PodUID, "volume-subpaths", key.SpecName)
 }
 
-// MountSubPath mounts a part of a volume that is mounted for the pod, and returns where.
-func (a *Agent) MountSubPath(uid types.UID, s SubPath) (string, error) {
+// mountSubPath mounts a part of a volume that is mounted for the pod, and returns where.
+func (m *volumeManager) mountSubPath(uid types.UID, s SubPath) (string, error) {
 	if err := mount.Element(s.Container); err != nil {
 		return "", refuse("container: %v", err)
 	}
-	p, err := a.publishedFor(uid, s.Volume)
+	p, err := m.publishedFor(uid, s.Volume)
 	if err != nil {
 		return "", fmt.Errorf("mount a subPath for container %s of pod %s: %w", s.Container, uid, err)
 	}
 	p.subPaths.Lock()
 	defer p.subPaths.Unlock()
-	a.mu.Lock()
-	owner, record, there := a.pods[uid], p.Record, p.Phase == nodevolume.Confirmed
-	wanted := owner != nil && !owner.removed
-	a.mu.Unlock()
+	m.mu.Lock()
+	record, there := p.Record, p.Phase == nodevolume.Confirmed
+	wanted := !m.pods.state(uid).Removed
+	m.mu.Unlock()
 	switch {
 	case !wanted:
 		return "", fmt.Errorf("mount a subPath for container %s of pod %s: %w", s.Container, uid, ErrPodNotWanted)
@@ -50,33 +50,33 @@ func (a *Agent) MountSubPath(uid types.UID, s SubPath) (string, error) {
 		return "", refuse("volume %q is a device and has no subPaths", s.Volume)
 	}
 	target := filepath.Join(subPathsDir(p.Key), s.Container, strconv.Itoa(s.MountIndex))
-	err = a.root.BindSubPath(mount.SubPath{Volume: record.Path, Target: target, Path: s.Path, ReadOnly: s.ReadOnly})
+	err = m.root.BindSubPath(mount.SubPath{Volume: record.Path, Target: target, Path: s.Path, ReadOnly: s.ReadOnly})
 	if err != nil {
 		return "", fmt.Errorf("failed to prepare subPath for volumeMount %q of container %q: %w", s.Volume, s.Container, err)
 	}
-	return a.root.Path(target), nil
+	return m.root.Path(target), nil
 }
 
 // publishedFor is a volume of a pod whose volumes are all mounted.
-func (a *Agent) publishedFor(uid types.UID, volume string) (*publication, error) {
-	state := a.mounted(uid)
+func (m *volumeManager) publishedFor(uid types.UID, volume string) (*publication, error) {
+	state := m.mounted(uid)
 	switch {
 	case state.err != nil:
 		return nil, state.err
 	case state.changed != nil:
 		return nil, waitError(errNotMounted, uid, state.waits)
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	owner := a.pods[uid]
-	if owner == nil {
+	owner, known := m.pods.look(uid)
+	if !known {
 		return nil, ErrPodNotWanted
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	i := slices.IndexFunc(owner.wants, func(w *want) bool { return w.volume == volume })
 	if i < 0 {
 		return nil, fmt.Errorf("volume %q is none that this agent mounts for the pod", volume)
 	}
-	p, _ := a.publicationOf(owner.wants[i])
+	p, _ := m.publicationOf(owner.wants[i])
 	if p == nil {
 		return nil, ErrPodNotWanted
 	}
@@ -85,12 +85,12 @@ func (a *Agent) publishedFor(uid types.UID, volume string) (*publication, error)
 
 // endSubPaths unmounts the parts of a volume before the volume itself: they would keep its file system in use. The
 // publish is not confirmed any more by then, so that none are mounted from here on.
-func (a *Agent) endSubPaths(p *publication) error {
+func (m *volumeManager) endSubPaths(p *publication) error {
 	p.subPaths.Lock()
 	defer p.subPaths.Unlock()
 	dir := subPathsDir(p.Key)
-	if err := a.root.UnbindSubPaths(dir); err != nil {
+	if err := m.root.UnbindSubPaths(dir); err != nil {
 		return err
 	}
-	return a.root.RemoveEmpty(filepath.Dir(dir))
+	return m.root.RemoveEmpty(filepath.Dir(dir))
 }

@@ -105,13 +105,13 @@ func TestAFullDiskDuringTheWayBackAndARestart(t *testing.T) {
 	close(dead)
 	second := w.pod("second", "data")
 	agent, _ := w.agent()
-	agent.mu.Lock()
-	for _, v := range agent.volumes {
+	agent.volumes.mu.Lock()
+	for _, v := range agent.volumes.all {
 		if !v.life.Stage.Record.Leaving || v.life.Stage.Record.Confirmed {
 			t.Errorf("the stage is taken for %s, and its unstage was under way: %+v", v.life.Stage.Phase, v.life.Stage.Record)
 		}
 	}
-	agent.mu.Unlock()
+	agent.volumes.mu.Unlock()
 	agent.SetPod(second)
 	agent.PodsSynced()
 	full(false)

@@ -95,17 +95,17 @@ func renewAt(reply *authenticationv1.TokenRequest, now time.Time) time.Time {
 }
 
 // tokensOf is the cache of a pod's tokens. It is forgotten with the pod.
-func (a *Agent) tokensOf(pod podIdentity) *tokenCache {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	owner := a.pods[pod.UID]
+func (m *podManager) tokensOf(pod podIdentity) *tokenCache {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	owner := m.known[pod.UID]
 	if owner != nil && owner.tokens != nil {
 		return owner.tokens
 	}
 	cache := &tokenCache{
-		log: a.log.WithValues("pod", pod.UID, "namespace", pod.Namespace, "serviceAccount", pod.ServiceAccount), held: map[tokenKey]heldToken{},
+		log: m.log.WithValues("pod", pod.UID, "namespace", pod.Namespace, "serviceAccount", pod.ServiceAccount), held: map[tokenKey]heldToken{},
 		ask: func(ctx context.Context, key tokenKey) (*authenticationv1.TokenRequest, error) {
-			return a.requestToken(ctx, pod, key)
+			return m.requestToken(ctx, pod, key)
 		},
 	}
 	if owner != nil {
@@ -115,7 +115,7 @@ func (a *Agent) tokensOf(pod podIdentity) *tokenCache {
 }
 
 // requestToken asks for a token that is good for as long as the pod lives.
-func (a *Agent) requestToken(ctx context.Context, pod podIdentity, key tokenKey) (*authenticationv1.TokenRequest, error) {
+func (m *podManager) requestToken(ctx context.Context, pod podIdentity, key tokenKey) (*authenticationv1.TokenRequest, error) {
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		Audiences:      []string{},
 		BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
@@ -128,7 +128,7 @@ func (a *Agent) requestToken(ctx context.Context, pod podIdentity, key tokenKey)
 	}
 	ctx, cancel := context.WithTimeout(silent(ctx), apiTimeout)
 	defer cancel()
-	reply, err := a.client.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.ServiceAccount, request, metav1.CreateOptions{})
+	reply, err := m.client.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.ServiceAccount, request, metav1.CreateOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("request a token of service account %s/%s for audience %q: %w", pod.Namespace, pod.ServiceAccount, key.audience, err)
 	}
@@ -137,11 +137,11 @@ func (a *Agent) requestToken(ctx context.Context, pod podIdentity, key tokenKey)
 
 // addTokens puts the tokens that a driver asks for into its publish call. Block
 // volumes have none, as with kubelet.
-func (a *Agent) addTokens(ctx context.Context, c callable, call *csi.NodeVolume) error {
+func (m *volumeManager) addTokens(ctx context.Context, c callable, call *csi.NodeVolume) error {
 	if len(c.rules.tokens) == 0 || c.want.block {
 		return nil
 	}
-	cache := a.tokensOf(c.want.pod)
+	cache := m.pods.tokensOf(c.want.pod)
 	byAudience := map[string]authenticationv1.TokenRequestStatus{}
 	for _, request := range c.rules.tokens {
 		status, err := cache.get(ctx, keyOf(request))

@@ -33,27 +33,27 @@ func (t *told) news(text string, now time.Time) bool {
 }
 
 // hinders notes why what the reasons wait for does not come about; nil: nothing is known to.
-func (a *Agent) hinders(err error, reasons ...nodevolume.Reason) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+func (m *volumeManager) hinders(err error, reasons ...nodevolume.Reason) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	for _, reason := range reasons {
 		if err == nil {
-			delete(a.trouble, reason)
+			delete(m.trouble, reason)
 			continue
 		}
-		a.trouble[reason] = err
+		m.trouble[reason] = err
 	}
 }
 
 // why is what a reason means, and what is known to be in the way. The caller holds mu.
-func (a *Agent) why(reason nodevolume.Reason) string {
-	if err := a.trouble[reason]; err != nil {
-		return explain.Hindered(reason, a.withRemedy(err).Error())
+func (m *volumeManager) why(reason nodevolume.Reason) string {
+	if err := m.trouble[reason]; err != nil {
+		return explain.Hindered(reason, m.withRemedy(err).Error())
 	}
 	return explain.NodeReason(reason)
 }
 
-func (a *Agent) withRemedy(err error) error { return a.config.withRemedy(err) }
+func (m *volumeManager) withRemedy(err error) error { return m.config.withRemedy(err) }
 
 // withRemedy adds what a person can do, where that is known.
 func (c *Config) withRemedy(err error) error {

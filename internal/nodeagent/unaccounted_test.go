@@ -45,9 +45,9 @@ func (w *world) damage(kinds ...string) {
 func (w *world) untilHeld(agent *Agent, handle string, reason nodevolume.Reason) {
 	w.Helper()
 	w.until("volume "+handle+" is held with "+string(reason), func() bool {
-		agent.mu.Lock()
-		defer agent.mu.Unlock()
-		v := agent.volumes[string(w.unique(handle))]
+		agent.volumes.mu.Lock()
+		defer agent.volumes.mu.Unlock()
+		v := agent.volumes.all[string(w.unique(handle))]
 		return v != nil && v.holds[nodevolume.PublishKey{}].reason == reason
 	})
 }
@@ -337,7 +337,7 @@ func TestWhatAnEarlierWriteMayMean(t *testing.T) {
 			stop()
 			agent, _ = w.agent()
 			name := string(w.unique(handle))
-			if got := agent.handshakes([]string{name})[name]; got != knowledge(test.want) {
+			if got := agent.volumes.handshakes([]string{name})[name]; got != knowledge(test.want) {
 				t.Errorf("kept at the start: %v, want %v", got, test.want)
 			}
 		})

@@ -21,53 +21,53 @@ type unanswered struct {
 }
 
 // ask calls a volume's driver. Until it answers, the call is named to who waits for the volume, and after a while by an event.
-func (a *Agent) ask(ctx context.Context, v *volume, u unanswered, call func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
+func (m *volumeManager) ask(ctx context.Context, v *volume, u unanswered, call func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, m.config.RPCTimeout)
 	defer cancel()
 	u.since = time.Now()
-	a.mu.Lock()
+	m.mu.Lock()
 	v.asked = &u
-	a.mu.Unlock()
-	slow := time.AfterFunc(a.config.longWait, func() { a.tellUnanswered(v, &u) })
+	m.mu.Unlock()
+	slow := time.AfterFunc(m.config.longWait, func() { m.tellUnanswered(v, &u) })
 	err := call(ctx)
 	slow.Stop()
-	a.mu.Lock()
+	m.mu.Lock()
 	v.asked = nil
-	a.mu.Unlock()
-	return csi.Unanswered(ctx, err, csi.NoAnswerError{Driver: v.driver, Call: u.method, Timeout: a.config.RPCTimeout})
+	m.mu.Unlock()
+	return csi.Unanswered(ctx, err, csi.NoAnswerError{Driver: v.driver, Call: u.method, Timeout: m.config.RPCTimeout})
 }
 
 // call is what is said about it.
-func (a *Agent) call(v *volume) explain.NodeCall {
-	return explain.NodeCall{Driver: v.driver, Method: v.asked.method, Since: v.asked.since, Timeout: a.config.RPCTimeout}
+func (m *volumeManager) call(v *volume) explain.NodeCall {
+	return explain.NodeCall{Driver: v.driver, Method: v.asked.method, Since: v.asked.since, Timeout: m.config.RPCTimeout}
 }
 
 // tellUnanswered tells all that wait for a call that it has no answer yet.
-func (a *Agent) tellUnanswered(v *volume, u *unanswered) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+func (m *volumeManager) tellUnanswered(v *volume, u *unanswered) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if v.asked != u {
 		return
 	}
-	ends := a.call(v).GivenUp()
+	ends := m.call(v).GivenUp()
 	pending := explain.NodeStep{Step: u.step, Block: v.life.Stage.Record.Block, Volume: v.specName(), Verb: explain.NotEnded}
 	switch u.step {
 	case stepUnstage:
-		a.tellStage(v, pending.StaysInUse(a.config.NodeName, ends))
+		m.tellStage(v, pending.StaysInUse(m.config.NodeName, ends))
 		return
 	case stepUnpublish:
 		p := v.publication(u.key)
 		pending.Block, pending.Volume = p.Record.Block, p.Key.SpecName
-		a.tellStuck(p.podOf(), p.claimOf(), pending.StaysInUse(a.config.NodeName, ends))
+		m.tellStuck(p.podOf(), p.claimOf(), pending.StaysInUse(m.config.NodeName, ends))
 		return
 	}
 	for _, p := range v.pods {
-		if a.claim(v, p) != nodevolume.Wanted || v.isReady(p) {
+		if m.claim(v, p) != nodevolume.Wanted || v.isReady(p) {
 			continue
 		}
 		pending.Block, pending.Volume = p.want.block, p.Key.SpecName
 		if reason, text := pending.Failed(ends); p.told.news(text, time.Now()) {
-			a.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
+			m.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
 		}
 	}
 }

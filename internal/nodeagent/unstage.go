@@ -10,35 +10,35 @@ import (
 )
 
 // unstage calls NodeUnstageVolume and drops the record.
-func (a *Agent) unstage(ctx context.Context, v *volume, step nodevolume.Unstage) error {
-	client, err := a.plugins.client(v.driver)
+func (m *volumeManager) unstage(ctx context.Context, v *volume, step nodevolume.Unstage) error {
+	client, err := m.plugins.client(v.driver)
 	if err != nil {
 		return err
 	}
-	begun, err := a.begin(v, step, nodevolume.Record{})
+	begun, err := m.begin(v, step, nodevolume.Record{})
 	if err != nil {
 		return err
 	}
-	asked, staged := unanswered{method: "NodeUnstageVolume", step: stepUnstage}, a.root.Path(begun.Record.Path)
-	err = a.ask(ctx, v, asked, func(ctx context.Context) error { return client.Unstage(ctx, v.handle, staged) })
-	a.log.Info("NodeUnstageVolume", "volume", v.name, "outcome", csi.NodeOutcomeOf(err).String())
+	asked, staged := unanswered{method: "NodeUnstageVolume", step: stepUnstage}, m.root.Path(begun.Record.Path)
+	err = m.ask(ctx, v, asked, func(ctx context.Context) error { return client.Unstage(ctx, v.handle, staged) })
+	m.log.Info("NodeUnstageVolume", "volume", v.name, "outcome", csi.NodeOutcomeOf(err).String())
 	end := ending{err: err, phase: begun.After(reply(err))}
-	if a.stagesNoMore(ctx, v.driver, err) {
+	if m.stagesNoMore(ctx, v.driver, err) {
 		end.err, end.phase = nil, nodevolume.Absent
 		end.said = "has STAGE_UNSTAGE_VOLUME no more and cannot undo what an earlier version did (remedy: umount " + staged + ")"
 	}
-	return a.end(v, begun, end)
+	return m.end(v, begun, end)
 }
 
 // stagesNoMore: the driver does not know the call, and says that it does not stage. As with kubelet there is nothing that it could be asked
 // to undo then. What an earlier version left is found by who removes the staging path: of what is mounted there nothing is
 // removed, and the volume stays in use.
-func (a *Agent) stagesNoMore(ctx context.Context, driver string, err error) bool {
+func (m *volumeManager) stagesNoMore(ctx context.Context, driver string, err error) bool {
 	if code, ok := csi.Code(err); !ok || code != codes.Unimplemented {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(ctx, a.config.RPCTimeout)
+	ctx, cancel := context.WithTimeout(ctx, m.config.RPCTimeout)
 	defer cancel()
-	_, has, err := a.plugins.capabilities(ctx, driver)
+	_, has, err := m.plugins.capabilities(ctx, driver)
 	return err == nil && !has.Stage
 }

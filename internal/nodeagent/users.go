@@ -12,7 +12,7 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// users is what is known of who else has a volume mounted. Under Agent.mu.
+// users is what is known of who else has a volume mounted. Under volumeManager.mu.
 type users struct {
 	// problem says who it is, or what could not be read.
 	problem error
@@ -29,71 +29,71 @@ func (u users) words() string {
 }
 
 // lookForUsers looks who has what the unpublish for a pod, or the unstage, would take from the machine.
-func (a *Agent) lookForUsers(ctx context.Context, v *volume, key nodevolume.PublishKey) {
-	holders, err := a.holders(v, key)
+func (m *volumeManager) lookForUsers(ctx context.Context, v *volume, key nodevolume.PublishKey) {
+	holders, err := m.holders(v, key)
 	var problems []error
 	for _, holder := range holders {
 		problems = append(problems, errors.New(holder.String()))
 	}
 	problem := errors.Join(append(problems, err)...)
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if problem != nil && v.life.Users.Search.Count == 0 {
-		a.log.Error(problem, "Volume stays mounted and in use: something else on this node has it", "volume", v.name, "pod", key.PodUID)
+		m.log.Error(problem, "Volume stays mounted and in use: something else on this node has it", "volume", v.name, "pod", key.PodUID)
 	}
 	v.life.Looked(problem != nil, time.Now(), rand.Float64()) //nolint:gosec // spreads the looks
 	v.users.problem = problem
 	if len(holders) > 0 && holders[0].PID != 0 && v.users.watched == 0 {
 		v.users.watched = holders[0].PID
-		a.watches.Go(func() { a.watchUser(ctx, v, holders[0].PID) })
+		m.watches.Go(func() { m.watchUser(ctx, v, holders[0].PID) })
 	}
 }
 
 // watchUser has the volume looked at when a process that has it ends.
-func (a *Agent) watchUser(ctx context.Context, v *volume, pid int) {
+func (m *volumeManager) watchUser(ctx context.Context, v *volume, pid int) {
 	err := mounttable.AwaitEnd(ctx, pid)
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	v.users.watched = 0
 	if err == nil {
-		a.wake(v.name)
+		m.wake(v.name)
 	}
 }
 
 // holders are all that have the volume but the mounts that the call will take away, and that go with them.
-func (a *Agent) holders(v *volume, key nodevolume.PublishKey) ([]mounttable.Holder, error) {
+func (m *volumeManager) holders(v *volume, key nodevolume.PublishKey) ([]mounttable.Holder, error) {
 	if key == (nodevolume.PublishKey{}) {
-		staged := a.root.Path(v.life.Stage.Record.Path)
-		if mounted, err := a.root.MountedByKernel(v.life.Stage.Record.Path); err != nil || !mounted {
+		staged := m.root.Path(v.life.Stage.Record.Path)
+		if mounted, err := m.root.MountedByKernel(v.life.Stage.Record.Path); err != nil || !mounted {
 			return nil, err
 		}
-		return a.holdersOf(mounttable.Volume{Paths: []string{staged}})
+		return m.holdersOf(mounttable.Volume{Paths: []string{staged}})
 	}
 	if v.life.Stage.Phase != nodevolume.Absent {
-		if mounted, err := a.root.MountedByKernel(v.life.Stage.Record.Path); err != nil || mounted {
+		if mounted, err := m.root.MountedByKernel(v.life.Stage.Record.Path); err != nil || mounted {
 			return nil, err // it is not the last mount; before that one goes, there is another look
 		}
 	}
-	record := a.entry(v, key).Record
+	record := m.entry(v, key).Record
 	// Drivers that mount where they publish may have a mount of their own beside it, which goes with the call.
-	volume := mounttable.Volume{Paths: []string{a.root.Path(record.Path)}, OtherNamespacesOnly: true}
+	volume := mounttable.Volume{Paths: []string{m.root.Path(record.Path)}, OtherNamespacesOnly: true}
 	if !record.Block {
-		if mounted, err := a.root.MountedByKernel(record.Path); err != nil || !mounted {
+		if mounted, err := m.root.MountedByKernel(record.Path); err != nil || !mounted {
 			return nil, err
 		}
-		return a.holdersOf(volume)
+		return m.holdersOf(volume)
 	}
 	var err error
-	if volume.Device, err = mounttable.Device(a.root.Path(record.Path)); err != nil || volume.Device == "" {
+	if volume.Device, err = mounttable.Device(m.root.Path(record.Path)); err != nil || volume.Device == "" {
 		return nil, err
 	}
-	holders, err := a.holdersOf(volume)
+	holders, err := m.holdersOf(volume)
 	openers, failed := mounttable.Openers(volume.Device)
 	return append(holders, openers...), errors.Join(err, failed)
 }
 
-func (a *Agent) holdersOf(volume mounttable.Volume) ([]mounttable.Holder, error) {
-	table, err := a.mounts.Read()
+func (m *volumeManager) holdersOf(volume mounttable.Volume) ([]mounttable.Holder, error) {
+	table, err := m.mounts.Read()
 	if err != nil {
 		return nil, err
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -14,12 +13,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// volume is one CSI volume on this node. All fields are under Agent.mu; its life is changed by the volume's own turn alone.
+// volume is one CSI volume on this node. All fields are under volumeManager.mu; its life is changed by the volume's own turn alone.
 type volume struct {
 	name, driver, handle string
 	life                 nodevolume.Life
@@ -78,11 +76,11 @@ type holding struct {
 }
 
 // volumeNamed returns the volume and makes it if it is new. The caller holds mu.
-func (a *Agent) volumeNamed(name, driver, handle string) *volume {
-	v, ok := a.volumes[name]
+func (m *volumeManager) volumeNamed(name, driver, handle string) *volume {
+	v, ok := m.all[name]
 	if !ok {
 		v = &volume{name: name, driver: driver, handle: handle, holds: map[nodevolume.PublishKey]holding{}}
-		a.volumes[name] = v
+		m.all[name] = v
 	}
 	return v
 }
@@ -105,81 +103,81 @@ func (v *volume) find(key nodevolume.PublishKey) *publication {
 }
 
 // turn works on one volume until there is nothing more to do for it now.
-func (a *Agent) turn(ctx context.Context, name string) {
-	a.mu.Lock()
-	if v := a.volumes[name]; v != nil {
+func (m *volumeManager) turn(ctx context.Context, name string) {
+	m.mu.Lock()
+	if v := m.all[name]; v != nil {
 		v.life.BeginTurn()
 	}
-	a.mu.Unlock()
+	m.mu.Unlock()
 	for ctx.Err() == nil {
-		v, decision := a.decide(name, time.Now())
+		v, decision := m.decide(name, time.Now())
 		if v == nil {
 			return
 		}
 		if decision.Next == nil {
-			a.rest(v, decision)
+			m.rest(v, decision)
 			return
 		}
-		a.apply(ctx, v, decision.Next)
+		m.apply(ctx, v, decision.Next)
 	}
 }
 
 // decide takes the snapshot of a volume and asks nodevolume about it. It returns
 // nil when the volume is gone from this node.
-func (a *Agent) decide(name string, now time.Time) (*volume, nodevolume.Decision) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	v := a.volumes[name]
+func (m *volumeManager) decide(name string, now time.Time) (*volume, nodevolume.Decision) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v := m.all[name]
 	if v == nil {
 		return nil, nodevolume.Decision{}
 	}
-	decision := a.status.settle(name, func(node nodevolume.Node) nodevolume.Decision {
-		return v.life.Decide(now, a.facts(v, node))
+	decision := m.status.settle(name, func(node nodevolume.Node) nodevolume.Decision {
+		return v.life.Decide(now, m.facts(v, node))
 	})
-	a.drop(v, decision.Left)
+	m.drop(v, decision.Left)
 	if decision.Forget {
-		a.measureWaits(v, nil, now)
-		delete(a.volumes, name)
+		m.measureWaits(v, nil, now)
+		delete(m.all, name)
 		for _, p := range v.pods {
-			a.leave(types.UID(p.Key.PodUID), name)
+			m.pods.leave(types.UID(p.Key.PodUID), name)
 		}
-		a.log.V(1).Info("Nothing is left of the volume on this node", "volume", name)
+		m.log.V(1).Info("Nothing is left of the volume on this node", "volume", name)
 		return nil, nodevolume.Decision{}
 	}
 	return v, decision
 }
 
 // drop lets go of pods that are gone and have nothing published. The caller holds mu.
-func (a *Agent) drop(v *volume, left []nodevolume.PublishKey) {
+func (m *volumeManager) drop(v *volume, left []nodevolume.PublishKey) {
 	for _, key := range left {
 		v.pods = slices.DeleteFunc(v.pods, func(p *publication) bool { return p.Key == key })
 		delete(v.holds, key)
-		a.leave(types.UID(key.PodUID), v.name)
+		m.pods.leave(types.UID(key.PodUID), v.name)
 	}
 }
 
 // claim is what the pod's owner says about it. The caller holds mu.
-func (a *Agent) claim(v *volume, p *publication) nodevolume.Claim {
-	return v.life.Claim(a.facts(v, nodevolume.Node{}), p.Publication)
+func (m *volumeManager) claim(v *volume, p *publication) nodevolume.Claim {
+	return v.life.Claim(m.facts(v, nodevolume.Node{}), p.Publication)
 }
 
 // facts is what a volume's life does not know by itself. The caller holds mu.
-func (a *Agent) facts(v *volume, node nodevolume.Node) nodevolume.Facts {
-	rules := a.plugins.rules(v.driver)
+func (m *volumeManager) facts(v *volume, node nodevolume.Node) nodevolume.Facts {
+	rules := m.plugins.rules(v.driver)
 	facts := nodevolume.Facts{
-		Node: node, AttachRequired: a.plugins.attachRequired(v.driver), Unaccounted: a.isUnaccounted(v.name),
+		Node: node, AttachRequired: m.plugins.attachRequired(v.driver), Unaccounted: m.isUnaccounted(v.name),
 		Pod: func(p *nodevolume.Publication) nodevolume.PodFacts {
-			facts := nodevolume.PodFacts{PodState: a.podState(types.UID(p.Key.PodUID))}
+			facts := nodevolume.PodFacts{PodState: m.pods.state(types.UID(p.Key.PodUID))}
 			if w := v.find(p.Key).want; w != nil {
 				facts.Wants, facts.Label, facts.SolePod, facts.ReadOnly = true, rules.label(w), w.solePod, w.readOnly
 			}
 			return facts
 		},
 	}
-	if client, has := a.plugins.registered(v.driver); client != nil {
+	if client, has := m.plugins.registered(v.driver); client != nil {
 		facts.Driver.Registered = true
 		if rules.republish {
-			facts.Driver.RepublishEvery = a.config.republishEvery
+			facts.Driver.RepublishEvery = m.config.republishEvery
 		}
 		if has != nil {
 			facts.Driver.Stages = knowledge(has.Stage)
@@ -199,49 +197,49 @@ func knowledge(is bool) nodevolume.Knowledge {
 const defaultLongWait = 30 * time.Second
 
 // rest keeps why the volume waits, and comes back when a back-off ends.
-func (a *Agent) rest(v *volume, decision nodevolume.Decision) {
+func (m *volumeManager) rest(v *volume, decision nodevolume.Decision) {
 	now := time.Now()
 	if !decision.RecheckAt.IsZero() {
-		a.volumeQueue.AddAfter(v.name, decision.RecheckAt.Sub(now))
+		m.queue.AddAfter(v.name, decision.RecheckAt.Sub(now))
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	holds := make(map[nodevolume.PublishKey]holding, len(decision.Holds))
 	for _, hold := range decision.Holds {
 		since := now
 		if was, ok := v.holds[hold.Key]; ok && was.reason == hold.Reason {
 			since = was.since
 		} else {
-			a.log.V(1).Info("Waits", "volume", v.name, "pod", hold.Key.PodUID, "reason", hold.Reason)
+			m.log.V(1).Info("Waits", "volume", v.name, "pod", hold.Key.PodUID, "reason", hold.Reason)
 		}
 		holds[hold.Key] = holding{reason: hold.Reason, since: since}
-		switch left := since.Add(a.toldAfter(hold.Reason)).Sub(now); {
+		switch left := since.Add(m.toldAfter(hold.Reason)).Sub(now); {
 		case left > 0:
-			a.volumeQueue.AddAfter(v.name, left)
+			m.queue.AddAfter(v.name, left)
 		default:
-			a.tellLongWait(v, hold, since)
-			a.volumeQueue.AddAfter(v.name, toldAgain)
+			m.tellLongWait(v, hold, since)
+			m.queue.AddAfter(v.name, toldAgain)
 		}
 	}
 	v.holds = holds
-	a.measureWaits(v, decision.Holds, now)
-	a.planStats(v)
-	a.planAttachError(v)
+	m.measureWaits(v, decision.Holds, now)
+	m.planStats(v)
+	m.planAttachError(v)
 }
 
 // outcome takes in how a step ended, and tells the pod of a failure. A call that ends with the agent says nothing of the driver, and
 // the next agent makes it again.
-func (a *Agent) outcome(ctx context.Context, v *volume, step nodevolume.Step, err error) {
+func (m *volumeManager) outcome(ctx context.Context, v *volume, step nodevolume.Step, err error) {
 	if errors.Is(err, errOutdated) {
 		return // and decided anew
 	}
 	key, name := nodevolume.KeyOf(step), v.nameOf(step)
-	a.stepEnded(v, key, name, err)
+	m.stepEnded(v, key, name, err)
 	if err != nil && ctx.Err() != nil {
 		return
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	_, unstage := step.(nodevolume.Unstage)
 	if err == nil || errors.Is(err, errReleased) {
 		v.life.Succeeded(step)
@@ -253,11 +251,11 @@ func (a *Agent) outcome(ctx context.Context, v *volume, step nodevolume.Step, er
 		}
 		return
 	}
-	v.life.Failed(step, time.Now(), rand.Float64(), a.podState(types.UID(key.PodUID)).Removed) //nolint:gosec // spreads retries
+	v.life.Failed(step, time.Now(), rand.Float64(), m.pods.state(types.UID(key.PodUID)).Removed) //nolint:gosec // spreads retries
 	if unstage {
 		v.unstageProblem = err
-		a.log.Info("Step failed", "step", name, "volume", v.name, "failures", v.life.Unstage.Count, "problem", err.Error())
-		a.tellUnstage(v, err)
+		m.log.Info("Step failed", "step", name, "volume", v.name, "failures", v.life.Unstage.Count, "problem", err.Error())
+		m.tellUnstage(v, err)
 		return
 	}
 	p := v.publication(key)
@@ -265,8 +263,8 @@ func (a *Agent) outcome(ctx context.Context, v *volume, step nodevolume.Step, er
 		p.failingSince = cmp.Or(v.began, time.Now())
 	}
 	p.problem, p.step = err, name
-	a.log.Info("Step failed", "step", name, "volume", v.name, "pod", key.PodUID, "failures", p.Failure.Count, "problem", err.Error())
-	a.tellFailure(v, p, name, err)
+	m.log.Info("Step failed", "step", name, "volume", v.name, "pod", key.PodUID, "failures", p.Failure.Count, "problem", err.Error())
+	m.tellFailure(v, p, name, err)
 }
 
 func again(f nodevolume.Failure) nodevolume.Failure {
@@ -299,59 +297,4 @@ func (p *publication) podOf() *corev1.ObjectReference {
 	}
 	pod := p.Record.Pod
 	return podIdentity{UID: types.UID(p.Key.PodUID), Namespace: pod.Namespace, Name: pod.Name}.ref()
-}
-
-// wakeMisplaced wakes the volumes that some pod waits for and that may be used by some nodes
-// only: by its labels this one may have become one of them.
-func (a *Agent) wakeMisplaced() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for name, v := range a.volumes {
-		if slices.ContainsFunc(v.pods, func(p *publication) bool {
-			return p.want != nil && p.want.affinity != nil && p.Phase != nodevolume.Confirmed
-		}) {
-			a.wake(name)
-		}
-	}
-}
-
-// learned wakes the volumes about which something new is known.
-func (a *Agent) learned(names []string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, name := range names {
-		a.wake(name)
-	}
-}
-
-// handshakes says which of the names that the Node lists at start-up have a record here that was made under the handshake.
-// One that was mounted without, while its CSIDriver asked for no attachment, is listed anew if it has to be: an agent
-// that died may have been taking it out, and that write may still land. Of what cannot be read nobody knows which it was.
-func (a *Agent) handshakes(names []string) map[string]nodevolume.Knowledge {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	known := make(map[string]nodevolume.Knowledge, len(names))
-	for _, name := range names {
-		v := a.volumes[name]
-		if v == nil {
-			v = &volume{}
-		}
-		doubtful := a.isUnaccounted(name) || v.life.Stage.Phase == nodevolume.Absent && a.mountedByOther(name)
-		known[name] = v.life.Handshake(doubtful)
-	}
-	return known
-}
-
-// nodeRead has all volumes looked at once the Node has been read. What it lists in use and may be mounted without a
-// record is known by name from here on, and spoken of.
-func (a *Agent) nodeRead(listed []string) {
-	a.mu.Lock()
-	for _, name := range listed {
-		if driver, handle, ok := kube.ParseUniqueVolumeName(name); ok && a.isUnaccounted(name) {
-			a.volumeNamed(name, driver, handle)
-		}
-	}
-	names := slices.Collect(maps.Keys(a.volumes))
-	a.mu.Unlock()
-	a.learned(names)
 }

@@ -19,9 +19,9 @@ import (
 
 // failedOften gives each step of a pod's volumes a last failure that holds them back for two minutes.
 func (a *Agent) failedOften(uid types.UID) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, v := range a.volumes {
+	a.volumes.mu.Lock()
+	defer a.volumes.mu.Unlock()
+	for _, v := range a.volumes.all {
 		for _, p := range v.pods {
 			if p.Key.PodUID == string(uid) {
 				p.Failure = nodevolume.Failure{Count: 20, At: time.Now()}
@@ -33,21 +33,21 @@ func (a *Agent) failedOften(uid types.UID) {
 // TestWhatAVolumeWaitedForEndsItsBackOff: whoever wakes a volume knows that something has changed.
 func TestWhatAVolumeWaitedForEndsItsBackOff(t *testing.T) {
 	agent := idle(t)
-	agent.mu.Lock()
-	defer agent.mu.Unlock()
-	v := agent.volumeNamed("v", "d", "h")
+	agent.volumes.mu.Lock()
+	defer agent.volumes.mu.Unlock()
+	v := agent.volumes.volumeNamed("v", "d", "h")
 	held := nodevolume.Failure{Count: 20, At: time.Now()}
 	v.life.Unstage, v.life.Growth.Failure = held, held
 	p := v.publication(nodevolume.PublishKey{PodUID: "u", SpecName: "s"})
 	p.Failure = held
-	agent.wake("v")
+	agent.volumes.wake("v")
 	tried := nodevolume.Failure{Count: 20} // at once, and if it fails again the back-off goes on
 	want := map[string]nodevolume.Failure{"unstage": tried, "expansion": tried, "pod": tried}
 	got := map[string]nodevolume.Failure{"unstage": v.life.Unstage, "expansion": v.life.Growth.Failure, "pod": p.Failure}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("failures (-want +got):\n%s", diff)
 	}
-	if agent.volumeQueue.Len() != 1 {
+	if agent.volumes.queue.Len() != 1 {
 		t.Error("the volume is not looked at")
 	}
 }
@@ -90,9 +90,9 @@ func TestAnAttachmentThatComesAfterItsReport(t *testing.T) {
 	must(t, w.report(handle, true))
 	w.until("the attachment was missed", func() bool { return agent.failuresOf(pod.UID) > 0 })
 	agent.failedOften(pod.UID)
-	agent.mu.Lock()
-	agent.wake(string(w.unique(handle)))
-	agent.mu.Unlock()
+	agent.volumes.mu.Lock()
+	agent.volumes.wake(string(w.unique(handle)))
+	agent.volumes.mu.Unlock()
 	w.until("the attachment was missed once more", func() bool { return agent.failuresOf(pod.UID) > 20 })
 	pv := w.name + "-data"
 	api := w.admin.StorageV1().VolumeAttachments()

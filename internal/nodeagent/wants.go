@@ -94,7 +94,7 @@ type found struct {
 
 // wantsOf reads the claims and volumes of a pod, but for those that are known. All
 // problems are looked for, so that the pod's owner reads of all at once. What was found beside them is returned as well.
-func (a *Agent) wantsOf(ctx context.Context, object *corev1.Pod, known []*want) (found, error) {
+func (m *podManager) wantsOf(ctx context.Context, object *corev1.Pod, known []*want) (found, error) {
 	if err := mount.Element(string(object.UID)); err != nil {
 		return found{}, refuse("pod UID: %v", err)
 	}
@@ -113,7 +113,7 @@ func (a *Agent) wantsOf(ctx context.Context, object *corev1.Pod, known []*want) 
 		if old >= 0 {
 			w = known[old]
 		} else {
-			w, err = a.wantOf(ctx, object, volume)
+			w, err = m.wantOf(ctx, object, volume)
 		}
 		if other, ok := errors.AsType[*otherVolume](err); ok {
 			others = append(others, other)
@@ -169,17 +169,17 @@ func sameVolumes(was, is *corev1.Pod) bool {
 }
 
 // wantOf is what a pod wants of one of its volumes; nil if it is not of the kind that this agent mounts.
-func (a *Agent) wantOf(ctx context.Context, object *corev1.Pod, volume *corev1.Volume) (*want, error) {
+func (m *podManager) wantOf(ctx context.Context, object *corev1.Pod, volume *corev1.Volume) (*want, error) {
 	switch {
 	case volume.CSI != nil:
 		return wantOfInline(object, volume.Name, volume.CSI)
 	case volume.PersistentVolumeClaim != nil:
 		claim := volume.PersistentVolumeClaim
-		return a.wantOfClaim(ctx, object, volume.Name, claimUse{name: claim.ClaimName, readOnly: claim.ReadOnly})
+		return m.wantOfClaim(ctx, object, volume.Name, claimUse{name: claim.ClaimName, readOnly: claim.ReadOnly})
 	case volume.Ephemeral != nil:
-		return a.wantOfClaim(ctx, object, volume.Name, claimUse{name: object.Name + "-" + volume.Name, ofPod: true})
+		return m.wantOfClaim(ctx, object, volume.Name, claimUse{name: object.Name + "-" + volume.Name, ofPod: true})
 	default:
-		return a.wantOfInTree(object, volume)
+		return m.wantOfInTree(object, volume)
 	}
 }
 
@@ -191,10 +191,10 @@ type claimUse struct {
 	ofPod bool
 }
 
-func (a *Agent) wantOfClaim(ctx context.Context, object *corev1.Pod, volume string, use claimUse) (*want, error) {
+func (m *podManager) wantOfClaim(ctx context.Context, object *corev1.Pod, volume string, use claimUse) (*want, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	claim, err := a.client.CoreV1().PersistentVolumeClaims(object.Namespace).Get(ctx, use.name, metav1.GetOptions{})
+	claim, err := m.client.CoreV1().PersistentVolumeClaims(object.Namespace).Get(ctx, use.name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("read claim %s/%s: %w", object.Namespace, use.name, err)
 	}
@@ -204,7 +204,7 @@ func (a *Agent) wantOfClaim(ctx context.Context, object *corev1.Pod, volume stri
 	if err := checkClaim(claim); err != nil {
 		return nil, err
 	}
-	pv, err := a.client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
+	pv, err := m.client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("read volume %s of claim %s/%s: %w", claim.Spec.VolumeName, claim.Namespace, claim.Name, err)
 	}
@@ -215,7 +215,7 @@ func (a *Agent) wantOfClaim(ctx context.Context, object *corev1.Pod, volume stri
 	if migrated && !translator.IsPVMigratable(pv) {
 		return nil, &otherVolume{volume: volume, use: use, pv: pv}
 	}
-	if pv, err = a.translated(pv); err != nil {
+	if pv, err = m.translated(pv); err != nil {
 		return nil, err
 	}
 	if mode(pv.Spec.VolumeMode) != mode(claim.Spec.VolumeMode) {
@@ -230,7 +230,7 @@ func (a *Agent) wantOfClaim(ctx context.Context, object *corev1.Pod, volume stri
 	w.claim, w.size, w.capacity = claimRef{claim.Name, claim.UID}, claimSize(claim), sizeOf(pv.Spec.Capacity)
 	w.migrated, w.group, w.since = migrated, group, time.Now()
 	if w.solePod {
-		w.seLinuxLabel, err = seLinuxLabel(object, volume, a.config.fileLabel)
+		w.seLinuxLabel, err = seLinuxLabel(object, volume, m.config.fileLabel)
 	}
 	return w, err
 }
@@ -254,11 +254,11 @@ func mode(m *corev1.PersistentVolumeMode) corev1.PersistentVolumeMode {
 }
 
 // translated is the CSI form of a volume of an in-tree kind that has moved to CSI.
-func (a *Agent) translated(pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
+func (m *podManager) translated(pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
 	if pv.Spec.CSI != nil {
 		return pv, nil
 	}
-	out, err := translator.TranslateInTreePVToCSI(klogOf(a.log), pv)
+	out, err := translator.TranslateInTreePVToCSI(klogOf(m.log), pv)
 	if err != nil {
 		return nil, fmt.Errorf("translate volume %s to CSI: %w", pv.Name, err)
 	}
@@ -315,22 +315,4 @@ func identityOf(object *corev1.Pod) podIdentity {
 		id.FSGroup, id.FSGroupChangePolicy = security.FSGroup, security.FSGroupChangePolicy
 	}
 	return id
-}
-
-// secrets reads what a volume's secret reference names.
-func (a *Agent) secrets(ctx context.Context, ref *corev1.SecretReference) (map[string]string, error) {
-	out := map[string]string{}
-	if ref == nil {
-		return out, nil
-	}
-	ctx, cancel := context.WithTimeout(silent(ctx), apiTimeout)
-	defer cancel()
-	secret, err := a.client.CoreV1().Secrets(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("read secret %s/%s: %w", ref.Namespace, ref.Name, err)
-	}
-	for name, value := range secret.Data {
-		out[name] = string(value)
-	}
-	return out, nil
 }

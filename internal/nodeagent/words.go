@@ -9,9 +9,6 @@ import (
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
 	"belay.dev/belay/internal/explain"
@@ -27,93 +24,85 @@ const (
 	stepUnstage       = explain.StepUnstage
 )
 
-func (a *Agent) newRecorder() record.EventRecorder {
-	return a.broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "belay-node", Host: a.config.NodeName})
-}
-
-func (a *Agent) startEvents() {
-	a.broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: a.client.CoreV1().Events("")})
-}
-
 // isBlock: the volume is, or shall be, a device for the pod.
 func (p *publication) isBlock() bool {
 	return p.Record.Block || (p.want != nil && p.want.block)
 }
 
 // tellFailure sends an event about a failed step, once for each new text. The caller holds mu.
-func (a *Agent) tellFailure(v *volume, p *publication, step string, err error) {
+func (m *volumeManager) tellFailure(v *volume, p *publication, step string, err error) {
 	failed := explain.NodeStep{Step: step, Block: p.isBlock(), Volume: p.Key.SpecName, Since: p.failingSince}
 	if step == stepUnpublish {
-		if text := a.stuckText(failed, err); p.told.news(text, time.Now()) {
-			a.tellStuck(p.podOf(), p.claimOf(), text)
+		if text := m.stuckText(failed, err); p.told.news(text, time.Now()) {
+			m.tellStuck(p.podOf(), p.claimOf(), text)
 		}
 		return
 	}
-	reason, text := failed.Failed(a.withRemedy(err).Error())
+	reason, text := failed.Failed(m.withRemedy(err).Error())
 	if affinity, ok := errors.AsType[*affinityError](err); ok {
 		reason, text = failed.NotHere(affinity.err.Error())
 	}
 	if p.told.news(text, time.Now()) {
-		a.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
-		a.log.V(1).Info("Told the pod", "volume", v.name, "pod", p.Key.PodUID, "text", text)
+		m.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
+		m.log.V(1).Info("Told the pod", "volume", v.name, "pod", p.Key.PodUID, "text", text)
 	}
 }
 
 // stuckText says that a step of the way back failed, or does not end.
-func (a *Agent) stuckText(failed explain.NodeStep, err error) string {
-	return failed.StaysInUse(a.config.NodeName, a.withRemedy(err).Error())
+func (m *volumeManager) stuckText(failed explain.NodeStep, err error) string {
+	return failed.StaysInUse(m.config.NodeName, m.withRemedy(err).Error())
 }
 
 // toldAfter is after how long a pod that waits is told so: where another pod has a volume
 // for itself at once, as kubelet does, for that may last.
-func (a *Agent) toldAfter(reason nodevolume.Reason) time.Duration {
+func (m *volumeManager) toldAfter(reason nodevolume.Reason) time.Duration {
 	if reason == nodevolume.OtherPodMounted {
 		return 0
 	}
-	return a.config.longWait
+	return m.config.longWait
 }
 
 // whyOf is why a volume waits, in kubelet's words where it has some. The caller holds mu.
-func (a *Agent) whyOf(v *volume, hold nodevolume.Hold) string {
-	switch owner := a.pods[types.UID(hold.Key.PodUID)]; {
+func (m *volumeManager) whyOf(v *volume, hold nodevolume.Hold) string {
+	switch owner, _ := m.pods.look(types.UID(hold.Key.PodUID)); {
 	case hold.Reason == nodevolume.DriverNotRegistered:
-		return explain.NotRegistered(a.why(hold.Reason), v.driver)
+		return explain.NotRegistered(m.why(hold.Reason), v.driver)
 	case hold.Reason == nodevolume.StillMountedElsewhere:
 		return v.users.words()
-	case hold.Reason == nodevolume.ContainersMayRun && owner != nil && owner.ending != nil:
-		return fmt.Sprintf("%s: %v", a.why(hold.Reason), owner.ending)
+	case hold.Reason == nodevolume.ContainersMayRun && owner.ending != nil:
+		return fmt.Sprintf("%s: %v", m.why(hold.Reason), owner.ending)
 	}
-	return cmp.Or(a.labelWords(v, hold.Key, hold.Reason), a.why(hold.Reason))
+	return cmp.Or(m.labelWords(v, hold.Key, hold.Reason), m.why(hold.Reason))
 }
 
 // tellLongWait says where a pod that has waited long waits, and since when. The caller holds mu.
-func (a *Agent) tellLongWait(v *volume, hold nodevolume.Hold, since time.Time) {
-	held := explain.NodeHold{Reason: hold.Reason, Since: since, Why: a.whyOf(v, hold)}
+func (m *volumeManager) tellLongWait(v *volume, hold nodevolume.Hold, since time.Time) {
+	held := explain.NodeHold{Reason: hold.Reason, Since: since, Why: m.whyOf(v, hold)}
 	switch {
 	case hold.Reason == nodevolume.BackingOff:
 		return // it has had its event when the call failed
 	case hold.Reason == nodevolume.OwnerSilent:
 		// The pod may run well, and who must speak reads no events.
-		a.log.Info("Pod's owner has not said whether it lives", "volume", v.name, "pod", hold.Key.PodUID, "since", since)
+		m.log.Info("Pod's owner has not said whether it lives", "volume", v.name, "pod", hold.Key.PodUID, "since", since)
 		return
 	case hold.Key.PodUID == "":
-		a.tellStage(v, explain.NodeStep{Step: stepUnstage, Block: v.life.Stage.Record.Block, Volume: v.specName()}.Waits(held))
+		m.tellStage(v, explain.NodeStep{Step: stepUnstage, Block: v.life.Stage.Record.Block, Volume: v.specName()}.Waits(held))
 		return
 	}
 	p := v.publication(hold.Key)
-	if v.isReady(p) && a.claim(v, p) == nodevolume.Wanted {
+	if v.isReady(p) && m.claim(v, p) == nodevolume.Wanted {
 		return // the pod runs; what is held is not what it waits for
 	}
 	step := explain.NodeStep{Step: stepHeld(v, p, hold.Reason), Block: p.isBlock(), Volume: p.Key.SpecName}
-	if p.Phase != nodevolume.Absent && (a.claim(v, p) == nodevolume.Released || hold.Reason == nodevolume.ContainersMayRun) {
+	if p.Phase != nodevolume.Absent && (m.claim(v, p) == nodevolume.Released || hold.Reason == nodevolume.ContainersMayRun) {
 		step.Step = stepUnpublish
 		if text := step.Waits(held); p.told.news(text, time.Now()) {
-			a.tellStuck(p.podOf(), p.claimOf(), text)
+			m.tellStuck(p.podOf(), p.claimOf(), text)
 		}
 		return
 	}
 	if reason, text := step.Failed(held.Waits()); p.told.news(text, time.Now()) {
-		a.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
+		m.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
 	}
 }
 
@@ -134,43 +123,18 @@ func stepHeld(v *volume, p *publication, reason nodevolume.Reason) string {
 }
 
 // tellUnstage says that the volume cannot be unstaged. The caller holds mu.
-func (a *Agent) tellUnstage(v *volume, err error) {
+func (m *volumeManager) tellUnstage(v *volume, err error) {
 	if v.life.Unstage.Count == 1 {
 		v.unstageFailingSince = cmp.Or(v.began, v.life.Unstage.At)
 	}
 	failed := explain.NodeStep{Step: stepUnstage, Block: v.life.Stage.Record.Block, Volume: v.specName(), Since: v.unstageFailingSince}
-	a.tellStage(v, a.stuckText(failed, err))
+	m.tellStage(v, m.stuckText(failed, err))
 }
 
 // tellMapped says that a pod has a block volume as a device.
-func (a *Agent) tellMapped(w *want) {
-	text := explain.Mapped(w.specName, a.root.Path(podDevicesDir(string(w.pod.UID))))
-	a.events.Event(w.pod.ref(), corev1.EventTypeNormal, explain.SuccessfulMountVolume, text)
-}
-
-// tellPod sends an event about a pod as a whole.
-func (a *Agent) tellPod(pod *corev1.Pod, cause string) {
-	a.events.Event(pod, corev1.EventTypeWarning, explain.FailedMount, explain.MountsFailed(cause))
-}
-
-// defaultPatience is how long a claim may be unreadable before its pod is told. The
-// Node authorizer learns of a new pod with a delay.
-const defaultPatience = 5 * time.Second
-
-// tellPodOnce tells a pod that its claims cannot be read, once it has lasted and
-// when the problem is another one. The caller holds mu.
-func (a *Agent) tellPodOnce(p *pod, err error) {
-	now := time.Now()
-	if p.problemSince.IsZero() {
-		p.problemSince = now
-	}
-	if now.Sub(p.problemSince) < a.config.patience {
-		return
-	}
-	text := explain.NodeHold{Reason: ClaimNotReady, Since: p.problemSince, Why: a.withRemedy(err).Error()}.Waits()
-	if p.told.news(text, now) {
-		a.tellPod(p.object, text)
-	}
+func (m *volumeManager) tellMapped(w *want) {
+	text := explain.Mapped(w.specName, m.root.Path(podDevicesDir(string(w.pod.UID))))
+	m.events.Event(w.pod.ref(), corev1.EventTypeNormal, explain.SuccessfulMountVolume, text)
 }
 
 func klogOf(log logr.Logger) klog.Logger { return log }

@@ -16,7 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 
 	"belay.dev/belay/internal/explain"
@@ -160,28 +159,31 @@ func TestNewsIsToldAtOnceAndTheRestNowAndThen(t *testing.T) {
 func TestAFailureIsToldSinceWhenItLasts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := record.NewFakeRecorder(20)
-		agent := &Agent{events: events, log: logr.Discard(), config: Config{NodeName: "n"}, pods: map[types.UID]*pod{"p": newPod()}}
+		pods := newPodManager(Config{}, nil, nil, newBeat(), nil, podHandlers{})
+		defer pods.queue.ShutDown()
+		pods.known["p"] = newPod()
+		volumes := &volumeManager{events: events, log: logr.Discard(), config: Config{NodeName: "n"}, pods: pods}
 		v, key := &volume{name: "v"}, nodevolume.PublishKey{PodUID: "p", SpecName: "pv"}
 		v.life.Stage.Record.Pod.Name, v.publication(key).Record.Pod.Name = "p", "p"
 		stage, publish, unpublish := nodevolume.StageVolume{For: key}, nodevolume.Publish{Key: key}, nodevolume.Unpublish{Key: key}
 		step := func(step nodevolume.Step, problem string) {
-			agent.outcome(t.Context(), v, step, errors.New(problem))
+			volumes.outcome(t.Context(), v, step, errors.New(problem))
 			time.Sleep(time.Minute)
 		}
 		unstage := func(problem string) {
-			agent.mu.Lock()
-			defer agent.mu.Unlock()
+			volumes.mu.Lock()
+			defer volumes.mu.Unlock()
 			v.life.Unstage = again(v.life.Unstage)
-			agent.tellUnstage(v, errors.New(problem))
+			volumes.tellUnstage(v, errors.New(problem))
 		}
 		for range 3 {
 			step(stage, "no pool")
 		}
 		step(stage, "no disk")   // since minute 0 as well
 		step(publish, "no path") // minute 4
-		agent.outcome(t.Context(), v, publish, nil)
+		volumes.outcome(t.Context(), v, publish, nil)
 		step(publish, "no path") // minute 5
-		agent.outcome(t.Context(), v, publish, nil)
+		volumes.outcome(t.Context(), v, publish, nil)
 		step(unpublish, "busy") // minute 6
 		unstage("held")         // minute 7
 		time.Sleep(time.Minute)
@@ -263,12 +265,12 @@ func TestABlockVolumeIsToldWhenItIsThere(t *testing.T) {
 	must(t, err)
 	defer root.Close()
 	events := record.NewFakeRecorder(20)
-	agent := &Agent{root: root, events: events}
+	volumes := &volumeManager{root: root, events: events}
 	c := callable{want: &want{block: true, specName: "pv", pod: podIdentity{UID: "uid"}}}
 	r := nodevolume.Record{SpecName: "pv", Path: "device", Pod: nodevolume.RecordPod{UID: "uid"}}
-	must(t, agent.finishPublish(t.Context(), c, r))
+	must(t, volumes.finishPublish(t.Context(), c, r))
 	r.Confirmed = true
-	must(t, agent.finishPublish(t.Context(), c, r))
+	must(t, volumes.finishPublish(t.Context(), c, r))
 	if len(events.Events) != 1 {
 		t.Fatalf("told %d times, want once", len(events.Events))
 	}
