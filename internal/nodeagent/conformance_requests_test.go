@@ -20,7 +20,7 @@ import (
 
 const requestsGolden = "testdata/requests.golden"
 
-var update = flag.Bool("update", false, "write "+requestsGolden+" anew; read it afterwards: it is the contract")
+var update = flag.Bool("update", false, "write "+requestsGolden+" and the transcripts of lives again; read them afterwards: they are the contract")
 
 const (
 	stageCapability      = csispec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME

@@ -53,7 +53,7 @@ type transcript struct {
 	answers map[string][]func() error
 }
 
-// playScript runs a life and compares its transcript with the stored one.
+// playLife plays a life and compares its transcript with the stored one.
 func playLife(t *testing.T, w *world, name string, play func(*transcript)) {
 	t.Helper()
 	s := &transcript{
@@ -71,7 +71,7 @@ func playLife(t *testing.T, w *world, name string, play func(*transcript)) {
 	want, err := os.ReadFile(file)
 	must(t, err)
 	if diff := gocmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
-		t.Errorf("%s; -update writes it anew (-want +got):\n%s", file, diff)
+		t.Errorf("%s; -update writes it again (-want +got):\n%s", file, diff)
 	}
 }
 
