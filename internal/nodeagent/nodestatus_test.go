@@ -64,6 +64,7 @@ func nodeAt(version string, inUse, attached []string) *corev1.Node {
 
 // serve runs the writer until the test ends.
 func (w *nodeWorld) serve(t *testing.T) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { w.write(ctx) })

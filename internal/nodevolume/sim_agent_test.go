@@ -71,7 +71,7 @@ func (w *simWorld) crash() {
 // tear may take a record away: of what was in it, the files beside it tell little, or nothing.
 func (w *simWorld) tear() {
 	names := slices.Sorted(maps.Keys(w.records))
-	if len(names) == 0 || w.rng.IntN(4) != 0 && !(w.restless && w.rng.IntN(2) == 0) {
+	if often := w.restless && w.rng.IntN(2) == 0; len(names) == 0 || !often && w.rng.IntN(4) != 0 {
 		return
 	}
 	name := names[w.rng.IntN(len(names))]
