@@ -1,0 +1,163 @@
+package nodeagent
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/record"
+
+	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// podWorld is a podManager without an Agent, and what it told.
+type podWorld struct {
+	*podManager
+	api  *fake.Clientset
+	told []string
+	sure bool
+}
+
+func newPodWorld(t *testing.T) *podWorld {
+	t.Helper()
+	claim := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "data", Namespace: "default", UID: "claim"},
+		Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: "pv"},
+		Status:     corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound},
+	}
+	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{
+		ClaimRef:               &corev1.ObjectReference{UID: "claim"},
+		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "d", VolumeHandle: "h"}},
+	}}
+	w := &podWorld{api: fake.NewClientset(claim, pv), sure: true}
+	tell := func(what string, uid types.UID) {
+		w.uids() // no lock is held: this would wait for ever
+		w.told = append(w.told, what+" "+string(uid))
+	}
+	config := Config{NodeName: "n", RESTConfig: nil, Logger: logr.Discard()}
+	w.podManager = newPodManager(config, w.api, record.NewFakeRecorder(10), newBeat(), func() bool { return w.sure }, podHandlers{
+		wanted: func(uid types.UID, wants []*want) {
+			for _, want := range wants {
+				w.join(uid, want.name())
+			}
+			tell("wanted", uid)
+		},
+		released: func(uid types.UID, _ []string) { tell("released", uid) },
+		changed:  func(names []string) { tell("changed", types.UID(slices.Compact(names)[0])) },
+		grows:    func(*want) bool { return false },
+		readSize: func(context.Context, *want) error { return nil },
+	})
+	t.Cleanup(w.queue.ShutDown)
+	return w
+}
+
+func podWithClaim(uid types.UID) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: string(uid), Namespace: "default", UID: uid}, Spec: corev1.PodSpec{
+		Volumes: []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
+		}}},
+		Containers: []corev1.Container{{Name: "c", VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
+	}}
+}
+
+const volumeOfClaim = "kubernetes.io/csi/d^h"
+
+// TestAPodIsLookedUpToldAndForgotten from the first word about it to the last.
+func TestAPodIsLookedUpToldAndForgotten(t *testing.T) {
+	w := newPodWorld(t)
+	w.set(podWithClaim("p"))
+	must(t, w.lookUp(t.Context(), "p"))
+	if p, known := w.look("p"); !known || !p.resolved || len(p.wants) != 1 {
+		t.Errorf("known: %v; it is %+v", known, p)
+	}
+	w.ending("p", errNotAsked)
+	w.remove("p")
+	w.remove("p")
+	w.leave("p", volumeOfClaim)
+	want := []string{"wanted p", "changed " + volumeOfClaim, "changed " + volumeOfClaim, "released p"}
+	if diff := cmp.Diff(want, w.told); diff != "" {
+		t.Errorf("told (-want +got):\n%s", diff)
+	}
+	if left := w.uids(); len(left) > 0 {
+		t.Errorf("known for ever: %v", left)
+	}
+}
+
+// TestAPodThatGoesWhileItIsLookedUp leaves nothing, whether it goes before or after its volumes are known.
+func TestAPodThatGoesWhileItIsLookedUp(t *testing.T) {
+	w := newPodWorld(t)
+	w.api.PrependReactor("get", "persistentvolumes", func(k8stesting.Action) (bool, runtime.Object, error) {
+		w.remove("p")
+		return false, nil, nil
+	})
+	w.set(podWithClaim("p"))
+	must(t, w.lookUp(t.Context(), "p"))
+	if diff := cmp.Diff([]string{"released p"}, w.told); diff != "" {
+		t.Errorf("told (-want +got):\n%s", diff)
+	}
+	if w.join("p", volumeOfClaim) || len(w.uids()) > 0 {
+		t.Errorf("the pod came back: %v", w.uids())
+	}
+}
+
+// TestPodsOfRecordsWaitForTheirOwner: for its word, and until the records are known to be this node's.
+func TestPodsOfRecordsWaitForTheirOwner(t *testing.T) {
+	w := newPodWorld(t)
+	w.sure = false
+	w.recorded("gone", volumeOfClaim)
+	w.recorded("lives", volumeOfClaim)
+	w.set(podWithClaim("lives"))
+	if state := w.state("gone"); state != (nodevolume.PodState{}) {
+		t.Errorf("before its owner has spoken: %+v", state)
+	}
+	w.allSet()
+	if state := w.state("gone"); state.Removed || state.AllSet {
+		t.Errorf("while the records may be another node's: %+v", state)
+	}
+	w.sure = true
+	w.endSilent()
+	if got := []bool{w.state("gone").Removed, w.state("lives").Removed}; !got[0] || got[1] {
+		t.Errorf("removed: %v, want [true false]", got)
+	}
+	if diff := cmp.Diff([]string{"released gone"}, w.told); diff != "" {
+		t.Errorf("told (-want +got):\n%s", diff)
+	}
+}
+
+// TestAVolumeOfAPodThatIsGone is none of the node's.
+func TestAVolumeOfAPodThatIsGone(t *testing.T) {
+	w := newPodWorld(t)
+	root, err := mount.OpenRoot(t.TempDir(), func() ([]string, error) { return nil, nil })
+	must(t, err)
+	defer root.Close()
+	m := newVolumeManager(w.config, w.api, root, record.NewFakeRecorder(10), newBeat())
+	defer m.shutDown()
+	m.pods = w.podManager
+	m.plugins = newPlugins(w.config, root, w.api, nil, pluginHandlers{})
+	defer m.plugins.close()
+	m.status = newNodeStatus("n", w.api, logr.Discard(), nodeHandlers{})
+	here := &want{specName: "pv", driver: "d", handle: "h", pod: podIdentity{UID: "p"}}
+	m.wanted("p", []*want{here})
+	if len(m.all) > 0 {
+		t.Errorf("volumes of a pod that nobody has set: %v", m.all)
+	}
+	w.set(podWithClaim("p"))
+	m.wanted("p", []*want{here})
+	if m.all[volumeOfClaim] == nil || m.queue.Len() != 1 {
+		t.Errorf("volumes: %v, %d to look at", m.all, m.queue.Len())
+	}
+	w.remove("p")
+	m.turn(t.Context(), volumeOfClaim)
+	if p, known := w.look("p"); known || len(m.all[volumeOfClaim].pods) > 0 {
+		t.Errorf("after it was removed: %+v, %v", p, m.all)
+	}
+}
