@@ -129,7 +129,7 @@ func TestAnOperationIsCountedWhenItsEndIsSeen(t *testing.T) {
 	must(t, err)
 	t.Cleanup(func() { must(t, agent.close()) })
 	key := nodevolume.PublishKey{PodUID: "p", SpecName: "pv"}
-	v := agent.volumes.volumeNamed("v", "d", "h")
+	v := agent.volumes.volumeNamed("v", "d", "h", false)
 	made := nodevolume.Record{Kind: nodevolume.PublishKind, Driver: "d", Handle: "h", Path: "pods/p/volumes/x/pv/mount"}
 	v.publication(key).Record = made
 	for step, test := range map[nodevolume.Step]struct {
@@ -332,7 +332,7 @@ func BenchmarkCensus(b *testing.B) {
 	b.Cleanup(func() { must(b, agent.close()) })
 	for n := range 1000 {
 		name := strconv.Itoa(n)
-		v := agent.volumes.volumeNamed(name, "d", name)
+		v := agent.volumes.volumeNamed(name, "d", name, false)
 		p := v.publication(nodevolume.PublishKey{PodUID: name, SpecName: name})
 		p.want = &want{pod: podIdentity{Namespace: "default"}, claim: claimRef{name: name}}
 		p.Phase = nodevolume.Confirmed

@@ -106,7 +106,7 @@ func (m *volumeManager) takeIn(record nodevolume.Record) {
 		mounted = knowledge(on)
 	}
 	m.metrics.Found(true)
-	v := m.volumeNamed(uniqueName(record), record.Driver, record.Handle)
+	v := m.volumeNamed(uniqueName(record), record.Driver, record.Handle, record.Inline)
 	v.life.Found(record, m.config.BootID, mounted)
 	for _, p := range v.life.Pods {
 		v.publication(p.Key)

@@ -76,10 +76,10 @@ type holding struct {
 }
 
 // volumeNamed returns the volume and makes it if it is new. The caller holds mu.
-func (m *volumeManager) volumeNamed(name, driver, handle string) *volume {
+func (m *volumeManager) volumeNamed(name, driver, handle string, inline bool) *volume {
 	v, ok := m.all[name]
 	if !ok {
-		v = &volume{name: name, driver: driver, handle: handle, holds: map[nodevolume.PublishKey]holding{}}
+		v = &volume{name: name, driver: driver, handle: handle, life: nodevolume.Life{Inline: inline}, holds: map[nodevolume.PublishKey]holding{}}
 		m.all[name] = v
 	}
 	return v

@@ -81,8 +81,7 @@ func (m *volumeManager) wanted(uid types.UID, wants []*want) {
 		if !m.pods.join(uid, w.name()) {
 			return // it went meanwhile
 		}
-		v := m.volumeNamed(w.name(), w.driver, w.handle)
-		v.life.Inline = w.inline
+		v := m.volumeNamed(w.name(), w.driver, w.handle, w.inline)
 		v.publication(w.key()).want = w
 		m.wantSize(v, w)
 		m.wake(v.name)
@@ -195,7 +194,7 @@ func (m *volumeManager) nodeRead(listed []string) {
 	m.mu.Lock()
 	for _, name := range listed {
 		if driver, handle, ok := kube.ParseUniqueVolumeName(name); ok && m.isUnaccounted(name) {
-			m.volumeNamed(name, driver, handle)
+			m.volumeNamed(name, driver, handle, false)
 		}
 	}
 	names := slices.Collect(maps.Keys(m.all))

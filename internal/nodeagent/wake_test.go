@@ -35,7 +35,7 @@ func TestWhatAVolumeWaitedForEndsItsBackOff(t *testing.T) {
 	agent := idle(t)
 	agent.volumes.mu.Lock()
 	defer agent.volumes.mu.Unlock()
-	v := agent.volumes.volumeNamed("v", "d", "h")
+	v := agent.volumes.volumeNamed("v", "d", "h", false)
 	held := nodevolume.Failure{Count: 20, At: time.Now()}
 	v.life.Unstage, v.life.Growth.Failure = held, held
 	p := v.publication(nodevolume.PublishKey{PodUID: "u", SpecName: "s"})
