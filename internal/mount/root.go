@@ -52,6 +52,15 @@ func (r *Root) Close() error { return r.root.Close() }
 // ErrLeadsOut says that a directory is a symbolic link that leads out of the root.
 var ErrLeadsOut = errors.New("it is a symbolic link that leads out of the root, and none is followed: a pod's name in it could lead anywhere")
 
+// Sub is the tree below a directory. Who works on many files there saves the way to it.
+func (r *Root) Sub(name string) (*Root, error) {
+	root, err := r.root.OpenRoot(name)
+	if err != nil {
+		return nil, fmt.Errorf("open directory: %w", err)
+	}
+	return &Root{root: root, path: r.Path(name), points: r.points, fsync: r.fsync}, nil
+}
+
 // Inside fails with ErrLeadsOut if one of the directories is a symbolic link that is not followed.
 func (r *Root) Inside(names ...string) error {
 	for _, name := range names {
@@ -114,6 +123,10 @@ func Element(name string) error {
 func (r *Root) MakeDir(name string) error {
 	if mounted, err := r.Mounted(name); err == nil && mounted {
 		return nil
+	}
+	var there unix.Stat_t
+	if err := unix.Lstat(r.Path(name), &there); err == nil && there.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return nil // one call, and not several for each part of the name
 	}
 	if err := r.root.MkdirAll(name, 0o750); err != nil {
 		return fmt.Errorf("make directory: %w", err)

@@ -215,7 +215,11 @@ func (a *Agent) close() error {
 	a.plugins.close()
 	a.broadcaster.Shutdown()
 	a.volumes.stopMetrics()
-	return errors.Join(a.unlock(), a.root.Close())
+	err := errors.Join(a.unlock(), a.root.Close())
+	if a.volumes.records != nil {
+		err = errors.Join(err, a.volumes.records.Close())
+	}
+	return err
 }
 
 // complete fills in the defaults and refuses what cannot work.

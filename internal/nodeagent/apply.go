@@ -274,7 +274,7 @@ func (m *volumeManager) saveBefore(name string, call nodevolume.Call) error {
 	if err != nil {
 		return err
 	}
-	if err := m.root.Overwrite(recordPath(name), raw); err != nil {
+	if err := m.records.Overwrite(name, raw); err != nil {
 		return fmt.Errorf("record the end of the %s of volume %s: %w", call.Record.Kind, call.Record.Handle, err)
 	}
 	return nil
@@ -295,14 +295,16 @@ func (m *volumeManager) end(v *volume, call nodevolume.Call, e ending) error {
 	switch phase {
 	case nodevolume.Confirmed:
 		record.Confirmed, heard = true, heardNow()
-		// Losing this line costs one repeated call.
-		if saved := m.saveRecord(name, record, mount.Whole); saved != nil {
-			m.log.Error(saved, "Confirmation not recorded", "volume", v.name)
+		if record.Kind == nodevolume.StageKind {
+			v.unconfirmed = &record
+		} else {
+			m.confirmStage(v)
+			m.saveConfirmation(v, record)
 		}
 	case nodevolume.Absent:
 		tidied := m.tidy(record)
 		if tidied == nil {
-			tidied = m.root.Remove(recordPath(name))
+			tidied = m.records.Remove(name)
 		}
 		if tidied != nil {
 			// The record stays, and so the volume stays in use: something is still there.
@@ -319,6 +321,21 @@ func (m *volumeManager) end(v *volume, call nodevolume.Call, e ending) error {
 	m.measureEnd(v, nodevolume.KeyOf(call.Step), v.nameOf(call.Step), err) // before anybody can see that it has ended
 	m.pods.notify(types.UID(record.Pod.UID))
 	return err
+}
+
+// saveConfirmation records that the driver has confirmed a call. Losing that costs one repeated call.
+func (m *volumeManager) saveConfirmation(v *volume, record nodevolume.Record) {
+	if err := m.saveRecord(recordName(record), record, mount.Whole); err != nil {
+		m.log.Error(err, "Confirmation not recorded", "volume", v.name)
+	}
+}
+
+// confirmStage records the confirmation of a stage, if that was put off.
+func (m *volumeManager) confirmStage(v *volume) {
+	if record := v.unconfirmed; record != nil {
+		v.unconfirmed = nil
+		m.saveConfirmation(v, *record)
+	}
 }
 
 // tidy removes what was made for a call, if nothing is mounted there.

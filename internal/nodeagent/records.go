@@ -53,7 +53,7 @@ func (m *volumeManager) saveRecord(name string, record nodevolume.Record, must m
 	if err != nil {
 		return err
 	}
-	if err := m.config.writeRecord(m.root, recordPath(name), raw, must); err != nil {
+	if err := m.config.writeRecord(m.records, name, raw, must); err != nil {
 		return fmt.Errorf("record the %s of volume %s: %w", record.Kind, record.Handle, err)
 	}
 	return nil
@@ -62,10 +62,14 @@ func (m *volumeManager) saveRecord(name string, record nodevolume.Record, must m
 // rebuild learns from the records what may be staged and published here. It
 // needs no API and no driver.
 func (m *volumeManager) rebuild() error {
-	if err := m.root.MakeDirDurable(recordsDir); err != nil {
+	err := m.root.MakeDirDurable(recordsDir)
+	if err == nil {
+		m.records, err = m.root.Sub(recordsDir)
+	}
+	if err != nil {
 		return err
 	}
-	names, err := m.root.List(recordsDir)
+	names, err := m.records.List(".")
 	if err != nil {
 		return err
 	}
@@ -75,7 +79,7 @@ func (m *volumeManager) rebuild() error {
 		switch {
 		case mount.IsTemporary(name):
 			// Its writer died before it called the driver.
-			if err := m.root.Remove(recordPath(name)); err != nil {
+			if err := m.records.Remove(name); err != nil {
 				return err
 			}
 		case strings.HasSuffix(name, ".stage.json"), strings.HasSuffix(name, ".publish.json"):
@@ -92,7 +96,7 @@ func (m *volumeManager) rebuild() error {
 }
 
 func (m *volumeManager) readRecord(name string) (nodevolume.Record, error) {
-	raw, err := m.root.ReadFile(recordPath(name))
+	raw, err := m.records.ReadFile(name)
 	if err != nil {
 		return nodevolume.Record{}, fmt.Errorf("read record %s: %w", name, err)
 	}
@@ -140,7 +144,7 @@ func (m *volumeManager) account(torn []string) error {
 		m.unaccounted[name] = struct{}{}
 		m.metrics.Found(false)
 		m.log.Info("Nobody knows how the volume is mounted that the record speaks of; it stays in use and staged",
-			"record", name, "remedy", "unmount what is left of it by hand, remove "+m.root.Path(recordPath(name))+", then restart the agent")
+			"record", name, "remedy", "unmount what is left of it by hand, remove "+m.records.Path(name)+", then restart the agent")
 	}
 	return nil
 }

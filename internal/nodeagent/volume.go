@@ -27,6 +27,9 @@ type volume struct {
 	unstageTold    told
 	// unstageFailingSince is when the first unstage began of those that failed in a row.
 	unstageFailingSince time.Time
+	// unconfirmed is the record of a stage that the driver has confirmed and the disk has not: the pod's publish goes first. The
+	// volume's own turn alone uses it.
+	unconfirmed *nodevolume.Record
 	// began is when the running step did; asked is its call, while that has no answer.
 	began time.Time
 	asked *unanswered
@@ -109,13 +112,22 @@ func (m *volumeManager) turn(ctx context.Context, name string) {
 		v.life.BeginTurn()
 	}
 	m.mu.Unlock()
-	for ctx.Err() == nil {
+	for {
 		v, decision := m.decide(name, time.Now())
 		if v == nil {
 			return
 		}
+		switch decision.Next.(type) {
+		case nodevolume.ReadAttachment, nodevolume.Publish:
+		default:
+			m.confirmStage(v)
+		}
 		if decision.Next == nil {
 			m.rest(v, decision)
+			return
+		}
+		if ctx.Err() != nil {
+			m.confirmStage(v)
 			return
 		}
 		m.apply(ctx, v, decision.Next)

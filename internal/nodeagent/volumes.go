@@ -26,6 +26,8 @@ type volumeManager struct {
 	log     logr.Logger
 	client  kubernetes.Interface
 	root    *mount.Root
+	// records is the directory of the records.
+	records *mount.Root
 	events  record.EventRecorder
 	status  *nodeStatus
 	pods    *podManager
