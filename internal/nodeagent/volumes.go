@@ -22,10 +22,10 @@ import (
 // volumeManager owns the volumes of the node: their lives, what is made for them and what is told of them. Its lock is taken before those of
 // the node's status, of the pods and of the plugins, in this order; what it calls there is named by its fields alone.
 type volumeManager struct {
-	config  Config
-	log     logr.Logger
-	client  kubernetes.Interface
-	root    *mount.Root
+	config Config
+	log    logr.Logger
+	client kubernetes.Interface
+	root   *mount.Root
 	// records is the directory of the records.
 	records *mount.Root
 	events  record.EventRecorder
