@@ -179,7 +179,7 @@ func (l *lateAnswer) PodEnding(_ types.UID, why error) bool {
 	l.over = true
 	return true
 }
-func (l *lateAnswer) RemovePod(types.UID)                             {}
+func (l *lateAnswer) RemovePod(types.UID)                            {}
 func (l *lateAnswer) WaitUnmounted(context.Context, types.UID) error { return nil }
 func (l *lateAnswer) Ended(context.Context, string) (func(), error) {
 	l.mu.Lock()
