@@ -307,7 +307,7 @@ func (w *simWorld) call(step Step) error {
 	if undo && call.Before == Confirmed && name != StageKind && a.life.Claim(w.facts(), a.life.Publication(KeyOf(step))) == Wanted {
 		return fmt.Errorf("the volume is taken from pod %s, which runs on it", name)
 	}
-	if w.plant == strictOracle && undo && name != StageKind && w.started[name] && w.owned[name] && w.published[name] {
+	if (w.plant == strictOracle || w.plant == strictUnlabelled && w.labels == nil) && undo && name != StageKind && w.started[name] && w.owned[name] && w.published[name] {
 		return fmt.Errorf("the volume is taken from pod %s, whose containers run, as the world knows and the agent (%s) does not", name, call.Before)
 	}
 	_, renews := step.(Republish)
