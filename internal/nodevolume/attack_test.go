@@ -10,6 +10,8 @@ import (
 const (
 	strictOracle     plant = "the oracle knows which containers run"
 	strictUnlabelled plant = "the oracle knows which containers run, where nothing is mounted with labels"
+	strictStage      plant = "the driver publishes from what is staged, and from nothing else"
+	twoSteps         plant = "the controller withdraws its report, reads the answer, and deletes the VolumeAttachment after that"
 )
 
 // TestAttackSimulationKnowsWhichContainersRun: the oracle asks the agent whether a pod runs (call.Before == Confirmed). After a restart with a
@@ -74,5 +76,18 @@ func TestAttackAnUnpublishThatNobodyLooksBefore(t *testing.T) {
 	})
 	if _, looks := d.Next.(LookForUsers); !looks {
 		t.Errorf("%T %+v, and nobody has looked who has the volume", d.Next, d.Next)
+	}
+}
+
+// TestAttackWorldsThatTheSimulationLacks hold. They are here because of what the simulation misses without them: see the report on planted faults.
+func TestAttackWorldsThatTheSimulationLacks(t *testing.T) {
+	for _, world := range []plant{strictStage, twoSteps} {
+		t.Run(string(world), func(t *testing.T) {
+			for seed := range uint64(seeds) {
+				if w, err := simulate(seed, world); err != nil {
+					t.Fatalf("seed %d: %v\n%s", seed, err, strings.Join(w.trace[max(0, len(w.trace)-60):], "\n"))
+				}
+			}
+		})
 	}
 }

@@ -310,6 +310,9 @@ func (w *simWorld) call(step Step) error {
 	if (w.plant == strictOracle || w.plant == strictUnlabelled && w.labels == nil) && undo && name != StageKind && w.started[name] && w.owned[name] && w.published[name] {
 		return fmt.Errorf("the volume is taken from pod %s, whose containers run, as the world knows and the agent (%s) does not", name, call.Before)
 	}
+	if _, publishes := step.(Publish); w.plant == strictStage && publishes && w.stages && !w.inline && !w.staged {
+		return fmt.Errorf("publish for %s of a volume that is not staged", name)
+	}
 	_, renews := step.(Republish)
 	if renews {
 		if err := w.checkRenewal(name); err != nil {

@@ -79,6 +79,8 @@ type simWorld struct {
 	writes   []Write // sent and neither landed nor failed yet
 	vaUID    int     // of the VolumeAttachment; 0 if there is none
 	nextUID  int
+	// withdrawn: the controller's delete of the VolumeAttachment is on its way.
+	withdrawn bool
 
 	// The owner of the pods, and those that are being deleted.
 	owned, leaving map[string]bool
@@ -229,6 +231,9 @@ func (w *simWorld) controller() {
 	wanted := len(w.owned) > 0 && w.attaches
 	switch {
 	case w.inline, w.justRead: // of no concern to it, or too late to be noticed
+	case w.withdrawn:
+		w.withdrawn, w.vaUID = false, 0
+		w.log("controller: detached")
 	case wanted && w.vaUID == 0:
 		w.nextUID++
 		w.vaUID = w.nextUID
@@ -238,7 +243,11 @@ func (w *simWorld) controller() {
 		w.log("controller: reported")
 	case !wanted && attached && !w.inUse():
 		w.change(func(n *NodeStatus) { n.Attached = nil })
-		if !w.inUse() {
+		switch {
+		case w.inUse():
+		case w.plant == twoSteps:
+			w.withdrawn = true // the delete is on its way
+		default:
 			w.vaUID = 0
 		}
 		w.log("controller: withdrawn and detached")
