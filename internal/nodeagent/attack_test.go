@@ -479,3 +479,86 @@ func TestAttackEtcdPutBackWhileARecordIsWritten(t *testing.T) {
 		t.Error(*said)
 	}
 }
+
+// TestAttackARecordThatWasNotSyncedIsLeftBehind: the file is in place and its directory could not be synced. The agent counts the call as not
+// begun and forgets the volume; the record stays, and nobody takes it away before a restart.
+func TestAttackARecordThatWasNotSyncedIsLeftBehind(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.volume("data")
+	failed := make(chan struct{})
+	var once sync.Once
+	agent, _ := w.agent(func(c *Config) {
+		c.writeRecord = func(root *mount.Root, name string, content []byte, must mount.Durability) error {
+			err := root.Write(name, content, must)
+			if must == mount.PowerCut {
+				once.Do(func() { close(failed) })
+				err = errors.Join(err, syscall.EIO) // as from syncDir, after the rename
+			}
+			return err
+		}
+	})
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	<-failed
+	agent.RemovePod(pod.UID)
+	w.unmounted(agent, pod)
+	w.until("the agent has forgotten the volume", func() bool {
+		agent.volumes.mu.Lock()
+		defer agent.volumes.mu.Unlock()
+		return len(agent.volumes.all) == 0
+	})
+	var left []string
+	if !within(5*time.Second, func() bool { left = w.leftovers(); return len(left) == 0 }) {
+		t.Errorf("nothing is known of the volume any more, and there is %v", left)
+	}
+}
+
+// TestAttackCSIDriverSeenWhileASecretIsRead: the step was decided when the CSIDriver asked for no attachment. By the time of the call the agent has
+// seen that it does, and stages without the handshake all the same.
+func TestAttackCSIDriverSeenWhileASecretIsRead(t *testing.T) {
+	w := newWorld(t, noAttach)
+	_, err := w.admin.CoreV1().Secrets(w.name).Create(w.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "key"}}, metav1.CreateOptions{})
+	must(t, err)
+	handle := w.volume("data", func(pv *corev1.PersistentVolume) {
+		pv.Spec.CSI.NodeStageSecretRef = &corev1.SecretReference{Namespace: w.name, Name: "key"}
+	})
+	reading, goOn := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	w.nodeID.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if strings.Contains(r.URL.Path, "/secrets/") {
+				once.Do(func() {
+					close(reading)
+					<-goOn
+				})
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	var problem atomic.Pointer[string]
+	w.driver.hook = func(method, _ string, _ int) error {
+		if method == "Stage" && !slices.Contains(w.node().Status.VolumesInUse, w.unique(handle)) {
+			problem.Store(new("S7: NodeStageVolume without the handshake, though the agent has seen the CSIDriver"))
+		}
+		return nil
+	}
+	agent, _ := w.agent()
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	<-reading
+	drivers := w.admin.StorageV1().CSIDrivers()
+	must(t, drivers.Delete(w.ctx, w.driverName(), metav1.DeleteOptions{}))
+	_, err = drivers.Create(w.ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: w.driverName()}}, metav1.CreateOptions{})
+	must(t, err)
+	w.until("the agent has seen the CSIDriver", func() bool {
+		object, ok, _ := agent.plugins.csiDrivers.GetStore().GetByKey(w.driverName())
+		return ok && *object.(*storagev1.CSIDriver).Spec.AttachRequired
+	})
+	close(goOn)
+	w.untilInUse(handle)
+	w.attach(handle)
+	w.mounted(agent, pod)
+	if said := problem.Load(); said != nil {
+		t.Error(*said)
+	}
+}

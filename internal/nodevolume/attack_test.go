@@ -10,6 +10,7 @@ import (
 const (
 	strictOracle     plant = "the oracle knows which containers run"
 	strictUnlabelled plant = "the oracle knows which containers run, where nothing is mounted with labels"
+	strictSeen       plant = "what the agent has seen of the CSIDriver by the time of the call counts, as docs/invariants.md has it"
 	strictStage      plant = "the driver publishes from what is staged, and from nothing else"
 	twoSteps         plant = "the controller withdraws its report, reads the answer, and deletes the VolumeAttachment after that"
 )
@@ -25,6 +26,16 @@ func TestAttackSimulationKnowsWhichContainersRun(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestAttackSimulationExcusesWhatTheAgentHasSeen: docs/invariants.md excuses a stage without the handshake until the node has seen the CSIDriver; the
+// oracle (simAgent.attached) excuses it until the next decision.
+func TestAttackSimulationExcusesWhatTheAgentHasSeen(t *testing.T) {
+	for seed := range uint64(plantedSeeds) {
+		if w, err := simulate(seed, strictSeen); err != nil {
+			t.Fatalf("seed %d: %v\n%s", seed, err, strings.Join(w.trace[max(0, len(w.trace)-30):], "\n"))
+		}
 	}
 }
 
