@@ -67,6 +67,7 @@ func (w *simWorld) reboot() {
 	w.staged, w.begun = false, nil
 	clear(w.lingering)
 	clear(w.running)
+	clear(w.started)
 	clear(w.published)
 	w.tear()
 	w.start()

@@ -307,6 +307,12 @@ func (w *simWorld) call(step Step) error {
 	if undo && call.Before == Confirmed && name != StageKind && a.life.Claim(w.facts(), a.life.Publication(KeyOf(step))) == Wanted {
 		return fmt.Errorf("the volume is taken from pod %s, which runs on it", name)
 	}
+	if (w.plant == strictOracle || w.plant == strictUnlabelled && w.labels == nil) && undo && name != StageKind && w.started[name] && w.owned[name] && w.published[name] {
+		return fmt.Errorf("the volume is taken from pod %s, whose containers run, as the world knows and the agent (%s) does not", name, call.Before)
+	}
+	if _, publishes := step.(Publish); w.plant == strictStage && publishes && w.stages && !w.inline && !w.staged {
+		return fmt.Errorf("publish for %s of a volume that is not staged", name)
+	}
 	_, renews := step.(Republish)
 	if renews {
 		if err := w.checkRenewal(name); err != nil {
@@ -366,6 +372,7 @@ func (w *simWorld) end(name string, call Call, reply Reply) {
 		delete(w.records, name)
 		delete(w.handshakes, name)
 	case Confirmed:
+		w.started[name] = true
 		r := w.records[name]
 		r.Confirmed = true
 		w.records[name] = r

@@ -70,7 +70,8 @@ func (w *simWorld) checkCall(step Step) error {
 	_, isPublish := step.(Publish)
 	_, isUnstage := step.(Unstage)
 	unpublish, isUnpublish := step.(Unpublish)
-	first := a.attached != No && !w.inline && (isStage || isPublish && !w.stages)
+	seen := a.attached != No || w.plant == strictSeen && a.attaches != No
+	first := seen && !w.inline && (isStage || isPublish && !w.stages)
 	is, by := strconv.Itoa(w.vaUID), a.life.decidedOn.UID
 	attached := (isStage || isPublish) && by != ""
 	switch {

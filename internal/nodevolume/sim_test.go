@@ -79,9 +79,13 @@ type simWorld struct {
 	writes   []Write // sent and neither landed nor failed yet
 	vaUID    int     // of the VolumeAttachment; 0 if there is none
 	nextUID  int
+	// withdrawn: the controller's delete of the VolumeAttachment is on its way.
+	withdrawn bool
 
 	// The owner of the pods, and those that are being deleted.
 	owned, leaving map[string]bool
+	// started are the pods that were told of their mount since the machine booted.
+	started map[string]bool
 
 	// lingering are the pods that are gone and of which a container still has the volume.
 	lingering map[string]bool
@@ -115,7 +119,7 @@ func newSimWorld(seed uint64, p plant) *simWorld {
 	w := &simWorld{
 		rng: rand.New(rand.NewPCG(seed, 7)), plant: p, now: now, inline: seed%5 == 4, stages: seed%7 != 3, attaches: true, registered: true,
 		versions: []NodeStatus{{UID: "n", ResourceVersion: "1000"}},
-		owned:    map[string]bool{}, leaving: map[string]bool{}, lingering: map[string]bool{}, running: map[string]bool{}, published: map[string]bool{}, publishedAs: map[string]string{}, records: map[string]Record{},
+		started:  map[string]bool{}, owned: map[string]bool{}, leaving: map[string]bool{}, lingering: map[string]bool{}, running: map[string]bool{}, published: map[string]bool{}, publishedAs: map[string]string{}, records: map[string]Record{},
 		unreadable: map[string]bool{}, handshakes: map[string]bool{},
 	}
 	w.restless = seed%3 == 2 && !w.inline
@@ -201,6 +205,9 @@ func (w *simWorld) owner() {
 // own has a pod want the volume.
 func (w *simWorld) own(uid string) {
 	w.owned[uid] = true
+	if !w.running[uid] && w.agent.phase(uid) == Absent {
+		delete(w.started, uid)
+	}
 	w.agent.set(w, uid)
 }
 
@@ -224,6 +231,9 @@ func (w *simWorld) controller() {
 	wanted := len(w.owned) > 0 && w.attaches
 	switch {
 	case w.inline, w.justRead: // of no concern to it, or too late to be noticed
+	case w.withdrawn:
+		w.withdrawn, w.vaUID = false, 0
+		w.log("controller: detached")
 	case wanted && w.vaUID == 0:
 		w.nextUID++
 		w.vaUID = w.nextUID
@@ -233,7 +243,11 @@ func (w *simWorld) controller() {
 		w.log("controller: reported")
 	case !wanted && attached && !w.inUse():
 		w.change(func(n *NodeStatus) { n.Attached = nil })
-		if !w.inUse() {
+		switch {
+		case w.inUse():
+		case w.plant == twoSteps:
+			w.withdrawn = true // the delete is on its way
+		default:
 			w.vaUID = 0
 		}
 		w.log("controller: withdrawn and detached")

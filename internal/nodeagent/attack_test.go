@@ -1,0 +1,564 @@
+package nodeagent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/mount"
+)
+
+// These are attacks on the node agent: each fails as long as the fault is there.
+
+// within says whether something comes about within a time in which it would have long ago.
+func within(limit time.Duration, is func() bool) bool {
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if is() {
+			return true
+		}
+	}
+	return is()
+}
+
+// mountedForPod are the driver's mounts below a pod's directory.
+func (d *scriptedDriver) mountedForPod(uid types.UID) []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var found []string
+	for path := range d.mounts {
+		if strings.Contains(path, "/pods/"+string(uid)+"/") {
+			found = append(found, path)
+		}
+	}
+	return found
+}
+
+// hasMade says whether a call that begins so was made.
+func (d *scriptedDriver) hasMade(call string) bool {
+	for _, made := range d.made() {
+		if strings.HasPrefix(made, call) {
+			return true
+		}
+	}
+	return false
+}
+
+// TestAttackWaitUnmountedOfTwoPersistentVolumesOfOneHandle: WaitUnmounted returns while the second one is published.
+func TestAttackWaitUnmountedOfTwoPersistentVolumesOfOneHandle(t *testing.T) {
+	w := newWorld(t, noAttach)
+	handle := w.volume("one")
+	w.volume("two", handleOf(handle))
+	agent, _ := w.agent()
+	pod := w.pod("p", "one", "two")
+	agent.SetPod(pod)
+	w.mounted(agent, pod)
+	hold := make(chan struct{})
+	defer close(hold)
+	w.driver.mu.Lock()
+	w.driver.hook = func(method, _ string, attempt int) error {
+		if method == "Unpublish" && attempt == 2 {
+			<-hold
+		}
+		return nil
+	}
+	w.driver.mu.Unlock()
+	agent.RemovePod(pod.UID)
+	ctx, cancel := context.WithTimeout(w.ctx, 5*time.Second)
+	defer cancel()
+	err := agent.WaitUnmounted(ctx, pod.UID)
+	if left := w.driver.mountedForPod(pod.UID); err == nil && len(left) > 0 {
+		t.Errorf("WaitUnmounted says that nothing of the pod is published, and the driver has %v", left)
+	}
+}
+
+// TestAttackSecondPersistentVolumeOfOneHandleIsNeverUnpublished: one of the two is dropped while the pod is there; nothing wakes
+// the volume when the pod is removed.
+func TestAttackSecondPersistentVolumeOfOneHandleIsNeverUnpublished(t *testing.T) {
+	w := newWorld(t, noAttach)
+	handle := w.volume("one")
+	w.volume("two", handleOf(handle))
+	w.driver.intercept(func(_ string, request any, do func() (any, error)) (any, error) {
+		if r, ok := request.(*csispec.NodePublishVolumeRequest); ok && strings.Contains(r.TargetPath, w.name+"-two") {
+			return nil, status.Error(codes.InvalidArgument, "not this one")
+		}
+		return do()
+	})
+	agent, _ := w.agent(func(c *Config) { c.longWait = time.Second })
+	pod := w.pod("p", "one", "two")
+	agent.SetPod(pod)
+	w.until("the second one was refused", func() bool {
+		agent.volumes.mu.Lock()
+		defer agent.volumes.mu.Unlock()
+		v := agent.volumes.all[string(w.unique(handle))]
+		if v == nil || len(v.pods) != 2 {
+			return false
+		}
+		return v.pods[1].Failure.Count > 0 && len(w.driver.mountedForPod(pod.UID)) == 1
+	})
+	deleted := pod.DeepCopy()
+	deleted.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+	agent.SetPod(deleted)
+	w.until("the second one was dropped", func() bool {
+		agent.volumes.mu.Lock()
+		defer agent.volumes.mu.Unlock()
+		return len(agent.volumes.all[string(w.unique(handle))].pods) == 1
+	})
+	time.Sleep(10 * time.Second) // until the volume is not to be looked at any more because of what was before
+	agent.RemovePod(pod.UID)
+	err := agent.WaitUnmounted(w.ctx, pod.UID)
+	if !within(20*time.Second, func() bool { return len(w.driver.mountedForPod(pod.UID)) == 0 }) {
+		t.Errorf("20 s after the pod was removed (WaitUnmounted: %v) it is still published: %v; calls %v", err, w.driver.mountedForPod(pod.UID), w.driver.made())
+	}
+}
+
+// TestAttackPodThatEndsBeforeItsMountAndComesBackWaitsForEver: its volume is forgotten while it is over, and nobody looks it up again.
+func TestAttackPodThatEndsBeforeItsMountAndComesBackWaitsForEver(t *testing.T) {
+	w := newWorld(t)
+	handle := w.volume("data")
+	agent, _ := w.agent()
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	w.untilInUse(handle)
+	agent.PodEnding(pod.UID, errors.New("its object says that it is over"))
+	w.untilNotInUse(handle)
+	w.until("the volume was forgotten", func() bool {
+		agent.volumes.mu.Lock()
+		defer agent.volumes.mu.Unlock()
+		return len(agent.volumes.all) == 0
+	})
+	agent.SetPod(pod) // it is not, after all
+	if !within(20*time.Second, func() bool { return len(w.node().Status.VolumesInUse) > 0 }) {
+		ctx, cancel := context.WithTimeout(w.ctx, time.Second)
+		defer cancel()
+		_, err := agent.WaitMounted(ctx, pod.UID)
+		t.Errorf("20 s after the pod was set again its volume is not listed in use; WaitMounted: %v", err)
+	}
+}
+
+// lateAnswer is a runtime that says that the pod runs, and an agent that is told so after the informer has set the pod again.
+type lateAnswer struct {
+	ends  *podEnds
+	mu    sync.Mutex
+	over  bool
+	stale bool
+	asked int
+}
+
+func (l *lateAnswer) PodEnding(_ types.UID, why error) bool {
+	if !errors.Is(why, errNotAsked) && !l.stale {
+		l.stale = true
+		// Between ask's unlock (ends.go, e.mu.Unlock before the switch) and this call, the informer's goroutine runs:
+		l.ends.callOff("p")
+		l.mu.Lock()
+		l.over = false // SetPod
+		l.mu.Unlock()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.over = true
+	return true
+}
+func (l *lateAnswer) RemovePod(types.UID)                            {}
+func (l *lateAnswer) WaitUnmounted(context.Context, types.UID) error { return nil }
+func (l *lateAnswer) Ended(context.Context, string) (func(), error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.asked++
+	return nil, errors.New("containers run")
+}
+
+// TestAttackLateAnswerOfTheRuntimeEndsAPodThatWasCalledOff: the pod stays Ending until its object changes again, and nobody asks about it.
+func TestAttackLateAnswerOfTheRuntimeEndsAPodThatWasCalledOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &lateAnswer{}
+		l.ends = newPodEnds(l, l, logr.Discard())
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { l.ends.run(ctx) })
+		l.ends.begin("p")
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if l.over {
+			t.Errorf("an hour after the pod was called off it is over; the runtime was asked %d times, and %d pods are waited for", l.asked, len(l.ends.pods))
+		}
+		cancel()
+		running.Wait()
+	})
+}
+
+// TestAttackPublishAfterWaitUnmounted: the pod is removed while the record of its publish goes to the disk.
+func TestAttackPublishAfterWaitUnmounted(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.volume("data")
+	writing, goOn := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	agent, _ := w.agent(func(c *Config) {
+		c.writeRecord = func(root *mount.Root, name string, content []byte, must mount.Durability) error {
+			if strings.HasSuffix(name, ".publish.json") {
+				once.Do(func() {
+					close(writing)
+					<-goOn // a slow disk
+				})
+			}
+			return root.Write(name, content, must)
+		}
+	})
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	<-writing
+	agent.RemovePod(pod.UID)
+	ctx, cancel := context.WithTimeout(w.ctx, 3*time.Second)
+	defer cancel()
+	err := agent.WaitUnmounted(ctx, pod.UID)
+	close(goOn)
+	if err == nil && within(5*time.Second, func() bool { return w.driver.hasMade("Publish") }) {
+		t.Errorf("published after WaitUnmounted has said that nothing of the removed pod is: %v", w.driver.made())
+	}
+}
+
+// withDebugger is the pod with an ephemeral container that uses a volume.
+func withDebugger(pod *corev1.Pod, volume string) *corev1.Pod {
+	pod = pod.DeepCopy()
+	pod.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
+		Name: "debugger", Image: "none", VolumeMounts: []corev1.VolumeMount{{Name: volume, MountPath: "/x"}},
+	}}}
+	return pod
+}
+
+// TestAttackRestartWithALostClaimBesideARefusedOne: a claim that cannot be used for the moment counts as not wanted, because another
+// one of the pod is refused for good. The running pod loses its volume.
+func TestAttackRestartWithALostClaimBesideARefusedOne(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.volume("data")
+	w.volume("bad", blockVolume)
+	agent, stop := w.agent()
+	pod := w.podWith("p", func(p *corev1.Pod) { p.Spec.Containers[0].VolumeMounts = p.Spec.Containers[0].VolumeMounts[:1] }, "data", "bad")
+	agent.SetPod(pod)
+	w.mounted(agent, pod)
+	pod = withDebugger(pod, "bad")
+	agent.SetPod(pod)
+	w.until("the pod was refused", func() bool {
+		p, _ := agent.pods.look(pod.UID)
+		return p.refused != nil
+	})
+	stop()
+	claim, err := w.admin.CoreV1().PersistentVolumeClaims(w.name).Get(w.ctx, "data", metav1.GetOptions{})
+	must(t, err)
+	claim.Status.Phase = corev1.ClaimLost // or any error of the API server
+	_, err = w.admin.CoreV1().PersistentVolumeClaims(w.name).UpdateStatus(w.ctx, claim, metav1.UpdateOptions{})
+	must(t, err)
+	agent, _ = w.agent()
+	agent.SetPod(pod)
+	if within(10*time.Second, func() bool { return w.driver.hasMade("Unpublish data") }) {
+		t.Errorf("the volume was taken from a pod that is set and runs: %v", w.driver.made())
+	}
+}
+
+// TestAttackRestartDestroysTheInlineVolumeOfARunningPod: an ephemeral container came that uses a PersistentVolume of the inline volume's
+// name. The agent that was there then kept what runs; the next one wants nothing of the pod, and destroys its data.
+func TestAttackRestartDestroysTheInlineVolumeOfARunningPod(t *testing.T) {
+	w := newWorld(t, noAttach, modes(ephemeral, persistent))
+	w.volume("x")
+	scratch := w.name + "-x"
+	agent, stop := w.agent()
+	pod := w.podWith("p", func(p *corev1.Pod) {
+		p.Spec.Containers[0].VolumeMounts = nil
+		w.addInline(nil, scratch)(p)
+	}, "x")
+	agent.SetPod(pod)
+	w.mounted(agent, pod)
+	pod = withDebugger(pod, "x")
+	agent.SetPod(pod)
+	w.until("the pod was refused", func() bool {
+		p, _ := agent.pods.look(pod.UID)
+		return p.refused != nil
+	})
+	if w.driver.hasMade("Unpublish") {
+		t.Fatal("not even the first agent kept it")
+	}
+	stop()
+	agent, _ = w.agent()
+	agent.SetPod(pod)
+	if within(10*time.Second, func() bool { return w.driver.hasMade("Unpublish") }) {
+		t.Errorf("the inline volume of a running pod was destroyed: %v", w.driver.made())
+	}
+}
+
+// TestAttackRestartAfterTheClaimWasMadeAnew: the claim's name stands for another volume now; the one that the pod runs on is taken from it.
+func TestAttackRestartAfterTheClaimWasMadeAnew(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.driver.caps = nil // it does not stage: the unpublish is the last call
+	w.volume("data")
+	agent, stop := w.agent()
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	w.mounted(agent, pod)
+	stop()
+	claims := w.admin.CoreV1().PersistentVolumeClaims(w.name)
+	_, err := claims.Patch(w.ctx, "data", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+	must(t, err)
+	must(t, claims.Delete(w.ctx, "data", metav1.DeleteOptions{}))
+	was, err := w.admin.CoreV1().PersistentVolumes().Get(w.ctx, w.name+"-data", metav1.GetOptions{})
+	must(t, err)
+	other := w.name + "-other"
+	claim, err := claims.Create(w.ctx, &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "data", Namespace: w.name},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: was.Spec.AccessModes, VolumeName: other, StorageClassName: new(string),
+			Resources: corev1.VolumeResourceRequirements{Requests: was.Spec.Capacity},
+		},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: other}, Spec: *was.Spec.DeepCopy()}
+	pv.Spec.CSI.VolumeHandle = "h-" + other
+	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: w.name, Name: "data", UID: claim.UID}
+	_, err = w.admin.CoreV1().PersistentVolumes().Create(w.ctx, pv, metav1.CreateOptions{})
+	must(t, err)
+	claim.Status.Phase = corev1.ClaimBound
+	_, err = claims.UpdateStatus(w.ctx, claim, metav1.UpdateOptions{})
+	must(t, err)
+	agent, _ = w.agent()
+	agent.SetPod(pod)
+	if within(10*time.Second, func() bool { return w.driver.hasMade("Unpublish data") }) {
+		t.Errorf("the volume was taken from a pod that is set and runs: %v", w.driver.made())
+	}
+}
+
+// TestAttackUnconfirmedRecordAndAnotherLabel: the confirmation was not recorded (a full disk), the CSIDriver stops asking for labels, the
+// agent is restarted: the volume is taken from the running pod, and nobody looks who has it.
+func TestAttackUnconfirmedRecordAndAnotherLabel(t *testing.T) {
+	w := newWorld(t, noAttach, func(d *storagev1.CSIDriver) { d.Spec.SELinuxMount = new(true) })
+	w.driver.caps = nil // it does not stage: the unpublish is the last call
+	w.volume("data", accessModes(corev1.ReadWriteOncePod))
+	full := func(c *Config) {
+		withSELinux(c)
+		c.writeRecord = func(root *mount.Root, name string, content []byte, must mount.Durability) error {
+			if must == mount.Whole {
+				return syscall.ENOSPC
+			}
+			return root.Write(name, content, must)
+		}
+	}
+	agent, stop := w.agent(full)
+	pod := w.podWith("p", labelled("s0:c1,c2"), "data")
+	agent.SetPod(pod)
+	if label := w.mounted(agent, pod)[0].SELinuxLabel; label == "" {
+		t.Fatal("mounted without a label")
+	}
+	stop()
+	_, err := w.admin.StorageV1().CSIDrivers().Patch(w.ctx, w.driverName(), types.MergePatchType, []byte(`{"spec":{"seLinuxMount":false}}`), metav1.PatchOptions{})
+	must(t, err)
+	agent, _ = w.agent(full)
+	agent.SetPod(pod)
+	if within(10*time.Second, func() bool { return w.driver.hasMade("Unpublish data") }) {
+		t.Errorf("the volume was taken from a pod that is set and runs: %v", w.driver.made())
+	}
+}
+
+// TestAttackInlineIsReadWithoutItsLock fails with -race alone: another pod comes to want the volume while it is unpublished.
+func TestAttackInlineIsReadWithoutItsLock(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.volume("data")
+	var agent *Agent
+	second := w.pod("second", "data")
+	var once sync.Once
+	set := make(chan struct{})
+	agent, _ = w.agent(func(c *Config) {
+		c.Logger = funcr.New(func(_, line string) {
+			if strings.Contains(line, `"NodeUnpublishVolume"`) { // between the reply and what is made of it
+				once.Do(func() {
+					agent.SetPod(second)
+					close(set)
+					time.Sleep(time.Second)
+				})
+			}
+		}, funcr.Options{})
+	})
+	first := w.pod("first", "data")
+	agent.SetPod(first)
+	w.mounted(agent, first)
+	agent.RemovePod(first.UID)
+	<-set
+	w.mounted(agent, second)
+}
+
+// TestAttackEtcdPutBackWhileARecordIsWritten: the volumes without a record are taken from the list when the Node's history begins anew,
+// also one of which the record is on its way to the disk. It is staged while the Node does not list it.
+func TestAttackEtcdPutBackWhileARecordIsWritten(t *testing.T) {
+	w := newWorld(t)
+	wire := &histories{ahead: 1_000_000}
+	cleared, staged := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	handle := w.volume("data")
+	w.nodeID.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		wire.next = roundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.Method != http.MethodPatch || r.Body == nil {
+				return next.RoundTrip(r)
+			}
+			raw, err := io.ReadAll(r.Body)
+			if err != nil {
+				return nil, err
+			}
+			r.Body = io.NopCloser(bytes.NewReader(raw))
+			wire.mu.Lock()
+			turned := wire.ahead == 0
+			wire.mu.Unlock()
+			if !turned || !bytes.Contains(raw, []byte("volumesInUse")) {
+				return next.RoundTrip(r)
+			}
+			if bytes.Contains(raw, []byte(handle)) {
+				select { // the write that puts it back is slow
+				case <-staged:
+				case <-time.After(10 * time.Second):
+				}
+				return next.RoundTrip(r)
+			}
+			reply, err := next.RoundTrip(r)
+			once.Do(func() { close(cleared) })
+			return reply, err
+		})
+		return wire
+	})
+	writing := make(chan struct{})
+	var written sync.Once
+	agent, _ := w.agent(func(c *Config) {
+		c.writeRecord = func(root *mount.Root, name string, content []byte, must mount.Durability) error {
+			if strings.HasSuffix(name, ".stage.json") {
+				written.Do(func() {
+					close(writing)
+					select { // a slow disk
+					case <-cleared:
+					case <-time.After(20 * time.Second):
+					}
+				})
+			}
+			return root.Write(name, content, must)
+		}
+	})
+	var problem atomic.Pointer[string]
+	w.driver.mu.Lock()
+	w.driver.hook = func(method, _ string, attempt int) error {
+		if method == "Stage" && attempt == 1 {
+			if !slices.Contains(w.node().Status.VolumesInUse, w.unique(handle)) {
+				problem.Store(new(fmt.Sprintf("S7: NodeStageVolume, and the Node lists %v in use", w.node().Status.VolumesInUse)))
+			}
+			close(staged)
+		}
+		return nil
+	}
+	w.driver.mu.Unlock()
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	w.untilInUse(handle)
+	w.attach(handle)
+	<-writing
+	wire.putBack(func() {})
+	w.mounted(agent, pod)
+	if said := problem.Load(); said != nil {
+		t.Error(*said)
+	}
+}
+
+// TestAttackARecordThatWasNotSyncedIsLeftBehind: the file is in place and its directory could not be synced. The agent counts the call as not
+// begun and forgets the volume; the record stays, and nobody takes it away before a restart.
+func TestAttackARecordThatWasNotSyncedIsLeftBehind(t *testing.T) {
+	w := newWorld(t, noAttach)
+	w.volume("data")
+	failed := make(chan struct{})
+	var once sync.Once
+	agent, _ := w.agent(func(c *Config) {
+		c.writeRecord = func(root *mount.Root, name string, content []byte, must mount.Durability) error {
+			err := root.Write(name, content, must)
+			if must == mount.PowerCut {
+				once.Do(func() { close(failed) })
+				err = errors.Join(err, syscall.EIO) // as from syncDir, after the rename
+			}
+			return err
+		}
+	})
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	<-failed
+	agent.RemovePod(pod.UID)
+	w.unmounted(agent, pod)
+	w.until("the agent has forgotten the volume", func() bool {
+		agent.volumes.mu.Lock()
+		defer agent.volumes.mu.Unlock()
+		return len(agent.volumes.all) == 0
+	})
+	var left []string
+	if !within(5*time.Second, func() bool { left = w.leftovers(); return len(left) == 0 }) {
+		t.Errorf("nothing is known of the volume any more, and there is %v", left)
+	}
+}
+
+// TestAttackCSIDriverSeenWhileASecretIsRead: the step was decided when the CSIDriver asked for no attachment. By the time of the call the agent has
+// seen that it does, and stages without the handshake all the same.
+func TestAttackCSIDriverSeenWhileASecretIsRead(t *testing.T) {
+	w := newWorld(t, noAttach)
+	_, err := w.admin.CoreV1().Secrets(w.name).Create(w.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "key"}}, metav1.CreateOptions{})
+	must(t, err)
+	handle := w.volume("data", func(pv *corev1.PersistentVolume) {
+		pv.Spec.CSI.NodeStageSecretRef = &corev1.SecretReference{Namespace: w.name, Name: "key"}
+	})
+	reading, goOn := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	w.nodeID.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if strings.Contains(r.URL.Path, "/secrets/") {
+				once.Do(func() {
+					close(reading)
+					<-goOn
+				})
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	var problem atomic.Pointer[string]
+	w.driver.hook = func(method, _ string, _ int) error {
+		if method == "Stage" && !slices.Contains(w.node().Status.VolumesInUse, w.unique(handle)) {
+			problem.Store(new("S7: NodeStageVolume without the handshake, though the agent has seen the CSIDriver"))
+		}
+		return nil
+	}
+	agent, _ := w.agent()
+	pod := w.pod("p", "data")
+	agent.SetPod(pod)
+	<-reading
+	drivers := w.admin.StorageV1().CSIDrivers()
+	must(t, drivers.Delete(w.ctx, w.driverName(), metav1.DeleteOptions{}))
+	_, err = drivers.Create(w.ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: w.driverName()}}, metav1.CreateOptions{})
+	must(t, err)
+	w.until("the agent has seen the CSIDriver", func() bool {
+		object, ok, _ := agent.plugins.csiDrivers.GetStore().GetByKey(w.driverName())
+		return ok && *object.(*storagev1.CSIDriver).Spec.AttachRequired
+	})
+	close(goOn)
+	w.untilInUse(handle)
+	w.attach(handle)
+	w.mounted(agent, pod)
+	if said := problem.Load(); said != nil {
+		t.Error(*said)
+	}
+}
