@@ -20,6 +20,9 @@ func (m *volumeManager) apply(ctx context.Context, v *volume, step nodevolume.St
 	m.stepBegins(v, step)
 	m.mu.Lock()
 	v.began = time.Now()
+	if publish, ok := step.(nodevolume.Publish); ok {
+		v.publishing = publish.Key
+	}
 	m.mu.Unlock()
 	switch step := step.(type) {
 	case nodevolume.ReadCapabilities:
@@ -49,6 +52,10 @@ func (m *volumeManager) apply(ctx context.Context, v *volume, step nodevolume.St
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v.life.Done(step)
+	if v.publishing.PodUID != "" {
+		m.pods.notify(types.UID(v.publishing.PodUID))
+		v.publishing = nodevolume.PublishKey{}
+	}
 }
 
 // nameOf is kubelet's name of a step.
@@ -96,13 +103,9 @@ func (m *volumeManager) callableFor(v *volume, key nodevolume.PublishKey) (calla
 	case p.want == nil:
 		return callable{}, fmt.Errorf("pod %s is not wanted on this node any more", key.PodUID)
 	}
-	attachment, stands := v.life.Attachment(m.status.view(v.name))
-	if !stands {
-		return callable{}, errOutdated
-	}
 	return callable{
 		client: client, has: *has, want: p.want, rules: m.plugins.rules(v.driver),
-		attachment: attachment, stagingPath: v.stagingPath(p.want),
+		attachment: v.life.Attachment(), stagingPath: v.stagingPath(p.want),
 	}, nil
 }
 
@@ -142,7 +145,11 @@ func (m *volumeManager) stage(ctx context.Context, v *volume, step nodevolume.St
 	if err != nil {
 		return err
 	}
-	if err := m.prepareStage(record); err != nil {
+	err = m.prepareStage(record)
+	if err == nil {
+		err = m.stands(v, step)
+	}
+	if err != nil {
 		return m.end(v, begun, ending{err: err, phase: begun.After(nodevolume.Refused)})
 	}
 	call := c.volume(m.root.Path(record.Path))
@@ -180,7 +187,11 @@ func (m *volumeManager) publish(ctx context.Context, v *volume, step nodevolume.
 	if err != nil {
 		return err
 	}
-	if err := m.preparePublish(record, v); err != nil {
+	err = m.preparePublish(record, v)
+	if err == nil {
+		err = m.stands(v, step)
+	}
+	if err != nil {
 		return m.end(v, begun, ending{err: err, phase: begun.After(nodevolume.Refused)})
 	}
 	err = m.askPublish(ctx, v, c, key, call, record.Path)
@@ -244,12 +255,16 @@ func (m *volumeManager) begin(v *volume, step nodevolume.Step, intent nodevolume
 	if !call.Write {
 		return call, nil
 	}
-	if err := m.saveBefore(name, call); err != nil {
+	err := m.saveBefore(name, call)
+	if err != nil && (call.Before != nodevolume.Absent || m.records.RemoveWritten(name) == nil) {
 		return call, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v.life.Recorded(call)
+	if err != nil { // and a part of it stays on the disk
+		return call, err
+	}
 	if !call.Record.Leaving {
 		delete(m.unaccounted, name)
 	}

@@ -7,6 +7,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/nodevolume"
@@ -30,20 +31,32 @@ func (m *volumeManager) lookUpAttachment(ctx context.Context, v *volume) error {
 // stillAttached is the last question before a call: whether the attachment is the one that was decided on. It is read again if
 // requests for the call were made since.
 func (m *volumeManager) stillAttached(ctx context.Context, v *volume, c callable, asked bool) error {
-	if c.attachment.UID == "" {
-		return nil
-	}
-	if asked {
+	if asked && c.attachment.UID != "" {
 		if err := m.lookUpAttachment(ctx, v); err != nil {
 			m.log.V(1).Info("Attachment may be another one", "volume", v.name, "problem", err.Error())
 		}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if _, stands := v.life.Attachment(m.status.view(v.name)); !stands {
+	return m.standsNow(v)
+}
+
+// standsNow says whether what the running step was decided on holds still. The caller holds mu.
+func (m *volumeManager) standsNow(v *volume) error {
+	if !v.life.Stands(m.status.view(v.name), m.plugins.attachRequired(v.driver)) {
 		return errOutdated
 	}
 	return nil
+}
+
+// stands is asked once more when all is prepared for a call: a disk may be slow. The pod may be gone by then as well.
+func (m *volumeManager) stands(v *volume, step nodevolume.Step) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.pods.state(types.UID(nodevolume.KeyOf(step).PodUID)).Removed {
+		return errReleased
+	}
+	return m.standsNow(v)
 }
 
 // readAttachment reads the VolumeAttachment of a volume live: a node may get it

@@ -105,6 +105,7 @@ func (e *podEnds) ask(ctx context.Context, uid types.UID) {
 		e.owner.RemovePod(uid) // under the lock: it cannot be called off any more
 	} else if waits {
 		e.pods[uid] = true
+		e.owner.PodEnding(uid, err) // and neither can this come after it was
 	}
 	e.mu.Unlock()
 	switch {
@@ -116,7 +117,7 @@ func (e *podEnds) ask(ctx context.Context, uid types.UID) {
 		_ = e.owner.WaitUnmounted(ctx, uid) // or ctx has ended, and with it the lock
 		release()
 	case waits && ctx.Err() == nil:
-		if e.owner.PodEnding(uid, err); !told {
+		if !told {
 			e.log.Error(err, "Volumes of pod stay mounted: its object is gone or says that it is over, and its containers may run", "pod", uid)
 		}
 		e.queue.AddRateLimited(uid)

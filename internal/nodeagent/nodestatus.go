@@ -266,7 +266,12 @@ func (s *nodeStatus) read(ctx context.Context) (gone bool, err error) {
 	node, err := s.client.CoreV1().Nodes().Get(ctx, s.node, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		s.take(s.inUse.Lost)
+		s.take(func() []string {
+			if s.inUse.Version() != since {
+				return nil // the watch has seen it since, made anew
+			}
+			return s.inUse.Lost()
+		})
 		return true, nil
 	case err != nil:
 		return false, fmt.Errorf("read node %s: %w", s.node, err)

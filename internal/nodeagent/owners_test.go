@@ -54,7 +54,7 @@ func newPodWorld(t *testing.T) *podWorld {
 		released: func(uid types.UID, _ []string) { tell("released", uid) },
 		changed:  func(names []string) { tell("changed", types.UID(slices.Compact(names)[0])) },
 		grows:    func(*want) bool { return false },
-		readSize: func(context.Context, *want) error { return nil },
+		readSize: func(context.Context, *want, string) error { return nil },
 	})
 	t.Cleanup(w.queue.ShutDown)
 	return w

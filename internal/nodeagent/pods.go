@@ -49,9 +49,9 @@ type podHandlers struct {
 	released func(types.UID, []string)
 	// changed: something else is known of the pods of these volumes.
 	changed func([]string)
-	// grows says whether a wanted volume may grow, and readSize looks whether it has.
+	// grows says whether a wanted volume may grow, and readSize looks whether it has, in objects of this resource version at least.
 	grows    func(*want) bool
-	readSize func(context.Context, *want) error
+	readSize func(context.Context, *want, string) error
 }
 
 func newPodManager(config Config, client kubernetes.Interface, events record.EventRecorder, beat beat, sure func() bool, on podHandlers) *podManager {
@@ -341,7 +341,7 @@ func (m *podManager) lookUp(ctx context.Context, uid types.UID) error {
 	}
 	// A claim that cannot be read holds up no other volume of the pod, which may be running.
 	m.on.wanted(uid, found.wants)
-	if _, refused := errors.AsType[*RefusedError](err); err != nil && !refused {
+	if err != nil {
 		return err
 	}
 	m.resolved(uid, p.object)
@@ -359,10 +359,11 @@ func (m *podManager) found(uid types.UID, found found, err error) bool {
 	p.problem = err
 	p.wants = append(p.wants, found.wants...)
 	m.tellOthers(p, found.others)
-	if refusal, ok := errors.AsType[*RefusedError](err); ok {
+	if refusal, refused := errors.AsType[*RefusedError](found.refused); refused && p.refused == nil {
 		m.tell(p.object, refusal.Error())
 		p.refused = refusal
-	} else if err != nil {
+	}
+	if err != nil && p.refused == nil {
 		m.tellOnce(p, err)
 	}
 	return true

@@ -35,6 +35,10 @@ func (m *podManager) resync(ctx context.Context, uid types.UID) {
 		m.mu.Unlock()
 		return
 	}
+	version := "0" // from the API server's cache: a moment does not matter
+	if p.syncAt.IsZero() {
+		version = "" // the next time is a period away
+	}
 	m.syncLater(uid, p)
 	wants := p.wants
 	m.mu.Unlock()
@@ -42,7 +46,7 @@ func (m *podManager) resync(ctx context.Context, uid types.UID) {
 		if !m.on.grows(w) {
 			continue
 		}
-		if err := m.on.readSize(ctx, w); err != nil && ctx.Err() == nil {
+		if err := m.on.readSize(ctx, w, version); err != nil && ctx.Err() == nil {
 			m.log.V(1).Info("Size of claim not read", "claim", w.claim.name, "pod", uid, "err", err)
 		}
 	}
@@ -57,8 +61,8 @@ func (m *podManager) syncLater(uid types.UID, p *pod) {
 
 // readSize reads a claim, and its volume if the claim names a size that is not here
 // yet. In this order: what the claim says of its volume has been true before.
-func (m *volumeManager) readSize(ctx context.Context, w *want) error {
-	claim, err := m.readClaim(ctx, w, "0") // from the API server's cache: a moment does not matter
+func (m *volumeManager) readSize(ctx context.Context, w *want, version string) error {
+	claim, err := m.readClaim(ctx, w, version)
 	if err != nil {
 		return err
 	}
@@ -72,7 +76,7 @@ func (m *volumeManager) readSize(ctx context.Context, w *want) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	pv, err := m.client.CoreV1().PersistentVolumes().Get(ctx, w.specName, metav1.GetOptions{ResourceVersion: "0"})
+	pv, err := m.client.CoreV1().PersistentVolumes().Get(ctx, w.specName, metav1.GetOptions{ResourceVersion: version})
 	if err != nil {
 		return fmt.Errorf("read volume %s: %w", w.specName, err)
 	}

@@ -30,6 +30,8 @@ type volume struct {
 	// unconfirmed is the record of a stage that the driver has confirmed and the disk has not: the pod's publish goes first. The
 	// volume's own turn alone uses it.
 	unconfirmed *nodevolume.Record
+	// publishing is the pod that the running step publishes for.
+	publishing nodevolume.PublishKey
 	// began is when the running step did; asked is its call, while that has no answer.
 	began time.Time
 	asked *unanswered
@@ -164,7 +166,9 @@ func (m *volumeManager) drop(v *volume, left []nodevolume.PublishKey) {
 	for _, key := range left {
 		v.pods = slices.DeleteFunc(v.pods, func(p *publication) bool { return p.Key == key })
 		delete(v.holds, key)
-		m.pods.leave(types.UID(key.PodUID), v.name)
+		if !slices.ContainsFunc(v.pods, func(p *publication) bool { return p.Key.PodUID == key.PodUID }) { // by another PersistentVolume
+			m.pods.leave(types.UID(key.PodUID), v.name)
+		}
 	}
 }
 

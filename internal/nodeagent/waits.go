@@ -148,7 +148,7 @@ func (m *volumeManager) published(uid types.UID) (<-chan struct{}, []*VolumeWait
 			continue
 		}
 		for _, entry := range v.pods {
-			if entry.Key.PodUID == string(uid) && entry.Phase != nodevolume.Absent {
+			if entry.Key.PodUID == string(uid) && (entry.Phase != nodevolume.Absent || v.publishing == entry.Key) {
 				hold := v.holds[entry.Key]
 				why := m.whyOf(v, nodevolume.Hold{Key: entry.Key, Reason: hold.reason})
 				if v.asked != nil {

@@ -90,18 +90,21 @@ func (w *want) name() string {
 type found struct {
 	wants  []*want
 	others []*otherVolume
+	// refused says which volumes can never be mounted; nil if there are none.
+	refused error
 }
 
 // wantsOf reads the claims and volumes of a pod, but for those that are known. All
-// problems are looked for, so that the pod's owner reads of all at once. What was found beside them is returned as well.
+// problems are looked for, so that the pod's owner reads of all at once. What was found beside them is returned as well. The error
+// is of what may be otherwise the next time.
 func (m *podManager) wantsOf(ctx context.Context, object *corev1.Pod, known []*want) (found, error) {
 	if err := mount.Element(string(object.UID)); err != nil {
-		return found{}, refuse("pod UID: %v", err)
+		return found{refused: refuse("pod UID: %v", err)}, nil
 	}
 	asFile, asDevice := usedVolumes(object)
 	var wants []*want
 	var others []*otherVolume
-	var problems []error
+	var problems, refusals []error
 	for i := range object.Spec.Volumes {
 		volume := &object.Spec.Volumes[i]
 		if !asFile[volume.Name] && !asDevice[volume.Name] {
@@ -123,7 +126,12 @@ func (m *podManager) wantsOf(ctx context.Context, object *corev1.Pod, known []*w
 			err = w.fits(asFile[volume.Name], asDevice[volume.Name])
 		}
 		if err != nil {
-			problems = append(problems, fmt.Errorf("volume %q: %w", volume.Name, err))
+			err = fmt.Errorf("volume %q: %w", volume.Name, err)
+			if _, refused := errors.AsType[*RefusedError](err); refused {
+				refusals = append(refusals, err)
+			} else {
+				problems = append(problems, err)
+			}
 			continue
 		}
 		// A claim may be named by several of a pod's volumes; it is published once.
@@ -132,9 +140,9 @@ func (m *podManager) wantsOf(ctx context.Context, object *corev1.Pod, known []*w
 		}
 	}
 	if err := checkPaths(slices.Concat(known, wants)); err != nil {
-		return found{}, errors.Join(append(problems, err)...)
+		return found{refused: errors.Join(append(refusals, err)...)}, errors.Join(problems...)
 	}
-	return found{wants, others}, errors.Join(problems...)
+	return found{wants, others, errors.Join(refusals...)}, errors.Join(problems...)
 }
 
 // usedVolumes are those that some container mounts, or uses as a device. Others are not mounted.

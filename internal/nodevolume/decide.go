@@ -49,7 +49,7 @@ func (c *decision) listInUse() {
 	switch {
 	case c.observed.Inline:
 		// Whoever lists such a name means something else by it.
-		c.out.Forget = !c.recorded() && !c.wanted()
+		c.out.Forget = !c.recorded() && len(c.desired.Pods) == 0
 	case c.mustBeInUse():
 		c.out.InUse = Yes
 	case c.recorded() || c.wanted():
@@ -59,7 +59,9 @@ func (c *decision) listInUse() {
 			c.out.InUse = No
 		}
 	case c.observed.Node.InUse == No:
-		c.out.Forget = true
+		if c.out.Forget = len(c.desired.Pods) == 0; !c.out.Forget {
+			c.out.InUse = No // the pods that are left want nothing now, and may again
+		}
 	default:
 		c.out.InUse = No
 		c.hold(PublishKey{}, InUseNotCleared)
@@ -99,7 +101,7 @@ func (c *decision) tearDown() Step {
 			if p.Publish == Absent || !c.mayCall(p.Key, p.Failure) {
 				continue
 			}
-			if step := c.take(p.Key, Unpublish{Key: p.Key}, c.lastOfHandshake(p)); step != nil {
+			if step := c.unpublish(p); step != nil {
 				return step
 			}
 		case Wanted:
@@ -139,6 +141,11 @@ func (c *decision) take(key PublishKey, call Step, looks bool) Step {
 	return LookForUsers{Key: key}
 }
 
+// unpublish takes a publish back.
+func (c *decision) unpublish(p Pod) Step {
+	return c.take(p.Key, Unpublish{Key: p.Key}, c.lastOfHandshake(p))
+}
+
 // bringUp leads the first pod on for which something can be done.
 func (c *decision) bringUp() Step {
 	for _, p := range c.desired.Pods {
@@ -147,7 +154,9 @@ func (c *decision) bringUp() Step {
 		}
 		if c.halfPublishedOtherwise(p) {
 			if c.mayCall(p.Key, p.Failure) {
-				return Unpublish{Key: p.Key}
+				if step := c.unpublish(p); step != nil {
+					return step
+				}
 			}
 			continue
 		}
@@ -270,7 +279,7 @@ func (c *decision) mount(p Pod) Step {
 // that run on it keep it: taking a mount away under a process helps nobody.
 func (c *decision) restage(p Pod) Step {
 	for _, other := range c.desired.Pods {
-		mayRun := other.Claim == Unclaimed || other.Claim == Ending
+		mayRun := other.Claim == Unclaimed || other.Claim == Ending || other.Claim == Wanted && other.Inherited
 		if other.Publish == Confirmed || mayRun && other.Publish != Absent {
 			c.hold(p.Key, AttachmentReplaced)
 			return nil
@@ -281,7 +290,9 @@ func (c *decision) restage(p Pod) Step {
 			continue
 		}
 		if c.mayCall(other.Key, other.Failure) {
-			return Unpublish{Key: other.Key}
+			if step := c.unpublish(other); step != nil {
+				return step
+			}
 		}
 		c.hold(p.Key, AttachmentReplaced)
 		return nil

@@ -52,7 +52,7 @@ type InUseList struct {
 // Start takes the first version of the Node, or the first after it was [InUseList.TurnedBack]. It
 // must be read at quorum and not from a cache. An agent that died may have left a PATCH on its way that takes out
 // volumes without a record; recorded says of which names there is one that such an agent heeded. Those without are
-// taken out, unless they are wanted: nobody else will speak of them. Where nobody knows, the name stays, and counts as
+// taken out: nobody else will speak of them. Where nobody knows, or the volume is wanted, the name stays, and counts as
 // Unknown until another version of the Node excludes the PATCH.
 func (l *InUseList) Start(node NodeStatus, recorded func(name string) Knowledge) {
 	l.pending, l.pendingInUse, l.doubted, l.inFlight, l.mustRead = nil, nil, nil, false, false
@@ -60,27 +60,23 @@ func (l *InUseList) Start(node NodeStatus, recorded func(name string) Knowledge)
 	l.change++
 	l.started = l.change
 	var left, doubted []string
-	for _, name := range node.InUse {
-		switch recorded(name) {
-		case Yes:
+	for _, name := range sorted(slices.Clone(node.InUse)) {
+		wanted, spoken := l.wants[name]
+		switch known := recorded(name); {
+		case known == Yes:
 			left = append(left, name)
-			continue
-		case Unknown:
+		case known == Unknown, wanted: // a record of what is wanted may be on its way to the disk
 			left, doubted = append(left, name), append(doubted, name)
-			continue
-		case No:
-		}
-		if _, spoken := l.wants[name]; !spoken {
+		case !spoken:
 			l.Want(name, false)
 		}
 	}
-	switch {
-	case len(left) != len(node.InUse):
+	if len(doubted) > 0 || len(left) != len(l.inUse) {
 		l.send(left)
-	case len(doubted) > 0:
-		// A list that says the same in other words: the API server makes no new version for one that is equal.
-		l.send(left)
-		l.pending.InUse = slices.Sorted(slices.Values(slices.Concat(left, doubted)))
+		if slices.Equal(left, node.InUse) {
+			// The same in other words: the API server makes no new version for a list that is equal.
+			l.pending.InUse = slices.Sorted(slices.Values(slices.Concat(left, doubted)))
+		}
 	}
 	l.doubted = namesOf(doubted)
 }
@@ -205,7 +201,7 @@ func (l *InUseList) take(node NodeStatus) {
 }
 
 func (l *InUseList) send(inUse []string) {
-	l.pending = &Write{UID: l.newest.UID, ResourceVersion: l.newest.ResourceVersion, InUse: sorted(inUse)}
+	l.pending = &Write{UID: l.newest.UID, ResourceVersion: l.newest.ResourceVersion, InUse: sorted(slices.Clone(inUse))}
 	l.pendingInUse = namesOf(inUse)
 }
 

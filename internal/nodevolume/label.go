@@ -4,11 +4,11 @@ package nodevolume
 // kernel refuses a second mount of a file system with another one, and what is bound from
 // a mount has its label. So what is mounted with one label is undone, publishes and
 // stage, before anything is mounted with another. Pods that run keep what they have,
-// whatever the CSIDriver says by now.
+// whatever the CSIDriver says by now, and so do those that may run.
 
 // label is the one that the pod's volume is to be mounted with.
 func (p Pod) label() string {
-	if p.Publish == Confirmed {
+	if p.Publish == Confirmed || p.Inherited {
 		return p.PublishedLabel
 	}
 	return p.Label

@@ -22,8 +22,9 @@ type Life struct {
 	Growth  Expansion
 
 	attachment Lookup
-	// decidedOn is the attachment that the last step was decided on.
+	// decidedOn is the attachment that the last step was decided on, and required whether one was.
 	decidedOn Attachment
+	required  Knowledge
 }
 
 // Place is a stage or a publish: its record, and what is known beyond it.
@@ -32,6 +33,9 @@ type Place struct {
 	Phase  Phase
 	// Heard is when the driver confirmed it to this agent.
 	Heard Confirmation
+	// Inherited: the record was there when the agent started, of this boot or nobody knows of which, something may be mounted, and
+	// the record is not confirmed. It may have been, and the confirmation was lost: a pod may run on it.
+	Inherited bool
 }
 
 // inUse: what it speaks of may be there, and was made under the handshake over volumesInUse.
@@ -89,9 +93,9 @@ func (f PodFacts) claim(p *Publication, unaccounted bool) Claim {
 		return Released // a pod that ends gets no first mount; one that it has stays
 	case f.Set && f.Wants:
 		return Wanted
-	case f.Set && f.Resolved, !f.Set && (f.AllSet || p.Record.Leaving):
+	case f.Set && f.Resolved && p.Phase == Absent, !f.Set && (f.AllSet || p.Record.Leaving):
 		return Released
-	default:
+	default: // also of a pod that wants something else now, and may run on what it has
 		return Unclaimed
 	}
 }
@@ -121,6 +125,7 @@ func (l *Life) find(key PublishKey) *Publication {
 // Found takes in a record that was there when the agent started.
 func (l *Life) Found(record Record, bootID string, mounted Knowledge) {
 	place := Place{Record: record, Phase: record.Rebuilt(bootID, mounted)}
+	place.Inherited = place.Phase == Uncertain && mounted != No && (record.BootID == "" || record.BootID == bootID)
 	l.Inline = record.Inline
 	if record.Kind == StageKind {
 		l.Stage = place
@@ -190,7 +195,7 @@ func (l *Life) Decide(now time.Time, facts Facts) Decision {
 		// What was read before the CSIDriver changed is not for a stage without the handshake.
 		l.attachment.Doubt()
 	}
-	l.decidedOn = l.attachment.Known(facts.Node)
+	l.decidedOn, l.required = l.attachment.Known(facts.Node), facts.AttachRequired
 	decision := Decide(now, l.desired(facts), l.observed(facts))
 	decision.Left = left
 	return decision
@@ -203,8 +208,9 @@ func (l *Life) desired(facts Facts) Desired {
 		d.Pods = append(d.Pods, Pod{
 			Key: p.Key, Claim: pod.claim(p, facts.Unaccounted), Publish: p.Phase, LastConfirmed: p.Heard, Leaving: pod.Deleting,
 			Label: pod.Label, PublishedLabel: p.Record.SELinuxLabel,
-			SolePod:  pod.Wants && pod.SolePod || !pod.Wants && p.Record.SolePod,
-			ReadOnly: pod.ReadOnly, Failure: p.Failure,
+			Inherited: p.Inherited,
+			SolePod:   pod.Wants && pod.SolePod || !pod.Wants && p.Record.SolePod,
+			ReadOnly:  pod.ReadOnly, Failure: p.Failure,
 		})
 	}
 	return d
@@ -226,10 +232,13 @@ func (l *Life) BeginRead(node Node) Reading { return l.attachment.Begin(node) }
 // Read takes what a read of the VolumeAttachment found.
 func (l *Life) Read(begun Reading, found Attachment) { l.attachment.Read(begun, found) }
 
-// Attachment is the one that the last step was decided on, Unknown for a step that needs none. It reports false if it may be
-// another one by now: then the step must not be done, but decided anew.
-func (l *Life) Attachment(node Node) (Attachment, bool) {
-	return l.decidedOn, l.decidedOn.UID == "" || l.attachment.Known(node).UID == l.decidedOn.UID
+// Attachment is the one that the last step was decided on, Unknown for a step that needs none.
+func (l *Life) Attachment() Attachment { return l.decidedOn }
+
+// Stands says whether what the last step was decided on holds still, as far as the agent has seen: the attachment, and whether the driver
+// asks for one. If not, the step must not be done, but decided anew.
+func (l *Life) Stands(node Node, attachRequired Knowledge) bool {
+	return attachRequired == l.required && (l.decidedOn.UID == "" || l.attachment.Known(node).UID == l.decidedOn.UID)
 }
 
 // Call is a call to the driver, from the record before it to what stands after it.
@@ -290,7 +299,7 @@ func (c Call) After(reply Reply) Phase {
 // End says what stands after the call. heard is when the driver confirmed it, zero if it did not.
 func (l *Life) End(call Call, phase Phase, heard Confirmation) {
 	place := l.place(call.Step)
-	place.Phase = phase
+	place.Phase, place.Inherited = phase, place.Inherited && phase == Uncertain
 	if phase == Confirmed && !heard.At.IsZero() {
 		place.Record.Confirmed, place.Heard = true, heard
 	}

@@ -135,7 +135,7 @@ func (w *simWorld) checkRenewal(uid string) error {
 	a := w.agent
 	heard := a.life.Publication(PublishKey{PodUID: uid}).Heard.At
 	switch state := a.pods[uid]; {
-	case !w.inUse() && !w.inline && a.attached != No:
+	case !w.inUse() && !w.inline && a.attaches != No:
 		return fmt.Errorf("S7: the publish for %s is repeated and the Node does not list the volume in use", uid)
 	case w.leaving[uid] || !state.Set:
 		return fmt.Errorf("the publish for %s is repeated while it leaves", uid)

@@ -91,6 +91,9 @@ func (w *simWorld) ended(uid string) {
 	w.log("the runtime says that the containers of %s have ended", uid)
 }
 
+// runs: the containers of a pod that is there were started on what is published for it.
+func (w *simWorld) runs(uid string) bool { return w.started[uid] && w.owned[uid] && w.published[uid] }
+
 func (w *simWorld) hasUsers() bool { return w.lingering["a"] || w.lingering["b"] }
 
 // endCalls has the driver end the calls whose callers have died, or given them up.

@@ -20,7 +20,6 @@ type simAgent struct {
 	allSet   bool
 	attaches Knowledge // what the CSIDriver said when it was last seen
 	stages   Knowledge // whether the driver does, once it was asked
-	attached Knowledge // attaches, when the last step was decided
 }
 
 // start is an agent on the records of the one before.
@@ -198,7 +197,6 @@ func (w *simWorld) decide() Decision {
 	if w.plant == believeOldVA && l.Stage.Record.AttachmentUID != "" {
 		l.Stage.Record.AttachmentUID = l.attachment.Known(w.view()).UID
 	}
-	w.agent.attached = w.agent.attaches
 	decision := l.Decide(w.now, w.facts())
 	for p := range mistaken {
 		p.Phase = Confirmed
@@ -248,7 +246,7 @@ func (w *simWorld) turn() error {
 			w.others() // while a secret is read
 			w.read()
 		}
-		if _, stands := a.life.Attachment(w.view()); !stands {
+		if !a.life.Stands(w.view(), a.attaches) {
 			break
 		}
 		if err := w.call(w.asPlanted(step)); err != nil || w.agent != a {
@@ -307,10 +305,10 @@ func (w *simWorld) call(step Step) error {
 	if undo && call.Before == Confirmed && name != StageKind && a.life.Claim(w.facts(), a.life.Publication(KeyOf(step))) == Wanted {
 		return fmt.Errorf("the volume is taken from pod %s, which runs on it", name)
 	}
-	if (w.plant == strictOracle || w.plant == strictUnlabelled && w.labels == nil) && undo && name != StageKind && w.started[name] && w.owned[name] && w.published[name] {
-		return fmt.Errorf("the volume is taken from pod %s, whose containers run, as the world knows and the agent (%s) does not", name, call.Before)
+	if undo && name != StageKind && w.runs(name) {
+		return fmt.Errorf("the volume is taken from pod %s (%s), whose containers run", name, call.Before)
 	}
-	if _, publishes := step.(Publish); w.plant == strictStage && publishes && w.stages && !w.inline && !w.staged {
+	if _, publishes := step.(Publish); publishes && w.stages && !w.inline && !w.staged {
 		return fmt.Errorf("publish for %s of a volume that is not staged", name)
 	}
 	_, renews := step.(Republish)

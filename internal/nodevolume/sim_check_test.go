@@ -70,8 +70,7 @@ func (w *simWorld) checkCall(step Step) error {
 	_, isPublish := step.(Publish)
 	_, isUnstage := step.(Unstage)
 	unpublish, isUnpublish := step.(Unpublish)
-	seen := a.attached != No || w.plant == strictSeen && a.attaches != No
-	first := seen && !w.inline && (isStage || isPublish && !w.stages)
+	first := a.attaches != No && !w.inline && (isStage || isPublish && !w.stages)
 	is, by := strconv.Itoa(w.vaUID), a.life.decidedOn.UID
 	attached := (isStage || isPublish) && by != ""
 	switch {
@@ -99,11 +98,17 @@ func (w *simWorld) stagedEarlier() bool {
 	return w.attaches && by != "" && by != strconv.Itoa(w.vaUID)
 }
 
+// keeps: the agent found the pod's mount, by an earlier attachment, and cannot know whether the pod runs on it. Until it is removed, it may.
+func (w *simWorld) keeps(uid string) bool {
+	p := w.agent.life.find(PublishKey{PodUID: uid})
+	return w.published[uid] && w.stagedEarlier() && p != nil && p.Inherited
+}
+
 // settled: what is wanted is published, what is not is gone.
 func (w *simWorld) settled() bool {
 	waiting := 0
 	for uid := range w.owned {
-		if w.published[uid] && w.agent.phase(uid) == Confirmed {
+		if w.published[uid] && w.agent.phase(uid) == Confirmed || w.keeps(uid) {
 			continue
 		}
 		if w.leaving[uid] && !w.published[uid] && !w.recordedAtAll(uid) {
@@ -111,7 +116,7 @@ func (w *simWorld) settled() bool {
 			continue
 		}
 		other := otherPod(uid)
-		if w.agent.phase(other) == Confirmed && w.stagedEarlier() {
+		if (w.agent.phase(other) == Confirmed || w.keeps(other)) && w.stagedEarlier() {
 			if !w.published[uid] {
 				waiting++ // for the pod that has it by an earlier attachment
 			}

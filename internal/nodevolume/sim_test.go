@@ -243,14 +243,8 @@ func (w *simWorld) controller() {
 		w.log("controller: reported")
 	case !wanted && attached && !w.inUse():
 		w.change(func(n *NodeStatus) { n.Attached = nil })
-		switch {
-		case w.inUse():
-		case w.plant == twoSteps:
-			w.withdrawn = true // the delete is on its way
-		default:
-			w.vaUID = 0
-		}
-		w.log("controller: withdrawn and detached")
+		w.withdrawn = !w.inUse() // and the delete is on its way
+		w.log("controller: withdrawn")
 	case w.rng.IntN(8) == 0:
 		w.change(func(*NodeStatus) {}) // another writer of the Node
 	}

@@ -66,6 +66,8 @@ type Pod struct {
 	Key     PublishKey
 	Claim   Claim
 	Publish Phase
+	// Inherited: see [Place].
+	Inherited bool
 	// LastConfirmed is when the driver confirmed the publish, if it is Confirmed.
 	LastConfirmed Confirmation
 	// Leaving: the pod is being deleted. Its containers may still run, and keep what

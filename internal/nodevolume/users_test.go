@@ -53,7 +53,7 @@ func TestNothingIsTakenFromUnderAContainer(t *testing.T) {
 			Decision{InUse: No, Next: LookForUsers{}},
 		},
 		"its last publish, which may be all that there is of it": {
-			pods(released(podA)), with(handshake, looked(Unknown)), Decision{InUse: Yes, Next: LookForUsers{podA}},
+			pods(released(podA)), with(handshake, looked(Unknown)), Decision{InUse: Yes, Next: LookForUsers{Key: podA}},
 		},
 		"its last publish, and somebody has it": {
 			pods(released(podA)), with(handshake, looked(Yes)),

@@ -1,0 +1,44 @@
+package nodevolume
+
+import (
+	"slices"
+	"testing"
+)
+
+// TestStartWritesAnEmptyName: an agent that starts twice with a record that is torn writes the volume twice, then four names, one of them
+// empty, and so on. slices.Compact in sorted clears the tail of the list that Start goes on to use.
+func TestStartWritesAnEmptyName(t *testing.T) {
+	listed := []string{"v"}
+	for restart := range 4 { // each time killed after its first write
+		var l InUseList
+		l.Start(NodeStatus{UID: "n", ResourceVersion: "1000", InUse: listed}, func(string) Knowledge { return Unknown })
+		write, due := l.Next()
+		if !due {
+			t.Fatal("no write")
+		}
+		listed = write.InUse
+		if slices.Contains(listed, "") || len(listed) > 2 {
+			t.Errorf("restart %d: the agent writes %q", restart, listed)
+		}
+	}
+	// And an agent that lives cleans up what is double, and not the name that nobody speaks of.
+	var l InUseList
+	l.Start(NodeStatus{UID: "n", ResourceVersion: "1000", InUse: listed}, func(string) Knowledge { return Yes })
+	l.Want("v", false)
+	write, _ := l.Next()
+	if slices.Contains(write.InUse, "") {
+		t.Errorf("in the end it says %q", write.InUse)
+	}
+}
+
+// TestAnUnpublishThatNobodyLooksBefore: the driver does not stage, so this unpublish is the last call; the pod is wanted, and it may run on what a record that
+// was not confirmed speaks of.
+func TestAnUnpublishThatNobodyLooksBefore(t *testing.T) {
+	key := PublishKey{PodUID: "a", SpecName: "pv"}
+	d := Decide(now, Desired{Pods: []Pod{{Key: key, Claim: Wanted, Publish: Uncertain, PublishedLabel: "x"}}}, Observed{
+		Node: Node{InUse: Yes, Attached: Yes}, AttachRequired: Yes, RecordedInUse: true, Driver: Driver{Registered: true, Stages: No},
+	})
+	if _, looks := d.Next.(LookForUsers); !looks {
+		t.Errorf("%T %+v, and nobody has looked who has the volume", d.Next, d.Next)
+	}
+}
