@@ -39,7 +39,7 @@ func (w *simWorld) start() {
 
 // set is what a shell does about a pod that its owner wants.
 func (a *simAgent) set(w *simWorld, uid string) {
-	if a.pods[uid] == (PodState{}) || a.pods[uid].Removed {
+	if !a.pods[uid].Set || a.pods[uid].Removed {
 		a.life.Publication(PublishKey{PodUID: uid})
 	}
 	a.pods[uid] = PodState{Set: true, Resolved: true}
@@ -47,7 +47,8 @@ func (a *simAgent) set(w *simWorld, uid string) {
 
 // say notes what the owner says of a pod that it spoke of before.
 func (a *simAgent) say(uid string, state PodState) {
-	if _, known := a.pods[uid]; known || a.allSet {
+	if was, known := a.pods[uid]; known || a.allSet {
+		state.Set, state.Resolved = was.Set, was.Resolved
 		a.pods[uid] = state
 	}
 }
