@@ -6,6 +6,9 @@ import (
 	"time"
 )
 
+// UnmountByHand is what a person does before a volume may count as unmounted that the agent has no record of.
+const UnmountByHand = "if no pod uses it any more: end every process that still has it mounted (search /proc/*/mountinfo, a container has mounts of its own), unmount what is left"
+
 // Reasons of the events on the node side, as kubelet names them.
 const (
 	FailedMount           = "FailedMount"

@@ -22,7 +22,7 @@ var nodeReasons = map[nodevolume.Reason]string{
 	nodevolume.BackingOff:               "the last call failed and is tried again after a while",
 	nodevolume.AttachmentNotReady:       "the VolumeAttachment does not say that the volume is attached",
 	nodevolume.AttachmentReplaced:       "the volume was attached anew since it was staged, and waits for pods that still use the old attachment",
-	nodevolume.OwnerSilent:              "the pod is known from records alone and its owner has not said whether it lives",
+	nodevolume.OwnerSilent:              "the pod is known from its record alone: its object or its claims have not been read",
 	nodevolume.ContainersMayRun:         "the pod's object is gone or says that the pod is over, but its containers may run",
 	nodevolume.StillMountedElsewhere:    "something on this node still has the volume mounted, and would go on writing to it",
 	nodevolume.InUseNotCleared:          "the volume is unmounted and is being taken out of status.volumesInUse",

@@ -10,6 +10,9 @@ import (
 // Names and constants that upstream components read and write too. They are a
 // contract: kubelets, drivers, sidecars and operators compute or match them.
 const (
+	// VolumesRootAnnotation on a Node says where its node agent keeps the records of its volumes: the boot ID of the machine, a
+	// space, and the root directory. An agent of the same boot with another root directory does not start.
+	VolumesRootAnnotation = "belay.dev/volumes-root"
 	// ManagedAttachAnnotation on a Node hands attach and detach to the controller.
 	// Only the key counts, whatever its value (k/k pkg/volume/util.ControllerManagedAttachAnnotation).
 	ManagedAttachAnnotation = "volumes.kubernetes.io/controller-managed-attach-detach"

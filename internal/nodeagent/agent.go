@@ -128,7 +128,7 @@ func New(config Config) (*Agent, error) {
 	if err != nil {
 		return nil, errors.Join(config.withRemedy(err), root.Close())
 	}
-	owner, err := newRecordOwner(config.NodeName, root, client, config.Logger)
+	owner, err := newRecordOwner(config, root, client)
 	if err != nil {
 		return nil, errors.Join(config.withRemedy(err), unlock(), root.Close())
 	}

@@ -37,6 +37,8 @@ var migratedPlugins = strings.Join([]string{
 type identity struct {
 	node   string
 	client kubernetes.Interface
+	// root is what the annotation kube.VolumesRootAnnotation says; empty for none.
+	root string
 	// sure is closed when the Node of that name is known to be this one: see recordOwner.
 	sure <-chan struct{}
 	// slot is taken by who writes; one write is made from one read.
@@ -242,6 +244,7 @@ func (i *identity) syncOnce(ctx context.Context) (misfits map[string]error, err 
 type wanted struct {
 	drivers map[string]csi.NodeInfo
 	gone    map[string]bool
+	root    string
 	// labels are the topology that the Node lacks.
 	labels map[string]string
 	// misfits are the drivers whose topology contradicts the Node's labels. As with
@@ -253,7 +256,7 @@ func (i *identity) wanted(node *corev1.Node) wanted {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	want := wanted{
-		drivers: maps.Clone(i.drivers), gone: maps.Clone(i.gone), labels: map[string]string{}, misfits: map[string]error{},
+		drivers: maps.Clone(i.drivers), gone: maps.Clone(i.gone), root: i.root, labels: map[string]string{}, misfits: map[string]error{},
 	}
 	has := maps.Clone(node.Labels)
 	if has == nil {
@@ -289,6 +292,9 @@ func (w wanted) nodePatch(node *corev1.Node) ([]byte, error) {
 	annotations := map[string]any{}
 	if node.Annotations[kube.ManagedAttachAnnotation] != "true" {
 		annotations[kube.ManagedAttachAnnotation] = "true"
+	}
+	if w.root != "" && node.Annotations[kube.VolumesRootAnnotation] != w.root {
+		annotations[kube.VolumesRootAnnotation] = w.root
 	}
 	ids := map[string]string{}
 	if raw := node.Annotations[kube.CSINodeIDsAnnotation]; raw != "" {

@@ -13,11 +13,13 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
 )
@@ -42,9 +44,16 @@ type OwnerError struct {
 	RecordedNode, Node string
 	// Detail says what was compared.
 	Detail string
+	// OtherRoot is set if Root is the wrong one: below it the volumes are recorded that the Node lists in use.
+	OtherRoot string
 }
 
 func (e *OwnerError) Error() string {
+	if e.OtherRoot != "" {
+		return fmt.Sprintf("the volumes that node %q has in use are recorded below %s since this machine was booted, and this agent was started with the root directory %s (%s); nothing was touched; "+
+			"remedy: start it with the root directory %s; if no container and no mount is left below that, remove the annotation %s from the Node",
+			e.Node, e.OtherRoot, e.Root, e.Detail, e.OtherRoot, kube.VolumesRootAnnotation)
+	}
 	if e.RecordedNode != e.Node {
 		return fmt.Sprintf("the volumes recorded below %s belong to node %q, and this agent was started for node %q (%s); nothing was touched; remedy: "+
 			"start it with the node name %q, as before the machine was renamed; to change the name, drain that node first, until %s/%s holds no files",
@@ -60,6 +69,7 @@ func (e *OwnerError) Error() string {
 // API says about pods counts, and nothing is written to the API.
 type recordOwner struct {
 	root   *mount.Root
+	bootID string
 	client kubernetes.Interface
 	log    logr.Logger
 	// sure is closed when the records are known to be this node's.
@@ -76,8 +86,9 @@ type recordOwner struct {
 
 // newRecordOwner reads the file. It fails with an OwnerError if the records belong to a Node of another name, and with another
 // error if the file cannot be read.
-func newRecordOwner(node string, root *mount.Root, client kubernetes.Interface, log logr.Logger) (*recordOwner, error) {
-	o := &recordOwner{root: root, client: client, log: log, sure: make(chan struct{}), recorded: nodevolume.Owner{NodeName: node}}
+func newRecordOwner(config Config, root *mount.Root, client kubernetes.Interface) (*recordOwner, error) {
+	node, log := config.NodeName, config.Logger
+	o := &recordOwner{root: root, bootID: config.BootID, client: client, log: log, sure: make(chan struct{}), recorded: nodevolume.Owner{NodeName: node}}
 	names, err := root.List(recordsDir)
 	if err != nil {
 		return nil, err
@@ -152,9 +163,12 @@ func (o *recordOwner) verify(ctx context.Context) error {
 	if o.isSure() {
 		return nil
 	}
-	now, err := o.observe(ctx)
+	now, node, err := o.observe(ctx)
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if err == nil {
+		err = o.judgeRoot(node)
+	}
 	if err == nil {
 		err = o.judge(now)
 	}
@@ -162,6 +176,20 @@ func (o *recordOwner) verify(ctx context.Context) error {
 		close(o.sure)
 	}
 	return err
+}
+
+// judgeRoot looks whether an agent of this boot has served the Node from another root. By the records below this one, all that the Node
+// lists in use would be taken out of the list, and detached while it is mounted.
+func (o *recordOwner) judgeRoot(node *corev1.Node) error {
+	said := node.Annotations[kube.VolumesRootAnnotation]
+	bootID, root, ok := strings.Cut(said, " ")
+	if !ok || bootID != o.bootID || root == o.root.Path(".") || len(node.Status.VolumesInUse) == 0 {
+		return nil
+	}
+	return &OwnerError{
+		Root: o.root.Path("."), RecordedNode: node.Name, Node: node.Name, OtherRoot: root,
+		Detail: fmt.Sprintf("by the Node's annotation %s; it lists %d volumes in use", kube.VolumesRootAnnotation, len(node.Status.VolumesInUse)),
+	}
 }
 
 // judge is verify for what was read. The caller holds mu.
@@ -194,7 +222,7 @@ func (o *recordOwner) difference(now nodevolume.Owner) string {
 }
 
 // observe reads the Node and what tells clusters apart. What is not there or may not be read is left out.
-func (o *recordOwner) observe(ctx context.Context) (nodevolume.Owner, error) {
+func (o *recordOwner) observe(ctx context.Context) (nodevolume.Owner, *corev1.Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	now := nodevolume.Owner{NodeName: o.recorded.NodeName, Cluster: map[string]string{}}
@@ -202,25 +230,27 @@ func (o *recordOwner) observe(ctx context.Context) (nodevolume.Owner, error) {
 	switch {
 	case err == nil:
 		now.NodeUID = string(node.UID)
-	case !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err):
-		return now, fmt.Errorf("read node %s to know whose records these are: %w", now.NodeName, err)
+	case apierrors.IsNotFound(err), apierrors.IsForbidden(err):
+		node = &corev1.Node{}
+	default:
+		return now, node, fmt.Errorf("read node %s to know whose records these are: %w", now.NodeName, err)
 	}
 	namespace, err := o.client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
 	switch {
 	case err == nil:
 		now.Cluster[clusterNamespace] = string(namespace.UID)
-		return now, nil
+		return now, node, nil
 	case !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err):
-		return now, fmt.Errorf("read namespace %s to know whose records these are: %w", metav1.NamespaceSystem, err)
+		return now, node, fmt.Errorf("read namespace %s to know whose records these are: %w", metav1.NamespaceSystem, err)
 	}
 	service, err := o.client.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
 	switch {
 	case err == nil:
 		now.Cluster[clusterService] = string(service.UID)
 	case !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err):
-		return now, fmt.Errorf("read service default/kubernetes to know whose records these are: %w", err)
+		return now, node, fmt.Errorf("read service default/kubernetes to know whose records these are: %w", err)
 	}
-	return now, nil
+	return now, node, nil
 }
 
 // nodeSeen notes the UID of a Node that was recreated while the agent ran.

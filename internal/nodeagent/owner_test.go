@@ -19,6 +19,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+
+	"belay.dev/belay/internal/kube"
 )
 
 // untouched fails if the driver was called since, or the volume left the list.
@@ -193,4 +195,37 @@ func TestAnOwnerThatCannotBeRead(t *testing.T) {
 			w.mounted(agent, l.pod)
 		})
 	}
+}
+
+// TestARestartWithAnotherRoot: by its records everything that runs would be taken out of the list, and detached.
+func TestARestartWithAnotherRoot(t *testing.T) {
+	w := newWorld(t)
+	l := w.live()
+	l.stop()
+	calls := w.driver.made()
+	config := w.config()
+	config.Root = t.TempDir()
+	agent, err := New(config)
+	must(t, err)
+	var other *OwnerError
+	if err := agent.Run(w.ctx); !errors.As(err, &other) || !strings.Contains(err.Error(), "start it with the root directory "+w.root) {
+		t.Fatalf("Run says: %v", err)
+	}
+	w.untouched(l, calls)
+	if left, err := os.ReadDir(filepath.Join(config.Root, "belay")); err != nil || len(left) > 1 {
+		t.Errorf("below the other root: %v, %v", left, err)
+	}
+
+	// After a boot nothing is mounted, and another root will do.
+	config.BootID, config.Root = "boot-2", t.TempDir()
+	agent, err = New(config)
+	must(t, err)
+	ctx, cancel := context.WithCancel(w.ctx)
+	ended := make(chan error)
+	go func() { ended <- agent.Run(ctx) }()
+	w.untilNode("the other root", func(n *corev1.Node) bool {
+		return strings.HasSuffix(n.Annotations[kube.VolumesRootAnnotation], " "+config.Root)
+	})
+	cancel()
+	must(t, <-ended)
 }

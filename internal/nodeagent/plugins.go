@@ -62,7 +62,7 @@ func newPlugins(config Config, root *mount.Root, client kubernetes.Interface, su
 		drivers:   map[string]*driver{},
 		limits:    map[string]limitUpkeep{},
 	}
-	p.identity.sure = sure
+	p.identity.sure, p.identity.root = sure, config.BootID+" "+root.Path(".")
 	p.registry = newRegistry(p)
 	p.csiDrivers = p.newCSIDriverInformer(client)
 	return p

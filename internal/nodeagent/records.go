@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
@@ -134,17 +135,21 @@ func (m *volumeManager) account(torn []string) error {
 		case i >= 0:
 			torn = slices.Delete(torn, i, i+1)
 			m.takeIn(record)
+			if err := m.saveRecord(name, record, mount.PowerCut); err != nil {
+				return err
+			}
+			m.log.Info("Record was made anew from "+volumeData, "record", name, "volume", uniqueName(record))
 		case !m.recorded(record) && m.mayBeMounted(record):
 			m.unaccounted[name] = struct{}{}
-			m.log.Info("The volume is mounted without a record, perhaps by a kubelet; it stays in use and staged",
-				"volume", uniqueName(record), "path", m.root.Path(record.Path), "remedy", "unmount it by hand, then restart the agent")
+			m.log.Error(nil, "The volume is mounted without a record, perhaps by a kubelet; it stays in use and staged", "volume", uniqueName(record),
+				"path", m.root.Path(record.Path), "remedy", "none for a pod that still runs: the agent records the mount anew. "+explain.UnmountByHand+", then restart the agent")
 		}
 	}
 	for _, name := range torn {
 		m.unaccounted[name] = struct{}{}
 		m.metrics.Found(false)
-		m.log.Info("Nobody knows how the volume is mounted that the record speaks of; it stays in use and staged",
-			"record", name, "remedy", "unmount what is left of it by hand, remove "+m.records.Path(name)+", then restart the agent")
+		m.log.Error(nil, "The record of a volume cannot be read, and nothing else says how the volume is mounted; it stays in use and staged",
+			"record", name, "remedy", explain.UnmountByHand+", remove "+m.records.Path(name)+", then restart the agent")
 	}
 	return nil
 }

@@ -82,8 +82,9 @@ func (m *volumeManager) tellLongWait(v *volume, hold nodevolume.Hold, since time
 	case hold.Reason == nodevolume.BackingOff:
 		return // it has had its event when the call failed
 	case hold.Reason == nodevolume.OwnerSilent:
-		// The pod may run well, and who must speak reads no events.
-		m.log.Info("Pod's owner has not said whether it lives", "volume", v.name, "pod", hold.Key.PodUID, "since", since)
+		// The pod may run well, and it is not for the pod to do something about it.
+		m.log.Info("Volume stays mounted for a pod that is known from its record alone: its object and claims have not been read", "volume", v.name, "pod", hold.Key.PodUID,
+			"since", since.UTC().Format(time.RFC3339))
 		return
 	case hold.Key.PodUID == "":
 		m.tellStage(v, explain.NodeStep{Step: stepUnstage, Block: v.life.Stage.Record.Block, Volume: v.specName()}.Waits(held))

@@ -221,9 +221,19 @@ func (l *Life) observed(facts Facts) Observed {
 		Inline: l.Inline, Node: facts.Node, AttachRequired: facts.AttachRequired, Driver: facts.Driver, Unaccounted: facts.Unaccounted,
 		RecordedInUse: slices.ContainsFunc(l.places(), Place.inUse),
 		Attachment:    l.decidedOn,
-		Stage:         Stage{Phase: l.Stage.Phase, AttachmentUID: l.Stage.Record.AttachmentUID, Label: l.Stage.Record.SELinuxLabel},
+		Stage:         Stage{Phase: l.Stage.Phase, AttachmentUID: l.stagedFor(), Label: l.Stage.Record.SELinuxLabel},
 		Unstage:       l.Unstage, Users: l.Users, Growth: Growth{Due: l.Growth.Due(), Failure: l.Growth.Failure},
 	}
+}
+
+// stagedFor is the attachment that the volume is staged for. A record of the stage that was torn does not tell; that of a publish on it does.
+func (l *Life) stagedFor() string {
+	for _, place := range l.places() {
+		if place.Phase != Absent && place.Record.AttachmentUID != "" {
+			return place.Record.AttachmentUID
+		}
+	}
+	return ""
 }
 
 // BeginRead says that the VolumeAttachment is about to be read. What it returns is for [Life.Read].

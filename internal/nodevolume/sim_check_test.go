@@ -94,7 +94,7 @@ func (w *simWorld) checkCall(step Step) error {
 
 // stagedEarlier: the stage belongs to an attachment that is no more.
 func (w *simWorld) stagedEarlier() bool {
-	by := w.records[StageKind].AttachmentUID
+	by := w.agent.life.stagedFor()
 	return w.attaches && by != "" && by != strconv.Itoa(w.vaUID)
 }
 
