@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -72,7 +74,28 @@ func (m *volumeManager) whyOf(v *volume, hold nodevolume.Hold) string {
 	case hold.Reason == nodevolume.ContainersMayRun && owner.ending != nil:
 		return fmt.Sprintf("%s: %v", m.why(hold.Reason), owner.ending)
 	}
-	return cmp.Or(m.labelWords(v, hold.Key, hold.Reason), m.why(hold.Reason))
+	why := cmp.Or(m.labelWords(v, hold.Key, hold.Reason), m.why(hold.Reason))
+	switch hold.Reason {
+	case nodevolume.OtherPodMounted, nodevolume.AttachmentReplaced, nodevolume.OtherSELinuxLabelWanted:
+		return why + v.podsBeside(hold.Key)
+	default:
+		return why
+	}
+}
+
+// podsBeside names the other pods that have the volume, or may have it.
+func (v *volume) podsBeside(key nodevolume.PublishKey) string {
+	var names []string
+	for _, p := range v.pods {
+		if pod := p.podOf(); p.Phase != nodevolume.Absent && p.Key.PodUID != key.PodUID && pod.Name != "" {
+			names = append(names, pod.Namespace+"/"+pod.Name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	slices.Sort(names)
+	return " (" + strings.Join(names, ", ") + ")"
 }
 
 // tellLongWait says where a pod that has waited long waits, and since when. The caller holds mu.

@@ -55,7 +55,7 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 			agent.SetPod(second)
 			return second
 		}, []string{
-			`FailedMount: MountVolume.SetUp failed for volume "`, `-data" : volume uses the ReadWriteOncePod access mode and is already in use by another pod; waits in hop OtherPodMounted`,
+			`FailedMount: MountVolume.SetUp failed for volume "`, `-data" : volume uses the ReadWriteOncePod access mode and is already in use by another pod (`, `/first); waits in hop OtherPodMounted`,
 		}, true},
 		"another pod has the block volume for itself": {noAttach, func(w *world, agent *Agent) *corev1.Pod {
 			w.volume("data", blockVolume, accessModes(corev1.ReadWriteOncePod))
@@ -65,7 +65,7 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 			agent.SetPod(second)
 			return second
 		}, []string{
-			`FailedMapVolume: MapVolume.SetUpDevice failed for volume "`, `-data" : volume uses the ReadWriteOncePod access mode and is already in use by another pod; waits in hop OtherPodMounted`,
+			`FailedMapVolume: MapVolume.SetUpDevice failed for volume "`, `-data" : volume uses the ReadWriteOncePod access mode and is already in use by another pod (`, `/first); waits in hop OtherPodMounted`,
 		}, true},
 		"no claim": {noAttach, func(w *world, agent *Agent) *corev1.Pod {
 			pod := w.pod("p", "data")
