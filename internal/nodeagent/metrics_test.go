@@ -240,7 +240,9 @@ func TestAVolumeThatOnePodWantsIsNotReleased(t *testing.T) {
 	agent, err := New(config)
 	must(t, err)
 	t.Cleanup(func() { must(t, agent.close()) })
-	wants := func(uid types.UID) *want { return &want{pod: podIdentity{UID: uid}, driver: "d", handle: "h", specName: "pv"} }
+	wants := func(uid types.UID) *want {
+		return &want{pod: podIdentity{UID: uid}, driver: "d", handle: "h", specName: "pv"}
+	}
 	pods := []types.UID{"first", "second"}
 	for _, uid := range pods {
 		agent.SetPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid}})
