@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"net"
 	"net/http"
@@ -19,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 )
@@ -227,11 +230,76 @@ func TestTheDaemonsWholeWay(t *testing.T) {
 	}
 }
 
-func TestANodeNameIsRequired(t *testing.T) {
-	daemon := exec.CommandContext(t.Context(), os.Args[0])
+// TestWrongValues: each ends the program with status 1 before it does anything, and the error says what to give.
+func TestWrongValues(t *testing.T) {
+	empty := filepath.Join(t.TempDir(), "kubeconfig")
+	must(t, os.WriteFile(empty, nil, 0o600))
+	for name, c := range map[string]struct {
+		args []string
+		says string
+	}{
+		"no node name":        {nil, "--node-name is required"},
+		"not a node's name":   {[]string{"--node-name=Edge_1"}, `--node-name "Edge_1" cannot be the name of a Node: a lowercase RFC 1123 subdomain`},
+		"no root":             {[]string{"--node-name=n", "--root-dir="}, `--root-dir "" must be an absolute path other than /, for example /var/lib/kubelet`},
+		"a relative root":     {[]string{"--node-name=n", "--root-dir=kubelet"}, `--root-dir "kubelet" must be an absolute path`},
+		"all there is":        {[]string{"--node-name=n", "--root-dir=//"}, `--root-dir "//" must be an absolute path other than /`},
+		"an argument":         {[]string{"--node-name=n", "edge-1"}, `belay-node takes no arguments, but was given ["edge-1"]`},
+		"no kubeconfig":       {[]string{"--node-name=n"}, "--kubeconfig is required outside a cluster"},
+		"an empty kubeconfig": {[]string{"--node-name=n", "--kubeconfig=" + empty}, "it names no cluster; give --kubeconfig a file"},
+		"no such kubeconfig":  {[]string{"--node-name=n", "--kubeconfig=" + empty + "2"}, "no such file"},
+		"no endpoint":         {[]string{"--node-name=n", "--kubeconfig=" + aKubeconfig(t), "--container-runtime-endpoint=crio"}, `--container-runtime-endpoint: container runtime endpoint "crio" is not of the form`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			daemon := exec.CommandContext(t.Context(), os.Args[0], c.args...)
+			daemon.Env = append(os.Environ(), asDaemon+"=1", "KUBERNETES_SERVICE_HOST=")
+			out, err := daemon.CombinedOutput()
+			if daemon.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), c.says) || strings.Contains(string(out), "KUBERNETES_MASTER") {
+				t.Errorf("it says %q (%v), want %q", out, err, c.says)
+			}
+		})
+	}
+}
+
+// aKubeconfig is one of an API server that is not there.
+func aKubeconfig(t *testing.T) string {
+	t.Helper()
+	config := api.NewConfig()
+	config.Clusters["c"], config.Contexts["c"] = &api.Cluster{Server: "https://" + freeAddress()}, &api.Context{Cluster: "c"}
+	config.CurrentContext = "c"
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	must(t, clientcmd.WriteToFile(*config, path))
+	return path
+}
+
+// TestTheLogHasABeginningAndAnEnd, and between them that the runtime does not answer.
+func TestTheLogHasABeginningAndAnEnd(t *testing.T) {
+	endpoint := "unix://" + filepath.Join(t.TempDir(), "none.sock")
+	daemon := exec.CommandContext(t.Context(), os.Args[0], "--kubeconfig="+aKubeconfig(t), "--node-name="+nodeName,
+		"--root-dir="+t.TempDir(), "--container-runtime-endpoint="+endpoint)
 	daemon.Env = append(os.Environ(), asDaemon+"=1")
-	out, err := daemon.CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "--node-name is required") {
-		t.Errorf("it says %q (%v)", out, err)
+	said, err := daemon.StderrPipe()
+	must(t, err)
+	must(t, daemon.Start())
+	var lines []string
+	log := bufio.NewScanner(said)
+	for silent, started := false, false; (!silent || !started) && log.Scan(); lines = append(lines, log.Text()) {
+		silent = silent || strings.Contains(log.Text(), "Container runtime does not answer")
+		started = started || strings.Contains(log.Text(), "Node agent started")
+	}
+	must(t, daemon.Process.Signal(syscall.SIGTERM))
+	for log.Scan() {
+		lines = append(lines, log.Text())
+	}
+	if err := daemon.Wait(); err != nil {
+		t.Errorf("SIGTERM: %v", err)
+	}
+	all := strings.Join(lines, "\n")
+	for _, want := range []string{
+		`"Starting belay-node" version="unknown" node="edge-1" containerRuntime="` + endpoint, `"Node agent started" node="edge-1" root="`,
+		`stay mounted" err=`, `"Node agent stopped" node="edge-1"`,
+	} {
+		if strings.Count(all, want) != 1 {
+			t.Errorf("the log does not have once %q:\n%s", want, all)
+		}
 	}
 }

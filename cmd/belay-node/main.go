@@ -3,18 +3,20 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
 
+	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/restclient" // requests to the API server
 	"k8s.io/klog/v2"
 
+	"belay.dev/belay/internal/containers"
 	"belay.dev/belay/node"
 )
 
@@ -33,19 +35,26 @@ func main() {
 
 // run serves until the context ends.
 func run(ctx context.Context, o options) error {
-	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
-	if err != nil {
-		return fmt.Errorf("read the kubeconfig %q: %w", o.kubeconfig, err)
-	}
-	config.UserAgent = "belay-node"
-	containers, err := o.containers()
+	log := klog.Background()
+	log.Info("Starting belay-node", "version", version, "node", o.nodeName, "containerRuntime", cmp.Or(o.runtimeEndpoint, "pod locks"))
+	api, err := o.restConfig()
 	if err != nil {
 		return err
 	}
-	agent, err := node.New(node.Config{
-		NodeName: o.nodeName, Root: o.rootDir, RESTConfig: config, Logger: klog.Background(),
-		Metrics: legacyregistry.Registerer(), StatsPeriod: o.statsPeriod, Containers: containers,
-	})
+	api.UserAgent = "belay-node"
+	config := node.Config{
+		NodeName: o.nodeName, Root: o.rootDir, RESTConfig: api, Logger: log,
+		Metrics: legacyregistry.Registerer(), StatsPeriod: o.statsPeriod,
+	}
+	checkRuntime := func(context.Context) {}
+	if o.runtimeEndpoint != "" {
+		cri, err := containers.NewCRI(o.runtimeEndpoint)
+		if err != nil {
+			return fmt.Errorf("--container-runtime-endpoint: %w", err)
+		}
+		config.Containers, checkRuntime = cri, func(ctx context.Context) { logSilent(ctx, log, cri, o.runtimeEndpoint) }
+	}
+	agent, err := node.New(config)
 	if err != nil {
 		return err
 	}
@@ -54,8 +63,16 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	running, ctx := errgroup.WithContext(ctx)
+	running.Go(func() error { checkRuntime(ctx); return nil })
 	running.Go(func() error { return agent.Run(ctx) })
 	running.Go(func() error { return agent.FollowPods(ctx) })
 	running.Go(func() error { return serve(ctx) })
 	return running.Wait()
+}
+
+// logSilent logs that the container runtime does not answer. It may start later than belay-node, so that is no reason to end.
+func logSilent(ctx context.Context, log logr.Logger, runtime *containers.CRI, endpoint string) {
+	if err := runtime.Check(ctx); err != nil && ctx.Err() == nil {
+		log.Error(err, "Container runtime does not answer. Until it does, the volumes of deleted and terminated pods stay mounted", "endpoint", endpoint)
+	}
 }

@@ -3,16 +3,22 @@ package main
 import (
 	"errors"
 	"flag"
+	"fmt"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
-
-	"belay.dev/belay/node"
 )
 
 // version is set by the linker.
 var version = "unknown"
+
+const defaultRoot = "/var/lib/kubelet"
 
 // options are the command line.
 type options struct {
@@ -35,10 +41,16 @@ func (o *options) command(run func() error) *cobra.Command {
 CSI drivers and their node-driver-registrars are used as they are: they find
 ROOT/plugins, ROOT/plugins_registry and ROOT/pods as with kubelet. The Node
 object is made, and kept Ready, by whoever runs the pods.`,
-		Args: cobra.NoArgs, Version: version, SilenceUsage: true, SilenceErrors: true,
+		Version: version, SilenceUsage: true, SilenceErrors: true,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("belay-node takes no arguments, but was given %q", args)
+			}
+			return nil
+		},
 		RunE: func(*cobra.Command, []string) error {
-			if o.nodeName == "" {
-				return errors.New("--node-name is required")
+			if err := o.check(); err != nil {
+				return err
 			}
 			return run()
 		},
@@ -46,7 +58,7 @@ object is made, and kept Ready, by whoever runs the pods.`,
 	flags := cmd.Flags()
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; without it, the service account of the pod this runs in")
 	flags.StringVar(&o.nodeName, "node-name", "", "name of the Node object (required)")
-	flags.StringVar(&o.rootDir, "root-dir", "/var/lib/kubelet", "directory that CSI drivers know as kubelet's root; mounts below it must propagate")
+	flags.StringVar(&o.rootDir, "root-dir", defaultRoot, "directory that CSI drivers know as kubelet's root; mounts below it must propagate")
 	flags.StringVar(&o.healthAddress, "health-probe-bind-address", "0", `address for GET /healthz and /readyz, such as 127.0.0.1:10268; "0" turns it off`)
 	flags.StringVar(&o.metricsAddress, "metrics-bind-address", "0", `address for GET /metrics, /healthz and /readyz over HTTP, such as 127.0.0.1:10269, or the same as for the probes; "0" turns it off; docs/metrics.md lists the metrics`)
 	flags.DurationVar(&o.statsPeriod, "volume-stats-agg-period", time.Minute, "how often drivers are asked how full each volume is, as kubelet's flag; negative turns it off")
@@ -60,10 +72,35 @@ object is made, and kept Ready, by whoever runs the pods.`,
 	return cmd
 }
 
-// containers are asked whether a pod has ended; nil: its lock says so.
-func (o *options) containers() (node.Containers, error) {
-	if o.runtimeEndpoint == "" {
-		return nil, nil
+// check refuses values that cannot be meant.
+func (o *options) check() error {
+	if o.nodeName == "" {
+		return errors.New("--node-name is required")
 	}
-	return node.NewCRI(o.runtimeEndpoint)
+	if problems := validation.IsDNS1123Subdomain(o.nodeName); len(problems) > 0 {
+		return fmt.Errorf("--node-name %q cannot be the name of a Node: %s", o.nodeName, strings.Join(problems, "; "))
+	}
+	if !filepath.IsAbs(o.rootDir) || filepath.Clean(o.rootDir) == "/" {
+		return fmt.Errorf("--root-dir %q must be an absolute path other than /, for example %s", o.rootDir, defaultRoot)
+	}
+	return nil
+}
+
+// restConfig is how to reach the API server.
+func (o *options) restConfig() (*rest.Config, error) {
+	if o.kubeconfig == "" {
+		config, err := rest.InClusterConfig()
+		if err != nil {
+			return nil, fmt.Errorf("--kubeconfig is required outside a cluster: use the service account of the pod: %w", err)
+		}
+		return config, nil
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	if clientcmd.IsEmptyConfig(err) {
+		err = errors.New("it names no cluster; give --kubeconfig a file with a cluster, a user and a current context")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the kubeconfig %q: %w", o.kubeconfig, err)
+	}
+	return config, nil
 }

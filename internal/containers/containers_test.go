@@ -50,6 +50,13 @@ func (r *runtime) ListContainers(context.Context, *cri.ListContainersRequest) (*
 	return &cri.ListContainersResponse{Containers: r.containers}, r.failure
 }
 
+func (r *runtime) Version(ctx context.Context, _ *cri.VersionRequest) (*cri.VersionResponse, error) {
+	if r.hangs {
+		<-ctx.Done()
+	}
+	return &cri.VersionResponse{}, r.failure
+}
+
 func (r *runtime) serve(t *testing.T) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "cri.sock")
@@ -109,6 +116,28 @@ func TestWhatARuntimeSays(t *testing.T) {
 			_, runs := errors.AsType[*RunningError](err)
 			if err == nil || !strings.Contains(err.Error(), tt.want) || runs == tt.unknown {
 				t.Errorf("Ended: %v", err)
+			}
+		})
+	}
+}
+
+func TestCheck(t *testing.T) {
+	for name, tt := range map[string]struct {
+		endpoint string
+		answers  bool
+	}{
+		"it answers":         {(&runtime{}).serve(t), true},
+		"it fails":           {(&runtime{failure: status.Error(codes.Unavailable, "starting")}).serve(t), false},
+		"it does not answer": {(&runtime{hangs: true}).serve(t), false},
+		"it is not there":    {"unix://" + filepath.Join(t.TempDir(), "none.sock"), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client, err := NewCRI(tt.endpoint)
+			must(t, err)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if err := client.Check(ctx); (err == nil) != tt.answers {
+				t.Errorf("Check: %v", err)
 			}
 		})
 	}

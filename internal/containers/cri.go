@@ -19,6 +19,8 @@ const podUIDLabel = "io.kubernetes.pod.uid"
 const (
 	// criTimeout is kubelet's runtimeRequestTimeout.
 	criTimeout = 2 * time.Minute
+	// checkTimeout is how long a runtime that is well may take to say its version.
+	checkTimeout = 10 * time.Second
 	// criMessage bounds a reply, as kubelet's client does.
 	criMessage = 16 << 20
 )
@@ -46,6 +48,16 @@ func NewCRI(endpoint string) (*CRI, error) {
 		return nil, fmt.Errorf("connect to container runtime %s: %w", endpoint, err)
 	}
 	return &CRI{client: cri.NewRuntimeServiceClient(connection)}, nil
+}
+
+// Check reports why the runtime does not answer now; nil if it does.
+func (c *CRI) Check(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	if _, err := c.client.Version(ctx, &cri.VersionRequest{}); err != nil {
+		return fmt.Errorf("ask the container runtime for its version: %w", err)
+	}
+	return nil
 }
 
 // Ended returns nil if the runtime has no sandbox of the pod that is ready, and no container of it that has not

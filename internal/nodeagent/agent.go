@@ -282,6 +282,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	a.log.Info("Node agent started", "node", a.config.NodeName, "root", a.root.Path("."), "records", a.volumes.recordCount())
+	defer a.log.Info("Node agent stopped", "node", a.config.NodeName)
 	defer end()
 	a.broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: a.client.CoreV1().Events("")})
 	if err := a.lookForOwner(ctx); err != nil {

@@ -180,6 +180,20 @@ func (m *volumeManager) measureCalls(driver string) func(csi.Call) {
 	}
 }
 
+// noteReleased keeps since when no pod wants a volume. The caller holds mu.
+func (m *volumeManager) noteReleased(v *volume, now time.Time) {
+	kept := slices.ContainsFunc(v.pods, func(p *publication) bool {
+		claim := m.claim(v, p)
+		return claim == nodevolume.Wanted || claim == nodevolume.Unclaimed
+	})
+	switch {
+	case kept:
+		v.releasedAt = time.Time{}
+	case v.releasedAt.IsZero():
+		v.releasedAt = now
+	}
+}
+
 // census counts what a scrape shows.
 func (m *volumeManager) census() telemetry.NodeCensus {
 	now := time.Now()
@@ -189,15 +203,22 @@ func (m *volumeManager) census() telemetry.NodeCensus {
 		for _, p := range v.pods {
 			if m.claim(v, p) == nodevolume.Wanted {
 				out.Desired[v.driver]++
+				if !p.want.since.IsZero() && !v.isReady(p) {
+					out.PendingMount = max(out.PendingMount, now.Sub(p.want.since))
+				}
 			}
 			if p.Phase == nodevolume.Confirmed {
 				out.Mounted[v.driver]++
 			}
 		}
 		for _, wait := range v.measured.waits {
-			waits := out.Waits[wait.reason]
-			waits.Count, waits.Longest = waits.Count+1, max(waits.Longest, now.Sub(wait.since))
-			out.Waits[wait.reason] = waits
+			out.Waits[wait.reason] = out.Waits[wait.reason].Add(now.Sub(wait.since))
+		}
+		if v.asked != nil {
+			out.Waits[telemetry.CallInFlight] = out.Waits[telemetry.CallInFlight].Add(now.Sub(v.asked.since))
+		}
+		if !v.releasedAt.IsZero() {
+			out.PendingUnmount = max(out.PendingUnmount, now.Sub(v.releasedAt))
 		}
 	}
 	out.Claims = m.claimStats()

@@ -17,6 +17,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"belay.dev/belay/internal/csi"
@@ -175,6 +177,93 @@ func TestWhatWaitsIsCounted(t *testing.T) {
 	wantSamples(t, registry, "nodeagent_volumes_blocked", map[string]float64{})
 	if waits := samples(t, registry)["nodeagent_volume_blocked_seconds{reason=NotAttached}"]; waits != 1 {
 		t.Errorf("%v waits were measured, want 1", waits)
+	}
+}
+
+// A driver that hangs, and then refuses, is seen: by the age of its call, and by how long the volume has waited in all.
+func TestADriverThatHangsIsCounted(t *testing.T) {
+	for method, operation := range map[string]string{"Stage": "mount", "Unpublish": "unmount", "Unstage": "unmount"} {
+		t.Run(method, func(t *testing.T) {
+			w := newWorld(t, noAttach)
+			answers := make(chan error)
+			defer close(answers)
+			w.driver.hook = func(called, _ string, _ int) error {
+				if called == method {
+					return <-answers
+				}
+				return nil
+			}
+			registry := prometheus.NewRegistry()
+			agent, _ := w.agent(measuredIn(registry))
+			w.volume("data")
+			pod := w.pod("p", "data")
+			agent.SetPod(pod)
+			if operation == "unmount" {
+				w.mounted(agent, pod)
+				agent.RemovePod(pod.UID)
+			}
+			pending := func() float64 {
+				return samples(t, registry)["nodeagent_volume_pending_longest_seconds{operation="+operation+"}"]
+			}
+			inFlight := func() bool { return samples(t, registry)["nodeagent_volumes_blocked{reason=CallInFlight}"] == 1 }
+			w.until("the call is counted", inFlight)
+			age, waited := samples(t, registry)["nodeagent_volume_blocked_longest_seconds{reason=CallInFlight}"], pending()
+			if age <= 0 || waited < age {
+				t.Errorf("the call is %v s old and the volume waits for %v s", age, waited)
+			}
+			answers <- status.Error(codes.Internal, "no")
+			w.until("the call has ended", func() bool { return !inFlight() })
+			w.until("it is made again", inFlight)
+			if again := pending(); again <= waited {
+				t.Errorf("the wait was %v s long and is %v s after a failure", waited, again)
+			}
+			w.until("it waits no longer", func() bool {
+				select {
+				case answers <- nil:
+				default:
+				}
+				return pending() == 0
+			})
+			wantSamples(t, registry, "nodeagent_volume_pending", map[string]float64{
+				"nodeagent_volume_pending_longest_seconds{operation=mount}":   0,
+				"nodeagent_volume_pending_longest_seconds{operation=unmount}": 0,
+			})
+		})
+	}
+}
+
+// A volume is released when the last pod that wants it goes, also if that was before the agent started.
+func TestAVolumeThatOnePodWantsIsNotReleased(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	config := idleConfig(t)
+	config.Metrics = registry
+	agent, err := New(config)
+	must(t, err)
+	t.Cleanup(func() { must(t, agent.close()) })
+	wants := func(uid types.UID) *want {
+		return &want{pod: podIdentity{UID: uid}, driver: "d", handle: "h", specName: "pv"}
+	}
+	pods := []types.UID{"first", "second"}
+	for _, uid := range pods {
+		agent.SetPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid}})
+		agent.volumes.wanted(uid, []*want{wants(uid)})
+	}
+	v := agent.volumes.all[wants("first").name()]
+	for n, uid := range pods {
+		agent.RemovePod(uid)
+		if last := n == len(pods)-1; v.releasedAt.IsZero() == last {
+			t.Errorf("%d of %d pods have gone: released at %v", n+1, len(pods), v.releasedAt)
+		}
+	}
+	was := v.releasedAt
+	agent.volumes.released("second", []string{v.name})
+	if v.releasedAt != was {
+		t.Error("the wait began again")
+	}
+	agent.SetPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "third"}})
+	agent.volumes.wanted("third", []*want{wants("third")})
+	if !v.releasedAt.IsZero() {
+		t.Error("it is wanted again and still released")
 	}
 }
 

@@ -41,6 +41,8 @@ type volume struct {
 	// growthTold is the last event that was sent about an expansion that failed.
 	growthTold string
 	measured   measured
+	// releasedAt is since when no pod wants the volume; zero while one does, or may.
+	releasedAt time.Time
 	// statsPlanned and attachErrorPlanned: there is a chore for it.
 	statsPlanned, attachErrorPlanned bool
 	// attachLimit says that the node is full, as the attachError of exhaustedAt did.
@@ -145,6 +147,7 @@ func (m *volumeManager) decide(name string, now time.Time) (*volume, nodevolume.
 	if v == nil {
 		return nil, nodevolume.Decision{}
 	}
+	m.noteReleased(v, now)
 	decision := m.status.settle(name, func(node nodevolume.Node) nodevolume.Decision {
 		return v.life.Decide(now, m.facts(v, node))
 	})

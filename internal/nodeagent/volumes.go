@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
@@ -85,6 +86,7 @@ func (m *volumeManager) wanted(uid types.UID, wants []*want) {
 		}
 		v := m.volumeNamed(w.name(), w.driver, w.handle, w.inline)
 		v.publication(w.key()).want = w
+		m.noteReleased(v, time.Now())
 		m.wantSize(v, w)
 		m.wake(v.name)
 	}
@@ -102,6 +104,7 @@ func (m *volumeManager) released(uid types.UID, names []string) {
 					its.Failure = nodevolume.Failure{}
 				}
 			}
+			m.noteReleased(v, time.Now())
 		}
 		m.wake(name)
 	}
@@ -203,4 +206,22 @@ func (m *volumeManager) nodeRead(listed []string) {
 	names := slices.Collect(maps.Keys(m.all))
 	m.mu.Unlock()
 	m.learned(names)
+}
+
+// recordCount is how many stages and publishes are recorded.
+func (m *volumeManager) recordCount() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	count := 0
+	for _, v := range m.all {
+		if v.life.Stage.Phase != nodevolume.Absent {
+			count++
+		}
+		for _, p := range v.pods {
+			if p.Phase != nodevolume.Absent {
+				count++
+			}
+		}
+	}
+	return count
 }

@@ -23,6 +23,10 @@ const (
 	OperationGroup       = "volume_apply_access_control" // files given to the pod's fsGroup
 )
 
+// CallInFlight is the reason of a volume whose driver has not answered a call yet. No decision waits for it, and so it is
+// none of nodevolume's.
+const CallInFlight nodevolume.Reason = "CallInFlight"
+
 // alpha begins the help of all metrics that upstream calls alpha.
 const alpha = "[ALPHA] "
 
@@ -33,6 +37,9 @@ type NodeCensus struct {
 	Desired, Mounted map[string]int
 	// Waits are those that go on now.
 	Waits map[nodevolume.Reason]NodeWaits
+	// PendingMount is how long the longest waiting publication has been wanted that is not ready, and PendingUnmount how
+	// long no pod has wanted the longest waiting volume that is still here.
+	PendingMount, PendingUnmount time.Duration
 	// Present are the registration sockets that are there, Registered those whose driver is.
 	Present, Registered []string
 	// Claims are the volumes of claims with what their drivers said last.
@@ -43,6 +50,11 @@ type NodeCensus struct {
 type NodeWaits struct {
 	Count   int
 	Longest time.Duration
+}
+
+// Add counts one more.
+func (w NodeWaits) Add(waited time.Duration) NodeWaits {
+	return NodeWaits{w.Count + 1, max(w.Longest, waited)}
 }
 
 // ClaimStats is what a driver said of one claim's volume; what it did not say is 0, as
@@ -186,7 +198,9 @@ var (
 	nodeWaiting = prometheus.NewDesc("nodeagent_volumes_blocked",
 		"Volumes that wait now, by reason; one that waits for two pods counts twice.", []string{"reason"}, nil)
 	nodeLongest = prometheus.NewDesc("nodeagent_volume_blocked_longest_seconds",
-		"How long the one that waits longest has waited, by reason.", []string{"reason"}, nil)
+		"How long the one that waits longest has waited for this reason.", []string{"reason"}, nil)
+	nodePending = prometheus.NewDesc("nodeagent_volume_pending_longest_seconds",
+		"How long the volume that waits longest has waited to be mounted, or unmounted, whatever the reason.", []string{"operation"}, nil)
 
 	claimCapacity   = claimDesc("capacity_bytes", "Capacity in bytes of the volume")
 	claimAvailable  = claimDesc("available_bytes", "Number of available bytes in the volume")
@@ -208,7 +222,7 @@ func (n *Node) Describe(out chan<- *prometheus.Desc) {
 		vector.Describe(out)
 	}
 	for _, desc := range []*prometheus.Desc{
-		nodeVolumes, nodePlugins, nodeWaiting, nodeLongest,
+		nodeVolumes, nodePlugins, nodeWaiting, nodeLongest, nodePending,
 		claimCapacity, claimAvailable, claimUsed, claimInodes, claimInodesFree, claimInodesUsed, claimAbnormal,
 	} {
 		out <- desc
@@ -244,6 +258,8 @@ func (n *Node) Collect(out chan<- prometheus.Metric) {
 		gauge(nodeWaiting, float64(waits.Count), string(reason))
 		gauge(nodeLongest, waits.Longest.Seconds(), string(reason))
 	}
+	gauge(nodePending, counted.PendingMount.Seconds(), "mount")
+	gauge(nodePending, counted.PendingUnmount.Seconds(), "unmount")
 	for _, c := range counted.Claims {
 		c.collect(func(desc *prometheus.Desc, value int64) { gauge(desc, float64(value), c.Namespace, c.Claim) })
 	}
