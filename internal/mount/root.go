@@ -175,8 +175,9 @@ type Durability int
 const (
 	// Crash: the process may die at any moment. After a power cut the file may be empty.
 	Crash Durability = iota
-	// Whole: so may the machine; the file then holds the old content or the new one.
-	Whole
+	// InPlace: the new content is as long as the old one and differs from it in some bytes, and each mix of the two will do: what a
+	// power cut may leave. It takes no space on the disk.
+	InPlace
 	// PowerCut: the new content is on the disk when Write returns.
 	PowerCut
 )
@@ -186,6 +187,11 @@ const temporary = ".tmp-"
 
 // Write replaces a file as a whole: whoever reads it finds the old content or the new one.
 func (r *Root) Write(name string, content []byte, must Durability) error {
+	if must == InPlace {
+		if err := r.overwrite(name, content); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
 	dir, base := filepath.Split(name)
 	tmp := filepath.Join(dir, temporary+base)
 	if err := r.writeFile(tmp, content, must); err != nil {
@@ -194,15 +200,14 @@ func (r *Root) Write(name string, content []byte, must Durability) error {
 	if err := r.root.Rename(tmp, name); err != nil {
 		return errors.Join(fmt.Errorf("put file in place: %w", err), r.Remove(tmp))
 	}
-	if must == PowerCut {
+	if must != Crash {
 		return r.syncDir(dir)
 	}
 	return nil
 }
 
-// Overwrite writes over the beginning of a file and cuts off the rest, in place. On most file
-// systems that takes no space; but whoever is killed meanwhile leaves neither the old content nor the new.
-func (r *Root) Overwrite(name string, content []byte) error {
+// overwrite writes over the beginning of a file and cuts off the rest.
+func (r *Root) overwrite(name string, content []byte) error {
 	file, err := r.root.OpenFile(name, os.O_WRONLY, 0)
 	if err != nil {
 		return fmt.Errorf("overwrite file: %w", err)

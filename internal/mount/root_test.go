@@ -215,7 +215,7 @@ func TestAReplacedFileIsWholeAfterAPowerCut(t *testing.T) {
 	root, err := OpenRoot(disk, nil)
 	must(t, err)
 	must(t, root.Write("record", []byte("old"), PowerCut))
-	must(t, root.Write("record", []byte("new"), Whole))
+	must(t, root.Write("record", []byte("new"), InPlace))
 	must(t, root.Write("another", nil, PowerCut)) // takes the names to the disk
 	cutPower(t, disk)
 	must(t, root.Close())

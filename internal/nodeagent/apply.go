@@ -3,9 +3,7 @@ package nodeagent
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"syscall"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -271,28 +269,13 @@ func (m *volumeManager) begin(v *volume, step nodevolume.Step, intent nodevolume
 	return call, nil
 }
 
-// saveBefore writes the record of a call. That of the way back is a mark alone, with which a restart goes on. On a disk that is full it is
-// made in place: what is to be unmounted may be what fills it. The mark makes a confirmed record shorter. One that is not confirmed need
-// not be marked: after a restart it is uncertain either way.
+// saveBefore writes the record of a call. That of the way back is a mark alone, with which a restart goes on. It takes no space: what is
+// to be unmounted may be what fills the disk.
 func (m *volumeManager) saveBefore(name string, call nodevolume.Call) error {
-	if !call.Record.Leaving {
-		return m.saveRecord(name, call.Record, mount.PowerCut)
+	if call.Record.Leaving {
+		return m.saveRecord(name, call.Record, mount.InPlace)
 	}
-	err := m.saveRecord(name, call.Record, mount.Whole)
-	if !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
-		return err
-	}
-	if !call.Earlier.Confirmed {
-		return nil
-	}
-	raw, err := call.Record.Encode()
-	if err != nil {
-		return err
-	}
-	if err := m.records.Overwrite(name, raw); err != nil {
-		return fmt.Errorf("record the end of the %s of volume %s: %w", call.Record.Kind, call.Record.Handle, err)
-	}
-	return nil
+	return m.saveRecord(name, call.Record, mount.PowerCut)
 }
 
 // ending is how a call ended, and the phase that its reply leads to.
@@ -340,7 +323,7 @@ func (m *volumeManager) end(v *volume, call nodevolume.Call, e ending) error {
 
 // saveConfirmation records that the driver has confirmed a call. Losing that costs one repeated call.
 func (m *volumeManager) saveConfirmation(v *volume, record nodevolume.Record) {
-	if err := m.saveRecord(recordName(record), record, mount.Whole); err != nil {
+	if err := m.saveRecord(recordName(record), record, mount.InPlace); err != nil {
 		m.log.Error(err, "Confirmation not recorded", "volume", v.name)
 	}
 }

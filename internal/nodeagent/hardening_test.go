@@ -121,7 +121,7 @@ func TestSecondPersistentVolumeOfOneHandleIsNeverUnpublished(t *testing.T) {
 		defer agent.volumes.mu.Unlock()
 		return len(agent.volumes.all[string(w.unique(handle))].pods) == 1
 	})
-	time.Sleep(10 * time.Second) // until the volume is not to be looked at any more because of what was before
+	time.Sleep(3 * time.Second) // until the volume is not to be looked at any more because of what was before
 	agent.RemovePod(pod.UID)
 	err := agent.WaitUnmounted(w.ctx, pod.UID)
 	if !within(20*time.Second, func() bool { return len(w.driver.mountedForPod(pod.UID)) == 0 }) {
@@ -255,7 +255,7 @@ func TestRestartWithALostClaimBesideARefusedOne(t *testing.T) {
 	must(t, err)
 	agent, _ = w.agent()
 	agent.SetPod(pod)
-	if within(10*time.Second, func() bool { return w.driver.hasMade("Unpublish data") }) {
+	if within(2*time.Second, func() bool { return w.driver.hasMade("Unpublish data") }) {
 		t.Errorf("the volume was taken from a pod that is set and runs: %v", w.driver.made())
 	}
 }
@@ -285,7 +285,7 @@ func TestRestartDestroysTheInlineVolumeOfARunningPod(t *testing.T) {
 	stop()
 	agent, _ = w.agent()
 	agent.SetPod(pod)
-	if within(10*time.Second, func() bool { return w.driver.hasMade("Unpublish") }) {
+	if within(2*time.Second, func() bool { return w.driver.hasMade("Unpublish") }) {
 		t.Errorf("the inline volume of a running pod was destroyed: %v", w.driver.made())
 	}
 }
@@ -325,7 +325,7 @@ func TestRestartAfterTheClaimWasMadeAnew(t *testing.T) {
 	must(t, err)
 	agent, _ = w.agent()
 	agent.SetPod(pod)
-	if within(10*time.Second, func() bool { return w.driver.hasMade("Unpublish data") }) {
+	if within(2*time.Second, func() bool { return w.driver.hasMade("Unpublish data") }) {
 		t.Errorf("the volume was taken from a pod that is set and runs: %v", w.driver.made())
 	}
 }
@@ -339,7 +339,7 @@ func TestUnconfirmedRecordAndAnotherLabel(t *testing.T) {
 	full := func(c *Config) {
 		withSELinux(c)
 		c.writeRecord = func(root *mount.Root, name string, content []byte, must mount.Durability) error {
-			if must == mount.Whole {
+			if must == mount.InPlace {
 				return syscall.ENOSPC
 			}
 			return root.Write(name, content, must)
@@ -356,7 +356,7 @@ func TestUnconfirmedRecordAndAnotherLabel(t *testing.T) {
 	must(t, err)
 	agent, _ = w.agent(full)
 	agent.SetPod(pod)
-	if within(10*time.Second, func() bool { return w.driver.hasMade("Unpublish data") }) {
+	if within(2*time.Second, func() bool { return w.driver.hasMade("Unpublish data") }) {
 		t.Errorf("the volume was taken from a pod that is set and runs: %v", w.driver.made())
 	}
 }
@@ -415,7 +415,7 @@ func TestEtcdPutBackWhileARecordIsWritten(t *testing.T) {
 			if bytes.Contains(raw, []byte(handle)) {
 				select { // the write that puts it back is slow
 				case <-staged:
-				case <-time.After(10 * time.Second):
+				case <-time.After(2 * time.Second):
 				}
 				return next.RoundTrip(r)
 			}
@@ -434,7 +434,7 @@ func TestEtcdPutBackWhileARecordIsWritten(t *testing.T) {
 					close(writing)
 					select { // a slow disk
 					case <-cleared:
-					case <-time.After(20 * time.Second):
+					case <-time.After(3 * time.Second):
 					}
 				})
 			}

@@ -282,7 +282,7 @@ func (d *disk) write(root *mount.Root, name string, content []byte, must mount.D
 		d.holds[kind] = content
 	case mount.Crash:
 		d.holds[kind] = nil // the name may be on the disk before what the file holds
-	case mount.Whole: // the worst is that the old content stays
+	case mount.InPlace: // the worst is that the old content stays
 	}
 	return root.Write(name, content, must)
 }

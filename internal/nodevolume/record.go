@@ -46,9 +46,9 @@ type Record struct {
 	// Pod is the one that it was made for.
 	Pod RecordPod `json:"pod"`
 	// Confirmed: the driver said that it is done.
-	Confirmed bool `json:"confirmed,omitempty"`
+	Confirmed bool `json:"confirmed"`
 	// Leaving: nobody wants it, and the way back has begun.
-	Leaving bool `json:"leaving,omitempty"`
+	Leaving bool `json:"leaving"`
 }
 
 // RecordPod is what the way back and its events need to know of a pod.
@@ -79,12 +79,16 @@ func (r Record) After(earlier Record) Record {
 	return r
 }
 
-// Encode is the record as it stands on disk.
+// Encode is the record as it stands on disk. It is as long whatever Confirmed and Leaving say, so that they can be changed in place: a
+// mix of before and after is one of the two, or torn if it was cut inside a mark.
 func (r Record) Encode() ([]byte, error) {
 	r.Version = RecordVersion
 	out, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return nil, fmt.Errorf("encode %s record of volume %s: %w", r.Kind, r.Handle, err)
+	}
+	for _, mark := range []string{"confirmed", "leaving"} {
+		out = bytes.ReplaceAll(out, []byte("\n  \""+mark+"\": true"), []byte("\n  \""+mark+"\":  true"))
 	}
 	return append(out, '\n'), nil
 }

@@ -1,6 +1,7 @@
 package nodevolume
 
 import (
+	"bytes"
 	"errors"
 	"testing"
 
@@ -90,5 +91,37 @@ func TestARecordMadeAnewKeepsWhatTheEarlierCallWasMadeUnder(t *testing.T) {
 	}
 	if got := another.After(Record{}); got.InUse || got.AttachmentUID != "" {
 		t.Errorf("nothing was before: in use %v, attachment %q", got.InUse, got.AttachmentUID)
+	}
+}
+
+// TestMarksAreMadeInPlace: a mix of a record before and after is a record, whatever has been written of it.
+func TestMarksAreMadeInPlace(t *testing.T) {
+	record := Record{Kind: PublishKind, Driver: "d", Handle: "\n  \"confirmed\": true", Path: "x", BootID: "boot", Pod: RecordPod{UID: "p"}}
+	before, err := record.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, marks := range [][2]bool{{true, false}, {false, true}, {true, true}} {
+		record.Confirmed, record.Leaving = marks[0], marks[1]
+		after, err := record.Encode()
+		if err != nil || len(after) != len(before) {
+			t.Fatalf("%v: %d bytes, %d before, %v", marks, len(after), len(before), err)
+		}
+		changed := 0
+		for cut := range after {
+			if after[cut] != before[cut] {
+				changed++
+			}
+			if cut > 0 && (after[cut] != before[cut] || after[cut-1] != before[cut-1]) {
+				continue // a disk writes no less than a sector, and no mark is wider than five bytes
+			}
+			mix := append(bytes.Clone(after[:cut]), before[cut:]...)
+			if _, err := DecodeRecord(mix); err != nil {
+				t.Fatalf("%v, %d bytes written: %v\n%s", marks, cut, err, mix)
+			}
+		}
+		if changed > 10 {
+			t.Errorf("%v: %d bytes differ", marks, changed)
+		}
 	}
 }
