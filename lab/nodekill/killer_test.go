@@ -112,8 +112,11 @@ func (k *killer) watchRecords(t *testing.T, dir string) {
 	var running sync.WaitGroup
 	running.Go(func() {
 		for event := range watcher.Events {
-			if event.Has(fsnotify.Create) {
-				k.recordAppeared(dir, filepath.Base(event.Name))
+			switch name := filepath.Base(event.Name); {
+			case event.Has(fsnotify.Create):
+				k.recordAppeared(dir, name)
+			case event.Has(fsnotify.Write) && !strings.HasPrefix(name, temporary):
+				k.recordMarked(dir, name)
 			}
 		}
 	})
@@ -125,17 +128,20 @@ func (k *killer) watchRecords(t *testing.T, dir string) {
 	})
 }
 
-// recordAppeared finds out for which call a record is written: what stood there before, or stands
-// there now, says it.
+// recordMarked: a record is marked in place when the way back begins.
+func (k *killer) recordMarked(dir, name string) {
+	if r, ok := readRecord(filepath.Join(dir, name)); ok && r.Leaving {
+		k.at(methodOf(r), RecordWritten)
+	}
+}
+
+// recordAppeared finds out for which call a record is written.
 func (k *killer) recordAppeared(dir, name string) {
 	final, begun := strings.CutPrefix(name, temporary)
 	r, ok := readRecord(filepath.Join(dir, final))
 	switch {
 	case begun && !ok:
 		k.at(methodOf(nodevolume.Record{Kind: kindOf(final)}), RecordBegun)
-	case begun && r.Confirmed:
-		r.Leaving = true
-		k.at(methodOf(r), RecordBegun)
 	case !begun && ok && !r.Confirmed:
 		k.at(methodOf(r), RecordWritten)
 	}
