@@ -292,6 +292,8 @@ func (l *Life) Begin(step Step, intent Record, unaccounted bool) Call {
 func (l *Life) Recorded(call Call) {
 	if call.Write {
 		place := l.place(call.Step)
+		// It takes the place of a record that cannot be read: a pod may run on that.
+		place.Inherited = place.Inherited || place.Phase == Absent && call.Before == Uncertain
 		place.Record, place.Phase = call.Record, Uncertain
 	}
 }
