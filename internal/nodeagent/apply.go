@@ -247,8 +247,11 @@ func (m *volumeManager) entry(v *volume, key nodevolume.PublishKey) *publication
 func (m *volumeManager) begin(v *volume, step nodevolume.Step, intent nodevolume.Record) (nodevolume.Call, error) {
 	name := v.recordName(step)
 	m.mu.Lock()
-	_, unaccounted := m.unaccounted[name]
-	call := v.life.Begin(step, intent, unaccounted)
+	var lost *nodevolume.Knowledge
+	if _, unaccounted := m.unaccounted[name]; unaccounted {
+		lost = new(m.placed(intent))
+	}
+	call := v.life.Begin(step, intent, lost)
 	m.mu.Unlock()
 	if !call.Write {
 		return call, nil

@@ -48,7 +48,7 @@ func (p *plugins) refreshLimit(ctx context.Context, name string) {
 		err = p.identity.refresh(ctx, name, info)
 	}
 	if err != nil && ctx.Err() == nil {
-		p.log.Info("Allocatable count not refreshed", "driver", name, "problem", err.Error())
+		p.log.Error(err, "Allocatable count not refreshed", "driver", name)
 	}
 }
 

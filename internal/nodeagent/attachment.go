@@ -33,7 +33,7 @@ func (m *volumeManager) lookUpAttachment(ctx context.Context, v *volume) error {
 func (m *volumeManager) stillAttached(ctx context.Context, v *volume, c callable, asked bool) error {
 	if asked && c.attachment.UID != "" {
 		if err := m.lookUpAttachment(ctx, v); err != nil {
-			m.log.V(1).Info("Attachment may be another one", "volume", v.name, "problem", err.Error())
+			m.log.Error(err, "Attachment may be another one", "volume", v.name)
 		}
 	}
 	m.mu.Lock()

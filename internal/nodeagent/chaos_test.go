@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
@@ -39,6 +40,7 @@ func runChild(arguments string) {
 	if err == nil {
 		var agent *Agent
 		agent, err = New(Config{
+			Logger:   funcr.New(func(_, line string) { fmt.Fprintln(os.Stderr, time.Now().Format(time.TimeOnly+".000"), line) }, funcr.Options{Verbosity: 1}),
 			NodeName: part[1], Root: part[2], RESTConfig: config, BootID: "boot-1",
 			MountPoints: func() ([]string, error) { return readLines(part[3]) },
 		})
@@ -76,6 +78,8 @@ type chaos struct {
 	table      string
 	handles    []string
 	pods       map[string]*corev1.Pod // by name
+	saving     sync.Mutex
+	log        *os.File // of the agents
 
 	mu sync.Mutex
 	// Under mu:
@@ -89,8 +93,10 @@ func (c *chaos) violated(format string, args ...any) {
 	c.violations = append(c.violations, fmt.Sprintf(format, args...))
 }
 
-// saveTable puts the driver's mounts where the agent process reads its mount table.
+// saveTable puts the driver's mounts where the agent process reads its mount table. One at a time: an older table must not replace a newer one.
 func (c *chaos) saveTable() error {
+	c.saving.Lock()
+	defer c.saving.Unlock()
 	points, err := c.driver.mountPoints()
 	if err != nil {
 		return err
@@ -107,7 +113,7 @@ func (c *chaos) startAgent() {
 	c.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), childEnv+"="+strings.Join([]string{c.kubeconfig, c.name, c.root, c.table}, "|"))
-	cmd.Stderr = os.Stderr
+	cmd.Stderr = c.log
 	must(c, cmd.Start())
 	c.agent = cmd
 }
@@ -267,6 +273,15 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 		}
 	})
 	dir := t.TempDir()
+	var err error
+	c.log, err = os.Create(filepath.Join(dir, "log"))
+	must(t, err)
+	t.Cleanup(func() {
+		defer c.log.Close()
+		if raw, err := os.ReadFile(c.log.Name()); t.Failed() && err == nil {
+			t.Logf("the agents logged:\n%s", raw)
+		}
+	})
 	c.kubeconfig, c.table = filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "mounts")
 	raw, err := kubeconfigOf(c.nodeID)
 	must(t, err)

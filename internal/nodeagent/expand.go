@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -132,7 +133,7 @@ func (m *volumeManager) expansionFailed(x *expansion, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	g, p := &x.v.life.Growth, x.v.publication(x.key)
-	g.Failure = again(g.Failure)
+	x.v.life.Failed(nodevolume.Expand{Key: x.key}, time.Now(), rand.Float64(), false) //nolint:gosec // spreads retries
 	m.log.Error(err, "Step failed", "step", "NodeExpandVolume", "volume", x.v.name, "pod", x.key.PodUID, "failures", g.Failure.Count)
 	if p.want == nil {
 		return

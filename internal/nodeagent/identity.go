@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
@@ -44,7 +43,7 @@ type identity struct {
 	// slot is taken by who writes; one write is made from one read.
 	slot chan struct{}
 	// changed wakes keep.
-	changed chan struct{}
+	changed signal
 
 	mu sync.Mutex
 	// Under mu:
@@ -57,7 +56,7 @@ type identity struct {
 
 func newIdentity(node string, client kubernetes.Interface) *identity {
 	return &identity{
-		node: node, client: client, sure: closed(), slot: make(chan struct{}, 1), changed: make(chan struct{}, 1),
+		node: node, client: client, sure: closed(), slot: make(chan struct{}, 1), changed: newSignal(),
 		drivers: map[string]csi.NodeInfo{}, gone: map[string]bool{},
 	}
 }
@@ -72,34 +71,14 @@ func closed() <-chan struct{} {
 // keep makes CSINode and the annotation at start, and again when they are
 // lost, with the Node for example.
 func (i *identity) keep(ctx context.Context, log logr.Logger) {
-	i.wake()
-	failures := 0
-	for {
-		var retry <-chan time.Time
-		if failures > 0 {
-			retry = time.After(apiBackOff(failures))
+	i.changed.wake()
+	i.changed.serve(ctx, func(failures int) error {
+		_, err := i.sync(ctx)
+		if err != nil && ctx.Err() == nil {
+			log.Error(err, "Node identity not written", "failures", failures+1)
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-i.changed:
-		case <-retry:
-		}
-		failures++
-		switch _, err := i.sync(ctx); {
-		case err == nil:
-			failures = 0
-		case ctx.Err() == nil:
-			log.Info("Node identity not written", "failures", failures, "problem", err.Error())
-		}
-	}
-}
-
-func (i *identity) wake() {
-	select {
-	case i.changed <- struct{}{}:
-	default:
-	}
+		return err
+	})
 }
 
 // isWritten: Node and CSINode have said what they must.
@@ -117,7 +96,7 @@ func (i *identity) see(node *corev1.Node) {
 	another := i.written != node.UID
 	i.mu.Unlock()
 	if err != nil || patch != nil || another {
-		i.wake()
+		i.changed.wake()
 	}
 }
 
@@ -171,7 +150,7 @@ func (i *identity) remove(driver string) {
 	delete(i.drivers, driver)
 	i.gone[driver] = true
 	i.mu.Unlock()
-	i.wake()
+	i.changed.wake()
 }
 
 // conflicts is how often a write is made anew, from a new read, because another

@@ -182,8 +182,9 @@ func (m *volumeManager) measureCalls(driver string) func(csi.Call) {
 
 // noteReleased keeps since when no pod wants a volume. The caller holds mu.
 func (m *volumeManager) noteReleased(v *volume, now time.Time) {
+	claimOf := m.claims(v)
 	kept := slices.ContainsFunc(v.pods, func(p *publication) bool {
-		claim := m.claim(v, p)
+		claim := claimOf(p)
 		return claim == nodevolume.Wanted || claim == nodevolume.Unclaimed
 	})
 	switch {
@@ -200,8 +201,9 @@ func (m *volumeManager) census() telemetry.NodeCensus {
 	out := telemetry.NodeCensus{Desired: map[string]int{}, Mounted: map[string]int{}, Waits: map[nodevolume.Reason]telemetry.NodeWaits{}}
 	m.mu.Lock()
 	for _, v := range m.all {
+		claimOf := m.claims(v)
 		for _, p := range v.pods {
-			if m.claim(v, p) == nodevolume.Wanted {
+			if claimOf(p) == nodevolume.Wanted {
 				out.Desired[v.driver]++
 				if !p.want.since.IsZero() && !v.isReady(p) {
 					out.PendingMount = max(out.PendingMount, now.Sub(p.want.since))

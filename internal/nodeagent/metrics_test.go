@@ -143,7 +143,7 @@ func TestAnOperationIsCountedWhenItsEndIsSeen(t *testing.T) {
 	} {
 		agent.volumes.stepBegins(v, step)
 		agent.volumes.mu.Lock()
-		call := v.life.Begin(step, made, false)
+		call := v.life.Begin(step, made, nil)
 		agent.volumes.mu.Unlock()
 		must(t, agent.volumes.end(v, call, ending{phase: test.phase}))
 		name := "storage_operation_duration_seconds{migrated=false,operation_name=" + test.operation + ",status=success,volume_plugin=kubernetes.io/csi:d}"

@@ -5,9 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"sync"
-	"time"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
@@ -30,7 +28,7 @@ type nodeStatus struct {
 	log    logr.Logger
 	on     nodeHandlers
 	// due wakes the writer of volumesInUse.
-	due chan struct{}
+	due signal
 
 	mu sync.Mutex
 	// Under mu:
@@ -58,7 +56,7 @@ type nodeHandlers struct {
 }
 
 func newNodeStatus(node string, client kubernetes.Interface, log logr.Logger, on nodeHandlers) *nodeStatus {
-	return &nodeStatus{node: node, client: client, log: log, on: on, due: make(chan struct{}, 1)}
+	return &nodeStatus{node: node, client: client, log: log, on: on, due: newSignal()}
 }
 
 // view is what may be believed of a volume.
@@ -89,7 +87,7 @@ func (s *nodeStatus) settle(volume string, decide func(nodevolume.Node) nodevolu
 	defer s.mu.Unlock()
 	decision := decide(s.inUse.View(volume))
 	if decision.InUse != nodevolume.Unknown && s.inUse.Want(volume, decision.InUse == nodevolume.Yes) {
-		s.wake()
+		s.due.wake()
 	}
 	if decision.Forget {
 		s.inUse.Forget(volume)
@@ -147,7 +145,7 @@ func (s *nodeStatus) doubt() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.inUse.Doubt()
-	s.wake()
+	s.due.wake()
 }
 
 func statusOf(node *corev1.Node) nodevolume.NodeStatus {
@@ -173,7 +171,7 @@ func (s *nodeStatus) see(node *corev1.Node) {
 	} else { // the first version is read live, and may be older
 		s.early = &status
 	}
-	s.wake()
+	s.due.wake()
 	s.mu.Unlock()
 	if relabelled {
 		s.on.relabelled()
@@ -181,51 +179,21 @@ func (s *nodeStatus) see(node *corev1.Node) {
 	s.on.learned(learned)
 }
 
-func (s *nodeStatus) wake() {
-	select {
-	case s.due <- struct{}{}:
-	default:
-	}
-}
-
 // write is the only writer of node.status.volumesInUse. It clocks itself: the
 // first wish is written at once, and those that come while a write is under
 // way go together into the next.
 func (s *nodeStatus) write(ctx context.Context) {
-	failures := 0
-	for {
-		var retry <-chan time.Time
-		if failures > 0 {
-			retry = time.After(apiBackOff(failures))
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-s.due:
-		case <-retry:
-		}
+	s.due.serve(ctx, func(failures int) error {
 		err := s.writeDue(ctx)
 		if ctx.Err() != nil {
-			return
+			return nil
 		}
 		s.on.hindered(err)
 		if err != nil {
-			failures++
-			s.log.Error(err, "volumesInUse not settled", "failures", failures)
-			continue
+			s.log.Error(err, "volumesInUse not settled", "failures", failures+1)
 		}
-		failures = 0
-	}
-}
-
-// apiBackOff is how long to wait after a failed call to the API server: 20 ms,
-// doubled up to 5 s, stretched by up to a fifth.
-func apiBackOff(failures int) time.Duration {
-	wait := 5 * time.Second
-	if failures < 9 {
-		wait = min(wait, 20*time.Millisecond<<(failures-1))
-	}
-	return wait + time.Duration(rand.Int64N(int64(wait)/5)) //nolint:gosec // spreads retries
+		return err
+	})
 }
 
 // writeDue reads and writes until the Node says what is wanted. A write that another

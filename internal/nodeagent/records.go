@@ -106,13 +106,9 @@ func (m *volumeManager) readRecord(name string) (nodevolume.Record, error) {
 
 // takeIn adds what a record found at start-up speaks of.
 func (m *volumeManager) takeIn(record nodevolume.Record) {
-	mounted := nodevolume.Unknown
-	if on, err := m.placed(record); err == nil {
-		mounted = knowledge(on)
-	}
 	m.metrics.Found(true)
 	v := m.volumeNamed(uniqueName(record), record.Driver, record.Handle, record.Inline)
-	v.life.Found(record, m.config.BootID, mounted)
+	v.life.Found(record, m.config.BootID, m.placed(record))
 	for _, p := range v.life.Pods {
 		v.publication(p.Key)
 		m.pods.recorded(types.UID(p.Key.PodUID), v.name)
@@ -139,7 +135,7 @@ func (m *volumeManager) account(torn []string) error {
 				return err
 			}
 			m.log.Info("Record was made anew from "+volumeData, "record", name, "volume", uniqueName(record))
-		case !m.recorded(record) && m.mayBeMounted(record):
+		case !m.recorded(record) && m.placed(record) != nodevolume.No:
 			m.unaccounted[name] = struct{}{}
 			m.log.Error(nil, "The volume is mounted without a record, perhaps by a kubelet; it stays in use and staged", "volume", uniqueName(record),
 				"path", m.root.Path(record.Path), "remedy", "none for a pod that still runs: the agent records the mount anew. "+explain.UnmountByHand+", then restart the agent")
@@ -168,17 +164,19 @@ func (m *volumeManager) recorded(found nodevolume.Record) bool {
 	}
 }
 
-// mayBeMounted says whether something is where a record would have it, also if that cannot be told.
-func (m *volumeManager) mayBeMounted(r nodevolume.Record) bool {
-	placed, err := m.placed(r)
-	return placed || err != nil
-}
-
-func (m *volumeManager) placed(r nodevolume.Record) (bool, error) {
+// placed says whether something is where a record would have it.
+func (m *volumeManager) placed(r nodevolume.Record) nodevolume.Knowledge {
+	var placed bool
+	var err error
 	if r.Kind == nodevolume.PublishKind {
-		return m.root.Placed(r.Path, r.Block)
+		placed, err = m.root.Placed(r.Path, r.Block)
+	} else {
+		placed, err = m.root.Mounted(r.Path)
 	}
-	return m.root.Mounted(r.Path)
+	if err != nil {
+		return nodevolume.Unknown
+	}
+	return knowledge(placed)
 }
 
 // isUnaccounted says that the volume may be mounted in a way that no record tells of. The caller holds mu.

@@ -135,7 +135,7 @@ func (r *registry) run(ctx context.Context) {
 			case err == nil:
 				r.queue.Forget(socket)
 			case ctx.Err() == nil:
-				r.plugins.log.Info("Driver not registered", "socket", socket, "problem", err.Error())
+				r.plugins.log.Error(err, "Driver not registered", "socket", socket)
 				r.queue.AddRateLimited(socket)
 			}
 		})
@@ -155,7 +155,7 @@ func (r *registry) watch(ctx context.Context) {
 		case event := <-r.notices.events:
 			r.handle(event)
 		case err := <-r.notices.lost:
-			r.plugins.log.Info("Watch for driver registrations lost events", "problem", err.Error())
+			r.plugins.log.Error(err, "Watch for driver registrations lost events")
 			r.lookAgain()
 		}
 	}
@@ -164,7 +164,7 @@ func (r *registry) watch(ctx context.Context) {
 // lookAgain takes in what came and went while events were lost.
 func (r *registry) lookAgain() {
 	if err := r.walk(r.dir); err != nil {
-		r.plugins.log.Info("Driver sockets not looked for", "problem", err.Error())
+		r.plugins.log.Error(err, "Driver sockets not looked for")
 	}
 	r.mu.Lock()
 	known := slices.Collect(maps.Keys(r.sockets))
@@ -187,7 +187,7 @@ func (r *registry) handle(event fsnotify.Event) {
 		case err != nil: // gone again
 		case entry.IsDir():
 			if err := r.walk(event.Name); err != nil {
-				r.plugins.log.Info("Driver sockets not looked for", "problem", err.Error())
+				r.plugins.log.Error(err, "Driver sockets not looked for")
 			}
 		case entry.Mode()&fs.ModeSocket != 0:
 			r.appeared(event.Name)

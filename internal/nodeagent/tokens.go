@@ -68,8 +68,8 @@ func (c *tokenCache) get(ctx context.Context, key tokenKey) (authenticationv1.To
 	switch {
 	case err == nil:
 	case known && !held.expired(now):
-		c.log.Info("Service account token not renewed; the one from before is used",
-			"audience", key.audience, "expires", held.status.ExpirationTimestamp.Time, "problem", err.Error())
+		c.log.Error(err, "Service account token not renewed; the one from before is used",
+			"audience", key.audience, "expires", held.status.ExpirationTimestamp.Time)
 		return held.status, nil
 	default:
 		return authenticationv1.TokenRequestStatus{}, err

@@ -61,8 +61,9 @@ func (m *volumeManager) tellUnanswered(v *volume, u *unanswered) {
 		m.tellStuck(p.podOf(), p.claimOf(), pending.StaysInUse(m.config.NodeName, ends))
 		return
 	}
+	claimOf := m.claims(v)
 	for _, p := range v.pods {
-		if m.claim(v, p) != nodevolume.Wanted || v.isReady(p) {
+		if claimOf(p) != nodevolume.Wanted || v.isReady(p) {
 			continue
 		}
 		pending.Block, pending.Volume = p.want.block, p.Key.SpecName

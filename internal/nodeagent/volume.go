@@ -22,9 +22,8 @@ type volume struct {
 	name, driver, handle string
 	life                 nodevolume.Life
 	// pods are what is known here of those of its life.
-	pods           []*publication
-	unstageProblem error
-	unstageTold    told
+	pods        []*publication
+	unstageTold told
 	// unstageFailingSince is when the first unstage began of those that failed in a row.
 	unstageFailingSince time.Time
 	// unconfirmed is the record of a stage that the driver has confirmed and the disk has not: the pod's publish goes first. The
@@ -175,9 +174,10 @@ func (m *volumeManager) drop(v *volume, left []nodevolume.PublishKey) {
 	}
 }
 
-// claim is what the pod's owner says about it. The caller holds mu.
-func (m *volumeManager) claim(v *volume, p *publication) nodevolume.Claim {
-	return v.life.Claim(m.facts(v, nodevolume.Node{}), p.Publication)
+// claims tells what the owner of a pod says about its publication. The caller holds mu.
+func (m *volumeManager) claims(v *volume) func(*publication) nodevolume.Claim {
+	facts := m.facts(v, nodevolume.Node{})
+	return func(p *publication) nodevolume.Claim { return v.life.Claim(facts, p.Publication) }
 }
 
 // facts is what a volume's life does not know by itself. The caller holds mu.
@@ -262,9 +262,7 @@ func (m *volumeManager) outcome(ctx context.Context, v *volume, step nodevolume.
 	_, unstage := step.(nodevolume.Unstage)
 	if err == nil || errors.Is(err, errReleased) {
 		v.life.Succeeded(step)
-		if unstage {
-			v.unstageProblem = nil
-		} else {
+		if !unstage {
 			p := v.publication(key)
 			p.problem, p.step, p.told = nil, "", told{}
 		}
@@ -272,8 +270,7 @@ func (m *volumeManager) outcome(ctx context.Context, v *volume, step nodevolume.
 	}
 	v.life.Failed(step, time.Now(), rand.Float64(), m.pods.state(types.UID(key.PodUID)).Removed) //nolint:gosec // spreads retries
 	if unstage {
-		v.unstageProblem = err
-		m.log.Info("Step failed", "step", name, "volume", v.name, "failures", v.life.Unstage.Count, "problem", err.Error())
+		m.log.Error(err, "Step failed", "step", name, "volume", v.name, "failures", v.life.Unstage.Count)
 		m.tellUnstage(v, err)
 		return
 	}
@@ -282,12 +279,8 @@ func (m *volumeManager) outcome(ctx context.Context, v *volume, step nodevolume.
 		p.failingSince = cmp.Or(v.began, time.Now())
 	}
 	p.problem, p.step = err, name
-	m.log.Info("Step failed", "step", name, "volume", v.name, "pod", key.PodUID, "failures", p.Failure.Count, "problem", err.Error())
+	m.log.Error(err, "Step failed", "step", name, "volume", v.name, "pod", key.PodUID, "failures", p.Failure.Count)
 	m.tellFailure(v, p, name, err)
-}
-
-func again(f nodevolume.Failure) nodevolume.Failure {
-	return nodevolume.Failure{Count: f.Count + 1, At: time.Now(), Jitter: rand.Float64()} //nolint:gosec // spreads retries
 }
 
 // stagingPath is where the volume is, or would be, staged for a pod. Two PersistentVolumes may share a handle, and then

@@ -89,11 +89,7 @@ func (m *volumeManager) publicationOf(w *want) (*publication, *volume) {
 	if v == nil {
 		return nil, nil
 	}
-	i := slices.IndexFunc(v.pods, func(p *publication) bool { return p.Key == w.key() })
-	if i < 0 {
-		return nil, v
-	}
-	return v.pods[i], v
+	return v.find(w.key()), v
 }
 
 // waitsFor says in which hop a volume waits, since when, and what went wrong last.

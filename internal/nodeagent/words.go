@@ -114,11 +114,11 @@ func (m *volumeManager) tellLongWait(v *volume, hold nodevolume.Hold, since time
 		return
 	}
 	p := v.publication(hold.Key)
-	if v.isReady(p) && m.claim(v, p) == nodevolume.Wanted {
+	if v.isReady(p) && m.claims(v)(p) == nodevolume.Wanted {
 		return // the pod runs; what is held is not what it waits for
 	}
 	step := explain.NodeStep{Step: stepHeld(v, p, hold.Reason), Block: p.isBlock(), Volume: p.Key.SpecName}
-	if p.Phase != nodevolume.Absent && (m.claim(v, p) == nodevolume.Released || hold.Reason == nodevolume.ContainersMayRun) {
+	if p.Phase != nodevolume.Absent && (m.claims(v)(p) == nodevolume.Released || hold.Reason == nodevolume.ContainersMayRun) {
 		step.Step = stepUnpublish
 		if text := step.Waits(held); p.told.news(text, time.Now()) {
 			m.tellStuck(p.podOf(), p.claimOf(), text)

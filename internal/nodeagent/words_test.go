@@ -173,7 +173,7 @@ func TestAFailureIsToldSinceWhenItLasts(t *testing.T) {
 		unstage := func(problem string) {
 			volumes.mu.Lock()
 			defer volumes.mu.Unlock()
-			v.life.Unstage = again(v.life.Unstage)
+			v.life.Failed(nodevolume.Unstage{}, time.Now(), 0, false)
 			volumes.tellUnstage(v, errors.New(problem))
 		}
 		for range 3 {

@@ -262,12 +262,15 @@ type Call struct {
 	Earlier Record
 	// Before is the phase before the call.
 	Before Phase
+	// inherits: what the record that this one takes the place of speaks of may be mounted, and a pod may run on it.
+	inherits bool
 }
 
 // Begin is the call of a step. For StageVolume and Publish, intent is the record but for what the volume's life adds: under which
-// attachment it is made, and what an earlier call may have done. unaccounted says that a record of this name should have been
-// there and was not: this one takes its place, and what was mounted is mounted once more at the same path, and undone from there.
-func (l *Life) Begin(step Step, intent Record, unaccounted bool) Call {
+// attachment it is made, and what an earlier call may have done. lost is not nil if a record of this name should have been there and was
+// not, and says whether something is mounted where that would have it: this one takes its place, and what was mounted is mounted once
+// more at the same path, and undone from there.
+func (l *Life) Begin(step Step, intent Record, lost *Knowledge) Call {
 	place := l.place(step)
 	call := Call{Step: step, Record: place.Record, Earlier: place.Record, Before: place.Phase}
 	switch step.(type) {
@@ -277,7 +280,8 @@ func (l *Life) Begin(step Step, intent Record, unaccounted bool) Call {
 		if call.Before != Absent {
 			call.Record = call.Record.After(place.Record)
 		}
-		if unaccounted {
+		if lost != nil {
+			call.inherits = call.Before == Absent && *lost != No
 			call.Before = Uncertain
 			call.Record = call.Record.After(Record{InUse: !intent.Inline, Guessed: !intent.Inline})
 		}
@@ -292,8 +296,7 @@ func (l *Life) Begin(step Step, intent Record, unaccounted bool) Call {
 func (l *Life) Recorded(call Call) {
 	if call.Write {
 		place := l.place(call.Step)
-		// It takes the place of a record that cannot be read: a pod may run on that.
-		place.Inherited = place.Inherited || place.Phase == Absent && call.Before == Uncertain
+		place.Inherited = place.Inherited || call.inherits
 		place.Record, place.Phase = call.Record, Uncertain
 	}
 }
@@ -363,13 +366,14 @@ const (
 // Failed notes that a step failed. released: the pod that it was done for is not wanted any more; what kept it from being mounted
 // does not hold up the way back.
 func (l *Life) Failed(step Step, at time.Time, jitter float64, released bool) {
-	failure := &l.Unstage
-	if _, unstage := step.(Unstage); !unstage {
-		failure = &l.Publication(KeyOf(step)).Failure
-	}
-	if _, unpublish := step.(Unpublish); !unpublish && failure != &l.Unstage && released {
-		*failure = Failure{}
-		return
+	failure := l.failure(step)
+	switch step.(type) {
+	case Unstage, Unpublish, Expand:
+	default:
+		if released {
+			*failure = Failure{}
+			return
+		}
 	}
 	*failure = failure.again(at, jitter)
 	if _, reads := step.(ReadAttachment); reads {
@@ -379,11 +383,19 @@ func (l *Life) Failed(step Step, at time.Time, jitter float64, released bool) {
 
 // Succeeded clears the failures of a step.
 func (l *Life) Succeeded(step Step) {
-	if _, unstage := step.(Unstage); unstage {
-		l.Unstage = Failure{}
-		return
+	*l.failure(step) = Failure{}
+}
+
+// failure is what holds back a step.
+func (l *Life) failure(step Step) *Failure {
+	switch step.(type) {
+	case Unstage:
+		return &l.Unstage
+	case Expand:
+		return &l.Growth.Failure
+	default:
+		return &l.Publication(KeyOf(step)).Failure
 	}
-	l.Publication(KeyOf(step)).Failure = Failure{}
 }
 
 // Looked says whether somebody else was found to have the volume mounted, or nobody could tell.

@@ -31,7 +31,7 @@ func TestALife(t *testing.T) {
 		if diff := cmp.Diff(want, decision.Next); diff != "" {
 			t.Fatalf("next (-want +got):\n%s\nholds %v", diff, decision.Holds)
 		}
-		call := l.Begin(decision.Next, intent, false)
+		call := l.Begin(decision.Next, intent, nil)
 		l.Recorded(call)
 		return call
 	}
@@ -57,7 +57,7 @@ func TestALife(t *testing.T) {
 		t.Errorf("before the unpublish: %+v", taken)
 	}
 	l.End(taken, taken.After(NoAnswer), Confirmation{})
-	if again := l.Begin(taken.Step, Record{}, false); again.Write {
+	if again := l.Begin(taken.Step, Record{}, nil); again.Write {
 		t.Error("the mark of the way back is written twice")
 	}
 	l.End(taken, taken.After(OK), Confirmation{})

@@ -295,7 +295,11 @@ func (w *simWorld) call(step Step) error {
 	if name == StageKind {
 		intent.Kind = StageKind
 	}
-	call, by := a.life.Begin(step, intent, w.unreadable[name]), a.life.decidedOn.UID
+	var lost *Knowledge
+	if w.unreadable[name] {
+		lost = new(knows(w.mountedFor(name)))
+	}
+	call, by := a.life.Begin(step, intent, lost), a.life.decidedOn.UID
 	w.log("agent: %T %s by %q (in use: %v)", step, name, by, w.inUse())
 	if err := w.checkCall(step); err != nil {
 		return err
