@@ -186,7 +186,7 @@ func (s *nodeStatus) write(ctx context.Context) {
 	s.due.serve(ctx, func(failures int) error {
 		err := s.writeDue(ctx)
 		if ctx.Err() != nil {
-			return nil
+			return ctx.Err()
 		}
 		s.on.hindered(err)
 		if err != nil {
