@@ -54,6 +54,11 @@ bench-attacher: upstream ## belay-attacher against upstream's csi-attacher: thro
 bench-node: upstream ## belay-node: latency, a hundred volumes at once, CPU, memory of one agent and of a thousand.
 	$(BELAY_LAB) bench node $(ARGS)
 
+# Fewer seeds than `make test`, no vet (lint has it) and no debug information: what is left is what a first contribution needs.
+.PHONY: unit
+unit: check-go ## The tests that need neither root nor an API server, nor anything of upstream (two minutes on two cores).
+	BELAY_SEEDS=40 BELAY_SIM_SEEDS=5 KUBEBUILDER_ASSETS= go test -short -vet=off -ldflags='-s -w' ./...
+
 .PHONY: test
 test: upstream $(TESTSUM) $(SANITY) ## Unit tests, simulation, conformance and the lab's short end-to-end tests.
 	hack/test short

@@ -105,6 +105,7 @@ func allAsked() []asked {
 // TestRequestsToTheLetter mounts and unmounts a volume of each kind. What the driver is
 // asked stands in the golden file; names that change from run to run are replaced there.
 func TestRequestsToTheLetter(t *testing.T) {
+	apiServer(t)
 	var got bytes.Buffer
 	for _, c := range allAsked() {
 		t.Run(c.name, func(t *testing.T) {
