@@ -1,4 +1,3 @@
-// Package house holds the tests that keep the house in order: who may import
-// whom (design: "The house"), and that nothing on the path of a volume polls or
-// sleeps. It has no code of its own outside its tests.
+// Package house holds tests of the whole repository that no linter has. Who may import whom, and that nothing on the path of a volume
+// polls or sleeps, is in .golangci.yml (depguard, forbidigo). It has no code of its own outside its tests.
 package house

@@ -17,6 +17,7 @@ import (
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/planted"
 )
 
 // work is one volume in the hands of one worker.
@@ -200,7 +201,7 @@ func (w *work) delete(ctx context.Context, s attachment.ForceDetach) error {
 	name, uid, version := s.Attachment.Name, uidOf(s.Attachment.UID), s.Attachment.ResourceVersion
 	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	bound := client.Preconditions{UID: &uid, ResourceVersion: &version}
-	if faultS6 {
+	if planted.S6 {
 		bound.ResourceVersion = nil
 	}
 	err := w.client.Delete(ctx, va, bound)

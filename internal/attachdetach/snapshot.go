@@ -15,6 +15,7 @@ import (
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/planted"
 )
 
 // snapshot is one volume as the caches show it at one moment.
@@ -218,7 +219,7 @@ func readTime(text string) time.Time {
 }
 
 // writeTime keeps fractions of a second, so that nothing is forced even a moment early.
-func writeTime(t time.Time) string { return t.Add(-faultClock).UTC().Format(time.RFC3339Nano) }
+func writeTime(t time.Time) string { return t.Add(-planted.Clock).UTC().Format(time.RFC3339Nano) }
 
 // requestsOn are the requests of detaches that wait, by unique volume name, as they
 // are written on the Node. What was spoilt by hand reads as none.

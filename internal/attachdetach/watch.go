@@ -21,6 +21,7 @@ import (
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/planted"
 )
 
 type (
@@ -277,7 +278,7 @@ func (w *world) nodeChanged(before, after *corev1.Node) []key {
 		return slices.Concat(w.keysOfNode(before), w.keysOfNode(after))
 	}
 	var keys []key
-	if ready(before) != ready(after) && !faultWake {
+	if ready(before) != ready(after) && !planted.Wake {
 		keys = w.waitingOn(after)
 	}
 	names := changedNames(was, is)

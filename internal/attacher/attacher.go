@@ -21,6 +21,7 @@ import (
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/planted"
 	"belay.dev/belay/internal/publication"
 	"belay.dev/belay/internal/telemetry"
 )
@@ -219,7 +220,7 @@ func (a *Attacher) volumeDeleted(item any) {
 	}
 	a.objects.volumes.CaughtUp(pv.Name)
 	a.wakeVolume(pv)
-	if from, err := a.objects.sourceOfVolume(pv); err == nil && !faultSharedWake {
+	if from, err := a.objects.sourceOfVolume(pv); err == nil && !planted.SharedWake {
 		for _, va := range a.objects.attachments.byIndex(indexVolumeName, pv.Name) {
 			a.wakeKeys(from.handle, va.Spec.NodeName) // what was noted under them may be another key's by now
 		}
@@ -237,7 +238,7 @@ func (a *Attacher) wakeVolume(pv *corev1.PersistentVolume) {
 		a.objects.noteStray(va)
 		a.wakeUnsettled(va)
 	}
-	if err == nil && !faultSharedWake {
+	if err == nil && !planted.SharedWake {
 		a.wakeHandle(from.handle)
 	}
 }

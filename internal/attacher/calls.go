@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/planted"
 	"belay.dev/belay/internal/publication"
 )
 
@@ -95,7 +96,7 @@ func (l *ledger) begin(a attempt, exclusive bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, r := range l.byVolume[a.volume.handle] {
-		if !faultS4 && r.call.InFlight && (exclusive || r.node == a.node) {
+		if !planted.S4 && r.call.InFlight && (exclusive || r.node == a.node) {
 			return false
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/planted"
 	"belay.dev/belay/internal/publication"
 )
 
@@ -78,7 +79,7 @@ func (o *objects) sourceNamed(va *storagev1.VolumeAttachment, name string) (sour
 	recorded := recordedHandle(va)
 	handle := cmp.Or(recorded, o.strays.handle(va.Name))
 	if err == nil {
-		if faultRecreated || handle == named.handle || handle == "" && o.fits(va, named.handle) {
+		if planted.Recreated || handle == named.handle || handle == "" && o.fits(va, named.handle) {
 			return named, nil
 		}
 		err = o.recreated(name, named.handle, handle != "")

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/planted"
 	"belay.dev/belay/internal/publication"
 )
 
@@ -33,7 +34,7 @@ type object = map[string]any
 // begun side by side leave the finalizer twice.)
 func finalizerPatch(uid types.UID, finalizer string, annotations map[string]any) object {
 	meta := object{"finalizers": []string{finalizer}}
-	if !faultS6 {
+	if !planted.S6Attacher {
 		meta["uid"] = uid
 	}
 	if len(annotations) > 0 {
@@ -171,7 +172,7 @@ func (a *Attacher) protectAttachment(ctx context.Context, va *storagev1.VolumeAt
 	record := map[string]any{kube.NodeIDAnnotation: nodeID}
 	maps.Copy(record, from.identityAnnotations())
 	patch := finalizerPatch(va.UID, a.finalizer, record)
-	if !faultS6 {
+	if !planted.S6Attacher {
 		// A node ID that is recorded and not in the cache yet must not be overwritten: the
 		// volume may be published there.
 		patch["metadata"].(object)["resourceVersion"] = va.ResourceVersion

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"belay.dev/belay/internal/planted"
 )
 
 // Decide says what to do next for one volume. The caller binds each write to the
@@ -196,7 +198,7 @@ func (p *plan) keep(a *Attachment) {
 	case reason != "":
 		p.note(a, time.Time{}, false)
 		p.do(Hold{Node: a.Node, Attachment: a.Name, Reason: reason, Wanted: true, Forces: p.policy.whenUnwanted(reason)})
-	case a.Confirmed != Yes && !faultS9:
+	case a.Confirmed != Yes && !planted.S9:
 		p.keepUnconfirmed(a, node)
 	default:
 		p.keepConfirmed(a, node)
@@ -393,7 +395,7 @@ func (p *plan) findHolders() {
 		switch {
 		case !a.Computed:
 			kind = ByForeigner
-		case faultS1 && a.Confirmed != Yes:
+		case planted.S1 && a.Confirmed != Yes:
 			continue
 		case a.Deleting:
 			kind = ByDeletion

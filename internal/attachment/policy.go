@@ -1,6 +1,10 @@
 package attachment
 
-import "time"
+import (
+	"time"
+
+	"belay.dev/belay/internal/planted"
+)
 
 // Policy names the cases in which a volume is detached although it may be in use
 // (S2). The zero value forces nothing.
@@ -79,7 +83,7 @@ func (p Policy) forces(now time.Time, node Node, gone bool, requested time.Time)
 	if p.DeletedNode == DeletedNodeDetach && gone {
 		return DeletedNode{}
 	}
-	if faultS2 && node.Healthy == No && node.Exists == Yes {
+	if planted.S2 && node.Healthy == No && node.Exists == Yes {
 		return UnmountTimeout{}
 	}
 	if at := p.expiry(node, gone, requested); !at.IsZero() && !now.Before(at) {

@@ -3,6 +3,8 @@ package attachment
 import (
 	"cmp"
 	"time"
+
+	"belay.dev/belay/internal/planted"
 )
 
 // release brings an attachment that is not wanted where it is towards its end.
@@ -88,7 +90,7 @@ func (p *plan) detach(a *Attachment, node Node, hold Hold) {
 	case p.want.Orphan && !node.Checked:
 		p.do(Check{Node: a.Node})
 		p.holdDetaching(hold)
-	case !p.want.Orphan && !faultS3 && (node.Reported || !node.Checked || node.WriteMayBeUnderway):
+	case !p.want.Orphan && !planted.S3 && (node.Reported || !node.Checked || node.WriteMayBeUnderway):
 		p.do(WithdrawReport{
 			Node: a.Node, NodeUID: node.uid(), NewVersion: node.WriteMayBeUnderway, Expect: node.Facts(),
 		})

@@ -1,6 +1,10 @@
 package attachment
 
-import "time"
+import (
+	"time"
+
+	"belay.dev/belay/internal/planted"
+)
 
 // Use is what a node does with a volume. Its zero value is the cautious one.
 type Use uint8
@@ -86,7 +90,7 @@ func (m Machine) silent(was Machine) bool {
 func agree(was, is string) bool { return was != "" && was == is }
 
 // differ reports whether two identities are known and not the same.
-func differ(was, is string) bool { return was != is && (faultIdentity || was != "" && is != "") }
+func differ(was, is string) bool { return was != is && (planted.Identity || was != "" && is != "") }
 
 // vouched reports whether something shows that the attachment's machine stands behind the
 // Node, or nothing was recorded that could.
@@ -134,7 +138,7 @@ func (n Node) use(a *Attachment, wanted bool) Use {
 // was never reported either.
 func (n Node) listed(a *Attachment, run Run, wanted bool) Use {
 	never := a.Confirmed != Yes && !a.Again
-	if wanted && !n.Reported && !a.Implied && (faultPreMount || never || run != MayBeSameRun) {
+	if wanted && !n.Reported && !a.Implied && (planted.PreMount || never || run != MayBeSameRun) {
 		return PreMount
 	}
 	return Using

@@ -3,6 +3,8 @@ package nodevolume
 import (
 	"slices"
 	"time"
+
+	"belay.dev/belay/internal/planted"
 )
 
 // Decide says what to do next for one volume on this node. The rules about
@@ -208,7 +210,7 @@ func (c *decision) gate(p Pod) Reason {
 		switch {
 		case o.Node.InUse == Unknown && o.Node.Attached == Unknown:
 			return NodeUnknown
-		case o.Node.InUse == No, o.Node.InUse == Unknown && !faultS7:
+		case o.Node.InUse == No, o.Node.InUse == Unknown && !planted.S7:
 			return NotReportedInUse
 		case o.Node.Attached != Yes:
 			return NotAttached

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"belay.dev/belay/internal/planted"
 )
 
 // Decide tells what to do next for one key.
@@ -23,7 +25,7 @@ func Decide(now time.Time, seen Observed, policy Policy) Decision {
 	}
 	for _, a := range v.attachments {
 		switch {
-		case a.Call.InFlight && (!faultS4 || !a.Deleting):
+		case a.Call.InFlight && (!planted.S4 || !a.Deleting):
 			v.wait(a, CallInFlight, time.Time{})
 		case a.Gone:
 			v.undo(a)
@@ -168,7 +170,7 @@ func (v *volume) detach(a Attachment) {
 		return
 	}
 	left := append(a.notFreed(), v.ownNodeID(a)...)
-	if len(left) == 0 || faultS5 && a.undone() {
+	if len(left) == 0 || planted.S5 && a.undone() {
 		late := a.DetachError != "" || v.now.Sub(a.DeletedAt) > confirmAfter
 		if (a.OtherFinalizers || late) && (a.Attached || a.DetachError != "") {
 			// The object stays for others to see, or was seen to hang: that it ends as attached
@@ -227,7 +229,7 @@ func (v *volume) undo(a Attachment) {
 			return !other.Gone && other.boundNodeID() == id && other.Call.called(id)
 		})
 	})
-	if len(left) == 0 || faultS5 && a.undone() {
+	if len(left) == 0 || planted.S5 && a.undone() {
 		v.do(Forget{target{a.UID}})
 		return
 	}
@@ -260,7 +262,7 @@ func (v *volume) call(a Attachment, verb Verb, nodeID string) {
 	case v.draining:
 		v.reportCall(a, recordAs)
 		v.wait(a, ShuttingDown, time.Time{})
-	case v.calling && !faultS4:
+	case v.calling && !planted.S4:
 		v.wait(a, CallInFlight, time.Time{})
 	default:
 		v.calling = true
@@ -290,7 +292,7 @@ func (v *volume) mustYield(a, other Attachment) bool {
 	if other.Gone && !slices.ContainsFunc(other.Call.mayHave(), func(id string) bool { return id != a.boundNodeID() }) {
 		return false // the same node under a new object
 	}
-	if faultS1 && !other.Attached {
+	if planted.S1Attacher && !other.Attached {
 		return false
 	}
 	if other.mayBePublished() || other.Deleting {

@@ -4,6 +4,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"belay.dev/belay/internal/planted"
 )
 
 // Reason says why an attachment waits; the same word is used in logs, metrics
@@ -147,4 +149,4 @@ type Policy struct {
 }
 
 // needed tells whether anything is missing.
-func (w WriteFinalizers) needed() bool { return !faultS10 && (w.Attachment || w.Volume) }
+func (w WriteFinalizers) needed() bool { return !planted.S10 && (w.Attachment || w.Volume) }

@@ -3,6 +3,8 @@ package publication
 import (
 	"slices"
 	"time"
+
+	"belay.dev/belay/internal/planted"
 )
 
 // Key names what is decided about in one go, and so what one worker holds at a
@@ -142,7 +144,7 @@ func (a Attachment) notFreed() []string {
 
 // undone: the driver confirmed that the volume is published nowhere for this attachment.
 func (a Attachment) undone() bool {
-	if faultS5 && a.Call.Verb == Unpublish && !a.Call.InFlight {
+	if planted.S5 && a.Call.Verb == Unpublish && !a.Call.InFlight {
 		return true
 	}
 	return len(a.notFreed()) == 0

@@ -7,6 +7,7 @@ import (
 
 	"belay.dev/belay/internal/attachdetach"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/planted"
 )
 
 // wallClock is what the machine of one process takes for the time. The bubble's own clock is
@@ -46,7 +47,7 @@ func (s *sim) stepClock() {
 // timekeeper is what the process counts its waits by: the API server's time, as it knows it
 // from the dates of its answers. The fault that is planted for it takes the machine's clock.
 func (c *controller) timekeeper() attachdetach.Clock {
-	if faultWall {
+	if planted.Wall {
 		return c.wall
 	}
 	clock := &kube.ServerClock{}

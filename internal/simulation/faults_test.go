@@ -15,10 +15,9 @@ const faultSeeds = "10"
 // left of an unmount timeout, while a machine that reaches nobody has the volume mounted.
 const clockSeeds = "40"
 
-// plantedFaults are the build tags (files fault_*_on.go), without their common beginning, and
-// the invariant that each breaks. S4, S5 and S10 are the attacher's alone; of S1 and S6 both
-// programs have a part.
-var plantedFaults = []struct{ tag, invariant, seeds string }{
+// plantedFaults are faults of internal/planted, and the invariant that each breaks. S4, S5 and S10 are the attacher's alone; of S1 and
+// S6 both programs have a part.
+var plantedFaults = []struct{ name, invariant, seeds string }{
 	{"s1", "S1", faultSeeds}, {"s1_attacher", "S1", faultSeeds}, {"s2", "S2", faultSeeds}, {"s3", "S3", faultSeeds},
 	{"s4", "S4", faultSeeds}, {"s5", "S5", faultSeeds}, {"s6", "S6", faultSeeds}, {"s6_attacher", "S6", faultSeeds},
 	{"s9", "S9", faultSeeds}, {"s10", "S10", faultSeeds}, {"clock", "S2", faultSeeds}, {"wall", "S2", clockSeeds},
@@ -31,9 +30,11 @@ var tableFaults = []string{"premount", "identity"}
 
 // The tables have to find the faults that are planted in what they list.
 func TestPlantedFaultsInTables(t *testing.T) {
-	for _, tag := range tableFaults {
-		t.Run(tag, func(t *testing.T) {
-			run := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-tags", "belay_fault_"+tag, "-run", "^(TestUse|TestRunSince)$", "../attachment")
+	program := withFaults(t, "../attachment")
+	for _, fault := range tableFaults {
+		t.Run(fault, func(t *testing.T) {
+			run := exec.CommandContext(t.Context(), program, "-test.run=^(TestUse|TestRunSince)$")
+			run.Env = append(os.Environ(), "BELAY_FAULT="+fault)
 			out, err := run.CombinedOutput()
 			if err == nil || !regexp.MustCompile(`--- FAIL: Test(Use|RunSince) `).Match(out) {
 				t.Fatalf("the tables did not find the fault:\n%s", out)
@@ -42,22 +43,25 @@ func TestPlantedFaultsInTables(t *testing.T) {
 	}
 }
 
+// withFaults builds the tests of a package with the faults in the production code.
+func withFaults(t *testing.T, dir string) (program string) {
+	t.Helper()
+	program = filepath.Join(t.TempDir(), "faults.test")
+	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-tags", "belay_faults", "-o", program, dir)
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build with the faults: %v\n%s", err, out)
+	}
+	return program
+}
+
 // The simulation has to find the faults that are planted in the production code, at least
 // one for each invariant, and name the invariant.
 func TestPlantedFaults(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds the simulation once for each fault")
-	}
+	program := withFaults(t, ".")
 	for _, fault := range plantedFaults {
-		t.Run(fault.tag, func(t *testing.T) {
-			program := filepath.Join(t.TempDir(), "simulation.test")
-			build := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-ldflags=-s -w",
-				"-tags", "belay_fault_"+fault.tag, "-o", program, ".")
-			if out, err := build.CombinedOutput(); err != nil {
-				t.Fatalf("build with the fault: %v\n%s", err, out)
-			}
+		t.Run(fault.name, func(t *testing.T) {
 			run := exec.CommandContext(t.Context(), program, "-test.run=^TestSimulation$")
-			run.Env = append(os.Environ(), "BELAY_SEED=", "BELAY_SEEDS="+fault.seeds)
+			run.Env = append(os.Environ(), "BELAY_SEED=", "BELAY_SEEDS="+fault.seeds, "BELAY_FAULT="+fault.name)
 			out, err := run.CombinedOutput()
 			found := regexp.MustCompile(`seed \d+: ` + fault.invariant + `: .*`).Find(out)
 			if err == nil || found == nil {

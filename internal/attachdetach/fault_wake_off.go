@@ -1,5 +1,0 @@
-//go:build !belay_fault_wake
-
-package attachdetach
-
-const faultWake = false

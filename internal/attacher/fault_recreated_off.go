@@ -1,5 +1,0 @@
-//go:build !belay_fault_recreated
-
-package attacher
-
-const faultRecreated = false

@@ -1,5 +1,0 @@
-//go:build !belay_fault_identity
-
-package attachment
-
-const faultIdentity = false

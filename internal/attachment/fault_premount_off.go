@@ -1,5 +1,0 @@
-//go:build !belay_fault_premount
-
-package attachment
-
-const faultPreMount = false

@@ -1,6 +1,0 @@
-//go:build !belay_fault_wall
-
-package simulation
-
-// faultWall is off: see timekeeper.
-const faultWall = false
