@@ -87,15 +87,11 @@ machine with nothing else to do: whatever else runs takes its share of the same 
 
 func attacherCommand() *cobra.Command {
 	o := options{parts: attacherParts(), planes: attacherPlanes()}
-	command := &cobra.Command{
+	return o.command(&cobra.Command{
 		Use: "attacher", Short: "Measure belay-attacher: throughput, calls, API requests, CPU, memory", Long: attacherLong,
 		Example: `  belay-lab bench attacher                       all parts, about 20 minutes, half of it upstream as shipped
   belay-lab bench attacher --only tuned,moves    two parts
   belay-lab bench attacher --quick --no-targets  small sizes, to see that it works (2 minutes)
   belay-lab bench attacher -o json > bench.json  all samples, for a chart`,
-		Args: cobra.NoArgs, SilenceUsage: true,
-		RunE: func(command *cobra.Command, _ []string) error { return o.run(command) },
-	}
-	o.register(command, "bench-attacher", "all parts but requests; upstream has one in shipped")
-	return command
+	}, "bench-attacher", "all parts but requests; upstream has one in shipped")
 }

@@ -158,21 +158,19 @@ else runs takes its share of the same processors, and of the smallest figures fi
 
 func controllerCommand() *cobra.Command {
 	o := options{parts: controllerParts(), planes: planes()}
-	command := &cobra.Command{
+	return o.command(&cobra.Command{
 		Use: "controller", Short: "Measure belay-controller: latency, API requests, burst, CPU, memory", Long: controllerLong,
 		Example: `  belay-lab bench controller                      all parts, about 20 minutes
   belay-lab bench controller --only latency       one part
   belay-lab bench controller --quick --no-targets small sizes, to see that it works (1.5 minutes)
   belay-lab bench controller -o json > bench.json all samples, for a chart`,
-		Args: cobra.NoArgs, SilenceUsage: true,
-		RunE: func(command *cobra.Command, _ []string) error { return o.run(command) },
-	}
-	o.register(command, "bench", "latency, burst, whole and shared")
-	return command
+	}, "bench", "latency, burst, whole and shared")
 }
 
-// register adds the flags to a command. The lab is called name; rounds are taken in some parts only.
-func (o *options) register(command *cobra.Command, name, rounds string) {
+// command has a command run the parts, and adds the flags. The lab is called name; rounds are taken in some parts only.
+func (o *options) command(command *cobra.Command, name, rounds string) *cobra.Command {
+	command.Args, command.SilenceUsage = cobra.NoArgs, true
+	command.RunE = func(command *cobra.Command, _ []string) error { return o.run(command) }
 	flags := command.Flags()
 	flags.StringVar(&o.name, "name", name, "name of the lab")
 	flags.StringSliceVar(&o.only, "only", nil, "parts to run: "+strings.Join(partNames(o.parts), ", ")+" (default all)")
@@ -180,6 +178,7 @@ func (o *options) register(command *cobra.Command, name, rounds string) {
 	flags.BoolVar(&o.noTargets, "no-targets", false, "for information only: missed targets are printed, but the exit code is 0")
 	flags.IntVar(&o.rounds, "rounds", 0, "how often each plane has its turn in "+rounds+" (default 3, with --quick 1)")
 	flags.StringVarP(&o.output, "output", "o", "text", "text or json; progress goes to stderr")
+	return command
 }
 
 func (o options) check() ([]part, error) {

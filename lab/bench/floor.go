@@ -206,24 +206,11 @@ func (f *floor) write(ctx context.Context, do func() error) {
 }
 
 func (f *floor) attach(ctx context.Context, volume, node string) error {
-	_, err := f.client.StorageV1().VolumeAttachments().Create(ctx, &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(volume, driverName, node)},
-		Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: driverName, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume},
-		},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		return fmt.Errorf("making the attachment of %s to %s: %w", volume, node, err)
-	}
-	return nil
+	return objects{client: f.client}.makeAttachment(ctx, volume, driverName, node)
 }
 
 func (f *floor) detach(ctx context.Context, volume, node string) error {
-	name := kube.AttachmentName(volume, driverName, node)
-	if err := f.client.StorageV1().VolumeAttachments().Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
-		return fmt.Errorf("deleting the attachment of %s to %s: %w", volume, node, err)
-	}
-	return nil
+	return objects{client: f.client}.deleteAttachment(ctx, volume, driverName, node)
 }
 
 // report sees to it that the node's list is written, and then does after. It needs the lock.

@@ -60,17 +60,13 @@ machine with nothing else to do.`
 
 func nodeCommand() *cobra.Command {
 	o := options{parts: nodeParts(), planes: []string{planeBelay}}
-	command := &cobra.Command{
+	return o.command(&cobra.Command{
 		Use: "node", Short: "Measure the node agent: latency, parallel mounts, CPU, memory", Long: nodeLong,
 		Example: `  belay-lab bench node                        all parts, about 8 minutes
   belay-lab bench node --only latency         one part
   belay-lab bench node --quick --no-targets   small sizes, to see that it works (1 minute)
   belay-lab bench node -o json > bench.json   all samples, for a chart`,
-		Args: cobra.NoArgs, SilenceUsage: true,
-		RunE: func(command *cobra.Command, _ []string) error { return o.run(command) },
-	}
-	o.register(command, "bench-node", "parallel")
-	return command
+	}, "bench-node", "parallel")
 }
 
 // joinCloseNode takes a part's lab down and keeps the error that came first.
