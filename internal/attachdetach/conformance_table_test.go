@@ -112,7 +112,7 @@ var faults = []conformance.Row{
 	{ID: "k/k#122413", Tests: slices.Concat(tests("TestReportDoesNotOverwrite"), lacks("report wiped")), Safety: true},
 	{ID: "k/k#28141", Tests: tests("internal/nodeagent.TestAVolumeGoesAllTheWayAndBack"), Differs: []string{"Kubelet publishes `volumesInUse` with its node status"}},
 	{ID: "k/k#64549", Tests: tests("TestObjectsInAnyOrder", "TestTheLastObjectToArriveWakesItsVolume")},
-	{ID: "k/k#84169", Tests: tests("TestLatency", "hack/house.TestNothingOnTheWayOfAVolumePolls")},
+	{ID: "k/k#84169", Tests: tests("TestLatency")},
 	{ID: "k/k#134175", Tests: tests("TestReportsOfANodeShareWrites", "TestOneNodesFailureIsItsOwn")},
 	{ID: "k/k#116886", Tests: up("Test_NestedPendingOperations_Negative_SecondThirdOpWithDifferentNames")},
 	{ID: "k/k#67853", Tests: up("Test_DeleteNode_Negative_NodeExistsHasChildVolumes"), Safety: true},

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/planted"
@@ -274,7 +275,7 @@ func (w *world) departedNode(name string, cached *corev1.Node, unique string) at
 	}
 	n.Machine, n.Created = machineOf(last), last.CreationTimestamp.Time
 	if cached == nil {
-		n.InUse = attachment.Known(w.long.of(last, unique).inUse)
+		n.InUse = decision.Known(w.long.of(last, unique).inUse)
 	}
 	return n
 }
@@ -288,8 +289,8 @@ func stateOf(node *corev1.Node, s standing) attachment.Node {
 		Created:         node.CreationTimestamp.Time,
 		Managed:         managed,
 		Reported:        s.reported,
-		InUse:           attachment.Known(s.inUse),
-		Healthy:         attachment.Known(ready(node)),
+		InUse:           decision.Known(s.inUse),
+		Healthy:         decision.Known(ready(node)),
 		DetachRequested: readTime(s.requested),
 		OutOfService:    outOfService(node),
 	}

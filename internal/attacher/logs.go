@@ -99,7 +99,7 @@ func (s snapshot) logWaits(ctx context.Context, waits []publication.Wait, change
 		if !changed[w.Attachment] {
 			continue
 		}
-		values := append(byName[w.Attachment].about(), "reason", w.Reason, "until", w.Reason.Exit())
+		values := append(byName[w.Attachment].about(), "reason", w.Reason, "until", publication.Exit(w.Reason))
 		if !w.Until.IsZero() {
 			values = append(values, "recheckAt", publication.Stamp(w.Until))
 		}

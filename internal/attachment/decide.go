@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/planted"
 )
 
@@ -72,8 +73,8 @@ func (p *plan) do(s Step) { p.steps = append(p.steps, s) }
 
 // recheck asks for another decision at a time, if it is still to come.
 func (p *plan) recheck(at time.Time) {
-	if at.After(p.now) && (p.recheckAt.IsZero() || at.Before(p.recheckAt)) {
-		p.recheckAt = at
+	if at.After(p.now) {
+		p.recheckAt = decision.Earlier(p.recheckAt, at)
 	}
 }
 
@@ -91,7 +92,7 @@ func (p *plan) explain() Reason {
 			if first == Settled {
 				first = s.Reason
 			}
-			if p.exclusive && s.Reason.Ends() != HolderReleases && at[s.Node].Reason == "" {
+			if p.exclusive && !ForHolder(s.Reason) && at[s.Node].Reason == "" {
 				at[s.Node] = s.Cause()
 			}
 		}

@@ -1,9 +1,9 @@
 package attachment
 
 import (
-	"maps"
-	"slices"
 	"time"
+
+	"belay.dev/belay/internal/decision"
 )
 
 // Decision is what to do next for one volume.
@@ -118,8 +118,8 @@ type NoteNode struct {
 	DetachRequested time.Time
 }
 
-// Hold waits, for Reason, with regard to one node. What ends it is Reason.Ends, or the
-// time At if that comes first.
+// Hold waits, for Reason, with regard to one node. What ends it is the exit of the reason,
+// or the time At if that comes first.
 type Hold struct {
 	Node       NodeName
 	Attachment string // name, empty when there is none
@@ -221,9 +221,8 @@ const (
 	ByForeigner  BlockerKind = BlockerKind(ForeignAttachment) // an object under a name that belay does not give
 )
 
-// Reason is why a volume waits. The words are used unchanged in logs, metrics, the
-// annotation of events, and tools; Reasons lists them.
-type Reason string
+// Reason is why a volume waits.
+type Reason = decision.Reason
 
 // The reasons.
 const (
@@ -267,37 +266,29 @@ const (
 	NodeNotManaged Reason = "NodeNotManaged"
 )
 
-// Exit is the kind of event that ends a wait.
-type Exit string
-
-// The exits.
-const (
-	// AttachmentChanges: the attacher, or a person, changes or removes a VolumeAttachment
-	// of the volume.
-	AttachmentChanges Exit = "AttachmentChanges"
-	// NodeChanges: the Node object comes, goes, or changes its lists, its health, its
-	// taints or its machine.
-	NodeChanges Exit = "NodeChanges"
-	// HolderReleases: whatever keeps the volume elsewhere ends, in one of the two ways
-	// above, or the time of a blocker comes.
-	HolderReleases Exit = "HolderReleases"
+// The exits of waits.
+var (
+	attachmentChanges = decision.Exit{By: "a VolumeAttachment of the volume changes or is removed"}
+	nodeChanges       = decision.Exit{By: "the Node object comes, goes, or changes its lists, its health, its taints or its machine"}
+	// holderReleases is one of the two above at another node, or the time of a blocker.
+	holderReleases = decision.Exit{By: "the volume is released elsewhere", Timed: true}
 )
 
 // exits names what ends each wait. A reason without an exit cannot be waited for.
-var exits = map[Reason]Exit{
-	Attaching: AttachmentChanges, AttachUnanswered: AttachmentChanges, AttachFailed: AttachmentChanges,
-	Detaching: AttachmentChanges, DetachUnanswered: AttachmentChanges, DetachFailed: AttachmentChanges,
-	ForeignAttachment: AttachmentChanges,
-	StillInUse:        NodeChanges, OutOfServiceNodeReady: NodeChanges,
-	NodeGone: NodeChanges, NodeReturned: NodeChanges, NodeReplaced: NodeChanges, NodeUnknown: NodeChanges, NodeNotManaged: NodeChanges,
-	OtherWriterAttached: HolderReleases, OtherWriterDetaching: HolderReleases,
+var exits = decision.Exits{
+	Attaching: attachmentChanges, AttachUnanswered: attachmentChanges, AttachFailed: attachmentChanges,
+	Detaching: attachmentChanges, DetachUnanswered: attachmentChanges, DetachFailed: attachmentChanges,
+	ForeignAttachment: attachmentChanges,
+	StillInUse:        nodeChanges, OutOfServiceNodeReady: nodeChanges,
+	NodeGone: nodeChanges, NodeReturned: nodeChanges, NodeReplaced: nodeChanges, NodeUnknown: nodeChanges, NodeNotManaged: nodeChanges,
+	OtherWriterAttached: holderReleases, OtherWriterDetaching: holderReleases,
 }
 
-// Ends is what ends a wait for this reason, empty for Settled alone.
-func (r Reason) Ends() Exit { return exits[r] }
+// ForHolder says whether a wait for this reason ends when the volume is released at another node.
+func ForHolder(r Reason) bool { return exits[r] == holderReleases }
 
 // Reasons lists every Reason, for metrics that must have a series for each.
-func Reasons() []Reason { return append([]Reason{Settled}, slices.Sorted(maps.Keys(exits))...) }
+func Reasons() []Reason { return append([]Reason{Settled}, exits.Reasons()...) }
 
 // AnswerTimeout is how long an attacher may stay silent before people are told: the
 // two minutes that upstream waits for it (k/k pkg/volume/csi csiTimeout).

@@ -343,8 +343,8 @@ func TestWaitsExplain(t *testing.T) {
 // TestEveryWaitEnds names what ends it.
 func TestEveryWaitEnds(t *testing.T) {
 	for _, r := range Reasons() {
-		if (r.Ends() == "") != (r == Settled) {
-			t.Errorf("%s ends by %q", r, r.Ends())
+		if (exits[r].By == "") != (r == Settled) {
+			t.Errorf("%s ends by %q", r, exits[r].By)
 		}
 	}
 }

@@ -1,6 +1,10 @@
 package attachment
 
-import "time"
+import (
+	"time"
+
+	"belay.dev/belay/internal/decision"
+)
 
 // VolumeKey names one volume of one driver across all nodes and all
 // PersistentVolumes that share its handle. It is the key of the work queue.
@@ -12,36 +16,15 @@ type VolumeKey struct {
 // NodeName is the name of a Node object.
 type NodeName string
 
-// Knowledge is what is known of a yes-or-no matter. Its zero value is Unknown:
-// an error, a timeout or a missing object never reads as No.
-type Knowledge uint8
+// Knowledge is [decision.Knowledge].
+type Knowledge = decision.Knowledge
 
-// The three values of Knowledge.
+// The values of Knowledge.
 const (
-	Unknown Knowledge = iota
-	No
-	Yes
+	Unknown = decision.Unknown
+	No      = decision.No
+	Yes     = decision.Yes
 )
-
-// String returns the word for logs.
-func (k Knowledge) String() string {
-	switch k {
-	case Yes:
-		return "yes"
-	case No:
-		return "no"
-	case Unknown:
-	}
-	return "unknown"
-}
-
-// Known turns a bool that was really observed into Knowledge.
-func Known(b bool) Knowledge {
-	if b {
-		return Yes
-	}
-	return No
-}
 
 // Desired is what pods, claims and the driver ask for.
 type Desired struct {

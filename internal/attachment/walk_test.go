@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"belay.dev/belay/internal/decision"
 )
 
 // leader is the shell in small: lagging caches, answers to its own writes, one step
@@ -217,7 +219,7 @@ func (l *leader) observe() (Desired, Observed) {
 			seen.Pending = append(seen.Pending, Pending{name, until})
 		}
 	}
-	want := Desired{Shared: Known(l.shared), Unattached: l.noVA}
+	want := Desired{Shared: decision.Known(l.shared), Unattached: l.noVA}
 	if l.history[l.seenPods-1].flipped {
 		return want, seen
 	}

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"belay.dev/belay/internal/decision"
 )
 
 // world is a toy cluster with one volume: an API server with versions, an attacher,
@@ -350,7 +352,7 @@ func (w *world) trouble(name NodeName) {
 	case 7: // its kubelet stops, its containers go on; or it goes on
 		if n.Exists == Yes && !n.OutOfService {
 			n.on = !n.on
-			n.Healthy = Known(n.on)
+			n.Healthy = decision.Known(n.on)
 			w.setNode(name, n, "kubelet %s runs: %v", name, n.on)
 		}
 	case 8:

@@ -131,7 +131,7 @@ func TestWait(t *testing.T) {
 // TestWaitKnowsEveryReason that a volume can be kept at a node for.
 func TestWaitKnowsEveryReason(t *testing.T) {
 	for _, r := range attachment.Reasons() {
-		if r == attachment.Settled || r.Ends() == attachment.HolderReleases {
+		if r == attachment.Settled || attachment.ForHolder(r) {
 			continue
 		}
 		if text := Wait("d", "a", attachment.Cause{Reason: r}, attachment.Unknown); strings.Contains(text, string(r)) {

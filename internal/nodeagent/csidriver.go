@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -50,7 +51,7 @@ func (p *plugins) attachRequired(driver string) nodevolume.Knowledge {
 	if !p.csiDrivers.HasSynced() {
 		return nodevolume.Unknown
 	}
-	return knowledge(p.rules(driver).attachNeeded)
+	return decision.Known(p.rules(driver).attachNeeded)
 }
 
 // supportsMode says why a driver has no volumes of a kind; nil if it has. A driver without a CSIDriver has persistent ones.

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/mount"
@@ -176,7 +177,7 @@ func (m *volumeManager) placed(r nodevolume.Record) nodevolume.Knowledge {
 	if err != nil {
 		return nodevolume.Unknown
 	}
-	return knowledge(placed)
+	return decision.Known(placed)
 }
 
 // isUnaccounted says that the volume may be mounted in a way that no record tells of. The caller holds mu.

@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
 )
@@ -337,7 +338,7 @@ func TestWhatAnEarlierWriteMayMean(t *testing.T) {
 			stop()
 			agent, _ = w.agent()
 			name := string(w.unique(handle))
-			if got := agent.volumes.handshakes([]string{name})[name]; got != knowledge(test.want) {
+			if got := agent.volumes.handshakes([]string{name})[name]; got != decision.Known(test.want) {
 				t.Errorf("kept at the start: %v, want %v", got, test.want)
 			}
 		})

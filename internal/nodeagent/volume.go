@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
 )
@@ -199,17 +200,10 @@ func (m *volumeManager) facts(v *volume, node nodevolume.Node) nodevolume.Facts 
 			facts.Driver.RepublishEvery = m.config.republishEvery
 		}
 		if has != nil {
-			facts.Driver.Stages = knowledge(has.Stage)
+			facts.Driver.Stages = decision.Known(has.Stage)
 		}
 	}
 	return facts
-}
-
-func knowledge(is bool) nodevolume.Knowledge {
-	if is {
-		return nodevolume.Yes
-	}
-	return nodevolume.No
 }
 
 // defaultLongWait is after how long a pod that waits in one hop is told so by an event.

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/planted"
 )
 
@@ -24,7 +25,7 @@ import (
 //   - Nothing is mounted with two SELinux labels at once (see label.go).
 //   - What is Unknown is waited for.
 func Decide(now time.Time, desired Desired, observed Observed) Decision {
-	c := decision{now: now, desired: desired, observed: observed}
+	c := decider{now: now, desired: desired, observed: observed}
 	c.listInUse()
 	c.out.Next = c.tearDown()
 	if c.out.Next == nil {
@@ -39,7 +40,7 @@ func Decide(now time.Time, desired Desired, observed Observed) Decision {
 	return c.out
 }
 
-type decision struct {
+type decider struct {
 	now      time.Time
 	desired  Desired
 	observed Observed
@@ -47,7 +48,7 @@ type decision struct {
 }
 
 // listInUse says what the Node's in-use list shall say, from wants and records.
-func (c *decision) listInUse() {
+func (c *decider) listInUse() {
 	switch {
 	case c.observed.Inline:
 		// Whoever lists such a name means something else by it.
@@ -71,7 +72,7 @@ func (c *decision) listInUse() {
 }
 
 // mustBeInUse: a pod wants the volume attached, or a record says that it may be staged.
-func (c *decision) mustBeInUse() bool {
+func (c *decider) mustBeInUse() bool {
 	recorded := c.recorded()
 	if recorded && (c.observed.RecordedInUse || c.observed.Unaccounted || c.observed.AttachRequired == Yes) {
 		return true
@@ -79,20 +80,20 @@ func (c *decision) mustBeInUse() bool {
 	return c.wanted() && c.observed.AttachRequired == Yes
 }
 
-func (c *decision) recorded() bool {
+func (c *decider) recorded() bool {
 	return c.observed.Stage.Phase != Absent || c.observed.Unaccounted || c.anyPod(func(p Pod) bool { return p.Publish != Absent })
 }
 
-func (c *decision) wanted() bool {
+func (c *decider) wanted() bool {
 	return c.anyPod(func(p Pod) bool { return p.Claim == Wanted })
 }
 
-func (c *decision) anyPod(is func(Pod) bool) bool {
+func (c *decider) anyPod(is func(Pod) bool) bool {
 	return slices.ContainsFunc(c.desired.Pods, is)
 }
 
 // tearDown undoes what no pod wants, publishes first.
-func (c *decision) tearDown() Step {
+func (c *decider) tearDown() Step {
 	for _, p := range c.desired.Pods {
 		switch p.Claim {
 		case Unclaimed:
@@ -124,14 +125,14 @@ func (c *decision) tearDown() Step {
 
 // lastOfHandshake: no other publish is known to stand of a volume that may be detached when it leaves the list.
 // Of what is not attached nothing is taken from under a container's mount.
-func (c *decision) lastOfHandshake(p Pod) bool {
+func (c *decider) lastOfHandshake(p Pod) bool {
 	return !c.observed.Inline && (c.observed.RecordedInUse || c.observed.Unaccounted || c.observed.AttachRequired != No) &&
 		!c.anyPod(func(other Pod) bool { return other.Key != p.Key && other.Publish == Confirmed })
 }
 
 // take is the call that undoes a stage or publish. If that may take the volume from the machine, it comes
 // only after somebody looked, in this turn, and found that nothing else has it.
-func (c *decision) take(key PublishKey, call Step, looks bool) Step {
+func (c *decider) take(key PublishKey, call Step, looks bool) Step {
 	if !looks || c.observed.Users.Found == No {
 		return call
 	}
@@ -144,12 +145,12 @@ func (c *decision) take(key PublishKey, call Step, looks bool) Step {
 }
 
 // unpublish takes a publish back.
-func (c *decision) unpublish(p Pod) Step {
+func (c *decider) unpublish(p Pod) Step {
 	return c.take(p.Key, Unpublish{Key: p.Key}, c.lastOfHandshake(p))
 }
 
 // bringUp leads the first pod on for which something can be done.
-func (c *decision) bringUp() Step {
+func (c *decider) bringUp() Step {
 	for _, p := range c.desired.Pods {
 		if p.Claim != Wanted || p.Publish == Confirmed {
 			continue
@@ -176,7 +177,7 @@ func (c *decision) bringUp() Step {
 // renew repeats a publish that stands, for a driver that wants to be called again
 // from time to time. It passes the same gates as the first one: a volume that the
 // controller may have detached since is not given to the driver once more.
-func (c *decision) renew() Step {
+func (c *decider) renew() Step {
 	every := c.observed.Driver.RepublishEvery
 	if every == 0 {
 		return nil
@@ -201,7 +202,7 @@ func (c *decision) renew() Step {
 }
 
 // gate is what a pod must wait for before anything is read or called for it.
-func (c *decision) gate(p Pod) Reason {
+func (c *decider) gate(p Pod) Reason {
 	o := c.observed
 	switch c.attachRequired() {
 	case Unknown:
@@ -224,7 +225,7 @@ func (c *decision) gate(p Pod) Reason {
 }
 
 // solePodGate: no other pod may have a ReadWriteOncePod volume. Another PersistentVolume with its handle is the same volume.
-func (c *decision) solePodGate(p Pod) Reason {
+func (c *decider) solePodGate(p Pod) Reason {
 	switch {
 	case c.anyPod(func(other Pod) bool {
 		return other.Key.PodUID != p.Key.PodUID && other.Publish != Absent && (p.SolePod || other.SolePod)
@@ -239,7 +240,7 @@ func (c *decision) solePodGate(p Pod) Reason {
 
 // attachRequired: an inline volume needs no attach, but whether its driver has such
 // volumes is known no sooner than whether it attaches others.
-func (c *decision) attachRequired() Knowledge {
+func (c *decider) attachRequired() Knowledge {
 	if c.observed.Inline && c.observed.AttachRequired == Yes {
 		return No
 	}
@@ -247,7 +248,7 @@ func (c *decision) attachRequired() Knowledge {
 }
 
 // mount is the next step for a pod whose gate is open.
-func (c *decision) mount(p Pod) Step {
+func (c *decider) mount(p Pod) Step {
 	o := c.observed
 	if !c.mayCall(p.Key, p.Failure) {
 		return nil
@@ -279,7 +280,7 @@ func (c *decision) mount(p Pod) Step {
 
 // restage undoes a stage that belongs to an attachment which is no more. Pods
 // that run on it keep it: taking a mount away under a process helps nobody.
-func (c *decision) restage(p Pod) Step {
+func (c *decider) restage(p Pod) Step {
 	for _, other := range c.desired.Pods {
 		mayRun := other.Claim == Unclaimed || other.Claim == Ending || other.Claim == Wanted && other.Inherited
 		if other.Publish == Confirmed || mayRun && other.Publish != Absent {
@@ -313,7 +314,7 @@ func (c *decision) restage(p Pod) Step {
 }
 
 // mayCall holds back calls without a driver and calls that failed a moment ago.
-func (c *decision) mayCall(key PublishKey, failure Failure) bool {
+func (c *decider) mayCall(key PublishKey, failure Failure) bool {
 	if !c.observed.Driver.Registered {
 		c.hold(key, DriverNotRegistered)
 		return false
@@ -327,13 +328,11 @@ func (c *decision) mayCall(key PublishKey, failure Failure) bool {
 }
 
 // recheck has the volume looked at again at the earliest of the times given.
-func (c *decision) recheck(at time.Time) {
-	if c.out.RecheckAt.IsZero() || at.Before(c.out.RecheckAt) {
-		c.out.RecheckAt = at
-	}
+func (c *decider) recheck(at time.Time) {
+	c.out.RecheckAt = decision.Earlier(c.out.RecheckAt, at)
 }
 
-func (c *decision) hold(key PublishKey, reason Reason) {
+func (c *decider) hold(key PublishKey, reason Reason) {
 	c.out.Holds = append(c.out.Holds, Hold{Key: key, Reason: reason})
 }
 

@@ -19,7 +19,7 @@ type Growth struct {
 // expand comes last: no pod waits for its mount, or for its end, because another
 // one's file system grows. The driver is told of a place where the volume stands,
 // and not while a call without an answer may still be changing the stage below it.
-func (c *decision) expand() Step {
+func (c *decider) expand() Step {
 	if !c.observed.Growth.Due || c.observed.Stage.Phase == Uncertain && c.anyPod(isBroughtUp) {
 		return nil
 	}

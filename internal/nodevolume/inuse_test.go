@@ -5,6 +5,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"belay.dev/belay/internal/decision"
 )
 
 func nodeAt(version string, inUse ...string) NodeStatus {
@@ -92,25 +94,25 @@ func TestWhatTheListBelieves(t *testing.T) {
 			l.Observe(nodeAt("10"))
 		}, Node{InUse: No, Attached: No}, []string{"a"}},
 		"an agent that died may have a clear on its way of what has no record": {func(l *InUseList) {
-			l.Start(nodeAt("9", "a", "b"), func(name string) Knowledge { return knows(name == "b") })
+			l.Start(nodeAt("9", "a", "b"), func(name string) Knowledge { return decision.Known(name == "b") })
 			l.Want("a", true)
 		}, Node{InUse: Unknown, Attached: No}, []string{"b"}},
 		"what has no record is taken out, also if the Node has moved on since the start": {func(l *InUseList) {
-			l.Start(nodeAt("9", "a", "b"), func(name string) Knowledge { return knows(name == "b") })
+			l.Start(nodeAt("9", "a", "b"), func(name string) Knowledge { return decision.Known(name == "b") })
 			l.Observe(nodeAt("10", "a", "b"))
 		}, Node{InUse: Yes, Attached: No}, []string{"b"}},
 		"what has no record and was wanted before the start stays": {func(l *InUseList) {
 			l.Want("a", true)
-			l.Start(nodeAt("9", "a", "b"), func(name string) Knowledge { return knows(name == "b") })
+			l.Start(nodeAt("9", "a", "b"), func(name string) Knowledge { return decision.Known(name == "b") })
 			l.Observe(nodeAt("10", "a", "b"))
 		}, Node{InUse: Yes, Attached: No}, nil},
 		"what has no record and is wanted since the start stays": {func(l *InUseList) {
-			l.Start(nodeAt("9", "a", "b"), func(name string) Knowledge { return knows(name == "b") })
+			l.Start(nodeAt("9", "a", "b"), func(name string) Knowledge { return decision.Known(name == "b") })
 			l.Observe(nodeAt("10", "a", "b"))
 			l.Want("a", true)
 		}, Node{InUse: Yes, Attached: No}, nil},
 		"what has a record is believed at once": {func(l *InUseList) {
-			l.Start(nodeAt("9", "a", "b"), func(name string) Knowledge { return knows(name == "a") })
+			l.Start(nodeAt("9", "a", "b"), func(name string) Knowledge { return decision.Known(name == "a") })
 		}, Node{InUse: Yes, Attached: No}, []string{"a"}},
 		"the Node is gone": {func(l *InUseList) {
 			l.Start(nodeAt("9", "a"), keepAll)

@@ -16,12 +16,12 @@ func (p Pod) label() string {
 
 // otherwise: the label is another one than the pod's. Nobody knows that before the
 // CSIDrivers have been listed: they say which drivers mount with labels.
-func (c *decision) otherwise(p Pod, label string) bool {
+func (c *decider) otherwise(p Pod, label string) bool {
 	return c.observed.AttachRequired != Unknown && p.label() != label
 }
 
 // needsStage: the pod keeps the stage from being undone.
-func (c *decision) needsStage(p Pod) bool {
+func (c *decider) needsStage(p Pod) bool {
 	switch {
 	case p.Publish != Absent, p.Claim == Unclaimed, p.Claim == Ending:
 		return true
@@ -31,7 +31,7 @@ func (c *decision) needsStage(p Pod) bool {
 }
 
 // labelGate: nothing may be mounted with another label than the pod's.
-func (c *decision) labelGate(p Pod) Reason {
+func (c *decider) labelGate(p Pod) Reason {
 	others := func(is func(Pod) bool) bool {
 		return c.anyPod(func(other Pod) bool { return other.Key != p.Key && is(other) })
 	}
@@ -48,6 +48,6 @@ func (c *decision) labelGate(p Pod) Reason {
 }
 
 // halfPublishedOtherwise: a publish for the pod may have been made with another label.
-func (c *decision) halfPublishedOtherwise(p Pod) bool {
+func (c *decider) halfPublishedOtherwise(p Pod) bool {
 	return p.Publish == Uncertain && c.otherwise(p, p.PublishedLabel)
 }

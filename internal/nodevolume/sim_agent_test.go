@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"belay.dev/belay/internal/decision"
 )
 
 // The agent of the simulation: the life of the volume and the list as they ship, and around them what a shell does: it keeps
@@ -31,7 +33,7 @@ func (w *simWorld) start() {
 			a.life.Found(r, r.BootID, Yes)
 			continue
 		}
-		a.life.Found(r, w.bootID(), knows(w.mountedFor(name)))
+		a.life.Found(r, w.bootID(), decision.Known(w.mountedFor(name)))
 	}
 	w.agent = a
 	w.log("start: stage %s, publishes a %s, b %s", a.life.Stage.Phase, a.phase("a"), a.phase("b"))
@@ -139,8 +141,8 @@ func (w *simWorld) write() {
 // see delivers the next version to the watch of the Node, or what is new to that of the CSIDrivers.
 func (w *simWorld) see() {
 	a := w.agent
-	if (a.attaches == Unknown || w.rng.IntN(3) == 0) && a.attaches != knows(w.attaches) {
-		a.attaches = knows(w.attaches)
+	if (a.attaches == Unknown || w.rng.IntN(3) == 0) && a.attaches != decision.Known(w.attaches) {
+		a.attaches = decision.Known(w.attaches)
 		w.log("seen: volumes are attached: %s", a.attaches)
 	}
 	if a.list.Started() && a.watch < len(w.versions) {
@@ -220,24 +222,24 @@ func (w *simWorld) turn() error {
 	read := w.justRead
 	w.justRead = false
 	w.now = w.now.Add(time.Duration(w.rng.IntN(20)) * time.Second)
-	decision := w.decide()
-	if decision.InUse != Unknown {
-		a.list.Want(simVolume, decision.InUse == Yes)
+	decided := w.decide()
+	if decided.InUse != Unknown {
+		a.list.Want(simVolume, decided.InUse == Yes)
 	}
-	if decision.Forget {
+	if decided.Forget {
 		a.list.Forget(simVolume)
 	}
-	step := decision.Next
+	step := decided.Next
 	lookup := a.life.attachment
 	switch step := step.(type) {
 	case nil:
 		a.life.BeginTurn()
-		return w.checkRest(decision)
+		return w.checkRest(decided)
 	case LookForUsers:
 		w.justRead = read
 		a.life.Looked(w.hasUsers() && w.plant != ignoreUsers, w.now, 0)
 	case ReadCapabilities:
-		a.stages = knows(w.stages)
+		a.stages = decision.Known(w.stages)
 	case ReadAttachment:
 		w.read()
 	default:
@@ -266,7 +268,7 @@ func (w *simWorld) turn() error {
 // read reads the VolumeAttachment.
 func (w *simWorld) read() {
 	begun := w.agent.life.BeginRead(w.view())
-	w.agent.life.Read(begun, Attachment{Attached: knows(w.vaUID != 0), UID: strconv.Itoa(w.vaUID)})
+	w.agent.life.Read(begun, Attachment{Attached: decision.Known(w.vaUID != 0), UID: strconv.Itoa(w.vaUID)})
 	w.justRead = true
 }
 
@@ -297,7 +299,7 @@ func (w *simWorld) call(step Step) error {
 	}
 	var lost *Knowledge
 	if w.unreadable[name] {
-		lost = new(knows(w.mountedFor(name)))
+		lost = new(decision.Known(w.mountedFor(name)))
 	}
 	call, by := a.life.Begin(step, intent, lost), a.life.decidedOn.UID
 	w.log("agent: %T %s by %q (in use: %v)", step, name, by, w.inUse())

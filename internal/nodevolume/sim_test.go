@@ -147,13 +147,6 @@ func (w *simWorld) change(edit func(*NodeStatus)) {
 	w.versions = append(w.versions, n)
 }
 
-func knows(is bool) Knowledge {
-	if is {
-		return Yes
-	}
-	return No
-}
-
 func (w *simWorld) mountedFor(record string) bool {
 	if record == StageKind {
 		return w.staged

@@ -1,20 +1,20 @@
 package nodevolume
 
-import "time"
+import (
+	"time"
 
-// Knowledge is what is known of a fact. Errors, timeouts and caches that have
-// not been filled leave it Unknown.
-type Knowledge int
-
-// What can be known of a fact.
-const (
-	Unknown Knowledge = iota
-	No
-	Yes
+	"belay.dev/belay/internal/decision"
 )
 
-// String is the knowledge in a word, for logs and test failures.
-func (k Knowledge) String() string { return [...]string{"Unknown", "No", "Yes"}[k] }
+// Knowledge is [decision.Knowledge].
+type Knowledge = decision.Knowledge
+
+// The values of Knowledge.
+const (
+	Unknown = decision.Unknown
+	No      = decision.No
+	Yes     = decision.Yes
+)
 
 // Phase is how far a stage or a publish has come. It is kept in a record on
 // disk: Absent is the absence of one.
@@ -254,8 +254,8 @@ type Decision struct {
 	Left []PublishKey
 }
 
-// Reason is why a pod's volume waits. The words go into events and errors unchanged.
-type Reason string
+// Reason is why the volume waits for a pod.
+type Reason = decision.Reason
 
 // The reasons, in the order in which a mount meets them, then those of the way back.
 const (
@@ -276,3 +276,26 @@ const (
 	StillMountedElsewhere    Reason = "StillMountedElsewhere"
 	InUseNotCleared          Reason = "InUseNotCleared"
 )
+
+// exits says of each reason what ends the wait.
+var exits = decision.Exits{
+	AttachabilityUnknown:     {By: "the CSIDrivers are listed"},
+	NodeUnknown:              {By: "the Node is read"},
+	NotReportedInUse:         {By: "the Node lists the volume in status.volumesInUse"},
+	NotAttached:              {By: "the Node lists the volume in status.volumesAttached"},
+	DriverNotRegistered:      {By: "the driver registers"},
+	OtherSELinuxLabelWanted:  {By: "the pod with the other label releases the volume"},
+	OtherSELinuxLabelMounted: {By: "the volume is unmounted"},
+	OtherPodMounted:          {By: "the other pod releases the volume"},
+	UnaccountedMount:         {By: "the agent restarts after the mount or the record was removed, or records the mount for a pod that wants it"},
+	BackingOff:               {By: "the back-off ends, or what the volume may have waited for changes", Timed: true},
+	AttachmentNotReady:       {By: "the VolumeAttachment is read again", Timed: true},
+	AttachmentReplaced:       {By: "the pods on the earlier attachment release the volume"},
+	OwnerSilent:              {By: "the pod is set or removed"},
+	ContainersMayRun:         {By: "the container runtime or its lock reports that the containers have ended"},
+	StillMountedElsewhere:    {By: "the process ends, or the mount tables are read again", Timed: true},
+	InUseNotCleared:          {By: "the Node does not list the volume in status.volumesInUse any more"},
+}
+
+// Reasons are all reasons to wait.
+func Reasons() []Reason { return exits.Reasons() }

@@ -1,17 +1,16 @@
 package publication
 
 import (
-	"maps"
-	"slices"
 	"time"
 
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/planted"
 )
 
-// Reason says why an attachment waits; the same word is used in logs, metrics
-// and the CLI.
-type Reason string
+// Reason says why an attachment waits.
+type Reason = decision.Reason
 
+// The reasons.
 const (
 	// OtherWriterAttached: the volume is exclusive and another attachment of it
 	// exists.
@@ -42,36 +41,32 @@ const (
 	ShuttingDown Reason = "ShuttingDown"
 )
 
-// exits says of each reason until when the wait lasts, and whether a time does if nothing else
-// comes first. Whatever it names wakes the key.
-var exits = map[Reason]struct {
-	by    string
-	timed bool
-}{
-	OtherWriterAttached: {by: "the other VolumeAttachment is gone, or a PersistentVolume makes the volume shared"},
-	CallInFlight:        {by: "the call returns or times out"},
-	BackingOff:          {by: "the back-off ends, or the VolumeAttachment, PersistentVolume or CSINode changes", timed: true},
-	RequestImpossible:   {by: "the VolumeAttachment, PersistentVolume or CSINode changes"},
-	DriverBusy:          {by: "another call returns or times out"},
-	NodeHeldBack:        {by: "the pause after the last RESOURCE_EXHAUSTED ends", timed: true},
-	VolumeHeldBack:      {by: "the pause after the last ABORTED ends", timed: true},
-	DetachRequested:     {by: "the VolumeAttachment is deleted, or the request is withdrawn or a minute old", timed: true},
-	DriverGone:          {by: "the driver is connected again"},
-	RecordingFailed:     {by: "the API server accepts the write, which is retried"},
-	ShuttingDown:        {by: "the next leader takes over"},
+// exits says of each reason what ends the wait. What it names wakes the key.
+var exits = decision.Exits{
+	OtherWriterAttached: {By: "the other VolumeAttachment is gone, or a PersistentVolume makes the volume shared"},
+	CallInFlight:        {By: "the call returns or times out"},
+	BackingOff:          {By: "the back-off ends, or the VolumeAttachment, PersistentVolume or CSINode changes", Timed: true},
+	RequestImpossible:   {By: "the VolumeAttachment, PersistentVolume or CSINode changes"},
+	DriverBusy:          {By: "another call returns or times out"},
+	NodeHeldBack:        {By: "the pause after the last RESOURCE_EXHAUSTED ends", Timed: true},
+	VolumeHeldBack:      {By: "the pause after the last ABORTED ends", Timed: true},
+	DetachRequested:     {By: "the VolumeAttachment is deleted, or the request is withdrawn or a minute old", Timed: true},
+	DriverGone:          {By: "the driver is connected again"},
+	RecordingFailed:     {By: "the API server accepts the write, which is retried"},
+	ShuttingDown:        {By: "the next leader takes over"},
 }
 
 // Reasons are all reasons to wait.
-var Reasons = slices.Sorted(maps.Keys(exits))
+func Reasons() []Reason { return exits.Reasons() }
 
-// Exit is until when a wait for this reason lasts.
-func (r Reason) Exit() string { return exits[r].by }
+// Exit is what ends a wait for this reason.
+func Exit(r Reason) string { return exits[r].By }
 
 // Wait is why one attachment waits, for how long at most.
 type Wait struct {
 	Attachment string // name
 	Reason     Reason
-	// Until is when to look again; zero if only what Reason.Exit names ends the wait.
+	// Until is when to look again; zero if only what Exit names ends the wait.
 	Until time.Time
 }
 
@@ -88,9 +83,7 @@ type Decision struct {
 // Wait adds a wait to a decision.
 func (d *Decision) Wait(w Wait) {
 	d.Waits = append(d.Waits, w)
-	if !w.Until.IsZero() && (d.RecheckAt.IsZero() || w.Until.Before(d.RecheckAt)) {
-		d.RecheckAt = w.Until
-	}
+	d.RecheckAt = decision.Earlier(d.RecheckAt, w.Until)
 }
 
 // Step is one thing to do for one attachment. The set is sealed.

@@ -183,7 +183,7 @@ func (p *plane) work() {
 	for _, key := range sorted(groups) {
 		decision := p.decide(p.now, groups[key], policy)
 		for _, w := range decision.Waits {
-			if exit, ok := exits[w.Reason]; !ok || exit.timed == w.Until.IsZero() {
+			if exit, ok := exits[w.Reason]; !ok || exit.Timed == w.Until.IsZero() {
 				panic(violation(fmt.Sprintf("wait without an exit: %+v", w)))
 			}
 		}

@@ -149,7 +149,7 @@ func (a *Attacher) Collect(out chan<- prometheus.Metric) {
 		}
 	}
 	a.mu.Unlock()
-	for _, reason := range publication.Reasons {
+	for _, reason := range publication.Reasons() {
 		for operation, detach := range map[string]bool{"attach": false, "detach": true} {
 			l := label{detach, reason}
 			gauge(attachmentsWaiting, float64(waiting[l]), operation, string(reason))
