@@ -245,7 +245,7 @@ func TestWrongValues(t *testing.T) {
 		"all there is":        {[]string{"--node-name=n", "--root-dir=//"}, `--root-dir "//" must be an absolute path other than /`},
 		"an argument":         {[]string{"--node-name=n", "edge-1"}, `belay-node takes no arguments, but was given ["edge-1"]`},
 		"no kubeconfig":       {[]string{"--node-name=n"}, "--kubeconfig is required outside a cluster"},
-		"an empty kubeconfig": {[]string{"--node-name=n", "--kubeconfig=" + empty}, "it names no cluster; give --kubeconfig a file"},
+		"an empty kubeconfig": {[]string{"--node-name=n", "--kubeconfig=" + empty}, "it has no cluster; set --kubeconfig to a file"},
 		"no such kubeconfig":  {[]string{"--node-name=n", "--kubeconfig=" + empty + "2"}, "no such file"},
 		"no endpoint":         {[]string{"--node-name=n", "--kubeconfig=" + aKubeconfig(t), "--container-runtime-endpoint=crio"}, `--container-runtime-endpoint: container runtime endpoint "crio" is not of the form`},
 	} {

@@ -39,8 +39,8 @@ func (o *options) command(run func() error) *cobra.Command {
 		Long: `Mounts and unmounts the CSI volumes of the pods that are bound to one node.
 
 CSI drivers and their node-driver-registrars are used as they are: they find
-ROOT/plugins, ROOT/plugins_registry and ROOT/pods as with kubelet. The Node
-object is made, and kept Ready, by whoever runs the pods.`,
+ROOT/plugins, ROOT/plugins_registry and ROOT/pods as with kubelet. The program that runs the
+pods creates the Node object and keeps it Ready.`,
 		Version: version, SilenceUsage: true, SilenceErrors: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
@@ -59,9 +59,9 @@ object is made, and kept Ready, by whoever runs the pods.`,
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; without it, the service account of the pod this runs in")
 	flags.StringVar(&o.nodeName, "node-name", "", "name of the Node object (required)")
 	flags.StringVar(&o.rootDir, "root-dir", defaultRoot, "directory that CSI drivers know as kubelet's root; mounts below it must propagate")
-	flags.StringVar(&o.healthAddress, "health-probe-bind-address", "0", `address for GET /healthz and /readyz, such as 127.0.0.1:10268; "0" turns it off`)
-	flags.StringVar(&o.metricsAddress, "metrics-bind-address", "0", `address for GET /metrics, /healthz and /readyz over HTTP, such as 127.0.0.1:10269, or the same as for the probes; "0" turns it off; docs/metrics.md lists the metrics`)
-	flags.DurationVar(&o.statsPeriod, "volume-stats-agg-period", time.Minute, "how often drivers are asked how full each volume is, as kubelet's flag; negative turns it off")
+	flags.StringVar(&o.healthAddress, "health-probe-bind-address", "0", `address for GET /healthz and /readyz, such as 127.0.0.1:10268; "0" disables it`)
+	flags.StringVar(&o.metricsAddress, "metrics-bind-address", "0", `address for GET /metrics, /healthz and /readyz over HTTP, such as 127.0.0.1:10269, or the same as for the probes; "0" disables it; docs/metrics.md lists the metrics`)
+	flags.DurationVar(&o.statsPeriod, "volume-stats-agg-period", time.Minute, "interval of NodeGetVolumeStats calls for each volume, as in kubelet; a negative value disables them")
 	flags.StringVar(&o.runtimeEndpoint, "container-runtime-endpoint", "", `CRI endpoint of the container runtime, for example unix:///run/containerd/containerd.sock. `+
 		`When a pod is deleted or terminated, its volumes stay mounted until the runtime reports no ready sandbox of the pod and no container that has not exited. `+
 		`If the runtime does not respond, the volumes stay mounted. If the flag is empty, they stay mounted while any process holds a lock (flock) on ROOT/belay/pods/<pod UID>.lock: `+
@@ -97,7 +97,7 @@ func (o *options) restConfig() (*rest.Config, error) {
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
 	if clientcmd.IsEmptyConfig(err) {
-		err = errors.New("it names no cluster; give --kubeconfig a file with a cluster, a user and a current context")
+		err = errors.New("it has no cluster; set --kubeconfig to a file with a cluster, a user and a current context")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the kubeconfig %q: %w", o.kubeconfig, err)

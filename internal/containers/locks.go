@@ -28,12 +28,12 @@ const lockSuffix = ".lock"
 // NewLocks makes the directory, and removes the files that nobody has locked: an agent that was killed left them.
 func NewLocks(directory string) (*Locks, error) {
 	if err := os.MkdirAll(directory, 0o750); err != nil {
-		return nil, fmt.Errorf("make the directory of pods' locks: %w", err)
+		return nil, fmt.Errorf("create the directory of the pod locks: %w", err)
 	}
 	l := &Locks{directory: directory}
 	files, err := os.ReadDir(directory)
 	if err != nil {
-		return nil, fmt.Errorf("list the pods' locks: %w", err)
+		return nil, fmt.Errorf("list the pod locks: %w", err)
 	}
 	for _, file := range files {
 		uid, isLock := strings.CutSuffix(file.Name(), lockSuffix)

@@ -45,8 +45,8 @@ var waysBack = map[bool]map[string]string{
 	true:  {StepUnpublish: "UnmapVolume.UnmapPodDevice", StepUnstage: "UnmapDevice.TearDownDevice"},
 }
 
-// hops are the steps in the words of the life of a volume.
-var hops = map[string]string{
+// calls are the steps by the names of their CSI calls.
+var calls = map[string]string{
 	StepWaitForAttach: "attach", StepMountDevice: "stage", StepSetUp: "publish", StepUnpublish: "unpublish", StepUnstage: "unstage",
 }
 
@@ -65,17 +65,17 @@ type NodeStep struct {
 	Since time.Time
 }
 
-// hop is the one in which the volume is, and since when.
-func (s NodeStep) hop() string {
+// since is what has been failing, and since when; nothing if the cause says it.
+func (s NodeStep) since() string {
 	if s.Since.IsZero() {
-		return "hop: " + hops[s.Step]
+		return ""
 	}
-	return "hop: " + hops[s.Step] + " since " + stamp(s.Since)
+	return fmt.Sprintf(" (%s failing since %s)", calls[s.Step], stamp(s.Since))
 }
 
 func (s NodeStep) back() string { return waysBack[s.Block][s.Step] }
 
-// Failed passes on why a volume could not be mounted, in kubelet's sentence with the hop behind it.
+// Failed passes on why a volume could not be mounted, in kubelet's message, followed by the call.
 func (s NodeStep) Failed(cause string) (reason, text string) {
 	if s.Block {
 		return FailedMapVolume, s.failed("MapVolume", cmp.Or(blockSteps[s.Step], s.Step), cause)
@@ -92,18 +92,18 @@ func (s NodeStep) NotHere(cause string) (reason, text string) {
 }
 
 func (s NodeStep) failed(way, step, cause string) string {
-	return fmt.Sprintf("%s.%s %s for volume %q : %s (%s)", way, step, cmp.Or(s.Verb, "failed"), s.Volume, cause, s.hop())
+	return fmt.Sprintf("%s.%s %s for volume %q : %s%s", way, step, cmp.Or(s.Verb, "failed"), s.Volume, cause, s.since())
 }
 
 // StaysInUse says that a step of the way back failed, or does not end.
 func (s NodeStep) StaysInUse(node, cause string) string {
-	return fmt.Sprintf("%s %s for volume %q : %s (%s); the volume stays in use on node %s and is tried again",
-		s.back(), cmp.Or(s.Verb, "failed"), s.Volume, cause, s.hop(), node)
+	return fmt.Sprintf("%s %s for volume %q : %s%s; the volume stays in use on node %s, and the call is retried",
+		s.back(), cmp.Or(s.Verb, "failed"), s.Volume, cause, s.since(), node)
 }
 
 // Waits says what a step of the way back waits for.
 func (s NodeStep) Waits(hold NodeHold) string {
-	return fmt.Sprintf("%s waits for volume %q %s", s.back(), s.Volume, hold.where())
+	return fmt.Sprintf("%s for volume %q has been %s", s.back(), s.Volume, hold.where())
 }
 
 // MountsFailed says why a pod as a whole does not get its volumes.

@@ -10,32 +10,32 @@ import (
 
 // nodeReasons describe the reasons to the user who waits.
 var nodeReasons = map[nodevolume.Reason]string{
-	nodevolume.AttachabilityUnknown:     "what the driver needs is not known until the CSIDrivers have been listed",
+	nodevolume.AttachabilityUnknown:     "the CSIDrivers have not been listed yet, so it is unknown whether the driver requires an attach",
 	nodevolume.NodeUnknown:              "the Node object has not been read or does not exist",
-	nodevolume.NotReportedInUse:         "the Node does not list the volume in status.volumesInUse yet; this agent writes it",
+	nodevolume.NotReportedInUse:         "the Node does not list the volume in status.volumesInUse yet; belay-node writes it",
 	nodevolume.NotAttached:              "Volume not attached according to node status; the attach/detach controller reports it in status.volumesAttached",
 	nodevolume.DriverNotRegistered:      "the driver is not registered on this node",
-	nodevolume.OtherSELinuxLabelWanted:  "the pod that has it must go first",
+	nodevolume.OtherSELinuxLabelWanted:  "the pod that uses the volume must terminate first",
 	nodevolume.OtherSELinuxLabelMounted: "the volume is mounted with another SELinux label and is being unmounted",
 	nodevolume.OtherPodMounted:          "volume uses the ReadWriteOncePod access mode and is already in use by another pod",
-	nodevolume.UnaccountedMount:         "the volume may be mounted here without a record of it: a record cannot be read, or a kubelet left something; the agent's log names it and what to do",
-	nodevolume.BackingOff:               "the last call failed and is tried again after a while",
-	nodevolume.AttachmentNotReady:       "the VolumeAttachment does not say that the volume is attached",
-	nodevolume.AttachmentReplaced:       "the volume was attached anew since it was staged, and waits for pods that still use the old attachment",
-	nodevolume.OwnerSilent:              "the pod is known from its record alone: its object or its claims have not been read",
-	nodevolume.ContainersMayRun:         "the pod's object is gone or says that the pod is over, but its containers may run",
-	nodevolume.StillMountedElsewhere:    "something on this node still has the volume mounted, and would go on writing to it",
-	nodevolume.InUseNotCleared:          "the volume is unmounted and is being taken out of status.volumesInUse",
+	nodevolume.UnaccountedMount:         "the volume may be mounted on this node without a record: a record cannot be read, or a kubelet left a mount; the log of belay-node has the path and the remedy",
+	nodevolume.BackingOff:               "the last call failed and is retried after a back-off",
+	nodevolume.AttachmentNotReady:       "the status of the VolumeAttachment is not attached",
+	nodevolume.AttachmentReplaced:       "the VolumeAttachment was recreated after the volume was staged, and the pods that use the earlier attachment must terminate first",
+	nodevolume.OwnerSilent:              "the pod is only known from a record: its object or its claims have not been read",
+	nodevolume.ContainersMayRun:         "the pod was deleted or has terminated, but its containers may still run",
+	nodevolume.StillMountedElsewhere:    "another process on this node still has the volume mounted and may write to it; the log of belay-node names it",
+	nodevolume.InUseNotCleared:          "the volume is unmounted and is being removed from status.volumesInUse",
 }
 
 // NodeReason describes a reason; an empty one is work in progress.
 func NodeReason(reason nodevolume.Reason) string {
-	return cmp.Or(nodeReasons[reason], "is being worked on")
+	return cmp.Or(nodeReasons[reason], "is in progress")
 }
 
 // Hindered describes a reason and the problem that is in the way.
 func Hindered(reason nodevolume.Reason, problem string) string {
-	return fmt.Sprintf("%s; last problem: %s", NodeReason(reason), problem)
+	return fmt.Sprintf("%s; last error: %s", NodeReason(reason), problem)
 }
 
 // NotRegistered adds to why a volume waits for its driver that there is none of the name.
@@ -65,29 +65,29 @@ type NodeHold struct {
 
 func (h NodeHold) where() string {
 	if h.Since.IsZero() {
-		return fmt.Sprintf("in hop %s: %s", h.Reason, h.Why)
+		return fmt.Sprintf("waiting: %s (%s)", h.Why, h.Reason)
 	}
-	return fmt.Sprintf("in hop %s since %s: %s", h.Reason, stamp(h.Since), h.Why)
+	return fmt.Sprintf("waiting since %s: %s (%s)", stamp(h.Since), h.Why, h.Reason)
 }
 
 // Waits is the cause of a step that cannot begin. Where kubelet has a sentence for it that operators match on, that comes first.
 func (h NodeHold) Waits() string {
 	if h.Reason == nodevolume.OtherPodMounted {
-		return fmt.Sprintf("%s; waits in hop %s since %s", h.Why, h.Reason, stamp(h.Since))
+		return fmt.Sprintf("%s; waiting since %s (%s)", h.Why, stamp(h.Since), h.Reason)
 	}
-	return "waits " + h.where()
+	return h.where()
 }
 
 // AsOf is the same for a caller that is waiting, with how long it has lasted.
 func (h NodeHold) AsOf(now time.Time) string {
-	return fmt.Sprintf("waits in hop %s since %s: %s", h.Reason, lasting(h.Since, now), h.Why)
+	return fmt.Sprintf("has been waiting since %s: %s (%s)", lasting(h.Since, now), h.Why, h.Reason)
 }
 
 // NodeCall is a call that a driver has not answered yet.
 type NodeCall struct {
 	Driver, Method string
 	Since          time.Time
-	// Timeout is after how long it is given up.
+	// Timeout of the call.
 	Timeout time.Duration
 }
 
@@ -98,12 +98,12 @@ func (c NodeCall) Unanswered() string {
 
 // GivenUp is the cause of the step that has not ended.
 func (c NodeCall) GivenUp() string {
-	return fmt.Sprintf("%s; the call is given up after %s", c.Unanswered(), c.Timeout)
+	return fmt.Sprintf("%s; the call times out after %s", c.Unanswered(), c.Timeout)
 }
 
 // AsOf is the same for a caller that is waiting, with how long it has lasted.
 func (c NodeCall) AsOf(now time.Time) string {
-	return fmt.Sprintf("waits: CSI driver %q has not answered %s since %s, which is given up after %s",
+	return fmt.Sprintf("is waiting: CSI driver %q has not answered %s since %s; the call times out after %s",
 		c.Driver, c.Method, lasting(c.Since, now), c.Timeout)
 }
 
@@ -122,7 +122,7 @@ func NodeVolume(volume, persistent, state string) string {
 
 // GroupChange says that a volume's files are being given to the pod's fsGroup.
 func GroupChange(group, files int64) string {
-	return fmt.Sprintf("is being given to fsGroup %d, %d files so far", group, files)
+	return fmt.Sprintf("is waiting for the ownership of its files to be set to fsGroup %d, %d files so far", group, files)
 }
 
 // What a person can do about an error.
@@ -133,12 +133,12 @@ func GrantAccess(node string) string {
 }
 
 // FreeSpace is for a disk that is full.
-func FreeSpace(root string) string { return "free space on the disk of " + root }
+func FreeSpace(root string) string { return "free space on the file system of " + root }
 
 // MakeWritable is for one that is mounted read-only.
 func MakeWritable(root string) string { return "make " + root + " writable" }
 
 // ReplaceLink is for a symbolic link that leads out of the root.
 func ReplaceLink(root string) string {
-	return "put a directory in the place of the link and mount the link's target there: mount --rbind TARGET DIRECTORY; to have all of " + root + " elsewhere, let that be a link, or use another root"
+	return "replace the link with a directory and mount the target of the link there (mount --rbind TARGET DIRECTORY). To keep all of " + root + " elsewhere, make that a link, or use another root"
 }

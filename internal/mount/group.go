@@ -40,7 +40,7 @@ const (
 const openDirectories = 32
 
 // ErrMoved says that a directory was moved while the tree below it was being changed.
-var ErrMoved = errors.New("the directory was moved meanwhile")
+var ErrMoved = errors.New("the directory was moved during the change")
 
 // BelongsToGroup says whether a directory looks as GiveToGroup leaves it. Since the top of a
 // tree is changed last, its whole tree was changed then. What is no directory never does.

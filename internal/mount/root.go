@@ -50,7 +50,7 @@ func OpenRoot(path string, points func() ([]string, error)) (*Root, error) {
 func (r *Root) Close() error { return r.root.Close() }
 
 // ErrLeadsOut says that a directory is a symbolic link that leads out of the root.
-var ErrLeadsOut = errors.New("it is a symbolic link that leads out of the root, and none is followed: a pod's name in it could lead anywhere")
+var ErrLeadsOut = errors.New("it is a symbolic link that leads out of the root directory, and such links are not followed")
 
 // Sub is the tree below a directory. Who works on many files there saves the way to it.
 func (r *Root) Sub(name string) (*Root, error) {
@@ -76,7 +76,7 @@ func (r *Root) Inside(names ...string) error {
 }
 
 // ErrLocked says that another process holds the lock.
-var ErrLocked = errors.New("another process has it")
+var ErrLocked = errors.New("another process holds the lock")
 
 // Lock takes a lock that ends with this process, or when unlock is called.
 func (r *Root) Lock(name string) (unlock func() error, err error) {
@@ -97,7 +97,7 @@ func (r *Root) Lock(name string) (unlock func() error, err error) {
 func (r *Root) Path(name string) string { return filepath.Join(r.path, name) }
 
 // ErrHostileName says that a name would not be one element of a path.
-var ErrHostileName = errors.New("not fit for a path element")
+var ErrHostileName = errors.New("not a valid path element")
 
 // maxElement is the longest name that file systems take, in bytes (NAME_MAX).
 const maxElement = 255
@@ -198,7 +198,7 @@ func (r *Root) Write(name string, content []byte, must Durability) error {
 		return errors.Join(err, r.Remove(tmp))
 	}
 	if err := r.root.Rename(tmp, name); err != nil {
-		return errors.Join(fmt.Errorf("put file in place: %w", err), r.Remove(tmp))
+		return errors.Join(fmt.Errorf("rename file: %w", err), r.Remove(tmp))
 	}
 	if must != Crash {
 		return r.syncDir(dir)
@@ -252,7 +252,7 @@ func (r *Root) syncDir(name string) error {
 func IsTemporary(name string) bool { return strings.HasPrefix(filepath.Base(name), temporary) }
 
 // ErrMounted says that a path was not removed because something is mounted on it.
-var ErrMounted = errors.New("something is still mounted on it")
+var ErrMounted = errors.New("a file system is still mounted on it")
 
 // Remove removes one file or one empty directory; what is not there is removed
 // already. It never removes what lies below, and nothing that has a mount on it.

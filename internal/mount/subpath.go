@@ -22,7 +22,7 @@ type SubPath struct {
 }
 
 // ErrOutsideVolume says that a path leads out of its volume.
-var ErrOutsideVolume = errors.New("it leads out of the volume")
+var ErrOutsideVolume = errors.New("path leads out of the volume")
 
 // BindSubPath mounts a part of a volume at a place of its own. A directory that is missing is created with the mode
 // of the volume's own directory. What is mounted there already is kept if it is the same, and replaced if not.

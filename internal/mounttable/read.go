@@ -87,7 +87,7 @@ func read() (*Table, error) {
 	}
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
-		return nil, fmt.Errorf("learn the mount namespace: %w", err)
+		return nil, fmt.Errorf("read the mount namespace: %w", err)
 	}
 	seen := map[string]bool{}
 	err = eachThread(func(pid int, dir string) {

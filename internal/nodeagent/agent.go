@@ -112,7 +112,7 @@ func New(config Config) (*Agent, error) {
 	}
 	client, err := kubernetes.NewForConfig(kube.Wire(config.RESTConfig))
 	if err != nil {
-		return nil, fmt.Errorf("make a client of the API server: %w", err)
+		return nil, fmt.Errorf("create a client for the API server: %w", err)
 	}
 	root, err := mount.OpenRoot(config.Root, config.MountPoints)
 	if err != nil {
@@ -225,7 +225,7 @@ func (a *Agent) close() error {
 // complete fills in the defaults and refuses what cannot work.
 func (c *Config) complete() error {
 	if c.NodeName == "" {
-		return errors.New("node agent: no node name given")
+		return errors.New("node agent: NodeName is required")
 	}
 	if c.RESTConfig == nil {
 		return errors.New("node agent: no way to the API server given")
@@ -261,7 +261,7 @@ func (c *Config) complete() error {
 	if c.BootID == "" {
 		raw, err := os.ReadFile(bootIDFile)
 		if err != nil {
-			return fmt.Errorf("learn the boot ID of this machine: %w", err)
+			return fmt.Errorf("read the boot ID of this machine: %w", err)
 		}
 		c.BootID = strings.TrimSpace(string(raw))
 	}
@@ -290,11 +290,12 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	if propagates, err := a.root.Propagates(); err == nil && !propagates {
-		a.log.Info("Mounts below the root do not propagate; drivers that run in containers mount out of sight (remedy: mount --rbind ROOT ROOT && mount --make-rshared ROOT)",
-			"root", a.root.Path("."))
+		a.log.Info("Mounts below the root directory do not propagate, what a driver in a container mounts is not visible to other processes",
+			"root", a.root.Path("."), "remedy", "mount --rbind ROOT ROOT && mount --make-rshared ROOT")
 	}
 	if !mounttable.SeesAll() {
-		a.log.Info("The agent sees the processes of its own pid namespace alone; what else has a volume mounted is not found (remedy in a container: hostPID; a node that is a container itself is well)")
+		a.log.Info("Only processes of the own PID namespace are visible, other users of a volume are not found",
+			"remedy", "hostPID: true in a pod; none where the node itself is a container")
 	}
 	if err := errors.Join(a.root.MakeDir("pods"), a.plugins.open()); err != nil {
 		return err

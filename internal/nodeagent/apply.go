@@ -154,7 +154,7 @@ func (m *volumeManager) stage(ctx context.Context, v *volume, step nodevolume.St
 	call.Secrets, call.Context = secrets, w.attributes
 	asked := unanswered{method: "NodeStageVolume", step: stepMountDevice, key: step.For}
 	err = m.ask(csi.WithMigrated(ctx, w.migrated), v, asked, func(ctx context.Context) error { return c.client.Stage(ctx, call, c.has) })
-	m.log.Info("NodeStageVolume", "volume", v.name, "pod", step.For.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
+	m.log.Info("Called NodeStageVolume", "volume", v.name, "pod", step.For.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	return m.end(v, begun, ending{err: err, phase: begun.After(reply(err))})
 }
 
@@ -193,7 +193,7 @@ func (m *volumeManager) publish(ctx context.Context, v *volume, step nodevolume.
 		return m.end(v, begun, ending{err: err, phase: begun.After(nodevolume.Refused)})
 	}
 	err = m.askPublish(ctx, v, c, key, call, record.Path)
-	m.log.Info("NodePublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
+	m.log.Info("Called NodePublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	if err == nil {
 		m.mu.Lock()
 		v.publication(key).publishContext = c.attachment.Metadata
@@ -230,7 +230,7 @@ func (m *volumeManager) unpublish(ctx context.Context, v *volume, step nodevolum
 	}
 	asked, target := unanswered{method: "NodeUnpublishVolume", step: stepUnpublish, key: key}, m.root.Path(begun.Record.Path)
 	err = m.ask(ctx, v, asked, func(ctx context.Context) error { return client.Unpublish(ctx, v.handle, target) })
-	m.log.Info("NodeUnpublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
+	m.log.Info("Called NodeUnpublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	if isGone(v.life.Inline, err) {
 		err = nil
 	}
@@ -311,7 +311,7 @@ func (m *volumeManager) end(v *volume, call nodevolume.Call, e ending) error {
 			// The record stays, and so the volume stays in use: something is still there.
 			phase = nodevolume.Uncertain
 			if err == nil {
-				err = fmt.Errorf("driver %s %s, but: %w", record.Driver, cmp.Or(e.said, "answered OK"), tidied)
+				err = fmt.Errorf("driver %s %s, but: %w", record.Driver, cmp.Or(e.said, "returned OK"), tidied)
 			}
 		}
 	case nodevolume.Uncertain:
@@ -327,7 +327,7 @@ func (m *volumeManager) end(v *volume, call nodevolume.Call, e ending) error {
 // saveConfirmation records that the driver has confirmed a call. Losing that costs one repeated call.
 func (m *volumeManager) saveConfirmation(v *volume, record nodevolume.Record) {
 	if err := m.saveRecord(recordName(record), record, mount.InPlace); err != nil {
-		m.log.Error(err, "Confirmation not recorded", "volume", v.name)
+		m.log.Error(err, "Failed to record that the driver confirmed a call", "volume", v.name)
 	}
 }
 

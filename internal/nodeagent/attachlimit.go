@@ -48,7 +48,7 @@ func (p *plugins) refreshLimit(ctx context.Context, name string) {
 		err = p.identity.refresh(ctx, name, info)
 	}
 	if err != nil && ctx.Err() == nil {
-		p.log.Error(err, "Allocatable count not refreshed", "driver", name)
+		p.log.Error(err, "Failed to refresh the allocatable count", "driver", name)
 	}
 }
 
@@ -105,7 +105,7 @@ func (i *identity) refresh(ctx context.Context, driver string, info csi.NodeInfo
 	case !ok:
 		return nil
 	case known.NodeID != info.NodeID:
-		return fmt.Errorf("driver %s registered this node as %q and calls it %q now", driver, known.NodeID, info.NodeID)
+		return fmt.Errorf("driver %s registered this node as %q, but now returns node ID %q", driver, known.NodeID, info.NodeID)
 	}
 	misfits, err := i.sync(ctx)
 	if err == nil {

@@ -14,7 +14,7 @@ import (
 )
 
 // errOutdated ends a step before its call: what it was decided on does not hold any more.
-var errOutdated = errors.New("the volume may have been attached anew since it was decided on")
+var errOutdated = errors.New("the VolumeAttachment may have been recreated since the decision")
 
 // lookUpAttachment reads the VolumeAttachment for what is decided next.
 func (m *volumeManager) lookUpAttachment(ctx context.Context, v *volume) error {
@@ -33,7 +33,7 @@ func (m *volumeManager) lookUpAttachment(ctx context.Context, v *volume) error {
 func (m *volumeManager) stillAttached(ctx context.Context, v *volume, c callable, asked bool) error {
 	if asked && c.attachment.UID != "" {
 		if err := m.lookUpAttachment(ctx, v); err != nil {
-			m.log.Error(err, "Attachment may be another one", "volume", v.name)
+			m.log.Error(err, "Failed to read the VolumeAttachment again", "volume", v.name)
 		}
 	}
 	m.mu.Lock()

@@ -21,7 +21,7 @@ func (m *volumeManager) readClaim(ctx context.Context, w *want, version string) 
 		return nil, fmt.Errorf("read claim %s/%s: %w", w.pod.Namespace, w.claim.name, err)
 	}
 	if claim.UID != w.claim.uid {
-		return nil, fmt.Errorf("claim %s/%s is another one than the pod was bound with", w.pod.Namespace, w.claim.name)
+		return nil, fmt.Errorf("claim %s/%s was recreated after the pod was bound", w.pod.Namespace, w.claim.name)
 	}
 	return claim, nil
 }

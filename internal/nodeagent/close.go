@@ -9,7 +9,7 @@ import (
 var ErrClosed = errors.New("the node agent was closed")
 
 // errRunTwice: all that an agent has is let go of when its first Run returns.
-var errRunTwice = errors.New("the node agent ran already; make another one")
+var errRunTwice = errors.New("Run was already called; create another node agent")
 
 // running is how far an agent has come between New and its end.
 type running struct {

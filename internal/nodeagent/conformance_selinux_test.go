@@ -429,7 +429,7 @@ func TestAPodIsToldThatItWaitsForAnotherLabelToBeUnmounted(t *testing.T) {
 	w.mounted(agent, first)
 	agent.SetPod(second)
 	agent.RemovePod(first.UID)
-	w.untilEvent(second, "FailedMount", `MountVolume.MountDevice failed for volume "`+w.name+`-data" : waits in hop OtherSELinuxLabelMounted since`,
+	w.untilEvent(second, "FailedMount", `MountVolume.MountDevice failed for volume "`+w.name+`-data" : waiting since `,
 		`waiting for unmount of volume "`+string(w.unique(handle))+`", because it is already mounted to a different pod with a different SELinux label`)
 	w.mounted(agent, second)
 	w.callsAre("Stage data", "Publish data", "Unpublish data", "Unstage data", "Stage data", "Publish data")

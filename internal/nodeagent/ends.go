@@ -118,7 +118,7 @@ func (e *podEnds) ask(ctx context.Context, uid types.UID) {
 		release()
 	case waits && ctx.Err() == nil:
 		if !told {
-			e.log.Error(err, "Volumes of pod stay mounted: its object is gone or says that it is over, and its containers may run", "pod", uid)
+			e.log.Error(err, "Keeping volumes of pod mounted, the pod was deleted or has terminated but its containers may still run", "pod", uid)
 		}
 		e.queue.AddRateLimited(uid)
 	}

@@ -77,7 +77,7 @@ func TestAnEphemeralContainerIsTheFirstToUseAVolume(t *testing.T) {
 		w.mounted(agent, pod)
 		pod = w.useLater(pod, "later")
 		agent.SetPod(pod)
-		w.waitSays(agent, pod, "waits in hop ClaimNotReady")
+		w.waitSays(agent, pod, "(ClaimNotReady)")
 		w.callsAre("Stage used", "Publish used") // the pod runs, whatever becomes of the container
 		w.volume("later")
 		w.mounted(agent, pod)

@@ -117,6 +117,6 @@ func stillPublished(ctx context.Context, uid types.UID, left []*VolumeWait) erro
 	slices.Sort(words)
 	return &WaitError{
 		Pod: uid, Volumes: left, Cause: context.Cause(ctx),
-		text: fmt.Sprintf("wait until nothing is published for pod %s: %v; left: %s", uid, context.Cause(ctx), strings.Join(words, ", ")),
+		text: fmt.Sprintf("wait for the unmount of the volumes of pod %s: %v; still published: %s", uid, context.Cause(ctx), strings.Join(words, ", ")),
 	}
 }

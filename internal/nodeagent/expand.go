@@ -103,7 +103,7 @@ func (m *volumeManager) callExpand(ctx context.Context, x *expansion) (nodevolum
 	err = m.ask(csi.WithMigrated(ctx, w.migrated), x.v, unanswered{method: "NodeExpandVolume", step: stepSetUp, key: x.key}, func(ctx context.Context) error {
 		return client.Expand(ctx, call, m.root.Path(publishPath(w)), x.attempt.Size.Bytes, has)
 	})
-	m.log.Info("NodeExpandVolume", "volume", x.v.name, "pod", x.key.PodUID, "size", x.attempt.Size.Text, "outcome", csi.OutcomeOf(err).String())
+	m.log.Info("Called NodeExpandVolume", "volume", x.v.name, "pod", x.key.PodUID, "size", x.attempt.Size.Text, "outcome", csi.OutcomeOf(err).String())
 	return csi.RefusalOf(err), err
 }
 
@@ -111,7 +111,7 @@ func (m *volumeManager) callExpand(ctx context.Context, x *expansion) (nodevolum
 func (m *volumeManager) expansionRefused(ctx context.Context, x *expansion, refusal nodevolume.Refusal, err error) {
 	// Whoever else has written the claim meanwhile: what is written now says nothing of what they wrote.
 	if _, writeErr := m.patchClaim(ctx, x.claim, false, x.write(x.attempt.AfterRefusal(refusal), err)); writeErr != nil {
-		m.log.Error(writeErr, "Claim not told of the failed expansion", "volume", x.v.name)
+		m.log.Error(writeErr, "Failed to record the failed expansion in the PersistentVolumeClaim", "volume", x.v.name)
 	}
 	m.mu.Lock()
 	again := x.v.life.Growth.Refused(x.attempt, refusal)
@@ -124,7 +124,7 @@ func (m *volumeManager) expansionRefused(ctx context.Context, x *expansion, refu
 	case again:
 		m.expansionFailed(x, err)
 	case refusal == nodevolume.RefusedInUse:
-		m.log.Error(err, "Volume is not expanded while it is used", "volume", x.v.name)
+		m.log.Error(err, "Driver does not expand the volume while it is in use", "volume", x.v.name)
 	}
 }
 
@@ -134,7 +134,7 @@ func (m *volumeManager) expansionFailed(x *expansion, err error) {
 	defer m.mu.Unlock()
 	g, p := &x.v.life.Growth, x.v.publication(x.key)
 	x.v.life.Failed(nodevolume.Expand{Key: x.key}, time.Now(), rand.Float64(), false) //nolint:gosec // spreads retries
-	m.log.Error(err, "Step failed", "step", "NodeExpandVolume", "volume", x.v.name, "pod", x.key.PodUID, "failures", g.Failure.Count)
+	m.log.Error(err, "Volume operation failed", "operation", "NodeExpandVolume", "volume", x.v.name, "pod", x.key.PodUID, "failures", g.Failure.Count)
 	if p.want == nil {
 		return
 	}

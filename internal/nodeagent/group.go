@@ -73,7 +73,7 @@ func (m *volumeManager) giveToGroup(ctx context.Context, c callable, r nodevolum
 	if err != nil {
 		return fmt.Errorf("applyFSGroup failed for vol %s: %w", w.handle, err)
 	}
-	m.log.Info("Gave the volume to the pod's fsGroup", "volume", w.name(), "pod", w.pod.UID, "group", change.GID,
+	m.log.Info("Changed ownership of the volume to the pod's fsGroup", "volume", w.name(), "pod", w.pod.UID, "group", change.GID,
 		"files", change.Seen.Load(), "refused", change.Refused.Load(), "took", time.Since(begun).String())
 	if refused := change.Refused.Load(); refused > 0 {
 		m.events.Eventf(w.pod.ref(), corev1.EventTypeWarning, "VolumePermissionChangeRefused",

@@ -46,7 +46,7 @@ func (m *volumeManager) learnSize(v *volume, size nodevolume.ClaimSize, capacity
 	if wasDue || !v.life.Growth.Due() {
 		return false
 	}
-	m.log.Info("Volume has grown", "volume", v.name, "size", v.life.Growth.Here.Text, "capacity", capacity.Text)
+	m.log.Info("Volume was expanded", "volume", v.name, "size", v.life.Growth.Here.Text, "capacity", capacity.Text)
 	return true
 }
 

@@ -182,7 +182,7 @@ func TestAWriterThatIsAlwaysOvertakenBacksOff(t *testing.T) {
 	<-enough
 	w.bringUp(agent, pod, handle)
 	// Each second conflict in a row ends a try, and the next one waits.
-	if failures := len(log.with("volumesInUse not settled")); failures < 3 {
+	if failures := len(log.with("Failed to update status.volumesInUse, retrying")); failures < 3 {
 		t.Errorf("%d back-offs for %d writes that came too late", failures, 6)
 	}
 }

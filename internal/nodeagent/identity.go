@@ -75,7 +75,7 @@ func (i *identity) keep(ctx context.Context, log logr.Logger) {
 	i.changed.serve(ctx, func(failures int) error {
 		_, err := i.sync(ctx)
 		if err != nil && ctx.Err() == nil {
-			log.Error(err, "Node identity not written", "failures", failures+1)
+			log.Error(err, "Failed to update the Node and the CSINode, retrying", "failures", failures+1)
 		}
 		return err
 	})

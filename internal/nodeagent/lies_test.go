@@ -46,8 +46,8 @@ func TestADriverThatSaysOKAndPublishedNothing(t *testing.T) {
 			agent.SetPod(pod)
 			w.untilInUse(handle)
 			w.attach(handle)
-			w.untilEvent(pod, "Failed", test.event, "answered OK", "mountPropagation")
-			w.waitSays(agent, pod, "answered OK")
+			w.untilEvent(pod, "Failed", test.event, "returned OK", "mountPropagation")
+			w.waitSays(agent, pod, "returned OK")
 			w.driver.intercept(nil) // it does its work from now on
 			w.mounted(agent, pod)
 			agent.RemovePod(pod.UID)
@@ -74,7 +74,7 @@ func TestAPodThatGoesWhileItsDriverLiesIsUnpublished(t *testing.T) {
 	agent.SetPod(pod)
 	w.untilInUse(handle)
 	w.attach(handle)
-	w.untilEvent(pod, "MountVolume.SetUp failed", "answered OK")
+	w.untilEvent(pod, "MountVolume.SetUp failed", "returned OK")
 	agent.RemovePod(pod.UID)
 	w.untilNotInUse(handle)
 	if diff := cmp.Diff([]string{"Stage data", "Unpublish data", "Unstage data"}, w.driver.made()); diff != "" {
@@ -128,7 +128,7 @@ func TestADriverThatSaysOKAndUndidNothing(t *testing.T) {
 				}
 			})
 			l.agent.RemovePod(l.pod.UID)
-			w.untilEvent(l.pod, "FailedUnmount", test.event+` for volume "`+w.name+`-data" :`, "something is still mounted on it", "answered OK", "stays in use")
+			w.untilEvent(l.pod, "FailedUnmount", test.event+` for volume "`+w.name+`-data" :`, "a file system is still mounted on it", "returned OK", "stays in use")
 			if !slices.Contains(w.node().Status.VolumesInUse, w.unique(l.handle)) {
 				t.Error("S7: still mounted, and not in use")
 			}

@@ -190,7 +190,7 @@ func (s *nodeStatus) write(ctx context.Context) {
 		}
 		s.on.hindered(err)
 		if err != nil {
-			s.log.Error(err, "volumesInUse not settled", "failures", failures+1)
+			s.log.Error(err, "Failed to update status.volumesInUse, retrying", "failures", failures+1)
 		}
 		return err
 	})
@@ -248,7 +248,7 @@ func (s *nodeStatus) read(ctx context.Context) (gone bool, err error) {
 	s.mu.Lock()
 	start := !s.inUse.Started()
 	if s.inUse.TurnedBack(since, status) {
-		s.log.Info("The Node has gone back to an earlier version; all about it is learned anew",
+		s.log.Info("Node has an older version than before, reading it again",
 			"known", since, "read", node.ResourceVersion)
 		start = true
 	}
@@ -298,6 +298,6 @@ func (s *nodeStatus) patch(ctx context.Context, write nodevolume.Write) error {
 		return fmt.Errorf("write volumesInUse of node %s: %w", s.node, err)
 	}
 	s.take(func() []string { return s.inUse.Applied(statusOf(node)) })
-	s.log.Info("volumesInUse written", "volumes", len(write.InUse), "resourceVersion", node.ResourceVersion)
+	s.log.Info("Updated status.volumesInUse", "volumes", len(write.InUse), "resourceVersion", node.ResourceVersion)
 	return nil
 }

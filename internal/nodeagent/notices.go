@@ -113,7 +113,7 @@ func deliver(watcher *fsnotify.Watcher, stopped chan<- struct{}) {
 			select {
 			case n.events <- event:
 			default:
-				n.lose(errors.New("more events than are held"))
+				n.lose(errors.New("event queue overflow"))
 			}
 		case err, open := <-watcher.Errors:
 			if !open {

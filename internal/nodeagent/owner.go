@@ -108,7 +108,7 @@ func newRecordOwner(config Config, root *mount.Root, client kubernetes.Interface
 	}
 	if err != nil {
 		// By the pods of another cluster all that runs would be taken down.
-		return nil, fmt.Errorf("%w; nothing was touched; remedy: if the node name and the cluster are those that the records were made for, remove %s", err, root.Path(ownerFile))
+		return nil, fmt.Errorf("%w; nothing was changed; remedy: if the records were made for this node name and this cluster, remove %s", err, root.Path(ownerFile))
 	}
 	o.recorded, o.stored = found, true
 	if found.NodeName != node {
@@ -123,7 +123,7 @@ func (o *recordOwner) read() (found nodevolume.Owner, err error) {
 		err = json.Unmarshal(raw, &found)
 	}
 	if err == nil && found.NodeName == "" {
-		err = errors.New("it names no node")
+		err = errors.New("it has no node name")
 	}
 	if err != nil {
 		return nodevolume.Owner{}, fmt.Errorf("read the owner of the records: %w", err)
@@ -198,13 +198,13 @@ func (o *recordOwner) judge(now nodevolume.Owner) error {
 		switch o.recorded.Compare(now) {
 		case nodevolume.SameOwner:
 			if now.NodeUID != "" && now.NodeUID != o.recorded.NodeUID {
-				o.log.Info("The Node was recreated; the records stay this node's", "was", o.recorded.NodeUID, "is", now.NodeUID)
+				o.log.Info("Node object was recreated, keeping the records", "was", o.recorded.NodeUID, "is", now.NodeUID)
 			}
 		case nodevolume.OtherCluster, nodevolume.OtherNode:
 			return &OwnerError{Root: o.root.Path("."), RecordedNode: o.recorded.NodeName, Node: now.NodeName, Detail: o.difference(now)}
 		default:
-			return fmt.Errorf("whether the volumes recorded below %s belong to this cluster cannot be told (%s): let the agent read namespace kube-system, "+
-				"as the ClusterRole of deploy/belay-node does", o.root.Path("."), o.difference(now))
+			return fmt.Errorf("cannot verify that the volumes recorded below %s belong to this cluster (%s): give belay-node the right to get namespace kube-system, "+
+				"as the ClusterRole in deploy/belay-node does", o.root.Path("."), o.difference(now))
 		}
 	}
 	return o.store(o.recorded.Updated(now))
@@ -233,7 +233,7 @@ func (o *recordOwner) observe(ctx context.Context) (nodevolume.Owner, *corev1.No
 	case apierrors.IsNotFound(err), apierrors.IsForbidden(err):
 		node = &corev1.Node{}
 	default:
-		return now, node, fmt.Errorf("read node %s to know whose records these are: %w", now.NodeName, err)
+		return now, node, fmt.Errorf("read node %s to verify the owner of the records: %w", now.NodeName, err)
 	}
 	namespace, err := o.client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
 	switch {
@@ -241,14 +241,14 @@ func (o *recordOwner) observe(ctx context.Context) (nodevolume.Owner, *corev1.No
 		now.Cluster[clusterNamespace] = string(namespace.UID)
 		return now, node, nil
 	case !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err):
-		return now, node, fmt.Errorf("read namespace %s to know whose records these are: %w", metav1.NamespaceSystem, err)
+		return now, node, fmt.Errorf("read namespace %s to verify the owner of the records: %w", metav1.NamespaceSystem, err)
 	}
 	service, err := o.client.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
 	switch {
 	case err == nil:
 		now.Cluster[clusterService] = string(service.UID)
 	case !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err):
-		return now, node, fmt.Errorf("read service default/kubernetes to know whose records these are: %w", err)
+		return now, node, fmt.Errorf("read service default/kubernetes to verify the owner of the records: %w", err)
 	}
 	return now, node, nil
 }
@@ -263,7 +263,7 @@ func (o *recordOwner) nodeSeen(uid types.UID) {
 	next := o.recorded
 	next.NodeUID = string(uid)
 	if err := o.store(next); err != nil {
-		o.log.Error(err, "UID of the recreated Node not recorded")
+		o.log.Error(err, "Failed to record the UID of the recreated Node")
 	}
 }
 
@@ -277,7 +277,7 @@ func (o *recordOwner) store(next nodevolume.Owner) error {
 		return fmt.Errorf("encode the owner of the records: %w", err)
 	}
 	if err := o.root.Write(ownerFile, append(raw, '\n'), mount.PowerCut); err != nil {
-		return fmt.Errorf("record whose volumes these are: %w", err)
+		return fmt.Errorf("record the owner of the volumes: %w", err)
 	}
 	o.recorded, o.stored = next, true
 	return nil
@@ -290,7 +290,7 @@ func (o *recordOwner) ready() error {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return cmp.Or(o.problem, fmt.Errorf("whose volumes are recorded below %s has not been looked up", o.root.Path(".")))
+	return cmp.Or(o.problem, fmt.Errorf("the owner of the volumes recorded below %s has not been verified yet", o.root.Path(".")))
 }
 
 // isSure says that the records are known to be this node's.
@@ -325,7 +325,7 @@ func (a *Agent) knowOwner(ctx context.Context) error {
 		if _, other := errors.AsType[*OwnerError](err); err == nil || other {
 			return err
 		}
-		a.log.Error(err, "Owner of the records not known yet", "failures", failures)
+		a.log.Error(err, "Cannot verify yet that the records belong to this node, retrying", "failures", failures)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()

@@ -149,7 +149,7 @@ func TestAClusterThatCannotBeTold(t *testing.T) {
 	if n := other.written.Load(); n > 0 {
 		t.Errorf("%d writes to the other cluster", n)
 	}
-	if err := agent.Ready(); err == nil || !strings.Contains(err.Error(), "cannot be told") || !strings.Contains(err.Error(), "kube-system") {
+	if err := agent.Ready(); err == nil || !strings.Contains(err.Error(), "cannot verify") || !strings.Contains(err.Error(), "kube-system") {
 		t.Errorf("Ready says: %v", err)
 	}
 }

@@ -69,7 +69,7 @@ func (m *podManager) run(ctx context.Context) {
 		case err == nil:
 			m.queue.Forget(uid)
 		case ctx.Err() == nil:
-			m.log.V(1).Info("Volumes of pod not known yet", "pod", uid, "err", err)
+			m.log.V(1).Info("Volumes of pod are not known yet", "pod", uid, "err", err)
 			m.queue.AddRateLimited(uid)
 		}
 	})
@@ -222,7 +222,7 @@ func (m *podManager) remove(uids ...types.UID) {
 }
 
 // errNotAsked is why a pod may run while the runtime has not answered.
-var errNotAsked = errors.New("the runtime has not been asked yet")
+var errNotAsked = errors.New("the container runtime has not been queried yet")
 
 // ending says that the pod is over by its object, and why its containers may run all the same. It reports whether
 // the pod has anything here.
@@ -279,7 +279,7 @@ func (m *podManager) endSilent() {
 	}
 	silent := m.silent()
 	for _, uid := range silent {
-		m.log.Info("Pod is known from records alone; its volumes are taken down", "pod", uid)
+		m.log.Info("Unmounting volumes of a pod that is only known from records", "pod", uid)
 	}
 	m.remove(silent...)
 }

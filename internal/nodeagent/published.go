@@ -15,19 +15,19 @@ func (m *volumeManager) checkPublished(r nodevolume.Record) error {
 	target := m.root.Path(r.Path)
 	switch {
 	case err != nil:
-		return fmt.Errorf("look whether volume %s is at its target: %w", r.Handle, err)
+		return fmt.Errorf("check whether volume %s is mounted at its target: %w", r.Handle, err)
 	case placed:
 		return nil
 	case r.Block:
-		return fmt.Errorf("driver %s answered OK to NodePublishVolume of volume %s, but there is no block device at %s; %s",
+		return fmt.Errorf("driver %s returned OK to NodePublishVolume of volume %s, but there is no block device at %s; %s",
 			r.Driver, r.Handle, target, m.outOfSight())
 	default:
-		return fmt.Errorf("driver %s answered OK to NodePublishVolume of volume %s, but nothing is mounted at %s; %s",
+		return fmt.Errorf("driver %s returned OK to NodePublishVolume of volume %s, but nothing is mounted at %s; %s",
 			r.Driver, r.Handle, target, m.outOfSight())
 	}
 }
 
 // outOfSight is what to look at when a driver's work is not to be seen.
 func (m *volumeManager) outOfSight() string {
-	return fmt.Sprintf("if the driver runs in a container, it must have %s with mountPropagation Bidirectional, and this agent must see the mounts", m.root.Path("."))
+	return fmt.Sprintf("if the driver runs in a container, it must mount %s with mountPropagation Bidirectional, and belay-node must see the mounts", m.root.Path("."))
 }

@@ -87,7 +87,7 @@ func (m *volumeManager) rebuild() error {
 		case strings.HasSuffix(name, ".stage.json"), strings.HasSuffix(name, ".publish.json"):
 			record, err := m.readRecord(name)
 			if err != nil { // also of a bad block: the others are to be looked after
-				m.log.Error(err, "Record cannot be read", "record", name)
+				m.log.Error(err, "Failed to read record", "record", name)
 				torn = append(torn, name)
 				continue
 			}
@@ -135,18 +135,18 @@ func (m *volumeManager) account(torn []string) error {
 			if err := m.saveRecord(name, record, mount.PowerCut); err != nil {
 				return err
 			}
-			m.log.Info("Record was made anew from "+volumeData, "record", name, "volume", uniqueName(record))
+			m.log.Info("Recreated record from "+volumeData, "record", name, "volume", uniqueName(record))
 		case !m.recorded(record) && m.placed(record) != nodevolume.No:
 			m.unaccounted[name] = struct{}{}
-			m.log.Error(nil, "The volume is mounted without a record, perhaps by a kubelet; it stays in use and staged", "volume", uniqueName(record),
-				"path", m.root.Path(record.Path), "remedy", "none for a pod that still runs: the agent records the mount anew. "+explain.UnmountByHand+", then restart the agent")
+			m.log.Error(nil, "Keeping volume staged and in use, it is mounted without a record, perhaps by a kubelet", "volume", uniqueName(record),
+				"path", m.root.Path(record.Path), "remedy", "none while a pod uses the volume: belay-node records the mount when it publishes the volume for the pod. "+explain.UnmountByHand+", then restart belay-node")
 		}
 	}
 	for _, name := range torn {
 		m.unaccounted[name] = struct{}{}
 		m.metrics.Found(false)
-		m.log.Error(nil, "The record of a volume cannot be read, and nothing else says how the volume is mounted; it stays in use and staged",
-			"record", name, "remedy", explain.UnmountByHand+", remove "+m.records.Path(name)+", then restart the agent")
+		m.log.Error(nil, "Keeping volume staged and in use, its record cannot be read and no other file describes the mount",
+			"record", name, "remedy", explain.UnmountByHand+", remove "+m.records.Path(name)+", then restart belay-node")
 	}
 	return nil
 }

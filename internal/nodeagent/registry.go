@@ -135,7 +135,7 @@ func (r *registry) run(ctx context.Context) {
 			case err == nil:
 				r.queue.Forget(socket)
 			case ctx.Err() == nil:
-				r.plugins.log.Error(err, "Driver not registered", "socket", socket)
+				r.plugins.log.Error(err, "Failed to register driver, retrying", "socket", socket)
 				r.queue.AddRateLimited(socket)
 			}
 		})
@@ -155,7 +155,7 @@ func (r *registry) watch(ctx context.Context) {
 		case event := <-r.notices.events:
 			r.handle(event)
 		case err := <-r.notices.lost:
-			r.plugins.log.Error(err, "Watch for driver registrations lost events")
+			r.plugins.log.Error(err, "Lost events of the watch for registration sockets, listing them again")
 			r.lookAgain()
 		}
 	}
@@ -164,7 +164,7 @@ func (r *registry) watch(ctx context.Context) {
 // lookAgain takes in what came and went while events were lost.
 func (r *registry) lookAgain() {
 	if err := r.walk(r.dir); err != nil {
-		r.plugins.log.Error(err, "Driver sockets not looked for")
+		r.plugins.log.Error(err, "Failed to list registration sockets")
 	}
 	r.mu.Lock()
 	known := slices.Collect(maps.Keys(r.sockets))
@@ -187,7 +187,7 @@ func (r *registry) handle(event fsnotify.Event) {
 		case err != nil: // gone again
 		case entry.IsDir():
 			if err := r.walk(event.Name); err != nil {
-				r.plugins.log.Error(err, "Driver sockets not looked for")
+				r.plugins.log.Error(err, "Failed to list registration sockets")
 			}
 		case entry.Mode()&fs.ModeSocket != 0:
 			r.appeared(event.Name)
@@ -238,7 +238,7 @@ func (r *registry) drop(socket, named string) {
 	if gone == nil {
 		return
 	}
-	p.log.Info("Driver is gone", "driver", gone.name)
+	p.log.Info("Driver unregistered", "driver", gone.name)
 	gone.retire()
 	p.changed(gone.name)
 	r.retryRefused()
@@ -329,7 +329,7 @@ func (r *registry) validate(socket string, plugin csi.Plugin) (*version.Version,
 		return nil, fmt.Errorf("driver: %w", err)
 	}
 	if strings.Contains(plugin.Name, "^") {
-		return nil, fmt.Errorf("driver name %q holds a character that names of volumes cannot", plugin.Name)
+		return nil, fmt.Errorf("driver name %q contains a character that volume names cannot contain", plugin.Name)
 	}
 	if len(plugin.Versions) == 0 {
 		return nil, fmt.Errorf("driver %s has an empty list for supported versions", plugin.Name)

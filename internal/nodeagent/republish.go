@@ -36,7 +36,7 @@ func (m *volumeManager) republish(ctx context.Context, v *volume, step nodevolum
 	defer m.mu.Unlock()
 	v.life.End(begun, begun.After(reply(err)), heard)
 	if err != nil {
-		return fmt.Errorf("publish again for the running pod, which keeps the mount that it has: %w", err)
+		return fmt.Errorf("publish again for the running pod, which keeps its mount: %w", err)
 	}
 	return nil
 }
@@ -56,7 +56,7 @@ func (m *volumeManager) callAgain(ctx context.Context, v *volume, p *publication
 		return err
 	}
 	err = m.askPublish(ctx, v, c, p.Key, call, record.Path)
-	m.log.V(1).Info("NodePublishVolume again", "volume", v.name, "pod", p.Key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
+	m.log.V(1).Info("Called NodePublishVolume again", "volume", v.name, "pod", p.Key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	if err != nil {
 		return err
 	}

@@ -47,7 +47,7 @@ func (m *podManager) resync(ctx context.Context, uid types.UID) {
 			continue
 		}
 		if err := m.on.readSize(ctx, w, version); err != nil && ctx.Err() == nil {
-			m.log.V(1).Info("Size of claim not read", "claim", w.claim.name, "pod", uid, "err", err)
+			m.log.V(1).Info("Failed to read the size of the PersistentVolumeClaim", "claim", w.claim.name, "pod", uid, "err", err)
 		}
 	}
 }

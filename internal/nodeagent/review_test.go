@@ -185,7 +185,7 @@ func TestRemovalCrossesNoMount(t *testing.T) {
 		}
 	}()
 	l.agent.RemovePod(l.pod.UID)
-	w.untilEvent(l.pod, "FailedUnmount", "UnmountVolume.TearDown failed", "answered OK")
+	w.untilEvent(l.pod, "FailedUnmount", "UnmountVolume.TearDown failed", "returned OK")
 	if _, err := os.Stat(filepath.Join(other, "precious")); err != nil {
 		t.Errorf("what lies in another mount is gone: %v", err)
 	}

@@ -78,7 +78,7 @@ func (m *volumeManager) gatherStats(ctx context.Context, name string) {
 		case isGone(target.volume.life.Inline, err):
 			m.neverMeasured(target, err)
 		default:
-			m.log.V(1).Info("Volume stats not known", "volume", name, "pod", target.publication.Key.PodUID, "err", err)
+			m.log.V(1).Info("Volume stats are not available", "volume", name, "pod", target.publication.Key.PodUID, "err", err)
 		}
 		m.keepStats(target, said)
 	}
@@ -90,7 +90,7 @@ func (m *volumeManager) neverMeasured(target statsTarget, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	target.publication.withoutStats = true
-	m.log.Info("Driver has no stats of an inline volume; it is asked again when it is back under its socket",
+	m.log.Info("Driver returned no stats for inline volume, asking again after it reconnects",
 		"volume", target.volume.name, "pod", target.publication.Key.PodUID, "err", err)
 }
 

@@ -74,7 +74,7 @@ func (m *volumeManager) publishedFor(uid types.UID, volume string) (*publication
 	defer m.mu.Unlock()
 	i := slices.IndexFunc(owner.wants, func(w *want) bool { return w.volume == volume })
 	if i < 0 {
-		return nil, fmt.Errorf("volume %q is none that this agent mounts for the pod", volume)
+		return nil, fmt.Errorf("volume %q of the pod is not one that belay-node mounts", volume)
 	}
 	p, _ := m.publicationOf(owner.wants[i])
 	if p == nil {

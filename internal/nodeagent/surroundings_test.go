@@ -206,9 +206,9 @@ func TestARightThatIsMissing(t *testing.T) {
 		"volumes":            {"persistentvolumes", []string{"get"}, []string{"ClaimNotReady", "read volume", `cannot get resource "persistentvolumes"`}},
 		"attachments":        {"volumeattachments", []string{"get"}, []string{"MountVolume.WaitForAttach failed", `cannot get resource "volumeattachments"`}},
 		"secrets":            {"secrets", []string{"get"}, []string{"MountVolume.MountDevice failed", "read secret", `cannot get resource "secrets"`}},
-		"reading the node":   {"nodes", []string{"get", "list", "watch"}, []string{"hop NodeUnknown since", `cannot get resource "nodes"`}},
-		"writing the node":   {"nodes/status", []string{"patch"}, []string{"hop NotReportedInUse since", `cannot patch resource "nodes/status"`}},
-		"listing csidrivers": {"csidrivers", []string{"list", "watch"}, []string{"hop AttachabilityUnknown since", `cannot list resource "csidrivers"`}},
+		"reading the node":   {"nodes", []string{"get", "list", "watch"}, []string{"(NodeUnknown)", `cannot get resource "nodes"`}},
+		"writing the node":   {"nodes/status", []string{"patch"}, []string{"(NotReportedInUse)", `cannot patch resource "nodes/status"`}},
+		"listing csidrivers": {"csidrivers", []string{"list", "watch"}, []string{"(AttachabilityUnknown)", `cannot list resource "csidrivers"`}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -68,7 +68,7 @@ func (c *tokenCache) get(ctx context.Context, key tokenKey) (authenticationv1.To
 	switch {
 	case err == nil:
 	case known && !held.expired(now):
-		c.log.Error(err, "Service account token not renewed; the one from before is used",
+		c.log.Error(err, "Failed to renew service account token, using the previous one",
 			"audience", key.audience, "expires", held.status.ExpirationTimestamp.Time)
 		return held.status, nil
 	default:

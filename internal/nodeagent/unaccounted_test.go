@@ -70,7 +70,7 @@ func TestUnreadableRecordsWithoutVolumeData(t *testing.T) {
 			agent.PodsSynced() // the pod is gone
 			w.untilHeld(agent, l.handle, nodevolume.UnaccountedMount)
 			if name == "publish" {
-				w.untilEvent(l.pod, "FailedUnmount", "UnmountDevice waits for volume", "hop UnaccountedMount", "a record cannot be read")
+				w.untilEvent(l.pod, "FailedUnmount", "UnmountDevice for volume", "has been waiting since", "a record cannot be read", "(UnaccountedMount)")
 			} else { // nobody knows a pod
 				w.until("the log names the volume", func() bool {
 					return strings.Contains(strings.Join(log.with("Volume stays in use"), "\n"), string(w.unique(l.handle)))

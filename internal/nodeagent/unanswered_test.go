@@ -66,7 +66,7 @@ func TestAHoldSaysSinceWhen(t *testing.T) {
 	agent.SetPod(pod)
 	w.untilInUse(handle)
 	err := w.waitSays(agent, pod, "NotAttached")
-	if !regexp.MustCompile(`in hop NotAttached since 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ \(for [0-9.]+m?s\)`).MatchString(err.Error()) {
+	if !regexp.MustCompile(`has been waiting since 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ \(for [0-9.]+m?s\)`).MatchString(err.Error()) {
 		t.Errorf("the wait says: %v", err)
 	}
 }

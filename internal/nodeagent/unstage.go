@@ -21,7 +21,7 @@ func (m *volumeManager) unstage(ctx context.Context, v *volume, step nodevolume.
 	}
 	asked, staged := unanswered{method: "NodeUnstageVolume", step: stepUnstage}, m.root.Path(begun.Record.Path)
 	err = m.ask(ctx, v, asked, func(ctx context.Context) error { return client.Unstage(ctx, v.handle, staged) })
-	m.log.Info("NodeUnstageVolume", "volume", v.name, "outcome", csi.NodeOutcomeOf(err).String())
+	m.log.Info("Called NodeUnstageVolume", "volume", v.name, "outcome", csi.NodeOutcomeOf(err).String())
 	end := ending{err: err, phase: begun.After(reply(err))}
 	if m.stagesNoMore(ctx, v.driver, err) {
 		end.err, end.phase = nil, nodevolume.Absent

@@ -158,7 +158,7 @@ func (m *volumeManager) decide(name string, now time.Time) (*volume, nodevolume.
 		for _, p := range v.pods {
 			m.pods.leave(types.UID(p.Key.PodUID), name)
 		}
-		m.log.V(1).Info("Nothing is left of the volume on this node", "volume", name)
+		m.log.V(1).Info("Volume removed from this node", "volume", name)
 		return nil, nodevolume.Decision{}
 	}
 	return v, decision
@@ -223,7 +223,7 @@ func (m *volumeManager) rest(v *volume, decision nodevolume.Decision) {
 		if was, ok := v.holds[hold.Key]; ok && was.reason == hold.Reason {
 			since = was.since
 		} else {
-			m.log.V(1).Info("Waits", "volume", v.name, "pod", hold.Key.PodUID, "reason", hold.Reason)
+			m.log.V(1).Info("Waiting", "volume", v.name, "pod", hold.Key.PodUID, "reason", hold.Reason)
 		}
 		holds[hold.Key] = holding{reason: hold.Reason, since: since}
 		switch left := since.Add(m.toldAfter(hold.Reason)).Sub(now); {
@@ -264,7 +264,7 @@ func (m *volumeManager) outcome(ctx context.Context, v *volume, step nodevolume.
 	}
 	v.life.Failed(step, time.Now(), rand.Float64(), m.pods.state(types.UID(key.PodUID)).Removed) //nolint:gosec // spreads retries
 	if unstage {
-		m.log.Error(err, "Step failed", "step", name, "volume", v.name, "failures", v.life.Unstage.Count)
+		m.log.Error(err, "Volume operation failed", "operation", name, "volume", v.name, "failures", v.life.Unstage.Count)
 		m.tellUnstage(v, err)
 		return
 	}
@@ -273,7 +273,7 @@ func (m *volumeManager) outcome(ctx context.Context, v *volume, step nodevolume.
 		p.failingSince = cmp.Or(v.began, time.Now())
 	}
 	p.problem, p.step = err, name
-	m.log.Error(err, "Step failed", "step", name, "volume", v.name, "pod", key.PodUID, "failures", p.Failure.Count)
+	m.log.Error(err, "Volume operation failed", "operation", name, "volume", v.name, "pod", key.PodUID, "failures", p.Failure.Count)
 	m.tellFailure(v, p, name, err)
 }
 

@@ -200,7 +200,7 @@ func (m *volumeManager) nodeRead(listed []string) {
 	for _, name := range listed {
 		if driver, handle, ok := kube.ParseUniqueVolumeName(name); ok && m.isUnaccounted(name) {
 			m.volumeNamed(name, driver, handle, false)
-			m.log.Error(nil, "The Node lists a volume in use of which a record cannot be read", "volume", name)
+			m.log.Error(nil, "Node lists a volume in use whose record cannot be read", "volume", name)
 		}
 	}
 	names := slices.Collect(maps.Keys(m.all))

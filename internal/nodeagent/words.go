@@ -46,7 +46,7 @@ func (m *volumeManager) tellFailure(v *volume, p *publication, step string, err 
 	}
 	if p.told.news(text, time.Now()) {
 		m.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
-		m.log.V(1).Info("Told the pod", "volume", v.name, "pod", p.Key.PodUID, "text", text)
+		m.log.V(1).Info("Emitted event", "volume", v.name, "pod", p.Key.PodUID, "text", text)
 	}
 }
 
@@ -106,7 +106,7 @@ func (m *volumeManager) tellLongWait(v *volume, hold nodevolume.Hold, since time
 		return // it has had its event when the call failed
 	case hold.Reason == nodevolume.OwnerSilent:
 		// The pod may run well, and it is not for the pod to do something about it.
-		m.log.Info("Volume stays mounted for a pod that is known from its record alone: its object and claims have not been read", "volume", v.name, "pod", hold.Key.PodUID,
+		m.log.Info("Keeping volume mounted, the pod is only known from a record and its object or claims have not been read", "volume", v.name, "pod", hold.Key.PodUID,
 			"since", since.UTC().Format(time.RFC3339))
 		return
 	case hold.Key.PodUID == "":

@@ -37,14 +37,14 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 			agent.SetPod(pod)
 			w.untilInUse(handle)
 			return pod
-		}, []string{"FailedMount: MountVolume.WaitForAttach failed", "waits in hop NotAttached", "Volume not attached according to node status"}, false},
+		}, []string{"FailedMount: MountVolume.WaitForAttach failed", "waiting since ", "Volume not attached according to node status", "(NotAttached)"}, false},
 		"no driver": {noAttach, func(w *world, agent *Agent) *corev1.Pod {
 			w.driver.stop()
 			w.volume("data")
 			pod := w.pod("p", "data")
 			agent.SetPod(pod)
 			return pod
-		}, []string{"FailedMount: MountVolume.MountDevice failed", "waits in hop DriverNotRegistered", "the driver is not registered on this node: driver name ", " not found in the list of registered CSI drivers"}, false},
+		}, []string{"FailedMount: MountVolume.MountDevice failed", "waiting since ", "the driver is not registered on this node: driver name ", " not found in the list of registered CSI drivers (DriverNotRegistered)"}, false},
 		"another pod has it for itself": {noAttach, func(w *world, agent *Agent) *corev1.Pod {
 			w.volume("data", func(pv *corev1.PersistentVolume) {
 				pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
@@ -55,7 +55,7 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 			agent.SetPod(second)
 			return second
 		}, []string{
-			`FailedMount: MountVolume.SetUp failed for volume "`, `-data" : volume uses the ReadWriteOncePod access mode and is already in use by another pod (`, `/first); waits in hop OtherPodMounted`,
+			`FailedMount: MountVolume.SetUp failed for volume "`, `-data" : volume uses the ReadWriteOncePod access mode and is already in use by another pod (`, `/first); waiting since `, `(OtherPodMounted)`,
 		}, true},
 		"another pod has the block volume for itself": {noAttach, func(w *world, agent *Agent) *corev1.Pod {
 			w.volume("data", blockVolume, accessModes(corev1.ReadWriteOncePod))
@@ -65,13 +65,13 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 			agent.SetPod(second)
 			return second
 		}, []string{
-			`FailedMapVolume: MapVolume.SetUpDevice failed for volume "`, `-data" : volume uses the ReadWriteOncePod access mode and is already in use by another pod (`, `/first); waits in hop OtherPodMounted`,
+			`FailedMapVolume: MapVolume.SetUpDevice failed for volume "`, `-data" : volume uses the ReadWriteOncePod access mode and is already in use by another pod (`, `/first); waiting since `, `(OtherPodMounted)`,
 		}, true},
 		"no claim": {noAttach, func(w *world, agent *Agent) *corev1.Pod {
 			pod := w.pod("p", "data")
 			agent.SetPod(pod)
 			return pod
-		}, []string{"FailedMount: Unable to attach or mount volumes", "waits in hop ClaimNotReady", "not found"}, false},
+		}, []string{"FailedMount: Unable to attach or mount volumes", "waiting since ", "not found", "(ClaimNotReady)"}, false},
 		"the driver is gone before the unpublish": {noAttach, func(w *world, agent *Agent) *corev1.Pod {
 			w.volume("data")
 			pod := w.pod("p", "data")
@@ -80,7 +80,7 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 			w.goneDriver(agent)
 			agent.RemovePod(pod.UID)
 			return pod
-		}, []string{"FailedUnmount: UnmountVolume.TearDown waits", "in hop DriverNotRegistered", "the driver is not registered on this node"}, false},
+		}, []string{"FailedUnmount: UnmountVolume.TearDown for volume ", "has been waiting since", "the driver is not registered on this node", "(DriverNotRegistered)"}, false},
 		"the driver is gone before the unstage": {nil, func(w *world, agent *Agent) *corev1.Pod {
 			handle := w.volume("data")
 			pod := w.pod("p", "data")
@@ -95,7 +95,7 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 			w.untilEvent(pod, "UnmountDevice failed")
 			w.goneDriver(agent)
 			return pod
-		}, []string{"FailedUnmount: UnmountDevice waits", "in hop DriverNotRegistered", "the driver is not registered on this node"}, false},
+		}, []string{"FailedUnmount: UnmountDevice for volume ", "has been waiting since", "the driver is not registered on this node", "(DriverNotRegistered)"}, false},
 	}
 	since := regexp.MustCompile(` since 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ(: | \()`)
 	for name, test := range tests {
@@ -231,7 +231,7 @@ func TestAVolumeThatMayNotBeUsedHere(t *testing.T) {
 		pv    []volumeOptions
 		pod   func(*corev1.Pod)
 		says  string
-		hop   string
+		call  string
 		calls []string
 	}{
 		"staged":         {stages, nil, nil, "MountVolume", "stage", []string{"Stage data", "Publish data"}},
@@ -249,7 +249,7 @@ func TestAVolumeThatMayNotBeUsedHere(t *testing.T) {
 			agent, _ := w.agent()
 			pod := w.podWith("p", test.pod, "data")
 			agent.SetPod(pod)
-			w.untilEvent(pod, "FailedMount: "+test.says+`.NodeAffinity check failed for volume "`+w.name+`-data" : no matching NodeSelectorTerms (hop: `+test.hop+" since 20")
+			w.untilEvent(pod, "FailedMount: "+test.says+`.NodeAffinity check failed for volume "`+w.name+`-data" : no matching NodeSelectorTerms (`+test.call+" failing since 20")
 			w.callsAre()
 			w.changeNode(func(node *corev1.Node) { metav1.SetMetaDataLabel(&node.ObjectMeta, "zone", "z") })
 			w.mounted(agent, pod)
