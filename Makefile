@@ -42,6 +42,11 @@ upstream: build ## Build the upstream programs of the lab into the cache folder 
 demo: build ## The main job on the lab: a volume that goes all the way, three moves, every record read back.
 	$(BELAY_LAB) demo $(ARGS)
 
+.PHONY: demo-svg
+demo-svg: build ## Run the demo and draw its first move into docs/demo.svg.
+	$(BELAY_LAB) demo -o json $(ARGS) > $(BIN)/demo.json
+	cd lab && go run ./timeline/svg < $(BIN)/demo.json > ../docs/demo.svg
+
 .PHONY: bench
 bench: upstream ## belay-controller against upstream's and against a floor: latency, requests, burst, CPU, memory.
 	$(BELAY_LAB) bench controller $(ARGS)
