@@ -1,4 +1,4 @@
-// Package house holds the tests that keep the house in order: who may import
-// whom (design: "The house"), and that nothing on the path of a volume polls or
-// sleeps. It has no code of its own outside its tests.
+// Package house holds the tests of the repository's rules: which package may import which, that no code between a pod and
+// its volume polls or sleeps, that the links in the documents lead somewhere, and that the documents use plain words. It
+// has no code outside its tests.
 package house
