@@ -25,7 +25,7 @@ func prefixed(prefix string, names []string) []string {
 // inputs are what the controller reads, and what follows for who wants what.
 var inputs = []conformance.Row{
 	{ID: "1", Tests: tests("cmd/belay-controller.TestStandbyTakesOver", "cmd/belay-controller.TestPausedLeaderSendsNothing", "TestAttachReportAndDetach"), Safety: true},
-	{ID: "2", Tests: tests("TestTheLastObjectToArriveWakesItsVolume", "TestObjectsInAnyOrder"), Differs: []string{"All pods are listed every three minutes"}},
+	{ID: "2", Tests: tests("TestTheLastObjectToArriveWakesItsVolume", "TestObjectsInAnyOrder"), Differs: []string{"All pods are examined every three minutes"}},
 	{ID: "3", Tests: slices.Concat(tests("internal/kube.TestBarrierWaitsForTheCache", "internal/kube.TestBarrierHoldsWithoutAnAnswer"), up("Test_AttachDetachControllerRecovery/No extra pods")), Safety: true},
 	{ID: "4", Tests: slices.Concat(lacks("Fibre Channel and iSCSI are reported", "Fibre Channel is exclusive"), tests("internal/kube.TestVolumesOfPods"), up("Test_CreateVolumeSpec/inline volume type that does not support csi migration")), Differs: []string{"Attachable FlexVolumes are supported"}, Safety: true},
 	{ID: "5", Tests: slices.Concat(lacks("managed by any value of the annotation", "no longer managed"), tests("TestNodeThatAttachesByItself")), Differs: []string{"A node stays managed when its annotation `controller-managed-attach-detach` is removed"}, Safety: true},
@@ -33,12 +33,12 @@ var inputs = []conformance.Row{
 	{ID: "7", Tests: lacks("keep-terminated-pod-volumes has no effect")},
 	{ID: "8", Tests: slices.Concat(lacks("volume bound to another claim"), up("TestPVCBoundWithADC", "TestAttacherAttach/missing spec"), tests("TestEphemeralClaimOfAnotherPod"))},
 	{ID: "9", Tests: up("TestAttacherWithCSIDriver/CSIDriver not attachable", "TestAttacherWithCSIDriver/CSIDriver is attachable", "TestAttacherWithCSIDriver/CSIDriver.AttachRequired not set  -> failure", "TestAttacherWithCSIDriver/CSIDriver does not exist not set  -> failure", "TestAttacherAttach/test with volume source")},
-	{ID: "10", Tests: slices.Concat(up("TestFindAndRemoveNonattachableVolumes"), lacks("attachRequired turned on", "CSIDriver without attach deployed late"), tests("TestDriverTurnsToNoAttach")), Differs: []string{"All pods are listed every three minutes"}},
+	{ID: "10", Tests: slices.Concat(up("TestFindAndRemoveNonattachableVolumes"), lacks("attachRequired turned on", "CSIDriver without attach deployed late"), tests("TestDriverTurnsToNoAttach")), Differs: []string{"All pods are examined every three minutes"}},
 	{ID: "11", Tests: lacks("pod made anew under its name", "pod replaced within a watch gap")},
 	{ID: "12", Tests: slices.Concat(up("TestPodDelete_Tombstone"), lacks("claim and volume gone before the pod", "node deleted within a watch gap"), tests("TestDeletionsMissedByTheWatch")), Differs: []string{"A volume with a pod is still wanted after its claim"}, Safety: true},
 	{ID: "13", Tests: up("TestPVCBoundWithADC")},
 	{ID: "14", Tests: slices.Concat(up("TestFindAndAddActivePods_FindAndRemoveDeletedPods", "TestPodDeletionWithDswp", "TestPodAddedByDswp"), lacks("all volumes of a pod at once"))},
-	{ID: "15", Tests: tests("TestObjectsInAnyOrder", "TestEveryOrderEndsInTheSameDecision"), Differs: []string{"All pods are listed every three minutes"}},
+	{ID: "15", Tests: tests("TestObjectsInAnyOrder", "TestEveryOrderEndsInTheSameDecision"), Differs: []string{"All pods are examined every three minutes"}},
 }
 
 // objects are the names and the fields that others read.
