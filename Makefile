@@ -1,5 +1,4 @@
-# belay: `make demo` runs the main job on the lab, `make test` passes the tests.
-# `make help` lists the rest.
+# belay: `make demo` moves a volume on the lab, `make test` runs the tests. `make help` lists the rest.
 
 SHELL       := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -39,19 +38,24 @@ upstream: build ## Build the upstream programs of the lab into the cache folder 
 	$(BELAY_LAB) build
 
 .PHONY: demo
-demo: build ## The main job on the lab: a volume that goes all the way, three moves, every record read back.
+demo: build ## Move a volume three times on a lab (drain, second user, power cut), and read every record back.
 	$(BELAY_LAB) demo $(ARGS)
 
+.PHONY: demo-svg
+demo-svg: build ## Run the demo and draw its first move into docs/demo.svg.
+	$(BELAY_LAB) demo -o json $(ARGS) > $(BIN)/demo.json
+	cd lab && go run ./timeline/svg < $(BIN)/demo.json > ../docs/demo.svg
+
 .PHONY: bench
-bench: upstream ## belay-controller against upstream's and against a floor: latency, requests, burst, CPU, memory.
+bench: upstream ## Compare belay-controller with upstream's and with a floor: latency, requests, burst, CPU, memory.
 	$(BELAY_LAB) bench controller $(ARGS)
 
 .PHONY: bench-attacher
-bench-attacher: upstream ## belay-attacher against upstream's csi-attacher: throughput, calls, requests, CPU, memory.
+bench-attacher: upstream ## Compare belay-attacher with csi-attacher: throughput, calls, requests, CPU, memory.
 	$(BELAY_LAB) bench attacher $(ARGS)
 
 .PHONY: bench-node
-bench-node: upstream ## belay-node: latency, a hundred volumes at once, CPU, memory of one agent and of a thousand.
+bench-node: upstream ## Measure belay-node: latency, a hundred volumes at once, CPU, memory of one agent and of a thousand.
 	$(BELAY_LAB) bench node $(ARGS)
 
 # Fewer seeds than `make test`, no vet (lint has it) and no debug information: what is left is what a first contribution needs.
@@ -60,28 +64,28 @@ unit: check-go ## The tests that need neither root nor an API server, nor anythi
 	BELAY_SEEDS=40 BELAY_SIM_SEEDS=5 KUBEBUILDER_ASSETS= go test -short -vet=off -ldflags='-s -w' ./...
 
 .PHONY: test
-test: upstream $(TESTSUM) $(SANITY) ## Unit tests, simulation, conformance and the lab's short end-to-end tests.
+test: upstream $(TESTSUM) $(SANITY) ## Run unit tests, simulation, conformance and the lab's short end-to-end tests.
 	hack/test short
 
 .PHONY: test-long
-test-long: upstream $(TESTSUM) $(SANITY) ## Chaos, comparison with upstream, both kinds of node (hours are not needed, minutes are).
+test-long: upstream $(TESTSUM) $(SANITY) ## Run the long tests too: chaos, churn, kills, comparison with upstream, both kinds of node.
 	hack/test long
 
 .PHONY: race
-race: upstream ## The unit tests under the race detector (needs a C compiler).
+race: upstream ## Run the unit tests with the race detector (needs a C compiler).
 	CGO_ENABLED=1 KUBEBUILDER_ASSETS=$(UPSTREAM) KUBEBUILDER_CONTROLPLANE_START_TIMEOUT=3m go test -race -shuffle=on ./...
 
 .PHONY: lint
-lint: check-go $(LINTER) ## golangci-lint over both modules.
+lint: check-go $(LINTER) ## Run golangci-lint over both modules.
 	$(LINTER) run ./...
 	cd lab && $(LINTER) run --config ../.golangci.yml ./...
 
 .PHONY: verify
-verify: check-go ## What is generated or derived is up to date; the modules are tidy; the house's rules hold.
+verify: check-go ## Check formatting, module files, the repository's rules and the documents.
 	hack/verify
 
 .PHONY: clean
-clean: ## Remove what labs left on this machine, and bin/. The cache of upstream programs stays.
+clean: ## Remove what labs left on this machine, and bin/. Keep the cache of upstream programs.
 	@if [ -x $(BELAY_LAB) ]; then $(BELAY_LAB) clean; fi
 	rm -rf $(BIN)
 

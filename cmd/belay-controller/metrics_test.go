@@ -53,14 +53,13 @@ func scraped(t *testing.T, text string) map[string]string {
 	return found
 }
 
-// documented reads the controller's tables in docs/metrics.md in the same form.
+// documented reads the tables of docs/metrics/controller.md in the same form.
 func documented(t *testing.T) map[string]string {
 	t.Helper()
-	content, err := os.ReadFile("../../docs/metrics.md")
+	content, err := os.ReadFile("../../docs/metrics/controller.md")
 	must(t, err)
 	found := map[string]string{}
-	own, _, _ := strings.Cut(string(content), "\n# Metrics of belay-attacher\n")
-	for _, m := range metricRow.FindAllStringSubmatch(own, -1) {
+	for _, m := range metricRow.FindAllStringSubmatch(string(content), -1) {
 		var labels []string
 		for l := range strings.SplitSeq(m[3], ",") {
 			if l = strings.Trim(strings.TrimSpace(l), "`"); l != "" {
@@ -79,7 +78,7 @@ var seldom = map[string]bool{
 	"controller_runtime_webhook_panics_total": true,
 }
 
-// The metrics of a live process and docs/metrics.md list each other, with type and labels.
+// The metrics of a live process and docs/metrics/controller.md list each other, with type and labels.
 func TestMetricsAreDocumented(t *testing.T) {
 	s := newSite(t, 3)
 	p := start(t, "one")
@@ -112,14 +111,14 @@ func TestMetricsAreDocumented(t *testing.T) {
 	for name, is := range live {
 		prefix, _, _ := strings.Cut(name, "_")
 		if want, ok := docs[name]; !ok && docs[prefix+"_*"] == "" {
-			t.Errorf("%s (%s) is not in docs/metrics.md", name, is)
+			t.Errorf("%s (%s) is not in docs/metrics/controller.md", name, is)
 		} else if ok && want != is {
-			t.Errorf("%s is %q, docs/metrics.md says %q", name, is, want)
+			t.Errorf("%s is %q, docs/metrics/controller.md says %q", name, is, want)
 		}
 	}
 	for name := range docs {
 		if live[name] == "" && !seldom[name] && !strings.HasSuffix(name, "_*") {
-			t.Errorf("docs/metrics.md has %s, the process has not", name)
+			t.Errorf("docs/metrics/controller.md has %s, the process has not", name)
 		}
 	}
 }

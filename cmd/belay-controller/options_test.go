@@ -96,7 +96,7 @@ func TestPolicyFromFlags(t *testing.T) {
 
 // differing are the defaults that differ from kube-controller-manager's on purpose.
 var differing = map[string]bool{
-	"kube-api-qps":               true, // docs/differences.md
+	"kube-api-qps":               true, // docs/differences/controller.md
 	"leader-elect-resource-name": true, // another process, another lease
 }
 

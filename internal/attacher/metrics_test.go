@@ -133,18 +133,16 @@ func cycle(t *testing.T, program, driver string) map[string]family {
 	return found
 }
 
-// documentedMetrics reads the attacher's tables in docs/metrics.md: "type label,label", or "none" for
+// documentedMetrics reads the tables of docs/metrics/attacher.md: "type label,label", or "none" for
 // what only csi-attacher has. Names may end with *.
 func documentedMetrics(t *testing.T) map[string]string {
 	t.Helper()
-	content, err := os.ReadFile("../../docs/metrics.md")
+	content, err := os.ReadFile("../../docs/metrics/attacher.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, own, _ := strings.Cut(string(content), "\n# Metrics of belay-attacher\n")
-	own, _, _ = strings.Cut(own, "\n# Metrics of belay-node\n")
 	found := map[string]string{}
-	for _, m := range metricRow.FindAllStringSubmatch(own, -1) {
+	for _, m := range metricRow.FindAllStringSubmatch(string(content), -1) {
 		var labels []string
 		for l := range strings.SplitSeq(m[3], ",") {
 			if l = strings.Trim(strings.TrimSpace(l), "`"); l != "" {
@@ -170,19 +168,19 @@ func rowOf(docs map[string]string, metric string) string {
 var seldom = []string{"leader_election_slowpath_total"}
 
 // What csi-attacher measures belay-attacher measures too, by the same names, types, labels, values
-// of labels (at least) and buckets, but for what docs/metrics.md calls none; and what belay-attacher measures
-// docs/metrics.md describes, both ways.
+// of labels (at least) and buckets, but for what docs/metrics/attacher.md calls none; and what belay-attacher measures
+// docs/metrics/attacher.md describes, both ways.
 func TestMetricsOfBothPrograms(t *testing.T) {
 	upstream, belay, docs := cycle(t, upstreamPath(t), ""), cycle(t, programPath(t), ""), documentedMetrics(t)
 	measuresAll(t, upstream, belay, docs)
 	for name, got := range belay {
 		if row := rowOf(docs, name); row != got.String() && row != "all" {
-			t.Errorf("%s is %q, docs/metrics.md says %q", name, got, row)
+			t.Errorf("%s is %q, docs/metrics/attacher.md says %q", name, got, row)
 		}
 	}
 	for name, row := range docs {
 		if _, ok := belay[name]; !ok && row != "none" && !strings.HasSuffix(name, "_*") && !slices.Contains(seldom, name) {
-			t.Errorf("docs/metrics.md has %s, belay-attacher has not", name)
+			t.Errorf("docs/metrics/attacher.md has %s, belay-attacher has not", name)
 		}
 	}
 }
@@ -201,7 +199,7 @@ func measuresAll(t *testing.T, upstream, belay map[string]family, docs map[strin
 	for name, want := range upstream {
 		got, ok := belay[name]
 		if row := rowOf(docs, name); !ok && row != "none" {
-			t.Errorf("csi-attacher has %s (%v), belay-attacher and docs/metrics.md have not", name, want)
+			t.Errorf("csi-attacher has %s (%v), belay-attacher and docs/metrics/attacher.md have not", name, want)
 		}
 		if !ok || strings.HasPrefix(name, "go_") || name == "registered_metrics_total" { // of what is linked
 			continue

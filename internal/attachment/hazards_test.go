@@ -6,8 +6,8 @@ import (
 )
 
 // A Fibre Channel volume is mounted on a. Its Node is deleted and made anew for the same
-// boot by somebody who does not annotate it in the same request (docs/differences.md:
-// "Who makes a Node need not annotate it"). Until its kubelet speaks, nothing says that the
+// boot by somebody who does not annotate it in the same request (docs/differences/controller.md:
+// "The creator of a Node may annotate it later"). Until its kubelet speaks, nothing says that the
 // volume was let go.
 func TestNodeRecreatedWithoutAnnotation(t *testing.T) {
 	want := wantAt("b")

@@ -19,7 +19,7 @@ type Row struct {
 	// Tests show it: "TestName/subtest" of the package that holds the table, or
 	// "path/of/package.TestName".
 	Tests []string
-	// Differs begins the line of docs/differences.md that says what is otherwise.
+	// Differs begins the rows of docs/differences that document what is otherwise.
 	Differs []string
 	// Safety is set for what S1 to S10 rest on: a difference alone does not do.
 	Safety bool
@@ -49,7 +49,7 @@ func Judge(table []Row, required []string, document string, exists func(name str
 		}
 		for _, begin := range r.Differs {
 			if !strings.Contains(document, "\n| "+begin) {
-				say("row %s: docs/differences.md has no line that begins %q", r.ID, begin)
+				say("row %s: docs/differences has no row that begins %q", r.ID, begin)
 			}
 		}
 	}

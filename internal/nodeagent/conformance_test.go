@@ -97,7 +97,7 @@ var volumeManagerNames = []upstreamNames{
 		safe(same("TestUpstreamUncertainDeviceGlobalMounts",
 			"timed out operations should result in device marked as uncertain", "failed operation should result in not-mounted device")),
 		[]conformance.Row{
-			{ID: "timeout followed by failed operation should result in non-mounted device", Tests: tests("TestUpstreamUncertainDeviceGlobalMounts/timeout followed by failed operation should result in non-mounted device"), Differs: tests("Kubelet believes a driver that refuses"), Safety: true},
+			{ID: "timeout followed by failed operation should result in non-mounted device", Tests: tests("TestUpstreamUncertainDeviceGlobalMounts/timeout followed by failed operation should result in non-mounted device"), Differs: tests("The kubelet believes a driver that refuses"), Safety: true},
 			// Nothing is staged a second time while it is known to be staged.
 			{ID: "success followed by timeout operation should result in mounted device", Tests: tests("TestTwoPodsShareAVolume", "TestUpstreamRestarts/written before kubelet restart is readable after restart")},
 			{ID: "success followed by failed operation should result in mounted device", Tests: tests("TestTwoPodsShareAVolume", "TestUpstreamRestarts/written before kubelet restart is readable after restart")},
@@ -107,7 +107,7 @@ var volumeManagerNames = []upstreamNames{
 		safe(same("TestUpstreamUncertainVolumeMountState",
 			"timed out operations should result in volume marked as uncertain", "failed operation should result in not-mounted volume")),
 		[]conformance.Row{
-			{ID: "timeout followed by failed operation should result in non-mounted volume", Tests: tests("TestUpstreamUncertainVolumeMountState/timeout followed by failed operation should result in non-mounted volume"), Differs: tests("Kubelet believes a driver that refuses"), Safety: true},
+			{ID: "timeout followed by failed operation should result in non-mounted volume", Tests: tests("TestUpstreamUncertainVolumeMountState/timeout followed by failed operation should result in non-mounted volume"), Differs: tests("The kubelet believes a driver that refuses"), Safety: true},
 		},
 	)},
 	{"reconciler", 7, safe(slices.Concat(
@@ -134,12 +134,12 @@ var volumeManagerNames = []upstreamNames{
 	}},
 	{"operationexecutor, nestedpendingoperations", 3, []conformance.Row{
 		{ID: "TestOperationExecutor_MountVolume_Concurrent*", Tests: tests("TestUpstreamConcurrency/one call at a time for a volume", "TestUpstreamConcurrency/volumes side by side")},
-		{ID: "TestOperationExecutor_Unmount*Concurrent*", Tests: tests("TestUpstreamConcurrency/one call at a time for a volume"), Differs: tests("Kubelet unmounts a volume from several pods side by side")},
-		{ID: "Test_NestedPendingOperations_*", Tests: tests("TestUpstreamConcurrency/one call at a time for a volume", "TestUpstreamConcurrency/a back-off for each pod", "TestAHangingCallHoldsUpItsOwnVolumeOnly"), Differs: tests("Kubelet has one back-off")},
+		{ID: "TestOperationExecutor_Unmount*Concurrent*", Tests: tests("TestUpstreamConcurrency/one call at a time for a volume"), Differs: tests("The kubelet unmounts a volume from several pods in parallel")},
+		{ID: "Test_NestedPendingOperations_*", Tests: tests("TestUpstreamConcurrency/one call at a time for a volume", "TestUpstreamConcurrency/a back-off for each pod", "TestAHangingCallHoldsUpItsOwnVolumeOnly"), Differs: tests("The kubelet has one back-off")},
 	}},
 	{"kubelet", 3, []conformance.Row{
-		{ID: "TestUpdateNodeStatusAndVolumesInUseWithNodeLease", Tests: tests("TestAVolumeGoesAllTheWayAndBack", "TestLostRepliesNeverTakeAStagedVolumeOutOfUse"), Differs: tests("Kubelet publishes `volumesInUse`"), Safety: true},
-		{ID: "TestCleanupOrphanedPodDirs", Tests: tests("TestTornRecordsForgetNothing/empty", "internal/mount.TestRemovalStopsAtMountsAndContent"), Differs: tests("Kubelet looks every 2 s for folders of pods")},
+		{ID: "TestUpdateNodeStatusAndVolumesInUseWithNodeLease", Tests: tests("TestAVolumeGoesAllTheWayAndBack", "TestLostRepliesNeverTakeAStagedVolumeOutOfUse"), Differs: tests("The kubelet publishes `volumesInUse`"), Safety: true},
+		{ID: "TestCleanupOrphanedPodDirs", Tests: tests("TestTornRecordsForgetNothing/empty", "internal/mount.TestRemovalStopsAtMountsAndContent"), Differs: tests("The kubelet looks every 2 s for folders of pods")},
 		{ID: "TestPodVolumeDeadlineAttachAndMount", Tests: tests("TestAWaitSaysItsHop")},
 	}},
 }
@@ -162,7 +162,7 @@ var csiNames = []upstreamNames{
 		"pre-existing info about the same driver in node, but empty CSINode", "pre-existing info about a different driver in node, but empty CSINode")},
 	{"pluginwatcher, pluginmanager/reconciler", 5, []conformance.Row{
 		{ID: "TestPluginRegistration", Tests: tests("TestPluginRegistration")},
-		{ID: "TestPluginRegistrationSameName", Tests: tests("TestPluginRegistrationSameName"), Differs: tests("Kubelet looks for new plugins once a second")},
+		{ID: "TestPluginRegistrationSameName", Tests: tests("TestPluginRegistrationSameName"), Differs: tests("The kubelet looks for new plugins once a second")},
 		{ID: "TestPluginReRegistration", Tests: tests("TestPluginReRegistration")},
 		{ID: "TestPluginRegistrationAtKubeletStart", Tests: tests("TestPluginRegistrationAtKubeletStart")},
 		{ID: "Test_Run_Positive_ReRegister", Tests: tests("TestReRegisterOnAnotherSocket", "TestADriverThatMovesToAnotherSocketStaysKnown", "TestNodeDriverRegistrar")},
@@ -184,7 +184,7 @@ var csiNames = []upstreamNames{
 // TestUpstreamsNames holds the table to what there is: every case has a test that exists,
 // or a difference that is documented; what S7 rests on has a test.
 func TestUpstreamsNames(t *testing.T) {
-	document, err := os.ReadFile("../../docs/differences.md")
+	document, err := conformance.Differences()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,7 +193,7 @@ func TestUpstreamsNames(t *testing.T) {
 		if len(group.rows) != group.cases {
 			t.Errorf("%s: %d cases, want %d", group.from, len(group.rows), group.cases)
 		}
-		for _, wrong := range conformance.Judge(group.rows, required[group.from], string(document), sources.Has) {
+		for _, wrong := range conformance.Judge(group.rows, required[group.from], document, sources.Has) {
 			t.Errorf("%s: %s", group.from, wrong)
 		}
 		delete(required, group.from)

@@ -68,11 +68,7 @@ func Chart(w io.Writer, m *Move, style Style) error {
 		style.Width = 100
 	}
 	bar := min(max(style.Width-nameWidth-ownerWidth-tookWidth-3, minBarWidth), maxBarWidth)
-	way := "to " + m.To
-	if m.From != "" {
-		way = m.From + " -> " + m.To
-	}
-	fmt.Fprintf(out, "%s: volume of %s, %s, %s\n", m.Title, m.Volume.Claim, way, millis(m.Total()))
+	fmt.Fprintf(out, "%s: volume of %s, %s, %s\n", m.Title, m.Volume.Claim, m.route(), millis(m.Total()))
 	fmt.Fprintf(out, "  %-*s %-*s %*s  %s\n", nameWidth-2, "hop", ownerWidth, "owner", tookWidth, "took", axis(bar, m.Total()))
 	for _, hop := range m.Hops {
 		took := "-"
@@ -93,6 +89,14 @@ func Chart(w io.Writer, m *Move, style Style) error {
 		return fmt.Errorf("write the chart of %s: %w", m.Title, err)
 	}
 	return nil
+}
+
+// route names the nodes that the volume moves between.
+func (m *Move) route() string {
+	if m.From == "" {
+		return "to " + m.To
+	}
+	return m.From + " -> " + m.To
 }
 
 // axis marks the beginning and the end of the move over the bars.

@@ -2,26 +2,43 @@ package timeline
 
 import (
 	"encoding/json"
+	"fmt"
+	"math"
 	"time"
 )
 
-// MarshalJSON writes a hop's times in milliseconds, under names that say so.
+// hopJSON is a hop with its times in milliseconds, under names that say so.
+type hopJSON struct {
+	Name   HopName `json:"name"`
+	Owner  string  `json:"owner"`
+	Node   string  `json:"node,omitempty"`
+	Seen   bool    `json:"seen"`
+	Began  float64 `json:"beganMilliseconds"`
+	Worked float64 `json:"workedMilliseconds"`
+	Ended  float64 `json:"endedMilliseconds"`
+	Took   float64 `json:"tookMilliseconds"`
+	Calls  int     `json:"calls,omitempty"`
+}
+
+// MarshalJSON writes a hop's times in milliseconds.
 func (h Hop) MarshalJSON() ([]byte, error) {
-	type wire struct {
-		Name   HopName `json:"name"`
-		Owner  string  `json:"owner"`
-		Node   string  `json:"node,omitempty"`
-		Seen   bool    `json:"seen"`
-		Began  float64 `json:"beganMilliseconds"`
-		Worked float64 `json:"workedMilliseconds"`
-		Ended  float64 `json:"endedMilliseconds"`
-		Took   float64 `json:"tookMilliseconds"`
-		Calls  int     `json:"calls,omitempty"`
-	}
-	return json.Marshal(wire{
+	return json.Marshal(hopJSON{
 		Name: h.Name, Owner: h.Owner, Node: h.Node, Seen: h.Seen, Calls: h.Calls,
 		Began: f64(h.Began), Worked: f64(h.Worked), Ended: f64(h.Ended), Took: f64(h.Took()),
 	})
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (h *Hop) UnmarshalJSON(data []byte) error {
+	var j hopJSON
+	if err := json.Unmarshal(data, &j); err != nil {
+		return fmt.Errorf("read a hop: %w", err)
+	}
+	*h = Hop{
+		Name: j.Name, Owner: j.Owner, Node: j.Node, Seen: j.Seen, Calls: j.Calls,
+		Began: duration(j.Began), Worked: duration(j.Worked), Ended: duration(j.Ended),
+	}
+	return nil
 }
 
 // MarshalJSON adds the derived figures, which are not stored.
@@ -43,3 +60,7 @@ func (f Figure) MarshalJSON() ([]byte, error) {
 }
 
 func f64(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+func duration(milliseconds float64) time.Duration {
+	return time.Duration(math.Round(milliseconds * float64(time.Millisecond)))
+}
