@@ -19,17 +19,17 @@ const (
 // helpWidth is where the help breaks its lines, in characters.
 const helpWidth = 110
 
-const about = `Attaches volumes to the nodes whose pods need them, and detaches them when nobody
-does: the whole job of kube-controller-manager's attach/detach controller, which must
-be switched off first:
+const about = `Attaches volumes to the nodes whose pods need them, and detaches them when no pod
+does: the attach/detach controller of kube-controller-manager, which must be
+disabled first:
 
   kube-controller-manager --controllers=*,-persistentvolume-attach-detach-controller ...
-  belay-controller preflight    # is it off? does anything else stand in the way?
+  belay-controller preflight    # checks that it is disabled and that nothing else is missing
   belay-controller --kubeconfig=...
 
-All state is in the API server: to go back, stop this and switch the other one on.
-It ends with code 0 on SIGTERM or Ctrl-C, giving its lease back, and with code 1, saying
-why, when it lost the lease or could not start.`
+All state is in the API server: to roll back, stop belay-controller and enable the other one.
+It exits with status 0 on SIGTERM or Ctrl-C after it has released its lease, and with status 1
+and a message when it lost the lease or could not start.`
 
 // command is the command line.
 func command() *cobra.Command {
@@ -74,14 +74,14 @@ func (o *options) flags() cliflag.NamedFlagSets {
 	var sets cliflag.NamedFlagSets
 	f := sets.FlagSet("Attach and detach")
 	f.DurationVar(&o.maxWaitForUnmount, "max-wait-for-unmount-duration", 6*time.Minute,
-		"How long an unwanted volume may stay in use on a node that is not Ready before it is detached by force. The clock starts when the detach first had to wait, and goes on through restarts. While the node is Ready, nothing is forced; after that time the volume is detached as soon as the node is not Ready or is deleted. For kube-controller-manager this is a constant.")
+		"How long an unwanted volume may stay in use on a node that is not Ready before it is detached by force. The clock starts when the detach first has to wait, and continues through restarts. While the node is Ready, nothing is forced; after that time the volume is detached as soon as the node is not Ready or is deleted. For kube-controller-manager this is a constant.")
 	f.BoolVar(&o.disableForce, "disable-force-detach-on-timeout", false,
 		"Never detach by force after that time: a volume in use on a dead node then waits for the taint node.kubernetes.io/out-of-service, or for the node.")
 	f.StringVar(&o.deletedNode, "deleted-node-policy", deletedNodeWait,
 		"Volumes that were in use on a node whose object was deleted: \"wait\" as for a node that is not Ready, or \"detach\" at once, which is right only where nodes are deleted after their machine is gone: a machine that still runs could then write beside the next one.")
 	f.DurationVar(&o.syncPeriod, flagSyncPeriod, time.Minute,
-		"Accepted, and without effect: there is no second record of what is attached that would have to be compared. At least 1s.")
-	f.BoolVar(&o.disableSync, flagDisableSync, false, "Accepted, and without effect, for the same reason.")
+		"Deprecated: ignored. There is no second record of what is attached to compare with. At least 1s.")
+	f.BoolVar(&o.disableSync, flagDisableSync, false, "Deprecated: ignored, for the same reason.")
 
 	f.StringVar(&o.foreignWriter, "on-foreign-writer", foreignWriterHold,
 		"What to do when another attach/detach controller is running: \"hold\" halts attach and detach until a restart, keeps the lease, and reports not ready; \"warn\" only logs it and emits events. The default is \"hold\".")

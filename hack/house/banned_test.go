@@ -2,6 +2,7 @@ package house
 
 import (
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -112,4 +113,31 @@ func prose(text string) string {
 		text = code.ReplaceAllStringFunc(text, func(found string) string { return strings.Repeat("\n", strings.Count(found, "\n")) + " " })
 	}
 	return text
+}
+
+// TestProgramsUsePlainWords checks what the programs print: the string literals of their code that hold more than one word.
+func TestProgramsUsePlainWords(t *testing.T) {
+	files := 0
+	for _, folder := range []string{"internal", "cmd", "node", "lab"} {
+		err := filepath.WalkDir(filepath.Join(root, folder), func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			files++
+			return literals(path, func(text, at string) {
+				if !strings.Contains(text, " ") {
+					return
+				}
+				for _, found := range bannedIn(text) {
+					t.Errorf("%s, %s", strings.TrimPrefix(at, root+"/"), found)
+				}
+			})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if files == 0 {
+		t.Fatal("no file was read")
+	}
 }

@@ -173,7 +173,7 @@ var obsolete = map[string]string{
 func (o *Options) acceptObsolete(flags *flag.FlagSet) {
 	for _, name := range slices.Sorted(maps.Keys(obsolete)) {
 		if flags.Lookup(name) == nil {
-			flags.Var(&ignored{name: name, value: obsolete[name], used: &o.ignored}, name, "Obsolete, without effect: logs go to stderr.")
+			flags.Var(&ignored{name: name, value: obsolete[name], used: &o.ignored}, name, "Deprecated: ignored. Logs are written to stderr.")
 		}
 	}
 }

@@ -33,7 +33,7 @@ func Judge(table []Row, required []string, document string, exists func(name str
 	seen := map[string]bool{}
 	for _, r := range table {
 		if seen[r.ID] {
-			say("row %s stands there twice", r.ID)
+			say("row %s is listed twice", r.ID)
 		}
 		seen[r.ID] = true
 		switch {

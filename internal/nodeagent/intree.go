@@ -43,7 +43,7 @@ type otherVolume struct {
 
 // Error lets wantOf return it in the place of a want.
 func (o *otherVolume) Error() string {
-	return fmt.Sprintf("PersistentVolume %s of claim %s is not a CSI volume (%s): the node agent does not mount it, and leaves it to whoever runs the pod's containers",
+	return fmt.Sprintf("PersistentVolume %s of claim %s is not a CSI volume (%s): belay-node does not mount it, and leaves it to the program that runs the containers of the pod",
 		o.pv.Name, o.use.name, sourceOf(o.pv))
 }
 

@@ -104,7 +104,7 @@ func NewNode() *Node {
 			Help: alpha + "The number of volumes that failed reconstruction from the operating system during kubelet startup.",
 		}),
 		blocked: histogram("nodeagent_volume_blocked_seconds",
-			"How long a volume waited for one reason, for one pod or for its way back, observed when that wait ended.", waitBuckets, "reason"),
+			"How long a volume waited for one reason, for one pod or for its unmount, observed when that wait ended.", waitBuckets, "reason"),
 	}
 }
 

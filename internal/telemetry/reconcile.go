@@ -33,7 +33,7 @@ func NewReconcile(registry prometheus.Registerer) *Reconcile {
 		}),
 		drifts: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "attacher_reconcile_drifts_total",
-			Help: "Attachments that the driver's list does not agree with: seen in one list, confirmed by a second one and acted upon, mended, or repeated although the driver had confirmed the mend.",
+			Help: "Attachments that the driver's list does not agree with: seen in one list, confirmed by a second one and acted upon, repaired, or repeated although the driver had confirmed the repair.",
 		}, []string{"drift", "result"}),
 	}
 	for _, result := range []string{"complete", "failed"} {

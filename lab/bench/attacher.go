@@ -78,7 +78,7 @@ Parts, each with a lab of its own:
             sidecar's CPU time per attach and detach
   requests  what one attach and one detach cost the API server, counted in its audit log
   moves     200 volumes go to another node: the new attachment is there before the old one is detached, as after a
-            forced detach, with two controllers, or with a restored backup. Nobody may publish an exclusive volume twice
+            forced detach, with two controllers, or with a restored backup. No exclusive volume may be published twice
   memory    20000 attached volumes on 1000 nodes: peak memory since the start, CPU when nothing happens, and
             that the start writes one object at most, which a new leader's caches must have seen
 

@@ -140,8 +140,8 @@ Nodes are objects; the bench itself writes what kubelets would (volumesInUse), w
 
 Parts, each with a lab of its own:
 
-  latency   one volume at a time: pod bound -> reported; pod gone -> detached; and a move: the last node has let
-            go of the volume (it left volumesInUse) -> reported on the next
+  latency   one volume at a time: pod bound -> reported; pod gone -> detached; and a move: the last node has
+            released the volume (it left volumesInUse) -> reported on the next
   requests  what one attach and one detach cost the API server, counted in its audit log
   burst     2000 pods on 200 nodes made at once and bound by kube-scheduler, its client's limits lifted: the last
             pod bound -> the last volume reported; and the controller's CPU time per attach

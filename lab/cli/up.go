@@ -184,7 +184,7 @@ const superviseVerb = "supervise"
 func superviseCommand() *cobra.Command {
 	var encoded string
 	command := &cobra.Command{
-		Use: superviseVerb, Short: "Hold a lab until it is told to stop", Hidden: true, Args: noArgs,
+		Use: superviseVerb, Short: "Hold a lab until it is stopped", Hidden: true, Args: noArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			var options cluster.Options
 			if err := json.Unmarshal([]byte(encoded), &options); err != nil {

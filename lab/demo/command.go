@@ -43,7 +43,7 @@ func Command() *cobra.Command {
 		Long: `Starts a lab of three nodes, writes records to a claim, and moves the volume:
 
   1  the writer's node is drained, the writer comes up on another node
-  2  a second pod on a third node is told who holds the volume
+  2  a second pod on a third node gets an event that says who holds the volume
   3  the writer's node loses its power, is marked out of service, the writer comes up elsewhere
 
 At the end all records are read back and the storage is asked for writes that it had to

@@ -120,7 +120,7 @@ type act struct {
 func acts(rounds int) []act {
 	all := []act{{"a StatefulSet claims a volume and writes records to it", place}}
 	for range rounds - 1 {
-		all = append(all, act{"once more: the writer and its volume are removed, a new one is placed", placeAnew})
+		all = append(all, act{"again: the writer and its volume are removed, a new one is placed", placeAnew})
 	}
 	for range max(rounds, 1) {
 		all = append(all, act{"move 1: the writer's node is drained", drain})

@@ -27,7 +27,7 @@ func (s *screen) move(plane string, step Step) error {
 		}
 		return timeline.Chart(s.out, step.Move, s.style)
 	}
-	_, err := fmt.Fprintf(s.out, "\n%s's plane, move 2, a second user: %s on %s was told\n  %s: %s\n",
+	_, err := fmt.Fprintf(s.out, "\n%s's plane, move 2, a second user: %s on %s got the event\n  %s: %s\n",
 		plane, step.Refused.Pod, step.Refused.Node, step.Refused.Reason, step.Refused.Message)
 	return err
 }

@@ -30,7 +30,7 @@ fault that matches a call is the one that acts.`,
   # Attaching takes two seconds, on every node, until cleared.
   belay-lab fault set delay --delay 2s --method ControllerPublishVolume
 
-  # node-2 hangs in unmounting one claim's volume; then let it go on.
+  # node-2 hangs while it unmounts the volume of one claim; then it continues.
   belay-lab fault set hang --method NodeUnstageVolume --node node-2 --volume pvc-6e3a1f
   belay-lab fault clear
 
@@ -53,8 +53,8 @@ func faultSetCommand(dial func(*cobra.Command) (*Client, error)) *cobra.Command 
 
   delay       wait for --delay, then do the work (every other effect may have a --delay as well)
   error       answer --code and --message; the work is not done
-  hang        hold the call until the fault is cleared (the work is then done) or its caller gives up (it is not)
-  lost-reply  do the work, then answer --code; without --code answer nothing until the caller gives up
+  hang        hold the call until the fault is cleared (the work is then done) or its caller times out (it is not)
+  lost-reply  do the work, then answer --code; without --code do not answer until the caller times out
   limit       answer RESOURCE_EXHAUSTED to ControllerPublishVolume for a node that holds --limit volumes; kubelet rejects
               pods that wait for their volume there after 2m3s, with reason VolumeAttachmentLimitExceeded
 
@@ -107,7 +107,7 @@ func faultListCommand(dial func(*cobra.Command) (*Client, error)) *cobra.Command
 func faultClearCommand(dial func(*cobra.Command) (*Client, error)) *cobra.Command {
 	return &cobra.Command{
 		Use: "clear [ID...]", Short: "Clear faults by their ids, or all", Args: cobra.ArbitraryArgs,
-		Long: "Clear faults by their ids, or all. Calls that hang in one of them go on and do their work.",
+		Long: "Clear faults by their ids, or all. Calls that hang in one of them continue and do their work.",
 		RunE: func(cmd *cobra.Command, ids []string) error {
 			return withClient(cmd, dial, func(c *Client) error { return c.ClearFaults(cmd.Context(), ids...) })
 		},

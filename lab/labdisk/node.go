@@ -201,7 +201,7 @@ func checkEpoch(publishContext map[string]string, inode uint64) error {
 		return status.Errorf(codes.InvalidArgument, "publish_context has %s=%q, which is no number", EpochKey, text)
 	}
 	if epochInode(epoch) != inode {
-		return status.Errorf(codes.FailedPrecondition, "publish_context is of attachment %d, which has ended; the volume was attached anew since", epoch)
+		return status.Errorf(codes.FailedPrecondition, "publish_context is of attachment %d, which has ended; the volume has been attached again since", epoch)
 	}
 	return nil
 }

@@ -98,7 +98,7 @@ func appendCommand() *cobra.Command {
 	options.register(command)
 	command.Flags().StringVar(&options.writer, "writer", defaultWriter(), "name in the records; default $NODE_NAME/$POD_NAME or the host's name")
 	command.Flags().DurationVar(&options.interval, "interval", 100*time.Millisecond, "time between two records")
-	command.Flags().Int64Var(&options.count, "count", 0, "end after this many records; 0: go on until SIGTERM")
+	command.Flags().Int64Var(&options.count, "count", 0, "end after this many records; 0: continue until SIGTERM")
 	return command
 }
 
@@ -121,7 +121,7 @@ func appendRecords(ctx context.Context, out io.Writer, options appendOptions) (e
 	}
 	defer func() { err = errors.Join(err, closer.Close()) }()
 	found := ledger.Found()
-	_, _ = fmt.Fprintf(out, "found %d records, dropped %d torn bytes, going on as %s\n", found.Count, found.TornBytes, options.writer)
+	_, _ = fmt.Fprintf(out, "found %d records, dropped %d torn bytes, continuing as %s\n", found.Count, found.TornBytes, options.writer)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for written := int64(0); options.count == 0 || written < options.count; written++ {

@@ -188,7 +188,7 @@ func pivot(root string) error {
 		return fmt.Errorf("change to the container's root: %w", err)
 	}
 	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
-		return fmt.Errorf("let go of the node's mounts: %w", err)
+		return fmt.Errorf("unmount the mounts of the node: %w", err)
 	}
 	if err := unix.Chdir("/"); err != nil {
 		return fmt.Errorf("enter the container's root: %w", err)

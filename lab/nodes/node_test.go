@@ -95,7 +95,7 @@ func life(t *testing.T, kind Kind) {
 	t.Logf("running after %v", time.Since(began))
 	var log []string
 	within(testPatience, func() bool { log = p.logs(t, "writer"); return len(log) > 2 })
-	if len(log) == 0 || !strings.HasSuffix(log[0], "going on as node-1/writer") {
+	if len(log) == 0 || !strings.HasSuffix(log[0], "continuing as node-1/writer") {
 		t.Errorf("log: %q", log)
 	}
 

@@ -77,7 +77,7 @@ func (s *Scene) leave(ctx context.Context, title string, push func(ctx context.C
 	to, err := s.awaitWriter(ctx, from, func() error {
 		select {
 		case <-back:
-			s.say("the scheduler did not know yet that %s is cordoned and put the writer back: once more", from)
+			s.say("the scheduler did not know yet that %s is cordoned, and placed the writer there: trying again", from)
 			return push(ctx, from)
 		default:
 			return nil

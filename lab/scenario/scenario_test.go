@@ -90,7 +90,7 @@ func TestAcknowledged(t *testing.T) {
 		ok bool
 	}{
 		"acknowledged 17": {17, true},
-		"found 17 records, dropped 3 torn bytes, going on as node-1/writer-0": {},
+		"found 17 records, dropped 3 torn bytes, continuing as node-1/writer-0": {},
 		"acknowledged 17x":      {},
 		"acknowledged ":         {},
 		"not acknowledged 17":   {},
