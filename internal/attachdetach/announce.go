@@ -87,13 +87,13 @@ func (a *announcer) refused(k key, pod *corev1.Pod, text string, now time.Time) 
 func (w *work) announce(steps []attachment.Step, refusal error) (again time.Time) {
 	w.announcer.mu.Lock()
 	defer w.announcer.mu.Unlock()
-	w.tellTorn()
-	w.tellClaims(steps)
-	return w.tellPods(steps, refusal)
+	w.emitUnconfirmed()
+	w.emitClaimEvents(steps)
+	return w.emitPodEvents(steps, refusal)
 }
 
-// tellPods emits on the pods that wait for the volume why they do.
-func (w *work) tellPods(steps []attachment.Step, refusal error) (again time.Time) {
+// emitPodEvents emits on the pods that wait for the volume why they do.
+func (w *work) emitPodEvents(steps []attachment.Step, refusal error) (again time.Time) {
 	a, now := w.announcer, w.clock.Now()
 	before, after := a.said[w.key], map[types.UID]saying{}
 	if refusal != nil { // pods whose attach failed have an event and no Hold

@@ -51,9 +51,9 @@ func (w *work) step(ctx context.Context, step attachment.Step) (again bool, err 
 	case attachment.ForceDetach:
 		w.loggerAt(s.Node).Info("Detaching volume by force", "attachment", s.Attachment.Name, "authority", s.Authority.String())
 		return w.detach(ctx, s)
-	case attachment.Note:
+	case attachment.AnnotateAttachment:
 		return false, w.note(ctx, s)
-	case attachment.NoteNode:
+	case attachment.AnnotateNode:
 		return w.noteNode(ctx, s)
 	case attachment.Hold:
 	}
@@ -139,7 +139,7 @@ func (w *work) readAttachment(ctx context.Context, name string) error {
 
 // report puts the volume into the node's report and tells the pods that wait there.
 func (w *work) report(ctx context.Context, s attachment.Report) (again bool, err error) {
-	if w.now.want.Unattached {
+	if w.now.want.NoVolumeAttachment {
 		// Before the request is sent: it may arrive without an answer.
 		n := w.now.seen.Nodes[s.Node]
 		w.world.ledger.add(w.unique(), string(s.Node), holding{machine: n.Machine, created: n.Created}, n.InUse == attachment.Yes && n.Reported)
@@ -229,7 +229,7 @@ func (w *work) delete(ctx context.Context, s attachment.ForceDetach) error {
 }
 
 // note writes belay's annotations on the attachment.
-func (w *work) note(ctx context.Context, s attachment.Note) error {
+func (w *work) note(ctx context.Context, s attachment.AnnotateAttachment) error {
 	stamp := func(t time.Time) any {
 		if t.IsZero() {
 			return nil // removes it
@@ -266,7 +266,7 @@ func (w *work) note(ctx context.Context, s attachment.Note) error {
 
 // noteNode stores on the Node since when the detach of a volume waits that has no
 // VolumeAttachment, or removes that.
-func (w *work) noteNode(ctx context.Context, s attachment.NoteNode) (again bool, err error) {
+func (w *work) noteNode(ctx context.Context, s attachment.AnnotateNode) (again bool, err error) {
 	w.world.ledger.request(w.unique(), string(s.Node), s.DetachRequested)
 	if n := w.now.seen.Nodes[s.Node]; n.Exists == attachment.No || s.DetachRequested.Equal(n.DetachRequested) {
 		return false, nil

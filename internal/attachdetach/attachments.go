@@ -44,7 +44,7 @@ func computed(va *storagev1.VolumeAttachment, k key) bool {
 // itself, by its PersistentVolume, and by its name among what its node lists. Where
 // they disagree, as with a PersistentVolume that was made anew for another volume, it
 // counts for all of them. One whose name no volume confirms is an orphan.
-func (w *world) keysOfAttachment(va *storagev1.VolumeAttachment) []key {
+func (w *clusterState) keysOfAttachment(va *storagev1.VolumeAttachment) []key {
 	var keys []key
 	confirmed := false
 	add := func(k key, ok bool) {
@@ -71,7 +71,7 @@ func (w *world) keysOfAttachment(va *storagev1.VolumeAttachment) []key {
 
 // listedAs finds the volume of an attachment by its name among those that its node
 // lists, or listed last.
-func (w *world) listedAs(va *storagev1.VolumeAttachment) (key, bool) {
+func (w *clusterState) listedAs(va *storagev1.VolumeAttachment) (key, bool) {
 	node, ok := w.nodes.Get(va.Spec.NodeName)
 	if !ok {
 		if node, ok = w.lastSeen(va.Spec.NodeName); !ok {
@@ -95,7 +95,7 @@ func keyOfName(unique string) (key, bool) {
 // attachmentsOf gives every attachment of the volume that can be known as one:
 // by what it says itself, by its PersistentVolumes, and by its name, at the nodes
 // that have to do with the volume and at those whose attachments say nothing else.
-func (w *world) attachmentsOf(k key, volumes []*corev1.PersistentVolume, nodes []string) []*storagev1.VolumeAttachment {
+func (w *clusterState) attachmentsOf(k key, volumes []*corev1.PersistentVolume, nodes []string) []*storagev1.VolumeAttachment {
 	found := w.attachments.ByIndex(byVolume, kube.UniqueVolumeName(k.Driver, k.Handle))
 	known := make(map[string]bool, len(found)) // nodes whose attachment has the computed name: see ownVolume
 	for _, va := range found {
@@ -140,7 +140,7 @@ func isNameless(va *storagev1.VolumeAttachment) bool {
 // orphan takes the snapshot of an attachment under a computed name whose
 // PersistentVolume is gone or is another volume by now. If its node listed a volume that
 // gives this name it would be no orphan (S2): that volume's key would have it.
-func (w *world) orphan(k key, t *turn, d doubts) snapshot {
+func (w *clusterState) orphan(k key, t *turn, d doubts) snapshot {
 	s := snapshot{volumeName: k.Handle}
 	s.want.Orphan = true
 	s.seen.Newest = w.newest()
@@ -158,7 +158,7 @@ func (w *world) orphan(k key, t *turn, d doubts) snapshot {
 }
 
 // orphansAt are the keys of the orphans at a node.
-func (w *world) orphansAt(node string) []key {
+func (w *clusterState) orphansAt(node string) []key {
 	var keys []key
 	for _, name := range w.nameless.at(node) {
 		if va, ok := w.attachments.Get(name); ok {
@@ -173,7 +173,7 @@ func (w *world) orphansAt(node string) []key {
 // detach of the other. What the node merely lists, before the volume can be attached,
 // waits for the orphan to go. Nothing has to wait where no attacher has begun, or where
 // belay-attacher has: it detaches the volume that it recorded, and no other.
-func (w *world) sourceUnique(va *storagev1.VolumeAttachment) string {
+func (w *clusterState) sourceUnique(va *storagev1.VolumeAttachment) string {
 	if len(va.Finalizers) == 0 || kube.CalledByBelay(va) {
 		return ""
 	}
@@ -269,7 +269,7 @@ func (n *nameless) volume(name string) (key, bool) {
 }
 
 // sort keeps the attachment among the nameless exactly as long as it is one.
-func (w *world) sort(va *storagev1.VolumeAttachment, gone bool) {
+func (w *clusterState) sort(va *storagev1.VolumeAttachment, gone bool) {
 	in := !gone && isNameless(va)
 	if in {
 		if pv, ok := get[*corev1.PersistentVolume](w.volumes, sourceName(va)); ok {

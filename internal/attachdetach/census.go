@@ -18,7 +18,7 @@ func (w *work) volume() telemetry.Volume {
 // census counts all volumes, by going once over the pods, attachments and nodes of the
 // caches, at each scrape, as upstream does; BenchmarkCensus tells what that costs.
 // Events pay nothing for it.
-func (w *world) census() telemetry.Census {
+func (w *clusterState) census() telemetry.Census {
 	c := telemetry.Census{
 		Desired: map[string]int{}, Actual: map[string]int{},
 		InUse: map[attachment.NodeName]map[string]int{},

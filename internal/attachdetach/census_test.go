@@ -20,7 +20,7 @@ import (
 // populace is a cluster in the caches alone.
 type populace struct {
 	testing.TB
-	*world
+	*clusterState
 	stores map[string]toolscache.Indexer
 }
 

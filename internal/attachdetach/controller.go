@@ -68,7 +68,7 @@ type Options struct {
 type Controller struct {
 	client    client.Client
 	live      client.Reader // reads past the caches, at quorum
-	world     *world
+	world     *clusterState
 	reporter  *reporter
 	announcer *announcer
 	policy    attachment.Policy

@@ -17,7 +17,7 @@ type lettings struct {
 // heedLettingGo remembers what a Node let go that was attached before this Node object
 // was created: of everything else its list alone is believed. It must have been reported
 // at the time: what is not, a kubelet that restarts leaves off its list while it is mounted.
-func (w *world) heedLettingGo(after *corev1.Node, was, is map[string]standing) {
+func (w *clusterState) heedLettingGo(after *corev1.Node, was, is map[string]standing) {
 	for unique, before := range was {
 		if !before.inUse || !before.reported || is[unique].inUse {
 			continue
@@ -36,7 +36,7 @@ func (w *world) heedLettingGo(after *corev1.Node, was, is map[string]standing) {
 
 // givenBefore reports whether the volume was given to the node before this Node object
 // was created.
-func (w *world) givenBefore(k key, unique string, node *corev1.Node) bool {
+func (w *clusterState) givenBefore(k key, unique string, node *corev1.Node) bool {
 	if va, ok := w.attachments.Get(kube.AttachmentName(k.Handle, k.Driver, node.Name)); ok {
 		return recordedMachine(va).NodeUID != string(node.UID)
 	}
@@ -45,7 +45,7 @@ func (w *world) givenBefore(k key, unique string, node *corev1.Node) bool {
 }
 
 // hasLetGo reports whether this Node object was seen to let the volume go.
-func (w *world) hasLetGo(node *corev1.Node, unique string) bool {
+func (w *clusterState) hasLetGo(node *corev1.Node, unique string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	l := w.letGo[node.Name]
@@ -54,7 +54,7 @@ func (w *world) hasLetGo(node *corev1.Node, unique string) bool {
 
 // depart remembers a Node that was deleted: its in-use list is all that shows whether a
 // volume was in use.
-func (w *world) depart(node *corev1.Node) {
+func (w *clusterState) depart(node *corev1.Node) {
 	w.ledger.depart(node)
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -63,14 +63,14 @@ func (w *world) depart(node *corev1.Node) {
 }
 
 // arrive drops what was remembered of a Node that is back.
-func (w *world) arrive(name string) {
+func (w *clusterState) arrive(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.departed, name)
 }
 
 // forget drops a Node that was deleted once nothing is attached to it any more.
-func (w *world) forget(name string) {
+func (w *clusterState) forget(name string) {
 	if len(w.attachments.ByIndex(byNode, name)) > 0 || len(w.ledger.on(name)) > 0 {
 		return
 	}
@@ -82,7 +82,7 @@ func (w *world) forget(name string) {
 }
 
 // lastSeen returns the last version of a Node that was deleted.
-func (w *world) lastSeen(name string) (*corev1.Node, bool) {
+func (w *clusterState) lastSeen(name string) (*corev1.Node, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	d, ok := w.departed[name]

@@ -30,7 +30,7 @@ type demand struct {
 }
 
 // demandFor finds the pods that need the volume.
-func (w *world) demandFor(k key) demand {
+func (w *clusterState) demandFor(k key) demand {
 	unique := kube.UniqueVolumeName(k.Driver, k.Handle)
 	d := demand{
 		volumes: list[*corev1.PersistentVolume](w.volumes, byVolume, unique),
@@ -63,7 +63,7 @@ type way struct {
 }
 
 // needs are the pods that need the volume whose PersistentVolumes these are.
-func (w *world) needs(k key, volumes []*corev1.PersistentVolume) iter.Seq2[*corev1.Pod, way] {
+func (w *clusterState) needs(k key, volumes []*corev1.PersistentVolume) iter.Seq2[*corev1.Pod, way] {
 	return func(yield func(*corev1.Pod, way) bool) {
 		if !w.attachRequired(k.Driver) {
 			return
@@ -124,7 +124,7 @@ func (d *demand) name(k key) string {
 
 // podsOf gives the pods that run somewhere and use the PersistentVolume through the
 // claim that it is bound to.
-func (w *world) podsOf(pv *corev1.PersistentVolume) iter.Seq[*corev1.Pod] {
+func (w *clusterState) podsOf(pv *corev1.PersistentVolume) iter.Seq[*corev1.Pod] {
 	return func(yield func(*corev1.Pod) bool) {
 		ref := pv.Spec.ClaimRef
 		if ref == nil {
@@ -156,7 +156,7 @@ func uses(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
 
 // attachRequired tells whether the driver's volumes are attached at all. A driver
 // that did not register, or has not yet, is attached, as upstream does.
-func (w *world) attachRequired(driver string) bool {
+func (w *clusterState) attachRequired(driver string) bool {
 	d, ok := get[*storagev1.CSIDriver](w.drivers, driver)
 	return !ok || d.Spec.AttachRequired == nil || *d.Spec.AttachRequired
 }
@@ -183,7 +183,7 @@ func sharing(ways []bool, attachments []*storagev1.VolumeAttachment, seen []atta
 // yet reported. What happens at one node changes nothing for the pods of others if the
 // volume is shared, and those may be many: then only the pods of that node are looked at.
 // No node means all.
-func (w *world) waitedFor(k key, at string) bool {
+func (w *clusterState) waitedFor(k key, at string) bool {
 	unique := kube.UniqueVolumeName(k.Driver, k.Handle)
 	volumes := list[*corev1.PersistentVolume](w.volumes, byVolume, unique)
 	waits := func(name string) bool {

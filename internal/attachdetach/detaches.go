@@ -83,9 +83,9 @@ func (a *announcer) follow(k key, node attachment.NodeName, d detach) {
 	a.detaches[k][node] = d
 }
 
-// tellClaims tells the claim how the detaches of its volume go on and end; hold the
+// emitClaimEvents tells the claim how the detaches of its volume go on and end; hold the
 // announcer's lock.
-func (w *work) tellClaims(steps []attachment.Step) {
+func (w *work) emitClaimEvents(steps []attachment.Step) {
 	a := w.announcer
 	for i := range w.now.seen.Attachments {
 		one := &w.now.seen.Attachments[i]
@@ -98,7 +98,7 @@ func (w *work) tellClaims(steps []attachment.Step) {
 	}
 	for _, step := range steps {
 		if hold, ok := step.(attachment.Hold); ok {
-			w.tellFailure(hold)
+			w.emitDetachFailed(hold)
 		}
 	}
 	for node, d := range a.detaches[w.key] {
@@ -113,15 +113,15 @@ func (w *work) tellClaims(steps []attachment.Step) {
 			continue
 		}
 		delete(a.detaches[w.key], node)
-		w.tellEnd(node, d)
+		w.emitDetached(node, d)
 	}
 	if len(a.detaches[w.key]) == 0 {
 		delete(a.detaches, w.key)
 	}
 }
 
-// tellEnd tells the claim that a detach is over, and whether anybody confirmed it.
-func (w *work) tellEnd(node attachment.NodeName, d detach) {
+// emitDetached tells the claim that a detach is over, and whether anybody confirmed it.
+func (w *work) emitDetached(node attachment.NodeName, d detach) {
 	logger := w.named(d.name).WithValues("node", node, "attachment", d.attachment)
 	if d.unconfirmed {
 		logger.Error(nil, "VolumeAttachment was removed without a confirmed detach")
@@ -136,14 +136,14 @@ func (w *work) tellEnd(node attachment.NodeName, d detach) {
 	}
 }
 
-// tellTorn warns where another writer deleted the VolumeAttachment under a node that uses
+// emitUnconfirmed warns where another writer deleted the VolumeAttachment under a node that uses
 // the volume: the controller withdraws its report first. The pods there have dead mounts.
-func (w *work) tellTorn() {
+func (w *work) emitUnconfirmed() {
 	a := w.announcer
 	torn := a.torn[w.key]
 	for i := range w.now.seen.Attachments {
 		one := &w.now.seen.Attachments[i]
-		removed := one.Deleting || one.Implied && !w.now.want.Unattached
+		removed := one.Deleting || one.Implied && !w.now.want.NoVolumeAttachment
 		switch {
 		case !one.Computed:
 		case !removed:
@@ -175,8 +175,8 @@ func (w *work) warnTorn(one *attachment.Attachment) {
 	}
 }
 
-// tellFailure tells the claim why a detach does not get on, if that is news.
-func (w *work) tellFailure(hold attachment.Hold) {
+// emitDetachFailed tells the claim why a detach does not get on, if that is news.
+func (w *work) emitDetachFailed(hold attachment.Hold) {
 	a := w.announcer
 	d, ok := a.detaches[w.key][hold.Node]
 	if !ok {
@@ -230,7 +230,7 @@ func (w *work) released(node attachment.NodeName, by attachment.Authority, why a
 
 // ownerOf is whom events on the PersistentVolume of that name are for: the claim that
 // it is bound to, if there is one, or itself.
-func (w *world) ownerOf(name string) *corev1.ObjectReference {
+func (w *clusterState) ownerOf(name string) *corev1.ObjectReference {
 	pv, ok := get[*corev1.PersistentVolume](w.volumes, name)
 	if !ok {
 		return nil
@@ -249,7 +249,7 @@ func (w *world) ownerOf(name string) *corev1.ObjectReference {
 }
 
 // stillThere tells whether the object that is being deleted exists.
-func (w *world) stillThere(d detach) bool {
+func (w *clusterState) stillThere(d detach) bool {
 	va, ok := w.attachments.Get(d.attachment)
 	return ok && va.UID == d.uid
 }

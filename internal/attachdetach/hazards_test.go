@@ -48,7 +48,7 @@ func TestStandbyRemembersWhatWasTakenBack(t *testing.T) {
 	m.remove(aNode("a"))
 	m.put(aNode("a", isReady, func(n *corev1.Node) { n.UID = "second" }))
 
-	m.world.adopt() // it leads now
+	m.clusterState.adopt() // it leads now
 	for _, step := range m.decide(k).Steps {
 		if s, ok := step.(attachment.Report); ok {
 			t.Errorf("the volume is reported to and mounted on b, and is reported to %s", s.Node)
@@ -207,7 +207,7 @@ func TestOneRenewalIsNoSync(t *testing.T) {
 	c := m.controllerOf()
 	began := modelTime
 	clock := &setClock{began}
-	c.clock, m.world.clock = clock, clock
+	c.clock, m.clusterState.clock = clock, clock
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "1"}}
 	lease.Spec.RenewTime = &metav1.MicroTime{Time: began}
 	c.live = hungLease{lease: lease}
@@ -244,7 +244,7 @@ func TestFalseInUseEntryBlocksNoOtherNode(t *testing.T) {
 		t.Fatalf("before: %+v", d.Steps)
 	}
 	m.put(aNode("evil", isReady, listing(unique, nil))) // it was withdrawn
-	m.world.adopt()                                     // the next leader begins
+	m.clusterState.adopt()                                     // the next leader begins
 	if d := m.decide(k); !does[attachment.Attach](d) {
 		t.Errorf("one node's credentials keep any volume from all others: %+v", d.Steps)
 	}
@@ -331,7 +331,7 @@ func TestTaintedNodeThatTurnsNotReadyWakesItsVolume(t *testing.T) {
 	m.put(va)
 	before := m.decide(k)
 	for _, step := range before.Steps {
-		if s, ok := step.(attachment.Note); ok {
+		if s, ok := step.(attachment.AnnotateAttachment); ok {
 			t.Logf("noted: %+v", s)
 		}
 	}

@@ -127,7 +127,7 @@ func holdingOf(node *corev1.Node) holding {
 
 // adopt takes what the Nodes report when this process begins to lead for what they were
 // given: nothing else is left of what an earlier leader knew.
-func (w *world) adopt() {
+func (w *clusterState) adopt() {
 	defer w.leads.Store(true)
 	for _, node := range w.nodes.Cached() {
 		w.dropWithdrawn(node)
@@ -147,7 +147,7 @@ func (w *world) adopt() {
 
 // dropWithdrawn forgets what the leader before took from the node: a standby's watch of Nodes
 // may have been behind when the VolumeAttachment went. It also took what a dead node uses.
-func (w *world) dropWithdrawn(node *corev1.Node) {
+func (w *clusterState) dropWithdrawn(node *corev1.Node) {
 	for _, k := range w.ledger.on(node.Name) {
 		unique := kube.UniqueVolumeName(k.Driver, k.Handle)
 		if !kube.Unattached(k.Driver) && !w.long.of(node, unique).reported {
@@ -169,7 +169,7 @@ func (l *ledger) believe(unique string, node *corev1.Node, s standing) {
 
 // heedWithdrawals forgets, as a standby, what the leader has taken from the node: of a volume
 // that is off the report and not in use. What a leader finds wiped it puts back.
-func (w *world) heedWithdrawals(node string, was, is map[string]standing) {
+func (w *clusterState) heedWithdrawals(node string, was, is map[string]standing) {
 	if w.leads.Load() {
 		return
 	}
@@ -182,7 +182,7 @@ func (w *world) heedWithdrawals(node string, was, is map[string]standing) {
 
 // heedReports takes what the newest version of a Node reports of volumes without a
 // VolumeAttachment. An event may carry an older one, with what was withdrawn since.
-func (w *world) heedReports(name string) {
+func (w *clusterState) heedReports(name string) {
 	node, ok := w.nodes.Get(name)
 	if !ok {
 		return
@@ -195,7 +195,7 @@ func (w *world) heedReports(name string) {
 }
 
 // heedReport does so of one such volume.
-func (w *world) heedReport(name, unique string) {
+func (w *clusterState) heedReport(name, unique string) {
 	node, ok := w.nodes.Get(name)
 	if !ok || w.ledger.has(unique, name) {
 		return
@@ -207,7 +207,7 @@ func (w *world) heedReport(name, unique string) {
 
 // lost notes that an attachment is gone while its node still reports the volume. The
 // controller withdraws the report first, so another writer removed it.
-func (w *world) lost(va *storagev1.VolumeAttachment) {
+func (w *clusterState) lost(va *storagev1.VolumeAttachment) {
 	node, ok := w.nodes.Get(va.Spec.NodeName)
 	if !ok {
 		return
@@ -225,7 +225,7 @@ func (w *world) lost(va *storagev1.VolumeAttachment) {
 }
 
 // impliedAt gives the attachments of the volume that no object stands for.
-func (w *world) impliedAt(k key, objects []attachment.Attachment) []attachment.Attachment {
+func (w *clusterState) impliedAt(k key, objects []attachment.Attachment) []attachment.Attachment {
 	var found []attachment.Attachment
 	for node, h := range w.ledger.of(kube.UniqueVolumeName(k.Driver, k.Handle)) {
 		at := attachment.NodeName(node)

@@ -90,7 +90,7 @@ func (l *life) lead() {
 	l.model, l.timers, l.waits, l.woken = newModel(l.T), map[key]time.Time{}, map[key]string{}, nil
 	server := toyClient{life: l}
 	parts := Parts{Client: server, Live: server, Recorder: lifeRecorder{l}}
-	l.control = assemble(l.model.world, &rivals{}, parts, Options{Policy: l.policy})
+	l.control = assemble(l.model.clusterState, &rivals{}, parts, Options{Policy: l.policy})
 	l.model.end = l.control.ended
 	l.control.stepsAtOnce = 1 // a transcript has one order
 	since := strconv.Itoa(l.version)

@@ -50,7 +50,7 @@ func (w *work) loggerAt(node attachment.NodeName) logr.Logger {
 // named names the PersistentVolume of that name and its claim, where there are any.
 func (w *work) named(name string) logr.Logger { return w.world.named(w.log, name) }
 
-func (w *world) named(logger logr.Logger, name string) logr.Logger {
+func (w *clusterState) named(logger logr.Logger, name string) logr.Logger {
 	pv, ok := get[*corev1.PersistentVolume](w.volumes, name)
 	switch {
 	case ok && pv.Spec.ClaimRef != nil:

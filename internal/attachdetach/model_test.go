@@ -25,7 +25,7 @@ import (
 // would, and the volumes that each of them wakes are returned.
 type model struct {
 	testing.TB
-	*world
+	*clusterState
 	stores  map[string]*countingStore
 	version int
 	end     func([]key, *storagev1.VolumeAttachment) // told of the end of attachments; nil for none
@@ -39,7 +39,7 @@ func newModel(tb testing.TB) *model {
 		m.stores[kind.name] = &countingStore{Indexer: toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, indexersOf(kind.indexers))}
 		stores[kind.name] = m.stores[kind.name]
 	}
-	m.world = worldOf(stores, ownClock{})
+	m.clusterState = worldOf(stores, ownClock{})
 	return m
 }
 
@@ -147,7 +147,7 @@ var modelTime = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // attachmentChanged is what the sources call where no delete is under way.
 func (m *model) attachmentChanged(before, after *storagev1.VolumeAttachment) []key {
-	return m.world.attachmentChanged(before, after, noDoubts{end: m.end})
+	return m.clusterState.attachmentChanged(before, after, noDoubts{end: m.end})
 }
 
 // noDoubts is a controller that has no request under way.

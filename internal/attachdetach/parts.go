@@ -65,7 +65,7 @@ func New(ctx context.Context, p Parts, o Options) (*Controller, error) {
 }
 
 // assemble makes a controller of a world and the parts around it.
-func assemble(w *world, r *rivals, p Parts, o Options) *Controller {
+func assemble(w *clusterState, r *rivals, p Parts, o Options) *Controller {
 	return &Controller{
 		client:     p.Client,
 		live:       p.Live,

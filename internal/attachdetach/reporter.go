@@ -82,7 +82,7 @@ type outcome struct {
 	err      error
 }
 
-func newReporter(c client.Client, live client.Reader, w *world) *reporter {
+func newReporter(c client.Client, live client.Reader, w *clusterState) *reporter {
 	return &reporter{client: c, live: live, nodes: w.nodes, unsure: &w.reports, lines: map[string]*line{}}
 }
 

@@ -392,7 +392,7 @@ func (g gatedStatus) Patch(ctx context.Context, obj client.Object, patch client.
 }
 
 // rivalsFor makes the detection from the parts of a process.
-func rivalsFor(ctx context.Context, w *world, p Parts, o Options) *rivals {
+func rivalsFor(ctx context.Context, w *clusterState, p Parts, o Options) *rivals {
 	return &rivals{
 		recorder: p.Recorder, metrics: o.Metrics, warnOnly: o.WarnOfRivals, settle: cmp.Or(o.Settle, settleTime),
 		log: log.FromContext(ctx).WithName(Name), maker: makerOf(ctx, p.Live), nodeOf: w.nodeOfPod, named: w.named,
@@ -401,7 +401,7 @@ func rivalsFor(ctx context.Context, w *world, p Parts, o Options) *rivals {
 }
 
 // nodeOfPod returns the node of a pod, "" if there is none.
-func (w *world) nodeOfPod(namespace, name string) string {
+func (w *clusterState) nodeOfPod(namespace, name string) string {
 	if pod, ok := get[*corev1.Pod](w.pods, namespace+"/"+name); ok {
 		return pod.Spec.NodeName
 	}

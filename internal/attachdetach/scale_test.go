@@ -202,8 +202,8 @@ func TestPodsThatWaitGoFirst(t *testing.T) {
 	m := newModel(t)
 	q := newQueue("priorities", workqueue.NewTypedItemExponentialFailureRateLimiter[key](time.Second, time.Second)).(*volumeQueue)
 	t.Cleanup(q.ShutDown)
-	attachments := on(m.world, m.attachmentChanged)
-	pods := on(m.world, m.podChanged)
+	attachments := on(m.clusterState, m.attachmentChanged)
+	pods := on(m.clusterState, m.podChanged)
 	for i := range 100 {
 		va := anAttachment(key{Driver: driver, Handle: nthHandle(i)}, "n", nthName(i), true)
 		m.put(va)
@@ -243,7 +243,7 @@ func TestResync(t *testing.T) {
 	m := fullCluster(t, 100)
 	q := newQueue("resync", workqueue.NewTypedItemExponentialFailureRateLimiter[key](time.Second, time.Second)).(*volumeQueue)
 	t.Cleanup(q.ShutDown)
-	handlerOfAttachments := on(m.world, m.attachmentChanged)
+	handlerOfAttachments := on(m.clusterState, m.attachmentChanged)
 	for _, item := range m.stores["VolumeAttachment"].List() {
 		va := item.(*storagev1.VolumeAttachment)
 		handlerOfAttachments.Update(t.Context(), event.TypedUpdateEvent[*storagev1.VolumeAttachment]{ObjectOld: va, ObjectNew: va}, q)
@@ -365,7 +365,7 @@ func TestNothingButTheVersion(t *testing.T) {
 			after := before.DeepCopy()
 			after.ResourceVersion = "8"
 			tt.change(after)
-			keys := m.world.attachmentChanged(kube.StripAttachment(before), kube.StripAttachment(after), tt.doubts)
+			keys := m.clusterState.attachmentChanged(kube.StripAttachment(before), kube.StripAttachment(after), tt.doubts)
 			if got := slices.Contains(keys, k); got != tt.want {
 				t.Errorf("the volume is looked at: %v, want %v", got, tt.want)
 			}

@@ -54,7 +54,7 @@ func isReady(n *corev1.Node) {
 
 // controllerOf is a controller over the model that has nothing to write to.
 func (m *model) controllerOf() *Controller {
-	c := assemble(m.world, &rivals{}, Parts{Recorder: &record.FakeRecorder{}}, Options{
+	c := assemble(m.clusterState, &rivals{}, Parts{Recorder: &record.FakeRecorder{}}, Options{
 		Policy: attachment.Policy{OutOfService: true}, Metrics: telemetry.NewController(prometheus.NewRegistry()),
 	})
 	c.sinceAttachments, c.sinceNodes = "0", "0"

@@ -83,21 +83,21 @@ type doubts interface {
 }
 
 // observe takes the snapshot of one volume that is worked on.
-func (w *world) observe(key attachment.VolumeKey, t *turn, d doubts) snapshot {
+func (w *clusterState) observe(key attachment.VolumeKey, t *turn, d doubts) snapshot {
 	w.nameless.claim(key)
 	return w.peek(key, t, d)
 }
 
 // peek takes the snapshot of a volume that is left alone.
-func (w *world) peek(key attachment.VolumeKey, t *turn, d doubts) snapshot {
+func (w *clusterState) peek(key attachment.VolumeKey, t *turn, d doubts) snapshot {
 	if key.Driver == orphanDriver {
 		return w.orphan(key, t, d)
 	}
 	demand := w.demandFor(key)
 	s := snapshot{volumeName: demand.name(key), wants: demand.wants, pods: demand.pods, inline: demand.inline}
-	s.want.Unattached = kube.Unattached(key.Driver)
+	s.want.NoVolumeAttachment = kube.Unattached(key.Driver)
 	s.seen.Newest = w.newest()
-	s.migrated = slices.ContainsFunc(demand.volumes, kube.Migrated) || len(demand.inline) > 0 && !s.want.Unattached
+	s.migrated = slices.ContainsFunc(demand.volumes, kube.Migrated) || len(demand.inline) > 0 && !s.want.NoVolumeAttachment
 	s.want.Wants = slices.AppendSeq(make([]attachment.Want, 0, len(demand.wants)), maps.Values(demand.wants))
 	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
 	listed := w.nodes.ByIndex(byVolume, unique)
@@ -108,7 +108,7 @@ func (w *world) peek(key attachment.VolumeKey, t *turn, d doubts) snapshot {
 		}
 	}
 	var attachments []*storagev1.VolumeAttachment
-	if !s.want.Unattached {
+	if !s.want.NoVolumeAttachment {
 		attachments = w.attachmentsOf(key, demand.volumes, names)
 	}
 	s.seen.Attachments = make([]attachment.Attachment, 0, len(attachments))
@@ -118,7 +118,7 @@ func (w *world) peek(key attachment.VolumeKey, t *turn, d doubts) snapshot {
 	}
 	s.want.Shared = sharing(demand.shared, attachments, s.seen.Attachments)
 	s.seen.Pending = d.pending(key)
-	if s.want.Unattached {
+	if s.want.NoVolumeAttachment {
 		for _, name := range names {
 			w.heedReport(name, unique)
 		}
@@ -138,7 +138,7 @@ func (w *world) peek(key attachment.VolumeKey, t *turn, d doubts) snapshot {
 }
 
 // newest is what requests are dated with; zero for the time of the decision.
-func (w *world) newest() time.Time {
+func (w *clusterState) newest() time.Time {
 	if clock, ok := w.clock.(serverClock); ok {
 		return clock.Newest()
 	}
@@ -161,7 +161,7 @@ func (s *snapshot) addImplied(implied []attachment.Attachment) {
 	}
 }
 
-func (w *world) attachment(key attachment.VolumeKey, va *storagev1.VolumeAttachment, doubtful bool) attachment.Attachment {
+func (w *clusterState) attachment(key attachment.VolumeKey, va *storagev1.VolumeAttachment, doubtful bool) attachment.Attachment {
 	a := attachment.Attachment{
 		Ref:                 refOf(va),
 		Node:                attachment.NodeName(va.Spec.NodeName),
@@ -246,7 +246,7 @@ func recordedMachine(va *storagev1.VolumeAttachment) attachment.Machine {
 }
 
 // node is what is known of a node with regard to the volume of that unique name.
-func (w *world) node(name, unique string, t *turn, d doubts) attachment.Node {
+func (w *clusterState) node(name, unique string, t *turn, d doubts) attachment.Node {
 	node, ok := w.nodes.Get(name)
 	answered, missing := t.said(attachment.NodeName(name))
 	if !ok || missing {
@@ -264,7 +264,7 @@ func (w *world) node(name, unique string, t *turn, d doubts) attachment.Node {
 
 // departedNode is what is known of a node that is gone. A cache that still has it does not
 // have its last version: what that says of use is not known.
-func (w *world) departedNode(name string, cached *corev1.Node, unique string) attachment.Node {
+func (w *clusterState) departedNode(name string, cached *corev1.Node, unique string) attachment.Node {
 	n := attachment.Node{Exists: attachment.No, Healthy: attachment.No}
 	last, ok := cached, cached != nil
 	if !ok {

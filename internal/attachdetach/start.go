@@ -55,7 +55,7 @@ func (c *Controller) catchUp(ctx context.Context) error {
 
 // sharedInUse are the PersistentVolumes that may be attached to several nodes as far as
 // the cache knows, and that are attached, reported or in use somewhere.
-func (w *world) sharedInUse() []string {
+func (w *clusterState) sharedInUse() []string {
 	var names []string
 	for _, item := range w.volumes.List() {
 		pv := item.(*corev1.PersistentVolume)

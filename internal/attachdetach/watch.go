@@ -32,7 +32,7 @@ type (
 // sources maps every event to the volumes that it may change something for. Objects
 // may arrive in any order: each finds its volumes through those that are there, and
 // the last one to arrive finds them all.
-func (w *world) sources(caches cache.Cache, d doubts) []source.TypedSource[key] {
+func (w *clusterState) sources(caches cache.Cache, d doubts) []source.TypedSource[key] {
 	attachmentChanged := func(before, after *storagev1.VolumeAttachment) []key { return w.attachmentChanged(before, after, d) }
 	return []source.TypedSource[key]{
 		source.TypedKind(caches, &corev1.Pod{}, on(w, w.podChanged)),
@@ -48,7 +48,7 @@ func (w *world) sources(caches cache.Cache, d doubts) []source.TypedSource[key] 
 // where there is none, and returns the volumes concerned. Those that pods wait for go
 // before the rest, and that goes before what is merely looked through at the start
 // and at each resync (which handler.TypedFuncs sees to).
-func on[T client.Object](w *world, changed func(before, after T) []key) handler.TypedEventHandler[T, key] {
+func on[T client.Object](w *clusterState, changed func(before, after T) []key) handler.TypedEventHandler[T, key] {
 	var none T
 	add := func(q queue, about T, keys []key) {
 		for _, k := range distinct(keys) {
@@ -96,7 +96,7 @@ const podsWait = 100
 // podChanged looks up only when a pod came to its node, went, or ended: most updates
 // of a pod are of no interest. One that was deleted and made anew in the meantime
 // counts as both (k/k#111327).
-func (w *world) podChanged(before, after *corev1.Pod) []key {
+func (w *clusterState) podChanged(before, after *corev1.Pod) []key {
 	if before != nil && after != nil && before.UID == after.UID &&
 		before.Spec.NodeName == after.Spec.NodeName && kube.PodEnded(before) == kube.PodEnded(after) {
 		return nil
@@ -110,7 +110,7 @@ func (w *world) podChanged(before, after *corev1.Pod) []key {
 	return keys
 }
 
-func (w *world) keysOfPod(pod *corev1.Pod) []key {
+func (w *clusterState) keysOfPod(pod *corev1.Pod) []key {
 	if pod.Spec.NodeName == "" {
 		return nil
 	}
@@ -127,7 +127,7 @@ func (w *world) keysOfPod(pod *corev1.Pod) []key {
 	return keys
 }
 
-func (w *world) claimChanged(before, after *corev1.PersistentVolumeClaim) []key {
+func (w *clusterState) claimChanged(before, after *corev1.PersistentVolumeClaim) []key {
 	if before != nil && after != nil && before.UID == after.UID &&
 		before.Spec.VolumeName == after.Spec.VolumeName && before.Status.Phase == after.Status.Phase &&
 		owner(before) == owner(after) {
@@ -150,7 +150,7 @@ func owner(claim *corev1.PersistentVolumeClaim) types.UID {
 	return ""
 }
 
-func (w *world) keysOfClaim(claim *corev1.PersistentVolumeClaim) []key {
+func (w *clusterState) keysOfClaim(claim *corev1.PersistentVolumeClaim) []key {
 	pv, ok := get[*corev1.PersistentVolume](w.volumes, claim.Spec.VolumeName)
 	if !ok {
 		return nil
@@ -165,7 +165,7 @@ func keysOf(pv *corev1.PersistentVolume) []key {
 	return nil
 }
 
-func (w *world) volumeChanged(before, after *corev1.PersistentVolume) []key {
+func (w *clusterState) volumeChanged(before, after *corev1.PersistentVolume) []key {
 	if before != nil && after != nil && sameVolume(before, after) {
 		return nil
 	}
@@ -194,7 +194,7 @@ func sameVolume(a, b *corev1.PersistentVolume) bool {
 // attachmentChanged looks up what an attachment says of its volume. Where nothing but the
 // version is new, as when the attacher adds its finalizer, nothing is: unless a delete
 // of the version before may have been under way, which now cannot be carried out.
-func (w *world) attachmentChanged(before, after *storagev1.VolumeAttachment, d doubts) []key {
+func (w *clusterState) attachmentChanged(before, after *storagev1.VolumeAttachment, d doubts) []key {
 	if before != nil && after != nil && sameAttachment(before, after) && !d.deleteMayBeUnderway(before) {
 		return nil
 	}
@@ -225,7 +225,7 @@ func sameAttachment(a, b *storagev1.VolumeAttachment) bool {
 
 // driverChanged concerns all volumes of a driver, which it rarely does: when the
 // driver is installed, removed, or changes whether it attaches.
-func (w *world) driverChanged(before, after *storagev1.CSIDriver) []key {
+func (w *clusterState) driverChanged(before, after *storagev1.CSIDriver) []key {
 	required := func(d *storagev1.CSIDriver) bool {
 		return d == nil || d.Spec.AttachRequired == nil || *d.Spec.AttachRequired
 	}
@@ -250,7 +250,7 @@ func (w *world) driverChanged(before, after *storagev1.CSIDriver) []key {
 
 // nodeChanged concerns the volumes that entered or left one of the node's lists, or,
 // if the node itself changed, all that have to do with it.
-func (w *world) nodeChanged(before, after *corev1.Node) []key {
+func (w *clusterState) nodeChanged(before, after *corev1.Node) []key {
 	w.long.forget(cmp.Or(after, before).Name) // an earlier version
 	switch {
 	case after == nil:
@@ -302,7 +302,7 @@ func sameNode(a, b *corev1.Node) bool {
 // waitingOn are the volumes that the node's health matters to: those whose detach from it
 // waits, and those that pods elsewhere wait for. Its own pods cannot terminate while it is
 // not Ready, which those pods are to know.
-func (w *world) waitingOn(node *corev1.Node) []key {
+func (w *clusterState) waitingOn(node *corev1.Node) []key {
 	var keys []key
 	for _, va := range w.attachments.ByIndex(byNode, node.Name) {
 		requested := va.Annotations[kube.DetachRequestedAnnotation] != "" || outOfService(node)
@@ -316,7 +316,7 @@ func (w *world) waitingOn(node *corev1.Node) []key {
 }
 
 // keysOfNode are all volumes that a node lists, holds, or has pods for.
-func (w *world) keysOfNode(node *corev1.Node) []key {
+func (w *clusterState) keysOfNode(node *corev1.Node) []key {
 	keys := w.ledger.on(node.Name)
 	names, _ := nodeVolumes(node)
 	for _, name := range names {

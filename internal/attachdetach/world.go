@@ -29,8 +29,8 @@ const (
 	byClaim            = "claim"            // Pods, "namespace/name"
 )
 
-// world is all that the controller knows, by way of the watch caches.
-type world struct {
+// clusterState is all that the controller knows, by way of the watch caches.
+type clusterState struct {
 	pods, claims, volumes, drivers toolscache.Indexer
 
 	nodes       *kube.Newest[*corev1.Node]
@@ -81,7 +81,7 @@ var kinds = []struct {
 	{storagev1.SchemeGroupVersion, "CSIDriver", &storagev1.CSIDriver{}, nil},
 }
 
-func newWorld(ctx context.Context, caches cache.Cache, clock Clock) (*world, error) {
+func newWorld(ctx context.Context, caches cache.Cache, clock Clock) (*clusterState, error) {
 	informers := map[schema.GroupVersionKind]toolscache.SharedIndexInformer{}
 	stores := map[string]toolscache.Indexer{}
 	for _, kind := range kinds {
@@ -105,8 +105,8 @@ func newWorld(ctx context.Context, caches cache.Cache, clock Clock) (*world, err
 }
 
 // worldOf reads from the stores, one per kind, which have the indexes of kinds.
-func worldOf(stores map[string]toolscache.Indexer, clock Clock) *world {
-	w := &world{
+func worldOf(stores map[string]toolscache.Indexer, clock Clock) *clusterState {
+	w := &clusterState{
 		clock: clock,
 		pods:  stores["Pod"], claims: stores["PersistentVolumeClaim"],
 		volumes: stores["PersistentVolume"], drivers: stores["CSIDriver"],

@@ -184,7 +184,7 @@ func TestTrimmedTwice(t *testing.T) {
 
 // TestShelf: what is equal is one, what differs is not, and a shelf does not grow for ever.
 func TestShelf(t *testing.T) {
-	s := newShelf()
+	s := newInterner()
 	a, b := s.pairs(map[string]string{"a": "b", "c": "d"}), s.pairs(map[string]string{"c": "d", "a": "b"})
 	a["probe"] = "" // nobody else may
 	if _, one := b["probe"]; !one {
@@ -198,12 +198,12 @@ func TestShelf(t *testing.T) {
 	if s.pairs(nil) != nil || s.pairs(map[string]string{}) != nil || s.list([]string{}) != nil {
 		t.Error("of nothing there is something")
 	}
-	for i := range 3 * shelfRoom {
+	for i := range 3 * maxInterned {
 		if word := strconv.Itoa(i); s.word(word) != word {
 			t.Fatalf("not the word %s", word)
 		}
 	}
-	if len(s.lists) > shelfRoom {
+	if len(s.lists) > maxInterned {
 		t.Errorf("%d words on the shelf", len(s.lists))
 	}
 }

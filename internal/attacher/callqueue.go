@@ -25,7 +25,7 @@ type callQueue struct {
 	workqueue.TypedInterface[publication.Key]
 
 	workers  int
-	slots    chan struct{}
+	limiter    chan struct{}
 	inFlight [publication.Unpublish + 1]atomic.Int64 // calls, by verb
 
 	mu      sync.Mutex
@@ -36,7 +36,7 @@ type callQueue struct {
 func newCallQueue(name string, workers int, slots chan struct{}, detaches func(publication.Key) bool) *callQueue {
 	return &callQueue{
 		TypedInterface: workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[publication.Key]{Name: name, Queue: newFair(detaches)}),
-		workers:        workers, slots: slots, waiting: map[publication.Key]struct{}{},
+		workers:        workers, limiter: slots, waiting: map[publication.Key]struct{}{},
 	}
 }
 
@@ -56,7 +56,7 @@ func (q *callQueue) reserve(key publication.Key) bool {
 		return false
 	}
 	q.waiting[key] = struct{}{}
-	return q.busy+len(q.waiting) <= q.workers && len(q.slots) < cap(q.slots)
+	return q.busy+len(q.waiting) <= q.workers && len(q.limiter) < cap(q.limiter)
 }
 
 // join counts a key that is about to be added.
@@ -127,7 +127,7 @@ func (a *Attacher) workCalls(ctx context.Context, queue *callQueue) {
 		if closed {
 			return
 		}
-		queue.slots <- struct{}{} // a call ends within --timeout
+		queue.limiter <- struct{}{} // a call ends within --timeout
 		var send func()
 		var again time.Duration
 		if a.decideAlone(key, func() { send, again = a.beginCall(ctx, queue, key) }) {
@@ -137,7 +137,7 @@ func (a *Attacher) workCalls(ctx context.Context, queue *callQueue) {
 			send()
 			a.queue.Add(key)
 		}
-		<-queue.slots
+		<-queue.limiter
 		queue.done(key)
 	}
 }
@@ -209,7 +209,7 @@ func (a *Attacher) makeRoom(nodeID string) {
 
 // flow counts the calls in flight, and what is held back.
 func (a *Attacher) flow() telemetry.Calls {
-	f := telemetry.Calls{Limit: cap(a.wellCalls.slots)}
+	f := telemetry.Calls{Limit: cap(a.wellCalls.limiter)}
 	for _, queue := range a.callQueues() {
 		attaching, detaching := int(queue.inFlight[publication.Publish].Load()), int(queue.inFlight[publication.Unpublish].Load())
 		f.Attaching, f.Detaching = f.Attaching+attaching, f.Detaching+detaching

@@ -66,7 +66,7 @@ func (a *Attacher) about(key publication.Key) []any {
 }
 
 // aboutClaim is what a log line about an attachment of a comparison names.
-func (a *Attacher) aboutClaim(claim publication.Claim) []any {
+func (a *Attacher) aboutClaim(claim publication.ExpectedAttachment) []any {
 	values := []any{"attachment", claim.Name, "node", claim.Node, "handle", claim.Handle}
 	va, ok := a.objects.attachments.Get(claim.Name)
 	if !ok || va.Spec.Source.PersistentVolumeName == nil {

@@ -75,7 +75,7 @@ func (r *reconciler) pass(ctx context.Context) {
 }
 
 // act hands what was found to the decisions.
-func (r *reconciler) act(logger klog.Logger, result publication.Result, claims []publication.Claim) {
+func (r *reconciler) act(logger klog.Logger, result publication.Result, claims []publication.ExpectedAttachment) {
 	for _, claim := range claims {
 		if drift, confirmed := result.Confirmed[claim.UID]; confirmed {
 			values := append(r.attacher.aboutClaim(claim), "drift", drift)
@@ -95,7 +95,7 @@ func (r *reconciler) act(logger klog.Logger, result publication.Result, claims [
 }
 
 // mark notes an observation and has the volume looked at.
-func (a *Attacher) mark(claim publication.Claim, drift publication.Drift, nodeID string) {
+func (a *Attacher) mark(claim publication.ExpectedAttachment, drift publication.Drift, nodeID string) {
 	va, ok := a.objects.attachments.Get(claim.Name)
 	if !ok || string(va.UID) != claim.UID {
 		return // it is another one by now
@@ -156,8 +156,8 @@ func (a *Attacher) listedHandle(va *storagev1.VolumeAttachment, from source, nod
 }
 
 // claims are our attachments as they are now, by name; there are about so many.
-func (a *Attacher) claims(about int) []publication.Claim {
-	found := make([]publication.Claim, 0, about)
+func (a *Attacher) claims(about int) []publication.ExpectedAttachment {
+	found := make([]publication.ExpectedAttachment, 0, about)
 	a.each(func(va *storagev1.VolumeAttachment, from source) {
 		nodeID, _ := a.nodeID(va.Spec.NodeName)
 		handle, err := a.listedHandle(va, from, nodeID)
@@ -165,7 +165,7 @@ func (a *Attacher) claims(about int) []publication.Claim {
 			return
 		}
 		record := a.calls.of(va.UID)
-		found = append(found, publication.Claim{
+		found = append(found, publication.ExpectedAttachment{
 			Attachment: publication.Attachment{
 				UID: string(va.UID), Name: va.Name, Node: va.Spec.NodeName, Created: va.CreationTimestamp.Time,
 				Deleting: va.DeletionTimestamp != nil, Attached: va.Status.Attached,
@@ -181,7 +181,7 @@ func (a *Attacher) claims(about int) []publication.Claim {
 }
 
 // knownNodes are the node IDs that are, or were, nodes of this cluster.
-func (a *Attacher) knownNodes(claims []publication.Claim) map[string]bool {
+func (a *Attacher) knownNodes(claims []publication.ExpectedAttachment) map[string]bool {
 	known := map[string]bool{}
 	for _, item := range a.objects.csiNodeInformer.GetStore().List() {
 		if node, ok := item.(*storagev1.CSINode); ok {

@@ -166,15 +166,15 @@ func TestDriftsInTheLog(t *testing.T) {
 		b.attach("v", "node")
 		b.attachedBefore("w", "node")
 		b.pass(100 * time.Millisecond)
-		claim := func(volume string) publication.Claim {
+		claim := func(volume string) publication.ExpectedAttachment {
 			va := b.attachment(volume, "node")
-			return publication.Claim{Attachment: publication.Attachment{UID: string(va.UID), Name: va.Name, Node: "node"}, Handle: volume}
+			return publication.ExpectedAttachment{Attachment: publication.Attachment{UID: string(va.UID), Name: va.Name, Node: "node"}, Handle: volume}
 		}
 		v, w := claim("v"), claim("w")
 		(&reconciler{attacher: b.attacher}).act(b.logger, publication.Result{
 			Confirmed:   map[string]publication.Drift{v.UID: publication.Abandoned, w.UID: publication.NotPublished},
 			AbandonedAt: map[string]string{v.UID: "id-node-x"},
-		}, []publication.Claim{v, w})
+		}, []publication.ExpectedAttachment{v, w})
 		b.pass(10 * time.Millisecond)
 		for message, at := range map[string]any{
 			"The driver lists the volume as published to a node that no VolumeAttachment is for, unpublishing it there": "id-node-x",

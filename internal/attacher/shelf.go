@@ -11,14 +11,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// shelfRoom is how many different things a shelf holds at most. Those of a cluster's nodes and of its storage classes find
+// maxInterned is how many different things a shelf holds at most. Those of a cluster's nodes and of its storage classes find
 // room; where each volume has something of its own there is nothing to share anyway.
-const shelfRoom = 8192
+const maxInterned = 8192
 
-// shelf keeps one of each of the lists and maps that many objects have in common, a node's annotations or a volume's
+// interner keeps one of each of the lists and maps that many objects have in common, a node's annotations or a volume's
 // attributes: at 20,000 volumes their copies are a third of the caches. What is taken from it is shared: nobody may
 // change it, as nobody may change an object in a cache.
-type shelf struct {
+type interner struct {
 	mu    sync.Mutex
 	lists map[string][]string
 	maps  map[string]map[string]string
@@ -26,12 +26,12 @@ type shelf struct {
 	others map[string]*corev1.CSIPersistentVolumeSource
 }
 
-func newShelf() *shelf {
-	return &shelf{lists: map[string][]string{}, maps: map[string]map[string]string{}, others: map[string]*corev1.CSIPersistentVolumeSource{}}
+func newInterner() *interner {
+	return &interner{lists: map[string][]string{}, maps: map[string]map[string]string{}, others: map[string]*corev1.CSIPersistentVolumeSource{}}
 }
 
 // list gives a list of the same strings.
-func (s *shelf) list(l []string) []string {
+func (s *interner) list(l []string) []string {
 	if len(l) == 0 {
 		return nil
 	}
@@ -41,7 +41,7 @@ func (s *shelf) list(l []string) []string {
 }
 
 // pairs gives a map of the same strings.
-func (s *shelf) pairs(m map[string]string) map[string]string {
+func (s *interner) pairs(m map[string]string) map[string]string {
 	if len(m) == 0 {
 		return nil
 	}
@@ -55,10 +55,10 @@ func (s *shelf) pairs(m map[string]string) map[string]string {
 }
 
 // word gives the same string.
-func (s *shelf) word(w string) string { return s.list([]string{w})[0] }
+func (s *interner) word(w string) string { return s.list([]string{w})[0] }
 
 // foreign gives the source of a volume of another driver.
-func (s *shelf) foreign(driver string) *corev1.CSIPersistentVolumeSource {
+func (s *interner) foreign(driver string) *corev1.CSIPersistentVolumeSource {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return take(s.others, driver, &corev1.CSIPersistentVolumeSource{Driver: driver})
@@ -69,7 +69,7 @@ func take[T any](on map[string]T, content string, thing T) T {
 	if there, ok := on[content]; ok {
 		return there
 	}
-	if len(on) >= shelfRoom {
+	if len(on) >= maxInterned {
 		clear(on)
 	}
 	on[content] = thing

@@ -9,11 +9,11 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// strays are our attachments of which nothing says which volume they are for: it was not
+// orphans are our attachments of which nothing says which volume they are for: it was not
 // recorded on them, and the PersistentVolume that they name is gone or was recreated for
 // another volume. One of them may still have its volume published: its name, a digest of
 // handle, driver and node, tells whether it is of a given volume.
-type strays struct {
+type orphans struct {
 	mu      sync.Mutex
 	handles map[string]string // by the attachment's name; empty where it is not known
 	// searched are those for which all PersistentVolumes were looked at: from then on, each
@@ -21,7 +21,7 @@ type strays struct {
 	searched map[string]bool
 }
 
-func newStrays() *strays { return &strays{handles: map[string]string{}, searched: map[string]bool{}} }
+func newStrays() *orphans { return &orphans{handles: map[string]string{}, searched: map[string]bool{}} }
 
 // noteStray takes what is known now of an attachment's volume. Before the cache of PersistentVolumes is filled nothing is
 // known of any: Run notes them all once it is. (Each PersistentVolume that comes is compared with each stray. With all
@@ -91,27 +91,27 @@ func (o *objects) search(name string) {
 }
 
 // drop takes the end of an attachment.
-func (s *strays) drop(name string) {
+func (s *orphans) drop(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.forget(name)
 }
 
 // forget drops an attachment; hold the lock.
-func (s *strays) forget(name string) {
+func (s *orphans) forget(name string) {
 	delete(s.handles, name)
 	delete(s.searched, name)
 }
 
 // handle is the volume of a stray; empty if it is not known, or it is none.
-func (s *strays) handle(name string) string {
+func (s *orphans) handle(name string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.handles[name]
 }
 
 // of finds the names of a volume's strays.
-func (s *strays) of(handle string) (names []string) {
+func (s *orphans) of(handle string) (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name, known := range s.handles {

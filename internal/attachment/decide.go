@@ -19,7 +19,7 @@ func Decide(now time.Time, want Desired, seen Observed, policy Policy) Decision 
 		switch {
 		case p.stays(a):
 			p.keep(a)
-		case a.Implied && p.wanted(a) && !want.Unattached:
+		case a.Implied && p.wanted(a) && !want.NoVolumeAttachment:
 			// Its VolumeAttachment was removed: attachMissing creates it again.
 		default:
 			p.release(a)
@@ -171,7 +171,7 @@ func (p *plan) chooseKeeper() {
 	}
 	var best *Attachment
 	for _, a := range p.attachments {
-		if !p.exclusive || a.Deleting || !p.wanted(a) || a.Implied && !p.want.Unattached {
+		if !p.exclusive || a.Deleting || !p.wanted(a) || a.Implied && !p.want.NoVolumeAttachment {
 			continue
 		}
 		if best == nil || cmp.Or(cmp.Compare(rank(a), rank(best)), a.Created.Compare(best.Created)) < 0 {
@@ -184,7 +184,7 @@ func (p *plan) chooseKeeper() {
 }
 
 func (p *plan) stays(a *Attachment) bool {
-	if a.Deleting || !p.wanted(a) || a.Implied && !p.want.Unattached {
+	if a.Deleting || !p.wanted(a) || a.Implied && !p.want.NoVolumeAttachment {
 		return false
 	}
 	return !p.exclusive || a.id() == p.keeper
@@ -270,7 +270,7 @@ func (p *plan) note(a *Attachment, requested time.Time, newVersion bool) {
 		p.noteNode(a.Node, node, a.DetachRequested, requested)
 		return
 	}
-	n := Note{Node: a.Node, Attachment: a.Ref, DetachRequested: requested, Machine: a.Machine}
+	n := AnnotateAttachment{Node: a.Node, Attachment: a.Ref, DetachRequested: requested, Machine: a.Machine}
 	run := node.runSince(a)
 	follows := run == SameObject && a.Machine.NodeUID != "" || run == Restarted || run == MayBeSameRun && node.InUse == Yes && node.Reported
 	if node.Exists == Yes && follows {
@@ -293,7 +293,7 @@ func (p *plan) note(a *Attachment, requested time.Time, newVersion bool) {
 // where it must not stay either: a Node that is recreated does not have it.
 func (p *plan) noteNode(name NodeName, node Node, known, requested time.Time) {
 	if node.Exists != Unknown && (!requested.Equal(node.DetachRequested) || !requested.Equal(known)) {
-		p.do(NoteNode{Node: name, NodeUID: node.Machine.NodeUID, DetachRequested: requested})
+		p.do(AnnotateNode{Node: name, NodeUID: node.Machine.NodeUID, DetachRequested: requested})
 	}
 }
 
@@ -319,7 +319,7 @@ func (p *plan) withdrawStrays() {
 func (p *plan) attachMissing() {
 	computed := make(map[NodeName]bool, len(p.attachments))
 	for _, a := range p.attachments {
-		computed[a.Node] = computed[a.Node] || a.Computed && (!a.Implied || p.want.Unattached)
+		computed[a.Node] = computed[a.Node] || a.Computed && (!a.Implied || p.want.NoVolumeAttachment)
 	}
 	missing := slices.DeleteFunc(slices.Clone(p.want.Wants), func(w Want) bool { return computed[w.Node] })
 	slices.SortFunc(missing, func(a, b Want) int {
@@ -346,7 +346,7 @@ func (p *plan) attachAt(w Want, given NodeName) bool {
 		hold = refused(w.Node, []Blocker{{Node: given, Kind: ByTurn}})
 	case node.Reported && node.InUse == No:
 		return false // being withdrawn; attached when that is answered
-	case !p.want.Unattached:
+	case !p.want.NoVolumeAttachment:
 		p.do(Attach{Node: w.Node, PersistentVolume: w.PersistentVolume, Machine: node.Machine})
 		return true
 	default:

@@ -215,21 +215,21 @@ func TestAttachAndReport(t *testing.T) {
 			want: wantAt("a"),
 			seen: Observed{Attachments: []Attachment{attached("a", waiting)}, Nodes: nodes(map[NodeName]Node{"a": node("a", reported, inUse)})},
 			steps: []Step{
-				Note{Node: "a", Attachment: ref("a"), Machine: machine("a")},
+				AnnotateAttachment{Node: "a", Attachment: ref("a"), Machine: machine("a")},
 			},
 		},
 		"node restarted under the attachment: the record follows": {
 			want: wantAt("a"),
 			seen: Observed{Attachments: []Attachment{attached("a")}, Nodes: nodes(map[NodeName]Node{"a": node("a", reported, rebooted)})},
 			steps: []Step{
-				Note{Node: "a", Attachment: ref("a"), Machine: Machine{NodeUID: "uid-a", BootID: "boot-a-2", SystemUUID: "hw-a"}},
+				AnnotateAttachment{Node: "a", Attachment: ref("a"), Machine: Machine{NodeUID: "uid-a", BootID: "boot-a-2", SystemUUID: "hw-a"}},
 			},
 		},
 		"S2: withdrawal of an earlier leader called off by a new pod": {
 			want: wantAt("a"),
 			seen: Observed{Attachments: []Attachment{attached("a", contested)}, Nodes: nodes(map[NodeName]Node{"a": node("a")})},
 			steps: []Step{
-				Note{Node: "a", Attachment: ref("a"), Machine: machine("a"), CalledOff: t0.Add(time.Minute)},
+				AnnotateAttachment{Node: "a", Attachment: ref("a"), Machine: machine("a"), CalledOff: t0.Add(time.Minute)},
 				reportA,
 			},
 		},
@@ -377,7 +377,7 @@ func TestDetach(t *testing.T) {
 	detachA := Detach{Node: "a", Attachment: ref("a")}
 	going := Hold{Node: "a", Attachment: "csi-a", Reason: Detaching}
 	holdA := func(r Reason) Hold { return Hold{Node: "a", Attachment: "csi-a", Reason: r} }
-	requested := Note{Node: "a", Attachment: ref("a"), Machine: machine("a"), DetachRequested: t0.Add(time.Minute)}
+	requested := AnnotateAttachment{Node: "a", Attachment: ref("a"), Machine: machine("a"), DetachRequested: t0.Add(time.Minute)}
 	one := func(a Attachment, n Node) Observed {
 		return Observed{Attachments: []Attachment{a}, Nodes: nodes(map[NodeName]Node{"a": n})}
 	}
@@ -425,7 +425,7 @@ func TestDetach(t *testing.T) {
 		"S2: the same, and a leader before us may have sent a delete": {
 			seen: one(attached("a", waiting, contested), node("a", inUse, checked)),
 			steps: []Step{
-				Note{Node: "a", Attachment: ref("a"), Machine: machine("a"), DetachRequested: t0, CalledOff: t0.Add(time.Minute)},
+				AnnotateAttachment{Node: "a", Attachment: ref("a"), Machine: machine("a"), DetachRequested: t0, CalledOff: t0.Add(time.Minute)},
 				Report{Node: "a", NodeUID: "uid-a", Attachment: ref("a"), Again: true},
 				holdA(StillInUse),
 			},
@@ -501,7 +501,7 @@ func TestDetach(t *testing.T) {
 		"node came back, same boot, and lists the volume: its list is good from here on": {
 			seen: one(attached("a", waiting), node("a", reborn, reported, inUse)),
 			steps: []Step{
-				Note{
+				AnnotateAttachment{
 					Node: "a", Attachment: ref("a"), DetachRequested: t0,
 					Machine: Machine{NodeUID: "uid-a-2", BootID: "boot-a", SystemUUID: "hw-a"},
 				},
@@ -543,15 +543,15 @@ func TestDetach(t *testing.T) {
 			steps: []Step{holdA(NodeReturned)},
 		},
 		"S1: a Fibre Channel volume that another node reports is not given again": {
-			want: Desired{Unattached: true},
+			want: Desired{NoVolumeAttachment: true},
 			seen: Observed{
 				Attachments: []Attachment{implied("a"), implied("b")},
 				Nodes:       nodes(map[NodeName]Node{"a": node("a", inUse), "b": node("b", inUse, reported)}),
 			},
 			steps: []Step{
-				NoteNode{Node: "a", NodeUID: "uid-a", DetachRequested: t0.Add(time.Minute)},
+				AnnotateNode{Node: "a", NodeUID: "uid-a", DetachRequested: t0.Add(time.Minute)},
 				Hold{Node: "a", Reason: StillInUse, Since: t0.Add(time.Minute)},
-				NoteNode{Node: "b", NodeUID: "uid-b", DetachRequested: t0.Add(time.Minute)},
+				AnnotateNode{Node: "b", NodeUID: "uid-b", DetachRequested: t0.Add(time.Minute)},
 				Hold{Node: "b", Reason: StillInUse, Since: t0.Add(time.Minute)},
 			},
 		},

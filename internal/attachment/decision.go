@@ -95,9 +95,9 @@ type ForceDetach struct {
 	Reason Reason
 }
 
-// Note writes belay's annotations on the VolumeAttachment. Each field is the value
+// AnnotateAttachment writes belay's annotations on the VolumeAttachment. Each field is the value
 // that shall be there afterwards, except CalledOff.
-type Note struct {
+type AnnotateAttachment struct {
 	Node       NodeName
 	Attachment Ref
 	// DetachRequested is stored, or removed when zero.
@@ -109,9 +109,9 @@ type Note struct {
 	CalledOff time.Time
 }
 
-// NoteNode stores on the Node since when the detach of an Implied attachment waits, or
+// AnnotateNode stores on the Node since when the detach of an Implied attachment waits, or
 // removes that.
-type NoteNode struct {
+type AnnotateNode struct {
 	Node    NodeName
 	NodeUID string
 	// DetachRequested is stored, or removed when zero.
@@ -168,10 +168,10 @@ func (s Detach) OnNode() NodeName { return s.Node }
 func (s ForceDetach) OnNode() NodeName { return s.Node }
 
 // OnNode is the step's node.
-func (s Note) OnNode() NodeName { return s.Node }
+func (s AnnotateAttachment) OnNode() NodeName { return s.Node }
 
 // OnNode is the step's node.
-func (s NoteNode) OnNode() NodeName { return s.Node }
+func (s AnnotateNode) OnNode() NodeName { return s.Node }
 
 // OnNode is the step's node.
 func (s Hold) OnNode() NodeName { return s.Node }

@@ -11,7 +11,7 @@ import (
 // volume was let go.
 func TestNodeRecreatedWithoutAnnotation(t *testing.T) {
 	want := wantAt("b")
-	want.Unattached = true
+	want.NoVolumeAttachment = true
 	seen := Observed{
 		Attachments: []Attachment{implied("a")},
 		Nodes:       nodes(map[NodeName]Node{"a": node("a", reborn, unmanaged), "b": node("b", healthy)}),
@@ -40,7 +40,7 @@ func TestNoteWithoutItsReport(t *testing.T) {
 	d := Decide(t0, wantAt("a"), seen(), policy)
 	for _, step := range d.Steps {
 		switch s := step.(type) {
-		case Note:
+		case AnnotateAttachment:
 			a.Machine, a.DetachRequested = s.Machine, s.DetachRequested
 		case Detach, ForceDetach, WithdrawReport:
 			t.Fatalf("first decision: %+v", s)
@@ -90,7 +90,7 @@ func TestNoteWithoutItsReportAndARestart(t *testing.T) {
 		return Observed{Attachments: []Attachment{a}, Nodes: nodes(map[NodeName]Node{"a": n})}
 	}
 	for _, step := range Decide(t0, Desired{Shared: No}, seen(), policy).Steps {
-		if s, ok := step.(Note); ok {
+		if s, ok := step.(AnnotateAttachment); ok {
 			a.Machine, a.DetachRequested = s.Machine, s.DetachRequested
 		}
 	}

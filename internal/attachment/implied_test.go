@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func fc(d Desired) Desired { d.Unattached = true; return d }
+func fc(d Desired) Desired { d.NoVolumeAttachment = true; return d }
 
 // idle is a volume that no pod wants.
 func idle() Desired { return Desired{Shared: No} }
@@ -50,14 +50,14 @@ func TestUnattached(t *testing.T) {
 	late := t0.Add(6 * time.Minute)
 	reportOn := func(n NodeName) Report { return Report{Node: n, NodeUID: "uid-" + string(n)} }
 	withdrawOn := func(n NodeName) WithdrawReport { return WithdrawReport{Node: n, NodeUID: "uid-" + string(n)} }
-	noteOn := func(n NodeName, at time.Time) NoteNode {
-		return NoteNode{Node: n, NodeUID: "uid-" + string(n), DetachRequested: at}
+	noteOn := func(n NodeName, at time.Time) AnnotateNode {
+		return AnnotateNode{Node: n, NodeUID: "uid-" + string(n), DetachRequested: at}
 	}
 	usedAt := func(n NodeName) Hold {
 		return blockedAt("b", OtherWriterAttached, Blocker{Node: n, Kind: ByUse})
 	}
 	holdA := func(r Reason) Hold { return Hold{Node: "a", Reason: r} }
-	noteGone := NoteNode{Node: "a", NodeUID: "uid-a"}
+	noteGone := AnnotateNode{Node: "a", NodeUID: "uid-a"}
 	asked := []Attachment{implied("a", waiting)}
 	cases := map[string]timed{
 		"wanted":                        {want: fc(wantAt("a")), seen: on(node("a")), steps: []Step{reportOn("a")}},
@@ -143,7 +143,7 @@ func TestUnattached(t *testing.T) {
 		},
 		"wanted again at a Node that was recreated: what was noted while there was none is cleared too": {
 			want: fc(wantAt("a")), seen: held(asked, node("a", reborn, reported, inUse)),
-			steps: []Step{NoteNode{Node: "a", NodeUID: "uid-a-2"}},
+			steps: []Step{AnnotateNode{Node: "a", NodeUID: "uid-a-2"}},
 		},
 		"unwanted on a node that attaches by itself": {
 			want: fc(idle()), seen: held(given("a"), node("a", reported, inUse, unmanaged)), steps: []Step{holdA(NodeNotManaged)},
@@ -178,7 +178,7 @@ func TestUnattached(t *testing.T) {
 		"S1: another machine came back under the name": {
 			want: fc(wantAt("b")), seen: held(asked, node("a", replaced, healthy), node("b")),
 			steps: []Step{
-				NoteNode{Node: "a", NodeUID: "uid-a-2", DetachRequested: t0}, holdA(NodeReplaced), usedAt("a"),
+				AnnotateNode{Node: "a", NodeUID: "uid-a-2", DetachRequested: t0}, holdA(NodeReplaced), usedAt("a"),
 			},
 			recheck: late,
 		},
@@ -233,14 +233,14 @@ func TestRemovedUnderTheNode(t *testing.T) {
 		"S1: wanted elsewhere only": {
 			want: wantAt("b"), seen: held(given("a"), node("a", inUse, reported), node("b")),
 			steps: []Step{
-				NoteNode{Node: "a", NodeUID: "uid-a", DetachRequested: t0.Add(time.Minute)},
+				AnnotateNode{Node: "a", NodeUID: "uid-a", DetachRequested: t0.Add(time.Minute)},
 				Hold{Node: "a", Reason: StillInUse}, usedAtA,
 			},
 		},
 		"S9: its wiped report does not come back without an object": {
 			want: wantAt("b"), seen: held(given("a"), node("a", inUse), node("b")),
 			steps: []Step{
-				NoteNode{Node: "a", NodeUID: "uid-a", DetachRequested: t0.Add(time.Minute)},
+				AnnotateNode{Node: "a", NodeUID: "uid-a", DetachRequested: t0.Add(time.Minute)},
 				Hold{Node: "a", Reason: StillInUse}, usedAtA,
 			},
 		},
@@ -260,7 +260,7 @@ func TestRemovedUnderTheNode(t *testing.T) {
 func TestOrphan(t *testing.T) {
 	orphan := Desired{Orphan: true}
 	holdA := func(r Reason) Hold { return Hold{Node: "a", Attachment: "csi-a", Reason: r} }
-	ask := Note{Node: "a", Attachment: ref("a"), Machine: machine("a"), DetachRequested: t0.Add(time.Minute)}
+	ask := AnnotateAttachment{Node: "a", Attachment: ref("a"), Machine: machine("a"), DetachRequested: t0.Add(time.Minute)}
 	runDecide(t, map[string]decideCase{
 		"asked first":  {want: orphan, seen: onA(attached("a"), node("a")), steps: []Step{Check{Node: "a"}, holdA(Detaching)}},
 		"then deleted": {want: orphan, seen: onA(attached("a"), node("a", checked)), steps: []Step{Detach{Node: "a", Attachment: ref("a")}}},

@@ -60,8 +60,8 @@ func TestUnmountTimeout(t *testing.T) {
 	going := holdA(Detaching)
 	withdrawA := WithdrawReport{Node: "a", NodeUID: "uid-a"}
 	forced := ForceDetach{Node: "a", Attachment: ref("a"), Authority: UnmountTimeout{}}
-	asked := func(at time.Time) Note {
-		return Note{Node: "a", Attachment: ref("a"), Machine: machine("a"), DetachRequested: at}
+	asked := func(at time.Time) AnnotateAttachment {
+		return AnnotateAttachment{Node: "a", Attachment: ref("a"), Machine: machine("a"), DetachRequested: at}
 	}
 	runTimed(t, map[string]timed{
 		"the first look asks, and the clock begins": {
@@ -125,13 +125,13 @@ func TestUnmountTimeout(t *testing.T) {
 		"run out, but wanted again: the clock is cleared": {
 			at: late, policy: sixMinutes, want: wantAt("a"),
 			seen:  onA(attached("a", waiting), node("a", reported, inUse, unhealthy)),
-			steps: []Step{Note{Node: "a", Attachment: ref("a"), Machine: machine("a")}},
+			steps: []Step{AnnotateAttachment{Node: "a", Attachment: ref("a"), Machine: machine("a")}},
 		},
 		"wanted again on a node that is gone: the clock is cleared": {
 			at: late, policy: sixMinutes, want: wantAt("a"),
 			seen: onA(attached("a", waiting), node("a", inUse, lost)),
 			steps: []Step{
-				Note{Node: "a", Attachment: ref("a"), Machine: machine("a")},
+				AnnotateAttachment{Node: "a", Attachment: ref("a"), Machine: machine("a")},
 				Hold{Node: "a", Attachment: "csi-a", Reason: NodeGone, Wanted: true},
 			},
 		},
@@ -185,7 +185,7 @@ func TestUnmountTimeout(t *testing.T) {
 				}),
 			},
 			steps: []Step{
-				Note{Node: "a", Attachment: ref("a"), Machine: machine("a")},
+				AnnotateAttachment{Node: "a", Attachment: ref("a"), Machine: machine("a")},
 				Hold{Node: "b", Attachment: "csi-b", Reason: StillInUse, Wanted: true},
 			},
 		},
@@ -198,7 +198,7 @@ func TestDeletedNode(t *testing.T) {
 	holdA := Hold{Node: "a", Attachment: "csi-a", Reason: NodeGone}
 	ask := WithdrawReport{Node: "a"}
 	going := Hold{Node: "a", Attachment: "csi-a", Reason: Detaching}
-	asked := Note{Node: "a", Attachment: ref("a"), Machine: machine("a"), DetachRequested: t0}
+	asked := AnnotateAttachment{Node: "a", Attachment: ref("a"), Machine: machine("a"), DetachRequested: t0}
 	byDeletion := ForceDetach{Node: "a", Attachment: ref("a"), Authority: DeletedNode{}}
 	runTimed(t, map[string]timed{
 		"wait: in use when it went": {
@@ -279,7 +279,7 @@ func TestNoteWithoutNeed(t *testing.T) {
 		"its volume has an attachment": {
 			at: t0, policy: sixMinutes, want: wantAt("a"),
 			seen:  onA(attached("a"), node("a", inUse, reported, healthy, notedAt(t0))),
-			steps: []Step{NoteNode{Node: "a", NodeUID: "uid-a"}},
+			steps: []Step{AnnotateNode{Node: "a", NodeUID: "uid-a"}},
 		},
 	})
 }

@@ -142,7 +142,7 @@ func (p *plan) reportable(a *Attachment, node Node, gone bool) bool {
 	case node.Exists != Yes || gone || node.Reported || a.Confirmed != Yes || p.want.Orphan || !node.vouched(a):
 		return false
 	case a.Implied:
-		return p.want.Unattached && len(p.blockers(a.Node)) == 0
+		return p.want.NoVolumeAttachment && len(p.blockers(a.Node)) == 0
 	}
 	return true
 }

@@ -34,11 +34,11 @@ type Desired struct {
 	// Wants holds one entry per node with a pod that needs the volume there. It is
 	// empty for a driver that needs no attach.
 	Wants []Want
-	// Unattached is set for a volume that has no VolumeAttachment: Fibre Channel and
+	// NoVolumeAttachment is set for a volume that has no VolumeAttachment: Fibre Channel and
 	// iSCSI, which the node connects by itself. It is reported, because kubelet mounts
 	// nothing else, and kept from a second node like any other: the report is its
 	// attachment, and its Attachments are all Implied.
-	Unattached bool
+	NoVolumeAttachment bool
 	// Orphan is set when the volume of a VolumeAttachment cannot be determined. It is
 	// only detached: nothing is reported of it, nothing withdrawn.
 	Orphan bool

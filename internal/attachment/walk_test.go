@@ -219,7 +219,7 @@ func (l *leader) observe() (Desired, Observed) {
 			seen.Pending = append(seen.Pending, Pending{name, until})
 		}
 	}
-	want := Desired{Shared: decision.Known(l.shared), Unattached: l.noVA}
+	want := Desired{Shared: decision.Known(l.shared), NoVolumeAttachment: l.noVA}
 	if l.history[l.seenPods-1].flipped {
 		return want, seen
 	}
@@ -300,7 +300,7 @@ func (l *leader) unknown(step Step) {
 		l.doubtful[s.Attachment.UID] = atoi(s.Attachment.ResourceVersion)
 	case Report:
 		l.unsure[s.Node] = l.known(s.Node).version
-	case NoteNode:
+	case AnnotateNode:
 		l.unsure[s.Node] = l.known(s.Node).version
 	case ForceDetach:
 		l.doubtful[s.Attachment.UID] = atoi(s.Attachment.ResourceVersion)
@@ -345,9 +345,9 @@ func (l *leader) request(step Step, late bool) (again, ok bool) {
 			return true, l.forgo(s.Node, s.Authority)
 		}
 		return false, l.delete(s.Attachment, s.Authority, late)
-	case NoteNode:
+	case AnnotateNode:
 		return l.noteNode(s, late)
-	case Note:
+	case AnnotateAttachment:
 		a, found := l.now.attachments[s.Attachment.Name]
 		if !found || a.Ref != s.Attachment {
 			return false, false
@@ -497,7 +497,7 @@ func (l *leader) withdraw(s WithdrawReport, late bool) (again, ok bool) {
 }
 
 // noteNode stores the time of a request on the Node.
-func (l *leader) noteNode(s NoteNode, late bool) (again, ok bool) {
+func (l *leader) noteNode(s AnnotateNode, late bool) (again, ok bool) {
 	if l.known(s.Node).Exists == No {
 		if a, ok := l.given[s.Node]; ok && !late {
 			a.DetachRequested = s.DetachRequested

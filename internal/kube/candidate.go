@@ -35,10 +35,10 @@ func (l *Lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []
 	if l.wasAcquired() {
 		return l.getOwn(ctx)
 	}
-	changes := bell{lease: l}
-	defer changes.fall()
+	changes := leaseWatch{lease: l}
+	defer changes.end()
 	for {
-		changes.hang(ctx)
+		changes.start(ctx)
 		record, raw, err := l.read(ctx)
 		again := l.retryPeriod
 		switch {
@@ -106,17 +106,17 @@ func (r *rival) left(record *resourcelock.LeaderElectionRecord, raw []byte) time
 	return time.Until(r.since.Add(time.Duration(record.LeaseDurationSeconds) * time.Second))
 }
 
-// bell wakes a candidate when the lease changes. Where the watch is not allowed, or
+// leaseWatch wakes a candidate when the lease changes. Where the watch is not allowed, or
 // hangs, the candidate still looks each retry period.
-type bell struct {
+type leaseWatch struct {
 	lease   *Lease
 	changes <-chan watch.Event // nil while nothing is watched
 	hung    time.Time
 	stop    func() // set while something is watched
 }
 
-// hang begins a watch unless there is one.
-func (b *bell) hang(ctx context.Context) {
+// start begins a watch unless there is one.
+func (b *leaseWatch) start(ctx context.Context) {
 	if b.changes != nil {
 		return
 	}
@@ -135,8 +135,8 @@ func (b *bell) hang(ctx context.Context) {
 	b.stop = func() { watching.Stop(); cancel() }
 }
 
-// fall ends the watch, if there is one.
-func (b *bell) fall() {
+// end ends the watch, if there is one.
+func (b *leaseWatch) end() {
 	if b.changes != nil {
 		b.stop()
 		b.changes = nil
@@ -144,7 +144,7 @@ func (b *bell) fall() {
 }
 
 // wait waits for a change of the lease, and no longer than given.
-func (b *bell) wait(ctx context.Context, most time.Duration) {
+func (b *leaseWatch) wait(ctx context.Context, most time.Duration) {
 	timer := time.NewTimer(most)
 	defer timer.Stop()
 	for {
@@ -153,7 +153,7 @@ func (b *bell) wait(ctx context.Context, most time.Duration) {
 			if ok {
 				return
 			}
-			b.fall()
+			b.end()
 			if time.Since(b.hung) > b.lease.retryPeriod {
 				return // the API server ends each watch after a while
 			}

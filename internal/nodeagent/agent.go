@@ -153,7 +153,7 @@ func (a *Agent) wire() {
 	})
 	a.plugins = newPlugins(a.config, a.root, a.client, a.owner.sure, pluginHandlers{
 		changed: volumes.wakeDriver, reconnected: volumes.driverReconnected, csiDriversListed: a.wakeAll, measure: volumes.measureCalls,
-		csiDriversUnknown: func(err error) { volumes.hinders(err, nodevolume.AttachabilityUnknown) },
+		csiDriversUnknown: func(err error) { volumes.blocks(err, nodevolume.AttachabilityUnknown) },
 	})
 	a.status = newNodeStatus(a.config.NodeName, a.client, a.log, nodeHandlers{
 		seen: func(node *corev1.Node) {
@@ -162,7 +162,7 @@ func (a *Agent) wire() {
 		},
 		learned: volumes.learned, relabelled: volumes.wakeMisplaced, handshakes: volumes.handshakes, started: volumes.nodeRead,
 		hindered: func(err error) {
-			volumes.hinders(err, nodevolume.NodeUnknown, nodevolume.NotReportedInUse, nodevolume.InUseNotCleared)
+			volumes.blocks(err, nodevolume.NodeUnknown, nodevolume.NotReportedInUse, nodevolume.InUseNotCleared)
 		},
 	})
 	volumes.status, volumes.pods, volumes.plugins = a.status, a.pods, a.plugins

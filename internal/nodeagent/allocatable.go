@@ -46,7 +46,7 @@ func (m *volumeManager) planAttachError(v *volume) {
 	}
 	if !v.attachErrorPlanned && m.plugins.limitPeriod(v.driver) > 0 {
 		v.attachErrorPlanned = true
-		m.chores.AddAfter(chore{readAttachError, v.name}, m.config.attachErrorAfter)
+		m.tasks.AddAfter(periodicTask{readAttachError, v.name}, m.config.attachErrorAfter)
 	}
 }
 
@@ -74,7 +74,7 @@ func (m *volumeManager) readAttachError(ctx context.Context, name string) {
 	if !goOn {
 		return
 	}
-	defer m.chores.AddAfter(chore{readAttachError, name}, attachErrorAgain)
+	defer m.tasks.AddAfter(periodicTask{readAttachError, name}, attachErrorAgain)
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	va, err := m.client.StorageV1().VolumeAttachments().Get(ctx, kube.AttachmentName(v.handle, v.driver, m.config.NodeName), metav1.GetOptions{})
@@ -104,8 +104,8 @@ func (m *volumeManager) readAttachError(ctx context.Context, name string) {
 func (m *volumeManager) tellAttachLimit(v *volume) {
 	text := v.attachLimit.Error()
 	for key, hold := range v.holds {
-		i := slices.IndexFunc(v.pods, func(p *publication) bool { return p.Key == key })
-		if hold.reason != nodevolume.NotAttached || i < 0 || !v.pods[i].told.news(text, time.Now()) {
+		i := slices.IndexFunc(v.pods, func(p *podVolume) bool { return p.Key == key })
+		if hold.reason != nodevolume.NotAttached || i < 0 || !v.pods[i].told.isNew(text, time.Now()) {
 			continue
 		}
 		m.events.Event(v.pods[i].podOf(), corev1.EventTypeWarning, AttachLimitReason, text)

@@ -78,7 +78,7 @@ func (v *volume) nameOf(step nodevolume.Step) string {
 type callable struct {
 	client *csi.Node
 	has    csi.NodeCapabilities
-	want   *want
+	want   *wantedVolume
 	// rules is what CSIDriver says; its zero value if there is none.
 	rules driverRules
 	// attachment is the one that was decided on. One is read for what is decided under the handshake, and for nothing else.
@@ -237,7 +237,7 @@ func (m *volumeManager) unpublish(ctx context.Context, v *volume, step nodevolum
 	return m.end(v, begun, ending{err: err, phase: begun.After(reply(err))})
 }
 
-func (m *volumeManager) entry(v *volume, key nodevolume.PublishKey) *publication {
+func (m *volumeManager) entry(v *volume, key nodevolume.PublishKey) *podVolume {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return v.publication(key)

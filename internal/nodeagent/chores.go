@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// chore is something that is done from time to time beside the turns of the volumes.
+// periodicTask is something that is done from time to time beside the turns of the volumes.
 // No volume waits for it, and each has a goroutine of its own, at most one: a driver that
 // hangs in one holds up that one alone.
-type chore struct {
+type periodicTask struct {
 	kind choreKind
 	// volume is its name.
 	volume string
@@ -23,7 +23,7 @@ const (
 )
 
 func (m *volumeManager) serveChores(ctx context.Context) {
-	serve(m.chores, func(c chore) {
+	serve(m.tasks, func(c periodicTask) {
 		switch {
 		case ctx.Err() != nil:
 		case c.kind == gatherStats:
@@ -39,18 +39,18 @@ func upTo(period time.Duration) time.Duration {
 	return time.Duration(rand.Float64() * float64(period)) //nolint:gosec // spreads calls
 }
 
-// beat is when things are done that come each period.
-type beat struct{ made time.Time }
+// schedule is when things are done that come each period.
+type schedule struct{ made time.Time }
 
-func newBeat() beat { return beat{time.Now()} }
+func newBeat() schedule { return schedule{time.Now()} }
 
 // moments is how often within a period something that comes each period may be done.
 const moments = 12
 
-// together stretches a pause of something that comes each period up to the next of the moments at
+// batch stretches a pause of something that comes each period up to the next of the moments at
 // which such things are done. On a node at rest most of the processor time is that of waking up: two
 // dozen times a second for 500 pods, were each to come at a time of its own.
-func (b beat) together(pause, period time.Duration) time.Duration {
+func (b schedule) batch(pause, period time.Duration) time.Duration {
 	grid := period / moments
 	if grid <= 0 {
 		return pause

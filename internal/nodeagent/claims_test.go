@@ -175,7 +175,7 @@ func TestWhatADriverIsToldOfAPodIsNotKept(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			own := map[string]string{"pool": "fast"}
-			c := callable{want: &want{attributes: own, pod: podIdentity{UID: "uid", Name: "p"}}, rules: rules}
+			c := callable{want: &wantedVolume{attributes: own, pod: podIdentity{UID: "uid", Name: "p"}}, rules: rules}
 			call := csi.NodeVolume{Context: c.volumeContext(), Secrets: map[string]string{}}
 			must(t, volumes.addTokens(t.Context(), c, &call))
 			if len(call.Context) < 2 {

@@ -13,7 +13,7 @@ import (
 )
 
 // readClaim reads the claim of a want, and refuses another one of its name.
-func (m *volumeManager) readClaim(ctx context.Context, w *want, version string) (*corev1.PersistentVolumeClaim, error) {
+func (m *volumeManager) readClaim(ctx context.Context, w *wantedVolume, version string) (*corev1.PersistentVolumeClaim, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	claim, err := m.client.CoreV1().PersistentVolumeClaims(w.pod.Namespace).Get(ctx, w.claim.name, metav1.GetOptions{ResourceVersion: version})

@@ -92,7 +92,7 @@ func (p *pod) lookedUp() []*VolumeWait {
 }
 
 // volumeWait is the wait of one volume, as words say it. The caller holds mu.
-func (m *volumeManager) volumeWait(w *want, v *volume, p *publication, words string) *VolumeWait {
+func (m *volumeManager) volumeWait(w *wantedVolume, v *volume, p *podVolume, words string) *VolumeWait {
 	wait := &VolumeWait{Volume: w.volume, text: words}
 	if v != nil {
 		hold := v.holds[w.key()]

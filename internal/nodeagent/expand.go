@@ -23,7 +23,7 @@ import (
 type expansion struct {
 	v    *volume
 	key  nodevolume.PublishKey
-	want *want
+	want *wantedVolume
 	// stagingPath is where the volume is staged.
 	stagingPath string
 	claim       *corev1.PersistentVolumeClaim

@@ -30,7 +30,7 @@ func podDevicesDir(uid string) string {
 }
 
 // stagingPath is where a volume is staged.
-func stagingPath(w *want) string {
+func stagingPath(w *wantedVolume) string {
 	if w.block {
 		return path.Join(blockDir, "staging", w.specName)
 	}
@@ -38,7 +38,7 @@ func stagingPath(w *want) string {
 }
 
 // publishPath is where a volume is published for a pod.
-func publishPath(w *want) string {
+func publishPath(w *wantedVolume) string {
 	if w.block {
 		return path.Join(blockDir, "publish", w.specName, string(w.pod.UID))
 	}

@@ -84,7 +84,7 @@ func (m *volumeManager) giveToGroup(ctx context.Context, c callable, r nodevolum
 }
 
 // showGroupChange lets those who wait for the pod's volume see how far its change is.
-func (m *volumeManager) showGroupChange(w *want, change *mount.GroupChange) {
+func (m *volumeManager) showGroupChange(w *wantedVolume, change *mount.GroupChange) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if p, _ := m.publicationOf(w); p != nil {
@@ -109,7 +109,7 @@ func (m *volumeManager) endWhenReleased(ctx context.Context, uid types.UID, end 
 }
 
 // tellSlowGroup tells the pod that the change takes long and how far it is, in kubelet's words.
-func (m *volumeManager) tellSlowGroup(ctx context.Context, w *want, r nodevolume.Record, change *mount.GroupChange) {
+func (m *volumeManager) tellSlowGroup(ctx context.Context, w *wantedVolume, r nodevolume.Record, change *mount.GroupChange) {
 	const help = "https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods"
 	where := strings.TrimPrefix(r.Path, "pods/")
 	text := fmt.Sprintf("Setting volume ownership for %s is taking longer than expected, consider using OnRootMismatch - %s", where, help)

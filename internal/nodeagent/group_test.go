@@ -67,7 +67,7 @@ func TestWhichVolumesAreGivenToAGroup(t *testing.T) {
 			c := callable{
 				has:   csi.NodeCapabilities{VolumeMountGroup: test.delegate},
 				rules: driverRules{groupPolicy: test.policy},
-				want:  &want{fsType: test.fsType, accessModes: test.modes, readOnly: test.readOnly, block: test.block},
+				want:  &wantedVolume{fsType: test.fsType, accessModes: test.modes, readOnly: test.readOnly, block: test.block},
 			}
 			if !test.noGroup {
 				c.want.pod.FSGroup = new(int64(testGroup))

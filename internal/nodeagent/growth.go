@@ -63,12 +63,12 @@ func (m *volumeManager) letThrough(v *volume) {
 }
 
 // isReady: the driver has confirmed the publish, and the pod does not wait for an expansion. The caller holds mu.
-func (v *volume) isReady(p *publication) bool {
+func (v *volume) isReady(p *podVolume) bool {
 	return p.Phase == nodevolume.Confirmed && !v.life.Growth.Waits(p.Key)
 }
 
 // wantSize takes in the size of a volume that a pod has come to want. The caller holds mu.
-func (m *volumeManager) wantSize(v *volume, w *want) {
+func (m *volumeManager) wantSize(v *volume, w *wantedVolume) {
 	if w.claim.name == "" {
 		return
 	}
@@ -83,7 +83,7 @@ func (m *volumeManager) wantSize(v *volume, w *want) {
 }
 
 // tellGrowth sends an event about an expansion to the pod and to its claim.
-func (m *volumeManager) tellGrowth(p *publication, kind, reason, text string) {
+func (m *volumeManager) tellGrowth(p *podVolume, kind, reason, text string) {
 	m.events.Event(p.podOf(), kind, reason, text)
 	m.events.Event(p.claimOf(), kind, reason, text)
 }

@@ -97,7 +97,7 @@ func TestWhatComesEachPeriodIsDoneTogether(t *testing.T) {
 		for i := range 1000 {
 			time.Sleep(7 * time.Millisecond)
 			pause := period + time.Duration(i)*period/2000
-			longer := b.together(pause, period)
+			longer := b.batch(pause, period)
 			if longer < pause || longer > pause+period/moments {
 				t.Fatalf("%v became %v", pause, longer)
 			}
@@ -106,7 +106,7 @@ func TestWhatComesEachPeriodIsDoneTogether(t *testing.T) {
 		if len(at) > moments {
 			t.Errorf("%d moments in %v and a half", len(at), period)
 		}
-		if got := b.together(time.Second, time.Nanosecond); got != time.Second {
+		if got := b.batch(time.Second, time.Nanosecond); got != time.Second {
 			t.Errorf("a period that cannot be divided: %v", got)
 		}
 	})

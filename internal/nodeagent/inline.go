@@ -24,13 +24,13 @@ func lifecycleMode(inline bool) storagev1.VolumeLifecycleMode {
 
 // wantOfInline is what a pod wants of a CSI volume that stands in its spec. It
 // says all that is needed: there is no claim and no PersistentVolume to read.
-func wantOfInline(object *corev1.Pod, volume string, source *corev1.CSIVolumeSource) (*want, error) {
+func wantOfInline(object *corev1.Pod, volume string, source *corev1.CSIVolumeSource) (*wantedVolume, error) {
 	for what, name := range map[string]string{"volume": volume, "driver": source.Driver} {
 		if err := mount.Element(name); err != nil {
 			return nil, refuse("%s: %v", what, err)
 		}
 	}
-	w := &want{
+	w := &wantedVolume{
 		inline: true, pod: identityOf(object), volume: volume,
 		since:    time.Now(),
 		specName: volume, driver: source.Driver, handle: inlineHandle(string(object.UID), volume),
@@ -51,8 +51,8 @@ func wantOfInline(object *corev1.Pod, volume string, source *corev1.CSIVolumeSou
 
 // checkPaths refuses two volumes of a pod that would be published at one path, over
 // each other: an inline one may have a PersistentVolume's name.
-func checkPaths(wants []*want) error {
-	at := map[string]*want{}
+func checkPaths(wants []*wantedVolume) error {
+	at := map[string]*wantedVolume{}
 	for _, w := range wants {
 		path := publishPath(w)
 		if other := at[path]; other != nil && other.name() != w.name() {
@@ -65,7 +65,7 @@ func checkPaths(wants []*want) error {
 }
 
 // checkLifecycle: the driver says that it has volumes of this kind.
-func (m *volumeManager) checkLifecycle(w *want) error {
+func (m *volumeManager) checkLifecycle(w *wantedVolume) error {
 	if w.block {
 		return nil // kubelet asks about file systems alone
 	}

@@ -457,7 +457,7 @@ func TestWhatAnInlineVolumeWaitsFor(t *testing.T) {
 	volumes := &volumeManager{events: events, pods: pods}
 	v := &volume{life: nodevolume.Life{Inline: true}}
 	p := v.publication(nodevolume.PublishKey{PodUID: "u", SpecName: "scratch"})
-	p.want = &want{inline: true, specName: "scratch"}
+	p.want = &wantedVolume{inline: true, specName: "scratch"}
 	volumes.tellLongWait(v, nodevolume.Hold{Key: p.Key, Reason: nodevolume.DriverNotRegistered}, time.Now())
 	if got := <-events.Events; !strings.HasPrefix(got, `Warning FailedMount MountVolume.SetUp failed for volume "scratch" :`) {
 		t.Errorf("the event says: %s", got)

@@ -16,7 +16,7 @@ var translator = csitranslation.New()
 // wantOfInTree is what a pod wants of a volume of an in-tree kind that stands in its spec and has moved to CSI: the
 // attach/detach controller attaches it, and kubelet mounts it, as the CSI volume that it is now. Nil for what is no
 // business of CSI (emptyDir, configMap, nfs ...).
-func (m *podManager) wantOfInTree(object *corev1.Pod, volume *corev1.Volume) (*want, error) {
+func (m *podManager) wantOfInTree(object *corev1.Pod, volume *corev1.Volume) (*wantedVolume, error) {
 	if !translator.IsInlineMigratable(volume) {
 		return nil, nil
 	}

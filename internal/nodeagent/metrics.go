@@ -183,7 +183,7 @@ func (m *volumeManager) measureCalls(driver string) func(csi.Call) {
 // noteReleased keeps since when no pod wants a volume. The caller holds mu.
 func (m *volumeManager) noteReleased(v *volume, now time.Time) {
 	claimOf := m.claims(v)
-	kept := slices.ContainsFunc(v.pods, func(p *publication) bool {
+	kept := slices.ContainsFunc(v.pods, func(p *podVolume) bool {
 		claim := claimOf(p)
 		return claim == nodevolume.Wanted || claim == nodevolume.Unclaimed
 	})

@@ -240,13 +240,13 @@ func TestAVolumeThatOnePodWantsIsNotReleased(t *testing.T) {
 	agent, err := New(config)
 	must(t, err)
 	t.Cleanup(func() { must(t, agent.close()) })
-	wants := func(uid types.UID) *want {
-		return &want{pod: podIdentity{UID: uid}, driver: "d", handle: "h", specName: "pv"}
+	wants := func(uid types.UID) *wantedVolume {
+		return &wantedVolume{pod: podIdentity{UID: uid}, driver: "d", handle: "h", specName: "pv"}
 	}
 	pods := []types.UID{"first", "second"}
 	for _, uid := range pods {
 		agent.SetPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid}})
-		agent.volumes.wanted(uid, []*want{wants(uid)})
+		agent.volumes.wanted(uid, []*wantedVolume{wants(uid)})
 	}
 	v := agent.volumes.all[wants("first").name()]
 	for n, uid := range pods {
@@ -261,7 +261,7 @@ func TestAVolumeThatOnePodWantsIsNotReleased(t *testing.T) {
 		t.Error("the wait began again")
 	}
 	agent.SetPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "third"}})
-	agent.volumes.wanted("third", []*want{wants("third")})
+	agent.volumes.wanted("third", []*wantedVolume{wants("third")})
 	if !v.releasedAt.IsZero() {
 		t.Error("it is wanted again and still released")
 	}
@@ -422,7 +422,7 @@ func BenchmarkCensus(b *testing.B) {
 		name := strconv.Itoa(n)
 		v := agent.volumes.volumeNamed(name, "d", name, false)
 		p := v.publication(nodevolume.PublishKey{PodUID: name, SpecName: name})
-		p.want = &want{pod: podIdentity{Namespace: "default"}, claim: claimRef{name: name}}
+		p.want = &wantedVolume{pod: podIdentity{Namespace: "default"}, claim: claimRef{name: name}}
 		p.Phase = nodevolume.Confirmed
 		p.stats = &publishedStats{said: csi.VolumeStats{Bytes: &csi.Usage{Total: 1}, Inodes: &csi.Usage{Total: 1}, Condition: &csi.Condition{}}}
 	}

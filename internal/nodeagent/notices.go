@@ -15,23 +15,23 @@ import (
 var shared struct {
 	mu       sync.Mutex
 	watcher  *fsnotify.Watcher     // guarded by mu; nil while nobody watches
-	notices  map[*notices]struct{} // guarded by mu
-	watchers map[string]*notices   // guarded by mu; by directory
+	notices  map[*pluginWatcher]struct{} // guarded by mu
+	watchers map[string]*pluginWatcher   // guarded by mu; by directory
 	stopped  chan struct{}         // closed when the watcher's goroutine has ended
 }
 
 // noticesHeld is how many events wait for one agent. When they are more, it is told to look itself.
 const noticesHeld = 64
 
-// notices are what happens in the directories that one agent watches.
-type notices struct {
+// pluginWatcher are what happens in the directories that one agent watches.
+type pluginWatcher struct {
 	events chan fsnotify.Event
 	// lost holds one word when events were lost.
 	lost chan error
 }
 
 // watchNotices begins with no directory.
-func watchNotices() (*notices, error) {
+func watchNotices() (*pluginWatcher, error) {
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
 	if shared.watcher == nil {
@@ -40,16 +40,16 @@ func watchNotices() (*notices, error) {
 			return nil, fmt.Errorf("watch for driver registrations (are fs.inotify.max_user_instances used up?): %w", err)
 		}
 		shared.watcher, shared.stopped = watcher, make(chan struct{})
-		shared.notices, shared.watchers = map[*notices]struct{}{}, map[string]*notices{}
+		shared.notices, shared.watchers = map[*pluginWatcher]struct{}{}, map[string]*pluginWatcher{}
 		go deliver(watcher, shared.stopped)
 	}
-	n := &notices{events: make(chan fsnotify.Event, noticesHeld), lost: make(chan error, 1)}
+	n := &pluginWatcher{events: make(chan fsnotify.Event, noticesHeld), lost: make(chan error, 1)}
 	shared.notices[n] = struct{}{}
 	return n, nil
 }
 
 // add watches one more directory.
-func (n *notices) add(dir string) error {
+func (n *pluginWatcher) add(dir string) error {
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
 	if _, open := shared.notices[n]; !open {
@@ -65,7 +65,7 @@ func (n *notices) add(dir string) error {
 }
 
 // close ends the watch of all directories.
-func (n *notices) close() error {
+func (n *pluginWatcher) close() error {
 	shared.mu.Lock()
 	if _, open := shared.notices[n]; !open {
 		shared.mu.Unlock()
@@ -128,7 +128,7 @@ func deliver(watcher *fsnotify.Watcher, stopped chan<- struct{}) {
 	}
 }
 
-func (n *notices) lose(err error) {
+func (n *pluginWatcher) lose(err error) {
 	select {
 	case n.lost <- err:
 	default: // it has been told, and has not looked yet

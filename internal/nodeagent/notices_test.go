@@ -11,7 +11,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-func nextEvent(t *testing.T, n *notices) fsnotify.Event {
+func nextEvent(t *testing.T, n *pluginWatcher) fsnotify.Event {
 	t.Helper()
 	select {
 	case event := <-n.events:
@@ -25,7 +25,7 @@ func nextEvent(t *testing.T, n *notices) fsnotify.Event {
 // More than a kernel gives inotify instances to a user.
 func TestManyAgentsShareOneWatch(t *testing.T) {
 	const agents = 300
-	var all []*notices
+	var all []*pluginWatcher
 	var dirs []string
 	for range agents {
 		n, err := watchNotices()

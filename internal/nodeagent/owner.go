@@ -321,7 +321,7 @@ func (a *Agent) lookForOwner(ctx context.Context) error {
 func (a *Agent) knowOwner(ctx context.Context) error {
 	for failures := 1; ; failures++ {
 		err := a.owner.verify(ctx)
-		a.volumes.hinders(err, nodevolume.AttachabilityUnknown, nodevolume.NodeUnknown)
+		a.volumes.blocks(err, nodevolume.AttachabilityUnknown, nodevolume.NodeUnknown)
 		if _, other := errors.AsType[*OwnerError](err); err == nil || other {
 			return err
 		}

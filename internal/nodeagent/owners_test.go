@@ -45,7 +45,7 @@ func newPodWorld(t *testing.T) *podWorld {
 	}
 	config := Config{NodeName: "n", RESTConfig: nil, Logger: logr.Discard()}
 	w.podManager = newPodManager(config, w.api, record.NewFakeRecorder(10), newBeat(), func() bool { return w.sure }, podHandlers{
-		wanted: func(uid types.UID, wants []*want) {
+		wanted: func(uid types.UID, wants []*wantedVolume) {
 			for _, want := range wants {
 				w.join(uid, want.name())
 			}
@@ -53,8 +53,8 @@ func newPodWorld(t *testing.T) *podWorld {
 		},
 		released: func(uid types.UID, _ []string) { tell("released", uid) },
 		changed:  func(names []string) { tell("changed", types.UID(slices.Compact(names)[0])) },
-		grows:    func(*want) bool { return false },
-		readSize: func(context.Context, *want, string) error { return nil },
+		grows:    func(*wantedVolume) bool { return false },
+		readSize: func(context.Context, *wantedVolume, string) error { return nil },
 	})
 	t.Cleanup(w.queue.ShutDown)
 	return w
@@ -145,13 +145,13 @@ func TestAVolumeOfAPodThatIsGone(t *testing.T) {
 	m.plugins = newPlugins(w.config, root, w.api, nil, pluginHandlers{})
 	defer m.plugins.close()
 	m.status = newNodeStatus("n", w.api, logr.Discard(), nodeHandlers{})
-	here := &want{specName: "pv", driver: "d", handle: "h", pod: podIdentity{UID: "p"}}
-	m.wanted("p", []*want{here})
+	here := &wantedVolume{specName: "pv", driver: "d", handle: "h", pod: podIdentity{UID: "p"}}
+	m.wanted("p", []*wantedVolume{here})
 	if len(m.all) > 0 {
 		t.Errorf("volumes of a pod that nobody has set: %v", m.all)
 	}
 	w.set(podWithClaim("p"))
-	m.wanted("p", []*want{here})
+	m.wanted("p", []*wantedVolume{here})
 	if m.all[volumeOfClaim] == nil || m.queue.Len() != 1 {
 		t.Errorf("volumes: %v, %d to look at", m.all, m.queue.Len())
 	}

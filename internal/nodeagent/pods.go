@@ -30,7 +30,7 @@ type podManager struct {
 	on   podHandlers
 	// queue holds the pods to look up.
 	queue workqueue.TypedRateLimitingInterface[types.UID]
-	beat  beat
+	beat  schedule
 
 	mu sync.Mutex
 	// Under mu:
@@ -44,17 +44,17 @@ type podManager struct {
 // podHandlers are told what comes of pods.
 type podHandlers struct {
 	// wanted: the pod wants these volumes.
-	wanted func(types.UID, []*want)
+	wanted func(types.UID, []*wantedVolume)
 	// released: the pod is not wanted any more, and has something of these volumes.
 	released func(types.UID, []string)
 	// changed: something else is known of the pods of these volumes.
 	changed func([]string)
 	// grows says whether a wanted volume may grow, and readSize looks whether it has, in objects of this resource version at least.
-	grows    func(*want) bool
-	readSize func(context.Context, *want, string) error
+	grows    func(*wantedVolume) bool
+	readSize func(context.Context, *wantedVolume, string) error
 }
 
-func newPodManager(config Config, client kubernetes.Interface, events record.EventRecorder, beat beat, sure func() bool, on podHandlers) *podManager {
+func newPodManager(config Config, client kubernetes.Interface, events record.EventRecorder, beat schedule, sure func() bool, on podHandlers) *podManager {
 	return &podManager{
 		config: config, client: client, log: config.Logger, events: events, sure: sure, on: on, beat: beat,
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](lookUpFirst, lookUpMax)),
@@ -91,7 +91,7 @@ type pod struct {
 	ending error
 	// resolved: it is known which CSI volumes the pod wants.
 	resolved bool
-	wants    []*want
+	wants    []*wantedVolume
 	// others are those of its claims that this agent does not mount.
 	others []*otherVolume
 	// stale: an ephemeral container came since, and with it perhaps a volume that no other uses.
@@ -101,7 +101,7 @@ type pod struct {
 	refused error
 	// problemSince is when looking it up failed first, told the problem that was sent as an event.
 	problemSince time.Time
-	told         told
+	told         eventDedup
 	// tokens are those that drivers were given for the pod. Has a lock of its own.
 	tokens *tokenCache
 	// syncAt is when its claims are read again.
@@ -405,7 +405,7 @@ func (m *podManager) tellOnce(p *pod, err error) {
 		return
 	}
 	text := explain.NodeHold{Reason: ClaimNotReady, Since: p.problemSince, Why: m.config.withRemedy(err).Error()}.Waits()
-	if p.told.news(text, now) {
+	if p.told.isNew(text, now) {
 		m.tell(p.object, text)
 	}
 }

@@ -91,7 +91,7 @@ func (m *volumeManager) rebuild() error {
 				torn = append(torn, name)
 				continue
 			}
-			m.takeIn(record)
+			m.adopt(record)
 		}
 	}
 	return m.account(torn)
@@ -105,8 +105,8 @@ func (m *volumeManager) readRecord(name string) (nodevolume.Record, error) {
 	return nodevolume.DecodeRecord(raw)
 }
 
-// takeIn adds what a record found at start-up speaks of.
-func (m *volumeManager) takeIn(record nodevolume.Record) {
+// adopt adds what a record found at start-up speaks of.
+func (m *volumeManager) adopt(record nodevolume.Record) {
 	m.metrics.Found(true)
 	v := m.volumeNamed(uniqueName(record), record.Driver, record.Handle, record.Inline)
 	v.life.Found(record, m.config.BootID, m.placed(record))
@@ -131,7 +131,7 @@ func (m *volumeManager) account(torn []string) error {
 		switch {
 		case i >= 0:
 			torn = slices.Delete(torn, i, i+1)
-			m.takeIn(record)
+			m.adopt(record)
 			if err := m.saveRecord(name, record, mount.PowerCut); err != nil {
 				return err
 			}
@@ -161,7 +161,7 @@ func (m *volumeManager) recorded(found nodevolume.Record) bool {
 		return v.life.Stage.Phase != nodevolume.Absent
 	default:
 		key := nodevolume.PublishKey{PodUID: found.Pod.UID, SpecName: found.SpecName}
-		return slices.ContainsFunc(v.pods, func(p *publication) bool { return p.Key == key && p.Phase != nodevolume.Absent })
+		return slices.ContainsFunc(v.pods, func(p *podVolume) bool { return p.Key == key && p.Phase != nodevolume.Absent })
 	}
 }
 

@@ -47,7 +47,7 @@ type registry struct {
 	plugins *plugins
 	dir     string
 	// notices is set by open.
-	notices *notices
+	notices *pluginWatcher
 	queue   workqueue.TypedRateLimitingInterface[string]
 	running sync.WaitGroup
 

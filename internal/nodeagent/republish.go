@@ -41,7 +41,7 @@ func (m *volumeManager) republish(ctx context.Context, v *volume, step nodevolum
 	return nil
 }
 
-func (m *volumeManager) callAgain(ctx context.Context, v *volume, p *publication) error {
+func (m *volumeManager) callAgain(ctx context.Context, v *volume, p *podVolume) error {
 	c, err := m.callableFor(v, p.Key)
 	if err != nil {
 		return err

@@ -68,7 +68,7 @@ func (c callable) volumeContext() map[string]string {
 }
 
 // checkAffinity: the volume may be used on this node.
-func (m *volumeManager) checkAffinity(w *want) error {
+func (m *volumeManager) checkAffinity(w *wantedVolume) error {
 	if w.affinity == nil {
 		return nil
 	}

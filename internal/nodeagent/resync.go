@@ -54,14 +54,14 @@ func (m *podManager) resync(ctx context.Context, uid types.UID) {
 
 // syncLater sets the time of the next resync. The caller holds mu.
 func (m *podManager) syncLater(uid types.UID, p *pod) {
-	pause := m.beat.together(syncPause(m.config.SyncPeriod, rand.Float64()), m.config.SyncPeriod) //nolint:gosec // spreads reads
+	pause := m.beat.batch(syncPause(m.config.SyncPeriod, rand.Float64()), m.config.SyncPeriod) //nolint:gosec // spreads reads
 	p.syncAt = time.Now().Add(pause)
 	m.queue.AddAfter(uid, pause)
 }
 
 // readSize reads a claim, and its volume if the claim names a size that is not here
 // yet. In this order: what the claim says of its volume has been true before.
-func (m *volumeManager) readSize(ctx context.Context, w *want, version string) error {
+func (m *volumeManager) readSize(ctx context.Context, w *wantedVolume, version string) error {
 	claim, err := m.readClaim(ctx, w, version)
 	if err != nil {
 		return err
@@ -101,7 +101,7 @@ func (m *volumeManager) readSize(ctx context.Context, w *want, version string) e
 
 // grows says whether a pod's volume is one that may grow and be expanded here.
 // A driver that cannot do it on the node leaves nothing to look for.
-func (m *volumeManager) grows(w *want) bool {
+func (m *volumeManager) grows(w *wantedVolume) bool {
 	if w.claim.name == "" || w.readOnly {
 		return false
 	}

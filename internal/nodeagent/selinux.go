@@ -99,7 +99,7 @@ func seLinuxOptions(pod *corev1.Pod, volume string) []*corev1.SELinuxOptions {
 }
 
 // label is the one that a pod's volume is to be mounted with, as its CSIDriver stands.
-func (r driverRules) label(w *want) string {
+func (r driverRules) label(w *wantedVolume) string {
 	if w == nil || !r.seLinux {
 		return ""
 	}

@@ -27,23 +27,23 @@ type publishedStats struct {
 }
 
 // measurable: the driver can be asked how full it is, for a pod that is known.
-func (p *publication) measurable() bool {
+func (p *podVolume) measurable() bool {
 	return p.want != nil && p.Phase == nodevolume.Confirmed && !p.withoutStats
 }
 
 // planStats has a volume that was published looked at from now on. The caller holds mu.
 func (m *volumeManager) planStats(v *volume) {
-	if v.statsPlanned || m.config.StatsPeriod < 0 || !slices.ContainsFunc(v.pods, (*publication).measurable) {
+	if v.statsPlanned || m.config.StatsPeriod < 0 || !slices.ContainsFunc(v.pods, (*podVolume).measurable) {
 		return
 	}
 	v.statsPlanned = true
-	m.chores.AddAfter(chore{gatherStats, v.name}, m.beat.together(upTo(m.config.StatsPeriod), m.config.StatsPeriod))
+	m.tasks.AddAfter(periodicTask{gatherStats, v.name}, m.beat.batch(upTo(m.config.StatsPeriod), m.config.StatsPeriod))
 }
 
 // statsTarget is one publish to ask about.
 type statsTarget struct {
 	volume      *volume
-	publication *publication
+	publication *podVolume
 	path        string
 }
 
@@ -82,7 +82,7 @@ func (m *volumeManager) gatherStats(ctx context.Context, name string) {
 		}
 		m.keepStats(target, said)
 	}
-	m.chores.AddAfter(chore{gatherStats, name}, m.beat.together(m.config.StatsPeriod+upTo(m.config.StatsPeriod), m.config.StatsPeriod))
+	m.tasks.AddAfter(periodicTask{gatherStats, name}, m.beat.batch(m.config.StatsPeriod+upTo(m.config.StatsPeriod), m.config.StatsPeriod))
 }
 
 // neverMeasured: nothing would come of asking again. Drivers may keep no path of a volume that they make with its publish.
@@ -164,7 +164,7 @@ func (s *publishedStats) usage() (bytes, inodes csi.Usage) {
 	return bytes, inodes
 }
 
-func (s *publishedStats) of(w *want) stats.VolumeStats {
+func (s *publishedStats) of(w *wantedVolume) stats.VolumeStats {
 	bytes, inodes := s.usage()
 	number := func(n int64) *uint64 { return new(uint64(max(n, 0))) }
 	out := stats.VolumeStats{

@@ -24,16 +24,16 @@ func (m *volumeManager) tellStuck(pod, claim *corev1.ObjectReference, text strin
 
 // tellStage says it of the stage. The caller holds mu.
 func (m *volumeManager) tellStage(v *volume, text string) {
-	if !v.unstageTold.news(text, time.Now()) {
+	if !v.unstageTold.isNew(text, time.Now()) {
 		return
 	}
-	staged := &publication{Publication: &nodevolume.Publication{Key: nodevolume.PublishKey{PodUID: v.life.Stage.Record.Pod.UID}, Place: v.life.Stage}}
+	staged := &podVolume{PodVolume: &nodevolume.PodVolume{Key: nodevolume.PublishKey{PodUID: v.life.Stage.Record.Pod.UID}, Place: v.life.Stage}}
 	m.tellStuck(staged.podOf(), staged.claimOf(), text)
 	m.log.Error(errors.New(text), "Volume stays in use", "volume", v.name)
 }
 
 // claimOf is the reference for events about the claim of a publication; nil if it has none, or none is known.
-func (p *publication) claimOf() *corev1.ObjectReference {
+func (p *podVolume) claimOf() *corev1.ObjectReference {
 	pod := p.Record.Pod
 	claim, namespace := claimRef{name: pod.Claim, uid: types.UID(pod.ClaimUID)}, pod.Namespace
 	if p.want != nil {

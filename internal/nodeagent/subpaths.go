@@ -58,7 +58,7 @@ func (m *volumeManager) mountSubPath(uid types.UID, s SubPath) (string, error) {
 }
 
 // publishedFor is a volume of a pod whose volumes are all mounted.
-func (m *volumeManager) publishedFor(uid types.UID, volume string) (*publication, error) {
+func (m *volumeManager) publishedFor(uid types.UID, volume string) (*podVolume, error) {
 	state := m.mounted(uid)
 	switch {
 	case state.err != nil:
@@ -72,7 +72,7 @@ func (m *volumeManager) publishedFor(uid types.UID, volume string) (*publication
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	i := slices.IndexFunc(owner.wants, func(w *want) bool { return w.volume == volume })
+	i := slices.IndexFunc(owner.wants, func(w *wantedVolume) bool { return w.volume == volume })
 	if i < 0 {
 		return nil, fmt.Errorf("volume %q of the pod is not one that belay-node mounts", volume)
 	}
@@ -85,7 +85,7 @@ func (m *volumeManager) publishedFor(uid types.UID, volume string) (*publication
 
 // endSubPaths unmounts the parts of a volume before the volume itself: they would keep its file system in use. The
 // publish is not confirmed any more by then, so that none are mounted from here on.
-func (m *volumeManager) endSubPaths(p *publication) error {
+func (m *volumeManager) endSubPaths(p *podVolume) error {
 	p.subPaths.Lock()
 	defer p.subPaths.Unlock()
 	dir := subPathsDir(p.Key)

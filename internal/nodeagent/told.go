@@ -13,8 +13,8 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// told is the last event about something.
-type told struct {
+// eventDedup is the last event about something.
+type eventDedup struct {
 	text string
 	at   time.Time
 }
@@ -23,8 +23,8 @@ type told struct {
 // server forgets events after an hour (kube-apiserver --event-ttl).
 const toldAgain = 20 * time.Minute
 
-// news says whether a text is to be sent now, and notes that it is.
-func (t *told) news(text string, now time.Time) bool {
+// isNew says whether a text is to be sent now, and notes that it is.
+func (t *eventDedup) isNew(text string, now time.Time) bool {
 	if t.text == text && now.Sub(t.at) < toldAgain {
 		return false
 	}
@@ -32,8 +32,8 @@ func (t *told) news(text string, now time.Time) bool {
 	return true
 }
 
-// hinders notes why what the reasons wait for does not come about; nil: nothing is known to.
-func (m *volumeManager) hinders(err error, reasons ...nodevolume.Reason) {
+// blocks notes why what the reasons wait for does not come about; nil: nothing is known to.
+func (m *volumeManager) blocks(err error, reasons ...nodevolume.Reason) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, reason := range reasons {

@@ -67,7 +67,7 @@ func (m *volumeManager) tellUnanswered(v *volume, u *unanswered) {
 			continue
 		}
 		pending.Block, pending.Volume = p.want.block, p.Key.SpecName
-		if reason, text := pending.Failed(ends); p.told.news(text, time.Now()) {
+		if reason, text := pending.Failed(ends); p.told.isNew(text, time.Now()) {
 			m.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
 		}
 	}

@@ -23,8 +23,8 @@ type volume struct {
 	name, driver, handle string
 	life                 nodevolume.Life
 	// pods are what is known here of those of its life.
-	pods        []*publication
-	unstageTold told
+	pods        []*podVolume
+	unstageTold eventDedup
 	// unstageFailingSince is when the first unstage began of those that failed in a row.
 	unstageFailingSince time.Time
 	// unconfirmed is the record of a stage that the driver has confirmed and the disk has not: the pod's publish goes first. The
@@ -50,18 +50,18 @@ type volume struct {
 	exhaustedAt metav1.Time
 }
 
-// publication is a volume for one pod: wanted, or known from a record.
-type publication struct {
-	*nodevolume.Publication
+// podVolume is a volume for one pod: wanted, or known from a record.
+type podVolume struct {
+	*nodevolume.PodVolume
 	// want is nil if the pod is known from a record alone.
-	want *want
+	want *wantedVolume
 	// problem is what the last failure said, and step the one that failed, the first time in
 	// a row at failingSince.
 	problem      error
 	step         string
 	failingSince time.Time
 	// told is the last event that was sent about it.
-	told told
+	told eventDedup
 	// publishContext is what this agent published it with; nil if another one did.
 	publishContext map[string]string
 	// subPaths is held while parts of it are mounted or unmounted for the pod's containers; it is taken before mu.
@@ -93,17 +93,17 @@ func (m *volumeManager) volumeNamed(name, driver, handle string, inline bool) *v
 }
 
 // publication returns the volume's entry for a pod and makes it if it is new.
-func (v *volume) publication(key nodevolume.PublishKey) *publication {
+func (v *volume) publication(key nodevolume.PublishKey) *podVolume {
 	if p := v.find(key); p != nil {
 		return p
 	}
-	p := &publication{Publication: v.life.Publication(key)}
+	p := &podVolume{PodVolume: v.life.Publication(key)}
 	v.pods = append(v.pods, p)
 	return p
 }
 
-func (v *volume) find(key nodevolume.PublishKey) *publication {
-	if i := slices.IndexFunc(v.pods, func(p *publication) bool { return p.Key == key }); i >= 0 {
+func (v *volume) find(key nodevolume.PublishKey) *podVolume {
+	if i := slices.IndexFunc(v.pods, func(p *podVolume) bool { return p.Key == key }); i >= 0 {
 		return v.pods[i]
 	}
 	return nil
@@ -167,18 +167,18 @@ func (m *volumeManager) decide(name string, now time.Time) (*volume, nodevolume.
 // drop lets go of pods that are gone and have nothing published. The caller holds mu.
 func (m *volumeManager) drop(v *volume, left []nodevolume.PublishKey) {
 	for _, key := range left {
-		v.pods = slices.DeleteFunc(v.pods, func(p *publication) bool { return p.Key == key })
+		v.pods = slices.DeleteFunc(v.pods, func(p *podVolume) bool { return p.Key == key })
 		delete(v.holds, key)
-		if !slices.ContainsFunc(v.pods, func(p *publication) bool { return p.Key.PodUID == key.PodUID }) { // by another PersistentVolume
+		if !slices.ContainsFunc(v.pods, func(p *podVolume) bool { return p.Key.PodUID == key.PodUID }) { // by another PersistentVolume
 			m.pods.leave(types.UID(key.PodUID), v.name)
 		}
 	}
 }
 
 // claims tells what the owner of a pod says about its publication. The caller holds mu.
-func (m *volumeManager) claims(v *volume) func(*publication) nodevolume.Claim {
+func (m *volumeManager) claims(v *volume) func(*podVolume) nodevolume.Demand {
 	facts := m.facts(v, nodevolume.Node{})
-	return func(p *publication) nodevolume.Claim { return v.life.Claim(facts, p.Publication) }
+	return func(p *podVolume) nodevolume.Demand { return v.life.Claim(facts, p.PodVolume) }
 }
 
 // facts is what a volume's life does not know by itself. The caller holds mu.
@@ -186,7 +186,7 @@ func (m *volumeManager) facts(v *volume, node nodevolume.Node) nodevolume.Facts 
 	rules := m.plugins.rules(v.driver)
 	facts := nodevolume.Facts{
 		Node: node, AttachRequired: m.plugins.attachRequired(v.driver), Unaccounted: m.isUnaccounted(v.name),
-		Pod: func(p *nodevolume.Publication) nodevolume.PodFacts {
+		Pod: func(p *nodevolume.PodVolume) nodevolume.PodFacts {
 			facts := nodevolume.PodFacts{PodState: m.pods.state(types.UID(p.Key.PodUID))}
 			if w := v.find(p.Key).want; w != nil {
 				facts.Wants, facts.Label, facts.SolePod, facts.ReadOnly = true, rules.label(w), w.solePod, w.readOnly
@@ -258,7 +258,7 @@ func (m *volumeManager) outcome(ctx context.Context, v *volume, step nodevolume.
 		v.life.Succeeded(step)
 		if !unstage {
 			p := v.publication(key)
-			p.problem, p.step, p.told = nil, "", told{}
+			p.problem, p.step, p.told = nil, "", eventDedup{}
 		}
 		return
 	}
@@ -279,7 +279,7 @@ func (m *volumeManager) outcome(ctx context.Context, v *volume, step nodevolume.
 
 // stagingPath is where the volume is, or would be, staged for a pod. Two PersistentVolumes may share a handle, and then
 // it stays where the first one's name has put it.
-func (v *volume) stagingPath(w *want) string {
+func (v *volume) stagingPath(w *wantedVolume) string {
 	if v.life.Stage.Phase != nodevolume.Absent {
 		return v.life.Stage.Record.Path
 	}
@@ -297,7 +297,7 @@ func (v *volume) specName() string {
 }
 
 // podOf is the reference for events about a publication.
-func (p *publication) podOf() *corev1.ObjectReference {
+func (p *podVolume) podOf() *corev1.ObjectReference {
 	if p.want != nil {
 		return p.want.pod.ref()
 	}

@@ -39,12 +39,12 @@ type volumeManager struct {
 	watches sync.WaitGroup
 	// metrics is nil if nothing is measured.
 	metrics *telemetry.Node
-	beat    beat
+	beat    schedule
 
 	// queue holds the volumes that have to be looked at. It gives one key to one goroutine at a time; that is the only lock on a
 	// volume's way.
 	queue  workqueue.TypedDelayingInterface[string]
-	chores workqueue.TypedDelayingInterface[chore]
+	tasks workqueue.TypedDelayingInterface[periodicTask]
 
 	mu sync.Mutex
 	// Under mu:
@@ -56,11 +56,11 @@ type volumeManager struct {
 	unaccounted map[string]struct{}
 }
 
-func newVolumeManager(config Config, client kubernetes.Interface, root *mount.Root, events record.EventRecorder, beat beat) *volumeManager {
+func newVolumeManager(config Config, client kubernetes.Interface, root *mount.Root, events record.EventRecorder, beat schedule) *volumeManager {
 	return &volumeManager{
 		config: config, log: config.Logger, client: client, root: root, events: events, beat: beat,
 		queue:  workqueue.NewTypedDelayingQueue[string](),
-		chores: workqueue.NewTypedDelayingQueue[chore](),
+		tasks: workqueue.NewTypedDelayingQueue[periodicTask](),
 		all:    map[string]*volume{}, trouble: map[nodevolume.Reason]error{}, unaccounted: map[string]struct{}{},
 	}
 }
@@ -73,11 +73,11 @@ func (m *volumeManager) run(ctx context.Context) {
 
 func (m *volumeManager) shutDown() {
 	m.queue.ShutDown()
-	m.chores.ShutDown()
+	m.tasks.ShutDown()
 }
 
 // wanted gives the volumes that a pod wants to their lives.
-func (m *volumeManager) wanted(uid types.UID, wants []*want) {
+func (m *volumeManager) wanted(uid types.UID, wants []*wantedVolume) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, w := range wants {
@@ -158,7 +158,7 @@ func (m *volumeManager) wakeMisplaced() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for name, v := range m.all {
-		if slices.ContainsFunc(v.pods, func(p *publication) bool {
+		if slices.ContainsFunc(v.pods, func(p *podVolume) bool {
 			return p.want != nil && p.want.affinity != nil && p.Phase != nodevolume.Confirmed
 		}) {
 			m.wake(name)

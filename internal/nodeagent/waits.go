@@ -84,7 +84,7 @@ func (m *volumeManager) mounted(uid types.UID) mountState {
 }
 
 // publicationOf finds the entry that a want led to. The caller holds mu.
-func (m *volumeManager) publicationOf(w *want) (*publication, *volume) {
+func (m *volumeManager) publicationOf(w *wantedVolume) (*podVolume, *volume) {
 	v := m.all[w.name()]
 	if v == nil {
 		return nil, nil
@@ -93,7 +93,7 @@ func (m *volumeManager) publicationOf(w *want) (*publication, *volume) {
 }
 
 // waitsFor says in which hop a volume waits, since when, and what went wrong last.
-func (m *volumeManager) waitsFor(w *want, v *volume, p *publication) error {
+func (m *volumeManager) waitsFor(w *wantedVolume, v *volume, p *podVolume) error {
 	state, now := "", time.Now()
 	switch {
 	case p != nil && p.groupChange != nil:

@@ -26,8 +26,8 @@ const (
 	lookUpMax   = 10 * time.Second
 )
 
-// want is one CSI volume that a pod wants here, with all that the calls need to say.
-type want struct {
+// wantedVolume is one CSI volume that a pod wants here, with all that the calls need to say.
+type wantedVolume struct {
 	pod    podIdentity
 	volume string // in pod.spec.volumes
 	// inline: the volume is the pod's own, and stands in pod.spec.volumes.
@@ -75,11 +75,11 @@ func (id podIdentity) ref() *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", UID: id.UID, Namespace: id.Namespace, Name: id.Name}
 }
 
-func (w *want) key() nodevolume.PublishKey {
+func (w *wantedVolume) key() nodevolume.PublishKey {
 	return nodevolume.PublishKey{PodUID: string(w.pod.UID), SpecName: w.specName}
 }
 
-func (w *want) name() string {
+func (w *wantedVolume) name() string {
 	if w.inline {
 		return kube.InlineVolumeName(string(w.pod.UID), w.specName)
 	}
@@ -88,7 +88,7 @@ func (w *want) name() string {
 
 // found is what was read of a pod's volumes.
 type found struct {
-	wants  []*want
+	wants  []*wantedVolume
 	others []*otherVolume
 	// refused says which volumes can never be mounted; nil if there are none.
 	refused error
@@ -97,12 +97,12 @@ type found struct {
 // wantsOf reads the claims and volumes of a pod, but for those that are known. All
 // problems are looked for, so that the pod's owner reads of all at once. What was found beside them is returned as well. The error
 // is of what may be otherwise the next time.
-func (m *podManager) wantsOf(ctx context.Context, object *corev1.Pod, known []*want) (found, error) {
+func (m *podManager) wantsOf(ctx context.Context, object *corev1.Pod, known []*wantedVolume) (found, error) {
 	if err := mount.Element(string(object.UID)); err != nil {
 		return found{refused: refuse("pod UID: %v", err)}, nil
 	}
 	asFile, asDevice := usedVolumes(object)
-	var wants []*want
+	var wants []*wantedVolume
 	var others []*otherVolume
 	var problems, refusals []error
 	for i := range object.Spec.Volumes {
@@ -110,9 +110,9 @@ func (m *podManager) wantsOf(ctx context.Context, object *corev1.Pod, known []*w
 		if !asFile[volume.Name] && !asDevice[volume.Name] {
 			continue
 		}
-		var w *want
+		var w *wantedVolume
 		var err error
-		old := slices.IndexFunc(known, func(w *want) bool { return w.volume == volume.Name })
+		old := slices.IndexFunc(known, func(w *wantedVolume) bool { return w.volume == volume.Name })
 		if old >= 0 {
 			w = known[old]
 		} else {
@@ -177,7 +177,7 @@ func sameVolumes(was, is *corev1.Pod) bool {
 }
 
 // wantOf is what a pod wants of one of its volumes; nil if it is not of the kind that this agent mounts.
-func (m *podManager) wantOf(ctx context.Context, object *corev1.Pod, volume *corev1.Volume) (*want, error) {
+func (m *podManager) wantOf(ctx context.Context, object *corev1.Pod, volume *corev1.Volume) (*wantedVolume, error) {
 	switch {
 	case volume.CSI != nil:
 		return wantOfInline(object, volume.Name, volume.CSI)
@@ -199,7 +199,7 @@ type claimUse struct {
 	ofPod bool
 }
 
-func (m *podManager) wantOfClaim(ctx context.Context, object *corev1.Pod, volume string, use claimUse) (*want, error) {
+func (m *podManager) wantOfClaim(ctx context.Context, object *corev1.Pod, volume string, use claimUse) (*wantedVolume, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	claim, err := m.client.CoreV1().PersistentVolumeClaims(object.Namespace).Get(ctx, use.name, metav1.GetOptions{})
@@ -273,7 +273,7 @@ func (m *podManager) translated(pv *corev1.PersistentVolume) (*corev1.Persistent
 	return out, nil
 }
 
-func wantOfVolume(pv *corev1.PersistentVolume) (*want, error) {
+func wantOfVolume(pv *corev1.PersistentVolume) (*wantedVolume, error) {
 	source := pv.Spec.CSI
 	for what, name := range map[string]string{"PersistentVolume": pv.Name, "driver": source.Driver} {
 		if err := mount.Element(name); err != nil {
@@ -283,7 +283,7 @@ func wantOfVolume(pv *corev1.PersistentVolume) (*want, error) {
 	if source.VolumeHandle == "" || strings.ContainsFunc(source.VolumeHandle, func(r rune) bool { return r < 0x20 || r == 0x7f }) {
 		return nil, refuse("volume %s: handle %q holds control characters or nothing", pv.Name, source.VolumeHandle)
 	}
-	w := &want{
+	w := &wantedVolume{
 		specName: pv.Name, driver: source.Driver, handle: source.VolumeHandle,
 		block:        mode(pv.Spec.VolumeMode) == corev1.PersistentVolumeBlock,
 		solePod:      len(pv.Spec.AccessModes) == 1 && pv.Spec.AccessModes[0] == corev1.ReadWriteOncePod,
@@ -304,7 +304,7 @@ func wantOfVolume(pv *corev1.PersistentVolume) (*want, error) {
 }
 
 // fits: a file system is mounted, a block volume is used as a device.
-func (w *want) fits(asFile, asDevice bool) error {
+func (w *wantedVolume) fits(asFile, asDevice bool) error {
 	switch {
 	case w.block && asFile:
 		return refuse("volume %s has volumeMode Block, but is specified in volumeMounts", w.specName)

@@ -27,15 +27,15 @@ const (
 )
 
 // isBlock: the volume is, or shall be, a device for the pod.
-func (p *publication) isBlock() bool {
+func (p *podVolume) isBlock() bool {
 	return p.Record.Block || (p.want != nil && p.want.block)
 }
 
 // tellFailure sends an event about a failed step, once for each new text. The caller holds mu.
-func (m *volumeManager) tellFailure(v *volume, p *publication, step string, err error) {
+func (m *volumeManager) tellFailure(v *volume, p *podVolume, step string, err error) {
 	failed := explain.NodeStep{Step: step, Block: p.isBlock(), Volume: p.Key.SpecName, Since: p.failingSince}
 	if step == stepUnpublish {
-		if text := m.stuckText(failed, err); p.told.news(text, time.Now()) {
+		if text := m.stuckText(failed, err); p.told.isNew(text, time.Now()) {
 			m.tellStuck(p.podOf(), p.claimOf(), text)
 		}
 		return
@@ -44,7 +44,7 @@ func (m *volumeManager) tellFailure(v *volume, p *publication, step string, err 
 	if affinity, ok := errors.AsType[*affinityError](err); ok {
 		reason, text = failed.NotHere(affinity.err.Error())
 	}
-	if p.told.news(text, time.Now()) {
+	if p.told.isNew(text, time.Now()) {
 		m.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
 		m.log.V(1).Info("Emitted event", "volume", v.name, "pod", p.Key.PodUID, "text", text)
 	}
@@ -120,18 +120,18 @@ func (m *volumeManager) tellLongWait(v *volume, hold nodevolume.Hold, since time
 	step := explain.NodeStep{Step: stepHeld(v, p, hold.Reason), Block: p.isBlock(), Volume: p.Key.SpecName}
 	if p.Phase != nodevolume.Absent && (m.claims(v)(p) == nodevolume.Released || hold.Reason == nodevolume.ContainersMayRun) {
 		step.Step = stepUnpublish
-		if text := step.Waits(held); p.told.news(text, time.Now()) {
+		if text := step.Waits(held); p.told.isNew(text, time.Now()) {
 			m.tellStuck(p.podOf(), p.claimOf(), text)
 		}
 		return
 	}
-	if reason, text := step.Failed(held.Waits()); p.told.news(text, time.Now()) {
+	if reason, text := step.Failed(held.Waits()); p.told.isNew(text, time.Now()) {
 		m.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
 	}
 }
 
 // stepHeld is the step that cannot begin.
-func stepHeld(v *volume, p *publication, reason nodevolume.Reason) string {
+func stepHeld(v *volume, p *podVolume, reason nodevolume.Reason) string {
 	switch {
 	case reason == nodevolume.NotAttached, reason == nodevolume.NotReportedInUse:
 		return stepWaitForAttach
@@ -156,7 +156,7 @@ func (m *volumeManager) tellUnstage(v *volume, err error) {
 }
 
 // tellMapped says that a pod has a block volume as a device.
-func (m *volumeManager) tellMapped(w *want) {
+func (m *volumeManager) tellMapped(w *wantedVolume) {
 	text := explain.Mapped(w.specName, m.root.Path(podDevicesDir(string(w.pod.UID))))
 	m.events.Event(w.pod.ref(), corev1.EventTypeNormal, explain.SuccessfulMountVolume, text)
 }

@@ -138,7 +138,7 @@ func (w *world) goneDriver(agent *Agent) {
 }
 
 func TestNewsIsToldAtOnceAndTheRestNowAndThen(t *testing.T) {
-	var last told
+	var last eventDedup
 	begin := time.Unix(0, 0)
 	var got []string
 	for minute := range 50 {
@@ -146,7 +146,7 @@ func TestNewsIsToldAtOnceAndTheRestNowAndThen(t *testing.T) {
 		if minute == 3 {
 			text = "second"
 		}
-		if last.news(text, begin.Add(time.Duration(minute)*time.Minute)) {
+		if last.isNew(text, begin.Add(time.Duration(minute)*time.Minute)) {
 			got = append(got, fmt.Sprintf("%d %s", minute, text))
 		}
 	}
@@ -266,7 +266,7 @@ func TestABlockVolumeIsToldWhenItIsThere(t *testing.T) {
 	defer root.Close()
 	events := record.NewFakeRecorder(20)
 	volumes := &volumeManager{root: root, events: events}
-	c := callable{want: &want{block: true, specName: "pv", pod: podIdentity{UID: "uid"}}}
+	c := callable{want: &wantedVolume{block: true, specName: "pv", pod: podIdentity{UID: "uid"}}}
 	r := nodevolume.Record{SpecName: "pv", Path: "device", Pod: nodevolume.RecordPod{UID: "uid"}}
 	must(t, volumes.finishPublish(t.Context(), c, r))
 	r.Confirmed = true

@@ -19,7 +19,7 @@ func stagedAs(label string, phase Phase) func(*Observed) {
 func TestAVolumeIsMountedWithOneLabelAtATime(t *testing.T) {
 	noStage := func(o *Observed) { o.Driver.Stages = No }
 	x, y := Pod{Key: podA, Claim: Wanted, Label: "x"}, Pod{Key: podB, Claim: Wanted, Label: "y"}
-	as := func(p Pod, claim Claim, phase Phase, label string) Pod {
+	as := func(p Pod, claim Demand, phase Phase, label string) Pod {
 		p.Claim, p.Publish, p.PublishedLabel = claim, phase, label
 		return p
 	}

@@ -15,7 +15,7 @@ type Life struct {
 	Inline bool
 	Stage  Place
 	// Pods are those that want the volume or may have it, in the order in which they came.
-	Pods []*Publication
+	Pods []*PodVolume
 	// Unstage is the failure that holds back the unstage.
 	Unstage Failure
 	Users   Users
@@ -41,8 +41,8 @@ type Place struct {
 // inUse: what it speaks of may be there, and was made under the handshake over volumesInUse.
 func (p Place) inUse() bool { return p.Phase != Absent && p.Record.InUse }
 
-// Publication is the volume for one pod.
-type Publication struct {
+// PodVolume is the volume for one pod.
+type PodVolume struct {
 	Key PublishKey
 	Place
 	Failure Failure
@@ -55,7 +55,7 @@ type Facts struct {
 	Driver         Driver
 	Unaccounted    bool
 	// Pod is what is known of the pod of a publication.
-	Pod func(*Publication) PodFacts
+	Pod func(*PodVolume) PodFacts
 }
 
 // PodFacts is what is known of a pod and of how it wants the volume.
@@ -83,7 +83,7 @@ type PodState struct {
 }
 
 // claim is what follows from it for a publication.
-func (f PodFacts) claim(p *Publication, unaccounted bool) Claim {
+func (f PodFacts) claim(p *PodVolume, unaccounted bool) Demand {
 	switch {
 	case f.Removed:
 		return Released
@@ -101,22 +101,22 @@ func (f PodFacts) claim(p *Publication, unaccounted bool) Claim {
 }
 
 // Claim is what the pod's owner says about a publication.
-func (l *Life) Claim(facts Facts, p *Publication) Claim {
+func (l *Life) Claim(facts Facts, p *PodVolume) Demand {
 	return facts.Pod(p).claim(p, facts.Unaccounted)
 }
 
 // Publication returns the entry for a pod, and makes it if it is new.
-func (l *Life) Publication(key PublishKey) *Publication {
+func (l *Life) Publication(key PublishKey) *PodVolume {
 	if p := l.find(key); p != nil {
 		return p
 	}
-	p := &Publication{Key: key}
+	p := &PodVolume{Key: key}
 	l.Pods = append(l.Pods, p)
 	return p
 }
 
-func (l *Life) find(key PublishKey) *Publication {
-	if i := slices.IndexFunc(l.Pods, func(p *Publication) bool { return p.Key == key }); i >= 0 {
+func (l *Life) find(key PublishKey) *PodVolume {
+	if i := slices.IndexFunc(l.Pods, func(p *PodVolume) bool { return p.Key == key }); i >= 0 {
 		return l.Pods[i]
 	}
 	return nil
@@ -184,7 +184,7 @@ func (l *Life) Wake() {
 // Decide says what to do next. Pods that are gone and have nothing published are dropped.
 func (l *Life) Decide(now time.Time, facts Facts) Decision {
 	var left []PublishKey
-	l.Pods = slices.DeleteFunc(l.Pods, func(p *Publication) bool {
+	l.Pods = slices.DeleteFunc(l.Pods, func(p *PodVolume) bool {
 		gone := p.Phase == Absent && l.Claim(facts, p) == Released
 		if gone {
 			left = append(left, p.Key)

@@ -15,7 +15,7 @@ func attachedAs(uid string, state PodState) (*Life, Facts) {
 	l.Read(l.BeginRead(node), Attachment{Attached: Yes, UID: uid})
 	return l, Facts{
 		Node: node, AttachRequired: Yes, Driver: Driver{Registered: true, Stages: Yes},
-		Pod: func(*Publication) PodFacts { return PodFacts{PodState: state, Wants: true} },
+		Pod: func(*PodVolume) PodFacts { return PodFacts{PodState: state, Wants: true} },
 	}
 }
 
@@ -50,7 +50,7 @@ func TestALife(t *testing.T) {
 	if p := l.Publication(keyA); p.Phase != Confirmed || !p.Record.Confirmed || p.Heard.At != now {
 		t.Errorf("published: %+v", p)
 	}
-	facts.Pod = func(*Publication) PodFacts { return PodFacts{PodState: PodState{Removed: true}} }
+	facts.Pod = func(*PodVolume) PodFacts { return PodFacts{PodState: PodState{Removed: true}} }
 	l.Looked(false, now, 0)
 	taken := step(Unpublish{Key: keyA})
 	if !taken.Write || !taken.Record.Leaving || taken.Record.Confirmed || !taken.Earlier.Confirmed {
@@ -129,7 +129,7 @@ func TestWhoClaimsAPublication(t *testing.T) {
 		pod         PodFacts
 		place       Place
 		unaccounted bool
-		want        Claim
+		want        Demand
 	}{
 		"known from a record alone":                 {PodFacts{}, mounted, false, Unclaimed},
 		"of a record, on its way back":              {PodFacts{}, leaving, false, Released},
@@ -146,7 +146,7 @@ func TestWhoClaimsAPublication(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := test.pod.claim(&Publication{Key: keyA, Place: test.place}, test.unaccounted); got != test.want {
+			if got := test.pod.claim(&PodVolume{Key: keyA, Place: test.place}, test.unaccounted); got != test.want {
 				t.Errorf("claim: %s, want %s", got, test.want)
 			}
 		})

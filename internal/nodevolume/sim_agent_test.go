@@ -173,7 +173,7 @@ func (w *simWorld) facts() Facts {
 }
 
 // pod is what the agent knows of the pod of a publication.
-func (w *simWorld) pod(p *Publication) PodFacts {
+func (w *simWorld) pod(p *PodVolume) PodFacts {
 	uid := p.Key.PodUID
 	facts := PodFacts{PodState: w.agent.pods[uid], Label: w.label(uid)}
 	facts.Wants, facts.AllSet = facts.Set, w.agent.allSet
@@ -188,7 +188,7 @@ func (w *simWorld) pod(p *Publication) PodFacts {
 // decide is the life's decision, as a shell asks for it, unless a fault is planted there.
 func (w *simWorld) decide() Decision {
 	l := &w.agent.life
-	lookup, mistaken := l.attachment, map[*Publication]bool{}
+	lookup, mistaken := l.attachment, map[*PodVolume]bool{}
 	for _, p := range l.Pods {
 		if w.plant == labelsOverMount && p.Phase == Confirmed && l.Claim(w.facts(), p) == Wanted && w.label(p.Key.PodUID) != p.Record.SELinuxLabel {
 			p.Phase, mistaken[p] = Uncertain, true

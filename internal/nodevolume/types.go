@@ -34,13 +34,13 @@ const (
 // String is the phase in a word, as records spell it.
 func (p Phase) String() string { return [...]string{"Absent", "Uncertain", "Confirmed"}[p] }
 
-// Claim is what a pod's owner says about the pod.
-type Claim int
+// Demand is what a pod's owner says about the pod.
+type Demand int
 
 // The claims.
 const (
 	// Unclaimed: the pod is known from a record only and its owner has not spoken.
-	Unclaimed Claim = iota
+	Unclaimed Demand = iota
 	// Wanted: the volume shall be mounted for the pod.
 	Wanted
 	// Released: the pod's containers have ended.
@@ -50,7 +50,7 @@ const (
 )
 
 // String is the claim in a word.
-func (c Claim) String() string { return [...]string{"Unclaimed", "Wanted", "Released", "Ending"}[c] }
+func (c Demand) String() string { return [...]string{"Unclaimed", "Wanted", "Released", "Ending"}[c] }
 
 // PublishKey names one publish of a volume.
 type PublishKey struct {
@@ -64,7 +64,7 @@ type PublishKey struct {
 // Pod is one publish that somebody wants or that may exist.
 type Pod struct {
 	Key     PublishKey
-	Claim   Claim
+	Claim   Demand
 	Publish Phase
 	// Inherited: see [Place].
 	Inherited bool

@@ -60,8 +60,8 @@ type Listing struct {
 	Nodes map[string]bool
 }
 
-// Claim is one attachment, as it is after a listing ended, to be compared with it.
-type Claim struct {
+// ExpectedAttachment is one attachment, as it is after a listing ended, to be compared with it.
+type ExpectedAttachment struct {
 	Attachment
 
 	Version   string // resource version of the VolumeAttachment
@@ -121,11 +121,11 @@ func NewComparison(period time.Duration) *Comparison {
 }
 
 // Compare takes one complete listing, and all attachments as they are after it.
-func (c *Comparison) Compare(now time.Time, list Listing, claims []Claim) Result {
+func (c *Comparison) Compare(now time.Time, list Listing, claims []ExpectedAttachment) Result {
 	result := Result{Confirmed: map[string]Drift{}, AbandonedAt: map[string]string{}, Seen: map[Drift]int{}, Mended: map[Drift]int{}, Repeated: map[Drift]int{}}
 	holders := holdersOf(claims)
 	kept := make(map[string]*suspect, len(c.suspect))
-	var confirmed []*Claim
+	var confirmed []*ExpectedAttachment
 	unproven := 0
 	for i := range claims { // they are large
 		claim := &claims[i]
@@ -165,7 +165,7 @@ func (c *Comparison) Compare(now time.Time, list Listing, claims []Claim) Result
 
 // judge looks whether an earlier mend that the driver confirmed shows in a listing
 // that began after it.
-func (c *Comparison) judge(result *Result, now time.Time, list Listing, claim *Claim, s *suspect, drift Drift, known bool) {
+func (c *Comparison) judge(result *Result, now time.Time, list Listing, claim *ExpectedAttachment, s *suspect, drift Drift, known bool) {
 	if s.mend == NoDrift || !known || !claim.Call.Confirmed || claim.Call.InFlight ||
 		!claim.Call.Ended.After(s.acted) || !claim.Call.Ended.Before(list.Began) {
 		return
@@ -189,7 +189,7 @@ func (c *Comparison) judge(result *Result, now time.Time, list Listing, claim *C
 
 // confirm tells whether a drift that a listing shows is confirmed and not being
 // mended already.
-func (s *suspect) confirm(result *Result, list Listing, claim *Claim, drift Drift) bool {
+func (s *suspect) confirm(result *Result, list Listing, claim *ExpectedAttachment, drift Drift) bool {
 	busy := claim.Call.InFlight || !claim.Call.Ended.Before(list.Began)
 	if drift == Abandoned {
 		// Each publish that fails ends later and changes the attachment, and has no effect on
@@ -221,13 +221,13 @@ func (c *Comparison) trust(result Result) {
 }
 
 // unproven: a mend is in flight, or the driver has confirmed it and no listing began since.
-func (s *suspect) unproven(claim *Claim) bool {
+func (s *suspect) unproven(claim *ExpectedAttachment) bool {
 	return s.mend != NoDrift && (claim.Call.InFlight || claim.Call.Confirmed && claim.Call.Ended.After(s.acted) && !s.again.After(s.acted))
 }
 
 // act picks what is mended now, so many at most: first what was tried least.
-func (c *Comparison) act(result *Result, now time.Time, confirmed []*Claim, most int) {
-	slices.SortStableFunc(confirmed, func(a, b *Claim) int {
+func (c *Comparison) act(result *Result, now time.Time, confirmed []*ExpectedAttachment, most int) {
+	slices.SortStableFunc(confirmed, func(a, b *ExpectedAttachment) int {
 		return cmp.Or(cmp.Compare(c.suspect[a.UID].tries, c.suspect[b.UID].tries), cmp.Compare(a.Name, b.Name))
 	})
 	for _, claim := range confirmed[:min(len(confirmed), most)] {
@@ -241,7 +241,7 @@ func (c *Comparison) act(result *Result, now time.Time, confirmed []*Claim, most
 // mayCallOff: what was found is not so any more and nothing failed on the way to
 // mend it. After a failure the mend goes on: the driver's OK is needed to clear the
 // error that is stored. That of a volume that was abandoned is the publish's.
-func (c *Claim) mayCallOff(drift Drift, known bool) bool {
+func (c *ExpectedAttachment) mayCallOff(drift Drift, known bool) bool {
 	switch {
 	case c.Drift == NoDrift || c.Call.InFlight:
 		return false
@@ -258,9 +258,9 @@ type place struct{ handle, nodeID string }
 // holdersOf counts who may be in need of a volume at a node: two attachments may
 // name one place. It is only asked about those of which we have let go, and about nodes
 // that keep a volume from another one.
-func holdersOf(claims []Claim) map[place]int {
+func holdersOf(claims []ExpectedAttachment) map[place]int {
 	holders := map[place]int{}
-	if !slices.ContainsFunc(claims, func(c Claim) bool { return c.Deleting && !c.Finalizer || c.refused() }) {
+	if !slices.ContainsFunc(claims, func(c ExpectedAttachment) bool { return c.Deleting && !c.Finalizer || c.refused() }) {
 		return holders
 	}
 	for i := range claims {
@@ -278,7 +278,7 @@ func holdersOf(claims []Claim) map[place]int {
 
 // compare tells what a listing says against an attachment. If known is false it says
 // nothing that could be relied upon.
-func (c *Claim) compare(list Listing, holders map[place]int) (drift Drift, known bool) {
+func (c *ExpectedAttachment) compare(list Listing, holders map[place]int) (drift Drift, known bool) {
 	entry := list.Volumes[c.Handle]
 	if entry == nil {
 		return NoDrift, false // made since
@@ -307,7 +307,7 @@ func (c *Claim) compare(list Listing, holders map[place]int) (drift Drift, known
 
 // compareLetGo is compare for an attachment that is being deleted; here tells whether the
 // volume is listed at its node.
-func (c *Claim) compareLetGo(here bool, holders map[place]int) (drift Drift, known bool) {
+func (c *ExpectedAttachment) compareLetGo(here bool, holders map[place]int) (drift Drift, known bool) {
 	switch {
 	case c.Finalizer || c.Attached || c.RecordedNodeID == "":
 		// Without a recorded node ID nothing was ever published for it: what is
@@ -320,13 +320,13 @@ func (c *Claim) compareLetGo(here bool, holders map[place]int) (drift Drift, kno
 }
 
 // refused: the volume is exclusive and wanted, and the last publish failed.
-func (c *Claim) refused() bool {
+func (c *ExpectedAttachment) refused() bool {
 	return c.Exclusive && !c.Deleting && !c.Attached && c.Call.Verb == Publish && c.Call.failed()
 }
 
 // abandonedAt is a node at which the driver lists the volume although no attachment is for
 // it; empty if there is none, or if an ID is not known: it may be a node of another cluster.
-func (c *Claim) abandonedAt(list Listing, holders map[place]int) (nodeID string) {
+func (c *ExpectedAttachment) abandonedAt(list Listing, holders map[place]int) (nodeID string) {
 	for _, id := range slices.Sorted(slices.Values(list.Volumes[c.Handle].NodeIDs)) {
 		switch {
 		case !list.Nodes[id]:

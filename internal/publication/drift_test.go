@@ -10,11 +10,11 @@ import (
 )
 
 // claimed is a claim of an attachment whose handle is "vol".
-func claimed(a Attachment) Claim {
-	return Claim{Attachment: a, Version: "1", Handle: "vol", Exclusive: true}
+func claimed(a Attachment) ExpectedAttachment {
+	return ExpectedAttachment{Attachment: a, Version: "1", Handle: "vol", Exclusive: true}
 }
 
-func sharing(c Claim) Claim { c.Exclusive = false; return c }
+func sharing(c ExpectedAttachment) ExpectedAttachment { c.Exclusive = false; return c }
 
 // letGo is an attachment of which we have let go and which others keep.
 func letGo(name string) Attachment {
@@ -36,8 +36,8 @@ func listing(began time.Time, ids ...string) Listing {
 
 func TestWhatAListSaysAgainstAnAttachment(t *testing.T) {
 	tests := map[string]struct {
-		claim  Claim
-		others []Claim
+		claim  ExpectedAttachment
+		others []ExpectedAttachment
 		list   []string
 		want   Drift
 	}{
@@ -53,7 +53,7 @@ func TestWhatAListSaysAgainstAnAttachment(t *testing.T) {
 		"the node has another id now, listed at the recorded one":                {claim: claimed(with(attached("a"), func(a *Attachment) { a.NodeID = "id-new" })), list: []string{"id-a"}},
 		"not attached, listed":                                                   {claim: claimed(begun("a")), list: []string{"id-a"}},
 		"not attached, not listed":                                               {claim: claimed(begun("a"))},
-		"made after the list was begun":                                          {claim: func() Claim { c := claimed(attached("a")); c.Handle = "new"; return c }()},
+		"made after the list was begun":                                          {claim: func() ExpectedAttachment { c := claimed(attached("a")); c.Handle = "new"; return c }()},
 		"deleting, listed":                                                       {claim: claimed(deleting(attached("a"))), list: []string{"id-a"}},
 		"deleting, not listed":                                                   {claim: claimed(deleting(attached("a")))},
 		"let go, listed":                                                         {claim: claimed(letGo("a")), list: []string{"id-a"}, want: StillPublished},
@@ -64,20 +64,20 @@ func TestWhatAListSaysAgainstAnAttachment(t *testing.T) {
 		"S5: let go, the node has another id now: the recorded one is looked for": {
 			claim: claimed(with(letGo("a"), func(a *Attachment) { a.NodeID = "id-new" })), list: []string{"id-new"}},
 		"let go, another attachment may need it there": {claim: claimed(letGo("a")), list: []string{"id-a"},
-			others: []Claim{claimed(with(attached("b"), func(b *Attachment) { b.NodeID, b.RecordedNodeID = "id-a", "id-a" }))}},
+			others: []ExpectedAttachment{claimed(with(attached("b"), func(b *Attachment) { b.NodeID, b.RecordedNodeID = "id-a", "id-a" }))}},
 		"let go, another attachment, not begun, will need it there": {claim: claimed(letGo("a")), list: []string{"id-a"},
-			others: []Claim{claimed(with(fresh("b"), func(b *Attachment) { b.NodeID = "id-a" }))}},
+			others: []ExpectedAttachment{claimed(with(fresh("b"), func(b *Attachment) { b.NodeID = "id-a" }))}},
 		"refused, listed at another node": {claim: claimed(refusedHere()), list: []string{"id-b"}, want: Abandoned},
 		"refused, listed at a node that an attachment is for": {claim: claimed(refusedHere()), list: []string{"id-b"},
-			others: []Claim{claimed(fresh("b"))}},
+			others: []ExpectedAttachment{claimed(fresh("b"))}},
 		"refused, listed at a node whose attachment was let go": {claim: claimed(refusedHere()), list: []string{"id-b"},
-			others: []Claim{claimed(with(letGo("b"), func(b *Attachment) { b.Attached = true }))}, want: Abandoned},
+			others: []ExpectedAttachment{claimed(with(letGo("b"), func(b *Attachment) { b.Attached = true }))}, want: Abandoned},
 		"refused, listed at a node and at one that is not known": {claim: claimed(refusedHere()), list: []string{"id-b", "x"}},
 		"refused, listed here":         {claim: claimed(refusedHere()), list: []string{"id-a"}},
 		"refused, shared":              {claim: sharing(claimed(refusedHere())), list: []string{"id-b"}},
 		"refused, not wanted any more": {claim: claimed(deleting(refusedHere())), list: []string{"id-b"}},
 		"let go, others need it elsewhere": {claim: claimed(letGo("a")), list: []string{"id-a", "id-b"},
-			others: []Claim{claimed(attached("b"))}, want: StillPublished},
+			others: []ExpectedAttachment{claimed(attached("b"))}, want: StillPublished},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -85,7 +85,7 @@ func TestWhatAListSaysAgainstAnAttachment(t *testing.T) {
 			var got Drift
 			for i := range 2 {
 				at := noon.Add(time.Duration(i) * time.Minute)
-				result := c.Compare(at.Add(time.Second), listing(at, tt.list...), append([]Claim{tt.claim}, tt.others...))
+				result := c.Compare(at.Add(time.Second), listing(at, tt.list...), append([]ExpectedAttachment{tt.claim}, tt.others...))
 				for drift := range result.Seen {
 					got = drift
 				}
@@ -104,7 +104,7 @@ func TestWhatAListSaysAgainstAnAttachment(t *testing.T) {
 // round is one listing of a life: its result, in words.
 type round struct {
 	listed bool // at id-a
-	change func(*Claim)
+	change func(*ExpectedAttachment)
 	want   string
 }
 
@@ -130,25 +130,25 @@ func TestConfirmationTakesTwoListings(t *testing.T) {
 	at := func(minutes, seconds int) time.Time {
 		return noon.Add(time.Duration(60*minutes+seconds) * time.Second)
 	}
-	confirmedAt := func(when time.Time) func(*Claim) {
-		return func(c *Claim) {
+	confirmedAt := func(when time.Time) func(*ExpectedAttachment) {
+		return func(c *ExpectedAttachment) {
 			c.Drift, c.Call = NoDrift, Call{Verb: Publish, NodeID: "id-a", Sent: true, Confirmed: true, Recorded: true, Ended: when}
 		}
 	}
-	marked := func(c *Claim) { c.Drift = NotPublished }
+	marked := func(c *ExpectedAttachment) { c.Drift = NotPublished }
 	tests := map[string][]round{
 		"once is not enough": {{want: "seen"}, {listed: true}, {want: "seen"}, {want: "confirmed"}},
-		"the attachment changed in between": {{want: "seen"}, {change: func(c *Claim) { c.Version = "2" }},
+		"the attachment changed in between": {{want: "seen"}, {change: func(c *ExpectedAttachment) { c.Version = "2" }},
 			{want: "confirmed"}},
 		"a call ended while the list was read": {{change: confirmedAt(at(0, 5))}, {want: "seen"}, {want: "confirmed"}},
 		"a call ended between the lists":       {{want: "seen"}, {change: confirmedAt(at(0, 30))}, {want: "confirmed"}},
-		"a call is in flight":                  {{change: func(c *Claim) { c.Call.InFlight = true }}, {change: func(c *Claim) { c.Call.InFlight = false }, want: "seen"}, {want: "confirmed"}},
+		"a call is in flight":                  {{change: func(c *ExpectedAttachment) { c.Call.InFlight = true }}, {change: func(c *ExpectedAttachment) { c.Call.InFlight = false }, want: "seen"}, {want: "confirmed"}},
 		"mended, and drifted again later": {{want: "seen"}, {want: "confirmed"}, {listed: true, change: confirmedAt(at(1, 20)), want: "mended"},
 			{want: "seen"}, {want: "confirmed"}},
 		"not confirmed twice while it is tried": {{want: "seen"}, {want: "confirmed"}, {change: marked}, {}, {}},
 		"called off before anything was tried":  {{want: "seen"}, {want: "confirmed"}, {listed: true, change: marked, want: "called off"}},
 		"not called off after a failure": {{want: "seen"}, {want: "confirmed"},
-			{listed: true, change: func(c *Claim) { c.Drift, c.AttachError = NotPublished, "no" }}, {listed: true}},
+			{listed: true, change: func(c *ExpectedAttachment) { c.Drift, c.AttachError = NotPublished, "no" }}, {listed: true}},
 		// external-attacher#291, #416: one call at minute 1, the next ones two, four and
 		// eight minutes after it showed that they did not help.
 		"the list never shows it": {{want: "seen"}, {want: "confirmed"},
@@ -170,7 +170,7 @@ func TestConfirmationTakesTwoListings(t *testing.T) {
 				if r.listed {
 					list = listing(at(i, 0), "id-a")
 				}
-				if got := words(c.Compare(at(i, 10), list, []Claim{claim})); got != r.want {
+				if got := words(c.Compare(at(i, 10), list, []ExpectedAttachment{claim})); got != r.want {
 					t.Fatalf("listing %d: %q, want %q", i, got, r.want)
 				}
 			}
@@ -192,7 +192,7 @@ func TestMendsAreFewUntilOneHelped(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			c := NewComparison(time.Minute)
-			claims := make([]Claim, all)
+			claims := make([]ExpectedAttachment, all)
 			published := map[string]bool{}
 			for i := range claims {
 				claims[i] = claimed(attached("a"))
@@ -228,7 +228,7 @@ func TestMendsAreFewUntilOneHelped(t *testing.T) {
 // What was remembered of attachments that are gone is forgotten.
 func TestComparisonForgets(t *testing.T) {
 	c := NewComparison(time.Minute)
-	c.Compare(noon.Add(time.Second), listing(noon), []Claim{claimed(attached("a"))})
+	c.Compare(noon.Add(time.Second), listing(noon), []ExpectedAttachment{claimed(attached("a"))})
 	c.Compare(noon.Add(time.Minute), listing(noon.Add(time.Minute)), nil)
 	if len(c.suspect) != 0 {
 		t.Errorf("%d remembered", len(c.suspect))

@@ -159,7 +159,7 @@ func (c *Controller) block(now time.Time, w *wait, reason attachment.Reason) {
 // phasesOf tells for each node that has to do with the volume where it stands there.
 func phasesOf(d attachment.Desired, o attachment.Observed) map[attachment.NodeName]phase {
 	phases := make(map[attachment.NodeName]phase, max(len(o.Attachments), len(d.Wants)))
-	if !d.Unattached {
+	if !d.NoVolumeAttachment {
 		for _, want := range d.Wants {
 			phases[want.Node] = phase{name: phaseCreate}
 		}
