@@ -244,7 +244,7 @@ func TestFalseInUseEntryBlocksNoOtherNode(t *testing.T) {
 		t.Fatalf("before: %+v", d.Steps)
 	}
 	m.put(aNode("evil", isReady, listing(unique, nil))) // it was withdrawn
-	m.clusterState.adopt()                                     // the next leader begins
+	m.clusterState.adopt()                              // the next leader begins
 	if d := m.decide(k); !does[attachment.Attach](d) {
 		t.Errorf("one node's credentials keep any volume from all others: %+v", d.Steps)
 	}

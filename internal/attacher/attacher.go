@@ -191,11 +191,11 @@ func (a *Attacher) attachmentDeleted(item any) {
 		return
 	}
 	a.objects.attachments.CaughtUp(va.Name)
-	a.wakeAttachment(va) // before it is forgotten which volume a stray is for
-	if handle := cmp.Or(a.calls.of(va.UID).handle, a.objects.strays.handle(va.Name)); handle != "" {
+	a.wakeAttachment(va) // before it is forgotten which volume an orphan is for
+	if handle := cmp.Or(a.calls.of(va.UID).handle, a.objects.orphans.handle(va.Name)); handle != "" {
 		a.wakeKeys(handle, va.Spec.NodeName)
 	}
-	a.objects.strays.drop(va.Name)
+	a.objects.orphans.drop(va.Name)
 	if inline := va.Spec.Source.InlineVolumeSpec; inline != nil && inline.CSI != nil {
 		a.wakeHandle(inline.CSI.VolumeHandle) // it may have made the volume exclusive
 	}

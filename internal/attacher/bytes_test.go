@@ -182,8 +182,8 @@ func TestTrimmedTwice(t *testing.T) {
 	}
 }
 
-// TestShelf: what is equal is one, what differs is not, and a shelf does not grow for ever.
-func TestShelf(t *testing.T) {
+// TestInterner: equal values are one, different values are not, and an interner does not grow forever.
+func TestInterner(t *testing.T) {
 	s := newInterner()
 	a, b := s.pairs(map[string]string{"a": "b", "c": "d"}), s.pairs(map[string]string{"c": "d", "a": "b"})
 	a["probe"] = "" // nobody else may
@@ -204,6 +204,6 @@ func TestShelf(t *testing.T) {
 		}
 	}
 	if len(s.lists) > maxInterned {
-		t.Errorf("%d words on the shelf", len(s.lists))
+		t.Errorf("%d strings are interned", len(s.lists))
 	}
 }

@@ -19,13 +19,13 @@ import (
 const suspectShare = 4
 
 // callQueue holds the keys for which a call to the driver is to be sent. It has one worker for each of its calls that may be
-// in flight, and the worker sends the call itself, in one of the slots that it shares with the other queue: whatever hangs,
+// in flight, and the worker sends the call itself, in one of the places of the limiter that it shares with the other queue: whatever hangs,
 // there are never more.
 type callQueue struct {
 	workqueue.TypedInterface[publication.Key]
 
 	workers  int
-	limiter    chan struct{}
+	limiter  chan struct{}
 	inFlight [publication.Unpublish + 1]atomic.Int64 // calls, by verb
 
 	mu      sync.Mutex
@@ -33,19 +33,19 @@ type callQueue struct {
 	busy    int                          // workers with a key
 }
 
-func newCallQueue(name string, workers int, slots chan struct{}, detaches func(publication.Key) bool) *callQueue {
+func newCallQueue(name string, workers int, limiter chan struct{}, detaches func(publication.Key) bool) *callQueue {
 	return &callQueue{
 		TypedInterface: workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[publication.Key]{Name: name, Queue: newFair(detaches)}),
-		workers:        workers, limiter: slots, waiting: map[publication.Key]struct{}{},
+		workers:        workers, limiter: limiter, waiting: map[publication.Key]struct{}{},
 	}
 }
 
 // newCallQueues bounds the calls in flight, and beside that those for volumes whose last call was not answered in time, so that
 // these hold up only each other.
 func newCallQueues(bound int, detaches func(publication.Key) bool) (well, suspect *callQueue) {
-	slots := make(chan struct{}, bound)
-	return newCallQueue("belay-attacher-calls", bound, slots, detaches),
-		newCallQueue("belay-attacher-calls-suspect", max(1, bound/suspectShare), slots, detaches)
+	limiter := make(chan struct{}, bound)
+	return newCallQueue("belay-attacher-calls", bound, limiter, detaches),
+		newCallQueue("belay-attacher-calls-suspect", max(1, bound/suspectShare), limiter, detaches)
 }
 
 // reserve counts a key that is about to be added, if a worker is free for it.

@@ -412,7 +412,7 @@ func TestFewWorkerThreadsAreUsed(t *testing.T) {
 }
 
 // Values of annotations and of volume attributes may hold any character: a map must not be taken for another one.
-func TestShelfTellsMapsApart(t *testing.T) {
+func TestInternerTellsMapsApart(t *testing.T) {
 	s := newInterner()
 	s.pairs(map[string]string{"pool": "a\x00tier\x00gold"})
 	if got := s.pairs(map[string]string{"pool": "a", "tier": "gold"}); len(got) != 2 {

@@ -44,13 +44,13 @@ type objects struct {
 	volumes     newest[*corev1.PersistentVolume]
 	csiNodes    newest[*storagev1.CSINode]
 
-	strays *orphans
-	common *interner
+	orphans *orphans
+	common  *interner
 }
 
 // newObjects prepares the caches; nothing is read before factory.Start.
 func newObjects(client kubernetes.Interface, driver string, resync time.Duration) (*objects, error) {
-	o := &objects{driver: driver, translator: csitrans.New(), strays: newStrays(), common: newInterner()}
+	o := &objects{driver: driver, translator: csitrans.New(), orphans: newOrphans(), common: newInterner()}
 	o.factory = informers.NewSharedInformerFactoryWithOptions(client, resync, informers.WithTransform(o.keepWhatIsRead))
 	o.attachmentInformer = o.factory.Storage().V1().VolumeAttachments().Informer()
 	o.volumeInformer = o.factory.Core().V1().PersistentVolumes().Informer()

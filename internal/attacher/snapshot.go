@@ -71,7 +71,7 @@ func (a *Attacher) attachmentsOf(key publication.Key) []*storagev1.VolumeAttachm
 		}
 	}
 	a.objects.learnHandle(key.Volume)
-	for _, name := range a.objects.strays.of(key.Volume) {
+	for _, name := range a.objects.orphans.of(key.Volume) {
 		if va, ok := a.objects.attachments.Get(name); ok && !slices.Contains(found, va) {
 			found = append(found, va)
 		}

@@ -77,7 +77,7 @@ func (o *objects) sourceOf(va *storagev1.VolumeAttachment) (source, error) {
 func (o *objects) sourceNamed(va *storagev1.VolumeAttachment, name string) (source, error) {
 	named, err := o.sourceOfName(name)
 	recorded := recordedHandle(va)
-	handle := cmp.Or(recorded, o.strays.handle(va.Name))
+	handle := cmp.Or(recorded, o.orphans.handle(va.Name))
 	if err == nil {
 		if planted.Recreated || handle == named.handle || handle == "" && o.fits(va, named.handle) {
 			return named, nil

@@ -161,7 +161,7 @@ func (a *Agent) wire() {
 			a.owner.nodeSeen(node.UID)
 		},
 		learned: volumes.learned, relabelled: volumes.wakeMisplaced, handshakes: volumes.handshakes, started: volumes.nodeRead,
-		hindered: func(err error) {
+		blocked: func(err error) {
 			volumes.blocks(err, nodevolume.NodeUnknown, nodevolume.NotReportedInUse, nodevolume.InUseNotCleared)
 		},
 	})

@@ -92,7 +92,7 @@ func (m *volumeManager) readAttachError(ctx context.Context, name string) {
 		return
 	}
 	v.attachLimit = &AttachLimitError{Volume: v.specName(), Driver: v.driver, Problem: problem.Message}
-	m.tellAttachLimit(v)
+	m.emitAttachLimit(v)
 	if problem.Time.Equal(&v.exhaustedAt) {
 		return // this one has been acted upon
 	}
@@ -100,8 +100,8 @@ func (m *volumeManager) readAttachError(ctx context.Context, name string) {
 	m.plugins.exhausted(v.driver)
 }
 
-// tellAttachLimit tells each pod that waits, once. The caller holds mu.
-func (m *volumeManager) tellAttachLimit(v *volume) {
+// emitAttachLimit tells each pod that waits, once. The caller holds mu.
+func (m *volumeManager) emitAttachLimit(v *volume) {
 	text := v.attachLimit.Error()
 	for key, hold := range v.holds {
 		i := slices.IndexFunc(v.pods, func(p *podVolume) bool { return p.Key == key })

@@ -275,7 +275,7 @@ func TestWhoWasRefusedIsAskedAgainWhenADriverGoes(t *testing.T) {
 	p := onlyPlugins(t, ignore)
 	r := p.registry
 	must(t, r.open())
-	defer r.notices.close()
+	defer r.watcher.close()
 	defer r.queue.ShutDown()
 	r.sockets = map[string]int{"/there": 1, "/refused": 2, "/gone": 0}
 	r.done = map[string]int{"/there": 1}

@@ -54,7 +54,7 @@ func (m *volumeManager) expand(ctx context.Context, v *volume, key nodevolume.Pu
 	if !x.attempt.CallsDriver() {
 		return
 	}
-	if err = m.tellClaim(ctx, &x, x.attempt.Before()); err != nil {
+	if err = m.updateClaim(ctx, &x, x.attempt.Before()); err != nil {
 		m.expansionFailed(&x, fmt.Errorf("MountVolume.NodeExpandVolume failed to mark node expansion in progress: %w", err))
 		return
 	}
@@ -67,13 +67,13 @@ func (m *volumeManager) expand(ctx context.Context, v *volume, key nodevolume.Pu
 		m.expansionRefused(ctx, &x, refusal, err)
 		return
 	}
-	if err = m.tellClaim(ctx, &x, x.attempt.After()); err != nil {
+	if err = m.updateClaim(ctx, &x, x.attempt.After()); err != nil {
 		m.expansionFailed(&x, fmt.Errorf("mountVolume.NodeExpandVolume update pvc status failed: %w", err))
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.tellGrowth(v.publication(key), corev1.EventTypeNormal, explain.FileSystemResizeSuccessful, explain.Expanded(x.want.specName, m.config.NodeName))
+	m.emitGrowth(v.publication(key), corev1.EventTypeNormal, explain.FileSystemResizeSuccessful, explain.Expanded(x.want.specName, m.config.NodeName))
 	v.growthTold = ""
 	v.life.Growth.Confirmed(x.attempt)
 	m.letThrough(v)
@@ -175,9 +175,9 @@ func (x *expansion) write(what nodevolume.ClaimWrite, err error) func(*corev1.Pe
 // claimWrites is how often a status is written at most while others write the claim, too.
 const claimWrites = 3
 
-// tellClaim writes the claim's status. If another writer was faster, it looks whether
+// updateClaim writes the claim's status. If another writer was faster, it looks whether
 // the claim still wants the same of this node, rather than have the driver called again.
-func (m *volumeManager) tellClaim(ctx context.Context, x *expansion, what nodevolume.ClaimWrite) error {
+func (m *volumeManager) updateClaim(ctx context.Context, x *expansion, what nodevolume.ClaimWrite) error {
 	for tries := 1; ; tries++ {
 		after, err := m.patchClaim(ctx, x.claim, true, x.write(what, nil))
 		if err == nil || tries == claimWrites || !apierrors.IsConflict(err) {

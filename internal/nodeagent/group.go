@@ -59,7 +59,7 @@ func (m *volumeManager) giveToGroup(ctx context.Context, c callable, r nodevolum
 	ctx, cancel := context.WithCancelCause(ctx)
 	var beside sync.WaitGroup
 	beside.Go(func() { m.endWhenReleased(ctx, w.pod.UID, cancel) })
-	beside.Go(func() { m.tellSlowGroup(ctx, w, r, change) })
+	beside.Go(func() { m.emitSlowGroup(ctx, w, r, change) })
 	begun := time.Now()
 	m.showGroupChange(w, change)
 	err := m.config.giveToGroup(m.root, ctx, r.Path, change)
@@ -108,8 +108,8 @@ func (m *volumeManager) endWhenReleased(ctx context.Context, uid types.UID, end 
 	}
 }
 
-// tellSlowGroup tells the pod that the change takes long and how far it is, in kubelet's words.
-func (m *volumeManager) tellSlowGroup(ctx context.Context, w *wantedVolume, r nodevolume.Record, change *mount.GroupChange) {
+// emitSlowGroup tells the pod that the change takes long and how far it is, in kubelet's words.
+func (m *volumeManager) emitSlowGroup(ctx context.Context, w *wantedVolume, r nodevolume.Record, change *mount.GroupChange) {
 	const help = "https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods"
 	where := strings.TrimPrefix(r.Path, "pods/")
 	text := fmt.Sprintf("Setting volume ownership for %s is taking longer than expected, consider using OnRootMismatch - %s", where, help)

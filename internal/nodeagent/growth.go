@@ -74,7 +74,7 @@ func (m *volumeManager) wantSize(v *volume, w *wantedVolume) {
 	}
 	if w.readOnly {
 		if w.size.Behind(w.capacity) {
-			m.tellGrowth(v.publication(w.key()), corev1.EventTypeWarning, explain.FileSystemResizeFailed, explain.ExpandReadOnly(w.specName))
+			m.emitGrowth(v.publication(w.key()), corev1.EventTypeWarning, explain.FileSystemResizeFailed, explain.ExpandReadOnly(w.specName))
 		}
 		return
 	}
@@ -82,8 +82,8 @@ func (m *volumeManager) wantSize(v *volume, w *wantedVolume) {
 	m.learnSize(v, w.size, w.capacity, w.key())
 }
 
-// tellGrowth sends an event about an expansion to the pod and to its claim.
-func (m *volumeManager) tellGrowth(p *podVolume, kind, reason, text string) {
+// emitGrowth sends an event about an expansion to the pod and to its claim.
+func (m *volumeManager) emitGrowth(p *podVolume, kind, reason, text string) {
 	m.events.Event(p.podOf(), kind, reason, text)
 	m.events.Event(p.claimOf(), kind, reason, text)
 }

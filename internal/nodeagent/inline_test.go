@@ -458,7 +458,7 @@ func TestWhatAnInlineVolumeWaitsFor(t *testing.T) {
 	v := &volume{life: nodevolume.Life{Inline: true}}
 	p := v.publication(nodevolume.PublishKey{PodUID: "u", SpecName: "scratch"})
 	p.want = &wantedVolume{inline: true, specName: "scratch"}
-	volumes.tellLongWait(v, nodevolume.Hold{Key: p.Key, Reason: nodevolume.DriverNotRegistered}, time.Now())
+	volumes.emitLongWait(v, nodevolume.Hold{Key: p.Key, Reason: nodevolume.DriverNotRegistered}, time.Now())
 	if got := <-events.Events; !strings.HasPrefix(got, `Warning FailedMount MountVolume.SetUp failed for volume "scratch" :`) {
 		t.Errorf("the event says: %s", got)
 	}

@@ -87,8 +87,8 @@ func supplementalGroup(pv *corev1.PersistentVolume) *int64 {
 	return &gid
 }
 
-// tellOthers tells the pod once of each volume that is not mounted for it. The caller holds mu.
-func (m *podManager) tellOthers(p *pod, others []*otherVolume) {
+// emitOthers tells the pod once of each volume that is not mounted for it. The caller holds mu.
+func (m *podManager) emitOthers(p *pod, others []*otherVolume) {
 	for _, o := range others {
 		if !slices.ContainsFunc(p.others, func(told *otherVolume) bool { return told.volume == o.volume }) {
 			m.events.Eventf(p.object, corev1.EventTypeWarning, "VolumeNotMounted", "Volume %q: %v", o.volume, o)

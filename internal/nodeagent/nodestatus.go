@@ -51,8 +51,8 @@ type nodeHandlers struct {
 	handshakes func(volumes []string) map[string]nodevolume.Knowledge
 	// started: the Node has been read, with these volumes listed in use.
 	started func(volumes []string)
-	// hindered says why volumesInUse cannot be read or written; nil: it can.
-	hindered func(error)
+	// blocked says why volumesInUse cannot be read or written; nil: it can.
+	blocked func(error)
 }
 
 func newNodeStatus(node string, client kubernetes.Interface, log logr.Logger, on nodeHandlers) *nodeStatus {
@@ -188,7 +188,7 @@ func (s *nodeStatus) write(ctx context.Context) {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		s.on.hindered(err)
+		s.on.blocked(err)
 		if err != nil {
 			s.log.Error(err, "Failed to update status.volumesInUse, retrying", "failures", failures+1)
 		}

@@ -45,8 +45,8 @@ func newNodeWorld(t *testing.T, records map[string]nodevolume.Knowledge, objects
 			w.started()
 			return records
 		},
-		started:  func([]string) { w.started() },
-		hindered: func(err error) { w.mu.Lock(); defer w.mu.Unlock(); w.trouble = err },
+		started: func([]string) { w.started() },
+		blocked: func(err error) { w.mu.Lock(); defer w.mu.Unlock(); w.trouble = err },
 	})
 	return w
 }

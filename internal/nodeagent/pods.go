@@ -358,13 +358,13 @@ func (m *podManager) found(uid types.UID, found found, err error) bool {
 	}
 	p.problem = err
 	p.wants = append(p.wants, found.wants...)
-	m.tellOthers(p, found.others)
+	m.emitOthers(p, found.others)
 	if refusal, refused := errors.AsType[*RefusedError](found.refused); refused && p.refused == nil {
 		m.tell(p.object, refusal.Error())
 		p.refused = refusal
 	}
 	if err != nil && p.refused == nil {
-		m.tellOnce(p, err)
+		m.emitOnce(p, err)
 	}
 	return true
 }
@@ -394,9 +394,9 @@ func (m *podManager) tell(pod *corev1.Pod, cause string) {
 // Node authorizer learns of a new pod with a delay.
 const defaultPatience = 5 * time.Second
 
-// tellOnce tells a pod that its claims cannot be read, once it has lasted and
+// emitOnce tells a pod that its claims cannot be read, once it has lasted and
 // when the problem is another one. The caller holds mu.
-func (m *podManager) tellOnce(p *pod, err error) {
+func (m *podManager) emitOnce(p *pod, err error) {
 	now := time.Now()
 	if p.problemSince.IsZero() {
 		p.problemSince = now

@@ -46,8 +46,8 @@ type driver struct {
 type registry struct {
 	plugins *plugins
 	dir     string
-	// notices is set by open.
-	notices *pluginWatcher
+	// watcher is set by open.
+	watcher *pluginWatcher
 	queue   workqueue.TypedRateLimitingInterface[string]
 	running sync.WaitGroup
 
@@ -77,7 +77,7 @@ func (r *registry) open() error {
 	if err != nil {
 		return err
 	}
-	r.notices = watch
+	r.watcher = watch
 	if err := r.walk(r.dir); err != nil {
 		return errors.Join(err, watch.close())
 	}
@@ -97,7 +97,7 @@ func (r *registry) walk(dir string) error {
 				return filepath.SkipDir
 			}
 		case entry.IsDir():
-			if err := r.notices.add(path); err != nil {
+			if err := r.watcher.add(path); err != nil {
 				return fmt.Errorf("watch %s: %w", path, err)
 			}
 		case entry.Type()&fs.ModeSocket != 0:
@@ -147,14 +147,14 @@ func (r *registry) run(ctx context.Context) {
 }
 
 func (r *registry) watch(ctx context.Context) {
-	defer r.notices.close() //nolint:errcheck // nothing is lost with it
+	defer r.watcher.close() //nolint:errcheck // nothing is lost with it
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case event := <-r.notices.events:
+		case event := <-r.watcher.events:
 			r.handle(event)
-		case err := <-r.notices.lost:
+		case err := <-r.watcher.lost:
 			r.plugins.log.Error(err, "Lost events of the watch for registration sockets, listing them again")
 			r.lookAgain()
 		}

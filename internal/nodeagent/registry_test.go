@@ -176,7 +176,7 @@ func TestASocketThatWentWhileEventsWereLostIsNoticed(t *testing.T) {
 	}
 	r := p.registry
 	must(t, r.open())
-	defer r.notices.close()
+	defer r.watcher.close()
 	defer r.queue.ShutDown()
 	must(t, os.Remove(goes))
 	r.lookAgain()
@@ -316,15 +316,15 @@ func TestLostEventsAreMadeUpFor(t *testing.T) {
 	r := p.registry
 	must(t, r.open())
 	defer r.queue.ShutDown()
-	must(t, r.notices.close())
+	must(t, r.watcher.close())
 	var err error
-	r.notices, err = watchNotices() // of no directory yet
+	r.watcher, err = watchNotices() // of no directory yet
 	must(t, err)
 	socket := filepath.Join(p.root.Path(registryDir), "reg.sock")
 	listener, err := net.Listen("unix", socket)
 	must(t, err)
 	defer listener.Close()
-	r.notices.lose(errors.New("queue overflow"))
+	r.watcher.lose(errors.New("queue overflow"))
 	ctx, cancel := context.WithCancel(t.Context())
 	var watching sync.WaitGroup
 	watching.Go(func() { r.watch(ctx) })

@@ -103,7 +103,7 @@ func (m *volumeManager) finishPublish(ctx context.Context, c callable, r nodevol
 			return err
 		}
 		if !r.Confirmed { // the pod has had it otherwise
-			m.tellMapped(c.want)
+			m.emitMapped(c.want)
 		}
 		return nil
 	case c.groupByAgent():

@@ -11,9 +11,9 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// tellStuck says that a volume cannot be taken back from a pod. The pod may be gone, and with it who would read its events:
+// emitStuck says that a volume cannot be taken back from a pod. The pod may be gone, and with it who would read its events:
 // it is told on the claim and the Node as well. The caller holds mu.
-func (m *volumeManager) tellStuck(pod, claim *corev1.ObjectReference, text string) {
+func (m *volumeManager) emitStuck(pod, claim *corev1.ObjectReference, text string) {
 	node := &corev1.ObjectReference{Kind: "Node", Name: m.config.NodeName, UID: types.UID(m.config.NodeName)} // as kubelet names it
 	for _, about := range []*corev1.ObjectReference{pod, claim, node} {
 		if about != nil && about.Name != "" { // a torn record does not tell
@@ -22,13 +22,13 @@ func (m *volumeManager) tellStuck(pod, claim *corev1.ObjectReference, text strin
 	}
 }
 
-// tellStage says it of the stage. The caller holds mu.
-func (m *volumeManager) tellStage(v *volume, text string) {
+// emitStage says it of the stage. The caller holds mu.
+func (m *volumeManager) emitStage(v *volume, text string) {
 	if !v.unstageTold.isNew(text, time.Now()) {
 		return
 	}
 	staged := &podVolume{PodVolume: &nodevolume.PodVolume{Key: nodevolume.PublishKey{PodUID: v.life.Stage.Record.Pod.UID}, Place: v.life.Stage}}
-	m.tellStuck(staged.podOf(), staged.claimOf(), text)
+	m.emitStuck(staged.podOf(), staged.claimOf(), text)
 	m.log.Error(errors.New(text), "Volume stays in use", "volume", v.name)
 }
 

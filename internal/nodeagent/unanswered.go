@@ -28,7 +28,7 @@ func (m *volumeManager) ask(ctx context.Context, v *volume, u unanswered, call f
 	m.mu.Lock()
 	v.asked = &u
 	m.mu.Unlock()
-	slow := time.AfterFunc(m.config.longWait, func() { m.tellUnanswered(v, &u) })
+	slow := time.AfterFunc(m.config.longWait, func() { m.emitUnanswered(v, &u) })
 	err := call(ctx)
 	slow.Stop()
 	m.mu.Lock()
@@ -42,8 +42,8 @@ func (m *volumeManager) call(v *volume) explain.NodeCall {
 	return explain.NodeCall{Driver: v.driver, Method: v.asked.method, Since: v.asked.since, Timeout: m.config.RPCTimeout}
 }
 
-// tellUnanswered tells all that wait for a call that it has no answer yet.
-func (m *volumeManager) tellUnanswered(v *volume, u *unanswered) {
+// emitUnanswered tells all that wait for a call that it has no answer yet.
+func (m *volumeManager) emitUnanswered(v *volume, u *unanswered) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if v.asked != u {
@@ -53,12 +53,12 @@ func (m *volumeManager) tellUnanswered(v *volume, u *unanswered) {
 	pending := explain.NodeStep{Step: u.step, Block: v.life.Stage.Record.Block, Volume: v.specName(), Verb: explain.NotEnded}
 	switch u.step {
 	case stepUnstage:
-		m.tellStage(v, pending.StaysInUse(m.config.NodeName, ends))
+		m.emitStage(v, pending.StaysInUse(m.config.NodeName, ends))
 		return
 	case stepUnpublish:
 		p := v.publication(u.key)
 		pending.Block, pending.Volume = p.Record.Block, p.Key.SpecName
-		m.tellStuck(p.podOf(), p.claimOf(), pending.StaysInUse(m.config.NodeName, ends))
+		m.emitStuck(p.podOf(), p.claimOf(), pending.StaysInUse(m.config.NodeName, ends))
 		return
 	}
 	claimOf := m.claims(v)

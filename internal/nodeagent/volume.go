@@ -43,7 +43,7 @@ type volume struct {
 	measured   measured
 	// releasedAt is since when no pod wants the volume; zero while one does, or may.
 	releasedAt time.Time
-	// statsPlanned and attachErrorPlanned: there is a chore for it.
+	// statsPlanned and attachErrorPlanned: there is a periodic task for it.
 	statsPlanned, attachErrorPlanned bool
 	// attachLimit says that the node is full, as the attachError of exhaustedAt did.
 	attachLimit *AttachLimitError
@@ -230,8 +230,8 @@ func (m *volumeManager) rest(v *volume, decision nodevolume.Decision) {
 		case left > 0:
 			m.queue.AddAfter(v.name, left)
 		default:
-			m.tellLongWait(v, hold, since)
-			m.queue.AddAfter(v.name, toldAgain)
+			m.emitLongWait(v, hold, since)
+			m.queue.AddAfter(v.name, repeatEventAfter)
 		}
 	}
 	v.holds = holds
@@ -265,7 +265,7 @@ func (m *volumeManager) outcome(ctx context.Context, v *volume, step nodevolume.
 	v.life.Failed(step, time.Now(), rand.Float64(), m.pods.state(types.UID(key.PodUID)).Removed) //nolint:gosec // spreads retries
 	if unstage {
 		m.log.Error(err, "Volume operation failed", "operation", name, "volume", v.name, "failures", v.life.Unstage.Count)
-		m.tellUnstage(v, err)
+		m.emitUnstage(v, err)
 		return
 	}
 	p := v.publication(key)
@@ -274,7 +274,7 @@ func (m *volumeManager) outcome(ctx context.Context, v *volume, step nodevolume.
 	}
 	p.problem, p.step = err, name
 	m.log.Error(err, "Volume operation failed", "operation", name, "volume", v.name, "pod", key.PodUID, "failures", p.Failure.Count)
-	m.tellFailure(v, p, name, err)
+	m.emitFailure(v, p, name, err)
 }
 
 // stagingPath is where the volume is, or would be, staged for a pod. Two PersistentVolumes may share a handle, and then

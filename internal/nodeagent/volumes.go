@@ -43,7 +43,7 @@ type volumeManager struct {
 
 	// queue holds the volumes that have to be looked at. It gives one key to one goroutine at a time; that is the only lock on a
 	// volume's way.
-	queue  workqueue.TypedDelayingInterface[string]
+	queue workqueue.TypedDelayingInterface[string]
 	tasks workqueue.TypedDelayingInterface[periodicTask]
 
 	mu sync.Mutex
@@ -59,9 +59,9 @@ type volumeManager struct {
 func newVolumeManager(config Config, client kubernetes.Interface, root *mount.Root, events record.EventRecorder, beat schedule) *volumeManager {
 	return &volumeManager{
 		config: config, log: config.Logger, client: client, root: root, events: events, beat: beat,
-		queue:  workqueue.NewTypedDelayingQueue[string](),
+		queue: workqueue.NewTypedDelayingQueue[string](),
 		tasks: workqueue.NewTypedDelayingQueue[periodicTask](),
-		all:    map[string]*volume{}, trouble: map[nodevolume.Reason]error{}, unaccounted: map[string]struct{}{},
+		all:   map[string]*volume{}, trouble: map[nodevolume.Reason]error{}, unaccounted: map[string]struct{}{},
 	}
 }
 

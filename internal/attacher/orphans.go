@@ -21,40 +21,42 @@ type orphans struct {
 	searched map[string]bool
 }
 
-func newStrays() *orphans { return &orphans{handles: map[string]string{}, searched: map[string]bool{}} }
+func newOrphans() *orphans {
+	return &orphans{handles: map[string]string{}, searched: map[string]bool{}}
+}
 
 // noteStray takes what is known now of an attachment's volume. Before the cache of PersistentVolumes is filled nothing is
-// known of any: Run notes them all once it is. (Each PersistentVolume that comes is compared with each stray. With all
-// attachments for strays, the start over 20,000 would be 200 million comparisons.)
+// known of any: Run notes them all once it is. (Each PersistentVolume that comes is compared with each orphan. With all
+// attachments for orphans, the start over 20,000 would be 200 million comparisons.)
 func (o *objects) noteStray(va *storagev1.VolumeAttachment) {
 	name := va.Spec.Source.PersistentVolumeName
 	if !o.volumeInformer.HasSynced() || name == nil || va.Spec.Source.InlineVolumeSpec != nil {
 		return
 	}
-	o.strays.mu.Lock()
-	defer o.strays.mu.Unlock()
+	o.orphans.mu.Lock()
+	defer o.orphans.mu.Unlock()
 	// Looked up under the lock: of two notes side by side the later one stays, and has looked later.
 	known := recordedHandle(va) != ""
 	if !known {
 		from, err := o.sourceOfName(*name)
 		known = err == nil && o.fits(va, from.handle)
 	}
-	_, noted := o.strays.handles[va.Name]
+	_, noted := o.orphans.handles[va.Name]
 	switch {
 	case known:
-		o.strays.forget(va.Name)
+		o.orphans.forget(va.Name)
 	case !noted:
-		o.strays.handles[va.Name] = ""
+		o.orphans.handles[va.Name] = ""
 	}
 }
 
-// learnHandle finds the strays of a volume. It is asked before each decision about one: a stray may have it attached.
+// learnHandle finds the orphans of a volume. It is asked before each decision about one: an orphan may have it attached.
 func (o *objects) learnHandle(handle string) {
-	o.strays.mu.Lock()
-	defer o.strays.mu.Unlock()
+	o.orphans.mu.Lock()
+	defer o.orphans.mu.Unlock()
 	names := map[string]string{} // that the volume's attachments have, by node
-	for stray, known := range o.strays.handles {
-		va, ok := o.attachments.Get(stray)
+	for orphan, known := range o.orphans.handles {
+		va, ok := o.attachments.Get(orphan)
 		if known != "" || !ok {
 			continue
 		}
@@ -62,22 +64,22 @@ func (o *objects) learnHandle(handle string) {
 		if _, ok := names[node]; !ok {
 			names[node] = kube.AttachmentName(handle, o.driver, node)
 		}
-		if names[node] == stray {
-			o.strays.handles[stray] = handle
+		if names[node] == orphan {
+			o.orphans.handles[orphan] = handle
 		}
 	}
 }
 
-// search looks for a PersistentVolume of a stray's volume, once. It computes a digest for
+// search looks for a PersistentVolume of an orphan's volume, once. It computes a digest for
 // each there is: never do it where events are waited for.
 func (o *objects) search(name string) {
-	o.strays.mu.Lock()
-	known, stray := o.strays.handles[name]
-	done := !stray || known != "" || o.strays.searched[name]
+	o.orphans.mu.Lock()
+	known, orphan := o.orphans.handles[name]
+	done := !orphan || known != "" || o.orphans.searched[name]
 	if !done {
-		o.strays.searched[name] = true
+		o.orphans.searched[name] = true
 	}
-	o.strays.mu.Unlock()
+	o.orphans.mu.Unlock()
 	va, ok := o.attachments.Get(name)
 	if done || !ok {
 		return
@@ -103,14 +105,14 @@ func (s *orphans) forget(name string) {
 	delete(s.searched, name)
 }
 
-// handle is the volume of a stray; empty if it is not known, or it is none.
+// handle is the volume of an orphan; empty if it is not known, or it is none.
 func (s *orphans) handle(name string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.handles[name]
 }
 
-// of finds the names of a volume's strays.
+// of finds the names of a volume's orphans.
 func (s *orphans) of(handle string) (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// maxInterned is how many different things a shelf holds at most. Those of a cluster's nodes and of its storage classes find
+// maxInterned is how many different things an interner holds at most. Those of a cluster's nodes and of its storage classes find
 // room; where each volume has something of its own there is nothing to share anyway.
 const maxInterned = 8192
 
@@ -64,7 +64,7 @@ func (s *interner) foreign(driver string) *corev1.CSIPersistentVolumeSource {
 	return take(s.others, driver, &corev1.CSIPersistentVolumeSource{Driver: driver})
 }
 
-// take gives what lies on the shelf, or puts it there. A full one is cleared: what was taken stays as it is.
+// take gives the value that is kept, or keeps it. A full one is cleared: what was taken stays as it is.
 func take[T any](on map[string]T, content string, thing T) T {
 	if there, ok := on[content]; ok {
 		return there

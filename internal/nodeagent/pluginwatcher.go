@@ -14,10 +14,10 @@ import (
 // watches, shared by all, and ends with the last.
 var shared struct {
 	mu       sync.Mutex
-	watcher  *fsnotify.Watcher     // guarded by mu; nil while nobody watches
-	notices  map[*pluginWatcher]struct{} // guarded by mu
+	watcher  *fsnotify.Watcher           // guarded by mu; nil while nobody watches
+	open     map[*pluginWatcher]struct{} // guarded by mu
 	watchers map[string]*pluginWatcher   // guarded by mu; by directory
-	stopped  chan struct{}         // closed when the watcher's goroutine has ended
+	stopped  chan struct{}               // closed when the watcher's goroutine has ended
 }
 
 // noticesHeld is how many events wait for one agent. When they are more, it is told to look itself.
@@ -40,11 +40,11 @@ func watchNotices() (*pluginWatcher, error) {
 			return nil, fmt.Errorf("watch for driver registrations (are fs.inotify.max_user_instances used up?): %w", err)
 		}
 		shared.watcher, shared.stopped = watcher, make(chan struct{})
-		shared.notices, shared.watchers = map[*pluginWatcher]struct{}{}, map[string]*pluginWatcher{}
+		shared.open, shared.watchers = map[*pluginWatcher]struct{}{}, map[string]*pluginWatcher{}
 		go deliver(watcher, shared.stopped)
 	}
 	n := &pluginWatcher{events: make(chan fsnotify.Event, noticesHeld), lost: make(chan error, 1)}
-	shared.notices[n] = struct{}{}
+	shared.open[n] = struct{}{}
 	return n, nil
 }
 
@@ -52,7 +52,7 @@ func watchNotices() (*pluginWatcher, error) {
 func (n *pluginWatcher) add(dir string) error {
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
-	if _, open := shared.notices[n]; !open {
+	if _, open := shared.open[n]; !open {
 		return fsnotify.ErrClosed
 	}
 	// Before the first event can come.
@@ -67,13 +67,13 @@ func (n *pluginWatcher) add(dir string) error {
 // close ends the watch of all directories.
 func (n *pluginWatcher) close() error {
 	shared.mu.Lock()
-	if _, open := shared.notices[n]; !open {
+	if _, open := shared.open[n]; !open {
 		shared.mu.Unlock()
 		return nil
 	}
-	delete(shared.notices, n)
+	delete(shared.open, n)
 	var last *fsnotify.Watcher
-	if len(shared.notices) == 0 {
+	if len(shared.open) == 0 {
 		last, shared.watcher = shared.watcher, nil
 	}
 	for dir, owner := range shared.watchers {
@@ -120,7 +120,7 @@ func deliver(watcher *fsnotify.Watcher, stopped chan<- struct{}) {
 				return
 			}
 			shared.mu.Lock()
-			for n := range shared.notices {
+			for n := range shared.open {
 				n.lose(err)
 			}
 			shared.mu.Unlock()

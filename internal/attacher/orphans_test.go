@@ -74,8 +74,8 @@ func TestStraysOnceTheVolumesAreKnown(t *testing.T) {
 		}
 		a.attachmentChanged(va)
 	}
-	if len(a.objects.strays.handles) != 0 {
-		t.Errorf("strays before anything is known: %v", a.objects.strays.handles)
+	if len(a.objects.orphans.handles) != 0 {
+		t.Errorf("orphans before anything is known: %v", a.objects.orphans.handles)
 	}
 	var running sync.WaitGroup
 	running.Go(func() { a.objects.volumeInformer.RunWithContext(t.Context()) })
@@ -84,7 +84,7 @@ func TestStraysOnceTheVolumesAreKnown(t *testing.T) {
 		t.Fatal("the cache was not filled")
 	}
 	a.wakeAll()
-	if _, ok := a.objects.strays.handles["gone"]; !ok || len(a.objects.strays.handles) != 1 {
-		t.Errorf("strays: %v, want the one", a.objects.strays.handles)
+	if _, ok := a.objects.orphans.handles["gone"]; !ok || len(a.objects.orphans.handles) != 1 {
+		t.Errorf("orphans: %v, want the one", a.objects.orphans.handles)
 	}
 }

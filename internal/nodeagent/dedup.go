@@ -19,13 +19,13 @@ type eventDedup struct {
 	at   time.Time
 }
 
-// toldAgain is after how long an event is sent again though it says the same: the API
+// repeatEventAfter is after how long an event is sent again though it says the same: the API
 // server forgets events after an hour (kube-apiserver --event-ttl).
-const toldAgain = 20 * time.Minute
+const repeatEventAfter = 20 * time.Minute
 
 // isNew says whether a text is to be sent now, and notes that it is.
 func (t *eventDedup) isNew(text string, now time.Time) bool {
-	if t.text == text && now.Sub(t.at) < toldAgain {
+	if t.text == text && now.Sub(t.at) < repeatEventAfter {
 		return false
 	}
 	t.text, t.at = text, now

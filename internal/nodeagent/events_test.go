@@ -174,7 +174,7 @@ func TestAFailureIsToldSinceWhenItLasts(t *testing.T) {
 			volumes.mu.Lock()
 			defer volumes.mu.Unlock()
 			v.life.Failed(nodevolume.Unstage{}, time.Now(), 0, false)
-			volumes.tellUnstage(v, errors.New(problem))
+			volumes.emitUnstage(v, errors.New(problem))
 		}
 		for range 3 {
 			step(stage, "no pool")

@@ -31,12 +31,12 @@ func (p *podVolume) isBlock() bool {
 	return p.Record.Block || (p.want != nil && p.want.block)
 }
 
-// tellFailure sends an event about a failed step, once for each new text. The caller holds mu.
-func (m *volumeManager) tellFailure(v *volume, p *podVolume, step string, err error) {
+// emitFailure sends an event about a failed step, once for each new text. The caller holds mu.
+func (m *volumeManager) emitFailure(v *volume, p *podVolume, step string, err error) {
 	failed := explain.NodeStep{Step: step, Block: p.isBlock(), Volume: p.Key.SpecName, Since: p.failingSince}
 	if step == stepUnpublish {
 		if text := m.stuckText(failed, err); p.told.isNew(text, time.Now()) {
-			m.tellStuck(p.podOf(), p.claimOf(), text)
+			m.emitStuck(p.podOf(), p.claimOf(), text)
 		}
 		return
 	}
@@ -98,8 +98,8 @@ func (v *volume) podsBeside(key nodevolume.PublishKey) string {
 	return " (" + strings.Join(names, ", ") + ")"
 }
 
-// tellLongWait says where a pod that has waited long waits, and since when. The caller holds mu.
-func (m *volumeManager) tellLongWait(v *volume, hold nodevolume.Hold, since time.Time) {
+// emitLongWait says where a pod that has waited long waits, and since when. The caller holds mu.
+func (m *volumeManager) emitLongWait(v *volume, hold nodevolume.Hold, since time.Time) {
 	held := explain.NodeHold{Reason: hold.Reason, Since: since, Why: m.whyOf(v, hold)}
 	switch {
 	case hold.Reason == nodevolume.BackingOff:
@@ -110,7 +110,7 @@ func (m *volumeManager) tellLongWait(v *volume, hold nodevolume.Hold, since time
 			"since", since.UTC().Format(time.RFC3339))
 		return
 	case hold.Key.PodUID == "":
-		m.tellStage(v, explain.NodeStep{Step: stepUnstage, Block: v.life.Stage.Record.Block, Volume: v.specName()}.Waits(held))
+		m.emitStage(v, explain.NodeStep{Step: stepUnstage, Block: v.life.Stage.Record.Block, Volume: v.specName()}.Waits(held))
 		return
 	}
 	p := v.publication(hold.Key)
@@ -121,7 +121,7 @@ func (m *volumeManager) tellLongWait(v *volume, hold nodevolume.Hold, since time
 	if p.Phase != nodevolume.Absent && (m.claims(v)(p) == nodevolume.Released || hold.Reason == nodevolume.ContainersMayRun) {
 		step.Step = stepUnpublish
 		if text := step.Waits(held); p.told.isNew(text, time.Now()) {
-			m.tellStuck(p.podOf(), p.claimOf(), text)
+			m.emitStuck(p.podOf(), p.claimOf(), text)
 		}
 		return
 	}
@@ -146,17 +146,17 @@ func stepHeld(v *volume, p *podVolume, reason nodevolume.Reason) string {
 	}
 }
 
-// tellUnstage says that the volume cannot be unstaged. The caller holds mu.
-func (m *volumeManager) tellUnstage(v *volume, err error) {
+// emitUnstage says that the volume cannot be unstaged. The caller holds mu.
+func (m *volumeManager) emitUnstage(v *volume, err error) {
 	if v.life.Unstage.Count == 1 {
 		v.unstageFailingSince = cmp.Or(v.began, v.life.Unstage.At)
 	}
 	failed := explain.NodeStep{Step: stepUnstage, Block: v.life.Stage.Record.Block, Volume: v.specName(), Since: v.unstageFailingSince}
-	m.tellStage(v, m.stuckText(failed, err))
+	m.emitStage(v, m.stuckText(failed, err))
 }
 
-// tellMapped says that a pod has a block volume as a device.
-func (m *volumeManager) tellMapped(w *wantedVolume) {
+// emitMapped says that a pod has a block volume as a device.
+func (m *volumeManager) emitMapped(w *wantedVolume) {
 	text := explain.Mapped(w.specName, m.root.Path(podDevicesDir(string(w.pod.UID))))
 	m.events.Event(w.pod.ref(), corev1.EventTypeNormal, explain.SuccessfulMountVolume, text)
 }
