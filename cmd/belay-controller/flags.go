@@ -28,8 +28,11 @@ be switched off first:
   belay-controller --kubeconfig=...
 
 All state is in the API server: to go back, stop this and switch the other one on.
-It ends with code 0 on SIGTERM or Ctrl-C, giving its lease back, and with code 1, saying
-why, when it lost the lease or could not start.`
+
+Exit status:
+  0  it was stopped by SIGTERM or Ctrl-C, and has released its lease
+  1  it failed: it lost the lease, or could not start; the last line says why
+  2  wrong usage: an unknown flag, or a value that cannot be meant`
 
 // command is the command line.
 func command() *cobra.Command {
@@ -39,21 +42,22 @@ func command() *cobra.Command {
 		Short:         "Attach volumes to the nodes whose pods need them, and detach them",
 		Long:          about,
 		Version:       version,
-		Args:          cobra.NoArgs,
+		Args:          noArguments,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.validate(); err != nil {
-				return err
+				return usageError{err}
 			}
 			if err := o.startLogging(); err != nil {
-				return err
+				return usageError{err} // only its flags can be wrong
 			}
 			o.warn(cmd.Flags().Changed)
 			o.complete()
 			return run(cmd.Context(), o)
 		},
 	}
+	cmd.SetFlagErrorFunc(flagError)
 	group(cmd, o.flags())
 	cmd.AddCommand(preflightCommand())
 	cmd.CompletionOptions.DisableDefaultCmd = true
