@@ -13,7 +13,7 @@ import (
 // FuzzDecide makes a snapshot out of any bytes and checks what must hold of every decision. The rules of the oracle are written
 // from the invariants S1 to S3, S6 and S9, not from the code.
 func FuzzDecide(f *testing.F) {
-	for _, seed := range fuzzinput.Seeds(2000, 160) {
+	for _, seed := range fuzzinput.Seeds(1000, 160) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, input []byte) {
