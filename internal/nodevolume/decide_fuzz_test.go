@@ -87,7 +87,9 @@ func failureFrom(in *fuzzinput.Source) Failure {
 	return Failure{Count: 1 + in.Below(12), At: fuzzNow.Add(-time.Duration(in.Byte()) * time.Second), Jitter: 0.5, AtMost: fuzzinput.Pick(in, 0, 5*time.Second)}
 }
 
-func labelFrom(in *fuzzinput.Source) string { return fuzzinput.Pick(in, "", "", "", "level-1", "level-2") }
+func labelFrom(in *fuzzinput.Source) string {
+	return fuzzinput.Pick(in, "", "", "", "level-1", "level-2")
+}
 
 func knowledge(in *fuzzinput.Source) Knowledge { return fuzzinput.Pick(in, Yes, No, Unknown) }
 
