@@ -58,7 +58,7 @@ func upCommand() *cobra.Command {
 	flags.StringArrayVar(&options.ControllerArgs, "controller-arg", nil, "flag for belay-controller, such as --deleted-node-policy=detach; not with --upstream")
 	flags.StringArrayVar(&options.AttacherArgs, "attacher-arg", nil, "flag for belay-attacher, or with --upstream for csi-attacher, such as --timeout=5s")
 	flags.StringArrayVar(&options.NodeArgs, "node-arg", nil, "flag for the agent of each node: a flag of kubelet, or on belay nodes --v or --volume-stats-agg-period")
-	flags.Bool("print-env", false, "print nothing to stdout but the export lines for the shell; of a lab that runs already, those (see `belay-lab env`)")
+	flags.Bool("print-env", false, "print nothing to stdout but the export lines for the shell; of a lab that runs already, those (see belay-lab env)")
 	return command
 }
 
