@@ -14,6 +14,8 @@ LDFLAGS     := -s -w -X main.version=$(VERSION)
 LINTER      := $(BIN)/golangci-lint
 TESTSUM     := $(BIN)/gotestsum
 SANITY      := $(BIN)/csi-sanity
+VULNCHECK   := $(BIN)/govulncheck
+ACTIONLINT  := $(BIN)/actionlint
 
 # Where the lab keeps the upstream programs (see `belay-lab build --help`).
 UPSTREAM     = $$($(BELAY_LAB) build --print)
@@ -75,8 +77,17 @@ test-long: upstream $(TESTSUM) $(SANITY) ## Run the long tests too: chaos, churn
 race: upstream ## Run the unit tests with the race detector (needs a C compiler).
 	CGO_ENABLED=1 KUBEBUILDER_ASSETS=$(UPSTREAM) KUBEBUILDER_CONTROLPLANE_START_TIMEOUT=3m go test -race -shuffle=on ./...
 
+.PHONY: fuzz
+fuzz: check-go ## Fuzz every target, 30 seconds each (ARGS=5m for longer); make test fuzzes some for seconds.
+	hack/fuzz all $(ARGS)
+
+.PHONY: vulncheck
+vulncheck: check-go $(VULNCHECK) ## govulncheck over both modules; reads the vulnerability database from the network.
+	hack/vulncheck
+
 .PHONY: lint
-lint: check-go $(LINTER) ## Run golangci-lint over both modules.
+lint: check-go $(LINTER) $(ACTIONLINT) ## Run golangci-lint over both modules and actionlint over the workflows.
+	$(ACTIONLINT) -shellcheck= -pyflakes=
 	$(LINTER) run ./...
 	cd lab && $(LINTER) run --config ../.golangci.yml ./...
 
@@ -89,11 +100,18 @@ clean: ## Remove what labs left on this machine, and bin/. Keep the cache of ups
 	@if [ -x $(BELAY_LAB) ]; then $(BELAY_LAB) clean; fi
 	rm -rf $(BIN)
 
-$(LINTER): tools.mod tools.sum
-	go build -modfile=tools.mod -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+$(LINTER): hack/tools/go.mod hack/tools/go.sum
+	cd hack/tools && go build -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
-$(TESTSUM): tools.mod tools.sum
-	go build -modfile=tools.mod -o $@ gotest.tools/gotestsum
+$(TESTSUM): hack/tools/go.mod hack/tools/go.sum
+	cd hack/tools && go build -o $@ gotest.tools/gotestsum
+
+$(VULNCHECK): hack/tools/go.mod hack/tools/go.sum
+	cd hack/tools && go build -o $@ golang.org/x/vuln/cmd/govulncheck
+
+# A module of its own: actionlint 1.7 does not compile with the YAML library that golangci-lint needs.
+$(ACTIONLINT): hack/actionlint/go.mod hack/actionlint/go.sum
+	cd hack/actionlint && go build -o $@ github.com/rhysd/actionlint/cmd/actionlint
 
 $(SANITY): lab/sanity.mod lab/sanity.sum
 	cd lab && go build -modfile=sanity.mod -o $@ github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity

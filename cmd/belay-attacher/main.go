@@ -37,6 +37,7 @@ func main() {
 	logsapi.AddGoFlags(logging, flag.CommandLine)
 	logs.InitLogs()
 	options := attacher.RegisterFlags()
+	flag.Usage = printUsage
 	if exitCode, ok := attacher.ParseFlags(os.Args[1:]); !ok {
 		os.Exit(exitCode)
 	}

@@ -28,8 +28,11 @@ disabled first:
   belay-controller --kubeconfig=...
 
 All state is in the API server: to roll back, stop belay-controller and enable the other one.
-It exits with status 0 on SIGTERM or Ctrl-C after it has released its lease, and with status 1
-and a message when it lost the lease or could not start.`
+
+Exit status:
+  0  stopped by SIGTERM or Ctrl-C, and the lease was released
+  1  failed: the lease was lost, or the controller could not start; the last line has the reason
+  2  wrong usage: an unknown flag, or an invalid value`
 
 // command is the command line.
 func command() *cobra.Command {
@@ -39,21 +42,22 @@ func command() *cobra.Command {
 		Short:         "Attach volumes to the nodes whose pods need them, and detach them",
 		Long:          about,
 		Version:       version,
-		Args:          cobra.NoArgs,
+		Args:          noArguments,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.validate(); err != nil {
-				return err
+				return usageError{err}
 			}
 			if err := o.startLogging(); err != nil {
-				return err
+				return usageError{err} // only its flags can be wrong
 			}
 			o.warn(cmd.Flags().Changed)
 			o.complete()
 			return run(cmd.Context(), o)
 		},
 	}
+	cmd.SetFlagErrorFunc(flagError)
 	group(cmd, o.flags())
 	cmd.AddCommand(preflightCommand())
 	cmd.CompletionOptions.DisableDefaultCmd = true

@@ -52,3 +52,30 @@ func TestUnreachableServer(t *testing.T) {
 		})
 	}
 }
+
+// Wrong usage ends the program with status 2, and the error names the flag.
+func TestWrongUsage(t *testing.T) {
+	for name, tt := range map[string]struct {
+		args []string
+		says string
+	}{
+		"unknown flag":          {[]string{"--frob"}, "unknown flag: --frob; see belay-controller --help"},
+		"argument":              {[]string{"frob"}, `unknown command "frob"`},
+		"value of a wrong type": {[]string{"--leader-elect=perhaps"}, "--leader-elect"},
+		"value that cannot be":  {[]string{"--deleted-node-policy=ignore"}, "--deleted-node-policy must be wait or detach"},
+		"log format":            {[]string{"--logging-format=prose"}, "configure logging"},
+		"preflight, flag":       {[]string{"preflight", "--frob"}, "unknown flag: --frob; see belay-controller preflight --help"},
+		"preflight, argument":   {[]string{"preflight", "now"}, "now"},
+		"preflight, output":     {[]string{"preflight", "-o", "yaml"}, `--output must be text or json, not "yaml"`},
+		"preflight, below zero": {[]string{"preflight", "--observe=-1s"}, "must not be below 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), os.Args[0], tt.args...)
+			cmd.Env = append(os.Environ(), childVariable+"=1", "KUBECONFIG=/dev/null")
+			out, _ := cmd.CombinedOutput()
+			if code := cmd.ProcessState.ExitCode(); code != exitUsage || !strings.Contains(string(out), tt.says) {
+				t.Errorf("exit status %d, want %d and %q in:\n%s", code, exitUsage, tt.says, out)
+			}
+		})
+	}
+}

@@ -32,7 +32,7 @@ func main() {
 	klog.Flush()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "belay-controller:", err)
-		os.Exit(1)
+		os.Exit(exitStatus(err))
 	}
 }
 

@@ -31,7 +31,10 @@ which the output names; an enabled controller is listed:
 
   curl -sk "https://127.0.0.1:10257/healthz?verbose" | grep attach-detach
 
-Exit status 0: belay-controller may start. 1: it must not, or that could not be determined.`
+Exit status:
+  0  belay-controller may start
+  1  it must not, or that could not be determined
+  2  wrong usage`
 
 var errNotReady = errors.New("preflight: belay-controller must not start yet")
 
@@ -43,13 +46,13 @@ func preflightCommand() *cobra.Command {
 		Use:   "preflight [flags]",
 		Short: "Check whether belay-controller may take over",
 		Long:  aboutPreflight,
-		Args:  cobra.NoArgs,
+		Args:  noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
-				return fmt.Errorf("--output is text or json, not %q", output)
+				return usageError{fmt.Errorf("--output must be text or json, not %q", output)}
 			}
 			if c.Observe < 0 {
-				return fmt.Errorf("--observe is %v, but must not be below 0", c.Observe)
+				return usageError{fmt.Errorf("--observe is %v, but must not be below 0", c.Observe)}
 			}
 			config, cluster, err := personConfig(cmd.Context(), kubeconfig)
 			if err != nil {

@@ -230,31 +230,34 @@ func TestTheDaemonsWholeWay(t *testing.T) {
 	}
 }
 
-// TestWrongValues: each ends the program with status 1 before it does anything, and the error says what to give.
+// TestWrongValues: each ends the program before it does anything, and the error says what to give.
 func TestWrongValues(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "kubeconfig")
 	must(t, os.WriteFile(empty, nil, 0o600))
 	for name, c := range map[string]struct {
-		args []string
-		says string
+		args   []string
+		says   string
+		status int
 	}{
-		"no node name":        {nil, "--node-name is required"},
-		"not a node's name":   {[]string{"--node-name=Edge_1"}, `--node-name "Edge_1" cannot be the name of a Node: a lowercase RFC 1123 subdomain`},
-		"no root":             {[]string{"--node-name=n", "--root-dir="}, `--root-dir "" must be an absolute path other than /, for example /var/lib/kubelet`},
-		"a relative root":     {[]string{"--node-name=n", "--root-dir=kubelet"}, `--root-dir "kubelet" must be an absolute path`},
-		"all there is":        {[]string{"--node-name=n", "--root-dir=//"}, `--root-dir "//" must be an absolute path other than /`},
-		"an argument":         {[]string{"--node-name=n", "edge-1"}, `belay-node takes no arguments, but was given ["edge-1"]`},
-		"no kubeconfig":       {[]string{"--node-name=n"}, "--kubeconfig is required outside a cluster"},
-		"an empty kubeconfig": {[]string{"--node-name=n", "--kubeconfig=" + empty}, "it has no cluster; set --kubeconfig to a file"},
-		"no such kubeconfig":  {[]string{"--node-name=n", "--kubeconfig=" + empty + "2"}, "no such file"},
-		"no endpoint":         {[]string{"--node-name=n", "--kubeconfig=" + aKubeconfig(t), "--container-runtime-endpoint=crio"}, `--container-runtime-endpoint: container runtime endpoint "crio" is not of the form`},
+		"no node name":           {nil, "--node-name is required", 2},
+		"not a node's name":      {[]string{"--node-name=Edge_1"}, `--node-name "Edge_1" cannot be the name of a Node: a lowercase RFC 1123 subdomain`, 2},
+		"no root":                {[]string{"--node-name=n", "--root-dir="}, `--root-dir "" must be an absolute path other than /, for example /var/lib/kubelet`, 2},
+		"a relative root":        {[]string{"--node-name=n", "--root-dir=kubelet"}, `--root-dir "kubelet" must be an absolute path`, 2},
+		"all there is":           {[]string{"--node-name=n", "--root-dir=//"}, `--root-dir "//" must be an absolute path other than /`, 2},
+		"an argument":            {[]string{"--node-name=n", "edge-1"}, `belay-node takes no arguments, but was given ["edge-1"]`, 2},
+		"no kubeconfig":          {[]string{"--node-name=n"}, "--kubeconfig is required outside a cluster", 1},
+		"an empty kubeconfig":    {[]string{"--node-name=n", "--kubeconfig=" + empty}, "it has no cluster; set --kubeconfig to a file", 1},
+		"no such kubeconfig":     {[]string{"--node-name=n", "--kubeconfig=" + empty + "2"}, "no such file", 1},
+		"no endpoint":            {[]string{"--node-name=n", "--kubeconfig=" + aKubeconfig(t), "--container-runtime-endpoint=crio"}, `--container-runtime-endpoint: container runtime endpoint "crio" is not of the form`, 2},
+		"an unknown flag":        {[]string{"--frob"}, "unknown flag: --frob", 2},
+		"a flag of a wrong type": {[]string{"--volume-stats-agg-period=often"}, "invalid argument", 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			daemon := exec.CommandContext(t.Context(), os.Args[0], c.args...)
 			daemon.Env = append(os.Environ(), asDaemon+"=1", "KUBERNETES_SERVICE_HOST=")
 			out, err := daemon.CombinedOutput()
-			if daemon.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), c.says) || strings.Contains(string(out), "KUBERNETES_MASTER") {
-				t.Errorf("it says %q (%v), want %q", out, err, c.says)
+			if daemon.ProcessState.ExitCode() != c.status || !strings.Contains(string(out), c.says) || strings.Contains(string(out), "KUBERNETES_MASTER") {
+				t.Errorf("it says %q (%v), want %q and exit status %d", out, err, c.says, c.status)
 			}
 		})
 	}

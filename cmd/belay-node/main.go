@@ -29,7 +29,7 @@ func main() {
 	})
 	if err := cmd.Execute(); err != nil {
 		fmt.Fprintln(os.Stderr, "belay-node:", err)
-		os.Exit(1)
+		os.Exit(exitStatus(err))
 	}
 }
 
@@ -50,7 +50,7 @@ func run(ctx context.Context, o options) error {
 	if o.runtimeEndpoint != "" {
 		cri, err := containers.NewCRI(o.runtimeEndpoint)
 		if err != nil {
-			return fmt.Errorf("--container-runtime-endpoint: %w", err)
+			return usageError{fmt.Errorf("--container-runtime-endpoint: %w", err)}
 		}
 		config.Containers, checkRuntime = cri, func(ctx context.Context) { logSilent(ctx, log, cri, o.runtimeEndpoint) }
 	}

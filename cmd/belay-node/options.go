@@ -40,21 +40,27 @@ func (o *options) command(run func() error) *cobra.Command {
 
 CSI drivers and their node-driver-registrars are used as they are: they find
 ROOT/plugins, ROOT/plugins_registry and ROOT/pods as with kubelet. The program that runs the
-pods creates the Node object and keeps it Ready.`,
+pods creates the Node object and keeps it Ready.
+
+Exit status:
+  0  stopped by SIGTERM or Ctrl-C
+  1  failed; the last line has the reason
+  2  wrong usage: an unknown flag, or an invalid value`,
 		Version: version, SilenceUsage: true, SilenceErrors: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("belay-node takes no arguments, but was given %q", args)
+				return usageError{fmt.Errorf("belay-node takes no arguments, but was given %q", args)}
 			}
 			return nil
 		},
 		RunE: func(*cobra.Command, []string) error {
 			if err := o.check(); err != nil {
-				return err
+				return usageError{err}
 			}
 			return run()
 		},
 	}
+	cmd.SetFlagErrorFunc(flagError)
 	flags := cmd.Flags()
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; without it, the service account of the pod this runs in")
 	flags.StringVar(&o.nodeName, "node-name", "", "name of the Node object (required)")

@@ -345,6 +345,9 @@ func (p *plan) attachAt(w Want, given NodeName) bool {
 	case p.exclusive && given != "":
 		hold = refused(w.Node, []Blocker{{Node: given, Kind: ByTurn}})
 	case node.Reported && node.InUse == No:
+		if p.at[w.Node] { // its VolumeAttachment was removed; withdrawStrays leaves what is implied alone
+			p.do(WithdrawReport{Node: w.Node, NodeUID: node.Machine.NodeUID, Expect: node.Facts()})
+		}
 		return false // being withdrawn; attached when that is answered
 	case !p.want.NoVolumeAttachment:
 		p.do(Attach{Node: w.Node, PersistentVolume: w.PersistentVolume, Machine: node.Machine})

@@ -244,6 +244,13 @@ func TestRemovedUnderTheNode(t *testing.T) {
 				Hold{Node: "a", Reason: StillInUse}, usedAtA,
 			},
 		},
+		"S9: wanted there, and not listed yet: its report is withdrawn": {
+			want: wantAt("a"), seen: held(given("a"), node("a", reported)),
+			steps: []Step{WithdrawReport{Node: "a", NodeUID: "uid-a"}},
+		},
+		"wanted there, not listed, withdrawn: created again": {
+			want: wantAt("a"), seen: held(given("a"), node("a", checked)), steps: []Step{attachA},
+		},
 		"let go: withdrawn": {
 			want: wantAt("b"), seen: held(given("a"), node("a", reported), node("b")),
 			steps: []Step{

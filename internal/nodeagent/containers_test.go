@@ -226,7 +226,7 @@ func TestARunningContainerKeepsItsVolumes(t *testing.T) {
 				container = startWriter(t, path)
 				goes(w, pod)
 				cause := map[bool]string{true: "container writer (c1, RUNNING)", false: string(pod.UID) + ".lock"}[overCRI]
-				w.untilEvent(pod, "FailedUnmount", "UnmountVolume.TearDown waits for volume", "ContainersMayRun", cause)
+				w.untilEvent(pod, "FailedUnmount", "UnmountVolume.TearDown for volume", "has been waiting since", "ContainersMayRun", cause)
 				stopFollowing()
 				stop()
 				if overCRI {
@@ -278,7 +278,7 @@ func TestAContainerThatOutlivesItsPod(t *testing.T) {
 			agent.SetPod(pod)
 			container = startWriter(t, w.mounted(agent, pod)[0].Path)
 			goes(w, pod)
-			w.untilEvent(pod, "FailedUnmount", "UnmountDevice waits for volume", "StillMountedElsewhere", fmt.Sprintf("process %d (sh)", container.Process.Pid))
+			w.untilEvent(pod, "FailedUnmount", "UnmountDevice for volume", "has been waiting since", "StillMountedElsewhere", fmt.Sprintf("process %d (sh)", container.Process.Pid))
 			container.wrote(t, 20)
 			if calls := w.driver.callsOf("data"); slices.Contains(calls, "Unstage") || !slices.Contains(w.node().Status.VolumesInUse, w.unique(handle)) {
 				t.Errorf("S7: a container writes; calls %v, in use %v", calls, w.node().Status.VolumesInUse)

@@ -209,7 +209,7 @@ func TestASlowChangeOfGroup(t *testing.T) {
 	where := string(pod.UID) + "/volumes/kubernetes.io~csi/" + w.name + "-data/mount"
 	w.untilEvent(pod, "VolumePermissionChangeInProgress: Setting volume ownership for "+where+" is taking longer than expected, consider using OnRootMismatch - https://kubernetes.io/docs/")
 	w.untilEvent(pod, "VolumePermissionChangeInProgress: Setting volume ownership for "+where+", processed 3 files.")
-	w.waitSays(agent, pod, "is being given to fsGroup 54321, 3 files so far")
+	w.waitSays(agent, pod, "is waiting for the ownership of its files to be set to fsGroup 54321, 3 files so far")
 	other := w.podWith("other", nil, "other")
 	agent.SetPod(other)
 	w.mounted(agent, other)

@@ -62,7 +62,7 @@ func TestAFullDisk(t *testing.T) {
 	full(true)
 	second := w.pod("second", "data") // staged already
 	l.agent.SetPod(second)
-	w.untilEvent(second, "FailedMount", `MountVolume.SetUp failed`, "record the publish of volume "+l.handle, "no space left on device", "free space on the disk of "+w.root)
+	w.untilEvent(second, "FailedMount", `MountVolume.SetUp failed`, "record the publish of volume "+l.handle, "no space left on device", "free space on the file system of "+w.root)
 	third := w.pod("third", "other")
 	l.agent.SetPod(third)
 	w.untilInUse("h-" + w.name + "-other")

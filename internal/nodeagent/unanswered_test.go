@@ -42,7 +42,7 @@ func TestACallWithoutAnAnswerIsNamed(t *testing.T) {
 				w.mounted(agent, pod)
 				agent.RemovePod(pod.UID)
 			}
-			w.untilEvent(pod, event+` has not ended for volume "`+w.name+`-data" : CSI driver "`+w.driverName()+`" has not answered `+call+" since 20", "given up after 2m0s")
+			w.untilEvent(pod, event+` has not ended for volume "`+w.name+`-data" : CSI driver "`+w.driverName()+`" has not answered `+call+" since 20", "times out after 2m0s")
 			if back {
 				return
 			}
@@ -50,7 +50,7 @@ func TestACallWithoutAnAnswerIsNamed(t *testing.T) {
 			if strings.Contains(err.Error(), "NotAttached") {
 				t.Errorf("the wait blames the attach: %v", err)
 			}
-			if !regexp.MustCompile(call + ` since 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ \(for [0-9.]+m?s\), which is given up after 2m0s`).MatchString(err.Error()) {
+			if !regexp.MustCompile(call + ` since 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ \(for [0-9.]+m?s\); the call times out after 2m0s`).MatchString(err.Error()) {
 				t.Errorf("the wait says: %v", err)
 			}
 		})

@@ -117,6 +117,10 @@ func TestDecide(t *testing.T) {
 			[]Step{RecordError{to("b"), Publish, stillExists, false}}},
 		"S1: other one uncertain": {Observed{Exclusive: true, Attachments: []Attachment{called(begun("a"), with2(failed, func(c *Call) { c.Recorded = true })), fresh("b")}},
 			[]Step{RecordError{to("b"), Publish, stillExists, false}}},
+		"S1: younger one published, its finalizer taken off before that was recorded": {Observed{Exclusive: true, Attachments: []Attachment{
+			with(fresh("b"), func(b *Attachment) { b.Created = noon.Add(-time.Hour) }),
+			called(with(begun("a"), func(a *Attachment) { a.Finalizer = false }), Call{Verb: Publish, NodeID: "id-a", Sent: true, Confirmed: true})}},
+			[]Step{RecordError{to("b"), Publish, stillExists, false}, WriteFinalizers{target: to("a"), NodeID: "id-a", Attachment: true}}},
 		"S1: other one detaching": {Observed{Exclusive: true, Attachments: []Attachment{deleting(attached("a")), fresh("b")}},
 			[]Step{CallDriver{to("a"), Unpublish, "id-a"}, RecordError{to("b"), Publish, stillExists, false}}},
 		"S1: other one unpublished, its finalizer still on": {Observed{Exclusive: true, Attachments: []Attachment{called(deleting(attached("a")), unpublished), fresh("b")}},

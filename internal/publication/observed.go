@@ -154,7 +154,7 @@ func (a Attachment) undone() bool {
 // attachment. Our finalizer is stored before the first call (S10), so its
 // presence stands for every call of an earlier process.
 func (a Attachment) mayBePublished() bool {
-	if a.Call.InFlight || a.Attached || a.Unsure {
+	if a.Call.InFlight || a.Attached || a.Unsure || len(a.Call.mayHave()) > 0 { // also when somebody took the finalizer off since
 		return true
 	}
 	return (a.Finalizer && !a.Untouched || a.Gone) && !a.undone()

@@ -5,11 +5,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/proc"
@@ -22,8 +27,7 @@ func run(t *testing.T, args ...string) (stdout string, code int, err error) {
 	var out bytes.Buffer
 	root.SetOut(&out)
 	root.SetErr(&out)
-	root.SetArgs(args)
-	err = root.ExecuteContext(t.Context())
+	err = execute(t.Context(), root, args)
 	if err != nil {
 		code = exitCode(t.Context(), err)
 	}
@@ -40,6 +44,31 @@ func TestWrongCommandLinesAreToldAsSuch(t *testing.T) {
 		"unknown flag":                 {[]string{"up", "--no-such-flag"}, ExitUsage, "belay-lab up --help"},
 		"argument too many":            {[]string{"down", "now"}, ExitUsage, "now"},
 		"no node named":                {[]string{"node", "poweroff"}, ExitUsage, "poweroff wants one name"},
+		"unknown command":              {[]string{"frob"}, ExitUsage, `unknown command "frob"`},
+		"unknown command, with a flag": {[]string{"frob", "--name", "x"}, ExitUsage, `unknown command "frob"`},
+		"unknown command of a group":   {[]string{"node", "frob"}, ExitUsage, `unknown command "frob" for "belay-lab node"`},
+		"almost a command of a group":  {[]string{"node", "--name", "h", "powerof"}, ExitUsage, "did you mean poweroff"},
+		"unknown fault command":        {[]string{"fault", "unset"}, ExitUsage, `unknown command "unset"`},
+		"unknown bench":                {[]string{"bench", "everything"}, ExitUsage, `unknown command "everything"`},
+		"argument of the demo":         {[]string{"demo", "now"}, ExitUsage, "now"},
+		"two flags that exclude":       {[]string{"clean", "--name", "a", "--cache"}, ExitUsage, "none of the others can be"},
+		"required flag":                {[]string{"labdisk", "fabric"}, ExitUsage, "required flag"},
+		"flag value of a wrong type":   {[]string{"up", "--node-count", "many"}, ExitUsage, "belay-lab up --help"},
+		"fewer nodes than none":        {[]string{"up", "--node-count", "-1"}, ExitUsage, "--node-count must be 1 to 20, not -1"},
+		"no nodes":                     {[]string{"up", "--node-count", "0"}, ExitUsage, "--node-count must be 1 to 20, not 0"},
+		"too many nodes":               {[]string{"up", "--node-count", "21"}, ExitUsage, "not 21"},
+		"unknown kind of nodes":        {[]string{"up", "--nodes", "kwok"}, ExitUsage, `not "kwok"`},
+		"unknown driver":               {[]string{"up", "--nodes", "belay", "--drivers", "ebs"}, ExitUsage, `no driver "ebs"`},
+		"name that is a path":          {[]string{"up", "--nodes", "belay", "--name", "../x"}, ExitUsage, "../x"},
+		"name that is a path, no lab":  {[]string{"status", "--name", "../x"}, ExitUsage, "../x"},
+		"unknown flag of the agent":    {[]string{"up", "--nodes", "belay", "--node-arg", "--frob"}, ExitUsage, "unknown flag: --frob"},
+		"flag of no program":           {[]string{"up", "--nodes", "belay", "--upstream", "--controller-arg=--v=4"}, ExitUsage, "have no effect"},
+		"unknown output":               {[]string{"status", "-o", "yaml"}, ExitUsage, `not "yaml"`},
+		"unknown effect":               {[]string{"fault", "set", "explode"}, ExitUsage, "explode"},
+		"effect without its value":     {[]string{"fault", "set", "delay"}, ExitUsage, "delay above zero"},
+		"kind of nodes of the demo":    {[]string{"demo", "--nodes", "kwok"}, ExitUsage, `not "kwok"`},
+		"environment of two labs":      {[]string{"env", "a", "--name", "b"}, ExitUsage, "once"},
+		"environment of no lab":        {[]string{"env", "a"}, ExitNotRunning, "lab a: it does not run"},
 		"no such lab":                  {[]string{"status"}, ExitNotRunning, "lab lab: it does not run"},
 		"no such lab to kill parts of": {[]string{"kill", "etcd", "--name", "other"}, ExitNotRunning, "lab other: it does not run"},
 		"no such lab to end":           {[]string{"down"}, ExitNotRunning, "it does not run"},
@@ -102,22 +131,28 @@ func TestStatusTable(t *testing.T) {
 	err := printStatus(&out, cluster.Status{
 		Name: "lab", Plane: "belay", NodeKind: "belay", Drivers: []string{"labdisk.belay.dev"}, Server: "https://127.0.0.1:1", Kubeconfig: "/k", HolderPID: 7,
 		Components: []proc.State{
-			{Name: "etcd", PID: 11}, {Name: "kube-apiserver", PID: 12, Restarts: 2, LastError: "signal: killed"}, {Name: "node-1"}, {Name: "node-2"},
+			{Name: "etcd", PID: 11, Stopped: true}, {Name: "kube-apiserver", PID: 12, Restarts: 2, LastError: "signal: killed"},
+			{Name: "attacher"}, {Name: "node-1", PID: 13}, {Name: "node-2"},
 		},
-		Off:  []string{"node-2"},
-		Logs: map[string]string{"etcd": "/l/etcd.log", "node-1": "/n/log/agent.log"},
+		Children: map[string][]cluster.Child{"node-1": {{Name: "node-1/agent", State: cluster.ChildStopped, Restarts: 1}}},
+		Off:      []string{"node-2"},
+		Logs:     map[string]string{"lab": "/l/lab.log", "etcd": "/l/etcd.log", "node-1/agent": "/n/log/agent.log"},
+		Metrics:  map[string]string{"etcd": "https://127.0.0.1:2/metrics"},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := `Lab lab: belay plane, belay nodes, strict storage (labdisk.belay.dev)
-Server https://127.0.0.1:1, kubeconfig /k, supervisor 7
+Server https://127.0.0.1:1, kubeconfig /k
+Supervisor 7, log /l/lab.log
 
-COMPONENT       STATE    PID  RESTARTS  LAST EXIT       LOG
-etcd            running  11   0                         /l/etcd.log
-kube-apiserver  running  12   2         signal: killed
-node-1          down     -    0                         /n/log/agent.log
-node-2          off      -    0
+COMPONENT       STATE    PID  RESTARTS  LAST EXIT       METRICS                      LOG
+etcd            stopped  11   0         -               https://127.0.0.1:2/metrics  /l/etcd.log
+kube-apiserver  running  12   2         signal: killed  -
+attacher        down     -    0         -               -
+node-1          running  13   0         -               -
+node-1/agent    stopped  -    1         -               -                            /n/log/agent.log
+node-2          off      -    0         -               -
 `
 	var lines []string
 	for line := range strings.Lines(out.String()) {
@@ -126,6 +161,67 @@ node-2          off      -    0
 	if diff := cmp.Diff(want, strings.Join(lines, "")); diff != "" {
 		t.Errorf("(-want +got): %s", diff)
 	}
+}
+
+func TestExportLinesAreForAShell(t *testing.T) {
+	got := exportLines(cluster.Status{Kubeconfig: "/my cache/kubeconfig", Kubectl: "/bin/v1/kubectl"}, "")
+	if want := "export KUBECONFIG='/my cache/kubeconfig'\nexport PATH=/bin/v1:$PATH\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// Groups of commands print their help, which is no failure.
+func TestAGroupAlonePrintsItsHelp(t *testing.T) {
+	for _, args := range [][]string{{}, {"node"}, {"fault"}, {"bench"}} {
+		out, code, err := run(t, args...)
+		if err != nil || code != ExitOK || !strings.Contains(out, "Available Commands:") {
+			t.Errorf("%v: exit code %d (%v), output %q", args, code, err, out)
+		}
+	}
+}
+
+// Another user's lab runs, although this user cannot ask it.
+func TestAnothersLabIsNotSaidToBeDown(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("becoming another user needs root")
+	}
+	cache, err := os.MkdirTemp("/tmp", "belay-cli") //nolint:usetesting // another user must reach it, and a socket lies below it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(cache) })
+	dir := filepath.Join(cache, "labs", "theirs")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(cache, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("unix", filepath.Join(dir, "control.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	t.Setenv("BELAY_CACHE", cache)
+	// Capabilities and identity belong to threads: this one is not used again.
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, 65534, 65534, 65534); errno != 0 {
+			t.Errorf("becoming another user: %v", errno)
+			return
+		}
+		_, code, err := run(t, "status", "--name", "theirs")
+		if code != ExitFailed || err == nil || !strings.Contains(err.Error(), "permission denied") {
+			t.Errorf("exit code %d (%v), want %d and that permission was denied", code, err, ExitFailed)
+		}
+		_, code, err = run(t, "status", "--name", "nobodys")
+		if code != ExitNotRunning || err == nil {
+			t.Errorf("exit code %d (%v), want %d", code, err, ExitNotRunning)
+		}
+	}()
+	<-done
 }
 
 // Every visible command explains itself.

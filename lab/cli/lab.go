@@ -1,12 +1,14 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -43,7 +45,19 @@ func statusCommand() *cobra.Command {
 	var name, output string
 	command := &cobra.Command{
 		Use: "status", Short: "Show a lab's components", Args: noArgs,
+		Long: "Show a lab's components and what runs inside its nodes, with state, logs and the addresses of metrics.\n\n" +
+			"  running  the process is there\n" +
+			"  stopped  a signal stopped it (SIGSTOP); it does nothing until SIGCONT\n" +
+			"  down     it has ended; the supervisor starts it again unless it was stopped for good\n" +
+			"  off      the node has no power\n" +
+			"  unknown  the node does not answer\n\n" +
+			"Metrics under http are open to all on this machine. Those under https need a client certificate. For kube-apiserver,\n" +
+			"kubectl has one: kubectl get --raw /metrics. The others take one of those in the folder pki of the lab, for example\n" +
+			"for the agent of a node: curl --cacert ca.crt --cert apiserver-kubelet-client.crt --key apiserver-kubelet-client.key URL",
 		RunE: func(command *cobra.Command, _ []string) error {
+			if output != "" && output != "json" {
+				return usageError{fmt.Errorf("--output must be json, or left out for a table, not %q", output)}
+			}
 			lab, err := cluster.Find(name)
 			if err != nil {
 				return err
@@ -52,16 +66,12 @@ func statusCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			switch output {
-			case "json":
-				encoder := json.NewEncoder(command.OutOrStdout())
-				encoder.SetIndent("", "  ")
-				return encoder.Encode(status)
-			case "":
+			if output == "" {
 				return printStatus(command.OutOrStdout(), status)
-			default:
-				return usageError{fmt.Errorf("-o knows json, not %q", output)}
 			}
+			encoder := json.NewEncoder(command.OutOrStdout())
+			encoder.SetIndent("", "  ")
+			return encoder.Encode(status)
 		},
 	}
 	nameFlag(command, &name)
@@ -75,18 +85,19 @@ func printStatus(out io.Writer, s cluster.Status) error {
 		storage = "permissive"
 	}
 	say(out, "Lab %s: %s plane, %s nodes, %s storage (%s)\n", style(out, bold, s.Name), s.Plane, s.NodeKind, storage, strings.Join(s.Drivers, ", "))
-	say(out, "Server %s, kubeconfig %s, supervisor %d\n\n", s.Server, s.Kubeconfig, s.HolderPID)
+	say(out, "Server %s, kubeconfig %s\nSupervisor %d, log %s\n\n", s.Server, s.Kubeconfig, s.HolderPID, s.Logs["lab"])
 	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	say(table, "COMPONENT\tSTATE\tPID\tRESTARTS\tLAST EXIT\tLOG\n")
+	say(table, "COMPONENT\tSTATE\tPID\tRESTARTS\tLAST EXIT\tMETRICS\tLOG\n")
 	for _, component := range s.Components {
-		state, pid := "running", fmt.Sprint(component.PID)
-		if component.PID == 0 {
-			state, pid = "down", "-"
+		pid := "-"
+		if component.PID != 0 {
+			pid = strconv.Itoa(component.PID)
 		}
-		if slices.Contains(s.Off, component.Name) {
-			state = "off"
+		say(table, "%s\t%s\t%s\t%d\t%s\t%s\t%s\n", component.Name, s.StateOf(component), pid, component.Restarts,
+			cmp.Or(component.LastError, "-"), cmp.Or(s.Metrics[component.Name], "-"), s.Logs[component.Name])
+		for _, child := range s.Children[component.Name] {
+			say(table, "%s\t%s\t-\t%d\t-\t%s\t%s\n", child.Name, child.State, child.Restarts, cmp.Or(s.Metrics[child.Name], "-"), s.Logs[child.Name])
 		}
-		say(table, "%s\t%s\t%s\t%d\t%s\t%s\n", component.Name, state, pid, component.Restarts, component.LastError, s.Logs[component.Name])
 	}
 	if err := table.Flush(); err != nil {
 		return fmt.Errorf("printing the status: %w", err)

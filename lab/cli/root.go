@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -34,7 +35,12 @@ sees every write, to watch volumes being attached, moved and recovered.
 Everything that it makes lies in the cache folder ($BELAY_CACHE, else belay in $XDG_CACHE_HOME or
 ~/.cache): bin/<key> the upstream programs, labs/<name> one lab, logs/<name> the logs of its last run.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such lab runs, 130 interrupted (nothing is left behind).`
+Exit status:
+  0    done
+  1    failed
+  2    wrong usage: an unknown command or flag, or a value that cannot be meant
+  3    no lab of that name runs
+  130  interrupted; nothing is left behind`
 
 // usageError marks what is wrong with the command line rather than with the world.
 type usageError struct{ error }
@@ -48,14 +54,21 @@ func Main(version string, args []string) int {
 		say(os.Stderr, "%v\n", err)
 		return ExitFailed
 	}
-	root := New(version)
-	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
+	err := execute(ctx, New(version), args)
 	if err == nil {
 		return ExitOK
 	}
 	say(os.Stderr, "%s %v\n", style(os.Stderr, red, "error:"), err)
 	return exitCode(ctx, err)
+}
+
+// execute runs one command line.
+func execute(ctx context.Context, root *cobra.Command, args []string) error {
+	if _, _, err := root.Find(args); err != nil {
+		return usageError{fmt.Errorf("%w; see %s --help", err, root.CommandPath())} // an unknown command
+	}
+	root.SetArgs(args)
+	return root.ExecuteContext(ctx)
 }
 
 func exitCode(ctx context.Context, err error) int {
@@ -84,9 +97,56 @@ func New(version string) *cobra.Command {
 	root.SetFlagErrorFunc(func(command *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see %s --help", err, command.CommandPath())}
 	})
-	root.AddCommand(upCommand(), downCommand(), statusCommand(), cleanCommand(), nodeCommand(), killCommand(), buildCommand(), superviseCommand())
+	root.AddCommand(upCommand(), downCommand(), statusCommand(), envCommand(), cleanCommand(), nodeCommand(), killCommand(), buildCommand(), superviseCommand())
 	mount(root)
+	refuseWrongUsage(root)
 	return root
+}
+
+// refuseWrongUsage turns what cobra finds wrong with the command line of a command or of one below it into a usageError. A group
+// of commands prints its help, unless it is given the name of a command that it does not have, which cobra would ignore.
+func refuseWrongUsage(command *cobra.Command) {
+	for _, child := range command.Commands() {
+		refuseWrongUsage(child)
+	}
+	if command.HasSubCommands() {
+		if command.HasParent() && !command.Runnable() {
+			command.Args = unknownCommand
+			command.RunE = func(command *cobra.Command, _ []string) error { return command.Help() }
+		}
+		return
+	}
+	if positional := command.Args; positional != nil {
+		command.Args = func(command *cobra.Command, args []string) error { return asUsage(positional(command, args)) }
+	}
+	before := command.PreRunE
+	command.PreRunE = func(command *cobra.Command, args []string) error {
+		if err := errors.Join(command.ValidateRequiredFlags(), command.ValidateFlagGroups()); err != nil || before == nil {
+			return asUsage(err)
+		}
+		return before(command, args)
+	}
+}
+
+func unknownCommand(command *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	suggestion := ""
+	if near := command.SuggestionsFor(args[0]); len(near) > 0 {
+		suggestion = fmt.Sprintf(" (did you mean %s?)", strings.Join(near, " or "))
+	}
+	return usageError{fmt.Errorf("unknown command %q for %q%s; see %s --help", args[0], command.CommandPath(), suggestion, command.CommandPath())}
+}
+
+func asUsage(err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, already := errors.AsType[usageError](err); already {
+		return err
+	}
+	return usageError{err}
 }
 
 // Colours, on a terminal only.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -26,11 +27,22 @@ func upCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use: "up", Short: "Start a lab and leave it running", Args: noArgs,
 		Long: "Start a lab and leave it running; `belay-lab down` ends it. Needs root. The first start builds\n" +
-			"the upstream programs (see `belay-lab build --help`).",
-		Example: "  belay-lab up --nodes belay --node-count 2\n  eval \"$(belay-lab up --print-env)\" && kubectl get nodes",
+			"the upstream programs (see `belay-lab build --help`).\n\n" +
+			"Nodes are of one of two kinds. kubelet: a kubelet with containerd and runc. belay: belay's node agent, with each\n" +
+			"container a plain process; kubectl logs works there, while exec, cp, attach and port-forward are answered with an error.\n\n" +
+			"--controller-arg, --attacher-arg and --node-arg add a flag each to belay's programs and may be repeated; they win over\n" +
+			"the lab's own. A program that refuses its flags ends again and again: the start then fails with the end of its log.",
+		Example: "  belay-lab up --nodes belay --node-count 2\n  eval \"$(belay-lab up --print-env)\" && kubectl get nodes\n" +
+			"  belay-lab up --controller-arg=--max-wait-for-unmount-duration=1m --attacher-arg=--timeout=5s",
 		RunE: func(command *cobra.Command, _ []string) error {
+			if options.Nodes < 1 || options.Nodes > cluster.MaxNodes {
+				return usageError{fmt.Errorf("--node-count must be 1 to %d, not %d", cluster.MaxNodes, options.Nodes)}
+			}
 			if upstreamPlane {
 				options.Plane = cluster.PlaneUpstream
+			}
+			if err := options.Validate(); err != nil {
+				return err
 			}
 			return up(command, options)
 		},
@@ -38,12 +50,15 @@ func upCommand() *cobra.Command {
 	nameFlag(command, &options.Name)
 	flags := command.Flags()
 	flags.StringVar(&options.NodeKind, "nodes", "", "kind of nodes: kubelet or belay (default: kubelet where containerd and runc are installed, else belay)")
-	flags.IntVar(&options.Nodes, "node-count", 3, "how many nodes")
+	flags.IntVar(&options.Nodes, "node-count", 3, fmt.Sprintf("how many nodes, 1 to %d", cluster.MaxNodes))
 	flags.BoolVar(&upstreamPlane, "upstream", false, "attach and detach with kube-controller-manager and csi-attacher, for comparison")
 	flags.BoolVar(&options.Permissive, "permissive", false, "storage that forbids nothing: what goes wrong shows in its records and in the data")
 	flags.StringSliceVar(&options.Drivers, "drivers", labdisk.Drivers(), "drivers to run")
 	flags.IntVarP(&options.Verbosity, "verbosity", "v", 2, "how much belay's components log (klog levels)")
-	flags.Bool("print-env", false, "print nothing to stdout but the export lines for the shell")
+	flags.StringArrayVar(&options.ControllerArgs, "controller-arg", nil, "flag for belay-controller, such as --deleted-node-policy=detach; not with --upstream")
+	flags.StringArrayVar(&options.AttacherArgs, "attacher-arg", nil, "flag for belay-attacher, or with --upstream for csi-attacher, such as --timeout=5s")
+	flags.StringArrayVar(&options.NodeArgs, "node-arg", nil, "flag for the agent of each node: a flag of kubelet, or on belay nodes --v or --volume-stats-agg-period")
+	flags.Bool("print-env", false, "print nothing to stdout but the export lines for the shell; of a lab that runs already, those (see belay-lab env)")
 	return command
 }
 
@@ -65,8 +80,20 @@ func up(command *cobra.Command, options cluster.Options) error {
 		}
 	}
 	ctx := command.Context()
+	printEnv, err := command.Flags().GetBool("print-env")
+	if err != nil {
+		return fmt.Errorf("reading --print-env: %w", err)
+	}
+	if printEnv {
+		if err := environmentOf(command, options.Name); !errors.Is(err, cluster.ErrNotRunning) {
+			return err
+		}
+	}
 	if err := supervise(ctx, options, command.ErrOrStderr()); err != nil {
 		return err
+	}
+	if printEnv {
+		return environmentOf(command, options.Name)
 	}
 	lab, err := cluster.Find(options.Name)
 	if err != nil {
@@ -80,15 +107,60 @@ func up(command *cobra.Command, options cluster.Options) error {
 	return nil
 }
 
+func envCommand() *cobra.Command {
+	var name string
+	command := &cobra.Command{
+		Use: "env [NAME]", Short: "Print the export lines for the shell of a lab that runs",
+		Long:    "Print the lines that point a shell at a lab that runs: KUBECONFIG, and the kubectl of the lab's version in PATH.",
+		Example: "  eval \"$(belay-lab env)\" && kubectl get nodes",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(command *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				if command.Flags().Changed("name") {
+					return usageError{errors.New("give the name of the lab once: as an argument or with --name")}
+				}
+				name = args[0]
+			}
+			return environmentOf(command, name)
+		},
+	}
+	nameFlag(command, &name)
+	return command
+}
+
+// environmentOf prints the export lines of a lab that runs.
+func environmentOf(command *cobra.Command, name string) error {
+	lab, err := cluster.Find(name)
+	if err != nil {
+		return err
+	}
+	status, err := lab.Status(command.Context())
+	if err != nil {
+		return err
+	}
+	say(command.OutOrStdout(), "%s", exportLines(status, ""))
+	return nil
+}
+
+// exportLines are the lines for the shell, each indented.
+func exportLines(status cluster.Status, indent string) string {
+	return fmt.Sprintf("%sexport KUBECONFIG=%s\n%sexport PATH=%s:$PATH\n", indent, quoted(status.Kubeconfig), indent, quoted(filepath.Dir(status.Kubectl)))
+}
+
+// quoted is a path as a shell takes it for one word.
+func quoted(path string) string {
+	if strings.Trim(path, plainInShell) == "" {
+		return path
+	}
+	return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
+}
+
+const plainInShell = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-"
+
 func printHowTo(command *cobra.Command, status cluster.Status) {
 	out := command.OutOrStdout()
-	kubectlDir := strings.TrimSuffix(status.Kubectl, "/kubectl")
-	if printEnv, err := command.Flags().GetBool("print-env"); err == nil && printEnv {
-		say(out, "export KUBECONFIG=%s\nexport PATH=%s:$PATH\n", status.Kubeconfig, kubectlDir)
-		return
-	}
 	say(out, "\nLab %s is up. To use it with the kubectl of its own version:\n\n", style(out, bold, status.Name))
-	say(out, "  export KUBECONFIG=%s\n  export PATH=%s:$PATH\n  kubectl get nodes\n\n", status.Kubeconfig, kubectlDir)
+	say(out, "%s  kubectl get nodes\n\n", exportLines(status, "  "))
 	suffix := ""
 	if status.Name != "lab" {
 		suffix = " --name " + status.Name

@@ -230,6 +230,7 @@ func (s specs) node(name string) (proc.Spec, *nodes.Node, error) {
 		Programs:                  nodes.Programs{BelayLab: s.own.path("belay-lab"), Ledger: s.own.path("ledger")},
 		NodeStatusUpdateFrequency: nodes.Duration(s.options.NodeStatusUpdateFrequency),
 		Verbosity:                 s.options.Verbosity,
+		AgentArgs:                 s.options.NodeArgs,
 	}
 	if config.Kind == nodes.KindKubelet {
 		config.Programs.Kubelet = s.upstream.Path("kubelet")

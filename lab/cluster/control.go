@@ -11,72 +11,12 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
-	"belay.dev/belay/lab/nodes"
 	"belay.dev/belay/lab/proc"
 )
-
-// Status is what a running lab says about itself.
-type Status struct {
-	Name       string       `json:"name"`
-	Plane      string       `json:"plane"`
-	NodeKind   string       `json:"nodeKind"`
-	Permissive bool         `json:"permissive"`
-	Drivers    []string     `json:"drivers"`
-	Dir        string       `json:"dir"`
-	Kubeconfig string       `json:"kubeconfig"`
-	Kubectl    string       `json:"kubectl"`
-	Server     string       `json:"server"`
-	HolderPID  int          `json:"holderPID"`
-	Components []proc.State `json:"components"`
-	// Off are the nodes without power.
-	Off []string `json:"off,omitempty"`
-	// Logs are where the components write to while the lab runs; of a node, what its agent writes to.
-	Logs map[string]string `json:"logs"`
-}
-
-// Status of the lab now.
-func (c *Cluster) Status() Status {
-	s := Status{
-		Name: c.options.Name, Plane: c.Plane(), NodeKind: c.options.NodeKind, Permissive: c.options.Permissive,
-		Drivers: c.options.Drivers, Dir: c.Dir(), Kubeconfig: c.Kubeconfig(), Kubectl: c.Kubectl(),
-		Server: c.ports.server(), HolderPID: os.Getpid(), Components: c.states(),
-	}
-	s.Logs = logsOf(c.paths, s.Components, c.options.nodeNames())
-	for _, node := range c.options.nodeNames() {
-		if !c.IsOn(node) {
-			s.Off = append(s.Off, node)
-		}
-	}
-	return s
-}
-
-// logsOf are the logs of the components. A node's own log has little in it: what runs on the node has logs of its own.
-func logsOf(p paths, components []proc.State, nodeNames []string) map[string]string {
-	logs := map[string]string{}
-	for _, component := range components {
-		logs[component.Name] = p.log(component.Name)
-	}
-	for _, node := range nodeNames {
-		if _, runs := logs[node]; runs {
-			logs[node] = nodes.Config{Dir: p.node(node)}.LogOf(nodes.ChildAgent)
-		}
-	}
-	return logs
-}
-
-// states of all components in the order of their start.
-func (c *Cluster) states() []proc.State {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	all := make([]proc.State, 0, len(c.started))
-	for _, name := range c.started {
-		all = append(all, c.processes[name].State())
-	}
-	return all
-}
 
 // StopRequested is closed when somebody asked this lab over its control socket to stop. Whoever
 // holds the cluster then calls Down.
@@ -149,6 +89,9 @@ var ErrNotRunning = errors.New("it does not run")
 
 // Find connects to a running lab by its name; ErrNotRunning if none runs.
 func Find(name string) (*Remote, error) {
+	if err := validateName(name); err != nil {
+		return nil, InvalidError{err}
+	}
 	p, err := labPaths(name)
 	if err != nil {
 		return nil, err
@@ -160,15 +103,21 @@ func Find(name string) (*Remote, error) {
 		},
 	}}}
 	connection, err := net.DialTimeout("unix", p.control(), time.Second)
-	if err != nil {
-		hint := ""
-		if _, statErr := os.Stat(p.dir()); statErr == nil && !errors.Is(err, fs.ErrPermission) {
-			hint = fmt.Sprintf(", but something of it is left: `belay-lab clean --name %s` removes it", name)
-		}
-		return nil, fmt.Errorf("lab %s: %w%s", name, ErrNotRunning, hint)
+	switch {
+	case err == nil:
+		_ = connection.Close()
+		return r, nil
+	case errors.Is(err, fs.ErrPermission):
+		return nil, fmt.Errorf("lab %s: %s: %w: it belongs to another user; run belay-lab as that user (a lab needs root, so try sudo)",
+			name, p.control(), fs.ErrPermission)
 	}
-	_ = connection.Close()
-	return r, nil
+	hint := ""
+	if _, err := os.Stat(p.dir()); err == nil {
+		hint = fmt.Sprintf(", but something of it is left: `belay-lab clean --name %s` removes it", name)
+	} else if os.Geteuid() != 0 {
+		hint = fmt.Sprintf(" in %s; a lab needs root, so try sudo", filepath.Join(p.cache, "labs"))
+	}
+	return nil, fmt.Errorf("lab %s: %w%s", name, ErrNotRunning, hint)
 }
 
 // Dir is the lab's folder.

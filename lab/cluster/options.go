@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"os/exec"
 	"regexp"
@@ -64,16 +65,34 @@ type Options struct {
 	ControllerArgs []string `json:"controllerArgs,omitempty"`
 	// AttacherArgs are flags that the attachers, whichever plane's, are given besides the lab's own.
 	AttacherArgs []string `json:"attacherArgs,omitempty"`
+	// NodeArgs are flags that each node's agent is given besides the lab's own: kubelet's flags, or on belay's nodes
+	// those of nodes.AgentFlags.
+	NodeArgs []string `json:"nodeArgs,omitempty"`
 	// Verbosity of belay's own components (klog -v).
 	Verbosity int `json:"verbosity"`
 	// Progress is told what goes on, one line at a time; may be nil.
 	Progress func(format string, args ...any) `json:"-"`
 }
 
-// maxNodes bounds a lab: each node takes ports, loop devices and, with kubelets, 170 MB.
-const maxNodes = 20
+// MaxNodes bounds a lab: each node takes ports, loop devices and, with kubelets, 170 MB.
+const MaxNodes = 20
 
 var validName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
+
+// InvalidError is an option that no lab can be started or found with.
+type InvalidError struct{ error }
+
+// ExitCode is belay-lab's exit status for wrong usage.
+func (InvalidError) ExitCode() int { return 2 }
+
+// Unwrap is what is wrong.
+func (e InvalidError) Unwrap() error { return e.error }
+
+// Validate returns an InvalidError if no lab can be started with these options.
+func (o Options) Validate() error {
+	_, err := o.withDefaults()
+	return err
+}
 
 // withDefaults fills in what was left out and refuses what cannot be.
 func (o Options) withDefaults() (Options, error) {
@@ -99,15 +118,25 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Progress == nil {
 		o.Progress = func(string, ...any) {}
 	}
-	return o, o.validate()
+	if err := o.validate(); err != nil {
+		return o, InvalidError{err}
+	}
+	return o, nil
+}
+
+func validateName(name string) error {
+	if !validName.MatchString(name) {
+		return fmt.Errorf("the name of a lab must be lower-case letters, digits and dashes, at most 32, but is %q", name)
+	}
+	return nil
 }
 
 func (o Options) validate() error {
-	if !validName.MatchString(o.Name) {
-		return fmt.Errorf("the name of a lab is lower-case letters, digits and dashes, at most 32: %q is not", o.Name)
+	if err := validateName(o.Name); err != nil {
+		return err
 	}
-	if o.Nodes > maxNodes {
-		return fmt.Errorf("%d nodes are too many for one machine: at most %d", o.Nodes, maxNodes)
+	if o.Nodes > MaxNodes {
+		return fmt.Errorf("%d nodes are too many for one machine: at most %d", o.Nodes, MaxNodes)
 	}
 	if o.NodeKind != NodeKindKubelet && o.NodeKind != NodeKindBelay {
 		return fmt.Errorf("nodes are of kind %s or %s, not %q", NodeKindKubelet, NodeKindBelay, o.NodeKind)
@@ -119,6 +148,12 @@ func (o Options) validate() error {
 		if !slices.Contains(labdisk.Drivers(), driver) {
 			return fmt.Errorf("there is no driver %q: the lab has %v", driver, labdisk.Drivers())
 		}
+	}
+	if o.Plane == PlaneUpstream && len(o.ControllerArgs) > 0 {
+		return errors.New("flags for belay-controller have no effect with upstream's plane: it does not run there")
+	}
+	if o.NodeKind == NodeKindBelay {
+		return nodes.CheckAgentArgs(o.NodeArgs)
 	}
 	return nil
 }

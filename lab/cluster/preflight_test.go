@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -60,7 +61,7 @@ func TestTroubleWithTheSurroundingsIsToldInASentence(t *testing.T) {
 			}
 		})
 	}
-	if err := (paths{cache: "/root/.cache/belay", name: "lab"}).checkLengths(labdisk.Drivers(), maxNodes); err != nil {
+	if err := (paths{cache: "/root/.cache/belay", name: "lab"}).checkLengths(labdisk.Drivers(), MaxNodes); err != nil {
 		t.Errorf("the usual folder is refused: %v", err)
 	}
 }
@@ -79,16 +80,24 @@ func TestOptionsThatCannotBeAreRefused(t *testing.T) {
 		options Options
 		says    string
 	}{
-		"a name that is a path":  {Options{Name: "../lab"}, `"../lab" is not`},
+		"a name that is a path":  {Options{Name: "../lab"}, `but is "../lab"`},
 		"too many nodes":         {Options{Nodes: 21, NodeKind: NodeKindBelay}, "at most 20"},
 		"an unknown kind":        {Options{NodeKind: "kwok"}, `not "kwok"`},
 		"an unknown plane":       {Options{NodeKind: NodeKindBelay, Plane: "none"}, `not "none"`},
 		"an unknown driver":      {Options{NodeKind: NodeKindBelay, Drivers: []string{"ebs"}}, `no driver "ebs"`},
 		"a name with upper case": {Options{Name: "Lab", NodeKind: NodeKindBelay}, "lower-case"},
+		"a controller that does not run": {
+			Options{NodeKind: NodeKindBelay, Plane: PlaneUpstream, ControllerArgs: []string{"--v=4"}}, "have no effect with upstream's plane",
+		},
+		"an unknown flag of belay's node agent": {
+			Options{NodeKind: NodeKindBelay, NodeArgs: []string{"--no-such-flag"}}, "unknown flag: --no-such-flag",
+		},
+		"a word that is no flag": {Options{NodeKind: NodeKindBelay, NodeArgs: []string{"--v", "4", "5"}}, `"5"`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := test.options.withDefaults(); err == nil || !strings.Contains(err.Error(), test.says) {
-				t.Errorf("got %v, want it to say %q", err, test.says)
+			err := test.options.Validate()
+			if _, invalid := errors.AsType[InvalidError](err); !invalid || !strings.Contains(err.Error(), test.says) {
+				t.Errorf("got %v, want an InvalidError with %q", err, test.says)
 			}
 		})
 	}

@@ -43,7 +43,7 @@ func TestTextEndsWithComparisonAndSummary(t *testing.T) {
 	}
 	for _, want := range []string{
 		"belay's plane, placement: volume of default/data-writer-0, to node-1",
-		"default/intruder on node-3 was told\n  FailedAttachVolume: held",
+		"default/intruder on node-3 got the event\n  FailedAttachVolume: held",
 		"700.0 ms      20.0 ms    35.0x",
 		"all 90 acknowledged records verified (91 in place, chain intact), 0 forbidden writes",
 	} {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -95,7 +94,8 @@ func (c *Client) Faults(ctx context.Context) ([]Fault, error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/faults", nil, &out)
 }
 
-// ClearFaults clears the faults of the ids given, or all; calls that hang in one of them go on.
+// ClearFaults clears the faults of the ids given, or all; calls that hang in one of them go on. If one of them is not set,
+// it returns an error and clears none.
 func (c *Client) ClearFaults(ctx context.Context, ids ...string) error {
 	q := url.Values{"id": ids}
 	return c.do(ctx, http.MethodDelete, "/v1/faults?"+q.Encode(), nil, nil)
@@ -125,9 +125,6 @@ func (c *Client) permissive(ctx context.Context) (bool, error) {
 	return out.Permissive, err
 }
 
-// errNotFound is returned when the fabric does not know what it was asked about.
-var errNotFound = errors.New("not found")
-
 func (c *Client) do(ctx context.Context, method, path string, in, out any) error {
 	var body io.Reader
 	if in != nil {
@@ -151,8 +148,6 @@ func (c *Client) do(ctx context.Context, method, path string, in, out any) error
 		return fmt.Errorf("read answer of fabric at %s: %w", c.addr, err)
 	}
 	switch {
-	case resp.StatusCode == http.StatusNotFound:
-		return fmt.Errorf("fabric: %s: %w", strings.TrimSpace(string(answer)), errNotFound)
 	case resp.StatusCode/100 != 2:
 		return fmt.Errorf("fabric: %s", strings.TrimSpace(string(answer)))
 	case out == nil:

@@ -65,7 +65,7 @@ NodeStageVolume, NodePublishVolume, NodeUnpublishVolume, NodeUnstageVolume, Node
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f.Effect = args[0]
 			if err := f.check(); err != nil {
-				return err
+				return usageError{err}
 			}
 			return withClient(cmd, dial, func(c *Client) error {
 				id, err := c.SetFault(cmd.Context(), f)
@@ -107,12 +107,19 @@ func faultListCommand(dial func(*cobra.Command) (*Client, error)) *cobra.Command
 func faultClearCommand(dial func(*cobra.Command) (*Client, error)) *cobra.Command {
 	return &cobra.Command{
 		Use: "clear [ID...]", Short: "Clear faults by their ids, or all", Args: cobra.ArbitraryArgs,
-		Long: "Clear faults by their ids, or all. Calls that hang in one of them continue and do their work.",
+		Long: "Clear faults by their ids, or all. Calls that hang in one of them continue and do their work. If one of the ids is\n" +
+			"unknown, none is cleared.",
 		RunE: func(cmd *cobra.Command, ids []string) error {
 			return withClient(cmd, dial, func(c *Client) error { return c.ClearFaults(cmd.Context(), ids...) })
 		},
 	}
 }
+
+// usageError is a wrong command line.
+type usageError struct{ error }
+
+// ExitCode is belay-lab's exit status for wrong usage.
+func (usageError) ExitCode() int { return 2 }
 
 func withClient(cmd *cobra.Command, dial func(*cobra.Command) (*Client, error), do func(*Client) error) error {
 	cmd.SilenceUsage = true

@@ -34,6 +34,16 @@ func (s *faultSet) add(f Fault) Fault {
 	return f
 }
 
+// unknown is the first of the ids that no fault has, empty if there is none.
+func (s *faultSet) unknown(ids []string) string {
+	for _, id := range ids {
+		if _, ok := s.cleared[id]; !ok {
+			return id
+		}
+	}
+	return ""
+}
+
 // clear takes out the faults of the ids, or all, and lets go the calls that hang in them.
 func (s *faultSet) clear(ids []string) {
 	for id, ch := range s.cleared {
@@ -123,8 +133,14 @@ func (f *fabric) setFault(fault Fault) (Fault, error) {
 
 func (f *fabric) clearFaults(ids []string) error {
 	f.mu.Lock()
-	f.faults.clear(ids)
+	unknown := f.faults.unknown(ids)
+	if unknown == "" {
+		f.faults.clear(ids)
+	}
 	f.mu.Unlock()
+	if unknown != "" { // nothing was cleared: a typing error is not half done
+		return fmt.Errorf("clear fault %q: %w", unknown, errFaultNotFound)
+	}
 	return f.save()
 }
 

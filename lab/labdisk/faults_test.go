@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -97,6 +98,23 @@ func TestFaults(t *testing.T) {
 				t.Errorf("the first call met fault %q, want %q", calls[0].Fault, id)
 			}
 		})
+	}
+}
+
+func TestClearingAnUnknownFaultFails(t *testing.T) {
+	client, _ := newBench(t, false).serve()
+	id, err := client.SetFault(t.Context(), Fault{Effect: EffectHang})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := client.ClearFaults(t.Context(), id, "99"); err == nil || !strings.Contains(err.Error(), `clear fault "99": no such fault`) {
+		t.Errorf("got %v, want an error that names the fault", err)
+	}
+	if left, err := client.Faults(t.Context()); err != nil || len(left) != 1 {
+		t.Errorf("left are %v (%v), want the one that was set", left, err)
+	}
+	if err := client.ClearFaults(t.Context(), id); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 // The ways in which the fabric says no. The controller service turns each into the gRPC code that the CSI spec names.
 var (
 	errVolumeNotFound = errors.New("volume is not known")
+	errFaultNotFound  = errors.New("no such fault is set, so nothing was cleared")
 	errNodeNotFound   = errors.New("node is not known to the fabric: its driver never registered")
 	errIncompatible   = errors.New("incompatible")
 	errHeldElsewhere  = errors.New("held by another node")

@@ -148,7 +148,7 @@ func sinceOf(r *http.Request) (time.Time, error) {
 
 func answer(w http.ResponseWriter, value any, err error) {
 	switch {
-	case errors.Is(err, errNodeNotFound), errors.Is(err, errVolumeNotFound):
+	case errors.Is(err, errNodeNotFound), errors.Is(err, errVolumeNotFound), errors.Is(err, errFaultNotFound):
 		http.Error(w, err.Error(), http.StatusNotFound)
 	case errors.Is(err, errDiskFull):
 		http.Error(w, err.Error(), http.StatusInsufficientStorage)

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
@@ -37,7 +38,10 @@ func nameSelector(name string) fields.Selector {
 // runAgent is a belay node's agent: the Node and its Lease, the CSI volumes (belay.dev/
 // belay/node), the pods, and the server for their logs. When it ends, the containers
 // go on.
-func runAgent(command *cobra.Command, config Config) error {
+func runAgent(command *cobra.Command, config Config, flags AgentFlags) error {
+	if flags.verbosity != 0 {
+		config.Verbosity = flags.verbosity
+	}
 	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(os.Stderr), textlogger.Verbosity(config.Verbosity)))
 	klog.SetLogger(logger)
 	ctx := klog.NewContext(command.Context(), logger)
@@ -52,6 +56,7 @@ func runAgent(command *cobra.Command, config Config) error {
 	}
 	volumeAgent, err := node.New(node.Config{
 		NodeName: config.Name, Root: config.RootDir(), RESTConfig: rest.CopyConfig(connection), Logger: logger.WithName("volumes"),
+		Metrics: legacyregistry.Registerer(), StatsPeriod: flags.statsPeriod,
 	})
 	if err != nil {
 		return fmt.Errorf("make volume agent of node %s: %w", config.Name, err)

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"belay.dev/belay/lab/proc"
 )
 
 // Back-off of a child that ends again and again; a child that ran for longer than
@@ -180,6 +182,8 @@ type ChildState struct {
 	Name string `json:"name"`
 	// PID is the process inside the node's pid namespace; 0: it does not run.
 	PID int `json:"pid"`
+	// Stopped: a signal stopped it (SIGSTOP), and it does nothing until SIGCONT.
+	Stopped bool `json:"stopped,omitempty"`
 	// Starts counts how often it was started since the power came on.
 	Starts int `json:"starts"`
 }
@@ -189,7 +193,8 @@ func (c *children) states() []ChildState {
 	defer c.mu.Unlock()
 	states := []ChildState{}
 	for name, starts := range c.starts {
-		states = append(states, ChildState{Name: name, PID: c.running[name], Starts: starts})
+		pid := c.running[name]
+		states = append(states, ChildState{Name: name, PID: pid, Stopped: proc.Stopped(pid), Starts: starts})
 	}
 	return states
 }

@@ -1,8 +1,10 @@
 package nodes
 
 import (
+	"fmt"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 )
@@ -10,11 +12,45 @@ import (
 // Commands are the hidden sub-commands by which the lab's program runs a node's
 // own processes: node-init, node-agent and container-exec.
 func Commands() []*cobra.Command {
+	var flags AgentFlags
+	agent := configCommand(agentVerb, "Run belay's node agent of a lab node", func(command *cobra.Command, config Config) error {
+		return runAgent(command, config, flags)
+	})
+	flags.register(agent)
 	return []*cobra.Command{
 		configCommand("node-init", "Run as process 1 of a lab node", runInit),
-		configCommand("node-agent", "Run belay's node agent of a lab node", runAgent),
+		agent,
 		containerCommand(),
 	}
+}
+
+// agentVerb is the command that runs belay's node agent.
+const agentVerb = "node-agent"
+
+// AgentFlags are the flags of belay-node that belay's nodes of the lab take as well. The lab itself sets the name of the
+// node, its root directory, the credential and the addresses to serve on.
+type AgentFlags struct {
+	statsPeriod time.Duration
+	verbosity   int
+}
+
+func (f *AgentFlags) register(command *cobra.Command) {
+	flags := command.Flags()
+	flags.DurationVar(&f.statsPeriod, "volume-stats-agg-period", 0, "how often drivers are asked how full each volume is; negative turns it off")
+	flags.IntVarP(&f.verbosity, "v", "v", 0, "log level (default: that of the lab)")
+}
+
+// CheckAgentArgs returns an error if belay's node agent does not have these flags.
+func CheckAgentArgs(args []string) error {
+	command := &cobra.Command{Use: agentVerb}
+	new(AgentFlags).register(command)
+	if err := command.ParseFlags(args); err != nil {
+		return fmt.Errorf("flags for belay's node agent: %w (on belay's nodes of the lab it takes --v and --volume-stats-agg-period)", err)
+	}
+	if rest := command.Flags().Args(); len(rest) > 0 {
+		return fmt.Errorf("flags for belay's node agent: unexpected argument %q", rest[0])
+	}
+	return nil
 }
 
 // configCommand is a hidden command whose only flag names a node's configuration.

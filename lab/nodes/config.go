@@ -110,6 +110,8 @@ type Config struct {
 	Labels map[string]string `json:"labels,omitempty"`
 	// Verbosity is the klog level of kubelet and agent; default 2.
 	Verbosity int `json:"verbosity,omitempty"`
+	// AgentArgs are flags that the kubelet, or belay's node agent (AgentFlags), is given besides the lab's own.
+	AgentArgs []string `json:"agentArgs,omitempty"`
 }
 
 // RootDir is the kubelet-like tree: plugins, plugins_registry, pods.
@@ -123,6 +125,18 @@ func (c Config) LogDir() string { return filepath.Join(c.Dir, "log") }
 
 // LogOf is where a child writes to while the node runs.
 func (c Config) LogOf(child string) string { return filepath.Join(c.LogDir(), child+".log") }
+
+// Children are the names of the children that a node of this kind has.
+func (c Config) Children() []string {
+	names := []string{ChildAgent}
+	if c.Kind == KindKubelet {
+		names = append(names, ChildContainerd)
+	}
+	if c.FabricSocket != "" {
+		names = append(names, ChildDriver)
+	}
+	return names
+}
 
 // ControlSocket is where node-init listens.
 func (c Config) ControlSocket() string { return controlSocket(c.Dir) }

@@ -74,7 +74,7 @@ func starters(config Config) []func(context.Context, *children) error {
 	return append(all, func(ctx context.Context, kept *children) error {
 		kept.keep(ctx, child{
 			name: ChildAgent, path: config.Programs.BelayLab,
-			args: []string{"node-agent", "--config", configFile(config)},
+			args: append([]string{agentVerb, "--config", configFile(config)}, config.AgentArgs...),
 		})
 		return nil
 	})

@@ -72,7 +72,7 @@ func kubeletArgs(config Config, file string) []string {
 		slices.Sort(labels)
 		args = append(args, "--node-labels", strings.Join(labels, ","))
 	}
-	return args
+	return append(args, config.AgentArgs...)
 }
 
 // runKubelet starts the kubelet once its runtime has the images.

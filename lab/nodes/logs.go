@@ -18,13 +18,14 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/component-base/metrics/legacyregistry"
 	internalapi "k8s.io/cri-api/pkg/apis"
 	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/cri-client/pkg/logs"
 	"k8s.io/klog/v2"
 )
 
-// logServer answers the API server when somebody asks for a log, as kubelet does.
+// logServer answers the API server when a client asks for a log, as kubelet does, and serves the agent's metrics.
 type logServer struct {
 	pods     *pods
 	client   kubernetes.Interface
@@ -59,7 +60,11 @@ func newLogServer(config Config, client kubernetes.Interface, pods *pods) (*logS
 func (s *logServer) serve(ctx context.Context) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
+	mux.Handle("GET /metrics", legacyregistry.Handler())
 	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", s.serveLog)
+	for _, streaming := range []string{"exec", "attach", "portForward"} {
+		mux.HandleFunc("/"+streaming+"/", refuseStreaming)
+	}
 	server := &http.Server{
 		Handler: s.authorized(mux), ReadHeaderTimeout: 10 * time.Second,
 		BaseContext: func(net.Listener) context.Context { return ctx },
@@ -68,6 +73,13 @@ func (s *logServer) serve(ctx context.Context) {
 	if err := server.Serve(s.listener); err != nil && !errors.Is(err, http.ErrServerClosed) {
 		klog.FromContext(ctx).Error(err, "logs are not served any more")
 	}
+}
+
+// refuseStreaming answers kubectl exec, cp, attach and port-forward: the containers of a belay node are plain processes without
+// a runtime that could start another one beside them.
+func refuseStreaming(w http.ResponseWriter, _ *http.Request) {
+	http.Error(w, "the lab's belay nodes support neither exec, cp and attach nor port-forward, because their containers are plain processes; "+
+		"use a lab with kubelet nodes (belay-lab up --nodes kubelet)", http.StatusNotImplemented)
 }
 
 // authorized asks the API server whether the holder of the certificate may.

@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -53,16 +54,31 @@ const tellPatience = 10 * time.Second
 func (n *Node) tell(what, child string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), tellPatience)
 	defer cancel()
-	return control(ctx, n.Config.Dir, what+"?child="+url.QueryEscape(child))
+	_, err := control(ctx, n.Config.Dir, what+"?child="+url.QueryEscape(child))
+	return err
+}
+
+// Children asks the node what runs on it.
+func (n *Node) Children(ctx context.Context) ([]ChildState, error) {
+	answer, err := control(ctx, n.Config.Dir, "/status")
+	if err != nil {
+		return nil, err
+	}
+	var states []ChildState
+	if err := json.Unmarshal(answer, &states); err != nil {
+		return nil, fmt.Errorf("read the status of node %s: %w", n.Config.Name, err)
+	}
+	return states, nil
 }
 
 // Shutdown stops the node whose folder is dir in order.
 func Shutdown(ctx context.Context, dir string) error {
-	return control(ctx, dir, "/shutdown")
+	_, err := control(ctx, dir, "/shutdown")
+	return err
 }
 
 // control posts one request to node-init and waits for its answer.
-func control(ctx context.Context, dir, path string) error {
+func control(ctx context.Context, dir, path string) ([]byte, error) {
 	client := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -71,19 +87,19 @@ func control(ctx context.Context, dir, path string) error {
 	}}
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://node"+path, nil)
 	if err != nil {
-		return fmt.Errorf("ask node-init of %s: %w", dir, err)
+		return nil, fmt.Errorf("ask node-init of %s: %w", dir, err)
 	}
 	response, err := client.Do(request)
 	if err != nil {
-		return fmt.Errorf("ask node-init of %s: %w", dir, err)
+		return nil, fmt.Errorf("ask node-init of %s: %w", dir, err)
 	}
 	defer func() { _ = response.Body.Close() }()
 	answer, err := io.ReadAll(io.LimitReader(response.Body, 4096))
 	if err != nil {
-		return fmt.Errorf("ask node-init of %s for %s: %w", dir, path, err)
+		return nil, fmt.Errorf("ask node-init of %s for %s: %w", dir, path, err)
 	}
 	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("node-init of %s refused %s: %s", dir, path, strings.TrimSpace(string(answer)))
+		return nil, fmt.Errorf("node-init of %s refused %s: %s", dir, path, strings.TrimSpace(string(answer)))
 	}
-	return nil
+	return answer, nil
 }

@@ -94,6 +94,30 @@ func TestStoppedComponentLeavesNeitherProcessNorRecord(t *testing.T) {
 	}
 }
 
+func TestStoppedBySignalShowsInTheState(t *testing.T) {
+	group := proc.Group{RunDir: t.TempDir()}
+	p, err := group.Start(proc.Spec{Name: "sleeper", Path: "sleep", Args: []string{"60"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.PowerOff() })
+	for _, step := range []struct {
+		signal unix.Signal
+		want   bool
+	}{{unix.SIGSTOP, true}, {unix.SIGCONT, false}} {
+		if err := p.Signal(step.signal); err != nil {
+			t.Fatal(err)
+		}
+		deadline := time.Now().Add(10 * time.Second)
+		for p.State().Stopped != step.want {
+			if time.Now().After(deadline) {
+				t.Fatalf("after %v the state is %+v", step.signal, p.State())
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+	}
+}
+
 func TestKilledComponentComesBack(t *testing.T) {
 	runDir := t.TempDir()
 	exits := make(chan error, 1)

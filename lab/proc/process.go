@@ -229,6 +229,8 @@ type State struct {
 	Name string `json:"name"`
 	// PID of the running process; 0 when it does not run at the moment.
 	PID int `json:"pid"`
+	// Stopped: a signal stopped the process (SIGSTOP), and it does nothing until SIGCONT.
+	Stopped bool `json:"stopped,omitempty"`
 	// Restarts counts how often it was started again.
 	Restarts int `json:"restarts"`
 	// LastError says how the last run ended, or why it could not be started.
@@ -242,6 +244,7 @@ func (p *Process) State() State {
 	s := State{Name: p.spec.Name, Restarts: p.restarts}
 	if p.current != nil {
 		s.PID = p.current.Process.Pid
+		s.Stopped = Stopped(s.PID)
 	}
 	if p.lastErr != nil {
 		s.LastError = p.lastErr.Error()

@@ -226,6 +226,12 @@ func BootID() (string, error) {
 // runs says whether a state letter of /proc/<pid>/stat is that of a process that can still act.
 func runs(state byte) bool { return state != 'Z' && state != 'X' && state != 'x' }
 
+// Stopped reports whether a process is stopped by a signal, until SIGCONT. It is false for one that is not there.
+func Stopped(pid int) bool {
+	_, state, err := stat(pid)
+	return err == nil && (state == 'T' || state == 't')
+}
+
 // stat reads start time (clock ticks since boot) and state letter of a process.
 func stat(pid int) (startTime uint64, state byte, err error) {
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
