@@ -117,6 +117,11 @@ func TestAPublishThatStandsSurvivesEveryReply(t *testing.T) {
 
 // checkRest: of each publish that stands, somebody knows when it is to be renewed.
 func (w *simWorld) checkRest(decision Decision) error {
+	for _, hold := range decision.Holds {
+		if exit, ok := exits[hold.Reason]; !ok || exit.By == "" || exit.Timed && decision.RecheckAt.IsZero() {
+			return fmt.Errorf("liveness: nothing ends a wait for %s: %+v, to be decided again at %s", hold.Reason, exit, decision.RecheckAt)
+		}
+	}
 	for _, p := range w.agent.life.Pods {
 		if w.agent.life.Claim(w.facts(), p) != Wanted || p.Phase != Confirmed || w.pod(p).Deleting {
 			continue
