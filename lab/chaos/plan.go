@@ -81,7 +81,7 @@ func (h Histogram) Add(hop timeline.HopName, victim Victim) {
 // String draws the table hop x victim with sums.
 func (h Histogram) String() string {
 	var out strings.Builder
-	fmt.Fprintf(&out, "%-22s", "hop")
+	fmt.Fprintf(&out, "%-22s", "step")
 	for _, v := range victims {
 		fmt.Fprintf(&out, "%12s", v)
 	}

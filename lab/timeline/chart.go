@@ -69,7 +69,7 @@ func Chart(w io.Writer, m *Move, style Style) error {
 	}
 	bar := min(max(style.Width-nameWidth-ownerWidth-tookWidth-3, minBarWidth), maxBarWidth)
 	fmt.Fprintf(out, "%s: volume of %s, %s, %s\n", m.Title, m.Volume.Claim, m.route(), millis(m.Total()))
-	fmt.Fprintf(out, "  %-*s %-*s %*s  %s\n", nameWidth-2, "hop", ownerWidth, "owner", tookWidth, "took", axis(bar, m.Total()))
+	fmt.Fprintf(out, "  %-*s %-*s %*s  %s\n", nameWidth-2, "step", ownerWidth, "owner", tookWidth, "took", axis(bar, m.Total()))
 	for _, hop := range m.Hops {
 		took := "-"
 		if hop.Seen {
