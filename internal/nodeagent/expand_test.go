@@ -536,7 +536,7 @@ func TestAClaimThatIsWrittenMeanwhile(t *testing.T) {
 		agent.SetPod(pod)
 		w.mounted(agent, pod)
 		other := &wantedVolume{pod: podIdentity{Namespace: w.name}, claim: claimRef{"data", "another"}}
-		if _, err := agent.volumes.readClaim(w.ctx, other, ""); err == nil || !strings.Contains(err.Error(), "is another one than the pod was bound with") {
+		if _, err := agent.volumes.readClaim(w.ctx, other, ""); err == nil || !strings.Contains(err.Error(), "was recreated after the pod was bound") {
 			t.Errorf("the claim was taken for the one that the pod was bound with: %v", err)
 		}
 	})

@@ -371,7 +371,7 @@ func TestInlineIsReadWithoutItsLock(t *testing.T) {
 	set := make(chan struct{})
 	agent, _ = w.agent(func(c *Config) {
 		c.Logger = funcr.New(func(_, line string) {
-			if strings.Contains(line, `"NodeUnpublishVolume"`) { // between the reply and what is made of it
+			if strings.Contains(line, `"Called NodeUnpublishVolume"`) { // between the reply and what is made of it
 				once.Do(func() {
 					agent.SetPod(second)
 					close(set)
@@ -384,7 +384,14 @@ func TestInlineIsReadWithoutItsLock(t *testing.T) {
 	agent.SetPod(first)
 	w.mounted(agent, first)
 	agent.RemovePod(first.UID)
-	<-set
+	w.until("the second pod was set", func() bool {
+		select {
+		case <-set:
+			return true
+		default:
+			return false
+		}
+	})
 	w.mounted(agent, second)
 }
 

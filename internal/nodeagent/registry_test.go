@@ -90,7 +90,7 @@ func TestADriverThatMovesToAnotherSocketStaysKnown(t *testing.T) {
 	moved := make(chan bool, 1) // whether the cluster is to forget it, as of the moment when it is gone
 	agent, _ = w.agent(func(c *Config) {
 		c.Logger = funcr.New(func(_, line string) {
-			if strings.Contains(line, "Driver is gone") {
+			if strings.Contains(line, "Driver unregistered") {
 				once.Do(func() {
 					agent.plugins.identity.mu.Lock()
 					forgotten := agent.plugins.identity.gone[w.driverName()]
