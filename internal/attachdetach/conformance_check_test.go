@@ -66,7 +66,7 @@ func TestConformanceTableCatches(t *testing.T) {
 	}{
 		"as it is":                   {good, ""},
 		"a row is left out":          {good[1:], "row 1 is missing"},
-		"a row twice":                {append(slices.Clone(good), good[0]), "row 1 stands there twice"},
+		"a row twice":                {append(slices.Clone(good), good[0]), "row 1 is listed twice"},
 		"neither":                    {change("7", func(r *conformance.Row) { r.Tests = nil }), "row 7 has neither"},
 		"a safety row is waived":     {change("24", func(r *conformance.Row) { r.Tests = nil }), "row 24 touches S1"},
 		"no such test":               {change("7", func(r *conformance.Row) { r.Tests = tests("TestNothing") }), "no test TestNothing"},
