@@ -65,7 +65,7 @@ func TestOtherPersistentVolumesAreLeftAlone(t *testing.T) {
 	if m := mounts[1]; m.VolumeName != "share" || m.Path != "" || m.PersistentVolume.Spec.NFS.Server != "nfs" || m.SupplementalGroup != nil {
 		t.Errorf("the other volume is %+v", m)
 	}
-	w.untilEvent(pod, "VolumeNotMounted", `Volume "share"`, "(nfs)", "leaves it to whoever runs")
+	w.untilEvent(pod, "VolumeNotMounted", `Volume "share"`, "(nfs)", "leaves it to the program that runs")
 }
 
 // placesOf leaves out what hosts of virtual machines need besides.

@@ -50,16 +50,16 @@ type OwnerError struct {
 
 func (e *OwnerError) Error() string {
 	if e.OtherRoot != "" {
-		return fmt.Sprintf("the volumes that node %q has in use are recorded below %s since this machine was booted, and this agent was started with the root directory %s (%s); nothing was touched; "+
+		return fmt.Sprintf("the volumes that node %q has in use are recorded below %s since this machine was booted, and this agent was started with the root directory %s (%s); nothing was changed; "+
 			"remedy: start it with the root directory %s; if no container and no mount is left below that, remove the annotation %s from the Node",
 			e.Node, e.OtherRoot, e.Root, e.Detail, e.OtherRoot, kube.VolumesRootAnnotation)
 	}
 	if e.RecordedNode != e.Node {
-		return fmt.Sprintf("the volumes recorded below %s belong to node %q, and this agent was started for node %q (%s); nothing was touched; remedy: "+
+		return fmt.Sprintf("the volumes recorded below %s belong to node %q, and this agent was started for node %q (%s); nothing was changed; remedy: "+
 			"start it with the node name %q, as before the machine was renamed; to change the name, drain that node first, until %s/%s holds no files",
 			e.Root, e.RecordedNode, e.Node, e.Detail, e.RecordedNode, e.Root, recordsDir)
 	}
-	return fmt.Sprintf("the volumes recorded below %s belong to node %q of another cluster (%s); nothing was touched; remedy: "+
+	return fmt.Sprintf("the volumes recorded below %s belong to node %q of another cluster (%s); nothing was changed; remedy: "+
 		"start the agent with that cluster's kubeconfig; to change the cluster, drain the node there first, until %s/%s holds no files; "+
 		"if that cluster is gone, stop the containers, unmount what is left and remove %s/belay",
 		e.Root, e.Node, e.Detail, e.Root, recordsDir, e.Root)

@@ -54,7 +54,7 @@ func TestARestartUnderAnotherNodeName(t *testing.T) {
 			config.NodeName = "other-" + w.name
 			_, err := New(config)
 			refused, ok := errors.AsType[*OwnerError](err)
-			if !ok || refused.RecordedNode != w.name || !strings.Contains(err.Error(), "nothing was touched") || !strings.Contains(err.Error(), w.name) {
+			if !ok || refused.RecordedNode != w.name || !strings.Contains(err.Error(), "nothing was changed") || !strings.Contains(err.Error(), w.name) {
 				t.Fatalf("New says: %v", err)
 			}
 			w.untouched(l, calls)
@@ -184,7 +184,7 @@ func TestAnOwnerThatCannotBeRead(t *testing.T) {
 			calls := w.driver.made()
 			must(t, os.WriteFile(filepath.Join(w.root, ownerFile), []byte(content), 0o600))
 			_, err := New(w.config())
-			if err == nil || !strings.Contains(err.Error(), "nothing was touched") || !strings.Contains(err.Error(), "remove "+w.root) {
+			if err == nil || !strings.Contains(err.Error(), "nothing was changed") || !strings.Contains(err.Error(), "remove "+w.root) {
 				t.Fatalf("New says: %v", err)
 			}
 			w.untouched(l, calls)
