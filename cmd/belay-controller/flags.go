@@ -8,6 +8,7 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/usage"
 )
 
 // Flags that upstream has and that do nothing here.
@@ -42,22 +43,22 @@ func command() *cobra.Command {
 		Short:         "Attach volumes to the nodes whose pods need them, and detach them",
 		Long:          about,
 		Version:       version,
-		Args:          noArguments,
+		Args:          usage.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.validate(); err != nil {
-				return usageError{err}
+				return usage.Wrap(err)
 			}
 			if err := o.startLogging(); err != nil {
-				return usageError{err} // only its flags can be wrong
+				return usage.Wrap(err) // only its flags can be wrong
 			}
 			o.warn(cmd.Flags().Changed)
 			o.complete()
 			return run(cmd.Context(), o)
 		},
 	}
-	cmd.SetFlagErrorFunc(flagError)
+	cmd.SetFlagErrorFunc(usage.FlagError)
 	group(cmd, o.flags())
 	cmd.AddCommand(preflightCommand())
 	cmd.CompletionOptions.DisableDefaultCmd = true

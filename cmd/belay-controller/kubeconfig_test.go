@@ -9,6 +9,8 @@ import (
 
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"belay.dev/belay/internal/usage"
 )
 
 // Outside of a cluster the advice is the flag: $KUBECONFIG is for people, the controller does not read it.
@@ -73,8 +75,8 @@ func TestWrongUsage(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), os.Args[0], tt.args...)
 			cmd.Env = append(os.Environ(), childVariable+"=1", "KUBECONFIG=/dev/null")
 			out, _ := cmd.CombinedOutput()
-			if code := cmd.ProcessState.ExitCode(); code != exitUsage || !strings.Contains(string(out), tt.says) {
-				t.Errorf("exit status %d, want %d and %q in:\n%s", code, exitUsage, tt.says, out)
+			if code := cmd.ProcessState.ExitCode(); code != usage.StatusWrong || !strings.Contains(string(out), tt.says) {
+				t.Errorf("exit status %d, want %d and %q in:\n%s", code, usage.StatusWrong, tt.says, out)
 			}
 		})
 	}

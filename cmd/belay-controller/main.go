@@ -16,6 +16,7 @@ import (
 	"belay.dev/belay/internal/attachdetach"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/telemetry"
+	"belay.dev/belay/internal/usage"
 )
 
 // version is set by the linker.
@@ -32,7 +33,7 @@ func main() {
 	klog.Flush()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "belay-controller:", err)
-		os.Exit(exitStatus(err))
+		os.Exit(usage.Status(err))
 	}
 }
 

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -12,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"belay.dev/belay/internal/preflight"
+	"belay.dev/belay/internal/usage"
 )
 
 const aboutPreflight = `Checks whether belay-controller may take over attach and detach. It only reads: it needs
@@ -46,13 +46,13 @@ func preflightCommand() *cobra.Command {
 		Use:   "preflight [flags]",
 		Short: "Check whether belay-controller may take over",
 		Long:  aboutPreflight,
-		Args:  noArguments,
+		Args:  usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
-				return usageError{fmt.Errorf("--output must be text or json, not %q", output)}
+				return usage.Errorf("--output must be text or json, not %q", output)
 			}
 			if c.Observe < 0 {
-				return usageError{fmt.Errorf("--observe is %v, but must not be below 0", c.Observe)}
+				return usage.Errorf("--observe is %v, but must not be below 0", c.Observe)
 			}
 			config, cluster, err := personConfig(cmd.Context(), kubeconfig)
 			if err != nil {

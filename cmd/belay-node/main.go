@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"belay.dev/belay/internal/containers"
+	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/node"
 )
 
@@ -29,7 +30,7 @@ func main() {
 	})
 	if err := cmd.Execute(); err != nil {
 		fmt.Fprintln(os.Stderr, "belay-node:", err)
-		os.Exit(exitStatus(err))
+		os.Exit(usage.Status(err))
 	}
 }
 
@@ -50,7 +51,7 @@ func run(ctx context.Context, o options) error {
 	if o.runtimeEndpoint != "" {
 		cri, err := containers.NewCRI(o.runtimeEndpoint)
 		if err != nil {
-			return usageError{fmt.Errorf("--container-runtime-endpoint: %w", err)}
+			return usage.Errorf("--container-runtime-endpoint: %w", err)
 		}
 		config.Containers, checkRuntime = cri, func(ctx context.Context) { logSilent(ctx, log, cri, o.runtimeEndpoint) }
 	}

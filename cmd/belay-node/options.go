@@ -13,6 +13,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
+
+	"belay.dev/belay/internal/usage"
 )
 
 // version is set by the linker.
@@ -49,18 +51,18 @@ Exit status:
 		Version: version, SilenceUsage: true, SilenceErrors: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("belay-node takes no arguments, but was given %q", args)}
+				return usage.Errorf("belay-node takes no arguments, but was given %q", args)
 			}
 			return nil
 		},
 		RunE: func(*cobra.Command, []string) error {
 			if err := o.check(); err != nil {
-				return usageError{err}
+				return usage.Wrap(err)
 			}
 			return run()
 		},
 	}
-	cmd.SetFlagErrorFunc(flagError)
+	cmd.SetFlagErrorFunc(usage.FlagError)
 	flags := cmd.Flags()
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; without it, the service account of the pod this runs in")
 	flags.StringVar(&o.nodeName, "node-name", "", "name of the Node object (required)")

@@ -54,7 +54,7 @@ func FuzzRequestsOnANode(f *testing.F) {
 }
 
 // FuzzOwnVolume reads any handle from the annotation of a VolumeAttachment. It is believed only where the name of the object, which
-// nobody can change, was computed from that very handle.
+// no client can change, was computed from that very handle.
 func FuzzOwnVolume(f *testing.F) {
 	f.Add("vol-1", "vol-1", "driver", "node-1")
 	f.Add("vol-1", "vol-2", "driver", "node-1")

@@ -11,13 +11,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"belay.dev/belay/internal/usage"
 )
-
-// usageError is a wrong command line.
-type usageError struct{ error }
-
-// ExitCode is belay-lab's exit code for a wrong command line.
-func (usageError) ExitCode() int { return 2 }
 
 // Size of a run.
 type Size struct {
@@ -183,14 +179,14 @@ func (o *options) command(command *cobra.Command, name, rounds string) *cobra.Co
 
 func (o options) check() ([]part, error) {
 	if !slices.Contains([]string{"text", "json"}, o.output) {
-		return nil, usageError{fmt.Errorf("--output is text or json, not %q", o.output)}
+		return nil, usage.Errorf("--output is text or json, not %q", o.output)
 	}
 	if o.rounds < 0 {
-		return nil, usageError{fmt.Errorf("--rounds is at least 1, not %d", o.rounds)}
+		return nil, usage.Errorf("--rounds is at least 1, not %d", o.rounds)
 	}
 	for _, name := range o.only {
 		if !slices.Contains(partNames(o.parts), name) {
-			return nil, usageError{fmt.Errorf("--only takes %s, not %q", strings.Join(partNames(o.parts), ", "), name)}
+			return nil, usage.Errorf("--only takes %s, not %q", strings.Join(partNames(o.parts), ", "), name)
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(o.parts), func(p part) bool { return len(o.only) > 0 && !slices.Contains(o.only, p.name) }), nil

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/labtest"
 	"belay.dev/belay/lab/scenario"
@@ -18,8 +19,7 @@ import (
 func TestCommandLine(t *testing.T) {
 	for _, args := range [][]string{{"--only", "speed"}, {"-o", "yaml"}, {"--rounds=-1"}} {
 		err := execute(t.Context(), io.Discard, io.Discard, args...)
-		var coded interface{ ExitCode() int }
-		if !errors.As(err, &coded) || coded.ExitCode() != 2 {
+		if err == nil || usage.Status(err) != usage.StatusWrong {
 			t.Errorf("%v gave %v", args, err)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/upstream"
 )
@@ -56,7 +57,7 @@ func statusCommand() *cobra.Command {
 			"for the agent of a node: curl --cacert ca.crt --cert apiserver-kubelet-client.crt --key apiserver-kubelet-client.key URL",
 		RunE: func(command *cobra.Command, _ []string) error {
 			if output != "" && output != "json" {
-				return usageError{fmt.Errorf("--output must be json, or left out for a table, not %q", output)}
+				return usage.Errorf("--output must be json, or left out for a table, not %q", output)
 			}
 			lab, err := cluster.Find(name)
 			if err != nil {
@@ -230,7 +231,7 @@ func steer(use, short string, name *string, do func(*cluster.Remote, context.Con
 		Use: use, Short: short,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return usageError{fmt.Errorf("%s wants one name", strings.Fields(use)[0])}
+				return usage.Errorf("%s wants one name", strings.Fields(use)[0])
 			}
 			return nil
 		},

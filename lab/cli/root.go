@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/lab/cluster"
 )
 
@@ -20,9 +21,9 @@ const (
 	// ExitOK: done.
 	ExitOK = 0
 	// ExitFailed: it was tried and failed.
-	ExitFailed = 1
+	ExitFailed = usage.StatusFailed
 	// ExitUsage: the command line is wrong.
-	ExitUsage = 2
+	ExitUsage = usage.StatusWrong
 	// ExitNotRunning: there is no such lab.
 	ExitNotRunning = 3
 	// ExitInterrupted: Ctrl-C or SIGTERM ended it, and nothing is left behind.
@@ -41,9 +42,6 @@ Exit status:
   2    wrong usage: an unknown command or flag, or a value that cannot be meant
   3    no lab of that name runs
   130  interrupted; nothing is left behind`
-
-// usageError marks what is wrong with the command line rather than with the world.
-type usageError struct{ error }
 
 // Main runs the command line and returns the exit code.
 func Main(version string, args []string) int {
@@ -65,22 +63,18 @@ func Main(version string, args []string) int {
 // execute runs one command line.
 func execute(ctx context.Context, root *cobra.Command, args []string) error {
 	if _, _, err := root.Find(args); err != nil {
-		return usageError{fmt.Errorf("%w; see %s --help", err, root.CommandPath())} // an unknown command
+		return usage.Errorf("%w; see %s --help", err, root.CommandPath()) // an unknown command
 	}
 	root.SetArgs(args)
 	return root.ExecuteContext(ctx)
 }
 
 func exitCode(ctx context.Context, err error) int {
-	var coded interface{ ExitCode() int }
-	var usage usageError
 	switch {
-	case errors.As(err, &usage):
-		return ExitUsage
 	case errors.Is(err, cluster.ErrNotRunning):
 		return ExitNotRunning
-	case errors.As(err, &coded):
-		return coded.ExitCode()
+	case usage.Status(err) == usage.StatusWrong:
+		return ExitUsage
 	case ctx.Err() != nil:
 		return ExitInterrupted
 	default:
@@ -94,16 +88,14 @@ func New(version string) *cobra.Command {
 		Use: "belay-lab", Short: "A Kubernetes control plane, nodes and a storage on one machine", Long: long,
 		Version: version, SilenceUsage: true, SilenceErrors: true,
 	}
-	root.SetFlagErrorFunc(func(command *cobra.Command, err error) error {
-		return usageError{fmt.Errorf("%w; see %s --help", err, command.CommandPath())}
-	})
+	root.SetFlagErrorFunc(usage.FlagError)
 	root.AddCommand(upCommand(), downCommand(), statusCommand(), envCommand(), cleanCommand(), nodeCommand(), killCommand(), buildCommand(), superviseCommand())
 	mount(root)
 	refuseWrongUsage(root)
 	return root
 }
 
-// refuseWrongUsage turns what cobra finds wrong with the command line of a command or of one below it into a usageError. A group
+// refuseWrongUsage turns what cobra finds wrong with the command line of a command or of one below it into a usage.Error. A group
 // of commands prints its help, unless it is given the name of a command that it does not have, which cobra would ignore.
 func refuseWrongUsage(command *cobra.Command) {
 	for _, child := range command.Commands() {
@@ -117,12 +109,12 @@ func refuseWrongUsage(command *cobra.Command) {
 		return
 	}
 	if positional := command.Args; positional != nil {
-		command.Args = func(command *cobra.Command, args []string) error { return asUsage(positional(command, args)) }
+		command.Args = func(command *cobra.Command, args []string) error { return usage.Wrap(positional(command, args)) }
 	}
 	before := command.PreRunE
 	command.PreRunE = func(command *cobra.Command, args []string) error {
 		if err := errors.Join(command.ValidateRequiredFlags(), command.ValidateFlagGroups()); err != nil || before == nil {
-			return asUsage(err)
+			return usage.Wrap(err)
 		}
 		return before(command, args)
 	}
@@ -136,17 +128,7 @@ func unknownCommand(command *cobra.Command, args []string) error {
 	if near := command.SuggestionsFor(args[0]); len(near) > 0 {
 		suggestion = fmt.Sprintf(" (did you mean %s?)", strings.Join(near, " or "))
 	}
-	return usageError{fmt.Errorf("unknown command %q for %q%s; see %s --help", args[0], command.CommandPath(), suggestion, command.CommandPath())}
-}
-
-func asUsage(err error) error {
-	if err == nil {
-		return nil
-	}
-	if _, already := errors.AsType[usageError](err); already {
-		return err
-	}
-	return usageError{err}
+	return usage.Errorf("unknown command %q for %q%s; see %s --help", args[0], command.CommandPath(), suggestion, command.CommandPath())
 }
 
 // Colours, on a terminal only.

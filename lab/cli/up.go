@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/labdisk"
 )
@@ -36,7 +37,7 @@ func upCommand() *cobra.Command {
 			"  belay-lab up --controller-arg=--max-wait-for-unmount-duration=1m --attacher-arg=--timeout=5s",
 		RunE: func(command *cobra.Command, _ []string) error {
 			if options.Nodes < 1 || options.Nodes > cluster.MaxNodes {
-				return usageError{fmt.Errorf("--node-count must be 1 to %d, not %d", cluster.MaxNodes, options.Nodes)}
+				return usage.Errorf("--node-count must be 1 to %d, not %d", cluster.MaxNodes, options.Nodes)
 			}
 			if upstreamPlane {
 				options.Plane = cluster.PlaneUpstream
@@ -65,7 +66,7 @@ func upCommand() *cobra.Command {
 // noArgs is cobra.NoArgs with the exit code of wrong usage.
 func noArgs(command *cobra.Command, args []string) error {
 	if err := cobra.NoArgs(command, args); err != nil {
-		return usageError{err}
+		return usage.Wrap(err)
 	}
 	return nil
 }
@@ -117,7 +118,7 @@ func envCommand() *cobra.Command {
 		RunE: func(command *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				if command.Flags().Changed("name") {
-					return usageError{errors.New("give the name of the lab once: as an argument or with --name")}
+					return usage.Errorf("give the name of the lab once: as an argument or with --name")
 				}
 				name = args[0]
 			}
@@ -260,7 +261,7 @@ func superviseCommand() *cobra.Command {
 		RunE: func(command *cobra.Command, _ []string) error {
 			var options cluster.Options
 			if err := json.Unmarshal([]byte(encoded), &options); err != nil {
-				return usageError{fmt.Errorf("reading --options: %w", err)}
+				return usage.Errorf("reading --options: %w", err)
 			}
 			pipe := os.NewFile(3, "progress")
 			return hold(command.Context(), options, pipe)

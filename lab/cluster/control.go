@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/lab/proc"
 )
 
@@ -90,7 +91,7 @@ var ErrNotRunning = errors.New("it does not run")
 // Find connects to a running lab by its name; ErrNotRunning if none runs.
 func Find(name string) (*Remote, error) {
 	if err := validateName(name); err != nil {
-		return nil, InvalidError{err}
+		return nil, usage.Wrap(err)
 	}
 	p, err := labPaths(name)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/nodes"
 )
@@ -79,16 +80,7 @@ const MaxNodes = 20
 
 var validName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
 
-// InvalidError is an option that no lab can be started or found with.
-type InvalidError struct{ error }
-
-// ExitCode is belay-lab's exit status for wrong usage.
-func (InvalidError) ExitCode() int { return 2 }
-
-// Unwrap is what is wrong.
-func (e InvalidError) Unwrap() error { return e.error }
-
-// Validate returns an InvalidError if no lab can be started with these options.
+// Validate returns a [usage.Error] if no lab can be started with these options.
 func (o Options) Validate() error {
 	_, err := o.withDefaults()
 	return err
@@ -119,7 +111,7 @@ func (o Options) withDefaults() (Options, error) {
 		o.Progress = func(string, ...any) {}
 	}
 	if err := o.validate(); err != nil {
-		return o, InvalidError{err}
+		return o, usage.Wrap(err)
 	}
 	return o, nil
 }

@@ -12,6 +12,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/lab/labdisk"
 )
 
@@ -96,8 +97,8 @@ func TestOptionsThatCannotBeAreRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := test.options.Validate()
-			if _, invalid := errors.AsType[InvalidError](err); !invalid || !strings.Contains(err.Error(), test.says) {
-				t.Errorf("got %v, want an InvalidError with %q", err, test.says)
+			if _, invalid := errors.AsType[usage.Error](err); !invalid || !strings.Contains(err.Error(), test.says) {
+				t.Errorf("got %v, want a usage.Error with %q", err, test.says)
 			}
 		})
 	}

@@ -2,7 +2,6 @@ package demo
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/timeline"
 )
@@ -17,12 +17,6 @@ import (
 // roundsCompared: one move alone shows the phase of upstream's ticks and the first use
 // of a control plane that is seconds old.
 const roundsCompared = 5
-
-// usageError is a wrong command line.
-type usageError struct{ error }
-
-// ExitCode is belay-lab's exit code for a wrong command line.
-func (usageError) ExitCode() int { return 2 }
 
 // options are the flags of the command.
 type options struct {
@@ -67,14 +61,14 @@ kubelets publish volumesInUse (upstream: 10 s).`,
 
 func (o options) run(command *cobra.Command) error {
 	if !slices.Contains([]string{"text", "json"}, o.output) {
-		return usageError{fmt.Errorf("--output is text or json, not %q", o.output)}
+		return usage.Errorf("--output is text or json, not %q", o.output)
 	}
 	if o.upstream && o.compare {
-		return usageError{errors.New("--compare runs both planes: leave --upstream out")}
+		return usage.Errorf("--compare runs both planes: leave --upstream out")
 	}
 	switch {
 	case o.rounds < 0:
-		return usageError{fmt.Errorf("--rounds is at least 1, not %d", o.rounds)}
+		return usage.Errorf("--rounds is at least 1, not %d", o.rounds)
 	case o.rounds == 0 && o.compare:
 		o.rounds = roundsCompared
 	}

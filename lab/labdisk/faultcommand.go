@@ -11,6 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
+
+	"belay.dev/belay/internal/usage"
 )
 
 // FaultCommand is "fault": set, list and clear faults. dial reaches the fabric; it may read flags that its caller adds to
@@ -65,7 +67,7 @@ NodeStageVolume, NodePublishVolume, NodeUnpublishVolume, NodeUnstageVolume, Node
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f.Effect = args[0]
 			if err := f.check(); err != nil {
-				return usageError{err}
+				return usage.Wrap(err)
 			}
 			return withClient(cmd, dial, func(c *Client) error {
 				id, err := c.SetFault(cmd.Context(), f)
@@ -114,12 +116,6 @@ func faultClearCommand(dial func(*cobra.Command) (*Client, error)) *cobra.Comman
 		},
 	}
 }
-
-// usageError is a wrong command line.
-type usageError struct{ error }
-
-// ExitCode is belay-lab's exit status for wrong usage.
-func (usageError) ExitCode() int { return 2 }
 
 func withClient(cmd *cobra.Command, dial func(*cobra.Command) (*Client, error), do func(*Client) error) error {
 	cmd.SilenceUsage = true
