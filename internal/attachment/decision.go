@@ -285,7 +285,7 @@ var exits = decision.Exits{
 }
 
 // ForHolder says whether a wait for this reason ends when the volume is released at another node.
-func ForHolder(r Reason) bool { return exits[r] == holderReleases }
+func ForHolder(r Reason) bool { return r == OtherWriterAttached || r == OtherWriterDetaching }
 
 // Reasons lists every Reason, for metrics that must have a series for each.
 func Reasons() []Reason { return append([]Reason{Settled}, exits.Reasons()...) }

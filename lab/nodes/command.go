@@ -36,7 +36,7 @@ type AgentFlags struct {
 
 func (f *AgentFlags) register(command *cobra.Command) {
 	flags := command.Flags()
-	flags.DurationVar(&f.statsPeriod, "volume-stats-agg-period", 0, "how often drivers are asked how full each volume is; negative turns it off")
+	flags.DurationVar(&f.statsPeriod, "volume-stats-agg-period", 0, "interval of NodeGetVolumeStats calls for each volume; a negative value disables them")
 	flags.IntVarP(&f.verbosity, "v", "v", 0, "log level (default: that of the lab)")
 }
 
