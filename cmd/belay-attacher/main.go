@@ -16,9 +16,11 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
 	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/attacher"
 	"belay.dev/belay/internal/heap"
+	"belay.dev/belay/internal/usage"
 )
 
 // version is set by the linker.
@@ -41,7 +43,8 @@ func main() {
 	if exitCode, ok := attacher.ParseFlags(os.Args[1:]); !ok {
 		os.Exit(exitCode)
 	}
-	exitOn(logsapi.ValidateAndApply(logging, gates), "Logging flags are not valid")
+	exitOn(usage.Wrap(logsapi.ValidateAndApply(logging, gates)), "Logging flags are not valid")
+	log.SetLogger(klog.Background())
 	if options.Common.ShowVersion {
 		fmt.Println(os.Args[0], version)
 		return
@@ -58,10 +61,10 @@ func main() {
 	klog.Flush()
 }
 
-// exitOn ends the process with 1, as csi-attacher does on every failure.
+// exitOn ends the process if there is an error.
 func exitOn(err error, message string) {
 	if err != nil {
 		klog.Background().Error(err, message)
-		klog.FlushAndExit(klog.ExitFlushTimeout, 1)
+		klog.FlushAndExit(klog.ExitFlushTimeout, usage.Status(err))
 	}
 }

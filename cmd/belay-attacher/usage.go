@@ -10,9 +10,9 @@ and with its flags.
 
 Exit status:
   0  it was stopped by SIGTERM, without leader election
-  1  it failed, or a flag has a value that cannot be meant; also, as csi-attacher, if it
-     was stopped by SIGTERM with leader election: then the log ends with "Shut down"
-  2  wrong usage: an unknown flag or argument, or a value of a wrong type
+  1  it failed; also, as with csi-attacher, it was stopped by SIGTERM with leader
+     election: then the log ends with "Shut down"
+  2  wrong usage: an unknown flag or argument, or an invalid value
 
 Flags:
 `

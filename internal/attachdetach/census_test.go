@@ -33,7 +33,7 @@ func newPopulace(tb testing.TB) *populace {
 			stores[kind.name] = toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, toolscache.Indexers{})
 		}
 	}
-	return &populace{tb, worldOf(stores, ownClock{}), stores}
+	return &populace{tb, clusterStateOf(stores, ownClock{}), stores}
 }
 
 func (p *populace) add(kind string, obj client.Object) {

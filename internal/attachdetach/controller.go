@@ -2,10 +2,7 @@ package attachdetach
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -19,7 +16,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"belay.dev/belay/internal/attachment"
@@ -68,7 +64,7 @@ type Options struct {
 type Controller struct {
 	client    client.Client
 	live      client.Reader // reads past the caches, at quorum
-	world     *clusterState
+	state     *clusterState
 	reporter  *reporter
 	announcer *announcer
 	policy    attachment.Policy
@@ -160,9 +156,9 @@ func (c *Controller) Lead(ctx context.Context) error {
 			err = c.catchUp(ctx)
 		}
 		if err == nil {
-			c.world.adopt()
+			c.state.adopt()
 			c.rivals.begin(c.sinceAttachments, c.sinceNodes)
-			c.metrics.CountVolumes(c.world.census)
+			c.metrics.CountVolumes(c.state.census)
 			if clock, ok := c.clock.(serverClock); ok {
 				clock.Lead() // the reads of catchUp have set it
 			}
@@ -180,73 +176,12 @@ func (c *Controller) Lead(ctx context.Context) error {
 
 // informer is the cache of a kind.
 func (c *Controller) informer(kind string) toolscache.SharedIndexInformer {
-	for k, informer := range c.world.informers {
+	for k, informer := range c.state.informers {
 		if k.Kind == kind {
 			return informer
 		}
 	}
 	panic("attachdetach: nothing watches " + kind) // programmer error
-}
-
-// Reconcile looks at one volume, decides, and acts, until there is nothing to do but
-// wait.
-func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, error) {
-	select {
-	case <-c.ready:
-	case <-ctx.Done():
-		return reconcile.Result{}, context.Cause(ctx)
-	}
-	if c.rivals.stopped() {
-		return reconcile.Result{}, nil // until a restart
-	}
-	if c.worksOn != nil {
-		c.worksOn(1)
-		defer c.worksOn(-1)
-	}
-	w := &work{Controller: c, key: k, at: &turn{}, failed: map[attachment.NodeName]error{}, log: log.FromContext(ctx)}
-	w.heedLate()
-	if err := w.lookForAttempts(ctx); err != nil {
-		return reconcile.Result{}, err
-	}
-	for range turnLimit {
-		w.now = c.world.observe(k, w.at, c)
-		now := c.clock.Now()
-		decision := attachment.Decide(now, w.now.want, w.now.seen, c.policy)
-		c.metrics.Decided(time.Now(), w.volume(), w.now.want, w.now.seen, decision)
-		if wait := c.rivals.holdBack(k, decision.Steps); wait > 0 {
-			return reconcile.Result{RequeueAfter: wait}, nil
-		}
-		if !w.take(ctx, decision.Steps) {
-			return w.end(decision)
-		}
-	}
-	return reconcile.Result{}, w.errorOf(fmt.Errorf("decide on volume %s of %s: %w", k.Handle, k.Driver, errUnsettled))
-}
-
-var errUnsettled = errors.New("its nodes kept changing")
-
-// end ends the work on a volume with the last decision on it, and says when to look again.
-func (w *work) end(decision attachment.Decision) (reconcile.Result, error) {
-	err := errors.Join(slices.Collect(maps.Values(w.failed))...)
-	next := w.recheck(decision.RecheckAt, w.announce(decision.Steps, err))
-	if err != nil {
-		return w.retry(err, next)
-	}
-	w.refusals.Forget(w.key)
-	if w.log.V(1).Enabled() {
-		w.logger().V(1).Info("Decided", "reason", decision.Reason, "steps", len(decision.Steps))
-	}
-	return next, nil
-}
-
-// recheck comes back at the first of the times, zero being none.
-func (c *Controller) recheck(times ...time.Time) reconcile.Result {
-	times = slices.DeleteFunc(times, time.Time.IsZero)
-	if len(times) == 0 {
-		return reconcile.Result{}
-	}
-	at := slices.MinFunc(times, time.Time.Compare)
-	return reconcile.Result{RequeueAfter: max(at.Sub(c.clock.Now()), time.Millisecond)}
 }
 
 // deleteMayBeUnderway tells whether somebody may have sent a delete of this version
@@ -257,13 +192,13 @@ func (c *Controller) deleteMayBeUnderway(va *storagev1.VolumeAttachment) bool {
 	default:
 		return true
 	}
-	return !after(va.ResourceVersion, c.sinceAttachments) || c.world.deletes.has(va.UID, va.ResourceVersion)
+	return !after(va.ResourceVersion, c.sinceAttachments) || c.state.deletes.has(va.UID, va.ResourceVersion)
 }
 
 // writeMayBeUnderway tells whether somebody may have sent a report bound to this
 // version of the Node that is still on its way.
 func (c *Controller) writeMayBeUnderway(node *corev1.Node) bool {
-	return !after(node.ResourceVersion, c.sinceNodes) || c.world.reports.has(node.Name, node.ResourceVersion)
+	return !after(node.ResourceVersion, c.sinceNodes) || c.state.reports.has(node.Name, node.ResourceVersion)
 }
 
 // after tells whether a version is surely newer than another.

@@ -10,7 +10,7 @@ import (
 // now. Nothing is done. The simulation compares it with what a volume sleeps on: an event
 // that changes it must wake the volume.
 func (c *Controller) DecisionFor(k attachment.VolumeKey, now time.Time) attachment.Decision {
-	s := c.world.peek(k, &turn{}, c)
+	s := c.state.peek(k, &turn{}, c)
 	return attachment.Decide(now, s.want, s.seen, c.policy)
 }
 

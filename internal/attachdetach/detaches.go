@@ -102,7 +102,7 @@ func (w *work) emitClaimEvents(steps []attachment.Step) {
 		}
 	}
 	for node, d := range a.detaches[w.key] {
-		if w.world.stillThere(d) {
+		if w.state.stillThere(d) {
 			continue
 		}
 		if !d.heard {
@@ -170,7 +170,7 @@ func (w *work) warnTorn(one *attachment.Attachment) {
 	for _, pod := range w.now.pods[one.Node] {
 		w.announcer.warn(pod, explain.VolumeDetachedInUse, attachment.StillInUse, text)
 	}
-	if about := w.world.ownerOf(w.now.nameAt(one.Node)); about != nil {
+	if about := w.state.ownerOf(w.now.nameAt(one.Node)); about != nil {
 		w.announcer.warn(about, explain.VolumeDetachedInUse, attachment.StillInUse, text)
 	}
 }
@@ -209,7 +209,7 @@ func (w *work) detachOf(ref attachment.Ref) detach {
 			d.name = a.PersistentVolume
 		}
 	}
-	d.about = w.world.ownerOf(d.name)
+	d.about = w.state.ownerOf(d.name)
 	return d
 }
 
@@ -218,7 +218,7 @@ func (w *work) detachOf(ref attachment.Ref) detach {
 func (w *work) released(node attachment.NodeName, by attachment.Authority, why attachment.Reason) {
 	name := w.now.volumeName
 	w.loggerAt(node).Info("Volume detached")
-	about := w.world.ownerOf(name)
+	about := w.state.ownerOf(name)
 	if about == nil {
 		return
 	}

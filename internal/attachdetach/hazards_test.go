@@ -167,7 +167,7 @@ func TestStaleStepsAreNotTaken(t *testing.T) {
 		if !does[attachment.ForceDetach](d) {
 			t.Fatalf("steps %+v", d.Steps)
 		}
-		if w.take(t.Context(), d.Steps); len(w.failed) > 0 {
+		if w.act(t.Context(), d.Steps); len(w.failed) > 0 {
 			t.Fatal(w.failed)
 		}
 		if hung.has("delete " + toB) {

@@ -95,6 +95,6 @@ func (w *work) checkKubelet(ctx context.Context, s attachment.CheckKubelet) (aga
 	if seconds := lease.Spec.LeaseDurationSeconds; seconds != nil {
 		duration = time.Duration(*seconds) * time.Second
 	}
-	w.world.kubelets.saw(string(s.Node), uidOf(s.NodeUID), lease.ResourceVersion, duration, w.clock.Now())
+	w.state.kubelets.saw(string(s.Node), uidOf(s.NodeUID), lease.ResourceVersion, duration, w.clock.Now())
 	return true, nil
 }

@@ -153,7 +153,7 @@ func (l *life) settle() {
 
 // sayWaits writes down what the volume waits for, if that is news.
 func (l *life) sayWaits(k key) {
-	s := l.control.world.observe(k, &turn{}, l.control)
+	s := l.control.state.observe(k, &turn{}, l.control)
 	var words []string
 	for _, step := range attachment.Decide(time.Now(), s.want, s.seen, l.policy).Steps {
 		if hold, ok := step.(attachment.Hold); ok {

@@ -48,7 +48,7 @@ func (w *work) loggerAt(node attachment.NodeName) logr.Logger {
 }
 
 // named names the PersistentVolume of that name and its claim, where there are any.
-func (w *work) named(name string) logr.Logger { return w.world.named(w.log, name) }
+func (w *work) named(name string) logr.Logger { return w.state.named(w.log, name) }
 
 func (w *clusterState) named(logger logr.Logger, name string) logr.Logger {
 	pv, ok := get[*corev1.PersistentVolume](w.volumes, name)
@@ -63,7 +63,7 @@ func (w *clusterState) named(logger logr.Logger, name string) logr.Logger {
 
 // errorOf names the PersistentVolume and its claim in an error that is logged with w.log alone.
 func (w *work) errorOf(err error) error {
-	pv, ok := get[*corev1.PersistentVolume](w.world.volumes, w.now.volumeName)
+	pv, ok := get[*corev1.PersistentVolume](w.state.volumes, w.now.volumeName)
 	switch {
 	case ok && pv.Spec.ClaimRef != nil:
 		return fmt.Errorf("PersistentVolume %s of claim %s/%s: %w", pv.Name, pv.Spec.ClaimRef.Namespace, pv.Spec.ClaimRef.Name, err)

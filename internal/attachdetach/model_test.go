@@ -39,7 +39,7 @@ func newModel(tb testing.TB) *model {
 		m.stores[kind.name] = &countingStore{Indexer: toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, indexersOf(kind.indexers))}
 		stores[kind.name] = m.stores[kind.name]
 	}
-	m.clusterState = worldOf(stores, ownClock{})
+	m.clusterState = clusterStateOf(stores, ownClock{})
 	return m
 }
 

@@ -50,7 +50,7 @@ func New(ctx context.Context, p Parts, o Options) (*Controller, error) {
 	if p.Clock == nil {
 		p.Clock = ownClock{}
 	}
-	w, err := newWorld(ctx, p.Cache, p.Clock)
+	w, err := newClusterState(ctx, p.Cache, p.Clock)
 	if err != nil {
 		return nil, fmt.Errorf("set up the attach/detach controller: %w", err)
 	}
@@ -69,7 +69,7 @@ func assemble(w *clusterState, r *rivals, p Parts, o Options) *Controller {
 	return &Controller{
 		client:     p.Client,
 		live:       p.Live,
-		world:      w,
+		state:      w,
 		reporter:   newReporter(p.Client, p.Live, w),
 		announcer:  newAnnouncer(p.Recorder),
 		policy:     o.Policy,

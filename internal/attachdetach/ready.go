@@ -18,7 +18,7 @@ func (c *Controller) readyz(elected <-chan struct{}) func(*http.Request) error {
 			return err
 		}
 		var reading []string
-		for kind, informer := range c.world.informers {
+		for kind, informer := range c.state.informers {
 			if !informer.HasSynced() {
 				reading = append(reading, kind.Kind)
 			}

@@ -32,7 +32,7 @@ var (
 // that nothing waits for, or an unused one is detached too early: the blockers of S1
 // and the check before each detach (S2) read VolumeAttachments and Nodes alone.
 func (c *Controller) catchUp(ctx context.Context) error {
-	for kind, informer := range c.world.informers {
+	for kind, informer := range c.state.informers {
 		select {
 		case <-informer.HasSyncedChecker().Done():
 		case <-ctx.Done():
@@ -42,7 +42,7 @@ func (c *Controller) catchUp(ctx context.Context) error {
 	barrier := kube.Barrier{
 		Live: c.live, Client: c.client,
 		Caches: map[schema.GroupVersionKind]toolscache.SharedIndexInformer{
-			nodeKind: c.world.informers[nodeKind], attachmentKind: c.world.informers[attachmentKind],
+			nodeKind: c.state.informers[nodeKind], attachmentKind: c.state.informers[attachmentKind],
 		},
 	}
 	versions, err := barrier.Pass(ctx)
@@ -50,7 +50,7 @@ func (c *Controller) catchUp(ctx context.Context) error {
 		return err
 	}
 	c.sinceAttachments, c.sinceNodes = versions[attachmentKind], versions[nodeKind]
-	return kube.Confirm(ctx, c.live, volumeKind, c.world.informers[volumeKind], c.world.sharedInUse())
+	return kube.Confirm(ctx, c.live, volumeKind, c.state.informers[volumeKind], c.state.sharedInUse())
 }
 
 // sharedInUse are the PersistentVolumes that may be attached to several nodes as far as

@@ -81,7 +81,7 @@ var kinds = []struct {
 	{storagev1.SchemeGroupVersion, "CSIDriver", &storagev1.CSIDriver{}, nil},
 }
 
-func newWorld(ctx context.Context, caches cache.Cache, clock Clock) (*clusterState, error) {
+func newClusterState(ctx context.Context, caches cache.Cache, clock Clock) (*clusterState, error) {
 	informers := map[schema.GroupVersionKind]toolscache.SharedIndexInformer{}
 	stores := map[string]toolscache.Indexer{}
 	for _, kind := range kinds {
@@ -99,13 +99,13 @@ func newWorld(ctx context.Context, caches cache.Cache, clock Clock) (*clusterSta
 		informers[kind.group.WithKind(kind.name)] = shared
 		stores[kind.name] = shared.GetIndexer()
 	}
-	w := worldOf(stores, clock)
+	w := clusterStateOf(stores, clock)
 	w.informers = informers
 	return w, nil
 }
 
-// worldOf reads from the stores, one per kind, which have the indexes of kinds.
-func worldOf(stores map[string]toolscache.Indexer, clock Clock) *clusterState {
+// clusterStateOf reads from the stores, one per kind, which have the indexes of kinds.
+func clusterStateOf(stores map[string]toolscache.Indexer, clock Clock) *clusterState {
 	w := &clusterState{
 		clock: clock,
 		pods:  stores["Pod"], claims: stores["PersistentVolumeClaim"],

@@ -17,6 +17,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
@@ -89,7 +90,7 @@ func (b *bubble) start(change ...func(*Config)) (stop func()) {
 	}
 	warm, cold := context.WithCancel(context.Background())
 	b.attacher.Warm(warm)
-	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), b.logger))
+	ctx, cancel := context.WithCancel(log.IntoContext(context.Background(), b.logger))
 	ended := make(chan error, 1)
 	go func() { ended <- b.attacher.Run(ctx) }()
 	return func() {

@@ -9,7 +9,7 @@ import (
 
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/util/workqueue"
-	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/publication"
 	"belay.dev/belay/internal/telemetry"
@@ -183,8 +183,8 @@ func attemptOf(key publication.Key, one *subject, step publication.CallDriver) a
 
 // call sends a call and notes how it ended.
 func (a *Attacher) call(ctx context.Context, one *subject, step publication.CallDriver, try attempt) {
-	logger := klog.FromContext(ctx).WithValues(one.aboutCall(a.nodeOf(one, step.NodeID))...)
-	ctx = klog.NewContext(ctx, logger)
+	logger := log.FromContext(ctx).WithValues(one.aboutCall(a.nodeOf(one, step.NodeID))...)
+	ctx = log.IntoContext(ctx, logger)
 	logger.Info(verbs[step.Verb].begins, "call", step.Verb, "nodeID", step.NodeID)
 	traced, end := trace(ctx, try, a.driver)
 	ended := a.send(traced, one, step)

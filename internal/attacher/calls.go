@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/csi"
-	"belay.dev/belay/internal/planted"
 	"belay.dev/belay/internal/publication"
 )
 
@@ -89,14 +88,13 @@ type attempt struct {
 	attached   bool // recorded as attached
 }
 
-// begin notes that a call is about to be sent. It refuses while an exclusive
-// volume, or a shared one on the same node, has another one in flight (S4): the queue's key keeps that from happening,
-// except in the moment in which a volume changes between exclusive and shared.
+// begin records that a call is about to be sent. It refuses while another call excludes it. The queue's key prevents that,
+// except while a volume changes between exclusive and shared.
 func (l *ledger) begin(a attempt, exclusive bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, r := range l.byVolume[a.volume.handle] {
-		if !planted.S4 && r.call.InFlight && (exclusive || r.node == a.node) {
+		if r.call.Excludes(exclusive, r.node == a.node) {
 			return false
 		}
 	}

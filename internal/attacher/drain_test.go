@@ -8,7 +8,7 @@ import (
 
 	"github.com/kubernetes-csi/csi-lib-utils/standardflags"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 )
 
 // A leader that is told to stop gives its lease back when all calls to the driver have ended.
@@ -39,8 +39,8 @@ func TestLeaseAfterShutdown(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			log := w.logs()
-			ctx, stop := context.WithCancel(klog.NewContext(t.Context(), w.logger))
+			logged := w.logs()
+			ctx, stop := context.WithCancel(log.IntoContext(t.Context(), w.logger))
 			defer stop()
 			ended := make(chan error, 1)
 			go func() { ended <- o.lead(ctx, a, lease, newHealth()) }()
@@ -64,7 +64,7 @@ func TestLeaseAfterShutdown(t *testing.T) {
 			if spec := w.lease().Spec; held(w.lease()) != hangs || hangs && *spec.HolderIdentity != host {
 				t.Errorf("the lease is held: %v (%v)", held(w.lease()), spec)
 			}
-			if kept := len(log.of("Letting the leader lease expire, calls to the driver are still in flight")) == 1; kept != hangs {
+			if kept := len(logged.of("Letting the leader lease expire, calls to the driver are still in flight")) == 1; kept != hangs {
 				t.Errorf("logged that the lease is kept: %v", kept)
 			}
 		})

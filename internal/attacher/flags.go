@@ -16,6 +16,8 @@ import (
 	"github.com/kubernetes-csi/csi-lib-utils/standardflags"
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/klog/v2"
+
+	"belay.dev/belay/internal/usage"
 )
 
 // defaultKubeAPIQPS is no limit, as belay-controller's. An attach takes three requests, so
@@ -87,17 +89,14 @@ func ParseFlags(args []string) (exitCode int, ok bool) {
 		return 0, false
 	case err != nil:
 		fmt.Fprintf(os.Stderr, "%v\nRun with --help for usage.\n", err)
-		return exitBadFlags, false
+		return usage.StatusWrong, false
 	case flags.NArg() > 0: // package flag reads no flag after it, and says nothing
 		fmt.Fprintf(os.Stderr, "unexpected argument %q: positional arguments are not supported; write boolean flags as --flag=value\n", flags.Arg(0))
-		return exitBadFlags, false
+		return usage.StatusWrong, false
 	default:
 		return 0, true
 	}
 }
-
-// exitBadFlags is package flag's exit code for a command line that it cannot read.
-const exitBadFlags = 2
 
 // checkValues refuses values that nothing could work with.
 func (o *Options) checkValues() error {

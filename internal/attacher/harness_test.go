@@ -33,6 +33,7 @@ import (
 	csitrans "k8s.io/csi-translation-lib"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
@@ -50,6 +51,7 @@ var server struct {
 }
 
 func TestMain(m *testing.M) {
+	log.SetLogger(klog.Background())
 	if os.Getenv(childVariable) != "" {
 		os.Exit(runAsSidecar())
 	}
@@ -321,7 +323,7 @@ func newWorld(t *testing.T, capabilities ...csispec.ControllerServiceCapability_
 // start runs an attacher; it is ended with the test.
 func (w *world) start(change ...func(*Config)) {
 	w.t.Helper()
-	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), w.logger))
+	ctx, cancel := context.WithCancel(log.IntoContext(context.Background(), w.logger))
 	c := Config{
 		Client: kubernetes.NewForConfigOrDie(w.attacherConfig()), Driver: w.driver.name, Controller: w.controller(),
 		Timeout: 15 * time.Second, RetryStart: 50 * time.Millisecond, RetryMax: time.Second,

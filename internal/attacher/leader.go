@@ -12,10 +12,11 @@ import (
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/usage"
 )
 
 // leasePrefix and the driver's name make the name of the lease, as csi-attacher's:
@@ -129,19 +130,19 @@ func (o *Options) lead(ctx context.Context, a *Attacher, lease *kube.Lease, heal
 				failed = a.Run(held)
 				if a.callsLeft.Load() {
 					// The next leader may have a driver of its own, which does not know of these calls.
-					klog.FromContext(ctx).Info("Letting the leader lease expire, calls to the driver are still in flight")
+					log.FromContext(ctx).Info("Letting the leader lease expire, calls to the driver are still in flight")
 					lease.Keep()
 				}
 			},
 			OnStoppedLeading: func() { // also called for a standby
 				if state.Load() == leading {
-					klog.FromContext(ctx).Info("Stopped leading")
+					log.FromContext(ctx).Info("Stopped leading")
 				}
 			},
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("prepare the leader election: %w", err)
+		return usage.Wrap(fmt.Errorf("prepare the leader election: %w", err)) // it can only be the values of the flags
 	}
 	health.leader.SetLeaderElection(elector)
 	elector.Run(kept)

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/publication"
 )
@@ -87,7 +88,7 @@ func appendClaim(values []any, pv *corev1.PersistentVolume) []any {
 
 // logWaits logs why the attachments of a key wait, where that has changed.
 func (s snapshot) logWaits(ctx context.Context, waits []publication.Wait, changed map[string]bool) {
-	logger := klog.FromContext(ctx).V(1)
+	logger := log.FromContext(ctx).V(1)
 	if !logger.Enabled() || len(changed) == 0 {
 		return
 	}

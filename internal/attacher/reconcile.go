@@ -1,198 +1,153 @@
 package attacher
 
 import (
-	"cmp"
 	"context"
-	"math"
-	"slices"
 	"time"
 
-	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/klog/v2"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
-	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/publication"
+	"belay.dev/belay/internal/telemetry"
 )
 
-// reconciler compares the attachments with the driver's list of volumes, so that what
-// others do to the storage is noticed. It only makes an observation: what is done
-// about it, and when, publication.Decide says, under the volume's own key.
-type reconciler struct {
-	attacher   *Attacher
-	list       lister
-	comparison *publication.Comparison
+// process decides about a key and does what was decided, until nothing is left
+// to do but wait, or to call the driver.
+func (a *Attacher) process(ctx context.Context, key publication.Key) (err error) {
+	if !a.controller.Capabilities().Attach {
+		return a.markTrivially(ctx, key)
+	}
+	if a.isIdentified(key) {
+		return nil
+	}
+	var queue *callQueue
+	// If another worker decides about it, a call is about to begin, and the key is queued again.
+	a.decideAlone(key, func() { queue, err = a.reconcile(ctx, key) })
+	if queue != nil {
+		queue.Add(key) // now that its worker does not find it taken
+	}
+	return err
 }
 
-// reconcile compares once at the beginning, and again after each pause, until ctx
-// ends. Without a pause, and with a driver that cannot list where its volumes are
-// published, there is nothing to do.
-func (a *Attacher) reconcile(ctx context.Context) {
-	if a.reconcileSync <= 0 || !a.controller.Capabilities().CanListPublished() {
-		return
+// isIdentified reports whether the volume of an attachment was found since its key was queued, and
+// queues the volume's key.
+func (a *Attacher) isIdentified(key publication.Key) bool {
+	va, ok := a.objects.attachments.Get(key.Attachment)
+	if !ok {
+		return false
 	}
-	r := reconciler{
-		attacher:   a,
-		comparison: publication.NewComparison(a.reconcileSync),
-		list: lister{
-			driver: a.driver, page: a.controller.ListVolumes, timeout: a.timeout,
-			maxEntries: int32(min(max(0, a.maxEntries), math.MaxInt32)),
-		},
+	a.objects.search(va.Name)
+	known := a.objects.keyOf(va)
+	if known == key {
+		return false
 	}
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
+	a.queue.Add(known)
+	a.metrics.Waits(time.Now(), key, nil)
+	return true
+}
+
+// reconcile returns the queue for the call that remains to be sent, if one does.
+func (a *Attacher) reconcile(ctx context.Context, key publication.Key) (*callQueue, error) {
+	if a.isOutdated(key) {
+		a.rekey(key.Volume)
+		a.metrics.Waits(time.Now(), key, nil)
+		return nil, nil
+	}
+	for range maxTurns {
+		shot, decision := a.decide(key)
+		queue := a.queueOfCall(shot, &decision)
+		if queue != nil && queue.reserve(key) {
+			return queue, nil // the call begins at once; the other steps are done beside it
 		}
-		r.pass(ctx)
-		timer.Reset(a.reconcileSync)
-	}
-}
-
-// pass reads the list and compares. A list that could not be read whole says nothing.
-func (r *reconciler) pass(ctx context.Context) {
-	a, logger := r.attacher, klog.FromContext(ctx) // it names the driver
-	handles := a.handles()
-	began := time.Now()
-	volumes, entries, err := r.list.read(ctx, handles)
-	took := time.Since(began)
-	if ctx.Err() != nil {
-		return // shutting down
-	}
-	if err != nil {
-		logger.Error(err, "Failed to compare VolumeAttachments with the driver's list", "took", took, "nextAttempt", publication.Stamp(time.Now().Add(a.reconcileSync)))
-		a.reconcileMetrics.Failed(took)
-		return
-	}
-	claims := a.claims(len(handles))
-	list := publication.Listing{Began: began, Volumes: volumes, Nodes: a.knownNodes(claims)}
-	result := r.comparison.Compare(time.Now(), list, claims)
-	a.reconcileMetrics.Compared(took, entries, result)
-	logger.V(1).Info("Compared VolumeAttachments with the driver's list", "attachments", len(claims), "entries", entries, "took", took)
-	r.act(logger, result, claims)
-}
-
-// act hands what was found to the decisions.
-func (r *reconciler) act(logger klog.Logger, result publication.Result, claims []publication.ExpectedAttachment) {
-	for _, claim := range claims {
-		if drift, confirmed := result.Confirmed[claim.UID]; confirmed {
-			values := append(r.attacher.aboutClaim(claim), "drift", drift)
-			if at := result.AbandonedAt[claim.UID]; at != "" {
-				values = append(values, "publishedAt", at)
-			}
-			logger.Info(disagreements[drift], values...)
-			r.attacher.mark(claim, drift, result.AbandonedAt[claim.UID])
-		}
-		if slices.Contains(result.CalledOff, claim.UID) {
-			r.attacher.mark(claim, publication.NoDrift, "")
-		}
-	}
-	if result.Distrusted != "" {
-		logger.Info("VolumeAttachment and the driver's list disagree after a confirmed call, limiting repairs until one succeeds", "attachment", result.Distrusted)
-	}
-}
-
-// mark notes an observation and has the volume looked at.
-func (a *Attacher) mark(claim publication.ExpectedAttachment, drift publication.Drift, nodeID string) {
-	va, ok := a.objects.attachments.Get(claim.Name)
-	if !ok || string(va.UID) != claim.UID {
-		return // it is another one by now
-	}
-	from, err := a.objects.sourceOf(va)
-	if err != nil {
-		return
-	}
-	a.calls.mark(attempt{uid: va.UID, attachment: va, volume: from.identity, node: claim.Node}, drift, nodeID)
-	a.queue.Add(a.objects.keyOfVolume(from.handle, claim.Node))
-}
-
-// mark notes what the driver's list says against an attachment; NoDrift takes it back.
-func (l *ledger) mark(a attempt, drift publication.Drift, nodeID string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if drift == publication.NoDrift && l.byUID[a.uid] == nil {
-		return
-	}
-	r := l.recordFor(a)
-	r.drift, r.driftNodeID = drift, nodeID
-}
-
-// each goes over our attachments whose volume is known, by name.
-func (a *Attacher) each(f func(va *storagev1.VolumeAttachment, from source)) {
-	names := a.objects.attachmentInformer.GetStore().ListKeys()
-	slices.Sort(names)
-	for _, name := range names {
-		va, ok := a.objects.attachments.Get(name)
-		if !ok || va.Spec.Attacher != a.driver {
+		progressed, err := a.act(ctx, shot, &decision)
+		if err == nil && progressed {
 			continue
 		}
-		if from, err := a.objects.sourceOf(va); err == nil { // else it is said in the status
-			f(va, from)
+		if queue != nil {
+			queue.join(key)
 		}
+		a.rest(ctx, shot, decision)
+		return queue, err
+	}
+	a.queue.Add(key) // others first
+	return nil, nil
+}
+
+// isOutdated reports whether a volume was made exclusive, or shared, since its key was queued.
+func (a *Attacher) isOutdated(key publication.Key) bool {
+	return key.Volume != "" && a.objects.exclusive(key.Volume) != (key.Node == "")
+}
+
+func (a *Attacher) decide(key publication.Key) (snapshot, publication.Decision) {
+	shot := a.observe(key)
+	shot.seen.Draining = a.draining.Load()
+	return shot, publication.Decide(time.Now(), shot.seen, a.policy)
+}
+
+// queueOfCall is the queue for the call that was decided on; nil if there is none, or if it cannot be sent now. The decision gets
+// why the attachment waits.
+func (a *Attacher) queueOfCall(shot snapshot, decision *publication.Decision) *callQueue {
+	for _, step := range decision.Steps {
+		step, ok := step.(publication.CallDriver)
+		if !ok {
+			continue
+		}
+		one := shot.subjects[step.Target()]
+		queue, no := a.queueFor(one), a.holds.wait(time.Now(), attemptOf(shot.key, one, step))
+		switch {
+		case a.absence.hold(shot.key, a.controller.Present):
+			queue, no = nil, refusal{reason: publication.DriverGone}
+		case no.reason != "":
+			queue = nil
+		default:
+			no.reason = publication.DriverBusy
+		}
+		decision.Wait(publication.Wait{Attachment: one.seen.Name, Reason: no.reason, Until: no.until})
+		return queue
+	}
+	return nil
+}
+
+// rekey queues everything of a volume that was made exclusive, or shared, since
+// its key was queued.
+func (a *Attacher) rekey(volume string) {
+	for _, va := range a.attachmentsOf(publication.Key{Volume: volume}) {
+		a.wakeAttachment(va)
+	}
+	for _, r := range a.calls.ofVolume(volume) {
+		a.queue.Add(a.objects.keyOfVolume(volume, r.node))
 	}
 }
 
-// handles are those that are looked for in a list.
-func (a *Attacher) handles() []string {
-	var found []string
-	a.each(func(va *storagev1.VolumeAttachment, from source) {
-		nodeID, _ := a.nodeID(va.Spec.NodeName) // empty if the node is not known
-		if handle, err := a.listedHandle(va, from, nodeID); err == nil {
-			found = append(found, handle)
-		}
-	})
-	return found
-}
-
-// listedHandle is a volume's handle as the driver lists it: those of some migrated
-// volumes (GCE PD) leave out what the node ID tells.
-func (a *Attacher) listedHandle(va *storagev1.VolumeAttachment, from source, nodeID string) (string, error) {
-	if !from.migrated {
-		return from.handle, nil
+// rest has the key looked at again when the decision said so, and says why it waits.
+func (a *Attacher) rest(ctx context.Context, shot snapshot, decision publication.Decision) {
+	detaches := make(map[string]bool, len(shot.seen.Attachments))
+	for _, seen := range shot.seen.Attachments {
+		detaches[seen.Name] = seen.Deleting || seen.Gone
 	}
-	return a.objects.translator.RepairVolumeHandle(a.driver, from.handle, cmp.Or(va.Annotations[kube.NodeIDAnnotation], nodeID))
+	var waiting []telemetry.Waiting
+	for _, w := range decision.Waits {
+		waiting = append(waiting, telemetry.Waiting{Attachment: w.Attachment, Detach: detaches[w.Attachment], Reason: w.Reason})
+	}
+	shot.logWaits(ctx, decision.Waits, a.metrics.Waits(time.Now(), shot.key, waiting))
+	if !decision.RecheckAt.IsZero() {
+		a.queue.AddAfter(shot.key, time.Until(decision.RecheckAt))
+	}
 }
 
-// claims are our attachments as they are now, by name; there are about so many.
-func (a *Attacher) claims(about int) []publication.ExpectedAttachment {
-	found := make([]publication.ExpectedAttachment, 0, about)
-	a.each(func(va *storagev1.VolumeAttachment, from source) {
-		nodeID, _ := a.nodeID(va.Spec.NodeName)
-		handle, err := a.listedHandle(va, from, nodeID)
-		if err != nil {
+// work takes keys off the queue until it is shut down.
+func (a *Attacher) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[publication.Key], process func(context.Context, publication.Key) error) {
+	for {
+		key, closed := queue.Get()
+		if closed {
 			return
 		}
-		record := a.calls.of(va.UID)
-		found = append(found, publication.ExpectedAttachment{
-			Attachment: publication.Attachment{
-				UID: string(va.UID), Name: va.Name, Node: va.Spec.NodeName, Created: va.CreationTimestamp.Time,
-				Deleting: va.DeletionTimestamp != nil, Attached: va.Status.Attached,
-				Finalizer:      slices.Contains(va.Finalizers, a.finalizer),
-				RecordedNodeID: va.Annotations[kube.NodeIDAnnotation], NodeID: nodeID,
-				AttachError: messageOf(va.Status.AttachError), DetachError: messageOf(va.Status.DetachError),
-				Call: record.call, Drift: record.drift,
-			},
-			Version: va.ResourceVersion, Handle: handle, Exclusive: a.objects.exclusive(from.handle),
-		})
-	})
-	return found
-}
-
-// knownNodes are the node IDs that are, or were, nodes of this cluster.
-func (a *Attacher) knownNodes(claims []publication.ExpectedAttachment) map[string]bool {
-	known := map[string]bool{}
-	for _, item := range a.objects.csiNodeInformer.GetStore().List() {
-		if node, ok := item.(*storagev1.CSINode); ok {
-			for _, driver := range node.Spec.Drivers { // ours alone is kept
-				known[driver.NodeID] = true
-			}
+		if err := process(ctx, key); err != nil && ctx.Err() == nil {
+			log.FromContext(ctx).Error(err, "API request failed, retrying", a.about(key)...)
+			queue.AddRateLimited(key)
+		} else {
+			queue.Forget(key)
 		}
+		queue.Done(key)
 	}
-	for i := range claims {
-		known[claims[i].RecordedNodeID] = true
-	}
-	delete(known, "")
-	return known
 }

@@ -235,7 +235,7 @@ func TestComparisonsFollowEachOtherAfterAPause(t *testing.T) {
 		}
 		ctx, stop := context.WithTimeout(t.Context(), 6*time.Minute)
 		defer stop()
-		a.reconcile(ctx)
+		a.compareWithDriver(ctx)
 		if diff := cmp.Diff([]string{"0s", "1m10s", "3m40s", "4m40s", "5m40s"}, begins); diff != "" {
 			t.Errorf("begins (-want +got):\n%s", diff)
 		}
@@ -254,7 +254,7 @@ func TestNoComparisonWithoutAPause(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer a.shutDown()
-	a.reconcile(t.Context())
+	a.compareWithDriver(t.Context())
 }
 
 // What a comparison costs besides the list: 20,000 attached volumes on 200 nodes.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"slices"
 	"sync/atomic"
@@ -20,12 +21,13 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/clientgo/leaderelection" // leader_election_* metrics
 	_ "k8s.io/component-base/metrics/prometheus/workqueue"               // workqueue_* metrics
 	csitrans "k8s.io/csi-translation-lib"
-	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/telemetry"
+	"belay.dev/belay/internal/usage"
 )
 
 // maxDrain bounds how long calls in flight may take to end at shutdown. A pod
@@ -39,7 +41,7 @@ const readyPath = "/readyz"
 // leader election it always returns an error, as csi-attacher always ends with 1: ErrShutDown if nothing failed.
 func RunSidecar(ctx context.Context, o *Options) error {
 	if err := o.check(ctx); err != nil {
-		return err
+		return usage.Wrap(err)
 	}
 	config, err := libconfig.BuildConfig(o.Common.KubeConfig, *o.Common)
 	if err != nil {
@@ -55,7 +57,9 @@ func RunSidecar(ctx context.Context, o *Options) error {
 	}
 	defer sendTraces()
 	mux, health := http.NewServeMux(), newHealth()
-	o.serve(ctx, mux, health)
+	if err := o.serve(ctx, mux, health); err != nil {
+		return err
+	}
 	driver, manager, err := connect(ctx, o)
 	if err != nil {
 		return err
@@ -97,7 +101,7 @@ func RunSidecar(ctx context.Context, o *Options) error {
 // a minute. It ends nothing: csi-attacher waits for the API server too.
 func sayUnreachable(ctx context.Context, config *rest.Config) {
 	if err := kube.Reach(ctx, config); err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "Waiting for the API server; check that it is running and that its address and certificate authority are right")
+		log.FromContext(ctx).Error(err, "Waiting for the API server; check that it is running and that its address and certificate authority are right")
 	}
 }
 
@@ -116,11 +120,11 @@ func (o *Options) check(ctx context.Context) error {
 		return err
 	}
 	for _, name := range o.ignored {
-		klog.FromContext(ctx).Info("Ignoring obsolete flag", "flag", name)
+		log.FromContext(ctx).Info("Ignoring obsolete flag", "flag", name)
 	}
 	for gate := range o.FeatureGates {
 		if !slices.Contains(knownGates, gate) {
-			klog.FromContext(ctx).Info("Ignoring unknown feature gate", "gate", gate)
+			log.FromContext(ctx).Info("Ignoring unknown feature gate", "gate", gate)
 		}
 	}
 	return nil
@@ -142,33 +146,37 @@ func connect(ctx context.Context, o *Options) (*csi.Driver, metrics.CSIMetricsMa
 	}
 	manager.SetDriverName(driver.Name)
 	manager.WithAdditionalRegistry(legacyregistry.DefaultGatherer)
-	klog.FromContext(ctx).Info("Connected to CSI driver", "driver", driver.Name)
+	log.FromContext(ctx).Info("Connected to CSI driver", "driver", driver.Name)
 	return driver, manager, nil
 }
 
-// serve answers how the process is, and its metrics once the driver is known, if an
-// address is given. A process that cannot do so ends: nobody would see what it does.
-func (o *Options) serve(ctx context.Context, mux *http.ServeMux, health *health) {
+// serve serves health, and metrics once the driver is known, if an address is given. It returns an error if it cannot
+// listen there: nobody would see what the process does.
+func (o *Options) serve(ctx context.Context, mux *http.ServeMux, health *health) error {
 	address := o.Common.MetricsAddress
 	if address == "" {
 		address = o.Common.HttpEndpoint
 	}
 	if address == "" {
-		return
+		return nil
 	}
 	mux.Handle(readyPath, healthz.CheckHandler{Checker: health.ready})
 	// As with csi-attacher, not at the deprecated --metrics-address.
 	if o.Common.LeaderElection && o.Common.HttpEndpoint != "" {
 		mux.Handle(libleader.HealthCheckerAddress, healthz.CheckHandler{Checker: health.leader.Check})
 	}
-	server := &http.Server{Addr: address, Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("serve metrics: %w", err)
+	}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	go func() {
-		klog.FromContext(ctx).Info("Serving metrics", "address", address, "path", o.Common.MetricsPath)
-		if err := server.ListenAndServe(); err != nil {
-			klog.FromContext(ctx).Error(err, "Failed to serve metrics", "address", address)
-			klog.FlushAndExit(klog.ExitFlushTimeout, 1)
+		log.FromContext(ctx).Info("Serving metrics", "address", address, "path", o.Common.MetricsPath)
+		if err := server.Serve(listener); err != nil {
+			log.FromContext(ctx).Error(err, "Failed to serve metrics", "address", address)
 		}
 	}()
+	return nil
 }
 
 // health tells how the process is.

@@ -7,7 +7,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/kube"
 )
@@ -29,7 +29,7 @@ func (a *Attacher) catchUp(ctx context.Context) error {
 	if len(list.Items) > 0 {
 		mark = func(ctx context.Context) error { return a.markAttachment(ctx, &list.Items[0]) }
 	}
-	klog.FromContext(ctx).V(1).Info("Waiting for the watch cache", "version", list.ResourceVersion)
+	log.FromContext(ctx).V(1).Info("Waiting for the watch cache", "version", list.ResourceVersion)
 	return kube.Await(ctx, a.objects.attachmentInformer, list.ResourceVersion, mark)
 }
 
@@ -46,7 +46,7 @@ func (a *Attacher) firstAttachment(ctx context.Context) (list *storagev1.VolumeA
 			return list, err
 		}
 		if err.Error() != logged {
-			klog.FromContext(ctx).Error(err, "Failed to list VolumeAttachments after winning the lease, retrying")
+			log.FromContext(ctx).Error(err, "Failed to list VolumeAttachments after winning the lease, retrying")
 			logged = err.Error()
 		}
 		select {

@@ -15,7 +15,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"google.golang.org/grpc/metadata"
-	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/publication"
 )
@@ -62,13 +62,13 @@ func startTraces(ctx context.Context) (send func(), err error) {
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about))
 	otel.SetTracerProvider(provider)
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
-		klog.FromContext(ctx).Error(err, "Failed to send traces")
+		log.FromContext(ctx).Error(err, "Failed to send traces")
 	}))
 	return func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTraces)
 		defer cancel()
 		if err := provider.Shutdown(ctx); err != nil {
-			klog.FromContext(ctx).Error(err, "Failed to send traces")
+			log.FromContext(ctx).Error(err, "Failed to send traces")
 		}
 	}, nil
 }

@@ -14,7 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/planted"
@@ -91,7 +91,7 @@ func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, one
 	// Our finalizer would keep the attachment from being deleted, and without its
 	// secrets the volume cannot be unpublished: look before it is stored.
 	if one.seen.Attached && step.Attachment {
-		klog.FromContext(ctx).Info("Finalizer was removed from an attached VolumeAttachment, adding it again", append(one.about(), "finalizer", a.finalizer)...)
+		log.FromContext(ctx).Info("Finalizer was removed from an attached VolumeAttachment, adding it again", append(one.about(), "finalizer", a.finalizer)...)
 	} else if step.Attachment {
 		ref := one.source.secret
 		secrets, err := a.secrets(ctx, ref)
@@ -285,7 +285,7 @@ func workVolumes(ctx context.Context, a *Attacher) {
 			return
 		}
 		if err := a.releaseVolume(ctx, name); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "API request failed, retrying", "volume", name)
+			log.FromContext(ctx).Error(err, "API request failed, retrying", "volume", name)
 			a.volumes.AddRateLimited(name)
 		} else {
 			a.volumes.Forget(name)

@@ -156,7 +156,7 @@ func TestAVolumeOfAPodThatIsGone(t *testing.T) {
 		t.Errorf("volumes: %v, %d to look at", m.all, m.queue.Len())
 	}
 	w.remove("p")
-	m.turn(t.Context(), volumeOfClaim)
+	m.reconcile(t.Context(), volumeOfClaim)
 	if p, known := w.look("p"); known || len(m.all[volumeOfClaim].pods) > 0 {
 		t.Errorf("after it was removed: %+v, %v", p, m.all)
 	}

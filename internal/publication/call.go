@@ -3,6 +3,8 @@ package publication
 import (
 	"slices"
 	"time"
+
+	"belay.dev/belay/internal/planted"
 )
 
 // Call is what is known of the last call for an attachment. Without Confirmed
@@ -54,6 +56,12 @@ func (c Call) Begin(verb Verb, nodeID, inputs string, attached bool) Call {
 	}
 	return Call{Verb: verb, NodeID: nodeID, InFlight: true, Sent: true, Failures: failures, Inputs: inputs,
 		Again: attached && verb == Publish, Elsewhere: c.leave(nodeID)}
+}
+
+// Excludes reports whether the call forbids another one for the same volume now (S4): it is in flight, and the volume is
+// exclusive or both calls are for one node.
+func (c Call) Excludes(exclusive, sameNode bool) bool {
+	return !planted.S4 && c.InFlight && (exclusive || sameNode)
 }
 
 // Refuse is an attempt that ended before anything was sent.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/go-logr/logr"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,46 +18,6 @@ import (
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/planted"
 )
-
-// work is one volume in the hands of one worker.
-type work struct {
-	*Controller
-	key attachment.VolumeKey
-	at  *turn
-	now snapshot
-	// failed are the nodes at which a step failed: they must not keep the volume from others.
-	failed map[attachment.NodeName]error
-	log    logr.Logger // names no PersistentVolume yet: see logger
-}
-
-func (w *work) step(ctx context.Context, step attachment.Step) (again bool, err error) {
-	switch s := step.(type) {
-	case attachment.Attach:
-		return w.attach(ctx, s)
-	case attachment.Report:
-		return w.report(ctx, s)
-	case attachment.WithdrawReport:
-		return w.withdraw(ctx, s)
-	case attachment.Check:
-		out := w.reporter.look(ctx, string(s.Node))
-		w.at.heed(s.Node, out)
-		return true, out.err
-	case attachment.CheckKubelet:
-		return w.checkKubelet(ctx, s)
-	case attachment.Detach:
-		w.loggerAt(s.Node).Info("Detaching volume", "attachment", s.Attachment.Name)
-		return w.detach(ctx, attachment.ForceDetach{Node: s.Node, Attachment: s.Attachment})
-	case attachment.ForceDetach:
-		w.loggerAt(s.Node).Info("Detaching volume by force", "attachment", s.Attachment.Name, "authority", s.Authority.String())
-		return w.detach(ctx, s)
-	case attachment.AnnotateAttachment:
-		return false, w.note(ctx, s)
-	case attachment.AnnotateNode:
-		return w.noteNode(ctx, s)
-	case attachment.Hold:
-	}
-	return false, nil
-}
 
 // attach makes the VolumeAttachment.
 func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err error) {
@@ -84,7 +43,7 @@ func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err
 	err = w.client.Create(ctx, va)
 	switch {
 	case err == nil:
-		w.world.attachments.Wrote(kube.StripAttachment(va))
+		w.state.attachments.Wrote(kube.StripAttachment(va))
 		return false, nil
 	case apierrors.IsAlreadyExists(err):
 		// It exists and the cache does not have it yet: decide on what is there.
@@ -132,7 +91,7 @@ func (w *work) readAttachment(ctx context.Context, name string) error {
 	if err := w.live.Get(ctx, client.ObjectKey{Name: name}, va); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("read VolumeAttachment %s: %w", name, err)
 	} else if err == nil {
-		w.world.attachments.Wrote(kube.StripAttachment(va))
+		w.state.attachments.Wrote(kube.StripAttachment(va))
 	}
 	return nil
 }
@@ -142,7 +101,7 @@ func (w *work) report(ctx context.Context, s attachment.Report) (again bool, err
 	if w.now.want.NoVolumeAttachment {
 		// Before the request is sent: it may arrive without an answer.
 		n := w.now.seen.Nodes[s.Node]
-		w.world.ledger.add(w.unique(), string(s.Node), holding{machine: n.Machine, created: n.Created}, n.InUse == attachment.Yes && n.Reported)
+		w.state.ledger.add(w.unique(), string(s.Node), holding{machine: n.Machine, created: n.Created}, n.InUse == attachment.Yes && n.Reported)
 	}
 	out := w.reporter.change(ctx, string(s.Node), change{
 		volume: w.unique(), kind: reporting, uid: uidOf(s.NodeUID), requested: s.DetachRequested,
@@ -154,7 +113,7 @@ func (w *work) report(ctx context.Context, s attachment.Report) (again bool, err
 		w.at.heed(s.Node, out)
 		return true, nil
 	}
-	w.world.ledger.request(w.unique(), string(s.Node), time.Time{}) // the Node has it now
+	w.state.ledger.request(w.unique(), string(s.Node), time.Time{}) // the Node has it now
 	w.loggerAt(s.Node).Info("Volume reported as attached", "attachment", s.Attachment.Name, "pods", klog.KObjSlice(w.now.pods[s.Node]), "again", s.Again)
 	if !s.Again {
 		for _, pod := range w.now.pods[s.Node] {
@@ -187,8 +146,8 @@ func (w *work) detach(ctx context.Context, s attachment.ForceDetach) (again bool
 	if s.Attachment.Name != "" {
 		return false, w.delete(ctx, s)
 	}
-	w.world.ledger.remove(w.unique(), string(s.Node))
-	w.world.forget(string(s.Node))
+	w.state.ledger.remove(w.unique(), string(s.Node))
+	w.state.forget(string(s.Node))
 	if s.Authority != nil {
 		w.metrics.Forced(s.Authority)
 	}
@@ -207,10 +166,10 @@ func (w *work) delete(ctx context.Context, s attachment.ForceDetach) error {
 	err := w.client.Delete(ctx, va, bound)
 	switch {
 	case err == nil:
-		w.world.attachments.Deleted(name, uid)
+		w.state.attachments.Deleted(name, uid)
 		// An earlier VolumeAttachment may have been removed by another client; what the node
 		// was given by that one goes with this one.
-		w.world.ledger.remove(w.unique(), string(s.Node))
+		w.state.ledger.remove(w.unique(), string(s.Node))
 		if s.Authority != nil {
 			w.metrics.Forced(s.Authority)
 		}
@@ -222,8 +181,8 @@ func (w *work) delete(ctx context.Context, s attachment.ForceDetach) error {
 		return fmt.Errorf("delete VolumeAttachment %s at version %s: %w", name, version, err)
 	}
 	// Whether it was received is not known: it may still be carried out.
-	if w.world.deletes.add(uid, version); !w.world.stillThere(detach{attachment: name, uid: uid}) {
-		w.world.deletes.forget(uid) // it was, and no event will say so again
+	if w.state.deletes.add(uid, version); !w.state.stillThere(detach{attachment: name, uid: uid}) {
+		w.state.deletes.forget(uid) // it was, and no event will say so again
 	}
 	return fmt.Errorf("delete VolumeAttachment %s: %w", name, err)
 }
@@ -260,14 +219,14 @@ func (w *work) note(ctx context.Context, s attachment.AnnotateAttachment) error 
 	if err := w.client.Patch(ctx, va, client.RawPatch(types.MergePatchType, body)); err != nil {
 		return fmt.Errorf("annotate VolumeAttachment %s: %w", s.Attachment.Name, err)
 	}
-	w.world.attachments.Wrote(kube.StripAttachment(va))
+	w.state.attachments.Wrote(kube.StripAttachment(va))
 	return nil
 }
 
 // noteNode stores on the Node since when the detach of a volume waits that has no
 // VolumeAttachment, or removes that.
 func (w *work) noteNode(ctx context.Context, s attachment.AnnotateNode) (again bool, err error) {
-	w.world.ledger.request(w.unique(), string(s.Node), s.DetachRequested)
+	w.state.ledger.request(w.unique(), string(s.Node), s.DetachRequested)
 	if n := w.now.seen.Nodes[s.Node]; n.Exists == attachment.No || s.DetachRequested.Equal(n.DetachRequested) {
 		return false, nil
 	}
@@ -281,6 +240,6 @@ func (w *work) noteNode(ctx context.Context, s attachment.AnnotateNode) (again b
 		w.at.heed(s.Node, out)
 		return true, nil
 	}
-	w.world.ledger.request(w.unique(), string(s.Node), time.Time{}) // the Node has it now
+	w.state.ledger.request(w.unique(), string(s.Node), time.Time{}) // the Node has it now
 	return false, nil
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/publication"
@@ -48,7 +48,7 @@ func (l lister) read(ctx context.Context, handles []string) (volumes map[string]
 		if !errors.Is(err, errStaleToken) || restarts == maxRestarts {
 			return volumes, entries, err
 		}
-		klog.FromContext(ctx).V(1).Info("Restarting the list of the driver's volumes", "reason", err.Error())
+		log.FromContext(ctx).V(1).Info("Restarting the list of the driver's volumes", "reason", err.Error())
 	}
 }
 

@@ -13,8 +13,8 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// apply does one step of a volume and takes in what came of it.
-func (m *volumeManager) apply(ctx context.Context, v *volume, step nodevolume.Step) {
+// act does one step of a volume and takes in what came of it.
+func (m *volumeManager) act(ctx context.Context, v *volume, step nodevolume.Step) {
 	m.stepBegins(v, step)
 	m.mu.Lock()
 	v.began = time.Now()

@@ -120,11 +120,11 @@ func (r *round) ends(node attachment.NodeName, again bool, err error) bool {
 	return true
 }
 
-// take takes the steps of a decision: those for one node in their order, those for
+// act takes the steps of a decision: those for one node in their order, those for
 // different nodes side by side, so that a slow Node does not delay the others. It
 // reports whether to decide again at once, because the API server has answered with
 // something that the decision asked for. A step that fails ends the work at its node.
-func (w *work) take(ctx context.Context, steps []attachment.Step) (again bool) {
+func (w *work) act(ctx context.Context, steps []attachment.Step) (again bool) {
 	byNode := map[attachment.NodeName][]attachment.Step{}
 	var nodes []attachment.NodeName
 	for _, step := range w.stragglers.without(w.key, w.shared(), steps) {
@@ -149,7 +149,7 @@ func (w *work) take(ctx context.Context, steps []attachment.Step) (again bool) {
 		group.SetLimit(w.stepsAtOnce)
 		for _, node := range nodes {
 			group.Go(func() error {
-				if again, err := then.takeAt(ctx, r, byNode[node]); !r.ends(node, again, err) {
+				if again, err := then.actAt(ctx, r, byNode[node]); !r.ends(node, again, err) {
 					then.late(node, err)
 				}
 				return nil
@@ -189,7 +189,7 @@ func (w *work) late(node attachment.NodeName, err error) {
 	if err != nil {
 		w.loggerAt(node).Error(w.errorOf(err), "Failed to carry out a decision")
 	} else if answered, missing := w.at.said(node); answered && !missing {
-		if n, ok := w.world.nodes.Get(string(node)); ok {
+		if n, ok := w.state.nodes.Get(string(node)); ok {
 			version = n.ResourceVersion
 		}
 	}
@@ -200,14 +200,14 @@ func (w *work) late(node attachment.NodeName, err error) {
 // since.
 func (w *work) heedLate() {
 	for node, version := range w.stragglers.take(w.key) {
-		if n, ok := w.world.nodes.Get(string(node)); ok && n.ResourceVersion == version {
+		if n, ok := w.state.nodes.Get(string(node)); ok && n.ResourceVersion == version {
 			w.at.heed(node, outcome{answered: true})
 		}
 	}
 }
 
-// takeAt takes the steps for one node.
-func (w *work) takeAt(ctx context.Context, r *round, steps []attachment.Step) (again bool, err error) {
+// actAt takes the steps for one node.
+func (w *work) actAt(ctx context.Context, r *round, steps []attachment.Step) (again bool, err error) {
 	for _, step := range steps {
 		if !r.begins(step.OnNode()) {
 			return again, nil

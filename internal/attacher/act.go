@@ -13,140 +13,15 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/publication"
-	"belay.dev/belay/internal/telemetry"
 )
 
-// process decides about a key and does what was decided, until nothing is left
-// to do but wait, or to call the driver.
-func (a *Attacher) process(ctx context.Context, key publication.Key) (err error) {
-	if !a.controller.Capabilities().Attach {
-		return a.markTrivially(ctx, key)
-	}
-	if a.isIdentified(key) {
-		return nil
-	}
-	var queue *callQueue
-	// If another worker decides about it, a call is about to begin, and the key is queued again.
-	a.decideAlone(key, func() { queue, err = a.decideAndApply(ctx, key) })
-	if queue != nil {
-		queue.Add(key) // now that its worker does not find it taken
-	}
-	return err
-}
-
-// isIdentified reports whether the volume of an attachment was found since its key was queued, and
-// queues the volume's key.
-func (a *Attacher) isIdentified(key publication.Key) bool {
-	va, ok := a.objects.attachments.Get(key.Attachment)
-	if !ok {
-		return false
-	}
-	a.objects.search(va.Name)
-	known := a.objects.keyOf(va)
-	if known == key {
-		return false
-	}
-	a.queue.Add(known)
-	a.metrics.Waits(time.Now(), key, nil)
-	return true
-}
-
-// decideAndApply returns the queue for the call that remains to be sent, if one does.
-func (a *Attacher) decideAndApply(ctx context.Context, key publication.Key) (*callQueue, error) {
-	if a.isOutdated(key) {
-		a.rekey(key.Volume)
-		a.metrics.Waits(time.Now(), key, nil)
-		return nil, nil
-	}
-	for range maxTurns {
-		shot, decision := a.decide(key)
-		queue := a.queueOfCall(shot, &decision)
-		if queue != nil && queue.reserve(key) {
-			return queue, nil // the call begins at once; the other steps are done beside it
-		}
-		progressed, err := a.applyAll(ctx, shot, &decision)
-		if err == nil && progressed {
-			continue
-		}
-		if queue != nil {
-			queue.join(key)
-		}
-		a.await(ctx, shot, decision)
-		return queue, err
-	}
-	a.queue.Add(key) // others first
-	return nil, nil
-}
-
-// isOutdated reports whether a volume was made exclusive, or shared, since its key was queued.
-func (a *Attacher) isOutdated(key publication.Key) bool {
-	return key.Volume != "" && a.objects.exclusive(key.Volume) != (key.Node == "")
-}
-
-func (a *Attacher) decide(key publication.Key) (snapshot, publication.Decision) {
-	shot := a.observe(key)
-	shot.seen.Draining = a.draining.Load()
-	return shot, publication.Decide(time.Now(), shot.seen, a.policy)
-}
-
-// queueOfCall is the queue for the call that was decided on; nil if there is none, or if it cannot be sent now. The decision gets
-// why the attachment waits.
-func (a *Attacher) queueOfCall(shot snapshot, decision *publication.Decision) *callQueue {
-	for _, step := range decision.Steps {
-		step, ok := step.(publication.CallDriver)
-		if !ok {
-			continue
-		}
-		one := shot.subjects[step.Target()]
-		queue, no := a.queueFor(one), a.holds.wait(time.Now(), attemptOf(shot.key, one, step))
-		switch {
-		case a.absence.hold(shot.key, a.controller.Present):
-			queue, no = nil, refusal{reason: publication.DriverGone}
-		case no.reason != "":
-			queue = nil
-		default:
-			no.reason = publication.DriverBusy
-		}
-		decision.Wait(publication.Wait{Attachment: one.seen.Name, Reason: no.reason, Until: no.until})
-		return queue
-	}
-	return nil
-}
-
-// rekey queues everything of a volume that was made exclusive, or shared, since
-// its key was queued.
-func (a *Attacher) rekey(volume string) {
-	for _, va := range a.attachmentsOf(publication.Key{Volume: volume}) {
-		a.wakeAttachment(va)
-	}
-	for _, r := range a.calls.ofVolume(volume) {
-		a.queue.Add(a.objects.keyOfVolume(volume, r.node))
-	}
-}
-
-// await has the key looked at again when the decision said so, and says why it waits.
-func (a *Attacher) await(ctx context.Context, shot snapshot, decision publication.Decision) {
-	detaches := make(map[string]bool, len(shot.seen.Attachments))
-	for _, seen := range shot.seen.Attachments {
-		detaches[seen.Name] = seen.Deleting || seen.Gone
-	}
-	var waiting []telemetry.Waiting
-	for _, w := range decision.Waits {
-		waiting = append(waiting, telemetry.Waiting{Attachment: w.Attachment, Detach: detaches[w.Attachment], Reason: w.Reason})
-	}
-	shot.logWaits(ctx, decision.Waits, a.metrics.Waits(time.Now(), shot.key, waiting))
-	if !decision.RecheckAt.IsZero() {
-		a.queue.AddAfter(shot.key, time.Until(decision.RecheckAt))
-	}
-}
-
-// applyAll does the steps of a decision but the call. They are for different attachments: one
+// act does the steps of a decision but the call. They are for different attachments: one
 // that fails does not keep the others from being done. The decision gets which attachments wait for that.
-func (a *Attacher) applyAll(ctx context.Context, shot snapshot, decision *publication.Decision) (progressed bool, err error) {
+func (a *Attacher) act(ctx context.Context, shot snapshot, decision *publication.Decision) (progressed bool, err error) {
 	var failed []error
 	for _, step := range decision.Steps {
 		if _, call := step.(publication.CallDriver); call {
@@ -195,7 +70,7 @@ type result struct {
 }
 
 // finish notes how a call ended.
-func (a *Attacher) finish(logger klog.Logger, try attempt, r result) {
+func (a *Attacher) finish(logger logr.Logger, try attempt, r result) {
 	if r.err != nil {
 		a.calls.fail(try.uid, r.err, time.Now())
 		values := []any{"call", try.verb, "took", r.took}
@@ -210,7 +85,7 @@ func (a *Attacher) finish(logger klog.Logger, try attempt, r result) {
 }
 
 // logFailure logs an attempt that failed, and when it is repeated.
-func (a *Attacher) logFailure(logger klog.Logger, try attempt, err error, values ...any) {
+func (a *Attacher) logFailure(logger logr.Logger, try attempt, err error, values ...any) {
 	next := a.policy.NextAttempt(string(try.uid), a.calls.of(try.uid).call)
 	logger.Error(err, verbs[try.verb].failed, append(values, "nextAttempt", publication.Stamp(next))...)
 }
@@ -218,7 +93,7 @@ func (a *Attacher) logFailure(logger klog.Logger, try attempt, err error, values
 // refuse notes an attempt that failed before anything was sent.
 func (a *Attacher) refuse(ctx context.Context, one *subject, try attempt, err error) {
 	a.calls.refuse(try, err, time.Now())
-	a.logFailure(klog.FromContext(ctx).WithValues(one.about()...), try, err)
+	a.logFailure(log.FromContext(ctx).WithValues(one.about()...), try, err)
 }
 
 // send fetches the secrets and sends one request.
@@ -263,7 +138,7 @@ func (a *Attacher) secrets(ctx context.Context, ref *corev1.SecretReference) (cs
 		return nil, nil
 	}
 	// client-go logs the bodies of answers from -v=8 on, by the context's logger.
-	silent := klog.NewContext(ctx, logr.Discard())
+	silent := log.IntoContext(ctx, logr.Discard())
 	var secret *corev1.Secret
 	err := a.ask(silent, func(ctx context.Context) (err error) {
 		secret, err = a.client.CoreV1().Secrets(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
@@ -287,7 +162,7 @@ func (a *Attacher) recordAttached(ctx context.Context, one *subject) error {
 		// it can be mended.
 		err = fmt.Errorf("could not save the publish context: %w", err)
 		a.calls.fail(one.uid(), err, time.Now())
-		a.logFailure(klog.FromContext(ctx).WithValues(one.about()...), attempt{uid: one.uid(), verb: publication.Publish}, err)
+		a.logFailure(log.FromContext(ctx).WithValues(one.about()...), attempt{uid: one.uid(), verb: publication.Publish}, err)
 		return nil
 	}
 	if err != nil {

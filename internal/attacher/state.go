@@ -4,10 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"hash/fnv"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,7 +18,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	csitrans "k8s.io/csi-translation-lib"
-	"k8s.io/klog/v2"
 
 	"belay.dev/belay/internal/kube"
 )
@@ -237,7 +239,7 @@ func (o *objects) trimVolume(pv *corev1.PersistentVolume) *corev1.PersistentVolu
 	}
 	if o.translator.IsPVMigratable(pv) {
 		marks[inTreeMark] = ""
-		translated, err := o.translator.TranslateInTreePVToCSI(klog.Background(), pv)
+		translated, err := o.translator.TranslateInTreePVToCSI(logr.Discard(), pv)
 		if err != nil {
 			marks[inTreeMark] = err.Error()
 		} else {
@@ -317,4 +319,22 @@ func csiSpec(pv *corev1.PersistentVolume) (spec *corev1.PersistentVolumeSpec, mi
 func isInTree(pv *corev1.PersistentVolume) bool {
 	_, inTree := pv.Annotations[inTreeMark]
 	return inTree
+}
+
+// newest is kube.Newest whose lists have a fixed order.
+type newest[T kube.Object[T]] struct{ *kube.Newest[T] }
+
+func newNewest[T kube.Object[T]](indexer cache.Indexer, exact cache.Indexers) newest[T] {
+	return newest[T]{kube.NewCoarse[T](indexer, exact)}
+}
+
+// byIndex returns the newest known objects of an index value, by name: the same
+// question gets the same answer.
+func (n newest[T]) byIndex(index, value string) []T {
+	found := n.ByIndex(index, value)
+	objects := make([]T, 0, len(found))
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		objects = append(objects, found[name])
+	}
+	return objects
 }

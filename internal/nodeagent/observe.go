@@ -1,0 +1,39 @@
+package nodeagent
+
+import (
+	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/nodevolume"
+)
+
+// observe is what a volume's life does not know by itself. The caller holds mu.
+func (m *volumeManager) observe(v *volume, node nodevolume.Node) nodevolume.Facts {
+	rules := m.plugins.rules(v.driver)
+	facts := nodevolume.Facts{
+		Node: node, AttachRequired: m.plugins.attachRequired(v.driver), Unaccounted: m.isUnaccounted(v.name),
+		Pod: func(p *nodevolume.PodVolume) nodevolume.PodFacts {
+			facts := nodevolume.PodFacts{PodState: m.pods.state(types.UID(p.Key.PodUID))}
+			if w := v.find(p.Key).want; w != nil {
+				facts.Wants, facts.Label, facts.SolePod, facts.ReadOnly = true, rules.label(w), w.solePod, w.readOnly
+			}
+			return facts
+		},
+	}
+	if client, has := m.plugins.registered(v.driver); client != nil {
+		facts.Driver.Registered = true
+		if rules.republish {
+			facts.Driver.RepublishEvery = m.config.republishEvery
+		}
+		if has != nil {
+			facts.Driver.Stages = decision.Known(has.Stage)
+		}
+	}
+	return facts
+}
+
+// claims tells what the owner of a pod says about its publication. The caller holds mu.
+func (m *volumeManager) claims(v *volume) func(*podVolume) nodevolume.Demand {
+	facts := m.observe(v, nodevolume.Node{})
+	return func(p *podVolume) nodevolume.Demand { return v.life.Claim(facts, p.PodVolume) }
+}
