@@ -21,7 +21,7 @@ import (
 // volume is one CSI volume on this node. All fields are under volumeManager.mu; its life is changed by the volume's own turn alone.
 type volume struct {
 	name, driver, handle string
-	life                 nodevolume.Life
+	life                 nodevolume.VolumeState
 	// pods are what is known here of those of its life.
 	pods        []*podVolume
 	unstageTold eventDedup
@@ -86,7 +86,7 @@ type holding struct {
 func (m *volumeManager) volumeNamed(name, driver, handle string, inline bool) *volume {
 	v, ok := m.all[name]
 	if !ok {
-		v = &volume{name: name, driver: driver, handle: handle, life: nodevolume.Life{Inline: inline}, holds: map[nodevolume.PublishKey]holding{}}
+		v = &volume{name: name, driver: driver, handle: handle, life: nodevolume.VolumeState{Inline: inline}, holds: map[nodevolume.PublishKey]holding{}}
 		m.all[name] = v
 	}
 	return v
@@ -97,7 +97,7 @@ func (v *volume) publication(key nodevolume.PublishKey) *podVolume {
 	if p := v.find(key); p != nil {
 		return p
 	}
-	p := &podVolume{PodVolume: v.life.Publication(key)}
+	p := &podVolume{PodVolume: v.life.EnsurePod(key)}
 	v.pods = append(v.pods, p)
 	return p
 }
@@ -151,7 +151,7 @@ func (m *volumeManager) decide(name string, now time.Time) (*volume, nodevolume.
 	decision := m.status.settle(name, func(node nodevolume.Node) nodevolume.Decision {
 		return v.life.Decide(now, m.facts(v, node))
 	})
-	m.drop(v, decision.Left)
+	m.drop(v, decision.Dropped)
 	if decision.Forget {
 		m.measureWaits(v, nil, now)
 		delete(m.all, name)
@@ -178,7 +178,7 @@ func (m *volumeManager) drop(v *volume, left []nodevolume.PublishKey) {
 // claims tells what the owner of a pod says about its publication. The caller holds mu.
 func (m *volumeManager) claims(v *volume) func(*podVolume) nodevolume.Demand {
 	facts := m.facts(v, nodevolume.Node{})
-	return func(p *podVolume) nodevolume.Demand { return v.life.Claim(facts, p.PodVolume) }
+	return func(p *podVolume) nodevolume.Demand { return v.life.Demand(facts, p.PodVolume) }
 }
 
 // facts is what a volume's life does not know by itself. The caller holds mu.
@@ -217,8 +217,8 @@ func (m *volumeManager) rest(v *volume, decision nodevolume.Decision) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	holds := make(map[nodevolume.PublishKey]holding, len(decision.Holds))
-	for _, hold := range decision.Holds {
+	holds := make(map[nodevolume.PublishKey]holding, len(decision.Waits))
+	for _, hold := range decision.Waits {
 		since := now
 		if was, ok := v.holds[hold.Key]; ok && was.reason == hold.Reason {
 			since = was.since
@@ -235,7 +235,7 @@ func (m *volumeManager) rest(v *volume, decision nodevolume.Decision) {
 		}
 	}
 	v.holds = holds
-	m.measureWaits(v, decision.Holds, now)
+	m.measureWaits(v, decision.Waits, now)
 	m.planStats(v)
 	m.planAttachError(v)
 }
