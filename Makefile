@@ -81,6 +81,10 @@ race: upstream ## Run the unit tests with the race detector (needs a C compiler)
 fuzz: check-go ## Fuzz every target, 30 seconds each (ARGS=5m for longer); make test fuzzes some for seconds.
 	hack/fuzz all $(ARGS)
 
+.PHONY: conformance
+conformance: check-go ## Render docs/conformance from the conformance tables, and check their links to upstream.
+	go test -count=1 ./internal/conformance -update
+
 .PHONY: vulncheck
 vulncheck: check-go $(VULNCHECK) ## govulncheck over both modules; reads the vulnerability database from the network.
 	hack/vulncheck

@@ -56,7 +56,7 @@ func reach(ctx context.Context, config *rest.Config, cluster preflight.Cluster) 
 
 // readers makes clients for what is asked beside the caches.
 func readers(config *rest.Config) (*kubernetes.Clientset, error) {
-	config = kube.Wire(config)
+	config = kube.WithProtobuf(config)
 	config.QPS = -1
 	clients, err := kubernetes.NewForConfig(config)
 	if err != nil {

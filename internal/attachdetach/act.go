@@ -114,8 +114,8 @@ func (w *work) report(ctx context.Context, s attachment.Report) (again bool, err
 		return true, nil
 	}
 	w.state.ledger.request(w.unique(), string(s.Node), time.Time{}) // the Node has it now
-	w.loggerAt(s.Node).Info("Volume reported as attached", "attachment", s.Attachment.Name, "pods", klog.KObjSlice(w.now.pods[s.Node]), "again", s.Again)
-	if !s.Again {
+	w.loggerAt(s.Node).Info("Volume reported as attached", "attachment", s.Attachment.Name, "pods", klog.KObjSlice(w.now.pods[s.Node]), "again", s.Repeated)
+	if !s.Repeated {
 		for _, pod := range w.now.pods[s.Node] {
 			w.announcer.succeeded(pod, explain.AttachSucceeded(w.now.nameAt(s.Node)))
 		}

@@ -168,7 +168,7 @@ func TestUpstreamThatIsAlwaysSlowerIsFound(t *testing.T) {
 		node, pod := []string{"a", "b"}[i%2], fmt.Sprint("p", i)
 		l.pod(pod, node, "v")
 		l.awaitReported("v", node)
-		maker, _ := kube.AttachmentMaker(l.read("v", node))
+		maker, _ := kube.AttachmentCreator(l.read("v", node))
 		t.Logf("move %d: created by %s", i+1, maker.Manager)
 		if i == 0 && maker.Manager != kube.FieldManager {
 			t.Errorf("%s created the first VolumeAttachment", maker.Manager)

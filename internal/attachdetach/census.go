@@ -72,7 +72,7 @@ func unattached(unique string) (attachment.VolumeKey, bool) {
 		return attachment.VolumeKey{}, false
 	}
 	k, ok := keyOfName(unique)
-	return k, ok && kube.Unattached(k.Driver)
+	return k, ok && kube.NoVolumeAttachment(k.Driver)
 }
 
 const csiPrefix = "kubernetes.io/csi/"

@@ -19,7 +19,7 @@ import (
 )
 
 // TestUpstreamLacks plays what upstream does and has no test for, and what it gets
-// wrong. The table in conformance_table_test.go says which row each belongs to.
+// wrong. testdata/conformance.yaml says which row each belongs to.
 func TestUpstreamLacks(t *testing.T) {
 	enact(t, upstream(), lackingCases()...)
 	disabled := upstream()

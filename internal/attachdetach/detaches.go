@@ -97,7 +97,7 @@ func (w *work) emitClaimEvents(steps []attachment.Step) {
 		}
 	}
 	for _, step := range steps {
-		if hold, ok := step.(attachment.Hold); ok {
+		if hold, ok := step.(attachment.Wait); ok {
 			w.emitDetachFailed(hold)
 		}
 	}
@@ -176,7 +176,7 @@ func (w *work) warnTorn(one *attachment.Attachment) {
 }
 
 // emitDetachFailed tells the claim why a detach does not get on, if that is news.
-func (w *work) emitDetachFailed(hold attachment.Hold) {
+func (w *work) emitDetachFailed(hold attachment.Wait) {
 	a := w.announcer
 	d, ok := a.detaches[w.key][hold.Node]
 	if !ok {

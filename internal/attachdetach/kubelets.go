@@ -42,7 +42,7 @@ func (k *kubelets) describe(node *corev1.Node, n *attachment.Node) {
 		return
 	}
 	if n.ListSynced = l.synced; !l.synced {
-		n.SyncDue, n.LookDue = l.began.Add(attachment.SyncWindow), l.next
+		n.ListSyncDue, n.NextKubeletCheck = l.began.Add(attachment.SyncWindow), l.next
 	}
 }
 

@@ -86,7 +86,7 @@ func (l *ledger) depart(node *corev1.Node) {
 	requests := requestsOn(node)
 	for _, k := range l.on(node.Name) {
 		unique := kube.UniqueVolumeName(k.Driver, k.Handle)
-		if kube.Unattached(k.Driver) {
+		if kube.NoVolumeAttachment(k.Driver) {
 			l.request(unique, node.Name, readTime(requests[unique]))
 		} else {
 			l.remove(unique, node.Name)
@@ -134,7 +134,7 @@ func (w *clusterState) adopt() {
 		for _, v := range node.Status.VolumesAttached {
 			unique := string(v.Name)
 			k, ok := keyOfName(unique)
-			if !ok || kube.Unattached(k.Driver) {
+			if !ok || kube.NoVolumeAttachment(k.Driver) {
 				continue // of these every report is believed, at any time
 			}
 			_, attached := w.attachments.Get(kube.AttachmentName(k.Handle, k.Driver, node.Name))
@@ -150,7 +150,7 @@ func (w *clusterState) adopt() {
 func (w *clusterState) dropWithdrawn(node *corev1.Node) {
 	for _, k := range w.ledger.on(node.Name) {
 		unique := kube.UniqueVolumeName(k.Driver, k.Handle)
-		if !kube.Unattached(k.Driver) && !w.long.of(node, unique).reported {
+		if !kube.NoVolumeAttachment(k.Driver) && !w.long.of(node, unique).reported {
 			w.ledger.remove(unique, node.Name)
 		}
 	}

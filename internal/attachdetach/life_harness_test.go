@@ -156,7 +156,7 @@ func (l *life) sayWaits(k key) {
 	s := l.control.state.observe(k, &turn{}, l.control)
 	var words []string
 	for _, step := range attachment.Decide(time.Now(), s.want, s.seen, l.policy).Steps {
-		if hold, ok := step.(attachment.Hold); ok {
+		if hold, ok := step.(attachment.Wait); ok {
 			words = append(words, fmt.Sprintf("%s on %s", hold.Reason, hold.Node))
 		}
 	}

@@ -95,7 +95,7 @@ func (w *clusterState) peek(key attachment.VolumeKey, t *turn, d doubts) snapsho
 	}
 	demand := w.demandFor(key)
 	s := snapshot{volumeName: demand.name(key), wants: demand.wants, pods: demand.pods, inline: demand.inline}
-	s.want.NoVolumeAttachment = kube.Unattached(key.Driver)
+	s.want.NoVolumeAttachment = kube.NoVolumeAttachment(key.Driver)
 	s.seen.Newest = w.newest()
 	s.migrated = slices.ContainsFunc(demand.volumes, kube.Migrated) || len(demand.inline) > 0 && !s.want.NoVolumeAttachment
 	s.want.Wants = slices.AppendSeq(make([]attachment.Want, 0, len(demand.wants)), maps.Values(demand.wants))
@@ -179,7 +179,7 @@ func (w *clusterState) attachment(key attachment.VolumeKey, va *storagev1.Volume
 	if va.Status.Attached {
 		a.Confirmed = attachment.Yes
 	}
-	a.Again = a.Confirmed != attachment.Yes && a.Computed && w.ledger.has(kube.UniqueVolumeName(key.Driver, key.Handle), va.Spec.NodeName)
+	a.Recreated = a.Confirmed != attachment.Yes && a.Computed && w.ledger.has(kube.UniqueVolumeName(key.Driver, key.Handle), va.Spec.NodeName)
 	if a.PersistentVolume != "" {
 		_, exists := get[*corev1.PersistentVolume](w.volumes, a.PersistentVolume)
 		a.VolumeGone = !exists
@@ -257,7 +257,7 @@ func (w *clusterState) node(name, unique string, t *turn, d doubts) attachment.N
 	n := stateOf(node, w.long.of(node, unique))
 	n.Checked = answered
 	n.WriteMayBeUnderway = d.writeMayBeUnderway(node)
-	n.LetGo = w.hasLetGo(node, unique)
+	n.ReleasedVolume = w.hasLetGo(node, unique)
 	w.kubelets.describe(node, &n)
 	return n
 }

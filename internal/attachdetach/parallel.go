@@ -40,7 +40,7 @@ func (s *stragglers) without(k key, shared bool, steps []attachment.Step) []atta
 		return steps
 	}
 	return slices.DeleteFunc(slices.Clone(steps), func(step attachment.Step) bool {
-		_, waits := step.(attachment.Hold)
+		_, waits := step.(attachment.Wait)
 		return !waits && !shared || s.nodes[k][step.OnNode()]
 	})
 }
@@ -129,7 +129,7 @@ func (w *work) act(ctx context.Context, steps []attachment.Step) (again bool) {
 	var nodes []attachment.NodeName
 	for _, step := range w.stragglers.without(w.key, w.shared(), steps) {
 		node := step.OnNode()
-		if _, waits := step.(attachment.Hold); waits || w.failed[node] != nil {
+		if _, waits := step.(attachment.Wait); waits || w.failed[node] != nil {
 			continue
 		}
 		if byNode[node] == nil {

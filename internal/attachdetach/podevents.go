@@ -103,7 +103,7 @@ func (w *work) emitPodEvents(steps []attachment.Step, refusal error) (again time
 		refusal = nil // it will pass
 	}
 	for _, step := range steps {
-		hold, ok := step.(attachment.Hold)
+		hold, ok := step.(attachment.Wait)
 		if !ok || !hold.Wanted {
 			continue
 		}
@@ -140,7 +140,7 @@ func (w *work) emitPodEvents(steps []attachment.Step, refusal error) (again time
 
 // words puts a hold into an event for the pod. What is news decides whether it is
 // emitted again.
-func words(hold attachment.Hold, pod *corev1.Pod, k key, s snapshot, refusal error) (news, text string) {
+func words(hold attachment.Wait, pod *corev1.Pod, k key, s snapshot, refusal error) (news, text string) {
 	name := s.nameAt(hold.Node)
 	cause := hold.Cause()
 	switch hold.Reason {
@@ -182,7 +182,7 @@ func newsOf(c attachment.Cause) string {
 // quiet reports whether the pods need not hear of a wait: while all that keeps the volume
 // from them is being detached, and not for long yet. It also returns when that will be
 // too long; zero if that is not known.
-func quiet(hold attachment.Hold, now time.Time) (ok bool, until time.Time) {
+func quiet(hold attachment.Wait, now time.Time) (ok bool, until time.Time) {
 	for _, b := range hold.Blockers {
 		if b.Cause.Reason != attachment.Detaching {
 			return false, time.Time{}
@@ -208,7 +208,7 @@ func sooner(a, b time.Time) time.Time {
 }
 
 // holders are the pods that want the volume at the nodes that block it.
-func holders(hold attachment.Hold, s snapshot) []explain.Pod {
+func holders(hold attachment.Wait, s snapshot) []explain.Pod {
 	var pods []explain.Pod
 	seen := map[attachment.NodeName]bool{hold.Node: true}
 	for _, b := range hold.Blockers {

@@ -111,7 +111,7 @@ func (w *work) step(ctx context.Context, step attachment.Step) (again bool, err 
 		return false, w.note(ctx, s)
 	case attachment.AnnotateNode:
 		return w.noteNode(ctx, s)
-	case attachment.Hold:
+	case attachment.Wait:
 	}
 	return false, nil
 }

@@ -327,7 +327,7 @@ func makerOf(ctx context.Context, live client.Reader) func(name string) string {
 		defer cancel()
 		va := &storagev1.VolumeAttachment{}
 		if err := live.Get(ctx, client.ObjectKey{Name: name}, va); err == nil {
-			if w, ok := kube.AttachmentMaker(va); ok {
+			if w, ok := kube.AttachmentCreator(va); ok {
 				return w.Manager
 			}
 		}
@@ -348,7 +348,7 @@ func (g gated) Create(ctx context.Context, obj client.Object, opts ...client.Cre
 	}
 	g.rivals.sending(obj.GetName())
 	err := g.Client.Create(ctx, obj, opts...)
-	if !kube.MayLand(err) && !g.rivals.forgetCreate(obj.GetName()) && apierrors.IsAlreadyExists(err) {
+	if !kube.MayBeCommitted(err) && !g.rivals.forgetCreate(obj.GetName()) && apierrors.IsAlreadyExists(err) {
 		// It appeared while the create was in flight, and was taken for its object.
 		if va, ok := obj.(*storagev1.VolumeAttachment); ok {
 			g.rivals.foreignAttachment(va.Name, va.Spec.NodeName)

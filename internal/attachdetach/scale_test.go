@@ -181,7 +181,7 @@ func TestImpossibleVolumesCostNothing(t *testing.T) {
 				t.Errorf("%s: wants to look again at %v", kind, d.RecheckAt)
 			}
 			for _, s := range d.Steps {
-				if _, ok := s.(attachment.Hold); !ok {
+				if _, ok := s.(attachment.Wait); !ok {
 					t.Errorf("%s: acts: %T", kind, s)
 				}
 			}

@@ -25,7 +25,7 @@ type attempt struct {
 // unsure notes that the create of an attachment failed, unless it certainly changed
 // nothing: it may exist, or come into being later.
 func (w *work) unsure(name string, node attachment.NodeName, err error) {
-	if !kube.MayLand(err) {
+	if !kube.MayBeCommitted(err) {
 		return
 	}
 	w.mu.Lock()

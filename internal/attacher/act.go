@@ -87,7 +87,7 @@ func (a *Attacher) finish(logger logr.Logger, try attempt, r result) {
 // logFailure logs an attempt that failed, and when it is repeated.
 func (a *Attacher) logFailure(logger logr.Logger, try attempt, err error, values ...any) {
 	next := a.policy.NextAttempt(string(try.uid), a.calls.of(try.uid).call)
-	logger.Error(err, verbs[try.verb].failed, append(values, "nextAttempt", publication.Stamp(next))...)
+	logger.Error(err, verbs[try.verb].failed, append(values, "nextAttempt", publication.FormatTime(next))...)
 }
 
 // refuse notes an attempt that failed before anything was sent.

@@ -214,7 +214,7 @@ func (a *Attacher) flow() telemetry.Calls {
 		attaching, detaching := int(queue.inFlight[publication.Publish].Load()), int(queue.inFlight[publication.Unpublish].Load())
 		f.Attaching, f.Detaching = f.Attaching+attaching, f.Detaching+detaching
 		if queue == a.suspectCalls {
-			f.Suspect = attaching + detaching
+			f.Unanswered = attaching + detaching
 		}
 	}
 	f.NodesHeld, f.VolumesHeld = a.holds.count(time.Now())

@@ -201,7 +201,7 @@ func TestFlow(t *testing.T) {
 		b.attachedBefore("gone", "node1")
 		b.detach("gone", "node1")
 		b.pass(20 * time.Second) // eight have hung and two of them are called again, two hang for the first time
-		want := telemetry.Calls{Limit: 8, Attaching: 4, Suspect: 2, PendingAttach: 20 * time.Second}
+		want := telemetry.Calls{Limit: 8, Attaching: 4, Unanswered: 2, PendingAttach: 20 * time.Second}
 		if got := b.attacher.flow(); got != want {
 			t.Errorf("flow is %+v, want %+v", got, want)
 		}

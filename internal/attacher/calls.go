@@ -176,7 +176,7 @@ func (l *ledger) release(nodeID string, now time.Time, pause time.Duration) (rel
 		return cmp.Or(a.call.Ended.Compare(b.call.Ended), cmp.Compare(a.uid, b.uid))
 	})
 	for i, r := range waiting {
-		r.call = r.call.Release(now.Add(time.Duration(i) * pause))
+		r.call = r.call.RetryFrom(now.Add(time.Duration(i) * pause))
 		released = append(released, *r)
 	}
 	return released

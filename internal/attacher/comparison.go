@@ -63,7 +63,7 @@ func (r *reconciler) pass(ctx context.Context) {
 		return // shutting down
 	}
 	if err != nil {
-		logger.Error(err, "Failed to compare VolumeAttachments with the driver's list", "took", took, "nextAttempt", publication.Stamp(time.Now().Add(a.reconcileSync)))
+		logger.Error(err, "Failed to compare VolumeAttachments with the driver's list", "took", took, "nextAttempt", publication.FormatTime(time.Now().Add(a.reconcileSync)))
 		a.reconcileMetrics.Failed(took)
 		return
 	}
@@ -86,7 +86,7 @@ func (r *reconciler) act(logger logr.Logger, result publication.Result, claims [
 			logger.Info(disagreements[drift], values...)
 			r.attacher.mark(claim, drift, result.AbandonedAt[claim.UID])
 		}
-		if slices.Contains(result.CalledOff, claim.UID) {
+		if slices.Contains(result.Resolved, claim.UID) {
 			r.attacher.mark(claim, publication.NoDrift, "")
 		}
 	}

@@ -131,7 +131,7 @@ func (o *Options) lead(ctx context.Context, a *Attacher, lease *kube.Lease, heal
 				if a.callsLeft.Load() {
 					// The next leader may have a driver of its own, which does not know of these calls.
 					log.FromContext(ctx).Info("Letting the leader lease expire, calls to the driver are still in flight")
-					lease.Keep()
+					lease.KeepUntilExpiry()
 				}
 			},
 			OnStoppedLeading: func() { // also called for a standby

@@ -102,7 +102,7 @@ func (s snapshot) logWaits(ctx context.Context, waits []publication.Wait, change
 		}
 		values := append(byName[w.Attachment].about(), "reason", w.Reason, "until", publication.Exit(w.Reason))
 		if !w.Until.IsZero() {
-			values = append(values, "recheckAt", publication.Stamp(w.Until))
+			values = append(values, "recheckAt", publication.FormatTime(w.Until))
 		}
 		logger.Info("Waiting", values...)
 	}

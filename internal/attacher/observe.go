@@ -86,22 +86,22 @@ func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
 	one.source, one.sourceErr = a.objects.sourceOf(va)
 	nodeID, nodeErr := a.nodeID(va.Spec.NodeName)
 	one.seen = publication.Attachment{
-		UID:             string(va.UID),
-		Name:            va.Name,
-		Node:            va.Spec.NodeName,
-		Created:         va.CreationTimestamp.Time,
-		Deleting:        va.DeletionTimestamp != nil,
-		Attached:        va.Status.Attached,
-		Finalizer:       slices.Contains(va.Finalizers, a.finalizer),
-		RecordedNodeID:  va.Annotations[kube.NodeIDAnnotation],
-		NodeID:          nodeID,
-		VolumeProtected: one.sourceErr == nil && !one.source.unprotected(a.finalizer),
-		Unrecorded:      one.sourceErr == nil && one.source.mustRecord() && recordedHandle(va) == "",
-		Call:            one.record.call,
-		Untouched:       one.record.untouched && !one.record.call.Sent && !va.Status.Attached,
-		Unsure:          one.record.unsure,
-		Drift:           one.record.drift,
-		DriftNodeID:     one.record.driftNodeID,
+		UID:              string(va.UID),
+		Name:             va.Name,
+		Node:             va.Spec.NodeName,
+		Created:          va.CreationTimestamp.Time,
+		Deleting:         va.DeletionTimestamp != nil,
+		Attached:         va.Status.Attached,
+		Finalizer:        slices.Contains(va.Finalizers, a.finalizer),
+		RecordedNodeID:   va.Annotations[kube.NodeIDAnnotation],
+		NodeID:           nodeID,
+		VolumeProtected:  one.sourceErr == nil && !one.source.unprotected(a.finalizer),
+		HandleUnrecorded: one.sourceErr == nil && one.source.mustRecord() && recordedHandle(va) == "",
+		Call:             one.record.call,
+		Untouched:        one.record.untouched && !one.record.call.Sent && !va.Status.Attached,
+		UnconfirmedWrite: one.record.unsure,
+		Drift:            one.record.drift,
+		DriftNodeID:      one.record.driftNodeID,
 	}
 	if one.seen.Deleting {
 		one.seen.DeletedAt = va.DeletionTimestamp.Time

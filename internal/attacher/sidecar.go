@@ -48,7 +48,7 @@ func RunSidecar(ctx context.Context, o *Options) error {
 		return fmt.Errorf("build the Kubernetes client's configuration: %w", err)
 	}
 	go sayUnreachable(ctx, config)
-	config = kube.Wire(config)
+	config = kube.WithProtobuf(config)
 	config.QPS = -1 // the attacher limits its requests itself, and not those of the lease
 	connection.SetMaxGRPCLogLength(o.MaxGRPCLogLength)
 	sendTraces, err := startTraces(ctx)
@@ -195,8 +195,8 @@ func (h *health) found(driver *csi.Driver, a *Attacher, lease *kube.Lease) {
 		if !driver.Present() {
 			return errors.New("the CSI driver is not connected")
 		}
-		if lease != nil && lease.Trouble() != nil {
-			return lease.Trouble()
+		if lease != nil && lease.Denied() != nil {
+			return lease.Denied()
 		}
 		return a.warmed()
 	}))

@@ -30,7 +30,7 @@ func (a *Attacher) catchUp(ctx context.Context) error {
 		mark = func(ctx context.Context) error { return a.markAttachment(ctx, &list.Items[0]) }
 	}
 	log.FromContext(ctx).V(1).Info("Waiting for the watch cache", "version", list.ResourceVersion)
-	return kube.Await(ctx, a.objects.attachmentInformer, list.ResourceVersion, mark)
+	return kube.AwaitVersion(ctx, a.objects.attachmentInformer, list.ResourceVersion, mark)
 }
 
 // firstAttachment lists one VolumeAttachment at quorum, of whichever driver, for the version
@@ -59,7 +59,7 @@ func (a *Attacher) firstAttachment(ctx context.Context) (list *storagev1.VolumeA
 
 // markAttachment makes an event that takes the watch cache past the list.
 func (a *Attacher) markAttachment(ctx context.Context, va *storagev1.VolumeAttachment) error {
-	body, err := kube.Mark(va)
+	body, err := kube.VersionMark(va)
 	if err != nil {
 		return err
 	}

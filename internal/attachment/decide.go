@@ -17,7 +17,7 @@ func Decide(now time.Time, want Desired, seen Observed, policy Policy) Decision 
 	p.chooseKeeper()
 	for _, a := range p.attachments {
 		switch {
-		case p.stays(a):
+		case p.isKept(a):
 			p.keep(a)
 		case a.Implied && p.wanted(a) && !want.NoVolumeAttachment:
 			// Its VolumeAttachment was removed: attachMissing creates it again.
@@ -25,7 +25,7 @@ func Decide(now time.Time, want Desired, seen Observed, policy Policy) Decision 
 			p.release(a)
 		}
 	}
-	p.withdrawStrays()
+	p.withdrawOrphanReports()
 	p.attachMissing()
 	return Decision{Steps: p.steps, Reason: p.explain(), RecheckAt: p.recheckAt}
 }
@@ -88,7 +88,7 @@ func (p *plan) explain() Reason {
 			at[s.Node] = Cause{Reason: Detaching}
 		case ForceDetach:
 			at[s.Node] = Cause{Reason: Detaching}
-		case Hold:
+		case Wait:
 			if first == Settled {
 				first = s.Reason
 			}
@@ -104,9 +104,9 @@ func (p *plan) explain() Reason {
 // explainBlockers gives each wait for another node what keeps the volume there.
 func (p *plan) explainBlockers(at map[NodeName]Cause) {
 	for _, s := range p.steps {
-		if hold, ok := s.(Hold); ok {
-			for i := range hold.Blockers {
-				b := &hold.Blockers[i]
+		if wait, ok := s.(Wait); ok {
+			for i := range wait.Blockers {
+				b := &wait.Blockers[i]
 				if cause, waits := at[b.Node]; waits {
 					b.Cause = cause
 				}
@@ -183,7 +183,7 @@ func (p *plan) chooseKeeper() {
 	}
 }
 
-func (p *plan) stays(a *Attachment) bool {
+func (p *plan) isKept(a *Attachment) bool {
 	if a.Deleting || !p.wanted(a) || a.Implied && !p.want.NoVolumeAttachment {
 		return false
 	}
@@ -193,12 +193,12 @@ func (p *plan) stays(a *Attachment) bool {
 // keep looks after an attachment that is wanted where it is.
 func (p *plan) keep(a *Attachment) {
 	node := p.seen.Nodes[a.Node]
-	switch reason := node.unfit(); {
+	switch reason := node.whyUnattachable(); {
 	case reason == NodeNotManaged:
-		p.do(Hold{Node: a.Node, Attachment: a.Name, Reason: reason, Wanted: true})
+		p.do(Wait{Node: a.Node, Attachment: a.Name, Reason: reason, Wanted: true})
 	case reason != "":
-		p.note(a, time.Time{}, false)
-		p.do(Hold{Node: a.Node, Attachment: a.Name, Reason: reason, Wanted: true, Forces: p.policy.whenUnwanted(reason)})
+		p.annotate(a, time.Time{}, false)
+		p.do(Wait{Node: a.Node, Attachment: a.Name, Reason: reason, Wanted: true, Forces: p.policy.whenUnwanted(reason)})
 	case a.Confirmed != Yes && !planted.S9:
 		p.keepUnconfirmed(a, node)
 	default:
@@ -207,43 +207,43 @@ func (p *plan) keep(a *Attachment) {
 }
 
 func (p *plan) keepUnconfirmed(a *Attachment, node Node) {
-	p.note(a, time.Time{}, false)
+	p.annotate(a, time.Time{}, false)
 	if node.Reported && node.InUse == No { // S9
 		p.do(WithdrawReport{Node: a.Node, NodeUID: node.Machine.NodeUID, Expect: node.Facts()})
 	}
-	hold := Hold{Node: a.Node, Attachment: a.Name, Reason: Attaching, Wanted: true, Since: a.Created}
+	wait := Wait{Node: a.Node, Attachment: a.Name, Reason: Attaching, Wanted: true, Since: a.Created}
 	switch {
 	case a.AttachError != "":
-		hold.Reason, hold.Detail = AttachFailed, a.AttachError
+		wait.Reason, wait.Detail = AttachFailed, a.AttachError
 	default:
-		p.await(&hold, AttachUnanswered)
+		p.awaitAnswer(&wait, AttachUnanswered)
 	}
-	p.do(hold)
+	p.do(wait)
 }
 
-// await turns the reason of a hold into that of an attacher which has not answered for
+// awaitAnswer turns the reason of a wait into that of an attacher which has not answered for
 // too long, or asks for another decision when that will be so.
-func (p *plan) await(hold *Hold, unanswered Reason) {
-	if hold.Since.IsZero() {
+func (p *plan) awaitAnswer(wait *Wait, unanswered Reason) {
+	if wait.Since.IsZero() {
 		return
 	}
-	if at := hold.Since.Add(AnswerTimeout); p.now.Before(at) {
+	if at := wait.Since.Add(AnswerTimeout); p.now.Before(at) {
 		p.recheck(at)
 	} else {
-		hold.Reason = unanswered
+		wait.Reason = unanswered
 	}
 }
 
 func (p *plan) keepConfirmed(a *Attachment, node Node) {
 	if node.Reported {
-		p.note(a, time.Time{}, false)
+		p.annotate(a, time.Time{}, false)
 		return
 	}
 	// The report lets kubelet mount. It waits like the attach itself if another writer
 	// put the volume on two nodes (S1).
 	if blockers := p.blockers(a.Node); len(blockers) > 0 {
-		p.note(a, time.Time{}, false)
-		p.do(refused(a.Node, blockers))
+		p.annotate(a, time.Time{}, false)
+		p.do(waitForHolder(a.Node, blockers))
 		return
 	}
 	p.report(a, node, time.Time{})
@@ -254,20 +254,20 @@ func (p *plan) keepConfirmed(a *Attachment, node Node) {
 func (p *plan) report(a *Attachment, node Node, requested time.Time) {
 	// That the node lists the volume says nothing here: it does so before the first attach.
 	report := Report{Node: a.Node, NodeUID: node.Machine.NodeUID, Attachment: a.Ref}
-	report.Again = a.Implied || !a.DetachRequested.IsZero() || !requested.IsZero() || node.Checked
+	report.Repeated = a.Implied || !a.DetachRequested.IsZero() || !requested.IsZero() || node.Checked
 	if a.Implied {
 		report.DetachRequested = requested
 	} else {
-		p.note(a, requested, a.DeleteMayBeUnderway)
+		p.annotate(a, requested, a.DeleteMayBeUnderway)
 	}
 	p.do(report)
 }
 
-// note brings belay's annotations up to date, if they are not.
-func (p *plan) note(a *Attachment, requested time.Time, newVersion bool) {
+// annotate brings belay's annotations up to date, if they are not.
+func (p *plan) annotate(a *Attachment, requested time.Time, newVersion bool) {
 	node := p.seen.Nodes[a.Node]
 	if a.Implied {
-		p.noteNode(a.Node, node, a.DetachRequested, requested)
+		p.annotateNode(a.Node, node, a.DetachRequested, requested)
 		return
 	}
 	n := AnnotateAttachment{Node: a.Node, Attachment: a.Ref, DetachRequested: requested, Machine: a.Machine}
@@ -288,19 +288,19 @@ func (p *plan) note(a *Attachment, requested time.Time, newVersion bool) {
 	}
 }
 
-// noteNode stores on the Node since when a detach waits that has no VolumeAttachment
+// annotateNode stores on the Node since when a detach waits that has no VolumeAttachment
 // to store it on, if that is not what the Node has. Without a Node it is kept in memory,
 // where it must not stay either: a Node that is recreated does not have it.
-func (p *plan) noteNode(name NodeName, node Node, known, requested time.Time) {
+func (p *plan) annotateNode(name NodeName, node Node, known, requested time.Time) {
 	if node.Exists != Unknown && (!requested.Equal(node.DetachRequested) || !requested.Equal(known)) {
 		p.do(AnnotateNode{Node: name, NodeUID: node.Machine.NodeUID, DetachRequested: requested})
 	}
 }
 
-// withdrawStrays withdraws reports of volumes that no attachment stands behind (S9). They
+// withdrawOrphanReports withdraws reports of volumes that no attachment stands behind (S9). They
 // come from other writers: a person, or the node itself, which may also say that it uses
 // the volume, and would be believed by the next leader.
-func (p *plan) withdrawStrays() {
+func (p *plan) withdrawOrphanReports() {
 	for _, name := range slices.Sorted(maps.Keys(p.seen.Nodes)) {
 		node := p.seen.Nodes[name]
 		implied, attached := p.at[name]
@@ -310,7 +310,7 @@ func (p *plan) withdrawStrays() {
 		case !attached && node.Reported && (node.InUse == No || !wanted):
 			p.do(WithdrawReport{Node: name, NodeUID: node.Machine.NodeUID, Expect: node.Facts()})
 		default:
-			p.noteNode(name, node, time.Time{}, time.Time{})
+			p.annotateNode(name, node, time.Time{}, time.Time{})
 		}
 	}
 }
@@ -337,15 +337,15 @@ func (p *plan) attachMissing() {
 // it is that node's turn.
 func (p *plan) attachAt(w Want, given NodeName) bool {
 	node := p.seen.Nodes[w.Node]
-	hold := Hold{Node: w.Node, Reason: node.unfit(), Wanted: true}
+	wait := Wait{Node: w.Node, Reason: node.whyUnattachable(), Wanted: true}
 	switch blockers := p.blockers(w.Node); {
-	case hold.Reason != "":
+	case wait.Reason != "":
 	case len(blockers) > 0: // S1
-		hold = refused(w.Node, blockers)
+		wait = waitForHolder(w.Node, blockers)
 	case p.exclusive && given != "":
-		hold = refused(w.Node, []Blocker{{Node: given, Kind: ByTurn}})
+		wait = waitForHolder(w.Node, []Blocker{{Node: given, Kind: ByNewAttachment}})
 	case node.Reported && node.InUse == No:
-		if p.at[w.Node] { // its VolumeAttachment was removed; withdrawStrays leaves what is implied alone
+		if p.at[w.Node] { // its VolumeAttachment was removed; withdrawOrphanReports leaves what is implied alone
 			p.do(WithdrawReport{Node: w.Node, NodeUID: node.Machine.NodeUID, Expect: node.Facts()})
 		}
 		return false // being withdrawn; attached when that is answered
@@ -354,11 +354,11 @@ func (p *plan) attachAt(w Want, given NodeName) bool {
 		return true
 	default:
 		if !p.exclusive || !p.stopLateReports(w.Node) {
-			p.do(Report{Node: w.Node, NodeUID: node.Machine.NodeUID, Again: node.Checked})
+			p.do(Report{Node: w.Node, NodeUID: node.Machine.NodeUID, Repeated: node.Checked})
 		}
 		return true
 	}
-	p.do(hold)
+	p.do(wait)
 	return false
 }
 
@@ -379,14 +379,14 @@ func (p *plan) stopLateReports(except NodeName) bool {
 	return found
 }
 
-func refused(node NodeName, blockers []Blocker) Hold {
-	hold := Hold{Node: node, Reason: OtherWriterDetaching, Wanted: true, Blockers: blockers}
+func waitForHolder(node NodeName, blockers []Blocker) Wait {
+	wait := Wait{Node: node, Reason: OtherWriterDetaching, Wanted: true, Blockers: blockers}
 	for _, b := range blockers {
 		if b.Kind != ByDeletion {
-			hold.Reason = OtherWriterAttached
+			wait.Reason = OtherWriterAttached
 		}
 	}
-	return hold
+	return wait
 }
 
 // findHolders lists what says that the volume is, or may be, at a node (S1). An object
@@ -398,7 +398,7 @@ func (p *plan) findHolders() {
 		kind := ByAttachment
 		switch {
 		case !a.Computed:
-			kind = ByForeigner
+			kind = ByForeignAttachment
 		case planted.S1 && a.Confirmed != Yes:
 			continue
 		case a.Deleting:
@@ -406,7 +406,7 @@ func (p *plan) findHolders() {
 		case a.Implied:
 			kind = ByUse
 		}
-		if p.holders[a.Node] == nil || kind == ByForeigner {
+		if p.holders[a.Node] == nil || kind == ByForeignAttachment {
 			p.holders[a.Node] = &Blocker{Node: a.Node, Kind: kind}
 		}
 		if kind == ByAttachment {
@@ -426,15 +426,15 @@ func (p *plan) findHolders() {
 func (p *plan) blockers(node NodeName) []Blocker {
 	var found []Blocker
 	for _, name := range slices.Sorted(maps.Keys(p.holders)) {
-		if b := p.holders[name]; name != node || b.Kind == ByForeigner {
+		if b := p.holders[name]; name != node || b.Kind == ByForeignAttachment {
 			found = append(found, *b)
 		}
 	}
 	return found
 }
 
-// unfit is why nothing can be attached to the node now, empty if something can.
-func (n Node) unfit() Reason {
+// whyUnattachable is why nothing can be attached to the node now, empty if something can.
+func (n Node) whyUnattachable() Reason {
 	switch {
 	case n.Exists == Unknown:
 		return NodeUnknown

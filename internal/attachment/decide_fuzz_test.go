@@ -122,7 +122,7 @@ func (s *snapshot) attach(in *fuzzinput.Source, name NodeName) {
 		a.Computed, a.Name = false, "by-hand-"+string(name)
 	}
 	a.PersistentVolume, a.VolumeGone = fuzzinput.Pick(in, "pv", "pv-2", ""), in.Below(4) == 1
-	a.Again, a.DeleteMayBeUnderway = in.Below(4) == 1, in.Below(4) == 1
+	a.Recreated, a.DeleteMayBeUnderway = in.Below(4) == 1, in.Below(4) == 1
 	if a.Deleting = in.Below(3) == 1; a.Deleting {
 		a.DeletingSince = timeFrom(in)
 	}
@@ -133,12 +133,12 @@ func (s *snapshot) attach(in *fuzzinput.Source, name NodeName) {
 func nodeFrom(in *fuzzinput.Source) Node {
 	n := Node{
 		Exists: knowledge(in), Machine: machineFrom(in), Created: timeFrom(in), Managed: in.Below(5) > 0,
-		Reported: in.Bool(), InUse: knowledge(in), LetGo: in.Below(4) == 1, ListSynced: in.Below(3) == 1,
+		Reported: in.Bool(), InUse: knowledge(in), ReleasedVolume: in.Below(4) == 1, ListSynced: in.Below(3) == 1,
 		Healthy: knowledge(in), OutOfService: in.Below(3) == 1, Checked: in.Bool(), WriteMayBeUnderway: in.Below(4) == 1,
-		SyncDue: timeFrom(in), LookDue: timeFrom(in), DetachRequested: timeFrom(in),
+		ListSyncDue: timeFrom(in), NextKubeletCheck: timeFrom(in), DetachRequested: timeFrom(in),
 	}
 	if n.Exists != Yes { // there is no object to say so
-		n.Reported, n.OutOfService, n.WriteMayBeUnderway, n.LetGo = false, false, false, false
+		n.Reported, n.OutOfService, n.WriteMayBeUnderway, n.ReleasedVolume = false, false, false, false
 	}
 	return n
 }
@@ -194,12 +194,12 @@ func (s *snapshot) check(d Decision) string {
 func (s *snapshot) checkForm(d Decision) string {
 	first := Settled
 	for _, step := range d.Steps {
-		if hold, ok := step.(Hold); ok {
+		if wait, ok := step.(Wait); ok {
 			if first == Settled {
-				first = hold.Reason
+				first = wait.Reason
 			}
-			if exits[hold.Reason].By == "" {
-				return fmt.Sprintf("nothing ends a wait for %q", hold.Reason)
+			if exits[wait.Reason].By == "" {
+				return fmt.Sprintf("nothing ends a wait for %q", wait.Reason)
 			}
 		}
 	}
@@ -247,8 +247,8 @@ func (s *snapshot) heldBeside(node NodeName) bool {
 // waits reports whether the volume waits to be released by the node, which may use it.
 func waits(d Decision, node NodeName) bool {
 	return slices.ContainsFunc(d.Steps, func(step Step) bool {
-		hold, ok := step.(Hold)
-		return ok && hold.Node == node && exits[hold.Reason] == nodeChanges
+		wait, ok := step.(Wait)
+		return ok && wait.Node == node && exits[wait.Reason] == nodeChanges
 	})
 }
 

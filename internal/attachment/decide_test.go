@@ -43,7 +43,7 @@ func reborn(n *Node)       { n.Machine.NodeUID += "-2"; n.Created = t0.Add(time.
 func replaced(n *Node)     { reborn(n); n.Machine.SystemUUID += "-2"; n.Machine.BootID += "-2" }
 func rebooted(n *Node)     { n.Machine.BootID += "-2" }
 func underway(n *Node)     { n.WriteMayBeUnderway = true }
-func letGo(n *Node)        { n.LetGo = true }
+func letGo(n *Node)        { n.ReleasedVolume = true }
 func useUnknown(n *Node)   { n.InUse = Unknown }
 
 // attached returns a confirmed attachment to the node; each edit changes it.
@@ -80,13 +80,13 @@ func shared(d Desired) Desired { d.Shared = Yes; return d }
 
 func nodes(list map[NodeName]Node) map[NodeName]Node { return list }
 
-func blockedAt(at NodeName, reason Reason, blockers ...Blocker) Hold {
-	return Hold{Node: at, Reason: reason, Wanted: true, Blockers: blockers}
+func blockedAt(at NodeName, reason Reason, blockers ...Blocker) Wait {
+	return Wait{Node: at, Reason: reason, Wanted: true, Blockers: blockers}
 }
 
 // bare leaves to tests of their own what only explains a step.
 var bare = cmp.Options{
-	cmpopts.IgnoreFields(Hold{}, "Unconfirmed", "Since", "At", "Forces", "Overdue"), cmpopts.IgnoreFields(Blocker{}, "Cause", "Ready"),
+	cmpopts.IgnoreFields(Wait{}, "Unconfirmed", "Since", "At", "Forces", "Overdue"), cmpopts.IgnoreFields(Blocker{}, "Cause", "Ready"),
 	cmpopts.IgnoreFields(WithdrawReport{}, "Expect"), cmpopts.IgnoreFields(ForceDetach{}, "Reason"),
 }
 
@@ -130,12 +130,12 @@ func TestAttachAndReport(t *testing.T) {
 		"attacher has not answered": {
 			want:  wantAt("a"),
 			seen:  Observed{Attachments: []Attachment{attached("a", unconfirmed)}, Nodes: nodes(map[NodeName]Node{"a": node("a")})},
-			steps: []Step{Hold{Node: "a", Attachment: "csi-a", Reason: Attaching, Wanted: true}},
+			steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: Attaching, Wanted: true}},
 		},
 		"driver refused": {
 			want:  wantAt("a"),
 			seen:  Observed{Attachments: []Attachment{attached("a", refusedByDriver)}, Nodes: nodes(map[NodeName]Node{"a": node("a")})},
-			steps: []Step{Hold{Node: "a", Attachment: "csi-a", Reason: AttachFailed, Wanted: true, Detail: "no room"}},
+			steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: AttachFailed, Wanted: true, Detail: "no room"}},
 		},
 		"confirmed": {
 			want:  wantAt("a"),
@@ -156,7 +156,7 @@ func TestAttachAndReport(t *testing.T) {
 			seen: Observed{Attachments: []Attachment{attached("a", unconfirmed)}, Nodes: nodes(map[NodeName]Node{"a": node("a", reported)})},
 			steps: []Step{
 				WithdrawReport{Node: "a", NodeUID: "uid-a"},
-				Hold{Node: "a", Attachment: "csi-a", Reason: Attaching, Wanted: true},
+				Wait{Node: "a", Attachment: "csi-a", Reason: Attaching, Wanted: true},
 			},
 		},
 		"S9: attachment deleted by somebody, wanted, not in use": {
@@ -172,29 +172,29 @@ func TestAttachAndReport(t *testing.T) {
 		"S9: being deleted, so not reported": {
 			want:  wantAt("a"),
 			seen:  Observed{Attachments: []Attachment{attached("a", deleting)}, Nodes: nodes(map[NodeName]Node{"a": node("a")})},
-			steps: []Step{Hold{Node: "a", Attachment: "csi-a", Reason: Detaching, Wanted: true}},
+			steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: Detaching, Wanted: true}},
 		},
 		"being deleted and reported": {
 			want: wantAt("a"),
 			seen: Observed{Attachments: []Attachment{attached("a", deleting)}, Nodes: nodes(map[NodeName]Node{"a": node("a", reported)})},
 			steps: []Step{
 				WithdrawReport{Node: "a", NodeUID: "uid-a"},
-				Hold{Node: "a", Attachment: "csi-a", Reason: Detaching, Wanted: true},
+				Wait{Node: "a", Attachment: "csi-a", Reason: Detaching, Wanted: true},
 			},
 		},
 		"node not there yet": {
 			want:  wantAt("a"),
 			seen:  Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", gone)})},
-			steps: []Step{Hold{Node: "a", Reason: NodeGone, Wanted: true}},
+			steps: []Step{Wait{Node: "a", Reason: NodeGone, Wanted: true}},
 		},
 		"node could not be read": {
 			want:  wantAt("a"),
-			steps: []Step{Hold{Node: "a", Reason: NodeUnknown, Wanted: true}},
+			steps: []Step{Wait{Node: "a", Reason: NodeUnknown, Wanted: true}},
 		},
 		"node attaches by itself": {
 			want:  wantAt("a"),
 			seen:  Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", unmanaged)})},
-			steps: []Step{Hold{Node: "a", Reason: NodeNotManaged, Wanted: true}},
+			steps: []Step{Wait{Node: "a", Reason: NodeNotManaged, Wanted: true}},
 		},
 		"shared volume on two nodes at once": {
 			want: shared(wantAt("a", "b")),
@@ -249,7 +249,7 @@ func TestExclusiveVolume(t *testing.T) {
 			want: wantAt("a", "b"),
 			seen: Observed{Attachments: []Attachment{attached("a", refusedByDriver)}, Nodes: nodes(map[NodeName]Node{"a": node("a"), "b": node("b")})},
 			steps: []Step{
-				Hold{Node: "a", Attachment: "csi-a", Reason: AttachFailed, Wanted: true, Detail: "no room"},
+				Wait{Node: "a", Attachment: "csi-a", Reason: AttachFailed, Wanted: true, Detail: "no room"},
 				blockedAt("b", OtherWriterAttached, Blocker{Node: "a", Kind: ByAttachment}),
 			},
 		},
@@ -257,7 +257,7 @@ func TestExclusiveVolume(t *testing.T) {
 			want: wantAt("b"),
 			seen: Observed{Attachments: []Attachment{attached("a", deleting)}, Nodes: nodes(map[NodeName]Node{"a": node("a"), "b": node("b")})},
 			steps: []Step{
-				Hold{Node: "a", Attachment: "csi-a", Reason: Detaching},
+				Wait{Node: "a", Attachment: "csi-a", Reason: Detaching},
 				blockedAt("b", OtherWriterDetaching, Blocker{Node: "a", Kind: ByDeletion}),
 			},
 		},
@@ -265,7 +265,7 @@ func TestExclusiveVolume(t *testing.T) {
 			want: wantAt("b"),
 			seen: Observed{Attachments: []Attachment{attached("a", stuck)}, Nodes: nodes(map[NodeName]Node{"a": node("a"), "b": node("b")})},
 			steps: []Step{
-				Hold{Node: "a", Attachment: "csi-a", Reason: DetachFailed, Detail: "busy"},
+				Wait{Node: "a", Attachment: "csi-a", Reason: DetachFailed, Detail: "busy"},
 				blockedAt("b", OtherWriterDetaching, Blocker{Node: "a", Kind: ByDeletion}),
 			},
 		},
@@ -287,22 +287,22 @@ func TestExclusiveVolume(t *testing.T) {
 			seen: Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", inUse), "b": node("b", inUse)})},
 			steps: []Step{
 				Attach{Node: "a", PersistentVolume: "pv", Machine: machine("a")},
-				blockedAt("b", OtherWriterAttached, Blocker{Node: "a", Kind: ByTurn}),
+				blockedAt("b", OtherWriterAttached, Blocker{Node: "a", Kind: ByNewAttachment}),
 			},
 		},
 		"S1: made by hand under another name": {
 			want: wantAt("b"),
 			seen: Observed{Attachments: []Attachment{attached("a", foreign)}, Nodes: nodes(map[NodeName]Node{"a": node("a"), "b": node("b")})},
 			steps: []Step{
-				Hold{Node: "a", Attachment: "by-hand", Reason: ForeignAttachment},
-				blockedAt("b", OtherWriterAttached, Blocker{Node: "a", Kind: ByForeigner}),
+				Wait{Node: "a", Attachment: "by-hand", Reason: ForeignAttachment},
+				blockedAt("b", OtherWriterAttached, Blocker{Node: "a", Kind: ByForeignAttachment}),
 			},
 		},
 		"S1: by a node that is not ours": {
 			want: wantAt("b"),
 			seen: Observed{Attachments: []Attachment{attached("a")}, Nodes: nodes(map[NodeName]Node{"a": node("a", unmanaged, reported), "b": node("b")})},
 			steps: []Step{
-				Hold{Node: "a", Attachment: "csi-a", Reason: NodeNotManaged},
+				Wait{Node: "a", Attachment: "csi-a", Reason: NodeNotManaged},
 				blockedAt("b", OtherWriterAttached, Blocker{Node: "a", Kind: ByAttachment}),
 			},
 		},
@@ -310,7 +310,7 @@ func TestExclusiveVolume(t *testing.T) {
 			want: wantAt("b"),
 			seen: Observed{Attachments: []Attachment{attached("a", waiting)}, Nodes: nodes(map[NodeName]Node{"a": node("a", useUnknown, gone), "b": node("b")})},
 			steps: []Step{
-				Hold{Node: "a", Attachment: "csi-a", Reason: NodeGone},
+				Wait{Node: "a", Attachment: "csi-a", Reason: NodeGone},
 				blockedAt("b", OtherWriterAttached, Blocker{Node: "a", Kind: ByAttachment}),
 			},
 		},
@@ -319,7 +319,7 @@ func TestExclusiveVolume(t *testing.T) {
 			seen: Observed{Nodes: nodes(map[NodeName]Node{"a": node("a"), "b": node("b")})},
 			steps: []Step{
 				Attach{Node: "a", PersistentVolume: "pv", Machine: machine("a")},
-				blockedAt("b", OtherWriterAttached, Blocker{Node: "a", Kind: ByTurn}),
+				blockedAt("b", OtherWriterAttached, Blocker{Node: "a", Kind: ByNewAttachment}),
 			},
 		},
 		"the node that waits longest goes first": {
@@ -328,7 +328,7 @@ func TestExclusiveVolume(t *testing.T) {
 				{Node: "b", PersistentVolume: "pv", Since: t0},
 			}},
 			seen:  Observed{Nodes: nodes(map[NodeName]Node{"a": node("a"), "b": node("b")})},
-			steps: []Step{attachB, blockedAt("a", OtherWriterAttached, Blocker{Node: "b", Kind: ByTurn})},
+			steps: []Step{attachB, blockedAt("a", OtherWriterAttached, Blocker{Node: "b", Kind: ByNewAttachment})},
 		},
 		"list of a machine that is out of service, its attachment gone": {
 			want:  wantAt("b"),
@@ -343,7 +343,7 @@ func TestExclusiveVolume(t *testing.T) {
 			},
 			steps: []Step{
 				WithdrawReport{Node: "a", NodeUID: "uid-a"},
-				Hold{Node: "a", Attachment: "csi-a", Reason: Detaching, Wanted: true},
+				Wait{Node: "a", Attachment: "csi-a", Reason: Detaching, Wanted: true},
 			},
 		},
 		"attached twice by a late write, both kubelets claim it: the younger goes": {
@@ -364,9 +364,9 @@ func TestExclusiveVolume(t *testing.T) {
 				Nodes:       nodes(map[NodeName]Node{"a": node("a"), "b": node("b")}),
 			},
 			steps: []Step{
-				Hold{Node: "a", Attachment: "by-hand", Reason: ForeignAttachment, Wanted: true},
-				blockedAt("b", OtherWriterAttached, Blocker{Node: "a", Kind: ByForeigner}),
-				blockedAt("a", OtherWriterAttached, Blocker{Node: "a", Kind: ByForeigner}, Blocker{Node: "b", Kind: ByAttachment}),
+				Wait{Node: "a", Attachment: "by-hand", Reason: ForeignAttachment, Wanted: true},
+				blockedAt("b", OtherWriterAttached, Blocker{Node: "a", Kind: ByForeignAttachment}),
+				blockedAt("a", OtherWriterAttached, Blocker{Node: "a", Kind: ByForeignAttachment}, Blocker{Node: "b", Kind: ByAttachment}),
 			},
 		},
 	})
@@ -375,8 +375,8 @@ func TestExclusiveVolume(t *testing.T) {
 func TestDetach(t *testing.T) {
 	withdrawA := WithdrawReport{Node: "a", NodeUID: "uid-a"}
 	detachA := Detach{Node: "a", Attachment: ref("a")}
-	going := Hold{Node: "a", Attachment: "csi-a", Reason: Detaching}
-	holdA := func(r Reason) Hold { return Hold{Node: "a", Attachment: "csi-a", Reason: r} }
+	going := Wait{Node: "a", Attachment: "csi-a", Reason: Detaching}
+	waitAtA := func(r Reason) Wait { return Wait{Node: "a", Attachment: "csi-a", Reason: r} }
 	requested := AnnotateAttachment{Node: "a", Attachment: ref("a"), Machine: machine("a"), DetachRequested: t0.Add(time.Minute)}
 	one := func(a Attachment, n Node) Observed {
 		return Observed{Attachments: []Attachment{a}, Nodes: nodes(map[NodeName]Node{"a": n})}
@@ -384,19 +384,19 @@ func TestDetach(t *testing.T) {
 	runDecide(t, map[string]decideCase{
 		"S2: in use": {
 			seen:  one(attached("a"), node("a", reported, inUse)),
-			steps: []Step{requested, holdA(StillInUse)},
+			steps: []Step{requested, waitAtA(StillInUse)},
 		},
 		"S2: in use, the time of the request is kept": {
 			seen:  one(attached("a", waiting), node("a", reported, inUse)),
-			steps: []Step{holdA(StillInUse)},
+			steps: []Step{waitAtA(StillInUse)},
 		},
 		"S2: whether in use is unknown": {
 			seen:  one(attached("a", waiting), node("a", reported, useUnknown)),
-			steps: []Step{holdA(NodeUnknown)},
+			steps: []Step{waitAtA(NodeUnknown)},
 		},
 		"S2: node unknown": {
 			seen:  Observed{Attachments: []Attachment{attached("a")}},
-			steps: []Step{holdA(NodeUnknown)},
+			steps: []Step{waitAtA(NodeUnknown)},
 		},
 		"S3: reported": {
 			seen:  one(attached("a"), node("a", reported)),
@@ -418,16 +418,16 @@ func TestDetach(t *testing.T) {
 			seen: one(attached("a"), node("a", inUse, checked)),
 			steps: []Step{
 				requested,
-				Report{Node: "a", NodeUID: "uid-a", Attachment: ref("a"), Again: true},
-				holdA(StillInUse),
+				Report{Node: "a", NodeUID: "uid-a", Attachment: ref("a"), Repeated: true},
+				waitAtA(StillInUse),
 			},
 		},
 		"S2: the same, and a leader before us may have sent a delete": {
 			seen: one(attached("a", waiting, contested), node("a", inUse, checked)),
 			steps: []Step{
 				AnnotateAttachment{Node: "a", Attachment: ref("a"), Machine: machine("a"), DetachRequested: t0, CalledOff: t0.Add(time.Minute)},
-				Report{Node: "a", NodeUID: "uid-a", Attachment: ref("a"), Again: true},
-				holdA(StillInUse),
+				Report{Node: "a", NodeUID: "uid-a", Attachment: ref("a"), Repeated: true},
+				waitAtA(StillInUse),
 			},
 		},
 		"S6: withdrawn and checked": {
@@ -440,11 +440,11 @@ func TestDetach(t *testing.T) {
 		},
 		"made by hand under another name": {
 			seen:  one(attached("a", foreign), node("a", checked)),
-			steps: []Step{Hold{Node: "a", Attachment: "by-hand", Reason: ForeignAttachment}},
+			steps: []Step{Wait{Node: "a", Attachment: "by-hand", Reason: ForeignAttachment}},
 		},
 		"node attaches by itself": {
 			seen:  one(attached("a"), node("a", unmanaged, checked)),
-			steps: []Step{holdA(NodeNotManaged)},
+			steps: []Step{waitAtA(NodeNotManaged)},
 		},
 		"out of service, in use": {
 			seen:  one(attached("a"), node("a", reported, inUse, outOfService)),
@@ -461,7 +461,7 @@ func TestDetach(t *testing.T) {
 		"S2: out of service where that policy is off": {
 			policy: &Policy{},
 			seen:   one(attached("a", waiting), node("a", reported, inUse, outOfService)),
-			steps:  []Step{holdA(StillInUse)},
+			steps:  []Step{waitAtA(StillInUse)},
 		},
 		"out of service, but its pod still wants the volume": {
 			want: wantAt("a"),
@@ -469,11 +469,11 @@ func TestDetach(t *testing.T) {
 		},
 		"S2: node gone, last seen in use": {
 			seen:  one(attached("a"), node("a", inUse, gone)),
-			steps: []Step{requested, holdA(NodeGone)},
+			steps: []Step{requested, waitAtA(NodeGone)},
 		},
 		"S2: node gone, nobody remembers": {
 			seen:  one(attached("a"), node("a", useUnknown, gone)),
-			steps: []Step{requested, holdA(NodeGone)},
+			steps: []Step{requested, waitAtA(NodeGone)},
 		},
 		"node gone by the cache, last seen not in use": {
 			seen:  one(attached("a"), node("a", gone)),
@@ -485,13 +485,13 @@ func TestDetach(t *testing.T) {
 		},
 		"S2: node gone, came back, and gone again: its empty list said nothing": {
 			seen:  one(attached("a", waiting), node("a", reborn, gone)),
-			steps: []Step{holdA(NodeGone)},
+			steps: []Step{waitAtA(NodeGone)},
 		},
 		"S2: node came back under its name, same boot: its empty list says nothing": {
 			seen: one(attached("a", waiting), node("a", reborn, checked)),
 			steps: []Step{
-				Report{Node: "a", NodeUID: "uid-a-2", Attachment: ref("a"), Again: true},
-				holdA(NodeReturned),
+				Report{Node: "a", NodeUID: "uid-a-2", Attachment: ref("a"), Repeated: true},
+				waitAtA(NodeReturned),
 			},
 		},
 		"node came back, same boot, listed the volume and took it off: it has let go": {
@@ -505,7 +505,7 @@ func TestDetach(t *testing.T) {
 					Node: "a", Attachment: ref("a"), DetachRequested: t0,
 					Machine: Machine{NodeUID: "uid-a-2", BootID: "boot-a", SystemUUID: "hw-a"},
 				},
-				holdA(StillInUse),
+				waitAtA(StillInUse),
 			},
 		},
 		"node came back after a reboot": {
@@ -514,33 +514,33 @@ func TestDetach(t *testing.T) {
 		},
 		"S2: node came back with the boot ID unknown: nothing shows a restart": {
 			seen:  one(attached("a", waiting), node("a", reborn, reported, func(n *Node) { n.Machine.BootID = "" })),
-			steps: []Step{holdA(NodeReturned)},
+			steps: []Step{waitAtA(NodeReturned)},
 		},
 		"S2: node came back with the machine unknown: its new boot may be another machine's": {
 			seen:  one(attached("a", waiting), node("a", reborn, rebooted, reported, func(n *Node) { n.Machine.SystemUUID = "" })),
-			steps: []Step{holdA(NodeReturned)},
+			steps: []Step{waitAtA(NodeReturned)},
 		},
 		"S2: another machine under the name: says nothing about the one before": {
 			seen:  one(attached("a", waiting), node("a", replaced, healthy)),
-			steps: []Step{holdA(NodeReplaced)},
+			steps: []Step{waitAtA(NodeReplaced)},
 		},
 		"S2: another machine by its provider ID": {
 			seen: one(attached("a", waiting, func(a *Attachment) { a.Machine.ProviderID = "vm-1" }),
 				node("a", reborn, rebooted, healthy, func(n *Node) { n.Machine.ProviderID = "vm-2" })),
-			steps: []Step{holdA(NodeReplaced)},
+			steps: []Step{waitAtA(NodeReplaced)},
 		},
 		"S2: another machine under the name, whose pod waits: not let go either": {
 			want:  wantAt("a"),
 			seen:  one(attached("a", waiting), node("a", replaced, healthy, inUse)),
-			steps: []Step{Hold{Node: "a", Attachment: "csi-a", Reason: NodeReplaced, Wanted: true}},
+			steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: NodeReplaced, Wanted: true}},
 		},
 		"S1: a Node that does not say which machine it stands for is not given the volume again": {
 			seen:  one(attached("a", waiting), node("a", silenced, healthy)),
-			steps: []Step{CheckKubelet{Node: "a", NodeUID: "uid-a-2"}, holdA(NodeReturned)},
+			steps: []Step{CheckKubelet{Node: "a", NodeUID: "uid-a-2"}, waitAtA(NodeReturned)},
 		},
 		"S2: nor is its list believed": {
 			seen:  one(attached("a", waiting), node("a", silenced, healthy, func(n *Node) { n.ListSynced = true })),
-			steps: []Step{holdA(NodeReturned)},
+			steps: []Step{waitAtA(NodeReturned)},
 		},
 		"S1: a Fibre Channel volume that another node reports is not given again": {
 			want: Desired{NoVolumeAttachment: true},
@@ -550,18 +550,18 @@ func TestDetach(t *testing.T) {
 			},
 			steps: []Step{
 				AnnotateNode{Node: "a", NodeUID: "uid-a", DetachRequested: t0.Add(time.Minute)},
-				Hold{Node: "a", Reason: StillInUse, Since: t0.Add(time.Minute)},
+				Wait{Node: "a", Reason: StillInUse, Since: t0.Add(time.Minute)},
 				AnnotateNode{Node: "b", NodeUID: "uid-b", DetachRequested: t0.Add(time.Minute)},
-				Hold{Node: "b", Reason: StillInUse, Since: t0.Add(time.Minute)},
+				Wait{Node: "b", Reason: StillInUse, Since: t0.Add(time.Minute)},
 			},
 		},
 		"node came back, same boot, kubelet ready: looked at": {
 			seen:  one(attached("a", waiting), node("a", reborn, reported, healthy)),
-			steps: []Step{CheckKubelet{Node: "a", NodeUID: "uid-a-2"}, holdA(NodeReturned)},
+			steps: []Step{CheckKubelet{Node: "a", NodeUID: "uid-a-2"}, waitAtA(NodeReturned)},
 		},
 		"node came back, same boot, kubelet looked at once": {
-			seen:  one(attached("a", waiting), node("a", reborn, reported, healthy, func(n *Node) { n.SyncDue, n.LookDue = t0.Add(time.Hour), t0.Add(time.Hour) })),
-			steps: []Step{holdA(NodeReturned)},
+			seen:  one(attached("a", waiting), node("a", reborn, reported, healthy, func(n *Node) { n.ListSyncDue, n.NextKubeletCheck = t0.Add(time.Hour), t0.Add(time.Hour) })),
+			steps: []Step{waitAtA(NodeReturned)},
 		},
 		"node came back, same boot, kubelet has sent its list: it has let go": {
 			seen:  one(attached("a", waiting), node("a", reborn, healthy, checked, func(n *Node) { n.ListSynced = true })),
@@ -570,7 +570,7 @@ func TestDetach(t *testing.T) {
 		"S2: attached by upstream's controller, node object is younger": {
 			seen: one(attached("a", byUpstream, waiting), node("a", reborn, reported)),
 			steps: []Step{
-				holdA(NodeReturned),
+				waitAtA(NodeReturned),
 			},
 		},
 		"attached by upstream's controller": {

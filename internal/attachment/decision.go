@@ -39,9 +39,9 @@ type Report struct {
 	Attachment Ref // the confirmed attachment that is reported (S9); none if Unattached
 	// DetachRequested is stored with the report of an Implied attachment.
 	DetachRequested time.Time
-	// Again is set when the volume had been withdrawn, or may have been, and is in
+	// Repeated is set when the volume had been withdrawn, or may have been, and is in
 	// use or wanted again: no news for the pods.
-	Again bool
+	Repeated bool
 }
 
 // WithdrawReport takes the volume out of the node's status.volumesAttached. Its
@@ -118,9 +118,9 @@ type AnnotateNode struct {
 	DetachRequested time.Time
 }
 
-// Hold waits, for Reason, with regard to one node. What ends it is the exit of the reason,
+// Wait waits, for Reason, with regard to one node. What ends it is the exit of the reason,
 // or the time At if that comes first.
-type Hold struct {
+type Wait struct {
 	Node       NodeName
 	Attachment string // name, empty when there is none
 	Reason     Reason
@@ -174,7 +174,7 @@ func (s AnnotateAttachment) OnNode() NodeName { return s.Node }
 func (s AnnotateNode) OnNode() NodeName { return s.Node }
 
 // OnNode is the step's node.
-func (s Hold) OnNode() NodeName { return s.Node }
+func (s Wait) OnNode() NodeName { return s.Node }
 
 // Blocker is one thing that says that the volume is, or may be, at a node.
 type Blocker struct {
@@ -200,8 +200,8 @@ type Cause struct {
 	Overdue     time.Time
 }
 
-// Cause is why the hold waits.
-func (s Hold) Cause() Cause {
+// Cause is why the volume waits.
+func (s Wait) Cause() Cause {
 	return Cause{
 		Reason: s.Reason, Attachment: s.Attachment, Detail: s.Detail, Unconfirmed: s.Unconfirmed,
 		Since: s.Since, At: s.At, Forces: s.Forces, Overdue: s.Overdue,
@@ -213,12 +213,12 @@ type BlockerKind string
 
 // What can block an exclusive volume (S1).
 const (
-	ByAttachment BlockerKind = "VolumeAttachment"             // an object exists
-	ByDeletion   BlockerKind = "DetachUnderway"               // an object exists and is being deleted
-	ByUse        BlockerKind = "VolumesInUse"                 // a node was given it, and no object says so
-	ByTurn       BlockerKind = "AttachedElsewhere"            // another node was given it just now
-	ByCreate     BlockerKind = "CreateUnanswered"             // a VolumeAttachment may still be created
-	ByForeigner  BlockerKind = BlockerKind(ForeignAttachment) // an object under a name that belay does not give
+	ByAttachment        BlockerKind = "VolumeAttachment"             // an object exists
+	ByDeletion          BlockerKind = "DetachUnderway"               // an object exists and is being deleted
+	ByUse               BlockerKind = "VolumesInUse"                 // a node was given it, and no object says so
+	ByNewAttachment     BlockerKind = "AttachedElsewhere"            // another node was given it just now
+	ByCreate            BlockerKind = "CreateUnanswered"             // a VolumeAttachment may still be created
+	ByForeignAttachment BlockerKind = BlockerKind(ForeignAttachment) // an object under a name that belay does not give
 )
 
 // Reason is why a volume waits.

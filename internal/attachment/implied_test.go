@@ -53,10 +53,10 @@ func TestUnattached(t *testing.T) {
 	noteOn := func(n NodeName, at time.Time) AnnotateNode {
 		return AnnotateNode{Node: n, NodeUID: "uid-" + string(n), DetachRequested: at}
 	}
-	usedAt := func(n NodeName) Hold {
+	usedAt := func(n NodeName) Wait {
 		return blockedAt("b", OtherWriterAttached, Blocker{Node: n, Kind: ByUse})
 	}
-	holdA := func(r Reason) Hold { return Hold{Node: "a", Reason: r} }
+	waitAtA := func(r Reason) Wait { return Wait{Node: "a", Reason: r} }
 	noteGone := AnnotateNode{Node: "a", NodeUID: "uid-a"}
 	asked := []Attachment{implied("a", waiting)}
 	cases := map[string]timed{
@@ -65,11 +65,11 @@ func TestUnattached(t *testing.T) {
 		"wanted and reported":           {want: fc(wantAt("a")), seen: held(given("a"), node("a", inUse, reported))},
 		"node not there yet": {
 			want: fc(wantAt("a")), seen: on(node("a", lost)),
-			steps: []Step{Hold{Node: "a", Reason: NodeGone, Wanted: true}},
+			steps: []Step{Wait{Node: "a", Reason: NodeGone, Wanted: true}},
 		},
 		"node attaches by itself": {
 			want: fc(wantAt("a")), seen: on(node("a", unmanaged)),
-			steps: []Step{Hold{Node: "a", Reason: NodeNotManaged, Wanted: true}},
+			steps: []Step{Wait{Node: "a", Reason: NodeNotManaged, Wanted: true}},
 		},
 		"shared, on two nodes": {
 			want: fc(shared(wantAt("a", "b"))), seen: on(node("a"), node("b")),
@@ -77,11 +77,11 @@ func TestUnattached(t *testing.T) {
 		},
 		"S1: on two nodes at once": {
 			want: fc(wantAt("a", "b")), seen: on(node("a", inUse), node("b", inUse)),
-			steps: []Step{reportOn("a"), blockedAt("b", OtherWriterAttached, Blocker{Node: "a", Kind: ByTurn})},
+			steps: []Step{reportOn("a"), blockedAt("b", OtherWriterAttached, Blocker{Node: "a", Kind: ByNewAttachment})},
 		},
 		"S1: reported elsewhere, idle: withdrawn, and given when that is answered": {
 			want: fc(wantAt("b")), seen: held(given("a"), node("a", reported), node("b")),
-			steps: []Step{withdrawOn("a"), holdA(Detaching), usedAt("a")},
+			steps: []Step{withdrawOn("a"), waitAtA(Detaching), usedAt("a")},
 		},
 		"withdrawn and idle: forgotten": {
 			want: fc(wantAt("b")), seen: held(given("a"), node("a", checked), node("b")),
@@ -89,21 +89,21 @@ func TestUnattached(t *testing.T) {
 		},
 		"S1: in use elsewhere": {
 			want: fc(wantAt("b")), seen: held(asked, node("a", reported, inUse, notedAt(t0)), node("b")),
-			steps: []Step{holdA(StillInUse), usedAt("a")},
+			steps: []Step{waitAtA(StillInUse), usedAt("a")},
 		},
 		"S1: in use elsewhere, its report wiped: reported again": {
 			want: fc(wantAt("b")), seen: held(asked, node("a", inUse, notedAt(t0)), node("b")),
 			steps: []Step{
-				Report{Node: "a", NodeUID: "uid-a", Again: true, DetachRequested: t0}, holdA(StillInUse), usedAt("a"),
+				Report{Node: "a", NodeUID: "uid-a", Repeated: true, DetachRequested: t0}, waitAtA(StillInUse), usedAt("a"),
 			},
 		},
 		"S1: in use and wanted, its report wiped, an older pod waits elsewhere": {
 			want: fc(wantAt("b", "a")), seen: held(given("a"), node("a", inUse), node("b", inUse)),
-			steps: []Step{Report{Node: "a", NodeUID: "uid-a", Again: true}, usedAt("a")},
+			steps: []Step{Report{Node: "a", NodeUID: "uid-a", Repeated: true}, usedAt("a")},
 		},
 		"S1: Node recreated for the same run, in use and wanted, an older pod waits elsewhere": {
 			want: fc(wantAt("b", "a")), seen: held(given("a"), node("a", reborn, inUse), node("b", inUse)),
-			steps: []Step{Report{Node: "a", NodeUID: "uid-a-2", Again: true}, usedAt("a")},
+			steps: []Step{Report{Node: "a", NodeUID: "uid-a-2", Repeated: true}, usedAt("a")},
 		},
 		"listed by a node that was never given it: blocks no other": {
 			want: fc(wantAt("b")), seen: on(node("a", inUse), node("b")), steps: []Step{reportOn("b")},
@@ -112,16 +112,16 @@ func TestUnattached(t *testing.T) {
 			want: fc(wantAt("b", "a")), seen: on(node("a", inUse, underway), node("b", inUse)),
 			steps: []Step{
 				WithdrawReport{Node: "a", NodeUID: "uid-a", NewVersion: true},
-				blockedAt("a", OtherWriterAttached, Blocker{Node: "b", Kind: ByTurn}),
+				blockedAt("a", OtherWriterAttached, Blocker{Node: "b", Kind: ByNewAttachment}),
 			},
 		},
 		"S1: reported on two nodes, one in use: the idle one goes": {
 			want: fc(wantAt("a", "b")), seen: held(given("a", "b"), node("a", reported), node("b", reported, inUse)),
-			steps: []Step{withdrawOn("a"), Hold{Node: "a", Reason: Detaching, Wanted: true}},
+			steps: []Step{withdrawOn("a"), Wait{Node: "a", Reason: Detaching, Wanted: true}},
 		},
 		"S1: reported on two nodes, both in use: nothing is taken away": {
 			want: fc(wantAt("a", "b")), seen: held(given("a", "b"), node("a", reported, inUse), node("b", reported, inUse)),
-			steps: []Step{Hold{Node: "b", Reason: StillInUse, Wanted: true}},
+			steps: []Step{Wait{Node: "b", Reason: StillInUse, Wanted: true}},
 		},
 		"access modes unknown: exclusive": {
 			want: fc(Desired{Wants: wantAt("a", "b").Wants}), seen: held(given("a"), node("a", reported), node("b")),
@@ -129,10 +129,10 @@ func TestUnattached(t *testing.T) {
 		},
 		"S2: unwanted and in use: the clock begins": {
 			want: fc(idle()), seen: held(given("a"), node("a", reported, inUse, healthy)),
-			steps: []Step{noteOn("a", at), holdA(StillInUse)},
+			steps: []Step{noteOn("a", at), waitAtA(StillInUse)},
 		},
 		"unwanted, idle": {
-			want: fc(idle()), seen: held(given("a"), node("a", reported)), steps: []Step{withdrawOn("a"), holdA(Detaching)},
+			want: fc(idle()), seen: held(given("a"), node("a", reported)), steps: []Step{withdrawOn("a"), waitAtA(Detaching)},
 		},
 		"nothing of it left: the clock is cleared": {
 			want: fc(idle()), seen: on(node("a", notedAt(t0))), steps: []Step{noteOn("a", time.Time{})},
@@ -146,11 +146,11 @@ func TestUnattached(t *testing.T) {
 			steps: []Step{AnnotateNode{Node: "a", NodeUID: "uid-a-2"}},
 		},
 		"unwanted on a node that attaches by itself": {
-			want: fc(idle()), seen: held(given("a"), node("a", reported, inUse, unmanaged)), steps: []Step{holdA(NodeNotManaged)},
+			want: fc(idle()), seen: held(given("a"), node("a", reported, inUse, unmanaged)), steps: []Step{waitAtA(NodeNotManaged)},
 		},
 		"out of service": {
 			want: fc(idle()), seen: held(given("a"), node("a", reported, inUse, outOfService)),
-			steps: []Step{withdrawOn("a"), holdA(Detaching)},
+			steps: []Step{withdrawOn("a"), waitAtA(Detaching)},
 		},
 		"out of service, withdrawn": {
 			want: fc(wantAt("b")), seen: held(given("a"), node("a", inUse, outOfService, checked), node("b")),
@@ -158,11 +158,11 @@ func TestUnattached(t *testing.T) {
 		},
 		"S1: node gone, in use when it went": {
 			want: fc(wantAt("b")), seen: held(asked, node("a", inUse, lost, notedAt(t0)), node("b")),
-			steps: []Step{holdA(NodeGone), usedAt("a")}, recheck: late,
+			steps: []Step{waitAtA(NodeGone), usedAt("a")}, recheck: late,
 		},
 		"S1: node gone, in use when it went, its pod still there: the clock stands": {
 			want: fc(wantAt("a", "b")), seen: held(asked, node("a", inUse, lost, notedAt(t0)), node("b")),
-			steps: []Step{noteGone, Hold{Node: "a", Reason: NodeGone, Wanted: true}, usedAt("a")},
+			steps: []Step{noteGone, Wait{Node: "a", Reason: NodeGone, Wanted: true}, usedAt("a")},
 		},
 		"node gone, idle when it went": {
 			want: fc(wantAt("b")), seen: held(asked, node("a", lost, checked), node("b")),
@@ -171,14 +171,14 @@ func TestUnattached(t *testing.T) {
 		"S1: node came back and has said nothing": {
 			want: fc(wantAt("b")), seen: held(asked, node("a", reborn, notedAt(t0)), node("b")),
 			steps: []Step{
-				Report{Node: "a", NodeUID: "uid-a-2", Again: true, DetachRequested: t0},
-				holdA(NodeReturned), usedAt("a"),
+				Report{Node: "a", NodeUID: "uid-a-2", Repeated: true, DetachRequested: t0},
+				waitAtA(NodeReturned), usedAt("a"),
 			},
 		},
 		"S1: another machine came back under the name": {
 			want: fc(wantAt("b")), seen: held(asked, node("a", replaced, healthy), node("b")),
 			steps: []Step{
-				AnnotateNode{Node: "a", NodeUID: "uid-a-2", DetachRequested: t0}, holdA(NodeReplaced), usedAt("a"),
+				AnnotateNode{Node: "a", NodeUID: "uid-a-2", DetachRequested: t0}, waitAtA(NodeReplaced), usedAt("a"),
 			},
 			recheck: late,
 		},
@@ -190,22 +190,22 @@ func TestUnattached(t *testing.T) {
 	cases["S2: another machine took over the Node with its report, and lists the volume"] = timed{
 		want: fc(idle()), at: late, policy: sixMinutes,
 		seen:  held(asked, node("a", replaced, healthy, reported, inUse, notedAt(t0))),
-		steps: []Step{holdA(StillInUse)},
+		steps: []Step{waitAtA(StillInUse)},
 	}
 	cases["timeout on a dead node, a moment too early"] = timed{
 		want: fc(idle()), at: late.Add(-1), policy: sixMinutes,
 		seen:  held(asked, node("a", reported, inUse, unhealthy, notedAt(t0))),
-		steps: []Step{holdA(StillInUse)}, recheck: late,
+		steps: []Step{waitAtA(StillInUse)}, recheck: late,
 	}
 	cases["timeout on a dead node"] = timed{
 		want: fc(idle()), at: late, policy: sixMinutes,
 		seen:  held(asked, node("a", reported, inUse, unhealthy, notedAt(t0))),
-		steps: []Step{withdrawOn("a"), holdA(Detaching)},
+		steps: []Step{withdrawOn("a"), waitAtA(Detaching)},
 	}
 	cases["S2: no timeout on a healthy node"] = timed{
 		want: fc(idle()), at: late.Add(time.Hour), policy: sixMinutes,
 		seen:  held(asked, node("a", reported, inUse, healthy, notedAt(t0))),
-		steps: []Step{holdA(StillInUse)},
+		steps: []Step{waitAtA(StillInUse)},
 	}
 	cases["node gone for the timeout"] = timed{
 		want: fc(wantAt("b")), at: late, policy: sixMinutes,
@@ -234,14 +234,14 @@ func TestRemovedUnderTheNode(t *testing.T) {
 			want: wantAt("b"), seen: held(given("a"), node("a", inUse, reported), node("b")),
 			steps: []Step{
 				AnnotateNode{Node: "a", NodeUID: "uid-a", DetachRequested: t0.Add(time.Minute)},
-				Hold{Node: "a", Reason: StillInUse}, usedAtA,
+				Wait{Node: "a", Reason: StillInUse}, usedAtA,
 			},
 		},
 		"S9: its wiped report does not come back without an object": {
 			want: wantAt("b"), seen: held(given("a"), node("a", inUse), node("b")),
 			steps: []Step{
 				AnnotateNode{Node: "a", NodeUID: "uid-a", DetachRequested: t0.Add(time.Minute)},
-				Hold{Node: "a", Reason: StillInUse}, usedAtA,
+				Wait{Node: "a", Reason: StillInUse}, usedAtA,
 			},
 		},
 		"S9: wanted there, and not listed yet: its report is withdrawn": {
@@ -254,7 +254,7 @@ func TestRemovedUnderTheNode(t *testing.T) {
 		"let go: withdrawn": {
 			want: wantAt("b"), seen: held(given("a"), node("a", reported), node("b")),
 			steps: []Step{
-				WithdrawReport{Node: "a", NodeUID: "uid-a"}, Hold{Node: "a", Reason: Detaching}, usedAtA,
+				WithdrawReport{Node: "a", NodeUID: "uid-a"}, Wait{Node: "a", Reason: Detaching}, usedAtA,
 			},
 		},
 		"let go, withdrawn: forgotten": {
@@ -266,20 +266,20 @@ func TestRemovedUnderTheNode(t *testing.T) {
 
 func TestOrphan(t *testing.T) {
 	orphan := Desired{Orphan: true}
-	holdA := func(r Reason) Hold { return Hold{Node: "a", Attachment: "csi-a", Reason: r} }
+	waitAtA := func(r Reason) Wait { return Wait{Node: "a", Attachment: "csi-a", Reason: r} }
 	ask := AnnotateAttachment{Node: "a", Attachment: ref("a"), Machine: machine("a"), DetachRequested: t0.Add(time.Minute)}
 	runDecide(t, map[string]decideCase{
-		"asked first":  {want: orphan, seen: onA(attached("a"), node("a")), steps: []Step{Check{Node: "a"}, holdA(Detaching)}},
+		"asked first":  {want: orphan, seen: onA(attached("a"), node("a")), steps: []Step{Check{Node: "a"}, waitAtA(Detaching)}},
 		"then deleted": {want: orphan, seen: onA(attached("a"), node("a", checked)), steps: []Step{Detach{Node: "a", Attachment: ref("a")}}},
 		"its node uses the volume that its source names now": {
-			want: orphan, seen: onA(attached("a"), node("a", inUse, checked)), steps: []Step{ask, holdA(StillInUse)},
+			want: orphan, seen: onA(attached("a"), node("a", inUse, checked)), steps: []Step{ask, waitAtA(StillInUse)},
 		},
 		"S9: on a Node that was recreated: nothing is reported": {
-			want: orphan, seen: onA(attached("a"), node("a", reborn, checked)), steps: []Step{ask, holdA(NodeReturned)},
+			want: orphan, seen: onA(attached("a"), node("a", reborn, checked)), steps: []Step{ask, waitAtA(NodeReturned)},
 		},
 		"on a Node that was recreated, whose kubelet is ready: looked at": {
 			want: orphan, seen: onA(attached("a", waiting), node("a", reborn, checked, healthy)),
-			steps: []Step{CheckKubelet{Node: "a", NodeUID: "uid-a-2"}, holdA(NodeReturned)},
+			steps: []Step{CheckKubelet{Node: "a", NodeUID: "uid-a-2"}, waitAtA(NodeReturned)},
 		},
 	})
 }

@@ -56,8 +56,8 @@ func dated(newest time.Time, seen Observed) Observed {
 func TestUnmountTimeout(t *testing.T) {
 	const limit = 6 * time.Minute
 	late, early := t0.Add(limit), t0.Add(limit-1)
-	holdA := func(r Reason) Hold { return Hold{Node: "a", Attachment: "csi-a", Reason: r} }
-	going := holdA(Detaching)
+	waitAtA := func(r Reason) Wait { return Wait{Node: "a", Attachment: "csi-a", Reason: r} }
+	going := waitAtA(Detaching)
 	withdrawA := WithdrawReport{Node: "a", NodeUID: "uid-a"}
 	forced := ForceDetach{Node: "a", Attachment: ref("a"), Authority: UnmountTimeout{}}
 	asked := func(at time.Time) AnnotateAttachment {
@@ -67,12 +67,12 @@ func TestUnmountTimeout(t *testing.T) {
 		"the first look asks, and the clock begins": {
 			at: t0, policy: sixMinutes,
 			seen:  onA(attached("a"), node("a", reported, inUse, unhealthy)),
-			steps: []Step{asked(t0), holdA(StillInUse)}, recheck: late,
+			steps: []Step{asked(t0), waitAtA(StillInUse)}, recheck: late,
 		},
 		"a moment too early": {
 			at: early, policy: sixMinutes,
 			seen:  onA(attached("a", waiting), node("a", reported, inUse, unhealthy)),
-			steps: []Step{holdA(StillInUse)}, recheck: late,
+			steps: []Step{waitAtA(StillInUse)}, recheck: late,
 		},
 		"S3: run out, withdrawn first": {
 			at: late, policy: sixMinutes,
@@ -93,24 +93,24 @@ func TestUnmountTimeout(t *testing.T) {
 			at: late, policy: sixMinutes,
 			seen: onA(attached("a", waiting), node("a", inUse, healthy, checked)),
 			steps: []Step{
-				Report{Node: "a", NodeUID: "uid-a", Attachment: ref("a"), Again: true},
-				holdA(StillInUse),
+				Report{Node: "a", NodeUID: "uid-a", Attachment: ref("a"), Repeated: true},
+				waitAtA(StillInUse),
 			},
 		},
 		"S2: never on a healthy node, and no timer": {
 			at: t0.Add(time.Hour), policy: sixMinutes,
 			seen:  onA(attached("a", waiting), node("a", reported, inUse, healthy)),
-			steps: []Step{holdA(StillInUse)},
+			steps: []Step{waitAtA(StillInUse)},
 		},
 		"S2: never while nobody knows whether the node is healthy": {
 			at: t0.Add(time.Hour), policy: sixMinutes,
 			seen:  onA(attached("a", waiting), node("a", reported, inUse)),
-			steps: []Step{holdA(StillInUse)},
+			steps: []Step{waitAtA(StillInUse)},
 		},
 		"S2: never where the policy is off": {
 			at: t0.Add(time.Hour), policy: Policy{OutOfService: true},
 			seen:  onA(attached("a", waiting), node("a", reported, inUse, unhealthy)),
-			steps: []Step{holdA(StillInUse)},
+			steps: []Step{waitAtA(StillInUse)},
 		},
 		"off, but the taint forces": {
 			at: t0.Add(time.Hour), policy: Policy{OutOfService: true},
@@ -132,23 +132,23 @@ func TestUnmountTimeout(t *testing.T) {
 			seen: onA(attached("a", waiting), node("a", inUse, lost)),
 			steps: []Step{
 				AnnotateAttachment{Node: "a", Attachment: ref("a"), Machine: machine("a")},
-				Hold{Node: "a", Attachment: "csi-a", Reason: NodeGone, Wanted: true},
+				Wait{Node: "a", Attachment: "csi-a", Reason: NodeGone, Wanted: true},
 			},
 		},
 		"a time to come counts as now": {
 			at: t0, policy: sixMinutes,
 			seen:  onA(attached("a", askedAt(t0.Add(time.Hour))), node("a", reported, inUse, unhealthy)),
-			steps: []Step{asked(t0), holdA(StillInUse)}, recheck: late,
+			steps: []Step{asked(t0), waitAtA(StillInUse)}, recheck: late,
 		},
 		"dated with the newest time that is known, and judged by our own": {
 			at: late, policy: sixMinutes,
 			seen:  dated(late.Add(time.Hour), onA(attached("a"), node("a", reported, inUse, unhealthy))),
-			steps: []Step{asked(late.Add(time.Hour)), holdA(StillInUse)}, recheck: late.Add(time.Hour + 6*time.Minute),
+			steps: []Step{asked(late.Add(time.Hour)), waitAtA(StillInUse)}, recheck: late.Add(time.Hour + 6*time.Minute),
 		},
 		"dated so already": {
 			at: late, policy: sixMinutes,
 			seen:  dated(late.Add(time.Hour), onA(attached("a", askedAt(late.Add(time.Minute))), node("a", reported, inUse, unhealthy))),
-			steps: []Step{holdA(StillInUse)}, recheck: late.Add(7 * time.Minute),
+			steps: []Step{waitAtA(StillInUse)}, recheck: late.Add(7 * time.Minute),
 		},
 		"never confirmed, and the node claims it": {
 			at: late, policy: sixMinutes,
@@ -163,7 +163,7 @@ func TestUnmountTimeout(t *testing.T) {
 		"came back under its name, and is well": {
 			at: late, policy: sixMinutes,
 			seen:  onA(attached("a", waiting), node("a", reborn, healthy, reported)),
-			steps: []Step{CheckKubelet{Node: "a", NodeUID: "uid-a-2"}, holdA(NodeReturned)},
+			steps: []Step{CheckKubelet{Node: "a", NodeUID: "uid-a-2"}, waitAtA(NodeReturned)},
 		},
 		"being deleted by somebody while in use: the report stays until it has run out": {
 			at: early, policy: sixMinutes,
@@ -186,7 +186,7 @@ func TestUnmountTimeout(t *testing.T) {
 			},
 			steps: []Step{
 				AnnotateAttachment{Node: "a", Attachment: ref("a"), Machine: machine("a")},
-				Hold{Node: "b", Attachment: "csi-b", Reason: StillInUse, Wanted: true},
+				Wait{Node: "b", Attachment: "csi-b", Reason: StillInUse, Wanted: true},
 			},
 		},
 	})
@@ -195,21 +195,21 @@ func TestUnmountTimeout(t *testing.T) {
 func TestDeletedNode(t *testing.T) {
 	late := t0.Add(6 * time.Minute)
 	detach := Policy{OutOfService: true, DeletedNode: DeletedNodeDetach}
-	holdA := Hold{Node: "a", Attachment: "csi-a", Reason: NodeGone}
+	waitAtA := Wait{Node: "a", Attachment: "csi-a", Reason: NodeGone}
 	ask := WithdrawReport{Node: "a"}
-	going := Hold{Node: "a", Attachment: "csi-a", Reason: Detaching}
+	going := Wait{Node: "a", Attachment: "csi-a", Reason: Detaching}
 	asked := AnnotateAttachment{Node: "a", Attachment: ref("a"), Machine: machine("a"), DetachRequested: t0}
 	byDeletion := ForceDetach{Node: "a", Attachment: ref("a"), Authority: DeletedNode{}}
 	runTimed(t, map[string]timed{
 		"wait: in use when it went": {
 			at: t0, policy: sixMinutes,
 			seen:  onA(attached("a"), node("a", inUse, lost)),
-			steps: []Step{asked, holdA}, recheck: late,
+			steps: []Step{asked, waitAtA}, recheck: late,
 		},
 		"wait: nobody remembers": {
 			at: t0, policy: sixMinutes,
 			seen:  onA(attached("a"), node("a", useUnknown, lost)),
-			steps: []Step{asked, holdA}, recheck: late,
+			steps: []Step{asked, waitAtA}, recheck: late,
 		},
 		"wait: run out, asked first": {
 			at: late, policy: sixMinutes,
@@ -224,7 +224,7 @@ func TestDeletedNode(t *testing.T) {
 		"wait: no timeout, so for ever": {
 			at: t0.Add(time.Hour), policy: Policy{OutOfService: true},
 			seen:  onA(attached("a", waiting), node("a", inUse, lost)),
-			steps: []Step{holdA},
+			steps: []Step{waitAtA},
 		},
 		"wait: not in use when it went, asked first": {
 			at: t0, policy: Policy{},
@@ -254,21 +254,21 @@ func TestDeletedNode(t *testing.T) {
 		"detach: pods still want it there": {
 			at: t0, policy: detach, want: wantAt("a"),
 			seen:  onA(attached("a"), node("a", inUse, lost, checked)),
-			steps: []Step{Hold{Node: "a", Attachment: "csi-a", Reason: NodeGone, Wanted: true}},
+			steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: NodeGone, Wanted: true}},
 		},
 		"detach: a Node that came back is not gone": {
 			at: t0, policy: detach,
 			seen: onA(attached("a"), node("a", reborn, checked)),
 			steps: []Step{
 				asked,
-				Report{Node: "a", NodeUID: "uid-a-2", Attachment: ref("a"), Again: true},
-				Hold{Node: "a", Attachment: "csi-a", Reason: NodeReturned},
+				Report{Node: "a", NodeUID: "uid-a-2", Attachment: ref("a"), Repeated: true},
+				Wait{Node: "a", Attachment: "csi-a", Reason: NodeReturned},
 			},
 		},
 		"detach: a Node that could not be read is not gone": {
 			at: t0, policy: detach,
 			seen:  Observed{Attachments: []Attachment{attached("a")}},
-			steps: []Step{Hold{Node: "a", Attachment: "csi-a", Reason: NodeUnknown}},
+			steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: NodeUnknown}},
 		},
 	})
 }
@@ -291,7 +291,7 @@ func TestTaintOnReadyNode(t *testing.T) {
 	runTimed(t, map[string]timed{
 		"S2: in use: held": {
 			at: t0, policy: sixMinutes, seen: onA(attached("a", waiting), node("a", reported, inUse, healthy, tainted)),
-			steps: []Step{Hold{Node: "a", Attachment: "csi-a", Reason: OutOfServiceNodeReady}},
+			steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: OutOfServiceNodeReady}},
 		},
 		"not in use: an ordinary detach": {
 			at: t0, policy: sixMinutes, seen: onA(attached("a"), node("a", checked, healthy, tainted)),
@@ -310,23 +310,23 @@ func TestSilentAttacher(t *testing.T) {
 	runTimed(t, map[string]timed{
 		"attach, not long": {
 			at: in, want: wantAt("a"), seen: onA(attached("a", unconfirmed), node("a")),
-			steps: []Step{Hold{Node: "a", Attachment: "csi-a", Reason: Attaching, Wanted: true}}, recheck: after,
+			steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: Attaching, Wanted: true}}, recheck: after,
 		},
 		"attach, too long": {
 			at: after, want: wantAt("a"), seen: onA(attached("a", unconfirmed), node("a")),
-			steps: []Step{Hold{Node: "a", Attachment: "csi-a", Reason: AttachUnanswered, Wanted: true}},
+			steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: AttachUnanswered, Wanted: true}},
 		},
 		"attach refused: an answer": {
 			at: after, want: wantAt("a"), seen: onA(attached("a", refusedByDriver), node("a")),
-			steps: []Step{Hold{Node: "a", Attachment: "csi-a", Reason: AttachFailed, Wanted: true, Detail: "no room"}},
+			steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: AttachFailed, Wanted: true, Detail: "no room"}},
 		},
 		"detach, not long": {
 			at: in, seen: onA(attached("a", since), node("a")),
-			steps: []Step{Hold{Node: "a", Attachment: "csi-a", Reason: Detaching}}, recheck: after,
+			steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: Detaching}}, recheck: after,
 		},
 		"detach, too long": {
 			at: after, seen: onA(attached("a", since), node("a")),
-			steps: []Step{Hold{Node: "a", Attachment: "csi-a", Reason: DetachUnanswered}},
+			steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: DetachUnanswered}},
 		},
 	})
 }

@@ -11,35 +11,35 @@ import (
 func (p *plan) release(a *Attachment) {
 	node := p.seen.Nodes[a.Node]
 	_, waitedFor := p.wants[a.Node]
-	hold := Hold{Node: a.Node, Attachment: a.Name, Wanted: waitedFor}
+	wait := Wait{Node: a.Node, Attachment: a.Name, Wanted: waitedFor}
 	switch {
 	case !a.Computed:
-		hold.Reason = ForeignAttachment
+		wait.Reason = ForeignAttachment
 	case node.Exists == Unknown:
-		hold.Reason = NodeUnknown
+		wait.Reason = NodeUnknown
 	case node.Exists == Yes && !node.Managed && a.Implied && !node.Reported && p.use(a) == Idle:
 		p.do(Detach{Node: a.Node})
 		return
 	case node.Exists == Yes && !node.Managed:
-		hold.Reason = NodeNotManaged
+		wait.Reason = NodeNotManaged
 	case a.Deleting:
-		p.awaitDetach(a, node, hold)
+		p.awaitDetach(a, node, wait)
 		return
 	default:
-		p.detach(a, node, hold)
+		p.detach(a, node, wait)
 		return
 	}
-	p.do(hold)
+	p.do(wait)
 }
 
 // awaitDetach waits for the attacher to detach the volume. The object may have been
 // deleted by somebody else, while the volume is in use: then the report stays.
-func (p *plan) awaitDetach(a *Attachment, node Node, hold Hold) {
-	hold.Reason, hold.Since = Detaching, a.DeletingSince
+func (p *plan) awaitDetach(a *Attachment, node Node, wait Wait) {
+	wait.Reason, wait.Since = Detaching, a.DeletingSince
 	if a.DetachError != "" {
-		hold.Reason, hold.Detail = DetachFailed, a.DetachError
+		wait.Reason, wait.Detail = DetachFailed, a.DetachError
 	} else {
-		p.await(&hold, DetachUnanswered)
+		p.awaitAnswer(&wait, DetachUnanswered)
 	}
 	gone := node.goneFor(a)
 	// An empty list of a Node that was recreated says nothing yet (see use). Another machine,
@@ -48,7 +48,7 @@ func (p *plan) awaitDetach(a *Attachment, node Node, hold Hold) {
 	if node.Reported && free {
 		p.do(WithdrawReport{Node: a.Node, NodeUID: node.Machine.NodeUID, Expect: node.Facts()})
 	}
-	p.do(hold)
+	p.do(wait)
 }
 
 // goneFor reports whether the machine that the volume was attached to has no Node
@@ -75,26 +75,26 @@ func (p *plan) since(requested time.Time) time.Time {
 
 // detach withdraws, checks, and deletes, in this order and only if each allows the
 // next (S2, S3).
-func (p *plan) detach(a *Attachment, node Node, hold Hold) {
+func (p *plan) detach(a *Attachment, node Node, wait Wait) {
 	use, gone := p.use(a), node.goneFor(a)
 	free := use == Idle || use == PreMount
 	// The unmount timeout is for pods that left: its clock stands while some are here,
 	// unless they run on another machine than the one that has the volume.
-	if !hold.Wanted || gone && node.Exists == Yes {
-		hold.Since = p.since(a.DetachRequested)
+	if !wait.Wanted || gone && node.Exists == Yes {
+		wait.Since = p.since(a.DetachRequested)
 	}
-	authority := p.policy.forces(p.now, node, gone, hold.Since)
+	authority := p.policy.forces(p.now, node, gone, wait.Since)
 	switch {
 	case !free && authority == nil:
-		p.wait(a, node, hold)
+		p.waitForUnmount(a, node, wait)
 	case p.want.Orphan && !node.Checked:
 		p.do(Check{Node: a.Node})
-		p.holdDetaching(hold)
+		p.waitDetaching(wait)
 	case !p.want.Orphan && !planted.S3 && (node.Reported || !node.Checked || node.WriteMayBeUnderway):
 		p.do(WithdrawReport{
 			Node: a.Node, NodeUID: node.uid(), NewVersion: node.WriteMayBeUnderway, Expect: node.Facts(),
 		})
-		p.holdDetaching(hold)
+		p.waitDetaching(wait)
 	case free:
 		p.do(Detach{Node: a.Node, Attachment: a.Ref})
 	default:
@@ -102,37 +102,37 @@ func (p *plan) detach(a *Attachment, node Node, hold Hold) {
 	}
 }
 
-func (p *plan) holdDetaching(hold Hold) {
-	hold.Reason, hold.Since = Detaching, time.Time{}
-	p.do(hold)
+func (p *plan) waitDetaching(wait Wait) {
+	wait.Reason, wait.Since = Detaching, time.Time{}
+	p.do(wait)
 }
 
-// wait keeps an unwanted attachment whose volume is, or may be, in use. The time of
+// waitForUnmount keeps an unwanted attachment whose volume is, or may be, in use. The time of
 // the request is stored on the object so that it outlives this process.
-func (p *plan) wait(a *Attachment, node Node, hold Hold) {
+func (p *plan) waitForUnmount(a *Attachment, node Node, wait Wait) {
 	gone := node.goneFor(a)
-	hold.Reason, hold.Overdue = p.waitReason(node, gone), p.policy.overdue(hold.Since)
+	wait.Reason, wait.Overdue = p.waitReason(node, gone), p.policy.overdue(wait.Since)
 	if a.Confirmed != Yes {
-		hold.Unconfirmed, hold.Detail = a.Created, a.AttachError
+		wait.Unconfirmed, wait.Detail = a.Created, a.AttachError
 	}
 	if p.reportable(a, node, gone) {
-		p.report(a, node, hold.Since)
+		p.report(a, node, wait.Since)
 	} else {
-		p.note(a, hold.Since, false)
+		p.annotate(a, wait.Since, false)
 	}
-	if hold.At = p.policy.expiry(node, gone, hold.Since); !hold.At.IsZero() {
-		hold.Forces = UnmountTimeout{}
-		p.recheck(hold.At)
+	if wait.At = p.policy.expiry(node, gone, wait.Since); !wait.At.IsZero() {
+		wait.Forces = UnmountTimeout{}
+		p.recheck(wait.At)
 	}
-	if hold.Reason == NodeReturned && node.Healthy == Yes && !node.ListSynced {
-		if p.now.Before(node.LookDue) {
-			hold.At = node.SyncDue
-			p.recheck(node.LookDue)
+	if wait.Reason == NodeReturned && node.Healthy == Yes && !node.ListSynced {
+		if p.now.Before(node.NextKubeletCheck) {
+			wait.At = node.ListSyncDue
+			p.recheck(node.NextKubeletCheck)
 		} else {
 			p.do(CheckKubelet{Node: a.Node, NodeUID: node.Machine.NodeUID})
 		}
 	}
-	p.do(hold)
+	p.do(wait)
 }
 
 // reportable tells whether the volume is reported to a node that may use it: a kubelet that

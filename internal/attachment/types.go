@@ -97,9 +97,9 @@ type Attachment struct {
 	Node NodeName
 	// PersistentVolume is the source's name, empty for an inline source.
 	PersistentVolume string
-	// Again is set when the node was given the volume by an earlier object, which another
+	// Recreated is set when the node was given the volume by an earlier object, which another
 	// client removed: it may be in use although this one is not confirmed yet.
-	Again bool
+	Recreated bool
 	// VolumeGone is set when that PersistentVolume is known not to exist.
 	VolumeGone bool
 	// Implied is set when no VolumeAttachment stands behind it: the volume has none
@@ -146,16 +146,16 @@ type Node struct {
 	// InUse tells whether status.volumesInUse lists the volume. For a node that is
 	// gone it is what its last version said, Unknown if nobody remembers.
 	InUse Knowledge
-	// LetGo is set when this Node object listed the volume in use and has taken it off
+	// ReleasedVolume is set when this Node object listed the volume in use and has taken it off
 	// its list since: unlike one that never listed it, it knows what it says.
-	LetGo bool
+	ReleasedVolume bool
 	// ListSynced is set when the kubelet of this Node object was seen to be Ready and to
 	// renew its lease for SyncWindow: by then it has sent a complete list.
 	ListSynced bool
-	// SyncDue is when it will have been, if it goes on like this; zero before the first look.
-	SyncDue time.Time
-	// LookDue is when to look at the kubelet next; zero for at once.
-	LookDue time.Time
+	// ListSyncDue is when it will have been, if it goes on like this; zero before the first look.
+	ListSyncDue time.Time
+	// NextKubeletCheck is when to look at the kubelet next; zero for at once.
+	NextKubeletCheck time.Time
 	// Healthy is Yes when the node's condition Ready is True, and No otherwise, also
 	// where there is no such condition or no Node: upstream's rule for the unmount
 	// timeout. Unknown when the Node could not be read.

@@ -77,12 +77,12 @@ func (n Node) runSince(a *Attachment) Run {
 // name. The same boot shows the same machine, whatever else differs.
 func (m Machine) Replaces(was Machine) bool {
 	return !agree(was.BootID, m.BootID) &&
-		(differ(was.SystemUUID, m.SystemUUID) || differ(was.ProviderID, m.ProviderID) && !m.silent(was))
+		(differ(was.SystemUUID, m.SystemUUID) || differ(was.ProviderID, m.ProviderID) && !m.unidentified(was))
 }
 
-// silent reports whether the Node does not say which machine stands behind it, although one
+// unidentified reports whether the Node does not say which machine stands behind it, although one
 // before did. Kubelet says so with its first status; somebody else made the Node.
-func (m Machine) silent(was Machine) bool {
+func (m Machine) unidentified(was Machine) bool {
 	return m.BootID == "" && m.SystemUUID == "" && (was.BootID != "" || was.SystemUUID != "")
 }
 
@@ -99,7 +99,7 @@ func (n Node) vouched(a *Attachment) bool {
 	switch {
 	case n.runSince(a) == SameObject:
 		return true
-	case is.silent(was):
+	case is.unidentified(was):
 		return false
 	case was.BootID == "" && was.SystemUUID == "" && was.ProviderID == "":
 		return true
@@ -123,7 +123,7 @@ func (n Node) use(a *Attachment, wanted bool) Use {
 	run := n.runSince(a)
 	// A Node object that was there before knows what it lists. A later one does for what it
 	// was seen to let go, or once its list is complete, and if it says whose list that is.
-	knows := run != MayBeSameRun || (n.LetGo || n.Exists == Yes && n.ListSynced) && !n.Machine.silent(a.Machine)
+	knows := run != MayBeSameRun || (n.ReleasedVolume || n.Exists == Yes && n.ListSynced) && !n.Machine.unidentified(a.Machine)
 	switch {
 	case n.Exists == Unknown || run == Replaced:
 	case n.InUse == Yes && n.Exists == Yes:
@@ -137,7 +137,7 @@ func (n Node) use(a *Attachment, wanted bool) Use {
 // listed is use of a node that was given the volume and lists it. What was never confirmed
 // was never reported either.
 func (n Node) listed(a *Attachment, run Run, wanted bool) Use {
-	never := a.Confirmed != Yes && !a.Again
+	never := a.Confirmed != Yes && !a.Recreated
 	if wanted && !n.Reported && !a.Implied && (planted.PreMount || never || run != MayBeSameRun) {
 		return PreMount
 	}

@@ -45,7 +45,7 @@ func TestUse(t *testing.T) {
 	known := map[string]Knowledge{"yes": Yes, "no": No, "unknown": Unknown}
 	runs := map[string]func(*Node){"same": func(*Node) {}, "restarted": func(n *Node) { reborn(n); rebooted(n) }, "maybe": reborn, "silent": silenced, "replaced": replaced}
 	records := map[string]*Attachment{"none": nil, "object": new(attached("a")), "implied": new(implied("a")),
-		"never": new(attached("a", unconfirmed)), "again": new(attached("a", unconfirmed, func(a *Attachment) { a.Again = true }))}
+		"never": new(attached("a", unconfirmed)), "again": new(attached("a", unconfirmed, func(a *Attachment) { a.Recreated = true }))}
 	count := 0
 	for c := range product(
 		[]string{"yes", "no", "unknown"}, []string{"none", "object", "again", "never", "implied"}, []string{"same", "restarted", "maybe", "silent", "replaced"},
@@ -55,7 +55,7 @@ func TestUse(t *testing.T) {
 		n := node("a")
 		runs[c[2]](&n)
 		n.Exists, n.InUse, n.Reported = known[c[0]], known[c[3]], c[4] == "yes"
-		n.LetGo, n.ListSynced = c[6] == "let go", c[6] == "list synced"
+		n.ReleasedVolume, n.ListSynced = c[6] == "let go", c[6] == "list synced"
 		var matched []Use
 		for _, r := range rows {
 			pattern := []string{r.node, r.record, r.run, r.listed, r.reported, r.wanted, r.vouched}
@@ -117,7 +117,7 @@ func TestRunSince(t *testing.T) {
 		n := Node{Created: t0.Add(time.Second), Machine: Machine{values[uid][1], values[boot][1], values[system][1], values[provider][1]}}
 		want := MayBeSameRun
 		switch {
-		case boot != "equal" && (system == "other" || provider == "other" && !n.Machine.silent(a.Machine)):
+		case boot != "equal" && (system == "other" || provider == "other" && !n.Machine.unidentified(a.Machine)):
 			want = Replaced
 		case uid == "equal":
 			want = SameObject

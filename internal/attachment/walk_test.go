@@ -195,9 +195,9 @@ func (l *leader) observe() (Desired, Observed) {
 		n := l.known(name)
 		n.Checked = l.answered[name]
 		n.ListSynced = l.synced[n.Machine.NodeUID]
-		n.LetGo = l.letGo[n.Machine.NodeUID]
+		n.ReleasedVolume = l.letGo[n.Machine.NodeUID]
 		if at, ok := l.looks[n.Machine.NodeUID]; ok {
-			n.SyncDue, n.LookDue = at.Add(SyncWindow), at.Add(SyncWindow)
+			n.ListSyncDue, n.NextKubeletCheck = at.Add(SyncWindow), at.Add(SyncWindow)
 		}
 		unsure, ok := l.unsure[name]
 		n.WriteMayBeUnderway = n.Exists == Yes && (n.version <= l.since || ok && unsure == n.version)
@@ -249,7 +249,7 @@ func (l *leader) step() {
 	}
 	step := l.steps[0]
 	l.steps = l.steps[1:]
-	if _, ok := step.(Hold); ok {
+	if _, ok := step.(Wait); ok {
 		return
 	}
 	if s, ok := step.(Report); ok && l.noVA { // noted before the request is sent
@@ -496,7 +496,7 @@ func (l *leader) withdraw(s WithdrawReport, late bool) (again, ok bool) {
 	return true, true
 }
 
-// noteNode stores the time of a request on the Node.
+// annotateNode stores the time of a request on the Node.
 func (l *leader) noteNode(s AnnotateNode, late bool) (again, ok bool) {
 	if l.known(s.Node).Exists == No {
 		if a, ok := l.given[s.Node]; ok && !late {

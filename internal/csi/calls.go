@@ -11,7 +11,7 @@ import (
 type calls struct {
 	mu      sync.Mutex
 	running int    // guarded by mu
-	last    func() // guarded by mu; what is done when none is left, nil for nothing
+	onIdle  func() // guarded by mu; what is done when none is left, nil for nothing
 }
 
 // count counts one call while it runs.
@@ -28,7 +28,7 @@ func (c *calls) count(ctx context.Context, method string, request, reply any,
 func (c *calls) end() {
 	c.mu.Lock()
 	c.running--
-	last := c.last
+	last := c.onIdle
 	if c.running > 0 {
 		last = nil
 	}
@@ -38,10 +38,10 @@ func (c *calls) end() {
 	}
 }
 
-// atLast does it as soon as no call runs.
-func (c *calls) atLast(do func()) {
+// whenIdle does it as soon as no call runs.
+func (c *calls) whenIdle(do func()) {
 	c.mu.Lock()
-	c.last = do
+	c.onIdle = do
 	idle := c.running == 0
 	c.mu.Unlock()
 	if idle {

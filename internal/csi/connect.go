@@ -50,7 +50,7 @@ type Driver struct {
 // that is not a timeout is final, as with csi-attacher.
 func Connect(ctx context.Context, address string, manager metrics.CSIMetricsManager, probeTimeout time.Duration) (*Driver, error) {
 	d := &Driver{probeTimeout: probeTimeout, lost: make(chan struct{}, 1)}
-	conn, err := connection.Connect(ctx, address, manager, connection.OnConnectionLoss(d.noteLoss))
+	conn, err := connection.Connect(ctx, address, manager, connection.OnConnectionLoss(d.connectionLost))
 	if err != nil {
 		return nil, fmt.Errorf("connect to the CSI driver at %s: %w", address, err)
 	}
@@ -123,9 +123,9 @@ func (d *Driver) Follow(ctx context.Context, absence Absence) error {
 	}
 }
 
-// noteLoss is called before gRPC connects anew: nothing can have been sent over the
+// connectionLost is called before gRPC connects anew: nothing can have been sent over the
 // next connection yet.
-func (d *Driver) noteLoss(context.Context) bool {
+func (d *Driver) connectionLost(context.Context) bool {
 	d.mu.Lock()
 	d.losses++
 	d.mu.Unlock()
@@ -196,7 +196,7 @@ func (d *Driver) recognize(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	capabilities, err := askCapabilities(ctx, d.conn)
+	capabilities, err := getCapabilities(ctx, d.conn)
 	switch {
 	case err != nil:
 		return err

@@ -73,14 +73,14 @@ func (c *Controller) Present() bool { return c.present == nil || c.present() }
 // NewController asks the driver what it can do. The options go with each call that the
 // Controller sends later.
 func NewController(ctx context.Context, conn *grpc.ClientConn, options ...grpc.CallOption) (*Controller, error) {
-	capabilities, err := askCapabilities(ctx, conn)
+	capabilities, err := getCapabilities(ctx, conn)
 	if err != nil {
 		return nil, err
 	}
-	return &Controller{client: csispec.NewControllerClient(discreet{withOptions{conn, options}}), capabilities: capabilities}, nil
+	return &Controller{client: csispec.NewControllerClient(redacting{withOptions{conn, options}}), capabilities: capabilities}, nil
 }
 
-func askCapabilities(ctx context.Context, conn *grpc.ClientConn) (Capabilities, error) {
+func getCapabilities(ctx context.Context, conn *grpc.ClientConn) (Capabilities, error) {
 	ctx, cancel := context.WithTimeout(ctx, shortTimeout)
 	defer cancel()
 	plugin, err := rpc.GetPluginCapabilities(ctx, conn)

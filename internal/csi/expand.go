@@ -16,7 +16,7 @@ func (n *Node) Expand(ctx context.Context, v NodeVolume, path string, size int64
 		VolumeId: v.ID, VolumePath: path, StagingTargetPath: v.StagingPath, CapacityRange: &spec.CapacityRange{RequiredBytes: size},
 		VolumeCapability: v.capability(has), Secrets: v.Secrets,
 	})
-	return wrap("NodeExpandVolume", v.ID, v.hidden().redactError(err))
+	return wrap("NodeExpandVolume", v.ID, v.secretValues().redactError(err))
 }
 
 // RefusalOf classifies the error of NodeExpandVolume.

@@ -57,7 +57,7 @@ func DialNode(path string, tell func(Call)) (*Node, error) {
 func (n *Node) Close() error { return n.conn.Close() }
 
 // Retire ends the connection when the calls on it have ended. It does not wait for them.
-func (n *Node) Retire() { n.calls.atLast(func() { _ = n.conn.Close() }) }
+func (n *Node) Retire() { n.calls.whenIdle(func() { _ = n.conn.Close() }) }
 
 // WatchConnection keeps the connection up and calls back each time it was made
 // anew: the driver behind it may be another one then. It returns when ctx ends or
@@ -88,11 +88,11 @@ type NodeInfo struct {
 	Topology   map[string]string
 }
 
-// connectPatience is how long Info waits for a connection, several times what lies between two
-// attempts to make one. It asks infoTries times at most.
+// connectTimeout is how long Info waits for a connection, several times what lies between two
+// attempts to make one. It asks infoAttempts times at most.
 const (
-	connectPatience = 2 * time.Second
-	infoTries       = 4
+	connectTimeout = 2 * time.Second
+	infoAttempts   = 4
 )
 
 // awaitConnection waits until the driver's socket takes the connection or patience ends. The last
@@ -110,11 +110,11 @@ func (n *Node) awaitConnection(patience context.Context) {
 // may be called on the connection to the one before, whose end has not been heard of yet: then the
 // question is repeated.
 func (n *Node) Info(ctx context.Context) (NodeInfo, error) {
-	patience, cancel := context.WithTimeout(ctx, connectPatience)
+	patience, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	var reply *spec.NodeGetInfoResponse
 	err := status.Error(codes.Unavailable, "not asked")
-	for try := 0; try < infoTries && status.Code(err) == codes.Unavailable; try++ {
+	for try := 0; try < infoAttempts && status.Code(err) == codes.Unavailable; try++ {
 		n.awaitConnection(patience)
 		reply, err = n.client.NodeGetInfo(ctx, &spec.NodeGetInfoRequest{})
 	}
@@ -220,7 +220,7 @@ func (n *Node) Stage(ctx context.Context, v NodeVolume, has NodeCapabilities) er
 		VolumeId: v.ID, PublishContext: v.Publish, StagingTargetPath: v.StagingPath,
 		VolumeCapability: v.capability(has), Secrets: v.Secrets, VolumeContext: v.Context,
 	})
-	return wrap("NodeStageVolume", v.ID, v.hidden().redactError(err))
+	return wrap("NodeStageVolume", v.ID, v.secretValues().redactError(err))
 }
 
 // Publish calls NodePublishVolume.
@@ -229,7 +229,7 @@ func (n *Node) Publish(ctx context.Context, v NodeVolume, target Target, has Nod
 		VolumeId: v.ID, PublishContext: v.Publish, StagingTargetPath: v.StagingPath, TargetPath: target.Path,
 		VolumeCapability: v.capability(has), Readonly: target.ReadOnly, Secrets: v.Secrets, VolumeContext: v.Context,
 	})
-	return wrap("NodePublishVolume", v.ID, v.hidden().redactError(err))
+	return wrap("NodePublishVolume", v.ID, v.secretValues().redactError(err))
 }
 
 // Target is where and how a volume is published.

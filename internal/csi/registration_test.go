@@ -145,7 +145,7 @@ func TestARetiredConnectionEndsWithItsLastCall(t *testing.T) {
 	}
 	call(func() {
 		call(func() {
-			running.atLast(func() { closed++ })
+			running.whenIdle(func() { closed++ })
 			if closed > 0 {
 				t.Error("closed under two calls")
 			}
@@ -158,7 +158,7 @@ func TestARetiredConnectionEndsWithItsLastCall(t *testing.T) {
 		t.Error("not closed after the last call")
 	}
 	closed = 0
-	(&calls{}).atLast(func() { closed++ })
+	(&calls{}).whenIdle(func() { closed++ })
 	if closed != 1 {
 		t.Error("not closed where there is no call")
 	}

@@ -27,9 +27,9 @@ func (Secrets) String() string { return redacted }
 // GoString never shows a secret.
 func (Secrets) GoString() string { return redacted }
 
-// shortestSecret is the length in bytes from which a line of a secret's value is
+// minSecretLength is the length in bytes from which a line of a secret's value is
 // taken out of what a driver says. Shorter ones ("1", "no") are part of other words.
-const shortestSecret = 4
+const minSecretLength = 4
 
 // redact takes every line of every value out of a text. Lines, because a driver that
 // repeats a key in PEM may indent it or leave out its last newline.
@@ -37,7 +37,7 @@ func (s Secrets) redact(text string) string {
 	var lines []string
 	for _, value := range s {
 		for line := range strings.Lines(value) {
-			if line = strings.TrimSpace(line); len(line) >= shortestSecret {
+			if line = strings.TrimSpace(line); len(line) >= minSecretLength {
 				lines = append(lines, line)
 			}
 		}
@@ -68,9 +68,9 @@ func (s Secrets) redactError(err error) error {
 // volume context, or in the secrets (CSIDriver.spec.serviceAccountTokenInSecrets, KEP-2047, KEP-5538).
 const TokensKey = "csi.storage.k8s.io/serviceAccount.tokens" //nolint:gosec // a name
 
-// hidden is what nobody may read of a request in the driver's answer: the secrets, and
+// secretValues is what nobody may read of a request in the driver's answer: the secrets, and
 // each token by itself.
-func (v NodeVolume) hidden() Secrets {
+func (v NodeVolume) secretValues() Secrets {
 	all := Secrets{}
 	maps.Copy(all, v.Secrets)
 	for _, raw := range []string{v.Context[TokensKey], v.Secrets[TokensKey]} {
@@ -85,13 +85,13 @@ func (v NodeVolume) hidden() Secrets {
 	return all
 }
 
-// discreet is a connection that logs each call, as csi-lib-utils does, after the secrets
+// redacting is a connection that logs each call, as csi-lib-utils does, after the secrets
 // of the request were taken out of the driver's answer: the library takes them out of
 // requests and replies, not out of errors.
-type discreet struct{ grpc.ClientConnInterface }
+type redacting struct{ grpc.ClientConnInterface }
 
 // Invoke sends one call.
-func (c discreet) Invoke(ctx context.Context, method string, request, reply any, options ...grpc.CallOption) error {
+func (c redacting) Invoke(ctx context.Context, method string, request, reply any, options ...grpc.CallOption) error {
 	send := func(ctx context.Context, method string, request, reply any, _ *grpc.ClientConn, options ...grpc.CallOption) error {
 		var secrets Secrets
 		if r, ok := request.(interface{ GetSecrets() map[string]string }); ok {

@@ -47,7 +47,7 @@ func TestANodesRequestIsNotRepeated(t *testing.T) {
 		"tokens that are none":  {Secrets: Secrets{"password": "hunter2", "a": "ey.default.sig", "b": "ey.vault.sig"}, Context: map[string]string{TokensKey: "x"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := volume.hidden().redactError(status.Error(codes.Internal, "pool fast: hunter2, ey.default.sig and ey.vault.sig were refused"))
+			err := volume.secretValues().redactError(status.Error(codes.Internal, "pool fast: hunter2, ey.default.sig and ey.vault.sig were refused"))
 			if got, want := status.Convert(err).Message(), "pool fast: [REDACTED], [REDACTED] and [REDACTED] were refused"; got != want {
 				t.Errorf("got %q, want %q", got, want)
 			}

@@ -59,11 +59,11 @@ func DetachStarted(volume string, node attachment.NodeName, by attachment.Author
 	if by == nil {
 		return text
 	}
-	return text + ", which may still use it: " + state(why) + right(by)
+	return text + ", which may still use it: " + nodeState(why) + policyText(by)
 }
 
-// state is what a node is like that cannot be asked.
-func state(why attachment.Reason) string {
+// nodeState is what a node is like that cannot be asked.
+func nodeState(why attachment.Reason) string {
 	switch why {
 	case attachment.NodeGone:
 		return "the Node object was deleted"
@@ -76,7 +76,7 @@ func state(why attachment.Reason) string {
 	}
 }
 
-func right(by attachment.Authority) string {
+func policyText(by attachment.Authority) string {
 	switch by.(type) {
 	case attachment.OutOfServiceTaint:
 		return " and has the out-of-service taint"

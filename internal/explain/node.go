@@ -39,8 +39,8 @@ const stepNodeAffinity = "NodeAffinity check"
 // blockSteps are kubelet's names of the same steps for a block volume.
 var blockSteps = map[string]string{StepMountDevice: "SetUpDevice", StepSetUp: "MapPodDevice"}
 
-// waysBack are the steps of the way back as kubelet's log names them; it sends no events about them.
-var waysBack = map[bool]map[string]string{
+// undoSteps are the steps of the way back as kubelet's log names them; it sends no events about them.
+var undoSteps = map[bool]map[string]string{
 	false: {StepUnpublish: "UnmountVolume.TearDown", StepUnstage: "UnmountDevice"},
 	true:  {StepUnpublish: "UnmapVolume.UnmapPodDevice", StepUnstage: "UnmapDevice.TearDownDevice"},
 }
@@ -73,7 +73,7 @@ func (s NodeStep) since() string {
 	return fmt.Sprintf(" (%s failing since %s)", calls[s.Step], stamp(s.Since))
 }
 
-func (s NodeStep) back() string { return waysBack[s.Block][s.Step] }
+func (s NodeStep) undoStep() string { return undoSteps[s.Block][s.Step] }
 
 // Failed passes on why a volume could not be mounted, in kubelet's message, followed by the call.
 func (s NodeStep) Failed(cause string) (reason, text string) {
@@ -98,12 +98,12 @@ func (s NodeStep) failed(way, step, cause string) string {
 // StaysInUse says that a step of the way back failed, or does not end.
 func (s NodeStep) StaysInUse(node, cause string) string {
 	return fmt.Sprintf("%s %s for volume %q : %s%s; the volume stays in use on node %s, and the call is retried",
-		s.back(), cmp.Or(s.Verb, "failed"), s.Volume, cause, s.since(), node)
+		s.undoStep(), cmp.Or(s.Verb, "failed"), s.Volume, cause, s.since(), node)
 }
 
 // Waits says what a step of the way back waits for.
-func (s NodeStep) Waits(hold NodeHold) string {
-	return fmt.Sprintf("%s for volume %q has been %s", s.back(), s.Volume, hold.where())
+func (s NodeStep) Waits(wait NodeWait) string {
+	return fmt.Sprintf("%s for volume %q has been %s", s.undoStep(), s.Volume, wait.text())
 }
 
 // MountsFailed says why a pod as a whole does not get its volumes.

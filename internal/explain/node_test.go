@@ -14,8 +14,8 @@ func TestTheNodesEventsAreKubelets(t *testing.T) {
 	step := func(step string, block bool) NodeStep {
 		return NodeStep{Step: step, Block: block, Volume: "pv", Since: since}
 	}
-	held := func(reason nodevolume.Reason) NodeHold {
-		return NodeHold{Reason: reason, Since: since, Why: NodeReason(reason)}
+	held := func(reason nodevolume.Reason) NodeWait {
+		return NodeWait{Reason: reason, Since: since, Detail: NodeReason(reason)}
 	}
 	pending := func(name string) NodeStep { return NodeStep{Step: name, Volume: "pv", Verb: NotEnded} }
 	call := NodeCall{Driver: "disk.example", Method: "NodeStageVolume", Since: since, Timeout: 2 * time.Minute}
@@ -28,7 +28,7 @@ func TestTheNodesEventsAreKubelets(t *testing.T) {
 		"stage":                    {event(step(StepMountDevice, false).Failed("no")), `FailedMount MountVolume.MountDevice failed for volume "pv" : no (stage failing since 2026-01-01T09:00:00Z)`},
 		"stage of a block volume":  {event(step(StepMountDevice, true).Failed("no")), `FailedMapVolume MapVolume.SetUpDevice failed for volume "pv" : no (stage failing since 2026-01-01T09:00:00Z)`},
 		"stage without an answer": {
-			event(pending(StepMountDevice).Failed(call.GivenUp())),
+			event(pending(StepMountDevice).Failed(call.Pending())),
 			`FailedMount MountVolume.MountDevice has not ended for volume "pv" : CSI driver "disk.example" has not answered NodeStageVolume since 2026-01-01T09:00:00Z; the call times out after 2m0s`,
 		},
 		"publish":                   {event(step(StepSetUp, false).Failed("no")), `FailedMount MountVolume.SetUp failed for volume "pv" : no (publish failing since 2026-01-01T09:00:00Z)`},
@@ -46,8 +46,8 @@ func TestTheNodesEventsAreKubelets(t *testing.T) {
 		"unstage without an answer":       {pending(StepUnstage).StaysInUse("n", "no answer"), `UnmountDevice has not ended for volume "pv" : no answer; the volume stays in use on node n, and the call is retried`},
 		"unpublish waits":                 {step(StepUnpublish, false).Waits(held(nodevolume.DriverNotRegistered)), `UnmountVolume.TearDown for volume "pv" has been waiting since 2026-01-01T09:00:00Z: the driver is not registered on this node (DriverNotRegistered)`},
 		"unstage waits":                   {step(StepUnstage, false).Waits(held(nodevolume.AttachmentReplaced)), `UnmountDevice for volume "pv" has been waiting since 2026-01-01T09:00:00Z: the VolumeAttachment was recreated after the volume was staged, and the pods that use the earlier attachment must terminate first (AttachmentReplaced)`},
-		"the pod as a whole":              {MountsFailed(NodeHold{Reason: "ClaimNotReady", Since: since, Why: "not found"}.Waits()), `Unable to attach or mount volumes: waiting since 2026-01-01T09:00:00Z: not found (ClaimNotReady)`},
-		"not known since when":            {NodeHold{Reason: "ClaimNotReady", Why: "not found"}.Waits(), `waiting: not found (ClaimNotReady)`},
+		"the pod as a whole":              {MountsFailed(NodeWait{Reason: "ClaimNotReady", Since: since, Detail: "not found"}.Waits()), `Unable to attach or mount volumes: waiting since 2026-01-01T09:00:00Z: not found (ClaimNotReady)`},
+		"not known since when":            {NodeWait{Reason: "ClaimNotReady", Detail: "not found"}.Waits(), `waiting: not found (ClaimNotReady)`},
 		"mapped":                          {Mapped("pv", "/d"), `MapVolume.MapPodDevice succeeded for volume "pv" volumeMapPath "/d"`},
 		"abnormal":                        {Abnormal("data", "degraded"), `Volume data: degraded`},
 		"expanded":                        {Expanded("pv", "n"), `MountVolume.NodeExpandVolume succeeded for volume "pv" n`},
@@ -74,7 +74,7 @@ func TestWhatTheCallerWhoWaitsIsTold(t *testing.T) {
 		"nothing known": {NodeVolume("data", "pv", ""), `volume "data" (pv)`},
 		"at work":       {NodeVolume("data", "pv", NodeReason("")), `volume "data" (pv) is in progress`},
 		"held": {
-			NodeVolume("data", "pv", NodeHold{Reason: nodevolume.NodeUnknown, Since: since, Why: NodeReason(nodevolume.NodeUnknown)}.AsOf(now)),
+			NodeVolume("data", "pv", NodeWait{Reason: nodevolume.NodeUnknown, Since: since, Detail: NodeReason(nodevolume.NodeUnknown)}.AsOf(now)),
 			`volume "data" (pv) has been waiting since 2026-01-01T10:00:00Z (for 1.5s): the Node object has not been read or does not exist (NodeUnknown)`,
 		},
 		"called": {
@@ -83,7 +83,7 @@ func TestWhatTheCallerWhoWaitsIsTold(t *testing.T) {
 		},
 		"called, in short": {call.Unanswered(), `CSI driver "disk.example" has not answered NodeStageVolume since 2026-01-01T10:00:00Z`},
 		"fsGroup":          {NodeVolume("data", "pv", GroupChange(1000, 7)), `volume "data" (pv) is waiting for the ownership of its files to be set to fsGroup 1000, 7 files so far`},
-		"hindered":         {Hindered(nodevolume.NodeUnknown, "forbidden"), `the Node object has not been read or does not exist; last error: forbidden`},
+		"hindered":         {LastError(nodevolume.NodeUnknown, "forbidden"), `the Node object has not been read or does not exist; last error: forbidden`},
 		"no driver":        {NotRegistered(NodeReason(nodevolume.DriverNotRegistered), "disk.example"), `the driver is not registered on this node: driver name disk.example not found in the list of registered CSI drivers`},
 		"another label":    {OtherLabelWanted("pv", "a", "b"), `conflicting SELinux labels of volume pv: "a" and "b"; the pod that uses the volume must terminate first`},
 		"label left":       {OtherLabelMounted("v"), `waiting for unmount of volume "v", because it is already mounted to a different pod with a different SELinux label`},

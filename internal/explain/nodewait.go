@@ -33,8 +33,8 @@ func NodeReason(reason nodevolume.Reason) string {
 	return cmp.Or(nodeReasons[reason], "is in progress")
 }
 
-// Hindered describes a reason and the problem that is in the way.
-func Hindered(reason nodevolume.Reason, problem string) string {
+// LastError describes a reason and the problem that is in the way.
+func LastError(reason nodevolume.Reason, problem string) string {
 	return fmt.Sprintf("%s; last error: %s", NodeReason(reason), problem)
 }
 
@@ -54,33 +54,33 @@ func OtherLabelMounted(volume string) string {
 	return fmt.Sprintf("waiting for unmount of volume %q, because it is already mounted to a different pod with a different SELinux label", volume)
 }
 
-// NodeHold is why a volume waits on a node, and since when.
-type NodeHold struct {
+// NodeWait is why a volume waits on a node, and since when.
+type NodeWait struct {
 	Reason nodevolume.Reason
 	// Since is zero if that is not known.
 	Since time.Time
-	// Why is what the reason means here.
-	Why string
+	// Detail is what the reason means here.
+	Detail string
 }
 
-func (h NodeHold) where() string {
+func (h NodeWait) text() string {
 	if h.Since.IsZero() {
-		return fmt.Sprintf("waiting: %s (%s)", h.Why, h.Reason)
+		return fmt.Sprintf("waiting: %s (%s)", h.Detail, h.Reason)
 	}
-	return fmt.Sprintf("waiting since %s: %s (%s)", stamp(h.Since), h.Why, h.Reason)
+	return fmt.Sprintf("waiting since %s: %s (%s)", stamp(h.Since), h.Detail, h.Reason)
 }
 
 // Waits is the cause of a step that cannot begin. Where kubelet has a sentence for it that operators match on, that comes first.
-func (h NodeHold) Waits() string {
+func (h NodeWait) Waits() string {
 	if h.Reason == nodevolume.OtherPodMounted {
-		return fmt.Sprintf("%s; waiting since %s (%s)", h.Why, stamp(h.Since), h.Reason)
+		return fmt.Sprintf("%s; waiting since %s (%s)", h.Detail, stamp(h.Since), h.Reason)
 	}
-	return h.where()
+	return h.text()
 }
 
 // AsOf is the same for a caller that is waiting, with how long it has lasted.
-func (h NodeHold) AsOf(now time.Time) string {
-	return fmt.Sprintf("has been waiting since %s: %s (%s)", lasting(h.Since, now), h.Why, h.Reason)
+func (h NodeWait) AsOf(now time.Time) string {
+	return fmt.Sprintf("has been waiting since %s: %s (%s)", sinceText(h.Since, now), h.Detail, h.Reason)
 }
 
 // NodeCall is a call that a driver has not answered yet.
@@ -96,19 +96,19 @@ func (c NodeCall) Unanswered() string {
 	return fmt.Sprintf("CSI driver %q has not answered %s since %s", c.Driver, c.Method, stamp(c.Since))
 }
 
-// GivenUp is the cause of the step that has not ended.
-func (c NodeCall) GivenUp() string {
+// Pending is the cause of the step that has not ended.
+func (c NodeCall) Pending() string {
 	return fmt.Sprintf("%s; the call times out after %s", c.Unanswered(), c.Timeout)
 }
 
 // AsOf is the same for a caller that is waiting, with how long it has lasted.
 func (c NodeCall) AsOf(now time.Time) string {
 	return fmt.Sprintf("is waiting: CSI driver %q has not answered %s since %s; the call times out after %s",
-		c.Driver, c.Method, lasting(c.Since, now), c.Timeout)
+		c.Driver, c.Method, sinceText(c.Since, now), c.Timeout)
 }
 
-// lasting is a time and how long ago it was.
-func lasting(since, now time.Time) string {
+// sinceText is a time and how long ago it was.
+func sinceText(since, now time.Time) string {
 	return fmt.Sprintf("%s (for %s)", stamp(since), now.Sub(since).Round(time.Millisecond))
 }
 

@@ -23,18 +23,18 @@ func blocker(driver string, b attachment.Blocker) string {
 	switch {
 	case b.Cause.Reason != "":
 		return Wait(driver, b.Node, b.Cause, b.Ready)
-	case b.Kind == attachment.ByForeigner:
+	case b.Kind == attachment.ByForeignAttachment:
 		return Wait(driver, b.Node, attachment.Cause{Reason: attachment.ForeignAttachment}, b.Ready)
 	case b.Kind == attachment.ByCreate:
 		return fmt.Sprintf("a request to attach it to node %q got no answer and may still be carried out, for up to a minute", b.Node)
 	case b.Kind == attachment.ByDeletion:
 		return fmt.Sprintf("being detached from node %q", b.Node)
-	case b.Kind == attachment.ByTurn:
+	case b.Kind == attachment.ByNewAttachment:
 		return fmt.Sprintf("being attached to node %q, for a pod that came first", b.Node)
 	case b.Kind == attachment.ByUse:
-		return fmt.Sprintf("in use on node %q; %s", b.Node, untilTerminated("released", b.Cause, b.Ready))
+		return fmt.Sprintf("in use on node %q; %s", b.Node, untilPodsTerminate("released", b.Cause, b.Ready))
 	}
-	return fmt.Sprintf("attached to node %q%s; %s", b.Node, since(b.Cause), untilTerminated("detached", b.Cause, b.Ready))
+	return fmt.Sprintf("attached to node %q%s; %s", b.Node, since(b.Cause), untilPodsTerminate("detached", b.Cause, b.Ready))
 }
 
 // Wait says why a volume is still at a node, since when, and what ends that by itself.
@@ -60,9 +60,9 @@ func Wait(driver string, node attachment.NodeName, c attachment.Cause, ready att
 		return detaching(driver, node, c)
 	case attachment.AttachFailed:
 		return fmt.Sprintf("it may be attached to node %q, because an attach%s failed and is retried: %s; %s",
-			node, requested(c.Since), cause(c), untilTerminated("detached", c, ready))
+			node, requested(c.Since), cause(c), untilPodsTerminate("detached", c, ready))
 	case attachment.Attaching, attachment.AttachUnanswered:
-		return fmt.Sprintf("%s; %s", unanswered(node, c.Since), untilTerminated("detached", c, ready))
+		return fmt.Sprintf("%s; %s", unanswered(node, c.Since), untilPodsTerminate("detached", c, ready))
 	case attachment.ForeignAttachment:
 		return fmt.Sprintf("a VolumeAttachment for node %q has a name that no attach/detach controller gives; it is never deleted automatically, only by the client that created it", node)
 	case attachment.NodeNotManaged:
@@ -76,7 +76,7 @@ func mounted(node attachment.NodeName, c attachment.Cause, ready attachment.Know
 	text := unmount(node, c)
 	switch {
 	case ready == attachment.No:
-		return text + "; the node is not Ready, and " + forced(c)
+		return text + "; the node is not Ready, and " + forcedText(c)
 	case ready == attachment.Yes && !c.Overdue.IsZero():
 		return fmt.Sprintf("%s; the volume is not detached by force while the node is Ready; from %s on, it is detached by force as soon as the node is not Ready or is deleted", text, stamp(c.Overdue))
 	case ready == attachment.Yes:
@@ -92,12 +92,12 @@ func unmount(node attachment.NodeName, c attachment.Cause) string {
 	case c.Unconfirmed.IsZero():
 		return fmt.Sprintf("waiting%s for the kubelet of node %q to unmount it", since(c), node)
 	case c.Detail != "":
-		return fmt.Sprintf("it may be attached to node %q, because an attach%s failed and is retried: %s; %s", node, requested(c.Unconfirmed), cause(c), unlist(node, c))
+		return fmt.Sprintf("it may be attached to node %q, because an attach%s failed and is retried: %s; %s", node, requested(c.Unconfirmed), cause(c), waitingForList(node, c))
 	}
-	return fmt.Sprintf("%s; %s", unanswered(node, c.Unconfirmed), unlist(node, c))
+	return fmt.Sprintf("%s; %s", unanswered(node, c.Unconfirmed), waitingForList(node, c))
 }
 
-func unlist(node attachment.NodeName, c attachment.Cause) string {
+func waitingForList(node attachment.NodeName, c attachment.Cause) string {
 	return fmt.Sprintf("waiting%s for the kubelet of node %q to remove it from status.volumesInUse", since(c), node)
 }
 
@@ -105,9 +105,9 @@ func unanswered(node attachment.NodeName, asked time.Time) string {
 	return fmt.Sprintf("it may be attached to node %q, because an attach%s has had no answer yet", node, requested(asked))
 }
 
-// untilTerminated says what releases a volume from a node that pods want it at. Kubelet
+// untilPodsTerminate says what releases a volume from a node that pods want it at. Kubelet
 // alone ends pods, so those of a node that is not Ready stay until a person does something.
-func untilTerminated(released string, c attachment.Cause, ready attachment.Knowledge) string {
+func untilPodsTerminate(released string, c attachment.Cause, ready attachment.Knowledge) string {
 	const stuck, taint = "the node is not Ready, so the pods there cannot terminate by themselves", "If the machine is off, add the taint node.kubernetes.io/out-of-service to the node"
 	switch {
 	case ready != attachment.No:
@@ -154,8 +154,8 @@ func requested(at time.Time) string {
 	return " requested at " + stamp(at)
 }
 
-// forced says what the policies do about a node that is not Ready.
-func forced(c attachment.Cause) string {
+// forcedText says what the policies do about a node that is not Ready.
+func forcedText(c attachment.Cause) string {
 	if c.Forces != nil && !c.At.IsZero() {
 		return "the volume is detached by force at " + stamp(c.At)
 	}
@@ -182,7 +182,7 @@ func forcedWithoutNode(c attachment.Cause, sooner string) string {
 func returned(c attachment.Cause, ready attachment.Knowledge) string {
 	switch {
 	case ready == attachment.No:
-		return "the node is not Ready, and " + forced(c)
+		return "the node is not Ready, and " + forcedText(c)
 	case ready == attachment.Yes && !c.At.IsZero():
 		return fmt.Sprintf("if the node stays Ready and does not list the volume in use, it is detached, but not before %s", stamp(c.At))
 	}

@@ -146,9 +146,9 @@ func TestBlockers(t *testing.T) {
 		{Node: "a", Kind: attachment.ByAttachment, Cause: attachment.Cause{Since: time.Date(2026, 1, 1, 10, 0, 0, 0, time.UTC)}},
 		{Node: "b", Kind: attachment.ByUse},
 		{Node: "c", Kind: attachment.ByDeletion},
-		{Node: "d", Kind: attachment.ByForeigner},
+		{Node: "d", Kind: attachment.ByForeignAttachment},
 		{Node: "e", Kind: attachment.ByCreate},
-		{Node: "f", Kind: attachment.ByTurn},
+		{Node: "f", Kind: attachment.ByNewAttachment},
 	})
 	want := `attached to node "a" since 2026-01-01T10:00:00Z; it is detached once the pods there have terminated; ` +
 		`in use on node "b"; it is released once the pods there have terminated; being detached from node "c"; ` +

@@ -20,9 +20,9 @@ func IsAnswer(err error) bool {
 	return errors.As(err, &status) && status.Status().Code >= 400 && status.Status().Code < 500 && !apierrors.IsTimeout(err)
 }
 
-// MayLand reports whether a write that failed with the error may have been carried out,
+// MayBeCommitted reports whether a write that failed with the error may have been carried out,
 // or still be: neither did the API server refuse it, nor was there none to send it to.
-func MayLand(err error) bool { return !IsAnswer(err) && !utilnet.IsConnectionRefused(err) }
+func MayBeCommitted(err error) bool { return !IsAnswer(err) && !utilnet.IsConnectionRefused(err) }
 
 // reachTimeout is how long the API server may take to answer at all.
 const reachTimeout = 30 * time.Second

@@ -61,7 +61,7 @@ func (b *Barrier) Pass(ctx context.Context) (map[schema.GroupVersionKind]string,
 		if len(list.Items) == 0 {
 			continue // no write of the previous leader can be missed
 		}
-		err = Await(ctx, b.Caches[kind], list.ResourceVersion, func(ctx context.Context) error { return b.mark(ctx, &list.Items[0]) })
+		err = AwaitVersion(ctx, b.Caches[kind], list.ResourceVersion, func(ctx context.Context) error { return b.mark(ctx, &list.Items[0]) })
 		if err != nil {
 			return nil, fmt.Errorf("wait for the cache of %s to reach version %s: %w", kind.Kind, list.ResourceVersion, err)
 		}
@@ -69,13 +69,13 @@ func (b *Barrier) Pass(ctx context.Context) (map[schema.GroupVersionKind]string,
 	return versions, nil
 }
 
-// Await returns when the cache has reached the version of a quorum list of its kind. A cache
+// AwaitVersion returns when the cache has reached the version of a quorum list of its kind. A cache
 // that sees no event learns of that version with the next bookmark, about once a minute. mark,
 // if not nil, gives an object of the list a new version: an event that takes it there at once.
-func Await(ctx context.Context, informer cache.SharedIndexInformer, version string, mark func(context.Context) error) error {
+func AwaitVersion(ctx context.Context, informer cache.SharedIndexInformer, version string, mark func(context.Context) error) error {
 	store := informer.GetIndexer()
 	again := firstMark
-	return until(ctx, informer, func() bool {
+	return waitFor(ctx, informer, func() bool {
 		return reached(store.LastStoreSyncResourceVersion(), version)
 	}, func() time.Duration {
 		if mark == nil {
@@ -94,8 +94,8 @@ func Await(ctx context.Context, informer cache.SharedIndexInformer, version stri
 	})
 }
 
-// Mark is a merge patch that gives the object a new version by an annotation.
-func Mark(object metav1.Object) ([]byte, error) {
+// VersionMark is a merge patch that gives the object a new version by an annotation.
+func VersionMark(object metav1.Object) ([]byte, error) {
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": object.GetUID(), "resourceVersion": object.GetResourceVersion(),
 		"annotations": map[string]string{LeadingSinceAnnotation: time.Now().UTC().Format(time.RFC3339Nano)},
@@ -108,7 +108,7 @@ func Mark(object metav1.Object) ([]byte, error) {
 
 // mark writes the mark.
 func (b *Barrier) mark(ctx context.Context, object *metav1.PartialObjectMetadata) error {
-	body, err := Mark(object)
+	body, err := VersionMark(object)
 	if err != nil {
 		return err
 	}
@@ -145,7 +145,7 @@ func Confirm(ctx context.Context, live client.Reader, kind schema.GroupVersionKi
 		return err
 	}
 	store := informer.GetIndexer()
-	return until(ctx, informer, func() bool {
+	return waitFor(ctx, informer, func() bool {
 		if newest != "" && !reached(store.LastStoreSyncResourceVersion(), newest) {
 			return false
 		}
@@ -173,10 +173,10 @@ func listMetadata(ctx context.Context, live client.Reader, kind schema.GroupVers
 	return list, nil
 }
 
-// until returns when the condition holds, which each event of the informer may bring
+// waitFor returns when the condition holds, which each event of the informer may bring
 // about. If nudge is given, it is called at first and again after the time that it
 // returned, and the condition is looked at then too: bookmarks are no events.
-func until(ctx context.Context, informer cache.SharedIndexInformer, holds func() bool, nudge func() time.Duration) error {
+func waitFor(ctx context.Context, informer cache.SharedIndexInformer, holds func() bool, nudge func() time.Duration) error {
 	if holds() {
 		return nil
 	}

@@ -15,10 +15,10 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// rival is what a candidate last saw in the lease of somebody else. That the lease ran
+// otherHolder is what a candidate last saw in the lease of somebody else. That the lease ran
 // out is told by how long this did not change, on our own clock: the times in the
 // record are those of another machine.
-type rival struct {
+type otherHolder struct {
 	record []byte
 	since  time.Time
 }
@@ -51,7 +51,7 @@ func (l *Lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []
 		case record.HolderIdentity == "" || record.HolderIdentity == l.Identity():
 			return record, raw, nil
 		default:
-			left := l.rival.left(record, raw)
+			left := l.holder.remaining(record, raw)
 			if left <= 0 {
 				klog.FromContext(ctx).Info("The leader did not renew its lease", "lease", l.Describe(), "leader", record.HolderIdentity)
 				record.HolderIdentity = ""
@@ -80,7 +80,7 @@ func (l *Lease) getOwn(ctx context.Context) (*resourcelock.LeaderElectionRecord,
 	switch {
 	case l.lost != nil:
 	case record.HolderIdentity != l.Identity():
-		l.lost, l.until = errDeposed, time.Time{}
+		l.lost, l.until = errLeaseTaken, time.Time{}
 	case !l.isOwnRenewal(record.RenewTime.Time):
 		l.lost, l.until = fmt.Errorf("another process renews the leader lease under this identity %q: is the pod on the host network?", l.Identity()), time.Time{}
 	}
@@ -98,8 +98,8 @@ func (l *Lease) isOwnRenewal(at time.Time) bool {
 	})
 }
 
-// left tells how long the lease of another is good for.
-func (r *rival) left(record *resourcelock.LeaderElectionRecord, raw []byte) time.Duration {
+// remaining tells how long the lease of another is good for.
+func (r *otherHolder) remaining(record *resourcelock.LeaderElectionRecord, raw []byte) time.Duration {
 	if !bytes.Equal(raw, r.record) {
 		r.record, r.since = raw, time.Now()
 	}

@@ -237,10 +237,10 @@ func TestDeposedLeaderStaysDeposed(t *testing.T) {
 					t.Fatal(err)
 				}
 				for range 2 {
-					if _, _, err := lease.Get(t.Context()); !errors.Is(err, errDeposed) {
+					if _, _, err := lease.Get(t.Context()); !errors.Is(err, errLeaseTaken) {
 						t.Errorf("Get: %v", err)
 					}
-					if err := lease.Update(t.Context(), record); !errors.Is(err, errDeposed) {
+					if err := lease.Update(t.Context(), record); !errors.Is(err, errLeaseTaken) {
 						t.Errorf("Update: %v", err)
 					}
 					if lease.Held() {
@@ -343,12 +343,12 @@ func TestLeaseThatIsForbidden(t *testing.T) {
 					return refuse.Load(), nil, forbidden
 				})
 				c := e.stand("a")
-				if err := c.lease.Trouble(); err == nil || !strings.HasPrefix(err.Error(), want) {
+				if err := c.lease.Denied(); err == nil || !strings.HasPrefix(err.Error(), want) {
 					t.Errorf("trouble %v, want %q", err, want)
 				}
 				refuse.Store(false)
 				<-time.After(30 * time.Second)
-				if err := c.lease.Trouble(); err != nil || !c.leads() {
+				if err := c.lease.Denied(); err != nil || !c.leads() {
 					t.Errorf("it works again: trouble %v, leads: %v", err, c.leads())
 				}
 			})

@@ -22,8 +22,8 @@ import (
 // renewed within its deadline.
 var ErrNotLeading = errors.New("the leader lease was not renewed in time")
 
-// errDeposed is returned to an elector that has lost its lease to another process.
-var errDeposed = errors.New("the leader lease is held by another process")
+// errLeaseTaken is returned to an elector that has lost its lease to another process.
+var errLeaseTaken = errors.New("the leader lease is held by another process")
 
 // maxSent bounds the renewals without an answer that are remembered: a leader ends after a few.
 const maxSent = 20
@@ -41,7 +41,7 @@ type Lease struct {
 	retryPeriod   time.Duration
 	renewed       func(at time.Time) // may be nil
 
-	rival rival // only the elector's goroutine uses it
+	holder otherHolder // only the elector's goroutine uses it
 
 	mu       sync.Mutex
 	acquired time.Time // zero before the lease was ours
@@ -51,7 +51,7 @@ type Lease struct {
 	sent []time.Time
 	// unreadable and unwritable are why the API server denied the last read and the last write of the lease.
 	unreadable, unwritable error
-	kept                   bool // not to be given back
+	keepUntilExpiry        bool // not to be given back
 	// until is when the last renewal runs out, counted on the monotonic clock from
 	// before that renewal was sent.
 	until time.Time
@@ -99,8 +99,8 @@ func NewLease(config *rest.Config, c LeaseConfig) (*Lease, error) {
 // Create makes the Lease object and notes how long that is good for.
 func (l *Lease) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	sent := time.Now()
-	record = l.stamp(sent, record)
-	return l.note(sent, record, l.Interface.Create(ctx, record))
+	record = l.withTimes(sent, record)
+	return l.recordResult(sent, record, l.Interface.Create(ctx, record))
 }
 
 // Update acquires, renews or releases the lease and notes how long that is good for.
@@ -108,31 +108,31 @@ func (l *Lease) Update(ctx context.Context, record resourcelock.LeaderElectionRe
 	if err := l.Lost(); err != nil {
 		return err
 	}
-	if record.HolderIdentity != l.Identity() && l.isKept() {
+	if record.HolderIdentity != l.Identity() && l.keepsUntilExpiry() {
 		return nil
 	}
 	sent := time.Now()
-	record = l.stamp(sent, record)
-	return l.note(sent, record, l.Interface.Update(ctx, record))
+	record = l.withTimes(sent, record)
+	return l.recordResult(sent, record, l.Interface.Update(ctx, record))
 }
 
-// Keep makes the lease end by running out: its elector no longer gives it back. It is for a
+// KeepUntilExpiry makes the lease end by running out: its elector no longer gives it back. It is for a
 // leader that ends while something goes on that must not happen beside the next leader.
-func (l *Lease) Keep() {
+func (l *Lease) KeepUntilExpiry() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.kept = true
+	l.keepUntilExpiry = true
 }
 
-func (l *Lease) isKept() bool {
+func (l *Lease) keepsUntilExpiry() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.kept
+	return l.keepUntilExpiry
 }
 
-// stamp sets the times of a record of ours: the elector takes them before it calls
+// withTimes sets the times of a record of ours: the elector takes them before it calls
 // Get, and that may wait for hours.
-func (l *Lease) stamp(now time.Time, record resourcelock.LeaderElectionRecord) resourcelock.LeaderElectionRecord {
+func (l *Lease) withTimes(now time.Time, record resourcelock.LeaderElectionRecord) resourcelock.LeaderElectionRecord {
 	if record.HolderIdentity != l.Identity() {
 		return record
 	}
@@ -147,7 +147,7 @@ func (l *Lease) stamp(now time.Time, record resourcelock.LeaderElectionRecord) r
 	return record
 }
 
-func (l *Lease) note(sent time.Time, record resourcelock.LeaderElectionRecord, err error) error {
+func (l *Lease) recordResult(sent time.Time, record resourcelock.LeaderElectionRecord, err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.unwritable = denied(l.unwritable, "written", err)
@@ -191,8 +191,8 @@ func (l *Lease) read(ctx context.Context) (*resourcelock.LeaderElectionRecord, [
 	return record, raw, err
 }
 
-// Trouble is why the API server denies this process the lease, nil while it does not.
-func (l *Lease) Trouble() error {
+// Denied is why the API server denies this process the lease, nil while it does not.
+func (l *Lease) Denied() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return cmp.Or(l.unreadable, l.unwritable)

@@ -46,7 +46,7 @@ func NewManager(config *rest.Config, c ManagerConfig) (manager.Manager, error) {
 			return nil, fmt.Errorf("register API types: %w", err)
 		}
 	}
-	config = Wire(config)
+	config = WithProtobuf(config)
 	config.QPS, config.Burst = -1, c.Burst
 	if c.QPS > 0 {
 		config.QPS = c.QPS
@@ -55,9 +55,9 @@ func NewManager(config *rest.Config, c ManagerConfig) (manager.Manager, error) {
 	options := manager.Options{
 		Scheme:                 scheme,
 		Cache:                  CacheOptions(),
-		Metrics:                server.Options{BindAddress: orOff(c.MetricsAddress)},
-		HealthProbeBindAddress: orOff(c.HealthAddress),
-		PprofBindAddress:       orOff(c.ProfileAddress),
+		Metrics:                server.Options{BindAddress: addressOrOff(c.MetricsAddress)},
+		HealthProbeBindAddress: addressOrOff(c.HealthAddress),
+		PprofBindAddress:       addressOrOff(c.ProfileAddress),
 	}
 	if c.Lease != nil {
 		candidate := *c.Lease
@@ -77,7 +77,7 @@ func NewManager(config *rest.Config, c ManagerConfig) (manager.Manager, error) {
 		options.RetryPeriod = &c.RetryPeriod
 	}
 	if c.Clock != nil {
-		config = c.Clock.Read(config)
+		config = c.Clock.Follow(config)
 	}
 	if c.CountWrite != nil {
 		config = CountWrites(config, c.CountWrite)
@@ -92,7 +92,7 @@ func NewManager(config *rest.Config, c ManagerConfig) (manager.Manager, error) {
 	return mgr, nil
 }
 
-func orOff(address string) string {
+func addressOrOff(address string) string {
 	if address == "" {
 		return "0"
 	}

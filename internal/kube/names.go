@@ -123,15 +123,15 @@ var computedName = regexp.MustCompile("^csi-[0-9a-f]{64}$")
 // may have given, to whatever volume. Others were chosen by somebody.
 func IsAttachmentName(name string) bool { return computedName.MatchString(name) }
 
-// Unattached tells whether volumes of this driver have no VolumeAttachment.
-func Unattached(driver string) bool {
+// NoVolumeAttachment tells whether volumes of this driver have no VolumeAttachment.
+func NoVolumeAttachment(driver string) bool {
 	return driver == FibreChannelPlugin || driver == ISCSIPlugin
 }
 
 // UniqueVolumeName is the name of a volume in node.status.volumesAttached and
 // node.status.volumesInUse (k/k pkg/volume/util.GetUniqueVolumeName).
 func UniqueVolumeName(driver, handle string) string {
-	if Unattached(driver) {
+	if NoVolumeAttachment(driver) {
 		return driver + "/" + handle
 	}
 	return csiPluginPrefix + driver + "^" + handle

@@ -137,7 +137,7 @@ func (n *Newest[T]) Get(name string) (T, bool) {
 	cached, ok := n.cached(name)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.pick(name, cached, ok, mark)
+	return n.newest(name, cached, ok, mark)
 }
 
 // Cached returns all objects of the cache, without what we wrote since. They are shared.
@@ -167,7 +167,7 @@ func (n *Newest[T]) ByIndex(index, value string) map[string]T {
 	defer n.mu.Unlock()
 	for _, item := range items {
 		cached := item.(T)
-		if obj, ok := n.pick(cached.GetName(), cached, true, mark); ok && n.carries(obj, index, value) {
+		if obj, ok := n.newest(cached.GetName(), cached, true, mark); ok && n.carries(obj, index, value) {
 			found[cached.GetName()] = obj
 		}
 	}
@@ -179,7 +179,7 @@ func (n *Newest[T]) ByIndex(index, value string) map[string]T {
 		if _, ok := found[name]; ok {
 			continue
 		}
-		if obj, ok := n.pickWritten(name, mark); ok {
+		if obj, ok := n.newestWritten(name, mark); ok {
 			found[name] = obj
 		}
 	}
@@ -207,9 +207,9 @@ func find[T any](store cache.Indexer, name string) (T, bool) {
 	return item.(T), true
 }
 
-// pick chooses between the cached version, read when the store stood at or after
+// newest chooses between the cached version, read when the store stood at or after
 // mark, and ours.
-func (n *Newest[T]) pick(name string, cached T, ok bool, mark string) (T, bool) {
+func (n *Newest[T]) newest(name string, cached T, ok bool, mark string) (T, bool) {
 	if ours, have := n.ours(name); have {
 		same := ok && cached.GetUID() == ours.GetUID()
 		if same && !older(cached, ours) || reached(mark, ours.GetResourceVersion()) {
@@ -233,11 +233,11 @@ func (n *Newest[T]) pick(name string, cached T, ok bool, mark string) (T, bool) 
 	return cached, ok
 }
 
-// pickWritten is pick for an object that was not found in the cache's index: it may
+// newestWritten is pick for an object that was not found in the cache's index: it may
 // be in the cache all the same, in another version.
-func (n *Newest[T]) pickWritten(name, mark string) (T, bool) {
+func (n *Newest[T]) newestWritten(name, mark string) (T, bool) {
 	cached, ok := n.cached(name)
-	return n.pick(name, cached, ok, mark)
+	return n.newest(name, cached, ok, mark)
 }
 
 func older(a, b client.Object) bool {

@@ -24,8 +24,8 @@ type Writer struct {
 	Time    time.Time
 }
 
-// ByHand reports whether a person writes under this field manager.
-func ByHand(manager string) bool { return strings.HasPrefix(manager, "kubectl") }
+// IsKubectl reports whether a person writes under this field manager.
+func IsKubectl(manager string) bool { return strings.HasPrefix(manager, "kubectl") }
 
 // ReportWriter returns the last writer of a Node's status.volumesAttached. An empty list
 // has none. It also works on a Node from the cache.
@@ -33,9 +33,9 @@ func ReportWriter(node *corev1.Node) (Writer, bool) {
 	return writerOf(node.ManagedFields, "f:status", "f:volumesAttached")
 }
 
-// AttachmentMaker returns the creator of a VolumeAttachment. It needs the whole object:
+// AttachmentCreator returns the creator of a VolumeAttachment. It needs the whole object:
 // the cache drops managed fields.
-func AttachmentMaker(va *storagev1.VolumeAttachment) (Writer, bool) {
+func AttachmentCreator(va *storagev1.VolumeAttachment) (Writer, bool) {
 	return writerOf(va.ManagedFields, "f:spec", "f:attacher")
 }
 

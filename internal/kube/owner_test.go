@@ -65,7 +65,7 @@ func TestAttachmentMaker(t *testing.T) {
 		{Manager: "csi-attacher", FieldsV1: metav1.NewFieldsV1(`{"f:status": {"f:attached": {}}}`)},
 		{Manager: "kube-controller-manager", Time: &at, FieldsV1: metav1.NewFieldsV1(`{"f:spec": {"f:attacher": {}, "f:nodeName": {}}}`)},
 	}}}
-	got, ok := AttachmentMaker(va)
+	got, ok := AttachmentCreator(va)
 	if want := (Writer{"kube-controller-manager", time.Unix(3, 0)}); !ok || got.Manager != want.Manager || !got.Time.Equal(want.Time) {
 		t.Errorf("maker = %v %v, want %v", got, ok, want)
 	}

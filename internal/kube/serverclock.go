@@ -53,8 +53,8 @@ func (c *ServerClock) Lead() {
 	c.leads = true
 }
 
-// Heed takes the Date header of an answer that came just now.
-func (c *ServerClock) Heed(header string) {
+// Observe takes the Date header of an answer that came just now.
+func (c *ServerClock) Observe(header string) {
 	date, err := http.ParseTime(header)
 	if err != nil {
 		return
@@ -70,8 +70,8 @@ func (c *ServerClock) Heed(header string) {
 	}
 }
 
-// Read lets the clock see the answers that a client of the config gets.
-func (c *ServerClock) Read(config *rest.Config) *rest.Config {
+// Follow lets the clock see the answers that a client of the config gets.
+func (c *ServerClock) Follow(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return clockReader{c, next} })
 	return config
@@ -86,7 +86,7 @@ type clockReader struct {
 func (r clockReader) RoundTrip(request *http.Request) (*http.Response, error) {
 	answer, err := r.next.RoundTrip(request)
 	if err == nil {
-		r.clock.Heed(answer.Header.Get("Date"))
+		r.clock.Observe(answer.Header.Get("Date"))
 	}
 	return answer, err
 }

@@ -13,17 +13,17 @@ func TestServerClock(t *testing.T) {
 		if got := c.Now(); !got.Equal(time.Now()) {
 			t.Errorf("before the first answer: %v", got)
 		}
-		c.Heed("no date at all")
+		c.Observe("no date at all")
 		// This process's own clock is an hour ahead.
 		server := time.Now().Add(-time.Hour).Truncate(time.Second)
-		c.Heed(server.UTC().Format(http.TimeFormat))
+		c.Observe(server.UTC().Format(http.TimeFormat))
 		c.Lead()
 		time.Sleep(6 * time.Minute)
 		// Another API server's clock is an hour ahead of the first one's: no wait may be
 		// judged by that, and none that is written down may be too early by it.
-		c.Heed(server.Add(6*time.Minute + time.Hour).UTC().Format(http.TimeFormat))
+		c.Observe(server.Add(6*time.Minute + time.Hour).UTC().Format(http.TimeFormat))
 		time.Sleep(time.Minute)
-		c.Heed(server.Add(7 * time.Minute).UTC().Format(http.TimeFormat))
+		c.Observe(server.Add(7 * time.Minute).UTC().Format(http.TimeFormat))
 		if got, want := c.Now(), server.Add(7*time.Minute); !got.Equal(want) {
 			t.Errorf("after seven minutes: %v, want %v", got, want)
 		}
@@ -42,14 +42,14 @@ func TestServerClockOfASuspendedMachine(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var suspended, successor ServerClock
 				date := time.Now().Truncate(time.Second)
-				suspended.Heed(date.UTC().Format(http.TimeFormat))
+				suspended.Observe(date.UTC().Format(http.TimeFormat))
 				if leads {
 					suspended.Lead()
 				}
 				// time.Since does not move, the API server's clock does.
 				date = date.Add(time.Hour)
 				for _, c := range []*ServerClock{&suspended, &successor} {
-					c.Heed(date.UTC().Format(http.TimeFormat))
+					c.Observe(date.UTC().Format(http.TimeFormat))
 				}
 				if apart := successor.Now().Sub(suspended.Newest()); apart > time.Second {
 					t.Errorf("it dates %v too early", apart)

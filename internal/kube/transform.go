@@ -68,7 +68,7 @@ func StripPod(pod *corev1.Pod) *corev1.Pod {
 	}
 	// What its containers do matters only once the pod is being deleted (PodEnded), and
 	// then only whether any of them runs: one is kept for all.
-	if len(kept.Spec.Volumes) > 0 && pod.DeletionTimestamp != nil && anyRuns(pod) {
+	if len(kept.Spec.Volumes) > 0 && pod.DeletionTimestamp != nil && anyContainerRuns(pod) {
 		kept.Status.ContainerStatuses = make([]corev1.ContainerStatus, 1)
 	}
 	return kept
@@ -79,10 +79,10 @@ func StripPod(pod *corev1.Pod) *corev1.Pod {
 // (k/k pkg/volume/util.IsPodTerminated).
 func PodEnded(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded ||
-		pod.DeletionTimestamp != nil && !anyRuns(pod)
+		pod.DeletionTimestamp != nil && !anyContainerRuns(pod)
 }
 
-func anyRuns(pod *corev1.Pod) bool {
+func anyContainerRuns(pod *corev1.Pod) bool {
 	runs := func(s corev1.ContainerStatus) bool { return s.State.Terminated == nil && s.State.Waiting == nil }
 	return slices.ContainsFunc(pod.Status.InitContainerStatuses, runs) ||
 		slices.ContainsFunc(pod.Status.ContainerStatuses, runs) ||
@@ -178,7 +178,7 @@ func Migrated(volume *corev1.PersistentVolume) bool { return volume.Annotations[
 func StripAttachment(attachment *storagev1.VolumeAttachment) *storagev1.VolumeAttachment {
 	kept := &storagev1.VolumeAttachment{ObjectMeta: meta(attachment.ObjectMeta), Spec: attachment.Spec}
 	if len(attachment.Finalizers) > 0 {
-		kept.Finalizers = someFinalizer
+		kept.Finalizers = anyFinalizer
 	}
 	if inline := attachment.Spec.Source.InlineVolumeSpec; inline != nil {
 		short := &corev1.PersistentVolumeSpec{AccessModes: inline.AccessModes}
@@ -196,7 +196,7 @@ func StripAttachment(attachment *storagev1.VolumeAttachment) *storagev1.VolumeAt
 		}
 	}
 	if _, ok := attachment.Annotations[PublishedHandleAnnotation]; ok {
-		kept.GenerateName = byBelay
+		kept.GenerateName = calledByBelay
 	}
 	kept.Status.Attached = attachment.Status.Attached
 	kept.Status.AttachError = attachment.Status.AttachError
@@ -204,19 +204,19 @@ func StripAttachment(attachment *storagev1.VolumeAttachment) *storagev1.VolumeAt
 	return kept
 }
 
-// someFinalizer is what the cache keeps of an attachment's finalizers: whether there is one.
+// anyFinalizer is what the cache keeps of an attachment's finalizers: whether there is one.
 // Without any, no attacher has begun with it.
-var someFinalizer = []string{"belay.dev/some"}
+var anyFinalizer = []string{"belay.dev/some"}
 
-// byBelay is what the cache notes, in a field that it has no other use for, on an attachment
+// calledByBelay is what the cache notes, in a field that it has no other use for, on an attachment
 // whose driver belay-attacher calls. Among the annotations it would be a change that the
 // controller looks at, for each attach. No such object is ever written.
-const byBelay = "belay-attacher"
+const calledByBelay = "belay-attacher"
 
 // CalledByBelay tells of an attachment of the cache whether belay-attacher calls the driver
 // for it.
 func CalledByBelay(attachment *storagev1.VolumeAttachment) bool {
-	return attachment.GenerateName == byBelay
+	return attachment.GenerateName == calledByBelay
 }
 
 // attachmentAnnotations are those that the controller reads back.

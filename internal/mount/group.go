@@ -24,7 +24,7 @@ type GroupChange struct {
 	// squashed export, FAT, a mount that is read-only). Kubelet lets the pod have the volume
 	// all the same.
 	Refused atomic.Int64
-	// FirstRefusal says of what and why, once GiveToGroup has returned.
+	// FirstRefusal says of what and why, once ChangeGroup has returned.
 	FirstRefusal error
 }
 
@@ -42,9 +42,9 @@ const openDirectories = 32
 // ErrMoved says that a directory was moved while the tree below it was being changed.
 var ErrMoved = errors.New("the directory was moved during the change")
 
-// BelongsToGroup says whether a directory looks as GiveToGroup leaves it. Since the top of a
+// HasGroup says whether a directory looks as ChangeGroup leaves it. Since the top of a
 // tree is changed last, its whole tree was changed then. What is no directory never does.
-func (r *Root) BelongsToGroup(name string, gid int) (bool, error) {
+func (r *Root) HasGroup(name string, gid int) (bool, error) {
 	fd, err := r.openTop(name)
 	if err != nil {
 		return false, err
@@ -57,14 +57,14 @@ func (r *Root) BelongsToGroup(name string, gid int) (bool, error) {
 	return isDirectory(st) && int(st.Gid) == gid && st.Mode&groupDirectory == groupDirectory, nil
 }
 
-// GiveToGroup changes a file or a directory and everything below it, children first. It
+// ChangeGroup changes a file or a directory and everything below it, children first. It
 // follows no symlink and enters no other mount. What vanishes meanwhile needs no change, what
 // comes meanwhile may be missed. It ends early when ctx ends, with its cause.
 //
 // Others may write to the volume at the same time and must not lead the change out of it:
 // each file is opened in its opened directory, without touching what it is (O_PATH), and is
 // changed through that descriptor alone.
-func (r *Root) GiveToGroup(ctx context.Context, name string, change *GroupChange) error {
+func (r *Root) ChangeGroup(ctx context.Context, name string, change *GroupChange) error {
 	top, err := r.openTop(name)
 	if err != nil {
 		return err
@@ -72,7 +72,7 @@ func (r *Root) GiveToGroup(ctx context.Context, name string, change *GroupChange
 	defer closeFD(top)
 	walk := groupWalk{GroupChange: change, path: r.Path(name)}
 	defer walk.close()
-	if err := walk.all(ctx, top); err != nil && !errors.Is(err, errNothingCanChange) {
+	if err := walk.run(ctx, top); err != nil && !errors.Is(err, errReadOnlyFileSystem) {
 		return err
 	}
 	return nil
@@ -95,7 +95,7 @@ func (r *Root) openTop(name string) (int, error) {
 // openBelow opens an entry of an opened directory, and never what a symlink points to.
 func openBelow(directory int, name string, flags, resolve uint64) (fd int, err error) {
 	how := unix.OpenHow{Flags: flags | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: resolve}
-	err = again(func() error {
+	err = retryEINTR(func() error {
 		fd, err = unix.Openat2(directory, name, &how)
 		return err
 	})
@@ -103,11 +103,11 @@ func openBelow(directory int, name string, flags, resolve uint64) (fd int, err e
 }
 
 func stat(fd int) (st unix.Stat_t, err error) {
-	return st, again(func() error { return unix.Fstat(fd, &st) })
+	return st, retryEINTR(func() error { return unix.Fstat(fd, &st) })
 }
 
-// again repeats a call that a signal interrupted; the runtime sends itself signals all the time.
-func again(call func() error) error {
+// retryEINTR repeats a call that a signal interrupted; the runtime sends itself signals all the time.
+func retryEINTR(call func() error) error {
 	for {
 		if err := call(); !errors.Is(err, unix.EINTR) {
 			return err
@@ -119,8 +119,8 @@ func closeFD(fd int) { _ = unix.Close(fd) } // nothing was written through it
 
 func isDirectory(st unix.Stat_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFDIR }
 
-// errNothingCanChange ends a walk over a file system that is read-only as a whole.
-var errNothingCanChange = errors.New("the file system is read-only")
+// errReadOnlyFileSystem ends a walk over a file system that is read-only as a whole.
+var errReadOnlyFileSystem = errors.New("the file system is read-only")
 
 // groupWalk is one walk. It goes down by names in opened directories, and up by "..".
 type groupWalk struct {
@@ -141,7 +141,7 @@ type level struct {
 	left []byte
 }
 
-func (w *groupWalk) lowest() *level { return &w.down[len(w.down)-1] }
+func (w *groupWalk) current() *level { return &w.down[len(w.down)-1] }
 
 func (w *groupWalk) close() {
 	for _, l := range w.down {
@@ -151,7 +151,7 @@ func (w *groupWalk) close() {
 	}
 }
 
-func (w *groupWalk) all(ctx context.Context, top int) error {
+func (w *groupWalk) run(ctx context.Context, top int) error {
 	st, err := stat(top)
 	if err != nil {
 		return w.failed("look at", "", err)
@@ -163,8 +163,8 @@ func (w *groupWalk) all(ctx context.Context, top int) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if name, ok := w.lowest().next(); ok {
-			err = w.enter(ctx, int(w.lowest().dir.Fd()), name)
+		if name, ok := w.current().next(); ok {
+			err = w.enter(ctx, int(w.current().dir.Fd()), name)
 		} else {
 			err = w.leave()
 		}
@@ -226,7 +226,7 @@ func (w *groupWalk) enter(ctx context.Context, above int, name string) error {
 
 // entry changes an entry of the lowest directory, or keeps its name if it is a directory itself.
 func (w *groupWalk) entry(name string) error {
-	fd, err := openBelow(int(w.lowest().dir.Fd()), name, unix.O_PATH, unix.RESOLVE_NO_XDEV)
+	fd, err := openBelow(int(w.current().dir.Fd()), name, unix.O_PATH, unix.RESOLVE_NO_XDEV)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EXDEV) {
 		return nil
 	}
@@ -239,7 +239,7 @@ func (w *groupWalk) entry(name string) error {
 		return w.failed("look at", name, err)
 	}
 	if isDirectory(st) {
-		in := w.lowest()
+		in := w.current()
 		in.left = append(append(in.left, name...), 0)
 		return nil
 	}
@@ -248,7 +248,7 @@ func (w *groupWalk) entry(name string) error {
 
 // leave changes the lowest directory, of which everything below is done, and goes up.
 func (w *groupWalk) leave() error {
-	lowest := *w.lowest()
+	lowest := *w.current()
 	fd := int(lowest.dir.Fd())
 	st, err := stat(fd)
 	if err != nil {
@@ -297,8 +297,8 @@ func (w *groupWalk) change(fd int, st unix.Stat_t, name string) error {
 		mode = before
 	}
 	if int(st.Gid) != w.GID {
-		err := again(func() error { return unix.Fchownat(fd, "", -1, w.GID, unix.AT_EMPTY_PATH) })
-		if err := w.judge("change the group of", name, err); err != nil {
+		err := retryEINTR(func() error { return unix.Fchownat(fd, "", -1, w.GID, unix.AT_EMPTY_PATH) })
+		if err := w.classify("change the group of", name, err); err != nil {
 			return err
 		}
 		// That took set-user-ID and set-group-ID away.
@@ -308,12 +308,12 @@ func (w *groupWalk) change(fd int, st unix.Stat_t, name string) error {
 		return nil
 	}
 	// The call that takes a descriptor is not to be had for one that was opened by O_PATH.
-	err := again(func() error { return unix.Chmod("/proc/self/fd/"+strconv.Itoa(fd), mode) })
-	return w.judge("change the mode of", name, err)
+	err := retryEINTR(func() error { return unix.Chmod("/proc/self/fd/"+strconv.Itoa(fd), mode) })
+	return w.classify("change the mode of", name, err)
 }
 
-// judge tells what the file system does not allow, which is no failure, from what went wrong.
-func (w *groupWalk) judge(attempt, name string, err error) error {
+// classify tells what the file system does not allow, which is no failure, from what went wrong.
+func (w *groupWalk) classify(attempt, name string, err error) error {
 	switch {
 	case err == nil, errors.Is(err, unix.ENOENT): // a server notices late that it has vanished
 		return nil
@@ -323,7 +323,7 @@ func (w *groupWalk) judge(attempt, name string, err error) error {
 			w.FirstRefusal = w.failed(attempt, name, err)
 		}
 		if errors.Is(err, unix.EROFS) {
-			return errNothingCanChange
+			return errReadOnlyFileSystem
 		}
 		return nil
 	default:

@@ -36,7 +36,7 @@ func volume(t *testing.T, kind, options string) (root *Root, dir string) {
 func give(t *testing.T, root *Root) *GroupChange {
 	t.Helper()
 	change := &GroupChange{GID: testGroup}
-	must(t, root.GiveToGroup(t.Context(), "pod/mount", change))
+	must(t, root.ChangeGroup(t.Context(), "pod/mount", change))
 	return change
 }
 
@@ -76,7 +76,7 @@ func TestFilesAreGivenToAGroup(t *testing.T) {
 	must(t, unix.Mknod(filepath.Join(dir, "device"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))))
 	must(t, os.Mkdir(filepath.Join(dir, "sticky"), 0o700))
 	must(t, unix.Chmod(filepath.Join(dir, "sticky"), 0o1700))
-	if fits, err := root.BelongsToGroup("pod/mount", testGroup); err != nil || fits {
+	if fits, err := root.HasGroup("pod/mount", testGroup); err != nil || fits {
 		t.Errorf("fits before the change: %v, %v", fits, err)
 	}
 	change := give(t, root)
@@ -91,7 +91,7 @@ func TestFilesAreGivenToAGroup(t *testing.T) {
 	if want := int64(len(modes) + 6); change.Seen.Load() != want || change.Refused.Load() != 0 {
 		t.Errorf("seen %d (want %d), refused %d", change.Seen.Load(), want, change.Refused.Load())
 	}
-	if fits, err := root.BelongsToGroup("pod/mount", testGroup); err != nil || !fits {
+	if fits, err := root.HasGroup("pod/mount", testGroup); err != nil || !fits {
 		t.Errorf("fits after the change: %v, %v", fits, err)
 	}
 }
@@ -112,17 +112,17 @@ func TestWhichRootsBelongToAGroup(t *testing.T) {
 	} {
 		must(t, os.Chown(dir, -1, test.gid))
 		must(t, unix.Chmod(dir, test.mode))
-		if got, err := root.BelongsToGroup("pod/mount", testGroup); err != nil || got != test.want {
+		if got, err := root.HasGroup("pod/mount", testGroup); err != nil || got != test.want {
 			t.Errorf("group %d, mode %o: %v, %v", test.gid, test.mode, got, err)
 		}
 	}
 	must(t, root.Write("file", nil, Crash))
 	must(t, os.Chown(root.Path("file"), -1, testGroup))
 	must(t, unix.Chmod(root.Path("file"), 0o2770))
-	if got, err := root.BelongsToGroup("file", testGroup); err != nil || got {
+	if got, err := root.HasGroup("file", testGroup); err != nil || got {
 		t.Errorf("a file: %v, %v", got, err)
 	}
-	must(t, root.GiveToGroup(t.Context(), "file", &GroupChange{GID: testGroup + 1}))
+	must(t, root.ChangeGroup(t.Context(), "file", &GroupChange{GID: testGroup + 1}))
 	if got := look(t, root.Path("file")); got != fmt.Sprintf("%d 2770", testGroup+1) {
 		t.Errorf("a volume that is a file: %s", got)
 	}
@@ -165,7 +165,7 @@ func TestAChangeStaysInItsVolume(t *testing.T) {
 	}
 	// The volume may be a symlink itself.
 	must(t, os.Symlink(outside, root.Path("pod/link")))
-	must(t, root.GiveToGroup(t.Context(), "pod/link", &GroupChange{GID: testGroup}))
+	must(t, root.ChangeGroup(t.Context(), "pod/link", &GroupChange{GID: testGroup}))
 	if got := look(t, outside); got != before[outside] {
 		t.Errorf("what the volume links to is %s", got)
 	}
@@ -216,14 +216,14 @@ func TestTheTopIsChangedLast(t *testing.T) {
 		must(t, os.Chown(dir, -1, 0))
 		ctx, cancel := context.WithCancelCause(t.Context())
 		change := &GroupChange{GID: testGroup + int(after)}
-		err := root.GiveToGroup(&endsAfter{Context: ctx, change: change, files: after, end: func() { cancel(released) }}, "pod/mount", change)
+		err := root.ChangeGroup(&endsAfter{Context: ctx, change: change, files: after, end: func() { cancel(released) }}, "pod/mount", change)
 		if !errors.Is(err, released) {
 			t.Fatalf("ended after %d files: %v", after, err)
 		}
 		if change.Seen.Load() > after {
 			t.Errorf("ended after %d files, went on to %d", after, change.Seen.Load())
 		}
-		if fits, err := root.BelongsToGroup("pod/mount", change.GID); err != nil || fits {
+		if fits, err := root.HasGroup("pod/mount", change.GID); err != nil || fits {
 			t.Errorf("ended after %d files: fits %v, %v", after, fits, err)
 		}
 	}
@@ -295,14 +295,14 @@ func TestAMovedDirectoryLeadsNowhere(t *testing.T) {
 			before := look(t, root.Path("pod/disk"))
 			change := &GroupChange{GID: testGroup}
 			moved := sync.OnceFunc(func() { must(t, os.Rename(root.Path("pod/disk/volume/d/d/d"), root.Path(to))) })
-			err := root.GiveToGroup(&endsAfter{Context: t.Context(), change: change, files: 1, end: moved}, "pod/mount", change)
+			err := root.ChangeGroup(&endsAfter{Context: t.Context(), change: change, files: 1, end: moved}, "pod/mount", change)
 			if err == nil || (strings.HasPrefix(name, "within") && !errors.Is(err, ErrMoved)) {
 				t.Errorf("the change ended with %v", err)
 			}
 			if got := look(t, root.Path("pod/disk")); got != before {
 				t.Errorf("outside was %s and is %s", before, got)
 			}
-			if fits, err := root.BelongsToGroup("pod/mount", testGroup); err != nil || fits {
+			if fits, err := root.HasGroup("pod/mount", testGroup); err != nil || fits {
 				t.Errorf("fits %v, %v", fits, err)
 			}
 		})
@@ -334,7 +334,7 @@ func TestAChangeAmongHostileNeighbours(t *testing.T) {
 	}
 	for range 200 {
 		change := &GroupChange{GID: testGroup}
-		must(t, root.GiveToGroup(t.Context(), "pod/mount", change))
+		must(t, root.ChangeGroup(t.Context(), "pod/mount", change))
 	}
 	stop()
 	neighbours.Wait()

@@ -49,8 +49,8 @@ func OpenRoot(path string, points func() ([]string, error)) (*Root, error) {
 // Close lets go of the directory.
 func (r *Root) Close() error { return r.root.Close() }
 
-// ErrLeadsOut says that a directory is a symbolic link that leads out of the root.
-var ErrLeadsOut = errors.New("it is a symbolic link that leads out of the root directory, and such links are not followed")
+// ErrSymlinkOutside says that a directory is a symbolic link that leads out of the root.
+var ErrSymlinkOutside = errors.New("it is a symbolic link that leads out of the root directory, and such links are not followed")
 
 // Sub is the tree below a directory. Who works on many files there saves the way to it.
 func (r *Root) Sub(name string) (*Root, error) {
@@ -61,7 +61,7 @@ func (r *Root) Sub(name string) (*Root, error) {
 	return &Root{root: root, path: r.Path(name), points: r.points, fsync: r.fsync}, nil
 }
 
-// Inside fails with ErrLeadsOut if one of the directories is a symbolic link that is not followed.
+// Inside fails with ErrSymlinkOutside if one of the directories is a symbolic link that is not followed.
 func (r *Root) Inside(names ...string) error {
 	for _, name := range names {
 		info, err := r.root.Lstat(name)
@@ -69,7 +69,7 @@ func (r *Root) Inside(names ...string) error {
 			continue // what else is wrong with it shows where it is used
 		}
 		if _, err := r.root.Stat(name); err != nil {
-			return fmt.Errorf("use %s: %w", r.Path(name), ErrLeadsOut)
+			return fmt.Errorf("use %s: %w", r.Path(name), ErrSymlinkOutside)
 		}
 	}
 	return nil
@@ -96,23 +96,23 @@ func (r *Root) Lock(name string) (unlock func() error, err error) {
 // Path is the absolute path of a name.
 func (r *Root) Path(name string) string { return filepath.Join(r.path, name) }
 
-// ErrHostileName says that a name would not be one element of a path.
-var ErrHostileName = errors.New("not a valid path element")
+// ErrInvalidName says that a name would not be one element of a path.
+var ErrInvalidName = errors.New("not a valid path element")
 
-// maxElement is the longest name that file systems take, in bytes (NAME_MAX).
-const maxElement = 255
+// maxName is the longest name that file systems take, in bytes (NAME_MAX).
+const maxName = 255
 
-// Element checks a name from the API before it becomes one element of a path.
-func Element(name string) error {
+// CheckName checks a name from the API before it becomes one element of a path.
+func CheckName(name string) error {
 	switch {
 	case name == "" || name == "." || name == "..":
-		return fmt.Errorf("name %q is %w", name, ErrHostileName)
-	case len(name) > maxElement:
-		return fmt.Errorf("name %q... of %d bytes is %w", name[:32], len(name), ErrHostileName)
+		return fmt.Errorf("name %q is %w", name, ErrInvalidName)
+	case len(name) > maxName:
+		return fmt.Errorf("name %q... of %d bytes is %w", name[:32], len(name), ErrInvalidName)
 	}
 	for _, c := range []byte(name) {
 		if c == '/' || c < 0x20 || c == 0x7f {
-			return fmt.Errorf("name %q is %w", name, ErrHostileName)
+			return fmt.Errorf("name %q is %w", name, ErrInvalidName)
 		}
 	}
 	return nil
@@ -308,9 +308,9 @@ func (r *Root) Symlink(target, name string) error {
 	return nil
 }
 
-// Propagates says whether mounts below the root reach other mount namespaces and
+// IsShared says whether mounts below the root reach other mount namespaces and
 // come from them: drivers in containers publish into their own.
-func (r *Root) Propagates() (bool, error) {
+func (r *Root) IsShared() (bool, error) {
 	if r.points != nil {
 		return true, nil
 	}
@@ -362,9 +362,9 @@ func mountedOn(path string) (bool, error) {
 	return len(found) > 0, nil
 }
 
-// Placed says whether a driver has put a volume at a path: a mount or, for a block volume,
+// IsPublished says whether a driver has put a volume at a path: a mount or, for a block volume,
 // a device. A link counts for a mount, and leads on to a device: there are drivers that mount elsewhere.
-func (r *Root) Placed(name string, block bool) (bool, error) {
+func (r *Root) IsPublished(name string, block bool) (bool, error) {
 	mounted, err := r.Mounted(name)
 	switch {
 	case err != nil:

@@ -39,12 +39,12 @@ func must(t *testing.T, err error) {
 
 func TestHostileNamesAreRefused(t *testing.T) {
 	for _, name := range []string{"", ".", "..", "../x", "a/b", "/etc", "a\nb", "a\x00b", "\x7f", strings.Repeat("x", 4096)} {
-		if err := Element(name); !errors.Is(err, ErrHostileName) {
-			t.Errorf("%.20q: %v, want %v", name, err, ErrHostileName)
+		if err := CheckName(name); !errors.Is(err, ErrInvalidName) {
+			t.Errorf("%.20q: %v, want %v", name, err, ErrInvalidName)
 		}
 	}
 	for _, name := range []string{"pvc-1", "ebs.csi.aws.com", "0e816a08-b4f9-4f88-a467-a546f71c679a", "~", "ü"} {
-		if err := Element(name); err != nil {
+		if err := CheckName(name); err != nil {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
@@ -242,7 +242,7 @@ func TestTheKernelsMountTable(t *testing.T) {
 	root, err := OpenRoot(t.TempDir(), nil)
 	must(t, err)
 	defer root.Close()
-	if propagates, err := root.Propagates(); err != nil || propagates {
+	if propagates, err := root.IsShared(); err != nil || propagates {
 		t.Errorf("under a private mount: propagates %v, %v", propagates, err)
 	}
 	must(t, root.MakeDir("tmpfs"))
@@ -262,7 +262,7 @@ func TestTheKernelsMountTable(t *testing.T) {
 	must(t, unix.Mount("", root.Path("tmpfs"), "", unix.MS_SHARED, ""))
 	shared, err := OpenRoot(root.Path("tmpfs"), nil)
 	must(t, err)
-	if propagates, err := shared.Propagates(); err != nil || !propagates {
+	if propagates, err := shared.IsShared(); err != nil || !propagates {
 		t.Errorf("under a shared mount: propagates %v, %v", propagates, err)
 	}
 	must(t, shared.Close())

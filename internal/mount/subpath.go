@@ -42,7 +42,7 @@ func (r *Root) BindSubPath(s SubPath) error {
 	defer closeFD(volume)
 	part, err := openOrMake(volume, s.Path)
 	if err != nil {
-		return fmt.Errorf("open subPath %q of volume %s: %w", s.Path, r.Path(s.Volume), outside(err))
+		return fmt.Errorf("open subPath %q of volume %s: %w", s.Path, r.Path(s.Volume), escapeError(err))
 	}
 	defer closeFD(part)
 	if there, err := r.isBound(part, s); err != nil || there {
@@ -65,8 +65,8 @@ func checkSubPath(path string) error {
 	return nil
 }
 
-// outside replaces the kernel's word for a path that leaves the directory that it was resolved in.
-func outside(err error) error {
+// escapeError replaces the kernel's word for a path that leaves the directory that it was resolved in.
+func escapeError(err error) error {
 	if errors.Is(err, unix.EXDEV) {
 		return ErrOutsideVolume
 	}
@@ -83,7 +83,7 @@ const openAttempts = 100
 func openAt(directory int, name string, flags, resolve uint64) (fd int, err error) {
 	how := unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: resolve}
 	for range openAttempts {
-		err = again(func() error {
+		err = retryEINTR(func() error {
 			fd, err = unix.Openat2(directory, name, &how)
 			return err
 		})
@@ -125,7 +125,7 @@ func makeIn(volume int, path []string, mode uint32) error {
 		}
 		defer closeFD(parent)
 	}
-	err := again(func() error { return unix.Mkdirat(parent, name, mode) })
+	err := retryEINTR(func() error { return unix.Mkdirat(parent, name, mode) })
 	switch {
 	case errors.Is(err, unix.EEXIST):
 		return nil // whether it fits shows when it is opened
@@ -137,7 +137,7 @@ func makeIn(volume int, path []string, mode uint32) error {
 		return err
 	}
 	defer closeFD(made)
-	return again(func() error { return unix.Fchmod(made, mode) }) // the umask took bits away
+	return retryEINTR(func() error { return unix.Fchmod(made, mode) }) // the umask took bits away
 }
 
 // isBound says whether the part is mounted at its target already, in the same way.
@@ -169,7 +169,7 @@ func (r *Root) isBound(part int, s SubPath) (bool, error) {
 
 func readOnly(fd int) (bool, error) {
 	var st unix.Statfs_t
-	err := again(func() error { return unix.Fstatfs(fd, &st) })
+	err := retryEINTR(func() error { return unix.Fstatfs(fd, &st) })
 	return st.Flags&unix.ST_RDONLY != 0, err
 }
 

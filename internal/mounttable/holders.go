@@ -84,7 +84,7 @@ func (t *Table) Holders(v Volume) ([]Holder, error) {
 			if _, same := find(t.own, e.id); same {
 				continue // a namespace that could not be named, and is ours
 			}
-			if isPart(e) && !slices.ContainsFunc(ours, func(our entry) bool { return t.copies(our, e, n) }) {
+			if isPart(e) && !slices.ContainsFunc(ours, func(our entry) bool { return t.isPropagatedCopy(our, e, n) }) {
 				holders = append(holders, Holder{Process: n.process, Namespace: n.name, Path: e.point})
 			}
 		}
@@ -97,8 +97,8 @@ func (t *Table) Mounted(path string) bool {
 	return slices.ContainsFunc(t.own, func(e entry) bool { return e.point == path })
 }
 
-// copies says whether e, of another namespace, is our mount as it was propagated there.
-func (t *Table) copies(our, e entry, n namespace) bool {
+// isPropagatedCopy says whether e, of another namespace, is our mount as it was propagated there.
+func (t *Table) isPropagatedCopy(our, e entry, n namespace) bool {
 	ourParent, ok := find(t.own, our.parent)
 	if !ok || ourParent.shared == 0 || our.device != e.device || our.root != e.root {
 		return false

@@ -12,15 +12,15 @@ import (
 // initialPIDNamespace is PROC_PID_INIT_INO, the number of the pid namespace in which the machine began.
 const initialPIDNamespace = "pid:[4026531836]"
 
-// SeesAll says whether this process sees all processes of the machine. In a pid namespace of its own it sees
+// SeesAllProcesses says whether this process sees all processes of the machine. In a pid namespace of its own it sees
 // those of that one and below: a node that is a container sees its pods, an agent that is one does not.
-func SeesAll() bool {
+func SeesAllProcesses() bool {
 	name, err := os.Readlink("/proc/self/ns/pid")
 	return err == nil && name == initialPIDNamespace
 }
 
-// AwaitEnd returns when a process has ended, or ctx has. It fails where the kernel cannot tell (before 5.10).
-func AwaitEnd(ctx context.Context, pid int) error {
+// WaitForExit returns when a process has ended, or ctx has. It fails where the kernel cannot tell (before 5.10).
+func WaitForExit(ctx context.Context, pid int) error {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
 		return fmt.Errorf("wait for the end of process %d: %w", pid, err)

@@ -100,7 +100,7 @@ func TestRealNamespaces(t *testing.T) {
 				t.Errorf("held by %v, want process %d (sh)", holders[0], cmd.Process.Pid)
 			}
 			ended := make(chan error, 1)
-			go func() { ended <- AwaitEnd(t.Context(), holders[0].PID) }()
+			go func() { ended <- WaitForExit(t.Context(), holders[0].PID) }()
 			must(t, cmd.Process.Kill())
 			_ = cmd.Wait()
 			select {
@@ -121,7 +121,7 @@ func TestRealNamespaces(t *testing.T) {
 func TestAwaitEndEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- AwaitEnd(ctx, os.Getpid()) }()
+	go func() { ended <- WaitForExit(ctx, os.Getpid()) }()
 	cancel()
 	select {
 	case err := <-ended:

@@ -49,7 +49,7 @@ func (m *volumeManager) act(ctx context.Context, v *volume, step nodevolume.Step
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	v.life.Done(step)
+	v.life.EndStep(step)
 	if v.publishing.PodUID != "" {
 		m.pods.notify(types.UID(v.publishing.PodUID))
 		v.publishing = nodevolume.PublishKey{}

@@ -110,7 +110,7 @@ func New(config Config) (*Agent, error) {
 	if err := config.complete(); err != nil {
 		return nil, err
 	}
-	client, err := kubernetes.NewForConfig(kube.Wire(config.RESTConfig))
+	client, err := kubernetes.NewForConfig(kube.WithProtobuf(config.RESTConfig))
 	if err != nil {
 		return nil, fmt.Errorf("create a client for the API server: %w", err)
 	}
@@ -238,7 +238,7 @@ func (c *Config) complete() error {
 	}
 	c.slowGroup, c.slowGroupAgain = cmp.Or(c.slowGroup, defaultSlowGroup), cmp.Or(c.slowGroupAgain, defaultSlowGroupAgain)
 	if c.giveToGroup == nil {
-		c.giveToGroup = (*mount.Root).GiveToGroup
+		c.giveToGroup = (*mount.Root).ChangeGroup
 	}
 	if c.writeRecord == nil {
 		c.writeRecord = (*mount.Root).Write
@@ -289,11 +289,11 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := a.lookForOwner(ctx); err != nil {
 		return err
 	}
-	if propagates, err := a.root.Propagates(); err == nil && !propagates {
+	if propagates, err := a.root.IsShared(); err == nil && !propagates {
 		a.log.Info("Mounts below the root directory do not propagate, what a driver in a container mounts is not visible to other processes",
 			"root", a.root.Path("."), "remedy", "mount --rbind ROOT ROOT && mount --make-rshared ROOT")
 	}
-	if !mounttable.SeesAll() {
+	if !mounttable.SeesAllProcesses() {
 		a.log.Info("Only processes of the own PID namespace are visible, other users of a volume are not found",
 			"remedy", "hostPID: true in a pod; none where the node itself is a container")
 	}

@@ -43,7 +43,7 @@ func (m *volumeManager) stillAttached(ctx context.Context, v *volume, c callable
 
 // standsNow says whether what the running step was decided on holds still. The caller holds mu.
 func (m *volumeManager) standsNow(v *volume) error {
-	if !v.life.Stands(m.status.view(v.name), m.plugins.attachRequired(v.driver)) {
+	if !v.life.StillValid(m.status.view(v.name), m.plugins.attachRequired(v.driver)) {
 		return errOutdated
 	}
 	return nil

@@ -15,8 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"belay.dev/belay/internal/conformance"
 )
 
 const (
@@ -24,88 +22,6 @@ const (
 	label1           = "system_u:object_r:container_file_t:" + level1
 	option1, option2 = `context="` + label1 + `"`, `context="system_u:object_r:container_file_t:` + level2 + `"`
 )
-
-// seLinuxNames are about SELinux labels, with the gates as they are by default.
-var seLinuxNames = []upstreamNames{
-	{"csimock/csi_selinux_mount.go", 9, same("TestUpstreamSELinuxMount",
-		"should pass SELinux mount option for RWOP volume and Pod with SELinux context set", "should add SELinux mount option to existing mount options",
-		"should not pass SELinux mount option for RWO volume with SELinuxMount disabled",
-		"should not pass SELinux mount option for RWO volume with only SELinuxChangePolicy enabled",
-		"should not pass SELinux mount option for RWO volume with SELinuxMount disabled and Recursive policy",
-		"should not pass SELinux mount option for Pod without SELinux context",
-		"should not pass SELinux mount option for CSI driver that does not support SELinux mount",
-		"should not unstage RWOP volume when starting a second pod with the same SELinux context",
-		"should unstage RWOP volume when starting a second pod with different SELinux context")},
-	{"csimock/csi_selinux_mount.go: metrics", 6, unmeasured("TestUpstreamSELinuxConflicts",
-		"warning is not bumped on two Pods with the same context on RWO volume", "warning is bumped on two Pods with a different context on RWO volume",
-		"warning is bumped on two Pods with different policies on RWO volume",
-		"warning is not bumped on two Pods with Recursive policy and a different context on RWO volume",
-		"error is bumped on two Pods with a different context on RWOP volume",
-		"error is not bumped on two Pods with Recursive policy and a different context on RWX volume")},
-	{"testsuites/selinuxmount.go", 3, same("TestUpstreamSELinuxMount",
-		"Pod with RWOP volume and the default policy", "Pod with RWOP volume and recursive policy", "Pod with RWO and recursive policy")},
-	{"testsuites/disruptive.go: SELinux", 2, same("TestUpstreamRestartsWithAnotherLabel",
-		"deleted while the kubelet is down is usable by a new pod with a different SELinux context when kubelet returns",
-		"force deleted while the kubelet is down is usable by a new pod with a different SELinux context when kubelet returns")},
-	{"volume/util", 9, same("TestGetMountSELinuxLabel",
-		"no label, no changePolicy", "no label, Recursive change policy", "one label, Recursive change policy, SELinuxChangePolicy",
-		"one label, no policy", "one label, MountOption policy", "multiple same labels, no policy",
-		"multiple different labels, no policy", "multiple different labels, Recursive policy", "pod with SELinuxOptions")},
-	{"volumemanager: SELinux", 5, []conformance.Row{
-		// The cases of each with the gate SELinuxMount are what Differs is about.
-		{ID: "TestCheckVolumeSELinux", Differs: tests("The gate `SELinuxMount`"), Tests: slices.Concat(
-			subtests("TestUpstreamSELinuxMount",
-				"RWOP: ReadWriteOncePod with all SELinux options", "should pass SELinux mount option for RWOP volume and Pod with SELinux context set",
-				"RWOP+ChangePolicy: ReadWriteMany with the default policy", "should not pass SELinux mount option for CSI driver that does not support SELinux mount",
-				"should not pass SELinux mount option for Pod without SELinux context", "should not unstage RWOP volume when starting a second pod with the same SELinux context"),
-			subtests("TestUpstreamSELinuxConflicts", "mismatched SELinux with RWX - success", "error is bumped on two Pods with a different context on RWOP volume"))},
-		{ID: "Test_AddPodToVolume_SELinuxSinglePod", Differs: tests("The gate `SELinuxMount`"), Tests: subtests("TestUpstreamSELinuxMount",
-			"RWOP: ReadWriteOncePod with all SELinux options", "should pass SELinux mount option for RWOP volume and Pod with SELinux context set",
-			"should not pass SELinux mount option for Pod without SELinux context", "should not pass SELinux mount option for CSI driver that does not support SELinux mount",
-			"RWOP+ChangePolicy: ReadWriteMany with the default policy", "RWOP+ChangePolicy: ReadWriteMany with Recursive policy",
-			"RWOP+ChangePolicy: ReadWriteMany with MountOption policy", "Pod with RWOP volume and recursive policy",
-			"RWOP+ChangePolicy: ReadWriteOncePod with MountOption policy")},
-		{ID: "Test_AddPodToVolume_SELinux_MultiplePods", Differs: tests("The gate `SELinuxMount`"), Tests: slices.Concat(
-			subtests("TestUpstreamSELinuxMount",
-				"should not unstage RWOP volume when starting a second pod with the same SELinux context",
-				"should unstage RWOP volume when starting a second pod with different SELinux context",
-				"RWOP+ChangePolicy: ReadWriteOncePod with the same SELinux options and same Recursive policy",
-				"RWOP+ChangePolicy: ReadWriteOncePod with the same SELinux options and conflicting policies"),
-			subtests("TestUpstreamSELinuxConflicts",
-				"RWOP: ReadWriteMany with the same SELinux options", "RWOP+ChangePolicy: ReadWriteMany with the same SELinux options with Recursive policy",
-				"RWOP+ChangePolicy: ReadWriteMany with the same SELinux options with MountOption policy",
-				"RWOP+ChangePolicy: ReadWriteMany with the same SELinux options with conflicting policies",
-				"error is not bumped on two Pods with Recursive policy and a different context on RWX volume",
-				"RWOP+ChangePolicy: ReadWriteMany with conflicting SELinux options and MountOption policy"))},
-		{ID: "Test_AddPodToVolume_Positive_SELinux", Tests: tests("internal/nodevolume.TestAVolumeIsMountedWithOneLabelAtATime", "TestTheLabelOfAMountIsKept")},
-		{ID: "Test_MarkDeviceAsMounted_Positive_SELinux", Tests: tests("internal/nodevolume.TestAVolumeIsMountedWithOneLabelAtATime", "TestTheLabelOfAMountIsKept")},
-	}},
-	{"csi: SELinux", 5, []conformance.Row{
-		{ID: "should include SELinux mount options, if feature-gate is enabled and driver supports it", Tests: tests("TestRequestsToTheLetter", "TestTheLabelOfAMountIsKept")},
-		{ID: "should not include selinux mount options, if feature gate is enabled but driver does not support it", Tests: tests("TestRequestsToTheLetter")},
-		{ID: "should not include selinux mount option, if feature gate is enabled but CSIDriver does not exist", Tests: tests("TestUpstreamSELinuxMount/should not include selinux mount option, if feature gate is enabled but CSIDriver does not exist")},
-		{ID: "should not include selinux mount options, if feature gate is enabled, driver supports it, but Pod does not have it", Tests: tests("TestUpstreamSELinuxMount/should not pass SELinux mount option for Pod without SELinux context")},
-		{ID: "construct SELinux context from original persistent spec when the feature is enabled", Tests: tests("TestTheLabelOfAMountIsKept", "TestAStageOfAnotherLabelIsUndoneAfterARestart/torn records")},
-	}},
-}
-
-// subtests are those of a test by their full names.
-func subtests(test string, names ...string) []string {
-	full := make([]string, 0, len(names))
-	for _, name := range names {
-		full = append(full, test+"/"+name)
-	}
-	return full
-}
-
-// unmeasured are cases about metrics that do not exist here; what becomes of the pods is tested.
-func unmeasured(test string, names ...string) []conformance.Row {
-	rows := same(test, names...)
-	for i := range rows {
-		rows[i].Differs = tests("`volume_manager_selinux_*`")
-	}
-	return rows
-}
 
 func mountsLabels(d *storagev1.CSIDriver) { d.Spec.SELinuxMount = new(true) }
 

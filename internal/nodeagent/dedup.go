@@ -48,7 +48,7 @@ func (m *volumeManager) blocks(err error, reasons ...nodevolume.Reason) {
 // why is what a reason means, and what is known to be in the way. The caller holds mu.
 func (m *volumeManager) why(reason nodevolume.Reason) string {
 	if err := m.trouble[reason]; err != nil {
-		return explain.Hindered(reason, m.withRemedy(err).Error())
+		return explain.LastError(reason, m.withRemedy(err).Error())
 	}
 	return explain.NodeReason(reason)
 }
@@ -65,7 +65,7 @@ func (c *Config) withRemedy(err error) error {
 		remedy = explain.FreeSpace(c.Root)
 	case errors.Is(err, syscall.EROFS):
 		remedy = explain.MakeWritable(c.Root)
-	case errors.Is(err, mount.ErrLeadsOut):
+	case errors.Is(err, mount.ErrSymlinkOutside):
 		remedy = explain.ReplaceLink(c.Root)
 	default:
 		return err

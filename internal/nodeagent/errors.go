@@ -87,7 +87,7 @@ func (p *pod) lookedUp() []*VolumeWait {
 		return []*VolumeWait{{Reason: ClaimNotReady, text: "the pod's claims have not been read yet"}}
 	}
 	return []*VolumeWait{{
-		Reason: ClaimNotReady, Since: p.problemSince, Err: p.problem, text: explain.NodeHold{Reason: ClaimNotReady, Why: p.problem.Error()}.Waits(),
+		Reason: ClaimNotReady, Since: p.problemSince, Err: p.problem, text: explain.NodeWait{Reason: ClaimNotReady, Detail: p.problem.Error()}.Waits(),
 	}}
 }
 

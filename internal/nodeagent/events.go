@@ -65,7 +65,7 @@ func (m *volumeManager) toldAfter(reason nodevolume.Reason) time.Duration {
 }
 
 // whyOf is why a volume waits, in kubelet's words where it has some. The caller holds mu.
-func (m *volumeManager) whyOf(v *volume, hold nodevolume.Hold) string {
+func (m *volumeManager) whyOf(v *volume, hold nodevolume.Wait) string {
 	switch owner, _ := m.pods.look(types.UID(hold.Key.PodUID)); {
 	case hold.Reason == nodevolume.DriverNotRegistered:
 		return explain.NotRegistered(m.why(hold.Reason), v.driver)
@@ -99,8 +99,8 @@ func (v *volume) podsBeside(key nodevolume.PublishKey) string {
 }
 
 // emitLongWait says where a pod that has waited long waits, and since when. The caller holds mu.
-func (m *volumeManager) emitLongWait(v *volume, hold nodevolume.Hold, since time.Time) {
-	held := explain.NodeHold{Reason: hold.Reason, Since: since, Why: m.whyOf(v, hold)}
+func (m *volumeManager) emitLongWait(v *volume, hold nodevolume.Wait, since time.Time) {
+	held := explain.NodeWait{Reason: hold.Reason, Since: since, Detail: m.whyOf(v, hold)}
 	switch {
 	case hold.Reason == nodevolume.BackingOff:
 		return // it has had its event when the call failed

@@ -167,7 +167,7 @@ func (x *expansion) write(what nodevolume.ClaimWrite, err error) func(*corev1.Pe
 				Type: corev1.PersistentVolumeClaimNodeResizeError, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now(),
 				Message: fmt.Sprintf("failed to expand pvc with %v", err),
 			})
-		case nodevolume.LeaveClaim:
+		case nodevolume.NoClaimWrite:
 		}
 	}
 }
@@ -188,7 +188,7 @@ func (m *volumeManager) updateClaim(ctx context.Context, x *expansion, what node
 		if readErr != nil {
 			return errors.Join(err, readErr)
 		}
-		if !x.attempt.Continues(claimSize(claim)) {
+		if !x.attempt.StillApplies(claimSize(claim)) {
 			return err
 		}
 		x.claim = claim

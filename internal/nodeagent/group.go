@@ -52,7 +52,7 @@ func (m *volumeManager) giveToGroup(ctx context.Context, c callable, r nodevolum
 	w, change := c.want, &mount.GroupChange{GID: int(*c.want.pod.FSGroup)}
 	if policy := w.pod.FSGroupChangePolicy; policy != nil && *policy == corev1.FSGroupChangeOnRootMismatch {
 		// Where that cannot be told, the change itself will say why.
-		if fits, err := m.root.BelongsToGroup(r.Path, change.GID); err == nil && fits {
+		if fits, err := m.root.HasGroup(r.Path, change.GID); err == nil && fits {
 			return nil
 		}
 	}

@@ -186,7 +186,7 @@ func slowChanges() *changes { return &changes{goOn: make(chan error, 1)} }
 func (s *changes) slow(c *Config) {
 	c.giveToGroup = func(root *mount.Root, ctx context.Context, name string, change *mount.GroupChange) error {
 		if s.begun.Add(1) > 1 {
-			return root.GiveToGroup(ctx, name, change)
+			return root.ChangeGroup(ctx, name, change)
 		}
 		change.Seen.Add(3)
 		select {

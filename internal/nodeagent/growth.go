@@ -21,13 +21,13 @@ func sizeOf(list corev1.ResourceList) nodevolume.Size {
 
 func claimSize(claim *corev1.PersistentVolumeClaim) nodevolume.ClaimSize {
 	s := nodevolume.ClaimSize{
-		Given: sizeOf(claim.Status.Capacity), Requested: sizeOf(claim.Spec.Resources.Requests), Allocated: sizeOf(claim.Status.AllocatedResources),
+		Capacity: sizeOf(claim.Status.Capacity), Requested: sizeOf(claim.Spec.Resources.Requests), Allocated: sizeOf(claim.Status.AllocatedResources),
 		EveryNode: slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteMany) && !metav1.HasAnnotation(claim.ObjectMeta, nodeExpansionNotRequired),
 	}
 	switch status := claim.Status.AllocatedResourceStatuses[corev1.ResourceStorage]; status {
 	case "":
 		if claim.Status.AllocatedResources != nil {
-			s.Resizing = nodevolume.Unstated
+			s.Resizing = nodevolume.NotReported
 		}
 	case corev1.PersistentVolumeClaimNodeResizePending, corev1.PersistentVolumeClaimNodeResizeInProgress:
 		s.Resizing = nodevolume.NodeIsNext
@@ -41,12 +41,12 @@ func claimSize(claim *corev1.PersistentVolumeClaim) nodevolume.ClaimSize {
 // The caller holds mu.
 func (m *volumeManager) learnSize(v *volume, size nodevolume.ClaimSize, capacity nodevolume.Size, mounting ...nodevolume.PublishKey) (grown bool) {
 	wasDue := v.life.Growth.Due()
-	v.life.Growth.Learn(size, capacity, mounting...)
+	v.life.Growth.Update(size, capacity, mounting...)
 	m.letThrough(v)
 	if wasDue || !v.life.Growth.Due() {
 		return false
 	}
-	m.log.Info("Volume was expanded", "volume", v.name, "size", v.life.Growth.Here.Text, "capacity", capacity.Text)
+	m.log.Info("Volume was expanded", "volume", v.name, "size", v.life.Growth.Current.Text, "capacity", capacity.Text)
 	return true
 }
 

@@ -27,7 +27,7 @@ func TestWhatAClaimSaysOfItsSize(t *testing.T) {
 		"old resizer": {func(*corev1.PersistentVolumeClaim) {}, nodevolume.ClaimSize{Allocated: none}},
 		"tracked": {
 			func(c *corev1.PersistentVolumeClaim) { c.Status.AllocatedResources = storage("1Gi") },
-			nodevolume.ClaimSize{Allocated: oneGi, Resizing: nodevolume.Unstated},
+			nodevolume.ClaimSize{Allocated: oneGi, Resizing: nodevolume.NotReported},
 		},
 		"node is next":   {status(corev1.PersistentVolumeClaimNodeResizePending), nodevolume.ClaimSize{Allocated: none, Resizing: nodevolume.NodeIsNext}},
 		"node has begun": {status(corev1.PersistentVolumeClaimNodeResizeInProgress), nodevolume.ClaimSize{Allocated: none, Resizing: nodevolume.NodeIsNext}},
@@ -54,7 +54,7 @@ func TestWhatAClaimSaysOfItsSize(t *testing.T) {
 			claim := &corev1.PersistentVolumeClaim{}
 			claim.Spec.Resources.Requests, claim.Status.Capacity = storage("1024Mi"), storage("1Gi")
 			test.change(claim)
-			test.want.Given, test.want.Requested = oneGi, oneGi
+			test.want.Capacity, test.want.Requested = oneGi, oneGi
 			if diff := cmp.Diff(test.want, claimSize(claim)); diff != "" {
 				t.Errorf("claim (-want +got):\n%s", diff)
 			}

@@ -26,7 +26,7 @@ func lifecycleMode(inline bool) storagev1.VolumeLifecycleMode {
 // says all that is needed: there is no claim and no PersistentVolume to read.
 func wantOfInline(object *corev1.Pod, volume string, source *corev1.CSIVolumeSource) (*wantedVolume, error) {
 	for what, name := range map[string]string{"volume": volume, "driver": source.Driver} {
-		if err := mount.Element(name); err != nil {
+		if err := mount.CheckName(name); err != nil {
 			return nil, refuse("%s: %v", what, err)
 		}
 	}

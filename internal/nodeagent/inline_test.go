@@ -455,10 +455,10 @@ func TestWhatAnInlineVolumeWaitsFor(t *testing.T) {
 	pods := newPodManager(Config{}, nil, nil, newBeat(), nil, podHandlers{})
 	defer pods.queue.ShutDown()
 	volumes := &volumeManager{events: events, pods: pods}
-	v := &volume{life: nodevolume.Life{Inline: true}}
+	v := &volume{life: nodevolume.VolumeState{Inline: true}}
 	p := v.publication(nodevolume.PublishKey{PodUID: "u", SpecName: "scratch"})
 	p.want = &wantedVolume{inline: true, specName: "scratch"}
-	volumes.emitLongWait(v, nodevolume.Hold{Key: p.Key, Reason: nodevolume.DriverNotRegistered}, time.Now())
+	volumes.emitLongWait(v, nodevolume.Wait{Key: p.Key, Reason: nodevolume.DriverNotRegistered}, time.Now())
 	if got := <-events.Events; !strings.HasPrefix(got, `Warning FailedMount MountVolume.SetUp failed for volume "scratch" :`) {
 		t.Errorf("the event says: %s", got)
 	}

@@ -131,12 +131,12 @@ func operationOf(step string, block bool) string {
 }
 
 // measureWaits takes in why the volume waits now, after a turn. The caller holds mu.
-func (m *volumeManager) measureWaits(v *volume, holds []nodevolume.Hold, now time.Time) {
+func (m *volumeManager) measureWaits(v *volume, holds []nodevolume.Wait, now time.Time) {
 	if m.metrics == nil {
 		return
 	}
 	for key, was := range v.measured.waits {
-		if !slices.Contains(holds, nodevolume.Hold{Key: key, Reason: was.reason}) {
+		if !slices.Contains(holds, nodevolume.Wait{Key: key, Reason: was.reason}) {
 			m.endWait(v, key, now)
 		}
 	}
@@ -185,7 +185,7 @@ func (m *volumeManager) noteReleased(v *volume, now time.Time) {
 	claimOf := m.claims(v)
 	kept := slices.ContainsFunc(v.pods, func(p *podVolume) bool {
 		claim := claimOf(p)
-		return claim == nodevolume.Wanted || claim == nodevolume.Unclaimed
+		return claim == nodevolume.Wanted || claim == nodevolume.DemandUnknown
 	})
 	switch {
 	case kept:

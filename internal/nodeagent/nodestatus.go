@@ -144,7 +144,7 @@ func (s *nodeStatus) watch(ctx context.Context) {
 func (s *nodeStatus) doubt() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.inUse.Doubt()
+	s.inUse.RequireRead()
 	s.due.wake()
 }
 
@@ -238,7 +238,7 @@ func (s *nodeStatus) read(ctx context.Context) (gone bool, err error) {
 			if s.inUse.Version() != since {
 				return nil // the watch has seen it since, made anew
 			}
-			return s.inUse.Lost()
+			return s.inUse.NodeDeleted()
 		})
 		return true, nil
 	case err != nil:
@@ -247,7 +247,7 @@ func (s *nodeStatus) read(ctx context.Context) (gone bool, err error) {
 	status := statusOf(node)
 	s.mu.Lock()
 	start := !s.inUse.Started()
-	if s.inUse.TurnedBack(since, status) {
+	if s.inUse.HistoryReset(since, status) {
 		s.log.Info("Node has an older version than before, reading it again",
 			"known", since, "read", node.ResourceVersion)
 		start = true

@@ -35,5 +35,5 @@ func (m *volumeManager) observe(v *volume, node nodevolume.Node) nodevolume.Fact
 // claims tells what the owner of a pod says about its publication. The caller holds mu.
 func (m *volumeManager) claims(v *volume) func(*podVolume) nodevolume.Demand {
 	facts := m.observe(v, nodevolume.Node{})
-	return func(p *podVolume) nodevolume.Demand { return v.life.Claim(facts, p.PodVolume) }
+	return func(p *podVolume) nodevolume.Demand { return v.life.Demand(facts, p.PodVolume) }
 }

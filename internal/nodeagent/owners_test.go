@@ -120,7 +120,7 @@ func TestPodsOfRecordsWaitForTheirOwner(t *testing.T) {
 		t.Errorf("before its owner has spoken: %+v", state)
 	}
 	w.allSet()
-	if state := w.state("gone"); state.Removed || state.AllSet {
+	if state := w.state("gone"); state.Removed || state.PodsSynced {
 		t.Errorf("while the records may be another node's: %+v", state)
 	}
 	w.sure = true

@@ -133,7 +133,7 @@ func (m *podManager) state(uid types.UID) nodevolume.PodState {
 		return nodevolume.PodState{Removed: true}
 	}
 	return nodevolume.PodState{
-		Set: p.object != nil, Removed: p.removed, Ending: p.ending != nil, Resolved: p.resolved, AllSet: m.synced,
+		Set: p.object != nil, Removed: p.removed, Ending: p.ending != nil, Resolved: p.resolved, PodsSynced: m.synced,
 		Deleting: p.object != nil && p.object.DeletionTimestamp != nil,
 	}
 }
@@ -404,7 +404,7 @@ func (m *podManager) emitOnce(p *pod, err error) {
 	if now.Sub(p.problemSince) < m.config.patience {
 		return
 	}
-	text := explain.NodeHold{Reason: ClaimNotReady, Since: p.problemSince, Why: m.config.withRemedy(err).Error()}.Waits()
+	text := explain.NodeWait{Reason: ClaimNotReady, Since: p.problemSince, Detail: m.config.withRemedy(err).Error()}.Waits()
 	if p.told.isNew(text, now) {
 		m.tell(p.object, text)
 	}

@@ -98,7 +98,7 @@ type found struct {
 // problems are looked for, so that the pod's owner reads of all at once. What was found beside them is returned as well. The error
 // is of what may be otherwise the next time.
 func (m *podManager) wantsOf(ctx context.Context, object *corev1.Pod, known []*wantedVolume) (found, error) {
-	if err := mount.Element(string(object.UID)); err != nil {
+	if err := mount.CheckName(string(object.UID)); err != nil {
 		return found{refused: refuse("pod UID: %v", err)}, nil
 	}
 	asFile, asDevice := usedVolumes(object)
@@ -276,7 +276,7 @@ func (m *podManager) translated(pv *corev1.PersistentVolume) (*corev1.Persistent
 func wantOfVolume(pv *corev1.PersistentVolume) (*wantedVolume, error) {
 	source := pv.Spec.CSI
 	for what, name := range map[string]string{"PersistentVolume": pv.Name, "driver": source.Driver} {
-		if err := mount.Element(name); err != nil {
+		if err := mount.CheckName(name); err != nil {
 			return nil, refuse("%s: %v", what, err)
 		}
 	}

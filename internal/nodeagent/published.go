@@ -11,7 +11,7 @@ import (
 // missed (csi-driver-nfs#762). What is staged cannot be looked for: drivers may
 // keep that in their books alone.
 func (m *volumeManager) checkPublished(r nodevolume.Record) error {
-	placed, err := m.root.Placed(r.Path, r.Block)
+	placed, err := m.root.IsPublished(r.Path, r.Block)
 	target := m.root.Path(r.Path)
 	switch {
 	case err != nil:

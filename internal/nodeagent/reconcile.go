@@ -55,7 +55,7 @@ func (m *volumeManager) decide(name string, now time.Time) (*volume, nodevolume.
 	decision := m.status.settle(name, func(node nodevolume.Node) nodevolume.Decision {
 		return v.life.Decide(now, m.observe(v, node))
 	})
-	m.drop(v, decision.Left)
+	m.drop(v, decision.Dropped)
 	if decision.Forget {
 		m.measureWaits(v, nil, now)
 		delete(m.all, name)
@@ -90,8 +90,8 @@ func (m *volumeManager) rest(v *volume, decision nodevolume.Decision) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	holds := make(map[nodevolume.PublishKey]holding, len(decision.Holds))
-	for _, hold := range decision.Holds {
+	holds := make(map[nodevolume.PublishKey]holding, len(decision.Waits))
+	for _, hold := range decision.Waits {
 		since := now
 		if was, ok := v.holds[hold.Key]; ok && was.reason == hold.Reason {
 			since = was.since
@@ -108,7 +108,7 @@ func (m *volumeManager) rest(v *volume, decision nodevolume.Decision) {
 		}
 	}
 	v.holds = holds
-	m.measureWaits(v, decision.Holds, now)
+	m.measureWaits(v, decision.Waits, now)
 	m.planStats(v)
 	m.planAttachError(v)
 }

@@ -109,7 +109,7 @@ func (m *volumeManager) readRecord(name string) (nodevolume.Record, error) {
 func (m *volumeManager) adopt(record nodevolume.Record) {
 	m.metrics.Found(true)
 	v := m.volumeNamed(uniqueName(record), record.Driver, record.Handle, record.Inline)
-	v.life.Found(record, m.config.BootID, m.placed(record))
+	v.life.AddRecord(record, m.config.BootID, m.placed(record))
 	for _, p := range v.life.Pods {
 		v.publication(p.Key)
 		m.pods.recorded(types.UID(p.Key.PodUID), v.name)
@@ -170,7 +170,7 @@ func (m *volumeManager) placed(r nodevolume.Record) nodevolume.Knowledge {
 	var placed bool
 	var err error
 	if r.Kind == nodevolume.PublishKind {
-		placed, err = m.root.Placed(r.Path, r.Block)
+		placed, err = m.root.IsPublished(r.Path, r.Block)
 	} else {
 		placed, err = m.root.Mounted(r.Path)
 	}
@@ -272,7 +272,7 @@ func (m *volumeManager) eachDir(dir string, do func(name string) error) error {
 // though no record of ours speaks of it; a kubelet may have run on this root before.
 func (m *volumeManager) mountedByOther(name string) bool {
 	driver, handle, ok := kube.ParseUniqueVolumeName(name)
-	if !ok || mount.Element(driver) != nil {
+	if !ok || mount.CheckName(driver) != nil {
 		return true // not a CSI volume, not ours
 	}
 	mounted, err := m.root.Mounted(path.Join(csiDir, driver, hash(handle), globalMount))

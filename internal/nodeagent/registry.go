@@ -325,7 +325,7 @@ func (r *registry) registerPlugin(ctx context.Context, socket string, plugin csi
 // validate finds the highest version 1.x, whatever else is named beside it, and refuses a
 // second driver of the same name.
 func (r *registry) validate(socket string, plugin csi.Plugin) (*version.Version, error) {
-	if err := mount.Element(plugin.Name); err != nil {
+	if err := mount.CheckName(plugin.Name); err != nil {
 		return nil, fmt.Errorf("driver: %w", err)
 	}
 	if strings.Contains(plugin.Name, "^") {

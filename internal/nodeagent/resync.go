@@ -69,7 +69,7 @@ func (m *volumeManager) readSize(ctx context.Context, w *wantedVolume, version s
 	size := claimSize(claim)
 	m.mu.Lock()
 	v := m.all[w.name()]
-	look := v != nil && v.life.Growth.Outgrown(size)
+	look := v != nil && v.life.Growth.NeedsRead(size)
 	m.mu.Unlock()
 	if !look {
 		return nil

@@ -27,7 +27,7 @@ func (m *volumeManager) emitStage(v *volume, text string) {
 	if !v.unstageTold.isNew(text, time.Now()) {
 		return
 	}
-	staged := &podVolume{PodVolume: &nodevolume.PodVolume{Key: nodevolume.PublishKey{PodUID: v.life.Stage.Record.Pod.UID}, Place: v.life.Stage}}
+	staged := &podVolume{PodVolume: &nodevolume.PodVolume{Key: nodevolume.PublishKey{PodUID: v.life.Stage.Record.Pod.UID}, MountState: v.life.Stage}}
 	m.emitStuck(staged.podOf(), staged.claimOf(), text)
 	m.log.Error(errors.New(text), "Volume stays in use", "volume", v.name)
 }

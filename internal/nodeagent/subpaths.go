@@ -28,7 +28,7 @@ func subPathsDir(key nodevolume.PublishKey) string {
 
 // mountSubPath mounts a part of a volume that is mounted for the pod, and returns where.
 func (m *volumeManager) mountSubPath(uid types.UID, s SubPath) (string, error) {
-	if err := mount.Element(s.Container); err != nil {
+	if err := mount.CheckName(s.Container); err != nil {
 		return "", refuse("container: %v", err)
 	}
 	p, err := m.publishedFor(uid, s.Volume)

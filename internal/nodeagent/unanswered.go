@@ -49,7 +49,7 @@ func (m *volumeManager) emitUnanswered(v *volume, u *unanswered) {
 	if v.asked != u {
 		return
 	}
-	ends := m.call(v).GivenUp()
+	ends := m.call(v).Pending()
 	pending := explain.NodeStep{Step: u.step, Block: v.life.Stage.Record.Block, Volume: v.specName(), Verb: explain.NotEnded}
 	switch u.step {
 	case stepUnstage:

@@ -41,7 +41,7 @@ func (m *volumeManager) lookForUsers(ctx context.Context, v *volume, key nodevol
 	if problem != nil && v.life.Users.Search.Count == 0 {
 		m.log.Error(problem, "Keeping volume mounted and in use, another process on this node uses it", "volume", v.name, "pod", key.PodUID)
 	}
-	v.life.Looked(problem != nil, time.Now(), rand.Float64()) //nolint:gosec // spreads the looks
+	v.life.UsersSearched(problem != nil, time.Now(), rand.Float64()) //nolint:gosec // spreads the looks
 	v.users.problem = problem
 	if len(holders) > 0 && holders[0].PID != 0 && v.users.watched == 0 {
 		v.users.watched = holders[0].PID
@@ -51,7 +51,7 @@ func (m *volumeManager) lookForUsers(ctx context.Context, v *volume, key nodevol
 
 // watchUser has the volume looked at when a process that has it ends.
 func (m *volumeManager) watchUser(ctx context.Context, v *volume, pid int) {
-	err := mounttable.AwaitEnd(ctx, pid)
+	err := mounttable.WaitForExit(ctx, pid)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v.users.watched = 0

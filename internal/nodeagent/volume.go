@@ -17,7 +17,7 @@ import (
 // volume is one CSI volume on this node. All fields are under volumeManager.mu; its life is changed by the volume's own turn alone.
 type volume struct {
 	name, driver, handle string
-	life                 nodevolume.Life
+	life                 nodevolume.VolumeState
 	// pods are what is known here of those of its life.
 	pods        []*podVolume
 	unstageTold eventDedup
@@ -82,7 +82,7 @@ type holding struct {
 func (m *volumeManager) volumeNamed(name, driver, handle string, inline bool) *volume {
 	v, ok := m.all[name]
 	if !ok {
-		v = &volume{name: name, driver: driver, handle: handle, life: nodevolume.Life{Inline: inline}, holds: map[nodevolume.PublishKey]holding{}}
+		v = &volume{name: name, driver: driver, handle: handle, life: nodevolume.VolumeState{Inline: inline}, holds: map[nodevolume.PublishKey]holding{}}
 		m.all[name] = v
 	}
 	return v
@@ -93,7 +93,7 @@ func (v *volume) publication(key nodevolume.PublishKey) *podVolume {
 	if p := v.find(key); p != nil {
 		return p
 	}
-	p := &podVolume{PodVolume: v.life.Publication(key)}
+	p := &podVolume{PodVolume: v.life.EnsurePod(key)}
 	v.pods = append(v.pods, p)
 	return p
 }

@@ -104,7 +104,7 @@ func (m *volumeManager) waitsFor(w *wantedVolume, v *volume, p *podVolume) error
 		state = explain.NodeReason("")
 		if hold, ok := v.holds[w.key()]; ok {
 			why := cmp.Or(m.labelWords(v, w.key(), hold.reason), explain.NodeReason(hold.reason))
-			state = explain.NodeHold{Reason: hold.reason, Since: hold.since, Why: why}.AsOf(now)
+			state = explain.NodeWait{Reason: hold.reason, Since: hold.since, Detail: why}.AsOf(now)
 		}
 	}
 	words := explain.NodeVolume(w.volume, w.specName, state)
@@ -146,7 +146,7 @@ func (m *volumeManager) published(uid types.UID) (<-chan struct{}, []*VolumeWait
 		for _, entry := range v.pods {
 			if entry.Key.PodUID == string(uid) && (entry.Phase != nodevolume.Absent || v.publishing == entry.Key) {
 				hold := v.holds[entry.Key]
-				why := m.whyOf(v, nodevolume.Hold{Key: entry.Key, Reason: hold.reason})
+				why := m.whyOf(v, nodevolume.Wait{Key: entry.Key, Reason: hold.reason})
 				if v.asked != nil {
 					why = m.call(v).Unanswered()
 				}

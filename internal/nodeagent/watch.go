@@ -123,7 +123,7 @@ func (m *volumeManager) handshakes(names []string) map[string]nodevolume.Knowled
 			v = &volume{}
 		}
 		doubtful := m.isUnaccounted(name) || v.life.Stage.Phase == nodevolume.Absent && m.mountedByOther(name)
-		known[name] = v.life.Handshake(doubtful)
+		known[name] = v.life.InUseHandshake(doubtful)
 	}
 	return known
 }

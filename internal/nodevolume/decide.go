@@ -27,9 +27,9 @@ import (
 func Decide(now time.Time, desired Desired, observed Observed) Decision {
 	c := decider{now: now, desired: desired, observed: observed}
 	c.listInUse()
-	c.out.Next = c.tearDown()
+	c.out.Next = c.unmountUnwanted()
 	if c.out.Next == nil {
-		c.out.Next = c.bringUp()
+		c.out.Next = c.mountNext()
 	}
 	if c.out.Next == nil {
 		c.out.Next = c.expand()
@@ -67,7 +67,7 @@ func (c *decider) listInUse() {
 		}
 	default:
 		c.out.InUse = No
-		c.hold(PublishKey{}, InUseNotCleared)
+		c.wait(PublishKey{}, InUseNotCleared)
 	}
 }
 
@@ -85,21 +85,21 @@ func (c *decider) recorded() bool {
 }
 
 func (c *decider) wanted() bool {
-	return c.anyPod(func(p Pod) bool { return p.Claim == Wanted })
+	return c.anyPod(func(p Pod) bool { return p.Demand == Wanted })
 }
 
 func (c *decider) anyPod(is func(Pod) bool) bool {
 	return slices.ContainsFunc(c.desired.Pods, is)
 }
 
-// tearDown undoes what no pod wants, publishes first.
-func (c *decider) tearDown() Step {
+// unmountUnwanted undoes what no pod wants, publishes first.
+func (c *decider) unmountUnwanted() Step {
 	for _, p := range c.desired.Pods {
-		switch p.Claim {
-		case Unclaimed:
-			c.hold(p.Key, OwnerSilent)
+		switch p.Demand {
+		case DemandUnknown:
+			c.wait(p.Key, OwnerSilent)
 		case Ending:
-			c.hold(p.Key, ContainersMayRun)
+			c.wait(p.Key, ContainersMayRun)
 		case Released:
 			if p.Publish == Absent || !c.mayCall(p.Key, p.Failure) {
 				continue
@@ -114,30 +114,30 @@ func (c *decider) tearDown() Step {
 	case c.anyPod(c.needsStage):
 		return nil
 	case c.observed.Unaccounted:
-		c.hold(PublishKey{}, UnaccountedMount)
+		c.wait(PublishKey{}, UnaccountedMount)
 		return nil
 	case c.observed.Stage.Phase != Absent && c.mayCall(PublishKey{}, c.observed.Unstage):
-		return c.take(PublishKey{}, Unstage{}, true)
+		return c.undo(PublishKey{}, Unstage{}, true)
 	default:
 		return nil
 	}
 }
 
-// lastOfHandshake: no other publish is known to stand of a volume that may be detached when it leaves the list.
+// isLastPublish: no other publish is known to stand of a volume that may be detached when it leaves the list.
 // Of what is not attached nothing is taken from under a container's mount.
-func (c *decider) lastOfHandshake(p Pod) bool {
+func (c *decider) isLastPublish(p Pod) bool {
 	return !c.observed.Inline && (c.observed.RecordedInUse || c.observed.Unaccounted || c.observed.AttachRequired != No) &&
 		!c.anyPod(func(other Pod) bool { return other.Key != p.Key && other.Publish == Confirmed })
 }
 
-// take is the call that undoes a stage or publish. If that may take the volume from the machine, it comes
+// undo is the call that undoes a stage or publish. If that may take the volume from the machine, it comes
 // only after somebody looked, in this turn, and found that nothing else has it.
-func (c *decider) take(key PublishKey, call Step, looks bool) Step {
+func (c *decider) undo(key PublishKey, call Step, looks bool) Step {
 	if !looks || c.observed.Users.Found == No {
 		return call
 	}
-	if until := c.observed.Users.Search.heldUntil(); c.now.Before(until) {
-		c.hold(key, StillMountedElsewhere)
+	if until := c.observed.Users.Search.retryAt(); c.now.Before(until) {
+		c.wait(key, StillMountedElsewhere)
 		c.recheck(until)
 		return nil
 	}
@@ -146,16 +146,16 @@ func (c *decider) take(key PublishKey, call Step, looks bool) Step {
 
 // unpublish takes a publish back.
 func (c *decider) unpublish(p Pod) Step {
-	return c.take(p.Key, Unpublish{Key: p.Key}, c.lastOfHandshake(p))
+	return c.undo(p.Key, Unpublish{Key: p.Key}, c.isLastPublish(p))
 }
 
-// bringUp leads the first pod on for which something can be done.
-func (c *decider) bringUp() Step {
+// mountNext leads the first pod on for which something can be done.
+func (c *decider) mountNext() Step {
 	for _, p := range c.desired.Pods {
-		if p.Claim != Wanted || p.Publish == Confirmed {
+		if p.Demand != Wanted || p.Publish == Confirmed {
 			continue
 		}
-		if c.halfPublishedOtherwise(p) {
+		if c.mayBePublishedWithOtherLabel(p) {
 			if c.mayCall(p.Key, p.Failure) {
 				if step := c.unpublish(p); step != nil {
 					return step
@@ -164,7 +164,7 @@ func (c *decider) bringUp() Step {
 			continue
 		}
 		if reason := c.gate(p); reason != "" {
-			c.hold(p.Key, reason)
+			c.wait(p.Key, reason)
 			continue
 		}
 		if step := c.mount(p); step != nil {
@@ -183,7 +183,7 @@ func (c *decider) renew() Step {
 		return nil
 	}
 	for _, p := range c.desired.Pods {
-		if p.Claim != Wanted || p.Publish != Confirmed || p.Leaving {
+		if p.Demand != Wanted || p.Publish != Confirmed || p.Leaving {
 			continue
 		}
 		if due := p.LastConfirmed.renewAt(every); c.now.Before(due) {
@@ -191,7 +191,7 @@ func (c *decider) renew() Step {
 			continue
 		}
 		if reason := c.gate(p); reason != "" {
-			c.hold(p.Key, reason)
+			c.wait(p.Key, reason)
 			continue
 		}
 		if step := c.mount(p); step != nil {
@@ -261,7 +261,7 @@ func (c *decider) mount(p Pod) Step {
 		case Unknown:
 			return ReadAttachment{For: p.Key}
 		case No:
-			c.hold(p.Key, AttachmentNotReady)
+			c.wait(p.Key, AttachmentNotReady)
 			return nil
 		case Yes:
 		}
@@ -282,9 +282,9 @@ func (c *decider) mount(p Pod) Step {
 // that run on it keep it: taking a mount away under a process helps nobody.
 func (c *decider) restage(p Pod) Step {
 	for _, other := range c.desired.Pods {
-		mayRun := other.Claim == Unclaimed || other.Claim == Ending || other.Claim == Wanted && other.Inherited
+		mayRun := other.Demand == DemandUnknown || other.Demand == Ending || other.Demand == Wanted && other.Inherited
 		if other.Publish == Confirmed || mayRun && other.Publish != Absent {
-			c.hold(p.Key, AttachmentReplaced)
+			c.wait(p.Key, AttachmentReplaced)
 			return nil
 		}
 	}
@@ -297,30 +297,30 @@ func (c *decider) restage(p Pod) Step {
 				return step
 			}
 		}
-		c.hold(p.Key, AttachmentReplaced)
+		c.wait(p.Key, AttachmentReplaced)
 		return nil
 	}
 	if c.observed.Unaccounted {
-		c.hold(p.Key, UnaccountedMount)
+		c.wait(p.Key, UnaccountedMount)
 		return nil
 	}
 	if c.mayCall(PublishKey{}, c.observed.Unstage) {
-		if step := c.take(PublishKey{}, Unstage{}, true); step != nil {
+		if step := c.undo(PublishKey{}, Unstage{}, true); step != nil {
 			return step
 		}
 	}
-	c.hold(p.Key, AttachmentReplaced)
+	c.wait(p.Key, AttachmentReplaced)
 	return nil
 }
 
 // mayCall holds back calls without a driver and calls that failed a moment ago.
 func (c *decider) mayCall(key PublishKey, failure Failure) bool {
 	if !c.observed.Driver.Registered {
-		c.hold(key, DriverNotRegistered)
+		c.wait(key, DriverNotRegistered)
 		return false
 	}
-	if until := failure.heldUntil(); c.now.Before(until) {
-		c.hold(key, BackingOff)
+	if until := failure.retryAt(); c.now.Before(until) {
+		c.wait(key, BackingOff)
 		c.recheck(until)
 		return false
 	}
@@ -332,8 +332,8 @@ func (c *decider) recheck(at time.Time) {
 	c.out.RecheckAt = decision.Earlier(c.out.RecheckAt, at)
 }
 
-func (c *decider) hold(key PublishKey, reason Reason) {
-	c.out.Holds = append(c.out.Holds, Hold{Key: key, Reason: reason})
+func (c *decider) wait(key PublishKey, reason Reason) {
+	c.out.Waits = append(c.out.Waits, Wait{Key: key, Reason: reason})
 }
 
 // Back-off as kubelet has it, but for each pod on its own, stretched by jitter,
@@ -343,7 +343,7 @@ const (
 	maxBackOff   = 2*time.Minute + 2*time.Second
 )
 
-func (f Failure) heldUntil() time.Time {
+func (f Failure) retryAt() time.Time {
 	if f.Count == 0 || f.At.IsZero() {
 		return time.Time{}
 	}

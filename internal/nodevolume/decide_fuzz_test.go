@@ -67,7 +67,7 @@ func snapshotFrom(in *fuzzinput.Source) (Desired, Observed) {
 
 func podFrom(in *fuzzinput.Source, key PublishKey) Pod {
 	p := Pod{
-		Key: key, Claim: fuzzinput.Pick(in, Wanted, Wanted, Released, Ending, Unclaimed), Publish: fuzzinput.Pick(in, Absent, Uncertain, Confirmed),
+		Key: key, Demand: fuzzinput.Pick(in, Wanted, Wanted, Released, Ending, DemandUnknown), Publish: fuzzinput.Pick(in, Absent, Uncertain, Confirmed),
 		Leaving: in.Below(4) == 1, Label: labelFrom(in), SolePod: in.Below(6) == 1, ReadOnly: in.Below(4) == 1, Failure: failureFrom(in),
 	}
 	if p.Publish != Absent {
@@ -148,7 +148,7 @@ func checkStep(d Desired, o Observed, step Step) string {
 		}
 		return checkMount(d, o, find(d, x.Key), x.Label)
 	case Republish:
-		if p := find(d, x.Key); p.Publish != Confirmed || p.Claim != Wanted || p.Leaving {
+		if p := find(d, x.Key); p.Publish != Confirmed || p.Demand != Wanted || p.Leaving {
 			return "renewed for a pod that does not have it, or shall not keep it"
 		}
 		return checkHandshake(o)
@@ -175,7 +175,7 @@ func checkHandshake(o Observed) string {
 
 func checkMount(d Desired, o Observed, p Pod, label string) string {
 	switch {
-	case p.Claim != Wanted:
+	case p.Demand != Wanted:
 		return "mounted for a pod that does not want it"
 	case o.AttachRequired == Yes && o.Stage.Phase != Absent && o.Stage.AttachmentUID != "" && o.Stage.AttachmentUID != o.Attachment.UID && !o.Inline:
 		return "mounted on the stage of another attachment"
@@ -199,9 +199,9 @@ func checkUnpublish(d Desired, o Observed, p Pod) string {
 	switch {
 	case p.Publish == Absent:
 		return "unpublished where nothing is published"
-	case p.Claim == Unclaimed || p.Claim == Ending:
+	case p.Demand == DemandUnknown || p.Demand == Ending:
 		return "S7: taken from a pod whose containers may run"
-	case p.Claim == Wanted && (p.Publish == Confirmed || p.Inherited):
+	case p.Demand == Wanted && (p.Publish == Confirmed || p.Inherited):
 		return "S7: taken from a pod that wants it, and may run on it"
 	case o.RecordedInUse && last && o.Users.Found != No:
 		return "S7: the last publish is undone while other mounts of the volume may be there"
@@ -251,8 +251,8 @@ func checkNoneForgotten(d Desired, _ Observed, got Decision) string {
 		return "" // one at a time
 	}
 	for _, p := range d.Pods {
-		waits := p.Claim == Wanted && p.Publish != Confirmed || p.Claim != Wanted && p.Publish != Absent
-		if waits && !slices.ContainsFunc(got.Holds, func(h Hold) bool { return h.Key == p.Key }) {
+		waits := p.Demand == Wanted && p.Publish != Confirmed || p.Demand != Wanted && p.Publish != Absent
+		if waits && !slices.ContainsFunc(got.Waits, func(h Wait) bool { return h.Key == p.Key }) {
 			return "nothing is done for pod " + p.Key.PodUID + ", and no reason is given"
 		}
 	}

@@ -20,11 +20,11 @@ type Growth struct {
 // one's file system grows. The driver is told of a place where the volume stands,
 // and not while a call without an answer may still be changing the stage below it.
 func (c *decider) expand() Step {
-	if !c.observed.Growth.Due || c.observed.Stage.Phase == Uncertain && c.anyPod(isBroughtUp) {
+	if !c.observed.Growth.Due || c.observed.Stage.Phase == Uncertain && c.anyPod(isBeingMounted) {
 		return nil
 	}
 	for _, p := range c.desired.Pods {
-		if p.Claim != Wanted || p.Publish != Confirmed || p.ReadOnly {
+		if p.Demand != Wanted || p.Publish != Confirmed || p.ReadOnly {
 			continue
 		}
 		if c.mayCall(p.Key, c.observed.Growth.Failure) {
@@ -34,8 +34,8 @@ func (c *decider) expand() Step {
 	return nil
 }
 
-// isBroughtUp: the pod wants the volume and has not got it yet.
-func isBroughtUp(p Pod) bool { return p.Claim == Wanted && p.Publish != Confirmed }
+// isBeingMounted: the pod wants the volume and has not got it yet.
+func isBeingMounted(p Pod) bool { return p.Demand == Wanted && p.Publish != Confirmed }
 
 // Size is the size of a volume.
 type Size struct {
@@ -51,8 +51,8 @@ type Resizing int
 const (
 	// Untracked: an old resizer, which does not report progress.
 	Untracked Resizing = iota
-	// Unstated: no expansion is running, or the controller has not reported it yet.
-	Unstated
+	// NotReported: no expansion is running, or the controller has not reported it yet.
+	NotReported
 	// NodeIsNext: NodeResizePending or NodeResizeInProgress.
 	NodeIsNext
 	// OtherIsNext: the controller is resizing, or has to act because the size is infeasible.
@@ -61,8 +61,8 @@ const (
 
 // ClaimSize holds the fields of a claim that concern its size.
 type ClaimSize struct {
-	// Given is status.capacity; zero if it is not set.
-	Given Size
+	// Capacity is status.capacity; zero if it is not set.
+	Capacity Size
 	// Requested is what the user asks for, Allocated what the controller works on.
 	Requested, Allocated Size
 	Resizing             Resizing
@@ -72,7 +72,7 @@ type ClaimSize struct {
 
 // Behind reports whether status.capacity is smaller than the capacity of the PersistentVolume.
 func (c ClaimSize) Behind(capacity Size) bool {
-	return c.Given.Bytes > 0 && c.Given.Bytes < capacity.Bytes
+	return c.Capacity.Bytes > 0 && c.Capacity.Bytes < capacity.Bytes
 }
 
 // Plan is what the node has to do for a volume that may have grown.
@@ -95,7 +95,7 @@ const (
 func planOf(c ClaimSize, capacity, here Size) (Plan, Size) {
 	grown := capacity.Bytes > here.Bytes
 	switch {
-	case c.Given.Bytes == 0, !grown && !c.Behind(capacity):
+	case c.Capacity.Bytes == 0, !grown && !c.Behind(capacity):
 		return NothingToDo, Size{}
 	case c.Resizing == Untracked && c.Behind(capacity):
 		return CallDriverThenWriteClaim, capacity
@@ -103,7 +103,7 @@ func planOf(c ClaimSize, capacity, here Size) (Plan, Size) {
 		return CallDriver, capacity
 	case c.Resizing == NodeIsNext:
 		return CallDriverThenWriteClaim, c.Allocated
-	case c.Resizing == OtherIsNext, c.Given.Bytes < c.Allocated.Bytes:
+	case c.Resizing == OtherIsNext, c.Capacity.Bytes < c.Allocated.Bytes:
 		return WaitForController, Size{}
 	case c.EveryNode && grown:
 		return CallDriver, c.Allocated
@@ -133,9 +133,9 @@ const (
 
 // Expansion is the state of a volume's size on one node. The zero value is a volume of unknown size.
 type Expansion struct {
-	// Here is the size of the file system on this node: that of the claim when the volume
+	// Current is the size of the file system on this node: that of the claim when the volume
 	// was first mounted, and since then what the driver confirmed.
-	Here Size
+	Current Size
 	// Failure is the last one in a row.
 	Failure Failure
 	// capacity is the PersistentVolume's.
@@ -161,9 +161,9 @@ func (e *Expansion) Release() (released []PublishKey) {
 	return released
 }
 
-// Outgrown reports whether the claim names a larger size than the volume has here, so that the PersistentVolume has to be read.
-func (e *Expansion) Outgrown(c ClaimSize) bool {
-	return c.Given.Bytes > 0 && (e.Due() || max(c.Requested.Bytes, c.Allocated.Bytes, c.Given.Bytes) > e.Here.Bytes)
+// NeedsRead reports whether the claim names a larger size than the volume has here, so that the PersistentVolume has to be read.
+func (e *Expansion) NeedsRead(c ClaimSize) bool {
+	return c.Capacity.Bytes > 0 && (e.Due() || max(c.Requested.Bytes, c.Allocated.Bytes, c.Capacity.Bytes) > e.Current.Bytes)
 }
 
 // PodAdded records that another pod wants the volume: a driver that did not expand it in use is called again.
@@ -173,21 +173,21 @@ func (e *Expansion) PodAdded() {
 	}
 }
 
-// Learn records a claim and the capacity of its PersistentVolume as they were read. Pods that are being mounted wait
+// Update records a claim and the capacity of its PersistentVolume as they were read. Pods that are being mounted wait
 // if the claim is behind: their containers may rely on the new size.
-func (e *Expansion) Learn(c ClaimSize, capacity Size, mounting ...PublishKey) {
+func (e *Expansion) Update(c ClaimSize, capacity Size, mounting ...PublishKey) {
 	e.waiting = slices.DeleteFunc(e.waiting, func(key PublishKey) bool { return slices.Contains(mounting, key) })
 	if c.Behind(capacity) {
 		e.waiting = append(e.waiting, mounting...)
 	}
-	if e.Here.Bytes == 0 {
-		e.Here = c.Given
+	if e.Current.Bytes == 0 {
+		e.Current = c.Capacity
 	}
 	wasDue := e.Due()
 	e.capacity = capacity
-	e.plan, _ = planOf(c, capacity, e.Here)
+	e.plan, _ = planOf(c, capacity, e.Current)
 	if e.plan == WrittenByController {
-		e.Here = capacity
+		e.Current = capacity
 	}
 	if e.Due() && !wasDue {
 		e.Failure = Failure{}
@@ -196,15 +196,15 @@ func (e *Expansion) Learn(c ClaimSize, capacity Size, mounting ...PublishKey) {
 
 // Begin records the claim as it is now and returns the attempt to expand the volume, which may turn out unnecessary.
 func (e *Expansion) Begin(c ClaimSize) Attempt {
-	e.Learn(c, e.capacity)
-	a := Attempt{claim: c, here: e.Here, capacity: e.capacity, refused: e.refusal != NotRefused}
-	a.plan, a.Size = planOf(c, e.capacity, e.Here)
+	e.Update(c, e.capacity)
+	a := Attempt{claim: c, current: e.Current, capacity: e.capacity, refused: e.refusal != NotRefused}
+	a.plan, a.Size = planOf(c, e.capacity, e.Current)
 	return a
 }
 
 // Confirmed records that the driver has expanded the volume and that the claim was updated.
 func (e *Expansion) Confirmed(a Attempt) {
-	*e = Expansion{Here: a.capacity, capacity: a.capacity, waiting: e.waiting}
+	*e = Expansion{Current: a.capacity, capacity: a.capacity, waiting: e.waiting}
 }
 
 // Refused records that the volume was not expanded, and reports whether that is a failure to be retried. So is an
@@ -225,7 +225,7 @@ type ClaimWrite int
 
 // What can be written.
 const (
-	LeaveClaim ClaimWrite = iota
+	NoClaimWrite ClaimWrite = iota
 	MarkInProgress
 	WriteSize
 	MarkFailed
@@ -236,10 +236,10 @@ const (
 // Attempt is one attempt to expand a volume.
 type Attempt struct {
 	// Size is what the driver is asked for.
-	Size           Size
-	claim          ClaimSize
-	plan           Plan
-	here, capacity Size
+	Size              Size
+	claim             ClaimSize
+	plan              Plan
+	current, capacity Size
 	// refused: an earlier attempt ended with a final error. If the user has requested another size since, the next
 	// error returns the expansion to the controller (KEP-1790).
 	refused bool
@@ -258,7 +258,7 @@ func (a Attempt) Before() ClaimWrite {
 	if a.expected() {
 		return MarkInProgress
 	}
-	return LeaveClaim
+	return NoClaimWrite
 }
 
 // After is what is written when the driver has expanded the volume.
@@ -266,14 +266,14 @@ func (a Attempt) After() ClaimWrite {
 	if a.plan == CallDriverThenWriteClaim {
 		return WriteSize
 	}
-	return LeaveClaim
+	return NoClaimWrite
 }
 
 // AfterRefusal is what is written when it has not.
 func (a Attempt) AfterRefusal(r Refusal) ClaimWrite {
 	switch {
 	case a.claim.Resizing == Untracked, r == NotRefused, r == NotSupported && !a.expected():
-		return LeaveClaim
+		return NoClaimWrite
 	case r == RefusedForGood, a.refused && a.claim.Requested.Bytes != a.Size.Bytes:
 		return MarkInfeasible
 	default:
@@ -281,9 +281,9 @@ func (a Attempt) AfterRefusal(r Refusal) ClaimWrite {
 	}
 }
 
-// Continues reports whether a claim that another client has changed meanwhile still requires the same of this node.
-func (a *Attempt) Continues(c ClaimSize) bool {
-	plan, size := planOf(c, a.capacity, a.here)
+// StillApplies reports whether a claim that another client has changed meanwhile still requires the same of this node.
+func (a *Attempt) StillApplies(c ClaimSize) bool {
+	plan, size := planOf(c, a.capacity, a.current)
 	if plan != a.plan || size.Bytes != a.Size.Bytes {
 		return false
 	}

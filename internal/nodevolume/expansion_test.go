@@ -12,7 +12,7 @@ var oneGi, oneAndHalf, twoGi = Size{1 << 30, "1Gi"}, Size{3 << 29, "1536Mi"}, Si
 
 // claimOf is a claim for which the user asked for 2 GiB.
 func claimOf(given, allocated Size, says Resizing) ClaimSize {
-	return ClaimSize{Given: given, Requested: twoGi, Allocated: allocated, Resizing: says}
+	return ClaimSize{Capacity: given, Requested: twoGi, Allocated: allocated, Resizing: says}
 }
 
 func onEveryNode(c ClaimSize) ClaimSize { c.EveryNode = true; return c }
@@ -36,11 +36,11 @@ func TestWhoseTurnItIs(t *testing.T) {
 		"the claim has the size, and says next": {claimOf(twoGi, twoGi, NodeIsNext), twoGi, oneGi, CallDriverThenWriteClaim, twoGi},
 		"controller's turn, or infeasible":      {claimOf(oneGi, twoGi, OtherIsNext), twoGi, oneGi, WaitForController, Size{}},
 		"the same on every node":                {onEveryNode(claimOf(twoGi, twoGi, OtherIsNext)), twoGi, oneGi, WaitForController, Size{}},
-		"the controller is about to say so":     {claimOf(oneGi, twoGi, Unstated), twoGi, oneGi, WaitForController, Size{}},
-		"done by the controller":                {claimOf(twoGi, twoGi, Unstated), twoGi, oneGi, WrittenByController, Size{}},
-		"done on another node":                  {onEveryNode(claimOf(twoGi, twoGi, Unstated)), twoGi, oneGi, CallDriver, twoGi},
-		"done on another node and here":         {onEveryNode(claimOf(twoGi, twoGi, Unstated)), twoGi, twoGi, NothingToDo, Size{}},
-		"shared, driver gave more than was due": {onEveryNode(claimOf(oneAndHalf, oneAndHalf, Unstated)), twoGi, twoGi, WrittenByController, Size{}},
+		"the controller is about to say so":     {claimOf(oneGi, twoGi, NotReported), twoGi, oneGi, WaitForController, Size{}},
+		"done by the controller":                {claimOf(twoGi, twoGi, NotReported), twoGi, oneGi, WrittenByController, Size{}},
+		"done on another node":                  {onEveryNode(claimOf(twoGi, twoGi, NotReported)), twoGi, oneGi, CallDriver, twoGi},
+		"done on another node and here":         {onEveryNode(claimOf(twoGi, twoGi, NotReported)), twoGi, twoGi, NothingToDo, Size{}},
+		"shared, driver gave more than was due": {onEveryNode(claimOf(oneAndHalf, oneAndHalf, NotReported)), twoGi, twoGi, WrittenByController, Size{}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -57,29 +57,29 @@ func TestWhoseTurnItIs(t *testing.T) {
 func TestWhatIsWrittenToTheClaim(t *testing.T) {
 	fewer := func(c ClaimSize) ClaimSize { c.Requested = oneAndHalf; return c }
 	tracked, old := claimOf(oneGi, twoGi, NodeIsNext), claimOf(oneGi, Size{}, Untracked)
-	elsewhere := onEveryNode(claimOf(twoGi, twoGi, Unstated))
+	elsewhere := onEveryNode(claimOf(twoGi, twoGi, NotReported))
 	type writes struct {
 		Before, After                             ClaimWrite
 		Silent, ForNow, InUse, ForGood, NoSupport ClaimWrite
 	}
-	again := Expansion{Here: oneGi, capacity: twoGi, refusal: RefusedForNow}
+	again := Expansion{Current: oneGi, capacity: twoGi, refusal: RefusedForNow}
 	tests := map[string]struct {
 		expansion Expansion
 		claim     ClaimSize
 		want      writes
 	}{
 		"tracked": {
-			Expansion{Here: oneGi, capacity: twoGi}, tracked,
-			writes{MarkInProgress, WriteSize, LeaveClaim, MarkFailed, MarkFailed, MarkInfeasible, MarkFailed},
+			Expansion{Current: oneGi, capacity: twoGi}, tracked,
+			writes{MarkInProgress, WriteSize, NoClaimWrite, MarkFailed, MarkFailed, MarkInfeasible, MarkFailed},
 		},
-		"tracked, refused before":           {again, tracked, writes{MarkInProgress, WriteSize, LeaveClaim, MarkFailed, MarkFailed, MarkInfeasible, MarkFailed}},
-		"tracked, and the user asks anew":   {Expansion{Here: oneGi, capacity: twoGi}, fewer(tracked), writes{MarkInProgress, WriteSize, LeaveClaim, MarkFailed, MarkFailed, MarkInfeasible, MarkFailed}},
-		"refused before, and the user, too": {again, fewer(tracked), writes{MarkInProgress, WriteSize, LeaveClaim, MarkInfeasible, MarkInfeasible, MarkInfeasible, MarkInfeasible}},
-		"old resizer":                       {Expansion{Here: oneGi, capacity: twoGi}, old, writes{After: WriteSize}},
-		"old resizer, claim knows":          {Expansion{Here: oneGi, capacity: twoGi}, claimOf(twoGi, Size{}, Untracked), writes{}},
+		"tracked, refused before":           {again, tracked, writes{MarkInProgress, WriteSize, NoClaimWrite, MarkFailed, MarkFailed, MarkInfeasible, MarkFailed}},
+		"tracked, and the user asks anew":   {Expansion{Current: oneGi, capacity: twoGi}, fewer(tracked), writes{MarkInProgress, WriteSize, NoClaimWrite, MarkFailed, MarkFailed, MarkInfeasible, MarkFailed}},
+		"refused before, and the user, too": {again, fewer(tracked), writes{MarkInProgress, WriteSize, NoClaimWrite, MarkInfeasible, MarkInfeasible, MarkInfeasible, MarkInfeasible}},
+		"old resizer":                       {Expansion{Current: oneGi, capacity: twoGi}, old, writes{After: WriteSize}},
+		"old resizer, claim knows":          {Expansion{Current: oneGi, capacity: twoGi}, claimOf(twoGi, Size{}, Untracked), writes{}},
 		"old resizer, refused before":       {again, fewer(old), writes{After: WriteSize}},
 		"done on another node": {
-			Expansion{Here: oneGi, capacity: twoGi}, elsewhere, writes{ForNow: MarkFailed, InUse: MarkFailed, ForGood: MarkInfeasible},
+			Expansion{Current: oneGi, capacity: twoGi}, elsewhere, writes{ForNow: MarkFailed, InUse: MarkFailed, ForGood: MarkInfeasible},
 		},
 	}
 	for name, test := range tests {
@@ -118,7 +118,7 @@ func TestWhatARefusalLeadsTo(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			var e Expansion
-			e.Learn(test.claim, twoGi, podA)
+			e.Update(test.claim, twoGi, podA)
 			if !e.Due() || !e.Waits(podA) || e.Waits(podB) {
 				t.Fatalf("due %v, A waits %v, B waits %v", e.Due(), e.Waits(podA), e.Waits(podB))
 			}
@@ -138,10 +138,10 @@ func TestWhatARefusalLeadsTo(t *testing.T) {
 		})
 	}
 	t.Run("not supported, done on another node", func(t *testing.T) {
-		e := Expansion{Here: oneGi, capacity: twoGi}
-		a := e.Begin(onEveryNode(claimOf(twoGi, twoGi, Unstated)))
-		if again := e.Refused(a, NotSupported); again || e.Due() || e.Here != twoGi {
-			t.Errorf("again %v, due %v, here %s", again, e.Due(), e.Here.Text)
+		e := Expansion{Current: oneGi, capacity: twoGi}
+		a := e.Begin(onEveryNode(claimOf(twoGi, twoGi, NotReported)))
+		if again := e.Refused(a, NotSupported); again || e.Due() || e.Current != twoGi {
+			t.Errorf("again %v, due %v, here %s", again, e.Due(), e.Current.Text)
 		}
 	})
 }
@@ -150,7 +150,7 @@ func TestWhatARefusalLeadsTo(t *testing.T) {
 func TestTheLifeOfAnExpansion(t *testing.T) {
 	var e Expansion
 	state := func() string {
-		return fmt.Sprintf("due %v here %s waiting %d failures %d", e.Due(), e.Here.Text, len(e.waiting), e.Failure.Count)
+		return fmt.Sprintf("due %v here %s waiting %d failures %d", e.Due(), e.Current.Text, len(e.waiting), e.Failure.Count)
 	}
 	now := func(want string) {
 		t.Helper()
@@ -159,20 +159,20 @@ func TestTheLifeOfAnExpansion(t *testing.T) {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
-	e.Learn(ClaimSize{}, oneGi, podA)
+	e.Update(ClaimSize{}, oneGi, podA)
 	now("due false here  waiting 0 failures 0")
-	e.Learn(claimOf(oneGi, Size{}, Untracked), oneGi, podA)
+	e.Update(claimOf(oneGi, Size{}, Untracked), oneGi, podA)
 	now("due false here 1Gi waiting 0 failures 0")
-	if !e.Outgrown(claimOf(oneGi, Size{}, Untracked)) || e.Outgrown(ClaimSize{Given: oneGi}) || e.Outgrown(ClaimSize{Requested: twoGi}) {
+	if !e.NeedsRead(claimOf(oneGi, Size{}, Untracked)) || e.NeedsRead(ClaimSize{Capacity: oneGi}) || e.NeedsRead(ClaimSize{Requested: twoGi}) {
 		t.Error("the volume is read again when the claim says its size and names a larger one, and only then")
 	}
 	e.Failure = Failure{Count: 3}
-	e.Learn(claimOf(oneGi, twoGi, OtherIsNext), twoGi, podB)
+	e.Update(claimOf(oneGi, twoGi, OtherIsNext), twoGi, podB)
 	now("due false here 1Gi waiting 0 failures 3") // the pod gets what there is
-	e.Learn(claimOf(oneGi, twoGi, NodeIsNext), twoGi, podB)
+	e.Update(claimOf(oneGi, twoGi, NodeIsNext), twoGi, podB)
 	now("due true here 1Gi waiting 1 failures 0") // none of before holds it back
 	e.Failure = Failure{Count: 1}
-	e.Learn(claimOf(oneGi, twoGi, NodeIsNext), twoGi)
+	e.Update(claimOf(oneGi, twoGi, NodeIsNext), twoGi)
 	now("due true here 1Gi waiting 1 failures 1")
 	a := e.Begin(claimOf(oneGi, twoGi, NodeIsNext))
 	e.Confirmed(a)
@@ -180,12 +180,12 @@ func TestTheLifeOfAnExpansion(t *testing.T) {
 		t.Errorf("let through %v", through)
 	}
 	now("due false here 2Gi waiting 0 failures 0")
-	if a = e.Begin(claimOf(twoGi, twoGi, Unstated)); a.CallsDriver() {
+	if a = e.Begin(claimOf(twoGi, twoGi, NotReported)); a.CallsDriver() {
 		t.Error("called again")
 	}
-	e.Learn(claimOf(oneGi, twoGi, NodeIsNext), twoGi, podA) // written back by another client
+	e.Update(claimOf(oneGi, twoGi, NodeIsNext), twoGi, podA) // written back by another client
 	now("due true here 2Gi waiting 1 failures 0")
-	a = e.Begin(claimOf(twoGi, twoGi, Unstated))
+	a = e.Begin(claimOf(twoGi, twoGi, NotReported))
 	if through := e.Release(); a.CallsDriver() || !slices.Equal(through, []PublishKey{podA}) {
 		t.Errorf("the controller wrote it meanwhile: called %v, let through %v", a.CallsDriver(), through)
 	}
@@ -201,23 +201,23 @@ func TestAClaimThatAnotherClientWrites(t *testing.T) {
 		"the same":                {claimOf(oneGi, twoGi, NodeIsNext), true},
 		"another size":            {claimOf(oneGi, oneAndHalf, NodeIsNext), false},
 		"the controller's turn":   {claimOf(oneGi, twoGi, OtherIsNext), false},
-		"its size was written":    {claimOf(twoGi, twoGi, Unstated), false},
-		"on another node as well": {onEveryNode(claimOf(twoGi, twoGi, Unstated)), false},
+		"its size was written":    {claimOf(twoGi, twoGi, NotReported), false},
+		"on another node as well": {onEveryNode(claimOf(twoGi, twoGi, NotReported)), false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := Expansion{Here: oneGi, capacity: twoGi}
+			e := Expansion{Current: oneGi, capacity: twoGi}
 			a := e.Begin(claimOf(oneGi, twoGi, NodeIsNext))
-			if got := a.Continues(test.after); got != test.want {
+			if got := a.StillApplies(test.after); got != test.want {
 				t.Errorf("continues: %v", got)
 			}
 		})
 	}
 	t.Run("the user's wish counts as it is by then", func(t *testing.T) {
-		e := Expansion{Here: oneGi, capacity: twoGi, refusal: RefusedForNow}
+		e := Expansion{Current: oneGi, capacity: twoGi, refusal: RefusedForNow}
 		a := e.Begin(claimOf(oneGi, twoGi, NodeIsNext))
 		after := claimOf(oneGi, twoGi, NodeIsNext)
 		after.Requested = oneAndHalf
-		if !a.Continues(after) || a.AfterRefusal(RefusedForNow) != MarkInfeasible {
+		if !a.StillApplies(after) || a.AfterRefusal(RefusedForNow) != MarkInfeasible {
 			t.Error("not handed back to the controller")
 		}
 	})
@@ -229,14 +229,14 @@ func TestWhatIsRemembered(t *testing.T) {
 		t.Error("a claim without a size is behind")
 	}
 	t.Run("the size that the controller gave it", func(t *testing.T) {
-		e := Expansion{Here: oneGi}
-		e.Learn(claimOf(twoGi, twoGi, Unstated), twoGi)
-		if e.Here != twoGi || e.Due() {
-			t.Errorf("here %s, due %v", e.Here.Text, e.Due())
+		e := Expansion{Current: oneGi}
+		e.Update(claimOf(twoGi, twoGi, NotReported), twoGi)
+		if e.Current != twoGi || e.Due() {
+			t.Errorf("here %s, due %v", e.Current.Text, e.Due())
 		}
 	})
 	t.Run("a final error, whatever came after", func(t *testing.T) {
-		e := Expansion{Here: oneGi, capacity: twoGi}
+		e := Expansion{Current: oneGi, capacity: twoGi}
 		claim := claimOf(oneGi, twoGi, NodeIsNext)
 		e.Refused(e.Begin(claim), RefusedForNow)
 		e.Refused(e.Begin(claim), NotRefused)
@@ -246,17 +246,17 @@ func TestWhatIsRemembered(t *testing.T) {
 		}
 	})
 	t.Run("a due expansion is looked at though no size is new", func(t *testing.T) {
-		e := Expansion{Here: twoGi}
+		e := Expansion{Current: twoGi}
 		claim := claimOf(oneGi, twoGi, NodeIsNext)
-		e.Learn(claim, twoGi, podA)
-		if !e.Due() || !e.Outgrown(claim) {
-			t.Errorf("due %v, outgrown %v", e.Due(), e.Outgrown(claim))
+		e.Update(claim, twoGi, podA)
+		if !e.Due() || !e.NeedsRead(claim) {
+			t.Errorf("due %v, outgrown %v", e.Due(), e.NeedsRead(claim))
 		}
 	})
 	t.Run("a pod does not wait for a claim that has its size", func(t *testing.T) {
-		e := Expansion{Here: oneGi}
-		e.Learn(claimOf(oneGi, twoGi, NodeIsNext), twoGi, podA)
-		e.Learn(onEveryNode(claimOf(twoGi, twoGi, Unstated)), twoGi, podA)
+		e := Expansion{Current: oneGi}
+		e.Update(claimOf(oneGi, twoGi, NodeIsNext), twoGi, podA)
+		e.Update(onEveryNode(claimOf(twoGi, twoGi, NotReported)), twoGi, podA)
 		if !e.Due() || e.Waits(podA) {
 			t.Errorf("due %v, waits %v", e.Due(), e.Waits(podA))
 		}

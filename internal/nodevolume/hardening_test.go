@@ -35,7 +35,7 @@ func TestStartWritesAnEmptyName(t *testing.T) {
 // was not confirmed speaks of.
 func TestAnUnpublishThatNobodyLooksBefore(t *testing.T) {
 	key := PublishKey{PodUID: "a", SpecName: "pv"}
-	d := Decide(now, Desired{Pods: []Pod{{Key: key, Claim: Wanted, Publish: Uncertain, PublishedLabel: "x"}}}, Observed{
+	d := Decide(now, Desired{Pods: []Pod{{Key: key, Demand: Wanted, Publish: Uncertain, PublishedLabel: "x"}}}, Observed{
 		Node: Node{InUse: Yes, Attached: Yes}, AttachRequired: Yes, RecordedInUse: true, Driver: Driver{Registered: true, Stages: No},
 	})
 	if _, looks := d.Next.(LookForUsers); !looks {

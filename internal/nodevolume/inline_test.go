@@ -19,7 +19,7 @@ func inline(change ...func(*Observed)) Observed {
 }
 
 func TestDecideInline(t *testing.T) {
-	wanted := Pod{Key: podA, Claim: Wanted}
+	wanted := Pod{Key: podA, Demand: Wanted}
 	noNode := func(o *Observed) { o.Node = Node{} }
 	recorded := func(o *Observed) { o.RecordedInUse = true }
 	tests := map[string]struct {
@@ -30,23 +30,23 @@ func TestDecideInline(t *testing.T) {
 		"wanted: published without attach, list and stage": {pods(wanted), inline(), Decision{Next: Publish{Key: podA}}},
 		"Node unknown: published all the same":             {pods(wanted), inline(noNode), Decision{Next: Publish{Key: podA}}},
 		"CSIDrivers not listed: nobody knows whether the driver has inline volumes": {
-			pods(wanted), inline(func(o *Observed) { o.AttachRequired = Unknown }), Decision{Holds: []Hold{{podA, AttachabilityUnknown}}},
+			pods(wanted), inline(func(o *Observed) { o.AttachRequired = Unknown }), Decision{Waits: []Wait{{podA, AttachabilityUnknown}}},
 		},
 		"capabilities unknown: asked for": {
 			pods(wanted), inline(func(o *Observed) { o.Driver.Stages = Unknown }), Decision{Next: ReadCapabilities{podA}},
 		},
 		"driver not registered": {
-			pods(wanted), inline(func(o *Observed) { o.Driver = Driver{} }), Decision{Holds: []Hold{{podA, DriverNotRegistered}}},
+			pods(wanted), inline(func(o *Observed) { o.Driver = Driver{} }), Decision{Waits: []Wait{{podA, DriverNotRegistered}}},
 		},
 		"publish uncertain: published again": {
-			pods(Pod{Key: podA, Claim: Wanted, Publish: Uncertain}), inline(), Decision{Next: Publish{Key: podA}},
+			pods(Pod{Key: podA, Demand: Wanted, Publish: Uncertain}), inline(), Decision{Next: Publish{Key: podA}},
 		},
-		"published: nothing to do": {pods(Pod{Key: podA, Claim: Wanted, Publish: Confirmed}), inline(), Decision{}},
+		"published: nothing to do": {pods(Pod{Key: podA, Demand: Wanted, Publish: Confirmed}), inline(), Decision{}},
 		"a damaged record says in use: never listed": {
-			pods(Pod{Key: podA, Claim: Wanted, Publish: Confirmed}), inline(recorded), Decision{},
+			pods(Pod{Key: podA, Demand: Wanted, Publish: Confirmed}), inline(recorded), Decision{},
 		},
 		"pod gone, API unreachable: unpublished": {
-			pods(Pod{Key: podA, Claim: Released, Publish: Confirmed}),
+			pods(Pod{Key: podA, Demand: Released, Publish: Confirmed}),
 			inline(noNode, func(o *Observed) { o.AttachRequired = Unknown }), Decision{Next: Unpublish{podA}},
 		},
 		"unpublished, API unreachable: forgotten": {pods(), inline(noNode), Decision{Forget: true}},

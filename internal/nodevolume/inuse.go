@@ -32,13 +32,13 @@ type InUseList struct {
 	known  bool
 	newest NodeStatus
 	// inUse and attached are newest's lists, for look-up.
-	inUse, attached names
+	inUse, attached nameSet
 	wants           map[string]bool
 	// pending is the write that was sent and may still land; pendingInUse its list.
 	pending      *Write
-	pendingInUse names
-	// doubted are names that an agent that died may be taking out by a write at pending's version.
-	doubted names
+	pendingInUse nameSet
+	// uncertain are names that an agent that died may be taking out by a write at pending's version.
+	uncertain nameSet
 	// inFlight: the reply to pending may still come.
 	inFlight bool
 	// mustRead: nothing may be written before the Node was read live.
@@ -49,18 +49,18 @@ type InUseList struct {
 	changes         map[string]int
 }
 
-// Start takes the first version of the Node, or the first after it was [InUseList.TurnedBack]. It
+// Start takes the first version of the Node, or the first after it was [InUseList.HistoryReset]. It
 // must be read at quorum and not from a cache. An agent that died may have left a PATCH on its way that takes out
 // volumes without a record; recorded says of which names there is one that such an agent heeded. Those without are
 // taken out: nobody else will speak of them. Where nobody knows, or the volume is wanted, the name stays, and counts as
 // Unknown until another version of the Node excludes the PATCH.
 func (l *InUseList) Start(node NodeStatus, recorded func(name string) Knowledge) {
-	l.pending, l.pendingInUse, l.doubted, l.inFlight, l.mustRead = nil, nil, nil, false, false
-	l.take(node)
+	l.pending, l.pendingInUse, l.uncertain, l.inFlight, l.mustRead = nil, nil, nil, false, false
+	l.setNode(node)
 	l.change++
 	l.started = l.change
 	var left, doubted []string
-	for _, name := range sorted(slices.Clone(node.InUse)) {
+	for _, name := range sortCompact(slices.Clone(node.InUse)) {
 		wanted, spoken := l.wants[name]
 		switch known := recorded(name); {
 		case known == Yes:
@@ -72,13 +72,13 @@ func (l *InUseList) Start(node NodeStatus, recorded func(name string) Knowledge)
 		}
 	}
 	if len(doubted) > 0 || len(left) != len(l.inUse) {
-		l.send(left)
+		l.setPending(left)
 		if slices.Equal(left, node.InUse) {
 			// The same in other words: the API server makes no new version for a list that is equal.
 			l.pending.InUse = slices.Sorted(slices.Values(slices.Concat(left, doubted)))
 		}
 	}
-	l.doubted = namesOf(doubted)
+	l.uncertain = nameSetOf(doubted)
 }
 
 // Started says that the Node has been read at least once.
@@ -91,8 +91,8 @@ func (l *InUseList) Observe(node NodeStatus) (changed []string) {
 	if l.Started() && !newer(node.ResourceVersion, l.newest.ResourceVersion) {
 		return nil
 	}
-	return l.believe(func() {
-		l.take(node)
+	return l.update(func() {
+		l.setNode(node)
 		if l.pending != nil && newer(node.ResourceVersion, l.pending.ResourceVersion) {
 			l.pending, l.mustRead = nil, false
 		}
@@ -102,11 +102,11 @@ func (l *InUseList) Observe(node NodeStatus) (changed []string) {
 // Version is that of the newest known Node.
 func (l *InUseList) Version() string { return l.newest.ResourceVersion }
 
-// TurnedBack says that a Node that was read live can only come from a history in which
+// HistoryReset says that a Node that was read live can only come from a history in which
 // what is known here never happened: etcd was put back to an earlier state. since is what
 // Version said before the read began. No later version will be newer than the newest for a
 // long time, so the list must be started again.
-func (l *InUseList) TurnedBack(since string, node NodeStatus) bool {
+func (l *InUseList) HistoryReset(since string, node NodeStatus) bool {
 	if !l.Started() {
 		return false
 	}
@@ -120,9 +120,9 @@ func (l *InUseList) ObserveLive(node NodeStatus) (changed []string) {
 	return changed
 }
 
-// Lost says that the Node is gone: nothing is known of it until there is a newer version.
-func (l *InUseList) Lost() (changed []string) {
-	return l.believe(func() { l.known = false })
+// NodeDeleted says that the Node is gone: nothing is known of it until there is a newer version.
+func (l *InUseList) NodeDeleted() (changed []string) {
+	return l.update(func() { l.known = false })
 }
 
 // Want says whether the volume shall be listed. It reports whether that is news.
@@ -150,7 +150,7 @@ func (l *InUseList) View(name string) Node {
 		return view
 	}
 	view.InUse, view.Attached = l.inUse.lists(name), l.attached.lists(name)
-	if l.pending != nil && (l.pendingInUse.lists(name) != view.InUse || l.doubted.lists(name) == Yes) {
+	if l.pending != nil && (l.pendingInUse.lists(name) != view.InUse || l.uncertain.lists(name) == Yes) {
 		view.InUse = Unknown
 	}
 	return view
@@ -164,11 +164,11 @@ func (l *InUseList) Next() (Write, bool) {
 		return Write{}, false
 	}
 	if l.pending == nil {
-		want := l.wanted()
+		want := l.nextList()
 		if slices.Equal(want, slices.Sorted(slices.Values(l.newest.InUse))) {
 			return Write{}, false
 		}
-		l.send(want)
+		l.setPending(want)
 	}
 	l.inFlight = true
 	return *l.pending, true
@@ -176,10 +176,10 @@ func (l *InUseList) Next() (Write, bool) {
 
 // Applied takes the Node of the write's own response.
 func (l *InUseList) Applied(node NodeStatus) (changed []string) {
-	return l.believe(func() {
+	return l.update(func() {
 		l.inFlight, l.mustRead, l.pending = false, false, nil
 		if newer(node.ResourceVersion, l.newest.ResourceVersion) {
-			l.take(node)
+			l.setNode(node)
 		}
 	})
 }
@@ -189,27 +189,27 @@ func (l *InUseList) Applied(node NodeStatus) (changed []string) {
 // earlier copy of the same write that landed.
 func (l *InUseList) NotApplied() { l.inFlight, l.mustRead = false, true }
 
-// Doubt says that the Node may be gone: it must be read live.
-func (l *InUseList) Doubt() { l.mustRead = true }
+// RequireRead says that the Node may be gone: it must be read live.
+func (l *InUseList) RequireRead() { l.mustRead = true }
 
 // NeedsRead says that the Node must be read live before anything can be written.
 func (l *InUseList) NeedsRead() bool { return !l.known || l.mustRead }
 
-func (l *InUseList) take(node NodeStatus) {
+func (l *InUseList) setNode(node NodeStatus) {
 	l.known, l.newest = true, node
-	l.inUse, l.attached = namesOf(node.InUse), namesOf(node.Attached)
+	l.inUse, l.attached = nameSetOf(node.InUse), nameSetOf(node.Attached)
 }
 
-func (l *InUseList) send(inUse []string) {
-	l.pending = &Write{UID: l.newest.UID, ResourceVersion: l.newest.ResourceVersion, InUse: sorted(slices.Clone(inUse))}
-	l.pendingInUse = namesOf(inUse)
+func (l *InUseList) setPending(inUse []string) {
+	l.pending = &Write{UID: l.newest.UID, ResourceVersion: l.newest.ResourceVersion, InUse: sortCompact(slices.Clone(inUse))}
+	l.pendingInUse = nameSetOf(inUse)
 }
 
-// believe returns the names about which what change does alters the belief.
-func (l *InUseList) believe(change func()) (changed []string) {
+// update returns the names about which what change does alters the belief.
+func (l *InUseList) update(change func()) (changed []string) {
 	before := *l
 	change()
-	for _, name := range sorted(append(before.spokenOf(), l.spokenOf()...)) {
+	for _, name := range sortCompact(append(before.allNames(), l.allNames()...)) {
 		if before.View(name) != l.View(name) {
 			changed = append(changed, name)
 		}
@@ -230,7 +230,7 @@ func (l *InUseList) believe(change func()) (changed []string) {
 	return changed
 }
 
-func (l *InUseList) spokenOf() []string {
+func (l *InUseList) allNames() []string {
 	all := slices.Concat(l.newest.InUse, l.newest.Attached)
 	if l.pending != nil {
 		all = append(all, l.pending.InUse...)
@@ -241,8 +241,8 @@ func (l *InUseList) spokenOf() []string {
 	return all
 }
 
-// wanted is the newest list with the wishes applied; what nobody spoke of stays.
-func (l *InUseList) wanted() []string {
+// nextList is the newest list with the wishes applied; what nobody spoke of stays.
+func (l *InUseList) nextList() []string {
 	out := make([]string, 0, len(l.newest.InUse)+len(l.wants))
 	for _, name := range l.newest.InUse {
 		if keep, spoken := l.wants[name]; keep || !spoken {
@@ -254,28 +254,28 @@ func (l *InUseList) wanted() []string {
 			out = append(out, name)
 		}
 	}
-	return sorted(out)
+	return sortCompact(out)
 }
 
-// names is a list for look-up. It is made anew for each list and never changed.
-type names map[string]struct{}
+// nameSet is a list for look-up. It is made anew for each list and never changed.
+type nameSet map[string]struct{}
 
-func namesOf(list []string) names {
-	out := make(names, len(list))
+func nameSetOf(list []string) nameSet {
+	out := make(nameSet, len(list))
 	for _, name := range list {
 		out[name] = struct{}{}
 	}
 	return out
 }
 
-func (n names) lists(name string) Knowledge {
+func (n nameSet) lists(name string) Knowledge {
 	if _, ok := n[name]; ok {
 		return Yes
 	}
 	return No
 }
 
-func sorted(list []string) []string {
+func sortCompact(list []string) []string {
 	slices.Sort(list)
 	return slices.Compact(list)
 }

@@ -116,13 +116,13 @@ func TestWhatTheListBelieves(t *testing.T) {
 		}, Node{InUse: Yes, Attached: No}, []string{"a"}},
 		"the Node is gone": {func(l *InUseList) {
 			l.Start(nodeAt("9", "a"), keepAll)
-			l.Lost()
+			l.NodeDeleted()
 			l.Observe(nodeAt("9", "a"))
 		}, Node{}, nil},
 		"another Node of its name, to which it must be told again": {func(l *InUseList) {
 			l.Start(nodeAt("9", "a"), keepAll)
 			l.Want("a", true)
-			l.Lost()
+			l.NodeDeleted()
 			l.Observe(NodeStatus{UID: "m", ResourceVersion: "12"})
 		}, Node{InUse: No, Attached: No}, []string{"a"}},
 		"names of others are left alone": {func(l *InUseList) {
@@ -158,14 +158,14 @@ func TestAHistoryThatWasTurnedBack(t *testing.T) {
 		"the same one":                   {func(l *InUseList) { l.Start(nodeAt("9", "a"), keepAll) }, "9", "9", false},
 		"an older one":                   {func(l *InUseList) { l.Start(nodeAt("9", "a"), keepAll) }, "9", "8", true},
 		"a newer one was seen meanwhile": {func(l *InUseList) { l.Start(nodeAt("9"), keepAll); l.Observe(nodeAt("11")) }, "9", "10", false},
-		"deleted, and back as it was":    {func(l *InUseList) { l.Start(nodeAt("9"), keepAll); l.Lost() }, "9", "9", true},
-		"deleted, and made anew":         {func(l *InUseList) { l.Start(nodeAt("9"), keepAll); l.Lost() }, "9", "12", false},
+		"deleted, and back as it was":    {func(l *InUseList) { l.Start(nodeAt("9"), keepAll); l.NodeDeleted() }, "9", "9", true},
+		"deleted, and made anew":         {func(l *InUseList) { l.Start(nodeAt("9"), keepAll); l.NodeDeleted() }, "9", "12", false},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			var l InUseList
 			test.do(&l)
-			if got := l.TurnedBack(test.since, nodeAt(test.read)); got != test.want {
+			if got := l.HistoryReset(test.since, nodeAt(test.read)); got != test.want {
 				t.Errorf("turned back: %v, want %v", got, test.want)
 			}
 		})

@@ -14,19 +14,19 @@ func (p Pod) label() string {
 	return p.Label
 }
 
-// otherwise: the label is another one than the pod's. Nobody knows that before the
+// labelDiffers: the label is another one than the pod's. Nobody knows that before the
 // CSIDrivers have been listed: they say which drivers mount with labels.
-func (c *decider) otherwise(p Pod, label string) bool {
+func (c *decider) labelDiffers(p Pod, label string) bool {
 	return c.observed.AttachRequired != Unknown && p.label() != label
 }
 
 // needsStage: the pod keeps the stage from being undone.
 func (c *decider) needsStage(p Pod) bool {
 	switch {
-	case p.Publish != Absent, p.Claim == Unclaimed, p.Claim == Ending:
+	case p.Publish != Absent, p.Demand == DemandUnknown, p.Demand == Ending:
 		return true
 	default:
-		return p.Claim == Wanted && !c.otherwise(p, c.observed.Stage.Label)
+		return p.Demand == Wanted && !c.labelDiffers(p, c.observed.Stage.Label)
 	}
 }
 
@@ -35,19 +35,19 @@ func (c *decider) labelGate(p Pod) Reason {
 	others := func(is func(Pod) bool) bool {
 		return c.anyPod(func(other Pod) bool { return other.Key != p.Key && is(other) })
 	}
-	staged := c.observed.Stage.Phase != Absent && c.otherwise(p, c.observed.Stage.Label)
-	published := others(func(other Pod) bool { return other.Publish != Absent && c.otherwise(p, other.PublishedLabel) })
+	staged := c.observed.Stage.Phase != Absent && c.labelDiffers(p, c.observed.Stage.Label)
+	published := others(func(other Pod) bool { return other.Publish != Absent && c.labelDiffers(p, other.PublishedLabel) })
 	switch {
 	case !staged && !published:
 		return ""
-	case others(func(other Pod) bool { return other.Claim != Released && c.needsStage(other) }):
+	case others(func(other Pod) bool { return other.Demand != Released && c.needsStage(other) }):
 		return OtherSELinuxLabelWanted
 	default:
 		return OtherSELinuxLabelMounted
 	}
 }
 
-// halfPublishedOtherwise: a publish for the pod may have been made with another label.
-func (c *decider) halfPublishedOtherwise(p Pod) bool {
-	return p.Publish == Uncertain && c.otherwise(p, p.PublishedLabel)
+// mayBePublishedWithOtherLabel: a publish for the pod may have been made with another label.
+func (c *decider) mayBePublishedWithOtherLabel(p Pod) bool {
+	return p.Publish == Uncertain && c.labelDiffers(p, p.PublishedLabel)
 }

@@ -18,9 +18,9 @@ func stagedAs(label string, phase Phase) func(*Observed) {
 
 func TestAVolumeIsMountedWithOneLabelAtATime(t *testing.T) {
 	noStage := func(o *Observed) { o.Driver.Stages = No }
-	x, y := Pod{Key: podA, Claim: Wanted, Label: "x"}, Pod{Key: podB, Claim: Wanted, Label: "y"}
+	x, y := Pod{Key: podA, Demand: Wanted, Label: "x"}, Pod{Key: podB, Demand: Wanted, Label: "y"}
 	as := func(p Pod, claim Demand, phase Phase, label string) Pod {
-		p.Claim, p.Publish, p.PublishedLabel = claim, phase, label
+		p.Demand, p.Publish, p.PublishedLabel = claim, phase, label
 		return p
 	}
 	tests := map[string]struct {
@@ -41,7 +41,7 @@ func TestAVolumeIsMountedWithOneLabelAtATime(t *testing.T) {
 			[]Pod{x}, with(staged(Confirmed)), Decision{InUse: Yes, Next: Unstage{}},
 		},
 		"staged with a label, the pod wants none: unstaged first": {
-			[]Pod{{Key: podA, Claim: Wanted}}, with(stagedAs("x", Confirmed)), Decision{InUse: Yes, Next: Unstage{}},
+			[]Pod{{Key: podA, Demand: Wanted}}, with(stagedAs("x", Confirmed)), Decision{InUse: Yes, Next: Unstage{}},
 		},
 		"another stage uncertain: unstaged first": {
 			[]Pod{y}, with(stagedAs("x", Uncertain)), Decision{InUse: Yes, Next: Unstage{}},
@@ -49,7 +49,7 @@ func TestAVolumeIsMountedWithOneLabelAtATime(t *testing.T) {
 		"its unstage backs off: waits": {
 			[]Pod{y}, with(stagedAs("x", Uncertain), func(o *Observed) { o.Unstage = Failure{Count: 1, At: now} }),
 			Decision{
-				InUse: Yes, Holds: []Hold{{PublishKey{}, BackingOff}, {podB, OtherSELinuxLabelMounted}}, RecheckAt: now.Add(500 * time.Millisecond),
+				InUse: Yes, Waits: []Wait{{PublishKey{}, BackingOff}, {podB, OtherSELinuxLabelMounted}}, RecheckAt: now.Add(500 * time.Millisecond),
 			},
 		},
 		"unstaged though the Node is not known, as every way back": {
@@ -57,43 +57,43 @@ func TestAVolumeIsMountedWithOneLabelAtATime(t *testing.T) {
 		},
 		"a pod that stays has it with another label: waits": {
 			[]Pod{as(x, Wanted, Confirmed, "x"), y}, with(stagedAs("x", Confirmed)),
-			Decision{InUse: Yes, Holds: []Hold{{podB, OtherSELinuxLabelWanted}}},
+			Decision{InUse: Yes, Waits: []Wait{{podB, OtherSELinuxLabelWanted}}},
 		},
 		"a pod whose owner is silent may have it with another label: waits": {
-			[]Pod{as(x, Unclaimed, Absent, ""), y}, with(stagedAs("x", Confirmed)),
-			Decision{InUse: Yes, Holds: []Hold{{podA, OwnerSilent}, {podB, OtherSELinuxLabelWanted}}},
+			[]Pod{as(x, DemandUnknown, Absent, ""), y}, with(stagedAs("x", Confirmed)),
+			Decision{InUse: Yes, Waits: []Wait{{podA, OwnerSilent}, {podB, OtherSELinuxLabelWanted}}},
 		},
 		"staged for a pod that is not mounted yet: the first one keeps it": {
 			[]Pod{x, y}, with(stagedAs("x", Confirmed)), Decision{InUse: Yes, Next: Publish{Key: podA, Label: "x"}},
 		},
 		"and keeps it while it backs off": {
-			[]Pod{{Key: podA, Claim: Wanted, Label: "x", Failure: Failure{Count: 1, At: now}}, y}, with(stagedAs("x", Uncertain)),
+			[]Pod{{Key: podA, Demand: Wanted, Label: "x", Failure: Failure{Count: 1, At: now}}, y}, with(stagedAs("x", Uncertain)),
 			Decision{
-				InUse: Yes, Holds: []Hold{{podA, BackingOff}, {podB, OtherSELinuxLabelWanted}}, RecheckAt: now.Add(500 * time.Millisecond),
+				InUse: Yes, Waits: []Wait{{podA, BackingOff}, {podB, OtherSELinuxLabelWanted}}, RecheckAt: now.Add(500 * time.Millisecond),
 			},
 		},
 		"the pod that has it is gone: unpublished": {
 			[]Pod{as(x, Released, Confirmed, "x"), y}, with(stagedAs("x", Confirmed)), Decision{InUse: Yes, Next: Unpublish{podA}},
 		},
 		"its unpublish backs off: waits": {
-			[]Pod{{Key: podA, Claim: Released, Publish: Uncertain, PublishedLabel: "x", Failure: Failure{Count: 1, At: now}}, y}, with(stagedAs("x", Confirmed)),
+			[]Pod{{Key: podA, Demand: Released, Publish: Uncertain, PublishedLabel: "x", Failure: Failure{Count: 1, At: now}}, y}, with(stagedAs("x", Confirmed)),
 			Decision{
-				InUse: Yes, Holds: []Hold{{podA, BackingOff}, {podB, OtherSELinuxLabelMounted}}, RecheckAt: now.Add(500 * time.Millisecond),
+				InUse: Yes, Waits: []Wait{{podA, BackingOff}, {podB, OtherSELinuxLabelMounted}}, RecheckAt: now.Add(500 * time.Millisecond),
 			},
 		},
 		"the same label: stays staged": {
-			[]Pod{as(x, Released, Absent, ""), {Key: podB, Claim: Wanted, Label: "x"}}, with(stagedAs("x", Confirmed)),
+			[]Pod{as(x, Released, Absent, ""), {Key: podB, Demand: Wanted, Label: "x"}}, with(stagedAs("x", Confirmed)),
 			Decision{InUse: Yes, Next: Publish{Key: podB, Label: "x"}},
 		},
 		"driver does not stage, another pod has it otherwise: waits": {
-			[]Pod{as(x, Wanted, Confirmed, "x"), y}, with(noStage), Decision{InUse: Yes, Holds: []Hold{{podB, OtherSELinuxLabelWanted}}},
+			[]Pod{as(x, Wanted, Confirmed, "x"), y}, with(noStage), Decision{InUse: Yes, Waits: []Wait{{podB, OtherSELinuxLabelWanted}}},
 		},
 		"half published with another label: undone first": {
 			[]Pod{as(y, Wanted, Uncertain, "x")}, with(stagedAs("x", Confirmed)), Decision{InUse: Yes, Next: Unpublish{podB}},
 		},
 		"that backs off: waits": {
-			[]Pod{{Key: podB, Claim: Wanted, Publish: Uncertain, PublishedLabel: "x", Label: "y", Failure: Failure{Count: 1, At: now}}}, with(stagedAs("x", Confirmed)),
-			Decision{InUse: Yes, Holds: []Hold{{podB, BackingOff}}, RecheckAt: now.Add(500 * time.Millisecond)},
+			[]Pod{{Key: podB, Demand: Wanted, Publish: Uncertain, PublishedLabel: "x", Label: "y", Failure: Failure{Count: 1, At: now}}}, with(stagedAs("x", Confirmed)),
+			Decision{InUse: Yes, Waits: []Wait{{podB, BackingOff}}, RecheckAt: now.Add(500 * time.Millisecond)},
 		},
 		"runs with another label than it would get now: left as it is": {
 			[]Pod{as(y, Wanted, Confirmed, "x")}, with(stagedAs("x", Confirmed)), Decision{InUse: Yes},
@@ -104,7 +104,7 @@ func TestAVolumeIsMountedWithOneLabelAtATime(t *testing.T) {
 		},
 		"CSIDrivers not listed, so that nobody knows which label it is: left as it is": {
 			[]Pod{as(y, Wanted, Uncertain, "x")}, with(stagedAs("x", Confirmed), func(o *Observed) { o.AttachRequired = Unknown }),
-			Decision{InUse: Yes, Holds: []Hold{{podB, AttachabilityUnknown}}},
+			Decision{InUse: Yes, Waits: []Wait{{podB, AttachabilityUnknown}}},
 		},
 	}
 	for name, test := range tests {

@@ -6,33 +6,33 @@ package nodevolume
 //
 // The zero value knows nothing.
 type Lookup struct {
-	known  Attachment
-	read   Reading
-	doubts int
+	known         Attachment
+	read          Reading
+	invalidations int
 }
 
 // Reading is a read that began: it counts for nothing if there was a doubt since.
-type Reading struct{ doubts, changes int }
+type Reading struct{ invalidations, changes int }
 
 // Known is the attachment, Unknown if it has to be read.
 func (l *Lookup) Known(node Node) Attachment {
-	if l.read != (Reading{l.doubts, node.Changes}) {
+	if l.read != (Reading{l.invalidations, node.Changes}) {
 		return Attachment{}
 	}
 	return l.known
 }
 
-// Doubt says that the attachment may be another one since.
-func (l *Lookup) Doubt() { l.doubts++ }
+// Invalidate says that the attachment may be another one since.
+func (l *Lookup) Invalidate() { l.invalidations++ }
 
 // Begin says that a read begins. What it returns is for [Lookup.Read].
-func (l *Lookup) Begin(node Node) Reading { return Reading{l.doubts, node.Changes} }
+func (l *Lookup) Begin(node Node) Reading { return Reading{l.invalidations, node.Changes} }
 
 // Read takes what a read found.
 func (l *Lookup) Read(begun Reading, found Attachment) { l.read, l.known = begun, found }
 
-// Outdates says that a step takes as long as a call may take, and that the attachment is to be read again after it.
-func Outdates(step Step) bool {
+// InvalidatesAttachment says that a step takes as long as a call may take, and that the attachment is to be read again after it.
+func InvalidatesAttachment(step Step) bool {
 	switch step.(type) {
 	case ReadAttachment, LookForUsers:
 		return false

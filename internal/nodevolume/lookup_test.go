@@ -17,10 +17,10 @@ func TestAReadOfTheAttachmentCounts(t *testing.T) {
 	}{
 		"never read":         {func(*Lookup) {}, Attachment{}},
 		"read":               {read, found},
-		"doubted":            {func(l *Lookup) { read(l); l.Doubt() }, Attachment{}},
-		"read again":         {func(l *Lookup) { read(l); l.Doubt(); read(l) }, found},
+		"doubted":            {func(l *Lookup) { read(l); l.Invalidate() }, Attachment{}},
+		"read again":         {func(l *Lookup) { read(l); l.Invalidate(); read(l) }, found},
 		"the Node changed":   {func(l *Lookup) { read(l); node.Changes++ }, Attachment{}},
-		"doubted while read": {func(l *Lookup) { begun := l.Begin(node); l.Doubt(); l.Read(begun, found) }, Attachment{}},
+		"doubted while read": {func(l *Lookup) { begun := l.Begin(node); l.Invalidate(); l.Read(begun, found) }, Attachment{}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 func TestARunningPodsPublishIsRenewed(t *testing.T) {
 	// runs is a pod whose publish the driver confirmed so long ago.
 	runs := func(key PublishKey, ago time.Duration, change ...func(*Pod)) Pod {
-		p := Pod{Key: key, Claim: Wanted, Publish: Confirmed, LastConfirmed: Confirmation{At: now.Add(-ago)}}
+		p := Pod{Key: key, Demand: Wanted, Publish: Confirmed, LastConfirmed: Confirmation{At: now.Add(-ago)}}
 		for _, c := range change {
 			c(&p)
 		}
@@ -54,7 +54,7 @@ func TestARunningPodsPublishIsRenewed(t *testing.T) {
 			Decision{InUse: No, Next: Republish{podA}},
 		},
 		"another pod is to be published first": {
-			pods(runs(podA, late), Pod{Key: podB, Claim: Wanted}), asks(), Decision{InUse: Yes, Next: Publish{Key: podB}},
+			pods(runs(podA, late), Pod{Key: podB, Demand: Wanted}), asks(), Decision{InUse: Yes, Next: Publish{Key: podB}},
 		},
 
 		// What holds it back.
@@ -62,37 +62,37 @@ func TestARunningPodsPublishIsRenewed(t *testing.T) {
 			pods(runs(podA, late, func(p *Pod) { p.Leaving = true })), asks(), Decision{InUse: Yes},
 		},
 		"pod is gone: unpublished": {
-			pods(runs(podA, late, func(p *Pod) { p.Claim = Released })), asks(), Decision{InUse: Yes, Next: Unpublish{podA}},
+			pods(runs(podA, late, func(p *Pod) { p.Demand = Released })), asks(), Decision{InUse: Yes, Next: Unpublish{podA}},
 		},
 		"owner silent: left as it is": {
-			pods(runs(podA, late, func(p *Pod) { p.Claim = Unclaimed })), asks(), Decision{InUse: Yes, Holds: []Hold{{podA, OwnerSilent}}},
+			pods(runs(podA, late, func(p *Pod) { p.Demand = DemandUnknown })), asks(), Decision{InUse: Yes, Waits: []Wait{{podA, OwnerSilent}}},
 		},
 		"failed a moment ago": {
 			pods(runs(podA, late, func(p *Pod) { p.Failure = Failure{Count: 3, At: now} })), asks(),
-			Decision{InUse: Yes, Holds: []Hold{{podA, BackingOff}}, RecheckAt: now.Add(2 * time.Second)},
+			Decision{InUse: Yes, Waits: []Wait{{podA, BackingOff}}, RecheckAt: now.Add(2 * time.Second)},
 		},
 		"driver is away": {
 			pods(runs(podA, late)), asks(func(o *Observed) { o.Driver.Registered, o.Driver.Stages = false, Unknown }),
-			Decision{InUse: Yes, Holds: []Hold{{podA, DriverNotRegistered}}},
+			Decision{InUse: Yes, Waits: []Wait{{podA, DriverNotRegistered}}},
 		},
 		"S7: not listed in use any more: listed first": {
 			pods(runs(podA, late)), asks(func(o *Observed) { o.Node.InUse = No }),
-			Decision{InUse: Yes, Holds: []Hold{{podA, NotReportedInUse}}},
+			Decision{InUse: Yes, Waits: []Wait{{podA, NotReportedInUse}}},
 		},
 		"report withdrawn: waits": {
 			pods(runs(podA, late)), asks(func(o *Observed) { o.Node.Attached = No }),
-			Decision{InUse: Yes, Holds: []Hold{{podA, NotAttached}}},
+			Decision{InUse: Yes, Waits: []Wait{{podA, NotAttached}}},
 		},
 		"attachment not read: read for the publish context": {
 			pods(runs(podA, late)), asks(func(o *Observed) { o.Attachment = Attachment{} }), Decision{InUse: Yes, Next: ReadAttachment{podA}},
 		},
 		"attachment deleting": {
 			pods(runs(podA, late)), asks(func(o *Observed) { o.Attachment = Attachment{Attached: No} }),
-			Decision{InUse: Yes, Holds: []Hold{{podA, AttachmentNotReady}}},
+			Decision{InUse: Yes, Waits: []Wait{{podA, AttachmentNotReady}}},
 		},
 		"attached anew since it was staged: the pod keeps what it has": {
 			pods(runs(podA, late)), asks(func(o *Observed) { o.Attachment.UID = "va-2" }),
-			Decision{InUse: Yes, Holds: []Hold{{podA, AttachmentReplaced}}},
+			Decision{InUse: Yes, Waits: []Wait{{podA, AttachmentReplaced}}},
 		},
 		"nobody knows whether it is staged: staged first": {
 			pods(runs(podA, late)), asks(func(o *Observed) { o.Stage.Phase = Uncertain }), Decision{InUse: Yes, Next: StageVolume{For: podA}},
@@ -117,17 +117,17 @@ func TestAPublishThatStandsSurvivesEveryReply(t *testing.T) {
 
 // checkRest: of each publish that stands, somebody knows when it is to be renewed.
 func (w *simWorld) checkRest(decision Decision) error {
-	for _, hold := range decision.Holds {
+	for _, hold := range decision.Waits {
 		if exit, ok := exits[hold.Reason]; !ok || exit.By == "" || exit.Timed && decision.RecheckAt.IsZero() {
 			return fmt.Errorf("liveness: nothing ends a wait for %s: %+v, to be decided again at %s", hold.Reason, exit, decision.RecheckAt)
 		}
 	}
 	for _, p := range w.agent.life.Pods {
-		if w.agent.life.Claim(w.facts(), p) != Wanted || p.Phase != Confirmed || w.pod(p).Deleting {
+		if w.agent.life.Demand(w.facts(), p) != Wanted || p.Phase != Confirmed || w.pod(p).Deleting {
 			continue
 		}
-		held := slices.ContainsFunc(decision.Holds, func(h Hold) bool { return h.Key == p.Key })
-		due := p.Heard.At.Add(time.Minute)
+		held := slices.ContainsFunc(decision.Waits, func(h Wait) bool { return h.Key == p.Key })
+		due := p.ConfirmedAt.At.Add(time.Minute)
 		if !held && (decision.RecheckAt.IsZero() || decision.RecheckAt.After(due)) {
 			return fmt.Errorf("liveness: the publish for %s is to be renewed at %s, and nothing happens before %s", p.Key.PodUID, due, decision.RecheckAt)
 		}
@@ -138,7 +138,7 @@ func (w *simWorld) checkRest(decision Decision) error {
 // checkRenewal is what must hold when a publish is repeated.
 func (w *simWorld) checkRenewal(uid string) error {
 	a := w.agent
-	heard := a.life.Publication(PublishKey{PodUID: uid}).Heard.At
+	heard := a.life.EnsurePod(PublishKey{PodUID: uid}).ConfirmedAt.At
 	switch state := a.pods[uid]; {
 	case !w.inUse() && !w.inline && a.attaches != No:
 		return fmt.Errorf("S7: the publish for %s is repeated and the Node does not list the volume in use", uid)

@@ -16,7 +16,7 @@ import (
 // simAgent is what an agent has in memory.
 type simAgent struct {
 	list     InUseList
-	life     Life
+	life     VolumeState
 	watch    int // versions seen by the watch
 	pods     map[string]PodState
 	allSet   bool
@@ -26,14 +26,14 @@ type simAgent struct {
 
 // start is an agent on the records of the one before.
 func (w *simWorld) start() {
-	a := &simAgent{pods: map[string]PodState{}, life: Life{Inline: w.inline}} // as its name says, or else its records
+	a := &simAgent{pods: map[string]PodState{}, life: VolumeState{Inline: w.inline}} // as its name says, or else its records
 	for _, name := range slices.Sorted(maps.Keys(w.records)) {
 		r := w.records[name]
 		if w.plant == believeOldBoot {
-			a.life.Found(r, r.BootID, Yes)
+			a.life.AddRecord(r, r.BootID, Yes)
 			continue
 		}
-		a.life.Found(r, w.bootID(), decision.Known(w.mountedFor(name)))
+		a.life.AddRecord(r, w.bootID(), decision.Known(w.mountedFor(name)))
 	}
 	w.agent = a
 	w.log("start: stage %s, publishes a %s, b %s", a.life.Stage.Phase, a.phase("a"), a.phase("b"))
@@ -42,7 +42,7 @@ func (w *simWorld) start() {
 // set is what a shell does about a pod that its owner wants.
 func (a *simAgent) set(w *simWorld, uid string) {
 	if !a.pods[uid].Set || a.pods[uid].Removed {
-		a.life.Publication(PublishKey{PodUID: uid})
+		a.life.EnsurePod(PublishKey{PodUID: uid})
 	}
 	a.pods[uid] = PodState{Set: true, Resolved: true}
 }
@@ -57,7 +57,7 @@ func (a *simAgent) say(uid string, state PodState) {
 
 // phase is that of the publish for a pod.
 func (a *simAgent) phase(uid string) Phase {
-	if p := a.life.find(PublishKey{PodUID: uid}); p != nil {
+	if p := a.life.podVolume(PublishKey{PodUID: uid}); p != nil {
 		return p.Phase
 	}
 	return Absent
@@ -102,7 +102,7 @@ func (w *simWorld) write() {
 	a := w.agent
 	if a.list.NeedsRead() {
 		if !a.list.Started() {
-			recorded := a.life.Handshake(w.isUnaccounted() && !w.inline)
+			recorded := a.life.InUseHandshake(w.isUnaccounted() && !w.inline)
 			if w.plant == noStartGuard || w.plant == keepRecorded && len(w.records) > 0 || w.plant == believeGuess && recorded == Unknown {
 				recorded = Yes
 			}
@@ -176,7 +176,7 @@ func (w *simWorld) facts() Facts {
 func (w *simWorld) pod(p *PodVolume) PodFacts {
 	uid := p.Key.PodUID
 	facts := PodFacts{PodState: w.agent.pods[uid], Label: w.label(uid)}
-	facts.Wants, facts.AllSet = facts.Set, w.agent.allSet
+	facts.Wants, facts.PodsSynced = facts.Set, w.agent.allSet
 	facts.Deleting = facts.Set && w.leaving[uid] && w.plant != renewLeaving
 	facts.Removed = facts.Removed || facts.Ending && w.plant == endingIsOver
 	if w.plant == forgetLabels {
@@ -190,7 +190,7 @@ func (w *simWorld) decide() Decision {
 	l := &w.agent.life
 	lookup, mistaken := l.attachment, map[*PodVolume]bool{}
 	for _, p := range l.Pods {
-		if w.plant == labelsOverMount && p.Phase == Confirmed && l.Claim(w.facts(), p) == Wanted && w.label(p.Key.PodUID) != p.Record.SELinuxLabel {
+		if w.plant == labelsOverMount && p.Phase == Confirmed && l.Demand(w.facts(), p) == Wanted && w.label(p.Key.PodUID) != p.Record.SELinuxLabel {
 			p.Phase, mistaken[p] = Uncertain, true
 		}
 		if w.plant == forgetLabels {
@@ -237,7 +237,7 @@ func (w *simWorld) turn() error {
 		return w.checkRest(decided)
 	case LookForUsers:
 		w.justRead = read
-		a.life.Looked(w.hasUsers() && w.plant != ignoreUsers, w.now, 0)
+		a.life.UsersSearched(w.hasUsers() && w.plant != ignoreUsers, w.now, 0)
 	case ReadCapabilities:
 		a.stages = decision.Known(w.stages)
 	case ReadAttachment:
@@ -249,14 +249,14 @@ func (w *simWorld) turn() error {
 			w.others() // while a secret is read
 			w.read()
 		}
-		if !a.life.Stands(w.view(), a.attaches) {
+		if !a.life.StillValid(w.view(), a.attaches) {
 			break
 		}
 		if err := w.call(w.asPlanted(step)); err != nil || w.agent != a {
 			return err
 		}
 	}
-	a.life.Done(step)
+	a.life.EndStep(step)
 	if w.plant == keepLookup {
 		if _, reads := step.(ReadAttachment); !reads {
 			a.life.attachment = lookup
@@ -309,7 +309,7 @@ func (w *simWorld) call(step Step) error {
 	if err := w.checkEnding(step, name, call.Before); err != nil {
 		return err
 	}
-	if undo && call.Before == Confirmed && name != StageKind && a.life.Claim(w.facts(), a.life.Publication(KeyOf(step))) == Wanted {
+	if undo && call.Before == Confirmed && name != StageKind && a.life.Demand(w.facts(), a.life.EnsurePod(KeyOf(step))) == Wanted {
 		return fmt.Errorf("the volume is taken from pod %s, which runs on it", name)
 	}
 	if undo && name != StageKind && w.runs(name) {

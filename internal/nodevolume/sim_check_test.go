@@ -94,13 +94,13 @@ func (w *simWorld) checkCall(step Step) error {
 
 // stagedEarlier: the stage belongs to an attachment that is no more.
 func (w *simWorld) stagedEarlier() bool {
-	by := w.agent.life.stagedFor()
+	by := w.agent.life.stagedAttachment()
 	return w.attaches && by != "" && by != strconv.Itoa(w.vaUID)
 }
 
 // keeps: the agent found the pod's mount, by an earlier attachment, and cannot know whether the pod runs on it. Until it is removed, it may.
 func (w *simWorld) keeps(uid string) bool {
-	p := w.agent.life.find(PublishKey{PodUID: uid})
+	p := w.agent.life.podVolume(PublishKey{PodUID: uid})
 	return w.published[uid] && w.stagedEarlier() && p != nil && p.Inherited
 }
 

@@ -39,8 +39,8 @@ type Demand int
 
 // The claims.
 const (
-	// Unclaimed: the pod is known from a record only and its owner has not spoken.
-	Unclaimed Demand = iota
+	// DemandUnknown: the pod is known from a record only and its owner has not spoken.
+	DemandUnknown Demand = iota
 	// Wanted: the volume shall be mounted for the pod.
 	Wanted
 	// Released: the pod's containers have ended.
@@ -64,9 +64,9 @@ type PublishKey struct {
 // Pod is one publish that somebody wants or that may exist.
 type Pod struct {
 	Key     PublishKey
-	Claim   Demand
+	Demand  Demand
 	Publish Phase
-	// Inherited: see [Place].
+	// Inherited: see [MountState].
 	Inherited bool
 	// LastConfirmed is when the driver confirmed the publish, if it is Confirmed.
 	LastConfirmed Confirmation
@@ -226,8 +226,8 @@ func (Unpublish) step()        {}
 func (Unstage) step()          {}
 func (LookForUsers) step()     {}
 
-// Hold says why nothing is done for a pod now.
-type Hold struct {
+// Wait says why nothing is done for a pod now.
+type Wait struct {
 	// Key of the pod, or its zero value for the volume's unstage.
 	Key    PublishKey
 	Reason Reason
@@ -243,15 +243,15 @@ type Decision struct {
 	InUse Knowledge
 	// Next is the step to do now; nil if there is none.
 	Next Step
-	// Holds, in the order of the pods. While there is a Next they are incomplete.
-	Holds []Hold
+	// Waits, in the order of the pods. While there is a Next they are incomplete.
+	Waits []Wait
 	// RecheckAt is when a back-off ends or a publish is to be renewed. Zero: only a
 	// change can lead on.
 	RecheckAt time.Time
 	// Forget: nothing is left of the volume here and nobody wants it.
 	Forget bool
-	// Left are the pods that the life of the volume has dropped.
-	Left []PublishKey
+	// Dropped are the pods that the life of the volume has dropped.
+	Dropped []PublishKey
 }
 
 // Reason is why the volume waits for a pod.

@@ -18,7 +18,7 @@ func TestNothingIsTakenFromUnderAContainer(t *testing.T) {
 		}
 	}
 	handshake := func(o *Observed) { o.RecordedInUse = true }
-	released := func(key PublishKey) Pod { return Pod{Key: key, Claim: Released, Publish: Confirmed} }
+	released := func(key PublishKey) Pod { return Pod{Key: key, Demand: Released, Publish: Confirmed} }
 	held := now.Add(firstBackOff)
 	tests := map[string]struct {
 		desired  Desired
@@ -30,22 +30,22 @@ func TestNothingIsTakenFromUnderAContainer(t *testing.T) {
 		},
 		"somebody has it: stays staged and in use, and is looked for again": {
 			pods(), with(staged(Confirmed), looked(Yes)),
-			Decision{InUse: Yes, Holds: []Hold{{PublishKey{}, StillMountedElsewhere}}, RecheckAt: held},
+			Decision{InUse: Yes, Waits: []Wait{{PublishKey{}, StillMountedElsewhere}}, RecheckAt: held},
 		},
 		"woken: looked for at once": {
 			pods(), with(staged(Confirmed), looked(Yes), func(o *Observed) { o.Users.Search.At = time.Time{} }), Decision{InUse: Yes, Next: LookForUsers{}},
 		},
 		"its object is gone and its containers may run: stays as it is": {
-			pods(Pod{Key: podA, Claim: Ending, Publish: Confirmed}), with(staged(Confirmed)),
-			Decision{InUse: Yes, Holds: []Hold{{podA, ContainersMayRun}}},
+			pods(Pod{Key: podA, Demand: Ending, Publish: Confirmed}), with(staged(Confirmed)),
+			Decision{InUse: Yes, Waits: []Wait{{podA, ContainersMayRun}}},
 		},
 		"the same, with an answer to its publish that was lost": {
-			pods(Pod{Key: podA, Claim: Ending, Publish: Uncertain}), with(staged(Confirmed)),
-			Decision{InUse: Yes, Holds: []Hold{{podA, ContainersMayRun}}},
+			pods(Pod{Key: podA, Demand: Ending, Publish: Uncertain}), with(staged(Confirmed)),
+			Decision{InUse: Yes, Waits: []Wait{{podA, ContainersMayRun}}},
 		},
 		"the same, before it was published: not published any more": {
-			pods(Pod{Key: podA, Claim: Ending}), with(staged(Confirmed)),
-			Decision{InUse: Yes, Holds: []Hold{{podA, ContainersMayRun}}},
+			pods(Pod{Key: podA, Demand: Ending}), with(staged(Confirmed)),
+			Decision{InUse: Yes, Waits: []Wait{{podA, ContainersMayRun}}},
 		},
 		"nobody has it: unstaged": {pods(), with(staged(Confirmed), looked(No)), Decision{InUse: Yes, Next: Unstage{}}},
 		"no attach is needed: unstaged under nobody either": {
@@ -57,26 +57,26 @@ func TestNothingIsTakenFromUnderAContainer(t *testing.T) {
 		},
 		"its last publish, and somebody has it": {
 			pods(released(podA)), with(handshake, looked(Yes)),
-			Decision{InUse: Yes, Holds: []Hold{{podA, StillMountedElsewhere}}, RecheckAt: held},
+			Decision{InUse: Yes, Waits: []Wait{{podA, StillMountedElsewhere}}, RecheckAt: held},
 		},
 		"another pod has it published: not taken from the machine": {
-			pods(released(podA), Pod{Key: podB, Claim: Wanted, Publish: Confirmed}), with(staged(Confirmed), looked(Yes)),
+			pods(released(podA), Pod{Key: podB, Demand: Wanted, Publish: Confirmed}), with(staged(Confirmed), looked(Yes)),
 			Decision{InUse: Yes, Next: Unpublish{podA}},
 		},
 		"staged with an attachment that is no more: not restaged under a container": {
-			pods(Pod{Key: podA, Claim: Wanted}),
+			pods(Pod{Key: podA, Demand: Wanted}),
 			with(staged(Confirmed), looked(Yes), func(o *Observed) { o.Stage.AttachmentUID = "va-0" }),
-			Decision{InUse: Yes, Holds: []Hold{{PublishKey{}, StillMountedElsewhere}, {podA, AttachmentReplaced}}, RecheckAt: held},
+			Decision{InUse: Yes, Waits: []Wait{{PublishKey{}, StillMountedElsewhere}, {podA, AttachmentReplaced}}, RecheckAt: held},
 		},
 		"staged with an attachment that is no more: nothing is taken from a pod that is over and may run": {
-			pods(Pod{Key: podA, Claim: Wanted}, Pod{Key: podB, Claim: Ending, Publish: Uncertain}),
+			pods(Pod{Key: podA, Demand: Wanted}, Pod{Key: podB, Demand: Ending, Publish: Uncertain}),
 			with(staged(Confirmed), func(o *Observed) { o.Stage.AttachmentUID = "va-0" }),
-			Decision{InUse: Yes, Holds: []Hold{{podB, ContainersMayRun}, {podA, AttachmentReplaced}}},
+			Decision{InUse: Yes, Waits: []Wait{{podB, ContainersMayRun}, {podA, AttachmentReplaced}}},
 		},
 		"nor from one whose owner has not spoken": {
-			pods(Pod{Key: podA, Claim: Wanted}, Pod{Key: podB, Claim: Unclaimed, Publish: Uncertain}),
+			pods(Pod{Key: podA, Demand: Wanted}, Pod{Key: podB, Demand: DemandUnknown, Publish: Uncertain}),
 			with(staged(Confirmed), func(o *Observed) { o.Stage.AttachmentUID = "va-0" }),
-			Decision{InUse: Yes, Holds: []Hold{{podB, OwnerSilent}, {podA, AttachmentReplaced}}},
+			Decision{InUse: Yes, Waits: []Wait{{podB, OwnerSilent}, {podA, AttachmentReplaced}}},
 		},
 	}
 	for name, tt := range tests {

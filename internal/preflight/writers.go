@@ -145,7 +145,7 @@ func (r *run) listAttachments(ctx context.Context, t *traces) error {
 	for i := range list.Items {
 		va := &list.Items[i]
 		t.known[va.Name] = true
-		w, ok := kube.AttachmentMaker(va)
+		w, ok := kube.AttachmentCreator(va)
 		if !ok {
 			continue
 		}
@@ -182,7 +182,7 @@ func (r *run) listEvents(ctx context.Context, t *traces) error {
 	})
 }
 
-func foreign(w kube.Writer) bool { return w.Manager != kube.FieldManager && !kube.ByHand(w.Manager) }
+func foreign(w kube.Writer) bool { return w.Manager != kube.FieldManager && !kube.IsKubectl(w.Manager) }
 
 func eventOf(e *corev1.Event, w kube.Writer) string {
 	return fmt.Sprintf("event %s/%s: %s emitted %s on %s %s at %s", e.Namespace, e.Name, w.Manager, e.Reason,
@@ -246,7 +246,7 @@ func (w *writers) see(obj runtime.Object) {
 	case *storagev1.VolumeAttachment:
 		before := w.attachments.known[obj.Name]
 		w.attachments.known[obj.Name] = true
-		if writer, ok := kube.AttachmentMaker(obj); ok && before == nil {
+		if writer, ok := kube.AttachmentCreator(obj); ok && before == nil {
 			w.attachments.wrote(writer, fmt.Sprintf("volumeattachment %s: %s created it for node %s", obj.Name, writer.Manager, obj.Spec.NodeName))
 		}
 	case *corev1.Event:
@@ -258,7 +258,7 @@ func (w *writers) see(obj runtime.Object) {
 
 func (t *traces) wrote(w kube.Writer, what string) {
 	switch {
-	case kube.ByHand(w.Manager):
+	case kube.IsKubectl(w.Manager):
 		t.byHand = append(t.byHand, what)
 	case foreign(w):
 		t.now = append(t.now, what)

@@ -11,25 +11,25 @@ import (
 // maxMessage is what the API server accepts in VolumeError.message, in bytes.
 const maxMessage = 1024
 
-// maxQuoted is how much of an error is quoted in another message, which goes on after it.
-const maxQuoted = 512
+// maxQuotedError is how much of an error is quoted in another message, which goes on after it.
+const maxQuotedError = 512
 
-// cutMark ends a message that was cut.
-const cutMark = "..."
+// ellipsis ends a message that was cut.
+const ellipsis = "..."
 
-// Cut shortens a message to what the API server accepts, at a character's edge. What is no UTF-8 would grow on the way.
-func Cut(message string) string { return cut(message, maxMessage) }
+// Truncate shortens a message to what the API server accepts, at a character's edge. What is no UTF-8 would grow on the way.
+func Truncate(message string) string { return truncate(message, maxMessage) }
 
-func cut(message string, most int) string {
+func truncate(message string, most int) string {
 	message = strings.ToValidUTF8(message, "?")
 	if len(message) <= most {
 		return message
 	}
-	end := most - len(cutMark)
+	end := most - len(ellipsis)
 	for end > 0 && !utf8.RuneStart(message[end]) {
 		end--
 	}
-	return message[:end] + cutMark
+	return message[:end] + ellipsis
 }
 
 // backOff is when a call may begin that the last one would be repeated by: another verb, or the same for another node ID, need not
@@ -44,14 +44,14 @@ func (v *volume) backOff(a Attachment, verb Verb, nodeID string) time.Time {
 // NextAttempt is when a call that failed is repeated, unless what it depends on changes before.
 func (p Policy) NextAttempt(uid string, failed Call) time.Time {
 	next := failed.Ended.Add(p.delay(uid, failed))
-	if !failed.Released.IsZero() && failed.Released.Before(next) {
-		return failed.Released
+	if !failed.RetryAt.IsZero() && failed.RetryAt.Before(next) {
+		return failed.RetryAt
 	}
 	return next
 }
 
-// Stamp is a time as messages and logs have it, rounded up to the second.
-func Stamp(t time.Time) string { return t.Add(time.Second - 1).UTC().Format(time.RFC3339) }
+// FormatTime is a time as messages and logs have it, rounded up to the second.
+func FormatTime(t time.Time) string { return t.Add(time.Second - 1).UTC().Format(time.RFC3339) }
 
 // delay doubles with each failure from RetryStart to RetryMax, whichever code the driver answered with: drivers use also those that
 // the CSI specification calls permanent for passing conditions (INVALID_ARGUMENT for a disk that another node still uses). It is

@@ -22,15 +22,15 @@ type Call struct {
 	// Recorded: the result of this call is in the attachment's status.
 	Recorded bool
 
-	// Again: the attachment was recorded as attached when the call was sent.
-	Again bool
+	// Republish: the attachment was recorded as attached when the call was sent.
+	Republish bool
 
 	// Failures is the number of attempts in a row that ended without OK.
 	Failures int
 	// Ended is when the last attempt ended.
 	Ended time.Time
-	// Released is when the call may be repeated although its back-off has not ended; zero if only the back-off counts.
-	Released time.Time
+	// RetryAt is when the call may be repeated although its back-off has not ended; zero if only the back-off counts.
+	RetryAt time.Time
 	// Message is the last attempt's error.
 	Message string
 	// Unanswered: the driver did not answer the last attempt within its timeout.
@@ -38,14 +38,14 @@ type Call struct {
 	// Inputs are the attachment's Inputs as they were for the last attempt.
 	Inputs string
 
-	// Elsewhere is how the last call for each other node ID ended.
-	Elsewhere []Left
+	// Previous is how the last call for each other node ID ended.
+	Previous []PreviousCall
 }
 
-// Left is how the calls for one node ID ended.
-type Left struct {
-	NodeID string
-	Freed  bool // the driver confirmed an unpublish
+// PreviousCall is how the calls for one node ID ended.
+type PreviousCall struct {
+	NodeID      string
+	Unpublished bool // the driver confirmed an unpublish
 }
 
 // Begin is the call that is sent next. Attached tells whether the attachment is recorded as attached.
@@ -55,7 +55,7 @@ func (c Call) Begin(verb Verb, nodeID, inputs string, attached bool) Call {
 		failures = 0
 	}
 	return Call{Verb: verb, NodeID: nodeID, InFlight: true, Sent: true, Failures: failures, Inputs: inputs,
-		Again: attached && verb == Publish, Elsewhere: c.leave(nodeID)}
+		Republish: attached && verb == Publish, Previous: c.previousFor(nodeID)}
 }
 
 // Excludes reports whether the call forbids another one for the same volume now (S4): it is in flight, and the volume is
@@ -67,7 +67,7 @@ func (c Call) Excludes(exclusive, sameNode bool) bool {
 // Refuse is an attempt that ended before anything was sent.
 func (c Call) Refuse(verb Verb, nodeID, inputs string) Call {
 	if c.Verb != verb || c.NodeID != nodeID || c.Confirmed {
-		c = Call{Verb: verb, NodeID: nodeID, Elsewhere: c.leave(nodeID)}
+		c = Call{Verb: verb, NodeID: nodeID, Previous: c.previousFor(nodeID)}
 	}
 	c.Inputs = inputs
 	return c
@@ -83,23 +83,23 @@ func (c Call) Confirm(now time.Time) Call {
 func (c Call) Fail(now time.Time, message string, unanswered bool) Call {
 	c.InFlight, c.Confirmed, c.Recorded = false, false, false
 	c.Failures++
-	c.Ended, c.Message, c.Unanswered, c.Released = now, message, unanswered, time.Time{}
+	c.Ended, c.Message, c.Unanswered, c.RetryAt = now, message, unanswered, time.Time{}
 	return c
 }
 
-// Release lets a call that failed be repeated from a time on.
-func (c Call) Release(at time.Time) Call {
-	if c.Released.IsZero() || at.Before(c.Released) {
-		c.Released = at
+// RetryFrom lets a call that failed be repeated from a time on.
+func (c Call) RetryFrom(at time.Time) Call {
+	if c.RetryAt.IsZero() || at.Before(c.RetryAt) {
+		c.RetryAt = at
 	}
 	return c
 }
 
-// leave is what there will be elsewhere when the next call is for that node ID.
-func (c Call) leave(nodeID string) []Left {
-	left := slices.DeleteFunc(slices.Clone(c.Elsewhere), func(l Left) bool { return l.NodeID == nodeID || l.NodeID == c.NodeID })
+// previousFor is what there will be elsewhere when the next call is for that node ID.
+func (c Call) previousFor(nodeID string) []PreviousCall {
+	left := slices.DeleteFunc(slices.Clone(c.Previous), func(l PreviousCall) bool { return l.NodeID == nodeID || l.NodeID == c.NodeID })
 	if c.Sent && c.NodeID != nodeID {
-		left = append(left, Left{NodeID: c.NodeID, Freed: c.freed(c.NodeID)})
+		left = append(left, PreviousCall{NodeID: c.NodeID, Unpublished: c.unpublishedFrom(c.NodeID)})
 	}
 	return left
 }
@@ -112,23 +112,23 @@ func (c Call) confirmed(verb Verb, nodeID string) bool {
 	return c.Verb == verb && c.Confirmed && !c.InFlight && c.NodeID == nodeID
 }
 
-// freed tells whether the driver confirmed an unpublish of the node ID, and nothing was called for it since.
-func (c Call) freed(nodeID string) bool {
-	return c.confirmed(Unpublish, nodeID) || slices.Contains(c.Elsewhere, Left{nodeID, true})
+// unpublishedFrom tells whether the driver confirmed an unpublish of the node ID, and nothing was called for it since.
+func (c Call) unpublishedFrom(nodeID string) bool {
+	return c.confirmed(Unpublish, nodeID) || slices.Contains(c.Previous, PreviousCall{nodeID, true})
 }
 
 // called tells whether anything was sent for the node ID.
 func (c Call) called(nodeID string) bool {
-	return c.Sent && c.NodeID == nodeID || slices.ContainsFunc(c.Elsewhere, func(l Left) bool { return l.NodeID == nodeID })
+	return c.Sent && c.NodeID == nodeID || slices.ContainsFunc(c.Previous, func(l PreviousCall) bool { return l.NodeID == nodeID })
 }
 
-// mayHave are the node IDs that the driver may have published to by the calls of this process.
-func (c Call) mayHave() (ids []string) {
-	if c.Sent && !c.freed(c.NodeID) {
+// publishedTo are the node IDs that the driver may have published to by the calls of this process.
+func (c Call) publishedTo() (ids []string) {
+	if c.Sent && !c.unpublishedFrom(c.NodeID) {
 		ids = append(ids, c.NodeID)
 	}
-	for _, l := range c.Elsewhere {
-		if !l.Freed {
+	for _, l := range c.Previous {
+		if !l.Unpublished {
 			ids = append(ids, l.NodeID)
 		}
 	}

@@ -28,8 +28,8 @@ func Decide(now time.Time, seen Observed, policy Policy) Decision {
 		case a.Call.InFlight && (!planted.S4 || !a.Deleting):
 			v.wait(a, CallInFlight, time.Time{})
 		case a.Gone:
-			v.undo(a)
-		case a.Unsure:
+			v.cleanUp(a)
+		case a.UnconfirmedWrite:
 			// The watch may still show what was so before: a node ID that has come
 			// back to its old value would pass for the recorded one.
 			v.do(Reread{target{a.UID}})
@@ -74,7 +74,7 @@ func (v *volume) attach(a Attachment) {
 		return
 	}
 	if other, blocked := v.blockedBy(a); blocked {
-		v.waitForOther(a, other)
+		v.waitForHolder(a, other)
 		return
 	}
 	if a.PublishProblem != "" {
@@ -82,7 +82,7 @@ func (v *volume) attach(a Attachment) {
 		v.wait(a, RequestImpossible, time.Time{})
 		return
 	}
-	if first := a.toTakeBack(); first != "" {
+	if first := a.staleNodeID(); first != "" {
 		v.call(a, Unpublish, first)
 		return
 	}
@@ -97,7 +97,7 @@ func (v *volume) attach(a Attachment) {
 		return
 	}
 	write := WriteFinalizers{target: target{a.UID}, NodeID: a.NodeID, Volume: !a.VolumeProtected,
-		Attachment: !a.Finalizer || a.Unrecorded || a.RecordedNodeID != a.NodeID}
+		Attachment: !a.Finalizer || a.HandleUnrecorded || a.RecordedNodeID != a.NodeID}
 	if write.needed() {
 		if v.draining {
 			v.wait(a, ShuttingDown, time.Time{})
@@ -109,14 +109,14 @@ func (v *volume) attach(a Attachment) {
 	v.call(a, Publish, a.boundNodeID())
 }
 
-// toTakeBack is the node ID from which the volume has to be taken before it can be published
+// staleNodeID is the node ID from which the volume has to be taken before it can be published
 // for the attachment; empty for none.
-func (a Attachment) toTakeBack() string {
+func (a Attachment) staleNodeID() string {
 	stale := a.Finalizer && !a.Untouched && a.RecordedNodeID != "" && a.RecordedNodeID != a.NodeID
 	switch {
 	case a.Drift == Abandoned:
 		return a.DriftNodeID
-	case stale && !a.Call.freed(a.RecordedNodeID):
+	case stale && !a.Call.unpublishedFrom(a.RecordedNodeID):
 		// The node came back under another node ID before the attach was recorded. Overwriting
 		// the recorded one would forget what the driver may have published.
 		return a.RecordedNodeID
@@ -162,15 +162,15 @@ const confirmAfter = 5 * time.Second
 // was confirmed.
 func (v *volume) detach(a Attachment) {
 	if !a.Finalizer {
-		v.detachAgain(a)
+		v.unpublishStale(a)
 		return
 	}
 	if a.Untouched {
 		v.do(RemoveFinalizer{target{a.UID}})
 		return
 	}
-	left := append(a.notFreed(), v.ownNodeID(a)...)
-	if len(left) == 0 || planted.S5 && a.undone() {
+	left := append(a.publishedTo(), v.currentNodeID(a)...)
+	if len(left) == 0 || planted.S5 && a.unpublished() {
 		late := a.DetachError != "" || v.now.Sub(a.DeletedAt) > confirmAfter
 		if (a.OtherFinalizers || late) && (a.Attached || a.DetachError != "") {
 			// The object stays for others to see, or was seen to hang: that it ends as attached
@@ -185,10 +185,10 @@ func (v *volume) detach(a Attachment) {
 	v.call(a, Unpublish, left[0])
 }
 
-// ownNodeID is the ID that the attachment's node has now, where another one is recorded and the volume was not taken from
+// currentNodeID is the ID that the attachment's node has now, where another one is recorded and the volume was not taken from
 // this one yet: the record may be wrong, and nobody needs the volume there any more. Another attachment of the same node
 // may.
-func (v *volume) ownNodeID(a Attachment) []string {
+func (v *volume) currentNodeID(a Attachment) []string {
 	if a.RecordedNodeID == "" || a.NodeID == "" || a.NodeID == a.RecordedNodeID || a.Call.called(a.NodeID) || v.neededAt(a, a.NodeID) {
 		return nil
 	}
@@ -203,11 +203,11 @@ func (v *volume) neededAt(a Attachment, nodeID string) bool {
 	})
 }
 
-// detachAgain takes back what the driver still lists for an attachment of which we
+// unpublishStale takes back what the driver still lists for an attachment of which we
 // have let go, unless another one may need the volume at that node. Nothing of
 // it is recorded but an error, and that it is over.
-func (v *volume) detachAgain(a Attachment) {
-	if a.undone() && a.DetachError != "" {
+func (v *volume) unpublishStale(a Attachment) {
+	if a.unpublished() && a.DetachError != "" {
 		v.do(RecordDetached{target{a.UID}})
 		return
 	}
@@ -217,26 +217,26 @@ func (v *volume) detachAgain(a Attachment) {
 	v.call(a, Unpublish, a.RecordedNodeID)
 }
 
-// undo takes back what was published for an attachment that is gone. Gone
+// cleanUp takes back what was published for an attachment that is gone. Gone
 // without us, what was recorded as attached is taken back only when another
 // attachment wants the volume: objects vanish by the hundred when a cluster is
 // restored from a backup, and the pods run on. That a publish was sent again
 // makes no difference.
-func (v *volume) undo(a Attachment) {
-	left := slices.DeleteFunc(a.Call.mayHave(), func(id string) bool {
+func (v *volume) cleanUp(a Attachment) {
+	left := slices.DeleteFunc(a.Call.publishedTo(), func(id string) bool {
 		// A new object for the same node stands for both.
 		return slices.ContainsFunc(v.attachments, func(other Attachment) bool {
 			return !other.Gone && other.boundNodeID() == id && other.Call.called(id)
 		})
 	})
-	if len(left) == 0 || planted.S5 && a.undone() {
+	if len(left) == 0 || planted.S5 && a.unpublished() {
 		v.do(Forget{target{a.UID}})
 		return
 	}
 	wanted := slices.ContainsFunc(v.attachments, func(other Attachment) bool {
 		return !other.Gone && !other.Deleting && other.boundNodeID() != left[0]
 	})
-	if wanted || !a.Call.Again && (!a.Call.Recorded || !a.Call.confirmed(Publish, left[0])) {
+	if wanted || !a.Call.Republish && (!a.Call.Recorded || !a.Call.confirmed(Publish, left[0])) {
 		v.call(a, Unpublish, left[0])
 	}
 }
@@ -280,16 +280,16 @@ func (v *volume) blockedBy(a Attachment) (Attachment, bool) {
 		if other.UID == a.UID {
 			continue
 		}
-		if v.mustYield(a, other) {
+		if v.mustWaitFor(a, other) {
 			return other, true
 		}
 	}
 	return Attachment{}, false
 }
 
-// mustYield tells whether a has to wait for other.
-func (v *volume) mustYield(a, other Attachment) bool {
-	if other.Gone && !slices.ContainsFunc(other.Call.mayHave(), func(id string) bool { return id != a.boundNodeID() }) {
+// mustWaitFor tells whether a has to wait for other.
+func (v *volume) mustWaitFor(a, other Attachment) bool {
+	if other.Gone && !slices.ContainsFunc(other.Call.publishedTo(), func(id string) bool { return id != a.boundNodeID() }) {
 		return false // the same node under a new object
 	}
 	if planted.S1Attacher && !other.Attached {
@@ -305,14 +305,14 @@ func (v *volume) mustYield(a, other Attachment) bool {
 	return olderFirst(other, a) < 0 && !a.mayBePublished()
 }
 
-// waitForOther waits, says so, and, if both may be published and neither was
+// waitForHolder waits, says so, and, if both may be published and neither was
 // ever reported as attached (only another attacher can have left that), asks the
 // driver to take the later one back: or each would wait for the other for ever.
-func (v *volume) waitForOther(a, other Attachment) {
+func (v *volume) waitForHolder(a, other Attachment) {
 	deadlock := a.mayBePublished() && !a.Attached &&
 		!other.Attached && !other.Deleting && !other.Gone && other.mayBePublished()
 	if deadlock && olderFirst(other, a) < 0 {
-		v.call(a, Unpublish, a.notFreed()[0])
+		v.call(a, Unpublish, a.publishedTo()[0])
 		return
 	}
 	if a.Attached {
@@ -321,21 +321,21 @@ func (v *volume) waitForOther(a, other Attachment) {
 		return
 	}
 	if a.AttachError == "" || !other.Gone || other.failedToDetach() { // else a message is there, and the driver may confirm the detach at once
-		v.report(a, Publish, other.blocks())
+		v.report(a, Publish, other.blockedMessage())
 	}
 	v.wait(a, OtherWriterAttached, time.Time{})
 }
 
 func (a Attachment) failedToDetach() bool { return a.Call.Verb == Unpublish && a.Call.failed() }
 
-// blocks is the message for an attachment that waits for this one.
-func (a Attachment) blocks() string {
+// blockedMessage is the message for an attachment that waits for this one.
+func (a Attachment) blockedMessage() string {
 	if !a.Gone {
 		return fmt.Sprintf("volume may be attached to one node only and VolumeAttachment %s for node %q still exists", a.Name, a.Node)
 	}
 	progress := "under way"
 	if a.failedToDetach() {
-		progress = fmt.Sprintf("retried (last error: %s)", cut(a.Call.Message, maxQuoted))
+		progress = fmt.Sprintf("retried (last error: %s)", truncate(a.Call.Message, maxQuotedError))
 	}
 	return fmt.Sprintf("volume can be attached to only one node: VolumeAttachment %s for node %q was removed before the driver confirmed the detach, which is %s. "+
 		"If that node is known not to write to the volume, restart the attacher to stop waiting", a.Name, a.Node, progress)
@@ -350,7 +350,7 @@ func (v *volume) report(a Attachment, verb Verb, message string) {
 	if verb == Unpublish {
 		stored = a.DetachError
 	}
-	if message = Cut(message); message == stored {
+	if message = Truncate(message); message == stored {
 		return
 	}
 	v.do(RecordError{target: target{a.UID}, Verb: verb, Message: message})
@@ -365,9 +365,9 @@ func (v *volume) reportCall(a Attachment, verb Verb) {
 	}
 	message := a.Call.Message
 	if next := v.backOff(a, a.Call.Verb, a.Call.NodeID); a.Call.Unanswered && next.After(v.now) {
-		message += "; next attempt at " + Stamp(next)
+		message += "; next attempt at " + FormatTime(next)
 	}
-	v.do(RecordError{target: target{a.UID}, Verb: verb, Message: Cut(message), OfCall: true})
+	v.do(RecordError{target: target{a.UID}, Verb: verb, Message: Truncate(message), OfCall: true})
 }
 
 func (v *volume) do(step Step) { v.decision.Steps = append(v.decision.Steps, step) }

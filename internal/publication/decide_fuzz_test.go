@@ -58,7 +58,7 @@ func attachmentFrom(in *fuzzinput.Source, name string) Attachment {
 		a.DetachRequested = noon.Add(time.Duration(in.Below(200)-100) * time.Second)
 	}
 	a.Attached, a.Finalizer, a.OtherFinalizers = in.Below(3) == 1, in.Below(3) > 0, in.Below(4) == 1
-	a.Untouched, a.Unsure, a.Unrecorded = in.Below(5) == 1 && a.Finalizer && !a.Attached, in.Below(8) == 1, in.Below(5) == 1
+	a.Untouched, a.UnconfirmedWrite, a.HandleUnrecorded = in.Below(5) == 1 && a.Finalizer && !a.Attached, in.Below(8) == 1, in.Below(5) == 1
 	own := []string{"id-" + name, "id-" + name, "id-x", ""}
 	a.RecordedNodeID, a.NodeID = fuzzinput.Pick(in, own...), fuzzinput.Pick(in, own...)
 	a.VolumeProtected = in.Below(3) > 0
@@ -130,11 +130,11 @@ func checkDecision(seen Observed, d Decision) string {
 				broken = "recorded as attached without the driver's OK for the recorded node"
 			}
 		case Forget:
-			if !a.Gone || len(a.Call.mayHave()) > 0 && !coveredBy(seen, a) {
+			if !a.Gone || len(a.Call.publishedTo()) > 0 && !coveredBy(seen, a) {
 				broken = "S1: what may be published is forgotten"
 			}
 		case WriteFinalizers:
-			if a.RecordedNodeID != "" && x.Attachment && x.NodeID != a.RecordedNodeID && a.Finalizer && !a.Untouched && !a.Call.freed(a.RecordedNodeID) {
+			if a.RecordedNodeID != "" && x.Attachment && x.NodeID != a.RecordedNodeID && a.Finalizer && !a.Untouched && !a.Call.unpublishedFrom(a.RecordedNodeID) {
 				broken = "S5: the recorded node ID is overwritten while it may be published there"
 			}
 		}
@@ -154,7 +154,7 @@ func checkDecision(seen Observed, d Decision) string {
 
 // coveredBy reports whether other objects for the same node IDs stand for what was published for one that is gone.
 func coveredBy(seen Observed, gone Attachment) bool {
-	for _, id := range gone.Call.mayHave() {
+	for _, id := range gone.Call.publishedTo() {
 		if !slices.ContainsFunc(seen.Attachments, func(a Attachment) bool { return !a.Gone && a.boundNodeID() == id && a.Call.called(id) }) {
 			return false
 		}
@@ -176,7 +176,7 @@ func checkCall(seen Observed, a Attachment, call CallDriver) string {
 		return "S10: a publish before the finalizer is stored"
 	case call.NodeID != a.RecordedNodeID:
 		return "S10: a publish for a node ID that is not recorded"
-	case a.Unsure:
+	case a.UnconfirmedWrite:
 		return "S10: a publish while it is not known what is stored"
 	}
 	if !seen.Exclusive {
@@ -184,9 +184,9 @@ func checkCall(seen Observed, a Attachment, call CallDriver) string {
 	}
 	for _, other := range seen.Attachments {
 		// The finalizer stands for the calls of an earlier process (S10).
-		begun := other.Finalizer && !other.Untouched && !other.Gone && !other.Call.freed(other.boundNodeID())
-		held := begun || other.Call.InFlight || other.Attached || other.Unsure || other.Deleting || len(other.Call.mayHave()) > 0 && !other.Gone ||
-			other.Gone && slices.ContainsFunc(other.Call.mayHave(), func(id string) bool { return id != call.NodeID })
+		begun := other.Finalizer && !other.Untouched && !other.Gone && !other.Call.unpublishedFrom(other.boundNodeID())
+		held := begun || other.Call.InFlight || other.Attached || other.UnconfirmedWrite || other.Deleting || len(other.Call.publishedTo()) > 0 && !other.Gone ||
+			other.Gone && slices.ContainsFunc(other.Call.publishedTo(), func(id string) bool { return id != call.NodeID })
 		if other.UID != a.UID && held {
 			return "S1: published while it is, or may be, published for " + other.Name
 		}
@@ -201,9 +201,9 @@ func checkRemove(a Attachment) string {
 		return "S5: the finalizer is taken off an attachment that is not being deleted"
 	case a.Untouched:
 		return ""
-	case len(a.Call.mayHave()) > 0:
+	case len(a.Call.publishedTo()) > 0:
 		return "S5: the finalizer is taken off while a call of this process may have published the volume"
-	case a.RecordedNodeID != "" && !a.Call.freed(a.RecordedNodeID):
+	case a.RecordedNodeID != "" && !a.Call.unpublishedFrom(a.RecordedNodeID):
 		return "S5: the finalizer is taken off before the unpublish of the recorded node was confirmed"
 	}
 	return ""

@@ -66,9 +66,9 @@ func TestDecide(t *testing.T) {
 			[]Step{WriteFinalizers{to("a"), "id-a", true, false}}},
 		"S10: attachment ready, volume not protected: no call": {Observed{Attachments: []Attachment{with(begun("a"), func(a *Attachment) { a.VolumeProtected = false })}},
 			[]Step{WriteFinalizers{to("a"), "id-a", false, true}}},
-		"finalizers sent, no answer": {Observed{Exclusive: true, Attachments: []Attachment{with(begun("a"), func(a *Attachment) { a.Unsure = true }), fresh("b")}},
+		"finalizers sent, no answer": {Observed{Exclusive: true, Attachments: []Attachment{with(begun("a"), func(a *Attachment) { a.UnconfirmedWrite = true }), fresh("b")}},
 			[]Step{Reread{to("a")}, RecordError{to("b"), Publish, stillExists, false}}},
-		"finalizers sent, no answer, deleting": {Observed{Attachments: []Attachment{with(deleting(begun("a")), func(a *Attachment) { a.Unsure = true })}},
+		"finalizers sent, no answer, deleting": {Observed{Attachments: []Attachment{with(deleting(begun("a")), func(a *Attachment) { a.UnconfirmedWrite = true })}},
 			[]Step{Reread{to("a")}}},
 		"finalizers stored": {Observed{Attachments: []Attachment{begun("a")}},
 			[]Step{CallDriver{to("a"), Publish, "id-a"}}},
@@ -164,7 +164,7 @@ func TestDecide(t *testing.T) {
 			[]Step{RecordDetached{to("a")}}},
 		"finalizer taken off an attached volume's attachment": {Observed{Attachments: []Attachment{with(attached("a"), func(a *Attachment) { a.Finalizer = false })}},
 			[]Step{WriteFinalizers{to("a"), "id-a", true, false}}},
-		"begun by another attacher, which volume is not recorded": {Observed{Attachments: []Attachment{with(begun("a"), func(a *Attachment) { a.Unrecorded = true })}},
+		"begun by another attacher, which volume is not recorded": {Observed{Attachments: []Attachment{with(begun("a"), func(a *Attachment) { a.HandleUnrecorded = true })}},
 			[]Step{WriteFinalizers{to("a"), "id-a", true, false}}},
 		"two that wait to begin: the older goes first": {Observed{Exclusive: true, Attachments: []Attachment{fresh("b"), fresh("a")}},
 			[]Step{WriteFinalizers{to("a"), "id-a", true, true}, RecordError{to("b"), Publish, stillExists, false}}},
@@ -198,11 +198,11 @@ func TestDecide(t *testing.T) {
 			[]Step{CallDriver{to("a"), Unpublish, "id-a"}}},
 		"S1: gone by force, and the last call took the volume from another node": {Observed{Exclusive: true, Attachments: []Attachment{
 			{UID: "uid-a", Name: "a", Node: "node-a", Gone: true, Created: noon,
-				Call: with2(unpublished, func(c *Call) { c.NodeID, c.Sent, c.Elsewhere = "id-x", true, []Left{{"id-a", false}} })}, fresh("b")}},
+				Call: with2(unpublished, func(c *Call) { c.NodeID, c.Sent, c.Previous = "id-x", true, []PreviousCall{{"id-a", false}} })}, fresh("b")}},
 			[]Step{CallDriver{to("a"), Unpublish, "id-a"}, RecordError{to("b"), Publish, wasRemoved, false}}},
 		"gone by force, and taken from both nodes": {Observed{Exclusive: true, Attachments: []Attachment{
 			{UID: "uid-a", Name: "a", Node: "node-a", Gone: true, Created: noon,
-				Call: with2(unpublished, func(c *Call) { c.NodeID, c.Sent, c.Elsewhere = "id-x", true, []Left{{"id-a", true}} })}, begun("b")}},
+				Call: with2(unpublished, func(c *Call) { c.NodeID, c.Sent, c.Previous = "id-x", true, []PreviousCall{{"id-a", true}} })}, begun("b")}},
 			[]Step{Forget{to("a")}, CallDriver{to("b"), Publish, "id-b"}}},
 		// nothing was sent
 		"finalizer stored by this process, nothing sent, deleting: no call": {Observed{Attachments: []Attachment{untouched(deleting(begun("a")))}},
@@ -219,7 +219,7 @@ func TestDecide(t *testing.T) {
 			[]Step{RemoveFinalizer{to("a")}}},
 		"deleting, taken from both IDs": {Observed{Attachments: []Attachment{
 			called(with(deleting(attached("a")), func(a *Attachment) { a.NodeID = "id-new" }), with2(unpublished, func(c *Call) {
-				c.NodeID, c.Sent, c.Elsewhere = "id-new", true, []Left{{"id-a", true}}
+				c.NodeID, c.Sent, c.Previous = "id-new", true, []PreviousCall{{"id-a", true}}
 			}))}},
 			[]Step{RemoveFinalizer{to("a")}}},
 		"deleting": {Observed{Attachments: []Attachment{deleting(attached("a"))}},
@@ -317,7 +317,7 @@ func TestCut(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := Cut(tt.message); got != tt.want {
+			if got := Truncate(tt.message); got != tt.want {
 				t.Errorf("Cut() = %d bytes %q..., want %d bytes", len(got), got[max(0, len(got)-8):], len(tt.want))
 			}
 		})

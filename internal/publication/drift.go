@@ -32,16 +32,16 @@ const (
 )
 
 const (
-	// firstMends is how many drifts one pass mends at first: whether the list can
+	// initialRepairs is how many drifts one pass mends at first: whether the list can
 	// be relied upon shows in the next one.
-	firstMends = 10
-	// mendsGrow multiplies that after each pass in which what was mended shows.
-	mendsGrow = 4
-	// maxMends bounds it: far above what any cluster has.
-	maxMends = 1 << 20
-	// maxAgain is the longest wait before a drift that came back after its mend
+	initialRepairs = 10
+	// repairsFactor multiplies that after each pass in which what was mended shows.
+	repairsFactor = 4
+	// maxRepairs bounds it: far above what any cluster has.
+	maxRepairs = 1 << 20
+	// maxRepairDelay is the longest wait before a drift that came back after its mend
 	// is mended once more.
-	maxAgain = 24 * time.Hour
+	maxRepairDelay = 24 * time.Hour
 )
 
 // Entry is what one complete listing says of one volume that was looked for. The
@@ -75,12 +75,12 @@ type Result struct {
 	Confirmed map[string]Drift
 	// AbandonedAt is the node ID of each that is Abandoned.
 	AbandonedAt map[string]string
-	// CalledOff are attachments whose drift is not there any more, and of which
+	// Resolved are attachments whose drift is not there any more, and of which
 	// nothing was tried for it.
-	CalledOff []string
+	Resolved []string
 
-	Seen   map[Drift]int // drifts that a listing shows for the first time
-	Mended map[Drift]int // those that a later listing shows no more
+	Seen     map[Drift]int // drifts that a listing shows for the first time
+	Repaired map[Drift]int // those that a later listing shows no more
 	// Repeated are those that came back although the driver had confirmed the mend.
 	Repeated map[Drift]int
 	// Distrusted names an attachment whose drift came back, if until now all mends
@@ -100,7 +100,7 @@ type Result struct {
 type Comparison struct {
 	period  time.Duration
 	suspect map[string]*suspect // by UID
-	mends   int                 // how many drifts the next pass may mend
+	repairs int                 // how many drifts the next pass may mend
 }
 
 // suspect is an attachment that a listing did not agree with.
@@ -109,20 +109,20 @@ type suspect struct {
 	since   time.Time // when the first listing that showed it began
 	version string    // the attachment's resource version after that listing
 
-	mend  Drift     // what was confirmed last; NoDrift if it was never
-	tries int       // how often it was
-	acted time.Time // when
-	again time.Time // not mended before this, since it came back
+	repair    Drift     // what was confirmed last; NoDrift if it was never
+	tries     int       // how often it was
+	acted     time.Time // when
+	notBefore time.Time // not mended before this, since it came back
 }
 
 // NewComparison begins without memory; period is the pause between two listings.
 func NewComparison(period time.Duration) *Comparison {
-	return &Comparison{period: period, suspect: map[string]*suspect{}, mends: firstMends}
+	return &Comparison{period: period, suspect: map[string]*suspect{}, repairs: initialRepairs}
 }
 
 // Compare takes one complete listing, and all attachments as they are after it.
 func (c *Comparison) Compare(now time.Time, list Listing, claims []ExpectedAttachment) Result {
-	result := Result{Confirmed: map[string]Drift{}, AbandonedAt: map[string]string{}, Seen: map[Drift]int{}, Mended: map[Drift]int{}, Repeated: map[Drift]int{}}
+	result := Result{Confirmed: map[string]Drift{}, AbandonedAt: map[string]string{}, Seen: map[Drift]int{}, Repaired: map[Drift]int{}, Repeated: map[Drift]int{}}
 	holders := holdersOf(claims)
 	kept := make(map[string]*suspect, len(c.suspect))
 	var confirmed []*ExpectedAttachment
@@ -141,20 +141,20 @@ func (c *Comparison) Compare(now time.Time, list Listing, claims []ExpectedAttac
 		if known && s.unproven(claim) {
 			unproven++
 		}
-		if claim.mayCallOff(drift, known) {
-			result.CalledOff = append(result.CalledOff, claim.UID)
+		if claim.isResolved(drift, known) {
+			result.Resolved = append(result.Resolved, claim.UID)
 			continue
 		}
-		if s.confirm(&result, list, claim, drift) && !now.Before(s.again) {
+		if s.confirm(&result, list, claim, drift) && !now.Before(s.notBefore) {
 			confirmed = append(confirmed, claim)
 		}
-		if s.drift != NoDrift || s.mend != NoDrift {
+		if s.drift != NoDrift || s.repair != NoDrift {
 			kept[claim.UID] = s
 		}
 	}
 	c.suspect = kept
 	c.trust(result)
-	c.act(&result, now, confirmed, max(0, c.mends-unproven))
+	c.act(&result, now, confirmed, max(0, c.repairs-unproven))
 	for _, claim := range confirmed {
 		if result.Confirmed[claim.UID] == Abandoned {
 			result.AbandonedAt[claim.UID] = claim.abandonedAt(list, holders)
@@ -166,22 +166,22 @@ func (c *Comparison) Compare(now time.Time, list Listing, claims []ExpectedAttac
 // judge looks whether an earlier mend that the driver confirmed shows in a listing
 // that began after it.
 func (c *Comparison) judge(result *Result, now time.Time, list Listing, claim *ExpectedAttachment, s *suspect, drift Drift, known bool) {
-	if s.mend == NoDrift || !known || !claim.Call.Confirmed || claim.Call.InFlight ||
+	if s.repair == NoDrift || !known || !claim.Call.Confirmed || claim.Call.InFlight ||
 		!claim.Call.Ended.After(s.acted) || !claim.Call.Ended.Before(list.Began) {
 		return
 	}
 	switch {
 	case drift == NoDrift:
-		result.Mended[s.mend]++
+		result.Repaired[s.repair]++
 		*s = suspect{}
-	case drift == s.mend && !s.again.After(s.acted):
+	case drift == s.repair && !s.notBefore.After(s.acted):
 		result.Repeated[drift]++
 		wait := c.period
-		for i := 0; i < s.tries && wait < maxAgain; i++ {
+		for i := 0; i < s.tries && wait < maxRepairDelay; i++ {
 			wait *= 2
 		}
-		s.again = now.Add(min(wait, maxAgain))
-		if c.mends > 1 && result.Distrusted == "" {
+		s.notBefore = now.Add(min(wait, maxRepairDelay))
+		if c.repairs > 1 && result.Distrusted == "" {
 			result.Distrusted = claim.Name
 		}
 	}
@@ -214,15 +214,15 @@ func (s *suspect) confirm(result *Result, list Listing, claim *ExpectedAttachmen
 func (c *Comparison) trust(result Result) {
 	switch {
 	case len(result.Repeated) > 0:
-		c.mends = 1
-	case len(result.Mended) > 0:
-		c.mends = min(c.mends*mendsGrow, maxMends)
+		c.repairs = 1
+	case len(result.Repaired) > 0:
+		c.repairs = min(c.repairs*repairsFactor, maxRepairs)
 	}
 }
 
 // unproven: a mend is in flight, or the driver has confirmed it and no listing began since.
 func (s *suspect) unproven(claim *ExpectedAttachment) bool {
-	return s.mend != NoDrift && (claim.Call.InFlight || claim.Call.Confirmed && claim.Call.Ended.After(s.acted) && !s.again.After(s.acted))
+	return s.repair != NoDrift && (claim.Call.InFlight || claim.Call.Confirmed && claim.Call.Ended.After(s.acted) && !s.notBefore.After(s.acted))
 }
 
 // act picks what is mended now, so many at most: first what was tried least.
@@ -232,16 +232,16 @@ func (c *Comparison) act(result *Result, now time.Time, confirmed []*ExpectedAtt
 	})
 	for _, claim := range confirmed[:min(len(confirmed), most)] {
 		s := c.suspect[claim.UID]
-		s.mend, s.acted = s.drift, now
+		s.repair, s.acted = s.drift, now
 		s.tries++
 		result.Confirmed[claim.UID] = s.drift
 	}
 }
 
-// mayCallOff: what was found is not so any more and nothing failed on the way to
+// isResolved: what was found is not so any more and nothing failed on the way to
 // mend it. After a failure the mend goes on: the driver's OK is needed to clear the
 // error that is stored. That of a volume that was abandoned is the publish's.
-func (c *ExpectedAttachment) mayCallOff(drift Drift, known bool) bool {
+func (c *ExpectedAttachment) isResolved(drift Drift, known bool) bool {
 	switch {
 	case c.Drift == NoDrift || c.Call.InFlight:
 		return false
@@ -260,7 +260,7 @@ type place struct{ handle, nodeID string }
 // that keep a volume from another one.
 func holdersOf(claims []ExpectedAttachment) map[place]int {
 	holders := map[place]int{}
-	if !slices.ContainsFunc(claims, func(c ExpectedAttachment) bool { return c.Deleting && !c.Finalizer || c.refused() }) {
+	if !slices.ContainsFunc(claims, func(c ExpectedAttachment) bool { return c.Deleting && !c.Finalizer || c.publishFails() }) {
 		return holders
 	}
 	for i := range claims {
@@ -286,8 +286,8 @@ func (c *ExpectedAttachment) compare(list Listing, holders map[place]int) (drift
 	here := slices.Contains(entry.NodeIDs, c.boundNodeID())
 	switch {
 	case c.Deleting:
-		return c.compareLetGo(here, holders)
-	case c.refused() && c.abandonedAt(list, holders) != "":
+		return c.compareReleased(here, holders)
+	case c.publishFails() && c.abandonedAt(list, holders) != "":
 		return Abandoned, true
 	case !c.Attached:
 		return NoDrift, false // on its way
@@ -305,9 +305,9 @@ func (c *ExpectedAttachment) compare(list Listing, holders map[place]int) (drift
 	return NotPublished, true
 }
 
-// compareLetGo is compare for an attachment that is being deleted; here tells whether the
+// compareReleased is compare for an attachment that is being deleted; here tells whether the
 // volume is listed at its node.
-func (c *ExpectedAttachment) compareLetGo(here bool, holders map[place]int) (drift Drift, known bool) {
+func (c *ExpectedAttachment) compareReleased(here bool, holders map[place]int) (drift Drift, known bool) {
 	switch {
 	case c.Finalizer || c.Attached || c.RecordedNodeID == "":
 		// Without a recorded node ID nothing was ever published for it: what is
@@ -319,8 +319,8 @@ func (c *ExpectedAttachment) compareLetGo(here bool, holders map[place]int) (dri
 	return NoDrift, !here
 }
 
-// refused: the volume is exclusive and wanted, and the last publish failed.
-func (c *ExpectedAttachment) refused() bool {
+// publishFails: the volume is exclusive and wanted, and the last publish failed.
+func (c *ExpectedAttachment) publishFails() bool {
 	return c.Exclusive && !c.Deleting && !c.Attached && c.Call.Verb == Publish && c.Call.failed()
 }
 

@@ -110,11 +110,11 @@ type round struct {
 
 func words(r Result) string {
 	switch {
-	case len(r.CalledOff) > 0:
+	case len(r.Resolved) > 0:
 		return "called off"
 	case len(r.Repeated) > 0:
 		return fmt.Sprint("repeated, distrusted ", r.Distrusted)
-	case len(r.Mended) > 0:
+	case len(r.Repaired) > 0:
 		return "mended"
 	case len(r.Confirmed) > 0:
 		return "confirmed"
@@ -240,7 +240,7 @@ func TestDecideOnDrift(t *testing.T) {
 	lost := func(a Attachment) Attachment { a.Drift = NotPublished; return a }
 	still := func(a Attachment) Attachment { a.Drift = StillPublished; return a }
 	recorded := Call{Verb: Publish, Sent: true, NodeID: "id-a", Confirmed: true, Recorded: true}
-	failed := Call{Verb: Publish, Sent: true, NodeID: "id-a", Failures: 1, Ended: noon, Message: "no", Inputs: "i", Again: true}
+	failed := Call{Verb: Publish, Sent: true, NodeID: "id-a", Failures: 1, Ended: noon, Message: "no", Inputs: "i", Republish: true}
 	tests := map[string]struct {
 		seen []Attachment
 		want []Step

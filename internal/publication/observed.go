@@ -55,15 +55,15 @@ type Attachment struct {
 	// Untouched: this process stored the finalizer, on an attachment that had neither it nor a
 	// node ID, and has sent nothing for it. So nobody ever asked the driver to publish for it.
 	Untouched bool
-	// Unsure: a WriteFinalizers got no answer, so Finalizer and RecordedNodeID may
+	// UnconfirmedWrite: a WriteFinalizers got no answer, so Finalizer and RecordedNodeID may
 	// be older than what is stored.
-	Unsure bool
+	UnconfirmedWrite bool
 
 	// RecordedNodeID is the CSI node ID stored on the attachment: the one that
 	// the driver was, or may have been, asked to publish to.
 	RecordedNodeID string
-	// Unrecorded: which volume the attachment is for stands on its PersistentVolume alone.
-	Unrecorded bool
+	// HandleUnrecorded: which volume the attachment is for stands on its PersistentVolume alone.
+	HandleUnrecorded bool
 	// NodeID is the CSI node ID that the node has now; empty if not known.
 	NodeID string
 	// VolumeProtected: our finalizer is stored on the PersistentVolume, or there
@@ -132,30 +132,30 @@ func (a Attachment) boundNodeID() string {
 	return a.NodeID
 }
 
-// notFreed are the node IDs that the volume may be published to for this attachment: those that this process called for,
+// publishedTo are the node IDs that the volume may be published to for this attachment: those that this process called for,
 // and the one that is recorded, unless the driver confirmed an unpublish and nothing was called since.
-func (a Attachment) notFreed() []string {
-	ids := a.Call.mayHave()
-	if id := a.boundNodeID(); !a.Gone && !a.Call.freed(id) && !slices.Contains(ids, id) {
+func (a Attachment) publishedTo() []string {
+	ids := a.Call.publishedTo()
+	if id := a.boundNodeID(); !a.Gone && !a.Call.unpublishedFrom(id) && !slices.Contains(ids, id) {
 		ids = append([]string{id}, ids...)
 	}
 	return ids
 }
 
-// undone: the driver confirmed that the volume is published nowhere for this attachment.
-func (a Attachment) undone() bool {
+// unpublished: the driver confirmed that the volume is published nowhere for this attachment.
+func (a Attachment) unpublished() bool {
 	if planted.S5 && a.Call.Verb == Unpublish && !a.Call.InFlight {
 		return true
 	}
-	return len(a.notFreed()) == 0
+	return len(a.publishedTo()) == 0
 }
 
 // mayBePublished: nobody can rule out that the volume is published for this
 // attachment. Our finalizer is stored before the first call (S10), so its
 // presence stands for every call of an earlier process.
 func (a Attachment) mayBePublished() bool {
-	if a.Call.InFlight || a.Attached || a.Unsure || len(a.Call.mayHave()) > 0 { // also when somebody took the finalizer off since
+	if a.Call.InFlight || a.Attached || a.UnconfirmedWrite || len(a.Call.publishedTo()) > 0 { // also when somebody took the finalizer off since
 		return true
 	}
-	return (a.Finalizer && !a.Untouched || a.Gone) && !a.undone()
+	return (a.Finalizer && !a.Untouched || a.Gone) && !a.unpublished()
 }

@@ -130,7 +130,7 @@ func (p *plane) observe() (Observed, map[string]Attachment) {
 			continue
 		}
 		a := s.a
-		a.NodeID, a.Call, a.Unsure, a.Drift = p.nodeIDs[a.Node], p.calls[uid], p.unsure[uid], p.drift[uid]
+		a.NodeID, a.Call, a.UnconfirmedWrite, a.Drift = p.nodeIDs[a.Node], p.calls[uid], p.unsure[uid], p.drift[uid]
 		a.Inputs = fmt.Sprint(a.Deleting, a.NodeID)
 		if a.NodeID == "" {
 			a.PublishProblem = "node unknown"
@@ -343,7 +343,7 @@ func (p *plane) removeFinalizer(a Attachment) {
 	if p.published[id] && !p.heldByAnother(a.UID, id) {
 		panic(violation("S5: finalizer off while published to " + id))
 	}
-	if !p.calls[a.UID].freed(id) {
+	if !p.calls[a.UID].unpublishedFrom(id) {
 		panic(violation("S5: finalizer off without a confirmed unpublish of " + id))
 	}
 	if p.write(a.UID, func(o *Attachment) { o.Finalizer = false }) {
@@ -538,7 +538,7 @@ func (p *plane) settle() string {
 		}
 		for _, c := range p.calls {
 			// Removed by force after it was recorded, and wanted by nobody else.
-			held = held || p.stripping && c.NodeID == id && (c.Confirmed && c.Recorded || c.Again)
+			held = held || p.stripping && c.NodeID == id && (c.Confirmed && c.Recorded || c.Republish)
 		}
 		if !held {
 			return "orphan: published to " + id + " for nobody"

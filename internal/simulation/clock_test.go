@@ -51,7 +51,7 @@ func (c *controller) timekeeper() attachdetach.Clock {
 		return c.wall
 	}
 	clock := &kube.ServerClock{}
-	c.actor.dated = func(_, date time.Time) { clock.Heed(date.UTC().Format(http.TimeFormat)) }
+	c.actor.dated = func(_, date time.Time) { clock.Observe(date.UTC().Format(http.TimeFormat)) }
 	return clock
 }
 

@@ -28,7 +28,7 @@ type sleep struct {
 // acting are the steps that are more than to wait.
 func acting(d attachment.Decision) (did bool) {
 	return slices.ContainsFunc(d.Steps, func(s attachment.Step) bool {
-		_, waits := s.(attachment.Hold)
+		_, waits := s.(attachment.Wait)
 		return !waits
 	})
 }

@@ -14,7 +14,7 @@ type Calls struct {
 	Limit       int
 	Attaching   int
 	Detaching   int
-	Suspect     int // of both: for volumes whose last call was not answered in time
+	Unanswered  int // of both: for volumes whose last call was not answered in time
 	NodesHeld   int // held back after RESOURCE_EXHAUSTED
 	VolumesHeld int // held back after ABORTED
 	// PendingAttach and PendingDetach are how long ago the oldest VolumeAttachment was created, or deleted, that is not
@@ -129,7 +129,7 @@ func (a *Attacher) Collect(out chan<- prometheus.Metric) {
 	gauge(callsLimit, float64(calls.Limit))
 	gauge(callsInFlight, float64(calls.Attaching), "attach")
 	gauge(callsInFlight, float64(calls.Detaching), "detach")
-	gauge(callsHanging, float64(calls.Suspect))
+	gauge(callsHanging, float64(calls.Unanswered))
 	gauge(heldBack, float64(calls.NodesHeld), "node")
 	gauge(heldBack, float64(calls.VolumesHeld), "volume")
 	gauge(pendingLongest, calls.PendingAttach.Seconds(), "attach")

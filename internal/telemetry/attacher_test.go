@@ -45,7 +45,7 @@ func TestAttacherWaits(t *testing.T) {
 			t.Errorf("a standby shows\n%s", got)
 		}
 		a.CountCalls(func() Calls {
-			return Calls{Limit: 7, Attaching: 3, Detaching: 2, Suspect: 1, NodesHeld: 4, VolumesHeld: 5}
+			return Calls{Limit: 7, Attaching: 3, Detaching: 2, Unanswered: 1, NodesHeld: 4, VolumesHeld: 5}
 		})
 		time.Sleep(2 * time.Second)
 		a.Waits(time.Now(), one, []Waiting{busy}) // goes on

@@ -47,7 +47,7 @@ func (l *life) decided(after time.Duration, reasons ...attachment.Reason) {
 	}
 	decision := attachment.Decision{}
 	for _, reason := range reasons {
-		decision.Steps = append(decision.Steps, attachment.Hold{Node: "n", Reason: reason})
+		decision.Steps = append(decision.Steps, attachment.Wait{Node: "n", Reason: reason})
 	}
 	l.metrics.Decided(time.Now(), disk, d, o, decision)
 }

@@ -63,7 +63,7 @@ func (r *Reconcile) Compared(took time.Duration, entries int, result publication
 	}
 	r.passes.WithLabelValues("complete").Observe(took.Seconds())
 	r.entries.Set(float64(entries))
-	for word, counts := range map[string]map[publication.Drift]int{"seen": result.Seen, "mended": result.Mended, "repeated": result.Repeated} {
+	for word, counts := range map[string]map[publication.Drift]int{"seen": result.Seen, "mended": result.Repaired, "repeated": result.Repeated} {
 		for drift, n := range counts {
 			r.drifts.WithLabelValues(string(drift), word).Add(float64(n))
 		}

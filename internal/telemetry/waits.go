@@ -80,11 +80,11 @@ func (c *Controller) Decided(now time.Time, v Volume, d attachment.Desired, o at
 	}
 	for node, p := range phases {
 		if p.name != phaseSettled {
-			c.enter(now, v, at(node), p)
+			c.enterPhase(now, v, at(node), p)
 		}
 	}
 	for node, reason := range reasons {
-		c.block(now, at(node), reason)
+		c.startWait(now, at(node), reason)
 	}
 	for node, one := range nodes {
 		c.settle(now, v, one, phases[node], reasons[node])
@@ -100,10 +100,10 @@ func (c *Controller) Decided(now time.Time, v Volume, d attachment.Desired, o at
 // settle ends the phase and the wait of a node that no longer has them.
 func (c *Controller) settle(now time.Time, v Volume, one *wait, p phase, reason attachment.Reason) {
 	if p.name == "" || p.name == phaseSettled {
-		c.enter(now, v, one, p)
+		c.enterPhase(now, v, one, p)
 	}
 	if reason == "" {
-		c.block(now, one, "")
+		c.startWait(now, one, "")
 	}
 }
 
@@ -119,8 +119,8 @@ func (w *waits) begin(key attachment.VolumeKey) map[attachment.NodeName]*wait {
 // phase is where a volume stands at one node, and the attacher's last complaint.
 type phase struct{ name, failure string }
 
-// enter moves on to a phase and measures the one before.
-func (c *Controller) enter(now time.Time, v Volume, w *wait, p phase) {
+// enterPhase moves on to a phase and measures the one before.
+func (c *Controller) enterPhase(now time.Time, v Volume, w *wait, p phase) {
 	if w.phase != p.name {
 		took := now.Sub(w.phaseSince)
 		if w.phase != "" && w.phase != phaseSettled {
@@ -145,8 +145,8 @@ func (c *Controller) enter(now time.Time, v Volume, w *wait, p phase) {
 	}
 }
 
-// block notes why the volume waits, and measures the wait before.
-func (c *Controller) block(now time.Time, w *wait, reason attachment.Reason) {
+// startWait notes why the volume waits, and measures the wait before.
+func (c *Controller) startWait(now time.Time, w *wait, reason attachment.Reason) {
 	if w.reason == reason {
 		return
 	}
@@ -190,9 +190,9 @@ func phasesOf(d attachment.Desired, o attachment.Observed) map[attachment.NodeNa
 func reasonsOf(decision attachment.Decision) map[attachment.NodeName]attachment.Reason {
 	reasons := map[attachment.NodeName]attachment.Reason{}
 	for _, step := range decision.Steps {
-		hold, ok := step.(attachment.Hold)
-		if _, first := reasons[hold.Node]; ok && !first {
-			reasons[hold.Node] = hold.Reason
+		wait, ok := step.(attachment.Wait)
+		if _, first := reasons[wait.Node]; ok && !first {
+			reasons[wait.Node] = wait.Reason
 		}
 	}
 	return reasons

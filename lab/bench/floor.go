@@ -62,7 +62,7 @@ func runFloor(ctx context.Context, kubeconfig string) error {
 	if err != nil {
 		return fmt.Errorf("reading kubeconfig %s: %w", kubeconfig, err)
 	}
-	config = kube.Wire(config)
+	config = kube.WithProtobuf(config)
 	config.QPS, config.UserAgent = -1, "belay-bench-floor"
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

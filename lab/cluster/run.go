@@ -308,7 +308,7 @@ func clientConfig(kubeconfig string) (*rest.Config, error) {
 		return nil, fmt.Errorf("reading the kubeconfig %s: %w", kubeconfig, err)
 	}
 	config.QPS = -1
-	return kube.Wire(config), nil
+	return kube.WithProtobuf(config), nil
 }
 
 // Fabric is a client of the storage.

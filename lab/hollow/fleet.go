@@ -68,7 +68,7 @@ func Start(ctx context.Context, config *rest.Config, names []string, o Options) 
 	if err != nil {
 		return nil, err
 	}
-	config = kube.Wire(config)
+	config = kube.WithProtobuf(config)
 	config.QPS = -1
 	config.UserAgent = "hollow-nodes"
 	client, err := kubernetes.NewForConfig(config)

@@ -50,7 +50,7 @@ func runAgent(command *cobra.Command, config Config, flags AgentFlags) error {
 		return fmt.Errorf("read kubeconfig of node %s: %w", config.Name, err)
 	}
 	connection.QPS = -1 // no client-side throttling
-	client, err := kubernetes.NewForConfig(kube.Wire(connection))
+	client, err := kubernetes.NewForConfig(kube.WithProtobuf(connection))
 	if err != nil {
 		return fmt.Errorf("make client of node %s: %w", config.Name, err)
 	}

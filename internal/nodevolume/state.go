@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// Life is what an agent knows of one volume by its own work: what is recorded, what was called, and what came of it.
+// VolumeState is what an agent knows of one volume by its own work: what is recorded, what was called, and what came of it.
 // The agent has one for each volume, and so has the simulation. A step of a Decision that calls the driver goes through
 // Begin, Recorded and End; in between the caller makes the record durable and calls.
 //
 // A Life has no lock. One goroutine at a time works on it.
-type Life struct {
+type VolumeState struct {
 	// Inline: see [Observed].
 	Inline bool
-	Stage  Place
+	Stage  MountState
 	// Pods are those that want the volume or may have it, in the order in which they came.
 	Pods []*PodVolume
 	// Unstage is the failure that holds back the unstage.
@@ -27,24 +27,24 @@ type Life struct {
 	required  Knowledge
 }
 
-// Place is a stage or a publish: its record, and what is known beyond it.
-type Place struct {
+// MountState is a stage or a publish: its record, and what is known beyond it.
+type MountState struct {
 	Record Record
 	Phase  Phase
-	// Heard is when the driver confirmed it to this agent.
-	Heard Confirmation
+	// ConfirmedAt is when the driver confirmed it to this agent.
+	ConfirmedAt Confirmation
 	// Inherited: the record was there when the agent started, of this boot or nobody knows of which, something may be mounted, and
 	// the record is not confirmed. It may have been, and the confirmation was lost: a pod may run on it.
 	Inherited bool
 }
 
 // inUse: what it speaks of may be there, and was made under the handshake over volumesInUse.
-func (p Place) inUse() bool { return p.Phase != Absent && p.Record.InUse }
+func (p MountState) inUse() bool { return p.Phase != Absent && p.Record.InUse }
 
 // PodVolume is the volume for one pod.
 type PodVolume struct {
 	Key PublishKey
-	Place
+	MountState
 	Failure Failure
 }
 
@@ -78,12 +78,12 @@ type PodState struct {
 	Deleting bool
 	// Resolved: it is known which volumes it wants.
 	Resolved bool
-	// AllSet: every pod was set that there is.
-	AllSet bool
+	// PodsSynced: every pod was set that there is.
+	PodsSynced bool
 }
 
-// claim is what follows from it for a publication.
-func (f PodFacts) claim(p *PodVolume, unaccounted bool) Demand {
+// demand is what follows from it for a publication.
+func (f PodFacts) demand(p *PodVolume, unaccounted bool) Demand {
 	switch {
 	case f.Removed:
 		return Released
@@ -93,21 +93,21 @@ func (f PodFacts) claim(p *PodVolume, unaccounted bool) Demand {
 		return Released // a pod that ends gets no first mount; one that it has stays
 	case f.Set && f.Wants:
 		return Wanted
-	case f.Set && f.Resolved && p.Phase == Absent, !f.Set && (f.AllSet || p.Record.Leaving):
+	case f.Set && f.Resolved && p.Phase == Absent, !f.Set && (f.PodsSynced || p.Record.Leaving):
 		return Released
 	default: // also of a pod that wants something else now, and may run on what it has
-		return Unclaimed
+		return DemandUnknown
 	}
 }
 
-// Claim is what the pod's owner says about a publication.
-func (l *Life) Claim(facts Facts, p *PodVolume) Demand {
-	return facts.Pod(p).claim(p, facts.Unaccounted)
+// Demand is what the pod's owner says about a publication.
+func (l *VolumeState) Demand(facts Facts, p *PodVolume) Demand {
+	return facts.Pod(p).demand(p, facts.Unaccounted)
 }
 
-// Publication returns the entry for a pod, and makes it if it is new.
-func (l *Life) Publication(key PublishKey) *PodVolume {
-	if p := l.find(key); p != nil {
+// EnsurePod returns the entry for a pod, and makes it if it is new.
+func (l *VolumeState) EnsurePod(key PublishKey) *PodVolume {
+	if p := l.podVolume(key); p != nil {
 		return p
 	}
 	p := &PodVolume{Key: key}
@@ -115,16 +115,16 @@ func (l *Life) Publication(key PublishKey) *PodVolume {
 	return p
 }
 
-func (l *Life) find(key PublishKey) *PodVolume {
+func (l *VolumeState) podVolume(key PublishKey) *PodVolume {
 	if i := slices.IndexFunc(l.Pods, func(p *PodVolume) bool { return p.Key == key }); i >= 0 {
 		return l.Pods[i]
 	}
 	return nil
 }
 
-// Found takes in a record that was there when the agent started.
-func (l *Life) Found(record Record, bootID string, mounted Knowledge) {
-	place := Place{Record: record, Phase: record.Rebuilt(bootID, mounted)}
+// AddRecord takes in a record that was there when the agent started.
+func (l *VolumeState) AddRecord(record Record, bootID string, mounted Knowledge) {
+	place := MountState{Record: record, Phase: record.Rebuilt(bootID, mounted)}
 	place.Inherited = place.Phase == Uncertain && mounted != No && (record.BootID == "" || record.BootID == bootID)
 	l.Inline = record.Inline
 	if record.Kind == StageKind {
@@ -134,20 +134,20 @@ func (l *Life) Found(record Record, bootID string, mounted Knowledge) {
 		return
 	}
 	// Also the pod that it was staged for: until its owner speaks, it may be wanted.
-	p := l.Publication(PublishKey{PodUID: record.Pod.UID, SpecName: record.SpecName})
+	p := l.EnsurePod(PublishKey{PodUID: record.Pod.UID, SpecName: record.SpecName})
 	if record.Kind == PublishKind {
-		p.Place = place
+		p.MountState = place
 	}
 }
 
-// Handshake says whether a record of the volume was made under the handshake over volumesInUse. Of one that was made in the
+// InUseHandshake says whether a record of the volume was made under the handshake over volumesInUse. Of one that was made in the
 // place of a torn one nobody knows. doubtful: there may be such a record beside those that are known.
-func (l *Life) Handshake(doubtful bool) Knowledge {
+func (l *VolumeState) InUseHandshake(doubtful bool) Knowledge {
 	known := No
 	if doubtful {
 		known = Unknown
 	}
-	for _, place := range l.places() {
+	for _, place := range l.mounts() {
 		switch {
 		case !place.inUse():
 		case !place.Record.Guessed:
@@ -159,22 +159,22 @@ func (l *Life) Handshake(doubtful bool) Knowledge {
 	return known
 }
 
-func (l *Life) places() []Place {
-	all := []Place{l.Stage}
+func (l *VolumeState) mounts() []MountState {
+	all := []MountState{l.Stage}
 	for _, p := range l.Pods {
-		all = append(all, p.Place)
+		all = append(all, p.MountState)
 	}
 	return all
 }
 
 // BeginTurn says that time has passed in which nobody worked on the volume.
-func (l *Life) BeginTurn() {
-	l.attachment.Doubt()
+func (l *VolumeState) BeginTurn() {
+	l.attachment.Invalidate()
 	l.Users.Found = Unknown
 }
 
 // Wake ends the back-offs: something that the volume may have waited for has changed.
-func (l *Life) Wake() {
+func (l *VolumeState) Wake() {
 	l.Unstage.At, l.Growth.Failure.At, l.Users.Search.At = time.Time{}, time.Time{}, time.Time{}
 	for _, p := range l.Pods {
 		p.Failure.At = time.Time{}
@@ -182,10 +182,10 @@ func (l *Life) Wake() {
 }
 
 // Decide says what to do next. Pods that are gone and have nothing published are dropped.
-func (l *Life) Decide(now time.Time, facts Facts) Decision {
+func (l *VolumeState) Decide(now time.Time, facts Facts) Decision {
 	var left []PublishKey
 	l.Pods = slices.DeleteFunc(l.Pods, func(p *PodVolume) bool {
-		gone := p.Phase == Absent && l.Claim(facts, p) == Released
+		gone := p.Phase == Absent && l.Demand(facts, p) == Released
 		if gone {
 			left = append(left, p.Key)
 		}
@@ -193,20 +193,20 @@ func (l *Life) Decide(now time.Time, facts Facts) Decision {
 	})
 	if facts.AttachRequired == No {
 		// What was read before the CSIDriver changed is not for a stage without the handshake.
-		l.attachment.Doubt()
+		l.attachment.Invalidate()
 	}
 	l.decidedOn, l.required = l.attachment.Known(facts.Node), facts.AttachRequired
 	decision := Decide(now, l.desired(facts), l.observed(facts))
-	decision.Left = left
+	decision.Dropped = left
 	return decision
 }
 
-func (l *Life) desired(facts Facts) Desired {
+func (l *VolumeState) desired(facts Facts) Desired {
 	var d Desired
 	for _, p := range l.Pods {
 		pod := facts.Pod(p)
 		d.Pods = append(d.Pods, Pod{
-			Key: p.Key, Claim: pod.claim(p, facts.Unaccounted), Publish: p.Phase, LastConfirmed: p.Heard, Leaving: pod.Deleting,
+			Key: p.Key, Demand: pod.demand(p, facts.Unaccounted), Publish: p.Phase, LastConfirmed: p.ConfirmedAt, Leaving: pod.Deleting,
 			Label: pod.Label, PublishedLabel: p.Record.SELinuxLabel,
 			Inherited: p.Inherited,
 			SolePod:   pod.Wants && pod.SolePod || !pod.Wants && p.Record.SolePod,
@@ -216,19 +216,19 @@ func (l *Life) desired(facts Facts) Desired {
 	return d
 }
 
-func (l *Life) observed(facts Facts) Observed {
+func (l *VolumeState) observed(facts Facts) Observed {
 	return Observed{
 		Inline: l.Inline, Node: facts.Node, AttachRequired: facts.AttachRequired, Driver: facts.Driver, Unaccounted: facts.Unaccounted,
-		RecordedInUse: slices.ContainsFunc(l.places(), Place.inUse),
+		RecordedInUse: slices.ContainsFunc(l.mounts(), MountState.inUse),
 		Attachment:    l.decidedOn,
-		Stage:         Stage{Phase: l.Stage.Phase, AttachmentUID: l.stagedFor(), Label: l.Stage.Record.SELinuxLabel},
+		Stage:         Stage{Phase: l.Stage.Phase, AttachmentUID: l.stagedAttachment(), Label: l.Stage.Record.SELinuxLabel},
 		Unstage:       l.Unstage, Users: l.Users, Growth: Growth{Due: l.Growth.Due(), Failure: l.Growth.Failure},
 	}
 }
 
-// stagedFor is the attachment that the volume is staged for. A record of the stage that was torn does not tell; that of a publish on it does.
-func (l *Life) stagedFor() string {
-	for _, place := range l.places() {
+// stagedAttachment is the attachment that the volume is staged for. A record of the stage that was torn does not tell; that of a publish on it does.
+func (l *VolumeState) stagedAttachment() string {
+	for _, place := range l.mounts() {
 		if place.Phase != Absent && place.Record.AttachmentUID != "" {
 			return place.Record.AttachmentUID
 		}
@@ -236,18 +236,18 @@ func (l *Life) stagedFor() string {
 	return ""
 }
 
-// BeginRead says that the VolumeAttachment is about to be read. What it returns is for [Life.Read].
-func (l *Life) BeginRead(node Node) Reading { return l.attachment.Begin(node) }
+// BeginRead says that the VolumeAttachment is about to be read. What it returns is for [VolumeState.Read].
+func (l *VolumeState) BeginRead(node Node) Reading { return l.attachment.Begin(node) }
 
 // Read takes what a read of the VolumeAttachment found.
-func (l *Life) Read(begun Reading, found Attachment) { l.attachment.Read(begun, found) }
+func (l *VolumeState) Read(begun Reading, found Attachment) { l.attachment.Read(begun, found) }
 
 // Attachment is the one that the last step was decided on, Unknown for a step that needs none.
-func (l *Life) Attachment() Attachment { return l.decidedOn }
+func (l *VolumeState) Attachment() Attachment { return l.decidedOn }
 
-// Stands says whether what the last step was decided on holds still, as far as the agent has seen: the attachment, and whether the driver
+// StillValid says whether what the last step was decided on holds still, as far as the agent has seen: the attachment, and whether the driver
 // asks for one. If not, the step must not be done, but decided anew.
-func (l *Life) Stands(node Node, attachRequired Knowledge) bool {
+func (l *VolumeState) StillValid(node Node, attachRequired Knowledge) bool {
 	return attachRequired == l.required && (l.decidedOn.UID == "" || l.attachment.Known(node).UID == l.decidedOn.UID)
 }
 
@@ -270,8 +270,8 @@ type Call struct {
 // attachment it is made, and what an earlier call may have done. lost is not nil if a record of this name should have been there and was
 // not, and says whether something is mounted where that would have it: this one takes its place, and what was mounted is mounted once
 // more at the same path, and undone from there.
-func (l *Life) Begin(step Step, intent Record, lost *Knowledge) Call {
-	place := l.place(step)
+func (l *VolumeState) Begin(step Step, intent Record, lost *Knowledge) Call {
+	place := l.mount(step)
 	call := Call{Step: step, Record: place.Record, Earlier: place.Record, Before: place.Phase}
 	switch step.(type) {
 	case StageVolume, Publish:
@@ -293,9 +293,9 @@ func (l *Life) Begin(step Step, intent Record, lost *Knowledge) Call {
 }
 
 // Recorded says that the call's record is durable.
-func (l *Life) Recorded(call Call) {
+func (l *VolumeState) Recorded(call Call) {
 	if call.Write {
-		place := l.place(call.Step)
+		place := l.mount(call.Step)
 		place.Inherited = place.Inherited || call.inherits
 		place.Record, place.Phase = call.Record, Uncertain
 	}
@@ -312,21 +312,21 @@ func (c Call) After(reply Reply) Phase {
 }
 
 // End says what stands after the call. heard is when the driver confirmed it, zero if it did not.
-func (l *Life) End(call Call, phase Phase, heard Confirmation) {
-	place := l.place(call.Step)
+func (l *VolumeState) End(call Call, phase Phase, heard Confirmation) {
+	place := l.mount(call.Step)
 	place.Phase, place.Inherited = phase, place.Inherited && phase == Uncertain
 	if phase == Confirmed && !heard.At.IsZero() {
-		place.Record.Confirmed, place.Heard = true, heard
+		place.Record.Confirmed, place.ConfirmedAt = true, heard
 	}
 }
 
-// place is what a step makes or undoes.
-func (l *Life) place(step Step) *Place {
+// mount is what a step makes or undoes.
+func (l *VolumeState) mount(step Step) *MountState {
 	switch step.(type) {
 	case StageVolume, Unstage:
 		return &l.Stage
 	default:
-		return &l.Publication(KeyOf(step)).Place
+		return &l.EnsurePod(KeyOf(step)).MountState
 	}
 }
 
@@ -359,13 +359,13 @@ const (
 	// attachmentWait: a node may not watch VolumeAttachments (the Node authorizer permits get alone). What wakes a volume
 	// as a rule is that the Node reports it attached, which comes after.
 	attachmentWait = 5 * time.Second
-	// userWait: a process that unmounts tells nobody.
-	userWait = 10 * time.Second
+	// usersWait: a process that unmounts tells nobody.
+	usersWait = 10 * time.Second
 )
 
 // Failed notes that a step failed. released: the pod that it was done for is not wanted any more; what kept it from being mounted
 // does not hold up the way back.
-func (l *Life) Failed(step Step, at time.Time, jitter float64, released bool) {
+func (l *VolumeState) Failed(step Step, at time.Time, jitter float64, released bool) {
 	failure := l.failure(step)
 	switch step.(type) {
 	case Unstage, Unpublish, Expand:
@@ -375,49 +375,49 @@ func (l *Life) Failed(step Step, at time.Time, jitter float64, released bool) {
 			return
 		}
 	}
-	*failure = failure.again(at, jitter)
+	*failure = failure.next(at, jitter)
 	if _, reads := step.(ReadAttachment); reads {
 		failure.AtMost = attachmentWait
 	}
 }
 
 // Succeeded clears the failures of a step.
-func (l *Life) Succeeded(step Step) {
+func (l *VolumeState) Succeeded(step Step) {
 	*l.failure(step) = Failure{}
 }
 
 // failure is what holds back a step.
-func (l *Life) failure(step Step) *Failure {
+func (l *VolumeState) failure(step Step) *Failure {
 	switch step.(type) {
 	case Unstage:
 		return &l.Unstage
 	case Expand:
 		return &l.Growth.Failure
 	default:
-		return &l.Publication(KeyOf(step)).Failure
+		return &l.EnsurePod(KeyOf(step)).Failure
 	}
 }
 
-// Looked says whether somebody else was found to have the volume mounted, or nobody could tell.
-func (l *Life) Looked(found bool, at time.Time, jitter float64) {
+// UsersSearched says whether somebody else was found to have the volume mounted, or nobody could tell.
+func (l *VolumeState) UsersSearched(found bool, at time.Time, jitter float64) {
 	if !found {
 		l.Users = Users{Found: No}
 		return
 	}
-	l.Users = Users{Found: Yes, Search: l.Users.Search.again(at, jitter)}
-	l.Users.Search.AtMost = userWait
+	l.Users = Users{Found: Yes, Search: l.Users.Search.next(at, jitter)}
+	l.Users.Search.AtMost = usersWait
 }
 
-// Done says that a step has ended. What was found of users holds for the very next one alone.
-func (l *Life) Done(step Step) {
+// EndStep says that a step has ended. What was found of users holds for the very next one alone.
+func (l *VolumeState) EndStep(step Step) {
 	if _, looked := step.(LookForUsers); !looked {
 		l.Users.Found = Unknown
 	}
-	if Outdates(step) {
-		l.attachment.Doubt()
+	if InvalidatesAttachment(step) {
+		l.attachment.Invalidate()
 	}
 }
 
-func (f Failure) again(at time.Time, jitter float64) Failure {
+func (f Failure) next(at time.Time, jitter float64) Failure {
 	return Failure{Count: f.Count + 1, At: at, Jitter: jitter}
 }

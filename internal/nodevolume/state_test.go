@@ -10,8 +10,8 @@ import (
 var keyA, keyB = PublishKey{PodUID: "p", SpecName: "a"}, PublishKey{PodUID: "p", SpecName: "b"}
 
 // attachedAs is a life whose attachment was read, and what it is told.
-func attachedAs(uid string, state PodState) (*Life, Facts) {
-	l, node := &Life{}, Node{InUse: Yes, Attached: Yes, Changes: 1}
+func attachedAs(uid string, state PodState) (*VolumeState, Facts) {
+	l, node := &VolumeState{}, Node{InUse: Yes, Attached: Yes, Changes: 1}
 	l.Read(l.BeginRead(node), Attachment{Attached: Yes, UID: uid})
 	return l, Facts{
 		Node: node, AttachRequired: Yes, Driver: Driver{Registered: true, Stages: Yes},
@@ -23,13 +23,13 @@ func attachedAs(uid string, state PodState) (*Life, Facts) {
 func TestALife(t *testing.T) {
 	state := PodState{Set: true, Resolved: true}
 	l, facts := attachedAs("va-1", state)
-	l.Publication(keyA)
+	l.EnsurePod(keyA)
 	intent := Record{Driver: "d", Handle: "h", Path: "x", BootID: "boot"}
 	step := func(want Step) Call {
 		t.Helper()
 		decision := l.Decide(now, facts)
 		if diff := cmp.Diff(want, decision.Next); diff != "" {
-			t.Fatalf("next (-want +got):\n%s\nholds %v", diff, decision.Holds)
+			t.Fatalf("next (-want +got):\n%s\nholds %v", diff, decision.Waits)
 		}
 		call := l.Begin(decision.Next, intent, nil)
 		l.Recorded(call)
@@ -40,18 +40,18 @@ func TestALife(t *testing.T) {
 		t.Errorf("before the stage: %+v; the phase is %s", staged, l.Stage.Phase)
 	}
 	l.End(staged, staged.After(OK), Confirmation{At: now})
-	l.Done(staged.Step)
-	if l.Stands(facts.Node, Yes) {
+	l.EndStep(staged.Step)
+	if l.StillValid(facts.Node, Yes) {
 		t.Error("the attachment counts after a call that may have taken hours")
 	}
 	l.Read(l.BeginRead(facts.Node), Attachment{Attached: Yes, UID: "va-1"})
 	published := step(Publish{Key: keyA})
 	l.End(published, published.After(OK), Confirmation{At: now})
-	if p := l.Publication(keyA); p.Phase != Confirmed || !p.Record.Confirmed || p.Heard.At != now {
+	if p := l.EnsurePod(keyA); p.Phase != Confirmed || !p.Record.Confirmed || p.ConfirmedAt.At != now {
 		t.Errorf("published: %+v", p)
 	}
 	facts.Pod = func(*PodVolume) PodFacts { return PodFacts{PodState: PodState{Removed: true}} }
-	l.Looked(false, now, 0)
+	l.UsersSearched(false, now, 0)
 	taken := step(Unpublish{Key: keyA})
 	if !taken.Write || !taken.Record.Leaving || taken.Record.Confirmed || !taken.Earlier.Confirmed {
 		t.Errorf("before the unpublish: %+v", taken)
@@ -61,8 +61,8 @@ func TestALife(t *testing.T) {
 		t.Error("the mark of the way back is written twice")
 	}
 	l.End(taken, taken.After(OK), Confirmation{})
-	l.Done(taken.Step)
-	l.Looked(false, now, 0)
+	l.EndStep(taken.Step)
+	l.UsersSearched(false, now, 0)
 	unstaged := step(Unstage{})
 	l.End(unstaged, unstaged.After(OK), Confirmation{})
 	if decision := l.Decide(now, facts); decision.InUse != No || decision.Forget || len(l.Pods) > 0 {
@@ -76,43 +76,43 @@ func TestALife(t *testing.T) {
 
 // TestTheFailuresOfALife: each pod has its own, those of the way in end with the pod's release, and a wake ends all back-offs.
 func TestTheFailuresOfALife(t *testing.T) {
-	l := &Life{}
+	l := &VolumeState{}
 	for _, step := range []Step{Publish{Key: keyA}, Publish{Key: keyA}, Unpublish{Key: keyB}, Unstage{}} {
 		l.Failed(step, now, 0, false)
 	}
 	l.Failed(Unpublish{Key: keyB}, now, 0, true)
-	l.Looked(true, now, 0)
-	l.Looked(true, now, 0)
-	got := []int{l.Publication(keyA).Failure.Count, l.Publication(keyB).Failure.Count, l.Unstage.Count, l.Users.Search.Count}
+	l.UsersSearched(true, now, 0)
+	l.UsersSearched(true, now, 0)
+	got := []int{l.EnsurePod(keyA).Failure.Count, l.EnsurePod(keyB).Failure.Count, l.Unstage.Count, l.Users.Search.Count}
 	if diff := cmp.Diff([]int{2, 2, 1, 2}, got); diff != "" {
 		t.Errorf("failures of a, of b, of the unstage, and looks that found users (-want +got):\n%s", diff)
 	}
 	l.Wake()
-	for name, f := range map[string]Failure{"a": l.Publication(keyA).Failure, "b": l.Publication(keyB).Failure, "unstage": l.Unstage, "users": l.Users.Search} {
+	for name, f := range map[string]Failure{"a": l.EnsurePod(keyA).Failure, "b": l.EnsurePod(keyB).Failure, "unstage": l.Unstage, "users": l.Users.Search} {
 		if !f.At.IsZero() || f.Count == 0 {
 			t.Errorf("%s after a wake: %+v", name, f)
 		}
 	}
 	l.Failed(ReadAttachment{For: keyA}, now, 0, false)
-	if wait := l.Publication(keyA).Failure.heldUntil().Sub(now); wait <= 0 || wait > attachmentWait {
+	if wait := l.EnsurePod(keyA).Failure.retryAt().Sub(now); wait <= 0 || wait > attachmentWait {
 		t.Errorf("the attachment is read again after %v", wait)
 	}
 	l.Failed(Publish{Key: keyA}, now, 0, true)
 	l.Succeeded(Unstage{})
-	if l.Publication(keyA).Failure.Count != 0 || l.Unstage.Count != 0 {
-		t.Errorf("after the release and a success: %+v, %+v", l.Publication(keyA).Failure, l.Unstage)
+	if l.EnsurePod(keyA).Failure.Count != 0 || l.Unstage.Count != 0 {
+		t.Errorf("after the release and a success: %+v, %+v", l.EnsurePod(keyA).Failure, l.Unstage)
 	}
 }
 
 // TestWhatWasFoundOfUsersHoldsForOneStep, and not for the next turn.
 func TestWhatWasFoundOfUsersHoldsForOneStep(t *testing.T) {
-	for name, passes := range map[string]func(*Life){
-		"another turn": (*Life).BeginTurn,
-		"a call":       func(l *Life) { l.Done(Unpublish{Key: keyA}) },
+	for name, passes := range map[string]func(*VolumeState){
+		"another turn": (*VolumeState).BeginTurn,
+		"a call":       func(l *VolumeState) { l.EndStep(Unpublish{Key: keyA}) },
 	} {
-		l := &Life{}
-		l.Looked(false, now, 0)
-		l.Done(LookForUsers{Key: keyA})
+		l := &VolumeState{}
+		l.UsersSearched(false, now, 0)
+		l.EndStep(LookForUsers{Key: keyA})
 		if l.Users.Found != No {
 			t.Fatalf("%s: found %s at once", name, l.Users.Found)
 		}
@@ -124,29 +124,29 @@ func TestWhatWasFoundOfUsersHoldsForOneStep(t *testing.T) {
 
 // TestWhoClaimsAPublication by what has been said of the pod.
 func TestWhoClaimsAPublication(t *testing.T) {
-	mounted, leaving := Place{Phase: Confirmed}, Place{Phase: Uncertain, Record: Record{Leaving: true}}
+	mounted, leaving := MountState{Phase: Confirmed}, MountState{Phase: Uncertain, Record: Record{Leaving: true}}
 	tests := map[string]struct {
 		pod         PodFacts
-		place       Place
+		place       MountState
 		unaccounted bool
 		want        Demand
 	}{
-		"known from a record alone":                 {PodFacts{}, mounted, false, Unclaimed},
+		"known from a record alone":                 {PodFacts{}, mounted, false, DemandUnknown},
 		"of a record, on its way back":              {PodFacts{}, leaving, false, Released},
-		"all were set but this one":                 {PodFacts{PodState: PodState{AllSet: true}}, mounted, false, Released},
-		"set, wants it":                             {PodFacts{PodState: PodState{Set: true}, Wants: true}, Place{}, false, Wanted},
-		"set, not known yet what it wants":          {PodFacts{PodState: PodState{Set: true}}, Place{}, false, Unclaimed},
-		"set, does not want it and never had it":    {PodFacts{PodState: PodState{Set: true, Resolved: true}}, Place{}, false, Released},
-		"set, does not want it and has it":          {PodFacts{PodState: PodState{Set: true, Resolved: true}}, mounted, false, Unclaimed},
+		"all were set but this one":                 {PodFacts{PodState: PodState{PodsSynced: true}}, mounted, false, Released},
+		"set, wants it":                             {PodFacts{PodState: PodState{Set: true}, Wants: true}, MountState{}, false, Wanted},
+		"set, not known yet what it wants":          {PodFacts{PodState: PodState{Set: true}}, MountState{}, false, DemandUnknown},
+		"set, does not want it and never had it":    {PodFacts{PodState: PodState{Set: true, Resolved: true}}, MountState{}, false, Released},
+		"set, does not want it and has it":          {PodFacts{PodState: PodState{Set: true, Resolved: true}}, mounted, false, DemandUnknown},
 		"over, and its containers may run":          {PodFacts{PodState: PodState{Set: true, Ending: true}, Wants: true}, mounted, false, Ending},
 		"its containers have ended":                 {PodFacts{PodState: PodState{Set: true, Removed: true}, Wants: true}, mounted, false, Released},
-		"being deleted, not mounted":                {PodFacts{PodState: PodState{Set: true, Deleting: true}, Wants: true}, Place{}, false, Released},
+		"being deleted, not mounted":                {PodFacts{PodState: PodState{Set: true, Deleting: true}, Wants: true}, MountState{}, false, Released},
 		"being deleted, mounted":                    {PodFacts{PodState: PodState{Set: true, Deleting: true}, Wants: true}, mounted, false, Wanted},
-		"being deleted, perhaps mounted unrecorded": {PodFacts{PodState: PodState{Set: true, Deleting: true}, Wants: true}, Place{}, true, Wanted},
+		"being deleted, perhaps mounted unrecorded": {PodFacts{PodState: PodState{Set: true, Deleting: true}, Wants: true}, MountState{}, true, Wanted},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := test.pod.claim(&PodVolume{Key: keyA, Place: test.place}, test.unaccounted); got != test.want {
+			if got := test.pod.demand(&PodVolume{Key: keyA, MountState: test.place}, test.unaccounted); got != test.want {
 				t.Errorf("claim: %s, want %s", got, test.want)
 			}
 		})
@@ -171,9 +171,9 @@ func TestWhatAPodMayRunOn(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			l := &Life{}
-			l.Found(test.record, "boot", test.mounted)
-			p := l.Publication(keyA)
+			l := &VolumeState{}
+			l.AddRecord(test.record, "boot", test.mounted)
+			p := l.EnsurePod(keyA)
 			if p.Phase != Uncertain || p.Inherited != test.want {
 				t.Errorf("phase %s, may be run on: %v", p.Phase, p.Inherited)
 			}
