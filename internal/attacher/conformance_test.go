@@ -130,9 +130,7 @@ var otherCases = []conformance.Row{
 // each that it does not cover, has a test.
 func TestUpstreamsCases(t *testing.T) {
 	document, err := conformance.Differences()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	numbered := slices.Concat(attachCases, detachCases, volumeCases)
 	for i, r := range numbered {
 		if number := strconv.Itoa(i+1) + " "; r.ID[:min(len(r.ID), len(number))] != number {

@@ -82,9 +82,7 @@ var flagRow = regexp.MustCompile("(?m)^\\| `--(\\S+)` \\| (\\S+) \\| (\\S+) \\| 
 func documentedFlags(t *testing.T) map[string][2]string {
 	t.Helper()
 	content, err := os.ReadFile("../../docs/adopt-attacher.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	found := map[string][2]string{}
 	for _, m := range flagRow.FindAllStringSubmatch(string(content), -1) {
 		found[m[1]] = [2]string{m[2], m[3]}
@@ -258,9 +256,7 @@ func TestFlagsAsInManifests(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			flags, o := commandLine(t)
-			if err := flags.Parse(tt.args); err != nil {
-				t.Fatal(err)
-			}
+			must(t, flags.Parse(tt.args))
 			if !tt.want(o) {
 				t.Errorf("%s were read as %+v", strings.Join(tt.args, " "), o)
 			}
@@ -293,9 +289,7 @@ func TestRefusedOptions(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			flags, o := commandLine(t)
-			if err := flags.Parse(tt.args); err != nil {
-				t.Fatal(err)
-			}
+			must(t, flags.Parse(tt.args))
 			if err := RunSidecar(t.Context(), o); err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want an error about %q", err, tt.want)
 			}
