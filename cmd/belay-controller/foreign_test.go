@@ -10,9 +10,9 @@ import (
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 func newNamedSite(t *testing.T, name string, volumes int) *site {
@@ -46,15 +46,13 @@ func as(t *testing.T, config *rest.Config, program string) client.Client {
 
 func upstreamClient(t *testing.T) client.Client {
 	t.Helper()
-	return as(t, cluster.config, "kube-controller-manager")
+	return as(t, cluster.Config(), "kube-controller-manager")
 }
 
 // nodeClient has the credentials of the site's node, and upstream's name.
 func (s *site) nodeClient() client.Client {
 	s.Helper()
-	user, err := cluster.env.AddUser(envtest.User{Name: "system:node:" + s.name, Groups: []string{"system:nodes"}}, nil)
-	must(s.T, err)
-	return as(s.T, user.Config(), "kube-controller-manager")
+	return as(s.T, cluster.Node(s.T, s.name), "kube-controller-manager")
 }
 
 // foreignReport adds a volume to the node's report.
@@ -93,9 +91,9 @@ func (s *site) foreignAttachment(other client.Client, n int) (made bool) {
 // awaitEvent waits for an event on the node.
 func (s *site) awaitEvent(words string) {
 	s.Helper()
-	eventually(s.T, "an event says "+words, func() bool {
+	wait.Until(s.T, "an event says "+words, func() bool {
 		events := &corev1.EventList{}
-		must(s.T, cluster.List(s.Context(), events))
+		must(s.T, cluster.Client.List(s.Context(), events))
 		for _, e := range events.Items {
 			if e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == s.name && strings.Contains(e.Message, words) {
 				return true

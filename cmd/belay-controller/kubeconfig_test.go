@@ -1,15 +1,12 @@
 package main
 
 import (
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/rest"
 
+	"belay.dev/belay/internal/testing/apiserver"
 	"belay.dev/belay/internal/usage"
 )
 
@@ -24,32 +21,21 @@ func TestNoKubeconfig(t *testing.T) {
 
 // An API server that does not answer is named, with what to check.
 func TestUnreachableServer(t *testing.T) {
-	kubeconfig := filepath.Join(t.TempDir(), "nowhere")
-	config := clientcmdapi.NewConfig()
-	config.Clusters["c"] = &clientcmdapi.Cluster{Server: "https://127.0.0.1:1"}
-	config.Contexts["staging"] = &clientcmdapi.Context{Cluster: "c"}
-	config.CurrentContext = "staging"
-	must(t, clientcmd.WriteToFile(*config, kubeconfig))
+	kubeconfig := apiserver.Kubeconfig(t, &rest.Config{Host: "https://127.0.0.1:1"})
 	for name, tt := range map[string]struct {
 		args []string
 		env  string
 		from string
 	}{
 		"controller":               {[]string{"--kubeconfig=" + kubeconfig, "--leader-elect=false"}, "", "kubeconfig " + kubeconfig},
-		"preflight":                {[]string{"preflight", "--kubeconfig=" + kubeconfig}, "", `context "staging" of kubeconfig ` + kubeconfig},
-		"preflight by $KUBECONFIG": {[]string{"preflight"}, kubeconfig, `context "staging" of kubeconfig ` + kubeconfig},
+		"preflight":                {[]string{"preflight", "--kubeconfig=" + kubeconfig}, "", `context "test" of kubeconfig ` + kubeconfig},
+		"preflight by $KUBECONFIG": {[]string{"preflight"}, kubeconfig, `context "test" of kubeconfig ` + kubeconfig},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cmd := exec.CommandContext(t.Context(), os.Args[0], tt.args...)
-			cmd.Env = append(os.Environ(), childVariable+"=1", "KUBECONFIG="+tt.env)
-			out, _ := cmd.CombinedOutput()
-			if code := cmd.ProcessState.ExitCode(); code != 1 {
-				t.Errorf("exit status %d", code)
-			}
+			t.Setenv("KUBECONFIG", tt.env)
+			p := execute(t, tt.args...)
 			for _, want := range []string{"cannot reach https://127.0.0.1:1: ", "connection refused", "check that the API server is running", tt.from} {
-				if !strings.Contains(string(out), want) {
-					t.Errorf("no %q in:\n%s", want, out)
-				}
+				p.WantExit(1, want)
 			}
 		})
 	}
@@ -72,12 +58,8 @@ func TestWrongUsage(t *testing.T) {
 		"preflight, below zero": {[]string{"preflight", "--observe=-1s"}, "must not be below 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cmd := exec.CommandContext(t.Context(), os.Args[0], tt.args...)
-			cmd.Env = append(os.Environ(), childVariable+"=1", "KUBECONFIG=/dev/null")
-			out, _ := cmd.CombinedOutput()
-			if code := cmd.ProcessState.ExitCode(); code != usage.StatusWrong || !strings.Contains(string(out), tt.says) {
-				t.Errorf("exit status %d, want %d and %q in:\n%s", code, usage.StatusWrong, tt.says, out)
-			}
+			t.Setenv("KUBECONFIG", "/dev/null")
+			execute(t, tt.args...).WantExit(usage.StatusWrong, tt.says)
 		})
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"belay.dev/belay/internal/testing/wait"
 )
 
 var (
@@ -85,13 +87,13 @@ func TestMetricsAreDocumented(t *testing.T) {
 	p.leads()
 	for n := range 3 {
 		s.pod(n)
-		eventually(t, "it attaches", func() bool { return s.attachment(n) != nil })
+		wait.Until(t, "it attaches", func() bool { return s.attachment(n) != nil })
 	}
 	s.attached(0)
 	s.attached(1)
-	eventually(t, "it reports", func() bool { return len(s.node().Status.VolumesAttached) == 2 })
+	wait.Until(t, "it reports", func() bool { return len(s.node().Status.VolumesAttached) == 2 })
 	s.gone(1)
-	eventually(t, "it detaches", func() bool { return s.attachment(1) == nil })
+	wait.Until(t, "it detaches", func() bool { return s.attachment(1) == nil })
 
 	var text string
 	for _, part := range []string{
@@ -102,7 +104,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		`volumes_blocked{reason="Attaching"} 1` + "\n",
 		`operation_name="volume_detach"`,
 	} {
-		eventually(t, "the process says "+part, func() bool {
+		wait.Until(t, "the process says "+part, func() bool {
 			_, text = p.ask(p.metrics, "/metrics")
 			return strings.Contains(text, part)
 		})

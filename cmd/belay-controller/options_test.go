@@ -84,9 +84,7 @@ func TestPolicyFromFlags(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			o, err := parse(t, tt.args...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if diff := cmp.Diff(tt.want, o.policy()); diff != "" {
 				t.Errorf("policy (-want +got):\n%s", diff)
 			}
@@ -108,9 +106,7 @@ func TestDefaultsAreUpstreams(t *testing.T) {
 		t.Skip("needs kube-controller-manager in KUBEBUILDER_ASSETS")
 	}
 	help, err := exec.CommandContext(t.Context(), upstream, "--help").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	theirs := defaults(string(help))
 	cmd := command()
 	var out bytes.Buffer

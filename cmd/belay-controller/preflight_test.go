@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -13,9 +12,9 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"belay.dev/belay/internal/preflight"
+	"belay.dev/belay/internal/testing/apiserver"
 )
 
 // look runs `belay-controller preflight` as a user.
@@ -30,21 +29,10 @@ func look(t *testing.T, kubeconfig string, args ...string) (code int, out string
 // reader writes a kubeconfig for a user that may do what the rules say, and no more.
 func reader(t *testing.T, name string, rules ...rbacv1.PolicyRule) string {
 	t.Helper()
-	if cluster.WithWatch == nil {
-		t.Skip("needs kube-apiserver and etcd: set KUBEBUILDER_ASSETS to their folder")
-	}
-	user, err := cluster.env.AddUser(envtest.User{Name: name}, nil)
-	must(t, err)
-	must(t, cluster.Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}))
-	must(t, cluster.Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: []rbacv1.Subject{{Kind: "User", Name: name, APIGroup: rbacv1.GroupName}},
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
-	}))
-	content, err := user.KubeConfig()
-	must(t, err)
-	path := filepath.Join(t.TempDir(), name)
-	must(t, os.WriteFile(path, content, 0o600))
-	return path
+	cluster.Start(t)
+	config := cluster.User(t, name)
+	cluster.Grant(t, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}, name)
+	return apiserver.Kubeconfig(t, config)
 }
 
 func rule(group string, verbs []string, resources ...string) rbacv1.PolicyRule {
@@ -126,8 +114,8 @@ func TestPreflightSeesWhoWrites(t *testing.T) {
 	}
 
 	pod := upstreamPod("--controllers=*,-attachdetach")
-	must(t, cluster.Create(t.Context(), pod))
-	defer func() { _ = cluster.Delete(context.Background(), pod, client.GracePeriodSeconds(0)) }()
+	must(t, cluster.Client.Create(t.Context(), pod))
+	defer func() { _ = cluster.Client.Delete(context.Background(), pod, client.GracePeriodSeconds(0)) }()
 	if code, out := look(t, admin, "--observe=0"); code != 0 || !strings.Contains(out, "its attach/detach controller is off") {
 		t.Errorf("exit code %d:\n%s", code, out)
 	}

@@ -14,17 +14,19 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // bind gives a user the shipped rights.
 func bind(t *testing.T, user string) {
 	t.Helper()
 	subject := []rbacv1.Subject{{Kind: "User", Name: user, APIGroup: rbacv1.GroupName}}
-	must(t, cluster.Create(t.Context(), &rbacv1.ClusterRoleBinding{
+	must(t, cluster.Client.Create(t.Context(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: user}, Subjects: subject,
 		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "belay-controller"},
 	}))
-	must(t, cluster.Create(t.Context(), &rbacv1.RoleBinding{
+	must(t, cluster.Client.Create(t.Context(), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: user}, Subjects: subject,
 		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "belay-controller"},
 	}))
@@ -40,8 +42,8 @@ func TestEndsAtOnce(t *testing.T) {
 				t.Errorf("/healthz says %d", code)
 			}
 			sent := time.Now()
-			p.signal(signal)
-			if code := p.ends(patience); code != 0 {
+			p.Signal(signal)
+			if code := p.Wait(); code != 0 {
 				t.Errorf("exit code %d", code)
 			}
 			// A second is a long time, but not on a machine that is busy with much else. Who waits for something that
@@ -60,16 +62,16 @@ func TestEndsAtOnce(t *testing.T) {
 func TestLostLeaseEndsTheProcess(t *testing.T) {
 	p := startWith(t, "one", shipped)
 	p.leads()
-	eventually(t, "the lease is taken away", func() bool {
+	wait.Until(t, "the lease is taken away", func() bool {
 		l := lease(t)
 		now := metav1.NowMicro()
 		l.Spec.HolderIdentity, l.Spec.RenewTime = new("somebody"), &now
-		return cluster.Update(t.Context(), l) == nil
+		return cluster.Client.Update(t.Context(), l) == nil
 	})
-	if code := p.ends(patience); code == 0 {
+	if code := p.Wait(); code == 0 {
 		t.Error("exit code 0")
 	}
-	p.says("leader election lost")
+	p.WaitLog("leader election lost")
 }
 
 // A standby is ready, and takes over when the leader leaves or is killed, although it asks for the lease by itself every
@@ -89,11 +91,11 @@ func TestStandbyTakesOver(t *testing.T) {
 			standby.ready()
 			s := newNamedSite(t, "hand-over-"+tt.name, 2)
 			s.pod(0)
-			eventually(t, "the leader attaches", func() bool { return s.attachment(0) != nil })
+			wait.Until(t, "the leader attaches", func() bool { return s.attachment(0) != nil })
 
 			sent := time.Now()
-			leader.signal(tt.signal)
-			leader.ends(patience)
+			leader.Signal(tt.signal)
+			leader.Wait()
 			s.pod(1)
 			if tt.signal == syscall.SIGKILL {
 				if w := standby.writes(); len(w) > 0 {
@@ -101,7 +103,7 @@ func TestStandbyTakesOver(t *testing.T) {
 				}
 				runsOut(t)
 			}
-			eventually(t, "the standby attaches", func() bool { return s.attachment(1) != nil })
+			wait.Until(t, "the standby attaches", func() bool { return s.attachment(1) != nil })
 			t.Logf("hand-over after %v: first write of the standby after %v", tt.signal, time.Since(sent).Round(time.Millisecond))
 		})
 	}
@@ -115,7 +117,7 @@ func TestPausedLeaderSendsNothing(t *testing.T) {
 	old := startWith(t, "old", shipped)
 	old.leads()
 	s.pod(0)
-	eventually(t, "it attaches", func() bool { return s.attachment(0) != nil })
+	wait.Until(t, "it attaches", func() bool { return s.attachment(0) != nil })
 	next := startWith(t, "next", lasting)
 	next.ready()
 
@@ -128,19 +130,19 @@ func TestPausedLeaderSendsNothing(t *testing.T) {
 	}
 	thawed := time.Now()
 	old.resume()
-	if code := old.ends(patience); code == 0 {
+	if code := old.Wait(); code == 0 {
 		t.Error("exit code 0")
 	}
 	for _, w := range old.writes() {
 		if w.At.After(thawed) {
-			t.Errorf("the deposed leader sent %s %s %s", w.Verb, w.Ref.Resource, w.Ref.Name)
+			t.Errorf("the deposed leader sent %s %s %s", w.Verb, w.ObjectRef.Resource, w.ObjectRef.Name)
 		}
 	}
-	if !old.said("the leader lease was not renewed in time") {
+	if old.Logged("the leader lease was not renewed in time") == 0 {
 		t.Log("it ended before it tried")
 	}
 	next.resume()
-	eventually(t, "the new leader does the work", func() bool { return s.attachment(volumes-1) != nil })
+	wait.Until(t, "the new leader does the work", func() bool { return s.attachment(volumes-1) != nil })
 }
 
 // The process refuses to lead beside upstream's controller, and writes nothing.
@@ -148,13 +150,13 @@ func TestRefusesBesideUpstream(t *testing.T) {
 	s := newSite(t, 1)
 	s.pod(0)
 	upstream := upstreamPod("--controllers=*")
-	must(t, cluster.Create(t.Context(), upstream))
-	t.Cleanup(func() { _ = cluster.Delete(context.Background(), upstream, client.GracePeriodSeconds(0)) })
+	must(t, cluster.Client.Create(t.Context(), upstream))
+	t.Cleanup(func() { _ = cluster.Client.Delete(context.Background(), upstream, client.GracePeriodSeconds(0)) })
 	p := start(t, "one")
-	if code := p.ends(patience); code != 1 {
+	if code := p.Wait(); code != 1 {
 		t.Errorf("exit code %d", code)
 	}
-	p.says("start it with --controllers=*,-persistentvolume-attach-detach-controller")
+	p.WaitLog("start it with --controllers=*,-persistentvolume-attach-detach-controller")
 	if w := p.writes(); len(w) > 0 {
 		t.Errorf("it wrote all the same: %+v", w)
 	}
@@ -171,15 +173,15 @@ func TestHaltsBesideAnotherController(t *testing.T) {
 	p := startWith(t, "one", leaseTimes{5 * time.Minute, 4 * time.Minute, 500 * time.Millisecond})
 	p.leads()
 	s.pod(0)
-	eventually(t, "it attaches", func() bool { return s.attachment(0) != nil })
+	wait.Until(t, "it attaches", func() bool { return s.attachment(0) != nil })
 	answered := false
 	for n := 1; n < volumes-1 && !answered; n++ { // a machine that is busy may answer too late
 		s.foreignEvent(other, s.volumeName(n))
-		p.says("Another component acts as an attach/detach controller")
+		p.WaitLog("Another component acts as an attach/detach controller")
 		s.pod(n)
 		made := s.foreignAttachment(other, n)
 		held := time.Now().Add(10 * time.Second)
-		eventually(t, "it halts, or it is too late for that", func() bool {
+		wait.Until(t, "it halts, or it is too late for that", func() bool {
 			code, _ := p.ask(p.health, "/readyz")
 			answered = code == http.StatusInternalServerError
 			return answered || !made || time.Now().After(held)
@@ -188,7 +190,7 @@ func TestHaltsBesideAnotherController(t *testing.T) {
 	if !answered {
 		t.Fatal("it never halted")
 	}
-	p.says("Halted attach and detach until restart")
+	p.WaitLog("Halted attach and detach until restart")
 	if code, _ := p.ask(p.health, "/healthz"); code != http.StatusOK {
 		t.Errorf("/healthz says %d: it would be restarted, and continue", code)
 	}
@@ -198,7 +200,7 @@ func TestHaltsBesideAnotherController(t *testing.T) {
 	s.awaitEvent("belay-controller has halted")
 	s.pod(volumes - 1)
 	stopped := lease(t).Spec.RenewTime
-	eventually(t, "it keeps its lease: its successor would continue", func() bool {
+	wait.Until(t, "it keeps its lease: its successor would continue", func() bool {
 		return lease(t).Spec.RenewTime.Sub(stopped.Time) > 2*time.Second
 	})
 	if va := s.attachment(volumes - 1); va != nil {
@@ -215,23 +217,23 @@ func TestNodeCredentialsDoNotHalt(t *testing.T) {
 	p := start(t, "one")
 	p.leads()
 	s.pod(0)
-	eventually(t, "it attaches", func() bool { return s.attachment(0) != nil })
+	wait.Until(t, "it attaches", func() bool { return s.attachment(0) != nil })
 	s.attached(0)
 	restored := func() bool { return len(s.node().Status.VolumesAttached) == 1 }
-	eventually(t, "it reports", restored)
+	wait.Until(t, "it reports", restored)
 	for _, volume := range []string{"a", "b", "c"} {
 		s.foreignReport(node, volume)
-		eventually(t, "the report is restored", restored)
+		wait.Until(t, "the report is restored", restored)
 	}
 	s.awaitEvent("changed status.volumesAttached of the node")
 	if !strings.Contains(p.metric("attachdetach_foreign_writes_total"), `{resource="nodes/status"} 3`) {
 		t.Error(p.metric("attachdetach_foreign_writes_total"))
 	}
 	s.foreignEvent(node, "forged")
-	p.says(`resource="events"`)
+	p.WaitLog(`resource="events"`)
 	for n := 1; n < 3; n++ {
 		s.pod(n)
-		eventually(t, "it attaches on", func() bool { return s.attachment(n) != nil })
+		wait.Until(t, "it attaches on", func() bool { return s.attachment(n) != nil })
 	}
 	if !strings.Contains(p.metric("attachdetach_halted"), " 0") {
 		t.Error("it has halted")
@@ -250,8 +252,8 @@ func TestNodeCredentialsDoNotHalt(t *testing.T) {
 }
 
 // metric gives the lines of one metric.
-func (p *process) metric(name string) string {
-	p.Helper()
+func (p *controller) metric(name string) string {
+	p.t.Helper()
 	_, body := p.ask(p.metrics, "/metrics")
 	var found []string
 	for line := range strings.Lines(body) {

@@ -10,12 +10,11 @@ import (
 // all the same.
 func TestEndsBeforeItsCachesAreFull(t *testing.T) {
 	none := reader(t, "no-rights")
-	p := &process{T: t, user: "no-rights", exited: make(chan struct{}), lines: make(chan struct{})}
-	p.run("--kubeconfig="+none, "--metrics-bind-address=0", "--health-probe-bind-address=0")
-	p.says("nodes is forbidden")
+	p := execute(t, "--kubeconfig="+none, "--metrics-bind-address=0", "--health-probe-bind-address=0")
+	p.WaitLog("nodes is forbidden")
 	sent := time.Now()
-	p.signal(syscall.SIGTERM)
-	if code := p.ends(patience); code != 0 {
+	p.Signal(syscall.SIGTERM)
+	if code := p.Wait(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 	if took := time.Since(sent); took > 20*time.Second {
@@ -28,12 +27,11 @@ func TestMissingRightsEndIt(t *testing.T) {
 	few := reader(t, "few-rights", rule("", []string{"list", "watch"}, "nodes", "pods", "persistentvolumeclaims"),
 		rule("", []string{"list"}, "persistentvolumes"), rule("storage.k8s.io", []string{"list", "watch"}, "volumeattachments"))
 	t.Setenv(fillVariable, "1s")
-	p := &process{T: t, user: "few-rights", exited: make(chan struct{}), lines: make(chan struct{})}
-	p.run("--kubeconfig="+few, "--metrics-bind-address=0", "--health-probe-bind-address=0")
-	if code := p.ends(patience); code != 1 {
+	p := execute(t, "--kubeconfig="+few, "--metrics-bind-address=0", "--health-probe-bind-address=0")
+	if code := p.Wait(); code != 1 {
 		t.Errorf("exit code %d", code)
 	}
-	if want := "cannot start without the rights to list csidrivers, watch csidrivers, watch persistentvolumes:"; !p.said(want) {
+	if want := "cannot start without the rights to list csidrivers, watch csidrivers, watch persistentvolumes:"; p.Logged(want) == 0 {
 		t.Errorf("it never said %q", want)
 	}
 }

@@ -1,29 +1,23 @@
 package main
 
 import (
-	"bufio"
-	"context"
-	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
-	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/client-go/tools/clientcmd/api"
-	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"k8s.io/client-go/rest"
+
+	"belay.dev/belay/internal/testing/apiserver"
+	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/process"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // asDaemon has the test program be belay-node.
@@ -34,43 +28,12 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	os.Exit(m.Run())
+	os.Exit(server.Main(m))
 }
 
-const (
-	nodeName, namespace, driverName = "edge-1", "default", "nfs.test.belay.dev"
-	patience                        = 2 * time.Minute // also on a machine that is busy with much else
-)
+var server apiserver.Server
 
-// driver publishes a volume as an empty directory and needs neither attach nor stage.
-type driver struct {
-	csi.UnimplementedNodeServer
-	registration.UnimplementedRegistrationServer
-}
-
-func (driver) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
-	return &registration.PluginInfo{Type: registration.CSIPlugin, Name: driverName, SupportedVersions: []string{"1.0.0"}}, nil
-}
-
-func (driver) NotifyRegistrationStatus(context.Context, *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
-	return &registration.RegistrationStatusResponse{}, nil
-}
-
-func (driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	return &csi.NodeGetInfoResponse{NodeId: nodeName}, nil
-}
-
-func (driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
-	return &csi.NodeGetCapabilitiesResponse{}, nil
-}
-
-func (driver) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	return &csi.NodePublishVolumeResponse{}, os.MkdirAll(r.TargetPath, 0o750)
-}
-
-func (driver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	return &csi.NodeUnpublishVolumeResponse{}, os.RemoveAll(r.TargetPath)
-}
+const nodeName, namespace, driverName = "edge-1", "default", "nfs.test.belay.dev"
 
 // edge is a node without a kubelet, in a cluster with one claim.
 type edge struct {
@@ -82,29 +45,13 @@ type edge struct {
 
 func newEdge(t *testing.T) *edge {
 	t.Helper()
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		t.Skip("needs a real API server: set KUBEBUILDER_ASSETS to a folder with kube-apiserver and etcd")
-	}
-	env := &envtest.Environment{}
-	env.ControlPlane.GetAPIServer().Configure().Set("authorization-mode", "Node,RBAC").
-		Set("enable-admission-plugins", "NodeRestriction").Set("disable-admission-plugins", "ServiceAccount")
-	config, err := env.Start()
-	must(t, err)
-	t.Cleanup(func() { must(t, env.Stop()) })
-	user, err := env.AddUser(envtest.User{Name: "system:node:" + nodeName, Groups: []string{"system:nodes"}}, config)
-	must(t, err)
-	kubeconfig, err := user.KubeConfig()
-	must(t, err)
-	root, err := os.MkdirTemp("", "bn") //nolint:usetesting // short: sockets lie below it
-	must(t, err)
-	t.Cleanup(func() { must(t, os.RemoveAll(root)) })
-	e := &edge{T: t, root: root, kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
-	must(t, os.WriteFile(e.kubeconfig, kubeconfig, 0o600))
-	e.client, err = kubernetes.NewForConfig(config)
-	must(t, err)
-	e.health = freeAddress()
+	server.Start(t)
+	e := &edge{T: t, root: csidriver.SocketDir(t), kubeconfig: apiserver.Kubeconfig(t, server.Node(t, nodeName)), health: process.FreeAddress()}
+	e.client = kubernetes.NewForConfigOrDie(server.Config())
 	e.objects()
-	e.serve()
+	driver := csidriver.New(t, driverName)
+	driver.Address = filepath.Join(e.root, "plugins_registry", driverName+"-reg.sock")
+	driver.Start()
 	return e
 }
 
@@ -145,38 +92,11 @@ func (e *edge) objects() {
 	must(e, err)
 }
 
-// serve is the driver with its registration.
-func (e *edge) serve() {
-	e.Helper()
-	socket := filepath.Join(e.root, "plugins_registry", driverName+"-reg.sock")
-	must(e, os.MkdirAll(filepath.Dir(socket), 0o750))
-	listener, err := net.Listen("unix", socket)
-	must(e, err)
-	server := grpc.NewServer()
-	registration.RegisterRegistrationServer(server, driver{})
-	csi.RegisterNodeServer(server, driver{})
-	go server.Serve(listener)
-	e.Cleanup(server.Stop)
-}
-
 // start starts the daemon.
-func (e *edge) start() *exec.Cmd {
+func (e *edge) start() *process.Process {
 	e.Helper()
-	daemon := exec.CommandContext(e.Context(), os.Args[0], "--kubeconfig="+e.kubeconfig, "--node-name="+nodeName,
-		"--root-dir="+e.root, "--health-probe-bind-address="+e.health)
-	daemon.Env = append(os.Environ(), asDaemon+"=1")
-	daemon.Stderr = e.Output()
-	must(e, daemon.Start())
-	return daemon
-}
-
-func (e *edge) until(what string, is func() bool) {
-	e.Helper()
-	for deadline := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			e.Fatalf("never: %s", what)
-		}
-	}
+	return process.Start(e.T, process.TestBinary(e.T, asDaemon, "1", "--kubeconfig="+e.kubeconfig, "--node-name="+nodeName,
+		"--root-dir="+e.root, "--health-probe-bind-address="+e.health))
 }
 
 // TestTheDaemonsWholeWay: a pod's volume is published, stays so when the daemon is killed, and
@@ -184,19 +104,13 @@ func (e *edge) until(what string, is func() bool) {
 func TestTheDaemonsWholeWay(t *testing.T) {
 	e := newEdge(t)
 	daemon := e.start()
-	e.until("the driver is registered", func() bool {
+	wait.Until(t, "the driver is registered", func() bool {
 		object, err := e.client.StorageV1().CSINodes().Get(t.Context(), nodeName, metav1.GetOptions{})
 		return err == nil && len(object.Spec.Drivers) == 1
 	})
-	e.until("it is healthy", func() bool {
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+e.health+"/healthz", nil)
-		must(t, err)
-		reply, err := http.DefaultClient.Do(request)
-		if err != nil {
-			return false
-		}
-		defer reply.Body.Close()
-		return reply.StatusCode == http.StatusOK
+	wait.Until(t, "it is healthy", func() bool {
+		status, _ := process.Get(t, e.health, "/healthz")
+		return status == http.StatusOK
 	})
 	pod, err := e.client.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "web"},
@@ -211,22 +125,20 @@ func TestTheDaemonsWholeWay(t *testing.T) {
 	must(t, err)
 	target := filepath.Join(e.root, "pods", string(pod.UID), "volumes/kubernetes.io~csi/pv-1/mount")
 	there := func() bool { _, err := os.Stat(target); return err == nil }
-	e.until("the volume is published", there)
-	must(t, daemon.Process.Kill())
-	_ = daemon.Wait()
+	wait.Until(t, "the volume is published", there)
+	daemon.Kill()
 	must(t, e.client.CoreV1().Pods(namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
 	if !there() {
 		t.Error("the volume went with the daemon")
 	}
 	daemon = e.start()
-	e.until("the volume is given back", func() bool { return !there() })
-	e.until("nothing is recorded", func() bool {
+	wait.Until(t, "the volume is given back", func() bool { return !there() })
+	wait.Until(t, "nothing is recorded", func() bool {
 		left, err := os.ReadDir(filepath.Join(e.root, "belay/volumes"))
 		return err == nil && len(left) == 0
 	})
-	must(t, daemon.Process.Signal(syscall.SIGTERM))
-	if err := daemon.Wait(); err != nil {
-		t.Errorf("SIGTERM: %v", err)
+	if status := daemon.Stop(syscall.SIGTERM); status != 0 {
+		t.Errorf("SIGTERM: exit status %d", status)
 	}
 }
 
@@ -253,11 +165,10 @@ func TestWrongValues(t *testing.T) {
 		"a flag of a wrong type": {[]string{"--volume-stats-agg-period=often"}, "invalid argument", 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			daemon := exec.CommandContext(t.Context(), os.Args[0], c.args...)
-			daemon.Env = append(os.Environ(), asDaemon+"=1", "KUBERNETES_SERVICE_HOST=")
-			out, err := daemon.CombinedOutput()
-			if daemon.ProcessState.ExitCode() != c.status || !strings.Contains(string(out), c.says) || strings.Contains(string(out), "KUBERNETES_MASTER") {
-				t.Errorf("it says %q (%v), want %q and exit status %d", out, err, c.says, c.status)
+			t.Setenv("KUBERNETES_SERVICE_HOST", "")
+			daemon := process.Start(t, process.TestBinary(t, asDaemon, "1", c.args...))
+			if daemon.WantExit(c.status, c.says); daemon.Logged("KUBERNETES_MASTER") > 0 {
+				t.Error("it names a variable that it does not read")
 			}
 		})
 	}
@@ -266,43 +177,25 @@ func TestWrongValues(t *testing.T) {
 // aKubeconfig is one of an API server that is not there.
 func aKubeconfig(t *testing.T) string {
 	t.Helper()
-	config := api.NewConfig()
-	config.Clusters["c"], config.Contexts["c"] = &api.Cluster{Server: "https://" + freeAddress()}, &api.Context{Cluster: "c"}
-	config.CurrentContext = "c"
-	path := filepath.Join(t.TempDir(), "kubeconfig")
-	must(t, clientcmd.WriteToFile(*config, path))
-	return path
+	return apiserver.Kubeconfig(t, &rest.Config{Host: "https://" + process.FreeAddress()})
 }
 
 // TestTheLogHasABeginningAndAnEnd, and between them that the runtime does not answer.
 func TestTheLogHasABeginningAndAnEnd(t *testing.T) {
 	endpoint := "unix://" + filepath.Join(t.TempDir(), "none.sock")
-	daemon := exec.CommandContext(t.Context(), os.Args[0], "--kubeconfig="+aKubeconfig(t), "--node-name="+nodeName,
-		"--root-dir="+t.TempDir(), "--container-runtime-endpoint="+endpoint)
-	daemon.Env = append(os.Environ(), asDaemon+"=1")
-	said, err := daemon.StderrPipe()
-	must(t, err)
-	must(t, daemon.Start())
-	var lines []string
-	log := bufio.NewScanner(said)
-	for silent, started := false, false; (!silent || !started) && log.Scan(); lines = append(lines, log.Text()) {
-		silent = silent || strings.Contains(log.Text(), "Container runtime does not answer")
-		started = started || strings.Contains(log.Text(), "Node agent started")
+	daemon := process.Start(t, process.TestBinary(t, asDaemon, "1", "--kubeconfig="+aKubeconfig(t), "--node-name="+nodeName,
+		"--root-dir="+t.TempDir(), "--container-runtime-endpoint="+endpoint))
+	daemon.WaitLog("Container runtime does not answer")
+	daemon.WaitLog("Node agent started")
+	if status := daemon.Stop(syscall.SIGTERM); status != 0 {
+		t.Errorf("SIGTERM: exit status %d", status)
 	}
-	must(t, daemon.Process.Signal(syscall.SIGTERM))
-	for log.Scan() {
-		lines = append(lines, log.Text())
-	}
-	if err := daemon.Wait(); err != nil {
-		t.Errorf("SIGTERM: %v", err)
-	}
-	all := strings.Join(lines, "\n")
 	for _, want := range []string{
 		`"Starting belay-node" version="unknown" node="edge-1" containerRuntime="` + endpoint, `"Node agent started" node="edge-1" root="`,
 		`stay mounted" err=`, `"Node agent stopped" node="edge-1"`,
 	} {
-		if strings.Count(all, want) != 1 {
-			t.Errorf("the log does not have once %q:\n%s", want, all)
+		if daemon.Logged(want) != 1 {
+			t.Errorf("the log does not have once %q:\n%s", want, daemon.Output())
 		}
 	}
 }

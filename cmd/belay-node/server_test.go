@@ -3,17 +3,16 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/component-base/metrics/legacyregistry"
+
+	"belay.dev/belay/internal/testing/process"
 )
 
 func TestEndpoints(t *testing.T) {
@@ -45,7 +44,7 @@ func TestEndpoints(t *testing.T) {
 // Both addresses may be one; each may be off; one that is taken ends the program.
 func TestAddresses(t *testing.T) {
 	h := handlers{ready: func() error { return nil }, metrics: prometheus.NewRegistry()}
-	one, other := freeAddress(), freeAddress()
+	one, other := process.FreeAddress(), process.FreeAddress()
 	for name, c := range map[string]struct {
 		o            options
 		health, have map[string]int // status by path
@@ -84,23 +83,9 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-var addresses atomic.Int32
-
-// freeAddress is a loopback address that nobody listens on, and nobody but who is given it will: a port of 127.0.0.1 that
-// is free now may be another program's when it is used.
-func freeAddress() string {
-	pid := os.Getpid()
-	return fmt.Sprintf("127.%d.%d.%d:%d", 1+pid>>16, pid>>8&255, pid&255, 20000+addresses.Add(1))
-}
-
 func wantCode(t *testing.T, address, path string, code int) {
 	t.Helper()
-	reply, err := http.Get("http://" + address + path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer reply.Body.Close()
-	if reply.StatusCode != code {
-		t.Errorf("%s%s: %d, want %d", address, path, reply.StatusCode, code)
+	if status, _ := process.Get(t, address, path); status != code {
+		t.Errorf("%s%s: %d, want %d", address, path, status, code)
 	}
 }

@@ -11,7 +11,7 @@ import (
 
 func TestVolumeAttachmentAddedSuccessfulAttachmentAndDetach(t *testing.T) {
 	w := newWorld(t)
-	w.driver.answers(func(context.Context, call, int) (map[string]string, error) {
+	w.driver.SetAnswer(func(context.Context, call, int) (map[string]string, error) {
 		return map[string]string{"device": "/dev/x"}, nil
 	})
 	w.node("node1")
@@ -30,14 +30,14 @@ func TestVolumeAttachmentAddedSuccessfulAttachmentAndDetach(t *testing.T) {
 	w.delete(va)
 	w.until(va, "gone", isGone)
 	t.Logf("detached after %v", time.Since(begun))
-	if diff := cmp.Diff([]string{"Publish id-node1", "Unpublish id-node1"}, w.driver.received()); diff != "" {
+	if diff := cmp.Diff([]string{"Publish id-node1", "Unpublish id-node1"}, w.driver.Made()); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 }
 
 func TestHundredAttachesAreHundredPublishCalls(t *testing.T) {
 	w := newWorld(t)
-	w.driver.answers(func(ctx context.Context, _ call, nth int) (map[string]string, error) {
+	w.driver.SetAnswer(func(ctx context.Context, _ call, nth int) (map[string]string, error) {
 		if nth%2 == 0 { // slow enough for our own events to arrive in between
 			select {
 			case <-time.After(30 * time.Millisecond):
@@ -60,7 +60,7 @@ func TestHundredAttachesAreHundredPublishCalls(t *testing.T) {
 		w.until(name, "attached", isAttached)
 	}
 	t.Logf("100 attached after %v", time.Since(begun))
-	if n := len(w.driver.received()); n != 100 {
+	if n := len(w.driver.Made()); n != 100 {
 		t.Errorf("driver received %d calls, want 100", n)
 	}
 	for _, name := range names {
@@ -69,10 +69,10 @@ func TestHundredAttachesAreHundredPublishCalls(t *testing.T) {
 	for _, name := range names {
 		w.until(name, "gone", isGone)
 	}
-	if n := len(w.driver.received()); n != 200 {
+	if n := len(w.driver.Made()); n != 200 {
 		t.Errorf("driver received %d calls, want 200", n)
 	}
-	if w.driver.overlaps != 0 {
-		t.Errorf("%d calls overlapped on one volume", w.driver.overlaps)
+	if w.driver.Overlaps != 0 {
+		t.Errorf("%d calls overlapped on one volume", w.driver.Overlaps)
 	}
 }

@@ -7,12 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/go-logr/logr"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,13 +17,14 @@ import (
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/csidriver"
 )
 
 // bubble is an attacher in fake time (testing/synctest), with its API server and its driver.
 type bubble struct {
 	t        *testing.T
 	api      *memoryAPI
-	driver   *scriptedDriver
+	driver   *csidriver.Driver
 	attacher *Attacher
 	log      *logged
 	logger   klog.Logger
@@ -42,9 +39,7 @@ const bubbleDriver = "bubble.csi.test"
 // newBubble makes what an attacher needs; call it in fake time.
 func newBubble(t *testing.T) *bubble {
 	t.Helper()
-	b := &bubble{t: t, api: newMemoryAPI(), driver: &scriptedDriver{
-		name: bubbleDriver, capabilities: canAttach, busy: map[string][]context.Context{}, notify: make(chan struct{}),
-	}}
+	b := &bubble{t: t, api: newMemoryAPI(), driver: &csidriver.Driver{Name: bubbleDriver, ControllerServices: canAttach}}
 	w := &world{t: t}
 	b.log, b.logger = w.logs(), w.logger
 	b.answers(func(context.Context, call) error { return nil })
@@ -66,20 +61,13 @@ func inBubble(t *testing.T, workerThreads int, test func(b *bubble)) {
 // start runs an attacher, with the defaults of the flags, until the function that is returned is called.
 func (b *bubble) start(change ...func(*Config)) (stop func()) {
 	b.t.Helper()
-	conn, err := grpc.NewClient("passthrough:///bubble", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(b.driver.intercept))
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	conn := b.driver.Connect(b.t)
 	controller, err := csi.NewController(b.t.Context(), conn)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	clients, err := b.api.client()
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	c := Config{
-		Client: clients, Driver: b.driver.name, Controller: controller, Timeout: 15 * time.Second,
+		Client: clients, Driver: b.driver.Name, Controller: controller, Timeout: 15 * time.Second,
 		RetryStart: time.Second, RetryMax: 5 * time.Minute, WorkerThreads: defaultWorkerThreads, DrainTimeout: time.Second,
 	}
 	for _, f := range change {
@@ -215,7 +203,7 @@ func (b *bubble) within(d time.Duration, what string, is func() bool) {
 
 // answers sets what the driver does from now on.
 func (b *bubble) answers(f func(context.Context, call) error) {
-	b.driver.answers(func(ctx context.Context, c call, _ int) (map[string]string, error) {
+	b.driver.SetAnswer(func(ctx context.Context, c call, _ int) (map[string]string, error) {
 		b.mu.Lock()
 		b.inFlight++
 		b.most = max(b.most, b.inFlight)
@@ -230,9 +218,7 @@ func (b *bubble) answers(f func(context.Context, call) error) {
 
 // received lists the calls for a volume in words, all calls without one.
 func (b *bubble) received(volume string) (words []string) {
-	b.driver.mu.Lock()
-	defer b.driver.mu.Unlock()
-	for _, c := range b.driver.calls {
+	for _, c := range b.driver.Calls() {
 		if volume == "" || c.Volume == volume {
 			words = append(words, c.Method+" "+c.Node)
 		}
@@ -267,24 +253,4 @@ func lasting(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return status.FromContextError(ctx.Err()).Err()
 	}
-}
-
-// intercept answers calls that come without a socket.
-func (d *scriptedDriver) intercept(ctx context.Context, _ string, request, reply any, _ *grpc.ClientConn, _ grpc.UnaryInvoker, _ ...grpc.CallOption) error {
-	var out proto.Message
-	var err error
-	switch in := request.(type) {
-	case *csispec.GetPluginCapabilitiesRequest:
-		out, err = d.GetPluginCapabilities(ctx, in)
-	case *csispec.ControllerGetCapabilitiesRequest:
-		out, err = d.ControllerGetCapabilities(ctx, in)
-	case *csispec.ControllerPublishVolumeRequest:
-		out, err = d.ControllerPublishVolume(ctx, in)
-	case *csispec.ControllerUnpublishVolumeRequest:
-		out, err = d.ControllerUnpublishVolume(ctx, in)
-	}
-	if err == nil {
-		proto.Merge(reply.(proto.Message), out)
-	}
-	return err
 }

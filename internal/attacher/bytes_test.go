@@ -89,9 +89,7 @@ func decoded[T interface{ Unmarshal([]byte) error }](object interface{ Marshal()
 func TestBytesPerObject(t *testing.T) {
 	const many = 8000
 	o, err := newObjects(fake.NewClientset(), sizedDriver, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	attachment := func(i int) any { return decoded(sizedAttachment(i), &storagev1.VolumeAttachment{}) }
 	volume := func(i int) any { return decoded(sizedVolume(i), &corev1.PersistentVolume{}) }
 	other := func(i int) any {
@@ -112,9 +110,7 @@ func TestBytesPerObject(t *testing.T) {
 			whole := retained(t, tt.store, many, tt.make)
 			kept := retained(t, tt.store, many, func(i int) any {
 				object, err := o.keepWhatIsRead(tt.make(i))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				return object
 			})
 			t.Logf("%d bytes as sent, %d bytes kept", whole, kept)
@@ -132,16 +128,12 @@ func retained(t *testing.T, store cache.Store, n int, object func(i int) any) in
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 	for i := range n {
-		if err := store.Add(object(i)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Add(object(i)))
 	}
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	runtime.KeepAlive(store)
-	if err := store.Replace(nil, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.Replace(nil, ""))
 	return (int64(after.HeapAlloc) - int64(before.HeapAlloc)) / int64(n)
 }
 
@@ -149,9 +141,7 @@ func retained(t *testing.T, store cache.Store, n int, object func(i int) any) in
 // a change of them shows.
 func TestTrimmedTwice(t *testing.T) {
 	o, err := newObjects(fake.NewClientset(), sizedDriver, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	once := o.trimAttachment(sizedAttachment(1))
 	if diff := cmp.Diff(map[string]string{"csi.alpha.kubernetes.io/node-id": "i-00000000000000001"}, once.Annotations); diff != "" {
 		t.Errorf("annotations (-want +got):\n%s", diff)

@@ -36,14 +36,14 @@ func failing(method string, n int, err error) func(context.Context, call, int) (
 // often.
 func (w *world) wantRepeated(want string) {
 	w.t.Helper()
-	if got := w.driver.received(); len(got) < 2 || len(slices.Compact(slices.Clone(got))) != 1 || got[0] != want {
+	if got := w.driver.Made(); len(got) < 2 || len(slices.Compact(slices.Clone(got))) != 1 || got[0] != want {
 		w.t.Errorf("calls: %v, want %s at least twice", got, want)
 	}
 }
 
 func (w *world) wantCalls(want ...string) {
 	w.t.Helper()
-	if diff := cmp.Diff(want, w.driver.received()); diff != "" {
+	if diff := cmp.Diff(want, w.driver.Made()); diff != "" {
 		w.t.Errorf("calls (-want +got):\n%s", diff)
 	}
 }
@@ -51,7 +51,7 @@ func (w *world) wantCalls(want ...string) {
 // withFinalizer makes an attachment as an earlier attacher left it.
 func withFinalizer(w *world, nodeID string) func(*storagev1.VolumeAttachment) {
 	return func(va *storagev1.VolumeAttachment) {
-		va.Finalizers = append(va.Finalizers, kube.AttacherFinalizer(w.driver.name))
+		va.Finalizers = append(va.Finalizers, kube.AttacherFinalizer(w.driver.Name))
 		if nodeID != "" {
 			va.Annotations = map[string]string{kube.NodeIDAnnotation: nodeID}
 		}
@@ -74,9 +74,7 @@ func TestCSIHandlerRefused(t *testing.T) {
 		"PV with deletion timestamp": {arrange: func(w *world) {
 			w.node("node1")
 			w.volume("pv1", func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{"example.com/keep"} })
-			if err := w.client.CoreV1().PersistentVolumes().Delete(w.t.Context(), w.name("pv1"), metav1.DeleteOptions{}); err != nil {
-				w.t.Fatal(err)
-			}
+			must(w.t, w.client.CoreV1().PersistentVolumes().Delete(w.t.Context(), w.name("pv1"), metav1.DeleteOptions{}))
 		}, want: "is marked for deletion"},
 		"unknown node": {arrange: func(w *world) { w.volume("pv1") }, want: "csinode.storage.k8s.io", mend: func(w *world) { w.node("node1") }},
 		// What an earlier attach recorded is not where a new one goes.
@@ -174,7 +172,7 @@ func TestCSIAttachFailsThenSucceeds(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			w.driver.answers(failing("Publish", 1, tt.err))
+			w.driver.SetAnswer(failing("Publish", 1, tt.err))
 			w.node("node1")
 			w.volume("pv1")
 			w.start()
@@ -196,7 +194,7 @@ func TestCSIAttachFailsThenSucceeds(t *testing.T) {
 
 func TestCSIAttachTimesOut(t *testing.T) {
 	w := newWorld(t)
-	w.driver.answers(func(ctx context.Context, _ call, nth int) (map[string]string, error) {
+	w.driver.SetAnswer(func(ctx context.Context, _ call, nth int) (map[string]string, error) {
 		if nth == 0 {
 			<-ctx.Done()
 			return nil, ctx.Err()
@@ -303,7 +301,7 @@ func TestCSIHandlerDetach(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			if tt.answers != nil {
-				w.driver.answers(tt.answers)
+				w.driver.SetAnswer(tt.answers)
 			}
 			va := tt.arrange(w)
 			w.start(func(c *Config) {
@@ -353,7 +351,7 @@ func (w *world) removeFinalizers(va string) {
 // and other people's finalizers are left alone.
 func TestDetachedAttachmentThatOthersKeep(t *testing.T) {
 	w := newWorld(t)
-	w.driver.answers(func(context.Context, call, int) (map[string]string, error) { return map[string]string{"a": "b"}, nil })
+	w.driver.SetAnswer(func(context.Context, call, int) (map[string]string, error) { return map[string]string{"a": "b"}, nil })
 	w.node("node1")
 	w.volume("pv1")
 	w.start()
@@ -372,7 +370,7 @@ func TestDetachedAttachmentThatOthersKeep(t *testing.T) {
 
 func TestPublishContextReplacesAnEarlierOne(t *testing.T) {
 	w := newWorld(t)
-	w.driver.answers(func(context.Context, call, int) (map[string]string, error) { return map[string]string{"new": "1"}, nil })
+	w.driver.SetAnswer(func(context.Context, call, int) (map[string]string, error) { return map[string]string{"new": "1"}, nil })
 	w.node("node1")
 	w.volume("pv1")
 	va := w.attachment("pv1", "node1")
@@ -390,7 +388,7 @@ func TestPublishContextReplacesAnEarlierOne(t *testing.T) {
 
 func TestPublishContextThatTheAPIServerRefuses(t *testing.T) {
 	w := newWorld(t)
-	w.driver.answers(func(_ context.Context, _ call, nth int) (map[string]string, error) {
+	w.driver.SetAnswer(func(_ context.Context, _ call, nth int) (map[string]string, error) {
 		if nth == 0 {
 			return map[string]string{"big": strings.Repeat("x", 300<<10)}, nil
 		}
@@ -413,9 +411,7 @@ func TestPVFinalizer(t *testing.T) {
 	va := w.attachment("pv1", "node1")
 	w.until(va, "attached", isAttached)
 	w.untilPV("pv1", true)
-	if err := w.client.CoreV1().PersistentVolumes().Delete(t.Context(), w.name("pv1"), metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.client.CoreV1().PersistentVolumes().Delete(t.Context(), w.name("pv1"), metav1.DeleteOptions{}))
 	// VA exists -> ignored: another volume's whole way passes without it coming off.
 	w.until(w.attachment("pv2", "node1"), "attached", isAttached)
 	w.untilPV("pv1", true)
@@ -445,10 +441,8 @@ func TestPVFinalizerOfConcurrentAttachments(t *testing.T) {
 		w.until(name, "attached", isAttached)
 	}
 	pv, err := w.client.CoreV1().PersistentVolumes().Get(t.Context(), w.name("pv1"), metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := strings.Count(strings.Join(pv.Finalizers, " "), kube.AttacherFinalizer(w.driver.name)); n != 1 {
+	must(t, err)
+	if n := strings.Count(strings.Join(pv.Finalizers, " "), kube.AttacherFinalizer(w.driver.Name)); n != 1 {
 		t.Errorf("our finalizer is on the volume %d times: %v", n, pv.Finalizers)
 	}
 }
@@ -456,29 +450,27 @@ func TestPVFinalizerOfConcurrentAttachments(t *testing.T) {
 func TestGCEPDIsTranslated(t *testing.T) {
 	// The name of the driver is fixed here, so this runs alone on it.
 	w := newWorld(t)
-	w.driver.name = "pd.csi.storage.gke.io"
+	w.driver.Name = "pd.csi.storage.gke.io"
 	w.node("node1")
 	w.volume("pv1", func(pv *corev1.PersistentVolume) {
 		pv.Labels = map[string]string{"topology.kubernetes.io/zone": "testZone"}
-		pv.Annotations = map[string]string{migratedToAnnotation: w.driver.name}
+		pv.Annotations = map[string]string{migratedToAnnotation: w.driver.Name}
 		pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "testpd"}}
 	})
 	w.start()
 	va := w.attachment("pv1", "node1")
 	w.until(va, "attached", isAttached)
 	w.untilPV("pv1", true)
-	if err := w.client.CoreV1().PersistentVolumes().Delete(t.Context(), w.name("pv1"), metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.client.CoreV1().PersistentVolumes().Delete(t.Context(), w.name("pv1"), metav1.DeleteOptions{}))
 	w.delete(va)
 	w.until(va, "gone", isGone)
 	w.untilPV("pv1", false)
-	calls := w.driver.waitCalls(t, 2)
+	calls := w.driver.WaitCalls(2)
 	const handle = "projects/UNSPECIFIED/zones/testZone/disks/testpd"
 	if calls[0].Volume != handle || calls[1].Volume != handle {
 		t.Errorf("handles %q and %q, want %q", calls[0].Volume, calls[1].Volume, handle)
 	}
-	if diff := cmp.Diff(map[string]string{"partition": ""}, calls[0].Publish.VolumeContext); diff != "" {
+	if diff := cmp.Diff(map[string]string{"partition": ""}, calls[0].Request.(*csispec.ControllerPublishVolumeRequest).VolumeContext); diff != "" {
 		t.Errorf("volume context (-want +got):\n%s", diff)
 	}
 }
@@ -511,7 +503,7 @@ func TestDeletedDuringPublish(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			answer := make(chan struct{})
-			w.driver.answers(func(_ context.Context, c call, _ int) (map[string]string, error) {
+			w.driver.SetAnswer(func(_ context.Context, c call, _ int) (map[string]string, error) {
 				if c.Method == "Publish" {
 					<-answer
 				}
@@ -521,15 +513,15 @@ func TestDeletedDuringPublish(t *testing.T) {
 			w.volume("pv1")
 			w.start()
 			va := w.attachment("pv1", "node1")
-			w.driver.waitCalls(t, 1)
+			w.driver.WaitCalls(1)
 			w.delete(va)
 			tt.finish(w, va)
 			close(answer)
 			w.until(va, "gone", isGone)
-			w.driver.waitCalls(t, 2)
+			w.driver.WaitCalls(2)
 			w.wantCalls("Publish id-node1", "Unpublish id-node1")
-			if w.driver.overlaps != 0 {
-				t.Errorf("%d calls overlapped on the volume", w.driver.overlaps)
+			if w.driver.Overlaps != 0 {
+				t.Errorf("%d calls overlapped on the volume", w.driver.Overlaps)
 			}
 		})
 	}
@@ -582,9 +574,7 @@ func TestPVThatAnotherStoodInForIsProtectedLater(t *testing.T) {
 	w.volume("pv1")
 	w.untilPV("pv1", true)
 	for _, pv := range []string{"pv1", "pv2"} {
-		if err := w.client.CoreV1().PersistentVolumes().Delete(t.Context(), w.name(pv), metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.client.CoreV1().PersistentVolumes().Delete(t.Context(), w.name(pv), metav1.DeleteOptions{}))
 	}
 	w.delete(va)
 	w.until(va, "gone", isGone)

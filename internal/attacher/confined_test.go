@@ -13,6 +13,9 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"belay.dev/belay/internal/testing/process"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // confinedVariable makes the test binary become the program that its arguments name, confined as
@@ -58,29 +61,25 @@ func TestAsAnUnprivilegedUserWithNothingWritable(t *testing.T) {
 	}
 	user := int(*asUser.RunAsUser)
 	// The driver beside it runs as the same user, so that its socket is that user's.
-	dir := filepath.Dir(w.driver.address)
+	dir := filepath.Dir(w.driver.Address)
 	kubeconfig := filepath.Join(dir, "kubeconfig")
 	content, err := os.ReadFile(shippedKubeconfig(t))
 	err = errors.Join(err, os.WriteFile(kubeconfig, content, 0o400), os.Chown(kubeconfig, user, user),
-		os.Chown(dir, user, user), os.Chown(w.driver.address, user, user))
-	if err != nil {
-		t.Fatal(err)
-	}
+		os.Chown(dir, user, user), os.Chown(w.driver.Address, user, user))
+	must(t, err)
 	w.node("node1")
 	w.secret("s1", map[string][]byte{"key": []byte("value")})
 	w.volume("pv1", withSecret(w, "s1"))
 	executable, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := freeAddress()
-	cmd := exec.Command(executable, append([]string{programPath(t)}, containerArgs(c, w.driver.address, address)...)...)
+	must(t, err)
+	address := process.FreeAddress()
+	cmd := exec.Command(executable, append([]string{programPath(t)}, containerArgs(c, w.driver.Address, address)...)...)
 	cmd.Args = append(cmd.Args, "--kubeconfig", kubeconfig, "--leader-election-namespace", shippedNamespace)
 	cmd.Env = []string{confinedVariable + "=" + strconv.Itoa(user)}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
-	p := run(t, cmd)
+	p := process.Start(t, cmd)
 	proc := fmt.Sprintf("/proc/%d/", cmd.Process.Pid)
-	eventually(t, "the process has become the program", func() bool {
+	wait.Until(t, "the process has become the program", func() bool {
 		name, _ := os.Readlink(proc + "exe")
 		return name == programPath(t)
 	})
@@ -103,7 +102,7 @@ func TestAsAnUnprivilegedUserWithNothingWritable(t *testing.T) {
 	for _, line := range writableMounts(t, proc) {
 		t.Errorf("writable: %s", line)
 	}
-	if code := p.stop(syscall.SIGTERM); code != 1 { // as csi-attacher ends when it leaves the lease
+	if code := p.Stop(syscall.SIGTERM); code != 1 { // as csi-attacher ends when it leaves the lease
 		t.Errorf("ended with %d", code)
 	}
 }
@@ -112,9 +111,7 @@ func TestAsAnUnprivilegedUserWithNothingWritable(t *testing.T) {
 func writtenBytes(t *testing.T, proc string) string {
 	t.Helper()
 	content, err := os.ReadFile(proc + "io")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for line := range strings.Lines(string(content)) {
 		if strings.HasPrefix(line, "write_bytes: ") {
 			return strings.TrimSpace(line)
@@ -128,9 +125,7 @@ func writtenBytes(t *testing.T, proc string) string {
 func writableMounts(t *testing.T, proc string) []string {
 	t.Helper()
 	file, err := os.Open(proc + "mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = file.Close() }()
 	var found []string
 	mounts := 0

@@ -9,6 +9,8 @@ import (
 	"github.com/kubernetes-csi/csi-lib-utils/standardflags"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // A leader that is told to stop gives its lease back when all calls to the driver have ended.
@@ -22,7 +24,7 @@ func TestLeaseAfterShutdown(t *testing.T) {
 			w.volume("pv1")
 			shippedKubeconfig(t) // and the namespace of the lease
 			answered := make(chan struct{})
-			w.driver.answers(func(context.Context, call, int) (map[string]string, error) {
+			w.driver.SetAnswer(func(context.Context, call, int) (map[string]string, error) {
 				<-answered
 				return nil, nil
 			})
@@ -30,22 +32,18 @@ func TestLeaseAfterShutdown(t *testing.T) {
 				LeaderElection: true, LeaderElectionNamespace: shippedNamespace, LeaderElectionLeaseDuration: 5 * time.Minute,
 				LeaderElectionRenewDeadline: 4 * time.Minute, LeaderElectionRetryPeriod: time.Second,
 			}}
-			lease, err := o.lease(w.config, w.driver.name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			a, err := New(Config{Client: kubernetes.NewForConfigOrDie(w.config), Driver: w.driver.name, Controller: w.controller(),
-				Timeout: patience, RetryStart: time.Second, RetryMax: time.Second, WorkerThreads: 1, DrainTimeout: 100 * time.Millisecond})
-			if err != nil {
-				t.Fatal(err)
-			}
+			lease, err := o.lease(w.config, w.driver.Name)
+			must(t, err)
+			a, err := New(Config{Client: kubernetes.NewForConfigOrDie(w.config), Driver: w.driver.Name, Controller: w.controller(),
+				Timeout: wait.Timeout, RetryStart: time.Second, RetryMax: time.Second, WorkerThreads: 1, DrainTimeout: 100 * time.Millisecond})
+			must(t, err)
 			logged := w.logs()
 			ctx, stop := context.WithCancel(log.IntoContext(t.Context(), w.logger))
 			defer stop()
 			ended := make(chan error, 1)
 			go func() { ended <- o.lead(ctx, a, lease, newHealth()) }()
 			va := w.attachment("pv1", "node1")
-			w.driver.waitCalls(t, 1)
+			w.driver.WaitCalls(1)
 			if !hangs {
 				close(answered)
 				w.until(va, "attached", isAttached)
@@ -58,9 +56,7 @@ func TestLeaseAfterShutdown(t *testing.T) {
 				close(answered)
 			}
 			host, err := os.Hostname()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if spec := w.lease().Spec; held(w.lease()) != hangs || hangs && *spec.HolderIdentity != host {
 				t.Errorf("the lease is held: %v (%v)", held(w.lease()), spec)
 			}

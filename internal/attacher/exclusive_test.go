@@ -41,7 +41,7 @@ func TestExclusiveVolumeMovesOnlyWhenFree(t *testing.T) {
 func TestExclusiveVolumeWhoseUnpublishNeverSucceeds(t *testing.T) {
 	w := newWorld(t)
 	free := make(chan struct{})
-	w.driver.answers(func(ctx context.Context, c call, nth int) (map[string]string, error) {
+	w.driver.SetAnswer(func(ctx context.Context, c call, nth int) (map[string]string, error) {
 		if c.Method == "Unpublish" {
 			select {
 			case <-free:
@@ -66,17 +66,17 @@ func TestExclusiveVolumeWhoseUnpublishNeverSucceeds(t *testing.T) {
 	b := w.attachment("pv1", "node-b")
 	w.until(b, "told to wait", hasAttachError("still exists"))
 	w.until(a, "failing", hasDetachError("array is away"))
-	w.driver.waitCalls(t, 5)
-	if slices.Contains(w.driver.received(), "Publish id-node-b") {
-		t.Fatalf("published to B while A may hold it: %v", w.driver.received())
+	w.driver.WaitCalls(5)
+	if slices.Contains(w.driver.Made(), "Publish id-node-b") {
+		t.Fatalf("published to B while A may hold it: %v", w.driver.Made())
 	}
 	w.delete(b) // B is given up: nothing of it stays
 	w.until(b, "gone", isGone)
 	b = w.attachment("pv1", "node-b")
 	close(free)
 	w.until(b, "attached", isAttached)
-	if w.driver.overlaps != 0 {
-		t.Errorf("%d calls overlapped on the volume", w.driver.overlaps)
+	if w.driver.Overlaps != 0 {
+		t.Errorf("%d calls overlapped on the volume", w.driver.Overlaps)
 	}
 }
 
@@ -97,8 +97,8 @@ func TestExclusiveVolumeWantedTwiceAtOnce(t *testing.T) {
 	if all[0].Status.Attached == all[1].Status.Attached {
 		t.Errorf("attached: %v and %v, want one", all[0].Status.Attached, all[1].Status.Attached)
 	}
-	if n := len(w.driver.received()); n != 1 {
-		t.Errorf("calls: %v, want one", w.driver.received())
+	if n := len(w.driver.Made()); n != 1 {
+		t.Errorf("calls: %v, want one", w.driver.Made())
 	}
 }
 
@@ -123,7 +123,7 @@ func TestTwoPersistentVolumesOfOneHandle(t *testing.T) {
 // not hold up the others.
 func TestSharedVolumeOneNodeHangs(t *testing.T) {
 	w := newWorld(t)
-	w.driver.answers(func(ctx context.Context, c call, _ int) (map[string]string, error) {
+	w.driver.SetAnswer(func(ctx context.Context, c call, _ int) (map[string]string, error) {
 		if c.Node == "id-node-a" {
 			<-ctx.Done()
 			return nil, ctx.Err()
@@ -137,7 +137,7 @@ func TestSharedVolumeOneNodeHangs(t *testing.T) {
 	})
 	w.start(func(c *Config) { c.WorkerThreads, c.DrainTimeout = 2, 0 })
 	w.attachment("pv1", "node-a")
-	w.driver.waitCalls(t, 1)
+	w.driver.WaitCalls(1)
 	w.until(w.attachment("pv1", "node-b"), "attached", isAttached)
 }
 
@@ -147,7 +147,7 @@ func TestHungVolumesHoldOnlyTheirSlots(t *testing.T) {
 	w := newWorld(t)
 	var mu sync.Mutex
 	hung := map[string]bool{}
-	w.driver.answers(func(ctx context.Context, c call, _ int) (map[string]string, error) {
+	w.driver.SetAnswer(func(ctx context.Context, c call, _ int) (map[string]string, error) {
 		mu.Lock()
 		hangs := hung[c.Volume]
 		mu.Unlock()
@@ -169,7 +169,7 @@ func TestHungVolumesHoldOnlyTheirSlots(t *testing.T) {
 	for i := range 3 {
 		w.attachment(fmt.Sprint("bad", i), "node1")
 	}
-	w.driver.waitCalls(t, 3)
+	w.driver.WaitCalls(3)
 	var names []string
 	for i := range 10 {
 		names = append(names, w.attachment(fmt.Sprint("good", i), "node1"))
@@ -184,7 +184,7 @@ func TestHungVolumesHoldOnlyTheirSlots(t *testing.T) {
 func (w *world) wantNoDoubles() {
 	w.t.Helper()
 	seen := map[string]int{}
-	for _, c := range w.driver.waitCalls(w.t, 0) {
+	for _, c := range w.driver.Calls() {
 		if c.Method == "Publish" {
 			seen[c.Volume+" "+c.Node]++
 		}
@@ -200,7 +200,7 @@ func (w *world) wantNoDoubles() {
 // the first is carried over, and a patch for the first does not reach it (S6).
 func TestAttachmentMadeAgainStartsFresh(t *testing.T) {
 	w := newWorld(t)
-	w.driver.answers(failing("Publish", 2, status.Error(codes.InvalidArgument, "no")))
+	w.driver.SetAnswer(failing("Publish", 2, status.Error(codes.InvalidArgument, "no")))
 	w.node("node1")
 	w.volume("pv1")
 	w.start(func(c *Config) { c.RetryStart, c.RetryMax = 1e9*3600, 1e9*3600 })
@@ -223,10 +223,8 @@ func TestPatchesCarryTheUID(t *testing.T) {
 	w.node("node1")
 	w.volume("pv1")
 	name := w.attachment("pv1", "node1")
-	a, err := New(Config{Client: w.client, Driver: w.driver.name, WorkerThreads: 1, Controller: w.controller()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	a, err := New(Config{Client: w.client, Driver: w.driver.Name, WorkerThreads: 1, Controller: w.controller()})
+	must(t, err)
 	before := w.get(name)
 	stale := before.DeepCopy()
 	stale.UID = "another"

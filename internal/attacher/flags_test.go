@@ -83,9 +83,7 @@ var flagRow = regexp.MustCompile("(?m)^\\| `--(\\S+)` \\| (\\S+) \\| (\\S+) \\| 
 func documentedFlags(t *testing.T) map[string][2]string {
 	t.Helper()
 	content, err := os.ReadFile("../../docs/adopt-attacher.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	found := map[string][2]string{}
 	for _, m := range flagRow.FindAllStringSubmatch(string(content), -1) {
 		found[m[1]] = [2]string{m[2], m[3]}
@@ -167,7 +165,7 @@ func asUpstream(t *testing.T, upstream, belay string, args []string) {
 	gotText, gotCode := execute(t, belay, args...)
 	want := wantCode
 	if wantCode == usage.StatusFailed && !slices.Contains(args, "--kubeconfig=/nonexistent") && len(args) > 0 {
-		want = usage.StatusWrong // as belay's other programs; csi-attacher tells no difference
+		want = usage.StatusWrong // as belay's other programs
 	}
 	if gotCode != want {
 		t.Errorf("%v: ends with %d, want %d, csi-attacher with %d: %s", args, gotCode, want, wantCode, gotText)
@@ -262,9 +260,7 @@ func TestFlagsAsInManifests(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			flags, o := commandLine(t)
-			if err := flags.Parse(tt.args); err != nil {
-				t.Fatal(err)
-			}
+			must(t, flags.Parse(tt.args))
 			if !tt.want(o) {
 				t.Errorf("%s were read as %+v", strings.Join(tt.args, " "), o)
 			}
@@ -297,9 +293,7 @@ func TestRefusedOptions(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			flags, o := commandLine(t)
-			if err := flags.Parse(tt.args); err != nil {
-				t.Fatal(err)
-			}
+			must(t, flags.Parse(tt.args))
 			err := RunSidecar(t.Context(), o)
 			if err == nil || !strings.Contains(err.Error(), tt.want) || usage.Status(err) != usage.StatusWrong {
 				t.Errorf("got %v, want a usage error about %q", err, tt.want)

@@ -12,35 +12,30 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // TestFlowSchemasMatch sends requests with a token of the shipped ServiceAccount and
 // reads from the answers how the API server sorted them.
 func TestFlowSchemasMatch(t *testing.T) {
-	admin := kubernetes.NewForConfigOrDie(apiServer(t))
-	if err := applyFile(t.Context(), "../../deploy/belay-attacher/rbac.yaml", "../../deploy/belay-attacher/flowschema.yaml"); err != nil {
-		t.Fatal(err)
-	}
+	server.Start(t)
+	admin := kubernetes.NewForConfigOrDie(server.Config())
+	server.Apply(t, "../../deploy/belay-attacher/rbac.yaml", "../../deploy/belay-attacher/flowschema.yaml")
 	names := map[string]string{}
 	schemas, err := admin.FlowcontrolV1().FlowSchemas().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, one := range schemas.Items {
 		names[string(one.UID)] = one.Name
 	}
 	levels, err := admin.FlowcontrolV1().PriorityLevelConfigurations().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, one := range levels.Items {
 		names[string(one.UID)] = one.Name
 	}
 	token, err := admin.CoreV1().ServiceAccounts(shippedNamespace).CreateToken(t.Context(), "belay-attacher", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	config := rest.AnonymousClientConfig(server.config)
+	must(t, err)
+	config := rest.AnonymousClientConfig(server.Config())
 	config.BearerToken = token.Status.Token
 	sorted := &flowReader{names: names}
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { sorted.RoundTripper = next; return sorted })
@@ -60,7 +55,7 @@ func TestFlowSchemasMatch(t *testing.T) {
 			_, _ = own.StorageV1().VolumeAttachments().Patch(ctx, "none", types.MergePatchType, []byte("{}"), metav1.PatchOptions{}, "status")
 		}, "belay-attacher workload-high"},
 	} {
-		eventually(t, what+" is served by "+tt.want, func() bool { // the API server learns of them by a watch
+		wait.Until(t, what+" is served by "+tt.want, func() bool { // the API server learns of them by a watch
 			tt.send(t.Context())
 			return sorted.last == tt.want
 		})

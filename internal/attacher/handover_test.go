@@ -16,6 +16,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+
+	"belay.dev/belay/internal/testing/process"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // Lease times of the tests. With none of them a machine that is slow costs a leader its lease.
@@ -35,13 +38,13 @@ func leaseTimes(duration, renew, retry time.Duration) []string {
 }
 
 // candidate starts a child that stands for the lease; the host's name is its identity.
-func (w *world) candidate(host, socket string, args ...string) *sidecar {
+func (w *world) candidate(host, socket string, args ...string) *process.Process {
 	w.t.Helper()
-	return w.candidateOf(ownExecutable(w.t), host, socket, args...)
+	return w.candidateOf(os.Args[0], host, socket, args...)
 }
 
 // upstream starts csi-attacher 4.12 as a candidate, or skips the test.
-func (w *world) upstream(host, socket string, args ...string) *sidecar {
+func (w *world) upstream(host, socket string, args ...string) *process.Process {
 	w.t.Helper()
 	program := os.Getenv("BELAY_CSI_ATTACHER")
 	if program == "" {
@@ -50,7 +53,7 @@ func (w *world) upstream(host, socket string, args ...string) *sidecar {
 	return w.candidateOf(program, host, socket, append(args, "--kube-api-qps=1000", "--kube-api-burst=1000")...)
 }
 
-func (w *world) candidateOf(program, host, socket string, args ...string) *sidecar {
+func (w *world) candidateOf(program, host, socket string, args ...string) *process.Process {
 	w.t.Helper()
 	// Each has a host of its own. Neither unshare nor the shell stays: the process that
 	// was started is the candidate.
@@ -73,7 +76,7 @@ func (w *world) lease() *coordinationv1.Lease {
 }
 
 func (w *world) leaseName() string {
-	return strings.ReplaceAll("external-attacher-leader-"+w.driver.name, ".", "-")
+	return strings.ReplaceAll("external-attacher-leader-"+w.driver.Name, ".", "-")
 }
 
 // runsOut makes the lease of somebody who has ended be over in a second, in place of the minutes for which a leader
@@ -82,15 +85,13 @@ func (w *world) runsOut() {
 	w.t.Helper()
 	_, err := w.client.CoordinationV1().Leases(shippedNamespace).Patch(w.t.Context(), w.leaseName(), types.MergePatchType,
 		[]byte(`{"spec":{"leaseDurationSeconds":1}}`), metav1.PatchOptions{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 }
 
 // take gives the lease to a host.
 func (w *world) take(host string) {
 	w.t.Helper()
-	eventually(w.t, host+" has the lease", func() bool {
+	wait.Until(w.t, host+" has the lease", func() bool {
 		lease := w.lease()
 		lease.Spec.HolderIdentity, lease.Spec.RenewTime = &host, new(metav1.NowMicro())
 		*lease.Spec.LeaseTransitions++
@@ -101,7 +102,7 @@ func (w *world) take(host string) {
 
 func (w *world) untilLeads(host string) {
 	w.t.Helper()
-	eventually(w.t, host+" leads", func() bool {
+	wait.Until(w.t, host+" leads", func() bool {
 		holder := w.lease().Spec.HolderIdentity
 		return holder != nil && *holder == host
 	})
@@ -110,29 +111,20 @@ func (w *world) untilLeads(host string) {
 // untilReady waits for a standby with full caches.
 func (w *world) untilReady(address string) {
 	w.t.Helper()
-	eventually(w.t, address+" is ready", func() bool { return strings.HasPrefix(ask(w.t, address, "/readyz"), "200") })
+	wait.Until(w.t, address+" is ready", func() bool { return strings.HasPrefix(ask(w.t, address, "/readyz"), "200") })
 }
 
-func (s *sidecar) signal(signal syscall.Signal) {
-	s.t.Helper()
-	if err := s.cmd.Process.Signal(signal); err != nil {
-		s.t.Fatal(err)
-	}
-}
-
-// end sends a signal and tells when the process was gone.
-func (s *sidecar) end(signal syscall.Signal) time.Time {
-	s.t.Helper()
-	s.signal(signal)
-	<-s.exited
+// end sends a signal and returns when the process was gone.
+func end(p *process.Process, signal syscall.Signal) time.Time {
+	p.Stop(signal)
 	return time.Now()
 }
 
 // socket is one more socket of the driver: a process is told by it.
 func (w *world) socket(name string) string {
 	w.t.Helper()
-	path := filepath.Join(filepath.Dir(w.driver.address), name)
-	w.driver.listen(w.t, path)
+	path := filepath.Join(filepath.Dir(w.driver.Address), name)
+	w.driver.Listen(path)
 	return path
 }
 
@@ -158,13 +150,6 @@ func (w *world) untilAttached(attachments []string) {
 	}
 }
 
-// calls is a copy of what the driver received.
-func (d *scriptedDriver) log() []call {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return slices.Clone(d.calls)
-}
-
 // surplus counts the calls beyond one per volume and method.
 func surplus(calls []call) (extra int) {
 	seen := sets.New[string]()
@@ -187,14 +172,14 @@ func through(calls []call, socket string) []call {
 func (w *world) underWay(n int) (attachments []string, answered chan struct{}) {
 	w.t.Helper()
 	answered = make(chan struct{})
-	w.driver.answers(func(_ context.Context, _ call, nth int) (map[string]string, error) {
+	w.driver.SetAnswer(func(_ context.Context, _ call, nth int) (map[string]string, error) {
 		if nth >= 10 {
 			<-answered
 		}
 		return nil, nil
 	})
 	attachments = w.fleet(n)
-	w.driver.waitCalls(w.t, 15)
+	w.driver.WaitCalls(15)
 	return attachments, answered
 }
 
@@ -203,7 +188,7 @@ func (w *world) underWay(n int) (attachments []string, answered chan struct{}) {
 // for the lease by itself every ten minutes. No call is lost, none doubled.
 func TestHandOverOnSIGTERM(t *testing.T) {
 	w := newWorld(t)
-	a, b, health := w.socket("a"), w.socket("b"), freeAddress()
+	a, b, health := w.socket("a"), w.socket("b"), process.FreeAddress()
 	leader := w.candidate("host-a", a, append(aloofTimes, "--leader-election-labels=owner:storage")...)
 	w.untilLeads("host-a")
 	if labels := w.lease().Labels; labels["owner"] != "storage" {
@@ -212,14 +197,14 @@ func TestHandOverOnSIGTERM(t *testing.T) {
 	w.candidate("host-b", b, append(aloofTimes, "--http-endpoint="+health)...)
 	w.untilReady(health)
 	attachments, answered := w.underWay(100)
-	leader.signal(syscall.SIGTERM)
-	leader.waitLog("waiting for calls in flight")
+	leader.Signal(syscall.SIGTERM)
+	leader.WaitLog("waiting for calls in flight")
 	close(answered)
-	leader.endsWith(1, "the results of all calls are recorded")
+	leader.WantExit(1, "the results of all calls are recorded")
 	ended := time.Now()
 	w.untilAttached(attachments)
 
-	calls := w.driver.log()
+	calls := w.driver.Calls()
 	first, second := through(calls, a), through(calls, b)
 	if len(first) == 100 || len(second) == 0 {
 		t.Fatalf("nothing was handed over: %d and %d calls", len(first), len(second))
@@ -237,13 +222,13 @@ func TestHandOverOnSIGTERM(t *testing.T) {
 // out, and repeats, once each, only the calls that were sent and not recorded.
 func TestHandOverOnCrash(t *testing.T) {
 	w := newWorld(t)
-	a, b, health := w.socket("a"), w.socket("b"), freeAddress()
+	a, b, health := w.socket("a"), w.socket("b"), process.FreeAddress()
 	leader := w.candidate("host-a", a, append(aloofTimes, "--worker-threads=10")...)
 	w.untilLeads("host-a")
 	w.candidate("host-b", b, append(aloofTimes, "--http-endpoint="+health)...)
 	w.untilReady(health)
 	attachments, answered := w.underWay(100)
-	ended := leader.end(syscall.SIGKILL)
+	ended := end(leader, syscall.SIGKILL)
 	close(answered)
 	unrecorded := map[string]bool{}
 	for _, va := range w.list() {
@@ -251,13 +236,13 @@ func TestHandOverOnCrash(t *testing.T) {
 			unrecorded[*source] = true
 		}
 	}
-	if len(through(w.driver.log(), b)) > 0 {
+	if len(through(w.driver.Calls(), b)) > 0 {
 		t.Error("the standby sent calls although the lease of the leader had not run out")
 	}
 	w.runsOut()
 	w.untilAttached(attachments)
 
-	calls := w.driver.log()
+	calls := w.driver.Calls()
 	second := through(calls, b)
 	if len(second) == 0 {
 		t.Fatal("nothing was handed over")
@@ -281,7 +266,7 @@ func TestThawedLeaderSendsNothing(t *testing.T) {
 	w := newWorld(t)
 	answered := make(chan struct{})
 	a, b := w.socket("a"), w.socket("b")
-	w.driver.answers(func(_ context.Context, c call, _ int) (map[string]string, error) {
+	w.driver.SetAnswer(func(_ context.Context, c call, _ int) (map[string]string, error) {
 		if c.Socket == a {
 			<-answered
 		}
@@ -292,21 +277,21 @@ func TestThawedLeaderSendsNothing(t *testing.T) {
 	leader := w.candidate("host-a", a, append(leaseTimes(15*time.Second, renewDeadline, time.Second), "--worker-threads=3")...)
 	w.untilLeads("host-a")
 	attachments := w.fleet(30)
-	w.driver.waitCalls(t, 3)
+	w.driver.WaitCalls(3)
 
-	leader.signal(syscall.SIGSTOP)
+	leader.Signal(syscall.SIGSTOP)
 	w.take("host-b")
 	<-time.After(renewDeadline)
-	before := len(through(w.driver.log(), a))
+	before := len(through(w.driver.Calls(), a))
 	versions := map[string]string{}
 	for _, va := range w.list() {
 		versions[va.Name] = va.ResourceVersion
 	}
 	close(answered) // three replies wait for the one that thaws
-	leader.signal(syscall.SIGCONT)
-	leader.endsWith(1, "lost the leader lease")
-	leader.waitLog("the leader lease was not renewed in time") // it tried
-	if after := len(through(w.driver.log(), a)); after != before {
+	leader.Signal(syscall.SIGCONT)
+	leader.WantExit(1, "lost the leader lease")
+	leader.WaitLog("the leader lease was not renewed in time") // it tried
+	if after := len(through(w.driver.Calls(), a)); after != before {
 		t.Errorf("the thawed leader sent %d calls", after-before)
 	}
 	for _, va := range w.list() {
@@ -323,7 +308,7 @@ func TestThawedLeaderSendsNothing(t *testing.T) {
 // alone, and what is not is attached.
 func TestHandOverBetweenUpstreamAndBelay(t *testing.T) {
 	w := newWorld(t)
-	health := freeAddress()
+	health := process.FreeAddress()
 	sockets := []string{w.socket("1"), w.socket("2"), w.socket("3")}
 	first := w.upstream("host-1", sockets[0])
 	w.untilLeads("host-1")
@@ -331,35 +316,35 @@ func TestHandOverBetweenUpstreamAndBelay(t *testing.T) {
 	w.untilReady(health)
 	attachments := w.fleet(200)
 	w.untilAttached(attachments)
-	if got := through(w.driver.log(), sockets[1]); len(got) > 0 {
+	if got := through(w.driver.Calls(), sockets[1]); len(got) > 0 {
 		t.Fatalf("the standby sent %d calls", len(got))
 	}
-	byUpstream := len(w.driver.log())
+	byUpstream := len(w.driver.Calls())
 
-	first.end(syscall.SIGTERM) // it does not give its lease back
+	end(first, syscall.SIGTERM) // it does not give its lease back
 	w.runsOut()
 	w.untilLeads("host-2")
 	w.volume("after-1")
 	w.untilAttached([]string{w.attachment("after-1", "node1")})
-	second.waitLog("Started attaching and detaching volumes")
-	if got := w.driver.log()[byUpstream:]; len(got) != 1 || got[0].Socket != sockets[1] {
+	second.WaitLog("Started attaching and detaching volumes")
+	if got := w.driver.Calls()[byUpstream:]; len(got) != 1 || got[0].Socket != sockets[1] {
 		t.Errorf("after the first hand-over: %v", got)
 	}
 
 	w.upstream("host-3", sockets[2])
 	w.volume("after-2")
 	w.untilAttached([]string{w.attachment("after-2", "node2")})
-	byBelay := len(w.driver.log())
-	if got := through(w.driver.log(), sockets[2]); len(got) > 0 {
+	byBelay := len(w.driver.Calls())
+	if got := through(w.driver.Calls(), sockets[2]); len(got) > 0 {
 		t.Errorf("upstream sent %d calls beside belay", len(got))
 	}
-	second.end(syscall.SIGTERM)
+	end(second, syscall.SIGTERM)
 	w.untilLeads("host-3")
 	w.volume("after-3")
 	w.untilAttached([]string{w.attachment("after-3", "node3")})
 	w.delete(attachments[0]) // made by upstream's first life
 	w.until(attachments[0], "gone", isGone)
-	for _, c := range w.driver.log()[byBelay:] {
+	for _, c := range w.driver.Calls()[byBelay:] {
 		if c.Socket != sockets[2] || c.Volume != w.name("after-3") && c.Method != "Unpublish" {
 			t.Errorf("after the second hand-over: %s %s through %s", c.Method, c.Volume, c.Socket)
 		}

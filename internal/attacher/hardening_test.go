@@ -267,7 +267,7 @@ func TestHangingProbeHoldsUpOthers(t *testing.T) {
 // finalizer first, and there such a VolumeAttachment is gone as soon as it is deleted.
 func TestRefusedVolumeFinalizerLeavesNothing(t *testing.T) {
 	w := newWorld(t)
-	w.driver.answers(func(context.Context, call, int) (map[string]string, error) {
+	w.driver.SetAnswer(func(context.Context, call, int) (map[string]string, error) {
 		return nil, status.Error(codes.NotFound, "no such volume") // the provisioner has deleted it
 	})
 	w.node("node1")
@@ -322,9 +322,7 @@ func TestNotesOfAnotherKeyStay(t *testing.T) {
 				b.end("v", "node")
 				b.pass(time.Hour)
 				families, err := registry.Gather()
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				for _, family := range families {
 					for _, m := range family.GetMetric() {
 						if v := m.GetGauge().GetValue(); strings.Contains(family.GetName(), "blocked") && v != 0 {

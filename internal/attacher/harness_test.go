@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -19,8 +18,8 @@ import (
 	"time"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/go-logr/logr"
 	"github.com/kubernetes-csi/csi-lib-utils/connection"
-	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -32,23 +31,18 @@ import (
 	"k8s.io/client-go/rest"
 	csitrans "k8s.io/csi-translation-lib"
 	"k8s.io/klog/v2"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/apiserver"
+	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/wait"
 )
 
-// server is one real API server for all tests of the package; tests keep apart by
-// the name of their driver.
-var server struct {
-	once   sync.Once
-	env    *envtest.Environment
-	config *rest.Config
-	err    error
-
-	dir, auditLog string // what service accounts asked for
-}
+// server is the API server of the package's tests, which keep apart by the name of their driver. It records what service
+// accounts ask for.
+var server = apiserver.Server{Audit: `{"level": "Metadata", "userGroups": ["system:serviceaccounts"]}`}
 
 func TestMain(m *testing.M) {
 	log.SetLogger(klog.Background())
@@ -58,113 +52,32 @@ func TestMain(m *testing.M) {
 	if user := os.Getenv(confinedVariable); user != "" {
 		os.Exit(becomeConfined(user, os.Args[1:]))
 	}
-	code := m.Run()
+	status := server.Main(m)
 	_ = os.RemoveAll(built.dir)
-	if server.env != nil {
-		if err := server.env.Stop(); err != nil {
-			fmt.Fprintln(os.Stderr, "stop the API server:", err)
-		}
-		_ = os.RemoveAll(server.dir)
+	os.Exit(status)
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
-	os.Exit(code)
 }
 
-// apiServer starts the API server, or skips the test.
-func apiServer(t *testing.T) *rest.Config {
-	t.Helper()
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		t.Skip("needs a real API server: set KUBEBUILDER_ASSETS to a folder with kube-apiserver and etcd")
-	}
-	server.once.Do(func() {
-		server.env = &envtest.Environment{}
-		if server.dir, server.err = os.MkdirTemp("", "belay-audit-"); server.err != nil { //nolint:usetesting // shared by the package's tests
-			return
-		}
-		if server.auditLog, server.err = auditServiceAccounts(server.env, server.dir); server.err != nil {
-			return
-		}
-		server.config, server.err = server.env.Start()
-	})
-	if server.err != nil {
-		t.Fatalf("start the API server: %v", server.err)
-	}
-	config := rest.CopyConfig(server.config)
-	config.QPS, config.Burst = -1, 0
-	return config
-}
-
-// call is one call that the scripted driver received.
-type call struct {
-	Method  string // Publish or Unpublish
-	Volume  string
-	Node    string
-	Publish *csispec.ControllerPublishVolumeRequest
-	Secrets map[string]string
-	Socket  string // that it came through
-	At      time.Time
-}
-
-// scriptedDriver is a CSI driver on a unix socket that does what a test says.
-type scriptedDriver struct {
-	csispec.UnimplementedIdentityServer
-	csispec.UnimplementedControllerServer
-
-	name         string
-	address      string
-	capabilities []csispec.ControllerServiceCapability_RPC_Type
-	server       *grpc.Server
-	starting     whileStarting // set it before a sidecar starts
-	probes       atomic.Int32
-
-	mu       sync.Mutex
-	calls    []call
-	busy     map[string][]context.Context // of the calls in flight, by volume
-	overlaps int                          // calls that came while another one for the volume was waited for
-	answer   func(ctx context.Context, c call, nth int) (map[string]string, error)
-	list     func(ctx context.Context, r *csispec.ListVolumesRequest) (*csispec.ListVolumesResponse, error)
-	lists    int           // ListVolumes requests received
-	notify   chan struct{} // closed and replaced at each call
-}
+// call is a call that the driver received.
+type call = csidriver.Call
 
 var canAttach = []csispec.ControllerServiceCapability_RPC_Type{
 	csispec.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
 	csispec.ControllerServiceCapability_RPC_PUBLISH_READONLY,
 }
 
-func startDriver(t *testing.T, capabilities ...csispec.ControllerServiceCapability_RPC_Type) *scriptedDriver {
+func startDriver(t *testing.T, capabilities ...csispec.ControllerServiceCapability_RPC_Type) *csidriver.Driver {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "belay") //nolint:usetesting // t.TempDir() is too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	d := &scriptedDriver{
-		name: driverName(t), address: filepath.Join(dir, "csi.sock"), capabilities: capabilities,
-		busy: map[string][]context.Context{}, notify: make(chan struct{}),
-		answer: func(context.Context, call, int) (map[string]string, error) { return nil, nil },
-	}
-	d.listen(t, d.address)
+	d := csidriver.New(t, driverName(t))
+	d.Address, d.ControllerServices = filepath.Join(csidriver.SocketDir(t), "csi.sock"), capabilities
+	d.Start()
 	return d
-}
-
-type socketKey struct{}
-
-// listen serves on a socket, besides others or in place of one that was stopped. A
-// process that has a socket of its own can be told by it.
-func (d *scriptedDriver) listen(t *testing.T, path string) {
-	t.Helper()
-	listener, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d.server = grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-		return handle(context.WithValue(ctx, socketKey{}, path), request)
-	}))
-	csispec.RegisterIdentityServer(d.server, d)
-	csispec.RegisterControllerServer(d.server, d)
-	server := d.server
-	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(server.Stop)
 }
 
 var drivers atomic.Int64
@@ -182,127 +95,15 @@ func driverName(t *testing.T) string {
 	return fmt.Sprintf("%s-%d.csi.test", name, drivers.Add(1))
 }
 
-func (d *scriptedDriver) GetPluginInfo(ctx context.Context, _ *csispec.GetPluginInfoRequest) (*csispec.GetPluginInfoResponse, error) {
-	if d.starting.info != nil {
-		return d.starting.info(ctx)
-	}
-	return &csispec.GetPluginInfoResponse{Name: d.name, VendorVersion: "1"}, nil
-}
-
-func (d *scriptedDriver) Probe(ctx context.Context, _ *csispec.ProbeRequest) (*csispec.ProbeResponse, error) {
-	if d.starting.probe != nil {
-		return d.starting.probe(ctx, d.probes.Add(1))
-	}
-	return &csispec.ProbeResponse{}, nil
-}
-
-func (d *scriptedDriver) GetPluginCapabilities(context.Context, *csispec.GetPluginCapabilitiesRequest) (*csispec.GetPluginCapabilitiesResponse, error) {
-	return &csispec.GetPluginCapabilitiesResponse{Capabilities: []*csispec.PluginCapability{{
-		Type: &csispec.PluginCapability_Service_{Service: &csispec.PluginCapability_Service{Type: csispec.PluginCapability_Service_CONTROLLER_SERVICE}},
-	}}}, nil
-}
-
-func (d *scriptedDriver) ControllerGetCapabilities(ctx context.Context, _ *csispec.ControllerGetCapabilitiesRequest) (*csispec.ControllerGetCapabilitiesResponse, error) {
-	if d.starting.capabilities != nil {
-		if err := d.starting.capabilities(ctx); err != nil {
-			return nil, err
-		}
-	}
-	reply := &csispec.ControllerGetCapabilitiesResponse{}
-	for _, c := range d.capabilities {
-		reply.Capabilities = append(reply.Capabilities, &csispec.ControllerServiceCapability{
-			Type: &csispec.ControllerServiceCapability_Rpc{Rpc: &csispec.ControllerServiceCapability_RPC{Type: c}},
-		})
-	}
-	return reply, nil
-}
-
-func (d *scriptedDriver) ControllerPublishVolume(ctx context.Context, r *csispec.ControllerPublishVolumeRequest) (*csispec.ControllerPublishVolumeResponse, error) {
-	reply, err := d.serve(ctx, call{Method: "Publish", Volume: r.GetVolumeId(), Node: r.GetNodeId(), Publish: r, Secrets: r.GetSecrets()})
-	if err != nil {
-		return nil, err
-	}
-	return &csispec.ControllerPublishVolumeResponse{PublishContext: reply}, nil
-}
-
-func (d *scriptedDriver) ControllerUnpublishVolume(ctx context.Context, r *csispec.ControllerUnpublishVolumeRequest) (*csispec.ControllerUnpublishVolumeResponse, error) {
-	if _, err := d.serve(ctx, call{Method: "Unpublish", Volume: r.GetVolumeId(), Node: r.GetNodeId(), Secrets: r.GetSecrets()}); err != nil {
-		return nil, err
-	}
-	return &csispec.ControllerUnpublishVolumeResponse{}, nil
-}
-
-func (d *scriptedDriver) serve(ctx context.Context, c call) (map[string]string, error) {
-	d.mu.Lock()
-	c.Socket, _ = ctx.Value(socketKey{}).(string)
-	c.At = time.Now()
-	nth := len(d.calls)
-	d.calls = append(d.calls, c)
-	if slices.ContainsFunc(d.busy[c.Volume], func(other context.Context) bool { return other.Err() == nil }) {
-		d.overlaps++
-	}
-	d.busy[c.Volume] = append(d.busy[c.Volume], ctx)
-	answer := d.answer
-	close(d.notify)
-	d.notify = make(chan struct{})
-	d.mu.Unlock()
-	defer func() {
-		d.mu.Lock()
-		d.busy[c.Volume] = slices.DeleteFunc(d.busy[c.Volume], func(other context.Context) bool { return other == ctx })
-		d.mu.Unlock()
-	}()
-	return answer(ctx, c, nth)
-}
-
-// answers sets what the driver answers from now on; nth counts all calls.
-func (d *scriptedDriver) answers(f func(ctx context.Context, c call, nth int) (map[string]string, error)) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.answer = f
-}
-
-// received lists the calls in words.
-func (d *scriptedDriver) received() []string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	var words []string
-	for _, c := range d.calls {
-		words = append(words, c.Method+" "+c.Node)
-	}
-	return words
-}
-
-// waitCalls waits until the driver received n calls.
-func (d *scriptedDriver) waitCalls(t *testing.T, n int) []call {
-	t.Helper()
-	deadline := time.After(patience)
-	for {
-		d.mu.Lock()
-		calls, notify := d.calls, d.notify
-		d.mu.Unlock()
-		if len(calls) >= n {
-			return calls
-		}
-		select {
-		case <-notify:
-		case <-deadline:
-			t.Fatalf("driver received %v, want %d calls", d.received(), n)
-		}
-	}
-}
-
-// patience is how long a test waits for what must happen, also on a machine that is busy with much else.
-const patience = 2 * time.Minute
-
 // world is one driver, its attacher, and a client to look at the API server.
 type world struct {
 	t      *testing.T
-	driver *scriptedDriver
+	driver *csidriver.Driver
 	config *rest.Config
 	client *kubernetes.Clientset
 	prefix string
 
-	logger klog.Logger // the attacher's; set it before start
+	logger logr.Logger // the attacher's; set it before start
 
 	stop func() // ends the attacher and waits for it
 }
@@ -310,13 +111,14 @@ type world struct {
 // newWorld makes a driver and the objects around it; the attacher is not started.
 func newWorld(t *testing.T, capabilities ...csispec.ControllerServiceCapability_RPC_Type) *world {
 	t.Helper()
-	config := apiServer(t)
+	server.Start(t)
+	config := server.Config()
 	client := kubernetes.NewForConfigOrDie(config)
 	if capabilities == nil {
 		capabilities = canAttach
 	}
 	w := &world{t: t, driver: startDriver(t, capabilities...), config: config, client: client, logger: klog.Background(), stop: func() {}}
-	w.prefix = strings.TrimSuffix(w.driver.name, ".csi.test")
+	w.prefix = strings.TrimSuffix(w.driver.Name, ".csi.test")
 	return w
 }
 
@@ -325,7 +127,7 @@ func (w *world) start(change ...func(*Config)) {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(log.IntoContext(context.Background(), w.logger))
 	c := Config{
-		Client: kubernetes.NewForConfigOrDie(w.attacherConfig()), Driver: w.driver.name, Controller: w.controller(),
+		Client: kubernetes.NewForConfigOrDie(w.attacherConfig()), Driver: w.driver.Name, Controller: w.controller(),
 		Timeout: 15 * time.Second, RetryStart: 50 * time.Millisecond, RetryMax: time.Second,
 		WorkerThreads: 10, DrainTimeout: 5 * time.Second,
 	}
@@ -333,9 +135,7 @@ func (w *world) start(change ...func(*Config)) {
 		f(&c)
 	}
 	a, err := New(c)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	warm, cold := context.WithCancel(context.Background())
 	a.Warm(warm)
 	ended := make(chan error, 1)
@@ -383,15 +183,11 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 // controller connects to the driver.
 func (w *world) controller() *csi.Controller {
 	w.t.Helper()
-	conn, err := connection.Connect(w.t.Context(), w.driver.address, nil)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	conn, err := connection.Connect(w.t.Context(), w.driver.Address, nil)
+	must(w.t, err)
 	w.t.Cleanup(func() { _ = conn.Close() })
 	controller, err := csi.NewController(w.t.Context(), conn)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	return controller
 }
 
@@ -407,7 +203,7 @@ func (w *world) nodeWithID(name, id string) {
 	w.t.Helper()
 	node := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: w.name(name)}}
 	if id != "" {
-		node.Spec.Drivers = []storagev1.CSINodeDriver{{Name: w.driver.name, NodeID: id}}
+		node.Spec.Drivers = []storagev1.CSINodeDriver{{Name: w.driver.Name, NodeID: id}}
 	}
 	if _, err := w.client.StorageV1().CSINodes().Create(w.t.Context(), node, metav1.CreateOptions{}); err != nil {
 		w.t.Fatal(err)
@@ -416,9 +212,7 @@ func (w *world) nodeWithID(name, id string) {
 
 func (w *world) deleteNode(name string) {
 	w.t.Helper()
-	if err := w.client.StorageV1().CSINodes().Delete(w.t.Context(), w.name(name), metav1.DeleteOptions{}); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, w.client.StorageV1().CSINodes().Delete(w.t.Context(), w.name(name), metav1.DeleteOptions{}))
 }
 
 func csiPV(w *world, name string) *corev1.PersistentVolume {
@@ -428,7 +222,7 @@ func csiPV(w *world, name string) *corev1.PersistentVolume {
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 			Capacity:    corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
-				Driver: w.driver.name, VolumeHandle: w.name(name),
+				Driver: w.driver.Name, VolumeHandle: w.name(name),
 			}},
 		},
 	}
@@ -442,9 +236,7 @@ func (w *world) volume(name string, change ...func(*corev1.PersistentVolume)) *c
 		f(pv)
 	}
 	stored, err := w.client.CoreV1().PersistentVolumes().Create(w.t.Context(), pv, metav1.CreateOptions{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	return stored
 }
 
@@ -461,9 +253,7 @@ func (w *world) handle(name string) string {
 	if apierrors.IsNotFound(err) {
 		return name
 	}
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	if in := csitrans.New(); in.IsPVMigratable(pv) {
 		if translated, err := in.TranslateInTreePVToCSI(klog.Background(), pv); err == nil {
 			pv = translated
@@ -480,9 +270,9 @@ func (w *world) attachment(volume, node string, change ...func(*storagev1.Volume
 	w.t.Helper()
 	pv := w.name(volume)
 	va := &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(w.handle(pv), w.driver.name, w.name(node))},
+		ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(w.handle(pv), w.driver.Name, w.name(node))},
 		Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: w.driver.name, NodeName: w.name(node), Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv},
+			Attacher: w.driver.Name, NodeName: w.name(node), Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv},
 		},
 	}
 	for _, f := range change {
@@ -490,9 +280,7 @@ func (w *world) attachment(volume, node string, change ...func(*storagev1.Volume
 	}
 	status := va.Status
 	stored, err := w.client.StorageV1().VolumeAttachments().Create(w.t.Context(), va, metav1.CreateOptions{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	if status.Attached {
 		stored.Status = status
 		if _, err := w.client.StorageV1().VolumeAttachments().UpdateStatus(w.t.Context(), stored, metav1.UpdateOptions{}); err != nil {
@@ -505,17 +293,13 @@ func (w *world) attachment(volume, node string, change ...func(*storagev1.Volume
 func (w *world) get(name string) *storagev1.VolumeAttachment {
 	w.t.Helper()
 	va, err := w.client.StorageV1().VolumeAttachments().Get(w.t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	return va
 }
 
 func (w *world) delete(name string) {
 	w.t.Helper()
-	if err := w.client.StorageV1().VolumeAttachments().Delete(w.t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, w.client.StorageV1().VolumeAttachments().Delete(w.t.Context(), name, metav1.DeleteOptions{}))
 }
 
 func (w *world) patchPV(name, patch string) {
@@ -528,12 +312,10 @@ func (w *world) patchPV(name, patch string) {
 // until waits for a VolumeAttachment to be as wanted; nil means that it is gone.
 func (w *world) until(name, what string, is func(va *storagev1.VolumeAttachment) bool) *storagev1.VolumeAttachment {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(w.t.Context(), wait.Timeout)
 	defer cancel()
 	all, err := w.client.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	var seen *storagev1.VolumeAttachment
 	if len(all.Items) > 0 {
 		seen = &all.Items[0]
@@ -543,9 +325,7 @@ func (w *world) until(name, what string, is func(va *storagev1.VolumeAttachment)
 	}
 	watch, err := w.client.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String(), ResourceVersion: all.ResourceVersion})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	defer watch.Stop()
 	for event := range watch.ResultChan() {
 		va, ok := event.Object.(*storagev1.VolumeAttachment)
@@ -560,7 +340,7 @@ func (w *world) until(name, what string, is func(va *storagev1.VolumeAttachment)
 			return seen
 		}
 	}
-	w.t.Fatalf("VolumeAttachment %s is not %s: %+v; calls %v", name, what, seen, w.driver.received())
+	w.t.Fatalf("VolumeAttachment %s is not %s: %+v; calls %v", name, what, seen, w.driver.Made())
 	return nil
 }
 
@@ -580,16 +360,14 @@ func hasDetachError(text string) func(*storagev1.VolumeAttachment) bool {
 // untilPV waits for a PersistentVolume to have our finalizer, or not.
 func (w *world) untilPV(name string, protected bool) {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(w.t.Context(), wait.Timeout)
 	defer cancel()
 	watch, err := w.client.CoreV1().PersistentVolumes().Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", w.name(name)).String()})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	defer watch.Stop()
 	for event := range watch.ResultChan() {
 		pv, ok := event.Object.(*corev1.PersistentVolume)
-		if ok && strings.Contains(strings.Join(pv.Finalizers, " "), kube.AttacherFinalizer(w.driver.name)) == protected {
+		if ok && strings.Contains(strings.Join(pv.Finalizers, " "), kube.AttacherFinalizer(w.driver.Name)) == protected {
 			return
 		}
 	}
@@ -600,8 +378,6 @@ func (w *world) untilPV(name string, protected bool) {
 func (w *world) list() []storagev1.VolumeAttachment {
 	w.t.Helper()
 	all, err := w.client.StorageV1().VolumeAttachments().List(w.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return slices.DeleteFunc(all.Items, func(va storagev1.VolumeAttachment) bool { return va.Spec.Attacher != w.driver.name })
+	must(w.t, err)
+	return slices.DeleteFunc(all.Items, func(va storagev1.VolumeAttachment) bool { return va.Spec.Attacher != w.driver.Name })
 }

@@ -19,9 +19,7 @@ var errFull = status.Error(codes.ResourceExhausted, "node is full")
 
 // startsOf are when the calls for a node, or for a volume, began, since a time.
 func (b *bubble) startsOf(method, node, volume string, since time.Time) (starts []time.Duration) {
-	b.driver.mu.Lock()
-	defer b.driver.mu.Unlock()
-	for _, c := range b.driver.calls {
+	for _, c := range b.driver.Calls() {
 		if c.Method == method && (node == "" || c.Node == "id-"+node) && (volume == "" || c.Volume == volume) && !c.At.Before(since) {
 			starts = append(starts, c.At.Sub(since))
 		}

@@ -24,9 +24,7 @@ func (w *world) recreate(volume, handle string, change ...func(*corev1.Persisten
 // erase deletes a PersistentVolume and takes its finalizers off.
 func (w *world) erase(volume string) {
 	w.t.Helper()
-	if err := w.client.CoreV1().PersistentVolumes().Delete(w.t.Context(), w.name(volume), metav1.DeleteOptions{}); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, w.client.CoreV1().PersistentVolumes().Delete(w.t.Context(), w.name(volume), metav1.DeleteOptions{}))
 	w.patchPV(volume, `{"metadata":{"finalizers":null}}`)
 }
 
@@ -35,13 +33,13 @@ func (w *world) erase(volume string) {
 func (w *world) attachmentOf(volume, handle, node string, change ...func(*storagev1.VolumeAttachment)) string {
 	w.t.Helper()
 	return w.attachment(volume, node, append([]func(*storagev1.VolumeAttachment){func(va *storagev1.VolumeAttachment) {
-		va.Name = kube.AttachmentName(handle, w.driver.name, w.name(node))
+		va.Name = kube.AttachmentName(handle, w.driver.Name, w.name(node))
 	}}, change...)...)
 }
 
 // calls are the calls that the driver received, with the volume that they were for.
 func (w *world) calls() (calls []string) {
-	for _, c := range w.driver.waitCalls(w.t, 0) {
+	for _, c := range w.driver.Calls() {
 		calls = append(calls, c.Method+" "+c.Volume+" "+c.Node)
 	}
 	return calls
@@ -106,7 +104,7 @@ func TestVolumeWithoutPersistentVolumeIsDetached(t *testing.T) {
 			w.delete(va)
 			w.until(va, "gone", isGone)
 			w.wantVolumeCalls("Publish "+w.name("pv1")+" id-node-a", "Unpublish "+w.name("pv1")+" id-node-a")
-			for _, c := range w.driver.waitCalls(t, 2) {
+			for _, c := range w.driver.WaitCalls(2) {
 				if c.Secrets["key"] != "one" {
 					t.Errorf("%s with secrets %v", c.Method, c.Secrets)
 				}
@@ -149,7 +147,7 @@ func TestIdentityIsRecordedBeforeTheCall(t *testing.T) {
 				change = append(change, withFinalizer(w, "id-node-a"))
 			}
 			va := w.attachment("pv1", "node-a", change...)
-			w.driver.answers(failing("Publish", 1000, status.Error(codes.Internal, "not now")))
+			w.driver.SetAnswer(failing("Publish", 1000, status.Error(codes.Internal, "not now")))
 			w.start()
 			stored := w.until(va, "failed", hasAttachError("not now"))
 			for key, want := range map[string]string{

@@ -16,7 +16,7 @@ import (
 func TestWayOfOneAttach(t *testing.T) {
 	w := newWorld(t)
 	published := make(chan time.Time, 1)
-	w.driver.answers(func(_ context.Context, c call, _ int) (map[string]string, error) {
+	w.driver.SetAnswer(func(_ context.Context, c call, _ int) (map[string]string, error) {
 		if c.Method == "Publish" {
 			published <- time.Now()
 		}
@@ -25,9 +25,7 @@ func TestWayOfOneAttach(t *testing.T) {
 	w.node("node1")
 	w.start()
 	watch, err := w.client.StorageV1().VolumeAttachments().Watch(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer watch.Stop()
 	var toPublish, toRecord, toGone []time.Duration
 	for i := range 20 {

@@ -80,7 +80,7 @@ func claimed(name string) func(*corev1.PersistentVolume) {
 func TestLogsNameTheVolume(t *testing.T) {
 	w := newWorld(t)
 	out := w.logs()
-	w.driver.answers(failing("Publish", 1, status.Error(codes.Internal, "array is away")))
+	w.driver.SetAnswer(failing("Publish", 1, status.Error(codes.Internal, "array is away")))
 	w.node("node1")
 	w.volume("pv1", claimed("data"))
 	w.start()
@@ -91,7 +91,7 @@ func TestLogsNameTheVolume(t *testing.T) {
 	w.stop()
 
 	want := map[string]any{
-		"volume": w.name("pv1"), "handle": w.name("pv1"), "driver": w.driver.name, "node": w.name("node1"), "attachment": va,
+		"volume": w.name("pv1"), "handle": w.name("pv1"), "driver": w.driver.Name, "node": w.name("node1"), "attachment": va,
 		"claim": map[string]any{"name": "data", "namespace": "default"},
 	}
 	for message, times := range map[string]int{
@@ -136,7 +136,7 @@ func TestHungCallIsNamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			out := w.logs()
-			w.driver.answers(func(ctx context.Context, c call, _ int) (map[string]string, error) {
+			w.driver.SetAnswer(func(ctx context.Context, c call, _ int) (map[string]string, error) {
 				if c.Method == tt.method {
 					<-ctx.Done()
 				}
@@ -159,7 +159,7 @@ func TestHungCallIsNamed(t *testing.T) {
 			} else if code := problem.ErrorCode; code == nil || *code != int32(codes.DeadlineExceeded) {
 				t.Errorf("error code %v, want DeadlineExceeded", code)
 			}
-			text := fmt.Sprintf(`CSI driver %q did not answer %s for node %q within 300ms (DeadlineExceeded)`, w.driver.name, tt.rpc, w.name("node1"))
+			text := fmt.Sprintf(`CSI driver %q did not answer %s for node %q within 300ms (DeadlineExceeded)`, w.driver.Name, tt.rpc, w.name("node1"))
 			next := regexp.MustCompile("^" + regexp.QuoteMeta(text) + "; next attempt at (.*)$").FindStringSubmatch(problem.Message)
 			if next == nil {
 				t.Fatalf("message %q, want %q and the next attempt", problem.Message, text)
@@ -182,7 +182,7 @@ func TestHungCallIsNamed(t *testing.T) {
 // What the driver itself says of a deadline is stored as it is.
 func TestDriversOwnDeadlineIsKept(t *testing.T) {
 	w := newWorld(t)
-	w.driver.answers(failing("Publish", 1, status.Error(codes.DeadlineExceeded, "the array took too long")))
+	w.driver.SetAnswer(failing("Publish", 1, status.Error(codes.DeadlineExceeded, "the array took too long")))
 	w.node("node1")
 	w.volume("pv1")
 	w.start()
@@ -218,7 +218,7 @@ func TestFailedWriteNamesTheVolume(t *testing.T) {
 	if len(lines) == 0 {
 		t.Fatalf("no failed request was logged:\n%s", out.text.String())
 	}
-	want := map[string]any{"volume": w.name("pv1"), "handle": w.name("pv1"), "driver": w.driver.name, "claim": map[string]any{"name": "data", "namespace": "default"}}
+	want := map[string]any{"volume": w.name("pv1"), "handle": w.name("pv1"), "driver": w.driver.Name, "claim": map[string]any{"name": "data", "namespace": "default"}}
 	if diff := cmp.Diff(want, lines[0].names()); diff != "" {
 		t.Errorf("the failed request names (-want +got):\n%s", diff)
 	}

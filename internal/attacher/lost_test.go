@@ -115,9 +115,7 @@ func TestPVFinalizerRemovalFails(t *testing.T) {
 	va := w.attachment("pv1", "node1")
 	w.until(va, "attached", isAttached)
 	w.patchPV("pv1", `{"metadata":{"annotations":{"changed":"while attached"}}}`) // VA exists -> ignored
-	if err := w.client.CoreV1().PersistentVolumes().Delete(t.Context(), w.name("pv1"), metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.client.CoreV1().PersistentVolumes().Delete(t.Context(), w.name("pv1"), metav1.DeleteOptions{}))
 	w.delete(va)
 	w.until(va, "gone", isGone)
 	w.untilPV("pv1", false)

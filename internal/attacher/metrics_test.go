@@ -3,7 +3,6 @@ package attacher
 import (
 	"context"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"os"
@@ -13,10 +12,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"belay.dev/belay/internal/testing/process"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 var (
@@ -26,39 +27,15 @@ var (
 	metricRow    = regexp.MustCompile("(?m)^\\| `([a-z0-9_*]+)` \\| (\\w+) \\|(.*?)\\| \\S.* \\|$")
 )
 
-// scrape reads a page of a running program, as soon as it answers and has what is wanted.
-func scrape(t *testing.T, address, path string, wanted ...string) string {
+// scrape reads a page of a running program, as soon as the program replies and the page contains what is wanted.
+func scrape(t *testing.T, address, path string, wanted ...string) (text string) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		text, err := fetch(t, "http://"+address+path)
-		missing := slices.IndexFunc(wanted, func(w string) bool { return !strings.Contains(text, w) })
-		if err == nil && missing < 0 {
-			return text
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s%s: %v, wanted %q in\n%s", address, path, err, wanted, text)
-		}
-		<-time.After(20 * time.Millisecond)
-	}
-}
-
-func fetch(t *testing.T, url string) (string, error) {
-	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	if err != nil {
-		return "", err
-	}
-	answer, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = answer.Body.Close() }()
-	text, err := io.ReadAll(answer.Body)
-	if err == nil && answer.StatusCode != http.StatusOK {
-		err = fmt.Errorf("answered %s", answer.Status)
-	}
-	return string(text), err
+	wait.Until(t, fmt.Sprintf("%s%s contains %q", address, path, wanted), func() bool {
+		status := 0
+		status, text = process.Get(t, address, path)
+		return status == http.StatusOK && !slices.ContainsFunc(wanted, func(w string) bool { return !strings.Contains(text, w) })
+	})
+	return text
 }
 
 // family is one metric: its type, the names of its labels, and the values of each.
@@ -104,18 +81,18 @@ func cycle(t *testing.T, program, driver string) map[string]family {
 	w := newWorld(t)
 	leads := driver == ""
 	if !leads {
-		w.driver.name = driver
+		w.driver.Name = driver
 	}
 	w.node("node1")
 	w.volume("pv1")
-	w.driver.answers(func(_ context.Context, _ call, nth int) (map[string]string, error) {
+	w.driver.SetAnswer(func(_ context.Context, _ call, nth int) (map[string]string, error) {
 		if nth == 0 {
 			return nil, status.Error(codes.Unavailable, "not yet")
 		}
 		return nil, nil
 	})
-	address := freeAddress()
-	p := run(t, exec.Command(program, "--kubeconfig", shippedKubeconfig(t), "--csi-address", w.driver.address, "--http-endpoint", address,
+	address := process.FreeAddress()
+	p := process.Start(t, exec.Command(program, "--kubeconfig", shippedKubeconfig(t), "--csi-address", w.driver.Address, "--http-endpoint", address,
 		fmt.Sprintf("--leader-election=%t", leads), "--leader-election-namespace", shippedNamespace, "--retry-interval-start=50ms"))
 	va := w.attachment("pv1", "node1")
 	w.until(va, "attached", isAttached)
@@ -125,8 +102,8 @@ func cycle(t *testing.T, program, driver string) map[string]family {
 	if leads && scrape(t, address, "/healthz/leader-election") != "ok" {
 		t.Error("the leader is not healthy")
 	}
-	p.stop(syscall.SIGTERM) // an interrupt is not heeded by what a shell began in the background
-	found := families(strings.ReplaceAll(text, w.driver.name, "DRIVER"))
+	p.Stop(syscall.SIGTERM) // an interrupt is not heeded by what a shell began in the background
+	found := families(strings.ReplaceAll(text, w.driver.Name, "DRIVER"))
 	if len(found) < 30 {
 		t.Fatalf("unexpected metrics of %s: %s", program, text)
 	}
@@ -138,9 +115,7 @@ func cycle(t *testing.T, program, driver string) map[string]family {
 func documentedMetrics(t *testing.T) map[string]string {
 	t.Helper()
 	content, err := os.ReadFile("../../docs/metrics/attacher.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	found := map[string]string{}
 	for _, m := range metricRow.FindAllStringSubmatch(string(content), -1) {
 		var labels []string

@@ -48,7 +48,7 @@ func TestUpdatedWhileBackingOff(t *testing.T) {
 	for name, inline := range map[string]bool{"of a PersistentVolume": false, "inline": true} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			w.driver.answers(failing("Publish", 1, status.Error(codes.Internal, "not now")))
+			w.driver.SetAnswer(failing("Publish", 1, status.Error(codes.Internal, "not now")))
 			w.node("node1")
 			pv := w.volume("pv1")
 			w.start(anHour)
@@ -82,7 +82,7 @@ func TestWhatEndsTheBackOff(t *testing.T) {
 		}},
 		"an annotation": {ends: true, change: func(w *world, va string) { w.patch(va, `{"metadata":{"annotations":{"a":"b"}}}`) }},
 		"a finalizer": {ends: true, change: func(w *world, va string) {
-			w.patch(va, `{"metadata":{"finalizers":["example.com/keep","`+kube.AttacherFinalizer(w.driver.name)+`"]}}`)
+			w.patch(va, `{"metadata":{"finalizers":["example.com/keep","`+kube.AttacherFinalizer(w.driver.Name)+`"]}}`)
 		}},
 		"its PersistentVolume": {ends: true, change: func(w *world, _ string) { w.patchPV("pv1", `{"spec":{"mountOptions":["noatime"]}}`) }},
 		"its CSINode": {ends: true, change: func(w *world, _ string) {
@@ -93,7 +93,7 @@ func TestWhatEndsTheBackOff(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			w.driver.answers(func(_ context.Context, c call, _ int) (map[string]string, error) {
+			w.driver.SetAnswer(func(_ context.Context, c call, _ int) (map[string]string, error) {
 				if c.Volume == w.name("pv1") && c.Node == "id-node1" && c.Method == "Publish" {
 					return nil, status.Error(codes.Internal, "not now")
 				}
@@ -108,7 +108,7 @@ func TestWhatEndsTheBackOff(t *testing.T) {
 			w.until(va, "failed", hasAttachError("not now"))
 			tt.change(w, va)
 			if tt.ends {
-				w.driver.waitCalls(t, 2)
+				w.driver.WaitCalls(2)
 				return
 			}
 			// What was changed before another attachment was made has been seen when that is attached.
@@ -123,9 +123,9 @@ func TestWhatEndsTheBackOff(t *testing.T) {
 func TestPVFinalizerIsAddedBeforeTheCall(t *testing.T) {
 	w := newWorld(t)
 	var protected atomic.Bool
-	w.driver.answers(func(ctx context.Context, _ call, _ int) (map[string]string, error) {
+	w.driver.SetAnswer(func(ctx context.Context, _ call, _ int) (map[string]string, error) {
 		pv, err := w.client.CoreV1().PersistentVolumes().Get(ctx, w.name("pv1"), metav1.GetOptions{})
-		protected.Store(err == nil && slices.Contains(pv.Finalizers, kube.AttacherFinalizer(w.driver.name)))
+		protected.Store(err == nil && slices.Contains(pv.Finalizers, kube.AttacherFinalizer(w.driver.Name)))
 		return nil, nil
 	})
 	w.node("node1")
@@ -217,9 +217,7 @@ func TestPVDeletedLaterThanItsAttachment(t *testing.T) {
 	w.until(va, "gone", isGone)
 	w.until(w.attachment("pv2", "node1"), "attached", isAttached)
 	w.untilPV("pv1", true)
-	if err := w.client.CoreV1().PersistentVolumes().Delete(t.Context(), w.name("pv1"), metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.client.CoreV1().PersistentVolumes().Delete(t.Context(), w.name("pv1"), metav1.DeleteOptions{}))
 	w.untilPV("pv1", false)
 	w.patchPV("pv1", `{"metadata":{"finalizers":null}}`)
 }
@@ -270,7 +268,7 @@ func TestCSINodesAreAwaited(t *testing.T) {
 		return isAttached(va)
 	})
 	w.until(gone, "gone", isGone)
-	calls := w.driver.received()
+	calls := w.driver.Made()
 	slices.Sort(calls)
 	if !slices.Equal(calls, []string{"Publish id-node1", "Unpublish id-node1"}) {
 		t.Errorf("calls: %v", calls)

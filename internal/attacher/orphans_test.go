@@ -21,7 +21,7 @@ func TestStrayFromBeforeTheStart(t *testing.T) {
 	w.node("node-b")
 	w.volume("pv2", func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = w.name("pv1") })
 	held := w.attachment("pv1", "node-a", func(va *storagev1.VolumeAttachment) {
-		va.Finalizers = []string{kube.AttacherFinalizer(w.driver.name)}
+		va.Finalizers = []string{kube.AttacherFinalizer(w.driver.Name)}
 		va.Annotations = map[string]string{kube.NodeIDAnnotation: "id-node-a"}
 		va.Status.Attached = true
 	})
@@ -31,7 +31,7 @@ func TestStrayFromBeforeTheStart(t *testing.T) {
 	w.wantCalls()
 	w.delete(held)
 	w.until(waits, "attached", isAttached)
-	if got := w.driver.received(); slices.Index(got, "Unpublish id-node-a") != 0 {
+	if got := w.driver.Made(); slices.Index(got, "Unpublish id-node-a") != 0 {
 		t.Errorf("calls: %v, want the unpublish of node-a first", got)
 	}
 }
@@ -58,20 +58,16 @@ func TestEndOfAStrayWakesItsVolume(t *testing.T) {
 func TestStraysOnceTheVolumesAreKnown(t *testing.T) {
 	w := newWorld(t)
 	w.volume("pv1")
-	a, err := New(Config{Client: w.client, Driver: w.driver.name, Controller: w.controller(), WorkerThreads: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	a, err := New(Config{Client: w.client, Driver: w.driver.Name, Controller: w.controller(), WorkerThreads: 1})
+	must(t, err)
 	for _, volume := range []string{"pv1", "gone"} {
 		name := w.name(volume)
 		va := &storagev1.VolumeAttachment{
 			ObjectMeta: metav1.ObjectMeta{Name: volume},
-			Spec:       storagev1.VolumeAttachmentSpec{Attacher: w.driver.name, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &name}},
+			Spec:       storagev1.VolumeAttachmentSpec{Attacher: w.driver.Name, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &name}},
 			Status:     storagev1.VolumeAttachmentStatus{Attached: true},
 		}
-		if err := a.objects.attachmentInformer.GetStore().Add(va); err != nil {
-			t.Fatal(err)
-		}
+		must(t, a.objects.attachmentInformer.GetStore().Add(va))
 		a.attachmentChanged(va)
 	}
 	if len(a.objects.orphans.handles) != 0 {

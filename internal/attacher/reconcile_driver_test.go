@@ -5,55 +5,16 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"testing"
-	"time"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+
+	"belay.dev/belay/internal/testing/csidriver"
 )
 
 // canList is what a driver needs for its list to be compared.
 var canList = append(slices.Clone(canAttach),
 	csispec.ControllerServiceCapability_RPC_LIST_VOLUMES,
 	csispec.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES)
-
-// ListVolumes answers what the test says.
-func (d *scriptedDriver) ListVolumes(ctx context.Context, r *csispec.ListVolumesRequest) (*csispec.ListVolumesResponse, error) {
-	d.mu.Lock()
-	d.lists++
-	list := d.list
-	close(d.notify)
-	d.notify = make(chan struct{})
-	d.mu.Unlock()
-	if list == nil {
-		return nil, status.Error(codes.Unimplemented, "this test has no list")
-	}
-	return list(ctx, r)
-}
-
-// waitLists waits until the driver was asked for n more lists, or pages of them, and so has
-// answered n-1.
-func (d *scriptedDriver) waitLists(t *testing.T, n int) {
-	t.Helper()
-	deadline := time.After(patience)
-	d.mu.Lock()
-	want := d.lists + n
-	d.mu.Unlock()
-	for {
-		d.mu.Lock()
-		lists, notify := d.lists, d.notify
-		d.mu.Unlock()
-		if lists >= want {
-			return
-		}
-		select {
-		case <-notify:
-		case <-deadline:
-			t.Fatalf("driver was asked for %d lists, want %d", lists, want)
-		}
-	}
-}
 
 // array is a storage that does what the driver is asked to, and what others ask it behind
 // our back.
@@ -66,15 +27,15 @@ type array struct {
 }
 
 // attachArray puts an array behind a driver.
-func attachArray(d *scriptedDriver) *array {
+func attachArray(d *csidriver.Driver) *array {
 	s := &array{published: map[string][]string{}, hides: func(string) bool { return false }, renames: func(id string) string { return id }}
-	d.answers(func(_ context.Context, c call, _ int) (map[string]string, error) {
+	d.SetAnswer(func(_ context.Context, c call, _ int) (map[string]string, error) {
 		s.serve(c)
 		return nil, nil
 	})
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.list = s.list
+	d.Lock()
+	defer d.Unlock()
+	d.List = s.list
 	return s
 }
 

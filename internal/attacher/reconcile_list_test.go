@@ -11,9 +11,7 @@ import (
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	storagev1 "k8s.io/api/storage/v1"
@@ -24,6 +22,8 @@ import (
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/publication"
+	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 func entry(handle string, nodeIDs ...string) csi.PublishedVolume {
@@ -148,8 +148,8 @@ func TestFiftyThousandVolumes(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			d.lists = 0
-			d.list = func(_ context.Context, r *csispec.ListVolumesRequest) (*csispec.ListVolumesResponse, error) {
+			d.Lists = 0
+			d.List = func(_ context.Context, r *csispec.ListVolumesRequest) (*csispec.ListVolumesResponse, error) {
 				if r.GetMaxEntries() != tt.maxEntries {
 					t.Errorf("max_entries %d, want %d", r.GetMaxEntries(), tt.maxEntries)
 				}
@@ -161,12 +161,12 @@ func TestFiftyThousandVolumes(t *testing.T) {
 				return reply, nil
 			}
 			w := &world{t: t, driver: d}
-			l := lister{page: w.controller().ListVolumes, maxEntries: tt.maxEntries, timeout: patience}
+			l := lister{page: w.controller().ListVolumes, maxEntries: tt.maxEntries, timeout: wait.Timeout}
 			begun := time.Now()
 			got, entries, err := l.read(t.Context(), handles)
 			t.Logf("%d entries after %v", entries, time.Since(begun))
-			if err != nil || entries != volumes || d.lists != tt.pages {
-				t.Fatalf("%d entries in %d pages, %v", entries, d.lists, err)
+			if err != nil || entries != volumes || d.Lists != tt.pages {
+				t.Fatalf("%d entries in %d pages, %v", entries, d.Lists, err)
 			}
 			for i, h := range handles {
 				if want := "projects/some-project/zones/some-zone/instances/node-" + strconv.Itoa(i%1000); len(got[h].NodeIDs) != 1 || got[h].NodeIDs[0] != want {
@@ -180,33 +180,15 @@ func TestFiftyThousandVolumes(t *testing.T) {
 // listOnly is a driver that answers in the process, so that time can be made to pass.
 func listOnly(t *testing.T, list func(ctx context.Context) (*csispec.ListVolumesResponse, error)) *csi.Controller {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///none", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithUnaryInterceptor(func(ctx context.Context, _ string, request, reply any, _ *grpc.ClientConn, _ grpc.UnaryInvoker, _ ...grpc.CallOption) error {
-			var answer proto.Message
-			d := scriptedDriver{capabilities: canList}
-			switch request.(type) {
-			case *csispec.GetPluginCapabilitiesRequest:
-				answer, _ = d.GetPluginCapabilities(ctx, nil)
-			case *csispec.ControllerGetCapabilitiesRequest:
-				answer, _ = d.ControllerGetCapabilities(ctx, nil)
-			case *csispec.ListVolumesRequest:
-				given, err := list(ctx)
-				if err != nil {
-					return err
-				}
-				answer = given
-			}
-			proto.Merge(reply.(proto.Message), answer)
-			return nil
-		}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := (&csidriver.Driver{
+		ControllerServices: canList,
+		List: func(ctx context.Context, _ *csispec.ListVolumesRequest) (*csispec.ListVolumesResponse, error) {
+			return list(ctx)
+		},
+	}).Connect(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	controller, err := csi.NewController(t.Context(), conn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return controller
 }
 
@@ -230,9 +212,7 @@ func TestComparisonsFollowEachOtherAfterAPause(t *testing.T) {
 		})
 		a, err := New(Config{Client: fake.NewClientset(), Driver: "disk.test", WorkerThreads: 1, Controller: controller,
 			ReconcileSync: time.Minute, Timeout: 90 * time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		ctx, stop := context.WithTimeout(t.Context(), 6*time.Minute)
 		defer stop()
 		a.compareWithDriver(ctx)
@@ -250,9 +230,7 @@ func TestNoComparisonWithoutAPause(t *testing.T) {
 		return nil, errors.New("no")
 	})
 	a, err := New(Config{Client: fake.NewClientset(), Driver: "disk.test", WorkerThreads: 1, Controller: controller})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer a.shutDown()
 	a.compareWithDriver(t.Context())
 }
@@ -263,11 +241,9 @@ func TestNoComparisonWithoutAPause(t *testing.T) {
 func BenchmarkComparison(b *testing.B) {
 	const volumes, nodes = 20_000, 200
 	a, err := New(Config{Client: fake.NewClientset(), Driver: "disk.test", WorkerThreads: 1})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	defer a.shutDown()
-	w := &world{driver: &scriptedDriver{name: "disk.test"}, prefix: "disk"}
+	w := &world{driver: &csidriver.Driver{Name: "disk.test"}, prefix: "disk"}
 	for i := range nodes {
 		_ = a.objects.csiNodeInformer.GetStore().Add(&storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("node-", i)},
 			Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: "disk.test", NodeID: fmt.Sprint("id-", i)}}}})

@@ -75,14 +75,14 @@ func TestCSIHandlerReconcileVA(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			w, s := newListingWorld(t)
-			inner := w.driver.answer
-			w.driver.answers(func(ctx context.Context, c call, nth int) (map[string]string, error) {
+			inner := w.driver.Answer
+			w.driver.SetAnswer(func(ctx context.Context, c call, nth int) (map[string]string, error) {
 				_, err := inner(ctx, c, nth)
 				return map[string]string{"device": "anew"}, err
 			})
 			w.node("node1")
 			w.volume("pv1", func(pv *corev1.PersistentVolume) {
-				pv.Finalizers = []string{"external-attacher/" + strings.ReplaceAll(w.driver.name, ".", "-")}
+				pv.Finalizers = []string{"external-attacher/" + strings.ReplaceAll(w.driver.Name, ".", "-")}
 			})
 			va := tt.arrange(w, s)
 			var before *storagev1.VolumeAttachment
@@ -90,8 +90,8 @@ func TestCSIHandlerReconcileVA(t *testing.T) {
 				before = w.get(va)
 			}
 			w.start(often)
-			w.driver.waitCalls(t, len(tt.want))
-			w.driver.waitLists(t, 6)
+			w.driver.WaitCalls(len(tt.want))
+			w.driver.WaitLists(6)
 			w.wantCalls(tt.want...)
 			if va == "" {
 				return
@@ -126,18 +126,18 @@ func TestThirdPartyDetachIsMended(t *testing.T) {
 	va := w.attachment("pv1", "node1")
 	w.until(va, "attached", isAttached)
 	w.until(w.attachment("pv2", "node1"), "attached", isAttached)
-	w.driver.waitLists(t, 4)
-	if n := len(w.driver.received()); n != 2 {
-		t.Fatalf("calls before anything drifted: %v", w.driver.received())
+	w.driver.WaitLists(4)
+	if n := len(w.driver.Made()); n != 2 {
+		t.Fatalf("calls before anything drifted: %v", w.driver.Made())
 	}
 	s.take(w.name("pv1"), "id-node1")
-	calls := w.driver.waitCalls(t, 3)
+	calls := w.driver.WaitCalls(3)
 	if c := calls[2]; c.Method != "Publish" || c.Volume != w.name("pv1") || c.Secrets["key"] != "value" {
 		t.Errorf("%s %s with secrets %v, want a publish of pv1 with its secrets", c.Method, c.Volume, c.Secrets)
 	}
-	w.driver.waitLists(t, 8)
-	if n := len(w.driver.received()); n != 3 {
-		t.Errorf("calls: %v, want one publish again", w.driver.received())
+	w.driver.WaitLists(8)
+	if n := len(w.driver.Made()); n != 3 {
+		t.Errorf("calls: %v, want one publish again", w.driver.Made())
 	}
 	if stored := w.get(va); !stored.Status.Attached || stored.Status.AttachError != nil {
 		t.Errorf("status %+v", stored.Status)
@@ -155,8 +155,8 @@ func TestPublishAgainThatFailsIsRetried(t *testing.T) {
 	w.start(often)
 	va := w.attachment("pv1", "node1")
 	w.until(va, "attached", isAttached)
-	inner := w.driver.answer
-	w.driver.answers(func(ctx context.Context, c call, nth int) (map[string]string, error) {
+	inner := w.driver.Answer
+	w.driver.SetAnswer(func(ctx context.Context, c call, nth int) (map[string]string, error) {
 		if nth < 4 {
 			return nil, status.Error(codes.Internal, "array is away")
 		}
@@ -166,13 +166,13 @@ func TestPublishAgainThatFailsIsRetried(t *testing.T) {
 	if stored := w.until(va, "failed", hasAttachError("array is away")); !stored.Status.Attached || *stored.Status.AttachError.ErrorCode != int32(codes.Internal) {
 		t.Errorf("status %+v, want attached with the error's code", stored.Status)
 	}
-	w.driver.mu.Lock() // it is not the next list that has it tried again
-	w.driver.list = func(context.Context, *csispec.ListVolumesRequest) (*csispec.ListVolumesResponse, error) {
+	w.driver.Lock() // it is not the next list that has it tried again
+	w.driver.List = func(context.Context, *csispec.ListVolumesRequest) (*csispec.ListVolumesResponse, error) {
 		return nil, status.Error(codes.Unavailable, "no list")
 	}
-	w.driver.mu.Unlock()
+	w.driver.Unlock()
 	w.until(va, "mended", func(va *storagev1.VolumeAttachment) bool { return isAttached(va) && va.Status.AttachError == nil })
-	w.driver.waitLists(t, 4)
+	w.driver.WaitLists(4)
 	w.wantCalls(slices.Repeat([]string{"Publish id-node1"}, 5)...)
 }
 
@@ -205,11 +205,11 @@ func TestIncompleteListDoesNotStorm(t *testing.T) {
 				w.until(va.Name, "attached", isAttached)
 			}
 			const passes = 15
-			w.driver.waitLists(t, passes)
-			surplus := len(w.driver.received()) - volumes
-			w.driver.mu.Lock()
-			lists := w.driver.lists // read last: each may be followed by a call
-			w.driver.mu.Unlock()
+			w.driver.WaitLists(passes)
+			surplus := len(w.driver.Made()) - volumes
+			w.driver.Lock()
+			lists := w.driver.Lists // read last: each may be followed by a call
+			w.driver.Unlock()
 			t.Logf("%d surplus calls in %d lists of %d volumes", surplus, lists, volumes)
 			if tt.most > 0 {
 				tt.most += lists
@@ -217,8 +217,8 @@ func TestIncompleteListDoesNotStorm(t *testing.T) {
 			if surplus > tt.most {
 				t.Errorf("%d surplus calls, want at most %d", surplus, tt.most)
 			}
-			if w.driver.overlaps != 0 {
-				t.Errorf("%d calls overlapped on one volume", w.driver.overlaps)
+			if w.driver.Overlaps != 0 {
+				t.Errorf("%d calls overlapped on one volume", w.driver.Overlaps)
 			}
 		})
 	}
@@ -236,10 +236,10 @@ func TestVolumeThatSomebodyMovedIsLeftAlone(t *testing.T) {
 	w.start(often)
 	w.until(w.attachment("pv1", "node1"), "attached", isAttached)
 	s.move(w.name("pv1"), "id-node1", "id-node2")
-	w.driver.waitLists(t, 8)
+	w.driver.WaitLists(8)
 	w.wantCalls("Publish id-node1")
 	s.take(w.name("pv1"), "id-node2") // and back: now it may
-	w.driver.waitCalls(t, 2)
+	w.driver.WaitCalls(2)
 	w.wantCalls("Publish id-node1", "Publish id-node1")
 }
 
@@ -247,7 +247,7 @@ func TestVolumeThatSomebodyMovedIsLeftAlone(t *testing.T) {
 // from there once it is wanted elsewhere and the driver refuses: else nothing ends the wait.
 func TestAbandonedVolumeIsFreed(t *testing.T) {
 	w, s := newListingWorld(t)
-	w.driver.answers(func(_ context.Context, c call, _ int) (map[string]string, error) {
+	w.driver.SetAnswer(func(_ context.Context, c call, _ int) (map[string]string, error) {
 		if c.Method == "Publish" && s.heldElsewhere(c.Volume, c.Node) {
 			return nil, status.Error(codes.FailedPrecondition, "held by another node")
 		}
@@ -262,7 +262,7 @@ func TestAbandonedVolumeIsFreed(t *testing.T) {
 	va := w.attachment("pv1", "node2")
 	w.until(va, "refused", hasAttachError("held by another node"))
 	w.until(va, "attached", isAttached)
-	if got := w.driver.received(); got[len(got)-1] != "Publish id-node2" || !slices.Contains(got, "Unpublish id-node1") {
+	if got := w.driver.Made(); got[len(got)-1] != "Publish id-node2" || !slices.Contains(got, "Unpublish id-node1") {
 		t.Errorf("calls: %v", got)
 	}
 }
@@ -271,7 +271,7 @@ func TestAbandonedVolumeIsFreed(t *testing.T) {
 // (external-attacher#247).
 func TestGCEPDIsFoundInTheList(t *testing.T) {
 	w := newWorld(t, canList...)
-	w.driver.name = "pd.csi.storage.gke.io" // fixed, so this runs alone on it
+	w.driver.Name = "pd.csi.storage.gke.io" // fixed, so this runs alone on it
 	s := attachArray(w.driver)
 	const here, full = "projects/p/zones/testZone/instances/node1", "projects/p/zones/testZone/disks/reconciled"
 	s.put(full, here)
@@ -282,14 +282,14 @@ func TestGCEPDIsFoundInTheList(t *testing.T) {
 	})
 	va := w.attachment("pv1", "node1", withFinalizer(w, here), isAttachedAlready)
 	w.start(often)
-	w.driver.waitLists(t, 6)
+	w.driver.WaitLists(6)
 	w.wantCalls()
 	s.take(full, here)
-	if c := w.driver.waitCalls(t, 1)[0]; c.Volume != "projects/UNSPECIFIED/zones/testZone/disks/reconciled" {
+	if c := w.driver.WaitCalls(1)[0]; c.Volume != "projects/UNSPECIFIED/zones/testZone/disks/reconciled" {
 		t.Errorf("published %s, want the handle as the PersistentVolume has it", c.Volume)
 	}
 	s.put(full, here)
-	w.driver.waitLists(t, 3)
+	w.driver.WaitLists(3)
 	w.delete(va)
 	w.until(va, "gone", isGone)
 }
@@ -310,10 +310,8 @@ func TestOnlyTheLeaderListsAndOnlyWhatCanBeListed(t *testing.T) {
 			w.node("node1")
 			w.volume("pv1")
 			if missing == csispec.ControllerServiceCapability_RPC_UNKNOWN {
-				a, err := New(Config{Client: w.client, Driver: w.driver.name, WorkerThreads: 1, Controller: w.controller(), ReconcileSync: time.Millisecond})
-				if err != nil {
-					t.Fatal(err)
-				}
+				a, err := New(Config{Client: w.client, Driver: w.driver.Name, WorkerThreads: 1, Controller: w.controller(), ReconcileSync: time.Millisecond})
+				must(t, err)
 				a.Warm(t.Context())
 				for _, synced := range a.objects.synced() {
 					for !synced() {
@@ -324,10 +322,10 @@ func TestOnlyTheLeaderListsAndOnlyWhatCanBeListed(t *testing.T) {
 				w.start(func(c *Config) { c.ReconcileSync = time.Millisecond })
 				w.until(w.attachment("pv1", "node1"), "attached", isAttached)
 			}
-			w.driver.mu.Lock()
-			defer w.driver.mu.Unlock()
-			if w.driver.lists != 0 {
-				t.Errorf("driver was asked for %d lists", w.driver.lists)
+			w.driver.Lock()
+			defer w.driver.Unlock()
+			if w.driver.Lists != 0 {
+				t.Errorf("driver was asked for %d lists", w.driver.Lists)
 			}
 		})
 	}

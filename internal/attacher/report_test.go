@@ -33,9 +33,7 @@ func watched(t *testing.T, test func(b *bubble, registry *prometheus.Registry)) 
 func gauge(t *testing.T, registry *prometheus.Registry, name string, labels ...string) float64 {
 	t.Helper()
 	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, family := range families {
 		for _, m := range family.GetMetric() {
 			var values []string

@@ -2,6 +2,7 @@ package attacher
 
 import (
 	"context"
+	"os"
 	"os/exec"
 	"testing"
 	"time"
@@ -9,6 +10,10 @@ import (
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/process"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // The driver's process ends twice with calls in flight, and comes back at once and
@@ -17,7 +22,7 @@ import (
 func TestDriverRestartsWithCallsInFlight(t *testing.T) {
 	w := newWorld(t)
 	made := make(chan struct{})
-	w.driver.answers(func(ctx context.Context, _ call, _ int) (map[string]string, error) {
+	w.driver.SetAnswer(func(ctx context.Context, _ call, _ int) (map[string]string, error) {
 		<-made
 		select {
 		case <-time.After(100 * time.Millisecond):
@@ -26,44 +31,44 @@ func TestDriverRestartsWithCallsInFlight(t *testing.T) {
 			return nil, ctx.Err()
 		}
 	})
-	health := freeAddress()
-	s := w.candidate("host-a", w.driver.address, append(aloofTimes, "--worker-threads=10", "--http-endpoint="+health)...)
+	health := process.FreeAddress()
+	s := w.candidate("host-a", w.driver.Address, append(aloofTimes, "--worker-threads=10", "--http-endpoint="+health)...)
 	w.untilLeads("host-a")
 	attachments := w.fleet(60)
 	close(made)
 	recorded := map[string]int{} // the calls until the driver went for each volume that was attached then
 	for restart, away := range []time.Duration{0, 1500 * time.Millisecond} {
-		w.driver.waitCalls(t, 15*(restart+1))
-		w.driver.server.Stop()
+		w.driver.WaitCalls(15 * (restart + 1))
+		w.driver.Stop()
 		if away > 0 {
-			eventually(t, "the driver is missed", func() bool { return ask(t, health, "/readyz") != "200 ok" })
+			wait.Until(t, "the driver is missed", func() bool { return ask(t, health, "/readyz") != "200 ok" })
 		}
-		before := callsByVolume(w.driver.log())
+		before := callsByVolume(w.driver.Calls())
 		for _, va := range w.list() {
 			if volume := *va.Spec.Source.PersistentVolumeName; isAttached(&va) {
 				recorded[volume] = before[volume]
 			}
 		}
 		<-time.After(away) // longer than the first back-offs
-		w.driver.listen(t, w.driver.address)
+		w.driver.Start()
 	}
 	w.untilAttached(attachments)
-	calls := w.driver.log()
+	calls := w.driver.Calls()
 	t.Logf("%d calls, %d of them surplus", len(calls), surplus(calls))
 	for volume, sent := range callsByVolume(calls) {
 		if then, ok := recorded[volume]; ok && sent != then {
 			t.Errorf("%s was asked for again although it was recorded as attached", volume)
 		}
 		// At each loss the call in flight fails, and one that is begun in that moment.
-		if failed := s.said("Failed to attach volume", `handle="`+volume+`"`); failed > 4 {
+		if failed := s.Logged("Failed to attach volume", `handle="`+volume+`"`); failed > 4 {
 			t.Errorf("%d calls for %s failed: the driver was away twice, and they should wait for it", failed, volume)
 		}
 	}
-	if w.driver.overlaps > 0 {
-		t.Errorf("%d calls overlapped", w.driver.overlaps)
+	if w.driver.Overlaps > 0 {
+		t.Errorf("%d calls overlapped", w.driver.Overlaps)
 	}
 	select {
-	case <-s.exited:
+	case <-s.Exited():
 		t.Error("the process ended")
 	default:
 	}
@@ -83,26 +88,26 @@ func callsByVolume(calls []call) map[string]int {
 // Another driver behind the socket, or one that can do other things, gets no call: the
 // process ends with 1, gives its lease back, and begins anew with that one.
 func TestDriverComesBackAsAnother(t *testing.T) {
-	for name, change := range map[string]func(*scriptedDriver){
-		"another name": func(d *scriptedDriver) { d.name = "other." + d.name },
-		"more capabilities": func(d *scriptedDriver) {
-			d.capabilities = append(d.capabilities, csispec.ControllerServiceCapability_RPC_LIST_VOLUMES)
+	for name, change := range map[string]func(*csidriver.Driver){
+		"another name": func(d *csidriver.Driver) { d.Name = "other." + d.Name },
+		"more capabilities": func(d *csidriver.Driver) {
+			d.ControllerServices = append(d.ControllerServices, csispec.ControllerServiceCapability_RPC_LIST_VOLUMES)
 		},
-		"no attach any more": func(d *scriptedDriver) { d.capabilities = nil },
+		"no attach any more": func(d *csidriver.Driver) { d.ControllerServices = nil },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			w.node("node1")
 			w.volume("pv1")
 			w.volume("pv2")
-			s := w.candidate("host-a", w.driver.address)
+			s := w.candidate("host-a", w.driver.Address)
 			w.until(w.attachment("pv1", "node1"), "attached", isAttached)
 			before := w.lease()
-			waiting := w.attachment("pv2", "node1", func(*storagev1.VolumeAttachment) { w.driver.server.Stop() })
+			waiting := w.attachment("pv2", "node1", func(*storagev1.VolumeAttachment) { w.driver.Stop() })
 			change(w.driver)
-			w.driver.listen(t, w.driver.address)
-			s.endsWith(1, "a different CSI driver is behind the socket")
-			if calls := len(w.driver.log()); calls != 1 {
+			w.driver.Start()
+			s.WantExit(1, "a different CSI driver is behind the socket")
+			if calls := len(w.driver.Calls()); calls != 1 {
 				t.Errorf("%d calls, want the first alone", calls)
 			}
 			if isAttached(w.get(waiting)) {
@@ -123,27 +128,27 @@ func TestDriverStaysAway(t *testing.T) {
 		t.Skip("NOT RUN with -short: waits half a minute for a driver")
 	}
 	w := newWorld(t)
-	health := freeAddress()
-	leader := w.candidate("host-a", w.driver.address)
-	single := w.launch(exec.Command(ownExecutable(t), w.arguments(w.driver.address, "--http-endpoint="+health)...))
+	health := process.FreeAddress()
+	leader := w.candidate("host-a", w.driver.Address)
+	single := w.launch(exec.Command(os.Args[0], w.arguments(w.driver.Address, "--http-endpoint="+health)...))
 	w.untilLeads("host-a")
-	eventually(t, "the other works without a lease", func() bool { return ask(t, health, "/readyz") == "200 ok" })
-	w.driver.server.Stop()
+	wait.Until(t, "the other works without a lease", func() bool { return ask(t, health, "/readyz") == "200 ok" })
+	w.driver.Stop()
 	left := time.Now()
 	select {
-	case <-leader.exited:
+	case <-leader.Exited():
 		if took := time.Since(left); took < maxAbsence-time.Second {
 			t.Errorf("gave up after %v, want %v", took, maxAbsence)
 		}
 	case <-time.After(maxAbsence + 15*time.Second):
 		t.Fatal("still leads without a driver")
 	}
-	leader.endsWith(1, "the CSI driver did not reconnect in time")
+	leader.WantExit(1, "the CSI driver did not reconnect in time")
 	if lease := w.lease(); held(lease) {
 		t.Errorf("the lease was not given back: %v", lease.Spec)
 	}
 	select {
-	case <-single.exited:
+	case <-single.Exited():
 		t.Error("the one without leader election ended")
 	default:
 	}

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/testing/process"
 )
 
 // The program at its most talkative says no secret, not even one that the driver puts
@@ -31,14 +32,14 @@ func TestSecretsAreNeitherLoggedNorStored(t *testing.T) {
 			w.secret("s1", map[string][]byte{"password": []byte(secret)})
 			w.volume("pv1", withSecret(w, "s1"))
 			unpublished := false
-			w.driver.answers(func(_ context.Context, c call, _ int) (map[string]string, error) {
+			w.driver.SetAnswer(func(_ context.Context, c call, _ int) (map[string]string, error) {
 				if c.Secrets["password"] == later && (c.Method == "Publish" || unpublished) {
 					return nil, nil
 				}
 				unpublished = c.Method == "Unpublish"
 				return nil, status.Errorf(codes.Unauthenticated, "login with %q refused, all of %v", c.Secrets["password"], c.Secrets)
 			})
-			p := run(t, exec.Command(programPath(t), "--kubeconfig", shippedKubeconfig(t), "--csi-address", w.driver.address,
+			p := process.Start(t, exec.Command(programPath(t), "--kubeconfig", shippedKubeconfig(t), "--csi-address", w.driver.Address,
 				"-v=10", "--logging-format", format, "--retry-interval-start=500ms", "--retry-interval-max=500ms"))
 
 			va := w.attachment("pv1", "node1")
@@ -52,10 +53,10 @@ func TestSecretsAreNeitherLoggedNorStored(t *testing.T) {
 			w.delete(va)
 			w.until(va, "not detached", hasDetachError("login with"))
 			w.until(va, "gone", isGone)
-			p.stop(syscall.SIGTERM)
-			w.holdsNone(p.output.String(), "the log", secret, later)
+			p.Stop(syscall.SIGTERM)
+			w.holdsNone(p.Output(), "the log", secret, later)
 			w.holdsNone(w.stored(), "the API", secret, later)
-			if log := p.output.String(); !strings.Contains(log, "***stripped***") || !strings.Contains(log, "Response Body") {
+			if log := p.Output(); !strings.Contains(log, "***stripped***") || !strings.Contains(log, "Response Body") {
 				t.Error("the log is not as talkative as this test wants it: no request to the driver, or no answer of the API server is in it")
 			}
 		})
@@ -85,14 +86,10 @@ func (w *world) stored() string {
 	events, errE := w.client.CoreV1().Events("").List(ctx, all)
 	leases, errL := w.client.CoordinationV1().Leases("").List(ctx, all)
 	for _, err := range []error{errA, errV, errE, errL} {
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must(w.t, err)
 	}
 	text, err := json.Marshal([]any{attachments, volumes, events, leases})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	return string(text)
 }
 
@@ -131,7 +128,7 @@ func TestSecretIsReadOncePerCall(t *testing.T) {
 	w.secret("s1", map[string][]byte{"password": []byte("x")})
 	w.volume("pv1", withSecret(w, "s1"))
 	const timeout = time.Second
-	w.driver.answers(func(ctx context.Context, c call, nth int) (map[string]string, error) {
+	w.driver.SetAnswer(func(ctx context.Context, c call, nth int) (map[string]string, error) {
 		if c.Secrets["password"] != "x" {
 			t.Errorf("%s without the secret", c.Method)
 		}

@@ -1,18 +1,14 @@
 package attacher
 
 import (
-	"bufio"
 	"context"
-	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,13 +17,12 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"belay.dev/belay/internal/testing/apiserver"
+	"belay.dev/belay/internal/testing/process"
 )
 
 // childVariable makes the test binary be the sidecar: tests that kill it need a
@@ -47,76 +42,22 @@ func runAsSidecar() int {
 	return 0
 }
 
-// sidecar is a running child process.
-type sidecar struct {
-	t      *testing.T
-	cmd    *exec.Cmd
-	exited chan struct{}
-
-	mu   sync.Mutex
-	logs []string
-}
-
 // shippedNamespace is that of the service account of deploy/belay-attacher.
 const shippedNamespace = "belay-system"
 
-var shipped struct {
-	once       sync.Once
-	kubeconfig []byte
-	err        error
-}
-
-// shippedKubeconfig applies the rules that are shipped and writes the credential
-// of a user who has them and nothing else.
+// shippedKubeconfig applies the manifests that are shipped and writes the credential of a user who has the rights that they
+// grant and nothing else.
 func shippedKubeconfig(t *testing.T) string {
 	t.Helper()
-	apiServer(t)
-	shipped.once.Do(func() {
-		shipped.err = errors.New("an earlier test could not make the service account")
-		user := serviceAccount(t, shippedNamespace, "belay-attacher", "../../deploy/belay-attacher/rbac.yaml", "../../deploy/belay-attacher/rbac-secrets.yaml")
-		shipped.kubeconfig, shipped.err = user.KubeConfig()
-	})
-	if shipped.err != nil {
-		t.Fatal(shipped.err)
-	}
-	path := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(path, shipped.kubeconfig, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-func applyFile(ctx context.Context, paths ...string) error {
-	admin, err := client.New(server.config, client.Options{})
-	if err != nil {
-		return err
-	}
-	for _, path := range paths {
-		file, err := os.Open(path)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = file.Close() }()
-		documents := yaml.NewYAMLOrJSONDecoder(bufio.NewReader(file), 4096)
-		for {
-			var document unstructured.Unstructured
-			if err := documents.Decode(&document); errors.Is(err, io.EOF) {
-				break
-			} else if err != nil {
-				return err
-			}
-			if err := admin.Create(ctx, &document); err != nil && !apierrors.IsAlreadyExists(err) {
-				return fmt.Errorf("%s: %w", path, err)
-			}
-		}
-	}
-	return nil
+	server.Start(t)
+	return apiserver.Kubeconfig(t, server.ServiceAccount(t, shippedNamespace, "belay-attacher",
+		"../../deploy/belay-attacher/rbac.yaml", "../../deploy/belay-attacher/rbac-secrets.yaml"))
 }
 
 // sidecar starts a child with the rights that are shipped.
-func (w *world) sidecar(args ...string) *sidecar {
+func (w *world) sidecar(args ...string) *process.Process {
 	w.t.Helper()
-	return w.launch(exec.Command(ownExecutable(w.t), w.arguments(w.driver.address, args...)...))
+	return w.launch(exec.Command(os.Args[0], w.arguments(w.driver.Address, args...)...))
 }
 
 // arguments are those of an attacher at a socket.
@@ -125,52 +66,11 @@ func (w *world) arguments(socket string, args ...string) []string {
 	return append([]string{"--kubeconfig", shippedKubeconfig(w.t), "--csi-address", socket, "--retry-interval-start=100ms"}, args...)
 }
 
-func ownExecutable(t *testing.T) string {
-	t.Helper()
-	executable, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return executable
-}
-
-// launch starts a child and keeps its log.
-func (w *world) launch(cmd *exec.Cmd) *sidecar {
+// launch starts a child that becomes the sidecar, unless it is another program.
+func (w *world) launch(cmd *exec.Cmd) *process.Process {
 	w.t.Helper()
-	s := &sidecar{t: w.t, cmd: cmd, exited: make(chan struct{})}
-	s.cmd.Env = append(os.Environ(), childVariable+"=1")
-	stderr, err := s.cmd.StderrPipe()
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	if err := s.cmd.Start(); err != nil {
-		w.t.Fatal(err)
-	}
-	go func() {
-		lines := bufio.NewScanner(stderr)
-		for lines.Scan() {
-			s.mu.Lock()
-			s.logs = append(s.logs, lines.Text())
-			s.mu.Unlock()
-		}
-		_ = s.cmd.Wait()
-		close(s.exited)
-	}()
-	w.t.Cleanup(func() {
-		s.kill()
-		if w.t.Failed() {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			w.t.Logf("sidecar %d:\n%s", s.cmd.Process.Pid, strings.Join(s.logs[max(0, len(s.logs)-40):], "\n"))
-		}
-	})
-	return s
-}
-
-// kill is kill -9.
-func (s *sidecar) kill() {
-	_ = s.cmd.Process.Kill()
-	<-s.exited
+	cmd.Env = append(os.Environ(), childVariable+"=1")
+	return process.Start(w.t, cmd)
 }
 
 func TestSidecarUnderTheRightsThatAreShipped(t *testing.T) {
@@ -181,25 +81,21 @@ func TestSidecarUnderTheRightsThatAreShipped(t *testing.T) {
 	s := w.sidecar("--leader-election", "--leader-election-namespace", shippedNamespace)
 	va := w.attachment("pv1", "node1")
 	w.until(va, "attached", isAttached)
-	lease, err := w.client.CoordinationV1().Leases(shippedNamespace).Get(t.Context(), strings.ReplaceAll("external-attacher-leader-"+w.driver.name, ".", "-"), metav1.GetOptions{})
+	lease, err := w.client.CoordinationV1().Leases(shippedNamespace).Get(t.Context(), strings.ReplaceAll("external-attacher-leader-"+w.driver.Name, ".", "-"), metav1.GetOptions{})
 	if err != nil {
 		t.Fatalf("the lease of csi-attacher's name: %v", err)
 	}
-	if err := w.client.CoreV1().PersistentVolumes().Delete(t.Context(), w.name("pv1"), metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.client.CoreV1().PersistentVolumes().Delete(t.Context(), w.name("pv1"), metav1.DeleteOptions{}))
 	w.delete(va)
 	w.until(va, "gone", isGone)
 	w.untilPV("pv1", false)
-	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	<-s.exited
+	s.Signal(syscall.SIGTERM)
+	s.Wait()
 	lease, err = w.client.CoordinationV1().Leases(shippedNamespace).Get(t.Context(), lease.Name, metav1.GetOptions{})
 	if err != nil || held(lease) {
 		t.Errorf("the lease was not given up: %+v, %v", lease, err)
 	}
-	for _, line := range s.logs {
+	for _, line := range s.Lines() {
 		if strings.Contains(line, "forbidden") {
 			t.Errorf("a right is missing: %s", line)
 		}
@@ -217,7 +113,7 @@ func held(lease *coordinationv1.Lease) bool {
 func TestSidecarTerminatedWhileACallIsInFlight(t *testing.T) {
 	w := newWorld(t)
 	answer := make(chan struct{})
-	w.driver.answers(func(context.Context, call, int) (map[string]string, error) {
+	w.driver.SetAnswer(func(context.Context, call, int) (map[string]string, error) {
 		<-answer
 		return map[string]string{"a": "b"}, nil
 	})
@@ -226,56 +122,22 @@ func TestSidecarTerminatedWhileACallIsInFlight(t *testing.T) {
 	w.volume("pv2")
 	s := w.sidecar()
 	va := w.attachment("pv1", "node1")
-	w.driver.waitCalls(t, 1)
-	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	s.waitLog("waiting for calls in flight")
+	w.driver.WaitCalls(1)
+	s.Signal(syscall.SIGTERM)
+	s.WaitLog("waiting for calls in flight")
 	late := w.attachment("pv2", "node1")
 	close(answer)
-	<-s.exited
+	s.Wait()
 	if stored := w.get(va); !stored.Status.Attached || stored.Status.AttachmentMetadata["a"] != "b" {
 		t.Errorf("the result was not recorded: %+v", stored.Status)
 	}
-	if code := s.cmd.ProcessState.ExitCode(); code != 0 {
+	if code := s.ProcessState.ExitCode(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 	if stored := w.get(late); len(stored.Finalizers) != 0 {
 		t.Errorf("something was begun after SIGTERM: %+v", stored)
 	}
 	w.wantCalls("Publish id-node1")
-}
-
-// waitLog waits for a line of the child's log.
-func (s *sidecar) waitLog(text string) {
-	s.t.Helper()
-	deadline := time.Now().Add(patience)
-	for time.Now().Before(deadline) {
-		s.mu.Lock()
-		found := strings.Contains(strings.Join(s.logs, "\n"), text)
-		s.mu.Unlock()
-		if found {
-			return
-		}
-		select {
-		case <-s.exited:
-			s.t.Fatalf("sidecar ended without saying %q", text)
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
-	s.t.Fatalf("sidecar does not say %q", text)
-}
-
-// said counts the lines of the child's log that hold all the texts.
-func (s *sidecar) said(texts ...string) (lines int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, line := range s.logs {
-		if !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(line, text) }) {
-			lines++
-		}
-	}
-	return lines
 }
 
 // An API server that does not answer is named at once, and waited for.
@@ -285,12 +147,10 @@ func TestSidecarSaysThatTheAPIServerIsUnreachable(t *testing.T) {
 	config.Clusters["c"] = &clientcmdapi.Cluster{Server: "https://127.0.0.1:1"}
 	config.Contexts["c"] = &clientcmdapi.Context{Cluster: "c"}
 	config.CurrentContext = "c"
-	if err := clientcmd.WriteToFile(*config, kubeconfig); err != nil {
-		t.Fatal(err)
-	}
+	must(t, clientcmd.WriteToFile(*config, kubeconfig))
 	s := (&world{t: t}).launch(exec.Command(programPath(t), "--kubeconfig", kubeconfig, "--csi-address", filepath.Join(t.TempDir(), "none")))
 	began := time.Now()
-	s.waitLog("cannot reach https://127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused")
+	s.WaitLog("cannot reach https://127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused")
 	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("it took %v", took)
 	}
@@ -337,9 +197,7 @@ func TestSidecarKilledAtRandomMoments(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	if s := os.Getenv("BELAY_KILL_SEED"); s != "" {
 		parsed, err := strconv.ParseUint(s, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		seed = parsed
 	}
 	t.Logf("seed %d (replay with BELAY_KILL_SEED=%d)", seed, seed)
@@ -347,7 +205,7 @@ func TestSidecarKilledAtRandomMoments(t *testing.T) {
 	const volumes, moves, kills = 4, 6, 8
 	w := newWorld(t)
 	truth := &storage{holders: map[string]map[string]bool{}}
-	w.driver.answers(truth.serve)
+	w.driver.SetAnswer(truth.serve)
 	w.node("node-a")
 	w.node("node-b")
 	for i := range volumes {
@@ -359,7 +217,7 @@ func TestSidecarKilledAtRandomMoments(t *testing.T) {
 		defer close(killed)
 		for range kills {
 			<-time.After(time.Duration(random.IntN(250)) * time.Millisecond)
-			s.kill()
+			s.Kill()
 			s = w.sidecar()
 		}
 	}()

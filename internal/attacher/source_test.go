@@ -59,16 +59,12 @@ func TestSourceOf(t *testing.T) {
 		"in-tree volume":          {source: named("gce"), wantHandle: "projects/UNSPECIFIED/zones/testZone/disks/testpd", wantMigrated: true},
 	}
 	o, err := newObjects(kubernetes.NewForConfigOrDie(&rest.Config{}), gcePD, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, volume := range []*corev1.PersistentVolume{
 		pv("mine", ofCSI(gcePD, "handle1")), pv("other", ofCSI("other.example.com", "h")), gce,
 		pv("nfs", corev1.PersistentVolumeSource{NFS: &corev1.NFSVolumeSource{}}),
 	} {
-		if err := o.volumeInformer.GetStore().Add(o.trimVolume(volume)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.volumeInformer.GetStore().Add(o.trimVolume(volume)))
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -81,9 +77,7 @@ func TestSourceOf(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if found.handle != tt.wantHandle || found.migrated != tt.wantMigrated {
 				t.Errorf("handle %q, migrated %v, want %q, %v", found.handle, found.migrated, tt.wantHandle, tt.wantMigrated)
 			}
@@ -103,7 +97,7 @@ func TestAPIServerRefusesSources(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := w.client.StorageV1().VolumeAttachments().Create(t.Context(), &storagev1.VolumeAttachment{
 				ObjectMeta: metav1.ObjectMeta{Name: w.name(name)},
-				Spec:       storagev1.VolumeAttachmentSpec{Attacher: w.driver.name, NodeName: "node1", Source: source},
+				Spec:       storagev1.VolumeAttachmentSpec{Attacher: w.driver.Name, NodeName: "node1", Source: source},
 			}, metav1.CreateOptions{})
 			if !apierrors.IsInvalid(err) {
 				t.Errorf("create: %v, want that it is invalid", err)
@@ -150,24 +144,20 @@ func TestAccessModes(t *testing.T) {
 			capabilities = append(capabilities, multiWriter)
 		}
 		d := startDriver(t, capabilities...)
-		conn, err := connection.Connect(t.Context(), d.address, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn, err := connection.Connect(t.Context(), d.Address, nil)
+		must(t, err)
 		t.Cleanup(func() { _ = conn.Close() })
 		controller, err := csi.NewController(t.Context(), conn)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for name, tt := range tests {
 			if multi {
 				name += ", driver with SINGLE_NODE_MULTI_WRITER"
 				tt.want = tt.wantMulti
 			}
 			t.Run(name, func(t *testing.T) {
-				before := len(d.waitCalls(t, 0))
+				before := len(d.Calls())
 				_, err := controller.Publish(t.Context(), csi.PublishRequest{VolumeHandle: "h", NodeID: "n", AccessModes: tt.modes})
-				calls := d.waitCalls(t, 0)[before:]
+				calls := d.Calls()[before:]
 				if tt.wantError != "" {
 					if err == nil || !strings.Contains(err.Error(), tt.wantError) || len(calls) > 0 {
 						t.Errorf("error %v after %d calls, want %q and none", err, len(calls), tt.wantError)
@@ -180,7 +170,7 @@ func TestAccessModes(t *testing.T) {
 				if err != nil || len(calls) != 1 {
 					t.Fatalf("error %v, %d calls", err, len(calls))
 				}
-				if got := calls[0].Publish.GetVolumeCapability().GetAccessMode().GetMode(); got != tt.want {
+				if got := calls[0].Request.(*csispec.ControllerPublishVolumeRequest).GetVolumeCapability().GetAccessMode().GetMode(); got != tt.want {
 					t.Errorf("access mode %v, want %v", got, tt.want)
 				}
 			})
@@ -191,11 +181,9 @@ func TestAccessModes(t *testing.T) {
 // TestMayRelease tells when our finalizer may have to come off a PersistentVolume.
 func TestMayRelease(t *testing.T) {
 	w := newWorld(t)
-	w.driver.name = gcePD
+	w.driver.Name = gcePD
 	a, err := New(Config{Client: w.client, Driver: gcePD, WorkerThreads: 1, Controller: w.controller()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ours, others := kube.AttacherFinalizer(gcePD), kube.AttacherFinalizer("other.example.com")
 	tests := map[string]struct {
 		finalizer  string
@@ -265,17 +253,11 @@ func TestInTreeVolumesOfEveryPlugin(t *testing.T) {
 				VolumeMode: new(corev1.PersistentVolumeFilesystem), ClaimRef: &corev1.ObjectReference{Namespace: "claims", Name: "c"},
 			}}
 			whole, err := csitrans.New().TranslateInTreePVToCSI(klog.Background(), pv)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			o, err := newObjects(kubernetes.NewForConfigOrDie(&rest.Config{}), whole.Spec.CSI.Driver, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			kept, err := o.sourceOfVolume(o.trimVolume(pv))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			want := sourceOfSpec(&whole.Spec, true)
 			if diff := cmp.Diff(want.publishRequest("n", "ext4"), kept.publishRequest("n", "ext4"), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("publish request (-whole +kept):\n%s", diff)

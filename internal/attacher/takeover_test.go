@@ -7,6 +7,8 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+
+	"belay.dev/belay/internal/testing/process"
 )
 
 // csi-attacher and belay-attacher take over from each other by the one lease, in both directions,
@@ -19,10 +21,10 @@ func TestProgramsTakeOverFromEachOther(t *testing.T) {
 	w.node("node1")
 	upstream, belay := upstreamPath(t), programPath(t)
 	started := 0
-	begin := func(program string) *process {
+	begin := func(program string) *process.Process {
 		started++
-		return run(t, exec.Command("unshare", "--uts", "sh", "-c", `echo "$0" >/proc/sys/kernel/hostname && exec "$@"`,
-			fmt.Sprint("pod-", started), program, "--kubeconfig", shippedKubeconfig(t), "--csi-address", w.driver.address,
+		return process.Start(t, exec.Command("unshare", "--uts", "sh", "-c", `echo "$0" >/proc/sys/kernel/hostname && exec "$@"`,
+			fmt.Sprint("pod-", started), program, "--kubeconfig", shippedKubeconfig(t), "--csi-address", w.driver.Address,
 			"--leader-election", "--leader-election-namespace", shippedNamespace, "--kube-api-qps=100", "--kube-api-burst=100",
 			patientTimes[0], patientTimes[1], patientTimes[2]))
 	}
@@ -48,14 +50,14 @@ func TestProgramsTakeOverFromEachOther(t *testing.T) {
 		end     os.Signal
 	}{{belay, syscall.SIGTERM}, {upstream, syscall.SIGTERM}, {belay, syscall.SIGKILL}, {upstream, syscall.SIGKILL}} {
 		standby := begin(turn.program)
-		leader.stop(turn.end)
+		leader.Stop(turn.end)
 		if leads != belay || turn.end != syscall.SIGTERM { // then it gives its lease back
 			w.runsOut()
 		}
 		leader, leads = standby, turn.program
-		before := len(w.driver.received())
+		before := len(w.driver.Made())
 		volumes := attachMore()
-		calls := w.driver.waitCalls(t, before+batch)[before:]
+		calls := w.driver.WaitCalls(before + batch)[before:]
 		for _, c := range calls {
 			if c.Method != "Publish" || !slices.Contains(volumes, c.Volume) {
 				t.Errorf("%s took over and sent %s of %s", turn.program, c.Method, c.Volume)

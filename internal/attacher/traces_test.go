@@ -18,6 +18,9 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
+
+	"belay.dev/belay/internal/testing/process"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // collector takes what is exported to it, by OTLP over gRPC, as bytes: the strings in them are
@@ -32,9 +35,7 @@ type collector struct {
 func startCollector(t *testing.T) *collector {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c := &collector{address: listener.Addr().String()}
 	server := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 		var unknown emptypb.Empty // keeps the fields that it does not know
@@ -64,24 +65,24 @@ func (c *collector) got() (method, content string) {
 
 // traceCycle attaches and detaches a volume with a secret, which the driver repeats in an error,
 // and ends the program. It returns the trace that the driver was told of.
-func traceCycle(t *testing.T, w *world, env ...string) (p *process, parent string) {
+func traceCycle(t *testing.T, w *world, env ...string) (p *process.Process, parent string) {
 	t.Helper()
 	w.node("node1")
 	w.secret("s1", map[string][]byte{"password": []byte("xK4vQ9zR2mT7wB5nJ8cL")})
 	w.volume("pv1", withSecret(w, "s1"))
 	parents := make(chan string, 100)
-	w.driver.answers(func(ctx context.Context, c call, nth int) (map[string]string, error) {
+	w.driver.SetAnswer(func(ctx context.Context, c call, nth int) (map[string]string, error) {
 		parents <- strings.Join(metadata.ValueFromIncomingContext(ctx, "traceparent"), " ")
 		if nth == 0 {
 			return nil, status.Error(codes.Unauthenticated, "refused "+c.Secrets["password"])
 		}
 		return nil, nil
 	})
-	cmd := exec.Command(programPath(t), "--kubeconfig", shippedKubeconfig(t), "--csi-address", w.driver.address, "--retry-interval-start=50ms", "--retry-interval-max=50ms")
+	cmd := exec.Command(programPath(t), "--kubeconfig", shippedKubeconfig(t), "--csi-address", w.driver.Address, "--retry-interval-start=50ms", "--retry-interval-max=50ms")
 	cmd.Env = append(os.Environ(), env...)
-	p = run(t, cmd)
+	p = process.Start(t, cmd)
 	attachAndDetach(w, "pv1")
-	p.stop(syscall.SIGTERM)
+	p.Stop(syscall.SIGTERM)
 	return p, <-parents
 }
 
@@ -94,7 +95,7 @@ func TestTracesOfCalls(t *testing.T) {
 	if method != "/opentelemetry.proto.collector.trace.v1.TraceService/Export" {
 		t.Errorf("called %s", method)
 	}
-	for _, want := range []string{"attach", "detach", "attacher-of-the-test", w.driver.name, w.name("pv1"), w.name("node1"), "id-node1", "attachment", "refused [REDACTED]"} {
+	for _, want := range []string{"attach", "detach", "attacher-of-the-test", w.driver.Name, w.name("pv1"), w.name("node1"), "id-node1", "attachment", "refused [REDACTED]"} {
 		if !strings.Contains(content, want) {
 			t.Errorf("the traces do not say %q: %q", want, content)
 		}
@@ -116,11 +117,11 @@ func TestTracesAreOptional(t *testing.T) {
 	})
 	t.Run("collector away", func(t *testing.T) {
 		began := time.Now()
-		p, _ := traceCycle(t, newWorld(t), "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+freeAddress())
-		if took := time.Since(began); took > patience {
+		p, _ := traceCycle(t, newWorld(t), "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+process.FreeAddress())
+		if took := time.Since(began); took > wait.Timeout {
 			t.Errorf("took %v", took)
 		}
-		if !strings.Contains(p.output.String(), "Failed to send traces") {
+		if !strings.Contains(p.Output(), "Failed to send traces") {
 			t.Error("nothing is said of the traces that nobody took")
 		}
 	})
@@ -128,9 +129,9 @@ func TestTracesAreOptional(t *testing.T) {
 		t.Run("unknown "+name, func(t *testing.T) {
 			cmd := exec.Command(programPath(t), "--kubeconfig", shippedKubeconfig(t), "--csi-address=/none")
 			cmd.Env = append(os.Environ(), "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1", env)
-			p := run(t, cmd)
-			<-p.exited
-			if code := p.ProcessState.ExitCode(); code != 1 || !strings.Contains(p.output.String(), env) {
+			p := process.Start(t, cmd)
+			p.Wait()
+			if code := p.ProcessState.ExitCode(); code != 1 || !strings.Contains(p.Output(), env) {
 				t.Errorf("ended with %d", code)
 			}
 		})
@@ -140,8 +141,6 @@ func TestTracesAreOptional(t *testing.T) {
 func unhex(t *testing.T, text string) string {
 	t.Helper()
 	content, err := hex.DecodeString(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(content)
 }

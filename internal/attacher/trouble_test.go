@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // asShipped configures an attacher as its flags do by default.
@@ -34,9 +35,7 @@ func many(t *testing.T, n int, do func(i int)) {
 	for i := range n {
 		group.Go(func() error { do(i); return nil })
 	}
-	if err := group.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, group.Wait())
 }
 
 // attachTimed attaches a new volume and tells how long that took, from the request
@@ -45,13 +44,11 @@ func (w *world) attachTimed(name string) time.Duration {
 	w.t.Helper()
 	w.volume(name)
 	watch, err := w.client.StorageV1().VolumeAttachments().Watch(w.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	defer watch.Stop()
 	begun := time.Now()
 	va := w.attachment(name, "node1")
-	late := time.After(patience)
+	late := time.After(wait.Timeout)
 	for {
 		select {
 		case event := <-watch.ResultChan():
@@ -59,7 +56,7 @@ func (w *world) attachTimed(name string) time.Duration {
 				return time.Since(begun)
 			}
 		case <-late:
-			w.t.Fatalf("%s is not attached after %v", name, patience)
+			w.t.Fatalf("%s is not attached after %v", name, wait.Timeout)
 		}
 	}
 }
@@ -86,7 +83,7 @@ func TestHealthyVolumesAsShipped(t *testing.T) {
 	w := newWorld(t)
 	never, detach := make(chan struct{}), make(chan struct{})
 	t.Cleanup(func() { close(never) })
-	w.driver.answers(func(_ context.Context, c call, _ int) (map[string]string, error) {
+	w.driver.SetAnswer(func(_ context.Context, c call, _ int) (map[string]string, error) {
 		switch {
 		case strings.Contains(c.Volume, "-bad"):
 			<-never
@@ -106,11 +103,11 @@ func TestHealthyVolumesAsShipped(t *testing.T) {
 	idle := w.medianAttach("idle")
 
 	many(t, hung, func(i int) { w.attachment(fmt.Sprint("bad", i), "node1") })
-	w.driver.waitCalls(t, healthyVolumes+hung)
+	w.driver.WaitCalls(healthyVolumes + hung)
 	many(t, detached, func(i int) {
-		w.delete(kube.AttachmentName(w.name(fmt.Sprint("gone", i)), w.driver.name, w.name("node1")))
+		w.delete(kube.AttachmentName(w.name(fmt.Sprint("gone", i)), w.driver.Name, w.name("node1")))
 	})
-	w.driver.waitCalls(t, healthyVolumes+hung+detached)
+	w.driver.WaitCalls(healthyVolumes + hung + detached)
 	troubled := w.medianAttach("healthy")
 	// The machine may be busy, now more than before. Who waits for a call that hangs waits for its deadline, 15 s.
 	if over := troubled - idle; over > 5*time.Second {
@@ -119,14 +116,14 @@ func TestHealthyVolumesAsShipped(t *testing.T) {
 
 	close(detach)
 	for i := range detached {
-		w.until(kube.AttachmentName(w.name(fmt.Sprint("gone", i)), w.driver.name, w.name("node1")), "detached", isGone)
+		w.until(kube.AttachmentName(w.name(fmt.Sprint("gone", i)), w.driver.Name, w.name("node1")), "detached", isGone)
 	}
 }
 
 // What a person can do about an unpublish that never succeeds, and what not.
 func TestUnpublishThatNeverSucceedsIsGivenUp(t *testing.T) {
 	w := newWorld(t)
-	w.driver.answers(failing("Unpublish", 1<<30, errFull))
+	w.driver.SetAnswer(failing("Unpublish", 1<<30, errFull))
 	w.node("node-a")
 	w.node("node-b")
 	w.volume("pv1")
@@ -142,10 +139,10 @@ func TestUnpublishThatNeverSucceedsIsGivenUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.until(a, "gone", isGone)
-	calls := len(w.driver.received())
-	w.driver.waitCalls(t, calls+2)
-	if slices.Contains(w.driver.received(), "Publish id-node-b") {
-		t.Fatalf("published to B although the driver never confirmed that A has it no more: %v", w.driver.received())
+	calls := len(w.driver.Made())
+	w.driver.WaitCalls(calls + 2)
+	if slices.Contains(w.driver.Made(), "Publish id-node-b") {
+		t.Fatalf("published to B although the driver never confirmed that A has it no more: %v", w.driver.Made())
 	}
 	// Restarted, nothing is left that says so.
 	w.stop()

@@ -2,58 +2,29 @@ package csi
 
 import (
 	"context"
-	"net"
 	"path/filepath"
 	"testing"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
+
+	"belay.dev/belay/internal/testing/csidriver"
 )
-
-// nodeLife is one life of a driver's node service.
-type nodeLife struct {
-	csispec.UnimplementedNodeServer
-
-	info func(context.Context) (*csispec.NodeGetInfoResponse, error)
-}
-
-func (l nodeLife) NodeGetInfo(ctx context.Context, _ *csispec.NodeGetInfoRequest) (*csispec.NodeGetInfoResponse, error) {
-	return l.info(ctx)
-}
-
-func (l nodeLife) serve(t *testing.T, socket string) *grpc.Server {
-	t.Helper()
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Error(err)
-		return nil
-	}
-	server := grpc.NewServer()
-	csispec.RegisterNodeServer(server, l)
-	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(server.Stop)
-	return server
-}
 
 // TestADriverThatRestartsWhileItIsAsked: the question goes to the one before, and with it. A driver
 // registers once, so nobody would ask the next one.
 func TestADriverThatRestartsWhileItIsAsked(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "csi.sock")
-	var first *grpc.Server
-	ready := make(chan struct{})
-	next := nodeLife{info: func(context.Context) (*csispec.NodeGetInfoResponse, error) {
-		return &csispec.NodeGetInfoResponse{NodeId: "next"}, nil
-	}}
-	first = nodeLife{info: func(ctx context.Context) (*csispec.NodeGetInfoResponse, error) {
-		<-ready
+	first, next := csidriver.New(t, "d"), csidriver.New(t, "d")
+	first.Address, next.Address, next.NodeInfo = socket, socket, &csispec.NodeGetInfoResponse{NodeId: "next"}
+	first.OnNodeGetInfo = func(ctx context.Context) (*csispec.NodeGetInfoResponse, error) {
 		go func() {
 			first.Stop() // it takes the socket's file with it
-			next.serve(t, socket)
+			next.Start()
 		}()
 		<-ctx.Done()
 		return nil, ctx.Err()
-	}}.serve(t, socket)
-	close(ready)
+	}
+	first.Start()
 	node, err := DialNode(socket, nil)
 	if err != nil {
 		t.Fatal(err)

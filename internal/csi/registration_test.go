@@ -3,77 +3,42 @@ package csi
 import (
 	"context"
 	"errors"
-	"net"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
-	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"belay.dev/belay/internal/testing/wait"
 )
-
-// plugin is the process behind a registration socket.
-type plugin struct {
-	registration.UnimplementedRegistrationServer
-
-	server *grpc.Server
-	mu     sync.Mutex
-	told   []string
-}
-
-func (p *plugin) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
-	return &registration.PluginInfo{Type: registration.CSIPlugin, Name: "driver.test", SupportedVersions: []string{"1.0.0"}}, nil
-}
-
-func (p *plugin) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.told = append(p.told, s.GetError())
-	return &registration.RegistrationStatusResponse{}, nil
-}
-
-func listenAs(t *testing.T, path string) *plugin {
-	t.Helper()
-	listener, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &plugin{server: grpc.NewServer()}
-	registration.RegisterRegistrationServer(p.server, p)
-	go func() { _ = p.server.Serve(listener) }()
-	t.Cleanup(p.server.Stop)
-	return p
-}
 
 // A plugin that comes back while the one before was being registered at its driver's socket, which
 // was going down, was told that registration had failed, and node-driver-registrar then ends.
 func TestWhatCameOfAPluginIsToldToNoOther(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "reg.sock")
-	before := listenAs(t, path)
+	before := process(t, path, "driver.test")
 	r, err := DialRegistration(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), wait.Timeout)
 	defer cancel()
 	if got, err := r.Info(ctx); err != nil || got.Name != "driver.test" {
 		t.Fatalf("%+v, %v", got, err)
 	}
-	before.server.Stop()
-	after := listenAs(t, path)
+	before.Stop()
+	after := process(t, path, "driver.test")
 	r.conn.WaitForStateChange(ctx, connectivity.Ready)
 	if err := r.Notify(ctx, errors.New("its socket is gone")); err == nil {
 		t.Error("the plugin was told after it had gone")
 	}
-	after.mu.Lock()
-	defer after.mu.Unlock()
-	if len(after.told) > 0 {
-		t.Errorf("the next one was told %q", after.told)
+	select {
+	case status := <-after.Registrations:
+		t.Errorf("the next one was notified of %+v", status)
+	default:
 	}
 }
 
@@ -85,7 +50,7 @@ func TestAPluginThatListensLateIsFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), wait.Timeout)
 	defer cancel()
 	found := make(chan error, 1)
 	go func() {
@@ -93,17 +58,10 @@ func TestAPluginThatListensLateIsFound(t *testing.T) {
 		found <- err
 	}()
 	time.Sleep(50 * time.Millisecond) // so that the first attempt fails
-	listenAs(t, path)
+	process(t, path, "driver.test")
 	if err := <-found; err != nil {
 		t.Error(err)
 	}
-}
-
-// answering is a driver's node service that says its id.
-type answering struct{ spec.UnimplementedNodeServer }
-
-func (answering) NodeGetInfo(context.Context, *spec.NodeGetInfoRequest) (*spec.NodeGetInfoResponse, error) {
-	return &spec.NodeGetInfoResponse{NodeId: "id"}, nil
 }
 
 // A driver that starts again at its socket was told that its registration had failed, because
@@ -115,20 +73,13 @@ func TestADriverThatStartsAgainIsAsked(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer node.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), wait.Timeout)
 	defer cancel()
 	if _, err := node.Info(ctx); err == nil || !strings.Contains(err.Error(), "no such file") {
-		t.Fatalf("nobody is there: %v", err)
+		t.Fatalf("nothing listens: %v", err)
 	}
-	listener, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	spec.RegisterNodeServer(server, answering{})
-	go func() { _ = server.Serve(listener) }()
-	defer server.Stop()
-	if info, err := node.Info(ctx); err != nil || info.NodeID != "id" {
+	process(t, path, "driver.test")
+	if info, err := node.Info(ctx); err != nil || info.NodeID != "node" {
 		t.Errorf("%+v, %v", info, err)
 	}
 }

@@ -1,0 +1,176 @@
+// Package apiserver runs one kube-apiserver with its etcd for all tests of a process, and reads what was asked of it.
+package apiserver
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+)
+
+// assets is the environment variable that names the folder of kube-apiserver and etcd.
+const assets = "KUBEBUILDER_ASSETS"
+
+// Server is the API server of a test process. It has the node authorizer and the NodeRestriction admission plugin, so that
+// a node has the rights that it has in a real cluster.
+type Server struct {
+	// Audit are rules of an audit policy, in JSON. They select the requests that Requests returns.
+	Audit string
+	// Prepare, if set, runs once after the start.
+	Prepare func(tb testing.TB)
+	// Client has all rights and no rate limit. It is nil before Start.
+	Client client.WithWatch
+
+	once   sync.Once
+	env    envtest.Environment
+	config *rest.Config
+	ready  bool
+	dir    string        // of all files, empty before Start
+	guard  *os.File      // see startGuard
+	done   chan struct{} // closed after the last test
+}
+
+// Available reports whether there are the programs to run.
+func Available() bool { return os.Getenv(assets) != "" }
+
+// Main runs the tests of a package, stops the server if a test started it, and returns the exit status.
+func (s *Server) Main(m *testing.M) int {
+	s.done = make(chan struct{})
+	status := m.Run()
+	close(s.done) // the API server waits for those that watch
+	if s.dir == "" {
+		return status
+	}
+	if err := s.env.Stop(); err != nil {
+		fmt.Fprintln(os.Stderr, "stop the API server:", err)
+	}
+	_ = os.RemoveAll(s.dir)
+	_ = s.guard.Close()
+	return status
+}
+
+// Done is closed after the last test, before the server stops.
+func (s *Server) Done() <-chan struct{} { return s.done }
+
+// Start starts the server for the first test that needs it. Where there are no programs to run, the test is skipped.
+func (s *Server) Start(tb testing.TB) {
+	tb.Helper()
+	if !Available() {
+		tb.Skipf("needs a real API server: set %s to a folder with kube-apiserver and etcd", assets)
+	}
+	s.once.Do(func() {
+		if err := s.start(); err != nil {
+			tb.Fatalf("start the API server: %v", err)
+		}
+		if s.Prepare != nil {
+			s.Prepare(tb)
+		}
+		s.ready = true
+	})
+	if !s.ready {
+		tb.Fatal("the API server was not prepared: see the first test that failed")
+	}
+}
+
+func (s *Server) start() error {
+	var err error
+	if s.dir, err = os.MkdirTemp("", "belay-apiserver-"); err != nil {
+		return err
+	}
+	if err := s.startGuard(); err != nil {
+		return err
+	}
+	s.env.ControlPlane.Etcd = &envtest.Etcd{DataDir: filepath.Join(s.dir, "etcd-data")}
+	server := s.env.ControlPlane.GetAPIServer()
+	server.CertDir = filepath.Join(s.dir, "certificates")
+	if err := os.Mkdir(server.CertDir, 0o700); err != nil {
+		return err
+	}
+	args := server.Configure().Set("authorization-mode", "Node", "RBAC").Set("enable-admission-plugins", "NodeRestriction")
+	if s.Audit != "" {
+		policy := `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": [` + s.Audit + `, {"level": "None"}]}`
+		file := filepath.Join(s.dir, "policy.json")
+		if err := os.WriteFile(file, []byte(policy), 0o600); err != nil {
+			return err
+		}
+		args.Set("audit-policy-file", file).Set("audit-log-path", s.auditLog()).Set("audit-log-mode", "blocking")
+	}
+	if s.config, err = s.env.Start(); err != nil {
+		return err
+	}
+	s.config.QPS, s.config.Burst = -1, 0
+	s.Client, err = client.NewWithWatch(s.config, client.Options{Scheme: clientscheme.Scheme})
+	return err
+}
+
+// startGuard starts a shell that ends etcd and the API server, and removes their files, when this process was killed: then
+// the kernel closes the pipe that the shell reads. "go test" kills a process some time after its timeout.
+func (s *Server) startGuard() error {
+	const run = "#!/bin/sh\n" + `echo $$ > "$0.pid"; exec "$` + assets + `/${0##*/}" "$@"` + "\n"
+	for _, program := range []string{"etcd", "kube-apiserver"} {
+		if err := os.WriteFile(filepath.Join(s.dir, program), []byte(run), 0o700); err != nil {
+			return err
+		}
+	}
+	s.env.BinaryAssetsDirectory = s.dir
+	read, write, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = read.Close() }()
+	s.guard = write
+	shell := exec.Command("sh", "-c", `read -r line; [ -d "$0" ] || exit; kill -9 $(cat "$0"/*.pid); rm -rf "$0"`, s.dir) //nolint:noctx // outlives this process
+	shell.Stdin, shell.SysProcAttr = read, &syscall.SysProcAttr{Setpgid: true}                                            // out of reach of a Ctrl-C
+	if err := shell.Start(); err != nil {
+		return err
+	}
+	go func() { _ = shell.Wait() }()
+	return nil
+}
+
+// Config is a copy of the configuration of a client with all rights and no rate limit.
+func (s *Server) Config() *rest.Config { return rest.CopyConfig(s.config) }
+
+// User is the configuration of a client with the name and the groups.
+func (s *Server) User(tb testing.TB, name string, groups ...string) *rest.Config {
+	tb.Helper()
+	user, err := s.env.AddUser(envtest.User{Name: name, Groups: groups}, s.config)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return user.Config()
+}
+
+// Node is the configuration of a client with the credential of a node.
+func (s *Server) Node(tb testing.TB, name string) *rest.Config {
+	tb.Helper()
+	return s.User(tb, "system:node:"+name, "system:nodes")
+}
+
+// Kubeconfig writes a configuration to a file and returns its path.
+func Kubeconfig(tb testing.TB, config *rest.Config) string {
+	tb.Helper()
+	path := filepath.Join(tb.TempDir(), "kubeconfig")
+	err := clientcmd.WriteToFile(clientcmdapi.Config{
+		Clusters: map[string]*clientcmdapi.Cluster{"test": {Server: config.Host, CertificateAuthorityData: config.CAData}},
+		AuthInfos: map[string]*clientcmdapi.AuthInfo{"test": {
+			ClientCertificateData: config.CertData, ClientKeyData: config.KeyData, Token: config.BearerToken,
+		}},
+		Contexts:       map[string]*clientcmdapi.Context{"test": {Cluster: "test", AuthInfo: "test"}},
+		CurrentContext: "test",
+	}, path)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return path
+}
