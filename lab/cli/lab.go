@@ -247,6 +247,7 @@ func steer(use, short string, name *string, do func(*cluster.Remote, context.Con
 
 func buildCommand() *cobra.Command {
 	var printOnly bool
+	var minor string
 	command := &cobra.Command{
 		Use: "build", Short: "Build the upstream programs that the lab runs", Args: noArgs,
 		Long: "Build kube-apiserver, kube-controller-manager, kube-scheduler, kubectl, kubelet, etcd, csi-attacher and\n" +
@@ -261,7 +262,7 @@ func buildCommand() *cobra.Command {
 				return err
 			}
 			programs, err := upstream.Ensure(command.Context(), upstream.Request{
-				Cache: cache, Kubelet: true, Progress: progressTo(command.ErrOrStderr()),
+				Cache: cache, Kubernetes: minor, Kubelet: true, Progress: progressTo(command.ErrOrStderr()),
 			})
 			if err != nil {
 				return err
@@ -275,5 +276,6 @@ func buildCommand() *cobra.Command {
 		},
 	}
 	command.Flags().BoolVar(&printOnly, "print", false, "print the folder and nothing else to stdout")
+	command.Flags().StringVar(&minor, "kubernetes", "", "minor version of Kubernetes, such as 1.35, of those in lab/upstream (default: the one that lab/go.mod pins)")
 	return command
 }
