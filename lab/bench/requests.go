@@ -29,13 +29,7 @@ type span struct {
 }
 
 // requests counts, in the API server's audit log, what one attach and one detach cost it.
-func requests(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, err error) {
-	rig.audit = true
-	r, err := openRig(ctx, rig)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = joinClose(ctx, r, err) }()
+func requests(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	for i := range 2 {
 		if err := r.node(ctx, nodeName(i)); err != nil {
 			return nil, err
@@ -62,7 +56,7 @@ func (r *rig) requestsOf(ctx context.Context, size Size, plane string, first int
 	if err := r.start(plane); err != nil {
 		return nil, err
 	}
-	if err := r.cycle(ctx, first, samples{}); err != nil {
+	if err := r.cycle(ctx, first, &samples{}); err != nil {
 		return nil, err
 	}
 	// What the start asks for is not part of any attach.
