@@ -3,6 +3,7 @@ package labdisk
 import (
 	"bufio"
 	"context"
+	"encoding/gob"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -38,9 +39,10 @@ type ioClient struct {
 type ioConn struct {
 	net.Conn
 
-	// writeMu serializes frames.
+	// writeMu guards what follows.
 	writeMu sync.Mutex
 	w       *bufio.Writer
+	encoder *gob.Encoder
 
 	// mu guards what follows.
 	mu      sync.Mutex
@@ -98,7 +100,8 @@ func (c *ioClient) connection() (*ioConn, error) {
 	if err := upgrade(raw, r, c.node, c.incarnation); err != nil {
 		return nil, errors.Join(fmt.Errorf("open I/O connection of node %s: %w", c.node, err), raw.Close())
 	}
-	c.conn = &ioConn{Conn: raw, w: bufio.NewWriterSize(raw, 256<<10), waiting: map[uint64]chan *ioReply{}}
+	w := bufio.NewWriterSize(raw, 256<<10)
+	c.conn = &ioConn{Conn: raw, w: w, encoder: gob.NewEncoder(w), waiting: map[uint64]chan *ioReply{}}
 	go c.conn.receive(r)
 	return c.conn, nil
 }
@@ -118,7 +121,7 @@ func upgrade(conn net.Conn, r *bufio.Reader, node, incarnation string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = resp.Body.Close() }() // there is none: what follows are frames
+	defer func() { _ = resp.Body.Close() }() // there is none: what follows are replies
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		return fmt.Errorf("fabric answered %s", resp.Status)
 	}
@@ -146,7 +149,7 @@ func (n *ioConn) call(q *ioRequest) (p *ioReply, sent bool) {
 
 	n.writeMu.Lock()
 	q.ID = id
-	err := q.write(n.w)
+	err := n.encoder.Encode(q)
 	if err == nil {
 		err = n.w.Flush()
 	}
@@ -154,16 +157,17 @@ func (n *ioConn) call(q *ioRequest) (p *ioReply, sent bool) {
 	if err != nil {
 		n.fail(err) // closes reply
 		<-reply
-		return nil, false // the fabric has a part of the frame at most, and drops it
+		return nil, false // the fabric has a part of the request at most, and drops it
 	}
 	return <-reply, true
 }
 
 // receive hands out replies until the connection breaks.
 func (n *ioConn) receive(r *bufio.Reader) {
+	replies := gob.NewDecoder(r)
 	for {
-		p, err := readReply(r)
-		if err != nil {
+		p := &ioReply{}
+		if err := replies.Decode(p); err != nil {
 			n.fail(err)
 			return
 		}
