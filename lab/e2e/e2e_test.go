@@ -34,9 +34,9 @@ func goesAllTheWay(t *testing.T, name, plane string) {
 	if err := timeline.Chart(t.Output(), move, timeline.Style{}); err != nil {
 		t.Error(err)
 	}
-	for _, hop := range move.Hops {
-		if !hop.Seen {
-			t.Errorf("hop %q of the move was not seen", hop.Name)
+	for _, step := range move.Steps {
+		if !step.Seen {
+			t.Errorf("step %q of the move was not seen", step.Name)
 		}
 	}
 	if err := scene.AwaitSettled(ctx, move.To); err != nil {
