@@ -98,7 +98,8 @@ func (r *rig) equip(ctx context.Context) error {
 		return err
 	}
 	if r.ownAttacher == nil {
-		if _, err := r.lab.StartAttacher(r.socket); err != nil {
+		attacher := cluster.Sidecar{Component: "attacher", Socket: r.socket, Args: []string{"--kube-api-qps=-1"}}
+		if err := r.lab.StartSidecar(planeBelay, attacher); err != nil {
 			return err
 		}
 	}

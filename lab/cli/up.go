@@ -26,7 +26,7 @@ func upCommand() *cobra.Command {
 	options := cluster.Options{Drivers: labdisk.Drivers()}
 	var upstreamPlane bool
 	command := &cobra.Command{
-		Use: "up", Short: "Start a lab and leave it running", Args: noArgs,
+		Use: "up", Short: "Start a lab and leave it running", Args: usage.NoArgs,
 		Long: "Start a lab and leave it running; `belay-lab down` ends it. Needs root. The first start builds\n" +
 			"the upstream programs (see `belay-lab build --help`).\n\n" +
 			"Nodes are of one of two kinds. kubelet: a kubelet with containerd and runc. belay: belay's node agent, with each\n" +
@@ -61,14 +61,6 @@ func upCommand() *cobra.Command {
 	flags.StringArrayVar(&options.NodeArgs, "node-arg", nil, "flag for the agent of each node: a flag of kubelet, or on belay nodes --v or --volume-stats-agg-period")
 	flags.Bool("print-env", false, "print nothing to stdout but the export lines for the shell; of a lab that runs already, those (see belay-lab env)")
 	return command
-}
-
-// noArgs is cobra.NoArgs with the exit code of wrong usage.
-func noArgs(command *cobra.Command, args []string) error {
-	if err := cobra.NoArgs(command, args); err != nil {
-		return usage.Wrap(err)
-	}
-	return nil
 }
 
 // up starts the supervisor as a process of its own and shows its progress until the lab is ready.
@@ -257,7 +249,7 @@ const superviseVerb = "supervise"
 func superviseCommand() *cobra.Command {
 	var encoded string
 	command := &cobra.Command{
-		Use: superviseVerb, Short: "Hold a lab until it is stopped", Hidden: true, Args: noArgs,
+		Use: superviseVerb, Short: "Hold a lab until it is stopped", Hidden: true, Args: usage.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			var options cluster.Options
 			if err := json.Unmarshal([]byte(encoded), &options); err != nil {

@@ -104,13 +104,6 @@ func (f *Fleet) Wait() {
 	f.factory.Shutdown()
 }
 
-// Freeze stops the kubelet of a node; what is mounted stays so. False thaws it.
-func (f *Fleet) Freeze(name string, frozen bool) {
-	if n := f.nodes[name]; n != nil {
-		n.freeze(frozen)
-	}
-}
-
 func withoutManagedFields(object any) (any, error) {
 	if accessor, err := meta.Accessor(object); err == nil {
 		accessor.SetManagedFields(nil)

@@ -28,7 +28,6 @@ type node struct {
 	mu     sync.Mutex
 	pods   map[types.UID]*corev1.Pod
 	newest *corev1.Node
-	frozen bool
 
 	// Of the goroutine alone.
 	mounted map[string]volume
@@ -90,13 +89,6 @@ func (n *node) lost(gone *corev1.Node) {
 	}
 }
 
-func (n *node) freeze(frozen bool) {
-	n.mu.Lock()
-	n.frozen = frozen
-	n.mu.Unlock()
-	n.kick()
-}
-
 // state is what the goroutine works on in one turn.
 type state struct {
 	node *corev1.Node
@@ -109,7 +101,7 @@ func (n *node) state() (state, bool) {
 	s := state{node: n.newest, pods: slices.SortedFunc(maps.Values(n.pods), func(a, b *corev1.Pod) int {
 		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
 	})}
-	return s, n.newest != nil && !n.frozen
+	return s, n.newest != nil
 }
 
 // run works until ctx ends.

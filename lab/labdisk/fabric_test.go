@@ -17,6 +17,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"belay.dev/belay/lab/socket"
 )
 
 // bench is a fabric in this process, with two nodes whose I/O the test does itself: no root, no mounts.
@@ -540,7 +542,7 @@ func shortDir(t *testing.T) string {
 }
 
 func TestSayNoInOneSentence(t *testing.T) {
-	if _, err := listenUnix("/tmp/" + strings.Repeat("long/", 30) + "x.sock"); err == nil || !strings.Contains(err.Error(), "shorter") {
+	if _, err := socket.Listen("/tmp/" + strings.Repeat("long/", 30) + "x.sock"); err == nil || !strings.Contains(err.Error(), "shorter") {
 		t.Errorf("a socket path that is too long: %v", err)
 	}
 	if err := checkDrivers([]string{"ebs.csi.aws.com"}); err == nil {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // loopMajor is the block device number of the kernel's loop driver.
@@ -144,30 +145,24 @@ func (l loop) isOf(fuseDir, volume string) bool {
 
 // freeLoops frees the volume's devices and returns when they are gone, or says which one somebody holds.
 func freeLoops(ctx context.Context, fuseDir, volume string) error {
-	deadline := time.Now().Add(loopPatience)
-	for {
-		loops, err := loopsOf(fuseDir, volume)
-		if err != nil {
-			return err
+	mine := func(l loop) bool { return l.isOf(fuseDir, volume) }
+	var left []loop
+	err := wait.PollUntilContextTimeout(ctx, loopLookAgain, loopPatience, true, func(context.Context) (done bool, err error) {
+		if left, err = loopsOf(fuseDir, volume); err != nil {
+			return false, err
 		}
-		if len(loops) == 0 {
-			return nil
-		}
-		for _, l := range loops {
-			mine := func(l loop) bool { return l.isOf(fuseDir, volume) }
+		for _, l := range left {
 			if err := l.clear(mine); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
+				return false, err
 			}
 		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("loop device %s of volume %s is still in use after %s", loops[0].device, volume, loopPatience)
-		}
-		timer := time.NewTimer(loopLookAgain)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return fmt.Errorf("wait for loop device %s of volume %s to be free: %w", loops[0].device, volume, context.Cause(ctx))
-		}
+		return len(left) == 0, nil
+	})
+	switch {
+	case ctx.Err() != nil && len(left) > 0:
+		return fmt.Errorf("wait for loop device %s of volume %s to be free: %w", left[0].device, volume, context.Cause(ctx))
+	case wait.Interrupted(err):
+		return fmt.Errorf("loop device %s of volume %s is still in use after %s", left[0].device, volume, loopPatience)
 	}
+	return err
 }

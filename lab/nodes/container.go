@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"belay.dev/belay/lab/jsonfile"
 	"belay.dev/belay/lab/proc"
 )
 
@@ -109,7 +110,7 @@ func adoptContainer(dir string) (c *container, found bool, err error) {
 	}
 	done := make(chan struct{})
 	c = &container{dir: dir, process: record, done: done}
-	if err := readJSON(filepath.Join(dir, startedFile), &c.started); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := jsonfile.Read(filepath.Join(dir, startedFile), &c.started); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, false, err
 	}
 	if !record.Alive() {
@@ -156,7 +157,7 @@ func (c *container) kill() { _ = c.process.Signal(unix.SIGUSR1) }
 // outcome is how the container ended. Call it after done.
 func (c *container) outcome() ended {
 	var end ended
-	if err := readJSON(filepath.Join(c.dir, endedFile), &end); err == nil {
+	if err := jsonfile.Read(filepath.Join(c.dir, endedFile), &end); err == nil {
 		return end
 	}
 	// The power was cut, or container-exec was killed: the command died with it.

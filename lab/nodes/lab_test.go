@@ -59,7 +59,7 @@ func TestAFrozenNodeDoesNotHoldItsKillerUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	listener, err := net.Listen("unix", controlSocket(dir))
+	listener, err := net.Listen("unix", (Config{Dir: dir}).ControlSocket())
 	if err != nil {
 		t.Fatal(err)
 	}

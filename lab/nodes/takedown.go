@@ -14,6 +14,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"belay.dev/belay/lab/labdisk"
 )
@@ -80,17 +81,8 @@ func endChild(kept *children, name string, grace time.Duration) {
 
 // within looks until done says so or the time is over.
 func within(limit time.Duration, done func() bool) {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	tick := time.NewTicker(takeDownLook)
-	defer tick.Stop()
-	for !done() {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
+	condition := func(context.Context) (bool, error) { return done(), nil }
+	_ = wait.PollUntilContextTimeout(context.Background(), takeDownLook, limit, true, condition) // the caller looks again
 }
 
 // processes are the node's live processes, but for this one and the storage: without

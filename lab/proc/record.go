@@ -1,7 +1,6 @@
 package proc
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"belay.dev/belay/lab/jsonfile"
 )
 
 // Record identifies one process beyond the reuse of its pid.
@@ -59,30 +60,16 @@ func Of(name string, pid int) (Record, error) {
 
 // Write stores the record at path, whole or not at all.
 func (r Record) Write(path string) error {
-	content, err := json.Marshal(r)
-	if err != nil {
-		return fmt.Errorf("encoding the record of %s: %w", r.Name, err)
-	}
-	temporary := fmt.Sprintf("%s.%d.tmp", path, os.Getpid())
-	if err := os.WriteFile(temporary, append(content, '\n'), 0o600); err != nil {
+	if err := jsonfile.Write(path, r); err != nil {
 		return fmt.Errorf("writing the record of %s: %w", r.Name, err)
-	}
-	if err := os.Rename(temporary, path); err != nil {
-		_ = os.Remove(temporary)
-		return fmt.Errorf("putting the record of %s in place: %w", r.Name, err)
 	}
 	return nil
 }
 
 // ReadRecord reads one record.
-func ReadRecord(path string) (Record, error) {
-	content, err := os.ReadFile(path)
-	if err != nil {
+func ReadRecord(path string) (r Record, err error) {
+	if err := jsonfile.Read(path, &r); err != nil {
 		return Record{}, fmt.Errorf("reading a process record: %w", err)
-	}
-	var r Record
-	if err := json.Unmarshal(content, &r); err != nil {
-		return Record{}, fmt.Errorf("reading the process record %s: %w", path, err)
 	}
 	return r, nil
 }
