@@ -59,11 +59,7 @@ func statusCommand() *cobra.Command {
 			if output != "" && output != "json" {
 				return usage.Errorf("--output must be json, or left out for a table, not %q", output)
 			}
-			lab, err := cluster.Find(name)
-			if err != nil {
-				return err
-			}
-			status, err := lab.Status(command.Context())
+			status, err := statusOf(command, name)
 			if err != nil {
 				return err
 			}
@@ -78,6 +74,15 @@ func statusCommand() *cobra.Command {
 	nameFlag(command, &name)
 	command.Flags().StringVarP(&output, "output", "o", "", "json, or a table if it is left out")
 	return command
+}
+
+// statusOf asks a lab that runs for its status.
+func statusOf(command *cobra.Command, name string) (cluster.Status, error) {
+	lab, err := cluster.Find(name)
+	if err != nil {
+		return cluster.Status{}, err
+	}
+	return lab.Status(command.Context())
 }
 
 func printStatus(out io.Writer, s cluster.Status) error {
@@ -195,11 +200,7 @@ func nodeCommand() *cobra.Command {
 }
 
 func listNodes(command *cobra.Command, name string) error {
-	lab, err := cluster.Find(name)
-	if err != nil {
-		return err
-	}
-	status, err := lab.Status(command.Context())
+	status, err := statusOf(command, name)
 	if err != nil {
 		return err
 	}

@@ -72,7 +72,6 @@ func up(command *cobra.Command, options cluster.Options) error {
 			progressTo(command.ErrOrStderr())("%s", because)
 		}
 	}
-	ctx := command.Context()
 	printEnv, err := command.Flags().GetBool("print-env")
 	if err != nil {
 		return fmt.Errorf("reading --print-env: %w", err)
@@ -82,17 +81,13 @@ func up(command *cobra.Command, options cluster.Options) error {
 			return err
 		}
 	}
-	if err := supervise(ctx, options, command.ErrOrStderr()); err != nil {
+	if err := supervise(command.Context(), options, command.ErrOrStderr()); err != nil {
 		return err
 	}
 	if printEnv {
 		return environmentOf(command, options.Name)
 	}
-	lab, err := cluster.Find(options.Name)
-	if err != nil {
-		return err
-	}
-	status, err := lab.Status(ctx)
+	status, err := statusOf(command, options.Name)
 	if err != nil {
 		return err
 	}
@@ -123,11 +118,7 @@ func envCommand() *cobra.Command {
 
 // environmentOf prints the export lines of a lab that runs.
 func environmentOf(command *cobra.Command, name string) error {
-	lab, err := cluster.Find(name)
-	if err != nil {
-		return err
-	}
-	status, err := lab.Status(command.Context())
+	status, err := statusOf(command, name)
 	if err != nil {
 		return err
 	}
