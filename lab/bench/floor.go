@@ -12,10 +12,10 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/lab/informer"
 )
 
 // floorWrites is how many writes the floor has in flight at most.
@@ -76,14 +76,13 @@ func floorWith(ctx context.Context, client kubernetes.Interface) error {
 		volumes: map[string]*floorVolume{}, nodes: map[string]*floorNode{},
 	}
 	factory := informers.NewSharedInformerFactory(client, 0)
-	for informer, handler := range map[cache.SharedIndexInformer]cache.ResourceEventHandlerFuncs{
-		factory.Core().V1().Nodes().Informer():                handle(func(_, after *corev1.Node) { f.nodeChanged(ctx, after) }),
-		factory.Core().V1().Pods().Informer():                 handle(func(before, after *corev1.Pod) { f.podChanged(ctx, before, after) }),
-		factory.Storage().V1().VolumeAttachments().Informer(): handle(func(before, after *storagev1.VolumeAttachment) { f.attachmentChanged(ctx, before, after) }),
-	} {
-		if _, err := informer.AddEventHandler(handler); err != nil {
-			return fmt.Errorf("watching the API server: %w", err)
-		}
+	_, nodes := informer.OnChange(factory.Core().V1().Nodes().Informer(), func(_, after *corev1.Node) { f.nodeChanged(ctx, after) })
+	_, pods := informer.OnChange(factory.Core().V1().Pods().Informer(), func(before, after *corev1.Pod) { f.podChanged(ctx, before, after) })
+	_, attachments := informer.OnChange(factory.Storage().V1().VolumeAttachments().Informer(), func(before, after *storagev1.VolumeAttachment) {
+		f.attachmentChanged(ctx, before, after)
+	})
+	if err := errors.Join(nodes, pods, attachments); err != nil {
+		return fmt.Errorf("watching the API server: %w", err)
 	}
 	factory.StartWithContext(ctx)
 	<-ctx.Done()
