@@ -76,7 +76,7 @@ func (s *sidecar) countInto(ctx context.Context, f *Figure, do func(context.Cont
 	return nil
 }
 
-// userOf is as whom a plane's attacher speaks to the API server.
+// userOf is the user of a plane's attacher at the API server.
 func userOf(plane string) string {
 	if plane == planeUpstream {
 		return cluster.UserCSIAttacher
@@ -84,7 +84,7 @@ func userOf(plane string) string {
 	return cluster.UserAttacher
 }
 
-// perVolume counts requests by right. It leaves out what goes on without any volume: leases, and watches that are opened anew.
+// perVolume counts requests by right. It leaves out what is independent of volumes: leases, and watches that are opened again.
 func perVolume(all []audit.Request, volumes int) map[string]float64 {
 	all = slices.DeleteFunc(slices.Clone(all), func(r audit.Request) bool { return r.Resource == "leases" || r.Verb == "watch" })
 	counts := map[string]float64{}

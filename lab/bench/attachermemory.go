@@ -58,7 +58,7 @@ func (r *rig) seedAttached(ctx context.Context, size Size, l *lane) error {
 	if err := r.persistentVolume(ctx, l.probe(), l.driver.name); err != nil {
 		return err
 	}
-	told := max(size.ScaleVolumes/5, 1)
+	interval := max(size.ScaleVolumes/5, 1)
 	return each(ctx, size.ScaleVolumes, func(ctx context.Context, i int) error {
 		node := nodeName(i % size.ScaleNodes)
 		if err := r.persistentVolume(ctx, l.volume(i), l.driver.name, kube.AttacherFinalizer(l.driver.name)); err != nil {
@@ -67,7 +67,7 @@ func (r *rig) seedAttached(ctx context.Context, size Size, l *lane) error {
 		if err := r.attached(ctx, l.driver.name, l.volume(i), node); err != nil {
 			return err
 		}
-		if (i+1)%told == 0 {
+		if (i+1)%interval == 0 {
 			r.say("memory: %d of %d volumes (%.0f s)", i+1, size.ScaleVolumes, time.Since(began).Seconds())
 		}
 		return nil

@@ -203,7 +203,7 @@ func (s *sidecar) eachVolume(ctx context.Context, turn int, do func(ctx context.
 	})
 }
 
-// allSeen waits until all facts are seen, and tells how long after began the last was.
+// allSeen waits until all facts are seen, and returns how long after began the last was.
 func (s *sidecar) allSeen(ctx context.Context, began time.Time, facts []fact) (time.Duration, error) {
 	at, err := s.observer.last(ctx, facts)
 	if err != nil {

@@ -127,7 +127,7 @@ func (r *rig) laneTurn(ctx context.Context, size Size, plane string, l *lane, fo
 	return s.end(ctx)
 }
 
-// costOf does something and tells how long it took and the attacher's CPU time, and that of a moment longer.
+// costOf returns how long something took, and the attacher's CPU time for it and a moment longer.
 func (s *sidecar) costOf(ctx context.Context, do func(context.Context, int) (time.Duration, error)) (took, cpu time.Duration, err error) {
 	before, err := s.cpu()
 	if err != nil {

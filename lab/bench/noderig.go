@@ -59,7 +59,7 @@ func (r *rig) poll(ctx context.Context, what string, is func() bool) error {
 	return nil
 }
 
-// plainNode makes a Node that is Ready, as whoever runs the pods of such a node does.
+// plainNode makes a Node that is Ready, as the process does that runs the pods of such a node.
 func (o objects) plainNode(ctx context.Context, name string) error {
 	_, err := create(ctx, o.client.CoreV1().Nodes().Create, readyNode(name))
 	return err

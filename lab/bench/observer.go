@@ -154,7 +154,7 @@ func (o *observer) forget(facts ...fact) {
 	}
 }
 
-// when waits until a fact is seen, and tells since when.
+// when waits until a fact is seen, and returns since when.
 func (o *observer) when(ctx context.Context, f fact) (time.Time, error) {
 	o.mu.Lock()
 	at, known := o.since[f]
@@ -175,7 +175,7 @@ func (o *observer) when(ctx context.Context, f fact) (time.Time, error) {
 	return o.since[f], nil
 }
 
-// last waits until all facts are seen, and tells when the last of them was.
+// last waits until all facts are seen, and returns when the last of them was.
 func (o *observer) last(ctx context.Context, facts []fact) (time.Time, error) {
 	var last time.Time
 	for _, f := range facts {

@@ -111,7 +111,7 @@ func (r *rig) observe(ctx context.Context) (err error) {
 	return err
 }
 
-// close takes all down, also when ctx has ended, and tells what the storage would not have liked.
+// close takes all down, also when ctx has ended, and returns the violations that the driver saw.
 func (r *rig) close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)
 	defer cancel()

@@ -119,7 +119,7 @@ func TestRights(t *testing.T) {
 	t.Logf("asked for: %v", slices.Sorted(maps.Keys(asked)))
 }
 
-// asks tells whether the controller has sent such a request since then.
+// asks reports whether the controller has sent such a request since then.
 func asks(t *testing.T, r *rig, since time.Time, name string) bool {
 	t.Helper()
 	all, err := r.lab.Requests(t.Context(), since, time.Time{})

@@ -73,7 +73,7 @@ func (r *rig) seed(ctx context.Context, size Size) error {
 		return err
 	}
 	r.say("scale: %d nodes are there (%.0f s); now %d volumes, attached, with their pods", size.ScaleNodes, time.Since(began).Seconds(), size.ScaleVolumes)
-	told := max(size.ScaleVolumes/5, 1)
+	interval := max(size.ScaleVolumes/5, 1)
 	return each(ctx, size.ScaleVolumes, func(ctx context.Context, i int) error {
 		volume, node := volumeName(i), nodeName(i/perNode)
 		if err := r.volume(ctx, volume); err != nil {
@@ -85,7 +85,7 @@ func (r *rig) seed(ctx context.Context, size Size) error {
 		if err := r.attached(ctx, driverName, volume, node); err != nil {
 			return err
 		}
-		if (i+1)%told == 0 {
+		if (i+1)%interval == 0 {
 			r.say("scale: %d of %d volumes (%.0f s)", i+1, size.ScaleVolumes, time.Since(began).Seconds())
 		}
 		return nil

@@ -188,7 +188,7 @@ func deleted(node string, from, to int) detach {
 	return detach{volume: kube.UniqueVolumeName("d", "v"), node: node, sent: at(from), answered: at(to)}
 }
 
-func TestOracleFindsWhatWentWrong(t *testing.T) {
+func TestOracleFindsBreaches(t *testing.T) {
 	for name, tc := range map[string]struct {
 		history
 		want string // part of the one breach; empty for none

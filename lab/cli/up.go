@@ -159,7 +159,7 @@ func progressTo(w io.Writer) func(string, ...any) {
 	}
 }
 
-// message is what the supervisor tells `up` until the lab is ready, one JSON object per line.
+// message is what the supervisor sends to `up` until the lab is ready, one JSON object per line.
 type message struct {
 	Progress string `json:"progress,omitempty"`
 	Error    string `json:"error,omitempty"`
@@ -167,7 +167,7 @@ type message struct {
 }
 
 // supervise starts the supervisor and returns when the lab is ready. If ctx ends before, the
-// supervisor is told to give up, and it is waited for: it leaves nothing behind.
+// supervisor gets SIGTERM, and supervise waits for its end: it leaves nothing behind.
 func supervise(ctx context.Context, options cluster.Options, progress io.Writer) error {
 	encoded, err := json.Marshal(options)
 	if err != nil {

@@ -29,7 +29,7 @@ const (
 )
 
 // await looks again and again until ready succeeds. It gives up early when a component keeps
-// ending, and then tells the end of that component's log.
+// ending, and then returns the end of that component's log.
 func (c *Cluster) await(ctx context.Context, what string, within time.Duration, ready func(context.Context) error) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, lookAgain, within, true, func(ctx context.Context) (bool, error) {
@@ -60,7 +60,7 @@ func (c *Cluster) hopeless() error {
 	return nil
 }
 
-// whoRestarts tells which components have been restarted, for an error message.
+// whoRestarts names the first component that was restarted, for an error message.
 func (c *Cluster) whoRestarts() error {
 	for _, s := range c.states() {
 		if s.Restarts > 0 {

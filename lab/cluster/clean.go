@@ -58,8 +58,8 @@ func Labs() ([]string, error) {
 	return names, nil
 }
 
-// cleanLab needs the lab's lock. The order matters: no process may be left that could make
-// anything anew, then what the kernel holds for them, then the files.
+// cleanLab needs the lab's lock. The order matters: no process may be left that could recreate
+// anything, then what the kernel holds for them, then the files.
 func cleanLab(ctx context.Context, p paths) ([]string, error) {
 	if _, err := os.Stat(p.dir()); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

@@ -21,8 +21,8 @@ import (
 	"belay.dev/belay/lab/socket"
 )
 
-// StopRequested is closed when somebody asked this lab over its control socket to stop. Whoever
-// holds the cluster then calls Down.
+// StopRequested is closed when another process asks this lab over its control socket to stop. The
+// owner of the cluster then calls Down.
 func (c *Cluster) StopRequested() <-chan struct{} { return c.control.stop }
 
 // controlServer lets other processes of the same user steer the lab: HTTP over a unix socket.
@@ -157,7 +157,7 @@ func (r *Remote) Stop(ctx context.Context) error {
 	return nil
 }
 
-// held says whether some process holds the lab's lock.
+// held reports whether some process holds the lab's lock.
 func (r *Remote) held() bool {
 	lock, err := takeLock(r.paths)
 	if err != nil {

@@ -71,7 +71,7 @@ type Options struct {
 	NodeArgs []string `json:"nodeArgs,omitempty"`
 	// Verbosity of belay's own components (klog -v).
 	Verbosity int `json:"verbosity"`
-	// Progress is told what goes on, one line at a time; may be nil.
+	// Progress receives the progress, one line at a time; may be nil.
 	Progress func(format string, args ...any) `json:"-"`
 }
 

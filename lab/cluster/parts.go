@@ -80,7 +80,7 @@ func (c *Cluster) RunAttacher(component string) error {
 	return fmt.Errorf("the lab has no attacher %q", component)
 }
 
-// Component tells how a component fares; PID 0 if it does not run.
+// Component returns the state of a component; PID 0 if it does not run.
 func (c *Cluster) Component(name string) (proc.State, error) {
 	process, err := c.process(name)
 	if err != nil {
@@ -114,7 +114,7 @@ func (c *Cluster) NodeKubeconfig(node, file string) error {
 	return nil
 }
 
-// NodeUser is as whom the agent of a node speaks to the API server.
+// NodeUser is the user of a node's agent at the API server.
 func NodeUser(node string) (name string, groups []string) {
 	return "system:node:" + node, []string{"system:nodes", "system:authenticated"}
 }

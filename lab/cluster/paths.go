@@ -43,7 +43,7 @@ func (p paths) dir() string { return filepath.Join(p.cache, "labs", p.name) }
 // lock lies beside the lab's folder, so that it can be held while the folder goes.
 func (p paths) lock() string { return filepath.Join(p.cache, "labs", "."+p.name+".lock") }
 
-// lastLogs keeps the logs of the last run, for whoever wants to know why it failed.
+// lastLogs keeps the logs of the last run, for finding out why it failed.
 func (p paths) lastLogs() string { return filepath.Join(p.cache, "logs", p.name) }
 
 func (p paths) state() string   { return filepath.Join(p.dir(), "lab.json") }

@@ -26,8 +26,7 @@ func certConfig(config certutil.Config) *pkiutil.CertConfig {
 	return &pkiutil.CertConfig{Config: config, NotAfter: time.Now().Add(validFor), EncryptionAlgorithm: kubeadmapi.EncryptionAlgorithmECDSAP256}
 }
 
-// authority signs the certificates of one trust domain. The lab has three: one for all that speaks
-// to the API server; one for etcd alone, so that no component but the API server can read or
+// authority signs the certificates of one trust domain. The lab has three: one for the API server and its clients; one for etcd alone, so that no component but the API server can read or
 // write the store behind RBAC's back; and one for the API server as a proxy that vouches for users.
 type authority struct {
 	certificate *x509.Certificate

@@ -34,7 +34,7 @@ const (
 	lastPort  = 31999
 )
 
-// portChooser hands out ports that nobody listens on and no other lab of this cache has chosen.
+// portChooser chooses ports that are free and that no other lab of this cache has chosen.
 type portChooser struct {
 	taken map[int]bool
 	err   error

@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// UserCSIAttacher is as whom upstream's csi-attacher speaks to the API server.
+// UserCSIAttacher is the user name of upstream's csi-attacher at the API server.
 const UserCSIAttacher = "system:serviceaccount:" + labNamespace + ":csi-attacher"
 
 // Sidecar is one run of an attacher in a bare lab.

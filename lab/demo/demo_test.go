@@ -81,7 +81,7 @@ func TestJSONIsOneDocument(t *testing.T) {
 	}
 }
 
-func TestFlagsThatDoNotFitAreRefusedBeforeAnythingStarts(t *testing.T) {
+func TestInvalidFlagsAreRefusedBeforeStart(t *testing.T) {
 	for name, tc := range map[string]struct {
 		args []string
 		want string

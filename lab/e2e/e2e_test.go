@@ -10,9 +10,9 @@ import (
 	"belay.dev/belay/lab/timeline"
 )
 
-// TestVolumeGoesAllTheWay is the short way: a claim, a writer, one move, every
+// TestVolumeLifecycle is the short way: a claim, a writer, one move, every
 // record read back, nothing left. Belay's node agent shakes hands with either plane.
-func TestVolumeGoesAllTheWay(t *testing.T) {
+func TestVolumeLifecycle(t *testing.T) {
 	t.Run("belay's plane", func(t *testing.T) { goesAllTheWay(t, "e2e", cluster.PlaneBelay) })
 	t.Run("upstream's plane", func(t *testing.T) { goesAllTheWay(t, "e2e-up", cluster.PlaneUpstream) })
 }

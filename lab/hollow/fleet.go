@@ -26,12 +26,12 @@ import (
 // Options say how hollow nodes behave. Only Drivers must be set.
 type Options struct {
 	// Drivers are the CSI drivers that each node has; its id at each is its name. A pod
-	// with a volume of another driver waits for an attach that nobody makes.
+	// with a volume of another driver waits for an attach that never comes.
 	Drivers []string
 	// MaxPods each node takes; default 110, kubelet's.
 	MaxPods int64
 	// Heartbeat is how often each node renews its Lease; 0, the default, is never, for
-	// labs in which nobody looks (kube-controller-manager's node lifecycle does:
+	// labs in which no controller looks (kube-controller-manager's node lifecycle does:
 	// 10 s is kubelet's pace). The Lease lasts four times as long.
 	Heartbeat time.Duration
 	// Retry is the pause after a write that failed; default 100 ms.

@@ -38,7 +38,7 @@ func checkCapability(driver string, c *csi.VolumeCapability) error {
 	return nil
 }
 
-// supports tells whether the personality can serve the capability.
+// supports reports whether the personality can serve the capability.
 func supports(driver string, c *csi.VolumeCapability) bool { return checkCapability(driver, c) == nil }
 
 func checkCapabilities(driver string, all []*csi.VolumeCapability) error {

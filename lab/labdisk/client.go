@@ -11,7 +11,7 @@ import (
 	"belay.dev/belay/lab/socket"
 )
 
-// Client speaks to a fabric. It may be used by many goroutines, and survives a restart of the fabric.
+// Client is a client of a fabric. It may be used by many goroutines, and survives a restart of the fabric.
 type Client struct {
 	addr string
 	http *http.Client
@@ -82,7 +82,7 @@ func (c *Client) Faults(ctx context.Context) ([]Fault, error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/faults", nil, &out)
 }
 
-// ClearFaults clears the faults of the ids given, or all; calls that hang in one of them go on. If one of them is not set,
+// ClearFaults clears the faults of the ids given, or all; calls that hang in one of them continue. If one of them is not set,
 // it returns an error and clears none.
 func (c *Client) ClearFaults(ctx context.Context, ids ...string) error {
 	q := url.Values{"id": ids}
@@ -106,7 +106,7 @@ func (c *Client) RegisterNode(ctx context.Context, n Node) error {
 	return c.do(ctx, http.MethodPost, "/v1/nodes", n, nil)
 }
 
-// permissive tells whether the fabric forbids nothing.
+// permissive reports whether the fabric forbids nothing.
 func (c *Client) permissive(ctx context.Context) (bool, error) {
 	var out fabricMode
 	err := c.do(ctx, http.MethodGet, "/v1/mode", nil, &out)

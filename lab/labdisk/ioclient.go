@@ -22,7 +22,7 @@ const (
 	redialPeriod = 50 * time.Millisecond
 )
 
-// ioClient is a host adapter's way to the fabric: one connection, made anew when it breaks.
+// ioClient connects a host adapter with the fabric: one connection, opened again when it breaks.
 type ioClient struct {
 	addr        string
 	node        string
@@ -80,7 +80,7 @@ func (c *ioClient) do(ctx context.Context, q ioRequest) *ioReply {
 	}
 }
 
-// repeatable tells whether doing the operation twice is as good as once.
+// repeatable reports whether doing the operation twice is as good as once.
 func (o ioOp) repeatable(flags uint32) bool {
 	return !o.changes(flags) || o == opAllocate || o == opSetattr || o == opWrite && flags&syscall.O_APPEND == 0
 }
@@ -134,7 +134,7 @@ func (n *ioConn) failure() error {
 	return n.err
 }
 
-// call returns nil when the connection broke before the reply; sent tells whether the fabric may have had the request.
+// call returns nil when the connection broke before the reply; sent reports whether the fabric may have had the request.
 func (n *ioConn) call(q *ioRequest) (p *ioReply, sent bool) {
 	reply := make(chan *ioReply, 1)
 	n.mu.Lock()

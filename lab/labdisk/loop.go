@@ -17,7 +17,7 @@ import (
 // loopMajor is the block device number of the kernel's loop driver.
 const loopMajor = 7
 
-// How often a free loop device may be taken by somebody else between asking for it and binding it, and how long and how
+// How often a free loop device may be taken by another process between asking for it and binding it, and how long and how
 // often to look whether a device that was freed is gone: its last user may still be closing it.
 const (
 	loopAttempts  = 100
@@ -61,7 +61,7 @@ func bindLoop(backing string, readOnly, autoclear bool) (*os.File, error) {
 	return nil, fmt.Errorf("bind a loop device to %s: %d in a row were taken by others: %w", backing, loopAttempts, errNoLoop)
 }
 
-// bindFreeLoop answers EBUSY when somebody else was faster.
+// bindFreeLoop returns EBUSY when another process was faster.
 func bindFreeLoop(control, mode int, config *unix.LoopConfig) (*os.File, error) {
 	n, err := unix.IoctlRetInt(control, unix.LOOP_CTL_GET_FREE)
 	if err != nil {
@@ -143,7 +143,7 @@ func (l loop) isOf(fuseDir, volume string) bool {
 	return ok && v == volume
 }
 
-// freeLoops frees the volume's devices and returns when they are gone, or says which one somebody holds.
+// freeLoops frees the volume's devices and returns when they are gone, or an error that names one in use.
 func freeLoops(ctx context.Context, fuseDir, volume string) error {
 	mine := func(l loop) bool { return l.isOf(fuseDir, volume) }
 	var left []loop

@@ -27,7 +27,7 @@ type registrar struct {
 const registrationPause = time.Second
 
 // serveRegistration serves the registration socket in the group until ctx ends. If the kubelet refuses the driver the
-// socket is made anew a little later, which makes the kubelet try again.
+// socket is recreated a little later, which makes the kubelet try again.
 func serveRegistration(ctx context.Context, group *errgroup.Group, driver, endpoint, path string) error {
 	lis, err := socket.Listen(path)
 	if err != nil {

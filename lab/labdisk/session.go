@@ -94,7 +94,7 @@ func (s *session) serve(q *ioRequest) *ioReply {
 		return s.sync(v, q)
 	}
 	if q.Op == opRelease {
-		return s.shareIO(v, q) // a node that lost the volume may still let go of its files
+		return s.shareIO(v, q) // a node that lost the volume may still close its files
 	}
 	a := admission{node: s.node, incarnation: s.incarnation, epoch: q.Epoch, write: q.Op.changes(q.Flags)}
 	return s.fabric.admit(v, a, q, func() *ioReply {

@@ -38,7 +38,7 @@ const (
 	opStatfs
 )
 
-// changes tells whether the operation can alter what the volume holds.
+// changes reports whether the operation can alter what the volume holds.
 func (o ioOp) changes(flags uint32) bool {
 	switch o {
 	case opWrite, opAllocate, opSetattr, opMkdir, opUnlink, opRmdir, opRename, opSymlink, opLink:

@@ -151,7 +151,7 @@ func TestNoAcknowledgementWithoutSync(t *testing.T) {
 	}
 }
 
-func TestEveryPrefixIsWholeOrTorn(t *testing.T) {
+func TestEveryPrefixIsCompleteOrTorn(t *testing.T) {
 	content := filled(t, Lines, 4)
 	for length := range len(content) + 1 {
 		report, err := Read(bytes.NewReader(content[:length]), Lines)

@@ -86,7 +86,7 @@ func readLines(source *bufio.Reader, report *Report) error {
 	}
 }
 
-// classifyTail tells a torn tail, which may be cut off, from damage: only the one
+// classifyTail distinguishes a torn tail, which may be cut off, from damage: only the one
 // record that was being written can be torn, and it has no newline.
 func classifyTail(tail []byte, report *Report) error {
 	zeros := len(bytes.Trim(tail, "\x00")) == 0

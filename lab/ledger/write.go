@@ -74,7 +74,7 @@ func (l *Ledger) dropTail() error {
 func (l *Ledger) Found() Report { return l.report }
 
 // Append writes one record and returns its number once it is on the disk; only
-// then may it be called acknowledged. After an error the ledger must be opened anew:
+// then may it be called acknowledged. After an error the ledger must be opened again:
 // whether the record reached the disk is unknown.
 func (l *Ledger) Append(writer string, now time.Time) (int64, error) {
 	record := l.report.last.next(writerName(writer), now)

@@ -109,7 +109,7 @@ func Plans(seed uint64, n int) []Plan {
 	return plans
 }
 
-// strikesAt says whether the moment is the plan's. A record that is being written may be seen only when it is in place.
+// strikesAt reports whether the moment is the plan's. A record that is being written may be seen only when it is in place.
 func (p Plan) strikesAt(moment Moment) bool {
 	return p.Moment == moment || (p.Moment == RecordBegun && moment == RecordWritten)
 }
@@ -147,7 +147,7 @@ func missed(t tally) []string {
 	return names
 }
 
-func TestPlansOfARoundMeetEveryMoment(t *testing.T) {
+func TestRoundOfPlansMeetsEveryMoment(t *testing.T) {
 	plans := Plans(7, 30)
 	if !slices.Equal(plans, Plans(7, 30)) {
 		t.Error("the same seed made other plans")

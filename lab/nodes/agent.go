@@ -37,7 +37,7 @@ func nameSelector(name string) fields.Selector {
 
 // runAgent is a belay node's agent: the Node and its Lease, the CSI volumes (belay.dev/
 // belay/node), the pods, and the server for their logs. When it ends, the containers
-// go on.
+// keep running.
 func runAgent(command *cobra.Command, config Config, flags AgentFlags) error {
 	if flags.verbosity != 0 {
 		config.Verbosity = flags.verbosity
@@ -140,7 +140,7 @@ func (p *pods) run(ctx context.Context, synced func()) {
 		Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc: func(object any) { p.set(ctx, object) },
 			UpdateFunc: func(before, object any) {
-				// A pod that was deleted and made anew under its name may come as one update.
+				// A pod that was deleted and created again under its name may come as one update.
 				if old, ok := before.(*corev1.Pod); ok && old.UID != object.(*corev1.Pod).UID {
 					p.remove(before)
 				}
@@ -206,8 +206,8 @@ func (p *pods) remove(object any) {
 	}
 }
 
-// forget lets go of a pod once its keeper has ended and its object is gone, whichever comes
-// last. As long as there is an object, another sight of it must not begin the pod anew.
+// forget drops a pod once its keeper has ended and its object is gone, whichever comes
+// last. As long as there is an object, another event for it must not start the pod again.
 func (p *pods) forget(keeper *podKeeper) {
 	select {
 	case <-keeper.ended:

@@ -141,8 +141,8 @@ func (c Config) Children() []string {
 // ControlSocket is where node-init listens.
 func (c Config) ControlSocket() string { return filepath.Join(c.Dir, "init.sock") }
 
-// Cgroup is the name of the node's cgroup in each hierarchy. It is the folder that tells
-// labs apart: under two cache folders there may be two of one name.
+// Cgroup is the name of the node's cgroup in each hierarchy. The folder distinguishes
+// labs: under two cache folders there may be two of one name.
 func (c Config) Cgroup() string {
 	return cgroupPrefix + c.Lab + "-" + folderKey(c.LabDir) + "-" + c.Name
 }

@@ -72,7 +72,7 @@ func (p *prepared) start(spec containerSpec) (*container, error) {
 	defer func() { _ = p.reply.Close() }()
 	record, err := proc.Of("container", p.command.Process.Pid)
 	if err == nil {
-		// From here on an agent that starts anew counts this container.
+		// From here on an agent that is restarted counts this container.
 		err = record.Write(filepath.Join(p.dir, shimFile))
 	}
 	if err != nil {
@@ -138,7 +138,7 @@ func adoptContainer(dir string) (c *container, found bool, err error) {
 	return c, true, nil
 }
 
-// running says whether the command runs.
+// running reports whether the command runs.
 func (c *container) running() bool {
 	select {
 	case <-c.done:

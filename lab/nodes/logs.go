@@ -187,7 +187,7 @@ func (f flushing) Write(text []byte) (int, error) {
 	return n, f.controller.Flush()
 }
 
-// containerStates tells the log reader, which speaks to container runtimes, whether a
+// containerStates answers the log reader, which expects a container runtime, whether a
 // container still runs. The rest of that interface it does not use.
 type containerStates struct {
 	internalapi.RuntimeService

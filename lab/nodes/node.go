@@ -37,12 +37,12 @@ func (n *Node) Shutdown(ctx context.Context) error { return n.ask(ctx, "/shutdow
 func (n *Node) Kill(child string) error { return n.tell("/kill", child) }
 
 // FreezeChild stops one child of the node without ending it, as if it hung; what it started
-// goes on. ThawChild lets it go on.
+// continues. ThawChild undoes it.
 func (n *Node) FreezeChild(child string) error {
 	return n.tell("/freeze", child)
 }
 
-// ThawChild takes back FreezeChild.
+// ThawChild undoes FreezeChild.
 func (n *Node) ThawChild(child string) error { return n.tell("/thaw", child) }
 
 // tellPatience bounds how long node-init may take for one child: a node that is frozen

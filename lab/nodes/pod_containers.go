@@ -98,7 +98,7 @@ func (k *podKeeper) prepareFirst(pod *corev1.Pod) {
 		}
 		p, err := prepareContainer(k.config.Programs.BelayLab, k.attemptDir(c.Name, attempt))
 		if err != nil {
-			continue // it is tried again when it is needed, and then the error is told
+			continue // it is tried again when it is needed, and then the error is reported
 		}
 		k.mu.Lock()
 		k.ready[c.Name] = p

@@ -147,7 +147,7 @@ func (k *podKeeper) object() *corev1.Pod {
 }
 
 // run lives the whole life of the pod. It returns when the pod is gone, or when ctx
-// ends: then the containers go on and the next agent finds them.
+// ends: then the containers keep running and the next agent finds them.
 func (k *podKeeper) run(ctx context.Context) {
 	leaving, stop := context.WithCancel(ctx)
 	defer stop()

@@ -28,7 +28,7 @@ const (
 	takeDownLook   = 10 * time.Millisecond
 )
 
-// takeDown stops the node as a machine that shuts down: first whoever would start
+// takeDown stops the node as a machine that shuts down: first what would start
 // pods again, then the pods, then the mounts, and last the driver, without which a
 // file system on its devices cannot be unmounted.
 func takeDown(config Config, kept *children, log *slog.Logger, keepersEnd func()) error {
@@ -115,7 +115,7 @@ func procFile(pid int, name string) (string, error) {
 	return string(raw), err
 }
 
-// isStorage says whether a process is `belay-lab labdisk ...`.
+// isStorage reports whether a process is `belay-lab labdisk ...`.
 func isStorage(pid int) bool {
 	line, err := procFile(pid, "cmdline")
 	args := strings.Split(line, "\x00")

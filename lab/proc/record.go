@@ -75,7 +75,7 @@ func ReadRecord(path string) (r Record, err error) {
 }
 
 // Records reads all records of a run folder, keyed by the path of their file. A folder that is not
-// there holds none; a file that cannot be read is told in the error, beside the others.
+// there holds none; a file that cannot be read is part of the error, which comes with the other records.
 func Records(runDir string) (map[string]Record, error) {
 	paths, err := filepath.Glob(filepath.Join(runDir, "*"+recordSuffix))
 	if err != nil {
@@ -124,7 +124,7 @@ func (r Record) open() (int, error) {
 	return pidfd, nil
 }
 
-// Alive says whether the recorded process still runs. A zombie does not: killed orphans may stay
+// Alive reports whether the recorded process still runs. A zombie does not: killed orphans may stay
 // as zombies until their new parent reaps them.
 func (r Record) Alive() bool {
 	pidfd, err := r.open()
@@ -210,7 +210,7 @@ func BootID() (string, error) {
 	return strings.TrimSpace(string(content)), nil
 }
 
-// runs says whether a state letter of /proc/<pid>/stat is that of a process that can still act.
+// runs reports whether a state letter of /proc/<pid>/stat is that of a process that can still act.
 func runs(state byte) bool { return state != 'Z' && state != 'X' && state != 'x' }
 
 // Stopped reports whether a process is stopped by a signal, until SIGCONT. It is false for one that is not there.

@@ -28,7 +28,7 @@ const (
 	Unpublish = "ControllerUnpublishVolume"
 )
 
-// Driver is a CSI driver's controller service in memory. As a storage would, it goes on with what
+// Driver is a CSI driver's controller service in memory. As a storage would, it continues what
 // it has begun when its caller is killed, and works on one call per volume at a time.
 type Driver struct {
 	csi.UnimplementedIdentityServer
@@ -49,7 +49,7 @@ type Driver struct {
 	wrong   []string
 }
 
-// New returns a driver that nobody can call yet.
+// New returns a driver that does not listen yet.
 func New() *Driver {
 	return &Driver{
 		doors: map[string]*grpc.Server{}, closed: map[string]bool{},
@@ -143,7 +143,7 @@ func (d *Driver) Held() map[string]bool {
 
 // caller is one who waits for an answer.
 type caller struct {
-	ctx    context.Context //nolint:containedctx // tells whether somebody still waits
+	ctx    context.Context //nolint:containedctx // for whether the caller still waits
 	socket string
 }
 
@@ -161,7 +161,7 @@ func (d *Driver) serve(c caller, method, volume, node string) error {
 	}
 	first := time.Duration(0)
 	if turn.latency > 0 {
-		first = rand.N(turn.latency) //nolint:gosec // nobody may guess, nobody has to
+		first = rand.N(turn.latency) //nolint:gosec // not a secret
 	}
 	time.Sleep(first)
 	if !turn.fails {
@@ -201,7 +201,7 @@ func (d *Driver) begin(c caller, method, volume, node string) (turn, error) {
 	}
 	d.pending[volume] = append(d.pending[volume], c)
 	t := turn{at: len(d.calls), latency: d.latency, before: d.last[volume], end: make(chan struct{})}
-	t.fails = method == Unpublish && rand.IntN(100) < d.fails //nolint:gosec // nobody may guess, nobody has to
+	t.fails = method == Unpublish && rand.IntN(100) < d.fails //nolint:gosec // not a secret
 	d.last[volume] = t.end
 	d.calls = append(d.calls, labdisk.Call{
 		Sequence: uint64(len(d.calls) + 1), Method: method, Driver: DriverName, Controller: true, Volume: volume, Node: node, Start: time.Now(),

@@ -50,7 +50,7 @@ type Rig struct {
 	now     map[string]*storagev1.VolumeAttachment // by name
 }
 
-// Life is one VolumeAttachment, from its creation to its end, as the watch told.
+// Life is one VolumeAttachment, from its creation to its end, as the watch reported it.
 type Life struct {
 	Name, Volume, Node string
 	// Each is zero until it was seen.
@@ -206,7 +206,7 @@ func (r *Rig) Await(ctx context.Context, name, what string, is func(*storagev1.V
 // Attached and Gone are what is mostly waited for.
 func Attached(va *storagev1.VolumeAttachment) bool { return va != nil && va.Status.Attached }
 
-// Gone tells that there is no VolumeAttachment.
+// Gone reports whether there is no VolumeAttachment.
 func Gone(va *storagev1.VolumeAttachment) bool { return va == nil }
 
 // Make makes nodes node-0, node-1, ... and exclusive volumes volume-0, volume-1, ... whose handles are

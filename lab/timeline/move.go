@@ -239,7 +239,7 @@ func (m *Move) Figures() []Figure {
 		}
 	}
 	add(FigureBoundReported, StepBound, StepReported)
-	// A pod that is bound only after the old node let go was not waited for by anybody before.
+	// No component waited for a pod that is bound only after the old node released the volume.
 	add(FigureInUseReported, m.later(StepOutOfUse, StepBound), StepReported)
 	add(FigureBoundRunning, StepBound, StepRunning)
 	add(FigurePodGoneDetached, StepPodGone, StepVAGone)
@@ -301,7 +301,7 @@ func (f finder) find(rule stepRule) Step {
 	return step
 }
 
-// fits tells whether a change belongs to the query's volume and node.
+// fits reports whether a change belongs to the query's volume and node.
 func (f finder) fits(c Change, node string, leaving bool) bool {
 	switch c.Kind {
 	case PodCreated, PodBound, PodRunning, PodDeleted, ContainersEnded, PodGone:

@@ -20,7 +20,7 @@ import (
 
 // Recorder watches a cluster and keeps a [Log] of it. It sees a change a fraction
 // of a millisecond after the API server has sent it; while its watch is broken it
-// sees the sum of what happened, at the moment it is told.
+// sees the sum of what happened, once it is back.
 type Recorder struct {
 	Log
 	factory informers.SharedInformerFactory

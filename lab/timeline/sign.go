@@ -12,7 +12,7 @@ type Sign struct {
 	Method string
 }
 
-// SignOf tells how a step shows; false for a name that is no step.
+// SignOf returns how a step shows; false for a name that is no step.
 func SignOf(name StepName) (Sign, bool) {
 	for _, rule := range stepRules {
 		if rule.name == name {
@@ -22,7 +22,7 @@ func SignOf(name StepName) (Sign, bool) {
 	return Sign{}, false
 }
 
-// InChange tells whether a change is the sign of a step in a move of the volume away
+// InChange reports whether a change is the sign of a step in a move of the volume away
 // from a node.
 func (s Sign) InChange(c Change, v Volume, from string) bool {
 	if c.Kind != s.Kind || s.Kind == "" || (c.Node == from) != s.Leaving {
@@ -31,7 +31,7 @@ func (s Sign) InChange(c Change, v Volume, from string) bool {
 	return slices.Contains(c.Claims, v.Claim) || c.Volume == v.PV || c.Volume == v.Unique
 }
 
-// InCall tells the same of a CSI call.
+// InCall reports the same of a CSI call.
 func (s Sign) InCall(c Call, v Volume, from string) bool {
 	return s.Method != "" && c.Method == s.Method && c.Volume == v.Handle && (c.Node == from) == s.Leaving
 }

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-func TestAHopDoesNotTakeTheWholeMoveBecauseItsCauseWasSeenLate(t *testing.T) {
+func TestStepWithLateCauseKeepsItsOwnTime(t *testing.T) {
 	const ms = time.Millisecond
 	tests := map[string]struct {
 		cause, worked, ended time.Duration
@@ -30,7 +30,7 @@ func TestAHopDoesNotTakeTheWholeMoveBecauseItsCauseWasSeenLate(t *testing.T) {
 	}
 }
 
-func TestTheHandOverCountsFromTheLaterOfLettingGoAndBinding(t *testing.T) {
+func TestHandoverCountsFromLaterOfReleaseAndBinding(t *testing.T) {
 	const ms = time.Millisecond
 	tests := map[string]struct{ outOfUse, bound, want time.Duration }{
 		"the next pod waits for the old node":     {outOfUse: 300 * ms, bound: 100 * ms, want: 50 * ms},

@@ -267,7 +267,7 @@ func TestEveryStepOfADrainIsSeen(t *testing.T) {
 	}
 }
 
-func TestHopRulesWaitOnlyForEarlierHops(t *testing.T) {
+func TestStepRulesWaitOnlyForEarlierSteps(t *testing.T) {
 	known := map[StepName]bool{}
 	for _, rule := range stepRules {
 		for _, cause := range rule.after {
@@ -279,7 +279,7 @@ func TestHopRulesWaitOnlyForEarlierHops(t *testing.T) {
 	}
 }
 
-func TestCompareLeavesOutWhatHasNoRatio(t *testing.T) {
+func TestCompareOmitsFiguresWithoutRatio(t *testing.T) {
 	changes, calls := drainTape()
 	q := Query{Title: "drain", Volume: volume, From: "node-1", To: "node-2", Start: start}
 	belay := NewMove(q, changes, calls)
@@ -297,7 +297,7 @@ func TestCompareLeavesOutWhatHasNoRatio(t *testing.T) {
 	}
 }
 
-func TestCompareTakesMediansAndTellsTheLeastRatio(t *testing.T) {
+func TestCompareMediansAndLeastRatio(t *testing.T) {
 	moves := func(reported ...time.Duration) []*Move {
 		var all []*Move
 		for _, d := range reported {
@@ -324,7 +324,7 @@ func TestCompareTakesMediansAndTellsTheLeastRatio(t *testing.T) {
 	}
 }
 
-func TestRecorderSeesObjectsComeChangeAndGo(t *testing.T) {
+func TestRecorderSeesCreateUpdateDelete(t *testing.T) {
 	ctx := t.Context()
 	client := fake.NewClientset()
 	r, err := record(ctx, client)

@@ -31,7 +31,7 @@ type Request struct {
 	Kubernetes string
 	// Kubelet asks for the kubelet as well.
 	Kubelet bool
-	// Progress is told what goes on, one line at a time; may be nil.
+	// Progress receives the progress, one line at a time; may be nil.
 	Progress func(format string, args ...any)
 }
 
@@ -69,13 +69,13 @@ func Ensure(ctx context.Context, r Request) (Programs, error) {
 	wanted := slices.DeleteFunc(slices.Clone(s.programs), func(p program) bool { return p.name == kubelet && !r.Kubelet })
 	if len(missing(programs.Dir, wanted)) == 0 {
 		now := time.Now()
-		_ = os.Chtimes(programs.Dir, now, now) // the last use, for Prune; of somebody else's folder there is none
+		_ = os.Chtimes(programs.Dir, now, now) // the last use, for Prune
 		return programs, nil
 	}
 	return programs, buildMissing(ctx, s, programs, wanted, r.Progress)
 }
 
-// given takes the programs from a folder that somebody else has filled.
+// given takes the programs from a folder that the user has filled.
 func given(dir string, r Request) (Programs, error) {
 	absolute, err := filepath.Abs(dir)
 	if err != nil {
@@ -221,7 +221,7 @@ func lockDir(ctx context.Context, dir string, progress func(string, ...any)) (un
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("making the folder of programs: %w", err)
 	}
-	for told := false; ; told = true {
+	for announced := false; ; announced = true {
 		unlock, err = tryLock(dir)
 		if err != nil {
 			return nil, err
@@ -229,7 +229,7 @@ func lockDir(ctx context.Context, dir string, progress func(string, ...any)) (un
 		if unlock != nil {
 			break
 		}
-		if !told {
+		if !announced {
 			progress("another process builds the upstream programs: waiting for it")
 		}
 		select {

@@ -19,7 +19,7 @@ import (
 	"belay.dev/belay/internal/usage"
 )
 
-func TestVersionsAndStampsComeFromTheLabsOwnModule(t *testing.T) {
+func TestVersionsComeFromLabModule(t *testing.T) {
 	s, err := readSource("..")
 	if err != nil {
 		t.Fatal(err)
@@ -183,7 +183,7 @@ func TestSeveralProcessesBuildOnce(t *testing.T) {
 	}
 }
 
-func TestInterruptedBuildLeavesNothingHalf(t *testing.T) {
+func TestInterruptedBuildLeavesNoPartialProgram(t *testing.T) {
 	smallLab(t, helloCode)
 	cache := t.TempDir()
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -221,7 +221,7 @@ func TestInterruptedBuildLeavesNothingHalf(t *testing.T) {
 }
 
 // A go that is older than go.mod asks for fetches another, and says so before it answers.
-func TestAToolchainThatIsFetchedIsNoPartOfTheAnswer(t *testing.T) {
+func TestGoEnvironmentIgnoresToolchainDownload(t *testing.T) {
 	dir := smallLab(t, helloCode)
 	s, err := readSource(dir)
 	if err != nil {
@@ -239,7 +239,7 @@ func TestAToolchainThatIsFetchedIsNoPartOfTheAnswer(t *testing.T) {
 	}
 }
 
-func TestPruneKeepsWhatWasUsedLastAndWhatIsInUse(t *testing.T) {
+func TestPruneKeepsLastUsedAndRunning(t *testing.T) {
 	sleep, err := exec.LookPath("sleep")
 	if err != nil {
 		t.Skip(err)
@@ -286,7 +286,7 @@ func TestPruneKeepsWhatWasUsedLastAndWhatIsInUse(t *testing.T) {
 	}
 }
 
-func TestFailedBuildIsToldInASentence(t *testing.T) {
+func TestFailedBuildNamesProgramAndCause(t *testing.T) {
 	smallLab(t, "package main\n\nfunc main() { nonsense }\n")
 	_, err := Ensure(context.Background(), Request{Cache: t.TempDir()})
 	if err == nil || !strings.Contains(err.Error(), "building hello") || !strings.Contains(err.Error(), "nonsense") {
@@ -294,7 +294,7 @@ func TestFailedBuildIsToldInASentence(t *testing.T) {
 	}
 }
 
-func TestTroubleIsExplained(t *testing.T) {
+func TestBuildErrorsAreExplained(t *testing.T) {
 	p := program{name: "etcd"}
 	failed := errors.New("exit status 1")
 	for name, test := range map[string]struct{ got, want string }{
@@ -314,7 +314,7 @@ func TestTroubleIsExplained(t *testing.T) {
 	}
 }
 
-func TestMissingGoIsToldInASentence(t *testing.T) {
+func TestMissingGoIsReported(t *testing.T) {
 	smallLab(t, helloCode)
 	t.Setenv("PATH", t.TempDir())
 	_, err := Ensure(context.Background(), Request{Cache: t.TempDir()})
