@@ -123,11 +123,11 @@ type pods struct {
 	running sync.WaitGroup
 
 	mu      sync.Mutex
-	keepers map[types.UID]*podKeeper // guarded by mu
+	workers map[types.UID]*podWorker // guarded by mu
 }
 
 func newPods(deps runtimeDeps) *pods {
-	return &pods{runtimeDeps: deps, keepers: map[types.UID]*podKeeper{}}
+	return &pods{runtimeDeps: deps, workers: map[types.UID]*podWorker{}}
 }
 
 // run follows the pods that are bound to the node until ctx ends. synced is called
@@ -174,20 +174,20 @@ func (p *pods) set(ctx context.Context, object any) {
 		return
 	}
 	p.mu.Lock()
-	keeper := p.keepers[pod.UID]
+	worker := p.workers[pod.UID]
 	p.mu.Unlock()
-	if keeper != nil {
-		keeper.update(pod)
+	if worker != nil {
+		worker.update(pod)
 		return
 	}
-	keeper = newPodKeeper(p.runtimeDeps, pod)
+	worker = newPodWorker(p.runtimeDeps, pod)
 	p.mu.Lock()
-	p.keepers[pod.UID] = keeper
+	p.workers[pod.UID] = worker
 	p.mu.Unlock()
 	p.running.Go(func() {
-		keeper.run(ctx)
-		close(keeper.ended)
-		p.forget(keeper)
+		worker.run(ctx)
+		close(worker.ended)
+		p.forget(worker)
 	})
 }
 
@@ -198,39 +198,39 @@ func (p *pods) remove(object any) {
 		return
 	}
 	p.mu.Lock()
-	keeper := p.keepers[pod.UID]
+	worker := p.workers[pod.UID]
 	p.mu.Unlock()
-	if keeper != nil {
-		keeper.removed()
-		p.forget(keeper)
+	if worker != nil {
+		worker.removed()
+		p.forget(worker)
 	}
 }
 
-// forget drops a pod once its keeper has ended and its object is gone, whichever comes
+// forget drops a pod once its worker has ended and its object is gone, whichever comes
 // last. As long as there is an object, another event for it must not start the pod again.
-func (p *pods) forget(keeper *podKeeper) {
+func (p *pods) forget(worker *podWorker) {
 	select {
-	case <-keeper.ended:
+	case <-worker.ended:
 	default:
 		return
 	}
-	if !keeper.isGone() {
+	if !worker.isGone() {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.keepers, keeper.uid)
+	delete(p.workers, worker.uid)
 }
 
-// find is the keeper of a pod by its name; of two, the one that is not leaving.
-func (p *pods) find(namespace, name string) *podKeeper {
+// find is the worker of a pod by its name; of two, the one that is not leaving.
+func (p *pods) find(namespace, name string) *podWorker {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var found *podKeeper
-	for _, keeper := range p.keepers {
-		pod := keeper.object()
+	var found *podWorker
+	for _, worker := range p.workers {
+		pod := worker.object()
 		if pod.Namespace == namespace && pod.Name == name && (found == nil || pod.DeletionTimestamp == nil) {
-			found = keeper
+			found = worker
 		}
 	}
 	return found
@@ -250,7 +250,7 @@ func (p *pods) endForgotten(ctx context.Context) error {
 	for _, entry := range entries {
 		uid := types.UID(entry.Name())
 		p.mu.Lock()
-		known := p.keepers[uid] != nil
+		known := p.workers[uid] != nil
 		p.mu.Unlock()
 		if !known {
 			ending.Go(func() error { return p.endContainers(ctx, uid) })

@@ -96,11 +96,11 @@ func TestDeletedPodIsForgotten(t *testing.T) {
 	p.set(t.Context(), pod)
 	p.running.Wait() // it has ended and was deleted; the watch tells so only now
 	p.set(t.Context(), pod)
-	if len(p.keepers) != 1 {
-		t.Errorf("keepers while the object is there: %v", p.keepers)
+	if len(p.workers) != 1 {
+		t.Errorf("workers while the object is there: %v", p.workers)
 	}
 	p.remove(pod)
-	if len(p.keepers) != 0 {
-		t.Errorf("keepers afterwards: %v", p.keepers)
+	if len(p.workers) != 0 {
+		t.Errorf("workers afterwards: %v", p.workers)
 	}
 }

@@ -34,7 +34,7 @@ type Driver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
 
-	doors   map[string]*grpc.Server // by socket
+	servers map[string]*grpc.Server // by socket
 	serving errgroup.Group
 
 	mu      sync.Mutex
@@ -52,7 +52,7 @@ type Driver struct {
 // New returns a driver that does not listen yet.
 func New() *Driver {
 	return &Driver{
-		doors: map[string]*grpc.Server{}, closed: map[string]bool{},
+		servers: map[string]*grpc.Server{}, closed: map[string]bool{},
 		pending: map[string][]caller{}, last: map[string]chan struct{}{}, holders: map[string]map[string]bool{},
 	}
 }
@@ -65,8 +65,8 @@ func (d *Driver) Open(socket string) error {
 	}
 	server := grpc.NewServer()
 	csi.RegisterIdentityServer(server, d)
-	csi.RegisterControllerServer(server, door{Driver: d, socket: socket})
-	d.doors[socket] = server
+	csi.RegisterControllerServer(server, endpoint{Driver: d, socket: socket})
+	d.servers[socket] = server
 	d.serving.Go(func() error { return server.Serve(listener) })
 	return nil
 }
@@ -89,7 +89,7 @@ func (d *Driver) Late() int {
 
 // Stop ends the service.
 func (d *Driver) Stop() error {
-	for _, server := range d.doors {
+	for _, server := range d.servers {
 		server.Stop()
 	}
 	if err := d.serving.Wait(); err != nil {
@@ -250,18 +250,18 @@ func (d *Driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 	return &csi.ControllerGetCapabilitiesResponse{Capabilities: []*csi.ControllerServiceCapability{{Type: &csi.ControllerServiceCapability_Rpc{Rpc: rpc}}}}, nil
 }
 
-// door is the driver as an attacher has it.
-type door struct {
+// endpoint is the driver as an attacher has it.
+type endpoint struct {
 	*Driver
 	socket string
 }
 
 // ControllerPublishVolume implements the Controller service.
-func (d door) ControllerPublishVolume(ctx context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+func (d endpoint) ControllerPublishVolume(ctx context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
 	return &csi.ControllerPublishVolumeResponse{}, d.serve(caller{ctx, d.socket}, Publish, r.GetVolumeId(), r.GetNodeId())
 }
 
 // ControllerUnpublishVolume implements the Controller service.
-func (d door) ControllerUnpublishVolume(ctx context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+func (d endpoint) ControllerUnpublishVolume(ctx context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	return &csi.ControllerUnpublishVolumeResponse{}, d.serve(caller{ctx, d.socket}, Unpublish, r.GetVolumeId(), r.GetNodeId())
 }
