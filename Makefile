@@ -24,7 +24,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## List the targets.
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: check-go
 check-go:
@@ -72,6 +72,10 @@ test: upstream $(TESTSUM) $(SANITY) ## Run unit tests, simulation, conformance a
 .PHONY: test-long
 test-long: upstream $(TESTSUM) $(SANITY) ## Run the long tests too: chaos, churn, kills, comparison with upstream, both kinds of node.
 	hack/test long
+
+.PHONY: test-kubernetes
+test-kubernetes: build $(TESTSUM) ## Run conformance and short end-to-end tests with another Kubernetes: MINOR=1.34 or 1.35.
+	hack/test kubernetes $(MINOR)
 
 .PHONY: race
 race: upstream ## Run the unit tests with the race detector (needs a C compiler).

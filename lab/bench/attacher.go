@@ -38,20 +38,20 @@ func attacherParts() []part {
 		{"shipped", func(s Size) string {
 			return fmt.Sprintf("%d attachments made at once, then deleted at once, flags as shipped; upstream once, its latencies side by side; belay's medians of %d",
 				s.AttachVolumes, s.Rounds)
-		}, shipped},
+		}, shipped, rigOptions{later: true}},
 		{"tuned", func(s Size) string {
 			return fmt.Sprintf("the same with %s; medians of %d", strings.Join(tunedFlags(s), " "), s.Rounds)
-		}, tuned},
+		}, tuned, rigOptions{later: true}},
 		{"requests", func(s Size) string {
 			return fmt.Sprintf("API requests, counted in the audit log over %d attaches and detaches at once; leases and watches left out", s.FewVolumes)
-		}, attacherRequests},
+		}, attacherRequests, rigOptions{audit: true, later: true}},
 		{"moves", func(s Size) string {
 			return fmt.Sprintf("%d attached volumes: the attachment deleted and another one made, for the next node, in the same moment; a call takes %s",
 				s.FewVolumes, spaced(moveLatency))
-		}, attacherMoves},
+		}, attacherMoves, rigOptions{later: true}},
 		{"memory", func(s Size) string {
 			return fmt.Sprintf("started %d times over %d attached volumes on %d nodes, then left alone for %v", s.Rounds, s.ScaleVolumes, s.ScaleNodes, s.idleTime())
-		}, attacherMemory},
+		}, attacherMemory, rigOptions{later: true}},
 	}
 }
 

@@ -90,7 +90,7 @@ func TestPerVolume(t *testing.T) {
 
 // TestWorst: one turn in which a volume was published twice is not hidden by two in which none was.
 func TestWorst(t *testing.T) {
-	var found findings
+	found := &samples{}
 	l := laneOf(0, 10)
 	for _, asked := range []calls{{publishes: 10, unpublishes: 10}, {publishes: 11, unpublishes: 10, overlaps: 1}, {publishes: 10, unpublishes: 10}} {
 		found.called(l, planeBelay, asked)
@@ -121,15 +121,16 @@ func TestAttacherCalls(t *testing.T) {
 	labtest.Needs(t)
 	size := quickSize()
 	l := laneOf(size.Latencies[1], size.AttachVolumes)
-	r, err := openLanes(t.Context(), rigOptions{name: "bench-calls", audit: true, say: t.Logf}, l)
+	r, err := openRig(t.Context(), rigOptions{name: "bench-calls", audit: true, later: true, say: t.Logf})
 	must(t, err)
 	t.Cleanup(func() {
 		must(t, r.close(context.Background()))
 		assertGone(t, "bench-calls")
 	})
-	var found findings
-	must(t, r.laneTurn(t.Context(), size, planeBelay, l, &found, tunedFlags(size)...))
-	must(t, r.moveAll(t.Context(), size, planeBelay, l, &found))
+	must(t, r.addLanes(t.Context(), l))
+	found := &samples{}
+	must(t, r.laneTurn(t.Context(), size, planeBelay, l, found, tunedFlags(size)...))
+	must(t, r.moveAll(t.Context(), size, planeBelay, l, found))
 	figures := found.callFigures(l)
 	s, _, err := r.startSidecar(t.Context(), planeBelay, l)
 	must(t, err)

@@ -16,14 +16,11 @@ import (
 const moveLatency = 200 * time.Millisecond
 
 // attacherRequests counts what attaches and detaches cost the API server.
-func attacherRequests(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, err error) {
-	rig.audit = true
+func attacherRequests(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	l := laneOf(0, size.FewVolumes)
-	r, err := openLanes(ctx, rig, l)
-	if err != nil {
+	if err := r.addLanes(ctx, l); err != nil {
 		return nil, err
 	}
-	defer func() { err = joinClose(ctx, r, err) }()
 	in, out := requestsFigures()
 	for _, plane := range attacherPlanes() {
 		s, _, err := r.startSidecar(ctx, plane, l, tunedFlags(size)...)
@@ -79,7 +76,7 @@ func (s *sidecar) countInto(ctx context.Context, f *Figure, do func(context.Cont
 	return nil
 }
 
-// userOf is as whom a plane's attacher speaks to the API server.
+// userOf is the user of a plane's attacher at the API server.
 func userOf(plane string) string {
 	if plane == planeUpstream {
 		return cluster.UserCSIAttacher
@@ -87,7 +84,7 @@ func userOf(plane string) string {
 	return cluster.UserAttacher
 }
 
-// perVolume counts requests by right. It leaves out what goes on without any volume: leases, and watches that are opened anew.
+// perVolume counts requests by right. It leaves out what is independent of volumes: leases, and watches that are opened again.
 func perVolume(all []audit.Request, volumes int) map[string]float64 {
 	all = slices.DeleteFunc(slices.Clone(all), func(r audit.Request) bool { return r.Resource == "leases" || r.Verb == "watch" })
 	counts := map[string]float64{}
@@ -98,28 +95,26 @@ func perVolume(all []audit.Request, volumes int) map[string]float64 {
 }
 
 // attacherMoves moves volumes whose next attachment is there before the last one is detached.
-func attacherMoves(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, err error) {
+func attacherMoves(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	l := laneOf(moveLatency, size.FewVolumes)
-	r, err := openLanes(ctx, rig, l)
-	if err != nil {
+	if err := r.addLanes(ctx, l); err != nil {
 		return nil, err
 	}
-	defer func() { err = joinClose(ctx, r, err) }()
-	var found findings
+	found := &samples{}
 	for range size.Rounds {
 		for _, plane := range attacherPlanes() {
-			if err := r.moveAll(ctx, size, plane, l, &found); err != nil {
+			if err := r.moveAll(ctx, size, plane, l, found); err != nil {
 				return nil, err
 			}
 		}
 	}
 	// A publish that the driver has to refuse is one too many: the targets of callFigures hold for all.
-	figures := []*Figure{numbers(figureAllMoved, "s", found.all[figureAllMoved]).atMost(planeUpstream, 1)}
+	figures := []*Figure{found.figure(figureAllMoved, "s").atMost(planeUpstream, 1)}
 	return append(figures, found.callFigures(l)...), nil
 }
 
 // moveAll is one turn of one plane: two attaches and two detaches of each volume.
-func (r *rig) moveAll(ctx context.Context, size Size, plane string, l *lane, found *findings) error {
+func (r *rig) moveAll(ctx context.Context, size Size, plane string, l *lane, found *samples) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, size.BurstLimit, fmt.Errorf("%s's moves did not end within %v", plane, size.BurstLimit))
 	defer cancel()
 	s, _, err := r.startSidecar(ctx, plane, l, tunedFlags(size)...)

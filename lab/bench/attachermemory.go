@@ -8,13 +8,7 @@ import (
 )
 
 // attacherMemory starts the attachers over a large state that is as it shall be.
-func attacherMemory(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, err error) {
-	rig.later = true
-	r, err := openRig(ctx, rig)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = joinClose(ctx, r, err) }()
+func attacherMemory(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	l := laneOf(0, size.ScaleVolumes)
 	if err := r.seedAttached(ctx, size, l); err != nil {
 		return nil, err
@@ -22,17 +16,17 @@ func attacherMemory(ctx context.Context, size Size, rig rigOptions) (_ []*Figure
 	if err := r.serveLane(l); err != nil {
 		return nil, err
 	}
-	if r.observer, err = observe(ctx, r.client); err != nil {
+	if err := r.observe(ctx); err != nil {
 		return nil, err
 	}
 	before, err := r.versions(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var found findings
+	found := &samples{}
 	for range size.Rounds {
 		for _, plane := range attacherPlanes() {
-			if err := r.memoryOf(ctx, size, plane, l, &found); err != nil {
+			if err := r.memoryOf(ctx, size, plane, l, found); err != nil {
 				return nil, err
 			}
 			after, err := r.versions(ctx)
@@ -44,11 +38,11 @@ func attacherMemory(ctx context.Context, size Size, rig rigOptions) (_ []*Figure
 		}
 	}
 	return []*Figure{
-		numbers(figureMemory, "MiB", found.all[figureMemory]).atMost(planeUpstream, 1.0/2),
-		numbers(figureIdle, "% of a core", found.all[figureIdle]).limit("< 1 %", 1),
-		worst(figureWritten, "objects", found.all[figureWritten]).limit("<= 1: the new leader's mark", 1),
-		numbers(figureSidecarOn, "s", found.all[figureSidecarOn]),
-		numbers(figureStartCPU, "s", found.all[figureStartCPU]),
+		found.figure(figureMemory, "MiB").atMost(planeUpstream, 1.0/2),
+		found.figure(figureIdle, "% of a core").limit("< 1 %", 1),
+		found.worst(figureWritten, "objects").limit("<= 1: the new leader's mark", 1),
+		found.figure(figureSidecarOn, "s"),
+		found.figure(figureStartCPU, "s"),
 	}, nil
 }
 
@@ -64,16 +58,16 @@ func (r *rig) seedAttached(ctx context.Context, size Size, l *lane) error {
 	if err := r.persistentVolume(ctx, l.probe(), l.driver.name); err != nil {
 		return err
 	}
-	told := max(size.ScaleVolumes/5, 1)
+	interval := max(size.ScaleVolumes/5, 1)
 	return each(ctx, size.ScaleVolumes, func(ctx context.Context, i int) error {
 		node := nodeName(i % size.ScaleNodes)
 		if err := r.persistentVolume(ctx, l.volume(i), l.driver.name, kube.AttacherFinalizer(l.driver.name)); err != nil {
 			return err
 		}
-		if err := r.attachedBy(ctx, l.driver.name, l.volume(i), node); err != nil {
+		if err := r.attached(ctx, l.driver.name, l.volume(i), node); err != nil {
 			return err
 		}
-		if (i+1)%told == 0 {
+		if (i+1)%interval == 0 {
 			r.say("memory: %d of %d volumes (%.0f s)", i+1, size.ScaleVolumes, time.Since(began).Seconds())
 		}
 		return nil
@@ -82,7 +76,7 @@ func (r *rig) seedAttached(ctx context.Context, size Size, l *lane) error {
 
 // memoryOf starts one attacher over the state, sees it attach and detach one volume more, and measures what it costs when
 // nothing happens.
-func (r *rig) memoryOf(ctx context.Context, size Size, plane string, l *lane, found *findings) error {
+func (r *rig) memoryOf(ctx context.Context, size Size, plane string, l *lane, found *samples) error {
 	s, ready, err := r.startSidecar(ctx, plane, l)
 	if err != nil {
 		return err
@@ -91,35 +85,15 @@ func (r *rig) memoryOf(ctx context.Context, size Size, plane string, l *lane, fo
 	if err != nil {
 		return err
 	}
-	if err := pause(ctx, rest); err != nil {
-		return err
-	}
-	before, err := s.cpu()
+	peak, idle, err := r.useOf(ctx, s.component, rest, size.idleTime())
 	if err != nil {
 		return err
 	}
-	from := time.Now()
-	if err := pause(ctx, size.idleTime()); err != nil {
-		return err
-	}
-	after, err := s.cpu()
-	if err != nil {
-		return err
-	}
-	idle := 100 * (after - before).Seconds() / time.Since(from).Seconds()
-	pid, err := s.pid()
-	if err != nil {
-		return err
-	}
-	peak, err := peakMemory(pid)
-	if err != nil {
-		return err
-	}
-	found.add(figureMemory, plane, float64(peak)/(1<<20))
+	found.add(figureMemory, plane, peak)
 	found.add(figureIdle, plane, idle)
 	found.seconds(figureSidecarOn, plane, ready)
 	found.seconds(figureStartCPU, plane, used)
-	r.say("memory, %s: peak %.0f MiB, first attach after %.1f s, %.2f s of CPU until then, idle %.2f %% of a core", plane, float64(peak)/(1<<20),
+	r.say("memory, %s: peak %.0f MiB, first attach after %.1f s, %.2f s of CPU until then, idle %.2f %% of a core", plane, peak,
 		ready.Seconds(), used.Seconds(), idle)
 	return s.halt(ctx)
 }

@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/lab/cluster"
 )
 
@@ -62,41 +61,32 @@ func (l *lane) nodeOf(i, turn int) string { return nodeName((i + turn) % laneNod
 // figure names a figure of the lane.
 func (l *lane) figure(name string) string { return l.label + ": " + name }
 
-// openLanes starts a lab with an observer, the drivers and volumes of the lanes and some nodes.
-func openLanes(ctx context.Context, o rigOptions, lanes ...*lane) (r *rig, err error) {
-	o.later = true
-	if r, err = openRig(ctx, o); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, r.close(ctx))
-		}
-	}()
-	if r.observer, err = observe(ctx, r.client); err != nil {
-		return nil, err
+// addLanes serves the drivers of the lanes and makes their volumes, and some nodes.
+func (r *rig) addLanes(ctx context.Context, lanes ...*lane) error {
+	if err := r.observe(ctx); err != nil {
+		return err
 	}
 	for _, l := range lanes {
 		if err := r.serveLane(l); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if err := each(ctx, laneNodes, func(ctx context.Context, i int) error { return r.csiNode(ctx, nodeName(i), lanes...) }); err != nil {
-		return nil, err
+		return err
 	}
 	if err := r.csiNode(ctx, probeNode, lanes...); err != nil {
-		return nil, err
+		return err
 	}
 	for _, l := range lanes {
 		if err := r.persistentVolume(ctx, l.probe(), l.driver.name); err != nil {
-			return nil, err
+			return err
 		}
 		make := func(ctx context.Context, i int) error { return r.persistentVolume(ctx, l.volume(i), l.driver.name) }
 		if err := each(ctx, l.volumes, make); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return r, nil
+	return nil
 }
 
 // serveLane serves a lane's driver.
@@ -213,7 +203,7 @@ func (s *sidecar) eachVolume(ctx context.Context, turn int, do func(ctx context.
 	})
 }
 
-// allSeen waits until all facts are seen, and tells how long after began the last was.
+// allSeen waits until all facts are seen, and returns how long after began the last was.
 func (s *sidecar) allSeen(ctx context.Context, began time.Time, facts []fact) (time.Duration, error) {
 	at, err := s.observer.last(ctx, facts)
 	if err != nil {
@@ -240,16 +230,14 @@ func (o objects) csiNode(ctx context.Context, name string, lanes ...*lane) error
 			Allocatable: &storagev1.VolumeNodeResources{Count: new(int32(100))},
 		})
 	}
-	if _, err := o.client.StorageV1().CSINodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("making CSINode %s: %w", name, err)
-	}
-	return nil
+	_, err := create(ctx, o.client.StorageV1().CSINodes().Create, node)
+	return err
 }
 
 // persistentVolume makes an exclusive PersistentVolume, as large as a provisioner's usually are.
 func (o objects) persistentVolume(ctx context.Context, name, driver string, finalizers ...string) error {
 	zone := corev1.NodeSelectorRequirement{Key: corev1.LabelTopologyZone, Operator: corev1.NodeSelectorOpIn, Values: []string{"zone-1"}}
-	_, err := o.client.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{
+	_, err := create(ctx, o.client.CoreV1().PersistentVolumes().Create, &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: finalizers, Annotations: map[string]string{
 			"pv.kubernetes.io/provisioned-by":                            driver,
 			"volume.kubernetes.io/provisioner-deletion-secret-name":      "",
@@ -268,11 +256,8 @@ func (o objects) persistentVolume(ctx context.Context, name, driver string, fina
 				VolumeAttributes: map[string]string{"storage.kubernetes.io/csiProvisionerIdentity": "1763650000000-8081-" + driver, "type": "fast"},
 			}},
 		},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		return fmt.Errorf("making volume %s: %w", name, err)
-	}
-	return nil
+	})
+	return err
 }
 
 // unprotect takes all finalizers off a PersistentVolume.
@@ -280,28 +265,6 @@ func (o objects) unprotect(ctx context.Context, volume string) error {
 	body := []byte(`{"metadata":{"finalizers":null}}`)
 	if _, err := o.client.CoreV1().PersistentVolumes().Patch(ctx, volume, types.MergePatchType, body, metav1.PatchOptions{}); err != nil {
 		return fmt.Errorf("taking the finalizers off volume %s: %w", volume, err)
-	}
-	return nil
-}
-
-// makeAttachment makes a VolumeAttachment as an attach/detach controller does.
-func (o objects) makeAttachment(ctx context.Context, volume, driver, node string) error {
-	_, err := o.client.StorageV1().VolumeAttachments().Create(ctx, &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(volume, driver, node)},
-		Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: driver, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume},
-		},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		return fmt.Errorf("making the attachment of %s to %s: %w", volume, node, err)
-	}
-	return nil
-}
-
-func (o objects) deleteAttachment(ctx context.Context, volume, driver, node string) error {
-	err := o.client.StorageV1().VolumeAttachments().Delete(ctx, kube.AttachmentName(volume, driver, node), metav1.DeleteOptions{})
-	if err != nil {
-		return fmt.Errorf("deleting the attachment of %s to %s: %w", volume, node, err)
 	}
 	return nil
 }

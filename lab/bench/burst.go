@@ -6,90 +6,94 @@ import (
 	"time"
 )
 
-// settle is how long a plane may finish what nobody waits for, events above all, before its CPU
-// time is read.
+// settle is how long a plane may finish what no step waits for, events above all, before its CPU time is read.
 const settle = 2 * time.Second
 
-// burst makes and binds many pods at once. All planes have one attacher.
-func burst(ctx context.Context, size Size, rig rigOptions) ([]*Figure, error) {
-	all, published, err := bursts(ctx, size, rig)
+// burst makes and binds many pods at once. All planes share one attacher.
+func burst(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
+	all, err := r.bursts(ctx, size)
 	if err != nil {
 		return nil, err
-	}
-	return burstFigures(size, all, published), nil
-}
-
-// whole is burst with each plane's own attacher: upstream's with flags that bound nothing, belay's as shipped.
-func whole(ctx context.Context, size Size, rig rigOptions) ([]*Figure, error) {
-	rig.ownAttacher = map[string][]string{planeUpstream: tunedFlags(size)}
-	all, _, err := bursts(ctx, size, rig)
-	if err != nil {
-		return nil, err
-	}
-	in, out := all[figureCPUAttach], all[figureCPUDetach]
-	sum := map[string][]time.Duration{}
-	for _, plane := range planes() {
-		for round := range in[plane] {
-			sum[plane] = append(sum[plane], in[plane][round]+out[plane][round])
-		}
 	}
 	return []*Figure{
-		durations(figureBurst, all[figureBurst]).atMost(planeFloor, 1.5).atMost(planeUpstream, 1.0/2),
-		durations(figureBurstWhole, all[figureBurstWhole]), durations(figureBurstDetach, all[figureBurstDetach]),
-		durations(figureCPUPlane, sum).atMost(planeUpstream, 0.8), // ADR 13: the floor takes half
+		all.figure(figureBurst, "ms").atMost(planeFloor, 2).atMost(planeUpstream, 1.0/4),
+		all.figure(figureBurstWhole, "ms"), all.figure(figureBurstDetach, "ms"),
+		all.figure(figureCPUAttach, "ms"), // its target is set at scale
+		all.figure(figureCPUDetach, "ms"), all.figure(figurePublishes, "calls").limit("<= one per attach", float64(size.BurstPods+1)),
 	}, nil
 }
 
-func bursts(ctx context.Context, size Size, rig rigOptions) (_ samples, _ map[string][]float64, err error) {
-	r, err := openRig(ctx, rig)
+// whole is burst with each plane's own attacher: upstream's with flags that limit nothing, belay's as shipped.
+func whole(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
+	r.ownAttacher = map[string][]string{planeUpstream: tunedFlags(size)}
+	all, err := r.bursts(ctx, size)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	defer func() { err = joinClose(ctx, r, err) }()
+	return []*Figure{
+		all.figure(figureBurst, "ms").atMost(planeFloor, 1.5).atMost(planeUpstream, 1.0/2),
+		all.figure(figureBurstWhole, "ms"), all.figure(figureBurstDetach, "ms"),
+		all.figure(figureCPUPlane, "ms").atMost(planeUpstream, 0.8), // ADR 13: the floor takes half
+	}, nil
+}
+
+func (r *rig) bursts(ctx context.Context, size Size) (*samples, error) {
+	if err := r.equip(ctx); err != nil {
+		return nil, err
+	}
 	r.say("burst: making %d nodes and %d volumes", size.BurstNodes, size.BurstPods)
 	if err := each(ctx, size.BurstNodes, func(ctx context.Context, i int) error { return r.node(ctx, nodeName(i)) }); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if err := each(ctx, size.BurstPods+1, func(ctx context.Context, i int) error { return r.volume(ctx, volumeName(i)) }); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if _, err := r.lab.StartScheduler(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	all, published := samples{}, map[string][]float64{}
+	all := &samples{}
 	for round := range size.Rounds {
 		for _, plane := range planes() {
 			before := r.driver.published()
 			if err := r.burstOf(ctx, size, plane, all); err != nil {
-				return nil, nil, fmt.Errorf("burst of %s, round %d: %w", plane, round+1, err)
+				return nil, fmt.Errorf("burst of %s, round %d: %w", plane, round+1, err)
 			}
-			published[plane] = append(published[plane], float64(r.driver.published()-before))
-			r.say("burst, round %d of %d: %s done, last bound -> last reported %s so far", round+1, size.Rounds, plane,
-				milliseconds(median(all[figureBurst][plane])))
+			all.add(figurePublishes, plane, float64(r.driver.published()-before))
+			r.say("burst, round %d of %d: %s done, last bound -> last reported %s so far", round+1, size.Rounds, plane, all.soFar(figureBurst, plane))
 		}
 	}
-	return all, published, nil
+	return all, nil
 }
 
-// burstOf is one turn of one plane.
-func (r *rig) burstOf(ctx context.Context, size Size, plane string, all samples) error {
-	pods := make([]string, size.BurstPods)
-	for i := range pods {
-		r.pods++
-		pods[i] = fmt.Sprintf("pod-%06d", r.pods)
-	}
+// burstOf is one turn of one plane: all pods are made, and bound by the scheduler; then all are deleted.
+func (r *rig) burstOf(ctx context.Context, size Size, plane string, all *samples) error {
 	if err := r.start(plane); err != nil {
 		return err
 	}
-	if err := r.cycle(ctx, 0, samples{}); err != nil {
+	if err := r.cycle(ctx, 0, &samples{}); err != nil {
 		return err
 	}
-	if err := r.burstIn(ctx, size, pods, all); err != nil {
+	pods := r.podNames(size.BurstPods)
+	node := func(i int) string { return nodeName(i % size.BurstNodes) }
+	in, err := r.atOnce(ctx, all, step{
+		n: size.BurstPods, within: size.BurstLimit, whole: figureBurstWhole, tail: figureBurst, cpu: figureCPUAttach,
+		do:     func(ctx context.Context, i int) error { return r.podFor(ctx, pods[i], volumeName(i+1), node(i)) },
+		begins: func(i int) fact { return podBound(pods[i]) },
+		ends:   func(i int) fact { return volumeReported(node(i), volumeName(i+1)) },
+	})
+	if err != nil {
 		return err
 	}
-	if err := r.burstOut(ctx, size, pods, all); err != nil {
+	out, err := r.atOnce(ctx, all, step{
+		n: size.BurstPods, within: size.BurstLimit, tail: figureBurstDetach, cpu: figureCPUDetach,
+		do:     func(ctx context.Context, i int) error { return r.remove(ctx, pods[i]) },
+		begins: func(i int) fact { return podGone(pods[i]) },
+		ends:   func(i int) fact { return volumeDetached(node(i), volumeName(i+1)) },
+	})
+	if err != nil {
 		return err
 	}
+	all.milliseconds(figureCPUPlane, plane, in+out)
 	if err := r.stop(ctx); err != nil || r.ownAttacher == nil {
 		return err
 	}
@@ -97,67 +101,48 @@ func (r *rig) burstOf(ctx context.Context, size Size, plane string, all samples)
 	return each(ctx, size.BurstPods, func(ctx context.Context, i int) error { return r.unprotect(ctx, volumeName(i+1)) })
 }
 
-// burstIn makes and binds all pods, as a workload and the scheduler do, and waits until all
-// volumes are reported.
-func (r *rig) burstIn(ctx context.Context, size Size, pods []string, all samples) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, size.BurstLimit, fmt.Errorf("the burst did not end within %v", size.BurstLimit))
-	defer cancel()
-	node := func(i int) string { return nodeName(i % size.BurstNodes) }
-	var bound, reported []fact
-	for i, pod := range pods {
-		bound = append(bound, podBound(pod))
-		reported = append(reported, volumeReported(node(i), volumeName(i+1)))
-		r.observer.forget(reported[i], volumeDetached(node(i), volumeName(i+1)))
-	}
-	began := time.Now()
-	took, err := r.cpuOf(ctx, func(ctx context.Context) error {
-		if err := each(ctx, len(pods), func(ctx context.Context, i int) error {
-			return r.podFor(ctx, pods[i], volumeName(i+1), node(i))
-		}); err != nil {
-			return err
-		}
-		lastBound, err := r.observer.last(ctx, bound)
-		if err != nil {
-			return err
-		}
-		lastReported, err := r.observer.last(ctx, reported)
-		if err != nil {
-			return fmt.Errorf("%s's plane: %w", r.plane, err)
-		}
-		all.add(figureBurst, r.plane, lastReported.Sub(lastBound))
-		all.add(figureBurstWhole, r.plane, lastReported.Sub(began))
-		return nil
-	})
-	all.add(figureCPUAttach, r.plane, took/time.Duration(len(pods)))
-	return err
+// step is something that is done n times at once, the facts in which each begins and ends, and the figures that it goes into.
+type step struct {
+	n            int
+	within       time.Duration
+	whole        string // from the first request to the last end; empty if it is not measured
+	tail         string // from the last begin to the last end
+	cpu          string
+	do           func(ctx context.Context, i int) error
+	begins, ends func(i int) fact
 }
 
-// burstOut deletes all pods and waits until all volumes are detached.
-func (r *rig) burstOut(ctx context.Context, size Size, pods []string, all samples) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, size.BurstLimit, fmt.Errorf("the end of the burst was not there within %v", size.BurstLimit))
+// atOnce takes a step, waits until the plane has done its part, and returns the plane's CPU time for each.
+func (r *rig) atOnce(ctx context.Context, all *samples, s step) (time.Duration, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, s.within, fmt.Errorf("it did not happen within %v", s.within))
 	defer cancel()
-	var gone, detached []fact
-	for i, pod := range pods {
-		gone = append(gone, podGone(pod))
-		detached = append(detached, volumeDetached(nodeName(i%size.BurstNodes), volumeName(i+1)))
+	begins, ends := make([]fact, s.n), make([]fact, s.n)
+	for i := range begins {
+		begins[i], ends[i] = s.begins(i), s.ends(i)
 	}
-	took, err := r.cpuOf(ctx, func(ctx context.Context) error {
-		if err := each(ctx, len(pods), func(ctx context.Context, i int) error { return r.remove(ctx, pods[i]) }); err != nil {
+	r.observer.forget(ends...)
+	used, err := r.cpuOf(ctx, func(ctx context.Context) error {
+		first := time.Now()
+		if err := each(ctx, s.n, s.do); err != nil {
 			return err
 		}
-		lastGone, err := r.observer.last(ctx, gone)
+		begun, err := r.observer.last(ctx, begins)
 		if err != nil {
 			return err
 		}
-		lastDetached, err := r.observer.last(ctx, detached)
+		ended, err := r.observer.last(ctx, ends)
 		if err != nil {
 			return fmt.Errorf("%s's plane: %w", r.plane, err)
 		}
-		all.add(figureBurstDetach, r.plane, lastDetached.Sub(lastGone))
+		if s.whole != "" {
+			all.milliseconds(s.whole, r.plane, ended.Sub(first))
+		}
+		all.milliseconds(s.tail, r.plane, ended.Sub(begun))
 		return nil
 	})
-	all.add(figureCPUDetach, r.plane, took/time.Duration(len(pods)))
-	return err
+	used /= time.Duration(s.n)
+	all.milliseconds(s.cpu, r.plane, used)
+	return used, err
 }
 
 // cpuOf is the CPU time that the plane at work uses while something is done, and a moment longer.
@@ -174,16 +159,4 @@ func (r *rig) cpuOf(ctx context.Context, do func(context.Context) error) (time.D
 	}
 	after, err := r.cpu()
 	return after - before, err
-}
-
-func burstFigures(size Size, all samples, published map[string][]float64) []*Figure {
-	in := durations(figureBurst, all[figureBurst])
-	in.atMost(planeFloor, 2).atMost(planeUpstream, 1.0/4)
-	cpu := durations(figureCPUAttach, all[figureCPUAttach]) // its target is set at scale
-	calls := numbers(figurePublishes, "calls", published)
-	calls.limit("<= one per attach", float64(size.BurstPods+1))
-	return []*Figure{
-		in, durations(figureBurstWhole, all[figureBurstWhole]), durations(figureBurstDetach, all[figureBurstDetach]),
-		cpu, durations(figureCPUDetach, all[figureCPUDetach]), calls,
-	}
 }

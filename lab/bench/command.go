@@ -66,30 +66,42 @@ func quickSize() Size {
 type part struct {
 	name string
 	what func(Size) string
-	run  func(context.Context, Size, rigOptions) ([]*Figure, error)
+	run  func(context.Context, Size, *rig) ([]*Figure, error)
+	// lab is what the part needs of its lab.
+	lab rigOptions
+}
+
+// measure runs the part in a lab of its own.
+func (p part) measure(ctx context.Context, size Size, lab rigOptions) (figures []*Figure, err error) {
+	r, err := openRig(ctx, lab)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, r.close(ctx)) }()
+	return p.run(ctx, size, r)
 }
 
 func controllerParts() []part {
 	return []part{
 		{"latency", func(s Size) string {
 			return fmt.Sprintf("one volume at a time; medians of %d attaches and detaches and %d moves each", s.Rounds*s.Cycles, s.Rounds*s.Moves)
-		}, latency},
+		}, latency, rigOptions{}},
 		{"requests", func(s Size) string {
 			return fmt.Sprintf("API requests, counted in the audit log over %d attaches and detaches; leases and watches left out", s.Cycles)
-		}, requests},
+		}, requests, rigOptions{audit: true}},
 		{"burst", func(s Size) string {
 			return fmt.Sprintf("%d pods on %d nodes made at once, bound by kube-scheduler, then deleted at once; medians of %d", s.BurstPods, s.BurstNodes, s.Rounds)
-		}, burst},
+		}, burst, rigOptions{later: true}},
 		{"whole", func(s Size) string {
 			return fmt.Sprintf("the same with each plane's own attacher, upstream's with %s; medians of %d", strings.Join(tunedFlags(s), " "), s.Rounds)
-		}, whole},
+		}, whole, rigOptions{later: true}},
 		{"shared", func(s Size) string {
 			return fmt.Sprintf("one volume of %d pods on as many nodes, made at once, then deleted at once; medians of %d", s.SharedNodes, s.Rounds)
-		}, shared},
+		}, shared, rigOptions{}},
 		{"scale", func(s Size) string {
 			return fmt.Sprintf("started over %d attached volumes on %d nodes, then left alone for %v, then %d volumes more at once",
 				s.ScaleVolumes, s.ScaleNodes, s.Idle, s.ScaleExtras)
-		}, scale},
+		}, scale, rigOptions{later: true}},
 	}
 }
 
@@ -213,7 +225,9 @@ func (o options) run(command *cobra.Command) error {
 	for _, p := range chosen {
 		began := time.Now()
 		say("%s: %s", p.name, p.what(size))
-		figures, err := p.run(ctx, size, rigOptions{name: o.name, say: say})
+		lab := p.lab
+		lab.name, lab.say = o.name, say
+		figures, err := p.measure(ctx, size, lab)
 		if err != nil {
 			if ctx.Err() != nil {
 				return fmt.Errorf("the bench was stopped (%w); the lab is down", context.Cause(ctx))
@@ -256,9 +270,4 @@ func floorCommand() *cobra.Command {
 	}
 	command.Flags().StringVar(&kubeconfig, "kubeconfig", "", "credential of the cluster")
 	return command
-}
-
-// joinClose takes a part's lab down and keeps the error that came first.
-func joinClose(ctx context.Context, r *rig, err error) error {
-	return errors.Join(err, r.close(ctx))
 }

@@ -117,7 +117,7 @@ func (d *driver) work(ctx context.Context) error {
 	return nil
 }
 
-// wrong tells whether an exclusive volume was to be published to two nodes.
+// wrong reports whether an exclusive volume was to be published to two nodes.
 func (d *driver) wrong() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -77,16 +78,46 @@ func numbers(name, unit string, samples map[string][]float64) *Figure {
 	return f
 }
 
-// durations is numbers for times, in milliseconds.
-func durations(name string, samples map[string][]time.Duration) *Figure {
-	converted := map[string][]float64{}
-	for plane, all := range samples {
-		for _, d := range all {
-			converted[plane] = append(converted[plane], float64(d)/float64(time.Millisecond))
-		}
-	}
-	return numbers(name, "ms", converted)
+// samples are measured values by figure and plane. The zero value is ready; several goroutines may add to it.
+type samples struct {
+	mu  sync.Mutex
+	all map[string]map[string][]float64
 }
+
+func (s *samples) add(figure, plane string, value float64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.all == nil {
+		s.all = map[string]map[string][]float64{}
+	}
+	if s.all[figure] == nil {
+		s.all[figure] = map[string][]float64{}
+	}
+	s.all[figure][plane] = append(s.all[figure][plane], value)
+}
+
+func (s *samples) milliseconds(figure, plane string, d time.Duration) { s.add(figure, plane, milli(d)) }
+
+func (s *samples) seconds(figure, plane string, d time.Duration) { s.add(figure, plane, d.Seconds()) }
+
+// figure has the medians of the samples of that name.
+func (s *samples) figure(name, unit string) *Figure { return numbers(name, unit, s.all[name]) }
+
+// worst has the greatest samples: of mistakes a median is of no use.
+func (s *samples) worst(name, unit string) *Figure {
+	f := s.figure(name, unit)
+	for plane, all := range s.all[name] {
+		f.Value[plane] = slices.Max(all)
+	}
+	return f
+}
+
+// soFar is the median of a plane's times in milliseconds, for progress.
+func (s *samples) soFar(figure, plane string) string {
+	return fmt.Sprintf("%.1f ms", median(s.all[figure][plane]))
+}
+
+func milli(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // atMost wants belay's value to be at most factor times that of another plane.
 func (f *Figure) atMost(plane string, factor float64) *Figure {
@@ -120,8 +151,8 @@ func (f *Figure) limit(text string, limit float64) *Figure {
 	return f
 }
 
-// median of numbers or durations; zero of none.
-func median[T float64 | time.Duration](all []T) T {
+// median of numbers; zero of none.
+func median(all []float64) float64 {
 	if len(all) == 0 {
 		return 0
 	}
@@ -131,8 +162,4 @@ func median[T float64 | time.Duration](all []T) T {
 		return (sorted[middle-1] + sorted[middle]) / 2
 	}
 	return sorted[middle]
-}
-
-func milliseconds(d time.Duration) string {
-	return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond))
 }

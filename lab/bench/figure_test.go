@@ -17,11 +17,11 @@ import (
 )
 
 func TestTargets(t *testing.T) {
-	all := map[string][]time.Duration{
-		planeUpstream: {400 * time.Millisecond, 600 * time.Millisecond}, planeFloor: {10 * time.Millisecond},
-		planeBelay: {30 * time.Millisecond, 15 * time.Millisecond, 18 * time.Millisecond},
+	all := map[string][]float64{
+		planeUpstream: {400, 600}, planeFloor: {10},
+		planeBelay: {30, 15, 18},
 	}
-	f := durations("f", all).atMost(planeFloor, 2).atMost(planeFloor, 1.5).atMost(planeUpstream, 1.0/20).limit("none", 0)
+	f := numbers("f", "ms", all).atMost(planeFloor, 2).atMost(planeFloor, 1.5).atMost(planeUpstream, 1.0/20).limit("none", 0)
 	want := []Target{
 		{Text: "<= 2x floor", Limit: 20, Is: "1.80x", Met: true},
 		{Text: "<= 1.5x floor", Limit: 15, Is: "1.80x"},

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -11,14 +10,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/lab/informer"
 )
 
 // floorWrites is how many writes the floor has in flight at most.
@@ -28,9 +25,9 @@ const floorWrites = 64
 // made: it is woken by watches, decides in a map, writes, and checks nothing. It is no controller:
 // it would lose data in a cluster. It is what a controller's latency is to be measured against.
 type floor struct {
-	client kubernetes.Interface
-	slots  chan struct{}
-	fail   context.CancelCauseFunc
+	objects
+	inFlight chan struct{} // limits the writes
+	fail     context.CancelCauseFunc
 
 	mu      sync.Mutex
 	volumes map[string]*floorVolume // a shared volume is one for each node
@@ -75,18 +72,17 @@ func floorWith(ctx context.Context, client kubernetes.Interface) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	f := &floor{
-		client: client, slots: make(chan struct{}, floorWrites), fail: cancel,
+		objects: objects{client}, inFlight: make(chan struct{}, floorWrites), fail: cancel,
 		volumes: map[string]*floorVolume{}, nodes: map[string]*floorNode{},
 	}
 	factory := informers.NewSharedInformerFactory(client, 0)
-	for informer, handler := range map[cache.SharedIndexInformer]cache.ResourceEventHandlerFuncs{
-		factory.Core().V1().Nodes().Informer():                handle(func(_, after *corev1.Node) { f.nodeChanged(ctx, after) }),
-		factory.Core().V1().Pods().Informer():                 handle(func(before, after *corev1.Pod) { f.podChanged(ctx, before, after) }),
-		factory.Storage().V1().VolumeAttachments().Informer(): handle(func(before, after *storagev1.VolumeAttachment) { f.attachmentChanged(ctx, before, after) }),
-	} {
-		if _, err := informer.AddEventHandler(handler); err != nil {
-			return fmt.Errorf("watching the API server: %w", err)
-		}
+	_, nodes := informer.OnChange(factory.Core().V1().Nodes().Informer(), func(_, after *corev1.Node) { f.nodeChanged(ctx, after) })
+	_, pods := informer.OnChange(factory.Core().V1().Pods().Informer(), func(before, after *corev1.Pod) { f.podChanged(ctx, before, after) })
+	_, attachments := informer.OnChange(factory.Storage().V1().VolumeAttachments().Informer(), func(before, after *storagev1.VolumeAttachment) {
+		f.attachmentChanged(ctx, before, after)
+	})
+	if err := errors.Join(nodes, pods, attachments); err != nil {
+		return fmt.Errorf("watching the API server: %w", err)
 	}
 	factory.StartWithContext(ctx)
 	<-ctx.Done()
@@ -179,7 +175,7 @@ func (f *floor) step(ctx context.Context, v *floorVolume) {
 			break
 		}
 		node := v.node
-		f.write(ctx, func() error { return f.attach(ctx, name, node) })
+		f.write(ctx, func() error { return f.makeAttachment(ctx, name, driverName, node) })
 	case v.node == "":
 	case v.pods[v.node] > 0:
 		if node := f.node(v.node); v.attached && !node.reported[name] {
@@ -190,27 +186,19 @@ func (f *floor) step(ctx context.Context, v *floorVolume) {
 		v.leaving = true
 		node := v.node
 		delete(f.node(node).reported, name)
-		f.report(ctx, node, func() { f.write(ctx, func() error { return f.detach(ctx, name, node) }) })
+		f.report(ctx, node, func() { f.write(ctx, func() error { return f.deleteAttachment(ctx, name, driverName, node) }) })
 	}
 }
 
 // write makes a write in the background.
 func (f *floor) write(ctx context.Context, do func() error) {
 	go func() {
-		f.slots <- struct{}{}
-		defer func() { <-f.slots }()
+		f.inFlight <- struct{}{}
+		defer func() { <-f.inFlight }()
 		if err := do(); err != nil && ctx.Err() == nil {
 			f.fail(err)
 		}
 	}()
-}
-
-func (f *floor) attach(ctx context.Context, volume, node string) error {
-	return objects{client: f.client}.makeAttachment(ctx, volume, driverName, node)
-}
-
-func (f *floor) detach(ctx context.Context, volume, node string) error {
-	return objects{client: f.client}.deleteAttachment(ctx, volume, driverName, node)
 }
 
 // report sees to it that the node's list is written, and then does after. It needs the lock.
@@ -240,20 +228,12 @@ func (f *floor) writeNode(ctx context.Context, name string) error {
 		list, after := slices.Sorted(maps.Keys(node.reported)), node.after
 		node.dirty, node.after = false, nil
 		f.mu.Unlock()
-		var value any // null takes the field away
-		if len(list) > 0 {
-			attached := make([]corev1.AttachedVolume, len(list))
-			for i, volume := range list {
-				attached[i].Name = corev1.UniqueVolumeName(unique(volume))
-			}
-			value = attached
+		attached := make([]corev1.AttachedVolume, len(list))
+		for i, volume := range list {
+			attached[i].Name = corev1.UniqueVolumeName(unique(volume))
 		}
-		body, err := json.Marshal(map[string]any{"status": map[string]any{"volumesAttached": value}})
-		if err != nil {
-			return fmt.Errorf("encoding volumesAttached: %w", err)
-		}
-		if _, err := f.client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, body, metav1.PatchOptions{}, "status"); err != nil {
-			return fmt.Errorf("writing volumesAttached of node %s: %w", name, err)
+		if err := setList(ctx, f.client, name, "volumesAttached", attached); err != nil {
+			return err
 		}
 		for _, do := range after {
 			do()

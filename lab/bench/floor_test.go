@@ -73,7 +73,7 @@ func TestFloor(t *testing.T) {
 	}
 }
 
-func TestWhenGivesUp(t *testing.T) {
+func TestWhenEndsWithContext(t *testing.T) {
 	watch, err := observe(t.Context(), fake.NewClientset())
 	if err != nil {
 		t.Fatal(err)

@@ -1,8 +1,6 @@
 package bench
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -14,17 +12,17 @@ func nodeParts() []part {
 	return []part{
 		{"latency", func(s Size) string {
 			return fmt.Sprintf("one volume at a time; medians of %d, with driver calls of %s", s.NodeCycles, spacedList(s.NodeLatencies))
-		}, nodeLatency},
+		}, nodeLatency, rigOptions{later: true}},
 		{"parallel", func(s Size) string {
 			return fmt.Sprintf("one volume, and %d of as many pods, reported in one write -> the last published, with driver calls of %s; medians of %d",
 				s.NodeParallel, spacedList(s.ParallelLatencies), s.Rounds)
-		}, nodeParallel},
+		}, nodeParallel, rigOptions{later: true}},
 		{"memory", func(s Size) string {
 			return fmt.Sprintf("%d pods with %d volumes each on one belay-node, then left alone for %v", s.NodePods, volumesPerPod, s.Idle)
-		}, nodeMemory},
+		}, nodeMemory, rigOptions{later: true}},
 		{"agents", func(s Size) string {
 			return fmt.Sprintf("%d agents of %d volumes each in one process, with the driver in it, then left alone for %v", s.Agents, s.AgentVolumes, s.Idle)
-		}, nodeAgents},
+		}, nodeAgents, rigOptions{later: true}},
 	}
 }
 
@@ -67,9 +65,4 @@ func nodeCommand() *cobra.Command {
   belay-lab bench node --quick --no-targets   small sizes, to see that it works (1 minute)
   belay-lab bench node -o json > bench.json   all samples, for a chart`,
 	}, "bench-node", "parallel")
-}
-
-// joinCloseNode takes a part's lab down and keeps the error that came first.
-func joinCloseNode(ctx context.Context, n *nodeRig, err error) error {
-	return errors.Join(err, n.close(ctx))
 }

@@ -16,8 +16,8 @@ import (
 	"belay.dev/belay/lab/labtest"
 )
 
-// TestNodeDriverTellsItsOwnTime: what the driver took for a volume is what is taken off the agent's figures.
-func TestNodeDriverTellsItsOwnTime(t *testing.T) {
+// TestNodeDriverMeasuresItsOwnTime: what the driver took for a volume is what is taken off the agent's figures.
+func TestNodeDriverMeasuresItsOwnTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &nodeDriver{own: map[string]time.Duration{}, publishedAt: map[string]time.Time{}, changed: make(chan struct{})}
 		d.setLatency(3 * time.Second)

@@ -18,7 +18,7 @@ import (
 	"belay.dev/belay/node"
 )
 
-// agentsReady is the file that tells that all volumes are published.
+// agentsReady is a file that exists once all volumes are published.
 const agentsReady = "ready"
 
 // agentsOptions are the command line of `bench agents`.
@@ -63,7 +63,7 @@ func runAgents(ctx context.Context, o agentsOptions) error {
 	group.Go(func() error {
 		for driver.count() < o.volumes {
 			if err := pause(ctx, 100*time.Millisecond); err != nil {
-				return nil //nolint:nilerr // it was told to end
+				return nil //nolint:nilerr // the process is being stopped
 			}
 		}
 		if err := os.WriteFile(filepath.Join(o.root, agentsReady), nil, 0o600); err != nil {

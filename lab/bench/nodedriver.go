@@ -29,7 +29,7 @@ type nodeDriver struct {
 	own map[string]time.Duration
 	// publishedAt is when the volume was published, by handle.
 	publishedAt map[string]time.Time
-	changed     chan struct{} // closed and made anew with each publish
+	changed     chan struct{} // closed and replaced with each publish
 	measured    int           // calls for stats
 }
 
@@ -91,7 +91,7 @@ func (d *nodeDriver) clock(ctx context.Context, request any, info *grpc.UnarySer
 	return reply, err
 }
 
-// forget begins anew for a volume.
+// forget resets a volume.
 func (d *nodeDriver) forget(volume string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -106,7 +106,7 @@ func (d *nodeDriver) ownTime(volume string) time.Duration {
 	return d.own[volume]
 }
 
-// published waits until all these volumes have been published, and tells when the last was.
+// published waits until all these volumes have been published, and returns when the last was.
 func (d *nodeDriver) published(ctx context.Context, volumes ...string) (time.Time, error) {
 	for {
 		var last time.Time

@@ -15,13 +15,9 @@ import (
 const volumesPerPod = 2
 
 // nodeMemory runs one belay-node with many pods.
-func nodeMemory(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, err error) {
-	n, err := openNodeRig(ctx, rig)
+func nodeMemory(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
+	n, err := startNode(ctx, r)
 	if err != nil {
-		return nil, err
-	}
-	defer func() { err = joinCloseNode(ctx, n, err) }()
-	if err := n.startAgent(ctx); err != nil {
 		return nil, err
 	}
 	names, err := n.fill(ctx, 0, size.NodePods, n.node)
@@ -31,7 +27,7 @@ func nodeMemory(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, er
 	if err := n.mounted(ctx, size, len(names), n.driver.count); err != nil {
 		return nil, err
 	}
-	peak, idle, err := n.useOf(ctx, nodeComponent, size.Idle)
+	peak, idle, err := n.useOf(ctx, nodeComponent, settle, size.Idle)
 	if err != nil {
 		return nil, err
 	}
@@ -64,14 +60,13 @@ func (r *rig) fill(ctx context.Context, first, pods int, node string) ([]string,
 func (r *rig) mounted(ctx context.Context, size Size, volumes int, count func() int) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, size.BurstLimit, fmt.Errorf("not within %v", size.BurstLimit))
 	defer cancel()
-	return r.poll(ctx, fmt.Sprintf("%d volumes to be published", volumes), func() (bool, error) {
-		return count() >= volumes, nil
-	})
+	return r.poll(ctx, fmt.Sprintf("%d volumes to be published", volumes), func() bool { return count() >= volumes })
 }
 
-// useOf leaves a component alone, and tells its peak memory since its start, in MiB, and what it used of a core meanwhile, in percent.
-func (r *rig) useOf(ctx context.Context, component string, idle time.Duration) (peakMiB, percent float64, err error) {
-	if err := pause(ctx, settle); err != nil {
+// useOf leaves a component alone. It returns the peak memory since the start of the component, in MiB, and what the component used of
+// a core during idle, in percent. That begins when the component has had the time calm to finish its work.
+func (r *rig) useOf(ctx context.Context, component string, calm, idle time.Duration) (peakMiB, percent float64, err error) {
+	if err := pause(ctx, calm); err != nil {
 		return 0, 0, err
 	}
 	pid, err := r.pidOf(component)
@@ -99,13 +94,7 @@ func (r *rig) useOf(ctx context.Context, component string, idle time.Duration) (
 const agentsComponent = "agents"
 
 // nodeAgents runs many agents in one process.
-func nodeAgents(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, err error) {
-	rig.later = true
-	r, err := openRig(ctx, rig)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = joinClose(ctx, r, err) }()
+func nodeAgents(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	began := time.Now()
 	pods := size.AgentVolumes / volumesPerPod
 	// One node after the other: what is made for each is made side by side.
@@ -140,7 +129,7 @@ func nodeAgents(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, er
 		return nil, errors.Join(err, ended)
 	}
 	took := time.Since(began)
-	peak, idle, err := r.useOf(ctx, agentsComponent, size.Idle)
+	peak, idle, err := r.useOf(ctx, agentsComponent, settle, size.Idle)
 	if err != nil {
 		return nil, err
 	}

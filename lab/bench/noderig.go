@@ -2,15 +2,13 @@ package bench
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // nodeComponent is the node agent in the lab.
@@ -26,76 +24,45 @@ type nodeRig struct {
 	node   string
 }
 
-// openNodeRig starts the lab; the agent is started by startAgent.
-func openNodeRig(ctx context.Context, o rigOptions) (n *nodeRig, err error) {
-	o.later = true
-	r, err := openRig(ctx, o)
-	if err != nil {
-		return nil, err
-	}
-	n = &nodeRig{rig: r, driver: newNodeDriver(), root: filepath.Join(r.lab.Dir(), "kubelet"), node: nodeName(0)}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, n.close(ctx))
-		}
-	}()
-	if r.observer, err = observe(ctx, r.client); err != nil {
+// startNode makes a node, and starts belay-node on it. It returns when belay-node has registered the driver.
+func startNode(ctx context.Context, r *rig) (*nodeRig, error) {
+	n := &nodeRig{rig: r, driver: newNodeDriver(), root: filepath.Join(r.lab.Dir(), "kubelet"), node: nodeName(0)}
+	r.stops = append(r.stops, func() error { n.driver.stop(); return nil })
+	if err := r.observe(ctx); err != nil {
 		return nil, err
 	}
 	if err := n.plainNode(ctx, n.node); err != nil {
 		return nil, err
 	}
-	return n, n.driver.register(n.root)
-}
-
-func (n *nodeRig) close(ctx context.Context) error {
-	n.driver.stop()
-	return n.rig.close(ctx)
-}
-
-// startAgent starts belay-node and returns when it has registered the driver.
-func (n *nodeRig) startAgent(ctx context.Context) error {
+	if err := n.driver.register(n.root); err != nil {
+		return nil, err
+	}
 	kubeconfig := filepath.Join(n.lab.Dir(), n.node+".kubeconfig")
 	if err := n.lab.NodeKubeconfig(n.node, kubeconfig); err != nil {
-		return err
+		return nil, err
 	}
 	if err := n.lab.StartNodeAgent(nodeComponent, "--node-name="+n.node, "--root-dir="+n.root, "--kubeconfig="+kubeconfig); err != nil {
-		return err
+		return nil, err
 	}
-	return n.poll(ctx, "belay-node to register the driver", func() (bool, error) {
+	return n, n.poll(ctx, "belay-node to register the driver", func() bool {
 		csiNode, err := n.client.StorageV1().CSINodes().Get(ctx, n.node, metav1.GetOptions{})
-		return err == nil && len(csiNode.Spec.Drivers) > 0, nil
+		return err == nil && len(csiNode.Spec.Drivers) > 0
 	})
 }
 
-// poll looks until something is so, for what no watch tells.
-func (r *rig) poll(ctx context.Context, what string, is func() (bool, error)) error {
-	for {
-		done, err := is()
-		if err != nil || done {
-			return err
-		}
-		if err := pause(ctx, 50*time.Millisecond); err != nil {
-			return fmt.Errorf("waiting for %s: %w", what, err)
-		}
-	}
-}
-
-// plainNode makes a Node that is Ready, as whoever runs the pods of such a node does.
-func (o objects) plainNode(ctx context.Context, name string) error {
-	now := metav1.Now()
-	_, err := o.client.CoreV1().Nodes().Create(ctx, &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
-			corev1.LabelHostname: name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64",
-		}},
-		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{
-			Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", LastHeartbeatTime: now, LastTransitionTime: now,
-		}}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		return fmt.Errorf("making node %s: %w", name, err)
+// poll waits for what no watch reports.
+func (r *rig) poll(ctx context.Context, what string, is func() bool) error {
+	condition := func(context.Context) (bool, error) { return is(), nil }
+	if err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, condition); err != nil {
+		return fmt.Errorf("waiting for %s: %w", what, context.Cause(ctx))
 	}
 	return nil
+}
+
+// plainNode makes a Node that is Ready, as the process does that runs the pods of such a node.
+func (o objects) plainNode(ctx context.Context, name string) error {
+	_, err := create(ctx, o.client.CoreV1().Nodes().Create, readyNode(name))
+	return err
 }
 
 // podWith makes a pod of several volumes that is bound to a node.
@@ -109,7 +76,7 @@ func (o objects) podWith(ctx context.Context, name, node string, volumes ...stri
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: volume},
 		}})
 	}
-	return o.make(ctx, pod)
+	return o.createPod(ctx, pod)
 }
 
 // report does what the controller does for volumes that are attached: it lists them, and no others, as attached.
@@ -118,14 +85,7 @@ func (o objects) report(ctx context.Context, node string, volumes []string) erro
 	for _, volume := range volumes {
 		list = append(list, corev1.AttachedVolume{Name: corev1.UniqueVolumeName(unique(volume))})
 	}
-	body, err := json.Marshal(map[string]any{"status": map[string]any{"volumesAttached": list}})
-	if err != nil {
-		return fmt.Errorf("encoding volumesAttached: %w", err)
-	}
-	if _, err := o.client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, body, metav1.PatchOptions{}, "status"); err != nil {
-		return fmt.Errorf("reporting volumes on node %s: %w", node, err)
-	}
-	return nil
+	return setList(ctx, o.client, node, "volumesAttached", list)
 }
 
 // readyVolume makes a volume with its claim, attached to a node but not reported there.
@@ -133,5 +93,5 @@ func (o objects) readyVolume(ctx context.Context, volume, node string) error {
 	if err := o.volume(ctx, volume); err != nil {
 		return err
 	}
-	return o.attached(ctx, volume, node)
+	return o.attached(ctx, driverName, volume, node)
 }

@@ -19,24 +19,20 @@ const (
 )
 
 // nodeLatency brings one volume up and takes it down at a time.
-func nodeLatency(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, err error) {
-	n, err := openNodeRig(ctx, rig)
+func nodeLatency(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
+	n, err := startNode(ctx, r)
 	if err != nil {
-		return nil, err
-	}
-	defer func() { err = joinCloseNode(ctx, n, err) }()
-	if err := n.startAgent(ctx); err != nil {
 		return nil, err
 	}
 	var figures []*Figure
 	next := 0
 	for _, latency := range size.NodeLatencies {
 		n.driver.setLatency(latency)
-		all := samples{}
+		all := &samples{}
 		for i := range size.NodeCycles + 1 {
 			into := all
 			if i == 0 {
-				into = samples{} // to warm up
+				into = &samples{} // to warm up
 			}
 			if err := n.nodeCycle(ctx, volumeName(next), into); err != nil {
 				return nil, fmt.Errorf("volume %d with a driver of %s: %w", i, spaced(latency), err)
@@ -44,9 +40,9 @@ func nodeLatency(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, e
 			next++
 		}
 		named := func(name string) string { return fmt.Sprintf("%s, calls of %s", name, spaced(latency)) }
-		published := durations(named(figurePublished), all[figurePublished]).limit("<= 30 ms over the driver", 30)
-		cleared := durations(named(figureCleared), all[figureCleared]).limit("<= 50 ms over the driver", 50)
-		figures = append(figures, durations(named(figureBoundInUse), all[figureBoundInUse]), published, cleared)
+		published := numbers(named(figurePublished), "ms", all.all[figurePublished]).limit("<= 30 ms over the driver", 30)
+		cleared := numbers(named(figureCleared), "ms", all.all[figureCleared]).limit("<= 50 ms over the driver", 50)
+		figures = append(figures, numbers(named(figureBoundInUse), "ms", all.all[figureBoundInUse]), published, cleared)
 		n.say("latency, calls of %s: reported -> published %.1f ms, pod deleted -> cleared %.1f ms", spaced(latency),
 			published.Value[planeBelay], cleared.Value[planeBelay])
 	}
@@ -55,7 +51,7 @@ func nodeLatency(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, e
 
 // nodeCycle is the life of one volume on the node. What the API server takes to store the report, or the pod's end, is
 // counted, what the driver takes is not.
-func (n *nodeRig) nodeCycle(ctx context.Context, volume string, into samples) error {
+func (n *nodeRig) nodeCycle(ctx context.Context, volume string, into *samples) error {
 	ctx, cancel := limited(ctx)
 	defer cancel()
 	if err := n.readyVolume(ctx, volume, n.node); err != nil {
@@ -70,7 +66,7 @@ func (n *nodeRig) nodeCycle(ctx context.Context, volume string, into samples) er
 	if err != nil {
 		return err
 	}
-	into.add(figureBoundInUse, planeBelay, inUse.Sub(made))
+	into.milliseconds(figureBoundInUse, planeBelay, inUse.Sub(made))
 	if err := n.breathe(ctx); err != nil {
 		return err
 	}
@@ -82,7 +78,7 @@ func (n *nodeRig) nodeCycle(ctx context.Context, volume string, into samples) er
 	if err != nil {
 		return err
 	}
-	into.add(figurePublished, planeBelay, published.Sub(reporting)-n.driver.ownTime(volume))
+	into.milliseconds(figurePublished, planeBelay, published.Sub(reporting)-n.driver.ownTime(volume))
 	if err := n.breathe(ctx); err != nil {
 		return err
 	}
@@ -96,18 +92,14 @@ func (n *nodeRig) nodeCycle(ctx context.Context, volume string, into samples) er
 	if err != nil {
 		return err
 	}
-	into.add(figureCleared, planeBelay, cleared.Sub(deleting)-n.driver.ownTime(volume))
+	into.milliseconds(figureCleared, planeBelay, cleared.Sub(deleting)-n.driver.ownTime(volume))
 	return n.report(ctx, n.node, nil)
 }
 
 // nodeParallel reports one volume, and then many at once.
-func nodeParallel(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, err error) {
-	n, err := openNodeRig(ctx, rig)
+func nodeParallel(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
+	n, err := startNode(ctx, r)
 	if err != nil {
-		return nil, err
-	}
-	defer func() { err = joinCloseNode(ctx, n, err) }()
-	if err := n.startAgent(ctx); err != nil {
 		return nil, err
 	}
 	var figures []*Figure
@@ -117,7 +109,7 @@ func nodeParallel(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, 
 		one, many := map[string][]float64{}, map[string][]float64{}
 		for range size.Rounds + 1 {
 			for _, volumes := range []int{1, size.NodeParallel} {
-				took, err := n.atOnce(ctx, next, volumes)
+				took, err := n.together(ctx, next, volumes)
 				if err != nil {
 					return nil, err
 				}
@@ -144,11 +136,9 @@ func nodeParallel(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, 
 	return figures, nil
 }
 
-func milli(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
-// atOnce reports some volumes in one write, each of a pod of its own, and returns how long it took until the last was
+// together reports some volumes in one write, each of a pod of its own, and returns how long it took until the last was
 // published, the driver's time included. Then it takes them all down.
-func (n *nodeRig) atOnce(ctx context.Context, first, volumes int) (time.Duration, error) {
+func (n *nodeRig) together(ctx context.Context, first, volumes int) (time.Duration, error) {
 	ctx, cancel := limited(ctx)
 	defer cancel()
 	var names []string

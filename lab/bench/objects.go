@@ -84,62 +84,68 @@ func each(ctx context.Context, n int, do func(ctx context.Context, i int) error)
 // objects makes what the bench needs in the API server.
 type objects struct{ client kubernetes.Interface }
 
+// create makes an object by the method of a client.
+func create[T metav1.Object](ctx context.Context, method func(context.Context, T, metav1.CreateOptions) (T, error), object T) (T, error) {
+	created, err := method(ctx, object, metav1.CreateOptions{})
+	if err != nil {
+		return created, fmt.Errorf("making %T %s: %w", object, object.GetName(), err)
+	}
+	return created, nil
+}
+
 // base makes the namespace and the driver.
 func (o objects) base(ctx context.Context) error {
-	name := metav1.ObjectMeta{Name: namespace}
-	if _, err := o.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: name}, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("making the bench's namespace: %w", err)
+	if _, err := create(ctx, o.client.CoreV1().Namespaces().Create, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}); err != nil {
+		return err
 	}
 	// No controller makes it here.
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
-	if _, err := o.client.CoreV1().ServiceAccounts(namespace).Create(ctx, account, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("making the bench's service account: %w", err)
+	if _, err := create(ctx, o.client.CoreV1().ServiceAccounts(namespace).Create, account); err != nil {
+		return err
 	}
 	csiDriver := &storagev1.CSIDriver{
 		ObjectMeta: metav1.ObjectMeta{Name: driverName}, Spec: storagev1.CSIDriverSpec{AttachRequired: new(true)},
 	}
-	if _, err := o.client.StorageV1().CSIDrivers().Create(ctx, csiDriver, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("making the bench's driver: %w", err)
+	_, err := create(ctx, o.client.StorageV1().CSIDrivers().Create, csiDriver)
+	return err
+}
+
+// readyNode is a Node that is Ready.
+func readyNode(name string) *corev1.Node {
+	now := metav1.Now()
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
+			corev1.LabelHostname: name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64",
+		}},
+		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{
+			Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", Message: "kubelet is posting ready status",
+			LastHeartbeatTime: now, LastTransitionTime: now,
+		}}},
 	}
-	return nil
 }
 
 // node makes a Node that is Ready, whose volumes the controller manages, and which lists the
 // volumes as reported and in use, as a kubelet lists them when it registers again.
 func (o objects) node(ctx context.Context, name string, volumes ...string) error {
-	now := metav1.Now()
-	room := corev1.ResourceList{
+	node := readyNode(name)
+	node.Annotations = map[string]string{kube.ManagedAttachAnnotation: "true"}
+	node.Status.Capacity = corev1.ResourceList{
 		corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourceMemory: resource.MustParse("256Gi"), corev1.ResourcePods: resource.MustParse("250"),
 	}
-	node := &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: name, Annotations: map[string]string{kube.ManagedAttachAnnotation: "true"},
-			Labels: map[string]string{corev1.LabelHostname: name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64"},
-		},
-		Status: corev1.NodeStatus{
-			Capacity: room, Allocatable: room,
-			Conditions: []corev1.NodeCondition{{
-				Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", Message: "kubelet is posting ready status",
-				LastHeartbeatTime: now, LastTransitionTime: now,
-			}},
-			NodeInfo: corev1.NodeSystemInfo{BootID: "boot-of-" + name, SystemUUID: "system-of-" + name, MachineID: "machine-of-" + name},
-		},
-	}
+	node.Status.Allocatable = node.Status.Capacity
+	node.Status.NodeInfo = corev1.NodeSystemInfo{BootID: "boot-of-" + name, SystemUUID: "system-of-" + name, MachineID: "machine-of-" + name}
 	for _, volume := range volumes {
 		node.Status.VolumesAttached = append(node.Status.VolumesAttached, corev1.AttachedVolume{Name: corev1.UniqueVolumeName(unique(volume))})
 		node.Status.VolumesInUse = append(node.Status.VolumesInUse, corev1.UniqueVolumeName(unique(volume)))
 	}
-	if _, err := o.client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("making node %s: %w", name, err)
+	if _, err := create(ctx, o.client.CoreV1().Nodes().Create, node); err != nil {
+		return err
 	}
-	csiNode := &storagev1.CSINode{
+	_, err := create(ctx, o.client.StorageV1().CSINodes().Create, &storagev1.CSINode{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec:       storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: driverName, NodeID: name}}},
-	}
-	if _, err := o.client.StorageV1().CSINodes().Create(ctx, csiNode, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("making CSINode %s: %w", name, err)
-	}
-	return nil
+	})
+	return err
 }
 
 // volume makes a claim and a PersistentVolume that are bound to each other.
@@ -148,33 +154,30 @@ func (o objects) volume(ctx context.Context, name string) error {
 	if isShared(name) {
 		modes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
 	}
-	size := resource.MustParse("1Gi")
+	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
 	claims := o.client.CoreV1().PersistentVolumeClaims(namespace)
-	claim, err := claims.Create(ctx, &corev1.PersistentVolumeClaim{
+	claim, err := create(ctx, claims.Create, &corev1.PersistentVolumeClaim{
 		// The scheduler waits for this mark of the binding.
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, Annotations: map[string]string{storagehelpers.AnnBindCompleted: "yes"}},
 		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes: modes, VolumeName: name, StorageClassName: new(""),
-			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: size}},
+			AccessModes: modes, VolumeName: name, StorageClassName: new(""), Resources: corev1.VolumeResourceRequirements{Requests: size},
 		},
-	}, metav1.CreateOptions{})
+	})
 	if err != nil {
-		return fmt.Errorf("making claim %s: %w", name, err)
+		return err
 	}
-	_, err = o.client.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{
+	_, err = create(ctx, o.client.CoreV1().PersistentVolumes().Create, &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PersistentVolumeSpec{
-			AccessModes: modes, Capacity: corev1.ResourceList{corev1.ResourceStorage: size},
+			AccessModes: modes, Capacity: size,
 			ClaimRef:               &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: namespace, Name: name, UID: claim.UID},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driverName, VolumeHandle: name, FSType: "ext4"}},
 		},
-	}, metav1.CreateOptions{})
+	})
 	if err != nil {
-		return fmt.Errorf("making volume %s: %w", name, err)
+		return err
 	}
-	claim.Status = corev1.PersistentVolumeClaimStatus{
-		Phase: corev1.ClaimBound, AccessModes: modes, Capacity: corev1.ResourceList{corev1.ResourceStorage: size},
-	}
+	claim.Status = corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, AccessModes: modes, Capacity: size}
 	if _, err := claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("binding claim %s: %w", name, err)
 	}
@@ -185,7 +188,7 @@ func (o objects) volume(ctx context.Context, name string) error {
 func (o objects) pod(ctx context.Context, name, volume, node string) error {
 	pod := podOf(name, volume)
 	pod.Spec.NodeName = node
-	return o.make(ctx, pod)
+	return o.createPod(ctx, pod)
 }
 
 // podFor makes a pod that the scheduler can bind to that node alone.
@@ -194,14 +197,12 @@ func (o objects) podFor(ctx context.Context, name, volume, node string) error {
 	pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
 	// The API server gives it to each new Node, and no controller takes it off here.
 	pod.Spec.Tolerations = []corev1.Toleration{{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists}}
-	return o.make(ctx, pod)
+	return o.createPod(ctx, pod)
 }
 
-func (o objects) make(ctx context.Context, pod *corev1.Pod) error {
-	if _, err := o.client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("making pod %s: %w", pod.Name, err)
-	}
-	return nil
+func (o objects) createPod(ctx context.Context, pod *corev1.Pod) error {
+	_, err := create(ctx, o.client.CoreV1().Pods(namespace).Create, pod)
+	return err
 }
 
 // podOf is a pod with one volume, as large as usual ones are.
@@ -255,40 +256,56 @@ func (o objects) use(ctx context.Context, name, volume string, is bool) error {
 	if is {
 		list = append(list, corev1.UniqueVolumeName(unique(volume)))
 	}
-	var value any // null takes the field away
+	return setList(ctx, o.client, name, "volumesInUse", list)
+}
+
+// setList replaces a list in the status of a Node.
+func setList[T any](ctx context.Context, client kubernetes.Interface, node, field string, list []T) error {
+	var value any // null removes the field
 	if len(list) > 0 {
 		value = list
 	}
-	body, err := json.Marshal(map[string]any{"status": map[string]any{"volumesInUse": value}})
+	body, err := json.Marshal(map[string]any{"status": map[string]any{field: value}})
 	if err != nil {
-		return fmt.Errorf("encoding volumesInUse: %w", err)
+		return fmt.Errorf("encoding %s: %w", field, err)
 	}
-	if _, err := o.client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, body, metav1.PatchOptions{}, "status"); err != nil {
-		return fmt.Errorf("writing volumesInUse of node %s: %w", name, err)
+	if _, err := client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, body, metav1.PatchOptions{}, "status"); err != nil {
+		return fmt.Errorf("writing %s of node %s: %w", field, node, err)
 	}
 	return nil
 }
 
-// attached makes the VolumeAttachment of a volume that was attached long ago, by whichever
-// plane: it has what all of them have.
-func (o objects) attached(ctx context.Context, volume, node string) error {
-	return o.attachedBy(ctx, driverName, volume, node)
-}
-
-// attachedBy does so for any driver.
-func (o objects) attachedBy(ctx context.Context, driver, volume, node string) error {
-	attachments := o.client.StorageV1().VolumeAttachments()
-	va, err := attachments.Create(ctx, &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: kube.AttachmentName(volume, driver, node), Finalizers: []string{kube.AttacherFinalizer(driver)},
-			Annotations: map[string]string{kube.NodeIDAnnotation: node},
-		},
+// attachmentOf is a VolumeAttachment as an attach/detach controller makes it.
+func attachmentOf(volume, driver, node string) *storagev1.VolumeAttachment {
+	return &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(volume, driver, node)},
 		Spec: storagev1.VolumeAttachmentSpec{
 			Attacher: driver, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume},
 		},
-	}, metav1.CreateOptions{})
+	}
+}
+
+func (o objects) makeAttachment(ctx context.Context, volume, driver, node string) error {
+	_, err := create(ctx, o.client.StorageV1().VolumeAttachments().Create, attachmentOf(volume, driver, node))
+	return err
+}
+
+func (o objects) deleteAttachment(ctx context.Context, volume, driver, node string) error {
+	err := o.client.StorageV1().VolumeAttachments().Delete(ctx, kube.AttachmentName(volume, driver, node), metav1.DeleteOptions{})
 	if err != nil {
-		return fmt.Errorf("making the attachment of %s to %s: %w", volume, node, err)
+		return fmt.Errorf("deleting the attachment of %s to %s: %w", volume, node, err)
+	}
+	return nil
+}
+
+// attached makes the VolumeAttachment of a volume that was attached long ago, by whichever plane: it has what all of them have.
+func (o objects) attached(ctx context.Context, driver, volume, node string) error {
+	attachments := o.client.StorageV1().VolumeAttachments()
+	va := attachmentOf(volume, driver, node)
+	va.Finalizers, va.Annotations = []string{kube.AttacherFinalizer(driver)}, map[string]string{kube.NodeIDAnnotation: node}
+	va, err := create(ctx, attachments.Create, va)
+	if err != nil {
+		return err
 	}
 	va.Status.Attached = true
 	if _, err := attachments.UpdateStatus(ctx, va, metav1.UpdateOptions{}); err != nil {

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -11,7 +12,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
+
+	"belay.dev/belay/lab/informer"
 )
 
 // fact is something that was seen in the API server: "pod p bound", "volume v reported on n".
@@ -48,15 +50,11 @@ func observe(ctx context.Context, client kubernetes.Interface) (*observer, error
 		since: map[fact]time.Time{}, waiting: map[fact][]chan struct{}{},
 		factory: informers.NewSharedInformerFactory(client, 0),
 	}
-	handlers := map[cache.SharedIndexInformer]cache.ResourceEventHandlerFuncs{
-		o.factory.Core().V1().Pods().Informer():                 handle(o.pod),
-		o.factory.Core().V1().Nodes().Informer():                handle(o.node),
-		o.factory.Storage().V1().VolumeAttachments().Informer(): handle(o.attachment),
-	}
-	for informer, handler := range handlers {
-		if _, err := informer.AddEventHandler(handler); err != nil {
-			return nil, fmt.Errorf("watching the API server: %w", err)
-		}
+	_, pods := informer.OnChange(o.factory.Core().V1().Pods().Informer(), o.pod)
+	_, nodes := informer.OnChange(o.factory.Core().V1().Nodes().Informer(), o.node)
+	_, attachments := informer.OnChange(o.factory.Storage().V1().VolumeAttachments().Informer(), o.attachment)
+	if err := errors.Join(pods, nodes, attachments); err != nil {
+		return nil, fmt.Errorf("watching the API server: %w", err)
 	}
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	o.stop = stop
@@ -71,20 +69,6 @@ func observe(ctx context.Context, client kubernetes.Interface) (*observer, error
 func (o *observer) close() {
 	o.stop()
 	o.factory.Shutdown()
-}
-
-// handle gives a function the versions before and after of each change, nil where there is none.
-func handle[T any](changed func(before, after *T)) cache.ResourceEventHandlerFuncs {
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { changed(nil, object.(*T)) },
-		UpdateFunc: func(before, after any) { changed(before.(*T), after.(*T)) },
-		DeleteFunc: func(object any) {
-			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
-				object = unknown.Obj
-			}
-			changed(object.(*T), nil)
-		},
-	}
 }
 
 func (o *observer) pod(before, after *corev1.Pod) {
@@ -170,7 +154,7 @@ func (o *observer) forget(facts ...fact) {
 	}
 }
 
-// when waits until a fact is seen, and tells since when.
+// when waits until a fact is seen, and returns since when.
 func (o *observer) when(ctx context.Context, f fact) (time.Time, error) {
 	o.mu.Lock()
 	at, known := o.since[f]
@@ -191,7 +175,7 @@ func (o *observer) when(ctx context.Context, f fact) (time.Time, error) {
 	return o.since[f], nil
 }
 
-// last waits until all facts are seen, and tells when the last of them was.
+// last waits until all facts are seen, and returns when the last of them was.
 func (o *observer) last(ctx context.Context, facts []fact) (time.Time, error) {
 	var last time.Time
 	for _, f := range facts {

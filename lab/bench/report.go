@@ -61,7 +61,7 @@ func (r *Report) writeText(out io.Writer) error {
 		}
 		var aligned bytes.Buffer
 		table := tabwriter.NewWriter(&aligned, 0, 0, 2, ' ', 0)
-		line := func(cells ...string) { _, _ = fmt.Fprintln(table, "  "+strings.Join(cells, "\t")) } // Flush tells
+		line := func(cells ...string) { _, _ = fmt.Fprintln(table, "  "+strings.Join(cells, "\t")) } // Flush reports errors
 		line(slices.Concat([]string{"figure"}, r.Planes, []string{"target", "is", ""})...)
 		var parts strings.Builder
 		for _, figure := range part.Figures {

@@ -14,7 +14,7 @@ import (
 // quiet is how long after a step requests still count for it: events come a little later.
 const quiet = time.Second
 
-// usersOf are those as whom a plane's controller speaks to the API server.
+// usersOf are the users of a plane's controller at the API server.
 func usersOf(plane string) []string {
 	if plane == planeUpstream {
 		return []string{cluster.UserUpstreamController, cluster.UserUpstreamManager}
@@ -29,13 +29,7 @@ type span struct {
 }
 
 // requests counts, in the API server's audit log, what one attach and one detach cost it.
-func requests(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, err error) {
-	rig.audit = true
-	r, err := openRig(ctx, rig)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = joinClose(ctx, r, err) }()
+func requests(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	for i := range 2 {
 		if err := r.node(ctx, nodeName(i)); err != nil {
 			return nil, err
@@ -62,7 +56,7 @@ func (r *rig) requestsOf(ctx context.Context, size Size, plane string, first int
 	if err := r.start(plane); err != nil {
 		return nil, err
 	}
-	if err := r.cycle(ctx, first, samples{}); err != nil {
+	if err := r.cycle(ctx, first, &samples{}); err != nil {
 		return nil, err
 	}
 	// What the start asks for is not part of any attach.
@@ -88,7 +82,7 @@ func (r *rig) requestsOf(ctx context.Context, size Size, plane string, first int
 	return count(all, spans, usersOf(plane)), nil
 }
 
-// countedCycle attaches and detaches one volume and tells when it did which.
+// countedCycle attaches and detaches one volume and returns the time of each.
 func (r *rig) countedCycle(ctx context.Context, i int) ([]span, error) {
 	volume, node := volumeName(i), nodeName(i%2)
 	pod, err := r.newPod(ctx, volume)
@@ -121,7 +115,7 @@ func (r *rig) countedCycle(ctx context.Context, i int) ([]span, error) {
 // tally counts requests per attach or detach, by kind of requests (figure) and by right.
 type tally map[string]map[string]float64
 
-// count leaves out what goes on without any volume: leases, and watches that are opened anew.
+// count leaves out what is independent of volumes: leases, and watches that are opened again.
 func count(all []audit.Request, spans []span, controller []string) tally {
 	t := tally{}
 	attaches := len(slices.DeleteFunc(slices.Clone(spans), func(s span) bool { return !s.attach }))

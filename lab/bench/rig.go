@@ -39,16 +39,17 @@ type rig struct {
 	objects
 
 	lab *cluster.Cluster
-	// driver is that of the plane at work; drivers are all that are served.
-	driver   *driver
-	socket   string
-	drivers  []*driver
+	// driver is that of the plane at work.
+	driver *driver
+	socket string
+	// stops end what the rig serves.
+	stops    []func() error
 	observer *observer
 	say      func(format string, args ...any)
 	// running are the components of the plane at work; none if no plane is.
 	running []string
 	plane   string
-	// ownAttacher is that of rigOptions.
+	// ownAttacher has each plane bring its own attacher, with these flags beside those as shipped; nil for one for all.
 	ownAttacher map[string][]string
 	// pods counts the pods made, so that each has a name of its own.
 	pods int
@@ -60,9 +61,7 @@ type rigOptions struct {
 	audit bool
 	// later leaves it to the caller to equip the rig.
 	later bool
-	// ownAttacher has each plane bring its own attacher, with these flags beside those as shipped; nil for one for all.
-	ownAttacher map[string][]string
-	say         func(format string, args ...any)
+	say   func(format string, args ...any)
 }
 
 // openRig starts a lab. If it fails nothing is left behind.
@@ -71,7 +70,7 @@ func openRig(ctx context.Context, o rigOptions) (r *rig, err error) {
 	if err != nil {
 		return nil, err
 	}
-	r = &rig{lab: lab, say: o.say, ownAttacher: o.ownAttacher}
+	r = &rig{lab: lab, say: o.say}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.close(ctx))
@@ -92,22 +91,27 @@ func openRig(ctx context.Context, o rigOptions) (r *rig, err error) {
 }
 
 // equip starts the driver, the attacher and the observer.
-func (r *rig) equip(ctx context.Context) (err error) {
+func (r *rig) equip(ctx context.Context) error {
 	r.socket = filepath.Join(r.lab.Dir(), "csi.sock")
 	r.driver = newDriver(driverName, 0)
 	if err := r.serve(r.driver, r.socket); err != nil {
 		return err
 	}
 	if r.ownAttacher == nil {
-		if _, err = r.lab.StartAttacher(r.socket); err != nil {
+		attacher := cluster.Sidecar{Component: "attacher", Socket: r.socket, Args: []string{"--kube-api-qps=-1"}}
+		if err := r.lab.StartSidecar(planeBelay, attacher); err != nil {
 			return err
 		}
 	}
+	return r.observe(ctx)
+}
+
+func (r *rig) observe(ctx context.Context) (err error) {
 	r.observer, err = observe(ctx, r.client)
 	return err
 }
 
-// close takes all down, also when ctx has ended, and tells what the storage would not have liked.
+// close takes all down, also when ctx has ended, and returns the violations that the driver saw.
 func (r *rig) close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)
 	defer cancel()
@@ -115,8 +119,8 @@ func (r *rig) close(ctx context.Context) error {
 		r.observer.close()
 	}
 	errs := []error{r.lab.Down(ctx)}
-	for _, d := range r.drivers {
-		errs = append(errs, d.stop())
+	for _, stop := range r.stops {
+		errs = append(errs, stop())
 	}
 	if r.driver != nil {
 		errs = append(errs, r.driver.wrong())
@@ -129,7 +133,7 @@ func (r *rig) serve(d *driver, socket string) error {
 	if err := d.serve(socket); err != nil {
 		return err
 	}
-	r.drivers = append(r.drivers, d)
+	r.stops = append(r.stops, d.stop)
 	return nil
 }
 
@@ -240,10 +244,19 @@ func limited(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, stepLimit, fmt.Errorf("it did not happen within %v", stepLimit))
 }
 
-// newPod makes a pod of an own name, not bound yet.
+// podNames are names that no pod has had.
+func (r *rig) podNames(n int) []string {
+	names := make([]string, n)
+	for i := range names {
+		r.pods++
+		names[i] = fmt.Sprintf("pod-%06d", r.pods)
+	}
+	return names
+}
+
+// newPod makes a pod that is not bound yet.
 func (r *rig) newPod(ctx context.Context, volume string) (string, error) {
-	r.pods++
-	name := fmt.Sprintf("pod-%06d", r.pods)
+	name := r.podNames(1)[0]
 	return name, r.pod(ctx, name, volume, "")
 }
 

@@ -86,8 +86,8 @@ func TestRights(t *testing.T) {
 	r := openAudited(t, "bench-rights", 6)
 	began := time.Now()
 	t.Run("an orphan", func(t *testing.T) { orphan(t, r, volumeName(5), nodeName(0)) })
-	t.Run("a cycle", func(t *testing.T) { must(t, r.cycle(t.Context(), 0, samples{})) })
-	t.Run("a move that waits", func(t *testing.T) { must(t, r.move(t.Context(), 1, samples{})) })
+	t.Run("a cycle", func(t *testing.T) { must(t, r.cycle(t.Context(), 0, &samples{})) })
+	t.Run("a move that waits", func(t *testing.T) { must(t, r.move(t.Context(), 1, &samples{})) })
 	t.Run("somebody deletes an attachment", func(t *testing.T) { deletedByHand(t, r, volumeName(2), nodeName(0)) })
 	t.Run("a node that others write", func(t *testing.T) { busyNode(t, r, volumeName(3), nodeName(1)) })
 	t.Run("somebody makes the attachment first", func(t *testing.T) { madeByHand(t, r, volumeName(4), nodeName(0)) })
@@ -119,7 +119,7 @@ func TestRights(t *testing.T) {
 	t.Logf("asked for: %v", slices.Sorted(maps.Keys(asked)))
 }
 
-// asks tells whether the controller has sent such a request since then.
+// asks reports whether the controller has sent such a request since then.
 func asks(t *testing.T, r *rig, since time.Time, name string) bool {
 	t.Helper()
 	all, err := r.lab.Requests(t.Context(), since, time.Time{})
@@ -256,7 +256,7 @@ func madeByHand(t *testing.T, r *rig, volume, node string) {
 func unstreamed(t *testing.T, r *rig) {
 	t.Helper()
 	must(t, r.start(planeBelay, "KUBE_FEATURE_WatchListClient=false"))
-	must(t, r.cycle(t.Context(), 0, samples{}))
+	must(t, r.cycle(t.Context(), 0, &samples{}))
 	must(t, r.stop(t.Context()))
 }
 

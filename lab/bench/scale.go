@@ -25,13 +25,7 @@ func extraNode(i int) string   { return fmt.Sprintf("%s%04d", extraPrefix, i/ext
 func extraVolume(i int) string { return fmt.Sprintf("vol-extra-%05d", i) }
 
 // scale starts the planes over a large state that is as it shall be.
-func scale(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, err error) {
-	rig.later = true // the attacher would take part in what is made to be there already
-	r, err := openRig(ctx, rig)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = joinClose(ctx, r, err) }()
+func scale(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	if err := r.seed(ctx, size); err != nil {
 		return nil, err
 	}
@@ -42,7 +36,7 @@ func scale(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, err err
 	if err != nil {
 		return nil, err
 	}
-	got := map[string]map[string][]float64{}
+	got := &samples{}
 	for _, plane := range []string{planeUpstream, planeBelay} {
 		if err := r.scaleOf(ctx, size, plane, got); err != nil {
 			return nil, fmt.Errorf("scale of %s: %w", plane, err)
@@ -51,7 +45,7 @@ func scale(ctx context.Context, size Size, rig rigOptions) (_ []*Figure, err err
 		if err != nil {
 			return nil, err
 		}
-		record(got, figureChanged, plane, float64(differences(before, after)))
+		got.add(figureChanged, plane, float64(differences(before, after)))
 		before = after
 	}
 	return scaleFigures(size, got), nil
@@ -79,7 +73,7 @@ func (r *rig) seed(ctx context.Context, size Size) error {
 		return err
 	}
 	r.say("scale: %d nodes are there (%.0f s); now %d volumes, attached, with their pods", size.ScaleNodes, time.Since(began).Seconds(), size.ScaleVolumes)
-	told := max(size.ScaleVolumes/5, 1)
+	interval := max(size.ScaleVolumes/5, 1)
 	return each(ctx, size.ScaleVolumes, func(ctx context.Context, i int) error {
 		volume, node := volumeName(i), nodeName(i/perNode)
 		if err := r.volume(ctx, volume); err != nil {
@@ -88,10 +82,10 @@ func (r *rig) seed(ctx context.Context, size Size) error {
 		if err := r.pod(ctx, "old-"+volume, volume, node); err != nil {
 			return err
 		}
-		if err := r.attached(ctx, volume, node); err != nil {
+		if err := r.attached(ctx, driverName, volume, node); err != nil {
 			return err
 		}
-		if (i+1)%told == 0 {
+		if (i+1)%interval == 0 {
 			r.say("scale: %d of %d volumes (%.0f s)", i+1, size.ScaleVolumes, time.Since(began).Seconds())
 		}
 		return nil
@@ -144,16 +138,9 @@ func differences(before, after map[string]string) int {
 	return n
 }
 
-func record(into map[string]map[string][]float64, figure, plane string, value float64) {
-	if into[figure] == nil {
-		into[figure] = map[string][]float64{}
-	}
-	into[figure][plane] = append(into[figure][plane], value)
-}
-
 // scaleOf starts one plane over the state, sees it attach and detach one volume more, and
 // measures what it costs when nothing happens, and what each of many attaches more costs.
-func (r *rig) scaleOf(ctx context.Context, size Size, plane string, into map[string]map[string][]float64) error {
+func (r *rig) scaleOf(ctx context.Context, size Size, plane string, into *samples) error {
 	began := time.Now()
 	if err := r.start(plane); err != nil {
 		return err
@@ -162,45 +149,25 @@ func (r *rig) scaleOf(ctx context.Context, size Size, plane string, into map[str
 	if err != nil {
 		return err
 	}
-	record(into, figureReady, plane, ready.Seconds())
+	into.seconds(figureReady, plane, ready)
 	used, err := r.cpu()
 	if err != nil {
 		return err
 	}
-	record(into, figureStartCPU, plane, used.Seconds())
+	into.seconds(figureStartCPU, plane, used)
 	r.say("scale: %s attached one more %.1f s after its start; now it is left alone for %v", plane, ready.Seconds(), size.Idle)
-	if err := pause(ctx, rest); err != nil {
-		return err
-	}
-	before, err := r.cpu()
+	peak, idle, err := r.useOf(ctx, r.running[0], rest, size.Idle)
 	if err != nil {
 		return err
 	}
-	from := time.Now()
-	if err := pause(ctx, size.Idle); err != nil {
-		return err
-	}
-	after, err := r.cpu()
-	if err != nil {
-		return err
-	}
-	idle := 100 * (after - before).Seconds() / time.Since(from).Seconds()
-	record(into, figureIdle, plane, idle)
-	pids, err := r.pids()
-	if err != nil {
-		return err
-	}
-	peak, err := peakMemory(pids[0])
-	if err != nil {
-		return err
-	}
-	record(into, figureMemory, plane, float64(peak)/(1<<20))
+	into.add(figureMemory, plane, peak)
+	into.add(figureIdle, plane, idle)
 	each, err := r.attachMore(ctx, size)
 	if err != nil {
 		return err
 	}
-	record(into, figureCPUMore, plane, float64(each)/float64(time.Millisecond))
-	r.say("scale: %s: peak memory %.0f MiB, idle %.2f %% of a core, %s per attach", plane, float64(peak)/(1<<20), idle, milliseconds(each))
+	into.milliseconds(figureCPUMore, plane, each)
+	r.say("scale: %s: peak memory %.0f MiB, idle %.2f %% of a core, %.1f ms per attach", plane, peak, idle, milli(each))
 	return r.stop(ctx)
 }
 
@@ -227,10 +194,7 @@ func (r *rig) probe(ctx context.Context, began time.Time) (time.Duration, error)
 
 // extras makes pods for the first n volumes more, on their nodes.
 func (r *rig) extras(ctx context.Context, n int) (pods []string, err error) {
-	for range n {
-		r.pods++
-		pods = append(pods, fmt.Sprintf("extra-%06d", r.pods))
-	}
+	pods = r.podNames(n)
 	return pods, each(ctx, n, func(ctx context.Context, i int) error {
 		return r.pod(ctx, pods[i], extraVolume(i), extraNode(i))
 	})
@@ -276,14 +240,13 @@ func (r *rig) attachMore(ctx context.Context, size Size) (time.Duration, error) 
 	return (after - before) / time.Duration(size.ScaleExtras), r.withoutExtras(ctx, pods)
 }
 
-func scaleFigures(size Size, got map[string]map[string][]float64) []*Figure {
-	memory := numbers(figureMemory, "MiB", got[figureMemory]).atMost(planeUpstream, 1.0/2)
-	idle := numbers(figureIdle, "% of a core", got[figureIdle]).limit("< 1 %", 1)
-	// A new leader marks one Node and one VolumeAttachment (ADR 17), and writes nothing else.
-	changed := numbers(figureChanged, "objects", got[figureChanged]).limit("<= 2", 2)
-	more := numbers(figureCPUMore, "ms", got[figureCPUMore]).atMost(planeUpstream, 1.0/2)
+func scaleFigures(size Size, got *samples) []*Figure {
 	figures := []*Figure{
-		memory, more, idle, changed, numbers(figureReady, "s", got[figureReady]), numbers(figureStartCPU, "s", got[figureStartCPU]),
+		got.figure(figureMemory, "MiB").atMost(planeUpstream, 1.0/2), got.figure(figureCPUMore, "ms").atMost(planeUpstream, 1.0/2),
+		got.figure(figureIdle, "% of a core").limit("< 1 %", 1),
+		// A new leader marks one Node and one VolumeAttachment (ADR 17), and writes nothing else.
+		got.figure(figureChanged, "objects").limit("<= 2", 2),
+		got.figure(figureReady, "s"), got.figure(figureStartCPU, "s"),
 	}
 	for _, f := range figures {
 		f.Note = fmt.Sprintf("%d attached volumes on %d nodes", size.ScaleVolumes, size.ScaleNodes)

@@ -32,7 +32,7 @@ func peakMemory(pid int) (int64, error) {
 		return 0, fmt.Errorf("reading the memory of process %d: %w", pid, err)
 	}
 	if status.VmHWM == 0 {
-		return 0, fmt.Errorf("the state of process %d tells no peak memory; has it ended?", pid)
+		return 0, fmt.Errorf("the state of process %d has no peak memory; has it ended?", pid)
 	}
 	return int64(status.VmHWM), nil
 }

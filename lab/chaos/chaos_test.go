@@ -23,7 +23,7 @@ const (
 )
 
 const (
-	longSeeds  = 32 // two rounds over all hops
+	longSeeds  = 32 // two rounds over all steps
 	shortSeeds = 3
 )
 
@@ -33,7 +33,7 @@ const (
 func TestKillAnywhere(t *testing.T) {
 	labtest.Needs(t)
 	seeds := longSeeds
-	// The short run takes hops that lie apart: another three with each build would
+	// The short run takes steps that lie apart: another three with each build would
 	// be nicer, but a failure must be seen by all who run the same commit.
 	first := 0
 	if testing.Short() {
@@ -73,9 +73,9 @@ func number(t *testing.T, name string, otherwise int) int {
 type run struct {
 	scene *scenario.Scene
 	kind  string // of nodes
-	kills Histogram
-	// landed counts the same kills by the hop that was under way at that moment.
-	landed Histogram
+	kills tally
+	// landed counts the same kills by the step that was under way at that moment.
+	landed tally
 }
 
 func newRun(t *testing.T) *run {
@@ -95,7 +95,7 @@ func newRun(t *testing.T) *run {
 	if _, err := scene.Place(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return &run{scene: scene, kind: kind, kills: Histogram{}, landed: Histogram{}}
+	return &run{scene: scene, kind: kind, kills: tally{}, landed: tally{}}
 }
 
 // knownOfKubelet: a kubelet that dies between a volume's last unpublish and the end of
@@ -104,7 +104,7 @@ func newRun(t *testing.T) *run {
 // stage on that node writes the old file system's leftovers: here the storage refuses
 // that. Belay's own node agent keeps a record and passes.
 func knownOfKubelet(plan Plan) bool {
-	return plan.Victim == Agent && (plan.Hop == timeline.HopUnpublished || plan.Hop == timeline.HopUnstaged)
+	return plan.Victim == Agent && (plan.Step == timeline.StepUnpublished || plan.Step == timeline.StepUnstaged)
 }
 
 // seed makes one move with one kill.
@@ -117,7 +117,7 @@ func (r *run) seed(t *testing.T, plan Plan) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := r.slowDown(ctx, plan.Hop); err != nil {
+	if err := r.slowDown(ctx, plan.Step); err != nil {
 		t.Fatal(err)
 	}
 	killed := r.arm(ctx, t, plan, from)
@@ -133,7 +133,7 @@ func (r *run) seed(t *testing.T, plan Plan) {
 	if kill.err != nil {
 		t.Fatal(kill.err)
 	}
-	r.kills.Add(plan.Hop, plan.Victim)
+	r.kills.Add(plan.Step, plan.Victim)
 	r.landed.Add(underWay(way, kill.at), plan.Victim)
 	if err := timeline.Chart(t.Output(), way, timeline.Style{}); err != nil {
 		t.Error(err)
@@ -141,9 +141,9 @@ func (r *run) seed(t *testing.T, plan Plan) {
 	r.check(ctx, t, way.To)
 }
 
-// slowDown stretches the call that a hop consists of, so that a kill can fall into it.
-func (r *run) slowDown(ctx context.Context, hop timeline.HopName) error {
-	sign, _ := timeline.SignOf(hop)
+// slowDown stretches the call that a step consists of, so that a kill can fall into it.
+func (r *run) slowDown(ctx context.Context, step timeline.StepName) error {
+	sign, _ := timeline.SignOf(step)
 	if sign.Method == "" {
 		return nil
 	}
@@ -159,10 +159,10 @@ type kill struct {
 	err error
 }
 
-// arm waits for the hop and kills the victim.
+// arm waits for the step and kills the victim.
 func (r *run) arm(ctx context.Context, t *testing.T, plan Plan, from string) <-chan kill {
 	t.Helper()
-	seen, err := r.scene.OnHop(ctx, plan.Hop, from)
+	seen, err := r.scene.OnStep(ctx, plan.Step, from)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +174,7 @@ func (r *run) arm(ctx context.Context, t *testing.T, plan Plan, from string) <-c
 			err := r.scene.Cluster.Kill(component(plan.Victim, node))
 			done <- kill{at: time.Now(), err: err}
 		case <-ctx.Done():
-			done <- kill{err: fmt.Errorf("hop %q was never seen: %w", plan.Hop, context.Cause(ctx))}
+			done <- kill{err: fmt.Errorf("step %q was never seen: %w", plan.Step, context.Cause(ctx))}
 		}
 	}()
 	return done
@@ -193,15 +193,15 @@ func component(victim Victim, node string) string {
 	}
 }
 
-// underWay is the hop that a kill fell into: the first that had not ended.
-func underWay(m *timeline.Move, at time.Time) timeline.HopName {
+// underWay is the step that a kill fell into: the first that had not ended.
+func underWay(m *timeline.Move, at time.Time) timeline.StepName {
 	since := at.Sub(m.Start)
-	var last timeline.HopName
-	for _, hop := range m.Hops {
-		if hop.Seen && hop.Began <= since && since < hop.Ended {
-			return hop.Name
+	var last timeline.StepName
+	for _, step := range m.Steps {
+		if step.Seen && step.Began <= since && since < step.Ended {
+			return step.Name
 		}
-		last = hop.Name
+		last = step.Name
 	}
 	return last
 }
@@ -246,8 +246,8 @@ func (r *run) calls(ctx context.Context, t *testing.T) {
 // finish removes the writer and tells what was killed when.
 func (r *run) finish(t *testing.T) {
 	t.Helper()
-	t.Logf("kills by the hop that was waited for:\n%s", r.kills)
-	t.Logf("kills by the hop that was under way:\n%s", r.landed)
+	t.Logf("kills by the step that was waited for:\n%s", table(r.kills))
+	t.Logf("kills by the step that was under way:\n%s", table(r.landed))
 	if t.Failed() {
 		return
 	}

@@ -3,8 +3,8 @@
 //
 // One seed is one move of a writing pod, by drain or by delete and cordon, and one
 // kill -9 of the controller, the attacher, the node's agent or the API server,
-// shortly after the recorder saw a hop of the move. Sixteen seeds in a row hit every
-// hop of a volume's life once. After each seed the pod runs on the other node, a
+// shortly after the recorder saw a step of the move. Sixteen seeds in a row hit every
+// step of a volume's life once. After each seed the pod runs on the other node, a
 // second pod reads all records back, the storage is asked for forbidden writes, and
 // attachments, both lists on the Nodes and the storage agree; after the last one
 // nothing is left in the cluster or on the machine.
@@ -13,7 +13,7 @@
 //	BELAY_CHAOS_FIRST_SEED=17     the first one: with one seed, a replay
 //	BELAY_CHAOS_NODES=kubelet     kind of nodes (default belay)
 //
-// The test prints two tables of kills, hop by victim: by the hop that was waited
-// for, which is what the seeds spread over, and by the hop that was under way when
+// The test prints two tables of kills, step by victim: by the step that was waited
+// for, which is what the seeds spread over, and by the step that was under way when
 // the process died, which the random delay decides.
 package chaos

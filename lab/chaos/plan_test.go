@@ -1,51 +1,119 @@
 package chaos
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"testing"
+	"time"
 
+	"belay.dev/belay/lab/labtest"
 	"belay.dev/belay/lab/timeline"
 )
 
-func TestSeedsSpreadOverHopsAndVictims(t *testing.T) {
+// Victim is a part of the plane that is killed with SIGKILL.
+type Victim string
+
+// The victims. The agent is that of the node at which the step happens.
+const (
+	Controller Victim = "controller"
+	Attacher   Victim = "attacher"
+	Agent      Victim = "node agent"
+	APIServer  Victim = "API server"
+)
+
+var victims = []Victim{Controller, Attacher, Agent, APIServer}
+
+// steps are the moments at which a victim is killed: every step of the life of a
+// volume, in its order.
+var steps = []timeline.StepName{
+	timeline.StepPodDeleted, timeline.StepUnpublished, timeline.StepUnstaged, timeline.StepOutOfUse,
+	timeline.StepWithdrawn, timeline.StepVADeleted, timeline.StepCtrlUnpublish, timeline.StepVAGone,
+	timeline.StepBound, timeline.StepVACreated, timeline.StepPrepared, timeline.StepCtrlPublish,
+	timeline.StepAttached, timeline.StepReported, timeline.StepStaged, timeline.StepPublished,
+}
+
+// Plan is what one seed does.
+type Plan struct {
+	Seed   int
+	Step   timeline.StepName
+	Victim Victim
+	// Delay from the moment at which the step is seen to the kill.
+	Delay time.Duration
+	// Drain moves the pod by drain, else it is deleted and its node cordoned.
+	Drain bool
+}
+
+// maxDelay: a step takes 2 to 10 ms, so the kill lands in it, at its end, or in the next.
+const maxDelay = 12 * time.Millisecond
+
+// PlanFor makes the plan of a seed. Sixteen seeds in a row hit every step once; which
+// victim a step meets changes from one such round to the next until it has met all.
+func PlanFor(seed int) Plan {
+	random := rand.New(rand.NewPCG(uint64(seed), 0xbe1a7)) //nolint:gosec // a seed that can be replayed is the point
+	step, round := seed%len(steps), seed/len(steps)
+	order := rand.New(rand.NewPCG(uint64(step), 0xbe1a7)).Perm(len(victims)) //nolint:gosec // as above
+	return Plan{
+		Seed: seed, Step: steps[step], Victim: victims[order[round%len(victims)]],
+		Delay: time.Duration(random.Int64N(int64(maxDelay))), Drain: (seed+round)%2 == 0,
+	}
+}
+
+// String names the plan in one line.
+func (p Plan) String() string {
+	way := "delete and cordon"
+	if p.Drain {
+		way = "drain"
+	}
+	return fmt.Sprintf("seed %d: %s; kill -9 of the %s %.1f ms after %q",
+		p.Seed, way, p.Victim, float64(p.Delay)/float64(time.Millisecond), p.Step)
+}
+
+// tally counts kills by step and victim.
+type tally = labtest.Tally[timeline.StepName, Victim]
+
+// table draws the kills by step and victim with their sums.
+func table(t tally) string { return t.Table(timeline.StepNames(), victims) }
+
+func TestSeedsSpreadOverStepsAndVictims(t *testing.T) {
 	for name, tc := range map[string]struct {
 		first, seeds int
-		wantPerHop   int
-		wantAll      bool // every hop meets every victim
+		wantPerStep  int
+		wantAll      bool // every step meets every victim
 	}{
-		"two rounds hit every hop twice":                {seeds: 32, wantPerHop: 2},
-		"two rounds from any first seed":                {first: 1234, seeds: 32, wantPerHop: 2},
-		"four rounds let every hop meet every victim":   {seeds: 64, wantPerHop: 4, wantAll: true},
-		"four rounds from a first seed that is not low": {first: 160, seeds: 64, wantPerHop: 4, wantAll: true},
+		"two rounds hit every step twice":               {seeds: 32, wantPerStep: 2},
+		"two rounds from any first seed":                {first: 1234, seeds: 32, wantPerStep: 2},
+		"four rounds let every step meet every victim":  {seeds: 64, wantPerStep: 4, wantAll: true},
+		"four rounds from a first seed that is not low": {first: 160, seeds: 64, wantPerStep: 4, wantAll: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			seen := Histogram{}
+			seen := tally{}
 			for seed := tc.first; seed < tc.first+tc.seeds; seed++ {
 				plan := PlanFor(seed)
 				if again := PlanFor(seed); again != plan {
 					t.Fatalf("seed %d gave %v and then %v", seed, plan, again)
 				}
-				seen.Add(plan.Hop, plan.Victim)
+				seen.Add(plan.Step, plan.Victim)
 			}
-			for _, hop := range hops {
+			for _, step := range steps {
 				sum := 0
 				for _, victim := range victims {
-					sum += seen[hop][victim]
-					if tc.wantAll && seen[hop][victim] == 0 {
-						t.Errorf("hop %q never meets the %s", hop, victim)
+					sum += seen[step][victim]
+					if tc.wantAll && seen[step][victim] == 0 {
+						t.Errorf("step %q never meets the %s", step, victim)
 					}
 				}
-				if sum != tc.wantPerHop {
-					t.Errorf("hop %q is hit %d times, want %d", hop, sum, tc.wantPerHop)
+				if sum != tc.wantPerStep {
+					t.Errorf("step %q is hit %d times, want %d", step, sum, tc.wantPerStep)
 				}
 			}
 		})
 	}
 }
 
-func TestEveryHopHasASign(t *testing.T) {
-	for _, hop := range hops {
-		if _, ok := timeline.SignOf(hop); !ok {
-			t.Errorf("the recorder does not know hop %q", hop)
+func TestEveryStepHasASign(t *testing.T) {
+	for _, step := range steps {
+		if _, ok := timeline.SignOf(step); !ok {
+			t.Errorf("the recorder does not know step %q", step)
 		}
 	}
 }

@@ -30,7 +30,7 @@ type point struct {
 	atOnce bool         // belongs to the start of the process
 }
 
-// points are all steps of the controller, each before and after, and the hops between.
+// points are all steps of the controller, each before and after, and the steps between.
 func points() []point {
 	var all []point
 	for _, step := range []string{stepCreate, stepReport, stepWithdraw, stepDelete, stepNote, stepEvent, stepLease, stepBarrier, stepMark} {
@@ -39,8 +39,8 @@ func points() []point {
 			all = append(all, point{name: string(moment) + " " + step, moment: moment, step: step, atOnce: atOnce})
 		}
 	}
-	for _, hop := range []string{hopBound, hopAttached, hopGone, hopOutOfUse, hopDetached} {
-		all = append(all, point{name: "told: " + hop, step: hop})
+	for _, step := range []string{stepBound, stepAttached, stepGone, stepOutOfUse, stepDetached} {
+		all = append(all, point{name: "told: " + step, step: step})
 	}
 	return all
 }
@@ -58,13 +58,13 @@ const (
 	stepMark     = "mark of the start"
 )
 
-// Hops between its steps, as the API shows them.
+// Steps between its steps, as the API shows them.
 const (
-	hopBound    = "pod bound"
-	hopAttached = "attached recorded"
-	hopGone     = "pod gone"
-	hopOutOfUse = "out of volumesInUse"
-	hopDetached = "VolumeAttachment gone"
+	stepBound    = "pod bound"
+	stepAttached = "attached recorded"
+	stepGone     = "pod gone"
+	stepOutOfUse = "out of volumesInUse"
+	stepDetached = "VolumeAttachment gone"
 )
 
 // stepsOf names what a request does. One write of a Node may report and withdraw.
@@ -155,10 +155,10 @@ func (k *killer) take(fits func(point) bool) bool {
 	return true
 }
 
-// told kills the controller about when it is told of a hop: the same watch event is on
+// told kills the controller about when it is told of a step: the same watch event is on
 // its way to it.
-func (k *killer) told(hop string) {
-	if k.take(func(p point) bool { return p.moment == "" && p.step == hop }) {
+func (k *killer) told(step string) {
+	if k.take(func(p point) bool { return p.moment == "" && p.step == step }) {
 		go func() { k.hit <- k.rig.scene.Cluster.CrashController() }()
 	}
 }
@@ -166,23 +166,23 @@ func (k *killer) told(hop string) {
 func (k *killer) watch() {
 	state := k.rig.state
 	_, _ = state.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { k.told(hopBound) },
-		DeleteFunc: func(any) { k.told(hopGone) },
+		AddFunc:    func(any) { k.told(stepBound) },
+		DeleteFunc: func(any) { k.told(stepGone) },
 	})
 	_, _ = state.Core().V1().Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(old, now any) {
 			if len(now.(*corev1.Node).Status.VolumesInUse) < len(old.(*corev1.Node).Status.VolumesInUse) {
-				k.told(hopOutOfUse)
+				k.told(stepOutOfUse)
 			}
 		},
 	})
 	_, _ = state.Storage().V1().VolumeAttachments().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(old, now any) {
 			if now.(*storagev1.VolumeAttachment).Status.Attached && !old.(*storagev1.VolumeAttachment).Status.Attached {
-				k.told(hopAttached)
+				k.told(stepAttached)
 			}
 		},
-		DeleteFunc: func(any) { k.told(hopDetached) },
+		DeleteFunc: func(any) { k.told(stepDetached) },
 	})
 }
 

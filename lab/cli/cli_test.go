@@ -34,7 +34,7 @@ func run(t *testing.T, args ...string) (stdout string, code int, err error) {
 	return out.String(), code, err
 }
 
-func TestWrongCommandLinesAreToldAsSuch(t *testing.T) {
+func TestUsageErrors(t *testing.T) {
 	t.Setenv("BELAY_CACHE", t.TempDir())
 	for name, test := range map[string]struct {
 		args []string
@@ -82,7 +82,7 @@ func TestWrongCommandLinesAreToldAsSuch(t *testing.T) {
 	}
 }
 
-func TestCleanWithoutAnythingSaysSo(t *testing.T) {
+func TestCleanReportsNothingToClean(t *testing.T) {
 	t.Setenv("BELAY_CACHE", t.TempDir())
 	for _, args := range [][]string{{"clean"}, {"clean", "--name", "other"}} {
 		out, code, err := run(t, args...)
@@ -103,7 +103,7 @@ func TestInterruptionHasItsOwnExitCode(t *testing.T) {
 	}
 }
 
-func TestSupervisorsWordsReachTheUser(t *testing.T) {
+func TestSupervisorMessagesReachUser(t *testing.T) {
 	for name, test := range map[string]struct {
 		lines    string
 		ready    bool
@@ -163,7 +163,7 @@ node-2          off      -    0         -               -
 	}
 }
 
-func TestExportLinesAreForAShell(t *testing.T) {
+func TestExportLinesAreQuotedForShell(t *testing.T) {
 	got := exportLines(cluster.Status{Kubeconfig: "/my cache/kubeconfig", Kubectl: "/bin/v1/kubectl"}, "")
 	if want := "export KUBECONFIG='/my cache/kubeconfig'\nexport PATH=/bin/v1:$PATH\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
@@ -171,7 +171,7 @@ func TestExportLinesAreForAShell(t *testing.T) {
 }
 
 // Groups of commands print their help, which is no failure.
-func TestAGroupAlonePrintsItsHelp(t *testing.T) {
+func TestCommandGroupPrintsHelp(t *testing.T) {
 	for _, args := range [][]string{{}, {"node"}, {"fault"}, {"bench"}} {
 		out, code, err := run(t, args...)
 		if err != nil || code != ExitOK || !strings.Contains(out, "Available Commands:") {
@@ -181,7 +181,7 @@ func TestAGroupAlonePrintsItsHelp(t *testing.T) {
 }
 
 // Another user's lab runs, although this user cannot ask it.
-func TestAnothersLabIsNotSaidToBeDown(t *testing.T) {
+func TestLabOfAnotherUserIsNotReportedAsDown(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("becoming another user needs root")
 	}

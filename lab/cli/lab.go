@@ -23,7 +23,7 @@ import (
 func downCommand() *cobra.Command {
 	var name string
 	command := &cobra.Command{
-		Use: "down", Short: "End a lab and remove everything of it but its logs", Args: noArgs,
+		Use: "down", Short: "End a lab and remove everything of it but its logs", Args: usage.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			lab, err := cluster.Find(name)
 			if err != nil {
@@ -45,7 +45,7 @@ func downCommand() *cobra.Command {
 func statusCommand() *cobra.Command {
 	var name, output string
 	command := &cobra.Command{
-		Use: "status", Short: "Show a lab's components", Args: noArgs,
+		Use: "status", Short: "Show a lab's components", Args: usage.NoArgs,
 		Long: "Show a lab's components and what runs inside its nodes, with state, logs and the addresses of metrics.\n\n" +
 			"  running  the process is there\n" +
 			"  stopped  a signal stopped it (SIGSTOP); it does nothing until SIGCONT\n" +
@@ -59,11 +59,7 @@ func statusCommand() *cobra.Command {
 			if output != "" && output != "json" {
 				return usage.Errorf("--output must be json, or left out for a table, not %q", output)
 			}
-			lab, err := cluster.Find(name)
-			if err != nil {
-				return err
-			}
-			status, err := lab.Status(command.Context())
+			status, err := statusOf(command, name)
 			if err != nil {
 				return err
 			}
@@ -78,6 +74,15 @@ func statusCommand() *cobra.Command {
 	nameFlag(command, &name)
 	command.Flags().StringVarP(&output, "output", "o", "", "json, or a table if it is left out")
 	return command
+}
+
+// statusOf asks a lab that runs for its status.
+func statusOf(command *cobra.Command, name string) (cluster.Status, error) {
+	lab, err := cluster.Find(name)
+	if err != nil {
+		return cluster.Status{}, err
+	}
+	return lab.Status(command.Context())
 }
 
 func printStatus(out io.Writer, s cluster.Status) error {
@@ -110,7 +115,7 @@ func cleanCommand() *cobra.Command {
 	var name string
 	var programs bool
 	command := &cobra.Command{
-		Use: "clean", Short: "Remove what labs that were killed left on this machine", Args: noArgs,
+		Use: "clean", Short: "Remove what labs that were killed left on this machine", Args: usage.NoArgs,
 		Long: "Remove what labs that were killed left on this machine: processes (by pid and start time, so that no\n" +
 			"other is hit), mounts, loop devices, cgroups, changed sysctls, folders. Labs that run are left alone.",
 		RunE: func(command *cobra.Command, _ []string) error {
@@ -185,7 +190,7 @@ func nodeCommand() *cobra.Command {
 	command.PersistentFlags().StringVar(&name, "name", "lab", "name of the lab")
 	command.AddCommand(
 		&cobra.Command{
-			Use: "list", Short: "List the nodes and whether they have power", Args: noArgs,
+			Use: "list", Short: "List the nodes and whether they have power", Args: usage.NoArgs,
 			RunE: func(command *cobra.Command, _ []string) error { return listNodes(command, name) },
 		},
 		steer("poweroff NODE", "Cut a node's power: its processes die, its mounts vanish, its I/O fails", &name, (*cluster.Remote).PowerOff),
@@ -195,11 +200,7 @@ func nodeCommand() *cobra.Command {
 }
 
 func listNodes(command *cobra.Command, name string) error {
-	lab, err := cluster.Find(name)
-	if err != nil {
-		return err
-	}
-	status, err := lab.Status(command.Context())
+	status, err := statusOf(command, name)
 	if err != nil {
 		return err
 	}
@@ -247,8 +248,9 @@ func steer(use, short string, name *string, do func(*cluster.Remote, context.Con
 
 func buildCommand() *cobra.Command {
 	var printOnly bool
+	var minor string
 	command := &cobra.Command{
-		Use: "build", Short: "Build the upstream programs that the lab runs", Args: noArgs,
+		Use: "build", Short: "Build the upstream programs that the lab runs", Args: usage.NoArgs,
 		Long: "Build kube-apiserver, kube-controller-manager, kube-scheduler, kubectl, kubelet, etcd, csi-attacher and\n" +
 			"csi-provisioner from the modules that lab/go.mod pins, into bin/<key> of the cache folder. The key is made of\n" +
 			"their versions, go.sum and the version of Go; what is there is not built again. About ten minutes on two cores\n" +
@@ -261,7 +263,7 @@ func buildCommand() *cobra.Command {
 				return err
 			}
 			programs, err := upstream.Ensure(command.Context(), upstream.Request{
-				Cache: cache, Kubelet: true, Progress: progressTo(command.ErrOrStderr()),
+				Cache: cache, Kubernetes: minor, Kubelet: true, Progress: progressTo(command.ErrOrStderr()),
 			})
 			if err != nil {
 				return err
@@ -275,5 +277,6 @@ func buildCommand() *cobra.Command {
 		},
 	}
 	command.Flags().BoolVar(&printOnly, "print", false, "print the folder and nothing else to stdout")
+	command.Flags().StringVar(&minor, "kubernetes", "", "minor version of Kubernetes, such as 1.35, of those in lab/upstream (default: the one that lab/go.mod pins)")
 	return command
 }

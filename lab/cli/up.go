@@ -26,7 +26,7 @@ func upCommand() *cobra.Command {
 	options := cluster.Options{Drivers: labdisk.Drivers()}
 	var upstreamPlane bool
 	command := &cobra.Command{
-		Use: "up", Short: "Start a lab and leave it running", Args: noArgs,
+		Use: "up", Short: "Start a lab and leave it running", Args: usage.NoArgs,
 		Long: "Start a lab and leave it running; `belay-lab down` ends it. Needs root. The first start builds\n" +
 			"the upstream programs (see `belay-lab build --help`).\n\n" +
 			"Nodes are of one of two kinds. kubelet: a kubelet with containerd and runc. belay: belay's node agent, with each\n" +
@@ -63,14 +63,6 @@ func upCommand() *cobra.Command {
 	return command
 }
 
-// noArgs is cobra.NoArgs with the exit code of wrong usage.
-func noArgs(command *cobra.Command, args []string) error {
-	if err := cobra.NoArgs(command, args); err != nil {
-		return usage.Wrap(err)
-	}
-	return nil
-}
-
 // up starts the supervisor as a process of its own and shows its progress until the lab is ready.
 func up(command *cobra.Command, options cluster.Options) error {
 	if options.NodeKind == "" {
@@ -80,7 +72,6 @@ func up(command *cobra.Command, options cluster.Options) error {
 			progressTo(command.ErrOrStderr())("%s", because)
 		}
 	}
-	ctx := command.Context()
 	printEnv, err := command.Flags().GetBool("print-env")
 	if err != nil {
 		return fmt.Errorf("reading --print-env: %w", err)
@@ -90,17 +81,13 @@ func up(command *cobra.Command, options cluster.Options) error {
 			return err
 		}
 	}
-	if err := supervise(ctx, options, command.ErrOrStderr()); err != nil {
+	if err := supervise(command.Context(), options, command.ErrOrStderr()); err != nil {
 		return err
 	}
 	if printEnv {
 		return environmentOf(command, options.Name)
 	}
-	lab, err := cluster.Find(options.Name)
-	if err != nil {
-		return err
-	}
-	status, err := lab.Status(ctx)
+	status, err := statusOf(command, options.Name)
 	if err != nil {
 		return err
 	}
@@ -131,11 +118,7 @@ func envCommand() *cobra.Command {
 
 // environmentOf prints the export lines of a lab that runs.
 func environmentOf(command *cobra.Command, name string) error {
-	lab, err := cluster.Find(name)
-	if err != nil {
-		return err
-	}
-	status, err := lab.Status(command.Context())
+	status, err := statusOf(command, name)
 	if err != nil {
 		return err
 	}
@@ -176,7 +159,7 @@ func progressTo(w io.Writer) func(string, ...any) {
 	}
 }
 
-// message is what the supervisor tells `up` until the lab is ready, one JSON object per line.
+// message is what the supervisor sends to `up` until the lab is ready, one JSON object per line.
 type message struct {
 	Progress string `json:"progress,omitempty"`
 	Error    string `json:"error,omitempty"`
@@ -184,7 +167,7 @@ type message struct {
 }
 
 // supervise starts the supervisor and returns when the lab is ready. If ctx ends before, the
-// supervisor is told to give up, and it is waited for: it leaves nothing behind.
+// supervisor gets SIGTERM, and supervise waits for its end: it leaves nothing behind.
 func supervise(ctx context.Context, options cluster.Options, progress io.Writer) error {
 	encoded, err := json.Marshal(options)
 	if err != nil {
@@ -257,7 +240,7 @@ const superviseVerb = "supervise"
 func superviseCommand() *cobra.Command {
 	var encoded string
 	command := &cobra.Command{
-		Use: superviseVerb, Short: "Hold a lab until it is stopped", Hidden: true, Args: noArgs,
+		Use: superviseVerb, Short: "Hold a lab until it is stopped", Hidden: true, Args: usage.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			var options cluster.Options
 			if err := json.Unmarshal([]byte(encoded), &options); err != nil {

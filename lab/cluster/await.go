@@ -29,14 +29,14 @@ const (
 )
 
 // await looks again and again until ready succeeds. It gives up early when a component keeps
-// ending, and then tells the end of that component's log.
+// ending, and then returns the end of that component's log.
 func (c *Cluster) await(ctx context.Context, what string, within time.Duration, ready func(context.Context) error) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, lookAgain, within, true, func(ctx context.Context) (bool, error) {
 		if last = ready(ctx); last == nil {
 			return true, nil
 		}
-		return false, c.hopeless()
+		return false, c.restarted(hopelessRestarts)
 	})
 	switch {
 	case err == nil:
@@ -44,27 +44,17 @@ func (c *Cluster) await(ctx context.Context, what string, within time.Duration, 
 	case ctx.Err() != nil:
 		return fmt.Errorf("waiting for %s: %w", what, context.Cause(ctx))
 	case wait.Interrupted(err):
-		return fmt.Errorf("%s is not ready after %v: %w", what, within, errors.Join(last, c.whoRestarts()))
+		return fmt.Errorf("%s is not ready after %v: %w", what, within, errors.Join(last, c.restarted(1)))
 	default:
 		return fmt.Errorf("waiting for %s: %w", what, err)
 	}
 }
 
-// hopeless is an error when a component has ended several times since the start.
-func (c *Cluster) hopeless() error {
+// restarted is an error for the first component that was restarted so often since the start.
+func (c *Cluster) restarted(times int) error {
 	for _, s := range c.states() {
-		if s.Restarts >= hopelessRestarts {
-			return fmt.Errorf("%s keeps ending (%s); the end of its log:\n%s", s.Name, s.LastError, tail(c.paths.log(s.Name), 12))
-		}
-	}
-	return nil
-}
-
-// whoRestarts tells which components have been restarted, for an error message.
-func (c *Cluster) whoRestarts() error {
-	for _, s := range c.states() {
-		if s.Restarts > 0 {
-			return fmt.Errorf("%s was restarted %d times; the end of its log:\n%s", s.Name, s.Restarts, tail(c.paths.log(s.Name), 12))
+		if s.Restarts >= times {
+			return fmt.Errorf("%s was restarted %d times (%s); the end of its log:\n%s", s.Name, s.Restarts, s.LastError, tail(c.paths.log(s.Name), 12))
 		}
 	}
 	return nil
@@ -106,7 +96,7 @@ func (c *Cluster) awaitNode(ctx context.Context, client kubernetes.Interface, na
 		adopt, cancel := context.WithTimeoutCause(ctx, nodesWithin, fmt.Errorf("the kubelet of %s has not registered after %v", name, nodesWithin))
 		defer cancel()
 		if err := nodes.AdoptNode(adopt, client, name); err != nil {
-			return errors.Join(err, c.whoRestarts())
+			return errors.Join(err, c.restarted(1))
 		}
 	}
 	return c.await(ctx, name, nodesWithin, func(ctx context.Context) error {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/nodes"
@@ -57,8 +58,8 @@ func Labs() ([]string, error) {
 	return names, nil
 }
 
-// cleanLab needs the lab's lock. The order matters: no process may be left that could make
-// anything anew, then what the kernel holds for them, then the files.
+// cleanLab needs the lab's lock. The order matters: no process may be left that could recreate
+// anything, then what the kernel holds for them, then the files.
 func cleanLab(ctx context.Context, p paths) ([]string, error) {
 	if _, err := os.Stat(p.dir()); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -171,28 +172,23 @@ func unmountAll(dir string) ([]string, error) {
 func releaseLoops(ctx context.Context, dir string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, loopsWithin)
 	defer cancel()
-	seen := map[string]bool{}
-	var released []string
-	for {
-		devices, err := labdisk.ReleaseLoops(dir)
-		if err != nil {
-			return released, fmt.Errorf("freeing loop devices: %w", err)
-		}
-		for _, device := range devices {
-			if !seen[device] {
-				seen[device] = true
-				released = append(released, "loop device "+device)
+	var released, left []string
+	err := wait.PollUntilContextCancel(ctx, lookAgain, true, func(context.Context) (done bool, err error) {
+		left, err = labdisk.ReleaseLoops(dir)
+		for _, device := range left {
+			if name := "loop device " + device; !slices.Contains(released, name) {
+				released = append(released, name)
 			}
 		}
-		if len(devices) == 0 {
-			return released, nil
-		}
-		select {
-		case <-ctx.Done():
-			return released, fmt.Errorf("loop devices %s are still in use after %v", strings.Join(devices, ", "), loopsWithin)
-		case <-time.After(lookAgain):
-		}
+		return len(left) == 0, err
+	})
+	switch {
+	case wait.Interrupted(err):
+		return released, fmt.Errorf("loop devices %s are still in use after %v", strings.Join(left, ", "), loopsWithin)
+	case err != nil:
+		return released, fmt.Errorf("freeing loop devices: %w", err)
 	}
+	return released, nil
 }
 
 const loopsWithin = 10 * time.Second

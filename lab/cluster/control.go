@@ -5,22 +5,24 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
-	"strings"
+	"sync"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/lab/proc"
+	"belay.dev/belay/lab/socket"
 )
 
-// StopRequested is closed when somebody asked this lab over its control socket to stop. Whoever
-// holds the cluster then calls Down.
+// StopRequested is closed when another process asks this lab over its control socket to stop. The
+// owner of the cluster then calls Down.
 func (c *Cluster) StopRequested() <-chan struct{} { return c.control.stop }
 
 // controlServer lets other processes of the same user steer the lab: HTTP over a unix socket.
@@ -31,9 +33,9 @@ type controlServer struct {
 }
 
 func serveControl(c *Cluster) (*controlServer, error) {
-	listener, err := net.Listen("unix", c.paths.control())
+	listener, err := socket.Listen(c.paths.control())
 	if err != nil {
-		return nil, fmt.Errorf("listening on the control socket: %w", err)
+		return nil, err
 	}
 	s := &controlServer{stop: make(chan struct{}), done: make(chan error, 1)}
 	mux := http.NewServeMux()
@@ -51,16 +53,8 @@ func serveControl(c *Cluster) (*controlServer, error) {
 	act("/kill", c.Kill)
 	act("/poweroff", c.PowerOff)
 	act("/poweron", c.PowerOn)
-	stopOnce := make(chan struct{}, 1)
-	stopOnce <- struct{}{}
-	act("/stop", func(string) error {
-		select {
-		case <-stopOnce:
-			close(s.stop)
-		default: // asked before
-		}
-		return nil
-	})
+	stop := sync.OnceFunc(func() { close(s.stop) })
+	act("/stop", func(string) error { stop(); return nil })
 	s.server = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	go func() { s.done <- s.server.Serve(listener) }()
 	return s, nil
@@ -97,12 +91,7 @@ func Find(name string) (*Remote, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Remote{name: name, paths: p, http: &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", p.control())
-		},
-	}}}
+	r := &Remote{name: name, paths: p, http: socket.NewClient(p.control())}
 	connection, err := net.DialTimeout("unix", p.control(), time.Second)
 	switch {
 	case err == nil:
@@ -121,41 +110,27 @@ func Find(name string) (*Remote, error) {
 	return nil, fmt.Errorf("lab %s: %w%s", name, ErrNotRunning, hint)
 }
 
-// Dir is the lab's folder.
-func (r *Remote) Dir() string { return r.paths.dir() }
-
 // FabricSocket is where the lab's storage listens.
 func (r *Remote) FabricSocket() string { return r.paths.fabricSocket() }
 
-// Status asks the lab how it is.
-func (r *Remote) Status(ctx context.Context) (Status, error) {
-	var s Status
-	answer, err := r.ask(ctx, http.MethodGet, "/status", "")
-	if err != nil {
-		return s, err
-	}
-	if err := json.Unmarshal(answer, &s); err != nil {
-		return s, fmt.Errorf("reading the status of lab %s: %w", r.name, err)
-	}
-	return s, nil
+// Status asks the lab for its status.
+func (r *Remote) Status(ctx context.Context) (s Status, err error) {
+	return s, r.ask(ctx, http.MethodGet, "/status", "", &s)
 }
 
 // Kill kills a component of the lab, see Cluster.Kill.
 func (r *Remote) Kill(ctx context.Context, component string) error {
-	_, err := r.ask(ctx, http.MethodPost, "/kill", component)
-	return err
+	return r.ask(ctx, http.MethodPost, "/kill", component, nil)
 }
 
 // PowerOff cuts the power of a node, see Cluster.PowerOff.
 func (r *Remote) PowerOff(ctx context.Context, node string) error {
-	_, err := r.ask(ctx, http.MethodPost, "/poweroff", node)
-	return err
+	return r.ask(ctx, http.MethodPost, "/poweroff", node, nil)
 }
 
 // PowerOn boots a node, see Cluster.PowerOn.
 func (r *Remote) PowerOn(ctx context.Context, node string) error {
-	_, err := r.ask(ctx, http.MethodPost, "/poweron", node)
-	return err
+	return r.ask(ctx, http.MethodPost, "/poweron", node, nil)
 }
 
 // Stop asks the lab to go down and waits until it has.
@@ -168,15 +143,12 @@ func (r *Remote) Stop(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("finding the process that holds lab %s: %w", r.name, err)
 	}
-	if _, err := r.ask(ctx, http.MethodPost, "/stop", ""); err != nil {
+	if err := r.ask(ctx, http.MethodPost, "/stop", "", nil); err != nil {
 		return err
 	}
-	for r.held() {
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("lab %s is still held by process %d: %w", r.name, holder.PID, context.Cause(ctx))
-		case <-time.After(lookAgain):
-		}
+	released := func(context.Context) (bool, error) { return !r.held(), nil }
+	if wait.PollUntilContextCancel(ctx, lookAgain, true, released) != nil {
+		return fmt.Errorf("lab %s is still held by process %d: %w", r.name, holder.PID, context.Cause(ctx))
 	}
 	if _, err := os.Stat(r.paths.dir()); err == nil {
 		return fmt.Errorf("lab %s has ended, but not all of it could be removed (%s says why): try `belay-lab clean --name %s`",
@@ -185,7 +157,7 @@ func (r *Remote) Stop(ctx context.Context) error {
 	return nil
 }
 
-// held says whether some process holds the lab's lock.
+// held reports whether some process holds the lab's lock.
 func (r *Remote) held() bool {
 	lock, err := takeLock(r.paths)
 	if err != nil {
@@ -195,22 +167,9 @@ func (r *Remote) held() bool {
 	return false
 }
 
-func (r *Remote) ask(ctx context.Context, method, path, name string) ([]byte, error) {
-	request, err := http.NewRequestWithContext(ctx, method, "http://lab"+path+"?name="+url.QueryEscape(name), nil)
-	if err != nil {
-		return nil, fmt.Errorf("asking lab %s: %w", r.name, err)
+func (r *Remote) ask(ctx context.Context, method, path, name string, reply any) error {
+	if err := socket.Ask(ctx, r.http, method, path+"?name="+url.QueryEscape(name), nil, reply); err != nil {
+		return fmt.Errorf("lab %s: %w", r.name, err)
 	}
-	response, err := r.http.Do(request)
-	if err != nil {
-		return nil, fmt.Errorf("asking lab %s: %w", r.name, err)
-	}
-	defer func() { _ = response.Body.Close() }()
-	answer, err := io.ReadAll(response.Body)
-	if err != nil {
-		return nil, fmt.Errorf("reading the answer of lab %s: %w", r.name, err)
-	}
-	if response.StatusCode != http.StatusOK {
-		return nil, errors.New(strings.TrimSpace(string(answer)))
-	}
-	return answer, nil
+	return nil
 }

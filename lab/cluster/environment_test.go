@@ -8,7 +8,7 @@ import (
 
 // csi-provisioner prefers KUBECONFIG over its own flag: with the user's environment a component
 // of the lab would work on the user's cluster.
-func TestComponentsDoNotSeeTheUsersCluster(t *testing.T) {
+func TestComponentsIgnoreUserKubeconfig(t *testing.T) {
 	got := componentEnvironment([]string{
 		"KUBECONFIG=/home/user/.kube/config", "KUBERNETES_SERVICE_HOST=10.0.0.1", "ETCD_NAME=production",
 		"HOME=/root", "PATH=/usr/bin", "BELAY_CACHE=/cache", "HTTP2_PING_TIMEOUT_SECONDS=3",

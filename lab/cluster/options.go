@@ -58,7 +58,7 @@ type Options struct {
 	NodeStatusUpdateFrequency time.Duration `json:"nodeStatusUpdateFrequency,omitempty"`
 	// Bare starts etcd and the API server alone, with the rights of all components in place: no other
 	// controller, no scheduler, no storage, no nodes, whatever Nodes says. For numbers: the caller brings objects that
-	// play nodes, and starts and stops what it measures (StartController, StartAttacher, StartTool).
+	// play nodes, and starts and stops what it measures (StartController, StartSidecar, StartTool).
 	Bare bool `json:"bare,omitempty"`
 	// Audit makes the API server write down every request, see Cluster.Requests. It costs it some time.
 	Audit bool `json:"audit,omitempty"`
@@ -71,7 +71,7 @@ type Options struct {
 	NodeArgs []string `json:"nodeArgs,omitempty"`
 	// Verbosity of belay's own components (klog -v).
 	Verbosity int `json:"verbosity"`
-	// Progress is told what goes on, one line at a time; may be nil.
+	// Progress receives the progress, one line at a time; may be nil.
 	Progress func(format string, args ...any) `json:"-"`
 }
 

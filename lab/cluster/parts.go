@@ -3,7 +3,6 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"strconv"
 
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -35,20 +34,8 @@ func (c *Cluster) StartController(plane string, environment ...string) (componen
 	default:
 		return "", fmt.Errorf("the plane is %s or %s, not %q", PlaneBelay, PlaneUpstream, plane)
 	}
-	spec.Restart = false
 	spec.Env = append(spec.Env, environment...)
-	return spec.Name, c.launch(spec)
-}
-
-// StartAttacher starts belay-attacher in a bare lab, for a driver whose controller service
-// listens on the socket. Nothing throttles its client.
-func (c *Cluster) StartAttacher(socket string) (component string, err error) {
-	s := c.specs
-	spec := s.component(componentAttacher, s.own.path("belay-attacher"),
-		"--csi-address="+socket, "--kubeconfig="+s.paths.kubeconfig(identityAttacher),
-		"--leader-election", "--leader-election-namespace="+belayNamespace, "--kube-api-qps=-1", "--v="+strconv.Itoa(s.options.Verbosity))
-	spec.Restart = false
-	return spec.Name, c.launch(spec)
+	return spec.Name, c.launchOnce(spec)
 }
 
 // StartScheduler starts kube-scheduler in a bare lab and returns the component's name. It is run as shipped,
@@ -56,8 +43,7 @@ func (c *Cluster) StartAttacher(socket string) (component string, err error) {
 func (c *Cluster) StartScheduler() (component string, err error) {
 	spec := c.specs.scheduler()
 	spec.Args = append(spec.Args, "--kube-api-qps=10000", "--kube-api-burst=10000")
-	spec.Restart = false
-	return spec.Name, c.launch(spec)
+	return spec.Name, c.launchOnce(spec)
 }
 
 // ControllerKubeconfig is the path of the credential of belay-controller, with its rights and its share of the API server.
@@ -65,7 +51,11 @@ func (c *Cluster) ControllerKubeconfig() string { return c.paths.kubeconfig(iden
 
 // StartTool starts belay-lab itself with a command of the caller's.
 func (c *Cluster) StartTool(component string, args ...string) error {
-	spec := c.specs.component(component, c.specs.own.path("belay-lab"), args...)
+	return c.launchOnce(c.specs.component(component, c.specs.own.path("belay-lab"), args...))
+}
+
+// launchOnce starts a component that is not started again when it ends by itself.
+func (c *Cluster) launchOnce(spec proc.Spec) error {
 	spec.Restart = false
 	return c.launch(spec)
 }
@@ -90,7 +80,7 @@ func (c *Cluster) RunAttacher(component string) error {
 	return fmt.Errorf("the lab has no attacher %q", component)
 }
 
-// Component tells how a component fares; PID 0 if it does not run.
+// Component returns the state of a component; PID 0 if it does not run.
 func (c *Cluster) Component(name string) (proc.State, error) {
 	process, err := c.process(name)
 	if err != nil {
@@ -105,9 +95,7 @@ func (c *Cluster) LogOf(component string) string { return c.paths.log(component)
 // StartNodeAgent starts belay-node as shipped in a bare lab. It brings no node of the lab: it runs in the
 // machine's own namespaces, for a driver that mounts nothing. One that ends by itself is not started again.
 func (c *Cluster) StartNodeAgent(component string, args ...string) error {
-	spec := c.specs.component(component, c.specs.own.path("belay-node"), args...)
-	spec.Restart = false
-	return c.launch(spec)
+	return c.launchOnce(c.specs.component(component, c.specs.own.path("belay-node"), args...))
 }
 
 // NodeKubeconfig writes the credential of a node into a file: the administrator's, who plays system:node:<node>,
@@ -126,7 +114,7 @@ func (c *Cluster) NodeKubeconfig(node, file string) error {
 	return nil
 }
 
-// NodeUser is as whom the agent of a node speaks to the API server.
+// NodeUser is the user of a node's agent at the API server.
 func NodeUser(node string) (name string, groups []string) {
 	return "system:node:" + node, []string{"system:nodes", "system:authenticated"}
 }

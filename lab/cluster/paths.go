@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"belay.dev/belay/lab/socket"
 )
 
 // CacheDir is where all that the lab keeps lies: BELAY_CACHE, or belay in the user's cache
@@ -41,7 +43,7 @@ func (p paths) dir() string { return filepath.Join(p.cache, "labs", p.name) }
 // lock lies beside the lab's folder, so that it can be held while the folder goes.
 func (p paths) lock() string { return filepath.Join(p.cache, "labs", "."+p.name+".lock") }
 
-// lastLogs keeps the logs of the last run, for whoever wants to know why it failed.
+// lastLogs keeps the logs of the last run, for finding out why it failed.
 func (p paths) lastLogs() string { return filepath.Join(p.cache, "logs", p.name) }
 
 func (p paths) state() string   { return filepath.Join(p.dir(), "lab.json") }
@@ -75,9 +77,6 @@ func (p paths) kubeconfig(identity string) string {
 
 func fileName(component string) string { return strings.ReplaceAll(component, "/", "_") }
 
-// maxSocketPath is what fits into the address of a unix socket with its final zero byte.
-const maxSocketPath = 107
-
 // checkLengths refuses a cache folder that is too deep for the unix sockets of a lab with so many nodes.
 func (p paths) checkLengths(drivers []string, nodeCount int) error {
 	sockets := []string{p.control(), p.fabricSocket()}
@@ -85,10 +84,10 @@ func (p paths) checkLengths(drivers []string, nodeCount int) error {
 		sockets = append(sockets, p.csiSocket(driver),
 			filepath.Join(p.node(nodeName(nodeCount)), "root", "plugins_registry", driver+"-reg.sock"))
 	}
-	for _, socket := range sockets {
-		if len(socket) > maxSocketPath {
+	for _, path := range sockets {
+		if len(path) > socket.MaxPath {
 			return fmt.Errorf("the cache folder's path is too long: the socket %s has %d bytes, at most %d work; set BELAY_CACHE to a shorter path",
-				socket, len(socket), maxSocketPath)
+				path, len(path), socket.MaxPath)
 		}
 	}
 	return nil

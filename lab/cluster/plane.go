@@ -19,7 +19,7 @@ func (c *Cluster) Plane() string {
 }
 
 // SwitchController hands attach and detach over, as an operator does: kube-controller-
-// manager is started anew with (PlaneUpstream) or without (PlaneBelay) its own
+// manager is restarted with (PlaneUpstream) or without (PlaneBelay) its own
 // controller, and belay-controller is stopped or started. The attachers stay as they
 // are. The old controller has ended when the new one is started.
 func (c *Cluster) SwitchController(ctx context.Context, plane string) error {

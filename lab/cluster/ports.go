@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -11,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"belay.dev/belay/lab/jsonfile"
 	"belay.dev/belay/lab/proc"
 )
 
@@ -34,7 +34,7 @@ const (
 	lastPort  = 31999
 )
 
-// portChooser hands out ports that nobody listens on and no other lab of this cache has chosen.
+// portChooser chooses ports that are free and that no other lab of this cache has chosen.
 type portChooser struct {
 	taken map[int]bool
 	err   error
@@ -87,7 +87,10 @@ func claimPorts(p paths, s *state) error {
 	if s.Ports, err = choosePorts(p.cache, s.Options); err != nil {
 		return err
 	}
-	return s.write(p.state())
+	if err := jsonfile.Write(p.state(), s); err != nil {
+		return fmt.Errorf("writing the lab's state: %w", err)
+	}
+	return nil
 }
 
 func choosePorts(cache string, o Options) (ports, error) {
@@ -131,29 +134,9 @@ type state struct {
 	Upstream string `json:"upstream"`
 }
 
-func readState(path string) (state, error) {
-	var s state
-	content, err := os.ReadFile(path)
-	if err != nil {
+func readState(path string) (s state, err error) {
+	if err := jsonfile.Read(path, &s); err != nil {
 		return s, fmt.Errorf("reading the lab's state: %w", err)
 	}
-	if err := json.Unmarshal(content, &s); err != nil {
-		return s, fmt.Errorf("reading the lab's state %s: %w", path, err)
-	}
 	return s, nil
-}
-
-func (s state) write(path string) error {
-	content, err := json.MarshalIndent(s, "", "  ")
-	if err != nil {
-		return fmt.Errorf("encoding the lab's state: %w", err)
-	}
-	temporary := path + ".tmp"
-	if err := os.WriteFile(temporary, append(content, '\n'), 0o600); err != nil {
-		return fmt.Errorf("writing the lab's state: %w", err)
-	}
-	if err := os.Rename(temporary, path); err != nil {
-		return fmt.Errorf("putting the lab's state in place: %w", err)
-	}
-	return nil
 }

@@ -41,7 +41,7 @@ func (c *Cluster) nodeDied(name string) {
 	}
 }
 
-// takePower makes sure that nothing of a node goes on: its processes, its I/O, its loop devices.
+// takePower makes sure that nothing of a node continues: its processes, its I/O, its loop devices.
 func (c *Cluster) takePower(name string) error {
 	errs := []error{endNodeProcesses(c.paths, name)}
 	if fabric := c.Fabric(); fabric != nil {
@@ -73,7 +73,7 @@ func endNodeProcesses(p paths, name string) error {
 
 // findInits finds the processes 1 of a node by their command line, which names the node's own
 // configuration file: belay-lab node-init --config <that file>. The process that made the
-// namespaces has the same words after its own name and is told apart by them.
+// namespaces has the same arguments after its own name, which distinguishes it.
 func findInits(p paths, name string) ([]proc.Record, error) {
 	commandLines, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -138,7 +138,7 @@ func (c *Cluster) PowerOn(node string) error {
 	}
 }
 
-// IsOn says whether a node has power.
+// IsOn reports whether a node has power.
 func (c *Cluster) IsOn(node string) bool {
 	process, err := c.process(node)
 	if err != nil {

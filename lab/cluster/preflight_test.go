@@ -16,7 +16,7 @@ import (
 	"belay.dev/belay/lab/labdisk"
 )
 
-func TestTroubleWithTheSurroundingsIsToldInASentence(t *testing.T) {
+func TestPreflightErrorsAreOneSentence(t *testing.T) {
 	disk := []string{labdisk.DriverDisk}
 	deep := paths{cache: "/" + strings.Repeat("long/", 12), name: "lab"}
 	bin := t.TempDir() // has some tools, not all
@@ -67,7 +67,7 @@ func TestTroubleWithTheSurroundingsIsToldInASentence(t *testing.T) {
 	}
 }
 
-func TestNobodyButRootStartsALab(t *testing.T) {
+func TestLabNeedsRoot(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Skip("runs as root")
 	}
@@ -76,7 +76,7 @@ func TestNobodyButRootStartsALab(t *testing.T) {
 	}
 }
 
-func TestOptionsThatCannotBeAreRefused(t *testing.T) {
+func TestInvalidOptionsAreRefused(t *testing.T) {
 	for name, test := range map[string]struct {
 		options Options
 		says    string
@@ -134,7 +134,7 @@ func TestShippedRulesAreApplied(t *testing.T) {
 
 // Without the period kubelet does not look at an attach that failed: a pod waits for ever at a
 // node that is full.
-func TestDriversThatAttachHaveKubeletLookForTheirLimit(t *testing.T) {
+func TestAttachableDriversSetAllocatableUpdatePeriod(t *testing.T) {
 	objects, err := documents(Options{Drivers: []string{labdisk.DriverDisk, labdisk.DriverShare, labdisk.DriverLocal}})
 	if err != nil {
 		t.Fatal(err)

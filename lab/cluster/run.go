@@ -90,8 +90,8 @@ func (c *Cluster) bringUp(ctx context.Context) error {
 	return c.start(ctx, programs, own)
 }
 
-// alsoLog keeps what was told in a file beside the components' logs: after the start nobody may
-// listen any more. Before the lab's folder is there, there is nothing to keep.
+// alsoLog appends the progress to a file beside the components' logs: after the start there may be no
+// reader. Before the lab's folder is there, there is nothing to keep.
 func alsoLog(path string, progress func(string, ...any)) func(string, ...any) {
 	return func(format string, args ...any) {
 		progress(format, args...)

@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// UserCSIAttacher is as whom upstream's csi-attacher speaks to the API server.
+// UserCSIAttacher is the user name of upstream's csi-attacher at the API server.
 const UserCSIAttacher = "system:serviceaccount:" + labNamespace + ":csi-attacher"
 
 // Sidecar is one run of an attacher in a bare lab.
@@ -32,12 +32,10 @@ func (c *Cluster) StartSidecar(plane string, o Sidecar) error {
 	default:
 		return fmt.Errorf("the plane is %s or %s, not %q", PlaneBelay, PlaneUpstream, plane)
 	}
-	spec := s.component(o.Component, program, slices.Concat([]string{
+	return c.launchOnce(s.component(o.Component, program, slices.Concat([]string{
 		"--csi-address=" + o.Socket, "--kubeconfig=" + s.paths.kubeconfig(config), "--leader-election",
 		"--leader-election-namespace=" + SidecarNamespace(plane), "--v=" + strconv.Itoa(s.options.Verbosity),
-	}, o.Args)...)
-	spec.Restart = false
-	return c.launch(spec)
+	}, o.Args)...))
 }
 
 // SidecarNamespace is where the lease of a plane's attacher lies. It is named external-attacher-leader-<driver>.

@@ -135,7 +135,7 @@ func killAndAwait(t *testing.T, lab *cluster.Cluster, client kubernetes.Interfac
 }
 
 // Whoever holds a lab is killed with -9, at several moments; clean finds everything.
-func TestCleanFindsWhatAKilledHolderLeft(t *testing.T) {
+func TestCleanAfterKilledSupervisor(t *testing.T) {
 	labtest.Needs(t)
 	if testing.Short() {
 		t.Skip("NOT RUN with -short: three starts that are killed")

@@ -103,7 +103,7 @@ func (o options) run(command *cobra.Command) error {
 	return show.end(results, time.Since(started))
 }
 
-// explain says first whether somebody stopped the demo.
+// explain puts first whether the user stopped the demo.
 func explain(ctx context.Context, plane string, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("the demo was stopped (%w); the lab is down", context.Cause(ctx))

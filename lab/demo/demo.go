@@ -16,9 +16,9 @@ import (
 type Settings struct {
 	// Name of the lab, NodeKind and Plane as in cluster.Options.
 	Name, NodeKind, Plane string
-	// Rounds is how often the volume is placed anew and drained; at least once.
+	// Rounds is how often the volume is placed and drained; at least once.
 	Rounds int
-	// Say is told what goes on, a line at a time; nil is silence.
+	// Say receives the progress, a line at a time; may be nil.
 	Say func(format string, args ...any)
 	// Show is given what a move came to, as soon as it is over; may be nil.
 	Show func(plane string, step Step) error

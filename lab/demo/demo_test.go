@@ -15,9 +15,9 @@ import (
 func result(plane string, reported time.Duration) *Result {
 	move := &timeline.Move{
 		Title: "placement", To: "node-1", Volume: timeline.Volume{Claim: "default/data-writer-0"},
-		Hops: []timeline.Hop{
-			{Name: timeline.HopBound, Owner: "scheduler", Seen: true, Ended: 10 * time.Millisecond},
-			{Name: timeline.HopReported, Owner: "controller", Seen: true, Ended: 10*time.Millisecond + reported},
+		Steps: []timeline.Step{
+			{Name: timeline.StepBound, Owner: "scheduler", Seen: true, Ended: 10 * time.Millisecond},
+			{Name: timeline.StepReported, Owner: "controller", Seen: true, Ended: 10*time.Millisecond + reported},
 		},
 	}
 	return &Result{
@@ -81,7 +81,7 @@ func TestJSONIsOneDocument(t *testing.T) {
 	}
 }
 
-func TestFlagsThatDoNotFitAreRefusedBeforeAnythingStarts(t *testing.T) {
+func TestInvalidFlagsAreRefusedBeforeStart(t *testing.T) {
 	for name, tc := range map[string]struct {
 		args []string
 		want string

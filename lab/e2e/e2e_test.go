@@ -10,9 +10,9 @@ import (
 	"belay.dev/belay/lab/timeline"
 )
 
-// TestVolumeGoesAllTheWay is the short way: a claim, a writer, one move, every
+// TestVolumeLifecycle is the short way: a claim, a writer, one move, every
 // record read back, nothing left. Belay's node agent shakes hands with either plane.
-func TestVolumeGoesAllTheWay(t *testing.T) {
+func TestVolumeLifecycle(t *testing.T) {
 	t.Run("belay's plane", func(t *testing.T) { goesAllTheWay(t, "e2e", cluster.PlaneBelay) })
 	t.Run("upstream's plane", func(t *testing.T) { goesAllTheWay(t, "e2e-up", cluster.PlaneUpstream) })
 }
@@ -34,9 +34,9 @@ func goesAllTheWay(t *testing.T, name, plane string) {
 	if err := timeline.Chart(t.Output(), move, timeline.Style{}); err != nil {
 		t.Error(err)
 	}
-	for _, hop := range move.Hops {
-		if !hop.Seen {
-			t.Errorf("hop %q of the move was not seen", hop.Name)
+	for _, step := range move.Steps {
+		if !step.Seen {
+			t.Errorf("step %q of the move was not seen", step.Name)
 		}
 	}
 	if err := scene.AwaitSettled(ctx, move.To); err != nil {

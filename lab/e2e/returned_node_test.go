@@ -21,10 +21,10 @@ import (
 // defaults, so nothing is forced before six minutes have passed.
 const returnedWithin = 90 * time.Second
 
-// TestKubeletThatReturnedNeverListsTheVolume deletes the Node of a kubelet, and the pod as PodGC
+// TestReturnedKubeletNeverListsVolume deletes the Node of a kubelet, and the pod as PodGC
 // does. The kubelet unmounts the volume, is restarted on the same boot, and registers a Node that
 // says nothing of the volume, because there is nothing to say.
-func TestKubeletThatReturnedNeverListsTheVolume(t *testing.T) {
+func TestReturnedKubeletNeverListsVolume(t *testing.T) {
 	labtest.Needs(t)
 	if testing.Short() {
 		t.Skip("NOT RUN: real kubelets that register again belong to the long tests")

@@ -28,10 +28,10 @@ const (
 	deleted, recreated, tainted = "node-3", "node-4", "node-5"
 )
 
-// TestStuckPodLearnsTheCause makes each situation in which a pod waits for its volume, and
+// TestStuckPodEventNamesCause makes each situation in which a pod waits for its volume, and
 // reads the events on the pod as its owner does: they name the cause, the node, since when,
 // and what ends the wait.
-func TestStuckPodLearnsTheCause(t *testing.T) {
+func TestStuckPodEventNamesCause(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes minutes: an attacher has to be silent for two")
 	}

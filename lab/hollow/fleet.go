@@ -1,6 +1,7 @@
 package hollow
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,17 +20,18 @@ import (
 	"k8s.io/utils/clock"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/lab/informer"
 )
 
 // Options say how hollow nodes behave. Only Drivers must be set.
 type Options struct {
 	// Drivers are the CSI drivers that each node has; its id at each is its name. A pod
-	// with a volume of another driver waits for an attach that nobody makes.
+	// with a volume of another driver waits for an attach that never comes.
 	Drivers []string
 	// MaxPods each node takes; default 110, kubelet's.
 	MaxPods int64
 	// Heartbeat is how often each node renews its Lease; 0, the default, is never, for
-	// labs in which nobody looks (kube-controller-manager's node lifecycle does:
+	// labs in which no controller looks (kube-controller-manager's node lifecycle does:
 	// 10 s is kubelet's pace). The Lease lasts four times as long.
 	Heartbeat time.Duration
 	// Retry is the pause after a write that failed; default 100 ms.
@@ -104,13 +106,6 @@ func (f *Fleet) Wait() {
 	f.factory.Shutdown()
 }
 
-// Freeze stops the kubelet of a node; what is mounted stays so. False thaws it.
-func (f *Fleet) Freeze(name string, frozen bool) {
-	if n := f.nodes[name]; n != nil {
-		n.freeze(frozen)
-	}
-}
-
 func withoutManagedFields(object any) (any, error) {
 	if accessor, err := meta.Accessor(object); err == nil {
 		accessor.SetManagedFields(nil)
@@ -130,65 +125,36 @@ func (f *Fleet) register(ctx context.Context) error {
 // follow hands each change of the cluster to the node that it concerns.
 func (f *Fleet) follow(ctx context.Context) error {
 	core := f.factory.Core().V1()
-	handlers := []struct {
-		informer cache.SharedIndexInformer
-		handle   func(object any, gone bool)
-	}{
-		{core.Pods().Informer(), f.podChanged},
-		{core.Nodes().Informer(), f.nodeChanged},
-		{core.PersistentVolumeClaims().Informer(), func(any, bool) { f.wakeWaiting() }},
-		{core.PersistentVolumes().Informer(), func(any, bool) { f.wakeWaiting() }},
-	}
-	var synced []cache.InformerSynced
-	for _, h := range handlers {
-		registration, err := h.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc: func(object any) { h.handle(object, false) },
-			UpdateFunc: func(old, object any) {
-				// A pod that was made anew under its name may come as one update.
-				if before, ok := old.(*corev1.Pod); ok && before.UID != object.(*corev1.Pod).UID {
-					h.handle(old, true)
-				}
-				h.handle(object, false)
-			},
-			DeleteFunc: func(object any) {
-				if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
-					object = last.Obj
-				}
-				h.handle(object, true)
-			},
-		})
-		if err != nil {
-			return fmt.Errorf("watch for the hollow nodes: %w", err)
-		}
-		synced = append(synced, registration.HasSynced)
+	pods, podsErr := informer.OnChange(core.Pods().Informer(), f.podChanged)
+	nodes, nodesErr := informer.OnChange(core.Nodes().Informer(), f.nodeChanged)
+	claims, claimsErr := informer.OnChange(core.PersistentVolumeClaims().Informer(), func(_, _ *corev1.PersistentVolumeClaim) { f.wakeWaiting() })
+	volumes, volumesErr := informer.OnChange(core.PersistentVolumes().Informer(), func(_, _ *corev1.PersistentVolume) { f.wakeWaiting() })
+	if err := errors.Join(podsErr, nodesErr, claimsErr, volumesErr); err != nil {
+		return fmt.Errorf("watch for the hollow nodes: %w", err)
 	}
 	f.factory.Start(ctx.Done())
-	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+	if !cache.WaitForCacheSync(ctx.Done(), pods.HasSynced, nodes.HasSynced, claims.HasSynced, volumes.HasSynced) {
 		return fmt.Errorf("wait for the first lists of the hollow nodes: %w", context.Cause(ctx))
 	}
 	return nil
 }
 
-func (f *Fleet) podChanged(object any, gone bool) {
-	pod, ok := object.(*corev1.Pod)
-	if !ok {
-		return
-	}
+func (f *Fleet) podChanged(before, after *corev1.Pod) {
+	pod := cmp.Or(after, before)
 	if n := f.nodes[pod.Spec.NodeName]; n != nil {
-		n.setPod(pod, gone)
+		n.setPod(pod, after == nil)
 	}
 }
 
-func (f *Fleet) nodeChanged(object any, gone bool) {
-	changed, ok := object.(*corev1.Node)
-	if !ok || f.nodes[changed.Name] == nil {
-		return
+func (f *Fleet) nodeChanged(before, after *corev1.Node) {
+	n := f.nodes[cmp.Or(after, before).Name]
+	switch {
+	case n == nil:
+	case after == nil:
+		n.lost(before)
+	default:
+		n.saw(after)
 	}
-	if gone {
-		f.nodes[changed.Name].lost(changed)
-		return
-	}
-	f.nodes[changed.Name].saw(changed)
 }
 
 // wakeWaiting wakes the nodes with pods whose claims or volumes were not there.

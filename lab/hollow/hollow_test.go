@@ -22,7 +22,7 @@ import (
 
 const driver = "hollow.test"
 
-func TestRecordTellsTwoNodesOfAnExclusiveVolume(t *testing.T) {
+func TestRecordReportsSecondNodeOfExclusiveVolume(t *testing.T) {
 	for name, tc := range map[string]struct {
 		exclusive, overlap bool
 		want               int

@@ -28,20 +28,19 @@ type node struct {
 	mu     sync.Mutex
 	pods   map[types.UID]*corev1.Pod
 	newest *corev1.Node
-	frozen bool
 
 	// Of the goroutine alone.
-	mounted map[string]volume
-	volumes map[types.UID][]volume // of the pods whose claims were found bound
-	told    map[string]bool        // volumes of whose withdrawal the record was told
-	running map[types.UID]bool     // pods that were marked Running
-	ended   map[types.UID]bool     // pods that were deleted at the API
+	mounted  map[string]volume
+	volumes  map[types.UID][]volume // of the pods whose claims were found bound
+	reported map[string]bool        // volumes whose early withdrawal is on record
+	running  map[types.UID]bool     // pods that were marked Running
+	ended    map[types.UID]bool     // pods that were deleted at the API
 }
 
 func newNode(f *Fleet, name string) *node {
 	return &node{
 		fleet: f, name: name, wake: make(chan struct{}, 1), pods: map[types.UID]*corev1.Pod{},
-		mounted: map[string]volume{}, volumes: map[types.UID][]volume{}, told: map[string]bool{}, running: map[types.UID]bool{}, ended: map[types.UID]bool{},
+		mounted: map[string]volume{}, volumes: map[types.UID][]volume{}, reported: map[string]bool{}, running: map[types.UID]bool{}, ended: map[types.UID]bool{},
 	}
 }
 
@@ -90,13 +89,6 @@ func (n *node) lost(gone *corev1.Node) {
 	}
 }
 
-func (n *node) freeze(frozen bool) {
-	n.mu.Lock()
-	n.frozen = frozen
-	n.mu.Unlock()
-	n.kick()
-}
-
 // state is what the goroutine works on in one turn.
 type state struct {
 	node *corev1.Node
@@ -109,7 +101,7 @@ func (n *node) state() (state, bool) {
 	s := state{node: n.newest, pods: slices.SortedFunc(maps.Values(n.pods), func(a, b *corev1.Pod) int {
 		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
 	})}
-	return s, n.newest != nil && !n.frozen
+	return s, n.newest != nil
 }
 
 // run works until ctx ends.
@@ -221,7 +213,7 @@ func (n *node) patch(ctx context.Context, of *corev1.Node, status map[string]any
 }
 
 // mount mounts what one and the same version of the Node lists as in use and as
-// attached: whoever withdraws the report later must have seen that it is in use.
+// attached: a controller that withdraws the report later must have seen that it is in use.
 func (n *node) mount(fresh *corev1.Node, wanted map[string]volume) {
 	attached := make(map[string]bool, len(fresh.Status.VolumesAttached))
 	for _, v := range fresh.Status.VolumesAttached {
@@ -233,11 +225,11 @@ func (n *node) mount(fresh *corev1.Node, wanted map[string]volume) {
 		case attached[name] && !mounted:
 			n.mounted[name] = v
 			n.fleet.mounted(n.name, v)
-		case !attached[name] && mounted && !n.told[name]:
-			n.told[name] = true
+		case !attached[name] && mounted && !n.reported[name]:
+			n.reported[name] = true
 			n.fleet.violation("the report of volume %s was withdrawn from %s while it was mounted and in use", name, n.name)
 		case attached[name]:
-			delete(n.told, name)
+			delete(n.reported, name)
 		}
 	}
 }

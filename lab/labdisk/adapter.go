@@ -21,7 +21,7 @@ import (
 // fuseType is the file system type of the host adapter's mount, as the mount table shows it.
 const fuseType = "fuse.labdisk"
 
-// The largest request, bytes: what go-fuse and the frames of the fabric both carry.
+// fuseTransfer is the largest request in bytes: what go-fuse and the fabric both carry.
 const fuseTransfer = 256 << 10
 
 // adapterOptions configures a host adapter.

@@ -36,7 +36,7 @@ func (a *adapterProcess) ensure(o NodeOptions) error {
 	return startAdapter(o)
 }
 
-// adapterAlive tells whether a mounted adapter answers, and takes away the mount of one that died.
+// adapterAlive reports whether a mounted adapter answers, and unmounts one that died.
 func adapterAlive(fuseDir string) (bool, error) {
 	for {
 		infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {

@@ -27,7 +27,7 @@ func checkCapability(driver string, c *csi.VolumeCapability) error {
 	}
 	switch {
 	case c.GetMount() == nil && c.GetBlock() == nil:
-		return status.Error(codes.InvalidArgument, "the volume capability says neither mount nor block")
+		return status.Error(codes.InvalidArgument, "the volume capability is missing, or asks for neither mount nor block")
 	case c.GetBlock() != nil && driver != DriverDisk:
 		return status.Errorf(codes.InvalidArgument, "%s has directories only, no block volumes", driver)
 	case !slices.Contains(modes, mode):
@@ -38,7 +38,7 @@ func checkCapability(driver string, c *csi.VolumeCapability) error {
 	return nil
 }
 
-// supports tells whether the personality can serve the capability.
+// supports reports whether the personality can serve the capability.
 func supports(driver string, c *csi.VolumeCapability) bool { return checkCapability(driver, c) == nil }
 
 func checkCapabilities(driver string, all []*csi.VolumeCapability) error {

@@ -1,20 +1,17 @@
 package labdisk
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
 	"time"
+
+	"belay.dev/belay/lab/socket"
 )
 
-// Client speaks to a fabric. It may be used by many goroutines, and survives a restart of the fabric.
+// Client is a client of a fabric. It may be used by many goroutines, and survives a restart of the fabric.
 type Client struct {
 	addr string
 	http *http.Client
@@ -32,16 +29,7 @@ func Dial(addr string) (*Client, error) {
 	return c, nil
 }
 
-func newClient(addr string) *Client {
-	transport := &http.Transport{
-		MaxIdleConnsPerHost: 64,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "unix", addr)
-		},
-	}
-	return &Client{addr: addr, http: &http.Client{Transport: transport}}
-}
+func newClient(addr string) *Client { return &Client{addr: addr, http: socket.NewClient(addr)} }
 
 // Close drops idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
@@ -94,7 +82,7 @@ func (c *Client) Faults(ctx context.Context) ([]Fault, error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/faults", nil, &out)
 }
 
-// ClearFaults clears the faults of the ids given, or all; calls that hang in one of them go on. If one of them is not set,
+// ClearFaults clears the faults of the ids given, or all; calls that hang in one of them continue. If one of them is not set,
 // it returns an error and clears none.
 func (c *Client) ClearFaults(ctx context.Context, ids ...string) error {
 	q := url.Values{"id": ids}
@@ -118,7 +106,7 @@ func (c *Client) RegisterNode(ctx context.Context, n Node) error {
 	return c.do(ctx, http.MethodPost, "/v1/nodes", n, nil)
 }
 
-// permissive tells whether the fabric forbids nothing.
+// permissive reports whether the fabric forbids nothing.
 func (c *Client) permissive(ctx context.Context) (bool, error) {
 	var out fabricMode
 	err := c.do(ctx, http.MethodGet, "/v1/mode", nil, &out)
@@ -126,35 +114,8 @@ func (c *Client) permissive(ctx context.Context) (bool, error) {
 }
 
 func (c *Client) do(ctx context.Context, method, path string, in, out any) error {
-	var body io.Reader
-	if in != nil {
-		b, err := json.Marshal(in)
-		if err != nil {
-			return fmt.Errorf("encode request %s: %w", path, err)
-		}
-		body = bytes.NewReader(b)
-	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://fabric"+path, body)
-	if err != nil {
-		return fmt.Errorf("make request %s: %w", path, err)
-	}
-	resp, err := c.http.Do(req)
-	if err != nil {
+	if err := socket.Ask(ctx, c.http, method, path, in, out); err != nil {
 		return fmt.Errorf("ask fabric at %s: %w", c.addr, err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	answer, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return fmt.Errorf("read answer of fabric at %s: %w", c.addr, err)
-	}
-	switch {
-	case resp.StatusCode/100 != 2:
-		return fmt.Errorf("fabric: %s", strings.TrimSpace(string(answer)))
-	case out == nil:
-		return nil
-	}
-	if err := json.Unmarshal(answer, out); err != nil {
-		return fmt.Errorf("decode answer of fabric to %s: %w", path, err)
 	}
 	return nil
 }

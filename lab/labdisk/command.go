@@ -100,7 +100,7 @@ func adapterCommand() *cobra.Command {
 	return cmd
 }
 
-// adapterMain tells the driver how the start went.
+// adapterMain reports to the driver how the start went.
 func adapterMain(o adapterOptions) error {
 	parent := os.NewFile(adapterReadyFD, "driver")
 	tell := func(line string) {

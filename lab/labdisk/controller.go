@@ -134,8 +134,6 @@ func (c *controller) ControllerPublishVolume(_ context.Context, r *csi.Controlle
 		return nil, status.Error(codes.InvalidArgument, "volume_id is empty")
 	case r.GetNodeId() == "":
 		return nil, status.Error(codes.InvalidArgument, "node_id is empty")
-	case r.GetVolumeCapability() == nil:
-		return nil, status.Error(codes.InvalidArgument, "volume_capability is missing")
 	}
 	if err := checkCapability(c.driver, r.GetVolumeCapability()); err != nil {
 		return nil, err

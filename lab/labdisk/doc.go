@@ -1,5 +1,5 @@
 // Package labdisk is the storage of the laboratory: a CSI driver over a storage fabric that runs on one machine and
-// that nobody can write to behind its back.
+// that refuses every write which its rules do not allow.
 //
 // Three kinds of process make it up, each started by a sub-command of Command:
 //

@@ -120,7 +120,7 @@ func (f *fabric) sweep() error {
 	return nil
 }
 
-// close releases the files. Nobody may use the fabric any more.
+// close releases the files. The fabric must not be used afterwards.
 func (f *fabric) close() error {
 	errs := []error{f.record.close()}
 	for _, v := range f.volumes {

@@ -17,6 +17,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"belay.dev/belay/lab/socket"
 )
 
 // bench is a fabric in this process, with two nodes whose I/O the test does itself: no root, no mounts.
@@ -99,7 +101,7 @@ func (b *bench) seen() []seen {
 	return out
 }
 
-func TestStrictFabricTakesWritesOfTheHolderOnly(t *testing.T) {
+func TestStrictFabricAcceptsOnlyHolderWrites(t *testing.T) {
 	for name, test := range map[string]struct {
 		// life attaches and detaches and returns the epoch that n1 writes with.
 		life           func(b *bench, v string) uint64
@@ -205,7 +207,7 @@ func TestStrictFabricTakesWritesOfTheHolderOnly(t *testing.T) {
 	}
 }
 
-func TestPermissiveFabricTakesEveryWriteAndRecordsTheForbiddenOnes(t *testing.T) {
+func TestPermissiveFabricRecordsForbiddenWrites(t *testing.T) {
 	b := newBench(t, true)
 	v := b.newDisk(DriverDisk, "pvc-1")
 	first := b.mustAttach(wantedAttachment{Driver: DriverDisk, Volume: v, Node: "n1"})
@@ -340,7 +342,7 @@ func TestStateSurvivesRestart(t *testing.T) {
 	}
 }
 
-func TestRestartRemovesDataOfNoVolume(t *testing.T) {
+func TestRestartRemovesOrphanedData(t *testing.T) {
 	b := newBench(t, false)
 	v := b.newDisk(DriverDisk, "pvc-1")
 	stray := filepath.Join(b.dir, "volumes", "labdisk-9-dead")
@@ -357,7 +359,7 @@ func TestRestartRemovesDataOfNoVolume(t *testing.T) {
 }
 
 // No write may land after the detach has returned, however many are under way.
-func TestDetachLeavesNoWriteBehind(t *testing.T) {
+func TestDetachWaitsForWrites(t *testing.T) {
 	b := newBench(t, false)
 	v := b.newDisk(DriverDisk, "pvc-1")
 	epoch := b.mustAttach(wantedAttachment{Driver: DriverDisk, Volume: v, Node: "n1"})
@@ -395,7 +397,7 @@ func TestDetachLeavesNoWriteBehind(t *testing.T) {
 	}
 }
 
-func TestVolumeDataGoesWithTheVolume(t *testing.T) {
+func TestDeleteVolumeRemovesData(t *testing.T) {
 	for _, driver := range Drivers() {
 		b := newBench(t, false)
 		v := b.newDisk(driver, "pvc-1")
@@ -433,7 +435,7 @@ func TestSharedPathsStayInside(t *testing.T) {
 }
 
 // A reply longer than a frame would end the connection, and with it all I/O of the node.
-func TestAListingThatFitsNoFrameIsAnError(t *testing.T) {
+func TestTooLongListingIsAnError(t *testing.T) {
 	b := newBench(t, false)
 	v := b.newDisk(DriverLocal, "pvc-1")
 	list := ioRequest{Op: opReaddir, Volume: v}
@@ -454,7 +456,7 @@ func TestAListingThatFitsNoFrameIsAnError(t *testing.T) {
 }
 
 // A fabric that drops each connection is as good as one that is away.
-func TestIOEndsWhereEveryConnectionBreaks(t *testing.T) {
+func TestIOFailsWhenEveryConnectionBreaks(t *testing.T) {
 	socket := filepath.Join(shortDir(t), "s")
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
@@ -486,7 +488,7 @@ func TestIOEndsWhereEveryConnectionBreaks(t *testing.T) {
 	}
 }
 
-func TestALineThatWasCutShortTakesNoOtherWithIt(t *testing.T) {
+func TestTruncatedLineLosesNoOther(t *testing.T) {
 	b := newBench(t, false)
 	calls := filepath.Join(b.dir, "calls.jsonl")
 	if err := os.WriteFile(calls, []byte(`{"sequence":1,"meth`), 0o600); err != nil {
@@ -502,7 +504,7 @@ func TestALineThatWasCutShortTakesNoOtherWithIt(t *testing.T) {
 	}
 }
 
-func TestHandlesLeadNowhereElse(t *testing.T) {
+func TestVolumeHandleCannotEscapeFolder(t *testing.T) {
 	s := &nodeServer{nodeDriver: &nodeDriver{opts: NodeOptions{FuseDir: "/nowhere/fuse"}}, driver: DriverLocal}
 	for _, handle := range []string{"../../../../etc", "..", ".", "a/b", "/etc"} {
 		if _, err := s.attached(t.Context(), handle); status.Code(err) != codes.NotFound {
@@ -522,7 +524,7 @@ func TestMountsOfAVolumeAreRecognised(t *testing.T) {
 	}
 }
 
-func TestAnAdapterSaysThatItIsNotStartedByHand(t *testing.T) {
+func TestAdapterRefusesToStartWithoutDriver(t *testing.T) {
 	if err := dropVolumeMounts(); err == nil || strings.Contains(err.Error(), "%!") || errors.Unwrap(err) != nil {
 		t.Errorf("started in the mount namespace of its parent: %v", err)
 	}
@@ -539,8 +541,8 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-func TestSayNoInOneSentence(t *testing.T) {
-	if _, err := listenUnix("/tmp/" + strings.Repeat("long/", 30) + "x.sock"); err == nil || !strings.Contains(err.Error(), "shorter") {
+func TestRefusalsAreOneSentence(t *testing.T) {
+	if _, err := socket.Listen("/tmp/" + strings.Repeat("long/", 30) + "x.sock"); err == nil || !strings.Contains(err.Error(), "shorter") {
 		t.Errorf("a socket path that is too long: %v", err)
 	}
 	if err := checkDrivers([]string{"ebs.csi.aws.com"}); err == nil {
@@ -555,7 +557,7 @@ func TestSayNoInOneSentence(t *testing.T) {
 	}
 }
 
-func TestLoopsAreFoundByTheirFile(t *testing.T) {
+func TestLoopDevicesAreFoundByBackingFile(t *testing.T) {
 	for name, test := range map[string]struct {
 		backing, prefix string
 		want            bool

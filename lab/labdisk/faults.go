@@ -44,7 +44,7 @@ func (s *faultSet) unknown(ids []string) string {
 	return ""
 }
 
-// clear takes out the faults of the ids, or all, and lets go the calls that hang in them.
+// clear takes out the faults of the ids, or all, and releases the calls that hang in them.
 func (s *faultSet) clear(ids []string) {
 	for id, ch := range s.cleared {
 		if len(ids) == 0 || slices.Contains(ids, id) {
@@ -56,7 +56,7 @@ func (s *faultSet) clear(ids []string) {
 }
 
 // hit finds the first fault that matches the call and counts it. One that has hit its Count matches no more, but calls
-// that hang in it go on hanging until it is cleared.
+// that hang in it continue to hang until it is cleared.
 func (s *faultSet) hit(c Call, volumeName string, held func(driver, node string) int) (Fault, bool) {
 	for i := range s.active {
 		f := &s.active[i]

@@ -118,7 +118,7 @@ func TestClearingAnUnknownFaultFails(t *testing.T) {
 	}
 }
 
-func TestClearedHangGoesOn(t *testing.T) {
+func TestClearedHangContinues(t *testing.T) {
 	b := newBench(t, false)
 	v := b.newDisk(DriverDisk, "pvc-1")
 	client, controller := b.serve()

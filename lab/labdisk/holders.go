@@ -163,7 +163,7 @@ func (f *fabric) attachNow(want wantedAttachment) (Attachment, error) {
 	return a, nil
 }
 
-// allows tells whether one more holder of that kind is in order. The gate is held.
+// allows reports whether one more holder of that kind is in order. The gate is held.
 func (v *volume) allows(want wantedAttachment) error {
 	for _, name := range v.holderNames() {
 		a := v.holders[name]

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// inlineKey is what a driver with podInfoOnMount is told of a volume that stands in a pod's spec.
+// inlineKey is set in the volume context of an inline volume, for drivers with podInfoOnMount.
 const inlineKey = "csi.storage.k8s.io/ephemeral"
 
 // isInline: the volume is made with this publish and goes with its unpublish. Only DriverLocal has such volumes.

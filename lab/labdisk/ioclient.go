@@ -3,6 +3,7 @@ package labdisk
 import (
 	"bufio"
 	"context"
+	"encoding/gob"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -21,7 +22,7 @@ const (
 	redialPeriod = 50 * time.Millisecond
 )
 
-// ioClient is a host adapter's way to the fabric: one connection, made anew when it breaks.
+// ioClient connects a host adapter with the fabric: one connection, opened again when it breaks.
 type ioClient struct {
 	addr        string
 	node        string
@@ -38,9 +39,10 @@ type ioClient struct {
 type ioConn struct {
 	net.Conn
 
-	// writeMu serializes frames.
+	// writeMu guards what follows.
 	writeMu sync.Mutex
 	w       *bufio.Writer
+	encoder *gob.Encoder
 
 	// mu guards what follows.
 	mu      sync.Mutex
@@ -78,7 +80,7 @@ func (c *ioClient) do(ctx context.Context, q ioRequest) *ioReply {
 	}
 }
 
-// repeatable tells whether doing the operation twice is as good as once.
+// repeatable reports whether doing the operation twice is as good as once.
 func (o ioOp) repeatable(flags uint32) bool {
 	return !o.changes(flags) || o == opAllocate || o == opSetattr || o == opWrite && flags&syscall.O_APPEND == 0
 }
@@ -98,7 +100,8 @@ func (c *ioClient) connection() (*ioConn, error) {
 	if err := upgrade(raw, r, c.node, c.incarnation); err != nil {
 		return nil, errors.Join(fmt.Errorf("open I/O connection of node %s: %w", c.node, err), raw.Close())
 	}
-	c.conn = &ioConn{Conn: raw, w: bufio.NewWriterSize(raw, 256<<10), waiting: map[uint64]chan *ioReply{}}
+	w := bufio.NewWriterSize(raw, 256<<10)
+	c.conn = &ioConn{Conn: raw, w: w, encoder: gob.NewEncoder(w), waiting: map[uint64]chan *ioReply{}}
 	go c.conn.receive(r)
 	return c.conn, nil
 }
@@ -118,7 +121,7 @@ func upgrade(conn net.Conn, r *bufio.Reader, node, incarnation string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = resp.Body.Close() }() // there is none: what follows are frames
+	defer func() { _ = resp.Body.Close() }() // there is none: what follows are replies
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		return fmt.Errorf("fabric answered %s", resp.Status)
 	}
@@ -131,7 +134,7 @@ func (n *ioConn) failure() error {
 	return n.err
 }
 
-// call returns nil when the connection broke before the reply; sent tells whether the fabric may have had the request.
+// call returns nil when the connection broke before the reply; sent reports whether the fabric may have had the request.
 func (n *ioConn) call(q *ioRequest) (p *ioReply, sent bool) {
 	reply := make(chan *ioReply, 1)
 	n.mu.Lock()
@@ -146,7 +149,7 @@ func (n *ioConn) call(q *ioRequest) (p *ioReply, sent bool) {
 
 	n.writeMu.Lock()
 	q.ID = id
-	err := q.write(n.w)
+	err := n.encoder.Encode(q)
 	if err == nil {
 		err = n.w.Flush()
 	}
@@ -154,16 +157,17 @@ func (n *ioConn) call(q *ioRequest) (p *ioReply, sent bool) {
 	if err != nil {
 		n.fail(err) // closes reply
 		<-reply
-		return nil, false // the fabric has a part of the frame at most, and drops it
+		return nil, false // the fabric has a part of the request at most, and drops it
 	}
 	return <-reply, true
 }
 
 // receive hands out replies until the connection breaks.
 func (n *ioConn) receive(r *bufio.Reader) {
+	replies := gob.NewDecoder(r)
 	for {
-		p, err := readReply(r)
-		if err != nil {
+		p := &ioReply{}
+		if err := replies.Decode(p); err != nil {
 			n.fail(err)
 			return
 		}

@@ -128,7 +128,7 @@ func (j *journal) finish(c Call) {
 	appendLine(j.callsFile, c)
 }
 
-// remember puts the call at its place. mu is held, or nobody else is there yet.
+// remember puts the call at its place. mu is held, or there is no other goroutine yet.
 func (j *journal) remember(c Call) {
 	if n := len(j.calls); n == 0 || c.Sequence > j.calls[n-1].Sequence {
 		if n == keptCalls {

@@ -11,12 +11,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // loopMajor is the block device number of the kernel's loop driver.
 const loopMajor = 7
 
-// How often a free loop device may be taken by somebody else between asking for it and binding it, and how long and how
+// How often a free loop device may be taken by another process between asking for it and binding it, and how long and how
 // often to look whether a device that was freed is gone: its last user may still be closing it.
 const (
 	loopAttempts  = 100
@@ -60,7 +61,7 @@ func bindLoop(backing string, readOnly, autoclear bool) (*os.File, error) {
 	return nil, fmt.Errorf("bind a loop device to %s: %d in a row were taken by others: %w", backing, loopAttempts, errNoLoop)
 }
 
-// bindFreeLoop answers EBUSY when somebody else was faster.
+// bindFreeLoop returns EBUSY when another process was faster.
 func bindFreeLoop(control, mode int, config *unix.LoopConfig) (*os.File, error) {
 	n, err := unix.IoctlRetInt(control, unix.LOOP_CTL_GET_FREE)
 	if err != nil {
@@ -142,32 +143,26 @@ func (l loop) isOf(fuseDir, volume string) bool {
 	return ok && v == volume
 }
 
-// freeLoops frees the volume's devices and returns when they are gone, or says which one somebody holds.
+// freeLoops frees the volume's devices and returns when they are gone, or an error that names one in use.
 func freeLoops(ctx context.Context, fuseDir, volume string) error {
-	deadline := time.Now().Add(loopPatience)
-	for {
-		loops, err := loopsOf(fuseDir, volume)
-		if err != nil {
-			return err
+	mine := func(l loop) bool { return l.isOf(fuseDir, volume) }
+	var left []loop
+	err := wait.PollUntilContextTimeout(ctx, loopLookAgain, loopPatience, true, func(context.Context) (done bool, err error) {
+		if left, err = loopsOf(fuseDir, volume); err != nil {
+			return false, err
 		}
-		if len(loops) == 0 {
-			return nil
-		}
-		for _, l := range loops {
-			mine := func(l loop) bool { return l.isOf(fuseDir, volume) }
+		for _, l := range left {
 			if err := l.clear(mine); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
+				return false, err
 			}
 		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("loop device %s of volume %s is still in use after %s", loops[0].device, volume, loopPatience)
-		}
-		timer := time.NewTimer(loopLookAgain)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return fmt.Errorf("wait for loop device %s of volume %s to be free: %w", loops[0].device, volume, context.Cause(ctx))
-		}
+		return len(left) == 0, nil
+	})
+	switch {
+	case ctx.Err() != nil && len(left) > 0:
+		return fmt.Errorf("wait for loop device %s of volume %s to be free: %w", left[0].device, volume, context.Cause(ctx))
+	case wait.Interrupted(err):
+		return fmt.Errorf("loop device %s of volume %s is still in use after %s", left[0].device, volume, loopPatience)
 	}
+	return err
 }

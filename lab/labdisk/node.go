@@ -49,7 +49,7 @@ type nodeDriver struct {
 	busy map[string]bool
 }
 
-// RunNode serves the node side of CSI and the registration sockets until ctx ends. The host adapter goes on after it while
+// RunNode serves the node side of CSI and the registration sockets until ctx ends. The host adapter continues after it while
 // a volume is in use.
 func RunNode(ctx context.Context, o NodeOptions) error {
 	if len(o.Drivers) == 0 {
@@ -100,7 +100,7 @@ func (n *nodeDriver) socket(driver string) string {
 	return filepath.Join(n.opts.RootDir, "plugins", driver, "csi.sock")
 }
 
-// start brings up the adapter and tells the fabric about the node.
+// start brings up the adapter and registers the node with the fabric.
 func (n *nodeDriver) start(ctx context.Context) error {
 	if err := n.adapter.ensure(n.opts); err != nil {
 		return err
@@ -190,7 +190,7 @@ func (s *nodeServer) known(ctx context.Context, volume string) (Volume, error) {
 }
 
 // checkEpoch compares the publish_context with the attachment of now: a node that acts on an older one would mount what
-// was taken from it and given back since, or was never told of its attachment.
+// was detached and attached again since, or does not know its attachment.
 func checkEpoch(publishContext map[string]string, inode uint64) error {
 	text, ok := publishContext[EpochKey]
 	if !ok {

@@ -69,9 +69,6 @@ func (s *nodeServer) NodeStageVolume(ctx context.Context, r *csi.NodeStageVolume
 		return nil, err
 	}
 	defer unlock()
-	if r.GetVolumeCapability() == nil {
-		return nil, status.Error(codes.InvalidArgument, "volume_capability is missing")
-	}
 	if err := checkCapability(s.driver, r.GetVolumeCapability()); err != nil {
 		return nil, err
 	}
@@ -117,9 +114,6 @@ func (s *nodeServer) NodePublishVolume(ctx context.Context, r *csi.NodePublishVo
 		return nil, err
 	}
 	defer unlock()
-	if r.GetVolumeCapability() == nil {
-		return nil, status.Error(codes.InvalidArgument, "volume_capability is missing")
-	}
 	if err := checkCapability(s.driver, r.GetVolumeCapability()); err != nil {
 		return nil, err
 	}

@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"belay.dev/belay/lab/socket"
 )
 
 // registrar answers the kubelet's plugin watcher for one driver, as node-driver-registrar does.
@@ -25,9 +27,9 @@ type registrar struct {
 const registrationPause = time.Second
 
 // serveRegistration serves the registration socket in the group until ctx ends. If the kubelet refuses the driver the
-// socket is made anew a little later, which makes the kubelet try again.
-func serveRegistration(ctx context.Context, group *errgroup.Group, driver, endpoint, socket string) error {
-	lis, err := listenUnix(socket)
+// socket is recreated a little later, which makes the kubelet try again.
+func serveRegistration(ctx context.Context, group *errgroup.Group, driver, endpoint, path string) error {
+	lis, err := socket.Listen(path)
 	if err != nil {
 		return err
 	}
@@ -45,7 +47,7 @@ func serveRegistration(ctx context.Context, group *errgroup.Group, driver, endpo
 				timer.Stop()
 				return nil
 			}
-			if lis, err = listenUnix(socket); err != nil {
+			if lis, err = socket.Listen(path); err != nil {
 				return err
 			}
 		}

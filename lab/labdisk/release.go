@@ -67,7 +67,7 @@ func (l *loop) readBacking() error {
 	return err
 }
 
-// under tells whether the backing file of a loop device lies under the folder. When the FUSE mount that holds the file
+// under reports whether the backing file of a loop device lies under the folder. When the FUSE mount that holds the file
 // is gone the kernel shows the path inside that mount only; its first element is the escaped path of the mount, for just
 // this purpose (see realm).
 func under(folder, backing string) bool {
@@ -87,7 +87,7 @@ func under(folder, backing string) bool {
 func realm(mountpoint string) string { return url.PathEscape(mountpoint) }
 
 // clear unbinds the device; one that is still open or mounted is unbound when its last user closes it. A device that
-// was freed since it was listed, and is another's by now, is left alone: mine tells.
+// was freed since it was listed, and is another's by now, is left alone: mine decides.
 func (l loop) clear(mine func(loop) bool) error {
 	f, err := os.OpenFile(l.device, os.O_RDONLY, 0)
 	if err != nil {

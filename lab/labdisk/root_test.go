@@ -154,7 +154,7 @@ func TestRootUnpublishCutsAtOnce(t *testing.T) {
 	d.takeDown(a)
 }
 
-func TestRootReattachedDiskIsStagedAnew(t *testing.T) {
+func TestRootReattachedDiskIsStagedAgain(t *testing.T) {
 	s, a := oneNode(t)
 	d := s.ext4()
 	published, err := d.attach(a)
@@ -274,7 +274,7 @@ func TestRootCutNode(t *testing.T) {
 	d.takeDown(a)
 }
 
-func TestRootPermissiveLetsTwoWritersThroughAndSaysSo(t *testing.T) {
+func TestRootPermissiveRecordsTwoWriters(t *testing.T) {
 	s, a, b := twoNodes(t, "--permissive")
 	d := s.create(DriverDisk, "pvc-1", 8<<20, blockCapability())
 	d.bringUp(a)

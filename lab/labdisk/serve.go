@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -16,6 +13,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+
+	"belay.dev/belay/lab/socket"
 )
 
 // FabricOptions configures RunFabric.
@@ -52,7 +51,7 @@ func RunFabric(ctx context.Context, o FabricOptions) (err error) {
 			return errors.Join(err, f.close())
 		}
 	}
-	lis, err := listenUnix(o.Listen)
+	lis, err := socket.Listen(o.Listen)
 	if err != nil {
 		return errors.Join(err, f.close())
 	}
@@ -81,15 +80,15 @@ func checkDrivers(drivers []string) error {
 	return nil
 }
 
-// serveGRPC listens on the socket and serves until ctx ends, in the group.
-func serveGRPC(ctx context.Context, group *errgroup.Group, server *grpc.Server, socket string) error {
-	lis, err := listenUnix(socket)
+// serveGRPC listens at the path and serves until ctx ends, in the group.
+func serveGRPC(ctx context.Context, group *errgroup.Group, server *grpc.Server, path string) error {
+	lis, err := socket.Listen(path)
 	if err != nil {
 		return err
 	}
 	group.Go(func() error {
 		if err := server.Serve(lis); err != nil {
-			return fmt.Errorf("serve %s: %w", socket, err)
+			return fmt.Errorf("serve %s: %w", path, err)
 		}
 		return nil
 	})
@@ -99,26 +98,4 @@ func serveGRPC(ctx context.Context, group *errgroup.Group, server *grpc.Server, 
 		return nil
 	})
 	return nil
-}
-
-// maxSocketPath is the room in sockaddr_un, bytes, without the final zero.
-const maxSocketPath = 107
-
-// listenUnix listens on a unix socket, in place of one that a killed process left.
-func listenUnix(path string) (net.Listener, error) {
-	if len(path) > maxSocketPath {
-		return nil, fmt.Errorf("listen on %s: a unix socket's path may have %d bytes, this one has %d; use a shorter folder",
-			path, maxSocketPath, len(path))
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
-		return nil, fmt.Errorf("make folder of socket: %w", err)
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("remove old socket: %w", err)
-	}
-	lis, err := net.Listen("unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("listen on unix socket: %w", err)
-	}
-	return lis, nil
 }

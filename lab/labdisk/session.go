@@ -2,6 +2,7 @@ package labdisk
 
 import (
 	"bufio"
+	"encoding/gob"
 	"encoding/json"
 	"errors"
 	"io"
@@ -28,24 +29,25 @@ type session struct {
 // maxInFlight bounds the I/O that one node has under way at a time.
 const maxInFlight = 128
 
-// serveIO answers the frames of one connection until it ends.
+// serveIO answers the requests of one connection until it ends.
 func (f *fabric) serveIO(conn net.Conn, r *bufio.Reader, n *node, incarnation string) {
 	s := &session{fabric: f, node: n, incarnation: incarnation, open: map[uint64]openedFile{}, nextOpen: 1}
 	replies := make(chan *ioReply, maxInFlight)
 	var writer, workers sync.WaitGroup
 	writer.Go(func() { writeReplies(conn, replies) })
-	slots := make(chan struct{}, maxInFlight)
+	inFlight := make(chan struct{}, maxInFlight)
+	requests := gob.NewDecoder(r)
 	for {
-		q, err := readRequest(r)
-		if err != nil {
+		q := &ioRequest{}
+		if requests.Decode(q) != nil {
 			break
 		}
-		slots <- struct{}{}
+		inFlight <- struct{}{}
 		workers.Go(func() {
 			p := s.serve(q)
 			p.ID = q.ID
 			replies <- p
-			<-slots
+			<-inFlight
 		})
 	}
 	workers.Wait()
@@ -60,10 +62,11 @@ func (f *fabric) serveIO(conn net.Conn, r *bufio.Reader, n *node, incarnation st
 // writeReplies writes until the channel is closed, and drops what cannot be written any more.
 func writeReplies(conn net.Conn, replies <-chan *ioReply) {
 	w := bufio.NewWriterSize(conn, 256<<10)
+	encoder := gob.NewEncoder(w)
 	var failed error
 	for p := range replies {
 		if failed == nil {
-			failed = p.write(w)
+			failed = encoder.Encode(p)
 		}
 		if failed == nil && len(replies) == 0 {
 			failed = w.Flush()
@@ -91,7 +94,7 @@ func (s *session) serve(q *ioRequest) *ioReply {
 		return s.sync(v, q)
 	}
 	if q.Op == opRelease {
-		return s.shareIO(v, q) // a node that lost the volume may still let go of its files
+		return s.shareIO(v, q) // a node that lost the volume may still close its files
 	}
 	a := admission{node: s.node, incarnation: s.incarnation, epoch: q.Epoch, write: q.Op.changes(q.Flags)}
 	return s.fabric.admit(v, a, q, func() *ioReply {
@@ -176,7 +179,7 @@ func jsonReply(value any) *ioReply {
 		return &ioReply{Errno: syscall.EIO}
 	}
 	if len(b) > maxTransfer {
-		return &ioReply{Errno: syscall.EOVERFLOW} // longer than a frame: a directory with too many files
+		return &ioReply{Errno: syscall.EOVERFLOW} // longer than a reply may be: a directory with too many files
 	}
 	return &ioReply{Data: b}
 }

@@ -78,7 +78,7 @@ func bindStatus(volume string, err error) error {
 	return status.Errorf(codes.Internal, "stage volume %s: %v", volume, err)
 }
 
-// alreadyStaged tells whether the volume is mounted at the path in its present attachment. A mount of an attachment that
+// alreadyStaged reports whether the volume is mounted at the path in its present attachment. A mount of an attachment that
 // has ended can do no I/O any more; it is taken away.
 func (s *nodeServer) alreadyStaged(ctx context.Context, volume, staging string, inode uint64, fsType string) (bool, error) {
 	m, ok, err := s.mountAt(staging)
@@ -211,7 +211,7 @@ func (s *nodeServer) publish(ctx context.Context, r *csi.NodePublishVolumeReques
 	return nil
 }
 
-// alreadyPublished tells whether the volume is at the target as asked for, and refuses what is in the way.
+// alreadyPublished reports whether the volume is at the target as asked for, and refuses what is in the way.
 func (s *nodeServer) alreadyPublished(r *csi.NodePublishVolumeRequest) (bool, error) {
 	volume, target := r.GetVolumeId(), tablePath(r.GetTargetPath())
 	all, err := s.mounts()

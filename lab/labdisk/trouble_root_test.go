@@ -148,7 +148,7 @@ func TestRootManyStagesAtOnce(t *testing.T) {
 }
 
 // Between the listing of a loop device and its freeing it may have become another's.
-func TestRootALoopDeviceOfAnotherIsLeftAlone(t *testing.T) {
+func TestRootForeignLoopDeviceIsLeftAlone(t *testing.T) {
 	needRoot(t)
 	image := filepath.Join(t.TempDir(), "image")
 	if err := os.WriteFile(image, make([]byte, 1<<20), 0o600); err != nil {
@@ -177,7 +177,7 @@ func TestRootALoopDeviceOfAnotherIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestRootBadSurroundings(t *testing.T) {
+func TestRootMissingPrerequisites(t *testing.T) {
 	needRoot(t)
 	t.Run("no mkfs.xfs", func(t *testing.T) {
 		tools := t.TempDir()

@@ -4,10 +4,12 @@ package labtest
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
 	"testing"
+	"text/tabwriter"
 
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/scenario"
@@ -61,4 +63,42 @@ func Number(tb testing.TB, variable string, otherwise int) int {
 		tb.Fatalf("%s=%q is no number", variable, text)
 	}
 	return n
+}
+
+// Tally counts by row and column.
+type Tally[Row, Column ~string] map[Row]map[Column]int
+
+// Add counts one.
+func (t Tally[Row, Column]) Add(row Row, column Column) {
+	if t[row] == nil {
+		t[row] = map[Column]int{}
+	}
+	t[row][column]++
+}
+
+// Table draws the rows that have counts, with the sums of the columns.
+func (t Tally[Row, Column]) Table(rows []Row, columns []Column) string {
+	var out strings.Builder
+	table := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
+	line := func(name string, cell func(Column) string) {
+		_, _ = fmt.Fprint(table, name)
+		for _, column := range columns {
+			_, _ = fmt.Fprint(table, "\t", cell(column))
+		}
+		_, _ = fmt.Fprintln(table)
+	}
+	sums := map[Column]int{}
+	line("", func(column Column) string { return string(column) })
+	for _, row := range rows {
+		if t[row] == nil {
+			continue
+		}
+		line(string(row), func(column Column) string {
+			sums[column] += t[row][column]
+			return strconv.Itoa(t[row][column])
+		})
+	}
+	line("all", func(column Column) string { return strconv.Itoa(sums[column]) })
+	_ = table.Flush()
+	return out.String()
 }

@@ -73,7 +73,7 @@ func (t *target) register(command *cobra.Command) {
 
 func (t *target) layout() Layout {
 	if t.block {
-		return Slots
+		return Blocks
 	}
 	return Lines
 }

@@ -69,11 +69,11 @@ func TestOpen(t *testing.T) {
 			return change(filled(t, Lines, 3)), Lines
 		}
 	}
-	slots := func(change func([]byte) []byte) func(*testing.T) ([]byte, Layout) {
+	blocks := func(change func([]byte) []byte) func(*testing.T) ([]byte, Layout) {
 		return func(t *testing.T) ([]byte, Layout) {
 			t.Helper()
-			device := append(filled(t, Slots, 3), make([]byte, 2*slotSize)...)
-			return change(device), Slots
+			device := append(filled(t, Blocks, 3), make([]byte, 2*blockSize)...)
+			return change(device), Blocks
 		}
 	}
 	type want struct {
@@ -106,12 +106,12 @@ func TestOpen(t *testing.T) {
 			lines(func(b []byte) []byte { return append(b, b[2*recordLength:]...) }), want{Count: 3, Broken: true}},
 		"zeros in the middle": {
 			lines(func(b []byte) []byte { clear(b[150:200]); return b }), want{Count: 1, Broken: true}},
-		"device with room": {slots(func(b []byte) []byte { return b }), want{Count: 3, Next: 4}},
+		"device with room": {blocks(func(b []byte) []byte { return b }), want{Count: 3, Next: 4}},
 		"device, last record torn": {
-			slots(func(b []byte) []byte { clear(b[2*slotSize+50 : 3*slotSize]); return b }),
-			want{Count: 2, TornBytes: slotSize, Next: 3}},
+			blocks(func(b []byte) []byte { clear(b[2*blockSize+50 : 3*blockSize]); return b }),
+			want{Count: 2, TornBytes: blockSize, Next: 3}},
 		"device, torn record followed by another": {
-			slots(func(b []byte) []byte { clear(b[slotSize+50 : 2*slotSize]); return b }), want{Count: 1, Broken: true}},
+			blocks(func(b []byte) []byte { clear(b[blockSize+50 : 2*blockSize]); return b }), want{Count: 1, Broken: true}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -151,7 +151,7 @@ func TestNoAcknowledgementWithoutSync(t *testing.T) {
 	}
 }
 
-func TestEveryPrefixIsWholeOrTorn(t *testing.T) {
+func TestEveryPrefixIsCompleteOrTorn(t *testing.T) {
 	content := filled(t, Lines, 4)
 	for length := range len(content) + 1 {
 		report, err := Read(bytes.NewReader(content[:length]), Lines)

@@ -43,20 +43,20 @@ type Layout string
 const (
 	// Lines puts one record behind the other in a file that grows.
 	Lines Layout = "lines"
-	// Slots puts each record into a block of its own, as a device that cannot grow wants it.
-	Slots Layout = "slots"
+	// Blocks puts each record into a block of its own, as a device that cannot grow wants it.
+	Blocks Layout = "blocks"
 )
 
-// slotSize is one block of the device: a record is written by one write of one block.
-const slotSize = 4096
+// blockSize is one block of the device: a record is written by one write of one block.
+const blockSize = 4096
 
 // Read goes through a ledger from its beginning. The report is valid as far as it
 // goes, also with an error; ErrBroken says that the chain does not hold.
 func Read(source io.Reader, layout Layout) (Report, error) {
 	report := Report{Writers: map[string]int64{}}
 	read := readLines
-	if layout == Slots {
-		read = readSlots
+	if layout == Blocks {
+		read = readBlocks
 	}
 	err := read(bufio.NewReaderSize(source, 1<<16), &report)
 	if err != nil {
@@ -86,7 +86,7 @@ func readLines(source *bufio.Reader, report *Report) error {
 	}
 }
 
-// classifyTail tells a torn tail, which may be cut off, from damage: only the one
+// classifyTail distinguishes a torn tail, which may be cut off, from damage: only the one
 // record that was being written can be torn, and it has no newline.
 func classifyTail(tail []byte, report *Report) error {
 	zeros := len(bytes.Trim(tail, "\x00")) == 0
@@ -97,43 +97,43 @@ func classifyTail(tail []byte, report *Report) error {
 	return nil
 }
 
-func readSlots(source *bufio.Reader, report *Report) error {
-	slot := make([]byte, slotSize)
+func readBlocks(source *bufio.Reader, report *Report) error {
+	block := make([]byte, blockSize)
 	for {
-		n, err := io.ReadFull(source, slot)
+		n, err := io.ReadFull(source, block)
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if errors.Is(err, io.ErrUnexpectedEOF) {
-			return nil // the device's size is no multiple of a slot: the rest is not used
+			return nil // the device's size is no multiple of a block: the rest is not used
 		}
 		if err != nil {
 			return fmt.Errorf("read block of record %d: %w", report.Count+1, err)
 		}
-		line, rest, found := bytes.Cut(slot[:n], []byte("\n"))
+		line, rest, found := bytes.Cut(block[:n], []byte("\n"))
 		record, err := parse(line)
 		if !found || err != nil || len(bytes.Trim(rest, "\x00")) != 0 {
-			return classifySlot(slot, source, report)
+			return classifyBlock(block, source, report)
 		}
-		if err := report.add(record, slotSize); err != nil {
+		if err := report.add(record, blockSize); err != nil {
 			return err
 		}
 	}
 }
 
-// classifySlot looks at the first slot that is no record: an empty one ends the
+// classifyBlock looks at the first block that is no record: an empty one ends the
 // ledger; a torn one must be followed by an empty one.
-func classifySlot(slot []byte, source *bufio.Reader, report *Report) error {
-	if len(bytes.Trim(slot, "\x00")) == 0 {
+func classifyBlock(block []byte, source *bufio.Reader, report *Report) error {
+	if len(bytes.Trim(block, "\x00")) == 0 {
 		return nil
 	}
-	following, err := source.Peek(slotSize)
+	following, err := source.Peek(blockSize)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("read block behind record %d: %w", report.Count, err)
 	}
 	if len(bytes.Trim(following, "\x00")) != 0 {
 		return fmt.Errorf("%w at byte %d: record %d cannot be read", ErrBroken, report.end, report.Count+1)
 	}
-	report.TornBytes = slotSize
+	report.TornBytes = blockSize
 	return nil
 }

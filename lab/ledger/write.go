@@ -57,8 +57,8 @@ func open(m medium, layout Layout) (*Ledger, error) {
 }
 
 func (l *Ledger) dropTail() error {
-	if l.layout == Slots {
-		if _, err := l.medium.WriteAt(make([]byte, slotSize), l.report.end); err != nil {
+	if l.layout == Blocks {
+		if _, err := l.medium.WriteAt(make([]byte, blockSize), l.report.end); err != nil {
 			return fmt.Errorf("clear torn record %d: %w", l.report.Count+1, err)
 		}
 	} else if err := l.medium.Truncate(l.report.end); err != nil {
@@ -74,13 +74,13 @@ func (l *Ledger) dropTail() error {
 func (l *Ledger) Found() Report { return l.report }
 
 // Append writes one record and returns its number once it is on the disk; only
-// then may it be called acknowledged. After an error the ledger must be opened anew:
+// then may it be called acknowledged. After an error the ledger must be opened again:
 // whether the record reached the disk is unknown.
 func (l *Ledger) Append(writer string, now time.Time) (int64, error) {
 	record := l.report.last.next(writerName(writer), now)
 	line := record.encode()
-	if l.layout == Slots {
-		line = append(line, make([]byte, slotSize-len(line))...)
+	if l.layout == Blocks {
+		line = append(line, make([]byte, blockSize-len(line))...)
 	}
 	if _, err := l.medium.WriteAt(line, l.report.end); err != nil {
 		return 0, fmt.Errorf("write record %d: %w", record.Number, err)

@@ -89,9 +89,9 @@ type place struct {
 	moment Moment
 }
 
-// underWay adds to the histogram what the kill fell into. The calls tell how far each was,
+// underWay counts what the kill fell into. The calls tell how far each was,
 // the disk what the agent had done before a call and after an answer.
-func (r *rig) underWay(h Histogram, killed time.Time) {
+func (r *rig) underWay(h tally, killed time.Time) {
 	met := map[place]bool{}
 	last := map[string]call{}
 	for _, c := range r.calls.snapshot() {
@@ -129,10 +129,10 @@ func (r *rig) underWay(h Histogram, killed time.Time) {
 		}
 	}
 	for at := range met {
-		h.Add(at.method, at.moment)
+		h.Add(at.moment, at.method)
 	}
 	if len(met) == 0 {
-		h.Add("", AnyTime)
+		h.Add(AnyTime, "")
 	}
 }
 

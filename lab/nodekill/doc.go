@@ -19,7 +19,7 @@
 // every record on the disk must be of a volume that the Node lists in use. Unless the
 // next kill shall fall into the recovery, the test waits until mounts, loop devices,
 // directories, records, volumesInUse and the storage's attachments are exactly what the
-// pods want, reads back what was written to each volume, and writes anew.
+// pods want, reads back what was written to each volume, and writes again.
 //
 // A second test does the same with upstream's plane, kube-controller-manager's attach/detach
 // controller and csi-attacher, in the place of belay's.

@@ -69,7 +69,7 @@ func (k *killer) arm(p Plan) <-chan blow {
 	return k.struck
 }
 
-// disarm says whether the kill has not begun, and then it never will.
+// disarm reports whether the kill has not begun, and then it never will.
 func (k *killer) disarm() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()

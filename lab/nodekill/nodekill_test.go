@@ -56,7 +56,7 @@ func survives(t *testing.T, plane string, kills int) {
 	t.Logf("%d kills under the plane of %s; replay with %s=%d", kills, plane, envSeed, seed)
 	r := newRig(t, plane, seed)
 	r.startAgent()
-	hit := Histogram{}
+	hit := tally{}
 	settled := true
 	for i, plan := range Plans(seed, kills) {
 		r.killOnce(i, plan, hit, settled)
@@ -69,14 +69,14 @@ func survives(t *testing.T, plane string, kills int) {
 		}
 	}
 	r.finish()
-	t.Logf("what was under way at %d kills:\n%s", kills, hit)
-	if missed := hit.Missed(); kills >= longKills && len(missed) > 0 {
-		t.Errorf("no kill met: %v", missed)
+	t.Logf("what was under way at %d kills:\n%s", kills, hit.Table(append(moments(), AnyTime), append(methods(), "")))
+	if names := missed(hit); kills >= longKills && len(names) > 0 {
+		t.Errorf("no kill met: %v", names)
 	}
 }
 
 // killOnce has the pods lead to the plan's call, and kills.
-func (r *rig) killOnce(i int, plan Plan, hit Histogram, settled bool) {
+func (r *rig) killOnce(i int, plan Plan, hit tally, settled bool) {
 	r.Helper()
 	do := r.provoke(plan.Method)
 	struck := r.killer.arm(plan)

@@ -37,7 +37,7 @@ func nameSelector(name string) fields.Selector {
 
 // runAgent is a belay node's agent: the Node and its Lease, the CSI volumes (belay.dev/
 // belay/node), the pods, and the server for their logs. When it ends, the containers
-// go on.
+// keep running.
 func runAgent(command *cobra.Command, config Config, flags AgentFlags) error {
 	if flags.verbosity != 0 {
 		config.Verbosity = flags.verbosity
@@ -123,11 +123,11 @@ type pods struct {
 	running sync.WaitGroup
 
 	mu      sync.Mutex
-	keepers map[types.UID]*podKeeper // guarded by mu
+	workers map[types.UID]*podWorker // guarded by mu
 }
 
 func newPods(deps runtimeDeps) *pods {
-	return &pods{runtimeDeps: deps, keepers: map[types.UID]*podKeeper{}}
+	return &pods{runtimeDeps: deps, workers: map[types.UID]*podWorker{}}
 }
 
 // run follows the pods that are bound to the node until ctx ends. synced is called
@@ -140,7 +140,7 @@ func (p *pods) run(ctx context.Context, synced func()) {
 		Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc: func(object any) { p.set(ctx, object) },
 			UpdateFunc: func(before, object any) {
-				// A pod that was deleted and made anew under its name may come as one update.
+				// A pod that was deleted and created again under its name may come as one update.
 				if old, ok := before.(*corev1.Pod); ok && old.UID != object.(*corev1.Pod).UID {
 					p.remove(before)
 				}
@@ -174,20 +174,20 @@ func (p *pods) set(ctx context.Context, object any) {
 		return
 	}
 	p.mu.Lock()
-	keeper := p.keepers[pod.UID]
+	worker := p.workers[pod.UID]
 	p.mu.Unlock()
-	if keeper != nil {
-		keeper.update(pod)
+	if worker != nil {
+		worker.update(pod)
 		return
 	}
-	keeper = newPodKeeper(p.runtimeDeps, pod)
+	worker = newPodWorker(p.runtimeDeps, pod)
 	p.mu.Lock()
-	p.keepers[pod.UID] = keeper
+	p.workers[pod.UID] = worker
 	p.mu.Unlock()
 	p.running.Go(func() {
-		keeper.run(ctx)
-		close(keeper.ended)
-		p.forget(keeper)
+		worker.run(ctx)
+		close(worker.ended)
+		p.forget(worker)
 	})
 }
 
@@ -198,39 +198,39 @@ func (p *pods) remove(object any) {
 		return
 	}
 	p.mu.Lock()
-	keeper := p.keepers[pod.UID]
+	worker := p.workers[pod.UID]
 	p.mu.Unlock()
-	if keeper != nil {
-		keeper.removed()
-		p.forget(keeper)
+	if worker != nil {
+		worker.removed()
+		p.forget(worker)
 	}
 }
 
-// forget lets go of a pod once its keeper has ended and its object is gone, whichever comes
-// last. As long as there is an object, another sight of it must not begin the pod anew.
-func (p *pods) forget(keeper *podKeeper) {
+// forget drops a pod once its worker has ended and its object is gone, whichever comes
+// last. As long as there is an object, another event for it must not start the pod again.
+func (p *pods) forget(worker *podWorker) {
 	select {
-	case <-keeper.ended:
+	case <-worker.ended:
 	default:
 		return
 	}
-	if !keeper.isGone() {
+	if !worker.isGone() {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.keepers, keeper.uid)
+	delete(p.workers, worker.uid)
 }
 
-// find is the keeper of a pod by its name; of two, the one that is not leaving.
-func (p *pods) find(namespace, name string) *podKeeper {
+// find is the worker of a pod by its name; of two, the one that is not leaving.
+func (p *pods) find(namespace, name string) *podWorker {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var found *podKeeper
-	for _, keeper := range p.keepers {
-		pod := keeper.object()
+	var found *podWorker
+	for _, worker := range p.workers {
+		pod := worker.object()
 		if pod.Namespace == namespace && pod.Name == name && (found == nil || pod.DeletionTimestamp == nil) {
-			found = keeper
+			found = worker
 		}
 	}
 	return found
@@ -250,7 +250,7 @@ func (p *pods) endForgotten(ctx context.Context) error {
 	for _, entry := range entries {
 		uid := types.UID(entry.Name())
 		p.mu.Lock()
-		known := p.keepers[uid] != nil
+		known := p.workers[uid] != nil
 		p.mu.Unlock()
 		if !known {
 			ending.Go(func() error { return p.endContainers(ctx, uid) })

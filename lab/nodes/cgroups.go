@@ -115,7 +115,7 @@ func joinCgroup(name string) error {
 // Freeze stops every process of the node where it stands, as a machine that hangs.
 func (n *Node) Freeze() error { return n.setFrozen("FROZEN", "1") }
 
-// Thaw lets a frozen node go on, as if nothing had happened.
+// Thaw undoes Freeze: the node continues as if nothing had happened.
 func (n *Node) Thaw() error { return n.setFrozen("THAWED", "0") }
 
 func (n *Node) setFrozen(v1, v2 string) error {

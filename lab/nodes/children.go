@@ -41,7 +41,7 @@ type children struct {
 	mu sync.Mutex
 	// running holds the pid of each child that runs, by name. Guarded by mu, as the rest.
 	running map[string]int
-	// waiters are told how a child ended.
+	// waiters receive how a child ended.
 	waiters map[int]chan<- unix.WaitStatus
 	// starts counts how often each child was started.
 	starts map[string]int

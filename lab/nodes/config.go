@@ -10,6 +10,9 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"belay.dev/belay/lab/jsonfile"
+	"belay.dev/belay/lab/socket"
 )
 
 // Kind says what runs the pods of a node.
@@ -31,9 +34,6 @@ const (
 	// ChildContainerd is the container runtime of the kubelet kind.
 	ChildContainerd = "containerd"
 )
-
-// maxSocketPath is what fits into sockaddr_un.sun_path (108 bytes with the final zero).
-const maxSocketPath = 107
 
 // Duration is a time.Duration that JSON spells like "10s".
 type Duration time.Duration
@@ -139,10 +139,10 @@ func (c Config) Children() []string {
 }
 
 // ControlSocket is where node-init listens.
-func (c Config) ControlSocket() string { return controlSocket(c.Dir) }
+func (c Config) ControlSocket() string { return filepath.Join(c.Dir, "init.sock") }
 
-// Cgroup is the name of the node's cgroup in each hierarchy. It is the folder that tells
-// labs apart: under two cache folders there may be two of one name.
+// Cgroup is the name of the node's cgroup in each hierarchy. The folder distinguishes
+// labs: under two cache folders there may be two of one name.
 func (c Config) Cgroup() string {
 	return cgroupPrefix + c.Lab + "-" + folderKey(c.LabDir) + "-" + c.Name
 }
@@ -152,8 +152,6 @@ func folderKey(labDir string) string {
 	sum := sha256.Sum256([]byte(filepath.Clean(labDir)))
 	return hex.EncodeToString(sum[:4])
 }
-
-func controlSocket(dir string) string { return filepath.Join(dir, "init.sock") }
 
 // withDefaults fills what may be left out.
 func (c Config) withDefaults() (Config, error) {
@@ -208,11 +206,11 @@ func (c Config) validate() error {
 		problems = append(problems, errors.New("kubeletPort is 0"))
 	}
 	for _, driver := range c.Drivers {
-		socket := filepath.Join(c.RootDir(), "plugins_registry", driver+"-reg.sock")
-		if len(socket) > maxSocketPath {
+		path := filepath.Join(c.RootDir(), "plugins_registry", driver+"-reg.sock")
+		if len(path) > socket.MaxPath {
 			problems = append(problems, fmt.Errorf(
 				"socket path %s has %d bytes, at most %d work: put the cache folder (BELAY_CACHE) at a shorter path",
-				socket, len(socket), maxSocketPath))
+				path, len(path), socket.MaxPath))
 		}
 	}
 	if err := errors.Join(problems...); err != nil {
@@ -223,11 +221,7 @@ func (c Config) validate() error {
 
 // WriteConfig stores the configuration for node-init.
 func WriteConfig(file string, c Config) error {
-	raw, err := json.MarshalIndent(c, "", "  ")
-	if err != nil {
-		return fmt.Errorf("encode configuration of node %s: %w", c.Name, err)
-	}
-	if err := os.WriteFile(file, append(raw, '\n'), 0o600); err != nil {
+	if err := jsonfile.Write(file, c); err != nil {
 		return fmt.Errorf("write configuration of node %s: %w", c.Name, err)
 	}
 	return nil
@@ -235,13 +229,9 @@ func WriteConfig(file string, c Config) error {
 
 // ReadConfig reads what WriteConfig wrote, fills the defaults and checks it.
 func ReadConfig(file string) (Config, error) {
-	raw, err := os.ReadFile(file)
-	if err != nil {
-		return Config{}, fmt.Errorf("read node configuration: %w", err)
-	}
 	var c Config
-	if err := json.Unmarshal(raw, &c); err != nil {
-		return Config{}, fmt.Errorf("read node configuration %s: %w", file, err)
+	if err := jsonfile.Read(file, &c); err != nil {
+		return Config{}, fmt.Errorf("read node configuration: %w", err)
 	}
 	return c.withDefaults()
 }

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"belay.dev/belay/lab/jsonfile"
 	"belay.dev/belay/lab/proc"
 )
 
@@ -71,7 +72,7 @@ func (p *prepared) start(spec containerSpec) (*container, error) {
 	defer func() { _ = p.reply.Close() }()
 	record, err := proc.Of("container", p.command.Process.Pid)
 	if err == nil {
-		// From here on an agent that starts anew counts this container.
+		// From here on an agent that is restarted counts this container.
 		err = record.Write(filepath.Join(p.dir, shimFile))
 	}
 	if err != nil {
@@ -109,7 +110,7 @@ func adoptContainer(dir string) (c *container, found bool, err error) {
 	}
 	done := make(chan struct{})
 	c = &container{dir: dir, process: record, done: done}
-	if err := readJSON(filepath.Join(dir, startedFile), &c.started); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := jsonfile.Read(filepath.Join(dir, startedFile), &c.started); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, false, err
 	}
 	if !record.Alive() {
@@ -137,7 +138,7 @@ func adoptContainer(dir string) (c *container, found bool, err error) {
 	return c, true, nil
 }
 
-// running says whether the command runs.
+// running reports whether the command runs.
 func (c *container) running() bool {
 	select {
 	case <-c.done:
@@ -156,7 +157,7 @@ func (c *container) kill() { _ = c.process.Signal(unix.SIGUSR1) }
 // outcome is how the container ended. Call it after done.
 func (c *container) outcome() ended {
 	var end ended
-	if err := readJSON(filepath.Join(c.dir, endedFile), &end); err == nil {
+	if err := jsonfile.Read(filepath.Join(c.dir, endedFile), &end); err == nil {
 		return end
 	}
 	// The power was cut, or container-exec was killed: the command died with it.

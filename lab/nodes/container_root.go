@@ -13,8 +13,8 @@ import (
 
 // enterRoot makes the container's root and moves this process into it. The root is
 // an overlay over the machine's own root file system, so that a shell is there; writes
-// go to the container's directory. Whatever else is mounted on the node is let go
-// of, so that a volume of another pod is not kept busy by this one's namespace.
+// go to the container's directory. All other mounts of the node are released,
+// so that a volume of another pod is not kept busy by this one's namespace.
 func enterRoot(dir string, spec containerSpec) error {
 	// Unmounts on the node still reach us until the old root is gone; ours do not reach the node.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
@@ -178,7 +178,7 @@ func inside(root, path string) (string, error) {
 	return filepath.Join(root, path), nil
 }
 
-// pivot makes root the root and lets go of everything else.
+// pivot makes root the root and releases everything else.
 func pivot(root string) error {
 	if err := unix.Chdir(root); err != nil {
 		return fmt.Errorf("enter the container's root: %w", err)

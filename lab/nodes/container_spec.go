@@ -54,10 +54,10 @@ type ended struct {
 }
 
 // Files in a container's directory. The directory is the container: an agent that
-// starts anew finds there all that it must know.
+// is restarted finds there all that it must know.
 const (
 	// shimFile is the proc.Record of container-exec, written by the agent before it
-	// hands over the spec: from then on the process counts.
+	// passes the spec: from then on the process counts.
 	shimFile = "process.json"
 	// startedFile and endedFile are written by container-exec.
 	startedFile = "started.json"

@@ -122,7 +122,7 @@ func TestContainer(t *testing.T) {
 	}
 }
 
-func TestContainerSeesItsVolumesAndNothingElse(t *testing.T) {
+func TestContainerSeesOnlyItsVolumes(t *testing.T) {
 	dir, volume, elsewhere := t.TempDir(), t.TempDir(), t.TempDir()
 	if os.Geteuid() != 0 {
 		t.Skip("a container needs root: run this test as root")
@@ -211,7 +211,7 @@ func TestContainerDiesWithItsKeeper(t *testing.T) {
 	}
 }
 
-func TestPreparedContainerIsLetGoWithoutATrace(t *testing.T) {
+func TestDiscardedContainerLeavesNothing(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a container needs root: run this test as root")
 	}

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"text/template"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // containerdSocket lies in the node's own /run.
@@ -128,19 +130,18 @@ func importImages(ctx context.Context, config Config, kept *children) error {
 	return nil
 }
 
-// awaitSocket waits until somebody listens.
+// awaitSocket waits until a server listens.
 func awaitSocket(ctx context.Context, path string) error {
-	ctx, cancel := context.WithTimeout(ctx, runtimeStartGrace)
-	defer cancel()
-	for {
-		connection, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
-		if err == nil {
-			return connection.Close()
+	var last error
+	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, runtimeStartGrace, true, func(ctx context.Context) (bool, error) {
+		var connection net.Conn
+		if connection, last = (&net.Dialer{}).DialContext(ctx, "unix", path); last != nil {
+			return false, nil
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("wait for %s: %w", path, err)
-		case <-time.After(20 * time.Millisecond):
-		}
+		return true, connection.Close()
+	})
+	if err != nil {
+		return fmt.Errorf("wait for %s: %w", path, errors.Join(err, last))
 	}
+	return nil
 }

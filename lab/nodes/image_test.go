@@ -16,7 +16,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-func TestImagesHoldTheProgramUnderBothNames(t *testing.T) {
+func TestImagesContainProgram(t *testing.T) {
 	ledger := ledgerProgram(t, t.TempDir())
 	var archive, again bytes.Buffer
 	if err := errors.Join(WriteImages(&archive, ledger), WriteImages(&again, ledger)); err != nil {
@@ -64,7 +64,7 @@ func TestImagesHoldTheProgramUnderBothNames(t *testing.T) {
 	}
 }
 
-func TestDynamicProgramIsRefusedInASentence(t *testing.T) {
+func TestDynamicallyLinkedProgramIsRefused(t *testing.T) {
 	shell, err := exec.LookPath("bash")
 	if err != nil {
 		t.Skip("no program at hand that is linked dynamically")

@@ -2,10 +2,10 @@ package nodes
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -17,6 +17,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+
+	"belay.dev/belay/lab/socket"
 )
 
 // runInit is process 1 of a node: it sets the machine up, keeps the children
@@ -100,17 +102,9 @@ func serveControl(config Config, kept *children, stop func()) (*http.Server, err
 	if err := WriteConfig(configFile(config), config); err != nil {
 		return nil, err
 	}
-	socket := config.ControlSocket()
-	if len(socket) > maxSocketPath {
-		return nil, fmt.Errorf("control socket %s has %d bytes, at most %d work: put the cache folder (BELAY_CACHE) at a shorter path",
-			socket, len(socket), maxSocketPath)
-	}
-	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("remove control socket of the last power-on: %w", err)
-	}
-	listener, err := net.Listen("unix", socket)
+	listener, err := socket.Listen(config.ControlSocket())
 	if err != nil {
-		return nil, fmt.Errorf("listen on control socket: %w", err)
+		return nil, fmt.Errorf("serve control socket of node %s: %w", config.Name, err)
 	}
 	mux := http.NewServeMux()
 	for path, signal := range map[string]unix.Signal{"/kill": unix.SIGKILL, "/freeze": unix.SIGSTOP, "/thaw": unix.SIGCONT} {
@@ -121,7 +115,9 @@ func serveControl(config Config, kept *children, stop func()) (*http.Server, err
 		})
 	}
 	mux.HandleFunc("POST /shutdown", func(_ http.ResponseWriter, _ *http.Request) { stop() })
-	mux.HandleFunc("POST /status", func(w http.ResponseWriter, _ *http.Request) { answerJSON(w, kept.states()) })
+	mux.HandleFunc("POST /status", func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(kept.states()) // a client that has gone needs no answer
+	})
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: controlTimeout}
 	go func() { _ = server.Serve(listener) }() // ends with Shutdown
 	return server, nil

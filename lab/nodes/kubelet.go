@@ -47,7 +47,7 @@ func kubeletConfiguration(config Config) kubeletconfig.KubeletConfiguration {
 		PodLogsDir:                  filepath.Join(config.Dir, "pod-logs"),
 		VolumePluginDir:             filepath.Join(config.RootDir(), "volume-plugins"),
 		ResolverConfig:              new(""),
-		// Nobody answers there; without it each pod gets a warning.
+		// No server answers there; without it each pod gets a warning.
 		ClusterDNS:    []string{loopbackIP},
 		ClusterDomain: "cluster.local",
 	}

@@ -19,7 +19,7 @@ import (
 
 // Two labs of one name under two cache folders, and one whose name begins alike, must not
 // take each other's cgroups away.
-func TestLabsOfOneNameHaveCgroupsOfTheirOwn(t *testing.T) {
+func TestLabsWithSameNameHaveDifferentCgroups(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("making cgroups needs root")
 	}
@@ -52,14 +52,14 @@ func TestLabsOfOneNameHaveCgroupsOfTheirOwn(t *testing.T) {
 }
 
 // A node that is frozen takes the request and never answers.
-func TestAFrozenNodeDoesNotHoldItsKillerUp(t *testing.T) {
+func TestKillOfFrozenNodeTimesOut(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "n") //nolint:usetesting // a socket lies below it
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	listener, err := net.Listen("unix", controlSocket(dir))
+	listener, err := net.Listen("unix", (Config{Dir: dir}).ControlSocket())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func (noVolumes) WaitMounted(ctx context.Context, _ types.UID) ([]node.Mount, er
 	return nil, ctx.Err()
 }
 
-func TestAPodThatIsGoneIsForgotten(t *testing.T) {
+func TestDeletedPodIsForgotten(t *testing.T) {
 	now := metav1.Now()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u", DeletionTimestamp: &now, Finalizers: []string{"test/keep"}}}
 	p := newPods(runtimeDeps{
@@ -96,11 +96,11 @@ func TestAPodThatIsGoneIsForgotten(t *testing.T) {
 	p.set(t.Context(), pod)
 	p.running.Wait() // it has ended and was deleted; the watch tells so only now
 	p.set(t.Context(), pod)
-	if len(p.keepers) != 1 {
-		t.Errorf("keepers while the object is there: %v", p.keepers)
+	if len(p.workers) != 1 {
+		t.Errorf("workers while the object is there: %v", p.workers)
 	}
 	p.remove(pod)
-	if len(p.keepers) != 0 {
-		t.Errorf("keepers afterwards: %v", p.keepers)
+	if len(p.workers) != 0 {
+		t.Errorf("workers afterwards: %v", p.workers)
 	}
 }

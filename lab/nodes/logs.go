@@ -104,8 +104,8 @@ func (s *logServer) authorized(next http.Handler) http.Handler {
 }
 
 func (s *logServer) serveLog(w http.ResponseWriter, r *http.Request) {
-	keeper := s.pods.find(r.PathValue("namespace"), r.PathValue("pod"))
-	if keeper == nil {
+	worker := s.pods.find(r.PathValue("namespace"), r.PathValue("pod"))
+	if worker == nil {
 		http.Error(w, fmt.Sprintf("pod %q does not exist", r.PathValue("pod")), http.StatusNotFound)
 		return
 	}
@@ -114,7 +114,7 @@ func (s *logServer) serveLog(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	dir, err := keeper.logDir(r.PathValue("container"), r.FormValue("previous") == "true")
+	dir, err := worker.logDir(r.PathValue("container"), r.FormValue("previous") == "true")
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
@@ -155,7 +155,7 @@ func readOptions(query url.Values) (*logs.LogOptions, error) {
 }
 
 // logDir is the directory of the present or the previous attempt of a container.
-func (k *podKeeper) logDir(name string, previous bool) (string, error) {
+func (k *podWorker) logDir(name string, previous bool) (string, error) {
 	attempt := k.latestAttempt(name)
 	if previous {
 		attempt--
@@ -187,7 +187,7 @@ func (f flushing) Write(text []byte) (int, error) {
 	return n, f.controller.Flush()
 }
 
-// containerStates tells the log reader, which speaks to container runtimes, whether a
+// containerStates answers the log reader, which expects a container runtime, whether a
 // container still runs. The rest of that interface it does not use.
 type containerStates struct {
 	internalapi.RuntimeService

@@ -2,14 +2,12 @@ package nodes
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"net/url"
-	"strings"
 	"time"
+
+	"belay.dev/belay/lab/socket"
 )
 
 // cgroupPrefix begins the name of every lab node's cgroup.
@@ -31,20 +29,20 @@ func InitCommand(belayLab, configFile string) []string {
 }
 
 // Shutdown stops the node in order: pods' processes end, everything is unmounted,
-// the driver lets go of its devices. It returns when node-init is about to exit.
-func (n *Node) Shutdown(ctx context.Context) error { return Shutdown(ctx, n.Config.Dir) }
+// the driver releases its devices. It returns when node-init is about to exit.
+func (n *Node) Shutdown(ctx context.Context) error { return n.ask(ctx, "/shutdown", nil) }
 
 // Kill sends SIGKILL to one child of the node (ChildAgent, ChildDriver,
 // ChildContainerd); node-init starts it again.
 func (n *Node) Kill(child string) error { return n.tell("/kill", child) }
 
 // FreezeChild stops one child of the node without ending it, as if it hung; what it started
-// goes on. ThawChild lets it go on.
+// continues. ThawChild undoes it.
 func (n *Node) FreezeChild(child string) error {
 	return n.tell("/freeze", child)
 }
 
-// ThawChild takes back FreezeChild.
+// ThawChild undoes FreezeChild.
 func (n *Node) ThawChild(child string) error { return n.tell("/thaw", child) }
 
 // tellPatience bounds how long node-init may take for one child: a node that is frozen
@@ -54,52 +52,20 @@ const tellPatience = 10 * time.Second
 func (n *Node) tell(what, child string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), tellPatience)
 	defer cancel()
-	_, err := control(ctx, n.Config.Dir, what+"?child="+url.QueryEscape(child))
-	return err
+	return n.ask(ctx, what+"?child="+url.QueryEscape(child), nil)
 }
 
 // Children asks the node what runs on it.
-func (n *Node) Children(ctx context.Context) ([]ChildState, error) {
-	answer, err := control(ctx, n.Config.Dir, "/status")
-	if err != nil {
-		return nil, err
-	}
-	var states []ChildState
-	if err := json.Unmarshal(answer, &states); err != nil {
-		return nil, fmt.Errorf("read the status of node %s: %w", n.Config.Name, err)
-	}
-	return states, nil
+func (n *Node) Children(ctx context.Context) (states []ChildState, err error) {
+	return states, n.ask(ctx, "/status", &states)
 }
 
-// Shutdown stops the node whose folder is dir in order.
-func Shutdown(ctx context.Context, dir string) error {
-	_, err := control(ctx, dir, "/shutdown")
-	return err
-}
-
-// control posts one request to node-init and waits for its answer.
-func control(ctx context.Context, dir, path string) ([]byte, error) {
-	client := &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", controlSocket(dir))
-		},
-	}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://node"+path, nil)
-	if err != nil {
-		return nil, fmt.Errorf("ask node-init of %s: %w", dir, err)
+// ask posts one request to node-init and waits for its answer.
+func (n *Node) ask(ctx context.Context, path string, answer any) error {
+	client := socket.NewClient(n.Config.ControlSocket())
+	defer client.CloseIdleConnections()
+	if err := socket.Ask(ctx, client, http.MethodPost, path, nil, answer); err != nil {
+		return fmt.Errorf("ask node-init of %s for %s: %w", n.Config.Name, path, err)
 	}
-	response, err := client.Do(request)
-	if err != nil {
-		return nil, fmt.Errorf("ask node-init of %s: %w", dir, err)
-	}
-	defer func() { _ = response.Body.Close() }()
-	answer, err := io.ReadAll(io.LimitReader(response.Body, 4096))
-	if err != nil {
-		return nil, fmt.Errorf("ask node-init of %s for %s: %w", dir, path, err)
-	}
-	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("node-init of %s refused %s: %s", dir, path, strings.TrimSpace(string(answer)))
-	}
-	return answer, nil
+	return nil
 }

@@ -26,16 +26,16 @@ const (
 // and the one before it (kubectl logs --previous).
 const keptAttempts = 2
 
-func (k *podKeeper) attemptDir(name string, attempt int32) string {
+func (k *podWorker) attemptDir(name string, attempt int32) string {
 	return filepath.Join(k.dir, "c", name, strconv.Itoa(int(attempt)))
 }
 
-func (k *podKeeper) containerID(name string, attempt int32) string {
+func (k *podWorker) containerID(name string, attempt int32) string {
 	return fmt.Sprintf("belay://%s-%s-%d", k.uid, name, attempt)
 }
 
 // latestAttempt is the highest attempt of a container on disk, -1 if none.
-func (k *podKeeper) latestAttempt(name string) int32 {
+func (k *podWorker) latestAttempt(name string) int32 {
 	entries, err := os.ReadDir(filepath.Join(k.dir, "c", name))
 	if err != nil {
 		return -1
@@ -50,7 +50,7 @@ func (k *podKeeper) latestAttempt(name string) int32 {
 }
 
 // recall finds the containers again that an agent before this one started.
-func (k *podKeeper) recall() {
+func (k *podWorker) recall() {
 	pod := k.object()
 	for _, c := range append(append([]corev1.Container{}, pod.Spec.InitContainers...), pod.Spec.Containers...) {
 		attempt := k.latestAttempt(c.Name)
@@ -86,7 +86,7 @@ func runningSince(at time.Time) corev1.ContainerState {
 
 // prepareFirst starts the container-execs of what runs first, so that they wait for
 // the volumes and not the volumes for them.
-func (k *podKeeper) prepareFirst(pod *corev1.Pod) {
+func (k *podWorker) prepareFirst(pod *corev1.Pod) {
 	first := pod.Spec.Containers
 	if len(pod.Spec.InitContainers) > 0 {
 		first = pod.Spec.InitContainers[:1]
@@ -98,7 +98,7 @@ func (k *podKeeper) prepareFirst(pod *corev1.Pod) {
 		}
 		p, err := prepareContainer(k.config.Programs.BelayLab, k.attemptDir(c.Name, attempt))
 		if err != nil {
-			continue // it is tried again when it is needed, and then the error is told
+			continue // it is tried again when it is needed, and then the error is reported
 		}
 		k.mu.Lock()
 		k.ready[c.Name] = p
@@ -107,7 +107,7 @@ func (k *podKeeper) prepareFirst(pod *corev1.Pod) {
 }
 
 // discardPrepared ends the container-execs that were not needed.
-func (k *podKeeper) discardPrepared() {
+func (k *podWorker) discardPrepared() {
 	k.mu.Lock()
 	unused := k.ready
 	k.ready = map[string]*prepared{}
@@ -119,7 +119,7 @@ func (k *podKeeper) discardPrepared() {
 
 // keepContainer runs a container, and again by its policy, until it has ended for good
 // or ctx ends. A container that an earlier agent started is taken over.
-func (k *podKeeper) keepContainer(ctx context.Context, spec podSpec, c corev1.Container, policy corev1.RestartPolicy) {
+func (k *podWorker) keepContainer(ctx context.Context, spec podSpec, c corev1.Container, policy corev1.RestartPolicy) {
 	var pause time.Duration
 	for ctx.Err() == nil {
 		current, err := k.currentOrNew(spec, c)
@@ -163,7 +163,7 @@ func pauseFor(ctx context.Context, pause time.Duration) bool {
 }
 
 // currentOrNew is the container that runs, or a new attempt.
-func (k *podKeeper) currentOrNew(spec podSpec, c corev1.Container) (*container, error) {
+func (k *podWorker) currentOrNew(spec podSpec, c corev1.Container) (*container, error) {
 	k.mu.Lock()
 	current := k.live[c.Name]
 	k.mu.Unlock()
@@ -198,7 +198,7 @@ func (k *podKeeper) currentOrNew(spec podSpec, c corev1.Container) (*container, 
 	return started, nil
 }
 
-func (k *podKeeper) containerStarted(name string, attempt int32, c *container) {
+func (k *podWorker) containerStarted(name string, attempt int32, c *container) {
 	k.mu.Lock()
 	k.live[name] = c
 	k.mu.Unlock()
@@ -223,7 +223,7 @@ func (k *podKeeper) containerStarted(name string, attempt int32, c *container) {
 }
 
 // containerEnded notes how a container ended and whether that was the last time.
-func (k *podKeeper) containerEnded(name string, c *container, policy corev1.RestartPolicy) containerState {
+func (k *podWorker) containerEnded(name string, c *container, policy corev1.RestartPolicy) containerState {
 	end := c.outcome()
 	k.mu.Lock()
 	delete(k.live, name)
@@ -237,7 +237,7 @@ func (k *podKeeper) containerEnded(name string, c *container, policy corev1.Rest
 
 // stopContainers ends what runs: SIGTERM, and SIGKILL when the grace is over. It
 // returns when nothing of the pod runs any more.
-func (k *podKeeper) stopContainers(ctx context.Context) {
+func (k *podWorker) stopContainers(ctx context.Context) {
 	k.discardPrepared()
 	k.mu.Lock()
 	stopping := maps.Clone(k.live)
@@ -259,7 +259,7 @@ func (k *podKeeper) stopContainers(ctx context.Context) {
 
 // awaitEnd waits for the end of one container; the grace may be shortened meanwhile.
 // It is false if ctx ended first.
-func (k *podKeeper) awaitEnd(ctx context.Context, c *container, began time.Time) bool {
+func (k *podWorker) awaitEnd(ctx context.Context, c *container, began time.Time) bool {
 	for {
 		left := time.Until(began.Add(k.grace()))
 		if left <= 0 {
@@ -287,7 +287,7 @@ func (k *podKeeper) awaitEnd(ctx context.Context, c *container, began time.Time)
 }
 
 // grace is what the pod's deletion grants its containers.
-func (k *podKeeper) grace() time.Duration {
+func (k *podWorker) grace() time.Duration {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.gone {

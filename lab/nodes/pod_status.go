@@ -18,7 +18,7 @@ const (
 	reasonError      = "Error"
 )
 
-// containerState is one container of a pod as its keeper knows it.
+// containerState is one container of a pod as its worker knows it.
 type containerState struct {
 	// id is "belay://" and the container's directory name; empty before the first start.
 	id string
@@ -66,7 +66,7 @@ type podState struct {
 	containers map[string]containerState
 }
 
-// podStatus is the status of a pod, made from what its keeper knows and from what
+// podStatus is the status of a pod, made from what its worker knows and from what
 // others wrote: conditions that are not ours are kept.
 func podStatus(pod *corev1.Pod, state podState, now time.Time) corev1.PodStatus {
 	status := *pod.Status.DeepCopy()

@@ -67,7 +67,7 @@ func TestPodStatus(t *testing.T) {
 	}
 }
 
-func TestPodStatusKeepsWhatOthersWroteAndWhenThingsChanged(t *testing.T) {
+func TestPodStatusKeepsForeignConditionsAndTransitionTimes(t *testing.T) {
 	early := metav1.NewTime(time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC))
 	late := early.Add(time.Minute)
 	pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}}}, Status: corev1.PodStatus{

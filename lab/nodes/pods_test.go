@@ -261,7 +261,7 @@ func TestMountsOfAContainer(t *testing.T) {
 	}
 }
 
-func TestAsWhomAContainerRuns(t *testing.T) {
+func TestContainerSecurityContext(t *testing.T) {
 	tests := map[string]struct {
 		pod       *corev1.PodSecurityContext
 		container *corev1.SecurityContext

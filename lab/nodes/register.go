@@ -178,7 +178,7 @@ func (r *registration) renewLease(ctx context.Context, node *corev1.Node) {
 	controller.Run(ctx)
 }
 
-// stayReady writes the status again when it is old, and at once when somebody else,
+// stayReady writes the status again when it is old, and at once when another controller,
 // such as the node life cycle controller after a pause of ours, has called the node not ready.
 func (r *registration) stayReady(ctx context.Context) {
 	watcher := cache.NewListWatchFromClient(r.client.CoreV1().RESTClient(), "nodes", "", nameSelector(r.config.Name))

@@ -1,7 +1,6 @@
 package nodes
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"belay.dev/belay/lab/jsonfile"
 )
 
 // kubeletSysctls are the machine-wide settings that kubelet writes at its start
@@ -66,7 +67,7 @@ func saveSysctls(labDir string) error {
 			}
 			values[name] = strings.TrimSpace(string(raw))
 		}
-		return writeJSON(file, values)
+		return jsonfile.Write(file, values)
 	})
 }
 
@@ -74,16 +75,12 @@ func saveSysctls(labDir string) error {
 // record, nothing to do.
 func RestoreSysctls(labDir string) error {
 	return withSysctlLock(labDir, func(file string) error {
-		raw, err := os.ReadFile(file)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("read recorded sysctls: %w", err)
-		}
 		values := map[string]string{}
-		if err := json.Unmarshal(raw, &values); err != nil {
-			return fmt.Errorf("read recorded sysctls %s: %w", file, err)
+		switch err := jsonfile.Read(file, &values); {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil
+		case err != nil:
+			return fmt.Errorf("read recorded sysctls: %w", err)
 		}
 		for name, value := range values {
 			path := filepath.Join(sysctlRoot, name)

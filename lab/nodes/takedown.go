@@ -14,6 +14,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"belay.dev/belay/lab/labdisk"
 )
@@ -27,7 +28,7 @@ const (
 	takeDownLook   = 10 * time.Millisecond
 )
 
-// takeDown stops the node as a machine that shuts down: first whoever would start
+// takeDown stops the node as a machine that shuts down: first what would start
 // pods again, then the pods, then the mounts, and last the driver, without which a
 // file system on its devices cannot be unmounted.
 func takeDown(config Config, kept *children, log *slog.Logger, keepersEnd func()) error {
@@ -80,17 +81,8 @@ func endChild(kept *children, name string, grace time.Duration) {
 
 // within looks until done says so or the time is over.
 func within(limit time.Duration, done func() bool) {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	tick := time.NewTicker(takeDownLook)
-	defer tick.Stop()
-	for !done() {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
+	condition := func(context.Context) (bool, error) { return done(), nil }
+	_ = wait.PollUntilContextTimeout(context.Background(), takeDownLook, limit, true, condition) // the caller looks again
 }
 
 // processes are the node's live processes, but for this one and the storage: without
@@ -123,7 +115,7 @@ func procFile(pid int, name string) (string, error) {
 	return string(raw), err
 }
 
-// isStorage says whether a process is `belay-lab labdisk ...`.
+// isStorage reports whether a process is `belay-lab labdisk ...`.
 func isStorage(pid int) bool {
 	line, err := procFile(pid, "cmdline")
 	args := strings.Split(line, "\x00")

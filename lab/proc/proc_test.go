@@ -72,7 +72,7 @@ func sleepPath(t *testing.T) string {
 	return filepath.Base(path)
 }
 
-func TestStoppedComponentLeavesNeitherProcessNorRecord(t *testing.T) {
+func TestStoppedComponentLeavesNothing(t *testing.T) {
 	runDir := t.TempDir()
 	p, err := proc.Group{RunDir: runDir}.Start(proc.Spec{Name: "node-1/agent", Path: "sleep", Args: []string{"300"}, Restart: true})
 	if err != nil {
@@ -94,7 +94,7 @@ func TestStoppedComponentLeavesNeitherProcessNorRecord(t *testing.T) {
 	}
 }
 
-func TestStoppedBySignalShowsInTheState(t *testing.T) {
+func TestStateShowsStoppedBySignal(t *testing.T) {
 	group := proc.Group{RunDir: t.TempDir()}
 	p, err := group.Start(proc.Spec{Name: "sleeper", Path: "sleep", Args: []string{"60"}})
 	if err != nil {
@@ -150,7 +150,7 @@ func TestKilledComponentComesBack(t *testing.T) {
 	}
 }
 
-func TestTermIgnoringProgramIsKilledAfterItsGrace(t *testing.T) {
+func TestProgramIgnoringSIGTERMIsKilledAfterGrace(t *testing.T) {
 	runDir := t.TempDir()
 	p, err := proc.Group{RunDir: runDir}.Start(proc.Spec{
 		Name: "deaf", Path: "sh", Args: []string{"-c", "trap '' TERM; echo ready; exec sleep 300"}, // what is ignored stays ignored
@@ -170,7 +170,7 @@ func TestTermIgnoringProgramIsKilledAfterItsGrace(t *testing.T) {
 
 // The parent is killed at random points around the start of its child. Whatever the moment,
 // a process of the child either has a record or does not come to be.
-func TestParentKilledWhileItStartsAChild(t *testing.T) {
+func TestParentKilledDuringStart(t *testing.T) {
 	sleepPath(t)
 	for i := range 12 {
 		runDir := t.TempDir()
@@ -305,7 +305,7 @@ func recordOf(t *testing.T, pid int) proc.Record {
 	return record
 }
 
-func TestMissingProgramIsAnErrorAtOnce(t *testing.T) {
+func TestMissingProgramFailsStart(t *testing.T) {
 	_, err := proc.Group{RunDir: t.TempDir()}.Start(proc.Spec{Name: "etcd", Path: "/no/such/etcd"})
 	if err == nil || !strings.Contains(err.Error(), "etcd") {
 		t.Errorf("got %v, want an error that names the component", err)

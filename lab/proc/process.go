@@ -39,7 +39,7 @@ type Spec struct {
 const (
 	defaultGrace = 5 * time.Second
 	// A program that fails at once is started again after firstBackOff, then twice that, up to
-	// lastBackOff; one that ran for steadyAfter begins anew.
+	// lastBackOff; after a run of steadyAfter the back-off starts over.
 	firstBackOff = 100 * time.Millisecond
 	lastBackOff  = 5 * time.Second
 	steadyAfter  = 10 * time.Second
@@ -120,7 +120,7 @@ func (p *Process) launch() error {
 	// A session of its own: Ctrl-C in the terminal is for the supervisor, which stops its
 	// children in order.
 	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	// Whoever sees the new process, or its record, sees it in the state too.
+	// A reader that sees the new process, or its record, must see it in the state too.
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := command.Start(); err != nil {
@@ -174,7 +174,7 @@ func (p *Process) supervise(ctx context.Context) {
 
 // relaunch starts the program again, unless it has been stopped.
 func (p *Process) relaunch(ctx context.Context) error {
-	// Counted first: whoever sees the new process sees the count.
+	// Counted first: a reader that sees the new process must see the count.
 	p.mu.Lock()
 	p.restarts++
 	p.mu.Unlock()
@@ -224,7 +224,7 @@ func (p *Process) Name() string { return p.spec.Name }
 // Done is closed when the component has ended for good.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// State tells how a component fares.
+// State is the state of a component.
 type State struct {
 	Name string `json:"name"`
 	// PID of the running process; 0 when it does not run at the moment.

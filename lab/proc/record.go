@@ -1,7 +1,6 @@
 package proc
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"belay.dev/belay/lab/jsonfile"
 )
 
 // Record identifies one process beyond the reuse of its pid.
@@ -59,36 +60,22 @@ func Of(name string, pid int) (Record, error) {
 
 // Write stores the record at path, whole or not at all.
 func (r Record) Write(path string) error {
-	content, err := json.Marshal(r)
-	if err != nil {
-		return fmt.Errorf("encoding the record of %s: %w", r.Name, err)
-	}
-	temporary := fmt.Sprintf("%s.%d.tmp", path, os.Getpid())
-	if err := os.WriteFile(temporary, append(content, '\n'), 0o600); err != nil {
+	if err := jsonfile.Write(path, r); err != nil {
 		return fmt.Errorf("writing the record of %s: %w", r.Name, err)
-	}
-	if err := os.Rename(temporary, path); err != nil {
-		_ = os.Remove(temporary)
-		return fmt.Errorf("putting the record of %s in place: %w", r.Name, err)
 	}
 	return nil
 }
 
 // ReadRecord reads one record.
-func ReadRecord(path string) (Record, error) {
-	content, err := os.ReadFile(path)
-	if err != nil {
+func ReadRecord(path string) (r Record, err error) {
+	if err := jsonfile.Read(path, &r); err != nil {
 		return Record{}, fmt.Errorf("reading a process record: %w", err)
-	}
-	var r Record
-	if err := json.Unmarshal(content, &r); err != nil {
-		return Record{}, fmt.Errorf("reading the process record %s: %w", path, err)
 	}
 	return r, nil
 }
 
 // Records reads all records of a run folder, keyed by the path of their file. A folder that is not
-// there holds none; a file that cannot be read is told in the error, beside the others.
+// there holds none; a file that cannot be read is part of the error, which comes with the other records.
 func Records(runDir string) (map[string]Record, error) {
 	paths, err := filepath.Glob(filepath.Join(runDir, "*"+recordSuffix))
 	if err != nil {
@@ -137,7 +124,7 @@ func (r Record) open() (int, error) {
 	return pidfd, nil
 }
 
-// Alive says whether the recorded process still runs. A zombie does not: killed orphans may stay
+// Alive reports whether the recorded process still runs. A zombie does not: killed orphans may stay
 // as zombies until their new parent reaps them.
 func (r Record) Alive() bool {
 	pidfd, err := r.open()
@@ -223,7 +210,7 @@ func BootID() (string, error) {
 	return strings.TrimSpace(string(content)), nil
 }
 
-// runs says whether a state letter of /proc/<pid>/stat is that of a process that can still act.
+// runs reports whether a state letter of /proc/<pid>/stat is that of a process that can still act.
 func runs(state byte) bool { return state != 'Z' && state != 'X' && state != 'x' }
 
 // Stopped reports whether a process is stopped by a signal, until SIGCONT. It is false for one that is not there.

@@ -45,7 +45,7 @@ type Request struct {
 	Code     int
 }
 
-// IsWrite tells a write from a read.
+// IsWrite reports whether the request changes an object.
 func (r Request) IsWrite() bool { return !slices.Contains([]string{"get", "list", "watch"}, r.Verb) }
 
 // Right is what the request needs: "patch nodes/status".
@@ -103,7 +103,7 @@ func Start(ctx context.Context, config *rest.Config) (*Proxy, error) {
 // URL is where the component finds the proxy.
 func (p *Proxy) URL() string { return p.url }
 
-// HoldBack delays what watches of a resource ("pods") are told from now on, and the
+// HoldBack delays what watches of a resource ("pods") receive from now on, and the
 // lists that begin them; zero ends that. Answers to writes, reads of one object and lists of mere
 // metadata pass at once: a cache lags, the store does not.
 func (p *Proxy) HoldBack(resource string, by time.Duration) {

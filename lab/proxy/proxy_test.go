@@ -66,7 +66,7 @@ func TestRequestsAreRead(t *testing.T) {
 	}
 }
 
-func TestWatchesOfAHeldResourceComeLate(t *testing.T) {
+func TestHeldBackWatchIsDelayed(t *testing.T) {
 	p, _ := start(t, func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "%s\n", r.URL.Path)
 	})
@@ -86,7 +86,7 @@ func TestWatchesOfAHeldResourceComeLate(t *testing.T) {
 	}
 }
 
-func TestDelayKeepsTheOrderAndEndsWithTheReader(t *testing.T) {
+func TestDelayKeepsOrderAndEndsWithReader(t *testing.T) {
 	reader, writer := io.Pipe()
 	late := delay(reader, func() time.Duration { return 20 * time.Millisecond })
 	go func() {

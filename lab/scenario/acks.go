@@ -47,7 +47,7 @@ func follow(ctx context.Context, client kubernetes.Interface, record *timeline.R
 	return f
 }
 
-// writes says whether a pod has the writer's claim.
+// writes reports whether a pod has the writer's claim.
 func writes(c timeline.Change) bool { return slices.Contains(c.Claims, Namespace+"/"+claimName) }
 
 func (f *follower) start(ctx context.Context, c timeline.Change) {
@@ -81,7 +81,7 @@ func (f *follower) begin() {
 	f.highAck = 0
 }
 
-// read follows one pod's log and begins anew when the stream breaks, as it does
+// read follows one pod's log and starts over when the stream breaks, as it does
 // when the API server or the node's agent is killed.
 func (f *follower) read(ctx context.Context, ledger int, namespace, name string) {
 	for ctx.Err() == nil {

@@ -149,7 +149,7 @@ func (s *Scene) MarkOutOfService(ctx context.Context, node string) error {
 	})
 }
 
-// Refused is what a second user of the volume was told.
+// Refused is the event that a second user of the volume gets.
 type Refused struct {
 	Node    string `json:"node"`
 	Pod     string `json:"pod"`
@@ -158,7 +158,7 @@ type Refused struct {
 }
 
 // Refuse starts a second pod with the writer's claim on a third node, waits until
-// it is told who holds the volume, and deletes it.
+// an event names the holder of the volume, and deletes it.
 func (s *Scene) Refuse(ctx context.Context) (*Refused, error) {
 	holder, err := s.WriterNode()
 	if err != nil {
@@ -173,15 +173,15 @@ func (s *Scene) Refuse(ctx context.Context) (*Refused, error) {
 	if _, err := s.Client.CoreV1().Pods(Namespace).Create(ctx, intruder, metav1.CreateOptions{}); err != nil {
 		return nil, fmt.Errorf("create the second pod: %w", err)
 	}
-	var told *corev1.Event
-	err = s.await(ctx, shortLimit, "an event FailedAttachVolume that tells the second pod who holds the volume", func() (bool, error) {
-		told = s.event(name, "FailedAttachVolume")
-		return told != nil, nil
+	var refusal *corev1.Event
+	err = s.await(ctx, shortLimit, "an event FailedAttachVolume of the second pod that names the holder of the volume", func() (bool, error) {
+		refusal = s.event(name, "FailedAttachVolume")
+		return refusal != nil, nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	refused := &Refused{Node: third, Pod: Namespace + "/" + name, Reason: told.Reason, Message: told.Message}
+	refused := &Refused{Node: third, Pod: Namespace + "/" + name, Reason: refusal.Reason, Message: refusal.Message}
 	return refused, s.removePod(ctx, name)
 }
 

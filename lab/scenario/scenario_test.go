@@ -25,7 +25,7 @@ func sceneOf(t *testing.T, objects ...runtime.Object) *Scene {
 	return &Scene{Client: client, state: state, look: look, say: t.Logf}
 }
 
-func TestWaitThatEndsSaysWhatForAndWhatHappened(t *testing.T) {
+func TestTimedOutWaitNamesConditionAndEvents(t *testing.T) {
 	scene := sceneOf(t,
 		&corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: WriterPod},
@@ -73,7 +73,7 @@ func TestWaitEndsWhenTheLabChanges(t *testing.T) {
 	}
 }
 
-func TestStoppedWaitIsToldFromOneThatRanOut(t *testing.T) {
+func TestStoppedWaitIsNotATimeout(t *testing.T) {
 	scene := sceneOf(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	stopped := errors.New("somebody pressed Ctrl-C")
@@ -103,9 +103,9 @@ func TestAcknowledged(t *testing.T) {
 	}
 }
 
-// TestOnlyTheWritersLogIsRead: in a lab with a thousand pods on hollow nodes the requests
+// TestFollowerReadsOnlyWriterLogs: in a lab with a thousand pods on hollow nodes the requests
 // for logs that nobody has took more than the plane that was measured.
-func TestOnlyTheWritersLogIsRead(t *testing.T) {
+func TestFollowerReadsOnlyWriterLogs(t *testing.T) {
 	for name, tc := range map[string]struct {
 		claims []string
 		want   bool

@@ -38,12 +38,12 @@ type Scene struct {
 	cancel context.CancelFunc
 }
 
-// Open starts a lab and its recorder. say is told what goes on; nil is silence.
+// Open starts a lab and its recorder. say receives the progress; may be nil.
 func Open(ctx context.Context, o cluster.Options, say func(format string, args ...any)) (*Scene, error) {
 	if say == nil {
 		say = func(string, ...any) {}
 	}
-	// client-go tells stderr of every watch that breaks; here they break on purpose.
+	// client-go logs every watch that breaks; here they break on purpose.
 	klog.SetLogger(logr.Discard())
 	o.Progress = say
 	lab, err := cluster.Up(ctx, o)

@@ -65,7 +65,7 @@ func watchState(ctx context.Context, client kubernetes.Interface) (informers.Sha
 	return factory, look, nil
 }
 
-// lookAgain: some waits are for things that no watch tells, such as the log of a pod.
+// lookAgain: some waits are for things that no watch reports, such as the log of a pod.
 const lookAgain = 200 * time.Millisecond
 
 // await waits until done says so, looking whenever the lab changes. what completes

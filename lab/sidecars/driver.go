@@ -28,13 +28,13 @@ const (
 	Unpublish = "ControllerUnpublishVolume"
 )
 
-// Driver is a CSI driver's controller service in memory. As a storage would, it goes on with what
+// Driver is a CSI driver's controller service in memory. As a storage would, it continues what
 // it has begun when its caller is killed, and works on one call per volume at a time.
 type Driver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
 
-	doors   map[string]*grpc.Server // by socket
+	servers map[string]*grpc.Server // by socket
 	serving errgroup.Group
 
 	mu      sync.Mutex
@@ -49,10 +49,10 @@ type Driver struct {
 	wrong   []string
 }
 
-// New returns a driver that nobody can call yet.
+// New returns a driver that does not listen yet.
 func New() *Driver {
 	return &Driver{
-		doors: map[string]*grpc.Server{}, closed: map[string]bool{},
+		servers: map[string]*grpc.Server{}, closed: map[string]bool{},
 		pending: map[string][]caller{}, last: map[string]chan struct{}{}, holders: map[string]map[string]bool{},
 	}
 }
@@ -65,8 +65,8 @@ func (d *Driver) Open(socket string) error {
 	}
 	server := grpc.NewServer()
 	csi.RegisterIdentityServer(server, d)
-	csi.RegisterControllerServer(server, door{Driver: d, socket: socket})
-	d.doors[socket] = server
+	csi.RegisterControllerServer(server, endpoint{Driver: d, socket: socket})
+	d.servers[socket] = server
 	d.serving.Go(func() error { return server.Serve(listener) })
 	return nil
 }
@@ -89,7 +89,7 @@ func (d *Driver) Late() int {
 
 // Stop ends the service.
 func (d *Driver) Stop() error {
-	for _, server := range d.doors {
+	for _, server := range d.servers {
 		server.Stop()
 	}
 	if err := d.serving.Wait(); err != nil {
@@ -143,7 +143,7 @@ func (d *Driver) Held() map[string]bool {
 
 // caller is one who waits for an answer.
 type caller struct {
-	ctx    context.Context //nolint:containedctx // tells whether somebody still waits
+	ctx    context.Context //nolint:containedctx // for whether the caller still waits
 	socket string
 }
 
@@ -161,7 +161,7 @@ func (d *Driver) serve(c caller, method, volume, node string) error {
 	}
 	first := time.Duration(0)
 	if turn.latency > 0 {
-		first = rand.N(turn.latency) //nolint:gosec // nobody may guess, nobody has to
+		first = rand.N(turn.latency) //nolint:gosec // not a secret
 	}
 	time.Sleep(first)
 	if !turn.fails {
@@ -201,7 +201,7 @@ func (d *Driver) begin(c caller, method, volume, node string) (turn, error) {
 	}
 	d.pending[volume] = append(d.pending[volume], c)
 	t := turn{at: len(d.calls), latency: d.latency, before: d.last[volume], end: make(chan struct{})}
-	t.fails = method == Unpublish && rand.IntN(100) < d.fails //nolint:gosec // nobody may guess, nobody has to
+	t.fails = method == Unpublish && rand.IntN(100) < d.fails //nolint:gosec // not a secret
 	d.last[volume] = t.end
 	d.calls = append(d.calls, labdisk.Call{
 		Sequence: uint64(len(d.calls) + 1), Method: method, Driver: DriverName, Controller: true, Volume: volume, Node: node, Start: time.Now(),
@@ -250,18 +250,18 @@ func (d *Driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 	return &csi.ControllerGetCapabilitiesResponse{Capabilities: []*csi.ControllerServiceCapability{{Type: &csi.ControllerServiceCapability_Rpc{Rpc: rpc}}}}, nil
 }
 
-// door is the driver as an attacher has it.
-type door struct {
+// endpoint is the driver as an attacher has it.
+type endpoint struct {
 	*Driver
 	socket string
 }
 
 // ControllerPublishVolume implements the Controller service.
-func (d door) ControllerPublishVolume(ctx context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+func (d endpoint) ControllerPublishVolume(ctx context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
 	return &csi.ControllerPublishVolumeResponse{}, d.serve(caller{ctx, d.socket}, Publish, r.GetVolumeId(), r.GetNodeId())
 }
 
 // ControllerUnpublishVolume implements the Controller service.
-func (d door) ControllerUnpublishVolume(ctx context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+func (d endpoint) ControllerUnpublishVolume(ctx context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	return &csi.ControllerUnpublishVolumeResponse{}, d.serve(caller{ctx, d.socket}, Unpublish, r.GetVolumeId(), r.GetNodeId())
 }

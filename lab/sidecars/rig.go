@@ -1,6 +1,7 @@
 package sidecars
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -20,10 +21,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/lab/cluster"
+	"belay.dev/belay/lab/informer"
 	"belay.dev/belay/lab/labtest"
 	"belay.dev/belay/lab/scenario"
 )
@@ -49,7 +50,7 @@ type Rig struct {
 	now     map[string]*storagev1.VolumeAttachment // by name
 }
 
-// Life is one VolumeAttachment, from its creation to its end, as the watch told.
+// Life is one VolumeAttachment, from its creation to its end, as the watch reported it.
 type Life struct {
 	Name, Volume, Node string
 	// Each is zero until it was seen.
@@ -93,11 +94,7 @@ func (r *Rig) watch(t *testing.T) error {
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	factory := informers.NewSharedInformerFactory(r.Client, 0)
 	t.Cleanup(func() { stop(); factory.Shutdown() })
-	_, err := factory.Storage().V1().VolumeAttachments().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { r.saw(object, false) },
-		UpdateFunc: func(_, object any) { r.saw(object, false) },
-		DeleteFunc: func(object any) { r.saw(object, true) },
-	})
+	_, err := informer.OnChange(factory.Storage().V1().VolumeAttachments().Informer(), r.saw)
 	factory.Start(ctx.Done())
 	factory.WaitForCacheSync(ctx.Done())
 	return err
@@ -142,11 +139,8 @@ func (r *Rig) Kill() error {
 // socket is that of the attacher that was started last.
 func (r *Rig) socket() string { return filepath.Join(r.folder, fmt.Sprintf("csi-%d.sock", r.starts)) }
 
-func (r *Rig) saw(object any, gone bool) {
-	if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
-		object = unknown.Obj
-	}
-	va := object.(*storagev1.VolumeAttachment)
+func (r *Rig) saw(before, after *storagev1.VolumeAttachment) {
+	va := cmp.Or(after, before)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	life := r.lives[va.UID]
@@ -162,7 +156,7 @@ func (r *Rig) saw(object any, gone bool) {
 	if va.DeletionTimestamp != nil && life.Deleted.IsZero() {
 		life.Deleted = at
 	}
-	if gone {
+	if after == nil {
 		life.Ended = at
 		delete(r.now, va.Name)
 	} else {
@@ -212,7 +206,7 @@ func (r *Rig) Await(ctx context.Context, name, what string, is func(*storagev1.V
 // Attached and Gone are what is mostly waited for.
 func Attached(va *storagev1.VolumeAttachment) bool { return va != nil && va.Status.Attached }
 
-// Gone tells that there is no VolumeAttachment.
+// Gone reports whether there is no VolumeAttachment.
 func Gone(va *storagev1.VolumeAttachment) bool { return va == nil }
 
 // Make makes nodes node-0, node-1, ... and exclusive volumes volume-0, volume-1, ... whose handles are

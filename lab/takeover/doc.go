@@ -1,5 +1,5 @@
 // Package takeover hands attach and detach over on a live lab, from kube-controller-
-// manager's controller to belay-controller and back, and checks that nobody noticed:
+// manager's controller to belay-controller and back, and checks that nothing is disturbed:
 // not one detach, not one publish, not one pod disturbed. It holds tests only.
 //
 // The same for csi-attacher and belay-attacher, also while attaches and detaches are under way.

@@ -97,7 +97,7 @@ type Log struct {
 	next    int
 }
 
-// Add appends changes and tells the listeners.
+// Add appends changes and calls the listeners.
 func (l *Log) Add(changes ...Change) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -60,8 +60,8 @@ var ownerColors = map[string]string{
 	"controller": "32", "attacher": "36", "driver": "33", "node": "35", "scheduler": "34",
 }
 
-// Chart draws a move: one line per hop with its owner, its own time and a bar on
-// a common time axis. In a bar "." is waiting for the call, "#" the hop at work.
+// Chart draws a move: one line per step with its owner, its own time and a bar on
+// a common time axis. In a bar "." is waiting for the call, "#" the step at work.
 func Chart(w io.Writer, m *Move, style Style) error {
 	out := &strings.Builder{}
 	if style.Width == 0 {
@@ -70,16 +70,16 @@ func Chart(w io.Writer, m *Move, style Style) error {
 	bar := min(max(style.Width-nameWidth-ownerWidth-tookWidth-3, minBarWidth), maxBarWidth)
 	fmt.Fprintf(out, "%s: volume of %s, %s, %s\n", m.Title, m.Volume.Claim, m.route(), millis(m.Total()))
 	fmt.Fprintf(out, "  %-*s %-*s %*s  %s\n", nameWidth-2, "step", ownerWidth, "owner", tookWidth, "took", axis(bar, m.Total()))
-	for _, hop := range m.Hops {
+	for _, step := range m.Steps {
 		took := "-"
-		if hop.Seen {
-			took = millis(hop.Took())
+		if step.Seen {
+			took = millis(step.Took())
 		}
-		line := drawBar(hop, m.Total(), bar, style)
-		if hop.Calls > 1 {
-			line += fmt.Sprintf(" %d calls", hop.Calls)
+		line := drawBar(step, m.Total(), bar, style)
+		if step.Calls > 1 {
+			line += fmt.Sprintf(" %d calls", step.Calls)
 		}
-		text := fmt.Sprintf("  %-*s %-*s %*s  %s", nameWidth-2, hop.Name, ownerWidth, hop.Owner, tookWidth, took, line)
+		text := fmt.Sprintf("  %-*s %-*s %*s  %s", nameWidth-2, step.Name, ownerWidth, step.Owner, tookWidth, took, line)
 		fmt.Fprintln(out, strings.TrimRight(text, " "))
 	}
 	for _, f := range m.Figures() {
@@ -105,15 +105,15 @@ func axis(width int, total time.Duration) string {
 	return "0" + strings.Repeat(" ", max(width-1-len(end), 1)) + end
 }
 
-// drawBar places a hop on the axis; a hop that was seen has at least one mark.
-func drawBar(hop Hop, total time.Duration, width int, style Style) string {
-	if !hop.Seen || total <= 0 {
+// drawBar places a step on the axis; a step that was seen has at least one mark.
+func drawBar(step Step, total time.Duration, width int, style Style) string {
+	if !step.Seen || total <= 0 {
 		return ""
 	}
 	column := func(at time.Duration) int {
 		return min(int(at*time.Duration(width)/total), width)
 	}
-	began, worked, ended := column(hop.Began), column(hop.Worked), column(hop.Ended)
+	began, worked, ended := column(step.Began), column(step.Worked), column(step.Ended)
 	if ended == worked { // shorter than a column
 		worked = min(worked, width-1)
 		ended = worked + 1
@@ -124,7 +124,7 @@ func drawBar(hop Hop, total time.Duration, width int, style Style) string {
 		wait, work = "░", "█"
 	}
 	bar := strings.Repeat(wait, worked-began) + strings.Repeat(work, ended-worked)
-	if code := ownerColors[hop.Owner]; style.Color && code != "" {
+	if code := ownerColors[step.Owner]; style.Color && code != "" {
 		bar = "\x1b[" + code + "m" + bar + "\x1b[0m"
 	}
 	return strings.Repeat(" ", began) + bar

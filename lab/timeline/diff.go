@@ -10,7 +10,7 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// podChanges tells what happened to a pod between two sights of it. old is nil at
+// podChanges lists what happened to a pod between two versions of it. old is nil at
 // the first sight, new is nil when the object is gone.
 func podChanges(old, pod *corev1.Pod) []Change {
 	seen := pod
@@ -46,7 +46,7 @@ func podChanges(old, pod *corev1.Pod) []Change {
 	return out
 }
 
-// nodeChanges tells what happened to a Node's lists, readiness and taint.
+// nodeChanges lists what happened to a Node's lists, readiness and taint.
 func nodeChanges(old, node *corev1.Node) []Change {
 	if node == nil {
 		return nil
@@ -70,7 +70,7 @@ func nodeChanges(old, node *corev1.Node) []Change {
 	return out
 }
 
-// attachmentChanges tells what happened to a VolumeAttachment.
+// attachmentChanges lists what happened to a VolumeAttachment.
 func attachmentChanges(old, va *storagev1.VolumeAttachment) []Change {
 	seen := va
 	if seen == nil {
@@ -102,7 +102,7 @@ func attachmentChanges(old, va *storagev1.VolumeAttachment) []Change {
 	return out
 }
 
-// claimChanges tells that a claim got its volume.
+// claimChanges reports that a claim was bound.
 func claimChanges(old, pvc *corev1.PersistentVolumeClaim) []Change {
 	if pvc == nil || pvc.Status.Phase != corev1.ClaimBound {
 		return nil
@@ -151,7 +151,7 @@ func podClaims(pod *corev1.Pod) []string {
 	return claims
 }
 
-// Running tells that a pod is in phase Running with every container running.
+// Running reports whether a pod is in phase Running with every container running.
 func Running(pod *corev1.Pod) bool {
 	if pod.Status.Phase != corev1.PodRunning || len(pod.Status.ContainerStatuses) == 0 {
 		return false

@@ -1,7 +1,7 @@
 // Package timeline measures the way of a volume from node to node. A [Recorder]
 // notes, for every object that a volume's life touches, the moment at which each
 // change reached a watch; a [Move] orders these moments and the driver's own record
-// of its calls into the hops of one move, each with its owner and its length, and
+// of its calls into the steps of one move, each with its owner and its length, and
 // [Chart] draws them.
 //
 // All moments come from one machine's clock: the recorder's receive time for

@@ -7,34 +7,34 @@ import (
 	"time"
 )
 
-// hopJSON is a hop with its times in milliseconds, under names that say so.
-type hopJSON struct {
-	Name   HopName `json:"name"`
-	Owner  string  `json:"owner"`
-	Node   string  `json:"node,omitempty"`
-	Seen   bool    `json:"seen"`
-	Began  float64 `json:"beganMilliseconds"`
-	Worked float64 `json:"workedMilliseconds"`
-	Ended  float64 `json:"endedMilliseconds"`
-	Took   float64 `json:"tookMilliseconds"`
-	Calls  int     `json:"calls,omitempty"`
+// stepJSON is a step with its times in milliseconds, under names that say so.
+type stepJSON struct {
+	Name   StepName `json:"name"`
+	Owner  string   `json:"owner"`
+	Node   string   `json:"node,omitempty"`
+	Seen   bool     `json:"seen"`
+	Began  float64  `json:"beganMilliseconds"`
+	Worked float64  `json:"workedMilliseconds"`
+	Ended  float64  `json:"endedMilliseconds"`
+	Took   float64  `json:"tookMilliseconds"`
+	Calls  int      `json:"calls,omitempty"`
 }
 
-// MarshalJSON writes a hop's times in milliseconds.
-func (h Hop) MarshalJSON() ([]byte, error) {
-	return json.Marshal(hopJSON{
+// MarshalJSON writes a step's times in milliseconds.
+func (h Step) MarshalJSON() ([]byte, error) {
+	return json.Marshal(stepJSON{
 		Name: h.Name, Owner: h.Owner, Node: h.Node, Seen: h.Seen, Calls: h.Calls,
 		Began: f64(h.Began), Worked: f64(h.Worked), Ended: f64(h.Ended), Took: f64(h.Took()),
 	})
 }
 
 // UnmarshalJSON reads what MarshalJSON writes.
-func (h *Hop) UnmarshalJSON(data []byte) error {
-	var j hopJSON
+func (h *Step) UnmarshalJSON(data []byte) error {
+	var j stepJSON
 	if err := json.Unmarshal(data, &j); err != nil {
-		return fmt.Errorf("read a hop: %w", err)
+		return fmt.Errorf("read a step: %w", err)
 	}
-	*h = Hop{
+	*h = Step{
 		Name: j.Name, Owner: j.Owner, Node: j.Node, Seen: j.Seen, Calls: j.Calls,
 		Began: duration(j.Began), Worked: duration(j.Worked), Ended: duration(j.Ended),
 	}

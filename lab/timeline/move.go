@@ -5,57 +5,57 @@ import (
 	"time"
 )
 
-// HopName names one hop of a volume's life, in the order of a move.
-type HopName string
+// StepName names one step of a volume's life, in the order of a move.
+type StepName string
 
-// The hops of one move: first the old node gives the volume up, then the next one
-// gets it. Most are the hops of design section 5, word for word; the others are
+// The steps of one move: first the old node gives the volume up, then the next one
+// gets it. Most are the steps of design section 5, word for word; the others are
 // what has to happen between them for a move to be understood.
 const (
-	HopNotReady      HopName = "node not ready"
-	HopOutOfService  HopName = "marked out of service"
-	HopPodDeleted    HopName = "pod deleted"
-	HopEnded         HopName = "containers ended"
-	HopUnpublished   HopName = "unpublished"
-	HopUnstaged      HopName = "unstaged"
-	HopOutOfUse      HopName = "out of volumesInUse"
-	HopWithdrawn     HopName = "report withdrawn"
-	HopVADeleted     HopName = "VA deleted"
-	HopCtrlUnpublish HopName = "ControllerUnpublish"
-	HopVAGone        HopName = "VA gone"
-	HopPodGone       HopName = "pod gone"
-	HopPodCreated    HopName = "pod created"
-	HopBound         HopName = "pod bound"
-	HopVACreated     HopName = "VA created"
-	HopPrepared      HopName = "finalizer, node id"
-	HopCtrlPublish   HopName = "ControllerPublish"
-	HopAttached      HopName = "attached recorded"
-	HopReported      HopName = "reported"
-	HopInUse         HopName = "in volumesInUse"
-	HopStaged        HopName = "staged"
-	HopPublished     HopName = "published"
-	HopRunning       HopName = "running"
+	StepNotReady      StepName = "node not ready"
+	StepOutOfService  StepName = "marked out of service"
+	StepPodDeleted    StepName = "pod deleted"
+	StepEnded         StepName = "containers ended"
+	StepUnpublished   StepName = "unpublished"
+	StepUnstaged      StepName = "unstaged"
+	StepOutOfUse      StepName = "out of volumesInUse"
+	StepWithdrawn     StepName = "report withdrawn"
+	StepVADeleted     StepName = "VA deleted"
+	StepCtrlUnpublish StepName = "ControllerUnpublish"
+	StepVAGone        StepName = "VA gone"
+	StepPodGone       StepName = "pod gone"
+	StepPodCreated    StepName = "pod created"
+	StepBound         StepName = "pod bound"
+	StepVACreated     StepName = "VA created"
+	StepPrepared      StepName = "finalizer, node id"
+	StepCtrlPublish   StepName = "ControllerPublish"
+	StepAttached      StepName = "attached recorded"
+	StepReported      StepName = "reported"
+	StepInUse         StepName = "in volumesInUse"
+	StepStaged        StepName = "staged"
+	StepPublished     StepName = "published"
+	StepRunning       StepName = "running"
 )
 
-// Hop is one step of a move. Its times count from the start of the move.
-type Hop struct {
-	Name  HopName `json:"name"`
-	Owner string  `json:"owner"`
-	Node  string  `json:"node,omitempty"`
-	// Began is when the hop's turn came: the end of the last hop that it waits for.
+// Step is one step of a move. Its times count from the start of the move.
+type Step struct {
+	Name  StepName `json:"name"`
+	Owner string   `json:"owner"`
+	Node  string   `json:"node,omitempty"`
+	// Began is when the step's turn came: the end of the last step that it waits for.
 	Began time.Duration `json:"began"`
-	// Worked is when the call of the hop began; equal to Began for hops without a call.
+	// Worked is when the call of the step began; equal to Began for steps without a call.
 	Worked time.Duration `json:"worked"`
-	// Ended is when the hop was seen done.
+	// Ended is when the step was seen done.
 	Ended time.Duration `json:"ended"`
-	// Seen is false if the hop never happened, as on a node that lost its power.
+	// Seen is false if the step never happened, as on a node that lost its power.
 	Seen bool `json:"seen"`
-	// Calls counts the CSI calls of the hop, failed ones too.
+	// Calls counts the CSI calls of the step, failed ones too.
 	Calls int `json:"calls,omitempty"`
 }
 
-// Took is the hop's own length: from its turn to its end.
-func (h Hop) Took() time.Duration { return h.Ended - h.Began }
+// Took is the step's own length: from its turn to its end.
+func (h Step) Took() time.Duration { return h.Ended - h.Began }
 
 // Query asks for one move of one volume.
 type Query struct {
@@ -77,63 +77,63 @@ type Move struct {
 	From   string    `json:"from,omitempty"`
 	To     string    `json:"to"`
 	Start  time.Time `json:"start"`
-	Hops   []Hop     `json:"hops"`
+	Steps  []Step    `json:"steps"`
 }
 
-// hopRule says how one hop is recognised and what it waits for.
-type hopRule struct {
-	name  HopName
+// stepRule says how one step is recognised and what it waits for.
+type stepRule struct {
+	name  StepName
 	owner string
-	// leaving hops belong to the node that gives the volume up.
+	// leaving steps belong to the node that gives the volume up.
 	leaving bool
 	kind    Kind
 	method  string // of the CSI call, instead of kind
-	after   []HopName
-	// optional hops are left out, not shown as missing, if they did not happen.
+	after   []StepName
+	// optional steps are left out, not shown as missing, if they did not happen.
 	optional bool
 }
 
-// hopRules are in the order in which a move shows them. A rule may wait only for
+// stepRules are in the order in which a move shows them. A rule may wait only for
 // earlier ones.
-var hopRules = []hopRule{
-	{name: HopNotReady, owner: "node lifecycle", leaving: true, kind: NodeNotReady, optional: true},
-	{name: HopOutOfService, owner: "operator", leaving: true, kind: OutOfService, after: []HopName{HopNotReady}, optional: true},
-	{name: HopPodDeleted, owner: "user", leaving: true, kind: PodDeleted, after: []HopName{HopOutOfService}},
-	{name: HopEnded, owner: "node", leaving: true, kind: ContainersEnded, after: []HopName{HopPodDeleted}},
-	{name: HopUnpublished, owner: "node", leaving: true, method: "NodeUnpublishVolume", after: []HopName{HopPodDeleted, HopEnded}},
-	{name: HopUnstaged, owner: "node", leaving: true, method: "NodeUnstageVolume", after: []HopName{HopUnpublished}},
-	{name: HopOutOfUse, owner: "node", leaving: true, kind: OutOfUse, after: []HopName{HopPodDeleted, HopUnstaged}},
-	{name: HopPodGone, owner: "node", leaving: true, kind: PodGone, after: []HopName{HopPodDeleted, HopUnpublished}},
-	{name: HopWithdrawn, owner: "controller", leaving: true, kind: Withdrawn, after: []HopName{HopPodDeleted, HopPodGone, HopOutOfUse}},
-	{name: HopVADeleted, owner: "controller", leaving: true, kind: AttachmentDeleted, after: []HopName{HopWithdrawn}},
-	{name: HopCtrlUnpublish, owner: "driver", leaving: true, method: "ControllerUnpublishVolume", after: []HopName{HopVADeleted}},
-	{name: HopVAGone, owner: "attacher", leaving: true, kind: AttachmentGone, after: []HopName{HopCtrlUnpublish}},
-	{name: HopPodCreated, owner: "workload", kind: PodCreated, after: []HopName{HopPodGone}, optional: true},
-	{name: HopBound, owner: "scheduler", kind: PodBound, after: []HopName{HopPodCreated}},
-	{name: HopVACreated, owner: "controller", kind: AttachmentCreated, after: []HopName{HopBound, HopVAGone}},
-	{name: HopPrepared, owner: "attacher", kind: AttachmentPrepared, after: []HopName{HopVACreated}},
-	{name: HopCtrlPublish, owner: "driver", method: "ControllerPublishVolume", after: []HopName{HopPrepared}},
-	{name: HopAttached, owner: "attacher", kind: AttachmentAttached, after: []HopName{HopCtrlPublish}},
-	{name: HopReported, owner: "controller", kind: Reported, after: []HopName{HopAttached}},
-	{name: HopInUse, owner: "node", kind: InUse, after: []HopName{HopBound}},
-	{name: HopStaged, owner: "node", method: "NodeStageVolume", after: []HopName{HopReported, HopInUse}},
-	{name: HopPublished, owner: "node", method: "NodePublishVolume", after: []HopName{HopStaged}},
-	{name: HopRunning, owner: "node", kind: PodRunning, after: []HopName{HopPublished}},
+var stepRules = []stepRule{
+	{name: StepNotReady, owner: "node lifecycle", leaving: true, kind: NodeNotReady, optional: true},
+	{name: StepOutOfService, owner: "operator", leaving: true, kind: OutOfService, after: []StepName{StepNotReady}, optional: true},
+	{name: StepPodDeleted, owner: "user", leaving: true, kind: PodDeleted, after: []StepName{StepOutOfService}},
+	{name: StepEnded, owner: "node", leaving: true, kind: ContainersEnded, after: []StepName{StepPodDeleted}},
+	{name: StepUnpublished, owner: "node", leaving: true, method: "NodeUnpublishVolume", after: []StepName{StepPodDeleted, StepEnded}},
+	{name: StepUnstaged, owner: "node", leaving: true, method: "NodeUnstageVolume", after: []StepName{StepUnpublished}},
+	{name: StepOutOfUse, owner: "node", leaving: true, kind: OutOfUse, after: []StepName{StepPodDeleted, StepUnstaged}},
+	{name: StepPodGone, owner: "node", leaving: true, kind: PodGone, after: []StepName{StepPodDeleted, StepUnpublished}},
+	{name: StepWithdrawn, owner: "controller", leaving: true, kind: Withdrawn, after: []StepName{StepPodDeleted, StepPodGone, StepOutOfUse}},
+	{name: StepVADeleted, owner: "controller", leaving: true, kind: AttachmentDeleted, after: []StepName{StepWithdrawn}},
+	{name: StepCtrlUnpublish, owner: "driver", leaving: true, method: "ControllerUnpublishVolume", after: []StepName{StepVADeleted}},
+	{name: StepVAGone, owner: "attacher", leaving: true, kind: AttachmentGone, after: []StepName{StepCtrlUnpublish}},
+	{name: StepPodCreated, owner: "workload", kind: PodCreated, after: []StepName{StepPodGone}, optional: true},
+	{name: StepBound, owner: "scheduler", kind: PodBound, after: []StepName{StepPodCreated}},
+	{name: StepVACreated, owner: "controller", kind: AttachmentCreated, after: []StepName{StepBound, StepVAGone}},
+	{name: StepPrepared, owner: "attacher", kind: AttachmentPrepared, after: []StepName{StepVACreated}},
+	{name: StepCtrlPublish, owner: "driver", method: "ControllerPublishVolume", after: []StepName{StepPrepared}},
+	{name: StepAttached, owner: "attacher", kind: AttachmentAttached, after: []StepName{StepCtrlPublish}},
+	{name: StepReported, owner: "controller", kind: Reported, after: []StepName{StepAttached}},
+	{name: StepInUse, owner: "node", kind: InUse, after: []StepName{StepBound}},
+	{name: StepStaged, owner: "node", method: "NodeStageVolume", after: []StepName{StepReported, StepInUse}},
+	{name: StepPublished, owner: "node", method: "NodePublishVolume", after: []StepName{StepStaged}},
+	{name: StepRunning, owner: "node", kind: PodRunning, after: []StepName{StepPublished}},
 }
 
 // powerCutOwners do the work of a node that is marked out of service.
-var powerCutOwners = map[HopName]string{HopPodDeleted: "taint eviction", HopEnded: "pod GC", HopPodGone: "pod GC"}
+var powerCutOwners = map[StepName]string{StepPodDeleted: "taint eviction", StepEnded: "pod GC", StepPodGone: "pod GC"}
 
-// HopNames lists the hops of a move in their order.
-func HopNames() []HopName {
-	names := make([]HopName, 0, len(hopRules))
-	for _, rule := range hopRules {
+// StepNames lists the steps of a move in their order.
+func StepNames() []StepName {
+	names := make([]StepName, 0, len(stepRules))
+	for _, rule := range stepRules {
 		names = append(names, rule.name)
 	}
 	return names
 }
 
-// NewMove finds the hops of one move among the changes and calls. It is pure: the
+// NewMove finds the steps of one move among the changes and calls. It is pure: the
 // same record gives the same move.
 func NewMove(q Query, changes []Change, calls []Call) *Move {
 	m := &Move{Title: q.Title, Volume: q.Volume, From: q.From, To: q.To, Start: q.Start}
@@ -146,19 +146,19 @@ func NewMove(q Query, changes []Change, calls []Call) *Move {
 	if f.arrivingUID == "" {
 		f.arrivingUID = f.podOn(q.To, PodBound, q.NextPod)
 	}
-	for _, rule := range hopRules {
+	for _, rule := range stepRules {
 		if rule.leaving && q.From == "" {
 			continue
 		}
-		hop := f.find(rule)
-		if !hop.Seen && rule.optional {
+		step := f.find(rule)
+		if !step.Seen && rule.optional {
 			continue
 		}
-		if owner := powerCutOwners[rule.name]; owner != "" && m.Hop(HopOutOfService) != nil {
-			hop.Owner = owner
+		if owner := powerCutOwners[rule.name]; owner != "" && m.Step(StepOutOfService) != nil {
+			step.Owner = owner
 		}
-		m.begin(&hop, rule.after)
-		m.Hops = append(m.Hops, hop)
+		m.begin(&step, rule.after)
+		m.Steps = append(m.Steps, step)
 	}
 	return m
 }
@@ -167,49 +167,49 @@ func NewMove(q Query, changes []Change, calls []Call) *Move {
 // step: what is seen this little after its effect was its cause all the same.
 const skew = 200 * time.Millisecond
 
-// begin sets the moment at which a hop's turn came: the latest end of those that it
-// waits for. A hop that was done well before that did not wait for it.
-func (m *Move) begin(hop *Hop, after []HopName) {
-	called := hop.Calls > 0
-	latest := hop.Ended
+// begin sets the moment at which a step's turn came: the latest end of those that it
+// waits for. A step that was done well before that did not wait for it.
+func (m *Move) begin(step *Step, after []StepName) {
+	called := step.Calls > 0
+	latest := step.Ended
 	if called {
-		latest = hop.Worked
+		latest = step.Worked
 	}
 	for _, name := range after {
-		if cause := m.Hop(name); cause != nil && cause.Seen && cause.Ended <= latest+skew {
-			hop.Began = max(hop.Began, min(cause.Ended, latest))
+		if cause := m.Step(name); cause != nil && cause.Seen && cause.Ended <= latest+skew {
+			step.Began = max(step.Began, min(cause.Ended, latest))
 		}
 	}
 	if !called {
-		hop.Worked = hop.Began
+		step.Worked = step.Began
 	}
 }
 
-// Hop returns a hop of the move, or nil if the move has no such hop.
-func (m *Move) Hop(name HopName) *Hop {
-	i := slices.IndexFunc(m.Hops, func(h Hop) bool { return h.Name == name })
+// Step returns a step of the move, or nil if the move has no such step.
+func (m *Move) Step(name StepName) *Step {
+	i := slices.IndexFunc(m.Steps, func(h Step) bool { return h.Name == name })
 	if i < 0 {
 		return nil
 	}
-	return &m.Hops[i]
+	return &m.Steps[i]
 }
 
-// Between is the time from the end of one hop to the end of another; false if
+// Between is the time from the end of one step to the end of another; false if
 // either was not seen.
-func (m *Move) Between(from, to HopName) (time.Duration, bool) {
-	a, b := m.Hop(from), m.Hop(to)
+func (m *Move) Between(from, to StepName) (time.Duration, bool) {
+	a, b := m.Step(from), m.Step(to)
 	if a == nil || b == nil || !a.Seen || !b.Seen {
 		return 0, false
 	}
 	return b.Ended - a.Ended, true
 }
 
-// Total is the time from the start of the move to its last hop.
+// Total is the time from the start of the move to its last step.
 func (m *Move) Total() time.Duration {
 	var total time.Duration
-	for _, hop := range m.Hops {
-		if hop.Seen {
-			total = max(total, hop.Ended)
+	for _, step := range m.Steps {
+		if step.Seen {
+			total = max(total, step.Ended)
 		}
 	}
 	return total
@@ -233,21 +233,21 @@ const (
 // not seen are left out.
 func (m *Move) Figures() []Figure {
 	var out []Figure
-	add := func(name string, from, to HopName) {
+	add := func(name string, from, to StepName) {
 		if took, ok := m.Between(from, to); ok {
 			out = append(out, Figure{Name: name, Took: took})
 		}
 	}
-	add(FigureBoundReported, HopBound, HopReported)
-	// A pod that is bound only after the old node let go was not waited for by anybody before.
-	add(FigureInUseReported, m.later(HopOutOfUse, HopBound), HopReported)
-	add(FigureBoundRunning, HopBound, HopRunning)
-	add(FigurePodGoneDetached, HopPodGone, HopVAGone)
+	add(FigureBoundReported, StepBound, StepReported)
+	// No component waited for a pod that is bound only after the old node released the volume.
+	add(FigureInUseReported, m.later(StepOutOfUse, StepBound), StepReported)
+	add(FigureBoundRunning, StepBound, StepRunning)
+	add(FigurePodGoneDetached, StepPodGone, StepVAGone)
 	return out
 }
 
-// later is the one of two hops that ended last; the first if either was not seen.
-func (m *Move) later(first, second HopName) HopName {
+// later is the one of two steps that ended last; the first if either was not seen.
+func (m *Move) later(first, second StepName) StepName {
 	if between, ok := m.Between(first, second); ok && between > 0 {
 		return second
 	}
@@ -264,7 +264,7 @@ func (m *Move) Figure(name string) (time.Duration, bool) {
 	return 0, false
 }
 
-// finder looks for the hops of one query in the record.
+// finder looks for the steps of one query in the record.
 type finder struct {
 	query                   Query
 	changes                 []Change
@@ -283,25 +283,25 @@ func (f finder) podOn(node string, kind Kind, name string) string {
 	return ""
 }
 
-func (f finder) find(rule hopRule) Hop {
-	hop := Hop{Name: rule.name, Owner: rule.owner, Node: f.query.To}
+func (f finder) find(rule stepRule) Step {
+	step := Step{Name: rule.name, Owner: rule.owner, Node: f.query.To}
 	if rule.leaving {
-		hop.Node = f.query.From
+		step.Node = f.query.From
 	}
 	if rule.method != "" {
-		f.findCall(&hop, rule.method)
-		return hop
+		f.findCall(&step, rule.method)
+		return step
 	}
 	for _, c := range f.changes {
-		if c.Kind == rule.kind && !c.At.Before(f.query.Start) && f.fits(c, hop.Node, rule.leaving) {
-			hop.Ended, hop.Seen = c.At.Sub(f.query.Start), true
-			return hop
+		if c.Kind == rule.kind && !c.At.Before(f.query.Start) && f.fits(c, step.Node, rule.leaving) {
+			step.Ended, step.Seen = c.At.Sub(f.query.Start), true
+			return step
 		}
 	}
-	return hop
+	return step
 }
 
-// fits tells whether a change belongs to the query's volume and node.
+// fits reports whether a change belongs to the query's volume and node.
 func (f finder) fits(c Change, node string, leaving bool) bool {
 	switch c.Kind {
 	case PodCreated, PodBound, PodRunning, PodDeleted, ContainersEnded, PodGone:
@@ -322,20 +322,20 @@ func (f finder) fits(c Change, node string, leaving bool) bool {
 
 // findCall takes the span from the first call's start to the first success: what
 // lies between are the repetitions.
-func (f finder) findCall(hop *Hop, method string) {
+func (f finder) findCall(step *Step, method string) {
 	calls := slices.Clone(f.calls)
 	slices.SortFunc(calls, func(a, b Call) int { return a.Start.Compare(b.Start) })
 	for _, call := range calls {
 		if call.Method != method || call.Volume != f.query.Volume.Handle ||
-			call.Node != hop.Node || call.Start.Before(f.query.Start) {
+			call.Node != step.Node || call.Start.Before(f.query.Start) {
 			continue
 		}
-		if hop.Calls == 0 {
-			hop.Worked = call.Start.Sub(f.query.Start)
+		if step.Calls == 0 {
+			step.Worked = call.Start.Sub(f.query.Start)
 		}
-		hop.Calls++
+		step.Calls++
 		if !call.Failed {
-			hop.Ended, hop.Seen = call.End.Sub(f.query.Start), true
+			step.Ended, step.Seen = call.End.Sub(f.query.Start), true
 			return
 		}
 	}

@@ -15,11 +15,12 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/lab/informer"
 )
 
 // Recorder watches a cluster and keeps a [Log] of it. It sees a change a fraction
 // of a millisecond after the API server has sent it; while its watch is broken it
-// sees the sum of what happened, at the moment it is told.
+// sees the sum of what happened, once it is back.
 type Recorder struct {
 	Log
 	factory informers.SharedInformerFactory
@@ -97,38 +98,18 @@ func (r *Recorder) watchAll() error {
 	)
 }
 
-// watch records what changes says about each object. An object that was replaced
-// under its name while the watch was broken comes as an update: it is taken as one
-// that has gone and one that has come.
+// watch records what changes says about each object.
 func watch[T interface {
 	comparable
 	metav1.Object
-}](r *Recorder, informer cache.SharedIndexInformer, changes func(old, now T) []Change) error {
-	var none T
-	note := func(old, now T) {
+}](r *Recorder, shared cache.SharedIndexInformer, changes func(old, now T) []Change) error {
+	_, err := informer.OnChange(shared, func(old, now T) {
 		at := time.Now()
 		found := changes(old, now)
 		for i := range found {
 			found[i].At = at
 		}
 		r.Add(found...)
-	}
-	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(obj any) { note(none, obj.(T)) },
-		UpdateFunc: func(was, is any) {
-			old, now := was.(T), is.(T)
-			if old.GetUID() != now.GetUID() {
-				note(old, none)
-				old = none
-			}
-			note(old, now)
-		},
-		DeleteFunc: func(obj any) {
-			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = gone.Obj
-			}
-			note(obj.(T), none)
-		},
 	})
 	return err
 }

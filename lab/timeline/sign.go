@@ -2,9 +2,9 @@ package timeline
 
 import "slices"
 
-// Sign is how a hop shows: a change of an object or a CSI call.
+// Sign is how a step shows: a change of an object or a CSI call.
 type Sign struct {
-	Hop     HopName
+	Step    StepName
 	Leaving bool
 	// Kind of the change; empty if Method is set.
 	Kind Kind
@@ -12,17 +12,17 @@ type Sign struct {
 	Method string
 }
 
-// SignOf tells how a hop shows; false for a name that is no hop.
-func SignOf(name HopName) (Sign, bool) {
-	for _, rule := range hopRules {
+// SignOf returns how a step shows; false for a name that is no step.
+func SignOf(name StepName) (Sign, bool) {
+	for _, rule := range stepRules {
 		if rule.name == name {
-			return Sign{Hop: name, Leaving: rule.leaving, Kind: rule.kind, Method: rule.method}, true
+			return Sign{Step: name, Leaving: rule.leaving, Kind: rule.kind, Method: rule.method}, true
 		}
 	}
 	return Sign{}, false
 }
 
-// InChange tells whether a change is the sign of a hop in a move of the volume away
+// InChange reports whether a change is the sign of a step in a move of the volume away
 // from a node.
 func (s Sign) InChange(c Change, v Volume, from string) bool {
 	if c.Kind != s.Kind || s.Kind == "" || (c.Node == from) != s.Leaving {
@@ -31,7 +31,7 @@ func (s Sign) InChange(c Change, v Volume, from string) bool {
 	return slices.Contains(c.Claims, v.Claim) || c.Volume == v.PV || c.Volume == v.Unique
 }
 
-// InCall tells the same of a CSI call.
+// InCall reports the same of a CSI call.
 func (s Sign) InCall(c Call, v Volume, from string) bool {
 	return s.Method != "" && c.Method == s.Method && c.Volume == v.Handle && (c.Node == from) == s.Leaving
 }

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-func TestAHopDoesNotTakeTheWholeMoveBecauseItsCauseWasSeenLate(t *testing.T) {
+func TestStepWithLateCauseKeepsItsOwnTime(t *testing.T) {
 	const ms = time.Millisecond
 	tests := map[string]struct {
 		cause, worked, ended time.Duration
@@ -20,17 +20,17 @@ func TestAHopDoesNotTakeTheWholeMoveBecauseItsCauseWasSeenLate(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			m := &Move{Hops: []Hop{{Name: HopPrepared, Seen: true, Ended: tt.cause}}}
-			hop := Hop{Name: HopCtrlPublish, Seen: true, Calls: tt.calls, Worked: tt.worked, Ended: tt.ended}
-			m.begin(&hop, []HopName{HopPrepared})
-			if got := hop.Took(); got != tt.want {
+			m := &Move{Steps: []Step{{Name: StepPrepared, Seen: true, Ended: tt.cause}}}
+			step := Step{Name: StepCtrlPublish, Seen: true, Calls: tt.calls, Worked: tt.worked, Ended: tt.ended}
+			m.begin(&step, []StepName{StepPrepared})
+			if got := step.Took(); got != tt.want {
 				t.Errorf("Took() = %v, want %v", got, tt.want)
 			}
 		})
 	}
 }
 
-func TestTheHandOverCountsFromTheLaterOfLettingGoAndBinding(t *testing.T) {
+func TestHandoverCountsFromLaterOfReleaseAndBinding(t *testing.T) {
 	const ms = time.Millisecond
 	tests := map[string]struct{ outOfUse, bound, want time.Duration }{
 		"the next pod waits for the old node":     {outOfUse: 300 * ms, bound: 100 * ms, want: 50 * ms},
@@ -38,10 +38,10 @@ func TestTheHandOverCountsFromTheLaterOfLettingGoAndBinding(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			m := &Move{Hops: []Hop{
-				{Name: HopOutOfUse, Seen: true, Ended: tt.outOfUse},
-				{Name: HopBound, Seen: true, Ended: tt.bound},
-				{Name: HopReported, Seen: true, Ended: 350 * ms},
+			m := &Move{Steps: []Step{
+				{Name: StepOutOfUse, Seen: true, Ended: tt.outOfUse},
+				{Name: StepBound, Seen: true, Ended: tt.bound},
+				{Name: StepReported, Seen: true, Ended: 350 * ms},
 			}}
 			if got, ok := m.Figure(FigureInUseReported); !ok || got != tt.want {
 				t.Errorf("Figure() = %v, %v, want %v", got, ok, tt.want)

@@ -25,18 +25,18 @@ var svgColors = map[string]string{
 
 const svgOther = "#78909c"
 
-// SVG draws a move as [Chart] does: one row per hop, with its owner, a bar on a common time axis and its own time. The
+// SVG draws a move as [Chart] does: one row per step, with its owner, a bar on a common time axis and its own time. The
 // pale part of a bar is the time before the call began. The picture needs no font, script or file besides itself.
 func SVG(w io.Writer, m *Move) error {
 	out := &strings.Builder{}
-	height := svgHead + svgRow*len(m.Hops) + 34
+	height := svgHead + svgRow*len(m.Steps) + 34
 	fmt.Fprintf(out, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" font-family="sans-serif" font-size="13" fill="#222">`+"\n",
 		svgWidth, height, svgWidth, height)
 	fmt.Fprintf(out, `<rect width="%d" height="%d" rx="6" fill="#fff" stroke="#ccc"/>`+"\n", svgWidth, height)
 	svgText(out, 16, 26, `font-size="16" font-weight="bold"`, fmt.Sprintf("%s: volume of %s, %s, %s", m.Title, m.Volume.Claim, m.route(), millis(m.Total())))
 	svgAxis(out, m.Total(), height)
-	for i, hop := range m.Hops {
-		svgHop(out, hop, m.Total(), svgHead+svgRow*i)
+	for i, step := range m.Steps {
+		svgStep(out, step, m.Total(), svgHead+svgRow*i)
 	}
 	out.WriteString("</svg>\n")
 	if _, err := io.WriteString(w, out.String()); err != nil {
@@ -54,24 +54,24 @@ func svgAxis(out *strings.Builder, total time.Duration, height int) {
 	}
 }
 
-// svgHop draws one row whose upper edge is at y.
-func svgHop(out *strings.Builder, hop Hop, total time.Duration, y int) {
-	svgText(out, 16, y+14, "", string(hop.Name))
-	color := svgColors[hop.Owner]
+// svgStep draws one row whose upper edge is at y.
+func svgStep(out *strings.Builder, step Step, total time.Duration, y int) {
+	svgText(out, 16, y+14, "", string(step.Name))
+	color := svgColors[step.Owner]
 	if color == "" {
 		color = svgOther
 	}
-	svgText(out, svgOwnerLeft, y+14, `fill="`+color+`"`, hop.Owner)
-	if !hop.Seen || total <= 0 {
+	svgText(out, svgOwnerLeft, y+14, `fill="`+color+`"`, step.Owner)
+	if !step.Seen || total <= 0 {
 		svgText(out, svgWidth-16, y+14, `text-anchor="end"`, "-")
 		return
 	}
 	at := func(d time.Duration) float64 { return svgBarLeft + svgBarWidth*float64(d)/float64(total) }
 	fmt.Fprintf(out, `<rect x="%.1f" y="%d" width="%.1f" height="12" fill="%s" fill-opacity="0.3"/>`+"\n",
-		at(hop.Began), y+4, at(hop.Worked)-at(hop.Began), color)
+		at(step.Began), y+4, at(step.Worked)-at(step.Began), color)
 	fmt.Fprintf(out, `<rect x="%.1f" y="%d" width="%.1f" height="12" fill="%s"/>`+"\n",
-		at(hop.Worked), y+4, max(at(hop.Ended)-at(hop.Worked), 2), color)
-	svgText(out, svgWidth-16, y+14, `text-anchor="end"`, millis(hop.Took()))
+		at(step.Worked), y+4, max(at(step.Ended)-at(step.Worked), 2), color)
+	svgText(out, svgWidth-16, y+14, `text-anchor="end"`, millis(step.Took()))
 }
 
 func svgText(out *strings.Builder, x, y int, attributes, text string) {

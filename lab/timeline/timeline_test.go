@@ -250,42 +250,42 @@ func golden(t *testing.T, name string, got []byte) {
 	}
 }
 
-func TestEveryHopOfADrainIsSeen(t *testing.T) {
+func TestEveryStepOfADrainIsSeen(t *testing.T) {
 	changes, calls := drainTape()
 	move := NewMove(Query{Volume: volume, From: "node-1", To: "node-2", Start: start}, changes, calls)
-	for _, name := range HopNames() {
-		hop := move.Hop(name)
-		if name == HopNotReady || name == HopOutOfService {
-			if hop != nil {
-				t.Errorf("hop %q of a power cut is in a drain", name)
+	for _, name := range StepNames() {
+		step := move.Step(name)
+		if name == StepNotReady || name == StepOutOfService {
+			if step != nil {
+				t.Errorf("step %q of a power cut is in a drain", name)
 			}
 			continue
 		}
-		if hop == nil || !hop.Seen {
-			t.Errorf("hop %q was not found in a complete record", name)
+		if step == nil || !step.Seen {
+			t.Errorf("step %q was not found in a complete record", name)
 		}
 	}
 }
 
-func TestHopRulesWaitOnlyForEarlierHops(t *testing.T) {
-	known := map[HopName]bool{}
-	for _, rule := range hopRules {
+func TestStepRulesWaitOnlyForEarlierSteps(t *testing.T) {
+	known := map[StepName]bool{}
+	for _, rule := range stepRules {
 		for _, cause := range rule.after {
 			if !known[cause] {
-				t.Errorf("hop %q waits for %q, which does not come before it", rule.name, cause)
+				t.Errorf("step %q waits for %q, which does not come before it", rule.name, cause)
 			}
 		}
 		known[rule.name] = true
 	}
 }
 
-func TestCompareLeavesOutWhatHasNoRatio(t *testing.T) {
+func TestCompareOmitsFiguresWithoutRatio(t *testing.T) {
 	changes, calls := drainTape()
 	q := Query{Title: "drain", Volume: volume, From: "node-1", To: "node-2", Start: start}
 	belay := NewMove(q, changes, calls)
 	slow := NewMove(q, changes, calls)
-	slow.Hop(HopReported).Ended += time.Second
-	slow.Hop(HopVAGone).Ended = slow.Hop(HopPodGone).Ended - time.Millisecond
+	slow.Step(StepReported).Ended += time.Second
+	slow.Step(StepVAGone).Ended = slow.Step(StepPodGone).Ended - time.Millisecond
 	want := Comparison{Rows: []ComparisonRow{
 		{Move: "drain", Figure: FigureBoundReported, Upstream: 1068, Belay: 68, Ratio: 1068.0 / 68, Least: 1068.0 / 68, Moves: 1},
 		{Move: "drain", Figure: FigureInUseReported, Upstream: 1048, Belay: 48, Ratio: 1048.0 / 48, Least: 1048.0 / 48, Moves: 1},
@@ -297,12 +297,12 @@ func TestCompareLeavesOutWhatHasNoRatio(t *testing.T) {
 	}
 }
 
-func TestCompareTakesMediansAndTellsTheLeastRatio(t *testing.T) {
+func TestCompareMediansAndLeastRatio(t *testing.T) {
 	moves := func(reported ...time.Duration) []*Move {
 		var all []*Move
 		for _, d := range reported {
-			all = append(all, &Move{Title: "placement", Hops: []Hop{
-				{Name: HopBound, Seen: true, Ended: time.Second}, {Name: HopReported, Seen: true, Ended: time.Second + d},
+			all = append(all, &Move{Title: "placement", Steps: []Step{
+				{Name: StepBound, Seen: true, Ended: time.Second}, {Name: StepReported, Seen: true, Ended: time.Second + d},
 			}})
 		}
 		return all
@@ -324,7 +324,7 @@ func TestCompareTakesMediansAndTellsTheLeastRatio(t *testing.T) {
 	}
 }
 
-func TestRecorderSeesObjectsComeChangeAndGo(t *testing.T) {
+func TestRecorderSeesCreateUpdateDelete(t *testing.T) {
 	ctx := t.Context()
 	client := fake.NewClientset()
 	r, err := record(ctx, client)

@@ -27,9 +27,11 @@ const kubelet = "kubelet"
 type Request struct {
 	// Cache is the cache folder of belay; the programs lie in bin/<key> below it.
 	Cache string
+	// Kubernetes is a minor version, such as "1.35", of which lab/upstream has a module; empty for the one that the lab's go.mod pins.
+	Kubernetes string
 	// Kubelet asks for the kubelet as well.
 	Kubelet bool
-	// Progress is told what goes on, one line at a time; may be nil.
+	// Progress receives the progress, one line at a time; may be nil.
 	Progress func(format string, args ...any)
 }
 
@@ -48,14 +50,14 @@ func Ensure(ctx context.Context, r Request) (Programs, error) {
 	if r.Progress == nil {
 		r.Progress = func(string, ...any) {}
 	}
-	if dir := os.Getenv("BELAY_UPSTREAM_BIN"); dir != "" {
+	if dir := os.Getenv("BELAY_UPSTREAM_BIN"); dir != "" && r.Kubernetes == "" {
 		return given(dir, r)
 	}
 	dir, err := findSource()
 	if err != nil {
 		return Programs{}, err
 	}
-	s, err := readSource(dir)
+	s, err := findMinor(dir, r.Kubernetes)
 	if err != nil {
 		return Programs{}, err
 	}
@@ -67,13 +69,13 @@ func Ensure(ctx context.Context, r Request) (Programs, error) {
 	wanted := slices.DeleteFunc(slices.Clone(s.programs), func(p program) bool { return p.name == kubelet && !r.Kubelet })
 	if len(missing(programs.Dir, wanted)) == 0 {
 		now := time.Now()
-		_ = os.Chtimes(programs.Dir, now, now) // the last use, for Prune; of somebody else's folder there is none
+		_ = os.Chtimes(programs.Dir, now, now) // the last use, for Prune
 		return programs, nil
 	}
 	return programs, buildMissing(ctx, s, programs, wanted, r.Progress)
 }
 
-// given takes the programs from a folder that somebody else has filled.
+// given takes the programs from a folder that the user has filled.
 func given(dir string, r Request) (Programs, error) {
 	absolute, err := filepath.Abs(dir)
 	if err != nil {
@@ -119,7 +121,7 @@ func buildMissing(ctx context.Context, s source, programs Programs, wanted []pro
 	for i, p := range left {
 		progress("[%d/%d] %s %s", i+1, len(left), p.name, p.version)
 		start := time.Now()
-		if err := buildOne(ctx, s, p, programs.Dir); err != nil {
+		if err := buildOne(ctx, p, programs.Dir); err != nil {
 			return err
 		}
 		progress("[%d/%d] %s %s built in %.0f s", i+1, len(left), p.name, p.version, time.Since(start).Seconds())
@@ -129,7 +131,7 @@ func buildMissing(ctx context.Context, s source, programs Programs, wanted []pro
 }
 
 // buildOne builds beside the final place and moves the result there when it is whole.
-func buildOne(ctx context.Context, s source, p program, dir string) error {
+func buildOne(ctx context.Context, p program, dir string) error {
 	temporary, err := os.MkdirTemp(dir, buildingPrefix)
 	if err != nil {
 		return explain(p, "", fmt.Errorf("making a folder for the build of %s: %w", p.name, err))
@@ -138,7 +140,7 @@ func buildOne(ctx context.Context, s source, p program, dir string) error {
 	output := filepath.Join(temporary, p.name)
 	ldflags := strings.TrimSpace(linkFlags + " " + p.stamps)
 	var said bytes.Buffer
-	if err := runGo(ctx, s, &said, &said, "build", "-buildvcs=false", "-ldflags", ldflags, "-o", output, p.pkg); err != nil {
+	if err := runGo(ctx, p.module, &said, &said, "build", "-buildvcs=false", "-ldflags", ldflags, "-o", output, p.pkg); err != nil {
 		if ctx.Err() != nil {
 			return fmt.Errorf("building %s: %w", p.name, context.Cause(ctx))
 		}
@@ -153,13 +155,13 @@ func buildOne(ctx context.Context, s source, p program, dir string) error {
 // buildingPrefix begins the names of unfinished builds' folders.
 const buildingPrefix = ".building-"
 
-// runGo runs the go command in the lab's module. Its compilers end with it, and it with us.
-func runGo(ctx context.Context, s source, stdout, stderr *bytes.Buffer, args ...string) error {
+// runGo runs the go command in a module's folder. Its compilers end with it, and it with us.
+func runGo(ctx context.Context, dir string, stdout, stderr *bytes.Buffer, args ...string) error {
 	// The parent-death signal is sent when the thread ends that started the child.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	command := exec.CommandContext(ctx, "go", args...)
-	command.Dir = s.dir
+	command.Dir = dir
 	command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 	command.Stdout, command.Stderr = stdout, stderr
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGTERM}
@@ -176,7 +178,7 @@ func goEnvironment(ctx context.Context, s source) (goVersion, platform string, e
 			"or set BELAY_UPSTREAM_BIN to a folder that has the programs", s.goVersion)
 	}
 	var answer, said bytes.Buffer // go says on stderr that it fetches a toolchain
-	if err := runGo(ctx, s, &answer, &said, "env", "GOVERSION", "GOOS", "GOARCH"); err != nil {
+	if err := runGo(ctx, s.dir, &answer, &said, "env", "GOVERSION", "GOOS", "GOARCH"); err != nil {
 		if ctx.Err() != nil {
 			return "", "", context.Cause(ctx)
 		}
@@ -219,7 +221,7 @@ func lockDir(ctx context.Context, dir string, progress func(string, ...any)) (un
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("making the folder of programs: %w", err)
 	}
-	for told := false; ; told = true {
+	for announced := false; ; announced = true {
 		unlock, err = tryLock(dir)
 		if err != nil {
 			return nil, err
@@ -227,7 +229,7 @@ func lockDir(ctx context.Context, dir string, progress func(string, ...any)) (un
 		if unlock != nil {
 			break
 		}
-		if !told {
+		if !announced {
 			progress("another process builds the upstream programs: waiting for it")
 		}
 		select {

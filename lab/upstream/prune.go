@@ -52,7 +52,7 @@ func Prune(cache string, keep int) ([]string, error) {
 	return removed, nil
 }
 
-// inUse says whether a program of the folder runs.
+// inUse reports whether a program of the folder runs.
 func inUse(dir string) bool {
 	if real, err := filepath.EvalSymlinks(dir); err == nil {
 		dir = real

@@ -14,16 +14,20 @@ import (
 	"strings"
 
 	"golang.org/x/mod/modfile"
+	"golang.org/x/mod/semver"
+
+	"belay.dev/belay/internal/usage"
 )
 
 // sourceDir may be set at link time to the folder of the lab's module, with
 // -X belay.dev/belay/lab/upstream.sourceDir=/path/to/lab.
 var sourceDir string
 
-// program is one `tool` directive of the lab's go.mod.
+// program is one `tool` directive of a go.mod.
 type program struct {
 	name    string // of the file, such as "etcd"
 	pkg     string // import path
+	module  string // folder of the go.mod
 	version string // of the module that holds it
 	stamps  string // linker flags that put the version into it
 }
@@ -33,7 +37,7 @@ type source struct {
 	dir       string
 	goVersion string // the least Go that builds it, such as "1.26.0"
 	programs  []program
-	sum       []byte // go.sum
+	sum       []byte // go.sum, of all modules that programs are built from
 }
 
 // findSource looks for the lab's go.mod: where BELAY_LAB_SRC says, in ../lab of this program's
@@ -64,6 +68,29 @@ func isLab(dir string) bool {
 	return err == nil && modfile.ModulePath(content) == "belay.dev/belay/lab"
 }
 
+// findMinor reads what to build for a minor version of Kubernetes: the programs of the lab's module, those of Kubernetes replaced by
+// what upstream/<minor>/go.mod pins. The lab's own minor, and "", is the lab's module.
+func findMinor(dir, minor string) (source, error) {
+	s, err := readSource(dir)
+	if err != nil || minor == "" || semver.MajorMinor(s.kubernetes()) == "v"+minor {
+		return s, err
+	}
+	other, err := readSource(filepath.Join(dir, "upstream", minor))
+	if errors.Is(err, fs.ErrNotExist) || semver.MajorMinor("v"+minor) != "v"+minor {
+		return source{}, usage.Errorf("no module pins Kubernetes %s: lab/go.mod has %s, the folders in lab/upstream other minor versions", minor, s.kubernetes())
+	}
+	if err != nil {
+		return source{}, err
+	}
+	for i, p := range s.programs {
+		if at := slices.IndexFunc(other.programs, func(o program) bool { return o.name == p.name }); at >= 0 {
+			s.programs[i] = other.programs[at]
+		}
+	}
+	s.sum = append(s.sum, other.sum...)
+	return s, nil
+}
+
 func readSource(dir string) (source, error) {
 	file := filepath.Join(dir, "go.mod")
 	content, err := os.ReadFile(file)
@@ -79,7 +106,7 @@ func readSource(dir string) (source, error) {
 		s.goVersion = module.Go.Version
 	}
 	for _, tool := range module.Tool {
-		p, err := newProgram(tool.Path, module.Require)
+		p, err := newProgram(dir, tool.Path, module.Require)
 		if err != nil {
 			return source{}, err
 		}
@@ -93,8 +120,8 @@ func readSource(dir string) (source, error) {
 }
 
 // newProgram finds the module of a tool, the longest path that holds it, and from it the version.
-func newProgram(pkg string, required []*modfile.Require) (program, error) {
-	p := program{name: programName(pkg), pkg: pkg}
+func newProgram(dir, pkg string, required []*modfile.Require) (program, error) {
+	p := program{name: programName(pkg), pkg: pkg, module: dir}
 	module := ""
 	for _, r := range required {
 		if (pkg == r.Mod.Path || strings.HasPrefix(pkg, r.Mod.Path+"/")) && len(r.Mod.Path) > len(module) {

@@ -13,10 +13,13 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/mod/semver"
 	"golang.org/x/sys/unix"
+
+	"belay.dev/belay/internal/usage"
 )
 
-func TestVersionsAndStampsComeFromTheLabsOwnModule(t *testing.T) {
+func TestVersionsComeFromLabModule(t *testing.T) {
 	s, err := readSource("..")
 	if err != nil {
 		t.Fatal(err)
@@ -43,6 +46,50 @@ func TestVersionsAndStampsComeFromTheLabsOwnModule(t *testing.T) {
 	}
 	if etcd := got["etcd"]; !strings.HasPrefix(etcd.Version, "v3.") || etcd.Stamps != "" {
 		t.Errorf("etcd is %+v", etcd)
+	}
+}
+
+// TestMinorVersions: every module in this folder pins its own minor version, which must not be newer than the lab's (version skew).
+func TestMinorVersions(t *testing.T) {
+	lab, err := findMinor("..", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	modules, err := filepath.Glob("*/go.mod")
+	if err != nil || len(modules) == 0 {
+		t.Fatalf("found %v (%v)", modules, err)
+	}
+	for _, module := range modules {
+		minor := filepath.Dir(module)
+		t.Run(minor, func(t *testing.T) {
+			s, err := findMinor("..", minor)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(s.programs) != len(lab.programs) || s.key("go1.26.0", "linux/amd64") == lab.key("go1.26.0", "linux/amd64") {
+				t.Errorf("%d programs with the key %s, want those of the lab with another key", len(s.programs), s.key("go1.26.0", "linux/amd64"))
+			}
+			for i, p := range s.programs {
+				kubernetes := strings.HasPrefix(p.pkg, "k8s.io/kubernetes/")
+				if kubernetes != (semver.MajorMinor(p.version) == "v"+minor) || kubernetes != (p.module == filepath.Join("..", "upstream", minor)) {
+					t.Errorf("%s %s is built in %s", p.name, p.version, p.module)
+				}
+				if !kubernetes && p != lab.programs[i] {
+					t.Errorf("%+v is not the lab's", p)
+				}
+			}
+			if semver.Compare(s.kubernetes(), lab.kubernetes()) > 0 {
+				t.Errorf("%s is newer than the client libraries of the lab (%s)", s.kubernetes(), lab.kubernetes())
+			}
+		})
+	}
+	if own, err := findMinor("..", strings.TrimPrefix(semver.MajorMinor(lab.kubernetes()), "v")); err != nil || own.kubernetes() != lab.kubernetes() {
+		t.Errorf("the lab's own minor version: %s (%v), want %s", own.kubernetes(), err, lab.kubernetes())
+	}
+	for _, unknown := range []string{"1.9", "..", "nonsense"} {
+		if _, err := findMinor("..", unknown); usage.Status(err) != usage.StatusWrong {
+			t.Errorf("version %q: %v, want a usage error", unknown, err)
+		}
 	}
 }
 
@@ -136,7 +183,7 @@ func TestSeveralProcessesBuildOnce(t *testing.T) {
 	}
 }
 
-func TestInterruptedBuildLeavesNothingHalf(t *testing.T) {
+func TestInterruptedBuildLeavesNoPartialProgram(t *testing.T) {
 	smallLab(t, helloCode)
 	cache := t.TempDir()
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -174,7 +221,7 @@ func TestInterruptedBuildLeavesNothingHalf(t *testing.T) {
 }
 
 // A go that is older than go.mod asks for fetches another, and says so before it answers.
-func TestAToolchainThatIsFetchedIsNoPartOfTheAnswer(t *testing.T) {
+func TestGoEnvironmentIgnoresToolchainDownload(t *testing.T) {
 	dir := smallLab(t, helloCode)
 	s, err := readSource(dir)
 	if err != nil {
@@ -192,7 +239,7 @@ func TestAToolchainThatIsFetchedIsNoPartOfTheAnswer(t *testing.T) {
 	}
 }
 
-func TestPruneKeepsWhatWasUsedLastAndWhatIsInUse(t *testing.T) {
+func TestPruneKeepsLastUsedAndRunning(t *testing.T) {
 	sleep, err := exec.LookPath("sleep")
 	if err != nil {
 		t.Skip(err)
@@ -239,7 +286,7 @@ func TestPruneKeepsWhatWasUsedLastAndWhatIsInUse(t *testing.T) {
 	}
 }
 
-func TestFailedBuildIsToldInASentence(t *testing.T) {
+func TestFailedBuildNamesProgramAndCause(t *testing.T) {
 	smallLab(t, "package main\n\nfunc main() { nonsense }\n")
 	_, err := Ensure(context.Background(), Request{Cache: t.TempDir()})
 	if err == nil || !strings.Contains(err.Error(), "building hello") || !strings.Contains(err.Error(), "nonsense") {
@@ -247,7 +294,7 @@ func TestFailedBuildIsToldInASentence(t *testing.T) {
 	}
 }
 
-func TestTroubleIsExplained(t *testing.T) {
+func TestBuildErrorsAreExplained(t *testing.T) {
 	p := program{name: "etcd"}
 	failed := errors.New("exit status 1")
 	for name, test := range map[string]struct{ got, want string }{
@@ -267,7 +314,7 @@ func TestTroubleIsExplained(t *testing.T) {
 	}
 }
 
-func TestMissingGoIsToldInASentence(t *testing.T) {
+func TestMissingGoIsReported(t *testing.T) {
 	smallLab(t, helloCode)
 	t.Setenv("PATH", t.TempDir())
 	_, err := Ensure(context.Background(), Request{Cache: t.TempDir()})

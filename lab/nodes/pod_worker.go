@@ -56,9 +56,9 @@ type runtimeDeps struct {
 // started.
 func podsDir(config Config) string { return filepath.Join(config.Dir, "containers") }
 
-// podKeeper brings one pod up, keeps it running and takes it down. One goroutine
+// podWorker brings one pod up, keeps it running and takes it down. One goroutine
 // (live) leads; each container has one of its own.
-type podKeeper struct {
+type podWorker struct {
 	runtimeDeps
 	uid types.UID
 	dir string
@@ -82,10 +82,10 @@ type podKeeper struct {
 	written *corev1.Pod           // the pod as of our last write
 }
 
-// newPodKeeper finds again what an earlier agent started of the pod, and asks for its
+// newPodWorker finds again what an earlier agent started of the pod, and asks for its
 // volumes.
-func newPodKeeper(deps runtimeDeps, pod *corev1.Pod) *podKeeper {
-	k := &podKeeper{
+func newPodWorker(deps runtimeDeps, pod *corev1.Pod) *podWorker {
+	k := &podWorker{
 		runtimeDeps: deps, uid: pod.UID, pod: pod, dir: filepath.Join(podsDir(deps.config), string(pod.UID)),
 		changed: make(chan struct{}, 1), graceChanged: make(chan struct{}, 1), leaving: make(chan struct{}), ended: make(chan struct{}),
 		state: podState{began: time.Now(), containers: map[string]containerState{}},
@@ -102,7 +102,7 @@ func newPodKeeper(deps runtimeDeps, pod *corev1.Pod) *podKeeper {
 	return k
 }
 
-func (k *podKeeper) anyRunning() bool {
+func (k *podWorker) anyRunning() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, c := range k.live {
@@ -114,7 +114,7 @@ func (k *podKeeper) anyRunning() bool {
 }
 
 // update takes a newer version of the object.
-func (k *podKeeper) update(pod *corev1.Pod) {
+func (k *podWorker) update(pod *corev1.Pod) {
 	k.mu.Lock()
 	k.pod = pod
 	k.mu.Unlock()
@@ -125,7 +125,7 @@ func (k *podKeeper) update(pod *corev1.Pod) {
 }
 
 // removed says that the object is gone from the API server.
-func (k *podKeeper) removed() {
+func (k *podWorker) removed() {
 	k.mu.Lock()
 	k.gone = true
 	k.mu.Unlock()
@@ -140,15 +140,15 @@ func wake(channel chan struct{}) {
 	}
 }
 
-func (k *podKeeper) object() *corev1.Pod {
+func (k *podWorker) object() *corev1.Pod {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.pod
 }
 
 // run lives the whole life of the pod. It returns when the pod is gone, or when ctx
-// ends: then the containers go on and the next agent finds them.
-func (k *podKeeper) run(ctx context.Context) {
+// ends: then the containers keep running and the next agent finds them.
+func (k *podWorker) run(ctx context.Context) {
 	leaving, stop := context.WithCancel(ctx)
 	defer stop()
 	go func() {
@@ -186,7 +186,7 @@ func (k *podKeeper) run(ctx context.Context) {
 
 // bringUp mounts, runs the init containers and then the containers until they have
 // ended for good or ctx ends.
-func (k *podKeeper) bringUp(ctx context.Context) {
+func (k *podWorker) bringUp(ctx context.Context) {
 	pod := k.object()
 	if finishedPhase(pod) || ctx.Err() != nil {
 		return
@@ -208,11 +208,11 @@ func (k *podKeeper) bringUp(ctx context.Context) {
 			return
 		}
 	}
-	var keepers sync.WaitGroup
+	var workers sync.WaitGroup
 	for _, c := range pod.Spec.Containers {
-		keepers.Go(func() { k.keepContainer(ctx, spec, c, pod.Spec.RestartPolicy) })
+		workers.Go(func() { k.keepContainer(ctx, spec, c, pod.Spec.RestartPolicy) })
 	}
-	keepers.Wait()
+	workers.Wait()
 }
 
 // initPolicy: an init container that succeeded is never run again.
@@ -229,7 +229,7 @@ func finishedPhase(pod *corev1.Pod) bool {
 
 // awaitVolumes waits until everything is mounted, and says in an event what a long
 // wait is for.
-func (k *podKeeper) awaitVolumes(ctx context.Context, pod *corev1.Pod) (map[string]node.Mount, bool) {
+func (k *podWorker) awaitVolumes(ctx context.Context, pod *corev1.Pod) (map[string]node.Mount, bool) {
 	pause := shortestRetry
 	for {
 		waiting, cancel := context.WithTimeout(ctx, mountWait)
@@ -272,7 +272,7 @@ func patience(ctx context.Context, pause *time.Duration) bool {
 
 // finish lets the pod go: its volumes are unmounted, its object is deleted, its
 // directory removed.
-func (k *podKeeper) finish(ctx context.Context) {
+func (k *podWorker) finish(ctx context.Context) {
 	log := klog.FromContext(ctx).WithValues("pod", klog.KObj(k.object()))
 	if err := k.volumes.WaitUnmounted(ctx, k.uid); err != nil {
 		log.Error(err, "volumes stay mounted")
@@ -301,22 +301,22 @@ func (k *podKeeper) finish(ctx context.Context) {
 	}
 }
 
-func (k *podKeeper) isGone() bool {
+func (k *podWorker) isGone() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.gone
 }
 
 // changedState wakes the status writer.
-func (k *podKeeper) changedState() { wake(k.changed) }
+func (k *podWorker) changedState() { wake(k.changed) }
 
-func (k *podKeeper) containerState(name string) containerState {
+func (k *podWorker) containerState(name string) containerState {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.state.containers[name]
 }
 
-func (k *podKeeper) setContainer(name string, change func(*containerState)) {
+func (k *podWorker) setContainer(name string, change func(*containerState)) {
 	k.mu.Lock()
 	state := k.state.containers[name]
 	change(&state)
@@ -328,7 +328,7 @@ func (k *podKeeper) setContainer(name string, change func(*containerState)) {
 // writeStatus writes the newest status whenever it has changed; what changes while a
 // write is in flight goes out together after it. A write that has begun is ended also
 // when ctx ends, and then what is left is written once.
-func (k *podKeeper) writeStatus(ctx context.Context) {
+func (k *podWorker) writeStatus(ctx context.Context) {
 	write := func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 		defer cancel()
@@ -357,7 +357,7 @@ func (k *podKeeper) writeStatus(ctx context.Context) {
 	}
 }
 
-func (k *podKeeper) patchStatus(ctx context.Context) error {
+func (k *podWorker) patchStatus(ctx context.Context) error {
 	k.mu.Lock()
 	pod, gone := k.pod, k.gone
 	if k.written != nil {

@@ -8,16 +8,16 @@ import (
 	"belay.dev/belay/lab/timeline"
 )
 
-// askForCalls is how often the driver is asked for its calls while a hop that is a
+// askForCalls is how often the driver is asked for its calls while a step that is a
 // call is awaited: the record of calls has no watch.
 const askForCalls = 2 * time.Millisecond
 
-// OnHop returns a channel that receives the node of the first sign of a hop in a
+// OnStep returns a channel that receives the node of the first sign of a step in a
 // move that begins now. It must be asked for before the move.
-func (s *Scene) OnHop(ctx context.Context, hop timeline.HopName, from string) (<-chan string, error) {
-	sign, ok := timeline.SignOf(hop)
+func (s *Scene) OnStep(ctx context.Context, step timeline.StepName, from string) (<-chan string, error) {
+	sign, ok := timeline.SignOf(step)
 	if !ok {
-		return nil, fmt.Errorf("there is no hop %q", hop)
+		return nil, fmt.Errorf("there is no step %q", step)
 	}
 	volume, err := s.Record.Volume(ClaimKey)
 	if err != nil {
