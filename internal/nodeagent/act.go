@@ -13,7 +13,7 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// act does one step of a volume and takes in what came of it.
+// act performs one step of a volume and records its result.
 func (m *volumeManager) act(ctx context.Context, v *volume, step nodevolume.Step) {
 	m.stepBegins(v, step)
 	m.mu.Lock()
@@ -25,7 +25,7 @@ func (m *volumeManager) act(ctx context.Context, v *volume, step nodevolume.Step
 	switch step := step.(type) {
 	case nodevolume.ReadCapabilities:
 		if err := m.readCapabilities(ctx, v, step.For); err != nil {
-			// Never final: that the driver does not answer says nothing about the volume.
+			// Never final: a driver that does not answer says nothing about the volume.
 			m.outcome(ctx, v, step, err)
 		}
 	case nodevolume.ReadAttachment:
@@ -56,7 +56,7 @@ func (m *volumeManager) act(ctx context.Context, v *volume, step nodevolume.Step
 	}
 }
 
-// nameOf is kubelet's name of a step.
+// nameOf returns kubelet's name of a step.
 func (v *volume) nameOf(step nodevolume.Step) string {
 	switch step.(type) {
 	case nodevolume.ReadAttachment:
@@ -74,22 +74,22 @@ func (v *volume) nameOf(step nodevolume.Step) string {
 	}
 }
 
-// callable is what a call to a volume's driver needs.
+// driverCall is what a call to a volume's driver needs.
 type callable struct {
 	client *csi.Node
 	has    csi.NodeCapabilities
 	want   *wantedVolume
-	// rules is what CSIDriver says; its zero value if there is none.
+	// rules are those of the CSIDriver; the zero value without one.
 	rules driverRules
-	// attachment is the one that was decided on. One is read for what is decided under the handshake, and for nothing else.
+	// attachment is the VolumeAttachment that the decision was based on; empty if the volume is not attached through the API.
 	attachment nodevolume.Attachment
 	// stagingPath is where the volume is, or would be, staged.
 	stagingPath string
-	// label is the SELinux label to mount with, as it was decided.
+	// label is the SELinux label to mount with.
 	label string
 }
 
-// callableFor gathers it for a pod's volume.
+// newDriverCall collects what a call for a pod's volume needs.
 func (m *volumeManager) callableFor(v *volume, key nodevolume.PublishKey) (callable, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -99,7 +99,7 @@ func (m *volumeManager) callableFor(v *volume, key nodevolume.PublishKey) (calla
 	case has == nil:
 		return callable{}, notRegistered(v.driver)
 	case p.want == nil:
-		return callable{}, fmt.Errorf("pod %s is not wanted on this node any more", key.PodUID)
+		return callable{}, fmt.Errorf("pod %s no longer needs the volume on this node", key.PodUID)
 	}
 	return callable{
 		client: client, has: *has, want: p.want, rules: m.plugins.rules(v.driver),
@@ -107,7 +107,7 @@ func (m *volumeManager) callableFor(v *volume, key nodevolume.PublishKey) (calla
 	}, nil
 }
 
-// recordFor is the record of a stage or publish that is about to be asked for, but for what the volume's life adds.
+// recordFor returns the record to save before a stage or publish. The volume's state adds the rest.
 func (m *volumeManager) recordFor(c callable, kind, path string) nodevolume.Record {
 	w := c.want
 	return nodevolume.Record{
@@ -120,7 +120,7 @@ func (m *volumeManager) recordFor(c callable, kind, path string) nodevolume.Reco
 	}
 }
 
-// stage records and calls NodeStageVolume.
+// stage saves a record and calls NodeStageVolume.
 func (m *volumeManager) stage(ctx context.Context, v *volume, step nodevolume.StageVolume) error {
 	c, err := m.callableFor(v, step.For)
 	if err != nil {
@@ -158,7 +158,7 @@ func (m *volumeManager) stage(ctx context.Context, v *volume, step nodevolume.St
 	return m.end(v, begun, ending{err: err, phase: begun.After(reply(err))})
 }
 
-// publish records and calls NodePublishVolume.
+// publish saves a record and calls NodePublishVolume.
 func (m *volumeManager) publish(ctx context.Context, v *volume, step nodevolume.Publish) error {
 	key := step.Key
 	c, err := m.callableFor(v, key)
@@ -214,7 +214,7 @@ func (m *volumeManager) askPublish(ctx context.Context, v *volume, c callable, k
 	})
 }
 
-// unpublish calls NodeUnpublishVolume and drops the record.
+// unpublish calls NodeUnpublishVolume and removes the record.
 func (m *volumeManager) unpublish(ctx context.Context, v *volume, step nodevolume.Unpublish) error {
 	key := step.Key
 	client, err := m.plugins.client(v.driver)
@@ -243,7 +243,7 @@ func (m *volumeManager) entry(v *volume, key nodevolume.PublishKey) *podVolume {
 	return v.publication(key)
 }
 
-// begin makes the record of a call durable before anything is made for the volume.
+// begin makes the record of a call durable before the call changes anything.
 func (m *volumeManager) begin(v *volume, step nodevolume.Step, intent nodevolume.Record) (nodevolume.Call, error) {
 	name := v.recordName(step)
 	m.mu.Lock()
@@ -263,7 +263,7 @@ func (m *volumeManager) begin(v *volume, step nodevolume.Step, intent nodevolume
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v.life.Recorded(call)
-	if err != nil { // and a part of it stays on the disk
+	if err != nil { // a part of the record stays on disk
 		return call, err
 	}
 	if !call.Record.Leaving {
@@ -272,8 +272,8 @@ func (m *volumeManager) begin(v *volume, step nodevolume.Step, intent nodevolume
 	return call, nil
 }
 
-// saveBefore writes the record of a call. That of the way back is a mark alone, with which a restart goes on. It takes no space: what is
-// to be unmounted may be what fills the disk.
+// saveBefore saves the record of a call. Before an unmount it only sets a mark in place, which needs no disk space: the volume to be
+// unmounted may be the one that fills the disk.
 func (m *volumeManager) saveBefore(name string, call nodevolume.Call) error {
 	if call.Record.Leaving {
 		return m.saveRecord(name, call.Record, mount.InPlace)
@@ -281,15 +281,15 @@ func (m *volumeManager) saveBefore(name string, call nodevolume.Call) error {
 	return m.saveRecord(name, call.Record, mount.PowerCut)
 }
 
-// ending is how a call ended, and the phase that its reply leads to.
+// callResult is the result of a call, and the phase that follows from it.
 type ending struct {
 	err   error
 	phase nodevolume.Phase
-	// said is what the driver did instead of answering OK, if that is as good.
+	// said replaces "returned OK" in errors, for a driver that did not.
 	said string
 }
 
-// end writes down how a call ended. It returns the call's error, or what went wrong after it.
+// end saves the result of a call. It returns the call's error, or the failure to clean up after it.
 func (m *volumeManager) end(v *volume, call nodevolume.Call, e ending) error {
 	name, record, phase, err := v.recordName(call.Step), call.Record, e.phase, e.err
 	heard := nodevolume.Confirmation{}
@@ -308,7 +308,7 @@ func (m *volumeManager) end(v *volume, call nodevolume.Call, e ending) error {
 			tidied = m.records.Remove(name)
 		}
 		if tidied != nil {
-			// The record stays, and so the volume stays in use: something is still there.
+			// The record stays, and the volume stays in use: something is still at the path.
 			phase = nodevolume.Uncertain
 			if err == nil {
 				err = fmt.Errorf("driver %s %s, but: %w", record.Driver, cmp.Or(e.said, "returned OK"), tidied)
@@ -319,19 +319,19 @@ func (m *volumeManager) end(v *volume, call nodevolume.Call, e ending) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v.life.End(call, phase, heard)
-	m.measureEnd(v, nodevolume.KeyOf(call.Step), v.nameOf(call.Step), err) // before anybody can see that it has ended
+	m.measureEnd(v, nodevolume.KeyOf(call.Step), v.nameOf(call.Step), err) // before a waiter sees that the call has ended
 	m.pods.notify(types.UID(record.Pod.UID))
 	return err
 }
 
-// saveConfirmation records that the driver has confirmed a call. Losing that costs one repeated call.
+// saveConfirmation records that the driver confirmed a call. If that fails, a restarted agent repeats the call.
 func (m *volumeManager) saveConfirmation(v *volume, record nodevolume.Record) {
 	if err := m.saveRecord(recordName(record), record, mount.InPlace); err != nil {
 		m.log.Error(err, "Failed to record that the driver confirmed a call", "volume", v.name)
 	}
 }
 
-// confirmStage records the confirmation of a stage, if that was put off.
+// saveStageConfirmation saves the confirmation of a stage, which is deferred so that the publish comes first.
 func (m *volumeManager) confirmStage(v *volume) {
 	if record := v.unconfirmed; record != nil {
 		v.unconfirmed = nil
@@ -339,7 +339,7 @@ func (m *volumeManager) confirmStage(v *volume) {
 	}
 }
 
-// tidy removes what was made for a call, if nothing is mounted there.
+// tidy removes what was created for a call, unless something is mounted there.
 func (m *volumeManager) tidy(record nodevolume.Record) error {
 	if record.Kind == nodevolume.StageKind {
 		return m.tidyStage(record)
@@ -347,7 +347,7 @@ func (m *volumeManager) tidy(record nodevolume.Record) error {
 	return m.tidyPublish(record)
 }
 
-// reply is what a driver's error means for nodevolume.
+// reply translates a driver's error for nodevolume.
 func reply(err error) nodevolume.Reply {
 	switch csi.NodeOutcomeOf(err) {
 	case csi.Done:
@@ -359,7 +359,7 @@ func reply(err error) nodevolume.Reply {
 	}
 }
 
-// readCapabilities learns what a driver can do.
+// readCapabilities reads the capabilities of a volume's driver.
 func (m *volumeManager) readCapabilities(ctx context.Context, v *volume, key nodevolume.PublishKey) error {
 	asked := unanswered{method: "NodeGetCapabilities", step: v.firstStep(), key: key}
 	return m.ask(ctx, v, asked, func(ctx context.Context) error {

@@ -10,16 +10,16 @@ import (
 	"belay.dev/belay/internal/csi"
 )
 
-// limitUpkeep is when a driver is asked again how many volumes the node can have.
+// limitUpkeep is when to read a driver's attach limit again.
 type limitUpkeep struct {
 	period time.Duration
 	next   time.Time
-	// exhausted: an attach was refused; do not wait for next.
+	// exhausted is set when an attach was refused: the limit is due now.
 	exhausted bool
 }
 
-// limitPeriod is how often the driver's CSIDriver wants the allocatable count refreshed;
-// 0 for never, also not when an attach was refused.
+// limitPeriod returns the driver's nodeAllocatableUpdatePeriodSeconds; 0 means that the limit is never refreshed, also not after a
+// refused attach.
 func (p *plugins) limitPeriod(driver string) time.Duration {
 	object, ok, err := p.csiDrivers.GetStore().GetByKey(driver)
 	if err != nil || !ok {
@@ -32,7 +32,7 @@ func (p *plugins) limitPeriod(driver string) time.Duration {
 	return time.Duration(*seconds) * p.config.second
 }
 
-// refreshLimit asks a driver for its limit when that is due, and plans when to ask again.
+// refreshLimit reads a driver's attach limit if it is due, and schedules the next time.
 func (p *plugins) refreshLimit(ctx context.Context, name string) {
 	d, wait := p.limitDue(name, p.limitPeriod(name), time.Now())
 	if wait > 0 {
@@ -52,7 +52,7 @@ func (p *plugins) refreshLimit(ctx context.Context, name string) {
 	}
 }
 
-// planLimits has the limits of all drivers looked after.
+// planLimits queues all drivers for a check of their limits.
 func (p *plugins) planLimits() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -61,7 +61,7 @@ func (p *plugins) planLimits() {
 	}
 }
 
-// limitDue returns the driver if it is to be asked now, and how long until the next time.
+// limitDue returns the driver if its limit is due, and the time until the next refresh.
 func (p *plugins) limitDue(name string, period time.Duration, now time.Time) (due *driver, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,7 +71,7 @@ func (p *plugins) limitDue(name string, period time.Duration, now time.Time) (du
 		return nil, 0
 	}
 	upkeep := p.limits[name]
-	if upkeep.period != period { // the first comes after a whole period, as kubelet's
+	if upkeep.period != period { // like kubelet, the first refresh comes after a whole period
 		upkeep.period, upkeep.next = period, now.Add(period)
 	}
 	if upkeep.exhausted || !now.Before(upkeep.next) {
@@ -81,7 +81,7 @@ func (p *plugins) limitDue(name string, period time.Duration, now time.Time) (du
 	return due, upkeep.next.Sub(now)
 }
 
-// exhausted: the storage says that the node is full. The limit is refreshed at once if that is wanted at all.
+// exhausted has the limit of a driver refreshed at once, because an attach was refused.
 func (p *plugins) exhausted(driver string) {
 	p.mu.Lock()
 	upkeep := p.limits[driver]
@@ -91,8 +91,7 @@ func (p *plugins) exhausted(driver string) {
 	p.limitsDue.Add(driver)
 }
 
-// refresh takes in a new limit of a driver that is known. All else that a driver says of
-// itself changes with a registration.
+// refresh publishes a new limit of a known driver. Everything else in NodeGetInfo changes only with a registration.
 func (i *identity) refresh(ctx context.Context, driver string, info csi.NodeInfo) error {
 	i.mu.Lock()
 	known, ok := i.drivers[driver]

@@ -14,21 +14,21 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// driverRules is what a driver's CSIDriver asks of a node.
+// driverRules are the settings of a CSIDriver that concern a node.
 type driverRules struct {
 	podInfo bool
-	// tokens are those of the pod's service account that the driver wants;
-	// tokensInSecrets, that it wants them there and not in the volume context.
+	// tokens are those of the pod's service account that the driver needs: with tokensInSecrets in the secrets, otherwise in the volume
+	// context.
 	tokens          []storagev1.TokenRequest
 	tokensInSecrets bool
 	republish       bool
-	// seLinux: its volumes may be mounted with an SELinux label.
+	// seLinux is spec.seLinuxMount: volumes may be mounted with an SELinux label.
 	seLinux      bool
 	groupPolicy  storagev1.FSGroupPolicy
 	attachNeeded bool
 }
 
-// rules reads the CSIDriver; without one the defaults hold.
+// rules returns the settings of a CSIDriver, or the defaults if there is none.
 func (p *plugins) rules(driver string) driverRules {
 	rules := driverRules{groupPolicy: storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy, attachNeeded: true}
 	object, ok, err := p.csiDrivers.GetStore().GetByKey(driver)
@@ -46,7 +46,7 @@ func (p *plugins) rules(driver string) driverRules {
 	return rules
 }
 
-// attachRequired is Unknown until the CSIDrivers have been listed once.
+// attachRequired is Unknown until the CSIDrivers are listed.
 func (p *plugins) attachRequired(driver string) nodevolume.Knowledge {
 	if !p.csiDrivers.HasSynced() {
 		return nodevolume.Unknown
@@ -54,7 +54,7 @@ func (p *plugins) attachRequired(driver string) nodevolume.Knowledge {
 	return decision.Known(p.rules(driver).attachNeeded)
 }
 
-// supportsMode says why a driver has no volumes of a kind; nil if it has. A driver without a CSIDriver has persistent ones.
+// supportsMode returns an error if the driver does not support a volume lifecycle mode. Without a CSIDriver, only Persistent is supported.
 func (p *plugins) supportsMode(driver string, mode storagev1.VolumeLifecycleMode) error {
 	object, ok, err := p.csiDrivers.GetStore().GetByKey(driver)
 	switch {

@@ -13,17 +13,16 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// eventDedup is the last event about something.
+// eventDedup suppresses repeated events about one object.
 type eventDedup struct {
 	text string
 	at   time.Time
 }
 
-// repeatEventAfter is after how long an event is sent again though it says the same: the API
-// server forgets events after an hour (kube-apiserver --event-ttl).
+// repeatEventAfter is when an unchanged event is sent again: the API server drops events after an hour (kube-apiserver --event-ttl).
 const repeatEventAfter = 20 * time.Minute
 
-// isNew says whether a text is to be sent now, and notes that it is.
+// isNew reports whether to send the event now, and remembers it if so.
 func (t *eventDedup) isNew(text string, now time.Time) bool {
 	if t.text == text && now.Sub(t.at) < repeatEventAfter {
 		return false
@@ -32,7 +31,7 @@ func (t *eventDedup) isNew(text string, now time.Time) bool {
 	return true
 }
 
-// blocks notes why what the reasons wait for does not come about; nil: nothing is known to.
+// setBlocker stores the error that blocks volumes which wait for one of the reasons, or clears it if err is nil.
 func (m *volumeManager) blocks(err error, reasons ...nodevolume.Reason) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -45,7 +44,7 @@ func (m *volumeManager) blocks(err error, reasons ...nodevolume.Reason) {
 	}
 }
 
-// why is what a reason means, and what is known to be in the way. The caller holds mu.
+// reasonText describes a reason, with the error that blocks it. The caller holds mu.
 func (m *volumeManager) why(reason nodevolume.Reason) string {
 	if err := m.trouble[reason]; err != nil {
 		return explain.LastError(reason, m.withRemedy(err).Error())
@@ -55,7 +54,7 @@ func (m *volumeManager) why(reason nodevolume.Reason) string {
 
 func (m *volumeManager) withRemedy(err error) error { return m.config.withRemedy(err) }
 
-// withRemedy adds what a person can do, where that is known.
+// withRemedy adds what an administrator can do about the error, where that is known.
 func (c *Config) withRemedy(err error) error {
 	var remedy string
 	switch {

@@ -12,15 +12,15 @@ import (
 	"belay.dev/belay/internal/containers"
 )
 
-// Containers is what belay.dev/belay/node.Containers documents.
+// Containers is documented at belay.dev/belay/node.Containers.
 type Containers interface {
 	Ended(ctx context.Context, podUID string) (release func(), err error)
 }
 
-// podLocksDir is where a runtime without CRI locks its pods.
+// podLocksDir is where a container runtime without CRI locks its pods.
 const podLocksDir = "belay/pods"
 
-// containers are those of the configuration, or the pods' locks below the root.
+// containers returns Config.Containers, or by default the pod locks below the root.
 func (a *Agent) containers() (Containers, error) {
 	if a.config.Containers != nil {
 		return a.config.Containers, nil
@@ -28,23 +28,23 @@ func (a *Agent) containers() (Containers, error) {
 	return containers.NewLocks(a.root.Path(podLocksDir))
 }
 
-// The pauses before a runtime is asked again about a pod.
+// The limits of the back-off between two queries of the runtime about a pod.
 const (
 	askFirst = 100 * time.Millisecond
 	askMax   = 5 * time.Second
 )
 
-// podOwner is what podEnds does to pods.
+// podOwner is the part of Agent that podTerminations calls.
 type podOwner interface {
-	// PodEnding says that a pod is over by its object and may run all the same, and why. It reports whether the pod has
-	// anything here.
+	// PodEnding reports that a pod has terminated or was deleted, and why its containers may still run. It returns whether the agent knows
+	// the pod.
 	PodEnding(uid types.UID, why error) bool
 	RemovePod(uid types.UID)
 	WaitUnmounted(ctx context.Context, uid types.UID) error
 }
 
-// podEnds holds the pods that are over by their objects, until the runtime says that their containers
-// have ended.
+// podTerminations tracks the pods that have terminated or were deleted in the API, until the runtime reports that their containers have
+// ended.
 type podEnds struct {
 	owner      podOwner
 	containers Containers
@@ -52,7 +52,7 @@ type podEnds struct {
 	queue      workqueue.TypedRateLimitingInterface[types.UID]
 
 	mu sync.Mutex
-	// pods are those that are waited for; true once the wait has been told. Guarded by mu.
+	// pods is guarded by mu. The value is true once the wait has been logged.
 	pods map[types.UID]bool
 }
 
@@ -63,7 +63,7 @@ func newPodEnds(owner podOwner, containers Containers, log logr.Logger) *podEnds
 	}
 }
 
-// begin has the runtime asked about a pod that has volumes here.
+// begin has the runtime queried about a pod that the agent knows.
 func (e *podEnds) begin(uid types.UID) {
 	if !e.owner.PodEnding(uid, errNotAsked) {
 		return
@@ -77,14 +77,14 @@ func (e *podEnds) begin(uid types.UID) {
 	e.queue.Add(uid)
 }
 
-// callOff forgets a pod whose object says after all that it is not over.
+// cancel stops tracking a pod whose object shows it running again.
 func (e *podEnds) callOff(uid types.UID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.pods, uid)
 }
 
-// run asks until ctx ends.
+// run queries the runtime until ctx ends.
 func (e *podEnds) run(ctx context.Context) {
 	defer context.AfterFunc(ctx, e.queue.ShutDown)()
 	serve(e.queue, func(uid types.UID) { e.ask(ctx, uid) })
@@ -92,7 +92,7 @@ func (e *podEnds) run(ctx context.Context) {
 
 func (e *podEnds) ask(ctx context.Context, uid types.UID) {
 	e.mu.Lock()
-	told, waits := e.pods[uid]
+	logged, waits := e.pods[uid]
 	e.mu.Unlock()
 	if !waits {
 		e.queue.Forget(uid)
@@ -102,10 +102,10 @@ func (e *podEnds) ask(ctx context.Context, uid types.UID) {
 	e.mu.Lock()
 	if _, waits = e.pods[uid]; waits && err == nil {
 		delete(e.pods, uid)
-		e.owner.RemovePod(uid) // under the lock: it cannot be called off any more
+		e.owner.RemovePod(uid) // under the lock, so that cancel cannot come in between
 	} else if waits {
 		e.pods[uid] = true
-		e.owner.PodEnding(uid, err) // and neither can this come after it was
+		e.owner.PodEnding(uid, err) // under the lock, so that it cannot follow cancel
 	}
 	e.mu.Unlock()
 	switch {
@@ -114,10 +114,10 @@ func (e *podEnds) ask(ctx context.Context, uid types.UID) {
 		release()
 	case err == nil:
 		e.queue.Forget(uid)
-		_ = e.owner.WaitUnmounted(ctx, uid) // or ctx has ended, and with it the lock
+		_ = e.owner.WaitUnmounted(ctx, uid) // if ctx has ended, so has the lock
 		release()
 	case waits && ctx.Err() == nil:
-		if !told {
+		if !logged {
 			e.log.Error(err, "Keeping volumes of pod mounted, the pod was deleted or has terminated but its containers may still run", "pod", uid)
 		}
 		e.queue.AddRateLimited(uid)

@@ -17,7 +17,7 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// The steps by the names that kubelet's events give them.
+// Kubelet's names of the steps, as in its events.
 const (
 	stepWaitForAttach = explain.StepWaitForAttach
 	stepMountDevice   = explain.StepMountDevice
@@ -26,12 +26,12 @@ const (
 	stepUnstage       = explain.StepUnstage
 )
 
-// isBlock: the volume is, or shall be, a device for the pod.
+// isBlock reports whether the volume is, or will be, a block device for the pod.
 func (p *podVolume) isBlock() bool {
 	return p.Record.Block || (p.want != nil && p.want.block)
 }
 
-// emitFailure sends an event about a failed step, once for each new text. The caller holds mu.
+// emitFailure emits an event about a failed step, unless it repeats the last one. The caller holds mu.
 func (m *volumeManager) emitFailure(v *volume, p *podVolume, step string, err error) {
 	failed := explain.NodeStep{Step: step, Block: p.isBlock(), Volume: p.Key.SpecName, Since: p.failingSince}
 	if step == stepUnpublish {
@@ -50,13 +50,13 @@ func (m *volumeManager) emitFailure(v *volume, p *podVolume, step string, err er
 	}
 }
 
-// stuckText says that a step of the way back failed, or does not end.
+// unmountFailedText is the event text of an unmount step that failed or hangs.
 func (m *volumeManager) stuckText(failed explain.NodeStep, err error) string {
 	return failed.StaysInUse(m.config.NodeName, m.withRemedy(err).Error())
 }
 
-// toldAfter is after how long a pod that waits is told so: where another pod has a volume
-// for itself at once, as kubelet does, for that may last.
+// eventDelay is how long a pod waits before it gets an event. Where another pod uses the volume it gets one at once, as from kubelet,
+// because that wait can be long.
 func (m *volumeManager) toldAfter(reason nodevolume.Reason) time.Duration {
 	if reason == nodevolume.OtherPodMounted {
 		return 0
@@ -64,7 +64,7 @@ func (m *volumeManager) toldAfter(reason nodevolume.Reason) time.Duration {
 	return m.config.longWait
 }
 
-// whyOf is why a volume waits, in kubelet's words where it has some. The caller holds mu.
+// waitText describes why a volume waits, in kubelet's words where it has some. The caller holds mu.
 func (m *volumeManager) whyOf(v *volume, hold nodevolume.Wait) string {
 	switch owner, _ := m.pods.look(types.UID(hold.Key.PodUID)); {
 	case hold.Reason == nodevolume.DriverNotRegistered:
@@ -83,7 +83,7 @@ func (m *volumeManager) whyOf(v *volume, hold nodevolume.Wait) string {
 	}
 }
 
-// podsBeside names the other pods that have the volume, or may have it.
+// otherPods lists the other pods for which the volume is or may be published.
 func (v *volume) podsBeside(key nodevolume.PublishKey) string {
 	var names []string
 	for _, p := range v.pods {
@@ -98,14 +98,14 @@ func (v *volume) podsBeside(key nodevolume.PublishKey) string {
 	return " (" + strings.Join(names, ", ") + ")"
 }
 
-// emitLongWait says where a pod that has waited long waits, and since when. The caller holds mu.
+// emitLongWait emits an event about a long wait. The caller holds mu.
 func (m *volumeManager) emitLongWait(v *volume, hold nodevolume.Wait, since time.Time) {
 	held := explain.NodeWait{Reason: hold.Reason, Since: since, Detail: m.whyOf(v, hold)}
 	switch {
 	case hold.Reason == nodevolume.BackingOff:
-		return // it has had its event when the call failed
+		return // the failed call had its own event
 	case hold.Reason == nodevolume.OwnerSilent:
-		// The pod may run well, and it is not for the pod to do something about it.
+		// The pod may be running fine, and cannot do anything about it.
 		m.log.Info("Keeping volume mounted, the pod is only known from a record and its object or claims have not been read", "volume", v.name, "pod", hold.Key.PodUID,
 			"since", since.UTC().Format(time.RFC3339))
 		return
@@ -115,7 +115,7 @@ func (m *volumeManager) emitLongWait(v *volume, hold nodevolume.Wait, since time
 	}
 	p := v.publication(hold.Key)
 	if v.isReady(p) && m.claims(v)(p) == nodevolume.Wanted {
-		return // the pod runs; what is held is not what it waits for
+		return // the pod is running and does not wait for this
 	}
 	step := explain.NodeStep{Step: stepHeld(v, p, hold.Reason), Block: p.isBlock(), Volume: p.Key.SpecName}
 	if p.Phase != nodevolume.Absent && (m.claims(v)(p) == nodevolume.Released || hold.Reason == nodevolume.ContainersMayRun) {
@@ -130,7 +130,7 @@ func (m *volumeManager) emitLongWait(v *volume, hold nodevolume.Wait, since time
 	}
 }
 
-// stepHeld is the step that cannot begin.
+// waitingStep returns the step that the wait delays.
 func stepHeld(v *volume, p *podVolume, reason nodevolume.Reason) string {
 	switch {
 	case reason == nodevolume.NotAttached, reason == nodevolume.NotReportedInUse:
@@ -140,13 +140,13 @@ func stepHeld(v *volume, p *podVolume, reason nodevolume.Reason) string {
 	case reason == nodevolume.OtherPodMounted:
 		return stepSetUp
 	case p.Phase == nodevolume.Confirmed:
-		return stepSetUp // it runs, and waits for its publish to be renewed
+		return stepSetUp // the pod is running; a periodic republish waits
 	default:
 		return v.firstStep()
 	}
 }
 
-// emitUnstage says that the volume cannot be unstaged. The caller holds mu.
+// unstageFailed emits an event about a failed unstage. The caller holds mu.
 func (m *volumeManager) emitUnstage(v *volume, err error) {
 	if v.life.Unstage.Count == 1 {
 		v.unstageFailingSince = cmp.Or(v.began, v.life.Unstage.At)
@@ -155,7 +155,7 @@ func (m *volumeManager) emitUnstage(v *volume, err error) {
 	m.emitStage(v, m.stuckText(failed, err))
 }
 
-// emitMapped says that a pod has a block volume as a device.
+// emitMapped emits kubelet's event that a block volume was mapped for a pod.
 func (m *volumeManager) emitMapped(w *wantedVolume) {
 	text := explain.Mapped(w.specName, m.root.Path(podDevicesDir(string(w.pod.UID))))
 	m.events.Event(w.pod.ref(), corev1.EventTypeNormal, explain.SuccessfulMountVolume, text)

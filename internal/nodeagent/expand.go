@@ -30,8 +30,7 @@ type expansion struct {
 	attempt     nodevolume.Attempt
 }
 
-// expand asks the driver for the volume's new size, and tells the claim. A repeat does
-// no harm: an agent that died in between, or could not write, begins anew.
+// expand calls NodeExpandVolume and writes the new size to the claim. It is idempotent: after a crash or a failed write it starts over.
 func (m *volumeManager) expand(ctx context.Context, v *volume, key nodevolume.PublishKey) {
 	m.mu.Lock()
 	x := expansion{v: v, key: key, want: v.publication(key).want}
@@ -79,8 +78,7 @@ func (m *volumeManager) expand(ctx context.Context, v *volume, key nodevolume.Pu
 	m.letThrough(v)
 }
 
-// callExpand calls NodeExpandVolume with kubelet's words: the staging path is always
-// said, and nothing of the pod but where the volume is.
+// callExpand calls NodeExpandVolume with the fields that kubelet sets: always the staging path, and nothing about the pod but the volume path.
 func (m *volumeManager) callExpand(ctx context.Context, x *expansion) (nodevolume.Refusal, error) {
 	w := x.want
 	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, w.migrated), m.config.RPCTimeout)
@@ -107,9 +105,9 @@ func (m *volumeManager) callExpand(ctx context.Context, x *expansion) (nodevolum
 	return csi.RefusalOf(err), err
 }
 
-// expansionRefused takes in that the driver did not expand the volume, or was not asked.
+// expansionRefused handles that the driver did not expand the volume, or was not called.
 func (m *volumeManager) expansionRefused(ctx context.Context, x *expansion, refusal nodevolume.Refusal, err error) {
-	// Whoever else has written the claim meanwhile: what is written now says nothing of what they wrote.
+	// Written without a resourceVersion: it does not depend on what others wrote to the claim meanwhile.
 	if _, writeErr := m.patchClaim(ctx, x.claim, false, x.write(x.attempt.AfterRefusal(refusal), err)); writeErr != nil {
 		m.log.Error(writeErr, "Failed to record the failed expansion in the PersistentVolumeClaim", "volume", x.v.name)
 	}
@@ -128,7 +126,7 @@ func (m *volumeManager) expansionRefused(ctx context.Context, x *expansion, refu
 	}
 }
 
-// expansionFailed has the expansion tried again after a while, and tells the pod.
+// expansionFailed schedules a retry and emits an event for the pod.
 func (m *volumeManager) expansionFailed(x *expansion, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -149,7 +147,7 @@ func (m *volumeManager) expansionFailed(x *expansion, err error) {
 	}
 }
 
-// write is what is written to the status of the claim; err is for a write that says why the expansion failed.
+// write returns the change to the status of the claim; err is the cause of a failed expansion.
 func (x *expansion) write(what nodevolume.ClaimWrite, err error) func(*corev1.PersistentVolumeClaimStatus) {
 	return func(status *corev1.PersistentVolumeClaimStatus) {
 		switch what {
@@ -172,11 +170,11 @@ func (x *expansion) write(what nodevolume.ClaimWrite, err error) func(*corev1.Pe
 	}
 }
 
-// claimWrites is how often a status is written at most while others write the claim, too.
+// claimWrites is the number of attempts to write a claim's status against conflicts.
 const claimWrites = 3
 
-// updateClaim writes the claim's status. If another writer was faster, it looks whether
-// the claim still wants the same of this node, rather than have the driver called again.
+// updateClaim writes the claim's status. After a conflict it checks whether the claim still needs the same expansion, so that the driver
+// is not called again.
 func (m *volumeManager) updateClaim(ctx context.Context, x *expansion, what nodevolume.ClaimWrite) error {
 	for tries := 1; ; tries++ {
 		after, err := m.patchClaim(ctx, x.claim, true, x.write(what, nil))

@@ -9,12 +9,11 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// FollowPods sets the pods that are bound to this node in the API, and removes those whose containers have
-// ended, until ctx ends. That a pod has run to its end by its phase, or that its object is gone, is the
-// occasion to ask the runtime and no answer: PodGC and people do either while containers run.
+// FollowPods sets the pods that the API binds to this node, and removes those whose containers have ended, until ctx ends. A pod with a
+// terminal phase or a deleted object is only queried at the runtime: PodGC and users do either while containers run.
 func (a *Agent) FollowPods(ctx context.Context) error {
 	select {
-	case <-a.owner.sure: // by the pods of another cluster all would be taken down
+	case <-a.owner.sure: // the pods of another cluster would have every volume unmounted
 	case <-ctx.Done():
 		return nil
 	}
@@ -54,7 +53,7 @@ func (a *Agent) FollowPods(ctx context.Context) error {
 	return nil
 }
 
-// podEvents sets pods as the API says, and has the runtime asked about those that are over.
+// podEvents sets pods as the API reports them, and starts the termination of those that have ended.
 func podEvents(a *Agent, ends *podEnds) cache.ResourceEventHandlerFuncs {
 	set := func(object any) {
 		pod := object.(*corev1.Pod)
@@ -68,7 +67,7 @@ func podEvents(a *Agent, ends *podEnds) cache.ResourceEventHandlerFuncs {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: set,
 		UpdateFunc: func(old, object any) {
-			// One event may stand for a pod that went and another of its name that came.
+			// One event may stand for a deleted pod and a new one of the same name.
 			if was := old.(*corev1.Pod); was.UID != object.(*corev1.Pod).UID {
 				ends.begin(was.UID)
 			}

@@ -18,17 +18,16 @@ import (
 	"belay.dev/belay/internal/telemetry"
 )
 
-// When a pod is told that giving its volume to its fsGroup takes long, and how often again, as kubelet does.
+// A slow fsGroup change emits its first event after defaultFSGroupEventDelay, and then one per interval, as in kubelet.
 const (
 	defaultSlowGroup      = 30 * time.Second
 	defaultSlowGroupAgain = time.Minute
 )
 
-// errReleased ends the work for a pod that does not want the volume any more.
+// errReleased aborts the work for a pod that no longer needs the volume.
 var errReleased = errors.New("the pod does not want the volume any more")
 
-// groupByAgent says whether the agent gives the volume's files to the pod's fsGroup itself
-// (KEP-1682). A driver with VOLUME_MOUNT_GROUP does it (KEP-2317).
+// agentAppliesFSGroup reports whether the agent applies the pod's fsGroup (KEP-1682), and not a driver with VOLUME_MOUNT_GROUP (KEP-2317).
 func (c callable) groupByAgent() bool {
 	w := c.want
 	if w.pod.FSGroup == nil || w.block || w.readOnly || c.has.VolumeMountGroup {
@@ -46,12 +45,12 @@ func (c callable) groupByAgent() bool {
 	}
 }
 
-// giveToGroup changes group and mode of a published volume's files. It is a part of the
-// publish, which is confirmed only after it: whatever cuts it short, it is done again.
+// applyFSGroup changes group and mode of a published volume's files. The publish is confirmed only after it, so an interrupted change is
+// repeated.
 func (m *volumeManager) giveToGroup(ctx context.Context, c callable, r nodevolume.Record) error {
 	w, change := c.want, &mount.GroupChange{GID: int(*c.want.pod.FSGroup)}
 	if policy := w.pod.FSGroupChangePolicy; policy != nil && *policy == corev1.FSGroupChangeOnRootMismatch {
-		// Where that cannot be told, the change itself will say why.
+		// After an error the change itself reports why.
 		if fits, err := m.root.HasGroup(r.Path, change.GID); err == nil && fits {
 			return nil
 		}
@@ -83,7 +82,7 @@ func (m *volumeManager) giveToGroup(ctx context.Context, c callable, r nodevolum
 	return nil
 }
 
-// showGroupChange lets those who wait for the pod's volume see how far its change is.
+// showGroupChange shows the progress of an fsGroup change to WaitMounted; nil ends it.
 func (m *volumeManager) showGroupChange(w *wantedVolume, change *mount.GroupChange) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -92,7 +91,7 @@ func (m *volumeManager) showGroupChange(w *wantedVolume, change *mount.GroupChan
 	}
 }
 
-// endWhenReleased ends the work for a pod when its owner releases the pod.
+// endWhenReleased cancels the work for a pod when the pod is removed.
 func (m *volumeManager) endWhenReleased(ctx context.Context, uid types.UID, end context.CancelCauseFunc) {
 	for {
 		p, known := m.pods.look(uid)
@@ -108,7 +107,7 @@ func (m *volumeManager) endWhenReleased(ctx context.Context, uid types.UID, end 
 	}
 }
 
-// emitSlowGroup tells the pod that the change takes long and how far it is, in kubelet's words.
+// emitSlowGroup emits kubelet's events about the progress of a slow change.
 func (m *volumeManager) emitSlowGroup(ctx context.Context, w *wantedVolume, r nodevolume.Record, change *mount.GroupChange) {
 	const help = "https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods"
 	where := strings.TrimPrefix(r.Path, "pods/")

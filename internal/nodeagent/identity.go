@@ -22,8 +22,8 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// migratedPluginsAnnotation on a CSINode names the in-tree plugins whose volumes
-// this node mounts through CSI. The scheduler and the attach/detach controller read it.
+// migratedPluginsAnnotation on a CSINode lists the in-tree plugins that this node migrates to CSI. The scheduler and the attach/detach
+// controller read it.
 const migratedPluginsAnnotation = "storage.alpha.kubernetes.io/migrated-plugins"
 
 var migratedPlugins = strings.Join([]string{
@@ -31,26 +31,26 @@ var migratedPlugins = strings.Join([]string{
 	"kubernetes.io/gce-pd", "kubernetes.io/portworx-volume", "kubernetes.io/vsphere-volume",
 }, ",")
 
-// identity keeps what the cluster must know of this node's drivers: the managed
-// annotation, node IDs and topology labels on the Node, and the CSINode.
+// identity writes what the cluster reads about this node's drivers: the managed-attach annotation, the node IDs and topology labels on
+// the Node, and the CSINode.
 type identity struct {
 	node   string
 	client kubernetes.Interface
-	// root is what the annotation kube.VolumesRootAnnotation says; empty for none.
+	// root is the value of kube.VolumesRootAnnotation; empty for none.
 	root string
-	// sure is closed when the Node of that name is known to be this one: see recordOwner.
+	// ownerVerified is closed once the records are verified: see recordOwner.
 	sure <-chan struct{}
-	// slot is taken by who writes; one write is made from one read.
+	// slot is a semaphore: each write is based on one read.
 	slot chan struct{}
-	// changed wakes keep.
+	// changed wakes run.
 	changed signal
 
 	mu sync.Mutex
 	// Under mu:
 	drivers map[string]csi.NodeInfo
-	// gone are drivers whose traces must be removed.
+	// gone are unregistered drivers, to be removed from Node and CSINode.
 	gone map[string]bool
-	// written is the Node that, with its CSINode, has said what it must; empty if none yet.
+	// written is the UID of the Node that is up to date, with its CSINode; empty if none is.
 	written types.UID
 }
 
@@ -61,15 +61,14 @@ func newIdentity(node string, client kubernetes.Interface) *identity {
 	}
 }
 
-// closed is for what need not be waited for.
+// closed returns a closed channel.
 func closed() <-chan struct{} {
 	c := make(chan struct{})
 	close(c)
 	return c
 }
 
-// keep makes CSINode and the annotation at start, and again when they are
-// lost, with the Node for example.
+// run writes Node and CSINode at start, and again when they change or were deleted.
 func (i *identity) keep(ctx context.Context, log logr.Logger) {
 	i.changed.wake()
 	i.changed.serve(ctx, func(failures int) error {
@@ -81,18 +80,18 @@ func (i *identity) keep(ctx context.Context, log logr.Logger) {
 	})
 }
 
-// isWritten: Node and CSINode have said what they must.
+// isWritten reports whether Node and CSINode were written.
 func (i *identity) isWritten() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.written != ""
 }
 
-// see looks whether a version of the Node lacks what this agent keeps there.
+// observe schedules a write if a version of the Node lacks something.
 func (i *identity) see(node *corev1.Node) {
 	patch, err := i.wanted(node).nodePatch(node)
 	i.mu.Lock()
-	// A Node that was made anew may have all that the earlier one had, but not its CSINode.
+	// A recreated Node may have it all, but its CSINode is gone.
 	another := i.written != node.UID
 	i.mu.Unlock()
 	if err != nil || patch != nil || another {
@@ -100,7 +99,7 @@ func (i *identity) see(node *corev1.Node) {
 	}
 }
 
-// install makes a driver known to the cluster.
+// install publishes a driver in Node and CSINode.
 func (i *identity) install(ctx context.Context, driver string, info csi.NodeInfo) error {
 	if info.NodeID == "" {
 		return errors.New("error adding CSI driver node info: driverNodeID must not be empty")
@@ -115,8 +114,7 @@ func (i *identity) install(ctx context.Context, driver string, info csi.NodeInfo
 	return nil
 }
 
-// try makes a driver known, beside those that are. What one driver says of itself must not keep
-// the others from being made known: until the API server has taken it, no other write has it.
+// tryInstall adds a driver. If the API server rejects it, the driver is taken back out, so that it does not block the writes for others.
 func (i *identity) try(ctx context.Context, driver string, info csi.NodeInfo) (misfits map[string]error, err error) {
 	if err := i.take(ctx); err != nil {
 		return nil, err
@@ -138,13 +136,13 @@ func (i *identity) try(ctx context.Context, driver string, info csi.NodeInfo) (m
 	return misfits, err
 }
 
-// refused: the API server does not take what the driver says of itself. Labels under some
-// names a node may not set (NodeRestriction); without labels, what is forbidden is another matter.
+// refused reports whether the API server rejected the driver's NodeGetInfo: NodeRestriction forbids some labels. Without labels,
+// Forbidden has another cause.
 func refused(err error, info csi.NodeInfo) bool {
 	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) && len(info.Topology) > 0
 }
 
-// remove takes a driver's traces away. They go with the next write at the latest.
+// remove schedules removing a driver from Node and CSINode.
 func (i *identity) remove(driver string) {
 	i.mu.Lock()
 	delete(i.drivers, driver)
@@ -153,11 +151,10 @@ func (i *identity) remove(driver string) {
 	i.changed.wake()
 }
 
-// conflicts is how often a write is made anew, from a new read, because another
-// writer of the Node came between.
+// maxConflicts is the number of attempts to write against conflicts with other writers of the Node.
 const conflicts = 10
 
-// sync makes Node and CSINode say what they must. It returns why some drivers cannot be made known.
+// sync brings Node and CSINode up to date. It returns why some drivers were rejected.
 func (i *identity) sync(ctx context.Context) (misfits map[string]error, err error) {
 	if err := i.take(ctx); err != nil {
 		return nil, err
@@ -166,7 +163,7 @@ func (i *identity) sync(ctx context.Context) (misfits map[string]error, err erro
 	return i.write(ctx)
 }
 
-// take waits until the Node is known to be this one and no other write is under way.
+// acquire waits for the verification of the records and for a write in progress.
 func (i *identity) take(ctx context.Context) error {
 	select {
 	case <-i.sure:
@@ -183,7 +180,7 @@ func (i *identity) take(ctx context.Context) error {
 
 func (i *identity) release() { <-i.slot }
 
-// write is sync for who has the slot.
+// write is sync for callers that have acquired the semaphore.
 func (i *identity) write(ctx context.Context) (misfits map[string]error, err error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
@@ -219,15 +216,14 @@ func (i *identity) syncOnce(ctx context.Context) (misfits map[string]error, err 
 	return want.misfits, nil
 }
 
-// wanted is what a Node and its CSINode shall say.
+// desiredNodeInfo is the desired content of a Node and its CSINode.
 type wanted struct {
 	drivers map[string]csi.NodeInfo
 	gone    map[string]bool
 	root    string
-	// labels are the topology that the Node lacks.
+	// labels are the topology labels to add to the Node.
 	labels map[string]string
-	// misfits are the drivers whose topology contradicts the Node's labels. As with
-	// kubelet they are not made known, and others are all the same.
+	// rejected are the drivers whose topology contradicts the Node's labels. As in kubelet, only these are left out.
 	misfits map[string]error
 }
 
@@ -266,7 +262,7 @@ func collision(labels, topology map[string]string) error {
 	return nil
 }
 
-// nodePatch is what the Node lacks; nil if nothing.
+// nodePatch returns the patch of the Node; nil if it is up to date.
 func (w wanted) nodePatch(node *corev1.Node) ([]byte, error) {
 	annotations := map[string]any{}
 	if node.Annotations[kube.ManagedAttachAnnotation] != "true" {
@@ -334,7 +330,7 @@ func (i *identity) syncCSINode(ctx context.Context, node *corev1.Node, want want
 	}
 	err = i.changeCSINode(ctx, current.DeepCopy(), want.takeOut, want.putIn)
 	if apierrors.IsInvalid(err) && want.takeOutLimits(current.DeepCopy()) {
-		// An API server older than 1.35 does not even let an allocatable count be changed.
+		// Before 1.35 the API server rejects a changed allocatable count.
 		if current, err = api.Get(ctx, i.node, metav1.GetOptions{}); err == nil {
 			err = i.changeCSINode(ctx, current, want.takeOutLimits, want.putIn)
 		}
@@ -345,8 +341,8 @@ func (i *identity) syncCSINode(ctx context.Context, node *corev1.Node, want want
 	return nil
 }
 
-// changeCSINode makes changes, each with an update of its own: the API lets nobody change
-// an entry, but for its allocatable count; it is taken out and put in anew.
+// changeCSINode applies changes, each with its own update: the fields of a driver are immutable except for the allocatable count, so a
+// changed driver is removed and added again.
 func (i *identity) changeCSINode(ctx context.Context, current *storagev1.CSINode, changes ...func(*storagev1.CSINode) bool) error {
 	for _, change := range changes {
 		if !change(current) {
@@ -360,8 +356,7 @@ func (i *identity) changeCSINode(ctx context.Context, current *storagev1.CSINode
 	return nil
 }
 
-// takeOut removes the entries of drivers that are gone or say something else now. Entries
-// of drivers that this agent has not seen come or go are left as they are.
+// removeChanged removes the drivers that are gone or have changed. It leaves drivers that this agent has not seen.
 func (w wanted) takeOut(object *storagev1.CSINode) (changed bool) {
 	before := len(object.Spec.Drivers)
 	object.Spec.Drivers = slices.DeleteFunc(object.Spec.Drivers, func(d storagev1.CSINodeDriver) bool {
@@ -371,7 +366,7 @@ func (w wanted) takeOut(object *storagev1.CSINode) (changed bool) {
 	return len(object.Spec.Drivers) != before
 }
 
-// takeOutLimits removes the entries whose allocatable count is another one now.
+// removeChangedLimits removes the drivers whose allocatable count has changed.
 func (w wanted) takeOutLimits(object *storagev1.CSINode) (changed bool) {
 	before := len(object.Spec.Drivers)
 	object.Spec.Drivers = slices.DeleteFunc(object.Spec.Drivers, func(d storagev1.CSINodeDriver) bool {
@@ -381,8 +376,7 @@ func (w wanted) takeOutLimits(object *storagev1.CSINode) (changed bool) {
 	return len(object.Spec.Drivers) != before
 }
 
-// putIn adds the entries that are missing, and corrects the allocatable counts in place: a
-// moment without the entry would be one in which the scheduler knows of no limit.
+// addMissing adds the missing drivers and updates allocatable counts in place: without the driver the scheduler would see no limit.
 func (w wanted) putIn(object *storagev1.CSINode) (changed bool) {
 	if object.Annotations[migratedPluginsAnnotation] != migratedPlugins {
 		metav1.SetMetaDataAnnotation(&object.ObjectMeta, migratedPluginsAnnotation, migratedPlugins)
@@ -409,12 +403,12 @@ func csiNodeDriver(name string, info csi.NodeInfo) storagev1.CSINodeDriver {
 	return d
 }
 
-// sameDriver compares what cannot be changed in place.
+// sameDriver compares the immutable fields.
 func sameDriver(a, b storagev1.CSINodeDriver) bool {
 	return a.NodeID == b.NodeID && slices.Equal(a.TopologyKeys, b.TopologyKeys)
 }
 
-// limitOf is the allocatable count, 0 for none.
+// limitOf returns the allocatable count, or 0.
 func limitOf(d storagev1.CSINodeDriver) int32 {
 	if d.Allocatable == nil || d.Allocatable.Count == nil {
 		return 0

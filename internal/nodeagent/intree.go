@@ -10,12 +10,11 @@ import (
 	csitranslation "k8s.io/csi-translation-lib"
 )
 
-// translator turns in-tree volumes into CSI volumes.
+// translator translates in-tree volumes to CSI volumes.
 var translator = csitranslation.New()
 
-// wantOfInTree is what a pod wants of a volume of an in-tree kind that stands in its spec and has moved to CSI: the
-// attach/detach controller attaches it, and kubelet mounts it, as the CSI volume that it is now. Nil for what is no
-// business of CSI (emptyDir, configMap, nfs ...).
+// inTreeVolumeToMount returns an in-tree volume in the pod spec that is migrated to CSI, or nil for other volumes (emptyDir, configMap,
+// nfs ...).
 func (m *podManager) wantOfInTree(object *corev1.Pod, volume *corev1.Volume) (*wantedVolume, error) {
 	if !translator.IsInlineMigratable(volume) {
 		return nil, nil
@@ -33,15 +32,15 @@ func (m *podManager) wantOfInTree(object *corev1.Pod, volume *corev1.Volume) (*w
 	return w, nil
 }
 
-// otherVolume is a claim of a pod whose PersistentVolume is not a CSI volume. The agent does not mount it, nor does it
-// keep the pod's other volumes from it.
+// nonCSIVolume is a claim of a pod whose PersistentVolume is not a CSI volume. The agent does not mount it, but mounts the pod's other
+// volumes.
 type otherVolume struct {
-	volume string // in pod.spec.volumes
+	volume string // the name in pod.spec.volumes
 	use    claimUse
 	pv     *corev1.PersistentVolume
 }
 
-// Error lets wantOf return it in the place of a want.
+// Error makes it a result of volumeToMountOf.
 func (o *otherVolume) Error() string {
 	return fmt.Sprintf("PersistentVolume %s of claim %s is not a CSI volume (%s): belay-node does not mount it, and leaves it to the program that runs the containers of the pod",
 		o.pv.Name, o.use.name, sourceOf(o.pv))
@@ -54,7 +53,7 @@ func (o *otherVolume) mount() Mount {
 	}
 }
 
-// sourceOf is the kind of a PersistentVolume.
+// sourceOf returns the type of a PersistentVolume's source.
 func sourceOf(pv *corev1.PersistentVolume) string {
 	switch s := pv.Spec; {
 	case s.HostPath != nil:
@@ -74,11 +73,10 @@ func sourceOf(pv *corev1.PersistentVolume) string {
 	}
 }
 
-// groupAnnotation on a PersistentVolume is the group that owns its files: containers of pods that have it get
-// the group.
+// groupAnnotation on a PersistentVolume is the group that owns its files. Containers of its pods get the group.
 const groupAnnotation = "pv.beta.kubernetes.io/gid"
 
-// supplementalGroup reads it. As for kubelet, what is not a number is no group.
+// supplementalGroup returns the group of a PersistentVolume. Like kubelet, it ignores an invalid one.
 func supplementalGroup(pv *corev1.PersistentVolume) *int64 {
 	gid, err := strconv.ParseInt(pv.Annotations[groupAnnotation], 0, 64)
 	if err != nil {
@@ -87,7 +85,7 @@ func supplementalGroup(pv *corev1.PersistentVolume) *int64 {
 	return &gid
 }
 
-// emitOthers tells the pod once of each volume that is not mounted for it. The caller holds mu.
+// emitNonCSIVolumes emits one event for each volume that the agent does not mount. The caller holds mu.
 func (m *podManager) emitOthers(p *pod, others []*otherVolume) {
 	for _, o := range others {
 		if !slices.ContainsFunc(p.others, func(told *otherVolume) bool { return told.volume == o.volume }) {

@@ -7,7 +7,7 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// observe is what a volume's life does not know by itself. The caller holds mu.
+// observe returns the facts for a decision that are not in the volume's state. The caller holds mu.
 func (m *volumeManager) observe(v *volume, node nodevolume.Node) nodevolume.Facts {
 	rules := m.plugins.rules(v.driver)
 	facts := nodevolume.Facts{
@@ -32,7 +32,7 @@ func (m *volumeManager) observe(v *volume, node nodevolume.Node) nodevolume.Fact
 	return facts
 }
 
-// claims tells what the owner of a pod says about its publication. The caller holds mu.
+// demands returns a function for the demand of each pod of the volume. The caller holds mu.
 func (m *volumeManager) claims(v *volume) func(*podVolume) nodevolume.Demand {
 	facts := m.observe(v, nodevolume.Node{})
 	return func(p *podVolume) nodevolume.Demand { return v.life.Demand(facts, p.PodVolume) }

@@ -6,10 +6,8 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// checkPublished looks whether the driver did what it said. A container that runs on a target
-// with nothing mounted there writes to the node's own disk, and nobody notices before the data is
-// missed (csi-driver-nfs#762). What is staged cannot be looked for: drivers may
-// keep that in their books alone.
+// checkPublished checks that the volume is mounted at its target. Otherwise a container would write to the node's own disk, unnoticed until
+// the data is missed (csi-driver-nfs#762). A stage cannot be checked: it need not mount anything.
 func (m *volumeManager) checkPublished(r nodevolume.Record) error {
 	placed, err := m.root.IsPublished(r.Path, r.Block)
 	target := m.root.Path(r.Path)
@@ -27,7 +25,7 @@ func (m *volumeManager) checkPublished(r nodevolume.Record) error {
 	}
 }
 
-// outOfSight is what to look at when a driver's work is not to be seen.
+// mountVisibilityHint is what to check when the agent does not see a driver's mount.
 func (m *volumeManager) outOfSight() string {
 	return fmt.Sprintf("if the driver runs in a container, it must mount %s with mountPropagation Bidirectional, and belay-node must see the mounts", m.root.Path("."))
 }

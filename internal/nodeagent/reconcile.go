@@ -13,7 +13,7 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// reconcile works on one volume until there is nothing more to do for it now.
+// reconcile performs the steps of one volume until it has to wait or is done.
 func (m *volumeManager) reconcile(ctx context.Context, name string) {
 	m.mu.Lock()
 	if v := m.all[name]; v != nil {
@@ -42,8 +42,7 @@ func (m *volumeManager) reconcile(ctx context.Context, name string) {
 	}
 }
 
-// decide takes the snapshot of a volume and asks nodevolume about it. It returns
-// nil when the volume is gone from this node.
+// decide runs nodevolume.Decide on the current state. It returns nil when the volume is gone from this node.
 func (m *volumeManager) decide(name string, now time.Time) (*volume, nodevolume.Decision) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -68,21 +67,21 @@ func (m *volumeManager) decide(name string, now time.Time) (*volume, nodevolume.
 	return v, decision
 }
 
-// drop lets go of pods that are gone and have nothing published. The caller holds mu.
+// dropPods removes pods that are gone and have nothing published. The caller holds mu.
 func (m *volumeManager) drop(v *volume, left []nodevolume.PublishKey) {
 	for _, key := range left {
 		v.pods = slices.DeleteFunc(v.pods, func(p *podVolume) bool { return p.Key == key })
 		delete(v.holds, key)
-		if !slices.ContainsFunc(v.pods, func(p *podVolume) bool { return p.Key.PodUID == key.PodUID }) { // by another PersistentVolume
+		if !slices.ContainsFunc(v.pods, func(p *podVolume) bool { return p.Key.PodUID == key.PodUID }) { // through another PersistentVolume
 			m.pods.leave(types.UID(key.PodUID), v.name)
 		}
 	}
 }
 
-// defaultLongWait is after how long a pod that waits in one hop is told so by an event.
+// defaultWaitEventDelay is how long a pod waits for the same reason before it gets an event.
 const defaultLongWait = 30 * time.Second
 
-// rest keeps why the volume waits, and comes back when a back-off ends.
+// finishTurn stores why the volume waits, and schedules the next turn.
 func (m *volumeManager) rest(v *volume, decision nodevolume.Decision) {
 	now := time.Now()
 	if !decision.RecheckAt.IsZero() {
@@ -113,11 +112,11 @@ func (m *volumeManager) rest(v *volume, decision nodevolume.Decision) {
 	m.planAttachError(v)
 }
 
-// outcome takes in how a step ended, and tells the pod of a failure. A call that ends with the agent says nothing of the driver, and
-// the next agent makes it again.
+// finishStep handles the result of a step. A call that failed because the agent stops says nothing about the driver; the next agent
+// repeats it.
 func (m *volumeManager) outcome(ctx context.Context, v *volume, step nodevolume.Step, err error) {
 	if errors.Is(err, errOutdated) {
-		return // and decided anew
+		return // the next decision is based on a new observation
 	}
 	key, name := nodevolume.KeyOf(step), v.nameOf(step)
 	m.stepEnded(v, key, name, err)

@@ -15,7 +15,7 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// volume is what stage and publish say alike.
+// nodeVolume returns the fields that stage and publish have in common.
 func (c callable) volume(stagingPath string) csi.NodeVolume {
 	w := c.want
 	out := csi.NodeVolume{
@@ -31,8 +31,7 @@ func (c callable) volume(stagingPath string) csi.NodeVolume {
 	return out
 }
 
-// publishCall is what NodePublishVolume is told of a volume, this time: secrets and
-// tokens are those of now.
+// publishCall returns the fields of NodePublishVolume, with current secrets and tokens.
 func (m *volumeManager) publishCall(ctx context.Context, c callable) (csi.NodeVolume, error) {
 	w := c.want
 	secrets, err := m.secrets(ctx, w.podSecret)
@@ -40,7 +39,7 @@ func (m *volumeManager) publishCall(ctx context.Context, c callable) (csi.NodeVo
 		return csi.NodeVolume{}, err
 	}
 	staging := ""
-	if (c.has.Stage && !w.inline) || w.block { // a block volume's staging path is always sent
+	if (c.has.Stage && !w.inline) || w.block { // like kubelet, always for a block volume
 		staging = m.root.Path(c.stagingPath)
 	}
 	call := c.volume(staging)
@@ -48,10 +47,10 @@ func (m *volumeManager) publishCall(ctx context.Context, c callable) (csi.NodeVo
 	return call, m.addTokens(ctx, c, &call)
 }
 
-// asks: what the publish call says is asked of the API server, which may take long.
+// readsAPI reports whether the publish call needs reads from the API server, which may take long.
 func (c callable) asks() bool { return c.want.podSecret != nil || len(c.rules.tokens) > 0 }
 
-// volumeContext is the volume's own attributes and what the driver wants to know of the pod.
+// volumeContext returns the volume's attributes, with the pod information that the driver asks for.
 func (c callable) volumeContext() map[string]string {
 	if !c.rules.podInfo {
 		return c.want.attributes
@@ -67,13 +66,13 @@ func (c callable) volumeContext() map[string]string {
 	return out
 }
 
-// checkAffinity: the volume may be used on this node.
+// checkAffinity checks the volume's node affinity.
 func (m *volumeManager) checkAffinity(w *wantedVolume) error {
 	if w.affinity == nil {
 		return nil
 	}
 	labels, known := m.status.labelled()
-	if !known { // a Node may have none
+	if !known { // not the same as a Node without labels
 		return errors.New("the labels of this node are not known yet")
 	}
 	pv := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{NodeAffinity: w.affinity}}
@@ -83,7 +82,7 @@ func (m *volumeManager) checkAffinity(w *wantedVolume) error {
 	return nil
 }
 
-// affinityError: the volume may not be used on this node.
+// affinityError reports that the volume's node affinity excludes this node.
 type affinityError struct {
 	volume string
 	err    error
@@ -95,14 +94,14 @@ func (e *affinityError) Error() string {
 
 func (e *affinityError) Unwrap() error { return e.err }
 
-// finishPublish does what is left after the driver published the volume.
+// finishPublish completes a publish after the driver's call.
 func (m *volumeManager) finishPublish(ctx context.Context, c callable, r nodevolume.Record) error {
 	switch {
 	case c.want.block:
 		if err := m.linkDevice(r); err != nil {
 			return err
 		}
-		if !r.Confirmed { // the pod has had it otherwise
+		if !r.Confirmed { // not on a republish
 			m.emitMapped(c.want)
 		}
 		return nil
@@ -113,7 +112,7 @@ func (m *volumeManager) finishPublish(ctx context.Context, c callable, r nodevol
 	}
 }
 
-// secrets reads what a volume's secret reference names.
+// secrets reads a referenced secret.
 func (m *volumeManager) secrets(ctx context.Context, ref *corev1.SecretReference) (map[string]string, error) {
 	out := map[string]string{}
 	if ref == nil {

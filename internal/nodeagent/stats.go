@@ -20,18 +20,18 @@ import (
 // defaultStatsPeriod is kubelet's volumeStatsAggPeriod.
 const defaultStatsPeriod = time.Minute
 
-// publishedStats is what a driver said last of one publish.
+// publishedStats are the latest stats of one publish.
 type publishedStats struct {
 	at   time.Time
 	said csi.VolumeStats
 }
 
-// measurable: the driver can be asked how full it is, for a pod that is known.
+// hasStats reports whether the driver can be called for stats of the volume.
 func (p *podVolume) measurable() bool {
 	return p.want != nil && p.Phase == nodevolume.Confirmed && !p.withoutStats
 }
 
-// planStats has a volume that was published looked at from now on. The caller holds mu.
+// planStats schedules the stats of a volume once it is published. The caller holds mu.
 func (m *volumeManager) planStats(v *volume) {
 	if v.statsPlanned || m.config.StatsPeriod < 0 || !slices.ContainsFunc(v.pods, (*podVolume).measurable) {
 		return
@@ -40,7 +40,7 @@ func (m *volumeManager) planStats(v *volume) {
 	m.tasks.AddAfter(periodicTask{gatherStats, v.name}, m.beat.batch(upTo(m.config.StatsPeriod), m.config.StatsPeriod))
 }
 
-// statsTarget is one publish to ask about.
+// statsTarget is one publish to collect stats of.
 type statsTarget struct {
 	volume      *volume
 	publication *podVolume
@@ -64,8 +64,7 @@ func (m *volumeManager) statsTargets(name string) []statsTarget {
 	return targets
 }
 
-// gatherStats asks about a volume, for one pod after the other, and again after one to two
-// periods, as kubelet does.
+// gatherStats collects the stats of a volume, one pod after the other. Like kubelet, it repeats that after one to two periods.
 func (m *volumeManager) gatherStats(ctx context.Context, name string) {
 	targets := m.statsTargets(name)
 	if len(targets) == 0 {
@@ -85,7 +84,7 @@ func (m *volumeManager) gatherStats(ctx context.Context, name string) {
 	m.tasks.AddAfter(periodicTask{gatherStats, name}, m.beat.batch(m.config.StatsPeriod+upTo(m.config.StatsPeriod), m.config.StatsPeriod))
 }
 
-// neverMeasured: nothing would come of asking again. Drivers may keep no path of a volume that they make with its publish.
+// disableStats stops collecting the stats of an inline volume: drivers may not track its path.
 func (m *volumeManager) neverMeasured(target statsTarget, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -94,8 +93,7 @@ func (m *volumeManager) neverMeasured(target statsTarget, err error) {
 		"volume", target.volume.name, "pod", target.publication.Key.PodUID, "err", err)
 }
 
-// askStats is nil for a driver that has no stats. There is no looking at the file system
-// instead: as with kubelet a driver that wants its volumes measured says so.
+// readStats calls NodeGetVolumeStats. It returns nil without GET_VOLUME_STATS; like kubelet, it does not fall back to the file system.
 func (m *volumeManager) askStats(ctx context.Context, target statsTarget) (*publishedStats, error) {
 	ctx, cancel := context.WithTimeout(ctx, m.config.RPCTimeout)
 	defer cancel()
@@ -112,14 +110,13 @@ func (m *volumeManager) askStats(ctx context.Context, target statsTarget) (*publ
 	return &publishedStats{at: began, said: said}, nil
 }
 
-// keepStats takes in what the driver said; nil if it said nothing, and then nothing is
-// shown of the volume. A health that became bad, or bad in other words, is told to the pod.
+// updateStats stores new stats, or none if said is nil. It emits an event if the volume's condition became abnormal or its message changed.
 func (m *volumeManager) keepStats(target statsTarget, said *publishedStats) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := target.publication
 	if m.all[target.volume.name] != target.volume || !slices.Contains(target.volume.pods, p) || !p.measurable() {
-		return // it went, or goes, meanwhile
+		return // the pod or the volume is gone
 	}
 	p.stats = said
 	if said == nil || said.said.Condition == nil {
@@ -135,7 +132,7 @@ func (m *volumeManager) keepStats(target statsTarget, said *publishedStats) {
 	p.toldHealth = problem
 }
 
-// stats is what the drivers said last of a pod's volumes, in kubelet's form.
+// stats returns the latest stats of a pod's volumes as kubelet reports them.
 func (m *volumeManager) stats(uid types.UID) []stats.VolumeStats {
 	owner, known := m.pods.look(uid)
 	if !known {
@@ -153,7 +150,7 @@ func (m *volumeManager) stats(uid types.UID) []stats.VolumeStats {
 	return out
 }
 
-// usage is what the driver said, and 0 for what it did not say, as kubelet has it.
+// usage returns the reported values. As in kubelet, missing ones are 0.
 func (s *publishedStats) usage() (bytes, inodes csi.Usage) {
 	if s.said.Bytes != nil {
 		bytes = *s.said.Bytes
@@ -184,8 +181,7 @@ func (s *publishedStats) of(w *wantedVolume) stats.VolumeStats {
 	return out
 }
 
-// claimStats is the last word on each claim; of two pods that share one, one speaks for
-// it. The caller holds mu.
+// claimStats returns the latest stats of each claim. Of pods that share a claim, one represents it. The caller holds mu.
 func (m *volumeManager) claimStats() []telemetry.ClaimStats {
 	type claim struct{ namespace, name string }
 	seen := map[claim]bool{}

@@ -11,18 +11,18 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// emitStuck says that a volume cannot be taken back from a pod. The pod may be gone, and with it who would read its events:
-// it is told on the claim and the Node as well. The caller holds mu.
+// emitFailedUnmount emits an event about a volume that cannot be unmounted. The pod may be gone, so the claim and the Node get it as well. The
+// caller holds mu.
 func (m *volumeManager) emitStuck(pod, claim *corev1.ObjectReference, text string) {
 	node := &corev1.ObjectReference{Kind: "Node", Name: m.config.NodeName, UID: types.UID(m.config.NodeName)} // as kubelet names it
 	for _, about := range []*corev1.ObjectReference{pod, claim, node} {
-		if about != nil && about.Name != "" { // a torn record does not tell
+		if about != nil && about.Name != "" { // a recovered record may lack the name
 			m.events.Event(about, corev1.EventTypeWarning, explain.FailedUnmount, text)
 		}
 	}
 }
 
-// emitStage says it of the stage. The caller holds mu.
+// emitFailedUnstage does the same for a volume that cannot be unstaged. The caller holds mu.
 func (m *volumeManager) emitStage(v *volume, text string) {
 	if !v.unstageTold.isNew(text, time.Now()) {
 		return
@@ -32,7 +32,7 @@ func (m *volumeManager) emitStage(v *volume, text string) {
 	m.log.Error(errors.New(text), "Volume stays in use", "volume", v.name)
 }
 
-// claimOf is the reference for events about the claim of a publication; nil if it has none, or none is known.
+// pvcRef returns the reference for events about the claim, or nil.
 func (p *podVolume) claimOf() *corev1.ObjectReference {
 	pod := p.Record.Pod
 	claim, namespace := claimRef{name: pod.Claim, uid: types.UID(pod.ClaimUID)}, pod.Namespace

@@ -6,12 +6,10 @@ import (
 	"time"
 )
 
-// periodicTask is something that is done from time to time beside the turns of the volumes.
-// No volume waits for it, and each has a goroutine of its own, at most one: a driver that
-// hangs in one holds up that one alone.
+// periodicTask is a periodic task of a volume. It runs in its own goroutine, at most once at a time, so that a driver that hangs blocks
+// neither reconciliation nor other tasks.
 type periodicTask struct {
-	kind choreKind
-	// volume is its name.
+	kind   choreKind
 	volume string
 }
 
@@ -34,27 +32,25 @@ func (m *volumeManager) serveChores(ctx context.Context) {
 	})
 }
 
-// upTo is a random part of a period: what many volumes do in it is spread over it.
+// upTo returns a random part of a period, to spread the calls for many volumes.
 func upTo(period time.Duration) time.Duration {
 	return time.Duration(rand.Float64() * float64(period)) //nolint:gosec // spreads calls
 }
 
-// schedule is when things are done that come each period.
+// schedule aligns periodic work.
 type schedule struct{ made time.Time }
 
 func newBeat() schedule { return schedule{time.Now()} }
 
-// moments is how often within a period something that comes each period may be done.
+// slotsPerPeriod is the number of times within a period at which periodic work may run.
 const moments = 12
 
-// batch stretches a pause of something that comes each period up to the next of the moments at
-// which such things are done. On a node at rest most of the processor time is that of waking up: two
-// dozen times a second for 500 pods, were each to come at a time of its own.
+// batch extends a pause to the next slot, so that periodic work of many pods runs together. On an idle node wake-ups take most of the CPU
+// time: without slots two dozen per second with 500 pods.
 func (b schedule) batch(pause, period time.Duration) time.Duration {
 	grid := period / moments
 	if grid <= 0 {
 		return pause
 	}
-	late := (time.Since(b.made) + pause) % grid
-	return pause + grid - late
+	return pause + grid - (time.Since(b.made)+pause)%grid
 }

@@ -11,16 +11,16 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// unanswered is a call that a volume's driver has not answered yet.
+// pendingCall is a call to a volume's driver that has not returned yet.
 type unanswered struct {
 	method string
-	// step is the one that the call belongs to, and key the pod that it is made for.
+	// step is the step to which the call belongs, and key its pod.
 	step  string
 	key   nodevolume.PublishKey
 	since time.Time
 }
 
-// ask calls a volume's driver. Until it answers, the call is named to who waits for the volume, and after a while by an event.
+// callDriver calls a volume's driver. Until it returns, waits for the volume name the call, and after a while an event does.
 func (m *volumeManager) ask(ctx context.Context, v *volume, u unanswered, call func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, m.config.RPCTimeout)
 	defer cancel()
@@ -37,12 +37,12 @@ func (m *volumeManager) ask(ctx context.Context, v *volume, u unanswered, call f
 	return csi.Unanswered(ctx, err, csi.NoAnswerError{Driver: v.driver, Call: u.method, Timeout: m.config.RPCTimeout})
 }
 
-// call is what is said about it.
+// describeCall describes the pending call. The caller holds mu.
 func (m *volumeManager) call(v *volume) explain.NodeCall {
 	return explain.NodeCall{Driver: v.driver, Method: v.asked.method, Since: v.asked.since, Timeout: m.config.RPCTimeout}
 }
 
-// emitUnanswered tells all that wait for a call that it has no answer yet.
+// emitPendingCall emits an event about a pending call for every pod that waits for it.
 func (m *volumeManager) emitUnanswered(v *volume, u *unanswered) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

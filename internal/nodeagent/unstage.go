@@ -9,7 +9,7 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// unstage calls NodeUnstageVolume and drops the record.
+// unstage calls NodeUnstageVolume and removes the record.
 func (m *volumeManager) unstage(ctx context.Context, v *volume, step nodevolume.Unstage) error {
 	client, err := m.plugins.client(v.driver)
 	if err != nil {
@@ -25,14 +25,13 @@ func (m *volumeManager) unstage(ctx context.Context, v *volume, step nodevolume.
 	end := ending{err: err, phase: begun.After(reply(err))}
 	if m.stagesNoMore(ctx, v.driver, err) {
 		end.err, end.phase = nil, nodevolume.Absent
-		end.said = "has STAGE_UNSTAGE_VOLUME no more and cannot undo what an earlier version did (remedy: umount " + staged + ")"
+		end.said = "no longer has STAGE_UNSTAGE_VOLUME and cannot unstage what an earlier version staged (remedy: umount " + staged + ")"
 	}
 	return m.end(v, begun, end)
 }
 
-// stagesNoMore: the driver does not know the call, and says that it does not stage. As with kubelet there is nothing that it could be asked
-// to undo then. What an earlier version left is found by who removes the staging path: of what is mounted there nothing is
-// removed, and the volume stays in use.
+// noLongerStages reports whether the driver returned UNIMPLEMENTED and no longer has STAGE_UNSTAGE_VOLUME. As in kubelet, nothing is left to
+// call then. If an earlier version left a mount, tidy finds it and the volume stays in use.
 func (m *volumeManager) stagesNoMore(ctx context.Context, driver string, err error) bool {
 	if code, ok := csi.Code(err); !ok || code != codes.Unimplemented {
 		return false

@@ -14,71 +14,67 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// volume is one CSI volume on this node. All fields are under volumeManager.mu; its life is changed by the volume's own turn alone.
+// volume is one CSI volume on this node. All fields are guarded by volumeManager.mu; only its reconcile changes state.
 type volume struct {
 	name, driver, handle string
 	life                 nodevolume.VolumeState
-	// pods are what is known here of those of its life.
+	// pods has an entry for each of state.Pods.
 	pods        []*podVolume
 	unstageTold eventDedup
-	// unstageFailingSince is when the first unstage began of those that failed in a row.
+	// unstageFailingSince is when the first of the failed unstages in a row began.
 	unstageFailingSince time.Time
-	// unconfirmed is the record of a stage that the driver has confirmed and the disk has not: the pod's publish goes first. The
-	// volume's own turn alone uses it.
+	// unsavedStage is the record of a confirmed stage that is saved after the publish, for speed. Only reconcile uses it.
 	unconfirmed *nodevolume.Record
-	// publishing is the pod that the running step publishes for.
+	// publishing is the pod for which a publish is running.
 	publishing nodevolume.PublishKey
-	// began is when the running step did; asked is its call, while that has no answer.
+	// began is when the running step began; pending is its call to the driver, if any.
 	began time.Time
 	asked *unanswered
-	// users is who else has the volume mounted.
+	// users are the other users of the volume.
 	users users
 	holds map[nodevolume.PublishKey]holding
-	// growthTold is the last event that was sent about an expansion that failed.
+	// lastExpandEvent is the last event about a failed expansion.
 	growthTold string
 	measured   measured
-	// releasedAt is since when no pod wants the volume; zero while one does, or may.
+	// releasedAt is since when no pod uses the volume; zero while one does, or may.
 	releasedAt time.Time
-	// statsPlanned and attachErrorPlanned: there is a periodic task for it.
+	// statsPlanned and attachErrorPlanned are set while a periodic task is scheduled.
 	statsPlanned, attachErrorPlanned bool
-	// attachLimit says that the node is full, as the attachError of exhaustedAt did.
+	// attachLimit reports that the attach limit was exhausted at exhaustedAt, the time of the attachError.
 	attachLimit *AttachLimitError
 	exhaustedAt metav1.Time
 }
 
-// podVolume is a volume for one pod: wanted, or known from a record.
+// podVolume is a volume for one pod: from its spec or from a record.
 type podVolume struct {
 	*nodevolume.PodVolume
-	// want is nil if the pod is known from a record alone.
+	// toMount is nil if the pod is only known from a record.
 	want *wantedVolume
-	// problem is what the last failure said, and step the one that failed, the first time in
-	// a row at failingSince.
+	// problem is the last failure, step the step that failed, and failingSince the beginning of the first such failure in a row.
 	problem      error
 	step         string
 	failingSince time.Time
-	// told is the last event that was sent about it.
-	told eventDedup
-	// publishContext is what this agent published it with; nil if another one did.
+	told         eventDedup
+	// publishContext is that of the publish by this agent; nil if an earlier agent published the volume.
 	publishContext map[string]string
-	// subPaths is held while parts of it are mounted or unmounted for the pod's containers; it is taken before mu.
+	// subPaths serializes mounting and unmounting subPaths; it is locked before mu.
 	subPaths sync.Mutex
-	// groupChange is not nil while the volume's files are given to the pod's fsGroup.
+	// groupChange is the running fsGroup change, or nil.
 	groupChange *mount.GroupChange
-	// stats is what the driver said last, nil if nothing; toldHealth the condition that
-	// the pod was told of.
+	// stats are the latest stats, or nil; reportedHealth is the last condition in an event.
 	stats      *publishedStats
 	toldHealth string
-	// withoutStats: this version of the driver says that it knows nothing of an inline volume's path.
+	// statsUnsupported is set if this version of the driver does not know the path of an inline volume.
 	withoutStats bool
 }
 
-// holding is a hold and when it began.
+// currentWait is the reason of a wait and its beginning.
 type holding struct {
 	reason nodevolume.Reason
 	since  time.Time
 }
 
-// volumeNamed returns the volume and makes it if it is new. The caller holds mu.
+// ensureVolume returns the volume, and creates it if it is new. The caller holds mu.
 func (m *volumeManager) volumeNamed(name, driver, handle string, inline bool) *volume {
 	v, ok := m.all[name]
 	if !ok {
@@ -88,7 +84,7 @@ func (m *volumeManager) volumeNamed(name, driver, handle string, inline bool) *v
 	return v
 }
 
-// publication returns the volume's entry for a pod and makes it if it is new.
+// ensurePod returns the volume's entry for a pod, and creates it if it is new.
 func (v *volume) publication(key nodevolume.PublishKey) *podVolume {
 	if p := v.find(key); p != nil {
 		return p
@@ -105,8 +101,8 @@ func (v *volume) find(key nodevolume.PublishKey) *podVolume {
 	return nil
 }
 
-// stagingPath is where the volume is, or would be, staged for a pod. Two PersistentVolumes may share a handle, and then
-// it stays where the first one's name has put it.
+// stagingPath returns where the volume is, or would be, staged. Two PersistentVolumes may share a handle; then the name of the first one
+// determines the path.
 func (v *volume) stagingPath(w *wantedVolume) string {
 	if v.life.Stage.Phase != nodevolume.Absent {
 		return v.life.Stage.Record.Path
@@ -114,7 +110,7 @@ func (v *volume) stagingPath(w *wantedVolume) string {
 	return stagingPath(w)
 }
 
-// specName is the PersistentVolume's name by which events speak of the volume.
+// specName returns the name of a PersistentVolume for events about the volume.
 func (v *volume) specName() string {
 	for _, p := range v.pods {
 		if p.Key.SpecName != "" {
@@ -124,7 +120,7 @@ func (v *volume) specName() string {
 	return cmp.Or(v.life.Stage.Record.SpecName, v.handle)
 }
 
-// podOf is the reference for events about a publication.
+// podRef returns the reference for events about the pod.
 func (p *podVolume) podOf() *corev1.ObjectReference {
 	if p.want != nil {
 		return p.want.pod.ref()

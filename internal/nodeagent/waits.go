@@ -25,7 +25,7 @@ func (m *volumeManager) waitMounted(ctx context.Context, uid types.UID) ([]Mount
 		select {
 		case <-state.changed:
 		case <-ctx.Done():
-			// What it waits for says more than that time is up.
+			// Return what it waits for, not only that the time is up.
 			if state = m.mounted(uid); state.changed == nil {
 				return state.mounts, state.err
 			}
@@ -34,8 +34,7 @@ func (m *volumeManager) waitMounted(ctx context.Context, uid types.UID) ([]Mount
 	}
 }
 
-// mountState is where the volumes of a pod are. While something is missing, changed is closed at the next change, and
-// waits says what is missing.
+// mountState is the progress of a pod's mounts. While volumes are missing, waits lists them and changed is closed at the next change.
 type mountState struct {
 	mounts  []Mount
 	err     error
@@ -44,7 +43,7 @@ type mountState struct {
 }
 
 func (m *volumeManager) mounted(uid types.UID) mountState {
-	p, known := m.pods.look(uid) // before the volumes: a change of theirs comes after it
+	p, known := m.pods.look(uid) // before reading the volumes, so that changed covers their changes
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
@@ -83,7 +82,7 @@ func (m *volumeManager) mounted(uid types.UID) mountState {
 	return mountState{changed: p.changed, waits: waits}
 }
 
-// publicationOf finds the entry that a want led to. The caller holds mu.
+// findPodVolume returns the entry of a pod's volume, or nil. The caller holds mu.
 func (m *volumeManager) publicationOf(w *wantedVolume) (*podVolume, *volume) {
 	v := m.all[w.name()]
 	if v == nil {
@@ -92,7 +91,7 @@ func (m *volumeManager) publicationOf(w *wantedVolume) (*podVolume, *volume) {
 	return v.find(w.key()), v
 }
 
-// waitsFor says in which hop a volume waits, since when, and what went wrong last.
+// describeWait returns what a volume waits for, since when, and its last failure.
 func (m *volumeManager) waitsFor(w *wantedVolume, v *volume, p *podVolume) error {
 	state, now := "", time.Now()
 	switch {
@@ -114,7 +113,7 @@ func (m *volumeManager) waitsFor(w *wantedVolume, v *volume, p *podVolume) error
 	return errors.New(words)
 }
 
-// waitUnmounted blocks until nothing of the pod is published.
+// waitUnmounted blocks until no volume of the pod is published.
 func (m *volumeManager) waitUnmounted(ctx context.Context, uid types.UID) error {
 	for {
 		changed, published := m.published(uid)
@@ -129,7 +128,7 @@ func (m *volumeManager) waitUnmounted(ctx context.Context, uid types.UID) error 
 	}
 }
 
-// published lists what may be published for a pod.
+// publishedWaits returns the volumes that may be published for a pod.
 func (m *volumeManager) published(uid types.UID) (<-chan struct{}, []*VolumeWait) {
 	p, known := m.pods.look(uid)
 	if !known {
@@ -160,8 +159,8 @@ func (m *volumeManager) published(uid types.UID) (<-chan struct{}, []*VolumeWait
 	return p.changed, published
 }
 
-// tooLate refuses a pod that is being deleted and lacks a volume: kubelet, too, begins with none then. The caller
-// holds mu.
+// checkDeleting fails the wait of a pod that is being deleted before all its volumes are known: like kubelet, the agent starts no new
+// mounts then. The caller holds mu.
 func (m *volumeManager) tooLate(p *pod, lacks []*VolumeWait) error {
 	if len(lacks) == 0 || p.object.DeletionTimestamp == nil {
 		return nil
