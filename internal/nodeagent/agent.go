@@ -46,13 +46,13 @@ type Config struct {
 
 	attachErrorAfter time.Duration
 	// second is the unit of nodeAllocatableUpdatePeriodSeconds.
-	second                    time.Duration
-	slowGroup, slowGroupAgain time.Duration
-	giveToGroup               func(*mount.Root, context.Context, string, *mount.GroupChange) error
-	writeRecord               func(*mount.Root, string, []byte, mount.Durability) error
-	fileLabel                 func(*corev1.SELinuxOptions) (string, error)
-	republishEvery            time.Duration
-	longWait, patience        time.Duration
+	limitPeriodUnit                         time.Duration
+	fsGroupEventDelay, fsGroupEventInterval time.Duration
+	changeGroup                             func(*mount.Root, context.Context, string, *mount.GroupChange) error
+	writeRecord                             func(*mount.Root, string, []byte, mount.Durability) error
+	fileLabel                               func(*corev1.SELinuxOptions) (string, error)
+	republishPeriod                         time.Duration
+	waitEventDelay, claimEventDelay         time.Duration
 }
 
 const (
@@ -140,24 +140,24 @@ func New(config Config) (*Agent, error) {
 // wire creates the owners of the agent's state and connects their handlers.
 func (a *Agent) wire() {
 	events := a.broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "belay-node", Host: a.config.NodeName})
-	beat := newBeat()
-	volumes := newVolumeManager(a.config, a.client, a.root, events, beat)
+	schedule := newSchedule()
+	volumes := newVolumeManager(a.config, a.client, a.root, events, schedule)
 	a.volumes = volumes
-	a.pods = newPodManager(a.config, a.client, events, beat, a.owner.isSure, podHandlers{
-		wanted: volumes.wanted, released: volumes.released, changed: volumes.learned, grows: volumes.grows, readSize: volumes.readSize,
+	a.pods = newPodManager(a.config, a.client, events, schedule, a.owner.isVerified, podHandlers{
+		wanted: volumes.addVolumes, released: volumes.released, changed: volumes.wakeVolumes, mayExpand: volumes.mayExpand, readSize: volumes.readSize,
 	})
-	a.plugins = newPlugins(a.config, a.root, a.client, a.owner.sure, pluginHandlers{
+	a.plugins = newPlugins(a.config, a.root, a.client, a.owner.verified, pluginHandlers{
 		changed: volumes.wakeDriver, reconnected: volumes.driverReconnected, csiDriversListed: a.wakeAll, measure: volumes.measureCalls,
-		csiDriversUnknown: func(err error) { volumes.blocks(err, nodevolume.AttachabilityUnknown) },
+		csiDriversUnknown: func(err error) { volumes.setBlocker(err, nodevolume.AttachabilityUnknown) },
 	})
 	a.status = newNodeStatus(a.config.NodeName, a.client, a.log, nodeHandlers{
-		seen: func(node *corev1.Node) {
-			a.plugins.seeNode(node)
-			a.owner.nodeSeen(node.UID)
+		observed: func(node *corev1.Node) {
+			a.plugins.observeNode(node)
+			a.owner.updateNodeUID(node.UID)
 		},
-		learned: volumes.learned, relabelled: volumes.wakeMisplaced, handshakes: volumes.handshakes, started: volumes.nodeRead,
+		volumesChanged: volumes.wakeVolumes, relabelled: volumes.wakeMisplaced, handshakes: volumes.handshakes, started: volumes.nodeRead,
 		blocked: func(err error) {
-			volumes.blocks(err, nodevolume.NodeUnknown, nodevolume.NotReportedInUse, nodevolume.InUseNotCleared)
+			volumes.setBlocker(err, nodevolume.NodeUnknown, nodevolume.NotReportedInUse, nodevolume.InUseNotCleared)
 		},
 	})
 	volumes.status, volumes.pods, volumes.plugins = a.status, a.pods, a.plugins
@@ -180,7 +180,7 @@ func (a *Agent) RemovePod(uid types.UID) { a.pods.remove(uid) }
 func (a *Agent) PodEnding(uid types.UID, why error) bool { return a.pods.ending(uid, why) }
 
 // PodsSynced reports that SetPod was called for every pod of the owner.
-func (a *Agent) PodsSynced() { a.pods.allSet() }
+func (a *Agent) PodsSynced() { a.pods.setPodsSynced() }
 
 // Pods returns the UIDs of all known pods.
 func (a *Agent) Pods() []types.UID { return a.pods.uids() }
@@ -231,9 +231,9 @@ func (c *Config) complete() error {
 	if c.RPCTimeout == 0 {
 		c.RPCTimeout = defaultRPCTimeout
 	}
-	c.slowGroup, c.slowGroupAgain = cmp.Or(c.slowGroup, defaultSlowGroup), cmp.Or(c.slowGroupAgain, defaultSlowGroupAgain)
-	if c.giveToGroup == nil {
-		c.giveToGroup = (*mount.Root).ChangeGroup
+	c.fsGroupEventDelay, c.fsGroupEventInterval = cmp.Or(c.fsGroupEventDelay, defaultFSGroupEventDelay), cmp.Or(c.fsGroupEventInterval, defaultFSGroupEventInterval)
+	if c.changeGroup == nil {
+		c.changeGroup = (*mount.Root).ChangeGroup
 	}
 	if c.writeRecord == nil {
 		c.writeRecord = (*mount.Root).Write
@@ -241,15 +241,15 @@ func (c *Config) complete() error {
 	if c.fileLabel == nil {
 		c.fileLabel = fileLabel
 	}
-	c.republishEvery = cmp.Or(c.republishEvery, defaultRepublishEvery)
+	c.republishPeriod = cmp.Or(c.republishPeriod, defaultRepublishPeriod)
 	if c.SyncPeriod == 0 {
 		c.SyncPeriod = defaultSyncPeriod
 	}
 	if c.StatsPeriod == 0 {
 		c.StatsPeriod = defaultStatsPeriod
 	}
-	c.attachErrorAfter, c.second = cmp.Or(c.attachErrorAfter, attachErrorAfter), cmp.Or(c.second, time.Second)
-	c.longWait, c.patience = cmp.Or(c.longWait, defaultLongWait), cmp.Or(c.patience, defaultPatience)
+	c.attachErrorAfter, c.limitPeriodUnit = cmp.Or(c.attachErrorAfter, attachErrorAfter), cmp.Or(c.limitPeriodUnit, time.Second)
+	c.waitEventDelay, c.claimEventDelay = cmp.Or(c.waitEventDelay, defaultWaitEventDelay), cmp.Or(c.claimEventDelay, defaultClaimEventDelay)
 	if c.Logger.GetSink() == nil {
 		c.Logger = logr.Discard()
 	}
@@ -280,7 +280,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer a.log.Info("Node agent stopped", "node", a.config.NodeName)
 	defer end()
 	a.broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: a.client.CoreV1().Events("")})
-	if err := a.lookForOwner(ctx); err != nil {
+	if err := a.verifyOwnerOnce(ctx); err != nil {
 		return err
 	}
 	if propagates, err := a.root.IsShared(); err == nil && !propagates {
@@ -296,11 +296,11 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	var running sync.WaitGroup
 	// Unmounting needs no API server: it starts before the owner of the records is verified.
-	for _, serve := range []func(context.Context){a.plugins.run, a.volumes.run, a.volumes.serveChores, a.pods.run} {
+	for _, serve := range []func(context.Context){a.plugins.run, a.volumes.run, a.volumes.runTasks, a.pods.run} {
 		running.Go(func() { serve(ctx) })
 	}
 	running.Go(func() {
-		if err := a.knowOwner(ctx); err != nil {
+		if err := a.waitForOwner(ctx); err != nil {
 			cancel(err)
 			return
 		}
@@ -320,7 +320,7 @@ func (a *Agent) Run(ctx context.Context) error {
 
 // serveAPI watches the API and keeps the Node, its status and the CSINode up to date until ctx ends.
 func (a *Agent) serveAPI(ctx context.Context) {
-	a.pods.endSilent()
+	a.pods.removeOrphans()
 	var running sync.WaitGroup
 	for _, serve := range []func(context.Context){a.plugins.serveAPI, a.status.watch, a.status.write} {
 		running.Go(func() { serve(ctx) })

@@ -50,8 +50,8 @@ func (m *volumeManager) planAttachError(v *volume) {
 }
 
 func (v *volume) waitsForAttach() bool {
-	for _, hold := range v.holds {
-		if hold.reason == nodevolume.NotAttached {
+	for _, wait := range v.waits {
+		if wait.reason == nodevolume.NotAttached {
 			return true
 		}
 	}
@@ -68,9 +68,9 @@ func (m *volumeManager) readAttachError(ctx context.Context, name string) {
 		return
 	}
 	v.attachErrorPlanned = v.waitsForAttach() && m.plugins.limitPeriod(v.driver) > 0
-	goOn := v.attachErrorPlanned
+	scheduled := v.attachErrorPlanned
 	m.mu.Unlock()
-	if !goOn {
+	if !scheduled {
 		return
 	}
 	defer m.tasks.AddAfter(periodicTask{readAttachError, name}, attachErrorAgain)
@@ -102,11 +102,11 @@ func (m *volumeManager) readAttachError(ctx context.Context, name string) {
 // emitAttachLimit emits one event for each waiting pod. The caller holds mu.
 func (m *volumeManager) emitAttachLimit(v *volume) {
 	text := v.attachLimit.Error()
-	for key, hold := range v.holds {
+	for key, wait := range v.waits {
 		i := slices.IndexFunc(v.pods, func(p *podVolume) bool { return p.Key == key })
-		if hold.reason != nodevolume.NotAttached || i < 0 || !v.pods[i].told.isNew(text, time.Now()) {
+		if wait.reason != nodevolume.NotAttached || i < 0 || !v.pods[i].lastEvent.isNew(text, time.Now()) {
 			continue
 		}
-		m.events.Event(v.pods[i].podOf(), corev1.EventTypeWarning, AttachLimitReason, text)
+		m.events.Event(v.pods[i].podRef(), corev1.EventTypeWarning, AttachLimitReason, text)
 	}
 }

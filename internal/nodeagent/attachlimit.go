@@ -5,13 +5,11 @@ import (
 	"fmt"
 	"time"
 
-	storagev1 "k8s.io/api/storage/v1"
-
 	"belay.dev/belay/internal/csi"
 )
 
 // limitUpkeep is when to read a driver's attach limit again.
-type limitUpkeep struct {
+type limitRefresh struct {
 	period time.Duration
 	next   time.Time
 	// exhausted is set when an attach was refused: the limit is due now.
@@ -21,15 +19,11 @@ type limitUpkeep struct {
 // limitPeriod returns the driver's nodeAllocatableUpdatePeriodSeconds; 0 means that the limit is never refreshed, also not after a
 // refused attach.
 func (p *plugins) limitPeriod(driver string) time.Duration {
-	object, ok, err := p.csiDrivers.GetStore().GetByKey(driver)
-	if err != nil || !ok {
+	object := p.csiDriver(driver)
+	if object == nil || object.Spec.NodeAllocatableUpdatePeriodSeconds == nil {
 		return 0
 	}
-	seconds := object.(*storagev1.CSIDriver).Spec.NodeAllocatableUpdatePeriodSeconds
-	if seconds == nil {
-		return 0
-	}
-	return time.Duration(*seconds) * p.config.second
+	return time.Duration(*object.Spec.NodeAllocatableUpdatePeriodSeconds) * p.config.limitPeriodUnit
 }
 
 // refreshLimit reads a driver's attach limit if it is due, and schedules the next time.
@@ -41,9 +35,9 @@ func (p *plugins) refreshLimit(ctx context.Context, name string) {
 	if d == nil {
 		return
 	}
-	asking, cancel := context.WithTimeout(ctx, p.config.RPCTimeout)
+	callCtx, cancel := context.WithTimeout(ctx, p.config.RPCTimeout)
 	defer cancel()
-	info, err := d.client.Info(asking)
+	info, err := d.client.Info(callCtx)
 	if err == nil {
 		err = p.identity.refresh(ctx, name, info)
 	}
@@ -106,9 +100,9 @@ func (i *identity) refresh(ctx context.Context, driver string, info csi.NodeInfo
 	case known.NodeID != info.NodeID:
 		return fmt.Errorf("driver %s registered this node as %q, but now returns node ID %q", driver, known.NodeID, info.NodeID)
 	}
-	misfits, err := i.sync(ctx)
+	rejected, err := i.sync(ctx)
 	if err == nil {
-		err = misfits[driver]
+		err = rejected[driver]
 	}
 	return err
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // readClaim reads the claim of a volume. It rejects another claim of the same name.
-func (m *volumeManager) readClaim(ctx context.Context, w *wantedVolume, version string) (*corev1.PersistentVolumeClaim, error) {
+func (m *volumeManager) readClaim(ctx context.Context, w *volumeToMount, version string) (*corev1.PersistentVolumeClaim, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	claim, err := m.client.CoreV1().PersistentVolumeClaims(w.pod.Namespace).Get(ctx, w.claim.name, metav1.GetOptions{ResourceVersion: version})

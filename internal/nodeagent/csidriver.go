@@ -28,14 +28,21 @@ type driverRules struct {
 	attachNeeded bool
 }
 
+// csiDriver returns the cached CSIDriver, or nil.
+func (p *plugins) csiDriver(name string) *storagev1.CSIDriver {
+	object, _, _ := p.csiDrivers.GetStore().GetByKey(name) // a store in memory returns no error
+	driver, _ := object.(*storagev1.CSIDriver)
+	return driver
+}
+
 // rules returns the settings of a CSIDriver, or the defaults if there is none.
 func (p *plugins) rules(driver string) driverRules {
 	rules := driverRules{groupPolicy: storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy, attachNeeded: true}
-	object, ok, err := p.csiDrivers.GetStore().GetByKey(driver)
-	if err != nil || !ok {
+	object := p.csiDriver(driver)
+	if object == nil {
 		return rules
 	}
-	spec := object.(*storagev1.CSIDriver).Spec
+	spec := object.Spec
 	is := func(b *bool) bool { return b != nil && *b }
 	rules.podInfo, rules.republish, rules.seLinux = is(spec.PodInfoOnMount), is(spec.RequiresRepublish), is(spec.SELinuxMount)
 	rules.tokens, rules.tokensInSecrets = spec.TokenRequests, is(spec.ServiceAccountTokenInSecrets)
@@ -56,16 +63,14 @@ func (p *plugins) attachRequired(driver string) nodevolume.Knowledge {
 
 // supportsMode returns an error if the driver does not support a volume lifecycle mode. Without a CSIDriver, only Persistent is supported.
 func (p *plugins) supportsMode(driver string, mode storagev1.VolumeLifecycleMode) error {
-	object, ok, err := p.csiDrivers.GetStore().GetByKey(driver)
+	object := p.csiDriver(driver)
 	switch {
-	case err != nil:
-		return fmt.Errorf("look up CSIDriver %s: %w", driver, err)
-	case !ok && mode == storagev1.VolumeLifecycleEphemeral:
+	case object == nil && mode == storagev1.VolumeLifecycleEphemeral:
 		return fmt.Errorf("volume mode %q not supported by driver %s (no CSIDriver object)", mode, driver)
-	case !ok:
+	case object == nil:
 		return nil
 	}
-	if modes := object.(*storagev1.CSIDriver).Spec.VolumeLifecycleModes; !slices.Contains(modes, mode) {
+	if modes := object.Spec.VolumeLifecycleModes; !slices.Contains(modes, mode) {
 		return fmt.Errorf("volume mode %q not supported by driver %s (only supports %q)", mode, driver, modes)
 	}
 	return nil

@@ -57,7 +57,7 @@ func TestAPodThatIsStuckHoldsUpNoOtherPodsEnd(t *testing.T) {
 	for name, script := range map[string]*scriptedEnds{"never unmounted": {stuckUnmount: "stuck"}, "never answered for": {stuckRuntime: "stuck"}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				ends := newPodEnds(script, script, logr.Discard())
+				ends := newPodTerminations(script, script, logr.Discard())
 				ctx, cancel := context.WithCancel(t.Context())
 				var running sync.WaitGroup
 				running.Go(func() { ends.run(ctx) })

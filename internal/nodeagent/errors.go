@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -82,7 +85,7 @@ func waitError(cause error, uid types.UID, volumes []*VolumeWait) error {
 }
 
 // unresolvedWait is the wait of a pod whose claims have not been read.
-func (p *pod) lookedUp() []*VolumeWait {
+func (p *pod) unresolvedWait() []*VolumeWait {
 	if p.problem == nil {
 		return []*VolumeWait{{Reason: ClaimNotReady, text: "the pod's claims have not been read yet"}}
 	}
@@ -91,12 +94,12 @@ func (p *pod) lookedUp() []*VolumeWait {
 	}}
 }
 
-// volumeWait describes the wait of one volume; text is its message. The caller holds mu.
-func (m *volumeManager) volumeWait(w *wantedVolume, v *volume, p *podVolume, words string) *VolumeWait {
-	wait := &VolumeWait{Volume: w.volume, text: words}
+// volumeWait describes the wait of one volume. The caller holds mu.
+func (m *volumeManager) volumeWait(w *volumeToMount, v *volume, p *podVolume) *VolumeWait {
+	wait := &VolumeWait{Volume: w.volume, text: m.describeWait(w, v, p)}
 	if v != nil {
-		hold := v.holds[w.key()]
-		wait.Reason, wait.Since = hold.reason, hold.since
+		current := v.waits[w.key()]
+		wait.Reason, wait.Since = current.reason, current.since
 		if v.attachLimit != nil {
 			wait.Err = v.attachLimit
 			wait.text += "\n" + v.attachLimit.Error()
@@ -109,14 +112,32 @@ func (m *volumeManager) volumeWait(w *wantedVolume, v *volume, p *podVolume, wor
 }
 
 // unmountWaitError returns the error of a WaitUnmounted that timed out.
-func stillPublished(ctx context.Context, uid types.UID, left []*VolumeWait) error {
-	var words []string
+func unmountWaitError(ctx context.Context, uid types.UID, left []*VolumeWait) error {
+	var texts []string
 	for _, wait := range left {
-		words = append(words, wait.text)
+		texts = append(texts, wait.text)
 	}
-	slices.Sort(words)
+	slices.Sort(texts)
 	return &WaitError{
 		Pod: uid, Volumes: left, Cause: context.Cause(ctx),
-		text: fmt.Sprintf("wait for the unmount of the volumes of pod %s: %v; still published: %s", uid, context.Cause(ctx), strings.Join(words, ", ")),
+		text: fmt.Sprintf("wait for the unmount of the volumes of pod %s: %v; still published: %s", uid, context.Cause(ctx), strings.Join(texts, ", ")),
 	}
+}
+
+// withRemedy adds what an administrator can do about the error, where that is known.
+func (c *Config) withRemedy(err error) error {
+	var remedy string
+	switch {
+	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		remedy = explain.GrantAccess(c.NodeName)
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		remedy = explain.FreeSpace(c.Root)
+	case errors.Is(err, syscall.EROFS):
+		remedy = explain.MakeWritable(c.Root)
+	case errors.Is(err, mount.ErrSymlinkOutside):
+		remedy = explain.ReplaceLink(c.Root)
+	default:
+		return err
+	}
+	return fmt.Errorf("%w; remedy: %s", err, remedy)
 }

@@ -30,7 +30,7 @@ func podDevicesDir(uid string) string {
 }
 
 // stagingPath is kubelet's staging path of a volume.
-func stagingPath(w *wantedVolume) string {
+func stagingPath(w *volumeToMount) string {
 	if w.block {
 		return path.Join(blockDir, "staging", w.specName)
 	}
@@ -38,7 +38,7 @@ func stagingPath(w *wantedVolume) string {
 }
 
 // publishPath is kubelet's target path of a volume for a pod.
-func publishPath(w *wantedVolume) string {
+func publishPath(w *volumeToMount) string {
 	if w.block {
 		return path.Join(blockDir, "publish", w.specName, string(w.pod.UID))
 	}

@@ -13,7 +13,7 @@ import (
 // terminal phase or a deleted object is only queried at the runtime: PodGC and users do either while containers run.
 func (a *Agent) FollowPods(ctx context.Context) error {
 	select {
-	case <-a.owner.sure: // the pods of another cluster would have every volume unmounted
+	case <-a.owner.verified: // otherwise the pods of another cluster would have every volume unmounted
 	case <-ctx.Done():
 		return nil
 	}
@@ -21,7 +21,7 @@ func (a *Agent) FollowPods(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ends := newPodEnds(a, containers, a.log)
+	ends := newPodTerminations(a, containers, a.log)
 	informer := newInformer(a.client.CoreV1().RESTClient(), "pods",
 		fields.OneTermEqualSelector("spec.nodeName", a.config.NodeName), &corev1.Pod{})
 	registered, err := informer.AddEventHandler(podEvents(a, ends))
@@ -33,7 +33,7 @@ func (a *Agent) FollowPods(ctx context.Context) error {
 		defer close(stopped)
 		select {
 		case <-registered.HasSyncedChecker().Done():
-			for _, uid := range a.pods.silent() {
+			for _, uid := range a.pods.orphans() {
 				ends.begin(uid)
 			}
 			a.pods.mu.Lock()
@@ -42,26 +42,26 @@ func (a *Agent) FollowPods(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}()
-	asked := make(chan struct{})
+	queried := make(chan struct{})
 	go func() {
-		defer close(asked)
+		defer close(queried)
 		ends.run(ctx)
 	}()
 	informer.RunWithContext(ctx)
 	<-stopped
-	<-asked
+	<-queried
 	return nil
 }
 
 // podEvents sets pods as the API reports them, and starts the termination of those that have ended.
-func podEvents(a *Agent, ends *podEnds) cache.ResourceEventHandlerFuncs {
+func podEvents(a *Agent, ends *podTerminations) cache.ResourceEventHandlerFuncs {
 	set := func(object any) {
 		pod := object.(*corev1.Pod)
 		if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 			ends.begin(pod.UID)
 			return
 		}
-		ends.callOff(pod.UID)
+		ends.cancel(pod.UID)
 		a.SetPod(pod)
 	}
 	return cache.ResourceEventHandlerFuncs{

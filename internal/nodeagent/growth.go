@@ -38,20 +38,20 @@ func claimSize(claim *corev1.PersistentVolumeClaim) nodevolume.ClaimSize {
 }
 
 // updateSize updates the size of a claim and its volume. It reports whether an expansion became due. The caller holds mu.
-func (m *volumeManager) learnSize(v *volume, size nodevolume.ClaimSize, capacity nodevolume.Size, mounting ...nodevolume.PublishKey) (grown bool) {
-	wasDue := v.life.Growth.Due()
-	v.life.Growth.Update(size, capacity, mounting...)
-	m.letThrough(v)
-	if wasDue || !v.life.Growth.Due() {
+func (m *volumeManager) updateSize(v *volume, size nodevolume.ClaimSize, capacity nodevolume.Size, mounting ...nodevolume.PublishKey) (grown bool) {
+	wasDue := v.state.Growth.Due()
+	v.state.Growth.Update(size, capacity, mounting...)
+	m.releaseWaitingPods(v)
+	if wasDue || !v.state.Growth.Due() {
 		return false
 	}
-	m.log.Info("Volume was expanded", "volume", v.name, "size", v.life.Growth.Current.Text, "capacity", capacity.Text)
+	m.log.Info("Volume was expanded", "volume", v.name, "size", v.state.Growth.Current.Text, "capacity", capacity.Text)
 	return true
 }
 
 // releaseWaitingPods releases the pods that no longer have to wait for the expansion. The caller holds mu.
-func (m *volumeManager) letThrough(v *volume) {
-	released := v.life.Growth.Release()
+func (m *volumeManager) releaseWaitingPods(v *volume) {
+	released := v.state.Growth.Release()
 	for _, p := range v.pods {
 		if !slices.Contains(released, p.Key) {
 			continue
@@ -63,32 +63,26 @@ func (m *volumeManager) letThrough(v *volume) {
 
 // isReady reports whether the publish is confirmed and the pod does not wait for an expansion. The caller holds mu.
 func (v *volume) isReady(p *podVolume) bool {
-	return p.Phase == nodevolume.Confirmed && !v.life.Growth.Waits(p.Key)
+	return p.Phase == nodevolume.Confirmed && !v.state.Growth.Waits(p.Key)
 }
 
 // addSize adds the size that a new pod of the volume read. The caller holds mu.
-func (m *volumeManager) wantSize(v *volume, w *wantedVolume) {
+func (m *volumeManager) addSize(v *volume, w *volumeToMount) {
 	if w.claim.name == "" {
 		return
 	}
 	if w.readOnly {
 		if w.size.Behind(w.capacity) {
-			m.emitGrowth(v.publication(w.key()), corev1.EventTypeWarning, explain.FileSystemResizeFailed, explain.ExpandReadOnly(w.specName))
+			m.emitGrowth(v.ensurePod(w.key()), corev1.EventTypeWarning, explain.FileSystemResizeFailed, explain.ExpandReadOnly(w.specName))
 		}
 		return
 	}
-	v.life.Growth.PodAdded()
-	m.learnSize(v, w.size, w.capacity, w.key())
+	v.state.Growth.PodAdded()
+	m.updateSize(v, w.size, w.capacity, w.key())
 }
 
 // emitGrowth emits an event about an expansion on the pod and its claim.
 func (m *volumeManager) emitGrowth(p *podVolume, kind, reason, text string) {
-	m.events.Event(p.podOf(), kind, reason, text)
-	m.events.Event(p.claimOf(), kind, reason, text)
-}
-
-// claimRef identifies a pod's PersistentVolumeClaim.
-type claimRef struct {
-	name string
-	uid  types.UID
+	m.events.Event(p.podRef(), kind, reason, text)
+	m.events.Event(p.pvcRef(), kind, reason, text)
 }

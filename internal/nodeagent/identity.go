@@ -39,9 +39,9 @@ type identity struct {
 	// root is the value of kube.VolumesRootAnnotation; empty for none.
 	root string
 	// ownerVerified is closed once the records are verified: see recordOwner.
-	sure <-chan struct{}
+	ownerVerified <-chan struct{}
 	// slot is a semaphore: each write is based on one read.
-	slot chan struct{}
+	sem chan struct{}
 	// changed wakes run.
 	changed signal
 
@@ -56,7 +56,7 @@ type identity struct {
 
 func newIdentity(node string, client kubernetes.Interface) *identity {
 	return &identity{
-		node: node, client: client, sure: closed(), slot: make(chan struct{}, 1), changed: newSignal(),
+		node: node, client: client, ownerVerified: closed(), sem: make(chan struct{}, 1), changed: newSignal(),
 		drivers: map[string]csi.NodeInfo{}, gone: map[string]bool{},
 	}
 }
@@ -69,7 +69,7 @@ func closed() <-chan struct{} {
 }
 
 // run writes Node and CSINode at start, and again when they change or were deleted.
-func (i *identity) keep(ctx context.Context, log logr.Logger) {
+func (i *identity) run(ctx context.Context, log logr.Logger) {
 	i.changed.wake()
 	i.changed.serve(ctx, func(failures int) error {
 		_, err := i.sync(ctx)
@@ -88,13 +88,13 @@ func (i *identity) isWritten() bool {
 }
 
 // observe schedules a write if a version of the Node lacks something.
-func (i *identity) see(node *corev1.Node) {
-	patch, err := i.wanted(node).nodePatch(node)
+func (i *identity) observe(node *corev1.Node) {
+	patch, err := i.desired(node).nodePatch(node)
 	i.mu.Lock()
 	// A recreated Node may have it all, but its CSINode is gone.
-	another := i.written != node.UID
+	recreated := i.written != node.UID
 	i.mu.Unlock()
-	if err != nil || patch != nil || another {
+	if err != nil || patch != nil || recreated {
 		i.changed.wake()
 	}
 }
@@ -104,9 +104,9 @@ func (i *identity) install(ctx context.Context, driver string, info csi.NodeInfo
 	if info.NodeID == "" {
 		return errors.New("error adding CSI driver node info: driverNodeID must not be empty")
 	}
-	misfits, err := i.try(ctx, driver, info)
+	rejected, err := i.tryInstall(ctx, driver, info)
 	if err == nil {
-		err = misfits[driver]
+		err = rejected[driver]
 	}
 	if err != nil {
 		return fmt.Errorf("error updating CSINode and Node of driver %s: %w", driver, err)
@@ -115,8 +115,8 @@ func (i *identity) install(ctx context.Context, driver string, info csi.NodeInfo
 }
 
 // tryInstall adds a driver. If the API server rejects it, the driver is taken back out, so that it does not block the writes for others.
-func (i *identity) try(ctx context.Context, driver string, info csi.NodeInfo) (misfits map[string]error, err error) {
-	if err := i.take(ctx); err != nil {
+func (i *identity) tryInstall(ctx context.Context, driver string, info csi.NodeInfo) (rejected map[string]error, err error) {
+	if err := i.acquire(ctx); err != nil {
 		return nil, err
 	}
 	defer i.release()
@@ -125,7 +125,7 @@ func (i *identity) try(ctx context.Context, driver string, info csi.NodeInfo) (m
 	i.drivers[driver] = info
 	delete(i.gone, driver)
 	i.mu.Unlock()
-	misfits, err = i.write(ctx)
+	rejected, err = i.write(ctx)
 	if refused(err, info) {
 		i.mu.Lock()
 		defer i.mu.Unlock()
@@ -133,11 +133,11 @@ func (i *identity) try(ctx context.Context, driver string, info csi.NodeInfo) (m
 			i.drivers[driver] = before
 		}
 	}
-	return misfits, err
+	return rejected, err
 }
 
 // refused reports whether the API server rejected the driver's NodeGetInfo: NodeRestriction forbids some labels. Without labels,
-// Forbidden has another cause.
+// Forbidden has recreated cause.
 func refused(err error, info csi.NodeInfo) bool {
 	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) && len(info.Topology) > 0
 }
@@ -152,11 +152,11 @@ func (i *identity) remove(driver string) {
 }
 
 // maxConflicts is the number of attempts to write against conflicts with other writers of the Node.
-const conflicts = 10
+const maxConflicts = 10
 
 // sync brings Node and CSINode up to date. It returns why some drivers were rejected.
-func (i *identity) sync(ctx context.Context) (misfits map[string]error, err error) {
-	if err := i.take(ctx); err != nil {
+func (i *identity) sync(ctx context.Context) (rejected map[string]error, err error) {
+	if err := i.acquire(ctx); err != nil {
 		return nil, err
 	}
 	defer i.release()
@@ -164,40 +164,40 @@ func (i *identity) sync(ctx context.Context) (misfits map[string]error, err erro
 }
 
 // acquire waits for the verification of the records and for a write in progress.
-func (i *identity) take(ctx context.Context) error {
+func (i *identity) acquire(ctx context.Context) error {
 	select {
-	case <-i.sure:
+	case <-i.ownerVerified:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 	select {
-	case i.slot <- struct{}{}:
+	case i.sem <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-func (i *identity) release() { <-i.slot }
+func (i *identity) release() { <-i.sem }
 
 // write is sync for callers that have acquired the semaphore.
-func (i *identity) write(ctx context.Context) (misfits map[string]error, err error) {
+func (i *identity) write(ctx context.Context) (rejected map[string]error, err error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	for range conflicts {
-		if misfits, err = i.syncOnce(ctx); !apierrors.IsConflict(err) {
+	for range maxConflicts {
+		if rejected, err = i.syncOnce(ctx); !apierrors.IsConflict(err) {
 			break
 		}
 	}
-	return misfits, err
+	return rejected, err
 }
 
-func (i *identity) syncOnce(ctx context.Context) (misfits map[string]error, err error) {
+func (i *identity) syncOnce(ctx context.Context) (rejected map[string]error, err error) {
 	node, err := i.client.CoreV1().Nodes().Get(ctx, i.node, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("read node %s: %w", i.node, err)
 	}
-	want := i.wanted(node)
+	want := i.desired(node)
 	patch, err := want.nodePatch(node)
 	if err != nil {
 		return nil, err
@@ -213,25 +213,25 @@ func (i *identity) syncOnce(ctx context.Context) (misfits map[string]error, err 
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.written = node.UID
-	return want.misfits, nil
+	return want.rejected, nil
 }
 
 // desiredNodeInfo is the desired content of a Node and its CSINode.
-type wanted struct {
+type desiredNodeInfo struct {
 	drivers map[string]csi.NodeInfo
 	gone    map[string]bool
 	root    string
 	// labels are the topology labels to add to the Node.
 	labels map[string]string
 	// rejected are the drivers whose topology contradicts the Node's labels. As in kubelet, only these are left out.
-	misfits map[string]error
+	rejected map[string]error
 }
 
-func (i *identity) wanted(node *corev1.Node) wanted {
+func (i *identity) desired(node *corev1.Node) desiredNodeInfo {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	want := wanted{
-		drivers: maps.Clone(i.drivers), gone: maps.Clone(i.gone), root: i.root, labels: map[string]string{}, misfits: map[string]error{},
+	want := desiredNodeInfo{
+		drivers: maps.Clone(i.drivers), gone: maps.Clone(i.gone), root: i.root, labels: map[string]string{}, rejected: map[string]error{},
 	}
 	has := maps.Clone(node.Labels)
 	if has == nil {
@@ -240,7 +240,7 @@ func (i *identity) wanted(node *corev1.Node) wanted {
 	for _, driver := range slices.Sorted(maps.Keys(i.drivers)) {
 		topology := i.drivers[driver].Topology
 		if err := collision(has, topology); err != nil {
-			want.misfits[driver] = err
+			want.rejected[driver] = err
 			delete(want.drivers, driver)
 			continue
 		}
@@ -263,7 +263,7 @@ func collision(labels, topology map[string]string) error {
 }
 
 // nodePatch returns the patch of the Node; nil if it is up to date.
-func (w wanted) nodePatch(node *corev1.Node) ([]byte, error) {
+func (w desiredNodeInfo) nodePatch(node *corev1.Node) ([]byte, error) {
 	annotations := map[string]any{}
 	if node.Annotations[kube.ManagedAttachAnnotation] != "true" {
 		annotations[kube.ManagedAttachAnnotation] = "true"
@@ -306,7 +306,7 @@ func (w wanted) nodePatch(node *corev1.Node) ([]byte, error) {
 }
 
 // syncCSINode creates or updates the CSINode of the Node as it was just read.
-func (i *identity) syncCSINode(ctx context.Context, node *corev1.Node, want wanted) error {
+func (i *identity) syncCSINode(ctx context.Context, node *corev1.Node, want desiredNodeInfo) error {
 	api := i.client.StorageV1().CSINodes()
 	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}
 	current, err := api.Get(ctx, i.node, metav1.GetOptions{})
@@ -320,7 +320,7 @@ func (i *identity) syncCSINode(ctx context.Context, node *corev1.Node, want want
 	switch {
 	case apierrors.IsNotFound(err):
 		fresh := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: i.node, OwnerReferences: []metav1.OwnerReference{owner}}}
-		want.putIn(fresh)
+		want.addMissing(fresh)
 		if _, err := api.Create(ctx, fresh, metav1.CreateOptions{}); err != nil {
 			return fmt.Errorf("create CSINode %s: %w", i.node, err)
 		}
@@ -328,11 +328,11 @@ func (i *identity) syncCSINode(ctx context.Context, node *corev1.Node, want want
 	case err != nil:
 		return fmt.Errorf("read CSINode %s: %w", i.node, err)
 	}
-	err = i.changeCSINode(ctx, current.DeepCopy(), want.takeOut, want.putIn)
-	if apierrors.IsInvalid(err) && want.takeOutLimits(current.DeepCopy()) {
+	err = i.changeCSINode(ctx, current.DeepCopy(), want.removeChanged, want.addMissing)
+	if apierrors.IsInvalid(err) && want.removeChangedLimits(current.DeepCopy()) {
 		// Before 1.35 the API server rejects a changed allocatable count.
 		if current, err = api.Get(ctx, i.node, metav1.GetOptions{}); err == nil {
-			err = i.changeCSINode(ctx, current, want.takeOutLimits, want.putIn)
+			err = i.changeCSINode(ctx, current, want.removeChangedLimits, want.addMissing)
 		}
 	}
 	if err != nil {
@@ -357,7 +357,7 @@ func (i *identity) changeCSINode(ctx context.Context, current *storagev1.CSINode
 }
 
 // removeChanged removes the drivers that are gone or have changed. It leaves drivers that this agent has not seen.
-func (w wanted) takeOut(object *storagev1.CSINode) (changed bool) {
+func (w desiredNodeInfo) removeChanged(object *storagev1.CSINode) (changed bool) {
 	before := len(object.Spec.Drivers)
 	object.Spec.Drivers = slices.DeleteFunc(object.Spec.Drivers, func(d storagev1.CSINodeDriver) bool {
 		info, here := w.drivers[d.Name]
@@ -367,7 +367,7 @@ func (w wanted) takeOut(object *storagev1.CSINode) (changed bool) {
 }
 
 // removeChangedLimits removes the drivers whose allocatable count has changed.
-func (w wanted) takeOutLimits(object *storagev1.CSINode) (changed bool) {
+func (w desiredNodeInfo) removeChangedLimits(object *storagev1.CSINode) (changed bool) {
 	before := len(object.Spec.Drivers)
 	object.Spec.Drivers = slices.DeleteFunc(object.Spec.Drivers, func(d storagev1.CSINodeDriver) bool {
 		info, here := w.drivers[d.Name]
@@ -377,7 +377,7 @@ func (w wanted) takeOutLimits(object *storagev1.CSINode) (changed bool) {
 }
 
 // addMissing adds the missing drivers and updates allocatable counts in place: without the driver the scheduler would see no limit.
-func (w wanted) putIn(object *storagev1.CSINode) (changed bool) {
+func (w desiredNodeInfo) addMissing(object *storagev1.CSINode) (changed bool) {
 	if object.Annotations[migratedPluginsAnnotation] != migratedPlugins {
 		metav1.SetMetaDataAnnotation(&object.ObjectMeta, migratedPluginsAnnotation, migratedPlugins)
 		changed = true

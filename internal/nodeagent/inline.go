@@ -23,13 +23,13 @@ func lifecycleMode(inline bool) storagev1.VolumeLifecycleMode {
 }
 
 // inlineVolumeToMount returns an inline CSI volume of a pod. It needs no claim and no PersistentVolume.
-func wantOfInline(object *corev1.Pod, volume string, source *corev1.CSIVolumeSource) (*wantedVolume, error) {
+func inlineVolumeToMount(object *corev1.Pod, volume string, source *corev1.CSIVolumeSource) (*volumeToMount, error) {
 	for what, name := range map[string]string{"volume": volume, "driver": source.Driver} {
 		if err := mount.CheckName(name); err != nil {
 			return nil, refuse("%s: %v", what, err)
 		}
 	}
-	w := &wantedVolume{
+	w := &volumeToMount{
 		inline: true, pod: identityOf(object), volume: volume,
 		since:    time.Now(),
 		specName: volume, driver: source.Driver, handle: inlineHandle(string(object.UID), volume),
@@ -49,9 +49,9 @@ func wantOfInline(object *corev1.Pod, volume string, source *corev1.CSIVolumeSou
 }
 
 // checkPaths rejects a pod with two volumes at one target path: an inline volume may have a PersistentVolume's name.
-func checkPaths(wants []*wantedVolume) error {
-	at := map[string]*wantedVolume{}
-	for _, w := range wants {
+func checkPaths(volumes []*volumeToMount) error {
+	at := map[string]*volumeToMount{}
+	for _, w := range volumes {
 		path := publishPath(w)
 		if other := at[path]; other != nil && other.name() != w.name() {
 			return refuse("volumes %q and %q would be published at the same path: an inline volume may not have the name of a PersistentVolume that its pod claims (%s)",
@@ -63,16 +63,16 @@ func checkPaths(wants []*wantedVolume) error {
 }
 
 // checkLifecycle checks that the driver supports the volume's lifecycle mode.
-func (m *volumeManager) checkLifecycle(w *wantedVolume) error {
+func (m *volumeManager) checkLifecycle(w *volumeToMount) error {
 	if w.block {
 		return nil // kubelet checks file system volumes only
 	}
 	return m.plugins.supportsMode(w.driver, lifecycleMode(w.inline))
 }
 
-// isGone reports whether the driver does not know the inline volume to unpublish. Such a volume is used by one pod only, so there is nothing
-// left to undo; tidy finds a remaining mount. For a persistent volume NOT_FOUND proves nothing: the driver may have lost its state, but not
-// the mount.
+// isGone reports whether the driver does not know the inline volume to unpublish. Such a volume is used by one pod only, so there is
+// nothing left to undo; tidy finds a remaining mount. For a persistent volume NOT_FOUND proves nothing: the driver may have lost its
+// state, but not the mount.
 func isGone(inline bool, err error) bool {
 	code, ok := csi.Code(err)
 	return inline && ok && code == codes.NotFound
@@ -80,7 +80,7 @@ func isGone(inline bool, err error) bool {
 
 // firstStep is the step named in events before any call to the driver.
 func (v *volume) firstStep() string {
-	if v.life.Inline {
+	if v.state.Inline {
 		return stepSetUp
 	}
 	return stepMountDevice

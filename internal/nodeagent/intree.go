@@ -15,15 +15,15 @@ var translator = csitranslation.New()
 
 // inTreeVolumeToMount returns an in-tree volume in the pod spec that is migrated to CSI, or nil for other volumes (emptyDir, configMap,
 // nfs ...).
-func (m *podManager) wantOfInTree(object *corev1.Pod, volume *corev1.Volume) (*wantedVolume, error) {
+func (m *podManager) inTreeVolumeToMount(object *corev1.Pod, volume *corev1.Volume) (*volumeToMount, error) {
 	if !translator.IsInlineMigratable(volume) {
 		return nil, nil
 	}
-	pv, err := translator.TranslateInTreeInlineVolumeToCSI(klogOf(m.log), volume, object.Namespace)
+	pv, err := translator.TranslateInTreeInlineVolumeToCSI(m.log, volume, object.Namespace)
 	if err != nil {
 		return nil, fmt.Errorf("translate to CSI: %w", err)
 	}
-	w, err := wantOfVolume(pv)
+	w, err := newVolumeToMount(pv)
 	if err != nil {
 		return nil, err
 	}
@@ -34,19 +34,19 @@ func (m *podManager) wantOfInTree(object *corev1.Pod, volume *corev1.Volume) (*w
 
 // nonCSIVolume is a claim of a pod whose PersistentVolume is not a CSI volume. The agent does not mount it, but mounts the pod's other
 // volumes.
-type otherVolume struct {
+type nonCSIVolume struct {
 	volume string // the name in pod.spec.volumes
 	use    claimUse
 	pv     *corev1.PersistentVolume
 }
 
 // Error makes it a result of volumeToMountOf.
-func (o *otherVolume) Error() string {
+func (o *nonCSIVolume) Error() string {
 	return fmt.Sprintf("PersistentVolume %s of claim %s is not a CSI volume (%s): belay-node does not mount it, and leaves it to the program that runs the containers of the pod",
 		o.pv.Name, o.use.name, sourceOf(o.pv))
 }
 
-func (o *otherVolume) mount() Mount {
+func (o *nonCSIVolume) mount() Mount {
 	return Mount{
 		VolumeName: o.volume, ReadOnly: o.use.readOnly, Block: mode(o.pv.Spec.VolumeMode) == corev1.PersistentVolumeBlock,
 		SupplementalGroup: supplementalGroup(o.pv), PersistentVolume: o.pv.DeepCopy(),
@@ -86,11 +86,11 @@ func supplementalGroup(pv *corev1.PersistentVolume) *int64 {
 }
 
 // emitNonCSIVolumes emits one event for each volume that the agent does not mount. The caller holds mu.
-func (m *podManager) emitOthers(p *pod, others []*otherVolume) {
-	for _, o := range others {
-		if !slices.ContainsFunc(p.others, func(told *otherVolume) bool { return told.volume == o.volume }) {
+func (m *podManager) emitNonCSIVolumes(p *pod, found []*nonCSIVolume) {
+	for _, o := range found {
+		if !slices.ContainsFunc(p.nonCSI, func(known *nonCSIVolume) bool { return known.volume == o.volume }) {
 			m.events.Eventf(p.object, corev1.EventTypeWarning, "VolumeNotMounted", "Volume %q: %v", o.volume, o)
 		}
 	}
-	p.others = others
+	p.nonCSI = found
 }

@@ -17,7 +17,7 @@ type measured struct {
 	// began is when the current operation of a pod began.
 	began map[nodevolume.PublishKey]time.Time
 	// waits are the current waits. Unlike volume.waits they end when a step begins.
-	waits map[nodevolume.PublishKey]holding
+	waits map[nodevolume.PublishKey]currentWait
 }
 
 // startMetrics registers the agent's metrics if Config.Metrics is set.
@@ -42,7 +42,7 @@ func (m *volumeManager) stopMetrics() {
 }
 
 // stepStarted records when an operation begins, and ends the wait for it.
-func (m *volumeManager) stepBegins(v *volume, step nodevolume.Step) {
+func (m *volumeManager) stepStarted(v *volume, step nodevolume.Step) {
 	if m.metrics == nil {
 		return
 	}
@@ -80,15 +80,8 @@ func (m *volumeManager) stepBegins(v *volume, step nodevolume.Step) {
 }
 
 // stepEnded observes the duration of the operation that a step ends, unless it was observed already: for a mount that is the publish, or
-// the step that failed.
+// the step that failed. The caller holds mu.
 func (m *volumeManager) stepEnded(v *volume, key nodevolume.PublishKey, step string, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.measureEnd(v, key, step, err)
-}
-
-// measureEnd is stepEnded for callers that hold mu.
-func (m *volumeManager) measureEnd(v *volume, key nodevolume.PublishKey, step string, err error) {
 	if m.metrics == nil || (step == stepMountDevice && err == nil) {
 		return
 	}
@@ -97,16 +90,16 @@ func (m *volumeManager) measureEnd(v *volume, key nodevolume.PublishKey, step st
 		return
 	}
 	delete(v.measured.began, key)
-	migrated, block := false, v.life.Stage.Record.Block
+	migrated, block := false, v.state.Stage.Record.Block
 	for _, p := range v.pods {
 		block = block || p.Record.Block
-		if p.want == nil {
+		if p.toMount == nil {
 			continue
 		}
-		migrated, block = migrated || p.want.migrated, block || p.want.block
-		if p.Key == key && step == stepSetUp && err == nil && !p.want.since.IsZero() {
-			m.metrics.Mounted(v.driver, time.Since(p.want.since))
-			p.want.since = time.Time{} // observe once
+		migrated, block = migrated || p.toMount.migrated, block || p.toMount.block
+		if p.Key == key && step == stepSetUp && err == nil && !p.toMount.since.IsZero() {
+			m.metrics.Mounted(v.driver, time.Since(p.toMount.since))
+			p.toMount.since = time.Time{} // observe once
 		}
 	}
 	m.metrics.Operation(telemetry.NodeOperation{
@@ -130,24 +123,24 @@ func operationOf(step string, block bool) string {
 }
 
 // measureWaits updates the current waits. The caller holds mu.
-func (m *volumeManager) measureWaits(v *volume, holds []nodevolume.Wait, now time.Time) {
+func (m *volumeManager) measureWaits(v *volume, waits []nodevolume.Wait, now time.Time) {
 	if m.metrics == nil {
 		return
 	}
 	for key, was := range v.measured.waits {
-		if !slices.Contains(holds, nodevolume.Wait{Key: key, Reason: was.reason}) {
+		if !slices.Contains(waits, nodevolume.Wait{Key: key, Reason: was.reason}) {
 			m.endWait(v, key, now)
 		}
 	}
-	for _, hold := range holds {
-		delete(v.measured.began, hold.Key) // the operation starts again after the wait
-		if _, goesOn := v.measured.waits[hold.Key]; goesOn {
+	for _, wait := range waits {
+		delete(v.measured.began, wait.Key) // the operation starts again after the wait
+		if _, ok := v.measured.waits[wait.Key]; ok {
 			continue
 		}
 		if v.measured.waits == nil {
-			v.measured.waits = map[nodevolume.PublishKey]holding{}
+			v.measured.waits = map[nodevolume.PublishKey]currentWait{}
 		}
-		v.measured.waits[hold.Key] = holding{reason: hold.Reason, since: now}
+		v.measured.waits[wait.Key] = currentWait{reason: wait.Reason, since: now}
 	}
 	if len(v.measured.waits) == 0 && len(v.measured.began) == 0 {
 		v.measured = measured{}
@@ -180,11 +173,11 @@ func (m *volumeManager) measureCalls(driver string) func(csi.Call) {
 }
 
 // updateReleasedAt updates since when no pod uses the volume. The caller holds mu.
-func (m *volumeManager) noteReleased(v *volume, now time.Time) {
-	claimOf := m.claims(v)
+func (m *volumeManager) updateReleasedAt(v *volume, now time.Time) {
+	demandOf := m.demands(v)
 	kept := slices.ContainsFunc(v.pods, func(p *podVolume) bool {
-		claim := claimOf(p)
-		return claim == nodevolume.Wanted || claim == nodevolume.DemandUnknown
+		demand := demandOf(p)
+		return demand == nodevolume.Wanted || demand == nodevolume.DemandUnknown
 	})
 	switch {
 	case kept:
@@ -200,12 +193,12 @@ func (m *volumeManager) census() telemetry.NodeCensus {
 	out := telemetry.NodeCensus{Desired: map[string]int{}, Mounted: map[string]int{}, Waits: map[nodevolume.Reason]telemetry.NodeWaits{}}
 	m.mu.Lock()
 	for _, v := range m.all {
-		claimOf := m.claims(v)
+		demandOf := m.demands(v)
 		for _, p := range v.pods {
-			if claimOf(p) == nodevolume.Wanted {
+			if demandOf(p) == nodevolume.Wanted {
 				out.Desired[v.driver]++
-				if !p.want.since.IsZero() && !v.isReady(p) {
-					out.PendingMount = max(out.PendingMount, now.Sub(p.want.since))
+				if !p.toMount.since.IsZero() && !v.isReady(p) {
+					out.PendingMount = max(out.PendingMount, now.Sub(p.toMount.since))
 				}
 			}
 			if p.Phase == nodevolume.Confirmed {
@@ -215,8 +208,8 @@ func (m *volumeManager) census() telemetry.NodeCensus {
 		for _, wait := range v.measured.waits {
 			out.Waits[wait.reason] = out.Waits[wait.reason].Add(now.Sub(wait.since))
 		}
-		if v.asked != nil {
-			out.Waits[telemetry.CallInFlight] = out.Waits[telemetry.CallInFlight].Add(now.Sub(v.asked.since))
+		if v.pending != nil {
+			out.Waits[telemetry.CallInFlight] = out.Waits[telemetry.CallInFlight].Add(now.Sub(v.pending.since))
 		}
 		if !v.releasedAt.IsZero() {
 			out.PendingUnmount = max(out.PendingUnmount, now.Sub(v.releasedAt))

@@ -42,9 +42,9 @@ type nodeStatus struct {
 // nodeHandlers are called on changes of the Node.
 type nodeHandlers struct {
 	// observed is called with every version of the Node that the watch delivers.
-	seen func(*corev1.Node)
+	observed func(*corev1.Node)
 	// volumesChanged is called with the volumes whose entries in the Node's status have changed.
-	learned func(volumes []string)
+	volumesChanged func(volumes []string)
 	// relabelled is called when the labels of the Node have changed.
 	relabelled func()
 	// handshakes returns which of the volumes listed in use at start-up were mounted under the handshake.
@@ -74,7 +74,7 @@ func (s *nodeStatus) started() bool {
 }
 
 // nodeLabels returns the labels of the Node, and whether it has been read.
-func (s *nodeStatus) labelled() (labels map[string]string, known bool) {
+func (s *nodeStatus) nodeLabels() (labels map[string]string, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.labels, s.inUse.Started()
@@ -82,7 +82,7 @@ func (s *nodeStatus) labelled() (labels map[string]string, known bool) {
 
 // decide runs a decision and adds its change of volumesInUse to the next write. It holds the lock throughout, so that no write can follow
 // an outdated decision.
-func (s *nodeStatus) settle(volume string, decide func(nodevolume.Node) nodevolume.Decision) nodevolume.Decision {
+func (s *nodeStatus) decide(volume string, decide func(nodevolume.Node) nodevolume.Decision) nodevolume.Decision {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	decision := decide(s.inUse.View(volume))
@@ -122,7 +122,7 @@ func (s *nodeStatus) watch(ctx context.Context) {
 		fields.OneTermEqualSelector(metav1.ObjectNameField, s.node), &corev1.Node{})
 	see := func(object any) {
 		if node, ok := object.(*corev1.Node); ok {
-			s.see(node)
+			s.observe(node)
 		}
 	}
 	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -130,17 +130,17 @@ func (s *nodeStatus) watch(ctx context.Context) {
 		UpdateFunc: func(old, object any) {
 			was, is := old.(*corev1.Node), object.(*corev1.Node)
 			if nodevolume.Older(is.ResourceVersion, was.ResourceVersion) {
-				s.doubt() // such as after a restore of etcd
+				s.requireRead() // such as after a restore of etcd
 			}
 			see(object)
 		},
-		DeleteFunc: func(any) { s.doubt() },
+		DeleteFunc: func(any) { s.requireRead() },
 	})
 	informer.RunWithContext(ctx)
 }
 
 // requireRead schedules a live read of the Node, as the cached version may be wrong.
-func (s *nodeStatus) doubt() {
+func (s *nodeStatus) requireRead() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.inUse.RequireRead()
@@ -159,14 +159,14 @@ func statusOf(node *corev1.Node) nodevolume.NodeStatus {
 }
 
 // observe handles a version of the Node from the watch.
-func (s *nodeStatus) see(node *corev1.Node) {
-	s.on.seen(node)
+func (s *nodeStatus) observe(node *corev1.Node) {
+	s.on.observed(node)
 	s.mu.Lock()
 	relabelled := !maps.Equal(s.labels, node.Labels)
 	s.labels = node.Labels
-	var learned []string
+	var changed []string
 	if status := statusOf(node); s.inUse.Started() {
-		learned = s.inUse.Observe(status)
+		changed = s.inUse.Observe(status)
 	} else { // the first live read may return an older version
 		s.early = &status
 	}
@@ -175,7 +175,7 @@ func (s *nodeStatus) see(node *corev1.Node) {
 	if relabelled {
 		s.on.relabelled()
 	}
-	s.on.learned(learned)
+	s.on.volumesChanged(changed)
 }
 
 // write is the only writer of node.status.volumesInUse. It writes the first change at once, and batches those that come during a write.
@@ -230,7 +230,7 @@ func (s *nodeStatus) read(ctx context.Context) (gone bool, err error) {
 	node, err := s.client.CoreV1().Nodes().Get(ctx, s.node, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		s.take(func() []string {
+		s.update(func() []string {
 			if s.inUse.Version() != since {
 				return nil // meanwhile the watch has delivered a recreated Node
 			}
@@ -250,11 +250,11 @@ func (s *nodeStatus) read(ctx context.Context) (gone bool, err error) {
 	}
 	s.mu.Unlock()
 	if !start {
-		s.take(func() []string { return s.inUse.ObserveLive(status) })
+		s.update(func() []string { return s.inUse.ObserveLive(status) })
 		return false, nil
 	}
 	recorded := s.on.handshakes(status.InUse)
-	s.take(func() []string {
+	s.update(func() []string {
 		s.labels = node.Labels
 		s.inUse.Start(status, func(volume string) nodevolume.Knowledge { return recorded[volume] })
 		if s.early != nil {
@@ -268,11 +268,11 @@ func (s *nodeStatus) read(ctx context.Context) (gone bool, err error) {
 }
 
 // update changes the cached state and wakes the affected volumes.
-func (s *nodeStatus) take(change func() (learned []string)) {
+func (s *nodeStatus) update(change func() (changed []string)) {
 	s.mu.Lock()
-	learned := change()
+	changed := change()
 	s.mu.Unlock()
-	s.on.learned(learned)
+	s.on.volumesChanged(changed)
 }
 
 // patch sends one PATCH and caches the Node in its response.
@@ -293,7 +293,7 @@ func (s *nodeStatus) patch(ctx context.Context, write nodevolume.Write) error {
 		s.inUse.NotApplied() // a live read comes next
 		return fmt.Errorf("write volumesInUse of node %s: %w", s.node, err)
 	}
-	s.take(func() []string { return s.inUse.Applied(statusOf(node)) })
+	s.update(func() []string { return s.inUse.Applied(statusOf(node)) })
 	s.log.Info("Updated status.volumesInUse", "volumes", len(write.InUse), "resourceVersion", node.ResourceVersion)
 	return nil
 }

@@ -14,7 +14,7 @@ func (m *volumeManager) observe(v *volume, node nodevolume.Node) nodevolume.Fact
 		Node: node, AttachRequired: m.plugins.attachRequired(v.driver), Unaccounted: m.isUnaccounted(v.name),
 		Pod: func(p *nodevolume.PodVolume) nodevolume.PodFacts {
 			facts := nodevolume.PodFacts{PodState: m.pods.state(types.UID(p.Key.PodUID))}
-			if w := v.find(p.Key).want; w != nil {
+			if w := v.findPod(p.Key).toMount; w != nil {
 				facts.Wants, facts.Label, facts.SolePod, facts.ReadOnly = true, rules.label(w), w.solePod, w.readOnly
 			}
 			return facts
@@ -23,7 +23,7 @@ func (m *volumeManager) observe(v *volume, node nodevolume.Node) nodevolume.Fact
 	if client, has := m.plugins.registered(v.driver); client != nil {
 		facts.Driver.Registered = true
 		if rules.republish {
-			facts.Driver.RepublishEvery = m.config.republishEvery
+			facts.Driver.RepublishEvery = m.config.republishPeriod
 		}
 		if has != nil {
 			facts.Driver.Stages = decision.Known(has.Stage)
@@ -33,7 +33,7 @@ func (m *volumeManager) observe(v *volume, node nodevolume.Node) nodevolume.Fact
 }
 
 // demands returns a function for the demand of each pod of the volume. The caller holds mu.
-func (m *volumeManager) claims(v *volume) func(*podVolume) nodevolume.Demand {
+func (m *volumeManager) demands(v *volume) func(*podVolume) nodevolume.Demand {
 	facts := m.observe(v, nodevolume.Node{})
-	return func(p *podVolume) nodevolume.Demand { return v.life.Demand(facts, p.PodVolume) }
+	return func(p *podVolume) nodevolume.Demand { return v.state.Demand(facts, p.PodVolume) }
 }

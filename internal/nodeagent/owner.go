@@ -72,7 +72,7 @@ type recordOwner struct {
 	client kubernetes.Interface
 	log    logr.Logger
 	// verified is closed once the records are known to be this node's.
-	sure chan struct{}
+	verified chan struct{}
 
 	mu sync.Mutex
 	// Under mu:
@@ -87,7 +87,7 @@ type recordOwner struct {
 // cannot be read.
 func newRecordOwner(config Config, root *mount.Root, client kubernetes.Interface) (*recordOwner, error) {
 	node, log := config.NodeName, config.Logger
-	o := &recordOwner{root: root, bootID: config.BootID, client: client, log: log, sure: make(chan struct{}), recorded: nodevolume.Owner{NodeName: node}}
+	o := &recordOwner{root: root, bootID: config.BootID, client: client, log: log, verified: make(chan struct{}), recorded: nodevolume.Owner{NodeName: node}}
 	names, err := root.List(recordsDir)
 	if err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func newRecordOwner(config Config, root *mount.Root, client kubernetes.Interface
 	}
 	found, err := o.read()
 	if errors.Is(err, fs.ErrNotExist) {
-		return o, o.adopt(records)
+		return o, o.checkUnowned(records)
 	}
 	if err != nil {
 		// The pods of another cluster would have every volume unmounted.
@@ -131,7 +131,7 @@ func (o *recordOwner) read() (found nodevolume.Owner, err error) {
 }
 
 // checkUnowned checks records without an ownerFile, from an earlier version of the agent: vol_data.json has the name of the node.
-func (o *recordOwner) adopt(records []string) error {
+func (o *recordOwner) checkUnowned(records []string) error {
 	for _, name := range records {
 		raw, err := o.root.ReadFile(recordPath(name))
 		if err != nil {
@@ -158,29 +158,29 @@ func (o *recordOwner) adopt(records []string) error {
 // verify compares the owner of the records with the Node and the cluster in the API. It returns an OwnerError on a mismatch, and another
 // error as long as it cannot tell.
 func (o *recordOwner) verify(ctx context.Context) error {
-	if o.isSure() {
+	if o.isVerified() {
 		return nil
 	}
 	now, node, err := o.observe(ctx)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if err == nil {
-		err = o.judgeRoot(node)
+		err = o.checkRoot(node)
 	}
 	if err == nil {
-		err = o.judge(now)
+		err = o.checkOwner(now)
 	}
 	if o.problem = err; err == nil {
-		close(o.sure)
+		close(o.verified)
 	}
 	return err
 }
 
 // checkRoot checks whether an agent has served the Node from another root since boot. With the records below this root, everything that the
 // Node lists in use would be removed from the list, and detached while mounted.
-func (o *recordOwner) judgeRoot(node *corev1.Node) error {
-	said := node.Annotations[kube.VolumesRootAnnotation]
-	bootID, root, ok := strings.Cut(said, " ")
+func (o *recordOwner) checkRoot(node *corev1.Node) error {
+	parts := node.Annotations[kube.VolumesRootAnnotation]
+	bootID, root, ok := strings.Cut(parts, " ")
 	if !ok || bootID != o.bootID || root == o.root.Path(".") || len(node.Status.VolumesInUse) == 0 {
 		return nil
 	}
@@ -191,7 +191,7 @@ func (o *recordOwner) judgeRoot(node *corev1.Node) error {
 }
 
 // checkOwner compares the recorded owner with the one in the API. The caller holds mu.
-func (o *recordOwner) judge(now nodevolume.Owner) error {
+func (o *recordOwner) checkOwner(now nodevolume.Owner) error {
 	if o.stored {
 		switch o.recorded.Compare(now) {
 		case nodevolume.SameOwner:
@@ -210,13 +210,13 @@ func (o *recordOwner) judge(now nodevolume.Owner) error {
 
 // difference describes what was compared. The caller holds mu.
 func (o *recordOwner) difference(now nodevolume.Owner) string {
-	said := []string{fmt.Sprintf("node UID was %q, is %q", o.recorded.NodeUID, now.NodeUID)}
+	parts := []string{fmt.Sprintf("node UID was %q, is %q", o.recorded.NodeUID, now.NodeUID)}
 	for _, object := range []string{clusterNamespace, clusterService} {
 		if was, is := o.recorded.Cluster[object], now.Cluster[object]; was != "" || is != "" {
-			said = append(said, fmt.Sprintf("UID of %s was %q, is %q", object, was, is))
+			parts = append(parts, fmt.Sprintf("UID of %s was %q, is %q", object, was, is))
 		}
 	}
-	return strings.Join(said, ", ")
+	return strings.Join(parts, ", ")
 }
 
 // observe reads the UIDs of the Node and the cluster. It leaves out those that do not exist or that it may not read.
@@ -252,7 +252,7 @@ func (o *recordOwner) observe(ctx context.Context) (nodevolume.Owner, *corev1.No
 }
 
 // updateNodeUID records the UID of a Node that was recreated while the agent runs.
-func (o *recordOwner) nodeSeen(uid types.UID) {
+func (o *recordOwner) updateNodeUID(uid types.UID) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.stored || o.recorded.NodeUID == string(uid) {
@@ -283,7 +283,7 @@ func (o *recordOwner) store(next nodevolume.Owner) error {
 
 // ready returns why the owner of the records is not verified, or nil.
 func (o *recordOwner) ready() error {
-	if o.isSure() {
+	if o.isVerified() {
 		return nil
 	}
 	o.mu.Lock()
@@ -292,9 +292,9 @@ func (o *recordOwner) ready() error {
 }
 
 // isVerified reports whether the records are known to be this node's.
-func (o *recordOwner) isSure() bool {
+func (o *recordOwner) isVerified() bool {
 	select {
-	case <-o.sure:
+	case <-o.verified:
 		return true
 	default:
 		return false
@@ -302,11 +302,11 @@ func (o *recordOwner) isSure() bool {
 }
 
 // firstVerifyTimeout bounds the first attempt to verify, for which everything else waits.
-const firstLook = 5 * time.Second
+const firstVerifyTimeout = 5 * time.Second
 
 // verifyOwnerOnce fails only if the records belong to another Node: unmounting need not wait for the API server.
-func (a *Agent) lookForOwner(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, firstLook)
+func (a *Agent) verifyOwnerOnce(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, firstVerifyTimeout)
 	defer cancel()
 	err := a.owner.verify(ctx)
 	if other, ok := errors.AsType[*OwnerError](err); ok {
@@ -316,10 +316,10 @@ func (a *Agent) lookForOwner(ctx context.Context) error {
 }
 
 // waitForOwner retries until the owner of the records is verified. It returns an OwnerError if they belong to another Node.
-func (a *Agent) knowOwner(ctx context.Context) error {
+func (a *Agent) waitForOwner(ctx context.Context) error {
 	for failures := 1; ; failures++ {
 		err := a.owner.verify(ctx)
-		a.volumes.blocks(err, nodevolume.AttachabilityUnknown, nodevolume.NodeUnknown)
+		a.volumes.setBlocker(err, nodevolume.AttachabilityUnknown, nodevolume.NodeUnknown)
 		if _, other := errors.AsType[*OwnerError](err); err == nil || other {
 			return err
 		}

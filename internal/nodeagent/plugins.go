@@ -35,7 +35,7 @@ type plugins struct {
 	// Under mu:
 	drivers map[string]*driver
 	// limits has the drivers whose limit is refreshed.
-	limits map[string]limitUpkeep
+	limits map[string]limitRefresh
 }
 
 // pluginHandlers are called without the lock of plugins.
@@ -58,9 +58,9 @@ func newPlugins(config Config, root *mount.Root, client kubernetes.Interface, su
 		identity:  newIdentity(config.NodeName, client),
 		limitsDue: workqueue.NewTypedDelayingQueue[string](),
 		drivers:   map[string]*driver{},
-		limits:    map[string]limitUpkeep{},
+		limits:    map[string]limitRefresh{},
 	}
-	p.identity.sure, p.identity.root = sure, config.BootID+" "+root.Path(".")
+	p.identity.ownerVerified, p.identity.root = sure, config.BootID+" "+root.Path(".")
 	p.registry = newRegistry(p)
 	p.csiDrivers = p.newCSIDriverInformer(client)
 	return p
@@ -94,7 +94,7 @@ func (p *plugins) run(ctx context.Context) {
 func (p *plugins) serveAPI(ctx context.Context) {
 	var running sync.WaitGroup
 	running.Go(func() { p.csiDrivers.RunWithContext(ctx) })
-	running.Go(func() { p.identity.keep(ctx, p.log) })
+	running.Go(func() { p.identity.run(ctx, p.log) })
 	select {
 	case <-p.csiDrivers.HasSyncedChecker().Done():
 		p.planLimits()
@@ -117,7 +117,7 @@ func (p *plugins) ready() error {
 }
 
 // observeNode handles a version of the Node from the watch.
-func (p *plugins) seeNode(node *corev1.Node) { p.identity.see(node) }
+func (p *plugins) observeNode(node *corev1.Node) { p.identity.observe(node) }
 
 // registered returns a consistent pair of a driver's client and capabilities. The client is nil if the driver is not registered, and so are
 // the capabilities until they have been read.

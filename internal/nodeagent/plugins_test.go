@@ -30,7 +30,7 @@ func onlyPlugins(t *testing.T, on pluginHandlers) *plugins {
 	t.Helper()
 	root, err := mount.OpenRoot(shortDir(t), nil)
 	must(t, err)
-	config := Config{NodeName: "n", RPCTimeout: patience, second: time.Hour}
+	config := Config{NodeName: "n", RPCTimeout: patience, limitPeriodUnit: time.Hour}
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "u", ResourceVersion: "1"}})
 	p := newPlugins(config, root, client, closed(), on)
 	t.Cleanup(func() {

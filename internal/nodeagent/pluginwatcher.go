@@ -20,7 +20,7 @@ var shared struct {
 }
 
 // eventBuffer is the number of events that one agent may lag behind before it has to list the directories again.
-const noticesHeld = 64
+const eventBuffer = 64
 
 // pluginWatcher receives the events in the directories that one agent watches.
 type pluginWatcher struct {
@@ -30,7 +30,7 @@ type pluginWatcher struct {
 }
 
 // newPluginWatcher creates a pluginWatcher without directories.
-func watchNotices() (*pluginWatcher, error) {
+func newPluginWatcher() (*pluginWatcher, error) {
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
 	if shared.watcher == nil {
@@ -42,7 +42,7 @@ func watchNotices() (*pluginWatcher, error) {
 		shared.open, shared.watchers = map[*pluginWatcher]struct{}{}, map[string]*pluginWatcher{}
 		go deliver(watcher, shared.stopped)
 	}
-	n := &pluginWatcher{events: make(chan fsnotify.Event, noticesHeld), lost: make(chan error, 1)}
+	n := &pluginWatcher{events: make(chan fsnotify.Event, eventBuffer), lost: make(chan error, 1)}
 	shared.open[n] = struct{}{}
 	return n, nil
 }
@@ -112,7 +112,7 @@ func deliver(watcher *fsnotify.Watcher, stopped chan<- struct{}) {
 			select {
 			case n.events <- event:
 			default:
-				n.lose(errors.New("event queue overflow"))
+				n.reportLost(errors.New("event queue overflow"))
 			}
 		case err, open := <-watcher.Errors:
 			if !open {
@@ -120,14 +120,14 @@ func deliver(watcher *fsnotify.Watcher, stopped chan<- struct{}) {
 			}
 			shared.mu.Lock()
 			for n := range shared.open {
-				n.lose(err)
+				n.reportLost(err)
 			}
 			shared.mu.Unlock()
 		}
 	}
 }
 
-func (n *pluginWatcher) lose(err error) {
+func (n *pluginWatcher) reportLost(err error) {
 	select {
 	case n.lost <- err:
 	default: // one is pending already

@@ -26,17 +26,17 @@ type podManager struct {
 	log    logr.Logger
 	events record.EventRecorder
 	// ownerVerified reports whether the records are known to be this node's: see recordOwner.
-	sure func() bool
-	on   podHandlers
+	ownerVerified func() bool
+	on            podHandlers
 	// queue has the pods to look up.
-	queue workqueue.TypedRateLimitingInterface[types.UID]
-	beat  schedule
+	queue    workqueue.TypedRateLimitingInterface[types.UID]
+	schedule schedule
 
 	mu sync.Mutex
 	// Under mu:
 	known map[types.UID]*pod
 	// podsSynced is set by PodsSynced; synced once the records are verified as well.
-	allSaid, synced bool
+	podsSynced, synced bool
 	// followed is set once FollowPods has listed the pods, and queries the runtime about all others.
 	followed bool
 }
@@ -44,19 +44,20 @@ type podManager struct {
 // podHandlers are called on changes of pods.
 type podHandlers struct {
 	// wanted is called with volumes that the pod uses.
-	wanted func(types.UID, []*wantedVolume)
+	wanted func(types.UID, []*volumeToMount)
 	// released is called with the names of a pod's volumes when it was removed.
 	released func(types.UID, []string)
 	// changed is called with the names of a pod's volumes when the pod has changed.
 	changed func([]string)
-	// mayExpand reports whether a volume may have to be expanded on this node. readSize reads its size, at this resource version or a later one.
-	grows    func(*wantedVolume) bool
-	readSize func(context.Context, *wantedVolume, string) error
+	// mayExpand reports whether a volume may have to be expanded on this node. readSize reads its size, at this resource version or a
+	// later one.
+	mayExpand func(*volumeToMount) bool
+	readSize  func(context.Context, *volumeToMount, string) error
 }
 
-func newPodManager(config Config, client kubernetes.Interface, events record.EventRecorder, beat schedule, sure func() bool, on podHandlers) *podManager {
+func newPodManager(config Config, client kubernetes.Interface, events record.EventRecorder, schedule schedule, sure func() bool, on podHandlers) *podManager {
 	return &podManager{
-		config: config, client: client, log: config.Logger, events: events, sure: sure, on: on, beat: beat,
+		config: config, client: client, log: config.Logger, events: events, ownerVerified: sure, on: on, schedule: schedule,
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](lookUpFirst, lookUpMax)),
 		known: map[types.UID]*pod{},
 	}
@@ -91,9 +92,9 @@ type pod struct {
 	ending error
 	// resolved is set once all CSI volumes of the pod are known.
 	resolved bool
-	wants    []*wantedVolume
+	toMount  []*volumeToMount
 	// nonCSI are its claims that the agent does not mount.
-	others []*otherVolume
+	nonCSI []*nonCSIVolume
 	// stale is set if a new ephemeral container may use another volume.
 	stale bool
 	// problem is why the volumes are not known yet; refused why they can never be mounted.
@@ -101,7 +102,7 @@ type pod struct {
 	refused error
 	// problemSince is when looking up the volumes first failed.
 	problemSince time.Time
-	told         eventDedup
+	lastEvent    eventDedup
 	// tokens has its own lock.
 	tokens *tokenCache
 	// syncAt is when the pod's claims are read again.
@@ -122,7 +123,7 @@ func (p *pod) notify() {
 }
 
 // volumeNames returns the names of the volumes that track the pod. The caller holds mu.
-func (p *pod) names() []string { return slices.Collect(maps.Keys(p.volumes)) }
+func (p *pod) volumeNames() []string { return slices.Collect(maps.Keys(p.volumes)) }
 
 // state returns what is known of a pod.
 func (m *podManager) state(uid types.UID) nodevolume.PodState {
@@ -139,7 +140,7 @@ func (m *podManager) state(uid types.UID) nodevolume.PodState {
 }
 
 // snapshot returns a copy of a pod, or false for an unknown one. Its slices must not be changed; its channel is closed at the next change.
-func (m *podManager) look(uid types.UID) (pod, bool) {
+func (m *podManager) snapshot(uid types.UID) (pod, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.known[uid]
@@ -192,7 +193,7 @@ func (m *podManager) set(object *corev1.Pod) {
 		p.syncAt = time.Time{} // like kubelet, which syncs a changed pod at once
 		m.queue.Add(object.UID)
 	}
-	names := p.names()
+	names := p.volumeNames()
 	m.mu.Unlock()
 	if changed {
 		m.on.changed(names)
@@ -213,14 +214,14 @@ func (m *podManager) remove(uids ...types.UID) {
 		if len(p.volumes) == 0 {
 			delete(m.known, uid)
 		}
-		names := p.names()
+		names := p.volumeNames()
 		m.mu.Unlock()
 		m.on.released(uid, names)
 	}
 }
 
 // errRuntimeNotQueried is why containers may run before the first answer of the runtime.
-var errNotAsked = errors.New("the container runtime has not been queried yet")
+var errRuntimeNotQueried = errors.New("the container runtime has not been queried yet")
 
 // ending marks a pod that was deleted or has terminated, with why its containers may still run. It returns whether the pod is known.
 func (m *podManager) ending(uid types.UID, why error) bool {
@@ -231,10 +232,10 @@ func (m *podManager) ending(uid types.UID, why error) bool {
 		return false
 	}
 	first := p.ending == nil
-	if first || !errors.Is(why, errNotAsked) {
+	if first || !errors.Is(why, errRuntimeNotQueried) {
 		p.ending = why
 	}
-	names := p.names()
+	names := p.volumeNames()
 	m.mu.Unlock()
 	if first {
 		m.on.changed(names)
@@ -243,7 +244,7 @@ func (m *podManager) ending(uid types.UID, why error) bool {
 }
 
 // orphans returns the pods that are only known from records.
-func (m *podManager) silent() []types.UID {
+func (m *podManager) orphans() []types.UID {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var silent []types.UID
@@ -257,23 +258,23 @@ func (m *podManager) silent() []types.UID {
 
 // setPodsSynced records that every pod of the owner was set. It takes effect once the records are verified: the pods of another cluster
 // prove nothing.
-func (m *podManager) allSet() {
+func (m *podManager) setPodsSynced() {
 	m.mu.Lock()
-	m.allSaid = true
+	m.podsSynced = true
 	m.mu.Unlock()
-	m.endSilent()
+	m.removeOrphans()
 }
 
 // removeOrphans removes the pods that are only known from records, if all pods of the owner were set.
-func (m *podManager) endSilent() {
+func (m *podManager) removeOrphans() {
 	m.mu.Lock()
-	m.synced = m.allSaid && m.sure()
+	m.synced = m.podsSynced && m.ownerVerified()
 	synced := m.synced
 	m.mu.Unlock()
 	if !synced {
 		return
 	}
-	silent := m.silent()
+	silent := m.orphans()
 	for _, uid := range silent {
 		m.log.Info("Unmounting volumes of a pod that is only known from records", "pod", uid)
 	}
@@ -298,7 +299,7 @@ func (m *podManager) recorded(uid types.UID, volume string) {
 }
 
 // addVolume adds a volume that tracks the pod. It returns false if the pod was removed.
-func (m *podManager) join(uid types.UID, volume string) bool {
+func (m *podManager) addVolume(uid types.UID, volume string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.known[uid]
@@ -310,7 +311,7 @@ func (m *podManager) join(uid types.UID, volume string) bool {
 }
 
 // leave removes a volume that no longer tracks the pod.
-func (m *podManager) leave(uid types.UID, volume string) {
+func (m *podManager) removeVolume(uid types.UID, volume string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.known[uid]
@@ -326,26 +327,26 @@ func (m *podManager) leave(uid types.UID, volume string) {
 
 // lookUp reads which CSI volumes a pod uses.
 func (m *podManager) lookUp(ctx context.Context, uid types.UID) error {
-	p, known := m.look(uid)
+	p, known := m.snapshot(uid)
 	m.resync(ctx, uid) // the known volumes may have to be expanded in any case
 	if !known || p.object == nil || p.removed || p.resolved && !p.stale {
 		return nil
 	}
-	found, err := m.wantsOf(ctx, p.object, p.wants)
-	if !m.found(uid, found, err) {
+	found, err := m.volumesToMount(ctx, p.object, p.toMount)
+	if !m.applyResolved(uid, found, err) {
 		return nil
 	}
 	// An unreadable claim must not block the pod's other volumes, which may be in use.
-	m.on.wanted(uid, found.wants)
+	m.on.wanted(uid, found.toMount)
 	if err != nil {
 		return err
 	}
-	m.resolved(uid, p.object)
+	m.markResolved(uid, p.object)
 	return nil
 }
 
 // applyResolved stores what was read of a pod's volumes. It returns false if the pod was removed.
-func (m *podManager) found(uid types.UID, found found, err error) bool {
+func (m *podManager) applyResolved(uid types.UID, found resolvedVolumes, err error) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.known[uid]
@@ -353,10 +354,10 @@ func (m *podManager) found(uid types.UID, found found, err error) bool {
 		return false
 	}
 	p.problem = err
-	p.wants = append(p.wants, found.wants...)
-	m.emitOthers(p, found.others)
+	p.toMount = append(p.toMount, found.toMount...)
+	m.emitNonCSIVolumes(p, found.nonCSI)
 	if refusal, refused := errors.AsType[*RefusedError](found.refused); refused && p.refused == nil {
-		m.tell(p.object, refusal.Error())
+		m.emitFailedMount(p.object, refusal.Error())
 		p.refused = refusal
 	}
 	if err != nil && p.refused == nil {
@@ -366,7 +367,7 @@ func (m *podManager) found(uid types.UID, found found, err error) bool {
 }
 
 // markResolved records that all volumes of a version of the pod are known.
-func (m *podManager) resolved(uid types.UID, as *corev1.Pod) {
+func (m *podManager) markResolved(uid types.UID, as *corev1.Pod) {
 	m.mu.Lock()
 	p := m.known[uid]
 	if p == nil {
@@ -376,18 +377,19 @@ func (m *podManager) resolved(uid types.UID, as *corev1.Pod) {
 	p.resolved, p.stale, p.problemSince = true, !sameVolumes(as, p.object), time.Time{}
 	m.syncLater(uid, p)
 	p.notify()
-	names := p.names()
+	names := p.volumeNames()
 	m.mu.Unlock()
 	m.on.changed(names) // volumes known from records may turn out to be unused
 }
 
 // emitFailedMount emits an event about a pod as a whole.
-func (m *podManager) tell(pod *corev1.Pod, cause string) {
+func (m *podManager) emitFailedMount(pod *corev1.Pod, cause string) {
 	m.events.Event(pod, corev1.EventTypeWarning, explain.FailedMount, explain.MountsFailed(cause))
 }
 
-// defaultClaimEventDelay is how long a claim may be unreadable before its pod gets an event: the Node authorizer sees a new pod with a delay.
-const defaultPatience = 5 * time.Second
+// defaultClaimEventDelay is how long a claim may be unreadable before its pod gets an event: the Node authorizer sees a new pod with a
+// delay.
+const defaultClaimEventDelay = 5 * time.Second
 
 // emitOnce emits an event about unreadable claims, after a delay and unless it repeats the last one. The caller holds mu.
 func (m *podManager) emitOnce(p *pod, err error) {
@@ -395,11 +397,11 @@ func (m *podManager) emitOnce(p *pod, err error) {
 	if p.problemSince.IsZero() {
 		p.problemSince = now
 	}
-	if now.Sub(p.problemSince) < m.config.patience {
+	if now.Sub(p.problemSince) < m.config.claimEventDelay {
 		return
 	}
 	text := explain.NodeWait{Reason: ClaimNotReady, Since: p.problemSince, Detail: m.config.withRemedy(err).Error()}.Waits()
-	if p.told.isNew(text, now) {
-		m.tell(p.object, text)
+	if p.lastEvent.isNew(text, now) {
+		m.emitFailedMount(p.object, text)
 	}
 }

@@ -26,7 +26,7 @@ const (
 )
 
 // volumeToMount is a CSI volume that a pod uses on this node, with the parameters of the CSI calls.
-type wantedVolume struct {
+type volumeToMount struct {
 	pod    podIdentity
 	volume string // the name in pod.spec.volumes
 	// inline is set for a CSI volume in the pod spec.
@@ -61,6 +61,12 @@ type wantedVolume struct {
 	since time.Time
 }
 
+// claimRef identifies a pod's PersistentVolumeClaim.
+type claimRef struct {
+	name string
+	uid  types.UID
+}
+
 // podIdentity is the part of a pod that CSI calls, records and events need.
 type podIdentity struct {
 	UID                             types.UID
@@ -74,11 +80,11 @@ func (id podIdentity) ref() *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", UID: id.UID, Namespace: id.Namespace, Name: id.Name}
 }
 
-func (w *wantedVolume) key() nodevolume.PublishKey {
+func (w *volumeToMount) key() nodevolume.PublishKey {
 	return nodevolume.PublishKey{PodUID: string(w.pod.UID), SpecName: w.specName}
 }
 
-func (w *wantedVolume) name() string {
+func (w *volumeToMount) name() string {
 	if w.inline {
 		return kube.InlineVolumeName(string(w.pod.UID), w.specName)
 	}
@@ -86,42 +92,42 @@ func (w *wantedVolume) name() string {
 }
 
 // resolvedVolumes is what was read of a pod's volumes.
-type found struct {
-	wants  []*wantedVolume
-	others []*otherVolume
+type resolvedVolumes struct {
+	toMount []*volumeToMount
+	nonCSI  []*nonCSIVolume
 	// refused joins why some volumes can never be mounted, or is nil.
 	refused error
 }
 
 // volumesToMount reads the claims and PersistentVolumes of a pod, except for known volumes. It continues after a problem, so that the pod's
 // owner sees all of them at once and the other volumes can be mounted. The returned error is temporary.
-func (m *podManager) wantsOf(ctx context.Context, object *corev1.Pod, known []*wantedVolume) (found, error) {
+func (m *podManager) volumesToMount(ctx context.Context, object *corev1.Pod, known []*volumeToMount) (resolvedVolumes, error) {
 	if err := mount.CheckName(string(object.UID)); err != nil {
-		return found{refused: refuse("pod UID: %v", err)}, nil
+		return resolvedVolumes{refused: refuse("pod UID: %v", err)}, nil
 	}
 	asFile, asDevice := usedVolumes(object)
-	var wants []*wantedVolume
-	var others []*otherVolume
+	var toMount []*volumeToMount
+	var nonCSI []*nonCSIVolume
 	var problems, refusals []error
 	for i := range object.Spec.Volumes {
 		volume := &object.Spec.Volumes[i]
 		if !asFile[volume.Name] && !asDevice[volume.Name] {
 			continue
 		}
-		var w *wantedVolume
+		var w *volumeToMount
 		var err error
-		old := slices.IndexFunc(known, func(w *wantedVolume) bool { return w.volume == volume.Name })
+		old := slices.IndexFunc(known, func(w *volumeToMount) bool { return w.volume == volume.Name })
 		if old >= 0 {
 			w = known[old]
 		} else {
-			w, err = m.wantOf(ctx, object, volume)
+			w, err = m.volumeToMountOf(ctx, object, volume)
 		}
-		if other, ok := errors.AsType[*otherVolume](err); ok {
-			others = append(others, other)
+		if other, ok := errors.AsType[*nonCSIVolume](err); ok {
+			nonCSI = append(nonCSI, other)
 			continue
 		}
 		if err == nil && w != nil {
-			err = w.fits(asFile[volume.Name], asDevice[volume.Name])
+			err = w.checkMode(asFile[volume.Name], asDevice[volume.Name])
 		}
 		if err != nil {
 			err = fmt.Errorf("volume %q: %w", volume.Name, err)
@@ -134,13 +140,13 @@ func (m *podManager) wantsOf(ctx context.Context, object *corev1.Pod, known []*w
 		}
 		// Several volumes of a pod may refer to the same claim; it is published once.
 		if w != nil && old < 0 {
-			wants = append(wants, w)
+			toMount = append(toMount, w)
 		}
 	}
-	if err := checkPaths(slices.Concat(known, wants)); err != nil {
-		return found{refused: errors.Join(append(refusals, err)...)}, errors.Join(problems...)
+	if err := checkPaths(slices.Concat(known, toMount)); err != nil {
+		return resolvedVolumes{refused: errors.Join(append(refusals, err)...)}, errors.Join(problems...)
 	}
-	return found{wants, others, errors.Join(refusals...)}, errors.Join(problems...)
+	return resolvedVolumes{toMount, nonCSI, errors.Join(refusals...)}, errors.Join(problems...)
 }
 
 // usedVolumes returns the volumes that containers use as file systems and as devices. Like kubelet, the agent mounts no others.
@@ -174,17 +180,17 @@ func sameVolumes(was, is *corev1.Pod) bool {
 }
 
 // volumeToMountOf returns a volume of a pod; nil if the agent does not mount its type.
-func (m *podManager) wantOf(ctx context.Context, object *corev1.Pod, volume *corev1.Volume) (*wantedVolume, error) {
+func (m *podManager) volumeToMountOf(ctx context.Context, object *corev1.Pod, volume *corev1.Volume) (*volumeToMount, error) {
 	switch {
 	case volume.CSI != nil:
-		return wantOfInline(object, volume.Name, volume.CSI)
+		return inlineVolumeToMount(object, volume.Name, volume.CSI)
 	case volume.PersistentVolumeClaim != nil:
 		claim := volume.PersistentVolumeClaim
-		return m.wantOfClaim(ctx, object, volume.Name, claimUse{name: claim.ClaimName, readOnly: claim.ReadOnly})
+		return m.claimVolumeToMount(ctx, object, volume.Name, claimUse{name: claim.ClaimName, readOnly: claim.ReadOnly})
 	case volume.Ephemeral != nil:
-		return m.wantOfClaim(ctx, object, volume.Name, claimUse{name: object.Name + "-" + volume.Name, ofPod: true})
+		return m.claimVolumeToMount(ctx, object, volume.Name, claimUse{name: object.Name + "-" + volume.Name, ephemeral: true})
 	default:
-		return m.wantOfInTree(object, volume)
+		return m.inTreeVolumeToMount(object, volume)
 	}
 }
 
@@ -193,17 +199,17 @@ type claimUse struct {
 	name     string
 	readOnly bool
 	// ofPod is set for a generic ephemeral volume, whose claim must be owned by the pod.
-	ofPod bool
+	ephemeral bool
 }
 
-func (m *podManager) wantOfClaim(ctx context.Context, object *corev1.Pod, volume string, use claimUse) (*wantedVolume, error) {
+func (m *podManager) claimVolumeToMount(ctx context.Context, object *corev1.Pod, volume string, use claimUse) (*volumeToMount, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	claim, err := m.client.CoreV1().PersistentVolumeClaims(object.Namespace).Get(ctx, use.name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("read claim %s/%s: %w", object.Namespace, use.name, err)
 	}
-	if use.ofPod && !metav1.IsControlledBy(claim, object) {
+	if use.ephemeral && !metav1.IsControlledBy(claim, object) {
 		return nil, fmt.Errorf("claim %s/%s was not created for pod %s (pod is not its owner)", claim.Namespace, claim.Name, object.Name)
 	}
 	if err := checkClaim(claim); err != nil {
@@ -218,7 +224,7 @@ func (m *podManager) wantOfClaim(ctx context.Context, object *corev1.Pod, volume
 	}
 	migrated, group := pv.Spec.CSI == nil, supplementalGroup(pv)
 	if migrated && !translator.IsPVMigratable(pv) {
-		return nil, &otherVolume{volume: volume, use: use, pv: pv}
+		return nil, &nonCSIVolume{volume: volume, use: use, pv: pv}
 	}
 	if pv, err = m.translated(pv); err != nil {
 		return nil, err
@@ -227,7 +233,7 @@ func (m *podManager) wantOfClaim(ctx context.Context, object *corev1.Pod, volume
 		return nil, fmt.Errorf("volume %s has volumeMode %s, its claim %s/%s has %s",
 			pv.Name, mode(pv.Spec.VolumeMode), claim.Namespace, claim.Name, mode(claim.Spec.VolumeMode))
 	}
-	w, err := wantOfVolume(pv)
+	w, err := newVolumeToMount(pv)
 	if err != nil {
 		return nil, err
 	}
@@ -263,14 +269,14 @@ func (m *podManager) translated(pv *corev1.PersistentVolume) (*corev1.Persistent
 	if pv.Spec.CSI != nil {
 		return pv, nil
 	}
-	out, err := translator.TranslateInTreePVToCSI(klogOf(m.log), pv)
+	out, err := translator.TranslateInTreePVToCSI(m.log, pv)
 	if err != nil {
 		return nil, fmt.Errorf("translate volume %s to CSI: %w", pv.Name, err)
 	}
 	return out, nil
 }
 
-func wantOfVolume(pv *corev1.PersistentVolume) (*wantedVolume, error) {
+func newVolumeToMount(pv *corev1.PersistentVolume) (*volumeToMount, error) {
 	source := pv.Spec.CSI
 	for what, name := range map[string]string{"PersistentVolume": pv.Name, "driver": source.Driver} {
 		if err := mount.CheckName(name); err != nil {
@@ -280,7 +286,7 @@ func wantOfVolume(pv *corev1.PersistentVolume) (*wantedVolume, error) {
 	if source.VolumeHandle == "" || strings.ContainsFunc(source.VolumeHandle, func(r rune) bool { return r < 0x20 || r == 0x7f }) {
 		return nil, refuse("volume %s: handle %q is empty or contains control characters", pv.Name, source.VolumeHandle)
 	}
-	w := &wantedVolume{
+	w := &volumeToMount{
 		specName: pv.Name, driver: source.Driver, handle: source.VolumeHandle,
 		block:        mode(pv.Spec.VolumeMode) == corev1.PersistentVolumeBlock,
 		solePod:      len(pv.Spec.AccessModes) == 1 && pv.Spec.AccessModes[0] == corev1.ReadWriteOncePod,
@@ -301,7 +307,7 @@ func wantOfVolume(pv *corev1.PersistentVolume) (*wantedVolume, error) {
 }
 
 // checkMode checks volumeMode against the use by the containers.
-func (w *wantedVolume) fits(asFile, asDevice bool) error {
+func (w *volumeToMount) checkMode(asFile, asDevice bool) error {
 	switch {
 	case w.block && asFile:
 		return refuse("volume %s has volumeMode Block, but is specified in volumeMounts", w.specName)

@@ -93,7 +93,7 @@ func (m *volumeManager) rebuild() error {
 			m.adopt(record)
 		}
 	}
-	return m.account(torn)
+	return m.findUnaccounted(torn)
 }
 
 func (m *volumeManager) readRecord(name string) (nodevolume.Record, error) {
@@ -107,18 +107,18 @@ func (m *volumeManager) readRecord(name string) (nodevolume.Record, error) {
 // adopt adds the volume of a record found at start-up.
 func (m *volumeManager) adopt(record nodevolume.Record) {
 	m.metrics.Found(true)
-	v := m.volumeNamed(uniqueName(record), record.Driver, record.Handle, record.Inline)
-	v.life.AddRecord(record, m.config.BootID, m.placed(record))
-	for _, p := range v.life.Pods {
-		v.publication(p.Key)
+	v := m.ensureVolume(uniqueName(record), record.Driver, record.Handle, record.Inline)
+	v.state.AddRecord(record, m.config.BootID, m.mountedAt(record))
+	for _, p := range v.state.Pods {
+		v.ensurePod(p.Key)
 		m.pods.recorded(types.UID(p.Key.PodUID), v.name)
 	}
 	m.log.Info("Found record", "kind", record.Kind, "volume", v.name, "pod", record.Pod.UID, "confirmed", record.Confirmed, "leaving", record.Leaving)
 }
 
-// findUnaccounted reads the vol_data.json files. They replace unreadable records, and reveal volumes that are mounted without a record, such
-// as by a kubelet that used this root before. A volume that remains unaccounted for stays in use.
-func (m *volumeManager) account(torn []string) error {
+// findUnaccounted reads the vol_data.json files. They replace unreadable records, and reveal volumes that are mounted without a record,
+// such as by a kubelet that used this root before. A volume that remains unaccounted for stays in use.
+func (m *volumeManager) findUnaccounted(torn []string) error {
 	found, err := m.findVolumeData()
 	if err != nil {
 		return err
@@ -134,7 +134,7 @@ func (m *volumeManager) account(torn []string) error {
 				return err
 			}
 			m.log.Info("Recreated record from "+volumeData, "record", name, "volume", uniqueName(record))
-		case !m.recorded(record) && m.placed(record) != nodevolume.No:
+		case !m.recorded(record) && m.mountedAt(record) != nodevolume.No:
 			m.unaccounted[name] = struct{}{}
 			m.log.Error(nil, "Keeping volume staged and in use, it is mounted without a record, perhaps by a kubelet", "volume", uniqueName(record),
 				"path", m.root.Path(record.Path), "remedy", "none while a pod uses the volume: belay-node records the mount when it publishes the volume for the pod. "+explain.UnmountByHand+", then restart belay-node")
@@ -156,7 +156,7 @@ func (m *volumeManager) recorded(found nodevolume.Record) bool {
 	case v == nil:
 		return false
 	case found.Kind == nodevolume.StageKind:
-		return v.life.Stage.Phase != nodevolume.Absent
+		return v.state.Stage.Phase != nodevolume.Absent
 	default:
 		key := nodevolume.PublishKey{PodUID: found.Pod.UID, SpecName: found.SpecName}
 		return slices.ContainsFunc(v.pods, func(p *podVolume) bool { return p.Key == key && p.Phase != nodevolume.Absent })
@@ -164,7 +164,7 @@ func (m *volumeManager) recorded(found nodevolume.Record) bool {
 }
 
 // mountedAt reports whether something is mounted at the path of a record.
-func (m *volumeManager) placed(r nodevolume.Record) nodevolume.Knowledge {
+func (m *volumeManager) mountedAt(r nodevolume.Record) nodevolume.Knowledge {
 	var placed bool
 	var err error
 	if r.Kind == nodevolume.PublishKind {

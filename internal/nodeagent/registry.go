@@ -54,16 +54,16 @@ type registry struct {
 	// sockets has the generation of each socket, 0 for one that was removed. A recreated socket gets a new generation.
 	sockets map[string]int
 	// makings is the last generation.
-	makings int
+	generations int
 	// done has the generation of each socket that was registered.
-	done map[string]int
+	registered map[string]int
 }
 
 func newRegistry(p *plugins) *registry {
 	return &registry{
 		plugins: p, dir: p.root.Path(registryDir),
 		queue:   workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](registerFirst, registerBackOff)),
-		sockets: map[string]int{}, done: map[string]int{},
+		sockets: map[string]int{}, registered: map[string]int{},
 	}
 }
 
@@ -72,7 +72,7 @@ func (r *registry) open() error {
 	if err := errors.Join(r.plugins.root.MakeDir(registryDir), r.plugins.root.MakeDir("plugins")); err != nil {
 		return err
 	}
-	watch, err := watchNotices()
+	watch, err := newPluginWatcher()
 	if err != nil {
 		return err
 	}
@@ -100,22 +100,22 @@ func (r *registry) walk(dir string) error {
 				return fmt.Errorf("watch %s: %w", path, err)
 			}
 		case entry.Type()&fs.ModeSocket != 0:
-			r.appeared(path)
+			r.socketAdded(path)
 		}
 		return nil
 	})
 }
 
-func (r *registry) appeared(socket string) {
+func (r *registry) socketAdded(socket string) {
 	r.mu.Lock()
-	r.makings++
-	r.sockets[socket] = r.makings
+	r.generations++
+	r.sockets[socket] = r.generations
 	r.mu.Unlock()
 	r.queue.Forget(socket)
 	r.queue.Add(socket)
 }
 
-func (r *registry) vanished(socket string) {
+func (r *registry) socketRemoved(socket string) {
 	r.mu.Lock()
 	_, known := r.sockets[socket]
 	r.sockets[socket] = 0
@@ -155,13 +155,13 @@ func (r *registry) watch(ctx context.Context) {
 			r.handle(event)
 		case err := <-r.watcher.lost:
 			r.plugins.log.Error(err, "Lost events of the watch for registration sockets, listing them again")
-			r.lookAgain()
+			r.relist()
 		}
 	}
 }
 
 // relist finds the sockets that were added or removed while events were lost.
-func (r *registry) lookAgain() {
+func (r *registry) relist() {
 	if err := r.walk(r.dir); err != nil {
 		r.plugins.log.Error(err, "Failed to list registration sockets")
 	}
@@ -170,7 +170,7 @@ func (r *registry) lookAgain() {
 	r.mu.Unlock()
 	for _, socket := range known {
 		if _, err := os.Lstat(socket); errors.Is(err, fs.ErrNotExist) {
-			r.vanished(socket)
+			r.socketRemoved(socket)
 		}
 	}
 }
@@ -189,11 +189,11 @@ func (r *registry) handle(event fsnotify.Event) {
 				r.plugins.log.Error(err, "Failed to list registration sockets")
 			}
 		case entry.Mode()&fs.ModeSocket != 0:
-			r.appeared(event.Name)
+			r.socketAdded(event.Name)
 		}
 	case event.Has(fsnotify.Remove), event.Has(fsnotify.Rename):
 		if _, err := os.Lstat(event.Name); errors.Is(err, fs.ErrNotExist) {
-			r.vanished(event.Name)
+			r.socketRemoved(event.Name)
 		}
 	}
 }
@@ -201,9 +201,9 @@ func (r *registry) handle(event fsnotify.Event) {
 // sync registers the driver at a socket, or unregisters it if the socket is gone.
 func (r *registry) sync(ctx context.Context, socket string) error {
 	r.mu.Lock()
-	making, done := r.sockets[socket], r.done[socket]
+	generation, done := r.sockets[socket], r.registered[socket]
 	r.mu.Unlock()
-	switch making {
+	switch generation {
 	case 0:
 		r.drop(socket, "")
 	case done:
@@ -215,7 +215,7 @@ func (r *registry) sync(ctx context.Context, socket string) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.done[socket] = making
+	r.registered[socket] = generation
 	return nil
 }
 
@@ -246,8 +246,8 @@ func (r *registry) drop(socket, named string) {
 func (r *registry) retryRefused() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for socket, making := range r.sockets {
-		if making != 0 && making != r.done[socket] {
+	for socket, generation := range r.sockets {
+		if generation != 0 && generation != r.registered[socket] {
 			r.queue.Forget(socket)
 			r.queue.Add(socket)
 		}
@@ -280,9 +280,9 @@ func (r *registry) register(ctx context.Context, socket string) error {
 		return err
 	}
 	defer registration.Close() //nolint:errcheck // there is nothing to recover
-	asking, cancel := context.WithTimeout(ctx, getInfoTimeout)
+	infoCtx, cancel := context.WithTimeout(ctx, getInfoTimeout)
 	defer cancel()
-	plugin, err := registration.Info(asking)
+	plugin, err := registration.Info(infoCtx)
 	if err != nil {
 		return err
 	}
@@ -292,9 +292,9 @@ func (r *registry) register(ctx context.Context, socket string) error {
 	}
 	r.drop(socket, named) // the socket may have belonged to another driver
 	problem := r.registerPlugin(ctx, socket, plugin)
-	telling, cancel := context.WithTimeout(ctx, notifyTimeout)
+	notifyCtx, cancel := context.WithTimeout(ctx, notifyTimeout)
 	defer cancel()
-	if err := registration.Notify(telling, problem); err != nil && problem == nil {
+	if err := registration.Notify(notifyCtx, problem); err != nil && problem == nil {
 		return err // the driver stays registered, volumes may be using it; notify it again
 	}
 	return problem
@@ -350,14 +350,14 @@ func (p *plugins) mayReplace(d *driver) error {
 // connect registers a driver. Unmounting can use it as soon as it is connected, even if the API server is down.
 func (r *registry) connect(ctx context.Context, found driver) error {
 	p := r.plugins
-	d, err := r.take(ctx, found)
+	d, err := r.replaceDriver(ctx, found)
 	if err != nil {
 		return err
 	}
 	p.changed(d.name)
-	asking, cancel := context.WithTimeout(ctx, p.config.RPCTimeout)
+	callCtx, cancel := context.WithTimeout(ctx, p.config.RPCTimeout)
 	defer cancel()
-	info, err := d.client.Info(asking)
+	info, err := d.client.Info(callCtx)
 	if err != nil {
 		return err
 	}
@@ -370,7 +370,7 @@ func (r *registry) connect(ctx context.Context, found driver) error {
 
 // replaceDriver stores the driver in place of an earlier one of the same name. A connection to the same endpoint is kept, with its running
 // calls.
-func (r *registry) take(ctx context.Context, found driver) (*driver, error) {
+func (r *registry) replaceDriver(ctx context.Context, found driver) (*driver, error) {
 	p := r.plugins
 	measure := p.on.measure(found.name)
 	// Two sockets may name the same driver at the same time.
@@ -404,8 +404,8 @@ func (r *registry) present() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var sockets []string
-	for socket, making := range r.sockets {
-		if making != 0 {
+	for socket, generation := range r.sockets {
+		if generation != 0 {
 			sockets = append(sockets, socket)
 		}
 	}

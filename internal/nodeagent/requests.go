@@ -16,8 +16,8 @@ import (
 )
 
 // nodeVolume returns the fields that stage and publish have in common.
-func (c callable) volume(stagingPath string) csi.NodeVolume {
-	w := c.want
+func (c driverCall) nodeVolume(stagingPath string) csi.NodeVolume {
+	w := c.toMount
 	out := csi.NodeVolume{
 		ID: w.handle, Block: w.block, AccessMode: csi.AccessMode(w.accessMode), Publish: c.attachment.Metadata, StagingPath: stagingPath,
 	}
@@ -32,46 +32,46 @@ func (c callable) volume(stagingPath string) csi.NodeVolume {
 }
 
 // publishCall returns the fields of NodePublishVolume, with current secrets and tokens.
-func (m *volumeManager) publishCall(ctx context.Context, c callable) (csi.NodeVolume, error) {
-	w := c.want
+func (m *volumeManager) publishCall(ctx context.Context, c driverCall) (csi.NodeVolume, error) {
+	w := c.toMount
 	secrets, err := m.secrets(ctx, w.podSecret)
 	if err != nil {
 		return csi.NodeVolume{}, err
 	}
 	staging := ""
-	if (c.has.Stage && !w.inline) || w.block { // like kubelet, always for a block volume
+	if (c.capabilities.Stage && !w.inline) || w.block { // like kubelet, always for a block volume
 		staging = m.root.Path(c.stagingPath)
 	}
-	call := c.volume(staging)
+	call := c.nodeVolume(staging)
 	call.Secrets, call.Context = secrets, c.volumeContext()
 	return call, m.addTokens(ctx, c, &call)
 }
 
 // readsAPI reports whether the publish call needs reads from the API server, which may take long.
-func (c callable) asks() bool { return c.want.podSecret != nil || len(c.rules.tokens) > 0 }
+func (c driverCall) readsAPI() bool { return c.toMount.podSecret != nil || len(c.rules.tokens) > 0 }
 
 // volumeContext returns the volume's attributes, with the pod information that the driver asks for.
-func (c callable) volumeContext() map[string]string {
+func (c driverCall) volumeContext() map[string]string {
 	if !c.rules.podInfo {
-		return c.want.attributes
+		return c.toMount.attributes
 	}
-	out := make(map[string]string, len(c.want.attributes)+5)
-	maps.Copy(out, c.want.attributes)
-	pod := c.want.pod
+	out := make(map[string]string, len(c.toMount.attributes)+5)
+	maps.Copy(out, c.toMount.attributes)
+	pod := c.toMount.pod
 	out["csi.storage.k8s.io/pod.name"] = pod.Name
 	out["csi.storage.k8s.io/pod.namespace"] = pod.Namespace
 	out["csi.storage.k8s.io/pod.uid"] = string(pod.UID)
 	out["csi.storage.k8s.io/serviceAccount.name"] = pod.ServiceAccount
-	out["csi.storage.k8s.io/ephemeral"] = strconv.FormatBool(c.want.inline)
+	out["csi.storage.k8s.io/ephemeral"] = strconv.FormatBool(c.toMount.inline)
 	return out
 }
 
 // checkAffinity checks the volume's node affinity.
-func (m *volumeManager) checkAffinity(w *wantedVolume) error {
+func (m *volumeManager) checkAffinity(w *volumeToMount) error {
 	if w.affinity == nil {
 		return nil
 	}
-	labels, known := m.status.labelled()
+	labels, known := m.status.nodeLabels()
 	if !known { // not the same as a Node without labels
 		return errors.New("the labels of this node are not known yet")
 	}
@@ -95,18 +95,18 @@ func (e *affinityError) Error() string {
 func (e *affinityError) Unwrap() error { return e.err }
 
 // finishPublish completes a publish after the driver's call.
-func (m *volumeManager) finishPublish(ctx context.Context, c callable, r nodevolume.Record) error {
+func (m *volumeManager) finishPublish(ctx context.Context, c driverCall, r nodevolume.Record) error {
 	switch {
-	case c.want.block:
+	case c.toMount.block:
 		if err := m.linkDevice(r); err != nil {
 			return err
 		}
 		if !r.Confirmed { // not on a republish
-			m.emitMapped(c.want)
+			m.emitMapped(c.toMount)
 		}
 		return nil
-	case c.groupByAgent():
-		return m.giveToGroup(ctx, c, r)
+	case c.agentAppliesFSGroup():
+		return m.applyFSGroup(ctx, c, r)
 	default:
 		return nil
 	}
@@ -118,7 +118,7 @@ func (m *volumeManager) secrets(ctx context.Context, ref *corev1.SecretReference
 	if ref == nil {
 		return out, nil
 	}
-	ctx, cancel := context.WithTimeout(silent(ctx), apiTimeout)
+	ctx, cancel := context.WithTimeout(withoutLogging(ctx), apiTimeout)
 	defer cancel()
 	secret, err := m.client.CoreV1().Secrets(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 	if err != nil {

@@ -23,7 +23,7 @@ func wasEdited(was, is *corev1.Pod) bool {
 func (m *podManager) resync(ctx context.Context, uid types.UID) {
 	m.mu.Lock()
 	p := m.known[uid]
-	if p == nil || p.removed || len(p.wants) == 0 && !p.resolved {
+	if p == nil || p.removed || len(p.toMount) == 0 && !p.resolved {
 		m.mu.Unlock()
 		return
 	}
@@ -38,10 +38,10 @@ func (m *podManager) resync(ctx context.Context, uid types.UID) {
 		version = "" // the next resync is a whole period away
 	}
 	m.syncLater(uid, p)
-	wants := p.wants
+	volumes := p.toMount
 	m.mu.Unlock()
-	for _, w := range wants {
-		if !m.on.grows(w) {
+	for _, w := range volumes {
+		if !m.on.mayExpand(w) {
 			continue
 		}
 		if err := m.on.readSize(ctx, w, version); err != nil && ctx.Err() == nil {
@@ -52,14 +52,14 @@ func (m *podManager) resync(ctx context.Context, uid types.UID) {
 
 // syncLater schedules the next resync. The caller holds mu.
 func (m *podManager) syncLater(uid types.UID, p *pod) {
-	pause := m.beat.batch(syncPause(m.config.SyncPeriod, rand.Float64()), m.config.SyncPeriod) //nolint:gosec // spreads reads
+	pause := m.schedule.batch(syncPause(m.config.SyncPeriod, rand.Float64()), m.config.SyncPeriod) //nolint:gosec // spreads reads
 	p.syncAt = time.Now().Add(pause)
 	m.queue.AddAfter(uid, pause)
 }
 
 // readSize reads a claim, and its PersistentVolume if the claim has a new size. The order matters: the PersistentVolume is expanded before
 // its claim is updated.
-func (m *volumeManager) readSize(ctx context.Context, w *wantedVolume, version string) error {
+func (m *volumeManager) readSize(ctx context.Context, w *volumeToMount, version string) error {
 	claim, err := m.readClaim(ctx, w, version)
 	if err != nil {
 		return err
@@ -67,9 +67,9 @@ func (m *volumeManager) readSize(ctx context.Context, w *wantedVolume, version s
 	size := claimSize(claim)
 	m.mu.Lock()
 	v := m.all[w.name()]
-	look := v != nil && v.life.Growth.NeedsRead(size)
+	read := v != nil && v.state.Growth.NeedsRead(size)
 	m.mu.Unlock()
-	if !look {
+	if !read {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
@@ -83,7 +83,7 @@ func (m *volumeManager) readSize(ctx context.Context, w *wantedVolume, version s
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p, v := m.publicationOf(w)
+	p, v := m.findPodVolume(w)
 	if p == nil {
 		return nil // the pod is gone
 	}
@@ -91,14 +91,14 @@ func (m *volumeManager) readSize(ctx context.Context, w *wantedVolume, version s
 	if p.Phase != nodevolume.Confirmed {
 		mounting = append(mounting, p.Key)
 	}
-	if m.learnSize(v, size, sizeOf(pv.Spec.Capacity), mounting...) {
+	if m.updateSize(v, size, sizeOf(pv.Spec.Capacity), mounting...) {
 		m.queue.Add(v.name)
 	}
 	return nil
 }
 
-// mayExpand reports whether a pod's volume may have to be expanded on this node. Without EXPAND_VOLUME there is nothing to look for.
-func (m *volumeManager) grows(w *wantedVolume) bool {
+// mayExpand reports whether a pod's volume may have to be expanded on this node. Without EXPAND_VOLUME there is nothing to read for.
+func (m *volumeManager) mayExpand(w *volumeToMount) bool {
 	if w.claim.name == "" || w.readOnly {
 		return false
 	}

@@ -96,7 +96,7 @@ func seLinuxOptions(pod *corev1.Pod, volume string) []*corev1.SELinuxOptions {
 }
 
 // label returns the label to mount a volume with, according to its CSIDriver.
-func (r driverRules) label(w *wantedVolume) string {
+func (r driverRules) label(w *volumeToMount) string {
 	if w == nil || !r.seLinux {
 		return ""
 	}
@@ -112,10 +112,10 @@ func withLabel(options []string, label string) []string {
 }
 
 // labelText describes a wait that is caused by a label, in kubelet's words; otherwise it is empty. The caller holds mu.
-func (m *volumeManager) labelWords(v *volume, key nodevolume.PublishKey, reason nodevolume.Reason) string {
+func (m *volumeManager) labelText(v *volume, key nodevolume.PublishKey, reason nodevolume.Reason) string {
 	switch reason {
 	case nodevolume.OtherSELinuxLabelWanted:
-		return explain.OtherLabelWanted(key.SpecName, v.mountedLabel(), m.plugins.rules(v.driver).label(v.publication(key).want))
+		return explain.OtherLabelWanted(key.SpecName, v.mountedLabel(), m.plugins.rules(v.driver).label(v.ensurePod(key).toMount))
 	case nodevolume.OtherSELinuxLabelMounted:
 		return explain.OtherLabelMounted(v.name)
 	default:
@@ -125,8 +125,8 @@ func (m *volumeManager) labelWords(v *volume, key nodevolume.PublishKey, reason 
 
 // mountedLabel returns the label with which the volume is, or may be, mounted.
 func (v *volume) mountedLabel() string {
-	if v.life.Stage.Phase != nodevolume.Absent {
-		return v.life.Stage.Record.SELinuxLabel
+	if v.state.Stage.Phase != nodevolume.Absent {
+		return v.state.Stage.Record.SELinuxLabel
 	}
 	for _, p := range v.pods {
 		if p.Phase != nodevolume.Absent {

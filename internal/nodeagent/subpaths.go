@@ -66,17 +66,17 @@ func (m *volumeManager) publishedFor(uid types.UID, volume string) (*podVolume, 
 	case state.changed != nil:
 		return nil, waitError(errNotMounted, uid, state.waits)
 	}
-	owner, known := m.pods.look(uid)
+	owner, known := m.pods.snapshot(uid)
 	if !known {
 		return nil, ErrPodNotWanted
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	i := slices.IndexFunc(owner.wants, func(w *wantedVolume) bool { return w.volume == volume })
+	i := slices.IndexFunc(owner.toMount, func(w *volumeToMount) bool { return w.volume == volume })
 	if i < 0 {
 		return nil, fmt.Errorf("volume %q of the pod is not one that belay-node mounts", volume)
 	}
-	p, _ := m.publicationOf(owner.wants[i])
+	p, _ := m.findPodVolume(owner.toMount[i])
 	if p == nil {
 		return nil, ErrPodNotWanted
 	}

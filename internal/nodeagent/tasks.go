@@ -9,18 +9,18 @@ import (
 // periodicTask is a periodic task of a volume. It runs in its own goroutine, at most once at a time, so that a driver that hangs blocks
 // neither reconciliation nor other tasks.
 type periodicTask struct {
-	kind   choreKind
+	kind   taskKind
 	volume string
 }
 
-type choreKind int
+type taskKind int
 
 const (
-	gatherStats choreKind = iota
+	gatherStats taskKind = iota
 	readAttachError
 )
 
-func (m *volumeManager) serveChores(ctx context.Context) {
+func (m *volumeManager) runTasks(ctx context.Context) {
 	serve(m.tasks, func(c periodicTask) {
 		switch {
 		case ctx.Err() != nil:
@@ -33,24 +33,24 @@ func (m *volumeManager) serveChores(ctx context.Context) {
 }
 
 // upTo returns a random part of a period, to spread the calls for many volumes.
-func upTo(period time.Duration) time.Duration {
+func randomUpTo(period time.Duration) time.Duration {
 	return time.Duration(rand.Float64() * float64(period)) //nolint:gosec // spreads calls
 }
 
 // schedule aligns periodic work.
-type schedule struct{ made time.Time }
+type schedule struct{ start time.Time }
 
-func newBeat() schedule { return schedule{time.Now()} }
+func newSchedule() schedule { return schedule{time.Now()} }
 
 // slotsPerPeriod is the number of times within a period at which periodic work may run.
-const moments = 12
+const slotsPerPeriod = 12
 
 // batch extends a pause to the next slot, so that periodic work of many pods runs together. On an idle node wake-ups take most of the CPU
 // time: without slots two dozen per second with 500 pods.
 func (b schedule) batch(pause, period time.Duration) time.Duration {
-	grid := period / moments
+	grid := period / slotsPerPeriod
 	if grid <= 0 {
 		return pause
 	}
-	return pause + grid - (time.Since(b.made)+pause)%grid
+	return pause + grid - (time.Since(b.start)+pause)%grid
 }

@@ -39,29 +39,29 @@ func keyOf(request storagev1.TokenRequest) tokenKey {
 }
 
 // cachedToken is a token and when to renew it.
-type heldToken struct {
+type cachedToken struct {
 	status  authenticationv1.TokenRequestStatus
 	renewAt time.Time
 }
 
 // tokenCache caches the tokens of one pod's service account, bound to the pod.
 type tokenCache struct {
-	ask func(context.Context, tokenKey) (*authenticationv1.TokenRequest, error)
-	log logr.Logger
+	request func(context.Context, tokenKey) (*authenticationv1.TokenRequest, error)
+	log     logr.Logger
 
-	mu   sync.Mutex
-	held map[tokenKey]heldToken // under mu
+	mu     sync.Mutex
+	tokens map[tokenKey]cachedToken // under mu
 }
 
 // get returns a valid token, renewed if due. If the request fails, it returns the previous token until that expires.
 func (c *tokenCache) get(ctx context.Context, key tokenKey) (authenticationv1.TokenRequestStatus, error) {
 	c.mu.Lock()
-	held, known := c.held[key]
+	held, known := c.tokens[key]
 	c.mu.Unlock()
 	if known && !time.Now().After(held.renewAt) {
 		return held.status, nil
 	}
-	reply, err := c.ask(ctx, key)
+	reply, err := c.request(ctx, key)
 	now := time.Now()
 	switch {
 	case err == nil:
@@ -75,12 +75,12 @@ func (c *tokenCache) get(ctx context.Context, key tokenKey) (authenticationv1.To
 	jitter := time.Duration(rand.Float64() * float64(tokenMaxJitter)) //nolint:gosec // spreads the requests
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.held, func(_ tokenKey, t heldToken) bool { return t.expired(now) }) // the CSIDriver may have changed
-	c.held[key] = heldToken{status: reply.Status, renewAt: renewAt(reply, now).Add(-jitter)}
+	maps.DeleteFunc(c.tokens, func(_ tokenKey, t cachedToken) bool { return t.expired(now) }) // the CSIDriver may have changed
+	c.tokens[key] = cachedToken{status: reply.Status, renewAt: renewAt(reply, now).Add(-jitter)}
 	return reply.Status, nil
 }
 
-func (t heldToken) expired(now time.Time) bool { return now.After(t.status.ExpirationTimestamp.Time) }
+func (t cachedToken) expired(now time.Time) bool { return now.After(t.status.ExpirationTimestamp.Time) }
 
 // renewAt returns the latest time to renew a token that was received now.
 func renewAt(reply *authenticationv1.TokenRequest, now time.Time) time.Time {
@@ -101,8 +101,8 @@ func (m *podManager) tokensOf(pod podIdentity) *tokenCache {
 		return owner.tokens
 	}
 	cache := &tokenCache{
-		log: m.log.WithValues("pod", pod.UID, "namespace", pod.Namespace, "serviceAccount", pod.ServiceAccount), held: map[tokenKey]heldToken{},
-		ask: func(ctx context.Context, key tokenKey) (*authenticationv1.TokenRequest, error) {
+		log: m.log.WithValues("pod", pod.UID, "namespace", pod.Namespace, "serviceAccount", pod.ServiceAccount), tokens: map[tokenKey]cachedToken{},
+		request: func(ctx context.Context, key tokenKey) (*authenticationv1.TokenRequest, error) {
 			return m.requestToken(ctx, pod, key)
 		},
 	}
@@ -124,7 +124,7 @@ func (m *podManager) requestToken(ctx context.Context, pod podIdentity, key toke
 	if key.seconds != 0 {
 		request.Spec.ExpirationSeconds = &key.seconds
 	}
-	ctx, cancel := context.WithTimeout(silent(ctx), apiTimeout)
+	ctx, cancel := context.WithTimeout(withoutLogging(ctx), apiTimeout)
 	defer cancel()
 	reply, err := m.client.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.ServiceAccount, request, metav1.CreateOptions{})
 	if err != nil {
@@ -134,11 +134,11 @@ func (m *podManager) requestToken(ctx context.Context, pod podIdentity, key toke
 }
 
 // addTokens adds the tokens that the CSIDriver requests to a publish call. As in kubelet, block volumes get none.
-func (m *volumeManager) addTokens(ctx context.Context, c callable, call *csi.NodeVolume) error {
-	if len(c.rules.tokens) == 0 || c.want.block {
+func (m *volumeManager) addTokens(ctx context.Context, c driverCall, call *csi.NodeVolume) error {
+	if len(c.rules.tokens) == 0 || c.toMount.block {
 		return nil
 	}
-	cache := m.pods.tokensOf(c.want.pod)
+	cache := m.pods.tokensOf(c.toMount.pod)
 	byAudience := map[string]authenticationv1.TokenRequestStatus{}
 	for _, request := range c.rules.tokens {
 		status, err := cache.get(ctx, keyOf(request))
@@ -149,7 +149,7 @@ func (m *volumeManager) addTokens(ctx context.Context, c callable, call *csi.Nod
 	}
 	raw, err := json.Marshal(byAudience)
 	if err != nil {
-		return fmt.Errorf("encode the service account tokens for driver %s: %w", c.want.driver, err)
+		return fmt.Errorf("encode the service account tokens for driver %s: %w", c.toMount.driver, err)
 	}
 	if c.rules.tokensInSecrets {
 		call.Secrets[csi.TokensKey] = string(raw)
@@ -165,4 +165,4 @@ func (m *volumeManager) addTokens(ctx context.Context, c callable, call *csi.Nod
 }
 
 // silent keeps requests and responses out of client-go's log, which prints whole bodies at high verbosity.
-func silent(ctx context.Context) context.Context { return klog.NewContext(ctx, logr.Discard()) }
+func withoutLogging(ctx context.Context) context.Context { return klog.NewContext(ctx, logr.Discard()) }

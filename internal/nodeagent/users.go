@@ -20,12 +20,12 @@ type users struct {
 	watched int
 }
 
-func (u users) words() string {
-	words := explain.NodeReason(nodevolume.StillMountedElsewhere)
+func (u users) text() string {
+	text := explain.NodeReason(nodevolume.StillMountedElsewhere)
 	if u.problem == nil {
-		return words
+		return text
 	}
-	return fmt.Sprintf("%s: %v", words, u.problem)
+	return fmt.Sprintf("%s: %v", text, u.problem)
 }
 
 // lookForUsers finds other users of what the unpublish for a pod, or the unstage, would unmount.
@@ -38,10 +38,10 @@ func (m *volumeManager) lookForUsers(ctx context.Context, v *volume, key nodevol
 	problem := errors.Join(append(problems, err)...)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if problem != nil && v.life.Users.Search.Count == 0 {
+	if problem != nil && v.state.Users.Search.Count == 0 {
 		m.log.Error(problem, "Keeping volume mounted and in use, another process on this node uses it", "volume", v.name, "pod", key.PodUID)
 	}
-	v.life.UsersSearched(problem != nil, time.Now(), rand.Float64()) //nolint:gosec // spreads the looks
+	v.state.UsersSearched(problem != nil, time.Now(), rand.Float64()) //nolint:gosec // spreads the searches
 	v.users.problem = problem
 	if len(holders) > 0 && holders[0].PID != 0 && v.users.watched == 0 {
 		v.users.watched = holders[0].PID
@@ -63,18 +63,18 @@ func (m *volumeManager) watchUser(ctx context.Context, v *volume, pid int) {
 // holders returns all users of the volume except for the mounts that the call itself will remove.
 func (m *volumeManager) holders(v *volume, key nodevolume.PublishKey) ([]mounttable.Holder, error) {
 	if key == (nodevolume.PublishKey{}) {
-		staged := m.root.Path(v.life.Stage.Record.Path)
-		if mounted, err := m.root.MountedByKernel(v.life.Stage.Record.Path); err != nil || !mounted {
+		staged := m.root.Path(v.state.Stage.Record.Path)
+		if mounted, err := m.root.MountedByKernel(v.state.Stage.Record.Path); err != nil || !mounted {
 			return nil, err
 		}
 		return m.holdersOf(mounttable.Volume{Paths: []string{staged}})
 	}
-	if v.life.Stage.Phase != nodevolume.Absent {
-		if mounted, err := m.root.MountedByKernel(v.life.Stage.Record.Path); err != nil || mounted {
+	if v.state.Stage.Phase != nodevolume.Absent {
+		if mounted, err := m.root.MountedByKernel(v.state.Stage.Record.Path); err != nil || mounted {
 			return nil, err // not the last mount: lookForUsers runs again before the unstage
 		}
 	}
-	record := m.entry(v, key).Record
+	record := m.podVolume(v, key).Record
 	// A driver may have its own mount besides the target, which it removes in the call.
 	volume := mounttable.Volume{Paths: []string{m.root.Path(record.Path)}, OtherNamespacesOnly: true}
 	if !record.Block {

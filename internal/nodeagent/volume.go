@@ -17,25 +17,25 @@ import (
 // volume is one CSI volume on this node. All fields are guarded by volumeManager.mu; only its reconcile changes state.
 type volume struct {
 	name, driver, handle string
-	life                 nodevolume.VolumeState
+	state                nodevolume.VolumeState
 	// pods has an entry for each of state.Pods.
-	pods        []*podVolume
-	unstageTold eventDedup
+	pods             []*podVolume
+	lastUnstageEvent eventDedup
 	// unstageFailingSince is when the first of the failed unstages in a row began.
 	unstageFailingSince time.Time
 	// unsavedStage is the record of a confirmed stage that is saved after the publish, for speed. Only reconcile uses it.
-	unconfirmed *nodevolume.Record
+	unsavedStage *nodevolume.Record
 	// publishing is the pod for which a publish is running.
 	publishing nodevolume.PublishKey
 	// began is when the running step began; pending is its call to the driver, if any.
-	began time.Time
-	asked *unanswered
+	began   time.Time
+	pending *pendingCall
 	// users are the other users of the volume.
 	users users
-	holds map[nodevolume.PublishKey]holding
+	waits map[nodevolume.PublishKey]currentWait
 	// lastExpandEvent is the last event about a failed expansion.
-	growthTold string
-	measured   measured
+	lastExpandEvent string
+	measured        measured
 	// releasedAt is since when no pod uses the volume; zero while one does, or may.
 	releasedAt time.Time
 	// statsPlanned and attachErrorPlanned are set while a periodic task is scheduled.
@@ -49,12 +49,12 @@ type volume struct {
 type podVolume struct {
 	*nodevolume.PodVolume
 	// toMount is nil if the pod is only known from a record.
-	want *wantedVolume
+	toMount *volumeToMount
 	// problem is the last failure, step the step that failed, and failingSince the beginning of the first such failure in a row.
 	problem      error
 	step         string
 	failingSince time.Time
-	told         eventDedup
+	lastEvent    eventDedup
 	// publishContext is that of the publish by this agent; nil if an earlier agent published the volume.
 	publishContext map[string]string
 	// subPaths serializes mounting and unmounting subPaths; it is locked before mu.
@@ -62,39 +62,39 @@ type podVolume struct {
 	// groupChange is the running fsGroup change, or nil.
 	groupChange *mount.GroupChange
 	// stats are the latest stats, or nil; reportedHealth is the last condition in an event.
-	stats      *publishedStats
-	toldHealth string
+	stats          *publishedStats
+	reportedHealth string
 	// statsUnsupported is set if this version of the driver does not know the path of an inline volume.
-	withoutStats bool
+	statsUnsupported bool
 }
 
 // currentWait is the reason of a wait and its beginning.
-type holding struct {
+type currentWait struct {
 	reason nodevolume.Reason
 	since  time.Time
 }
 
 // ensureVolume returns the volume, and creates it if it is new. The caller holds mu.
-func (m *volumeManager) volumeNamed(name, driver, handle string, inline bool) *volume {
+func (m *volumeManager) ensureVolume(name, driver, handle string, inline bool) *volume {
 	v, ok := m.all[name]
 	if !ok {
-		v = &volume{name: name, driver: driver, handle: handle, life: nodevolume.VolumeState{Inline: inline}, holds: map[nodevolume.PublishKey]holding{}}
+		v = &volume{name: name, driver: driver, handle: handle, state: nodevolume.VolumeState{Inline: inline}, waits: map[nodevolume.PublishKey]currentWait{}}
 		m.all[name] = v
 	}
 	return v
 }
 
 // ensurePod returns the volume's entry for a pod, and creates it if it is new.
-func (v *volume) publication(key nodevolume.PublishKey) *podVolume {
-	if p := v.find(key); p != nil {
+func (v *volume) ensurePod(key nodevolume.PublishKey) *podVolume {
+	if p := v.findPod(key); p != nil {
 		return p
 	}
-	p := &podVolume{PodVolume: v.life.EnsurePod(key)}
+	p := &podVolume{PodVolume: v.state.EnsurePod(key)}
 	v.pods = append(v.pods, p)
 	return p
 }
 
-func (v *volume) find(key nodevolume.PublishKey) *podVolume {
+func (v *volume) findPod(key nodevolume.PublishKey) *podVolume {
 	if i := slices.IndexFunc(v.pods, func(p *podVolume) bool { return p.Key == key }); i >= 0 {
 		return v.pods[i]
 	}
@@ -103,9 +103,9 @@ func (v *volume) find(key nodevolume.PublishKey) *podVolume {
 
 // stagingPath returns where the volume is, or would be, staged. Two PersistentVolumes may share a handle; then the name of the first one
 // determines the path.
-func (v *volume) stagingPath(w *wantedVolume) string {
-	if v.life.Stage.Phase != nodevolume.Absent {
-		return v.life.Stage.Record.Path
+func (v *volume) stagingPath(w *volumeToMount) string {
+	if v.state.Stage.Phase != nodevolume.Absent {
+		return v.state.Stage.Record.Path
 	}
 	return stagingPath(w)
 }
@@ -117,13 +117,13 @@ func (v *volume) specName() string {
 			return p.Key.SpecName
 		}
 	}
-	return cmp.Or(v.life.Stage.Record.SpecName, v.handle)
+	return cmp.Or(v.state.Stage.Record.SpecName, v.handle)
 }
 
 // podRef returns the reference for events about the pod.
-func (p *podVolume) podOf() *corev1.ObjectReference {
-	if p.want != nil {
-		return p.want.pod.ref()
+func (p *podVolume) podRef() *corev1.ObjectReference {
+	if p.toMount != nil {
+		return p.toMount.pod.ref()
 	}
 	pod := p.Record.Pod
 	return podIdentity{UID: types.UID(p.Key.PodUID), Namespace: pod.Namespace, Name: pod.Name}.ref()

@@ -15,8 +15,8 @@ import (
 	"belay.dev/belay/internal/telemetry"
 )
 
-// volumeManager owns the volumes of the node and performs their steps. Its lock is taken before those of nodeStatus, podManager and plugins,
-// in this order.
+// volumeManager owns the volumes of the node and performs their steps. Its lock is taken before those of nodeStatus, podManager and
+// plugins, in this order.
 type volumeManager struct {
 	config Config
 	log    logr.Logger
@@ -33,8 +33,8 @@ type volumeManager struct {
 	// watches are the goroutines that wait for the exit of a process.
 	watches sync.WaitGroup
 	// metrics is nil if Config.Metrics is not set.
-	metrics *telemetry.Node
-	beat    schedule
+	metrics  *telemetry.Node
+	schedule schedule
 
 	// queue has the volumes to reconcile. It hands a key to one goroutine at a time; there is no other lock per volume.
 	queue workqueue.TypedDelayingInterface[string]
@@ -44,17 +44,17 @@ type volumeManager struct {
 	// Under mu:
 	all map[string]*volume
 	// blockers are the errors that block waits for a reason.
-	trouble map[nodevolume.Reason]error
+	blockers map[nodevolume.Reason]error
 	// unaccounted has the names of records that cannot be read or are missing for a mount. A name begins with its volume's hash.
 	unaccounted map[string]struct{}
 }
 
-func newVolumeManager(config Config, client kubernetes.Interface, root *mount.Root, events record.EventRecorder, beat schedule) *volumeManager {
+func newVolumeManager(config Config, client kubernetes.Interface, root *mount.Root, events record.EventRecorder, schedule schedule) *volumeManager {
 	return &volumeManager{
-		config: config, log: config.Logger, client: client, root: root, events: events, beat: beat,
+		config: config, log: config.Logger, client: client, root: root, events: events, schedule: schedule,
 		queue: workqueue.NewTypedDelayingQueue[string](),
 		tasks: workqueue.NewTypedDelayingQueue[periodicTask](),
-		all:   map[string]*volume{}, trouble: map[nodevolume.Reason]error{}, unaccounted: map[string]struct{}{},
+		all:   map[string]*volume{}, blockers: map[nodevolume.Reason]error{}, unaccounted: map[string]struct{}{},
 	}
 }
 
@@ -75,7 +75,7 @@ func (m *volumeManager) recordCount() int {
 	defer m.mu.Unlock()
 	count := 0
 	for _, v := range m.all {
-		if v.life.Stage.Phase != nodevolume.Absent {
+		if v.state.Stage.Phase != nodevolume.Absent {
 			count++
 		}
 		for _, p := range v.pods {

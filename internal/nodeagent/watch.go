@@ -1,7 +1,6 @@
 package nodeagent
 
 import (
-	"maps"
 	"slices"
 	"time"
 
@@ -12,17 +11,17 @@ import (
 )
 
 // addVolumes adds volumes that a pod uses.
-func (m *volumeManager) wanted(uid types.UID, wants []*wantedVolume) {
+func (m *volumeManager) addVolumes(uid types.UID, volumes []*volumeToMount) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, w := range wants {
-		if !m.pods.join(uid, w.name()) {
+	for _, w := range volumes {
+		if !m.pods.addVolume(uid, w.name()) {
 			return // the pod was removed
 		}
-		v := m.volumeNamed(w.name(), w.driver, w.handle, w.inline)
-		v.publication(w.key()).want = w
-		m.noteReleased(v, time.Now())
-		m.wantSize(v, w)
+		v := m.ensureVolume(w.name(), w.driver, w.handle, w.inline)
+		v.ensurePod(w.key()).toMount = w
+		m.updateReleasedAt(v, time.Now())
+		m.addSize(v, w)
 		m.wake(v.name)
 	}
 }
@@ -33,12 +32,12 @@ func (m *volumeManager) released(uid types.UID, names []string) {
 	defer m.mu.Unlock()
 	for _, name := range names {
 		if v := m.all[name]; v != nil {
-			for _, its := range v.pods {
-				if its.Key.PodUID == string(uid) {
-					its.Failure = nodevolume.Failure{}
+			for _, p := range v.pods {
+				if p.Key.PodUID == string(uid) {
+					p.Failure = nodevolume.Failure{}
 				}
 			}
-			m.noteReleased(v, time.Now())
+			m.updateReleasedAt(v, time.Now())
 		}
 		m.wake(name)
 	}
@@ -70,7 +69,7 @@ func (m *volumeManager) driverReconnected(name string) {
 	defer m.mu.Unlock()
 	for _, v := range m.all {
 		for _, p := range v.pods {
-			p.withoutStats = p.withoutStats && v.driver != name
+			p.statsUnsupported = p.statsUnsupported && v.driver != name
 		}
 	}
 }
@@ -81,7 +80,7 @@ func (m *volumeManager) wake(name string) {
 	if !ok {
 		return
 	}
-	v.life.Wake()
+	v.state.Wake()
 	m.queue.Add(name)
 }
 
@@ -91,7 +90,7 @@ func (m *volumeManager) wakeMisplaced() {
 	defer m.mu.Unlock()
 	for name, v := range m.all {
 		if slices.ContainsFunc(v.pods, func(p *podVolume) bool {
-			return p.want != nil && p.want.affinity != nil && p.Phase != nodevolume.Confirmed
+			return p.toMount != nil && p.toMount.affinity != nil && p.Phase != nodevolume.Confirmed
 		}) {
 			m.wake(name)
 		}
@@ -99,7 +98,7 @@ func (m *volumeManager) wakeMisplaced() {
 }
 
 // wakeVolumes wakes the named volumes.
-func (m *volumeManager) learned(names []string) {
+func (m *volumeManager) wakeVolumes(names []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, name := range names {
@@ -107,9 +106,9 @@ func (m *volumeManager) learned(names []string) {
 	}
 }
 
-// handshakes returns which of the volumes that the Node lists in use at start-up were mounted under the handshake. A volume that was mounted
-// without it, as its CSIDriver had attachRequired false, is listed again if necessary: an agent that crashed may have been removing it, and
-// that write may still be committed. It is Unknown for an unreadable record.
+// handshakes returns which of the volumes that the Node lists in use at start-up were mounted under the handshake. A volume that was
+// mounted without it, as its CSIDriver had attachRequired false, is listed again if necessary: an agent that crashed may have been
+// removing it, and that write may still be committed. It is Unknown for an unreadable record.
 func (m *volumeManager) handshakes(names []string) map[string]nodevolume.Knowledge {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -119,8 +118,8 @@ func (m *volumeManager) handshakes(names []string) map[string]nodevolume.Knowled
 		if v == nil {
 			v = &volume{}
 		}
-		doubtful := m.isUnaccounted(name) || v.life.Stage.Phase == nodevolume.Absent && m.mountedByOther(name)
-		known[name] = v.life.InUseHandshake(doubtful)
+		doubtful := m.isUnaccounted(name) || v.state.Stage.Phase == nodevolume.Absent && m.mountedByOther(name)
+		known[name] = v.state.InUseHandshake(doubtful)
 	}
 	return known
 }
@@ -130,11 +129,10 @@ func (m *volumeManager) nodeRead(listed []string) {
 	m.mu.Lock()
 	for _, name := range listed {
 		if driver, handle, ok := kube.ParseUniqueVolumeName(name); ok && m.isUnaccounted(name) {
-			m.volumeNamed(name, driver, handle, false)
+			m.ensureVolume(name, driver, handle, false)
 			m.log.Error(nil, "Node lists a volume in use whose record cannot be read", "volume", name)
 		}
 	}
-	names := slices.Collect(maps.Keys(m.all))
 	m.mu.Unlock()
-	m.learned(names)
+	m.wakeAll()
 }

@@ -30,8 +30,8 @@ func (a *Agent) containers() (Containers, error) {
 
 // The limits of the back-off between two queries of the runtime about a pod.
 const (
-	askFirst = 100 * time.Millisecond
-	askMax   = 5 * time.Second
+	runtimeRetryMin = 100 * time.Millisecond
+	runtimeRetryMax = 5 * time.Second
 )
 
 // podOwner is the part of Agent that podTerminations calls.
@@ -45,7 +45,7 @@ type podOwner interface {
 
 // podTerminations tracks the pods that have terminated or were deleted in the API, until the runtime reports that their containers have
 // ended.
-type podEnds struct {
+type podTerminations struct {
 	owner      podOwner
 	containers Containers
 	log        logr.Logger
@@ -56,16 +56,16 @@ type podEnds struct {
 	pods map[types.UID]bool
 }
 
-func newPodEnds(owner podOwner, containers Containers, log logr.Logger) *podEnds {
-	return &podEnds{
+func newPodTerminations(owner podOwner, containers Containers, log logr.Logger) *podTerminations {
+	return &podTerminations{
 		owner: owner, containers: containers, log: log, pods: map[types.UID]bool{},
-		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](askFirst, askMax)),
+		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](runtimeRetryMin, runtimeRetryMax)),
 	}
 }
 
 // begin has the runtime queried about a pod that the agent knows.
-func (e *podEnds) begin(uid types.UID) {
-	if !e.owner.PodEnding(uid, errNotAsked) {
+func (e *podTerminations) begin(uid types.UID) {
+	if !e.owner.PodEnding(uid, errRuntimeNotQueried) {
 		return
 	}
 	e.mu.Lock()
@@ -78,19 +78,19 @@ func (e *podEnds) begin(uid types.UID) {
 }
 
 // cancel stops tracking a pod whose object shows it running again.
-func (e *podEnds) callOff(uid types.UID) {
+func (e *podTerminations) cancel(uid types.UID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.pods, uid)
 }
 
 // run queries the runtime until ctx ends.
-func (e *podEnds) run(ctx context.Context) {
+func (e *podTerminations) run(ctx context.Context) {
 	defer context.AfterFunc(ctx, e.queue.ShutDown)()
-	serve(e.queue, func(uid types.UID) { e.ask(ctx, uid) })
+	serve(e.queue, func(uid types.UID) { e.check(ctx, uid) })
 }
 
-func (e *podEnds) ask(ctx context.Context, uid types.UID) {
+func (e *podTerminations) check(ctx context.Context, uid types.UID) {
 	e.mu.Lock()
 	logged, waits := e.pods[uid]
 	e.mu.Unlock()
