@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// scriptedEnds plays the agent and the runtime of podEnds.
+// scriptedEnds plays the agent and the runtime of podTerminations.
 type scriptedEnds struct {
 	// stuckUnmount and stuckRuntime are pods of which one of the two never answers.
 	stuckUnmount, stuckRuntime types.UID

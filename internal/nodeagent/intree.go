@@ -69,7 +69,7 @@ func sourceOf(pv *corev1.PersistentVolume) string {
 	case s.FlexVolume != nil:
 		return "flexVolume"
 	default:
-		return "of a kind that this Kubernetes does not have any more"
+		return "of a type that this version of Kubernetes no longer has"
 	}
 }
 

@@ -161,7 +161,7 @@ func (p *plugins) capabilities(ctx context.Context, driver string) (*csi.Node, c
 }
 
 func notRegistered(driver string) error {
-	return fmt.Errorf("driver %s is not registered on this node any more", driver)
+	return fmt.Errorf("driver %s is no longer registered on this node", driver)
 }
 
 // sockets returns the sockets of the registered drivers, and all registration sockets that exist.

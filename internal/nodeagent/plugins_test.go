@@ -140,7 +140,7 @@ func TestPluginHandlers(t *testing.T) {
 	if _, err := p.client("d"); err == nil {
 		t.Error("a driver that is gone has a client")
 	}
-	if _, _, err := p.capabilities(t.Context(), "d"); err == nil || err.Error() != "driver d is not registered on this node any more" {
+	if _, _, err := p.capabilities(t.Context(), "d"); err == nil || err.Error() != "driver d is no longer registered on this node" {
 		t.Errorf("capabilities of a driver that is gone: %v", err)
 	}
 }

@@ -45,7 +45,7 @@ func (m *volumeManager) mountSubPath(uid types.UID, s SubPath) (string, error) {
 	case !wanted:
 		return "", fmt.Errorf("mount a subPath for container %s of pod %s: %w", s.Container, uid, ErrPodNotWanted)
 	case !there: // unmounted since publishedFor
-		return "", fmt.Errorf("mount a subPath for container %s of pod %s: volume %q is not mounted any more", s.Container, uid, s.Volume)
+		return "", fmt.Errorf("mount a subPath for container %s of pod %s: volume %q is no longer mounted", s.Container, uid, s.Volume)
 	case record.Block:
 		return "", refuse("volume %q is a device and has no subPaths", s.Volume)
 	}
