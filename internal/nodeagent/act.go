@@ -286,7 +286,7 @@ func (m *volumeManager) saveBefore(name string, call nodevolume.Call) error {
 type callResult struct {
 	err   error
 	phase nodevolume.Phase
-	// note replaces "returned OK" in errors, for a driver that did not.
+	// note replaces "returned OK" in the error if cleaning up fails.
 	note string
 }
 

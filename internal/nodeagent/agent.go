@@ -45,7 +45,7 @@ type Config struct {
 	// The fields below are set by tests only. complete sets the defaults.
 
 	attachErrorAfter time.Duration
-	// second is the unit of nodeAllocatableUpdatePeriodSeconds.
+	// limitPeriodUnit is the unit of nodeAllocatableUpdatePeriodSeconds.
 	limitPeriodUnit                         time.Duration
 	fsGroupEventDelay, fsGroupEventInterval time.Duration
 	changeGroup                             func(*mount.Root, context.Context, string, *mount.GroupChange) error

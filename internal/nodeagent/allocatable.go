@@ -2,11 +2,9 @@ package nodeagent
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/explain"
@@ -102,11 +100,9 @@ func (m *volumeManager) readAttachError(ctx context.Context, name string) {
 // emitAttachLimit emits one event for each waiting pod. The caller holds mu.
 func (m *volumeManager) emitAttachLimit(v *volume) {
 	text := v.attachLimit.Error()
-	for key, wait := range v.waits {
-		i := slices.IndexFunc(v.pods, func(p *podVolume) bool { return p.Key == key })
-		if wait.reason != nodevolume.NotAttached || i < 0 || !v.pods[i].lastEvent.isNew(text, time.Now()) {
-			continue
+	for _, p := range v.pods {
+		if v.waits[p.Key].reason == nodevolume.NotAttached {
+			m.emitWarning(p, AttachLimitReason, text)
 		}
-		m.events.Event(v.pods[i].podRef(), corev1.EventTypeWarning, AttachLimitReason, text)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"belay.dev/belay/internal/csi"
 )
 
-// limitUpkeep is when to read a driver's attach limit again.
+// limitRefresh is when to read a driver's attach limit again.
 type limitRefresh struct {
 	period time.Duration
 	next   time.Time
@@ -64,23 +64,23 @@ func (p *plugins) limitDue(name string, period time.Duration, now time.Time) (du
 		delete(p.limits, name)
 		return nil, 0
 	}
-	upkeep := p.limits[name]
-	if upkeep.period != period { // like kubelet, the first refresh comes after a whole period
-		upkeep.period, upkeep.next = period, now.Add(period)
+	refresh := p.limits[name]
+	if refresh.period != period { // like kubelet, the first refresh comes after a whole period
+		refresh.period, refresh.next = period, now.Add(period)
 	}
-	if upkeep.exhausted || !now.Before(upkeep.next) {
-		upkeep.exhausted, upkeep.next, due = false, now.Add(period), d
+	if refresh.exhausted || !now.Before(refresh.next) {
+		refresh.exhausted, refresh.next, due = false, now.Add(period), d
 	}
-	p.limits[name] = upkeep
-	return due, upkeep.next.Sub(now)
+	p.limits[name] = refresh
+	return due, refresh.next.Sub(now)
 }
 
 // exhausted has the limit of a driver refreshed at once, because an attach was refused.
 func (p *plugins) exhausted(driver string) {
 	p.mu.Lock()
-	upkeep := p.limits[driver]
-	upkeep.exhausted = true
-	p.limits[driver] = upkeep
+	refresh := p.limits[driver]
+	refresh.exhausted = true
+	p.limits[driver] = refresh
 	p.mu.Unlock()
 	p.limitsDue.Add(driver)
 }

@@ -30,7 +30,7 @@ func (p *podVolume) isBlock() bool {
 }
 
 // emitFailure emits an event about a failed step, unless it repeats the last one. The caller holds mu.
-func (m *volumeManager) emitFailure(v *volume, p *podVolume, step string, err error) {
+func (m *volumeManager) emitFailure(p *podVolume, step string, err error) {
 	failed := explain.NodeStep{Step: step, Block: p.isBlock(), Volume: p.Key.SpecName, Since: p.failingSince}
 	if step == stepUnpublish {
 		if text := m.unmountFailedText(failed, err); p.lastEvent.isNew(text, time.Now()) {
@@ -42,9 +42,13 @@ func (m *volumeManager) emitFailure(v *volume, p *podVolume, step string, err er
 	if affinity, ok := errors.AsType[*affinityError](err); ok {
 		reason, text = failed.NotHere(affinity.err.Error())
 	}
+	m.emitWarning(p, reason, text)
+}
+
+// emitWarning emits a warning about a pod's volume, unless it repeats the last event. The caller holds mu.
+func (m *volumeManager) emitWarning(p *podVolume, reason, text string) {
 	if p.lastEvent.isNew(text, time.Now()) {
 		m.events.Event(p.podRef(), corev1.EventTypeWarning, reason, text)
-		m.log.V(1).Info("Emitted event", "volume", v.name, "pod", p.Key.PodUID, "text", text)
 	}
 }
 
@@ -98,7 +102,7 @@ func (v *volume) otherPods(key nodevolume.PublishKey) string {
 
 // emitLongWait emits an event about a long wait. The caller holds mu.
 func (m *volumeManager) emitLongWait(v *volume, wait nodevolume.Wait, since time.Time) {
-	waits := explain.NodeWait{Reason: wait.Reason, Since: since, Detail: m.waitText(v, wait)}
+	described := explain.NodeWait{Reason: wait.Reason, Since: since, Detail: m.waitText(v, wait)}
 	switch {
 	case wait.Reason == nodevolume.BackingOff:
 		return // the failed call had its own event
@@ -108,7 +112,7 @@ func (m *volumeManager) emitLongWait(v *volume, wait nodevolume.Wait, since time
 			"since", since.UTC().Format(time.RFC3339))
 		return
 	case wait.Key.PodUID == "":
-		m.emitFailedUnstage(v, explain.NodeStep{Step: stepUnstage, Block: v.state.Stage.Record.Block, Volume: v.specName()}.Waits(waits))
+		m.emitFailedUnstage(v, explain.NodeStep{Step: stepUnstage, Block: v.state.Stage.Record.Block, Volume: v.specName()}.Waits(described))
 		return
 	}
 	p := v.ensurePod(wait.Key)
@@ -118,14 +122,13 @@ func (m *volumeManager) emitLongWait(v *volume, wait nodevolume.Wait, since time
 	step := explain.NodeStep{Step: waitingStep(v, p, wait.Reason), Block: p.isBlock(), Volume: p.Key.SpecName}
 	if p.Phase != nodevolume.Absent && (m.demands(v)(p) == nodevolume.Released || wait.Reason == nodevolume.ContainersMayRun) {
 		step.Step = stepUnpublish
-		if text := step.Waits(waits); p.lastEvent.isNew(text, time.Now()) {
+		if text := step.Waits(described); p.lastEvent.isNew(text, time.Now()) {
 			m.emitFailedUnmount(p.podRef(), p.pvcRef(), text)
 		}
 		return
 	}
-	if reason, text := step.Failed(waits.Waits()); p.lastEvent.isNew(text, time.Now()) {
-		m.events.Event(p.podRef(), corev1.EventTypeWarning, reason, text)
-	}
+	reason, text := step.Failed(described.Waits())
+	m.emitWarning(p, reason, text)
 }
 
 // waitingStep returns the step that the wait delays.

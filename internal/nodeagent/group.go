@@ -107,7 +107,7 @@ func (m *volumeManager) endWhenReleased(ctx context.Context, uid types.UID, end 
 	}
 }
 
-// emitSlowGroup emits kubelet's events about the progress of a slow change.
+// emitFSGroupProgress emits kubelet's events about the progress of a slow change.
 func (m *volumeManager) emitFSGroupProgress(ctx context.Context, w *volumeToMount, r nodevolume.Record, change *mount.GroupChange) {
 	const help = "https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods"
 	where := strings.TrimPrefix(r.Path, "pods/")

@@ -40,7 +40,7 @@ type identity struct {
 	root string
 	// ownerVerified is closed once the records are verified: see recordOwner.
 	ownerVerified <-chan struct{}
-	// slot is a semaphore: each write is based on one read.
+	// sem is a semaphore: each write is based on one read.
 	sem chan struct{}
 	// changed wakes run.
 	changed signal
@@ -137,7 +137,7 @@ func (i *identity) tryInstall(ctx context.Context, driver string, info csi.NodeI
 }
 
 // refused reports whether the API server rejected the driver's NodeGetInfo: NodeRestriction forbids some labels. Without labels,
-// Forbidden has recreated cause.
+// Forbidden has another cause.
 func refused(err error, info csi.NodeInfo) bool {
 	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) && len(info.Topology) > 0
 }

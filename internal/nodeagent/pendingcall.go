@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/nodevolume"
@@ -21,20 +19,20 @@ type pendingCall struct {
 }
 
 // callDriver calls a volume's driver. Until it returns, waits for the volume name the call, and after a while an event does.
-func (m *volumeManager) callDriver(ctx context.Context, v *volume, u pendingCall, call func(context.Context) error) error {
+func (m *volumeManager) callDriver(ctx context.Context, v *volume, pending pendingCall, call func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, m.config.RPCTimeout)
 	defer cancel()
-	u.since = time.Now()
+	pending.since = time.Now()
 	m.mu.Lock()
-	v.pending = &u
+	v.pending = &pending
 	m.mu.Unlock()
-	slow := time.AfterFunc(m.config.waitEventDelay, func() { m.emitPendingCall(v, &u) })
+	slow := time.AfterFunc(m.config.waitEventDelay, func() { m.emitPendingCall(v, &pending) })
 	err := call(ctx)
 	slow.Stop()
 	m.mu.Lock()
 	v.pending = nil
 	m.mu.Unlock()
-	return csi.Unanswered(ctx, err, csi.NoAnswerError{Driver: v.driver, Call: u.method, Timeout: m.config.RPCTimeout})
+	return csi.Unanswered(ctx, err, csi.NoAnswerError{Driver: v.driver, Call: pending.method, Timeout: m.config.RPCTimeout})
 }
 
 // describeCall describes the pending call. The caller holds mu.
@@ -43,22 +41,22 @@ func (m *volumeManager) describeCall(v *volume) explain.NodeCall {
 }
 
 // emitPendingCall emits an event about a pending call for every pod that waits for it.
-func (m *volumeManager) emitPendingCall(v *volume, u *pendingCall) {
+func (m *volumeManager) emitPendingCall(v *volume, call *pendingCall) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if v.pending != u {
+	if v.pending != call {
 		return
 	}
-	ends := m.describeCall(v).Pending()
-	pending := explain.NodeStep{Step: u.step, Block: v.state.Stage.Record.Block, Volume: v.specName(), Verb: explain.NotEnded}
-	switch u.step {
+	cause := m.describeCall(v).Pending()
+	step := explain.NodeStep{Step: call.step, Block: v.state.Stage.Record.Block, Volume: v.specName(), Verb: explain.NotEnded}
+	switch call.step {
 	case stepUnstage:
-		m.emitFailedUnstage(v, pending.StaysInUse(m.config.NodeName, ends))
+		m.emitFailedUnstage(v, step.StaysInUse(m.config.NodeName, cause))
 		return
 	case stepUnpublish:
-		p := v.ensurePod(u.key)
-		pending.Block, pending.Volume = p.Record.Block, p.Key.SpecName
-		m.emitFailedUnmount(p.podRef(), p.pvcRef(), pending.StaysInUse(m.config.NodeName, ends))
+		p := v.ensurePod(call.key)
+		step.Block, step.Volume = p.Record.Block, p.Key.SpecName
+		m.emitFailedUnmount(p.podRef(), p.pvcRef(), step.StaysInUse(m.config.NodeName, cause))
 		return
 	}
 	demandOf := m.demands(v)
@@ -66,9 +64,8 @@ func (m *volumeManager) emitPendingCall(v *volume, u *pendingCall) {
 		if demandOf(p) != nodevolume.Wanted || v.isReady(p) {
 			continue
 		}
-		pending.Block, pending.Volume = p.toMount.block, p.Key.SpecName
-		if reason, text := pending.Failed(ends); p.lastEvent.isNew(text, time.Now()) {
-			m.events.Event(p.podRef(), corev1.EventTypeWarning, reason, text)
-		}
+		step.Block, step.Volume = p.toMount.block, p.Key.SpecName
+		reason, text := step.Failed(cause)
+		m.emitWarning(p, reason, text)
 	}
 }

@@ -52,7 +52,7 @@ type pluginHandlers struct {
 }
 
 // newPlugins creates plugins that write nothing to the API before verified is closed.
-func newPlugins(config Config, root *mount.Root, client kubernetes.Interface, sure <-chan struct{}, on pluginHandlers) *plugins {
+func newPlugins(config Config, root *mount.Root, client kubernetes.Interface, ownerVerified <-chan struct{}, on pluginHandlers) *plugins {
 	p := &plugins{
 		config: config, log: config.Logger, root: root, on: on,
 		identity:  newIdentity(config.NodeName, client),
@@ -60,7 +60,7 @@ func newPlugins(config Config, root *mount.Root, client kubernetes.Interface, su
 		drivers:   map[string]*driver{},
 		limits:    map[string]limitRefresh{},
 	}
-	p.identity.ownerVerified, p.identity.root = sure, config.BootID+" "+root.Path(".")
+	p.identity.ownerVerified, p.identity.root = ownerVerified, config.BootID+" "+root.Path(".")
 	p.registry = newRegistry(p)
 	p.csiDrivers = p.newCSIDriverInformer(client)
 	return p

@@ -55,9 +55,9 @@ type podHandlers struct {
 	readSize  func(context.Context, *volumeToMount, string) error
 }
 
-func newPodManager(config Config, client kubernetes.Interface, events record.EventRecorder, schedule schedule, sure func() bool, on podHandlers) *podManager {
+func newPodManager(config Config, client kubernetes.Interface, events record.EventRecorder, schedule schedule, ownerVerified func() bool, on podHandlers) *podManager {
 	return &podManager{
-		config: config, client: client, log: config.Logger, events: events, ownerVerified: sure, on: on, schedule: schedule,
+		config: config, client: client, log: config.Logger, events: events, ownerVerified: ownerVerified, on: on, schedule: schedule,
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](lookUpFirst, lookUpMax)),
 		known: map[types.UID]*pod{},
 	}
@@ -177,16 +177,16 @@ func (m *podManager) set(object *corev1.Pod) {
 	p.ending = nil
 	first := p.object == nil
 	edited := !first && wasEdited(p.object, object)
-	more := !first && !sameVolumes(p.object, object)
-	leaves := !first && p.object.DeletionTimestamp == nil && object.DeletionTimestamp != nil
+	newVolumes := !first && !sameVolumes(p.object, object)
+	deleted := !first && p.object.DeletionTimestamp == nil && object.DeletionTimestamp != nil
 	p.object = object
-	if leaves { // checkDeleting may now fail its waiters
+	if deleted { // checkDeleting may now fail its waiters
 		changed = true
 		p.notify()
 	}
 	// Of a pod's volumes nothing else can change. Its status is ignored: a failed mount changes it, and would cut short its own back-off.
-	if first || more {
-		p.stale = more
+	if first || newVolumes {
+		p.stale = newVolumes
 		m.queue.Add(object.UID)
 	}
 	if edited {
@@ -247,13 +247,13 @@ func (m *podManager) ending(uid types.UID, why error) bool {
 func (m *podManager) orphans() []types.UID {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var silent []types.UID
+	var orphans []types.UID
 	for uid, p := range m.known {
 		if p.object == nil && !p.removed {
-			silent = append(silent, uid)
+			orphans = append(orphans, uid)
 		}
 	}
-	return silent
+	return orphans
 }
 
 // setPodsSynced records that every pod of the owner was set. It takes effect once the records are verified: the pods of another cluster
@@ -274,11 +274,11 @@ func (m *podManager) removeOrphans() {
 	if !synced {
 		return
 	}
-	silent := m.orphans()
-	for _, uid := range silent {
+	orphans := m.orphans()
+	for _, uid := range orphans {
 		m.log.Info("Unmounting volumes of a pod that is only known from records", "pod", uid)
 	}
-	m.remove(silent...)
+	m.remove(orphans...)
 }
 
 // uids returns the UIDs of all known pods.
@@ -310,7 +310,7 @@ func (m *podManager) addVolume(uid types.UID, volume string) bool {
 	return true
 }
 
-// leave removes a volume that no longer tracks the pod.
+// removeVolume removes a volume that no longer tracks the pod.
 func (m *podManager) removeVolume(uid types.UID, volume string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -361,7 +361,7 @@ func (m *podManager) applyResolved(uid types.UID, found resolvedVolumes, err err
 		p.refused = refusal
 	}
 	if err != nil && p.refused == nil {
-		m.emitOnce(p, err)
+		m.emitClaimProblem(p, err)
 	}
 	return true
 }
@@ -391,8 +391,8 @@ func (m *podManager) emitFailedMount(pod *corev1.Pod, cause string) {
 // delay.
 const defaultClaimEventDelay = 5 * time.Second
 
-// emitOnce emits an event about unreadable claims, after a delay and unless it repeats the last one. The caller holds mu.
-func (m *podManager) emitOnce(p *pod, err error) {
+// emitClaimProblem emits an event about unreadable claims, after a delay and unless it repeats the last one. The caller holds mu.
+func (m *podManager) emitClaimProblem(p *pod, err error) {
 	now := time.Now()
 	if p.problemSince.IsZero() {
 		p.problemSince = now

@@ -198,7 +198,7 @@ func (m *podManager) volumeToMountOf(ctx context.Context, object *corev1.Pod, vo
 type claimUse struct {
 	name     string
 	readOnly bool
-	// ofPod is set for a generic ephemeral volume, whose claim must be owned by the pod.
+	// ephemeral is set for a generic ephemeral volume, whose claim must be owned by the pod.
 	ephemeral bool
 }
 

@@ -146,5 +146,5 @@ func (m *volumeManager) finishStep(ctx context.Context, v *volume, step nodevolu
 	}
 	p.problem, p.step = err, name
 	m.log.Error(err, "Volume operation failed", "operation", name, "volume", v.name, "pod", key.PodUID, "failures", p.Failure.Count)
-	m.emitFailure(v, p, name, err)
+	m.emitFailure(p, name, err)
 }

@@ -53,9 +53,9 @@ type registry struct {
 	mu sync.Mutex
 	// sockets has the generation of each socket, 0 for one that was removed. A recreated socket gets a new generation.
 	sockets map[string]int
-	// makings is the last generation.
+	// generations is the last generation.
 	generations int
-	// done has the generation of each socket that was registered.
+	// registered has the generation of each socket that was registered.
 	registered map[string]int
 }
 
@@ -201,12 +201,12 @@ func (r *registry) handle(event fsnotify.Event) {
 // sync registers the driver at a socket, or unregisters it if the socket is gone.
 func (r *registry) sync(ctx context.Context, socket string) error {
 	r.mu.Lock()
-	generation, done := r.sockets[socket], r.registered[socket]
+	generation, registered := r.sockets[socket], r.registered[socket]
 	r.mu.Unlock()
 	switch generation {
 	case 0:
 		r.drop(socket, "")
-	case done:
+	case registered:
 		return nil
 	default:
 		if err := r.register(ctx, socket); err != nil {

@@ -32,7 +32,7 @@ func (m *volumeManager) runTasks(ctx context.Context) {
 	})
 }
 
-// upTo returns a random part of a period, to spread the calls for many volumes.
+// randomUpTo returns a random part of a period, to spread the calls for many volumes.
 func randomUpTo(period time.Duration) time.Duration {
 	return time.Duration(rand.Float64() * float64(period)) //nolint:gosec // spreads calls
 }

@@ -64,62 +64,63 @@ func newPodTerminations(owner podOwner, containers Containers, log logr.Logger) 
 }
 
 // begin has the runtime queried about a pod that the agent knows.
-func (e *podTerminations) begin(uid types.UID) {
-	if !e.owner.PodEnding(uid, errRuntimeNotQueried) {
+func (t *podTerminations) begin(uid types.UID) {
+	if !t.owner.PodEnding(uid, errRuntimeNotQueried) {
 		return
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if _, waits := e.pods[uid]; waits {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, tracked := t.pods[uid]; tracked {
 		return
 	}
-	e.pods[uid] = false
-	e.queue.Add(uid)
+	t.pods[uid] = false
+	t.queue.Add(uid)
 }
 
 // cancel stops tracking a pod whose object shows it running again.
-func (e *podTerminations) cancel(uid types.UID) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	delete(e.pods, uid)
+func (t *podTerminations) cancel(uid types.UID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.pods, uid)
 }
 
 // run queries the runtime until ctx ends.
-func (e *podTerminations) run(ctx context.Context) {
-	defer context.AfterFunc(ctx, e.queue.ShutDown)()
-	serve(e.queue, func(uid types.UID) { e.check(ctx, uid) })
+func (t *podTerminations) run(ctx context.Context) {
+	defer context.AfterFunc(ctx, t.queue.ShutDown)()
+	serve(t.queue, func(uid types.UID) { t.check(ctx, uid) })
 }
 
-func (e *podTerminations) check(ctx context.Context, uid types.UID) {
-	e.mu.Lock()
-	logged, waits := e.pods[uid]
-	e.mu.Unlock()
-	if !waits {
-		e.queue.Forget(uid)
+// check queries the runtime about a pod. It removes the pod if the containers have ended; otherwise it retries.
+func (t *podTerminations) check(ctx context.Context, uid types.UID) {
+	t.mu.Lock()
+	logged, tracked := t.pods[uid]
+	t.mu.Unlock()
+	if !tracked {
+		t.queue.Forget(uid)
 		return
 	}
-	release, err := e.containers.Ended(ctx, string(uid))
-	e.mu.Lock()
-	if _, waits = e.pods[uid]; waits && err == nil {
-		delete(e.pods, uid)
-		e.owner.RemovePod(uid) // under the lock, so that cancel cannot come in between
-	} else if waits {
-		e.pods[uid] = true
-		e.owner.PodEnding(uid, err) // under the lock, so that it cannot follow cancel
+	release, err := t.containers.Ended(ctx, string(uid))
+	t.mu.Lock()
+	if _, tracked = t.pods[uid]; tracked && err == nil {
+		delete(t.pods, uid)
+		t.owner.RemovePod(uid) // under the lock, so that cancel cannot come in between
+	} else if tracked {
+		t.pods[uid] = true
+		t.owner.PodEnding(uid, err) // under the lock, so that it cannot follow cancel
 	}
-	e.mu.Unlock()
+	t.mu.Unlock()
 	switch {
-	case err == nil && !waits:
-		e.queue.Forget(uid)
+	case err == nil && !tracked:
+		t.queue.Forget(uid)
 		release()
 	case err == nil:
-		e.queue.Forget(uid)
-		_ = e.owner.WaitUnmounted(ctx, uid) // if ctx has ended, so has the lock
+		t.queue.Forget(uid)
+		_ = t.owner.WaitUnmounted(ctx, uid) // if ctx has ended, so has the lock
 		release()
-	case waits && ctx.Err() == nil:
+	case tracked && ctx.Err() == nil:
 		if !logged {
-			e.log.Error(err, "Keeping volumes of pod mounted, the pod was deleted or has terminated but its containers may still run", "pod", uid)
+			t.log.Error(err, "Keeping volumes of pod mounted, the pod was deleted or has terminated but its containers may still run", "pod", uid)
 		}
-		e.queue.AddRateLimited(uid)
+		t.queue.AddRateLimited(uid)
 	}
 }

@@ -164,5 +164,5 @@ func (m *volumeManager) addTokens(ctx context.Context, c driverCall, call *csi.N
 	return nil
 }
 
-// silent keeps requests and responses out of client-go's log, which prints whole bodies at high verbosity.
+// withoutLogging keeps requests and responses out of client-go's log, which prints whole bodies at high verbosity.
 func withoutLogging(ctx context.Context) context.Context { return klog.NewContext(ctx, logr.Discard()) }
