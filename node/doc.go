@@ -1,40 +1,28 @@
-// Package node is belay's node agent as a Go API: pods go in, mounted paths and
-// errors come out. It does for CSI volumes what kubelet's volume manager and
-// plugin manager do, for nodes that have no kubelet: virtual nodes, edge agents,
-// the lab.
+// Package node is belay's node agent as a Go API. It does for CSI volumes what kubelet's volume manager and plugin manager do, on nodes
+// without kubelet: virtual nodes, edge agents, the lab.
 //
-// The API is level-based. The owner of the pods says which pods there are
-// ([Agent.SetPod]) and whose containers have ended ([Agent.RemovePod]); how
-// often and in which order does not matter. The agent does the rest: it
-// registers CSI drivers by kubelet's plugin-registration protocol, keeps CSINode
-// and the Node's annotations and topology labels, lists volumes in
-// node.status.volumesInUse before they are staged and until they are unstaged,
+// The API is level-based. The caller sets the pods ([Agent.SetPod]) and reports whose containers have ended ([Agent.RemovePod]), in any
+// order and as often as it likes. The agent registers CSI drivers by kubelet's plugin registration protocol, maintains the CSINode and the
+// Node's annotations and topology labels, lists volumes in node.status.volumesInUse from before they are staged until they are unstaged,
 // and stages, publishes, unpublishes and unstages them.
 //
-// A pod's CSI volumes are those of its claims, of its generic ephemeral volumes, and the
-// inline ones that stand in its spec (pod.spec.volumes[].csi). An inline volume is
-// published and unpublished, and that is all: no attach, no place in volumesInUse, no
-// stage. Its driver's CSIDriver must list the lifecycle mode Ephemeral; until it does the pod
-// waits, and an event says so.
+// A pod's CSI volumes are those of its claims and of its generic ephemeral volumes, and the inline volumes in pod.spec.volumes[].csi.
+// Inline volumes are only published and unpublished: they are not attached, not listed in volumesInUse and not staged. Their CSIDriver must
+// list the lifecycle mode Ephemeral. Until it does the pod waits, and an event reports that.
 //
-// What is staged and published is on disk before the driver is called. After a
-// restart, however sudden, a new agent on the same root knows every volume and
-// every pod that has one ([Agent.Pods]); the owner then sets the pods that it
-// still runs, removes those that it does not, and calls [Agent.PodsSynced] when
-// it has said all it knows. Until then nothing of theirs is unmounted.
+// The agent records on disk what it stages and publishes before it calls the driver. After a restart or a crash, a new agent on the same
+// root knows every volume and every pod that has one ([Agent.Pods]). The caller then sets the pods that it still runs, removes the others,
+// and calls [Agent.PodsSynced]. Until then the volumes of pods that it has not mentioned stay mounted.
 //
-// # What the owner does
+// # Responsibilities of the caller
 //
-//   - It creates the Node object, with the annotation that has its volumes attached by the
-//     controller (docs/adopt-node.md says why), and keeps it Ready, with its Lease: from a node that is
-//     not Ready the attach/detach controller takes volumes by force after six minutes.
-//     The agent writes nothing but the fields that docs/states.md gives to it.
-//   - It calls [Agent.RemovePod] when a pod's containers have ended, not before, and lets
-//     the pod's object go when [Agent.WaitUnmounted] returns. That they have ended is its own word: it is
-//     the runtime. What the API says of the pod is none.
-//   - It gives the agent a root that outlives it, below which mounts propagate to the
-//     drivers and to the pods, and runs the drivers' node parts with their registrars.
+//   - It creates the Node, with the annotation that has the controller attach its volumes (see docs/adopt-node.md), and keeps it Ready
+//     and its Lease renewed: the attach/detach controller force-detaches volumes from a node that has not been Ready for six minutes. The
+//     agent writes only the fields that docs/states.md assigns to it.
+//   - It calls [Agent.RemovePod] when a pod's containers have ended, not before, and completes the pod's deletion after
+//     [Agent.WaitUnmounted] has returned. Only the runtime knows that the containers have ended; the pod's object does not show it.
+//   - It gives the agent a root that outlives it, with mount propagation to the drivers and the pods, and runs the drivers' node plugins
+//     with their registrars.
 //
-// The example is a provider as virtual-kubelet wants it. docs/adopt-node.md has the rest:
-// rights, checks, changing over from and to a kubelet.
+// The example is a provider for virtual-kubelet. docs/adopt-node.md covers permissions, checks, and migrating a node from and to kubelet.
 package node

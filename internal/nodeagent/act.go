@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/csi"
@@ -13,9 +14,9 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// act does one step of a volume and takes in what came of it.
+// act performs one step of a volume and records its result.
 func (m *volumeManager) act(ctx context.Context, v *volume, step nodevolume.Step) {
-	m.stepBegins(v, step)
+	m.stepStarted(v, step)
 	m.mu.Lock()
 	v.began = time.Now()
 	if publish, ok := step.(nodevolume.Publish); ok {
@@ -25,38 +26,38 @@ func (m *volumeManager) act(ctx context.Context, v *volume, step nodevolume.Step
 	switch step := step.(type) {
 	case nodevolume.ReadCapabilities:
 		if err := m.readCapabilities(ctx, v, step.For); err != nil {
-			// Never final: that the driver does not answer says nothing about the volume.
-			m.outcome(ctx, v, step, err)
+			// Never final: a driver that does not answer says nothing about the volume.
+			m.finishStep(ctx, v, step, err)
 		}
 	case nodevolume.ReadAttachment:
 		if err := m.lookUpAttachment(ctx, v); err != nil {
-			m.outcome(ctx, v, step, err)
+			m.finishStep(ctx, v, step, err)
 		}
 	case nodevolume.StageVolume:
-		m.outcome(ctx, v, step, m.stage(ctx, v, step))
+		m.finishStep(ctx, v, step, m.stage(ctx, v, step))
 	case nodevolume.Publish:
-		m.outcome(ctx, v, step, m.publish(ctx, v, step))
+		m.finishStep(ctx, v, step, m.publish(ctx, v, step))
 	case nodevolume.Republish:
-		m.outcome(ctx, v, step, m.republish(ctx, v, step))
+		m.finishStep(ctx, v, step, m.republish(ctx, v, step))
 	case nodevolume.LookForUsers:
 		m.lookForUsers(ctx, v, step.Key)
 	case nodevolume.Expand:
 		m.expand(ctx, v, step.Key)
 	case nodevolume.Unpublish:
-		m.outcome(ctx, v, step, m.unpublish(ctx, v, step))
+		m.finishStep(ctx, v, step, m.unpublish(ctx, v, step))
 	case nodevolume.Unstage:
-		m.outcome(ctx, v, step, m.unstage(ctx, v, step))
+		m.finishStep(ctx, v, step, m.unstage(ctx, v, step))
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	v.life.EndStep(step)
+	v.state.EndStep(step)
 	if v.publishing.PodUID != "" {
 		m.pods.notify(types.UID(v.publishing.PodUID))
 		v.publishing = nodevolume.PublishKey{}
 	}
 }
 
-// nameOf is kubelet's name of a step.
+// nameOf returns kubelet's name of a step.
 func (v *volume) nameOf(step nodevolume.Step) string {
 	switch step.(type) {
 	case nodevolume.ReadAttachment:
@@ -74,42 +75,42 @@ func (v *volume) nameOf(step nodevolume.Step) string {
 	}
 }
 
-// callable is what a call to a volume's driver needs.
-type callable struct {
-	client *csi.Node
-	has    csi.NodeCapabilities
-	want   *wantedVolume
-	// rules is what CSIDriver says; its zero value if there is none.
+// driverCall is what a call to a volume's driver needs.
+type driverCall struct {
+	client       *csi.Node
+	capabilities csi.NodeCapabilities
+	toMount      *volumeToMount
+	// rules are those of the CSIDriver; the zero value without one.
 	rules driverRules
-	// attachment is the one that was decided on. One is read for what is decided under the handshake, and for nothing else.
+	// attachment is the VolumeAttachment that the decision was based on; empty if the volume is not attached through the API.
 	attachment nodevolume.Attachment
 	// stagingPath is where the volume is, or would be, staged.
 	stagingPath string
-	// label is the SELinux label to mount with, as it was decided.
+	// label is the SELinux label to mount with.
 	label string
 }
 
-// callableFor gathers it for a pod's volume.
-func (m *volumeManager) callableFor(v *volume, key nodevolume.PublishKey) (callable, error) {
+// newDriverCall collects what a call for a pod's volume needs.
+func (m *volumeManager) newDriverCall(v *volume, key nodevolume.PublishKey) (driverCall, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	client, has := m.plugins.registered(v.driver)
-	p := v.publication(key)
+	p := v.ensurePod(key)
 	switch {
 	case has == nil:
-		return callable{}, notRegistered(v.driver)
-	case p.want == nil:
-		return callable{}, fmt.Errorf("pod %s is not wanted on this node any more", key.PodUID)
+		return driverCall{}, notRegistered(v.driver)
+	case p.toMount == nil:
+		return driverCall{}, fmt.Errorf("pod %s no longer needs the volume on this node", key.PodUID)
 	}
-	return callable{
-		client: client, has: *has, want: p.want, rules: m.plugins.rules(v.driver),
-		attachment: v.life.Attachment(), stagingPath: v.stagingPath(p.want),
+	return driverCall{
+		client: client, capabilities: *has, toMount: p.toMount, rules: m.plugins.rules(v.driver),
+		attachment: v.state.Attachment(), stagingPath: v.stagingPath(p.toMount),
 	}, nil
 }
 
-// recordFor is the record of a stage or publish that is about to be asked for, but for what the volume's life adds.
-func (m *volumeManager) recordFor(c callable, kind, path string) nodevolume.Record {
-	w := c.want
+// recordFor returns the record to save before a stage or publish. The volume's state adds the rest.
+func (m *volumeManager) recordFor(c driverCall, kind, path string) nodevolume.Record {
+	w := c.toMount
 	return nodevolume.Record{
 		Kind: kind, Driver: w.driver, Handle: w.handle, SpecName: w.specName, Inline: w.inline, Block: w.block, Path: path,
 		SELinuxLabel: c.label, SolePod: w.solePod, BootID: m.config.BootID,
@@ -120,13 +121,13 @@ func (m *volumeManager) recordFor(c callable, kind, path string) nodevolume.Reco
 	}
 }
 
-// stage records and calls NodeStageVolume.
+// stage saves a record and calls NodeStageVolume.
 func (m *volumeManager) stage(ctx context.Context, v *volume, step nodevolume.StageVolume) error {
-	c, err := m.callableFor(v, step.For)
+	c, err := m.newDriverCall(v, step.For)
 	if err != nil {
 		return err
 	}
-	w := c.want
+	w := c.toMount
 	c.label = step.Label
 	if err := m.checkAffinity(w); err != nil {
 		return err
@@ -135,7 +136,7 @@ func (m *volumeManager) stage(ctx context.Context, v *volume, step nodevolume.St
 	if err != nil {
 		return err
 	}
-	if err := m.stillAttached(ctx, v, c, w.stageSecret != nil); err != nil {
+	if err := m.recheckAttachment(ctx, v, c, w.stageSecret != nil); err != nil {
 		return err
 	}
 	record := m.recordFor(c, nodevolume.StageKind, c.stagingPath)
@@ -145,27 +146,27 @@ func (m *volumeManager) stage(ctx context.Context, v *volume, step nodevolume.St
 	}
 	err = m.prepareStage(record)
 	if err == nil {
-		err = m.stands(v, step)
+		err = m.checkDecisionAndPod(v, step)
 	}
 	if err != nil {
-		return m.end(v, begun, ending{err: err, phase: begun.After(nodevolume.Refused)})
+		return m.end(v, begun, callResult{err: err, phase: begun.After(nodevolume.Refused)})
 	}
-	call := c.volume(m.root.Path(record.Path))
+	call := c.nodeVolume(m.root.Path(record.Path))
 	call.Secrets, call.Context = secrets, w.attributes
-	asked := unanswered{method: "NodeStageVolume", step: stepMountDevice, key: step.For}
-	err = m.ask(csi.WithMigrated(ctx, w.migrated), v, asked, func(ctx context.Context) error { return c.client.Stage(ctx, call, c.has) })
+	pending := pendingCall{method: "NodeStageVolume", step: stepMountDevice, key: step.For}
+	err = m.callDriver(csi.WithMigrated(ctx, w.migrated), v, pending, func(ctx context.Context) error { return c.client.Stage(ctx, call, c.capabilities) })
 	m.log.Info("Called NodeStageVolume", "volume", v.name, "pod", step.For.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
-	return m.end(v, begun, ending{err: err, phase: begun.After(reply(err))})
+	return m.end(v, begun, callResult{err: err, phase: begun.After(reply(err))})
 }
 
-// publish records and calls NodePublishVolume.
+// publish saves a record and calls NodePublishVolume.
 func (m *volumeManager) publish(ctx context.Context, v *volume, step nodevolume.Publish) error {
 	key := step.Key
-	c, err := m.callableFor(v, key)
+	c, err := m.newDriverCall(v, key)
 	if err != nil {
 		return err
 	}
-	w := c.want
+	w := c.toMount
 	c.label = step.Label
 	if err := m.checkLifecycle(w); err != nil {
 		return err
@@ -177,7 +178,7 @@ func (m *volumeManager) publish(ctx context.Context, v *volume, step nodevolume.
 	if err != nil {
 		return err
 	}
-	if err := m.stillAttached(ctx, v, c, c.asks()); err != nil {
+	if err := m.recheckAttachment(ctx, v, c, c.readsAPI()); err != nil {
 		return err
 	}
 	record := m.recordFor(c, nodevolume.PublishKind, publishPath(w))
@@ -187,34 +188,34 @@ func (m *volumeManager) publish(ctx context.Context, v *volume, step nodevolume.
 	}
 	err = m.preparePublish(record, v)
 	if err == nil {
-		err = m.stands(v, step)
+		err = m.checkDecisionAndPod(v, step)
 	}
 	if err != nil {
-		return m.end(v, begun, ending{err: err, phase: begun.After(nodevolume.Refused)})
+		return m.end(v, begun, callResult{err: err, phase: begun.After(nodevolume.Refused)})
 	}
-	err = m.askPublish(ctx, v, c, key, call, record.Path)
+	err = m.callPublish(ctx, v, c, key, call, record.Path)
 	m.log.Info("Called NodePublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	if err == nil {
 		m.mu.Lock()
-		v.publication(key).publishContext = c.attachment.Metadata
+		v.ensurePod(key).publishContext = c.attachment.Metadata
 		m.mu.Unlock()
 		err = m.checkPublished(record)
 	}
 	if err == nil {
 		err = m.finishPublish(ctx, c, record)
 	}
-	return m.end(v, begun, ending{err: err, phase: begun.After(reply(err))})
+	return m.end(v, begun, callResult{err: err, phase: begun.After(reply(err))})
 }
 
-func (m *volumeManager) askPublish(ctx context.Context, v *volume, c callable, key nodevolume.PublishKey, call csi.NodeVolume, path string) error {
-	target := csi.Target{Path: m.root.Path(path), ReadOnly: c.want.readOnly}
-	asked := unanswered{method: "NodePublishVolume", step: stepSetUp, key: key}
-	return m.ask(csi.WithMigrated(ctx, c.want.migrated), v, asked, func(ctx context.Context) error {
-		return c.client.Publish(ctx, call, target, c.has)
+func (m *volumeManager) callPublish(ctx context.Context, v *volume, c driverCall, key nodevolume.PublishKey, call csi.NodeVolume, path string) error {
+	target := csi.Target{Path: m.root.Path(path), ReadOnly: c.toMount.readOnly}
+	pending := pendingCall{method: "NodePublishVolume", step: stepSetUp, key: key}
+	return m.callDriver(csi.WithMigrated(ctx, c.toMount.migrated), v, pending, func(ctx context.Context) error {
+		return c.client.Publish(ctx, call, target, c.capabilities)
 	})
 }
 
-// unpublish calls NodeUnpublishVolume and drops the record.
+// unpublish calls NodeUnpublishVolume and removes the record.
 func (m *volumeManager) unpublish(ctx context.Context, v *volume, step nodevolume.Unpublish) error {
 	key := step.Key
 	client, err := m.plugins.client(v.driver)
@@ -225,33 +226,33 @@ func (m *volumeManager) unpublish(ctx context.Context, v *volume, step nodevolum
 	if err != nil {
 		return err
 	}
-	if err := m.endSubPaths(m.entry(v, key)); err != nil {
+	if err := m.endSubPaths(m.podVolume(v, key)); err != nil {
 		return err
 	}
-	asked, target := unanswered{method: "NodeUnpublishVolume", step: stepUnpublish, key: key}, m.root.Path(begun.Record.Path)
-	err = m.ask(ctx, v, asked, func(ctx context.Context) error { return client.Unpublish(ctx, v.handle, target) })
+	pending, target := pendingCall{method: "NodeUnpublishVolume", step: stepUnpublish, key: key}, m.root.Path(begun.Record.Path)
+	err = m.callDriver(ctx, v, pending, func(ctx context.Context) error { return client.Unpublish(ctx, v.handle, target) })
 	m.log.Info("Called NodeUnpublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
-	if isGone(v.life.Inline, err) {
+	if isGone(v.state.Inline, err) {
 		err = nil
 	}
-	return m.end(v, begun, ending{err: err, phase: begun.After(reply(err))})
+	return m.end(v, begun, callResult{err: err, phase: begun.After(reply(err))})
 }
 
-func (m *volumeManager) entry(v *volume, key nodevolume.PublishKey) *podVolume {
+func (m *volumeManager) podVolume(v *volume, key nodevolume.PublishKey) *podVolume {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return v.publication(key)
+	return v.ensurePod(key)
 }
 
-// begin makes the record of a call durable before anything is made for the volume.
+// begin makes the record of a call durable before the call changes anything.
 func (m *volumeManager) begin(v *volume, step nodevolume.Step, intent nodevolume.Record) (nodevolume.Call, error) {
 	name := v.recordName(step)
 	m.mu.Lock()
 	var lost *nodevolume.Knowledge
 	if _, unaccounted := m.unaccounted[name]; unaccounted {
-		lost = new(m.placed(intent))
+		lost = new(m.mountedAt(intent))
 	}
-	call := v.life.Begin(step, intent, lost)
+	call := v.state.Begin(step, intent, lost)
 	m.mu.Unlock()
 	if !call.Write {
 		return call, nil
@@ -262,8 +263,8 @@ func (m *volumeManager) begin(v *volume, step nodevolume.Step, intent nodevolume
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	v.life.Recorded(call)
-	if err != nil { // and a part of it stays on the disk
+	v.state.Recorded(call)
+	if err != nil { // a part of the record stays on disk
 		return call, err
 	}
 	if !call.Record.Leaving {
@@ -272,8 +273,8 @@ func (m *volumeManager) begin(v *volume, step nodevolume.Step, intent nodevolume
 	return call, nil
 }
 
-// saveBefore writes the record of a call. That of the way back is a mark alone, with which a restart goes on. It takes no space: what is
-// to be unmounted may be what fills the disk.
+// saveBefore saves the record of a call. Before an unmount it only sets a mark in place, which needs no disk space: the volume to be
+// unmounted may be the one that fills the disk.
 func (m *volumeManager) saveBefore(name string, call nodevolume.Call) error {
 	if call.Record.Leaving {
 		return m.saveRecord(name, call.Record, mount.InPlace)
@@ -281,25 +282,25 @@ func (m *volumeManager) saveBefore(name string, call nodevolume.Call) error {
 	return m.saveRecord(name, call.Record, mount.PowerCut)
 }
 
-// ending is how a call ended, and the phase that its reply leads to.
-type ending struct {
+// callResult is the result of a call, and the phase that follows from it.
+type callResult struct {
 	err   error
 	phase nodevolume.Phase
-	// said is what the driver did instead of answering OK, if that is as good.
-	said string
+	// note replaces "returned OK" in the error if cleaning up fails.
+	note string
 }
 
-// end writes down how a call ended. It returns the call's error, or what went wrong after it.
-func (m *volumeManager) end(v *volume, call nodevolume.Call, e ending) error {
+// end saves the result of a call. It returns the call's error, or the failure to clean up after it.
+func (m *volumeManager) end(v *volume, call nodevolume.Call, e callResult) error {
 	name, record, phase, err := v.recordName(call.Step), call.Record, e.phase, e.err
-	heard := nodevolume.Confirmation{}
+	confirmation := nodevolume.Confirmation{}
 	switch phase {
 	case nodevolume.Confirmed:
-		record.Confirmed, heard = true, heardNow()
+		record.Confirmed, confirmation = true, confirmedNow()
 		if record.Kind == nodevolume.StageKind {
-			v.unconfirmed = &record
+			v.unsavedStage = &record
 		} else {
-			m.confirmStage(v)
+			m.saveStageConfirmation(v)
 			m.saveConfirmation(v, record)
 		}
 	case nodevolume.Absent:
@@ -308,38 +309,38 @@ func (m *volumeManager) end(v *volume, call nodevolume.Call, e ending) error {
 			tidied = m.records.Remove(name)
 		}
 		if tidied != nil {
-			// The record stays, and so the volume stays in use: something is still there.
+			// The record stays, and the volume stays in use: something is still at the path.
 			phase = nodevolume.Uncertain
 			if err == nil {
-				err = fmt.Errorf("driver %s %s, but: %w", record.Driver, cmp.Or(e.said, "returned OK"), tidied)
+				err = fmt.Errorf("driver %s %s, but: %w", record.Driver, cmp.Or(e.note, "returned OK"), tidied)
 			}
 		}
 	case nodevolume.Uncertain:
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	v.life.End(call, phase, heard)
-	m.measureEnd(v, nodevolume.KeyOf(call.Step), v.nameOf(call.Step), err) // before anybody can see that it has ended
+	v.state.End(call, phase, confirmation)
+	m.stepEnded(v, nodevolume.KeyOf(call.Step), v.nameOf(call.Step), err) // before a waiter sees that the call has ended
 	m.pods.notify(types.UID(record.Pod.UID))
 	return err
 }
 
-// saveConfirmation records that the driver has confirmed a call. Losing that costs one repeated call.
+// saveConfirmation records that the driver confirmed a call. If that fails, a restarted agent repeats the call.
 func (m *volumeManager) saveConfirmation(v *volume, record nodevolume.Record) {
 	if err := m.saveRecord(recordName(record), record, mount.InPlace); err != nil {
 		m.log.Error(err, "Failed to record that the driver confirmed a call", "volume", v.name)
 	}
 }
 
-// confirmStage records the confirmation of a stage, if that was put off.
-func (m *volumeManager) confirmStage(v *volume) {
-	if record := v.unconfirmed; record != nil {
-		v.unconfirmed = nil
+// saveStageConfirmation saves the confirmation of a stage, which is deferred so that the publish comes first.
+func (m *volumeManager) saveStageConfirmation(v *volume) {
+	if record := v.unsavedStage; record != nil {
+		v.unsavedStage = nil
 		m.saveConfirmation(v, *record)
 	}
 }
 
-// tidy removes what was made for a call, if nothing is mounted there.
+// tidy removes what was created for a call, unless something is mounted there.
 func (m *volumeManager) tidy(record nodevolume.Record) error {
 	if record.Kind == nodevolume.StageKind {
 		return m.tidyStage(record)
@@ -347,7 +348,7 @@ func (m *volumeManager) tidy(record nodevolume.Record) error {
 	return m.tidyPublish(record)
 }
 
-// reply is what a driver's error means for nodevolume.
+// reply translates a driver's error for nodevolume.
 func reply(err error) nodevolume.Reply {
 	switch csi.NodeOutcomeOf(err) {
 	case csi.Done:
@@ -359,11 +360,68 @@ func reply(err error) nodevolume.Reply {
 	}
 }
 
-// readCapabilities learns what a driver can do.
+// readCapabilities reads the capabilities of a volume's driver.
 func (m *volumeManager) readCapabilities(ctx context.Context, v *volume, key nodevolume.PublishKey) error {
-	asked := unanswered{method: "NodeGetCapabilities", step: v.firstStep(), key: key}
-	return m.ask(ctx, v, asked, func(ctx context.Context) error {
+	pending := pendingCall{method: "NodeGetCapabilities", step: v.firstStep(), key: key}
+	return m.callDriver(ctx, v, pending, func(ctx context.Context) error {
 		_, _, err := m.plugins.capabilities(ctx, v.driver)
 		return err
 	})
+}
+
+// checkPublished checks that the volume is mounted at its target. Otherwise a container would write to the node's own disk, unnoticed until
+// the data is missed (csi-driver-nfs#762). A stage cannot be checked: it need not mount anything.
+func (m *volumeManager) checkPublished(r nodevolume.Record) error {
+	placed, err := m.root.IsPublished(r.Path, r.Block)
+	target := m.root.Path(r.Path)
+	switch {
+	case err != nil:
+		return fmt.Errorf("check whether volume %s is mounted at its target: %w", r.Handle, err)
+	case placed:
+		return nil
+	case r.Block:
+		return fmt.Errorf("driver %s returned OK to NodePublishVolume of volume %s, but there is no block device at %s; %s",
+			r.Driver, r.Handle, target, m.mountVisibilityHint())
+	default:
+		return fmt.Errorf("driver %s returned OK to NodePublishVolume of volume %s, but nothing is mounted at %s; %s",
+			r.Driver, r.Handle, target, m.mountVisibilityHint())
+	}
+}
+
+// mountVisibilityHint is what to check when the agent does not see a driver's mount.
+func (m *volumeManager) mountVisibilityHint() string {
+	return fmt.Sprintf("if the driver runs in a container, it must mount %s with mountPropagation Bidirectional, and belay-node must see the mounts", m.root.Path("."))
+}
+
+// unstage calls NodeUnstageVolume and removes the record.
+func (m *volumeManager) unstage(ctx context.Context, v *volume, step nodevolume.Unstage) error {
+	client, err := m.plugins.client(v.driver)
+	if err != nil {
+		return err
+	}
+	begun, err := m.begin(v, step, nodevolume.Record{})
+	if err != nil {
+		return err
+	}
+	pending, staged := pendingCall{method: "NodeUnstageVolume", step: stepUnstage}, m.root.Path(begun.Record.Path)
+	err = m.callDriver(ctx, v, pending, func(ctx context.Context) error { return client.Unstage(ctx, v.handle, staged) })
+	m.log.Info("Called NodeUnstageVolume", "volume", v.name, "outcome", csi.NodeOutcomeOf(err).String())
+	end := callResult{err: err, phase: begun.After(reply(err))}
+	if m.noLongerStages(ctx, v.driver, err) {
+		end.err, end.phase = nil, nodevolume.Absent
+		end.note = "no longer has STAGE_UNSTAGE_VOLUME and cannot unstage what an earlier version staged (remedy: umount " + staged + ")"
+	}
+	return m.end(v, begun, end)
+}
+
+// noLongerStages reports whether the driver returned UNIMPLEMENTED and no longer has STAGE_UNSTAGE_VOLUME. As in kubelet, nothing is left
+// to call then. If an earlier version left a mount, tidy finds it and the volume stays in use.
+func (m *volumeManager) noLongerStages(ctx context.Context, driver string, err error) bool {
+	if code, ok := csi.Code(err); !ok || code != codes.Unimplemented {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.config.RPCTimeout)
+	defer cancel()
+	_, has, err := m.plugins.capabilities(ctx, driver)
+	return err == nil && !has.Stage
 }

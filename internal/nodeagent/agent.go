@@ -28,7 +28,7 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// Config is what belay.dev/belay/node.Config documents, field by field.
+// Config is documented at belay.dev/belay/node.Config.
 type Config struct {
 	NodeName    string
 	Root        string
@@ -42,41 +42,36 @@ type Config struct {
 	Metrics     prometheus.Registerer
 	StatsPeriod time.Duration
 
-	// attachErrorAfter and second are changed by tests alone.
-	attachErrorAfter, second time.Duration
+	// The fields below are set by tests only. complete sets the defaults.
 
-	// What tests change: see group.go.
-	slowGroup, slowGroupAgain time.Duration
-	giveToGroup               func(*mount.Root, context.Context, string, *mount.GroupChange) error
-	// writeRecord is where records go on their way to the disk.
-	writeRecord func(*mount.Root, string, []byte, mount.Durability) error
-	// fileLabel tells SELinux labels as if there were SELinux: see selinux.go.
-	fileLabel func(*corev1.SELinuxOptions) (string, error)
-	// republishEvery is another one than kubelet's in tests.
-	republishEvery time.Duration
-	// longWait and patience are the defaults unless a test is in a hurry.
-	longWait, patience time.Duration
+	attachErrorAfter time.Duration
+	// limitPeriodUnit is the unit of nodeAllocatableUpdatePeriodSeconds.
+	limitPeriodUnit                         time.Duration
+	fsGroupEventDelay, fsGroupEventInterval time.Duration
+	changeGroup                             func(*mount.Root, context.Context, string, *mount.GroupChange) error
+	writeRecord                             func(*mount.Root, string, []byte, mount.Durability) error
+	fileLabel                               func(*corev1.SELinuxOptions) (string, error)
+	republishPeriod                         time.Duration
+	waitEventDelay, claimEventDelay         time.Duration
 }
 
 const (
 	defaultRoot       = "/var/lib/kubelet"
 	defaultRPCTimeout = 2 * time.Minute // kubelet's csiTimeout
 	defaultSyncPeriod = time.Minute     // kubelet's syncFrequency
-	// apiTimeout bounds one call to the API server, which would otherwise end only
-	// with the connection.
+	// apiTimeout bounds one call to the API server, which would otherwise end only with the connection.
 	apiTimeout = 30 * time.Second
 	bootIDFile = "/proc/sys/kernel/random/boot_id"
 )
 
-// Mount is one volume of a pod, ready for its containers.
+// Mount is documented at belay.dev/belay/node.Mount.
 type Mount struct {
 	VolumeName string
 	Path       string
-	// PersistentVolume is set if the agent does not mount the volume.
-	PersistentVolume *corev1.PersistentVolume
-	Block            bool
-	ReadOnly         bool
-	// SELinuxLabel is the label that all files have by the mount itself.
+	// PersistentVolume is set for a volume that the agent does not mount.
+	PersistentVolume  *corev1.PersistentVolume
+	Block             bool
+	ReadOnly          bool
 	SELinuxLabel      string
 	SupplementalGroup *int64
 
@@ -86,16 +81,16 @@ type Mount struct {
 	VolumeContext, PublishContext map[string]string
 }
 
-// Agent looks after the CSI volumes of one node. See belay.dev/belay/node. What it knows has four owners, which call one another in one
-// direction: the volumes ask the others, and are told by handlers.
+// Agent manages the CSI volumes of one node. See belay.dev/belay/node. Its state has four owners, which call each other in one direction
+// only: volumeManager calls nodeStatus, podManager and plugins, which call back through handlers without holding their locks.
 type Agent struct {
 	config Config
 	log    logr.Logger
 	client kubernetes.Interface
 	root   *mount.Root
-	// unlock lets another agent have the root.
+	// unlock releases the lock on the root.
 	unlock func() error
-	// broadcaster is where events go; Run connects it to the API.
+	// broadcaster collects events; Run connects it to the API server.
 	broadcaster record.EventBroadcaster
 	owner       *recordOwner
 	status      *nodeStatus
@@ -105,7 +100,7 @@ type Agent struct {
 	running     running
 }
 
-// New reads the records under the root and makes an agent that knows them.
+// New creates an agent and loads the records under the root.
 func New(config Config) (*Agent, error) {
 	if err := config.complete(); err != nil {
 		return nil, err
@@ -142,50 +137,50 @@ func New(config Config) (*Agent, error) {
 	return a, nil
 }
 
-// wire makes the owners, and has them told of one another's changes.
+// wire creates the owners of the agent's state and connects their handlers.
 func (a *Agent) wire() {
 	events := a.broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "belay-node", Host: a.config.NodeName})
-	beat := newBeat()
-	volumes := newVolumeManager(a.config, a.client, a.root, events, beat)
+	schedule := newSchedule()
+	volumes := newVolumeManager(a.config, a.client, a.root, events, schedule)
 	a.volumes = volumes
-	a.pods = newPodManager(a.config, a.client, events, beat, a.owner.isSure, podHandlers{
-		wanted: volumes.wanted, released: volumes.released, changed: volumes.learned, grows: volumes.grows, readSize: volumes.readSize,
+	a.pods = newPodManager(a.config, a.client, events, schedule, a.owner.isVerified, podHandlers{
+		wanted: volumes.addVolumes, released: volumes.released, changed: volumes.wakeVolumes, mayExpand: volumes.mayExpand, readSize: volumes.readSize,
 	})
-	a.plugins = newPlugins(a.config, a.root, a.client, a.owner.sure, pluginHandlers{
+	a.plugins = newPlugins(a.config, a.root, a.client, a.owner.verified, pluginHandlers{
 		changed: volumes.wakeDriver, reconnected: volumes.driverReconnected, csiDriversListed: a.wakeAll, measure: volumes.measureCalls,
-		csiDriversUnknown: func(err error) { volumes.blocks(err, nodevolume.AttachabilityUnknown) },
+		csiDriversUnknown: func(err error) { volumes.setBlocker(err, nodevolume.AttachabilityUnknown) },
 	})
 	a.status = newNodeStatus(a.config.NodeName, a.client, a.log, nodeHandlers{
-		seen: func(node *corev1.Node) {
-			a.plugins.seeNode(node)
-			a.owner.nodeSeen(node.UID)
+		observed: func(node *corev1.Node) {
+			a.plugins.observeNode(node)
+			a.owner.updateNodeUID(node.UID)
 		},
-		learned: volumes.learned, relabelled: volumes.wakeMisplaced, handshakes: volumes.handshakes, started: volumes.nodeRead,
+		volumesChanged: volumes.wakeVolumes, relabelled: volumes.wakeMisplaced, handshakes: volumes.handshakes, started: volumes.nodeRead,
 		blocked: func(err error) {
-			volumes.blocks(err, nodevolume.NodeUnknown, nodevolume.NotReportedInUse, nodevolume.InUseNotCleared)
+			volumes.setBlocker(err, nodevolume.NodeUnknown, nodevolume.NotReportedInUse, nodevolume.InUseNotCleared)
 		},
 	})
 	volumes.status, volumes.pods, volumes.plugins = a.status, a.pods, a.plugins
 }
 
-// wakeAll has every volume and every pod looked at.
+// wakeAll queues every volume and every pod.
 func (a *Agent) wakeAll() {
 	a.volumes.wakeAll()
 	a.pods.wakeAll()
 }
 
-// SetPod says that the pod's volumes shall be mounted.
+// SetPod has the pod's volumes mounted.
 func (a *Agent) SetPod(object *corev1.Pod) { a.pods.set(object) }
 
-// RemovePod says that the pod's containers have ended.
+// RemovePod reports that the pod's containers have ended.
 func (a *Agent) RemovePod(uid types.UID) { a.pods.remove(uid) }
 
-// PodEnding says that the pod is over by its object, and why its containers may run all the same. It reports whether
-// the pod has anything here.
+// PodEnding reports that the pod has terminated or was deleted in the API, and why its containers may still run. It returns whether the
+// agent knows the pod.
 func (a *Agent) PodEnding(uid types.UID, why error) bool { return a.pods.ending(uid, why) }
 
-// PodsSynced says that every pod of the owner has been set.
-func (a *Agent) PodsSynced() { a.pods.allSet() }
+// PodsSynced reports that SetPod was called for every pod of the owner.
+func (a *Agent) PodsSynced() { a.pods.setPodsSynced() }
 
 // Pods returns the UIDs of all known pods.
 func (a *Agent) Pods() []types.UID { return a.pods.uids() }
@@ -195,20 +190,20 @@ func (a *Agent) WaitMounted(ctx context.Context, uid types.UID) ([]Mount, error)
 	return a.volumes.waitMounted(ctx, uid)
 }
 
-// WaitUnmounted blocks until nothing of the pod is published.
+// WaitUnmounted blocks until no volume of the pod is published.
 func (a *Agent) WaitUnmounted(ctx context.Context, uid types.UID) error {
 	return a.volumes.waitUnmounted(ctx, uid)
 }
 
-// MountSubPath mounts a part of a volume that is mounted for the pod, and returns where.
+// MountSubPath mounts a part of a mounted volume of the pod, and returns its path.
 func (a *Agent) MountSubPath(uid types.UID, s SubPath) (string, error) {
 	return a.volumes.mountSubPath(uid, s)
 }
 
-// VolumeStats is what the drivers said last of a pod's volumes, in kubelet's form.
+// VolumeStats returns the latest stats of a pod's volumes as kubelet reports them.
 func (a *Agent) VolumeStats(uid types.UID) []stats.VolumeStats { return a.volumes.stats(uid) }
 
-// close lets go of all that New took.
+// close releases everything that New acquired.
 func (a *Agent) close() error {
 	a.volumes.shutDown()
 	a.pods.queue.ShutDown()
@@ -222,13 +217,13 @@ func (a *Agent) close() error {
 	return err
 }
 
-// complete fills in the defaults and refuses what cannot work.
+// complete sets the defaults and rejects an invalid Config.
 func (c *Config) complete() error {
 	if c.NodeName == "" {
 		return errors.New("node agent: NodeName is required")
 	}
 	if c.RESTConfig == nil {
-		return errors.New("node agent: no way to the API server given")
+		return errors.New("node agent: RESTConfig is required")
 	}
 	if c.Root == "" {
 		c.Root = defaultRoot
@@ -236,9 +231,9 @@ func (c *Config) complete() error {
 	if c.RPCTimeout == 0 {
 		c.RPCTimeout = defaultRPCTimeout
 	}
-	c.slowGroup, c.slowGroupAgain = cmp.Or(c.slowGroup, defaultSlowGroup), cmp.Or(c.slowGroupAgain, defaultSlowGroupAgain)
-	if c.giveToGroup == nil {
-		c.giveToGroup = (*mount.Root).ChangeGroup
+	c.fsGroupEventDelay, c.fsGroupEventInterval = cmp.Or(c.fsGroupEventDelay, defaultFSGroupEventDelay), cmp.Or(c.fsGroupEventInterval, defaultFSGroupEventInterval)
+	if c.changeGroup == nil {
+		c.changeGroup = (*mount.Root).ChangeGroup
 	}
 	if c.writeRecord == nil {
 		c.writeRecord = (*mount.Root).Write
@@ -246,15 +241,15 @@ func (c *Config) complete() error {
 	if c.fileLabel == nil {
 		c.fileLabel = fileLabel
 	}
-	c.republishEvery = cmp.Or(c.republishEvery, defaultRepublishEvery)
+	c.republishPeriod = cmp.Or(c.republishPeriod, defaultRepublishPeriod)
 	if c.SyncPeriod == 0 {
 		c.SyncPeriod = defaultSyncPeriod
 	}
 	if c.StatsPeriod == 0 {
 		c.StatsPeriod = defaultStatsPeriod
 	}
-	c.attachErrorAfter, c.second = cmp.Or(c.attachErrorAfter, attachErrorAfter), cmp.Or(c.second, time.Second)
-	c.longWait, c.patience = cmp.Or(c.longWait, defaultLongWait), cmp.Or(c.patience, defaultPatience)
+	c.attachErrorAfter, c.limitPeriodUnit = cmp.Or(c.attachErrorAfter, attachErrorAfter), cmp.Or(c.limitPeriodUnit, time.Second)
+	c.waitEventDelay, c.claimEventDelay = cmp.Or(c.waitEventDelay, defaultWaitEventDelay), cmp.Or(c.claimEventDelay, defaultClaimEventDelay)
 	if c.Logger.GetSink() == nil {
 		c.Logger = logr.Discard()
 	}
@@ -267,14 +262,13 @@ func (c *Config) complete() error {
 	}
 	c.RESTConfig = rest.CopyConfig(c.RESTConfig)
 	if c.RESTConfig.QPS == 0 && c.RESTConfig.RateLimiter == nil {
-		// The API server's own priority and fairness holds back who asks too much.
+		// API priority and fairness in the API server does the throttling.
 		c.RESTConfig.QPS = -1
 	}
 	return nil
 }
 
-// Run serves until ctx ends and everything that it started has returned. It returns an OwnerError
-// if the records are another Node's.
+// Run serves until ctx ends and everything that it started has returned. It returns an OwnerError if the records belong to another Node.
 func (a *Agent) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -286,7 +280,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer a.log.Info("Node agent stopped", "node", a.config.NodeName)
 	defer end()
 	a.broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: a.client.CoreV1().Events("")})
-	if err := a.lookForOwner(ctx); err != nil {
+	if err := a.verifyOwnerOnce(ctx); err != nil {
 		return err
 	}
 	if propagates, err := a.root.IsShared(); err == nil && !propagates {
@@ -301,12 +295,12 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	var running sync.WaitGroup
-	// The way back needs no API: it begins also while nobody can tell whose API that is.
-	for _, serve := range []func(context.Context){a.plugins.run, a.volumes.run, a.volumes.serveChores, a.pods.run} {
+	// Unmounting needs no API server: it starts before the owner of the records is verified.
+	for _, serve := range []func(context.Context){a.plugins.run, a.volumes.run, a.volumes.runTasks, a.pods.run} {
 		running.Go(func() { serve(ctx) })
 	}
 	running.Go(func() {
-		if err := a.knowOwner(ctx); err != nil {
+		if err := a.waitForOwner(ctx); err != nil {
 			cancel(err)
 			return
 		}
@@ -324,9 +318,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	return nil
 }
 
-// serveAPI follows the API, and writes what the cluster must know of this node, until ctx ends.
+// serveAPI watches the API and keeps the Node, its status and the CSINode up to date until ctx ends.
 func (a *Agent) serveAPI(ctx context.Context) {
-	a.pods.endSilent()
+	a.pods.removeOrphans()
 	var running sync.WaitGroup
 	for _, serve := range []func(context.Context){a.plugins.serveAPI, a.status.watch, a.status.write} {
 		running.Go(func() { serve(ctx) })
@@ -334,7 +328,7 @@ func (a *Agent) serveAPI(ctx context.Context) {
 	running.Wait()
 }
 
-// Ready says what is missing before volumes can be mounted; nil if nothing.
+// Ready returns why no volume can be mounted yet, or nil.
 func (a *Agent) Ready() error {
 	if err := a.owner.ready(); err != nil {
 		return err
@@ -345,8 +339,8 @@ func (a *Agent) Ready() error {
 	return a.plugins.ready()
 }
 
-// serve works on all keys of a queue side by side, on each by one goroutine at a
-// time, until the queue is shut down and the last one has returned.
+// serve processes the keys of a queue concurrently, each key by one goroutine at a time, until the queue is shut down and all of them
+// have returned.
 func serve[K comparable](queue workqueue.TypedInterface[K], work func(K)) {
 	var running sync.WaitGroup
 	defer running.Wait()

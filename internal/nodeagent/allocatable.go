@@ -2,11 +2,9 @@ package nodeagent
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/explain"
@@ -14,31 +12,30 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// AttachLimitReason is the reason with which kubelet rejects a pod whose volumes do not
-// fit on the node any more (KEP-4876).
+// AttachLimitReason is the reason with which kubelet rejects a pod whose volumes exceed the node's attach limit (KEP-4876).
 const AttachLimitReason = "VolumeAttachmentLimitExceeded"
 
-// AttachLimitError says that the storage refuses to attach another volume to this node.
+// AttachLimitError reports that the storage system refused to attach another volume to this node.
 type AttachLimitError struct {
 	Volume  string // the PersistentVolume's name
 	Driver  string
 	Problem string // the attachError's message
 }
 
-// Error is the problem, begun as kubelet begins it.
+// Error returns the attachError with kubelet's prefix.
 func (e *AttachLimitError) Error() string {
 	return explain.AttachLimit(e.Volume, e.Driver, e.Problem)
 }
 
-// How long a volume waits to be attached before its attachError is looked at, and until
-// it is looked at again. A node cannot watch VolumeAttachments.
+// A node cannot watch VolumeAttachments: it reads the attachError of a volume once it has waited for attachErrorAfter, and then every
+// attachErrorAgain.
 const (
 	attachErrorAfter = 5 * time.Second
 	attachErrorAgain = 30 * time.Second
 )
 
-// planAttachError has the attachError of a volume read when it waits long to be attached
-// and its driver wants its limit kept. The caller holds mu.
+// planAttachError schedules reading the attachError of a volume that waits to be attached, if its CSIDriver has the limit refreshed.
+// The caller holds mu.
 func (m *volumeManager) planAttachError(v *volume) {
 	if !v.waitsForAttach() {
 		v.attachLimit = nil
@@ -51,16 +48,16 @@ func (m *volumeManager) planAttachError(v *volume) {
 }
 
 func (v *volume) waitsForAttach() bool {
-	for _, hold := range v.holds {
-		if hold.reason == nodevolume.NotAttached {
+	for _, wait := range v.waits {
+		if wait.reason == nodevolume.NotAttached {
 			return true
 		}
 	}
 	return false
 }
 
-// readAttachError looks why a volume is not attached. If the storage says that the node is
-// full its limit is refreshed at once, and the pods that wait are told.
+// readAttachError reads why a volume is not attached. If the node's attach limit is exhausted, it refreshes the limit at once and
+// emits an event for the waiting pods.
 func (m *volumeManager) readAttachError(ctx context.Context, name string) {
 	m.mu.Lock()
 	v := m.all[name]
@@ -69,9 +66,9 @@ func (m *volumeManager) readAttachError(ctx context.Context, name string) {
 		return
 	}
 	v.attachErrorPlanned = v.waitsForAttach() && m.plugins.limitPeriod(v.driver) > 0
-	goOn := v.attachErrorPlanned
+	scheduled := v.attachErrorPlanned
 	m.mu.Unlock()
-	if !goOn {
+	if !scheduled {
 		return
 	}
 	defer m.tasks.AddAfter(periodicTask{readAttachError, name}, attachErrorAgain)
@@ -79,7 +76,7 @@ func (m *volumeManager) readAttachError(ctx context.Context, name string) {
 	defer cancel()
 	va, err := m.client.StorageV1().VolumeAttachments().Get(ctx, kube.AttachmentName(v.handle, v.driver, m.config.NodeName), metav1.GetOptions{})
 	if err != nil {
-		return // nothing new is known
+		return // retried with the next task
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -94,20 +91,18 @@ func (m *volumeManager) readAttachError(ctx context.Context, name string) {
 	v.attachLimit = &AttachLimitError{Volume: v.specName(), Driver: v.driver, Problem: problem.Message}
 	m.emitAttachLimit(v)
 	if problem.Time.Equal(&v.exhaustedAt) {
-		return // this one has been acted upon
+		return // this attachError was already handled
 	}
 	v.exhaustedAt = problem.Time
 	m.plugins.exhausted(v.driver)
 }
 
-// emitAttachLimit tells each pod that waits, once. The caller holds mu.
+// emitAttachLimit emits one event for each waiting pod. The caller holds mu.
 func (m *volumeManager) emitAttachLimit(v *volume) {
 	text := v.attachLimit.Error()
-	for key, hold := range v.holds {
-		i := slices.IndexFunc(v.pods, func(p *podVolume) bool { return p.Key == key })
-		if hold.reason != nodevolume.NotAttached || i < 0 || !v.pods[i].told.isNew(text, time.Now()) {
-			continue
+	for _, p := range v.pods {
+		if v.waits[p.Key].reason == nodevolume.NotAttached {
+			m.emitWarning(p, AttachLimitReason, text)
 		}
-		m.events.Event(v.pods[i].podOf(), corev1.EventTypeWarning, AttachLimitReason, text)
 	}
 }

@@ -31,7 +31,7 @@ func refreshed(d *storagev1.CSIDriver) { d.Spec.NodeAllocatableUpdatePeriodSecon
 
 // hasty makes a second of that period as long.
 func hasty(second time.Duration) func(*Config) {
-	return func(c *Config) { c.second, c.attachErrorAfter = second, time.Millisecond }
+	return func(c *Config) { c.limitPeriodUnit, c.attachErrorAfter = second, time.Millisecond }
 }
 
 func (d *scriptedDriver) limit(volumes int64) {
@@ -175,7 +175,7 @@ func TestWaitForAttachAndMountVolumeAttachLimitExceededError(t *testing.T) {
 func TestAnAttachThatFailsOtherwiseRefreshesNothing(t *testing.T) {
 	w := newWorld(t, refreshed)
 	handle := w.volume("data")
-	agent, _ := w.agent(func(c *Config) { c.second, c.attachErrorAfter = time.Hour, time.Hour })
+	agent, _ := w.agent(func(c *Config) { c.limitPeriodUnit, c.attachErrorAfter = time.Hour, time.Hour })
 	w.driver.registered()
 	w.driver.limit(2)
 	w.refuse(handle, codes.Internal)

@@ -5,34 +5,28 @@ import (
 	"fmt"
 	"time"
 
-	storagev1 "k8s.io/api/storage/v1"
-
 	"belay.dev/belay/internal/csi"
 )
 
-// limitUpkeep is when a driver is asked again how many volumes the node can have.
-type limitUpkeep struct {
+// limitRefresh is when to read a driver's attach limit again.
+type limitRefresh struct {
 	period time.Duration
 	next   time.Time
-	// exhausted: an attach was refused; do not wait for next.
+	// exhausted is set when an attach was refused: the limit is due now.
 	exhausted bool
 }
 
-// limitPeriod is how often the driver's CSIDriver wants the allocatable count refreshed;
-// 0 for never, also not when an attach was refused.
+// limitPeriod returns the driver's nodeAllocatableUpdatePeriodSeconds; 0 means that the limit is never refreshed, also not after a
+// refused attach.
 func (p *plugins) limitPeriod(driver string) time.Duration {
-	object, ok, err := p.csiDrivers.GetStore().GetByKey(driver)
-	if err != nil || !ok {
+	object := p.csiDriver(driver)
+	if object == nil || object.Spec.NodeAllocatableUpdatePeriodSeconds == nil {
 		return 0
 	}
-	seconds := object.(*storagev1.CSIDriver).Spec.NodeAllocatableUpdatePeriodSeconds
-	if seconds == nil {
-		return 0
-	}
-	return time.Duration(*seconds) * p.config.second
+	return time.Duration(*object.Spec.NodeAllocatableUpdatePeriodSeconds) * p.config.limitPeriodUnit
 }
 
-// refreshLimit asks a driver for its limit when that is due, and plans when to ask again.
+// refreshLimit reads a driver's attach limit if it is due, and schedules the next time.
 func (p *plugins) refreshLimit(ctx context.Context, name string) {
 	d, wait := p.limitDue(name, p.limitPeriod(name), time.Now())
 	if wait > 0 {
@@ -41,9 +35,9 @@ func (p *plugins) refreshLimit(ctx context.Context, name string) {
 	if d == nil {
 		return
 	}
-	asking, cancel := context.WithTimeout(ctx, p.config.RPCTimeout)
+	callCtx, cancel := context.WithTimeout(ctx, p.config.RPCTimeout)
 	defer cancel()
-	info, err := d.client.Info(asking)
+	info, err := d.client.Info(callCtx)
 	if err == nil {
 		err = p.identity.refresh(ctx, name, info)
 	}
@@ -52,7 +46,7 @@ func (p *plugins) refreshLimit(ctx context.Context, name string) {
 	}
 }
 
-// planLimits has the limits of all drivers looked after.
+// planLimits queues all drivers for a check of their limits.
 func (p *plugins) planLimits() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -61,7 +55,7 @@ func (p *plugins) planLimits() {
 	}
 }
 
-// limitDue returns the driver if it is to be asked now, and how long until the next time.
+// limitDue returns the driver if its limit is due, and the time until the next refresh.
 func (p *plugins) limitDue(name string, period time.Duration, now time.Time) (due *driver, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -70,29 +64,28 @@ func (p *plugins) limitDue(name string, period time.Duration, now time.Time) (du
 		delete(p.limits, name)
 		return nil, 0
 	}
-	upkeep := p.limits[name]
-	if upkeep.period != period { // the first comes after a whole period, as kubelet's
-		upkeep.period, upkeep.next = period, now.Add(period)
+	refresh := p.limits[name]
+	if refresh.period != period { // like kubelet, the first refresh comes after a whole period
+		refresh.period, refresh.next = period, now.Add(period)
 	}
-	if upkeep.exhausted || !now.Before(upkeep.next) {
-		upkeep.exhausted, upkeep.next, due = false, now.Add(period), d
+	if refresh.exhausted || !now.Before(refresh.next) {
+		refresh.exhausted, refresh.next, due = false, now.Add(period), d
 	}
-	p.limits[name] = upkeep
-	return due, upkeep.next.Sub(now)
+	p.limits[name] = refresh
+	return due, refresh.next.Sub(now)
 }
 
-// exhausted: the storage says that the node is full. The limit is refreshed at once if that is wanted at all.
+// exhausted has the limit of a driver refreshed at once, because an attach was refused.
 func (p *plugins) exhausted(driver string) {
 	p.mu.Lock()
-	upkeep := p.limits[driver]
-	upkeep.exhausted = true
-	p.limits[driver] = upkeep
+	refresh := p.limits[driver]
+	refresh.exhausted = true
+	p.limits[driver] = refresh
 	p.mu.Unlock()
 	p.limitsDue.Add(driver)
 }
 
-// refresh takes in a new limit of a driver that is known. All else that a driver says of
-// itself changes with a registration.
+// refresh publishes a new limit of a known driver. Everything else in NodeGetInfo changes only with a registration.
 func (i *identity) refresh(ctx context.Context, driver string, info csi.NodeInfo) error {
 	i.mu.Lock()
 	known, ok := i.drivers[driver]
@@ -107,9 +100,9 @@ func (i *identity) refresh(ctx context.Context, driver string, info csi.NodeInfo
 	case known.NodeID != info.NodeID:
 		return fmt.Errorf("driver %s registered this node as %q, but now returns node ID %q", driver, known.NodeID, info.NodeID)
 	}
-	misfits, err := i.sync(ctx)
+	rejected, err := i.sync(ctx)
 	if err == nil {
-		err = misfits[driver]
+		err = rejected[driver]
 	}
 	return err
 }

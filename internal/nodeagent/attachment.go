@@ -13,54 +13,53 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// errOutdated ends a step before its call: what it was decided on does not hold any more.
+// errOutdated aborts a step whose decision no longer holds.
 var errOutdated = errors.New("the VolumeAttachment may have been recreated since the decision")
 
-// lookUpAttachment reads the VolumeAttachment for what is decided next.
+// lookUpAttachment reads the VolumeAttachment for the next decision.
 func (m *volumeManager) lookUpAttachment(ctx context.Context, v *volume) error {
 	m.mu.Lock()
-	begun := v.life.BeginRead(m.status.view(v.name))
+	begun := v.state.BeginRead(m.status.view(v.name))
 	m.mu.Unlock()
 	found, err := m.readAttachment(ctx, v)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	v.life.Read(begun, found)
+	v.state.Read(begun, found)
 	return err
 }
 
-// stillAttached is the last question before a call: whether the attachment is the one that was decided on. It is read again if
-// requests for the call were made since.
-func (m *volumeManager) stillAttached(ctx context.Context, v *volume, c callable, asked bool) error {
-	if asked && c.attachment.UID != "" {
+// recheckAttachment is the last check before a call: the VolumeAttachment must be the one that the decision was based on. It is read again
+// if reading secrets or tokens for the call may have taken time.
+func (m *volumeManager) recheckAttachment(ctx context.Context, v *volume, c driverCall, readAPI bool) error {
+	if readAPI && c.attachment.UID != "" {
 		if err := m.lookUpAttachment(ctx, v); err != nil {
 			m.log.Error(err, "Failed to read the VolumeAttachment again", "volume", v.name)
 		}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.standsNow(v)
+	return m.checkDecision(v)
 }
 
-// standsNow says whether what the running step was decided on holds still. The caller holds mu.
-func (m *volumeManager) standsNow(v *volume) error {
-	if !v.life.StillValid(m.status.view(v.name), m.plugins.attachRequired(v.driver)) {
+// checkDecision returns errOutdated if the decision for the running step no longer holds. The caller holds mu.
+func (m *volumeManager) checkDecision(v *volume) error {
+	if !v.state.StillValid(m.status.view(v.name), m.plugins.attachRequired(v.driver)) {
 		return errOutdated
 	}
 	return nil
 }
 
-// stands is asked once more when all is prepared for a call: a disk may be slow. The pod may be gone by then as well.
-func (m *volumeManager) stands(v *volume, step nodevolume.Step) error {
+// checkDecisionAndPod checks again after everything is prepared for a call, as a slow disk can delay that. The pod may be gone as well.
+func (m *volumeManager) checkDecisionAndPod(v *volume, step nodevolume.Step) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.pods.state(types.UID(nodevolume.KeyOf(step).PodUID)).Removed {
 		return errReleased
 	}
-	return m.standsNow(v)
+	return m.checkDecision(v)
 }
 
-// readAttachment reads the VolumeAttachment of a volume live: a node may get it
-// by name and not watch it.
+// readAttachment reads the VolumeAttachment live: a node may get it by name, but not watch it.
 func (m *volumeManager) readAttachment(ctx context.Context, v *volume) (nodevolume.Attachment, error) {
 	name := kube.AttachmentName(v.handle, v.driver, m.config.NodeName)
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)

@@ -159,10 +159,10 @@ func TestARootThatDoesNotPropagateIsTold(t *testing.T) {
 // passed on with later calls, whatever CSIDriver asks for by then.
 func TestWhatADriverIsToldOfAPodIsNotKept(t *testing.T) {
 	forEver := time.Now().Add(24 * time.Hour)
-	pods := newPodManager(Config{}, nil, nil, newBeat(), nil, podHandlers{})
+	pods := newPodManager(Config{}, nil, nil, newSchedule(), nil, podHandlers{})
 	defer pods.queue.ShutDown()
 	pods.known["uid"] = &pod{tokens: &tokenCache{
-		held: map[tokenKey]heldToken{{audience: "vault"}: {
+		tokens: map[tokenKey]cachedToken{{audience: "vault"}: {
 			status:  authenticationv1.TokenRequestStatus{Token: "token", ExpirationTimestamp: metav1.NewTime(forEver)},
 			renewAt: forEver,
 		}},
@@ -175,7 +175,7 @@ func TestWhatADriverIsToldOfAPodIsNotKept(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			own := map[string]string{"pool": "fast"}
-			c := callable{want: &wantedVolume{attributes: own, pod: podIdentity{UID: "uid", Name: "p"}}, rules: rules}
+			c := driverCall{toMount: &volumeToMount{attributes: own, pod: podIdentity{UID: "uid", Name: "p"}}, rules: rules}
 			call := csi.NodeVolume{Context: c.volumeContext(), Secrets: map[string]string{}}
 			must(t, volumes.addTokens(t.Context(), c, &call))
 			if len(call.Context) < 2 {
@@ -221,7 +221,7 @@ func TestWhatAnAgentThatDiedWasWritingGoes(t *testing.T) {
 // TestMountOptionsOfOldAreNotForCSIDrivers: those in the annotation are for plugins in the tree,
 // from which a volume may have come.
 func TestMountOptionsOfOldAreNotForCSIDrivers(t *testing.T) {
-	w, err := wantOfVolume(&corev1.PersistentVolume{
+	w, err := newVolumeToMount(&corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "pv", Annotations: map[string]string{corev1.MountOptionAnnotation: "noexec"}},
 		Spec: corev1.PersistentVolumeSpec{
 			MountOptions:           []string{"noatime"},

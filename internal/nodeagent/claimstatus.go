@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 )
 
-// readClaim reads the claim of a want, and refuses another one of its name.
-func (m *volumeManager) readClaim(ctx context.Context, w *wantedVolume, version string) (*corev1.PersistentVolumeClaim, error) {
+// readClaim reads the claim of a volume. It rejects another claim of the same name.
+func (m *volumeManager) readClaim(ctx context.Context, w *volumeToMount, version string) (*corev1.PersistentVolumeClaim, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	claim, err := m.client.CoreV1().PersistentVolumeClaims(w.pod.Namespace).Get(ctx, w.claim.name, metav1.GetOptions{ResourceVersion: version})
@@ -26,8 +26,8 @@ func (m *volumeManager) readClaim(ctx context.Context, w *wantedVolume, version 
 	return claim, nil
 }
 
-// patchClaim writes the status of a claim if the change is one. The patch names the claim's UID and,
-// if it is bound, the version that was read: nobody may have written meanwhile.
+// patchClaim changes the status of a claim. The patch carries the UID and, if bound is set, the resourceVersion that was read, so that it
+// fails after another write.
 func (m *volumeManager) patchClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, bound bool, change func(*corev1.PersistentVolumeClaimStatus)) (*corev1.PersistentVolumeClaim, error) {
 	changed := claim.DeepCopy()
 	change(&changed.Status)
@@ -67,8 +67,7 @@ func setResizeStatus(status *corev1.PersistentVolumeClaimStatus, to corev1.Claim
 	status.AllocatedResourceStatuses[corev1.ResourceStorage] = to
 }
 
-// mergeConditions puts the condition of a failed expansion among those of a claim, or, with
-// none given, takes out all that speak of an expansion.
+// mergeConditions adds the condition of a failed expansion, or removes all conditions of the expansion if failure is nil.
 func mergeConditions(status *corev1.PersistentVolumeClaimStatus, failure *corev1.PersistentVolumeClaimCondition) {
 	var kept []corev1.PersistentVolumeClaimCondition
 	for _, c := range status.Conditions {

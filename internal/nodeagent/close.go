@@ -5,13 +5,13 @@ import (
 	"sync"
 )
 
-// ErrClosed is what Run returns after Close.
+// ErrClosed is returned by Run after Close.
 var ErrClosed = errors.New("the node agent was closed")
 
-// errRunTwice: all that an agent has is let go of when its first Run returns.
+// errRunTwice rejects a second Run: the first one releases everything when it returns.
 var errRunTwice = errors.New("Run was already called; create another node agent")
 
-// running is how far an agent has come between New and its end.
+// running is the state of an agent between New and its end.
 type running struct {
 	mu sync.Mutex
 	// Under mu:
@@ -21,7 +21,7 @@ type running struct {
 	stopped chan struct{}
 }
 
-// starts is for Run: nothing that New took is let go of before end was called.
+// starts registers a Run. The caller calls end when it is done with everything that New acquired.
 func (a *Agent) starts(stop func()) (end func(), err error) {
 	r := &a.running
 	r.mu.Lock()
@@ -34,12 +34,12 @@ func (a *Agent) starts(stop func()) (end func(), err error) {
 	}
 	r.stop, r.stopped = stop, make(chan struct{})
 	return func() {
-		_ = a.close() // nothing is lost with it
+		_ = a.close() // there is nothing to recover
 		close(r.stopped)
 	}, nil
 }
 
-// Close ends Run and returns when it has returned. Of an agent that was never run, it lets go of what New took.
+// Close stops Run and waits until it has returned. Without a Run, it releases what New acquired.
 func (a *Agent) Close() error {
 	r := &a.running
 	r.mu.Lock()

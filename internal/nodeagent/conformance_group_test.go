@@ -41,7 +41,7 @@ func TestUpstreamFSGroupPolicy(t *testing.T) {
 			w.volume("data")
 			var given atomic.Int64
 			agent, _ := w.agent(func(c *Config) {
-				c.giveToGroup = func(*mount.Root, context.Context, string, *mount.GroupChange) error {
+				c.changeGroup = func(*mount.Root, context.Context, string, *mount.GroupChange) error {
 					given.Add(1)
 					return nil
 				}

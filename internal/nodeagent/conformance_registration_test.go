@@ -278,7 +278,7 @@ func TestWhoWasRefusedIsAskedAgainWhenADriverGoes(t *testing.T) {
 	defer r.watcher.close()
 	defer r.queue.ShutDown()
 	r.sockets = map[string]int{"/there": 1, "/refused": 2, "/gone": 0}
-	r.done = map[string]int{"/there": 1}
+	r.registered = map[string]int{"/there": 1}
 	p.drivers["d"] = &driver{name: "d", socket: "/gone", stop: func() {}, client: dial(t)}
 	r.drop("/gone", "")
 	if n := r.queue.Len(); n != 1 {

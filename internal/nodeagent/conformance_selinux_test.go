@@ -181,7 +181,7 @@ func TestUpstreamSELinuxConflicts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, noAttach, mountsLabels)
 			w.volume("data", accessModes(test.mode))
-			agent, _ := w.agent(withSELinux, func(c *Config) { c.longWait = 100 * time.Millisecond })
+			agent, _ := w.agent(withSELinux, func(c *Config) { c.waitEventDelay = 100 * time.Millisecond })
 			first, second := w.podWithPolicy("first", test.first, "data"), w.podWithPolicy("second", test.second, "data")
 			agent.SetPod(first)
 			w.mounted(agent, first)
@@ -339,7 +339,7 @@ func TestAPodIsToldThatItWaitsForAnotherLabelToBeUnmounted(t *testing.T) {
 	w := newWorld(t, noAttach, mountsLabels)
 	handle := w.volume("data", accessModes(corev1.ReadWriteOncePod))
 	w.driver.plays(script{"Unstage": times(2, codes.Internal)})
-	agent, _ := w.agent(withSELinux, func(c *Config) { c.longWait = 100 * time.Millisecond })
+	agent, _ := w.agent(withSELinux, func(c *Config) { c.waitEventDelay = 100 * time.Millisecond })
 	first, second := w.podWith("first", labelled(level1), "data"), w.podWith("second", labelled(level2), "data")
 	agent.SetPod(first)
 	w.mounted(agent, first)

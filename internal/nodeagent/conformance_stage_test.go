@@ -310,7 +310,7 @@ func TestUpstreamMounterSetupJSONFileHandling(t *testing.T) {
 		w := newAttachedWorld(t)
 		handle := w.volume("data")
 		agent, _ := w.agent(func(c *Config) {
-			c.giveToGroup = func(*mount.Root, context.Context, string, *mount.GroupChange) error { return errors.New("cannot") }
+			c.changeGroup = func(*mount.Root, context.Context, string, *mount.GroupChange) error { return errors.New("cannot") }
 		})
 		pod := w.podWith("p", withGroup(corev1.FSGroupChangeAlways), "data")
 		agent.SetPod(pod)
@@ -496,7 +496,7 @@ func (w *world) waitsFor(agent *Agent, pod *corev1.Pod, reason string) bool {
 	agent.volumes.mu.Lock()
 	defer agent.volumes.mu.Unlock()
 	for _, v := range agent.volumes.all {
-		for key, hold := range v.holds {
+		for key, hold := range v.waits {
 			if key.PodUID == string(pod.UID) && string(hold.reason) == reason {
 				return true
 			}

@@ -202,7 +202,7 @@ func TestARunningContainerKeepsItsVolumes(t *testing.T) {
 				})
 				runtime := &criRuntime{}
 				options := func(c *Config) {
-					c.MountPoints, c.longWait = nil, 100*time.Millisecond
+					c.MountPoints, c.waitEventDelay = nil, 100*time.Millisecond
 					if overCRI {
 						c.Containers = runtime.serve(w)
 					}
@@ -239,7 +239,7 @@ func TestARunningContainerKeepsItsVolumes(t *testing.T) {
 					agent.volumes.mu.Lock()
 					defer agent.volumes.mu.Unlock()
 					v := agent.volumes.all[string(w.unique(handle))]
-					return v != nil && v.holds[nodevolume.PublishKey{PodUID: string(pod.UID), SpecName: w.name + "-data"}].reason == nodevolume.ContainersMayRun
+					return v != nil && v.waits[nodevolume.PublishKey{PodUID: string(pod.UID), SpecName: w.name + "-data"}].reason == nodevolume.ContainersMayRun
 				})
 				container.wrote(t, 20)
 				if calls := w.driver.callsOf("data"); !slices.Equal(calls, []string{"Stage", "Publish"}) || !slices.Contains(w.node().Status.VolumesInUse, w.unique(handle)) {
@@ -270,7 +270,7 @@ func TestAContainerThatOutlivesItsPod(t *testing.T) {
 				}
 			})
 			handle := w.volume("data")
-			agent, _ := w.agent(func(c *Config) { c.MountPoints, c.longWait = nil, 100*time.Millisecond })
+			agent, _ := w.agent(func(c *Config) { c.MountPoints, c.waitEventDelay = nil, 100*time.Millisecond })
 			go agent.FollowPods(w.ctx)
 			pod := w.pod("p", "data")
 			w.untilInUse(handle)

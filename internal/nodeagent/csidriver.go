@@ -14,28 +14,35 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// driverRules is what a driver's CSIDriver asks of a node.
+// driverRules are the settings of a CSIDriver that concern a node.
 type driverRules struct {
 	podInfo bool
-	// tokens are those of the pod's service account that the driver wants;
-	// tokensInSecrets, that it wants them there and not in the volume context.
+	// tokens are those of the pod's service account that the driver needs: with tokensInSecrets in the secrets, otherwise in the volume
+	// context.
 	tokens          []storagev1.TokenRequest
 	tokensInSecrets bool
 	republish       bool
-	// seLinux: its volumes may be mounted with an SELinux label.
+	// seLinux is spec.seLinuxMount: volumes may be mounted with an SELinux label.
 	seLinux      bool
 	groupPolicy  storagev1.FSGroupPolicy
 	attachNeeded bool
 }
 
-// rules reads the CSIDriver; without one the defaults hold.
+// csiDriver returns the cached CSIDriver, or nil.
+func (p *plugins) csiDriver(name string) *storagev1.CSIDriver {
+	object, _, _ := p.csiDrivers.GetStore().GetByKey(name) // a store in memory returns no error
+	driver, _ := object.(*storagev1.CSIDriver)
+	return driver
+}
+
+// rules returns the settings of a CSIDriver, or the defaults if there is none.
 func (p *plugins) rules(driver string) driverRules {
 	rules := driverRules{groupPolicy: storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy, attachNeeded: true}
-	object, ok, err := p.csiDrivers.GetStore().GetByKey(driver)
-	if err != nil || !ok {
+	object := p.csiDriver(driver)
+	if object == nil {
 		return rules
 	}
-	spec := object.(*storagev1.CSIDriver).Spec
+	spec := object.Spec
 	is := func(b *bool) bool { return b != nil && *b }
 	rules.podInfo, rules.republish, rules.seLinux = is(spec.PodInfoOnMount), is(spec.RequiresRepublish), is(spec.SELinuxMount)
 	rules.tokens, rules.tokensInSecrets = spec.TokenRequests, is(spec.ServiceAccountTokenInSecrets)
@@ -46,7 +53,7 @@ func (p *plugins) rules(driver string) driverRules {
 	return rules
 }
 
-// attachRequired is Unknown until the CSIDrivers have been listed once.
+// attachRequired is Unknown until the CSIDrivers are listed.
 func (p *plugins) attachRequired(driver string) nodevolume.Knowledge {
 	if !p.csiDrivers.HasSynced() {
 		return nodevolume.Unknown
@@ -54,18 +61,16 @@ func (p *plugins) attachRequired(driver string) nodevolume.Knowledge {
 	return decision.Known(p.rules(driver).attachNeeded)
 }
 
-// supportsMode says why a driver has no volumes of a kind; nil if it has. A driver without a CSIDriver has persistent ones.
+// supportsMode returns an error if the driver does not support a volume lifecycle mode. Without a CSIDriver, only Persistent is supported.
 func (p *plugins) supportsMode(driver string, mode storagev1.VolumeLifecycleMode) error {
-	object, ok, err := p.csiDrivers.GetStore().GetByKey(driver)
+	object := p.csiDriver(driver)
 	switch {
-	case err != nil:
-		return fmt.Errorf("look up CSIDriver %s: %w", driver, err)
-	case !ok && mode == storagev1.VolumeLifecycleEphemeral:
+	case object == nil && mode == storagev1.VolumeLifecycleEphemeral:
 		return fmt.Errorf("volume mode %q not supported by driver %s (no CSIDriver object)", mode, driver)
-	case !ok:
+	case object == nil:
 		return nil
 	}
-	if modes := object.(*storagev1.CSIDriver).Spec.VolumeLifecycleModes; !slices.Contains(modes, mode) {
+	if modes := object.Spec.VolumeLifecycleModes; !slices.Contains(modes, mode) {
 		return fmt.Errorf("volume mode %q not supported by driver %s (only supports %q)", mode, driver, modes)
 	}
 	return nil

@@ -1,6 +1,4 @@
-// Package nodeagent hides the shell around nodevolume.Decide on one node: it
-// learns which volumes the pods want, what the Node says, which drivers are
-// registered and what the records on disk hold, asks Decide for each volume, and
-// does what it says. One volume is worked on by one goroutine at a time; volumes
-// do not wait for each other.
+// Package nodeagent runs nodevolume.Decide on one node. It observes the pods, the Node, the registered CSI drivers and the records on disk,
+// asks Decide for the next step of each volume, and performs it. One goroutine at a time works on a volume; volumes do not wait for each
+// other.
 package nodeagent

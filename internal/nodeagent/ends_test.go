@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// scriptedEnds plays the agent and the runtime of podEnds.
+// scriptedEnds plays the agent and the runtime of podTerminations.
 type scriptedEnds struct {
 	// stuckUnmount and stuckRuntime are pods of which one of the two never answers.
 	stuckUnmount, stuckRuntime types.UID
@@ -57,7 +57,7 @@ func TestAPodThatIsStuckHoldsUpNoOtherPodsEnd(t *testing.T) {
 	for name, script := range map[string]*scriptedEnds{"never unmounted": {stuckUnmount: "stuck"}, "never answered for": {stuckRuntime: "stuck"}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				ends := newPodEnds(script, script, logr.Discard())
+				ends := newPodTerminations(script, script, logr.Discard())
 				ctx, cancel := context.WithCancel(t.Context())
 				var running sync.WaitGroup
 				running.Go(func() { ends.run(ctx) })

@@ -6,21 +6,24 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// ClaimNotReady is the reason of a pod whose claims or PersistentVolumes could not all be read, or fit together.
+// ClaimNotReady is the reason while a pod's claims or PersistentVolumes cannot all be read, or do not match.
 const ClaimNotReady nodevolume.Reason = "ClaimNotReady"
 
-// ErrPodNotWanted says that a pod was never set, or was removed.
+// ErrPodNotWanted reports that a pod was never set, or was removed.
 var ErrPodNotWanted = errors.New("the pod is not wanted on this node")
 
-// RefusedError says that a pod can never be mounted by this agent.
+// RefusedError reports that the agent can never mount the volumes of a pod.
 type RefusedError struct{ why string }
 
 func (e *RefusedError) Error() string { return e.why }
@@ -29,13 +32,13 @@ func refuse(format string, args ...any) error {
 	return &RefusedError{why: fmt.Sprintf(format, args...)}
 }
 
-// WaitError is what belay.dev/belay/node.WaitError documents.
+// WaitError is documented at belay.dev/belay/node.WaitError.
 type WaitError struct {
-	// Pod is whose volumes were waited for.
+	// Pod is the UID of the pod.
 	Pod types.UID
-	// Volumes are those that are not as they were waited for, one of them at least.
+	// Volumes are the volumes that are not mounted, or not unmounted, yet; at least one.
 	Volumes []*VolumeWait
-	// Cause is why the wait ended: that of the caller's context.
+	// Cause is the cause of the caller's context.
 	Cause error
 
 	text string
@@ -52,15 +55,15 @@ func (e *WaitError) Unwrap() []error {
 	return all
 }
 
-// VolumeWait is one volume of a pod that has to wait.
+// VolumeWait is a volume of a pod that is not mounted, or not unmounted, yet.
 type VolumeWait struct {
-	// Volume is its name in pod.spec.volumes; empty if it is not known yet which volumes the pod has.
+	// Volume is its name in pod.spec.volumes; empty while the pod's claims have not been read.
 	Volume string
-	// Reason is what it waits for; empty while it is being worked on.
+	// Reason is what the volume waits for; empty while a step is running.
 	Reason nodevolume.Reason
-	// Since is since when it does; zero if that is not known.
+	// Since is when the wait began; zero if unknown.
 	Since time.Time
-	// Err is the last failure, or nil; an AttachLimitError may be in it.
+	// Err is the last failure, or nil. It may wrap an AttachLimitError.
 	Err error
 
 	text string
@@ -71,18 +74,18 @@ func (w *VolumeWait) Error() string { return w.text }
 // Unwrap returns Err.
 func (w *VolumeWait) Unwrap() error { return w.Err }
 
-// errNotMounted ends what needs a pod's volumes and does not wait for them.
+// errNotMounted fails a call that needs a pod's volumes and does not wait for them.
 var errNotMounted = errors.New("not all volumes of the pod are mounted")
 
-// waitError is the error of a wait for mounts that ended without them.
+// waitError returns the error of a WaitMounted that timed out.
 func waitError(cause error, uid types.UID, volumes []*VolumeWait) error {
 	e := &WaitError{Pod: uid, Volumes: volumes, Cause: cause}
 	e.text = errors.Join(e.Unwrap()...).Error()
 	return e
 }
 
-// lookedUp is the wait of a pod of which it is not known which volumes it has.
-func (p *pod) lookedUp() []*VolumeWait {
+// unresolvedWait is the wait of a pod whose claims have not been read.
+func (p *pod) unresolvedWait() []*VolumeWait {
 	if p.problem == nil {
 		return []*VolumeWait{{Reason: ClaimNotReady, text: "the pod's claims have not been read yet"}}
 	}
@@ -91,12 +94,12 @@ func (p *pod) lookedUp() []*VolumeWait {
 	}}
 }
 
-// volumeWait is the wait of one volume, as words say it. The caller holds mu.
-func (m *volumeManager) volumeWait(w *wantedVolume, v *volume, p *podVolume, words string) *VolumeWait {
-	wait := &VolumeWait{Volume: w.volume, text: words}
+// volumeWait describes the wait of one volume. The caller holds mu.
+func (m *volumeManager) volumeWait(w *volumeToMount, v *volume, p *podVolume) *VolumeWait {
+	wait := &VolumeWait{Volume: w.volume, text: m.describeWait(w, v, p)}
 	if v != nil {
-		hold := v.holds[w.key()]
-		wait.Reason, wait.Since = hold.reason, hold.since
+		current := v.waits[w.key()]
+		wait.Reason, wait.Since = current.reason, current.since
 		if v.attachLimit != nil {
 			wait.Err = v.attachLimit
 			wait.text += "\n" + v.attachLimit.Error()
@@ -108,15 +111,33 @@ func (m *volumeManager) volumeWait(w *wantedVolume, v *volume, p *podVolume, wor
 	return wait
 }
 
-// stillPublished is the error of a wait for the end of all mounts that ctx has ended.
-func stillPublished(ctx context.Context, uid types.UID, left []*VolumeWait) error {
-	var words []string
+// unmountWaitError returns the error of a WaitUnmounted that timed out.
+func unmountWaitError(ctx context.Context, uid types.UID, left []*VolumeWait) error {
+	var texts []string
 	for _, wait := range left {
-		words = append(words, wait.text)
+		texts = append(texts, wait.text)
 	}
-	slices.Sort(words)
+	slices.Sort(texts)
 	return &WaitError{
 		Pod: uid, Volumes: left, Cause: context.Cause(ctx),
-		text: fmt.Sprintf("wait for the unmount of the volumes of pod %s: %v; still published: %s", uid, context.Cause(ctx), strings.Join(words, ", ")),
+		text: fmt.Sprintf("wait for the unmount of the volumes of pod %s: %v; still published: %s", uid, context.Cause(ctx), strings.Join(texts, ", ")),
 	}
+}
+
+// withRemedy adds what an administrator can do about the error, where that is known.
+func (c *Config) withRemedy(err error) error {
+	var remedy string
+	switch {
+	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		remedy = explain.GrantAccess(c.NodeName)
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		remedy = explain.FreeSpace(c.Root)
+	case errors.Is(err, syscall.EROFS):
+		remedy = explain.MakeWritable(c.Root)
+	case errors.Is(err, mount.ErrSymlinkOutside):
+		remedy = explain.ReplaceLink(c.Root)
+	default:
+		return err
+	}
+	return fmt.Errorf("%w; remedy: %s", err, remedy)
 }

@@ -8,16 +8,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// The steps by the names that kubelet's events give them.
+// Kubelet's names of the steps, as in its events.
 const (
 	stepWaitForAttach = explain.StepWaitForAttach
 	stepMountDevice   = explain.StepMountDevice
@@ -26,68 +24,72 @@ const (
 	stepUnstage       = explain.StepUnstage
 )
 
-// isBlock: the volume is, or shall be, a device for the pod.
+// isBlock reports whether the volume is, or will be, a block device for the pod.
 func (p *podVolume) isBlock() bool {
-	return p.Record.Block || (p.want != nil && p.want.block)
+	return p.Record.Block || (p.toMount != nil && p.toMount.block)
 }
 
-// emitFailure sends an event about a failed step, once for each new text. The caller holds mu.
-func (m *volumeManager) emitFailure(v *volume, p *podVolume, step string, err error) {
+// emitFailure emits an event about a failed step, unless it repeats the last one. The caller holds mu.
+func (m *volumeManager) emitFailure(p *podVolume, step string, err error) {
 	failed := explain.NodeStep{Step: step, Block: p.isBlock(), Volume: p.Key.SpecName, Since: p.failingSince}
 	if step == stepUnpublish {
-		if text := m.stuckText(failed, err); p.told.isNew(text, time.Now()) {
-			m.emitStuck(p.podOf(), p.claimOf(), text)
+		if text := m.unmountFailedText(failed, err); p.lastEvent.isNew(text, time.Now()) {
+			m.emitFailedUnmount(p.podRef(), p.pvcRef(), text)
 		}
 		return
 	}
-	reason, text := failed.Failed(m.withRemedy(err).Error())
+	reason, text := failed.Failed(m.config.withRemedy(err).Error())
 	if affinity, ok := errors.AsType[*affinityError](err); ok {
 		reason, text = failed.NotHere(affinity.err.Error())
 	}
-	if p.told.isNew(text, time.Now()) {
-		m.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
-		m.log.V(1).Info("Emitted event", "volume", v.name, "pod", p.Key.PodUID, "text", text)
+	m.emitWarning(p, reason, text)
+}
+
+// emitWarning emits a warning about a pod's volume, unless it repeats the last event. The caller holds mu.
+func (m *volumeManager) emitWarning(p *podVolume, reason, text string) {
+	if p.lastEvent.isNew(text, time.Now()) {
+		m.events.Event(p.podRef(), corev1.EventTypeWarning, reason, text)
 	}
 }
 
-// stuckText says that a step of the way back failed, or does not end.
-func (m *volumeManager) stuckText(failed explain.NodeStep, err error) string {
-	return failed.StaysInUse(m.config.NodeName, m.withRemedy(err).Error())
+// unmountFailedText is the event text of an unmount step that failed or hangs.
+func (m *volumeManager) unmountFailedText(failed explain.NodeStep, err error) string {
+	return failed.StaysInUse(m.config.NodeName, m.config.withRemedy(err).Error())
 }
 
-// toldAfter is after how long a pod that waits is told so: where another pod has a volume
-// for itself at once, as kubelet does, for that may last.
-func (m *volumeManager) toldAfter(reason nodevolume.Reason) time.Duration {
+// eventDelay is how long a pod waits before it gets an event. Where another pod uses the volume it gets one at once, as from kubelet,
+// because that wait can be long.
+func (m *volumeManager) eventDelay(reason nodevolume.Reason) time.Duration {
 	if reason == nodevolume.OtherPodMounted {
 		return 0
 	}
-	return m.config.longWait
+	return m.config.waitEventDelay
 }
 
-// whyOf is why a volume waits, in kubelet's words where it has some. The caller holds mu.
-func (m *volumeManager) whyOf(v *volume, hold nodevolume.Wait) string {
-	switch owner, _ := m.pods.look(types.UID(hold.Key.PodUID)); {
-	case hold.Reason == nodevolume.DriverNotRegistered:
-		return explain.NotRegistered(m.why(hold.Reason), v.driver)
-	case hold.Reason == nodevolume.StillMountedElsewhere:
-		return v.users.words()
-	case hold.Reason == nodevolume.ContainersMayRun && owner.ending != nil:
-		return fmt.Sprintf("%s: %v", m.why(hold.Reason), owner.ending)
+// waitText describes why a volume waits, in kubelet's words where it has some. The caller holds mu.
+func (m *volumeManager) waitText(v *volume, wait nodevolume.Wait) string {
+	switch owner, _ := m.pods.snapshot(types.UID(wait.Key.PodUID)); {
+	case wait.Reason == nodevolume.DriverNotRegistered:
+		return explain.NotRegistered(m.reasonText(wait.Reason), v.driver)
+	case wait.Reason == nodevolume.StillMountedElsewhere:
+		return v.users.text()
+	case wait.Reason == nodevolume.ContainersMayRun && owner.ending != nil:
+		return fmt.Sprintf("%s: %v", m.reasonText(wait.Reason), owner.ending)
 	}
-	why := cmp.Or(m.labelWords(v, hold.Key, hold.Reason), m.why(hold.Reason))
-	switch hold.Reason {
+	why := cmp.Or(m.labelText(v, wait.Key, wait.Reason), m.reasonText(wait.Reason))
+	switch wait.Reason {
 	case nodevolume.OtherPodMounted, nodevolume.AttachmentReplaced, nodevolume.OtherSELinuxLabelWanted:
-		return why + v.podsBeside(hold.Key)
+		return why + v.otherPods(wait.Key)
 	default:
 		return why
 	}
 }
 
-// podsBeside names the other pods that have the volume, or may have it.
-func (v *volume) podsBeside(key nodevolume.PublishKey) string {
+// otherPods lists the other pods for which the volume is or may be published.
+func (v *volume) otherPods(key nodevolume.PublishKey) string {
 	var names []string
 	for _, p := range v.pods {
-		if pod := p.podOf(); p.Phase != nodevolume.Absent && p.Key.PodUID != key.PodUID && pod.Name != "" {
+		if pod := p.podRef(); p.Phase != nodevolume.Absent && p.Key.PodUID != key.PodUID && pod.Name != "" {
 			names = append(names, pod.Namespace+"/"+pod.Name)
 		}
 	}
@@ -98,67 +100,137 @@ func (v *volume) podsBeside(key nodevolume.PublishKey) string {
 	return " (" + strings.Join(names, ", ") + ")"
 }
 
-// emitLongWait says where a pod that has waited long waits, and since when. The caller holds mu.
-func (m *volumeManager) emitLongWait(v *volume, hold nodevolume.Wait, since time.Time) {
-	held := explain.NodeWait{Reason: hold.Reason, Since: since, Detail: m.whyOf(v, hold)}
+// emitLongWait emits an event about a long wait. The caller holds mu.
+func (m *volumeManager) emitLongWait(v *volume, wait nodevolume.Wait, since time.Time) {
+	described := explain.NodeWait{Reason: wait.Reason, Since: since, Detail: m.waitText(v, wait)}
 	switch {
-	case hold.Reason == nodevolume.BackingOff:
-		return // it has had its event when the call failed
-	case hold.Reason == nodevolume.OwnerSilent:
-		// The pod may run well, and it is not for the pod to do something about it.
-		m.log.Info("Keeping volume mounted, the pod is only known from a record and its object or claims have not been read", "volume", v.name, "pod", hold.Key.PodUID,
+	case wait.Reason == nodevolume.BackingOff:
+		return // the failed call had its own event
+	case wait.Reason == nodevolume.OwnerSilent:
+		// The pod may be running fine, and cannot do anything about it.
+		m.log.Info("Keeping volume mounted, the pod is only known from a record and its object or claims have not been read", "volume", v.name, "pod", wait.Key.PodUID,
 			"since", since.UTC().Format(time.RFC3339))
 		return
-	case hold.Key.PodUID == "":
-		m.emitStage(v, explain.NodeStep{Step: stepUnstage, Block: v.life.Stage.Record.Block, Volume: v.specName()}.Waits(held))
+	case wait.Key.PodUID == "":
+		m.emitFailedUnstage(v, explain.NodeStep{Step: stepUnstage, Block: v.state.Stage.Record.Block, Volume: v.specName()}.Waits(described))
 		return
 	}
-	p := v.publication(hold.Key)
-	if v.isReady(p) && m.claims(v)(p) == nodevolume.Wanted {
-		return // the pod runs; what is held is not what it waits for
+	p := v.ensurePod(wait.Key)
+	if v.isReady(p) && m.demands(v)(p) == nodevolume.Wanted {
+		return // the pod is running and does not wait for this
 	}
-	step := explain.NodeStep{Step: stepHeld(v, p, hold.Reason), Block: p.isBlock(), Volume: p.Key.SpecName}
-	if p.Phase != nodevolume.Absent && (m.claims(v)(p) == nodevolume.Released || hold.Reason == nodevolume.ContainersMayRun) {
+	step := explain.NodeStep{Step: waitingStep(v, p, wait.Reason), Block: p.isBlock(), Volume: p.Key.SpecName}
+	if p.Phase != nodevolume.Absent && (m.demands(v)(p) == nodevolume.Released || wait.Reason == nodevolume.ContainersMayRun) {
 		step.Step = stepUnpublish
-		if text := step.Waits(held); p.told.isNew(text, time.Now()) {
-			m.emitStuck(p.podOf(), p.claimOf(), text)
+		if text := step.Waits(described); p.lastEvent.isNew(text, time.Now()) {
+			m.emitFailedUnmount(p.podRef(), p.pvcRef(), text)
 		}
 		return
 	}
-	if reason, text := step.Failed(held.Waits()); p.told.isNew(text, time.Now()) {
-		m.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
-	}
+	reason, text := step.Failed(described.Waits())
+	m.emitWarning(p, reason, text)
 }
 
-// stepHeld is the step that cannot begin.
-func stepHeld(v *volume, p *podVolume, reason nodevolume.Reason) string {
+// waitingStep returns the step that the wait delays.
+func waitingStep(v *volume, p *podVolume, reason nodevolume.Reason) string {
 	switch {
 	case reason == nodevolume.NotAttached, reason == nodevolume.NotReportedInUse:
 		return stepWaitForAttach
-	case reason == nodevolume.OtherPodMounted && p.want != nil && p.want.block:
+	case reason == nodevolume.OtherPodMounted && p.toMount != nil && p.toMount.block:
 		return stepMountDevice
 	case reason == nodevolume.OtherPodMounted:
 		return stepSetUp
 	case p.Phase == nodevolume.Confirmed:
-		return stepSetUp // it runs, and waits for its publish to be renewed
+		return stepSetUp // the pod is running; a periodic republish waits
 	default:
 		return v.firstStep()
 	}
 }
 
-// emitUnstage says that the volume cannot be unstaged. The caller holds mu.
-func (m *volumeManager) emitUnstage(v *volume, err error) {
-	if v.life.Unstage.Count == 1 {
-		v.unstageFailingSince = cmp.Or(v.began, v.life.Unstage.At)
+// unstageFailed emits an event about a failed unstage. The caller holds mu.
+func (m *volumeManager) unstageFailed(v *volume, err error) {
+	if v.state.Unstage.Count == 1 {
+		v.unstageFailingSince = cmp.Or(v.began, v.state.Unstage.At)
 	}
-	failed := explain.NodeStep{Step: stepUnstage, Block: v.life.Stage.Record.Block, Volume: v.specName(), Since: v.unstageFailingSince}
-	m.emitStage(v, m.stuckText(failed, err))
+	failed := explain.NodeStep{Step: stepUnstage, Block: v.state.Stage.Record.Block, Volume: v.specName(), Since: v.unstageFailingSince}
+	m.emitFailedUnstage(v, m.unmountFailedText(failed, err))
 }
 
-// emitMapped says that a pod has a block volume as a device.
-func (m *volumeManager) emitMapped(w *wantedVolume) {
+// emitMapped emits kubelet's event that a block volume was mapped for a pod.
+func (m *volumeManager) emitMapped(w *volumeToMount) {
 	text := explain.Mapped(w.specName, m.root.Path(podDevicesDir(string(w.pod.UID))))
 	m.events.Event(w.pod.ref(), corev1.EventTypeNormal, explain.SuccessfulMountVolume, text)
 }
 
-func klogOf(log logr.Logger) klog.Logger { return log }
+// eventDedup suppresses repeated events about one object.
+type eventDedup struct {
+	text string
+	at   time.Time
+}
+
+// repeatEventAfter is when an unchanged event is sent again: the API server drops events after an hour (kube-apiserver --event-ttl).
+const repeatEventAfter = 20 * time.Minute
+
+// isNew reports whether to send the event now, and remembers it if so.
+func (t *eventDedup) isNew(text string, now time.Time) bool {
+	if t.text == text && now.Sub(t.at) < repeatEventAfter {
+		return false
+	}
+	t.text, t.at = text, now
+	return true
+}
+
+// setBlocker stores the error that blocks volumes which wait for one of the reasons, or clears it if err is nil.
+func (m *volumeManager) setBlocker(err error, reasons ...nodevolume.Reason) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, reason := range reasons {
+		if err == nil {
+			delete(m.blockers, reason)
+			continue
+		}
+		m.blockers[reason] = err
+	}
+}
+
+// reasonText describes a reason, with the error that blocks it. The caller holds mu.
+func (m *volumeManager) reasonText(reason nodevolume.Reason) string {
+	if err := m.blockers[reason]; err != nil {
+		return explain.LastError(reason, m.config.withRemedy(err).Error())
+	}
+	return explain.NodeReason(reason)
+}
+
+// emitFailedUnmount emits an event about a volume that cannot be unmounted. The pod may be gone, so the claim and the Node get it as
+// well. The caller holds mu.
+func (m *volumeManager) emitFailedUnmount(pod, claim *corev1.ObjectReference, text string) {
+	node := &corev1.ObjectReference{Kind: "Node", Name: m.config.NodeName, UID: types.UID(m.config.NodeName)} // as kubelet names it
+	for _, about := range []*corev1.ObjectReference{pod, claim, node} {
+		if about != nil && about.Name != "" { // a recovered record may lack the name
+			m.events.Event(about, corev1.EventTypeWarning, explain.FailedUnmount, text)
+		}
+	}
+}
+
+// emitFailedUnstage does the same for a volume that cannot be unstaged. The caller holds mu.
+func (m *volumeManager) emitFailedUnstage(v *volume, text string) {
+	if !v.lastUnstageEvent.isNew(text, time.Now()) {
+		return
+	}
+	staged := &podVolume{PodVolume: &nodevolume.PodVolume{Key: nodevolume.PublishKey{PodUID: v.state.Stage.Record.Pod.UID}, MountState: v.state.Stage}}
+	m.emitFailedUnmount(staged.podRef(), staged.pvcRef(), text)
+	m.log.Error(errors.New(text), "Volume stays in use", "volume", v.name)
+}
+
+// pvcRef returns the reference for events about the claim, or nil.
+func (p *podVolume) pvcRef() *corev1.ObjectReference {
+	pod := p.Record.Pod
+	claim, namespace := claimRef{name: pod.Claim, uid: types.UID(pod.ClaimUID)}, pod.Namespace
+	if p.toMount != nil {
+		claim, namespace = p.toMount.claim, p.toMount.pod.Namespace
+	}
+	if claim.name == "" {
+		return nil
+	}
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: namespace, Name: claim.name, UID: claim.uid}
+}

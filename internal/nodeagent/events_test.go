@@ -106,9 +106,9 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 			}
 			w := newWorld(t, options...)
 			agent, _ := w.agent(func(c *Config) {
-				c.longWait, c.patience = 500*time.Millisecond, 500*time.Millisecond
+				c.waitEventDelay, c.claimEventDelay = 500*time.Millisecond, 500*time.Millisecond
 				if test.atOnce {
-					c.longWait = time.Hour
+					c.waitEventDelay = time.Hour
 				}
 			})
 			w.driver.registered()
@@ -159,31 +159,31 @@ func TestNewsIsToldAtOnceAndTheRestNowAndThen(t *testing.T) {
 func TestAFailureIsToldSinceWhenItLasts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := record.NewFakeRecorder(20)
-		pods := newPodManager(Config{}, nil, nil, newBeat(), nil, podHandlers{})
+		pods := newPodManager(Config{}, nil, nil, newSchedule(), nil, podHandlers{})
 		defer pods.queue.ShutDown()
 		pods.known["p"] = newPod()
 		volumes := &volumeManager{events: events, log: logr.Discard(), config: Config{NodeName: "n"}, pods: pods}
 		v, key := &volume{name: "v"}, nodevolume.PublishKey{PodUID: "p", SpecName: "pv"}
-		v.life.Stage.Record.Pod.Name, v.publication(key).Record.Pod.Name = "p", "p"
+		v.state.Stage.Record.Pod.Name, v.ensurePod(key).Record.Pod.Name = "p", "p"
 		stage, publish, unpublish := nodevolume.StageVolume{For: key}, nodevolume.Publish{Key: key}, nodevolume.Unpublish{Key: key}
 		step := func(step nodevolume.Step, problem string) {
-			volumes.outcome(t.Context(), v, step, errors.New(problem))
+			volumes.finishStep(t.Context(), v, step, errors.New(problem))
 			time.Sleep(time.Minute)
 		}
 		unstage := func(problem string) {
 			volumes.mu.Lock()
 			defer volumes.mu.Unlock()
-			v.life.Failed(nodevolume.Unstage{}, time.Now(), 0, false)
-			volumes.emitUnstage(v, errors.New(problem))
+			v.state.Failed(nodevolume.Unstage{}, time.Now(), 0, false)
+			volumes.unstageFailed(v, errors.New(problem))
 		}
 		for range 3 {
 			step(stage, "no pool")
 		}
 		step(stage, "no disk")   // since minute 0 as well
 		step(publish, "no path") // minute 4
-		volumes.outcome(t.Context(), v, publish, nil)
+		volumes.finishStep(t.Context(), v, publish, nil)
 		step(publish, "no path") // minute 5
-		volumes.outcome(t.Context(), v, publish, nil)
+		volumes.finishStep(t.Context(), v, publish, nil)
 		step(unpublish, "busy") // minute 6
 		unstage("held")         // minute 7
 		time.Sleep(time.Minute)
@@ -266,7 +266,7 @@ func TestABlockVolumeIsToldWhenItIsThere(t *testing.T) {
 	defer root.Close()
 	events := record.NewFakeRecorder(20)
 	volumes := &volumeManager{root: root, events: events}
-	c := callable{want: &wantedVolume{block: true, specName: "pv", pod: podIdentity{UID: "uid"}}}
+	c := driverCall{toMount: &volumeToMount{block: true, specName: "pv", pod: podIdentity{UID: "uid"}}}
 	r := nodevolume.Record{SpecName: "pv", Path: "device", Pod: nodevolume.RecordPod{UID: "uid"}}
 	must(t, volumes.finishPublish(t.Context(), c, r))
 	r.Confirmed = true

@@ -21,35 +21,34 @@ import (
 
 // expansion is one attempt to expand a volume.
 type expansion struct {
-	v    *volume
-	key  nodevolume.PublishKey
-	want *wantedVolume
+	v       *volume
+	key     nodevolume.PublishKey
+	toMount *volumeToMount
 	// stagingPath is where the volume is staged.
 	stagingPath string
 	claim       *corev1.PersistentVolumeClaim
 	attempt     nodevolume.Attempt
 }
 
-// expand asks the driver for the volume's new size, and tells the claim. A repeat does
-// no harm: an agent that died in between, or could not write, begins anew.
+// expand calls NodeExpandVolume and writes the new size to the claim. It is idempotent: after a crash or a failed write it starts over.
 func (m *volumeManager) expand(ctx context.Context, v *volume, key nodevolume.PublishKey) {
 	m.mu.Lock()
-	x := expansion{v: v, key: key, want: v.publication(key).want}
-	if x.want != nil {
-		x.stagingPath = v.stagingPath(x.want)
+	x := expansion{v: v, key: key, toMount: v.ensurePod(key).toMount}
+	if x.toMount != nil {
+		x.stagingPath = v.stagingPath(x.toMount)
 	}
 	m.mu.Unlock()
-	if x.want == nil {
+	if x.toMount == nil {
 		return
 	}
 	var err error
-	if x.claim, err = m.readClaim(ctx, x.want, ""); err != nil {
+	if x.claim, err = m.readClaim(ctx, x.toMount, ""); err != nil {
 		m.expansionFailed(&x, fmt.Errorf("mountVolume.NodeExpandVolume get PVC failed : %w", err))
 		return
 	}
 	m.mu.Lock()
-	x.attempt = v.life.Growth.Begin(claimSize(x.claim))
-	m.letThrough(v)
+	x.attempt = v.state.Growth.Begin(claimSize(x.claim))
+	m.releaseWaitingPods(v)
 	m.mu.Unlock()
 	if !x.attempt.CallsDriver() {
 		return
@@ -61,7 +60,7 @@ func (m *volumeManager) expand(ctx context.Context, v *volume, key nodevolume.Pu
 	begun := time.Now()
 	refusal, err := m.callExpand(ctx, &x)
 	m.metrics.Operation(telemetry.NodeOperation{
-		Driver: v.driver, Migrated: x.want.migrated, Name: telemetry.OperationExpand, Failed: err != nil, Took: time.Since(begun),
+		Driver: v.driver, Migrated: x.toMount.migrated, Name: telemetry.OperationExpand, Failed: err != nil, Took: time.Since(begun),
 	})
 	if err != nil {
 		m.expansionRefused(ctx, &x, refusal, err)
@@ -73,16 +72,16 @@ func (m *volumeManager) expand(ctx context.Context, v *volume, key nodevolume.Pu
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.emitGrowth(v.publication(key), corev1.EventTypeNormal, explain.FileSystemResizeSuccessful, explain.Expanded(x.want.specName, m.config.NodeName))
-	v.growthTold = ""
-	v.life.Growth.Confirmed(x.attempt)
-	m.letThrough(v)
+	m.emitGrowth(v.ensurePod(key), corev1.EventTypeNormal, explain.FileSystemResizeSuccessful, explain.Expanded(x.toMount.specName, m.config.NodeName))
+	v.lastExpandEvent = ""
+	v.state.Growth.Confirmed(x.attempt)
+	m.releaseWaitingPods(v)
 }
 
-// callExpand calls NodeExpandVolume with kubelet's words: the staging path is always
-// said, and nothing of the pod but where the volume is.
+// callExpand calls NodeExpandVolume with the fields that kubelet sets: always the staging path, and nothing about the pod but the volume
+// path.
 func (m *volumeManager) callExpand(ctx context.Context, x *expansion) (nodevolume.Refusal, error) {
-	w := x.want
+	w := x.toMount
 	rpc, cancel := context.WithTimeout(csi.WithMigrated(ctx, w.migrated), m.config.RPCTimeout)
 	defer cancel()
 	client, has, err := m.plugins.capabilities(rpc, w.driver)
@@ -100,25 +99,25 @@ func (m *volumeManager) callExpand(ctx context.Context, x *expansion) (nodevolum
 		ID: w.handle, Block: w.block, AccessMode: csi.AccessMode(w.accessMode), FSType: w.fsType, MountFlags: w.mountOptions,
 		Secrets: secrets, StagingPath: m.root.Path(x.stagingPath),
 	}
-	err = m.ask(csi.WithMigrated(ctx, w.migrated), x.v, unanswered{method: "NodeExpandVolume", step: stepSetUp, key: x.key}, func(ctx context.Context) error {
+	err = m.callDriver(csi.WithMigrated(ctx, w.migrated), x.v, pendingCall{method: "NodeExpandVolume", step: stepSetUp, key: x.key}, func(ctx context.Context) error {
 		return client.Expand(ctx, call, m.root.Path(publishPath(w)), x.attempt.Size.Bytes, has)
 	})
 	m.log.Info("Called NodeExpandVolume", "volume", x.v.name, "pod", x.key.PodUID, "size", x.attempt.Size.Text, "outcome", csi.OutcomeOf(err).String())
 	return csi.RefusalOf(err), err
 }
 
-// expansionRefused takes in that the driver did not expand the volume, or was not asked.
+// expansionRefused handles that the driver did not expand the volume, or was not called.
 func (m *volumeManager) expansionRefused(ctx context.Context, x *expansion, refusal nodevolume.Refusal, err error) {
-	// Whoever else has written the claim meanwhile: what is written now says nothing of what they wrote.
+	// Written without a resourceVersion: it does not depend on what others wrote to the claim meanwhile.
 	if _, writeErr := m.patchClaim(ctx, x.claim, false, x.write(x.attempt.AfterRefusal(refusal), err)); writeErr != nil {
 		m.log.Error(writeErr, "Failed to record the failed expansion in the PersistentVolumeClaim", "volume", x.v.name)
 	}
 	m.mu.Lock()
-	again := x.v.life.Growth.Refused(x.attempt, refusal)
+	again := x.v.state.Growth.Refused(x.attempt, refusal)
 	if !again {
-		x.v.growthTold = ""
+		x.v.lastExpandEvent = ""
 	}
-	m.letThrough(x.v)
+	m.releaseWaitingPods(x.v)
 	m.mu.Unlock()
 	switch {
 	case again:
@@ -128,28 +127,28 @@ func (m *volumeManager) expansionRefused(ctx context.Context, x *expansion, refu
 	}
 }
 
-// expansionFailed has the expansion tried again after a while, and tells the pod.
+// expansionFailed schedules a retry and emits an event for the pod.
 func (m *volumeManager) expansionFailed(x *expansion, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	g, p := &x.v.life.Growth, x.v.publication(x.key)
-	x.v.life.Failed(nodevolume.Expand{Key: x.key}, time.Now(), rand.Float64(), false) //nolint:gosec // spreads retries
+	g, p := &x.v.state.Growth, x.v.ensurePod(x.key)
+	x.v.state.Failed(nodevolume.Expand{Key: x.key}, time.Now(), rand.Float64(), false) //nolint:gosec // spreads retries
 	m.log.Error(err, "Volume operation failed", "operation", "NodeExpandVolume", "volume", x.v.name, "pod", x.key.PodUID, "failures", g.Failure.Count)
-	if p.want == nil {
+	if p.toMount == nil {
 		return
 	}
 	if g.Waits(x.key) {
 		p.problem = err
 		m.pods.notify(types.UID(p.Key.PodUID))
 	}
-	reason, text := explain.ExpandFailed(p.Key.SpecName, g.Waits(x.key), p.want.block, err.Error())
-	if x.v.growthTold != text {
-		x.v.growthTold = text
-		m.events.Event(p.podOf(), corev1.EventTypeWarning, reason, text)
+	reason, text := explain.ExpandFailed(p.Key.SpecName, g.Waits(x.key), p.toMount.block, err.Error())
+	if x.v.lastExpandEvent != text {
+		x.v.lastExpandEvent = text
+		m.events.Event(p.podRef(), corev1.EventTypeWarning, reason, text)
 	}
 }
 
-// write is what is written to the status of the claim; err is for a write that says why the expansion failed.
+// write returns the change to the status of the claim; err is the cause of a failed expansion.
 func (x *expansion) write(what nodevolume.ClaimWrite, err error) func(*corev1.PersistentVolumeClaimStatus) {
 	return func(status *corev1.PersistentVolumeClaimStatus) {
 		switch what {
@@ -172,19 +171,19 @@ func (x *expansion) write(what nodevolume.ClaimWrite, err error) func(*corev1.Pe
 	}
 }
 
-// claimWrites is how often a status is written at most while others write the claim, too.
+// claimWrites is the number of attempts to write a claim's status against conflicts.
 const claimWrites = 3
 
-// updateClaim writes the claim's status. If another writer was faster, it looks whether
-// the claim still wants the same of this node, rather than have the driver called again.
+// updateClaim writes the claim's status. After a conflict it checks whether the claim still needs the same expansion, so that the driver
+// is not called again.
 func (m *volumeManager) updateClaim(ctx context.Context, x *expansion, what nodevolume.ClaimWrite) error {
-	for tries := 1; ; tries++ {
+	for attempt := 1; ; attempt++ {
 		after, err := m.patchClaim(ctx, x.claim, true, x.write(what, nil))
-		if err == nil || tries == claimWrites || !apierrors.IsConflict(err) {
+		if err == nil || attempt == claimWrites || !apierrors.IsConflict(err) {
 			x.claim = after
 			return err
 		}
-		claim, readErr := m.readClaim(ctx, x.want, "")
+		claim, readErr := m.readClaim(ctx, x.toMount, "")
 		if readErr != nil {
 			return errors.Join(err, readErr)
 		}

@@ -535,7 +535,7 @@ func TestAClaimThatIsWrittenMeanwhile(t *testing.T) {
 		pod := w.pod("p", "data") // without one a node may read no claim
 		agent.SetPod(pod)
 		w.mounted(agent, pod)
-		other := &wantedVolume{pod: podIdentity{Namespace: w.name}, claim: claimRef{"data", "another"}}
+		other := &volumeToMount{pod: podIdentity{Namespace: w.name}, claim: claimRef{"data", "another"}}
 		if _, err := agent.volumes.readClaim(w.ctx, other, ""); err == nil || !strings.Contains(err.Error(), "was recreated after the pod was bound") {
 			t.Errorf("the claim was taken for the one that the pod was bound with: %v", err)
 		}

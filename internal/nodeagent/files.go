@@ -13,14 +13,14 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// Kubelet's paths below the root. Drivers, their registrars and people know them.
+// Kubelet's paths below the root, which drivers and their registrars know.
 const (
 	registryDir = "plugins_registry"
 	csiDir      = "plugins/kubernetes.io/csi"
 	blockDir    = csiDir + "/volumeDevices"
 	globalMount = "globalmount"
 	volumeData  = "vol_data.json"
-	seLinuxData = "seLinuxMountContext" // the entry of volumeData
+	seLinuxData = "seLinuxMountContext" // a key in volumeData
 )
 
 func podVolumesDir(uid string) string { return path.Join("pods", uid, "volumes", "kubernetes.io~csi") }
@@ -29,16 +29,16 @@ func podDevicesDir(uid string) string {
 	return path.Join("pods", uid, "volumeDevices", "kubernetes.io~csi")
 }
 
-// stagingPath is where a volume is staged.
-func stagingPath(w *wantedVolume) string {
+// stagingPath is kubelet's staging path of a volume.
+func stagingPath(w *volumeToMount) string {
 	if w.block {
 		return path.Join(blockDir, "staging", w.specName)
 	}
 	return path.Join(csiDir, w.driver, hash(w.handle), globalMount)
 }
 
-// publishPath is where a volume is published for a pod.
-func publishPath(w *wantedVolume) string {
+// publishPath is kubelet's target path of a volume for a pod.
+func publishPath(w *volumeToMount) string {
 	if w.block {
 		return path.Join(blockDir, "publish", w.specName, string(w.pod.UID))
 	}
@@ -52,7 +52,7 @@ func uniqueName(r nodevolume.Record) string {
 	return kube.UniqueVolumeName(r.Driver, r.Handle)
 }
 
-// prepareStage makes the directory that the driver gets, and the file that some drivers read.
+// prepareStage creates the staging directory and vol_data.json, which some drivers read.
 func (m *volumeManager) prepareStage(r nodevolume.Record) error {
 	if err := m.root.MakeDir(r.Path); err != nil {
 		return fmt.Errorf("prepare the staging path of volume %s: %w", r.Handle, err)
@@ -65,8 +65,7 @@ func (m *volumeManager) prepareStage(r nodevolume.Record) error {
 	return m.writeVolumeData(path.Dir(r.Path), data)
 }
 
-// preparePublish makes the parent of the target, which the driver makes itself,
-// and the file that some drivers read.
+// preparePublish creates the parent of the target, which the driver creates itself, and vol_data.json.
 func (m *volumeManager) preparePublish(r nodevolume.Record, v *volume) error {
 	dir := path.Dir(r.Path)
 	if err := m.root.MakeDir(dir); err != nil {
@@ -95,7 +94,7 @@ func (m *volumeManager) writeVolumeData(dir string, data map[string]string) erro
 		return err
 	}
 	var raw bytes.Buffer
-	if err := json.NewEncoder(&raw).Encode(data); err != nil { // keys sorted, a newline at the end, as kubelet writes it
+	if err := json.NewEncoder(&raw).Encode(data); err != nil { // sorted keys and a final newline, as kubelet writes it
 		return fmt.Errorf("encode %s: %w", volumeData, err)
 	}
 	if err := m.root.Write(path.Join(dir, volumeData), raw.Bytes(), mount.Crash); err != nil {
@@ -113,19 +112,19 @@ func readVolumeData(root *mount.Root, dir string) (map[string]string, error) {
 	return data, json.Unmarshal(raw, &data)
 }
 
-// tidyStage removes what prepareStage made. It fails if the driver left a mount or files.
+// tidyStage removes what prepareStage created. It fails if the driver left a mount or files.
 func (m *volumeManager) tidyStage(r nodevolume.Record) error {
 	if err := m.root.Remove(r.Path); err != nil {
 		return err
 	}
 	if r.Block {
-		return m.tidyBlockData(path.Base(r.Path)) // the PersistentVolume by whose name it was staged
+		return m.tidyBlockData(path.Base(r.Path)) // the PersistentVolume for which it was staged
 	}
 	dir := path.Dir(r.Path)
 	return errors.Join(m.root.RemoveWritten(path.Join(dir, volumeData)), m.root.RemoveEmpty(dir))
 }
 
-// tidyPublish removes what preparePublish made and the driver left of its target.
+// tidyPublish removes what preparePublish created, and an empty target.
 func (m *volumeManager) tidyPublish(r nodevolume.Record) error {
 	pods := path.Join("pods", r.Pod.UID)
 	if r.Block {
@@ -151,7 +150,7 @@ func (m *volumeManager) tidyPublish(r nodevolume.Record) error {
 	return m.root.RemoveEmpty(dir, volumes, path.Dir(volumes), pods)
 }
 
-// tidyBlockData removes a block volume's data file once neither a stage nor a publish is left.
+// tidyBlockData removes the data directory of a block volume that is neither staged nor published.
 func (m *volumeManager) tidyBlockData(pv string) error {
 	for _, dir := range []string{path.Join(blockDir, "staging"), path.Join(blockDir, "publish")} {
 		names, err := m.root.List(dir)
@@ -169,7 +168,7 @@ func (m *volumeManager) tidyBlockData(pv string) error {
 	return m.root.RemoveEmpty(data, path.Dir(data))
 }
 
-// linkDevice makes the link by which a pod's block volume is known.
+// linkDevice creates kubelet's symbolic link to a pod's block volume.
 func (m *volumeManager) linkDevice(r nodevolume.Record) error {
 	dir := podDevicesDir(r.Pod.UID)
 	if err := m.root.MakeDir(dir); err != nil {

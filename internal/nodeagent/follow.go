@@ -9,12 +9,11 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// FollowPods sets the pods that are bound to this node in the API, and removes those whose containers have
-// ended, until ctx ends. That a pod has run to its end by its phase, or that its object is gone, is the
-// occasion to ask the runtime and no answer: PodGC and people do either while containers run.
+// FollowPods sets the pods that the API binds to this node, and removes those whose containers have ended, until ctx ends. A pod with a
+// terminal phase or a deleted object is only queried at the runtime: PodGC and users do either while containers run.
 func (a *Agent) FollowPods(ctx context.Context) error {
 	select {
-	case <-a.owner.sure: // by the pods of another cluster all would be taken down
+	case <-a.owner.verified: // otherwise the pods of another cluster would have every volume unmounted
 	case <-ctx.Done():
 		return nil
 	}
@@ -22,7 +21,7 @@ func (a *Agent) FollowPods(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ends := newPodEnds(a, containers, a.log)
+	ends := newPodTerminations(a, containers, a.log)
 	informer := newInformer(a.client.CoreV1().RESTClient(), "pods",
 		fields.OneTermEqualSelector("spec.nodeName", a.config.NodeName), &corev1.Pod{})
 	registered, err := informer.AddEventHandler(podEvents(a, ends))
@@ -34,7 +33,7 @@ func (a *Agent) FollowPods(ctx context.Context) error {
 		defer close(stopped)
 		select {
 		case <-registered.HasSyncedChecker().Done():
-			for _, uid := range a.pods.silent() {
+			for _, uid := range a.pods.orphans() {
 				ends.begin(uid)
 			}
 			a.pods.mu.Lock()
@@ -43,32 +42,32 @@ func (a *Agent) FollowPods(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}()
-	asked := make(chan struct{})
+	queried := make(chan struct{})
 	go func() {
-		defer close(asked)
+		defer close(queried)
 		ends.run(ctx)
 	}()
 	informer.RunWithContext(ctx)
 	<-stopped
-	<-asked
+	<-queried
 	return nil
 }
 
-// podEvents sets pods as the API says, and has the runtime asked about those that are over.
-func podEvents(a *Agent, ends *podEnds) cache.ResourceEventHandlerFuncs {
+// podEvents sets pods as the API reports them, and starts the termination of those that have ended.
+func podEvents(a *Agent, ends *podTerminations) cache.ResourceEventHandlerFuncs {
 	set := func(object any) {
 		pod := object.(*corev1.Pod)
 		if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 			ends.begin(pod.UID)
 			return
 		}
-		ends.callOff(pod.UID)
+		ends.cancel(pod.UID)
 		a.SetPod(pod)
 	}
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: set,
 		UpdateFunc: func(old, object any) {
-			// One event may stand for a pod that went and another of its name that came.
+			// One event may stand for a deleted pod and a new one of the same name.
 			if was := old.(*corev1.Pod); was.UID != object.(*corev1.Pod).UID {
 				ends.begin(was.UID)
 			}

@@ -58,7 +58,7 @@ func TestAnAttachmentThatWasMadeAnewDuringACall(t *testing.T) {
 
 func (w *world) publishedFor(agent *Agent, pod *corev1.Pod) bool {
 	w.Helper()
-	_, published := agent.volumes.published(pod.UID)
+	_, published := agent.volumes.publishedWaits(pod.UID)
 	return len(published) > 0
 }
 
@@ -93,7 +93,7 @@ func TestAnAttachmentThatWasMadeAnewBeforeACall(t *testing.T) {
 			must(t, err)
 			agent.volumes.mu.Lock()
 			v := agent.volumes.all[string(w.unique(handle))]
-			got := []string{v.life.Stage.Record.AttachmentUID, v.pods[0].Record.AttachmentUID}
+			got := []string{v.state.Stage.Record.AttachmentUID, v.pods[0].Record.AttachmentUID}
 			agent.volumes.mu.Unlock()
 			if diff := cmp.Diff([]string{string(va.UID), string(va.UID)}, got); diff != "" {
 				t.Errorf("attachments of stage and publish (-want +got):\n%s", diff)

@@ -18,20 +18,19 @@ import (
 	"belay.dev/belay/internal/telemetry"
 )
 
-// When a pod is told that giving its volume to its fsGroup takes long, and how often again, as kubelet does.
+// A slow fsGroup change emits its first event after defaultFSGroupEventDelay, and then one per interval, as in kubelet.
 const (
-	defaultSlowGroup      = 30 * time.Second
-	defaultSlowGroupAgain = time.Minute
+	defaultFSGroupEventDelay    = 30 * time.Second
+	defaultFSGroupEventInterval = time.Minute
 )
 
-// errReleased ends the work for a pod that does not want the volume any more.
-var errReleased = errors.New("the pod does not want the volume any more")
+// errReleased aborts the work for a pod that no longer needs the volume.
+var errReleased = errors.New("the pod no longer needs the volume")
 
-// groupByAgent says whether the agent gives the volume's files to the pod's fsGroup itself
-// (KEP-1682). A driver with VOLUME_MOUNT_GROUP does it (KEP-2317).
-func (c callable) groupByAgent() bool {
-	w := c.want
-	if w.pod.FSGroup == nil || w.block || w.readOnly || c.has.VolumeMountGroup {
+// agentAppliesFSGroup reports whether the agent applies the pod's fsGroup (KEP-1682), and not a driver with VOLUME_MOUNT_GROUP (KEP-2317).
+func (c driverCall) agentAppliesFSGroup() bool {
+	w := c.toMount
+	if w.pod.FSGroup == nil || w.block || w.readOnly || c.capabilities.VolumeMountGroup {
 		return false
 	}
 	switch c.rules.groupPolicy {
@@ -46,29 +45,29 @@ func (c callable) groupByAgent() bool {
 	}
 }
 
-// giveToGroup changes group and mode of a published volume's files. It is a part of the
-// publish, which is confirmed only after it: whatever cuts it short, it is done again.
-func (m *volumeManager) giveToGroup(ctx context.Context, c callable, r nodevolume.Record) error {
-	w, change := c.want, &mount.GroupChange{GID: int(*c.want.pod.FSGroup)}
+// applyFSGroup changes group and mode of a published volume's files. The publish is confirmed only after it, so an interrupted change is
+// repeated.
+func (m *volumeManager) applyFSGroup(ctx context.Context, c driverCall, r nodevolume.Record) error {
+	w, change := c.toMount, &mount.GroupChange{GID: int(*c.toMount.pod.FSGroup)}
 	if policy := w.pod.FSGroupChangePolicy; policy != nil && *policy == corev1.FSGroupChangeOnRootMismatch {
-		// Where that cannot be told, the change itself will say why.
+		// After an error the change itself reports why.
 		if fits, err := m.root.HasGroup(r.Path, change.GID); err == nil && fits {
 			return nil
 		}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	var beside sync.WaitGroup
-	beside.Go(func() { m.endWhenReleased(ctx, w.pod.UID, cancel) })
-	beside.Go(func() { m.emitSlowGroup(ctx, w, r, change) })
+	var running sync.WaitGroup
+	running.Go(func() { m.endWhenReleased(ctx, w.pod.UID, cancel) })
+	running.Go(func() { m.emitFSGroupProgress(ctx, w, r, change) })
 	begun := time.Now()
 	m.showGroupChange(w, change)
-	err := m.config.giveToGroup(m.root, ctx, r.Path, change)
+	err := m.config.changeGroup(m.root, ctx, r.Path, change)
 	m.showGroupChange(w, nil)
 	m.metrics.Operation(telemetry.NodeOperation{
 		Driver: w.driver, Migrated: w.migrated, Name: telemetry.OperationGroup, Failed: err != nil, Took: time.Since(begun),
 	})
 	cancel(nil)
-	beside.Wait()
+	running.Wait()
 
 	if err != nil {
 		return fmt.Errorf("applyFSGroup failed for vol %s: %w", w.handle, err)
@@ -83,19 +82,19 @@ func (m *volumeManager) giveToGroup(ctx context.Context, c callable, r nodevolum
 	return nil
 }
 
-// showGroupChange lets those who wait for the pod's volume see how far its change is.
-func (m *volumeManager) showGroupChange(w *wantedVolume, change *mount.GroupChange) {
+// showGroupChange shows the progress of an fsGroup change to WaitMounted; nil ends it.
+func (m *volumeManager) showGroupChange(w *volumeToMount, change *mount.GroupChange) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if p, _ := m.publicationOf(w); p != nil {
+	if p, _ := m.findPodVolume(w); p != nil {
 		p.groupChange = change
 	}
 }
 
-// endWhenReleased ends the work for a pod when its owner releases the pod.
+// endWhenReleased cancels the work for a pod when the pod is removed.
 func (m *volumeManager) endWhenReleased(ctx context.Context, uid types.UID, end context.CancelCauseFunc) {
 	for {
-		p, known := m.pods.look(uid)
+		p, known := m.pods.snapshot(uid)
 		if !known || p.removed {
 			end(errReleased)
 			return
@@ -108,12 +107,12 @@ func (m *volumeManager) endWhenReleased(ctx context.Context, uid types.UID, end 
 	}
 }
 
-// emitSlowGroup tells the pod that the change takes long and how far it is, in kubelet's words.
-func (m *volumeManager) emitSlowGroup(ctx context.Context, w *wantedVolume, r nodevolume.Record, change *mount.GroupChange) {
+// emitFSGroupProgress emits kubelet's events about the progress of a slow change.
+func (m *volumeManager) emitFSGroupProgress(ctx context.Context, w *volumeToMount, r nodevolume.Record, change *mount.GroupChange) {
 	const help = "https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods"
 	where := strings.TrimPrefix(r.Path, "pods/")
 	text := fmt.Sprintf("Setting volume ownership for %s is taking longer than expected, consider using OnRootMismatch - %s", where, help)
-	wait := time.NewTimer(m.config.slowGroup)
+	wait := time.NewTimer(m.config.fsGroupEventDelay)
 	defer wait.Stop()
 	for {
 		select {
@@ -126,6 +125,6 @@ func (m *volumeManager) emitSlowGroup(ctx context.Context, w *wantedVolume, r no
 		}
 		m.events.Event(w.pod.ref(), corev1.EventTypeWarning, "VolumePermissionChangeInProgress", text)
 		text = ""
-		wait.Reset(m.config.slowGroupAgain)
+		wait.Reset(m.config.fsGroupEventInterval)
 	}
 }

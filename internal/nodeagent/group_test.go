@@ -64,15 +64,15 @@ func TestWhichVolumesAreGivenToAGroup(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			c := callable{
-				has:   csi.NodeCapabilities{VolumeMountGroup: test.delegate},
-				rules: driverRules{groupPolicy: test.policy},
-				want:  &wantedVolume{fsType: test.fsType, accessModes: test.modes, readOnly: test.readOnly, block: test.block},
+			c := driverCall{
+				capabilities: csi.NodeCapabilities{VolumeMountGroup: test.delegate},
+				rules:        driverRules{groupPolicy: test.policy},
+				toMount:      &volumeToMount{fsType: test.fsType, accessModes: test.modes, readOnly: test.readOnly, block: test.block},
 			}
 			if !test.noGroup {
-				c.want.pod.FSGroup = new(int64(testGroup))
+				c.toMount.pod.FSGroup = new(int64(testGroup))
 			}
-			if got := c.groupByAgent(); got != test.want {
+			if got := c.agentAppliesFSGroup(); got != test.want {
 				t.Errorf("given to the group: %v", got)
 			}
 		})
@@ -184,7 +184,7 @@ type changes struct {
 func slowChanges() *changes { return &changes{goOn: make(chan error, 1)} }
 
 func (s *changes) slow(c *Config) {
-	c.giveToGroup = func(root *mount.Root, ctx context.Context, name string, change *mount.GroupChange) error {
+	c.changeGroup = func(root *mount.Root, ctx context.Context, name string, change *mount.GroupChange) error {
 		if s.begun.Add(1) > 1 {
 			return root.ChangeGroup(ctx, name, change)
 		}
@@ -203,7 +203,7 @@ func TestASlowChangeOfGroup(t *testing.T) {
 	w.volume("data")
 	w.volume("other")
 	slow := slowChanges()
-	agent, _ := w.agent(slow.slow, func(c *Config) { c.slowGroup, c.slowGroupAgain = time.Millisecond, 20*time.Millisecond })
+	agent, _ := w.agent(slow.slow, func(c *Config) { c.fsGroupEventDelay, c.fsGroupEventInterval = time.Millisecond, 20*time.Millisecond })
 	pod := w.podWith("p", withGroup(corev1.FSGroupChangeAlways), "data")
 	agent.SetPod(pod)
 	where := string(pod.UID) + "/volumes/kubernetes.io~csi/" + w.name + "-data/mount"
@@ -290,7 +290,7 @@ func TestAFileSystemThatRefusesTheGroupIsMountedAndSaysSo(t *testing.T) {
 	w.volume("data")
 	var once sync.Once
 	agent, _ := w.agent(func(c *Config) {
-		c.giveToGroup = func(_ *mount.Root, _ context.Context, _ string, change *mount.GroupChange) error {
+		c.changeGroup = func(_ *mount.Root, _ context.Context, _ string, change *mount.GroupChange) error {
 			once.Do(func() {
 				change.Refused.Add(2)
 				change.FirstRefusal = errors.New("change the group of \"/x\": operation not permitted")

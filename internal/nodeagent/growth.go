@@ -11,7 +11,7 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// nodeExpansionNotRequired is what a resizer writes on claims whose driver does all by the controller's call.
+// nodeExpansionNotRequired is set by external-resizer on claims whose driver needs no NodeExpandVolume.
 const nodeExpansionNotRequired = "volume.kubernetes.io/node-expansion-not-required"
 
 func sizeOf(list corev1.ResourceList) nodevolume.Size {
@@ -37,22 +37,21 @@ func claimSize(claim *corev1.PersistentVolumeClaim) nodevolume.ClaimSize {
 	return s
 }
 
-// learnSize takes in what was read of a claim and its volume, and says whether that is why an expansion is due.
-// The caller holds mu.
-func (m *volumeManager) learnSize(v *volume, size nodevolume.ClaimSize, capacity nodevolume.Size, mounting ...nodevolume.PublishKey) (grown bool) {
-	wasDue := v.life.Growth.Due()
-	v.life.Growth.Update(size, capacity, mounting...)
-	m.letThrough(v)
-	if wasDue || !v.life.Growth.Due() {
+// updateSize updates the size of a claim and its volume. It reports whether an expansion became due. The caller holds mu.
+func (m *volumeManager) updateSize(v *volume, size nodevolume.ClaimSize, capacity nodevolume.Size, mounting ...nodevolume.PublishKey) (grown bool) {
+	wasDue := v.state.Growth.Due()
+	v.state.Growth.Update(size, capacity, mounting...)
+	m.releaseWaitingPods(v)
+	if wasDue || !v.state.Growth.Due() {
 		return false
 	}
-	m.log.Info("Volume was expanded", "volume", v.name, "size", v.life.Growth.Current.Text, "capacity", capacity.Text)
+	m.log.Info("Volume was expanded", "volume", v.name, "size", v.state.Growth.Current.Text, "capacity", capacity.Text)
 	return true
 }
 
-// letThrough lets pods start that need not wait for the expansion any more. The caller holds mu.
-func (m *volumeManager) letThrough(v *volume) {
-	released := v.life.Growth.Release()
+// releaseWaitingPods releases the pods that no longer have to wait for the expansion. The caller holds mu.
+func (m *volumeManager) releaseWaitingPods(v *volume) {
+	released := v.state.Growth.Release()
 	for _, p := range v.pods {
 		if !slices.Contains(released, p.Key) {
 			continue
@@ -62,34 +61,28 @@ func (m *volumeManager) letThrough(v *volume) {
 	}
 }
 
-// isReady: the driver has confirmed the publish, and the pod does not wait for an expansion. The caller holds mu.
+// isReady reports whether the publish is confirmed and the pod does not wait for an expansion. The caller holds mu.
 func (v *volume) isReady(p *podVolume) bool {
-	return p.Phase == nodevolume.Confirmed && !v.life.Growth.Waits(p.Key)
+	return p.Phase == nodevolume.Confirmed && !v.state.Growth.Waits(p.Key)
 }
 
-// wantSize takes in the size of a volume that a pod has come to want. The caller holds mu.
-func (m *volumeManager) wantSize(v *volume, w *wantedVolume) {
+// addSize adds the size that a new pod of the volume read. The caller holds mu.
+func (m *volumeManager) addSize(v *volume, w *volumeToMount) {
 	if w.claim.name == "" {
 		return
 	}
 	if w.readOnly {
 		if w.size.Behind(w.capacity) {
-			m.emitGrowth(v.publication(w.key()), corev1.EventTypeWarning, explain.FileSystemResizeFailed, explain.ExpandReadOnly(w.specName))
+			m.emitGrowth(v.ensurePod(w.key()), corev1.EventTypeWarning, explain.FileSystemResizeFailed, explain.ExpandReadOnly(w.specName))
 		}
 		return
 	}
-	v.life.Growth.PodAdded()
-	m.learnSize(v, w.size, w.capacity, w.key())
+	v.state.Growth.PodAdded()
+	m.updateSize(v, w.size, w.capacity, w.key())
 }
 
-// emitGrowth sends an event about an expansion to the pod and to its claim.
+// emitGrowth emits an event about an expansion on the pod and its claim.
 func (m *volumeManager) emitGrowth(p *podVolume, kind, reason, text string) {
-	m.events.Event(p.podOf(), kind, reason, text)
-	m.events.Event(p.claimOf(), kind, reason, text)
-}
-
-// claimRef is the claim through which a pod wants a volume.
-type claimRef struct {
-	name string
-	uid  types.UID
+	m.events.Event(p.podRef(), kind, reason, text)
+	m.events.Event(p.pvcRef(), kind, reason, text)
 }

@@ -69,7 +69,7 @@ func TestAnEarlyWakeKeepsTheResync(t *testing.T) {
 		const uid, period = types.UID("p"), time.Minute
 		p := newPod()
 		p.resolved = true
-		m := newPodManager(Config{SyncPeriod: period}, nil, nil, newBeat(), nil, podHandlers{})
+		m := newPodManager(Config{SyncPeriod: period}, nil, nil, newSchedule(), nil, podHandlers{})
 		m.known[uid] = p
 		defer m.queue.ShutDown()
 		go serve(m.queue, func(uid types.UID) { m.resync(t.Context(), uid) })
@@ -92,18 +92,18 @@ func TestAnEarlyWakeKeepsTheResync(t *testing.T) {
 func TestWhatComesEachPeriodIsDoneTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const period = time.Minute
-		b := newBeat()
+		b := newSchedule()
 		at := map[time.Duration]int{}
 		for i := range 1000 {
 			time.Sleep(7 * time.Millisecond)
 			pause := period + time.Duration(i)*period/2000
 			longer := b.batch(pause, period)
-			if longer < pause || longer > pause+period/moments {
+			if longer < pause || longer > pause+period/slotsPerPeriod {
 				t.Fatalf("%v became %v", pause, longer)
 			}
-			at[time.Since(b.made)+longer]++
+			at[time.Since(b.start)+longer]++
 		}
-		if len(at) > moments {
+		if len(at) > slotsPerPeriod {
 			t.Errorf("%d moments in %v and a half", len(at), period)
 		}
 		if got := b.batch(time.Second, time.Nanosecond); got != time.Second {

@@ -101,7 +101,7 @@ func TestSecondPersistentVolumeOfOneHandleIsNeverUnpublished(t *testing.T) {
 		}
 		return do()
 	})
-	agent, _ := w.agent(func(c *Config) { c.longWait = time.Second })
+	agent, _ := w.agent(func(c *Config) { c.waitEventDelay = time.Second })
 	pod := w.pod("p", "one", "two")
 	agent.SetPod(pod)
 	w.until("the second one was refused", func() bool {
@@ -150,7 +150,7 @@ func TestPodThatEndsBeforeItsMountAndComesBackWaitsForEver(t *testing.T) {
 
 // lateAnswer is a runtime that says that the pod runs, and an agent that is told so while the informer sets the pod again.
 type lateAnswer struct {
-	ends    *podEnds
+	ends    *podTerminations
 	mu      sync.Mutex
 	over    bool
 	stale   bool
@@ -158,10 +158,10 @@ type lateAnswer struct {
 }
 
 func (l *lateAnswer) PodEnding(_ types.UID, why error) bool {
-	if !errors.Is(why, errNotAsked) && !l.stale {
+	if !errors.Is(why, errRuntimeNotQueried) && !l.stale {
 		l.stale = true
 		l.running.Go(func() { // the informer
-			l.ends.callOff("p")
+			l.ends.cancel("p")
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.over = false // SetPod
@@ -182,10 +182,10 @@ func (l *lateAnswer) Ended(context.Context, string) (func(), error) {
 // TestLateAnswerOfTheRuntimeEndsNoPodThatWasCalledOff: it would stay Ending until its object changes again, and nobody would ask about it.
 func TestLateAnswerOfTheRuntimeEndsNoPodThatWasCalledOff(t *testing.T) {
 	l := &lateAnswer{}
-	l.ends = newPodEnds(l, l, logr.Discard())
+	l.ends = newPodTerminations(l, l, logr.Discard())
 	defer l.ends.queue.ShutDown()
 	l.ends.begin("p")
-	l.ends.ask(t.Context(), "p")
+	l.ends.check(t.Context(), "p")
 	l.running.Wait()
 	if l.over {
 		t.Error("the pod was called off, and is over")
@@ -244,7 +244,7 @@ func TestRestartWithALostClaimBesideARefusedOne(t *testing.T) {
 	pod = withDebugger(pod, "bad")
 	agent.SetPod(pod)
 	w.until("the pod was refused", func() bool {
-		p, _ := agent.pods.look(pod.UID)
+		p, _ := agent.pods.snapshot(pod.UID)
 		return p.refused != nil
 	})
 	stop()
@@ -276,7 +276,7 @@ func TestRestartDestroysTheInlineVolumeOfARunningPod(t *testing.T) {
 	pod = withDebugger(pod, "x")
 	agent.SetPod(pod)
 	w.until("the pod was refused", func() bool {
-		p, _ := agent.pods.look(pod.UID)
+		p, _ := agent.pods.snapshot(pod.UID)
 		return p.refused != nil
 	})
 	if w.driver.hasMade("Unpublish") {

@@ -22,8 +22,8 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// migratedPluginsAnnotation on a CSINode names the in-tree plugins whose volumes
-// this node mounts through CSI. The scheduler and the attach/detach controller read it.
+// migratedPluginsAnnotation on a CSINode lists the in-tree plugins that this node migrates to CSI. The scheduler and the attach/detach
+// controller read it.
 const migratedPluginsAnnotation = "storage.alpha.kubernetes.io/migrated-plugins"
 
 var migratedPlugins = strings.Join([]string{
@@ -31,46 +31,45 @@ var migratedPlugins = strings.Join([]string{
 	"kubernetes.io/gce-pd", "kubernetes.io/portworx-volume", "kubernetes.io/vsphere-volume",
 }, ",")
 
-// identity keeps what the cluster must know of this node's drivers: the managed
-// annotation, node IDs and topology labels on the Node, and the CSINode.
+// identity writes what the cluster reads about this node's drivers: the managed-attach annotation, the node IDs and topology labels on
+// the Node, and the CSINode.
 type identity struct {
 	node   string
 	client kubernetes.Interface
-	// root is what the annotation kube.VolumesRootAnnotation says; empty for none.
+	// root is the value of kube.VolumesRootAnnotation; empty for none.
 	root string
-	// sure is closed when the Node of that name is known to be this one: see recordOwner.
-	sure <-chan struct{}
-	// slot is taken by who writes; one write is made from one read.
-	slot chan struct{}
-	// changed wakes keep.
+	// ownerVerified is closed once the records are verified: see recordOwner.
+	ownerVerified <-chan struct{}
+	// sem is a semaphore: each write is based on one read.
+	sem chan struct{}
+	// changed wakes run.
 	changed signal
 
 	mu sync.Mutex
 	// Under mu:
 	drivers map[string]csi.NodeInfo
-	// gone are drivers whose traces must be removed.
+	// gone are unregistered drivers, to be removed from Node and CSINode.
 	gone map[string]bool
-	// written is the Node that, with its CSINode, has said what it must; empty if none yet.
+	// written is the UID of the Node that is up to date, with its CSINode; empty if none is.
 	written types.UID
 }
 
 func newIdentity(node string, client kubernetes.Interface) *identity {
 	return &identity{
-		node: node, client: client, sure: closed(), slot: make(chan struct{}, 1), changed: newSignal(),
+		node: node, client: client, ownerVerified: closed(), sem: make(chan struct{}, 1), changed: newSignal(),
 		drivers: map[string]csi.NodeInfo{}, gone: map[string]bool{},
 	}
 }
 
-// closed is for what need not be waited for.
+// closed returns a closed channel.
 func closed() <-chan struct{} {
 	c := make(chan struct{})
 	close(c)
 	return c
 }
 
-// keep makes CSINode and the annotation at start, and again when they are
-// lost, with the Node for example.
-func (i *identity) keep(ctx context.Context, log logr.Logger) {
+// run writes Node and CSINode at start, and again when they change or were deleted.
+func (i *identity) run(ctx context.Context, log logr.Logger) {
 	i.changed.wake()
 	i.changed.serve(ctx, func(failures int) error {
 		_, err := i.sync(ctx)
@@ -81,33 +80,33 @@ func (i *identity) keep(ctx context.Context, log logr.Logger) {
 	})
 }
 
-// isWritten: Node and CSINode have said what they must.
+// isWritten reports whether Node and CSINode were written.
 func (i *identity) isWritten() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.written != ""
 }
 
-// see looks whether a version of the Node lacks what this agent keeps there.
-func (i *identity) see(node *corev1.Node) {
-	patch, err := i.wanted(node).nodePatch(node)
+// observe schedules a write if a version of the Node lacks something.
+func (i *identity) observe(node *corev1.Node) {
+	patch, err := i.desired(node).nodePatch(node)
 	i.mu.Lock()
-	// A Node that was made anew may have all that the earlier one had, but not its CSINode.
-	another := i.written != node.UID
+	// A recreated Node may have it all, but its CSINode is gone.
+	recreated := i.written != node.UID
 	i.mu.Unlock()
-	if err != nil || patch != nil || another {
+	if err != nil || patch != nil || recreated {
 		i.changed.wake()
 	}
 }
 
-// install makes a driver known to the cluster.
+// install publishes a driver in Node and CSINode.
 func (i *identity) install(ctx context.Context, driver string, info csi.NodeInfo) error {
 	if info.NodeID == "" {
 		return errors.New("error adding CSI driver node info: driverNodeID must not be empty")
 	}
-	misfits, err := i.try(ctx, driver, info)
+	rejected, err := i.tryInstall(ctx, driver, info)
 	if err == nil {
-		err = misfits[driver]
+		err = rejected[driver]
 	}
 	if err != nil {
 		return fmt.Errorf("error updating CSINode and Node of driver %s: %w", driver, err)
@@ -115,10 +114,9 @@ func (i *identity) install(ctx context.Context, driver string, info csi.NodeInfo
 	return nil
 }
 
-// try makes a driver known, beside those that are. What one driver says of itself must not keep
-// the others from being made known: until the API server has taken it, no other write has it.
-func (i *identity) try(ctx context.Context, driver string, info csi.NodeInfo) (misfits map[string]error, err error) {
-	if err := i.take(ctx); err != nil {
+// tryInstall adds a driver. If the API server rejects it, the driver is taken back out, so that it does not block the writes for others.
+func (i *identity) tryInstall(ctx context.Context, driver string, info csi.NodeInfo) (rejected map[string]error, err error) {
+	if err := i.acquire(ctx); err != nil {
 		return nil, err
 	}
 	defer i.release()
@@ -127,7 +125,7 @@ func (i *identity) try(ctx context.Context, driver string, info csi.NodeInfo) (m
 	i.drivers[driver] = info
 	delete(i.gone, driver)
 	i.mu.Unlock()
-	misfits, err = i.write(ctx)
+	rejected, err = i.write(ctx)
 	if refused(err, info) {
 		i.mu.Lock()
 		defer i.mu.Unlock()
@@ -135,16 +133,16 @@ func (i *identity) try(ctx context.Context, driver string, info csi.NodeInfo) (m
 			i.drivers[driver] = before
 		}
 	}
-	return misfits, err
+	return rejected, err
 }
 
-// refused: the API server does not take what the driver says of itself. Labels under some
-// names a node may not set (NodeRestriction); without labels, what is forbidden is another matter.
+// refused reports whether the API server rejected the driver's NodeGetInfo: NodeRestriction forbids some labels. Without labels,
+// Forbidden has another cause.
 func refused(err error, info csi.NodeInfo) bool {
 	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) && len(info.Topology) > 0
 }
 
-// remove takes a driver's traces away. They go with the next write at the latest.
+// remove schedules removing a driver from Node and CSINode.
 func (i *identity) remove(driver string) {
 	i.mu.Lock()
 	delete(i.drivers, driver)
@@ -153,54 +151,53 @@ func (i *identity) remove(driver string) {
 	i.changed.wake()
 }
 
-// conflicts is how often a write is made anew, from a new read, because another
-// writer of the Node came between.
-const conflicts = 10
+// maxConflicts is the number of attempts to write against conflicts with other writers of the Node.
+const maxConflicts = 10
 
-// sync makes Node and CSINode say what they must. It returns why some drivers cannot be made known.
-func (i *identity) sync(ctx context.Context) (misfits map[string]error, err error) {
-	if err := i.take(ctx); err != nil {
+// sync brings Node and CSINode up to date. It returns why some drivers were rejected.
+func (i *identity) sync(ctx context.Context) (rejected map[string]error, err error) {
+	if err := i.acquire(ctx); err != nil {
 		return nil, err
 	}
 	defer i.release()
 	return i.write(ctx)
 }
 
-// take waits until the Node is known to be this one and no other write is under way.
-func (i *identity) take(ctx context.Context) error {
+// acquire waits for the verification of the records and for a write in progress.
+func (i *identity) acquire(ctx context.Context) error {
 	select {
-	case <-i.sure:
+	case <-i.ownerVerified:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 	select {
-	case i.slot <- struct{}{}:
+	case i.sem <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-func (i *identity) release() { <-i.slot }
+func (i *identity) release() { <-i.sem }
 
-// write is sync for who has the slot.
-func (i *identity) write(ctx context.Context) (misfits map[string]error, err error) {
+// write is sync for callers that have acquired the semaphore.
+func (i *identity) write(ctx context.Context) (rejected map[string]error, err error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	for range conflicts {
-		if misfits, err = i.syncOnce(ctx); !apierrors.IsConflict(err) {
+	for range maxConflicts {
+		if rejected, err = i.syncOnce(ctx); !apierrors.IsConflict(err) {
 			break
 		}
 	}
-	return misfits, err
+	return rejected, err
 }
 
-func (i *identity) syncOnce(ctx context.Context) (misfits map[string]error, err error) {
+func (i *identity) syncOnce(ctx context.Context) (rejected map[string]error, err error) {
 	node, err := i.client.CoreV1().Nodes().Get(ctx, i.node, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("read node %s: %w", i.node, err)
 	}
-	want := i.wanted(node)
+	want := i.desired(node)
 	patch, err := want.nodePatch(node)
 	if err != nil {
 		return nil, err
@@ -216,26 +213,25 @@ func (i *identity) syncOnce(ctx context.Context) (misfits map[string]error, err 
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.written = node.UID
-	return want.misfits, nil
+	return want.rejected, nil
 }
 
-// wanted is what a Node and its CSINode shall say.
-type wanted struct {
+// desiredNodeInfo is the desired content of a Node and its CSINode.
+type desiredNodeInfo struct {
 	drivers map[string]csi.NodeInfo
 	gone    map[string]bool
 	root    string
-	// labels are the topology that the Node lacks.
+	// labels are the topology labels to add to the Node.
 	labels map[string]string
-	// misfits are the drivers whose topology contradicts the Node's labels. As with
-	// kubelet they are not made known, and others are all the same.
-	misfits map[string]error
+	// rejected are the drivers whose topology contradicts the Node's labels. As in kubelet, only these are left out.
+	rejected map[string]error
 }
 
-func (i *identity) wanted(node *corev1.Node) wanted {
+func (i *identity) desired(node *corev1.Node) desiredNodeInfo {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	want := wanted{
-		drivers: maps.Clone(i.drivers), gone: maps.Clone(i.gone), root: i.root, labels: map[string]string{}, misfits: map[string]error{},
+	want := desiredNodeInfo{
+		drivers: maps.Clone(i.drivers), gone: maps.Clone(i.gone), root: i.root, labels: map[string]string{}, rejected: map[string]error{},
 	}
 	has := maps.Clone(node.Labels)
 	if has == nil {
@@ -244,7 +240,7 @@ func (i *identity) wanted(node *corev1.Node) wanted {
 	for _, driver := range slices.Sorted(maps.Keys(i.drivers)) {
 		topology := i.drivers[driver].Topology
 		if err := collision(has, topology); err != nil {
-			want.misfits[driver] = err
+			want.rejected[driver] = err
 			delete(want.drivers, driver)
 			continue
 		}
@@ -266,8 +262,8 @@ func collision(labels, topology map[string]string) error {
 	return nil
 }
 
-// nodePatch is what the Node lacks; nil if nothing.
-func (w wanted) nodePatch(node *corev1.Node) ([]byte, error) {
+// nodePatch returns the patch of the Node; nil if it is up to date.
+func (w desiredNodeInfo) nodePatch(node *corev1.Node) ([]byte, error) {
 	annotations := map[string]any{}
 	if node.Annotations[kube.ManagedAttachAnnotation] != "true" {
 		annotations[kube.ManagedAttachAnnotation] = "true"
@@ -310,7 +306,7 @@ func (w wanted) nodePatch(node *corev1.Node) ([]byte, error) {
 }
 
 // syncCSINode creates or updates the CSINode of the Node as it was just read.
-func (i *identity) syncCSINode(ctx context.Context, node *corev1.Node, want wanted) error {
+func (i *identity) syncCSINode(ctx context.Context, node *corev1.Node, want desiredNodeInfo) error {
 	api := i.client.StorageV1().CSINodes()
 	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}
 	current, err := api.Get(ctx, i.node, metav1.GetOptions{})
@@ -324,7 +320,7 @@ func (i *identity) syncCSINode(ctx context.Context, node *corev1.Node, want want
 	switch {
 	case apierrors.IsNotFound(err):
 		fresh := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: i.node, OwnerReferences: []metav1.OwnerReference{owner}}}
-		want.putIn(fresh)
+		want.addMissing(fresh)
 		if _, err := api.Create(ctx, fresh, metav1.CreateOptions{}); err != nil {
 			return fmt.Errorf("create CSINode %s: %w", i.node, err)
 		}
@@ -332,11 +328,11 @@ func (i *identity) syncCSINode(ctx context.Context, node *corev1.Node, want want
 	case err != nil:
 		return fmt.Errorf("read CSINode %s: %w", i.node, err)
 	}
-	err = i.changeCSINode(ctx, current.DeepCopy(), want.takeOut, want.putIn)
-	if apierrors.IsInvalid(err) && want.takeOutLimits(current.DeepCopy()) {
-		// An API server older than 1.35 does not even let an allocatable count be changed.
+	err = i.changeCSINode(ctx, current.DeepCopy(), want.removeChanged, want.addMissing)
+	if apierrors.IsInvalid(err) && want.removeChangedLimits(current.DeepCopy()) {
+		// Before 1.35 the API server rejects a changed allocatable count.
 		if current, err = api.Get(ctx, i.node, metav1.GetOptions{}); err == nil {
-			err = i.changeCSINode(ctx, current, want.takeOutLimits, want.putIn)
+			err = i.changeCSINode(ctx, current, want.removeChangedLimits, want.addMissing)
 		}
 	}
 	if err != nil {
@@ -345,8 +341,8 @@ func (i *identity) syncCSINode(ctx context.Context, node *corev1.Node, want want
 	return nil
 }
 
-// changeCSINode makes changes, each with an update of its own: the API lets nobody change
-// an entry, but for its allocatable count; it is taken out and put in anew.
+// changeCSINode applies changes, each with its own update: the fields of a driver are immutable except for the allocatable count, so a
+// changed driver is removed and added again.
 func (i *identity) changeCSINode(ctx context.Context, current *storagev1.CSINode, changes ...func(*storagev1.CSINode) bool) error {
 	for _, change := range changes {
 		if !change(current) {
@@ -360,9 +356,8 @@ func (i *identity) changeCSINode(ctx context.Context, current *storagev1.CSINode
 	return nil
 }
 
-// takeOut removes the entries of drivers that are gone or say something else now. Entries
-// of drivers that this agent has not seen come or go are left as they are.
-func (w wanted) takeOut(object *storagev1.CSINode) (changed bool) {
+// removeChanged removes the drivers that are gone or have changed. It leaves drivers that this agent has not seen.
+func (w desiredNodeInfo) removeChanged(object *storagev1.CSINode) (changed bool) {
 	before := len(object.Spec.Drivers)
 	object.Spec.Drivers = slices.DeleteFunc(object.Spec.Drivers, func(d storagev1.CSINodeDriver) bool {
 		info, here := w.drivers[d.Name]
@@ -371,8 +366,8 @@ func (w wanted) takeOut(object *storagev1.CSINode) (changed bool) {
 	return len(object.Spec.Drivers) != before
 }
 
-// takeOutLimits removes the entries whose allocatable count is another one now.
-func (w wanted) takeOutLimits(object *storagev1.CSINode) (changed bool) {
+// removeChangedLimits removes the drivers whose allocatable count has changed.
+func (w desiredNodeInfo) removeChangedLimits(object *storagev1.CSINode) (changed bool) {
 	before := len(object.Spec.Drivers)
 	object.Spec.Drivers = slices.DeleteFunc(object.Spec.Drivers, func(d storagev1.CSINodeDriver) bool {
 		info, here := w.drivers[d.Name]
@@ -381,9 +376,8 @@ func (w wanted) takeOutLimits(object *storagev1.CSINode) (changed bool) {
 	return len(object.Spec.Drivers) != before
 }
 
-// putIn adds the entries that are missing, and corrects the allocatable counts in place: a
-// moment without the entry would be one in which the scheduler knows of no limit.
-func (w wanted) putIn(object *storagev1.CSINode) (changed bool) {
+// addMissing adds the missing drivers and updates allocatable counts in place: without the driver the scheduler would see no limit.
+func (w desiredNodeInfo) addMissing(object *storagev1.CSINode) (changed bool) {
 	if object.Annotations[migratedPluginsAnnotation] != migratedPlugins {
 		metav1.SetMetaDataAnnotation(&object.ObjectMeta, migratedPluginsAnnotation, migratedPlugins)
 		changed = true
@@ -409,12 +403,12 @@ func csiNodeDriver(name string, info csi.NodeInfo) storagev1.CSINodeDriver {
 	return d
 }
 
-// sameDriver compares what cannot be changed in place.
+// sameDriver compares the immutable fields.
 func sameDriver(a, b storagev1.CSINodeDriver) bool {
 	return a.NodeID == b.NodeID && slices.Equal(a.TopologyKeys, b.TopologyKeys)
 }
 
-// limitOf is the allocatable count, 0 for none.
+// limitOf returns the allocatable count, or 0.
 func limitOf(d storagev1.CSINodeDriver) int32 {
 	if d.Allocatable == nil || d.Allocatable.Count == nil {
 		return 0

@@ -11,10 +11,10 @@ import (
 	"belay.dev/belay/internal/mount"
 )
 
-// inlineHandle is the volume ID of a pod's own volume (k/k pkg/volume/csi.makeVolumeHandle).
+// inlineHandle is the volume ID of an inline volume (k/k pkg/volume/csi.makeVolumeHandle).
 func inlineHandle(podUID, volume string) string { return "csi-" + hash(podUID+volume) }
 
-// lifecycleMode is what CSIDrivers and vol_data.json call the two kinds of volumes.
+// lifecycleMode is the mode as in CSIDriver and vol_data.json.
 func lifecycleMode(inline bool) storagev1.VolumeLifecycleMode {
 	if inline {
 		return storagev1.VolumeLifecycleEphemeral
@@ -22,15 +22,14 @@ func lifecycleMode(inline bool) storagev1.VolumeLifecycleMode {
 	return storagev1.VolumeLifecyclePersistent
 }
 
-// wantOfInline is what a pod wants of a CSI volume that stands in its spec. It
-// says all that is needed: there is no claim and no PersistentVolume to read.
-func wantOfInline(object *corev1.Pod, volume string, source *corev1.CSIVolumeSource) (*wantedVolume, error) {
+// inlineVolumeToMount returns an inline CSI volume of a pod. It needs no claim and no PersistentVolume.
+func inlineVolumeToMount(object *corev1.Pod, volume string, source *corev1.CSIVolumeSource) (*volumeToMount, error) {
 	for what, name := range map[string]string{"volume": volume, "driver": source.Driver} {
 		if err := mount.CheckName(name); err != nil {
 			return nil, refuse("%s: %v", what, err)
 		}
 	}
-	w := &wantedVolume{
+	w := &volumeToMount{
 		inline: true, pod: identityOf(object), volume: volume,
 		since:    time.Now(),
 		specName: volume, driver: source.Driver, handle: inlineHandle(string(object.UID), volume),
@@ -49,11 +48,10 @@ func wantOfInline(object *corev1.Pod, volume string, source *corev1.CSIVolumeSou
 	return w, nil
 }
 
-// checkPaths refuses two volumes of a pod that would be published at one path, over
-// each other: an inline one may have a PersistentVolume's name.
-func checkPaths(wants []*wantedVolume) error {
-	at := map[string]*wantedVolume{}
-	for _, w := range wants {
+// checkPaths rejects a pod with two volumes at one target path: an inline volume may have a PersistentVolume's name.
+func checkPaths(volumes []*volumeToMount) error {
+	at := map[string]*volumeToMount{}
+	for _, w := range volumes {
 		path := publishPath(w)
 		if other := at[path]; other != nil && other.name() != w.name() {
 			return refuse("volumes %q and %q would be published at the same path: an inline volume may not have the name of a PersistentVolume that its pod claims (%s)",
@@ -64,26 +62,25 @@ func checkPaths(wants []*wantedVolume) error {
 	return nil
 }
 
-// checkLifecycle: the driver says that it has volumes of this kind.
-func (m *volumeManager) checkLifecycle(w *wantedVolume) error {
+// checkLifecycle checks that the driver supports the volume's lifecycle mode.
+func (m *volumeManager) checkLifecycle(w *volumeToMount) error {
 	if w.block {
-		return nil // kubelet asks about file systems alone
+		return nil // kubelet checks file system volumes only
 	}
 	return m.plugins.supportsMode(w.driver, lifecycleMode(w.inline))
 }
 
-// isGone: the driver does not know an inline volume that it is to unpublish. It is
-// on no other node and in no other pod, so what was to be undone is undone; whether
-// something is mounted still is looked at by who removes the target. Of a persistent
-// volume the answer proves nothing: its driver may have lost its memory and not the mount.
+// isGone reports whether the driver does not know the inline volume to unpublish. Such a volume is used by one pod only, so there is
+// nothing left to undo; tidy finds a remaining mount. For a persistent volume NOT_FOUND proves nothing: the driver may have lost its
+// state, but not the mount.
 func isGone(inline bool, err error) bool {
 	code, ok := csi.Code(err)
 	return inline && ok && code == codes.NotFound
 }
 
-// firstStep is the one that events name while nothing has been asked of the driver yet.
+// firstStep is the step named in events before any call to the driver.
 func (v *volume) firstStep() string {
-	if v.life.Inline {
+	if v.state.Inline {
 		return stepSetUp
 	}
 	return stepMountDevice

@@ -452,12 +452,12 @@ func (d *scriptedDriver) setHook(hook func(method, volume string, attempt int) e
 // TestWhatAnInlineVolumeWaitsFor: its first step is the publish, and kubelet's events say so.
 func TestWhatAnInlineVolumeWaitsFor(t *testing.T) {
 	events := record.NewFakeRecorder(1)
-	pods := newPodManager(Config{}, nil, nil, newBeat(), nil, podHandlers{})
+	pods := newPodManager(Config{}, nil, nil, newSchedule(), nil, podHandlers{})
 	defer pods.queue.ShutDown()
 	volumes := &volumeManager{events: events, pods: pods}
-	v := &volume{life: nodevolume.VolumeState{Inline: true}}
-	p := v.publication(nodevolume.PublishKey{PodUID: "u", SpecName: "scratch"})
-	p.want = &wantedVolume{inline: true, specName: "scratch"}
+	v := &volume{state: nodevolume.VolumeState{Inline: true}}
+	p := v.ensurePod(nodevolume.PublishKey{PodUID: "u", SpecName: "scratch"})
+	p.toMount = &volumeToMount{inline: true, specName: "scratch"}
 	volumes.emitLongWait(v, nodevolume.Wait{Key: p.Key, Reason: nodevolume.DriverNotRegistered}, time.Now())
 	if got := <-events.Events; !strings.HasPrefix(got, `Warning FailedMount MountVolume.SetUp failed for volume "scratch" :`) {
 		t.Errorf("the event says: %s", got)

@@ -10,21 +10,20 @@ import (
 	csitranslation "k8s.io/csi-translation-lib"
 )
 
-// translator turns in-tree volumes into CSI volumes.
+// translator translates in-tree volumes to CSI volumes.
 var translator = csitranslation.New()
 
-// wantOfInTree is what a pod wants of a volume of an in-tree kind that stands in its spec and has moved to CSI: the
-// attach/detach controller attaches it, and kubelet mounts it, as the CSI volume that it is now. Nil for what is no
-// business of CSI (emptyDir, configMap, nfs ...).
-func (m *podManager) wantOfInTree(object *corev1.Pod, volume *corev1.Volume) (*wantedVolume, error) {
+// inTreeVolumeToMount returns an in-tree volume in the pod spec that is migrated to CSI, or nil for other volumes (emptyDir, configMap,
+// nfs ...).
+func (m *podManager) inTreeVolumeToMount(object *corev1.Pod, volume *corev1.Volume) (*volumeToMount, error) {
 	if !translator.IsInlineMigratable(volume) {
 		return nil, nil
 	}
-	pv, err := translator.TranslateInTreeInlineVolumeToCSI(klogOf(m.log), volume, object.Namespace)
+	pv, err := translator.TranslateInTreeInlineVolumeToCSI(m.log, volume, object.Namespace)
 	if err != nil {
 		return nil, fmt.Errorf("translate to CSI: %w", err)
 	}
-	w, err := wantOfVolume(pv)
+	w, err := newVolumeToMount(pv)
 	if err != nil {
 		return nil, err
 	}
@@ -33,28 +32,28 @@ func (m *podManager) wantOfInTree(object *corev1.Pod, volume *corev1.Volume) (*w
 	return w, nil
 }
 
-// otherVolume is a claim of a pod whose PersistentVolume is not a CSI volume. The agent does not mount it, nor does it
-// keep the pod's other volumes from it.
-type otherVolume struct {
-	volume string // in pod.spec.volumes
+// nonCSIVolume is a claim of a pod whose PersistentVolume is not a CSI volume. The agent does not mount it, but mounts the pod's other
+// volumes.
+type nonCSIVolume struct {
+	volume string // the name in pod.spec.volumes
 	use    claimUse
 	pv     *corev1.PersistentVolume
 }
 
-// Error lets wantOf return it in the place of a want.
-func (o *otherVolume) Error() string {
+// Error makes it a result of volumeToMountOf.
+func (o *nonCSIVolume) Error() string {
 	return fmt.Sprintf("PersistentVolume %s of claim %s is not a CSI volume (%s): belay-node does not mount it, and leaves it to the program that runs the containers of the pod",
 		o.pv.Name, o.use.name, sourceOf(o.pv))
 }
 
-func (o *otherVolume) mount() Mount {
+func (o *nonCSIVolume) mount() Mount {
 	return Mount{
 		VolumeName: o.volume, ReadOnly: o.use.readOnly, Block: mode(o.pv.Spec.VolumeMode) == corev1.PersistentVolumeBlock,
 		SupplementalGroup: supplementalGroup(o.pv), PersistentVolume: o.pv.DeepCopy(),
 	}
 }
 
-// sourceOf is the kind of a PersistentVolume.
+// sourceOf returns the type of a PersistentVolume's source.
 func sourceOf(pv *corev1.PersistentVolume) string {
 	switch s := pv.Spec; {
 	case s.HostPath != nil:
@@ -70,15 +69,14 @@ func sourceOf(pv *corev1.PersistentVolume) string {
 	case s.FlexVolume != nil:
 		return "flexVolume"
 	default:
-		return "of a kind that this Kubernetes does not have any more"
+		return "of a type that this version of Kubernetes no longer has"
 	}
 }
 
-// groupAnnotation on a PersistentVolume is the group that owns its files: containers of pods that have it get
-// the group.
+// groupAnnotation on a PersistentVolume is the group that owns its files. Containers of its pods get the group.
 const groupAnnotation = "pv.beta.kubernetes.io/gid"
 
-// supplementalGroup reads it. As for kubelet, what is not a number is no group.
+// supplementalGroup returns the group of a PersistentVolume. Like kubelet, it ignores an invalid one.
 func supplementalGroup(pv *corev1.PersistentVolume) *int64 {
 	gid, err := strconv.ParseInt(pv.Annotations[groupAnnotation], 0, 64)
 	if err != nil {
@@ -87,12 +85,12 @@ func supplementalGroup(pv *corev1.PersistentVolume) *int64 {
 	return &gid
 }
 
-// emitOthers tells the pod once of each volume that is not mounted for it. The caller holds mu.
-func (m *podManager) emitOthers(p *pod, others []*otherVolume) {
-	for _, o := range others {
-		if !slices.ContainsFunc(p.others, func(told *otherVolume) bool { return told.volume == o.volume }) {
+// emitNonCSIVolumes emits one event for each volume that the agent does not mount. The caller holds mu.
+func (m *podManager) emitNonCSIVolumes(p *pod, found []*nonCSIVolume) {
+	for _, o := range found {
+		if !slices.ContainsFunc(p.nonCSI, func(known *nonCSIVolume) bool { return known.volume == o.volume }) {
 			m.events.Eventf(p.object, corev1.EventTypeWarning, "VolumeNotMounted", "Volume %q: %v", o.volume, o)
 		}
 	}
-	p.others = others
+	p.nonCSI = found
 }

@@ -194,7 +194,7 @@ func lifeReattached(s *transcript) {
 func lifeContainerOutlivesPod(s *transcript) {
 	runtime := &runningContainer{}
 	runtime.runs.Store(true)
-	s.options = append(s.options, func(c *Config) { c.Containers, c.longWait = runtime, time.Second })
+	s.options = append(s.options, func(c *Config) { c.Containers, c.waitEventDelay = runtime, time.Second })
 	handle := s.volume("data")
 	s.starts("starts, and follows the pods of the API")
 	following, unfollow := context.WithCancel(s.ctx)
@@ -256,7 +256,7 @@ func lifeExpansion(s *transcript) {
 
 // lifeDriverAway is about a driver that is not there when the pod comes, nor when it goes.
 func lifeDriverAway(s *transcript) {
-	s.options = append(s.options, func(c *Config) { c.longWait = time.Second })
+	s.options = append(s.options, func(c *Config) { c.waitEventDelay = time.Second })
 	s.driver.stop()
 	handle := s.volume("data")
 	s.starts("starts; no driver is registered")

@@ -12,16 +12,15 @@ import (
 	"belay.dev/belay/internal/telemetry"
 )
 
-// measured is what is being measured of a volume, under volumeManager.mu. The zero key is the
-// volume's unstage. A volume that rests has nothing here.
+// measured are the running measurements of a volume. The zero key is the volume's unstage.
 type measured struct {
-	// began is when the operation began that goes on for a pod.
+	// began is when the current operation of a pod began.
 	began map[nodevolume.PublishKey]time.Time
-	// waits are those that go on. Unlike volume.holds they end when work begins.
-	waits map[nodevolume.PublishKey]holding
+	// waits are the current waits. Unlike volume.waits they end when a step begins.
+	waits map[nodevolume.PublishKey]currentWait
 }
 
-// startMetrics registers the metrics of this agent, if they are wanted.
+// startMetrics registers the agent's metrics if Config.Metrics is set.
 func (m *volumeManager) startMetrics() error {
 	if m.config.Metrics == nil {
 		return nil
@@ -35,15 +34,15 @@ func (m *volumeManager) startMetrics() error {
 	return nil
 }
 
-// stopMetrics takes them out again, so that another agent can take its place.
+// stopMetrics unregisters the metrics, so that another agent can register its own.
 func (m *volumeManager) stopMetrics() {
 	if m.metrics != nil {
 		m.config.Metrics.Unregister(m.metrics)
 	}
 }
 
-// stepBegins notes when an operation of kubelet's begins, and that a wait ends with it.
-func (m *volumeManager) stepBegins(v *volume, step nodevolume.Step) {
+// stepStarted records when an operation begins, and ends the wait for it.
+func (m *volumeManager) stepStarted(v *volume, step nodevolume.Step) {
 	if m.metrics == nil {
 		return
 	}
@@ -64,7 +63,7 @@ func (m *volumeManager) stepBegins(v *volume, step nodevolume.Step) {
 		key = step.Key
 	case nodevolume.Unstage:
 	default:
-		return // measures itself
+		return // these have metrics of their own
 	}
 	now := time.Now()
 	m.mu.Lock()
@@ -75,21 +74,14 @@ func (m *volumeManager) stepBegins(v *volume, step nodevolume.Step) {
 	if v.measured.began[key].IsZero() {
 		v.measured.began[key] = now
 	}
-	if !reads { // what is read may say that it has to wait on
+	if !reads { // after a read the volume may still have to wait
 		m.endWait(v, key, now)
 	}
 }
 
-// stepEnded measures the operation that a step ends, unless that was done already: for a mount the publish, or
-// whatever failed.
+// stepEnded observes the duration of the operation that a step ends, unless it was observed already: for a mount that is the publish, or
+// the step that failed. The caller holds mu.
 func (m *volumeManager) stepEnded(v *volume, key nodevolume.PublishKey, step string, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.measureEnd(v, key, step, err)
-}
-
-// measureEnd is stepEnded for callers that hold mu.
-func (m *volumeManager) measureEnd(v *volume, key nodevolume.PublishKey, step string, err error) {
 	if m.metrics == nil || (step == stepMountDevice && err == nil) {
 		return
 	}
@@ -98,16 +90,16 @@ func (m *volumeManager) measureEnd(v *volume, key nodevolume.PublishKey, step st
 		return
 	}
 	delete(v.measured.began, key)
-	migrated, block := false, v.life.Stage.Record.Block
+	migrated, block := false, v.state.Stage.Record.Block
 	for _, p := range v.pods {
 		block = block || p.Record.Block
-		if p.want == nil {
+		if p.toMount == nil {
 			continue
 		}
-		migrated, block = migrated || p.want.migrated, block || p.want.block
-		if p.Key == key && step == stepSetUp && err == nil && !p.want.since.IsZero() {
-			m.metrics.Mounted(v.driver, time.Since(p.want.since))
-			p.want.since = time.Time{} // once
+		migrated, block = migrated || p.toMount.migrated, block || p.toMount.block
+		if p.Key == key && step == stepSetUp && err == nil && !p.toMount.since.IsZero() {
+			m.metrics.Mounted(v.driver, time.Since(p.toMount.since))
+			p.toMount.since = time.Time{} // observe once
 		}
 	}
 	m.metrics.Operation(telemetry.NodeOperation{
@@ -115,7 +107,7 @@ func (m *volumeManager) measureEnd(v *volume, key nodevolume.PublishKey, step st
 	})
 }
 
-// operationOf is kubelet's name of the operation that a step belongs to.
+// operationOf returns kubelet's name of the operation to which a step belongs.
 func operationOf(step string, block bool) string {
 	names := [2]string{telemetry.OperationMount, telemetry.OperationMap}
 	switch step {
@@ -130,32 +122,32 @@ func operationOf(step string, block bool) string {
 	return names[0]
 }
 
-// measureWaits takes in why the volume waits now, after a turn. The caller holds mu.
-func (m *volumeManager) measureWaits(v *volume, holds []nodevolume.Wait, now time.Time) {
+// measureWaits updates the current waits. The caller holds mu.
+func (m *volumeManager) measureWaits(v *volume, waits []nodevolume.Wait, now time.Time) {
 	if m.metrics == nil {
 		return
 	}
 	for key, was := range v.measured.waits {
-		if !slices.Contains(holds, nodevolume.Wait{Key: key, Reason: was.reason}) {
+		if !slices.Contains(waits, nodevolume.Wait{Key: key, Reason: was.reason}) {
 			m.endWait(v, key, now)
 		}
 	}
-	for _, hold := range holds {
-		delete(v.measured.began, hold.Key) // what waits is not worked on
-		if _, goesOn := v.measured.waits[hold.Key]; goesOn {
+	for _, wait := range waits {
+		delete(v.measured.began, wait.Key) // the operation starts again after the wait
+		if _, ok := v.measured.waits[wait.Key]; ok {
 			continue
 		}
 		if v.measured.waits == nil {
-			v.measured.waits = map[nodevolume.PublishKey]holding{}
+			v.measured.waits = map[nodevolume.PublishKey]currentWait{}
 		}
-		v.measured.waits[hold.Key] = holding{reason: hold.Reason, since: now}
+		v.measured.waits[wait.Key] = currentWait{reason: wait.Reason, since: now}
 	}
 	if len(v.measured.waits) == 0 && len(v.measured.began) == 0 {
 		v.measured = measured{}
 	}
 }
 
-// endWait measures a wait that is over. The caller holds mu.
+// endWait observes a wait that has ended. The caller holds mu.
 func (m *volumeManager) endWait(v *volume, key nodevolume.PublishKey, now time.Time) {
 	if was, ok := v.measured.waits[key]; ok {
 		m.metrics.Waited(was.reason, now.Sub(was.since))
@@ -163,7 +155,7 @@ func (m *volumeManager) endWait(v *volume, key nodevolume.PublishKey, now time.T
 	}
 }
 
-// measureCalls tells of a driver's calls; nil if nothing is measured.
+// measureCalls returns the observer of a driver's calls; nil without metrics.
 func (m *volumeManager) measureCalls(driver string) func(csi.Call) {
 	if m.metrics == nil {
 		return nil
@@ -171,7 +163,7 @@ func (m *volumeManager) measureCalls(driver string) func(csi.Call) {
 	return func(c csi.Call) {
 		code := codes.OK.String()
 		if c.Err != nil {
-			code = "unknown-non-grpc" // kubelet's word
+			code = "unknown-non-grpc" // as in kubelet
 			if known, ok := csi.Code(c.Err); ok {
 				code = known.String()
 			}
@@ -180,12 +172,12 @@ func (m *volumeManager) measureCalls(driver string) func(csi.Call) {
 	}
 }
 
-// noteReleased keeps since when no pod wants a volume. The caller holds mu.
-func (m *volumeManager) noteReleased(v *volume, now time.Time) {
-	claimOf := m.claims(v)
+// updateReleasedAt updates since when no pod uses the volume. The caller holds mu.
+func (m *volumeManager) updateReleasedAt(v *volume, now time.Time) {
+	demandOf := m.demands(v)
 	kept := slices.ContainsFunc(v.pods, func(p *podVolume) bool {
-		claim := claimOf(p)
-		return claim == nodevolume.Wanted || claim == nodevolume.DemandUnknown
+		demand := demandOf(p)
+		return demand == nodevolume.Wanted || demand == nodevolume.DemandUnknown
 	})
 	switch {
 	case kept:
@@ -195,18 +187,18 @@ func (m *volumeManager) noteReleased(v *volume, now time.Time) {
 	}
 }
 
-// census counts what a scrape shows.
+// census returns the gauges of a scrape.
 func (m *volumeManager) census() telemetry.NodeCensus {
 	now := time.Now()
 	out := telemetry.NodeCensus{Desired: map[string]int{}, Mounted: map[string]int{}, Waits: map[nodevolume.Reason]telemetry.NodeWaits{}}
 	m.mu.Lock()
 	for _, v := range m.all {
-		claimOf := m.claims(v)
+		demandOf := m.demands(v)
 		for _, p := range v.pods {
-			if claimOf(p) == nodevolume.Wanted {
+			if demandOf(p) == nodevolume.Wanted {
 				out.Desired[v.driver]++
-				if !p.want.since.IsZero() && !v.isReady(p) {
-					out.PendingMount = max(out.PendingMount, now.Sub(p.want.since))
+				if !p.toMount.since.IsZero() && !v.isReady(p) {
+					out.PendingMount = max(out.PendingMount, now.Sub(p.toMount.since))
 				}
 			}
 			if p.Phase == nodevolume.Confirmed {
@@ -216,8 +208,8 @@ func (m *volumeManager) census() telemetry.NodeCensus {
 		for _, wait := range v.measured.waits {
 			out.Waits[wait.reason] = out.Waits[wait.reason].Add(now.Sub(wait.since))
 		}
-		if v.asked != nil {
-			out.Waits[telemetry.CallInFlight] = out.Waits[telemetry.CallInFlight].Add(now.Sub(v.asked.since))
+		if v.pending != nil {
+			out.Waits[telemetry.CallInFlight] = out.Waits[telemetry.CallInFlight].Add(now.Sub(v.pending.since))
 		}
 		if !v.releasedAt.IsZero() {
 			out.PendingUnmount = max(out.PendingUnmount, now.Sub(v.releasedAt))

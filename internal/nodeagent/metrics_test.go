@@ -131,9 +131,9 @@ func TestAnOperationIsCountedWhenItsEndIsSeen(t *testing.T) {
 	must(t, err)
 	t.Cleanup(func() { must(t, agent.close()) })
 	key := nodevolume.PublishKey{PodUID: "p", SpecName: "pv"}
-	v := agent.volumes.volumeNamed("v", "d", "h", false)
+	v := agent.volumes.ensureVolume("v", "d", "h", false)
 	made := nodevolume.Record{Kind: nodevolume.PublishKind, Driver: "d", Handle: "h", Path: "pods/p/volumes/x/pv/mount"}
-	v.publication(key).Record = made
+	v.ensurePod(key).Record = made
 	for step, test := range map[nodevolume.Step]struct {
 		name, operation string
 		phase           nodevolume.Phase
@@ -141,17 +141,19 @@ func TestAnOperationIsCountedWhenItsEndIsSeen(t *testing.T) {
 		nodevolume.Publish{Key: key}:   {stepSetUp, "volume_mount", nodevolume.Confirmed},
 		nodevolume.Unpublish{Key: key}: {stepUnpublish, "volume_unmount", nodevolume.Absent},
 	} {
-		agent.volumes.stepBegins(v, step)
+		agent.volumes.stepStarted(v, step)
 		agent.volumes.mu.Lock()
-		call := v.life.Begin(step, made, nil)
+		call := v.state.Begin(step, made, nil)
 		agent.volumes.mu.Unlock()
-		must(t, agent.volumes.end(v, call, ending{phase: test.phase}))
+		must(t, agent.volumes.end(v, call, callResult{phase: test.phase}))
 		name := "storage_operation_duration_seconds{migrated=false,operation_name=" + test.operation + ",status=success,volume_plugin=kubernetes.io/csi:d}"
 		for range 2 { // and once
 			if got := samples(t, registry)[name]; got != 1 {
 				t.Errorf("%s is %v, want 1", name, got)
 			}
+			agent.volumes.mu.Lock()
 			agent.volumes.stepEnded(v, key, test.name, nil)
+			agent.volumes.mu.Unlock()
 		}
 	}
 }
@@ -240,13 +242,13 @@ func TestAVolumeThatOnePodWantsIsNotReleased(t *testing.T) {
 	agent, err := New(config)
 	must(t, err)
 	t.Cleanup(func() { must(t, agent.close()) })
-	wants := func(uid types.UID) *wantedVolume {
-		return &wantedVolume{pod: podIdentity{UID: uid}, driver: "d", handle: "h", specName: "pv"}
+	wants := func(uid types.UID) *volumeToMount {
+		return &volumeToMount{pod: podIdentity{UID: uid}, driver: "d", handle: "h", specName: "pv"}
 	}
 	pods := []types.UID{"first", "second"}
 	for _, uid := range pods {
 		agent.SetPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid}})
-		agent.volumes.wanted(uid, []*wantedVolume{wants(uid)})
+		agent.volumes.addVolumes(uid, []*volumeToMount{wants(uid)})
 	}
 	v := agent.volumes.all[wants("first").name()]
 	for n, uid := range pods {
@@ -261,7 +263,7 @@ func TestAVolumeThatOnePodWantsIsNotReleased(t *testing.T) {
 		t.Error("the wait began again")
 	}
 	agent.SetPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "third"}})
-	agent.volumes.wanted("third", []*wantedVolume{wants("third")})
+	agent.volumes.addVolumes("third", []*volumeToMount{wants("third")})
 	if !v.releasedAt.IsZero() {
 		t.Error("it is wanted again and still released")
 	}
@@ -360,7 +362,7 @@ func TestGivingToAGroupIsMeasured(t *testing.T) {
 	w := newWorld(t, noAttach)
 	registry := prometheus.NewRegistry()
 	agent, _ := w.agent(measuredIn(registry), func(c *Config) {
-		c.giveToGroup = func(*mount.Root, context.Context, string, *mount.GroupChange) error { return nil }
+		c.changeGroup = func(*mount.Root, context.Context, string, *mount.GroupChange) error { return nil }
 	})
 	w.volume("data")
 	pod := w.podWith("p", func(pod *corev1.Pod) { pod.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: new(int64(7))} }, "data")
@@ -420,11 +422,11 @@ func BenchmarkCensus(b *testing.B) {
 	b.Cleanup(func() { must(b, agent.close()) })
 	for n := range 1000 {
 		name := strconv.Itoa(n)
-		v := agent.volumes.volumeNamed(name, "d", name, false)
-		p := v.publication(nodevolume.PublishKey{PodUID: name, SpecName: name})
-		p.want = &wantedVolume{pod: podIdentity{Namespace: "default"}, claim: claimRef{name: name}}
+		v := agent.volumes.ensureVolume(name, "d", name, false)
+		p := v.ensurePod(nodevolume.PublishKey{PodUID: name, SpecName: name})
+		p.toMount = &volumeToMount{pod: podIdentity{Namespace: "default"}, claim: claimRef{name: name}}
 		p.Phase = nodevolume.Confirmed
-		p.stats = &publishedStats{said: csi.VolumeStats{Bytes: &csi.Usage{Total: 1}, Inodes: &csi.Usage{Total: 1}, Condition: &csi.Condition{}}}
+		p.stats = &publishedStats{reported: csi.VolumeStats{Bytes: &csi.Usage{Total: 1}, Inodes: &csi.Usage{Total: 1}, Condition: &csi.Condition{}}}
 	}
 	for b.Loop() {
 		if _, err := registry.Gather(); err != nil {

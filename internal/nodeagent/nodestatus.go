@@ -21,7 +21,7 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// nodeStatus owns what this node says of itself in node.status.volumesInUse, and what is known of its Node. It calls its handlers without its lock.
+// nodeStatus writes node.status.volumesInUse and caches the Node. It calls its handlers without its lock.
 type nodeStatus struct {
 	node   string
 	client kubernetes.Interface
@@ -33,25 +33,25 @@ type nodeStatus struct {
 	mu sync.Mutex
 	// Under mu:
 	inUse nodevolume.InUseList
-	// early is what the watch delivered last before the first version was read.
+	// early is the last version that the watch delivered before the first live read.
 	early *nodevolume.NodeStatus
-	// labels are those of the newest known Node.
+	// labels are the labels of the latest version of the Node.
 	labels map[string]string
 }
 
-// nodeHandlers are told what comes of the Node.
+// nodeHandlers are called on changes of the Node.
 type nodeHandlers struct {
-	// seen is called with every version of the Node that the watch delivers.
-	seen func(*corev1.Node)
-	// learned names the volumes about which something new is known.
-	learned func(volumes []string)
-	// relabelled: the labels of the Node are other ones.
+	// observed is called with every version of the Node that the watch delivers.
+	observed func(*corev1.Node)
+	// volumesChanged is called with the volumes whose entries in the Node's status have changed.
+	volumesChanged func(volumes []string)
+	// relabelled is called when the labels of the Node have changed.
 	relabelled func()
-	// handshakes says of the volumes that the Node lists at start-up which were mounted under the handshake.
+	// handshakes returns which of the volumes listed in use at start-up were mounted under the handshake.
 	handshakes func(volumes []string) map[string]nodevolume.Knowledge
-	// started: the Node has been read, with these volumes listed in use.
+	// started is called after the first read of the Node, with the volumes that it lists in use.
 	started func(volumes []string)
-	// blocked says why volumesInUse cannot be read or written; nil: it can.
+	// blocked is called with the error that prevents reading or writing volumesInUse; nil after a success.
 	blocked func(error)
 }
 
@@ -59,30 +59,30 @@ func newNodeStatus(node string, client kubernetes.Interface, log logr.Logger, on
 	return &nodeStatus{node: node, client: client, log: log, on: on, due: newSignal()}
 }
 
-// view is what may be believed of a volume.
+// view returns the state of a volume in the Node's status.
 func (s *nodeStatus) view(volume string) nodevolume.Node {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.inUse.View(volume)
 }
 
-// started says that the Node has been read.
+// started reports whether the Node has been read.
 func (s *nodeStatus) started() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.inUse.Started()
 }
 
-// labelled is the Node's labels, and whether it has been read.
-func (s *nodeStatus) labelled() (labels map[string]string, known bool) {
+// nodeLabels returns the labels of the Node, and whether it has been read.
+func (s *nodeStatus) nodeLabels() (labels map[string]string, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.labels, s.inUse.Started()
 }
 
-// settle takes in what a decision wishes of volumesInUse. It decides under its lock: no write can follow an older
-// wish in between.
-func (s *nodeStatus) settle(volume string, decide func(nodevolume.Node) nodevolume.Decision) nodevolume.Decision {
+// decide runs a decision and adds its change of volumesInUse to the next write. It holds the lock throughout, so that no write can follow
+// an outdated decision.
+func (s *nodeStatus) decide(volume string, decide func(nodevolume.Node) nodevolume.Decision) nodevolume.Decision {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	decision := decide(s.inUse.View(volume))
@@ -95,14 +95,13 @@ func (s *nodeStatus) settle(volume string, decide func(nodevolume.Node) nodevolu
 	return decision
 }
 
-// newInformer watches the objects of one kind that the selector takes. Its first list is
-// one at quorum, also from an API server that does not stream it: one from a cache that
-// lags may lack a pod, whose volumes would be taken down, or have an older CSIDriver.
+// newInformer creates an informer for the selected objects of one resource. Its first list is consistent (a quorum read), also from an
+// API server without watch-list: a stale list may lack a pod, whose volumes would be unmounted.
 func newInformer(client rest.Interface, resource string, selector fields.Selector, example runtime.Object) cache.SharedIndexInformer {
 	source := cache.NewListWatchFromClient(client, resource, metav1.NamespaceAll, selector)
 	list := source.ListWithContextFunc
 	source.ListWithContextFunc = func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		if options.ResourceVersion == "0" { // from any cache, however old
+		if options.ResourceVersion == "0" { // any version in the watch cache
 			options.ResourceVersion = ""
 		}
 		return list(ctx, options)
@@ -117,13 +116,13 @@ func newInformer(client rest.Interface, resource string, selector fields.Selecto
 	return informer
 }
 
-// watch passes every version of this node's Node on.
+// watch delivers every version of the Node to observe.
 func (s *nodeStatus) watch(ctx context.Context) {
 	informer := newInformer(s.client.CoreV1().RESTClient(), "nodes",
 		fields.OneTermEqualSelector(metav1.ObjectNameField, s.node), &corev1.Node{})
 	see := func(object any) {
 		if node, ok := object.(*corev1.Node); ok {
-			s.see(node)
+			s.observe(node)
 		}
 	}
 	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -131,17 +130,17 @@ func (s *nodeStatus) watch(ctx context.Context) {
 		UpdateFunc: func(old, object any) {
 			was, is := old.(*corev1.Node), object.(*corev1.Node)
 			if nodevolume.Older(is.ResourceVersion, was.ResourceVersion) {
-				s.doubt() // as after etcd was restored from a backup
+				s.requireRead() // such as after a restore of etcd
 			}
 			see(object)
 		},
-		DeleteFunc: func(any) { s.doubt() },
+		DeleteFunc: func(any) { s.requireRead() },
 	})
 	informer.RunWithContext(ctx)
 }
 
-// doubt has the Node read live: what is known of it may not hold any more.
-func (s *nodeStatus) doubt() {
+// requireRead schedules a live read of the Node, as the cached version may be wrong.
+func (s *nodeStatus) requireRead() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.inUse.RequireRead()
@@ -159,16 +158,16 @@ func statusOf(node *corev1.Node) nodevolume.NodeStatus {
 	return status
 }
 
-// see takes in a version of the Node from the watch.
-func (s *nodeStatus) see(node *corev1.Node) {
-	s.on.seen(node)
+// observe handles a version of the Node from the watch.
+func (s *nodeStatus) observe(node *corev1.Node) {
+	s.on.observed(node)
 	s.mu.Lock()
 	relabelled := !maps.Equal(s.labels, node.Labels)
 	s.labels = node.Labels
-	var learned []string
+	var changed []string
 	if status := statusOf(node); s.inUse.Started() {
-		learned = s.inUse.Observe(status)
-	} else { // the first version is read live, and may be older
+		changed = s.inUse.Observe(status)
+	} else { // the first live read may return an older version
 		s.early = &status
 	}
 	s.due.wake()
@@ -176,12 +175,10 @@ func (s *nodeStatus) see(node *corev1.Node) {
 	if relabelled {
 		s.on.relabelled()
 	}
-	s.on.learned(learned)
+	s.on.volumesChanged(changed)
 }
 
-// write is the only writer of node.status.volumesInUse. It clocks itself: the
-// first wish is written at once, and those that come while a write is under
-// way go together into the next.
+// write is the only writer of node.status.volumesInUse. It writes the first change at once, and batches those that come during a write.
 func (s *nodeStatus) write(ctx context.Context) {
 	s.due.serve(ctx, func(failures int) error {
 		err := s.writeDue(ctx)
@@ -196,8 +193,7 @@ func (s *nodeStatus) write(ctx context.Context) {
 	})
 }
 
-// writeDue reads and writes until the Node says what is wanted. A write that another
-// writer of the Node was faster than is made anew once; then there is a back-off.
+// writeDue reads and writes until the Node is up to date. After a conflict it retries once; then the caller backs off.
 func (s *nodeStatus) writeDue(ctx context.Context) error {
 	again := true
 	for ctx.Err() == nil {
@@ -208,7 +204,7 @@ func (s *nodeStatus) writeDue(ctx context.Context) error {
 		switch {
 		case read:
 			if gone, err := s.read(ctx); err != nil || gone {
-				return err // a Node that is not there is waited for with the watch
+				return err // the watch reports when the Node is back
 			}
 		case !due:
 			return nil
@@ -234,9 +230,9 @@ func (s *nodeStatus) read(ctx context.Context) (gone bool, err error) {
 	node, err := s.client.CoreV1().Nodes().Get(ctx, s.node, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		s.take(func() []string {
+		s.update(func() []string {
 			if s.inUse.Version() != since {
-				return nil // the watch has seen it since, made anew
+				return nil // meanwhile the watch has delivered a recreated Node
 			}
 			return s.inUse.NodeDeleted()
 		})
@@ -254,11 +250,11 @@ func (s *nodeStatus) read(ctx context.Context) (gone bool, err error) {
 	}
 	s.mu.Unlock()
 	if !start {
-		s.take(func() []string { return s.inUse.ObserveLive(status) })
+		s.update(func() []string { return s.inUse.ObserveLive(status) })
 		return false, nil
 	}
 	recorded := s.on.handshakes(status.InUse)
-	s.take(func() []string {
+	s.update(func() []string {
 		s.labels = node.Labels
 		s.inUse.Start(status, func(volume string) nodevolume.Knowledge { return recorded[volume] })
 		if s.early != nil {
@@ -271,15 +267,15 @@ func (s *nodeStatus) read(ctx context.Context) (gone bool, err error) {
 	return false, nil
 }
 
-// take changes what is believed, and tells about which volumes.
-func (s *nodeStatus) take(change func() (learned []string)) {
+// update changes the cached state and wakes the affected volumes.
+func (s *nodeStatus) update(change func() (changed []string)) {
 	s.mu.Lock()
-	learned := change()
+	changed := change()
 	s.mu.Unlock()
-	s.on.learned(learned)
+	s.on.volumesChanged(changed)
 }
 
-// patch sends one PATCH. The Node in its response is what is believed after.
+// patch sends one PATCH and caches the Node in its response.
 func (s *nodeStatus) patch(ctx context.Context, write nodevolume.Write) error {
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": write.UID, "resourceVersion": write.ResourceVersion},
@@ -294,10 +290,10 @@ func (s *nodeStatus) patch(ctx context.Context, write nodevolume.Write) error {
 	if err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.inUse.NotApplied() // the next thing that is done is a live read
+		s.inUse.NotApplied() // a live read comes next
 		return fmt.Errorf("write volumesInUse of node %s: %w", s.node, err)
 	}
-	s.take(func() []string { return s.inUse.Applied(statusOf(node)) })
+	s.update(func() []string { return s.inUse.Applied(statusOf(node)) })
 	s.log.Info("Updated status.volumesInUse", "volumes", len(write.InUse), "resourceVersion", node.ResourceVersion)
 	return nil
 }

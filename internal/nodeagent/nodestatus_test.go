@@ -33,14 +33,14 @@ func newNodeWorld(t *testing.T, records map[string]nodevolume.Knowledge, objects
 	t.Helper()
 	w := &nodeWorld{api: fake.NewClientset(objects...)}
 	w.nodeStatus = newNodeStatus("n", w.api, logr.Discard(), nodeHandlers{
-		seen: func(*corev1.Node) {},
-		learned: func(names []string) {
+		observed: func(*corev1.Node) {},
+		volumesChanged: func(names []string) {
 			w.view("v") // no lock is held: this would wait for ever
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			w.learned = append(w.learned, names...)
 		},
-		relabelled: func() { w.labelled() },
+		relabelled: func() { w.nodeLabels() },
 		handshakes: func(names []string) map[string]nodevolume.Knowledge {
 			w.started()
 			return records
@@ -84,7 +84,7 @@ func (w *nodeWorld) soon(t *testing.T, what string, is func() bool) {
 func TestAVersionOfTheNodeThatComesWhileTheFirstIsRead(t *testing.T) {
 	w := newNodeWorld(t, nil, nodeAt("5", nil, nil))
 	w.api.PrependReactor("get", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
-		w.see(nodeAt("6", []string{"v"}, []string{"v"}))
+		w.observe(nodeAt("6", []string{"v"}, []string{"v"}))
 		return true, nodeAt("5", nil, nil), nil
 	})
 	if _, err := w.read(t.Context()); err != nil {
@@ -109,7 +109,7 @@ func TestAWishIsWrittenAndBelievedOnceItIsThere(t *testing.T) {
 		}
 		return true, nodeAt("6", []string{"v"}, nil), nil
 	})
-	w.settle("v", func(node nodevolume.Node) nodevolume.Decision {
+	w.decide("v", func(node nodevolume.Node) nodevolume.Decision {
 		if node.InUse != nodevolume.Unknown {
 			t.Errorf("in use: %s, and nothing was read", node.InUse)
 		}
@@ -138,7 +138,7 @@ func TestANodeThatIsGone(t *testing.T) {
 	if _, err := w.read(t.Context()); err != nil || w.view("v").Attached != nodevolume.Yes {
 		t.Fatalf("read: %v; the volume is %+v", err, w.view("v"))
 	}
-	w.settle("v", func(nodevolume.Node) nodevolume.Decision { return nodevolume.Decision{InUse: nodevolume.Yes} })
+	w.decide("v", func(nodevolume.Node) nodevolume.Decision { return nodevolume.Decision{InUse: nodevolume.Yes} })
 	before := w.view("v").Changes
 	node = nil
 	gone, err := w.read(t.Context())

@@ -7,14 +7,14 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// observe is what a volume's life does not know by itself. The caller holds mu.
+// observe returns the facts for a decision that are not in the volume's state. The caller holds mu.
 func (m *volumeManager) observe(v *volume, node nodevolume.Node) nodevolume.Facts {
 	rules := m.plugins.rules(v.driver)
 	facts := nodevolume.Facts{
 		Node: node, AttachRequired: m.plugins.attachRequired(v.driver), Unaccounted: m.isUnaccounted(v.name),
 		Pod: func(p *nodevolume.PodVolume) nodevolume.PodFacts {
 			facts := nodevolume.PodFacts{PodState: m.pods.state(types.UID(p.Key.PodUID))}
-			if w := v.find(p.Key).want; w != nil {
+			if w := v.findPod(p.Key).toMount; w != nil {
 				facts.Wants, facts.Label, facts.SolePod, facts.ReadOnly = true, rules.label(w), w.solePod, w.readOnly
 			}
 			return facts
@@ -23,7 +23,7 @@ func (m *volumeManager) observe(v *volume, node nodevolume.Node) nodevolume.Fact
 	if client, has := m.plugins.registered(v.driver); client != nil {
 		facts.Driver.Registered = true
 		if rules.republish {
-			facts.Driver.RepublishEvery = m.config.republishEvery
+			facts.Driver.RepublishEvery = m.config.republishPeriod
 		}
 		if has != nil {
 			facts.Driver.Stages = decision.Known(has.Stage)
@@ -32,8 +32,8 @@ func (m *volumeManager) observe(v *volume, node nodevolume.Node) nodevolume.Fact
 	return facts
 }
 
-// claims tells what the owner of a pod says about its publication. The caller holds mu.
-func (m *volumeManager) claims(v *volume) func(*podVolume) nodevolume.Demand {
+// demands returns a function for the demand of each pod of the volume. The caller holds mu.
+func (m *volumeManager) demands(v *volume) func(*podVolume) nodevolume.Demand {
 	facts := m.observe(v, nodevolume.Node{})
-	return func(p *podVolume) nodevolume.Demand { return v.life.Demand(facts, p.PodVolume) }
+	return func(p *podVolume) nodevolume.Demand { return v.state.Demand(facts, p.PodVolume) }
 }

@@ -24,27 +24,26 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// ownerFile says whose records lie in recordsDir.
+// ownerFile names the Node and the cluster to which the records belong.
 const ownerFile = "belay/owner.json"
 
-// The objects that tell clusters apart. A node may read the Service under the Node authorizer, and not
-// the Namespace; deploy/belay-node's ClusterRole has the Namespace. The Service is recreated when a person
-// deletes it, the Namespace cannot be.
+// The objects whose UIDs identify a cluster. The Node authorizer allows a node to read the Service, but not the Namespace;
+// deploy/belay-node's ClusterRole adds the Namespace. The Service is recreated when someone deletes it; the Namespace cannot be deleted.
 const (
 	clusterNamespace = "namespaces/kube-system"
 	clusterService   = "namespaces/default/services/kubernetes"
 )
 
-// OwnerError says that the records under the root belong to another Node, or to a Node of another
-// cluster. By the pods of this one all of them would be taken down.
+// OwnerError reports that the records under the root belong to another Node, or to a Node of another cluster. With this Node's pods the
+// agent would unmount all their volumes.
 type OwnerError struct {
 	// Root is the root directory.
 	Root string
-	// RecordedNode is the Node to which the records belong, Node the one that the agent was to serve.
+	// RecordedNode is the Node to which the records belong, Node the configured one.
 	RecordedNode, Node string
-	// Detail says what was compared.
+	// Detail describes what was compared.
 	Detail string
-	// OtherRoot is set if Root is the wrong one: below it the volumes are recorded that the Node lists in use.
+	// OtherRoot is set if Root is wrong: the records of the volumes that the Node lists in use are below OtherRoot.
 	OtherRoot string
 }
 
@@ -65,30 +64,30 @@ func (e *OwnerError) Error() string {
 		e.Root, e.Node, e.Detail, e.Root, recordsDir, e.Root)
 }
 
-// recordOwner knows whose records lie under the root. Until it is sure that they are this node's, nothing that the
-// API says about pods counts, and nothing is written to the API.
+// recordOwner verifies that the records under the root belong to this Node. Until then the agent ignores which pods the API has, and
+// writes nothing to the API.
 type recordOwner struct {
 	root   *mount.Root
 	bootID string
 	client kubernetes.Interface
 	log    logr.Logger
-	// sure is closed when the records are known to be this node's.
-	sure chan struct{}
+	// verified is closed once the records are known to be this node's.
+	verified chan struct{}
 
 	mu sync.Mutex
 	// Under mu:
 	recorded nodevolume.Owner
-	// stored: recorded is what the file says.
+	// stored is set if recorded is in ownerFile.
 	stored bool
-	// problem is why it could not be told last.
+	// problem is the last error of verify.
 	problem error
 }
 
-// newRecordOwner reads the file. It fails with an OwnerError if the records belong to a Node of another name, and with another
-// error if the file cannot be read.
+// newRecordOwner reads ownerFile. It returns an OwnerError if the records belong to a Node of another name, and another error if the file
+// cannot be read.
 func newRecordOwner(config Config, root *mount.Root, client kubernetes.Interface) (*recordOwner, error) {
 	node, log := config.NodeName, config.Logger
-	o := &recordOwner{root: root, bootID: config.BootID, client: client, log: log, sure: make(chan struct{}), recorded: nodevolume.Owner{NodeName: node}}
+	o := &recordOwner{root: root, bootID: config.BootID, client: client, log: log, verified: make(chan struct{}), recorded: nodevolume.Owner{NodeName: node}}
 	names, err := root.List(recordsDir)
 	if err != nil {
 		return nil, err
@@ -100,14 +99,14 @@ func newRecordOwner(config Config, root *mount.Root, client kubernetes.Interface
 		}
 	}
 	if len(records) == 0 {
-		return o, nil // whoever it was has given all back
+		return o, nil // nothing to protect
 	}
 	found, err := o.read()
 	if errors.Is(err, fs.ErrNotExist) {
-		return o, o.adopt(records)
+		return o, o.checkUnowned(records)
 	}
 	if err != nil {
-		// By the pods of another cluster all that runs would be taken down.
+		// The pods of another cluster would have every volume unmounted.
 		return nil, fmt.Errorf("%w; nothing was changed; remedy: if the records were made for this node name and this cluster, remove %s", err, root.Path(ownerFile))
 	}
 	o.recorded, o.stored = found, true
@@ -131,9 +130,8 @@ func (o *recordOwner) read() (found nodevolume.Owner, err error) {
 	return found, nil
 }
 
-// adopt looks whether records of an agent that wrote no owner can be this node's: the files that are
-// written for drivers beside the records name the node.
-func (o *recordOwner) adopt(records []string) error {
+// checkUnowned checks records without an ownerFile, from an earlier version of the agent: vol_data.json has the name of the node.
+func (o *recordOwner) checkUnowned(records []string) error {
 	for _, name := range records {
 		raw, err := o.root.ReadFile(recordPath(name))
 		if err != nil {
@@ -157,32 +155,32 @@ func (o *recordOwner) adopt(records []string) error {
 	return nil
 }
 
-// verify compares the records' owner with the Node and the cluster that the API shows. It returns an OwnerError if
-// they are another's, and any other error while that cannot be told.
+// verify compares the owner of the records with the Node and the cluster in the API. It returns an OwnerError on a mismatch, and another
+// error as long as it cannot tell.
 func (o *recordOwner) verify(ctx context.Context) error {
-	if o.isSure() {
+	if o.isVerified() {
 		return nil
 	}
 	now, node, err := o.observe(ctx)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if err == nil {
-		err = o.judgeRoot(node)
+		err = o.checkRoot(node)
 	}
 	if err == nil {
-		err = o.judge(now)
+		err = o.checkOwner(now)
 	}
 	if o.problem = err; err == nil {
-		close(o.sure)
+		close(o.verified)
 	}
 	return err
 }
 
-// judgeRoot looks whether an agent of this boot has served the Node from another root. By the records below this one, all that the Node
-// lists in use would be taken out of the list, and detached while it is mounted.
-func (o *recordOwner) judgeRoot(node *corev1.Node) error {
-	said := node.Annotations[kube.VolumesRootAnnotation]
-	bootID, root, ok := strings.Cut(said, " ")
+// checkRoot checks whether an agent has served the Node from another root since boot. With the records below this root, everything that the
+// Node lists in use would be removed from the list, and detached while mounted.
+func (o *recordOwner) checkRoot(node *corev1.Node) error {
+	parts := node.Annotations[kube.VolumesRootAnnotation]
+	bootID, root, ok := strings.Cut(parts, " ")
 	if !ok || bootID != o.bootID || root == o.root.Path(".") || len(node.Status.VolumesInUse) == 0 {
 		return nil
 	}
@@ -192,8 +190,8 @@ func (o *recordOwner) judgeRoot(node *corev1.Node) error {
 	}
 }
 
-// judge is verify for what was read. The caller holds mu.
-func (o *recordOwner) judge(now nodevolume.Owner) error {
+// checkOwner compares the recorded owner with the one in the API. The caller holds mu.
+func (o *recordOwner) checkOwner(now nodevolume.Owner) error {
 	if o.stored {
 		switch o.recorded.Compare(now) {
 		case nodevolume.SameOwner:
@@ -210,18 +208,18 @@ func (o *recordOwner) judge(now nodevolume.Owner) error {
 	return o.store(o.recorded.Updated(now))
 }
 
-// difference says what was compared. The caller holds mu.
+// difference describes what was compared. The caller holds mu.
 func (o *recordOwner) difference(now nodevolume.Owner) string {
-	said := []string{fmt.Sprintf("node UID was %q, is %q", o.recorded.NodeUID, now.NodeUID)}
+	parts := []string{fmt.Sprintf("node UID was %q, is %q", o.recorded.NodeUID, now.NodeUID)}
 	for _, object := range []string{clusterNamespace, clusterService} {
 		if was, is := o.recorded.Cluster[object], now.Cluster[object]; was != "" || is != "" {
-			said = append(said, fmt.Sprintf("UID of %s was %q, is %q", object, was, is))
+			parts = append(parts, fmt.Sprintf("UID of %s was %q, is %q", object, was, is))
 		}
 	}
-	return strings.Join(said, ", ")
+	return strings.Join(parts, ", ")
 }
 
-// observe reads the Node and what tells clusters apart. What is not there or may not be read is left out.
+// observe reads the UIDs of the Node and the cluster. It leaves out those that do not exist or that it may not read.
 func (o *recordOwner) observe(ctx context.Context) (nodevolume.Owner, *corev1.Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
@@ -253,8 +251,8 @@ func (o *recordOwner) observe(ctx context.Context) (nodevolume.Owner, *corev1.No
 	return now, node, nil
 }
 
-// nodeSeen notes the UID of a Node that was recreated while the agent ran.
-func (o *recordOwner) nodeSeen(uid types.UID) {
+// updateNodeUID records the UID of a Node that was recreated while the agent runs.
+func (o *recordOwner) updateNodeUID(uid types.UID) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.stored || o.recorded.NodeUID == string(uid) {
@@ -267,7 +265,7 @@ func (o *recordOwner) nodeSeen(uid types.UID) {
 	}
 }
 
-// store writes the file, if it says something else. The caller holds mu.
+// store writes ownerFile if it has changed. The caller holds mu.
 func (o *recordOwner) store(next nodevolume.Owner) error {
 	if o.stored && o.recorded.Equal(next) {
 		return nil
@@ -283,9 +281,9 @@ func (o *recordOwner) store(next nodevolume.Owner) error {
 	return nil
 }
 
-// ready says why it is not known whose the records are; nil if they are this node's.
+// ready returns why the owner of the records is not verified, or nil.
 func (o *recordOwner) ready() error {
-	if o.isSure() {
+	if o.isVerified() {
 		return nil
 	}
 	o.mu.Lock()
@@ -293,22 +291,22 @@ func (o *recordOwner) ready() error {
 	return cmp.Or(o.problem, fmt.Errorf("the owner of the volumes recorded below %s has not been verified yet", o.root.Path(".")))
 }
 
-// isSure says that the records are known to be this node's.
-func (o *recordOwner) isSure() bool {
+// isVerified reports whether the records are known to be this node's.
+func (o *recordOwner) isVerified() bool {
 	select {
-	case <-o.sure:
+	case <-o.verified:
 		return true
 	default:
 		return false
 	}
 }
 
-// firstLook bounds the first try to learn whose the records are, for which everything waits.
-const firstLook = 5 * time.Second
+// firstVerifyTimeout bounds the first attempt to verify, for which everything else waits.
+const firstVerifyTimeout = 5 * time.Second
 
-// lookForOwner tries once. It fails only if the records are another's: what needs no API need not wait for it.
-func (a *Agent) lookForOwner(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, firstLook)
+// verifyOwnerOnce fails only if the records belong to another Node: unmounting need not wait for the API server.
+func (a *Agent) verifyOwnerOnce(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, firstVerifyTimeout)
 	defer cancel()
 	err := a.owner.verify(ctx)
 	if other, ok := errors.AsType[*OwnerError](err); ok {
@@ -317,11 +315,11 @@ func (a *Agent) lookForOwner(ctx context.Context) error {
 	return nil
 }
 
-// knowOwner returns when the records are known to be this node's, with an OwnerError when they are another's.
-func (a *Agent) knowOwner(ctx context.Context) error {
+// waitForOwner retries until the owner of the records is verified. It returns an OwnerError if they belong to another Node.
+func (a *Agent) waitForOwner(ctx context.Context) error {
 	for failures := 1; ; failures++ {
 		err := a.owner.verify(ctx)
-		a.volumes.blocks(err, nodevolume.AttachabilityUnknown, nodevolume.NodeUnknown)
+		a.volumes.setBlocker(err, nodevolume.AttachabilityUnknown, nodevolume.NodeUnknown)
 		if _, other := errors.AsType[*OwnerError](err); err == nil || other {
 			return err
 		}

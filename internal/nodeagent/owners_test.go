@@ -44,17 +44,17 @@ func newPodWorld(t *testing.T) *podWorld {
 		w.told = append(w.told, what+" "+string(uid))
 	}
 	config := Config{NodeName: "n", RESTConfig: nil, Logger: logr.Discard()}
-	w.podManager = newPodManager(config, w.api, record.NewFakeRecorder(10), newBeat(), func() bool { return w.sure }, podHandlers{
-		wanted: func(uid types.UID, wants []*wantedVolume) {
+	w.podManager = newPodManager(config, w.api, record.NewFakeRecorder(10), newSchedule(), func() bool { return w.sure }, podHandlers{
+		wanted: func(uid types.UID, wants []*volumeToMount) {
 			for _, want := range wants {
-				w.join(uid, want.name())
+				w.addVolume(uid, want.name())
 			}
 			tell("wanted", uid)
 		},
-		released: func(uid types.UID, _ []string) { tell("released", uid) },
-		changed:  func(names []string) { tell("changed", types.UID(slices.Compact(names)[0])) },
-		grows:    func(*wantedVolume) bool { return false },
-		readSize: func(context.Context, *wantedVolume, string) error { return nil },
+		released:  func(uid types.UID, _ []string) { tell("released", uid) },
+		changed:   func(names []string) { tell("changed", types.UID(slices.Compact(names)[0])) },
+		mayExpand: func(*volumeToMount) bool { return false },
+		readSize:  func(context.Context, *volumeToMount, string) error { return nil },
 	})
 	t.Cleanup(w.queue.ShutDown)
 	return w
@@ -76,13 +76,13 @@ func TestAPodIsLookedUpToldAndForgotten(t *testing.T) {
 	w := newPodWorld(t)
 	w.set(podWithClaim("p"))
 	must(t, w.lookUp(t.Context(), "p"))
-	if p, known := w.look("p"); !known || !p.resolved || len(p.wants) != 1 {
+	if p, known := w.snapshot("p"); !known || !p.resolved || len(p.toMount) != 1 {
 		t.Errorf("known: %v; it is %+v", known, p)
 	}
-	w.ending("p", errNotAsked)
+	w.ending("p", errRuntimeNotQueried)
 	w.remove("p")
 	w.remove("p")
-	w.leave("p", volumeOfClaim)
+	w.removeVolume("p", volumeOfClaim)
 	want := []string{"wanted p", "changed " + volumeOfClaim, "changed " + volumeOfClaim, "released p"}
 	if diff := cmp.Diff(want, w.told); diff != "" {
 		t.Errorf("told (-want +got):\n%s", diff)
@@ -104,7 +104,7 @@ func TestAPodThatGoesWhileItIsLookedUp(t *testing.T) {
 	if diff := cmp.Diff([]string{"released p"}, w.told); diff != "" {
 		t.Errorf("told (-want +got):\n%s", diff)
 	}
-	if w.join("p", volumeOfClaim) || len(w.uids()) > 0 {
+	if w.addVolume("p", volumeOfClaim) || len(w.uids()) > 0 {
 		t.Errorf("the pod came back: %v", w.uids())
 	}
 }
@@ -119,12 +119,12 @@ func TestPodsOfRecordsWaitForTheirOwner(t *testing.T) {
 	if state := w.state("gone"); state != (nodevolume.PodState{}) {
 		t.Errorf("before its owner has spoken: %+v", state)
 	}
-	w.allSet()
+	w.setPodsSynced()
 	if state := w.state("gone"); state.Removed || state.PodsSynced {
 		t.Errorf("while the records may be another node's: %+v", state)
 	}
 	w.sure = true
-	w.endSilent()
+	w.removeOrphans()
 	if got := []bool{w.state("gone").Removed, w.state("lives").Removed}; !got[0] || got[1] {
 		t.Errorf("removed: %v, want [true false]", got)
 	}
@@ -139,25 +139,25 @@ func TestAVolumeOfAPodThatIsGone(t *testing.T) {
 	root, err := mount.OpenRoot(t.TempDir(), func() ([]string, error) { return nil, nil })
 	must(t, err)
 	defer root.Close()
-	m := newVolumeManager(w.config, w.api, root, record.NewFakeRecorder(10), newBeat())
+	m := newVolumeManager(w.config, w.api, root, record.NewFakeRecorder(10), newSchedule())
 	defer m.shutDown()
 	m.pods = w.podManager
 	m.plugins = newPlugins(w.config, root, w.api, nil, pluginHandlers{})
 	defer m.plugins.close()
 	m.status = newNodeStatus("n", w.api, logr.Discard(), nodeHandlers{})
-	here := &wantedVolume{specName: "pv", driver: "d", handle: "h", pod: podIdentity{UID: "p"}}
-	m.wanted("p", []*wantedVolume{here})
+	here := &volumeToMount{specName: "pv", driver: "d", handle: "h", pod: podIdentity{UID: "p"}}
+	m.addVolumes("p", []*volumeToMount{here})
 	if len(m.all) > 0 {
 		t.Errorf("volumes of a pod that nobody has set: %v", m.all)
 	}
 	w.set(podWithClaim("p"))
-	m.wanted("p", []*wantedVolume{here})
+	m.addVolumes("p", []*volumeToMount{here})
 	if m.all[volumeOfClaim] == nil || m.queue.Len() != 1 {
 		t.Errorf("volumes: %v, %d to look at", m.all, m.queue.Len())
 	}
 	w.remove("p")
 	m.reconcile(t.Context(), volumeOfClaim)
-	if p, known := w.look("p"); known || len(m.all[volumeOfClaim].pods) > 0 {
+	if p, known := w.snapshot("p"); known || len(m.all[volumeOfClaim].pods) > 0 {
 		t.Errorf("after it was removed: %+v, %v", p, m.all)
 	}
 }

@@ -16,10 +16,9 @@ import (
 	"belay.dev/belay/internal/mount"
 )
 
-// plugins owns what is known of the CSI drivers of this node: which are registered, their clients and
-// capabilities, what their CSIDrivers say, and what Node and CSINode say of them. It knows neither
-// volumes nor pods. Its methods may be called with the lock of either held; it calls its handlers
-// without its own.
+// plugins tracks the CSI drivers of this node: their registrations, clients, capabilities and CSIDrivers, and their entries in Node and
+// CSINode. It knows neither volumes nor pods. Its methods may be called with the lock of either held; it calls its handlers without its
+// own.
 type plugins struct {
 	config   Config
 	log      logr.Logger
@@ -27,57 +26,56 @@ type plugins struct {
 	on       pluginHandlers
 	registry *registry
 	identity *identity
-	// csiDrivers is the watch cache of CSIDrivers.
+	// csiDrivers is the informer of CSIDrivers.
 	csiDrivers cache.SharedIndexInformer
-	// limitsDue holds the drivers whose attach limit may have to be refreshed. Each is asked by a
-	// goroutine of its own: one that hangs blocks no other, and no volume.
+	// limitsDue queues the drivers whose attach limit may be due. Each has its own goroutine, so that a driver that hangs blocks no other.
 	limitsDue workqueue.TypedDelayingInterface[string]
 
 	mu sync.Mutex
 	// Under mu:
 	drivers map[string]*driver
-	// limits holds the drivers whose limit is refreshed.
-	limits map[string]limitUpkeep
+	// limits has the drivers whose limit is refreshed.
+	limits map[string]limitRefresh
 }
 
-// pluginHandlers are called without the lock of plugins held.
+// pluginHandlers are called without the lock of plugins.
 type pluginHandlers struct {
-	// changed: the driver was registered or connected again, or is gone, or its CSIDriver has changed.
+	// changed is called when the driver was registered, reconnected or unregistered, or when its CSIDriver has changed.
 	changed func(driver string)
-	// reconnected comes before changed when a connection was made: behind it may be another version of the driver.
+	// reconnected is called before changed after a new connection: the driver may have been upgraded.
 	reconnected func(driver string)
-	// csiDriversListed: attachRequired is known from here on; csiDriversUnknown: why they could not be listed or watched.
+	// csiDriversListed is called once attachRequired is known, csiDriversUnknown when listing or watching CSIDrivers fails.
 	csiDriversListed  func()
 	csiDriversUnknown func(error)
-	// measure returns what is told of each call to the driver, nil if nothing is.
+	// measure returns the observer of the calls to a driver, or nil.
 	measure func(driver string) func(csi.Call)
 }
 
-// newPlugins makes plugins that write nothing to the API before sure is closed.
-func newPlugins(config Config, root *mount.Root, client kubernetes.Interface, sure <-chan struct{}, on pluginHandlers) *plugins {
+// newPlugins creates plugins that write nothing to the API before verified is closed.
+func newPlugins(config Config, root *mount.Root, client kubernetes.Interface, ownerVerified <-chan struct{}, on pluginHandlers) *plugins {
 	p := &plugins{
 		config: config, log: config.Logger, root: root, on: on,
 		identity:  newIdentity(config.NodeName, client),
 		limitsDue: workqueue.NewTypedDelayingQueue[string](),
 		drivers:   map[string]*driver{},
-		limits:    map[string]limitUpkeep{},
+		limits:    map[string]limitRefresh{},
 	}
-	p.identity.sure, p.identity.root = sure, config.BootID+" "+root.Path(".")
+	p.identity.ownerVerified, p.identity.root = ownerVerified, config.BootID+" "+root.Path(".")
 	p.registry = newRegistry(p)
 	p.csiDrivers = p.newCSIDriverInformer(client)
 	return p
 }
 
-// close ends what newPlugins began.
+// close releases what newPlugins created.
 func (p *plugins) close() {
 	p.registry.queue.ShutDown()
 	p.limitsDue.ShutDown()
 }
 
-// open begins to watch for the sockets of drivers, which run then registers.
+// open starts watching for the sockets of drivers.
 func (p *plugins) open() error { return p.registry.open() }
 
-// run registers drivers and refreshes their limits until ctx ends. It needs no API server to make drivers usable.
+// run registers drivers and refreshes their limits until ctx ends. Registering a driver for use needs no API server.
 func (p *plugins) run(ctx context.Context) {
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -92,11 +90,11 @@ func (p *plugins) run(ctx context.Context) {
 	running.Wait()
 }
 
-// serveAPI follows the CSIDrivers and keeps Node and CSINode until ctx ends.
+// serveAPI watches CSIDrivers and writes Node and CSINode until ctx ends.
 func (p *plugins) serveAPI(ctx context.Context) {
 	var running sync.WaitGroup
 	running.Go(func() { p.csiDrivers.RunWithContext(ctx) })
-	running.Go(func() { p.identity.keep(ctx, p.log) })
+	running.Go(func() { p.identity.run(ctx, p.log) })
 	select {
 	case <-p.csiDrivers.HasSyncedChecker().Done():
 		p.planLimits()
@@ -106,7 +104,7 @@ func (p *plugins) serveAPI(ctx context.Context) {
 	running.Wait()
 }
 
-// ready says what is missing before volumes can be mounted; nil if nothing.
+// ready returns why no volume can be mounted yet, or nil.
 func (p *plugins) ready() error {
 	switch {
 	case !p.identity.isWritten():
@@ -118,11 +116,11 @@ func (p *plugins) ready() error {
 	}
 }
 
-// seeNode takes in a version of the Node from the watch.
-func (p *plugins) seeNode(node *corev1.Node) { p.identity.see(node) }
+// observeNode handles a version of the Node from the watch.
+func (p *plugins) observeNode(node *corev1.Node) { p.identity.observe(node) }
 
-// registered returns a driver's client and capabilities as they belong together. The client is nil
-// if the driver is not registered, the capabilities also while they have not been read.
+// registered returns a consistent pair of a driver's client and capabilities. The client is nil if the driver is not registered, and so are
+// the capabilities until they have been read.
 func (p *plugins) registered(driver string) (*csi.Node, *csi.NodeCapabilities) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -132,7 +130,7 @@ func (p *plugins) registered(driver string) (*csi.Node, *csi.NodeCapabilities) {
 	return nil, nil
 }
 
-// client returns the client of a registered driver. It works until the driver is gone and the calls on it have ended.
+// client returns the client of a registered driver. It can be used until the driver is unregistered and its running calls have ended.
 func (p *plugins) client(driver string) (*csi.Node, error) {
 	client, _ := p.registered(driver)
 	if client == nil {
@@ -141,7 +139,7 @@ func (p *plugins) client(driver string) (*csi.Node, error) {
 	return client, nil
 }
 
-// capabilities asks a driver what it can do, unless that is known.
+// capabilities returns the capabilities of a driver. It calls NodeGetCapabilities if they are not cached.
 func (p *plugins) capabilities(ctx context.Context, driver string) (*csi.Node, csi.NodeCapabilities, error) {
 	client, known := p.registered(driver)
 	switch {
@@ -163,10 +161,10 @@ func (p *plugins) capabilities(ctx context.Context, driver string) (*csi.Node, c
 }
 
 func notRegistered(driver string) error {
-	return fmt.Errorf("driver %s is not registered on this node any more", driver)
+	return fmt.Errorf("driver %s is no longer registered on this node", driver)
 }
 
-// sockets are those at which drivers are registered, and those that are there.
+// sockets returns the sockets of the registered drivers, and all registration sockets that exist.
 func (p *plugins) sockets() (registered, present []string) {
 	p.mu.Lock()
 	for _, d := range p.drivers {
@@ -176,7 +174,7 @@ func (p *plugins) sockets() (registered, present []string) {
 	return registered, p.registry.present()
 }
 
-// reconnected: the driver may be another version.
+// reconnected clears the cached capabilities, as the driver may have been upgraded.
 func (p *plugins) reconnected(driver string) {
 	p.mu.Lock()
 	if d := p.drivers[driver]; d != nil {
@@ -187,7 +185,7 @@ func (p *plugins) reconnected(driver string) {
 	p.changed(driver)
 }
 
-// changed has a driver's limit looked after and tells of the change.
+// changed checks the driver's limit and calls the handler.
 func (p *plugins) changed(driver string) {
 	p.limitsDue.Add(driver)
 	p.on.changed(driver)

@@ -30,7 +30,7 @@ func onlyPlugins(t *testing.T, on pluginHandlers) *plugins {
 	t.Helper()
 	root, err := mount.OpenRoot(shortDir(t), nil)
 	must(t, err)
-	config := Config{NodeName: "n", RPCTimeout: patience, second: time.Hour}
+	config := Config{NodeName: "n", RPCTimeout: patience, limitPeriodUnit: time.Hour}
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "u", ResourceVersion: "1"}})
 	p := newPlugins(config, root, client, closed(), on)
 	t.Cleanup(func() {
@@ -140,7 +140,7 @@ func TestPluginHandlers(t *testing.T) {
 	if _, err := p.client("d"); err == nil {
 		t.Error("a driver that is gone has a client")
 	}
-	if _, _, err := p.capabilities(t.Context(), "d"); err == nil || err.Error() != "driver d is not registered on this node any more" {
+	if _, _, err := p.capabilities(t.Context(), "d"); err == nil || err.Error() != "driver d is no longer registered on this node" {
 		t.Errorf("capabilities of a driver that is gone: %v", err)
 	}
 }

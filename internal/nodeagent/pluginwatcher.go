@@ -9,29 +9,28 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// A kernel gives one user 128 inotify instances (fs.inotify.max_user_instances). A
-// process with a thousand agents can do with one: it is made for the first that
-// watches, shared by all, and ends with the last.
+// The kernel gives a user 128 inotify instances (fs.inotify.max_user_instances). So that one process can run a thousand agents, they share
+// one watcher, which lives from the first pluginWatcher to the last.
 var shared struct {
 	mu       sync.Mutex
-	watcher  *fsnotify.Watcher           // guarded by mu; nil while nobody watches
+	watcher  *fsnotify.Watcher           // guarded by mu; nil without a pluginWatcher
 	open     map[*pluginWatcher]struct{} // guarded by mu
 	watchers map[string]*pluginWatcher   // guarded by mu; by directory
-	stopped  chan struct{}               // closed when the watcher's goroutine has ended
+	stopped  chan struct{}               // closed when deliver has returned
 }
 
-// noticesHeld is how many events wait for one agent. When they are more, it is told to look itself.
-const noticesHeld = 64
+// eventBuffer is the number of events that one agent may lag behind before it has to list the directories again.
+const eventBuffer = 64
 
-// pluginWatcher are what happens in the directories that one agent watches.
+// pluginWatcher receives the events in the directories that one agent watches.
 type pluginWatcher struct {
 	events chan fsnotify.Event
-	// lost holds one word when events were lost.
+	// lost receives an error after events were lost.
 	lost chan error
 }
 
-// watchNotices begins with no directory.
-func watchNotices() (*pluginWatcher, error) {
+// newPluginWatcher creates a pluginWatcher without directories.
+func newPluginWatcher() (*pluginWatcher, error) {
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
 	if shared.watcher == nil {
@@ -43,19 +42,19 @@ func watchNotices() (*pluginWatcher, error) {
 		shared.open, shared.watchers = map[*pluginWatcher]struct{}{}, map[string]*pluginWatcher{}
 		go deliver(watcher, shared.stopped)
 	}
-	n := &pluginWatcher{events: make(chan fsnotify.Event, noticesHeld), lost: make(chan error, 1)}
+	n := &pluginWatcher{events: make(chan fsnotify.Event, eventBuffer), lost: make(chan error, 1)}
 	shared.open[n] = struct{}{}
 	return n, nil
 }
 
-// add watches one more directory.
+// add watches a directory.
 func (n *pluginWatcher) add(dir string) error {
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
 	if _, open := shared.open[n]; !open {
 		return fsnotify.ErrClosed
 	}
-	// Before the first event can come.
+	// Registered first, so that no event is dropped.
 	shared.watchers[dir] = n
 	if err := shared.watcher.Add(dir); err != nil {
 		delete(shared.watchers, dir)
@@ -64,7 +63,7 @@ func (n *pluginWatcher) add(dir string) error {
 	return nil
 }
 
-// close ends the watch of all directories.
+// close stops watching all directories.
 func (n *pluginWatcher) close() error {
 	shared.mu.Lock()
 	if _, open := shared.open[n]; !open {
@@ -95,7 +94,7 @@ func (n *pluginWatcher) close() error {
 	return err
 }
 
-// deliver gives each event to the agent that watches its directory. It never waits for one.
+// deliver passes each event to the agent that watches its directory. It never blocks on an agent.
 func deliver(watcher *fsnotify.Watcher, stopped chan<- struct{}) {
 	defer close(stopped)
 	for {
@@ -108,12 +107,12 @@ func deliver(watcher *fsnotify.Watcher, stopped chan<- struct{}) {
 			n := shared.watchers[filepath.Dir(event.Name)]
 			shared.mu.Unlock()
 			if n == nil {
-				continue // no agent watches it any more
+				continue // no longer watched
 			}
 			select {
 			case n.events <- event:
 			default:
-				n.lose(errors.New("event queue overflow"))
+				n.reportLost(errors.New("event queue overflow"))
 			}
 		case err, open := <-watcher.Errors:
 			if !open {
@@ -121,16 +120,16 @@ func deliver(watcher *fsnotify.Watcher, stopped chan<- struct{}) {
 			}
 			shared.mu.Lock()
 			for n := range shared.open {
-				n.lose(err)
+				n.reportLost(err)
 			}
 			shared.mu.Unlock()
 		}
 	}
 }
 
-func (n *pluginWatcher) lose(err error) {
+func (n *pluginWatcher) reportLost(err error) {
 	select {
 	case n.lost <- err:
-	default: // it has been told, and has not looked yet
+	default: // one is pending already
 	}
 }

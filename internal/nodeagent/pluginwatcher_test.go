@@ -28,7 +28,7 @@ func TestManyAgentsShareOneWatch(t *testing.T) {
 	var all []*pluginWatcher
 	var dirs []string
 	for range agents {
-		n, err := watchNotices()
+		n, err := newPluginWatcher()
 		must(t, err)
 		dir := t.TempDir()
 		must(t, n.add(dir))
@@ -55,7 +55,7 @@ func TestManyAgentsShareOneWatch(t *testing.T) {
 	if err := all[0].add(dirs[0]); err == nil {
 		t.Error("an agent that has ended watches a directory")
 	}
-	n, err := watchNotices() // and from the beginning
+	n, err := newPluginWatcher() // and from the beginning
 	must(t, err)
 	must(t, n.add(dirs[0]))
 	must(t, os.WriteFile(filepath.Join(dirs[0], "again"), nil, 0o600))
@@ -67,15 +67,15 @@ func TestManyAgentsShareOneWatch(t *testing.T) {
 
 // An agent that does not look must not hold the others up, and finds out that it missed something.
 func TestAnAgentThatDoesNotLookIsToldThatEventsWereLost(t *testing.T) {
-	slow, err := watchNotices()
+	slow, err := newPluginWatcher()
 	must(t, err)
-	quick, err := watchNotices()
+	quick, err := newPluginWatcher()
 	must(t, err)
 	t.Cleanup(func() { must(t, slow.close()); must(t, quick.close()) })
 	slowDir, quickDir := t.TempDir(), t.TempDir()
 	must(t, slow.add(slowDir))
 	must(t, quick.add(quickDir))
-	for i := range noticesHeld + 1 {
+	for i := range eventBuffer + 1 {
 		listener, err := net.Listen("unix", filepath.Join(slowDir, fmt.Sprint(i)))
 		must(t, err)
 		must(t, listener.Close())

@@ -19,44 +19,45 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// podManager owns what has been said of the pods of the node, and what they want. It calls its handlers without its lock.
+// podManager tracks the pods of the node and the volumes that they use. It calls its handlers without its lock.
 type podManager struct {
 	config Config
 	client kubernetes.Interface
 	log    logr.Logger
 	events record.EventRecorder
-	// sure says that the records are known to be this node's: see recordOwner.
-	sure func() bool
-	on   podHandlers
-	// queue holds the pods to look up.
-	queue workqueue.TypedRateLimitingInterface[types.UID]
-	beat  schedule
+	// ownerVerified reports whether the records are known to be this node's: see recordOwner.
+	ownerVerified func() bool
+	on            podHandlers
+	// queue has the pods to look up.
+	queue    workqueue.TypedRateLimitingInterface[types.UID]
+	schedule schedule
 
 	mu sync.Mutex
 	// Under mu:
 	known map[types.UID]*pod
-	// allSaid: the pods' owner has said all it knows. synced: and that is believed.
-	allSaid, synced bool
-	// followed: the pods of the API are known, and of all others the runtime is asked.
+	// podsSynced is set by PodsSynced; synced once the records are verified as well.
+	podsSynced, synced bool
+	// followed is set once FollowPods has listed the pods, and queries the runtime about all others.
 	followed bool
 }
 
-// podHandlers are told what comes of pods.
+// podHandlers are called on changes of pods.
 type podHandlers struct {
-	// wanted: the pod wants these volumes.
-	wanted func(types.UID, []*wantedVolume)
-	// released: the pod is not wanted any more, and has something of these volumes.
+	// wanted is called with volumes that the pod uses.
+	wanted func(types.UID, []*volumeToMount)
+	// released is called with the names of a pod's volumes when it was removed.
 	released func(types.UID, []string)
-	// changed: something else is known of the pods of these volumes.
+	// changed is called with the names of a pod's volumes when the pod has changed.
 	changed func([]string)
-	// grows says whether a wanted volume may grow, and readSize looks whether it has, in objects of this resource version at least.
-	grows    func(*wantedVolume) bool
-	readSize func(context.Context, *wantedVolume, string) error
+	// mayExpand reports whether a volume may have to be expanded on this node. readSize reads its size, at this resource version or a
+	// later one.
+	mayExpand func(*volumeToMount) bool
+	readSize  func(context.Context, *volumeToMount, string) error
 }
 
-func newPodManager(config Config, client kubernetes.Interface, events record.EventRecorder, beat schedule, sure func() bool, on podHandlers) *podManager {
+func newPodManager(config Config, client kubernetes.Interface, events record.EventRecorder, schedule schedule, ownerVerified func() bool, on podHandlers) *podManager {
 	return &podManager{
-		config: config, client: client, log: config.Logger, events: events, sure: sure, on: on, beat: beat,
+		config: config, client: client, log: config.Logger, events: events, ownerVerified: ownerVerified, on: on, schedule: schedule,
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](lookUpFirst, lookUpMax)),
 		known: map[types.UID]*pod{},
 	}
@@ -75,40 +76,40 @@ func (m *podManager) run(ctx context.Context) {
 	})
 }
 
-// wakeAll has every pod looked up.
+// wakeAll queues every pod.
 func (m *podManager) wakeAll() {
 	for _, uid := range m.uids() {
 		m.queue.Add(uid)
 	}
 }
 
-// pod is one pod of the node. All fields are under podManager.mu.
+// pod is one pod of the node. All fields are guarded by podManager.mu.
 type pod struct {
-	// object is nil if the pod is known from records alone.
+	// object is nil if the pod is only known from records.
 	object  *corev1.Pod
 	removed bool
-	// ending is why the pod's containers may run though its object says that it is over; nil if it is not.
+	// ending is why the containers of a pod that was deleted or has terminated may still run; otherwise nil.
 	ending error
-	// resolved: it is known which CSI volumes the pod wants.
+	// resolved is set once all CSI volumes of the pod are known.
 	resolved bool
-	wants    []*wantedVolume
-	// others are those of its claims that this agent does not mount.
-	others []*otherVolume
-	// stale: an ephemeral container came since, and with it perhaps a volume that no other uses.
+	toMount  []*volumeToMount
+	// nonCSI are its claims that the agent does not mount.
+	nonCSI []*nonCSIVolume
+	// stale is set if a new ephemeral container may use another volume.
 	stale bool
-	// problem is why it is not known yet; refused, why it never will be mounted.
+	// problem is why the volumes are not known yet; refused why they can never be mounted.
 	problem error
 	refused error
-	// problemSince is when looking it up failed first, told the problem that was sent as an event.
+	// problemSince is when looking up the volumes first failed.
 	problemSince time.Time
-	told         eventDedup
-	// tokens are those that drivers were given for the pod. Has a lock of its own.
+	lastEvent    eventDedup
+	// tokens has its own lock.
 	tokens *tokenCache
-	// syncAt is when its claims are read again.
+	// syncAt is when the pod's claims are read again.
 	syncAt time.Time
-	// volumes are the names of those that have an entry for the pod.
+	// volumes are the names of the volumes that track the pod.
 	volumes map[string]bool
-	// changed is closed, and made anew, when something of the above has changed.
+	// changed is closed and replaced when the pod or one of its volumes changes.
 	changed chan struct{}
 }
 
@@ -121,10 +122,10 @@ func (p *pod) notify() {
 	p.changed = make(chan struct{})
 }
 
-// names are the volumes that have an entry for the pod. The caller holds mu.
-func (p *pod) names() []string { return slices.Collect(maps.Keys(p.volumes)) }
+// volumeNames returns the names of the volumes that track the pod. The caller holds mu.
+func (p *pod) volumeNames() []string { return slices.Collect(maps.Keys(p.volumes)) }
 
-// state is what has been said of a pod.
+// state returns what is known of a pod.
 func (m *podManager) state(uid types.UID) nodevolume.PodState {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -138,9 +139,8 @@ func (m *podManager) state(uid types.UID) nodevolume.PodState {
 	}
 }
 
-// look is a pod as it is now. Its lists must not be changed; its channel is closed at the next change. It reports false
-// for a pod that is not known.
-func (m *podManager) look(uid types.UID) (pod, bool) {
+// snapshot returns a copy of a pod, or false for an unknown one. Its slices must not be changed; its channel is closed at the next change.
+func (m *podManager) snapshot(uid types.UID) (pod, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.known[uid]
@@ -152,7 +152,7 @@ func (m *podManager) look(uid types.UID) (pod, bool) {
 	return now, true
 }
 
-// notify wakes who waits for a pod.
+// notify wakes the waiters for a pod.
 func (m *podManager) notify(uid types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -161,7 +161,7 @@ func (m *podManager) notify(uid types.UID) {
 	}
 }
 
-// set says that the pod's volumes shall be mounted.
+// set adds or updates a pod whose volumes are to be mounted.
 func (m *podManager) set(object *corev1.Pod) {
 	m.mu.Lock()
 	p := m.known[object.UID]
@@ -177,31 +177,30 @@ func (m *podManager) set(object *corev1.Pod) {
 	p.ending = nil
 	first := p.object == nil
 	edited := !first && wasEdited(p.object, object)
-	more := !first && !sameVolumes(p.object, object)
-	leaves := !first && p.object.DeletionTimestamp == nil && object.DeletionTimestamp != nil
+	newVolumes := !first && !sameVolumes(p.object, object)
+	deleted := !first && p.object.DeletionTimestamp == nil && object.DeletionTimestamp != nil
 	p.object = object
-	if leaves { // what is not mounted by now will not be
+	if deleted { // checkDeleting may now fail its waiters
 		changed = true
 		p.notify()
 	}
-	// What a pod says of its volumes cannot change otherwise. Its status can, also because a
-	// mount fails; were that to cut a back-off short, a failure would feed itself.
-	if first || more {
-		p.stale = more
+	// Of a pod's volumes nothing else can change. Its status is ignored: a failed mount changes it, and would cut short its own back-off.
+	if first || newVolumes {
+		p.stale = newVolumes
 		m.queue.Add(object.UID)
 	}
 	if edited {
-		p.syncAt = time.Time{} // as kubelet, which syncs a pod that was changed
+		p.syncAt = time.Time{} // like kubelet, which syncs a changed pod at once
 		m.queue.Add(object.UID)
 	}
-	names := p.names()
+	names := p.volumeNames()
 	m.mu.Unlock()
 	if changed {
 		m.on.changed(names)
 	}
 }
 
-// remove says that the pod's containers have ended.
+// remove marks pods whose containers have ended.
 func (m *podManager) remove(uids ...types.UID) {
 	for _, uid := range uids {
 		m.mu.Lock()
@@ -215,17 +214,16 @@ func (m *podManager) remove(uids ...types.UID) {
 		if len(p.volumes) == 0 {
 			delete(m.known, uid)
 		}
-		names := p.names()
+		names := p.volumeNames()
 		m.mu.Unlock()
 		m.on.released(uid, names)
 	}
 }
 
-// errNotAsked is why a pod may run while the runtime has not answered.
-var errNotAsked = errors.New("the container runtime has not been queried yet")
+// errRuntimeNotQueried is why containers may run before the first answer of the runtime.
+var errRuntimeNotQueried = errors.New("the container runtime has not been queried yet")
 
-// ending says that the pod is over by its object, and why its containers may run all the same. It reports whether
-// the pod has anything here.
+// ending marks a pod that was deleted or has terminated, with why its containers may still run. It returns whether the pod is known.
 func (m *podManager) ending(uid types.UID, why error) bool {
 	m.mu.Lock()
 	p := m.known[uid]
@@ -233,65 +231,64 @@ func (m *podManager) ending(uid types.UID, why error) bool {
 		m.mu.Unlock()
 		return false
 	}
-	news := p.ending == nil
-	if news || !errors.Is(why, errNotAsked) {
+	first := p.ending == nil
+	if first || !errors.Is(why, errRuntimeNotQueried) {
 		p.ending = why
 	}
-	names := p.names()
+	names := p.volumeNames()
 	m.mu.Unlock()
-	if news {
+	if first {
 		m.on.changed(names)
 	}
 	return true
 }
 
-// silent are the pods that are known from records alone.
-func (m *podManager) silent() []types.UID {
+// orphans returns the pods that are only known from records.
+func (m *podManager) orphans() []types.UID {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var silent []types.UID
+	var orphans []types.UID
 	for uid, p := range m.known {
 		if p.object == nil && !p.removed {
-			silent = append(silent, uid)
+			orphans = append(orphans, uid)
 		}
 	}
-	return silent
+	return orphans
 }
 
-// allSet says that every pod of the owner has been set. It counts once the records are known to
-// be this node's: pods of another cluster say nothing about them.
-func (m *podManager) allSet() {
+// setPodsSynced records that every pod of the owner was set. It takes effect once the records are verified: the pods of another cluster
+// prove nothing.
+func (m *podManager) setPodsSynced() {
 	m.mu.Lock()
-	m.allSaid = true
+	m.podsSynced = true
 	m.mu.Unlock()
-	m.endSilent()
+	m.removeOrphans()
 }
 
-// endSilent takes down what belongs to pods of which their owner has not spoken, if it has
-// said all it knows.
-func (m *podManager) endSilent() {
+// removeOrphans removes the pods that are only known from records, if all pods of the owner were set.
+func (m *podManager) removeOrphans() {
 	m.mu.Lock()
-	m.synced = m.allSaid && m.sure()
+	m.synced = m.podsSynced && m.ownerVerified()
 	synced := m.synced
 	m.mu.Unlock()
 	if !synced {
 		return
 	}
-	silent := m.silent()
-	for _, uid := range silent {
+	orphans := m.orphans()
+	for _, uid := range orphans {
 		m.log.Info("Unmounting volumes of a pod that is only known from records", "pod", uid)
 	}
-	m.remove(silent...)
+	m.remove(orphans...)
 }
 
-// uids are those of all known pods.
+// uids returns the UIDs of all known pods.
 func (m *podManager) uids() []types.UID {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Collect(maps.Keys(m.known))
 }
 
-// recorded notes that there is a record of a volume for the pod.
+// recorded adds a volume that is in a record for the pod.
 func (m *podManager) recorded(uid types.UID, volume string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -301,8 +298,8 @@ func (m *podManager) recorded(uid types.UID, volume string) {
 	m.known[uid].volumes[volume] = true
 }
 
-// join notes that a volume has an entry for the pod. It reports false if the pod is not wanted any more.
-func (m *podManager) join(uid types.UID, volume string) bool {
+// addVolume adds a volume that tracks the pod. It returns false if the pod was removed.
+func (m *podManager) addVolume(uid types.UID, volume string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.known[uid]
@@ -313,8 +310,8 @@ func (m *podManager) join(uid types.UID, volume string) bool {
 	return true
 }
 
-// leave notes that a volume has nothing for the pod any more.
-func (m *podManager) leave(uid types.UID, volume string) {
+// removeVolume removes a volume that no longer tracks the pod.
+func (m *podManager) removeVolume(uid types.UID, volume string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.known[uid]
@@ -328,28 +325,28 @@ func (m *podManager) leave(uid types.UID, volume string) {
 	}
 }
 
-// lookUp learns which CSI volumes a pod wants, and has them known.
+// lookUp reads which CSI volumes a pod uses.
 func (m *podManager) lookUp(ctx context.Context, uid types.UID) error {
-	p, known := m.look(uid)
-	m.resync(ctx, uid) // those that are known may grow, whatever becomes of the others
+	p, known := m.snapshot(uid)
+	m.resync(ctx, uid) // the known volumes may have to be expanded in any case
 	if !known || p.object == nil || p.removed || p.resolved && !p.stale {
 		return nil
 	}
-	found, err := m.wantsOf(ctx, p.object, p.wants)
-	if !m.found(uid, found, err) {
+	found, err := m.volumesToMount(ctx, p.object, p.toMount)
+	if !m.applyResolved(uid, found, err) {
 		return nil
 	}
-	// A claim that cannot be read holds up no other volume of the pod, which may be running.
-	m.on.wanted(uid, found.wants)
+	// An unreadable claim must not block the pod's other volumes, which may be in use.
+	m.on.wanted(uid, found.toMount)
 	if err != nil {
 		return err
 	}
-	m.resolved(uid, p.object)
+	m.markResolved(uid, p.object)
 	return nil
 }
 
-// found takes in what was read of a pod's volumes. It reports false if the pod is not wanted any more.
-func (m *podManager) found(uid types.UID, found found, err error) bool {
+// applyResolved stores what was read of a pod's volumes. It returns false if the pod was removed.
+func (m *podManager) applyResolved(uid types.UID, found resolvedVolumes, err error) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.known[uid]
@@ -357,20 +354,20 @@ func (m *podManager) found(uid types.UID, found found, err error) bool {
 		return false
 	}
 	p.problem = err
-	p.wants = append(p.wants, found.wants...)
-	m.emitOthers(p, found.others)
+	p.toMount = append(p.toMount, found.toMount...)
+	m.emitNonCSIVolumes(p, found.nonCSI)
 	if refusal, refused := errors.AsType[*RefusedError](found.refused); refused && p.refused == nil {
-		m.tell(p.object, refusal.Error())
+		m.emitFailedMount(p.object, refusal.Error())
 		p.refused = refusal
 	}
 	if err != nil && p.refused == nil {
-		m.emitOnce(p, err)
+		m.emitClaimProblem(p, err)
 	}
 	return true
 }
 
-// resolved notes that all that the pod wanted, as it was then, is known.
-func (m *podManager) resolved(uid types.UID, as *corev1.Pod) {
+// markResolved records that all volumes of a version of the pod are known.
+func (m *podManager) markResolved(uid types.UID, as *corev1.Pod) {
 	m.mu.Lock()
 	p := m.known[uid]
 	if p == nil {
@@ -380,32 +377,31 @@ func (m *podManager) resolved(uid types.UID, as *corev1.Pod) {
 	p.resolved, p.stale, p.problemSince = true, !sameVolumes(as, p.object), time.Time{}
 	m.syncLater(uid, p)
 	p.notify()
-	names := p.names()
+	names := p.volumeNames()
 	m.mu.Unlock()
-	m.on.changed(names) // also those that are known from records and turned out not to be wanted
+	m.on.changed(names) // volumes known from records may turn out to be unused
 }
 
-// tell sends an event about a pod as a whole.
-func (m *podManager) tell(pod *corev1.Pod, cause string) {
+// emitFailedMount emits an event about a pod as a whole.
+func (m *podManager) emitFailedMount(pod *corev1.Pod, cause string) {
 	m.events.Event(pod, corev1.EventTypeWarning, explain.FailedMount, explain.MountsFailed(cause))
 }
 
-// defaultPatience is how long a claim may be unreadable before its pod is told. The
-// Node authorizer learns of a new pod with a delay.
-const defaultPatience = 5 * time.Second
+// defaultClaimEventDelay is how long a claim may be unreadable before its pod gets an event: the Node authorizer sees a new pod with a
+// delay.
+const defaultClaimEventDelay = 5 * time.Second
 
-// emitOnce tells a pod that its claims cannot be read, once it has lasted and
-// when the problem is another one. The caller holds mu.
-func (m *podManager) emitOnce(p *pod, err error) {
+// emitClaimProblem emits an event about unreadable claims, after a delay and unless it repeats the last one. The caller holds mu.
+func (m *podManager) emitClaimProblem(p *pod, err error) {
 	now := time.Now()
 	if p.problemSince.IsZero() {
 		p.problemSince = now
 	}
-	if now.Sub(p.problemSince) < m.config.patience {
+	if now.Sub(p.problemSince) < m.config.claimEventDelay {
 		return
 	}
 	text := explain.NodeWait{Reason: ClaimNotReady, Since: p.problemSince, Detail: m.config.withRemedy(err).Error()}.Waits()
-	if p.told.isNew(text, now) {
-		m.tell(p.object, text)
+	if p.lastEvent.isNew(text, now) {
+		m.emitFailedMount(p.object, text)
 	}
 }

@@ -18,21 +18,20 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// Waits between two look-ups of a pod's claims. The first is short: the Node
-// authorizer learns of a pod's binding a moment later than the node does, and
-// until then it forbids the pod's claim.
+// The back-off of looking up a pod's claims. It starts low: the Node authorizer sees a new pod a moment later than the node does, and until
+// then forbids reading its claims.
 const (
 	lookUpFirst = 10 * time.Millisecond
 	lookUpMax   = 10 * time.Second
 )
 
-// wantedVolume is one CSI volume that a pod wants here, with all that the calls need to say.
-type wantedVolume struct {
+// volumeToMount is a CSI volume that a pod uses on this node, with the parameters of the CSI calls.
+type volumeToMount struct {
 	pod    podIdentity
-	volume string // in pod.spec.volumes
-	// inline: the volume is the pod's own, and stands in pod.spec.volumes.
+	volume string // the name in pod.spec.volumes
+	// inline is set for a CSI volume in the pod spec.
 	inline   bool
-	specName string // the PersistentVolume's name, or of an inline volume its own
+	specName string // the name of the PersistentVolume, or of the inline volume
 	driver   string
 	handle   string
 	block    bool
@@ -43,26 +42,32 @@ type wantedVolume struct {
 	accessModes  []corev1.PersistentVolumeAccessMode
 	fsType       string
 	mountOptions []string
-	// seLinuxLabel is the one to mount it with, if the driver does that.
+	// seLinuxLabel is the label to mount it with, if the driver supports that.
 	seLinuxLabel string
 	attributes   map[string]string
 	stageSecret  *corev1.SecretReference
 	podSecret    *corev1.SecretReference
 	expandSecret *corev1.SecretReference
 	affinity     *corev1.VolumeNodeAffinity
-	// claim is through which it is wanted, size what that says, capacity what the volume has.
+	// claim is the pod's claim, size what its object says, and capacity that of the PersistentVolume.
 	claim    claimRef
 	size     nodevolume.ClaimSize
 	capacity nodevolume.Size
-	// migrated: the PersistentVolume names an in-tree plugin.
+	// migrated is set if the volume was translated from an in-tree plugin.
 	migrated bool
-	// group is one that the pod's containers get for it, or nil.
+	// group is a supplemental group for the pod's containers, or nil.
 	group *int64
-	// since is when it became known; zero again once it was mounted.
+	// since is when the pod's use became known; zero after the mount was measured.
 	since time.Time
 }
 
-// podIdentity is what drivers, records and events are told of a pod.
+// claimRef identifies a pod's PersistentVolumeClaim.
+type claimRef struct {
+	name string
+	uid  types.UID
+}
+
+// podIdentity is the part of a pod that CSI calls, records and events need.
 type podIdentity struct {
 	UID                             types.UID
 	Namespace, Name, ServiceAccount string
@@ -70,60 +75,59 @@ type podIdentity struct {
 	FSGroupChangePolicy             *corev1.PodFSGroupChangePolicy
 }
 
-// ref is the reference for events about the pod.
+// ref returns the object reference for events.
 func (id podIdentity) ref() *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", UID: id.UID, Namespace: id.Namespace, Name: id.Name}
 }
 
-func (w *wantedVolume) key() nodevolume.PublishKey {
+func (w *volumeToMount) key() nodevolume.PublishKey {
 	return nodevolume.PublishKey{PodUID: string(w.pod.UID), SpecName: w.specName}
 }
 
-func (w *wantedVolume) name() string {
+func (w *volumeToMount) name() string {
 	if w.inline {
 		return kube.InlineVolumeName(string(w.pod.UID), w.specName)
 	}
 	return kube.UniqueVolumeName(w.driver, w.handle)
 }
 
-// found is what was read of a pod's volumes.
-type found struct {
-	wants  []*wantedVolume
-	others []*otherVolume
-	// refused says which volumes can never be mounted; nil if there are none.
+// resolvedVolumes is what was read of a pod's volumes.
+type resolvedVolumes struct {
+	toMount []*volumeToMount
+	nonCSI  []*nonCSIVolume
+	// refused joins why some volumes can never be mounted, or is nil.
 	refused error
 }
 
-// wantsOf reads the claims and volumes of a pod, but for those that are known. All
-// problems are looked for, so that the pod's owner reads of all at once. What was found beside them is returned as well. The error
-// is of what may be otherwise the next time.
-func (m *podManager) wantsOf(ctx context.Context, object *corev1.Pod, known []*wantedVolume) (found, error) {
+// volumesToMount reads the claims and PersistentVolumes of a pod, except for known volumes. It continues after a problem, so that the pod's
+// owner sees all of them at once and the other volumes can be mounted. The returned error is temporary.
+func (m *podManager) volumesToMount(ctx context.Context, object *corev1.Pod, known []*volumeToMount) (resolvedVolumes, error) {
 	if err := mount.CheckName(string(object.UID)); err != nil {
-		return found{refused: refuse("pod UID: %v", err)}, nil
+		return resolvedVolumes{refused: refuse("pod UID: %v", err)}, nil
 	}
 	asFile, asDevice := usedVolumes(object)
-	var wants []*wantedVolume
-	var others []*otherVolume
+	var toMount []*volumeToMount
+	var nonCSI []*nonCSIVolume
 	var problems, refusals []error
 	for i := range object.Spec.Volumes {
 		volume := &object.Spec.Volumes[i]
 		if !asFile[volume.Name] && !asDevice[volume.Name] {
 			continue
 		}
-		var w *wantedVolume
+		var w *volumeToMount
 		var err error
-		old := slices.IndexFunc(known, func(w *wantedVolume) bool { return w.volume == volume.Name })
+		old := slices.IndexFunc(known, func(w *volumeToMount) bool { return w.volume == volume.Name })
 		if old >= 0 {
 			w = known[old]
 		} else {
-			w, err = m.wantOf(ctx, object, volume)
+			w, err = m.volumeToMountOf(ctx, object, volume)
 		}
-		if other, ok := errors.AsType[*otherVolume](err); ok {
-			others = append(others, other)
+		if other, ok := errors.AsType[*nonCSIVolume](err); ok {
+			nonCSI = append(nonCSI, other)
 			continue
 		}
 		if err == nil && w != nil {
-			err = w.fits(asFile[volume.Name], asDevice[volume.Name])
+			err = w.checkMode(asFile[volume.Name], asDevice[volume.Name])
 		}
 		if err != nil {
 			err = fmt.Errorf("volume %q: %w", volume.Name, err)
@@ -134,18 +138,18 @@ func (m *podManager) wantsOf(ctx context.Context, object *corev1.Pod, known []*w
 			}
 			continue
 		}
-		// A claim may be named by several of a pod's volumes; it is published once.
+		// Several volumes of a pod may refer to the same claim; it is published once.
 		if w != nil && old < 0 {
-			wants = append(wants, w)
+			toMount = append(toMount, w)
 		}
 	}
-	if err := checkPaths(slices.Concat(known, wants)); err != nil {
-		return found{refused: errors.Join(append(refusals, err)...)}, errors.Join(problems...)
+	if err := checkPaths(slices.Concat(known, toMount)); err != nil {
+		return resolvedVolumes{refused: errors.Join(append(refusals, err)...)}, errors.Join(problems...)
 	}
-	return found{wants, others, errors.Join(refusals...)}, errors.Join(problems...)
+	return resolvedVolumes{toMount, nonCSI, errors.Join(refusals...)}, errors.Join(problems...)
 }
 
-// usedVolumes are those that some container mounts, or uses as a device. Others are not mounted.
+// usedVolumes returns the volumes that containers use as file systems and as devices. Like kubelet, the agent mounts no others.
 func usedVolumes(object *corev1.Pod) (asFile, asDevice map[string]bool) {
 	asFile, asDevice = map[string]bool{}, map[string]bool{}
 	use := func(mounts []corev1.VolumeMount, devices []corev1.VolumeDevice) {
@@ -165,8 +169,7 @@ func usedVolumes(object *corev1.Pod) (asFile, asDevice map[string]bool) {
 	return asFile, asDevice
 }
 
-// sameVolumes: the containers of both use the same ones. All about a pod's volumes is
-// fixed when it is made, but that an ephemeral container may come to use another one.
+// sameVolumes reports whether the containers of both versions use the same volumes. Only a new ephemeral container can change that.
 func sameVolumes(was, is *corev1.Pod) bool {
 	if len(was.Spec.EphemeralContainers) == len(is.Spec.EphemeralContainers) {
 		return true
@@ -176,37 +179,37 @@ func sameVolumes(was, is *corev1.Pod) bool {
 	return maps.Equal(wasFile, isFile) && maps.Equal(wasDevice, isDevice)
 }
 
-// wantOf is what a pod wants of one of its volumes; nil if it is not of the kind that this agent mounts.
-func (m *podManager) wantOf(ctx context.Context, object *corev1.Pod, volume *corev1.Volume) (*wantedVolume, error) {
+// volumeToMountOf returns a volume of a pod; nil if the agent does not mount its type.
+func (m *podManager) volumeToMountOf(ctx context.Context, object *corev1.Pod, volume *corev1.Volume) (*volumeToMount, error) {
 	switch {
 	case volume.CSI != nil:
-		return wantOfInline(object, volume.Name, volume.CSI)
+		return inlineVolumeToMount(object, volume.Name, volume.CSI)
 	case volume.PersistentVolumeClaim != nil:
 		claim := volume.PersistentVolumeClaim
-		return m.wantOfClaim(ctx, object, volume.Name, claimUse{name: claim.ClaimName, readOnly: claim.ReadOnly})
+		return m.claimVolumeToMount(ctx, object, volume.Name, claimUse{name: claim.ClaimName, readOnly: claim.ReadOnly})
 	case volume.Ephemeral != nil:
-		return m.wantOfClaim(ctx, object, volume.Name, claimUse{name: object.Name + "-" + volume.Name, ofPod: true})
+		return m.claimVolumeToMount(ctx, object, volume.Name, claimUse{name: object.Name + "-" + volume.Name, ephemeral: true})
 	default:
-		return m.wantOfInTree(object, volume)
+		return m.inTreeVolumeToMount(object, volume)
 	}
 }
 
-// claimUse is how a pod's volume names its claim.
+// claimUse is how a pod's volume refers to its claim.
 type claimUse struct {
 	name     string
 	readOnly bool
-	// ofPod: the claim was made for the pod and must be owned by it.
-	ofPod bool
+	// ephemeral is set for a generic ephemeral volume, whose claim must be owned by the pod.
+	ephemeral bool
 }
 
-func (m *podManager) wantOfClaim(ctx context.Context, object *corev1.Pod, volume string, use claimUse) (*wantedVolume, error) {
+func (m *podManager) claimVolumeToMount(ctx context.Context, object *corev1.Pod, volume string, use claimUse) (*volumeToMount, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	claim, err := m.client.CoreV1().PersistentVolumeClaims(object.Namespace).Get(ctx, use.name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("read claim %s/%s: %w", object.Namespace, use.name, err)
 	}
-	if use.ofPod && !metav1.IsControlledBy(claim, object) {
+	if use.ephemeral && !metav1.IsControlledBy(claim, object) {
 		return nil, fmt.Errorf("claim %s/%s was not created for pod %s (pod is not its owner)", claim.Namespace, claim.Name, object.Name)
 	}
 	if err := checkClaim(claim); err != nil {
@@ -221,7 +224,7 @@ func (m *podManager) wantOfClaim(ctx context.Context, object *corev1.Pod, volume
 	}
 	migrated, group := pv.Spec.CSI == nil, supplementalGroup(pv)
 	if migrated && !translator.IsPVMigratable(pv) {
-		return nil, &otherVolume{volume: volume, use: use, pv: pv}
+		return nil, &nonCSIVolume{volume: volume, use: use, pv: pv}
 	}
 	if pv, err = m.translated(pv); err != nil {
 		return nil, err
@@ -230,7 +233,7 @@ func (m *podManager) wantOfClaim(ctx context.Context, object *corev1.Pod, volume
 		return nil, fmt.Errorf("volume %s has volumeMode %s, its claim %s/%s has %s",
 			pv.Name, mode(pv.Spec.VolumeMode), claim.Namespace, claim.Name, mode(claim.Spec.VolumeMode))
 	}
-	w, err := wantOfVolume(pv)
+	w, err := newVolumeToMount(pv)
 	if err != nil {
 		return nil, err
 	}
@@ -243,7 +246,7 @@ func (m *podManager) wantOfClaim(ctx context.Context, object *corev1.Pod, volume
 	return w, err
 }
 
-// checkClaim: bound, and not about to vanish.
+// checkClaim checks that a claim is bound and not about to be removed.
 func checkClaim(claim *corev1.PersistentVolumeClaim) error {
 	if claim.DeletionTimestamp != nil && !slices.Contains(claim.Finalizers, "kubernetes.io/pvc-protection") {
 		return fmt.Errorf("claim %s/%s: PVC is being deleted", claim.Namespace, claim.Name)
@@ -261,19 +264,19 @@ func mode(m *corev1.PersistentVolumeMode) corev1.PersistentVolumeMode {
 	return *m
 }
 
-// translated is the CSI form of a volume of an in-tree kind that has moved to CSI.
+// translated translates a migrated in-tree volume to CSI.
 func (m *podManager) translated(pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
 	if pv.Spec.CSI != nil {
 		return pv, nil
 	}
-	out, err := translator.TranslateInTreePVToCSI(klogOf(m.log), pv)
+	out, err := translator.TranslateInTreePVToCSI(m.log, pv)
 	if err != nil {
 		return nil, fmt.Errorf("translate volume %s to CSI: %w", pv.Name, err)
 	}
 	return out, nil
 }
 
-func wantOfVolume(pv *corev1.PersistentVolume) (*wantedVolume, error) {
+func newVolumeToMount(pv *corev1.PersistentVolume) (*volumeToMount, error) {
 	source := pv.Spec.CSI
 	for what, name := range map[string]string{"PersistentVolume": pv.Name, "driver": source.Driver} {
 		if err := mount.CheckName(name); err != nil {
@@ -281,9 +284,9 @@ func wantOfVolume(pv *corev1.PersistentVolume) (*wantedVolume, error) {
 		}
 	}
 	if source.VolumeHandle == "" || strings.ContainsFunc(source.VolumeHandle, func(r rune) bool { return r < 0x20 || r == 0x7f }) {
-		return nil, refuse("volume %s: handle %q holds control characters or nothing", pv.Name, source.VolumeHandle)
+		return nil, refuse("volume %s: handle %q is empty or contains control characters", pv.Name, source.VolumeHandle)
 	}
-	w := &wantedVolume{
+	w := &volumeToMount{
 		specName: pv.Name, driver: source.Driver, handle: source.VolumeHandle,
 		block:        mode(pv.Spec.VolumeMode) == corev1.PersistentVolumeBlock,
 		solePod:      len(pv.Spec.AccessModes) == 1 && pv.Spec.AccessModes[0] == corev1.ReadWriteOncePod,
@@ -303,8 +306,8 @@ func wantOfVolume(pv *corev1.PersistentVolume) (*wantedVolume, error) {
 	return w, nil
 }
 
-// fits: a file system is mounted, a block volume is used as a device.
-func (w *wantedVolume) fits(asFile, asDevice bool) error {
+// checkMode checks volumeMode against the use by the containers.
+func (w *volumeToMount) checkMode(asFile, asDevice bool) error {
 	switch {
 	case w.block && asFile:
 		return refuse("volume %s has volumeMode Block, but is specified in volumeMounts", w.specName)

@@ -13,11 +13,11 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// reconcile works on one volume until there is nothing more to do for it now.
+// reconcile performs the steps of one volume until it has to wait or is done.
 func (m *volumeManager) reconcile(ctx context.Context, name string) {
 	m.mu.Lock()
 	if v := m.all[name]; v != nil {
-		v.life.BeginTurn()
+		v.state.BeginTurn()
 	}
 	m.mu.Unlock()
 	for {
@@ -28,22 +28,21 @@ func (m *volumeManager) reconcile(ctx context.Context, name string) {
 		switch decision.Next.(type) {
 		case nodevolume.ReadAttachment, nodevolume.Publish:
 		default:
-			m.confirmStage(v)
+			m.saveStageConfirmation(v)
 		}
 		if decision.Next == nil {
-			m.rest(v, decision)
+			m.finishTurn(v, decision)
 			return
 		}
 		if ctx.Err() != nil {
-			m.confirmStage(v)
+			m.saveStageConfirmation(v)
 			return
 		}
 		m.act(ctx, v, decision.Next)
 	}
 }
 
-// decide takes the snapshot of a volume and asks nodevolume about it. It returns
-// nil when the volume is gone from this node.
+// decide runs nodevolume.Decide on the current state. It returns nil when the volume is gone from this node.
 func (m *volumeManager) decide(name string, now time.Time) (*volume, nodevolume.Decision) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -51,16 +50,16 @@ func (m *volumeManager) decide(name string, now time.Time) (*volume, nodevolume.
 	if v == nil {
 		return nil, nodevolume.Decision{}
 	}
-	m.noteReleased(v, now)
-	decision := m.status.settle(name, func(node nodevolume.Node) nodevolume.Decision {
-		return v.life.Decide(now, m.observe(v, node))
+	m.updateReleasedAt(v, now)
+	decision := m.status.decide(name, func(node nodevolume.Node) nodevolume.Decision {
+		return v.state.Decide(now, m.observe(v, node))
 	})
-	m.drop(v, decision.Dropped)
+	m.dropPods(v, decision.Dropped)
 	if decision.Forget {
 		m.measureWaits(v, nil, now)
 		delete(m.all, name)
 		for _, p := range v.pods {
-			m.pods.leave(types.UID(p.Key.PodUID), name)
+			m.pods.removeVolume(types.UID(p.Key.PodUID), name)
 		}
 		m.log.V(1).Info("Volume removed from this node", "volume", name)
 		return nil, nodevolume.Decision{}
@@ -68,84 +67,84 @@ func (m *volumeManager) decide(name string, now time.Time) (*volume, nodevolume.
 	return v, decision
 }
 
-// drop lets go of pods that are gone and have nothing published. The caller holds mu.
-func (m *volumeManager) drop(v *volume, left []nodevolume.PublishKey) {
+// dropPods removes pods that are gone and have nothing published. The caller holds mu.
+func (m *volumeManager) dropPods(v *volume, left []nodevolume.PublishKey) {
 	for _, key := range left {
 		v.pods = slices.DeleteFunc(v.pods, func(p *podVolume) bool { return p.Key == key })
-		delete(v.holds, key)
-		if !slices.ContainsFunc(v.pods, func(p *podVolume) bool { return p.Key.PodUID == key.PodUID }) { // by another PersistentVolume
-			m.pods.leave(types.UID(key.PodUID), v.name)
+		delete(v.waits, key)
+		if !slices.ContainsFunc(v.pods, func(p *podVolume) bool { return p.Key.PodUID == key.PodUID }) { // through another PersistentVolume
+			m.pods.removeVolume(types.UID(key.PodUID), v.name)
 		}
 	}
 }
 
-// defaultLongWait is after how long a pod that waits in one hop is told so by an event.
-const defaultLongWait = 30 * time.Second
+// defaultWaitEventDelay is how long a pod waits for the same reason before it gets an event.
+const defaultWaitEventDelay = 30 * time.Second
 
-// rest keeps why the volume waits, and comes back when a back-off ends.
-func (m *volumeManager) rest(v *volume, decision nodevolume.Decision) {
+// finishTurn stores why the volume waits, and schedules the next turn.
+func (m *volumeManager) finishTurn(v *volume, decision nodevolume.Decision) {
 	now := time.Now()
 	if !decision.RecheckAt.IsZero() {
 		m.queue.AddAfter(v.name, decision.RecheckAt.Sub(now))
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	holds := make(map[nodevolume.PublishKey]holding, len(decision.Waits))
-	for _, hold := range decision.Waits {
+	waits := make(map[nodevolume.PublishKey]currentWait, len(decision.Waits))
+	for _, wait := range decision.Waits {
 		since := now
-		if was, ok := v.holds[hold.Key]; ok && was.reason == hold.Reason {
+		if was, ok := v.waits[wait.Key]; ok && was.reason == wait.Reason {
 			since = was.since
 		} else {
-			m.log.V(1).Info("Waiting", "volume", v.name, "pod", hold.Key.PodUID, "reason", hold.Reason)
+			m.log.V(1).Info("Waiting", "volume", v.name, "pod", wait.Key.PodUID, "reason", wait.Reason)
 		}
-		holds[hold.Key] = holding{reason: hold.Reason, since: since}
-		switch left := since.Add(m.toldAfter(hold.Reason)).Sub(now); {
+		waits[wait.Key] = currentWait{reason: wait.Reason, since: since}
+		switch left := since.Add(m.eventDelay(wait.Reason)).Sub(now); {
 		case left > 0:
 			m.queue.AddAfter(v.name, left)
 		default:
-			m.emitLongWait(v, hold, since)
+			m.emitLongWait(v, wait, since)
 			m.queue.AddAfter(v.name, repeatEventAfter)
 		}
 	}
-	v.holds = holds
+	v.waits = waits
 	m.measureWaits(v, decision.Waits, now)
 	m.planStats(v)
 	m.planAttachError(v)
 }
 
-// outcome takes in how a step ended, and tells the pod of a failure. A call that ends with the agent says nothing of the driver, and
-// the next agent makes it again.
-func (m *volumeManager) outcome(ctx context.Context, v *volume, step nodevolume.Step, err error) {
+// finishStep handles the result of a step. A call that failed because the agent stops says nothing about the driver; the next agent
+// repeats it.
+func (m *volumeManager) finishStep(ctx context.Context, v *volume, step nodevolume.Step, err error) {
 	if errors.Is(err, errOutdated) {
-		return // and decided anew
+		return // the next decision is based on a new observation
 	}
 	key, name := nodevolume.KeyOf(step), v.nameOf(step)
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.stepEnded(v, key, name, err)
 	if err != nil && ctx.Err() != nil {
 		return
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	_, unstage := step.(nodevolume.Unstage)
 	if err == nil || errors.Is(err, errReleased) {
-		v.life.Succeeded(step)
+		v.state.Succeeded(step)
 		if !unstage {
-			p := v.publication(key)
-			p.problem, p.step, p.told = nil, "", eventDedup{}
+			p := v.ensurePod(key)
+			p.problem, p.step, p.lastEvent = nil, "", eventDedup{}
 		}
 		return
 	}
-	v.life.Failed(step, time.Now(), rand.Float64(), m.pods.state(types.UID(key.PodUID)).Removed) //nolint:gosec // spreads retries
+	v.state.Failed(step, time.Now(), rand.Float64(), m.pods.state(types.UID(key.PodUID)).Removed) //nolint:gosec // spreads retries
 	if unstage {
-		m.log.Error(err, "Volume operation failed", "operation", name, "volume", v.name, "failures", v.life.Unstage.Count)
-		m.emitUnstage(v, err)
+		m.log.Error(err, "Volume operation failed", "operation", name, "volume", v.name, "failures", v.state.Unstage.Count)
+		m.unstageFailed(v, err)
 		return
 	}
-	p := v.publication(key)
+	p := v.ensurePod(key)
 	if p.Failure.Count <= 1 || p.step != name {
 		p.failingSince = cmp.Or(v.began, time.Now())
 	}
 	p.problem, p.step = err, name
 	m.log.Error(err, "Volume operation failed", "operation", name, "volume", v.name, "pod", key.PodUID, "failures", p.Failure.Count)
-	m.emitFailure(v, p, name, err)
+	m.emitFailure(p, name, err)
 }

@@ -18,11 +18,11 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// lockFile keeps a second agent off the root: two would call the drivers for one
-// volume at once, and undo each other's lists.
+// lockFile is locked by the agent that uses the root: two would call drivers for the same volume at once, and overwrite each other's
+// volumesInUse.
 const lockFile = "belay.lock"
 
-// recordsDir holds one file per stage and per publish, below the root.
+// recordsDir has one file per stage and per publish, below the root.
 const recordsDir = "belay/volumes"
 
 func recordPath(name string) string { return path.Join(recordsDir, name) }
@@ -32,11 +32,11 @@ func hash(s string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Records are named by hashes: a handle may hold any character and be longer than
-// a file name. All lie in one directory, so that one sync makes a new one durable.
+// File names are hashes: a volume handle may have any character, and be longer than a file name. All records are in one directory, so that
+// one fsync makes a new one durable.
 func stageRecordName(volume string) string { return hash(volume) + ".stage.json" }
 
-// recordName is that of the record of a step's call.
+// recordName returns the file name of the record of a step.
 func (v *volume) recordName(step nodevolume.Step) string {
 	switch step.(type) {
 	case nodevolume.StageVolume, nodevolume.Unstage:
@@ -61,8 +61,7 @@ func (m *volumeManager) saveRecord(name string, record nodevolume.Record, must m
 	return nil
 }
 
-// rebuild learns from the records what may be staged and published here. It
-// needs no API and no driver.
+// rebuild loads the records. It needs no API server and no driver.
 func (m *volumeManager) rebuild() error {
 	err := m.root.MakeDirDurable(recordsDir)
 	if err == nil {
@@ -80,13 +79,13 @@ func (m *volumeManager) rebuild() error {
 	for _, name := range names {
 		switch {
 		case mount.IsTemporary(name):
-			// Its writer died before it called the driver.
+			// The agent crashed before it called the driver.
 			if err := m.records.Remove(name); err != nil {
 				return err
 			}
 		case strings.HasSuffix(name, ".stage.json"), strings.HasSuffix(name, ".publish.json"):
 			record, err := m.readRecord(name)
-			if err != nil { // also of a bad block: the others are to be looked after
+			if err != nil { // such as a bad block; continue with the other records
 				m.log.Error(err, "Failed to read record", "record", name)
 				torn = append(torn, name)
 				continue
@@ -94,7 +93,7 @@ func (m *volumeManager) rebuild() error {
 			m.adopt(record)
 		}
 	}
-	return m.account(torn)
+	return m.findUnaccounted(torn)
 }
 
 func (m *volumeManager) readRecord(name string) (nodevolume.Record, error) {
@@ -105,22 +104,21 @@ func (m *volumeManager) readRecord(name string) (nodevolume.Record, error) {
 	return nodevolume.DecodeRecord(raw)
 }
 
-// adopt adds what a record found at start-up speaks of.
+// adopt adds the volume of a record found at start-up.
 func (m *volumeManager) adopt(record nodevolume.Record) {
 	m.metrics.Found(true)
-	v := m.volumeNamed(uniqueName(record), record.Driver, record.Handle, record.Inline)
-	v.life.AddRecord(record, m.config.BootID, m.placed(record))
-	for _, p := range v.life.Pods {
-		v.publication(p.Key)
+	v := m.ensureVolume(uniqueName(record), record.Driver, record.Handle, record.Inline)
+	v.state.AddRecord(record, m.config.BootID, m.mountedAt(record))
+	for _, p := range v.state.Pods {
+		v.ensurePod(p.Key)
 		m.pods.recorded(types.UID(p.Key.PodUID), v.name)
 	}
 	m.log.Info("Found record", "kind", record.Kind, "volume", v.name, "pod", record.Pod.UID, "confirmed", record.Confirmed, "leaving", record.Leaving)
 }
 
-// account goes through the files that are written for drivers beside the records. They tell
-// what torn records speak of, and where something is mounted though there is no record of it, as
-// by a kubelet that ran on this root before. What stays unaccounted for keeps its volume in use.
-func (m *volumeManager) account(torn []string) error {
+// findUnaccounted reads the vol_data.json files. They replace unreadable records, and reveal volumes that are mounted without a record,
+// such as by a kubelet that used this root before. A volume that remains unaccounted for stays in use.
+func (m *volumeManager) findUnaccounted(torn []string) error {
 	found, err := m.findVolumeData()
 	if err != nil {
 		return err
@@ -136,7 +134,7 @@ func (m *volumeManager) account(torn []string) error {
 				return err
 			}
 			m.log.Info("Recreated record from "+volumeData, "record", name, "volume", uniqueName(record))
-		case !m.recorded(record) && m.placed(record) != nodevolume.No:
+		case !m.recorded(record) && m.mountedAt(record) != nodevolume.No:
 			m.unaccounted[name] = struct{}{}
 			m.log.Error(nil, "Keeping volume staged and in use, it is mounted without a record, perhaps by a kubelet", "volume", uniqueName(record),
 				"path", m.root.Path(record.Path), "remedy", "none while a pod uses the volume: belay-node records the mount when it publishes the volume for the pod. "+explain.UnmountByHand+", then restart belay-node")
@@ -151,22 +149,22 @@ func (m *volumeManager) account(torn []string) error {
 	return nil
 }
 
-// recorded says that there is a record of what was found.
+// recorded reports whether there is a record for a volume found in a vol_data.json.
 func (m *volumeManager) recorded(found nodevolume.Record) bool {
 	v := m.all[uniqueName(found)]
 	switch {
 	case v == nil:
 		return false
 	case found.Kind == nodevolume.StageKind:
-		return v.life.Stage.Phase != nodevolume.Absent
+		return v.state.Stage.Phase != nodevolume.Absent
 	default:
 		key := nodevolume.PublishKey{PodUID: found.Pod.UID, SpecName: found.SpecName}
 		return slices.ContainsFunc(v.pods, func(p *podVolume) bool { return p.Key == key && p.Phase != nodevolume.Absent })
 	}
 }
 
-// placed says whether something is where a record would have it.
-func (m *volumeManager) placed(r nodevolume.Record) nodevolume.Knowledge {
+// mountedAt reports whether something is mounted at the path of a record.
+func (m *volumeManager) mountedAt(r nodevolume.Record) nodevolume.Knowledge {
 	var placed bool
 	var err error
 	if r.Kind == nodevolume.PublishKind {
@@ -180,7 +178,7 @@ func (m *volumeManager) placed(r nodevolume.Record) nodevolume.Knowledge {
 	return decision.Known(placed)
 }
 
-// isUnaccounted says that the volume may be mounted in a way that no record tells of. The caller holds mu.
+// isUnaccounted reports whether the volume may be mounted without a record. The caller holds mu.
 func (m *volumeManager) isUnaccounted(volume string) bool {
 	if len(m.unaccounted) == 0 {
 		return false
@@ -202,8 +200,7 @@ func recordName(r nodevolume.Record) string {
 	return publishRecordName(volume, nodevolume.PublishKey{PodUID: r.Pod.UID, SpecName: r.SpecName})
 }
 
-// findVolumeData turns every vol_data.json below the root into the records that
-// may have been made with it. They hold as little as the way back needs.
+// findVolumeData translates every vol_data.json below the root to the records that may belong to it, with only what an unmount needs.
 func (m *volumeManager) findVolumeData() ([]nodevolume.Record, error) {
 	var found []nodevolume.Record
 	add := func(dir string, record nodevolume.Record) {
@@ -215,7 +212,7 @@ func (m *volumeManager) findVolumeData() ([]nodevolume.Record, error) {
 		record.SpecName = cmp.Or(record.SpecName, data["specVolID"])
 		record.SELinuxLabel = data[seLinuxData]
 		record.Inline = data["volumeLifecycleMode"] == string(lifecycleMode(true))
-		record.InUse, record.Guessed = !record.Inline, !record.Inline // unless it is known otherwise
+		record.InUse, record.Guessed = !record.Inline, !record.Inline
 		if record.Driver != "" && record.Handle != "" {
 			found = append(found, record)
 		}
@@ -268,12 +265,12 @@ func (m *volumeManager) eachDir(dir string, do func(name string) error) error {
 	return nil
 }
 
-// mountedByOther: something is mounted where kubelet would stage the volume,
-// though no record of ours speaks of it; a kubelet may have run on this root before.
+// mountedByOther reports whether something is mounted at kubelet's staging path of a volume without a record; a kubelet may have used this
+// root before.
 func (m *volumeManager) mountedByOther(name string) bool {
 	driver, handle, ok := kube.ParseUniqueVolumeName(name)
 	if !ok || mount.CheckName(driver) != nil {
-		return true // not a CSI volume, not ours
+		return true // not a CSI volume
 	}
 	mounted, err := m.root.Mounted(path.Join(csiDir, driver, hash(handle), globalMount))
 	return mounted || err != nil

@@ -21,7 +21,7 @@ import (
 	"belay.dev/belay/internal/mount"
 )
 
-// Kubelet's deadlines and back-off for registration.
+// Kubelet's timeouts and back-off for registration.
 const (
 	getInfoTimeout  = 11 * time.Second // 10 s for the connection, 1 s for the call
 	notifyTimeout   = 5 * time.Second
@@ -29,15 +29,14 @@ const (
 	registerBackOff = 2*time.Minute + 2*time.Second
 )
 
-// driver is one registered CSI driver. Its fields are under plugins.mu; only capabilities changes once it is in use.
+// driver is one registered CSI driver. Its fields are guarded by plugins.mu; only capabilities changes after the registration.
 type driver struct {
 	name     string
 	socket   string
 	endpoint string
 	version  *version.Version
 	client   *csi.Node
-	// capabilities are read when they are needed, and again when the connection was
-	// made anew: another version of the driver may be behind it.
+	// capabilities are read on demand, and again after a reconnect: the driver may have been upgraded.
 	capabilities *csi.NodeCapabilities
 	stop         context.CancelFunc
 }
@@ -52,28 +51,28 @@ type registry struct {
 	running sync.WaitGroup
 
 	mu sync.Mutex
-	// sockets holds, under mu, which making of each socket is there: 0 if it is gone.
+	// sockets has the generation of each socket, 0 for one that was removed. A recreated socket gets a new generation.
 	sockets map[string]int
-	// makings counts the sockets made, under mu.
-	makings int
-	// done holds, under mu, which making of a socket has been registered.
-	done map[string]int
+	// generations is the last generation.
+	generations int
+	// registered has the generation of each socket that was registered.
+	registered map[string]int
 }
 
 func newRegistry(p *plugins) *registry {
 	return &registry{
 		plugins: p, dir: p.root.Path(registryDir),
 		queue:   workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](registerFirst, registerBackOff)),
-		sockets: map[string]int{}, done: map[string]int{},
+		sockets: map[string]int{}, registered: map[string]int{},
 	}
 }
 
-// open begins to watch, so that no socket is missed between the walk and the watch.
+// open starts the watch before it lists the directory, so that no socket is missed.
 func (r *registry) open() error {
 	if err := errors.Join(r.plugins.root.MakeDir(registryDir), r.plugins.root.MakeDir("plugins")); err != nil {
 		return err
 	}
-	watch, err := watchNotices()
+	watch, err := newPluginWatcher()
 	if err != nil {
 		return err
 	}
@@ -84,7 +83,7 @@ func (r *registry) open() error {
 	return nil
 }
 
-// walk watches a directory and those below it, and takes in the sockets that are there.
+// walk watches a directory and its subdirectories, and adds the sockets in them.
 func (r *registry) walk(dir string) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		switch {
@@ -101,22 +100,22 @@ func (r *registry) walk(dir string) error {
 				return fmt.Errorf("watch %s: %w", path, err)
 			}
 		case entry.Type()&fs.ModeSocket != 0:
-			r.appeared(path)
+			r.socketAdded(path)
 		}
 		return nil
 	})
 }
 
-func (r *registry) appeared(socket string) {
+func (r *registry) socketAdded(socket string) {
 	r.mu.Lock()
-	r.makings++
-	r.sockets[socket] = r.makings
+	r.generations++
+	r.sockets[socket] = r.generations
 	r.mu.Unlock()
 	r.queue.Forget(socket)
 	r.queue.Add(socket)
 }
 
-func (r *registry) vanished(socket string) {
+func (r *registry) socketRemoved(socket string) {
 	r.mu.Lock()
 	_, known := r.sockets[socket]
 	r.sockets[socket] = 0
@@ -127,7 +126,7 @@ func (r *registry) vanished(socket string) {
 	}
 }
 
-// run registers until ctx ends.
+// run registers drivers until ctx ends.
 func (r *registry) run(ctx context.Context) {
 	r.running.Go(func() {
 		serve(r.queue, func(socket string) {
@@ -143,11 +142,11 @@ func (r *registry) run(ctx context.Context) {
 	r.watch(ctx)
 	r.queue.ShutDown()
 	r.running.Wait()
-	r.closeDrivers() // when no more can be registered
+	r.closeDrivers() // after the last registration
 }
 
 func (r *registry) watch(ctx context.Context) {
-	defer r.watcher.close() //nolint:errcheck // nothing is lost with it
+	defer r.watcher.close() //nolint:errcheck // there is nothing to recover
 	for {
 		select {
 		case <-ctx.Done():
@@ -156,13 +155,13 @@ func (r *registry) watch(ctx context.Context) {
 			r.handle(event)
 		case err := <-r.watcher.lost:
 			r.plugins.log.Error(err, "Lost events of the watch for registration sockets, listing them again")
-			r.lookAgain()
+			r.relist()
 		}
 	}
 }
 
-// lookAgain takes in what came and went while events were lost.
-func (r *registry) lookAgain() {
+// relist finds the sockets that were added or removed while events were lost.
+func (r *registry) relist() {
 	if err := r.walk(r.dir); err != nil {
 		r.plugins.log.Error(err, "Failed to list registration sockets")
 	}
@@ -171,7 +170,7 @@ func (r *registry) lookAgain() {
 	r.mu.Unlock()
 	for _, socket := range known {
 		if _, err := os.Lstat(socket); errors.Is(err, fs.ErrNotExist) {
-			r.vanished(socket)
+			r.socketRemoved(socket)
 		}
 	}
 }
@@ -190,24 +189,24 @@ func (r *registry) handle(event fsnotify.Event) {
 				r.plugins.log.Error(err, "Failed to list registration sockets")
 			}
 		case entry.Mode()&fs.ModeSocket != 0:
-			r.appeared(event.Name)
+			r.socketAdded(event.Name)
 		}
 	case event.Has(fsnotify.Remove), event.Has(fsnotify.Rename):
 		if _, err := os.Lstat(event.Name); errors.Is(err, fs.ErrNotExist) {
-			r.vanished(event.Name)
+			r.socketRemoved(event.Name)
 		}
 	}
 }
 
-// sync registers the driver behind a socket, or drops it if the socket is gone.
+// sync registers the driver at a socket, or unregisters it if the socket is gone.
 func (r *registry) sync(ctx context.Context, socket string) error {
 	r.mu.Lock()
-	making, done := r.sockets[socket], r.done[socket]
+	generation, registered := r.sockets[socket], r.registered[socket]
 	r.mu.Unlock()
-	switch making {
+	switch generation {
 	case 0:
 		r.drop(socket, "")
-	case done:
+	case registered:
 		return nil
 	default:
 		if err := r.register(ctx, socket); err != nil {
@@ -216,12 +215,11 @@ func (r *registry) sync(ctx context.Context, socket string) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.done[socket] = making
+	r.registered[socket] = generation
 	return nil
 }
 
-// drop forgets the driver that a socket registered, unless it is registered at another one
-// by now or is the one that the socket names still.
+// drop unregisters the driver that was registered at a socket, unless it has moved to another socket, or is the one that the socket names.
 func (r *registry) drop(socket, named string) {
 	p := r.plugins
 	p.mu.Lock()
@@ -230,7 +228,7 @@ func (r *registry) drop(socket, named string) {
 		if d.socket == socket && name != named {
 			gone = d
 			delete(p.drivers, name)
-			// Under the lock: the driver may come back at another socket at this very moment.
+			// Under the lock, as the driver may be registering at another socket.
 			p.identity.remove(name)
 		}
 	}
@@ -244,13 +242,12 @@ func (r *registry) drop(socket, named string) {
 	r.retryRefused()
 }
 
-// retryRefused asks the sockets again that are not registered: the driver that is gone may
-// have stood in the way of another one of its name.
+// retryRefused retries the sockets that are not registered: they may have been rejected because of the driver that is gone.
 func (r *registry) retryRefused() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for socket, making := range r.sockets {
-		if making != 0 && making != r.done[socket] {
+	for socket, generation := range r.sockets {
+		if generation != 0 && generation != r.registered[socket] {
 			r.queue.Forget(socket)
 			r.queue.Add(socket)
 		}
@@ -262,8 +259,7 @@ func (d *driver) close() {
 	_ = d.client.Close()
 }
 
-// retire lets the calls under way end: when a registrar goes, its driver works on, and a call
-// that is cut off is one of which nobody knows what it did.
+// retire lets running calls finish: when a registrar goes its driver keeps running, and cancelling a call would leave its result unknown.
 func (d *driver) retire() {
 	d.stop()
 	d.client.Retire()
@@ -277,16 +273,16 @@ func (r *registry) closeDrivers() {
 	}
 }
 
-// register asks the plugin behind a socket what it is, and tells it what came of it.
+// register reads a plugin's info from its socket, registers it, and notifies the plugin of the result.
 func (r *registry) register(ctx context.Context, socket string) error {
 	registration, err := csi.DialRegistration(socket)
 	if err != nil {
 		return err
 	}
-	defer registration.Close() //nolint:errcheck // nothing is lost with it
-	asking, cancel := context.WithTimeout(ctx, getInfoTimeout)
+	defer registration.Close() //nolint:errcheck // there is nothing to recover
+	infoCtx, cancel := context.WithTimeout(ctx, getInfoTimeout)
 	defer cancel()
-	plugin, err := registration.Info(asking)
+	plugin, err := registration.Info(infoCtx)
 	if err != nil {
 		return err
 	}
@@ -294,12 +290,12 @@ func (r *registry) register(ctx context.Context, socket string) error {
 	if plugin.IsCSI {
 		named = plugin.Name
 	}
-	r.drop(socket, named) // another one's socket may have been put in its place
+	r.drop(socket, named) // the socket may have belonged to another driver
 	problem := r.registerPlugin(ctx, socket, plugin)
-	telling, cancel := context.WithTimeout(ctx, notifyTimeout)
+	notifyCtx, cancel := context.WithTimeout(ctx, notifyTimeout)
 	defer cancel()
-	if err := registration.Notify(telling, problem); err != nil && problem == nil {
-		return err // it is registered, and told again; volumes may be at work through it already
+	if err := registration.Notify(notifyCtx, problem); err != nil && problem == nil {
+		return err // the driver stays registered, volumes may be using it; notify it again
 	}
 	return problem
 }
@@ -322,8 +318,7 @@ func (r *registry) registerPlugin(ctx context.Context, socket string, plugin csi
 	return nil
 }
 
-// validate finds the highest version 1.x, whatever else is named beside it, and refuses a
-// second driver of the same name.
+// validate returns the highest supported version, and rejects a second driver of the same name.
 func (r *registry) validate(socket string, plugin csi.Plugin) (*version.Version, error) {
 	if err := mount.CheckName(plugin.Name); err != nil {
 		return nil, fmt.Errorf("driver: %w", err)
@@ -343,7 +338,7 @@ func (r *registry) validate(socket string, plugin csi.Plugin) (*version.Version,
 	return newest, r.plugins.mayReplace(&driver{name: plugin.Name, socket: socket, version: newest})
 }
 
-// mayReplace refuses a driver where another one has its name and no lower version. The caller holds mu.
+// mayReplace rejects a driver if another one of the same name has the same or a higher version. The caller holds mu.
 func (p *plugins) mayReplace(d *driver) error {
 	if other := p.drivers[d.name]; other != nil && other.socket != d.socket && !other.version.LessThan(d.version) {
 		return fmt.Errorf("CSI driver %s at socket %s: Another driver with the same name is already registered with a higher supported version: %s",
@@ -352,18 +347,17 @@ func (p *plugins) mayReplace(d *driver) error {
 	return nil
 }
 
-// connect makes a driver usable and known. It is usable for the way back as soon
-// as it answers, whether the API server can be told or not.
+// connect registers a driver. Unmounting can use it as soon as it is connected, even if the API server is down.
 func (r *registry) connect(ctx context.Context, found driver) error {
 	p := r.plugins
-	d, err := r.take(ctx, found)
+	d, err := r.replaceDriver(ctx, found)
 	if err != nil {
 		return err
 	}
 	p.changed(d.name)
-	asking, cancel := context.WithTimeout(ctx, p.config.RPCTimeout)
+	callCtx, cancel := context.WithTimeout(ctx, p.config.RPCTimeout)
 	defer cancel()
-	info, err := d.client.Info(asking)
+	info, err := d.client.Info(callCtx)
 	if err != nil {
 		return err
 	}
@@ -374,9 +368,9 @@ func (r *registry) connect(ctx context.Context, found driver) error {
 	return nil
 }
 
-// take puts the driver in place of an earlier one of the same name. A connection
-// to the same socket is kept, with the calls on it.
-func (r *registry) take(ctx context.Context, found driver) (*driver, error) {
+// replaceDriver stores the driver in place of an earlier one of the same name. A connection to the same endpoint is kept, with its running
+// calls.
+func (r *registry) replaceDriver(ctx context.Context, found driver) (*driver, error) {
 	p := r.plugins
 	measure := p.on.measure(found.name)
 	// Two sockets may name the same driver at the same time.
@@ -405,13 +399,13 @@ func (r *registry) take(ctx context.Context, found driver) (*driver, error) {
 	return d, nil
 }
 
-// present are the registration sockets that are there.
+// present returns the registration sockets that exist.
 func (r *registry) present() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var sockets []string
-	for socket, making := range r.sockets {
-		if making != 0 {
+	for socket, generation := range r.sockets {
+		if generation != 0 {
 			sockets = append(sockets, socket)
 		}
 	}

@@ -179,7 +179,7 @@ func TestASocketThatWentWhileEventsWereLostIsNoticed(t *testing.T) {
 	defer r.watcher.close()
 	defer r.queue.ShutDown()
 	must(t, os.Remove(goes))
-	r.lookAgain()
+	r.relist()
 	if r.sockets[stays] == 0 || r.sockets[goes] != 0 {
 		t.Errorf("sockets: %v", r.sockets)
 	}
@@ -193,7 +193,7 @@ func TestManySocketsOfOneDriverLeaveOneConnection(t *testing.T) {
 	for i := range 50 {
 		taking.Go(func() {
 			socket := fmt.Sprintf("/nowhere/%d", i)
-			_, _ = r.take(t.Context(), driver{name: "d", socket: socket, endpoint: socket, version: version.MustParseGeneric(fmt.Sprintf("1.%d.0", i))})
+			_, _ = r.replaceDriver(t.Context(), driver{name: "d", socket: socket, endpoint: socket, version: version.MustParseGeneric(fmt.Sprintf("1.%d.0", i))})
 		})
 	}
 	taking.Wait()
@@ -318,13 +318,13 @@ func TestLostEventsAreMadeUpFor(t *testing.T) {
 	defer r.queue.ShutDown()
 	must(t, r.watcher.close())
 	var err error
-	r.watcher, err = watchNotices() // of no directory yet
+	r.watcher, err = newPluginWatcher() // of no directory yet
 	must(t, err)
 	socket := filepath.Join(p.root.Path(registryDir), "reg.sock")
 	listener, err := net.Listen("unix", socket)
 	must(t, err)
 	defer listener.Close()
-	r.watcher.lose(errors.New("queue overflow"))
+	r.watcher.reportLost(errors.New("queue overflow"))
 	ctx, cancel := context.WithCancel(t.Context())
 	var watching sync.WaitGroup
 	watching.Go(func() { r.watch(ctx) })

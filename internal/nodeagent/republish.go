@@ -10,39 +10,37 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// defaultRepublishEvery is after how long a publish is repeated where CSIDriver asks
-// for it, stretched by up to a half. Kubelet does so whenever it looks at the pod: by
-// its syncFrequency (a minute) and the pod workers' jitter each 60 to 90 s.
-const defaultRepublishEvery = time.Minute
+// defaultRepublishPeriod is the interval of requiresRepublish, extended by up to a half. Kubelet republishes whenever it syncs the pod:
+// with its syncFrequency (one minute) and the pod workers' jitter every 60 to 90 s.
+const defaultRepublishPeriod = time.Minute
 
-func heardNow() nodevolume.Confirmation {
+func confirmedNow() nodevolume.Confirmation {
 	return nodevolume.Confirmation{At: time.Now(), Jitter: rand.Float64()} //nolint:gosec // spreads the calls
 }
 
-// republish calls NodePublishVolume again for a running pod, with the secrets and
-// tokens of now. Record and target stay as they are whatever comes of it: the pod runs
-// on the mount (k/k#121271).
+// republish calls NodePublishVolume again for a running pod, with current secrets and tokens. The record and the target stay, even after a
+// failure: the pod uses the mount (k/k#121271).
 func (m *volumeManager) republish(ctx context.Context, v *volume, step nodevolume.Republish) error {
 	begun, err := m.begin(v, step, nodevolume.Record{})
 	if err != nil {
 		return err
 	}
-	err = m.callAgain(ctx, v, m.entry(v, step.Key))
-	heard := nodevolume.Confirmation{}
+	err = m.callRepublish(ctx, v, m.podVolume(v, step.Key))
+	confirmation := nodevolume.Confirmation{}
 	if err == nil {
-		heard = heardNow()
+		confirmation = confirmedNow()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	v.life.End(begun, begun.After(reply(err)), heard)
+	v.state.End(begun, begun.After(reply(err)), confirmation)
 	if err != nil {
 		return fmt.Errorf("publish again for the running pod, which keeps its mount: %w", err)
 	}
 	return nil
 }
 
-func (m *volumeManager) callAgain(ctx context.Context, v *volume, p *podVolume) error {
-	c, err := m.callableFor(v, p.Key)
+func (m *volumeManager) callRepublish(ctx context.Context, v *volume, p *podVolume) error {
+	c, err := m.newDriverCall(v, p.Key)
 	if err != nil {
 		return err
 	}
@@ -52,14 +50,14 @@ func (m *volumeManager) callAgain(ctx context.Context, v *volume, p *podVolume) 
 	if err != nil {
 		return err
 	}
-	if err := m.stillAttached(ctx, v, c, c.asks()); err != nil {
+	if err := m.recheckAttachment(ctx, v, c, c.readsAPI()); err != nil {
 		return err
 	}
-	err = m.askPublish(ctx, v, c, p.Key, call, record.Path)
+	err = m.callPublish(ctx, v, c, p.Key, call, record.Path)
 	m.log.V(1).Info("Called NodePublishVolume again", "volume", v.name, "pod", p.Key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
 	if err != nil {
 		return err
 	}
-	// The driver may have put new files there, which the pod's fsGroup is to have as well.
+	// The driver may have written new files, which need the pod's fsGroup.
 	return m.finishPublish(ctx, c, record)
 }

@@ -20,7 +20,7 @@ import (
 
 func republishes(d *storagev1.CSIDriver) { d.Spec.RequiresRepublish = new(true) }
 
-func every(d time.Duration) func(*Config) { return func(c *Config) { c.republishEvery = d } }
+func every(d time.Duration) func(*Config) { return func(c *Config) { c.republishPeriod = d } }
 
 // published is how often the driver was called with NodePublishVolume.
 func (d *scriptedDriver) published() int {

@@ -15,9 +15,9 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// volume is what stage and publish say alike.
-func (c callable) volume(stagingPath string) csi.NodeVolume {
-	w := c.want
+// nodeVolume returns the fields that stage and publish have in common.
+func (c driverCall) nodeVolume(stagingPath string) csi.NodeVolume {
+	w := c.toMount
 	out := csi.NodeVolume{
 		ID: w.handle, Block: w.block, AccessMode: csi.AccessMode(w.accessMode), Publish: c.attachment.Metadata, StagingPath: stagingPath,
 	}
@@ -31,49 +31,48 @@ func (c callable) volume(stagingPath string) csi.NodeVolume {
 	return out
 }
 
-// publishCall is what NodePublishVolume is told of a volume, this time: secrets and
-// tokens are those of now.
-func (m *volumeManager) publishCall(ctx context.Context, c callable) (csi.NodeVolume, error) {
-	w := c.want
+// publishCall returns the fields of NodePublishVolume, with current secrets and tokens.
+func (m *volumeManager) publishCall(ctx context.Context, c driverCall) (csi.NodeVolume, error) {
+	w := c.toMount
 	secrets, err := m.secrets(ctx, w.podSecret)
 	if err != nil {
 		return csi.NodeVolume{}, err
 	}
 	staging := ""
-	if (c.has.Stage && !w.inline) || w.block { // a block volume's staging path is always sent
+	if (c.capabilities.Stage && !w.inline) || w.block { // like kubelet, always for a block volume
 		staging = m.root.Path(c.stagingPath)
 	}
-	call := c.volume(staging)
+	call := c.nodeVolume(staging)
 	call.Secrets, call.Context = secrets, c.volumeContext()
 	return call, m.addTokens(ctx, c, &call)
 }
 
-// asks: what the publish call says is asked of the API server, which may take long.
-func (c callable) asks() bool { return c.want.podSecret != nil || len(c.rules.tokens) > 0 }
+// readsAPI reports whether the publish call needs reads from the API server, which may take long.
+func (c driverCall) readsAPI() bool { return c.toMount.podSecret != nil || len(c.rules.tokens) > 0 }
 
-// volumeContext is the volume's own attributes and what the driver wants to know of the pod.
-func (c callable) volumeContext() map[string]string {
+// volumeContext returns the volume's attributes, with the pod information that the driver asks for.
+func (c driverCall) volumeContext() map[string]string {
 	if !c.rules.podInfo {
-		return c.want.attributes
+		return c.toMount.attributes
 	}
-	out := make(map[string]string, len(c.want.attributes)+5)
-	maps.Copy(out, c.want.attributes)
-	pod := c.want.pod
+	out := make(map[string]string, len(c.toMount.attributes)+5)
+	maps.Copy(out, c.toMount.attributes)
+	pod := c.toMount.pod
 	out["csi.storage.k8s.io/pod.name"] = pod.Name
 	out["csi.storage.k8s.io/pod.namespace"] = pod.Namespace
 	out["csi.storage.k8s.io/pod.uid"] = string(pod.UID)
 	out["csi.storage.k8s.io/serviceAccount.name"] = pod.ServiceAccount
-	out["csi.storage.k8s.io/ephemeral"] = strconv.FormatBool(c.want.inline)
+	out["csi.storage.k8s.io/ephemeral"] = strconv.FormatBool(c.toMount.inline)
 	return out
 }
 
-// checkAffinity: the volume may be used on this node.
-func (m *volumeManager) checkAffinity(w *wantedVolume) error {
+// checkAffinity checks the volume's node affinity.
+func (m *volumeManager) checkAffinity(w *volumeToMount) error {
 	if w.affinity == nil {
 		return nil
 	}
-	labels, known := m.status.labelled()
-	if !known { // a Node may have none
+	labels, known := m.status.nodeLabels()
+	if !known { // not the same as a Node without labels
 		return errors.New("the labels of this node are not known yet")
 	}
 	pv := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{NodeAffinity: w.affinity}}
@@ -83,7 +82,7 @@ func (m *volumeManager) checkAffinity(w *wantedVolume) error {
 	return nil
 }
 
-// affinityError: the volume may not be used on this node.
+// affinityError reports that the volume's node affinity excludes this node.
 type affinityError struct {
 	volume string
 	err    error
@@ -95,31 +94,31 @@ func (e *affinityError) Error() string {
 
 func (e *affinityError) Unwrap() error { return e.err }
 
-// finishPublish does what is left after the driver published the volume.
-func (m *volumeManager) finishPublish(ctx context.Context, c callable, r nodevolume.Record) error {
+// finishPublish completes a publish after the driver's call.
+func (m *volumeManager) finishPublish(ctx context.Context, c driverCall, r nodevolume.Record) error {
 	switch {
-	case c.want.block:
+	case c.toMount.block:
 		if err := m.linkDevice(r); err != nil {
 			return err
 		}
-		if !r.Confirmed { // the pod has had it otherwise
-			m.emitMapped(c.want)
+		if !r.Confirmed { // not on a republish
+			m.emitMapped(c.toMount)
 		}
 		return nil
-	case c.groupByAgent():
-		return m.giveToGroup(ctx, c, r)
+	case c.agentAppliesFSGroup():
+		return m.applyFSGroup(ctx, c, r)
 	default:
 		return nil
 	}
 }
 
-// secrets reads what a volume's secret reference names.
+// secrets reads a referenced secret.
 func (m *volumeManager) secrets(ctx context.Context, ref *corev1.SecretReference) (map[string]string, error) {
 	out := map[string]string{}
 	if ref == nil {
 		return out, nil
 	}
-	ctx, cancel := context.WithTimeout(silent(ctx), apiTimeout)
+	ctx, cancel := context.WithTimeout(withoutLogging(ctx), apiTimeout)
 	defer cancel()
 	secret, err := m.client.CoreV1().Secrets(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 	if err != nil {

@@ -14,36 +14,34 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// wasEdited: somebody changed the pod itself, and not only its status.
+// wasEdited reports whether more than the status of a pod has changed.
 func wasEdited(was, is *corev1.Pod) bool {
 	return was.Generation != is.Generation || !maps.Equal(was.Annotations, is.Annotations) || !maps.Equal(was.Labels, is.Labels)
 }
 
-// resync reads the claims of a pod again when it is time: a node may not watch
-// them, and this is how it learns that a volume grew under a running pod.
+// resync reads the claims of a pod periodically: a node may not watch them, so this is how it finds an expanded volume of a running pod.
 func (m *podManager) resync(ctx context.Context, uid types.UID) {
 	m.mu.Lock()
 	p := m.known[uid]
-	if p == nil || p.removed || len(p.wants) == 0 && !p.resolved {
+	if p == nil || p.removed || len(p.toMount) == 0 && !p.resolved {
 		m.mu.Unlock()
 		return
 	}
 	if left := time.Until(p.syncAt); left > 0 {
-		// The queue keeps one time per key, the earliest: what woke the pod now may
-		// have stood in the place of its resync.
+		// The queue keeps only the earliest time per key: it may have replaced that of the resync.
 		m.queue.AddAfter(uid, left)
 		m.mu.Unlock()
 		return
 	}
-	version := "0" // from the API server's cache: a moment does not matter
+	version := "0" // from the watch cache: a short delay does not matter
 	if p.syncAt.IsZero() {
-		version = "" // the next time is a period away
+		version = "" // the next resync is a whole period away
 	}
 	m.syncLater(uid, p)
-	wants := p.wants
+	volumes := p.toMount
 	m.mu.Unlock()
-	for _, w := range wants {
-		if !m.on.grows(w) {
+	for _, w := range volumes {
+		if !m.on.mayExpand(w) {
 			continue
 		}
 		if err := m.on.readSize(ctx, w, version); err != nil && ctx.Err() == nil {
@@ -52,16 +50,16 @@ func (m *podManager) resync(ctx context.Context, uid types.UID) {
 	}
 }
 
-// syncLater sets the time of the next resync. The caller holds mu.
+// syncLater schedules the next resync. The caller holds mu.
 func (m *podManager) syncLater(uid types.UID, p *pod) {
-	pause := m.beat.batch(syncPause(m.config.SyncPeriod, rand.Float64()), m.config.SyncPeriod) //nolint:gosec // spreads reads
+	pause := m.schedule.batch(syncPause(m.config.SyncPeriod, rand.Float64()), m.config.SyncPeriod) //nolint:gosec // spreads reads
 	p.syncAt = time.Now().Add(pause)
 	m.queue.AddAfter(uid, pause)
 }
 
-// readSize reads a claim, and its volume if the claim names a size that is not here
-// yet. In this order: what the claim says of its volume has been true before.
-func (m *volumeManager) readSize(ctx context.Context, w *wantedVolume, version string) error {
+// readSize reads a claim, and its PersistentVolume if the claim has a new size. The order matters: the PersistentVolume is expanded before
+// its claim is updated.
+func (m *volumeManager) readSize(ctx context.Context, w *volumeToMount, version string) error {
 	claim, err := m.readClaim(ctx, w, version)
 	if err != nil {
 		return err
@@ -69,9 +67,9 @@ func (m *volumeManager) readSize(ctx context.Context, w *wantedVolume, version s
 	size := claimSize(claim)
 	m.mu.Lock()
 	v := m.all[w.name()]
-	look := v != nil && v.life.Growth.NeedsRead(size)
+	read := v != nil && v.state.Growth.NeedsRead(size)
 	m.mu.Unlock()
-	if !look {
+	if !read {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
@@ -85,23 +83,22 @@ func (m *volumeManager) readSize(ctx context.Context, w *wantedVolume, version s
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p, v := m.publicationOf(w)
+	p, v := m.findPodVolume(w)
 	if p == nil {
-		return nil // the pod went meanwhile
+		return nil // the pod is gone
 	}
 	var mounting []nodevolume.PublishKey
 	if p.Phase != nodevolume.Confirmed {
 		mounting = append(mounting, p.Key)
 	}
-	if m.learnSize(v, size, sizeOf(pv.Spec.Capacity), mounting...) {
+	if m.updateSize(v, size, sizeOf(pv.Spec.Capacity), mounting...) {
 		m.queue.Add(v.name)
 	}
 	return nil
 }
 
-// grows says whether a pod's volume is one that may grow and be expanded here.
-// A driver that cannot do it on the node leaves nothing to look for.
-func (m *volumeManager) grows(w *wantedVolume) bool {
+// mayExpand reports whether a pod's volume may have to be expanded on this node. Without EXPAND_VOLUME there is nothing to read for.
+func (m *volumeManager) mayExpand(w *volumeToMount) bool {
 	if w.claim.name == "" || w.readOnly {
 		return false
 	}
@@ -109,8 +106,7 @@ func (m *volumeManager) grows(w *wantedVolume) bool {
 	return has == nil || has.Expand
 }
 
-// syncPause is after how long the claims of a pod are read again: the period, stretched
-// by up to a half so that the pods of a node do not all ask at once.
+// syncPause returns the time to the next resync: the period, extended by up to a half to spread the reads.
 func syncPause(period time.Duration, jitter float64) time.Duration {
 	return period + time.Duration(jitter*float64(period)/2)
 }

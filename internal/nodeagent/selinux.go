@@ -13,13 +13,11 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// A volume whose files shall have one SELinux label can be mounted with it (the option
-// context=), which saves whoever runs the pod from changing file after file (KEP-1710). That
-// needs a driver whose CSIDriver says seLinuxMount, and a ReadWriteOncePod volume: for
-// others it is behind the gate SELinuxMount, which upstream has off.
+// A volume can be mounted with an SELinux label (mount option context=), so that the container runtime need not relabel every file
+// (KEP-1710). That needs a CSIDriver with seLinuxMount and a ReadWriteOncePod volume; for other access modes upstream's feature gate
+// SELinuxMount is off by default.
 
-// fileLabel is the label that the files of a container with these options have; what they
-// leave open comes from the node's policy. Empty where SELinux is off.
+// fileLabel returns the file label of a container with these options, completed by the node's policy. It is empty if SELinux is disabled.
 func fileLabel(options *corev1.SELinuxOptions) (string, error) {
 	if !selinux.GetEnabled() {
 		return "", nil
@@ -36,19 +34,18 @@ func fileLabel(options *corev1.SELinuxOptions) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// The library keeps the level from being drawn for others; no container is made here.
+	// Release the level that the library reserves: no container is created here.
 	selinux.ReleaseLabel(process)
 	return file, nil
 }
 
-// seLinuxLabel is the label that a pod wants its ReadWriteOncePod volume mounted with,
-// if the driver does that; empty for none. The containers that mount it must agree, also
-// where the label is not used in the end, as with kubelet.
+// seLinuxLabel returns the label for a pod's ReadWriteOncePod volume, or "". As in kubelet, the containers that mount it must agree even if
+// the label is not used in the end.
 func seLinuxLabel(pod *corev1.Pod, volume string, fileLabel func(*corev1.SELinuxOptions) (string, error)) (string, error) {
 	var labels []string
 	for _, options := range seLinuxOptions(pod, volume) {
 		if options.Level == "" {
-			// The runtime draws one for each container: its label is not known.
+			// The runtime picks a level for each container, so the label is not known.
 			labels = append(labels, "")
 			continue
 		}
@@ -73,7 +70,7 @@ func seLinuxLabel(pod *corev1.Pod, volume string, fileLabel func(*corev1.SELinux
 	}
 }
 
-// seLinuxOptions are those of the containers that mount the volume and have any.
+// seLinuxOptions returns the options of the containers that mount the volume, as far as they are set.
 func seLinuxOptions(pod *corev1.Pod, volume string) []*corev1.SELinuxOptions {
 	var ofPod *corev1.SELinuxOptions
 	if security := pod.Spec.SecurityContext; security != nil {
@@ -98,15 +95,15 @@ func seLinuxOptions(pod *corev1.Pod, volume string) []*corev1.SELinuxOptions {
 	return found
 }
 
-// label is the one that a pod's volume is to be mounted with, as its CSIDriver stands.
-func (r driverRules) label(w *wantedVolume) string {
+// label returns the label to mount a volume with, according to its CSIDriver.
+func (r driverRules) label(w *volumeToMount) string {
 	if w == nil || !r.seLinux {
 		return ""
 	}
 	return w.seLinuxLabel
 }
 
-// withLabel adds the label to a volume's own mount options. A label may hold a comma.
+// withLabel adds the label to the mount options. It is quoted, as it may contain a comma.
 func withLabel(options []string, label string) []string {
 	if label == "" {
 		return options
@@ -114,11 +111,11 @@ func withLabel(options []string, label string) []string {
 	return append(slices.Clone(options), fmt.Sprintf("context=%q", label))
 }
 
-// labelWords is why a pod's volume waits, in kubelet's words, where labels are the reason. The caller holds mu.
-func (m *volumeManager) labelWords(v *volume, key nodevolume.PublishKey, reason nodevolume.Reason) string {
+// labelText describes a wait that is caused by a label, in kubelet's words; otherwise it is empty. The caller holds mu.
+func (m *volumeManager) labelText(v *volume, key nodevolume.PublishKey, reason nodevolume.Reason) string {
 	switch reason {
 	case nodevolume.OtherSELinuxLabelWanted:
-		return explain.OtherLabelWanted(key.SpecName, v.mountedLabel(), m.plugins.rules(v.driver).label(v.publication(key).want))
+		return explain.OtherLabelWanted(key.SpecName, v.mountedLabel(), m.plugins.rules(v.driver).label(v.ensurePod(key).toMount))
 	case nodevolume.OtherSELinuxLabelMounted:
 		return explain.OtherLabelMounted(v.name)
 	default:
@@ -126,10 +123,10 @@ func (m *volumeManager) labelWords(v *volume, key nodevolume.PublishKey, reason 
 	}
 }
 
-// mountedLabel is the label with which the volume is, or may be, mounted.
+// mountedLabel returns the label with which the volume is, or may be, mounted.
 func (v *volume) mountedLabel() string {
-	if v.life.Stage.Phase != nodevolume.Absent {
-		return v.life.Stage.Record.SELinuxLabel
+	if v.state.Stage.Phase != nodevolume.Absent {
+		return v.state.Stage.Record.SELinuxLabel
 	}
 	for _, p := range v.pods {
 		if p.Phase != nodevolume.Absent {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// signal wakes the one goroutine that does some work against the API server. Those that come while it is at work are one.
+// signal wakes a single worker. Signals during its work are combined into one.
 type signal chan struct{}
 
 func newSignal() signal { return make(signal, 1) }
@@ -18,7 +18,7 @@ func (s signal) wake() {
 	}
 }
 
-// serve does the work at each signal until ctx ends, and after a back-off if it failed. failures counts those in a row before.
+// serve runs work at each signal until ctx ends, and again after a back-off if it fails. failures counts its failures in a row.
 func (s signal) serve(ctx context.Context, work func(failures int) error) {
 	failures := 0
 	for {
@@ -40,8 +40,7 @@ func (s signal) serve(ctx context.Context, work func(failures int) error) {
 	}
 }
 
-// apiBackOff is how long to wait after a failed call to the API server: 20 ms,
-// doubled up to 5 s, stretched by up to a fifth.
+// apiBackOff is the delay after a failed call to the API server: 20 ms, doubled up to 5 s, plus up to a fifth.
 func apiBackOff(failures int) time.Duration {
 	wait := 5 * time.Second
 	if failures < 9 {

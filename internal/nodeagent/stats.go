@@ -20,31 +20,31 @@ import (
 // defaultStatsPeriod is kubelet's volumeStatsAggPeriod.
 const defaultStatsPeriod = time.Minute
 
-// publishedStats is what a driver said last of one publish.
+// publishedStats are the latest stats of one publish.
 type publishedStats struct {
-	at   time.Time
-	said csi.VolumeStats
+	at       time.Time
+	reported csi.VolumeStats
 }
 
-// measurable: the driver can be asked how full it is, for a pod that is known.
-func (p *podVolume) measurable() bool {
-	return p.want != nil && p.Phase == nodevolume.Confirmed && !p.withoutStats
+// hasStats reports whether the driver can be called for stats of the volume.
+func (p *podVolume) hasStats() bool {
+	return p.toMount != nil && p.Phase == nodevolume.Confirmed && !p.statsUnsupported
 }
 
-// planStats has a volume that was published looked at from now on. The caller holds mu.
+// planStats schedules the stats of a volume once it is published. The caller holds mu.
 func (m *volumeManager) planStats(v *volume) {
-	if v.statsPlanned || m.config.StatsPeriod < 0 || !slices.ContainsFunc(v.pods, (*podVolume).measurable) {
+	if v.statsPlanned || m.config.StatsPeriod < 0 || !slices.ContainsFunc(v.pods, (*podVolume).hasStats) {
 		return
 	}
 	v.statsPlanned = true
-	m.tasks.AddAfter(periodicTask{gatherStats, v.name}, m.beat.batch(upTo(m.config.StatsPeriod), m.config.StatsPeriod))
+	m.tasks.AddAfter(periodicTask{gatherStats, v.name}, m.schedule.batch(randomUpTo(m.config.StatsPeriod), m.config.StatsPeriod))
 }
 
-// statsTarget is one publish to ask about.
+// statsTarget is one publish to collect stats of.
 type statsTarget struct {
-	volume      *volume
-	publication *podVolume
-	path        string
+	volume *volume
+	pod    *podVolume
+	path   string
 }
 
 func (m *volumeManager) statsTargets(name string) []statsTarget {
@@ -56,47 +56,45 @@ func (m *volumeManager) statsTargets(name string) []statsTarget {
 	}
 	var targets []statsTarget
 	for _, p := range v.pods {
-		if p.measurable() {
-			targets = append(targets, statsTarget{volume: v, publication: p, path: m.root.Path(p.Record.Path)})
+		if p.hasStats() {
+			targets = append(targets, statsTarget{volume: v, pod: p, path: m.root.Path(p.Record.Path)})
 		}
 	}
 	v.statsPlanned = len(targets) > 0
 	return targets
 }
 
-// gatherStats asks about a volume, for one pod after the other, and again after one to two
-// periods, as kubelet does.
+// gatherStats collects the stats of a volume, one pod after the other. Like kubelet, it repeats that after one to two periods.
 func (m *volumeManager) gatherStats(ctx context.Context, name string) {
 	targets := m.statsTargets(name)
 	if len(targets) == 0 {
 		return
 	}
 	for _, target := range targets {
-		said, err := m.askStats(ctx, target)
+		reported, err := m.readStats(ctx, target)
 		switch {
 		case err == nil, ctx.Err() != nil:
-		case isGone(target.volume.life.Inline, err):
-			m.neverMeasured(target, err)
+		case isGone(target.volume.state.Inline, err):
+			m.disableStats(target, err)
 		default:
-			m.log.V(1).Info("Volume stats are not available", "volume", name, "pod", target.publication.Key.PodUID, "err", err)
+			m.log.V(1).Info("Volume stats are not available", "volume", name, "pod", target.pod.Key.PodUID, "err", err)
 		}
-		m.keepStats(target, said)
+		m.updateStats(target, reported)
 	}
-	m.tasks.AddAfter(periodicTask{gatherStats, name}, m.beat.batch(m.config.StatsPeriod+upTo(m.config.StatsPeriod), m.config.StatsPeriod))
+	m.tasks.AddAfter(periodicTask{gatherStats, name}, m.schedule.batch(m.config.StatsPeriod+randomUpTo(m.config.StatsPeriod), m.config.StatsPeriod))
 }
 
-// neverMeasured: nothing would come of asking again. Drivers may keep no path of a volume that they make with its publish.
-func (m *volumeManager) neverMeasured(target statsTarget, err error) {
+// disableStats stops collecting the stats of an inline volume: drivers may not track its path.
+func (m *volumeManager) disableStats(target statsTarget, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	target.publication.withoutStats = true
-	m.log.Info("Driver returned no stats for inline volume, asking again after it reconnects",
-		"volume", target.volume.name, "pod", target.publication.Key.PodUID, "err", err)
+	target.pod.statsUnsupported = true
+	m.log.Info("Driver returned no stats for inline volume, collecting them again after it reconnects",
+		"volume", target.volume.name, "pod", target.pod.Key.PodUID, "err", err)
 }
 
-// askStats is nil for a driver that has no stats. There is no looking at the file system
-// instead: as with kubelet a driver that wants its volumes measured says so.
-func (m *volumeManager) askStats(ctx context.Context, target statsTarget) (*publishedStats, error) {
+// readStats calls NodeGetVolumeStats. It returns nil without GET_VOLUME_STATS; like kubelet, it does not fall back to the file system.
+func (m *volumeManager) readStats(ctx context.Context, target statsTarget) (*publishedStats, error) {
 	ctx, cancel := context.WithTimeout(ctx, m.config.RPCTimeout)
 	defer cancel()
 	client, has, err := m.plugins.capabilities(ctx, target.volume.driver)
@@ -104,48 +102,48 @@ func (m *volumeManager) askStats(ctx context.Context, target statsTarget) (*publ
 		return nil, err
 	}
 	began := time.Now()
-	said, err := client.VolumeStats(ctx, target.volume.handle, target.path, has)
+	reported, err := client.VolumeStats(ctx, target.volume.handle, target.path, has)
 	m.metrics.Collected(target.volume.driver, time.Since(began))
 	if err != nil {
 		return nil, err
 	}
-	return &publishedStats{at: began, said: said}, nil
+	return &publishedStats{at: began, reported: reported}, nil
 }
 
-// keepStats takes in what the driver said; nil if it said nothing, and then nothing is
-// shown of the volume. A health that became bad, or bad in other words, is told to the pod.
-func (m *volumeManager) keepStats(target statsTarget, said *publishedStats) {
+// updateStats stores new stats, or none if reported is nil. It emits an event if the volume's condition became abnormal or its message
+// changed.
+func (m *volumeManager) updateStats(target statsTarget, reported *publishedStats) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p := target.publication
-	if m.all[target.volume.name] != target.volume || !slices.Contains(target.volume.pods, p) || !p.measurable() {
-		return // it went, or goes, meanwhile
+	p := target.pod
+	if m.all[target.volume.name] != target.volume || !slices.Contains(target.volume.pods, p) || !p.hasStats() {
+		return // the pod or the volume is gone
 	}
-	p.stats = said
-	if said == nil || said.said.Condition == nil {
+	p.stats = reported
+	if reported == nil || reported.reported.Condition == nil {
 		return
 	}
 	problem := ""
-	if said.said.Condition.Abnormal {
-		problem = explain.Abnormal(p.want.volume, said.said.Condition.Message)
+	if reported.reported.Condition.Abnormal {
+		problem = explain.Abnormal(p.toMount.volume, reported.reported.Condition.Message)
 	}
-	if problem != "" && problem != p.toldHealth {
-		m.events.Event(p.podOf(), corev1.EventTypeWarning, explain.VolumeConditionAbnormal, problem)
+	if problem != "" && problem != p.reportedHealth {
+		m.events.Event(p.podRef(), corev1.EventTypeWarning, explain.VolumeConditionAbnormal, problem)
 	}
-	p.toldHealth = problem
+	p.reportedHealth = problem
 }
 
-// stats is what the drivers said last of a pod's volumes, in kubelet's form.
+// stats returns the latest stats of a pod's volumes as kubelet reports them.
 func (m *volumeManager) stats(uid types.UID) []stats.VolumeStats {
-	owner, known := m.pods.look(uid)
+	owner, known := m.pods.snapshot(uid)
 	if !known {
 		return nil
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var out []stats.VolumeStats
-	for _, w := range owner.wants {
-		if p, _ := m.publicationOf(w); p != nil && p.stats != nil {
+	for _, w := range owner.toMount {
+		if p, _ := m.findPodVolume(w); p != nil && p.stats != nil {
 			out = append(out, p.stats.of(w))
 		}
 	}
@@ -153,18 +151,18 @@ func (m *volumeManager) stats(uid types.UID) []stats.VolumeStats {
 	return out
 }
 
-// usage is what the driver said, and 0 for what it did not say, as kubelet has it.
+// usage returns the reported values. As in kubelet, missing ones are 0.
 func (s *publishedStats) usage() (bytes, inodes csi.Usage) {
-	if s.said.Bytes != nil {
-		bytes = *s.said.Bytes
+	if s.reported.Bytes != nil {
+		bytes = *s.reported.Bytes
 	}
-	if s.said.Inodes != nil {
-		inodes = *s.said.Inodes
+	if s.reported.Inodes != nil {
+		inodes = *s.reported.Inodes
 	}
 	return bytes, inodes
 }
 
-func (s *publishedStats) of(w *wantedVolume) stats.VolumeStats {
+func (s *publishedStats) of(w *volumeToMount) stats.VolumeStats {
 	bytes, inodes := s.usage()
 	number := func(n int64) *uint64 { return new(uint64(max(n, 0))) }
 	out := stats.VolumeStats{
@@ -178,24 +176,23 @@ func (s *publishedStats) of(w *wantedVolume) stats.VolumeStats {
 	if w.claim.name != "" {
 		out.PVCRef = &stats.PVCReference{Name: w.claim.name, Namespace: w.pod.Namespace}
 	}
-	if s.said.Condition != nil {
-		out.VolumeHealthStats = &stats.VolumeHealthStats{Abnormal: s.said.Condition.Abnormal}
+	if s.reported.Condition != nil {
+		out.VolumeHealthStats = &stats.VolumeHealthStats{Abnormal: s.reported.Condition.Abnormal}
 	}
 	return out
 }
 
-// claimStats is the last word on each claim; of two pods that share one, one speaks for
-// it. The caller holds mu.
+// claimStats returns the latest stats of each claim. Of pods that share a claim, one represents it. The caller holds mu.
 func (m *volumeManager) claimStats() []telemetry.ClaimStats {
 	type claim struct{ namespace, name string }
 	seen := map[claim]bool{}
 	var out []telemetry.ClaimStats
 	for _, v := range m.all {
 		for _, p := range v.pods {
-			if p.stats == nil || p.want == nil || p.want.claim.name == "" {
+			if p.stats == nil || p.toMount == nil || p.toMount.claim.name == "" {
 				continue
 			}
-			of := claim{p.want.pod.Namespace, p.want.claim.name}
+			of := claim{p.toMount.pod.Namespace, p.toMount.claim.name}
 			if seen[of] {
 				continue
 			}
@@ -206,7 +203,7 @@ func (m *volumeManager) claimStats() []telemetry.ClaimStats {
 				Capacity: bytes.Total, Available: bytes.Available, Used: bytes.Used,
 				Inodes: inodes.Total, InodesFree: inodes.Available, InodesUsed: inodes.Used,
 			}
-			if condition := p.stats.said.Condition; condition != nil {
+			if condition := p.stats.reported.Condition; condition != nil {
 				c.HealthKnown, c.Abnormal = true, condition.Abnormal
 			}
 			out = append(out, c)

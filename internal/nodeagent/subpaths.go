@@ -12,7 +12,7 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// SubPath is what belay.dev/belay/node.SubPath documents.
+// SubPath is documented at belay.dev/belay/node.SubPath.
 type SubPath struct {
 	Volume     string
 	Container  string
@@ -21,12 +21,12 @@ type SubPath struct {
 	ReadOnly   bool
 }
 
-// subPathsDir is where kubelet, too, mounts the subPaths of a pod's volume.
+// subPathsDir is kubelet's directory for the subPath mounts of a pod's volume.
 func subPathsDir(key nodevolume.PublishKey) string {
 	return filepath.Join("pods", key.PodUID, "volume-subpaths", key.SpecName)
 }
 
-// mountSubPath mounts a part of a volume that is mounted for the pod, and returns where.
+// mountSubPath mounts a part of a mounted volume of the pod, and returns its path.
 func (m *volumeManager) mountSubPath(uid types.UID, s SubPath) (string, error) {
 	if err := mount.CheckName(s.Container); err != nil {
 		return "", refuse("container: %v", err)
@@ -44,8 +44,8 @@ func (m *volumeManager) mountSubPath(uid types.UID, s SubPath) (string, error) {
 	switch {
 	case !wanted:
 		return "", fmt.Errorf("mount a subPath for container %s of pod %s: %w", s.Container, uid, ErrPodNotWanted)
-	case !there: // it was when it was looked for
-		return "", fmt.Errorf("mount a subPath for container %s of pod %s: volume %q is not mounted any more", s.Container, uid, s.Volume)
+	case !there: // unmounted since publishedFor
+		return "", fmt.Errorf("mount a subPath for container %s of pod %s: volume %q is no longer mounted", s.Container, uid, s.Volume)
 	case record.Block:
 		return "", refuse("volume %q is a device and has no subPaths", s.Volume)
 	}
@@ -57,7 +57,7 @@ func (m *volumeManager) mountSubPath(uid types.UID, s SubPath) (string, error) {
 	return m.root.Path(target), nil
 }
 
-// publishedFor is a volume of a pod whose volumes are all mounted.
+// publishedFor returns a volume of a pod. It fails unless all volumes of the pod are mounted.
 func (m *volumeManager) publishedFor(uid types.UID, volume string) (*podVolume, error) {
 	state := m.mounted(uid)
 	switch {
@@ -66,25 +66,25 @@ func (m *volumeManager) publishedFor(uid types.UID, volume string) (*podVolume, 
 	case state.changed != nil:
 		return nil, waitError(errNotMounted, uid, state.waits)
 	}
-	owner, known := m.pods.look(uid)
+	owner, known := m.pods.snapshot(uid)
 	if !known {
 		return nil, ErrPodNotWanted
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	i := slices.IndexFunc(owner.wants, func(w *wantedVolume) bool { return w.volume == volume })
+	i := slices.IndexFunc(owner.toMount, func(w *volumeToMount) bool { return w.volume == volume })
 	if i < 0 {
 		return nil, fmt.Errorf("volume %q of the pod is not one that belay-node mounts", volume)
 	}
-	p, _ := m.publicationOf(owner.wants[i])
+	p, _ := m.findPodVolume(owner.toMount[i])
 	if p == nil {
 		return nil, ErrPodNotWanted
 	}
 	return p, nil
 }
 
-// endSubPaths unmounts the parts of a volume before the volume itself: they would keep its file system in use. The
-// publish is not confirmed any more by then, so that none are mounted from here on.
+// endSubPaths unmounts the subPaths of a volume, which would keep its file system busy. The publish is no longer confirmed, so that no new
+// ones are mounted.
 func (m *volumeManager) endSubPaths(p *podVolume) error {
 	p.subPaths.Lock()
 	defer p.subPaths.Unlock()

@@ -107,8 +107,8 @@ func TestAFullDiskDuringTheWayBackAndARestart(t *testing.T) {
 	agent, _ := w.agent()
 	agent.volumes.mu.Lock()
 	for _, v := range agent.volumes.all {
-		if !v.life.Stage.Record.Leaving || v.life.Stage.Record.Confirmed {
-			t.Errorf("the stage is taken for %s, and its unstage was under way: %+v", v.life.Stage.Phase, v.life.Stage.Record)
+		if !v.state.Stage.Record.Leaving || v.state.Stage.Record.Confirmed {
+			t.Errorf("the stage is taken for %s, and its unstage was under way: %+v", v.state.Stage.Phase, v.state.Stage.Record)
 		}
 	}
 	agent.volumes.mu.Unlock()
@@ -222,7 +222,7 @@ func TestARightThatIsMissing(t *testing.T) {
 			handle := w.volume("data", func(pv *corev1.PersistentVolume) {
 				pv.Spec.CSI.NodeStageSecretRef = &corev1.SecretReference{Namespace: w.name, Name: "key"}
 			})
-			agent, _ := w.agent(func(c *Config) { c.longWait, c.patience = time.Second, time.Second })
+			agent, _ := w.agent(func(c *Config) { c.waitEventDelay, c.claimEventDelay = time.Second, time.Second })
 			w.attach(handle)
 			pod := w.pod("p", "data")
 			agent.SetPod(pod)

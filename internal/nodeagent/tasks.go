@@ -6,23 +6,21 @@ import (
 	"time"
 )
 
-// periodicTask is something that is done from time to time beside the turns of the volumes.
-// No volume waits for it, and each has a goroutine of its own, at most one: a driver that
-// hangs in one holds up that one alone.
+// periodicTask is a periodic task of a volume. It runs in its own goroutine, at most once at a time, so that a driver that hangs blocks
+// neither reconciliation nor other tasks.
 type periodicTask struct {
-	kind choreKind
-	// volume is its name.
+	kind   taskKind
 	volume string
 }
 
-type choreKind int
+type taskKind int
 
 const (
-	gatherStats choreKind = iota
+	gatherStats taskKind = iota
 	readAttachError
 )
 
-func (m *volumeManager) serveChores(ctx context.Context) {
+func (m *volumeManager) runTasks(ctx context.Context) {
 	serve(m.tasks, func(c periodicTask) {
 		switch {
 		case ctx.Err() != nil:
@@ -34,27 +32,25 @@ func (m *volumeManager) serveChores(ctx context.Context) {
 	})
 }
 
-// upTo is a random part of a period: what many volumes do in it is spread over it.
-func upTo(period time.Duration) time.Duration {
+// randomUpTo returns a random part of a period, to spread the calls for many volumes.
+func randomUpTo(period time.Duration) time.Duration {
 	return time.Duration(rand.Float64() * float64(period)) //nolint:gosec // spreads calls
 }
 
-// schedule is when things are done that come each period.
-type schedule struct{ made time.Time }
+// schedule aligns periodic work.
+type schedule struct{ start time.Time }
 
-func newBeat() schedule { return schedule{time.Now()} }
+func newSchedule() schedule { return schedule{time.Now()} }
 
-// moments is how often within a period something that comes each period may be done.
-const moments = 12
+// slotsPerPeriod is the number of times within a period at which periodic work may run.
+const slotsPerPeriod = 12
 
-// batch stretches a pause of something that comes each period up to the next of the moments at
-// which such things are done. On a node at rest most of the processor time is that of waking up: two
-// dozen times a second for 500 pods, were each to come at a time of its own.
+// batch extends a pause to the next slot, so that periodic work of many pods runs together. On an idle node wake-ups take most of the CPU
+// time: without slots two dozen per second with 500 pods.
 func (b schedule) batch(pause, period time.Duration) time.Duration {
-	grid := period / moments
+	grid := period / slotsPerPeriod
 	if grid <= 0 {
 		return pause
 	}
-	late := (time.Since(b.made) + pause) % grid
-	return pause + grid - late
+	return pause + grid - (time.Since(b.start)+pause)%grid
 }

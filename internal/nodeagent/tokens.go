@@ -18,14 +18,13 @@ import (
 	"belay.dev/belay/internal/csi"
 )
 
-// A token is asked for anew when four fifths of its life or a day have passed, a
-// little earlier by chance, as kubelet's token manager does.
+// Like kubelet's token manager, renew a token after four fifths of its lifetime or a day, less a random jitter.
 const (
 	tokenMaxAge    = 24 * time.Hour
 	tokenMaxJitter = 10 * time.Second
 )
 
-// tokenKey is what a token of a pod's service account was asked for.
+// tokenKey identifies a token of a pod's service account.
 type tokenKey struct {
 	audience string // "": the API server's own
 	seconds  int64  // 0: the API server's default
@@ -39,31 +38,30 @@ func keyOf(request storagev1.TokenRequest) tokenKey {
 	return key
 }
 
-// heldToken is a token and when to ask for its successor.
-type heldToken struct {
+// cachedToken is a token and when to renew it.
+type cachedToken struct {
 	status  authenticationv1.TokenRequestStatus
 	renewAt time.Time
 }
 
-// tokenCache holds the tokens of one pod's service account, bound to the pod.
+// tokenCache caches the tokens of one pod's service account, bound to the pod.
 type tokenCache struct {
-	ask func(context.Context, tokenKey) (*authenticationv1.TokenRequest, error)
-	log logr.Logger
+	request func(context.Context, tokenKey) (*authenticationv1.TokenRequest, error)
+	log     logr.Logger
 
-	mu   sync.Mutex
-	held map[tokenKey]heldToken // under mu
+	mu     sync.Mutex
+	tokens map[tokenKey]cachedToken // under mu
 }
 
-// get returns a token that is good for a while yet. If none can be had, one that
-// was held is returned until it expires.
+// get returns a valid token, renewed if due. If the request fails, it returns the previous token until that expires.
 func (c *tokenCache) get(ctx context.Context, key tokenKey) (authenticationv1.TokenRequestStatus, error) {
 	c.mu.Lock()
-	held, known := c.held[key]
+	held, known := c.tokens[key]
 	c.mu.Unlock()
 	if known && !time.Now().After(held.renewAt) {
 		return held.status, nil
 	}
-	reply, err := c.ask(ctx, key)
+	reply, err := c.request(ctx, key)
 	now := time.Now()
 	switch {
 	case err == nil:
@@ -77,24 +75,24 @@ func (c *tokenCache) get(ctx context.Context, key tokenKey) (authenticationv1.To
 	jitter := time.Duration(rand.Float64() * float64(tokenMaxJitter)) //nolint:gosec // spreads the requests
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.held, func(_ tokenKey, t heldToken) bool { return t.expired(now) }) // CSIDriver asks for others now
-	c.held[key] = heldToken{status: reply.Status, renewAt: renewAt(reply, now).Add(-jitter)}
+	maps.DeleteFunc(c.tokens, func(_ tokenKey, t cachedToken) bool { return t.expired(now) }) // the CSIDriver may have changed
+	c.tokens[key] = cachedToken{status: reply.Status, renewAt: renewAt(reply, now).Add(-jitter)}
 	return reply.Status, nil
 }
 
-func (t heldToken) expired(now time.Time) bool { return now.After(t.status.ExpirationTimestamp.Time) }
+func (t cachedToken) expired(now time.Time) bool { return now.After(t.status.ExpirationTimestamp.Time) }
 
-// renewAt is when a token that was received now is to be replaced at the latest.
+// renewAt returns the latest time to renew a token that was received now.
 func renewAt(reply *authenticationv1.TokenRequest, now time.Time) time.Time {
 	expires := reply.Status.ExpirationTimestamp.Time
-	life := expires.Sub(now)
+	lifetime := expires.Sub(now)
 	if granted := reply.Spec.ExpirationSeconds; granted != nil {
-		life = time.Duration(*granted) * time.Second
+		lifetime = time.Duration(*granted) * time.Second
 	}
-	return expires.Add(-max(life/5, life-tokenMaxAge))
+	return expires.Add(-max(lifetime/5, lifetime-tokenMaxAge))
 }
 
-// tokensOf is the cache of a pod's tokens. It is forgotten with the pod.
+// tokensOf returns the token cache of a pod. It is dropped with the pod.
 func (m *podManager) tokensOf(pod podIdentity) *tokenCache {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -103,8 +101,8 @@ func (m *podManager) tokensOf(pod podIdentity) *tokenCache {
 		return owner.tokens
 	}
 	cache := &tokenCache{
-		log: m.log.WithValues("pod", pod.UID, "namespace", pod.Namespace, "serviceAccount", pod.ServiceAccount), held: map[tokenKey]heldToken{},
-		ask: func(ctx context.Context, key tokenKey) (*authenticationv1.TokenRequest, error) {
+		log: m.log.WithValues("pod", pod.UID, "namespace", pod.Namespace, "serviceAccount", pod.ServiceAccount), tokens: map[tokenKey]cachedToken{},
+		request: func(ctx context.Context, key tokenKey) (*authenticationv1.TokenRequest, error) {
 			return m.requestToken(ctx, pod, key)
 		},
 	}
@@ -114,7 +112,7 @@ func (m *podManager) tokensOf(pod podIdentity) *tokenCache {
 	return cache
 }
 
-// requestToken asks for a token that is good for as long as the pod lives.
+// requestToken requests a token that is bound to the pod.
 func (m *podManager) requestToken(ctx context.Context, pod podIdentity, key tokenKey) (*authenticationv1.TokenRequest, error) {
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		Audiences:      []string{},
@@ -126,7 +124,7 @@ func (m *podManager) requestToken(ctx context.Context, pod podIdentity, key toke
 	if key.seconds != 0 {
 		request.Spec.ExpirationSeconds = &key.seconds
 	}
-	ctx, cancel := context.WithTimeout(silent(ctx), apiTimeout)
+	ctx, cancel := context.WithTimeout(withoutLogging(ctx), apiTimeout)
 	defer cancel()
 	reply, err := m.client.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.ServiceAccount, request, metav1.CreateOptions{})
 	if err != nil {
@@ -135,13 +133,12 @@ func (m *podManager) requestToken(ctx context.Context, pod podIdentity, key toke
 	return reply, nil
 }
 
-// addTokens puts the tokens that a driver asks for into its publish call. Block
-// volumes have none, as with kubelet.
-func (m *volumeManager) addTokens(ctx context.Context, c callable, call *csi.NodeVolume) error {
-	if len(c.rules.tokens) == 0 || c.want.block {
+// addTokens adds the tokens that the CSIDriver requests to a publish call. As in kubelet, block volumes get none.
+func (m *volumeManager) addTokens(ctx context.Context, c driverCall, call *csi.NodeVolume) error {
+	if len(c.rules.tokens) == 0 || c.toMount.block {
 		return nil
 	}
-	cache := m.pods.tokensOf(c.want.pod)
+	cache := m.pods.tokensOf(c.toMount.pod)
 	byAudience := map[string]authenticationv1.TokenRequestStatus{}
 	for _, request := range c.rules.tokens {
 		status, err := cache.get(ctx, keyOf(request))
@@ -152,13 +149,13 @@ func (m *volumeManager) addTokens(ctx context.Context, c callable, call *csi.Nod
 	}
 	raw, err := json.Marshal(byAudience)
 	if err != nil {
-		return fmt.Errorf("encode the service account tokens for driver %s: %w", c.want.driver, err)
+		return fmt.Errorf("encode the service account tokens for driver %s: %w", c.toMount.driver, err)
 	}
 	if c.rules.tokensInSecrets {
 		call.Secrets[csi.TokensKey] = string(raw)
 		return nil
 	}
-	// The map may be the PersistentVolume's own.
+	// Clone it, as it may be the PersistentVolume's own map.
 	call.Context = maps.Clone(call.Context)
 	if call.Context == nil {
 		call.Context = map[string]string{}
@@ -167,6 +164,5 @@ func (m *volumeManager) addTokens(ctx context.Context, c callable, call *csi.Nod
 	return nil
 }
 
-// silent keeps what is sent and received under ctx out of client-go's log, which has
-// whole bodies at high verbosity.
-func silent(ctx context.Context) context.Context { return klog.NewContext(ctx, logr.Discard()) }
+// withoutLogging keeps requests and responses out of client-go's log, which prints whole bodies at high verbosity.
+func withoutLogging(ctx context.Context) context.Context { return klog.NewContext(ctx, logr.Discard()) }

@@ -186,7 +186,7 @@ func TestSecretsAreNeitherToldNorKept(t *testing.T) {
 	}
 	log := &lines{}
 	logAllRequests(t, log.logger())
-	agent, stop := w.agent(func(c *Config) { c.Logger, c.republishEvery = log.logger(), 10*time.Millisecond })
+	agent, stop := w.agent(func(c *Config) { c.Logger, c.republishPeriod = log.logger(), 10*time.Millisecond })
 	pod := w.podOfRobot("p", "data")
 	w.bringUp(agent, pod, handle)
 	w.untilEvent(pod, "MountVolume.MountDevice failed", "[REDACTED]")
@@ -267,7 +267,7 @@ func (i *issuer) ask(context.Context, tokenKey) (*authenticationv1.TokenRequest,
 }
 
 func newTestCache(i *issuer) *tokenCache {
-	return &tokenCache{ask: i.ask, log: logr.Discard(), held: map[tokenKey]heldToken{}}
+	return &tokenCache{request: i.ask, log: logr.Discard(), tokens: map[tokenKey]cachedToken{}}
 }
 
 // TestATokenIsRenewedBeforeItExpires: at four fifths of its life or after a day, at most 10 s early.
@@ -335,8 +335,8 @@ func TestTokensAreToldApart(t *testing.T) {
 		time.Sleep(11 * time.Minute)
 		_, err := cache.get(t.Context(), tokenKey{audience: "new"})
 		must(t, err)
-		if len(cache.held) != 1 {
-			t.Errorf("%d tokens are held", len(cache.held))
+		if len(cache.tokens) != 1 {
+			t.Errorf("%d tokens are held", len(cache.tokens))
 		}
 	})
 }

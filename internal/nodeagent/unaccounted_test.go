@@ -49,7 +49,7 @@ func (w *world) untilHeld(agent *Agent, handle string, reason nodevolume.Reason)
 		agent.volumes.mu.Lock()
 		defer agent.volumes.mu.Unlock()
 		v := agent.volumes.all[string(w.unique(handle))]
-		return v != nil && v.holds[nodevolume.PublishKey{}].reason == reason
+		return v != nil && v.waits[nodevolume.PublishKey{}].reason == reason
 	})
 }
 
@@ -66,7 +66,7 @@ func TestUnreadableRecordsWithoutVolumeData(t *testing.T) {
 			l.stop()
 			w.damage(kinds...)
 			log := &lines{}
-			agent, stop := w.agent(func(c *Config) { c.Logger, c.longWait = log.logger(), 10*time.Millisecond })
+			agent, stop := w.agent(func(c *Config) { c.Logger, c.waitEventDelay = log.logger(), 10*time.Millisecond })
 			agent.PodsSynced() // the pod is gone
 			w.untilHeld(agent, l.handle, nodevolume.UnaccountedMount)
 			if name == "publish" {

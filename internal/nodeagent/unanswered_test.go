@@ -32,7 +32,7 @@ func TestACallWithoutAnAnswerIsNamed(t *testing.T) {
 				}
 				return do()
 			})
-			agent, _ := w.agent(func(c *Config) { c.longWait = 300 * time.Millisecond }) // with the usual timeout of two minutes
+			agent, _ := w.agent(func(c *Config) { c.waitEventDelay = 300 * time.Millisecond }) // with the usual timeout of two minutes
 			pod := w.pod("p", "data")
 			agent.SetPod(pod)
 			w.untilInUse(handle)

@@ -46,7 +46,7 @@ func TestADriverThatDoesNotStageAnyMore(t *testing.T) {
 			w.upgrade(nil, map[string]codes.Code{"Unstage": codes.Unimplemented})
 			l.agent.RemovePod(l.pod.UID)
 			if mounted {
-				w.untilEvent(l.pod, "FailedUnmount", "UnmountDevice failed", "has STAGE_UNSTAGE_VOLUME no more", "umount "+staged)
+				w.untilEvent(l.pod, "FailedUnmount", "UnmountDevice failed", "no longer has STAGE_UNSTAGE_VOLUME", "umount "+staged)
 				if !slices.Contains(w.node().Status.VolumesInUse, w.unique(l.handle)) {
 					t.Error("S7: still mounted, and not in use")
 				}

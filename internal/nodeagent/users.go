@@ -12,23 +12,23 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// users is what is known of who else has a volume mounted. Under volumeManager.mu.
+// users are the other users of a volume. Guarded by volumeManager.mu.
 type users struct {
-	// problem says who it is, or what could not be read.
+	// problem names them, or why they could not be found.
 	problem error
-	// watched is the process whose end is waited for; 0 for none.
+	// watched is the PID of a process whose exit is awaited; 0 for none.
 	watched int
 }
 
-func (u users) words() string {
-	words := explain.NodeReason(nodevolume.StillMountedElsewhere)
+func (u users) text() string {
+	text := explain.NodeReason(nodevolume.StillMountedElsewhere)
 	if u.problem == nil {
-		return words
+		return text
 	}
-	return fmt.Sprintf("%s: %v", words, u.problem)
+	return fmt.Sprintf("%s: %v", text, u.problem)
 }
 
-// lookForUsers looks who has what the unpublish for a pod, or the unstage, would take from the machine.
+// lookForUsers finds other users of what the unpublish for a pod, or the unstage, would unmount.
 func (m *volumeManager) lookForUsers(ctx context.Context, v *volume, key nodevolume.PublishKey) {
 	holders, err := m.holders(v, key)
 	var problems []error
@@ -38,10 +38,10 @@ func (m *volumeManager) lookForUsers(ctx context.Context, v *volume, key nodevol
 	problem := errors.Join(append(problems, err)...)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if problem != nil && v.life.Users.Search.Count == 0 {
+	if problem != nil && v.state.Users.Search.Count == 0 {
 		m.log.Error(problem, "Keeping volume mounted and in use, another process on this node uses it", "volume", v.name, "pod", key.PodUID)
 	}
-	v.life.UsersSearched(problem != nil, time.Now(), rand.Float64()) //nolint:gosec // spreads the looks
+	v.state.UsersSearched(problem != nil, time.Now(), rand.Float64()) //nolint:gosec // spreads the searches
 	v.users.problem = problem
 	if len(holders) > 0 && holders[0].PID != 0 && v.users.watched == 0 {
 		v.users.watched = holders[0].PID
@@ -49,7 +49,7 @@ func (m *volumeManager) lookForUsers(ctx context.Context, v *volume, key nodevol
 	}
 }
 
-// watchUser has the volume looked at when a process that has it ends.
+// watchUser wakes the volume when a process that uses it exits.
 func (m *volumeManager) watchUser(ctx context.Context, v *volume, pid int) {
 	err := mounttable.WaitForExit(ctx, pid)
 	m.mu.Lock()
@@ -60,22 +60,22 @@ func (m *volumeManager) watchUser(ctx context.Context, v *volume, pid int) {
 	}
 }
 
-// holders are all that have the volume but the mounts that the call will take away, and that go with them.
+// holders returns all users of the volume except for the mounts that the call itself will remove.
 func (m *volumeManager) holders(v *volume, key nodevolume.PublishKey) ([]mounttable.Holder, error) {
 	if key == (nodevolume.PublishKey{}) {
-		staged := m.root.Path(v.life.Stage.Record.Path)
-		if mounted, err := m.root.MountedByKernel(v.life.Stage.Record.Path); err != nil || !mounted {
+		staged := m.root.Path(v.state.Stage.Record.Path)
+		if mounted, err := m.root.MountedByKernel(v.state.Stage.Record.Path); err != nil || !mounted {
 			return nil, err
 		}
 		return m.holdersOf(mounttable.Volume{Paths: []string{staged}})
 	}
-	if v.life.Stage.Phase != nodevolume.Absent {
-		if mounted, err := m.root.MountedByKernel(v.life.Stage.Record.Path); err != nil || mounted {
-			return nil, err // it is not the last mount; before that one goes, there is another look
+	if v.state.Stage.Phase != nodevolume.Absent {
+		if mounted, err := m.root.MountedByKernel(v.state.Stage.Record.Path); err != nil || mounted {
+			return nil, err // not the last mount: lookForUsers runs again before the unstage
 		}
 	}
-	record := m.entry(v, key).Record
-	// Drivers that mount where they publish may have a mount of their own beside it, which goes with the call.
+	record := m.podVolume(v, key).Record
+	// A driver may have its own mount besides the target, which it removes in the call.
 	volume := mounttable.Volume{Paths: []string{m.root.Path(record.Path)}, OtherNamespacesOnly: true}
 	if !record.Block {
 		if mounted, err := m.root.MountedByKernel(record.Path); err != nil || !mounted {

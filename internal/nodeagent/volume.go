@@ -14,120 +14,116 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// volume is one CSI volume on this node. All fields are under volumeManager.mu; its life is changed by the volume's own turn alone.
+// volume is one CSI volume on this node. All fields are guarded by volumeManager.mu; only its reconcile changes state.
 type volume struct {
 	name, driver, handle string
-	life                 nodevolume.VolumeState
-	// pods are what is known here of those of its life.
-	pods        []*podVolume
-	unstageTold eventDedup
-	// unstageFailingSince is when the first unstage began of those that failed in a row.
+	state                nodevolume.VolumeState
+	// pods has an entry for each of state.Pods.
+	pods             []*podVolume
+	lastUnstageEvent eventDedup
+	// unstageFailingSince is when the first of the failed unstages in a row began.
 	unstageFailingSince time.Time
-	// unconfirmed is the record of a stage that the driver has confirmed and the disk has not: the pod's publish goes first. The
-	// volume's own turn alone uses it.
-	unconfirmed *nodevolume.Record
-	// publishing is the pod that the running step publishes for.
+	// unsavedStage is the record of a confirmed stage that is saved after the publish, for speed. Only reconcile uses it.
+	unsavedStage *nodevolume.Record
+	// publishing is the pod for which a publish is running.
 	publishing nodevolume.PublishKey
-	// began is when the running step did; asked is its call, while that has no answer.
-	began time.Time
-	asked *unanswered
-	// users is who else has the volume mounted.
+	// began is when the running step began; pending is its call to the driver, if any.
+	began   time.Time
+	pending *pendingCall
+	// users are the other users of the volume.
 	users users
-	holds map[nodevolume.PublishKey]holding
-	// growthTold is the last event that was sent about an expansion that failed.
-	growthTold string
-	measured   measured
-	// releasedAt is since when no pod wants the volume; zero while one does, or may.
+	waits map[nodevolume.PublishKey]currentWait
+	// lastExpandEvent is the last event about a failed expansion.
+	lastExpandEvent string
+	measured        measured
+	// releasedAt is since when no pod uses the volume; zero while one does, or may.
 	releasedAt time.Time
-	// statsPlanned and attachErrorPlanned: there is a periodic task for it.
+	// statsPlanned and attachErrorPlanned are set while a periodic task is scheduled.
 	statsPlanned, attachErrorPlanned bool
-	// attachLimit says that the node is full, as the attachError of exhaustedAt did.
+	// attachLimit reports that the attach limit was exhausted at exhaustedAt, the time of the attachError.
 	attachLimit *AttachLimitError
 	exhaustedAt metav1.Time
 }
 
-// podVolume is a volume for one pod: wanted, or known from a record.
+// podVolume is a volume for one pod: from its spec or from a record.
 type podVolume struct {
 	*nodevolume.PodVolume
-	// want is nil if the pod is known from a record alone.
-	want *wantedVolume
-	// problem is what the last failure said, and step the one that failed, the first time in
-	// a row at failingSince.
+	// toMount is nil if the pod is only known from a record.
+	toMount *volumeToMount
+	// problem is the last failure, step the step that failed, and failingSince the beginning of the first such failure in a row.
 	problem      error
 	step         string
 	failingSince time.Time
-	// told is the last event that was sent about it.
-	told eventDedup
-	// publishContext is what this agent published it with; nil if another one did.
+	lastEvent    eventDedup
+	// publishContext is that of the publish by this agent; nil if an earlier agent published the volume.
 	publishContext map[string]string
-	// subPaths is held while parts of it are mounted or unmounted for the pod's containers; it is taken before mu.
+	// subPaths serializes mounting and unmounting subPaths; it is locked before mu.
 	subPaths sync.Mutex
-	// groupChange is not nil while the volume's files are given to the pod's fsGroup.
+	// groupChange is the running fsGroup change, or nil.
 	groupChange *mount.GroupChange
-	// stats is what the driver said last, nil if nothing; toldHealth the condition that
-	// the pod was told of.
-	stats      *publishedStats
-	toldHealth string
-	// withoutStats: this version of the driver says that it knows nothing of an inline volume's path.
-	withoutStats bool
+	// stats are the latest stats, or nil; reportedHealth is the last condition in an event.
+	stats          *publishedStats
+	reportedHealth string
+	// statsUnsupported is set if this version of the driver does not know the path of an inline volume.
+	statsUnsupported bool
 }
 
-// holding is a hold and when it began.
-type holding struct {
+// currentWait is the reason of a wait and its beginning.
+type currentWait struct {
 	reason nodevolume.Reason
 	since  time.Time
 }
 
-// volumeNamed returns the volume and makes it if it is new. The caller holds mu.
-func (m *volumeManager) volumeNamed(name, driver, handle string, inline bool) *volume {
+// ensureVolume returns the volume, and creates it if it is new. The caller holds mu.
+func (m *volumeManager) ensureVolume(name, driver, handle string, inline bool) *volume {
 	v, ok := m.all[name]
 	if !ok {
-		v = &volume{name: name, driver: driver, handle: handle, life: nodevolume.VolumeState{Inline: inline}, holds: map[nodevolume.PublishKey]holding{}}
+		v = &volume{name: name, driver: driver, handle: handle, state: nodevolume.VolumeState{Inline: inline}, waits: map[nodevolume.PublishKey]currentWait{}}
 		m.all[name] = v
 	}
 	return v
 }
 
-// publication returns the volume's entry for a pod and makes it if it is new.
-func (v *volume) publication(key nodevolume.PublishKey) *podVolume {
-	if p := v.find(key); p != nil {
+// ensurePod returns the volume's entry for a pod, and creates it if it is new.
+func (v *volume) ensurePod(key nodevolume.PublishKey) *podVolume {
+	if p := v.findPod(key); p != nil {
 		return p
 	}
-	p := &podVolume{PodVolume: v.life.EnsurePod(key)}
+	p := &podVolume{PodVolume: v.state.EnsurePod(key)}
 	v.pods = append(v.pods, p)
 	return p
 }
 
-func (v *volume) find(key nodevolume.PublishKey) *podVolume {
+func (v *volume) findPod(key nodevolume.PublishKey) *podVolume {
 	if i := slices.IndexFunc(v.pods, func(p *podVolume) bool { return p.Key == key }); i >= 0 {
 		return v.pods[i]
 	}
 	return nil
 }
 
-// stagingPath is where the volume is, or would be, staged for a pod. Two PersistentVolumes may share a handle, and then
-// it stays where the first one's name has put it.
-func (v *volume) stagingPath(w *wantedVolume) string {
-	if v.life.Stage.Phase != nodevolume.Absent {
-		return v.life.Stage.Record.Path
+// stagingPath returns where the volume is, or would be, staged. Two PersistentVolumes may share a handle; then the name of the first one
+// determines the path.
+func (v *volume) stagingPath(w *volumeToMount) string {
+	if v.state.Stage.Phase != nodevolume.Absent {
+		return v.state.Stage.Record.Path
 	}
 	return stagingPath(w)
 }
 
-// specName is the PersistentVolume's name by which events speak of the volume.
+// specName returns the name of a PersistentVolume for events about the volume.
 func (v *volume) specName() string {
 	for _, p := range v.pods {
 		if p.Key.SpecName != "" {
 			return p.Key.SpecName
 		}
 	}
-	return cmp.Or(v.life.Stage.Record.SpecName, v.handle)
+	return cmp.Or(v.state.Stage.Record.SpecName, v.handle)
 }
 
-// podOf is the reference for events about a publication.
-func (p *podVolume) podOf() *corev1.ObjectReference {
-	if p.want != nil {
-		return p.want.pod.ref()
+// podRef returns the reference for events about the pod.
+func (p *podVolume) podRef() *corev1.ObjectReference {
+	if p.toMount != nil {
+		return p.toMount.pod.ref()
 	}
 	pod := p.Record.Pod
 	return podIdentity{UID: types.UID(p.Key.PodUID), Namespace: pod.Namespace, Name: pod.Name}.ref()

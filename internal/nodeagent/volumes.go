@@ -15,14 +15,14 @@ import (
 	"belay.dev/belay/internal/telemetry"
 )
 
-// volumeManager owns the volumes of the node: their lives, what is made for them and what is told of them. Its lock is taken before those of
-// the node's status, of the pods and of the plugins, in this order; what it calls there is named by its fields alone.
+// volumeManager owns the volumes of the node and performs their steps. Its lock is taken before those of nodeStatus, podManager and
+// plugins, in this order.
 type volumeManager struct {
 	config Config
 	log    logr.Logger
 	client kubernetes.Interface
 	root   *mount.Root
-	// records is the directory of the records.
+	// records is the directory with the records.
 	records *mount.Root
 	events  record.EventRecorder
 	status  *nodeStatus
@@ -30,38 +30,36 @@ type volumeManager struct {
 	plugins *plugins
 	// mounts are the mount tables of all processes.
 	mounts mounttable.Reader
-	// watches are the goroutines that wait for the end of a process.
+	// watches are the goroutines that wait for the exit of a process.
 	watches sync.WaitGroup
-	// metrics is nil if nothing is measured.
-	metrics *telemetry.Node
-	beat    schedule
+	// metrics is nil if Config.Metrics is not set.
+	metrics  *telemetry.Node
+	schedule schedule
 
-	// queue holds the volumes that have to be looked at. It gives one key to one goroutine at a time; that is the only lock on a
-	// volume's way.
+	// queue has the volumes to reconcile. It hands a key to one goroutine at a time; there is no other lock per volume.
 	queue workqueue.TypedDelayingInterface[string]
 	tasks workqueue.TypedDelayingInterface[periodicTask]
 
 	mu sync.Mutex
 	// Under mu:
 	all map[string]*volume
-	// trouble is what is known to be in the way of what a reason waits for.
-	trouble map[nodevolume.Reason]error
-	// unaccounted holds the names of the records that should be there and are not: of those that
-	// cannot be read, and of what is mounted without one. A name begins with its volume's hash.
+	// blockers are the errors that block waits for a reason.
+	blockers map[nodevolume.Reason]error
+	// unaccounted has the names of records that cannot be read or are missing for a mount. A name begins with its volume's hash.
 	unaccounted map[string]struct{}
 }
 
-func newVolumeManager(config Config, client kubernetes.Interface, root *mount.Root, events record.EventRecorder, beat schedule) *volumeManager {
+func newVolumeManager(config Config, client kubernetes.Interface, root *mount.Root, events record.EventRecorder, schedule schedule) *volumeManager {
 	return &volumeManager{
-		config: config, log: config.Logger, client: client, root: root, events: events, beat: beat,
+		config: config, log: config.Logger, client: client, root: root, events: events, schedule: schedule,
 		queue: workqueue.NewTypedDelayingQueue[string](),
 		tasks: workqueue.NewTypedDelayingQueue[periodicTask](),
-		all:   map[string]*volume{}, trouble: map[nodevolume.Reason]error{}, unaccounted: map[string]struct{}{},
+		all:   map[string]*volume{}, blockers: map[nodevolume.Reason]error{}, unaccounted: map[string]struct{}{},
 	}
 }
 
-// run gives each volume that has to be looked at a goroutine of its own, until the queue is shut down: a driver that hangs holds up its
-// own volumes and no others.
+// run reconciles each queued volume in its own goroutine until the queue is shut down, so that a driver that hangs blocks only its own
+// volumes.
 func (m *volumeManager) run(ctx context.Context) {
 	serve(m.queue, func(name string) { m.reconcile(ctx, name) })
 }
@@ -71,13 +69,13 @@ func (m *volumeManager) shutDown() {
 	m.tasks.ShutDown()
 }
 
-// recordCount is how many stages and publishes are recorded.
+// recordCount is the number of recorded stages and publishes.
 func (m *volumeManager) recordCount() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	count := 0
 	for _, v := range m.all {
-		if v.life.Stage.Phase != nodevolume.Absent {
+		if v.state.Stage.Phase != nodevolume.Absent {
 			count++
 		}
 		for _, p := range v.pods {

@@ -3,7 +3,6 @@ package nodeagent
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -25,7 +24,7 @@ func (m *volumeManager) waitMounted(ctx context.Context, uid types.UID) ([]Mount
 		select {
 		case <-state.changed:
 		case <-ctx.Done():
-			// What it waits for says more than that time is up.
+			// Return what it waits for, not only that the time is up.
 			if state = m.mounted(uid); state.changed == nil {
 				return state.mounts, state.err
 			}
@@ -34,8 +33,7 @@ func (m *volumeManager) waitMounted(ctx context.Context, uid types.UID) ([]Mount
 	}
 }
 
-// mountState is where the volumes of a pod are. While something is missing, changed is closed at the next change, and
-// waits says what is missing.
+// mountState is the progress of a pod's mounts. While volumes are missing, waits lists them and changed is closed at the next change.
 type mountState struct {
 	mounts  []Mount
 	err     error
@@ -44,131 +42,131 @@ type mountState struct {
 }
 
 func (m *volumeManager) mounted(uid types.UID) mountState {
-	p, known := m.pods.look(uid) // before the volumes: a change of theirs comes after it
+	pod, known := m.pods.snapshot(uid) // before reading the volumes, so that changed covers their changes
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
-	case !known, p.removed:
+	case !known, pod.removed:
 		return mountState{err: fmt.Errorf("wait for the volumes of pod %s: %w", uid, ErrPodNotWanted)}
-	case p.refused != nil:
-		return mountState{err: p.refused}
-	case !p.resolved, p.stale:
-		return mountState{changed: p.changed, waits: p.lookedUp()}
+	case pod.refused != nil:
+		return mountState{err: pod.refused}
+	case !pod.resolved, pod.stale:
+		return mountState{changed: pod.changed, waits: pod.unresolvedWait()}
 	}
 	var mounts []Mount
 	var waits []*VolumeWait
-	for _, w := range p.wants {
-		publication, v := m.publicationOf(w)
-		if publication != nil && v.isReady(publication) {
+	for _, w := range pod.toMount {
+		p, v := m.findPodVolume(w)
+		if p != nil && v.isReady(p) {
 			mounts = append(mounts, Mount{
-				VolumeName: w.volume, Path: m.root.Path(publication.Record.Path), Block: w.block, ReadOnly: w.readOnly,
-				SELinuxLabel: publication.Record.SELinuxLabel,
+				VolumeName: w.volume, Path: m.root.Path(p.Record.Path), Block: w.block, ReadOnly: w.readOnly,
+				SELinuxLabel: p.Record.SELinuxLabel,
 				Driver:       w.driver, VolumeHandle: w.handle, FSType: w.fsType, MountOptions: slices.Clone(w.mountOptions),
-				VolumeContext: maps.Clone(w.attributes), PublishContext: maps.Clone(publication.publishContext),
+				VolumeContext: maps.Clone(w.attributes), PublishContext: maps.Clone(p.publishContext),
 				SupplementalGroup: w.group,
 			})
 			continue
 		}
-		waits = append(waits, m.volumeWait(w, v, publication, m.waitsFor(w, v, publication).Error()))
+		waits = append(waits, m.volumeWait(w, v, p))
 	}
-	for _, o := range p.others {
+	for _, o := range pod.nonCSI {
 		mounts = append(mounts, o.mount())
 	}
 	if len(waits) == 0 {
 		return mountState{mounts: mounts}
 	}
-	if err := m.tooLate(&p, waits); err != nil {
+	if err := m.checkDeleting(&pod); err != nil {
 		return mountState{err: err}
 	}
-	return mountState{changed: p.changed, waits: waits}
+	return mountState{changed: pod.changed, waits: waits}
 }
 
-// publicationOf finds the entry that a want led to. The caller holds mu.
-func (m *volumeManager) publicationOf(w *wantedVolume) (*podVolume, *volume) {
+// findPodVolume returns the entry of a pod's volume, or nil. The caller holds mu.
+func (m *volumeManager) findPodVolume(w *volumeToMount) (*podVolume, *volume) {
 	v := m.all[w.name()]
 	if v == nil {
 		return nil, nil
 	}
-	return v.find(w.key()), v
+	return v.findPod(w.key()), v
 }
 
-// waitsFor says in which hop a volume waits, since when, and what went wrong last.
-func (m *volumeManager) waitsFor(w *wantedVolume, v *volume, p *podVolume) error {
+// describeWait returns what a volume waits for, since when, and its last failure.
+func (m *volumeManager) describeWait(w *volumeToMount, v *volume, p *podVolume) string {
 	state, now := "", time.Now()
 	switch {
 	case p != nil && p.groupChange != nil:
 		state = explain.GroupChange(int64(p.groupChange.GID), p.groupChange.Seen.Load())
-	case v != nil && v.asked != nil:
-		state = m.call(v).AsOf(now)
+	case v != nil && v.pending != nil:
+		state = m.describeCall(v).AsOf(now)
 	case v != nil:
 		state = explain.NodeReason("")
-		if hold, ok := v.holds[w.key()]; ok {
-			why := cmp.Or(m.labelWords(v, w.key(), hold.reason), explain.NodeReason(hold.reason))
-			state = explain.NodeWait{Reason: hold.reason, Since: hold.since, Detail: why}.AsOf(now)
+		if wait, ok := v.waits[w.key()]; ok {
+			why := cmp.Or(m.labelText(v, w.key(), wait.reason), explain.NodeReason(wait.reason))
+			state = explain.NodeWait{Reason: wait.reason, Since: wait.since, Detail: why}.AsOf(now)
 		}
 	}
-	words := explain.NodeVolume(w.volume, w.specName, state)
+	text := explain.NodeVolume(w.volume, w.specName, state)
 	if p != nil && p.problem != nil {
-		return fmt.Errorf("%s; last failure: %w", words, p.problem)
+		return fmt.Sprintf("%s; last failure: %v", text, p.problem)
 	}
-	return errors.New(words)
+	return text
 }
 
-// waitUnmounted blocks until nothing of the pod is published.
+// waitUnmounted blocks until no volume of the pod is published.
 func (m *volumeManager) waitUnmounted(ctx context.Context, uid types.UID) error {
 	for {
-		changed, published := m.published(uid)
+		changed, published := m.publishedWaits(uid)
 		if len(published) == 0 {
 			return nil
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return stillPublished(ctx, uid, published)
+			return unmountWaitError(ctx, uid, published)
 		}
 	}
 }
 
-// published lists what may be published for a pod.
-func (m *volumeManager) published(uid types.UID) (<-chan struct{}, []*VolumeWait) {
-	p, known := m.pods.look(uid)
+// publishedWaits returns the volumes that may be published for a pod.
+func (m *volumeManager) publishedWaits(uid types.UID) (<-chan struct{}, []*VolumeWait) {
+	pod, known := m.pods.snapshot(uid)
 	if !known {
 		return nil, nil
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var published []*VolumeWait
-	for name := range p.volumes {
+	for name := range pod.volumes {
 		v := m.all[name]
 		if v == nil {
 			continue
 		}
-		for _, entry := range v.pods {
-			if entry.Key.PodUID == string(uid) && (entry.Phase != nodevolume.Absent || v.publishing == entry.Key) {
-				hold := v.holds[entry.Key]
-				why := m.whyOf(v, nodevolume.Wait{Key: entry.Key, Reason: hold.reason})
-				if v.asked != nil {
-					why = m.call(v).Unanswered()
+		for _, p := range v.pods {
+			if p.Key.PodUID == string(uid) && (p.Phase != nodevolume.Absent || v.publishing == p.Key) {
+				wait := v.waits[p.Key]
+				why := m.waitText(v, nodevolume.Wait{Key: p.Key, Reason: wait.reason})
+				if v.pending != nil {
+					why = m.describeCall(v).Unanswered()
 				}
 				published = append(published, &VolumeWait{
-					Volume: entry.Record.Pod.Volume, Reason: hold.reason, Since: hold.since, Err: entry.problem,
+					Volume: p.Record.Pod.Volume, Reason: wait.reason, Since: wait.since, Err: p.problem,
 					text: v.specName() + " (" + why + ")",
 				})
 			}
 		}
 	}
-	return p.changed, published
+	return pod.changed, published
 }
 
-// tooLate refuses a pod that is being deleted and lacks a volume: kubelet, too, begins with none then. The caller
-// holds mu.
-func (m *volumeManager) tooLate(p *pod, lacks []*VolumeWait) error {
-	if len(lacks) == 0 || p.object.DeletionTimestamp == nil {
+// checkDeleting fails the wait of a pod that is being deleted before all its volumes are known: like kubelet, the agent starts no new
+// mounts then. The caller holds mu.
+func (m *volumeManager) checkDeleting(pod *pod) error {
+	if pod.object.DeletionTimestamp == nil {
 		return nil
 	}
-	for _, w := range p.wants {
-		if entry, _ := m.publicationOf(w); entry == nil {
-			return refuse("pod %s is being deleted; volume %q is not mounted for it any more", p.object.Name, w.volume)
+	for _, w := range pod.toMount {
+		if p, _ := m.findPodVolume(w); p == nil {
+			return refuse("pod %s is being deleted; volume %q is no longer mounted for it", pod.object.Name, w.volume)
 		}
 	}
 	return nil

@@ -35,15 +35,15 @@ func TestWhatAVolumeWaitedForEndsItsBackOff(t *testing.T) {
 	agent := idle(t)
 	agent.volumes.mu.Lock()
 	defer agent.volumes.mu.Unlock()
-	v := agent.volumes.volumeNamed("v", "d", "h", false)
+	v := agent.volumes.ensureVolume("v", "d", "h", false)
 	held := nodevolume.Failure{Count: 20, At: time.Now()}
-	v.life.Unstage, v.life.Growth.Failure = held, held
-	p := v.publication(nodevolume.PublishKey{PodUID: "u", SpecName: "s"})
+	v.state.Unstage, v.state.Growth.Failure = held, held
+	p := v.ensurePod(nodevolume.PublishKey{PodUID: "u", SpecName: "s"})
 	p.Failure = held
 	agent.volumes.wake("v")
 	tried := nodevolume.Failure{Count: 20} // at once, and if it fails again the back-off goes on
 	want := map[string]nodevolume.Failure{"unstage": tried, "expansion": tried, "pod": tried}
-	got := map[string]nodevolume.Failure{"unstage": v.life.Unstage, "expansion": v.life.Growth.Failure, "pod": p.Failure}
+	got := map[string]nodevolume.Failure{"unstage": v.state.Unstage, "expansion": v.state.Growth.Failure, "pod": p.Failure}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("failures (-want +got):\n%s", diff)
 	}
@@ -115,7 +115,7 @@ func TestAPodInTheSameEventAsItsPredecessor(t *testing.T) {
 	agent := idle(t)
 	locks, err := containers.NewLocks(t.TempDir())
 	must(t, err)
-	ends := newPodEnds(agent, locks, testLogger(t))
+	ends := newPodTerminations(agent, locks, testLogger(t))
 	events := podEvents(agent, ends)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()

@@ -1,7 +1,6 @@
 package nodeagent
 
 import (
-	"maps"
 	"slices"
 	"time"
 
@@ -11,41 +10,40 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// wanted gives the volumes that a pod wants to their lives.
-func (m *volumeManager) wanted(uid types.UID, wants []*wantedVolume) {
+// addVolumes adds volumes that a pod uses.
+func (m *volumeManager) addVolumes(uid types.UID, volumes []*volumeToMount) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, w := range wants {
-		if !m.pods.join(uid, w.name()) {
-			return // it went meanwhile
+	for _, w := range volumes {
+		if !m.pods.addVolume(uid, w.name()) {
+			return // the pod was removed
 		}
-		v := m.volumeNamed(w.name(), w.driver, w.handle, w.inline)
-		v.publication(w.key()).want = w
-		m.noteReleased(v, time.Now())
-		m.wantSize(v, w)
+		v := m.ensureVolume(w.name(), w.driver, w.handle, w.inline)
+		v.ensurePod(w.key()).toMount = w
+		m.updateReleasedAt(v, time.Now())
+		m.addSize(v, w)
 		m.wake(v.name)
 	}
 }
 
-// released has the volumes of a pod looked at that is not wanted any more. What failed on the way in does not hold up the
-// way back.
+// released wakes the volumes of a removed pod. A failed mount does not delay the unmount.
 func (m *volumeManager) released(uid types.UID, names []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, name := range names {
 		if v := m.all[name]; v != nil {
-			for _, its := range v.pods {
-				if its.Key.PodUID == string(uid) {
-					its.Failure = nodevolume.Failure{}
+			for _, p := range v.pods {
+				if p.Key.PodUID == string(uid) {
+					p.Failure = nodevolume.Failure{}
 				}
 			}
-			m.noteReleased(v, time.Now())
+			m.updateReleasedAt(v, time.Now())
 		}
 		m.wake(name)
 	}
 }
 
-// wakeAll has all volumes looked at.
+// wakeAll wakes all volumes.
 func (m *volumeManager) wakeAll() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -54,7 +52,7 @@ func (m *volumeManager) wakeAll() {
 	}
 }
 
-// wakeDriver has all volumes of a driver looked at.
+// wakeDriver wakes all volumes of a driver.
 func (m *volumeManager) wakeDriver(name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -65,44 +63,42 @@ func (m *volumeManager) wakeDriver(name string) {
 	}
 }
 
-// driverReconnected: the driver may be another version, and its calls may work again.
+// driverReconnected reads stats again, as the driver may have been upgraded.
 func (m *volumeManager) driverReconnected(name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, v := range m.all {
 		for _, p := range v.pods {
-			p.withoutStats = p.withoutStats && v.driver != name
+			p.statsUnsupported = p.statsUnsupported && v.driver != name
 		}
 	}
 }
 
-// wake has a volume looked at now, whatever back-off runs: something that it may
-// have waited for has changed. The caller holds mu.
+// wake reconciles a volume now, regardless of its back-off, because something that it may wait for has changed. The caller holds mu.
 func (m *volumeManager) wake(name string) {
 	v, ok := m.all[name]
 	if !ok {
 		return
 	}
-	v.life.Wake()
+	v.state.Wake()
 	m.queue.Add(name)
 }
 
-// wakeMisplaced wakes the volumes that some pod waits for and that may be used by some nodes
-// only: by its labels this one may have become one of them.
+// wakeMisplaced wakes the volumes with a node affinity that a pod waits for, as the labels of the Node have changed.
 func (m *volumeManager) wakeMisplaced() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for name, v := range m.all {
 		if slices.ContainsFunc(v.pods, func(p *podVolume) bool {
-			return p.want != nil && p.want.affinity != nil && p.Phase != nodevolume.Confirmed
+			return p.toMount != nil && p.toMount.affinity != nil && p.Phase != nodevolume.Confirmed
 		}) {
 			m.wake(name)
 		}
 	}
 }
 
-// learned wakes the volumes about which something new is known.
-func (m *volumeManager) learned(names []string) {
+// wakeVolumes wakes the named volumes.
+func (m *volumeManager) wakeVolumes(names []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, name := range names {
@@ -110,9 +106,9 @@ func (m *volumeManager) learned(names []string) {
 	}
 }
 
-// handshakes says which of the names that the Node lists at start-up have a record here that was made under the handshake.
-// One that was mounted without, while its CSIDriver asked for no attachment, is listed anew if it has to be: an agent
-// that died may have been taking it out, and that write may still land. Of what cannot be read nobody knows which it was.
+// handshakes returns which of the volumes that the Node lists in use at start-up were mounted under the handshake. A volume that was
+// mounted without it, as its CSIDriver had attachRequired false, is listed again if necessary: an agent that crashed may have been
+// removing it, and that write may still be committed. It is Unknown for an unreadable record.
 func (m *volumeManager) handshakes(names []string) map[string]nodevolume.Knowledge {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -122,23 +118,21 @@ func (m *volumeManager) handshakes(names []string) map[string]nodevolume.Knowled
 		if v == nil {
 			v = &volume{}
 		}
-		doubtful := m.isUnaccounted(name) || v.life.Stage.Phase == nodevolume.Absent && m.mountedByOther(name)
-		known[name] = v.life.InUseHandshake(doubtful)
+		doubtful := m.isUnaccounted(name) || v.state.Stage.Phase == nodevolume.Absent && m.mountedByOther(name)
+		known[name] = v.state.InUseHandshake(doubtful)
 	}
 	return known
 }
 
-// nodeRead has all volumes looked at once the Node has been read. What it lists in use and may be mounted without a
-// record is known by name from here on, and spoken of.
+// nodeRead wakes all volumes after the first read of the Node. It adds the volumes listed in use whose records cannot be read.
 func (m *volumeManager) nodeRead(listed []string) {
 	m.mu.Lock()
 	for _, name := range listed {
 		if driver, handle, ok := kube.ParseUniqueVolumeName(name); ok && m.isUnaccounted(name) {
-			m.volumeNamed(name, driver, handle, false)
+			m.ensureVolume(name, driver, handle, false)
 			m.log.Error(nil, "Node lists a volume in use whose record cannot be read", "volume", name)
 		}
 	}
-	names := slices.Collect(maps.Keys(m.all))
 	m.mu.Unlock()
-	m.learned(names)
+	m.wakeAll()
 }
