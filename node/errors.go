@@ -6,34 +6,32 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// Errors that a caller may have to tell apart. "Never": [RefusedError], [ErrPodNotWanted], [ErrSubPathOutsideVolume]. "Not
-// yet": [WaitError].
+// Errors that a caller may have to distinguish. Retrying does not help: [RefusedError], [ErrPodNotWanted],
+// [ErrSubPathOutsideVolume]. Not ready yet: [WaitError].
 var (
-	// ErrPodNotWanted is in the errors of methods that need a pod which was set and not removed (errors.Is).
+	// ErrPodNotWanted is returned by methods that need a pod which was set and not removed (errors.Is).
 	ErrPodNotWanted = nodeagent.ErrPodNotWanted
 	// ErrClosed is what [Agent.Run] returns after [Agent.Close] (errors.Is).
 	ErrClosed = nodeagent.ErrClosed
-	// ErrRootInUse is in the error of [New] while another agent has the root (errors.Is).
+	// ErrRootInUse is returned by [New] while another agent holds the root (errors.Is).
 	ErrRootInUse = mount.ErrLocked
-	// ErrSubPathOutsideVolume is in the error of [Agent.MountSubPath] for a path that leads out of its volume, by ".." or by
-	// a symbolic link (errors.Is). Somebody who may write to the volume may be trying something.
+	// ErrSubPathOutsideVolume is returned by [Agent.MountSubPath] for a path that leads out of its volume, by ".." or by a symbolic
+	// link (errors.Is). It may be an attack by a client that can write to the volume.
 	ErrSubPathOutsideVolume = mount.ErrOutsideVolume
 )
 
-// RefusedError says that a pod, as it is, can never be mounted by this agent: it asks for something that does not
-// fit together or that the agent does not do (errors.As). Waiting is of no use; fail the pod.
+// RefusedError is returned for a pod that can never be mounted by this agent as it is: it asks for something contradictory or
+// unsupported (errors.As). Do not wait; fail the pod.
 type RefusedError = nodeagent.RefusedError
 
-// WaitError is what [Agent.WaitMounted] and [Agent.WaitUnmounted] return when their context ends first (errors.As): not
-// yet. Nothing is given up, and the agent goes on; wait again. The context's cause and each volume's last failure
-// are in it for errors.Is and errors.As.
+// WaitError is returned by [Agent.WaitMounted] and [Agent.WaitUnmounted] when their context ends first (errors.As). The agent
+// continues; wait again. It wraps the context's cause and each volume's last failure, for errors.Is and errors.As.
 type WaitError = nodeagent.WaitError
 
-// VolumeWait is one volume of a [WaitError]: which, for what it waits and since when.
+// VolumeWait is one volume of a [WaitError]: what it waits for and since when.
 type VolumeWait = nodeagent.VolumeWait
 
-// Reason is what a volume waits for. docs/adopt-node.md says of each who has to do something. There may be new ones in
-// later versions.
+// Reason is what a volume waits for. docs/adopt-node.md lists who has to act. Later versions may have new reasons.
 type Reason = nodevolume.Reason
 
 // The reasons for which mounts wait.
