@@ -255,7 +255,7 @@ func TestDriverChanges(t *testing.T) {
 	}
 }
 
-// A call that is not permitted is not sent, and nothing is known of its volume.
+// A call that is not permitted is not sent, and its effect on the volume is unknown.
 func TestPermissionIsAskedBeforeEachCall(t *testing.T) {
 	path := socket(t)
 	driver := begin(t, &life{name: "d", capabilities: attaches}, path)

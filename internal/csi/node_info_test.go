@@ -35,9 +35,9 @@ func (l nodeLife) serve(t *testing.T, socket string) *grpc.Server {
 	return server
 }
 
-// TestADriverThatRestartsWhileItIsAsked: the question goes to the one before, and with it. A driver
-// registers once, so nobody would ask the next one.
-func TestADriverThatRestartsWhileItIsAsked(t *testing.T) {
+// A driver restarts while NodeGetInfo is in flight, which fails with the earlier process. A driver registers once, so the call has
+// to be repeated.
+func TestInfoWhileTheDriverRestarts(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "csi.sock")
 	var first *grpc.Server
 	ready := make(chan struct{})

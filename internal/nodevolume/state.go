@@ -269,7 +269,7 @@ type Call struct {
 
 // Begin returns the call of a step. For StageVolume and Publish, intent is the record except for what VolumeState adds: the
 // attachment, and what an earlier call may have done. lost is not nil if a record of this name is missing although it should exist;
-// it tells whether something is mounted where that record would have it. The new record takes its mount: the volume is mounted at
+// it tells whether something is mounted where that record would have it. The new record takes its place: the volume is mounted at
 // the same path again, and unmounted from there.
 func (s *VolumeState) Begin(step Step, intent Record, lost *Knowledge) Call {
 	mount := s.mount(step)
