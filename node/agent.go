@@ -39,7 +39,7 @@ func New(config Config) (*Agent, error) {
 // Containers reports when the containers of pods have ended: a container runtime ([NewCRI]), or another component that knows.
 type Containers interface {
 	// Ended returns nil if no process of the pod is left, and none will be started before release was called, which happens once
-	// the pod's volumes are unpublished. An error tells what is running, or why that is unknown; in both cases the volumes stay
+	// the pod's volumes are unpublished. An error names what is running, or why that is unknown; in both cases the volumes stay
 	// mounted, and it is called again after 0.1 to 5 s.
 	Ended(ctx context.Context, podUID string) (release func(), err error)
 }
@@ -49,7 +49,7 @@ type Containers interface {
 func NewCRI(endpoint string) (Containers, error) { return containers.NewCRI(endpoint) }
 
 // OwnerError is returned by [New] and [Agent.Run] when the records under the root belong to a Node of another name, or of another
-// cluster. Nothing was changed; the text tells what to do.
+// cluster. Nothing was changed; the text names what to do.
 type OwnerError = nodeagent.OwnerError
 
 // Run registers drivers, maintains the Node and CSINode, and mounts and unmounts until ctx ends. It then returns nil when

@@ -242,8 +242,7 @@ const (
 	// NodeReturned: the Node object was recreated for a machine that may not have been restarted, and has not shown yet whether it
 	// uses the volume.
 	NodeReturned Reason = "NodeReturned"
-	// NodeReplaced: the Node object represents another machine than the one that the volume was attached to, about which nothing is
-	// known.
+	// NodeReplaced: the Node object represents another machine than the one that the volume was attached to, which cannot be asked.
 	NodeReplaced Reason = "NodeReplaced"
 	// NodeUnknown: the Node could not be read.
 	NodeUnknown Reason = "NodeUnknown"

@@ -162,7 +162,7 @@ func (l *leader) delay(step Step) {
 	})
 }
 
-// known is the newest version of a node that the leader has heard of.
+// known is the newest version of a node that the leader has seen.
 func (l *leader) known(name NodeName) toyNode {
 	if l.bound != nil {
 		return l.bound[name]

@@ -165,7 +165,7 @@ type VolumePage struct {
 // PublishedVolume is one entry of the driver's list.
 type PublishedVolume struct {
 	VolumeHandle string
-	// Known: the entry has a status. Without one nothing is known about the volume; with one and without NodeIDs it is published
+	// Known: the entry has a status. Without one the state of the volume is unknown; with one and without NodeIDs it is published
 	// nowhere (CSI spec).
 	Known   bool
 	NodeIDs []string

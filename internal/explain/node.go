@@ -61,11 +61,11 @@ type NodeStep struct {
 	Volume string
 	// Verb is what happens to it, if not "failed".
 	Verb string
-	// Since is when the first of the failures in a row was; zero if the cause tells.
+	// Since is when the first of the failures in a row was; zero if the cause has it.
 	Since time.Time
 }
 
-// since tells which call has been failing, and since when; empty if the cause tells.
+// since names the failing call and the time of its first failure; empty if the cause has it.
 func (s NodeStep) since() string {
 	if s.Since.IsZero() {
 		return ""

@@ -9,7 +9,7 @@ import (
 	"belay.dev/belay/internal/attachment"
 )
 
-// Blockers tells where an exclusive volume is or may be, why it is still there, since when, and what happens automatically.
+// Blockers describes where an exclusive volume is or may be, why it is still there, since when, and what happens automatically.
 func Blockers(driver string, blockers []attachment.Blocker) string {
 	var texts []string
 	for _, b := range blockers {
@@ -36,7 +36,7 @@ func blocker(driver string, b attachment.Blocker) string {
 	return fmt.Sprintf("attached to node %q%s; %s", b.Node, since(b.Cause), untilPodsTerminate("detached", b.Cause, b.Ready))
 }
 
-// Wait tells why a volume is still at a node, since when, and what ends that automatically.
+// Wait describes why a volume is still at a node, since when, and what ends that automatically.
 func Wait(driver string, node attachment.NodeName, c attachment.Cause, ready attachment.Knowledge) string {
 	switch c.Reason {
 	default:
@@ -84,8 +84,8 @@ func mounted(node attachment.NodeName, c attachment.Cause, ready attachment.Know
 	return text
 }
 
-// unmount tells what the node has to do. Kubelet lists a volume in use before it is attached: if no attach was confirmed, it only
-// has to remove that entry.
+// unmount describes what the node has to do. Kubelet lists a volume in use before it is attached: if no attach was confirmed, it
+// only has to remove that entry.
 func unmount(node attachment.NodeName, c attachment.Cause) string {
 	switch {
 	case c.Unconfirmed.IsZero():
@@ -104,8 +104,8 @@ func unanswered(node attachment.NodeName, asked time.Time) string {
 	return fmt.Sprintf("it may be attached to node %q, because an attach%s has had no answer yet", node, requested(asked))
 }
 
-// untilPodsTerminate tells what releases a volume from a node where pods want it. Only kubelet ends pods, so those of a node that
-// is not Ready stay until a person acts.
+// untilPodsTerminate describes what releases a volume from a node where pods want it. Only kubelet ends pods, so those of a node
+// that is not Ready stay until a person acts.
 func untilPodsTerminate(released string, c attachment.Cause, ready attachment.Knowledge) string {
 	const stuck, taint = "the node is not Ready, so the pods there cannot terminate by themselves", "If the machine is off, add the taint node.kubernetes.io/out-of-service to the node"
 	switch {
@@ -138,7 +138,7 @@ func since(c attachment.Cause) string {
 	return " since " + stamp(c.Since)
 }
 
-// waiting tells since when the unmount is waited for, which is not when the node changed.
+// waiting describes since when the unmount is waited for, which is not when the node changed.
 func waiting(c attachment.Cause) string {
 	if c.Since.IsZero() {
 		return ""
@@ -153,7 +153,7 @@ func requested(at time.Time) string {
 	return " requested at " + stamp(at)
 }
 
-// forcedText tells what the policies do about a node that is not Ready.
+// forcedText describes what the policies do about a node that is not Ready.
 func forcedText(c attachment.Cause) string {
 	if c.Forces != nil && !c.At.IsZero() {
 		return "the volume is detached by force at " + stamp(c.At)
@@ -161,7 +161,7 @@ func forcedText(c attachment.Cause) string {
 	return "the volume is never detached by force: shut the machine down, then add the taint node.kubernetes.io/out-of-service to the node"
 }
 
-// forcedWithoutNode tells what the policies do about a machine without a Node object, and what can end the wait sooner.
+// forcedWithoutNode describes what the policies do about a machine without a Node object, and what can end the wait sooner.
 func forcedWithoutNode(c attachment.Cause, sooner string) string {
 	_, timed := c.Forces.(attachment.UnmountTimeout)
 	switch {
@@ -189,8 +189,8 @@ func returned(c attachment.Cause, ready attachment.Knowledge) string {
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// MultiAttach tells why an exclusive volume is not attached to the node of a pod in namespace: upstream's text (k/k reconciler.go),
-// followed by what keeps the volume where it is. Pods of other namespaces are counted, never named.
+// MultiAttach describes why an exclusive volume is not attached to the node of a pod in namespace: upstream's text (k/k
+// reconciler.go), followed by what keeps the volume where it is. Pods of other namespaces are counted, never named.
 func MultiAttach(volume, driver, namespace string, holders []Pod, blockers []attachment.Blocker) string {
 	what := "Volume is already exclusively attached to one node and can't be attached to another"
 	if len(holders) > 0 {

@@ -237,7 +237,7 @@ func cutPower(t *testing.T, disk string) {
 	must(t, unix.IoctlSetPointerInt(int(dir.Fd()), goingDown, dropLog))
 }
 
-func TestTheKernelsMountTable(t *testing.T) {
+func TestKernelMountTable(t *testing.T) {
 	ownMounts(t)
 	root, err := OpenRoot(t.TempDir(), nil)
 	must(t, err)

@@ -76,7 +76,7 @@ func escapeError(err error) error {
 // inVolume lets the kernel resolve a path within a directory, which no "..", link or mount of /proc can leave.
 const inVolume = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS
 
-// openAttempts is how often a path is resolved while the kernel cannot tell whether it leads out, because of a concurrent rename
+// openAttempts is how often a path is resolved while the kernel cannot decide if it leads out, because of a concurrent rename
 // (openat2(2), EAGAIN).
 const openAttempts = 100
 

@@ -48,7 +48,7 @@ type Volume struct {
 	OtherNamespacesOnly bool
 }
 
-// Holders returns the mounts of a volume, or of a part of it, that remain when its own are gone. The error tells what could not be
+// Holders returns the mounts of a volume, or of a part of it, that remain when its own are gone. The error names what could not be
 // read and may therefore be another holder.
 //
 // A mount in another namespace goes with one of ours if it is a propagated copy: it is on a mount that receives from the one that

@@ -364,7 +364,7 @@ type Reply int
 
 // The zero value is the cautious one.
 const (
-	// NoAnswer: lost, timed out, or a code that does not tell what was done (Canceled, DeadlineExceeded, Unavailable,
+	// NoAnswer: lost, timed out, or a code that does not show what was done (Canceled, DeadlineExceeded, Unavailable,
 	// ResourceExhausted, Aborted).
 	NoAnswer Reply = iota
 	// Refused: the driver has not done it.

@@ -13,7 +13,7 @@ func (p Pod) label() string {
 	return p.Label
 }
 
-// labelDiffers: the label is not the pod's. That is unknown until the CSIDrivers have been listed, because they tell which drivers
+// labelDiffers: the label is not the pod's. That is unknown until the CSIDrivers have been listed, because they show which drivers
 // mount with labels.
 func (c *decider) labelDiffers(p Pod, label string) bool {
 	return c.observed.AttachRequired != Unknown && p.label() != label

@@ -22,7 +22,7 @@ type VolumeState struct {
 	Growth  Expansion
 
 	attachment Lookup
-	// decidedOn is the attachment that the last step was decided on; required tells whether the driver needed one then.
+	// decidedOn is the attachment that the last step was decided on; required is whether the driver needed one then.
 	decidedOn Attachment
 	required  Knowledge
 }
@@ -269,7 +269,7 @@ type Call struct {
 
 // Begin returns the call of a step. For StageVolume and Publish, intent is the record except for what VolumeState adds: the
 // attachment, and what an earlier call may have done. lost is not nil if a record of this name is missing although it should exist;
-// it tells whether something is mounted where that record would have it. The new record takes its place: the volume is mounted at
+// it is whether something is mounted where that record would have it. The new record takes its place: the volume is mounted at
 // the same path again, and unmounted from there.
 func (s *VolumeState) Begin(step Step, intent Record, lost *Knowledge) Call {
 	mount := s.mount(step)

@@ -28,7 +28,7 @@ type Config struct {
 	Cluster Cluster
 	// Confirmed: a person confirms that upstream's controller is disabled. It counts unless something proves the opposite.
 	Confirmed bool
-	// NonAttachableFlex are FlexVolume drivers that need no attach. The API does not tell which do, so all others refuse.
+	// NonAttachableFlex are FlexVolume drivers that need no attach. The API does not show which do, so all others refuse.
 	NonAttachableFlex []string
 	// Observe is how long to watch for writes by another controller; 0 for not at all.
 	Observe time.Duration

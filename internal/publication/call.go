@@ -46,7 +46,7 @@ type PreviousCall struct {
 	Unpublished bool // the driver confirmed an unpublish
 }
 
-// Begin returns the call that is sent next. attached tells whether the attachment is recorded as attached.
+// Begin returns the call that is sent next. attached: the attachment is recorded as attached.
 func (c Call) Begin(verb Verb, nodeID, inputs string, attached bool) Call {
 	failures := c.Failures
 	if c.Verb != verb || c.Confirmed {

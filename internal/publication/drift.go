@@ -285,7 +285,7 @@ func (c *ExpectedAttachment) compare(list Listing, holders map[place]int) (drift
 	return NotPublished, true
 }
 
-// compareReleased is compare for an attachment that is being deleted; here tells whether the volume is listed at its node.
+// compareReleased is compare for an attachment that is being deleted; here: the volume is listed at its node.
 func (c *ExpectedAttachment) compareReleased(here bool, holders map[place]int) (drift Drift, known bool) {
 	switch {
 	case c.Finalizer || c.Attached || c.RecordedNodeID == "":

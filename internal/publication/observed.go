@@ -55,7 +55,7 @@ type Attachment struct {
 	// RecordedNodeID is the CSI node ID stored on the attachment: the one that the driver was, or may have been, asked to publish
 	// to.
 	RecordedNodeID string
-	// HandleUnrecorded: only the PersistentVolume tells which volume the attachment is for.
+	// HandleUnrecorded: only the PersistentVolume identifies the volume of the attachment.
 	HandleUnrecorded bool
 	// NodeID is the node's present CSI node ID; empty if unknown.
 	NodeID string
