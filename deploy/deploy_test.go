@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestTheUnitNeverGivesUp: a start that fails because of a missing file, a full disk or a held lock must be tried again without
+// TestUnitRestartsWithoutLimit: a start that fails because of a missing file, a full disk or a held lock must be tried again without
 // an administrator.
-func TestTheUnitNeverGivesUp(t *testing.T) {
+func TestUnitRestartsWithoutLimit(t *testing.T) {
 	raw, err := os.ReadFile("belay-node/belay-node.service")
 	if err != nil {
 		t.Fatal(err)

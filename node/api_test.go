@@ -67,7 +67,7 @@ func TestSetPodCopies(t *testing.T) {
 	}
 }
 
-func TestErrorsTellNeverFromNotYet(t *testing.T) {
+func TestErrorsDistinguishNeverFromNotYet(t *testing.T) {
 	_, agent, driver := startProvider(t, &recording{})
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -113,7 +113,7 @@ func (r *binding) Start(_ *corev1.Pod, binds map[string][]Bind) error {
 
 func (r *binding) Stop(*corev1.Pod) error { return nil }
 
-func TestAProviderBindsSubPaths(t *testing.T) {
+func TestProviderBindsSubPaths(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("mounting needs root")
 	}
@@ -155,7 +155,7 @@ func TestAProviderBindsSubPaths(t *testing.T) {
 	}
 }
 
-func TestAMountCarriesWhatMicroVMsNeed(t *testing.T) {
+func TestMountForMicroVMs(t *testing.T) {
 	_, agent, _ := startProvider(t, &recording{})
 	pod := examplePod("web-0", "a")
 	agent.SetPod(pod)

@@ -114,7 +114,7 @@ func newExampleDriver(name string) *exampleDriver {
 func (d *exampleDriver) lose() { d.lost.Store(true) }
 func (d *exampleDriver) find() { d.lost.Store(false) }
 
-// twice returns when a second call has come: the agent has taken in the answer to the first.
+// twice returns when a second call has arrived: the agent has processed the answer to the first.
 func twice(calls <-chan struct{}) {
 	<-calls
 	<-calls
@@ -123,7 +123,7 @@ func twice(calls <-chan struct{}) {
 func note(calls chan<- struct{}) {
 	select {
 	case calls <- struct{}{}:
-	default: // nobody counts so far
+	default: // not counted yet
 	}
 }
 

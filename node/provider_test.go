@@ -61,7 +61,7 @@ func phaseOf(t *testing.T, p *Provider, pod *corev1.Pod) corev1.PodPhase {
 	return status.Phase
 }
 
-func TestAProviderHasThePodAsItIsNow(t *testing.T) {
+func TestProviderHasTheCurrentPod(t *testing.T) {
 	runtime := &recording{}
 	p, agent, _ := startProvider(t, runtime)
 	pod := examplePod("web-0", "a")
@@ -74,7 +74,7 @@ func TestAProviderHasThePodAsItIsNow(t *testing.T) {
 	if err := p.UpdatePod(t.Context(), edited); err != nil {
 		t.Fatal(err)
 	}
-	// Were it the old one, virtual-kubelet would ask for the update for ever.
+	// If it were the old one, virtual-kubelet would ask for the update forever.
 	if got, _ := p.GetPod(t.Context(), pod.Namespace, pod.Name); got.Labels["tier"] != "front" {
 		t.Errorf("after an update GetPod returns labels %v", got.Labels)
 	}
@@ -82,7 +82,7 @@ func TestAProviderHasThePodAsItIsNow(t *testing.T) {
 		t.Errorf("after an update the pod is %s", got)
 	}
 
-	// The object was replaced while nobody looked: the update is of another pod.
+	// The object was replaced unnoticed: the update is of another pod.
 	another := examplePod("web-0", "b")
 	if err := p.UpdatePod(t.Context(), another); err != nil {
 		t.Fatal(err)
@@ -96,7 +96,7 @@ func TestAProviderHasThePodAsItIsNow(t *testing.T) {
 	}
 }
 
-func TestAPodThatCannotBeStartedGivesItsVolumesBack(t *testing.T) {
+func TestPodThatCannotStartReleasesItsVolumes(t *testing.T) {
 	p, agent, _ := startProvider(t, &recording{refuses: errors.New("no such image")})
 	pod := examplePod("web-0", "a")
 	if err := p.CreatePod(t.Context(), pod); err != nil {
@@ -118,7 +118,7 @@ func TestAPodThatCannotBeStartedGivesItsVolumesBack(t *testing.T) {
 }
 
 // virtual-kubelet has ten workers.
-func TestPodsThatCannotBeMountedHoldNobodyUp(t *testing.T) {
+func TestPodsThatCannotBeMountedBlockNoOthers(t *testing.T) {
 	runtime := &recording{}
 	p, agent, driver := startProvider(t, runtime)
 	driver.lose()

@@ -17,8 +17,7 @@ type phrase struct {
 }
 
 // banned are the phrases, as regular expressions without regard to case, in which a space is any white space. Add a row
-// where a sentence had to be read twice. The documents are checked here; other tests may check help texts, log lines and
-// events against the same list.
+// where a sentence had to be read twice. The documents, what the programs print, comments and the names of tests are checked.
 func banned() []phrase {
 	var all []phrase
 	for _, row := range [][2]string{
@@ -57,6 +56,10 @@ func banned() []phrase {
 		{`strays?`, "orphans"},
 		{`chores?`, "periodic tasks"},
 		{`mend(s|ed|ing)?`, "repairs"},
+		{`hears? of|heard of`, "gets an event, sees"},
+		{`in the hands of`, "held by"},
+		{`whims?`, "changes"},
+		{`(give|gives|gave|given|giving) (it |them )?back`, "releases"},
 		{`worth a look`, "name what to look at"},
 		{`stands? there (twice|already)`, "is listed twice"},
 		{`in the words of|in (\w+'s|new|other) words`, "the message of"},

@@ -17,7 +17,7 @@ var (
 	pinned       = regexp.MustCompile(`^[\w./-]+@(v\d+\.\d+\.\d+|[0-9a-f]{40})$`)
 )
 
-// TestWorkflows: they call make targets that exist, with versions of Go on the line of go.mod, and actions that are pinned.
+// TestWorkflows checks that workflows call make targets that exist, with the Go version of go.mod, and actions that are pinned.
 func TestWorkflows(t *testing.T) {
 	root := filepath.Join("..", "..")
 	targets := map[string]bool{}

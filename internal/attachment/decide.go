@@ -10,8 +10,8 @@ import (
 	"belay.dev/belay/internal/planted"
 )
 
-// Decide says what to do next for one volume. The caller binds each write to the
-// versions that the steps carry, and decides again after each answer.
+// Decide returns what to do next for one volume. The caller binds each write to the versions in the steps, and decides again after
+// each response.
 func Decide(now time.Time, want Desired, seen Observed, policy Policy) Decision {
 	p := newPlan(now, want, seen, policy)
 	p.chooseKeeper()
@@ -30,7 +30,7 @@ func Decide(now time.Time, want Desired, seen Observed, policy Policy) Decision 
 	return Decision{Steps: p.steps, Reason: p.explain(), RecheckAt: p.recheckAt}
 }
 
-// plan gathers the steps of one decision.
+// plan collects the steps of one decision.
 type plan struct {
 	now         time.Time
 	want        Desired
@@ -39,9 +39,9 @@ type plan struct {
 	exclusive   bool
 	wants       map[NodeName]Want
 	attachments []*Attachment         // by node and name
-	at          map[NodeName]bool     // nodes with an attachment: whether it is Implied
-	holders     map[NodeName]*Blocker // of an exclusive volume: where it is, or may be
-	keeper      string                // the one attachment that an exclusive volume keeps, by id
+	at          map[NodeName]bool     // nodes with an attachment, and whether one is Implied
+	holders     map[NodeName]*Blocker // of an exclusive volume: the nodes that have it, or may have it
+	keeper      string                // the id of the one attachment that an exclusive volume keeps
 	steps       []Step
 	recheckAt   time.Time
 }
@@ -71,15 +71,14 @@ func newPlan(now time.Time, want Desired, seen Observed, policy Policy) *plan {
 
 func (p *plan) do(s Step) { p.steps = append(p.steps, s) }
 
-// recheck asks for another decision at a time, if it is still to come.
+// recheck requests another decision at a time, if that is in the future.
 func (p *plan) recheck(at time.Time) {
 	if at.After(p.now) {
 		p.recheckAt = decision.Earlier(p.recheckAt, at)
 	}
 }
 
-// explain gives each wait for another node the reason why that node keeps the volume,
-// and returns the first reason of all.
+// explain adds to each wait for another node why that node keeps the volume, and returns the first reason of all.
 func (p *plan) explain() Reason {
 	first, at := Settled, map[NodeName]Cause{}
 	for _, step := range p.steps {
@@ -101,7 +100,7 @@ func (p *plan) explain() Reason {
 	return first
 }
 
-// explainBlockers gives each wait for another node what keeps the volume there.
+// explainBlockers adds to each wait for another node what keeps the volume there.
 func (p *plan) explainBlockers(at map[NodeName]Cause) {
 	for _, s := range p.steps {
 		if wait, ok := s.(Wait); ok {
@@ -122,8 +121,7 @@ func (p *plan) explainBlockers(at map[NodeName]Cause) {
 	}
 }
 
-// endsByHealth reports whether the node's health decides how the volume leaves it: by pods
-// that terminate, or by an unmount that waits.
+// endsByHealth reports whether the node's health decides how the volume leaves it: by pods that terminate, or by an unmount.
 func (b *Blocker) endsByHealth() bool {
 	switch b.Cause.Reason {
 	case "", Attaching, AttachUnanswered, AttachFailed:
@@ -135,9 +133,8 @@ func (b *Blocker) endsByHealth() bool {
 	}
 }
 
-// wanted reports whether pods want the volume at the attachment's node by way of this
-// very object. One that names a vanished PersistentVolume is recreated when pods come
-// by another, because the attacher could not read it; so is one to another machine.
+// wanted reports whether pods want the volume at the attachment's node through this object. One that names a vanished
+// PersistentVolume is recreated when pods use another one, because the attacher could not read it; so is one to another machine.
 func (p *plan) wanted(a *Attachment) bool {
 	w, ok := p.wants[a.Node]
 	node := p.seen.Nodes[a.Node]
@@ -145,18 +142,17 @@ func (p *plan) wanted(a *Attachment) bool {
 		(node.Exists != Yes || node.runSince(a) != Replaced)
 }
 
-// use is what the attachment's node does with the volume.
+// use returns how the attachment's node uses the volume.
 func (p *plan) use(a *Attachment) Use {
 	_, wanted := p.wants[a.Node]
 	return p.seen.Nodes[a.Node].use(a, wanted)
 }
 
-// id tells attachments apart, Implied ones included.
+// id identifies an attachment, Implied ones included.
 func (a *Attachment) id() string { return string(a.Node) + "/" + a.Name }
 
-// chooseKeeper picks, of several attachments of an exclusive volume, the one that
-// stays: what cannot be taken away without harm before what can, then the oldest.
-// Several can only come from other writers or a late write of an earlier leader.
+// chooseKeeper selects which of several attachments of an exclusive volume stays: first those that cannot be removed without harm,
+// then the oldest. There are several only because of other writers or a late write of an earlier leader.
 func (p *plan) chooseKeeper() {
 	rank := func(a *Attachment) int {
 		switch use := p.use(a); {
@@ -190,7 +186,7 @@ func (p *plan) isKept(a *Attachment) bool {
 	return !p.exclusive || a.id() == p.keeper
 }
 
-// keep looks after an attachment that is wanted where it is.
+// keep handles an attachment that is wanted where it is.
 func (p *plan) keep(a *Attachment) {
 	node := p.seen.Nodes[a.Node]
 	switch reason := node.whyUnattachable(); {
@@ -221,8 +217,8 @@ func (p *plan) keepUnconfirmed(a *Attachment, node Node) {
 	p.do(wait)
 }
 
-// awaitAnswer turns the reason of a wait into that of an attacher which has not answered for
-// too long, or asks for another decision when that will be so.
+// awaitAnswer changes the reason of a wait if the attacher has not answered for too long, or requests another decision for when
+// that will be so.
 func (p *plan) awaitAnswer(wait *Wait, unanswered Reason) {
 	if wait.Since.IsZero() {
 		return
@@ -239,8 +235,7 @@ func (p *plan) keepConfirmed(a *Attachment, node Node) {
 		p.annotate(a, time.Time{}, false)
 		return
 	}
-	// The report lets kubelet mount. It waits like the attach itself if another writer
-	// put the volume on two nodes (S1).
+	// The report lets kubelet mount. Like the attach itself it waits if another writer put the volume on two nodes (S1).
 	if blockers := p.blockers(a.Node); len(blockers) > 0 {
 		p.annotate(a, time.Time{}, false)
 		p.do(waitForHolder(a.Node, blockers))
@@ -249,10 +244,10 @@ func (p *plan) keepConfirmed(a *Attachment, node Node) {
 	p.report(a, node, time.Time{})
 }
 
-// report reports a confirmed attachment. If a delete of its version may be on its
-// way, the object gets a new version first, so that the delete fails.
+// report reports a confirmed attachment. If a delete of its version may be in flight, the object gets a new version first, so that
+// the delete fails.
 func (p *plan) report(a *Attachment, node Node, requested time.Time) {
-	// That the node lists the volume says nothing here: it does so before the first attach.
+	// That the node lists the volume in use is irrelevant here: it does so before the first attach.
 	report := Report{Node: a.Node, NodeUID: node.Machine.NodeUID, Attachment: a.Ref}
 	report.Repeated = a.Implied || !a.DetachRequested.IsZero() || !requested.IsZero() || node.Checked
 	if a.Implied {
@@ -263,7 +258,7 @@ func (p *plan) report(a *Attachment, node Node, requested time.Time) {
 	p.do(report)
 }
 
-// annotate brings belay's annotations up to date, if they are not.
+// annotate updates belay's annotations.
 func (p *plan) annotate(a *Attachment, requested time.Time, newVersion bool) {
 	node := p.seen.Nodes[a.Node]
 	if a.Implied {
@@ -274,10 +269,9 @@ func (p *plan) annotate(a *Attachment, requested time.Time, newVersion bool) {
 	run := node.runSince(a)
 	follows := run == SameObject && a.Machine.NodeUID != "" || run == Restarted || run == MayBeSameRun && node.InUse == Yes && node.Reported
 	if node.Exists == Yes && follows {
-		// A Node that was recreated, and lists the volume that is reported to it, can be trusted
-		// from here on: it will also take it off the list. What is not reported a kubelet that
-		// restarts leaves off its list while it is mounted. And a record of an earlier boot would let a later
-		// Node pass for a machine restarted since.
+		// A recreated Node that lists the volume, which is reported to it, can be trusted from here on: it will also remove it from
+		// the list. A kubelet that restarts does not list volumes that are not reported, even if they are mounted. And a record of
+		// an earlier boot would make a later Node look like a restarted machine.
 		n.Machine = n.Machine.updated(node.Machine)
 	}
 	if newVersion {
@@ -288,18 +282,16 @@ func (p *plan) annotate(a *Attachment, requested time.Time, newVersion bool) {
 	}
 }
 
-// annotateNode stores on the Node since when a detach waits that has no VolumeAttachment
-// to store it on, if that is not what the Node has. Without a Node it is kept in memory,
-// where it must not stay either: a Node that is recreated does not have it.
+// annotateNode stores on the Node since when a detach waits that has no VolumeAttachment to store it on. For a deleted Node it is
+// kept in memory, where it must not stay either: a recreated Node does not have it.
 func (p *plan) annotateNode(name NodeName, node Node, known, requested time.Time) {
 	if node.Exists != Unknown && (!requested.Equal(node.DetachRequested) || !requested.Equal(known)) {
 		p.do(AnnotateNode{Node: name, NodeUID: node.Machine.NodeUID, DetachRequested: requested})
 	}
 }
 
-// withdrawOrphanReports withdraws reports of volumes that no attachment stands behind (S9). They
-// come from other writers: a person, or the node itself, which may also say that it uses
-// the volume, and would be believed by the next leader.
+// withdrawOrphanReports withdraws reports of volumes without an attachment (S9). They come from other writers: a person, or the
+// node itself, which may also list the volume in use and would be believed by the next leader.
 func (p *plan) withdrawOrphanReports() {
 	for _, name := range slices.Sorted(maps.Keys(p.seen.Nodes)) {
 		node := p.seen.Nodes[name]
@@ -315,7 +307,7 @@ func (p *plan) withdrawOrphanReports() {
 	}
 }
 
-// attachMissing attaches the volume where it is wanted and nothing is there yet.
+// attachMissing attaches the volume where it is wanted and has no attachment.
 func (p *plan) attachMissing() {
 	computed := make(map[NodeName]bool, len(p.attachments))
 	for _, a := range p.attachments {
@@ -333,8 +325,7 @@ func (p *plan) attachMissing() {
 	}
 }
 
-// attachAt attaches the volume to one node, unless it has to wait, and reports whether
-// it is that node's turn.
+// attachAt attaches the volume to one node unless it must wait, and reports whether it is that node's turn.
 func (p *plan) attachAt(w Want, given NodeName) bool {
 	node := p.seen.Nodes[w.Node]
 	wait := Wait{Node: w.Node, Reason: node.whyUnattachable(), Wanted: true}
@@ -345,10 +336,10 @@ func (p *plan) attachAt(w Want, given NodeName) bool {
 	case p.exclusive && given != "":
 		wait = waitForHolder(w.Node, []Blocker{{Node: given, Kind: ByNewAttachment}})
 	case node.Reported && node.InUse == No:
-		if p.at[w.Node] { // its VolumeAttachment was removed; withdrawOrphanReports leaves what is implied alone
+		if p.at[w.Node] { // its VolumeAttachment was removed; withdrawOrphanReports skips Implied attachments
 			p.do(WithdrawReport{Node: w.Node, NodeUID: node.Machine.NodeUID, Expect: node.Facts()})
 		}
-		return false // being withdrawn; attached when that is answered
+		return false // attached once the withdrawal is answered
 	case !p.want.NoVolumeAttachment:
 		p.do(Attach{Node: w.Node, PersistentVolume: w.PersistentVolume, Machine: node.Machine})
 		return true
@@ -362,10 +353,9 @@ func (p *plan) attachAt(w Want, given NodeName) bool {
 	return false
 }
 
-// stopLateReports gives a new version to each other node that a report of an earlier
-// leader may still be on its way to, and reports whether there is one. No
-// VolumeAttachment stops that node from mounting the volume, so a report that arrives
-// late would make a second writer.
+// stopLateReports gives a new version to each other node to which a report of an earlier leader may be in flight, and reports
+// whether there is one. Without a VolumeAttachment nothing stops that node from mounting the volume, so a late report would make a
+// second writer.
 func (p *plan) stopLateReports(except NodeName) bool {
 	found := false
 	for _, name := range slices.Sorted(maps.Keys(p.seen.Nodes)) {
@@ -389,9 +379,8 @@ func waitForHolder(node NodeName, blockers []Blocker) Wait {
 	return wait
 }
 
-// findHolders lists what says that the volume is, or may be, at a node (S1). An object
-// that may be confirmed, failed or never begun counts like one that is confirmed: only
-// its absence says that the volume is not there.
+// findHolders lists the nodes where the volume is or may be (S1). An object that is unconfirmed, failed or not begun counts like a
+// confirmed one: only its absence means that the volume is not there.
 func (p *plan) findHolders() {
 	p.holders = map[NodeName]*Blocker{}
 	for _, a := range p.attachments {
@@ -421,8 +410,8 @@ func (p *plan) findHolders() {
 	}
 }
 
-// blockers are what keeps an exclusive volume from the node: the holders elsewhere, and
-// an attachment under a name that belay does not give wherever it is.
+// blockers returns what keeps an exclusive volume from the node: the holders elsewhere, and an attachment under a name that belay
+// does not use, wherever it is.
 func (p *plan) blockers(node NodeName) []Blocker {
 	var found []Blocker
 	for _, name := range slices.Sorted(maps.Keys(p.holders)) {
@@ -433,7 +422,7 @@ func (p *plan) blockers(node NodeName) []Blocker {
 	return found
 }
 
-// whyUnattachable is why nothing can be attached to the node now, empty if something can.
+// whyUnattachable is why nothing can be attached to the node now, empty if it can.
 func (n Node) whyUnattachable() Reason {
 	switch {
 	case n.Exists == Unknown:

@@ -8,23 +8,20 @@ import (
 
 // Decision is what to do next for one volume.
 type Decision struct {
-	// Steps are taken in their order. A WithdrawReport is answered by the API server
-	// and decided upon again in the same turn.
+	// Steps are executed in order. After a WithdrawReport the volume is decided again in the same turn, with the response of the
+	// API server.
 	Steps []Step
-	// Reason is why the volume is not where it shall be: that of the first Hold, or
-	// Settled.
+	// Reason is why the volume is not where it should be: the reason of the first Wait, or Settled.
 	Reason Reason
-	// RecheckAt is when time alone will change the decision. Zero means that only an
-	// event can.
+	// RecheckAt is when the decision will change without an event; zero if it will not.
 	RecheckAt time.Time
 }
 
-// Step is one of Attach, Report, WithdrawReport, Check, CheckKubelet, Detach,
-// ForceDetach, Note, NoteNode and Hold. Steps for one node are taken in their order,
-// those for different nodes side by side.
+// Step is one of Attach, Report, WithdrawReport, Check, CheckKubelet, Detach, ForceDetach, AnnotateAttachment, AnnotateNode and
+// Wait. Steps for one node are executed in order, those for different nodes in parallel.
 type Step interface{ OnNode() NodeName }
 
-// Attach makes the VolumeAttachment of the volume on a node.
+// Attach creates the VolumeAttachment of the volume on a node.
 type Attach struct {
 	Node             NodeName
 	PersistentVolume string
@@ -32,55 +29,50 @@ type Attach struct {
 	Machine Machine
 }
 
-// Report puts the volume into the node's status.volumesAttached.
+// Report adds the volume to the node's status.volumesAttached.
 type Report struct {
 	Node       NodeName
 	NodeUID    string
-	Attachment Ref // the confirmed attachment that is reported (S9); none if Unattached
+	Attachment Ref // the confirmed attachment that is reported (S9); empty with NoVolumeAttachment
 	// DetachRequested is stored with the report of an Implied attachment.
 	DetachRequested time.Time
-	// Repeated is set when the volume had been withdrawn, or may have been, and is in
-	// use or wanted again: no news for the pods.
+	// Repeated is set when the volume was withdrawn, or may have been, and is in use or wanted again: no event for the pods.
 	Repeated bool
 }
 
-// WithdrawReport takes the volume out of the node's status.volumesAttached. Its
-// answer is the Node as the API server knows it, and that answer is needed even
-// where nothing is left to withdraw (S3).
+// WithdrawReport removes the volume from the node's status.volumesAttached. The response is the Node as the API server has it, and
+// is needed even if there is nothing to withdraw (S3).
 type WithdrawReport struct {
 	Node    NodeName
 	NodeUID string // empty when the Node object is gone
-	// NewVersion is set when the Node must get a new version even if nothing is left to
-	// withdraw, so that a report which is still on its way fails.
+	// NewVersion is set when the Node needs a new version even if there is nothing to withdraw, so that a report in flight fails.
 	NewVersion bool
-	// Expect is what the Node said when this was decided. The withdrawal is made on a
-	// version of the Node that still says so, or not at all: then decide again.
+	// Expect is what the decision was based on. The withdrawal is made on a version of the Node with these facts, or not at all:
+	// then decide again.
 	Expect NodeFacts
 }
 
-// NodeFacts is what a withdrawal was decided on.
+// NodeFacts are the facts about a node that a withdrawal is based on.
 type NodeFacts struct {
 	InUse        Knowledge
 	Healthy      Knowledge
 	OutOfService bool
 }
 
-// Facts are those of the node.
+// Facts returns the facts about the node.
 func (n Node) Facts() NodeFacts { return NodeFacts{n.InUse, n.Healthy, n.OutOfService} }
 
-// Check reads the Node from the API server and decides again (S3, for an orphan: there
-// is no report whose withdrawal would give that answer).
+// Check reads the Node from the API server and decides again (S3, for an orphan, which has no report whose withdrawal would give
+// that answer).
 type Check struct{ Node NodeName }
 
-// CheckKubelet looks whether the kubelet of a Node object that replaced another one is
-// alive, and decides again. It is repeated at Node.LookDue.
+// CheckKubelet checks whether the kubelet of a recreated Node is alive, and decides again. It is repeated at Node.NextKubeletCheck.
 type CheckKubelet struct {
 	Node    NodeName
 	NodeUID string
 }
 
-// Detach deletes the VolumeAttachment of a volume that is not in use. For an Implied
-// attachment, whose Ref is empty, there is nothing to delete but the memory of it.
+// Detach deletes the VolumeAttachment of a volume that is not in use. An Implied attachment, whose Ref is empty, is only forgotten.
 type Detach struct {
 	Node       NodeName
 	Attachment Ref
@@ -95,8 +87,7 @@ type ForceDetach struct {
 	Reason Reason
 }
 
-// AnnotateAttachment writes belay's annotations on the VolumeAttachment. Each field is the value
-// that shall be there afterwards, except CalledOff.
+// AnnotateAttachment writes belay's annotations on the VolumeAttachment. Each field is the value to store, except CalledOff.
 type AnnotateAttachment struct {
 	Node       NodeName
 	Attachment Ref
@@ -104,13 +95,11 @@ type AnnotateAttachment struct {
 	DetachRequested time.Time
 	// Machine is stored.
 	Machine Machine
-	// CalledOff, when not zero, is stored. It is written only to give the object a
-	// new version, so that a delete of the old one fails.
+	// CalledOff is stored if it is not zero. It only gives the object a new version, so that a delete of the old one fails.
 	CalledOff time.Time
 }
 
-// AnnotateNode stores on the Node since when the detach of an Implied attachment waits, or
-// removes that.
+// AnnotateNode stores on the Node since when the detach of an Implied attachment waits, or removes that.
 type AnnotateNode struct {
 	Node    NodeName
 	NodeUID string
@@ -118,77 +107,75 @@ type AnnotateNode struct {
 	DetachRequested time.Time
 }
 
-// Wait waits, for Reason, with regard to one node. What ends it is the exit of the reason,
-// or the time At if that comes first.
+// Wait is a wait for Reason at one node. It ends with the exit of the reason, or at At if that is earlier.
 type Wait struct {
 	Node       NodeName
 	Attachment string // name, empty when there is none
 	Reason     Reason
-	// Wanted tells a volume that pods wait for from one that waits to be detached.
+	// Wanted distinguishes a volume that pods wait for from one that waits to be detached.
 	Wanted bool
 	// Detail is the driver's message, for AttachFailed and DetachFailed.
 	Detail string
-	// Unconfirmed is when an attach was requested that was never confirmed, for a volume
-	// that may be in use by it. Detail is its error, if it failed.
+	// Unconfirmed is when an attach was requested that was never confirmed and by which the volume may be in use. Detail is its
+	// error, if it failed.
 	Unconfirmed time.Time
-	// Since is when the wait began; zero when that is not known.
+	// Since is when the wait began; zero if unknown.
 	Since time.Time
-	// At is when time alone ends the wait: the policy Forces then detaches the volume, or
-	// the reason changes. Zero when only an event can end it.
+	// At is when the wait ends without an event: the policy Forces then detaches the volume, or the reason changes. Zero if only an
+	// event can end it.
 	At time.Time
-	// Forces is the policy that applies at At, nil if none does. Without At it applies, or
-	// its time begins, when no pods want the volume at the node any more.
+	// Forces is the policy that applies at At, nil for none. Without At it applies, or its timeout begins, when no pods want the
+	// volume at the node any more.
 	Forces Authority
-	// Overdue is when the unmount timeout is over, whether or not the node is Ready. While
-	// it is, nothing is forced; after Overdue the volume is detached as soon as it is not.
+	// Overdue is when the unmount timeout ends, whether or not the node is Ready. Nothing is forced while the node is Ready; after
+	// Overdue the volume is detached as soon as it is not.
 	Overdue time.Time
-	// Blockers are what keeps an exclusive volume from this node.
+	// Blockers is what keeps an exclusive volume from this node.
 	Blockers []Blocker
 }
 
-// OnNode is the step's node.
+// OnNode returns the step's node.
 func (s Attach) OnNode() NodeName { return s.Node }
 
-// OnNode is the step's node.
+// OnNode returns the step's node.
 func (s Report) OnNode() NodeName { return s.Node }
 
-// OnNode is the step's node.
+// OnNode returns the step's node.
 func (s WithdrawReport) OnNode() NodeName { return s.Node }
 
-// OnNode is the step's node.
+// OnNode returns the step's node.
 func (s Check) OnNode() NodeName { return s.Node }
 
-// OnNode is the step's node.
+// OnNode returns the step's node.
 func (s CheckKubelet) OnNode() NodeName { return s.Node }
 
-// OnNode is the step's node.
+// OnNode returns the step's node.
 func (s Detach) OnNode() NodeName { return s.Node }
 
-// OnNode is the step's node.
+// OnNode returns the step's node.
 func (s ForceDetach) OnNode() NodeName { return s.Node }
 
-// OnNode is the step's node.
+// OnNode returns the step's node.
 func (s AnnotateAttachment) OnNode() NodeName { return s.Node }
 
-// OnNode is the step's node.
+// OnNode returns the step's node.
 func (s AnnotateNode) OnNode() NodeName { return s.Node }
 
-// OnNode is the step's node.
+// OnNode returns the step's node.
 func (s Wait) OnNode() NodeName { return s.Node }
 
-// Blocker is one thing that says that the volume is, or may be, at a node.
+// Blocker is evidence that the volume is, or may be, at a node.
 type Blocker struct {
 	Node NodeName
 	Kind BlockerKind
-	// Cause is what the volume waits for at that node. It has no Reason when the volume
-	// stays there; Since is then when it was attached.
+	// Cause is what the volume waits for at that node. Its Reason is empty when the volume stays there; Since is then when it was
+	// attached.
 	Cause Cause
-	// Ready is the node's health, where what keeps the volume there ends otherwise on a
-	// node that is not Ready.
+	// Ready is the node's health, where that decides how the volume leaves the node.
 	Ready Knowledge
 }
 
-// Cause is why the volume is still at another node: the fields of the Hold for that node.
+// Cause is why the volume is still at another node: the fields of the Wait for that node.
 type Cause struct {
 	Reason      Reason
 	Attachment  string
@@ -200,7 +187,7 @@ type Cause struct {
 	Overdue     time.Time
 }
 
-// Cause is why the volume waits.
+// Cause returns the fields that explain the wait to another node.
 func (s Wait) Cause() Cause {
 	return Cause{
 		Reason: s.Reason, Attachment: s.Attachment, Detail: s.Detail, Unconfirmed: s.Unconfirmed,
@@ -208,69 +195,65 @@ func (s Wait) Cause() Cause {
 	}
 }
 
-// BlockerKind says how we know.
+// BlockerKind is the kind of evidence.
 type BlockerKind string
 
-// What can block an exclusive volume (S1).
+// The kinds of evidence that block an exclusive volume (S1).
 const (
 	ByAttachment        BlockerKind = "VolumeAttachment"             // an object exists
 	ByDeletion          BlockerKind = "DetachUnderway"               // an object exists and is being deleted
-	ByUse               BlockerKind = "VolumesInUse"                 // a node was given it, and no object says so
-	ByNewAttachment     BlockerKind = "AttachedElsewhere"            // another node was given it just now
+	ByUse               BlockerKind = "VolumesInUse"                 // a node was given the volume, and no object shows it
+	ByNewAttachment     BlockerKind = "AttachedElsewhere"            // another node is given the volume in this decision
 	ByCreate            BlockerKind = "CreateUnanswered"             // a VolumeAttachment may still be created
-	ByForeignAttachment BlockerKind = BlockerKind(ForeignAttachment) // an object under a name that belay does not give
+	ByForeignAttachment BlockerKind = BlockerKind(ForeignAttachment) // an object under a name that belay does not use
 )
 
 // Reason is why a volume waits.
 type Reason = decision.Reason
 
-// The reasons.
 const (
 	// Settled: nothing waits.
 	Settled Reason = "Settled"
 	// Attaching: the attacher has not confirmed yet.
 	Attaching Reason = "Attaching"
-	// AttachUnanswered: the attacher has not confirmed for AnswerTimeout.
+	// AttachUnanswered: the attacher has not confirmed within AnswerTimeout.
 	AttachUnanswered Reason = "AttachUnanswered"
-	// AttachFailed: the driver refused; the attacher tries again.
+	// AttachFailed: the driver refused; the attacher retries.
 	AttachFailed Reason = "AttachFailed"
-	// OtherWriterAttached: the volume is exclusive, and is or may be elsewhere.
+	// OtherWriterAttached: the volume is exclusive, and is or may be at another node.
 	OtherWriterAttached Reason = "OtherWriterAttached"
-	// OtherWriterDetaching: as before, but its detach is under way.
+	// OtherWriterDetaching: the same, but it is being detached there.
 	OtherWriterDetaching Reason = "OtherWriterDetaching"
-	// ForeignAttachment: an attachment exists under a name that belay does not give.
+	// ForeignAttachment: an attachment exists under a name that belay does not use.
 	ForeignAttachment Reason = "ForeignAttachment"
 	// Detaching: the attacher has not confirmed the detach yet.
 	Detaching Reason = "Detaching"
-	// DetachUnanswered: the attacher has not confirmed the detach for AnswerTimeout.
+	// DetachUnanswered: the attacher has not confirmed the detach within AnswerTimeout.
 	DetachUnanswered Reason = "DetachUnanswered"
-	// DetachFailed: the driver refused to detach; the attacher tries again.
+	// DetachFailed: the driver refused to detach; the attacher retries.
 	DetachFailed Reason = "DetachFailed"
 	// StillInUse: the node lists the volume in use.
 	StillInUse Reason = "StillInUse"
-	// OutOfServiceNodeReady: the node carries the out-of-service taint, but it is Ready
-	// and lists the volume in use: the taint is not believed.
+	// OutOfServiceNodeReady: the node has the out-of-service taint, but is Ready and lists the volume in use: the taint is not
+	// trusted.
 	OutOfServiceNodeReady Reason = "OutOfServiceNodeReady"
-	// NodeGone: the Node object is gone, and whether the volume is in use is not known
-	// to be No.
+	// NodeGone: the Node object is gone, and the volume may be in use.
 	NodeGone Reason = "NodeGone"
-	// NodeReturned: the Node object was recreated for a machine that may not have been
-	// restarted, and has not yet shown whether it uses the volume.
+	// NodeReturned: the Node object was recreated for a machine that may not have been restarted, and has not shown yet whether it
+	// uses the volume.
 	NodeReturned Reason = "NodeReturned"
-	// NodeReplaced: the Node object stands for another machine than the one that the
-	// volume was attached to, and nothing is known of that one.
+	// NodeReplaced: the Node object represents another machine than the one that the volume was attached to, which cannot be asked.
 	NodeReplaced Reason = "NodeReplaced"
 	// NodeUnknown: the Node could not be read.
 	NodeUnknown Reason = "NodeUnknown"
-	// NodeNotManaged: the node's own kubelet attaches and detaches.
+	// NodeNotManaged: the node's kubelet attaches and detaches by itself.
 	NodeNotManaged Reason = "NodeNotManaged"
 )
 
-// The exits of waits.
 var (
 	attachmentChanges = decision.Exit{By: "a VolumeAttachment of the volume changes or is removed"}
 	nodeChanges       = decision.Exit{By: "the Node object comes, goes, or changes its lists, its health, its taints or its machine"}
-	// holderReleases is one of the two above at another node, or the time of a blocker.
+	// holderReleases is one of the two above for another node, or the timeout of a blocker.
 	holderReleases = decision.Exit{By: "the volume is released elsewhere", Timed: true}
 )
 
@@ -284,12 +267,12 @@ var exits = decision.Exits{
 	OtherWriterAttached: holderReleases, OtherWriterDetaching: holderReleases,
 }
 
-// ForHolder says whether a wait for this reason ends when the volume is released at another node.
+// ForHolder reports whether a wait for this reason ends when the volume is released at another node.
 func ForHolder(r Reason) bool { return r == OtherWriterAttached || r == OtherWriterDetaching }
 
-// Reasons lists every Reason, for metrics that must have a series for each.
+// Reasons lists all reasons, for metrics that must have a series for each.
 func Reasons() []Reason { return append([]Reason{Settled}, exits.Reasons()...) }
 
-// AnswerTimeout is how long an attacher may stay silent before people are told: the
-// two minutes that upstream waits for it (k/k pkg/volume/csi csiTimeout).
+// AnswerTimeout is how long an attacher may take to answer before it is reported: the two minutes that upstream waits for it (k/k
+// pkg/volume/csi csiTimeout).
 const AnswerTimeout = 2 * time.Minute

@@ -5,10 +5,9 @@ import (
 	"time"
 )
 
-// A Fibre Channel volume is mounted on a. Its Node is deleted and made anew for the same
-// boot by somebody who does not annotate it in the same request (docs/differences/controller.md:
-// "The creator of a Node may annotate it later"). Until its kubelet speaks, nothing says that the
-// volume was let go.
+// A Fibre Channel volume is mounted on a. Its Node is deleted and recreated in the same boot by a client that does not annotate it
+// in the same request (docs/differences/controller.md: "The creator of a Node may annotate it later"). Until its kubelet reports,
+// nothing shows that the volume was released.
 func TestNodeRecreatedWithoutAnnotation(t *testing.T) {
 	want := wantAt("b")
 	want.NoVolumeAttachment = true
@@ -31,7 +30,7 @@ func TestNodeRecreatedWithoutAnnotation(t *testing.T) {
 // of the same handle is wanted on a. The Node is recreated (same boot) and lists the volume.
 // belay writes [Note, Report]: the Note lands, the Report does not (a crash, a failed
 // request). The volume is as mounted as before.
-func TestNoteWithoutItsReport(t *testing.T) {
+func TestAnnotationWithoutItsReport(t *testing.T) {
 	a := attached("a", volumeGone)
 	n := node("a", reborn, inUse, healthy)
 	seen := func() Observed {
@@ -55,8 +54,8 @@ func TestNoteWithoutItsReport(t *testing.T) {
 	}
 }
 
-// The same Node object in the same boot names its hardware in other words: kubelet was
-// updated (cadvisor), or the firmware's byte order. It is certainly the same machine.
+// The same Node object in the same boot has other hardware identifiers, because kubelet (cadvisor) was updated, or the firmware's
+// byte order changed. It is certainly the same machine.
 func TestSameBootOtherSystemUUID(t *testing.T) {
 	n := node("a", healthy, checked, func(n *Node) { n.Machine.SystemUUID = "HW-A" })
 	seen := Observed{Attachments: []Attachment{attached("a")}, Nodes: nodes(map[NodeName]Node{"a": n})}
@@ -72,7 +71,7 @@ func TestSameBootOtherSystemUUID(t *testing.T) {
 // A report that no attachment stands behind, on a node that was never given the volume
 // (no ledger entry): S9. What the node lists in use makes no difference to that, and an
 // entry that stays is believed by the next leader (adopt).
-func TestStrayReportThatIsListed(t *testing.T) {
+func TestOrphanReportOfAVolumeListedInUse(t *testing.T) {
 	seen := Observed{Nodes: nodes(map[NodeName]Node{"evil": node("evil", healthy, reported, inUse)})}
 	d := Decide(t0.Add(time.Hour), Desired{Shared: No}, seen, policy)
 	if len(d.Steps) == 0 {
@@ -83,7 +82,7 @@ func TestStrayReportThatIsListed(t *testing.T) {
 // The same without another pod: the volume's own pod is being deleted on a. After the Note
 // landed and the Report did not, kubelet restarts: of what it finds mounted it lists only
 // what is reported, so the list of the new Node object loses the volume, still mounted.
-func TestNoteWithoutItsReportAndARestart(t *testing.T) {
+func TestAnnotationWithoutItsReportAfterRestart(t *testing.T) {
 	a := attached("a")
 	n := node("a", reborn, inUse, healthy)
 	seen := func() Observed {

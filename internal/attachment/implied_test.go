@@ -45,7 +45,7 @@ func given(at ...NodeName) []Attachment {
 	return list
 }
 
-func TestUnattached(t *testing.T) {
+func TestNoVolumeAttachment(t *testing.T) {
 	at := t0.Add(time.Minute)
 	late := t0.Add(6 * time.Minute)
 	reportOn := func(n NodeName) Report { return Report{Node: n, NodeUID: "uid-" + string(n)} }
@@ -220,9 +220,9 @@ func TestUnattached(t *testing.T) {
 	runTimed(t, cases)
 }
 
-// TestRemovedUnderTheNode is about a VolumeAttachment that a person removed while the
+// TestAttachmentRemovedWhileInUse is about a VolumeAttachment that a person removed while the
 // node held the volume.
-func TestRemovedUnderTheNode(t *testing.T) {
+func TestAttachmentRemovedWhileInUse(t *testing.T) {
 	attachA := Attach{Node: "a", PersistentVolume: "pv", Machine: machine("a")}
 	usedAtA := blockedAt("b", OtherWriterAttached, Blocker{Node: "a", Kind: ByUse})
 	runDecide(t, map[string]decideCase{

@@ -6,34 +6,30 @@ import (
 	"belay.dev/belay/internal/planted"
 )
 
-// Policy names the cases in which a volume is detached although it may be in use
-// (S2). The zero value forces nothing.
+// Policy defines when a volume is detached although it may be in use (S2). The zero value forces nothing.
 type Policy struct {
-	// OutOfService trusts the taint node.kubernetes.io/out-of-service on a node that is
-	// not Ready: the person who set it vouches that the machine is shut down. Upstream
-	// trusts it on a Ready node as well (ADR 18).
+	// OutOfService trusts the taint node.kubernetes.io/out-of-service on a node that is not Ready: the person who set it confirms
+	// that the machine is shut down. Upstream trusts it on a Ready node too (ADR 18).
 	OutOfService bool
-	// UnmountTimeout is how long after the first request a detach is forced on a node
-	// that is not healthy. Zero, the default, never forces; upstream has six minutes.
+	// UnmountTimeout is how long after the first request a detach is forced from a node that is not Ready. Zero, the default, never
+	// forces; upstream has six minutes.
 	UnmountTimeout time.Duration
-	// DeletedNode says what becomes of volumes in use on a node whose object is gone.
+	// DeletedNode is what happens to volumes in use on a node whose Node object is gone.
 	DeletedNode DeletedNodePolicy
 }
 
-// DeletedNodePolicy says what becomes of volumes that were in use on a node when its
-// Node object went away.
+// DeletedNodePolicy is what happens to volumes in use on a node when its Node object is deleted.
 type DeletedNodePolicy uint8
 
 const (
-	// DeletedNodeWait waits for UnmountTimeout, as upstream does, and for ever where
-	// that is zero.
+	// DeletedNodeWait waits for UnmountTimeout, as upstream does; forever if that is zero.
 	DeletedNodeWait DeletedNodePolicy = iota
-	// DeletedNodeDetach takes the deletion for a person's word that the machine is
-	// gone, and detaches at once. A machine that goes on writing is not noticed.
+	// DeletedNodeDetach takes the deletion as confirmation that the machine is gone, and detaches at once. A machine that still
+	// writes is not noticed.
 	DeletedNodeDetach
 )
 
-// String returns the word that the flag --deleted-node-policy has for it.
+// String returns the value of the flag --deleted-node-policy.
 func (p DeletedNodePolicy) String() string {
 	if p == DeletedNodeDetach {
 		return "detach"
@@ -41,43 +37,41 @@ func (p DeletedNodePolicy) String() string {
 	return "wait"
 }
 
-// Authority is what allows a ForceDetach (S2). Only this package makes one.
+// Authority is what permits a ForceDetach (S2). Only this package creates one.
 type Authority interface {
 	authority()
 	// String is the name for logs, metrics and events.
 	String() string
 }
 
-// OutOfServiceTaint is the policy by which a person, or recovery, vouches through
-// the taint node.kubernetes.io/out-of-service that the machine is shut down.
+// OutOfServiceTaint is the policy by which a person, or recovery, confirms through the taint node.kubernetes.io/out-of-service that
+// the machine is shut down.
 type OutOfServiceTaint struct{}
 
-// UnmountTimeout is the policy that gives up waiting for a node that is not healthy.
+// UnmountTimeout is the policy that stops waiting for a node that is not Ready.
 type UnmountTimeout struct{}
 
-// DeletedNode is the policy that takes the deletion of a Node object for the word
-// that its machine is gone.
+// DeletedNode is the policy that takes the deletion of a Node object as confirmation that its machine is gone.
 type DeletedNode struct{}
 
 func (OutOfServiceTaint) authority() {}
 func (UnmountTimeout) authority()    {}
 func (DeletedNode) authority()       {}
 
-// String returns upstream's word for it.
+// String returns upstream's name for it.
 func (OutOfServiceTaint) String() string { return "out-of-service" }
 
-// String returns upstream's word for it.
+// String returns upstream's name for it.
 func (UnmountTimeout) String() string { return "timeout" }
 
-// String returns the word for logs, metrics and events.
+// String returns the name for logs, metrics and events.
 func (DeletedNode) String() string { return "deleted-node" }
 
-// forces returns what allows a detach from the node although it may use the volume. A
-// node that is gone for the attachment is one without a Node object, or with another
-// machine behind it.
+// forces returns what permits a detach from the node although it may use the volume. gone: the attachment's machine has no Node
+// object.
 func (p Policy) forces(now time.Time, node Node, gone bool, requested time.Time) Authority {
 	if p.OutOfService && !gone && node.Exists == Yes && node.OutOfService && node.Healthy == No {
-		// A node that is Ready is alive: the taint was set too early, or on the wrong node.
+		// A Ready node is alive: the taint was set too early, or on the wrong node.
 		return OutOfServiceTaint{}
 	}
 	if p.DeletedNode == DeletedNodeDetach && gone {
@@ -92,8 +86,7 @@ func (p Policy) forces(now time.Time, node Node, gone bool, requested time.Time)
 	return nil
 }
 
-// whenUnwanted is what will force a detach from a node once no pods want the volume
-// there, as far as that is known today: of a node without a Node object, or not Ready.
+// whenUnwanted is what will force a detach from a node once no pods want the volume there, as far as it is known now.
 func (p Policy) whenUnwanted(reason Reason) Authority {
 	switch {
 	case reason == NodeUnknown:
@@ -105,8 +98,8 @@ func (p Policy) whenUnwanted(reason Reason) Authority {
 	return nil
 }
 
-// expiry is when the unmount timeout runs out, zero if it does not run: no detach waits
-// yet, or the node is healthy, or its health is not known.
+// expiry is when the unmount timeout ends; zero if it is not running: no detach waits, or the node is healthy, or its health is
+// unknown.
 func (p Policy) expiry(node Node, gone bool, requested time.Time) time.Time {
 	if node.Exists == Unknown || !gone && node.Healthy != No {
 		return time.Time{}
@@ -114,8 +107,8 @@ func (p Policy) expiry(node Node, gone bool, requested time.Time) time.Time {
 	return p.overdue(requested)
 }
 
-// overdue is when the unmount timeout is over for a detach that waits, whatever the node is
-// like; zero if none waits or there is no timeout.
+// overdue is when the unmount timeout ends for a detach that waits, whatever the health of the node; zero if none waits or there is
+// no timeout.
 func (p Policy) overdue(requested time.Time) time.Time {
 	if p.UnmountTimeout <= 0 || requested.IsZero() {
 		return time.Time{}

@@ -13,7 +13,7 @@ var sixMinutes = Policy{OutOfService: true, UnmountTimeout: 6 * time.Minute}
 func healthy(n *Node)   { n.Healthy = Yes }
 func unhealthy(n *Node) { n.Healthy = No }
 
-// lost is a Node that is gone, as the shell tells of it: nobody says that it is well.
+// lost is a deleted Node as the controller observes it: nothing reports it healthy.
 func lost(n *Node) { gone(n); n.Healthy = No }
 
 func askedAt(t time.Time) func(*Attachment) { return func(a *Attachment) { a.DetachRequested = t } }
@@ -273,8 +273,8 @@ func TestDeletedNode(t *testing.T) {
 	})
 }
 
-// TestNoteWithoutNeed: a request that a late write left on a Node is taken off.
-func TestNoteWithoutNeed(t *testing.T) {
+// TestNoUnneededAnnotation: a request that a late write left on a Node is taken off.
+func TestNoUnneededAnnotation(t *testing.T) {
 	runTimed(t, map[string]timed{
 		"its volume has an attachment": {
 			at: t0, policy: sixMinutes, want: wantAt("a"),
@@ -345,7 +345,7 @@ func TestRecheckIsTheFirst(t *testing.T) {
 	}
 }
 
-func TestPolicyWords(t *testing.T) {
+func TestPolicyStrings(t *testing.T) {
 	for _, tc := range []struct{ got, want string }{
 		{OutOfServiceTaint{}.String(), "out-of-service"},
 		{UnmountTimeout{}.String(), "timeout"},

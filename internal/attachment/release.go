@@ -7,7 +7,7 @@ import (
 	"belay.dev/belay/internal/planted"
 )
 
-// release brings an attachment that is not wanted where it is towards its end.
+// release detaches an attachment that is not wanted where it is, as far as possible now.
 func (p *plan) release(a *Attachment) {
 	node := p.seen.Nodes[a.Node]
 	_, waitedFor := p.wants[a.Node]
@@ -32,8 +32,8 @@ func (p *plan) release(a *Attachment) {
 	p.do(wait)
 }
 
-// awaitDetach waits for the attacher to detach the volume. The object may have been
-// deleted by somebody else, while the volume is in use: then the report stays.
+// awaitDetach waits for the attacher to detach the volume. If another client deleted the object while the volume is in use, the
+// report stays.
 func (p *plan) awaitDetach(a *Attachment, node Node, wait Wait) {
 	wait.Reason, wait.Since = Detaching, a.DeletingSince
 	if a.DetachError != "" {
@@ -42,8 +42,8 @@ func (p *plan) awaitDetach(a *Attachment, node Node, wait Wait) {
 		p.awaitAnswer(&wait, DetachUnanswered)
 	}
 	gone := node.goneFor(a)
-	// An empty list of a Node that was recreated says nothing yet (see use). Another machine,
-	// which took over the report and does not list the volume, must not mount it by that.
+	// The empty list of a recreated Node proves nothing yet (see use). Another machine, which took over the report and does not
+	// list the volume, must not mount it because of the report.
 	free := p.use(a) == Idle || gone || p.policy.forces(p.now, node, gone, a.DetachRequested) != nil
 	if node.Reported && free {
 		p.do(WithdrawReport{Node: a.Node, NodeUID: node.Machine.NodeUID, Expect: node.Facts()})
@@ -51,17 +51,17 @@ func (p *plan) awaitDetach(a *Attachment, node Node, wait Wait) {
 	p.do(wait)
 }
 
-// goneFor reports whether the machine that the volume was attached to has no Node
-// object: there is none, or it stands for another machine.
+// goneFor reports whether the machine that the volume was attached to has no Node object: there is none, or it represents another
+// machine.
 //
-// Another machine that took over the Node object with its report may have mounted the
-// volume by that: while it lists it, it is not gone.
+// Another machine that took over the Node object with its report may have mounted the volume because of it: while it lists the
+// volume, it is not gone.
 func (n Node) goneFor(a *Attachment) bool {
 	return n.Exists == No || n.Exists == Yes && n.runSince(a) == Replaced && (!n.Reported || n.InUse != Yes)
 }
 
-// since is when a detach was first requested: now, if it was not yet. A time to come,
-// from a clock that is ahead or a person's mistake, counts as now.
+// since is when a detach was first requested; now if it was not. A time in the future, from a clock that is ahead or a person's
+// mistake, counts as now.
 func (p *plan) since(requested time.Time) time.Time {
 	latest := p.now
 	if p.seen.Newest.After(latest) {
@@ -73,13 +73,12 @@ func (p *plan) since(requested time.Time) time.Time {
 	return requested
 }
 
-// detach withdraws, checks, and deletes, in this order and only if each allows the
-// next (S2, S3).
+// detach withdraws, checks and deletes, in this order and only if each allows the next (S2, S3).
 func (p *plan) detach(a *Attachment, node Node, wait Wait) {
 	use, gone := p.use(a), node.goneFor(a)
 	free := use == Idle || use == PreMount
-	// The unmount timeout is for pods that left: its clock stands while some are here,
-	// unless they run on another machine than the one that has the volume.
+	// The unmount timeout is for pods that left. It does not run while there are pods, unless they run on another machine than the
+	// one that has the volume.
 	if !wait.Wanted || gone && node.Exists == Yes {
 		wait.Since = p.since(a.DetachRequested)
 	}
@@ -107,8 +106,8 @@ func (p *plan) waitDetaching(wait Wait) {
 	p.do(wait)
 }
 
-// waitForUnmount keeps an unwanted attachment whose volume is, or may be, in use. The time of
-// the request is stored on the object so that it outlives this process.
+// waitForUnmount keeps an unwanted attachment whose volume is, or may be, in use. The time of the request is stored on the object
+// so that it outlives this process.
 func (p *plan) waitForUnmount(a *Attachment, node Node, wait Wait) {
 	gone := node.goneFor(a)
 	wait.Reason, wait.Overdue = p.waitReason(node, gone), p.policy.overdue(wait.Since)
@@ -135,8 +134,8 @@ func (p *plan) waitForUnmount(a *Attachment, node Node, wait Wait) {
 	p.do(wait)
 }
 
-// reportable tells whether the volume is reported to a node that may use it: a kubelet that
-// does finds it reported, and so keeps it on its list. Another machine would mount it.
+// reportable reports whether the volume should be reported to a node that may use it: a kubelet that does finds it reported, and so
+// keeps it in its list. Another machine would mount it.
 func (p *plan) reportable(a *Attachment, node Node, gone bool) bool {
 	switch {
 	case node.Exists != Yes || gone || node.Reported || a.Confirmed != Yes || p.want.Orphan || !node.vouched(a):
@@ -147,7 +146,7 @@ func (p *plan) reportable(a *Attachment, node Node, gone bool) bool {
 	return true
 }
 
-// waitReason is why nothing is taken from a node that uses the volume, or may use it.
+// waitReason is why nothing is detached from a node that uses the volume, or may use it.
 func (p *plan) waitReason(node Node, gone bool) Reason {
 	switch {
 	case node.Exists == No:
@@ -164,7 +163,7 @@ func (p *plan) waitReason(node Node, gone bool) Reason {
 	return NodeUnknown
 }
 
-// updated is the machine with what is known of its present.
+// updated returns the machine with the values that are now known.
 func (m Machine) updated(now Machine) Machine {
 	return Machine{
 		NodeUID:    cmp.Or(now.NodeUID, m.NodeUID),
@@ -174,7 +173,7 @@ func (m Machine) updated(now Machine) Machine {
 	}
 }
 
-// uid is that of the Node object, if there is one.
+// uid is the UID of the Node object, empty without one.
 func (n Node) uid() string {
 	if n.Exists != Yes {
 		return ""

@@ -6,19 +6,17 @@ import (
 	"belay.dev/belay/internal/planted"
 )
 
-// Use is what a node does with a volume. Its zero value is the cautious one.
+// Use is how a node uses a volume. Its zero value is the cautious one.
 type Use uint8
 
 const (
-	// MayUse: the node may have the volume mounted. Either what it lists cannot be
-	// believed, or there is no Node object to ask.
+	// MayUse: the node may have the volume mounted, because its list cannot be trusted or there is no Node object.
 	MayUse Use = iota
-	// Idle: the node has nothing mounted of this volume.
+	// Idle: the node does not have the volume mounted.
 	Idle
-	// PreMount: kubelet lists a volume before it may mount it, and mounts only what is
-	// reported to it. An entry for a volume that the node was never given says no more
-	// than that, whether it is true or not: a node can write what it likes into its own
-	// status, and must not be able to keep a volume from other nodes by it.
+	// PreMount: kubelet lists a volume before it may mount it, and mounts only what is reported. An entry for a volume that the
+	// node was never given means no more than that, true or not: a node can write anything into its own status, and must not be
+	// able to block other nodes by it.
 	PreMount
 	// Using: the node was given the volume and lists it in use.
 	Using
@@ -38,24 +36,23 @@ func (u Use) String() string {
 	return "may use"
 }
 
-// Run relates the machine that a volume was attached to with the one that stands
-// behind the Node object now.
+// Run relates the machine that a volume was attached to with the machine behind the present Node object.
 type Run uint8
 
 const (
-	// MayBeSameRun: another Node object, and nothing shows that the machine was
-	// restarted or replaced. An identity that is missing shows nothing.
+	// MayBeSameRun: another Node object, and nothing proves that the machine was restarted or replaced. A missing identity proves
+	// nothing.
 	MayBeSameRun Run = iota
-	// SameObject: the Node object has not been replaced, so it knows what it says.
+	// SameObject: the Node object has not been replaced, so its list is valid.
 	SameObject
-	// Restarted: the same machine in a later boot. Whatever was mounted is gone.
+	// Restarted: the same machine in a later boot. Its mounts are gone.
 	Restarted
-	// Replaced: another machine under the same name. It can say nothing about the one
-	// before, which may be cut off and still write.
+	// Replaced: another machine under the same name. It has no information about the earlier one, which may be cut off and still
+	// write.
 	Replaced
 )
 
-// runSince relates the machine recorded with an attachment to the node's present one.
+// runSince relates the machine recorded with an attachment to the node's present machine.
 func (n Node) runSince(a *Attachment) Run {
 	was, is := a.Machine, n.Machine
 	switch {
@@ -64,8 +61,8 @@ func (n Node) runSince(a *Attachment) Run {
 	case agree(was.NodeUID, is.NodeUID):
 		return SameObject
 	case was.NodeUID == "" && !n.Created.After(a.Created):
-		// Another controller made the attachment and recorded nothing. Creation times, in
-		// whole seconds and by the clock of the API server, have to do.
+		// Another controller created the attachment and recorded nothing. The creation times, in whole seconds of the API server's
+		// clock, have to suffice.
 		return SameObject
 	case differ(was.BootID, is.BootID) && (agree(was.SystemUUID, is.SystemUUID) || agree(was.ProviderID, is.ProviderID)):
 		return Restarted
@@ -73,15 +70,15 @@ func (n Node) runSince(a *Attachment) Run {
 	return MayBeSameRun
 }
 
-// Replaces reports whether this is known to be another machine than that one, which had its
-// name. The same boot shows the same machine, whatever else differs.
+// Replaces reports whether this is known to be another machine than an earlier one of the same name. An equal boot ID proves the
+// same machine, whatever else differs.
 func (m Machine) Replaces(was Machine) bool {
 	return !agree(was.BootID, m.BootID) &&
 		(differ(was.SystemUUID, m.SystemUUID) || differ(was.ProviderID, m.ProviderID) && !m.unidentified(was))
 }
 
-// unidentified reports whether the Node does not say which machine stands behind it, although one
-// before did. Kubelet says so with its first status; somebody else made the Node.
+// unidentified reports whether the Node does not identify its machine, although an earlier one did. Kubelet does so with its first
+// status; another client created the Node.
 func (m Machine) unidentified(was Machine) bool {
 	return m.BootID == "" && m.SystemUUID == "" && (was.BootID != "" || was.SystemUUID != "")
 }
@@ -92,8 +89,7 @@ func agree(was, is string) bool { return was != "" && was == is }
 // differ reports whether two identities are known and not the same.
 func differ(was, is string) bool { return was != is && (planted.Identity || was != "" && is != "") }
 
-// vouched reports whether something shows that the attachment's machine stands behind the
-// Node, or nothing was recorded that could.
+// vouched reports whether something proves that the attachment's machine is behind the Node, or nothing was recorded that could.
 func (n Node) vouched(a *Attachment) bool {
 	was, is := a.Machine, n.Machine
 	switch {
@@ -107,13 +103,11 @@ func (n Node) vouched(a *Attachment) bool {
 	return agree(was.BootID, is.BootID) || agree(was.SystemUUID, is.SystemUUID) || agree(was.ProviderID, is.ProviderID)
 }
 
-// use is the only place that says what an entry in a node's in-use list means, or that
-// there is none. The attachment is the one of the volume to this node, nil if the node
-// was never given the volume. Wanted is set when pods of the node need it.
+// use is the only place that interprets an entry in a node's in-use list, or its absence. The attachment is the volume's attachment
+// to this node, nil if the node was never given the volume. wanted is set when pods of the node need it.
 //
-// The rules rest on what kubelet does: it lists a volume before it mounts it, mounts
-// only what is reported, and takes the volume off the list after the unmount. A kubelet
-// that restarts lists, of what it finds mounted, only what is reported.
+// The rules rest on what kubelet does: it lists a volume before it mounts it, mounts only what is reported, and removes the volume
+// from the list after the unmount. A kubelet that restarts lists, of what it finds mounted, only what is reported.
 func (n Node) use(a *Attachment, wanted bool) Use {
 	if a == nil && n.InUse == Yes {
 		return PreMount
@@ -121,8 +115,8 @@ func (n Node) use(a *Attachment, wanted bool) Use {
 		return Idle
 	}
 	run := n.runSince(a)
-	// A Node object that was there before knows what it lists. A later one does for what it
-	// was seen to let go, or once its list is complete, and if it says whose list that is.
+	// The list of an older Node object can be trusted. That of a later one can for a volume that it released, or once it is
+	// complete, if the Node identifies its machine.
 	knows := run != MayBeSameRun || (n.ReleasedVolume || n.Exists == Yes && n.ListSynced) && !n.Machine.unidentified(a.Machine)
 	switch {
 	case n.Exists == Unknown || run == Replaced:
@@ -131,11 +125,10 @@ func (n Node) use(a *Attachment, wanted bool) Use {
 	case n.InUse == No && knows:
 		return Idle
 	}
-	return MayUse // without a Node, its last version had to do
+	return MayUse // without a Node, the last known version decides
 }
 
-// listed is use of a node that was given the volume and lists it. What was never confirmed
-// was never reported either.
+// listed is use for a node that was given the volume and lists it. What was never confirmed was never reported either.
 func (n Node) listed(a *Attachment, run Run, wanted bool) Use {
 	never := a.Confirmed != Yes && !a.Recreated
 	if wanted && !n.Reported && !a.Implied && (planted.PreMount || never || run != MayBeSameRun) {
@@ -144,10 +137,8 @@ func (n Node) listed(a *Attachment, run Run, wanted bool) Use {
 	return Using
 }
 
-// SyncWindow is how long a kubelet must be Ready, and renew its lease, until its list of
-// volumes in use is believed although it never held the volume. A kubelet sends the list
-// with its status, every 10 s by default (nodeStatusUpdateFrequency), once it has
-// rebuilt from disk what is mounted and read its Node (k/k pkg/kubelet/volumemanager
-// reconciler.StatesHasBeenSynced, pkg/kubelet/nodestatus.VolumesInUse). It unmounts what
-// no pod wants in the same loop, every 100 ms.
+// SyncWindow is how long a kubelet must be Ready, and renew its lease, until its list of volumes in use is trusted although it
+// never listed the volume. A kubelet sends the list with its status, every 10 s by default (nodeStatusUpdateFrequency), once it has
+// rebuilt from disk what is mounted and read its Node (k/k pkg/kubelet/volumemanager reconciler.StatesHasBeenSynced,
+// pkg/kubelet/nodestatus.VolumesInUse). It unmounts what no pod wants in the same loop, every 100 ms.
 const SyncWindow = 40 * time.Second

@@ -72,7 +72,7 @@ func TestUse(t *testing.T) {
 	t.Logf("%d combinations", count)
 }
 
-// silenced is a Node object that somebody made: it does not say which machine it stands for.
+// silenced is a Node object that another client created, without the identity of the machine.
 func silenced(n *Node) {
 	reborn(n)
 	n.Machine.BootID, n.Machine.SystemUUID = "", ""

@@ -138,14 +138,14 @@ func (l *leader) catchUpFully() {
 	l.lost(before, l.version)
 }
 
-// die leaves the next request on its way.
+// die leaves the next request in flight.
 func (l *leader) die() {
 	if len(l.steps) > 0 && l.chance(70) && !isLocal(l.steps[0]) {
 		l.delay(l.steps[0])
 	}
 }
 
-// delay puts a request on its way. It is bound to what its sender knew.
+// delay leaves a request in flight. It is bound to what its sender knew.
 func (l *leader) delay(step Step) {
 	known := map[NodeName]toyNode{}
 	for name := range l.now.nodes {
@@ -162,7 +162,7 @@ func (l *leader) delay(step Step) {
 	})
 }
 
-// known is the newest version of a node that the leader has heard of.
+// known is the newest version of a node that the leader has seen.
 func (l *leader) known(name NodeName) toyNode {
 	if l.bound != nil {
 		return l.bound[name]
@@ -266,7 +266,7 @@ func (l *leader) step() {
 	case fate < 5 && !l.reliable: // the answer is lost, the request is not
 		l.request(step, false)
 		l.unknown(step)
-	case fate < 10 && !l.reliable: // the request is slow, and we gave up on it
+	case fate < 10 && !l.reliable: // the request is slow, and its sender has timed out
 		l.delay(step)
 		l.unknown(step)
 	default:
@@ -322,8 +322,8 @@ func (l *leader) decide() {
 	l.steps = Decide(l.clock, want, seen, l.policy).Steps
 }
 
-// request is the API server's side of a step. A late one is carried out after its
-// sender gave up or died, so its answer changes nothing for anybody.
+// request is the API server's side of a step. A late one is carried out after its sender timed out or died, so its answer has no
+// receiver.
 func (l *leader) request(step Step, late bool) (again, ok bool) {
 	switch s := step.(type) {
 	case Attach:
@@ -384,8 +384,8 @@ func (l *leader) attach(s Attach, late bool) (again, ok bool) {
 	return false, true
 }
 
-// fromLateRequest tells whether the attachment came from a request that arrived
-// after its sender gave up: the attacher's part of S1 has to deal with it.
+// fromLateRequest reports whether the attachment came from a request that arrived after its sender had timed out: the attacher's
+// part of S1 has to deal with it.
 func (l *leader) fromLateRequest(a toyAttachment) bool { return a.touched }
 
 func (l *leader) report(s Report, late bool) (again, ok bool) {
@@ -456,8 +456,8 @@ func (l *leader) forgo(name NodeName, by Authority) bool {
 	return true
 }
 
-// base gives the Node that a write is bound to: the newest that the leader knows. If
-// the API server has another, a late write fails and a timely one is decided anew.
+// base gives the Node that a write is bound to: the newest that the leader knows. If the API server has another, a late write fails
+// and a timely one is decided again.
 func (l *leader) base(name NodeName, uid string, late bool) (n toyNode, newer *toyNode, conflict bool) {
 	n = l.now.nodes[name]
 	if l.known(name).version == n.version && n.Exists == Yes && n.Machine.NodeUID == uid {

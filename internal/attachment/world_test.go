@@ -24,7 +24,7 @@ type world struct {
 	now     state
 	history []state // one per version; the caches show one of them per kind
 
-	late []func() // requests that are still on their way
+	late []func() // requests that are still in flight
 	log  []string
 	ctl  *leader
 
@@ -47,7 +47,7 @@ type toyAttachment struct {
 	Attachment
 	published bool // at the storage; uncertain counts
 	made      int
-	touched   bool // somebody else meddled: what follows is not the controller's doing
+	touched   bool // another client interfered: what follows is not the controller's doing
 }
 
 type toyNode struct {
@@ -155,7 +155,7 @@ func (w *world) step() {
 	}
 }
 
-// arrive carries out one request that was on its way.
+// arrive carries out one request that was in flight.
 func (w *world) arrive() {
 	i := w.rng.IntN(len(w.late))
 	request := w.late[i]
@@ -279,7 +279,7 @@ func (w *world) checkSecondMount(name NodeName) {
 	}
 }
 
-// meddled tells whether somebody deleted an attachment behind the controller's back.
+// meddled reports whether another client deleted an attachment.
 func (w *world) meddled() bool {
 	return slices.ContainsFunc(w.log, func(s string) bool { return len(s) > 5 && s[5:] == "somebody deletes" })
 }
@@ -349,7 +349,7 @@ func (w *world) trouble(name NodeName) {
 			n.Healthy = Yes + No - n.Healthy
 			w.setNode(name, n, "%s is healthy: %v", name, n.Healthy)
 		}
-	case 7: // its kubelet stops, its containers go on; or it goes on
+	case 7: // its kubelet stops and its containers still run; or kubelet resumes
 		if n.Exists == Yes && !n.OutOfService {
 			n.on = !n.on
 			n.Healthy = decision.Known(n.on)
@@ -373,15 +373,14 @@ func (w *world) leave(name NodeName, n toyNode) {
 	w.setNode(name, gone, "node %s is deleted", name)
 }
 
-// recorded tells whether the attachment records the node's present boot. A Node that
-// is deleted in the moment between its boot and that record is not told from one
-// that booted after it was deleted.
+// recorded reports whether the attachment records the node's present boot. A Node that is deleted between its boot and that record
+// cannot be distinguished from one that booted after it was deleted.
 func (w *world) recorded(name NodeName) bool {
 	a, ok := w.now.attachments["csi-"+string(name)]
 	return !ok || a.Machine.NodeUID != w.now.nodes[name].Machine.NodeUID || a.Machine == w.now.nodes[name].Machine
 }
 
-// meddle is somebody with kubectl.
+// meddle is a person with kubectl.
 func (w *world) meddle(name NodeName) {
 	a, ok := w.now.attachments["csi-"+string(name)]
 	switch {
@@ -400,8 +399,8 @@ func (w *world) meddle(name NodeName) {
 	}
 }
 
-// heal ends all trouble: every request arrives, every node is up and restarted,
-// nobody meddles. Where somebody did, he has to choose one node for the volume too.
+// heal ends all faults: every request arrives, every node is up and restarted, no other client interferes. Where one did, it has to
+// choose one node for the volume.
 func (w *world) heal() {
 	for i, name := range slices.Sorted(maps.Keys(w.now.pods)) {
 		if i > 0 && w.meddled() {
@@ -450,7 +449,7 @@ func (w *world) writeOff(name NodeName) {
 	}
 }
 
-// settled tells what is missing from the state that must be reached in the end.
+// settled returns what is missing from the state that must be reached in the end.
 func (w *world) settled() string {
 	served := 0
 	for _, name := range toyNodes {

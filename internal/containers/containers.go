@@ -2,9 +2,9 @@ package containers
 
 import "strings"
 
-// RunningError says that containers of a pod run, or may.
+// RunningError is returned when containers of a pod are running, or may be.
 type RunningError struct {
-	// What runs, in words.
+	// What describes what is running.
 	What []string
 }
 

@@ -69,7 +69,7 @@ func (r *runtime) serve(t *testing.T) string {
 	return "unix://" + socket
 }
 
-func TestWhatARuntimeSays(t *testing.T) {
+func TestCRIEnded(t *testing.T) {
 	label := map[string]string{podUIDLabel: "uid"}
 	other := map[string]string{podUIDLabel: "other"}
 	sandbox := func(state cri.PodSandboxState) []*cri.PodSandbox {
@@ -143,7 +143,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-func TestARuntimeThatIsNotThereIsUnknown(t *testing.T) {
+func TestMissingRuntimeIsUnknown(t *testing.T) {
 	client, err := NewCRI("unix://" + filepath.Join(t.TempDir(), "none.sock"))
 	must(t, err)
 	if _, err := client.Ended(t.Context(), "uid"); err == nil {

@@ -19,7 +19,7 @@ const podUIDLabel = "io.kubernetes.pod.uid"
 const (
 	// criTimeout is kubelet's runtimeRequestTimeout.
 	criTimeout = 2 * time.Minute
-	// checkTimeout is how long a runtime that is well may take to say its version.
+	// checkTimeout is how long a healthy runtime may take to answer.
 	checkTimeout = 10 * time.Second
 	// criMessage bounds a reply, as kubelet's client does.
 	criMessage = 16 << 20
@@ -78,7 +78,7 @@ func (c *CRI) Ended(ctx context.Context, podUID string) (release func(), err err
 			running = append(running, "sandbox "+s.GetId())
 		}
 	}
-	// All of them: a container may lack the label of its pod, and not the ID of its sandbox.
+	// List all of them: a container may lack the label of its pod.
 	containers, err := c.client.ListContainers(ctx, &cri.ListContainersRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("ask the container runtime for the containers of pod %s: %w", podUID, err)

@@ -1,4 +1,3 @@
-// Package containers hides who runs the containers of this node's pods: a runtime that speaks CRI, or one that
-// holds a lock for each pod. Both answer one question, whether a pod's containers have ended. That an object is
-// gone from the API, or marked Failed, does not answer it.
+// Package containers hides how the agent learns whether the containers of a pod have ended: from a runtime with CRI, or from a lock
+// that the runtime holds for each pod. That an object is gone from the API, or has failed, does not tell.
 package containers

@@ -11,13 +11,13 @@ import (
 	"syscall"
 )
 
-// Locks are how a runtime without CRI says that it runs containers of a pod: it holds a shared flock(2) on
-// <directory>/<pod UID>.lock from before it looks for the pod's volumes until the last process of the pod has
-// ended. It best hands the open file on to a process that lives as long as the containers: the kernel releases the lock
-// with the last process that has it open, whatever becomes of the runtime.
+// Locks is how a runtime without CRI reports that it runs containers of a pod: it holds a shared flock(2) on <directory>/<pod
+// UID>.lock from before it looks for the pod's volumes until the last process of the pod has ended. It should pass the open file to
+// a process that lives as long as the containers: the kernel releases the lock with the last process that has it open, whatever
+// happens to the runtime.
 //
-// The node agent takes the lock for itself while it takes the volumes of a pod down, and removes the file
-// when that is done. Who then holds a lock on a file that is not at the path any more starts nothing.
+// The node agent takes the lock itself while it unmounts the volumes of a pod, and removes the file afterwards. A runtime that then
+// holds a lock on a file that is no longer at the path must start nothing.
 type Locks struct {
 	directory string
 }
@@ -25,7 +25,7 @@ type Locks struct {
 // lockSuffix follows the pod's UID.
 const lockSuffix = ".lock"
 
-// NewLocks makes the directory, and removes the files that nobody has locked: an agent that was killed left them.
+// NewLocks creates the directory, and removes files without a lock, which an agent that was killed has left.
 func NewLocks(directory string) (*Locks, error) {
 	if err := os.MkdirAll(directory, 0o750); err != nil {
 		return nil, fmt.Errorf("create the directory of the pod locks: %w", err)
@@ -47,8 +47,8 @@ func NewLocks(directory string) (*Locks, error) {
 	return l, nil
 }
 
-// Ended takes the lock of a pod. Any error means that something of the pod may run. Once its volumes are
-// taken down the caller releases what it has taken.
+// Ended takes the lock of a pod. Any error means that containers of the pod may be running. The caller releases the lock once the
+// pod's volumes are unmounted.
 func (l *Locks) Ended(_ context.Context, podUID string) (release func(), err error) {
 	if podUID == "." || filepath.Base(podUID) != podUID || !filepath.IsLocal(podUID) {
 		return nil, fmt.Errorf("lock of pod %q: its UID is not one element of a path", podUID)
@@ -57,7 +57,7 @@ func (l *Locks) Ended(_ context.Context, podUID string) (release func(), err err
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o640)
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EROFS) {
 		if _, missing := os.Lstat(path); errors.Is(missing, fs.ErrNotExist) {
-			return func() {}, nil // nobody can have locked it; a full disk must not keep what fills it mounted
+			return func() {}, nil // nothing can have locked it; a full disk must not keep mounted what fills it
 		}
 	}
 	if err != nil {

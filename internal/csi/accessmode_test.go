@@ -6,7 +6,7 @@ import (
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// TestAccessModeMapping has upstream's cases, and a mode that nobody knows.
+// TestAccessModeMapping has upstream's cases, and an unknown mode.
 func TestAccessModeMapping(t *testing.T) {
 	for name, test := range map[string]struct {
 		mode       AccessMode

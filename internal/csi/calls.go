@@ -7,14 +7,13 @@ import (
 	"google.golang.org/grpc"
 )
 
-// calls are those under way on one connection.
+// calls counts the calls in flight on one connection.
 type calls struct {
 	mu      sync.Mutex
 	running int    // guarded by mu
-	onIdle  func() // guarded by mu; what is done when none is left, nil for nothing
+	onIdle  func() // guarded by mu; called when no call is left
 }
 
-// count counts one call while it runs.
 func (c *calls) count(ctx context.Context, method string, request, reply any,
 	conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 ) error {
@@ -38,7 +37,7 @@ func (c *calls) end() {
 	}
 }
 
-// whenIdle does it as soon as no call runs.
+// whenIdle calls do as soon as no call is in flight.
 func (c *calls) whenIdle(do func()) {
 	c.mu.Lock()
 	c.onIdle = do

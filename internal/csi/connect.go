@@ -17,20 +17,18 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// ErrDriverChanged is returned when another driver, or one that can do other things,
-// came back behind the socket.
+// ErrDriverChanged is returned when a different driver, or one with other capabilities, reconnects.
 var ErrDriverChanged = errors.New("a different CSI driver is behind the socket")
 
-// errAbsent is returned when a driver was away for longer than it may.
+// errAbsent is returned when the driver was disconnected for too long.
 var errAbsent = errors.New("the CSI driver did not reconnect in time")
 
-// recognizeRetry is the pause before a driver that came back, and did not say who it
-// is, is asked again. csi-lib-utils pauses as long between two probes.
+// recognizeRetry is the pause before a driver that did not identify itself is asked again. csi-lib-utils uses the same between two
+// probes.
 const recognizeRetry = time.Second
 
-// Driver is the CSI driver behind a socket. It may restart and come back, but as the
-// same: no call goes over a connection before the driver at its other end has said its
-// name and capabilities again.
+// Driver is the CSI driver behind a socket. It may restart, but must stay the same: no call is sent over a new connection before
+// the driver has confirmed its name and capabilities.
 type Driver struct {
 	// Name is the driver's name (GetPluginInfo).
 	Name string
@@ -38,16 +36,15 @@ type Driver struct {
 	conn         *grpc.ClientConn
 	capabilities Capabilities
 	probeTimeout time.Duration
-	lost         chan struct{} // holds one when the connection was lost and Follow was not told
+	lost         chan struct{} // has one element if the connection was lost and Follow has not seen that
 
 	mu         sync.Mutex
-	losses     int // connections lost so far
-	recognized int // losses when the driver was asked who it is
+	losses     int // lost connections so far
+	recognized int // the value of losses when the driver last identified itself
 }
 
-// Connect connects to a driver's socket within 30 s, waits until the driver is ready,
-// for ever if need be, and asks for its name; probeTimeout bounds one Probe. An error
-// that is not a timeout is final, as with csi-attacher.
+// Connect connects to a driver's socket within 30 s, waits until the driver is ready, indefinitely, and reads its name;
+// probeTimeout limits one Probe. An error that is not a timeout is final, as with csi-attacher.
 func Connect(ctx context.Context, address string, manager metrics.CSIMetricsManager, probeTimeout time.Duration) (*Driver, error) {
 	d := &Driver{probeTimeout: probeTimeout, lost: make(chan struct{}, 1)}
 	conn, err := connection.Connect(ctx, address, manager, connection.OnConnectionLoss(d.connectionLost))
@@ -69,8 +66,8 @@ func Connect(ctx context.Context, address string, manager metrics.CSIMetricsMana
 // Close ends the connection and the calls on it.
 func (d *Driver) Close() { _ = d.conn.Close() }
 
-// Controller asks the driver what it can do. Before each call is sent permit is asked,
-// at the last moment; its error is the call's. Nil permits all.
+// Controller reads the driver's capabilities. permit is called just before each call is sent; its error is the call's. Nil permits
+// all calls.
 func (d *Driver) Controller(ctx context.Context, permit func() error) (*Controller, error) {
 	c, err := NewController(ctx, d.conn, permitting(func() error {
 		if !d.isRecognized() {
@@ -87,21 +84,21 @@ func (d *Driver) Controller(ctx context.Context, permit func() error) (*Controll
 	return c, err
 }
 
-// Present tells whether the driver is there and known to be the one it was.
+// Present reports whether the driver is connected and identified.
 func (d *Driver) Present() bool {
 	return d.isRecognized() && d.conn.GetState() == connectivity.Ready
 }
 
-// Absence is what is done about a driver that is away.
+// Absence configures what happens while a driver is disconnected.
 type Absence struct {
-	// Back is called when it is Present again and the same as before.
+	// Back is called when the driver is Present again.
 	Back func()
-	// AtMost bounds how long it may be away; 0 means for ever.
+	// AtMost limits the time without a connection; 0 for no limit.
 	AtMost time.Duration
 }
 
-// Follow keeps the connection up until ctx ends. It returns an error when another
-// driver came back, or none in time. Call it after Controller.
+// Follow keeps the connection up until ctx ends. It returns an error when a different driver connects, or none in time. Call it
+// after Controller.
 func (d *Driver) Follow(ctx context.Context, absence Absence) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var keeper sync.WaitGroup
@@ -123,8 +120,7 @@ func (d *Driver) Follow(ctx context.Context, absence Absence) error {
 	}
 }
 
-// connectionLost is called before gRPC connects anew: nothing can have been sent over the
-// next connection yet.
+// connectionLost is called before gRPC reconnects, so nothing was sent over the next connection yet.
 func (d *Driver) connectionLost(context.Context) bool {
 	d.mu.Lock()
 	d.losses++
@@ -142,7 +138,7 @@ func (d *Driver) isRecognized() bool {
 	return d.recognized == d.losses
 }
 
-// keepConnected connects anew when a connection is lost: gRPC would wait for a call.
+// keepConnected reconnects when a connection is lost: gRPC alone would wait for a call.
 func (d *Driver) keepConnected(ctx context.Context) {
 	for {
 		state := d.conn.GetState()
@@ -155,7 +151,7 @@ func (d *Driver) keepConnected(ctx context.Context) {
 	}
 }
 
-// awaitReturn waits until the driver is back and recognized, or ctx ends.
+// awaitReturn waits until the driver is back and identified, or ctx ends.
 func (d *Driver) awaitReturn(ctx context.Context, atMost time.Duration) error {
 	if atMost > 0 {
 		bounded, cancel := context.WithTimeoutCause(ctx, atMost, fmt.Errorf("%w: %v", errAbsent, atMost))
@@ -179,7 +175,7 @@ func (d *Driver) awaitReturn(ctx context.Context, atMost time.Duration) error {
 	}
 }
 
-// recognize waits for a connection and asks the driver behind it who it is.
+// recognize waits for a connection and identifies the driver behind it.
 func (d *Driver) recognize(ctx context.Context) error {
 	for state := d.conn.GetState(); state != connectivity.Ready; state = d.conn.GetState() {
 		if !d.conn.WaitForStateChange(ctx, state) {
@@ -214,12 +210,10 @@ func (d *Driver) recognize(ctx context.Context) error {
 	return nil
 }
 
-// permission is asked each time that gRPC sends a call, also when it repeats one by
-// itself on another connection: that is when credentials are asked for. A check before
-// the call would be too early for a call that waits for a connection.
+// permission is asked each time that gRPC sends a call, including when it repeats one on another connection, because credentials
+// are requested then. A check before the call would be too early for a call that waits for a connection.
 type permission func() error
 
-// permitting makes gRPC ask before each call.
 func permitting(ask func() error) grpc.CallOption { return grpc.PerRPCCredentials(permission(ask)) }
 
 // GetRequestMetadata adds nothing to a call that is permitted.
@@ -230,7 +224,7 @@ func (p permission) GetRequestMetadata(context.Context, ...string) (map[string]s
 	return nil, nil
 }
 
-// RequireTransportSecurity is false: nothing is disclosed.
+// RequireTransportSecurity is false, because nothing is disclosed.
 func (permission) RequireTransportSecurity() bool { return false }
 
 // withOptions adds options to each call of a connection.

@@ -168,7 +168,7 @@ func TestDriverChanges(t *testing.T) {
 	}
 }
 
-// A call that is not permitted is not sent, and nothing is known of its volume.
+// A call that is not permitted is not sent, and its effect on the volume is unknown.
 func TestPermissionIsAskedBeforeEachCall(t *testing.T) {
 	path := filepath.Join(csidriver.SocketDir(t), "csi.sock")
 	driver := process(t, path, "d")

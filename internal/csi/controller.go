@@ -13,11 +13,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// shortTimeout bounds the calls that a driver answers from memory:
-// GetPluginInfo, and the two capability calls together (as csi-attacher).
+// shortTimeout limits the calls that a driver answers from memory: GetPluginInfo, and the two capability calls together (as
+// csi-attacher).
 const shortTimeout = time.Second
 
-// PublishRequest is ControllerPublishVolumeRequest in Kubernetes' words.
+// PublishRequest is ControllerPublishVolumeRequest in Kubernetes' terms.
 type PublishRequest struct {
 	VolumeHandle  string
 	NodeID        string
@@ -27,7 +27,7 @@ type PublishRequest struct {
 	MountFlags    []string
 	ReadOnly      bool // sent only if the driver has PUBLISH_READONLY
 	VolumeContext map[string]string
-	Secrets       Secrets // nil if the volume names none
+	Secrets       Secrets // nil if the volume has none
 	Migrated      bool    // for the "migrated" label of the metrics
 }
 
@@ -39,7 +39,7 @@ type UnpublishRequest struct {
 	Migrated     bool
 }
 
-// Capabilities is what a driver can do, as far as attaching is concerned.
+// Capabilities are a driver's capabilities that concern attaching.
 type Capabilities struct {
 	Attach                   bool // CONTROLLER_SERVICE and PUBLISH_UNPUBLISH_VOLUME
 	PublishReadOnly          bool
@@ -48,7 +48,6 @@ type Capabilities struct {
 	ListVolumePublishedNodes bool
 }
 
-// driverName asks the driver for its name (GetPluginInfo).
 func driverName(ctx context.Context, conn *grpc.ClientConn) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, shortTimeout)
 	defer cancel()
@@ -66,12 +65,10 @@ type Controller struct {
 	present      func() bool // nil: always
 }
 
-// Present tells whether the driver is there, as far as is known. Without a Driver that
-// is always so.
+// Present reports whether the driver is connected, as far as is known; always true without a Driver.
 func (c *Controller) Present() bool { return c.present == nil || c.present() }
 
-// NewController asks the driver what it can do. The options go with each call that the
-// Controller sends later.
+// NewController reads the driver's capabilities. The options apply to each call that the Controller sends later.
 func NewController(ctx context.Context, conn *grpc.ClientConn, options ...grpc.CallOption) (*Controller, error) {
 	capabilities, err := getCapabilities(ctx, conn)
 	if err != nil {
@@ -103,19 +100,17 @@ func getCapabilities(ctx context.Context, conn *grpc.ClientConn) (Capabilities, 
 	}, nil
 }
 
-// Capabilities is what the driver said when the Controller was made.
+// Capabilities returns the capabilities that NewController has read.
 func (c *Controller) Capabilities() Capabilities { return c.capabilities }
 
-// CheckPublish tells why no request can be made for these access modes; nil if
-// one can.
+// CheckPublish returns why no request can be made for these access modes; nil if one can.
 func (c *Controller) CheckPublish(modes []corev1.PersistentVolumeAccessMode) error {
 	_, err := accessmodes.ToCSIAccessMode(modes, c.capabilities.SingleNodeMultiWriter)
 	return err
 }
 
-// Publish sends ControllerPublishVolume and returns the publish context. The
-// error is the driver's, unwrapped: its text goes into the attachment's status
-// as csi-attacher writes it.
+// Publish calls ControllerPublishVolume and returns the publish context. The error is the driver's, unwrapped: its text is stored
+// in the attachment's status as csi-attacher writes it.
 func (c *Controller) Publish(ctx context.Context, r PublishRequest) (map[string]string, error) {
 	mode, err := accessmodes.ToCSIAccessMode(r.AccessModes, c.capabilities.SingleNodeMultiWriter)
 	if err != nil {
@@ -144,8 +139,8 @@ func (c *Controller) Publish(ctx context.Context, r PublishRequest) (map[string]
 	return reply.GetPublishContext(), nil
 }
 
-// Unpublish sends ControllerUnpublishVolume. Only OK means that the volume is
-// not published any more: NOT_FOUND does not (CSI spec; external-attacher #165).
+// Unpublish calls ControllerUnpublishVolume. Only OK means that the volume is no longer published: NOT_FOUND does not (CSI spec;
+// external-attacher#165).
 func (c *Controller) Unpublish(ctx context.Context, r UnpublishRequest) error {
 	_, err := c.client.ControllerUnpublishVolume(withMigrated(ctx, r.Migrated), &csispec.ControllerUnpublishVolumeRequest{
 		VolumeId: r.VolumeHandle,
@@ -155,36 +150,34 @@ func (c *Controller) Unpublish(ctx context.Context, r UnpublishRequest) error {
 	return err
 }
 
-// maxPage is how large one page of a list may be. gRPC's own limit of 4 MiB is less
-// than some ten thousand volumes, and csi-attacher's default asks for all at once.
+// maxPage is the maximum size of one page of a list. gRPC's default of 4 MiB holds some ten thousand volumes, and csi-attacher's
+// default requests all at once.
 const maxPage = 256 << 20
 
 // VolumePage is one page of the driver's list of volumes.
 type VolumePage struct {
-	// Published are the CSI node IDs that each listed volume is published to. Some may
-	// be of nodes that nobody knows (CSI spec).
+	// Published has the CSI node IDs that each listed volume is published to. Some may be unknown nodes (CSI spec).
 	Published []PublishedVolume
-	// Next asks for the next page; empty after the last one.
+	// Next is the token of the next page; empty after the last one.
 	Next string
 }
 
 // PublishedVolume is one entry of the driver's list.
 type PublishedVolume struct {
 	VolumeHandle string
-	// Known: the entry has a status. Without one nothing is known of the volume; with
-	// one and without NodeIDs it is published nowhere (CSI spec).
+	// Known: the entry has a status. Without one the state of the volume is unknown; with one and without NodeIDs it is published
+	// nowhere (CSI spec).
 	Known   bool
 	NodeIDs []string
 }
 
-// CanListPublished tells whether the driver can attach and lists where its volumes
-// are published.
+// CanListPublished reports whether the driver can attach and lists where its volumes are published.
 func (c Capabilities) CanListPublished() bool {
 	return c.Attach && c.ListVolumes && c.ListVolumePublishedNodes
 }
 
-// ListVolumes reads one page, from the beginning if token is empty. maxEntries bounds
-// it; 0 leaves that to the driver. Entries without a volume are left out.
+// ListVolumes reads one page, the first if token is empty. maxEntries limits it; 0 leaves that to the driver. Entries without a
+// volume are omitted.
 func (c *Controller) ListVolumes(ctx context.Context, maxEntries int32, token string) (VolumePage, error) {
 	reply, err := c.client.ListVolumes(ctx, &csispec.ListVolumesRequest{MaxEntries: maxEntries, StartingToken: token},
 		grpc.MaxCallRecvMsgSize(maxPage))
@@ -204,7 +197,7 @@ func (c *Controller) ListVolumes(ctx context.Context, maxEntries int32, token st
 	return page, nil
 }
 
-// withMigrated hands the "migrated" label to csi-lib-utils' metrics.
+// withMigrated passes the "migrated" label to csi-lib-utils' metrics.
 func withMigrated(ctx context.Context, migrated bool) context.Context {
 	value := "false"
 	if migrated {

@@ -9,8 +9,8 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// Expand calls NodeExpandVolume: the volume, published at path, shall have at
-// least size bytes. The error never holds a secret: it goes into claims and events.
+// Expand calls NodeExpandVolume: the volume, published at path, should have at least size bytes. The error never contains a secret:
+// it is stored in claims and events.
 func (n *Node) Expand(ctx context.Context, v NodeVolume, path string, size int64, has NodeCapabilities) error {
 	_, err := n.client.NodeExpandVolume(ctx, &spec.NodeExpandVolumeRequest{
 		VolumeId: v.ID, VolumePath: path, StagingTargetPath: v.StagingPath, CapacityRange: &spec.CapacityRange{RequiredBytes: size},

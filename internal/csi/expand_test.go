@@ -11,7 +11,7 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-func TestWhatARefusedExpansionSays(t *testing.T) {
+func TestRefusalOf(t *testing.T) {
 	want := map[codes.Code]nodevolume.Refusal{
 		codes.Canceled: nodevolume.NotRefused, codes.DeadlineExceeded: nodevolume.NotRefused, codes.Unavailable: nodevolume.NotRefused, codes.ResourceExhausted: nodevolume.NotRefused, codes.Aborted: nodevolume.NotRefused,
 		codes.FailedPrecondition: nodevolume.RefusedInUse,

@@ -22,8 +22,7 @@ type Node struct {
 	calls  *calls
 }
 
-// dialUnix makes a connection to a socket. It does not wait for it, and when the
-// other side comes back after a restart it is found within half a second.
+// dialUnix connects to a socket in the background. After a restart of the other side it reconnects within half a second.
 func dialUnix(path string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient("unix:"+path, append(options,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -38,13 +37,12 @@ func dialUnix(path string, options ...grpc.DialOption) (*grpc.ClientConn, error)
 	return conn, nil
 }
 
-// DialNode connects to a driver's socket in the background. If tell is not nil it is
-// told of each call that ended.
-func DialNode(path string, tell func(Call)) (*Node, error) {
+// DialNode connects to a driver's socket in the background. observe, if not nil, is called for each call that ended.
+func DialNode(path string, observe func(Call)) (*Node, error) {
 	running := &calls{}
 	options := []grpc.DialOption{grpc.WithUnaryInterceptor(running.count)}
-	if tell != nil {
-		options = append(options, observed(tell))
+	if observe != nil {
+		options = append(options, observed(observe))
 	}
 	conn, err := dialUnix(path, options...)
 	if err != nil {
@@ -56,12 +54,11 @@ func DialNode(path string, tell func(Call)) (*Node, error) {
 // Close ends the connection and the calls on it.
 func (n *Node) Close() error { return n.conn.Close() }
 
-// Retire ends the connection when the calls on it have ended. It does not wait for them.
+// Retire closes the connection when its calls have ended. It does not wait for them.
 func (n *Node) Retire() { n.calls.whenIdle(func() { _ = n.conn.Close() }) }
 
-// WatchConnection keeps the connection up and calls back each time it was made
-// anew: the driver behind it may be another one then. It returns when ctx ends or
-// the connection is closed.
+// WatchConnection keeps the connection up and calls back each time it was established: a different driver may be behind it. It
+// returns when ctx ends or the connection is closed.
 func (n *Node) WatchConnection(ctx context.Context, again func()) {
 	for {
 		state := n.conn.GetState()
@@ -83,32 +80,31 @@ func (n *Node) WatchConnection(ctx context.Context, again func()) {
 // NodeInfo is NodeGetInfo's reply.
 type NodeInfo struct {
 	NodeID string
-	// MaxVolumes is the attach limit; 0 means that the driver names none.
+	// MaxVolumes is the attach limit; 0 if the driver reports none.
 	MaxVolumes int32
 	Topology   map[string]string
 }
 
-// connectTimeout is how long Info waits for a connection, several times what lies between two
-// attempts to make one. It asks infoAttempts times at most.
+// connectTimeout is how long Info waits for a connection, several times the pause between two attempts. It sends the request
+// infoAttempts times at most.
 const (
 	connectTimeout = 2 * time.Second
 	infoAttempts   = 4
 )
 
-// awaitConnection waits until the driver's socket takes the connection or patience ends. The last
-// attempt may have met the socket of a driver that was just starting again.
+// awaitConnection waits until the driver accepts the connection or ctx ends. The last attempt may have reached the socket of a
+// driver that was just restarting.
 func (n *Node) awaitConnection(patience context.Context) {
 	n.conn.Connect()
 	for state := n.conn.GetState(); state != connectivity.Ready && state != connectivity.Shutdown; state = n.conn.GetState() {
 		if !n.conn.WaitForStateChange(patience, state) {
-			return // the call says what is wrong
+			return // the call returns the error
 		}
 	}
 }
 
-// Info calls NodeGetInfo, once the driver's socket is there. A driver that has just been started again
-// may be called on the connection to the one before, whose end has not been heard of yet: then the
-// question is repeated.
+// Info calls NodeGetInfo, once the driver's socket exists. The connection may still lead to an earlier process of the driver that
+// has just ended: then the call is repeated.
 func (n *Node) Info(ctx context.Context) (NodeInfo, error) {
 	patience, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
@@ -121,12 +117,12 @@ func (n *Node) Info(ctx context.Context) (NodeInfo, error) {
 	if err != nil {
 		return NodeInfo{}, fmt.Errorf("NodeGetInfo: %w", err)
 	}
-	// A negative limit is a driver's fault and means none, as kubelet takes it.
+	// A negative limit is invalid and means none, as for kubelet.
 	limit := min(max(reply.GetMaxVolumesPerNode(), 0), math.MaxInt32)
 	return NodeInfo{NodeID: reply.GetNodeId(), MaxVolumes: int32(limit), Topology: reply.GetAccessibleTopology().GetSegments()}, nil
 }
 
-// NodeCapabilities is what a driver's Node service can do.
+// NodeCapabilities are the capabilities of a driver's Node service.
 type NodeCapabilities struct {
 	Stage, SingleNodeMultiWriter, VolumeMountGroup, Expand, Stats, Condition bool
 }
@@ -158,11 +154,10 @@ func (n *Node) Capabilities(ctx context.Context) (NodeCapabilities, error) {
 	return has, nil
 }
 
-// AccessMode is a PersistentVolume's access mode, in the API's spelling.
+// AccessMode is a PersistentVolume's access mode, as the API spells it.
 type AccessMode string
 
-// mode is the mode that a driver is told, which depends on whether it tells
-// ReadWriteOnce and ReadWriteOncePod apart.
+// mode returns the CSI access mode, which depends on whether the driver distinguishes ReadWriteOnce and ReadWriteOncePod.
 func (m AccessMode) mode(tellsApart bool) spec.VolumeCapability_AccessMode_Mode {
 	switch m {
 	case "ReadWriteOnce":
@@ -184,7 +179,7 @@ func (m AccessMode) mode(tellsApart bool) spec.VolumeCapability_AccessMode_Mode 
 	}
 }
 
-// NodeVolume is what stage and publish say of a volume alike.
+// NodeVolume is the part of a request that stage and publish share.
 type NodeVolume struct {
 	ID          string
 	Block       bool

@@ -10,9 +10,9 @@ import (
 	"belay.dev/belay/internal/testing/csidriver"
 )
 
-// TestADriverThatRestartsWhileItIsAsked: the question goes to the one before, and with it. A driver
-// registers once, so nobody would ask the next one.
-func TestADriverThatRestartsWhileItIsAsked(t *testing.T) {
+// A driver restarts while NodeGetInfo is in flight, which fails with the earlier process. A driver registers once, so the call has
+// to be repeated.
+func TestInfoWhileTheDriverRestarts(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "csi.sock")
 	first, next := csidriver.New(t, "d"), csidriver.New(t, "d")
 	first.Address, next.Address, next.NodeInfo = socket, socket, &csispec.NodeGetInfoResponse{NodeId: "next"}

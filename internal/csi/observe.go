@@ -9,9 +9,9 @@ import (
 
 // Call is one call to a driver that has ended.
 type Call struct {
-	// Method is gRPC's full name of it, such as /csi.v1.Node/NodeStageVolume.
+	// Method is its full gRPC name, such as /csi.v1.Node/NodeStageVolume.
 	Method string
-	// Migrated: it was for a volume of an in-tree kind; see [WithMigrated].
+	// Migrated: the call was for a volume of an in-tree plugin; see [WithMigrated].
 	Migrated bool
 	Err      error
 	Took     time.Duration
@@ -19,8 +19,7 @@ type Call struct {
 
 type migratedKey struct{}
 
-// WithMigrated says of the calls made with the context that they are for a volume whose
-// PersistentVolume names an in-tree plugin.
+// WithMigrated marks the calls made with the context as calls for a volume whose PersistentVolume has an in-tree plugin.
 func WithMigrated(ctx context.Context, migrated bool) context.Context {
 	if !migrated {
 		return ctx
@@ -28,15 +27,15 @@ func WithMigrated(ctx context.Context, migrated bool) context.Context {
 	return context.WithValue(ctx, migratedKey{}, true)
 }
 
-// observed has a connection tell of each call that ended.
-func observed(tell func(Call)) grpc.DialOption {
+// observed calls observe for each call of a connection that ended.
+func observed(observe func(Call)) grpc.DialOption {
 	return grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, request, reply any,
 		conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 	) error {
 		began := time.Now()
 		err := invoke(ctx, method, request, reply, conn, options...)
 		migrated, _ := ctx.Value(migratedKey{}).(bool)
-		tell(Call{Method: method, Migrated: migrated, Err: err, Took: time.Since(began)})
+		observe(Call{Method: method, Migrated: migrated, Err: err, Took: time.Since(began)})
 		return err
 	})
 }

@@ -10,24 +10,22 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Outcome is what a finished call says about the volume it was for. The zero
-// value is Unknown, so that a result nobody filled in is never read as done or
-// as not done.
+// Outcome is what a finished call means for its volume. The zero value is Unknown, so that a result that was not set is never read
+// as done or as not done.
 type Outcome int
 
 const (
 	// Unknown: the driver may have done it, may still do it, or never saw it.
 	Unknown Outcome = iota
-	// Done: the driver said OK; what was asked for is so.
+	// Done: the driver replied OK.
 	Done
-	// Failed: the driver looked at the request and refused it before it acted.
+	// Failed: the driver refused the request before it acted.
 	Failed
-	// InProgress: the driver is at work on this volume already (ABORTED, CSI
-	// spec "Error Scheme"); nothing is known about how that will end.
+	// InProgress: the driver is already working on this volume (ABORTED, CSI spec "Error Scheme"); how that will end is unknown.
 	InProgress
 )
 
-// String is the name used in logs and metrics.
+// String returns the name used in logs and metrics.
 func (o Outcome) String() string {
 	switch o {
 	case Done:
@@ -43,12 +41,10 @@ func (o Outcome) String() string {
 
 // OutcomeOf classifies the error of a CSI call; nil is Done.
 //
-// Only codes with which a driver turns a request down before it touches the
-// storage are Failed. INTERNAL, UNKNOWN and DATA_LOSS come out of the middle of
-// the work (kubelet and csi-attacher take them for final; a mount or an
-// attachment that was half made then has nobody to undo it).
-// RESOURCE_EXHAUSTED is Unknown because gRPC itself returns it for a reply that
-// is too large, after the driver has acted.
+// Only codes with which a driver rejects a request before it accesses the storage are Failed. INTERNAL, UNKNOWN and DATA_LOSS come
+// from the middle of the work (kubelet and csi-attacher consider them final; then nothing would undo an incomplete mount or
+// attachment). RESOURCE_EXHAUSTED is Unknown because gRPC itself returns it for a reply that is too large, after the driver has
+// acted.
 func OutcomeOf(err error) Outcome {
 	if err == nil {
 		return Done
@@ -68,10 +64,9 @@ func OutcomeOf(err error) Outcome {
 	}
 }
 
-// NodeOutcomeOf classifies the error of NodeStageVolume, NodePublishVolume and of the calls that undo
-// them. ALREADY_EXISTS means there that the volume is staged, or published, at this very path, in a way
-// that does not fit the request (CSI spec, "NodeStageVolume Errors", "NodePublishVolume Errors"): the
-// refusal says that something is there.
+// NodeOutcomeOf classifies the error of NodeStageVolume, NodePublishVolume and of the calls that undo them. There ALREADY_EXISTS
+// means that the volume is staged, or published, at this path in an incompatible way (CSI spec, "NodeStageVolume Errors",
+// "NodePublishVolume Errors"), so something is mounted.
 func NodeOutcomeOf(err error) Outcome {
 	if code, ok := Code(err); ok && code == codes.AlreadyExists {
 		return Unknown
@@ -79,8 +74,7 @@ func NodeOutcomeOf(err error) Outcome {
 	return OutcomeOf(err)
 }
 
-// Code is the gRPC code of an error, also of a wrapped one; ok is false if the
-// error did not come from gRPC, and for nil.
+// Code returns the gRPC code of an error, also of a wrapped one; ok is false if the error did not come from gRPC, and for nil.
 func Code(err error) (code codes.Code, ok bool) {
 	if err == nil {
 		return codes.OK, false
@@ -92,11 +86,11 @@ func Code(err error) (code codes.Code, ok bool) {
 	return s.Code(), true
 }
 
-// NoAnswerError is a call that the driver did not answer within the call's timeout. gRPC says "context deadline exceeded",
-// which names nothing that an operator could look at.
+// NoAnswerError is returned for a call that the driver did not answer within the timeout. gRPC's "context deadline exceeded" names
+// nothing that an operator could check.
 type NoAnswerError struct {
 	Driver, Call string
-	Node         string // empty for calls that are not about one
+	Node         string // empty for calls without a node
 	Timeout      time.Duration
 
 	err error // gRPC's
@@ -110,12 +104,12 @@ func (e *NoAnswerError) Error() string {
 	return fmt.Sprintf("CSI driver %q did not answer %s within %v (%v)", e.Driver, call, e.Timeout, codes.DeadlineExceeded)
 }
 
-// Unwrap is gRPC's error: it has the code.
+// Unwrap returns gRPC's error, which has the code.
 func (e *NoAnswerError) Unwrap() error { return e.err }
 
-// Unanswered turns the error of a call whose deadline has passed into the given one. Any other error, also a driver's own
-// DEADLINE_EXCEEDED before that, is left as it is. The clock decides, not ctx.Err: a driver that keeps the deadline
-// too answers at the same moment, and either may be noticed first.
+// Unanswered turns the error of a call whose deadline has passed into the given one. Any other error is returned unchanged, also a
+// driver's own DEADLINE_EXCEEDED before that. The clock decides, not ctx.Err: a driver that observes the deadline too answers at
+// the same moment, and either may be noticed first.
 func Unanswered(ctx context.Context, err error, as NoAnswerError) error {
 	code, _ := Code(err)
 	if deadline, ok := ctx.Deadline(); !ok || code != codes.DeadlineExceeded || time.Now().Before(deadline) {

@@ -20,9 +20,8 @@ type Registration struct {
 // errPluginGone ends calls to a plugin whose process has ended.
 var errPluginGone = errors.New("the plugin that said who it is has gone")
 
-// DialRegistration connects to a registration socket in the background, and only once: who
-// listens there after the connection is lost is another plugin, and is not told what came of
-// the one before.
+// DialRegistration connects to a registration socket in the background, and only once: after a lost connection another plugin
+// listens there, which must not get the registration status of the first one.
 func DialRegistration(path string) (*Registration, error) {
 	var connected atomic.Bool
 	conn, err := dialUnix(path, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
@@ -44,7 +43,7 @@ func DialRegistration(path string) (*Registration, error) {
 // Close ends the connection.
 func (r *Registration) Close() error { return r.conn.Close() }
 
-// Plugin is what a plugin says of itself.
+// Plugin is the information that a plugin returns.
 type Plugin struct {
 	// IsCSI: the plugin is a CSI driver.
 	IsCSI bool
@@ -55,7 +54,7 @@ type Plugin struct {
 	Versions []string
 }
 
-// Info calls GetInfo, once the socket is there.
+// Info calls GetInfo, once the socket exists.
 func (r *Registration) Info(ctx context.Context) (Plugin, error) {
 	reply, err := r.client.GetInfo(ctx, &registration.InfoRequest{}, grpc.WaitForReady(true))
 	if err != nil {

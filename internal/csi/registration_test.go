@@ -14,9 +14,9 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// A plugin that comes back while the one before was being registered at its driver's socket, which
-// was going down, was told that registration had failed, and node-driver-registrar then ends.
-func TestWhatCameOfAPluginIsToldToNoOther(t *testing.T) {
+// A plugin comes back while the earlier one was being registered at the driver's socket, which was going down. It must not get the
+// status of the failed registration, after which node-driver-registrar exits.
+func TestRegistrationStatusIsForItsPluginOnly(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "reg.sock")
 	before := process(t, path, "driver.test")
 	r, err := DialRegistration(path)
@@ -43,7 +43,7 @@ func TestWhatCameOfAPluginIsToldToNoOther(t *testing.T) {
 }
 
 // A socket that is there before its plugin listens is asked again.
-func TestAPluginThatListensLateIsFound(t *testing.T) {
+func TestPluginThatListensLate(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "reg.sock")
 	r, err := DialRegistration(path)
 	if err != nil {
@@ -64,9 +64,9 @@ func TestAPluginThatListensLateIsFound(t *testing.T) {
 	}
 }
 
-// A driver that starts again at its socket was told that its registration had failed, because
-// the connection that was kept had met the socket before the driver listened, and waited.
-func TestADriverThatStartsAgainIsAsked(t *testing.T) {
+// A driver that restarts at its socket must not get a failed registration because the connection that was kept had reached the
+// socket before the driver listened.
+func TestDriverThatRestartsIsRegistered(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "csi.sock")
 	node, err := DialNode(path, nil)
 	if err != nil {
@@ -84,8 +84,8 @@ func TestADriverThatStartsAgainIsAsked(t *testing.T) {
 	}
 }
 
-// TestARetiredConnectionEndsWithItsLastCall, at once if there is none.
-func TestARetiredConnectionEndsWithItsLastCall(t *testing.T) {
+// TestRetireWaitsForTheLastCall, at once if there is none.
+func TestRetireWaitsForTheLastCall(t *testing.T) {
 	closed := 0
 	var running calls
 	call := func(during func()) {

@@ -15,8 +15,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Secrets are the credentials of one request. They live as long as the request
-// and print as [REDACTED].
+// Secrets are the credentials of one request. They are kept no longer than the request and print as [REDACTED].
 type Secrets map[string]string
 
 const redacted = "[REDACTED]"
@@ -27,12 +26,12 @@ func (Secrets) String() string { return redacted }
 // GoString never shows a secret.
 func (Secrets) GoString() string { return redacted }
 
-// minSecretLength is the length in bytes from which a line of a secret's value is
-// taken out of what a driver says. Shorter ones ("1", "no") are part of other words.
+// minSecretLength is the length in bytes from which a line of a secret's value is redacted. Shorter ones ("1", "no") are part of
+// other words.
 const minSecretLength = 4
 
-// redact takes every line of every value out of a text. Lines, because a driver that
-// repeats a key in PEM may indent it or leave out its last newline.
+// redact removes every line of every value from a text. Lines, because a driver that repeats a PEM key may indent it or omit its
+// last newline.
 func (s Secrets) redact(text string) string {
 	var lines []string
 	for _, value := range s {
@@ -42,7 +41,7 @@ func (s Secrets) redact(text string) string {
 			}
 		}
 	}
-	// The longest first: one may be a part of another.
+	// The longest first: one may be part of another.
 	slices.SortFunc(lines, func(a, b string) int { return cmp.Compare(len(b), len(a)) })
 	for _, line := range lines {
 		text = strings.ReplaceAll(text, line, redacted)
@@ -50,9 +49,8 @@ func (s Secrets) redact(text string) string {
 	return text
 }
 
-// redactError is the error of a call as it may be logged and stored: a driver's
-// message with the secrets of its request taken out, and the same code. A status'
-// details go with them: CSI allows none.
+// redactError returns the error of a call as it may be logged and stored: the driver's message without the secrets of its request,
+// and the same code. The details of the status are dropped: CSI allows none.
 func (s Secrets) redactError(err error) error {
 	answer, ok := status.FromError(err)
 	if err == nil || !ok {
@@ -64,12 +62,11 @@ func (s Secrets) redactError(err error) error {
 	return err
 }
 
-// TokensKey is where a request carries the tokens of the pod's service account: in the
-// volume context, or in the secrets (CSIDriver.spec.serviceAccountTokenInSecrets, KEP-2047, KEP-5538).
+// TokensKey is the key under which a request has the tokens of the pod's service account: in the volume context, or in the secrets
+// (CSIDriver.spec.serviceAccountTokenInSecrets, KEP-2047, KEP-5538).
 const TokensKey = "csi.storage.k8s.io/serviceAccount.tokens" //nolint:gosec // a name
 
-// secretValues is what nobody may read of a request in the driver's answer: the secrets, and
-// each token by itself.
+// secretValues returns what must not appear in the driver's answer: the secrets, and each token.
 func (v NodeVolume) secretValues() Secrets {
 	all := Secrets{}
 	maps.Copy(all, v.Secrets)
@@ -85,9 +82,8 @@ func (v NodeVolume) secretValues() Secrets {
 	return all
 }
 
-// redacting is a connection that logs each call, as csi-lib-utils does, after the secrets
-// of the request were taken out of the driver's answer: the library takes them out of
-// requests and replies, not out of errors.
+// redacting is a connection that logs each call, as csi-lib-utils does, after removing the secrets of the request from the driver's
+// answer: the library removes them from requests and replies, not from errors.
 type redacting struct{ grpc.ClientConnInterface }
 
 // Invoke sends one call.
@@ -97,7 +93,7 @@ func (c redacting) Invoke(ctx context.Context, method string, request, reply any
 		if r, ok := request.(interface{ GetSecrets() map[string]string }); ok {
 			secrets = r.GetSecrets()
 		}
-		// The connection's own log of the call has the error as it came.
+		// The connection's own log of the call has the original error.
 		silent := klog.NewContext(ctx, logr.Discard())
 		return secrets.redactError(c.ClientConnInterface.Invoke(silent, method, request, reply, options...))
 	}

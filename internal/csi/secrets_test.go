@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-func TestSecretsAreTakenOutOfWhatADriverSays(t *testing.T) {
+func TestSecretsAreRedactedInErrors(t *testing.T) {
 	secrets := Secrets{
 		"password": "hunter2-and-more", "short": "no", "prefix": "hunter2", "user": "admin\n",
 		"key": "-----BEGIN KEY-----\nMIIBVwIBADANBg\n-----END KEY-----\n", "blank": "   \n\n",
@@ -38,8 +38,8 @@ func TestSecretsAreTakenOutOfWhatADriverSays(t *testing.T) {
 	}
 }
 
-// TestANodesRequestIsNotRepeated: a driver says back what it was sent.
-func TestANodesRequestIsNotRepeated(t *testing.T) {
+// TestSecretsOfNodeCallsAreRedacted: a driver says back what it was sent.
+func TestSecretsOfNodeCallsAreRedacted(t *testing.T) {
 	tokens := `{"":{"token":"ey.default.sig","expirationTimestamp":"2026-01-01T00:00:00Z"},"vault":{"token":"ey.vault.sig","expirationTimestamp":"2026-01-01T00:00:00Z"}}`
 	for name, volume := range map[string]NodeVolume{
 		"tokens in the context": {Secrets: Secrets{"password": "hunter2"}, Context: map[string]string{TokensKey: tokens, "pool": "fast"}},
@@ -55,7 +55,7 @@ func TestANodesRequestIsNotRepeated(t *testing.T) {
 	}
 }
 
-func TestSecretsPrintAsNothing(t *testing.T) {
+func TestSecretsPrintRedacted(t *testing.T) {
 	secrets := Secrets{"password": "hunter2"}
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
 		if got := fmt.Sprintf(verb, secrets); got != "[REDACTED]" {

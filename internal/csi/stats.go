@@ -7,25 +7,24 @@ import (
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// Usage is how much of one kind a volume has, and how much of it is taken.
+// Usage is the usage of bytes or inodes of a volume.
 type Usage struct{ Available, Total, Used int64 }
 
-// Condition is what a driver with VOLUME_CONDITION says of a volume's health.
+// Condition is the health of a volume according to a driver with VOLUME_CONDITION.
 type Condition struct {
 	Abnormal bool
 	Message  string
 }
 
-// VolumeStats is NodeGetVolumeStats' reply. What the driver did not say is nil.
+// VolumeStats is NodeGetVolumeStats' reply. What the driver did not return is nil.
 type VolumeStats struct {
 	Bytes, Inodes *Usage
-	// Condition is nil also where the driver does not have VOLUME_CONDITION: whatever its
-	// reply says then means nothing.
+	// Condition is nil if the driver does not have VOLUME_CONDITION, whatever its reply contains.
 	Condition *Condition
 }
 
-// VolumeStats calls NodeGetVolumeStats; path is where the volume is published. A reply
-// without usage is an error, as kubelet has it, unless it can tell of the volume's health.
+// VolumeStats calls NodeGetVolumeStats; path is where the volume is published. A reply without usage is an error, as for kubelet,
+// unless the driver has VOLUME_CONDITION.
 func (n *Node) VolumeStats(ctx context.Context, id, path string, has NodeCapabilities) (VolumeStats, error) {
 	reply, err := n.client.NodeGetVolumeStats(ctx, &spec.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
 	if err != nil {

@@ -9,8 +9,7 @@ import (
 	"belay.dev/belay/internal/attachment"
 )
 
-// Reasons of the events: those on pods as upstream's controller names them, those on
-// claims (k/k#114219) after their fashion.
+// Reasons of the events: those on pods are upstream's, those on claims (k/k#114219) are named after them.
 const (
 	SuccessfulAttachVolume = "SuccessfulAttachVolume"
 	FailedAttachVolume     = "FailedAttachVolume"
@@ -19,41 +18,36 @@ const (
 	SuccessfulDetachVolume = "SuccessfulDetachVolume"
 	FailedDetachVolume     = "FailedDetachVolume"
 
-	// VolumeDetachedInUse is on the pods and the claim of a volume whose VolumeAttachment
-	// was deleted under a node that uses it.
+	// VolumeDetachedInUse is on the pods and the claim of a volume whose VolumeAttachment was deleted while a node uses it.
 	VolumeDetachedInUse = "VolumeDetachedInUse"
 
-	// VolumeDetachUnconfirmed is on the claim of a volume whose VolumeAttachment went without
-	// a confirmed detach.
+	// VolumeDetachUnconfirmed is on the claim of a volume whose VolumeAttachment was removed before the detach was confirmed.
 	VolumeDetachUnconfirmed = "VolumeDetachUnconfirmed"
 )
 
-// AttachSucceeded says that the volume is attached (k/k operation_generator.go; the
-// blank at the end is upstream's).
+// AttachSucceeded reports that the volume is attached (k/k operation_generator.go; the trailing blank is upstream's).
 func AttachSucceeded(volume string) string {
 	return fmt.Sprintf("AttachVolume.Attach succeeded for volume %q ", volume)
 }
 
-// AttachFailed passes on why a volume could not be attached (k/k
-// operation_generator.go).
+// AttachFailed reports why a volume could not be attached (k/k operation_generator.go).
 func AttachFailed(volume, cause string) string {
 	return fmt.Sprintf("AttachVolume.Attach failed for volume %q : %s", volume, cause)
 }
 
-// CreateFailed is the cause, for AttachFailed, of an API server that refused the
-// VolumeAttachment (k/k pkg/volume/csi csi_attacher.go).
+// CreateFailed is the cause, for AttachFailed, if the API server refused the VolumeAttachment (k/k pkg/volume/csi csi_attacher.go).
 func CreateFailed(err error) string {
 	return fmt.Sprintf("kubernetes.io/csi: attacher.Attach failed: %v", err)
 }
 
-// BeingDeleted is the cause, for AttachFailed, of an old attachment to the same node
-// whose detach the driver refuses. Upstream's words come first.
+// BeingDeleted is the cause, for AttachFailed, if the driver refuses to detach an old attachment to the same node. It begins with
+// upstream's text.
 func BeingDeleted(cause string) string {
 	return "volume attachment is being deleted: " + cause
 }
 
-// DetachStarted says that the detach from a node was requested, and by what right if the
-// volume may be in use there: nil if it is not. The reason is why it may be.
+// DetachStarted reports that the detach from a node was requested and, if the volume may be in use there, which policy permits it
+// (by, else nil) and why it may be in use.
 func DetachStarted(volume string, node attachment.NodeName, by attachment.Authority, why attachment.Reason) string {
 	text := fmt.Sprintf("DetachVolume.Detach started for volume %q from node %q", volume, node)
 	if by == nil {
@@ -62,7 +56,7 @@ func DetachStarted(volume string, node attachment.NodeName, by attachment.Author
 	return text + ", which may still use it: " + nodeState(why) + policyText(by)
 }
 
-// nodeState is what a node is like that cannot be asked.
+// nodeState describes why a node's list is not available.
 func nodeState(why attachment.Reason) string {
 	switch why {
 	case attachment.NodeGone:
@@ -88,13 +82,12 @@ func policyText(by attachment.Authority) string {
 	return " (" + by.String() + ")"
 }
 
-// DetachSucceeded says that the volume is no longer attached to a node.
+// DetachSucceeded reports that the volume is no longer attached to a node.
 func DetachSucceeded(volume string, node attachment.NodeName) string {
 	return fmt.Sprintf("DetachVolume.Detach succeeded for volume %q from node %q", volume, node)
 }
 
-// DetachUnconfirmed says that a VolumeAttachment was removed before the driver confirmed the
-// detach, and what to do.
+// DetachUnconfirmed reports that a VolumeAttachment was removed before the driver confirmed the detach, and what to do.
 func DetachUnconfirmed(volume string, node attachment.NodeName, name string) string {
 	return fmt.Sprintf("VolumeAttachment %s was removed by another client before the driver confirmed that volume %q was detached from node %q. "+
 		"The volume may still be attached there, and the driver may refuse to attach it elsewhere. If it does, detach the volume from the node at the storage. "+
@@ -102,12 +95,12 @@ func DetachUnconfirmed(volume string, node attachment.NodeName, name string) str
 		name, volume, node)
 }
 
-// DetachFailed passes on why a volume could not be detached from a node.
+// DetachFailed reports why a volume could not be detached from a node.
 func DetachFailed(volume string, node attachment.NodeName, cause string) string {
 	return fmt.Sprintf("DetachVolume.Detach failed for volume %q from node %q : %s", volume, node, cause)
 }
 
-// Operation is what an attacher was asked for.
+// Operation is what an attacher was asked to do.
 type Operation string
 
 // The operations.
@@ -116,9 +109,8 @@ const (
 	Detach Operation = "detach"
 )
 
-// Unanswered is the cause, for AttachFailed and DetachFailed, of an attacher that is
-// silent for attachment.AnswerTimeout (k/k pkg/volume/csi csi_attacher.go): upstream's
-// text, and behind it the node, since when, and what to do.
+// Unanswered is the cause, for AttachFailed and DetachFailed, if the attacher has not answered for attachment.AnswerTimeout (k/k
+// pkg/volume/csi csi_attacher.go): upstream's text, followed by the node, since when, and what to do.
 func Unanswered(volume attachment.VolumeKey, asked Operation, node attachment.NodeName, at time.Time) string {
 	direction := "to"
 	if asked == Detach {
@@ -132,19 +124,19 @@ func checkAttacher(asked Operation) string {
 	return fmt.Sprintf("Check that its pod is running: the %s continues as soon as it is", asked)
 }
 
-// nextAttempt is what belay-attacher adds to an error that the driver did not give.
+// nextAttempt matches what belay-attacher appends to an error that is not the driver's.
 var nextAttempt = regexp.MustCompile(`; next attempt at [0-9TZ:.+-]+$`)
 
 const retried = "; it is retried with back-off"
 
-// DriverError is an error from the status of a VolumeAttachment as it is passed on: without
-// the time of the next attempt, which would make each attempt news for all pods.
+// DriverError returns an error from the status of a VolumeAttachment without the time of the next attempt, which would make each
+// attempt a new event for all pods.
 func DriverError(message string) string { return nextAttempt.ReplaceAllLiteralString(message, retried) }
 
-// cause is the error, for a text that says itself that what failed is retried.
+// cause returns the error, for a text that itself says that the operation is retried.
 func cause(c attachment.Cause) string { return strings.TrimSuffix(c.Detail, retried) }
 
-// Pod is as much of a pod as its neighbours may be told.
+// Pod is what a Multi-Attach event may tell about another pod.
 type Pod struct{ Namespace, Name string }
 
 func usedBy(namespace string, holders []Pod) string {

@@ -1,4 +1,3 @@
-// Package explain puts decisions into words: one source for the events on pods, for
-// logs and for tools. Texts that operators match on are upstream's to the letter;
-// what belay knows more is added behind them.
+// Package explain turns decisions into text, the same for events, logs and tools. Texts that operators match on are upstream's to
+// the letter, and belay's additions follow them.
 package explain

@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// UnmountByHand is what a person does before a volume may count as unmounted that the agent has no record of.
+// UnmountByHand is what a person has to do before a volume without a record may count as unmounted.
 const UnmountByHand = "if no pod uses it any more: end every process that still has it mounted (search /proc/*/mountinfo, a container has mounts of its own), unmount what is left"
 
-// Reasons of the events on the node side, as kubelet names them.
+// Reasons of the events on the node side, which are kubelet's.
 const (
 	FailedMount           = "FailedMount"
 	FailedMapVolume       = "FailedMapVolume"
@@ -23,7 +23,7 @@ const (
 	VolumeConditionAbnormal = "VolumeConditionAbnormal"
 )
 
-// The steps of a volume on a node, by the names that kubelet's events give them; operators match on these.
+// The steps of a volume on a node, as kubelet's events name them; operators match on these.
 const (
 	StepWaitForAttach = "WaitForAttach"
 	StepMountDevice   = "MountDevice"
@@ -32,40 +32,40 @@ const (
 	StepUnstage       = "UnmountDevice"
 )
 
-// stepNodeAffinity is what the events call a stage or publish that was not begun, because the
-// PersistentVolume may not be used on this node.
+// stepNodeAffinity is the step of a stage or publish that was not started because the PersistentVolume must not be used on this
+// node.
 const stepNodeAffinity = "NodeAffinity check"
 
-// blockSteps are kubelet's names of the same steps for a block volume.
+// blockSteps are kubelet's names of these steps for a block volume.
 var blockSteps = map[string]string{StepMountDevice: "SetUpDevice", StepSetUp: "MapPodDevice"}
 
-// undoSteps are the steps of the way back as kubelet's log names them; it sends no events about them.
+// undoSteps are the steps of an unmount, by block and step, as kubelet's log names them; it emits no events about them.
 var undoSteps = map[bool]map[string]string{
 	false: {StepUnpublish: "UnmountVolume.TearDown", StepUnstage: "UnmountDevice"},
 	true:  {StepUnpublish: "UnmapVolume.UnmapPodDevice", StepUnstage: "UnmapDevice.TearDownDevice"},
 }
 
-// calls are the steps by the names of their CSI calls.
+// calls are the steps, named after their CSI calls.
 var calls = map[string]string{
 	StepWaitForAttach: "attach", StepMountDevice: "stage", StepSetUp: "publish", StepUnpublish: "unpublish", StepUnstage: "unstage",
 }
 
-// NotEnded is the verb of a step whose call has no answer yet.
+// NotEnded is the verb of a step whose call has not been answered yet.
 const NotEnded = "has not ended"
 
-// NodeStep is a step on a node that does not come about.
+// NodeStep is a step on a node that failed or does not end.
 type NodeStep struct {
 	Step string
 	// Block: the volume is used as a device.
 	Block  bool
 	Volume string
-	// Verb is what it does, if not "failed".
+	// Verb is what happens to it, if not "failed".
 	Verb string
-	// Since is when it failed first of the times in a row; zero if the cause says it.
+	// Since is when the first of the failures in a row was; zero if the cause has it.
 	Since time.Time
 }
 
-// since is what has been failing, and since when; nothing if the cause says it.
+// since names the failing call and the time of its first failure; empty if the cause has it.
 func (s NodeStep) since() string {
 	if s.Since.IsZero() {
 		return ""
@@ -75,7 +75,7 @@ func (s NodeStep) since() string {
 
 func (s NodeStep) undoStep() string { return undoSteps[s.Block][s.Step] }
 
-// Failed passes on why a volume could not be mounted, in kubelet's message, followed by the call.
+// Failed reports why a volume could not be mounted, in kubelet's message, followed by the failing call.
 func (s NodeStep) Failed(cause string) (reason, text string) {
 	if s.Block {
 		return FailedMapVolume, s.failed("MapVolume", cmp.Or(blockSteps[s.Step], s.Step), cause)
@@ -83,7 +83,7 @@ func (s NodeStep) Failed(cause string) (reason, text string) {
 	return FailedMount, s.failed("MountVolume", s.Step, cause)
 }
 
-// NotHere passes on why the volume may not be used on the node. The reason is one for both kinds of volumes.
+// NotHere reports why the volume must not be used on the node. The reason is the same for block volumes.
 func (s NodeStep) NotHere(cause string) (reason, text string) {
 	if s.Block {
 		return FailedMount, s.failed("MapVolume", stepNodeAffinity, cause)
@@ -95,42 +95,41 @@ func (s NodeStep) failed(way, step, cause string) string {
 	return fmt.Sprintf("%s.%s %s for volume %q : %s%s", way, step, cmp.Or(s.Verb, "failed"), s.Volume, cause, s.since())
 }
 
-// StaysInUse says that a step of the way back failed, or does not end.
+// StaysInUse reports that a step of an unmount failed, or does not end.
 func (s NodeStep) StaysInUse(node, cause string) string {
 	return fmt.Sprintf("%s %s for volume %q : %s%s; the volume stays in use on node %s, and the call is retried",
 		s.undoStep(), cmp.Or(s.Verb, "failed"), s.Volume, cause, s.since(), node)
 }
 
-// Waits says what a step of the way back waits for.
+// Waits reports what a step of an unmount waits for.
 func (s NodeStep) Waits(wait NodeWait) string {
 	return fmt.Sprintf("%s for volume %q has been %s", s.undoStep(), s.Volume, wait.text())
 }
 
-// MountsFailed says why a pod as a whole does not get its volumes.
+// MountsFailed reports why a pod does not get its volumes.
 func MountsFailed(cause string) string { return "Unable to attach or mount volumes: " + cause }
 
-// Mapped says that a pod has a block volume as a device; kubelet says nothing of the kind about others.
+// Mapped reports that a pod has a block volume as a device; kubelet has no such event for other volumes.
 func Mapped(volume, path string) string {
 	return fmt.Sprintf("MapVolume.MapPodDevice succeeded for volume %q volumeMapPath %q", volume, path)
 }
 
-// Abnormal passes on what the driver says of a volume, which is named as the pod names it.
+// Abnormal reports the condition of a volume, which is named as the pod names it.
 func Abnormal(volume, condition string) string {
 	return fmt.Sprintf("Volume %s: %s", volume, condition)
 }
 
-// Expanded says that a volume has its new size on a node.
+// Expanded reports that a volume has its new size on a node.
 func Expanded(volume, node string) string {
 	return fmt.Sprintf("MountVolume.NodeExpandVolume succeeded for volume %q %s", volume, node)
 }
 
-// ExpandReadOnly says that a volume that has grown is not expanded for a pod that may not write to it.
+// ExpandReadOnly reports that a volume that has grown is not expanded for a pod that mounts it read-only.
 func ExpandReadOnly(volume string) string {
 	return fmt.Sprintf("MountVolume.NodeExpandVolume failed for volume %q requested read-only file system", volume)
 }
 
-// ExpandFailed passes on why a volume was not expanded: while it is mounted for a pod, which waits for it, or while
-// the pod runs.
+// ExpandFailed reports why a volume was not expanded. waits: a pod that is starting waits for it.
 func ExpandFailed(volume string, waits, block bool, cause string) (reason, text string) {
 	switch {
 	case !waits:
@@ -142,7 +141,7 @@ func ExpandFailed(volume string, waits, block bool, cause string) (reason, text 
 	}
 }
 
-// AttachLimit says that the storage attaches no more volumes to the node, begun as kubelet begins it.
+// AttachLimit reports that no more volumes can be attached to the node; it begins with kubelet's text.
 func AttachLimit(volume, driver, problem string) string {
 	return fmt.Sprintf("Node has reached its volume attachment limit: volume %q of driver %s is not attached: %s", volume, driver, problem)
 }

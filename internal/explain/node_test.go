@@ -7,8 +7,8 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// TestTheNodesEventsAreKubelets: the sentences, and the reasons that go with them.
-func TestTheNodesEventsAreKubelets(t *testing.T) {
+// TestNodeEventsAreKubelets: the sentences, and the reasons that go with them.
+func TestNodeEventsAreKubelets(t *testing.T) {
 	since := time.Date(2026, 1, 1, 10, 0, 0, 0, time.FixedZone("", 3600))
 	event := func(reason, text string) string { return reason + " " + text }
 	step := func(step string, block bool) NodeStep {
@@ -65,8 +65,8 @@ func TestTheNodesEventsAreKubelets(t *testing.T) {
 	}
 }
 
-// TestWhatTheCallerWhoWaitsIsTold: where the volume is, since when, and what is known to be in the way.
-func TestWhatTheCallerWhoWaitsIsTold(t *testing.T) {
+// TestTextForAWaitingCaller: where the volume is, since when, and what is known to be in the way.
+func TestTextForAWaitingCaller(t *testing.T) {
 	since := time.Date(2026, 1, 1, 10, 0, 0, 0, time.UTC)
 	now := since.Add(1500 * time.Millisecond)
 	call := NodeCall{Driver: "disk.example", Method: "NodeStageVolume", Since: since, Timeout: 2 * time.Minute}
@@ -100,8 +100,8 @@ func TestWhatTheCallerWhoWaitsIsTold(t *testing.T) {
 	}
 }
 
-// TestEachReasonOfTheNodeHasWords of its own.
-func TestEachReasonOfTheNodeHasWords(t *testing.T) {
+// TestEachNodeReasonHasAText of its own.
+func TestEachNodeReasonHasAText(t *testing.T) {
 	seen := map[string]nodevolume.Reason{}
 	for _, reason := range []nodevolume.Reason{
 		nodevolume.AttachabilityUnknown, nodevolume.NodeUnknown, nodevolume.NotReportedInUse, nodevolume.NotAttached,

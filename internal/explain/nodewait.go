@@ -8,7 +8,7 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// nodeReasons describe the reasons to the user who waits.
+// nodeReasons describe the reasons to a user.
 var nodeReasons = map[nodevolume.Reason]string{
 	nodevolume.AttachabilityUnknown:     "the CSIDrivers have not been listed yet, so it is unknown whether the driver requires an attach",
 	nodevolume.NodeUnknown:              "the Node object has not been read or does not exist",
@@ -28,28 +28,28 @@ var nodeReasons = map[nodevolume.Reason]string{
 	nodevolume.InUseNotCleared:          "the volume is unmounted and is being removed from status.volumesInUse",
 }
 
-// NodeReason describes a reason; an empty one is work in progress.
+// NodeReason describes a reason; an empty one means that the work is in progress.
 func NodeReason(reason nodevolume.Reason) string {
 	return cmp.Or(nodeReasons[reason], "is in progress")
 }
 
-// LastError describes a reason and the problem that is in the way.
+// LastError describes a reason, followed by the last error.
 func LastError(reason nodevolume.Reason, problem string) string {
 	return fmt.Sprintf("%s; last error: %s", NodeReason(reason), problem)
 }
 
-// NotRegistered adds to why a volume waits for its driver that there is none of the name.
+// NotRegistered adds the driver's name to a wait for a driver that is not registered, in kubelet's text.
 func NotRegistered(why, driver string) string {
 	return fmt.Sprintf("%s: driver name %s not found in the list of registered CSI drivers", why, driver)
 }
 
-// OtherLabelWanted is why a pod waits that wants a volume with another SELinux label than that of the pod that has it.
+// OtherLabelWanted is why a pod waits for a volume that another pod uses with another SELinux label.
 func OtherLabelWanted(volume, mounted, wanted string) string {
 	return fmt.Sprintf("conflicting SELinux labels of volume %s: %q and %q; %s",
 		volume, mounted, wanted, NodeReason(nodevolume.OtherSELinuxLabelWanted))
 }
 
-// OtherLabelMounted is why a pod waits for the unmount of a volume that nobody wants with the other SELinux label.
+// OtherLabelMounted is why a pod waits for the unmount of a volume that no pod wants with its present SELinux label.
 func OtherLabelMounted(volume string) string {
 	return fmt.Sprintf("waiting for unmount of volume %q, because it is already mounted to a different pod with a different SELinux label", volume)
 }
@@ -57,9 +57,9 @@ func OtherLabelMounted(volume string) string {
 // NodeWait is why a volume waits on a node, and since when.
 type NodeWait struct {
 	Reason nodevolume.Reason
-	// Since is zero if that is not known.
+	// Since is zero if unknown.
 	Since time.Time
-	// Detail is what the reason means here.
+	// Detail is what the reason means in this case.
 	Detail string
 }
 
@@ -70,7 +70,7 @@ func (h NodeWait) text() string {
 	return fmt.Sprintf("waiting since %s: %s (%s)", stamp(h.Since), h.Detail, h.Reason)
 }
 
-// Waits is the cause of a step that cannot begin. Where kubelet has a sentence for it that operators match on, that comes first.
+// Waits is the cause of a step that cannot start. If kubelet has a text for it that operators match on, that comes first.
 func (h NodeWait) Waits() string {
 	if h.Reason == nodevolume.OtherPodMounted {
 		return fmt.Sprintf("%s; waiting since %s (%s)", h.Detail, stamp(h.Since), h.Reason)
@@ -78,7 +78,7 @@ func (h NodeWait) Waits() string {
 	return h.text()
 }
 
-// AsOf is the same for a caller that is waiting, with how long it has lasted.
+// AsOf is the same for a caller that is waiting, with the duration of the wait.
 func (h NodeWait) AsOf(now time.Time) string {
 	return fmt.Sprintf("has been waiting since %s: %s (%s)", sinceText(h.Since, now), h.Detail, h.Reason)
 }
@@ -87,21 +87,20 @@ func (h NodeWait) AsOf(now time.Time) string {
 type NodeCall struct {
 	Driver, Method string
 	Since          time.Time
-	// Timeout of the call.
-	Timeout time.Duration
+	Timeout        time.Duration
 }
 
-// Unanswered names the call and since when it has been running.
+// Unanswered names the call and its start.
 func (c NodeCall) Unanswered() string {
 	return fmt.Sprintf("CSI driver %q has not answered %s since %s", c.Driver, c.Method, stamp(c.Since))
 }
 
-// Pending is the cause of the step that has not ended.
+// Pending is the cause of a step whose call has not ended.
 func (c NodeCall) Pending() string {
 	return fmt.Sprintf("%s; the call times out after %s", c.Unanswered(), c.Timeout)
 }
 
-// AsOf is the same for a caller that is waiting, with how long it has lasted.
+// AsOf is the same for a caller that is waiting, with the duration of the call.
 func (c NodeCall) AsOf(now time.Time) string {
 	return fmt.Sprintf("is waiting: CSI driver %q has not answered %s since %s; the call times out after %s",
 		c.Driver, c.Method, sinceText(c.Since, now), c.Timeout)
@@ -112,7 +111,7 @@ func sinceText(since, now time.Time) string {
 	return fmt.Sprintf("%s (for %s)", stamp(since), now.Sub(since).Round(time.Millisecond))
 }
 
-// NodeVolume is the state of a volume for a caller that is waiting. It names the volume as the pod does, and its PersistentVolume.
+// NodeVolume is the state of a volume for a caller that is waiting. It names the volume in the pod, and its PersistentVolume.
 func NodeVolume(volume, persistent, state string) string {
 	if state != "" {
 		state = " " + state
@@ -120,25 +119,25 @@ func NodeVolume(volume, persistent, state string) string {
 	return fmt.Sprintf("volume %q (%s)%s", volume, persistent, state)
 }
 
-// GroupChange says that a volume's files are being given to the pod's fsGroup.
+// GroupChange reports the progress of a change of ownership to the pod's fsGroup.
 func GroupChange(group, files int64) string {
 	return fmt.Sprintf("is waiting for the ownership of its files to be set to fsGroup %d, %d files so far", group, files)
 }
 
-// What a person can do about an error.
+// What an operator can do about an error.
 
-// GrantAccess is for one that the API server forbids.
+// GrantAccess is the remedy for an error that the API server returns as forbidden.
 func GrantAccess(node string) string {
 	return "give belay-node the credential of system:node:" + node + ", or the ClusterRole of deploy/belay-node"
 }
 
-// FreeSpace is for a disk that is full.
+// FreeSpace is the remedy for a full disk.
 func FreeSpace(root string) string { return "free space on the file system of " + root }
 
-// MakeWritable is for one that is mounted read-only.
+// MakeWritable is the remedy for a read-only file system.
 func MakeWritable(root string) string { return "make " + root + " writable" }
 
-// ReplaceLink is for a symbolic link that leads out of the root.
+// ReplaceLink is the remedy for a symbolic link out of the root.
 func ReplaceLink(root string) string {
 	return "replace the link with a directory and mount the target of the link there (mount --rbind TARGET DIRECTORY). To keep all of " + root + " elsewhere, make that a link, or use another root"
 }

@@ -9,8 +9,7 @@ import (
 	"belay.dev/belay/internal/attachment"
 )
 
-// Blockers says where an exclusive volume is or may be, why it is still there, since
-// when, and what happens by itself.
+// Blockers describes where an exclusive volume is or may be, why it is still there, since when, and what happens automatically.
 func Blockers(driver string, blockers []attachment.Blocker) string {
 	var texts []string
 	for _, b := range blockers {
@@ -37,7 +36,7 @@ func blocker(driver string, b attachment.Blocker) string {
 	return fmt.Sprintf("attached to node %q%s; %s", b.Node, since(b.Cause), untilPodsTerminate("detached", b.Cause, b.Ready))
 }
 
-// Wait says why a volume is still at a node, since when, and what ends that by itself.
+// Wait describes why a volume is still at a node, since when, and what ends that automatically.
 func Wait(driver string, node attachment.NodeName, c attachment.Cause, ready attachment.Knowledge) string {
 	switch c.Reason {
 	default:
@@ -85,8 +84,8 @@ func mounted(node attachment.NodeName, c attachment.Cause, ready attachment.Know
 	return text
 }
 
-// unmount says what the node has to do. Kubelet lists a volume in use before it is
-// attached: where no attach was confirmed, there is only that entry to remove.
+// unmount describes what the node has to do. Kubelet lists a volume in use before it is attached: if no attach was confirmed, it
+// only has to remove that entry.
 func unmount(node attachment.NodeName, c attachment.Cause) string {
 	switch {
 	case c.Unconfirmed.IsZero():
@@ -105,8 +104,8 @@ func unanswered(node attachment.NodeName, asked time.Time) string {
 	return fmt.Sprintf("it may be attached to node %q, because an attach%s has had no answer yet", node, requested(asked))
 }
 
-// untilPodsTerminate says what releases a volume from a node that pods want it at. Kubelet
-// alone ends pods, so those of a node that is not Ready stay until a person does something.
+// untilPodsTerminate describes what releases a volume from a node where pods want it. Only kubelet ends pods, so those of a node
+// that is not Ready stay until a person acts.
 func untilPodsTerminate(released string, c attachment.Cause, ready attachment.Knowledge) string {
 	const stuck, taint = "the node is not Ready, so the pods there cannot terminate by themselves", "If the machine is off, add the taint node.kubernetes.io/out-of-service to the node"
 	switch {
@@ -139,7 +138,7 @@ func since(c attachment.Cause) string {
 	return " since " + stamp(c.Since)
 }
 
-// waiting says since when the unmount is waited for. That is not when the node changed.
+// waiting describes since when the unmount is waited for, which is not when the node changed.
 func waiting(c attachment.Cause) string {
 	if c.Since.IsZero() {
 		return ""
@@ -154,7 +153,7 @@ func requested(at time.Time) string {
 	return " requested at " + stamp(at)
 }
 
-// forcedText says what the policies do about a node that is not Ready.
+// forcedText describes what the policies do about a node that is not Ready.
 func forcedText(c attachment.Cause) string {
 	if c.Forces != nil && !c.At.IsZero() {
 		return "the volume is detached by force at " + stamp(c.At)
@@ -162,8 +161,7 @@ func forcedText(c attachment.Cause) string {
 	return "the volume is never detached by force: shut the machine down, then add the taint node.kubernetes.io/out-of-service to the node"
 }
 
-// forcedWithoutNode says what the policies do about a machine that has no Node object, and
-// what can end the wait sooner.
+// forcedWithoutNode describes what the policies do about a machine without a Node object, and what can end the wait sooner.
 func forcedWithoutNode(c attachment.Cause, sooner string) string {
 	_, timed := c.Forces.(attachment.UnmountTimeout)
 	switch {
@@ -191,9 +189,8 @@ func returned(c attachment.Cause, ready attachment.Knowledge) string {
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// MultiAttach says why an exclusive volume does not come to the node of a pod in
-// namespace: upstream's text (k/k reconciler.go) and, behind it, what keeps the volume
-// where it is. Pods of other namespaces are counted, never named.
+// MultiAttach describes why an exclusive volume is not attached to the node of a pod in namespace: upstream's text (k/k
+// reconciler.go), followed by what keeps the volume where it is. Pods of other namespaces are counted, never named.
 func MultiAttach(volume, driver, namespace string, holders []Pod, blockers []attachment.Blocker) string {
 	what := "Volume is already exclusively attached to one node and can't be attached to another"
 	if len(holders) > 0 {
@@ -206,13 +203,12 @@ func MultiAttach(volume, driver, namespace string, holders []Pod, blockers []att
 	return text
 }
 
-// Refused adds to why a volume waits that the API server refused what would end it.
+// Refused adds the refusal of the API server to the text of a wait that the refused request would end.
 func Refused(wait string, err error) string {
 	return fmt.Sprintf("%s; the API server refused a request, which is retried: %v", wait, err)
 }
 
-// DetachedInUse says that a VolumeAttachment was deleted under a node that uses the
-// volume, and what to do.
+// DetachedInUse reports that a VolumeAttachment was deleted while a node uses the volume, and what to do.
 func DetachedInUse(volume string, node attachment.NodeName) string {
 	return fmt.Sprintf("The VolumeAttachment of volume %q was deleted by another client while the volume was in use on node %q. "+
 		"The volume may have been detached under its mounts, where reads and writes then fail. It is attached again, which does not repair the mounts. "+

@@ -197,9 +197,9 @@ func TestPodsThatCannotTerminate(t *testing.T) {
 	}
 }
 
-// TestNoAdviceToDeleteWhatDoesNotExist: a Fibre Channel or iSCSI volume has no
+// TestNoAdviceToDeleteAMissingObject: a Fibre Channel or iSCSI volume has no
 // VolumeAttachment (docs/invariants.md: only a restart of belay-controller ends that wait).
-func TestNoAdviceToDeleteWhatDoesNotExist(t *testing.T) {
+func TestNoAdviceToDeleteAMissingObject(t *testing.T) {
 	for _, reason := range []attachment.Reason{attachment.NodeGone, attachment.NodeReplaced} {
 		text := Wait("kubernetes.io/fc", "a", attachment.Cause{Reason: reason}, attachment.Unknown)
 		if strings.Contains(text, "delete the VolumeAttachment") || !strings.Contains(text, "make sure that the machine is off, then restart all replicas of belay-controller") {

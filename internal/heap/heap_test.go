@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-func TestRoomOfTheHeap(t *testing.T) {
+func TestHeapGrowth(t *testing.T) {
 	for name, c := range map[string]struct {
 		live uint64
 		want int
@@ -29,7 +29,7 @@ func TestRoomOfTheHeap(t *testing.T) {
 	}
 }
 
-func TestEachCollectionIsNoticed(t *testing.T) {
+func TestEachCollectionCallsBack(t *testing.T) {
 	noticed := make(chan struct{}, 1)
 	afterCollection(func() {
 		select {

@@ -13,22 +13,22 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// IsAnswer reports whether the error of a write is the API server's word that the write
-// changed nothing. After any other error it may have been carried out, or still be.
+// IsAnswer reports whether the error of a write is the API server's answer that nothing was changed. After any other error the
+// write may have been carried out, or may still be.
 func IsAnswer(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) && status.Status().Code >= 400 && status.Status().Code < 500 && !apierrors.IsTimeout(err)
 }
 
-// MayBeCommitted reports whether a write that failed with the error may have been carried out,
-// or still be: neither did the API server refuse it, nor was there none to send it to.
+// MayBeCommitted reports whether a write that failed with the error may have been carried out, or may still be: the API server did
+// not refuse it, and was reachable.
 func MayBeCommitted(err error) bool { return !IsAnswer(err) && !utilnet.IsConnectionRefused(err) }
 
-// reachTimeout is how long the API server may take to answer at all.
+// reachTimeout is how long the API server may take to answer.
 const reachTimeout = 30 * time.Second
 
-// Reach returns an error that names the API server if it gives no answer. Any answer
-// will do, a refusal too: the requests that follow have better words for it.
+// Reach returns an error that names the API server if it does not answer. A refusal is an answer too: the errors of the requests
+// that follow explain it better.
 func Reach(ctx context.Context, config *rest.Config) error {
 	client, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
@@ -41,7 +41,7 @@ func Reach(ctx context.Context, config *rest.Config) error {
 	if err == nil || errors.As(err, &status) {
 		return nil
 	}
-	if request, ok := errors.AsType[*url.Error](err); ok { // without the URL, which is not what is wrong
+	if request, ok := errors.AsType[*url.Error](err); ok { // the URL is not what is wrong
 		err = request.Err
 	}
 	return fmt.Errorf("cannot reach %s: %w", config.Host, err)

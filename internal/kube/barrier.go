@@ -23,32 +23,29 @@ import (
 )
 
 const (
-	// firstMark and lastMark bound the time between two marks on one object: the first
-	// one is lost only with its request.
+	// firstMark and lastMark limit the time between two marks on one object. The first mark is lost only with its request.
 	firstMark, lastMark = 1300 * time.Millisecond, 10 * time.Second
-	// confirmations is how many objects are read at once.
+	// confirmations is how many objects are read in parallel.
 	confirmations = 16
 )
 
-// Barrier holds a new leader back until its watch caches have reached what the API
-// server knew after the lease was won: whatever the previous leader wrote is then seen.
-// It costs one object and one write per kind, however many objects there are (ADR 17).
+// Barrier delays a new leader until its watch caches have reached what the API server knew after the lease was acquired, so that
+// all writes of the previous leader are seen. It costs one object and one write per kind, however many objects there are (ADR 17).
 type Barrier struct {
-	// Live reads past the caches, at quorum.
+	// Live reads from the API server, at quorum.
 	Live client.Reader
 	// Client writes the marks.
 	Client client.Client
-	// Caches are the informers to wait for, by the kind of their objects: Nodes and
-	// VolumeAttachments, which the previous leader wrote.
+	// Caches are the informers to wait for, by the kind of their objects: Nodes and VolumeAttachments, which the previous leader
+	// wrote.
 	Caches map[schema.GroupVersionKind]cache.SharedIndexInformer
 }
 
-// Pass waits until each cache has reached the version of a quorum list that is read
-// now, and returns these versions: whatever the previous leader decided was decided
-// on that version or an older one.
+// Pass waits until each cache has reached the version of a quorum list that is read now, and returns these versions: the previous
+// leader decided on that version or an older one.
 func (b *Barrier) Pass(ctx context.Context) (map[schema.GroupVersionKind]string, error) {
 	versions := make(map[schema.GroupVersionKind]string, len(b.Caches))
-	// In a fixed order, so that a log can be compared and the simulation replayed.
+	// In a fixed order, so that logs can be compared and the simulation replayed.
 	kinds := slices.SortedFunc(maps.Keys(b.Caches), func(a, b schema.GroupVersionKind) int {
 		return cmp.Compare(a.String(), b.String())
 	})
@@ -59,7 +56,7 @@ func (b *Barrier) Pass(ctx context.Context) (map[schema.GroupVersionKind]string,
 		}
 		versions[kind] = list.ResourceVersion
 		if len(list.Items) == 0 {
-			continue // no write of the previous leader can be missed
+			continue // no write of the previous leader is missed
 		}
 		err = AwaitVersion(ctx, b.Caches[kind], list.ResourceVersion, func(ctx context.Context) error { return b.mark(ctx, &list.Items[0]) })
 		if err != nil {
@@ -69,9 +66,9 @@ func (b *Barrier) Pass(ctx context.Context) (map[schema.GroupVersionKind]string,
 	return versions, nil
 }
 
-// AwaitVersion returns when the cache has reached the version of a quorum list of its kind. A cache
-// that sees no event learns of that version with the next bookmark, about once a minute. mark,
-// if not nil, gives an object of the list a new version: an event that takes it there at once.
+// AwaitVersion returns when the cache has reached the version of a quorum list of its kind. A cache that sees no event learns that
+// version from the next bookmark, about once a minute. mark, if not nil, gives an object of the list a new version, an event that
+// brings the cache there at once.
 func AwaitVersion(ctx context.Context, informer cache.SharedIndexInformer, version string, mark func(context.Context) error) error {
 	store := informer.GetIndexer()
 	again := firstMark
@@ -81,9 +78,8 @@ func AwaitVersion(ctx context.Context, informer cache.SharedIndexInformer, versi
 		if mark == nil {
 			return lastMark
 		}
-		// Whatever keeps the mark from being written also ends the wait, if later: a
-		// conflict is an event of its own, and a bookmark needs no mark. One Node that
-		// the API server does not write must not keep it from being noticed.
+		// If the mark cannot be written, the wait still ends, but later: a conflict is an event, and a bookmark needs no mark. So
+		// one Node that the API server does not accept blocks nothing.
 		marking, cancel := context.WithTimeout(ctx, lastMark)
 		defer cancel()
 		if err := mark(marking); err != nil {
@@ -94,7 +90,7 @@ func AwaitVersion(ctx context.Context, informer cache.SharedIndexInformer, versi
 	})
 }
 
-// VersionMark is a merge patch that gives the object a new version by an annotation.
+// VersionMark returns a merge patch that gives the object a new version by an annotation.
 func VersionMark(object metav1.Object) ([]byte, error) {
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": object.GetUID(), "resourceVersion": object.GetResourceVersion(),
@@ -106,7 +102,6 @@ func VersionMark(object metav1.Object) ([]byte, error) {
 	return body, nil
 }
 
-// mark writes the mark.
 func (b *Barrier) mark(ctx context.Context, object *metav1.PartialObjectMetadata) error {
 	body, err := VersionMark(object)
 	if err != nil {
@@ -114,7 +109,7 @@ func (b *Barrier) mark(ctx context.Context, object *metav1.PartialObjectMetadata
 	}
 	patch, name := client.RawPatch(types.MergePatchType, body), metav1.ObjectMeta{Name: object.Name}
 	switch object.Kind {
-	case "Node": // the only right that belay has on Nodes
+	case "Node": // belay may patch the status only
 		return b.Client.Status().Patch(ctx, &corev1.Node{ObjectMeta: name}, patch)
 	case "VolumeAttachment":
 		return b.Client.Patch(ctx, &storagev1.VolumeAttachment{ObjectMeta: name}, patch)
@@ -122,12 +117,11 @@ func (b *Barrier) mark(ctx context.Context, object *metav1.PartialObjectMetadata
 	return fmt.Errorf("mark a %s: %w", object.Kind, errors.ErrUnsupported)
 }
 
-// Confirm waits until the cache shows the named objects as the API server has them now.
-// It reads each of them at quorum.
+// Confirm waits until the cache shows the named objects as the API server has them now. It reads each of them at quorum.
 func Confirm(ctx context.Context, live client.Reader, kind schema.GroupVersionKind, informer cache.SharedIndexInformer, names []string) error {
 	var mu sync.Mutex
 	var errs []error
-	newest, gone := "", map[string]string{} // by name, the version at which there was none
+	newest, gone := "", map[string]string{} // by name, the version at which it did not exist
 	workqueue.ParallelizeUntil(ctx, confirmations, len(names), func(i int) {
 		list, err := listMetadata(ctx, live, kind, client.MatchingFields{metav1.ObjectNameField: names[i]})
 		mu.Lock()
@@ -150,7 +144,7 @@ func Confirm(ctx context.Context, live client.Reader, kind schema.GroupVersionKi
 			return false
 		}
 		for name, version := range gone {
-			// What is newer was made since, under the same name.
+			// A newer object was created since, under the same name.
 			item, exists, err := store.GetByKey(name)
 			if err != nil || exists && !reached(item.(client.Object).GetResourceVersion(), version) {
 				return false
@@ -173,9 +167,8 @@ func listMetadata(ctx context.Context, live client.Reader, kind schema.GroupVers
 	return list, nil
 }
 
-// waitFor returns when the condition holds, which each event of the informer may bring
-// about. If nudge is given, it is called at first and again after the time that it
-// returned, and the condition is looked at then too: bookmarks are no events.
+// waitFor returns when the condition holds; each event of the informer may fulfill it. nudge, if given, is called first and again
+// after the time that it returned, and the condition is checked then too, because bookmarks are no events.
 func waitFor(ctx context.Context, informer cache.SharedIndexInformer, holds func() bool, nudge func() time.Duration) error {
 	if holds() {
 		return nil

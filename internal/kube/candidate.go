@@ -15,22 +15,20 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// otherHolder is what a candidate last saw in the lease of somebody else. That the lease ran
-// out is told by how long this did not change, on our own clock: the times in the
-// record are those of another machine.
+// otherHolder is the last lease of another process that a candidate saw. That the lease has expired is decided by how long it did
+// not change, on this machine's clock: the times in the record are those of another machine.
 type otherHolder struct {
 	record []byte
 	since  time.Time
 }
 
-// Get reads the lease. A candidate's Get returns once the lease can be taken: it was
-// given back or deleted, is ours already, or was not renewed for its duration. Then
-// the record is returned without a holder, because the elector would begin to count
-// only now. (client-go's elector by itself asks again one to 2.2 retry periods later.) The Update that follows carries the
-// resource version read here, so that a renewal in between wins.
+// Get reads the lease. A candidate's Get returns once the lease can be acquired: it was released or deleted, is held by this
+// process already, or was not renewed for its duration. In the last case the record is returned without a holder, because the
+// elector would start to count only now. (client-go's elector alone asks again one to 2.2 retry periods later.) The Update that
+// follows carries the resource version read here, so that a renewal in between succeeds.
 //
-// A leader's Get fails once another process had the lease, also one of the same identity. client-go's elector would take
-// it again when it is free, and lead on as if nobody had led in between.
+// A leader's Get fails once another process held the lease, even one with the same identity. client-go's elector would acquire it
+// again when it is free, and continue as if nothing had led in between.
 func (l *Lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	if l.wasAcquired() {
 		return l.getOwn(ctx)
@@ -63,7 +61,7 @@ func (l *Lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []
 	}
 }
 
-// wasAcquired tells whether the lease is or was ours. A process that loses it ends.
+// wasAcquired reports whether this process holds or held the lease. A process that loses it exits.
 func (l *Lease) wasAcquired() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -98,7 +96,7 @@ func (l *Lease) isOwnRenewal(at time.Time) bool {
 	})
 }
 
-// remaining tells how long the lease of another is good for.
+// remaining returns how long the lease of the other holder is still valid.
 func (r *otherHolder) remaining(record *resourcelock.LeaderElectionRecord, raw []byte) time.Duration {
 	if !bytes.Equal(raw, r.record) {
 		r.record, r.since = raw, time.Now()
@@ -106,22 +104,21 @@ func (r *otherHolder) remaining(record *resourcelock.LeaderElectionRecord, raw [
 	return time.Until(r.since.Add(time.Duration(record.LeaseDurationSeconds) * time.Second))
 }
 
-// leaseWatch wakes a candidate when the lease changes. Where the watch is not allowed, or
-// hangs, the candidate still looks each retry period.
+// leaseWatch wakes a candidate when the lease changes. If the watch is not allowed or hangs, the candidate still reads the lease
+// each retry period.
 type leaseWatch struct {
 	lease   *Lease
-	changes <-chan watch.Event // nil while nothing is watched
+	changes <-chan watch.Event // nil without a watch
 	hung    time.Time
-	stop    func() // set while something is watched
+	stop    func() // set with a watch
 }
 
-// start begins a watch unless there is one.
 func (b *leaseWatch) start(ctx context.Context) {
 	if b.changes != nil {
 		return
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	late := time.AfterFunc(b.lease.retryPeriod, cancel) // the lease is looked at without it
+	late := time.AfterFunc(b.lease.retryPeriod, cancel) // the lease is read without it
 	watching, err := b.lease.leases.Watch(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, b.lease.name).String(),
 	})
@@ -135,7 +132,6 @@ func (b *leaseWatch) start(ctx context.Context) {
 	b.stop = func() { watching.Stop(); cancel() }
 }
 
-// end ends the watch, if there is one.
 func (b *leaseWatch) end() {
 	if b.changes != nil {
 		b.stop()
@@ -143,7 +139,7 @@ func (b *leaseWatch) end() {
 	}
 }
 
-// wait waits for a change of the lease, and no longer than given.
+// wait waits for a change of the lease, for at most the given time.
 func (b *leaseWatch) wait(ctx context.Context, most time.Duration) {
 	timer := time.NewTimer(most)
 	defer timer.Stop()

@@ -83,9 +83,8 @@ func (e *election) stored() *coordinationv1.Lease {
 	return lease
 }
 
-// A candidate leads at the moment in which the leader gives the lease back or somebody
-// deletes it, and when a leader that is gone has not renewed it for its duration: no
-// retry period is waited for.
+// A candidate leads as soon as the leader releases the lease or it is deleted, and when a leader that is gone has not renewed it
+// for its duration, without waiting for a retry period.
 func TestCandidateIsWokenByTheLease(t *testing.T) {
 	const forbidden, watched = true, false
 	for name, test := range map[string]struct {
@@ -164,7 +163,7 @@ func (e *election) offline(leader *candidate) {
 
 // A lease is not taken while its holder renews it, however seldom, and a candidate
 // that was looking away does not take what it saw long ago for the present.
-func TestCandidateHeedsRenewals(t *testing.T) {
+func TestCandidateRespectsRenewals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &election{t: t, client: fake.NewClientset()}
 		leases := e.client.CoordinationV1().Leases(testNamespace)
@@ -216,8 +215,7 @@ func TestCandidateStops(t *testing.T) {
 	})
 }
 
-// A leader that finds the lease in somebody else's hands, or given back by him, does
-// not lead again: it was not told what happened in between.
+// A leader that finds the lease held or released by another process does not lead again: it does not know what happened in between.
 func TestDeposedLeaderStaysDeposed(t *testing.T) {
 	for name, holder := range map[string]string{"another holds it": "b", "another had it": ""} {
 		t.Run(name, func(t *testing.T) {
@@ -312,8 +310,8 @@ func TestSecondProcessOfTheSameIdentity(t *testing.T) {
 	})
 }
 
-// A renewal that was stored although its answer was lost is the leader's own, and so is one after somebody edited the Lease.
-func TestLostAnswerIsNoSecondProcess(t *testing.T) {
+// A renewal that was stored although its answer was lost is the leader's own, and so is one after another client edited the Lease.
+func TestLostReplyIsNotASecondProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &election{t: t, client: fake.NewClientset()}
 		leader := e.stand("a")

@@ -7,8 +7,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// CountWrites tells count of each write that a client of the config sends: resource
-// and subresource ("nodes/status"), HTTP verb, and status, 0 where no answer came.
+// CountWrites calls count for each write that a client of the config sends: resource and subresource ("nodes/status"), HTTP verb,
+// and status, 0 without an answer.
 func CountWrites(config *rest.Config, count func(resource, verb string, code int)) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {

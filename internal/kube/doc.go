@@ -1,5 +1,3 @@
-// Package kube hides what belay needs of the Kubernetes API: the names that
-// upstream's components share with it, indexes over the watch caches, patches
-// with preconditions, the gate that keeps a stale cache from deciding, and the
-// way of an event to the API server.
+// Package kube hides what belay needs from the Kubernetes API: the names that are shared with upstream's components, indexes over
+// the watch caches, patches with preconditions, the barrier that keeps a stale cache from deciding, and the emission of events.
 package kube

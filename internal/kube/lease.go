@@ -18,69 +18,63 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 )
 
-// ErrNotLeading is returned for what was not sent because the lease was not
-// renewed within its deadline.
+// ErrNotLeading is returned for writes that were not sent because the lease was not renewed within its deadline.
 var ErrNotLeading = errors.New("the leader lease was not renewed in time")
 
-// errLeaseTaken is returned to an elector that has lost its lease to another process.
+// errLeaseTaken is returned to an elector whose lease another process has acquired.
 var errLeaseTaken = errors.New("the leader lease is held by another process")
 
-// maxSent bounds the renewals without an answer that are remembered: a leader ends after a few.
+// maxSent limits the unanswered renewals that are remembered: a leader exits after a few.
 const maxSent = 20
 
-// Lease is a lock for leader election that knows until when writes may be sent, and
-// whose candidates are woken when it becomes free.
-// A process that was stopped for a while, and goes on before its elector has noticed
-// that it lost the lease, sends none.
+// Lease is a lock for leader election that knows until when writes may be sent, and wakes candidates when it becomes free. A
+// process that was suspended, and resumes before its elector has noticed that it lost the lease, sends no writes.
 type Lease struct {
 	resourcelock.Interface
 
-	leases        coordinationv1client.LeaseInterface // to watch name
+	leases        coordinationv1client.LeaseInterface // to watch the Lease
 	name          string
 	renewDeadline time.Duration
 	retryPeriod   time.Duration
 	renewed       func(at time.Time) // may be nil
 
-	holder otherHolder // only the elector's goroutine uses it
+	holder otherHolder // used by the elector's goroutine only
 
 	mu       sync.Mutex
-	acquired time.Time // zero before the lease was ours
-	// lost is why this process never leads again: what it knows is not what the next leader did.
+	acquired time.Time // zero before the lease was acquired
+	// lost is why this process never leads again: it does not know what the next leader did.
 	lost error
 	// sent are the renewal times that this process may have stored.
 	sent []time.Time
 	// unreadable and unwritable are why the API server denied the last read and the last write of the lease.
 	unreadable, unwritable error
-	keepUntilExpiry        bool // not to be given back
-	// until is when the last renewal runs out, counted on the monotonic clock from
-	// before that renewal was sent.
+	keepUntilExpiry        bool // do not release the lease
+	// until is when the last renewal expires, on the monotonic clock, counted from before that renewal was sent.
 	until time.Time
 }
 
-// LeaseConfig names the Lease object and who holds it.
+// LeaseConfig configures a Lease object and its holder.
 type LeaseConfig struct {
 	Namespace, Name string
 	Identity        string
-	// Labels are put on the Lease object by the one who holds it.
+	// Labels are set on the Lease object by the holder.
 	Labels map[string]string
-	// RenewDeadline is how long after its last renewal the leader still writes.
+	// RenewDeadline is how long after its last renewal the leader may write.
 	RenewDeadline time.Duration
-	// RetryPeriod is how often a candidate looks at the lease besides watching it.
+	// RetryPeriod is how often a candidate reads the lease, besides watching it.
 	RetryPeriod time.Duration
-	// Renewed, if set, is told when the lease was acquired or renewed, and the zero
-	// time when it was given back.
+	// Renewed, if set, is called with the time when the lease was acquired or renewed, and with the zero time when it was released.
 	Renewed func(at time.Time)
 }
 
-// NewLease makes the lock. Its client is its own, so that it is neither guarded nor
-// held up by what it guards.
+// NewLease creates the lock. It has its own client, which is not guarded, and not delayed by what the guarded client sends.
 func NewLease(config *rest.Config, c LeaseConfig) (*Lease, error) {
 	config = rest.AddUserAgent(rest.CopyConfig(config), "leader-election")
 	watcher, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("make the client that watches the leader lease: %w", err)
 	}
-	config.Timeout = max(c.RenewDeadline/2, time.Second) // would end a watch, too
+	config.Timeout = max(c.RenewDeadline/2, time.Second) // a timeout would end a watch, too
 	clients, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("make the client of the leader lease: %w", err)
@@ -96,14 +90,14 @@ func NewLease(config *rest.Config, c LeaseConfig) (*Lease, error) {
 	}, nil
 }
 
-// Create makes the Lease object and notes how long that is good for.
+// Create creates the Lease object and records until when it is valid.
 func (l *Lease) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	sent := time.Now()
 	record = l.withTimes(sent, record)
 	return l.recordResult(sent, record, l.Interface.Create(ctx, record))
 }
 
-// Update acquires, renews or releases the lease and notes how long that is good for.
+// Update acquires, renews or releases the lease and records until when it is valid.
 func (l *Lease) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	if err := l.Lost(); err != nil {
 		return err
@@ -116,8 +110,8 @@ func (l *Lease) Update(ctx context.Context, record resourcelock.LeaderElectionRe
 	return l.recordResult(sent, record, l.Interface.Update(ctx, record))
 }
 
-// KeepUntilExpiry makes the lease end by running out: its elector no longer gives it back. It is for a
-// leader that ends while something goes on that must not happen beside the next leader.
+// KeepUntilExpiry lets the lease expire instead of releasing it. It is for a leader that exits while something continues that must
+// not run beside the next leader.
 func (l *Lease) KeepUntilExpiry() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -130,8 +124,7 @@ func (l *Lease) keepsUntilExpiry() bool {
 	return l.keepUntilExpiry
 }
 
-// withTimes sets the times of a record of ours: the elector takes them before it calls
-// Get, and that may wait for hours.
+// withTimes sets the times of this process's record: the elector sets them before it calls Get, which may wait for hours.
 func (l *Lease) withTimes(now time.Time, record resourcelock.LeaderElectionRecord) resourcelock.LeaderElectionRecord {
 	if record.HolderIdentity != l.Identity() {
 		return record
@@ -169,8 +162,8 @@ func (l *Lease) recordResult(sent time.Time, record resourcelock.LeaderElectionR
 	return nil
 }
 
-// denied keeps the error of a request for the lease that the API server denied; nil once one succeeds. A conflict, or a
-// Lease that does not exist, is part of an election.
+// denied keeps the error of a request for the lease that the API server denied; nil once one succeeds. A conflict, or a Lease that
+// does not exist, is part of an election.
 func denied(before error, verb string, err error) error {
 	switch {
 	case err == nil, apierrors.IsNotFound(err):
@@ -182,7 +175,6 @@ func denied(before error, verb string, err error) error {
 	}
 }
 
-// read reads the lease.
 func (l *Lease) read(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	record, raw, err := l.Interface.Get(ctx)
 	l.mu.Lock()
@@ -191,22 +183,22 @@ func (l *Lease) read(ctx context.Context) (*resourcelock.LeaderElectionRecord, [
 	return record, raw, err
 }
 
-// Denied is why the API server denies this process the lease, nil while it does not.
+// Denied returns why the API server denies this process the lease, nil if it does not.
 func (l *Lease) Denied() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return cmp.Or(l.unreadable, l.unwritable)
 }
 
-// Lost is why this process has lost the lease for good, nil while it has not.
+// Lost returns why this process has lost the lease permanently, nil if it has not.
 func (l *Lease) Lost() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.lost
 }
 
-// healthy fails when the lease ran out so long ago that the process should have ended:
-// something keeps it, and its replacement is better than waiting.
+// healthy fails when the lease expired so long ago that the process should have exited: something prevents that, and a replacement
+// is better than waiting.
 func (l *Lease) healthy(leaseDuration time.Duration) healthz.Checker {
 	return func(*http.Request) error {
 		l.mu.Lock()
@@ -218,14 +210,14 @@ func (l *Lease) healthy(leaseDuration time.Duration) healthz.Checker {
 	}
 }
 
-// Held tells whether a write may be sent now.
+// Held reports whether a write may be sent now.
 func (l *Lease) Held() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return time.Now().Before(l.until)
 }
 
-// Permit is nil while the lease is Held, else ErrNotLeading.
+// Permit returns ErrNotLeading unless the lease is Held.
 func (l *Lease) Permit() error {
 	if !l.Held() {
 		return ErrNotLeading
@@ -233,8 +225,7 @@ func (l *Lease) Permit() error {
 	return nil
 }
 
-// Guard makes a client of the config refuse to write while the lease is not held.
-// Reads pass.
+// Guard makes the clients of the config refuse writes while the lease is not held. Reads pass.
 func (l *Lease) Guard(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {

@@ -14,31 +14,28 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 )
 
-// ManagerConfig is what a controller's process is started with.
+// ManagerConfig configures the manager of a controller.
 type ManagerConfig struct {
 	// Lease is the leader lease; without one the process always leads.
 	Lease *LeaseConfig
-	// LeaseDuration is how long others wait for a holder that no longer renews.
+	// LeaseDuration is how long candidates wait for a holder that no longer renews.
 	LeaseDuration time.Duration
-	// RetryPeriod is how often the lease is asked for and renewed.
+	// RetryPeriod is how often the lease is read and renewed.
 	RetryPeriod time.Duration
-	// HealthAddress, MetricsAddress and ProfileAddress are host:port; "0" or nothing
-	// turns them off.
+	// HealthAddress, MetricsAddress and ProfileAddress are host:port; "0" or empty disables them.
 	HealthAddress, MetricsAddress, ProfileAddress string
-	// QPS is how many requests per second the client sends on average, with up to Burst
-	// at once. Not above 0, the default, sends as they come: the API server's fair
-	// queueing shares it out.
+	// QPS is how many requests per second the client sends on average, with up to Burst at once. Zero or less, the default, does
+	// not limit them: the API server's fair queueing distributes its capacity.
 	QPS   float32
 	Burst int
 	// Clock, if set, follows the API server's time.
 	Clock *ServerClock
-	// CountWrite, if set, is told of each write but those of the lease.
+	// CountWrite, if set, is called for each write except those of the lease.
 	CountWrite func(resource, verb string, code int)
 }
 
-// NewManager makes a manager whose caches keep only what belay reads, and whose writes
-// are refused while the lease is not held. Its /healthz fails when the process should
-// have ended because it lost its lease.
+// NewManager creates a manager whose caches keep only what belay reads, and whose writes are refused while the lease is not held.
+// Its /healthz fails when the process should have exited because it lost its lease.
 func NewManager(config *rest.Config, c ManagerConfig) (manager.Manager, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, storagev1.AddToScheme, coordinationv1.AddToScheme} {

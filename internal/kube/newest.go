@@ -20,31 +20,28 @@ type Object[T any] interface {
 	DeepCopy() T
 }
 
-// Newest reads cluster-scoped objects of one kind from a watch cache, or from the
-// answers to our own writes where the cache has not come that far. A decision made
-// on what it returns never overlooks what we did ourselves.
+// Newest reads cluster-scoped objects of one kind from a watch cache, or from the responses to this process's own writes while the
+// cache is behind. A decision based on it never misses an own write.
 type Newest[T Object[T]] struct {
 	store    cache.Indexer
 	indexers cache.Indexers
 	coarse   bool // the store's indexers are Coarse(indexers)
 
 	mu sync.Mutex
-	// written holds the answer to our last write of each object that the cache was
-	// not seen to have reached yet. It has indexers too: a burst of writes must not make
-	// each read look at all of them.
+	// written has the response to the last own write of each object that the cache was not seen to have reached. It has indexers
+	// too, so that reads stay fast during a burst of writes.
 	written cache.Indexer
-	// ending holds, by name, each object that we deleted, or whose last finalizer we
-	// removed, and of which the cache does not say so yet.
+	// ending has, by name, each object that this process deleted, or whose last finalizer it removed, while the cache does not show
+	// that.
 	ending map[string]ending
 }
 
 type ending struct {
 	uid  types.UID
-	gone bool // not only marked as being deleted
+	gone bool // not only being deleted
 }
 
-// NewNewest reads from store, whose indexers it must be given: they are applied to
-// the objects that the store does not have yet too.
+// NewNewest reads from store and needs its indexers: they are also applied to objects that the store does not have yet.
 func NewNewest[T Object[T]](store cache.Indexer, indexers cache.Indexers) *Newest[T] {
 	return &Newest[T]{
 		store: store, indexers: indexers,
@@ -59,9 +56,8 @@ func NewCoarse[T Object[T]](store cache.Indexer, indexers cache.Indexers) *Newes
 	return n
 }
 
-// Coarse returns indexers by buckets of the values. An index by the value itself has a set
-// for each object, a third of what a trimmed object takes. Newest leaves out what else is
-// in the bucket.
+// Coarse returns indexers by buckets of the values. An index by the value itself has a set per object, a third of the size of a
+// trimmed object. Newest filters out the rest of the bucket.
 func Coarse(exact cache.Indexers) cache.Indexers {
 	indexers := cache.Indexers{}
 	for name, values := range exact {
@@ -77,7 +73,7 @@ func Coarse(exact cache.Indexers) cache.Indexers {
 	return indexers
 }
 
-// buckets is by how many values a coarse index sorts at most.
+// buckets is the maximum number of buckets of a coarse index.
 const buckets = 4096
 
 func bucket(value string) string {
@@ -86,12 +82,12 @@ func bucket(value string) string {
 	return strconv.FormatUint(uint64(sum.Sum32()%buckets), 36)
 }
 
-// Wrote remembers the API server's answer to a write, or to a read past the cache.
+// Wrote records the API server's response to a write, or to a read past the cache.
 func (n *Newest[T]) Wrote(obj T) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if reached(n.store.LastStoreSyncResourceVersion(), obj.GetResourceVersion()) {
-		return // the cache has it, or what came after
+		return // the cache has this version or a later one
 	}
 	if old, ok := n.ours(obj.GetName()); ok && old.GetUID() == obj.GetUID() && !older(old, obj) {
 		return
@@ -99,21 +95,20 @@ func (n *Newest[T]) Wrote(obj T) {
 	_ = n.written.Update(obj) // fails only for an object without a name
 }
 
-// ours is the answer to our last write.
+// ours returns the response to the last own write.
 func (n *Newest[T]) ours(name string) (T, bool) { return find[T](n.written, name) }
 
-// drop forgets an answer.
+// drop forgets a response.
 func (n *Newest[T]) drop(obj T) { _ = n.written.Delete(obj) } // fails only for an object without a name
 
-// Deleted remembers that the API server accepted the delete of the object.
+// Deleted records that the API server accepted the delete of the object.
 func (n *Newest[T]) Deleted(name string, uid types.UID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.ending[name] = ending{uid: uid}
 }
 
-// Ended remembers that a write of ours removed the last finalizer of an object that was
-// being deleted: there is no such object anymore.
+// Ended records that an own write removed the last finalizer of an object that was being deleted, so the object no longer exists.
 func (n *Newest[T]) Ended(obj T) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -125,14 +120,13 @@ func (n *Newest[T]) Ended(obj T) {
 	}
 }
 
-// CaughtUp forgets what the cache has come past. It is for an informer's handlers: an
-// object that is not read again after its last event would be kept forever.
+// CaughtUp forgets what the cache has reached. It is for an informer's handlers: an object that is not read after its last event
+// would be kept forever.
 func (n *Newest[T]) CaughtUp(name string) { n.Get(name) }
 
 // Get returns the newest known version of the object. It is shared: do not change it.
 func (n *Newest[T]) Get(name string) (T, bool) {
-	// The mark is read before the object: an event that comes in between makes us
-	// keep our own answer for once more, and never lose it.
+	// The mark is read before the object: after an event in between, the own response is kept once longer and never lost.
 	mark := n.store.LastStoreSyncResourceVersion()
 	cached, ok := n.cached(name)
 	n.mu.Lock()
@@ -140,7 +134,7 @@ func (n *Newest[T]) Get(name string) (T, bool) {
 	return n.newest(name, cached, ok, mark)
 }
 
-// Cached returns all objects of the cache, without what we wrote since. They are shared.
+// Cached returns all objects of the cache, without own writes since. They are shared.
 func (n *Newest[T]) Cached() []T {
 	items := n.store.List()
 	found := make([]T, 0, len(items))
@@ -150,8 +144,8 @@ func (n *Newest[T]) Cached() []T {
 	return found
 }
 
-// ByIndex returns, by name, the newest known versions of the objects that carry the
-// value in the index, in the cache or in an answer to our own writes.
+// ByIndex returns, by name, the newest known versions of the objects that have the value in the index, in the cache or in a
+// response to an own write.
 func (n *Newest[T]) ByIndex(index, value string) map[string]T {
 	mark := n.store.LastStoreSyncResourceVersion()
 	place := value
@@ -186,8 +180,7 @@ func (n *Newest[T]) ByIndex(index, value string) map[string]T {
 	return found
 }
 
-// carries reports whether an object that was found by a value has it, and not only one of
-// the same bucket.
+// carries reports whether an object that was found by a value has it, and is not just in the same bucket.
 func (n *Newest[T]) carries(obj T, index, value string) bool {
 	if !n.coarse {
 		return true
@@ -207,8 +200,7 @@ func find[T any](store cache.Indexer, name string) (T, bool) {
 	return item.(T), true
 }
 
-// newest chooses between the cached version, read when the store stood at or after
-// mark, and ours.
+// newest selects between the cached version, read when the store was at mark or later, and the own response.
 func (n *Newest[T]) newest(name string, cached T, ok bool, mark string) (T, bool) {
 	if ours, have := n.ours(name); have {
 		same := ok && cached.GetUID() == ours.GetUID()
@@ -233,8 +225,7 @@ func (n *Newest[T]) newest(name string, cached T, ok bool, mark string) (T, bool
 	return cached, ok
 }
 
-// newestWritten is pick for an object that was not found in the cache's index: it may
-// be in the cache all the same, in another version.
+// newestWritten is newest for an object that was not found in the cache's index: another version of it may be in the cache.
 func (n *Newest[T]) newestWritten(name, mark string) (T, bool) {
 	cached, ok := n.cached(name)
 	return n.newest(name, cached, ok, mark)
@@ -245,7 +236,7 @@ func older(a, b client.Object) bool {
 	return err == nil && order < 0
 }
 
-// reached tells whether a cache that stands at mark has seen the given version.
+// reached reports whether a cache at mark has seen the given version.
 func reached(mark, version string) bool {
 	order, err := resourceversion.CompareResourceVersion(mark, version)
 	return err == nil && order >= 0

@@ -15,16 +15,15 @@ import (
 // server takes it from the user agent.
 const FieldManager = "belay-controller"
 
-// Writer is the last writer of a field. A client chooses its manager name freely, so
-// the name proves nothing against a malicious client. Time has whole seconds and covers
-// all fields that the manager owns in the object: it may be newer than the write in
+// Writer is the last writer of a field. A client chooses its manager name freely, so the name proves nothing against a malicious
+// client. Time has whole seconds and covers all fields that the manager owns in the object: it may be newer than the write in
 // question.
 type Writer struct {
 	Manager string
 	Time    time.Time
 }
 
-// IsKubectl reports whether a person writes under this field manager.
+// IsKubectl reports whether kubectl, and so a person, writes under this field manager.
 func IsKubectl(manager string) bool { return strings.HasPrefix(manager, "kubectl") }
 
 // ReportWriter returns the last writer of a Node's status.volumesAttached. An empty list
@@ -71,7 +70,7 @@ func holds(entry *metav1.ManagedFieldsEntry, section, field string) bool {
 		return false
 	}
 	raw := entry.FieldsV1.GetRawBytes()
-	if !bytes.Contains(raw, []byte(field)) { // nearly all entries end here
+	if !bytes.Contains(raw, []byte(field)) { // false for nearly all entries
 		return false
 	}
 	var fields map[string]map[string]json.RawMessage
@@ -89,7 +88,7 @@ const keptEntry = "report"
 func keepReportWriter(node *corev1.Node) []metav1.ManagedFieldsEntry {
 	w, ok := ReportWriter(node)
 	if !ok || w.Manager == FieldManager {
-		return nil // the usual case costs nothing
+		return nil // the usual case takes no memory
 	}
 	return []metav1.ManagedFieldsEntry{{Manager: w.Manager, FieldsType: keptEntry, Time: &metav1.Time{Time: w.Time}}}
 }

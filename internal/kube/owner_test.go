@@ -59,7 +59,7 @@ func TestReportWriter(t *testing.T) {
 	}
 }
 
-func TestAttachmentMaker(t *testing.T) {
+func TestAttachmentCreator(t *testing.T) {
 	at := metav1.Unix(3, 0)
 	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{ManagedFields: []metav1.ManagedFieldsEntry{
 		{Manager: "csi-attacher", FieldsV1: metav1.NewFieldsV1(`{"f:status": {"f:attached": {}}}`)},

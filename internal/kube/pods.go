@@ -12,10 +12,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// newInformer makes the informer of a cache. That of Pods never sees a pod without a
-// volume that may be attached: most pods of most clusters, and an API object takes
-// 1.6 KB however little is kept in it. The volumes of a pod never change, so that each
-// pod is seen with all its events or with none.
+// newInformer creates the informer of a cache. That of Pods never sees a pod without a volume that may be attached: that is most
+// pods of most clusters, and an API object takes 1.6 KB even if nearly empty. The volumes of a pod never change, so a pod is seen
+// with all its events or with none.
 func newInformer(source cache.ListerWatcher, object runtime.Object, resync time.Duration, indexers cache.Indexers) cache.SharedIndexInformer {
 	if _, ok := object.(*corev1.Pod); ok {
 		source = podsWithVolumes(cache.ToListerWatcherWithContext(source))
@@ -23,8 +22,8 @@ func newInformer(source cache.ListerWatcher, object runtime.Object, resync time.
 	return cache.NewSharedIndexInformer(source, object, resync, indexers)
 }
 
-// podsWithVolumes leaves out the pods of a source that have no volume to attach. What
-// is left out does not count as progress of the watch; bookmarks do.
+// podsWithVolumes filters out the pods that have no volume to attach. Their events do not count as progress of the watch; bookmarks
+// do.
 func podsWithVolumes(source cache.ListerWatcherWithContext) cache.ListerWatcher {
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
@@ -53,8 +52,7 @@ func hasVolumes(pod *corev1.Pod) bool {
 	})
 }
 
-// drained is a filtered watch whose goroutine ends when it is stopped: it would wait
-// for a reader of its last event.
+// drained is a filtered watch whose goroutine ends when it is stopped: it would wait for a reader of its last event.
 type drained struct{ watch.Interface }
 
 // Stop ends the watch.

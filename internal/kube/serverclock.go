@@ -8,19 +8,18 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// ServerClock is the API server's time as this process knows it. A standby follows each
-// Date: its machine may be suspended, and the monotonic clock with it. A leader counts on
-// by its monotonic clock from the last Date before it began: no API server whose clock is
-// ahead makes it judge a wait too early. Two leaders disagree by as much as the clocks of
-// their API servers did when they began, and one second, the resolution of Date.
+// ServerClock is the API server's time as this process knows it. A standby follows each Date header: its machine may be suspended,
+// and the monotonic clock with it. A leader counts with its monotonic clock from the last Date before it started to lead, so an API
+// server whose clock is ahead cannot end a wait too early. Two leaders differ by as much as the clocks of their API servers did
+// when they started, and by one second, the resolution of Date.
 type ServerClock struct {
 	mu     sync.Mutex
 	leads  bool
-	first  reading // and, in a standby, the last
+	first  reading // in a standby, the last one
 	newest reading
 }
 
-// reading is one Date, and when it came, with the monotonic reading.
+// reading is a Date header, and when it was received, with the monotonic clock.
 type reading struct{ date, received time.Time }
 
 func (r reading) now() time.Time {
@@ -30,30 +29,29 @@ func (r reading) now() time.Time {
 	return r.date.Add(time.Since(r.received))
 }
 
-// Now is the API server's time. Before the first answer it is the process's own.
+// Now is the API server's time. Before the first answer it is the time of this process.
 func (c *ServerClock) Now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.first.now()
 }
 
-// Newest is the latest that it may be by the answers so far: what is written down with it
-// is not too early for a successor, whether this machine was suspended or the clock of
-// another API server is ahead. Here it makes a wait longer, never shorter.
+// Newest is the latest time that the answers so far allow. A time that is stored with it is not too early for the next leader, even
+// if this machine was suspended or the clock of another API server is ahead. Here it makes a wait longer, never shorter.
 func (c *ServerClock) Newest() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.newest.now()
 }
 
-// Lead is called when this process begins to lead: Now heeds no Date from then on.
+// Lead is called when this process starts to lead: from then on Date headers do not change Now.
 func (c *ServerClock) Lead() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.leads = true
 }
 
-// Observe takes the Date header of an answer that came just now.
+// Observe records the Date header of an answer that was just received.
 func (c *ServerClock) Observe(header string) {
 	date, err := http.ParseTime(header)
 	if err != nil {
@@ -70,7 +68,7 @@ func (c *ServerClock) Observe(header string) {
 	}
 }
 
-// Follow lets the clock see the answers that a client of the config gets.
+// Follow lets the clock observe the answers to the clients of the config.
 func (c *ServerClock) Follow(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return clockReader{c, next} })

@@ -12,11 +12,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// CacheOptions keeps in the watch caches only what the attach/detach controller
-// reads: at scale pods and nodes are most of its memory.
+// CacheOptions keeps in the watch caches only what the attach/detach controller reads: in large clusters pods and nodes take most
+// of its memory.
 func CacheOptions() cache.Options {
 	byObject := map[client.Object]cache.ByObject{
-		// A pod that was not scheduled needs no volume.
+		// A pod that is not scheduled needs no volume.
 		&corev1.Pod{}:                   {Transform: transform(StripPod), Field: fields.OneTermNotEqualSelector("spec.nodeName", "")},
 		&corev1.Node{}:                  {Transform: transform(StripNode)},
 		&corev1.PersistentVolumeClaim{}: {Transform: transform(stripClaim)},
@@ -27,8 +27,7 @@ func CacheOptions() cache.Options {
 	return cache.Options{ByObject: byObject, NewInformer: newInformer}
 }
 
-// transform applies strip to objects of its type and passes on the rest, such as
-// the tombstones of a missed deletion.
+// transform applies strip to objects of its type and passes on the rest, such as the tombstones of a missed deletion.
 func transform[T client.Object](strip func(T) T) func(any) (any, error) {
 	return func(obj any) (any, error) {
 		if t, ok := obj.(T); ok {
@@ -45,8 +44,7 @@ func meta(m metav1.ObjectMeta) metav1.ObjectMeta {
 	}
 }
 
-// StripPod keeps where the pod runs, whether it still does, and its volumes that may
-// be attached.
+// StripPod keeps where the pod runs, whether it still does, and its volumes that may be attached.
 func StripPod(pod *corev1.Pod) *corev1.Pod {
 	kept := &corev1.Pod{ObjectMeta: meta(pod.ObjectMeta)}
 	kept.Spec.NodeName = pod.Spec.NodeName
@@ -66,17 +64,16 @@ func StripPod(pod *corev1.Pod) *corev1.Pod {
 			kept.Spec.Volumes = append(kept.Spec.Volumes, *v)
 		}
 	}
-	// What its containers do matters only once the pod is being deleted (PodEnded), and
-	// then only whether any of them runs: one is kept for all.
+	// The state of containers matters only once the pod is being deleted (PodEnded), and then only whether any of them runs: one
+	// status stands for all.
 	if len(kept.Spec.Volumes) > 0 && pod.DeletionTimestamp != nil && anyContainerRuns(pod) {
 		kept.Status.ContainerStatuses = make([]corev1.ContainerStatus, 1)
 	}
 	return kept
 }
 
-// PodEnded tells whether the pod no longer needs its volumes: it has ended, or it is
-// being deleted and none of its containers runs. No status counts as not running
-// (k/k pkg/volume/util.IsPodTerminated).
+// PodEnded reports whether the pod no longer needs its volumes: it has ended, or it is being deleted and none of its containers
+// runs. No status counts as not running (k/k pkg/volume/util.IsPodTerminated).
 func PodEnded(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded ||
 		pod.DeletionTimestamp != nil && !anyContainerRuns(pod)
@@ -89,9 +86,8 @@ func anyContainerRuns(pod *corev1.Pod) bool {
 		slices.ContainsFunc(pod.Status.EphemeralContainerStatuses, runs)
 }
 
-// StripNode keeps the identity of the machine, whether it is ready or out of service,
-// the two lists of the handshake with kubelet, belay's annotations, and who wrote the
-// report if it was somebody else.
+// StripNode keeps the identity of the machine, whether it is ready or out of service, volumesAttached and volumesInUse, belay's
+// annotations, and the writer of the report if that is another client.
 func StripNode(node *corev1.Node) *corev1.Node {
 	kept := &corev1.Node{ObjectMeta: meta(node.ObjectMeta)}
 	for name, value := range node.Annotations {
@@ -121,7 +117,7 @@ func StripNode(node *corev1.Node) *corev1.Node {
 	return kept
 }
 
-// stripClaim keeps what the claim is bound to and the pod that it was made for.
+// stripClaim keeps what the claim is bound to and the pod that owns it.
 func stripClaim(claim *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaim {
 	kept := &corev1.PersistentVolumeClaim{ObjectMeta: meta(claim.ObjectMeta)}
 	if owner := metav1.GetControllerOfNoCopy(claim); owner != nil {
@@ -132,14 +128,13 @@ func stripClaim(claim *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeCla
 	return kept
 }
 
-// StripVolume keeps which volume this is, translated to CSI where the plugin was
-// moved there, how it may be attached, and its claim. A translation needs the labels,
-// annotations and affinity of the object, which are then dropped.
+// StripVolume keeps which volume this is, translated to CSI for migrated plugins, its access modes, and its claim. A translation
+// needs the labels, annotations and affinity of the object, which are then dropped.
 func StripVolume(volume *corev1.PersistentVolume) *corev1.PersistentVolume {
 	kept := &corev1.PersistentVolume{ObjectMeta: meta(volume.ObjectMeta)}
 	if translator.IsPVMigratable(volume) {
 		if translated, err := translatePV(volume); err == nil {
-			volume = translated // the access modes may have changed too
+			volume = translated // the access modes may differ too
 			kept.Annotations = migrated
 		}
 	} else if Migrated(volume) {
@@ -162,19 +157,17 @@ func StripVolume(volume *corev1.PersistentVolume) *corev1.PersistentVolume {
 	return kept
 }
 
-// migratedMark is what the cache notes on a volume that was translated; no such object
-// is ever written.
+// migratedMark is an annotation that the cache sets on a translated volume; no such object is ever written.
 const migratedMark = ownPrefix + "migrated"
 
-// migrated is the one map of all such volumes: objects of a cache are not changed.
+// migrated is shared by all such volumes, because objects of a cache are not changed.
 var migrated = map[string]string{migratedMark: "true"}
 
-// Migrated tells whether a volume from the cache names an in-tree plugin, for which a
-// CSI driver stands in.
+// Migrated reports whether a volume from the cache has an in-tree plugin that is migrated to CSI.
 func Migrated(volume *corev1.PersistentVolume) bool { return volume.Annotations[migratedMark] != "" }
 
-// StripAttachment drops who wrote which field, the driver's metadata, and of an inline
-// source all but which volume it is and how it may be attached.
+// StripAttachment drops the managed fields, the driver's metadata, and all of an inline source except which volume it is and its
+// access modes.
 func StripAttachment(attachment *storagev1.VolumeAttachment) *storagev1.VolumeAttachment {
 	kept := &storagev1.VolumeAttachment{ObjectMeta: meta(attachment.ObjectMeta), Spec: attachment.Spec}
 	if len(attachment.Finalizers) > 0 {
@@ -204,22 +197,19 @@ func StripAttachment(attachment *storagev1.VolumeAttachment) *storagev1.VolumeAt
 	return kept
 }
 
-// anyFinalizer is what the cache keeps of an attachment's finalizers: whether there is one.
-// Without any, no attacher has begun with it.
+// anyFinalizer is what the cache keeps of an attachment's finalizers. Without any, no attacher has begun to attach.
 var anyFinalizer = []string{"belay.dev/some"}
 
-// calledByBelay is what the cache notes, in a field that it has no other use for, on an attachment
-// whose driver belay-attacher calls. Among the annotations it would be a change that the
-// controller looks at, for each attach. No such object is ever written.
+// calledByBelay is what the cache stores, in an unused field, on an attachment for which belay-attacher calls the driver. As an
+// annotation it would be a change that the controller processes, for each attach. No such object is ever written.
 const calledByBelay = "belay-attacher"
 
-// CalledByBelay tells of an attachment of the cache whether belay-attacher calls the driver
-// for it.
+// CalledByBelay reports whether belay-attacher calls the driver for an attachment from the cache.
 func CalledByBelay(attachment *storagev1.VolumeAttachment) bool {
 	return attachment.GenerateName == calledByBelay
 }
 
-// attachmentAnnotations are those that the controller reads back.
+// attachmentAnnotations are those that the controller reads.
 var attachmentAnnotations = []string{
 	DetachRequestedAnnotation, VolumeHandleAnnotation, NodeUIDAnnotation, BootIDAnnotation, SystemUUIDAnnotation,
 	ProviderIDAnnotation,

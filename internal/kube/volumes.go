@@ -11,14 +11,12 @@ import (
 	"belay.dev/belay/internal/attachment"
 )
 
-// translator turns volumes of the seven in-tree plugins that were moved to CSI into
-// those of their drivers. Since 1.36 that is so on every node (k/k
-// pkg/volume/csimigration), so nothing else is ever asked.
+// translator translates volumes of the seven in-tree plugins that were migrated to CSI. Since 1.36 they are migrated on every node
+// (k/k pkg/volume/csimigration), so nothing else is checked.
 var translator = csitranslation.New()
 
-// KeyOfVolume is the volume behind a PersistentVolume, as StripVolume keeps it or as
-// the API server has it. It is not ok where no controller attaches the volume, or
-// where an in-tree source cannot be translated.
+// KeyOfVolume returns the volume of a PersistentVolume, as StripVolume keeps it or as the API server has it. ok is false if no
+// controller attaches the volume, or an in-tree source cannot be translated.
 func KeyOfVolume(pv *corev1.PersistentVolume) (key attachment.VolumeKey, ok bool) {
 	if pv.Spec.CSI == nil && translator.IsPVMigratable(pv) {
 		translated, err := translatePV(pv)
@@ -38,8 +36,8 @@ func KeyOfVolume(pv *corev1.PersistentVolume) (key attachment.VolumeKey, ok bool
 	return attachment.VolumeKey{}, false
 }
 
-// keyOfFC names a Fibre Channel volume as upstream does (k/k pkg/volume/fc
-// GetVolumeName): by targets and unit, else by world wide identifiers.
+// keyOfFC identifies a Fibre Channel volume as upstream does (k/k pkg/volume/fc GetVolumeName): by targets and unit, else by world
+// wide identifiers.
 func keyOfFC(fc *corev1.FCVolumeSource) (attachment.VolumeKey, bool) {
 	key := attachment.VolumeKey{Driver: FibreChannelPlugin}
 	switch {
@@ -48,32 +46,31 @@ func keyOfFC(fc *corev1.FCVolumeSource) (attachment.VolumeKey, bool) {
 	case len(fc.WWIDs) > 0:
 		key.Handle = fmt.Sprintf("%v", fc.WWIDs)
 	default:
-		return attachment.VolumeKey{}, false // the API server admits none like this
+		return attachment.VolumeKey{}, false // the API server rejects these
 	}
 	return key, true
 }
 
-// keyOfISCSI names an iSCSI volume as upstream does (k/k pkg/volume/iscsi
-// GetVolumeName): the portal as it is written, with or without a port.
+// keyOfISCSI identifies an iSCSI volume as upstream does (k/k pkg/volume/iscsi GetVolumeName): the portal as it is written, with or
+// without a port.
 func keyOfISCSI(portal, iqn string, lun int32) attachment.VolumeKey {
 	return attachment.VolumeKey{Driver: ISCSIPlugin, Handle: fmt.Sprintf("%v:%v:%v", portal, iqn, lun)}
 }
 
-// InlineVolume is a volume that a pod names in its own spec, without a claim.
+// InlineVolume is a volume in a pod's spec, without a claim.
 type InlineVolume struct {
 	Key attachment.VolumeKey
-	// Name is what upstream's events call the volume: that of the translated
-	// PersistentVolume, "<driver>-<id>" with most drivers, or the pod's own name for it.
+	// Name is the name in upstream's events: that of the translated PersistentVolume, "<driver>-<id>" with most drivers, or the
+	// pod's name for it.
 	Name string
-	// Spec is the translated PersistentVolume's, for the VolumeAttachment's
-	// spec.source.inlineVolumeSpec. It is nil for volumes that have no VolumeAttachment.
+	// Spec is the translated PersistentVolume's, for the VolumeAttachment's spec.source.inlineVolumeSpec. It is nil for volumes
+	// without a VolumeAttachment.
 	Spec *corev1.PersistentVolumeSpec
 }
 
-// InlineVolumes gives the pod's own volumes that a controller attaches: in-tree ones
-// of migrated plugins, Fibre Channel and iSCSI. A CSI volume in a pod is made by the
-// node for the pod alone and never attached. What cannot be translated is left out:
-// kubelet cannot mount it either, and says why.
+// InlineVolumes returns the volumes in the pod's spec that a controller attaches: in-tree ones of migrated plugins, Fibre Channel
+// and iSCSI. The node creates a CSI volume in a pod's spec, and it is never attached. A volume that cannot be translated is left
+// out: kubelet cannot mount it either, and reports why.
 func InlineVolumes(pod *corev1.Pod) []InlineVolume {
 	var found []InlineVolume
 	for i := range pod.Spec.Volumes {
@@ -97,8 +94,7 @@ func InlineVolumes(pod *corev1.Pod) []InlineVolume {
 	return found
 }
 
-// hasInlineVolume tells whether a controller may attach this volume of a pod although
-// it has no claim.
+// hasInlineVolume reports whether a controller may attach this volume of a pod although it has no claim.
 func hasInlineVolume(volume *corev1.Volume) bool {
 	return volume.FC != nil || volume.ISCSI != nil || translator.IsInlineMigratable(volume)
 }
@@ -110,9 +106,8 @@ func translatePV(pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error) 
 	return translationOf(translated, err)
 }
 
-// translateInline translates a pod's own volume. The library reads a vSphere policy
-// from the wrong place and panics (csi-translation-lib v0.36.3), so it does not get
-// to see one.
+// translateInline translates a volume in a pod's spec. The library reads a vSphere policy from the wrong place and panics
+// (csi-translation-lib v0.36.3), so the policy is removed and added again.
 func translateInline(volume *corev1.Volume, namespace string) (*corev1.PersistentVolume, error) {
 	policy := ""
 	if vsphere := volume.VsphereVolume; vsphere != nil && vsphere.StoragePolicyName != "" {
@@ -127,8 +122,7 @@ func translateInline(volume *corev1.Volume, namespace string) (*corev1.Persisten
 	return pv, err
 }
 
-// translationOf refuses a translation that names no volume: all such volumes would
-// be one.
+// translationOf rejects a translation without a handle: all such volumes would be the same one.
 func translationOf(pv *corev1.PersistentVolume, err error) (*corev1.PersistentVolume, error) {
 	if err == nil && (pv.Spec.CSI == nil || pv.Spec.CSI.VolumeHandle == "") {
 		err = errNoHandle

@@ -16,8 +16,8 @@ var (
 	read = []corev1.PersistentVolumeAccessMode{corev1.ReadOnlyMany}
 )
 
-// TestVolumesOfPersistentVolumes has the seven migrated plugins, Fibre Channel and
-// iSCSI, and what nobody attaches. Names are those that upstream 1.36.3 computes.
+// TestVolumesOfPersistentVolumes has the seven migrated plugins, Fibre Channel and iSCSI, and volumes that are not attached. Names
+// are those that upstream 1.36.3 computes.
 func TestVolumesOfPersistentVolumes(t *testing.T) {
 	type source = corev1.PersistentVolumeSource
 	zone := map[string]string{corev1.LabelTopologyZone: "europe-west1-b"}

@@ -5,9 +5,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// WithProtobuf is the configuration with the encoding that belay speaks to the API server:
-// protobuf, which both sides code for a fraction of JSON's cost, and JSON for what has
-// no protobuf form. Patches are JSON in either case.
+// WithProtobuf returns the configuration with protobuf as encoding, which costs both sides a fraction of JSON, and JSON for types
+// without protobuf. Patches are JSON in either case.
 func WithProtobuf(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.ContentType = runtime.ContentTypeProtobuf

@@ -14,36 +14,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// GroupChange gives the files of a volume to a group. Its counters may be read while it is at work.
+// GroupChange changes the group of the files of a volume. Its counters may be read while it is running.
 type GroupChange struct {
 	// GID is the group.
 	GID int
-	// Seen counts the files that were looked at.
+	// Seen counts the files that were examined.
 	Seen atomic.Int64
-	// Refused counts the times that the file system did not let root change a file (a
-	// squashed export, FAT, a mount that is read-only). Kubelet lets the pod have the volume
-	// all the same.
+	// Refused counts how often the file system did not let root change a file (a squashed export, FAT, a read-only mount). As with
+	// kubelet, the pod gets the volume anyway.
 	Refused atomic.Int64
-	// FirstRefusal says of what and why, once ChangeGroup has returned.
+	// FirstRefusal is the first such error, once ChangeGroup has returned.
 	FirstRefusal error
 }
 
-// What kubelet adds to the mode of a file, and of a directory.
+// What kubelet adds to the mode of files and directories.
 const (
 	groupFile      = 0o660
 	groupDirectory = groupFile | 0o110 | unix.S_ISGID
 	modeBits       = 0o7777
 )
 
-// openDirectories is how many directories one change keeps open at most. What lies deeper
-// closes those far above it, so that no tree is too deep.
+// openDirectories is how many directories one change keeps open at most. In a deeper tree those far above are closed, so that no
+// tree is too deep.
 const openDirectories = 32
 
-// ErrMoved says that a directory was moved while the tree below it was being changed.
+// ErrMoved is returned when a directory was moved while the tree below it was being changed.
 var ErrMoved = errors.New("the directory was moved during the change")
 
-// HasGroup says whether a directory looks as ChangeGroup leaves it. Since the top of a
-// tree is changed last, its whole tree was changed then. What is no directory never does.
+// HasGroup reports whether a directory has the group and mode that ChangeGroup sets. Since ChangeGroup changes the top of a tree
+// last, the whole tree then has them. Only a directory can.
 func (r *Root) HasGroup(name string, gid int) (bool, error) {
 	fd, err := r.openTop(name)
 	if err != nil {
@@ -57,13 +56,11 @@ func (r *Root) HasGroup(name string, gid int) (bool, error) {
 	return isDirectory(st) && int(st.Gid) == gid && st.Mode&groupDirectory == groupDirectory, nil
 }
 
-// ChangeGroup changes a file or a directory and everything below it, children first. It
-// follows no symlink and enters no other mount. What vanishes meanwhile needs no change, what
-// comes meanwhile may be missed. It ends early when ctx ends, with its cause.
+// ChangeGroup changes a file or a directory and everything below it, children first. It follows no symlink and enters no other
+// mount. A file that is created meanwhile may be missed. It ends early when ctx ends, with its cause.
 //
-// Others may write to the volume at the same time and must not lead the change out of it:
-// each file is opened in its opened directory, without touching what it is (O_PATH), and is
-// changed through that descriptor alone.
+// Other processes may write to the volume at the same time and must not redirect the change: each file is opened in its opened
+// directory with O_PATH, and is changed only through that descriptor.
 func (r *Root) ChangeGroup(ctx context.Context, name string, change *GroupChange) error {
 	top, err := r.openTop(name)
 	if err != nil {
@@ -78,7 +75,7 @@ func (r *Root) ChangeGroup(ctx context.Context, name string, change *GroupChange
 	return nil
 }
 
-// openTop opens a name below the root, also if it is a mount point, and never what a symlink points to.
+// openTop opens a name below the root, even a mount point, but never the target of a symlink.
 func (r *Root) openTop(name string) (int, error) {
 	parent, err := r.root.Open(path.Dir(name))
 	if err != nil {
@@ -92,7 +89,7 @@ func (r *Root) openTop(name string) (int, error) {
 	return fd, nil
 }
 
-// openBelow opens an entry of an opened directory, and never what a symlink points to.
+// openBelow opens an entry of an opened directory, but never the target of a symlink.
 func openBelow(directory int, name string, flags, resolve uint64) (fd int, err error) {
 	how := unix.OpenHow{Flags: flags | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: resolve}
 	err = retryEINTR(func() error {
@@ -106,7 +103,7 @@ func stat(fd int) (st unix.Stat_t, err error) {
 	return st, retryEINTR(func() error { return unix.Fstat(fd, &st) })
 }
 
-// retryEINTR repeats a call that a signal interrupted; the runtime sends itself signals all the time.
+// retryEINTR repeats a call that a signal interrupted; the Go runtime sends itself signals all the time.
 func retryEINTR(call func() error) error {
 	for {
 		if err := call(); !errors.Is(err, unix.EINTR) {
@@ -119,7 +116,7 @@ func closeFD(fd int) { _ = unix.Close(fd) } // nothing was written through it
 
 func isDirectory(st unix.Stat_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFDIR }
 
-// errReadOnlyFileSystem ends a walk over a file system that is read-only as a whole.
+// errReadOnlyFileSystem ends the walk over a read-only file system.
 var errReadOnlyFileSystem = errors.New("the file system is read-only")
 
 // groupWalk is one walk. It goes down by names in opened directories, and up by "..".
@@ -129,15 +126,14 @@ type groupWalk struct {
 	down []level
 }
 
-// level is a directory on the way down.
+// level is a directory on the path to the current one.
 type level struct {
 	name string
-	// dir is nil while it is closed, because many below it are open.
+	// dir is nil while it is closed because too many below it are open.
 	dir *os.File
-	// device and inode tell the directory from all others.
+	// device and inode identify the directory.
 	device, inode uint64
-	// left holds the names of the directories in it that are still to be entered, each ended
-	// by a NUL: there may be millions.
+	// left has the names of its directories that are still to be entered, each followed by a NUL: there may be millions.
 	left []byte
 }
 
@@ -172,7 +168,7 @@ func (w *groupWalk) run(ctx context.Context, top int) error {
 	return err
 }
 
-// next takes the last of the names that are left.
+// next removes and returns the last of the remaining names.
 func (l *level) next() (string, bool) {
 	if len(l.left) == 0 {
 		return "", false
@@ -183,14 +179,14 @@ func (l *level) next() (string, bool) {
 	return string(names[start:]), true
 }
 
-// enter opens a directory, changes what lies in it and is none, and keeps the names of the others.
+// enter opens a directory, changes its files, and collects the names of its directories.
 func (w *groupWalk) enter(ctx context.Context, above int, name string) error {
 	fd, err := openBelow(above, name, unix.O_RDONLY|unix.O_DIRECTORY, unix.RESOLVE_NO_XDEV)
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EXDEV):
 		return nil
 	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
-		return w.entry(name) // it is another one by now
+		return w.entry(name) // it was replaced meanwhile
 	case err != nil:
 		return w.failed("open", name, err)
 	}
@@ -224,7 +220,7 @@ func (w *groupWalk) enter(ctx context.Context, above int, name string) error {
 	}
 }
 
-// entry changes an entry of the lowest directory, or keeps its name if it is a directory itself.
+// entry changes an entry of the current directory, or collects its name if it is a directory.
 func (w *groupWalk) entry(name string) error {
 	fd, err := openBelow(int(w.current().dir.Fd()), name, unix.O_PATH, unix.RESOLVE_NO_XDEV)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EXDEV) {
@@ -246,7 +242,7 @@ func (w *groupWalk) entry(name string) error {
 	return w.change(fd, st, name)
 }
 
-// leave changes the lowest directory, of which everything below is done, and goes up.
+// leave changes the current directory, whose content is done, and goes up.
 func (w *groupWalk) leave() error {
 	lowest := *w.current()
 	fd := int(lowest.dir.Fd())
@@ -267,7 +263,7 @@ func (w *groupWalk) leave() error {
 	return nil
 }
 
-// reopen opens a directory again from one below it.
+// reopen opens a closed directory from one below it.
 func (w *groupWalk) reopen(l *level, below int) error {
 	fd, err := openBelow(below, "..", unix.O_RDONLY|unix.O_DIRECTORY, unix.RESOLVE_NO_XDEV)
 	if err != nil {
@@ -284,8 +280,7 @@ func (w *groupWalk) reopen(l *level, below int) error {
 	return nil
 }
 
-// change gives one opened file to the group. Where nothing is to be changed nothing is
-// written. A symlink has no mode of its own.
+// change sets the group and mode of one opened file, and writes only what differs. A symlink has no mode.
 func (w *groupWalk) change(fd int, st unix.Stat_t, name string) error {
 	w.Seen.Add(1)
 	before := st.Mode & modeBits
@@ -301,21 +296,21 @@ func (w *groupWalk) change(fd int, st unix.Stat_t, name string) error {
 		if err := w.classify("change the group of", name, err); err != nil {
 			return err
 		}
-		// That took set-user-ID and set-group-ID away.
+		// The change of the group cleared set-user-ID and set-group-ID.
 		before &^= unix.S_ISUID | unix.S_ISGID
 	}
 	if mode == before {
 		return nil
 	}
-	// The call that takes a descriptor is not to be had for one that was opened by O_PATH.
+	// fchmod does not work with a descriptor that was opened with O_PATH.
 	err := retryEINTR(func() error { return unix.Chmod("/proc/self/fd/"+strconv.Itoa(fd), mode) })
 	return w.classify("change the mode of", name, err)
 }
 
-// classify tells what the file system does not allow, which is no failure, from what went wrong.
+// classify separates what the file system does not permit, which is not a failure, from errors.
 func (w *groupWalk) classify(attempt, name string, err error) error {
 	switch {
-	case err == nil, errors.Is(err, unix.ENOENT): // a server notices late that it has vanished
+	case err == nil, errors.Is(err, unix.ENOENT): // a network file system notices late that it was deleted
 		return nil
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES), errors.Is(err, unix.EROFS), errors.Is(err, unix.ENOTSUP),
 		errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EDQUOT):
@@ -331,7 +326,7 @@ func (w *groupWalk) classify(attempt, name string, err error) error {
 	}
 }
 
-// failed names the file as well as it can: a hostile name is longer than any message.
+// failed names the file in the error, shortened: a hostile path is longer than any message.
 func (w *groupWalk) failed(attempt, name string, err error) error {
 	const enough = 1024
 	where := w.path

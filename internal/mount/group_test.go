@@ -63,7 +63,7 @@ func make4(t *testing.T, path string, mode uint32) string {
 	return path
 }
 
-func TestFilesAreGivenToAGroup(t *testing.T) {
+func TestChangeGroup(t *testing.T) {
 	root, dir := volume(t, "tmpfs", "mode=0755")
 	modes := map[string][2]uint32{ // before, after
 		"plain": {0o600, 0o660}, "closed": {0, 0o660}, "open": {0o777, 0o777}, "a/b/deep": {0o644, 0o664},
@@ -96,7 +96,7 @@ func TestFilesAreGivenToAGroup(t *testing.T) {
 	}
 }
 
-func TestWhichRootsBelongToAGroup(t *testing.T) {
+func TestHasGroup(t *testing.T) {
 	root, dir := volume(t, "tmpfs", "")
 	for _, test := range []struct {
 		gid  int
@@ -128,8 +128,8 @@ func TestWhichRootsBelongToAGroup(t *testing.T) {
 	}
 }
 
-// TestAChangeStaysInItsVolume: symlinks, loops of them, and mounts lead nowhere.
-func TestAChangeStaysInItsVolume(t *testing.T) {
+// TestChangeGroupStaysInTheVolume: symlinks, loops of them, and mounts lead nowhere.
+func TestChangeGroupStaysInTheVolume(t *testing.T) {
 	root, dir := volume(t, "tmpfs", "")
 	outside := t.TempDir()
 	secret := make4(t, filepath.Join(outside, "secret"), 0o600)
@@ -171,8 +171,8 @@ func TestAChangeStaysInItsVolume(t *testing.T) {
 	}
 }
 
-// TestAVolumeOfAnyDepth is deeper than a path may be long and than files may be open.
-func TestAVolumeOfAnyDepth(t *testing.T) {
+// TestChangeGroupOfADeepTree is deeper than a path may be long and than files may be open.
+func TestChangeGroupOfADeepTree(t *testing.T) {
 	root, dir := volume(t, "tmpfs", "nr_inodes=50000")
 	const depth = 5000
 	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
@@ -205,8 +205,8 @@ func TestAVolumeOfAnyDepth(t *testing.T) {
 	}
 }
 
-// TestTheTopIsChangedLast: what was cut short does not look like what was done.
-func TestTheTopIsChangedLast(t *testing.T) {
+// TestChangeGroupChangesTheTopLast: what was cut short does not look like what was done.
+func TestChangeGroupChangesTheTopLast(t *testing.T) {
 	root, dir := volume(t, "tmpfs", "")
 	for i := range 20 {
 		make4(t, filepath.Join(dir, fmt.Sprintf("d%d/f%d", i%4, i)), 0o600)
@@ -244,8 +244,8 @@ func (e *endsAfter) Err() error {
 	return e.Context.Err()
 }
 
-// TestAReadOnlyVolumeIsLeftAlone: it is asked once, not for each of its files.
-func TestAReadOnlyVolumeIsLeftAlone(t *testing.T) {
+// TestChangeGroupOfAReadOnlyVolume: it is asked once, not for each of its files.
+func TestChangeGroupOfAReadOnlyVolume(t *testing.T) {
 	root, dir := volume(t, "tmpfs", "")
 	for i := range 10 {
 		make4(t, filepath.Join(dir, fmt.Sprint(i)), 0o600)
@@ -257,8 +257,8 @@ func TestAReadOnlyVolumeIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestWhatMayNotBeChangedIsCounted: an immutable file does not keep the others from the group.
-func TestWhatMayNotBeChangedIsCounted(t *testing.T) {
+// TestChangeGroupCountsRefusals: an immutable file does not keep the others from the group.
+func TestChangeGroupCountsRefusals(t *testing.T) {
 	root, dir := volume(t, "tmpfs", "")
 	for i := range 10 {
 		make4(t, filepath.Join(dir, fmt.Sprint(i)), 0o600)
@@ -278,9 +278,9 @@ func TestWhatMayNotBeChangedIsCounted(t *testing.T) {
 	}
 }
 
-// TestAMovedDirectoryLeadsNowhere moves one while its tree is changed, after so many levels
+// TestChangeGroupOfAMovedDirectory moves one while its tree is changed, after so many levels
 // that the way up is by "..".
-func TestAMovedDirectoryLeadsNowhere(t *testing.T) {
+func TestChangeGroupOfAMovedDirectory(t *testing.T) {
 	for name, to := range map[string]string{"within the volume": "pod/disk/volume/moved", "out of the volume": "pod/disk/moved"} {
 		t.Run(name, func(t *testing.T) {
 			root, dir := volume(t, "tmpfs", "")
@@ -309,9 +309,9 @@ func TestAMovedDirectoryLeadsNowhere(t *testing.T) {
 	}
 }
 
-// TestAChangeAmongHostileNeighbours has others make, remove and swap files with symlinks to
+// TestChangeGroupDuringHostileChanges has others make, remove and swap files with symlinks to
 // the outside all the time while the change runs.
-func TestAChangeAmongHostileNeighbours(t *testing.T) {
+func TestChangeGroupDuringHostileChanges(t *testing.T) {
 	root, dir := volume(t, "tmpfs", "")
 	outside := t.TempDir()
 	secret := make4(t, filepath.Join(outside, "directory/secret"), 0o600)
@@ -370,7 +370,7 @@ func swap(ctx context.Context, rng *rand.Rand, volume int, outside string) {
 	}
 }
 
-func TestErrorsNameAHostileFileInAFewWords(t *testing.T) {
+func TestErrorsShortenHostileNames(t *testing.T) {
 	walk := groupWalk{GroupChange: &GroupChange{}, path: "/v"}
 	for range 1000 {
 		walk.down = append(walk.down, level{name: strings.Repeat("x", 200)})

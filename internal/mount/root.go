@@ -14,19 +14,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Root is the tree below kubelet's root directory. All names given to it are
-// relative to it; none can lead out of it, neither by ".." nor by a symlink.
+// Root is the tree below kubelet's root directory. All names are relative to it and cannot leave it, neither by ".." nor by a
+// symlink.
 type Root struct {
 	root *os.Root
 	path string
-	// points replaces the kernel's mount table if it is set.
+	// points replaces the kernel's mount table if set.
 	points func() ([]string, error)
-	// fsync takes a file or directory to the disk; tests look at it.
+	// fsync syncs a file or directory; tests replace it.
 	fsync func(*os.File) error
 }
 
-// OpenRoot opens the directory and makes it if it is not there. points, if not nil, stands
-// in for the kernel's mount table and lists every path with a mount on it.
+// OpenRoot opens the directory and creates it if it does not exist. points, if not nil, replaces the kernel's mount table and lists
+// every path with a mount on it.
 func OpenRoot(path string, points func() ([]string, error)) (*Root, error) {
 	if err := os.MkdirAll(path, 0o750); err != nil {
 		return nil, fmt.Errorf("make the root directory: %w", err)
@@ -46,13 +46,13 @@ func OpenRoot(path string, points func() ([]string, error)) (*Root, error) {
 	return &Root{root: root, path: absolute, points: points, fsync: (*os.File).Sync}, nil
 }
 
-// Close lets go of the directory.
+// Close closes the directory.
 func (r *Root) Close() error { return r.root.Close() }
 
-// ErrSymlinkOutside says that a directory is a symbolic link that leads out of the root.
+// ErrSymlinkOutside is returned for a directory that is a symbolic link out of the root.
 var ErrSymlinkOutside = errors.New("it is a symbolic link that leads out of the root directory, and such links are not followed")
 
-// Sub is the tree below a directory. Who works on many files there saves the way to it.
+// Sub opens the tree below a directory, which saves the path resolution for many files.
 func (r *Root) Sub(name string) (*Root, error) {
 	root, err := r.root.OpenRoot(name)
 	if err != nil {
@@ -61,12 +61,12 @@ func (r *Root) Sub(name string) (*Root, error) {
 	return &Root{root: root, path: r.Path(name), points: r.points, fsync: r.fsync}, nil
 }
 
-// Inside fails with ErrSymlinkOutside if one of the directories is a symbolic link that is not followed.
+// Inside returns ErrSymlinkOutside if one of the directories is a symbolic link out of the root.
 func (r *Root) Inside(names ...string) error {
 	for _, name := range names {
 		info, err := r.root.Lstat(name)
 		if err != nil || info.Mode()&fs.ModeSymlink == 0 {
-			continue // what else is wrong with it shows where it is used
+			continue // other errors show where it is used
 		}
 		if _, err := r.root.Stat(name); err != nil {
 			return fmt.Errorf("use %s: %w", r.Path(name), ErrSymlinkOutside)
@@ -75,10 +75,10 @@ func (r *Root) Inside(names ...string) error {
 	return nil
 }
 
-// ErrLocked says that another process holds the lock.
+// ErrLocked is returned when another process holds the lock.
 var ErrLocked = errors.New("another process holds the lock")
 
-// Lock takes a lock that ends with this process, or when unlock is called.
+// Lock takes a lock that is released when this process exits, or by unlock.
 func (r *Root) Lock(name string) (unlock func() error, err error) {
 	file, err := r.root.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -93,16 +93,16 @@ func (r *Root) Lock(name string) (unlock func() error, err error) {
 	return file.Close, nil
 }
 
-// Path is the absolute path of a name.
+// Path returns the absolute path of a name.
 func (r *Root) Path(name string) string { return filepath.Join(r.path, name) }
 
-// ErrInvalidName says that a name would not be one element of a path.
+// ErrInvalidName is returned for a name that is not a single element of a path.
 var ErrInvalidName = errors.New("not a valid path element")
 
-// maxName is the longest name that file systems take, in bytes (NAME_MAX).
+// maxName is the longest file name in bytes (NAME_MAX).
 const maxName = 255
 
-// CheckName checks a name from the API before it becomes one element of a path.
+// CheckName checks a name from the API before it is used as an element of a path.
 func CheckName(name string) error {
 	switch {
 	case name == "" || name == "." || name == "..":
@@ -118,15 +118,14 @@ func CheckName(name string) error {
 	return nil
 }
 
-// MakeDir makes a directory and its parents, with kubelet's mode. A path that
-// has a mount on it is left alone: looking into it may hang.
+// MakeDir creates a directory and its parents, with kubelet's mode. A path with a mount on it is left alone: accessing it may hang.
 func (r *Root) MakeDir(name string) error {
 	if mounted, err := r.Mounted(name); err == nil && mounted {
 		return nil
 	}
 	var there unix.Stat_t
 	if err := unix.Lstat(r.Path(name), &there); err == nil && there.Mode&unix.S_IFMT == unix.S_IFDIR {
-		return nil // one call, and not several for each part of the name
+		return nil // one call instead of several per element of the path
 	}
 	if err := r.root.MkdirAll(name, 0o750); err != nil {
 		return fmt.Errorf("make directory: %w", err)
@@ -134,13 +133,12 @@ func (r *Root) MakeDir(name string) error {
 	return nil
 }
 
-// MakeDirDurable is MakeDir for a directory that is still there after a power cut, below
-// whatever of it was there before. What is written into it later needs it.
+// MakeDirDurable is MakeDir for a directory that survives a power cut. What is written into it needs its own sync.
 func (r *Root) MakeDirDurable(name string) error {
 	if err := r.MakeDir(name); err != nil {
 		return err
 	}
-	// Also where nothing was made now: whoever made it may have died before this.
+	// Also if it existed: the process that created it may have died before the sync.
 	for name = filepath.Clean(name); name != "."; name = filepath.Dir(name) {
 		if err := r.syncDir(filepath.Dir(name)); err != nil {
 			return err
@@ -152,7 +150,7 @@ func (r *Root) MakeDirDurable(name string) error {
 // ReadFile reads a file.
 func (r *Root) ReadFile(name string) ([]byte, error) { return r.root.ReadFile(name) }
 
-// List is the names in a directory; what is not there, or is no directory, has none.
+// List returns the names in a directory; none if it does not exist or is not a directory.
 func (r *Root) List(name string) ([]string, error) {
 	dir, err := r.root.OpenFile(name, os.O_RDONLY|syscall.O_DIRECTORY, 0)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
@@ -169,23 +167,23 @@ func (r *Root) List(name string) ([]string, error) {
 	return names, nil
 }
 
-// Durability says what a write must survive.
+// Durability is what a write must survive.
 type Durability int
 
 const (
 	// Crash: the process may die at any moment. After a power cut the file may be empty.
 	Crash Durability = iota
-	// InPlace: the new content is as long as the old one and differs from it in some bytes, and each mix of the two will do: what a
-	// power cut may leave. It takes no space on the disk.
+	// InPlace: the new content is as long as the old one, and every mix of the two, as a power cut may leave it, is acceptable. It
+	// needs no space on the disk.
 	InPlace
 	// PowerCut: the new content is on the disk when Write returns.
 	PowerCut
 )
 
-// temporary begins the names of files that are not whole yet.
+// temporary is the prefix of files that are not complete yet.
 const temporary = ".tmp-"
 
-// Write replaces a file as a whole: whoever reads it finds the old content or the new one.
+// Write replaces a file atomically: a reader finds the old content or the new one.
 func (r *Root) Write(name string, content []byte, must Durability) error {
 	if must == InPlace {
 		if err := r.overwrite(name, content); !errors.Is(err, fs.ErrNotExist) {
@@ -206,7 +204,7 @@ func (r *Root) Write(name string, content []byte, must Durability) error {
 	return nil
 }
 
-// overwrite writes over the beginning of a file and cuts off the rest.
+// overwrite writes over the beginning of a file and truncates the rest.
 func (r *Root) overwrite(name string, content []byte) error {
 	file, err := r.root.OpenFile(name, os.O_WRONLY, 0)
 	if err != nil {
@@ -248,14 +246,13 @@ func (r *Root) syncDir(name string) error {
 	return nil
 }
 
-// IsTemporary says that a file was being written when its writer died.
+// IsTemporary reports whether a file was left by a writer that died.
 func IsTemporary(name string) bool { return strings.HasPrefix(filepath.Base(name), temporary) }
 
-// ErrMounted says that a path was not removed because something is mounted on it.
+// ErrMounted is returned for a path that was not removed because something is mounted on it.
 var ErrMounted = errors.New("a file system is still mounted on it")
 
-// Remove removes one file or one empty directory; what is not there is removed
-// already. It never removes what lies below, and nothing that has a mount on it.
+// Remove removes one file or one empty directory, if it exists. It removes nothing below it, and nothing with a mount on it.
 func (r *Root) Remove(name string) error {
 	mounted, err := r.Mounted(name)
 	if err != nil {
@@ -270,15 +267,13 @@ func (r *Root) Remove(name string) error {
 	return nil
 }
 
-// RemoveWritten removes a file that was written as a whole, and what a writer left
-// that died meanwhile.
+// RemoveWritten removes a file, and the temporary file of a writer that died.
 func (r *Root) RemoveWritten(name string) error {
 	dir, base := filepath.Split(name)
 	return errors.Join(r.Remove(name), r.Remove(filepath.Join(dir, temporary+base)))
 }
 
-// RemoveEmpty removes directories that may be shared with others: it stops at
-// the first that is not empty, without an error.
+// RemoveEmpty removes directories that may be shared with others: it stops without an error at the first that is not empty.
 func (r *Root) RemoveEmpty(names ...string) error {
 	for _, name := range names {
 		err := r.Remove(name)
@@ -292,7 +287,7 @@ func (r *Root) RemoveEmpty(names ...string) error {
 	return nil
 }
 
-// Symlink makes name point to target, in place of what name pointed to before.
+// Symlink makes name a symbolic link to target, replacing another link.
 func (r *Root) Symlink(target, name string) error {
 	if old, err := r.root.Readlink(name); err == nil {
 		if old == target {
@@ -308,8 +303,7 @@ func (r *Root) Symlink(target, name string) error {
 	return nil
 }
 
-// IsShared says whether mounts below the root reach other mount namespaces and
-// come from them: drivers in containers publish into their own.
+// IsShared reports whether mounts below the root propagate to other mount namespaces and back, as drivers in containers need it.
 func (r *Root) IsShared() (bool, error) {
 	if r.points != nil {
 		return true, nil
@@ -318,7 +312,7 @@ func (r *Root) IsShared() (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("read the mount table: %w", err)
 	}
-	// The longest is the one that the root lies on; of several on one path, the last is on top.
+	// The longest path is the mount that the root is on; of several on one path, the last is on top.
 	var nearest *mountinfo.Info
 	for _, m := range above {
 		if nearest == nil || len(m.Mountpoint) >= len(nearest.Mountpoint) {
@@ -328,8 +322,8 @@ func (r *Root) IsShared() (bool, error) {
 	return nearest != nil && strings.Contains(nearest.Optional, "shared:"), nil
 }
 
-// Mounted says whether something is mounted on the path itself. What is mounted there
-// is not asked: a file system whose server is gone answers with an error, or never.
+// Mounted reports whether something is mounted on the path itself. The mounted file system is not accessed: if its server is gone,
+// it returns an error or hangs.
 func (r *Root) Mounted(name string) (bool, error) {
 	path := r.Path(name)
 	if r.points != nil {
@@ -342,7 +336,7 @@ func (r *Root) Mounted(name string) (bool, error) {
 	return mountedOn(path)
 }
 
-// MountedByKernel is Mounted by the kernel's word alone, whatever [OpenRoot] was given for a table.
+// MountedByKernel is Mounted according to the kernel, whatever mount table [OpenRoot] was given.
 func (r *Root) MountedByKernel(name string) (bool, error) { return mountedOn(r.Path(name)) }
 
 func mountedOn(path string) (bool, error) {
@@ -354,7 +348,7 @@ func mountedOn(path string) (bool, error) {
 	case err == nil && st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT != 0:
 		return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
 	}
-	// A kernel before 5.8, or a file system that fails even so: the table knows.
+	// A kernel before 5.8, or a file system that returns an error even so: use the mount table.
 	found, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(path))
 	if err != nil {
 		return false, fmt.Errorf("look for a mount on %s: %w", path, err)
@@ -362,14 +356,14 @@ func mountedOn(path string) (bool, error) {
 	return len(found) > 0, nil
 }
 
-// IsPublished says whether a driver has put a volume at a path: a mount or, for a block volume,
-// a device. A link counts for a mount, and leads on to a device: there are drivers that mount elsewhere.
+// IsPublished reports whether a driver has published a volume at a path: a mount or, for a block volume, a device. A symbolic link
+// counts as a mount, and is followed to a device, because some drivers mount elsewhere.
 func (r *Root) IsPublished(name string, block bool) (bool, error) {
 	mounted, err := r.Mounted(name)
 	switch {
 	case err != nil:
 		return false, err
-	case mounted && !block, mounted && r.points != nil: // a device that is not real is in that table
+	case mounted && !block, mounted && r.points != nil: // a simulated device is in that table
 		return true, nil
 	case !block:
 		info, err := r.root.Lstat(name)
@@ -378,7 +372,7 @@ func (r *Root) IsPublished(name string, block bool) (bool, error) {
 		}
 		return err == nil && info.Mode()&fs.ModeSymlink != 0, err
 	}
-	// The link, or the mount of one file on another, leads out of the root.
+	// The link, or the bind mount of a file, leads out of the root.
 	info, err := os.Stat(r.Path(name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil

@@ -37,7 +37,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestHostileNamesAreRefused(t *testing.T) {
+func TestInvalidNamesAreRefused(t *testing.T) {
 	for _, name := range []string{"", ".", "..", "../x", "a/b", "/etc", "a\nb", "a\x00b", "\x7f", strings.Repeat("x", 4096)} {
 		if err := CheckName(name); !errors.Is(err, ErrInvalidName) {
 			t.Errorf("%.20q: %v, want %v", name, err, ErrInvalidName)
@@ -50,7 +50,7 @@ func TestHostileNamesAreRefused(t *testing.T) {
 	}
 }
 
-func TestNothingLeadsOutOfTheRoot(t *testing.T) {
+func TestSymlinksCannotLeaveTheRoot(t *testing.T) {
 	root := open(t)
 	outside := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(outside, "precious"), []byte("x"), 0o600))
@@ -93,7 +93,7 @@ func TestRemovalStopsAtMountsAndContent(t *testing.T) {
 	}
 }
 
-func TestAWriteIsWholeOrNotThere(t *testing.T) {
+func TestWriteIsAtomic(t *testing.T) {
 	root := open(t)
 	must(t, root.Write("f", []byte("old"), PowerCut))
 	must(t, root.Write("f", []byte("new"), Crash))
@@ -113,10 +113,10 @@ func TestAWriteIsWholeOrNotThere(t *testing.T) {
 	}
 }
 
-// TestADurableDirectoryIsNamedOnTheDisk: a new directory is lost in a power cut unless the
+// TestDurableDirectoryIsSynced: a new directory is lost in a power cut unless the
 // one that names it was synced after it was made. (XFS and ext4 take all that came before with any
 // sync; other file systems need not.)
-func TestADurableDirectoryIsNamedOnTheDisk(t *testing.T) {
+func TestDurableDirectoryIsSynced(t *testing.T) {
 	root := open(t)
 	synced := map[string]bool{} // by whether the last directory was there by then
 	root.fsync = func(f *os.File) error {
@@ -139,7 +139,7 @@ func TestADurableDirectoryIsNamedOnTheDisk(t *testing.T) {
 	}
 }
 
-func TestAFileHasNoNamesInIt(t *testing.T) {
+func TestListOfAFileIsEmpty(t *testing.T) {
 	root := open(t)
 	must(t, root.Write("stray", nil, Crash))
 	for _, name := range []string{"stray", "stray/below", "missing"} {
@@ -160,9 +160,9 @@ func ownMounts(t *testing.T) {
 	must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 }
 
-// TestAMountIsSeenWhateverItsServerDoes mounts a FUSE file system whose server does not
+// TestMountedDoesNotAccessTheMount mounts a FUSE file system whose server does not
 // answer, and then is gone.
-func TestAMountIsSeenWhateverItsServerDoes(t *testing.T) {
+func TestMountedDoesNotAccessTheMount(t *testing.T) {
 	ownMounts(t)
 	server, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -174,7 +174,7 @@ func TestAMountIsSeenWhateverItsServerDoes(t *testing.T) {
 	must(t, root.MakeDir("volume"))
 	must(t, unix.Mount("test", root.Path("volume"), "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server)))
 	defer func() { must(t, unix.Unmount(root.Path("volume"), unix.MNT_DETACH)) }()
-	// The thread would wait in the kernel for ever; the end of the server ends that.
+	// The thread would wait in the kernel forever; the end of the server ends that.
 	hung := time.AfterFunc(time.Minute, func() {
 		t.Error("looking at the mount waited for its server")
 		_ = unix.Close(server)
@@ -197,9 +197,9 @@ func TestAMountIsSeenWhateverItsServerDoes(t *testing.T) {
 	look("gone")
 }
 
-// TestAReplacedFileIsWholeAfterAPowerCut stops an XFS in the middle of its work, as a power
+// TestReplacedFileSurvivesAPowerCut stops an XFS in the middle of its work, as a power
 // cut does. XFS, unlike ext4 with its defaults, takes a rename to the disk before the content.
-func TestAReplacedFileIsWholeAfterAPowerCut(t *testing.T) {
+func TestReplacedFileSurvivesAPowerCut(t *testing.T) {
 	ownMounts(t)
 	image, disk := filepath.Join(t.TempDir(), "image"), t.TempDir()
 	must(t, os.WriteFile(image, nil, 0o600))
@@ -237,7 +237,7 @@ func cutPower(t *testing.T, disk string) {
 	must(t, unix.IoctlSetPointerInt(int(dir.Fd()), goingDown, dropLog))
 }
 
-func TestTheKernelsMountTable(t *testing.T) {
+func TestKernelMountTable(t *testing.T) {
 	ownMounts(t)
 	root, err := OpenRoot(t.TempDir(), nil)
 	must(t, err)

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SubPath is a file or directory of a mounted volume that is to be mounted somewhere else.
+// SubPath is a file or directory of a mounted volume that is to be mounted at another path.
 type SubPath struct {
-	// Volume is where the volume is mounted, and Target where the part of it goes; both below the root.
+	// Volume is where the volume is mounted, and Target where the part is to be mounted, both below the root.
 	Volume, Target string
 	// Path is the part, relative to the volume.
 	Path string
@@ -21,16 +21,16 @@ type SubPath struct {
 	ReadOnly bool
 }
 
-// ErrOutsideVolume says that a path leads out of its volume.
+// ErrOutsideVolume is returned for a path that leads out of its volume.
 var ErrOutsideVolume = errors.New("path leads out of the volume")
 
-// BindSubPath mounts a part of a volume at a place of its own. A directory that is missing is created with the mode
-// of the volume's own directory. What is mounted there already is kept if it is the same, and replaced if not.
+// BindSubPath mounts a part of a volume at a path of its own. A missing directory is created with the mode of the volume's root. An
+// existing mount at the target is kept if it is the same, and replaced if not.
 //
-// Whoever runs in the pod may write to the volume at the same time and swap any part of the path for a symbolic
-// link (CVE-2017-1002101, CVE-2021-25741). So the path is resolved once, by the kernel and within the volume, and what is
-// mounted is what was opened then: there is no second look at the path. Symbolic links inside the volume are followed;
-// absolute ones, and those that lead out, are refused with [ErrOutsideVolume].
+// Containers may write to the volume at the same time and replace any element of the path by a symbolic link (CVE-2017-1002101,
+// CVE-2021-25741). So the kernel resolves the path once, within the volume, and what was opened is mounted; the path is not used
+// again. Symbolic links inside the volume are followed; absolute ones, and those that lead out, are refused with
+// [ErrOutsideVolume].
 func (r *Root) BindSubPath(s SubPath) error {
 	if err := checkSubPath(s.Path); err != nil {
 		return err
@@ -57,7 +57,7 @@ func (r *Root) BindSubPath(s SubPath) error {
 	return nil
 }
 
-// checkSubPath refuses what kubelet and the API server refuse, before the kernel sees it.
+// checkSubPath refuses what kubelet and the API server refuse, before the kernel sees the path.
 func checkSubPath(path string) error {
 	if path == "" || filepath.IsAbs(path) || slices.Contains(strings.Split(path, "/"), "..") {
 		return fmt.Errorf("subPath %q must be relative and must not contain '..': %w", path, ErrOutsideVolume)
@@ -65,7 +65,7 @@ func checkSubPath(path string) error {
 	return nil
 }
 
-// escapeError replaces the kernel's word for a path that leaves the directory that it was resolved in.
+// escapeError replaces the kernel's error for a path that leaves the directory in which it is resolved.
 func escapeError(err error) error {
 	if errors.Is(err, unix.EXDEV) {
 		return ErrOutsideVolume
@@ -73,11 +73,11 @@ func escapeError(err error) error {
 	return err
 }
 
-// inVolume has the kernel resolve a path within a directory: no "..", link or mount of /proc leads out of it.
+// inVolume lets the kernel resolve a path within a directory, which no "..", link or mount of /proc can leave.
 const inVolume = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS
 
-// openAttempts is how often a path is resolved while the kernel cannot tell whether it leads out, because something on
-// the machine was renamed meanwhile (openat2(2), EAGAIN).
+// openAttempts is how often a path is resolved while the kernel cannot decide if it leads out, because of a concurrent rename
+// (openat2(2), EAGAIN).
 const openAttempts = 100
 
 func openAt(directory int, name string, flags, resolve uint64) (fd int, err error) {
@@ -94,7 +94,7 @@ func openAt(directory int, name string, flags, resolve uint64) (fd int, err erro
 	return fd, err
 }
 
-// openOrMake opens a part of a volume, and makes the directories of its path that are missing.
+// openOrMake opens a part of a volume, and creates missing directories.
 func openOrMake(volume int, path string) (int, error) {
 	path = filepath.Clean(path)
 	fd, err := openAt(volume, path, unix.O_PATH, inVolume)
@@ -114,8 +114,8 @@ func openOrMake(volume int, path string) (int, error) {
 	return openAt(volume, path, unix.O_PATH, inVolume)
 }
 
-// makeIn makes the last directory of a path, if it is missing. Each path is resolved within the volume anew, so
-// that what others do there meanwhile can make it fail, and not lead it out.
+// makeIn creates the last directory of a path if it is missing. Each path is resolved within the volume again, so that concurrent
+// changes can make it fail but not lead out.
 func makeIn(volume int, path []string, mode uint32) error {
 	parent, name := volume, path[len(path)-1]
 	if len(path) > 1 {
@@ -128,7 +128,7 @@ func makeIn(volume int, path []string, mode uint32) error {
 	err := retryEINTR(func() error { return unix.Mkdirat(parent, name, mode) })
 	switch {
 	case errors.Is(err, unix.EEXIST):
-		return nil // whether it fits shows when it is opened
+		return nil // if it is not a directory, the open will fail
 	case err != nil:
 		return fmt.Errorf("make directory %s: %w", filepath.Join(path...), err)
 	}
@@ -137,10 +137,10 @@ func makeIn(volume int, path []string, mode uint32) error {
 		return err
 	}
 	defer closeFD(made)
-	return retryEINTR(func() error { return unix.Fchmod(made, mode) }) // the umask took bits away
+	return retryEINTR(func() error { return unix.Fchmod(made, mode) }) // because of the umask
 }
 
-// isBound says whether the part is mounted at its target already, in the same way.
+// isBound reports whether the part is already mounted at its target, with the same options.
 func (r *Root) isBound(part int, s SubPath) (bool, error) {
 	mounted, err := r.MountedByKernel(s.Target)
 	if err != nil || !mounted {
@@ -173,7 +173,7 @@ func readOnly(fd int) (bool, error) {
 	return st.Flags&unix.ST_RDONLY != 0, err
 }
 
-// bind mounts what is open at the target. It is read-only before anybody can see it.
+// bind mounts the opened part at the target. The mount is made read-only before it is visible.
 func (r *Root) bind(part int, s SubPath) error {
 	what, err := stat(part)
 	if err != nil {
@@ -200,7 +200,7 @@ func (r *Root) bind(part int, s SubPath) error {
 	return unix.MoveMount(tree, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 
-// makeTarget makes what can be mounted on: a directory for a directory, for all else a file.
+// makeTarget creates a mount point: a directory for a directory, otherwise a file.
 func (r *Root) makeTarget(name string, directory bool) error {
 	if info, err := r.root.Lstat(name); err == nil && info.IsDir() != directory {
 		if err := r.Remove(name); err != nil {
@@ -216,7 +216,7 @@ func (r *Root) makeTarget(name string, directory bool) error {
 	return r.writeFile(name, nil, Crash)
 }
 
-// unbind unmounts whatever is mounted at a target, however often, and removes the target.
+// unbind removes all mounts at a target, and the target.
 func (r *Root) unbind(name string) error {
 	for {
 		mounted, err := r.MountedByKernel(name)

@@ -38,7 +38,7 @@ const target = "subpaths/c/0"
 
 func subPath(path string) SubPath { return SubPath{Volume: "volume", Target: target, Path: path} }
 
-func TestASubPathIsMounted(t *testing.T) {
+func TestSubPathIsMounted(t *testing.T) {
 	root, volume, _ := volumeToBind(t)
 	must(t, os.WriteFile(filepath.Join(volume, "file"), []byte("1"), 0o600))
 	must(t, os.Symlink("real", filepath.Join(volume, "inside")))
@@ -65,7 +65,7 @@ func TestASubPathIsMounted(t *testing.T) {
 }
 
 // As kubelet does, with the volume's mode whatever the umask is.
-func TestAMissingSubPathIsMade(t *testing.T) {
+func TestMissingSubPathIsCreated(t *testing.T) {
 	root, volume, _ := volumeToBind(t)
 	must(t, root.BindSubPath(subPath("a/b")))
 	must(t, os.WriteFile(filepath.Join(root.Path(target), "file"), []byte("x"), 0o600))
@@ -79,7 +79,7 @@ func TestAMissingSubPathIsMade(t *testing.T) {
 	}
 }
 
-func TestAReadOnlySubPath(t *testing.T) {
+func TestReadOnlySubPath(t *testing.T) {
 	root, volume, _ := volumeToBind(t)
 	must(t, os.MkdirAll(filepath.Join(volume, "a"), 0o750))
 	s := subPath("a")
@@ -97,7 +97,7 @@ func TestAReadOnlySubPath(t *testing.T) {
 }
 
 // CVE-2017-1002101.
-func TestASubPathThatLeadsOutIsRefused(t *testing.T) {
+func TestSubPathOutsideVolumeIsRefused(t *testing.T) {
 	root, volume, secret := volumeToBind(t)
 	up, err := filepath.Rel(volume, secret)
 	must(t, err)
@@ -122,7 +122,7 @@ func TestASubPathThatLeadsOutIsRefused(t *testing.T) {
 }
 
 // CVE-2021-25741: a container swaps a directory for a link while its neighbour's subPath is prepared.
-func TestASubPathThatIsSwappedNeverLeadsOut(t *testing.T) {
+func TestSubPathSwappedByASymlink(t *testing.T) {
 	root, volume, secret := volumeToBind(t)
 	must(t, os.MkdirAll(filepath.Join(volume, "dir", "sub"), 0o750))
 	must(t, os.MkdirAll(filepath.Join(secret, "sub"), 0o750))

@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Device is the block device at a path, as major:minor, or empty if there is none.
+// Device returns the block device at a path, as major:minor; empty if there is none.
 func Device(path string) (string, error) {
 	var st unix.Stat_t
 	err := unix.Stat(path, &st)
 	switch {
-	case ended(err): // nothing is there
+	case ended(err): // it does not exist
 		return "", nil
 	case err != nil:
 		return "", &fs.PathError{Op: "stat", Path: path, Err: err}
@@ -25,9 +25,9 @@ func Device(path string) (string, error) {
 	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev)), nil
 }
 
-// Openers are the processes that have a block device open by a file of their own: runtimes make one for each
-// container. What is open by the machine's own /dev (devtmpfs) is left out: drivers keep devices open there for as long
-// as they are attached.
+// Openers returns the processes that have a block device open through a device file of their own: runtimes create one for each
+// container. Device files in the machine's /dev (devtmpfs) are ignored: drivers keep devices open there for as long as they are
+// attached.
 func Openers(device string) ([]Holder, error) {
 	var machine unix.Stat_t
 	if err := unix.Stat("/dev", &machine); err != nil {
@@ -37,7 +37,7 @@ func Openers(device string) ([]Holder, error) {
 	seen := map[int]bool{}
 	err := eachThread(func(pid int, dir string) {
 		if seen[pid] || filepath.Base(dir) != fmt.Sprint(pid) {
-			return // threads share their files, as a rule
+			return // threads usually share their files
 		}
 		files, err := os.ReadDir(filepath.Join(dir, "fd"))
 		if err != nil {
@@ -55,7 +55,7 @@ func Openers(device string) ([]Holder, error) {
 	return holders, err
 }
 
-// opens says whether an open file is the device. It asks no file system: one that hangs would not answer.
+// opens reports whether an open file is the device. It does not access the file system, which may hang.
 func opens(fd, device string, machine uint64) bool {
 	if name, err := os.Readlink(fd); err != nil || !strings.HasPrefix(name, "/") {
 		return false

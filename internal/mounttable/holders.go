@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Holder is a mount by which something has a volume, besides the mounts that are about to go.
+// Holder is another mount of a volume, besides the mounts that are about to be unmounted.
 type Holder struct {
 	// Process is one of those that see the mount; its PID is 0 if the mount is in the caller's own namespace.
 	Process
@@ -16,7 +16,7 @@ type Holder struct {
 	Namespace string
 	// Path is the mount point, as the process sees it.
 	Path string
-	// Device says that the process has the device open, under Path.
+	// Device: the process has the device open, under Path.
 	Device bool
 }
 
@@ -40,20 +40,20 @@ func (h Holder) String() string {
 
 // Volume is what is about to be taken from this machine.
 type Volume struct {
-	// Paths are the mount points that go. What is mounted there is what is looked for.
+	// Paths are the mount points that are about to be unmounted. Other mounts of what is mounted there are searched for.
 	Paths []string
-	// Device is a block device, as major:minor, of which no file system is to be mounted; empty for none.
+	// Device is a block device, as major:minor, whose file system must not be mounted either; empty for none.
 	Device string
-	// OtherNamespacesOnly leaves out what is mounted elsewhere in the caller's own mount namespace.
+	// OtherNamespacesOnly ignores other mounts in the caller's own mount namespace.
 	OtherNamespacesOnly bool
 }
 
-// Holders are the mounts of a volume, or of a part of it, that stay when its own are gone. The error
-// says what could not be read, and so may be another one.
+// Holders returns the mounts of a volume, or of a part of it, that remain when its own are gone. The error names what could not be
+// read and may therefore be another holder.
 //
-// A mount in another namespace goes with one in ours if it is a propagated copy: it lies on a mount that
-// receives from the one that ours lies on, at the same place. A container's own mount of a volume lies on the
-// container's root, which receives nothing; whether the mount itself receives (HostToContainer) says nothing.
+// A mount in another namespace goes with one of ours if it is a propagated copy: it is on a mount that receives from the one that
+// ours is on, at the same place. A container's own mount of a volume is on the container's root, which receives nothing; whether
+// the mount itself receives (HostToContainer) is irrelevant.
 func (t *Table) Holders(v Volume) ([]Holder, error) {
 	var volume []entry
 	for _, e := range t.own {
@@ -82,7 +82,7 @@ func (t *Table) Holders(v Volume) ([]Holder, error) {
 	for _, n := range t.others {
 		for _, e := range n.entries {
 			if _, same := find(t.own, e.id); same {
-				continue // a namespace that could not be named, and is ours
+				continue // a namespace that could not be identified, and is ours
 			}
 			if isPart(e) && !slices.ContainsFunc(ours, func(our entry) bool { return t.isPropagatedCopy(our, e, n) }) {
 				holders = append(holders, Holder{Process: n.process, Namespace: n.name, Path: e.point})
@@ -92,12 +92,12 @@ func (t *Table) Holders(v Volume) ([]Holder, error) {
 	return holders, errors.Join(t.unread...)
 }
 
-// Mounted says whether something is mounted on the path in the caller's own namespace.
+// Mounted reports whether something is mounted on the path in the caller's own namespace.
 func (t *Table) Mounted(path string) bool {
 	return slices.ContainsFunc(t.own, func(e entry) bool { return e.point == path })
 }
 
-// isPropagatedCopy says whether e, of another namespace, is our mount as it was propagated there.
+// isPropagatedCopy reports whether e, of another namespace, is our mount as it was propagated there.
 func (t *Table) isPropagatedCopy(our, e entry, n namespace) bool {
 	ourParent, ok := find(t.own, our.parent)
 	if !ok || ourParent.shared == 0 || our.device != e.device || our.root != e.root {
@@ -123,13 +123,13 @@ func placeOn(parent, e entry) string {
 	return path.Join(parent.root, strings.TrimPrefix(e.point, strings.TrimSuffix(parent.point, "/")))
 }
 
-// receives says whether what is unmounted on a mount of the peer group is unmounted on m: it is a peer, or a slave
-// of the group, or of a group that is one.
+// receives reports whether an unmount on a mount of the peer group propagates to m: m is a peer, or a slave of the group or of one
+// of its slaves.
 func (t *Table) receives(m entry, group int) bool {
 	if m.shared == group {
 		return true
 	}
-	for range 16 { // deeper than anybody nests
+	for range 16 { // deeper than any real nesting
 		switch m.master {
 		case 0:
 			return false

@@ -97,7 +97,7 @@ func TestHolders(t *testing.T) {
 	}
 }
 
-func TestANamespaceThatCannotBeReadIsAnError(t *testing.T) {
+func TestUnreadableNamespaceIsAnError(t *testing.T) {
 	gone := errors.New("no right")
 	table := &Table{own: entries(t, ours), unread: []error{gone}}
 	if _, err := table.Holders(Volume{Paths: []string{target, staging}}); !errors.Is(err, gone) {
@@ -105,7 +105,7 @@ func TestANamespaceThatCannotBeReadIsAnError(t *testing.T) {
 	}
 }
 
-func TestALineThatCannotBeRead(t *testing.T) {
+func TestInvalidMountinfoLine(t *testing.T) {
 	for _, line := range []string{"", "a b c", "27 1 8:16 / /a rw shared:1 ext4", "x 1 8:16 / / rw - ext4 /dev/sdb rw", "1 x 8:16 / / rw - ext4 /dev/sdb rw"} {
 		if _, err := parseLine(line); err == nil {
 			t.Errorf("%q is taken for a mount", line)

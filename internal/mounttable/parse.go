@@ -11,12 +11,12 @@ import (
 // entry is one mount of a mount namespace (proc(5), /proc/pid/mountinfo).
 type entry struct {
 	id, parent int
-	// device is the superblock's, as major:minor. One superblock has one while it is in use, also where it has
-	// no device of its own (major 0: FUSE, NFS, tmpfs).
+	// device is that of the superblock, as major:minor. A superblock has one while it is in use, even without a real device (major
+	// 0: FUSE, NFS, tmpfs).
 	device string
-	// root is what of the file system is mounted, point where.
+	// root is the part of the file system that is mounted, point where.
 	root, point string
-	// groups are the peer groups that the mount sends to and receives from; 0 for none.
+	// shared and master are the peer groups that the mount sends to and receives from; 0 for none.
 	shared, master int
 	source         string
 }
@@ -64,7 +64,7 @@ func parseLine(line string) (e entry, err error) {
 	return e, nil
 }
 
-// unescape turns the kernel's \040 and the like back.
+// unescape decodes the kernel's octal escapes such as \040.
 func unescape(s string) string {
 	if !strings.Contains(s, `\`) {
 		return s
@@ -83,15 +83,14 @@ func unescape(s string) string {
 	return out.String()
 }
 
-// below says whether path is dir or lies in it.
+// below reports whether path is dir or inside it.
 func below(path, dir string) bool {
 	return path == dir || dir == "/" || strings.HasPrefix(path, dir+"/")
 }
 
-// partOf says whether e shows what volume shows, or a part of it. A mount that shows more, such as the
-// node's root file system where a volume is a directory of it, has not been made for the volume. File
-// systems without a device may share one superblock though they were mounted from several sources (NFS
-// exports of one server): there the source decides, which copies of a mount keep.
+// partOf reports whether e shows what volume shows, or a part of it. A mount that shows more, such as the node's root file system
+// if a volume is a directory of it, was not made for the volume. File systems without a device may share a superblock although they
+// have several sources (NFS exports of one server): then the source decides, which copies of a mount keep.
 func (e entry) partOf(volume entry) bool {
 	return e.device == volume.device && below(e.root, volume.root) && (!strings.HasPrefix(e.device, "0:") || e.source == volume.source)
 }

@@ -9,17 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// initialPIDNamespace is PROC_PID_INIT_INO, the number of the pid namespace in which the machine began.
+// initialPIDNamespace is PROC_PID_INIT_INO, the number of the machine's initial pid namespace.
 const initialPIDNamespace = "pid:[4026531836]"
 
-// SeesAllProcesses says whether this process sees all processes of the machine. In a pid namespace of its own it sees
-// those of that one and below: a node that is a container sees its pods, an agent that is one does not.
+// SeesAllProcesses reports whether this process sees all processes of the machine. In its own pid namespace it sees those of that
+// namespace and below: a node that is a container sees its pods, an agent that is one does not.
 func SeesAllProcesses() bool {
 	name, err := os.Readlink("/proc/self/ns/pid")
 	return err == nil && name == initialPIDNamespace
 }
 
-// WaitForExit returns when a process has ended, or ctx has. It fails where the kernel cannot tell (before 5.10).
+// WaitForExit returns when a process has exited, or ctx has ended. It fails on kernels without pidfds for that (before 5.10).
 func WaitForExit(ctx context.Context, pid int) error {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {

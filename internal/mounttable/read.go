@@ -12,8 +12,7 @@ import (
 	"syscall"
 )
 
-// Reader reads the mount tables of all processes that it can see: those of its own pid namespace, and of
-// those below.
+// Reader reads the mount tables of all processes that it can see: those of its own pid namespace and below.
 type Reader struct {
 	// reading is held while the tables are read.
 	reading sync.Mutex
@@ -23,15 +22,14 @@ type Reader struct {
 	next *reading
 }
 
-// reading is one pass over all processes, for all who asked before it began.
+// reading is one pass over all processes, for all callers from before it began.
 type reading struct {
 	done  chan struct{}
 	table *Table
 	err   error
 }
 
-// Read returns the tables as they were at one time after the call began. Those who ask while tables are
-// being read share the next reading.
+// Read returns the tables as of one time after the call began. Callers during a reading share the next one.
 func (r *Reader) Read() (*Table, error) {
 	r.mu.Lock()
 	mine, first := r.next, r.next == nil
@@ -53,11 +51,10 @@ func (r *Reader) Read() (*Table, error) {
 	return mine.table, mine.err
 }
 
-// Process is one that is there, as far as that could be read.
+// Process is a running process, as far as it could be read.
 type Process struct {
 	PID int
-	// Command is its short name, and Cgroup the path of its control group: runtimes put the pod's
-	// UID and the container's ID there.
+	// Command is its short name, and Cgroup the path of its control group, where runtimes put the pod's UID and the container's ID.
 	Command, Cgroup string
 }
 
@@ -68,7 +65,7 @@ type namespace struct {
 	entries []entry
 }
 
-// Table is what was mounted, in all mount namespaces, at one time.
+// Table is what was mounted at one time, in all mount namespaces.
 type Table struct {
 	own    []entry
 	others []namespace
@@ -103,14 +100,14 @@ func read() (*Table, error) {
 		}
 		switch {
 		case ended(err):
-			return // another of its threads may be there still
+			return // another of its threads may still exist
 		case err != nil:
 			t.unread = append(t.unread, fmt.Errorf("read the mount table of process %d: %w", pid, err))
 			return
 		}
 		if key == "" {
-			// What may not be named can be read all the same. Its mounts tell which namespace it is: the
-			// number of a mount is one mount's alone.
+			// A namespace that may not be identified can still be read. Its mounts identify it, because the number of a mount is
+			// unique.
 			if key = firstMount(found.entries); key == firstMount(t.own) || seen[key] {
 				return
 			}
@@ -123,7 +120,7 @@ func read() (*Table, error) {
 	return t, err
 }
 
-// firstMount and the number of mounts stand for a namespace and a root in it.
+// firstMount and the number of mounts identify a namespace and a root in it.
 func firstMount(entries []entry) string {
 	if len(entries) == 0 {
 		return "none"
@@ -131,7 +128,7 @@ func firstMount(entries []entry) string {
 	return fmt.Sprint(entries[0].id, "+", len(entries))
 }
 
-// eachThread visits all threads: they may have mount namespaces of their own, and outlive the first one.
+// eachThread visits all threads: they may have their own mount namespaces, and outlive the first one.
 func eachThread(visit func(pid int, dir string)) error {
 	processes, err := os.ReadDir("/proc")
 	if err != nil {
@@ -154,7 +151,7 @@ func eachThread(visit func(pid int, dir string)) error {
 	return nil
 }
 
-// namespaceOf names a thread's mount namespace, and what it sees of it: that depends on its root.
+// namespaceOf returns the name of a thread's mount namespace, and a key for what the thread sees of it, which depends on its root.
 func namespaceOf(dir string) (name, key string, err error) {
 	if name, err = os.Readlink(filepath.Join(dir, "ns/mnt")); err != nil {
 		return "", "", err
@@ -166,7 +163,7 @@ func namespaceOf(dir string) (name, key string, err error) {
 	return name, name + root, nil
 }
 
-// ended says whether a process was not there any more, or has no mounts because it is ending.
+// ended reports whether a process no longer exists, or has no mounts because it is exiting.
 func ended(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) || errors.Is(err, syscall.EINVAL)
 }
@@ -182,7 +179,7 @@ func processOf(pid int) Process {
 		return p
 	}
 	for line := range strings.Lines(string(raw)) {
-		// The longest: of version 1 some hierarchies may not be in use.
+		// The longest: some hierarchies of version 1 may not be in use.
 		if parts := strings.SplitN(strings.TrimSpace(line), ":", 3); len(parts) == 3 && len(parts[2]) > max(1, len(p.Cgroup)) {
 			p.Cgroup = parts[2]
 		}

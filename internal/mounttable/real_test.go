@@ -20,7 +20,7 @@ import (
 func container(t *testing.T, propagation, script string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("unshare", "-m", "--propagation", propagation, "sh", "-c", script+"; echo ready; read line")
-	_, err := cmd.StdinPipe() // which nobody writes to
+	_, err := cmd.StdinPipe() // which is never written to
 	must(t, err)
 	out, err := cmd.StdoutPipe()
 	must(t, err)
@@ -118,7 +118,7 @@ func TestRealNamespaces(t *testing.T) {
 	}
 }
 
-func TestAwaitEndEndsWithItsContext(t *testing.T) {
+func TestWaitForExitEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- WaitForExit(ctx, os.Getpid()) }()

@@ -8,22 +8,19 @@ import (
 	"belay.dev/belay/internal/planted"
 )
 
-// Decide says what to do next for one volume on this node. The rules about
-// safety are here and in [InUseList], nowhere else:
+// Decide returns the next step for one volume on this node. The rules about safety are here and in [InUseList], nowhere else:
 //
-//   - S7: StageVolume, and Publish of a driver that does not stage, come only
-//     when the newest known Node lists the volume in use and as attached. One
-//     object that holds both proves that the controller has not begun to detach,
-//     or will find the volume in use when it withdraws its report.
-//   - The volume is taken out of the list only when no record of it is left.
-//   - What may be mounted without a record is in the way of the unstage, and keeps
-//     the volume listed.
-//   - The last call that takes a volume from the machine comes only when nothing else there has it
-//     mounted: a container's mounts outlive the paths that they were made from.
-//   - The way back (Unpublish, Unstage) waits for nothing in the API.
-//   - An inline volume is published and unpublished, and that is all.
+//   - S7: StageVolume, and Publish for a driver that does not stage, require that the newest known Node lists the volume both in
+//     use and as attached. One object that has both proves that the controller has not begun to detach, or will find the volume in
+//     use when it withdraws its report.
+//   - The volume leaves the list only when no record of it is left.
+//   - A mount that may exist without a record blocks the unstage and keeps the volume listed.
+//   - The last call that takes a volume from the machine requires that nothing else there has it mounted: the mounts of a container
+//     outlive the paths that they were made from.
+//   - Unpublish and Unstage wait for nothing in the API.
+//   - An inline volume is only published and unpublished.
 //   - Nothing is mounted with two SELinux labels at once (see label.go).
-//   - What is Unknown is waited for.
+//   - Unknown means wait.
 func Decide(now time.Time, desired Desired, observed Observed) Decision {
 	c := decider{now: now, desired: desired, observed: observed}
 	c.listInUse()
@@ -47,23 +44,23 @@ type decider struct {
 	out      Decision
 }
 
-// listInUse says what the Node's in-use list shall say, from wants and records.
+// listInUse decides whether the Node should list the volume in use.
 func (c *decider) listInUse() {
 	switch {
 	case c.observed.Inline:
-		// Whoever lists such a name means something else by it.
+		// A name like this in the list is not the volume.
 		c.out.Forget = !c.recorded() && len(c.desired.Pods) == 0
 	case c.mustBeInUse():
 		c.out.InUse = Yes
 	case c.recorded() || c.wanted():
-		// A CSIDriver that came late or was made anew may say that nothing is attached: then
-		// the attachment can go while the pod runs. As long as nothing is known, the list stays.
+		// A CSIDriver that was created late or recreated may say that no attach is required: then the attachment can go while the
+		// pod runs. As long as that is unknown, the list stays.
 		if c.observed.AttachRequired == No {
 			c.out.InUse = No
 		}
 	case c.observed.Node.InUse == No:
 		if c.out.Forget = len(c.desired.Pods) == 0; !c.out.Forget {
-			c.out.InUse = No // the pods that are left want nothing now, and may again
+			c.out.InUse = No // the remaining pods want nothing now, but may do so later
 		}
 	default:
 		c.out.InUse = No
@@ -71,7 +68,7 @@ func (c *decider) listInUse() {
 	}
 }
 
-// mustBeInUse: a pod wants the volume attached, or a record says that it may be staged.
+// mustBeInUse: a pod wants the volume attached, or according to a record it may be staged.
 func (c *decider) mustBeInUse() bool {
 	recorded := c.recorded()
 	if recorded && (c.observed.RecordedInUse || c.observed.Unaccounted || c.observed.AttachRequired == Yes) {
@@ -92,7 +89,7 @@ func (c *decider) anyPod(is func(Pod) bool) bool {
 	return slices.ContainsFunc(c.desired.Pods, is)
 }
 
-// unmountUnwanted undoes what no pod wants, publishes first.
+// unmountUnwanted unmounts what no pod wants, publishes first.
 func (c *decider) unmountUnwanted() Step {
 	for _, p := range c.desired.Pods {
 		switch p.Demand {
@@ -123,15 +120,15 @@ func (c *decider) unmountUnwanted() Step {
 	}
 }
 
-// isLastPublish: no other publish is known to stand of a volume that may be detached when it leaves the list.
-// Of what is not attached nothing is taken from under a container's mount.
+// isLastPublish: no other publish of the volume is confirmed, and the volume may be detached once it leaves the list. A volume that
+// is not attached is not taken from under a container's mount either.
 func (c *decider) isLastPublish(p Pod) bool {
 	return !c.observed.Inline && (c.observed.RecordedInUse || c.observed.Unaccounted || c.observed.AttachRequired != No) &&
 		!c.anyPod(func(other Pod) bool { return other.Key != p.Key && other.Publish == Confirmed })
 }
 
-// undo is the call that undoes a stage or publish. If that may take the volume from the machine, it comes
-// only after somebody looked, in this turn, and found that nothing else has it.
+// undo returns the call that undoes a stage or publish. If the call may take the volume from the machine, a search in this turn
+// must have found no other user.
 func (c *decider) undo(key PublishKey, call Step, looks bool) Step {
 	if !looks || c.observed.Users.Found == No {
 		return call
@@ -144,12 +141,11 @@ func (c *decider) undo(key PublishKey, call Step, looks bool) Step {
 	return LookForUsers{Key: key}
 }
 
-// unpublish takes a publish back.
 func (c *decider) unpublish(p Pod) Step {
 	return c.undo(p.Key, Unpublish{Key: p.Key}, c.isLastPublish(p))
 }
 
-// mountNext leads the first pod on for which something can be done.
+// mountNext returns the next step for the first pod that can make progress.
 func (c *decider) mountNext() Step {
 	for _, p := range c.desired.Pods {
 		if p.Demand != Wanted || p.Publish == Confirmed {
@@ -174,9 +170,8 @@ func (c *decider) mountNext() Step {
 	return nil
 }
 
-// renew repeats a publish that stands, for a driver that wants to be called again
-// from time to time. It passes the same gates as the first one: a volume that the
-// controller may have detached since is not given to the driver once more.
+// renew repeats a confirmed publish for a driver that asks for it. The gates of the first publish apply: the controller may have
+// detached the volume since.
 func (c *decider) renew() Step {
 	every := c.observed.Driver.RepublishEvery
 	if every == 0 {
@@ -201,7 +196,7 @@ func (c *decider) renew() Step {
 	return nil
 }
 
-// gate is what a pod must wait for before anything is read or called for it.
+// gate returns the reason why a pod must wait before anything is read or called for it, empty if it need not.
 func (c *decider) gate(p Pod) Reason {
 	o := c.observed
 	switch c.attachRequired() {
@@ -224,7 +219,8 @@ func (c *decider) gate(p Pod) Reason {
 	return c.solePodGate(p)
 }
 
-// solePodGate: no other pod may have a ReadWriteOncePod volume. Another PersistentVolume with its handle is the same volume.
+// solePodGate: a ReadWriteOncePod volume must not be published for another pod. Another PersistentVolume with its handle is the
+// same volume.
 func (c *decider) solePodGate(p Pod) Reason {
 	switch {
 	case c.anyPod(func(other Pod) bool {
@@ -232,14 +228,14 @@ func (c *decider) solePodGate(p Pod) Reason {
 	}):
 		return OtherPodMounted
 	case c.observed.Unaccounted && p.Publish != Confirmed && (p.SolePod || p.label() != ""):
-		return UnaccountedMount // for another pod, or with another label
+		return UnaccountedMount // possibly for another pod, or with another label
 	default:
 		return ""
 	}
 }
 
-// attachRequired: an inline volume needs no attach, but whether its driver has such
-// volumes is known no sooner than whether it attaches others.
+// attachRequired: an inline volume needs no attach, but until the CSIDrivers have been listed it is unknown whether the driver
+// supports inline volumes.
 func (c *decider) attachRequired() Knowledge {
 	if c.observed.Inline && c.observed.AttachRequired == Yes {
 		return No
@@ -247,7 +243,7 @@ func (c *decider) attachRequired() Knowledge {
 	return c.observed.AttachRequired
 }
 
-// mount is the next step for a pod whose gate is open.
+// mount returns the next step for a pod that passed the gate.
 func (c *decider) mount(p Pod) Step {
 	o := c.observed
 	if !c.mayCall(p.Key, p.Failure) {
@@ -278,8 +274,8 @@ func (c *decider) mount(p Pod) Step {
 	return Publish{Key: p.Key, Label: p.label()}
 }
 
-// restage undoes a stage that belongs to an attachment which is no more. Pods
-// that run on it keep it: taking a mount away under a process helps nobody.
+// restage undoes a stage that belongs to an attachment that no longer exists. Pods that run on it keep it: taking a mount from
+// under a process helps nothing.
 func (c *decider) restage(p Pod) Step {
 	for _, other := range c.desired.Pods {
 		mayRun := other.Demand == DemandUnknown || other.Demand == Ending || other.Demand == Wanted && other.Inherited
@@ -313,7 +309,7 @@ func (c *decider) restage(p Pod) Step {
 	return nil
 }
 
-// mayCall holds back calls without a driver and calls that failed a moment ago.
+// mayCall delays calls while the driver is not registered or backs off after a failure.
 func (c *decider) mayCall(key PublishKey, failure Failure) bool {
 	if !c.observed.Driver.Registered {
 		c.wait(key, DriverNotRegistered)
@@ -327,7 +323,6 @@ func (c *decider) mayCall(key PublishKey, failure Failure) bool {
 	return true
 }
 
-// recheck has the volume looked at again at the earliest of the times given.
 func (c *decider) recheck(at time.Time) {
 	c.out.RecheckAt = decision.Earlier(c.out.RecheckAt, at)
 }
@@ -336,8 +331,7 @@ func (c *decider) wait(key PublishKey, reason Reason) {
 	c.out.Waits = append(c.out.Waits, Wait{Key: key, Reason: reason})
 }
 
-// Back-off as kubelet has it, but for each pod on its own, stretched by jitter,
-// and cut short by whatever the work waits for.
+// The back-off is kubelet's, but for each pod, with jitter, and it ends when something changes that the work may be waiting for.
 const (
 	firstBackOff = 500 * time.Millisecond
 	maxBackOff   = 2*time.Minute + 2*time.Second
@@ -348,7 +342,7 @@ func (f Failure) retryAt() time.Time {
 		return time.Time{}
 	}
 	wait := maxBackOff
-	if f.Count < 9 { // 500 ms doubled eight times is beyond the longest wait
+	if f.Count < 9 { // 500 ms doubled eight times exceeds the maximum
 		wait = min(firstBackOff<<(f.Count-1), maxBackOff)
 	}
 	if f.AtMost > 0 {
@@ -357,7 +351,7 @@ func (f Failure) retryAt() time.Time {
 	return f.At.Add(wait + time.Duration(f.Jitter*float64(wait)/10))
 }
 
-// renewAt is when the publish is due again: at once if nobody knows when it was made.
+// renewAt is when the publish is due again; immediately if the time of the last one is unknown.
 func (c Confirmation) renewAt(every time.Duration) time.Time {
 	if c.At.IsZero() {
 		return time.Time{}
@@ -365,25 +359,23 @@ func (c Confirmation) renewAt(every time.Duration) time.Time {
 	return c.At.Add(every + time.Duration(c.Jitter*float64(every)/2))
 }
 
-// Reply is what a driver's answer says about the call.
+// Reply is the result of a call according to the driver's answer.
 type Reply int
 
-// The replies. The zero value is the careful one.
+// The zero value is the cautious one.
 const (
-	// NoAnswer: lost, timed out, or a code that says nothing about what was done
-	// (Canceled, DeadlineExceeded, Unavailable, ResourceExhausted, Aborted).
+	// NoAnswer: lost, timed out, or a code that does not show what was done (Canceled, DeadlineExceeded, Unavailable,
+	// ResourceExhausted, Aborted).
 	NoAnswer Reply = iota
-	// Refused: the driver says that it did not do it.
+	// Refused: the driver has not done it.
 	Refused
-	// OK: the driver says that it did.
+	// OK: the driver has done it.
 	OK
 )
 
-// AfterCall is the phase of a stage or publish after the driver's reply to the
-// call that makes it. A refusal makes it Absent only if it was Absent before: an
-// earlier call without an answer, by this agent or one that died, may have done it, and
-// a refusal now says nothing about then. (Kubelet believes the refusal.) What was
-// Confirmed stays so: the call was to renew it, and a pod runs on it (k/k#121271).
+// AfterCall is the phase of a stage or publish after the reply to the call that creates it. A refusal makes it Absent only if it
+// was Absent before: an earlier unanswered call, by this agent or one that crashed, may have succeeded. (Kubelet trusts the
+// refusal.) Confirmed stays Confirmed: the call was a renewal, and a pod runs on the mount (k/k#121271).
 func AfterCall(before Phase, reply Reply) Phase {
 	switch {
 	case reply == OK || before == Confirmed:
@@ -395,7 +387,7 @@ func AfterCall(before Phase, reply Reply) Phase {
 	}
 }
 
-// AfterUndo is the phase after the reply to the call that undoes a stage or publish.
+// AfterUndo is the phase of a stage or publish after the reply to the call that undoes it.
 func AfterUndo(reply Reply) Phase {
 	if reply == OK {
 		return Absent

@@ -13,7 +13,7 @@ var (
 	podB = PublishKey{PodUID: "b", SpecName: "pv"}
 )
 
-// ready is a volume that nothing holds up: in use, attached, driver there, attachment read.
+// ready is a volume that nothing blocks: in use, attached, driver registered, attachment read.
 func ready() Observed {
 	return Observed{
 		Node:           Node{InUse: Yes, Attached: Yes},
@@ -155,7 +155,7 @@ func TestDecide(t *testing.T) {
 			Decision{InUse: Yes, Next: Publish{Key: PublishKey{PodUID: podA.PodUID, SpecName: "pv-2"}}},
 		},
 
-		// S7: it may be mounted in a way that no record tells of.
+		// S7: it may be mounted without a record.
 		"unaccounted, nothing recorded and nobody wants it: stays listed": {
 			pods(), with(unaccounted), Decision{InUse: Yes, Waits: []Wait{{PublishKey{}, UnaccountedMount}}},
 		},
@@ -189,7 +189,7 @@ func TestDecide(t *testing.T) {
 			Decision{InUse: Yes, Waits: []Wait{{podA, UnaccountedMount}}},
 		},
 
-		// The attachment was made anew since the volume was staged (k/k#119273).
+		// The attachment was recreated since the volume was staged (k/k#119273).
 		"staged for an earlier attachment, no pod on it: unstaged first": {
 			pods(wanted), with(staged(Confirmed), func(o *Observed) { o.Attachment.UID = "va-2" }),
 			Decision{InUse: Yes, Next: Unstage{}},
@@ -204,7 +204,7 @@ func TestDecide(t *testing.T) {
 			Decision{InUse: Yes, Waits: []Wait{{podB, AttachmentReplaced}}},
 		},
 
-		// The way back needs no API.
+		// The unmount needs no API.
 		"pod gone, API unreachable: unpublished": {
 			pods(Pod{Key: podA, Demand: Released, Publish: Confirmed}),
 			with(staged(Confirmed), func(o *Observed) { o.Node, o.AttachRequired, o.Attachment = Node{}, Unknown, Attachment{} }),
@@ -270,7 +270,7 @@ func TestPhasesAfterReplies(t *testing.T) {
 	}
 }
 
-func TestBackOffGrowsToKubeletsLongest(t *testing.T) {
+func TestBackOffGrowsToKubeletsMaximum(t *testing.T) {
 	var got []time.Duration
 	for count := range 11 {
 		got = append(got, Failure{Count: count + 1, At: now}.retryAt().Sub(now))

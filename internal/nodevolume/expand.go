@@ -8,17 +8,16 @@ type Expand struct{ Key PublishKey }
 
 func (Expand) step() {}
 
-// Growth is what Decide has to know of an [Expansion].
+// Growth is what Decide needs to know about an [Expansion].
 type Growth struct {
-	// Due: the driver has not been asked yet, or has not done it.
+	// Due: the driver has not been asked yet, or has not finished.
 	Due bool
 	// Failure is the last one in a row for the expansion.
 	Failure Failure
 }
 
-// expand comes last: no pod waits for its mount, or for its end, because another
-// one's file system grows. The driver is told of a place where the volume stands,
-// and not while a call without an answer may still be changing the stage below it.
+// expand comes last: the file system of one pod must not delay the mount or unmount of another. The driver is called with a
+// confirmed publish, and not while an unanswered call may still be changing the stage below it.
 func (c *decider) expand() Step {
 	if !c.observed.Growth.Due || c.observed.Stage.Phase == Uncertain && c.anyPod(isBeingMounted) {
 		return nil
@@ -34,7 +33,7 @@ func (c *decider) expand() Step {
 	return nil
 }
 
-// isBeingMounted: the pod wants the volume and has not got it yet.
+// isBeingMounted: the pod wants the volume and does not have it yet.
 func isBeingMounted(p Pod) bool { return p.Demand == Wanted && p.Publish != Confirmed }
 
 // Size is the size of a volume.
@@ -229,7 +228,7 @@ const (
 	MarkInProgress
 	WriteSize
 	MarkFailed
-	// MarkInfeasible marks it failed, too.
+	// MarkInfeasible implies MarkFailed.
 	MarkInfeasible
 )
 

@@ -9,7 +9,7 @@ import (
 
 func grown(o *Observed) { o.Growth.Due = true }
 
-func TestWhenAVolumeIsExpanded(t *testing.T) {
+func TestDecideExpand(t *testing.T) {
 	running := Pod{Key: podA, Demand: Wanted, Publish: Confirmed}
 	tests := map[string]struct {
 		desired  Desired

@@ -17,9 +17,9 @@ func claimOf(given, allocated Size, says Resizing) ClaimSize {
 
 func onEveryNode(c ClaimSize) ClaimSize { c.EveryNode = true; return c }
 
-// TestWhoseTurnItIs is kubelet's table: checkForRecoveryFromExpansion tells old resizers apart, runPreCheck says whose turn
+// TestExpansionPlan is kubelet's table: checkForRecoveryFromExpansion tells old resizers apart, runPreCheck says whose turn
 // it is and whether the claim has its size, and the callers which size that is.
-func TestWhoseTurnItIs(t *testing.T) {
+func TestExpansionPlan(t *testing.T) {
 	tests := map[string]struct {
 		claim          ClaimSize
 		capacity, here Size
@@ -52,9 +52,9 @@ func TestWhoseTurnItIs(t *testing.T) {
 	}
 }
 
-// TestWhatIsWrittenToTheClaim is kubelet's expandOnPlugin and legacyCallNodeExpandOnPlugin: what they write before the call, after
+// TestClaimWrites is kubelet's expandOnPlugin and legacyCallNodeExpandOnPlugin: what they write before the call, after
 // it, and when it failed.
-func TestWhatIsWrittenToTheClaim(t *testing.T) {
+func TestClaimWrites(t *testing.T) {
 	fewer := func(c ClaimSize) ClaimSize { c.Requested = oneAndHalf; return c }
 	tracked, old := claimOf(oneGi, twoGi, NodeIsNext), claimOf(oneGi, Size{}, Untracked)
 	elsewhere := onEveryNode(claimOf(twoGi, twoGi, NotReported))
@@ -99,8 +99,8 @@ func TestWhatIsWrittenToTheClaim(t *testing.T) {
 	}
 }
 
-// TestWhatARefusalLeadsTo: whether it is tried again, and whether a pod that waits for it starts all the same.
-func TestWhatARefusalLeadsTo(t *testing.T) {
+// TestExpansionRefusals: whether it is tried again, and whether a pod that waits for it starts all the same.
+func TestExpansionRefusals(t *testing.T) {
 	tests := map[string]struct {
 		claim                     ClaimSize
 		refusal                   Refusal
@@ -146,8 +146,8 @@ func TestWhatARefusalLeadsTo(t *testing.T) {
 	})
 }
 
-// TestTheLifeOfAnExpansion: what is asked for, and who waits, as the claim goes on.
-func TestTheLifeOfAnExpansion(t *testing.T) {
+// What the driver is asked for, and which pods wait, as the claim makes progress.
+func TestExpansionLifecycle(t *testing.T) {
 	var e Expansion
 	state := func() string {
 		return fmt.Sprintf("due %v here %s waiting %d failures %d", e.Due(), e.Current.Text, len(e.waiting), e.Failure.Count)
@@ -192,8 +192,8 @@ func TestTheLifeOfAnExpansion(t *testing.T) {
 	now("due false here 2Gi waiting 0 failures 0")
 }
 
-// TestAClaimThatAnotherClientWrites while the driver is called: the call counts if the claim wants the same.
-func TestAClaimThatAnotherClientWrites(t *testing.T) {
+// TestClaimWrittenByAnotherClient while the driver is called: the call counts if the claim wants the same.
+func TestClaimWrittenByAnotherClient(t *testing.T) {
 	for name, test := range map[string]struct {
 		after ClaimSize
 		want  bool
@@ -223,8 +223,8 @@ func TestAClaimThatAnotherClientWrites(t *testing.T) {
 	})
 }
 
-// TestWhatIsRemembered from one read, or attempt, to the next.
-func TestWhatIsRemembered(t *testing.T) {
+// TestExpansionState from one read, or attempt, to the next.
+func TestExpansionState(t *testing.T) {
 	if (ClaimSize{}).Behind(twoGi) {
 		t.Error("a claim without a size is behind")
 	}

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestStartWritesAnEmptyName: an agent that starts twice with a record that is torn writes the volume twice, then four names, one of them
-// empty, and so on. slices.Compact in sorted clears the tail of the list that Start goes on to use.
+// An agent that starts twice with a torn record must not write duplicate or empty names. slices.Compact in sortCompact clears the
+// tail of the list that Start still uses.
 func TestStartWritesAnEmptyName(t *testing.T) {
 	listed := []string{"v"}
 	for restart := range 4 { // each time killed after its first write
@@ -21,7 +21,7 @@ func TestStartWritesAnEmptyName(t *testing.T) {
 			t.Errorf("restart %d: the agent writes %q", restart, listed)
 		}
 	}
-	// And an agent that lives cleans up what is double, and not the name that nobody speaks of.
+	// A running agent removes duplicates, and keeps a name without a wish.
 	var l InUseList
 	l.Start(NodeStatus{UID: "n", ResourceVersion: "1000", InUse: listed}, func(string) Knowledge { return Yes })
 	l.Want("v", false)
@@ -31,9 +31,9 @@ func TestStartWritesAnEmptyName(t *testing.T) {
 	}
 }
 
-// TestAnUnpublishThatNobodyLooksBefore: the driver does not stage, so this unpublish is the last call; the pod is wanted, and it may run on what a record that
-// was not confirmed speaks of.
-func TestAnUnpublishThatNobodyLooksBefore(t *testing.T) {
+// The driver does not stage, so this unpublish is the last call; the pod is wanted, and may be running on the mount of an
+// unconfirmed record.
+func TestLastUnpublishSearchesForUsers(t *testing.T) {
 	key := PublishKey{PodUID: "a", SpecName: "pv"}
 	d := Decide(now, Desired{Pods: []Pod{{Key: key, Demand: Wanted, Publish: Uncertain, PublishedLabel: "x"}}}, Observed{
 		Node: Node{InUse: Yes, Attached: Yes}, AttachRequired: Yes, RecordedInUse: true, Driver: Driver{Registered: true, Stages: No},

@@ -12,48 +12,45 @@ type NodeStatus struct {
 	Attached        []string
 }
 
-// Write is a PATCH of node.status.volumesInUse. It carries UID and
-// ResourceVersion and so can land only on the version that it was made from.
+// Write is a PATCH of node.status.volumesInUse. It carries UID and ResourceVersion, so it succeeds only on the version that it was
+// made from.
 type Write struct {
 	UID             string
 	ResourceVersion string
 	InUse           []string
 }
 
-// InUseList is what this agent believes about node.status.volumesInUse and wants
-// of it. It is the only writer of the field, and what it must guard against is its own
-// writes: a PATCH whose reply is lost may land at any later time. Until that is
-// excluded, whatever that PATCH would change counts as Unknown. It is excluded
-// once any newer version of the Node was seen, because the PATCH names the version that
-// it changes; if a live read finds no newer one, the same PATCH is sent again.
+// InUseList keeps the known and the wanted state of node.status.volumesInUse. The agent is the only writer of the field, so what it
+// must guard against are its own writes: a PATCH whose reply is lost may still be carried out. Until that is excluded, what the
+// PATCH would change counts as Unknown. Any newer version of the Node excludes it, because the PATCH names the version that it
+// changes; if a live read finds no newer version, the same PATCH is sent again.
 //
 // The zero value knows nothing.
 type InUseList struct {
 	known  bool
 	newest NodeStatus
-	// inUse and attached are newest's lists, for look-up.
+	// inUse and attached are the lists of newest, as sets.
 	inUse, attached nameSet
 	wants           map[string]bool
-	// pending is the write that was sent and may still land; pendingInUse its list.
+	// pending is the write that was sent and may still be carried out; pendingInUse is its list.
 	pending      *Write
 	pendingInUse nameSet
-	// uncertain are names that an agent that died may be taking out by a write at pending's version.
+	// uncertain are names that an agent that crashed may be removing by a write at pending's version.
 	uncertain nameSet
-	// inFlight: the reply to pending may still come.
+	// inFlight: the reply to pending has not arrived.
 	inFlight bool
-	// mustRead: nothing may be written before the Node was read live.
+	// mustRead: the Node must be read from the API server before the next write.
 	mustRead bool
-	// change counts the changes of the belief; changes says which was the last one about a name, and started the one
-	// about all.
+	// change counts the changes of the known state; changes has the last one for each name, started the last one of all names.
 	change, started int
 	changes         map[string]int
 }
 
-// Start takes the first version of the Node, or the first after it was [InUseList.HistoryReset]. It
-// must be read at quorum and not from a cache. An agent that died may have left a PATCH on its way that takes out
-// volumes without a record; recorded says of which names there is one that such an agent heeded. Those without are
-// taken out: nobody else will speak of them. Where nobody knows, or the volume is wanted, the name stays, and counts as
-// Unknown until another version of the Node excludes the PATCH.
+// Start sets the first version of the Node, or the first after [InUseList.HistoryReset]. It must be read at quorum and not from a
+// cache. An agent that crashed may have a PATCH in flight that removes volumes without a record; recorded reports for which names a
+// record exists that such an agent respected. Names without one are removed, because nothing else would remove them. A name for
+// which that is unknown, or whose volume is wanted, stays, and counts as Unknown until another version of the Node excludes the
+// PATCH.
 func (l *InUseList) Start(node NodeStatus, recorded func(name string) Knowledge) {
 	l.pending, l.pendingInUse, l.uncertain, l.inFlight, l.mustRead = nil, nil, nil, false, false
 	l.setNode(node)
@@ -65,7 +62,7 @@ func (l *InUseList) Start(node NodeStatus, recorded func(name string) Knowledge)
 		switch known := recorded(name); {
 		case known == Yes:
 			left = append(left, name)
-		case known == Unknown, wanted: // a record of what is wanted may be on its way to the disk
+		case known == Unknown, wanted: // the record of a wanted volume may be about to be written
 			left, doubted = append(left, name), append(doubted, name)
 		case !spoken:
 			l.Want(name, false)
@@ -74,19 +71,18 @@ func (l *InUseList) Start(node NodeStatus, recorded func(name string) Knowledge)
 	if len(doubted) > 0 || len(left) != len(l.inUse) {
 		l.setPending(left)
 		if slices.Equal(left, node.InUse) {
-			// The same in other words: the API server makes no new version for a list that is equal.
+			// The same list in another order: the API server makes no new version for an equal list.
 			l.pending.InUse = slices.Sorted(slices.Values(slices.Concat(left, doubted)))
 		}
 	}
 	l.uncertain = nameSetOf(doubted)
 }
 
-// Started says that the Node has been read at least once.
+// Started reports whether the Node has been read at least once.
 func (l *InUseList) Started() bool { return l.newest.ResourceVersion != "" }
 
-// Observe takes another version of the Node, from a watch or a live read, and
-// returns the names about which the belief changed. A version that is not newer
-// than the newest changes nothing.
+// Observe records another version of the Node, from a watch or a live read, and returns the names whose known state changed. A
+// version that is not newer than the newest changes nothing.
 func (l *InUseList) Observe(node NodeStatus) (changed []string) {
 	if l.Started() && !newer(node.ResourceVersion, l.newest.ResourceVersion) {
 		return nil
@@ -99,13 +95,12 @@ func (l *InUseList) Observe(node NodeStatus) (changed []string) {
 	})
 }
 
-// Version is that of the newest known Node.
+// Version is the resourceVersion of the newest known Node.
 func (l *InUseList) Version() string { return l.newest.ResourceVersion }
 
-// HistoryReset says that a Node that was read live can only come from a history in which
-// what is known here never happened: etcd was put back to an earlier state. since is what
-// Version said before the read began. No later version will be newer than the newest for a
-// long time, so the list must be started again.
+// HistoryReset reports whether a Node that was read from the API server comes from an earlier state of etcd that was restored.
+// since is what Version returned before the read began. For a long time no later version will be newer than the newest, so the list
+// must be started again.
 func (l *InUseList) HistoryReset(since string, node NodeStatus) bool {
 	if !l.Started() {
 		return false
@@ -113,19 +108,19 @@ func (l *InUseList) HistoryReset(since string, node NodeStatus) bool {
 	return newer(since, node.ResourceVersion) || (!l.known && !newer(node.ResourceVersion, l.newest.ResourceVersion))
 }
 
-// ObserveLive takes the Node as read live, after which writing may go on.
+// ObserveLive records the Node as read from the API server, after which writes may continue.
 func (l *InUseList) ObserveLive(node NodeStatus) (changed []string) {
 	changed = l.Observe(node)
 	l.mustRead = false
 	return changed
 }
 
-// NodeDeleted says that the Node is gone: nothing is known of it until there is a newer version.
+// NodeDeleted records that the Node is gone: its lists are unknown until there is a newer version.
 func (l *InUseList) NodeDeleted() (changed []string) {
 	return l.update(func() { l.known = false })
 }
 
-// Want says whether the volume shall be listed. It reports whether that is news.
+// Want sets whether the volume should be listed. It reports whether that is a change.
 func (l *InUseList) Want(name string, listed bool) bool {
 	if was, ok := l.wants[name]; ok && was == listed {
 		return false
@@ -137,13 +132,13 @@ func (l *InUseList) Want(name string, listed bool) bool {
 	return true
 }
 
-// Forget drops the wish about a volume.
+// Forget drops the wish for a volume.
 func (l *InUseList) Forget(name string) {
 	delete(l.wants, name)
 	delete(l.changes, name)
 }
 
-// View is what may be believed about one volume.
+// View is what is known about one volume.
 func (l *InUseList) View(name string) Node {
 	view := Node{Changes: max(l.started, l.changes[name])}
 	if !l.known {
@@ -156,9 +151,8 @@ func (l *InUseList) View(name string) Node {
 	return view
 }
 
-// Next is the write to send now, if there is one. The caller sends it and then calls
-// Applied or NotApplied. While a reply is awaited there is no next one: what is wanted
-// meanwhile goes together into the write after it.
+// Next returns the write to send now, if there is one. The caller sends it and then calls Applied or NotApplied. Until then there
+// is no next one; later wishes go together into the write after it.
 func (l *InUseList) Next() (Write, bool) {
 	if !l.known || l.inFlight || l.mustRead {
 		return Write{}, false
@@ -174,7 +168,7 @@ func (l *InUseList) Next() (Write, bool) {
 	return *l.pending, true
 }
 
-// Applied takes the Node of the write's own response.
+// Applied records the Node in the response to the write.
 func (l *InUseList) Applied(node NodeStatus) (changed []string) {
 	return l.update(func() {
 		l.inFlight, l.mustRead, l.pending = false, false, nil
@@ -184,15 +178,14 @@ func (l *InUseList) Applied(node NodeStatus) (changed []string) {
 	})
 }
 
-// NotApplied says that the write was refused or its reply lost. Either way the
-// Node must be read live: even a refusal for a stale version may come from an
-// earlier copy of the same write that landed.
+// NotApplied records that the write was refused or its reply lost. Either way the Node must be read from the API server: even a
+// conflict may come from an earlier copy of the same write that was carried out.
 func (l *InUseList) NotApplied() { l.inFlight, l.mustRead = false, true }
 
-// RequireRead says that the Node may be gone: it must be read live.
+// RequireRead notes that the Node may be gone, so that it is read from the API server.
 func (l *InUseList) RequireRead() { l.mustRead = true }
 
-// NeedsRead says that the Node must be read live before anything can be written.
+// NeedsRead reports whether the Node must be read from the API server before the next write.
 func (l *InUseList) NeedsRead() bool { return !l.known || l.mustRead }
 
 func (l *InUseList) setNode(node NodeStatus) {
@@ -205,7 +198,7 @@ func (l *InUseList) setPending(inUse []string) {
 	l.pendingInUse = nameSetOf(inUse)
 }
 
-// update returns the names about which what change does alters the belief.
+// update applies a change and returns the names whose known state it changed.
 func (l *InUseList) update(change func()) (changed []string) {
 	before := *l
 	change()
@@ -219,7 +212,7 @@ func (l *InUseList) update(change func()) (changed []string) {
 	}
 	for _, name := range changed {
 		if _, spoken := l.wants[name]; !spoken && l.View(name).InUse != Yes && l.View(name).Attached != Yes {
-			delete(l.changes, name) // of no concern to this agent
+			delete(l.changes, name) // not one of this agent's volumes
 			continue
 		}
 		if l.changes == nil {
@@ -241,7 +234,7 @@ func (l *InUseList) allNames() []string {
 	return all
 }
 
-// nextList is the newest list with the wishes applied; what nobody spoke of stays.
+// nextList is the newest list with the wishes applied; names without a wish stay.
 func (l *InUseList) nextList() []string {
 	out := make([]string, 0, len(l.newest.InUse)+len(l.wants))
 	for _, name := range l.newest.InUse {
@@ -257,7 +250,7 @@ func (l *InUseList) nextList() []string {
 	return sortCompact(out)
 }
 
-// nameSet is a list for look-up. It is made anew for each list and never changed.
+// nameSet is a list as a set. It is never changed.
 type nameSet map[string]struct{}
 
 func nameSetOf(list []string) nameSet {
@@ -280,11 +273,10 @@ func sortCompact(list []string) []string {
 	return slices.Compact(list)
 }
 
-// Older says that a version of the Node precedes another one.
+// Older reports whether version a of the Node is older than b.
 func Older(a, b string) bool { return newer(b, a) }
 
-// newer compares two resourceVersions of one object: decimal numbers of any length
-// without leading zeros (KEP-5504).
+// newer compares two resourceVersions of one object: decimal numbers of any length without leading zeros (KEP-5504).
 func newer(a, b string) bool {
 	if len(a) != len(b) {
 		return len(a) > len(b)

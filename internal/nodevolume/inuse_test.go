@@ -27,7 +27,7 @@ func next(l *InUseList) []string {
 	return write.InUse
 }
 
-func TestWishesAreGatheredWhileAWriteIsUnderWay(t *testing.T) {
+func TestWishesAreBatchedDuringAWrite(t *testing.T) {
 	var l InUseList
 	l.Start(nodeAt("9"), keepAll)
 	l.Want("a", true)
@@ -45,7 +45,7 @@ func TestWishesAreGatheredWhileAWriteIsUnderWay(t *testing.T) {
 	}
 }
 
-func TestWhatTheListBelieves(t *testing.T) {
+func TestInUseListView(t *testing.T) {
 	tests := map[string]struct {
 		do   func(l *InUseList)
 		want Node
@@ -144,9 +144,9 @@ func TestWhatTheListBelieves(t *testing.T) {
 	}
 }
 
-// TestAHistoryThatWasTurnedBack: etcd was restored from a backup, and the versions of the
+// TestHistoryReset: etcd was restored from a backup, and the versions of the
 // Node are lower than what is known.
-func TestAHistoryThatWasTurnedBack(t *testing.T) {
+func TestHistoryReset(t *testing.T) {
 	tests := map[string]struct {
 		do    func(l *InUseList)
 		since string
@@ -185,7 +185,7 @@ func TestAHistoryThatWasTurnedBack(t *testing.T) {
 	}
 }
 
-func TestChangesOfBeliefAreNamed(t *testing.T) {
+func TestObserveReturnsChangedNames(t *testing.T) {
 	var l InUseList
 	l.Start(nodeAt("9", "a", "b"), keepAll)
 	got := l.Observe(NodeStatus{UID: "n", ResourceVersion: "10", InUse: []string{"b", "c"}, Attached: []string{"b"}})

@@ -1,12 +1,11 @@
 package nodevolume
 
-// A volume is mounted with one SELinux label at a time (the mount option context=, KEP-1710): the
-// kernel refuses a second mount of a file system with another one, and what is bound from
-// a mount has its label. So what is mounted with one label is undone, publishes and
-// stage, before anything is mounted with another. Pods that run keep what they have,
-// whatever the CSIDriver says by now, and so do those that may run.
+// A volume is mounted with one SELinux label at a time (mount option context=, KEP-1710). The kernel refuses a second mount of a
+// file system with another label, and a bind mount has the label of its source. So publishes and the stage with one label are
+// undone before anything is mounted with another. Pods that run, or may run, keep what they have, even if the CSIDriver has
+// changed.
 
-// label is the one that the pod's volume is to be mounted with.
+// label is the label that the pod's volume should be mounted with.
 func (p Pod) label() string {
 	if p.Publish == Confirmed || p.Inherited {
 		return p.PublishedLabel
@@ -14,13 +13,13 @@ func (p Pod) label() string {
 	return p.Label
 }
 
-// labelDiffers: the label is another one than the pod's. Nobody knows that before the
-// CSIDrivers have been listed: they say which drivers mount with labels.
+// labelDiffers: the label is not the pod's. That is unknown until the CSIDrivers have been listed, because they show which drivers
+// mount with labels.
 func (c *decider) labelDiffers(p Pod, label string) bool {
 	return c.observed.AttachRequired != Unknown && p.label() != label
 }
 
-// needsStage: the pod keeps the stage from being undone.
+// needsStage: the stage must not be undone because of the pod.
 func (c *decider) needsStage(p Pod) bool {
 	switch {
 	case p.Publish != Absent, p.Demand == DemandUnknown, p.Demand == Ending:
@@ -47,7 +46,7 @@ func (c *decider) labelGate(p Pod) Reason {
 	}
 }
 
-// mayBePublishedWithOtherLabel: a publish for the pod may have been made with another label.
+// mayBePublishedWithOtherLabel: an uncertain publish for the pod may have another label.
 func (c *decider) mayBePublishedWithOtherLabel(p Pod) bool {
 	return p.Publish == Uncertain && c.labelDiffers(p, p.PublishedLabel)
 }

@@ -16,7 +16,7 @@ func stagedAs(label string, phase Phase) func(*Observed) {
 	}
 }
 
-func TestAVolumeIsMountedWithOneLabelAtATime(t *testing.T) {
+func TestOneSELinuxLabelAtATime(t *testing.T) {
 	noStage := func(o *Observed) { o.Driver.Stages = No }
 	x, y := Pod{Key: podA, Demand: Wanted, Label: "x"}, Pod{Key: podB, Demand: Wanted, Label: "y"}
 	as := func(p Pod, claim Demand, phase Phase, label string) Pod {

@@ -1,8 +1,8 @@
 package nodevolume
 
-// Lookup is the VolumeAttachment as read live, for as long as that may be relied on: until a call was made, which may
-// have taken hours, or the Node says something else of the volume. The volume may have been detached by force
-// meanwhile, and attached again as another device (k/k#119273).
+// Lookup keeps the VolumeAttachment as read from the API server for as long as it is valid: until a call is made, which may take
+// hours, or the Node's entries for the volume change. The volume may have been detached by force since, and attached again as
+// another device (k/k#119273).
 //
 // The zero value knows nothing.
 type Lookup struct {
@@ -11,10 +11,10 @@ type Lookup struct {
 	invalidations int
 }
 
-// Reading is a read that began: it counts for nothing if there was a doubt since.
+// Reading identifies a read that began. Its result is ignored if the lookup was invalidated since.
 type Reading struct{ invalidations, changes int }
 
-// Known is the attachment, Unknown if it has to be read.
+// Known returns the attachment, Unknown if it has to be read.
 func (l *Lookup) Known(node Node) Attachment {
 	if l.read != (Reading{l.invalidations, node.Changes}) {
 		return Attachment{}
@@ -22,16 +22,17 @@ func (l *Lookup) Known(node Node) Attachment {
 	return l.known
 }
 
-// Invalidate says that the attachment may be another one since.
+// Invalidate notes that the attachment may have been replaced.
 func (l *Lookup) Invalidate() { l.invalidations++ }
 
-// Begin says that a read begins. What it returns is for [Lookup.Read].
+// Begin starts a read; pass the result to [Lookup.Read].
 func (l *Lookup) Begin(node Node) Reading { return Reading{l.invalidations, node.Changes} }
 
-// Read takes what a read found.
+// Read records the result of a read.
 func (l *Lookup) Read(begun Reading, found Attachment) { l.read, l.known = begun, found }
 
-// InvalidatesAttachment says that a step takes as long as a call may take, and that the attachment is to be read again after it.
+// InvalidatesAttachment reports whether a step may take as long as a driver call, so that the attachment must be read again after
+// it.
 func InvalidatesAttachment(step Step) bool {
 	switch step.(type) {
 	case ReadAttachment, LookForUsers:

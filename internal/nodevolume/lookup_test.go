@@ -6,8 +6,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestAReadOfTheAttachmentCounts as long as nothing came that may have changed it.
-func TestAReadOfTheAttachmentCounts(t *testing.T) {
+// TestLookupValidity as long as nothing came that may have changed it.
+func TestLookupValidity(t *testing.T) {
 	found := Attachment{Attached: Yes, UID: "va-1", Metadata: map[string]string{"device": "/dev/x"}}
 	node := Node{InUse: Yes, Attached: Yes, Changes: 1}
 	read := func(l *Lookup) { l.Read(l.Begin(node), found) }

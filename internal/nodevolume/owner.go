@@ -2,25 +2,25 @@ package nodevolume
 
 import "maps"
 
-// Owner is the Node whose volumes the records under a root are.
+// Owner identifies the Node that the records under a root belong to.
 type Owner struct {
 	NodeName string `json:"nodeName"`
-	// NodeUID is that of the Node object; empty if it was not there or could not be read.
+	// NodeUID is the UID of the Node object; empty if it did not exist or could not be read.
 	NodeUID string `json:"nodeUID,omitempty"`
-	// Cluster holds the UIDs of objects of which a cluster has one, by the objects' paths; of those that
-	// could be read. Two clusters have none of them in common.
+	// Cluster holds the UIDs of objects that exist once per cluster, by path, as far as they could be read. Two clusters have none
+	// in common.
 	Cluster map[string]string `json:"cluster,omitempty"`
 }
 
-// Ownership is what a comparison of two owners says.
+// Ownership is the result of comparing two owners.
 type Ownership int
 
-// What a comparison can say. The zero value is the careful one.
+// The zero value is the cautious one.
 const (
-	// OwnerUnknown: too little could be read to tell.
+	// OwnerUnknown: too little could be read.
 	OwnerUnknown Ownership = iota
-	// SameOwner: the same Node, or one that was recreated under its name in the same cluster. It is the same
-	// machine: the root has not moved.
+	// SameOwner: the same Node, or one that was recreated under the same name in the same cluster. It is the same machine, because
+	// the root has not moved.
 	SameOwner
 	// OtherNode: a Node of another name.
 	OtherNode
@@ -28,9 +28,8 @@ const (
 	OtherCluster
 )
 
-// Compare says whether records that belong to o are those of now, the Node that an agent serves. A Node's UID
-// settles it alone, since no two clusters give the same. Where the UIDs differ, or there is no Node, it
-// depends on the cluster.
+// Compare reports whether records of owner o belong to now, the Node that the agent serves. An equal Node UID is sufficient,
+// because no two clusters assign the same. If the UIDs differ, or there is no Node, the cluster decides.
 func (o Owner) Compare(now Owner) Ownership {
 	switch {
 	case o.NodeName != now.NodeName:
@@ -51,7 +50,7 @@ func (o Owner) Compare(now Owner) Ownership {
 	return verdict
 }
 
-// Updated is o with what is known now of the same owner.
+// Updated returns o with what is now known about the same owner.
 func (o Owner) Updated(now Owner) Owner {
 	if now.NodeUID != "" {
 		o.NodeUID = now.NodeUID
@@ -63,7 +62,7 @@ func (o Owner) Updated(now Owner) Owner {
 	return o
 }
 
-// Equal says that both hold the same.
+// Equal reports whether both have the same content.
 func (o Owner) Equal(other Owner) bool {
 	return o.NodeName == other.NodeName && o.NodeUID == other.NodeUID && maps.Equal(o.Cluster, other.Cluster)
 }

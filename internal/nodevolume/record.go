@@ -9,14 +9,12 @@ import (
 	"path/filepath"
 )
 
-// RecordVersion is the version of the records that this agent writes. It reads
-// this one and refuses others: a record that is not understood keeps its volume
-// in use, and is never guessed at.
+// RecordVersion is the version of the records that this agent writes. Other versions are refused: a record that cannot be read
+// keeps its volume in use, and its content is never guessed.
 const RecordVersion = 1
 
-// Record is one stage, or one publish, on disk. It is written before the driver
-// is called and removed after the driver confirmed the way back, so that what
-// may be staged is always known.
+// Record is one stage or publish on disk. It is written before the driver is called and removed after the driver confirmed the
+// unpublish or unstage, so that whatever may be mounted is known.
 type Record struct {
 	Version int `json:"version"`
 	// Kind is "stage" or "publish".
@@ -26,32 +24,32 @@ type Record struct {
 	Handle string `json:"handle"`
 	// SpecName is the PersistentVolume's name, or that of an inline volume in pod.spec.volumes.
 	SpecName string `json:"specName"`
-	// Inline: the volume is its pod's own. There is no record of a stage of it.
+	// Inline: the volume is its pod's own. Such a volume has no record of a stage.
 	Inline bool `json:"inline,omitempty"`
 	Block  bool `json:"block,omitempty"`
 	// Path is the staging or target path below the root.
 	Path string `json:"path"`
-	// InUse: it was made under the handshake over node.status.volumesInUse.
+	// InUse: the record was made under the volumesInUse handshake.
 	InUse bool `json:"inUse,omitempty"`
-	// Guessed: InUse is an assumption. An earlier record that told was torn.
+	// Guessed: InUse is an assumption, because an earlier record was torn.
 	Guessed bool `json:"guessed,omitempty"`
-	// AttachmentUID is that of the VolumeAttachment it was made with.
+	// AttachmentUID is the UID of the VolumeAttachment with which the mount was made.
 	AttachmentUID string `json:"attachmentUID,omitempty"`
-	// SELinuxLabel is what the driver was told to mount the volume with, empty for none.
+	// SELinuxLabel is the label that the driver was asked to mount the volume with, empty for none.
 	SELinuxLabel string `json:"seLinuxLabel,omitempty"`
-	// SolePod: the PersistentVolume's only access mode is ReadWriteOncePod.
+	// SolePod: the PersistentVolume has only the access mode ReadWriteOncePod.
 	SolePod bool `json:"solePod,omitempty"`
-	// BootID is that of the machine when the driver was called.
+	// BootID is the boot ID of the machine when the driver was called.
 	BootID string `json:"bootID"`
-	// Pod is the one that it was made for.
+	// Pod is the pod for which the mount was made.
 	Pod RecordPod `json:"pod"`
-	// Confirmed: the driver said that it is done.
+	// Confirmed: the driver confirmed the call.
 	Confirmed bool `json:"confirmed"`
-	// Leaving: nobody wants it, and the way back has begun.
+	// Leaving: no pod wants the mount, and its unpublish or unstage has begun.
 	Leaving bool `json:"leaving"`
 }
 
-// RecordPod is what the way back and its events need to know of a pod.
+// RecordPod is what an unmount and its events need to know about a pod.
 type RecordPod struct {
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
@@ -59,19 +57,18 @@ type RecordPod struct {
 	// Volume is the name in pod.spec.volumes.
 	Volume   string `json:"volume"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
-	// Claim is the name of the claim through which it wants the volume, empty for none.
+	// Claim is the name of the pod's claim for the volume, empty for none.
 	Claim    string `json:"claim,omitempty"`
 	ClaimUID string `json:"claimUID,omitempty"`
 }
 
-// The kinds of records.
 const (
 	StageKind   = "stage"
 	PublishKind = "publish"
 )
 
-// After is the record for another call of its kind, where an earlier one may have done its
-// work; the zero Record says that there was none. What that one was made under still holds.
+// After adds to the record for another call what an earlier record of the same mount holds. The zero Record stands for no earlier
+// one.
 func (r Record) After(earlier Record) Record {
 	r.Guessed = !r.InUse && earlier.Guessed
 	r.InUse = r.InUse || earlier.InUse
@@ -79,8 +76,8 @@ func (r Record) After(earlier Record) Record {
 	return r
 }
 
-// Encode is the record as it stands on disk. It is as long whatever Confirmed and Leaving say, so that they can be changed in place: a
-// mix of before and after is one of the two, or torn if it was cut inside a mark.
+// Encode returns the content of the file. Its length does not depend on Confirmed and Leaving, so that these can be changed in
+// place: a mix of the old and the new content is one of the two, or is torn if it was cut inside a mark.
 func (r Record) Encode() ([]byte, error) {
 	r.Version = RecordVersion
 	out, err := json.MarshalIndent(r, "", "  ")
@@ -93,7 +90,7 @@ func (r Record) Encode() ([]byte, error) {
 	return append(out, '\n'), nil
 }
 
-// ErrTorn says that a record is empty, cut off, or of another version.
+// ErrTorn is returned for a record that is empty, cut off, or of another version.
 var ErrTorn = errors.New("record cannot be read")
 
 // DecodeRecord reads a record. The error wraps ErrTorn.
@@ -114,15 +111,14 @@ func DecodeRecord(raw []byte) (Record, error) {
 	case r.Inline && (r.Kind != PublishKind || r.Pod.UID == ""):
 		return Record{}, fmt.Errorf("%w: an inline volume that is not published for a pod", ErrTorn)
 	case !filepath.IsLocal(r.Path):
-		// The driver would be told to unmount it.
+		// The driver would be asked to unmount it.
 		return Record{}, fmt.Errorf("%w: path %q leads out of the root", ErrTorn, r.Path)
 	}
 	return r, nil
 }
 
-// Rebuilt is the phase of what a record found at start-up speaks of. Only a
-// record of this boot whose mount still stands is believed; everything else is
-// done again, which the CSI spec makes safe, or undone.
+// Rebuilt returns the phase for a record found at start-up. Only a confirmed record of this boot whose mount still exists is
+// trusted; anything else is called again, which is safe according to the CSI specification, or undone.
 func (r Record) Rebuilt(bootID string, mounted Knowledge) Phase {
 	sameBoot := r.BootID == bootID && bootID != ""
 	if r.Confirmed && !r.Leaving && sameBoot && mounted == Yes {

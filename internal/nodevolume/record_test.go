@@ -15,7 +15,7 @@ func exampleRecord() Record {
 	}
 }
 
-func TestARecordIsReadAsItWasWritten(t *testing.T) {
+func TestRecordRoundTrip(t *testing.T) {
 	raw, err := exampleRecord().Encode()
 	if err != nil {
 		t.Fatal(err)
@@ -29,7 +29,7 @@ func TestARecordIsReadAsItWasWritten(t *testing.T) {
 	}
 }
 
-func TestATornRecordIsNeverGuessedAt(t *testing.T) {
+func TestTornRecordIsAnError(t *testing.T) {
 	raw, err := exampleRecord().Encode()
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +82,7 @@ func TestRebuiltPhase(t *testing.T) {
 	}
 }
 
-func TestARecordMadeAnewKeepsWhatTheEarlierCallWasMadeUnder(t *testing.T) {
+func TestNewRecordKeepsTheEarlierHandshake(t *testing.T) {
 	earlier, another := exampleRecord(), exampleRecord()
 	earlier.InUse, earlier.AttachmentUID = true, "va-1"
 	another.InUse, another.AttachmentUID = false, ""
@@ -94,8 +94,8 @@ func TestARecordMadeAnewKeepsWhatTheEarlierCallWasMadeUnder(t *testing.T) {
 	}
 }
 
-// TestMarksAreMadeInPlace: a mix of a record before and after is a record, whatever has been written of it.
-func TestMarksAreMadeInPlace(t *testing.T) {
+// TestRecordLengthIsConstant: a mix of a record before and after is a record, whatever has been written of it.
+func TestRecordLengthIsConstant(t *testing.T) {
 	record := Record{Kind: PublishKind, Driver: "d", Handle: "\n  \"confirmed\": true", Path: "x", BootID: "boot", Pod: RecordPod{UID: "p"}}
 	before, err := record.Encode()
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestARunningPodsPublishIsRenewed(t *testing.T) {
+func TestPublishOfARunningPodIsRenewed(t *testing.T) {
 	// runs is a pod whose publish the driver confirmed so long ago.
 	runs := func(key PublishKey, ago time.Duration, change ...func(*Pod)) Pod {
 		p := Pod{Key: key, Demand: Wanted, Publish: Confirmed, LastConfirmed: Confirmation{At: now.Add(-ago)}}
@@ -107,7 +107,7 @@ func TestARunningPodsPublishIsRenewed(t *testing.T) {
 	}
 }
 
-func TestAPublishThatStandsSurvivesEveryReply(t *testing.T) {
+func TestConfirmedPublishSurvivesEveryReply(t *testing.T) {
 	for _, reply := range []Reply{OK, Refused, NoAnswer} {
 		if got := AfterCall(Confirmed, reply); got != Confirmed {
 			t.Errorf("after reply %d to a publish that was repeated: %s", reply, got)
@@ -115,7 +115,7 @@ func TestAPublishThatStandsSurvivesEveryReply(t *testing.T) {
 	}
 }
 
-// checkRest: of each publish that stands, somebody knows when it is to be renewed.
+// checkRest: the renewal of each confirmed publish is scheduled.
 func (w *simWorld) checkRest(decision Decision) error {
 	for _, hold := range decision.Waits {
 		if exit, ok := exits[hold.Reason]; !ok || exit.By == "" || exit.Timed && decision.RecheckAt.IsZero() {

@@ -23,8 +23,8 @@ func (w *simWorld) changeCSIDriver() {
 	w.log("the CSIDriver says that volumes are attached: %v", w.attaches)
 }
 
-// reattach deletes the attachment by hand, or by force, and makes another one. Between a read of it and the call that
-// comes next nobody can notice.
+// reattach deletes the attachment, normally or by force, and creates another one. The change cannot be noticed between a read of it
+// and the call that follows.
 func (w *simWorld) reattach() {
 	if w.vaUID == 0 || w.justRead {
 		return
@@ -104,7 +104,8 @@ func (w *simWorld) endCalls() {
 	w.begun = nil
 }
 
-// person does what the log says of a record that cannot be read, where no pod makes it anew: unmount what is left of it, publishes first, remove it and restart the agent.
+// person follows the log's instructions for a record that cannot be read, if no pod recreates it: unmount what is left of it,
+// publishes first, remove it and restart the agent.
 func (w *simWorld) person() {
 	w.endCalls()
 	for _, uid := range []string{"a", "b"} {

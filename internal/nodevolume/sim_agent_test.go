@@ -63,7 +63,7 @@ func (a *simAgent) phase(uid string) Phase {
 	return Absent
 }
 
-// crash kills the agent. What it had on its way may still arrive.
+// crash kills the agent. Its requests in flight may still arrive.
 func (w *simWorld) crash() {
 	w.log("crash")
 	w.tear()
@@ -83,7 +83,7 @@ func (w *simWorld) tear() {
 		w.log("record %s is torn, and nothing tells what it held", name)
 		return
 	}
-	r := w.records[name] // the way back knows little more than that it exists
+	r := w.records[name] // an unmount knows little more than that it exists
 	r.Confirmed, r.AttachmentUID, r.InUse, r.Guessed = false, "", !w.inline, !w.inline
 	if w.plant == forgetInline {
 		r.Inline, r.InUse = false, true
@@ -121,9 +121,9 @@ func (w *simWorld) write() {
 	w.log("write of %v at %s is sent", write.InUse, write.ResourceVersion)
 	switch w.rng.IntN(6) {
 	case 0:
-		a.list.NotApplied() // no reply; it may still land
+		a.list.NotApplied() // no reply; it may still be carried out
 	case 1:
-		w.crash() // died with the write on its way
+		w.crash() // died with the write in flight
 		if w.restless {
 			w.changeCSIDriver() // which the next agent learns before that write lands
 			w.see()
@@ -289,7 +289,7 @@ func (w *simWorld) asPlanted(step Step) Step {
 	}
 }
 
-// call records, calls the driver and takes in the reply, and may die between any two of these.
+// call writes records, calls the driver and processes the reply, and may die between any two of these.
 func (w *simWorld) call(step Step) error {
 	a := w.agent
 	name, undo := recordOf(step)
@@ -331,7 +331,7 @@ func (w *simWorld) call(step Step) error {
 		w.crash()
 		return nil
 	}
-	// A driver works on one call for a volume at a time: those that nobody waits for end first.
+	// A driver works on one call for a volume at a time: abandoned calls end first.
 	w.endCalls()
 	w.meanwhile()
 	reply := Reply(w.rng.IntN(3))
@@ -357,7 +357,7 @@ func (w *simWorld) call(step Step) error {
 	return nil
 }
 
-// end takes in the reply to a call.
+// end processes the reply to a call.
 func (w *simWorld) end(name string, call Call, reply Reply) {
 	_, undo := recordOf(call.Step)
 	_, renews := call.Step.(Republish)

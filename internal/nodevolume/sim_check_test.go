@@ -133,7 +133,7 @@ func (w *simWorld) settled() bool {
 	return len(w.owned) > 0 || (!w.staged && !w.inUse() && len(w.records)+len(w.unreadable) == 0)
 }
 
-// settle goes on without the owner's whims until all is well.
+// settle continues without further changes by the owner until everything is settled.
 func (w *simWorld) settle() error {
 	w.settling = true
 	w.containersEnd()

@@ -11,15 +11,14 @@ import (
 	"time"
 )
 
-// The simulation: one node, one volume, two pods, a controller that withdraws
-// and checks, a watch that lags, writes that land late or twice or never with
-// replies that are lost, a driver that fails in every way and wants to be called
-// again from time to time, whose effects may come when nobody waits for them any more, and an agent that dies between any two steps, also with a
-// record that cannot be read afterwards. The machine reboots, the driver comes and goes, the CSIDriver
-// says now that volumes are attached and now that they are not, which the agent learns later, and a VolumeAttachment is made
-// anew under a volume that is mounted, also while the driver is at work. Some pods are over by their objects before their containers have ended. Of some pods a container runs on when the pod is gone, with mounts of its own. In some worlds the driver does not stage. In some worlds the pods want it with SELinux labels of
-// their own, and the CSIDriver says so now and then. After each step S7 is checked against the
-// store and the driver, that whatever is published has a record, and that nothing is mounted with two labels.
+// The simulation: one node, one volume, two pods; a controller that withdraws and checks; a watch that lags; writes that are
+// carried out late, twice or never and whose replies are lost; a driver that fails in every way, asks for republish, and may carry
+// out abandoned calls later; and an agent that dies between any two steps, leaving records that may be unreadable. The machine
+// reboots, the driver comes and goes, the CSIDriver changes between attach and no attach, which the agent learns later, and a
+// VolumeAttachment is recreated while the volume is mounted, also during a driver call. Some pods have a final phase before their
+// containers have ended. Of some pods a container still runs when the pod is gone, with its own mounts. In some worlds the driver
+// does not stage. In some worlds the pods have SELinux labels, and the CSIDriver changes seLinuxMount. After each step S7 is
+// checked against the store and the driver, that whatever is published has a record, and that nothing is mounted with two labels.
 
 const simVolume = "v"
 
@@ -79,19 +78,19 @@ type simWorld struct {
 	writes   []Write // sent and neither landed nor failed yet
 	vaUID    int     // of the VolumeAttachment; 0 if there is none
 	nextUID  int
-	// withdrawn: the controller's delete of the VolumeAttachment is on its way.
+	// withdrawn: the controller's delete of the VolumeAttachment is in flight.
 	withdrawn bool
 
 	// The owner of the pods, and those that are being deleted.
 	owned, leaving map[string]bool
-	// started are the pods that were told of their mount since the machine booted.
+	// started are the pods that got their mount since the machine booted.
 	started map[string]bool
 
 	// lingering are the pods that are gone and of which a container still has the volume.
 	lingering map[string]bool
 	// running are the pods that are over by their objects and whose containers run, as the owner knows.
 	running map[string]bool
-	// settling: nobody has whims any more.
+	// settling: the owner makes no more changes.
 	settling bool
 	// justRead: the attachment was read and the agent has not come to its next step.
 	justRead bool
@@ -103,7 +102,7 @@ type simWorld struct {
 	stagedAs    string
 	stagedBy    string // the VolumeAttachment that was read for the stage
 	publishedAs map[string]string
-	begun       []begun // calls that may still be carried out, though nobody waits for them
+	begun       []begun // abandoned calls that may still be carried out
 
 	// The disk.
 	records map[string]Record
@@ -164,7 +163,7 @@ func (w *simWorld) label(uid string) string {
 	return ""
 }
 
-// owner sets and removes pods; a new agent is told everything again.
+// owner sets and removes pods; a new agent gets everything again.
 func (w *simWorld) owner() {
 	if w.labels != nil && w.rng.IntN(10) == 0 {
 		w.labelled = !w.labelled
@@ -236,7 +235,7 @@ func (w *simWorld) controller() {
 		w.log("controller: reported")
 	case !wanted && attached && !w.inUse():
 		w.change(func(n *NodeStatus) { n.Attached = nil })
-		w.withdrawn = !w.inUse() // and the delete is on its way
+		w.withdrawn = !w.inUse() // and the delete is in flight
 		w.log("controller: withdrawn")
 	case w.rng.IntN(8) == 0:
 		w.change(func(*NodeStatus) {}) // another writer of the Node
@@ -278,7 +277,7 @@ func (w *simWorld) carryOut(call begun) {
 	}
 }
 
-// step is one step of somebody.
+// step is one step of one of the actors.
 func (w *simWorld) step() error {
 	switch n := w.rng.IntN(100); {
 	case n < 8:

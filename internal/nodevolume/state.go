@@ -5,84 +5,84 @@ import (
 	"time"
 )
 
-// VolumeState is what an agent knows of one volume by its own work: what is recorded, what was called, and what came of it.
-// The agent has one for each volume, and so has the simulation. A step of a Decision that calls the driver goes through
-// Begin, Recorded and End; in between the caller makes the record durable and calls.
+// VolumeState is what the agent knows about one volume from its own work: what is recorded, what was called, and the results. The
+// agent has one for each volume, and so has the simulation. A step that calls the driver goes through Begin, Recorded and End; in
+// between the caller makes the record durable and calls the driver.
 //
-// A Life has no lock. One goroutine at a time works on it.
+// A VolumeState has no lock: one goroutine at a time works on it.
 type VolumeState struct {
 	// Inline: see [Observed].
 	Inline bool
 	Stage  MountState
-	// Pods are those that want the volume or may have it, in the order in which they came.
+	// Pods are those that want the volume or may have it published, oldest first.
 	Pods []*PodVolume
-	// Unstage is the failure that holds back the unstage.
+	// Unstage is the failure that delays the unstage.
 	Unstage Failure
 	Users   Users
 	Growth  Expansion
 
 	attachment Lookup
-	// decidedOn is the attachment that the last step was decided on, and required whether one was.
+	// decidedOn is the attachment that the last step was decided on; required is whether the driver needed one then.
 	decidedOn Attachment
 	required  Knowledge
 }
 
-// MountState is a stage or a publish: its record, and what is known beyond it.
+// MountState is the state of a stage or a publish: its record, and what is known beyond the record.
 type MountState struct {
 	Record Record
 	Phase  Phase
 	// ConfirmedAt is when the driver confirmed it to this agent.
 	ConfirmedAt Confirmation
-	// Inherited: the record was there when the agent started, of this boot or nobody knows of which, something may be mounted, and
-	// the record is not confirmed. It may have been, and the confirmation was lost: a pod may run on it.
+	// Inherited: the record existed when the agent started, is from this boot (or from an unknown one), and is not confirmed, and
+	// something may be mounted. The confirmation may have been lost, so a pod may be running on the mount.
 	Inherited bool
 }
 
-// inUse: what it speaks of may be there, and was made under the handshake over volumesInUse.
+// inUse reports whether the mount may exist and was made under the volumesInUse handshake.
 func (p MountState) inUse() bool { return p.Phase != Absent && p.Record.InUse }
 
-// PodVolume is the volume for one pod.
+// PodVolume is the state of the volume for one pod.
 type PodVolume struct {
 	Key PublishKey
 	MountState
 	Failure Failure
 }
 
-// Facts is what others know of a volume at one moment.
+// Facts is what other components know about the volume.
 type Facts struct {
 	Node           Node
 	AttachRequired Knowledge
 	Driver         Driver
 	Unaccounted    bool
-	// Pod is what is known of the pod of a publication.
+	// Pod returns what is known about the pod of a publish.
 	Pod func(*PodVolume) PodFacts
 }
 
-// PodFacts is what is known of a pod and of how it wants the volume.
+// PodFacts is what is known about a pod and how it wants the volume.
 type PodFacts struct {
 	PodState
-	// Wants: the pod is known to want the volume, with these:
+	// Wants: the pod is known to want the volume, with the options below.
 	Wants    bool
 	Label    string
 	SolePod  bool
 	ReadOnly bool
 }
 
-// PodState is what has been said of a pod.
+// PodState is what the owner of the pods and the API report about a pod.
 type PodState struct {
-	// Set: its owner said that its volumes shall be mounted. Removed: that its containers have ended.
+	// Set: the owner wants the pod's volumes mounted. Removed: the pod's containers have ended.
 	Set, Removed bool
-	// Ending: its object is gone or says that the pod is over, and its containers may run.
+	// Ending: the pod's object is gone or has a final phase, and its containers may still run.
 	Ending bool
 	// Deleting: its object has a deletion timestamp.
 	Deleting bool
-	// Resolved: it is known which volumes it wants.
+	// Resolved: the volumes that the pod wants are known.
 	Resolved bool
-	// PodsSynced: every pod was set that there is.
+	// PodsSynced: the owner has set every pod that exists.
 	PodsSynced bool
 }
 
-// demand is what follows from it for a publication.
+// demand derives what the pod needs from a publish.
 func (f PodFacts) demand(p *PodVolume, unaccounted bool) Demand {
 	switch {
 	case f.Removed:
@@ -90,67 +90,67 @@ func (f PodFacts) demand(p *PodVolume, unaccounted bool) Demand {
 	case f.Ending:
 		return Ending
 	case f.Set && f.Wants && f.Deleting && p.Phase == Absent && !unaccounted:
-		return Released // a pod that ends gets no first mount; one that it has stays
+		return Released // a terminating pod gets no first mount, and keeps one that it has
 	case f.Set && f.Wants:
 		return Wanted
 	case f.Set && f.Resolved && p.Phase == Absent, !f.Set && (f.PodsSynced || p.Record.Leaving):
 		return Released
-	default: // also of a pod that wants something else now, and may run on what it has
+	default: // also for a pod that now wants another volume, and may be running on this one
 		return DemandUnknown
 	}
 }
 
-// Demand is what the pod's owner says about a publication.
-func (l *VolumeState) Demand(facts Facts, p *PodVolume) Demand {
+// Demand returns what the pod needs from a publish.
+func (s *VolumeState) Demand(facts Facts, p *PodVolume) Demand {
 	return facts.Pod(p).demand(p, facts.Unaccounted)
 }
 
-// EnsurePod returns the entry for a pod, and makes it if it is new.
-func (l *VolumeState) EnsurePod(key PublishKey) *PodVolume {
-	if p := l.podVolume(key); p != nil {
+// EnsurePod returns the state for a pod, and creates it if it does not exist.
+func (s *VolumeState) EnsurePod(key PublishKey) *PodVolume {
+	if p := s.podVolume(key); p != nil {
 		return p
 	}
 	p := &PodVolume{Key: key}
-	l.Pods = append(l.Pods, p)
+	s.Pods = append(s.Pods, p)
 	return p
 }
 
-func (l *VolumeState) podVolume(key PublishKey) *PodVolume {
-	if i := slices.IndexFunc(l.Pods, func(p *PodVolume) bool { return p.Key == key }); i >= 0 {
-		return l.Pods[i]
+func (s *VolumeState) podVolume(key PublishKey) *PodVolume {
+	if i := slices.IndexFunc(s.Pods, func(p *PodVolume) bool { return p.Key == key }); i >= 0 {
+		return s.Pods[i]
 	}
 	return nil
 }
 
-// AddRecord takes in a record that was there when the agent started.
-func (l *VolumeState) AddRecord(record Record, bootID string, mounted Knowledge) {
-	place := MountState{Record: record, Phase: record.Rebuilt(bootID, mounted)}
-	place.Inherited = place.Phase == Uncertain && mounted != No && (record.BootID == "" || record.BootID == bootID)
-	l.Inline = record.Inline
+// AddRecord adds a record that existed when the agent started.
+func (s *VolumeState) AddRecord(record Record, bootID string, mounted Knowledge) {
+	mount := MountState{Record: record, Phase: record.Rebuilt(bootID, mounted)}
+	mount.Inherited = mount.Phase == Uncertain && mounted != No && (record.BootID == "" || record.BootID == bootID)
+	s.Inline = record.Inline
 	if record.Kind == StageKind {
-		l.Stage = place
+		s.Stage = mount
 	}
 	if record.Pod.UID == "" || record.Kind == StageKind && record.Leaving {
 		return
 	}
-	// Also the pod that it was staged for: until its owner speaks, it may be wanted.
-	p := l.EnsurePod(PublishKey{PodUID: record.Pod.UID, SpecName: record.SpecName})
+	// The pod for which the volume was staged counts too: until its owner reports it, it may want the volume.
+	p := s.EnsurePod(PublishKey{PodUID: record.Pod.UID, SpecName: record.SpecName})
 	if record.Kind == PublishKind {
-		p.MountState = place
+		p.MountState = mount
 	}
 }
 
-// InUseHandshake says whether a record of the volume was made under the handshake over volumesInUse. Of one that was made in the
-// place of a torn one nobody knows. doubtful: there may be such a record beside those that are known.
-func (l *VolumeState) InUseHandshake(doubtful bool) Knowledge {
+// InUseHandshake reports whether a record of the volume was made under the volumesInUse handshake. For a record that replaces a
+// torn one that is unknown. doubtful: such a record may exist besides the known ones.
+func (s *VolumeState) InUseHandshake(doubtful bool) Knowledge {
 	known := No
 	if doubtful {
 		known = Unknown
 	}
-	for _, place := range l.mounts() {
+	for _, mount := range s.mounts() {
 		switch {
-		case !place.inUse():
-		case !place.Record.Guessed:
+		case !mount.inUse():
+		case !mount.Record.Guessed:
 			return Yes
 		default:
 			known = Unknown
@@ -159,51 +159,51 @@ func (l *VolumeState) InUseHandshake(doubtful bool) Knowledge {
 	return known
 }
 
-func (l *VolumeState) mounts() []MountState {
-	all := []MountState{l.Stage}
-	for _, p := range l.Pods {
+func (s *VolumeState) mounts() []MountState {
+	all := []MountState{s.Stage}
+	for _, p := range s.Pods {
 		all = append(all, p.MountState)
 	}
 	return all
 }
 
-// BeginTurn says that time has passed in which nobody worked on the volume.
-func (l *VolumeState) BeginTurn() {
-	l.attachment.Invalidate()
-	l.Users.Found = Unknown
+// BeginTurn drops what may have become outdated since the last turn of the volume.
+func (s *VolumeState) BeginTurn() {
+	s.attachment.Invalidate()
+	s.Users.Found = Unknown
 }
 
-// Wake ends the back-offs: something that the volume may have waited for has changed.
-func (l *VolumeState) Wake() {
-	l.Unstage.At, l.Growth.Failure.At, l.Users.Search.At = time.Time{}, time.Time{}, time.Time{}
-	for _, p := range l.Pods {
+// Wake ends the back-offs, because something that the volume may be waiting for has changed.
+func (s *VolumeState) Wake() {
+	s.Unstage.At, s.Growth.Failure.At, s.Users.Search.At = time.Time{}, time.Time{}, time.Time{}
+	for _, p := range s.Pods {
 		p.Failure.At = time.Time{}
 	}
 }
 
-// Decide says what to do next. Pods that are gone and have nothing published are dropped.
-func (l *VolumeState) Decide(now time.Time, facts Facts) Decision {
+// Decide returns the next step. Pods that are gone and have nothing published are dropped.
+func (s *VolumeState) Decide(now time.Time, facts Facts) Decision {
 	var left []PublishKey
-	l.Pods = slices.DeleteFunc(l.Pods, func(p *PodVolume) bool {
-		gone := p.Phase == Absent && l.Demand(facts, p) == Released
+	s.Pods = slices.DeleteFunc(s.Pods, func(p *PodVolume) bool {
+		gone := p.Phase == Absent && s.Demand(facts, p) == Released
 		if gone {
 			left = append(left, p.Key)
 		}
 		return gone
 	})
 	if facts.AttachRequired == No {
-		// What was read before the CSIDriver changed is not for a stage without the handshake.
-		l.attachment.Invalidate()
+		// An attachment that was read before the CSIDriver changed must not be used for a stage without the handshake.
+		s.attachment.Invalidate()
 	}
-	l.decidedOn, l.required = l.attachment.Known(facts.Node), facts.AttachRequired
-	decision := Decide(now, l.desired(facts), l.observed(facts))
+	s.decidedOn, s.required = s.attachment.Known(facts.Node), facts.AttachRequired
+	decision := Decide(now, s.desired(facts), s.observed(facts))
 	decision.Dropped = left
 	return decision
 }
 
-func (l *VolumeState) desired(facts Facts) Desired {
+func (s *VolumeState) desired(facts Facts) Desired {
 	var d Desired
-	for _, p := range l.Pods {
+	for _, p := range s.Pods {
 		pod := facts.Pod(p)
 		d.Pods = append(d.Pods, Pod{
 			Key: p.Key, Demand: pod.demand(p, facts.Unaccounted), Publish: p.Phase, LastConfirmed: p.ConfirmedAt, Leaving: pod.Deleting,
@@ -216,69 +216,70 @@ func (l *VolumeState) desired(facts Facts) Desired {
 	return d
 }
 
-func (l *VolumeState) observed(facts Facts) Observed {
+func (s *VolumeState) observed(facts Facts) Observed {
 	return Observed{
-		Inline: l.Inline, Node: facts.Node, AttachRequired: facts.AttachRequired, Driver: facts.Driver, Unaccounted: facts.Unaccounted,
-		RecordedInUse: slices.ContainsFunc(l.mounts(), MountState.inUse),
-		Attachment:    l.decidedOn,
-		Stage:         Stage{Phase: l.Stage.Phase, AttachmentUID: l.stagedAttachment(), Label: l.Stage.Record.SELinuxLabel},
-		Unstage:       l.Unstage, Users: l.Users, Growth: Growth{Due: l.Growth.Due(), Failure: l.Growth.Failure},
+		Inline: s.Inline, Node: facts.Node, AttachRequired: facts.AttachRequired, Driver: facts.Driver, Unaccounted: facts.Unaccounted,
+		RecordedInUse: slices.ContainsFunc(s.mounts(), MountState.inUse),
+		Attachment:    s.decidedOn,
+		Stage:         Stage{Phase: s.Stage.Phase, AttachmentUID: s.stagedAttachment(), Label: s.Stage.Record.SELinuxLabel},
+		Unstage:       s.Unstage, Users: s.Users, Growth: Growth{Due: s.Growth.Due(), Failure: s.Growth.Failure},
 	}
 }
 
-// stagedAttachment is the attachment that the volume is staged for. A record of the stage that was torn does not tell; that of a publish on it does.
-func (l *VolumeState) stagedAttachment() string {
-	for _, place := range l.mounts() {
-		if place.Phase != Absent && place.Record.AttachmentUID != "" {
-			return place.Record.AttachmentUID
+// stagedAttachment is the UID of the attachment that the volume is staged for. If the record of the stage is torn, that of a
+// publish has it.
+func (s *VolumeState) stagedAttachment() string {
+	for _, mount := range s.mounts() {
+		if mount.Phase != Absent && mount.Record.AttachmentUID != "" {
+			return mount.Record.AttachmentUID
 		}
 	}
 	return ""
 }
 
-// BeginRead says that the VolumeAttachment is about to be read. What it returns is for [VolumeState.Read].
-func (l *VolumeState) BeginRead(node Node) Reading { return l.attachment.Begin(node) }
+// BeginRead starts a read of the VolumeAttachment; pass the result to [VolumeState.Read].
+func (s *VolumeState) BeginRead(node Node) Reading { return s.attachment.Begin(node) }
 
-// Read takes what a read of the VolumeAttachment found.
-func (l *VolumeState) Read(begun Reading, found Attachment) { l.attachment.Read(begun, found) }
+// Read records what a read of the VolumeAttachment found.
+func (s *VolumeState) Read(begun Reading, found Attachment) { s.attachment.Read(begun, found) }
 
-// Attachment is the one that the last step was decided on, Unknown for a step that needs none.
-func (l *VolumeState) Attachment() Attachment { return l.decidedOn }
+// Attachment is the attachment that the last step was decided on; Unknown if the step needs none.
+func (s *VolumeState) Attachment() Attachment { return s.decidedOn }
 
-// StillValid says whether what the last step was decided on holds still, as far as the agent has seen: the attachment, and whether the driver
-// asks for one. If not, the step must not be done, but decided anew.
-func (l *VolumeState) StillValid(node Node, attachRequired Knowledge) bool {
-	return attachRequired == l.required && (l.decidedOn.UID == "" || l.attachment.Known(node).UID == l.decidedOn.UID)
+// StillValid reports whether the facts that the last step was decided on still hold: the attachment, and whether the driver needs
+// one. If not, discard the step and decide again.
+func (s *VolumeState) StillValid(node Node, attachRequired Knowledge) bool {
+	return attachRequired == s.required && (s.decidedOn.UID == "" || s.attachment.Known(node).UID == s.decidedOn.UID)
 }
 
-// Call is a call to the driver, from the record before it to what stands after it.
+// Call is a call to the driver, with the record before it and the state after it.
 type Call struct {
 	Step Step
-	// Record is to be made durable before anything is made for the volume, a directory or a call, so that whatever an
-	// agent that dies leaves behind is known.
+	// Record must be durable before a directory is created or the driver is called, so that whatever an agent that crashes leaves
+	// behind is known.
 	Record Record
-	// Write: the record is not on the disk yet, where Earlier is, if anything.
+	// Write: the record is not on disk yet. Earlier is the one that is, if any.
 	Write   bool
 	Earlier Record
 	// Before is the phase before the call.
 	Before Phase
-	// inherits: what the record that this one takes the place of speaks of may be mounted, and a pod may run on it.
+	// inherits: the mount of the record that this one replaces may exist, and a pod may be running on it.
 	inherits bool
 }
 
-// Begin is the call of a step. For StageVolume and Publish, intent is the record but for what the volume's life adds: under which
-// attachment it is made, and what an earlier call may have done. lost is not nil if a record of this name should have been there and was
-// not, and says whether something is mounted where that would have it: this one takes its place, and what was mounted is mounted once
-// more at the same path, and undone from there.
-func (l *VolumeState) Begin(step Step, intent Record, lost *Knowledge) Call {
-	place := l.mount(step)
-	call := Call{Step: step, Record: place.Record, Earlier: place.Record, Before: place.Phase}
+// Begin returns the call of a step. For StageVolume and Publish, intent is the record except for what VolumeState adds: the
+// attachment, and what an earlier call may have done. lost is not nil if a record of this name is missing although it should exist;
+// it is whether something is mounted where that record would have it. The new record takes its place: the volume is mounted at
+// the same path again, and unmounted from there.
+func (s *VolumeState) Begin(step Step, intent Record, lost *Knowledge) Call {
+	mount := s.mount(step)
+	call := Call{Step: step, Record: mount.Record, Earlier: mount.Record, Before: mount.Phase}
 	switch step.(type) {
 	case StageVolume, Publish:
 		call.Record, call.Write = intent, true
-		call.Record.InUse, call.Record.AttachmentUID = l.decidedOn.UID != "", l.decidedOn.UID
+		call.Record.InUse, call.Record.AttachmentUID = s.decidedOn.UID != "", s.decidedOn.UID
 		if call.Before != Absent {
-			call.Record = call.Record.After(place.Record)
+			call.Record = call.Record.After(mount.Record)
 		}
 		if lost != nil {
 			call.inherits = call.Before == Absent && *lost != No
@@ -292,16 +293,16 @@ func (l *VolumeState) Begin(step Step, intent Record, lost *Knowledge) Call {
 	return call
 }
 
-// Recorded says that the call's record is durable.
-func (l *VolumeState) Recorded(call Call) {
+// Recorded notes that the call's record is durable.
+func (s *VolumeState) Recorded(call Call) {
 	if call.Write {
-		place := l.mount(call.Step)
-		place.Inherited = place.Inherited || call.inherits
-		place.Record, place.Phase = call.Record, Uncertain
+		mount := s.mount(call.Step)
+		mount.Inherited = mount.Inherited || call.inherits
+		mount.Record, mount.Phase = call.Record, Uncertain
 	}
 }
 
-// After is the phase that the driver's reply leads to. A call that was not made counts as refused.
+// After returns the phase after the driver's reply. A call that was not sent counts as refused.
 func (c Call) After(reply Reply) Phase {
 	switch c.Step.(type) {
 	case Unpublish, Unstage:
@@ -311,26 +312,26 @@ func (c Call) After(reply Reply) Phase {
 	}
 }
 
-// End says what stands after the call. heard is when the driver confirmed it, zero if it did not.
-func (l *VolumeState) End(call Call, phase Phase, heard Confirmation) {
-	place := l.mount(call.Step)
-	place.Phase, place.Inherited = phase, place.Inherited && phase == Uncertain
-	if phase == Confirmed && !heard.At.IsZero() {
-		place.Record.Confirmed, place.ConfirmedAt = true, heard
+// End records the state after the call. confirmed is when the driver confirmed it, zero if it did not.
+func (s *VolumeState) End(call Call, phase Phase, confirmed Confirmation) {
+	mount := s.mount(call.Step)
+	mount.Phase, mount.Inherited = phase, mount.Inherited && phase == Uncertain
+	if phase == Confirmed && !confirmed.At.IsZero() {
+		mount.Record.Confirmed, mount.ConfirmedAt = true, confirmed
 	}
 }
 
-// mount is what a step makes or undoes.
-func (l *VolumeState) mount(step Step) *MountState {
+// mount returns the state that a step changes.
+func (s *VolumeState) mount(step Step) *MountState {
 	switch step.(type) {
 	case StageVolume, Unstage:
-		return &l.Stage
+		return &s.Stage
 	default:
-		return &l.EnsurePod(KeyOf(step)).MountState
+		return &s.EnsurePod(KeyOf(step)).MountState
 	}
 }
 
-// KeyOf is the pod that a step is done for; zero for the unstage.
+// KeyOf returns the pod that a step is for, zero for the unstage.
 func KeyOf(step Step) PublishKey {
 	switch step := step.(type) {
 	case ReadCapabilities:
@@ -354,19 +355,19 @@ func KeyOf(step Step) PublishKey {
 	}
 }
 
-// Bounds of the longest wait before something is looked at again that tells nobody when it changes.
+// The longest waits for what sends no notification when it changes.
 const (
-	// attachmentWait: a node may not watch VolumeAttachments (the Node authorizer permits get alone). What wakes a volume
-	// as a rule is that the Node reports it attached, which comes after.
+	// attachmentWait: a node may not watch VolumeAttachments, because the Node authorizer permits only get. Usually the Node's
+	// volumesAttached, which is written later, wakes the volume.
 	attachmentWait = 5 * time.Second
-	// usersWait: a process that unmounts tells nobody.
+	// usersWait: an unmount by another process sends no notification.
 	usersWait = 10 * time.Second
 )
 
-// Failed notes that a step failed. released: the pod that it was done for is not wanted any more; what kept it from being mounted
-// does not hold up the way back.
-func (l *VolumeState) Failed(step Step, at time.Time, jitter float64, released bool) {
-	failure := l.failure(step)
+// Failed records that a step failed. released: the pod no longer wants the volume, so what prevented its mount must not delay the
+// unmount.
+func (s *VolumeState) Failed(step Step, at time.Time, jitter float64, released bool) {
+	failure := s.failure(step)
 	switch step.(type) {
 	case Unstage, Unpublish, Expand:
 	default:
@@ -382,39 +383,39 @@ func (l *VolumeState) Failed(step Step, at time.Time, jitter float64, released b
 }
 
 // Succeeded clears the failures of a step.
-func (l *VolumeState) Succeeded(step Step) {
-	*l.failure(step) = Failure{}
+func (s *VolumeState) Succeeded(step Step) {
+	*s.failure(step) = Failure{}
 }
 
-// failure is what holds back a step.
-func (l *VolumeState) failure(step Step) *Failure {
+// failure returns the failure that delays a step.
+func (s *VolumeState) failure(step Step) *Failure {
 	switch step.(type) {
 	case Unstage:
-		return &l.Unstage
+		return &s.Unstage
 	case Expand:
-		return &l.Growth.Failure
+		return &s.Growth.Failure
 	default:
-		return &l.EnsurePod(KeyOf(step)).Failure
+		return &s.EnsurePod(KeyOf(step)).Failure
 	}
 }
 
-// UsersSearched says whether somebody else was found to have the volume mounted, or nobody could tell.
-func (l *VolumeState) UsersSearched(found bool, at time.Time, jitter float64) {
+// UsersSearched records whether another user of the volume was found, or could not be ruled out.
+func (s *VolumeState) UsersSearched(found bool, at time.Time, jitter float64) {
 	if !found {
-		l.Users = Users{Found: No}
+		s.Users = Users{Found: No}
 		return
 	}
-	l.Users = Users{Found: Yes, Search: l.Users.Search.next(at, jitter)}
-	l.Users.Search.AtMost = usersWait
+	s.Users = Users{Found: Yes, Search: s.Users.Search.next(at, jitter)}
+	s.Users.Search.AtMost = usersWait
 }
 
-// EndStep says that a step has ended. What was found of users holds for the very next one alone.
-func (l *VolumeState) EndStep(step Step) {
+// EndStep notes that a step has ended. The result of a search for users is valid for the next step only.
+func (s *VolumeState) EndStep(step Step) {
 	if _, looked := step.(LookForUsers); !looked {
-		l.Users.Found = Unknown
+		s.Users.Found = Unknown
 	}
 	if InvalidatesAttachment(step) {
-		l.attachment.Invalidate()
+		s.attachment.Invalidate()
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 
 var keyA, keyB = PublishKey{PodUID: "p", SpecName: "a"}, PublishKey{PodUID: "p", SpecName: "b"}
 
-// attachedAs is a life whose attachment was read, and what it is told.
+// attachedAs is a volume whose attachment was read, and the facts about it.
 func attachedAs(uid string, state PodState) (*VolumeState, Facts) {
 	l, node := &VolumeState{}, Node{InUse: Yes, Attached: Yes, Changes: 1}
 	l.Read(l.BeginRead(node), Attachment{Attached: Yes, UID: uid})
@@ -19,8 +19,8 @@ func attachedAs(uid string, state PodState) (*VolumeState, Facts) {
 	}
 }
 
-// TestALife goes from the first decision to the last, with what has to be on the disk before each call.
-func TestALife(t *testing.T) {
+// TestVolumeState goes from the first decision to the last, with what has to be on the disk before each call.
+func TestVolumeState(t *testing.T) {
 	state := PodState{Set: true, Resolved: true}
 	l, facts := attachedAs("va-1", state)
 	l.EnsurePod(keyA)
@@ -74,8 +74,8 @@ func TestALife(t *testing.T) {
 	}
 }
 
-// TestTheFailuresOfALife: each pod has its own, those of the way in end with the pod's release, and a wake ends all back-offs.
-func TestTheFailuresOfALife(t *testing.T) {
+// Each pod has its own failures, those of a mount end with the pod's release, and a wake ends all back-offs.
+func TestFailuresOfAVolume(t *testing.T) {
 	l := &VolumeState{}
 	for _, step := range []Step{Publish{Key: keyA}, Publish{Key: keyA}, Unpublish{Key: keyB}, Unstage{}} {
 		l.Failed(step, now, 0, false)
@@ -104,8 +104,8 @@ func TestTheFailuresOfALife(t *testing.T) {
 	}
 }
 
-// TestWhatWasFoundOfUsersHoldsForOneStep, and not for the next turn.
-func TestWhatWasFoundOfUsersHoldsForOneStep(t *testing.T) {
+// TestUserSearchIsValidForOneStep, and not for the next turn.
+func TestUserSearchIsValidForOneStep(t *testing.T) {
 	for name, passes := range map[string]func(*VolumeState){
 		"another turn": (*VolumeState).BeginTurn,
 		"a call":       func(l *VolumeState) { l.EndStep(Unpublish{Key: keyA}) },
@@ -122,8 +122,8 @@ func TestWhatWasFoundOfUsersHoldsForOneStep(t *testing.T) {
 	}
 }
 
-// TestWhoClaimsAPublication by what has been said of the pod.
-func TestWhoClaimsAPublication(t *testing.T) {
+// TestDemandOfAPod by what has been said of the pod.
+func TestDemandOfAPod(t *testing.T) {
 	mounted, leaving := MountState{Phase: Confirmed}, MountState{Phase: Uncertain, Record: Record{Leaving: true}}
 	tests := map[string]struct {
 		pod         PodFacts
@@ -153,8 +153,8 @@ func TestWhoClaimsAPublication(t *testing.T) {
 	}
 }
 
-// TestWhatAPodMayRunOn: of the records that were there at the start.
-func TestWhatAPodMayRunOn(t *testing.T) {
+// TestInheritedMounts: of the records that were there at the start.
+func TestInheritedMounts(t *testing.T) {
 	record := Record{Kind: PublishKind, BootID: "boot", Pod: RecordPod{UID: "p"}, SpecName: "a"}
 	earlier, unknown := record, record
 	earlier.BootID, unknown.BootID = "earlier", ""

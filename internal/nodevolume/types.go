@@ -16,101 +16,94 @@ const (
 	Yes     = decision.Yes
 )
 
-// Phase is how far a stage or a publish has come. It is kept in a record on
-// disk: Absent is the absence of one.
+// Phase is the state of a stage or a publish. It is kept in a record on disk; without a record it is Absent.
 type Phase int
 
-// The phases.
 const (
-	// Absent: the driver was not called since it last confirmed the way back.
+	// Absent: the driver has not been called since it last confirmed the unpublish or unstage.
 	Absent Phase = iota
-	// Uncertain: the driver was called and nobody knows what it did, or what it
-	// did may have been undone since (a reboot).
+	// Uncertain: the driver was called and the result is unknown, or it may have been undone since by a reboot.
 	Uncertain
-	// Confirmed: the driver said that it is done.
+	// Confirmed: the driver confirmed the call.
 	Confirmed
 )
 
-// String is the phase in a word, as records spell it.
+// String returns the name used in records.
 func (p Phase) String() string { return [...]string{"Absent", "Uncertain", "Confirmed"}[p] }
 
-// Demand is what a pod's owner says about the pod.
+// Demand is what a pod needs from the volume, according to its owner.
 type Demand int
 
-// The claims.
 const (
-	// DemandUnknown: the pod is known from a record only and its owner has not spoken.
+	// DemandUnknown: the pod is known only from a record, and its owner has not reported it yet.
 	DemandUnknown Demand = iota
-	// Wanted: the volume shall be mounted for the pod.
+	// Wanted: the volume should be mounted for the pod.
 	Wanted
 	// Released: the pod's containers have ended.
 	Released
-	// Ending: the pod is over by its object, and its containers may run. They keep what they have.
+	// Ending: the pod's object is gone or has a final phase, but its containers may still run and keep what they have.
 	Ending
 )
 
-// String is the claim in a word.
+// String returns the name used in logs.
 func (c Demand) String() string { return [...]string{"Unclaimed", "Wanted", "Released", "Ending"}[c] }
 
-// PublishKey names one publish of a volume.
+// PublishKey identifies one publish of a volume.
 type PublishKey struct {
 	PodUID string
-	// SpecName is the PersistentVolume's name, or that of an inline volume in
-	// pod.spec.volumes. Two PersistentVolumes may share a handle, and so one volume can
-	// be published twice for a pod.
+	// SpecName is the name of the PersistentVolume, or of an inline volume in pod.spec.volumes. Two PersistentVolumes may share a
+	// handle, so a volume can be published twice for one pod.
 	SpecName string
 }
 
-// Pod is one publish that somebody wants or that may exist.
+// Pod is a publish that is wanted or may exist.
 type Pod struct {
 	Key     PublishKey
 	Demand  Demand
 	Publish Phase
 	// Inherited: see [MountState].
 	Inherited bool
-	// LastConfirmed is when the driver confirmed the publish, if it is Confirmed.
+	// LastConfirmed is when the driver confirmed the publish, if Publish is Confirmed.
 	LastConfirmed Confirmation
-	// Leaving: the pod is being deleted. Its containers may still run, and keep what
-	// they have, but nothing is renewed for them.
+	// Leaving: the pod is being deleted. Its containers may still run and keep what they have, but nothing is renewed.
 	Leaving bool
-	// Label is the SELinux label that the pod wants the volume mounted with, empty for
-	// none. It means nothing while AttachRequired is Unknown.
+	// Label is the SELinux label that the pod wants the volume mounted with, empty for none. It is not valid while AttachRequired
+	// is Unknown.
 	Label string
-	// PublishedLabel is the one with which it is, or may be, published.
+	// PublishedLabel is the label with which the volume is, or may be, published.
 	PublishedLabel string
-	// SolePod: the only access mode of the PersistentVolume that the pod uses is ReadWriteOncePod.
+	// SolePod: the PersistentVolume has only the access mode ReadWriteOncePod.
 	SolePod bool
-	// ReadOnly: the pod may not write, and so no file system is expanded for it.
+	// ReadOnly: the pod may not write, so no file system is expanded for it.
 	ReadOnly bool
 	Failure  Failure
 }
 
-// Confirmation is when this agent last heard the driver confirm a publish. Its
-// zero value means that an earlier agent did, at a time that nobody knows.
+// Confirmation is when this agent saw the driver confirm a publish. The zero value means that an earlier agent did, at an unknown
+// time.
 type Confirmation struct {
 	At time.Time
-	// Jitter in [0, 1) stretches the time until the publish is renewed by up to a half.
+	// Jitter in [0, 1) delays the renewal of the publish by up to half the period.
 	Jitter float64
 }
 
-// Failure is the last one in a row for one pod's work on the volume, or for the unstage.
+// Failure counts the failures in a row of the work for one pod, or of the unstage.
 type Failure struct {
-	// Count of failures since the last success. Zero: nothing holds the work back.
+	// Count is the number of failures since the last success. With zero there is no back-off.
 	Count int
-	// At is when the last one was seen. What the work waited for may have changed
-	// since: the caller then clears At, and the work is tried at once.
+	// At is when the last failure was seen. The caller clears it when something changes that the work may have been waiting for;
+	// the work is then retried at once.
 	At time.Time
-	// Jitter in [0, 1) stretches the wait by up to a tenth.
+	// Jitter in [0, 1) extends the back-off by up to a tenth.
 	Jitter float64
-	// AtMost bounds the wait, before Jitter; 0 stands for the longest one.
+	// AtMost limits the back-off before Jitter; 0 means the default.
 	AtMost time.Duration
 }
 
-// Desired is what the pods want of one volume.
+// Desired is what the pods want from one volume.
 type Desired struct {
-	// Pods in the order in which they came, those that may have the volume
-	// published included. The pod for which the volume was staged is among them
-	// until its owner released it, even if nothing is published for it.
+	// Pods in the order of their arrival, including those that may have the volume published. The pod for which the volume was
+	// staged is among them until its owner releases it, even if nothing is published for it.
 	Pods []Pod
 }
 
@@ -118,102 +111,97 @@ type Desired struct {
 type Node struct {
 	InUse    Knowledge
 	Attached Knowledge
-	// Changes is another number whenever what may be believed of the volume has changed.
+	// Changes has another value whenever what is known about the volume on the Node has changed.
 	Changes int
 }
 
-// Attachment is the VolumeAttachment as read live since the last call; see [Lookup].
+// Attachment is the VolumeAttachment as read from the API server since the last call; see [Lookup].
 type Attachment struct {
-	// Attached is Unknown until it was read, and No if it is deleting.
+	// Attached is Unknown until it is read, and No if it is being deleted.
 	Attached Knowledge
 	UID      string
-	// Metadata is for the driver, which gets it as publish context.
+	// Metadata is passed to the driver as publish context.
 	Metadata map[string]string
 }
 
 // Driver is the volume's driver on this node.
 type Driver struct {
 	Registered bool
-	// Stages: the driver has STAGE_UNSTAGE_VOLUME.
+	// Stages: the driver has the capability STAGE_UNSTAGE_VOLUME.
 	Stages Knowledge
-	// RepublishEvery is after how long a publish that stands is repeated, for drivers
-	// that ask for it (CSIDriver.spec.requiresRepublish). Zero: never.
+	// RepublishEvery is the period after which a confirmed publish is repeated, for drivers that ask for it
+	// (CSIDriver.spec.requiresRepublish); zero for never.
 	RepublishEvery time.Duration
 }
 
 // Stage is the record of the volume's stage.
 type Stage struct {
 	Phase Phase
-	// AttachmentUID is that of the VolumeAttachment with which it was staged; empty
-	// if none was needed or the record was lost.
+	// AttachmentUID is the UID of the VolumeAttachment with which the volume was staged; empty if none was needed or the record was
+	// lost.
 	AttachmentUID string
-	// Label is the SELinux label with which it was staged, empty for none.
+	// Label is the SELinux label with which the volume was staged, empty for none.
 	Label string
 }
 
-// Observed is what is known of one volume at one moment.
+// Observed is a snapshot of what is known about one volume.
 type Observed struct {
-	// Inline: the volume is one pod's own (pod.spec.volumes[].csi, KEP-596). The driver
-	// makes it at NodePublishVolume and destroys it at NodeUnpublishVolume; it is never
-	// attached, never listed in use and never staged, whatever else is observed.
+	// Inline: the volume is one pod's own (pod.spec.volumes[].csi, KEP-596). The driver creates it in NodePublishVolume and
+	// destroys it in NodeUnpublishVolume. It is never attached, listed in use or staged.
 	Inline bool
 	Node   Node
-	// AttachRequired is Yes when the driver's CSIDriver says so or does not exist,
-	// Unknown while the CSIDrivers have not been listed.
+	// AttachRequired is Yes when the driver's CSIDriver says so or does not exist, Unknown until the CSIDrivers have been listed.
 	AttachRequired Knowledge
-	// RecordedInUse: a record of this volume was made under the in-use handshake.
-	// Whatever CSIDriver says now, it stays listed until that record is gone.
+	// RecordedInUse: a record of the volume was made under the volumesInUse handshake. The volume stays listed until that record is
+	// gone, whatever the CSIDriver says now.
 	RecordedInUse bool
-	// Unaccounted: the volume may be mounted here in a way that no record tells of. One cannot be
-	// read, or a kubelet was here before.
+	// Unaccounted: the volume may be mounted here without a record, because a record cannot be read or a kubelet ran here before.
 	Unaccounted bool
 	Attachment  Attachment
 	Driver      Driver
 	Stage       Stage
-	// Unstage is the failure that holds back the unstage.
+	// Unstage is the failure that delays the unstage.
 	Unstage Failure
 	Users   Users
 	Growth  Growth
 }
 
-// Users says whether anything on this machine but the agent's own mounts has the volume: a container that runs on, or
-// whoever copied the mounts.
+// Users reports whether something besides the agent's own mounts uses the volume on this machine: a container that still runs, or a
+// process that copied the mounts.
 type Users struct {
-	// Found is Unknown until somebody looked since the last step, and Yes also where nobody could tell.
+	// Found is Unknown until a search since the last step, and Yes also if the search failed.
 	Found Knowledge
-	// Search counts the looks in a row that found some.
+	// Search counts the searches in a row that found users.
 	Search Failure
 }
 
 // Step is something to do. The set is sealed.
 type Step interface{ step() }
 
-// The steps. Each ends with a reply, and what comes after depends on it.
+// The steps. The next decision depends on the reply to each.
 type (
-	// ReadCapabilities asks the driver what it can do, for the pod.
+	// ReadCapabilities reads the driver's capabilities, for the pod.
 	ReadCapabilities struct{ For PublishKey }
-	// ReadAttachment reads the VolumeAttachment live, for the pod.
+	// ReadAttachment reads the VolumeAttachment from the API server, for the pod.
 	ReadAttachment struct{ For PublishKey }
-	// StageVolume records and calls NodeStageVolume, with what the pod wants and the
-	// SELinux label, if there is one.
+	// StageVolume writes a record and calls NodeStageVolume, with the pod's options and the SELinux label, if any.
 	StageVolume struct {
 		For   PublishKey
 		Label string
 	}
-	// Publish records and calls NodePublishVolume, with the same label.
+	// Publish writes a record and calls NodePublishVolume, with the same label.
 	Publish struct {
 		Key   PublishKey
 		Label string
 	}
-	// Republish calls NodePublishVolume again for a publish that stands, with what is
-	// to be said now. The record stays as it is, whatever the driver answers.
+	// Republish calls NodePublishVolume again for a confirmed publish, with up-to-date pod information. The record does not change,
+	// whatever the driver replies.
 	Republish struct{ Key PublishKey }
-	// Unpublish calls NodeUnpublishVolume and drops the record.
+	// Unpublish calls NodeUnpublishVolume and removes the record.
 	Unpublish struct{ Key PublishKey }
-	// Unstage calls NodeUnstageVolume and drops the record.
+	// Unstage calls NodeUnstageVolume and removes the record.
 	Unstage struct{}
-	// LookForUsers looks who has what the next call would take away: the unpublish for the pod, or the unstage if
-	// Key is zero.
+	// LookForUsers searches for users of what the next call would take away: the publish of a pod, or the stage if Key is zero.
 	LookForUsers struct{ Key PublishKey }
 )
 
@@ -226,38 +214,35 @@ func (Unpublish) step()        {}
 func (Unstage) step()          {}
 func (LookForUsers) step()     {}
 
-// Wait says why nothing is done for a pod now.
+// Wait is the reason why nothing is done for a pod now.
 type Wait struct {
-	// Key of the pod, or its zero value for the volume's unstage.
+	// Key identifies the pod; the zero value stands for the unstage.
 	Key    PublishKey
 	Reason Reason
 }
 
-// Decision is what Decide says.
+// Decision is the result of [Decide].
 type Decision struct {
-	// InUse is what node.status.volumesInUse shall say of the volume: Yes, No, or
-	// Unknown for whatever it says. It is a wish and not a step: the list has one writer for
-	// all volumes, and what came of it is seen in Observed.Node. It must reach the InUseList
-	// before that can be asked for another write: a write that follows an older wish
-	// could take out what this decision believes to be listed.
+	// InUse is whether node.status.volumesInUse should list the volume: Yes, No, or Unknown to leave it as it is. It is a wish and
+	// not a step, because the list has one writer for all volumes; the result is seen in Observed.Node. Pass it to the InUseList
+	// before asking that for another write: a write based on an older wish could remove an entry that this decision relies on.
 	InUse Knowledge
-	// Next is the step to do now; nil if there is none.
+	// Next is the next step; nil if there is none.
 	Next Step
-	// Waits, in the order of the pods. While there is a Next they are incomplete.
+	// Waits are in the order of the pods. With a Next they are incomplete.
 	Waits []Wait
-	// RecheckAt is when a back-off ends or a publish is to be renewed. Zero: only a
-	// change can lead on.
+	// RecheckAt is when a back-off ends or a publish has to be renewed. If zero, only a change can lead to another decision.
 	RecheckAt time.Time
-	// Forget: nothing is left of the volume here and nobody wants it.
+	// Forget: nothing of the volume is left here and no pod wants it.
 	Forget bool
-	// Dropped are the pods that the life of the volume has dropped.
+	// Dropped are the pods that [VolumeState.Decide] has dropped.
 	Dropped []PublishKey
 }
 
 // Reason is why the volume waits for a pod.
 type Reason = decision.Reason
 
-// The reasons, in the order in which a mount meets them, then those of the way back.
+// The reasons, in the order in which a mount meets them, then those of an unmount.
 const (
 	AttachabilityUnknown     Reason = "AttachabilityUnknown"
 	NodeUnknown              Reason = "NodeUnknown"
@@ -277,7 +262,7 @@ const (
 	InUseNotCleared          Reason = "InUseNotCleared"
 )
 
-// exits says of each reason what ends the wait.
+// exits names what ends each wait.
 var exits = decision.Exits{
 	AttachabilityUnknown:     {By: "the CSIDrivers are listed"},
 	NodeUnknown:              {By: "the Node is read"},
@@ -297,5 +282,5 @@ var exits = decision.Exits{
 	InUseNotCleared:          {By: "the Node does not list the volume in status.volumesInUse any more"},
 }
 
-// Reasons are all reasons to wait.
+// Reasons lists all reasons, in alphabetical order.
 func Reasons() []Reason { return exits.Reasons() }

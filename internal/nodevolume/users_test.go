@@ -7,9 +7,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestNothingIsTakenFromUnderAContainer: the last call that takes a volume from the machine waits until
+// TestVolumeUsedByAContainerIsNotTaken: the last call that takes a volume from the machine waits until
 // nothing else there has it mounted.
-func TestNothingIsTakenFromUnderAContainer(t *testing.T) {
+func TestVolumeUsedByAContainerIsNotTaken(t *testing.T) {
 	looked := func(found Knowledge) func(*Observed) {
 		return func(o *Observed) {
 			if o.Users.Found = found; found == Yes {

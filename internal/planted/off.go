@@ -4,7 +4,7 @@ package planted
 
 import "time"
 
-// Every fault is off, and the compiler drops what it guards.
+// Every fault is off, and the compiler removes the code it guards.
 const (
 	S1, S1Attacher, S2, S3, S4, S5, S6, S6Attacher, S7, S9, S10 = false, false, false, false, false, false, false, false, false, false, false
 

@@ -21,17 +21,14 @@ const ConfirmFlag = "confirm-upstream-disabled"
 
 // Config configures the checks.
 type Config struct {
-	// Clients read. They need list and watch on nodes, volumeattachments and events, and
-	// list on pods and persistentvolumes. With get on nodes and on the lease of
-	// kube-controller-manager the checks find more.
+	// Clients need list and watch on nodes, volumeattachments and events, and list on pods and persistentvolumes. With get on nodes
+	// and on the lease of kube-controller-manager the checks find more.
 	Clients kubernetes.Interface
-	// Cluster is reported.
+	// Cluster is shown in the report.
 	Cluster Cluster
-	// Confirmed is a person's word that upstream's controller is disabled. It counts where
-	// nothing proves the opposite.
+	// Confirmed: a person confirms that upstream's controller is disabled. It counts unless something proves the opposite.
 	Confirmed bool
-	// NonAttachableFlex are FlexVolume drivers that need no attach. The API does not say
-	// which do, so all others refuse.
+	// NonAttachableFlex are FlexVolume drivers that need no attach. The API does not show which do, so all others refuse.
 	NonAttachableFlex []string
 	// Observe is how long to watch for writes by another controller; 0 for not at all.
 	Observe time.Duration
@@ -40,7 +37,7 @@ type Config struct {
 type run struct {
 	Config
 
-	// term is the present leader's among the kube-controller-managers.
+	// term is the term of the present leader of kube-controller-manager.
 	term term
 }
 
@@ -53,7 +50,7 @@ func Run(ctx context.Context, c Config) Report {
 	return reportOf(c.Cluster, checks)
 }
 
-// unknown makes an error the result, and names the right that is missing.
+// unknown turns an error into a result, and names the missing permission.
 func (c Check) unknown(err error, verb, resource string) Check {
 	c.Result, c.Message = Unknown, err.Error()
 	if apierrors.IsForbidden(err) {
@@ -62,7 +59,7 @@ func (c Check) unknown(err error, verb, resource string) Check {
 	return c
 }
 
-// unconfirmed makes a result of what only a person can decide.
+// unconfirmed is the result of a check that only a person can decide.
 func (r *run) unconfirmed(c Check, message string, objects []string) Check {
 	c.Result, c.Objects = Unconfirmed, objects
 	c.Message = message + "; if persistentvolume-attach-detach-controller is disabled in every kube-controller-manager, confirm it with --" + ConfirmFlag
@@ -72,7 +69,7 @@ func (r *run) unconfirmed(c Check, message string, objects []string) Check {
 	return c
 }
 
-// pageSize bounds one page of a list whose objects are not kept.
+// pageSize limits a page of a list whose objects are not kept.
 const pageSize = 500
 
 // checkFlexPods looks for FlexVolumes in pods that have not ended.

@@ -130,7 +130,7 @@ func events(clients *fake.Clientset, resource string) *watch.FakeWatcher {
 }
 
 // A watch that breaks saw nothing, and that is not the same as nothing there.
-func TestWatchThatBreaksIsUnknown(t *testing.T) {
+func TestBrokenWatchIsUnknown(t *testing.T) {
 	clients := fake.NewClientset()
 	events(clients, "volumeattachments").Stop()
 	r := Run(t.Context(), Config{Clients: clients, Observe: time.Minute})

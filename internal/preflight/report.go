@@ -12,11 +12,10 @@ import (
 // Result is the result of one check.
 type Result string
 
-// The results.
 const (
 	// OK allows belay-controller to start.
 	OK Result = "ok"
-	// Warning allows it to start; a person should take a look.
+	// Warning allows it to start; a person should check.
 	Warning Result = "warning"
 	// Refused forbids it to start.
 	Refused Result = "refused"
@@ -32,11 +31,11 @@ type Check struct {
 	Name    string `json:"name"`
 	Result  Result `json:"result"`
 	Message string `json:"message"`
-	// Objects are what the message is about, "kind [namespace/]name: detail".
+	// Objects are the objects that the message is about, "kind [namespace/]name: detail".
 	Objects []string `json:"objects,omitempty"`
 }
 
-// Cluster is the cluster that was checked.
+// Cluster identifies the cluster that was checked.
 type Cluster struct {
 	Server string `json:"server"`
 	// Kubeconfig and Context configure the connection; both are empty inside a cluster.

@@ -12,14 +12,14 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// watched are the resources, by API group, that belay-controller watches.
+// watched are the resources that belay-controller watches, by API group.
 var watched = map[string][]string{
 	corev1.GroupName:    {"nodes", "pods", "persistentvolumes", "persistentvolumeclaims"},
 	storagev1.GroupName: {"volumeattachments", "csidrivers"},
 }
 
-// MissingRights asks which of the rights are missing that belay-controller needs to fill
-// its caches, as "list nodes". Every user may ask that about itself.
+// MissingRights returns which permissions are missing that belay-controller needs to fill its caches, as "list nodes". Every user
+// may review its own permissions.
 func MissingRights(ctx context.Context, clients kubernetes.Interface) ([]string, error) {
 	var missing []string
 	for group, resources := range watched {

@@ -24,18 +24,17 @@ const (
 	upstreamNamespace = "kube-system"
 )
 
-// upstreamLabels are what installers put on its static pod: kubeadm and most others, kops.
+// upstreamLabels are the labels that installers give to its static pod: kubeadm and most others, kops.
 var upstreamLabels = []string{"component=" + upstreamProgram, "k8s-app=" + upstreamProgram}
 
 // controlPlaneRoles are the labels of control-plane nodes, the second one before 1.24.
 var controlPlaneRoles = []string{"node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"}
 
-// ErrUpstreamRuns is the refusal to start beside upstream's controller.
+// ErrUpstreamRuns is returned when upstream's controller is enabled.
 var ErrUpstreamRuns = errors.New("a kube-controller-manager runs its attach/detach controller: start it with --controllers=*,-persistentvolume-attach-detach-controller")
 
-// MayLead returns a refusal if a kube-controller-manager pod has its attach/detach
-// controller enabled. An error means that this could not be determined, which is no
-// permission.
+// MayLead returns an error if a kube-controller-manager pod has its attach/detach controller enabled, or if that could not be
+// determined.
 func MayLead(ctx context.Context, clients kubernetes.Interface) (refusal, err error) {
 	found, err := findUpstreams(ctx, clients)
 	if err != nil {
@@ -50,8 +49,8 @@ func MayLead(ctx context.Context, clients kubernetes.Interface) (refusal, err er
 	return nil, nil
 }
 
-// upstreams are the kube-controller-manager pods by whether their attach/detach controller
-// is on. What a forgeable pod says proves nothing.
+// upstreams are the kube-controller-manager pods by whether their attach/detach controller is enabled. A forgeable pod proves
+// nothing.
 type upstreams struct{ on, off, forgeable []string }
 
 func findUpstreams(ctx context.Context, clients kubernetes.Interface) (found upstreams, err error) {
@@ -126,8 +125,8 @@ func forgeable(ctx context.Context, clients kubernetes.Interface, pod *corev1.Po
 	return !strings.EqualFold(host, node.Name), nil
 }
 
-// controllersOf reads --controllers from the command line of a kube-controller-manager,
-// which a shell or another program may start; repeated ones add up.
+// controllersOf reads --controllers from the command line of a kube-controller-manager, which a shell or another program may start;
+// repeated flags add up.
 func controllersOf(container *corev1.Container) (found []string, ok bool) {
 	words := strings.Fields(strings.Join(slices.Concat(container.Command, container.Args), " "))
 	start := slices.IndexFunc(words, func(word string) bool { return path.Base(word) == upstreamProgram })
@@ -150,9 +149,8 @@ func controllersOf(container *corev1.Container) (found []string, ok bool) {
 	return found, true
 }
 
-// attachDetachEnabled interprets --controllers as kube-controller-manager does: the first
-// item that names the controller decides, else the star. Before 1.28 the controller was
-// called attachdetach.
+// attachDetachEnabled interprets --controllers as kube-controller-manager does: the first item that names the controller decides,
+// else the star. Before 1.28 the controller was called attachdetach.
 func attachDetachEnabled(controllers []string) bool {
 	star := false
 	for _, word := range controllers {
@@ -192,15 +190,14 @@ func (r *run) checkUpstream(ctx context.Context) Check {
 	return c
 }
 
-// term is the time since which one kube-controller-manager has led. Its flags have not
-// changed since: that takes a restart, which ends the term.
+// term is the time since which one kube-controller-manager has led. Its flags have not changed since, because that takes a restart,
+// which ends the term.
 type term struct {
 	holder string // "" for none
 	since  time.Time
 }
 
-// lateWrites is how long writes of the leader before may still appear: the API server
-// abandons a request after a minute.
+// lateWrites is how long writes of the previous leader may still appear: the API server abandons a request after a minute.
 const lateWrites = time.Minute
 
 // includes reports whether something written at that time was written in the term.
@@ -224,8 +221,7 @@ func readTerm(ctx context.Context, clients kubernetes.Interface) (term, error) {
 	return term{holder: *s.HolderIdentity, since: s.AcquireTime.Time}, nil
 }
 
-// leader returns the term, and describes it. Not being allowed to read the lease is no
-// obstacle: it only adds to what can be found.
+// leader returns and describes the term. If the lease must not be read, the check continues without it.
 func (r *run) leader(ctx context.Context) (term, string) {
 	t, err := readTerm(ctx, r.Clients)
 	switch {

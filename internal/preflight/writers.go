@@ -23,12 +23,12 @@ import (
 type traces struct {
 	check   Check
 	total   int
-	writers map[string]int // of what there is, by manager
-	known   map[string]any // by object, what was there before
-	// term holds what other components wrote in the term of the present
-	// kube-controller-manager leader, now what they wrote while we watched.
+	writers map[string]int // of what exists, by manager
+	known   map[string]any // by object, what existed before
+	// term has what other components wrote in the term of the present kube-controller-manager leader, now what they wrote during
+	// the watch.
 	term, now, byHand []string
-	// proof is set where no node's credentials suffice for such a write.
+	// proof is set if no node's credentials suffice for such a write.
 	proof bool
 	since string // the version of the list
 }
@@ -40,8 +40,7 @@ func newTraces(name string, proof bool) *traces {
 // writers are the three resources that an attach/detach controller writes to.
 type writers struct{ reports, attachments, events *traces }
 
-// checkWriters looks for other attach/detach controllers: first in what there is, then in
-// what changes.
+// checkWriters searches for other attach/detach controllers: first in what exists, then in what changes.
 func (r *run) checkWriters(ctx context.Context) []Check {
 	w := &writers{
 		reports: newTraces("node reports", false), attachments: newTraces("volume attachments", true),
@@ -79,7 +78,7 @@ func (r *run) checkWriters(ctx context.Context) []Check {
 	return checks
 }
 
-// judge makes a result of the traces.
+// judge turns the traces into a result.
 func (r *run) judge(t *traces, watched bool) Check {
 	c, there := t.check, fmt.Sprintf("%d; last written by: %s", t.total, counts(t.writers))
 	switch {
@@ -112,7 +111,7 @@ func counts(by map[string]int) string {
 	return strings.Join(all, ", ")
 }
 
-// listNodes reads the reports, and returns a check of nodes that belay leaves alone.
+// listNodes reads the reports, and returns a check of nodes that belay does not manage.
 func (r *run) listNodes(ctx context.Context, t *traces) (unmanaged Check, err error) {
 	unmanaged = Check{Name: "unmanaged nodes", Result: OK, Message: "none"}
 	list, err := r.Clients.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
@@ -234,7 +233,7 @@ func (r *run) observe(ctx context.Context, w *writers) error {
 	}
 }
 
-// see takes in one object that was created or changed.
+// see records an object that was created or changed.
 func (w *writers) see(obj runtime.Object) {
 	switch obj := obj.(type) {
 	case *corev1.Node:

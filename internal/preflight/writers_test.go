@@ -97,7 +97,7 @@ func TestWriters(t *testing.T) {
 
 // The flags of a kube-controller-manager that is no pod cannot be read. What it did since
 // it began to lead shows that the controller is on; that it did nothing shows nothing.
-func TestUpstreamThatIsNoPod(t *testing.T) {
+func TestUpstreamOutsideAPod(t *testing.T) {
 	now := time.Now()
 	since := now.Add(-time.Hour)
 	const old, recent = -61 * time.Minute, -30 * time.Minute

@@ -8,16 +8,17 @@ import (
 	"unicode/utf8"
 )
 
-// maxMessage is what the API server accepts in VolumeError.message, in bytes.
+// maxMessage is the limit of the API server for VolumeError.message, in bytes.
 const maxMessage = 1024
 
-// maxQuotedError is how much of an error is quoted in another message, which goes on after it.
+// maxQuotedError limits an error that is quoted in another message.
 const maxQuotedError = 512
 
-// ellipsis ends a message that was cut.
+// ellipsis ends a truncated message.
 const ellipsis = "..."
 
-// Truncate shortens a message to what the API server accepts, at a character's edge. What is no UTF-8 would grow on the way.
+// Truncate shortens a message to what the API server accepts, at the edge of a character. Invalid UTF-8, which would grow when it
+// is encoded, is replaced.
 func Truncate(message string) string { return truncate(message, maxMessage) }
 
 func truncate(message string, most int) string {
@@ -32,8 +33,8 @@ func truncate(message string, most int) string {
 	return message[:end] + ellipsis
 }
 
-// backOff is when a call may begin that the last one would be repeated by: another verb, or the same for another node ID, need not
-// wait. A change of what the attempt depends on ends it at once.
+// backOff returns when a call may begin that repeats the failed one. Another verb or another node ID need not wait, and a change of
+// what the attempt depends on ends the back-off.
 func (v *volume) backOff(a Attachment, verb Verb, nodeID string) time.Time {
 	if !a.Call.failed() || a.Call.Verb != verb || a.Call.NodeID != nodeID || a.Call.Inputs != a.Inputs {
 		return time.Time{}
@@ -41,7 +42,7 @@ func (v *volume) backOff(a Attachment, verb Verb, nodeID string) time.Time {
 	return v.policy.NextAttempt(a.UID, a.Call)
 }
 
-// NextAttempt is when a call that failed is repeated, unless what it depends on changes before.
+// NextAttempt returns when a failed call is repeated, unless what it depends on changes before.
 func (p Policy) NextAttempt(uid string, failed Call) time.Time {
 	next := failed.Ended.Add(p.delay(uid, failed))
 	if !failed.RetryAt.IsZero() && failed.RetryAt.Before(next) {
@@ -50,14 +51,13 @@ func (p Policy) NextAttempt(uid string, failed Call) time.Time {
 	return next
 }
 
-// FormatTime is a time as messages and logs have it, rounded up to the second.
+// FormatTime formats a time for messages and logs, rounded up to the second.
 func FormatTime(t time.Time) string { return t.Add(time.Second - 1).UTC().Format(time.RFC3339) }
 
-// delay doubles with each failure from RetryStart to RetryMax, whichever code the driver answered with: drivers use also those that
-// the CSI specification calls permanent for passing conditions (INVALID_ARGUMENT for a disk that another node still uses). It is
-// less by up to a fifth: many volumes that failed together are not tried together again. The
-// fifth is drawn from the attachment's UID, so that a decision is a function of
-// what was seen.
+// delay doubles with each failure from RetryStart to RetryMax, whatever the code: drivers also use codes that the CSI specification
+// calls permanent for temporary conditions (INVALID_ARGUMENT for a disk that another node still uses). It is shortened by up to a
+// fifth, so that volumes that failed together are not retried together. The fraction is derived from the attachment's UID, so that
+// a decision depends on nothing but its input.
 func (p Policy) delay(uid string, failed Call) time.Duration {
 	delay := p.RetryStart
 	for i := 1; i < failed.Failures && delay < p.RetryMax; i++ {

@@ -7,14 +7,14 @@ import (
 	"belay.dev/belay/internal/planted"
 )
 
-// Call is what is known of the last call for an attachment. Without Confirmed
-// nothing is known: the driver may have done it, do it later, or not at all.
+// Call is what is known about the last call for an attachment. Unless it is Confirmed, its effect is unknown: the driver may have
+// carried it out, may do so later, or not at all.
 type Call struct {
 	Verb     Verb
 	NodeID   string // the CSI node ID that was sent
 	InFlight bool
-	// Sent: the driver may have got the request, or an earlier one that was not
-	// undone; false if every attempt failed before.
+	// Sent: the driver may have received the request, or an earlier one that was not undone; false if every attempt failed before
+	// it was sent.
 	Sent bool
 
 	// Confirmed: the driver answered OK.
@@ -25,30 +25,30 @@ type Call struct {
 	// Republish: the attachment was recorded as attached when the call was sent.
 	Republish bool
 
-	// Failures is the number of attempts in a row that ended without OK.
+	// Failures is the number of attempts in a row that failed.
 	Failures int
 	// Ended is when the last attempt ended.
 	Ended time.Time
-	// RetryAt is when the call may be repeated although its back-off has not ended; zero if only the back-off counts.
+	// RetryAt is when the call may be repeated before its back-off has ended; zero if it may not.
 	RetryAt time.Time
 	// Message is the last attempt's error.
 	Message string
 	// Unanswered: the driver did not answer the last attempt within its timeout.
 	Unanswered bool
-	// Inputs are the attachment's Inputs as they were for the last attempt.
+	// Inputs are the attachment's Inputs at the last attempt.
 	Inputs string
 
-	// Previous is how the last call for each other node ID ended.
+	// Previous has the result of the last call for each other node ID.
 	Previous []PreviousCall
 }
 
-// PreviousCall is how the calls for one node ID ended.
+// PreviousCall is the result of the calls for one node ID.
 type PreviousCall struct {
 	NodeID      string
 	Unpublished bool // the driver confirmed an unpublish
 }
 
-// Begin is the call that is sent next. Attached tells whether the attachment is recorded as attached.
+// Begin returns the call that is sent next. attached: the attachment is recorded as attached.
 func (c Call) Begin(verb Verb, nodeID, inputs string, attached bool) Call {
 	failures := c.Failures
 	if c.Verb != verb || c.Confirmed {
@@ -64,7 +64,7 @@ func (c Call) Excludes(exclusive, sameNode bool) bool {
 	return !planted.S4 && c.InFlight && (exclusive || sameNode)
 }
 
-// Refuse is an attempt that ended before anything was sent.
+// Refuse records an attempt that ended before anything was sent.
 func (c Call) Refuse(verb Verb, nodeID, inputs string) Call {
 	if c.Verb != verb || c.NodeID != nodeID || c.Confirmed {
 		c = Call{Verb: verb, NodeID: nodeID, Previous: c.previousFor(nodeID)}
@@ -73,13 +73,13 @@ func (c Call) Refuse(verb Verb, nodeID, inputs string) Call {
 	return c
 }
 
-// Confirm takes the driver's OK.
+// Confirm records the driver's OK.
 func (c Call) Confirm(now time.Time) Call {
 	c.InFlight, c.Confirmed, c.Failures, c.Ended = false, true, 0, now
 	return c
 }
 
-// Fail takes the end of an attempt without OK: nothing is known of its effect.
+// Fail records an attempt that ended without OK, so its effect is unknown.
 func (c Call) Fail(now time.Time, message string, unanswered bool) Call {
 	c.InFlight, c.Confirmed, c.Recorded = false, false, false
 	c.Failures++
@@ -87,7 +87,7 @@ func (c Call) Fail(now time.Time, message string, unanswered bool) Call {
 	return c
 }
 
-// RetryFrom lets a call that failed be repeated from a time on.
+// RetryFrom allows a failed call to be repeated from a time on.
 func (c Call) RetryFrom(at time.Time) Call {
 	if c.RetryAt.IsZero() || at.Before(c.RetryAt) {
 		c.RetryAt = at
@@ -95,7 +95,7 @@ func (c Call) RetryFrom(at time.Time) Call {
 	return c
 }
 
-// previousFor is what there will be elsewhere when the next call is for that node ID.
+// previousFor returns Previous for a next call with that node ID.
 func (c Call) previousFor(nodeID string) []PreviousCall {
 	left := slices.DeleteFunc(slices.Clone(c.Previous), func(l PreviousCall) bool { return l.NodeID == nodeID || l.NodeID == c.NodeID })
 	if c.Sent && c.NodeID != nodeID {
@@ -104,25 +104,25 @@ func (c Call) previousFor(nodeID string) []PreviousCall {
 	return left
 }
 
-// failed tells whether the last call ended without the driver's OK.
+// failed reports whether the last call ended without the driver's OK.
 func (c Call) failed() bool { return c.Verb != NoCall && !c.InFlight && !c.Confirmed }
 
-// confirmed tells whether the last call was this one and the driver said OK.
+// confirmed reports whether the last call was this one and the driver replied OK.
 func (c Call) confirmed(verb Verb, nodeID string) bool {
 	return c.Verb == verb && c.Confirmed && !c.InFlight && c.NodeID == nodeID
 }
 
-// unpublishedFrom tells whether the driver confirmed an unpublish of the node ID, and nothing was called for it since.
+// unpublishedFrom reports whether the driver confirmed an unpublish of the node ID, and no later call was sent for it.
 func (c Call) unpublishedFrom(nodeID string) bool {
 	return c.confirmed(Unpublish, nodeID) || slices.Contains(c.Previous, PreviousCall{nodeID, true})
 }
 
-// called tells whether anything was sent for the node ID.
+// called reports whether a call was sent for the node ID.
 func (c Call) called(nodeID string) bool {
 	return c.Sent && c.NodeID == nodeID || slices.ContainsFunc(c.Previous, func(l PreviousCall) bool { return l.NodeID == nodeID })
 }
 
-// publishedTo are the node IDs that the driver may have published to by the calls of this process.
+// publishedTo returns the node IDs that the driver may have published to by calls of this process.
 func (c Call) publishedTo() (ids []string) {
 	if c.Sent && !c.unpublishedFrom(c.NodeID) {
 		ids = append(ids, c.NodeID)

@@ -9,13 +9,11 @@ import (
 	"belay.dev/belay/internal/planted"
 )
 
-// Decide tells what to do next for one key.
+// Decide returns what to do next for one key.
 //
-// What it keeps: an exclusive volume is published for one attachment only while
-// no other one exists or may be published (S1), with one call in flight at most
-// (S4); our finalizer is taken off only after the driver confirmed the unpublish
-// of the node ID recorded at attach (S5); no call is sent before the finalizer
-// is stored on that very attachment (S10).
+// It guarantees: an exclusive volume is published for an attachment only while no other one exists or may be published (S1), with
+// at most one call in flight (S4); the finalizer is removed only after the driver confirmed the unpublish of the node ID recorded
+// at attach (S5); no call is sent before the finalizer is stored on that attachment (S10).
 func Decide(now time.Time, seen Observed, policy Policy) Decision {
 	v := volume{now: now, policy: policy, exclusive: seen.Exclusive, draining: seen.Draining}
 	v.attachments = slices.Clone(seen.Attachments)
@@ -30,8 +28,7 @@ func Decide(now time.Time, seen Observed, policy Policy) Decision {
 		case a.Gone:
 			v.cleanUp(a)
 		case a.UnconfirmedWrite:
-			// The watch may still show what was so before: a node ID that has come
-			// back to its old value would pass for the recorded one.
+			// The watch may still show an earlier state, in which a node ID that has changed back equals the recorded one.
 			v.do(Reread{target{a.UID}})
 		case a.Deleting:
 			v.detach(a)
@@ -44,7 +41,7 @@ func Decide(now time.Time, seen Observed, policy Policy) Decision {
 	return v.decision
 }
 
-// volume is one decision in the making.
+// volume is a decision in progress.
 type volume struct {
 	now         time.Time
 	policy      Policy
@@ -55,8 +52,7 @@ type volume struct {
 	decision    Decision
 }
 
-// olderFirst gives every observer the same order, so that of two attachments
-// that both wait to begin, one goes first.
+// olderFirst gives every process the same order, so that of two attachments that both wait to begin one goes first.
 func olderFirst(a, b Attachment) int {
 	if c := a.Created.Compare(b.Created); c != 0 {
 		return c
@@ -67,7 +63,7 @@ func olderFirst(a, b Attachment) int {
 	return strings.Compare(a.UID, b.UID)
 }
 
-// attach moves a wanted attachment that is not recorded as attached.
+// attach handles a wanted attachment that is not recorded as attached.
 func (v *volume) attach(a Attachment) {
 	if a.Finalizer && a.Call.confirmed(Publish, a.RecordedNodeID) && !a.Call.Recorded {
 		v.do(RecordAttached{target{a.UID}})
@@ -109,40 +105,39 @@ func (v *volume) attach(a Attachment) {
 	v.call(a, Publish, a.boundNodeID())
 }
 
-// staleNodeID is the node ID from which the volume has to be taken before it can be published
-// for the attachment; empty for none.
+// staleNodeID is the node ID from which the volume must be unpublished before it can be published for the attachment; empty for
+// none.
 func (a Attachment) staleNodeID() string {
 	stale := a.Finalizer && !a.Untouched && a.RecordedNodeID != "" && a.RecordedNodeID != a.NodeID
 	switch {
 	case a.Drift == Abandoned:
 		return a.DriftNodeID
 	case stale && !a.Call.unpublishedFrom(a.RecordedNodeID):
-		// The node came back under another node ID before the attach was recorded. Overwriting
-		// the recorded one would forget what the driver may have published.
+		// The node got another node ID before the attach was recorded. Overwriting the recorded one would lose what the driver may
+		// have published.
 		return a.RecordedNodeID
 	}
 	return ""
 }
 
-// withdrawalLimit is how long an attachment is not published after the controller noted that it is about to delete it. That takes
-// a second or two, unless the node still uses the volume. A request that stays may have been left by a controller that no longer
+// withdrawalLimit is how long an attachment is not published after the controller announced its deletion. The deletion follows
+// within a second or two, unless the node still uses the volume. An older request may be a leftover of a controller that no longer
 // runs.
 const withdrawalLimit = time.Minute
 
-// withdrawnUntil is when an attachment that is about to be deleted may be published after all: the unpublish would have to wait
+// withdrawnUntil is when an attachment whose deletion was announced may be published after all: the unpublish would have to wait
 // for a publish that hangs.
 func (v *volume) withdrawnUntil(a Attachment) time.Time {
-	// A request from a time to come, of a clock that is ahead, could hold the publish back for as long as that.
+	// A request in the future, from a clock that is ahead, could block the publish until then.
 	if a.Attached || a.DetachRequested.IsZero() || a.DetachRequested.After(v.now.Add(withdrawalLimit)) {
 		return time.Time{}
 	}
 	return a.DetachRequested.Add(withdrawalLimit)
 }
 
-// keepFinalizers stores our finalizers again: that of an attached volume's attachment, if
-// somebody took it off, or the detach would be forgotten with the object; and that of a
-// PersistentVolume that was not there, or not known, when another one of the same handle
-// stood in for it.
+// keepFinalizers stores the finalizers again: on an attached VolumeAttachment if another client removed it, because the detach
+// would be lost with the object; and on a PersistentVolume that did not exist, or was unknown, while another one with the same
+// handle was used instead.
 func (v *volume) keepFinalizers(a Attachment) {
 	nodeID := a.boundNodeID()
 	if v.draining || nodeID == "" || a.Finalizer && !a.VolumeUnprotected {
@@ -151,15 +146,12 @@ func (v *volume) keepFinalizers(a Attachment) {
 	v.do(WriteFinalizers{target: target{a.UID}, NodeID: nodeID, Attachment: !a.Finalizer, Volume: a.VolumeUnprotected})
 }
 
-// confirmAfter is how long a detach may take before its success is recorded in the status,
-// by a request of its own. Deleted objects show nobody why: without it, whoever watches
-// could not tell a detach that took its time from a finalizer that somebody removed because
-// it took so long.
+// confirmAfter is how long a detach may take before its success is recorded in the status, by a separate request. Without it, a
+// watcher could not distinguish a slow detach from a finalizer that another client removed because the detach was slow.
 const confirmAfter = 5 * time.Second
 
-// detach moves an attachment that is being deleted. Without our finalizer it is
-// none of our business: the volume was never published for it, or the unpublish
-// was confirmed.
+// detach handles an attachment that is being deleted. Without the finalizer there is nothing to do: the volume was never published
+// for it, or the unpublish was confirmed.
 func (v *volume) detach(a Attachment) {
 	if !a.Finalizer {
 		v.unpublishStale(a)
@@ -173,9 +165,9 @@ func (v *volume) detach(a Attachment) {
 	if len(left) == 0 || planted.S5 && a.unpublished() {
 		late := a.DetachError != "" || v.now.Sub(a.DeletedAt) > confirmAfter
 		if (a.OtherFinalizers || late) && (a.Attached || a.DetachError != "") {
-			// The object stays for others to see, or was seen to hang: that it ends as attached
-			// would then mean that somebody took the finalizer off (see confirmAfter). Status goes
-			// first here: after a crash in between, the unpublish is repeated, not forgotten.
+			// The object stays for other finalizers, or its detach was slow: if it ended as attached, that would mean that another
+			// client removed the finalizer (see confirmAfter). The status is written first: after a crash in between, the unpublish
+			// is repeated and not lost.
 			v.do(RecordDetached{target{a.UID}})
 			return
 		}
@@ -185,9 +177,8 @@ func (v *volume) detach(a Attachment) {
 	v.call(a, Unpublish, left[0])
 }
 
-// currentNodeID is the ID that the attachment's node has now, where another one is recorded and the volume was not taken from
-// this one yet: the record may be wrong, and nobody needs the volume there any more. Another attachment of the same node
-// may.
+// currentNodeID is the present ID of the attachment's node, if another one is recorded and the volume was not unpublished from this
+// one yet: the record may be wrong. Another attachment of the same node may still need the volume there.
 func (v *volume) currentNodeID(a Attachment) []string {
 	if a.RecordedNodeID == "" || a.NodeID == "" || a.NodeID == a.RecordedNodeID || a.Call.called(a.NodeID) || v.neededAt(a, a.NodeID) {
 		return nil
@@ -195,7 +186,7 @@ func (v *volume) currentNodeID(a Attachment) []string {
 	return []string{a.NodeID}
 }
 
-// neededAt tells whether another attachment may need the volume at a node ID.
+// neededAt reports whether another attachment may need the volume at a node ID.
 func (v *volume) neededAt(a Attachment, nodeID string) bool {
 	return slices.ContainsFunc(v.attachments, func(other Attachment) bool {
 		done := other.Deleting && !other.mayBePublished() || other.Gone
@@ -203,9 +194,8 @@ func (v *volume) neededAt(a Attachment, nodeID string) bool {
 	})
 }
 
-// unpublishStale takes back what the driver still lists for an attachment of which we
-// have let go, unless another one may need the volume at that node. Nothing of
-// it is recorded but an error, and that it is over.
+// unpublishStale unpublishes what the driver still lists for a released attachment, unless another one may need the volume at that
+// node. Only an error, and the end of it, are recorded.
 func (v *volume) unpublishStale(a Attachment) {
 	if a.unpublished() && a.DetachError != "" {
 		v.do(RecordDetached{target{a.UID}})
@@ -217,14 +207,12 @@ func (v *volume) unpublishStale(a Attachment) {
 	v.call(a, Unpublish, a.RecordedNodeID)
 }
 
-// cleanUp takes back what was published for an attachment that is gone. Gone
-// without us, what was recorded as attached is taken back only when another
-// attachment wants the volume: objects vanish by the hundred when a cluster is
-// restored from a backup, and the pods run on. That a publish was sent again
-// makes no difference.
+// cleanUp unpublishes what was published for an attachment that is gone. If the object vanished without a detach, a volume that was
+// recorded as attached is unpublished only when another attachment wants it: objects vanish by the hundred when a cluster is
+// restored from a backup, and the pods still run. A publish that was repeated makes no difference.
 func (v *volume) cleanUp(a Attachment) {
 	left := slices.DeleteFunc(a.Call.publishedTo(), func(id string) bool {
-		// A new object for the same node stands for both.
+		// A new object for the same node represents both.
 		return slices.ContainsFunc(v.attachments, func(other Attachment) bool {
 			return !other.Gone && other.boundNodeID() == id && other.Call.called(id)
 		})
@@ -241,8 +229,7 @@ func (v *volume) cleanUp(a Attachment) {
 	}
 }
 
-// call sends a call, unless no request can be made, the same one failed too
-// short a time ago, or the volume has one in flight.
+// call sends a call, unless no request can be made, the same call backs off, or the volume has a call in flight.
 func (v *volume) call(a Attachment, verb Verb, nodeID string) {
 	recordAs := Publish
 	if a.Deleting {
@@ -270,8 +257,8 @@ func (v *volume) call(a Attachment, verb Verb, nodeID string) {
 	}
 }
 
-// blockedBy finds the attachment that a wanted one has to wait for: every other
-// one of an exclusive volume, except one that has not begun and comes later.
+// blockedBy returns the attachment that a wanted one must wait for: any other one of an exclusive volume, except one that has not
+// begun and is younger.
 func (v *volume) blockedBy(a Attachment) (Attachment, bool) {
 	if !v.exclusive {
 		return Attachment{}, false
@@ -287,7 +274,7 @@ func (v *volume) blockedBy(a Attachment) (Attachment, bool) {
 	return Attachment{}, false
 }
 
-// mustWaitFor tells whether a has to wait for other.
+// mustWaitFor reports whether a must wait for other.
 func (v *volume) mustWaitFor(a, other Attachment) bool {
 	if other.Gone && !slices.ContainsFunc(other.Call.publishedTo(), func(id string) bool { return id != a.boundNodeID() }) {
 		return false // the same node under a new object
@@ -301,13 +288,12 @@ func (v *volume) mustWaitFor(a, other Attachment) bool {
 	if other.Gone {
 		return false
 	}
-	// The other one has not begun, or what it began was taken back.
+	// The other one has not begun, or what it began was undone.
 	return olderFirst(other, a) < 0 && !a.mayBePublished()
 }
 
-// waitForHolder waits, says so, and, if both may be published and neither was
-// ever reported as attached (only another attacher can have left that), asks the
-// driver to take the later one back: or each would wait for the other for ever.
+// waitForHolder waits and records the reason. If both may be published and neither was ever reported as attached (which only
+// another attacher can cause), the younger one is unpublished, or each would wait for the other forever.
 func (v *volume) waitForHolder(a, other Attachment) {
 	deadlock := a.mayBePublished() && !a.Attached &&
 		!other.Attached && !other.Deleting && !other.Gone && other.mayBePublished()
@@ -316,11 +302,11 @@ func (v *volume) waitForHolder(a, other Attachment) {
 		return
 	}
 	if a.Attached {
-		// Recorded as attached, and to be published again: nothing went wrong yet.
+		// It is recorded as attached and published again: there is no error to record.
 		v.wait(a, OtherWriterAttached, time.Time{})
 		return
 	}
-	if a.AttachError == "" || !other.Gone || other.failedToDetach() { // else a message is there, and the driver may confirm the detach at once
+	if a.AttachError == "" || !other.Gone || other.failedToDetach() { // else there is a message already, and the driver may confirm the detach soon
 		v.report(a, Publish, other.blockedMessage())
 	}
 	v.wait(a, OtherWriterAttached, time.Time{})
@@ -341,7 +327,7 @@ func (a Attachment) blockedMessage() string {
 		"If that node is known not to write to the volume, restart the attacher to stop waiting", a.Name, a.Node, progress)
 }
 
-// report records a standing obstacle, once.
+// report records an obstacle once.
 func (v *volume) report(a Attachment, verb Verb, message string) {
 	if a.Gone {
 		return
@@ -356,9 +342,8 @@ func (v *volume) report(a Attachment, verb Verb, message string) {
 	v.do(RecordError{target: target{a.UID}, Verb: verb, Message: message})
 }
 
-// reportCall records the error of the last call, once per call: the time of a
-// repeated failure is news. What the driver says is stored as it is; where it said
-// nothing, the message has to say what comes next.
+// reportCall records the error of the last call, once per call, because the time of a repeated failure is new. The driver's message
+// is stored as it is; if the driver gave no answer, the message has to tell when the next attempt is.
 func (v *volume) reportCall(a Attachment, verb Verb) {
 	if a.Gone || !a.Call.failed() || a.Call.Recorded {
 		return

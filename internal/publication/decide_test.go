@@ -13,7 +13,7 @@ var (
 	policy = Policy{RetryStart: time.Second, RetryMax: 5 * time.Minute}
 )
 
-// fresh is an attachment that nobody has worked on.
+// fresh is an attachment without any work done.
 func fresh(name string) Attachment {
 	return Attachment{UID: "uid-" + name, Name: name, Node: "node-" + name, NodeID: "id-" + name, Created: noon, Inputs: "i"}
 }
@@ -308,7 +308,7 @@ func TestBackOff(t *testing.T) {
 	}
 }
 
-func TestCut(t *testing.T) {
+func TestTruncate(t *testing.T) {
 	tests := map[string]struct{ message, want string }{
 		"short":                      {"a", "a"},
 		"as long as allowed":         {strings.Repeat("x", 1024), strings.Repeat("x", 1024)},

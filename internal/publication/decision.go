@@ -7,41 +7,37 @@ import (
 	"belay.dev/belay/internal/planted"
 )
 
-// Reason says why an attachment waits.
+// Reason is why an attachment waits.
 type Reason = decision.Reason
 
 // The reasons.
 const (
-	// OtherWriterAttached: the volume is exclusive and another attachment of it
-	// exists.
+	// OtherWriterAttached: the volume is exclusive and has another attachment.
 	OtherWriterAttached Reason = "OtherWriterAttached"
-	// CallInFlight: a call for the attachment, or for another one of the same
-	// exclusive volume, has not returned.
+	// CallInFlight: a call for the attachment, or for another one of the same exclusive volume, has not returned.
 	CallInFlight Reason = "CallInFlight"
-	// BackingOff: the last attempt failed a short time ago.
+	// BackingOff: the last attempt failed.
 	BackingOff Reason = "BackingOff"
-	// RequestImpossible: what a request needs is missing or wrong.
+	// RequestImpossible: something that a request needs is missing or wrong.
 	RequestImpossible Reason = "RequestImpossible"
-	// DriverBusy: as many calls are in flight as are allowed.
+	// DriverBusy: the limit of calls in flight is reached.
 	DriverBusy Reason = "DriverBusy"
-	// NodeHeldBack: the driver said that it can attach no more to the node
-	// (RESOURCE_EXHAUSTED); one attachment at a time is tried.
+	// NodeHeldBack: the driver cannot attach more volumes to the node (RESOURCE_EXHAUSTED); one attachment at a time is tried.
 	NodeHeldBack Reason = "NodeHeldBack"
-	// VolumeHeldBack: the driver said that it is at work on the shared volume already
-	// (ABORTED); one node at a time is tried.
+	// VolumeHeldBack: the driver is already working on the shared volume (ABORTED); one node at a time is tried.
 	VolumeHeldBack Reason = "VolumeHeldBack"
-	// DetachRequested: the controller is about to delete the attachment. It ends when
-	// that happens, when the request is taken back, or withdrawalLimit after it.
+	// DetachRequested: the controller is about to delete the attachment. The wait ends when it does, when it withdraws the request,
+	// or withdrawalLimit after the request.
 	DetachRequested Reason = "DetachRequested"
 	// DriverGone: the connection to the driver is lost.
 	DriverGone Reason = "DriverGone"
-	// RecordingFailed: what was decided, or what the driver has answered, could not be written to the API server.
+	// RecordingFailed: a decision or a result could not be written to the API server.
 	RecordingFailed Reason = "RecordingFailed"
-	// ShuttingDown: the attacher is about to end.
+	// ShuttingDown: the attacher is shutting down.
 	ShuttingDown Reason = "ShuttingDown"
 )
 
-// exits says of each reason what ends the wait. What it names wakes the key.
+// exits names what ends each wait. What it names wakes the key.
 var exits = decision.Exits{
 	OtherWriterAttached: {By: "the other VolumeAttachment is gone, or a PersistentVolume makes the volume shared"},
 	CallInFlight:        {By: "the call returns or times out"},
@@ -56,23 +52,22 @@ var exits = decision.Exits{
 	ShuttingDown:        {By: "the next leader takes over"},
 }
 
-// Reasons are all reasons to wait.
+// Reasons lists all reasons.
 func Reasons() []Reason { return exits.Reasons() }
 
-// Exit is what ends a wait for this reason.
+// Exit returns what ends a wait for this reason.
 func Exit(r Reason) string { return exits[r].By }
 
-// Wait is why one attachment waits, for how long at most.
+// Wait is why one attachment waits, and for how long at most.
 type Wait struct {
 	Attachment string // name
 	Reason     Reason
-	// Until is when to look again; zero if only what Exit names ends the wait.
+	// Until is when to decide again; zero if only the event that Exit names ends the wait.
 	Until time.Time
 }
 
-// Decision is what to do now: at most one step per attachment, and why the
-// others wait. Steps are for different attachments and do not depend on each
-// other.
+// Decision is what to do now: at most one step per attachment, and why the others wait. Steps are for different attachments and
+// independent of each other.
 type Decision struct {
 	Steps []Step
 	Waits []Wait
@@ -88,27 +83,27 @@ func (d *Decision) Wait(w Wait) {
 
 // Step is one thing to do for one attachment. The set is sealed.
 type Step interface {
-	// Target is the UID of the attachment that was decided on.
+	// Target returns the UID of the attachment that was decided on.
 	Target() string
 	step()
 }
 
 type target struct{ UID string }
 
-// Target is the UID of the attachment that was decided on.
+// Target returns the UID of the attachment that was decided on.
 func (t target) Target() string { return t.UID }
 func (target) step()            {}
 
 type (
-	// WriteFinalizers stores our finalizer and the node ID on the attachment,
-	// and our finalizer on its PersistentVolume, whichever is missing.
+	// WriteFinalizers stores the finalizer and the node ID on the attachment, and the finalizer on its PersistentVolume, whichever
+	// is missing.
 	WriteFinalizers struct {
 		target
 		NodeID     string
 		Attachment bool
 		Volume     bool
 	}
-	// Reread reads the attachment at quorum, after a write that got no answer.
+	// Reread reads the attachment at quorum, after a write without an answer.
 	Reread struct{ target }
 	// CallDriver sends ControllerPublishVolume or ControllerUnpublishVolume.
 	CallDriver struct {
@@ -118,28 +113,27 @@ type (
 	}
 	// RecordAttached stores attached=true and the publish context.
 	RecordAttached struct{ target }
-	// RecordDetached stores attached=false, for an attachment that will outlive
-	// our finalizer.
+	// RecordDetached stores attached=false, for an attachment that will outlive the finalizer.
 	RecordDetached struct{ target }
-	// RemoveFinalizer takes our finalizer off the attachment.
+	// RemoveFinalizer removes the finalizer from the attachment.
 	RemoveFinalizer struct{ target }
 	// RecordError stores an attach or detach error in the status.
 	RecordError struct {
 		target
 		Verb    Verb
 		Message string
-		// OfCall: the error is that of the last call, whose code belongs to it.
+		// OfCall: the error, and its code, are those of the last call.
 		OfCall bool
 	}
-	// Forget drops what is known of an attachment that is gone.
+	// Forget drops what is known about an attachment that is gone.
 	Forget struct{ target }
 )
 
-// Policy holds the figures of the back-off after failed calls.
+// Policy configures the back-off after failed calls.
 type Policy struct {
 	RetryStart time.Duration // after the first failure; default 1 s
-	RetryMax   time.Duration // never longer than this; default 5 min
+	RetryMax   time.Duration // upper limit; default 5 min
 }
 
-// needed tells whether anything is missing.
+// needed reports whether anything is missing.
 func (w WriteFinalizers) needed() bool { return !planted.S10 && (w.Attachment || w.Volume) }

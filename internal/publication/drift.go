@@ -6,61 +6,52 @@ import (
 	"time"
 )
 
-// Drift is what the driver's list of volumes says against an attachment.
+// Drift is how the driver's list of volumes contradicts an attachment.
 type Drift string
 
 const (
-	// NoDrift is the zero value: the list says nothing against the attachment,
-	// or nothing that can be told apart from a list that is incomplete.
+	// NoDrift is the zero value: the list does not contradict the attachment, or it may be incomplete.
 	NoDrift Drift = ""
-	// NotPublished: the attachment is recorded as attached, and the driver lists
-	// its volume as published to no node, or, for a shared one, not to this node.
-	// It is published again.
+	// NotPublished: the attachment is recorded as attached, and the driver lists its volume as published to no node or, for a
+	// shared volume, not to this node. It is published again.
 	NotPublished Drift = "NotPublished"
-	// StillPublished: the attachment is being deleted and recorded as detached, our
-	// finalizer is off, and the driver lists its volume at the node ID that was
-	// recorded at attach. It is unpublished again.
+	// StillPublished: the attachment is being deleted and recorded as detached, the attacher's finalizer is removed, and the driver
+	// lists the volume at the node ID that was recorded at attach. It is unpublished again.
 	StillPublished Drift = "StillPublished"
-	// PublishedElsewhere: the volume is exclusive and recorded as attached, and the
-	// driver lists it at other nodes only. Nothing is done: a publish here could
-	// make two writers (S1).
+	// PublishedElsewhere: the volume is exclusive and recorded as attached, and the driver lists it at other nodes only. Nothing is
+	// done, because a publish could make a second writer (S1).
 	PublishedElsewhere Drift = "PublishedElsewhere"
-	// Abandoned: the volume is exclusive and wanted, its publish fails, and the driver lists
-	// it at nodes of the cluster that no attachment is for: somebody removed the attachment
-	// before the detach. It is unpublished there.
+	// Abandoned: the volume is exclusive and wanted, its publish fails, and the driver lists it at nodes of the cluster that have
+	// no attachment: another client removed the attachment before the detach. It is unpublished there.
 	Abandoned Drift = "Abandoned"
 )
 
 const (
-	// initialRepairs is how many drifts one pass mends at first: whether the list can
-	// be relied upon shows in the next one.
+	// initialRepairs is how many drifts the first pass repairs. The next listing shows whether the list can be trusted.
 	initialRepairs = 10
-	// repairsFactor multiplies that after each pass in which what was mended shows.
+	// repairsFactor multiplies that after each pass whose repairs show in the list.
 	repairsFactor = 4
-	// maxRepairs bounds it: far above what any cluster has.
+	// maxRepairs limits it, far above the size of any cluster.
 	maxRepairs = 1 << 20
-	// maxRepairDelay is the longest wait before a drift that came back after its mend
-	// is mended once more.
+	// maxRepairDelay is the longest wait before a drift that recurred is repaired again.
 	maxRepairDelay = 24 * time.Hour
 )
 
-// Entry is what one complete listing says of one volume that was looked for. The
-// zero value is a volume that the driver does not list.
+// Entry is what a complete listing has about one volume. The zero value is a volume that the driver does not list.
 type Entry struct {
 	NodeIDs []string // of all entries with this handle; nil if it is not listed
 }
 
-// Listing is one complete list of the driver's volumes.
+// Listing is a complete list of the driver's volumes.
 type Listing struct {
-	Began time.Time // before the first page was asked for
-	// Volumes has an entry for each handle that was looked for.
+	Began time.Time // before the first page was requested
+	// Volumes has an entry for each expected handle.
 	Volumes map[string]*Entry
-	// Nodes are the CSI node IDs that are known. An ID that is not may be a node
-	// of ours in another form.
+	// Nodes are the known CSI node IDs. An unknown ID may be one of these nodes in another form.
 	Nodes map[string]bool
 }
 
-// ExpectedAttachment is one attachment, as it is after a listing ended, to be compared with it.
+// ExpectedAttachment is an attachment, as of the end of a listing, to compare with it.
 type ExpectedAttachment struct {
 	Attachment
 
@@ -69,58 +60,53 @@ type ExpectedAttachment struct {
 	Exclusive bool   // the volume may be published to one node only
 }
 
-// Result is what came of a comparison.
+// Result is the result of a comparison.
 type Result struct {
-	// Confirmed are drifts to act upon, by the attachment's UID.
+	// Confirmed are the drifts to repair, by the attachment's UID.
 	Confirmed map[string]Drift
-	// AbandonedAt is the node ID of each that is Abandoned.
+	// AbandonedAt is the node ID of each drift that is Abandoned.
 	AbandonedAt map[string]string
-	// Resolved are attachments whose drift is not there any more, and of which
-	// nothing was tried for it.
+	// Resolved are attachments whose drift no longer exists, and for which no repair failed.
 	Resolved []string
 
 	Seen     map[Drift]int // drifts that a listing shows for the first time
-	Repaired map[Drift]int // those that a later listing shows no more
-	// Repeated are those that came back although the driver had confirmed the mend.
+	Repaired map[Drift]int // drifts that a later listing no longer shows
+	// Repeated are drifts that recurred although the driver had confirmed the repair.
 	Repeated map[Drift]int
-	// Distrusted names an attachment whose drift came back, if until now all mends
-	// had helped.
+	// Distrusted names an attachment whose drift recurred, if all repairs had helped until then.
 	Distrusted string
 }
 
-// Comparison remembers, from one listing to the next, what did not agree. A drift
-// is confirmed when two listings in a row show it, while the attachment did
-// not change and no call for it was in flight.
+// Comparison tracks contradictions from one listing to the next. A drift is confirmed when two listings in a row show it, while the
+// attachment did not change and no call for it was in flight.
 //
-// A list may be incomplete, lag behind, or name nodes in another form
-// (external-attacher#291, #416). So few drifts are mended until a later listing shows
-// that it helped; one that comes back after the driver confirmed the mend is
-// mended again after a wait that doubles each time, and as long as that happens, one
-// new drift is mended in each pass.
+// A list may be incomplete, lag behind, or name nodes in another form (external-attacher#291, #416). So few drifts are repaired
+// until a later listing shows that it helped. A drift that recurs after the driver confirmed the repair is repaired again after a
+// delay that doubles each time; while that happens, each pass repairs one new drift.
 type Comparison struct {
 	period  time.Duration
 	suspect map[string]*suspect // by UID
-	repairs int                 // how many drifts the next pass may mend
+	repairs int                 // how many drifts the next pass may repair
 }
 
-// suspect is an attachment that a listing did not agree with.
+// suspect is an attachment that a listing contradicted.
 type suspect struct {
 	drift   Drift     // of the last listing; NoDrift if that one agreed
 	since   time.Time // when the first listing that showed it began
 	version string    // the attachment's resource version after that listing
 
-	repair    Drift     // what was confirmed last; NoDrift if it was never
-	tries     int       // how often it was
-	acted     time.Time // when
-	notBefore time.Time // not mended before this, since it came back
+	repair    Drift     // the last drift that was confirmed; NoDrift for none
+	tries     int       // number of repairs
+	acted     time.Time // time of the last repair
+	notBefore time.Time // no repair before this time, since the drift recurred
 }
 
-// NewComparison begins without memory; period is the pause between two listings.
+// NewComparison returns an empty comparison; period is the pause between two listings.
 func NewComparison(period time.Duration) *Comparison {
 	return &Comparison{period: period, suspect: map[string]*suspect{}, repairs: initialRepairs}
 }
 
-// Compare takes one complete listing, and all attachments as they are after it.
+// Compare compares a complete listing with all attachments as of its end.
 func (c *Comparison) Compare(now time.Time, list Listing, claims []ExpectedAttachment) Result {
 	result := Result{Confirmed: map[string]Drift{}, AbandonedAt: map[string]string{}, Seen: map[Drift]int{}, Repaired: map[Drift]int{}, Repeated: map[Drift]int{}}
 	holders := holdersOf(claims)
@@ -163,8 +149,7 @@ func (c *Comparison) Compare(now time.Time, list Listing, claims []ExpectedAttac
 	return result
 }
 
-// judge looks whether an earlier mend that the driver confirmed shows in a listing
-// that began after it.
+// judge checks whether an earlier repair that the driver confirmed shows in a listing that began after it.
 func (c *Comparison) judge(result *Result, now time.Time, list Listing, claim *ExpectedAttachment, s *suspect, drift Drift, known bool) {
 	if s.repair == NoDrift || !known || !claim.Call.Confirmed || claim.Call.InFlight ||
 		!claim.Call.Ended.After(s.acted) || !claim.Call.Ended.Before(list.Began) {
@@ -187,13 +172,11 @@ func (c *Comparison) judge(result *Result, now time.Time, list Listing, claim *E
 	}
 }
 
-// confirm tells whether a drift that a listing shows is confirmed and not being
-// mended already.
+// confirm reports whether a drift is confirmed and is not being repaired already.
 func (s *suspect) confirm(result *Result, list Listing, claim *ExpectedAttachment, drift Drift) bool {
 	busy := claim.Call.InFlight || !claim.Call.Ended.Before(list.Began)
 	if drift == Abandoned {
-		// Each publish that fails ends later and changes the attachment, and has no effect on
-		// the other node.
+		// Each failed publish changes the attachment, and has no effect on the other node.
 		busy, s.version, s.since = claim.Call.InFlight, claim.Version, claim.Call.Ended.Add(1)
 	}
 	if drift == NoDrift || busy {
@@ -210,7 +193,7 @@ func (s *suspect) confirm(result *Result, list Listing, claim *ExpectedAttachmen
 	return claim.Drift != drift && drift != PublishedElsewhere
 }
 
-// trust lets more be mended in one pass if it helped, and little if it did not.
+// trust allows more repairs in one pass if they helped, and one if they did not.
 func (c *Comparison) trust(result Result) {
 	switch {
 	case len(result.Repeated) > 0:
@@ -220,12 +203,12 @@ func (c *Comparison) trust(result Result) {
 	}
 }
 
-// unproven: a mend is in flight, or the driver has confirmed it and no listing began since.
+// unproven: a repair is in flight, or the driver has confirmed it and no listing began since.
 func (s *suspect) unproven(claim *ExpectedAttachment) bool {
 	return s.repair != NoDrift && (claim.Call.InFlight || claim.Call.Confirmed && claim.Call.Ended.After(s.acted) && !s.notBefore.After(s.acted))
 }
 
-// act picks what is mended now, so many at most: first what was tried least.
+// act selects the repairs of this pass, those with the fewest tries first.
 func (c *Comparison) act(result *Result, now time.Time, confirmed []*ExpectedAttachment, most int) {
 	slices.SortStableFunc(confirmed, func(a, b *ExpectedAttachment) int {
 		return cmp.Or(cmp.Compare(c.suspect[a.UID].tries, c.suspect[b.UID].tries), cmp.Compare(a.Name, b.Name))
@@ -238,9 +221,8 @@ func (c *Comparison) act(result *Result, now time.Time, confirmed []*ExpectedAtt
 	}
 }
 
-// isResolved: what was found is not so any more and nothing failed on the way to
-// mend it. After a failure the mend goes on: the driver's OK is needed to clear the
-// error that is stored. That of a volume that was abandoned is the publish's.
+// isResolved: the drift no longer exists and no repair failed. After a failure the repair continues, because the driver's OK is
+// needed to clear the stored error. The error of an Abandoned volume is that of the publish.
 func (c *ExpectedAttachment) isResolved(drift Drift, known bool) bool {
 	switch {
 	case c.Drift == NoDrift || c.Call.InFlight:
@@ -255,9 +237,8 @@ func (c *ExpectedAttachment) isResolved(drift Drift, known bool) bool {
 // place is a volume at a node.
 type place struct{ handle, nodeID string }
 
-// holdersOf counts who may be in need of a volume at a node: two attachments may
-// name one place. It is only asked about those of which we have let go, and about nodes
-// that keep a volume from another one.
+// holdersOf counts the attachments that may need a volume at a node; two attachments may name the same place. It is needed only for
+// attachments that were released, and for nodes that block a volume elsewhere.
 func holdersOf(claims []ExpectedAttachment) map[place]int {
 	holders := map[place]int{}
 	if !slices.ContainsFunc(claims, func(c ExpectedAttachment) bool { return c.Deleting && !c.Finalizer || c.publishFails() }) {
@@ -276,12 +257,11 @@ func holdersOf(claims []ExpectedAttachment) map[place]int {
 	return holders
 }
 
-// compare tells what a listing says against an attachment. If known is false it says
-// nothing that could be relied upon.
+// compare returns how a listing contradicts an attachment. If known is false, it allows no conclusion.
 func (c *ExpectedAttachment) compare(list Listing, holders map[place]int) (drift Drift, known bool) {
 	entry := list.Volumes[c.Handle]
 	if entry == nil {
-		return NoDrift, false // made since
+		return NoDrift, false // created since
 	}
 	here := slices.Contains(entry.NodeIDs, c.boundNodeID())
 	switch {
@@ -290,7 +270,7 @@ func (c *ExpectedAttachment) compare(list Listing, holders map[place]int) (drift
 	case c.publishFails() && c.abandonedAt(list, holders) != "":
 		return Abandoned, true
 	case !c.Attached:
-		return NoDrift, false // on its way
+		return NoDrift, false // in progress
 	case here:
 		return NoDrift, true
 	case !c.nodeUnchanged():
@@ -305,13 +285,11 @@ func (c *ExpectedAttachment) compare(list Listing, holders map[place]int) (drift
 	return NotPublished, true
 }
 
-// compareReleased is compare for an attachment that is being deleted; here tells whether the
-// volume is listed at its node.
+// compareReleased is compare for an attachment that is being deleted; here: the volume is listed at its node.
 func (c *ExpectedAttachment) compareReleased(here bool, holders map[place]int) (drift Drift, known bool) {
 	switch {
 	case c.Finalizer || c.Attached || c.RecordedNodeID == "":
-		// Without a recorded node ID nothing was ever published for it: what is
-		// published there is somebody else's.
+		// Without a recorded node ID nothing was published for it: the entry belongs to another client.
 		return NoDrift, false
 	case here && holders[place{c.Handle, c.RecordedNodeID}] == 0:
 		return StillPublished, true
@@ -324,8 +302,8 @@ func (c *ExpectedAttachment) publishFails() bool {
 	return c.Exclusive && !c.Deleting && !c.Attached && c.Call.Verb == Publish && c.Call.failed()
 }
 
-// abandonedAt is a node at which the driver lists the volume although no attachment is for
-// it; empty if there is none, or if an ID is not known: it may be a node of another cluster.
+// abandonedAt returns a node at which the driver lists the volume although it has no attachment; empty if there is none, or if an
+// ID is unknown: it may be a node of another cluster.
 func (c *ExpectedAttachment) abandonedAt(list Listing, holders map[place]int) (nodeID string) {
 	for _, id := range slices.Sorted(slices.Values(list.Volumes[c.Handle].NodeIDs)) {
 		switch {
@@ -338,10 +316,8 @@ func (c *ExpectedAttachment) abandonedAt(list Listing, holders map[place]int) (n
 	return nodeID
 }
 
-// nodeUnchanged: the node is there under the ID that was recorded at attach. If it
-// is not, it is another machine by now, or the driver names its nodes in another way;
-// an unpublish of the old ID may then hit a volume in use, and a publish may make
-// two writers.
+// nodeUnchanged: the node still has the ID that was recorded at attach. Otherwise it is another machine, or the driver names its
+// nodes in another way: an unpublish of the old ID could hit a volume in use, and a publish could make a second writer.
 func (a Attachment) nodeUnchanged() bool {
 	return a.NodeID != "" && (a.RecordedNodeID == "" || a.RecordedNodeID == a.NodeID)
 }

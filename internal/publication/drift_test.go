@@ -16,7 +16,7 @@ func claimed(a Attachment) ExpectedAttachment {
 
 func sharing(c ExpectedAttachment) ExpectedAttachment { c.Exclusive = false; return c }
 
-// letGo is an attachment of which we have let go and which others keep.
+// letGo is a released attachment that other finalizers keep.
 func letGo(name string) Attachment {
 	return with(deleting(begun(name)), func(a *Attachment) { a.Finalizer, a.OtherFinalizers = false, true })
 }
@@ -34,7 +34,7 @@ func listing(began time.Time, ids ...string) Listing {
 		Nodes: map[string]bool{"id-a": true, "id-b": true, "id-c": true}}
 }
 
-func TestWhatAListSaysAgainstAnAttachment(t *testing.T) {
+func TestDriftOfAnAttachment(t *testing.T) {
 	tests := map[string]struct {
 		claim  ExpectedAttachment
 		others []ExpectedAttachment
@@ -126,7 +126,7 @@ func words(r Result) string {
 
 // One attachment through several listings, a minute apart, each of which takes ten
 // seconds.
-func TestConfirmationTakesTwoListings(t *testing.T) {
+func TestDriftIsConfirmedByTwoListings(t *testing.T) {
 	at := func(minutes, seconds int) time.Time {
 		return noon.Add(time.Duration(60*minutes+seconds) * time.Second)
 	}
@@ -178,13 +178,12 @@ func TestConfirmationTakesTwoListings(t *testing.T) {
 	}
 }
 
-// A list that is not to be relied upon does not make a storm; one that is lets
-// many attachments be mended soon.
-func TestMendsAreFewUntilOneHelped(t *testing.T) {
+// A list that cannot be trusted does not cause many calls; with one that can, many attachments are repaired soon.
+func TestFewRepairsUntilOneHelped(t *testing.T) {
 	const all = 1000
 	tests := map[string]struct {
 		helps bool
-		want  []int // mended in each pass
+		want  []int // repaired in each pass
 	}{
 		"the list shows what was mended": {true, []int{0, 10, 40, 160, 640, 150, 0}},
 		"the list never shows it":        {false, []int{0, 10, 1, 1, 1, 1, 1, 1}},

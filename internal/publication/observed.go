@@ -7,74 +7,65 @@ import (
 	"belay.dev/belay/internal/planted"
 )
 
-// Key names what is decided about in one go, and so what one worker holds at a
-// time. An exclusive volume is decided over all nodes (Node is empty), because
-// the one-writer rule spans nodes. A shared volume is decided per node, so that
-// one hung node does not hold up the others (k/k#73972). An attachment whose
-// volume is not known is decided alone: nothing can be called for it.
+// Key identifies what is decided together, and so the unit of work of one worker. An exclusive volume is decided over all nodes
+// (Node is empty), because the one-writer rule spans nodes. A shared volume is decided per node, so that one hung node does not
+// block the others (k/k#73972). An attachment whose volume is unknown is decided alone: no call can be made for it.
 type Key struct {
-	Volume     string // the CSI volume handle; empty if it is not known
+	Volume     string // the CSI volume handle; empty if it is unknown
 	Node       string // the node, for a shared volume
-	Attachment string // the VolumeAttachment's name, only if Volume is not known
+	Attachment string // the VolumeAttachment's name, only if Volume is unknown
 }
 
-// Observed is one snapshot of everything that a decision about a key rests on.
+// Observed is a snapshot of everything that a decision about a key depends on.
 type Observed struct {
-	// Exclusive: the volume may be published to one node only. Unknown counts
-	// as exclusive.
+	// Exclusive: the volume may be published to one node only. Unknown counts as exclusive.
 	Exclusive bool
-	// Attachments holds every VolumeAttachment of the key, whoever made it: those
-	// of one node for a shared volume.
+	// Attachments holds every VolumeAttachment of the key, whichever client created it; those of one node for a shared volume.
 	Attachments []Attachment
-	// Draining: the attacher is shutting down. Results are still recorded, and
-	// nothing new is begun.
+	// Draining: the attacher is shutting down. Results are still recorded, but nothing new begins.
 	Draining bool
 }
 
-// Attachment is one VolumeAttachment with what concerns it. Each field is as
-// the API server last told, directly or through the watch, whichever is newer.
+// Attachment is one VolumeAttachment and what it depends on. Each field is the newest known value, from the watch or from a
+// response.
 type Attachment struct {
 	UID     string
 	Name    string
 	Node    string
 	Created time.Time
 
-	// Gone: the object is no more, although a call for it was not undone:
-	// somebody took our finalizer off by force. Only Call is known of it.
+	// Gone: the object no longer exists although a call for it was not undone, because another client removed the finalizer. Only
+	// Call is valid.
 	Gone bool
 
 	Deleting  bool      // metadata.deletionTimestamp is set
-	DeletedAt time.Time // which is that time, by the API server's clock
-	// DetachRequested is when the controller noted that it is about to delete the
-	// attachment; zero if it has not.
+	DeletedAt time.Time // that time, by the API server's clock
+	// DetachRequested is when the controller announced that it is about to delete the attachment; zero if it has not.
 	DetachRequested time.Time
 	Attached        bool // status.attached
-	Finalizer       bool // our finalizer is stored on the object of this UID
-	OtherFinalizers bool // the object will outlive our finalizer
+	Finalizer       bool // the attacher's finalizer is stored on the object of this UID
+	OtherFinalizers bool // the object will outlive the attacher's finalizer
 
-	// Untouched: this process stored the finalizer, on an attachment that had neither it nor a
-	// node ID, and has sent nothing for it. So nobody ever asked the driver to publish for it.
+	// Untouched: this process stored the finalizer, on an attachment that had neither a finalizer nor a node ID, and has sent no
+	// call for it. So the driver was never asked to publish for it.
 	Untouched bool
-	// UnconfirmedWrite: a WriteFinalizers got no answer, so Finalizer and RecordedNodeID may
-	// be older than what is stored.
+	// UnconfirmedWrite: a WriteFinalizers got no answer, so Finalizer and RecordedNodeID may be outdated.
 	UnconfirmedWrite bool
 
-	// RecordedNodeID is the CSI node ID stored on the attachment: the one that
-	// the driver was, or may have been, asked to publish to.
+	// RecordedNodeID is the CSI node ID stored on the attachment: the one that the driver was, or may have been, asked to publish
+	// to.
 	RecordedNodeID string
-	// HandleUnrecorded: which volume the attachment is for stands on its PersistentVolume alone.
+	// HandleUnrecorded: only the PersistentVolume identifies the volume of the attachment.
 	HandleUnrecorded bool
-	// NodeID is the CSI node ID that the node has now; empty if not known.
+	// NodeID is the node's present CSI node ID; empty if unknown.
 	NodeID string
-	// VolumeProtected: our finalizer is stored on the PersistentVolume, or there
-	// is none (inline volumes).
+	// VolumeProtected: the attacher's finalizer is stored on the PersistentVolume, or there is none (inline volumes).
 	VolumeProtected bool
-	// VolumeUnprotected: our finalizer is missing on the PersistentVolume, which can
-	// take it. Both are false where there is no saying.
+	// VolumeUnprotected: the attacher's finalizer is missing on a PersistentVolume that could have it. Both are false if that is
+	// unknown.
 	VolumeUnprotected bool
 
-	// PublishProblem and UnpublishProblem say why no request can be made;
-	// empty if it can.
+	// PublishProblem and UnpublishProblem are why no request can be made; empty if one can.
 	PublishProblem   string
 	UnpublishProblem string
 
@@ -82,26 +73,23 @@ type Attachment struct {
 	AttachError string
 	DetachError string
 
-	// Drift is what the driver's list says against the attachment, confirmed; it
-	// stands until the driver confirmed the call that mends it and that is recorded.
+	// Drift is the confirmed drift of the driver's list. It stays until the driver confirmed the repair and that is recorded.
 	Drift Drift
-	// DriftNodeID is the node that keeps the volume, where Drift is Abandoned.
+	// DriftNodeID is the node that still has the volume, if Drift is Abandoned.
 	DriftNodeID string
 
-	// Inputs changes when anything changes that an attempt depends on; it says
-	// nothing else. A failed call is tried again at once when it differs.
+	// Inputs changes when anything changes that an attempt depends on. A failed call is retried at once when it differs.
 	Inputs string
 
-	// Call is the last call to the driver for this UID, as far as this process
-	// knows.
+	// Call is the last call to the driver for this UID that this process knows of.
 	Call Call
 }
 
-// Verb is a call to the driver.
+// Verb is the kind of a call to the driver.
 type Verb int
 
 const (
-	// NoCall is the zero value: this process has called nothing.
+	// NoCall is the zero value: this process has not called the driver.
 	NoCall Verb = iota
 	// Publish is ControllerPublishVolume.
 	Publish
@@ -109,7 +97,7 @@ const (
 	Unpublish
 )
 
-// String is the name of the call in the CSI specification, as logs and messages have it.
+// String returns the name of the call in the CSI specification.
 func (v Verb) String() string {
 	switch v {
 	case Publish:
@@ -132,8 +120,8 @@ func (a Attachment) boundNodeID() string {
 	return a.NodeID
 }
 
-// publishedTo are the node IDs that the volume may be published to for this attachment: those that this process called for,
-// and the one that is recorded, unless the driver confirmed an unpublish and nothing was called since.
+// publishedTo returns the node IDs that the volume may be published to for this attachment: those that this process called for and
+// the recorded one, unless the driver confirmed an unpublish and no later call was sent.
 func (a Attachment) publishedTo() []string {
 	ids := a.Call.publishedTo()
 	if id := a.boundNodeID(); !a.Gone && !a.Call.unpublishedFrom(id) && !slices.Contains(ids, id) {
@@ -150,11 +138,10 @@ func (a Attachment) unpublished() bool {
 	return len(a.publishedTo()) == 0
 }
 
-// mayBePublished: nobody can rule out that the volume is published for this
-// attachment. Our finalizer is stored before the first call (S10), so its
-// presence stands for every call of an earlier process.
+// mayBePublished: the volume may be published for this attachment. The finalizer is stored before the first call (S10), so it
+// stands for the calls of earlier processes.
 func (a Attachment) mayBePublished() bool {
-	if a.Call.InFlight || a.Attached || a.UnconfirmedWrite || len(a.Call.publishedTo()) > 0 { // also when somebody took the finalizer off since
+	if a.Call.InFlight || a.Attached || a.UnconfirmedWrite || len(a.Call.publishedTo()) > 0 { // also if another client removed the finalizer since
 		return true
 	}
 	return (a.Finalizer && !a.Untouched || a.Gone) && !a.unpublished()

@@ -30,15 +30,14 @@ type stored struct {
 	version int
 }
 
-// inCall is a call on its way: the driver has acted already, or will act when it
-// ends, or never does.
+// inCall is a call in flight: the driver has acted already, or will act when it ends, or never does.
 type inCall struct {
 	uid    string
 	step   CallDriver
 	acts   bool // the driver does it
-	lost   bool // and nobody hears of it
+	lost   bool // and its result has no receiver
 	inputs string
-	dead   bool // the process that sent it has crashed: nobody listens
+	dead   bool // the process that sent it has crashed
 }
 
 // plane is the world of the walk: API server, driver, and one attacher process.
@@ -62,7 +61,7 @@ type plane struct {
 
 	flying    []*inCall
 	published map[string]bool   // node IDs that the storage gives access to
-	taken     map[string]bool   // node IDs that somebody else took the volume from
+	taken     map[string]bool   // node IDs that another client took the volume from
 	drift     map[string]Drift  // by UID, in the process's memory: what a list said
 	recorded  map[string]string // node ID by UID, as the finalizer was stored with it
 
@@ -99,8 +98,8 @@ func (p *plane) loses() bool {
 	return p.random.IntN(12) == 0
 }
 
-// restart is what a crash leaves: nothing in memory; calls on their way go on. A
-// new process reads the API server afresh before it decides.
+// restart is what a crash leaves: nothing in memory, and calls in flight continue. A new process reads the API server again before
+// it decides.
 func (p *plane) restart() {
 	p.written, p.ended, p.calls, p.unsure = map[string]stored{}, map[string]bool{}, map[string]Call{}, map[string]bool{}
 	p.drift = map[string]Drift{}
@@ -310,7 +309,7 @@ func (p *plane) begin(a Attachment, s CallDriver) {
 		acts: p.random.IntN(8) > 0, lost: p.random.IntN(6) == 0})
 }
 
-// land ends a call on its way.
+// land ends a call in flight.
 func (p *plane) land(i int) {
 	f := p.flying[i]
 	p.flying = append(p.flying[:i], p.flying[i+1:]...)
@@ -404,9 +403,8 @@ func (p *plane) step() {
 	}
 }
 
-// list lets somebody else take the volume from a node, or does not, and has the
-// process believe of an attachment that the driver lists it as not published: the list
-// may be right or wrong.
+// list may let another client take the volume from a node, and makes the process believe of an attachment that the driver lists it
+// as not published: the list may be right or wrong.
 func (p *plane) list() {
 	uids := sorted(p.api)
 	if len(uids) == 0 {
@@ -521,7 +519,7 @@ func (p *plane) settle() string {
 		live++
 		if s.a.Attached {
 			attached++
-			// Not mended while the node has another ID.
+			// Not repaired while the node has another ID.
 			id := s.a.RecordedNodeID
 			if unmended := p.taken[id] && p.nodeIDs[s.a.Node] != id; !p.published[id] && !unmended {
 				return fmt.Sprintf("%s is recorded as attached and not published", s.a.UID)
@@ -537,7 +535,7 @@ func (p *plane) settle() string {
 			held = held || s.a.RecordedNodeID == id
 		}
 		for _, c := range p.calls {
-			// Removed by force after it was recorded, and wanted by nobody else.
+			// Removed by force after it was recorded, and no other attachment wants the volume.
 			held = held || p.stripping && c.NodeID == id && (c.Confirmed && c.Recorded || c.Republish)
 		}
 		if !held {
@@ -604,8 +602,7 @@ func TestWalk(t *testing.T) {
 	}
 }
 
-// The walk must find a planted fault for each invariant: each of these lies to
-// Decide in the way in which leaving out one rule would.
+// The walk must find a planted fault for each invariant: each of these changes the input of Decide as if one rule were missing.
 func TestWalkFindsPlantedFaults(t *testing.T) {
 	lying := func(lie func(*Observed)) func(time.Time, Observed, Policy) Decision {
 		return func(now time.Time, seen Observed, policy Policy) Decision {

@@ -35,8 +35,7 @@ func (s *sim) newClock() *wallClock {
 	return c
 }
 
-// stepClock is somebody who sets the clock of the leader's machine, or a time service that
-// does.
+// stepClock sets the clock of the leader's machine, as a person or a time service may.
 func (s *sim) stepClock() {
 	if s.skewed {
 		s.set(s.controller.wall)

@@ -134,7 +134,7 @@ func (c *controller) deliver(i *informer, n int) {
 	}
 }
 
-// learn notes what a version of a Node tells that no other object does.
+// learn records what only a version of a Node shows.
 func (c *controller) learn(node *corev1.Node) {
 	version, err := strconv.Atoi(node.ResourceVersion)
 	if err != nil || !reports(node, fibre) {
@@ -157,9 +157,8 @@ type sight struct {
 	node    types.UID // empty for any Node that also lists it in use
 }
 
-// knows tells whether the process can know that the machine has the volume that has no
-// VolumeAttachment. A Node that was made anew since the mount reports it to whoever is to have it now,
-// and tells of the mount only when it lists it.
+// knows reports whether the process can know that the machine has a volume without a VolumeAttachment. A Node that was recreated
+// since the mount reports the volume to the machine that should have it now, and shows the mount only when it lists it.
 func (a *actor) knows(m *machine) bool {
 	return a.saw[sight{m, m.of(fibre).node}] || a.saw[sight{m, ""}]
 }
@@ -171,8 +170,7 @@ type queue struct {
 	works   map[volumeKey]bool
 	failed  map[volumeKey]int
 	stopped bool
-	// retries counts the volumes that will be taken up again for a failure; those that
-	// merely sleep until a time are not among them.
+	// retries counts the volumes that are retried after a failure; those that merely sleep until a time are not among them.
 	retries map[volumeKey]int
 	ended   []volumeKey // since they were taken last
 	all     map[volumeKey]bool

@@ -26,15 +26,15 @@ type storage struct {
 	mu sync.Mutex
 	// arrived are calls that the scheduler has not looked at.
 	arrived []*call
-	// running are the calls that the driver works on; the caller of one may have given up.
+	// running are the calls that the driver works on; the caller of one may have timed out.
 	running []*call
 	// published holds, by volume handle, the node IDs that the storage gives access to.
 	published map[string]map[string]bool
 	// asked holds, by volume and node ID, that a publish was sent and no unpublish was confirmed
 	// to the caller since.
 	asked map[[2]string]bool
-	// perNode: the driver works on a call for each node of a volume at a time, not on one
-	// for the volume: what was given up for one node may land among calls for another.
+	// perNode: the driver works on one call per node of a volume at a time, not one per volume: a call for one node that timed out
+	// may be carried out among calls for another.
 	perNode bool
 }
 
@@ -44,7 +44,7 @@ type call struct {
 	publish bool
 	volume  string
 	nodeID  string
-	// gone: the caller has given up.
+	// gone: the caller has timed out.
 	gone atomic.Bool
 	// fate is what the seed chose.
 	fate  fate
@@ -56,9 +56,9 @@ type fate int
 const (
 	works  fate = iota
 	silent      // done, and the answer gets lost
-	hangs       // done after the caller gave up
+	hangs       // done after the caller timed out
 	fails       // not done
-	stuck       // not done after the caller gave up
+	stuck       // not done after the caller timed out
 )
 
 func (f fate) String() string { return [...]string{"works", "silent", "hangs", "fails", "stuck"}[f] }
@@ -175,8 +175,7 @@ func (s *sim) receive() {
 	}
 }
 
-// busy: the driver works on a call for the volume, or for it and the node, that its caller
-// gave up on.
+// busy: the driver works on a call for the volume, or for it and the node, whose caller has timed out.
 func (s *storage) busy(c *call) bool {
 	return slices.ContainsFunc(s.running, func(r *call) bool {
 		return r.gone.Load() && r.volume == c.volume && (!s.perNode || r.nodeID == c.nodeID)
@@ -187,7 +186,7 @@ func (s *storage) busy(c *call) bool {
 func (s *sim) land(c *call) (did bool) {
 	if (c.fate == hangs || c.fate == stuck) && !c.gone.Load() {
 		if !s.calm {
-			return false // until the caller gives up
+			return false // until the caller times out
 		}
 		c.fate = works
 	}

@@ -11,8 +11,8 @@ import (
 // faultSeeds is how many seeds may pass before a planted fault is found.
 const faultSeeds = "10"
 
-// clockSeeds is that for the clock of the machine: it must be set forward by more than what is
-// left of an unmount timeout, while a machine that reaches nobody has the volume mounted.
+// clockSeeds is the number of seeds for the fault in the machine's clock: it must be set forward by more than the rest of an
+// unmount timeout, while a machine without network has the volume mounted.
 const clockSeeds = "40"
 
 // plantedFaults are faults of internal/planted, and the invariant that each breaks. S4, S5 and S10 are the attacher's alone; of S1 and

@@ -19,7 +19,7 @@ func (s *sim) kubelet(m *machine, handle string) (did bool) {
 	switch {
 	case !m.on || !m.online:
 		return false
-	case !ok: // it hears of its pods, and has no Node to read
+	case !ok: // it gets its pods, and has no Node to read
 		return s.unmount(m, handle, s.runsAt(m, handle))
 	}
 	v, wanted := m.of(handle), s.runsAt(m, handle) && !isOutOfService(node)

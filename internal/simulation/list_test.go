@@ -21,8 +21,8 @@ const (
 	shouting          // names nodes in another form
 )
 
-// listVolumes answers with what the storage gives access to now, or with what the seed makes of
-// it. It is asked by the attacher's own clock, so it waits for nobody.
+// listVolumes returns what the storage gives access to now, or what the seed makes of it. The attacher's own clock triggers it, so
+// it waits for no event.
 func (p *attacherProcess) listVolumes() *csispec.ListVolumesResponse {
 	s := p.sim
 	s.storage.mu.Lock()
@@ -49,7 +49,7 @@ func (p *attacherProcess) listVolumes() *csispec.ListVolumesResponse {
 	return reply
 }
 
-// steal has somebody take a volume from a node behind the plane's back.
+// steal lets another client take a volume from a node at the storage.
 func (s *sim) steal() {
 	d, m := s.disks[s.others.IntN(len(s.disks))], s.machines[machineNames[s.others.IntN(len(machineNames))]]
 	s.storage.mu.Lock()

@@ -19,8 +19,8 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// machine is one piece of hardware with its kubelet. Its name is that of its Node; another
-// machine may take it over while this one goes on.
+// machine is one piece of hardware with its kubelet. Its name is that of its Node; another machine may take over the name while
+// this one still runs.
 type machine struct {
 	name   string
 	nth    int  // of the machines that had the name
@@ -32,8 +32,7 @@ type machine struct {
 	// replaced: another machine has its name now.
 	replaced bool
 	local    map[string]*local // by volume handle
-	// runs is the volume that each pod was started with, which outlives a PersistentVolume
-	// that is made anew under its name.
+	// runs is the volume that each pod was started with, which outlives a PersistentVolume that is recreated under its name.
 	runs map[types.UID]string
 	// due is when kubelet will have sent its list, and unmounted what no pod wants and it does
 	// not list, if it stays Ready until then: see settleTime. Zero when it has, or is not Ready.
@@ -45,12 +44,11 @@ type machine struct {
 	clock   *wallClock
 }
 
-// settleTime is how long after it became Ready a kubelet, which was started again or whose
-// Node was made anew, may take until its list of volumes in use is complete and it has unmounted
-// what no pod wants and what it does not list. The reconciler of kubelet's volume manager
-// rebuilds from disk what is mounted, begins to unmount once all pods are known
-// (k8s.io/kubernetes pkg/kubelet/volumemanager/reconciler: readyToUnmount, unmountVolumes), looks
-// every 100 ms, and the list goes out with the next status, every 10 s.
+// settleTime is how long after it became Ready a kubelet that was restarted, or whose Node was recreated, may take until its list
+// of volumes in use is complete and it has unmounted what no pod wants and what it does not list. The reconciler of kubelet's
+// volume manager rebuilds from disk what is mounted, begins to unmount once all pods are known (k8s.io/kubernetes
+// pkg/kubelet/volumemanager/reconciler: readyToUnmount, unmountVolumes), runs every 100 ms, and the list is sent with the next
+// status, every 10 s.
 const settleTime = 30 * time.Second
 
 const (
@@ -162,7 +160,7 @@ func (s *sim) introduce(m *machine, node *corev1.Node) {
 	}
 }
 
-// introduced tells whether the Node says what its kubelet does.
+// introduced reports whether the Node has the status of its kubelet.
 func (s *sim) introduced(m *machine, node *corev1.Node) bool {
 	own := node.DeepCopy()
 	s.introduce(m, own)
@@ -301,8 +299,8 @@ func (s *sim) powerOff(m *machine) {
 	s.say("%s loses its power", m)
 }
 
-// replace puts another machine in the place of one, under its name. If that had not lost its
-// power it goes on with what it has mounted, and reaches nobody any more.
+// replace puts another machine in the place of one, under its name. If the replaced machine has power, it continues with what it
+// has mounted, without network.
 func (s *sim) replace(m *machine) {
 	s.leave(m)
 	m.online, m.replaced = false, true
@@ -355,7 +353,7 @@ func (s *sim) passed(d time.Duration) {
 	}
 }
 
-// settle is the duty of a kubelet that was started again, or whose Node was made anew.
+// settle is what a kubelet does that was restarted, or whose Node was recreated.
 func (s *sim) settle(m *machine) {
 	m.behind, m.due = false, time.Time{}
 	for _, handle := range slices.Sorted(maps.Keys(m.local)) {

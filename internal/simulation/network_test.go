@@ -23,7 +23,7 @@ var errLost = errors.New("read tcp: connection reset by peer")
 type actor struct {
 	name string
 	net  *network
-	// dead: the process has crashed, and what is left of its goroutines reaches nobody.
+	// dead: the process has crashed, and the rest of its goroutines has no network.
 	dead bool
 	// deposed: its lease was not renewed, so its client refuses to write (kube.Lease).
 	deposed bool
@@ -39,7 +39,7 @@ type actor struct {
 	dated func(sent, date time.Time)
 }
 
-// request is on its way from a process to the API server.
+// request is in flight from a process to the API server.
 type request struct {
 	by   *actor
 	what string
@@ -48,10 +48,10 @@ type request struct {
 	// looks is, for each volume, the version up to which its process had seen the attachments
 	// when it began to look at the volume that it is at work on.
 	looks map[string]int
-	// late: its sender has given up on it, at gaveUp.
+	// late: its sender has timed out, at gaveUp.
 	late   atomic.Bool
 	gaveUp time.Time
-	// bound tells whether it carries the UID and the version of what was decided on.
+	// bound reports whether it carries the UID and the version of what was decided on.
 	do    func(r *request) (any, error)
 	reply chan reply
 }
@@ -69,7 +69,7 @@ type network struct {
 	late    []*request
 }
 
-// send puts a request on its way and waits for what the scheduler makes of it.
+// send puts a request in flight and waits for what the scheduler makes of it.
 func (a *actor) send(ctx context.Context, what string, read bool, do func(r *request) (any, error)) (any, error) {
 	r := &request{by: a, what: what, do: do, reply: make(chan reply, 1), heard: map[string]int{}}
 	a.net.mu.Lock()
@@ -100,8 +100,7 @@ func (a *actor) send(ctx context.Context, what string, read bool, do func(r *req
 	}
 }
 
-// waiting are the requests on their way, in an order that does not depend on how Go
-// schedules.
+// waiting are the requests in flight, in an order that does not depend on how Go schedules.
 func (n *network) waiting() []*request {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -151,8 +150,7 @@ func (s *sim) end(r *request, fate int) {
 	}
 }
 
-// giveUp sorts out the requests whose senders have given up waiting: some never arrive,
-// some do later.
+// giveUp handles the requests whose senders have timed out: some never arrive, some do later.
 func (s *sim) giveUp() {
 	for _, r := range s.net.waiting() {
 		if !r.late.Load() {
@@ -184,8 +182,8 @@ func outcome(err error) string {
 	return "ok"
 }
 
-// requestTimeout is how long after its sender gave up a request may still be carried out: the
-// API server gives up by itself after that (kube-apiserver --request-timeout).
+// requestTimeout is how long after its sender timed out a request may still be carried out: the API server itself abandons it after
+// that (kube-apiserver --request-timeout).
 const requestTimeout = time.Minute
 
 func (r *request) giveUp() {
@@ -193,8 +191,7 @@ func (r *request) giveUp() {
 	r.late.Store(true)
 }
 
-// sleep lets time pass. Requests that nobody waits for any more arrive before their time is
-// up, or never.
+// sleep lets time pass. Abandoned requests arrive before their time is up, or never.
 func (s *sim) sleep(d time.Duration) {
 	for i := 0; i < len(s.net.late); {
 		switch r := s.net.late[i]; {
@@ -213,7 +210,7 @@ func (s *sim) sleep(d time.Duration) {
 	s.passed(d)
 }
 
-// arrive carries out one request that its sender gave up on.
+// arrive carries out one request whose sender has timed out.
 func (s *sim) arrive(i int) {
 	r := s.net.late[i]
 	s.net.late = slices.Delete(s.net.late, i, i+1)
@@ -221,8 +218,7 @@ func (s *sim) arrive(i int) {
 	s.say("late, from %s: %s: %s", r.by.name, r.what, outcome(err))
 }
 
-// crash ends a process: some of what it sent is still on its way, and nothing of what
-// is left of it reaches anybody.
+// crash ends a process: some of its requests are still in flight, and the rest of it has no network.
 func (s *sim) crash(a *actor) {
 	s.net.mu.Lock()
 	a.dead = true

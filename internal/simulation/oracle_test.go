@@ -16,8 +16,8 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// What must always hold, told by what happens at the API server, the driver, the
-// storage and the machines; the oracle knows nothing of why it was done.
+// The invariants, checked by what happens at the API server, the driver, the storage and the machines; the oracle does not know the
+// reasons.
 
 // breaks notes the first invariant that did not hold.
 func (s *sim) breaks(invariant, format string, args ...any) {
@@ -53,7 +53,7 @@ func (s *sim) judge(w write) {
 			was, is := reports(before, d.handle), reports(after, d.handle)
 			switch {
 			case !was && is:
-				s.machines[after.Name].of(d.handle).forced = false // it is given the volume anew
+				s.machines[after.Name].of(d.handle).forced = false // it is given the volume again
 				s.judgeReport(w, d, after)
 				s.judgeFibreReport(d, after)
 			case was && !is:
@@ -63,7 +63,7 @@ func (s *sim) judge(w write) {
 	}
 }
 
-// noteDeletion notes what somebody deletes.
+// noteDeletion records which client deletes what.
 func (s *sim) noteDeletion(w write) {
 	if va, ok := w.after.(*storagev1.VolumeAttachment); ok && va.DeletionTimestamp != nil {
 		s.requests.ended[va.UID] = s.api.version + 1
@@ -74,10 +74,9 @@ func hasFinalizer(obj client.Object) bool {
 	return slices.Contains(obj.GetFinalizers(), kube.AttacherFinalizer(driverName))
 }
 
-// judgeAttach: S1, the controller's part. A request of a leader before may land when others
-// exist, and another may make an attachment that the leader has not heard of when it looks at
-// the volume: then the attacher has to keep them apart. What a process asked for itself it
-// has to reckon with for as long as it may be carried out.
+// judgeAttach: S1, the controller's part. A request of an earlier leader may be carried out when others exist, and another client
+// may create an attachment that the leader has not seen when it decides: then the attacher has to keep them apart. What a process
+// requested itself it has to consider for as long as it may be carried out.
 func (s *sim) judgeAttach(w write, made *storagev1.VolumeAttachment) {
 	d := s.diskOf(made)
 	s.makers[made.UID] = w.by
@@ -111,9 +110,8 @@ func (s *sim) judgeDetach(w write, va *storagev1.VolumeAttachment) {
 	}
 }
 
-// authority tells whether a named policy allowed a detach of what is in use at the machine,
-// at the version of which the API server last told the writer, or at any later one. A
-// machine whose name another has is one whose Node is gone.
+// authority reports whether a named policy permitted a detach of what is in use at the machine, at the version that the API server
+// last returned to the writer, or at any later one. A machine whose name another one has counts as one whose Node is gone.
 func (s *sim) authority(d *disk, m *machine, since int) bool {
 	left := m.of(d.handle).left
 	if !m.replaced {
@@ -179,7 +177,7 @@ func (s *sim) judgeGone(by *actor, node string) {
 	}
 }
 
-// judgeReport: S9. Of a deletion that somebody else began the writer may not have heard.
+// judgeReport: S9. The writer may not have seen a deletion by another client.
 func (s *sim) judgeReport(w write, d *disk, node *corev1.Node) {
 	if d.handle == fibre {
 		return
@@ -249,8 +247,7 @@ func (s *sim) judgePreconditions(r *request, p *metav1.Preconditions) {
 	}
 }
 
-// judgePatch: S6, of a patch. Those of the attacher touch single fields that nobody else
-// writes, and carry the UID alone.
+// judgePatch: S6, for a patch. Those of the attacher change single fields that no other client writes, and carry only the UID.
 func (s *sim) judgePatch(r *request, body []byte, bound bool) {
 	var patch struct {
 		Metadata struct{ UID, ResourceVersion string }
@@ -296,10 +293,9 @@ func (s *sim) judgeCall(c *call) {
 // sameID: the driver cannot tell the two machines apart, so a call for one may be for the other.
 func (s *sim) sameID(m, other *machine) bool { return s.nodeID(m) == s.nodeID(other) }
 
-// protected tells whether our finalizer and the node ID are stored on an attachment,
-// and the finalizer on one of the volume's PersistentVolumes: another of the same handle
-// stands in for one that the attacher has not heard of, and what somebody took with force is
-// not asked for.
+// protected reports whether the finalizer and the node ID are stored on an attachment, and the finalizer on one of the volume's
+// PersistentVolumes: another one with the same handle counts for one that the attacher has not seen, and what another client
+// removed by force is not required.
 func (s *sim) protected(d *disk, id string) bool {
 	volume := s.remade[d] || slices.ContainsFunc(list[*corev1.PersistentVolume](s.api), func(pv *corev1.PersistentVolume) bool {
 		return pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == d.handle && hasFinalizer(pv)
@@ -331,10 +327,9 @@ func (s *sim) judgeMount(m *machine, handle string, same func(m, other *machine)
 // sameMachine is for where the Node, and not the driver, says which machine is meant.
 func sameMachine(m, other *machine) bool { return m == other }
 
-// released tells whether a volume that has no VolumeAttachment may be given to another machine
-// although this one has it mounted: a policy allows it, or nobody is left who knows. Nothing
-// outlives the Node object that could tell what was in use there, but the memory of a process
-// that saw it reported.
+// released reports whether a volume without a VolumeAttachment may be given to another machine although this one has it mounted: a
+// policy permits it, or no process is left that knows. Nothing outlives the Node object that could show what was in use there,
+// except the memory of a process that saw it reported.
 func (s *sim) released(d *disk, m *machine) bool {
 	node, ok := get[*corev1.Node](s.api, m.name)
 	if ok && !m.replaced && reports(node, d.handle) {
@@ -343,7 +338,7 @@ func (s *sim) released(d *disk, m *machine) bool {
 	return !s.controller.knows(m) || s.authority(d, m, s.api.version)
 }
 
-// settled tells what is missing from the state that must be reached in the end.
+// settled returns what is missing from the state that must be reached in the end.
 func (s *sim) settled() string {
 	for _, d := range s.disks {
 		served, wanted := 0, 0

@@ -181,8 +181,8 @@ func (s *sim) trouble(m *machine) {
 	}
 }
 
-// cutOff is a machine that goes on and reaches nobody, and people who lose patience with its
-// pods: it uses volumes that nothing in the API wants there.
+// cutOff is a machine that still runs without network, and people who lose patience with its pods: it uses volumes that nothing in
+// the API wants there.
 func (s *sim) cutOff(m *machine) {
 	if _, ok := get[*corev1.Node](s.api, m.name); !ok || !m.on {
 		return
@@ -217,8 +217,8 @@ func (s *sim) watchLifecycle() {
 	}
 }
 
-// silence has the status of a kubelet come late that lists a volume which was not given to it: others that wait for the volume
-// have to hear of that.
+// silence is the late status of a kubelet that lists a volume which was not given to it: others that wait for the volume have to be
+// notified.
 func (s *sim) silence() {
 	for _, node := range list[*corev1.Node](s.api) {
 		waits := slices.ContainsFunc(node.Status.VolumesInUse, func(name corev1.UniqueVolumeName) bool {
@@ -233,7 +233,7 @@ func (s *sim) silence() {
 	}
 }
 
-// meddle is somebody with kubectl, in the seeds that have one.
+// meddle is a person with kubectl, in the seeds that have one.
 func (s *sim) meddle(d *disk) {
 	if !s.meddler || d.handle == fibre {
 		return

@@ -14,7 +14,7 @@ import (
 
 // Node objects go and come back, with the same machine behind them or with another.
 
-// deleteNode is somebody who deletes a Node object. The machine does not notice.
+// deleteNode deletes a Node object, as a person may. The machine does not notice.
 func (s *sim) deleteNode(m *machine, node *corev1.Node) {
 	s.say("node %s is deleted", m)
 	s.api.drop(node)
@@ -32,10 +32,9 @@ func (s *sim) deleteNode(m *machine, node *corev1.Node) {
 	}
 }
 
-// recorded tells whether what the attachments at the node say of the machine fits its present
-// boot. A Node that is deleted in the moment between a boot and that record is not told from
-// one whose machine was started after it was deleted. Where nothing was recorded the times, in
-// whole seconds, have to do.
+// recorded reports whether what the attachments at the node record about the machine fits its present boot. A Node that is deleted
+// between a boot and that record cannot be distinguished from one whose machine was started after it was deleted. Where nothing was
+// recorded the times, in whole seconds, have to suffice.
 func (s *sim) recorded(node *corev1.Node) bool {
 	return !slices.ContainsFunc(s.attachmentsAt(node.Name), func(va *storagev1.VolumeAttachment) bool {
 		boot := va.Annotations[kube.BootIDAnnotation]
@@ -48,10 +47,9 @@ func (s *sim) attachmentsAt(node string) []*storagev1.VolumeAttachment {
 	return slices.DeleteFunc(list[*storagev1.VolumeAttachment](s.api), func(va *storagev1.VolumeAttachment) bool { return va.Spec.NodeName != node })
 }
 
-// comeBack makes a Node object again that is gone: kubelet does, when it restarts, or people
-// do, and kubelet goes on as it was. Or another machine takes the name: also of a Node that is
-// still there, but then the one before is not at work. Else its successor would find reported,
-// and mount, what it has mounted itself, and nothing could come in between.
+// comeBack recreates a Node object that is gone: kubelet does when it restarts, or people do, and kubelet continues as before. Or
+// another machine takes the name, also of a Node that still exists, but then the earlier machine is not running. Otherwise its
+// successor would find reported, and mount, what it has mounted itself, and nothing could prevent that.
 func (s *sim) comeBack(m *machine) {
 	_, exists := get[*corev1.Node](s.api, m.name)
 	switch last := s.lastNode(m.name); {
@@ -68,8 +66,8 @@ func (s *sim) comeBack(m *machine) {
 	}
 }
 
-// copyNode is somebody who makes a Node object again, mostly from a copy: with or without the
-// list of what is in use, and with or without what says which machine it is.
+// copyNode recreates a Node object as a person does, mostly from a copy: with or without the list of what is in use, and with or
+// without the identity of the machine.
 func (s *sim) copyNode(m *machine, last *corev1.Node) {
 	node := bareNode(m.name)
 	if s.chance(70) {
@@ -90,8 +88,8 @@ func (s *sim) copyNode(m *machine, last *corev1.Node) {
 	s.register(m, node)
 }
 
-// loseNode is somebody who deletes the Node of a machine that uses volumes, mostly makes it
-// again, and may have lost patience with its pods before.
+// loseNode deletes the Node of a machine that uses volumes, as a person may, mostly recreates it, and may have lost patience with
+// its pods before.
 func (s *sim) loseNode(m *machine) (did bool) {
 	node, ok := get[*corev1.Node](s.api, m.name)
 	if !ok || !m.uses() || !s.recorded(node) {
@@ -130,8 +128,8 @@ func (s *sim) lastNode(name string) *corev1.Node {
 // providerIDAnnotation is what belay records of the provider's name of a machine.
 const providerIDAnnotation = "belay.dev/provider-id"
 
-// tellsApart tells whether another machine in the place of this one would be known as such: the
-// Node says which machine it is, and so does whatever was attached to it.
+// tellsApart reports whether another machine in the place of this one would be recognized: the Node identifies its machine, and so
+// does what was attached to it.
 func (s *sim) tellsApart(m *machine, last *corev1.Node, newNode bool) bool {
 	system := last.Status.NodeInfo.SystemUUID
 	provider := last.Spec.ProviderID
@@ -165,9 +163,9 @@ func (s *sim) recover(m *machine) {
 	}
 }
 
-// handOver is people's way out where no policy ends the wait for a machine that another has
-// replaced: they know that it is off now, delete its attachments by hand, and restart the
-// controller, which remembers what has none. It tells whether that has to be restarted.
+// handOver is what people can do if no policy ends the wait for a machine that was replaced: they know that it is off now, delete
+// its attachments by hand, and restart the controller, which remembers volumes without one. It reports whether the controller has
+// to be restarted.
 func (s *sim) handOver() (restart bool) {
 	if s.policy.UnmountTimeout > 0 || s.policy.DeletedNode == attachment.DeletedNodeDetach {
 		return false

@@ -26,7 +26,7 @@ const (
 	quietTicks = 80
 	// calmTicks bounds how long the plane may take to bring everything to its end.
 	calmTicks = 1000
-	// handOvers is how often people look whether something is left to hand over.
+	// handOvers is how often people check whether such a volume is left.
 	handOvers = 3
 )
 
@@ -80,7 +80,7 @@ func (s *sim) comeToRest() {
 	}
 }
 
-// calmTurn tells whether anybody had something to do.
+// calmTurn reports whether any actor had something to do.
 func (s *sim) calmTurn() bool {
 	before, busy := s.api.version, s.completeSlots()
 	s.controller.catchUp(true)
@@ -204,7 +204,7 @@ func TestSimulation(t *testing.T) {
 // particulars are what tells two failures of one kind apart: names, and times.
 var particulars = regexp.MustCompile(`\b(?:(?:id-)?n\d(?:-\d+)?|a\^1|twin|shared|csi-[0-9a-f]+|\d[\w.]*)\b|\[50\]:1`)
 
-// notable are words that tell of what a run had in it.
+// notable are words that show what a run contained.
 var notable = []string{
 	"CREATE", "DELETE", "volumesAttached", "arrives", "busy", "mounts", "unmounts", "late, from", "answer lost", "modified", "crashes", "deposed", "killed",
 	"loses its power", "out of service", "not ready", "online: false", "is deleted by force", "registers, ", "restarts", "somebody", "forces",

@@ -68,7 +68,7 @@ type server struct {
 	changed func(e event)
 }
 
-// write is one change that somebody asked for.
+// write is one change that a client requested.
 type write struct {
 	by            *actor // nil: a model
 	request       *request

@@ -23,7 +23,7 @@ const steps = 500
 // sim is one seed.
 type sim struct {
 	rng *rand.Rand
-	// others draws what somebody does to the storage, apart from rng.
+	// others draws what other clients do to the storage, separate from rng.
 	others  *rand.Rand
 	honesty honesty
 	// calm: nothing goes wrong any more.
@@ -34,8 +34,8 @@ type sim struct {
 	// Percent of the chances to crash, and to make trouble, that are taken.
 	crashes, troubles int
 	meddler           bool
-	// rival: somebody attaches exclusive volumes to several nodes at once, as another
-	// controller may. The attacher has to keep them apart.
+	// rival: another client attaches exclusive volumes to several nodes at once, as another controller may. The attacher has to
+	// keep them apart.
 	rival  bool
 	policy attachment.Policy
 	// skewed: the clocks of the processes are apart, and are set now and then.
@@ -47,14 +47,14 @@ type sim struct {
 	net       *network
 	storage   *storage
 	machines  map[string]*machine // by the name of their Node
-	cutOffs   []*machine          // whose names others have, and that go on
+	cutOffs   []*machine          // whose names others have, and that still run
 	left      map[*machine]int    // the versions at which those lost their names
 	takenOver map[*machine]bool
 	leases    map[string]bool // that exist, by the name of their Node
 	identity  identity
 	disks     []*disk
 	slots     []*slot
-	byHand    map[string]*disk // of attachments under names that somebody chose
+	byHand    map[string]*disk // of attachments under names that another client chose
 	remade    map[*disk]bool   // whose PersistentVolume was deleted by force
 	// strips: of the attachments that are made some do not say what they are of, nor which
 	// machine they were made for: those of another controller, or after a webhook that takes
@@ -62,7 +62,7 @@ type sim struct {
 	// run does not matter.
 	strips    bool
 	anonymous [8]bool
-	remakes   bool              // PersistentVolumes are made anew under their names
+	remakes   bool              // PersistentVolumes are recreated under their names
 	missing   [][]client.Object // that the administrator has not made yet
 	begun     bool
 	podsMade  int
@@ -136,8 +136,7 @@ func (s *sim) disk(handle string) *disk {
 	return s.disks[i]
 }
 
-// step lets one thing happen, and what follows from it without anybody's choice. What
-// has nothing to do leaves its turn to another.
+// step lets one thing happen, and what follows from it without a choice. An actor without work skips its turn.
 func (s *sim) step() {
 	for tries := 0; tries < 20 && !s.try(s.rng.IntN(100)); tries++ {
 		continue
@@ -229,8 +228,7 @@ func (s *sim) serveOne() (did bool) {
 	return len(waiting) > 0
 }
 
-// pass lets time pass: mostly seconds, in which what is on its way stays there, now and
-// then minutes, in which it gets somewhere.
+// pass lets time pass: mostly seconds, in which requests in flight stay there, now and then minutes, in which they make progress.
 func (s *sim) pass() {
 	if s.others.IntN(5) == 0 {
 		s.steal()

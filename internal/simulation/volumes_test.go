@@ -29,8 +29,7 @@ func (d *disk) key() volumeKey {
 	return volumeKey{Driver: driverName, Handle: d.handle}
 }
 
-// slot is a PersistentVolume with its claim. Under the same names they may be made anew for
-// another disk.
+// slot is a PersistentVolume with its claim. They may be recreated under the same names for another disk.
 type slot struct {
 	volume, claim string
 	mode          corev1.PersistentVolumeAccessMode
@@ -75,9 +74,9 @@ func (s *sim) drawDisks() {
 	slices.SortFunc(s.disks, func(a, b *disk) int { return len(b.handle) - len(a.handle) })
 }
 
-// objects are what an administrator makes, in an order that the seed chooses. Of two
-// PersistentVolumes that share a handle the one that makes it exclusive comes first: a
-// volume that turns exclusive after it was attached to two nodes is nobody's fault.
+// objects are what an administrator creates, in an order that the seed chooses. Of two PersistentVolumes that share a handle the
+// one that makes it exclusive comes first: a volume that turns exclusive after it was attached to two nodes is no fault of the
+// plane.
 func (s *sim) objects() [][]client.Object {
 	made := [][]client.Object{{&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driverName}}}}
 	for _, d := range s.disks {
@@ -114,9 +113,8 @@ func (s *sim) slotOf(d *disk) *slot {
 	return s.slots[i]
 }
 
-// remake is somebody who makes a PersistentVolume and its claim anew under their names, mostly
-// for another disk, in two acts: out of a backup, say. The first is polite, or by force: then
-// the finalizers count for nothing.
+// remake recreates a PersistentVolume and its claim under their names, mostly for another disk, as from a backup, in two steps. The
+// first deletes them normally, or by force: then the finalizers have no effect.
 func (s *sim) remake(o *slot) {
 	pv, exists := get[*corev1.PersistentVolume](s.api, o.volume)
 	byHand := func(va *storagev1.VolumeAttachment) bool { return s.byHand[va.Name] != nil }
@@ -272,7 +270,7 @@ func (s *sim) stored(k kind) func(name string) client.Object {
 	return func(name string) client.Object { return s.api.objects[k][name] }
 }
 
-// wantedAt tells whether a pod at the node is to run with the volume.
+// wantedAt reports whether a pod at the node should run with the volume.
 func (s *sim) wantedAt(node, handle string) bool {
 	return slices.ContainsFunc(list[*corev1.Pod](s.api), func(p *corev1.Pod) bool {
 		return p.Spec.NodeName == node && s.handleOf(p) == handle && p.DeletionTimestamp == nil && p.Status.Phase != corev1.PodSucceeded

@@ -9,7 +9,7 @@ import (
 	"belay.dev/belay/internal/publication"
 )
 
-// Calls is how many calls to the driver an attacher has in flight, and may have.
+// Calls counts an attacher's calls to the driver.
 type Calls struct {
 	Limit       int
 	Attaching   int
@@ -17,13 +17,12 @@ type Calls struct {
 	Unanswered  int // of both: for volumes whose last call was not answered in time
 	NodesHeld   int // held back after RESOURCE_EXHAUSTED
 	VolumesHeld int // held back after ABORTED
-	// PendingAttach and PendingDetach are how long ago the oldest VolumeAttachment was created, or deleted, that is not
-	// attached, or detached.
+	// PendingAttach and PendingDetach are the ages of the oldest VolumeAttachment that is not attached yet, and of the oldest
+	// deletion of one that is not detached yet.
 	PendingAttach, PendingDetach time.Duration
 }
 
-// Attacher is what the attacher measures of its waits. A nil *Attacher measures
-// nothing, and every method may be called on it.
+// Attacher has the metrics of the attacher. A nil *Attacher measures nothing, and every method may be called on it.
 type Attacher struct {
 	mu    sync.Mutex
 	calls func() Calls
@@ -49,8 +48,8 @@ func NewAttacher(registry prometheus.Registerer) *Attacher {
 	return a
 }
 
-// CountCalls sets what counts the calls at each scrape. Until then, and so on a
-// standby, nothing is shown: sums over all replicas are then right.
+// CountCalls sets the function that counts the calls at each scrape. Before that, and so on a standby, there are no such metrics:
+// sums over all replicas are then right.
 func (a *Attacher) CountCalls(count func() Calls) {
 	if a == nil {
 		return
@@ -60,8 +59,8 @@ func (a *Attacher) CountCalls(count func() Calls) {
 	a.calls = count
 }
 
-// Waits notes why the attachments of a key wait now: all of them. A wait goes on for as
-// long as its reason stays the same. It returns the names of those whose reason is another one than before, all of them without metrics.
+// Waits records why the attachments of a key wait now, for all of them. A wait continues as long as its reason is the same. It
+// returns the names of those whose reason has changed; all names without metrics.
 func (a *Attacher) Waits(now time.Time, key publication.Key, waiting []Waiting) (changed map[string]bool) {
 	changed = make(map[string]bool, len(waiting))
 	if a == nil {
@@ -114,7 +113,7 @@ func (a *Attacher) Describe(out chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect goes over what waits now, not over all attachments.
+// Collect visits what waits now, not all attachments.
 func (a *Attacher) Collect(out chan<- prometheus.Metric) {
 	a.mu.Lock()
 	count := a.calls

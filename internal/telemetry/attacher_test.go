@@ -48,7 +48,7 @@ func TestAttacherWaits(t *testing.T) {
 			return Calls{Limit: 7, Attaching: 3, Detaching: 2, Unanswered: 1, NodesHeld: 4, VolumesHeld: 5}
 		})
 		time.Sleep(2 * time.Second)
-		a.Waits(time.Now(), one, []Waiting{busy}) // goes on
+		a.Waits(time.Now(), one, []Waiting{busy}) // continues
 		a.Waits(time.Now(), two, []Waiting{
 			{Attachment: "va2", Detach: true, Reason: publication.CallInFlight},
 			{Attachment: "va3", Reason: publication.OtherWriterAttached},

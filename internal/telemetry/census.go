@@ -11,21 +11,20 @@ import (
 
 // Census is a count of all volumes, by the name of their driver.
 type Census struct {
-	// Desired and Actual count pairs of a volume and a node: those that pods ask for,
-	// and those that are or may be attached.
+	// Desired and Actual count pairs of a volume and a node: those that pods want, and those that are or may be attached.
 	Desired, Actual map[string]int
-	// InUse counts the attachable volumes that the pods of a node name.
+	// InUse counts the attachable volumes of the pods of a node.
 	InUse map[attachment.NodeName]map[string]int
 }
 
-// census counts when it is asked, so that no event pays for it.
+// census counts at each scrape, so that events cost nothing.
 type census struct {
 	mu   sync.Mutex
 	take func() Census
 }
 
-// CountVolumes sets what counts the volumes at each scrape. Until then, and so on a
-// standby, there are none: sums over all replicas are then right.
+// CountVolumes sets the function that counts the volumes at each scrape. Before that, and so on a standby, there are no such
+// metrics: sums over all replicas are then right.
 func (c *Controller) CountVolumes(take func() Census) {
 	if c == nil {
 		return
@@ -49,7 +48,7 @@ func (c *census) Describe(out chan<- *prometheus.Desc) {
 	out <- totalVolumes
 }
 
-// Collect takes the census.
+// Collect counts the volumes.
 func (c *census) Collect(out chan<- prometheus.Metric) {
 	c.mu.Lock()
 	take := c.take
@@ -72,14 +71,13 @@ func (c *census) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// lease tells how old the leader's right to write is.
+// lease exports the age of the last renewal of the leader lease.
 type lease struct {
 	mu      sync.Mutex
 	renewed time.Time
 }
 
-// LeaseRenewed notes when the lease was last renewed; the zero time says that it is
-// not held.
+// LeaseRenewed records when the lease was last renewed; the zero time means that it is not held.
 func (c *Controller) LeaseRenewed(at time.Time) {
 	if c == nil {
 		return

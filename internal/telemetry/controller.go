@@ -18,11 +18,11 @@ const (
 // storageBuckets are upstream's, in seconds (k/k pkg/volume/util/metrics.go).
 var storageBuckets = []float64{.1, .25, .5, 1, 2.5, 5, 10, 15, 25, 50, 120, 300, 600}
 
-// waitBuckets begin where upstream's cannot tell one wait from another, in seconds.
+// waitBuckets start below upstream's, which cannot distinguish short waits, in seconds.
 var waitBuckets = []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 
-// Controller is what the attach/detach controller counts and measures. A nil
-// *Controller counts nothing, and every method may be called on it.
+// Controller has the metrics of the attach/detach controller. A nil *Controller counts nothing, and every method may be called on
+// it.
 type Controller struct {
 	operations *prometheus.HistogramVec
 	forced     *prometheus.CounterVec
@@ -102,20 +102,19 @@ func (c *Controller) Refused(v Volume, took time.Duration) {
 func (c *Controller) operation(v Volume, name string, success bool, took time.Duration) {
 	status := "success"
 	if !success {
-		status = "fail-unknown" // upstream knows no other
+		status = "fail-unknown" // upstream has no other
 	}
 	c.operations.WithLabelValues(v.plugin(), name, status, strconv.FormatBool(v.Migrated)).Observe(took.Seconds())
 }
 
-// Write counts a write that was sent to the API server. The code is the HTTP status, 0
-// where no answer came.
+// Write counts a write that was sent to the API server. The code is the HTTP status, 0 without an answer.
 func (c *Controller) Write(resource, verb string, code int) {
 	if c != nil {
 		c.writes.WithLabelValues(resource, verb, strconv.Itoa(code)).Inc()
 	}
 }
 
-// Foreign counts a write that only the leading attach/detach controller may make.
+// Foreign counts a write of another client that only the leading attach/detach controller may make.
 func (c *Controller) Foreign(resource string) {
 	if c != nil {
 		c.foreign.WithLabelValues(resource).Inc()

@@ -99,7 +99,7 @@ func (l *life) want(prefix string, want map[string]sample) {
 
 // A whole life, one second more for each step: every phase and every operation is
 // measured once, and afterwards nothing is remembered.
-func TestPhasesOfALife(t *testing.T) {
+func TestPhasesOfAnAttachment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLife(t)
 		l.wanted = true
@@ -150,7 +150,7 @@ func TestPhasesOfALife(t *testing.T) {
 }
 
 // A pod that goes before its volume was attached is no success.
-func TestGivenUpAttachIsNoSuccess(t *testing.T) {
+func TestAbandonedAttachIsNoSuccess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLife(t)
 		l.wanted, l.va = true, &attachment.Attachment{Node: "n", Computed: true}
@@ -176,7 +176,7 @@ func TestWaitingNow(t *testing.T) {
 }
 
 // A volume that rests is not remembered, whatever is decided on it.
-func TestRestCostsNothing(t *testing.T) {
+func TestSettledVolumesCostNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLife(t)
 		l.wanted, l.reported = true, true

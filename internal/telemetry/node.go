@@ -10,55 +10,53 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// Kubelet's names of what is done with a volume, for storage_operation_duration_seconds
-// (k/k pkg/volume/util/operationexecutor).
+// Kubelet's names of operations on a volume, for storage_operation_duration_seconds (k/k pkg/volume/util/operationexecutor).
 const (
-	OperationMount       = "volume_mount" // attachment read, staged and published
+	OperationMount       = "volume_mount" // read the VolumeAttachment, stage and publish
 	OperationUnmount     = "volume_unmount"
-	OperationUnmountBase = "unmount_device" // unstaged
+	OperationUnmountBase = "unmount_device" // unstage
 	OperationMap         = "map_volume"     // the same for block volumes
 	OperationUnmap       = "unmap_volume"
 	OperationUnmapBase   = "unmap_device"
-	OperationExpand      = "volume_fs_resize"            // the driver asked to expand it
-	OperationGroup       = "volume_apply_access_control" // files given to the pod's fsGroup
+	OperationExpand      = "volume_fs_resize"            // ask the driver to expand it
+	OperationGroup       = "volume_apply_access_control" // set the pod's fsGroup on the files
 )
 
-// CallInFlight is the reason of a volume whose driver has not answered a call yet. No decision waits for it, and so it is
-// none of nodevolume's.
+// CallInFlight is the reason of a volume whose driver has not answered a call yet. It is not a reason of nodevolume, because no
+// decision waits for it.
 const CallInFlight nodevolume.Reason = "CallInFlight"
 
-// alpha begins the help of all metrics that upstream calls alpha.
+// alpha is the prefix of the help of all metrics that upstream calls alpha.
 const alpha = "[ALPHA] "
 
-// NodeCensus is what a node agent counts when it is asked.
+// NodeCensus is what a node agent counts at each scrape.
 type NodeCensus struct {
-	// Desired and Mounted count pairs of a pod and a volume, by the name of the driver:
-	// those that pods want, and those that are published.
+	// Desired and Mounted count pairs of a pod and a volume, by the name of the driver: those that pods want, and those that are
+	// published.
 	Desired, Mounted map[string]int
-	// Waits are those that go on now.
+	// Waits are the present waits.
 	Waits map[nodevolume.Reason]NodeWaits
-	// PendingMount is how long the longest waiting publication has been wanted that is not ready, and PendingUnmount how
-	// long no pod has wanted the longest waiting volume that is still here.
+	// PendingMount is how long the oldest unfinished mount has been wanted, and PendingUnmount how long the volume that has been
+	// unwanted longest is still mounted.
 	PendingMount, PendingUnmount time.Duration
-	// Present are the registration sockets that are there, Registered those whose driver is.
+	// Present are the registration sockets that exist, Registered those whose driver is registered.
 	Present, Registered []string
-	// Claims are the volumes of claims with what their drivers said last.
+	// Claims are the last stats of the volumes of claims.
 	Claims []ClaimStats
 }
 
-// NodeWaits is how many wait for one reason, and how long the one has that waits longest.
+// NodeWaits is the number of waits for one reason, and the duration of the longest.
 type NodeWaits struct {
 	Count   int
 	Longest time.Duration
 }
 
-// Add counts one more.
+// Add counts one more wait.
 func (w NodeWaits) Add(waited time.Duration) NodeWaits {
 	return NodeWaits{w.Count + 1, max(w.Longest, waited)}
 }
 
-// ClaimStats is what a driver said of one claim's volume; what it did not say is 0, as
-// kubelet has it.
+// ClaimStats are the driver's stats for the volume of one claim; what it did not report is 0, as with kubelet.
 type ClaimStats struct {
 	Namespace, Claim               string
 	Capacity, Available, Used      int64 // bytes
@@ -66,8 +64,7 @@ type ClaimStats struct {
 	HealthKnown, Abnormal          bool
 }
 
-// Node is what a node agent counts and measures, as one collector. A nil *Node measures
-// nothing, and every method may be called on it.
+// Node is a collector with the metrics of a node agent. A nil *Node measures nothing, and every method may be called on it.
 type Node struct {
 	operations  *prometheus.HistogramVec
 	mounts      *prometheus.HistogramVec
@@ -81,7 +78,7 @@ type Node struct {
 	census func() NodeCensus // under mu
 }
 
-// NewNode makes the metrics of one node agent. They are in no registry yet.
+// NewNode creates the metrics of one node agent, without registering them.
 func NewNode() *Node {
 	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
 		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
@@ -108,7 +105,7 @@ func NewNode() *Node {
 	}
 }
 
-// Count sets what counts at each scrape.
+// Count sets the function that counts at each scrape.
 func (n *Node) Count(census func() NodeCensus) {
 	if n == nil {
 		return
@@ -118,7 +115,7 @@ func (n *Node) Count(census func() NodeCensus) {
 	n.census = census
 }
 
-// NodeOperation is something that was done with a volume.
+// NodeOperation is an operation on a volume that has ended.
 type NodeOperation struct {
 	Driver   string
 	Migrated bool // its PersistentVolume names an in-tree plugin
@@ -127,19 +124,19 @@ type NodeOperation struct {
 	Took     time.Duration
 }
 
-// Operation measures one.
+// Operation measures an operation.
 func (n *Node) Operation(o NodeOperation) {
 	if n == nil {
 		return
 	}
 	status := "success"
 	if o.Failed {
-		status = "fail-unknown" // upstream knows no other
+		status = "fail-unknown" // upstream has no other
 	}
 	n.operations.WithLabelValues(pluginOf(o.Driver), o.Name, status, strconv.FormatBool(o.Migrated)).Observe(o.Took.Seconds())
 }
 
-// Mounted measures how long a pod waited for a volume in all.
+// Mounted measures how long a pod waited for a volume in total.
 func (n *Node) Mounted(driver string, took time.Duration) {
 	if n != nil {
 		n.mounts.WithLabelValues(pluginOf(driver), "overall_volume_mount").Observe(took.Seconds())
@@ -149,26 +146,26 @@ func (n *Node) Mounted(driver string, took time.Duration) {
 // DriverCall is a call to a driver that has ended.
 type DriverCall struct {
 	Driver, Method string
-	Code           string // gRPC's word for how it ended
+	Code           string // the name of its gRPC code
 	Migrated       bool
 	Took           time.Duration
 }
 
-// Called measures one.
+// Called measures a call.
 func (n *Node) Called(c DriverCall) {
 	if n != nil {
 		n.calls.WithLabelValues(c.Driver, c.Method, c.Code, strconv.FormatBool(c.Migrated)).Observe(c.Took.Seconds())
 	}
 }
 
-// Collected measures how long it took to ask for the stats of one volume.
+// Collected measures how long the stats of one volume took.
 func (n *Node) Collected(driver string, took time.Duration) {
 	if n != nil {
 		n.collections.WithLabelValues(driver).Observe(took.Seconds())
 	}
 }
 
-// Found counts a record that was there at start-up, and whether it could be used.
+// Found counts a record that existed at start-up, and whether it could be read.
 func (n *Node) Found(usable bool) {
 	if n == nil {
 		return
@@ -229,7 +226,7 @@ func (n *Node) Describe(out chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect takes the census. It calls no driver.
+// Collect counts. It calls no driver.
 func (n *Node) Collect(out chan<- prometheus.Metric) {
 	for _, vector := range n.vectors() {
 		vector.Collect(out)

@@ -11,8 +11,8 @@ import (
 // passBuckets are for lists that take from milliseconds to minutes, in seconds.
 var passBuckets = []float64{.01, .05, .1, .5, 1, 5, 10, 30, 60, 120, 300, 600}
 
-// Reconcile is what the comparison of attachments with the driver's list counts. A
-// nil *Reconcile counts nothing, and every method may be called on it.
+// Reconcile has the metrics of the comparison of attachments with the driver's list. A nil *Reconcile counts nothing, and every
+// method may be called on it.
 type Reconcile struct {
 	passes  *prometheus.HistogramVec
 	entries prometheus.Gauge
@@ -49,14 +49,14 @@ func NewReconcile(registry prometheus.Registerer) *Reconcile {
 	return r
 }
 
-// Failed notes a list that could not be read.
+// Failed counts a list that could not be read.
 func (r *Reconcile) Failed(took time.Duration) {
 	if r != nil {
 		r.passes.WithLabelValues("failed").Observe(took.Seconds())
 	}
 }
 
-// Compared notes a comparison.
+// Compared counts a comparison.
 func (r *Reconcile) Compared(took time.Duration, entries int, result publication.Result) {
 	if r == nil {
 		return

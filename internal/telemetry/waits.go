@@ -10,15 +10,14 @@ import (
 	"belay.dev/belay/internal/attachment"
 )
 
-// Volume is one volume with what upstream's labels say about it.
+// Volume identifies a volume in upstream's labels.
 type Volume struct {
 	Key attachment.VolumeKey
-	// Migrated is set when its PersistentVolume names an in-tree plugin for which the
-	// CSI driver stands in.
+	// Migrated is set when its PersistentVolume has an in-tree plugin that is migrated to CSI.
 	Migrated bool
 }
 
-// plugin is upstream's label: in-tree plugins by their name, CSI drivers behind CSI's.
+// plugin returns upstream's label: in-tree plugins by their name, CSI drivers with CSI's prefix.
 func (v Volume) plugin() string { return pluginOf(v.Key.Driver) }
 
 func pluginOf(driver string) string {
@@ -28,38 +27,37 @@ func pluginOf(driver string) string {
 	return "kubernetes.io/csi:" + driver
 }
 
-// Phases of an attachment's life, in their order.
+// The phases of an attachment, in order.
 const (
-	phaseCreate  = "create"  // wanted, and not yet created: it waits for others, or for the API server
+	phaseCreate  = "create"  // wanted, and not created yet: it waits for others, or for the API server
 	phaseAttach  = "attach"  // created, not yet confirmed by the attacher
 	phaseReport  = "report"  // confirmed, not yet in the node's report
-	phaseRelease = "release" // unwanted, still reported: the node has to let go
+	phaseRelease = "release" // unwanted, still reported: the node has to release it
 	phaseDelete  = "delete"  // unwanted and not reported, not yet deleted
 	phaseDetach  = "detach"  // deleted, the attacher has not confirmed yet
 
 	phaseSettled = "settled" // wanted and reported: not measured
 )
 
-// waits follows the volumes that are on their way. Those that rest cost nothing.
+// waits tracks the volumes that are not settled. The others cost nothing.
 type waits struct {
 	mu      sync.Mutex
 	volumes map[attachment.VolumeKey]map[attachment.NodeName]*wait
 }
 
-// wait is one volume at one node.
+// wait is the state of one volume at one node.
 type wait struct {
 	phase      string
 	phaseSince time.Time
-	// failure is the last error that the attacher gave in this phase.
+	// failure is the last error of the attacher in this phase.
 	failure string
 
-	reason      attachment.Reason // empty while nothing blocks
+	reason      attachment.Reason // empty if nothing blocks it
 	reasonSince time.Time
 }
 
-// Decided follows one volume from decision to decision: it measures how long each phase
-// took, and how long and why it was blocked. What a process began to watch in the
-// middle is measured from then on.
+// Decided follows a volume from decision to decision: it measures the duration of each phase, and how long and why it was blocked.
+// A phase that was in progress when the process started is measured from then on.
 func (c *Controller) Decided(now time.Time, v Volume, d attachment.Desired, o attachment.Observed, decision attachment.Decision) {
 	if c == nil {
 		return
@@ -97,7 +95,7 @@ func (c *Controller) Decided(now time.Time, v Volume, d attachment.Desired, o at
 	}
 }
 
-// settle ends the phase and the wait of a node that no longer has them.
+// settle ends the phase and the wait of nodes that no longer have them.
 func (c *Controller) settle(now time.Time, v Volume, one *wait, p phase, reason attachment.Reason) {
 	if p.name == "" || p.name == phaseSettled {
 		c.enterPhase(now, v, one, p)
@@ -107,7 +105,7 @@ func (c *Controller) settle(now time.Time, v Volume, one *wait, p phase, reason 
 	}
 }
 
-// begin follows a volume.
+// begin starts to track a volume.
 func (w *waits) begin(key attachment.VolumeKey) map[attachment.NodeName]*wait {
 	if w.volumes == nil {
 		w.volumes = map[attachment.VolumeKey]map[attachment.NodeName]*wait{}
@@ -116,10 +114,10 @@ func (w *waits) begin(key attachment.VolumeKey) map[attachment.NodeName]*wait {
 	return w.volumes[key]
 }
 
-// phase is where a volume stands at one node, and the attacher's last complaint.
+// phase is the phase of a volume at one node, and the attacher's last error.
 type phase struct{ name, failure string }
 
-// enterPhase moves on to a phase and measures the one before.
+// enterPhase starts a phase and measures the one before.
 func (c *Controller) enterPhase(now time.Time, v Volume, w *wait, p phase) {
 	if w.phase != p.name {
 		took := now.Sub(w.phaseSince)
@@ -130,7 +128,7 @@ func (c *Controller) enterPhase(now time.Time, v Volume, w *wait, p phase) {
 		case w.phase == phaseAttach && (p.name == phaseReport || p.name == phaseSettled):
 			c.operation(v, operationAttach, true, took)
 		case w.phase == phaseDetach, w.phase == phaseDelete && p.name == "":
-			// The latter was deleted and gone before anybody looked.
+			// It was deleted and gone before the next decision.
 			c.operation(v, operationDetach, true, took)
 		}
 		w.phase, w.phaseSince, w.failure = p.name, now, ""
@@ -145,7 +143,7 @@ func (c *Controller) enterPhase(now time.Time, v Volume, w *wait, p phase) {
 	}
 }
 
-// startWait notes why the volume waits, and measures the wait before.
+// startWait records why the volume waits, and measures the wait before.
 func (c *Controller) startWait(now time.Time, w *wait, reason attachment.Reason) {
 	if w.reason == reason {
 		return
@@ -156,7 +154,7 @@ func (c *Controller) startWait(now time.Time, w *wait, reason attachment.Reason)
 	w.reason, w.reasonSince = reason, now
 }
 
-// phasesOf tells for each node that has to do with the volume where it stands there.
+// phasesOf returns the phase of the volume at each node that is involved.
 func phasesOf(d attachment.Desired, o attachment.Observed) map[attachment.NodeName]phase {
 	phases := make(map[attachment.NodeName]phase, max(len(o.Attachments), len(d.Wants)))
 	if !d.NoVolumeAttachment {
@@ -167,9 +165,9 @@ func phasesOf(d attachment.Desired, o attachment.Observed) map[attachment.NodeNa
 	for i := range o.Attachments {
 		a := &o.Attachments[i]
 		reported := o.Nodes[a.Node].Reported
-		_, wanted := phases[a.Node] // one of its attachments at most is computed
+		_, wanted := phases[a.Node] // at most one of its attachments is computed
 		switch {
-		case !a.Computed, a.Implied: // another controller's, or no object at all
+		case !a.Computed, a.Implied: // another controller's, or no object
 		case a.Deleting:
 			phases[a.Node] = phase{phaseDetach, a.DetachError}
 		case wanted && a.Confirmed != attachment.Yes:
@@ -211,7 +209,7 @@ func (w *waits) Describe(out chan<- *prometheus.Desc) {
 	out <- waitingLongest
 }
 
-// Collect goes over the volumes that wait now, not over all.
+// Collect visits the volumes that wait now, not all of them.
 func (w *waits) Collect(out chan<- prometheus.Metric) {
 	now := time.Now()
 	count, longest := map[attachment.Reason]int{}, map[attachment.Reason]time.Duration{}

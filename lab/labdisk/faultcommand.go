@@ -36,7 +36,7 @@ fault that matches a call is the one that acts.`,
   belay-lab fault set hang --method NodeUnstageVolume --node node-2 --volume pvc-6e3a1f
   belay-lab fault clear
 
-  # The detach is done, but its caller never hears of it.
+  # The detach is done, but its caller never gets the reply.
   belay-lab fault set lost-reply --method ControllerUnpublishVolume --count 1
 
   # node-1 takes two volumes and no more.
