@@ -9,6 +9,6 @@
 // `belay-lab bench attacher` sets upstream's csi-attacher and belay-attacher side by side, over the same driver, which may take
 // its time. There the bench plays the controller: it makes and deletes the VolumeAttachments.
 //
-// `belay-lab bench node` times and weighs belay-node over a driver in memory. There the bench plays controller and
+// `belay-lab bench node` measures the latency, CPU and memory of belay-node over a driver in memory. There the bench plays controller and
 // attacher: the volumes are attached, and it reports them.
 package bench

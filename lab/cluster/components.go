@@ -120,7 +120,7 @@ func (s specs) controllerManager(plane string) proc.Spec {
 	if plane == PlaneBelay {
 		controllers = "*,-persistentvolume-attach-detach-controller"
 	}
-	// There is one only, and a killed one shall not wait for its own lease.
+	// There is only one, and after a kill it must not wait for its own lease.
 	args := []string{"--leader-elect=false"}
 	if s.options.NodeMonitorGrace > 0 {
 		args = append(args, "--node-monitor-grace-period="+s.options.NodeMonitorGrace.String())

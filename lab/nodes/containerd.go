@@ -43,7 +43,7 @@ state = "/run/containerd"
 
 // The lab has no network for pods: its own use the host's. A pod that asks for one gets
 // an empty network namespace and an address that leads nowhere else, from a plugin
-// that does nothing, so that it runs all the same.
+// that does nothing, so that it still runs.
 const (
 	noNetwork = `{"cniVersion":"0.4.0","name":"none","plugins":[{"type":"none"}]}`
 	noPlugin  = `#!/bin/sh

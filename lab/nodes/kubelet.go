@@ -17,7 +17,7 @@ import (
 
 // kubeletConfiguration is a kubelet as it comes, but for what one machine with
 // several nodes needs: cgroups of its own, no touching of the machine's network, no
-// eviction for the sake of a disk that is everybody's.
+// eviction because of a disk that all nodes share.
 func kubeletConfiguration(config Config) kubeletconfig.KubeletConfiguration {
 	none := map[string]string{"memory.available": "0%", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"}
 	return kubeletconfig.KubeletConfiguration{
@@ -60,7 +60,7 @@ func kubeletArgs(config Config, file string) []string {
 		"--hostname-override", config.Name,
 		"--root-dir", config.RootDir(),
 		"--cert-dir", filepath.Join(config.Dir, "pki"),
-		// kubelet takes no loopback address for a node; the cloud's part is AdoptNode's.
+		// kubelet accepts no loopback address for a node; AdoptNode acts as the cloud provider.
 		"--cloud-provider", "external",
 		"--v", strconv.Itoa(config.Verbosity),
 	}
