@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/nodes"
 	"belay.dev/belay/lab/proc"
@@ -228,7 +230,7 @@ func (s specs) node(name string) (proc.Spec, *nodes.Node, error) {
 		KubeletPort:  s.ports.Kubelets[name],
 		FabricSocket: s.paths.fabricSocket(), Drivers: s.options.Drivers,
 		Programs:                  nodes.Programs{BelayLab: s.own.path("belay-lab"), Ledger: s.own.path("ledger")},
-		NodeStatusUpdateFrequency: nodes.Duration(s.options.NodeStatusUpdateFrequency),
+		NodeStatusUpdateFrequency: metav1.Duration{Duration: s.options.NodeStatusUpdateFrequency},
 		Verbosity:                 s.options.Verbosity,
 		AgentArgs:                 s.options.NodeArgs,
 	}

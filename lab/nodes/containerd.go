@@ -65,7 +65,7 @@ func snapshotter(config Config) string {
 }
 
 func runContainerd(ctx context.Context, config Config, kept *children) error {
-	program, err := exec.LookPath(config.Programs.Containerd)
+	program, err := exec.LookPath("containerd")
 	if err != nil {
 		return fmt.Errorf("find containerd (Debian: apt-get install containerd runc): %w", err)
 	}
@@ -113,7 +113,7 @@ func importImages(ctx context.Context, config Config, kept *children) error {
 	if err := awaitSocket(ctx, containerdSocket); err != nil {
 		return err
 	}
-	ctr, err := exec.LookPath(config.Programs.Ctr)
+	ctr, err := exec.LookPath("ctr")
 	if err != nil {
 		return fmt.Errorf("find ctr, which comes with containerd: %w", err)
 	}

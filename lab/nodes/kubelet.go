@@ -5,10 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
-	"strings"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeletconfig "k8s.io/kubelet/config/v1beta1"
@@ -43,7 +40,7 @@ func kubeletConfiguration(config Config) kubeletconfig.KubeletConfiguration {
 
 		ImageGCHighThresholdPercent: new(int32(100)),
 		MakeIPTablesUtilChains:      new(false),
-		NodeStatusUpdateFrequency:   metav1.Duration{Duration: time.Duration(config.NodeStatusUpdateFrequency)},
+		NodeStatusUpdateFrequency:   config.NodeStatusUpdateFrequency,
 		PodLogsDir:                  filepath.Join(config.Dir, "pod-logs"),
 		VolumePluginDir:             filepath.Join(config.RootDir(), "volume-plugins"),
 		ResolverConfig:              new(""),
@@ -54,7 +51,7 @@ func kubeletConfiguration(config Config) kubeletconfig.KubeletConfiguration {
 }
 
 func kubeletArgs(config Config, file string) []string {
-	args := []string{
+	return append([]string{
 		"--config", file,
 		"--kubeconfig", config.Kubeconfig,
 		"--hostname-override", config.Name,
@@ -63,16 +60,7 @@ func kubeletArgs(config Config, file string) []string {
 		// kubelet accepts no loopback address for a node; AdoptNode acts as the cloud provider.
 		"--cloud-provider", "external",
 		"--v", strconv.Itoa(config.Verbosity),
-	}
-	if len(config.Labels) > 0 {
-		var labels []string
-		for key, value := range config.Labels {
-			labels = append(labels, key+"="+value)
-		}
-		slices.Sort(labels)
-		args = append(args, "--node-labels", strings.Join(labels, ","))
-	}
-	return append(args, config.AgentArgs...)
+	}, config.AgentArgs...)
 }
 
 // runKubelet starts the kubelet once its runtime has the images.
