@@ -136,7 +136,7 @@ func awaitSocket(ctx context.Context, path string) error {
 	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, runtimeStartGrace, true, func(ctx context.Context) (bool, error) {
 		var connection net.Conn
 		if connection, last = (&net.Dialer{}).DialContext(ctx, "unix", path); last != nil {
-			return false, nil
+			return false, nil //nolint:nilerr // it is tried again
 		}
 		return true, connection.Close()
 	})
