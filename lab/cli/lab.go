@@ -257,6 +257,7 @@ func buildCommand() *cobra.Command {
 			"from nothing.\n\n" +
 			"BELAY_UPSTREAM_BIN names a folder that has the programs; BELAY_LAB_SRC the lab folder of a checkout, where it\n" +
 			"is not found beside this program.",
+		Example: "  BELAY_UPSTREAM_BIN=$(belay-lab build --kubernetes 1.35 --print) belay-lab up",
 		RunE: func(command *cobra.Command, _ []string) error {
 			cache, err := cluster.CacheDir()
 			if err != nil {
