@@ -1,4 +1,3 @@
-// Package audit reads what the API server has written down about its requests: who
-// asked for what, how often, and with which answer. It is how the lab counts requests
-// and compares them with the rights that a component was given.
+// Package audit reads the audit log of the API server: which user sent which request, how often, and with which result. The lab
+// uses it to count requests and to compare them with the RBAC rules of a component.
 package audit

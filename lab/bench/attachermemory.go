@@ -7,7 +7,7 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// attacherMemory starts the attachers over a large state that is as it shall be.
+// attacherMemory starts the attachers over a large state in which nothing is to be done.
 func attacherMemory(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	l := laneOf(0, size.ScaleVolumes)
 	if err := r.seedAttached(ctx, size, l); err != nil {

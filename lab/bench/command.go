@@ -62,7 +62,7 @@ func quickSize() Size {
 	}
 }
 
-// part is one part of the bench that can be run by itself.
+// part is one part of the bench that can be run on its own.
 type part struct {
 	name string
 	what func(Size) string
@@ -144,7 +144,7 @@ one API server, one belay-attacher and a CSI driver in memory that answers at on
   floor     makes the same writes (VolumeAttachment, report, withdrawal, delete) the moment its watches allow
             and checks nothing: no controller can be faster on this machine
 
-Nodes are objects; the bench itself writes what kubelets would (volumesInUse), when its turn has come.
+Nodes are objects; the bench itself writes what kubelets would (volumesInUse) at the right moment.
 
 Parts, each with a lab of its own:
 

@@ -12,7 +12,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"belay.dev/belay/lab/labdisk"
 )
 
 // driverName is the CSI driver of the bench.
@@ -21,7 +22,6 @@ const driverName = "bench.belay.dev"
 // driver is a CSI driver's controller service that keeps all in memory and answers at once, or
 // after a latency, so that what is measured is the plane. All its volumes are exclusive but sharedVolume.
 type driver struct {
-	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
 
 	name    string
@@ -66,7 +66,7 @@ func (d *driver) serve(socket string) error {
 		return fmt.Errorf("listening for the attacher: %w", err)
 	}
 	d.server = grpc.NewServer()
-	csi.RegisterIdentityServer(d.server, d)
+	csi.RegisterIdentityServer(d.server, labdisk.Identity{Driver: d.name})
 	csi.RegisterControllerServer(d.server, d)
 	go func() { d.done <- d.server.Serve(listener) }()
 	return nil
@@ -133,21 +133,6 @@ func (d *driver) published() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.publishes
-}
-
-func (d *driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	return &csi.GetPluginInfoResponse{Name: d.name, VendorVersion: "1.0.0"}, nil
-}
-
-func (d *driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
-	service := &csi.PluginCapability_Service{Type: csi.PluginCapability_Service_CONTROLLER_SERVICE}
-	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
-		{Type: &csi.PluginCapability_Service_{Service: service}},
-	}}, nil
-}
-
-func (d *driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
-	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
 }
 
 func (d *driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {

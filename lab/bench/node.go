@@ -34,7 +34,7 @@ func spacedList(all []time.Duration) string {
 	return strings.Join(words, ", ")
 }
 
-const nodeLong = `Times and weighs the node agent with a CSI driver in memory that mounts nothing and whose calls take a given time. The
+const nodeLong = `Measures the node agent with a CSI driver in memory that mounts nothing and whose calls take a given time. The
 bench plays the controller and the attacher: it makes VolumeAttachments that are attached and reports volumes on the Node.
 The agent is belay-node as shipped, with the rights of its node and no others; it writes and syncs its records to the
 disk as usual. There is no other plane to compare with: kubelet publishes volumesInUse every 10 s, and looks at its

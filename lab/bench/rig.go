@@ -203,7 +203,7 @@ func (r *rig) removeLease(ctx context.Context, lease [2]string) error {
 	return nil
 }
 
-// pids are those of the plane at work. A component that has ended by itself is an error.
+// pids are those of the plane at work. A component that has exited is an error.
 func (r *rig) pids() (pids []int, err error) {
 	for _, component := range r.running {
 		pid, err := r.pidOf(component)
@@ -221,7 +221,7 @@ func (r *rig) pidOf(component string) (int, error) {
 		return 0, err
 	}
 	if state.PID == 0 {
-		return 0, fmt.Errorf("%s has ended by itself (%s); its log is %s", component, state.LastError, r.lab.LogOf(component))
+		return 0, fmt.Errorf("%s has exited (%s); its log is %s", component, state.LastError, r.lab.LogOf(component))
 	}
 	return state.PID, nil
 }

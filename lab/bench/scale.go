@@ -24,7 +24,7 @@ const (
 func extraNode(i int) string   { return fmt.Sprintf("%s%04d", extraPrefix, i/extrasPerNode) }
 func extraVolume(i int) string { return fmt.Sprintf("vol-extra-%05d", i) }
 
-// scale starts the planes over a large state that is as it shall be.
+// scale starts the planes over a large state in which nothing is to be done.
 func scale(ctx context.Context, size Size, r *rig) ([]*Figure, error) {
 	if err := r.seed(ctx, size); err != nil {
 		return nil, err

@@ -1,9 +1,9 @@
 // Package chaos kills parts of the plane at chosen moments of a move and checks
-// that the volume arrives nevertheless, with every acknowledged record.
+// that the volume still arrives, with every acknowledged record.
 //
 // One seed is one move of a writing pod, by drain or by delete and cordon, and one
 // kill -9 of the controller, the attacher, the node's agent or the API server,
-// shortly after the recorder saw a step of the move. Sixteen seeds in a row hit every
+// shortly after the recorder has seen a step of the move. Sixteen seeds in a row hit every
 // step of a volume's life once. After each seed the pod runs on the other node, a
 // second pod reads all records back, the storage is asked for forbidden writes, and
 // attachments, both lists on the Nodes and the storage agree; after the last one

@@ -1,14 +1,14 @@
 // Package churn moves the volumes of many hollow nodes about while belay-controller is
-// killed, its caches are held back, or a thousand pods wait for what never comes, and
-// checks afterwards that nothing went wrong at any moment.
+// killed, while its caches are delayed, or while a thousand pods wait for a volume that never comes, and
+// checks that no invariant was broken at any time.
 //
 // The lab is real but for its nodes: API server, kube-controller-manager, belay-attacher
-// and a storage that forbids nothing. Whether all went well is judged from the driver's
+// and a storage that forbids nothing. The oracle of the tests reads the driver's
 // record of calls, the hollow kubelets' record of mounts, and the controller's own writes,
-// which a proxy in front of it writes down.
+// which a proxy in front of it records.
 //
-// TestAttacherKilledWhileVolumesMove does the same to belay-attacher, with no other controller
-// at work and a driver inside the test, which outlives it.
+// TestAttacherKilledWhileVolumesMove does the same to belay-attacher, without a
+// controller and with a driver inside the test, which outlives it.
 //
 //	BELAY_CHURN_VOLUMES=500       volumes of TestKilledWhileVolumesMove (default 500)
 //	BELAY_CHURN_KILLS=100         kills of it (default 100)

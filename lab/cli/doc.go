@@ -1,3 +1,3 @@
-// Package cli is the command line of belay-lab: it starts, shows, steers and removes labs, and
-// mounts the commands of the lab's other parts.
+// Package cli is the command line of belay-lab: it starts, shows, controls and removes labs, and adds the commands of the other
+// packages of the lab.
 package cli

@@ -23,7 +23,7 @@ import (
 func downCommand() *cobra.Command {
 	var name string
 	command := &cobra.Command{
-		Use: "down", Short: "End a lab and remove everything of it but its logs", Args: usage.NoArgs,
+		Use: "down", Short: "Stop a lab and remove everything of it except its logs", Args: usage.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			lab, err := cluster.Find(name)
 			if err != nil {
@@ -49,11 +49,11 @@ func statusCommand() *cobra.Command {
 		Long: "Show a lab's components and what runs inside its nodes, with state, logs and the addresses of metrics.\n\n" +
 			"  running  the process is there\n" +
 			"  stopped  a signal stopped it (SIGSTOP); it does nothing until SIGCONT\n" +
-			"  down     it has ended; the supervisor starts it again unless it was stopped for good\n" +
+			"  down     it has exited; the supervisor starts it again unless it was stopped permanently\n" +
 			"  off      the node has no power\n" +
 			"  unknown  the node does not answer\n\n" +
-			"Metrics under http are open to all on this machine. Those under https need a client certificate. For kube-apiserver,\n" +
-			"kubectl has one: kubectl get --raw /metrics. The others take one of those in the folder pki of the lab, for example\n" +
+			"Metrics under http are open to every user of this machine. Those under https need a client certificate. For kube-apiserver,\n" +
+			"kubectl has one: kubectl get --raw /metrics. For the others, use one from the folder pki of the lab, for example\n" +
 			"for the agent of a node: curl --cacert ca.crt --cert apiserver-kubelet-client.crt --key apiserver-kubelet-client.key URL",
 		RunE: func(command *cobra.Command, _ []string) error {
 			if output != "" && output != "json" {
@@ -134,14 +134,14 @@ func cleanCommand() *cobra.Command {
 		},
 	}
 	command.Flags().StringVar(&name, "name", "", "one lab only (default: all)")
-	command.Flags().BoolVar(&programs, "cache", false, "instead, remove upstream programs of old versions from the cache folder; "+
-		"the two sets that were used last stay, and what runs")
+	command.Flags().BoolVar(&programs, "cache", false, "instead, remove old versions of the upstream programs from the cache folder; "+
+		"the four sets that were used last stay, and those that are running")
 	command.MarkFlagsMutuallyExclusive("name", "cache")
 	return command
 }
 
-// keptPrograms: two branches of a checkout may need different versions.
-const keptPrograms = 2
+// keptPrograms: two branches of a checkout, and the minor versions in lab/upstream, need different ones.
+const keptPrograms = 4
 
 func cleanPrograms(command *cobra.Command) error {
 	cache, err := cluster.CacheDir()
@@ -193,7 +193,7 @@ func nodeCommand() *cobra.Command {
 			Use: "list", Short: "List the nodes and whether they have power", Args: usage.NoArgs,
 			RunE: func(command *cobra.Command, _ []string) error { return listNodes(command, name) },
 		},
-		steer("poweroff NODE", "Cut a node's power: its processes die, its mounts vanish, its I/O fails", &name, (*cluster.Remote).PowerOff),
+		steer("poweroff NODE", "Cut the power of a node: its processes die, its mounts vanish, its I/O fails", &name, (*cluster.Remote).PowerOff),
 		steer("poweron NODE", "Boot a node that was powered off", &name, (*cluster.Remote).PowerOn),
 	)
 	return command
@@ -257,6 +257,7 @@ func buildCommand() *cobra.Command {
 			"from nothing.\n\n" +
 			"BELAY_UPSTREAM_BIN names a folder that has the programs; BELAY_LAB_SRC the lab folder of a checkout, where it\n" +
 			"is not found beside this program.",
+		Example: "  BELAY_UPSTREAM_BIN=$(belay-lab build --kubernetes 1.35 --print) belay-lab up",
 		RunE: func(command *cobra.Command, _ []string) error {
 			cache, err := cluster.CacheDir()
 			if err != nil {

@@ -40,7 +40,7 @@ Everything that it makes lies in the cache folder ($BELAY_CACHE, else belay in $
 Exit status:
   0    done
   1    failed
-  2    wrong usage: an unknown command or flag, or a value that cannot be meant
+  2    wrong usage: an unknown command or flag, or an invalid value
   3    no lab of that name runs
   130  interrupted; nothing is left behind`
 

@@ -30,9 +30,9 @@ func upCommand() *cobra.Command {
 		Long: "Start a lab and leave it running; `belay-lab down` ends it. Needs root. The first start builds\n" +
 			"the upstream programs (see `belay-lab build --help`).\n\n" +
 			"Nodes are of one of two kinds. kubelet: a kubelet with containerd and runc. belay: belay's node agent, with each\n" +
-			"container a plain process; kubectl logs works there, while exec, cp, attach and port-forward are answered with an error.\n\n" +
+			"container a plain process; kubectl logs works there; exec, cp, attach and port-forward return an error.\n\n" +
 			"--controller-arg, --attacher-arg and --node-arg add a flag each to belay's programs and may be repeated; they win over\n" +
-			"the lab's own. A program that refuses its flags ends again and again: the start then fails with the end of its log.",
+			"the lab's own. A program that refuses its flags keeps exiting: the start then fails with the end of its log.",
 		Example: "  belay-lab up --nodes belay --node-count 2\n  eval \"$(belay-lab up --print-env)\" && kubectl get nodes\n" +
 			"  belay-lab up --controller-arg=--max-wait-for-unmount-duration=1m --attacher-arg=--timeout=5s",
 		RunE: func(command *cobra.Command, _ []string) error {
@@ -53,13 +53,13 @@ func upCommand() *cobra.Command {
 	flags.StringVar(&options.NodeKind, "nodes", "", "kind of nodes: kubelet or belay (default: kubelet where containerd and runc are installed, else belay)")
 	flags.IntVar(&options.Nodes, "node-count", 3, fmt.Sprintf("how many nodes, 1 to %d", cluster.MaxNodes))
 	flags.BoolVar(&upstreamPlane, "upstream", false, "attach and detach with kube-controller-manager and csi-attacher, for comparison")
-	flags.BoolVar(&options.Permissive, "permissive", false, "storage that forbids nothing: what goes wrong shows in its records and in the data")
+	flags.BoolVar(&options.Permissive, "permissive", false, "storage that refuses nothing: what goes wrong shows in its records and in the data")
 	flags.StringSliceVar(&options.Drivers, "drivers", labdisk.Drivers(), "drivers to run")
 	flags.IntVarP(&options.Verbosity, "verbosity", "v", 2, "how much belay's components log (klog levels)")
 	flags.StringArrayVar(&options.ControllerArgs, "controller-arg", nil, "flag for belay-controller, such as --deleted-node-policy=detach; not with --upstream")
 	flags.StringArrayVar(&options.AttacherArgs, "attacher-arg", nil, "flag for belay-attacher, or with --upstream for csi-attacher, such as --timeout=5s")
 	flags.StringArrayVar(&options.NodeArgs, "node-arg", nil, "flag for the agent of each node: a flag of kubelet, or on belay nodes --v or --volume-stats-agg-period")
-	flags.Bool("print-env", false, "print nothing to stdout but the export lines for the shell; of a lab that runs already, those (see belay-lab env)")
+	flags.Bool("print-env", false, "print only the export lines for the shell to stdout, also if the lab is running already (see belay-lab env)")
 	return command
 }
 

@@ -28,7 +28,7 @@ const (
 	hopelessRestarts = 4
 )
 
-// await looks again and again until ready succeeds. It gives up early when a component keeps
+// await polls until ready succeeds. It returns early when a component keeps
 // ending, and then returns the end of that component's log.
 func (c *Cluster) await(ctx context.Context, what string, within time.Duration, ready func(context.Context) error) error {
 	var last error
@@ -111,7 +111,7 @@ func (c *Cluster) awaitNode(ctx context.Context, client kubernetes.Interface, na
 	})
 }
 
-// notReady says why a node takes no pods yet.
+// notReady returns why a node accepts no pods yet.
 func notReady(node *corev1.Node) string {
 	ready := slices.IndexFunc(node.Status.Conditions, func(condition corev1.NodeCondition) bool {
 		return condition.Type == corev1.NodeReady

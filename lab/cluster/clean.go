@@ -21,7 +21,7 @@ import (
 )
 
 // Clean finds and removes what a lab that was killed left on this machine: processes by their
-// records, mounts, loop devices, cgroups, sysctls, folders. It returns what it removed, in words;
+// records, mounts, loop devices, cgroups, sysctls, folders. It returns a description of each thing that it removed;
 // nothing if there was nothing. A lab that runs is left alone: that is ErrRunning.
 func Clean(ctx context.Context, name string) ([]string, error) {
 	p, err := labPaths(name)
@@ -156,7 +156,7 @@ func unmountAll(dir string) ([]string, error) {
 	var removed []string
 	var errs []error
 	for _, mount := range mounts {
-		// Lazily: what hangs below a dead FUSE server must not hold us up.
+		// Lazily: a dead FUSE server must not block the unmount.
 		err := unix.Unmount(mount.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		if err != nil && !errors.Is(err, unix.EINVAL) {
 			errs = append(errs, fmt.Errorf("unmounting %s: %w", mount.Mountpoint, err))

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/nodes"
 	"belay.dev/belay/lab/proc"
@@ -120,7 +122,7 @@ func (s specs) controllerManager(plane string) proc.Spec {
 	if plane == PlaneBelay {
 		controllers = "*,-persistentvolume-attach-detach-controller"
 	}
-	// There is one only, and a killed one shall not wait for its own lease.
+	// There is only one, and after a kill it must not wait for its own lease.
 	args := []string{"--leader-elect=false"}
 	if s.options.NodeMonitorGrace > 0 {
 		args = append(args, "--node-monitor-grace-period="+s.options.NodeMonitorGrace.String())
@@ -228,7 +230,7 @@ func (s specs) node(name string) (proc.Spec, *nodes.Node, error) {
 		KubeletPort:  s.ports.Kubelets[name],
 		FabricSocket: s.paths.fabricSocket(), Drivers: s.options.Drivers,
 		Programs:                  nodes.Programs{BelayLab: s.own.path("belay-lab"), Ledger: s.own.path("ledger")},
-		NodeStatusUpdateFrequency: nodes.Duration(s.options.NodeStatusUpdateFrequency),
+		NodeStatusUpdateFrequency: metav1.Duration{Duration: s.options.NodeStatusUpdateFrequency},
 		Verbosity:                 s.options.Verbosity,
 		AgentArgs:                 s.options.NodeArgs,
 	}

@@ -9,7 +9,7 @@ import (
 	"belay.dev/belay/lab/proc"
 )
 
-// Users as whom components speak to the API server.
+// Users of the components at the API server.
 const (
 	UserController = "system:serviceaccount:" + belayNamespace + ":belay-controller"
 	UserAttacher   = "system:serviceaccount:" + belayNamespace + ":belay-attacher"
@@ -21,7 +21,7 @@ const (
 
 // StartController starts the attach/detach controller of a plane, and no other controller, in a
 // bare lab, and returns the component's name. Both are run as shipped, but that nothing throttles upstream's client, and with
-// the given environment variables (NAME=value) besides. One that ends by itself is not started again. The caller sees to it
+// the given environment variables (NAME=value) besides. One that exits is not started again. The caller makes sure
 // that no two run at the same time.
 func (c *Cluster) StartController(plane string, environment ...string) (component string, err error) {
 	s := c.specs
@@ -54,7 +54,7 @@ func (c *Cluster) StartTool(component string, args ...string) error {
 	return c.launchOnce(c.specs.component(component, c.specs.own.path("belay-lab"), args...))
 }
 
-// launchOnce starts a component that is not started again when it ends by itself.
+// launchOnce starts a component that is not started again when it exits.
 func (c *Cluster) launchOnce(spec proc.Spec) error {
 	spec.Restart = false
 	return c.launch(spec)
@@ -70,7 +70,7 @@ func (c *Cluster) Stop(ctx context.Context, component string) error {
 	return process.Stop(ctx)
 }
 
-// RunAttacher starts an attacher of the lab again after Stop; killed, it comes back by itself.
+// RunAttacher starts an attacher of the lab again after Stop; when it is killed, the supervisor starts it again.
 func (c *Cluster) RunAttacher(component string) error {
 	for _, spec := range c.specs.attachPlane() {
 		if spec.Name == component {
@@ -93,7 +93,7 @@ func (c *Cluster) Component(name string) (proc.State, error) {
 func (c *Cluster) LogOf(component string) string { return c.paths.log(component) }
 
 // StartNodeAgent starts belay-node as shipped in a bare lab. It brings no node of the lab: it runs in the
-// machine's own namespaces, for a driver that mounts nothing. One that ends by itself is not started again.
+// machine's own namespaces, for a driver that mounts nothing. One that exits is not started again.
 func (c *Cluster) StartNodeAgent(component string, args ...string) error {
 	return c.launchOnce(c.specs.component(component, c.specs.own.path("belay-node"), args...))
 }

@@ -13,7 +13,7 @@ import (
 	"belay.dev/belay/lab/labdisk"
 )
 
-// neededBytes is what a lab may come to need: etcd, logs, sparse volumes that get written,
+// neededBytes is what a lab may need: etcd, logs, sparse volumes that get written,
 // container images.
 const neededBytes = 1 << 30
 

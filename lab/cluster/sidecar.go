@@ -20,7 +20,7 @@ type Sidecar struct {
 }
 
 // StartSidecar starts csi-attacher or belay-attacher as drivers' manifests do: flags as shipped, with leader election, but
-// for what Args say. One that ends by itself is not started again.
+// for what Args say. One that exits is not started again.
 func (c *Cluster) StartSidecar(plane string, o Sidecar) error {
 	s := c.specs
 	var program, config string

@@ -46,7 +46,7 @@ type Child struct {
 	Restarts int `json:"restarts"`
 }
 
-// ChildState is how a child of a node fares.
+// ChildState is the state of a child of a node.
 type ChildState string
 
 // The states of a child.
@@ -186,7 +186,7 @@ func metricsOf(p ports, s Status) map[string]string {
 	return metrics
 }
 
-// StateOf is one word for how a component fares.
+// StateOf is the state of a component in one word.
 func (s Status) StateOf(component proc.State) string {
 	switch {
 	case slices.Contains(s.Off, component.Name):

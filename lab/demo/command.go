@@ -33,7 +33,7 @@ func Command() *cobra.Command {
 	var o options
 	command := &cobra.Command{
 		Use:   "demo",
-		Short: "Show a volume that is made, moved by drain, refused to a second user, and saved from a node without power",
+		Short: "Show a volume being provisioned, moved by a drain, refused to a second user, and recovered from a node without power",
 		Long: `Starts a lab of three nodes, writes records to a claim, and moves the volume:
 
   1  the writer's node is drained, the writer comes up on another node

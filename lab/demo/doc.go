@@ -1,5 +1,4 @@
-// Package demo is `belay-lab demo`, the project's main job shown on one machine: a
-// volume that is made by a claim, written to by a pod, and moved three times with
-// every record in place, each move drawn step by step. With --compare it makes the
-// same moves through upstream's controller and attacher and sets both side by side.
+// Package demo is `belay-lab demo`, which shows on one machine what the project is for: a volume is provisioned, a pod writes to it,
+// and it moves three times without losing a record; each move is drawn step by step. With --compare it makes the same moves with
+// upstream's controller and attacher and compares the times.
 package demo

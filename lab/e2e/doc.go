@@ -1,3 +1,2 @@
-// Package e2e runs the project's main job from end to end: the demo, on each kind
-// of node and through each plane. It holds tests only.
+// Package e2e runs the demo from end to end, with each kind of node and with belay's and upstream's attach/detach. It holds tests only.
 package e2e

@@ -1,10 +1,7 @@
-// Package hollow plays the kubelets of many nodes over the API, without machines:
-// goroutines that register the Nodes, list volumes in volumesInUse at once, "mount"
-// what the same version of the Node lists as in use and as attached, mark pods
-// Running, and on their deletion unmount, clear the list and let the pod go.
+// Package hollow acts as the kubelets of many nodes over the API, without machines. Each hollow node registers, lists volumes in
+// volumesInUse at once, "mounts" what one version of the Node lists as in use and as attached, marks pods Running, and on their deletion
+// unmounts, clears the list and removes the pod.
 //
-// Nothing is mounted. What a kubelet would have done is kept in a record: which
-// volume was mounted on which node from when to when, and each time that the plane
-// broke its word (a second node for an exclusive volume, a report withdrawn from
-// under a mount).
+// Nothing is mounted. A record keeps what a kubelet would have done: which volume was mounted on which node from when to when, and each
+// violation by the controller (a second node for an exclusive volume, a report withdrawn while the volume was mounted).
 package hollow

@@ -34,8 +34,6 @@ type Options struct {
 	// labs in which no controller looks (kube-controller-manager's node lifecycle does:
 	// 10 s is kubelet's pace). The Lease lasts four times as long.
 	Heartbeat time.Duration
-	// Retry is the pause after a write that failed; default 100 ms.
-	Retry time.Duration
 }
 
 func (o Options) withDefaults() (Options, error) {
@@ -45,11 +43,11 @@ func (o Options) withDefaults() (Options, error) {
 	if o.MaxPods == 0 {
 		o.MaxPods = 110
 	}
-	if o.Retry == 0 {
-		o.Retry = 100 * time.Millisecond
-	}
 	return o, nil
 }
+
+// retryPause is the pause after a write that failed.
+const retryPause = 100 * time.Millisecond
 
 // Fleet is a number of hollow nodes. Its methods may be called from any goroutine.
 type Fleet struct {

@@ -121,7 +121,7 @@ func (n *node) run(ctx context.Context) {
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(n.fleet.options.Retry):
+			case <-time.After(retryPause):
 				n.kick()
 			}
 		}

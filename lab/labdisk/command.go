@@ -15,9 +15,9 @@ import (
 func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "labdisk",
-		Short: "Run a process of the laboratory's storage",
-		Long: `Run a process of the laboratory's storage: the fabric, or a node's CSI driver.
-A laboratory starts these by itself; run them by hand to use the driver elsewhere.`,
+		Short: "Run a process of the lab's storage",
+		Long: `Run a process of the lab's storage: the fabric, or a node's CSI driver.
+A lab starts these itself; run them by hand to use the driver elsewhere.`,
 	}
 	cmd.AddCommand(fabricCommand(), nodeCommand(), adapterCommand())
 	return cmd
@@ -41,7 +41,7 @@ func fabricCommand() *cobra.Command {
 	f.StringVar(&o.Listen, "listen", "", "unix socket to serve nodes and clients on")
 	f.StringVar(&o.CSIDir, "csi-dir", "", "folder for the drivers' controller sockets, <driver>.sock")
 	f.StringSliceVar(&o.Drivers, "drivers", Drivers(), "drivers to serve")
-	f.BoolVar(&o.Permissive, "permissive", false, "forbid nothing: publish twice, cut nothing at unpublish, let all writes land, and record what should have been refused")
+	f.BoolVar(&o.Permissive, "permissive", false, "refuse nothing: publish twice, keep access after unpublish, accept all writes, and record what should have been refused")
 	require(cmd, "dir", "listen", "csi-dir")
 	return cmd
 }

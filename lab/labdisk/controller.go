@@ -193,7 +193,7 @@ func (c *controller) ListVolumes(_ context.Context, r *csi.ListVolumesRequest) (
 		digits, ok := strings.CutPrefix(token, "after-")
 		n, err := strconv.ParseUint(digits, 10, 64)
 		if !ok || err != nil || n == 0 || n >= s.NextSequence {
-			return nil, status.Errorf(codes.Aborted, "starting_token %q is none of ours: begin again without one", token)
+			return nil, status.Errorf(codes.Aborted, "starting_token %q is invalid: begin again without one", token)
 		}
 		after = n
 	}

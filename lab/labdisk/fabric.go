@@ -16,7 +16,7 @@ import (
 type fabricOptions struct {
 	Dir string // state, volumes and records
 	// Permissive makes a storage that forbids nothing: a second publish succeeds, an unpublish cuts nothing, writes land.
-	// Violations are recorded all the same.
+	// Violations are recorded anyway.
 	Permissive bool
 }
 

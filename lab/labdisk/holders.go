@@ -69,7 +69,7 @@ func (f *fabric) create(want newVolume, fits func(Volume) bool) (Volume, error) 
 	return made, f.save()
 }
 
-// remove deletes the volume and its data. One that is not there is no error.
+// remove deletes the volume and its data. It is no error if there is none.
 func (f *fabric) remove(driver, handle string) error {
 	f.mu.Lock()
 	v := f.volumes[handle]

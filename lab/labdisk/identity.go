@@ -7,29 +7,34 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// driverVersion is what GetPluginInfo answers.
-const driverVersion = "1.0.0"
-
-// identity is the CSI Identity service of a personality.
-type identity struct {
+// Identity is the CSI Identity service of a driver with a controller service.
+type Identity struct {
 	csi.UnimplementedIdentityServer
-	driver string
+	Driver string
+	// Zones adds the capability VOLUME_ACCESSIBILITY_CONSTRAINTS.
+	Zones bool
 }
 
-func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	return &csi.GetPluginInfoResponse{Name: i.driver, VendorVersion: driverVersion}, nil
+// GetPluginInfo implements the Identity service.
+func (i Identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: i.Driver, VendorVersion: "1.0.0"}, nil
 }
 
-func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
-	service := func(t csi.PluginCapability_Service_Type) *csi.PluginCapability {
-		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
+// GetPluginCapabilities implements the Identity service.
+func (i Identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	types := []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE}
+	if i.Zones {
+		types = append(types, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
 	}
-	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
-		service(csi.PluginCapability_Service_CONTROLLER_SERVICE),
-		service(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS),
-	}}, nil
+	response := &csi.GetPluginCapabilitiesResponse{}
+	for _, t := range types {
+		response.Capabilities = append(response.Capabilities, &csi.PluginCapability{
+			Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}})
+	}
+	return response, nil
 }
 
-func (i *identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+// Probe implements the Identity service.
+func (i Identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
 }

@@ -69,7 +69,7 @@ func bindFreeLoop(control, mode int, config *unix.LoopConfig) (*os.File, error) 
 	}
 	path := fmt.Sprintf("/dev/loop%d", n)
 	device, err := os.OpenFile(path, mode, 0)
-	if errors.Is(err, fs.ErrNotExist) { // a container's /dev does not get new ones by itself
+	if errors.Is(err, fs.ErrNotExist) { // a container's /dev does not get new ones
 		if err := makeLoopNode(n, path); err != nil {
 			return nil, err
 		}

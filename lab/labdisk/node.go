@@ -83,7 +83,7 @@ func RunNode(ctx context.Context, o NodeOptions) error {
 	record := &nodeRecord{client: n.client}
 	for _, d := range o.Drivers {
 		server := grpc.NewServer(grpc.UnaryInterceptor(interceptor(record, d, o.NodeID)))
-		csi.RegisterIdentityServer(server, &identity{driver: d})
+		csi.RegisterIdentityServer(server, Identity{Driver: d, Zones: true})
 		csi.RegisterNodeServer(server, &nodeServer{nodeDriver: n, driver: d})
 		if err := serveGRPC(ctx, group, server, n.socket(d)); err != nil {
 			return err

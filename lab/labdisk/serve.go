@@ -45,7 +45,7 @@ func RunFabric(ctx context.Context, o FabricOptions) (err error) {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, d := range o.Drivers {
 		server := grpc.NewServer(grpc.UnaryInterceptor(interceptor(f, d, "")))
-		csi.RegisterIdentityServer(server, &identity{driver: d})
+		csi.RegisterIdentityServer(server, Identity{Driver: d, Zones: true})
 		csi.RegisterControllerServer(server, &controller{driver: d, fabric: f})
 		if err := serveGRPC(ctx, group, server, filepath.Join(o.CSIDir, d+".sock")); err != nil {
 			return errors.Join(err, f.close())

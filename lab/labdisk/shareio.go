@@ -90,7 +90,7 @@ func (s *session) shareIO(v *volume, q *ioRequest) *ioReply {
 	}
 }
 
-// changeNames makes, moves and removes names, and answers the attributes of what there is then.
+// changeNames makes, moves and removes names, and returns the attributes of the result.
 func changeNames(root *os.Root, path string, q *ioRequest) *ioReply {
 	var err error
 	made := path

@@ -43,7 +43,7 @@ type Layout string
 const (
 	// Lines puts one record behind the other in a file that grows.
 	Lines Layout = "lines"
-	// Blocks puts each record into a block of its own, as a device that cannot grow wants it.
+	// Blocks puts each record into a block of its own, for a device that cannot grow.
 	Blocks Layout = "blocks"
 )
 

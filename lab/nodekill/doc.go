@@ -17,7 +17,7 @@
 // record is being written, is written, the call has come in, is at work, is done but not
 // answered, was answered), or any time at all, the agent's start included. After it
 // every record on the disk must be of a volume that the Node lists in use. Unless the
-// next kill shall fall into the recovery, the test waits until mounts, loop devices,
+// next kill is meant to hit the recovery, the test waits until mounts, loop devices,
 // directories, records, volumesInUse and the storage's attachments are exactly what the
 // pods want, reads back what was written to each volume, and writes again.
 //

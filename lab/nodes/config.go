@@ -3,13 +3,14 @@ package nodes
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/lab/jsonfile"
 	"belay.dev/belay/lab/socket"
@@ -35,39 +36,14 @@ const (
 	ChildContainerd = "containerd"
 )
 
-// Duration is a time.Duration that JSON spells like "10s".
-type Duration time.Duration
-
-// MarshalJSON writes the duration as Go spells it.
-func (d Duration) MarshalJSON() ([]byte, error) {
-	return json.Marshal(time.Duration(d).String())
-}
-
-// UnmarshalJSON reads what MarshalJSON writes.
-func (d *Duration) UnmarshalJSON(raw []byte) error {
-	var text string
-	if err := json.Unmarshal(raw, &text); err != nil {
-		return fmt.Errorf("read duration %s: %w", raw, err)
-	}
-	parsed, err := time.ParseDuration(text)
-	if err != nil {
-		return fmt.Errorf("read duration: %w", err)
-	}
-	*d = Duration(parsed)
-	return nil
-}
-
 // Programs are the absolute paths of what a node runs.
 type Programs struct {
 	// BelayLab is the lab's own program; default: the running executable.
 	BelayLab string `json:"belayLab,omitempty"`
 	// Ledger is the static program that becomes the lab's container image, /ledger.
 	Ledger string `json:"ledger"`
-	// Kubelet, Containerd and Ctr are needed by the kubelet kind only. The last
-	// two default to what PATH holds.
-	Kubelet    string `json:"kubelet,omitempty"`
-	Containerd string `json:"containerd,omitempty"`
-	Ctr        string `json:"ctr,omitempty"`
+	// Kubelet is needed by the kubelet kind only.
+	Kubelet string `json:"kubelet,omitempty"`
 }
 
 // Config is all that a node needs to know. The lab writes it to a file, node-init
@@ -105,9 +81,7 @@ type Config struct {
 
 	// NodeStatusUpdateFrequency is kubelet's; default 10 s, as upstream's. The
 	// kubelet publishes volumesInUse with this tick only.
-	NodeStatusUpdateFrequency Duration `json:"nodeStatusUpdateFrequency,omitempty"`
-	// Labels are put on the Node object besides hostname, os and arch.
-	Labels map[string]string `json:"labels,omitempty"`
+	NodeStatusUpdateFrequency metav1.Duration `json:"nodeStatusUpdateFrequency,omitzero"`
 	// Verbosity is the klog level of kubelet and agent; default 2.
 	Verbosity int `json:"verbosity,omitempty"`
 	// AgentArgs are flags that the kubelet, or belay's node agent (AgentFlags), is given besides the lab's own.
@@ -162,14 +136,8 @@ func (c Config) withDefaults() (Config, error) {
 		}
 		c.Programs.BelayLab = self
 	}
-	if c.Programs.Containerd == "" {
-		c.Programs.Containerd = "containerd"
-	}
-	if c.Programs.Ctr == "" {
-		c.Programs.Ctr = "ctr"
-	}
-	if c.NodeStatusUpdateFrequency == 0 {
-		c.NodeStatusUpdateFrequency = Duration(10 * time.Second)
+	if c.NodeStatusUpdateFrequency.Duration == 0 {
+		c.NodeStatusUpdateFrequency.Duration = 10 * time.Second
 	}
 	if c.Verbosity == 0 {
 		c.Verbosity = 2

@@ -111,7 +111,7 @@ func (b bind) apply(root string) error {
 	}
 	info, err := os.Stat(b.Source)
 	if err != nil {
-		return fmt.Errorf("look at what shall be mounted at %s: %w", b.Target, err)
+		return fmt.Errorf("look at the source of the mount at %s: %w", b.Target, err)
 	}
 	if b.Device {
 		return b.makeDevice(target)

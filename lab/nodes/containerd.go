@@ -43,7 +43,7 @@ state = "/run/containerd"
 
 // The lab has no network for pods: its own use the host's. A pod that asks for one gets
 // an empty network namespace and an address that leads nowhere else, from a plugin
-// that does nothing, so that it runs all the same.
+// that does nothing, so that it still runs.
 const (
 	noNetwork = `{"cniVersion":"0.4.0","name":"none","plugins":[{"type":"none"}]}`
 	noPlugin  = `#!/bin/sh
@@ -65,7 +65,7 @@ func snapshotter(config Config) string {
 }
 
 func runContainerd(ctx context.Context, config Config, kept *children) error {
-	program, err := exec.LookPath(config.Programs.Containerd)
+	program, err := exec.LookPath("containerd")
 	if err != nil {
 		return fmt.Errorf("find containerd (Debian: apt-get install containerd runc): %w", err)
 	}
@@ -113,7 +113,7 @@ func importImages(ctx context.Context, config Config, kept *children) error {
 	if err := awaitSocket(ctx, containerdSocket); err != nil {
 		return err
 	}
-	ctr, err := exec.LookPath(config.Programs.Ctr)
+	ctr, err := exec.LookPath("ctr")
 	if err != nil {
 		return fmt.Errorf("find ctr, which comes with containerd: %w", err)
 	}
@@ -136,7 +136,7 @@ func awaitSocket(ctx context.Context, path string) error {
 	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, runtimeStartGrace, true, func(ctx context.Context) (bool, error) {
 		var connection net.Conn
 		if connection, last = (&net.Dialer{}).DialContext(ctx, "unix", path); last != nil {
-			return false, nil
+			return false, nil //nolint:nilerr // it is tried again
 		}
 		return true, connection.Close()
 	})

@@ -5,10 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
-	"strings"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeletconfig "k8s.io/kubelet/config/v1beta1"
@@ -17,7 +14,7 @@ import (
 
 // kubeletConfiguration is a kubelet as it comes, but for what one machine with
 // several nodes needs: cgroups of its own, no touching of the machine's network, no
-// eviction for the sake of a disk that is everybody's.
+// eviction because of a disk that all nodes share.
 func kubeletConfiguration(config Config) kubeletconfig.KubeletConfiguration {
 	none := map[string]string{"memory.available": "0%", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"}
 	return kubeletconfig.KubeletConfiguration{
@@ -43,7 +40,7 @@ func kubeletConfiguration(config Config) kubeletconfig.KubeletConfiguration {
 
 		ImageGCHighThresholdPercent: new(int32(100)),
 		MakeIPTablesUtilChains:      new(false),
-		NodeStatusUpdateFrequency:   metav1.Duration{Duration: time.Duration(config.NodeStatusUpdateFrequency)},
+		NodeStatusUpdateFrequency:   config.NodeStatusUpdateFrequency,
 		PodLogsDir:                  filepath.Join(config.Dir, "pod-logs"),
 		VolumePluginDir:             filepath.Join(config.RootDir(), "volume-plugins"),
 		ResolverConfig:              new(""),
@@ -54,25 +51,16 @@ func kubeletConfiguration(config Config) kubeletconfig.KubeletConfiguration {
 }
 
 func kubeletArgs(config Config, file string) []string {
-	args := []string{
+	return append([]string{
 		"--config", file,
 		"--kubeconfig", config.Kubeconfig,
 		"--hostname-override", config.Name,
 		"--root-dir", config.RootDir(),
 		"--cert-dir", filepath.Join(config.Dir, "pki"),
-		// kubelet takes no loopback address for a node; the cloud's part is AdoptNode's.
+		// kubelet accepts no loopback address for a node; AdoptNode acts as the cloud provider.
 		"--cloud-provider", "external",
 		"--v", strconv.Itoa(config.Verbosity),
-	}
-	if len(config.Labels) > 0 {
-		var labels []string
-		for key, value := range config.Labels {
-			labels = append(labels, key+"="+value)
-		}
-		slices.Sort(labels)
-		args = append(args, "--node-labels", strings.Join(labels, ","))
-	}
-	return append(args, config.AgentArgs...)
+	}, config.AgentArgs...)
 }
 
 // runKubelet starts the kubelet once its runtime has the images.

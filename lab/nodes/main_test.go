@@ -177,7 +177,7 @@ func (p *plane) startNode(t *testing.T, kind Kind, name string) *runningNode {
 		Programs: Programs{
 			Ledger: ledgerProgram(t, p.dir), Kubelet: filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubelet"),
 		},
-		NodeStatusUpdateFrequency: Duration(time.Second),
+		NodeStatusUpdateFrequency: metav1.Duration{Duration: time.Second},
 	}
 	config.ServingCertFile, config.ServingKeyFile = p.ca.issue(t, "serving-"+name)
 	if err := os.WriteFile(config.Kubeconfig, p.user("system:node:"+name, "system:nodes"), 0o600); err != nil {

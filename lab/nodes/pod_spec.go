@@ -78,7 +78,7 @@ func (p podSpec) spec(c corev1.Container) (containerSpec, error) {
 	return spec, err
 }
 
-// security says as whom the container runs; the lab's image names no user, so that is root.
+// security sets the user of the container; the lab's image names none, so that is root by default.
 func (p podSpec) security(c corev1.Container, spec *containerSpec) error {
 	of := securitycontext.DetermineEffectiveSecurityContext(p.pod, &c)
 	spec.UID, spec.GID = of.RunAsUser, of.RunAsGroup

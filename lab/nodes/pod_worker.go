@@ -66,7 +66,7 @@ type podWorker struct {
 	changed chan struct{}
 	// graceChanged wakes the stop of containers when the pod changed meanwhile; capacity 1.
 	graceChanged chan struct{}
-	// leaving is closed, by leave, when the pod shall go.
+	// leaving is closed, by leave, when the pod is to be removed.
 	leaving chan struct{}
 	leave   func()
 	// ended is closed when run has returned.
@@ -165,8 +165,8 @@ func (k *podWorker) run(ctx context.Context) {
 	k.changedState()
 	k.bringUp(leaving)
 	if ctx.Err() == nil {
-		// All containers have ended for good, or the pod shall go. A finished pod gives
-		// its volumes back at once and then waits for its deletion.
+		// All containers have ended for good, or the pod is being deleted. A finished pod releases
+		// its volumes at once and then waits for its deletion.
 		k.stopContainers(ctx)
 		if ctx.Err() == nil { // else containers may run, and the next agent finds them
 			k.volumes.RemovePod(k.uid)
@@ -286,7 +286,7 @@ func (k *podWorker) finish(ctx context.Context) {
 		if err == nil {
 			break
 		}
-		// "Not found" is not to be believed: to a node NodeRestriction answers it from a
+		// "Not found" is not reliable: for a node, NodeRestriction returns it from a
 		// cache of its own, also while that is empty because the API server has just
 		// started. Only the watch says that the object, or this incarnation of it, is gone.
 		if !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"os"
 	"runtime"
 	"strings"
@@ -98,7 +97,6 @@ func (r *registration) register(ctx context.Context) (*corev1.Node, error) {
 	labels := map[string]string{
 		corev1.LabelHostname: r.config.Name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: runtime.GOARCH,
 	}
-	maps.Copy(labels, r.config.Labels)
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: r.config.Name, Labels: labels}, Status: r.status,
 	}

@@ -55,7 +55,7 @@ func takeDown(config Config, kept *children, log *slog.Logger, keepersEnd func()
 		problems = append(problems, fmt.Errorf("unmount volumes of node %s: not done after %v", config.Name, unmountGrace))
 	}
 	endChild(kept, ChildDriver, driverGrace)
-	// The driver's adapter outlives the driver, for the sake of the volumes. Without its mount it ends.
+	// The driver's adapter outlives the driver, because volumes may be in use. Without its mount it ends.
 	if err := unix.Unmount(config.FUSEDir(), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
 		problems = append(problems, fmt.Errorf("unmount storage of node %s: %w", config.Name, err))
 	}

@@ -253,7 +253,7 @@ func (p *Process) State() State {
 }
 
 // Kill kills the current run with SIGKILL and returns when it is gone. With Spec.Restart the
-// component then comes back by itself. Without a current run there is nothing to do.
+// supervisor then starts it again. Without a current run there is nothing to do.
 func (p *Process) Kill() error {
 	p.mu.Lock()
 	command, ended := p.current, p.ended

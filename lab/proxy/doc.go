@@ -1,7 +1,5 @@
-// Package proxy stands between one component and the API server. It holds back what
-// the component's watch caches receive of one resource, writes down each write, and
-// lets a test act just before a write is forwarded or just after it was answered.
+// Package proxy is an HTTP proxy between one component and the API server. It delays what the watch caches of the component receive
+// of one resource, records each write, and lets a test act just before a write is forwarded or just after the response.
 //
-// The component brings no credentials: the proxy has them, listens on 127.0.0.1, and
-// ends with the context that it was started with.
+// The component has no credentials: the proxy has them. It listens on 127.0.0.1 until the context that it was started with ends.
 package proxy

@@ -47,7 +47,7 @@ func (s *Scene) NewCrowd(ctx context.Context, o CrowdOptions, within time.Durati
 	group.SetLimit(8)
 	for i := range o.Pods {
 		for v := range o.VolumesPerPod {
-			group.Go(func() error { return c.createClaim(groupCtx, c.claim(i, v)) })
+			group.Go(func() error { return s.createClaim(groupCtx, c.claim(i, v)) })
 		}
 		group.Go(func() error { return s.createPod(groupCtx, c.pod(i)) })
 	}
@@ -75,16 +75,6 @@ func (s *Scene) NewCrowd(ctx context.Context, o CrowdOptions, within time.Durati
 func (c *Crowd) name(i int) string { return fmt.Sprintf("%s-%d", c.Name, i) }
 
 func (c *Crowd) claim(i, volume int) string { return fmt.Sprintf("%s-%d-%d", c.Name, i, volume) }
-
-func (c *Crowd) createClaim(ctx context.Context, name string) error {
-	claim := &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: name}, Spec: claimSpec(StorageClass),
-	}
-	if _, err := c.scene.Client.CoreV1().PersistentVolumeClaims(Namespace).Create(ctx, claim, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("create claim %s: %w", name, err)
-	}
-	return nil
-}
 
 func (c *Crowd) pod(i int) *corev1.Pod {
 	spec := podSpec("append", "--file", ledgerFile, "--interval", crowdInterval.String())

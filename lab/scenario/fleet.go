@@ -24,11 +24,8 @@ type Fleet struct {
 func (s *Scene) NewFleet(ctx context.Context, name string, size int) (*Fleet, error) {
 	f := &Fleet{scene: s, name: name, size: size}
 	for i := range size {
-		claim := &corev1.PersistentVolumeClaim{
-			ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: f.claim(i)}, Spec: claimSpec(StorageClass),
-		}
-		if _, err := s.Client.CoreV1().PersistentVolumeClaims(Namespace).Create(ctx, claim, metav1.CreateOptions{}); err != nil {
-			return nil, fmt.Errorf("create claim %s: %w", claim.Name, err)
+		if err := s.createClaim(ctx, f.claim(i)); err != nil {
+			return nil, err
 		}
 	}
 	return f, s.await(ctx, moveLimit, fmt.Sprintf("%d claims to get their volumes", size), func() (bool, error) {
@@ -100,6 +97,16 @@ func (f *Fleet) count(fits func(*corev1.Pod) bool) int {
 		}
 	}
 	return n
+}
+
+func (s *Scene) createClaim(ctx context.Context, name string) error {
+	claim := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: name}, Spec: claimSpec(StorageClass),
+	}
+	if _, err := s.Client.CoreV1().PersistentVolumeClaims(Namespace).Create(ctx, claim, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("create claim %s: %w", name, err)
+	}
+	return nil
 }
 
 // createPod repeats while the namespace's service account does not exist yet.

@@ -14,7 +14,7 @@ import (
 )
 
 // AwaitSettled waits until the cluster's and the storage's view of all volumes is
-// what it shall be when the writer is on a node, or, with an empty node, nowhere:
+// what it should be when the writer is on a node, or, with an empty node, nowhere:
 // one attachment there, listed in use and reported there, and nothing elsewhere.
 func (s *Scene) AwaitSettled(ctx context.Context, node string) error {
 	what := "nothing to be attached, in use or reported any more"
@@ -33,7 +33,7 @@ func (s *Scene) AwaitSettled(ctx context.Context, node string) error {
 	return nil
 }
 
-// unsettled lists what is not as it shall be.
+// unsettled lists what is not as it should be.
 func (s *Scene) unsettled(ctx context.Context, node string) ([]string, error) {
 	var wrong, held []string
 	attachments, err := s.state.Storage().V1().VolumeAttachments().Lister().List(everything)
@@ -75,7 +75,7 @@ func (s *Scene) unsettled(ctx context.Context, node string) ([]string, error) {
 	return append(wrong, differ("the storage", holders, node)...), nil
 }
 
-// differ compares the nodes that a list names with the one that it shall name.
+// differ compares the nodes that a list names with the one that it should name.
 func differ(list string, nodes []string, want string) []string {
 	var wanted []string
 	if want != "" {

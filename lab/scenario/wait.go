@@ -18,7 +18,7 @@ import (
 
 var everything = labels.Everything()
 
-// looks wakes everybody who waits for the state of the lab to change.
+// looks wakes all that wait for the state of the lab to change.
 type looks struct {
 	mu      sync.Mutex
 	changed chan struct{}

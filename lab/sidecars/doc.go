@@ -1,4 +1,3 @@
-// Package sidecars is what the tests of attachers on a live lab share: a bare lab, and a CSI
-// driver in the test's own process, which outlives every attacher, allows everything, and
-// writes down what it was asked.
+// Package sidecars is shared by the tests of attachers on a live lab: a bare lab, and a CSI driver in the process of the test, which
+// outlives every attacher, refuses nothing, and records its calls.
 package sidecars

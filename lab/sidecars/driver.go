@@ -31,7 +31,6 @@ const (
 // Driver is a CSI driver's controller service in memory. As a storage would, it continues what
 // it has begun when its caller is killed, and works on one call per volume at a time.
 type Driver struct {
-	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
 
 	servers map[string]*grpc.Server // by socket
@@ -64,7 +63,7 @@ func (d *Driver) Open(socket string) error {
 		return fmt.Errorf("listening for an attacher: %w", err)
 	}
 	server := grpc.NewServer()
-	csi.RegisterIdentityServer(server, d)
+	csi.RegisterIdentityServer(server, labdisk.Identity{Driver: DriverName})
 	csi.RegisterControllerServer(server, endpoint{Driver: d, socket: socket})
 	d.servers[socket] = server
 	d.serving.Go(func() error { return server.Serve(listener) })
@@ -226,22 +225,6 @@ func (d *Driver) act(method, volume, node string) {
 		d.holders[volume] = map[string]bool{}
 	}
 	d.holders[volume][node] = true
-}
-
-// GetPluginInfo implements the Identity service.
-func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	return &csi.GetPluginInfoResponse{Name: DriverName, VendorVersion: "1.0.0"}, nil
-}
-
-// GetPluginCapabilities implements the Identity service.
-func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
-	service := &csi.PluginCapability_Service{Type: csi.PluginCapability_Service_CONTROLLER_SERVICE}
-	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{{Type: &csi.PluginCapability_Service_{Service: service}}}}, nil
-}
-
-// Probe implements the Identity service.
-func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
-	return &csi.ProbeResponse{}, nil
 }
 
 // ControllerGetCapabilities implements the Controller service.

@@ -166,7 +166,7 @@ func (r *Rig) saw(before, after *storagev1.VolumeAttachment) {
 	r.changed = make(chan struct{})
 }
 
-// Lives are all VolumeAttachments that there were.
+// Lives are all VolumeAttachments that have existed.
 func (r *Rig) Lives() map[types.UID]Life {
 	r.mu.Lock()
 	defer r.mu.Unlock()

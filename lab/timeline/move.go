@@ -164,7 +164,7 @@ func NewMove(q Query, changes []Change, calls []Call) *Move {
 }
 
 // skew is how far watches of different kinds, and the record of calls, may be out of
-// step: what is seen this little after its effect was its cause all the same.
+// step: what is seen this little after its effect still was its cause.
 const skew = 200 * time.Millisecond
 
 // begin sets the moment at which a step's turn came: the latest end of those that it

@@ -72,7 +72,7 @@ func Ensure(ctx context.Context, r Request) (Programs, error) {
 		_ = os.Chtimes(programs.Dir, now, now) // the last use, for Prune
 		return programs, nil
 	}
-	return programs, buildMissing(ctx, s, programs, wanted, r.Progress)
+	return programs, buildMissing(ctx, programs, wanted, r.Progress)
 }
 
 // given takes the programs from a folder that the user has filled.
@@ -106,7 +106,7 @@ func missing(dir string, wanted []program) []program {
 }
 
 // buildMissing builds one program after the other under a lock.
-func buildMissing(ctx context.Context, s source, programs Programs, wanted []program, progress func(string, ...any)) error {
+func buildMissing(ctx context.Context, programs Programs, wanted []program, progress func(string, ...any)) error {
 	unlock, err := lockDir(ctx, programs.Dir, progress)
 	if err != nil {
 		return err

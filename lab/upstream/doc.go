@@ -1,6 +1,6 @@
-// Package upstream builds the programs of Kubernetes, etcd and the CSI sidecars that the lab runs,
-// from the modules that lab/go.mod pins, and keeps them in the user's cache folder.
+// Package upstream builds the programs of Kubernetes, etcd and the CSI sidecars that the lab runs, from the versions in lab/go.mod or,
+// for another minor version of Kubernetes, in a module below this folder. They are kept in the user's cache folder.
 //
-// It hides what is built from where with which stamps, when something must be built again, and
-// what a failed build wants to say.
+// It hides which program is built from which module with which linker flags, when something must be rebuilt, and how to explain a
+// failed build.
 package upstream
