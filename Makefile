@@ -87,7 +87,7 @@ fuzz: check-go ## Fuzz every target, 30 seconds each (ARGS=5m for longer); make 
 
 .PHONY: conformance
 conformance: check-go ## Render docs/conformance from the conformance tables, and check their links to upstream.
-	go test -count=1 ./internal/conformance -update
+	go test -count=1 ./internal/testing/conformance -update
 
 .PHONY: vulncheck
 vulncheck: check-go $(VULNCHECK) ## govulncheck over both modules; reads the vulnerability database from the network.

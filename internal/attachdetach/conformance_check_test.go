@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"belay.dev/belay/internal/conformance"
+	"belay.dev/belay/internal/testing/conformance"
 )
 
 // TestConformanceTable checks that every behavior of upstream has a test that exists or a documented difference, and that what S1 to S10

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"belay.dev/belay/internal/conformance"
+	"belay.dev/belay/internal/testing/conformance"
 )
 
 // numberedCases is how many cases csi-attacher's TestCSIHandler has; their rows begin with their numbers.

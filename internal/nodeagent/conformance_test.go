@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"belay.dev/belay/internal/conformance"
+	"belay.dev/belay/internal/testing/conformance"
 )
 
 // TestUpstreamsNames checks that every case of upstream has a test that exists or a documented difference, and that what S7 rests on has a

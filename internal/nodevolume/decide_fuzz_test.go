@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"belay.dev/belay/internal/fuzzinput"
+	"belay.dev/belay/internal/testing/fuzzinput"
 )
 
 // FuzzDecide makes a snapshot out of any bytes and checks what must hold of every decision. The rules of the oracle are written

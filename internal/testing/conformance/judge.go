@@ -78,7 +78,7 @@ func (s *Sources) File(name string) (string, error) {
 	home := cmp.Or(s.Home, ".")
 	folder, function := home, name
 	if before, after, ok := strings.Cut(name, ".Test"); ok && strings.Contains(before, "/") {
-		folder, function = filepath.Join("../..", before), "Test"+after
+		folder, function = filepath.Join(moduleRoot(), before), "Test"+after
 	}
 	function, sub, nested := strings.Cut(function, "/")
 	if s.folders[folder] == nil {

@@ -20,7 +20,7 @@ var tables = map[string]string{
 
 func load(t *testing.T, file string) *Table {
 	t.Helper()
-	table, err := Load(filepath.Join("../..", file))
+	table, err := Load(filepath.Join(moduleRoot(), file))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func TestLinksToUpstream(t *testing.T) {
 	for name, module := range Modules {
 		t.Run(name, func(t *testing.T) {
 			command := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Version}} {{.Dir}}", module.Path)
-			command.Dir = "../../lab"
+			command.Dir = filepath.Join(moduleRoot(), "lab")
 			out, err := command.Output()
 			version, dir, _ := strings.Cut(strings.TrimSpace(string(out)), " ")
 			if err != nil || dir == "" {
@@ -64,7 +64,7 @@ func TestLinksToUpstream(t *testing.T) {
 func TestPagesAreCurrent(t *testing.T) {
 	for name, file := range tables {
 		table := load(t, file)
-		sources := &Sources{Home: filepath.Join("../..", filepath.Dir(filepath.Dir(file)))}
+		sources := &Sources{Home: filepath.Join(moduleRoot(), filepath.Dir(filepath.Dir(file)))}
 		for _, row := range table.Rows() { // the package of each table checks its subtests
 			for _, test := range row.Tests {
 				if function, subtest, nested := strings.Cut(test, "/"); nested && strings.HasPrefix(test, "Test") {
@@ -79,7 +79,7 @@ func TestPagesAreCurrent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		page := filepath.Join("../../docs/conformance", name+".md")
+		page := filepath.Join(moduleRoot(), "docs/conformance", name+".md")
 		if *update {
 			if err := os.WriteFile(page, []byte(want), 0o600); err != nil {
 				t.Fatal(err)

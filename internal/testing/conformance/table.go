@@ -106,9 +106,21 @@ func (r Row) CheckLink(dir string) error {
 	return nil
 }
 
-// Differences returns the text of docs/differences. It is for tests that run in a folder two below the module's.
+// moduleRoot is the folder of go.mod, above the folder that the test runs in.
+func moduleRoot() string {
+	root := "."
+	for range 8 {
+		if _, err := os.Stat(filepath.Join(root, "go.mod")); err == nil {
+			return root
+		}
+		root = filepath.Join("..", root)
+	}
+	return "."
+}
+
+// Differences returns the text of docs/differences.
 func Differences() (string, error) {
-	pages, err := filepath.Glob(filepath.Join("..", "..", "docs", "differences", "*.md"))
+	pages, err := filepath.Glob(filepath.Join(moduleRoot(), "docs", "differences", "*.md"))
 	if err == nil && len(pages) == 0 {
 		err = os.ErrNotExist
 	}
