@@ -372,12 +372,12 @@ func (m *volumeManager) readCapabilities(ctx context.Context, v *volume, key nod
 // checkPublished checks that the volume is mounted at its target. Otherwise a container would write to the node's own disk, unnoticed until
 // the data is missed (csi-driver-nfs#762). A stage cannot be checked: it need not mount anything.
 func (m *volumeManager) checkPublished(r nodevolume.Record) error {
-	placed, err := m.root.IsPublished(r.Path, r.Block)
+	mounted, err := m.root.IsPublished(r.Path, r.Block)
 	target := m.root.Path(r.Path)
 	switch {
 	case err != nil:
 		return fmt.Errorf("check whether volume %s is mounted at its target: %w", r.Handle, err)
-	case placed:
+	case mounted:
 		return nil
 	case r.Block:
 		return fmt.Errorf("driver %s returned OK to NodePublishVolume of volume %s, but there is no block device at %s; %s",

@@ -155,7 +155,7 @@ func (a *Agent) wire() {
 			a.plugins.observeNode(node)
 			a.owner.updateNodeUID(node.UID)
 		},
-		volumesChanged: volumes.wakeVolumes, relabelled: volumes.wakeMisplaced, handshakes: volumes.handshakes, started: volumes.nodeRead,
+		volumesChanged: volumes.wakeVolumes, relabelled: volumes.wakeWithAffinity, handshakes: volumes.handshakes, started: volumes.nodeRead,
 		blocked: func(err error) {
 			volumes.setBlocker(err, nodevolume.NodeUnknown, nodevolume.NotReportedInUse, nodevolume.InUseNotCleared)
 		},

@@ -3,6 +3,7 @@ package nodeagent
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -21,47 +22,41 @@ func (a *Agent) FollowPods(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ends := newPodTerminations(a, containers, a.log)
+	terminations := newPodTerminations(a, containers, a.log)
 	informer := newInformer(a.client.CoreV1().RESTClient(), "pods",
 		fields.OneTermEqualSelector("spec.nodeName", a.config.NodeName), &corev1.Pod{})
-	registered, err := informer.AddEventHandler(podEvents(a, ends))
+	registered, err := informer.AddEventHandler(podEvents(a, terminations))
 	if err != nil {
 		return fmt.Errorf("follow the pods of node %s: %w", a.config.NodeName, err)
 	}
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
+	var running sync.WaitGroup
+	running.Go(func() {
 		select {
 		case <-registered.HasSyncedChecker().Done():
 			for _, uid := range a.pods.orphans() {
-				ends.begin(uid)
+				terminations.begin(uid)
 			}
 			a.pods.mu.Lock()
 			a.pods.followed = true
 			a.pods.mu.Unlock()
 		case <-ctx.Done():
 		}
-	}()
-	queried := make(chan struct{})
-	go func() {
-		defer close(queried)
-		ends.run(ctx)
-	}()
+	})
+	running.Go(func() { terminations.run(ctx) })
 	informer.RunWithContext(ctx)
-	<-stopped
-	<-queried
+	running.Wait()
 	return nil
 }
 
 // podEvents sets pods as the API reports them, and starts the termination of those that have ended.
-func podEvents(a *Agent, ends *podTerminations) cache.ResourceEventHandlerFuncs {
+func podEvents(a *Agent, terminations *podTerminations) cache.ResourceEventHandlerFuncs {
 	set := func(object any) {
 		pod := object.(*corev1.Pod)
 		if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
-			ends.begin(pod.UID)
+			terminations.begin(pod.UID)
 			return
 		}
-		ends.cancel(pod.UID)
+		terminations.cancel(pod.UID)
 		a.SetPod(pod)
 	}
 	return cache.ResourceEventHandlerFuncs{
@@ -69,7 +64,7 @@ func podEvents(a *Agent, ends *podTerminations) cache.ResourceEventHandlerFuncs 
 		UpdateFunc: func(old, object any) {
 			// One event may stand for a deleted pod and a new one of the same name.
 			if was := old.(*corev1.Pod); was.UID != object.(*corev1.Pod).UID {
-				ends.begin(was.UID)
+				terminations.begin(was.UID)
 			}
 			set(object)
 		},
@@ -77,7 +72,7 @@ func podEvents(a *Agent, ends *podTerminations) cache.ResourceEventHandlerFuncs 
 			if gone, ok := object.(cache.DeletedFinalStateUnknown); ok {
 				object = gone.Obj
 			}
-			ends.begin(object.(*corev1.Pod).UID)
+			terminations.begin(object.(*corev1.Pod).UID)
 		},
 	}
 }

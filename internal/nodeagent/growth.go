@@ -38,7 +38,7 @@ func claimSize(claim *corev1.PersistentVolumeClaim) nodevolume.ClaimSize {
 }
 
 // updateSize updates the size of a claim and its volume. It reports whether an expansion became due. The caller holds mu.
-func (m *volumeManager) updateSize(v *volume, size nodevolume.ClaimSize, capacity nodevolume.Size, mounting ...nodevolume.PublishKey) (grown bool) {
+func (m *volumeManager) updateSize(v *volume, size nodevolume.ClaimSize, capacity nodevolume.Size, mounting ...nodevolume.PublishKey) (due bool) {
 	wasDue := v.state.Growth.Due()
 	v.state.Growth.Update(size, capacity, mounting...)
 	m.releaseWaitingPods(v)

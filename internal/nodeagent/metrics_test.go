@@ -426,7 +426,7 @@ func BenchmarkCensus(b *testing.B) {
 		p := v.ensurePod(nodevolume.PublishKey{PodUID: name, SpecName: name})
 		p.toMount = &volumeToMount{pod: podIdentity{Namespace: "default"}, claim: claimRef{name: name}}
 		p.Phase = nodevolume.Confirmed
-		p.stats = &publishedStats{reported: csi.VolumeStats{Bytes: &csi.Usage{Total: 1}, Inodes: &csi.Usage{Total: 1}, Condition: &csi.Condition{}}}
+		p.stats = &publishedStats{VolumeStats: csi.VolumeStats{Bytes: &csi.Usage{Total: 1}, Inodes: &csi.Usage{Total: 1}, Condition: &csi.Condition{}}}
 	}
 	for b.Loop() {
 		if _, err := registry.Gather(); err != nil {

@@ -75,7 +75,7 @@ func (m *volumeManager) rebuild() error {
 		return err
 	}
 	slices.Sort(names)
-	var torn []string
+	var unreadable []string
 	for _, name := range names {
 		switch {
 		case mount.IsTemporary(name):
@@ -87,13 +87,13 @@ func (m *volumeManager) rebuild() error {
 			record, err := m.readRecord(name)
 			if err != nil { // such as a bad block; continue with the other records
 				m.log.Error(err, "Failed to read record", "record", name)
-				torn = append(torn, name)
+				unreadable = append(unreadable, name)
 				continue
 			}
 			m.adopt(record)
 		}
 	}
-	return m.findUnaccounted(torn)
+	return m.findUnaccounted(unreadable)
 }
 
 func (m *volumeManager) readRecord(name string) (nodevolume.Record, error) {
@@ -118,17 +118,17 @@ func (m *volumeManager) adopt(record nodevolume.Record) {
 
 // findUnaccounted reads the vol_data.json files. They replace unreadable records, and reveal volumes that are mounted without a record,
 // such as by a kubelet that used this root before. A volume that remains unaccounted for stays in use.
-func (m *volumeManager) findUnaccounted(torn []string) error {
+func (m *volumeManager) findUnaccounted(unreadable []string) error {
 	found, err := m.findVolumeData()
 	if err != nil {
 		return err
 	}
 	for _, record := range found {
 		name := recordName(record)
-		i := slices.Index(torn, name)
+		i := slices.Index(unreadable, name)
 		switch {
 		case i >= 0:
-			torn = slices.Delete(torn, i, i+1)
+			unreadable = slices.Delete(unreadable, i, i+1)
 			m.adopt(record)
 			if err := m.saveRecord(name, record, mount.PowerCut); err != nil {
 				return err
@@ -140,7 +140,7 @@ func (m *volumeManager) findUnaccounted(torn []string) error {
 				"path", m.root.Path(record.Path), "remedy", "none while a pod uses the volume: belay-node records the mount when it publishes the volume for the pod. "+explain.UnmountByHand+", then restart belay-node")
 		}
 	}
-	for _, name := range torn {
+	for _, name := range unreadable {
 		m.unaccounted[name] = struct{}{}
 		m.metrics.Found(false)
 		m.log.Error(nil, "Keeping volume staged and in use, its record cannot be read and no other file describes the mount",
@@ -165,17 +165,17 @@ func (m *volumeManager) recorded(found nodevolume.Record) bool {
 
 // mountedAt reports whether something is mounted at the path of a record.
 func (m *volumeManager) mountedAt(r nodevolume.Record) nodevolume.Knowledge {
-	var placed bool
+	var mounted bool
 	var err error
 	if r.Kind == nodevolume.PublishKind {
-		placed, err = m.root.IsPublished(r.Path, r.Block)
+		mounted, err = m.root.IsPublished(r.Path, r.Block)
 	} else {
-		placed, err = m.root.Mounted(r.Path)
+		mounted, err = m.root.Mounted(r.Path)
 	}
 	if err != nil {
 		return nodevolume.Unknown
 	}
-	return decision.Known(placed)
+	return decision.Known(mounted)
 }
 
 // isUnaccounted reports whether the volume may be mounted without a record. The caller holds mu.
@@ -183,9 +183,9 @@ func (m *volumeManager) isUnaccounted(volume string) bool {
 	if len(m.unaccounted) == 0 {
 		return false
 	}
-	begin := hash(volume) + "."
+	prefix := hash(volume) + "."
 	for name := range m.unaccounted {
-		if strings.HasPrefix(name, begin) {
+		if strings.HasPrefix(name, prefix) {
 			return true
 		}
 	}

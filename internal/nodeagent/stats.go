@@ -22,8 +22,8 @@ const defaultStatsPeriod = time.Minute
 
 // publishedStats are the latest stats of one publish.
 type publishedStats struct {
-	at       time.Time
-	reported csi.VolumeStats
+	at time.Time
+	csi.VolumeStats
 }
 
 // hasStats reports whether the driver can be called for stats of the volume.
@@ -107,7 +107,7 @@ func (m *volumeManager) readStats(ctx context.Context, target statsTarget) (*pub
 	if err != nil {
 		return nil, err
 	}
-	return &publishedStats{at: began, reported: reported}, nil
+	return &publishedStats{at: began, VolumeStats: reported}, nil
 }
 
 // updateStats stores new stats, or none if reported is nil. It emits an event if the volume's condition became abnormal or its message
@@ -120,12 +120,12 @@ func (m *volumeManager) updateStats(target statsTarget, reported *publishedStats
 		return // the pod or the volume is gone
 	}
 	p.stats = reported
-	if reported == nil || reported.reported.Condition == nil {
+	if reported == nil || reported.Condition == nil {
 		return
 	}
 	problem := ""
-	if reported.reported.Condition.Abnormal {
-		problem = explain.Abnormal(p.toMount.volume, reported.reported.Condition.Message)
+	if reported.Condition.Abnormal {
+		problem = explain.Abnormal(p.toMount.volume, reported.Condition.Message)
 	}
 	if problem != "" && problem != p.reportedHealth {
 		m.events.Event(p.podRef(), corev1.EventTypeWarning, explain.VolumeConditionAbnormal, problem)
@@ -153,11 +153,11 @@ func (m *volumeManager) stats(uid types.UID) []stats.VolumeStats {
 
 // usage returns the reported values. As in kubelet, missing ones are 0.
 func (s *publishedStats) usage() (bytes, inodes csi.Usage) {
-	if s.reported.Bytes != nil {
-		bytes = *s.reported.Bytes
+	if s.Bytes != nil {
+		bytes = *s.Bytes
 	}
-	if s.reported.Inodes != nil {
-		inodes = *s.reported.Inodes
+	if s.Inodes != nil {
+		inodes = *s.Inodes
 	}
 	return bytes, inodes
 }
@@ -176,8 +176,8 @@ func (s *publishedStats) of(w *volumeToMount) stats.VolumeStats {
 	if w.claim.name != "" {
 		out.PVCRef = &stats.PVCReference{Name: w.claim.name, Namespace: w.pod.Namespace}
 	}
-	if s.reported.Condition != nil {
-		out.VolumeHealthStats = &stats.VolumeHealthStats{Abnormal: s.reported.Condition.Abnormal}
+	if s.Condition != nil {
+		out.VolumeHealthStats = &stats.VolumeHealthStats{Abnormal: s.Condition.Abnormal}
 	}
 	return out
 }
@@ -203,7 +203,7 @@ func (m *volumeManager) claimStats() []telemetry.ClaimStats {
 				Capacity: bytes.Total, Available: bytes.Available, Used: bytes.Used,
 				Inodes: inodes.Total, InodesFree: inodes.Available, InodesUsed: inodes.Used,
 			}
-			if condition := p.stats.reported.Condition; condition != nil {
+			if condition := p.stats.Condition; condition != nil {
 				c.HealthKnown, c.Abnormal = true, condition.Abnormal
 			}
 			out = append(out, c)

@@ -47,10 +47,10 @@ const slotsPerPeriod = 12
 
 // batch extends a pause to the next slot, so that periodic work of many pods runs together. On an idle node wake-ups take most of the CPU
 // time: without slots two dozen per second with 500 pods.
-func (b schedule) batch(pause, period time.Duration) time.Duration {
-	grid := period / slotsPerPeriod
-	if grid <= 0 {
+func (s schedule) batch(pause, period time.Duration) time.Duration {
+	slot := period / slotsPerPeriod
+	if slot <= 0 {
 		return pause
 	}
-	return pause + grid - (time.Since(b.start)+pause)%grid
+	return pause + slot - (time.Since(s.start)+pause)%slot
 }

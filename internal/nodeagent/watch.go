@@ -84,8 +84,8 @@ func (m *volumeManager) wake(name string) {
 	m.queue.Add(name)
 }
 
-// wakeMisplaced wakes the volumes with a node affinity that a pod waits for, as the labels of the Node have changed.
-func (m *volumeManager) wakeMisplaced() {
+// wakeWithAffinity wakes the volumes with a node affinity that a pod waits for, as the labels of the Node have changed.
+func (m *volumeManager) wakeWithAffinity() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for name, v := range m.all {
