@@ -10,6 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 	corev1 "k8s.io/api/core/v1"
+
+	"belay.dev/belay/internal/testing/csidriver"
 )
 
 func TestAVolumeGoesAllTheWayAndBack(t *testing.T) {
@@ -19,7 +21,7 @@ func TestAVolumeGoesAllTheWayAndBack(t *testing.T) {
 	pod := w.pod("writer", "data")
 	agent.SetPod(pod)
 	w.untilInUse(handle)
-	if calls := w.driver.made(); len(calls) != 0 {
+	if calls := w.driver.Made(); len(calls) != 0 {
 		t.Fatalf("the driver was called before the volume was attached: %v", calls)
 	}
 	w.attach(handle)
@@ -37,13 +39,13 @@ func TestAVolumeGoesAllTheWayAndBack(t *testing.T) {
 	if diff := cmp.Diff(&csispec.NodeStageVolumeRequest{
 		VolumeId: handle, PublishContext: map[string]string{"device": "/dev/" + handle}, StagingTargetPath: staging,
 		VolumeCapability: capability, VolumeContext: map[string]string{"pool": "fast"},
-	}, lastRequest[*csispec.NodeStageVolumeRequest](w.driver), protocmp.Transform()); diff != "" {
+	}, csidriver.LastRequest[*csispec.NodeStageVolumeRequest](w.driver), protocmp.Transform()); diff != "" {
 		t.Errorf("NodeStageVolume (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(&csispec.NodePublishVolumeRequest{
 		VolumeId: handle, PublishContext: map[string]string{"device": "/dev/" + handle}, StagingTargetPath: staging, TargetPath: target,
 		VolumeCapability: capability, VolumeContext: map[string]string{"pool": "fast"},
-	}, lastRequest[*csispec.NodePublishVolumeRequest](w.driver), protocmp.Transform()); diff != "" {
+	}, csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver), protocmp.Transform()); diff != "" {
 		t.Errorf("NodePublishVolume (-want +got):\n%s", diff)
 	}
 	wantData(t, filepath.Join(filepath.Dir(target), volumeData), map[string]string{
@@ -55,7 +57,7 @@ func TestAVolumeGoesAllTheWayAndBack(t *testing.T) {
 	agent.RemovePod(pod.UID)
 	w.unmounted(agent, pod)
 	w.untilNotInUse(handle)
-	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Unpublish data", "Unstage data"}, w.driver.made()); diff != "" {
+	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Unpublish data", "Unstage data"}, w.driver.Made()); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 	if left := w.leftovers(); len(left) > 0 {
@@ -80,7 +82,7 @@ func wantData(t *testing.T, path string, want map[string]string) {
 func TestADriverRegistersAndGoes(t *testing.T) {
 	w := newWorld(t)
 	w.agent()
-	if status := w.driver.registered(); !status.PluginRegistered {
+	if status := w.driver.Registered(); !status.PluginRegistered {
 		t.Fatalf("not registered: %s", status.Error)
 	}
 	node := w.untilNode("the managed annotation is set", func(n *corev1.Node) bool {
@@ -93,13 +95,13 @@ func TestADriverRegistersAndGoes(t *testing.T) {
 		t.Errorf("topology label is %q", got)
 	}
 	w.wantCSINode(node)
-	w.driver.stop()
+	w.driver.Stop()
 	w.untilNode("the driver's ID is gone", func(n *corev1.Node) bool {
 		_, ok := n.Annotations["csi.volume.kubernetes.io/nodeid"]
 		return !ok
 	})
-	w.driver.start()
-	if status := w.driver.registered(); !status.PluginRegistered {
+	w.driver.Start()
+	if status := w.driver.Registered(); !status.PluginRegistered {
 		t.Fatalf("not registered again: %s", status.Error)
 	}
 	w.wantCSINode(w.node())

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"belay.dev/belay/internal/testing/wait"
 )
 
 func nextEvent(t *testing.T, n *pluginWatcher) fsnotify.Event {
@@ -16,7 +18,7 @@ func nextEvent(t *testing.T, n *pluginWatcher) fsnotify.Event {
 	select {
 	case event := <-n.events:
 		return event
-	case <-time.After(patience):
+	case <-time.After(wait.Timeout):
 		t.Fatal("no event")
 		panic("unreachable")
 	}
@@ -84,7 +86,7 @@ func TestAnAgentThatDoesNotLookIsToldThatEventsWereLost(t *testing.T) {
 	nextEvent(t, quick)
 	select {
 	case <-slow.lost:
-	case <-time.After(patience):
+	case <-time.After(wait.Timeout):
 		t.Error("it was not told")
 	}
 }
