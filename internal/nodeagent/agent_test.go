@@ -9,7 +9,6 @@ import (
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
-	corev1 "k8s.io/api/core/v1"
 
 	"belay.dev/belay/internal/testing/csidriver"
 )
@@ -77,32 +76,4 @@ func wantData(t *testing.T, path string, want map[string]string) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", path, diff)
 	}
-}
-
-func TestADriverRegistersAndGoes(t *testing.T) {
-	w := newWorld(t)
-	w.agent()
-	if status := w.driver.Registered(); !status.PluginRegistered {
-		t.Fatalf("not registered: %s", status.Error)
-	}
-	node := w.untilNode("the managed annotation is set", func(n *corev1.Node) bool {
-		return n.Annotations["volumes.kubernetes.io/controller-managed-attach-detach"] == "true"
-	})
-	if got, want := node.Annotations["csi.volume.kubernetes.io/nodeid"], `{"`+w.driverName()+`":"id-of-`+w.name+`"}`; got != want {
-		t.Errorf("node IDs are %s, want %s", got, want)
-	}
-	if got := node.Labels["topology.test.belay.dev/rack"]; got != "r1" {
-		t.Errorf("topology label is %q", got)
-	}
-	w.wantCSINode(node)
-	w.driver.Stop()
-	w.untilNode("the driver's ID is gone", func(n *corev1.Node) bool {
-		_, ok := n.Annotations["csi.volume.kubernetes.io/nodeid"]
-		return !ok
-	})
-	w.driver.Start()
-	if status := w.driver.Registered(); !status.PluginRegistered {
-		t.Fatalf("not registered again: %s", status.Error)
-	}
-	w.wantCSINode(w.node())
 }

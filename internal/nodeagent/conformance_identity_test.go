@@ -286,34 +286,21 @@ func TestCSINodeLifecycle(t *testing.T) {
 	must(t, api.Delete(w.ctx, w.name, metav1.DeleteOptions{}))
 	w.driver.Start()
 	w.driver.WantRegistered("")
-	w.wantCSINode(w.node())
-	w.untilNode("the managed annotation is set", func(n *corev1.Node) bool {
+	node := w.untilNode("the managed annotation is set", func(n *corev1.Node) bool {
 		return n.Annotations[kube.ManagedAttachAnnotation] == "true"
 	})
+	w.wantCSINode(node)
+	if got, want := node.Annotations[kube.CSINodeIDsAnnotation], `{"`+w.driverName()+`":"id-of-`+w.name+`"}`; got != want {
+		t.Errorf("node IDs are %s, want %s", got, want)
+	}
+	if got := node.Labels["topology.test.belay.dev/rack"]; got != "r1" {
+		t.Errorf("topology label is %q", got)
+	}
 	// Whoever takes it off: it is put back.
 	w.changeNode(func(node *corev1.Node) { delete(node.Annotations, kube.ManagedAttachAnnotation) })
 	w.untilNode("the managed annotation is set again", func(n *corev1.Node) bool {
 		return n.Annotations[kube.ManagedAttachAnnotation] == "true"
 	})
-}
-
-// TestANodeMadeAnewHasACSINodeOfItsOwn, also one that was made from the earlier one's manifest,
-// with its annotations and labels.
-func TestANodeMadeAnewHasACSINodeOfItsOwn(t *testing.T) {
-	w := newWorld(t)
-	w.agent()
-	w.driver.WantRegistered("")
-	earlier := w.node()
-	must(t, w.admin.CoreV1().Nodes().Delete(w.ctx, w.name, metav1.DeleteOptions{}))
-	fresh, err := w.admin.CoreV1().Nodes().Create(w.ctx, &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: w.name, Labels: earlier.Labels, Annotations: earlier.Annotations},
-	}, metav1.CreateOptions{})
-	must(t, err)
-	wait.Until(w, "the CSINode belongs to the Node made anew", func() bool {
-		object, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
-		return err == nil && object.OwnerReferences[0].UID == fresh.UID
-	})
-	w.wantCSINode(fresh)
 }
 
 // TestAnAnnotationWithoutNodeIDs: somebody wrote what is JSON, and no map.

@@ -109,11 +109,7 @@ func startWriter(t *testing.T, volume string) *writer {
 func (w *writer) wrote(t *testing.T, more int) {
 	t.Helper()
 	until := w.lines(t) + more
-	for deadline := time.Now().Add(wait.Timeout); w.lines(t) < until; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("the container stopped writing at line %d", w.lines(t))
-		}
-	}
+	wait.Until(t, fmt.Sprintf("the container has written line %d", until), func() bool { return w.lines(t) >= until })
 }
 
 func (w *writer) lines(t *testing.T) int {

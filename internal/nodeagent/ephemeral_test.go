@@ -103,7 +103,7 @@ func TestAnEphemeralContainerIsTheFirstToUseAVolume(t *testing.T) {
 		agent, _ := w.agent()
 		pod := w.podWith("p", onlyFirst, "used", "later")
 		agent.SetPod(pod)
-		<-reached
+		wait.For(t, "the call to arrive", reached)
 		pod = w.useLater(pod, "later")
 		agent.SetPod(pod)
 		close(release)

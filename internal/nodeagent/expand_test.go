@@ -479,7 +479,7 @@ func TestAnAgentThatDiesBetweenTheExpansionAndTheClaim(t *testing.T) {
 	agent, stop := w.agent()
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
-	<-called
+	wait.For(t, "the call to arrive", called)
 	stop()
 	close(dead)
 	w.wantClaimNow(claimState{Capacity: "1Gi", Status: "NodeResizeInProgress", Conditions: []string{"FileSystemResizePending"}})

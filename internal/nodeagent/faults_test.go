@@ -16,6 +16,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/testing/wait"
 )
 
@@ -109,22 +110,32 @@ func TestLostRepliesNeverTakeAStagedVolumeOutOfUse(t *testing.T) {
 	w.untilNotInUse(handle)
 }
 
-func TestANodeThatWasMadeAnewIsToldAgain(t *testing.T) {
-	w := newWorld(t)
-	l := w.live()
-	w.driver.Registered()
-	must(t, w.admin.CoreV1().Nodes().Delete(w.ctx, w.name, metav1.DeleteOptions{}))
-	_, err := w.admin.CoreV1().Nodes().Create(w.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.name}}, metav1.CreateOptions{})
-	must(t, err)
-	w.untilInUse(l.handle)
-	node := w.untilNode("the driver's ID is back", func(n *corev1.Node) bool {
-		return n.Annotations["csi.volume.kubernetes.io/nodeid"] != "" && n.Labels["topology.test.belay.dev/rack"] == "r1"
-	})
-	wait.Until(w, "the CSINode is the new Node's", func() bool {
-		got, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
-		return err == nil && len(got.OwnerReferences) == 1 && got.OwnerReferences[0].UID == node.UID
-	})
-	w.wantCSINode(node)
+// TestARecreatedNode: what the cluster knew of the Node is restored, also where it is created from the manifest of the
+// earlier one, with its annotations and labels. The CSINode belongs to the new Node.
+func TestARecreatedNode(t *testing.T) {
+	for name, fromManifest := range map[string]bool{"bare": false, "from its manifest": true} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			l := w.live()
+			w.driver.Registered()
+			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.name}}
+			if earlier := w.node(); fromManifest {
+				node.Annotations, node.Labels = earlier.Annotations, earlier.Labels
+			}
+			must(t, w.admin.CoreV1().Nodes().Delete(w.ctx, w.name, metav1.DeleteOptions{}))
+			node, err := w.admin.CoreV1().Nodes().Create(w.ctx, node, metav1.CreateOptions{})
+			must(t, err)
+			w.untilInUse(l.handle)
+			w.untilNode("the driver's ID is back", func(n *corev1.Node) bool {
+				return n.Annotations[kube.CSINodeIDsAnnotation] != "" && n.Labels["topology.test.belay.dev/rack"] == "r1"
+			})
+			wait.Until(w, "the CSINode belongs to the new Node", func() bool {
+				got, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
+				return err == nil && len(got.OwnerReferences) == 1 && got.OwnerReferences[0].UID == node.UID
+			})
+			w.wantCSINode(node)
+		})
+	}
 }
 
 // TestTheShippedRoleSuffices runs the daemon's whole way under the ClusterRole that deploy ships.

@@ -110,14 +110,10 @@ func TestAHangingDriverHoldsUpNoShutdown(t *testing.T) {
 				w.mounted(agent, pod)
 				agent.RemovePod(pod.UID)
 			}
-			<-reached
+			wait.For(t, "the call to arrive", reached)
 			stopped := make(chan struct{})
 			go func() { stop(); close(stopped) }()
-			select {
-			case <-stopped:
-			case <-time.After(wait.Timeout):
-				t.Fatal("the agent does not end while a call hangs")
-			}
+			wait.For(t, "the agent to stop while a call hangs", stopped)
 			close(release)
 			w.driver.Intercept(nil)
 			agent, _ = w.agent()
@@ -145,7 +141,7 @@ func TestARegistrationThatHangsHoldsUpNoOther(t *testing.T) {
 	defer close(release)
 	w.driver.Stop()
 	w.agent()
-	<-reached
+	wait.For(t, "the call to arrive", reached)
 	w.driver.Start()
 	if status := w.driver.Registered(); !status.PluginRegistered {
 		t.Errorf("not registered: %s", status.Error)
@@ -198,7 +194,7 @@ func TestADriverThatDiesInACall(t *testing.T) {
 				w.untilInUse(handle)
 				w.attach(handle)
 			}
-			<-reached
+			wait.For(t, "the call to arrive", reached)
 			if !slices.Contains(w.node().Status.VolumesInUse, w.unique(handle)) {
 				t.Error("S7: in the middle of a call, and not in use")
 			}
@@ -338,7 +334,7 @@ func TestTheWayBackWaitsForNoFailureOfTheWayIn(t *testing.T) {
 	agent.SetPod(pod)
 	w.untilInUse(data)
 	w.attach(data)
-	<-last
+	wait.For(t, "the last attempt", last)
 	agent.RemovePod(pod.UID)
 	close(removed)
 	w.untilNotInUse(data)

@@ -193,7 +193,7 @@ func TestPublishAfterWaitUnmounted(t *testing.T) {
 	})
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
-	<-writing
+	wait.For(t, "the write", writing)
 	agent.RemovePod(pod.UID)
 	ctx, cancel := context.WithTimeout(w.ctx, 3*time.Second)
 	defer cancel()
@@ -444,7 +444,7 @@ func TestEtcdPutBackWhileARecordIsWritten(t *testing.T) {
 	agent.SetPod(pod)
 	w.untilInUse(handle)
 	w.attach(handle)
-	<-writing
+	wait.For(t, "the write", writing)
 	wire.putBack(func() {})
 	w.mounted(agent, pod)
 	if said := problem.Load(); said != nil {
@@ -471,7 +471,7 @@ func TestARecordThatWasNotSyncedIsLeftBehind(t *testing.T) {
 	})
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
-	<-failed
+	wait.For(t, "the failure", failed)
 	agent.RemovePod(pod.UID)
 	w.unmounted(agent, pod)
 	wait.Until(w, "the agent has forgotten the volume", func() bool {
@@ -517,7 +517,7 @@ func TestCSIDriverSeenWhileASecretIsRead(t *testing.T) {
 	agent, _ := w.agent()
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
-	<-reading
+	wait.For(t, "the read", reading)
 	drivers := w.admin.StorageV1().CSIDrivers()
 	must(t, drivers.Delete(w.ctx, w.driverName(), metav1.DeleteOptions{}))
 	_, err = drivers.Create(w.ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: w.driverName()}}, metav1.CreateOptions{})

@@ -21,7 +21,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -36,6 +35,7 @@ import (
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/testing/apiserver"
 	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/fixture"
 	"belay.dev/belay/internal/testing/wait"
 )
 
@@ -134,30 +134,15 @@ type volumeOptions func(*corev1.PersistentVolume)
 func (w *world) volume(name string, options ...volumeOptions) string {
 	w.Helper()
 	full := w.name + "-" + name
-	pv := &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: full},
-		Spec: corev1.PersistentVolumeSpec{
-			Capacity:    corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
-				Driver: w.driverName(), VolumeHandle: "h-" + full, FSType: "ext4", VolumeAttributes: map[string]string{"pool": "fast"},
-			}},
-		},
-	}
+	pv := fixture.PersistentVolume(full, w.driverName(), "h-"+full)
+	pv.Spec.CSI.FSType, pv.Spec.CSI.VolumeAttributes = "ext4", map[string]string{"pool": "fast"}
 	handle := pv.Spec.CSI.VolumeHandle
 	for _, change := range options {
 		change(pv)
 	}
-	claim := &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: w.name},
-		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes: pv.Spec.AccessModes, VolumeMode: pv.Spec.VolumeMode, VolumeName: full, StorageClassName: &pv.Spec.StorageClassName,
-			Resources: corev1.VolumeResourceRequirements{Requests: pv.Spec.Capacity},
-		},
-	}
-	claim, err := w.admin.CoreV1().PersistentVolumeClaims(w.name).Create(w.ctx, claim, metav1.CreateOptions{})
+	claim, err := w.admin.CoreV1().PersistentVolumeClaims(w.name).Create(w.ctx, fixture.Claim(w.name, name, pv), metav1.CreateOptions{})
 	must(w, err)
-	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: w.name, Name: name, UID: claim.UID}
+	fixture.Bind(pv, claim)
 	_, err = w.admin.CoreV1().PersistentVolumes().Create(w.ctx, pv, metav1.CreateOptions{})
 	must(w, err)
 	claim.Status.Phase = corev1.ClaimBound
@@ -174,16 +159,7 @@ func (w *world) pod(name string, claims ...string) *corev1.Pod {
 
 func (w *world) podWith(name string, change func(*corev1.Pod), claims ...string) *corev1.Pod {
 	w.Helper()
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: w.name},
-		Spec:       corev1.PodSpec{NodeName: w.name, Containers: []corev1.Container{{Name: "c", Image: "none"}}},
-	}
-	for _, claim := range claims {
-		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: claim, VolumeSource: corev1.VolumeSource{
-			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
-		}})
-		pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: claim, MountPath: "/" + claim})
-	}
+	pod := fixture.Pod(w.name, name, w.name, claims...)
 	if change != nil {
 		change(pod)
 	}
@@ -267,12 +243,8 @@ func (w *world) tryAttach(handle string) error {
 // attachAs is attach for a volume whose handle does not tell its name.
 func (w *world) attachAs(handle, pv string) error {
 	api := w.admin.StorageV1().VolumeAttachments()
-	va, err := api.Create(w.ctx, &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(handle, w.driverName(), w.name)},
-		Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: w.driverName(), NodeName: w.name, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv},
-		},
-	}, metav1.CreateOptions{})
+	name := kube.AttachmentName(handle, w.driverName(), w.name)
+	va, err := api.Create(w.ctx, fixture.Attachment(name, w.driverName(), w.name, pv), metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}

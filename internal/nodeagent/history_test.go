@@ -181,7 +181,7 @@ func TestAWriterThatIsAlwaysOvertakenBacksOff(t *testing.T) {
 	agent, _ := w.agent(func(c *Config) { c.Logger = log.logger() })
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
-	<-enough
+	wait.For(t, "enough failures", enough)
 	w.bringUp(agent, pod, handle)
 	// Each second conflict in a row ends a try, and the next one waits.
 	if failures := len(log.with("Failed to update status.volumesInUse, retrying")); failures < 3 {

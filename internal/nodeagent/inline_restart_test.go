@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/client-go/rest"
+
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // TestAnInlineVolumeSurvivesRestarts: whenever the agent dies, the next one publishes what is wanted and
@@ -37,7 +39,7 @@ func TestAnInlineVolumeSurvivesRestarts(t *testing.T) {
 				w.mounted(agent, pod)
 				agent.RemovePod(pod.UID)
 			}
-			<-reached
+			wait.For(t, "the call to arrive", reached)
 			stop()
 			close(dead)
 			agent, _ = w.agent()

@@ -99,15 +99,8 @@ func TestPluginHandlers(t *testing.T) {
 	p = onlyPlugins(t, on)
 	until := func(want string) {
 		t.Helper()
-		for deadline := time.After(wait.Timeout); ; {
-			select {
-			case got := <-events:
-				if got == want {
-					return
-				}
-			case <-deadline:
-				t.Fatalf("never: %s", want)
-			}
+		for wait.For(t, want, events) != want {
+			continue
 		}
 	}
 	stages := func(want bool) {

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/fsnotify/fsnotify"
 
@@ -15,13 +14,7 @@ import (
 
 func nextEvent(t *testing.T, n *pluginWatcher) fsnotify.Event {
 	t.Helper()
-	select {
-	case event := <-n.events:
-		return event
-	case <-time.After(wait.Timeout):
-		t.Fatal("no event")
-		panic("unreachable")
-	}
+	return wait.For(t, "an event", n.events)
 }
 
 // More than a kernel gives inotify instances to a user.
@@ -84,9 +77,5 @@ func TestAnAgentThatDoesNotLookIsToldThatEventsWereLost(t *testing.T) {
 	}
 	must(t, os.WriteFile(filepath.Join(quickDir, "s"), nil, 0o600))
 	nextEvent(t, quick)
-	select {
-	case <-slow.lost:
-	case <-time.After(wait.Timeout):
-		t.Error("it was not told")
-	}
+	wait.For(t, "the slow one to learn that events were lost", slow.lost)
 }

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/go-logr/logr/funcr"
@@ -205,11 +204,7 @@ func TestManySocketsOfOneDriverLeaveOneConnection(t *testing.T) {
 	p.drivers["d"].close()
 	ended := make(chan struct{})
 	go func() { r.running.Wait(); close(ended) }()
-	select {
-	case <-ended:
-	case <-time.After(wait.Timeout):
-		t.Error("a connection that was replaced is still watched")
-	}
+	wait.For(t, "the watches of connections that were replaced to end", ended)
 }
 
 func TestAnAgentThatCannotBeMadeLeavesNothingRunning(t *testing.T) {
@@ -221,13 +216,7 @@ func TestAnAgentThatCannotBeMadeLeavesNothingRunning(t *testing.T) {
 			t.Fatalf("a second agent: %v, want %v", err, mount.ErrLocked)
 		}
 	}
-	deadline := time.Now().Add(wait.Timeout)
-	for runtime.NumGoroutine() > before+5 && time.Now().Before(deadline) {
-		time.Sleep(5 * time.Millisecond)
-	}
-	if after := runtime.NumGoroutine(); after > before+5 {
-		t.Errorf("%d goroutines before, %d after twenty failures", before, after)
-	}
+	wait.Until(t, "the goroutines of twenty failures have ended", func() bool { return runtime.NumGoroutine() <= before+5 })
 }
 
 // TestACallEndsThoughItsDriverIsRegisteredNoMore: the registrar ends, or names another
@@ -268,7 +257,7 @@ func TestACallEndsThoughItsDriverIsRegisteredNoMore(t *testing.T) {
 			must(t, err)
 			pod := w.pod("p", "data")
 			agent.SetPod(pod)
-			<-begun
+			wait.For(t, "the call to arrive", begun)
 			again := change(w, first)
 			if again != nil {
 				again.Registered()
@@ -335,12 +324,7 @@ func TestLostEventsAreMadeUpFor(t *testing.T) {
 		socket, _ := r.queue.Get()
 		asked <- socket
 	}()
-	select {
-	case got := <-asked:
-		if got != socket {
-			t.Errorf("%q is asked, want %s", got, socket)
-		}
-	case <-time.After(wait.Timeout):
-		t.Error("the socket was not noticed")
+	if got := wait.For(t, "the socket to be noticed", asked); got != socket {
+		t.Errorf("%q is asked, want %s", got, socket)
 	}
 }

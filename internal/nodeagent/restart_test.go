@@ -8,6 +8,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // TestARestartInTheMiddleOfEachStep stops the agent while the driver is at work on
@@ -46,7 +48,7 @@ func TestARestartInTheMiddleOfEachStep(t *testing.T) {
 				w.mounted(agent, pod)
 				agent.RemovePod(pod.UID)
 			}
-			<-reached
+			wait.For(t, "the call to arrive", reached)
 			stop()
 			close(dead)
 			w.afterRestart(pod, handle, test.wanted)

@@ -3,6 +3,7 @@ package nodeagent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -78,15 +79,12 @@ func (w *world) waitFails(agent *Agent, pod *corev1.Pod) error {
 // waitSays waits, in vain, for a pod's volumes until it is told one of the texts.
 func (w *world) waitSays(agent *Agent, pod *corev1.Pod, texts ...string) error {
 	w.Helper()
-	for end := time.Now().Add(wait.Timeout); ; {
-		err := w.waitFails(agent, pod)
-		if slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(err.Error(), text) }) {
-			return err
-		}
-		if time.Now().After(end) {
-			w.Fatalf("the wait for pod %s says %v, want one of %q", pod.Name, err, texts)
-		}
-	}
+	var err error
+	wait.Until(w, fmt.Sprintf("the wait for pod %s fails with one of %q", pod.Name, texts), func() bool {
+		err = w.waitFails(agent, pod)
+		return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(err.Error(), text) })
+	})
+	return err
 }
 
 func noAttach(d *storagev1.CSIDriver) { d.Spec.AttachRequired = new(false) }

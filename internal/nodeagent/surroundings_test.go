@@ -20,6 +20,7 @@ import (
 
 	"belay.dev/belay/deploy"
 	"belay.dev/belay/internal/nodevolume"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // smallDisk mounts a disk of a few pages where the records lie. full fills it, and makes room again.
@@ -98,7 +99,7 @@ func TestAFullDiskDuringTheWayBackAndARestart(t *testing.T) {
 		return do()
 	})
 	l.agent.RemovePod(l.pod.UID)
-	<-reached
+	wait.For(t, "the call to arrive", reached)
 	l.stop()
 	w.driver.Intercept(nil)
 	close(dead)

@@ -126,9 +126,5 @@ func TestAPodInTheSameEventAsItsPredecessor(t *testing.T) {
 	}
 	events.OnAdd(pod("first"), true)
 	events.OnUpdate(pod("first"), pod("second"))
-	for deadline := time.Now().Add(wait.Timeout); !slices.Equal(agent.Pods(), []types.UID{"second"}); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("pods %v, want the second alone", agent.Pods())
-		}
-	}
+	wait.Until(t, "the second pod alone is known", func() bool { return slices.Equal(agent.Pods(), []types.UID{"second"}) })
 }
