@@ -5,13 +5,13 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/fixture"
 	"belay.dev/belay/internal/testing/wait"
 )
 
@@ -77,13 +77,7 @@ func (s *site) foreignEvent(other client.Client, name string) {
 // foreignAttachment makes the volume's attachment, unless there is one.
 func (s *site) foreignAttachment(other client.Client, n int) (made bool) {
 	s.Helper()
-	name := s.volumeName(n)
-	err := other.Create(s.Context(), &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: s.attachmentName(n)},
-		Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: driver, NodeName: s.name, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &name},
-		},
-	})
+	err := other.Create(s.Context(), fixture.Attachment(s.attachmentName(n), driver, s.name, s.volumeName(n)))
 	must(s.T, client.IgnoreAlreadyExists(err))
 	return err == nil
 }

@@ -15,13 +15,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/testing/apiserver"
+	"belay.dev/belay/internal/testing/fixture"
 	"belay.dev/belay/internal/testing/process"
 	"belay.dev/belay/internal/testing/wait"
 )
@@ -167,41 +167,18 @@ func (s *site) volumeName(n int) string { return fmt.Sprintf("%s-%d", s.name, n)
 func (s *site) volume(n int) {
 	s.Helper()
 	ctx, name := s.Context(), s.volumeName(n)
-	room := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
-	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
-	claim := &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: s.name, Name: name},
-		Spec: corev1.PersistentVolumeClaimSpec{
-			VolumeName: name, StorageClassName: new(""), AccessModes: modes,
-			Resources: corev1.VolumeResourceRequirements{Requests: room},
-		},
-	}
+	pv := fixture.PersistentVolume(name, driver, name)
+	claim := fixture.Claim(s.name, name, pv)
 	must(s.T, cluster.Client.Create(ctx, claim))
 	claim.Status.Phase = corev1.ClaimBound
 	must(s.T, cluster.Client.Status().Update(ctx, claim))
-	must(s.T, cluster.Client.Create(ctx, &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: corev1.PersistentVolumeSpec{
-			AccessModes: modes, Capacity: room,
-			ClaimRef:               &corev1.ObjectReference{Namespace: s.name, Name: name, UID: claim.UID},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: name}},
-		},
-	}))
+	must(s.T, cluster.Client.Create(ctx, fixture.Bind(pv, claim)))
 }
 
 // pod puts a pod that uses the volume on the node.
 func (s *site) pod(n int) {
 	s.Helper()
-	must(s.T, cluster.Client.Create(s.Context(), &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: s.name, Name: s.volumeName(n)},
-		Spec: corev1.PodSpec{
-			NodeName:   s.name,
-			Containers: []corev1.Container{{Name: "c", Image: "i"}},
-			Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
-				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: s.volumeName(n)},
-			}}},
-		},
-	}))
+	must(s.T, cluster.Client.Create(s.Context(), fixture.Pod(s.name, s.volumeName(n), s.name, s.volumeName(n))))
 }
 
 func (s *site) attachmentName(n int) string {

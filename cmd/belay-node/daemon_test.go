@@ -9,13 +9,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"belay.dev/belay/internal/testing/apiserver"
 	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/fixture"
 	"belay.dev/belay/internal/testing/process"
 	"belay.dev/belay/internal/testing/wait"
 )
@@ -71,21 +71,11 @@ func (e *edge) objects() {
 		ObjectMeta: metav1.ObjectMeta{Name: driverName}, Spec: storagev1.CSIDriverSpec{AttachRequired: new(false)},
 	}, o)
 	must(e, err)
-	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
-	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
 	claims := e.client.CoreV1().PersistentVolumeClaims(namespace)
-	claim, err := claims.Create(ctx, &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: "data"},
-		Spec:       corev1.PersistentVolumeClaimSpec{AccessModes: modes, VolumeName: "pv-1", Resources: corev1.VolumeResourceRequirements{Requests: size}},
-	}, o)
+	pv := fixture.PersistentVolume("pv-1", driverName, "share-1", corev1.ReadWriteMany)
+	claim, err := claims.Create(ctx, fixture.Claim(namespace, "data", pv), o)
 	must(e, err)
-	_, err = e.client.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: "pv-1"},
-		Spec: corev1.PersistentVolumeSpec{
-			Capacity: size, AccessModes: modes, ClaimRef: &corev1.ObjectReference{Namespace: namespace, Name: "data", UID: claim.UID},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driverName, VolumeHandle: "share-1"}},
-		},
-	}, o)
+	_, err = e.client.CoreV1().PersistentVolumes().Create(ctx, fixture.Bind(pv, claim), o)
 	must(e, err)
 	claim.Status.Phase = corev1.ClaimBound
 	_, err = claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{})
@@ -112,16 +102,7 @@ func TestTheDaemonsWholeWay(t *testing.T) {
 		status, _ := process.Get(t, e.health, "/healthz")
 		return status == http.StatusOK
 	})
-	pod, err := e.client.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "web"},
-		Spec: corev1.PodSpec{
-			NodeName:   nodeName,
-			Containers: []corev1.Container{{Name: "web", Image: "none", VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
-			Volumes: []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
-				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
-			}}},
-		},
-	}, metav1.CreateOptions{})
+	pod, err := e.client.CoreV1().Pods(namespace).Create(t.Context(), fixture.Pod(namespace, "web", nodeName, "data"), metav1.CreateOptions{})
 	must(t, err)
 	target := filepath.Join(e.root, "pods", string(pod.UID), "volumes/kubernetes.io~csi/pv-1/mount")
 	there := func() bool { _, err := os.Stat(target); return err == nil }

@@ -28,7 +28,7 @@ import (
 // launchAs starts a controller with exactly these options.
 func launchAs(t *testing.T, o Options, wrap func(http.RoundTripper) http.RoundTripper) (stop func()) {
 	t.Helper()
-	config := rest.CopyConfig(cluster.controller)
+	config := rest.CopyConfig(controllerConfig)
 	config.UserAgent = kube.FieldManager + "/test"
 	config.Wrap(wrap)
 	mgr, err := kube.NewManager(config, kube.ManagerConfig{
@@ -67,9 +67,9 @@ func (l *lab) upstream(before func(*http.Request)) {
 	if _, err := os.Stat(program); err != nil {
 		l.Skip("needs kube-controller-manager in KUBEBUILDER_ASSETS")
 	}
-	transport, err := rest.TransportFor(cluster.admin)
+	transport, err := rest.TransportFor(cluster.Config())
 	l.must(err)
-	target, _, err := rest.DefaultServerUrlFor(cluster.admin)
+	target, _, err := rest.DefaultServerUrlFor(cluster.Config())
 	l.must(err)
 	proxy := httputil.NewSingleHostReverseProxy(target)
 	proxy.Transport, proxy.FlushInterval = transport, -1

@@ -16,6 +16,7 @@ import (
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // TestUpstreamLacks plays what upstream does and has no test for, and what it gets
@@ -290,7 +291,7 @@ func allVolumesAtOnce(l *lab) {
 	for _, name := range names {
 		l.awaitDetached(name, "a")
 	}
-	if took := time.Since(start); took > patience/2 {
+	if took := time.Since(start); took > wait.Timeout/2 {
 		l.Errorf("%d detaches took %v", len(names), took)
 	}
 }

@@ -24,6 +24,7 @@ import (
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/telemetry"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 const (
@@ -96,9 +97,7 @@ const (
 // enact plays the scenarios with a controller of the options.
 func enact(t *testing.T, o Options, scenarios ...scenario) {
 	t.Helper()
-	if cluster.client == nil {
-		t.Skip("needs kube-apiserver and etcd: set KUBEBUILDER_ASSETS to their folder")
-	}
+	cluster.Start(t)
 	s := &scene{t: t, labs: map[*lab]bool{}, owners: map[string]*lab{}, forced: map[string]int{}}
 	for i := range s.parts {
 		s.parts[i].Add(len(scenarios))
@@ -338,11 +337,7 @@ func (l *lab) fails(match func(*http.Request) bool) (met <-chan struct{}) {
 
 func (l *lab) meet(what string, met <-chan struct{}) {
 	l.Helper()
-	select {
-	case <-met:
-	case <-time.After(patience):
-		l.Fatalf("waited in vain: %s", what)
-	}
+	wait.For(l, what, met)
 }
 
 // never watches for a while that something does not come to be.

@@ -22,16 +22,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/fixture"
+	"belay.dev/belay/internal/testing/wait"
 )
-
-// patience is how long a test waits for what must come, also on a machine that is busy with much else.
-const patience = 2 * time.Minute
 
 // lab is one test's view of the cluster, with the parts that upstream plays.
 type lab struct {
@@ -64,16 +62,14 @@ type lab struct {
 
 func newLab(t *testing.T) *lab {
 	t.Helper()
-	if cluster.client == nil {
-		t.Skip("needs kube-apiserver and etcd: set KUBEBUILDER_ASSETS to their folder")
-	}
+	cluster.Start(t)
 	prefix := strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name()))
 	if len(prefix) > 36 { // with a suffix, the name of a CSI driver has at most 63
 		prefix = prefix[len(prefix)-36:]
 	}
 	prefix = fmt.Sprintf("t%s-%d", notNameChar.ReplaceAllString(prefix, ""), runs.Add(1)) // -count runs it again
 	l := &lab{
-		T: t, Client: cluster.client, ctx: t.Context(), prefix: prefix, changed: make(chan struct{}),
+		T: t, Client: cluster.Client, ctx: t.Context(), prefix: prefix, changed: make(chan struct{}),
 		options: Options{Policy: attachment.Policy{OutOfService: true}},
 		vas:     map[string]*storagev1.VolumeAttachment{}, nodes: map[string]*corev1.Node{}, events: map[string]*corev1.Event{},
 	}
@@ -122,9 +118,7 @@ func (l *lab) must(err error) {
 
 // observer watches, once for all tests, what they assert on.
 var observer = sync.OnceValues(func() (informers.SharedInformerFactory, error) {
-	config := rest.CopyConfig(cluster.admin)
-	config.QPS = -1
-	clients, err := kubernetes.NewForConfig(config)
+	clients, err := kubernetes.NewForConfig(cluster.Config())
 	if err != nil {
 		return nil, err
 	}
@@ -165,7 +159,7 @@ func (l *lab) watch() {
 			l.see(func() { remember(l.events, event.Namespace+"/"+event.Name, event, gone) })
 		}
 	})
-	factory.Start(cluster.done)
+	factory.Start(cluster.Done())
 	toolscache.WaitForCacheSync(l.ctx.Done(), synced...)
 }
 
@@ -205,7 +199,7 @@ func (l *lab) see(f func()) {
 // await returns once the condition holds in what was seen.
 func (l *lab) await(what string, holds func() bool) {
 	l.Helper()
-	deadline := time.NewTimer(patience)
+	deadline := time.NewTimer(wait.Timeout)
 	defer deadline.Stop()
 	for {
 		l.mu.Lock()
@@ -344,13 +338,7 @@ func (l *lab) volume(name string, modes ...corev1.PersistentVolumeAccessMode) {
 
 func (l *lab) claim(name string) {
 	l.Helper()
-	pvc := &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: l.prefix, Name: name},
-		Spec: corev1.PersistentVolumeClaimSpec{
-			VolumeName: l.name(name), StorageClassName: new(""), Resources: storage(),
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-		},
-	}
+	pvc := fixture.Claim(l.prefix, name, fixture.PersistentVolume(l.name(name), driver, ""))
 	l.must(l.Create(l.ctx, pvc))
 	l.patchStatus(&corev1.PersistentVolumeClaim{}, l.prefix, name, map[string]any{"phase": corev1.ClaimBound})
 	l.bind(pvc)
@@ -401,36 +389,13 @@ func (l *lab) manage(node string, managed bool) {
 
 func (l *lab) persistentVolume(name, driver string, modes ...corev1.PersistentVolumeAccessMode) {
 	l.Helper()
-	if len(modes) == 0 {
-		modes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
-	}
-	l.must(l.Create(l.ctx, &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: l.name(name)},
-		Spec: corev1.PersistentVolumeSpec{
-			AccessModes: modes, Capacity: storage().Requests,
-			PersistentVolumeSource: corev1.PersistentVolumeSource{
-				CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: l.name(name)},
-			},
-		},
-	}))
+	l.must(l.Create(l.ctx, fixture.PersistentVolume(l.name(name), driver, l.name(name), modes...)))
 }
 
 // pod makes a pod on a node that uses the claims.
 func (l *lab) pod(name, node string, claims ...string) {
 	l.Helper()
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: l.prefix, Name: name},
-		Spec: corev1.PodSpec{
-			NodeName:   l.name(node),
-			Containers: []corev1.Container{{Name: "c", Image: "i"}},
-		},
-	}
-	for _, claim := range claims {
-		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: claim, VolumeSource: corev1.VolumeSource{
-			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
-		}})
-	}
-	l.must(l.Create(l.ctx, pod))
+	l.must(l.Create(l.ctx, fixture.Pod(l.prefix, name, l.name(node), claims...)))
 	l.Cleanup(func() { _ = l.deletePod(name) })
 }
 

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // TestThousandImpossiblePods has 1,000 pods whose volumes can never attach: no claim, no
@@ -82,18 +83,11 @@ func inParallel(l *lab, n int, f func(i int)) {
 func (l *lab) quiet(when string) {
 	l.Helper()
 	const rest = 3 * time.Second // longer than it takes to look again at what failed or was refused, the first times
-	deadline := time.Now().Add(patience)
-	for before := reconciles(l.T); ; {
+	wait.Until(l, when+": no volume is looked at for a while", func() bool {
+		before := reconciles(l.T)
 		time.Sleep(rest)
-		now := reconciles(l.T)
-		if now == before {
-			break
-		}
-		if time.Now().After(deadline) {
-			l.Fatalf("%s: still looks at volumes after %v, %v times in the last %v", when, patience, now-before, rest)
-		}
-		before = now
-	}
+		return reconciles(l.T) == before
+	})
 	l.Logf("%s: %v looks in all, none in the last %v", when, reconciles(l.T), rest)
 }
 
@@ -141,15 +135,11 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 	l.awaitTold("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), "kubernetes.io/csi: attacher.Attach failed: a webhook says no"))
 	var last time.Time
 	for _, pause := range []time.Duration{0, firstRefusal, 2 * firstRefusal} {
-		select {
-		case next := <-asked:
-			if next.Sub(last) < pause {
-				t.Errorf("asked again after %v, want %v", next.Sub(last), pause)
-			}
-			last = next
-		case <-time.After(patience):
-			t.Fatalf("not asked again, want it after %v", pause)
+		next := wait.For(t, "another request", asked)
+		if next.Sub(last) < pause {
+			t.Errorf("asked again after %v, want %v", next.Sub(last), pause)
 		}
+		last = next
 	}
 	allow.Store(true)
 	l.pod("q", "a", "v") // what happens to the volume counts, not the clock

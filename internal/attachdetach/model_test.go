@@ -19,6 +19,7 @@ import (
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/fixture"
 )
 
 // model is a world without an API server: objects are put into the stores as a watch
@@ -204,18 +205,9 @@ func listing(inUse, attached []string) func(*corev1.Node) {
 }
 
 func aVolume(name, handle string, modes ...corev1.PersistentVolumeAccessMode) *corev1.PersistentVolume {
-	if len(modes) == 0 {
-		modes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
-	}
-	return &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: corev1.PersistentVolumeSpec{
-			AccessModes: modes, ClaimRef: &corev1.ObjectReference{Namespace: "ns", Name: name, UID: types.UID("claim-" + name)},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{
-				CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: handle},
-			},
-		},
-	}
+	pv := fixture.PersistentVolume(name, driver, handle, modes...)
+	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "ns", Name: name, UID: types.UID("claim-" + name)}
+	return pv
 }
 
 // aClaim is bound to the PersistentVolume of its name.
@@ -241,12 +233,7 @@ func byClaimOf(name string) corev1.VolumeSource {
 
 // anAttachment is as belay makes it, or without the annotation as upstream does.
 func anAttachment(k key, node, pv string, annotated bool) *storagev1.VolumeAttachment {
-	va := &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(k.Handle, k.Driver, node)},
-		Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: k.Driver, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv},
-		},
-	}
+	va := fixture.Attachment(kube.AttachmentName(k.Handle, k.Driver, node), k.Driver, node, pv)
 	if annotated {
 		va.Annotations = map[string]string{kube.VolumeHandleAnnotation: k.Handle}
 	}

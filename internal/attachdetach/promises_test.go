@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // TestPromises plays faults that belay had, one subtest for each, named after what
@@ -334,12 +335,7 @@ func lateCreate(l *lab) {
 		return errors.New("no answer")
 	})
 	l.pod("p", "a", "v")
-	var late *http.Request
-	select {
-	case late = <-first:
-	case <-time.After(patience):
-		l.Fatal("nothing was created")
-	}
+	late := wait.For(l, "the create", first)
 	l.gone("p")
 	l.pod("q", "b", "v")
 	l.readyNode("c")
@@ -359,7 +355,7 @@ func lateCreate(l *lab) {
 // carriesOut sends a request of the controller to the API server, as the controller.
 func (l *lab) carriesOut(r *http.Request) {
 	l.Helper()
-	c, err := rest.HTTPClientFor(cluster.controller)
+	c, err := rest.HTTPClientFor(controllerConfig)
 	l.must(err)
 	answer, err := c.Do(r)
 	l.must(err)

@@ -4,9 +4,10 @@ import (
 	"strconv"
 	"sync"
 	"testing"
-	"time"
 
 	"k8s.io/client-go/util/workqueue"
+
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // Workers that are busy when the queue is shut down all leave
@@ -35,15 +36,11 @@ func TestWorkersLeaveAtShutdown(t *testing.T) {
 				}
 			})
 		}
-		<-begun
+		wait.For(t, "the workers to begin", begun)
 		q.ShutDown()
 		q.ShutDown()
 		left := make(chan struct{})
 		go func() { workers.Wait(); close(left) }()
-		select {
-		case <-left:
-		case <-time.After(patience):
-			t.Fatalf("round %d: a worker is still there", round)
-		}
+		wait.For(t, "the workers to end", left)
 	}
 }

@@ -25,6 +25,7 @@ import (
 
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // TestWhatAStaleCacheWouldDo shows, for each kind that a new leader waits for, what it
@@ -85,7 +86,7 @@ func startFailover(l *lab) *failover {
 	f.stopLeader = l.run()
 	l.pod("led", "led", "led")
 	l.awaitReported("led", "led") // it leads
-	config := rest.CopyConfig(cluster.controller)
+	config := rest.CopyConfig(controllerConfig)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
 			if !strings.Contains(r.URL.Path, "/leases") && r.URL.Query().Get("watch") == "" {
@@ -126,16 +127,8 @@ func startFailover(l *lab) *failover {
 // awaitSent returns once the standby has sent a request that contains the text.
 func (f *failover) awaitSent(text string) {
 	f.Helper()
-	deadline := time.After(patience)
-	for {
-		select {
-		case request := <-f.seen:
-			if strings.Contains(request, text) {
-				return
-			}
-		case <-deadline:
-			f.Fatalf("the standby never sends %s", text)
-		}
+	for !strings.Contains(wait.For(f, "the standby to send "+text, f.seen), text) {
+		continue
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/telemetry"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // Admission may remove annotations, and a handle may be too long for one: belay still
@@ -123,7 +124,7 @@ func (l *lab) stripAnnotations() {
 		_ = l.Delete(context.Background(), policy)
 	})
 	source := "x"
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) { // until the API server has read it
+	wait.Until(l, "the policy takes effect", func() bool { // the API server learns of it by a watch
 		va := &storagev1.VolumeAttachment{
 			ObjectMeta: metav1.ObjectMeta{Name: l.name("trial"), Annotations: map[string]string{"a": "b"}},
 			Spec: storagev1.VolumeAttachmentSpec{
@@ -131,11 +132,6 @@ func (l *lab) stripAnnotations() {
 			},
 		}
 		l.must(l.Create(l.ctx, va, client.DryRunAll))
-		if len(va.Annotations) == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			l.Fatal("the policy never took effect")
-		}
-	}
+		return len(va.Annotations) == 0
+	})
 }

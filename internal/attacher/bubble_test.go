@@ -18,6 +18,7 @@ import (
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/fixture"
 )
 
 // bubble is an attacher in fake time (testing/synctest), with its API server and its driver.
@@ -94,15 +95,7 @@ func (b *bubble) start(change ...func(*Config)) (stop func()) {
 
 // volume makes a PersistentVolume whose name is also its handle.
 func (b *bubble) volume(name string, modes ...corev1.PersistentVolumeAccessMode) {
-	if modes == nil {
-		modes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
-	}
-	b.api.put("persistentvolumes", &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: corev1.PersistentVolumeSpec{AccessModes: modes, PersistentVolumeSource: corev1.PersistentVolumeSource{
-			CSI: &corev1.CSIPersistentVolumeSource{Driver: bubbleDriver, VolumeHandle: name},
-		}},
-	})
+	b.api.put("persistentvolumes", fixture.PersistentVolume(name, bubbleDriver, name, modes...))
 }
 
 // node makes the CSINode of a node.
@@ -122,12 +115,7 @@ func (b *bubble) attach(volume, node string, change ...func(*storagev1.VolumeAtt
 	if _, ok := b.api.get("csinodes", node); !ok {
 		b.node(node, "id-"+node)
 	}
-	va := &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: bubbleName(volume, node)},
-		Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: bubbleDriver, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume},
-		},
-	}
+	va := fixture.Attachment(bubbleName(volume, node), bubbleDriver, node, volume)
 	for _, f := range change {
 		f(va)
 	}

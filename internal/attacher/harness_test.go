@@ -23,7 +23,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
@@ -37,6 +36,7 @@ import (
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/testing/apiserver"
 	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/fixture"
 	"belay.dev/belay/internal/testing/wait"
 )
 
@@ -216,16 +216,7 @@ func (w *world) deleteNode(name string) {
 }
 
 func csiPV(w *world, name string) *corev1.PersistentVolume {
-	return &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: w.name(name)},
-		Spec: corev1.PersistentVolumeSpec{
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			Capacity:    corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
-				Driver: w.driver.Name, VolumeHandle: w.name(name),
-			}},
-		},
-	}
+	return fixture.PersistentVolume(w.name(name), w.driver.Name, w.name(name))
 }
 
 // volume makes a PersistentVolume whose handle is its name.
@@ -269,12 +260,7 @@ func (w *world) handle(name string) string {
 func (w *world) attachment(volume, node string, change ...func(*storagev1.VolumeAttachment)) string {
 	w.t.Helper()
 	pv := w.name(volume)
-	va := &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(w.handle(pv), w.driver.Name, w.name(node))},
-		Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: w.driver.Name, NodeName: w.name(node), Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv},
-		},
-	}
+	va := fixture.Attachment(kube.AttachmentName(w.handle(pv), w.driver.Name, w.name(node)), w.driver.Name, w.name(node), pv)
 	for _, f := range change {
 		f(va)
 	}

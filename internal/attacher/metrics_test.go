@@ -3,11 +3,8 @@ package attacher
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/http"
-	"os"
 	"os/exec"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -16,15 +13,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"belay.dev/belay/internal/testing/metrics"
 	"belay.dev/belay/internal/testing/process"
 	"belay.dev/belay/internal/testing/wait"
-)
-
-var (
-	metricType   = regexp.MustCompile(`(?m)^# TYPE (\S+) (\S+)$`)
-	metricSample = regexp.MustCompile(`(?m)^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? \S+$`)
-	metricLabel  = regexp.MustCompile(`([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"`)
-	metricRow    = regexp.MustCompile("(?m)^\\| `([a-z0-9_*]+)` \\| (\\w+) \\|(.*?)\\| \\S.* \\|$")
 )
 
 // scrape reads a page of a running program, as soon as the program replies and the page contains what is wanted.
@@ -38,45 +29,12 @@ func scrape(t *testing.T, address, path string, wanted ...string) (text string) 
 	return text
 }
 
-// family is one metric: its type, the names of its labels, and the values of each.
-type family struct {
-	kind   string
-	labels map[string]map[string]bool
-}
-
-func (f family) String() string {
-	labels := slices.DeleteFunc(slices.Sorted(maps.Keys(f.labels)), func(l string) bool { return l == "le" || l == "quantile" })
-	return strings.TrimSpace(f.kind + " " + strings.Join(labels, ","))
-}
-
-func families(text string) map[string]family {
-	found := map[string]family{}
-	for _, m := range metricType.FindAllStringSubmatch(text, -1) {
-		found[m[1]] = family{kind: m[2], labels: map[string]map[string]bool{}}
-	}
-	for _, m := range metricSample.FindAllStringSubmatch(text, -1) {
-		name := m[1]
-		for _, suffix := range []string{"_bucket", "_sum", "_count"} {
-			if base, ok := strings.CutSuffix(name, suffix); ok && found[name].kind == "" && found[base].kind != "" {
-				name = base
-			}
-		}
-		for _, l := range metricLabel.FindAllStringSubmatch(m[2], -1) {
-			if found[name].labels[l[1]] == nil {
-				found[name].labels[l[1]] = map[string]bool{}
-			}
-			found[name].labels[l[1]][l[2]] = true
-		}
-	}
-	return found
-}
-
 // migratedDriver is one to which in-tree volumes were migrated.
 const migratedDriver = "ebs.csi.aws.com"
 
 // cycle runs a program, lets it attach and detach a volume, one of the calls with an error, and
 // reads its metrics. It leads, but where it stands in for a driver of a given name.
-func cycle(t *testing.T, program, driver string) map[string]family {
+func cycle(t *testing.T, program, driver string) map[string]metrics.Family {
 	t.Helper()
 	w := newWorld(t)
 	leads := driver == ""
@@ -103,40 +61,11 @@ func cycle(t *testing.T, program, driver string) map[string]family {
 		t.Error("the leader is not healthy")
 	}
 	p.Stop(syscall.SIGTERM) // an interrupt is not heeded by what a shell began in the background
-	found := families(strings.ReplaceAll(text, w.driver.Name, "DRIVER"))
+	found := metrics.Parse(strings.ReplaceAll(text, w.driver.Name, "DRIVER"))
 	if len(found) < 30 {
 		t.Fatalf("unexpected metrics of %s: %s", program, text)
 	}
 	return found
-}
-
-// documentedMetrics reads the tables of docs/metrics/attacher.md: "type label,label", or "none" for
-// what only csi-attacher has. Names may end with *.
-func documentedMetrics(t *testing.T) map[string]string {
-	t.Helper()
-	content, err := os.ReadFile("../../docs/metrics/attacher.md")
-	must(t, err)
-	found := map[string]string{}
-	for _, m := range metricRow.FindAllStringSubmatch(string(content), -1) {
-		var labels []string
-		for l := range strings.SplitSeq(m[3], ",") {
-			if l = strings.Trim(strings.TrimSpace(l), "`"); l != "" {
-				labels = append(labels, l)
-			}
-		}
-		slices.Sort(labels)
-		found[m[1]] = strings.TrimSpace(m[2] + " " + strings.Join(labels, ","))
-	}
-	return found
-}
-
-// rowOf finds the row of a metric: its own, or one for all that begin so.
-func rowOf(docs map[string]string, metric string) string {
-	if row, ok := docs[metric]; ok {
-		return row
-	}
-	prefix, _, _ := strings.Cut(metric, "_")
-	return docs[prefix+"_*"]
 }
 
 // seldom are documented metrics that a process without trouble does not show.
@@ -146,10 +75,10 @@ var seldom = []string{"leader_election_slowpath_total"}
 // of labels (at least) and buckets, but for what docs/metrics/attacher.md calls none; and what belay-attacher measures
 // docs/metrics/attacher.md describes, both ways.
 func TestMetricsOfBothPrograms(t *testing.T) {
-	upstream, belay, docs := cycle(t, upstreamPath(t), ""), cycle(t, programPath(t), ""), documentedMetrics(t)
+	upstream, belay, docs := cycle(t, upstreamPath(t), ""), cycle(t, programPath(t), ""), metrics.Documented(t, "../../docs/metrics/attacher.md")
 	measuresAll(t, upstream, belay, docs)
 	for name, got := range belay {
-		if row := rowOf(docs, name); row != got.String() && row != "all" {
+		if row := metrics.Row(docs, name); row != got.String() && row != "all" {
 			t.Errorf("%s is %q, docs/metrics/attacher.md says %q", name, got, row)
 		}
 	}
@@ -162,18 +91,18 @@ func TestMetricsOfBothPrograms(t *testing.T) {
 
 func TestMetricsOfBothProgramsForAMigratedDriver(t *testing.T) {
 	upstream, belay := cycle(t, upstreamPath(t), migratedDriver), cycle(t, programPath(t), migratedDriver)
-	measuresAll(t, upstream, belay, documentedMetrics(t))
-	if calls := belay["csi_sidecar_operations_seconds"]; !calls.labels["migrated"]["false"] {
-		t.Errorf("calls have the labels %v", calls.labels)
+	measuresAll(t, upstream, belay, metrics.Documented(t, "../../docs/metrics/attacher.md"))
+	if calls := belay["csi_sidecar_operations_seconds"]; !calls.Labels["migrated"]["false"] {
+		t.Errorf("calls have the labels %v", calls.Labels)
 	}
 }
 
 // measuresAll compares what upstream measures with what belay does.
-func measuresAll(t *testing.T, upstream, belay map[string]family, docs map[string]string) {
+func measuresAll(t *testing.T, upstream, belay map[string]metrics.Family, docs map[string]string) {
 	t.Helper()
 	for name, want := range upstream {
 		got, ok := belay[name]
-		if row := rowOf(docs, name); !ok && row != "none" {
+		if row := metrics.Row(docs, name); !ok && row != "none" {
 			t.Errorf("csi-attacher has %s (%v), belay-attacher and docs/metrics/attacher.md have not", name, want)
 		}
 		if !ok || strings.HasPrefix(name, "go_") || name == "registered_metrics_total" { // of what is linked
@@ -182,10 +111,10 @@ func measuresAll(t *testing.T, upstream, belay map[string]family, docs map[strin
 		if got.String() != want.String() {
 			t.Errorf("%s is %q, csi-attacher's %q", name, got, want)
 		}
-		for label, values := range want.labels {
+		for label, values := range want.Labels {
 			for value := range values {
-				if !got.labels[label][value] {
-					t.Errorf("csi-attacher has %s{%s=%q}, belay-attacher has %v", name, label, value, got.labels[label])
+				if !got.Labels[label][value] {
+					t.Errorf("csi-attacher has %s{%s=%q}, belay-attacher has %v", name, label, value, got.Labels[label])
 				}
 			}
 		}

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // through makes an attacher's client go through a round tripper.
@@ -259,7 +260,7 @@ func TestCSINodesAreAwaited(t *testing.T) {
 	w.delete(gone)
 	late := &heldBack{resource: "csinodes", free: make(chan struct{}), reached: make(chan struct{})}
 	w.start(w.through(func(next http.RoundTripper) http.RoundTripper { late.RoundTripper = next; return late }))
-	<-late.reached
+	wait.For(t, "the request for CSINodes", late.reached)
 	time.AfterFunc(200*time.Millisecond, func() { close(late.free) })
 	w.until(va, "attached", func(va *storagev1.VolumeAttachment) bool {
 		if va.Status.AttachError != nil {

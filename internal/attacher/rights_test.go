@@ -150,7 +150,13 @@ func TestShippedRightsAreWhatIsUsed(t *testing.T) {
 		"--leader-election", "--leader-election-namespace", "belay-system", "--leader-election-retry-period=100ms"}
 	p := process.Start(t, exec.Command(programPath(t), args...))
 	attachAndDetach(w, "pv1")
+	if !held(w.lease()) {
+		t.Error("there is no lease of csi-attacher's name, or it has no holder")
+	}
 	p.Stop(syscall.SIGTERM)
+	if held(w.lease()) {
+		t.Error("the lease was not released")
+	}
 	// What client-go does where lists are not streamed: API servers before 1.34.
 	w.volume("pv2")
 	lister := exec.Command(programPath(t), args...)

@@ -10,19 +10,18 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"belay.dev/belay/internal/testing/apiserver"
 	"belay.dev/belay/internal/testing/process"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // childVariable makes the test binary be the sidecar: tests that kill it need a
@@ -71,38 +70,6 @@ func (w *world) launch(cmd *exec.Cmd) *process.Process {
 	w.t.Helper()
 	cmd.Env = append(os.Environ(), childVariable+"=1")
 	return process.Start(w.t, cmd)
-}
-
-func TestSidecarUnderTheRightsThatAreShipped(t *testing.T) {
-	w := newWorld(t)
-	w.node("node1")
-	w.secret("s1", map[string][]byte{"key": []byte("value")})
-	w.volume("pv1", withSecret(w, "s1"))
-	s := w.sidecar("--leader-election", "--leader-election-namespace", shippedNamespace)
-	va := w.attachment("pv1", "node1")
-	w.until(va, "attached", isAttached)
-	lease, err := w.client.CoordinationV1().Leases(shippedNamespace).Get(t.Context(), strings.ReplaceAll("external-attacher-leader-"+w.driver.Name, ".", "-"), metav1.GetOptions{})
-	if err != nil {
-		t.Fatalf("the lease of csi-attacher's name: %v", err)
-	}
-	must(t, w.client.CoreV1().PersistentVolumes().Delete(t.Context(), w.name("pv1"), metav1.DeleteOptions{}))
-	w.delete(va)
-	w.until(va, "gone", isGone)
-	w.untilPV("pv1", false)
-	s.Signal(syscall.SIGTERM)
-	s.Wait()
-	lease, err = w.client.CoordinationV1().Leases(shippedNamespace).Get(t.Context(), lease.Name, metav1.GetOptions{})
-	if err != nil || held(lease) {
-		t.Errorf("the lease was not given up: %+v, %v", lease, err)
-	}
-	for _, line := range s.Lines() {
-		if strings.Contains(line, "forbidden") {
-			t.Errorf("a right is missing: %s", line)
-		}
-		if strings.Contains(line, "value") && !strings.Contains(line, "values") {
-			t.Errorf("a secret was logged: %s", line)
-		}
-	}
 }
 
 func held(lease *coordinationv1.Lease) bool {
@@ -240,7 +207,7 @@ func TestSidecarKilledAtRandomMoments(t *testing.T) {
 			w.until(name, "gone", isGone)
 		}
 	}
-	<-killed
+	wait.For(t, "the last kill", killed)
 	for _, va := range w.list() {
 		w.until(va.Name, "gone", isGone)
 	}

@@ -9,7 +9,8 @@ import (
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
-	corev1 "k8s.io/api/core/v1"
+
+	"belay.dev/belay/internal/testing/csidriver"
 )
 
 func TestAVolumeGoesAllTheWayAndBack(t *testing.T) {
@@ -19,7 +20,7 @@ func TestAVolumeGoesAllTheWayAndBack(t *testing.T) {
 	pod := w.pod("writer", "data")
 	agent.SetPod(pod)
 	w.untilInUse(handle)
-	if calls := w.driver.made(); len(calls) != 0 {
+	if calls := w.driver.Made(); len(calls) != 0 {
 		t.Fatalf("the driver was called before the volume was attached: %v", calls)
 	}
 	w.attach(handle)
@@ -37,13 +38,13 @@ func TestAVolumeGoesAllTheWayAndBack(t *testing.T) {
 	if diff := cmp.Diff(&csispec.NodeStageVolumeRequest{
 		VolumeId: handle, PublishContext: map[string]string{"device": "/dev/" + handle}, StagingTargetPath: staging,
 		VolumeCapability: capability, VolumeContext: map[string]string{"pool": "fast"},
-	}, lastRequest[*csispec.NodeStageVolumeRequest](w.driver), protocmp.Transform()); diff != "" {
+	}, csidriver.LastRequest[*csispec.NodeStageVolumeRequest](w.driver), protocmp.Transform()); diff != "" {
 		t.Errorf("NodeStageVolume (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(&csispec.NodePublishVolumeRequest{
 		VolumeId: handle, PublishContext: map[string]string{"device": "/dev/" + handle}, StagingTargetPath: staging, TargetPath: target,
 		VolumeCapability: capability, VolumeContext: map[string]string{"pool": "fast"},
-	}, lastRequest[*csispec.NodePublishVolumeRequest](w.driver), protocmp.Transform()); diff != "" {
+	}, csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver), protocmp.Transform()); diff != "" {
 		t.Errorf("NodePublishVolume (-want +got):\n%s", diff)
 	}
 	wantData(t, filepath.Join(filepath.Dir(target), volumeData), map[string]string{
@@ -55,7 +56,7 @@ func TestAVolumeGoesAllTheWayAndBack(t *testing.T) {
 	agent.RemovePod(pod.UID)
 	w.unmounted(agent, pod)
 	w.untilNotInUse(handle)
-	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Unpublish data", "Unstage data"}, w.driver.made()); diff != "" {
+	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Unpublish data", "Unstage data"}, w.driver.Made()); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 	if left := w.leftovers(); len(left) > 0 {
@@ -75,32 +76,4 @@ func wantData(t *testing.T, path string, want map[string]string) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", path, diff)
 	}
-}
-
-func TestADriverRegistersAndGoes(t *testing.T) {
-	w := newWorld(t)
-	w.agent()
-	if status := w.driver.registered(); !status.PluginRegistered {
-		t.Fatalf("not registered: %s", status.Error)
-	}
-	node := w.untilNode("the managed annotation is set", func(n *corev1.Node) bool {
-		return n.Annotations["volumes.kubernetes.io/controller-managed-attach-detach"] == "true"
-	})
-	if got, want := node.Annotations["csi.volume.kubernetes.io/nodeid"], `{"`+w.driverName()+`":"id-of-`+w.name+`"}`; got != want {
-		t.Errorf("node IDs are %s, want %s", got, want)
-	}
-	if got := node.Labels["topology.test.belay.dev/rack"]; got != "r1" {
-		t.Errorf("topology label is %q", got)
-	}
-	w.wantCSINode(node)
-	w.driver.stop()
-	w.untilNode("the driver's ID is gone", func(n *corev1.Node) bool {
-		_, ok := n.Annotations["csi.volume.kubernetes.io/nodeid"]
-		return !ok
-	})
-	w.driver.start()
-	if status := w.driver.registered(); !status.PluginRegistered {
-		t.Fatalf("not registered again: %s", status.Error)
-	}
-	w.wantCSINode(w.node())
 }

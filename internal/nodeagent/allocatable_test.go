@@ -24,6 +24,7 @@ import (
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // refreshed lets the driver's limit be asked for every ten seconds, the shortest that the API allows.
@@ -34,10 +35,11 @@ func hasty(second time.Duration) func(*Config) {
 	return func(c *Config) { c.limitPeriodUnit, c.attachErrorAfter = second, time.Millisecond }
 }
 
-func (d *scriptedDriver) limit(volumes int64) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.info = &csispec.NodeGetInfoResponse{NodeId: d.info.NodeId, MaxVolumesPerNode: volumes, AccessibleTopology: d.info.AccessibleTopology}
+func (w *world) limit(volumes int64) {
+	w.driver.Lock()
+	defer w.driver.Unlock()
+	old := w.driver.NodeInfo
+	w.driver.NodeInfo = &csispec.NodeGetInfoResponse{NodeId: old.NodeId, MaxVolumesPerNode: volumes, AccessibleTopology: old.AccessibleTopology}
 }
 
 // limits watches the node's CSINode and returns what follows its count: it fails if the
@@ -65,7 +67,7 @@ func (w *world) limits() (until func(count int32)) {
 	}
 	return func(want int32) {
 		w.Helper()
-		deadline := time.After(patience)
+		deadline := time.After(wait.Timeout)
 		for count != want {
 			select {
 			case event := <-watching.ResultChan():
@@ -84,16 +86,16 @@ func (w *world) limits() (until func(count int32)) {
 // overflow rules of TestInstallCSIDriver.
 func TestTheAllocatableCountFollowsTheDriver(t *testing.T) {
 	w := newWorld(t, refreshed)
-	w.driver.limit(5)
+	w.limit(5)
 	w.agent(hasty(time.Millisecond))
-	w.driver.registered()
+	w.driver.Registered()
 	until := w.limits()
 	until(5)
 	for _, c := range []struct {
 		says int64
 		want int32
 	}{{8, 8}, {math.MaxInt64, math.MaxInt32}, {0, 0}, {3, 3}, {-1, 0}} {
-		w.driver.limit(c.says)
+		w.limit(c.says)
 		until(c.want)
 	}
 }
@@ -103,8 +105,8 @@ func TestWithoutAPeriodTheAllocatableCountStays(t *testing.T) {
 	w := newWorld(t, func(d *storagev1.CSIDriver) { d.Spec.AttachRequired = new(true) })
 	handle := w.volume("data")
 	agent, _ := w.agent(hasty(time.Millisecond))
-	w.driver.registered()
-	w.driver.limit(8)
+	w.driver.Registered()
+	w.limit(8)
 	w.refuse(handle, codes.ResourceExhausted)
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
@@ -146,10 +148,10 @@ func TestWaitForAttachAndMountVolumeAttachLimitExceededError(t *testing.T) {
 	w := newWorld(t, refreshed)
 	handle := w.volume("data")
 	agent, _ := w.agent(hasty(time.Hour)) // the clock asks for nothing
-	w.driver.registered()
+	w.driver.Registered()
 	until := w.limits()
 	until(7)
-	w.driver.limit(2)
+	w.limit(2)
 	w.refuse(handle, codes.ResourceExhausted)
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
@@ -176,8 +178,8 @@ func TestAnAttachThatFailsOtherwiseRefreshesNothing(t *testing.T) {
 	w := newWorld(t, refreshed)
 	handle := w.volume("data")
 	agent, _ := w.agent(func(c *Config) { c.limitPeriodUnit, c.attachErrorAfter = time.Hour, time.Hour })
-	w.driver.registered()
-	w.driver.limit(2)
+	w.driver.Registered()
+	w.limit(2)
 	w.refuse(handle, codes.Internal)
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)

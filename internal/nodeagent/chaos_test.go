@@ -22,11 +22,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/apiserver"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // childEnv makes this test binary an agent process that a test can kill -9. It
@@ -97,7 +97,7 @@ func (c *chaos) violated(format string, args ...any) {
 func (c *chaos) saveTable() error {
 	c.saving.Lock()
 	defer c.saving.Unlock()
-	points, err := c.driver.mountPoints()
+	points, err := c.driver.MountPoints()
 	if err != nil {
 		return err
 	}
@@ -226,12 +226,10 @@ func TestKillsAtAnyMoment(t *testing.T) {
 		c.killAgent()
 		c.startAgent()
 	}
-	c.driver.mu.Lock()
-	c.driver.after = func(string, string, int) error { return c.saveTable() }
-	c.driver.mu.Unlock()
+	c.driver.SetAfter(func(string, string, int) error { return c.saveTable() })
 	for name, pod := range c.pods {
 		target := filepath.Join(c.root, podVolumesDir(string(pod.UID)), c.name+"-"+pod.Spec.Volumes[0].Name, "mount")
-		c.until("pod "+name+" is mounted", func() bool { return c.isMounted(target) })
+		wait.Until(c, "pod "+name+" is mounted", func() bool { return c.isMounted(target) })
 	}
 	for name := range c.pods {
 		must(t, c.admin.CoreV1().Pods(c.name).Delete(c.ctx, name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
@@ -245,21 +243,21 @@ func TestKillsAtAnyMoment(t *testing.T) {
 	for _, violation := range c.violations {
 		t.Error(violation)
 	}
-	if points, _ := c.driver.mountPoints(); len(points) > 0 {
+	if points, _ := c.driver.MountPoints(); len(points) > 0 {
 		t.Errorf("still mounted: %v", points)
 	}
 	if left := c.leftovers(); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
 	histogram := map[string]int{}
-	for _, call := range c.driver.made() {
+	for _, call := range c.driver.Made() {
 		histogram[strings.Fields(call)[0]]++
 	}
 	t.Logf("%d kills; calls %v", kills, histogram)
 }
 
 func (c *chaos) isMounted(path string) bool {
-	points, _ := c.driver.mountPoints()
+	points, _ := c.driver.MountPoints()
 	return slices.Contains(points, path)
 }
 
@@ -282,10 +280,7 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 			t.Logf("the agents logged:\n%s", raw)
 		}
 	})
-	c.kubeconfig, c.table = filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "mounts")
-	raw, err := kubeconfigOf(c.nodeID)
-	must(t, err)
-	must(t, os.WriteFile(c.kubeconfig, raw, 0o600))
+	c.kubeconfig, c.table = apiserver.Kubeconfig(t, c.nodeID), filepath.Join(dir, "mounts")
 	for _, name := range []string{"v0", "v1", "v2"} {
 		c.handles = append(c.handles, c.volume(name))
 	}
@@ -303,13 +298,13 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 			return nil
 		}
 	}
-	c.driver.mu.Lock()
-	defer c.driver.mu.Unlock()
-	c.driver.hook = func(method, handle string, _ int) error {
+	c.driver.Lock()
+	defer c.driver.Unlock()
+	c.driver.Before = func(method, handle string, _ int) error {
 		c.checkS7(method, handle)
 		return moody()
 	}
-	c.driver.after = func(string, string, int) error {
+	c.driver.After = func(string, string, int) error {
 		if err := c.saveTable(); err != nil {
 			return err
 		}
@@ -344,16 +339,4 @@ func envNumber(t *testing.T, name string, otherwise uint64) uint64 {
 		t.Fatalf("%s=%q is no number", name, text)
 	}
 	return number
-}
-
-// kubeconfigOf is a file for a client's configuration.
-func kubeconfigOf(config *rest.Config) ([]byte, error) {
-	return clientcmd.Write(clientcmdapi.Config{
-		Clusters: map[string]*clientcmdapi.Cluster{"c": {Server: config.Host, CertificateAuthorityData: config.CAData}},
-		AuthInfos: map[string]*clientcmdapi.AuthInfo{"u": {
-			ClientCertificateData: config.CertData, ClientKeyData: config.KeyData, Token: config.BearerToken,
-		}},
-		Contexts:       map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}},
-		CurrentContext: "x",
-	})
 }

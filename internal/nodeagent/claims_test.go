@@ -18,6 +18,7 @@ import (
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // TestAClaimThatDoesNotHoldItsVolume: nothing is called before it does.
@@ -147,7 +148,7 @@ func TestARootThatDoesNotPropagateIsTold(t *testing.T) {
 			must(t, unix.Mount("", w.root, "", test.flag, ""))
 			var log lines
 			agent, _ := w.agent(func(c *Config) { c.MountPoints, c.Logger = nil, log.logger() })
-			w.until("it is at work", func() bool { return agent.Ready() == nil })
+			wait.Until(w, "it is at work", func() bool { return agent.Ready() == nil })
 			if told := log.with("do not propagate"); len(told) != test.told {
 				t.Errorf("told %q, want %d times", told, test.told)
 			}
@@ -213,7 +214,7 @@ func TestWhatAnAgentThatDiedWasWritingGoes(t *testing.T) {
 			}
 			agent.RemovePod(pod.UID)
 			w.unmounted(agent, pod)
-			w.until("nothing is left", func() bool { return len(w.leftovers()) == 0 })
+			wait.Until(w, "nothing is left", func() bool { return len(w.leftovers()) == 0 })
 		})
 	}
 }

@@ -31,9 +31,9 @@ func eachCode() map[string]codes.Code {
 }
 
 // callsOf are the calls for one volume; tries that follow each other count once.
-func (d *scriptedDriver) callsOf(volume string) []string {
+func (w *world) callsOf(volume string) []string {
 	var calls []string
-	for _, call := range d.made() {
+	for _, call := range w.driver.Made() {
 		if method, of, _ := strings.Cut(call, " "); of == volume {
 			calls = append(calls, method)
 		}
@@ -102,7 +102,7 @@ func TestEachCodeOnTheWayUp(t *testing.T) {
 				case slices.Contains(refusals, code):
 					want = test.refused
 				}
-				if diff := cmp.Diff(want, w.driver.callsOf(volume)); diff != "" {
+				if diff := cmp.Diff(want, w.callsOf(volume)); diff != "" {
 					t.Errorf("%s: calls (-want +got):\n%s", code, diff)
 				}
 			}
@@ -122,7 +122,7 @@ func TestAlreadyExistsIsNoRefusal(t *testing.T) {
 		t.Run(method, func(t *testing.T) {
 			w := newWorld(t)
 			handle := w.volume("data")
-			w.driver.hook = func(called, _ string, _ int) error {
+			w.driver.Before = func(called, _ string, _ int) error {
 				if called != method {
 					return nil
 				}
@@ -136,7 +136,7 @@ func TestAlreadyExistsIsNoRefusal(t *testing.T) {
 			w.untilEvent(pod, "FailedMount", "AlreadyExists desc = it has other mount flags")
 			agent.RemovePod(pod.UID)
 			w.untilNotInUse(handle)
-			if diff := cmp.Diff(want, w.driver.callsOf("data")); diff != "" {
+			if diff := cmp.Diff(want, w.callsOf("data")); diff != "" {
 				t.Errorf("calls (-want +got):\n%s", diff)
 			}
 		})
@@ -181,7 +181,7 @@ func TestEachCodeOnTheWayBack(t *testing.T) {
 			agent.wakeAll() // no back-off is waited for
 			for volume, code := range eachCode() {
 				w.untilNotInUse(f.handles[volume])
-				if diff := cmp.Diff([]string{"Stage", "Publish", "Unpublish", "Unstage"}, w.driver.callsOf(volume)); diff != "" {
+				if diff := cmp.Diff([]string{"Stage", "Publish", "Unpublish", "Unstage"}, w.callsOf(volume)); diff != "" {
 					t.Errorf("%s: calls (-want +got):\n%s", code, diff)
 				}
 			}
@@ -203,7 +203,7 @@ func TestEachCodeOfTheCapabilities(t *testing.T) {
 		defer mu.Unlock()
 		code = with
 	}
-	w.driver.intercept(func(call string, _ any, do func() (any, error)) (any, error) {
+	w.driver.Intercept(func(call string, _ any, do func() (any, error)) (any, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		if call == "NodeGetCapabilities" && code != codes.OK {
@@ -225,7 +225,7 @@ func TestEachCodeOfTheCapabilities(t *testing.T) {
 			w.unmounted(agent, pods[volume])
 		}
 	}
-	if calls := w.driver.made(); len(calls) > 0 {
+	if calls := w.driver.Made(); len(calls) > 0 {
 		t.Errorf("called before it was known what the driver can do: %v", calls)
 	}
 	answer(codes.OK)
@@ -243,7 +243,7 @@ func TestCapabilitiesThatFailForgetNoPublish(t *testing.T) {
 	handle := w.volume("data")
 	var mu sync.Mutex
 	published := false
-	w.driver.intercept(func(call string, _ any, do func() (any, error)) (any, error) {
+	w.driver.Intercept(func(call string, _ any, do func() (any, error)) (any, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		switch {
@@ -267,7 +267,7 @@ func TestCapabilitiesThatFailForgetNoPublish(t *testing.T) {
 	w.untilEvent(pod, "NodeGetCapabilities", "Unimplemented")
 	agent.RemovePod(pod.UID)
 	w.untilNotInUse(handle)
-	if diff := cmp.Diff([]string{"Stage", "Publish", "Unpublish", "Unstage"}, w.driver.callsOf("data")); diff != "" {
+	if diff := cmp.Diff([]string{"Stage", "Publish", "Unpublish", "Unstage"}, w.callsOf("data")); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 }
@@ -297,7 +297,7 @@ func newFailing(w *world, method string, block bool) *failing {
 			}
 		}, volume)
 	}
-	w.driver.hook = func(called, handle string, _ int) error {
+	w.driver.Before = func(called, handle string, _ int) error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if code := f.codes[handle]; called == method && code != codes.OK {

@@ -12,6 +12,9 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // csiDriver makes the driver's CSIDriver anew.
@@ -52,7 +55,7 @@ func TestUpstreamAttachPolicy(t *testing.T) {
 			agent.SetPod(pod)
 			if test.attached {
 				w.untilInUse(handle)
-				w.until("it waits for the attach", func() bool { return w.waitsFor(agent, pod, "NotAttached") })
+				wait.Until(w, "it waits for the attach", func() bool { return w.waitsFor(agent, pod, "NotAttached") })
 				w.callsAre()
 				w.attach(handle)
 			}
@@ -92,19 +95,17 @@ func TestUpstreamCSIDriverChanges(t *testing.T) {
 		w := newWorld(t, withAttach)
 		handle := w.volume("data")
 		agent, _ := w.agent()
-		w.driver.mu.Lock()
-		w.driver.hook = func(method, _ string, _ int) error {
-			if method == "Stage" && len(lastRequest[*csispec.NodeStageVolumeRequest](w.driver).PublishContext) > 0 {
+		w.driver.SetBefore(func(method, _ string, _ int) error {
+			if method == "Stage" && len(csidriver.LastRequest[*csispec.NodeStageVolumeRequest](w.driver).PublishContext) > 0 {
 				return status.Error(codes.DeadlineExceeded, "nobody knows")
 			}
 			return nil
-		}
-		w.driver.mu.Unlock()
+		})
 		pod := w.pod("p", "data")
 		agent.SetPod(pod)
 		w.untilInUse(handle)
 		w.attach(handle)
-		w.until("the stage had no answer", func() bool { return agent.failuresOf(pod.UID) > 0 })
+		wait.Until(w, "the stage had no answer", func() bool { return agent.failuresOf(pod.UID) > 0 })
 		w.csiDriver(noAttach)
 		w.mounted(agent, pod)
 		if got := w.detach(handle); got == nil {
@@ -118,7 +119,7 @@ func TestUpstreamCSIDriverChanges(t *testing.T) {
 		w := newWorld(t, withAttach)
 		l := w.live()
 		w.csiDriver(noAttach)
-		w.until("the agent knows", func() bool { return !l.agent.plugins.rules(w.driverName()).attachNeeded })
+		wait.Until(w, "the agent knows", func() bool { return !l.agent.plugins.rules(w.driverName()).attachNeeded })
 		second := w.pod("second", "data")
 		l.agent.SetPod(second)
 		w.mounted(l.agent, second)
@@ -152,17 +153,17 @@ func TestUpstreamMountControllerAttachEnabled(t *testing.T) {
 		w := newWorld(t)
 		l := w.live()
 		second := w.pod("second", "data")
-		w.driver.mu.Lock()
+		w.driver.Lock()
 		var once sync.Once
-		w.driver.hook = func(method, _ string, _ int) error {
+		w.driver.Before = func(method, _ string, _ int) error {
 			if method == "Unstage" {
 				once.Do(func() { l.agent.SetPod(second) })
 			}
 			return nil
 		}
-		w.driver.mu.Unlock()
+		w.driver.Unlock()
 		l.agent.RemovePod(l.pod.UID)
-		w.until("the second pod is set", func() bool { return w.driver.attempted("Unstage") > 0 })
+		wait.Until(w, "the second pod is set", func() bool { return w.driver.Count("Unstage", "") > 0 })
 		w.mounted(l.agent, second)
 		if got := w.detach(l.handle); got == nil {
 			t.Error("detached while it is mounted")
@@ -208,8 +209,8 @@ func TestUpstreamWorkloadInformation(t *testing.T) {
 					"csi.storage.k8s.io/pod.uid": string(pod.UID), "csi.storage.k8s.io/serviceAccount.name": "robot", "csi.storage.k8s.io/ephemeral": "false",
 				}
 			}
-			wantContext(t, "publish", want, lastRequest[*csispec.NodePublishVolumeRequest](w.driver).VolumeContext)
-			wantContext(t, "stage", map[string]string{"pool": "fast"}, lastRequest[*csispec.NodeStageVolumeRequest](w.driver).VolumeContext)
+			wantContext(t, "publish", want, csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver).VolumeContext)
+			wantContext(t, "stage", map[string]string{"pool": "fast"}, csidriver.LastRequest[*csispec.NodeStageVolumeRequest](w.driver).VolumeContext)
 		})
 	}
 }
@@ -223,7 +224,7 @@ func (w *world) updateCSIDriver(agent *Agent, change func(*storagev1.CSIDriver))
 	change(object)
 	object, err = api.Update(w.ctx, object, metav1.UpdateOptions{})
 	must(w, err)
-	w.until("the agent has seen the CSIDriver", func() bool {
+	wait.Until(w, "the agent has seen the CSIDriver", func() bool {
 		seen, ok, err := agent.plugins.csiDrivers.GetStore().GetByKey(w.driverName())
 		return err == nil && ok && seen.(*storagev1.CSIDriver).ResourceVersion == object.ResourceVersion
 	})
@@ -249,7 +250,7 @@ func TestUpstreamConcurrency(t *testing.T) {
 		w := newWorld(t, noAttach)
 		var mu sync.Mutex
 		flying := map[string]bool{}
-		w.driver.hook = func(method, volume string, _ int) error {
+		w.driver.Before = func(method, volume string, _ int) error {
 			mu.Lock()
 			defer mu.Unlock()
 			if flying[volume] {
@@ -258,7 +259,7 @@ func TestUpstreamConcurrency(t *testing.T) {
 			flying[volume] = true
 			return nil
 		}
-		w.driver.after = func(_, volume string, _ int) error {
+		w.driver.After = func(_, volume string, _ int) error {
 			mu.Lock()
 			defer mu.Unlock()
 			flying[volume] = false
@@ -286,7 +287,7 @@ func TestUpstreamConcurrency(t *testing.T) {
 		const volumes = 5
 		var all sync.WaitGroup
 		all.Add(volumes)
-		w.driver.hook = func(method, _ string, attempt int) error {
+		w.driver.Before = func(method, _ string, attempt int) error {
 			if method == "Stage" && attempt == 1 {
 				all.Done()
 				all.Wait() // nobody goes on until all are there
@@ -307,16 +308,14 @@ func TestUpstreamConcurrency(t *testing.T) {
 		w.volume("data")
 		agent, _ := w.agent()
 		bad, good := w.podWith("bad", func(p *corev1.Pod) { p.Spec.Volumes[0].PersistentVolumeClaim.ReadOnly = true }, "data"), w.pod("good", "data")
-		w.driver.mu.Lock()
-		w.driver.hook = func(method, _ string, _ int) error {
-			if method == "Publish" && lastRequest[*csispec.NodePublishVolumeRequest](w.driver).Readonly {
+		w.driver.SetBefore(func(method, _ string, _ int) error {
+			if method == "Publish" && csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver).Readonly {
 				return status.Error(codes.Internal, "not for this pod")
 			}
 			return nil
-		}
-		w.driver.mu.Unlock()
+		})
 		agent.SetPod(bad)
-		w.until("the first pod's publish has failed again and again", func() bool { return agent.failuresOf(bad.UID) >= 2 })
+		wait.Until(w, "the first pod's publish has failed again and again", func() bool { return agent.failuresOf(bad.UID) >= 2 })
 		agent.SetPod(good)
 		w.mounted(agent, good)
 		agent.RemovePod(good.UID)
@@ -333,7 +332,7 @@ func (w *world) deletePod(pod *corev1.Pod, force bool) {
 		seconds = new(int64(0))
 	}
 	must(w, w.admin.CoreV1().Pods(w.name).Delete(w.ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: seconds}))
-	w.until("the pod is gone", func() bool {
+	wait.Until(w, "the pod is gone", func() bool {
 		got, err := w.admin.CoreV1().Pods(w.name).Get(w.ctx, pod.Name, metav1.GetOptions{})
 		if err == nil && got.Status.Phase != corev1.PodSucceeded { // whoever runs the pods ends it
 			got.Status.Phase = corev1.PodSucceeded
@@ -369,7 +368,7 @@ func TestUpstreamRestarts(t *testing.T) {
 			switch {
 			case test.next:
 				w.unmounted(agent, l.pod)
-				w.until("the new pod is known", func() bool { return slices.Contains(agent.Pods(), next.UID) })
+				wait.Until(w, "the new pod is known", func() bool { return slices.Contains(agent.Pods(), next.UID) })
 				w.mounted(agent, next)
 			case test.removed:
 				w.untilNotInUse(l.handle)
@@ -378,7 +377,7 @@ func TestUpstreamRestarts(t *testing.T) {
 					t.Errorf("left behind: %v", left)
 				}
 			default:
-				w.until("the pod is wanted", func() bool {
+				wait.Until(w, "the pod is wanted", func() bool {
 					agent.pods.mu.Lock()
 					defer agent.pods.mu.Unlock()
 					p := agent.pods.known[l.pod.UID]
@@ -410,13 +409,11 @@ func TestUpstreamRestarts(t *testing.T) {
 		w := newWorld(t)
 		l := w.live()
 		l.stop()
-		w.driver.mu.Lock()
-		clear(w.driver.mounts)
-		w.driver.mu.Unlock()
-		w.driver.plays(script{"Stage": times(always, codes.DeadlineExceeded)})
+		w.driver.LoseMounts()
+		w.plays(script{"Stage": times(always, codes.DeadlineExceeded)})
 		agent, _ := w.agent()
 		agent.SetPod(l.pod)
-		w.until("the stage has failed", func() bool { return agent.failuresOf(l.pod.UID) > 0 })
+		wait.Until(w, "the stage has failed", func() bool { return agent.failuresOf(l.pod.UID) > 0 })
 		agent.RemovePod(l.pod.UID)
 		w.untilForgotten(agent)
 		w.untilNotInUse(l.handle)
@@ -428,7 +425,7 @@ func TestUpstreamRestarts(t *testing.T) {
 		l := w.live()
 		l.stop()
 		agent, _ := w.agent()
-		w.until("the Node has been read", agent.status.started)
+		wait.Until(w, "the Node has been read", agent.status.started)
 		if got := w.detach(l.handle); got == nil {
 			t.Error("detached while it is mounted and the pod's owner is silent")
 		}

@@ -16,6 +16,7 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 const (
@@ -179,16 +180,16 @@ func TestInstallCSIDriver(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			w.before(test.before, test.owner)
-			w.driver.mu.Lock()
-			w.driver.plugin = &registration.PluginInfo{Type: registration.CSIPlugin, Name: testedDriver, SupportedVersions: []string{"1.0.0"}}
-			w.driver.info = &csispec.NodeGetInfoResponse{
+			w.driver.Lock()
+			w.driver.Plugin = &registration.PluginInfo{Type: registration.CSIPlugin, Name: testedDriver, SupportedVersions: []string{"1.0.0"}}
+			w.driver.NodeInfo = &csispec.NodeGetInfoResponse{
 				NodeId: test.id, MaxVolumesPerNode: test.limit, AccessibleTopology: &csispec.Topology{Segments: test.zone},
 			}
-			w.driver.mu.Unlock()
+			w.driver.Unlock()
 			w.agent()
-			w.driver.wantRegistered(test.fails)
+			w.driver.WantRegistered(test.fails)
 			if test.fails != "" && test.before.Drivers == nil {
-				w.until("there is a CSINode", func() bool {
+				wait.Until(w, "there is a CSINode", func() bool {
 					_, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
 					return err == nil
 				})
@@ -252,11 +253,11 @@ func TestInstallCSIDriverExistingAnnotation(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			w.before(known{IDs: ids}, "")
-			w.driver.mu.Lock()
-			w.driver.plugin = &registration.PluginInfo{Type: registration.CSIPlugin, Name: testedDriver, SupportedVersions: []string{"1.0.0"}}
-			w.driver.mu.Unlock()
+			w.driver.Lock()
+			w.driver.Plugin = &registration.PluginInfo{Type: registration.CSIPlugin, Name: testedDriver, SupportedVersions: []string{"1.0.0"}}
+			w.driver.Unlock()
 			w.agent()
-			w.driver.wantRegistered("")
+			w.driver.WantRegistered("")
 			got := w.knows()
 			want := maps.Clone(ids)
 			want[testedDriver] = "id-of-" + w.name // another one than the annotation had
@@ -274,45 +275,32 @@ func TestInstallCSIDriverExistingAnnotation(t *testing.T) {
 // lost, and goes with the Node (which the garbage collector sees from its owner).
 func TestCSINodeLifecycle(t *testing.T) {
 	w := newWorld(t)
-	w.driver.stop()
+	w.driver.Stop()
 	w.agent()
 	api := w.admin.StorageV1().CSINodes()
 	there := func() bool { _, err := api.Get(w.ctx, w.name, metav1.GetOptions{}); return err == nil }
-	w.until("there is a CSINode", there)
+	wait.Until(w, "there is a CSINode", there)
 	if got := w.knows(); len(got.Drivers) != 0 {
 		t.Errorf("CSINode has %+v", got.Drivers)
 	}
 	must(t, api.Delete(w.ctx, w.name, metav1.DeleteOptions{}))
-	w.driver.start()
-	w.driver.wantRegistered("")
-	w.wantCSINode(w.node())
-	w.untilNode("the managed annotation is set", func(n *corev1.Node) bool {
+	w.driver.Start()
+	w.driver.WantRegistered("")
+	node := w.untilNode("the managed annotation is set", func(n *corev1.Node) bool {
 		return n.Annotations[kube.ManagedAttachAnnotation] == "true"
 	})
+	w.wantCSINode(node)
+	if got, want := node.Annotations[kube.CSINodeIDsAnnotation], `{"`+w.driverName()+`":"id-of-`+w.name+`"}`; got != want {
+		t.Errorf("node IDs are %s, want %s", got, want)
+	}
+	if got := node.Labels["topology.test.belay.dev/rack"]; got != "r1" {
+		t.Errorf("topology label is %q", got)
+	}
 	// Whoever takes it off: it is put back.
 	w.changeNode(func(node *corev1.Node) { delete(node.Annotations, kube.ManagedAttachAnnotation) })
 	w.untilNode("the managed annotation is set again", func(n *corev1.Node) bool {
 		return n.Annotations[kube.ManagedAttachAnnotation] == "true"
 	})
-}
-
-// TestANodeMadeAnewHasACSINodeOfItsOwn, also one that was made from the earlier one's manifest,
-// with its annotations and labels.
-func TestANodeMadeAnewHasACSINodeOfItsOwn(t *testing.T) {
-	w := newWorld(t)
-	w.agent()
-	w.driver.wantRegistered("")
-	earlier := w.node()
-	must(t, w.admin.CoreV1().Nodes().Delete(w.ctx, w.name, metav1.DeleteOptions{}))
-	fresh, err := w.admin.CoreV1().Nodes().Create(w.ctx, &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: w.name, Labels: earlier.Labels, Annotations: earlier.Annotations},
-	}, metav1.CreateOptions{})
-	must(t, err)
-	w.until("the CSINode belongs to the Node made anew", func() bool {
-		object, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
-		return err == nil && object.OwnerReferences[0].UID == fresh.UID
-	})
-	w.wantCSINode(fresh)
 }
 
 // TestAnAnnotationWithoutNodeIDs: somebody wrote what is JSON, and no map.
@@ -323,7 +311,7 @@ func TestAnAnnotationWithoutNodeIDs(t *testing.T) {
 	_, err := w.admin.CoreV1().Nodes().Update(w.ctx, node, metav1.UpdateOptions{})
 	must(t, err)
 	w.agent()
-	w.driver.wantRegistered("")
+	w.driver.WantRegistered("")
 	if diff := cmp.Diff(map[string]string{w.driverName(): "id-of-" + w.name}, w.knows().IDs); diff != "" {
 		t.Errorf("node IDs (-want +got):\n%s", diff)
 	}

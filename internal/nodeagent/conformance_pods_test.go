@@ -8,6 +8,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // TestUpstreamVolumesOfPods are the populator's and the volume manager's tests, and those of
@@ -28,7 +31,7 @@ func TestUpstreamVolumesOfPods(t *testing.T) {
 		agent, _ := w.agent()
 		pod := w.pod("p", "data")
 		agent.SetPod(pod)
-		w.until("the claim is seen to be pending", func() bool {
+		wait.Until(w, "the claim is seen to be pending", func() bool {
 			agent.pods.mu.Lock()
 			defer agent.pods.mu.Unlock()
 			return agent.pods.known[pod.UID].problem != nil
@@ -97,7 +100,7 @@ func TestUpstreamVolumesOfPods(t *testing.T) {
 		if len(mounts) != 2 || mounts[0].VolumeName != "used" || mounts[1].VolumeName != "init" {
 			t.Errorf("mounted are %+v", mounts)
 		}
-		if calls := w.driver.made(); slices.Contains(calls, "Stage unused") {
+		if calls := w.driver.Made(); slices.Contains(calls, "Stage unused") {
 			t.Errorf("calls %v", calls)
 		}
 	})
@@ -118,7 +121,7 @@ func TestUpstreamMultivolume(t *testing.T) {
 		pods := []*corev1.Pod{w.podWith("first", readOnly, "data"), w.podWith("second", readOnly, "data")}
 		for _, pod := range pods {
 			agent.SetPod(pod)
-			if mounts := w.mounted(agent, pod); !mounts[0].ReadOnly || !lastRequest[*csispec.NodePublishVolumeRequest](w.driver).Readonly {
+			if mounts := w.mounted(agent, pod); !mounts[0].ReadOnly || !csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver).Readonly {
 				t.Errorf("pod %s may write: %+v", pod.Name, mounts)
 			}
 		}
@@ -127,15 +130,15 @@ func TestUpstreamMultivolume(t *testing.T) {
 	t.Run("should concurrently access the single volume from pods on different node", func(t *testing.T) {
 		here, there := newWorld(t, noAttach), newWorld(another{t})
 		here.volume("data", accessModes(corev1.ReadWriteMany))
-		same := newScriptedDriver(there, here.driverName())
+		same := there.startDriver(here.driverName())
 		first, _ := here.agent()
-		second, _ := there.agent(func(c *Config) { c.MountPoints = same.mountPoints })
+		second, _ := there.agent(func(c *Config) { c.MountPoints = same.MountPoints })
 		pod, other := here.pod("here", "data"), here.podWith("there", func(p *corev1.Pod) { p.Spec.NodeName = there.name }, "data")
 		first.SetPod(pod)
 		second.SetPod(other)
 		here.mounted(first, pod)
 		there.mounted(second, other)
-		if calls := same.made(); len(calls) != 2 {
+		if calls := same.Made(); len(calls) != 2 {
 			t.Errorf("calls on the other node %v, want a stage and a publish", calls)
 		}
 	})

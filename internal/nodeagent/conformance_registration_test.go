@@ -1,81 +1,29 @@
 package nodeagent
 
 import (
-	"context"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	csispec "github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/wait"
 )
 
-// wantRegistered waits for what the driver is told: that it is registered, or the words why not.
-func (d *scriptedDriver) wantRegistered(fails string) {
-	d.w.Helper()
-	status := d.registered()
-	switch {
-	case fails == "" && !status.PluginRegistered:
-		d.w.Errorf("driver %s is not registered: %s", d.name, status.Error)
-	case fails != "" && (status.PluginRegistered || !strings.Contains(status.Error, fails)):
-		d.w.Errorf("driver %s was told %+v, want %q", d.name, status, fails)
-	}
-}
-
-// registrar is a registration socket as node-driver-registrar makes it: beside the driver,
-// in a process of its own, with the driver's socket as the endpoint.
-type registrar struct {
-	registration.UnimplementedRegistrationServer
-
-	socket string
-	plugin *registration.PluginInfo
-	status chan *registration.RegistrationStatus
-	server *grpc.Server
-}
-
-// registrar serves at a path below plugins_registry.
-func (w *world) registrar(socket string, plugin *registration.PluginInfo) *registrar {
+// registrar is a driver of which only the registration is used, as node-driver-registrar serves it: beside the driver, in a
+// process of its own, with the driver's socket as the endpoint. The socket is below plugins_registry.
+func (w *world) registrar(socket string, plugin *registration.PluginInfo) *csidriver.Driver {
 	w.Helper()
-	r := &registrar{
-		socket: filepath.Join(w.root, registryDir, socket), plugin: plugin,
-		status: make(chan *registration.RegistrationStatus, 100),
-	}
-	must(w, os.MkdirAll(filepath.Dir(r.socket), 0o750))
-	listener, err := net.Listen("unix", r.socket)
-	must(w, err)
-	r.server = grpc.NewServer()
-	registration.RegisterRegistrationServer(r.server, r)
-	go r.server.Serve(listener)
-	w.Cleanup(r.server.Stop)
+	r := csidriver.New(w.TB, socket)
+	r.Address, r.Plugin = filepath.Join(w.root, registryDir, socket), plugin
+	r.Start()
 	return r
-}
-
-func (r *registrar) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
-	return r.plugin, nil
-}
-
-func (r *registrar) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
-	r.status <- s
-	return &registration.RegistrationStatusResponse{}, nil
-}
-
-func (w *world) told(r *registrar) *registration.RegistrationStatus {
-	w.Helper()
-	select {
-	case status := <-r.status:
-		return status
-	case <-w.ctx.Done():
-		w.Fatalf("%s was never told of its registration", r.socket)
-		return nil
-	}
 }
 
 // behind is a plugin whose driver is the world's, at its own socket outside the registry.
@@ -83,14 +31,7 @@ func (w *world) behind(version string) *registration.PluginInfo {
 	w.Helper()
 	endpoint := filepath.Join(w.root, "plugins", w.driverName(), "csi.sock")
 	if _, err := os.Lstat(endpoint); err != nil {
-		must(w, os.MkdirAll(filepath.Dir(endpoint), 0o750))
-		listener, err := net.Listen("unix", endpoint)
-		must(w, err)
-		server := grpc.NewServer()
-		csispec.RegisterIdentityServer(server, w.driver)
-		csispec.RegisterNodeServer(server, w.driver)
-		go server.Serve(listener)
-		w.Cleanup(server.Stop)
+		w.driver.Listen(endpoint)
 	}
 	return &registration.PluginInfo{
 		Type: registration.CSIPlugin, Name: w.driverName(), Endpoint: endpoint, SupportedVersions: []string{version},
@@ -100,46 +41,46 @@ func (w *world) behind(version string) *registration.PluginInfo {
 // TestPluginRegistration: plugins come one after the other, and go; each is made known and forgotten.
 func TestPluginRegistration(t *testing.T) {
 	w := newWorld(t)
-	w.driver.stop()
+	w.driver.Stop()
 	w.agent()
 	const plugins = 10
-	var drivers []*scriptedDriver
+	var drivers []*csidriver.Driver
 	for i := range plugins {
-		d := newScriptedDriver(w, fmt.Sprintf("d%d.test.belay.dev", i))
-		d.wantRegistered("")
+		d := w.startDriver(fmt.Sprintf("d%d.test.belay.dev", i))
+		d.WantRegistered("")
 		drivers = append(drivers, d)
 	}
 	if got := w.knows(); len(got.Drivers) != plugins || len(got.IDs) != plugins {
 		t.Errorf("known are %+v", got)
 	}
 	for _, d := range drivers {
-		d.stop()
+		d.Stop()
 	}
 	w.untilNode("all are forgotten", func(n *corev1.Node) bool {
 		return n.Annotations["csi.volume.kubernetes.io/nodeid"] == ""
 	})
-	w.until("the CSINode has no driver", func() bool { return len(w.knows().Drivers) == 0 })
+	wait.Until(w, "the CSINode has no driver", func() bool { return len(w.knows().Drivers) == 0 })
 }
 
 // TestPluginRegistrationAtKubeletStart: sockets of several drivers that are there before the agent, in folders
 // below the registry too. What is hidden or no socket is left alone.
 func TestPluginRegistrationAtKubeletStart(t *testing.T) {
 	w := newWorld(t)
-	w.driver.stop()
+	w.driver.Stop()
 	deep := w.registrar("a/b/deep-reg.sock", w.behind("1.0.0"))
 	hidden := w.registrar(".hidden.sock", w.behind("1.0.0"))
 	below := w.registrar(".kubernetes/below.sock", w.behind("1.0.0"))
 	must(t, os.WriteFile(filepath.Join(w.root, registryDir, "file.sock"), nil, 0o600))
 	const others = 9
-	var drivers []*scriptedDriver
+	var drivers []*csidriver.Driver
 	for i := range others {
-		drivers = append(drivers, newScriptedDriver(w, fmt.Sprintf("d%d.test.belay.dev", i)))
+		drivers = append(drivers, w.startDriver(fmt.Sprintf("d%d.test.belay.dev", i)))
 	}
 	w.agent()
 	for _, d := range drivers {
-		d.wantRegistered("")
+		d.WantRegistered("")
 	}
-	if status := w.told(deep); !status.PluginRegistered {
+	if status := deep.Registered(); !status.PluginRegistered {
 		t.Errorf("not registered: %s", status.Error)
 	}
 	if got := w.knows(); len(got.Drivers) != others+1 {
@@ -147,17 +88,17 @@ func TestPluginRegistrationAtKubeletStart(t *testing.T) {
 	}
 	// And the same while it runs.
 	live := w.registrar("c/live-reg.sock", w.behind("1.5.0"))
-	if status := w.told(live); !status.PluginRegistered {
+	if status := live.Registered(); !status.PluginRegistered {
 		t.Errorf("not registered: %s", status.Error)
 	}
 	second := w.registrar(".second.sock", w.behind("1.9.0"))
 	last := w.registrar("last.sock", w.behind("1.6.0"))
-	if status := w.told(last); !status.PluginRegistered {
+	if status := last.Registered(); !status.PluginRegistered {
 		t.Errorf("not registered: %s", status.Error)
 	}
-	for _, r := range []*registrar{hidden, below, second} {
-		if len(r.status) > 0 {
-			t.Errorf("%s is hidden and was told %+v", r.socket, <-r.status)
+	for _, r := range []*csidriver.Driver{hidden, below, second} {
+		if len(r.Registrations) > 0 {
+			t.Errorf("%s is hidden and was told %+v", r.Address, <-r.Registrations)
 		}
 	}
 }
@@ -166,22 +107,22 @@ func TestPluginRegistrationAtKubeletStart(t *testing.T) {
 func TestPluginReRegistration(t *testing.T) {
 	w := newWorld(t)
 	w.agent()
-	w.driver.wantRegistered("")
+	w.driver.WantRegistered("")
 	for range 10 {
-		w.driver.stop()
-		w.driver.start()
-		w.driver.wantRegistered("")
+		w.driver.Stop()
+		w.driver.Start()
+		w.driver.WantRegistered("")
 	}
 	w.wantCSINode(w.node())
 	for i := range 10 {
-		w.driver.stop()
+		w.driver.Stop()
 		name := fmt.Sprintf("d%d.test.belay.dev", i)
-		w.driver.mu.Lock()
-		w.driver.plugin = &registration.PluginInfo{Type: registration.CSIPlugin, Name: name, SupportedVersions: []string{"1.0.0"}}
-		w.driver.mu.Unlock()
-		w.driver.start()
-		w.driver.wantRegistered("")
-		w.until(name+" alone is known", func() bool {
+		w.driver.Lock()
+		w.driver.Plugin = &registration.PluginInfo{Type: registration.CSIPlugin, Name: name, SupportedVersions: []string{"1.0.0"}}
+		w.driver.Unlock()
+		w.driver.Start()
+		w.driver.WantRegistered("")
+		wait.Until(w, name+" alone is known", func() bool {
 			got := w.knows()
 			return len(got.Drivers) == 1 && got.Drivers[0].Name == name && len(got.IDs) == 1
 		})
@@ -192,36 +133,29 @@ func TestPluginReRegistration(t *testing.T) {
 // (Test_Run_Positive_ReRegister); volumes are worked on through that one from then on.
 func TestReRegisterOnAnotherSocket(t *testing.T) {
 	w := newWorld(t, noAttach)
-	w.driver.stop()
+	w.driver.Stop()
 	first := w.registrar("reg.sock", w.behind("1.0.0"))
-	moved := &scriptedDriver{
-		w: w, name: w.driverName(), info: w.driver.info, mounts: map[string]string{}, staged: map[string]string{}, attempts: map[string]int{}, caps: w.driver.caps,
-	}
-	agent, _ := w.agent(func(c *Config) { c.MountPoints = moved.mountPoints })
-	if status := w.told(first); !status.PluginRegistered {
+	moved := w.newDriver(w.driverName())
+	moved.Address = filepath.Join(w.root, "plugins", "moved.sock")
+	agent, _ := w.agent(func(c *Config) { c.MountPoints = moved.MountPoints })
+	if status := first.Registered(); !status.PluginRegistered {
 		t.Fatalf("not registered: %s", status.Error)
 	}
-	first.server.Stop()
-	endpoint := filepath.Join(w.root, "plugins", "moved.sock")
-	listener, err := net.Listen("unix", endpoint)
-	must(t, err)
-	server := grpc.NewServer()
-	csispec.RegisterNodeServer(server, moved)
-	go server.Serve(listener)
-	defer server.Stop()
+	first.Stop()
+	moved.Start()
 	plugin := w.behind("1.0.0")
-	plugin.Endpoint = endpoint
-	if status := w.told(w.registrar("reg.sock", plugin)); !status.PluginRegistered {
+	plugin.Endpoint = moved.Address
+	if status := w.registrar("reg.sock", plugin).Registered(); !status.PluginRegistered {
 		t.Fatalf("not registered: %s", status.Error)
 	}
 	w.volume("data")
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
 	w.mounted(agent, pod)
-	if calls := w.driver.made(); len(calls) > 0 {
+	if calls := w.driver.Made(); len(calls) > 0 {
 		t.Errorf("called at the old socket: %v", calls)
 	}
-	if calls := moved.made(); !slices.Contains(calls, "Publish data") {
+	if calls := moved.Made(); !slices.Contains(calls, "Publish data") {
 		t.Errorf("called at the new socket: %v", calls)
 	}
 }
@@ -230,41 +164,41 @@ func TestReRegisterOnAnotherSocket(t *testing.T) {
 // higher version. When the first goes, the other one is registered.
 func TestPluginRegistrationSameName(t *testing.T) {
 	w := newWorld(t)
-	w.driver.stop()
+	w.driver.Stop()
 	first := w.registrar("first.sock", w.behind("1.1.0"))
 	w.agent()
-	if status := w.told(first); !status.PluginRegistered {
+	if status := first.Registered(); !status.PluginRegistered {
 		t.Fatalf("not registered: %s", status.Error)
 	}
 	for name, version := range map[string]string{"lower": "1.0.0", "equal": "1.1.0"} {
 		r := w.registrar(name+".sock", w.behind(version))
-		status := w.told(r)
+		status := r.Registered()
 		if want := "Another driver with the same name is already registered with a higher supported version"; status.PluginRegistered || !strings.Contains(status.Error, want) {
 			t.Errorf("%s version: told %+v, want %q", name, status, want)
 		}
-		r.server.Stop()
+		r.Stop()
 	}
 	other := w.behind("1.1.0") // of another name, at the same socket
 	other.Name = "other." + other.Name
 	beside := w.registrar("other.sock", other)
-	if status := w.told(beside); !status.PluginRegistered {
+	if status := beside.Registered(); !status.PluginRegistered {
 		t.Errorf("another driver at the same endpoint: %s", status.Error)
 	}
-	beside.server.Stop()
-	w.until("it is forgotten", func() bool { return len(w.knows().Drivers) == 1 })
+	beside.Stop()
+	wait.Until(w, "it is forgotten", func() bool { return len(w.knows().Drivers) == 1 })
 	higher := w.registrar("higher.sock", w.behind("1.2.0"))
-	if status := w.told(higher); !status.PluginRegistered {
+	if status := higher.Registered(); !status.PluginRegistered {
 		t.Errorf("higher version: %s", status.Error)
 	}
 	// The one that was replaced goes; kubelet would drop the driver by its name.
-	first.server.Stop()
+	first.Stop()
 	low := w.registrar("low.sock", w.behind("1.0.5"))
-	if status := w.told(low); status.PluginRegistered {
+	if status := low.Registered(); status.PluginRegistered {
 		t.Error("the driver was dropped with the socket that it had been registered at before")
 	}
 	w.wantCSINode(w.node())
-	higher.server.Stop()
-	for status := w.told(low); !status.PluginRegistered; status = w.told(low) {
+	higher.Stop()
+	for status := low.Registered(); !status.PluginRegistered; status = low.Registered() {
 		t.Logf("not yet: %s", status.Error)
 	}
 	w.wantCSINode(w.node())

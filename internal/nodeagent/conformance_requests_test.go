@@ -105,7 +105,7 @@ func allAsked() []asked {
 // TestRequestsToTheLetter mounts and unmounts a volume of each kind. What the driver is
 // asked stands in the golden file; names that change from run to run are replaced there.
 func TestRequestsToTheLetter(t *testing.T) {
-	apiServer(t)
+	server.Start(t)
 	var got bytes.Buffer
 	for _, c := range allAsked() {
 		t.Run(c.name, func(t *testing.T) {
@@ -132,7 +132,7 @@ func (c asked) driverObject(d *storagev1.CSIDriver) {
 // requestsOf mounts and unmounts, and returns the requests.
 func (w *world) requestsOf(c asked) string {
 	w.Helper()
-	w.driver.caps = c.caps
+	w.driver.NodeServices = c.caps
 	for _, name := range []string{"stage", "publish"} {
 		_, err := w.admin.CoreV1().Secrets(w.name).Create(w.ctx, &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Name: name}, StringData: map[string]string{"for": name},
@@ -164,11 +164,9 @@ func (w *world) requestsOf(c asked) string {
 	w.untilForgotten(agent)
 	names := strings.NewReplacer(w.root, "ROOT", string(pod.UID), "UID", hash(handle), "SHA256(HANDLE)", handle, "HANDLE",
 		w.driverName(), "DRIVER", w.name, "NODE")
-	w.driver.mu.Lock()
-	defer w.driver.mu.Unlock()
 	var out strings.Builder
-	for _, request := range w.driver.requests {
-		message := request.(proto.Message)
+	for _, call := range w.driver.Calls() {
+		message := call.Request.(proto.Message)
 		raw, err := protojson.Marshal(message)
 		must(w, err)
 		var stable any

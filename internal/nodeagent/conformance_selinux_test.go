@@ -15,6 +15,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 const (
@@ -28,8 +31,8 @@ func mountsLabels(d *storagev1.CSIDriver) { d.Spec.SELinuxMount = new(true) }
 // flags are the mount options of the last stage and publish.
 func (w *world) flags() (staged, published []string) {
 	w.Helper()
-	return lastRequest[*csispec.NodeStageVolumeRequest](w.driver).VolumeCapability.GetMount().MountFlags,
-		lastRequest[*csispec.NodePublishVolumeRequest](w.driver).VolumeCapability.GetMount().MountFlags
+	return csidriver.LastRequest[*csispec.NodeStageVolumeRequest](w.driver).VolumeCapability.GetMount().MountFlags,
+		csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver).VolumeCapability.GetMount().MountFlags
 }
 
 func (w *world) wantFlags(want ...string) {
@@ -46,7 +49,7 @@ func (w *world) csiDriverTakesLabels(agent *Agent, is bool) {
 	patch := fmt.Appendf(nil, `{"spec":{"seLinuxMount":%v}}`, is)
 	_, err := w.admin.StorageV1().CSIDrivers().Patch(w.ctx, w.driverName(), "application/merge-patch+json", patch, metav1.PatchOptions{})
 	must(w, err)
-	w.until("the CSIDriver is known", func() bool { return agent.plugins.rules(w.driverName()).seLinux == is })
+	wait.Until(w, "the CSIDriver is known", func() bool { return agent.plugins.rules(w.driverName()).seLinux == is })
 }
 
 // TestUpstreamSELinuxMount is csi_selinux_mount of upstream's e2e tests with the gates as they are by
@@ -220,7 +223,7 @@ func TestTheLabelOfAMountIsKept(t *testing.T) {
 	agent.PodsSynced()
 	w.mounted(agent, pod)
 	w.csiDriverTakesLabels(agent, false)
-	w.untilPublished(w.driver.attempted("Publish") + 3)
+	w.untilPublished(w.driver.Count("Publish", "") + 3)
 	w.wantFlags(option1)
 	w.callsAre("Stage data", "Publish data")
 	w.csiDriverTakesLabels(agent, true)
@@ -230,7 +233,7 @@ func TestTheLabelOfAMountIsKept(t *testing.T) {
 	next := w.podWith("next", labelled(level1), "data")
 	w.follows(agent, next)
 	w.mounted(agent, next)
-	if calls := slices.Compact(w.driver.made()); !slices.Contains(calls, "Unpublish data") || slices.Contains(calls, "Unstage data") {
+	if calls := slices.Compact(w.driver.Made()); !slices.Contains(calls, "Unpublish data") || slices.Contains(calls, "Unstage data") {
 		t.Errorf("calls %v, want that the torn record was known to be of the same label", calls)
 	}
 	w.wantFlags(option1)
@@ -276,7 +279,7 @@ func TestUpstreamRestartsWithAnotherLabel(t *testing.T) {
 			agent, _ = w.agent(withSELinux)
 			go agent.FollowPods(w.ctx)
 			w.unmounted(agent, pod)
-			w.until("the new pod is known", func() bool { return slices.Contains(agent.Pods(), next.UID) })
+			wait.Until(w, "the new pod is known", func() bool { return slices.Contains(agent.Pods(), next.UID) })
 			w.mounted(agent, next)
 			w.callsAre("Stage data", "Publish data", "Unpublish data", "Unstage data", "Stage data", "Publish data")
 			w.wantFlags(option2)
@@ -288,7 +291,7 @@ func TestUpstreamRestartsWithAnotherLabel(t *testing.T) {
 func (w *world) follows(agent *Agent, pod *corev1.Pod) {
 	w.Helper()
 	agent.SetPod(pod)
-	w.until("it is known what the pod wants", func() bool {
+	wait.Until(w, "it is known what the pod wants", func() bool {
 		agent.pods.mu.Lock()
 		defer agent.pods.mu.Unlock()
 		return agent.pods.known[pod.UID].resolved
@@ -329,7 +332,7 @@ func TestAPodWhoseContainersDisagreeIsRefused(t *testing.T) {
 	}
 	agent.SetPod(shared)
 	w.mounted(agent, shared) // nothing is mounted with a label there
-	if diff := cmp.Diff([]string{"Stage shared", "Publish shared"}, w.driver.made()); diff != "" {
+	if diff := cmp.Diff([]string{"Stage shared", "Publish shared"}, w.driver.Made()); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 }
@@ -338,7 +341,7 @@ func TestAPodWhoseContainersDisagreeIsRefused(t *testing.T) {
 func TestAPodIsToldThatItWaitsForAnotherLabelToBeUnmounted(t *testing.T) {
 	w := newWorld(t, noAttach, mountsLabels)
 	handle := w.volume("data", accessModes(corev1.ReadWriteOncePod))
-	w.driver.plays(script{"Unstage": times(2, codes.Internal)})
+	w.plays(script{"Unstage": times(2, codes.Internal)})
 	agent, _ := w.agent(withSELinux, func(c *Config) { c.waitEventDelay = 100 * time.Millisecond })
 	first, second := w.podWith("first", labelled(level1), "data"), w.podWith("second", labelled(level2), "data")
 	agent.SetPod(first)

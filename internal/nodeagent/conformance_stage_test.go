@@ -17,6 +17,7 @@ import (
 
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // script are the codes with which the calls of each kind end, in their order; those after fare well.
@@ -27,40 +28,25 @@ const always = 1000 // times: more than a test waits for
 func times(n int, c codes.Code) []codes.Code { return slices.Repeat([]codes.Code{c}, n) }
 
 // plays has the driver play a script for all volumes.
-func (d *scriptedDriver) plays(s script) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.hook = func(method, _ string, attempt int) error {
+func (w *world) plays(s script) {
+	w.driver.SetBefore(func(method, _ string, attempt int) error {
 		if list := s[method]; attempt <= len(list) && list[attempt-1] != codes.OK {
 			return status.Error(list[attempt-1], "as the script says")
 		}
 		return nil
-	}
-}
-
-// attempted is how often a call was made, for whichever volume.
-func (d *scriptedDriver) attempted(method string) int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	n := 0
-	for name, attempts := range d.attempts {
-		if len(name) > len(method) && name[:len(method)] == method && name[len(method)] == 'h' { // handles begin so
-			n += attempts
-		}
-	}
-	return n
+	})
 }
 
 // untilForgotten waits until the agent knows nothing of any pod or volume, and looks
 // what is left on disk and mounted.
 func (w *world) untilForgotten(agent *Agent) {
 	w.Helper()
-	w.until("all is forgotten", func() bool {
+	wait.Until(w, "all is forgotten", func() bool {
 		agent.volumes.mu.Lock()
 		defer agent.volumes.mu.Unlock()
 		return len(agent.pods.uids()) == 0 && len(agent.volumes.all) == 0
 	})
-	if points, _ := w.driver.mountPoints(); len(points) > 0 {
+	if points, _ := w.driver.MountPoints(); len(points) > 0 {
 		w.Errorf("still mounted: %v", points)
 	}
 	if left := w.leftovers(); len(left) > 0 {
@@ -71,7 +57,7 @@ func (w *world) untilForgotten(agent *Agent) {
 // callsAre compares the calls so far; repeated ones count once.
 func (w *world) callsAre(want ...string) {
 	w.Helper()
-	if diff := cmp.Diff(want, slices.Compact(w.driver.made())); diff != "" {
+	if diff := cmp.Diff(want, slices.Compact(w.driver.Made())); diff != "" {
 		w.Errorf("calls (-want +got):\n%s", diff)
 	}
 }
@@ -116,7 +102,7 @@ func TestUpstreamNodeStageErrorCases(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newAttachedWorld(t)
 			w.volume("data")
-			w.driver.plays(test.script)
+			w.plays(test.script)
 			agent, _ := w.agent()
 			pod := w.pod("p", "data")
 			agent.SetPod(pod)
@@ -128,8 +114,8 @@ func TestUpstreamNodeStageErrorCases(t *testing.T) {
 			agent.RemovePod(pod.UID)
 			w.untilForgotten(agent)
 			w.callsAre(test.want...)
-			if failing := len(test.script["Stage"]); test.runs && w.driver.attempted("Stage") != failing+1 {
-				t.Errorf("staged %d times, want %d", w.driver.attempted("Stage"), failing+1)
+			if failing := len(test.script["Stage"]); test.runs && w.driver.Count("Stage", "") != failing+1 {
+				t.Errorf("staged %d times, want %d", w.driver.Count("Stage", ""), failing+1)
 			}
 		})
 	}
@@ -147,13 +133,13 @@ func TestUpstreamNodeUnstageErrorCases(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newAttachedWorld(t)
 			w.volume("data")
-			w.driver.plays(script{"Unstage": times(1, code)})
+			w.plays(script{"Unstage": times(1, code)})
 			agent, _ := w.agent()
 			first, second := w.pod("first", "data"), w.pod("second", "data")
 			agent.SetPod(first)
 			w.mounted(agent, first)
 			agent.RemovePod(first.UID)
-			w.until("the first pod's volume was to be unstaged", func() bool { return w.driver.attempted("Unstage") > 0 })
+			wait.Until(w, "the first pod's volume was to be unstaged", func() bool { return w.driver.Count("Unstage", "") > 0 })
 			if code != codes.OK {
 				w.untilEvent(first, "FailedUnmount", "UnmountDevice failed")
 			}
@@ -189,7 +175,7 @@ func TestUpstreamUncertainDeviceGlobalMounts(t *testing.T) {
 			w := newAttachedWorld(t)
 			w.failsAndGoes("Stage", test.script, test.wait)
 			w.callsAre(test.want...)
-			w.resetCalls()
+			w.driver.ForgetCalls()
 			w.failsAndGoesAs("Stage", test.script, test.wait, "disk", blockVolume)
 			w.callsAre(forDisk(test.want)...)
 		})
@@ -227,30 +213,23 @@ func TestUpstreamUncertainVolumeMountState(t *testing.T) {
 			w := newAttachedWorld(t)
 			w.failsAndGoes("Publish", test.script, test.wait)
 			w.callsAre(test.want...)
-			w.resetCalls()
+			w.driver.ForgetCalls()
 			w.failsAndGoesAs("Publish", test.script, test.wait, "disk", blockVolume)
 			w.callsAre(forDisk(test.want)...)
 		})
 	}
 }
 
-func (w *world) resetCalls() {
-	w.driver.mu.Lock()
-	defer w.driver.mu.Unlock()
-	w.driver.calls = nil
-	clear(w.driver.attempts)
-}
-
-func (w *world) failsAndGoes(method string, codes []codes.Code, wait int) {
+func (w *world) failsAndGoes(method string, codes []codes.Code, failures int) {
 	w.Helper()
-	w.failsAndGoesAs(method, codes, wait, "data")
+	w.failsAndGoesAs(method, codes, failures, "data")
 }
 
 // failsAndGoesAs has a pod wait for a volume until so many calls have failed, and go.
-func (w *world) failsAndGoesAs(method string, codes []codes.Code, wait int, name string, options ...volumeOptions) {
+func (w *world) failsAndGoesAs(method string, codes []codes.Code, failures int, name string, options ...volumeOptions) {
 	w.Helper()
 	w.volume(name, options...)
-	w.driver.plays(script{method: codes})
+	w.plays(script{method: codes})
 	agent, stop := w.agent()
 	defer stop()
 	var change func(*corev1.Pod)
@@ -259,7 +238,7 @@ func (w *world) failsAndGoesAs(method string, codes []codes.Code, wait int, name
 	}
 	pod := w.podWith("p-"+name, change, name)
 	agent.SetPod(pod)
-	w.until("the call has failed", func() bool { return agent.failuresOf(pod.UID) >= wait })
+	wait.Until(w, "the call has failed", func() bool { return agent.failuresOf(pod.UID) >= failures })
 	agent.RemovePod(pod.UID)
 	w.untilForgotten(agent)
 }
@@ -291,11 +270,11 @@ func TestUpstreamMounterSetupJSONFileHandling(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newAttachedWorld(t)
 			w.volume("data")
-			w.driver.plays(script{"Publish": times(1, test.code)})
+			w.plays(script{"Publish": times(1, test.code)})
 			agent, _ := w.agent()
 			pod := w.pod("p", "data")
 			agent.SetPod(pod)
-			w.until("the publish has failed", func() bool { return agent.failuresOf(pod.UID) == 1 })
+			wait.Until(w, "the publish has failed", func() bool { return agent.failuresOf(pod.UID) == 1 })
 			_, err := os.Stat(w.podData(pod))
 			if stays := err == nil; stays != test.stays {
 				t.Errorf("%s is there: %v, want %v (%v)", volumeData, stays, test.stays, err)
@@ -342,13 +321,11 @@ func TestUpstreamMounterSetUpWithNodePublishFinalError(t *testing.T) {
 		w := newWorld(t)
 		l := w.live()
 		l.stop()
-		w.driver.mu.Lock()
-		clear(w.driver.mounts) // somebody unmounted everything
-		w.driver.mu.Unlock()
-		w.driver.plays(script{"Publish": times(always, codes.InvalidArgument)})
+		w.driver.LoseMounts() // somebody unmounted everything
+		w.plays(script{"Publish": times(always, codes.InvalidArgument)})
 		agent, _ := w.agent()
 		agent.SetPod(l.pod)
-		w.until("the publish has failed", func() bool { return agent.failuresOf(l.pod.UID) > 0 })
+		wait.Until(w, "the publish has failed", func() bool { return agent.failuresOf(l.pod.UID) > 0 })
 		if _, err := os.Stat(w.podData(l.pod)); err != nil {
 			t.Errorf("an earlier publish may stand, and its file is gone: %v", err)
 		}
@@ -418,7 +395,7 @@ func TestUpstreamMounterSetupWithStatusTracking(t *testing.T) {
 func TestUpstreamAttacherMountDevice(t *testing.T) {
 	t.Run("stage_unstage cap not set", func(t *testing.T) {
 		w := newAttachedWorld(t)
-		w.driver.caps = nil
+		w.driver.NodeServices = nil
 		w.volume("data")
 		agent, _ := w.agent()
 		pod := w.pod("p", "data")
@@ -430,16 +407,16 @@ func TestUpstreamAttacherMountDevice(t *testing.T) {
 	})
 	t.Run("driver not specified", func(t *testing.T) {
 		w := newAttachedWorld(t)
-		w.driver.stop()
+		w.driver.Stop()
 		w.volume("data")
 		agent, _ := w.agent()
 		pod := w.pod("p", "data")
 		agent.SetPod(pod)
-		w.until("the pod waits for the driver", func() bool { return w.waitsFor(agent, pod, "DriverNotRegistered") })
+		wait.Until(w, "the pod waits for the driver", func() bool { return w.waitsFor(agent, pod, "DriverNotRegistered") })
 		if left := w.leftovers(); len(left) > 0 {
 			t.Errorf("on disk: %v", left)
 		}
-		w.driver.start()
+		w.driver.Start()
 		w.mounted(agent, pod)
 	})
 	t.Run("failure PV with existing data", func(t *testing.T) {
@@ -510,17 +487,17 @@ func (w *world) waitsFor(agent *Agent, pod *corev1.Pod, reason string) bool {
 func TestTheWayBackWaitsForTheDriver(t *testing.T) {
 	w := newWorld(t)
 	l := w.live()
-	w.driver.stop()
-	w.until("the driver is gone", func() bool {
+	w.driver.Stop()
+	wait.Until(w, "the driver is gone", func() bool {
 		client, _ := l.agent.plugins.registered(w.driverName())
 		return client == nil
 	})
 	l.agent.RemovePod(l.pod.UID)
-	w.until("the volume waits for the driver", func() bool { return w.waitsFor(l.agent, l.pod, "DriverNotRegistered") })
+	wait.Until(w, "the volume waits for the driver", func() bool { return w.waitsFor(l.agent, l.pod, "DriverNotRegistered") })
 	if got := w.detach(l.handle); got == nil {
 		t.Error("detached while it is mounted")
 	}
-	w.driver.start()
+	w.driver.Start()
 	w.untilForgotten(l.agent)
 	w.untilNotInUse(l.handle)
 	w.callsAre("Stage data", "Publish data", "Unpublish data", "Unstage data")

@@ -36,15 +36,15 @@ func (w *world) reallyMounts() {
 		must(w, err)
 		return found
 	}
-	w.driver.mu.Lock()
-	defer w.driver.mu.Unlock()
-	w.driver.after = func(method, _ string, _ int) error {
+	w.driver.Lock()
+	defer w.driver.Unlock()
+	w.driver.After = func(method, _ string, _ int) error {
 		if method != "Publish" {
 			return nil
 		}
 		return unix.Mount("volume", targets()[0], "tmpfs", 0, "")
 	}
-	w.driver.hook = func(method, _ string, _ int) error {
+	w.driver.Before = func(method, _ string, _ int) error {
 		if method != "Unpublish" {
 			return nil
 		}

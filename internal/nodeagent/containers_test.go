@@ -28,14 +28,15 @@ import (
 
 	"belay.dev/belay/internal/containers"
 	"belay.dev/belay/internal/nodevolume"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // mountForReal has the driver mount a file system of its own when it stages a volume, and bind it when it
 // publishes it. atUnstage runs before each unstage.
-func (d *scriptedDriver) mountForReal(atUnstage func(staging string)) {
-	d.w.Helper()
+func (w *world) mountForReal(atUnstage func(staging string)) {
+	w.Helper()
 	if os.Getuid() != 0 {
-		d.w.Skip("needs root to mount")
+		w.Skip("needs root to mount")
 	}
 	unmount := func(path string) error {
 		if err := unix.Unmount(path, 0); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOENT) {
@@ -54,12 +55,12 @@ func (d *scriptedDriver) mountForReal(atUnstage func(staging string)) {
 		mounted = append(mounted, path)
 		return nil
 	}
-	d.w.Cleanup(func() {
+	w.Cleanup(func() {
 		for _, path := range slices.Backward(mounted) {
 			_ = unix.Unmount(path, unix.MNT_DETACH)
 		}
 	})
-	d.intercept(func(_ string, request any, do func() (any, error)) (any, error) {
+	w.driver.Intercept(func(_ string, request any, do func() (any, error)) (any, error) {
 		switch r := request.(type) {
 		case *csispec.NodeStageVolumeRequest:
 			if err := mount("volume", r.StagingTargetPath, "tmpfs", 0); err != nil {
@@ -108,11 +109,7 @@ func startWriter(t *testing.T, volume string) *writer {
 func (w *writer) wrote(t *testing.T, more int) {
 	t.Helper()
 	until := w.lines(t) + more
-	for deadline := time.Now().Add(patience); w.lines(t) < until; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("the container stopped writing at line %d", w.lines(t))
-		}
-	}
+	wait.Until(t, fmt.Sprintf("the container has written line %d", until), func() bool { return w.lines(t) >= until })
 }
 
 func (w *writer) lines(t *testing.T) int {
@@ -195,7 +192,7 @@ func TestARunningContainerKeepsItsVolumes(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, CRI %v", name, overCRI), func(t *testing.T) {
 				w := newWorld(t)
 				var container *writer
-				w.driver.mountForReal(func(string) {
+				w.mountForReal(func(string) {
 					if container.ProcessState == nil {
 						t.Error("unstaged under a container that runs")
 					}
@@ -235,14 +232,14 @@ func TestARunningContainerKeepsItsVolumes(t *testing.T) {
 				runtime.broken.Store(true)
 				agent, _ = w.agent(options)
 				go agent.FollowPods(w.ctx)
-				w.until("the new agent waits for the containers", func() bool {
+				wait.Until(w, "the new agent waits for the containers", func() bool {
 					agent.volumes.mu.Lock()
 					defer agent.volumes.mu.Unlock()
 					v := agent.volumes.all[string(w.unique(handle))]
 					return v != nil && v.waits[nodevolume.PublishKey{PodUID: string(pod.UID), SpecName: w.name + "-data"}].reason == nodevolume.ContainersMayRun
 				})
 				container.wrote(t, 20)
-				if calls := w.driver.callsOf("data"); !slices.Equal(calls, []string{"Stage", "Publish"}) || !slices.Contains(w.node().Status.VolumesInUse, w.unique(handle)) {
+				if calls := w.callsOf("data"); !slices.Equal(calls, []string{"Stage", "Publish"}) || !slices.Contains(w.node().Status.VolumesInUse, w.unique(handle)) {
 					t.Errorf("S7: a container runs; calls %v, in use %v", calls, w.node().Status.VolumesInUse)
 				}
 				container.kill()
@@ -263,7 +260,7 @@ func TestAContainerThatOutlivesItsPod(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			var container *writer
-			w.driver.mountForReal(func(staging string) {
+			w.mountForReal(func(staging string) {
 				raw, err := os.ReadFile(filepath.Join(staging, "log"))
 				if got := strings.Count(string(raw), "\n"); err != nil || got != container.lines(t) || container.ProcessState == nil {
 					t.Errorf("unstaged with %d lines (%v) of %d, the container has ended: %v", got, err, container.lines(t), container.ProcessState != nil)
@@ -280,7 +277,7 @@ func TestAContainerThatOutlivesItsPod(t *testing.T) {
 			goes(w, pod)
 			w.untilEvent(pod, "FailedUnmount", "UnmountDevice for volume", "has been waiting since", "StillMountedElsewhere", fmt.Sprintf("process %d (sh)", container.Process.Pid))
 			container.wrote(t, 20)
-			if calls := w.driver.callsOf("data"); slices.Contains(calls, "Unstage") || !slices.Contains(w.node().Status.VolumesInUse, w.unique(handle)) {
+			if calls := w.callsOf("data"); slices.Contains(calls, "Unstage") || !slices.Contains(w.node().Status.VolumesInUse, w.unique(handle)) {
 				t.Errorf("S7: a container writes; calls %v, in use %v", calls, w.node().Status.VolumesInUse)
 			}
 			container.kill()

@@ -19,7 +19,7 @@ import (
 func newAttachedWorld(tb testing.TB, options ...func(*storagev1.CSIDriver)) *world {
 	tb.Helper()
 	w := newWorld(tb, options...)
-	w.driver.intercept(func(call string, request any, do func() (any, error)) (any, error) {
+	w.driver.Intercept(func(call string, request any, do func() (any, error)) (any, error) {
 		r, ok := request.(interface{ GetVolumeId() string })
 		if !ok {
 			return do()

@@ -10,6 +10,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // useLater has an ephemeral container of a running pod use a volume.
@@ -61,9 +64,9 @@ func TestAnEphemeralContainerIsTheFirstToUseAVolume(t *testing.T) {
 		agent.SetPod(pod)
 		agent.RemovePod(pod.UID)
 		w.unmounted(agent, pod)
-		w.until("all is undone", func() bool { return len(w.leftovers()) == 0 && len(agent.Pods()) == 0 })
+		wait.Until(w, "all is undone", func() bool { return len(w.leftovers()) == 0 && len(agent.Pods()) == 0 })
 		for _, volume := range []string{"used", "later"} {
-			if diff := cmp.Diff([]string{"Stage", "Publish", "Unpublish", "Unstage"}, w.driver.callsOf(volume)); diff != "" {
+			if diff := cmp.Diff([]string{"Stage", "Publish", "Unpublish", "Unstage"}, w.callsOf(volume)); diff != "" {
 				t.Errorf("calls for %s (-want +got):\n%s", volume, diff)
 			}
 		}
@@ -100,7 +103,7 @@ func TestAnEphemeralContainerIsTheFirstToUseAVolume(t *testing.T) {
 		agent, _ := w.agent()
 		pod := w.podWith("p", onlyFirst, "used", "later")
 		agent.SetPod(pod)
-		<-reached
+		wait.For(t, "the call to arrive", reached)
 		pod = w.useLater(pod, "later")
 		agent.SetPod(pod)
 		close(release)
@@ -129,7 +132,7 @@ func TestAnEphemeralContainerIsTheFirstToUseAVolume(t *testing.T) {
 // A claim that was made for a pod is expanded as any other.
 func TestAClaimOfAnEphemeralVolumeGrows(t *testing.T) {
 	w := newWorld(t, noAttach)
-	w.driver.caps = append(w.driver.caps, csispec.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	w.driver.NodeServices = append(w.driver.NodeServices, csispec.NodeServiceCapability_RPC_EXPAND_VOLUME)
 	pod := w.genericPod("p", false, "data")
 	claims, volumes := w.admin.CoreV1().PersistentVolumeClaims(w.name), w.admin.CoreV1().PersistentVolumes()
 	change := func(change func(*corev1.PersistentVolumeClaimStatus)) {
@@ -153,7 +156,7 @@ func TestAClaimOfAnEphemeralVolumeGrows(t *testing.T) {
 		setResizeStatus(s, corev1.PersistentVolumeClaimNodeResizePending)
 	})
 	w.untilEvent(pod, "FileSystemResizeSuccessful")
-	if got := lastRequest[*csispec.NodeExpandVolumeRequest](w.driver).CapacityRange.RequiredBytes; got != twoGi {
+	if got := csidriver.LastRequest[*csispec.NodeExpandVolumeRequest](w.driver).CapacityRange.RequiredBytes; got != twoGi {
 		t.Errorf("asked for %d bytes", got)
 	}
 }

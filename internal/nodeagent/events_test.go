@@ -21,6 +21,7 @@ import (
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // TestAPodThatWaitsLongIsToldWhereAndSinceWhen: no call failed, and still nothing goes on.
@@ -39,7 +40,7 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 			return pod
 		}, []string{"FailedMount: MountVolume.WaitForAttach failed", "waiting since ", "Volume not attached according to node status", "(NotAttached)"}, false},
 		"no driver": {noAttach, func(w *world, agent *Agent) *corev1.Pod {
-			w.driver.stop()
+			w.driver.Stop()
 			w.volume("data")
 			pod := w.pod("p", "data")
 			agent.SetPod(pod)
@@ -85,7 +86,7 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 			handle := w.volume("data")
 			pod := w.pod("p", "data")
 			w.bringUp(agent, pod, handle)
-			w.driver.intercept(func(call string, _ any, do func() (any, error)) (any, error) {
+			w.driver.Intercept(func(call string, _ any, do func() (any, error)) (any, error) {
 				if call == "NodeUnstageVolume" {
 					return nil, status.Error(codes.Internal, "no luck")
 				}
@@ -111,7 +112,7 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 					c.waitEventDelay = time.Hour
 				}
 			})
-			w.driver.registered()
+			w.driver.Registered()
 			pod := test.wait(w, agent)
 			w.untilEvent(pod, append(test.words, " since 20")...)
 			events, err := w.admin.CoreV1().Events(w.name).List(w.ctx, metav1.ListOptions{})
@@ -130,8 +131,8 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 
 // goneDriver stops the driver and waits until the agent knows.
 func (w *world) goneDriver(agent *Agent) {
-	w.driver.stop()
-	w.until("the driver is gone", func() bool {
+	w.driver.Stop()
+	wait.Until(w, "the driver is gone", func() bool {
 		client, _ := agent.plugins.registered(w.driverName())
 		return client == nil
 	})
@@ -241,9 +242,9 @@ func TestAVolumeThatMayNotBeUsedHere(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, noAttach)
-			w.driver.caps = test.caps
+			w.driver.NodeServices = test.caps
 			if test.caps == nil { // and there is no topology: a Node without labels is one that is known
-				w.driver.info = &csispec.NodeGetInfoResponse{NodeId: "n"}
+				w.driver.NodeInfo = &csispec.NodeGetInfoResponse{NodeId: "n"}
 			}
 			w.volume("data", append(test.pv, elsewhere)...)
 			agent, _ := w.agent()

@@ -16,6 +16,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+
+	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 func TestAClaimThatGrewBeforeItsMount(t *testing.T) {
@@ -29,7 +32,7 @@ func TestAClaimThatGrewBeforeItsMount(t *testing.T) {
 			pod := w.pod("p", "data")
 			var early []Mount
 			var during claimState
-			w.driver.hook = func(method, _ string, _ int) error {
+			w.driver.Before = func(method, _ string, _ int) error {
 				if method == "Expand" {
 					early = agent.volumes.mounted(pod.UID).mounts
 					during = stateOf(w.claim())
@@ -50,11 +53,11 @@ func TestAClaimThatGrewBeforeItsMount(t *testing.T) {
 			if diff := cmp.Diff(pending, during); diff != "" {
 				t.Errorf("claim during the call (-want +got):\n%s", diff)
 			}
-			published := lastRequest[*csispec.NodePublishVolumeRequest](w.driver)
+			published := csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver)
 			if diff := cmp.Diff(&csispec.NodeExpandVolumeRequest{
 				VolumeId: "h-" + w.name + "-data", VolumePath: published.TargetPath, StagingTargetPath: published.StagingTargetPath,
 				CapacityRange: &csispec.CapacityRange{RequiredBytes: twoGi}, VolumeCapability: published.VolumeCapability,
-			}, lastRequest[*csispec.NodeExpandVolumeRequest](w.driver), protocmp.Transform()); diff != "" {
+			}, csidriver.LastRequest[*csispec.NodeExpandVolumeRequest](w.driver), protocmp.Transform()); diff != "" {
 				t.Errorf("request (-want +got):\n%s", diff)
 			}
 			text := fmt.Sprintf("FileSystemResizeSuccessful: MountVolume.NodeExpandVolume succeeded for volume %q %s", w.name+"-data", w.name)
@@ -88,7 +91,7 @@ func TestWhatIsSaidOfABlockVolumeThatGrew(t *testing.T) {
 			AccessMode: &csispec.VolumeCapability_AccessMode{Mode: csispec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 			AccessType: &csispec.VolumeCapability_Block{Block: &csispec.VolumeCapability_BlockVolume{}},
 		},
-	}, lastRequest[*csispec.NodeExpandVolumeRequest](w.driver), protocmp.Transform()); diff != "" {
+	}, csidriver.LastRequest[*csispec.NodeExpandVolumeRequest](w.driver), protocmp.Transform()); diff != "" {
 		t.Errorf("request (-want +got):\n%s", diff)
 	}
 	w.wantClaimNow(claimState{Capacity: "2Gi"})
@@ -99,19 +102,19 @@ func TestTheSecretOfAnExpansion(t *testing.T) {
 	w := expandable(t, func(pv *corev1.PersistentVolume) {
 		pv.Spec.CSI.NodeExpandSecretRef = &corev1.SecretReference{Namespace: pv.Name[:10], Name: "key"}
 	})
-	w.driver.caps = []csispec.NodeServiceCapability_RPC_Type{csispec.NodeServiceCapability_RPC_EXPAND_VOLUME}
+	w.driver.NodeServices = []csispec.NodeServiceCapability_RPC_Type{csispec.NodeServiceCapability_RPC_EXPAND_VOLUME}
 	_, err := w.admin.CoreV1().Secrets(w.name).Create(w.ctx, &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: "key"}, StringData: map[string]string{"password": "hunter2"},
 	}, metav1.CreateOptions{})
 	must(t, err)
-	w.driver.refuse(codes.Internal, "login with hunter2 failed", 1)
+	w.refuseExpand(codes.Internal, "login with hunter2 failed", 1)
 	w.grow("2Gi", tracks)
 	agent, _ := w.agent()
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
 	w.untilEvent(pod, "FailedMount: MountVolume.Setup failed while expanding volume for volume", "login with [REDACTED] failed")
 	w.mounted(agent, pod)
-	request := lastRequest[*csispec.NodeExpandVolumeRequest](w.driver)
+	request := csidriver.LastRequest[*csispec.NodeExpandVolumeRequest](w.driver)
 	if got := request.Secrets["password"]; got != "hunter2" {
 		t.Errorf("secret %q", got)
 	}
@@ -149,7 +152,7 @@ func TestAClaimThatGrowsUnderARunningPod(t *testing.T) {
 			w.grow("2Gi", kind)
 			w.wantClaim(claimState{Capacity: "2Gi"})
 			w.wantCalls("Stage data", "Publish data", "Expand data")
-			if got := lastRequest[*csispec.NodeExpandVolumeRequest](w.driver).CapacityRange.RequiredBytes; got != twoGi {
+			if got := csidriver.LastRequest[*csispec.NodeExpandVolumeRequest](w.driver).CapacityRange.RequiredBytes; got != twoGi {
 				t.Errorf("asked for %d bytes", got)
 			}
 			w.untilEvent(pod, "FileSystemResizeSuccessful")
@@ -190,7 +193,7 @@ func TestAReadOnlyVolumeIsNotExpanded(t *testing.T) {
 	agent.SetPod(writer)
 	w.mounted(agent, writer)
 	w.wantCalls("Stage data", "Publish data", "Publish data", "Expand data")
-	if got := lastRequest[*csispec.NodeExpandVolumeRequest](w.driver).VolumePath; !strings.Contains(got, string(writer.UID)) {
+	if got := csidriver.LastRequest[*csispec.NodeExpandVolumeRequest](w.driver).VolumePath; !strings.Contains(got, string(writer.UID)) {
 		t.Errorf("expanded at %s", got)
 	}
 	w.wantClaimNow(claimState{Capacity: "2Gi"})
@@ -199,7 +202,7 @@ func TestAReadOnlyVolumeIsNotExpanded(t *testing.T) {
 func TestADriverThatDoesNotExpandIsNotAsked(t *testing.T) {
 	t.Run("old resizer: the pod starts", func(t *testing.T) {
 		w := expandable(t)
-		w.driver.caps = w.driver.caps[:1]
+		w.driver.NodeServices = w.driver.NodeServices[:1]
 		w.grow("2Gi", legacy)
 		agent, _ := w.agent(often)
 		pod := w.pod("p", "data")
@@ -210,7 +213,7 @@ func TestADriverThatDoesNotExpandIsNotAsked(t *testing.T) {
 	})
 	t.Run("the claim waits for the node: the pod does, too", func(t *testing.T) {
 		w := expandable(t)
-		w.driver.caps = w.driver.caps[:1]
+		w.driver.NodeServices = w.driver.NodeServices[:1]
 		w.grow("2Gi", tracks)
 		agent, _ := w.agent(often)
 		pod := w.pod("p", "data")
@@ -230,7 +233,7 @@ func TestAnInfeasibleExpansion(t *testing.T) {
 		t.Run(code.String(), func(t *testing.T) {
 			w := expandable(t)
 			w.grow("2Gi", tracks)
-			w.driver.refuse(code, "too large")
+			w.refuseExpand(code, "too large")
 			var r reads
 			agent, _ := w.agent(often, r.count)
 			pod := w.pod("p", "data")
@@ -246,7 +249,7 @@ func TestAnInfeasibleExpansion(t *testing.T) {
 				t.Errorf("asked %d times", got)
 			}
 			// The user asks for less, and the resizer begins anew.
-			w.driver.refuse(codes.Internal, "", 0)
+			w.refuseExpand(codes.Internal, "", 0)
 			w.ask("1536Mi")
 			w.begin("1536Mi")
 			w.enlarge("1536Mi")
@@ -267,7 +270,7 @@ func TestAnExpansionInUse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := expandable(t)
 			w.grow("2Gi", kind)
-			w.driver.refuse(codes.FailedPrecondition, "in use")
+			w.refuseExpand(codes.FailedPrecondition, "in use")
 			var r reads
 			agent, _ := w.agent(often, r.count)
 			pod := w.pod("p", "data")
@@ -284,7 +287,7 @@ func TestAnExpansionInUse(t *testing.T) {
 			if got := w.expansions(); got != 1 {
 				t.Errorf("asked %d times under a running pod", got)
 			}
-			w.driver.refuse(codes.Internal, "", 0)
+			w.refuseExpand(codes.Internal, "", 0)
 			next := w.pod("next", "data")
 			agent.SetPod(next)
 			w.mounted(agent, next)
@@ -301,7 +304,7 @@ func TestAFailedExpansionIsTriedAgain(t *testing.T) {
 	t.Run("before the pod starts", func(t *testing.T) {
 		w := expandable(t)
 		w.grow("2Gi", tracks)
-		w.driver.refuse(codes.Internal, "resize2fs: busy", 1, 2)
+		w.refuseExpand(codes.Internal, "resize2fs: busy", 1, 2)
 		agent, _ := w.agent()
 		pod := w.pod("p", "data")
 		agent.SetPod(pod)
@@ -318,7 +321,7 @@ func TestAFailedExpansionIsTriedAgain(t *testing.T) {
 	t.Run("and the pod goes", func(t *testing.T) {
 		w := newAttachedWorld(t).expandable()
 		w.grow("2Gi", tracks)
-		w.driver.refuse(codes.Internal, "resize2fs: busy")
+		w.refuseExpand(codes.Internal, "resize2fs: busy")
 		agent, _ := w.agent()
 		pod := w.pod("p", "data")
 		agent.SetPod(pod)
@@ -329,7 +332,7 @@ func TestAFailedExpansionIsTriedAgain(t *testing.T) {
 	})
 	t.Run("under a running pod", func(t *testing.T) {
 		w := expandable(t)
-		w.driver.refuse(codes.Internal, "resize2fs: busy", 1)
+		w.refuseExpand(codes.Internal, "resize2fs: busy", 1)
 		agent, _ := w.agent(often)
 		pod := w.pod("p", "data")
 		agent.SetPod(pod)
@@ -349,7 +352,7 @@ func TestAFailedExpansionIsTriedAgain(t *testing.T) {
 func TestARefusalAfterTheUserChangedHisMind(t *testing.T) {
 	w := expandable(t)
 	w.grow("2Gi", tracks)
-	w.driver.refuse(codes.Unavailable, "no answer", 1, 2)
+	w.refuseExpand(codes.Unavailable, "no answer", 1, 2)
 	agent, _ := w.agent()
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
@@ -357,7 +360,7 @@ func TestARefusalAfterTheUserChangedHisMind(t *testing.T) {
 	w.ask("1536Mi")
 	w.untilExpanded(2)
 	w.wantClaimNow(claimState{Capacity: "1Gi", Status: "NodeResizeInProgress", Conditions: []string{"FileSystemResizePending"}})
-	w.driver.refuse(codes.Internal, "broken")
+	w.refuseExpand(codes.Internal, "broken")
 	broken := fmt.Sprintf("NodeResizeError: failed to expand pvc with NodeExpandVolume of volume h-%s-data: rpc error: code = Internal desc = broken", w.name)
 	w.wantClaim(claimState{Capacity: "1Gi", Status: "NodeResizeInProgress", Conditions: []string{"FileSystemResizePending", broken}})
 	w.wantClaim(claimState{Capacity: "1Gi", Status: "NodeResizeInfeasible", Conditions: []string{"FileSystemResizePending", broken}})
@@ -466,7 +469,7 @@ func TestAnAgentThatDiesBetweenTheExpansionAndTheClaim(t *testing.T) {
 	w := expandable(t)
 	w.grow("2Gi", tracks)
 	called, dead := make(chan struct{}), make(chan struct{})
-	w.driver.after = func(method, _ string, attempt int) error {
+	w.driver.After = func(method, _ string, attempt int) error {
 		if method == "Expand" && attempt == 1 {
 			close(called)
 			<-dead
@@ -476,7 +479,7 @@ func TestAnAgentThatDiesBetweenTheExpansionAndTheClaim(t *testing.T) {
 	agent, stop := w.agent()
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
-	<-called
+	wait.For(t, "the call to arrive", called)
 	stop()
 	close(dead)
 	w.wantClaimNow(claimState{Capacity: "1Gi", Status: "NodeResizeInProgress", Conditions: []string{"FileSystemResizePending"}})
@@ -496,7 +499,7 @@ func TestAClaimThatIsWrittenMeanwhile(t *testing.T) {
 	t.Run("once", func(t *testing.T) {
 		w := expandable(t)
 		w.grow("2Gi", tracks)
-		w.driver.hook = func(method, _ string, _ int) error {
+		w.driver.Before = func(method, _ string, _ int) error {
 			if method == "Expand" {
 				w.changeClaim(watched)
 			}
@@ -512,7 +515,7 @@ func TestAClaimThatIsWrittenMeanwhile(t *testing.T) {
 	t.Run("and the driver refuses", func(t *testing.T) {
 		w := expandable(t)
 		w.grow("2Gi", tracks)
-		w.driver.hook = func(method, _ string, _ int) error {
+		w.driver.Before = func(method, _ string, _ int) error {
 			if method != "Expand" {
 				return nil
 			}
@@ -547,7 +550,7 @@ func TestAClaimThatIsWrittenMeanwhile(t *testing.T) {
 		agent, _ := w.agent(func(c *Config) {
 			c.RESTConfig = rest.CopyConfig(c.RESTConfig)
 			c.RESTConfig.Wrap(func(next http.RoundTripper) http.RoundTripper {
-				return roundTrip(func(request *http.Request) (*http.Response, error) {
+				return roundTripper(func(request *http.Request) (*http.Response, error) {
 					if request.Method == http.MethodPatch && strings.HasSuffix(request.URL.Path, "/persistentvolumeclaims/data/status") && left > 0 {
 						left--
 						w.changeClaim(watched)
@@ -571,7 +574,7 @@ func TestAnExpansionThatHangsEndsWithItsDeadline(t *testing.T) {
 	w.grow("2Gi", tracks)
 	stuck := make(chan struct{})
 	t.Cleanup(func() { close(stuck) })
-	w.driver.hook = func(method, _ string, _ int) error {
+	w.driver.Before = func(method, _ string, _ int) error {
 		if method == "Expand" {
 			<-stuck
 		}
@@ -583,5 +586,5 @@ func TestAnExpansionThatHangsEndsWithItsDeadline(t *testing.T) {
 	w.untilEvent(pod, "FailedMount", "did not answer NodeExpandVolume within 1s (DeadlineExceeded)")
 	agent.RemovePod(pod.UID)
 	w.unmounted(agent, pod)
-	w.until("unstaged", func() bool { return len(agent.Pods()) == 0 })
+	wait.Until(w, "unstaged", func() bool { return len(agent.Pods()) == 0 })
 }

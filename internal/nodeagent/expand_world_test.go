@@ -1,7 +1,6 @@
 package nodeagent
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -20,15 +19,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/retry"
-)
 
-func (d *scriptedDriver) NodeExpandVolume(_ context.Context, r *csispec.NodeExpandVolumeRequest) (*csispec.NodeExpandVolumeResponse, error) {
-	attempt, err := d.begin("Expand", r.VolumeId, r)
-	if err != nil {
-		return nil, err
-	}
-	return &csispec.NodeExpandVolumeResponse{CapacityBytes: r.CapacityRange.GetRequiredBytes()}, d.end("Expand", r.VolumeId, attempt)
-}
+	"belay.dev/belay/internal/testing/wait"
+)
 
 const (
 	oneGi = int64(1) << 30
@@ -43,7 +36,7 @@ func expandable(t *testing.T, options ...volumeOptions) *world {
 
 func (w *world) expandable(options ...volumeOptions) *world {
 	w.Helper()
-	w.driver.caps = append(w.driver.caps, csispec.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	w.driver.NodeServices = append(w.driver.NodeServices, csispec.NodeServiceCapability_RPC_EXPAND_VOLUME)
 	_, err := w.admin.StorageV1().StorageClasses().Create(w.ctx, &storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: w.name}, Provisioner: w.driverName(), AllowVolumeExpansion: new(true),
 	}, metav1.CreateOptions{})
@@ -159,7 +152,7 @@ func stateOf(claim *corev1.PersistentVolumeClaim) claimState {
 func (w *world) wantClaim(want claimState) {
 	w.Helper()
 	var got claimState
-	w.until(fmt.Sprintf("the claim is %+v", want), func() bool {
+	wait.Until(w, fmt.Sprintf("the claim is %+v", want), func() bool {
 		got = stateOf(w.claim())
 		return cmp.Equal(want, got)
 	})
@@ -180,11 +173,11 @@ func (w *world) aboutClaim() *corev1.Pod {
 
 func (w *world) untilExpanded(times int) {
 	w.Helper()
-	w.until(fmt.Sprintf("expanded %d times", times), func() bool { return w.expansions() >= times })
+	wait.Until(w, fmt.Sprintf("expanded %d times", times), func() bool { return w.expansions() >= times })
 }
 
 func (w *world) expansions() (n int) {
-	for _, call := range w.driver.made() {
+	for _, call := range w.driver.Made() {
 		if strings.HasPrefix(call, "Expand") {
 			n++
 		}
@@ -194,7 +187,7 @@ func (w *world) expansions() (n int) {
 
 func (w *world) wantCalls(want ...string) {
 	w.Helper()
-	if diff := cmp.Diff(want, w.driver.made()); diff != "" {
+	if diff := cmp.Diff(want, w.driver.Made()); diff != "" {
 		w.Errorf("calls (-want +got):\n%s", diff)
 	}
 }
@@ -211,7 +204,7 @@ type reads struct {
 func (r *reads) count(c *Config) {
 	c.RESTConfig = rest.CopyConfig(c.RESTConfig)
 	c.RESTConfig.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTrip(func(request *http.Request) (*http.Response, error) {
+		return roundTripper(func(request *http.Request) (*http.Response, error) {
 			if request.Method == http.MethodGet && strings.Contains(request.URL.Path, "/persistentvolumeclaims/") {
 				r.mu.Lock()
 				r.n++
@@ -222,25 +215,19 @@ func (r *reads) count(c *Config) {
 	})
 }
 
-type roundTrip func(*http.Request) (*http.Response, error)
-
-func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
-
 // more waits until claims were read n more times from now on.
 func (w *world) more(r *reads, n int) {
 	w.Helper()
 	read := func() int { r.mu.Lock(); defer r.mu.Unlock(); return r.n }
 	end := read() + n
-	w.until(fmt.Sprintf("claims are read %d more times", n), func() bool { return read() >= end })
+	wait.Until(w, fmt.Sprintf("claims are read %d more times", n), func() bool { return read() >= end })
 }
 
-func (d *scriptedDriver) refuse(code codes.Code, text string, attempts ...int) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.hook = func(method, _ string, attempt int) error {
+func (w *world) refuseExpand(code codes.Code, text string, attempts ...int) {
+	w.driver.SetBefore(func(method, _ string, attempt int) error {
 		if method == "Expand" && (len(attempts) == 0 || slices.Contains(attempts, attempt)) {
 			return status.Error(code, text)
 		}
 		return nil
-	}
+	})
 }

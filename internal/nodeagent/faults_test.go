@@ -13,13 +13,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/yaml"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
-	"belay.dev/belay/deploy"
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // lossy loses replies of Node PATCHes, sends some a second time later, and refuses some.
@@ -93,7 +91,7 @@ func TestLostRepliesNeverTakeAStagedVolumeOutOfUse(t *testing.T) {
 		}
 		return nil
 	}
-	w.driver.hook = check
+	w.driver.Before = check
 	agent, _ := w.agent()
 	w.attach(handle) // and never detached: the report stays, so a stage follows at once on being in use
 	for range 40 {
@@ -112,43 +110,38 @@ func TestLostRepliesNeverTakeAStagedVolumeOutOfUse(t *testing.T) {
 	w.untilNotInUse(handle)
 }
 
-func TestANodeThatWasMadeAnewIsToldAgain(t *testing.T) {
-	w := newWorld(t)
-	l := w.live()
-	w.driver.registered()
-	must(t, w.admin.CoreV1().Nodes().Delete(w.ctx, w.name, metav1.DeleteOptions{}))
-	_, err := w.admin.CoreV1().Nodes().Create(w.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.name}}, metav1.CreateOptions{})
-	must(t, err)
-	w.untilInUse(l.handle)
-	node := w.untilNode("the driver's ID is back", func(n *corev1.Node) bool {
-		return n.Annotations["csi.volume.kubernetes.io/nodeid"] != "" && n.Labels["topology.test.belay.dev/rack"] == "r1"
-	})
-	w.until("the CSINode is the new Node's", func() bool {
-		got, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
-		return err == nil && len(got.OwnerReferences) == 1 && got.OwnerReferences[0].UID == node.UID
-	})
-	w.wantCSINode(node)
+// TestARecreatedNode: what the cluster knew of the Node is restored, also where it is created from the manifest of the
+// earlier one, with its annotations and labels. The CSINode belongs to the new Node.
+func TestARecreatedNode(t *testing.T) {
+	for name, fromManifest := range map[string]bool{"bare": false, "from its manifest": true} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			l := w.live()
+			w.driver.Registered()
+			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.name}}
+			if earlier := w.node(); fromManifest {
+				node.Annotations, node.Labels = earlier.Annotations, earlier.Labels
+			}
+			must(t, w.admin.CoreV1().Nodes().Delete(w.ctx, w.name, metav1.DeleteOptions{}))
+			node, err := w.admin.CoreV1().Nodes().Create(w.ctx, node, metav1.CreateOptions{})
+			must(t, err)
+			w.untilInUse(l.handle)
+			w.untilNode("the driver's ID is back", func(n *corev1.Node) bool {
+				return n.Annotations[kube.CSINodeIDsAnnotation] != "" && n.Labels["topology.test.belay.dev/rack"] == "r1"
+			})
+			wait.Until(w, "the CSINode belongs to the new Node", func() bool {
+				got, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
+				return err == nil && len(got.OwnerReferences) == 1 && got.OwnerReferences[0].UID == node.UID
+			})
+			w.wantCSINode(node)
+		})
+	}
 }
 
 // TestTheShippedRoleSuffices runs the daemon's whole way under the ClusterRole that deploy ships.
 func TestTheShippedRoleSuffices(t *testing.T) {
 	w := newWorld(t, modes(persistent, ephemeral), asksForTokens(storagev1.TokenRequest{Audience: "vault"}))
-	raw, err := deploy.Files.ReadFile("belay-node/belay-node.yaml")
-	must(t, err)
-	var role rbacv1.ClusterRole
-	must(t, yaml.Unmarshal(raw, &role))
-	role.Name = w.name
-	_, err = w.admin.RbacV1().ClusterRoles().Create(w.ctx, &role, metav1.CreateOptions{})
-	must(t, err)
-	_, err = w.admin.RbacV1().ClusterRoleBindings().Create(w.ctx, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: w.name},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: w.name},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "robot-" + w.name}},
-	}, metav1.CreateOptions{})
-	must(t, err)
-	user, err := server.env.AddUser(envtest.User{Name: "robot-" + w.name}, server.config)
-	must(t, err)
-	w.nodeID = user.Config()
+	w.grant(w.robot())
 	var mu sync.Mutex
 	forbidden := map[string]bool{} // whether the last request of its kind was
 	w.nodeID.Wrap(func(next http.RoundTripper) http.RoundTripper {
@@ -162,7 +155,7 @@ func TestTheShippedRoleSuffices(t *testing.T) {
 			return reply, err
 		})
 	})
-	_, err = w.admin.CoreV1().Secrets(w.name).Create(w.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "key"}}, metav1.CreateOptions{})
+	_, err := w.admin.CoreV1().Secrets(w.name).Create(w.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "key"}}, metav1.CreateOptions{})
 	must(t, err)
 	handle := w.volume("data", func(pv *corev1.PersistentVolume) {
 		pv.Spec.CSI.NodeStageSecretRef = &corev1.SecretReference{Namespace: w.name, Name: "key"}
@@ -176,8 +169,8 @@ func TestTheShippedRoleSuffices(t *testing.T) {
 	must(t, w.report(handle, true)) // before there is an attachment: leads to an event
 	w.untilEvent(pod, "FailedMount", "WaitForAttach")
 	w.attach(handle)
-	w.until("the pod is published", func() bool { return slices.Contains(w.driver.made(), "Publish data") })
-	w.until("its inline volume too", func() bool { return slices.Contains(w.driver.made(), "Publish "+inlineID(pod, "scratch")) })
+	wait.Until(w, "the pod is published", func() bool { return slices.Contains(w.driver.Made(), "Publish data") })
+	wait.Until(w, "its inline volume too", func() bool { return slices.Contains(w.driver.Made(), "Publish "+inlineID(pod, "scratch")) })
 	must(t, w.admin.CoreV1().Pods(w.name).Delete(w.ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
 	w.untilNotInUse(handle)
 	mu.Lock()

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/nodevolume"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // reattach is a detach by force, and an attach that leads to another device.
@@ -25,7 +26,7 @@ func (w *world) reattach(handle string) {
 func TestAnAttachmentThatWasMadeAnewDuringACall(t *testing.T) {
 	w := newWorld(t)
 	handle := w.volume("data")
-	w.driver.after = func(method, _ string, attempt int) error {
+	w.driver.After = func(method, _ string, attempt int) error {
 		if method == "Publish" && attempt == 1 {
 			w.reattach(handle)
 		}
@@ -36,13 +37,13 @@ func TestAnAttachmentThatWasMadeAnewDuringACall(t *testing.T) {
 	agent.SetPod(first)
 	agent.SetPod(second)
 	w.untilInUse(handle)
-	w.until("both are known", func() bool {
+	wait.Until(w, "both are known", func() bool {
 		agent.pods.mu.Lock()
 		defer agent.pods.mu.Unlock()
 		return agent.pods.known[first.UID].resolved && agent.pods.known[second.UID].resolved
 	})
 	w.attach(handle)
-	w.until("one is published", func() bool { return slices.Contains(w.driver.made(), "Publish data") })
+	wait.Until(w, "one is published", func() bool { return slices.Contains(w.driver.Made(), "Publish data") })
 	has, waits := first, second
 	if !w.publishedFor(agent, first) {
 		has, waits = second, first
@@ -51,7 +52,7 @@ func TestAnAttachmentThatWasMadeAnewDuringACall(t *testing.T) {
 	w.waitSays(agent, waits, string(nodevolume.AttachmentReplaced))
 	agent.RemovePod(has.UID)
 	w.mounted(agent, waits)
-	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Unpublish data", "Unstage data", "Stage data", "Publish data"}, w.driver.made()); diff != "" {
+	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Unpublish data", "Unstage data", "Stage data", "Publish data"}, w.driver.Made()); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 }
@@ -102,7 +103,7 @@ func TestAnAttachmentThatWasMadeAnewBeforeACall(t *testing.T) {
 			if call == "Publish" {
 				want = []string{"Stage data", "Unstage data", "Stage data", "Publish data"}
 			}
-			if diff := cmp.Diff(want, w.driver.made()); diff != "" {
+			if diff := cmp.Diff(want, w.driver.Made()); diff != "" {
 				t.Errorf("calls (-want +got):\n%s", diff)
 			}
 		})

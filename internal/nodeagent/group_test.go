@@ -24,6 +24,8 @@ import (
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
+	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 const testGroup = 54321
@@ -118,15 +120,15 @@ func (w *world) realMounts() string {
 			detach(path)
 		}
 	})
-	w.driver.after = func(method, _ string, _ int) error {
+	w.driver.After = func(method, _ string, _ int) error {
 		if method != "Publish" {
 			return nil
 		}
-		return unix.Mount(volume, lastRequest[*csispec.NodePublishVolumeRequest](w.driver).TargetPath, "", unix.MS_BIND, "")
+		return unix.Mount(volume, csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver).TargetPath, "", unix.MS_BIND, "")
 	}
-	w.driver.hook = func(method, _ string, _ int) error {
+	w.driver.Before = func(method, _ string, _ int) error {
 		if method == "Unpublish" {
-			detach(lastRequest[*csispec.NodeUnpublishVolumeRequest](w.driver).TargetPath)
+			detach(csidriver.LastRequest[*csispec.NodeUnpublishVolumeRequest](w.driver).TargetPath)
 		}
 		return nil
 	}
@@ -169,7 +171,7 @@ func TestAVolumeIsGivenToThePodsGroupBeforeThePodGetsIt(t *testing.T) {
 	wantOwner("the root fits", file, "0 660")
 	mountFor("third", corev1.FSGroupChangeAlways)
 	wantOwner("always", file, "54321 660")
-	if capability := lastRequest[*csispec.NodePublishVolumeRequest](w.driver).VolumeCapability; capability.GetMount().VolumeMountGroup != "" {
+	if capability := csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver).VolumeCapability; capability.GetMount().VolumeMountGroup != "" {
 		t.Errorf("a driver that cannot is told of group %s", capability.GetMount().VolumeMountGroup)
 	}
 }
@@ -217,7 +219,7 @@ func TestASlowChangeOfGroup(t *testing.T) {
 	// The pod goes: the change ends, and the way back begins at once.
 	agent.RemovePod(pod.UID)
 	w.unmounted(agent, pod)
-	w.until("unstaged", func() bool { return slices.Contains(w.driver.made(), "Unstage data") })
+	wait.Until(w, "unstaged", func() bool { return slices.Contains(w.driver.Made(), "Unstage data") })
 	if slow.begun.Load() != 1 {
 		t.Errorf("changed %d times", slow.begun.Load())
 	}
@@ -261,7 +263,7 @@ func TestAChangeOfGroupThatWasCutShortIsDoneAgain(t *testing.T) {
 	agent, stop := w.agent(slow.slow)
 	pod := w.podWith("p", withGroup(corev1.FSGroupChangeOnRootMismatch), "data")
 	agent.SetPod(pod)
-	w.until("the change has begun", func() bool { return slow.begun.Load() == 1 })
+	wait.Until(w, "the change has begun", func() bool { return slow.begun.Load() == 1 })
 	// What a crash leaves on the disk is there now.
 	names, err := filepath.Glob(filepath.Join(w.root, recordsDir, "*.publish.json"))
 	must(t, err)
@@ -280,7 +282,7 @@ func TestAChangeOfGroupThatWasCutShortIsDoneAgain(t *testing.T) {
 	if got := owner(t, w.target(pod)); got != "54321 2770" {
 		t.Errorf("after the restart the volume is %s", got)
 	}
-	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Publish data"}, w.driver.made()); diff != "" {
+	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Publish data"}, w.driver.Made()); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 }

@@ -6,6 +6,8 @@ import (
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
+
+	"belay.dev/belay/internal/testing/csidriver"
 )
 
 // handleOf gives a PersistentVolume the handle of another one.
@@ -24,7 +26,7 @@ func TestABlockVolumeOfTwoPersistentVolumes(t *testing.T) {
 	agent.SetPod(second)
 	w.mounted(agent, second)
 	staged := filepath.Join(w.root, blockDir, "staging", w.name+"-one")
-	published := lastRequest[*csispec.NodePublishVolumeRequest](w.driver)
+	published := csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver)
 	if want := filepath.Join(w.root, blockDir, "publish", w.name+"-two", string(second.UID)); published.TargetPath != want || published.StagingTargetPath != staged {
 		t.Errorf("published at %s from %s, want at %s from %s", published.TargetPath, published.StagingTargetPath, want, staged)
 	}
@@ -36,7 +38,7 @@ func TestABlockVolumeOfTwoPersistentVolumes(t *testing.T) {
 	agent.SetPod(second)
 	agent.PodsSynced()
 	w.mounted(agent, second)
-	if got := lastRequest[*csispec.NodeStageVolumeRequest](w.driver).StagingTargetPath; got != staged {
+	if got := csidriver.LastRequest[*csispec.NodeStageVolumeRequest](w.driver).StagingTargetPath; got != staged {
 		t.Errorf("staged again at %s, want %s", got, staged)
 	}
 	agent.RemovePod(second.UID)

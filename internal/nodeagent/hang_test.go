@@ -2,6 +2,7 @@ package nodeagent
 
 import (
 	"context"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +13,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+
+	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // TestADriverThatHangs: a call for one volume gets no answer. Other volumes of the same driver
@@ -31,7 +35,7 @@ func TestADriverThatHangs(t *testing.T) {
 			hung, free := w.volume("hung"), w.volume("free")
 			release := make(chan struct{})
 			defer close(release)
-			w.driver.hook = func(method, volume string, _ int) error {
+			w.driver.Before = func(method, volume string, _ int) error {
 				if volume == hung && method == test.method {
 					<-release
 				}
@@ -42,12 +46,12 @@ func TestADriverThatHangs(t *testing.T) {
 			agent.SetPod(slow)
 			w.untilInUse(hung)
 			w.attach(hung)
-			w.until("the call hangs", func() bool { return slices.Contains(w.driver.made(), test.method+" hung") })
+			wait.Until(w, "the call hangs", func() bool { return slices.Contains(w.driver.Made(), test.method+" hung") })
 			w.bringUp(agent, fast, free)
 			w.untilEvent(slow, "FailedMount", test.event, "DeadlineExceeded")
 			agent.RemovePod(slow.UID)
 			w.untilNotInUse(hung)
-			if diff := cmp.Diff(test.want, w.driver.callsOf("hung")); diff != "" {
+			if diff := cmp.Diff(test.want, w.callsOf("hung")); diff != "" {
 				t.Errorf("calls (-want +got):\n%s", diff)
 			}
 		})
@@ -65,16 +69,14 @@ func TestTheWayBackHangs(t *testing.T) {
 			w.bringUp(agent, slow, hung)
 			w.bringUp(agent, fast, free)
 			release := make(chan struct{})
-			w.driver.mu.Lock()
-			w.driver.hook = func(called, volume string, _ int) error {
+			w.driver.SetBefore(func(called, volume string, _ int) error {
 				if volume == hung && called == method {
 					<-release
 				}
 				return nil
-			}
-			w.driver.mu.Unlock()
+			})
 			agent.RemovePod(slow.UID)
-			w.until("the call hangs", func() bool { return slices.Contains(w.driver.made(), method+" hung") })
+			wait.Until(w, "the call hangs", func() bool { return slices.Contains(w.driver.Made(), method+" hung") })
 			agent.RemovePod(fast.UID)
 			w.untilNotInUse(free)
 			w.untilEvent(slow, "FailedUnmount", event, "DeadlineExceeded")
@@ -94,7 +96,7 @@ func TestAHangingDriverHoldsUpNoShutdown(t *testing.T) {
 			w := newWorld(t, noAttach)
 			w.volume("data")
 			reached, release := make(chan struct{}, 100), make(chan struct{})
-			w.driver.intercept(func(called string, _ any, do func() (any, error)) (any, error) {
+			w.driver.Intercept(func(called string, _ any, do func() (any, error)) (any, error) {
 				if called == call {
 					reached <- struct{}{}
 					<-release
@@ -108,23 +110,19 @@ func TestAHangingDriverHoldsUpNoShutdown(t *testing.T) {
 				w.mounted(agent, pod)
 				agent.RemovePod(pod.UID)
 			}
-			<-reached
+			wait.For(t, "the call to arrive", reached)
 			stopped := make(chan struct{})
 			go func() { stop(); close(stopped) }()
-			select {
-			case <-stopped:
-			case <-time.After(patience):
-				t.Fatal("the agent does not end while a call hangs")
-			}
+			wait.For(t, "the agent to stop while a call hangs", stopped)
 			close(release)
-			w.driver.intercept(nil)
+			w.driver.Intercept(nil)
 			agent, _ = w.agent()
 			agent.SetPod(pod)
 			agent.PodsSynced()
 			w.mounted(agent, pod)
 			agent.RemovePod(pod.UID)
 			w.unmounted(agent, pod)
-			w.until("unstaged", func() bool { return len(w.leftovers()) == 0 })
+			wait.Until(w, "unstaged", func() bool { return len(w.leftovers()) == 0 })
 		})
 	}
 }
@@ -132,20 +130,20 @@ func TestAHangingDriverHoldsUpNoShutdown(t *testing.T) {
 // TestARegistrationThatHangsHoldsUpNoOther driver.
 func TestARegistrationThatHangsHoldsUpNoOther(t *testing.T) {
 	w := newWorld(t)
-	silent := newScriptedDriver(w, "silent.test.belay.dev")
+	silent := w.startDriver("silent.test.belay.dev")
 	release := make(chan struct{})
 	reached := make(chan struct{}, 100)
-	silent.intercept(func(string, any, func() (any, error)) (any, error) {
+	silent.Intercept(func(string, any, func() (any, error)) (any, error) {
 		reached <- struct{}{}
 		<-release
 		return nil, context.Canceled
 	})
 	defer close(release)
-	w.driver.stop()
+	w.driver.Stop()
 	w.agent()
-	<-reached
-	w.driver.start()
-	if status := w.driver.registered(); !status.PluginRegistered {
+	wait.For(t, "the call to arrive", reached)
+	w.driver.Start()
+	if status := w.driver.Registered(); !status.PluginRegistered {
 		t.Errorf("not registered: %s", status.Error)
 	}
 }
@@ -180,7 +178,7 @@ func TestADriverThatDiesInACall(t *testing.T) {
 				w.bringUp(agent, pod, handle)
 			}
 			reached, release := make(chan struct{}), make(chan struct{})
-			w.driver.intercept(func(called string, _ any, do func() (any, error)) (any, error) {
+			w.driver.Intercept(func(called string, _ any, do func() (any, error)) (any, error) {
 				if called != test.call {
 					return do()
 				}
@@ -196,20 +194,20 @@ func TestADriverThatDiesInACall(t *testing.T) {
 				w.untilInUse(handle)
 				w.attach(handle)
 			}
-			<-reached
+			wait.For(t, "the call to arrive", reached)
 			if !slices.Contains(w.node().Status.VolumesInUse, w.unique(handle)) {
 				t.Error("S7: in the middle of a call, and not in use")
 			}
-			w.driver.intercept(nil)
-			w.driver.server.Stop() // the connection breaks, the socket's file goes
+			w.driver.Intercept(nil)
+			w.driver.Stop() // the connection breaks, the socket's file goes
 			close(release)
 			if test.undone {
 				agent.RemovePod(pod.UID)
 			}
 			if test.moves {
-				w.driver.file = "another"
+				w.driver.Address = filepath.Join(w.root, registryDir, "another")
 			}
-			w.driver.start()
+			w.driver.Start()
 			w.untilEvent(pod, test.event+` failed for volume "`+w.name+`-data" : `, test.call+" of volume "+handle, "rpc error: code = ")
 			if !back && !test.undone {
 				w.mounted(agent, pod)
@@ -217,7 +215,7 @@ func TestADriverThatDiesInACall(t *testing.T) {
 			}
 			w.unmounted(agent, pod)
 			w.untilNotInUse(handle)
-			if points, _ := w.driver.mountPoints(); len(points) > 0 {
+			if points, _ := w.driver.MountPoints(); len(points) > 0 {
 				t.Errorf("still mounted: %v", points)
 			}
 			if left := w.leftovers(); len(left) > 0 {
@@ -266,26 +264,26 @@ func TestADriverThatComesBackWithOtherCapabilities(t *testing.T) {
 			w := newWorld(t)
 			// Without a file system type no agent gives files to a group by itself.
 			handle := w.volume("data", func(pv *corev1.PersistentVolume) { pv.Spec.CSI.FSType = "" })
-			w.driver.caps = test.before
+			w.driver.NodeServices = test.before
 			agent, _ := w.agent()
-			w.driver.registered()
+			w.driver.Registered()
 			grouped := func(p *corev1.Pod) {
 				p.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: new(int64(3000))}
 			}
 			first := w.podWith("first", grouped, "data")
 			w.bringUp(agent, first, handle)
-			w.driver.server.Stop()
-			w.driver.mu.Lock()
-			w.driver.caps = test.after
-			w.driver.mu.Unlock()
-			w.driver.start()
-			w.driver.registered()
+			w.driver.Stop()
+			w.driver.Lock()
+			w.driver.NodeServices = test.after
+			w.driver.Unlock()
+			w.driver.Start()
+			w.driver.Registered()
 			second := w.podWith("second", grouped, "data")
 			if test.second {
 				agent.SetPod(second)
 				w.mounted(agent, second)
 			}
-			published := lastRequest[*csispec.NodePublishVolumeRequest](w.driver)
+			published := csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver)
 			if got := published.StagingTargetPath != ""; got != test.staging {
 				t.Errorf("the last publish named the staging path %q", published.StagingTargetPath)
 			}
@@ -295,7 +293,7 @@ func TestADriverThatComesBackWithOtherCapabilities(t *testing.T) {
 			agent.RemovePod(first.UID)
 			agent.RemovePod(second.UID)
 			w.untilNotInUse(handle)
-			if diff := cmp.Diff(test.want, w.driver.callsOf("data")); diff != "" {
+			if diff := cmp.Diff(test.want, w.callsOf("data")); diff != "" {
 				t.Errorf("calls (-want +got):\n%s", diff)
 			}
 			if left := w.leftovers(); len(left) > 0 {
@@ -314,7 +312,7 @@ func TestTheWayBackWaitsForNoFailureOfTheWayIn(t *testing.T) {
 	last, removed := make(chan struct{}), make(chan struct{})
 	failures := make(chan int, 1)
 	var agent *Agent
-	w.driver.hook = func(method, _ string, attempt int) error {
+	w.driver.Before = func(method, _ string, attempt int) error {
 		switch {
 		case method == "Publish" && attempt == fails:
 			close(last)
@@ -336,7 +334,7 @@ func TestTheWayBackWaitsForNoFailureOfTheWayIn(t *testing.T) {
 	agent.SetPod(pod)
 	w.untilInUse(data)
 	w.attach(data)
-	<-last
+	wait.For(t, "the last attempt", last)
 	agent.RemovePod(pod.UID)
 	close(removed)
 	w.untilNotInUse(data)

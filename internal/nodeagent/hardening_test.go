@@ -26,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // within says whether something comes about within a time in which it would have long ago.
@@ -39,26 +40,9 @@ func within(limit time.Duration, is func() bool) bool {
 }
 
 // mountedForPod are the driver's mounts below a pod's directory.
-func (d *scriptedDriver) mountedForPod(uid types.UID) []string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	var found []string
-	for path := range d.mounts {
-		if strings.Contains(path, "/pods/"+string(uid)+"/") {
-			found = append(found, path)
-		}
-	}
-	return found
-}
-
-// hasMade says whether a call that begins so was made.
-func (d *scriptedDriver) hasMade(call string) bool {
-	for _, made := range d.made() {
-		if strings.HasPrefix(made, call) {
-			return true
-		}
-	}
-	return false
+func (w *world) mountedForPod(uid types.UID) []string {
+	points, _ := w.driver.MountPoints()
+	return slices.DeleteFunc(points, func(path string) bool { return !strings.Contains(path, "/pods/"+string(uid)+"/") })
 }
 
 // TestWaitUnmountedOfTwoPersistentVolumesOfOneHandle: WaitUnmounted returns while the second one is published.
@@ -72,19 +56,17 @@ func TestWaitUnmountedOfTwoPersistentVolumesOfOneHandle(t *testing.T) {
 	w.mounted(agent, pod)
 	hold := make(chan struct{})
 	defer close(hold)
-	w.driver.mu.Lock()
-	w.driver.hook = func(method, _ string, attempt int) error {
+	w.driver.SetBefore(func(method, _ string, attempt int) error {
 		if method == "Unpublish" && attempt == 2 {
 			<-hold
 		}
 		return nil
-	}
-	w.driver.mu.Unlock()
+	})
 	agent.RemovePod(pod.UID)
 	ctx, cancel := context.WithTimeout(w.ctx, 5*time.Second)
 	defer cancel()
 	err := agent.WaitUnmounted(ctx, pod.UID)
-	if left := w.driver.mountedForPod(pod.UID); err == nil && len(left) > 0 {
+	if left := w.mountedForPod(pod.UID); err == nil && len(left) > 0 {
 		t.Errorf("WaitUnmounted says that nothing of the pod is published, and the driver has %v", left)
 	}
 }
@@ -95,7 +77,7 @@ func TestSecondPersistentVolumeOfOneHandleIsNeverUnpublished(t *testing.T) {
 	w := newWorld(t, noAttach)
 	handle := w.volume("one")
 	w.volume("two", handleOf(handle))
-	w.driver.intercept(func(_ string, request any, do func() (any, error)) (any, error) {
+	w.driver.Intercept(func(_ string, request any, do func() (any, error)) (any, error) {
 		if r, ok := request.(*csispec.NodePublishVolumeRequest); ok && strings.Contains(r.TargetPath, w.name+"-two") {
 			return nil, status.Error(codes.InvalidArgument, "not this one")
 		}
@@ -104,19 +86,19 @@ func TestSecondPersistentVolumeOfOneHandleIsNeverUnpublished(t *testing.T) {
 	agent, _ := w.agent(func(c *Config) { c.waitEventDelay = time.Second })
 	pod := w.pod("p", "one", "two")
 	agent.SetPod(pod)
-	w.until("the second one was refused", func() bool {
+	wait.Until(w, "the second one was refused", func() bool {
 		agent.volumes.mu.Lock()
 		defer agent.volumes.mu.Unlock()
 		v := agent.volumes.all[string(w.unique(handle))]
 		if v == nil || len(v.pods) != 2 {
 			return false
 		}
-		return v.pods[1].Failure.Count > 0 && len(w.driver.mountedForPod(pod.UID)) == 1
+		return v.pods[1].Failure.Count > 0 && len(w.mountedForPod(pod.UID)) == 1
 	})
 	deleted := pod.DeepCopy()
 	deleted.DeletionTimestamp = &metav1.Time{Time: time.Now()}
 	agent.SetPod(deleted)
-	w.until("the second one was dropped", func() bool {
+	wait.Until(w, "the second one was dropped", func() bool {
 		agent.volumes.mu.Lock()
 		defer agent.volumes.mu.Unlock()
 		return len(agent.volumes.all[string(w.unique(handle))].pods) == 1
@@ -124,8 +106,8 @@ func TestSecondPersistentVolumeOfOneHandleIsNeverUnpublished(t *testing.T) {
 	time.Sleep(3 * time.Second) // until the volume is not to be looked at any more because of what was before
 	agent.RemovePod(pod.UID)
 	err := agent.WaitUnmounted(w.ctx, pod.UID)
-	if !within(20*time.Second, func() bool { return len(w.driver.mountedForPod(pod.UID)) == 0 }) {
-		t.Errorf("20 s after the pod was removed (WaitUnmounted: %v) it is still published: %v; calls %v", err, w.driver.mountedForPod(pod.UID), w.driver.made())
+	if !within(20*time.Second, func() bool { return len(w.mountedForPod(pod.UID)) == 0 }) {
+		t.Errorf("20 s after the pod was removed (WaitUnmounted: %v) it is still published: %v; calls %v", err, w.mountedForPod(pod.UID), w.driver.Made())
 	}
 }
 
@@ -211,14 +193,14 @@ func TestPublishAfterWaitUnmounted(t *testing.T) {
 	})
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
-	<-writing
+	wait.For(t, "the write", writing)
 	agent.RemovePod(pod.UID)
 	ctx, cancel := context.WithTimeout(w.ctx, 3*time.Second)
 	defer cancel()
 	err := agent.WaitUnmounted(ctx, pod.UID)
 	close(goOn)
-	if err == nil && within(5*time.Second, func() bool { return w.driver.hasMade("Publish") }) {
-		t.Errorf("published after WaitUnmounted has said that nothing of the removed pod is: %v", w.driver.made())
+	if err == nil && within(5*time.Second, func() bool { return w.driver.Count("Publish", "") > 0 }) {
+		t.Errorf("published after WaitUnmounted has said that nothing of the removed pod is: %v", w.driver.Made())
 	}
 }
 
@@ -243,7 +225,7 @@ func TestRestartWithALostClaimBesideARefusedOne(t *testing.T) {
 	w.mounted(agent, pod)
 	pod = withDebugger(pod, "bad")
 	agent.SetPod(pod)
-	w.until("the pod was refused", func() bool {
+	wait.Until(w, "the pod was refused", func() bool {
 		p, _ := agent.pods.snapshot(pod.UID)
 		return p.refused != nil
 	})
@@ -255,8 +237,8 @@ func TestRestartWithALostClaimBesideARefusedOne(t *testing.T) {
 	must(t, err)
 	agent, _ = w.agent()
 	agent.SetPod(pod)
-	if within(2*time.Second, func() bool { return w.driver.hasMade("Unpublish data") }) {
-		t.Errorf("the volume was taken from a pod that is set and runs: %v", w.driver.made())
+	if within(2*time.Second, func() bool { return w.driver.Count("Unpublish", "data") > 0 }) {
+		t.Errorf("the volume was taken from a pod that is set and runs: %v", w.driver.Made())
 	}
 }
 
@@ -275,25 +257,25 @@ func TestRestartDestroysTheInlineVolumeOfARunningPod(t *testing.T) {
 	w.mounted(agent, pod)
 	pod = withDebugger(pod, "x")
 	agent.SetPod(pod)
-	w.until("the pod was refused", func() bool {
+	wait.Until(w, "the pod was refused", func() bool {
 		p, _ := agent.pods.snapshot(pod.UID)
 		return p.refused != nil
 	})
-	if w.driver.hasMade("Unpublish") {
+	if w.driver.Count("Unpublish", "") > 0 {
 		t.Fatal("not even the first agent kept it")
 	}
 	stop()
 	agent, _ = w.agent()
 	agent.SetPod(pod)
-	if within(2*time.Second, func() bool { return w.driver.hasMade("Unpublish") }) {
-		t.Errorf("the inline volume of a running pod was destroyed: %v", w.driver.made())
+	if within(2*time.Second, func() bool { return w.driver.Count("Unpublish", "") > 0 }) {
+		t.Errorf("the inline volume of a running pod was destroyed: %v", w.driver.Made())
 	}
 }
 
 // TestRestartAfterTheClaimWasMadeAnew: the claim's name stands for another volume now; the one that the pod runs on is taken from it.
 func TestRestartAfterTheClaimWasMadeAnew(t *testing.T) {
 	w := newWorld(t, noAttach)
-	w.driver.caps = nil // it does not stage: the unpublish is the last call
+	w.driver.NodeServices = nil // it does not stage: the unpublish is the last call
 	w.volume("data")
 	agent, stop := w.agent()
 	pod := w.pod("p", "data")
@@ -325,8 +307,8 @@ func TestRestartAfterTheClaimWasMadeAnew(t *testing.T) {
 	must(t, err)
 	agent, _ = w.agent()
 	agent.SetPod(pod)
-	if within(2*time.Second, func() bool { return w.driver.hasMade("Unpublish data") }) {
-		t.Errorf("the volume was taken from a pod that is set and runs: %v", w.driver.made())
+	if within(2*time.Second, func() bool { return w.driver.Count("Unpublish", "data") > 0 }) {
+		t.Errorf("the volume was taken from a pod that is set and runs: %v", w.driver.Made())
 	}
 }
 
@@ -334,7 +316,7 @@ func TestRestartAfterTheClaimWasMadeAnew(t *testing.T) {
 // agent is restarted: the volume is taken from the running pod, and nobody looks who has it.
 func TestUnconfirmedRecordAndAnotherLabel(t *testing.T) {
 	w := newWorld(t, noAttach, func(d *storagev1.CSIDriver) { d.Spec.SELinuxMount = new(true) })
-	w.driver.caps = nil // it does not stage: the unpublish is the last call
+	w.driver.NodeServices = nil // it does not stage: the unpublish is the last call
 	w.volume("data", accessModes(corev1.ReadWriteOncePod))
 	full := func(c *Config) {
 		withSELinux(c)
@@ -356,8 +338,8 @@ func TestUnconfirmedRecordAndAnotherLabel(t *testing.T) {
 	must(t, err)
 	agent, _ = w.agent(full)
 	agent.SetPod(pod)
-	if within(2*time.Second, func() bool { return w.driver.hasMade("Unpublish data") }) {
-		t.Errorf("the volume was taken from a pod that is set and runs: %v", w.driver.made())
+	if within(2*time.Second, func() bool { return w.driver.Count("Unpublish", "data") > 0 }) {
+		t.Errorf("the volume was taken from a pod that is set and runs: %v", w.driver.Made())
 	}
 }
 
@@ -384,7 +366,7 @@ func TestInlineIsReadWithoutItsLock(t *testing.T) {
 	agent.SetPod(first)
 	w.mounted(agent, first)
 	agent.RemovePod(first.UID)
-	w.until("the second pod was set", func() bool {
+	wait.Until(w, "the second pod was set", func() bool {
 		select {
 		case <-set:
 			return true
@@ -449,8 +431,7 @@ func TestEtcdPutBackWhileARecordIsWritten(t *testing.T) {
 		}
 	})
 	var problem atomic.Pointer[string]
-	w.driver.mu.Lock()
-	w.driver.hook = func(method, _ string, attempt int) error {
+	w.driver.SetBefore(func(method, _ string, attempt int) error {
 		if method == "Stage" && attempt == 1 {
 			if !slices.Contains(w.node().Status.VolumesInUse, w.unique(handle)) {
 				problem.Store(new(fmt.Sprintf("S7: NodeStageVolume, and the Node lists %v in use", w.node().Status.VolumesInUse)))
@@ -458,13 +439,12 @@ func TestEtcdPutBackWhileARecordIsWritten(t *testing.T) {
 			close(staged)
 		}
 		return nil
-	}
-	w.driver.mu.Unlock()
+	})
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
 	w.untilInUse(handle)
 	w.attach(handle)
-	<-writing
+	wait.For(t, "the write", writing)
 	wire.putBack(func() {})
 	w.mounted(agent, pod)
 	if said := problem.Load(); said != nil {
@@ -491,10 +471,10 @@ func TestARecordThatWasNotSyncedIsLeftBehind(t *testing.T) {
 	})
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
-	<-failed
+	wait.For(t, "the failure", failed)
 	agent.RemovePod(pod.UID)
 	w.unmounted(agent, pod)
-	w.until("the agent has forgotten the volume", func() bool {
+	wait.Until(w, "the agent has forgotten the volume", func() bool {
 		agent.volumes.mu.Lock()
 		defer agent.volumes.mu.Unlock()
 		return len(agent.volumes.all) == 0
@@ -528,7 +508,7 @@ func TestCSIDriverSeenWhileASecretIsRead(t *testing.T) {
 		})
 	})
 	var problem atomic.Pointer[string]
-	w.driver.hook = func(method, _ string, _ int) error {
+	w.driver.Before = func(method, _ string, _ int) error {
 		if method == "Stage" && !slices.Contains(w.node().Status.VolumesInUse, w.unique(handle)) {
 			problem.Store(new("S7: NodeStageVolume without the handshake, though the agent has seen the CSIDriver"))
 		}
@@ -537,12 +517,12 @@ func TestCSIDriverSeenWhileASecretIsRead(t *testing.T) {
 	agent, _ := w.agent()
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
-	<-reading
+	wait.For(t, "the read", reading)
 	drivers := w.admin.StorageV1().CSIDrivers()
 	must(t, drivers.Delete(w.ctx, w.driverName(), metav1.DeleteOptions{}))
 	_, err = drivers.Create(w.ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: w.driverName()}}, metav1.CreateOptions{})
 	must(t, err)
-	w.until("the agent has seen the CSIDriver", func() bool {
+	wait.Until(w, "the agent has seen the CSIDriver", func() bool {
 		object, ok, _ := agent.plugins.csiDrivers.GetStore().GetByKey(w.driverName())
 		return ok && *object.(*storagev1.CSIDriver).Spec.AttachRequired
 	})

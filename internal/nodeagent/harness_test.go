@@ -13,15 +13,14 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -32,58 +31,24 @@ import (
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 	"k8s.io/client-go/util/retry"
-	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/apiserver"
+	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/fixture"
+	"belay.dev/belay/internal/testing/wait"
 )
 
-// patience is how long a test waits for what must happen, also on a machine that is busy with much else.
-const patience = 2 * time.Minute
+// server is the API server of the package's tests; each has a node, a driver and a namespace of its own.
+var server apiserver.Server
 
-// server is one real API server for all tests of the package; each test has a
-// node, a driver and a namespace of its own.
-var server struct {
-	once   sync.Once
-	env    *envtest.Environment
-	config *rest.Config
-	err    error
-	worlds atomic.Int64 // so far
-}
+var worlds atomic.Int64 // so far
 
 func TestMain(m *testing.M) {
 	if arguments := os.Getenv(childEnv); arguments != "" {
 		runChild(arguments)
 	}
-	code := m.Run()
-	if server.env != nil {
-		if err := server.env.Stop(); err != nil {
-			fmt.Fprintln(os.Stderr, "stop the API server:", err)
-		}
-	}
-	os.Exit(code)
-}
-
-func apiServer(tb testing.TB) *rest.Config {
-	tb.Helper()
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		tb.Skip("needs a real API server: set KUBEBUILDER_ASSETS to a folder with kube-apiserver and etcd")
-	}
-	server.once.Do(func() {
-		server.env = &envtest.Environment{}
-		// The rights of a node are those of a real cluster.
-		server.env.ControlPlane.GetAPIServer().Configure().
-			Set("authorization-mode", "Node,RBAC").
-			Set("enable-admission-plugins", "NodeRestriction").
-			Set("disable-admission-plugins", "ServiceAccount")
-		server.config, server.err = server.env.Start()
-	})
-	if server.err != nil {
-		tb.Fatalf("start the API server: %v", server.err)
-	}
-	config := rest.CopyConfig(server.config)
-	config.QPS, config.Burst = -1, 0
-	return config
+	os.Exit(server.Main(m))
 }
 
 // world is one node with one driver, and the rest of the cluster played by the test.
@@ -94,25 +59,20 @@ type world struct {
 	nodeID *rest.Config // the node's own credential
 	name   string       // node, namespace and driver carry it
 	root   string
-	driver *scriptedDriver
+	driver *csidriver.Driver
 	bootID string
 }
 
 func newWorld(tb testing.TB, options ...func(*storagev1.CSIDriver)) *world {
 	tb.Helper()
-	config := apiServer(tb)
-	admin, err := kubernetes.NewForConfig(config)
+	server.Start(tb)
+	admin, err := kubernetes.NewForConfig(server.Config())
 	must(tb, err)
 	name := strings.ToLower(strings.NewReplacer("/", "-", "_", "-", ",", "", ":", "").Replace(tb.Name()))
-	name = hash(fmt.Sprint(name, server.worlds.Add(1)))[:10] // also with -count
-	user, err := server.env.AddUser(envtest.User{Name: "system:node:" + name, Groups: []string{"system:nodes"}}, config)
-	must(tb, err)
-	root, err := os.MkdirTemp("", "bn") //nolint:usetesting // short: sockets lie below it
-	must(tb, err)
-	tb.Cleanup(func() { must(tb, os.RemoveAll(root)) })
-	ctx, cancel := context.WithTimeout(tb.Context(), 5*patience)
+	name = hash(fmt.Sprint(name, worlds.Add(1)))[:10] // also with -count
+	ctx, cancel := context.WithTimeout(tb.Context(), 5*wait.Timeout)
 	tb.Cleanup(cancel)
-	w := &world{TB: tb, ctx: ctx, admin: admin, nodeID: user.Config(), name: name, root: root, bootID: "boot-1"}
+	w := &world{TB: tb, ctx: ctx, admin: admin, nodeID: server.Node(tb, name), name: name, root: csidriver.SocketDir(tb), bootID: "boot-1"}
 	_, err = admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	must(tb, err)
 	_, err = admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
@@ -125,7 +85,7 @@ func newWorld(tb testing.TB, options ...func(*storagev1.CSIDriver)) *world {
 		_, err = admin.StorageV1().CSIDrivers().Create(ctx, object, metav1.CreateOptions{})
 		must(tb, err)
 	}
-	w.driver = newScriptedDriver(w, w.driverName())
+	w.driver = w.startDriver(w.driverName())
 	return w
 }
 
@@ -136,7 +96,7 @@ func (w *world) agent(options ...func(*Config)) (agent *Agent, stop func()) {
 	w.Helper()
 	config := Config{
 		NodeName: w.name, Root: w.root, RESTConfig: w.nodeID, BootID: w.bootID,
-		MountPoints: w.driver.mountPoints, Logger: testLogger(w.TB),
+		MountPoints: w.driver.MountPoints, Logger: testLogger(w.TB),
 	}
 	for _, change := range options {
 		change(&config)
@@ -174,30 +134,15 @@ type volumeOptions func(*corev1.PersistentVolume)
 func (w *world) volume(name string, options ...volumeOptions) string {
 	w.Helper()
 	full := w.name + "-" + name
-	pv := &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: full},
-		Spec: corev1.PersistentVolumeSpec{
-			Capacity:    corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
-				Driver: w.driverName(), VolumeHandle: "h-" + full, FSType: "ext4", VolumeAttributes: map[string]string{"pool": "fast"},
-			}},
-		},
-	}
+	pv := fixture.PersistentVolume(full, w.driverName(), "h-"+full)
+	pv.Spec.CSI.FSType, pv.Spec.CSI.VolumeAttributes = "ext4", map[string]string{"pool": "fast"}
 	handle := pv.Spec.CSI.VolumeHandle
 	for _, change := range options {
 		change(pv)
 	}
-	claim := &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: w.name},
-		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes: pv.Spec.AccessModes, VolumeMode: pv.Spec.VolumeMode, VolumeName: full, StorageClassName: &pv.Spec.StorageClassName,
-			Resources: corev1.VolumeResourceRequirements{Requests: pv.Spec.Capacity},
-		},
-	}
-	claim, err := w.admin.CoreV1().PersistentVolumeClaims(w.name).Create(w.ctx, claim, metav1.CreateOptions{})
+	claim, err := w.admin.CoreV1().PersistentVolumeClaims(w.name).Create(w.ctx, fixture.Claim(w.name, name, pv), metav1.CreateOptions{})
 	must(w, err)
-	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: w.name, Name: name, UID: claim.UID}
+	fixture.Bind(pv, claim)
 	_, err = w.admin.CoreV1().PersistentVolumes().Create(w.ctx, pv, metav1.CreateOptions{})
 	must(w, err)
 	claim.Status.Phase = corev1.ClaimBound
@@ -214,16 +159,7 @@ func (w *world) pod(name string, claims ...string) *corev1.Pod {
 
 func (w *world) podWith(name string, change func(*corev1.Pod), claims ...string) *corev1.Pod {
 	w.Helper()
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: w.name},
-		Spec:       corev1.PodSpec{NodeName: w.name, Containers: []corev1.Container{{Name: "c", Image: "none"}}},
-	}
-	for _, claim := range claims {
-		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: claim, VolumeSource: corev1.VolumeSource{
-			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
-		}})
-		pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: claim, MountPath: "/" + claim})
-	}
+	pod := fixture.Pod(w.name, name, w.name, claims...)
 	if change != nil {
 		change(pod)
 	}
@@ -253,7 +189,7 @@ func (w *world) changeNode(change func(*corev1.Node)) {
 // untilNode waits for a version of the Node of which is holds.
 func (w *world) untilNode(what string, is func(*corev1.Node) bool) *corev1.Node {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, patience)
+	ctx, cancel := context.WithTimeout(w.ctx, wait.Timeout)
 	defer cancel()
 	nodes := w.admin.CoreV1().Nodes()
 	only := fields.OneTermEqualSelector(metav1.ObjectNameField, w.name).String()
@@ -307,12 +243,8 @@ func (w *world) tryAttach(handle string) error {
 // attachAs is attach for a volume whose handle does not tell its name.
 func (w *world) attachAs(handle, pv string) error {
 	api := w.admin.StorageV1().VolumeAttachments()
-	va, err := api.Create(w.ctx, &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: kube.AttachmentName(handle, w.driverName(), w.name)},
-		Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: w.driverName(), NodeName: w.name, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv},
-		},
-	}, metav1.CreateOptions{})
+	name := kube.AttachmentName(handle, w.driverName(), w.name)
+	va, err := api.Create(w.ctx, fixture.Attachment(name, w.driverName(), w.name, pv), metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
@@ -391,22 +323,10 @@ func (w *world) live() life {
 	return l
 }
 
-// registered waits for what a driver is told of its registration.
-func (d *scriptedDriver) registered() *registration.RegistrationStatus {
-	d.w.Helper()
-	select {
-	case status := <-d.status:
-		return status
-	case <-d.w.ctx.Done():
-		d.w.Fatalf("driver %s was never told of its registration", d.name)
-		return nil
-	}
-}
-
 // mounted waits for a pod's volumes.
 func (w *world) mounted(agent *Agent, pod *corev1.Pod) []Mount {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, patience)
+	ctx, cancel := context.WithTimeout(w.ctx, wait.Timeout)
 	defer cancel()
 	mounts, err := agent.WaitMounted(ctx, pod.UID)
 	if err != nil {
@@ -417,7 +337,7 @@ func (w *world) mounted(agent *Agent, pod *corev1.Pod) []Mount {
 
 func (w *world) unmounted(agent *Agent, pod *corev1.Pod) {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, patience)
+	ctx, cancel := context.WithTimeout(w.ctx, wait.Timeout)
 	defer cancel()
 	if err := agent.WaitUnmounted(ctx, pod.UID); err != nil {
 		w.Fatalf("pod %s: %v", pod.Name, err)
@@ -472,4 +392,25 @@ func (w *world) wantCSINode(node *corev1.Node) {
 	if diff := cmp.Diff(owner, got.OwnerReferences); diff != "" {
 		w.Errorf("owner of the CSINode (-want +got):\n%s", diff)
 	}
+}
+
+// newDriver is a driver of the node that stages volumes. Like a plugin without an endpoint, it serves registration and CSI on
+// one socket.
+func (w *world) newDriver(name string) *csidriver.Driver {
+	w.Helper()
+	d := csidriver.New(w.TB, name)
+	d.Address, d.HandlePrefix = filepath.Join(w.root, registryDir, name+"-reg.sock"), "h-"+w.name+"-"
+	d.NodeServices = []csispec.NodeServiceCapability_RPC_Type{csispec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME}
+	d.NodeInfo = &csispec.NodeGetInfoResponse{
+		NodeId: "id-of-" + w.name, MaxVolumesPerNode: 7,
+		AccessibleTopology: &csispec.Topology{Segments: map[string]string{"topology.test.belay.dev/rack": "r1"}},
+	}
+	return d
+}
+
+func (w *world) startDriver(name string) *csidriver.Driver {
+	w.Helper()
+	d := w.newDriver(name)
+	d.Start()
+	return d
 }

@@ -17,6 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // histories is an API server whose Nodes have higher versions than in truth, until etcd is
@@ -179,7 +181,7 @@ func TestAWriterThatIsAlwaysOvertakenBacksOff(t *testing.T) {
 	agent, _ := w.agent(func(c *Config) { c.Logger = log.logger() })
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
-	<-enough
+	wait.For(t, "enough failures", enough)
 	w.bringUp(agent, pod, handle)
 	// Each second conflict in a row ends a try, and the next one waits.
 	if failures := len(log.with("Failed to update status.volumesInUse, retrying")); failures < 3 {
@@ -219,13 +221,13 @@ func TestAPodThatAStaleListLacksKeepsItsVolumes(t *testing.T) {
 	})
 	agent, _ := w.agent()
 	go agent.FollowPods(w.ctx)
-	w.until("all pods have been told", func() bool {
+	wait.Until(w, "all pods have been told", func() bool {
 		agent.pods.mu.Lock()
 		defer agent.pods.mu.Unlock()
 		return agent.pods.followed
 	})
 	w.mounted(agent, l.pod)
-	if calls := w.driver.made(); slices.Contains(calls, "Unpublish data") {
+	if calls := w.driver.Made(); slices.Contains(calls, "Unpublish data") {
 		t.Errorf("the volume of a pod that lives was taken down: %v", calls)
 	}
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/client-go/rest"
+
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // TestAnInlineVolumeSurvivesRestarts: whenever the agent dies, the next one publishes what is wanted and
@@ -29,7 +31,7 @@ func TestAnInlineVolumeSurvivesRestarts(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, modes(ephemeral))
-			reached, dead := w.driver.stopsIn(test.method, test.done)
+			reached, dead := w.stopsIn(test.method, test.done)
 			agent, stop := w.agent()
 			pod := w.inlinePod("p", "scratch")
 			agent.SetPod(pod)
@@ -37,7 +39,7 @@ func TestAnInlineVolumeSurvivesRestarts(t *testing.T) {
 				w.mounted(agent, pod)
 				agent.RemovePod(pod.UID)
 			}
-			<-reached
+			wait.For(t, "the call to arrive", reached)
 			stop()
 			close(dead)
 			agent, _ = w.agent()
@@ -49,8 +51,8 @@ func TestAnInlineVolumeSurvivesRestarts(t *testing.T) {
 				w.mounted(agent, pod)
 			}
 			w.gone(agent, pod)
-			if slices.ContainsFunc(w.driver.made(), func(call string) bool { return strings.Contains(call, "tage ") }) {
-				t.Errorf("an inline volume was staged: %v", w.driver.made())
+			if slices.ContainsFunc(w.driver.Made(), func(call string) bool { return strings.Contains(call, "tage ") }) {
+				t.Errorf("an inline volume was staged: %v", w.driver.Made())
 			}
 		})
 	}
@@ -70,7 +72,7 @@ func TestARestartLeavesAnInlineVolumeAlone(t *testing.T) {
 		t.Errorf("mounts after the restart (-before +after):\n%s", diff)
 	}
 	w.gone(agent, pod)
-	if calls := w.driver.made(); len(calls) != 2 {
+	if calls := w.driver.Made(); len(calls) != 2 {
 		t.Errorf("calls %v", calls)
 	}
 }
@@ -93,7 +95,7 @@ func TestATornRecordOfAnInlineVolume(t *testing.T) {
 			agent, _ = w.agent()
 			agent.PodsSynced()
 			w.gone(agent, pod)
-			if diff := cmp.Diff([]string{"Publish " + inlineID(pod, "scratch"), "Unpublish " + inlineID(pod, "scratch")}, w.driver.made()); diff != "" {
+			if diff := cmp.Diff([]string{"Publish " + inlineID(pod, "scratch"), "Unpublish " + inlineID(pod, "scratch")}, w.driver.Made()); diff != "" {
 				t.Errorf("calls (-want +got):\n%s", diff)
 			}
 			if got := w.node().Status.VolumesInUse; len(got) > 0 {

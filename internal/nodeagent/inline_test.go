@@ -23,6 +23,8 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"belay.dev/belay/internal/nodevolume"
+	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // modes are the kinds of volumes that the driver's CSIDriver lists.
@@ -79,7 +81,7 @@ func (w *world) gone(agent *Agent, pods ...*corev1.Pod) {
 // whole life of one, with a driver that attaches and stages its persistent volumes.
 func TestCSIInlineVolumes(t *testing.T) {
 	w := newWorld(t, modes(persistent, ephemeral), func(d *storagev1.CSIDriver) { d.Spec.PodInfoOnMount = new(true) })
-	w.driver.caps = append(w.driver.caps, csispec.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER, csispec.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
+	w.driver.NodeServices = append(w.driver.NodeServices, csispec.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER, csispec.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
 	_, err := w.admin.CoreV1().Secrets(w.name).Create(w.ctx, &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: "key"}, StringData: map[string]string{"password": "hunter2"},
 	}, metav1.CreateOptions{})
@@ -108,7 +110,7 @@ func TestCSIInlineVolumes(t *testing.T) {
 			"flavor": "scratch", "csi.storage.k8s.io/pod.name": "p", "csi.storage.k8s.io/pod.namespace": w.name, "csi.storage.k8s.io/pod.uid": string(pod.UID),
 			"csi.storage.k8s.io/serviceAccount.name": "robot", "csi.storage.k8s.io/ephemeral": "true",
 		},
-	}, lastRequest[*csispec.NodePublishVolumeRequest](w.driver), protocmp.Transform()); diff != "" {
+	}, csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver), protocmp.Transform()); diff != "" {
 		t.Errorf("NodePublishVolume (-want +got):\n%s", diff)
 	}
 	wantData(t, filepath.Join(filepath.Dir(target), volumeData), map[string]string{
@@ -117,7 +119,7 @@ func TestCSIInlineVolumes(t *testing.T) {
 	})
 	w.wantInlineRecord(pod, "scratch")
 	w.gone(agent, pod)
-	if diff := cmp.Diff([]string{"Publish " + inlineID(pod, "scratch"), "Unpublish " + inlineID(pod, "scratch")}, w.driver.made()); diff != "" {
+	if diff := cmp.Diff([]string{"Publish " + inlineID(pod, "scratch"), "Unpublish " + inlineID(pod, "scratch")}, w.driver.Made()); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 	if node := w.node(); len(node.Status.VolumesInUse) > 0 {
@@ -166,7 +168,7 @@ func TestUpstreamEphemeral(t *testing.T) {
 					agent.SetPod(pod)
 					mounts := w.mounted(agent, pod)
 					generic := kind == "Generic Ephemeral-volume" // has no read-only; the container's mount may be
-					asked := lastRequest[*csispec.NodePublishVolumeRequest](w.driver)
+					asked := csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver)
 					if want := readOnly && !generic; asked.Readonly != want || mounts[0].ReadOnly != want {
 						t.Errorf("driver asked read-only %v, mount %+v", asked.Readonly, mounts[0])
 					}
@@ -219,7 +221,7 @@ func TestUpstreamEphemeral(t *testing.T) {
 // calledWith are the volumes of all calls of a kind, sorted.
 func (w *world) calledWith(method string) []string {
 	var ids []string
-	for _, call := range w.driver.made() {
+	for _, call := range w.driver.Made() {
 		if id, ok := strings.CutPrefix(call, method); ok {
 			ids = append(ids, id)
 		}
@@ -296,7 +298,7 @@ func TestVolumeLifecycleModes(t *testing.T) {
 		agent.SetPod(pod)
 		w.untilEvent(pod, "FailedMount", `MountVolume.SetUp failed for volume "`+w.name+`-data" :`,
 			`volume mode "Persistent" not supported by driver `+w.driverName()+` (only supports ["Ephemeral"])`)
-		if calls := w.driver.made(); slices.Contains(calls, "Publish data") {
+		if calls := w.driver.Made(); slices.Contains(calls, "Publish data") {
 			t.Errorf("calls %v", calls)
 		}
 	})
@@ -317,8 +319,8 @@ func TestVolumeLifecycleModes(t *testing.T) {
 		agent, _ := w.agent()
 		pod := w.podWith("p", w.addInline(nil, "scratch"), "data")
 		agent.SetPod(pod)
-		w.until("the inline volume is there while the other one waits for its attach", func() bool {
-			return slices.Contains(w.driver.made(), "Publish "+inlineID(pod, "scratch"))
+		wait.Until(w, "the inline volume is there while the other one waits for its attach", func() bool {
+			return slices.Contains(w.driver.Made(), "Publish "+inlineID(pod, "scratch"))
 		})
 		w.untilInUse(handle)
 		w.attach(handle)
@@ -340,7 +342,7 @@ func (w *world) refusesInline(why string) (*Agent, *corev1.Pod) {
 	agent.SetPod(pod)
 	w.untilEvent(pod, "FailedMount", `MountVolume.SetUp failed for volume "scratch" :`, why)
 	w.waitSays(agent, pod, why)
-	if calls := w.driver.made(); len(calls) > 0 {
+	if calls := w.driver.Made(); len(calls) > 0 {
 		w.Errorf("calls %v", calls)
 	}
 	return agent, pod
@@ -355,7 +357,7 @@ func TestAnInlineVolumeWaitsForItsSecret(t *testing.T) {
 	}, "scratch"))
 	agent.SetPod(pod)
 	w.untilEvent(pod, "FailedMount", `MountVolume.SetUp failed for volume "scratch" :`, w.name+"/key")
-	if calls := w.driver.made(); len(calls) > 0 {
+	if calls := w.driver.Made(); len(calls) > 0 {
 		t.Errorf("calls %v", calls)
 	}
 	_, err := w.admin.CoreV1().Secrets(w.name).Create(w.ctx, &corev1.Secret{
@@ -363,7 +365,7 @@ func TestAnInlineVolumeWaitsForItsSecret(t *testing.T) {
 	}, metav1.CreateOptions{})
 	must(t, err)
 	w.mounted(agent, pod)
-	if got := lastRequest[*csispec.NodePublishVolumeRequest](w.driver).Secrets["password"]; got != "hunter2" {
+	if got := csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver).Secrets["password"]; got != "hunter2" {
 		t.Error("published without its secret")
 	}
 }
@@ -398,10 +400,10 @@ func TestAnInlineVolumeThatItsDriverDoesNotKnow(t *testing.T) {
 		pod := w.inlinePod("p", "scratch")
 		agent.SetPod(pod)
 		w.mounted(agent, pod)
-		w.driver.lose()
-		w.driver.setHook(unknown)
+		w.driver.LoseMounts()
+		w.driver.SetBefore(unknown)
 		w.gone(agent, pod)
-		if calls := w.driver.made(); len(calls) != 2 {
+		if calls := w.driver.Made(); len(calls) != 2 {
 			t.Errorf("calls %v", calls)
 		}
 	})
@@ -411,42 +413,29 @@ func TestAnInlineVolumeThatItsDriverDoesNotKnow(t *testing.T) {
 		pod := w.inlinePod("p", "scratch")
 		agent.SetPod(pod)
 		w.mounted(agent, pod)
-		w.driver.setHook(unknown)
+		w.driver.SetBefore(unknown)
 		agent.RemovePod(pod.UID)
 		w.untilEvent(pod, "FailedUnmount", `"scratch"`, "mounted")
 		w.gone(agent, pod) // at the third call
-		if calls := w.driver.made(); len(calls) != 4 {
+		if calls := w.driver.Made(); len(calls) != 4 {
 			t.Errorf("calls %v", calls)
 		}
 	})
 	t.Run("persistent", func(t *testing.T) {
 		w := newWorld(t)
 		l := w.live()
-		w.driver.lose()
-		w.driver.setHook(unknown)
+		w.driver.LoseMounts()
+		w.driver.SetBefore(unknown)
 		l.agent.RemovePod(l.pod.UID)
 		w.untilEvent(l.pod, "FailedUnmount", "no such volume", "stays in use")
 		if got := w.detach(l.handle); !errors.Is(got, errStillInUse) {
 			t.Errorf("detach: %v, want %v", got, errStillInUse)
 		}
 		w.untilNotInUse(l.handle)
-		if diff := cmp.Diff([]string{"Stage data", "Publish data", "Unpublish data", "Unpublish data", "Unpublish data", "Unstage data"}, w.driver.made()); diff != "" {
+		if diff := cmp.Diff([]string{"Stage data", "Publish data", "Unpublish data", "Unpublish data", "Unpublish data", "Unstage data"}, w.driver.Made()); diff != "" {
 			t.Errorf("calls (-want +got):\n%s", diff)
 		}
 	})
-}
-
-// lose makes the driver forget what it mounted, as a reboot does.
-func (d *scriptedDriver) lose() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	clear(d.mounts)
-}
-
-func (d *scriptedDriver) setHook(hook func(method, volume string, attempt int) error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.hook = hook
 }
 
 // TestWhatAnInlineVolumeWaitsFor: its first step is the publish, and kubelet's events say so.
@@ -494,7 +483,7 @@ func TestInlineWorkloadInformation(t *testing.T) {
 						"csi.storage.k8s.io/pod.uid": string(pod.UID), "csi.storage.k8s.io/serviceAccount.name": "", "csi.storage.k8s.io/ephemeral": "true",
 					}
 				}
-				wantContext(t, "publish", want, lastRequest[*csispec.NodePublishVolumeRequest](w.driver).VolumeContext)
+				wantContext(t, "publish", want, csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver).VolumeContext)
 				pods = append(pods, pod)
 			}
 			w.gone(agent, pods...)

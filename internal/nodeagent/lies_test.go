@@ -35,7 +35,7 @@ func TestADriverThatSaysOKAndPublishedNothing(t *testing.T) {
 				change = asDevice
 			}
 			handle := w.volume("data", options...)
-			w.driver.intercept(func(call string, request any, do func() (any, error)) (any, error) {
+			w.driver.Intercept(func(call string, request any, do func() (any, error)) (any, error) {
 				if call != "NodePublishVolume" {
 					return do()
 				}
@@ -48,7 +48,7 @@ func TestADriverThatSaysOKAndPublishedNothing(t *testing.T) {
 			w.attach(handle)
 			w.untilEvent(pod, "Failed", test.event, "returned OK", "mountPropagation")
 			w.waitSays(agent, pod, "returned OK")
-			w.driver.intercept(nil) // it does its work from now on
+			w.driver.Intercept(nil) // it does its work from now on
 			w.mounted(agent, pod)
 			agent.RemovePod(pod.UID)
 			w.untilNotInUse(handle)
@@ -63,7 +63,7 @@ func TestADriverThatSaysOKAndPublishedNothing(t *testing.T) {
 func TestAPodThatGoesWhileItsDriverLiesIsUnpublished(t *testing.T) {
 	w := newWorld(t)
 	handle := w.volume("data")
-	w.driver.intercept(func(call string, _ any, do func() (any, error)) (any, error) {
+	w.driver.Intercept(func(call string, _ any, do func() (any, error)) (any, error) {
 		if call == "NodePublishVolume" {
 			return &csispec.NodePublishVolumeResponse{}, nil
 		}
@@ -77,7 +77,7 @@ func TestAPodThatGoesWhileItsDriverLiesIsUnpublished(t *testing.T) {
 	w.untilEvent(pod, "MountVolume.SetUp failed", "returned OK")
 	agent.RemovePod(pod.UID)
 	w.untilNotInUse(handle)
-	if diff := cmp.Diff([]string{"Stage data", "Unpublish data", "Unstage data"}, w.driver.made()); diff != "" {
+	if diff := cmp.Diff([]string{"Stage data", "Unpublish data", "Unstage data"}, w.driver.Made()); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 }
@@ -87,7 +87,7 @@ func TestADriverThatPublishesALink(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.volume("data")
 	elsewhere := t.TempDir()
-	w.driver.intercept(func(call string, request any, do func() (any, error)) (any, error) {
+	w.driver.Intercept(func(call string, request any, do func() (any, error)) (any, error) {
 		if call == "NodePublishVolume" {
 			return &csispec.NodePublishVolumeResponse{}, os.Symlink(elsewhere, request.(*csispec.NodePublishVolumeRequest).TargetPath)
 		}
@@ -117,7 +117,7 @@ func TestADriverThatSaysOKAndUndidNothing(t *testing.T) {
 		t.Run(test.call, func(t *testing.T) {
 			w := newWorld(t)
 			l := w.live()
-			w.driver.intercept(func(call string, _ any, do func() (any, error)) (any, error) {
+			w.driver.Intercept(func(call string, _ any, do func() (any, error)) (any, error) {
 				switch {
 				case call != test.call:
 					return do()
@@ -132,7 +132,7 @@ func TestADriverThatSaysOKAndUndidNothing(t *testing.T) {
 			if !slices.Contains(w.node().Status.VolumesInUse, w.unique(l.handle)) {
 				t.Error("S7: still mounted, and not in use")
 			}
-			w.driver.intercept(nil)
+			w.driver.Intercept(nil)
 			w.untilNotInUse(l.handle)
 			if left := w.leftovers(); len(left) > 0 {
 				t.Errorf("left behind: %v", left)

@@ -31,6 +31,7 @@ import (
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // transcript writes down what happens to a node's volume. Each action of the test begins a section. In a section the agent's
@@ -60,7 +61,7 @@ func playLife(t *testing.T, w *world, name string, play func(*transcript)) {
 		world: w, records: map[string]string{}, answers: map[string][]func() error{},
 		names: []string{w.root, "ROOT", w.driverName(), "DRIVER", "h-" + w.name + "-", "h-", w.name + "-", "pv-", w.name, "NODE"},
 	}
-	w.driver.intercept(s.calls)
+	w.driver.Intercept(s.calls)
 	play(s)
 	s.ends()
 	got := s.plain()
@@ -120,7 +121,7 @@ func (s *transcript) sees(texts ...string) {
 	for _, text := range texts {
 		want[text]++
 	}
-	s.until(fmt.Sprintf("lines with %q", texts), func() bool {
+	wait.Until(s, fmt.Sprintf("lines with %q", texts), func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.look()
@@ -322,10 +323,10 @@ func (s *transcript) starts(how string, options ...func(*Config)) {
 	s.Helper()
 	s.say("agent", "%s", how)
 	s.agent, s.stop = s.world.agent(append(append([]func(*Config){s.writes}, s.options...), options...)...)
-	if _, err := os.Stat(s.driver.socket()); err == nil {
-		s.driver.registered()
+	if _, err := os.Stat(s.driver.Address); err == nil {
+		s.driver.Registered()
 	}
-	s.until("the agent is ready", func() bool { return s.agent.Ready() == nil })
+	wait.Until(s, "the agent is ready", func() bool { return s.agent.Ready() == nil })
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.aside = nil // the first CSINode may be without the driver
@@ -399,7 +400,7 @@ func (s *transcript) waits(pod *corev1.Pod, reason nodevolume.Reason) {
 func (s *transcript) ends() {
 	s.Helper()
 	s.stop()
-	s.say("node", "has %d mounts, %v on disk, %v in use", len(s.driver.mounts), s.leftovers(), s.node().Status.VolumesInUse)
+	s.say("node", "has %d mounts, %v on disk, %v in use", len(s.driver.Mounts), s.leftovers(), s.node().Status.VolumesInUse)
 	s.text = slices.Concat(s.text, s.section)
 }
 

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/nodevolume"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // TestLives plays whole lives of a volume on a node, against a real API server. The transcripts say who did what, in which order.
@@ -93,7 +94,7 @@ func lifeRestartWhileStaging(s *transcript) {
 	s.dies("is killed")
 	s.say("driver", "has staged the volume; the answer is lost")
 	free()
-	s.until("staged", func() bool { points, _ := s.driver.mountPoints(); return len(points) == 1 })
+	wait.Until(s, "staged", func() bool { points, _ := s.driver.MountPoints(); return len(points) == 1 })
 	s.starts("restarts")
 	s.sets(pod)
 	s.isReady(pod)
@@ -122,7 +123,7 @@ func lifeRestartWhileUnstaging(s *transcript) {
 	s.dies("is killed")
 	s.say("driver", "has unstaged the volume; the answer is lost")
 	free()
-	s.until("unstaged", func() bool { points, _ := s.driver.mountPoints(); return len(points) == 0 })
+	wait.Until(s, "unstaged", func() bool { points, _ := s.driver.MountPoints(); return len(points) == 0 })
 	s.starts("restarts")
 	s.detaches(handle)
 	second := s.named(s.pod("second", "data"))
@@ -257,7 +258,7 @@ func lifeExpansion(s *transcript) {
 // lifeDriverAway is about a driver that is not there when the pod comes, nor when it goes.
 func lifeDriverAway(s *transcript) {
 	s.options = append(s.options, func(c *Config) { c.waitEventDelay = time.Second })
-	s.driver.stop()
+	s.driver.Stop()
 	handle := s.volume("data")
 	s.starts("starts; no driver is registered")
 	pod := s.named(s.pod("p", "data"))
@@ -266,16 +267,16 @@ func lifeDriverAway(s *transcript) {
 	s.attaches(handle)
 	s.sees("(DriverNotRegistered)")
 	s.say("driver", "comes")
-	s.driver.start()
+	s.driver.Start()
 	s.isReady(pod)
 	s.sees("CSINode")
 	s.say("driver", "goes")
-	s.driver.stop()
+	s.driver.Stop()
 	s.sees("CSINode")
 	s.removes(pod)
 	s.sees("FailedUnmount on Node")
 	s.say("driver", "comes back")
-	s.driver.start()
+	s.driver.Start()
 	s.sees("CSINode")
 	s.detaches(handle)
 }
@@ -294,17 +295,13 @@ func lifeReadWriteOncePod(s *transcript) {
 func lifeReboot(s *transcript) {
 	pod, handle := s.settled()
 	s.dies("and the machine lose power")
-	s.driver.mu.Lock()
-	clear(s.driver.mounts)
-	s.driver.mu.Unlock()
+	s.driver.LoseMounts()
 	s.bootID = "boot-2"
 	s.starts("restarts")
 	s.sets(pod)
 	s.isReady(pod)
 	s.dies("and the machine lose power")
-	s.driver.mu.Lock()
-	clear(s.driver.mounts)
-	s.driver.mu.Unlock()
+	s.driver.LoseMounts()
 	s.bootID = "boot-3"
 	s.starts("restarts; the pod went in the meantime")
 	s.say("pods", "are all set: there are none")

@@ -4,7 +4,6 @@ import (
 	"context"
 	"maps"
 	"os"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,6 +23,9 @@ import (
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
+	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/metrics"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 func measuredIn(registry prometheus.Registerer) func(*Config) {
@@ -41,14 +43,12 @@ func wantSamples(tb testing.TB, registry prometheus.Gatherer, prefix string, wan
 // A volume's life by kubelet's metrics: a stage that fails once, another pod, a restart, the way back.
 func TestALifeIsMeasuredInKubeletsTerms(t *testing.T) {
 	w := newWorld(t)
-	w.driver.mu.Lock()
-	w.driver.hook = func(method, _ string, attempt int) error {
+	w.driver.SetBefore(func(method, _ string, attempt int) error {
 		if method == "Stage" && attempt == 1 {
 			return status.Error(codes.Unavailable, "not now")
 		}
 		return nil
-	}
-	w.driver.mu.Unlock()
+	})
 	registry := prometheus.NewRegistry()
 	agent, stop := w.agent(measuredIn(registry))
 	handle := w.volume("data")
@@ -70,8 +70,8 @@ func TestALifeIsMeasuredInKubeletsTerms(t *testing.T) {
 		"volume_manager_total_volumes{plugin_name=" + plugin + ",state=desired_state_of_world}": 2,
 	})
 	wantSamples(t, registry, "plugin_manager_total_plugins", map[string]float64{
-		"plugin_manager_total_plugins{socket_path=" + w.driver.socket() + ",state=actual_state_of_world}":  1,
-		"plugin_manager_total_plugins{socket_path=" + w.driver.socket() + ",state=desired_state_of_world}": 1,
+		"plugin_manager_total_plugins{socket_path=" + w.driver.Address + ",state=actual_state_of_world}":  1,
+		"plugin_manager_total_plugins{socket_path=" + w.driver.Address + ",state=desired_state_of_world}": 1,
 	})
 	call := func(method, code string) string {
 		return "csi_operations_seconds{driver_name=" + w.driverName() + ",grpc_status_code=" + code + ",method_name=/csi.v1.Node/" + method + ",migrated=false}"
@@ -163,7 +163,7 @@ func TestWhatWaitsIsCounted(t *testing.T) {
 	w := newWorld(t)
 	registry := prometheus.NewRegistry()
 	agent, _ := w.agent(measuredIn(registry))
-	w.driver.registered()
+	w.driver.Registered()
 	handle := w.volume("data")
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
@@ -189,7 +189,7 @@ func TestADriverThatHangsIsCounted(t *testing.T) {
 			w := newWorld(t, noAttach)
 			answers := make(chan error)
 			defer close(answers)
-			w.driver.hook = func(called, _ string, _ int) error {
+			w.driver.Before = func(called, _ string, _ int) error {
 				if called == method {
 					return <-answers
 				}
@@ -208,18 +208,18 @@ func TestADriverThatHangsIsCounted(t *testing.T) {
 				return samples(t, registry)["nodeagent_volume_pending_longest_seconds{operation="+operation+"}"]
 			}
 			inFlight := func() bool { return samples(t, registry)["nodeagent_volumes_blocked{reason=CallInFlight}"] == 1 }
-			w.until("the call is counted", inFlight)
+			wait.Until(w, "the call is counted", inFlight)
 			age, waited := samples(t, registry)["nodeagent_volume_blocked_longest_seconds{reason=CallInFlight}"], pending()
 			if age <= 0 || waited < age {
 				t.Errorf("the call is %v s old and the volume waits for %v s", age, waited)
 			}
 			answers <- status.Error(codes.Internal, "no")
-			w.until("the call has ended", func() bool { return !inFlight() })
-			w.until("it is made again", inFlight)
+			wait.Until(w, "the call has ended", func() bool { return !inFlight() })
+			wait.Until(w, "it is made again", inFlight)
 			if again := pending(); again <= waited {
 				t.Errorf("the wait was %v s long and is %v s after a failure", waited, again)
 			}
-			w.until("it waits no longer", func() bool {
+			wait.Until(w, "it waits no longer", func() bool {
 				select {
 				case answers <- nil:
 				default:
@@ -294,8 +294,6 @@ func TestTwoAgentsInOneRegistryNeedLabels(t *testing.T) {
 	samples(t, registry) // would find contradictions
 }
 
-var documentedRow = regexp.MustCompile("(?m)^\\| `([a-z0-9_*]+)` \\| (\\w+) \\|(.*?)\\| \\S.* \\|$")
-
 // The metrics of a live agent and docs/metrics/node.md list each other, with type and labels.
 func TestMetricsAreDocumented(t *testing.T) {
 	content, err := os.ReadFile("../../docs/metrics/node.md")
@@ -304,17 +302,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if !named || libraries == "" {
 		t.Fatal("docs/metrics/node.md has no section about the metrics of the libraries at its end")
 	}
-	docs := map[string]string{}
-	for _, m := range documentedRow.FindAllStringSubmatch(section, -1) {
-		labels := regexp.MustCompile("`([a-z_]+)`").FindAllStringSubmatch(m[3], -1)
-		var names []string
-		for _, l := range labels {
-			names = append(names, l[1])
-		}
-		slices.Sort(names)
-		docs[m[1]] = m[2] + " " + strings.Join(names, ",")
-	}
-	if diff := cmp.Diff(docs, liveMetrics(t)); diff != "" {
+	if diff := cmp.Diff(metrics.Tables(section), liveMetrics(t)); diff != "" {
 		t.Errorf("metrics (-documented +live):\n%s", diff)
 	}
 }
@@ -323,8 +311,10 @@ func TestMetricsAreDocumented(t *testing.T) {
 func liveMetrics(t *testing.T) map[string]string {
 	t.Helper()
 	w := newWorld(t)
-	w.driver.caps = append(w.driver.caps, canStats, canCondition)
-	asked := w.driver.answer(func(string) (*csispec.NodeGetVolumeStatsResponse, error) { return abnormal(half(), ""), nil })
+	w.driver.NodeServices = append(w.driver.NodeServices, canStats, canCondition)
+	asked := w.answerStats(func(string) (*csispec.NodeGetVolumeStatsResponse, error) {
+		return abnormal(csidriver.HalfFull(), ""), nil
+	})
 	registry := prometheus.NewRegistry()
 	agent, _ := w.agent(frequently(registry))
 	handle := w.volume("data")
@@ -348,7 +338,7 @@ func liveMetrics(t *testing.T) map[string]string {
 				labels[l.GetName()] = true
 			}
 		}
-		live[family.GetName()] = typeWords[family.GetType()] + " " + strings.Join(slices.Sorted(maps.Keys(labels)), ",")
+		live[family.GetName()] = strings.TrimSpace(typeWords[family.GetType()] + " " + strings.Join(slices.Sorted(maps.Keys(labels)), ","))
 	}
 	return live
 }
@@ -378,7 +368,7 @@ func TestGivingToAGroupIsMeasured(t *testing.T) {
 func TestMigratedCallsHaveTheirLabel(t *testing.T) {
 	w := newWorld(t)
 	calls := make(chan csi.Call, 2)
-	client, err := csi.DialNode(w.driver.socket(), func(c csi.Call) { calls <- c })
+	client, err := csi.DialNode(w.driver.Address, func(c csi.Call) { calls <- c })
 	must(t, err)
 	t.Cleanup(func() { client.Close() })
 	for _, migrated := range []bool{true, false} {
@@ -393,7 +383,7 @@ func TestMigratedCallsHaveTheirLabel(t *testing.T) {
 // An expansion has an operation of its own, and does not lengthen the unstage.
 func TestAnExpansionIsMeasured(t *testing.T) {
 	w := expandable(t)
-	w.driver.caps = append(w.driver.caps, canStage)
+	w.driver.NodeServices = append(w.driver.NodeServices, canStage)
 	w.grow("2Gi", legacy)
 	registry := prometheus.NewRegistry()
 	agent, _ := w.agent(measuredIn(registry))

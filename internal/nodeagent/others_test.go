@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/testing/csidriver"
 )
 
 // A volume of an in-tree kind that stands in the pod is mounted by the CSI driver that has taken the kind over.
@@ -22,8 +24,8 @@ func TestAnInTreeInlineVolumeIsMounted(t *testing.T) {
 	}, metav1.CreateOptions{})
 	must(t, err)
 	defer drivers.Delete(w.ctx, ebs, metav1.DeleteOptions{})
-	driver := newScriptedDriver(w, ebs)
-	agent, _ := w.agent(func(c *Config) { c.MountPoints = driver.mountPoints })
+	driver := w.startDriver(ebs)
+	agent, _ := w.agent(func(c *Config) { c.MountPoints = driver.MountPoints })
 	pod := w.podWith("p", func(p *corev1.Pod) {
 		p.Spec.Volumes = []corev1.Volume{
 			{Name: "disk", VolumeSource: corev1.VolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-1", FSType: "ext4", ReadOnly: true}}},
@@ -36,7 +38,7 @@ func TestAnInTreeInlineVolumeIsMounted(t *testing.T) {
 	if len(mounts) != 1 || mounts[0].VolumeName != "disk" || mounts[0].Driver != ebs || mounts[0].VolumeHandle != "vol-1" || !mounts[0].ReadOnly {
 		t.Errorf("mounted are %+v", mounts)
 	}
-	request := lastRequest[*csispec.NodePublishVolumeRequest](driver)
+	request := csidriver.LastRequest[*csispec.NodePublishVolumeRequest](driver)
 	if request.VolumeId != "vol-1" || request.VolumeCapability.GetMount().GetFsType() != "ext4" || !request.Readonly {
 		t.Errorf("the driver was asked for %v", request)
 	}
@@ -108,7 +110,7 @@ func TestATerminatingPodGetsNoFirstMount(t *testing.T) {
 				t.Errorf("the wait for its volumes ends with %v", err)
 			}
 			w.untilNotInUse(handle)
-			if made := w.driver.made(); len(made) > 0 {
+			if made := w.driver.Made(); len(made) > 0 {
 				t.Errorf("called: %v", made)
 			}
 		})
@@ -143,7 +145,7 @@ func TestAClaimThatIsLostHoldsUpNoOtherVolume(t *testing.T) {
 	claim.Status.Phase = corev1.ClaimLost
 	_, err = claims.UpdateStatus(w.ctx, claim, metav1.UpdateOptions{})
 	must(t, err)
-	before := w.driver.published()
+	before := w.driver.Count("Publish", "data")
 	agent, _ = w.agent(every(20 * time.Millisecond))
 	agent.SetPod(pod)
 	agent.PodsSynced()
@@ -152,7 +154,7 @@ func TestAClaimThatIsLostHoldsUpNoOtherVolume(t *testing.T) {
 	if wait, ok := errors.AsType[*WaitError](err); !ok || wait.Volumes[0].Reason != ClaimNotReady {
 		t.Errorf("the pod waits with %v", err)
 	}
-	if made := w.driver.made(); slices.Contains(made, "Unpublish other") {
+	if made := w.driver.Made(); slices.Contains(made, "Unpublish other") {
 		t.Errorf("the volume of the lost claim was taken down: %v", made)
 	}
 }

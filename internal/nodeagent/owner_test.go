@@ -26,7 +26,7 @@ import (
 // untouched fails if the driver was called since, or the volume left the list.
 func (w *world) untouched(l life, calls []string) {
 	w.Helper()
-	if diff := cmp.Diff(calls, w.driver.made()); diff != "" {
+	if diff := cmp.Diff(calls, w.driver.Made()); diff != "" {
 		w.Errorf("calls (-before +after):\n%s", diff)
 	}
 	if !slices.Contains(w.node().Status.VolumesInUse, w.unique(l.handle)) {
@@ -35,7 +35,7 @@ func (w *world) untouched(l life, calls []string) {
 }
 
 func (w *world) config() Config {
-	return Config{NodeName: w.name, Root: w.root, RESTConfig: w.nodeID, BootID: w.bootID, MountPoints: w.driver.mountPoints, Logger: testLogger(w.TB)}
+	return Config{NodeName: w.name, Root: w.root, RESTConfig: w.nodeID, BootID: w.bootID, MountPoints: w.driver.MountPoints, Logger: testLogger(w.TB)}
 }
 
 // TestARestartUnderAnotherNodeName: the machine got another name. Nothing is touched, also where an earlier
@@ -49,7 +49,7 @@ func TestARestartUnderAnotherNodeName(t *testing.T) {
 			if forget {
 				must(t, os.Remove(filepath.Join(w.root, ownerFile)))
 			}
-			calls := w.driver.made()
+			calls := w.driver.Made()
 			config := w.config()
 			config.NodeName = "other-" + w.name
 			_, err := New(config)
@@ -114,7 +114,7 @@ func TestARestartWithTheKubeconfigOfAnotherCluster(t *testing.T) {
 	w := newWorld(t)
 	l := w.live()
 	l.stop()
-	calls, other := w.driver.made(), &elsewhere{}
+	calls, other := w.driver.Made(), &elsewhere{}
 	config := w.config()
 	config.RESTConfig = other.wrap(w.nodeID)
 	agent, err := New(config)
@@ -136,7 +136,7 @@ func TestAClusterThatCannotBeTold(t *testing.T) {
 	w := newWorld(t)
 	l := w.live()
 	l.stop()
-	calls, other := w.driver.made(), &elsewhere{forbidden: true}
+	calls, other := w.driver.Made(), &elsewhere{forbidden: true}
 	config := w.config()
 	config.RESTConfig = other.wrap(w.nodeID)
 	agent, err := New(config)
@@ -181,7 +181,7 @@ func TestAnOwnerThatCannotBeRead(t *testing.T) {
 			w := newWorld(t)
 			l := w.live()
 			l.stop()
-			calls := w.driver.made()
+			calls := w.driver.Made()
 			must(t, os.WriteFile(filepath.Join(w.root, ownerFile), []byte(content), 0o600))
 			_, err := New(w.config())
 			if err == nil || !strings.Contains(err.Error(), "nothing was changed") || !strings.Contains(err.Error(), "remove "+w.root) {
@@ -202,7 +202,7 @@ func TestARestartWithAnotherRoot(t *testing.T) {
 	w := newWorld(t)
 	l := w.live()
 	l.stop()
-	calls := w.driver.made()
+	calls := w.driver.Made()
 	config := w.config()
 	config.Root = t.TempDir()
 	agent, err := New(config)

@@ -2,12 +2,12 @@ package nodeagent
 
 import (
 	"context"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -17,6 +17,8 @@ import (
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // ignore handles nothing.
@@ -30,7 +32,7 @@ func onlyPlugins(t *testing.T, on pluginHandlers) *plugins {
 	t.Helper()
 	root, err := mount.OpenRoot(shortDir(t), nil)
 	must(t, err)
-	config := Config{NodeName: "n", RPCTimeout: patience, limitPeriodUnit: time.Hour}
+	config := Config{NodeName: "n", RPCTimeout: wait.Timeout, limitPeriodUnit: time.Hour}
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "u", ResourceVersion: "1"}})
 	p := newPlugins(config, root, client, closed(), on)
 	t.Cleanup(func() {
@@ -41,18 +43,14 @@ func onlyPlugins(t *testing.T, on pluginHandlers) *plugins {
 }
 
 // start runs plugins and gives them a driver at an endpoint outside the registry.
-func (p *plugins) start(t *testing.T) (*world, *scriptedDriver) {
+func (p *plugins) start(t *testing.T) (*world, *csidriver.Driver) {
 	t.Helper()
 	w := &world{TB: t, ctx: t.Context(), name: "n", root: p.root.Path(".")}
-	d := &scriptedDriver{
-		w: w, name: "d", file: "../plugins/d.sock",
-		caps: []csispec.NodeServiceCapability_RPC_Type{csispec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME},
-		info: &csispec.NodeGetInfoResponse{NodeId: "id", MaxVolumesPerNode: 7},
-	}
+	d := w.newDriver("d")
+	d.Address = filepath.Join(w.root, "plugins/d.sock")
 	w.driver = d
 	must(t, p.open())
-	d.start()
-	t.Cleanup(func() { d.stop() })
+	d.Start()
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { p.run(ctx) })
@@ -63,11 +61,11 @@ func (p *plugins) start(t *testing.T) (*world, *scriptedDriver) {
 	return w, d
 }
 
-// at is the driver with a registrar of its own.
-func (d *scriptedDriver) at(file, version string) *registrar {
-	d.w.Helper()
-	return d.w.registrar(file, &registration.PluginInfo{
-		Type: registration.CSIPlugin, Name: d.name, Endpoint: d.socket(), SupportedVersions: []string{version},
+// at is a registrar of the world's driver.
+func (w *world) at(file, version string) *csidriver.Driver {
+	w.Helper()
+	return w.registrar(file, &registration.PluginInfo{
+		Type: registration.CSIPlugin, Name: w.driver.Name, Endpoint: w.driver.Address, SupportedVersions: []string{version},
 	})
 }
 
@@ -101,15 +99,8 @@ func TestPluginHandlers(t *testing.T) {
 	p = onlyPlugins(t, on)
 	until := func(want string) {
 		t.Helper()
-		for deadline := time.After(patience); ; {
-			select {
-			case got := <-events:
-				if got == want {
-					return
-				}
-			case <-deadline:
-				t.Fatalf("never: %s", want)
-			}
+		for wait.For(t, want, events) != want {
+			continue
 		}
 	}
 	stages := func(want bool) {
@@ -119,23 +110,23 @@ func TestPluginHandlers(t *testing.T) {
 		}
 	}
 	w, d := p.start(t)
-	first := d.at("d-reg.sock", "1.0.0")
+	first := w.at("d-reg.sock", "1.0.0")
 	until("reconnected d")
 	until("changed d")
-	if status := w.told(first); !status.PluginRegistered {
+	if status := first.Registered(); !status.PluginRegistered {
 		t.Fatalf("not registered: %s", status.Error)
 	}
 	stages(true)
-	d.stop()
-	d.mu.Lock()
-	d.caps = nil
-	d.mu.Unlock()
+	d.Stop()
+	d.Lock()
+	d.NodeServices = nil
+	d.Unlock()
 	stages(true) // as last known, until another one answers
-	d.start()
+	d.Start()
 	until("reconnected d")
 	until("changed d")
 	stages(false)
-	first.server.Stop()
+	first.Stop()
 	until("gone d")
 	if _, err := p.client("d"); err == nil {
 		t.Error("a driver that is gone has a client")
@@ -148,28 +139,28 @@ func TestPluginHandlers(t *testing.T) {
 // TestPluginsTwoSocketsOfOneDriver: the second is refused while the first is there, and then takes its place.
 func TestPluginsTwoSocketsOfOneDriver(t *testing.T) {
 	p := onlyPlugins(t, ignore)
-	w, d := p.start(t)
-	first := d.at("first.sock", "1.0.0")
-	if status := w.told(first); !status.PluginRegistered {
+	w, _ := p.start(t)
+	first := w.at("first.sock", "1.0.0")
+	if status := first.Registered(); !status.PluginRegistered {
 		t.Fatalf("not registered: %s", status.Error)
 	}
 	client, err := p.client("d")
 	must(t, err)
-	second := d.at("second.sock", "1.0.0")
-	if status := w.told(second); !strings.Contains(status.Error, "Another driver with the same name is already registered") {
+	second := w.at("second.sock", "1.0.0")
+	if status := second.Registered(); !strings.Contains(status.Error, "Another driver with the same name is already registered") {
 		t.Errorf("the second one was told %+v", status)
 	}
 	if still, _ := p.registered("d"); still != client {
 		t.Error("the one that was refused took the connection")
 	}
-	if registered, present := p.sockets(); len(present) != 2 || !cmp.Equal(registered, []string{first.socket}) {
+	if registered, present := p.sockets(); len(present) != 2 || !cmp.Equal(registered, []string{first.Address}) {
 		t.Errorf("registered %v, present %v", registered, present)
 	}
-	first.server.Stop()
-	for status := w.told(second); !status.PluginRegistered; status = w.told(second) {
+	first.Stop()
+	for status := second.Registered(); !status.PluginRegistered; status = second.Registered() {
 		t.Logf("not yet: %s", status.Error)
 	}
-	if registered, present := p.sockets(); len(present) != 1 || !cmp.Equal(registered, []string{second.socket}) {
+	if registered, present := p.sockets(); len(present) != 1 || !cmp.Equal(registered, []string{second.Address}) {
 		t.Errorf("registered %v, present %v", registered, present)
 	}
 }
@@ -177,14 +168,14 @@ func TestPluginsTwoSocketsOfOneDriver(t *testing.T) {
 // TestPluginsRefreshTheLimit of a driver whose CSIDriver wants it, when the storage says that the node is full.
 func TestPluginsRefreshTheLimit(t *testing.T) {
 	p := onlyPlugins(t, ignore)
-	w, d := p.start(t)
-	w.told(d.at("d-reg.sock", "1.0.0"))
+	w, _ := p.start(t)
+	w.at("d-reg.sock", "1.0.0").Registered()
 	limit := func() int32 {
 		object, err := p.identity.client.StorageV1().CSINodes().Get(t.Context(), "n", metav1.GetOptions{})
 		must(t, err)
 		return limitOf(object.Spec.Drivers[0])
 	}
-	d.limit(2)
+	w.limit(2)
 	p.exhausted("d")
 	p.refreshLimit(t.Context(), "d")
 	if got := limit(); got != 7 {
@@ -194,7 +185,7 @@ func TestPluginsRefreshTheLimit(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "d"}, Spec: storagev1.CSIDriverSpec{NodeAllocatableUpdatePeriodSeconds: new(int64(10))},
 	}))
 	p.exhausted("d")
-	w.until("the allocatable count is refreshed", func() bool { return limit() == 2 })
+	wait.Until(w, "the allocatable count is refreshed", func() bool { return limit() == 2 })
 }
 
 // TestPluginsSupportedModes: which kinds of volumes a driver has.

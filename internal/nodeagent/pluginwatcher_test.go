@@ -6,20 +6,15 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"belay.dev/belay/internal/testing/wait"
 )
 
 func nextEvent(t *testing.T, n *pluginWatcher) fsnotify.Event {
 	t.Helper()
-	select {
-	case event := <-n.events:
-		return event
-	case <-time.After(patience):
-		t.Fatal("no event")
-		panic("unreachable")
-	}
+	return wait.For(t, "an event", n.events)
 }
 
 // More than a kernel gives inotify instances to a user.
@@ -82,9 +77,5 @@ func TestAnAgentThatDoesNotLookIsToldThatEventsWereLost(t *testing.T) {
 	}
 	must(t, os.WriteFile(filepath.Join(quickDir, "s"), nil, 0o600))
 	nextEvent(t, quick)
-	select {
-	case <-slow.lost:
-	case <-time.After(patience):
-		t.Error("it was not told")
-	}
+	wait.For(t, "the slow one to learn that events were lost", slow.lost)
 }

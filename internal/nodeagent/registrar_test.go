@@ -2,7 +2,6 @@ package nodeagent
 
 import (
 	"bufio"
-	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,17 +9,8 @@ import (
 	"syscall"
 	"testing"
 
-	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
 )
-
-func (d *scriptedDriver) GetPluginInfo(context.Context, *csispec.GetPluginInfoRequest) (*csispec.GetPluginInfoResponse, error) {
-	return &csispec.GetPluginInfoResponse{Name: d.name, VendorVersion: "1"}, nil
-}
-
-func (d *scriptedDriver) Probe(context.Context, *csispec.ProbeRequest) (*csispec.ProbeResponse, error) {
-	return &csispec.ProbeResponse{}, nil
-}
 
 // TestNodeDriverRegistrar has upstream's node-driver-registrar register the driver: it comes,
 // is killed, comes again, and goes.
@@ -30,7 +20,7 @@ func TestNodeDriverRegistrar(t *testing.T) {
 		t.Skip("NOT RUN: BELAY_NODE_DRIVER_REGISTRAR names no csi-node-driver-registrar; its module is in no Go proxy, so the lab does not build it")
 	}
 	w := newWorld(t, noAttach)
-	w.driver.stop()
+	w.driver.Stop()
 	endpoint := w.behind("1.0.0").Endpoint
 	type running struct {
 		*exec.Cmd

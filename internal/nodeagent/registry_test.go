@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/go-logr/logr/funcr"
@@ -25,18 +24,20 @@ import (
 
 	"belay.dev/belay/internal/csi"
 	"belay.dev/belay/internal/mount"
+	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 func TestADriverWhoseNodeIDChangedIsMadeKnownAnew(t *testing.T) {
 	w := newWorld(t)
 	_, stop := w.agent()
-	w.driver.registered()
+	w.driver.Registered()
 	stop()
-	w.driver.mu.Lock()
-	w.driver.info = &csispec.NodeGetInfoResponse{NodeId: "another"}
-	w.driver.mu.Unlock()
+	w.driver.Lock()
+	w.driver.NodeInfo = &csispec.NodeGetInfoResponse{NodeId: "another"}
+	w.driver.Unlock()
 	w.agent()
-	if status := w.driver.registered(); !status.PluginRegistered {
+	if status := w.driver.Registered(); !status.PluginRegistered {
 		t.Fatalf("not registered: %s", status.Error)
 	}
 	got, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
@@ -63,17 +64,17 @@ func TestADriverThatDoesNotFitKeepsNoOtherOut(t *testing.T) {
 			node.Labels = map[string]string{"kubernetes.io/hostname": w.name}
 			_, err := w.admin.CoreV1().Nodes().Update(w.ctx, node, metav1.UpdateOptions{})
 			must(t, err)
-			misfit := newScriptedDriver(w, "misfit.test.belay.dev")
-			misfit.mu.Lock()
-			misfit.info = &csispec.NodeGetInfoResponse{NodeId: "n", AccessibleTopology: &csispec.Topology{Segments: test.topology}}
-			misfit.mu.Unlock()
-			w.driver.stop()
+			misfit := w.startDriver("misfit.test.belay.dev")
+			misfit.Lock()
+			misfit.NodeInfo = &csispec.NodeGetInfoResponse{NodeId: "n", AccessibleTopology: &csispec.Topology{Segments: test.topology}}
+			misfit.Unlock()
+			w.driver.Stop()
 			w.agent()
-			if status := misfit.registered(); status.PluginRegistered || !strings.Contains(status.Error, test.want) {
+			if status := misfit.Registered(); status.PluginRegistered || !strings.Contains(status.Error, test.want) {
 				t.Errorf("the misfit was told %+v, want %q", status, test.want)
 			}
-			w.driver.start()
-			if status := w.driver.registered(); !status.PluginRegistered {
+			w.driver.Start()
+			if status := w.driver.Registered(); !status.PluginRegistered {
 				t.Errorf("not registered: %s", status.Error)
 			}
 			w.wantCSINode(w.node())
@@ -84,7 +85,8 @@ func TestADriverThatDoesNotFitKeepsNoOtherOut(t *testing.T) {
 // TestADriverThatMovesToAnotherSocketStaysKnown: it is there again before its going was dealt with.
 func TestADriverThatMovesToAnotherSocketStaysKnown(t *testing.T) {
 	w := newWorld(t)
-	next := &scriptedDriver{w: w, name: "next", info: w.driver.info, plugin: w.driver.plugin, status: w.driver.status}
+	next := w.newDriver(w.driverName())
+	next.Address = filepath.Join(w.root, registryDir, "next-reg.sock")
 	var agent *Agent
 	var once sync.Once
 	moved := make(chan bool, 1) // whether the cluster is to forget it, as of the moment when it is gone
@@ -95,16 +97,15 @@ func TestADriverThatMovesToAnotherSocketStaysKnown(t *testing.T) {
 					agent.plugins.identity.mu.Lock()
 					forgotten := agent.plugins.identity.gone[w.driverName()]
 					agent.plugins.identity.mu.Unlock()
-					next.start()
-					w.Cleanup(next.stop)
-					next.registered()
+					next.Start()
+					next.Registered()
 					moved <- forgotten
 				})
 			}
 		}, funcr.Options{})
 	})
-	w.driver.registered()
-	w.driver.stop()
+	w.driver.Registered()
+	w.driver.Stop()
 	if forgotten := <-moved; !forgotten {
 		t.Error("the old socket's driver is forgotten only after the new one's may be known")
 	}
@@ -115,8 +116,8 @@ func TestADriverThatIsNotToldStaysRegistered(t *testing.T) {
 	w := newWorld(t)
 	var agent *Agent
 	var clients []*csi.Node // at each time that it is told; under the lock of plugins
-	w.driver.mu.Lock()
-	w.driver.onNotify = func() error {
+	w.driver.Lock()
+	w.driver.OnNotify = func() error {
 		agent.plugins.mu.Lock()
 		defer agent.plugins.mu.Unlock()
 		if d := agent.plugins.drivers[w.driverName()]; d != nil {
@@ -127,12 +128,12 @@ func TestADriverThatIsNotToldStaysRegistered(t *testing.T) {
 		}
 		return nil
 	}
-	w.driver.mu.Unlock()
-	w.driver.stop()
+	w.driver.Unlock()
+	w.driver.Stop()
 	agent, _ = w.agent()
-	w.driver.start()
-	w.driver.registered()
-	w.until("it is told again", func() bool {
+	w.driver.Start()
+	w.driver.Registered()
+	wait.Until(w, "it is told again", func() bool {
 		agent.plugins.mu.Lock()
 		defer agent.plugins.mu.Unlock()
 		return len(clients) > 1
@@ -203,11 +204,7 @@ func TestManySocketsOfOneDriverLeaveOneConnection(t *testing.T) {
 	p.drivers["d"].close()
 	ended := make(chan struct{})
 	go func() { r.running.Wait(); close(ended) }()
-	select {
-	case <-ended:
-	case <-time.After(patience):
-		t.Error("a connection that was replaced is still watched")
-	}
+	wait.For(t, "the watches of connections that were replaced to end", ended)
 }
 
 func TestAnAgentThatCannotBeMadeLeavesNothingRunning(t *testing.T) {
@@ -219,27 +216,21 @@ func TestAnAgentThatCannotBeMadeLeavesNothingRunning(t *testing.T) {
 			t.Fatalf("a second agent: %v, want %v", err, mount.ErrLocked)
 		}
 	}
-	deadline := time.Now().Add(patience)
-	for runtime.NumGoroutine() > before+5 && time.Now().Before(deadline) {
-		time.Sleep(5 * time.Millisecond)
-	}
-	if after := runtime.NumGoroutine(); after > before+5 {
-		t.Errorf("%d goroutines before, %d after twenty failures", before, after)
-	}
+	wait.Until(t, "the goroutines of twenty failures have ended", func() bool { return runtime.NumGoroutine() <= before+5 })
 }
 
 // TestACallEndsThoughItsDriverIsRegisteredNoMore: the registrar ends, or names another
 // endpoint, while the driver is at work. The call is not cut off, and not repeated.
 func TestACallEndsThoughItsDriverIsRegisteredNoMore(t *testing.T) {
-	for name, change := range map[string]func(w *world, r *registrar) (again *registrar){
-		"the registrar ends": func(w *world, r *registrar) *registrar {
-			r.server.Stop()
+	for name, change := range map[string]func(w *world, r *csidriver.Driver) (again *csidriver.Driver){
+		"the registrar ends": func(w *world, r *csidriver.Driver) *csidriver.Driver {
+			r.Stop()
 			w.untilNode("the driver is forgotten", func(n *corev1.Node) bool {
 				return n.Annotations["csi.volume.kubernetes.io/nodeid"] == ""
 			})
 			return nil
 		},
-		"the driver is at another endpoint": func(w *world, r *registrar) *registrar {
+		"the driver is at another endpoint": func(w *world, r *csidriver.Driver) *csidriver.Driver {
 			plugin := w.behind("1.1.0")
 			link := filepath.Join(w.root, "plugins", "link.sock")
 			must(w, os.Symlink(plugin.Endpoint, link))
@@ -249,39 +240,37 @@ func TestACallEndsThoughItsDriverIsRegisteredNoMore(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, noAttach)
-			w.driver.stop()
+			w.driver.Stop()
 			w.volume("data")
 			first := w.registrar("reg.sock", w.behind("1.0.0"))
 			agent, _ := w.agent()
-			w.told(first)
+			first.Registered()
 			begun, goOn := make(chan struct{}), make(chan struct{})
-			w.driver.mu.Lock()
-			w.driver.hook = func(method, _ string, attempt int) error {
+			w.driver.SetBefore(func(method, _ string, attempt int) error {
 				if method == "Stage" && attempt == 1 {
 					close(begun)
 					<-goOn
 				}
 				return nil
-			}
-			w.driver.mu.Unlock()
+			})
 			client, err := agent.plugins.client(w.driverName())
 			must(t, err)
 			pod := w.pod("p", "data")
 			agent.SetPod(pod)
-			<-begun
+			wait.For(t, "the call to arrive", begun)
 			again := change(w, first)
 			if again != nil {
-				w.told(again)
+				again.Registered()
 			}
 			close(goOn)
 			if again == nil {
-				w.told(w.registrar("reg.sock", w.behind("1.0.0")))
+				w.registrar("reg.sock", w.behind("1.0.0")).Registered()
 			}
 			w.mounted(agent, pod)
-			if diff := cmp.Diff([]string{"Stage data", "Publish data"}, w.driver.made()); diff != "" {
+			if diff := cmp.Diff([]string{"Stage data", "Publish data"}, w.driver.Made()); diff != "" {
 				t.Errorf("calls (-want +got):\n%s", diff)
 			}
-			w.until("the earlier connection is closed", func() bool {
+			wait.Until(w, "the earlier connection is closed", func() bool {
 				_, err := client.Capabilities(w.ctx)
 				return status.Code(err) == codes.Canceled
 			})
@@ -293,18 +282,18 @@ func TestACallEndsThoughItsDriverIsRegisteredNoMore(t *testing.T) {
 // driver is gone, as when its socket had been removed before.
 func TestASocketThatNamesAnotherDriver(t *testing.T) {
 	w := newWorld(t)
-	w.driver.stop()
+	w.driver.Stop()
 	first := w.registrar("reg.sock", w.behind("1.0.0"))
 	w.agent()
-	w.told(first)
+	first.Registered()
 	other := w.behind("1.0.0")
 	other.Name = otherDriver
 	second := w.registrar(".next.sock", other)
-	must(t, os.Rename(second.socket, first.socket))
-	if status := w.told(second); !status.PluginRegistered {
+	must(t, os.Rename(second.Address, first.Address))
+	if status := second.Registered(); !status.PluginRegistered {
 		t.Fatalf("not registered: %s", status.Error)
 	}
-	w.until("the first one is forgotten", func() bool {
+	wait.Until(w, "the first one is forgotten", func() bool {
 		is := w.knows()
 		return len(is.IDs) == 1 && len(is.Drivers) == 1 && is.Drivers[0].Name == otherDriver
 	})
@@ -335,12 +324,7 @@ func TestLostEventsAreMadeUpFor(t *testing.T) {
 		socket, _ := r.queue.Get()
 		asked <- socket
 	}()
-	select {
-	case got := <-asked:
-		if got != socket {
-			t.Errorf("%q is asked, want %s", got, socket)
-		}
-	case <-time.After(patience):
-		t.Error("the socket was not noticed")
+	if got := wait.For(t, "the socket to be noticed", asked); got != socket {
+		t.Errorf("%q is asked, want %s", got, socket)
 	}
 }

@@ -16,26 +16,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/nodevolume"
+	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 func republishes(d *storagev1.CSIDriver) { d.Spec.RequiresRepublish = new(true) }
 
 func every(d time.Duration) func(*Config) { return func(c *Config) { c.republishPeriod = d } }
 
-// published is how often the driver was called with NodePublishVolume.
-func (d *scriptedDriver) published() int {
-	n := 0
-	for _, call := range d.made() {
-		if call == "Publish data" {
-			n++
-		}
-	}
-	return n
-}
-
 func (w *world) untilPublished(times int) {
 	w.Helper()
-	w.until("published often enough", func() bool { return w.driver.published() >= times })
+	wait.Until(w, "published often enough", func() bool { return w.driver.Count("Publish", "data") >= times })
 }
 
 func TestARunningPodIsPublishedAgainWithWhatIsTrueNow(t *testing.T) {
@@ -50,15 +41,15 @@ func TestARunningPodIsPublishedAgainWithWhatIsTrueNow(t *testing.T) {
 	agent, _ := w.agent(every(20 * time.Millisecond))
 	pod := w.podOfRobot("p", "data")
 	w.bringUp(agent, pod, handle)
-	first := lastRequest[*csispec.NodePublishVolumeRequest](w.driver)
+	first := csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver)
 	w.untilPublished(3)
 	key.StringData["password"] = "new"
 	_, err = secrets.Update(w.ctx, key, metav1.UpdateOptions{})
 	must(t, err)
-	w.until("the new secret is passed", func() bool {
-		return lastRequest[*csispec.NodePublishVolumeRequest](w.driver).Secrets["password"] == "new"
+	wait.Until(w, "the new secret is passed", func() bool {
+		return csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver).Secrets["password"] == "new"
 	})
-	again := lastRequest[*csispec.NodePublishVolumeRequest](w.driver)
+	again := csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver)
 	if diff := cmp.Diff([]any{first.TargetPath, first.StagingTargetPath, first.PublishContext, first.VolumeContext},
 		[]any{again.TargetPath, again.StagingTargetPath, again.PublishContext, again.VolumeContext}); diff != "" {
 		t.Errorf("the repeated publish differs (-first +again):\n%s", diff)
@@ -70,7 +61,7 @@ func TestARunningPodIsPublishedAgainWithWhatIsTrueNow(t *testing.T) {
 	agent.RemovePod(pod.UID)
 	w.unmounted(agent, pod)
 	w.untilNotInUse(handle)
-	calls := w.driver.made()
+	calls := w.driver.Made()
 	if stages := slices.Compact(slices.DeleteFunc(calls, func(c string) bool { return c == "Publish data" })); !slices.Equal(stages, []string{"Stage data", "Unpublish data", "Unstage data"}) {
 		t.Errorf("calls besides the publishes: %v", stages)
 	}
@@ -86,7 +77,7 @@ func TestMounterSetUpFWithNodePublishFinalError(t *testing.T) {
 		t.Run(code.String(), func(t *testing.T) {
 			w := newWorld(t, republishes)
 			handle := w.volume("data")
-			w.driver.hook = func(method, _ string, attempt int) error {
+			w.driver.Before = func(method, _ string, attempt int) error {
 				if method == "Publish" && attempt > 1 {
 					return status.Error(code, "cannot renew")
 				}
@@ -107,7 +98,7 @@ func TestMounterSetUpFWithNodePublishFinalError(t *testing.T) {
 						t.Errorf("%s: %v", when, err)
 					}
 				}
-				if points, _ := w.driver.mountPoints(); !slices.Contains(points, mounts[0].Path) {
+				if points, _ := w.driver.MountPoints(); !slices.Contains(points, mounts[0].Path) {
 					t.Errorf("%s: mounted are %v", when, points)
 				}
 				if !slices.Contains(w.node().Status.VolumesInUse, w.unique(handle)) {
@@ -122,7 +113,7 @@ func TestMounterSetUpFWithNodePublishFinalError(t *testing.T) {
 			agent, _ = w.agent(every(20 * time.Millisecond))
 			agent.SetPod(pod)
 			wantStanding("after a restart")
-			before := w.driver.published()
+			before := w.driver.Count("Publish", "data")
 			w.untilPublished(before + 1)
 			agent.RemovePod(pod.UID) // no back-off of a renewal holds up the way back
 			w.unmounted(agent, pod)
@@ -137,7 +128,7 @@ func TestMounterSetUpFWithNodePublishFinalError(t *testing.T) {
 func TestARenewalThatFailsAgainIsToldAgain(t *testing.T) {
 	w := newWorld(t, republishes, noAttach)
 	w.volume("data")
-	w.driver.hook = func(method, _ string, attempt int) error {
+	w.driver.Before = func(method, _ string, attempt int) error {
 		if method == "Publish" && (attempt == 2 || attempt == 4) {
 			return status.Error(codes.Internal, "cannot renew")
 		}
@@ -147,7 +138,7 @@ func TestARenewalThatFailsAgainIsToldAgain(t *testing.T) {
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
 	w.mounted(agent, pod)
-	w.until("the second failure is told", func() bool {
+	wait.Until(w, "the second failure is told", func() bool {
 		events, err := w.admin.CoreV1().Events(w.name).List(w.ctx, metav1.ListOptions{})
 		must(t, err)
 		told := int32(0)
@@ -184,11 +175,11 @@ func TestARestartPublishesAgainOnce(t *testing.T) {
 	agent, _ = w.agent()
 	agent.SetPod(pod)
 	w.untilPublished(2)
-	w.until("the next one is due in a minute or more", func() bool {
+	wait.Until(w, "the next one is due in a minute or more", func() bool {
 		_, decision := agent.volumes.decide(string(w.unique(handle)), time.Now())
 		return decision.Next == nil && time.Until(decision.RecheckAt) > 50*time.Second
 	})
-	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Publish data"}, w.driver.made()); diff != "" {
+	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Publish data"}, w.driver.Made()); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 }
@@ -215,7 +206,7 @@ func TestWhoIsPublishedAgain(t *testing.T) {
 	republishes(object)
 	_, err = drivers.Update(w.ctx, object, metav1.UpdateOptions{})
 	must(t, err)
-	w.until("the CSIDriver is seen", func() bool { return agent.plugins.rules(w.driverName()).republish })
+	wait.Until(w, "the CSIDriver is seen", func() bool { return agent.plugins.rules(w.driverName()).republish })
 	want("the driver asks for it", nodevolume.Republish{Key: nodevolume.PublishKey{PodUID: string(pod.UID), SpecName: w.name + "-data"}})
 	pod.DeletionTimestamp = new(metav1.Now())
 	agent.SetPod(pod)

@@ -8,6 +8,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // TestARestartInTheMiddleOfEachStep stops the agent while the driver is at work on
@@ -36,7 +38,7 @@ func TestARestartInTheMiddleOfEachStep(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			handle := w.volume("data")
-			reached, dead := w.driver.stopsIn(test.method, test.done)
+			reached, dead := w.stopsIn(test.method, test.done)
 			agent, stop := w.agent()
 			pod := w.pod("p", "data")
 			agent.SetPod(pod)
@@ -46,7 +48,7 @@ func TestARestartInTheMiddleOfEachStep(t *testing.T) {
 				w.mounted(agent, pod)
 				agent.RemovePod(pod.UID)
 			}
-			<-reached
+			wait.For(t, "the call to arrive", reached)
 			stop()
 			close(dead)
 			w.afterRestart(pod, handle, test.wanted)
@@ -56,7 +58,7 @@ func TestARestartInTheMiddleOfEachStep(t *testing.T) {
 
 // stopsIn has the first call of a method wait, before the driver has begun or once it has done its
 // work: reached is closed when it has come so far, and nobody hears the answer once dead is.
-func (d *scriptedDriver) stopsIn(method string, done bool) (reached, dead chan struct{}) {
+func (w *world) stopsIn(method string, done bool) (reached, dead chan struct{}) {
 	reached, dead = make(chan struct{}), make(chan struct{})
 	var once sync.Once
 	stopHere := func(called, _ string, attempt int) error {
@@ -68,9 +70,9 @@ func (d *scriptedDriver) stopsIn(method string, done bool) (reached, dead chan s
 		return status.Error(codes.Unavailable, "nobody listens")
 	}
 	if done {
-		d.after = stopHere
+		w.driver.After = stopHere
 	} else {
-		d.hook = stopHere
+		w.driver.Before = stopHere
 	}
 	return reached, dead
 }
@@ -92,7 +94,7 @@ func (w *world) afterRestart(pod *corev1.Pod, handle string, wanted bool) {
 	}
 	w.unmounted(agent, pod)
 	w.untilNotInUse(handle)
-	if points, _ := w.driver.mountPoints(); len(points) > 0 {
+	if points, _ := w.driver.MountPoints(); len(points) > 0 {
 		w.Errorf("still mounted: %v", points)
 	}
 	if left := w.leftovers(); len(left) > 0 {

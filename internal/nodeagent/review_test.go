@@ -69,7 +69,7 @@ func TestNamesAreRefusedAndNothingIsWritten(t *testing.T) {
 				w.volume("data")
 				w.rewritten(func(pv *corev1.PersistentVolume) { change(pv, &corev1.Pod{}, name) })
 				agent, _ := w.agent()
-				w.driver.registered()
+				w.driver.Registered()
 				pod := w.pod("p", "data")
 				change(&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{}}}}, pod, name)
 				agent.SetPod(pod)
@@ -78,7 +78,7 @@ func TestNamesAreRefusedAndNothingIsWritten(t *testing.T) {
 					w.untilEvent(pod, "FailedMount", "Unable to attach or mount volumes: ")
 				}
 				agent.RemovePod(pod.UID)
-				if calls := w.driver.made(); len(calls) > 0 {
+				if calls := w.driver.Made(); len(calls) > 0 {
 					t.Errorf("the driver was called: %v", calls)
 				}
 				if left := w.leftovers(); len(left) > 0 {
@@ -134,22 +134,18 @@ func TestRemovalStopsWhereTheDriversOwnFilesBegin(t *testing.T) {
 			w := newWorld(t)
 			l := w.live()
 			precious := filepath.Join(test.path(w, l), "dir", "precious")
-			w.driver.mu.Lock()
-			w.driver.after = func(method, _ string, _ int) error {
+			w.driver.SetAfter(func(method, _ string, _ int) error {
 				if method != test.method {
 					return nil
 				}
 				return errors.Join(os.MkdirAll(filepath.Dir(precious), 0o750), os.WriteFile(precious, []byte("x"), 0o600))
-			}
-			w.driver.mu.Unlock()
+			})
 			l.agent.RemovePod(l.pod.UID)
 			w.untilEvent(l.pod, "FailedUnmount", test.event, "directory not empty", "stays in use")
 			if _, err := os.Stat(precious); err != nil {
 				t.Errorf("what was not the agent's is gone: %v", err)
 			}
-			w.driver.mu.Lock()
-			w.driver.after = nil
-			w.driver.mu.Unlock()
+			w.driver.SetAfter(nil)
 			must(t, os.RemoveAll(filepath.Dir(precious)))
 			w.untilNotInUse(l.handle)
 		})
@@ -165,13 +161,13 @@ func TestRemovalCrossesNoMount(t *testing.T) {
 	w := newWorld(t)
 	l := w.live()
 	dir := filepath.Join(w.root, podVolumesDir(string(l.pod.UID)), w.name+"-data")
-	w.driver.intercept(func(call string, request any, do func() (any, error)) (any, error) {
+	w.driver.Intercept(func(call string, request any, do func() (any, error)) (any, error) {
 		if call != "NodeUnpublishVolume" {
 			return do()
 		}
-		w.driver.mu.Lock()
-		defer w.driver.mu.Unlock()
-		delete(w.driver.mounts, request.(*csispec.NodeUnpublishVolumeRequest).TargetPath)
+		w.driver.Lock()
+		defer w.driver.Unlock()
+		delete(w.driver.Mounts, request.(*csispec.NodeUnpublishVolumeRequest).TargetPath)
 		return &csispec.NodeUnpublishVolumeResponse{}, nil
 	})
 	other := t.TempDir()

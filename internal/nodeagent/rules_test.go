@@ -3,6 +3,7 @@ package nodeagent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,12 +26,14 @@ import (
 
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
+	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // untilEvent waits for an event about a pod that holds all the words.
 func (w *world) untilEvent(pod *corev1.Pod, words ...string) {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, patience)
+	ctx, cancel := context.WithTimeout(w.ctx, wait.Timeout)
 	defer cancel()
 	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("involvedObject.uid", string(pod.UID)).String()}
 	holds := func(e *corev1.Event) bool {
@@ -76,15 +79,12 @@ func (w *world) waitFails(agent *Agent, pod *corev1.Pod) error {
 // waitSays waits, in vain, for a pod's volumes until it is told one of the texts.
 func (w *world) waitSays(agent *Agent, pod *corev1.Pod, texts ...string) error {
 	w.Helper()
-	for end := time.Now().Add(patience); ; {
-		err := w.waitFails(agent, pod)
-		if slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(err.Error(), text) }) {
-			return err
-		}
-		if time.Now().After(end) {
-			w.Fatalf("the wait for pod %s says %v, want one of %q", pod.Name, err, texts)
-		}
-	}
+	var err error
+	wait.Until(w, fmt.Sprintf("the wait for pod %s fails with one of %q", pod.Name, texts), func() bool {
+		err = w.waitFails(agent, pod)
+		return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(err.Error(), text) })
+	})
+	return err
 }
 
 func noAttach(d *storagev1.CSIDriver) { d.Spec.AttachRequired = new(false) }
@@ -96,7 +96,7 @@ func TestADriverWithoutAttachNeedsNoHandshake(t *testing.T) {
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
 	w.mounted(agent, pod)
-	if got := lastRequest[*csispec.NodeStageVolumeRequest](w.driver).PublishContext; len(got) > 0 {
+	if got := csidriver.LastRequest[*csispec.NodeStageVolumeRequest](w.driver).PublishContext; len(got) > 0 {
 		t.Errorf("publish context %v", got)
 	}
 	if got := w.node().Status.VolumesInUse; len(got) > 0 {
@@ -104,24 +104,12 @@ func TestADriverWithoutAttachNeedsNoHandshake(t *testing.T) {
 	}
 	agent.RemovePod(pod.UID)
 	w.unmounted(agent, pod)
-	w.until("all is undone", func() bool { return len(w.driver.made()) == 4 && len(agent.Pods()) == 0 })
-}
-
-// until waits for something that the driver's calls lead to.
-func (w *world) until(what string, is func() bool) {
-	w.Helper()
-	deadline := time.Now().Add(patience)
-	for !is() {
-		if time.Now().After(deadline) {
-			w.Fatalf("never: %s; calls %v", what, w.driver.made())
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	wait.Until(w, "all is undone", func() bool { return len(w.driver.Made()) == 4 && len(agent.Pods()) == 0 })
 }
 
 func TestWhatTheDriverIsAsked(t *testing.T) {
 	w := newWorld(t, noAttach, func(d *storagev1.CSIDriver) { d.Spec.PodInfoOnMount = new(true) })
-	w.driver.caps = append(w.driver.caps, csispec.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER, csispec.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
+	w.driver.NodeServices = append(w.driver.NodeServices, csispec.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER, csispec.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
 	_, err := w.admin.CoreV1().Secrets(w.name).Create(w.ctx, &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: "key"}, StringData: map[string]string{"password": "hunter2"},
 	}, metav1.CreateOptions{})
@@ -142,7 +130,7 @@ func TestWhatTheDriverIsAsked(t *testing.T) {
 	if mounts := w.mounted(agent, pod); !mounts[0].ReadOnly {
 		t.Errorf("mount is not read-only: %+v", mounts)
 	}
-	staged, published := lastRequest[*csispec.NodeStageVolumeRequest](w.driver), lastRequest[*csispec.NodePublishVolumeRequest](w.driver)
+	staged, published := csidriver.LastRequest[*csispec.NodeStageVolumeRequest](w.driver), csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver)
 	capability := &csispec.VolumeCapability{
 		AccessMode: &csispec.VolumeCapability_AccessMode{Mode: csispec.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER},
 		AccessType: &csispec.VolumeCapability_Mount{Mount: &csispec.VolumeCapability_MountVolume{
@@ -187,7 +175,7 @@ func TestABlockVolume(t *testing.T) {
 	if diff := cmp.Diff([]Mount{{VolumeName: "disk", Path: target, Block: true}}, placesOf(w.bringUp(agent, pod, handle))); diff != "" {
 		t.Errorf("mounts (-want +got):\n%s", diff)
 	}
-	if got := lastRequest[*csispec.NodeStageVolumeRequest](w.driver).StagingTargetPath; got != filepath.Join(devices, "staging", full) {
+	if got := csidriver.LastRequest[*csispec.NodeStageVolumeRequest](w.driver).StagingTargetPath; got != filepath.Join(devices, "staging", full) {
 		t.Errorf("staging path %s", got)
 	}
 	link, err := os.Readlink(filepath.Join(w.root, "pods", string(pod.UID), "volumeDevices/kubernetes.io~csi", full))
@@ -223,7 +211,7 @@ func TestTwoPodsShareAVolume(t *testing.T) {
 	}
 	agent.RemovePod(second.UID)
 	w.untilNotInUse(handle)
-	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Publish data", "Unpublish data", "Unpublish data", "Unstage data"}, w.driver.made()); diff != "" {
+	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Publish data", "Unpublish data", "Unpublish data", "Unstage data"}, w.driver.Made()); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 }
@@ -262,9 +250,7 @@ func TestAWaitSaysItsHop(t *testing.T) {
 	// Reported, but the attachment is another thing: told in the words that are matched on.
 	must(t, w.report(handle, true))
 	w.untilEvent(pod, "FailedMount", `MountVolume.WaitForAttach failed for volume "`+w.name+`-data" :`, "volume attachment")
-	w.driver.mu.Lock()
-	w.driver.hook = func(string, string, int) error { return status.Error(codes.InvalidArgument, "no such pool") }
-	w.driver.mu.Unlock()
+	w.driver.SetBefore(func(string, string, int) error { return status.Error(codes.InvalidArgument, "no such pool") })
 	w.attach(handle)
 	w.untilEvent(pod, "FailedMount", `MountVolume.MountDevice failed for volume "`+w.name+`-data" :`, "no such pool")
 }
@@ -303,7 +289,7 @@ func TestAHangingCallHoldsUpItsOwnVolumeOnly(t *testing.T) {
 	hung := w.volume("hung")
 	w.volume("free")
 	release := make(chan struct{})
-	w.driver.hook = func(_, volume string, attempt int) error {
+	w.driver.Before = func(_, volume string, attempt int) error {
 		if volume == hung && attempt == 1 {
 			<-release
 		}
@@ -312,7 +298,7 @@ func TestAHangingCallHoldsUpItsOwnVolumeOnly(t *testing.T) {
 	agent, _ := w.agent()
 	slow, fast := w.pod("slow", "hung"), w.pod("fast", "free")
 	agent.SetPod(slow)
-	w.until("the call hangs", func() bool { return slices.Contains(w.driver.made(), "Stage hung") })
+	wait.Until(w, "the call hangs", func() bool { return slices.Contains(w.driver.Made(), "Stage hung") })
 	agent.SetPod(fast)
 	w.mounted(agent, fast)
 	close(release)
@@ -333,11 +319,11 @@ func TestRegistrationIsRefusedInKubeletsWords(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			w.driver.mu.Lock()
-			w.driver.plugin = test.plugin
-			w.driver.mu.Unlock()
+			w.driver.Lock()
+			w.driver.Plugin = test.plugin
+			w.driver.Unlock()
 			w.agent()
-			if got := w.driver.registered(); got.PluginRegistered || !strings.Contains(got.Error, test.want) {
+			if got := w.driver.Registered(); got.PluginRegistered || !strings.Contains(got.Error, test.want) {
 				t.Errorf("told %+v, want %q", got, test.want)
 			}
 		})
@@ -355,7 +341,7 @@ func TestAnAttachmentThatWasMadeAnewLeadsToAnotherStage(t *testing.T) {
 	w.waitSays(first.agent, second, string(nodevolume.AttachmentReplaced))
 	first.agent.RemovePod(first.pod.UID)
 	w.mounted(first.agent, second)
-	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Unpublish data", "Unstage data", "Stage data", "Publish data"}, w.driver.made()); diff != "" {
+	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Unpublish data", "Unstage data", "Stage data", "Publish data"}, w.driver.Made()); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 }
@@ -368,18 +354,18 @@ func TestAReboot(t *testing.T) {
 	w.bringUp(agent, stays, kept)
 	w.bringUp(agent, leaves, gone)
 	stop()
-	w.driver.mu.Lock()
-	clear(w.driver.mounts)
-	clear(w.driver.staged)
-	w.driver.calls = nil
-	w.driver.mu.Unlock()
+	w.driver.Lock()
+	clear(w.driver.Mounts)
+	clear(w.driver.Staged)
+	w.driver.Unlock()
+	w.driver.ForgetCalls()
 	w.bootID = "boot-2"
 	agent, _ = w.agent()
 	agent.SetPod(stays)
 	agent.PodsSynced()
 	w.mounted(agent, stays)
 	w.untilNotInUse(gone)
-	calls := w.driver.made()
+	calls := w.driver.Made()
 	slices.Sort(calls)
 	if diff := cmp.Diff([]string{"Publish kept", "Stage kept", "Unpublish gone", "Unstage gone"}, calls); diff != "" {
 		t.Errorf("calls after the reboot (-want +got):\n%s", diff)
@@ -395,7 +381,7 @@ func TestTheWayBackNeedsNoAPI(t *testing.T) {
 	agent, stop := w.agent()
 	agent.RemovePod(l.pod.UID)
 	w.unmounted(agent, l.pod)
-	w.until("unstaged", func() bool { return slices.Contains(w.driver.made(), "Unstage data") })
+	wait.Until(w, "unstaged", func() bool { return slices.Contains(w.driver.Made(), "Unstage data") })
 	if !slices.Contains(w.node().Status.VolumesInUse, w.unique(l.handle)) {
 		t.Fatal("not in use, and nobody can have cleared it")
 	}
@@ -443,7 +429,7 @@ func TestTornRecordsForgetNothing(t *testing.T) {
 			}
 			agent.PodsSynced()
 			w.untilNotInUse(l.handle)
-			if diff := cmp.Diff([]string{"Stage data", "Publish data", "Unpublish data", "Unstage data"}, w.driver.made()); diff != "" {
+			if diff := cmp.Diff([]string{"Stage data", "Publish data", "Unpublish data", "Unstage data"}, w.driver.Made()); diff != "" {
 				t.Errorf("calls (-want +got):\n%s", diff)
 			}
 			if diff := cmp.Diff([]string{csiDir + "/stray", "pods/stray"}, w.leftovers()); diff != "" {

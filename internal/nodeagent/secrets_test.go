@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/testing/csidriver"
 )
 
 // TestASecretThatADriverRepeatsIsTakenOut: its errors hold the request's secrets. No event, log
@@ -28,11 +30,11 @@ func TestASecretThatADriverRepeatsIsTakenOut(t *testing.T) {
 				key := &corev1.SecretReference{Namespace: w.name, Name: "key"}
 				pv.Spec.CSI.NodeStageSecretRef, pv.Spec.CSI.NodePublishSecretRef = key, key
 			})
-			w.driver.hook = func(method, _ string, _ int) error {
+			w.driver.Before = func(method, _ string, _ int) error {
 				if method != step {
 					return nil
 				}
-				request := lastRequest[interface {
+				request := csidriver.LastRequest[interface {
 					GetSecrets() map[string]string
 				}](w.driver)
 				return status.Error(codes.Internal, fmt.Sprintf("login refused: %v", request.GetSecrets()))
@@ -61,7 +63,7 @@ func TestASecretThatADriverRepeatsIsTakenOut(t *testing.T) {
 					t.Errorf("told: %s", text)
 				}
 			}
-			if got := lastRequest[*csispec.NodeStageVolumeRequest](w.driver).Secrets["password"]; got != "hunter2-and-more" {
+			if got := csidriver.LastRequest[*csispec.NodeStageVolumeRequest](w.driver).Secrets["password"]; got != "hunter2-and-more" {
 				t.Errorf("the driver was sent %q", got)
 			}
 		})

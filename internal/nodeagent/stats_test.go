@@ -19,6 +19,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+
+	"belay.dev/belay/internal/testing/csidriver"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 const (
@@ -27,26 +30,18 @@ const (
 	canStage     = csispec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME
 )
 
-// half is the reply about a volume that is half full.
-func half() *csispec.NodeGetVolumeStatsResponse {
-	return &csispec.NodeGetVolumeStatsResponse{Usage: []*csispec.VolumeUsage{
-		{Unit: csispec.VolumeUsage_BYTES, Total: 100, Available: 60, Used: 40},
-		{Unit: csispec.VolumeUsage_INODES, Total: 10, Available: 7, Used: 3},
-	}}
-}
-
 func abnormal(r *csispec.NodeGetVolumeStatsResponse, message string) *csispec.NodeGetVolumeStatsResponse {
 	r.VolumeCondition = &csispec.VolumeCondition{Abnormal: message != "", Message: message}
 	return r
 }
 
 // answer makes the driver answer NodeGetVolumeStats, and tells of each question.
-func (d *scriptedDriver) answer(reply func(volume string) (*csispec.NodeGetVolumeStatsResponse, error)) (asked chan string) {
+func (w *world) answerStats(reply func(volume string) (*csispec.NodeGetVolumeStatsResponse, error)) (asked chan string) {
 	asked = make(chan string)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.stats = func(ctx context.Context, r *csispec.NodeGetVolumeStatsRequest) (*csispec.NodeGetVolumeStatsResponse, error) {
-		name := strings.TrimPrefix(r.VolumeId, "h-"+d.w.name+"-")
+	w.driver.Lock()
+	defer w.driver.Unlock()
+	w.driver.Stats = func(ctx context.Context, r *csispec.NodeGetVolumeStatsRequest) (*csispec.NodeGetVolumeStatsResponse, error) {
+		name := strings.TrimPrefix(r.VolumeId, w.driver.HandlePrefix)
 		select {
 		case asked <- name:
 		case <-ctx.Done():
@@ -55,19 +50,6 @@ func (d *scriptedDriver) answer(reply func(volume string) (*csispec.NodeGetVolum
 		return reply(name)
 	}
 	return asked
-}
-
-func (d *scriptedDriver) NodeGetVolumeStats(ctx context.Context, r *csispec.NodeGetVolumeStatsRequest) (*csispec.NodeGetVolumeStatsResponse, error) {
-	if _, err := d.begin("Stats", r.VolumeId, r); err != nil {
-		return nil, err
-	}
-	d.mu.Lock()
-	reply := d.stats
-	d.mu.Unlock()
-	if reply == nil {
-		return half(), nil
-	}
-	return reply(ctx, r)
 }
 
 // untilAsked waits for a number of questions about a volume. Its answer is in when the
@@ -132,13 +114,13 @@ func TestCSINodeVolumeHealth(t *testing.T) {
 		event  string
 	}{
 		"return normal volume stats": {
-			has: []csispec.NodeServiceCapability_RPC_Type{canStats, canCondition}, reply: abnormal(half(), ""), usage: true, health: new(0.0),
+			has: []csispec.NodeServiceCapability_RPC_Type{canStats, canCondition}, reply: abnormal(csidriver.HalfFull(), ""), usage: true, health: new(0.0),
 		},
 		"return normal volume stats without volume condition": {
-			has: []csispec.NodeServiceCapability_RPC_Type{canStats}, reply: abnormal(half(), "never asked for"), usage: true,
+			has: []csispec.NodeServiceCapability_RPC_Type{canStats}, reply: abnormal(csidriver.HalfFull(), "never asked for"), usage: true,
 		},
 		"return normal volume stats with abnormal volume condition": {
-			has: []csispec.NodeServiceCapability_RPC_Type{canStats, canCondition}, reply: abnormal(half(), "the target path does not exist"),
+			has: []csispec.NodeServiceCapability_RPC_Type{canStats, canCondition}, reply: abnormal(csidriver.HalfFull(), "the target path does not exist"),
 			usage: true, health: new(1.0), event: "VolumeConditionAbnormal: Volume data: the target path does not exist",
 		},
 		"health alone": {
@@ -150,8 +132,8 @@ func TestCSINodeVolumeHealth(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, noAttach)
-			w.driver.caps = append(c.has, canStage)
-			asked := w.driver.answer(func(string) (*csispec.NodeGetVolumeStatsResponse, error) { return c.reply, nil })
+			w.driver.NodeServices = append(c.has, canStage)
+			asked := w.answerStats(func(string) (*csispec.NodeGetVolumeStatsResponse, error) { return c.reply, nil })
 			w.volume("data")
 			registry := prometheus.NewRegistry()
 			agent, _ := w.agent(frequently(registry))
@@ -159,7 +141,7 @@ func TestCSINodeVolumeHealth(t *testing.T) {
 			w.bringUp(agent, pod)
 			w.untilAsked(asked, "data", 2)
 
-			request := lastRequest[*csispec.NodeGetVolumeStatsRequest](w.driver)
+			request := csidriver.LastRequest[*csispec.NodeGetVolumeStatsRequest](w.driver)
 			path := w.root + "/pods/" + string(pod.UID) + "/volumes/kubernetes.io~csi/" + w.name + "-data/mount"
 			if request.VolumePath != path || request.StagingTargetPath != "" {
 				t.Errorf("asked about %q and %q, want %q", request.VolumePath, request.StagingTargetPath, path)
@@ -209,8 +191,10 @@ func (w *world) events(pod *corev1.Pod, reason string) int {
 
 func TestStatsInKubeletsForm(t *testing.T) {
 	w := newWorld(t, noAttach)
-	w.driver.caps = append(w.driver.caps, canStats, canCondition)
-	asked := w.driver.answer(func(string) (*csispec.NodeGetVolumeStatsResponse, error) { return abnormal(half(), "scratched"), nil })
+	w.driver.NodeServices = append(w.driver.NodeServices, canStats, canCondition)
+	asked := w.answerStats(func(string) (*csispec.NodeGetVolumeStatsResponse, error) {
+		return abnormal(csidriver.HalfFull(), "scratched"), nil
+	})
 	w.volume("data")
 	agent, _ := w.agent(frequently(nil))
 	pod := w.pod("p", "data")
@@ -239,14 +223,14 @@ func TestStatsInKubeletsForm(t *testing.T) {
 // way back of this one, and is not asked again before it has answered.
 func TestADriverThatHangsInStatsHoldsUpNothing(t *testing.T) {
 	w := newWorld(t, noAttach)
-	w.driver.caps = append(w.driver.caps, canStats)
+	w.driver.NodeServices = append(w.driver.NodeServices, canStats)
 	release := make(chan struct{})
 	t.Cleanup(func() { close(release) })
-	asked := w.driver.answer(func(volume string) (*csispec.NodeGetVolumeStatsResponse, error) {
+	asked := w.answerStats(func(volume string) (*csispec.NodeGetVolumeStatsResponse, error) {
 		if volume == "hangs" {
 			<-release
 		}
-		return half(), nil
+		return csidriver.HalfFull(), nil
 	})
 	w.volume("hangs")
 	w.volume("works")
@@ -257,7 +241,7 @@ func TestADriverThatHangsInStatsHoldsUpNothing(t *testing.T) {
 	w.untilAsked(asked, "hangs", 1)
 	w.bringUp(agent, other)
 	w.untilAsked(asked, "works", 20)
-	if n := w.driver.count("Stats hangs"); n != 1 {
+	if n := w.driver.Count("Stats", "hangs"); n != 1 {
 		t.Errorf("%d calls for the volume that hangs, want 1", n)
 	}
 	shown := only(samples(t, registry), "kubelet_volume_stats_used_bytes")
@@ -273,23 +257,12 @@ func TestADriverThatHangsInStatsHoldsUpNothing(t *testing.T) {
 	stop() // ends although the call hangs
 }
 
-// count is how often a call was made.
-func (d *scriptedDriver) count(call string) int {
-	n := 0
-	for _, made := range d.made() {
-		if made == call {
-			n++
-		}
-	}
-	return n
-}
-
 // What is not known any more is not shown, as with kubelet; and nothing is asked about a
 // volume that went.
 func TestStatsThatAreNotKnownAreNotShown(t *testing.T) {
 	w := newWorld(t, noAttach)
-	w.driver.caps = append(w.driver.caps, canStats)
-	asked := w.driver.answer(func(string) (*csispec.NodeGetVolumeStatsResponse, error) { return half(), nil })
+	w.driver.NodeServices = append(w.driver.NodeServices, canStats)
+	asked := w.answerStats(func(string) (*csispec.NodeGetVolumeStatsResponse, error) { return csidriver.HalfFull(), nil })
 	w.volume("data")
 	agent, _ := w.agent(frequently(nil))
 	pod := w.pod("p", "data")
@@ -298,21 +271,21 @@ func TestStatsThatAreNotKnownAreNotShown(t *testing.T) {
 	if len(agent.VolumeStats(pod.UID)) != 1 {
 		t.Fatal("no stats")
 	}
-	asked = w.driver.answer(func(string) (*csispec.NodeGetVolumeStatsResponse, error) { return nil, errors.New("I/O error") })
+	asked = w.answerStats(func(string) (*csispec.NodeGetVolumeStatsResponse, error) { return nil, errors.New("I/O error") })
 	w.untilAsked(asked, "data", 2)
 	if old := agent.VolumeStats(pod.UID); old != nil {
 		t.Errorf("stats although the driver does not know: %v", old)
 	}
-	w.driver.mu.Lock()
-	w.driver.stats = nil
-	w.driver.mu.Unlock()
+	w.driver.Lock()
+	w.driver.Stats = nil
+	w.driver.Unlock()
 	select { // a question that is on its way
 	case <-asked:
 	default:
 	}
 	agent.RemovePod(pod.UID)
 	w.unmounted(agent, pod)
-	made := w.driver.made()
+	made := w.driver.Made()
 	last := slices.IndexFunc(made, func(call string) bool { return call == "Unpublish data" })
 	if i := slices.Index(made[last:], "Stats data"); i > 0 && slices.Index(made[last+i+1:], "Stats data") >= 0 {
 		t.Errorf("asked about a volume that went: %v", made[last:])
@@ -322,29 +295,23 @@ func TestStatsThatAreNotKnownAreNotShown(t *testing.T) {
 // TestAnInlineVolumeThatHasNoPathForStats is asked about once, and again when another version of the driver may know more.
 func TestAnInlineVolumeThatHasNoPathForStats(t *testing.T) {
 	w := newWorld(t, noAttach, modes(ephemeral))
-	w.driver.caps = append(w.driver.caps, canStats)
-	w.driver.stats = func(context.Context, *csispec.NodeGetVolumeStatsRequest) (*csispec.NodeGetVolumeStatsResponse, error) {
+	w.driver.NodeServices = append(w.driver.NodeServices, canStats)
+	w.driver.Stats = func(context.Context, *csispec.NodeGetVolumeStatsRequest) (*csispec.NodeGetVolumeStatsResponse, error) {
 		return nil, status.Error(codes.NotFound, "no such path")
 	}
 	agent, _ := w.agent(frequently(nil))
-	w.driver.registered()
+	w.driver.Registered()
 	pod := w.inlinePod("p", "scratch")
 	agent.SetPod(pod)
 	w.mounted(agent, pod)
-	asked := func() int { return w.driver.attemptedOf("Stats", inlineID(pod, "scratch")) }
-	w.until("asked", func() bool { return asked() > 0 })
+	asked := func() int { return w.driver.Count("Stats", inlineID(pod, "scratch")) }
+	wait.Until(w, "asked", func() bool { return asked() > 0 })
 	time.Sleep(500 * time.Millisecond) // periods enough
 	if n := asked(); n != 1 {
 		t.Errorf("asked %d times, want once", n)
 	}
-	w.upgrade(w.driver.caps, nil)
-	w.until("asked again", func() bool { return asked() > 1 })
-}
-
-func (d *scriptedDriver) attemptedOf(method, volume string) int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.attempts[method+volume]
+	w.upgrade(w.driver.NodeServices, nil)
+	wait.Until(w, "asked again", func() bool { return asked() > 1 })
 }
 
 func TestADriverWithoutStatsIsNotAsked(t *testing.T) {
@@ -357,7 +324,7 @@ func TestADriverWithoutStatsIsNotAsked(t *testing.T) {
 	agent.volumes.gatherStats(w.ctx, w.driverName())
 	name := string(w.unique("h-" + w.name + "-data"))
 	agent.volumes.gatherStats(w.ctx, name)
-	if n := w.driver.count("Stats data"); n != 0 || agent.VolumeStats(pod.UID) != nil {
+	if n := w.driver.Count("Stats", "data"); n != 0 || agent.VolumeStats(pod.UID) != nil {
 		t.Errorf("asked %d times", n)
 	}
 }

@@ -17,10 +17,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"belay.dev/belay/deploy"
 	"belay.dev/belay/internal/nodevolume"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // smallDisk mounts a disk of a few pages where the records lie. full fills it, and makes room again.
@@ -68,14 +68,14 @@ func TestAFullDisk(t *testing.T) {
 	w.untilInUse("h-" + w.name + "-other")
 	w.attach("h-" + w.name + "-other")
 	w.untilEvent(third, "FailedMount", `MountVolume.MountDevice failed`, "record the stage of volume", "no space left on device")
-	if diff := cmp.Diff([]string{"Stage data", "Publish data"}, w.driver.made()); diff != "" {
+	if diff := cmp.Diff([]string{"Stage data", "Publish data"}, w.driver.Made()); diff != "" {
 		t.Errorf("called without a record (-want +got):\n%s", diff)
 	}
 	l.agent.RemovePod(second.UID)
 	l.agent.RemovePod(third.UID)
 	l.agent.RemovePod(l.pod.UID)
 	w.untilNotInUse(l.handle)
-	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Unpublish data", "Unstage data"}, w.driver.made()); diff != "" {
+	if diff := cmp.Diff([]string{"Stage data", "Publish data", "Unpublish data", "Unstage data"}, w.driver.Made()); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 	full(false)
@@ -91,7 +91,7 @@ func TestAFullDiskDuringTheWayBackAndARestart(t *testing.T) {
 	l := w.live()
 	full(true)
 	reached, dead := make(chan struct{}, 10), make(chan struct{})
-	w.driver.intercept(func(call string, _ any, do func() (any, error)) (any, error) {
+	w.driver.Intercept(func(call string, _ any, do func() (any, error)) (any, error) {
 		if call == "NodeUnstageVolume" {
 			reached <- struct{}{}
 			<-dead
@@ -99,9 +99,9 @@ func TestAFullDiskDuringTheWayBackAndARestart(t *testing.T) {
 		return do()
 	})
 	l.agent.RemovePod(l.pod.UID)
-	<-reached
+	wait.For(t, "the call to arrive", reached)
 	l.stop()
-	w.driver.intercept(nil)
+	w.driver.Intercept(nil)
 	close(dead)
 	second := w.pod("second", "data")
 	agent, _ := w.agent()
@@ -177,7 +177,7 @@ func TestOneUnreadableRecord(t *testing.T) {
 	agent.PodsSynced()
 	w.untilNotInUse(other)
 	w.untilHeld(agent, l.handle, nodevolume.UnaccountedMount)
-	if calls := w.driver.callsOf("data"); slices.Contains(calls, "Unstage") || !slices.Contains(w.node().Status.VolumesInUse, w.unique(l.handle)) {
+	if calls := w.callsOf("data"); slices.Contains(calls, "Unstage") || !slices.Contains(w.node().Status.VolumesInUse, w.unique(l.handle)) {
 		t.Errorf("S7: calls %v, in use %v", calls, w.node().Status.VolumesInUse)
 	}
 }
@@ -227,7 +227,7 @@ func TestARightThatIsMissing(t *testing.T) {
 			pod := w.pod("p", "data")
 			agent.SetPod(pod)
 			w.untilEvent(pod, append(test.event, "FailedMount", "deploy/belay-node")...)
-			if calls := w.driver.made(); len(calls) > 0 {
+			if calls := w.driver.Made(); len(calls) > 0 {
 				t.Errorf("called all the same: %v", calls)
 			}
 			role.Rules = granted
@@ -241,9 +241,7 @@ func TestARightThatIsMissing(t *testing.T) {
 // robot makes the agent somebody who may do only what [world.grant] says, and returns the shipped role.
 func (w *world) robot() *rbacv1.ClusterRole {
 	w.Helper()
-	user, err := server.env.AddUser(envtest.User{Name: "robot-" + w.name}, server.config)
-	must(w, err)
-	w.nodeID = user.Config()
+	w.nodeID = server.User(w, "robot-"+w.name)
 	raw, err := deploy.Files.ReadFile("belay-node/belay-node.yaml")
 	must(w, err)
 	role := &rbacv1.ClusterRole{}
@@ -255,14 +253,7 @@ func (w *world) robot() *rbacv1.ClusterRole {
 // grant gives the role to the robot.
 func (w *world) grant(role *rbacv1.ClusterRole) *rbacv1.ClusterRole {
 	w.Helper()
-	role, err := w.admin.RbacV1().ClusterRoles().Create(w.ctx, role, metav1.CreateOptions{})
-	must(w, err)
-	_, err = w.admin.RbacV1().ClusterRoleBindings().Create(w.ctx, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: w.name},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: w.name},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "robot-" + w.name}},
-	}, metav1.CreateOptions{})
-	must(w, err)
+	server.Grant(w, role, "robot-"+w.name)
 	return role
 }
 

@@ -25,6 +25,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
+
+	"belay.dev/belay/internal/testing/csidriver"
 )
 
 // robot is the service account of the pods whose driver asks for tokens.
@@ -88,7 +90,7 @@ func TestPodServiceAccountTokenAttrs(t *testing.T) {
 			agent, _ := w.agent()
 			pod := w.podOfRobot("p", "data")
 			w.bringUp(agent, pod, handle)
-			published, staged := lastRequest[*csispec.NodePublishVolumeRequest](w.driver), lastRequest[*csispec.NodeStageVolumeRequest](w.driver)
+			published, staged := csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver), csidriver.LastRequest[*csispec.NodeStageVolumeRequest](w.driver)
 			with, without := published.VolumeContext, published.Secrets
 			if test.inSecrets {
 				with, without = without, with
@@ -143,7 +145,7 @@ func TestABlockVolumeGetsNoTokens(t *testing.T) {
 	}, "disk")
 	agent.SetPod(pod)
 	w.mounted(agent, pod)
-	if got := tokensIn(t, lastRequest[*csispec.NodePublishVolumeRequest](w.driver).VolumeContext); got != nil {
+	if got := tokensIn(t, csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver).VolumeContext); got != nil {
 		t.Error("a block volume was given tokens")
 	}
 }
@@ -155,7 +157,7 @@ func TestAPodWithoutAServiceAccountIsToldSo(t *testing.T) {
 	pod := w.podWith("p", func(p *corev1.Pod) { p.Spec.ServiceAccountName = "nobody" }, "data")
 	agent.SetPod(pod)
 	w.untilEvent(pod, "FailedMount", "MountVolume.SetUp failed", "request a token of service account "+w.name+"/nobody", `audience "vault"`)
-	for _, call := range w.driver.made() {
+	for _, call := range w.driver.Made() {
 		if call == "Publish data" {
 			t.Error("published without the tokens")
 		}
@@ -174,12 +176,12 @@ func TestSecretsAreNeitherToldNorKept(t *testing.T) {
 	handle := w.volume("data", func(pv *corev1.PersistentVolume) {
 		pv.Spec.CSI.NodeStageSecretRef, pv.Spec.CSI.NodePublishSecretRef = ref, ref
 	})
-	w.driver.hook = func(method, _ string, attempt int) error {
+	w.driver.Before = func(method, _ string, attempt int) error {
 		switch {
 		case method == "Stage" && attempt == 1:
-			return status.Errorf(codes.InvalidArgument, "stage with %s fails", lastRequest[*csispec.NodeStageVolumeRequest](w.driver).Secrets)
+			return status.Errorf(codes.InvalidArgument, "stage with %s fails", csidriver.LastRequest[*csispec.NodeStageVolumeRequest](w.driver).Secrets)
 		case method == "Publish" && attempt != 2: // the first one, and those of a pod that runs
-			r := lastRequest[*csispec.NodePublishVolumeRequest](w.driver)
+			r := csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver)
 			return status.Errorf(codes.InvalidArgument, "publish with %s and %s fails", r.Secrets, r.VolumeContext)
 		}
 		return nil
@@ -193,7 +195,7 @@ func TestSecretsAreNeitherToldNorKept(t *testing.T) {
 	w.untilEvent(pod, "MountVolume.SetUp failed", "[REDACTED]")
 	w.untilEvent(pod, "MountVolume.SetUp failed", "again", "[REDACTED]")
 	stop()
-	token := tokensIn(t, lastRequest[*csispec.NodePublishVolumeRequest](w.driver).VolumeContext)[""].Token
+	token := tokensIn(t, csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver).VolumeContext)[""].Token
 	events, err := w.admin.CoreV1().Events(w.name).List(w.ctx, metav1.ListOptions{})
 	must(t, err)
 	logged := strings.Join(log.with(""), "\n")

@@ -21,6 +21,7 @@ import (
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // damage empties the records of the kinds and removes every vol_data.json.
@@ -45,7 +46,7 @@ func (w *world) damage(kinds ...string) {
 // untilHeld waits until the way back of a volume is held for the reason.
 func (w *world) untilHeld(agent *Agent, handle string, reason nodevolume.Reason) {
 	w.Helper()
-	w.until("volume "+handle+" is held with "+string(reason), func() bool {
+	wait.Until(w, "volume "+handle+" is held with "+string(reason), func() bool {
 		agent.volumes.mu.Lock()
 		defer agent.volumes.mu.Unlock()
 		v := agent.volumes.all[string(w.unique(handle))]
@@ -72,22 +73,20 @@ func TestUnreadableRecordsWithoutVolumeData(t *testing.T) {
 			if name == "publish" {
 				w.untilEvent(l.pod, "FailedUnmount", "UnmountDevice for volume", "has been waiting since", "a record cannot be read", "(UnaccountedMount)")
 			} else { // nobody knows a pod
-				w.until("the log names the volume", func() bool {
+				wait.Until(w, "the log names the volume", func() bool {
 					return strings.Contains(strings.Join(log.with("Volume stays in use"), "\n"), string(w.unique(l.handle)))
 				})
 			}
 			if got := w.detach(l.handle); !errors.Is(got, errStillInUse) {
 				t.Fatalf("S7: detach while it is mounted: %v, want %v", got, errStillInUse)
 			}
-			if calls := w.driver.made(); slices.Contains(calls, "Unstage data") {
+			if calls := w.driver.Made(); slices.Contains(calls, "Unstage data") {
 				t.Errorf("unstaged, and nobody knows where it is mounted: %v", calls)
 			}
 
 			// A person unmounts what is left and removes the record, as the log says.
 			stop()
-			w.driver.mu.Lock()
-			clear(w.driver.mounts)
-			w.driver.mu.Unlock()
+			w.driver.LoseMounts()
 			for _, kind := range kinds {
 				records, err := filepath.Glob(filepath.Join(w.root, recordsDir, "*."+kind+".json"))
 				must(t, err)
@@ -110,14 +109,12 @@ func TestAnUnreadableRecordIsMadeAnew(t *testing.T) {
 			l := w.live()
 			l.stop()
 			w.damage(nodevolume.StageKind, nodevolume.PublishKind)
-			w.driver.mu.Lock()
-			w.driver.hook = func(method, _ string, _ int) error {
+			w.driver.SetBefore(func(method, _ string, _ int) error {
 				if method == refused {
 					return status.Error(codes.InvalidArgument, "refused")
 				}
 				return nil
-			}
-			w.driver.mu.Unlock()
+			})
 			agent, _ := w.agent()
 			agent.SetPod(l.pod)
 			agent.PodsSynced()
@@ -132,7 +129,7 @@ func TestAnUnreadableRecordIsMadeAnew(t *testing.T) {
 				return
 			}
 			w.untilNotInUse(l.handle)
-			if points, _ := w.driver.mountPoints(); len(points) > 0 {
+			if points, _ := w.driver.MountPoints(); len(points) > 0 {
 				t.Errorf("not in use, and still mounted: %v", points)
 			}
 		})
@@ -147,14 +144,12 @@ func TestAnUnreadableStageIsMadeAnewAndUnstaged(t *testing.T) {
 	l.agent.RemovePod(l.pod.UID)
 	w.untilNotInUse(l.handle)
 	// Staged, and then nothing: the publish is refused.
-	w.driver.mu.Lock()
-	w.driver.hook = func(method, _ string, attempt int) error {
+	w.driver.SetBefore(func(method, _ string, attempt int) error {
 		if method == "Publish" || method == "Stage" && attempt > 2 {
 			return status.Error(codes.InvalidArgument, "refused")
 		}
 		return nil
-	}
-	w.driver.mu.Unlock()
+	})
 	pod := w.pod("second", "data")
 	l.agent.SetPod(pod)
 	w.untilInUse(l.handle)
@@ -162,19 +157,17 @@ func TestAnUnreadableStageIsMadeAnewAndUnstaged(t *testing.T) {
 	l.stop()
 	w.damage(nodevolume.StageKind)
 	// This driver keeps in its books what it staged: there is no mount.
-	w.driver.mu.Lock()
-	clear(w.driver.mounts)
-	w.driver.mu.Unlock()
+	w.driver.LoseMounts()
 	agent, _ := w.agent()
 	agent.SetPod(pod)
 	agent.PodsSynced()
 	w.untilEvent(pod, "FailedMount", "MountVolume.MountDevice failed", "refused")
 	agent.RemovePod(pod.UID)
 	w.untilNotInUse(l.handle)
-	w.driver.mu.Lock()
-	defer w.driver.mu.Unlock()
-	if len(w.driver.staged) > 0 {
-		t.Errorf("S7: not in use, and still staged: %v", w.driver.staged)
+	w.driver.Lock()
+	defer w.driver.Unlock()
+	if len(w.driver.Staged) > 0 {
+		t.Errorf("S7: not in use, and still staged: %v", w.driver.Staged)
 	}
 }
 
@@ -187,9 +180,9 @@ func (w *world) kubelets(dataDir, mounted string, data string) {
 	}
 	target := filepath.Join(w.root, mounted)
 	must(w, os.MkdirAll(target, 0o750))
-	w.driver.mu.Lock()
-	defer w.driver.mu.Unlock()
-	w.driver.mounts[target] = "left"
+	w.driver.Lock()
+	defer w.driver.Unlock()
+	w.driver.Mounts[target] = "left"
 }
 
 // kubeletsPublish is a publish of a file system that a kubelet left.
@@ -238,13 +231,11 @@ func TestWhatAKubeletLeftStaysInUse(t *testing.T) {
 			if name != "staged, without the file for drivers" {
 				w.untilHeld(agent, handle, nodevolume.UnaccountedMount)
 			}
-			if calls := w.driver.made(); len(calls) > 0 {
+			if calls := w.driver.Made(); len(calls) > 0 {
 				t.Errorf("the driver was called for what is not the agent's: %v", calls)
 			}
 			stop()
-			w.driver.mu.Lock()
-			clear(w.driver.mounts)
-			w.driver.mu.Unlock()
+			w.driver.LoseMounts()
 			w.agent()
 			w.untilNotInUse(handle)
 		})
@@ -260,7 +251,7 @@ func TestNothingIsUnstagedUnderWhatAKubeletLeft(t *testing.T) {
 	l.agent.RemovePod(l.pod.UID)
 	w.unmounted(l.agent, l.pod)
 	w.untilHeld(l.agent, l.handle, nodevolume.UnaccountedMount)
-	if calls := w.driver.made(); slices.Contains(calls, "Unstage data") {
+	if calls := w.driver.Made(); slices.Contains(calls, "Unstage data") {
 		t.Errorf("unstaged under a mount: %v", calls)
 	}
 	if !slices.Contains(w.node().Status.VolumesInUse, w.unique(l.handle)) {
@@ -293,7 +284,7 @@ func (d *disk) write(root *mount.Root, name string, content []byte, must mount.D
 func TestAPowerCutLeavesARecordOfWhatADriverWasAskedFor(t *testing.T) {
 	w := newWorld(t)
 	disk := &disk{holds: map[string][]byte{}}
-	w.driver.hook = func(method, _ string, _ int) error {
+	w.driver.Before = func(method, _ string, _ int) error {
 		disk.mu.Lock()
 		defer disk.mu.Unlock()
 		kind := nodevolume.PublishKind
@@ -311,7 +302,7 @@ func TestAPowerCutLeavesARecordOfWhatADriverWasAskedFor(t *testing.T) {
 	w.bringUp(agent, pod, handle)
 	agent.RemovePod(pod.UID)
 	w.untilNotInUse(handle)
-	if calls := w.driver.made(); len(calls) != 4 {
+	if calls := w.driver.Made(); len(calls) != 4 {
 		t.Errorf("calls: %v", calls)
 	}
 }
@@ -358,7 +349,7 @@ func TestAWriteThatADeadAgentLeftIsExcluded(t *testing.T) {
 	}
 	before := w.node()
 	agent, _ := w.agent()
-	w.until("the list is believed", func() bool { return agent.status.view(string(w.unique(l.handle))).InUse == nodevolume.Yes })
+	wait.Until(w, "the list is believed", func() bool { return agent.status.view(string(w.unique(l.handle))).InUse == nodevolume.Yes })
 	before.Status.VolumesInUse = nil
 	if _, err := w.admin.CoreV1().Nodes().UpdateStatus(w.ctx, before, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
 		t.Errorf("the write of the agent before: %v, want a conflict", err)

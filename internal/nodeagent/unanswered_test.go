@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // TestACallWithoutAnAnswerIsNamed while it hangs: to the pod that waits for it, and to who waits for the pod.
@@ -26,7 +28,7 @@ func TestACallWithoutAnAnswerIsNamed(t *testing.T) {
 			handle := w.volume("data")
 			release := make(chan struct{})
 			defer close(release)
-			w.driver.intercept(func(called string, _ any, do func() (any, error)) (any, error) {
+			w.driver.Intercept(func(called string, _ any, do func() (any, error)) (any, error) {
 				if called == call {
 					<-release
 				}
@@ -82,16 +84,14 @@ func TestAnUnmountThatFailsIsTold(t *testing.T) {
 				claim, err := w.admin.CoreV1().PersistentVolumeClaims(w.name).Get(w.ctx, "data", metav1.GetOptions{})
 				must(t, err)
 				begun := make(chan time.Time, 10)
-				w.driver.mu.Lock()
-				w.driver.hook = func(called, _ string, _ int) error {
+				w.driver.SetBefore(func(called, _ string, _ int) error {
 					if called == method {
 						begun <- time.Now()
 						time.Sleep(2100 * time.Millisecond)
 						return status.Error(codes.Internal, "no luck")
 					}
 					return nil
-				}
-				w.driver.mu.Unlock()
+				})
 				agent := l.agent
 				if restarted {
 					l.stop()
@@ -118,7 +118,7 @@ func TestAnUnmountThatFailsIsTold(t *testing.T) {
 func (w *world) eventAbout(kind string, uid types.UID, words ...string) string {
 	w.Helper()
 	var found string
-	w.until("an event about "+kind+" "+string(uid), func() bool {
+	wait.Until(w, "an event about "+kind+" "+string(uid), func() bool {
 		events, err := w.admin.CoreV1().Events("default").List(w.ctx, metav1.ListOptions{})
 		must(w, err)
 		for _, e := range events.Items {

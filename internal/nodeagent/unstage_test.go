@@ -7,23 +7,25 @@ import (
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"belay.dev/belay/internal/testing/csidriver"
 )
 
 // upgrade has the driver come back with other capabilities, and calls that fail.
 func (w *world) upgrade(caps []csispec.NodeServiceCapability_RPC_Type, calls map[string]codes.Code) {
 	w.Helper()
-	w.driver.server.Stop()
-	w.driver.mu.Lock()
-	w.driver.caps = caps
-	w.driver.hook = func(method, _ string, _ int) error {
+	w.driver.Stop()
+	w.driver.Lock()
+	w.driver.NodeServices = caps
+	w.driver.Before = func(method, _ string, _ int) error {
 		if code, ok := calls[method]; ok {
 			return status.Error(code, "not in this version")
 		}
 		return nil
 	}
-	w.driver.mu.Unlock()
-	w.driver.start()
-	w.driver.registered()
+	w.driver.Unlock()
+	w.driver.Start()
+	w.driver.Registered()
 }
 
 // TestADriverThatDoesNotStageAnyMore cannot unstage what an earlier version staged. If nothing is mounted there, nothing is left to do; else
@@ -33,16 +35,16 @@ func TestADriverThatDoesNotStageAnyMore(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			l := w.live()
-			staged := lastRequest[*csispec.NodeStageVolumeRequest](w.driver).StagingTargetPath
+			staged := csidriver.LastRequest[*csispec.NodeStageVolumeRequest](w.driver).StagingTargetPath
 			unmount := func() {
-				w.driver.mu.Lock()
-				defer w.driver.mu.Unlock()
-				delete(w.driver.mounts, staged)
+				w.driver.Lock()
+				defer w.driver.Unlock()
+				delete(w.driver.Mounts, staged)
 			}
 			if !mounted {
 				unmount()
 			}
-			w.driver.registered()
+			w.driver.Registered()
 			w.upgrade(nil, map[string]codes.Code{"Unstage": codes.Unimplemented})
 			l.agent.RemovePod(l.pod.UID)
 			if mounted {
@@ -62,13 +64,13 @@ func TestADriverThatDoesNotStageAnyMore(t *testing.T) {
 func TestUnimplementedProvesNothing(t *testing.T) {
 	w := newWorld(t)
 	l := w.live()
-	w.driver.registered()
-	w.upgrade(w.driver.caps, map[string]codes.Code{"Unstage": codes.Unimplemented})
+	w.driver.Registered()
+	w.upgrade(w.driver.NodeServices, map[string]codes.Code{"Unstage": codes.Unimplemented})
 	l.agent.RemovePod(l.pod.UID)
 	w.untilEvent(l.pod, "FailedUnmount", "UnmountDevice failed", "not in this version")
 	if !slices.Contains(w.node().Status.VolumesInUse, w.unique(l.handle)) {
 		t.Error("S7: staged, and not in use")
 	}
-	w.driver.plays(nil)
+	w.plays(nil)
 	w.untilNotInUse(l.handle)
 }

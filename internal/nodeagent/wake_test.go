@@ -15,6 +15,7 @@ import (
 	"belay.dev/belay/internal/containers"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/nodevolume"
+	"belay.dev/belay/internal/testing/wait"
 )
 
 // failedOften gives each step of a pod's volumes a last failure that holds them back for two minutes.
@@ -66,12 +67,12 @@ func TestANodeThatGetsTheLabelOfAVolume(t *testing.T) {
 		}}}}
 	})
 	agent, _ := w.agent()
-	w.driver.wantRegistered("")
+	w.driver.WantRegistered("")
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
-	w.until("it has been refused", func() bool { return agent.failuresOf(pod.UID) > 0 })
+	wait.Until(w, "it has been refused", func() bool { return agent.failuresOf(pod.UID) > 0 })
 	agent.failedOften(pod.UID)
-	if calls := w.driver.made(); len(calls) > 0 {
+	if calls := w.driver.Made(); len(calls) > 0 {
 		t.Errorf("called for a volume that is not for this node: %v", calls)
 	}
 	w.changeNode(func(node *corev1.Node) { node.Labels["zone"] = "b" })
@@ -88,12 +89,12 @@ func TestAnAttachmentThatComesAfterItsReport(t *testing.T) {
 	agent.SetPod(pod)
 	w.untilInUse(handle)
 	must(t, w.report(handle, true))
-	w.until("the attachment was missed", func() bool { return agent.failuresOf(pod.UID) > 0 })
+	wait.Until(w, "the attachment was missed", func() bool { return agent.failuresOf(pod.UID) > 0 })
 	agent.failedOften(pod.UID)
 	agent.volumes.mu.Lock()
 	agent.volumes.wake(string(w.unique(handle)))
 	agent.volumes.mu.Unlock()
-	w.until("the attachment was missed once more", func() bool { return agent.failuresOf(pod.UID) > 20 })
+	wait.Until(w, "the attachment was missed once more", func() bool { return agent.failuresOf(pod.UID) > 20 })
 	pv := w.name + "-data"
 	api := w.admin.StorageV1().VolumeAttachments()
 	va, err := api.Create(w.ctx, &storagev1.VolumeAttachment{
@@ -125,9 +126,5 @@ func TestAPodInTheSameEventAsItsPredecessor(t *testing.T) {
 	}
 	events.OnAdd(pod("first"), true)
 	events.OnUpdate(pod("first"), pod("second"))
-	for deadline := time.Now().Add(patience); !slices.Equal(agent.Pods(), []types.UID{"second"}); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("pods %v, want the second alone", agent.Pods())
-		}
-	}
+	wait.Until(t, "the second pod alone is known", func() bool { return slices.Equal(agent.Pods(), []types.UID{"second"}) })
 }

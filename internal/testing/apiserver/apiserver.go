@@ -28,6 +28,8 @@ type Server struct {
 	Audit string
 	// Prepare, if set, runs once after the start.
 	Prepare func(tb testing.TB)
+	// Check, if set, runs after the tests if all of them passed.
+	Check func() error
 	// Client has all rights and no rate limit. It is nil before Start.
 	Client client.WithWatch
 
@@ -47,6 +49,12 @@ func Available() bool { return os.Getenv(assets) != "" }
 func (s *Server) Main(m *testing.M) int {
 	s.done = make(chan struct{})
 	status := m.Run()
+	if status == 0 && s.ready && s.Check != nil {
+		if err := s.Check(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			status = 1
+		}
+	}
 	close(s.done) // the API server waits for those that watch
 	if s.dir == "" {
 		return status

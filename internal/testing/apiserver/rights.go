@@ -80,17 +80,19 @@ func (s *Server) ServiceAccount(tb testing.TB, namespace, name string, paths ...
 	tb.Helper()
 	s.Apply(tb, paths...)
 	user, groups := ServiceAccountName(namespace, name), []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace}
-	for right := range Granted(tb, paths...) {
-		verb, what, _ := strings.Cut(right, " ")
-		parts := append(strings.Split(what, "/"), "")
-		wait.Until(tb, right+" is granted to "+user, func() bool {
-			review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-				User: user, Groups: groups, ResourceAttributes: &authorizationv1.ResourceAttributes{
-					Namespace: namespace, Verb: verb, Group: parts[0], Resource: parts[1], Subresource: parts[2],
-				},
-			}}
-			return s.Client.Create(tb.Context(), review) == nil && review.Status.Allowed
-		})
+	for _, role := range roles(tb, paths...) {
+		for right, object := range rights(tb, role) {
+			verb, what, _ := strings.Cut(right, " ")
+			parts := append(strings.Split(what, "/"), "")
+			wait.Until(tb, right+" is granted to "+user, func() bool {
+				review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+					User: user, Groups: groups, ResourceAttributes: &authorizationv1.ResourceAttributes{
+						Namespace: role.Namespace, Verb: verb, Group: parts[0], Resource: parts[1], Subresource: parts[2], Name: object,
+					},
+				}}
+				return s.Client.Create(tb.Context(), review) == nil && review.Status.Allowed
+			})
+		}
 	}
 	return s.User(tb, user, groups...)
 }
@@ -116,25 +118,44 @@ func (s *Server) Grant(tb testing.TB, role *rbacv1.ClusterRole, user string) {
 }
 
 // Granted are the rights that the roles of YAML files grant, such as "patch storage.k8s.io/volumeattachments/status" and
-// "get /nodes".
+// "get /nodes". A wildcard fails the test.
 func Granted(tb testing.TB, paths ...string) map[string]bool {
 	tb.Helper()
-	rights := map[string]bool{}
-	for _, role := range Decode[rbacv1.ClusterRole](tb, Manifests(tb, paths...), "ClusterRole", "Role") { // a Role has the same fields
-		for _, rule := range role.Rules {
-			for _, group := range rule.APIGroups {
-				for _, resource := range rule.Resources {
-					for _, verb := range rule.Verbs {
-						rights[verb+" "+group+"/"+resource] = true
+	granted := map[string]bool{}
+	for _, role := range roles(tb, paths...) {
+		for right := range rights(tb, role) {
+			granted[right] = true
+		}
+	}
+	if len(granted) == 0 {
+		tb.Fatal("no rules in ", paths)
+	}
+	return granted
+}
+
+// roles are the ClusterRoles and Roles of YAML files; a Role has the fields of a ClusterRole.
+func roles(tb testing.TB, paths ...string) []rbacv1.ClusterRole {
+	tb.Helper()
+	return Decode[rbacv1.ClusterRole](tb, Manifests(tb, paths...), "ClusterRole", "Role")
+}
+
+// rights are those of a role, each with an object for which it is granted, if it is not for all.
+func rights(tb testing.TB, role rbacv1.ClusterRole) map[string]string {
+	tb.Helper()
+	found := map[string]string{}
+	for _, rule := range role.Rules {
+		for _, group := range rule.APIGroups {
+			for _, resource := range rule.Resources {
+				for _, verb := range rule.Verbs {
+					if strings.Contains(verb+group+resource, "*") {
+						tb.Errorf("role %s grants %q on %q of %q", role.Name, verb, resource, group)
 					}
+					found[verb+" "+group+"/"+resource] = strings.Join(rule.ResourceNames[:min(1, len(rule.ResourceNames))], "")
 				}
 			}
 		}
 	}
-	if len(rights) == 0 {
-		tb.Fatal("no rules in ", paths)
-	}
-	return rights
+	return found
 }
 
 // Request is a request as the audit log has it.

@@ -55,6 +55,9 @@ func (r Row) tests(sources *Sources) (string, error) {
 	var links []string
 	for _, name := range r.Tests {
 		file, err := sources.File(name)
+		if err == nil {
+			file, err = filepath.Rel(filepath.Join(moduleRoot(), "docs", "conformance"), file)
+		}
 		if err != nil {
 			return "", fmt.Errorf("row %s: %w", r.ID, err)
 		}
