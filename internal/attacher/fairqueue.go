@@ -6,83 +6,82 @@ import (
 	"belay.dev/belay/internal/publication"
 )
 
-// detachShare: where both wait, one key in so many has only something to detach.
+// detachShare: if both kinds wait, one key in four is a detach.
 const detachShare = 4
 
-// fair is the order in which keys are worked on: those with something to attach
-// before those with something to detach, of which every fourth is one where
+// fairQueue serves keys with something to attach before keys with only detaches, but every fourth key is a detach while
 // both wait (external-attacher#761).
-type fair struct {
-	detaches func(publication.Key) bool
-	first    workqueue.Queue[publication.Key]
-	second   workqueue.Queue[publication.Key]
-	behind   map[publication.Key]bool // that wait in second
-	moved    map[publication.Key]int  // their places in second that they left
-	turn     int
+type fairQueue struct {
+	onlyDetaches  func(publication.Key) bool
+	attachQueue   workqueue.Queue[publication.Key]
+	detachQueue   workqueue.Queue[publication.Key]
+	inDetachQueue map[publication.Key]bool // keys in detachQueue
+	movedUp       map[publication.Key]int  // stale entries in detachQueue, by key
+	pops          int
 }
 
-func newFair(detaches func(publication.Key) bool) *fair {
-	return &fair{
-		detaches: detaches,
-		first:    workqueue.DefaultQueue[publication.Key](),
-		second:   workqueue.DefaultQueue[publication.Key](),
-		behind:   map[publication.Key]bool{}, moved: map[publication.Key]int{},
+func newFairQueue(onlyDetaches func(publication.Key) bool) *fairQueue {
+	return &fairQueue{
+		onlyDetaches:  onlyDetaches,
+		attachQueue:   workqueue.DefaultQueue[publication.Key](),
+		detachQueue:   workqueue.DefaultQueue[publication.Key](),
+		inDetachQueue: map[publication.Key]bool{}, movedUp: map[publication.Key]int{},
 	}
 }
 
-// Touch is part of workqueue.Queue: a key that is added again keeps its place, unless an attach waits for it by now.
-func (f *fair) Touch(key publication.Key) {
-	if f.behind[key] && !f.detaches(key) {
-		delete(f.behind, key)
-		f.moved[key]++
-		f.first.Push(key)
+// Touch implements workqueue.Queue. A key that is added again keeps its place, unless it has something to attach now.
+func (f *fairQueue) Touch(key publication.Key) {
+	if f.inDetachQueue[key] && !f.onlyDetaches(key) {
+		delete(f.inDetachQueue, key)
+		f.movedUp[key]++
+		f.attachQueue.Push(key)
 	}
 }
 
-// Push is part of workqueue.Queue.
-func (f *fair) Push(key publication.Key) {
-	if f.detaches(key) {
-		f.behind[key] = true
-		f.second.Push(key)
+// Push implements workqueue.Queue.
+func (f *fairQueue) Push(key publication.Key) {
+	if f.onlyDetaches(key) {
+		f.inDetachQueue[key] = true
+		f.detachQueue.Push(key)
 	} else {
-		f.first.Push(key)
+		f.attachQueue.Push(key)
 	}
 }
 
-// Len is part of workqueue.Queue.
-func (f *fair) Len() int { return f.first.Len() + len(f.behind) }
+// Len implements workqueue.Queue.
+func (f *fairQueue) Len() int { return f.attachQueue.Len() + len(f.inDetachQueue) }
 
-// Pop is part of workqueue.Queue.
-func (f *fair) Pop() publication.Key {
+// Pop implements workqueue.Queue.
+func (f *fairQueue) Pop() publication.Key {
 	switch {
-	case len(f.behind) == 0:
-		return f.first.Pop()
-	case f.first.Len() == 0:
-		return f.popSecond()
+	case len(f.inDetachQueue) == 0:
+		return f.attachQueue.Pop()
+	case f.attachQueue.Len() == 0:
+		return f.popDetach()
 	}
-	f.turn++
-	if f.turn%detachShare == 0 {
-		return f.popSecond()
+	f.pops++
+	if f.pops%detachShare == 0 {
+		return f.popDetach()
 	}
-	return f.first.Pop()
+	return f.attachQueue.Pop()
 }
 
-func (f *fair) popSecond() publication.Key {
+func (f *fairQueue) popDetach() publication.Key {
 	for {
-		key := f.second.Pop()
-		switch f.moved[key] {
+		key := f.detachQueue.Pop()
+		switch f.movedUp[key] {
 		case 0:
-			delete(f.behind, key)
+			delete(f.inDetachQueue, key)
 			return key
 		case 1:
-			delete(f.moved, key)
+			delete(f.movedUp, key)
 		default:
-			f.moved[key]--
+			f.movedUp[key]--
 		}
 	}
 }
 
-// onlyDetaches tells whether nothing of a key is wanted any more.
+// onlyDetaches reports whether all attachments of a key are being deleted.
 func (a *Attacher) onlyDetaches(key publication.Key) bool {
 	attachments := a.attachmentsOf(key)
 	for _, va := range attachments {
