@@ -140,7 +140,7 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 	l.pod("p", "a", "v")
 	l.awaitTold("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), "kubernetes.io/csi: attacher.Attach failed: a webhook says no"))
 	var last time.Time
-	for _, pause := range []time.Duration{0, firstRefusal, 2 * firstRefusal} {
+	for _, pause := range []time.Duration{0, minRefusalRetry, 2 * minRefusalRetry} {
 		select {
 		case next := <-asked:
 			if next.Sub(last) < pause {

@@ -4,44 +4,42 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
 )
 
-// requestLife is how long a request that was given up may still be carried out: the API
-// server ends each after its --request-timeout, one minute by default, counted from its
-// arrival. A request that is held up before it arrives, by a proxy that outlives its
-// client, is not bounded by anything.
-const requestLife = time.Minute
+// requestLifetime is how long an abandoned request may still be carried out: the API server aborts a request after its
+// --request-timeout, one minute by default, from its arrival. Delays before the arrival, for example by a proxy that
+// outlives its client, are not bounded.
+const requestLifetime = time.Minute
 
-// attempt is a create that went without an answer.
-type attempt struct {
+// pendingCreate is a create without a response.
+type pendingCreate struct {
 	node  attachment.NodeName
 	until time.Time // when it can no longer be carried out
 }
 
-// unsure notes that the create of an attachment failed, unless it certainly changed
-// nothing: it may exist, or come into being later.
-func (w *work) unsure(name string, node attachment.NodeName, err error) {
+// recordPendingCreate records that the create of an attachment failed, if it may have been or may still be carried out.
+func (w *work) recordPendingCreate(name string, node attachment.NodeName, err error) {
 	if !kube.MayBeCommitted(err) {
 		return
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.attempted[w.key] == nil {
-		w.attempted[w.key] = map[string]attempt{}
+	if w.pendingCreates[w.key] == nil {
+		w.pendingCreates[w.key] = map[string]pendingCreate{}
 	}
-	w.attempted[w.key][name] = attempt{node: node, until: w.clock.Now().Add(requestLife)}
+	w.pendingCreates[w.key][name] = pendingCreate{node: node, until: w.clock.Now().Add(requestLifetime)}
 }
 
-// lookForAttempts reads the attachments that may have been created, before anything is
-// decided: else an exclusive volume might be attached to a second node (S1). It forgets
-// those that can no longer come.
-func (w *work) lookForAttempts(ctx context.Context) error {
+// readPendingCreates reads the attachments that may have been created before a decision, because an exclusive volume
+// could otherwise be attached to a second node (S1). It removes those that can no longer appear.
+func (w *work) readPendingCreates(ctx context.Context) error {
 	w.mu.Lock()
-	attempts := maps.Clone(w.attempted[w.key])
+	attempts := maps.Clone(w.pendingCreates[w.key])
 	w.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(attempts)) {
 		late := !w.clock.Now().Before(attempts[name].until)
@@ -50,8 +48,8 @@ func (w *work) lookForAttempts(ctx context.Context) error {
 		}
 		if late {
 			w.mu.Lock()
-			if delete(w.attempted[w.key], name); len(w.attempted[w.key]) == 0 {
-				delete(w.attempted, w.key)
+			if delete(w.pendingCreates[w.key], name); len(w.pendingCreates[w.key]) == 0 {
+				delete(w.pendingCreates, w.key)
 			}
 			w.mu.Unlock()
 		}
@@ -59,14 +57,48 @@ func (w *work) lookForAttempts(ctx context.Context) error {
 	return nil
 }
 
-// pending are the creates of the volume's attachments that may still be carried out.
+// pending returns the creates of the volume's attachments that may still be carried out.
 func (c *Controller) pending(k key) []attachment.Pending {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var found []attachment.Pending
-	for _, name := range slices.Sorted(maps.Keys(c.attempted[k])) {
-		a := c.attempted[k][name]
+	for _, name := range slices.Sorted(maps.Keys(c.pendingCreates[k])) {
+		a := c.pendingCreates[k][name]
 		found = append(found, attachment.Pending{Node: a.node, Until: a.until})
 	}
 	return found
+}
+
+// unanswered holds the resource versions that writes without a response were bound to. Such a write may be carried out
+// as long as its version is the newest.
+type unanswered[K comparable] struct {
+	mu       sync.Mutex
+	versions map[K]string
+}
+
+func (u *unanswered[K]) add(object K, version string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.versions == nil {
+		u.versions = map[K]string{}
+	}
+	u.versions[object] = version
+}
+
+// has reports whether such a write is bound to this, the newest version of the object.
+func (u *unanswered[K]) has(object K, version string) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	bound, ok := u.versions[object]
+	if ok && bound != version {
+		delete(u.versions, object)
+	}
+	return ok && bound == version
+}
+
+// forget drops a deleted object.
+func (u *unanswered[K]) forget(object K) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.versions, object)
 }

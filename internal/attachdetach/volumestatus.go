@@ -9,16 +9,16 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// standing is what a Node object says of one volume.
-type standing struct {
+// volumeStatus is the state of one volume in a Node object.
+type volumeStatus struct {
 	reported, inUse bool
 	requested       string
 }
 
-func standings(node *corev1.Node) map[string]standing {
-	all := map[string]standing{}
+func volumeStatuses(node *corev1.Node) map[string]volumeStatus {
+	all := map[string]volumeStatus{}
 	for name, since := range requestsOn(node) {
-		all[name] = standing{requested: since}
+		all[name] = volumeStatus{requested: since}
 	}
 	for _, v := range node.Status.VolumesAttached {
 		s := all[string(v.Name)]
@@ -33,57 +33,56 @@ func standings(node *corev1.Node) map[string]standing {
 	return all
 }
 
-// standings of Nodes that say more of volumes than a kubelet would have to. A node may write
-// as much as the API server stores, and wake each volume that it names: then the Node is
-// read once for each of its versions, and not for each volume. Other Nodes are read where
-// they are needed: to keep it all would cost memory for nothing.
-type longNodes struct {
+// largeNodes caches the parsed state of Nodes with unusually many volumes. A node may write as much as the API server
+// stores, and each listed volume is enqueued: such a Node is parsed once per version, not once per volume. Other Nodes
+// are parsed on demand, which saves memory.
+type largeNodes struct {
 	mu   sync.Mutex
-	read map[string]longNode // by name
+	read map[string]largeNode // by name
 }
 
-type longNode struct {
+type largeNode struct {
 	node *corev1.Node
-	all  map[string]standing
+	all  map[string]volumeStatus
 }
 
-// Nodes are long with more volumes, or more bytes of belay's annotation, than these.
-const manyVolumes, manyBytes = 500, 32 << 10
+// Thresholds of volumes and of annotation bytes for a large Node.
+const largeNodeVolumes, largeNodeBytes = 500, 32 << 10
 
-func (l *longNodes) of(node *corev1.Node, unique string) standing {
+func (l *largeNodes) of(node *corev1.Node, unique string) volumeStatus {
 	listed, requests := len(node.Status.VolumesAttached)+len(node.Status.VolumesInUse), node.Annotations[kube.DetachesRequestedAnnotation]
-	if listed <= manyVolumes && len(requests) <= manyBytes {
-		return standing{reported: reported(node, unique), inUse: inUse(node, unique), requested: requestsOn(node)[unique]}
+	if listed <= largeNodeVolumes && len(requests) <= largeNodeBytes {
+		return volumeStatus{reported: reported(node, unique), inUse: inUse(node, unique), requested: requestsOn(node)[unique]}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.read == nil {
-		l.read = map[string]longNode{}
+		l.read = map[string]largeNode{}
 	}
 	if l.read[node.Name].node != node {
-		l.read[node.Name] = longNode{node, standings(node)}
+		l.read[node.Name] = largeNode{node, volumeStatuses(node)}
 	}
 	return l.read[node.Name].all[unique]
 }
 
-func (l *longNodes) forget(name string) {
+func (l *largeNodes) forget(name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.read, name)
 }
 
-// bothStandings are those of two versions of a Node, or nil where they agree: nearly always.
-func bothStandings(before, after *corev1.Node) (was, is map[string]standing) {
+// changedStatuses returns the states in two versions of a Node, or nil if they are the same, as in most updates.
+func changedStatuses(before, after *corev1.Node) (was, is map[string]volumeStatus) {
 	if slices.Equal(before.Status.VolumesAttached, after.Status.VolumesAttached) &&
 		slices.Equal(before.Status.VolumesInUse, after.Status.VolumesInUse) &&
 		before.Annotations[kube.DetachesRequestedAnnotation] == after.Annotations[kube.DetachesRequestedAnnotation] {
 		return nil, nil
 	}
-	return standings(before), standings(after)
+	return volumeStatuses(before), volumeStatuses(after)
 }
 
-// changedNames are the volumes of which two versions of a Node say different things.
-func changedNames(was, is map[string]standing) []string {
+// changedVolumes returns the volumes whose state differs.
+func changedVolumes(was, is map[string]volumeStatus) []string {
 	var names []string
 	for name := range was {
 		if _, both := is[name]; !both {
