@@ -1,5 +1,5 @@
-// belay-attacher attaches and detaches the volumes of one CSI driver. It stands
-// in a driver's Deployment in csi-attacher's place and takes its flags.
+// Command belay-attacher attaches and detaches the volumes of one CSI driver. It replaces the csi-attacher container of
+// the driver's Deployment and accepts its flags.
 package main
 
 import (
@@ -23,10 +23,10 @@ import (
 	"belay.dev/belay/internal/usage"
 )
 
-// version is set by the linker.
+// version is set at build time.
 var version = "unknown"
 
-// growth keeps the memory of a sidecar small, and the collector out of a burst of attaches.
+// growth limits the heap of a sidecar and the garbage collections during a burst of attaches.
 var growth = heap.Growth{Room: 16 << 20, Least: 25}
 
 func main() {
@@ -50,7 +50,7 @@ func main() {
 		return
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	context.AfterFunc(ctx, stop) // a second signal kills the process
 	klog.Background().Info("belay-attacher", "version", version)
 	err := attacher.RunSidecar(ctx, options)
 	if errors.Is(err, attacher.ErrShutDown) {
@@ -61,10 +61,28 @@ func main() {
 	klog.Flush()
 }
 
-// exitOn ends the process if there is an error.
+// exitOn exits if there is an error.
 func exitOn(err error, message string) {
 	if err != nil {
 		klog.Background().Error(err, message)
 		klog.FlushAndExit(klog.ExitFlushTimeout, usage.Status(err))
 	}
+}
+
+const about = `Attaches and detaches the volumes of one CSI driver. Replaces csi-attacher and accepts
+its flags.
+
+Exit status:
+  0  stopped by SIGTERM, without leader election
+  1  failed; also, as with csi-attacher, stopped by SIGTERM with leader election: the
+     log then ends with "Shut down"
+  2  wrong usage: an unknown flag or argument, or an invalid value
+
+Flags:
+`
+
+// printUsage prints the help.
+func printUsage() {
+	_, _ = fmt.Fprint(flag.CommandLine.Output(), about)
+	flag.PrintDefaults()
 }

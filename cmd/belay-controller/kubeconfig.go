@@ -13,20 +13,19 @@ import (
 	"belay.dev/belay/internal/preflight"
 )
 
-// daemonConfig returns the connection of the controller: the kubeconfig file's or, without one, the
-// cluster's that it runs in.
+// daemonConfig returns the connection of the controller: that of the kubeconfig file, or the in-cluster configuration.
 func daemonConfig(ctx context.Context, kubeconfig string) (*rest.Config, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	switch {
 	case clientcmd.IsEmptyConfig(err) && kubeconfig == "": // client-go advises a deprecated environment variable
-		return nil, errors.New("load the in-cluster configuration: not in a pod, or in one without a service account token: set --kubeconfig")
+		return nil, errors.New("load the in-cluster configuration: not in a pod with a service account token: set --kubeconfig")
 	case err != nil:
 		return nil, fmt.Errorf("load the kubeconfig %q: %w", kubeconfig, err)
 	}
 	return config, reach(ctx, config, preflight.Cluster{Kubeconfig: kubeconfig})
 }
 
-// personConfig returns the connection that kubectl would use, and where it is configured.
+// personConfig returns the connection that kubectl would use, and its source.
 func personConfig(ctx context.Context, kubeconfig string) (*rest.Config, preflight.Cluster, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = kubeconfig
@@ -44,9 +43,9 @@ func personConfig(ctx context.Context, kubeconfig string) (*rest.Config, preflig
 	return config, cluster, reach(ctx, config, cluster)
 }
 
-// reach checks the connection, and names belay in it.
+// reach checks the connection and sets the user agent.
 func reach(ctx context.Context, config *rest.Config, cluster preflight.Cluster) error {
-	// The API server takes the field manager from it: what stands before the slash.
+	// The API server derives the field manager from the part before the slash.
 	config.UserAgent = kube.FieldManager + "/" + version
 	if err := kube.Reach(ctx, config); err != nil {
 		return fmt.Errorf("%w; check that the API server is running and that its address and certificate authority in the %s are right", err, cluster.Source())
@@ -54,7 +53,7 @@ func reach(ctx context.Context, config *rest.Config, cluster preflight.Cluster) 
 	return nil
 }
 
-// readers makes clients for what is asked beside the caches.
+// readers returns clients without a cache or a rate limit.
 func readers(config *rest.Config) (*kubernetes.Clientset, error) {
 	config = kube.WithProtobuf(config)
 	config.QPS = -1

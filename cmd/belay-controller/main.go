@@ -1,5 +1,4 @@
-// Command belay-controller attaches volumes to the nodes whose pods need them and
-// detaches them when none does.
+// Command belay-controller attaches volumes to the nodes whose pods need them and detaches them when no pod does.
 package main
 
 import (
@@ -19,7 +18,7 @@ import (
 	"belay.dev/belay/internal/usage"
 )
 
-// version is set by the linker.
+// version is set at build time.
 var version = "unknown"
 
 // settle is attachdetach.Options.Settle; tests shorten it.
@@ -27,7 +26,7 @@ var settle time.Duration
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	context.AfterFunc(ctx, stop) // a second signal kills the process
 	err := command().ExecuteContext(ctx)
 	stop()
 	klog.Flush()
@@ -37,7 +36,7 @@ func main() {
 	}
 }
 
-// run serves until the context ends or the lease is lost.
+// run runs the controller until ctx is done or the lease is lost.
 func run(ctx context.Context, o *options) error {
 	config, err := daemonConfig(ctx, o.kubeconfig)
 	if err != nil {

@@ -18,8 +18,7 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// options are the flags. Where kube-controller-manager has a flag for it, that is
-// its name and default.
+// options are the flags. Flags that kube-controller-manager also has share its names and defaults.
 type options struct {
 	kubeconfig string
 
@@ -50,7 +49,7 @@ const (
 	foreignWriterWarn = "warn"
 )
 
-// validate refuses what cannot be meant, in one sentence.
+// validate rejects invalid values.
 func (o *options) validate() error {
 	if o.maxWaitForUnmount <= 0 {
 		return fmt.Errorf("--max-wait-for-unmount-duration is %v, but must be above 0; to force no detach, use --disable-force-detach-on-timeout", o.maxWaitForUnmount)
@@ -107,8 +106,8 @@ func (o *options) validateAddresses() error {
 	return nil
 }
 
-// policy says when a volume is detached that may be in use. The out-of-service taint
-// is always believed, as upstream does: it is the word of whoever set it.
+// policy returns when a volume that may be in use is detached. As upstream, the out-of-service taint is always
+// respected: whoever sets it is responsible.
 func (o *options) policy() attachment.Policy {
 	p := attachment.Policy{OutOfService: true, UnmountTimeout: o.maxWaitForUnmount}
 	if o.disableForce {
@@ -120,7 +119,7 @@ func (o *options) policy() attachment.Policy {
 	return p
 }
 
-// complete derives what has no flag of its own.
+// complete sets the values that have no flag.
 func (o *options) complete() {
 	if !o.leaderElect {
 		return
@@ -129,13 +128,12 @@ func (o *options) complete() {
 	if err != nil {
 		host = "unknown"
 	}
-	// The host alone would let two processes on it hold the lease at once.
+	// The hostname alone would let two processes on a host hold the lease at once.
 	o.lease.Identity = host + "_" + uuid.NewString()
 	o.manager.Lease = &o.lease
 }
 
-// startLogging makes one log on stderr of belay's, controller-runtime's and client-go's
-// words, in upstream's format.
+// startLogging sets up one log on stderr for belay, controller-runtime and client-go.
 func (o *options) startLogging() error {
 	logs.InitLogs()
 	if err := logsapi.ValidateAndApply(o.logging, nil); err != nil {
@@ -145,7 +143,7 @@ func (o *options) startLogging() error {
 	return nil
 }
 
-// warn tells of flags that were given and do nothing here.
+// warn logs flags without effect.
 func (o *options) warn(given func(flag string) bool) {
 	for _, name := range []string{flagSyncPeriod, flagDisableSync} {
 		if given(name) {

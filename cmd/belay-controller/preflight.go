@@ -38,7 +38,7 @@ Exit status:
 
 var errNotReady = errors.New("preflight: belay-controller must not start yet")
 
-// preflightCommand is `belay-controller preflight`.
+// preflightCommand returns the command belay-controller preflight.
 func preflightCommand() *cobra.Command {
 	var kubeconfig, output string
 	c := preflight.Config{}
@@ -85,18 +85,18 @@ func preflightCommand() *cobra.Command {
 		"Confirm that persistentvolume-attach-detach-controller is disabled in every kube-controller-manager. Needed where its flags cannot be read because it does not run as a pod in kube-system. It does not override what is refused.")
 	f.StringSliceVar(&c.NonAttachableFlex, "non-attachable-flex-drivers", nil,
 		"FlexVolume drivers (\"vendor/driver\") that need no attach. The API does not show this, so any other FlexVolume refuses.")
-	f.BoolP("help", "h", false, "Print this text.")
+	f.BoolP("help", "h", false, "Print this help.")
 	group(cmd, sets)
 	return cmd
 }
 
-// mayLead checks, before the first write, whether upstream's controller is off.
+// mayLead checks, before the first write, whether upstream's controller is disabled.
 func (o *options) mayLead(clients kubernetes.Interface) func(context.Context) (refusal, err error) {
 	return func(ctx context.Context) (refusal, err error) {
 		refusal, err = preflight.MayLead(ctx, clients)
 		if refusal != nil && o.foreignWriter == foreignWriterWarn {
 			klog.FromContext(ctx).Error(refusal, "Leading all the same, because of --on-foreign-writer=warn")
-			return nil, nil // no refusal and no error: it may lead
+			return nil, nil // may lead
 		}
 		return refusal, err
 	}

@@ -14,22 +14,21 @@ import (
 )
 
 const (
-	// abandonStart and abandonStop are how long after a signal the manager is waited for:
-	// while its caches are not full, and then, which is longer than it gives itself.
+	// abandonStart and abandonStop bound the wait for the manager after a signal: before its caches are synced, and
+	// after, which is longer than its own shutdown timeout.
 	abandonStart, abandonStop = 2 * time.Second, 40 * time.Second
 )
 
-// fillPatience is after how long without full caches the rights are looked at; tests
-// shorten it. A big cluster may take longer.
+// fillPatience is how long the caches may take to sync before permissions are checked; tests shorten it. A big cluster
+// may take longer.
 var fillPatience = time.Minute
 
-// serve runs the manager until the context ends.
+// serve runs the manager until ctx is done.
 //
-// In controller-runtime v0.24.1, and in its main branch of August 2026, a manager whose
-// context ends before its caches are full does not return, and burns a core: the loop of
-// runnableGroup.Start (pkg/manager/runnable_group.go:191) is not left when the context is
-// done. kubernetes-sigs/controller-runtime#3440 mended that and was not merged. Nothing has
-// been written by then, and no lease is held: the process may just end.
+// In controller-runtime v0.24.1, and in its main branch of August 2026, a manager whose context ends before its caches
+// are synced does not return and uses a full core: the loop of runnableGroup.Start (pkg/manager/runnable_group.go:191)
+// ignores the context. The fix, kubernetes-sigs/controller-runtime#3440, was not merged. At that time nothing was
+// written and no lease is held, so the process may exit.
 func serve(ctx context.Context, mgr manager.Manager, clients kubernetes.Interface) error {
 	ended, full := make(chan error, 1), make(chan struct{})
 	go func() { ended <- mgr.Start(ctx) }()
@@ -64,7 +63,7 @@ func serve(ctx context.Context, mgr manager.Manager, clients kubernetes.Interfac
 	}
 }
 
-// checkRights returns an error that names the rights without which the caches cannot be filled.
+// checkRights returns an error that names the permissions without which the caches cannot sync.
 func checkRights(ctx context.Context, clients kubernetes.Interface) error {
 	missing, err := preflight.MissingRights(ctx, clients)
 	if len(missing) > 0 {

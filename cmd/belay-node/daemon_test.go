@@ -161,12 +161,12 @@ func aKubeconfig(t *testing.T) string {
 	return apiserver.Kubeconfig(t, &rest.Config{Host: "https://" + process.FreeAddress()})
 }
 
-// TestTheLogHasABeginningAndAnEnd, and between them that the runtime does not answer.
+// TestTheLogHasABeginningAndAnEnd, and between them that the runtime does not respond.
 func TestTheLogHasABeginningAndAnEnd(t *testing.T) {
 	endpoint := "unix://" + filepath.Join(t.TempDir(), "none.sock")
 	daemon := process.Start(t, process.TestBinary(t, asDaemon, "1", "--kubeconfig="+aKubeconfig(t), "--node-name="+nodeName,
 		"--root-dir="+t.TempDir(), "--container-runtime-endpoint="+endpoint))
-	daemon.WaitLog("Container runtime does not answer")
+	daemon.WaitLog("Container runtime does not respond")
 	daemon.WaitLog("Node agent started")
 	if status := daemon.Stop(syscall.SIGTERM); status != 0 {
 		t.Errorf("SIGTERM: exit status %d", status)

@@ -1,5 +1,5 @@
-// Command belay-node does for the CSI volumes of one node what kubelet's volume
-// manager and plugin manager do, for nodes that have no kubelet.
+// Command belay-node replaces kubelet's volume manager and plugin manager for the CSI volumes of one node without a
+// kubelet.
 package main
 
 import (
@@ -34,7 +34,7 @@ func main() {
 	}
 }
 
-// run serves until the context ends.
+// run runs the agent until ctx is done.
 func run(ctx context.Context, o options) error {
 	log := klog.Background()
 	log.Info("Starting belay-node", "version", version, "node", o.nodeName, "containerRuntime", cmp.Or(o.runtimeEndpoint, "pod locks"))
@@ -71,9 +71,9 @@ func run(ctx context.Context, o options) error {
 	return running.Wait()
 }
 
-// logSilent logs that the container runtime does not answer. It may start later than belay-node, so that is no reason to end.
+// logSilent logs that the container runtime does not respond. This is not fatal, because the runtime may start later.
 func logSilent(ctx context.Context, log logr.Logger, runtime *containers.CRI, endpoint string) {
 	if err := runtime.Check(ctx); err != nil && ctx.Err() == nil {
-		log.Error(err, "Container runtime does not answer. Until it does, the volumes of deleted and terminated pods stay mounted", "endpoint", endpoint)
+		log.Error(err, "Container runtime does not respond. Until it does, the volumes of deleted and terminated pods stay mounted", "endpoint", endpoint)
 	}
 }

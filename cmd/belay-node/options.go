@@ -17,12 +17,12 @@ import (
 	"belay.dev/belay/internal/usage"
 )
 
-// version is set by the linker.
+// version is set at build time.
 var version = "unknown"
 
 const defaultRoot = "/var/lib/kubelet"
 
-// options are the command line.
+// options are the flags.
 type options struct {
 	kubeconfig     string
 	nodeName       string
@@ -30,7 +30,7 @@ type options struct {
 	healthAddress  string
 	metricsAddress string
 	statsPeriod    time.Duration
-	// runtimeEndpoint is where the container runtime serves CRI; empty if it locks its pods.
+	// runtimeEndpoint is the CRI endpoint of the container runtime; empty if the runtime uses pod locks.
 	runtimeEndpoint string
 }
 
@@ -80,7 +80,7 @@ Exit status:
 	return cmd
 }
 
-// check refuses values that cannot be meant.
+// check rejects invalid values.
 func (o *options) check() error {
 	if o.nodeName == "" {
 		return errors.New("--node-name is required")
@@ -94,7 +94,7 @@ func (o *options) check() error {
 	return nil
 }
 
-// restConfig is how to reach the API server.
+// restConfig returns the connection to the API server.
 func (o *options) restConfig() (*rest.Config, error) {
 	if o.kubeconfig == "" {
 		config, err := rest.InClusterConfig()

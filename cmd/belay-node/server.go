@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// handlers are what the process answers over HTTP.
+// handlers are the handlers of the HTTP endpoints.
 type handlers struct {
-	// ready says what is missing; nil if nothing.
+	// ready returns why the process is not ready, or nil.
 	ready func() error
-	// metrics are what /metrics shows; nil for no /metrics.
+	// metrics are served at /metrics; nil disables it.
 	metrics prometheus.Gatherer
 }
 
@@ -37,8 +37,7 @@ func (h handlers) mux() *http.ServeMux {
 	return mux
 }
 
-// listen begins to listen at both addresses, which may be one. What it returns answers
-// there until the context ends.
+// listen opens both addresses, which may be the same, and returns the function that serves them until ctx is done.
 func (o options) listen(ctx context.Context, h handlers) (serve func(context.Context) error, err error) {
 	probes := h
 	probes.metrics = nil

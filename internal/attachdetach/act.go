@@ -19,7 +19,7 @@ import (
 	"belay.dev/belay/internal/planted"
 )
 
-// attach makes the VolumeAttachment.
+// attach creates the VolumeAttachment.
 func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err error) {
 	va := &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{
@@ -46,19 +46,18 @@ func (w *work) attach(ctx context.Context, s attachment.Attach) (again bool, err
 		w.state.attachments.Wrote(kube.StripAttachment(va))
 		return false, nil
 	case apierrors.IsAlreadyExists(err):
-		// It exists and the cache does not have it yet: decide on what is there.
+		// The cache does not have it yet.
 		return true, w.readAttachment(ctx, name)
 	}
-	w.unsure(name, s.Node, err)
+	w.recordPendingCreate(name, s.Node, err)
 	w.metrics.Refused(w.volume(), time.Since(sent))
 	for _, pod := range w.now.pods[s.Node] {
-		w.announcer.refused(w.key, pod, explain.AttachFailed(w.now.nameAt(s.Node), explain.CreateFailed(err)), w.clock.Now())
+		w.eventEmitter.refused(w.key, pod, explain.AttachFailed(w.now.volumeNameAt(s.Node), explain.CreateFailed(err)), w.clock.Now())
 	}
 	return false, fmt.Errorf("create VolumeAttachment %s for node %s: %w", name, s.Node, err)
 }
 
-// source says which volume to attach: a PersistentVolume by name, or what the pod's own
-// volume was translated to, whole: the attacher has nothing else to read it from.
+// source returns the volume to attach: the name of a PersistentVolume, or the translated spec of an inline volume.
 func (w *work) source(s attachment.Attach) storagev1.VolumeAttachmentSource {
 	if s.PersistentVolume == "" {
 		return storagev1.VolumeAttachmentSource{InlineVolumeSpec: w.now.inline[s.Node].Spec}
@@ -66,8 +65,8 @@ func (w *work) source(s attachment.Attach) storagev1.VolumeAttachmentSource {
 	return storagev1.VolumeAttachmentSource{PersistentVolumeName: &s.PersistentVolume}
 }
 
-// annotatable leaves out a handle that would not fit: all annotations of an object
-// together may have 256 KiB. Such a volume is known by its PersistentVolume alone.
+// annotatable returns the handle, or "" if it is too long: all annotations of an object may have 256 KiB. Such a volume
+// is identified by its PersistentVolume alone.
 func annotatable(handle string) string {
 	if len(handle) > kube.MaxRecordedHandle {
 		return ""
@@ -75,7 +74,7 @@ func annotatable(handle string) string {
 	return handle
 }
 
-// annotations drops those without a value.
+// annotations removes entries without a value.
 func annotations(all map[string]string) map[string]string {
 	for name, value := range all {
 		if value == "" {
@@ -85,7 +84,7 @@ func annotations(all map[string]string) map[string]string {
 	return all
 }
 
-// readAttachment reads the attachment past the cache.
+// readAttachment reads the attachment from the API server.
 func (w *work) readAttachment(ctx context.Context, name string) error {
 	va := &storagev1.VolumeAttachment{}
 	if err := w.live.Get(ctx, client.ObjectKey{Name: name}, va); client.IgnoreNotFound(err) != nil {
@@ -96,28 +95,28 @@ func (w *work) readAttachment(ctx context.Context, name string) error {
 	return nil
 }
 
-// report puts the volume into the node's report and tells the pods that wait there.
+// report adds the volume to status.volumesAttached of the node and emits events on the pods there.
 func (w *work) report(ctx context.Context, s attachment.Report) (again bool, err error) {
 	if w.now.want.NoVolumeAttachment {
-		// Before the request is sent: it may arrive without an answer.
+		// Before the request, which may be carried out without a response.
 		n := w.now.seen.Nodes[s.Node]
-		w.state.ledger.add(w.unique(), string(s.Node), holding{machine: n.Machine, created: n.Created}, n.InUse == attachment.Yes && n.Reported)
+		w.state.ledger.add(w.unique(), string(s.Node), ledgerEntry{machine: n.Machine, created: n.Created}, n.InUse == attachment.Yes && n.Reported)
 	}
 	out := w.reporter.change(ctx, string(s.Node), change{
-		volume: w.unique(), kind: reporting, uid: uidOf(s.NodeUID), requested: s.DetachRequested,
+		volume: w.unique(), kind: reporting, uid: types.UID(s.NodeUID), requested: s.DetachRequested,
 	})
 	if out.err != nil {
 		return false, out.err
 	}
 	if out.missing || !out.answered {
-		w.at.heed(s.Node, out)
+		w.reads.record(s.Node, out)
 		return true, nil
 	}
-	w.state.ledger.request(w.unique(), string(s.Node), time.Time{}) // the Node has it now
+	w.state.ledger.request(w.unique(), string(s.Node), time.Time{}) // now stored on the Node
 	w.loggerAt(s.Node).Info("Volume reported as attached", "attachment", s.Attachment.Name, "pods", klog.KObjSlice(w.now.pods[s.Node]), "again", s.Repeated)
 	if !s.Repeated {
 		for _, pod := range w.now.pods[s.Node] {
-			w.announcer.succeeded(pod, explain.AttachSucceeded(w.now.nameAt(s.Node)))
+			w.eventEmitter.succeeded(pod, explain.AttachSucceeded(w.now.volumeNameAt(s.Node)))
 		}
 	}
 	return false, nil
@@ -125,10 +124,10 @@ func (w *work) report(ctx context.Context, s attachment.Report) (again bool, err
 
 func (w *work) unique() string { return kube.UniqueVolumeName(w.key.Driver, w.key.Handle) }
 
-// withdraw takes the volume out of the node's report, or asks whether it is out.
+// withdraw removes the volume from status.volumesAttached of the node, or confirms that it is removed.
 func (w *work) withdraw(ctx context.Context, s attachment.WithdrawReport) (again bool, err error) {
 	out := w.reporter.change(ctx, string(s.Node), change{
-		volume: w.unique(), kind: withdrawing, uid: uidOf(s.NodeUID), newVersion: s.NewVersion, expect: s.Expect,
+		volume: w.unique(), kind: withdrawing, uid: types.UID(s.NodeUID), newVersion: s.NewVersion, expect: s.Expect,
 	})
 	if out.err != nil {
 		return false, out.err
@@ -136,12 +135,12 @@ func (w *work) withdraw(ctx context.Context, s attachment.WithdrawReport) (again
 	if w.log.V(1).Enabled() {
 		w.loggerAt(s.Node).V(1).Info("Report withdrawn", "answered", out.answered, "missing", out.missing)
 	}
-	w.at.heed(s.Node, out)
+	w.reads.record(s.Node, out)
 	return true, nil
 }
 
-// detach deletes the attachment, or forgets it where there is no object, by the right
-// that the step names if the volume may be in use.
+// detach deletes the attachment, or forgets an attachment without an object. The authority of the step permits it if
+// the volume may be in use.
 func (w *work) detach(ctx context.Context, s attachment.ForceDetach) (again bool, err error) {
 	if s.Attachment.Name != "" {
 		return false, w.delete(ctx, s)
@@ -151,13 +150,13 @@ func (w *work) detach(ctx context.Context, s attachment.ForceDetach) (again bool
 	if s.Authority != nil {
 		w.metrics.Forced(s.Authority)
 	}
-	w.released(s.Node, s.Authority, s.Reason)
+	w.emitReleased(s.Node, s.Authority, s.Reason)
 	return true, nil
 }
 
-// delete deletes the very version of the attachment that was decided on.
+// delete deletes the attachment at the resource version that was decided on.
 func (w *work) delete(ctx context.Context, s attachment.ForceDetach) error {
-	name, uid, version := s.Attachment.Name, uidOf(s.Attachment.UID), s.Attachment.ResourceVersion
+	name, uid, version := s.Attachment.Name, types.UID(s.Attachment.UID), s.Attachment.ResourceVersion
 	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	bound := client.Preconditions{UID: &uid, ResourceVersion: &version}
 	if planted.S6 {
@@ -167,28 +166,27 @@ func (w *work) delete(ctx context.Context, s attachment.ForceDetach) error {
 	switch {
 	case err == nil:
 		w.state.attachments.Deleted(name, uid)
-		// An earlier VolumeAttachment may have been removed by another client; what the node
-		// was given by that one goes with this one.
+		// An earlier VolumeAttachment of the volume may have been removed by another client. The detach covers it too.
 		w.state.ledger.remove(w.unique(), string(s.Node))
 		if s.Authority != nil {
 			w.metrics.Forced(s.Authority)
 		}
-		w.detaching(s.Node, s.Attachment, s.Authority, s.Reason)
+		w.emitDetaching(s.Node, s.Attachment, s.Authority, s.Reason)
 		return nil
 	case apierrors.IsNotFound(err):
-		return nil // the cache will say so
+		return nil // the watch event follows
 	case apierrors.IsConflict(err):
 		return fmt.Errorf("delete VolumeAttachment %s at version %s: %w", name, version, err)
 	}
-	// Whether it was received is not known: it may still be carried out.
+	// It may still be carried out.
 	if w.state.deletes.add(uid, version); !w.state.stillThere(detach{attachment: name, uid: uid}) {
-		w.state.deletes.forget(uid) // it was, and no event will say so again
+		w.state.deletes.forget(uid) // it is deleted, and the event has been handled
 	}
 	return fmt.Errorf("delete VolumeAttachment %s: %w", name, err)
 }
 
-// note writes belay's annotations on the attachment.
-func (w *work) note(ctx context.Context, s attachment.AnnotateAttachment) error {
+// annotateAttachment writes belay's annotations on the attachment.
+func (w *work) annotateAttachment(ctx context.Context, s attachment.AnnotateAttachment) error {
 	stamp := func(t time.Time) any {
 		if t.IsZero() {
 			return nil // removes it
@@ -223,23 +221,22 @@ func (w *work) note(ctx context.Context, s attachment.AnnotateAttachment) error 
 	return nil
 }
 
-// noteNode stores on the Node since when the detach of a volume waits that has no
-// VolumeAttachment, or removes that.
-func (w *work) noteNode(ctx context.Context, s attachment.AnnotateNode) (again bool, err error) {
+// annotateNode stores the time of the detach request of a volume without a VolumeAttachment on the Node, or removes it.
+func (w *work) annotateNode(ctx context.Context, s attachment.AnnotateNode) (again bool, err error) {
 	w.state.ledger.request(w.unique(), string(s.Node), s.DetachRequested)
 	if n := w.now.seen.Nodes[s.Node]; n.Exists == attachment.No || s.DetachRequested.Equal(n.DetachRequested) {
 		return false, nil
 	}
 	out := w.reporter.change(ctx, string(s.Node), change{
-		volume: w.unique(), kind: noting, uid: uidOf(s.NodeUID), requested: s.DetachRequested,
+		volume: w.unique(), kind: annotating, uid: types.UID(s.NodeUID), requested: s.DetachRequested,
 	})
 	if out.err != nil {
 		return false, out.err
 	}
 	if out.missing || !out.answered {
-		w.at.heed(s.Node, out)
+		w.reads.record(s.Node, out)
 		return true, nil
 	}
-	w.state.ledger.request(w.unique(), string(s.Node), time.Time{}) // the Node has it now
+	w.state.ledger.request(w.unique(), string(s.Node), time.Time{}) // now stored on the Node
 	return false, nil
 }

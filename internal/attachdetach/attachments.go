@@ -13,7 +13,7 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// attachmentVolume finds the volume of an attachment in the object alone.
+// attachmentVolume indexes an attachment by the volume that the object itself identifies.
 func attachmentVolume(obj any) ([]string, error) {
 	if k, ok := ownVolume(obj.(*storagev1.VolumeAttachment)); ok {
 		return []string{kube.UniqueVolumeName(k.Driver, k.Handle)}, nil
@@ -21,8 +21,8 @@ func attachmentVolume(obj any) ([]string, error) {
 	return nil, nil
 }
 
-// ownVolume reads the volume from an inline source or from belay's annotation. The
-// annotation is believed only where the object's name confirms it.
+// ownVolume returns the volume of an inline source or of belay's annotation. The annotation is trusted only if the name
+// of the object matches.
 func ownVolume(va *storagev1.VolumeAttachment) (key, bool) {
 	if inline := va.Spec.Source.InlineVolumeSpec; inline != nil && inline.CSI != nil {
 		return key{Driver: va.Spec.Attacher, Handle: inline.CSI.VolumeHandle}, true
@@ -34,16 +34,15 @@ func ownVolume(va *storagev1.VolumeAttachment) (key, bool) {
 	return key{}, false
 }
 
-// computed tells whether the attachment has the name that kubelet and every
-// attach/detach controller give to this volume on its node.
+// computed reports whether the attachment has the name that kubelet and attach/detach controllers compute for the
+// volume and its node.
 func computed(va *storagev1.VolumeAttachment, k key) bool {
 	return va.Spec.Attacher == k.Driver && va.Name == kube.AttachmentName(k.Handle, k.Driver, va.Spec.NodeName)
 }
 
-// keysOfAttachment are the volumes that the attachment may be one of: by what it says
-// itself, by its PersistentVolume, and by its name among what its node lists. Where
-// they disagree, as with a PersistentVolume that was made anew for another volume, it
-// counts for all of them. One whose name no volume confirms is an orphan.
+// keysOfAttachment returns the volumes that the attachment may belong to: by its own data, by its PersistentVolume, and
+// by its name among the volumes that its node lists. If these differ, for example after the PersistentVolume was
+// recreated for another volume, it returns all of them. An attachment whose name matches no volume is an orphan.
 func (w *clusterState) keysOfAttachment(va *storagev1.VolumeAttachment) []key {
 	var keys []key
 	confirmed := false
@@ -58,19 +57,18 @@ func (w *clusterState) keysOfAttachment(va *storagev1.VolumeAttachment) []key {
 		add(kube.KeyOfVolume(pv))
 	}
 	if !confirmed {
-		add(w.nameless.volume(va.Name))
+		add(w.unidentified.volume(va.Name))
 	}
 	if !confirmed && kube.IsAttachmentName(va.Name) {
 		add(w.listedAs(va))
 	}
-	if !confirmed && isNameless(va) {
+	if !confirmed && isUnidentified(va) {
 		keys = append(keys, orphanKey(va))
 	}
 	return distinct(keys)
 }
 
-// listedAs finds the volume of an attachment by its name among those that its node
-// lists, or listed last.
+// listedAs finds the volume of an attachment by its name among the volumes that its node lists or last listed.
 func (w *clusterState) listedAs(va *storagev1.VolumeAttachment) (key, bool) {
 	node, ok := w.nodes.Get(va.Spec.NodeName)
 	if !ok {
@@ -92,19 +90,18 @@ func keyOfName(unique string) (key, bool) {
 	return key{Driver: driver, Handle: handle}, ok
 }
 
-// attachmentsOf gives every attachment of the volume that can be known as one:
-// by what it says itself, by its PersistentVolumes, and by its name, at the nodes
-// that have to do with the volume and at those whose attachments say nothing else.
+// attachmentsOf returns the attachments of the volume: by their own data, by its PersistentVolumes, and by name, on the
+// given nodes and among the unidentified attachments.
 func (w *clusterState) attachmentsOf(k key, volumes []*corev1.PersistentVolume, nodes []string) []*storagev1.VolumeAttachment {
 	found := w.attachments.ByIndex(byVolume, kube.UniqueVolumeName(k.Driver, k.Handle))
-	known := make(map[string]bool, len(found)) // nodes whose attachment has the computed name: see ownVolume
+	known := make(map[string]bool, len(found)) // nodes with an attachment of the computed name (see ownVolume)
 	for _, va := range found {
 		known[va.Spec.NodeName] = known[va.Spec.NodeName] || va.Spec.Source.InlineVolumeSpec == nil
 	}
 	for _, pv := range volumes {
 		maps.Copy(found, w.attachments.ByIndex(byPersistentVolume, pv.Name))
 	}
-	names := w.nameless.of(k)
+	names := w.unidentified.of(k)
 	for _, node := range nodes {
 		if !known[node] {
 			names = append(names, kube.AttachmentName(k.Handle, k.Driver, node))
@@ -121,26 +118,22 @@ func (w *clusterState) attachmentsOf(k key, volumes []*corev1.PersistentVolume, 
 	return slices.AppendSeq(make([]*storagev1.VolumeAttachment, 0, len(found)), maps.Values(found))
 }
 
-// orphanDriver marks the key of an attachment whose volume nobody can tell. No driver
-// has such a name.
+// orphanDriver is the driver in the key of an attachment with an unknown volume. It is not a valid driver name.
 const orphanDriver = "belay.dev/orphan"
 
-// orphanKey stands for the unknown volume of one attachment. Such a key can only be
-// detached: no pod can want it.
+// orphanKey is the key of an attachment with an unknown volume. No pod can need it, so it can only be detached.
 func orphanKey(va *storagev1.VolumeAttachment) key { return key{Driver: orphanDriver, Handle: va.Name} }
 
-// isNameless tells of an attachment under a computed name that does not say itself
-// which volume it is of: upstream makes such. Under another name it is somebody's own,
-// and never touched.
-func isNameless(va *storagev1.VolumeAttachment) bool {
+// isUnidentified reports whether an attachment has a computed name but does not identify its volume, like those that
+// kube-controller-manager creates. Attachments with other names belong to other components and are never changed.
+func isUnidentified(va *storagev1.VolumeAttachment) bool {
 	_, known := ownVolume(va)
 	return !known && kube.IsAttachmentName(va.Name)
 }
 
-// orphan takes the snapshot of an attachment under a computed name whose
-// PersistentVolume is gone or is another volume by now. If its node listed a volume that
-// gives this name it would be no orphan (S2): that volume's key would have it.
-func (w *clusterState) orphan(k key, t *turn, d doubts) snapshot {
+// observeOrphan observes an orphan: its PersistentVolume is gone or is another volume now. If its node listed a
+// matching volume, it would belong to that volume's key (S2).
+func (w *clusterState) observeOrphan(k key, reads *nodeReads, d writeTracker) snapshot {
 	s := snapshot{volumeName: k.Handle}
 	s.want.Orphan = true
 	s.seen.Newest = w.newest()
@@ -151,16 +144,16 @@ func (w *clusterState) orphan(k key, t *turn, d doubts) snapshot {
 	a := w.attachment(k, va, d.deleteMayBeUnderway(va))
 	a.Computed = true
 	s.seen.Attachments = []attachment.Attachment{a}
-	n := w.node(va.Spec.NodeName, w.sourceUnique(va), t, d)
-	n.Reported, n.DetachRequested = false, time.Time{} // what the node lists is another volume's
+	n := w.node(va.Spec.NodeName, w.sourceUnique(va), reads, d)
+	n.Reported, n.DetachRequested = false, time.Time{} // these belong to another volume
 	s.seen.Nodes = map[attachment.NodeName]attachment.Node{a.Node: n}
 	return s
 }
 
-// orphansAt are the keys of the orphans at a node.
+// orphansAt returns the keys of the orphans on a node.
 func (w *clusterState) orphansAt(node string) []key {
 	var keys []key
-	for _, name := range w.nameless.at(node) {
+	for _, name := range w.unidentified.at(node) {
 		if va, ok := w.attachments.Get(name); ok {
 			keys = append(keys, w.keysOfAttachment(va)...)
 		}
@@ -168,11 +161,9 @@ func (w *clusterState) orphansAt(node string) []key {
 	return slices.DeleteFunc(keys, func(k key) bool { return k.Driver != orphanDriver })
 }
 
-// sourceUnique is the unique name of the volume that the attachment's PersistentVolume
-// is now, if that is attached to the node: the driver may take a detach of the one for a
-// detach of the other. What the node merely lists, before the volume can be attached,
-// waits for the orphan to go. Nothing has to wait where no attacher has begun, or where
-// belay-attacher has: it detaches the volume that it recorded, and no other.
+// sourceUnique returns the unique name of the volume that the attachment's PersistentVolume is now, if that volume is
+// attached to the node: the driver could confuse the two detaches. A volume that is only listed waits for the orphan.
+// No wait is needed if no attacher has started, or if belay-attacher has: it detaches only the volume that it recorded.
 func (w *clusterState) sourceUnique(va *storagev1.VolumeAttachment) string {
 	if len(va.Finalizers) == 0 || kube.CalledByBelay(va) {
 		return ""
@@ -191,18 +182,16 @@ func (w *clusterState) sourceUnique(va *storagev1.VolumeAttachment) string {
 	return kube.UniqueVolumeName(k.Driver, k.Handle)
 }
 
-// nameless holds the attachments whose volume neither they nor a PersistentVolume
-// tell: few, ever. A volume finds its own among them by name.
-type nameless struct {
+type unidentified struct {
 	mu sync.Mutex
-	// byPlace holds their names by driver and node.
+	// byPlace holds attachment names by driver and node.
 	byPlace map[string]map[string]map[string]bool
-	// volumes holds what was found.
+	// volumes holds the identified volumes by attachment name.
 	volumes map[string]key
 }
 
-// note keeps the set up to date with one attachment, which is there or gone.
-func (n *nameless) note(va *storagev1.VolumeAttachment, in bool) {
+// update adds or removes an attachment.
+func (n *unidentified) update(va *storagev1.VolumeAttachment, in bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	driver, node := va.Spec.Attacher, va.Spec.NodeName
@@ -226,9 +215,9 @@ func (n *nameless) note(va *storagev1.VolumeAttachment, in bool) {
 	}
 }
 
-// claim records which of them belong to the volume, when a worker takes it up: from then on
-// their events wake the volume. Until then each is an orphan.
-func (n *nameless) claim(k key) {
+// identify records which of them belong to the volume, when a worker processes it. From then on their events enqueue
+// the volume; before, each is an orphan.
+func (n *unidentified) identify(k key) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for node, there := range n.byPlace[k.Driver] {
@@ -238,8 +227,8 @@ func (n *nameless) claim(k key) {
 	}
 }
 
-// of gives the names of those that the volume has claimed.
-func (n *nameless) of(k key) (names []string) {
+// of returns the names of those identified as the volume's.
+func (n *unidentified) of(k key) (names []string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for name, of := range n.volumes {
@@ -250,8 +239,8 @@ func (n *nameless) of(k key) (names []string) {
 	return names
 }
 
-// at gives the names of those at a node.
-func (n *nameless) at(node string) (names []string) {
+// at returns the names of those on a node.
+func (n *unidentified) at(node string) (names []string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, places := range n.byPlace {
@@ -260,29 +249,29 @@ func (n *nameless) at(node string) (names []string) {
 	return names
 }
 
-// volume is what was found to be the volume of the attachment of that name.
-func (n *nameless) volume(name string) (key, bool) {
+// volume returns the volume that an attachment was identified as.
+func (n *unidentified) volume(name string) (key, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	k, ok := n.volumes[name]
 	return k, ok
 }
 
-// sort keeps the attachment among the nameless exactly as long as it is one.
-func (w *clusterState) sort(va *storagev1.VolumeAttachment, gone bool) {
-	in := !gone && isNameless(va)
+// trackUnidentified updates the unidentified attachments after an event of an attachment.
+func (w *clusterState) trackUnidentified(va *storagev1.VolumeAttachment, gone bool) {
+	in := !gone && isUnidentified(va)
 	if in {
 		if pv, ok := get[*corev1.PersistentVolume](w.volumes, sourceName(va)); ok {
 			k, ok := kube.KeyOfVolume(pv)
 			in = !ok || !computed(va, k)
 		}
 	}
-	if in || gone || isNameless(va) {
-		w.nameless.note(va, in)
+	if in || gone || isUnidentified(va) {
+		w.unidentified.update(va, in)
 	}
 }
 
-// distinct drops repetitions and keeps the order.
+// distinct removes duplicates and keeps the order.
 func distinct(keys []key) []key {
 	if len(keys) < 2 {
 		return keys

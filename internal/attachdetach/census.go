@@ -10,14 +10,13 @@ import (
 	"belay.dev/belay/internal/telemetry"
 )
 
-// volume is what the metrics are told about the volume at hand.
+// volume returns the volume for metrics.
 func (w *work) volume() telemetry.Volume {
 	return telemetry.Volume{Key: w.key, Migrated: w.now.migrated}
 }
 
-// census counts all volumes, by going once over the pods, attachments and nodes of the
-// caches, at each scrape, as upstream does; BenchmarkCensus tells what that costs.
-// Events pay nothing for it.
+// census counts all volumes for metrics. It goes over the cached pods, attachments and nodes at each scrape, like
+// upstream, so that events cost nothing. See BenchmarkCensus.
 func (w *clusterState) census() telemetry.Census {
 	c := telemetry.Census{
 		Desired: map[string]int{}, Actual: map[string]int{},
@@ -35,7 +34,7 @@ func (w *clusterState) census() telemetry.Census {
 	for _, node := range nodes {
 		_, managed[node.Name] = node.Annotations[kube.ManagedAttachAnnotation]
 		for i := range node.Status.VolumesAttached {
-			if k, ok := unattached(string(node.Status.VolumesAttached[i].Name)); ok {
+			if k, ok := reportedWithoutAttachment(string(node.Status.VolumesAttached[i].Name)); ok {
 				c.Actual[k.Driver]++
 			}
 		}
@@ -66,8 +65,8 @@ func (w *clusterState) census() telemetry.Census {
 	return c
 }
 
-// unattached is a reported volume that has no VolumeAttachment.
-func unattached(unique string) (attachment.VolumeKey, bool) {
+// reportedWithoutAttachment parses a reported volume and returns whether its plugin uses no VolumeAttachments.
+func reportedWithoutAttachment(unique string) (attachment.VolumeKey, bool) {
 	if strings.HasPrefix(unique, csiPrefix) { // nearly all
 		return attachment.VolumeKey{}, false
 	}

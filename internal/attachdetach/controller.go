@@ -23,74 +23,70 @@ import (
 	"belay.dev/belay/internal/telemetry"
 )
 
-// Name is the controller's name in logs, metrics and the user agent.
+// Name is the name of the controller in logs, metrics and the user agent.
 const Name = "attachdetach"
 
-// EventComponent is the source of its events.
+// EventComponent is the source of emitted events.
 const EventComponent = kube.EventComponent
 
 const (
-	// workers is how many volumes are worked on at once. A worker mostly waits for
-	// the API server, to which one connection carries 100 requests at once.
+	// workers is the number of volumes that are processed at once. Workers mostly wait for the API server; one HTTP/2
+	// connection carries 100 requests.
 	workers = 96
-	// turnLimit is how often one volume is decided on in one go. Each answer of the
-	// API server is decided on once; a volume that needs more is being fought over.
-	turnLimit = 6
-	// Back-off of a volume whose step failed at the API server. Nothing else waits.
-	firstRetry, lastRetry = 5 * time.Millisecond, 10 * time.Second
+	// maxDecisions bounds how often Reconcile decides on a volume. A volume that needs more decisions is being changed
+	// by another client.
+	maxDecisions = 6
+	// Back-off of a volume after a failed API request.
+	firstRetry, maxRetry = 5 * time.Millisecond, 10 * time.Second
 )
 
-// Options are what an operator may choose.
+// Options configure the controller.
 type Options struct {
-	// Policy names the cases in which a volume that may be in use is detached.
+	// Policy defines when a volume that may be in use is detached.
 	Policy attachment.Policy
-	// Metrics counts and measures; nil counts nothing.
+	// Metrics may be nil.
 	Metrics *telemetry.Controller
-	// WarnOfRivals only warns of another attach/detach controller. By default the
-	// controller halts: it writes nothing from then on.
+	// WarnOfRivals only warns of another attach/detach controller. By default the controller halts: it stops writing.
 	WarnOfRivals bool
-	// Settle is how long after the start writes of the controller that led before may
-	// still appear; 0 for a minute.
+	// Settle is how long after the start writes of the previous leader may still appear; 0 means one minute.
 	Settle time.Duration
-	// MayLead, if set, is asked after the lease was won and before the first write. A
-	// refusal ends the process; an error, which is no knowledge, is asked again.
+	// MayLead, if set, is called after winning the lease and before the first write. A refusal ends the process; after
+	// an error it is called again.
 	MayLead func(ctx context.Context) (refusal, err error)
-	// Clock is the API server's time, kept with the answers to the manager's client. Nil
-	// is the process's own clock.
+	// Clock follows the API server's time, which the manager's client updates. Nil is the local clock.
 	Clock Clock
 }
 
 // Controller attaches and detaches volumes.
 type Controller struct {
-	client    client.Client
-	live      client.Reader // reads past the caches, at quorum
-	state     *clusterState
-	reporter  *reporter
-	announcer *announcer
-	policy    attachment.Policy
-	sources   []source.TypedSource[key]
-	refusals  workqueue.TypedRateLimiter[key]
-	metrics   *telemetry.Controller
-	clock     Clock
-	// stepsAtOnce bounds the nodes that one decision is carried out for at once.
+	client       client.Client
+	live         client.Reader // reads from the API server, at quorum
+	state        *clusterState
+	reporter     *reporter
+	eventEmitter *eventEmitter
+	policy       attachment.Policy
+	sources      []source.TypedSource[key]
+	refusals     workqueue.TypedRateLimiter[key]
+	metrics      *telemetry.Controller
+	clock        Clock
+	// stepsAtOnce bounds the nodes that one decision is carried out on concurrently.
 	stepsAtOnce int
 	rivals      *rivals
 	mayLead     func(ctx context.Context) (refusal, err error)
-	// worksOn, if set, is told when a volume is taken up (1) and let be (-1).
-	worksOn func(volumes int)
+	// volumeActive, if set, is called when a worker starts (1) and stops (-1) processing a volume.
+	volumeActive func(volumes int)
 
-	// ready is closed when the caches have reached what the leader before wrote.
+	// ready is closed when the caches include the previous leader's writes.
 	ready chan struct{}
-	// sinceAttachments and sinceNodes are the versions that were current when we began
-	// to lead: what the leader before sent is bound to these or older ones. They are set
-	// before ready is closed.
+	// sinceAttachments and sinceNodes are the resource versions at the start of leading: writes of the previous leader
+	// are bound to these or older ones. They are set before ready is closed.
 	sinceAttachments, sinceNodes string
 
 	mu sync.Mutex
-	// attempted holds, by name, the attachments whose create went without an answer.
-	attempted map[key]map[string]attempt
+	// pendingCreates holds creates without a response, by volume and attachment name.
+	pendingCreates map[key]map[string]pendingCreate
 
-	stragglers *stragglers
+	slowNodes *slowNodes
 }
 
 // Setup adds the controller to the manager.
@@ -107,7 +103,7 @@ func Setup(ctx context.Context, mgr manager.Manager, o Options) error {
 	if err != nil {
 		return err
 	}
-	c.worksOn = events.worksOn
+	c.volumeActive = events.volumeActive
 	if err := c.rivals.watch(c.informer("Node"), c.informer("VolumeAttachment")); err != nil {
 		return err
 	}
@@ -122,7 +118,7 @@ func Setup(ctx context.Context, mgr manager.Manager, o Options) error {
 		Reconciler:              c,
 		MaxConcurrentReconciles: workers,
 		NewQueue:                newQueue,
-		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[key](firstRetry, lastRetry),
+		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[key](firstRetry, maxRetry),
 		LogConstructor:          logConstructor(mgr.GetLogger()),
 		EnableWarmup:            &yes, // a standby watches too, and takes over at once
 		SkipNameValidation:      &yes, // tests run several in one process
@@ -144,10 +140,10 @@ func Setup(ctx context.Context, mgr manager.Manager, o Options) error {
 	return nil
 }
 
-// Lead lets the workers begin once the caches show what the previous leader did.
+// Lead lets the workers start when the caches include the writes of the previous leader.
 func (c *Controller) Lead(ctx context.Context) error {
-	// The previous leader may be gone because the API server is: it gets time.
-	for retry := firstRetry; ; retry = min(2*retry, lastRetry) {
+	// Retry: the previous leader may have stopped because the API server is down.
+	for retry := firstRetry; ; retry = min(2*retry, maxRetry) {
 		refusal, err := c.mayLead(ctx)
 		if refusal != nil {
 			return fmt.Errorf("refuse to lead: %w", refusal)
@@ -160,12 +156,12 @@ func (c *Controller) Lead(ctx context.Context) error {
 			c.rivals.begin(c.sinceAttachments, c.sinceNodes)
 			c.metrics.CountVolumes(c.state.census)
 			if clock, ok := c.clock.(serverClock); ok {
-				clock.Lead() // the reads of catchUp have set it
+				clock.Lead() // catchUp has set it
 			}
 			close(c.ready)
 			return nil
 		}
-		log.FromContext(ctx).Error(err, "Not acting yet: cannot catch up with the previous leader", "retry", retry)
+		log.FromContext(ctx).Error(err, "Not started yet, failed to catch up with the previous leader", "retry", retry)
 		select {
 		case <-time.After(retry):
 		case <-ctx.Done():
@@ -174,7 +170,7 @@ func (c *Controller) Lead(ctx context.Context) error {
 	}
 }
 
-// informer is the cache of a kind.
+// informer returns the informer of a kind.
 func (c *Controller) informer(kind string) toolscache.SharedIndexInformer {
 	for k, informer := range c.state.informers {
 		if k.Kind == kind {
@@ -184,8 +180,8 @@ func (c *Controller) informer(kind string) toolscache.SharedIndexInformer {
 	panic("attachdetach: nothing watches " + kind) // programmer error
 }
 
-// deleteMayBeUnderway tells whether somebody may have sent a delete of this version
-// that is still on its way: a leader before us, or we ourselves.
+// deleteMayBeUnderway reports whether a delete of this resource version may be in flight, sent by a previous leader or
+// by this process.
 func (c *Controller) deleteMayBeUnderway(va *storagev1.VolumeAttachment) bool {
 	select {
 	case <-c.ready: // then sinceAttachments is set
@@ -195,13 +191,12 @@ func (c *Controller) deleteMayBeUnderway(va *storagev1.VolumeAttachment) bool {
 	return !after(va.ResourceVersion, c.sinceAttachments) || c.state.deletes.has(va.UID, va.ResourceVersion)
 }
 
-// writeMayBeUnderway tells whether somebody may have sent a report bound to this
-// version of the Node that is still on its way.
+// writeMayBeUnderway reports whether a report bound to this resource version of the Node may be in flight.
 func (c *Controller) writeMayBeUnderway(node *corev1.Node) bool {
 	return !after(node.ResourceVersion, c.sinceNodes) || c.state.reports.has(node.Name, node.ResourceVersion)
 }
 
-// after tells whether a version is surely newer than another.
+// after reports whether a resource version is certainly newer than another.
 func after(version, other string) bool {
 	order, err := resourceversion.CompareResourceVersion(version, other)
 	return err == nil && order > 0

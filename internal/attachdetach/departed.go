@@ -7,36 +7,35 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// lettings are volumes that one Node object listed in use and then no longer. It is
-// noted at each event: a decision may see only the last of several.
-type lettings struct {
+// releasedVolumes are the volumes that a Node object listed in use and then no longer. They are recorded at each event,
+// because a decision may miss intermediate versions.
+type releasedVolumes struct {
 	uid     types.UID
 	volumes map[string]bool
 }
 
-// heedLettingGo remembers what a Node let go that was attached before this Node object
-// was created: of everything else its list alone is believed. It must have been reported
-// at the time: what is not, a kubelet that restarts leaves off its list while it is mounted.
-func (w *clusterState) heedLettingGo(after *corev1.Node, was, is map[string]standing) {
+// recordReleased records which volumes a Node released that were attached before this Node object was created; for all
+// others its current list suffices. A volume must have been reported at the time: a restarted kubelet leaves unreported
+// volumes off its list while they are mounted.
+func (w *clusterState) recordReleased(after *corev1.Node, was, is map[string]volumeStatus) {
 	for unique, before := range was {
 		if !before.inUse || !before.reported || is[unique].inUse {
 			continue
 		}
-		if key, ok := keyOfName(unique); !ok || !w.givenBefore(key, unique, after) {
+		if key, ok := keyOfName(unique); !ok || !w.attachedBefore(key, unique, after) {
 			continue
 		}
 		w.mu.Lock()
-		if w.letGo[after.Name].uid != after.UID {
-			w.letGo[after.Name] = lettings{uid: after.UID, volumes: map[string]bool{}}
+		if w.releasedBy[after.Name].uid != after.UID {
+			w.releasedBy[after.Name] = releasedVolumes{uid: after.UID, volumes: map[string]bool{}}
 		}
-		w.letGo[after.Name].volumes[unique] = true
+		w.releasedBy[after.Name].volumes[unique] = true
 		w.mu.Unlock()
 	}
 }
 
-// givenBefore reports whether the volume was given to the node before this Node object
-// was created.
-func (w *clusterState) givenBefore(k key, unique string, node *corev1.Node) bool {
+// attachedBefore reports whether the volume was attached before this Node object was created.
+func (w *clusterState) attachedBefore(k key, unique string, node *corev1.Node) bool {
 	if va, ok := w.attachments.Get(kube.AttachmentName(k.Handle, k.Driver, node.Name)); ok {
 		return recordedMachine(va).NodeUID != string(node.UID)
 	}
@@ -44,41 +43,40 @@ func (w *clusterState) givenBefore(k key, unique string, node *corev1.Node) bool
 	return ok && h.machine.NodeUID != string(node.UID)
 }
 
-// hasLetGo reports whether this Node object was seen to let the volume go.
-func (w *clusterState) hasLetGo(node *corev1.Node, unique string) bool {
+// hasReleased reports whether this Node object released the volume.
+func (w *clusterState) hasReleased(node *corev1.Node, unique string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	l := w.letGo[node.Name]
+	l := w.releasedBy[node.Name]
 	return l.uid == node.UID && l.volumes[unique]
 }
 
-// depart remembers a Node that was deleted: its in-use list is all that shows whether a
-// volume was in use.
-func (w *clusterState) depart(node *corev1.Node) {
-	w.ledger.depart(node)
+// nodeDeleted keeps the last version of a deleted Node: its in-use list is the only evidence of use.
+func (w *clusterState) nodeDeleted(node *corev1.Node) {
+	w.ledger.nodeDeleted(node)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.letGo, node.Name)
+	delete(w.releasedBy, node.Name)
 	w.departed[node.Name] = node
 }
 
-// arrive drops what was remembered of a Node that is back.
-func (w *clusterState) arrive(name string) {
+// nodeCreated drops the last version of a Node that was deleted before.
+func (w *clusterState) nodeCreated(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.departed, name)
 }
 
-// forget drops a Node that was deleted once nothing is attached to it any more.
+// forget drops a deleted Node when no volume is attached to it.
 func (w *clusterState) forget(name string) {
 	if len(w.attachments.ByIndex(byNode, name)) > 0 || len(w.ledger.on(name)) > 0 {
 		return
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.letGo, name)
+	delete(w.releasedBy, name)
 	delete(w.departed, name)
-	w.long.forget(name)
+	w.largeNodes.forget(name)
 }
 
 // lastSeen returns the last version of a Node that was deleted.

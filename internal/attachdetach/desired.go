@@ -14,22 +14,21 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// demand is who needs one volume, and by which way.
+// demand describes which pods need a volume, and through which sources.
 type demand struct {
-	// volumes are the PersistentVolumes of the volume by name: usually one.
+	// volumes are the PersistentVolumes of the volume, sorted by name; usually one.
 	volumes []*corev1.PersistentVolume
-	// wants holds, for each node with pods that need the volume, what Decide is told.
+	// wants holds, for each node with pods that need the volume, the input of Decide.
 	wants map[attachment.NodeName]attachment.Want
 	// pods are those pods, oldest first.
 	pods map[attachment.NodeName][]*corev1.Pod
-	// inline is what the oldest pod of a node says of its own volume, where that and no
-	// PersistentVolume is what it wants.
+	// inline is the inline volume of the oldest pod of a node, if that pod uses no PersistentVolume.
 	inline map[attachment.NodeName]kube.InlineVolume
-	// shared says of each way by which pods come whether it allows several nodes.
+	// shared holds, for each source, whether it allows several nodes.
 	shared []bool
 }
 
-// demandFor finds the pods that need the volume.
+// demandFor returns the demand for a volume.
 func (w *clusterState) demandFor(k key) demand {
 	unique := kube.UniqueVolumeName(k.Driver, k.Handle)
 	d := demand{
@@ -56,21 +55,21 @@ func (w *clusterState) demandFor(k key) demand {
 	return d
 }
 
-// way is how a pod comes to a volume: by a PersistentVolume, or else by what it says itself.
-type way struct {
+// volumeUse is how a pod uses a volume: through a PersistentVolume or as an inline volume.
+type volumeUse struct {
 	pv     *corev1.PersistentVolume
 	inline kube.InlineVolume
 }
 
-// needs are the pods that need the volume whose PersistentVolumes these are.
-func (w *clusterState) needs(k key, volumes []*corev1.PersistentVolume) iter.Seq2[*corev1.Pod, way] {
-	return func(yield func(*corev1.Pod, way) bool) {
+// needs returns the pods that need the volume with these PersistentVolumes.
+func (w *clusterState) needs(k key, volumes []*corev1.PersistentVolume) iter.Seq2[*corev1.Pod, volumeUse] {
+	return func(yield func(*corev1.Pod, volumeUse) bool) {
 		if !w.attachRequired(k.Driver) {
 			return
 		}
 		for _, pv := range volumes {
 			for pod := range w.podsOf(pv) {
-				if !yield(pod, way{pv: pv}) {
+				if !yield(pod, volumeUse{pv: pv}) {
 					return
 				}
 			}
@@ -80,7 +79,7 @@ func (w *clusterState) needs(k key, volumes []*corev1.PersistentVolume) iter.Seq
 				continue
 			}
 			for _, v := range kube.InlineVolumes(pod) {
-				if v.Key == k && !yield(pod, way{inline: v}) {
+				if v.Key == k && !yield(pod, volumeUse{inline: v}) {
 					return
 				}
 			}
@@ -88,7 +87,7 @@ func (w *clusterState) needs(k key, volumes []*corev1.PersistentVolume) iter.Seq
 	}
 }
 
-// add notes that a pod needs the volume, by way of a PersistentVolume or of itself.
+// add records a pod that needs the volume, through a PersistentVolume or as an inline volume.
 func (d *demand) add(pod *corev1.Pod, pv string, inline kube.InlineVolume) {
 	node := attachment.NodeName(pod.Spec.NodeName)
 	first := !slices.ContainsFunc(d.pods[node], func(p *corev1.Pod) bool { return older(p, pod) <= 0 })
@@ -110,8 +109,8 @@ func older(a, b *corev1.Pod) int {
 	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
-// name is what events call the volume: as upstream, its PersistentVolume, or what it
-// was translated to, or the pod's own name for it.
+// name is the name of the volume in events, as upstream: its PersistentVolume, the name it was translated to, or the
+// pod's name for it.
 func (d *demand) name(k key) string {
 	if len(d.volumes) > 0 {
 		return d.volumes[0].Name
@@ -122,8 +121,7 @@ func (d *demand) name(k key) string {
 	return k.Handle
 }
 
-// podsOf gives the pods that run somewhere and use the PersistentVolume through the
-// claim that it is bound to.
+// podsOf returns the scheduled, running pods that use the PersistentVolume through the claim that it is bound to.
 func (w *clusterState) podsOf(pv *corev1.PersistentVolume) iter.Seq[*corev1.Pod] {
 	return func(yield func(*corev1.Pod) bool) {
 		ref := pv.Spec.ClaimRef
@@ -143,8 +141,7 @@ func (w *clusterState) podsOf(pv *corev1.PersistentVolume) iter.Seq[*corev1.Pod]
 	}
 }
 
-// uses tells whether the pod uses the claim. A claim of a generic ephemeral volume
-// has to be the pod's own, not one that merely has its name.
+// uses reports whether the pod uses the claim. A claim of a generic ephemeral volume must be owned by the pod.
 func uses(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
 		if claimName(pod, &v) != claim.Name {
@@ -154,16 +151,15 @@ func uses(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
 	})
 }
 
-// attachRequired tells whether the driver's volumes are attached at all. A driver
-// that did not register, or has not yet, is attached, as upstream does.
+// attachRequired reports whether the driver's volumes are attached. As upstream, a driver without a CSIDriver object
+// requires attach.
 func (w *clusterState) attachRequired(driver string) bool {
 	d, ok := get[*storagev1.CSIDriver](w.drivers, driver)
 	return !ok || d.Spec.AttachRequired == nil || *d.Spec.AttachRequired
 }
 
-// sharing tells whether the volume may be attached to several nodes. It is exclusive
-// if any of the ways to it is, and nobody knows if none is there or if the one that an
-// attachment was made for is gone. Upstream takes what it does not know for shared.
+// sharing reports whether the volume may be attached to several nodes. It is exclusive if one of its sources is, and
+// unknown without a source or if the PersistentVolume of an attachment is gone. Upstream treats unknown as shared.
 func sharing(ways []bool, attachments []*storagev1.VolumeAttachment, seen []attachment.Attachment) attachment.Knowledge {
 	for _, va := range attachments {
 		if inline := va.Spec.Source.InlineVolumeSpec; inline != nil {
@@ -179,16 +175,14 @@ func sharing(ways []bool, attachments []*storagev1.VolumeAttachment, seen []atta
 	return attachment.Yes
 }
 
-// waitedFor tells whether pods wait for the volume now: somewhere it is wanted and not
-// yet reported. What happens at one node changes nothing for the pods of others if the
-// volume is shared, and those may be many: then only the pods of that node are looked at.
-// No node means all.
-func (w *clusterState) waitedFor(k key, at string) bool {
+// podsWaitFor reports whether pods wait for the volume: it is needed on a node and not reported there. For a shared
+// volume, which may have many pods, only the pods on node at are checked; an empty at means all.
+func (w *clusterState) podsWaitFor(k key, at string) bool {
 	unique := kube.UniqueVolumeName(k.Driver, k.Handle)
 	volumes := list[*corev1.PersistentVolume](w.volumes, byVolume, unique)
 	waits := func(name string) bool {
 		node, ok := w.nodes.Get(name)
-		return ok && !w.long.of(node, unique).reported
+		return ok && !w.largeNodes.of(node, unique).reported
 	}
 	if at != "" && len(volumes) > 0 && !slices.ContainsFunc(volumes, isExclusive) {
 		return waits(at) && slices.ContainsFunc(list[*corev1.Pod](w.pods, byNode, at), func(pod *corev1.Pod) bool {

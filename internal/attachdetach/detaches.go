@@ -13,23 +13,22 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// detach is one that is under way.
+// detach is a detach in progress.
 type detach struct {
-	// attachment and uid are those of the object that is being deleted.
+	// attachment and uid identify the object that is being deleted.
 	attachment string
 	uid        types.UID
-	// about is the claim, or the PersistentVolume where there is none; nil where there
-	// is neither, and then nobody is told.
-	about *corev1.ObjectReference
-	name  string // what events call the volume
-	told  string // the last failure that was told
-	// heard: the watch has delivered the deletion. unconfirmed: the driver had not confirmed the detach.
-	heard, unconfirmed bool
+	// about is the object of the events: the claim, or else the PersistentVolume. It is nil if there is neither.
+	about       *corev1.ObjectReference
+	name        string // name of the volume in events
+	lastFailure string // last failure in an event
+	// deletionSeen: the watch has delivered the deletion. unconfirmed: the driver did not confirm the detach.
+	deletionSeen, unconfirmed bool
 }
 
-// unconfirmedAfter is the time since the deletion request after which an object that ends with
-// attached=true was not detached. belay-attacher sets attached=false before it removes its
-// finalizer if the detach takes longer than 5 s; the rest allows for clocks that differ.
+// unconfirmedAfter is how long after its deletion request a VolumeAttachment that ends with attached=true counts as not
+// detached. belay-attacher sets attached=false before it removes its finalizer if the detach takes longer than 5 s; the
+// rest allows for clock skew.
 const unconfirmedAfter = 30 * time.Second
 
 // isUnconfirmed reports whether another client removed the finalizer of a VolumeAttachment before
@@ -39,29 +38,29 @@ func isUnconfirmed(last *storagev1.VolumeAttachment, now time.Time) bool {
 		(last.Status.DetachError != nil || now.Sub(last.DeletionTimestamp.Time) > unconfirmedAfter)
 }
 
-// ended takes the end of an attachment of the volumes.
-func (c *Controller) ended(keys []key, last *storagev1.VolumeAttachment) {
-	c.announcer.ended(keys, last, c.clock.Now())
+// attachmentDeleted records the deletion of an attachment of the volumes.
+func (c *Controller) attachmentDeleted(keys []key, last *storagev1.VolumeAttachment) {
+	c.eventEmitter.attachmentDeleted(keys, last, c.clock.Now())
 }
 
-// ended takes the end of an attachment, as the watch tells it.
-func (a *announcer) ended(keys []key, last *storagev1.VolumeAttachment, now time.Time) {
+// attachmentDeleted records the deletion of an attachment.
+func (a *eventEmitter) attachmentDeleted(keys []key, last *storagev1.VolumeAttachment, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, k := range keys {
 		node := attachment.NodeName(last.Spec.NodeName)
 		if d, ok := a.detaches[k][node]; ok && d.uid == last.UID {
-			d.heard, d.unconfirmed = true, isUnconfirmed(last, now)
+			d.deletionSeen, d.unconfirmed = true, isUnconfirmed(last, now)
 			a.detaches[k][node] = d
 		}
 	}
 }
 
-// detaching tells that the delete of the attachment was accepted, and by what right if
-// the volume may be in use: nil if it is not.
-func (w *work) detaching(node attachment.NodeName, ref attachment.Ref, by attachment.Authority, why attachment.Reason) {
+// emitDetaching emits that the delete of the attachment was accepted, with the authority for it if the volume may be in
+// use.
+func (w *work) emitDetaching(node attachment.NodeName, ref attachment.Ref, by attachment.Authority, why attachment.Reason) {
 	d := w.detachOf(ref)
-	a := w.announcer
+	a := w.eventEmitter
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.follow(w.key, node, d)
@@ -75,25 +74,24 @@ func (w *work) detaching(node attachment.NodeName, ref attachment.Ref, by attach
 	a.recorder.Event(d.about, kind, explain.DetachingVolume, explain.DetachStarted(d.name, node, by, why))
 }
 
-// follow remembers a detach, so that its end can be told; hold a.mu.
-func (a *announcer) follow(k key, node attachment.NodeName, d detach) {
+// follow tracks a detach to emit its end; hold a.mu.
+func (a *eventEmitter) follow(k key, node attachment.NodeName, d detach) {
 	if a.detaches[k] == nil {
 		a.detaches[k] = map[attachment.NodeName]detach{}
 	}
 	a.detaches[k][node] = d
 }
 
-// emitClaimEvents tells the claim how the detaches of its volume go on and end; hold the
-// announcer's lock.
+// emitClaimEvents emits the progress and the end of detaches on the claim; hold the lock of the eventEmitter.
 func (w *work) emitClaimEvents(steps []attachment.Step) {
-	a := w.announcer
+	a := w.eventEmitter
 	for i := range w.now.seen.Attachments {
 		one := &w.now.seen.Attachments[i]
 		if !one.Deleting || !one.Computed {
 			continue
 		}
-		if known, ok := a.detaches[w.key][one.Node]; !ok || known.uid != uidOf(one.UID) {
-			a.follow(w.key, one.Node, w.detachOf(one.Ref)) // somebody else's, or a leader's before us
+		if known, ok := a.detaches[w.key][one.Node]; !ok || known.uid != types.UID(one.UID) {
+			a.follow(w.key, one.Node, w.detachOf(one.Ref)) // started by another client or a previous leader
 		}
 	}
 	for _, step := range steps {
@@ -105,10 +103,9 @@ func (w *work) emitClaimEvents(steps []attachment.Step) {
 		if w.state.stillThere(d) {
 			continue
 		}
-		if !d.heard {
-			// The cache has changed, and what it tells of the change has not arrived yet: it
-			// wakes the volume again.
-			d.heard = true
+		if !d.deletionSeen {
+			// The cache is ahead of the event, which will enqueue the volume again.
+			d.deletionSeen = true
 			a.detaches[w.key][node] = d
 			continue
 		}
@@ -120,27 +117,27 @@ func (w *work) emitClaimEvents(steps []attachment.Step) {
 	}
 }
 
-// emitDetached tells the claim that a detach is over, and whether anybody confirmed it.
+// emitDetached emits that a detach ended, and whether the driver confirmed it.
 func (w *work) emitDetached(node attachment.NodeName, d detach) {
 	logger := w.named(d.name).WithValues("node", node, "attachment", d.attachment)
 	if d.unconfirmed {
 		logger.Error(nil, "VolumeAttachment was removed without a confirmed detach")
 		if d.about != nil {
-			w.announcer.warn(d.about, explain.VolumeDetachUnconfirmed, attachment.DetachUnanswered, explain.DetachUnconfirmed(d.name, node, d.attachment))
+			w.eventEmitter.warn(d.about, explain.VolumeDetachUnconfirmed, attachment.DetachUnanswered, explain.DetachUnconfirmed(d.name, node, d.attachment))
 		}
 		return
 	}
 	logger.Info("Volume detached")
 	if d.about != nil {
-		w.announcer.recorder.Event(d.about, corev1.EventTypeNormal, explain.SuccessfulDetachVolume, explain.DetachSucceeded(d.name, node))
+		w.eventEmitter.recorder.Event(d.about, corev1.EventTypeNormal, explain.SuccessfulDetachVolume, explain.DetachSucceeded(d.name, node))
 	}
 }
 
-// emitUnconfirmed warns where another writer deleted the VolumeAttachment under a node that uses
-// the volume: the controller withdraws its report first. The pods there have dead mounts.
+// emitUnconfirmed warns if another client deleted the VolumeAttachment while the node uses the volume. The mounts of
+// the pods there no longer work. The controller itself withdraws its report first.
 func (w *work) emitUnconfirmed() {
-	a := w.announcer
-	torn := a.torn[w.key]
+	a := w.eventEmitter
+	detachedInUse := a.detachedInUse[w.key]
 	for i := range w.now.seen.Attachments {
 		one := &w.now.seen.Attachments[i]
 		removed := one.Deleting || one.Implied && !w.now.want.NoVolumeAttachment
@@ -148,36 +145,36 @@ func (w *work) emitUnconfirmed() {
 		case !one.Computed:
 		case !removed:
 			if one.Confirmed == attachment.Yes {
-				delete(torn, one.Node)
+				delete(detachedInUse, one.Node)
 			}
-		case !torn[one.Node] && w.now.seen.Nodes[one.Node].Reported && w.now.seen.Nodes[one.Node].InUse == attachment.Yes:
-			if torn == nil {
-				torn = map[attachment.NodeName]bool{}
-				a.torn[w.key] = torn
+		case !detachedInUse[one.Node] && w.now.seen.Nodes[one.Node].Reported && w.now.seen.Nodes[one.Node].InUse == attachment.Yes:
+			if detachedInUse == nil {
+				detachedInUse = map[attachment.NodeName]bool{}
+				a.detachedInUse[w.key] = detachedInUse
 			}
-			torn[one.Node] = true
+			detachedInUse[one.Node] = true
 			w.warnTorn(one)
 		}
 	}
-	if len(torn) == 0 || len(w.now.seen.Attachments) == 0 {
-		delete(a.torn, w.key)
+	if len(detachedInUse) == 0 || len(w.now.seen.Attachments) == 0 {
+		delete(a.detachedInUse, w.key)
 	}
 }
 
 func (w *work) warnTorn(one *attachment.Attachment) {
-	text := explain.DetachedInUse(w.now.nameAt(one.Node), one.Node)
+	text := explain.DetachedInUse(w.now.volumeNameAt(one.Node), one.Node)
 	w.loggerAt(one.Node).Error(nil, "VolumeAttachment was deleted by another client while the volume is in use", "attachment", one.Name)
 	for _, pod := range w.now.pods[one.Node] {
-		w.announcer.warn(pod, explain.VolumeDetachedInUse, attachment.StillInUse, text)
+		w.eventEmitter.warn(pod, explain.VolumeDetachedInUse, attachment.StillInUse, text)
 	}
-	if about := w.state.ownerOf(w.now.nameAt(one.Node)); about != nil {
-		w.announcer.warn(about, explain.VolumeDetachedInUse, attachment.StillInUse, text)
+	if about := w.state.ownerOf(w.now.volumeNameAt(one.Node)); about != nil {
+		w.eventEmitter.warn(about, explain.VolumeDetachedInUse, attachment.StillInUse, text)
 	}
 }
 
-// emitDetachFailed tells the claim why a detach does not get on, if that is news.
+// emitDetachFailed emits a new cause of a failing detach on the claim.
 func (w *work) emitDetachFailed(hold attachment.Wait) {
-	a := w.announcer
+	a := w.eventEmitter
 	d, ok := a.detaches[w.key][hold.Node]
 	if !ok {
 		return
@@ -190,10 +187,10 @@ func (w *work) emitDetachFailed(hold attachment.Wait) {
 	case attachment.DetachUnanswered:
 		cause = explain.Unanswered(w.key, explain.Detach, hold.Node, hold.Since)
 	}
-	if d.told == cause {
+	if d.lastFailure == cause {
 		return
 	}
-	d.told = cause
+	d.lastFailure = cause
 	a.detaches[w.key][hold.Node] = d
 	w.named(d.name).Error(errors.New(cause), "Failed to detach volume", "node", hold.Node, "attachment", d.attachment, "reason", hold.Reason)
 	if d.about != nil {
@@ -201,9 +198,9 @@ func (w *work) emitDetachFailed(hold attachment.Wait) {
 	}
 }
 
-// detachOf is the detach of an attachment of the volume.
+// detachOf returns the detach of an attachment of the volume.
 func (w *work) detachOf(ref attachment.Ref) detach {
-	d := detach{attachment: ref.Name, uid: uidOf(ref.UID), name: w.now.volumeName}
+	d := detach{attachment: ref.Name, uid: types.UID(ref.UID), name: w.now.volumeName}
 	for _, a := range w.now.seen.Attachments {
 		if a.Name == ref.Name && a.PersistentVolume != "" {
 			d.name = a.PersistentVolume
@@ -213,9 +210,9 @@ func (w *work) detachOf(ref attachment.Ref) detach {
 	return d
 }
 
-// released tells that the report of a volume without an attachment was taken back: the
-// whole of its detach.
-func (w *work) released(node attachment.NodeName, by attachment.Authority, why attachment.Reason) {
+// emitReleased emits that a volume without a VolumeAttachment was detached, which only takes a withdrawal of its
+// report.
+func (w *work) emitReleased(node attachment.NodeName, by attachment.Authority, why attachment.Reason) {
 	name := w.now.volumeName
 	w.loggerAt(node).Info("Volume detached")
 	about := w.state.ownerOf(name)
@@ -223,13 +220,12 @@ func (w *work) released(node attachment.NodeName, by attachment.Authority, why a
 		return
 	}
 	if by != nil {
-		w.announcer.recorder.Event(about, corev1.EventTypeWarning, explain.DetachingVolume, explain.DetachStarted(name, node, by, why))
+		w.eventEmitter.recorder.Event(about, corev1.EventTypeWarning, explain.DetachingVolume, explain.DetachStarted(name, node, by, why))
 	}
-	w.announcer.recorder.Event(about, corev1.EventTypeNormal, explain.SuccessfulDetachVolume, explain.DetachSucceeded(name, node))
+	w.eventEmitter.recorder.Event(about, corev1.EventTypeNormal, explain.SuccessfulDetachVolume, explain.DetachSucceeded(name, node))
 }
 
-// ownerOf is whom events on the PersistentVolume of that name are for: the claim that
-// it is bound to, if there is one, or itself.
+// ownerOf returns the object for events about a PersistentVolume: the claim that it is bound to, or itself.
 func (w *clusterState) ownerOf(name string) *corev1.ObjectReference {
 	pv, ok := get[*corev1.PersistentVolume](w.volumes, name)
 	if !ok {
@@ -248,7 +244,7 @@ func (w *clusterState) ownerOf(name string) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: version, Kind: "PersistentVolume", Name: pv.Name, UID: pv.UID}
 }
 
-// stillThere tells whether the object that is being deleted exists.
+// stillThere reports whether the object that is being deleted exists.
 func (w *clusterState) stillThere(d detach) bool {
 	va, ok := w.attachments.Get(d.attachment)
 	return ok && va.UID == d.uid

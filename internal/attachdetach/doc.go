@@ -1,12 +1,11 @@
-// Package attachdetach attaches volumes to the nodes whose pods need them and
-// detaches them when nobody does: it observes one volume through the watch caches,
-// lets attachment.Decide decide, and takes the steps at the API server. It keeps
-// nothing that matters in memory; a kill at any moment loses nothing.
+// Package attachdetach attaches volumes to the nodes whose pods need them and detaches them when no pod does. It
+// observes one volume through the watch caches, calls attachment.Decide, and takes the steps at the API server.
+// Correctness does not depend on memory: the process may be killed at any time.
 //
-//	watch.go     an event -> the few volumes that it concerns
-//	world.go     the caches and their indexes
-//	snapshot.go  objects -> attachment.Desired, attachment.Observed
-//	apply.go     attachment.Step -> API call
-//	reporter.go  one writer of volumesAttached per node
-//	announce.go  decisions -> events on pods
+//	watch.go      events -> keys of the affected volumes
+//	state.go      caches and indexes
+//	observe.go    objects -> attachment.Desired, attachment.Observed
+//	act.go        attachment.Step -> API requests
+//	reporter.go   writes to node.status.volumesAttached
+//	podevents.go  decisions -> events on pods
 package attachdetach

@@ -18,37 +18,33 @@ import (
 )
 
 const (
-	// eventPatience is how long an event that tells of no trouble waits at most for
-	// volumes that are worked on: in a burst each takes from the API server what an
-	// attach needs.
-	eventPatience = 30 * time.Second
-	// mostEvents wait at once; more are dropped. (client-go's broadcaster alone drops
-	// after 1000.)
-	mostEvents = 20000
+	// maxEventDelay bounds how long a normal event waits while volumes are processed: in a burst each event competes
+	// with attaches for the API server.
+	maxEventDelay = 30 * time.Second
+	// maxQueuedEvents bounds the queue; further events are dropped. (client-go's broadcaster drops after 1000.)
+	maxQueuedEvents = 20000
 )
 
-// eventRetry is how often, and after which pauses, an event without an answer is sent
-// again.
+// eventRetry is the back-off for an event without a response.
 var eventRetry = wait.Backoff{Steps: 6, Duration: 500 * time.Millisecond, Factor: 3, Jitter: 0.5}
 
-// eventSink sends events to the API server, in the background and one at a time: no
-// volume waits for one. Events that repeat are joined and a flood of them is cut, as
-// upstream does. Warnings go first, and the rest when no volume is worked on.
+// eventSink sends events one at a time in the background. Repeated events are aggregated and rate-limited, as upstream.
+// Warnings are sent first; normal events are sent when no volume is being processed.
 type eventSink struct {
 	broadcaster record.EventBroadcaster
 	sink        record.EventSink
 	correlator  *record.EventCorrelator
-	// changed holds one when there may be something to send.
+	// changed signals that there may be an event to send.
 	changed chan struct{}
 
-	mu       sync.Mutex
-	inHand   int // volumes
-	warnings []lateEvent
-	others   []lateEvent
+	mu            sync.Mutex
+	activeVolumes int // volumes that are being processed
+	warnings      []queuedEvent
+	normal        []queuedEvent
 }
 
-// lateEvent is an event that waits to be sent.
-type lateEvent struct {
+// queuedEvent is an event in the queue.
+type queuedEvent struct {
 	*corev1.Event
 
 	since time.Time
@@ -67,7 +63,7 @@ func (s *eventSink) recorder(scheme *runtime.Scheme) record.EventRecorder {
 	return s.broadcaster.NewRecorder(scheme, corev1.EventSource{Component: EventComponent})
 }
 
-// Start sends until the context ends.
+// Start sends events until ctx is done.
 func (s *eventSink) Start(ctx context.Context) error {
 	watch := s.broadcaster.StartEventWatcher(func(e *corev1.Event) {
 		if !s.add(e) {
@@ -87,11 +83,11 @@ func (s *eventSink) Start(ctx context.Context) error {
 	}
 }
 
-// worksOn is told when a volume is taken up, with 1, and when it is let be, with -1.
-func (s *eventSink) worksOn(volumes int) {
+// volumeActive is called with 1 when a worker starts to process a volume, and with -1 when it stops.
+func (s *eventSink) volumeActive(volumes int) {
 	s.mu.Lock()
-	s.inHand += volumes
-	idle := s.inHand == 0 && len(s.others) > 0
+	s.activeVolumes += volumes
+	idle := s.activeVolumes == 0 && len(s.normal) > 0
 	s.mu.Unlock()
 	if idle {
 		s.signal()
@@ -101,14 +97,14 @@ func (s *eventSink) worksOn(volumes int) {
 func (s *eventSink) add(e *corev1.Event) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.warnings)+len(s.others) >= mostEvents {
+	if len(s.warnings)+len(s.normal) >= maxQueuedEvents {
 		return false
 	}
-	late := lateEvent{Event: e, since: time.Now()}
+	late := queuedEvent{Event: e, since: time.Now()}
 	if e.Type == corev1.EventTypeWarning {
 		s.warnings = append(s.warnings, late)
 	} else {
-		s.others = append(s.others, late)
+		s.normal = append(s.normal, late)
 	}
 	s.signal()
 	return true
@@ -121,7 +117,7 @@ func (s *eventSink) signal() {
 	}
 }
 
-// next waits for the event to send next.
+// next waits for the next event to send.
 func (s *eventSink) next(ctx context.Context) (*corev1.Event, bool) {
 	for {
 		e, again := s.pick(time.Now())
@@ -140,11 +136,11 @@ func (s *eventSink) next(ctx context.Context) (*corev1.Event, bool) {
 	}
 }
 
-// pick takes the event to send now, or tells when to look again if nothing changes.
+// pick returns the event to send now, or how long to wait if nothing changes.
 func (s *eventSink) pick(now time.Time) (e *corev1.Event, again time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	take := func(from *[]lateEvent) *corev1.Event {
+	take := func(from *[]queuedEvent) *corev1.Event {
 		first := (*from)[0]
 		*from = (*from)[1:]
 		return first.Event
@@ -152,17 +148,17 @@ func (s *eventSink) pick(now time.Time) (e *corev1.Event, again time.Duration) {
 	switch {
 	case len(s.warnings) > 0:
 		return take(&s.warnings), 0
-	case len(s.others) == 0:
-		return nil, eventPatience
+	case len(s.normal) == 0:
+		return nil, maxEventDelay
 	}
-	left := eventPatience - now.Sub(s.others[0].since)
-	if s.inHand == 0 || left <= 0 {
-		return take(&s.others), 0
+	left := maxEventDelay - now.Sub(s.normal[0].since)
+	if s.activeVolumes == 0 || left <= 0 {
+		return take(&s.normal), 0
 	}
 	return nil, left
 }
 
-// send writes one event, unless it is one too many of its kind.
+// send writes one event, unless the correlator suppresses it.
 func (s *eventSink) send(ctx context.Context, e *corev1.Event) error {
 	result, err := s.correlator.EventCorrelate(e.DeepCopy())
 	if err != nil || result.Skip {
@@ -190,7 +186,7 @@ func (s *eventSink) send(ctx context.Context, e *corev1.Event) error {
 func (s *eventSink) write(result *record.EventCorrelateResult) (*corev1.Event, error) {
 	if result.Event.Count > 1 {
 		written, err := s.sink.Patch(result.Event, result.Patch)
-		if !eventutil.IsKeyNotFoundError(err) { // as one that the API server has forgotten
+		if !eventutil.IsKeyNotFoundError(err) { // the API server has expired it: create it again
 			return written, err
 		}
 	}

@@ -104,7 +104,7 @@ func (m *model) hungController(t *testing.T, hangs func(verb, name string) bool)
 	c.sinceAttachments, c.sinceNodes = "1", "1" // older than all Nodes and VolumeAttachments
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[key]())
 	t.Cleanup(queue.ShutDown)
-	c.stragglers.queue = queue
+	c.slowNodes.queue = queue
 	return c, hung
 }
 
@@ -159,10 +159,10 @@ func TestStaleStepsAreNotTaken(t *testing.T) {
 		toA, toB := kube.AttachmentName(k.Handle, k.Driver, "a"), kube.AttachmentName(k.Handle, k.Driver, "b")
 		c, hung := m.hungController(t, func(_, name string) bool { return name == toA })
 		c.stepsAtOnce = 1
-		w := &work{Controller: c, key: k, at: &turn{}, failed: map[attachment.NodeName]error{}, log: log.FromContext(t.Context())}
-		w.at.heed("a", outcome{answered: true}) // both were withdrawn
-		w.at.heed("b", outcome{answered: true})
-		w.now = m.observe(k, w.at, noDoubts{})
+		w := &work{Controller: c, key: k, reads: &nodeReads{}, failed: map[attachment.NodeName]error{}, log: log.FromContext(t.Context())}
+		w.reads.record("a", outcome{answered: true}) // both were withdrawn
+		w.reads.record("b", outcome{answered: true})
+		w.now = m.observe(k, w.reads, noDoubts{})
 		d := attachment.Decide(modelTime, w.now.want, w.now.seen, c.policy)
 		if !does[attachment.ForceDetach](d) {
 			t.Fatalf("steps %+v", d.Steps)
@@ -211,7 +211,7 @@ func TestOneRenewalIsNoSync(t *testing.T) {
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "1"}}
 	lease.Spec.RenewTime = &metav1.MicroTime{Time: began}
 	c.live = hungLease{lease: lease}
-	w := &work{Controller: c, at: &turn{}, log: log.FromContext(t.Context())}
+	w := &work{Controller: c, reads: &nodeReads{}, log: log.FromContext(t.Context())}
 	look := attachment.CheckKubelet{Node: "a", NodeUID: "second"}
 	if _, err := w.checkKubelet(t.Context(), look); err != nil {
 		t.Fatal(err)

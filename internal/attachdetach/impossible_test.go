@@ -134,7 +134,7 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 	l.pod("p", "a", "v")
 	l.awaitTold("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), "kubernetes.io/csi: attacher.Attach failed: a webhook says no"))
 	var last time.Time
-	for _, pause := range []time.Duration{0, firstRefusal, 2 * firstRefusal} {
+	for _, pause := range []time.Duration{0, minRefusalRetry, 2 * minRefusalRetry} {
 		next := wait.For(t, "another request", asked)
 		if next.Sub(last) < pause {
 			t.Errorf("asked again after %v, want %v", next.Sub(last), pause)

@@ -15,29 +15,28 @@ import (
 	"belay.dev/belay/internal/attachment"
 )
 
-// kubelets follows the kubelets of Nodes that were recreated while volumes were attached
-// to their machines: whether each is alive long enough to have sent a complete list of
-// what it uses (attachment.SyncWindow). The lease shows that the process lives, the
-// condition Ready that its status reaches the API server.
+// kubelets tracks, for Nodes that were recreated while volumes were attached to their machines, whether the kubelet has
+// been alive long enough to have sent a complete in-use list (attachment.SyncWindow). Its lease shows that the process
+// runs, the condition Ready that its status reaches the API server.
 type kubelets struct {
-	mu    sync.Mutex
-	looks map[string]look // by node
+	mu          sync.Mutex
+	leaseChecks map[string]leaseCheck // by node
 }
 
-// look is what was seen of one kubelet.
-type look struct {
+// leaseCheck is the state of one kubelet.
+type leaseCheck struct {
 	uid    types.UID // of the Node
 	began  time.Time
-	next   time.Time // when it must have renewed its lease again
-	lease  string    // version of the lease at the last look, empty if there was none
+	next   time.Time // when the lease must have been renewed again
+	lease  string    // resource version of the lease at the last check, or empty
 	synced bool
 }
 
-// describe fills in what is known of the kubelet behind the Node.
+// describe adds the state of the kubelet to the Node.
 func (k *kubelets) describe(node *corev1.Node, n *attachment.Node) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	l, ok := k.looks[node.Name]
+	l, ok := k.leaseChecks[node.Name]
 	if !ok || l.uid != node.UID {
 		return
 	}
@@ -46,45 +45,44 @@ func (k *kubelets) describe(node *corev1.Node, n *attachment.Node) {
 	}
 }
 
-// forget is called when the Node is gone.
+// forget drops a deleted Node.
 func (k *kubelets) forget(node string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	delete(k.looks, node)
+	delete(k.leaseChecks, node)
 }
 
-// interrupt begins again where the Node is no longer Ready.
-func (k *kubelets) interrupt(node string) {
+// reset restarts the checks when the Node is no longer Ready.
+func (k *kubelets) reset(node string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if !k.looks[node].synced {
-		delete(k.looks, node)
+	if !k.leaseChecks[node].synced {
+		delete(k.leaseChecks, node)
 	}
 }
 
-// saw takes the version of the lease, empty if there is none, and how long it is good for. A
-// kubelet renews it four times in that time: one that has not done so between two looks, or
-// that nobody looked at in time, is looked at from the beginning.
-func (k *kubelets) saw(node string, uid types.UID, lease string, duration time.Duration, now time.Time) {
+// recordLease records the resource version of the lease, empty if there is none, and its duration. A kubelet renews it
+// four times in that time. If it was not renewed between two checks, or not checked in time, the window starts again.
+func (k *kubelets) recordLease(node string, uid types.UID, lease string, duration time.Duration, now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.looks == nil {
-		k.looks = map[string]look{}
+	if k.leaseChecks == nil {
+		k.leaseChecks = map[string]leaseCheck{}
 	}
-	l := k.looks[node]
+	l := k.leaseChecks[node]
 	interval := (max(duration, attachment.SyncWindow)/3 + time.Second).Truncate(time.Second)
 	next, inTime := now.Add(interval), now.Before(l.next.Add(interval/2))
 	switch {
 	case l.uid == uid && (l.synced || now.Before(l.next)):
 	case l.uid == uid && inTime && l.lease != "" && lease != "" && lease != l.lease:
 		l.lease, l.next, l.synced = lease, next, now.Sub(l.began) >= attachment.SyncWindow
-		k.looks[node] = l
+		k.leaseChecks[node] = l
 	default:
-		k.looks[node] = look{uid: uid, began: now, next: next, lease: lease}
+		k.leaseChecks[node] = leaseCheck{uid: uid, began: now, next: next, lease: lease}
 	}
 }
 
-// checkKubelet reads the lease of the node's kubelet.
+// checkKubelet reads the lease of the kubelet.
 func (w *work) checkKubelet(ctx context.Context, s attachment.CheckKubelet) (again bool, err error) {
 	lease := &coordinationv1.Lease{}
 	name := client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: string(s.Node)}
@@ -95,6 +93,6 @@ func (w *work) checkKubelet(ctx context.Context, s attachment.CheckKubelet) (aga
 	if seconds := lease.Spec.LeaseDurationSeconds; seconds != nil {
 		duration = time.Duration(*seconds) * time.Second
 	}
-	w.state.kubelets.saw(string(s.Node), uidOf(s.NodeUID), lease.ResourceVersion, duration, w.clock.Now())
+	w.state.kubelets.recordLease(string(s.Node), types.UID(s.NodeUID), lease.ResourceVersion, duration, w.clock.Now())
 	return true, nil
 }

@@ -58,7 +58,7 @@ func TestLateAnswerToAWithdrawalCounts(t *testing.T) {
 		m.put(va)
 		c, hung := m.hungController(t, func(string, string) bool { return false })
 		sent := 0
-		slow := slowClient{hung, slowStatus{m: m, takes: tooSlow + 200*time.Millisecond, sent: &sent}}
+		slow := slowClient{hung, slowStatus{m: m, takes: slowAfter + 200*time.Millisecond, sent: &sent}}
 		c.client, c.reporter.client = slow, slow
 		for range 5 {
 			if _, err := c.Reconcile(t.Context(), k); err != nil {
@@ -67,8 +67,8 @@ func TestLateAnswerToAWithdrawalCounts(t *testing.T) {
 			if hung.has("delete " + va.Name) {
 				return
 			}
-			next, _ := c.stragglers.queue.Get() // the late answer
-			c.stragglers.queue.Done(next)
+			next, _ := c.slowNodes.queue.Get() // the late answer
+			c.slowNodes.queue.Done(next)
 		}
 		t.Errorf("not detached after %d answered withdrawals", sent)
 	})

@@ -13,43 +13,41 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// ledger remembers which volumes the nodes were given where no VolumeAttachment says so:
-// those that have none (Fibre Channel, iSCSI), and those whose VolumeAttachment was
-// removed while the node's report still listed the volume. Of a CSI volume the report
-// alone is no proof, because a node may write its own: an entry is made only where this
-// process saw the VolumeAttachment, or found the report when it began to lead. Of a volume
-// without a VolumeAttachment there is nothing but the report, which may also be the late
-// write of an earlier leader, so it is believed.
+// ledger records which volumes are attached to nodes without a VolumeAttachment: those whose plugin uses none (Fibre
+// Channel, iSCSI), and those whose VolumeAttachment was removed while the Node still reported the volume. For a CSI
+// volume the report alone is no proof, because a node may write its own: an entry requires that this process saw the
+// VolumeAttachment, or found the report when it started to lead. For other volumes there is only the report, possibly a
+// late write of a previous leader, so it is trusted.
 type ledger struct {
 	mu sync.Mutex
-	// entries are by unique volume name and node.
-	entries map[string]map[string]holding
-	// volumes are the unique names, by node.
+	// entries are keyed by unique volume name and node.
+	entries map[string]map[string]ledgerEntry
+	// volumes holds the unique names by node.
 	volumes map[string]map[string]bool
 }
 
-// holding is one volume that one node was given.
-type holding struct {
+// ledgerEntry is one volume that is attached to one node.
+type ledgerEntry struct {
 	machine attachment.Machine
 	created time.Time // of the Node object
-	// requested is since when a detach waits, where no Node is left to store it on.
+	// requested is the time of the detach request if there is no Node to store it on.
 	requested time.Time
 }
 
-// add notes that the node is about to be given the volume, or was. What is known of an
-// earlier run of the same machine stays until the Node lists the volume: only then does
-// it know what it says (see attachment's rules for a Node that was recreated).
-func (l *ledger) add(unique, node string, h holding, listed bool) {
+// add records that the volume is, or is about to be, attached to the node. An existing entry is replaced only if the
+// Node lists the volume: until then only the entry describes the earlier boot of the machine (see attachment's rules
+// for a Node that was recreated).
+func (l *ledger) add(unique, node string, h ledgerEntry, listed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if _, ok := l.entries[unique][node]; ok && !listed {
 		return
 	}
 	if l.entries == nil {
-		l.entries, l.volumes = map[string]map[string]holding{}, map[string]map[string]bool{}
+		l.entries, l.volumes = map[string]map[string]ledgerEntry{}, map[string]map[string]bool{}
 	}
 	if l.entries[unique] == nil {
-		l.entries[unique] = map[string]holding{}
+		l.entries[unique] = map[string]ledgerEntry{}
 	}
 	if l.volumes[node] == nil {
 		l.volumes[node] = map[string]bool{}
@@ -58,7 +56,7 @@ func (l *ledger) add(unique, node string, h holding, listed bool) {
 	l.volumes[node][unique] = true
 }
 
-// request notes since when a detach waits; zero for no longer.
+// request records the time of the detach request; zero removes it.
 func (l *ledger) request(unique, node string, since time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -68,7 +66,7 @@ func (l *ledger) request(unique, node string, since time.Time) {
 	}
 }
 
-// remove forgets what the node was given.
+// remove removes an entry.
 func (l *ledger) remove(unique, node string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -80,9 +78,10 @@ func (l *ledger) remove(unique, node string) {
 	}
 }
 
-// depart takes over what only the Node stored, and forgets what its VolumeAttachment was
-// removed of: with both gone there is nothing that a person could delete to end the wait.
-func (l *ledger) depart(node *corev1.Node) {
+// nodeDeleted copies the detach requests that only the Node stored, and removes the entries of volumes whose
+// VolumeAttachment was removed: without Node and VolumeAttachment, there is no object that a person could delete to end
+// the wait.
+func (l *ledger) nodeDeleted(node *corev1.Node) {
 	requests := requestsOn(node)
 	for _, k := range l.on(node.Name) {
 		unique := kube.UniqueVolumeName(k.Driver, k.Handle)
@@ -94,8 +93,8 @@ func (l *ledger) depart(node *corev1.Node) {
 	}
 }
 
-// of gives the nodes that were given the volume.
-func (l *ledger) of(unique string) map[string]holding {
+// of returns the entries of a volume by node.
+func (l *ledger) of(unique string) map[string]ledgerEntry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return maps.Clone(l.entries[unique])
@@ -108,7 +107,7 @@ func (l *ledger) has(unique, node string) bool {
 	return ok
 }
 
-// on gives the keys of the volumes that the node was given.
+// on returns the keys of the volumes on a node.
 func (l *ledger) on(node string) []key {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -121,12 +120,12 @@ func (l *ledger) on(node string) []key {
 	return keys
 }
 
-func holdingOf(node *corev1.Node) holding {
-	return holding{machine: machineOf(node), created: node.CreationTimestamp.Time}
+func entryFor(node *corev1.Node) ledgerEntry {
+	return ledgerEntry{machine: machineOf(node), created: node.CreationTimestamp.Time}
 }
 
-// adopt takes what the Nodes report when this process begins to lead for what they were
-// given: nothing else is left of what an earlier leader knew.
+// adopt adds the volumes that Nodes report when this process starts to lead, because the previous leader's ledger is
+// lost.
 func (w *clusterState) adopt() {
 	defer w.leads.Store(true)
 	for _, node := range w.nodes.Cached() {
@@ -135,41 +134,40 @@ func (w *clusterState) adopt() {
 			unique := string(v.Name)
 			k, ok := keyOfName(unique)
 			if !ok || kube.NoVolumeAttachment(k.Driver) {
-				continue // of these every report is believed, at any time
+				continue // their reports are always trusted
 			}
 			_, attached := w.attachments.Get(kube.AttachmentName(k.Handle, k.Driver, node.Name))
-			if s := w.long.of(node, unique); !attached && s.inUse {
-				w.ledger.believe(unique, node, s)
+			if s := w.largeNodes.of(node, unique); !attached && s.inUse {
+				w.ledger.addReported(unique, node, s)
 			}
 		}
 	}
 }
 
-// dropWithdrawn forgets what the leader before took from the node: a standby's watch of Nodes
-// may have been behind when the VolumeAttachment went. It also took what a dead node uses.
+// dropWithdrawn removes entries that the previous leader withdrew from the node, also those of a dead node that uses
+// the volume: a standby's cache of Nodes may have been behind when the VolumeAttachment was deleted.
 func (w *clusterState) dropWithdrawn(node *corev1.Node) {
 	for _, k := range w.ledger.on(node.Name) {
 		unique := kube.UniqueVolumeName(k.Driver, k.Handle)
-		if !kube.NoVolumeAttachment(k.Driver) && !w.long.of(node, unique).reported {
+		if !kube.NoVolumeAttachment(k.Driver) && !w.largeNodes.of(node, unique).reported {
 			w.ledger.remove(unique, node.Name)
 		}
 	}
 }
 
-// believe takes the node's report for what it was given. Where a detach waits although the
-// Node does not list the volume, an earlier Node object was given it: then nothing is
-// known of the machine's run.
-func (l *ledger) believe(unique string, node *corev1.Node, s standing) {
-	h := holdingOf(node)
+// addReported adds a reported volume. If a detach is requested and the Node does not list the volume in use, it was
+// attached to an earlier Node object, and the machine is unknown.
+func (l *ledger) addReported(unique string, node *corev1.Node, s volumeStatus) {
+	h := entryFor(node)
 	if s.requested != "" && !s.inUse {
-		h = holding{}
+		h = ledgerEntry{}
 	}
 	l.add(unique, node.Name, h, true)
 }
 
-// heedWithdrawals forgets, as a standby, what the leader has taken from the node: of a volume
-// that is off the report and not in use. What a leader finds wiped it puts back.
-func (w *clusterState) heedWithdrawals(node string, was, is map[string]standing) {
+// forgetWithdrawn removes, on a standby, the entries of volumes that the leader withdrew: no longer reported and not in
+// use. A leader restores a report that was removed by another client.
+func (w *clusterState) forgetWithdrawn(node string, was, is map[string]volumeStatus) {
 	if w.leads.Load() {
 		return
 	}
@@ -180,52 +178,52 @@ func (w *clusterState) heedWithdrawals(node string, was, is map[string]standing)
 	}
 }
 
-// heedReports takes what the newest version of a Node reports of volumes without a
-// VolumeAttachment. An event may carry an older one, with what was withdrawn since.
-func (w *clusterState) heedReports(name string) {
+// adoptReports adds the volumes without VolumeAttachments that the newest version of a Node reports. The version in an
+// event may be older and contain withdrawn volumes.
+func (w *clusterState) adoptReports(name string) {
 	node, ok := w.nodes.Get(name)
 	if !ok {
 		return
 	}
 	for _, v := range node.Status.VolumesAttached {
-		if _, ok := unattached(string(v.Name)); ok {
-			w.heedReport(name, string(v.Name))
+		if _, ok := reportedWithoutAttachment(string(v.Name)); ok {
+			w.adoptReport(name, string(v.Name))
 		}
 	}
 }
 
-// heedReport does so of one such volume.
-func (w *clusterState) heedReport(name, unique string) {
+// adoptReport does so for one volume.
+func (w *clusterState) adoptReport(name, unique string) {
 	node, ok := w.nodes.Get(name)
 	if !ok || w.ledger.has(unique, name) {
 		return
 	}
-	if s := w.long.of(node, unique); s.reported {
-		w.ledger.believe(unique, node, s)
+	if s := w.largeNodes.of(node, unique); s.reported {
+		w.ledger.addReported(unique, node, s)
 	}
 }
 
-// lost notes that an attachment is gone while its node still reports the volume. The
-// controller withdraws the report first, so another writer removed it.
-func (w *clusterState) lost(va *storagev1.VolumeAttachment) {
+// recordLost adds a volume whose VolumeAttachment was removed while its Node still reports it. The controller withdraws
+// the report first, so another client removed the VolumeAttachment.
+func (w *clusterState) recordLost(va *storagev1.VolumeAttachment) {
 	node, ok := w.nodes.Get(va.Spec.NodeName)
 	if !ok {
 		return
 	}
 	for _, k := range w.keysOfAttachment(va) {
 		unique := kube.UniqueVolumeName(k.Driver, k.Handle)
-		if computed(va, k) && w.long.of(node, unique).reported {
-			h := holding{machine: recordedMachine(va), created: va.CreationTimestamp.Time}
+		if computed(va, k) && w.largeNodes.of(node, unique).reported {
+			h := ledgerEntry{machine: recordedMachine(va), created: va.CreationTimestamp.Time}
 			if machineOf(node).Replaces(h.machine) {
-				h = holdingOf(node) // with Node and attachment gone, nothing is left of the machine before
+				h = entryFor(node) // without Node and VolumeAttachment, the earlier machine is unknown
 			}
 			w.ledger.add(unique, node.Name, h, true)
 		}
 	}
 }
 
-// impliedAt gives the attachments of the volume that no object stands for.
-func (w *clusterState) impliedAt(k key, objects []attachment.Attachment) []attachment.Attachment {
+// impliedAttachments returns the attachments of the volume that have no object.
+func (w *clusterState) impliedAttachments(k key, objects []attachment.Attachment) []attachment.Attachment {
 	var found []attachment.Attachment
 	for node, h := range w.ledger.of(kube.UniqueVolumeName(k.Driver, k.Handle)) {
 		at := attachment.NodeName(node)

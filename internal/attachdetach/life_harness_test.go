@@ -91,7 +91,7 @@ func (l *life) lead() {
 	server := toyClient{life: l}
 	parts := Parts{Client: server, Live: server, Recorder: lifeRecorder{l}}
 	l.control = assemble(l.model.clusterState, &rivals{}, parts, Options{Policy: l.policy})
-	l.model.end = l.control.ended
+	l.model.end = l.control.attachmentDeleted
 	l.control.stepsAtOnce = 1 // a transcript has one order
 	since := strconv.Itoa(l.version)
 	l.control.sinceAttachments, l.control.sinceNodes = since, since
@@ -153,7 +153,7 @@ func (l *life) settle() {
 
 // sayWaits writes down what the volume waits for, if that is news.
 func (l *life) sayWaits(k key) {
-	s := l.control.state.observe(k, &turn{}, l.control)
+	s := l.control.state.observe(k, &nodeReads{}, l.control)
 	var words []string
 	for _, step := range attachment.Decide(time.Now(), s.want, s.seen, l.policy).Steps {
 		if hold, ok := step.(attachment.Wait); ok {

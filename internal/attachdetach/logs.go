@@ -12,11 +12,10 @@ import (
 	"belay.dev/belay/internal/explain"
 )
 
-// Lines of the log name what they are about by the keys volume (the PersistentVolume), handle, driver, node, attachment,
-// claim and pod or pods, as belay-attacher's do. Most decisions log nothing: what has to be looked up is looked up for
-// lines that are written.
+// The log keys are those of belay-attacher: volume (the PersistentVolume), handle, driver, node, attachment, claim, and
+// pod or pods. Most decisions log nothing, so values are looked up only for messages that are written.
 
-// logConstructor makes the logger of one look at a volume, with which controller-runtime logs what Reconcile returns.
+// logConstructor returns the logger for a volume, which controller-runtime also uses for errors of Reconcile.
 func logConstructor(base logr.Logger) func(*key) logr.Logger {
 	base = base.WithValues("controller", Name)
 	return func(k *key) logr.Logger {
@@ -30,14 +29,14 @@ func logConstructor(base logr.Logger) func(*key) logr.Logger {
 	}
 }
 
-// logger names the volume.
+// logger returns a logger with the volume.
 func (w *work) logger() logr.Logger { return w.named(w.now.volumeName) }
 
-// loggerAt names the volume as it is known at a node, and the node.
+// loggerAt returns a logger with a node and the volume as it is named there.
 func (w *work) loggerAt(node attachment.NodeName) logr.Logger {
-	name := w.now.nameAt(node)
+	name := w.now.volumeNameAt(node)
 	if _, inline := w.now.inline[node]; inline {
-		name = "" // what the pod calls it is no PersistentVolume
+		name = "" // the pod's name for it is not a PersistentVolume
 	}
 	for _, a := range w.now.seen.Attachments {
 		if a.Node == node && a.PersistentVolume != "" {
@@ -47,7 +46,7 @@ func (w *work) loggerAt(node attachment.NodeName) logr.Logger {
 	return w.named(name).WithValues("node", node)
 }
 
-// named names the PersistentVolume of that name and its claim, where there are any.
+// named returns a logger with a PersistentVolume and its claim, if they exist.
 func (w *work) named(name string) logr.Logger { return w.state.named(w.log, name) }
 
 func (w *clusterState) named(logger logr.Logger, name string) logr.Logger {
@@ -61,7 +60,7 @@ func (w *clusterState) named(logger logr.Logger, name string) logr.Logger {
 	return logger
 }
 
-// errorOf names the PersistentVolume and its claim in an error that is logged with w.log alone.
+// errorOf adds the PersistentVolume and its claim to an error that is logged with w.log.
 func (w *work) errorOf(err error) error {
 	pv, ok := get[*corev1.PersistentVolume](w.state.volumes, w.now.volumeName)
 	switch {

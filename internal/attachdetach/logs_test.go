@@ -67,8 +67,8 @@ func TestLogsNameTheVolume(t *testing.T) {
 		l.remove(broken)
 		l.settle() // it is created again, which is refused
 
-		w := &work{Controller: l.control, key: k, at: &turn{}}
-		w.now = l.control.state.observe(k, w.at, l.control)
+		w := &work{Controller: l.control, key: k, reads: &nodeReads{}}
+		w.now = l.control.state.observe(k, w.reads, l.control)
 		if _, err := w.retry(errors.New("no way to the API server"), reconcile.Result{}); err == nil || err.Error() != "PersistentVolume pv-1 of claim ns/pv-1: no way to the API server" {
 			t.Errorf("controller-runtime logs %v", err)
 		}

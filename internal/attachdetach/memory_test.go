@@ -126,8 +126,8 @@ func TestMemoryOfWhatIsGone(t *testing.T) {
 	m.put(aNode("a", isReady))
 	node, _ := m.nodes.Get("a")
 	now := modelTime
-	m.kubelets.saw("a", node.UID, "1", 40*time.Second, now)
-	m.kubelets.saw("a", node.UID, "2", 40*time.Second, now.Add(attachment.SyncWindow))
+	m.kubelets.recordLease("a", node.UID, "1", 40*time.Second, now)
+	m.kubelets.recordLease("a", node.UID, "2", 40*time.Second, now.Add(attachment.SyncWindow))
 	va := sharedAttachment(k, "a")
 	m.put(va)
 	seen, _ := m.attachments.Get(va.Name)
@@ -135,8 +135,8 @@ func TestMemoryOfWhatIsGone(t *testing.T) {
 	m.reports.add(node.Name, node.ResourceVersion)
 	m.remove(va)
 	m.remove(aNode("a"))
-	if len(m.kubelets.looks) > 0 {
-		t.Errorf("looks at a kubelet whose Node is gone: %v", m.kubelets.looks)
+	if len(m.kubelets.leaseChecks) > 0 {
+		t.Errorf("looks at a kubelet whose Node is gone: %v", m.kubelets.leaseChecks)
 	}
 	if len(m.deletes.versions) > 0 {
 		t.Errorf("doubts about a VolumeAttachment that is gone: %v", m.deletes.versions)

@@ -139,7 +139,7 @@ func occur[T client.Object](m *model, kind string, obj T, gone bool, changed fun
 
 // decide is what would be done for the volume now.
 func (m *model) decide(k key) attachment.Decision {
-	s := m.observe(k, &turn{}, noDoubts{})
+	s := m.observe(k, &nodeReads{}, noDoubts{})
 	return attachment.Decide(modelTime, s.want, s.seen, attachment.Policy{OutOfService: true})
 }
 
@@ -160,7 +160,7 @@ func (noDoubts) deleteMayBeUnderway(*storagev1.VolumeAttachment) bool { return f
 func (noDoubts) writeMayBeUnderway(*corev1.Node) bool                 { return false }
 func (noDoubts) pending(key) []attachment.Pending                     { return nil }
 
-func (d noDoubts) ended(keys []key, va *storagev1.VolumeAttachment) {
+func (d noDoubts) attachmentDeleted(keys []key, va *storagev1.VolumeAttachment) {
 	if d.end != nil {
 		d.end(keys, va)
 	}

@@ -10,7 +10,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
@@ -19,79 +18,78 @@ import (
 	"belay.dev/belay/internal/planted"
 )
 
-// snapshot is one volume as the caches show it at one moment.
+// snapshot is the cached state of one volume.
 type snapshot struct {
 	want attachment.Desired
 	seen attachment.Observed
-	// wants are those of want, by node.
+	// wants holds the elements of want.Wants by node.
 	wants map[attachment.NodeName]attachment.Want
-	// pods that want the volume, by node, oldest first.
+	// pods holds the pods that need the volume by node, oldest first.
 	pods map[attachment.NodeName][]*corev1.Pod
-	// inline holds, by node, what its pods say of the volume where they name it themselves.
+	// inline holds the inline volumes of those pods by node.
 	inline map[attachment.NodeName]kube.InlineVolume
-	// volumeName is what events call the volume: its PersistentVolume, or its handle.
+	// volumeName is the name of the volume in events: its PersistentVolume, or its handle.
 	volumeName string
-	// migrated is set where an in-tree plugin is named, for which a CSI driver stands in.
+	// migrated reports whether the volume is an in-tree volume that was migrated to CSI.
 	migrated bool
 }
 
-// nameAt is what events call the volume to pods of a node: several PersistentVolumes
-// may share a handle, and a pod knows its own.
-func (s snapshot) nameAt(node attachment.NodeName) string {
+// volumeNameAt is the name of the volume in events for pods of a node: several PersistentVolumes may share a handle,
+// and a pod knows its own.
+func (s snapshot) volumeNameAt(node attachment.NodeName) string {
 	if inline, ok := s.inline[node]; ok {
 		return inline.Name
 	}
 	return cmp.Or(s.wants[node].PersistentVolume, s.volumeName)
 }
 
-// turn is what one worker learned about one volume from the API server itself since
-// it began. Steps for several nodes are taken at once.
-type turn struct {
+// nodeReads are the responses of the API server about nodes during one Reconcile. Steps for several nodes run
+// concurrently.
+type nodeReads struct {
 	mu sync.Mutex
-	// answered holds the nodes whose state the API server gave after a withdrawal.
+	// answered holds the nodes whose state the API server returned after a withdrawal.
 	answered map[attachment.NodeName]bool
-	// missing holds those of them that do not exist.
+	// missing holds the nodes that do not exist.
 	missing map[attachment.NodeName]bool
 }
 
-// heed keeps what the API server said of the node.
-func (t *turn) heed(node attachment.NodeName, out outcome) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.answered == nil { // most turns ask nothing
-		t.answered, t.missing = map[attachment.NodeName]bool{}, map[attachment.NodeName]bool{}
+// record stores a response about the node.
+func (r *nodeReads) record(node attachment.NodeName, out outcome) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.answered == nil { // most decisions need none
+		r.answered, r.missing = map[attachment.NodeName]bool{}, map[attachment.NodeName]bool{}
 	}
-	t.answered[node], t.missing[node] = out.answered, out.missing
+	r.answered[node], r.missing[node] = out.answered, out.missing
 }
 
-// said is what was kept of the node.
-func (t *turn) said(node attachment.NodeName) (answered, missing bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.answered[node], t.missing[node]
+// get returns the stored response.
+func (r *nodeReads) get(node attachment.NodeName) (answered, missing bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.answered[node], r.missing[node]
 }
 
-// doubts tells of which objects' present versions a write may be on its way that
-// somebody sent and got no answer to.
-type doubts interface {
+// writeTracker reports which writes without a response may still be carried out.
+type writeTracker interface {
 	deleteMayBeUnderway(va *storagev1.VolumeAttachment) bool
 	writeMayBeUnderway(node *corev1.Node) bool
-	// pending are creates that went without an answer.
+	// pending returns the creates without a response.
 	pending(k key) []attachment.Pending
-	// ended takes the end of an attachment of the volumes.
-	ended(keys []key, va *storagev1.VolumeAttachment)
+	// attachmentDeleted records the deletion of an attachment of the volumes.
+	attachmentDeleted(keys []key, va *storagev1.VolumeAttachment)
 }
 
-// observe takes the snapshot of one volume that is worked on.
-func (w *clusterState) observe(key attachment.VolumeKey, t *turn, d doubts) snapshot {
-	w.nameless.claim(key)
-	return w.peek(key, t, d)
+// observe returns the snapshot of a volume that is being processed.
+func (w *clusterState) observe(key attachment.VolumeKey, reads *nodeReads, d writeTracker) snapshot {
+	w.unidentified.identify(key)
+	return w.snapshotOf(key, reads, d)
 }
 
-// peek takes the snapshot of a volume that is left alone.
-func (w *clusterState) peek(key attachment.VolumeKey, t *turn, d doubts) snapshot {
+// snapshotOf returns the snapshot of a volume without changing any state.
+func (w *clusterState) snapshotOf(key attachment.VolumeKey, reads *nodeReads, d writeTracker) snapshot {
 	if key.Driver == orphanDriver {
-		return w.orphan(key, t, d)
+		return w.observeOrphan(key, reads, d)
 	}
 	demand := w.demandFor(key)
 	s := snapshot{volumeName: demand.name(key), wants: demand.wants, pods: demand.pods, inline: demand.inline}
@@ -120,24 +118,24 @@ func (w *clusterState) peek(key attachment.VolumeKey, t *turn, d doubts) snapsho
 	s.seen.Pending = d.pending(key)
 	if s.want.NoVolumeAttachment {
 		for _, name := range names {
-			w.heedReport(name, unique)
+			w.adoptReport(name, unique)
 		}
 	}
-	implied := w.impliedAt(key, s.seen.Attachments)
+	implied := w.impliedAttachments(key, s.seen.Attachments)
 	for _, a := range implied {
 		names = append(names, string(a.Node))
 	}
 	s.seen.Nodes = make(map[attachment.NodeName]attachment.Node, len(listed))
 	for _, name := range names {
 		if _, ok := s.seen.Nodes[attachment.NodeName(name)]; !ok {
-			s.seen.Nodes[attachment.NodeName(name)] = w.node(name, unique, t, d)
+			s.seen.Nodes[attachment.NodeName(name)] = w.node(name, unique, reads, d)
 		}
 	}
 	s.addImplied(implied)
 	return s
 }
 
-// newest is what requests are dated with; zero for the time of the decision.
+// newest returns the time for new requests, or zero for the time of the decision.
 func (w *clusterState) newest() time.Time {
 	if clock, ok := w.clock.(serverClock); ok {
 		return clock.Newest()
@@ -145,8 +143,8 @@ func (w *clusterState) newest() time.Time {
 	return time.Time{}
 }
 
-// addImplied adds the attachments that no object stands for. The request of their detach
-// is stored on the Node, or in memory while there is no Node.
+// addImplied adds attachments without an object. Their detach request is stored on the Node, or in memory if there is
+// none.
 func (s *snapshot) addImplied(implied []attachment.Attachment) {
 	for _, a := range implied {
 		n := s.seen.Nodes[a.Node]
@@ -173,7 +171,7 @@ func (w *clusterState) attachment(key attachment.VolumeKey, va *storagev1.Volume
 		DetachRequested:     requested(va),
 		Machine:             recordedMachine(va),
 	}
-	if at := va.DeletionTimestamp; at != nil && at.Unix() != 0 { // 0: ours, not heard back yet
+	if at := va.DeletionTimestamp; at != nil && at.Unix() != 0 { // 0: our own delete, not yet in the cache
 		a.DeletingSince = at.Time
 	}
 	if va.Status.Attached {
@@ -193,7 +191,7 @@ func (w *clusterState) attachment(key attachment.VolumeKey, va *storagev1.Volume
 	return a
 }
 
-// orUnnamed keeps an error without a message from reading as no error.
+// orUnnamed prevents an error without a message from reading as no error.
 func orUnnamed(message string) string {
 	return cmp.Or(message, "the driver gave no reason")
 }
@@ -206,8 +204,7 @@ func requested(va *storagev1.VolumeAttachment) time.Time {
 	return readTime(va.Annotations[kube.DetachRequestedAnnotation])
 }
 
-// readTime reads a time that belay wrote. Where it is missing or was spoilt by hand the
-// clock starts anew.
+// readTime parses a time that belay wrote. An invalid time counts as none, so the wait starts again.
 func readTime(text string) time.Time {
 	if text == "" { // nearly always
 		return time.Time{}
@@ -219,11 +216,11 @@ func readTime(text string) time.Time {
 	return t
 }
 
-// writeTime keeps fractions of a second, so that nothing is forced even a moment early.
+// writeTime keeps fractions of a second, so that no timeout ends early.
 func writeTime(t time.Time) string { return t.Add(-planted.Clock).UTC().Format(time.RFC3339Nano) }
 
-// requestsOn are the requests of detaches that wait, by unique volume name, as they
-// are written on the Node. What was spoilt by hand reads as none.
+// requestsOn returns the times of the pending detach requests on the Node, by unique volume name. An invalid annotation
+// counts as none.
 func requestsOn(node *corev1.Node) map[string]string {
 	text, ok := node.Annotations[kube.DetachesRequestedAnnotation]
 	if !ok {
@@ -245,25 +242,25 @@ func recordedMachine(va *storagev1.VolumeAttachment) attachment.Machine {
 	}
 }
 
-// node is what is known of a node with regard to the volume of that unique name.
-func (w *clusterState) node(name, unique string, t *turn, d doubts) attachment.Node {
+// node returns the state of a node with regard to a volume.
+func (w *clusterState) node(name, unique string, reads *nodeReads, d writeTracker) attachment.Node {
 	node, ok := w.nodes.Get(name)
-	answered, missing := t.said(attachment.NodeName(name))
+	answered, missing := reads.get(attachment.NodeName(name))
 	if !ok || missing {
 		n := w.departedNode(name, node, unique)
 		n.Checked = answered
 		return n
 	}
-	n := stateOf(node, w.long.of(node, unique))
+	n := stateOf(node, w.largeNodes.of(node, unique))
 	n.Checked = answered
 	n.WriteMayBeUnderway = d.writeMayBeUnderway(node)
-	n.ReleasedVolume = w.hasLetGo(node, unique)
+	n.ReleasedVolume = w.hasReleased(node, unique)
 	w.kubelets.describe(node, &n)
 	return n
 }
 
-// departedNode is what is known of a node that is gone. A cache that still has it does not
-// have its last version: what that says of use is not known.
+// departedNode returns the state of a node that does not exist. If the cache still has it, its last version is unknown,
+// and so is whether it uses the volume.
 func (w *clusterState) departedNode(name string, cached *corev1.Node, unique string) attachment.Node {
 	n := attachment.Node{Exists: attachment.No, Healthy: attachment.No}
 	last, ok := cached, cached != nil
@@ -275,13 +272,13 @@ func (w *clusterState) departedNode(name string, cached *corev1.Node, unique str
 	}
 	n.Machine, n.Created = machineOf(last), last.CreationTimestamp.Time
 	if cached == nil {
-		n.InUse = decision.Known(w.long.of(last, unique).inUse)
+		n.InUse = decision.Known(w.largeNodes.of(last, unique).inUse)
 	}
 	return n
 }
 
-// stateOf is what a Node says of itself and of the volume.
-func stateOf(node *corev1.Node, s standing) attachment.Node {
+// stateOf returns the state of an existing node with regard to a volume.
+func stateOf(node *corev1.Node, s volumeStatus) attachment.Node {
 	_, managed := node.Annotations[kube.ManagedAttachAnnotation]
 	return attachment.Node{
 		Exists:          attachment.Yes,
@@ -326,6 +323,3 @@ func reported(node *corev1.Node, unique string) bool {
 func outOfService(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == kube.OutOfServiceTaint })
 }
-
-// uidOf is the UID as the API types spell it.
-func uidOf(uid string) types.UID { return types.UID(uid) }

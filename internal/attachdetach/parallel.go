@@ -12,28 +12,28 @@ import (
 	"belay.dev/belay/internal/attachment"
 )
 
-// tooSlow is how long a volume keeps its worker for a node whose step has no answer.
-const tooSlow = time.Second
+// slowAfter is how long a worker waits for a node before it moves on.
+const slowAfter = time.Second
 
-// stragglers are the nodes at which a step has had no answer for so long that its volume was
-// put down, until there is one or the connection is lost. Meanwhile a shared volume is decided
-// on without them. An exclusive one waits: what was asked for there the others must know.
-type stragglers struct {
+// slowNodes holds the nodes with a step in flight for longer than slowAfter, whose worker has moved on. Until the step
+// ends, a shared volume is processed without these nodes. An exclusive volume waits, because the step affects its other
+// nodes.
+type slowNodes struct {
 	mu    sync.Mutex
 	nodes map[key]map[attachment.NodeName]bool
-	// answers are the versions of Nodes that came as late answers, for the next look.
+	// answers are the resource versions of Nodes in late responses.
 	answers map[key]map[attachment.NodeName]string
 	queue   queue
 }
 
-// Start is given the queue in which a volume is looked at again.
-func (s *stragglers) Start(_ context.Context, q queue) error {
+// Start sets the queue that volumes are added to.
+func (s *slowNodes) Start(_ context.Context, q queue) error {
 	s.queue = q
 	return nil
 }
 
-// without leaves out the steps that must not be taken now.
-func (s *stragglers) without(k key, shared bool, steps []attachment.Step) []attachment.Step {
+// without removes the steps that must not be taken now.
+func (s *slowNodes) without(k key, shared bool, steps []attachment.Step) []attachment.Step {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.nodes[k] == nil { // nearly always
@@ -45,7 +45,7 @@ func (s *stragglers) without(k key, shared bool, steps []attachment.Step) []atta
 	})
 }
 
-func (s *stragglers) add(k key, node attachment.NodeName) {
+func (s *slowNodes) add(k key, node attachment.NodeName) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.nodes[k] == nil {
@@ -54,9 +54,9 @@ func (s *stragglers) add(k key, node attachment.NodeName) {
 	s.nodes[k][node] = true
 }
 
-// arrive has the volume decided on with the node again. The version is that of the Node in
-// the answer, empty if it has none.
-func (s *stragglers) arrive(k key, node attachment.NodeName, version string, err error) {
+// resolve removes a node and enqueues the volume. The version is the resource version of the Node in the response, if
+// any.
+func (s *slowNodes) resolve(k key, node attachment.NodeName, version string, err error) {
 	s.mu.Lock()
 	if delete(s.nodes[k], node); len(s.nodes[k]) == 0 {
 		delete(s.nodes, k)
@@ -75,8 +75,8 @@ func (s *stragglers) arrive(k key, node attachment.NodeName, version string, err
 	s.queue.Add(k)
 }
 
-// take hands out the late answers.
-func (s *stragglers) take(k key) map[attachment.NodeName]string {
+// take removes and returns the late responses.
+func (s *slowNodes) take(k key) map[attachment.NodeName]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	answers := s.answers[k]
@@ -84,18 +84,18 @@ func (s *stragglers) take(k key) map[attachment.NodeName]string {
 	return answers
 }
 
-// round is what the steps of one decision came to, at each node.
+// round is the progress of the steps of one decision.
 type round struct {
 	mu     sync.Mutex
-	left   int // nodes at which nothing was begun yet
+	left   int // nodes without a started step
 	begun  map[attachment.NodeName]bool
 	again  bool
 	failed map[attachment.NodeName]error
-	over   bool // no step of it is begun any more, and what ends belongs to a straggler
+	over   bool // starts no more steps; those in flight belong to slowNodes
 }
 
-// begins reports whether a step at the node may still be taken.
-func (r *round) begins(node attachment.NodeName) bool {
+// begin reports whether a step at the node may start.
+func (r *round) begin(node attachment.NodeName) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.over && !r.begun[node] {
@@ -105,8 +105,8 @@ func (r *round) begins(node attachment.NodeName) bool {
 	return !r.over
 }
 
-// ends notes what came of the steps at a node, and reports whether that was in time.
-func (r *round) ends(node attachment.NodeName, again bool, err error) bool {
+// end records the result of the steps at a node, and reports whether it was in time.
+func (r *round) end(node attachment.NodeName, again bool, err error) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	begun := r.begun[node]
@@ -120,14 +120,13 @@ func (r *round) ends(node attachment.NodeName, again bool, err error) bool {
 	return true
 }
 
-// act takes the steps of a decision: those for one node in their order, those for
-// different nodes side by side, so that a slow Node does not delay the others. It
-// reports whether to decide again at once, because the API server has answered with
-// something that the decision asked for. A step that fails ends the work at its node.
+// act carries out the steps of a decision: those for one node in order, those for different nodes concurrently. It
+// reports whether to decide again at once, because the API server returned a state that the decision asked for. A
+// failed step stops the other steps at its node.
 func (w *work) act(ctx context.Context, steps []attachment.Step) (again bool) {
 	byNode := map[attachment.NodeName][]attachment.Step{}
 	var nodes []attachment.NodeName
-	for _, step := range w.stragglers.without(w.key, w.shared(), steps) {
+	for _, step := range w.slowNodes.without(w.key, w.now.want.Shared == attachment.Yes, steps) {
 		node := step.OnNode()
 		if _, waits := step.(attachment.Wait); waits || w.failed[node] != nil {
 			continue
@@ -140,7 +139,7 @@ func (w *work) act(ctx context.Context, steps []attachment.Step) (again bool) {
 	if len(nodes) == 0 {
 		return false
 	}
-	then := *w // w looks again while stragglers go on
+	then := *w // w decides again while slow steps continue
 	r := &round{left: len(nodes), begun: map[attachment.NodeName]bool{}, failed: map[attachment.NodeName]error{}}
 	all := make(chan struct{})
 	go func() {
@@ -149,15 +148,15 @@ func (w *work) act(ctx context.Context, steps []attachment.Step) (again bool) {
 		group.SetLimit(w.stepsAtOnce)
 		for _, node := range nodes {
 			group.Go(func() error {
-				if again, err := then.actAt(ctx, r, byNode[node]); !r.ends(node, again, err) {
-					then.late(node, err)
+				if again, err := then.actAt(ctx, r, byNode[node]); !r.end(node, again, err) {
+					then.finishLate(node, err)
 				}
 				return nil
 			})
 		}
 		_ = group.Wait() // each error is in the round
 	}()
-	patience := time.NewTimer(tooSlow)
+	patience := time.NewTimer(slowAfter)
 	defer patience.Stop()
 	select {
 	case <-all:
@@ -166,50 +165,46 @@ func (w *work) act(ctx context.Context, steps []attachment.Step) (again bool) {
 	return w.close(r)
 }
 
-// shared: what is asked for at one node does not matter to the others.
-func (w *work) shared() bool { return w.now.want.Shared == attachment.Yes }
-
-// close ends the round. Nodes that have not answered are stragglers from now on; those whose
-// turn had not come are decided on anew.
+// close ends the round. Nodes with a step in flight become slowNodes; those without a started step are decided on
+// again.
 func (w *work) close(r *round) (again bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.over = true
 	for node := range r.begun {
-		w.stragglers.add(w.key, node)
-		w.loggerAt(node).Info("Waiting for the API server's answer", "after", tooSlow)
+		w.slowNodes.add(w.key, node)
+		w.loggerAt(node).Info("Waiting for a response of the API server", "after", slowAfter)
 	}
 	maps.Copy(w.failed, r.failed)
 	return r.again || r.left > 0
 }
 
-// late ends the wait for a straggler.
-func (w *work) late(node attachment.NodeName, err error) {
+// finishLate ends the wait for a slow node.
+func (w *work) finishLate(node attachment.NodeName, err error) {
 	version := ""
 	if err != nil {
 		w.loggerAt(node).Error(w.errorOf(err), "Failed to carry out a decision")
-	} else if answered, missing := w.at.said(node); answered && !missing {
+	} else if answered, missing := w.reads.get(node); answered && !missing {
 		if n, ok := w.state.nodes.Get(string(node)); ok {
 			version = n.ResourceVersion
 		}
 	}
-	w.stragglers.arrive(w.key, node, version, err)
+	w.slowNodes.resolve(w.key, node, version, err)
 }
 
-// heedLate takes what came late for an answer of this turn, where the Node has not changed
-// since.
-func (w *work) heedLate() {
-	for node, version := range w.stragglers.take(w.key) {
+// applyLateAnswers adds late responses to the reads of this Reconcile, if the Node has not changed since.
+func (w *work) applyLateAnswers() {
+	for node, version := range w.slowNodes.take(w.key) {
 		if n, ok := w.state.nodes.Get(string(node)); ok && n.ResourceVersion == version {
-			w.at.heed(node, outcome{answered: true})
+			w.reads.record(node, outcome{answered: true})
 		}
 	}
 }
 
-// actAt takes the steps for one node.
+// actAt carries out the steps for one node.
 func (w *work) actAt(ctx context.Context, r *round, steps []attachment.Step) (again bool, err error) {
 	for _, step := range steps {
-		if !r.begins(step.OnNode()) {
+		if !r.begin(step.OnNode()) {
 			return again, nil
 		}
 		more, err := w.step(ctx, step)

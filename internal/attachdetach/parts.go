@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/source"
@@ -13,30 +14,27 @@ import (
 	"belay.dev/belay/internal/attachment"
 )
 
-// Parts are what a Controller observes and acts through. In a process they are the
-// manager's; the simulation has its own.
+// Parts are the dependencies of a Controller: the manager's, or those of the simulation.
 type Parts struct {
-	// Cache holds the watched objects. Its informers must have indexes.
-	Cache cache.Cache
-	// Client writes.
+	// Cache holds the watched objects. Its informers must support indexes.
+	Cache  cache.Cache
 	Client client.Client
-	// Live reads past the caches, at quorum.
-	Live client.Reader
-	// Recorder takes the events for pods.
+	// Live reads from the API server, at quorum.
+	Live     client.Reader
 	Recorder record.EventRecorder
-	// Clock is the API server's time; nil is the process's own.
+	// Clock follows the API server's time; nil is the local clock.
 	Clock Clock
 }
 
-// Clock tells the time by which waits are counted that outlive the process.
+// Clock is the time for timeouts that outlive the process.
 type Clock interface{ Now() time.Time }
 
-// serverClock is a Clock that follows a server's (kube.ServerClock).
+// serverClock is a Clock that follows the API server (kube.ServerClock).
 type serverClock interface {
 	Clock
-	// Newest may be later than Now: what is written down is dated with it.
+	// Newest may be later than Now. Written timestamps use it.
 	Newest() time.Time
-	// Lead is called before anything is judged by the clock.
+	// Lead is called before the first decision.
 	Lead()
 }
 
@@ -44,8 +42,8 @@ type ownClock struct{}
 
 func (ownClock) Now() time.Time { return time.Now() }
 
-// New makes a controller that acts through the parts. Whoever makes it starts Sources,
-// calls Lead once it leads, and Reconcile for each volume that the sources name.
+// New returns a controller. The caller starts Sources, calls Lead when it leads, and calls Reconcile for each enqueued
+// volume.
 func New(ctx context.Context, p Parts, o Options) (*Controller, error) {
 	if p.Clock == nil {
 		p.Clock = ownClock{}
@@ -55,36 +53,49 @@ func New(ctx context.Context, p Parts, o Options) (*Controller, error) {
 		return nil, fmt.Errorf("set up the attach/detach controller: %w", err)
 	}
 	r := rivalsFor(ctx, w, p, o)
-	p.Client = gated{p.Client, r}
+	p.Client = haltingClient{p.Client, r}
 	if o.MayLead == nil {
 		o.MayLead = func(context.Context) (refusal, err error) { return nil, nil }
 	}
 	c := assemble(w, r, p, o)
-	c.sources = append(w.sources(p.Cache, c), source.TypedFunc[key](c.stragglers.Start))
+	c.sources = append(w.sources(p.Cache, c), source.TypedFunc[key](c.slowNodes.Start))
 	return c, nil
 }
 
-// assemble makes a controller of a world and the parts around it.
 func assemble(w *clusterState, r *rivals, p Parts, o Options) *Controller {
 	return &Controller{
-		client:     p.Client,
-		live:       p.Live,
-		state:      w,
-		reporter:   newReporter(p.Client, p.Live, w),
-		announcer:  newAnnouncer(p.Recorder),
-		policy:     o.Policy,
-		metrics:    o.Metrics,
-		rivals:     r,
-		mayLead:    o.MayLead,
-		ready:      make(chan struct{}),
-		attempted:  map[key]map[string]attempt{},
-		stragglers: &stragglers{nodes: map[key]map[attachment.NodeName]bool{}, answers: map[key]map[attachment.NodeName]string{}},
-		clock:      w.clock,
+		client:         p.Client,
+		live:           p.Live,
+		state:          w,
+		reporter:       newReporter(p.Client, p.Live, w),
+		eventEmitter:   newEventEmitter(p.Recorder),
+		policy:         o.Policy,
+		metrics:        o.Metrics,
+		rivals:         r,
+		mayLead:        o.MayLead,
+		ready:          make(chan struct{}),
+		pendingCreates: map[key]map[string]pendingCreate{},
+		slowNodes:      &slowNodes{nodes: map[key]map[attachment.NodeName]bool{}, answers: map[key]map[attachment.NodeName]string{}},
+		clock:          w.clock,
 
 		stepsAtOnce: workers,
-		refusals:    newRefusals(),
+		refusals:    workqueue.NewTypedItemExponentialFailureRateLimiter[key](minRefusalRetry, maxRefusalRetry),
 	}
 }
 
-// Sources name the volumes that each change in the caches may matter to.
+// Sources map changes in the caches to the volumes that they affect.
 func (c *Controller) Sources() []source.TypedSource[key] { return c.sources }
+
+// DecisionFor returns the decision on the volume at that time, without acting on it. The simulation uses it to check
+// that each event that changes a decision enqueues the volume.
+func (c *Controller) DecisionFor(k attachment.VolumeKey, now time.Time) attachment.Decision {
+	s := c.state.snapshotOf(k, &nodeReads{}, c)
+	return attachment.Decide(now, s.want, s.seen, c.policy)
+}
+
+// Unanswered reports whether steps of the volume are still in flight. The volume is enqueued when they end.
+func (c *Controller) Unanswered(k attachment.VolumeKey) bool {
+	c.slowNodes.mu.Lock()
+	defer c.slowNodes.mu.Unlock()
+	return len(c.slowNodes.nodes[k]) > 0
+}

@@ -7,14 +7,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 )
 
-// volumeQueue is controller-runtime's priority queue without its shutdown, which can
-// deadlock in v0.24.1 (kubernetes-sigs/controller-runtime#3538): handleReadyItems
-// (pkg/controller/priorityqueue/priorityqueue.go:400) hands an item to a worker that
-// ShutDown has sent away, and holds the locks that every other worker needs to leave.
-// The process would then not release its lease before the grace period is over.
+// volumeQueue is controller-runtime's priority queue without its shutdown, which can deadlock in v0.24.1
+// (kubernetes-sigs/controller-runtime#3538): handleReadyItems (pkg/controller/priorityqueue/priorityqueue.go:400)
+// passes an item to a worker that ShutDown has released, while it holds the locks that other workers need to return.
+// The process would not release its lease within the grace period.
 //
-// Delete this file and NewQueue in Setup with the first release that has the fix:
-// v0.24.2 (#3549, merged, not released) or v0.25.0 (#3540, for Kubernetes 1.37).
+// Delete this file and NewQueue in Setup with the first release that has the fix: v0.24.2 (#3549, merged, not released)
+// or v0.25.0 (#3540, for Kubernetes 1.37).
 type volumeQueue struct {
 	priorityqueue.PriorityQueue[key]
 
@@ -31,7 +30,7 @@ func newQueue(name string, limiter workqueue.TypedRateLimiter[key]) workqueue.Ty
 	}
 }
 
-// GetWithPriority returns the next volume, or that the queue was shut down.
+// GetWithPriority returns the next volume, or shutdown.
 func (q *volumeQueue) GetWithPriority() (k key, priority int, shutdown bool) {
 	type item struct {
 		key      key
@@ -56,8 +55,8 @@ func (q *volumeQueue) Get() (k key, shutdown bool) {
 	return k, shutdown
 }
 
-// ShutDown sends the workers away and leaves the inner queue to the end of the process.
+// ShutDown releases the workers. The inner queue lives until the process exits.
 func (q *volumeQueue) ShutDown() { q.shutDown() }
 
-// ShutDownWithDrain is ShutDown: the next leader finds what is left.
+// ShutDownWithDrain is ShutDown: the next leader processes the rest.
 func (q *volumeQueue) ShutDownWithDrain() { q.ShutDown() }

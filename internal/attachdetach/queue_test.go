@@ -13,7 +13,7 @@ import (
 // Workers that are busy when the queue is shut down all leave
 // (kubernetes-sigs/controller-runtime#3538).
 func TestWorkersLeaveAtShutdown(t *testing.T) {
-	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[key](firstRetry, lastRetry)
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[key](firstRetry, maxRetry)
 	for round := range 30 {
 		q := newQueue("shutdown-"+strconv.Itoa(round), limiter).(*volumeQueue)
 		var workers sync.WaitGroup

@@ -9,34 +9,34 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"belay.dev/belay/internal/attachment"
 )
 
-// Reconcile looks at one volume, decides, and acts, until there is nothing to do but
-// wait.
+// Reconcile observes a volume, decides, and acts, until only a wait is left.
 func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, error) {
 	select {
 	case <-c.ready:
 	case <-ctx.Done():
 		return reconcile.Result{}, context.Cause(ctx)
 	}
-	if c.rivals.stopped() {
-		return reconcile.Result{}, nil // until a restart
+	if c.rivals.check() != nil {
+		return reconcile.Result{}, nil // halted until a restart
 	}
-	if c.worksOn != nil {
-		c.worksOn(1)
-		defer c.worksOn(-1)
+	if c.volumeActive != nil {
+		c.volumeActive(1)
+		defer c.volumeActive(-1)
 	}
-	w := &work{Controller: c, key: k, at: &turn{}, failed: map[attachment.NodeName]error{}, log: log.FromContext(ctx)}
-	w.heedLate()
-	if err := w.lookForAttempts(ctx); err != nil {
+	w := &work{Controller: c, key: k, reads: &nodeReads{}, failed: map[attachment.NodeName]error{}, log: log.FromContext(ctx)}
+	w.applyLateAnswers()
+	if err := w.readPendingCreates(ctx); err != nil {
 		return reconcile.Result{}, err
 	}
-	for range turnLimit {
-		w.now = c.state.observe(k, w.at, c)
+	for range maxDecisions {
+		w.now = c.state.observe(k, w.reads, c)
 		now := c.clock.Now()
 		decision := attachment.Decide(now, w.now.want, w.now.seen, c.policy)
 		c.metrics.Decided(time.Now(), w.volume(), w.now.want, w.now.seen, decision)
@@ -50,10 +50,10 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 	return reconcile.Result{}, w.errorOf(fmt.Errorf("decide on volume %s of %s: %w", k.Handle, k.Driver, errUnsettled))
 }
 
-// end ends the work on a volume with the last decision on it, and says when to look again.
+// end completes a Reconcile after its last decision and returns when to requeue.
 func (w *work) end(decision attachment.Decision) (reconcile.Result, error) {
 	err := errors.Join(slices.Collect(maps.Values(w.failed))...)
-	next := w.recheck(decision.RecheckAt, w.announce(decision.Steps, err))
+	next := w.recheck(decision.RecheckAt, w.emitEvents(decision.Steps, err))
 	if err != nil {
 		return w.retry(err, next)
 	}
@@ -64,7 +64,7 @@ func (w *work) end(decision attachment.Decision) (reconcile.Result, error) {
 	return next, nil
 }
 
-// recheck comes back at the first of the times, zero being none.
+// recheck requeues at the earliest of the times, ignoring zero.
 func (c *Controller) recheck(times ...time.Time) reconcile.Result {
 	times = slices.DeleteFunc(times, time.Time.IsZero)
 	if len(times) == 0 {
@@ -76,13 +76,13 @@ func (c *Controller) recheck(times ...time.Time) reconcile.Result {
 
 var errUnsettled = errors.New("its nodes kept changing")
 
-// work is one volume in the hands of one worker.
+// work is one volume in one Reconcile.
 type work struct {
 	*Controller
-	key attachment.VolumeKey
-	at  *turn
-	now snapshot
-	// failed are the nodes at which a step failed: they must not keep the volume from others.
+	key   attachment.VolumeKey
+	reads *nodeReads
+	now   snapshot
+	// failed holds the nodes at which a step failed. Other nodes continue.
 	failed map[attachment.NodeName]error
 	log    logr.Logger // names no PersistentVolume yet: see logger
 }
@@ -96,8 +96,8 @@ func (w *work) step(ctx context.Context, step attachment.Step) (again bool, err 
 	case attachment.WithdrawReport:
 		return w.withdraw(ctx, s)
 	case attachment.Check:
-		out := w.reporter.look(ctx, string(s.Node))
-		w.at.heed(s.Node, out)
+		out := w.reporter.check(ctx, string(s.Node))
+		w.reads.record(s.Node, out)
 		return true, out.err
 	case attachment.CheckKubelet:
 		return w.checkKubelet(ctx, s)
@@ -108,10 +108,43 @@ func (w *work) step(ctx context.Context, step attachment.Step) (again bool, err 
 		w.loggerAt(s.Node).Info("Detaching volume by force", "attachment", s.Attachment.Name, "authority", s.Authority.String())
 		return w.detach(ctx, s)
 	case attachment.AnnotateAttachment:
-		return false, w.note(ctx, s)
+		return false, w.annotateAttachment(ctx, s)
 	case attachment.AnnotateNode:
-		return w.noteNode(ctx, s)
+		return w.annotateNode(ctx, s)
 	case attachment.Wait:
 	}
 	return false, nil
+}
+
+// Back-off of a volume after the API server rejected a request, for example by an admission policy or missing
+// permissions, which quick retries do not fix. Upstream's maximum is the same. An event of the volume still enqueues it
+// at once.
+const minRefusalRetry, maxRefusalRetry = time.Second, 2 * time.Minute
+
+// retry returns when to retry after an error: with the queue's short back-off, or with the long one if the API server
+// rejected all failed requests. Thousands of volumes that cannot be attached must not overload the API server.
+func (w *work) retry(err error, next reconcile.Result) (reconcile.Result, error) {
+	if !refused(err) {
+		return reconcile.Result{}, w.errorOf(err) // controller-runtime logs it
+	}
+	after := w.refusals.When(w.key)
+	if next.RequeueAfter > 0 {
+		after = min(after, next.RequeueAfter)
+	}
+	w.logger().Error(err, "API server refused a request, retrying", "retryAfter", after)
+	return reconcile.Result{RequeueAfter: after}, nil
+}
+
+// refused reports whether all errors in err are rejections.
+func refused(err error) bool {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, e := range joined.Unwrap() {
+			if !refused(e) {
+				return false
+			}
+		}
+		return true
+	}
+	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) ||
+		apierrors.IsRequestEntityTooLargeError(err)
 }

@@ -18,76 +18,72 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// conflictLimit is how often one write is tried anew on a Node that somebody else
-// changes all the time, before its volumes go back to the queue.
-const conflictLimit = 8
+// maxConflicts bounds how often a write is retried after a conflict, before its volumes are requeued.
+const maxConflicts = 8
 
-// reporter writes node.status.volumesAttached. Each node has one writer at a time,
-// clocked by itself: the first change goes out at once, and whatever arrives while
-// a write is in flight goes out together in the next one.
+// reporter writes node.status.volumesAttached, with one write per node in flight. The first change is sent at once;
+// changes that arrive meanwhile are batched into the next write.
 type reporter struct {
-	client client.Client
-	live   client.Reader // reads past the caches, at quorum
-	nodes  *kube.Newest[*corev1.Node]
-	// unsure are the writes without an answer.
-	unsure *unanswered[string]
+	client              client.Client
+	live                client.Reader // reads past the caches, at quorum
+	nodes               *kube.Newest[*corev1.Node]
+	recordPendingCreate *unanswered[string]
 
-	mu    sync.Mutex
-	lines map[string]*line // by node
+	mu     sync.Mutex
+	queues map[string]*nodeQueue // by node
 }
 
-// line is the queue in front of one node's writer.
-type line struct {
-	// baton is held by whoever writes, on behalf of all that wait.
-	baton chan struct{}
-	// users counts who is in line, so that the line can be dropped after the last.
+// nodeQueue holds the changes of one node.
+type nodeQueue struct {
+	// writer is a semaphore, held while a batch is written.
+	writer chan struct{}
+	// users counts the pending changes; the queue is deleted after the last.
 	users int // guarded by reporter.mu
 
 	mu      sync.Mutex
 	waiting []*change
 }
 
-// change concerns one volume on one node.
+// change is a change of one volume on one node.
 type change struct {
 	volume string // unique name
 	kind   kind
-	// requested is since when the detach waits, to be stored; zero if it does not.
+	// requested is the time of the detach request to store; zero for none.
 	requested time.Time
-	// expect is what the Node must still say for a withdrawal.
+	// expect is the required state of the Node for a withdrawal.
 	expect attachment.NodeFacts
-	// newVersion asks for a new version of the Node even if the list does not change.
+	// newVersion requires a new resource version of the Node even if the list does not change.
 	newVersion bool
-	// uid is that of the Node that was decided on.
+	// uid is the UID of the Node that was decided on.
 	uid  types.UID
 	done chan outcome
 }
 
-// kind is what a change does with its volume.
+// kind is the type of a change.
 type kind uint8
 
 const (
-	reporting   kind = iota // into the node's list
-	withdrawing             // out of it
-	noting                  // only stores since when its detach waits
+	reporting   kind = iota // adds the volume
+	withdrawing             // removes the volume
+	annotating              // only stores the time of the detach request
 )
 
-// outcome is the answer to a change.
+// outcome is the result of a change.
 type outcome struct {
-	// missing is set when the API server knows no such Node.
+	// missing is set if the Node does not exist.
 	missing bool
-	// answered is set when the API server gave the Node's state after the change, or
-	// after finding that nothing was left to change. Otherwise the change was not
-	// made, because the newest Node forbids it: decide again.
+	// answered is set if the API server returned the Node's state after the change, or if nothing had to be changed.
+	// Otherwise the change was not made, because it is not allowed for the newest Node: decide again.
 	answered bool
 	err      error
 }
 
 func newReporter(c client.Client, live client.Reader, w *clusterState) *reporter {
-	return &reporter{client: c, live: live, nodes: w.nodes, unsure: &w.reports, lines: map[string]*line{}}
+	return &reporter{client: c, live: live, nodes: w.nodes, recordPendingCreate: &w.reports, queues: map[string]*nodeQueue{}}
 }
 
-// look reads the Node past the cache, and changes nothing.
-func (r *reporter) look(ctx context.Context, node string) outcome {
+// check reads the Node from the API server.
+func (r *reporter) check(ctx context.Context, node string) outcome {
 	switch _, err := r.read(ctx, node); {
 	case apierrors.IsNotFound(err):
 		return outcome{missing: true, answered: true}
@@ -97,18 +93,18 @@ func (r *reporter) look(ctx context.Context, node string) outcome {
 	return outcome{answered: true}
 }
 
-// change makes one change and returns when the API server has answered.
+// change makes one change and returns the API server's response.
 func (r *reporter) change(ctx context.Context, node string, c change) outcome {
-	l := r.join(node)
-	defer r.leave(node, l)
+	l := r.acquire(node)
+	defer r.release(node, l)
 	c.done = make(chan outcome, 1)
 	l.mu.Lock()
 	l.waiting = append(l.waiting, &c)
 	l.mu.Unlock()
 	select {
-	case out := <-c.done: // somebody wrote it along
+	case out := <-c.done: // written in another caller's batch
 		return out
-	case l.baton <- struct{}{}:
+	case l.writer <- struct{}{}:
 	case <-ctx.Done():
 		return outcome{err: context.Cause(ctx)}
 	}
@@ -119,31 +115,31 @@ func (r *reporter) change(ctx context.Context, node string, c change) outcome {
 	if len(batch) > 0 {
 		r.write(ctx, node, batch)
 	}
-	<-l.baton
+	<-l.writer
 	return <-c.done
 }
 
-func (r *reporter) join(node string) *line {
+func (r *reporter) acquire(node string) *nodeQueue {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l, ok := r.lines[node]
+	l, ok := r.queues[node]
 	if !ok {
-		l = &line{baton: make(chan struct{}, 1)}
-		r.lines[node] = l
+		l = &nodeQueue{writer: make(chan struct{}, 1)}
+		r.queues[node] = l
 	}
 	l.users++
 	return l
 }
 
-func (r *reporter) leave(node string, l *line) {
+func (r *reporter) release(node string, l *nodeQueue) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if l.users--; l.users == 0 {
-		delete(r.lines, node)
+		delete(r.queues, node)
 	}
 }
 
-// write makes all changes of the batch in one PATCH and answers each.
+// write sends all changes of the batch in one PATCH.
 func (r *reporter) write(ctx context.Context, node string, batch []*change) {
 	allowed, out := r.tryWrite(ctx, node, batch)
 	for i, c := range batch {
@@ -157,8 +153,8 @@ func (r *reporter) write(ctx context.Context, node string, batch []*change) {
 
 func (r *reporter) tryWrite(ctx context.Context, name string, batch []*change) (allowed []bool, out outcome) {
 	node, ok := r.nodes.Get(name)
-	fresh := false // node was read from the API server just now
-	for range conflictLimit {
+	fresh := false // node was just read from the API server
+	for range maxConflicts {
 		if !ok {
 			var err error
 			if node, err = r.read(ctx, name); apierrors.IsNotFound(err) {
@@ -177,10 +173,9 @@ func (r *reporter) tryWrite(ctx context.Context, name string, batch []*change) (
 		if err == nil {
 			return allowed, outcome{answered: true}
 		}
-		// Invalid is the answer to another UID, NotFound to a Node that went away:
-		// the live read tells which.
+		// Invalid means another UID, NotFound a deleted Node: the next read distinguishes them.
 		if !apierrors.IsConflict(err) && !apierrors.IsInvalid(err) && !apierrors.IsNotFound(err) {
-			r.unsure.add(node.Name, node.ResourceVersion)
+			r.recordPendingCreate.add(node.Name, node.ResourceVersion)
 			return nil, outcome{err: fmt.Errorf("write volumesAttached of node %s: %w", name, err)}
 		}
 		ok = false
@@ -193,22 +188,22 @@ var errBusy = errors.New("other clients kept changing the object")
 // plan is one write of a Node.
 type plan struct {
 	list []corev1.AttachedVolume
-	// requests are those of detaches that wait, by volume; nil for none.
+	// requests are the pending detach requests by volume; nil for none.
 	requests map[string]string
-	// noted is set when requests differ from what the Node has.
-	noted bool
-	// changed is set when there is something to write.
+	// requestsChanged is set if requests differ from those on the Node.
+	requestsChanged bool
+	// changed is set if there is something to write.
 	changed bool
-	// stamp asks for a new version although the list may be as it was.
+	// stamp requires a new resource version although the list may be unchanged.
 	stamp bool
 }
 
-// plan applies the batch to the node's list. What each change was decided on must hold
-// for this very version of the Node, to which the write will be bound.
+// plan applies the batch to the Node. The preconditions of each change must hold for this resource version, to which
+// the write is bound.
 func (r *reporter) plan(node *corev1.Node, batch []*change) (p plan, allowed []bool) {
 	p.list = slices.Clone(node.Status.VolumesAttached)
 	p.requests = requestsOn(node)
-	said := standings(node)
+	statuses := volumeStatuses(node)
 	allowed = make([]bool, len(batch))
 	for i, c := range batch {
 		if c.uid != node.UID {
@@ -219,10 +214,10 @@ func (r *reporter) plan(node *corev1.Node, batch []*change) (p plan, allowed []b
 		case reporting:
 			p.report(c.volume)
 			p.request(c.volume, c.requested)
-		case noting:
+		case annotating:
 			p.request(c.volume, c.requested)
 		case withdrawing:
-			if allowed[i] = stateOf(node, said[c.volume]).Facts() == c.expect; !allowed[i] {
+			if allowed[i] = stateOf(node, statuses[c.volume]).Facts() == c.expect; !allowed[i] {
 				continue
 			}
 			p.withdraw(c.volume)
@@ -252,7 +247,7 @@ func (p *plan) lists(volume string) bool {
 	return slices.ContainsFunc(p.list, func(v corev1.AttachedVolume) bool { return string(v.Name) == volume })
 }
 
-// request stores since when a detach waits, or removes that.
+// request stores the time of a detach request; zero removes it.
 func (p *plan) request(volume string, since time.Time) {
 	old, had := p.requests[volume]
 	switch {
@@ -266,7 +261,7 @@ func (p *plan) request(volume string, since time.Time) {
 	default:
 		return
 	}
-	p.noted, p.changed = true, true
+	p.requestsChanged, p.changed = true, true
 }
 
 func (r *reporter) read(ctx context.Context, name string) (*corev1.Node, error) {
@@ -279,8 +274,8 @@ func (r *reporter) read(ctx context.Context, name string) (*corev1.Node, error) 
 	return node, nil
 }
 
-// patch writes the list, bound to the Node's UID and version. It is sent even where
-// it changes nothing: the answer comes from the store.
+// patch writes the list, bound to the Node's UID and resource version. It is sent even if it changes nothing, because
+// the response shows the stored Node.
 func (r *reporter) patch(ctx context.Context, node *corev1.Node, p plan) error {
 	var value any // null drops the field, as the API server stores an empty list
 	if len(p.list) > 0 {
@@ -308,14 +303,14 @@ func (r *reporter) patch(ctx context.Context, node *corev1.Node, p plan) error {
 	return nil
 }
 
-// annotations are what the write changes of them.
+// annotations returns the changed annotations.
 func (p *plan) annotations() (map[string]any, error) {
 	changed := map[string]any{}
 	if p.stamp {
 		changed[kube.ReportCheckedAnnotation] = writeTime(time.Now())
 	}
 	switch {
-	case !p.noted:
+	case !p.requestsChanged:
 	case len(p.requests) == 0:
 		changed[kube.DetachesRequestedAnnotation] = nil
 	default:

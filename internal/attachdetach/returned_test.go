@@ -43,8 +43,8 @@ func TestNodeThatCameBackLetsGoUnseen(t *testing.T) {
 		t.Fatalf("yet another Node: %+v, want to wait for %s", d, attachment.NodeReturned)
 	}
 	m.remove(va)
-	if len(m.letGo) != 0 {
-		t.Errorf("still remembered: %v", m.letGo)
+	if len(m.releasedBy) != 0 {
+		t.Errorf("still remembered: %v", m.releasedBy)
 	}
 }
 
@@ -67,7 +67,7 @@ func TestNodeReplacedInOneEvent(t *testing.T) {
 			m.remove(aNode("a"))
 		}
 		m.put(aNode("a", isReady, func(n *corev1.Node) { n.UID, n.Status.NodeInfo.SystemUUID = "second", "other" }))
-		s := m.observe(k, &turn{}, noDoubts{})
+		s := m.observe(k, &nodeReads{}, noDoubts{})
 		d := attachment.Decide(modelTime, s.want, s.seen, attachment.Policy{}) // no force, as with the two flags
 		return !does[attachment.Attach](d)
 	}

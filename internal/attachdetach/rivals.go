@@ -27,49 +27,47 @@ import (
 	"belay.dev/belay/internal/telemetry"
 )
 
-// ForeignWriterReason is the reason of the event on a Node that reports a write that only
-// the leading attach/detach controller may make.
+// ForeignWriterReason is the reason of the event on a Node about a write that only the leading attach/detach controller
+// may make.
 const ForeignWriterReason = "ForeignAttachDetachWriter"
 
-// ErrHalted is the reason why nothing is written any more.
+// ErrHalted is the error of all writes after a halt.
 var ErrHalted = errors.New("another attach/detach controller is running")
 
 const (
-	// settleTime is how long after the start, and after each probe, none begins. A
-	// controller that was just disabled may still have requests in flight: the API server
-	// abandons a request after a minute.
+	// settleTime is the delay before the first probe and between probes. A controller that was just disabled may still
+	// have requests in flight; the API server aborts a request after a minute.
 	settleTime = time.Minute
-	// A probe holds an attach back for a random time in this range. Upstream's controller
-	// needs 0.2 s. Of two belays that probe at once, the one with the longer time halts.
-	leastHold, mostHold = 2 * time.Second, 4 * time.Second
-	// warnAgain is how often writes to the same resource on the same node are reported.
-	warnAgain = 5 * time.Minute
-	// makerTimeout bounds the question who created a VolumeAttachment.
-	makerTimeout = 5 * time.Second
+	// A probe delays an attach by a random time in this range. Upstream's controller needs 0.2 s. If two instances of
+	// belay probe at once, the one with the longer delay halts.
+	minHold, maxHold = 2 * time.Second, 4 * time.Second
+	// warnInterval is the minimum time between two reports of writes to the same resource and node.
+	warnInterval = 5 * time.Minute
+	// creatorTimeout bounds the read of the creator of a VolumeAttachment.
+	creatorTimeout = 5 * time.Second
 )
 
-// rivals looks for another attach/detach controller while this one leads. What it sees
-// are signs: a report on a Node that another component changed, an event that another
-// component emitted as an attach/detach controller, a VolumeAttachment that this process
-// did not create. One node's credentials suffice to fake the first two, so signs only
-// cause a warning and, but for the first, a probe: the next attach is held back. Another
-// controller then creates that VolumeAttachment, which no node may do. Only this halts.
+// rivals detects another attach/detach controller while this one leads. There are three signs: another component
+// changed the report on a Node, emitted an event as an attach/detach controller, or created a VolumeAttachment. One
+// node's credentials suffice to fake the first two, so a sign only causes a warning and, except for the first, a probe:
+// the next attach is delayed. If another controller then creates the VolumeAttachment, which no node may do, this one
+// halts.
 type rivals struct {
 	recorder record.EventRecorder
 	metrics  *telemetry.Controller
 	log      logr.Logger
 	warnOnly bool
 	settle   time.Duration
-	// maker returns the creator of a VolumeAttachment; the cache does not keep it.
-	maker func(name string) string
-	// nodeOf returns the node of a pod, "" if unknown.
+	// creator returns the creator of a VolumeAttachment, which is not cached.
+	creator func(name string) string
+	// nodeOf returns the node of a pod, or "" if unknown.
 	nodeOf func(namespace, pod string) string
-	// named makes the logger of a PersistentVolume.
+	// named returns a logger with a PersistentVolume.
 	named func(logger logr.Logger, volume string) logr.Logger
 
 	mu    sync.Mutex
-	began time.Time // zero until this process leads
-	// sinceAttachments and sinceNodes are the versions that were current when it began.
+	began time.Time // zero before this process leads
+	// sinceAttachments and sinceNodes are the resource versions at the start of leading.
 	sinceAttachments, sinceNodes string
 	// sent counts, by name, the creates whose VolumeAttachment may still appear.
 	sent      map[string]int
@@ -79,17 +77,17 @@ type rivals struct {
 	halted    error
 }
 
-// probe is an attach that is held back, to see whether another controller makes it.
+// probe is a delayed attach, to see whether another controller creates the VolumeAttachment.
 type probe struct {
 	key   key
 	names []string // of the VolumeAttachments
 	until time.Time
 }
 
-// sign is one write of another component.
-type sign struct{ resource, node, writer, what string }
+// foreignWrite is a write of another component.
+type foreignWrite struct{ resource, node, writer, what string }
 
-// watch subscribes to the caches.
+// watch registers the event handlers.
 func (r *rivals) watch(nodes, attachments toolscache.SharedIndexInformer) error {
 	_, err := nodes.AddEventHandler(toolscache.ResourceEventHandlerFuncs{UpdateFunc: func(before, after any) {
 		was, okWas := before.(*corev1.Node)
@@ -112,7 +110,7 @@ func (r *rivals) watch(nodes, attachments toolscache.SharedIndexInformer) error 
 	return nil
 }
 
-// begin starts to look for writes that are newer than these versions.
+// begin starts the detection of writes that are newer than these resource versions.
 func (r *rivals) begin(sinceAttachments, sinceNodes string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -120,17 +118,17 @@ func (r *rivals) begin(sinceAttachments, sinceNodes string) {
 	r.sinceAttachments, r.sinceNodes = sinceAttachments, sinceNodes
 }
 
-// follow watches the events of attach/detach controllers until the context ends: upstream
-// emits one for each attach, also if belay was always faster.
+// follow watches the events of attach/detach controllers until ctx is done. Upstream emits one for each attach, even if
+// belay attached first.
 func (r *rivals) follow(events typedcorev1.EventsGetter) func(context.Context) error {
 	return func(ctx context.Context) error {
-		for retry := time.Second; ; retry = min(2*retry, warnAgain) {
+		for retry := time.Second; ; retry = min(2*retry, warnInterval) {
 			began := time.Now()
 			if err := kube.WatchEvents(ctx, events, r.eventSeen); err != nil && ctx.Err() == nil {
-				r.log.Error(err, "Cannot look for events of another attach/detach controller", "retry", retry)
+				r.log.Error(err, "Failed to watch the events of other attach/detach controllers, retrying", "retry", retry)
 			}
 			if time.Since(began) > settleTime {
-				retry = time.Second // the API server ends each watch after a while
+				retry = time.Second // watches end regularly
 			}
 			select {
 			case <-time.After(retry):
@@ -141,8 +139,8 @@ func (r *rivals) follow(events typedcorev1.EventsGetter) func(context.Context) e
 	}
 }
 
-// nodeChanged looks for a report that another component changed. An empty list has no
-// writer. The decisions about its volumes restore the report.
+// nodeChanged detects a report that another component changed. An empty list has no writer. The decisions on its
+// volumes restore the report.
 func (r *rivals) nodeChanged(before, after *corev1.Node) {
 	writer, ok := kube.ReportWriter(after)
 	if !ok || writer.Manager == kube.FieldManager ||
@@ -153,26 +151,25 @@ func (r *rivals) nodeChanged(before, after *corev1.Node) {
 	old := r.began.IsZero() || !newer(after.ResourceVersion, r.sinceNodes)
 	r.mu.Unlock()
 	if !old {
-		r.warn(sign{"nodes/status", after.Name, writer.Manager, "changed status.volumesAttached of the node"})
+		r.warn(foreignWrite{"nodes/status", after.Name, writer.Manager, "changed status.volumesAttached of the node"})
 	}
 }
 
-// eventSeen looks for an event that another component emitted as an attach/detach
-// controller.
+// eventSeen detects an event that another component emitted as an attach/detach controller.
 func (r *rivals) eventSeen(e *corev1.Event) {
 	writer, ok := kube.EventWriter(e)
 	if !ok || writer.Manager == kube.FieldManager || !r.suspect() {
 		return
 	}
 	about := e.InvolvedObject
-	r.warn(sign{
+	r.warn(foreignWrite{
 		"events", r.nodeOf(about.Namespace, about.Name), writer.Manager,
 		fmt.Sprintf("emitted %s as %s on %s %s/%s", e.Reason, kube.EventComponent, about.Kind, about.Namespace, about.Name),
 	})
 }
 
-// attachmentAdded looks for a VolumeAttachment that this process did not create. What
-// the object says about itself does not count: admission may change it.
+// attachmentAdded detects a VolumeAttachment that this process did not create. The content of the object does not
+// count, because admission may change it.
 func (r *rivals) attachmentAdded(va *storagev1.VolumeAttachment) {
 	if kube.IsAttachmentName(va.Name) && !r.forgetCreate(va.Name) && newer(va.ResourceVersion, r.since()) {
 		r.foreignAttachment(va.Name, va.Spec.NodeName)
@@ -192,7 +189,7 @@ func (r *rivals) foreignAttachment(name, node string) {
 	if !r.suspect() {
 		return
 	}
-	s := sign{"volumeattachments", node, r.maker(name), "created VolumeAttachment " + name}
+	s := foreignWrite{"volumeattachments", node, r.creator(name), "created VolumeAttachment " + name}
 	if proof {
 		r.halt(s)
 	} else {
@@ -200,8 +197,8 @@ func (r *rivals) foreignAttachment(name, node string) {
 	}
 }
 
-// suspect asks for a probe. It does nothing, and returns false, while the writes of the
-// controller that led before may still be in flight.
+// suspect requests a probe. It does nothing and returns false while writes of the previous leader may still be in
+// flight.
 func (r *rivals) suspect() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -212,14 +209,13 @@ func (r *rivals) suspect() bool {
 	return true
 }
 
-// warn counts a sign and reports it, unless the same was reported a moment ago: a node
-// may write as often as it likes.
-func (r *rivals) warn(s sign) {
+// warn counts a sign and reports it, at most once per warnInterval for a resource and node: a node may write often.
+func (r *rivals) warn(s foreignWrite) {
 	r.metrics.Foreign(s.resource)
 	r.mu.Lock()
 	now := time.Now()
-	maps.DeleteFunc(r.warned, func(_ string, at time.Time) bool { return now.Sub(at) >= warnAgain })
-	subject := s.resource + " " + s.node // a node may choose the rest
+	maps.DeleteFunc(r.warned, func(_ string, at time.Time) bool { return now.Sub(at) >= warnInterval })
+	subject := s.resource + " " + s.node // a node controls the other fields
 	_, again := r.warned[subject]
 	silent := again || r.halted != nil
 	if !silent {
@@ -233,8 +229,8 @@ func (r *rivals) warn(s sign) {
 	r.event(s, "Only one attach/detach controller may run: if this was another one, disable it")
 }
 
-// halt ends all writes of this process: another controller answered the probe.
-func (r *rivals) halt(s sign) {
+// halt stops all writes of this process: another controller answered the probe.
+func (r *rivals) halt(s foreignWrite) {
 	r.metrics.Foreign(s.resource)
 	r.mu.Lock()
 	first := r.halted == nil
@@ -250,15 +246,14 @@ func (r *rivals) halt(s sign) {
 	r.event(s, "belay-controller held back its own: another attach/detach controller is running. belay-controller has halted; disable one of the two, and if belay stays, restart it")
 }
 
-func (r *rivals) event(s sign, advice string) {
+func (r *rivals) event(s foreignWrite, advice string) {
 	if s.node != "" {
 		about := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.node}}
 		r.recorder.Eventf(about, corev1.EventTypeWarning, ForeignWriterReason, "%q %s. %s", s.writer, s.what, advice)
 	}
 }
 
-// holdBack returns for how long a decision that attaches the volume must wait, so that
-// another controller, if there is one, creates the VolumeAttachment.
+// holdBack returns how long an attach is delayed by a probe.
 func (r *rivals) holdBack(k key, steps []attachment.Step) time.Duration {
 	var names []string
 	var first attachment.Attach
@@ -276,9 +271,9 @@ func (r *rivals) holdBack(k key, steps []attachment.Step) time.Duration {
 	now := time.Now()
 	if r.suspected && now.Sub(r.probe.until) >= r.settle {
 		r.suspected = false
-		hold := leastHold + rand.N(mostHold-leastHold) //nolint:gosec // only tells two belays apart
+		hold := minHold + rand.N(maxHold-minHold) //nolint:gosec // only tells two belays apart
 		r.probe = probe{key: k, names: names, until: now.Add(hold)}
-		r.named(r.log, first.PersistentVolume).Info("Holding back an attach to see whether another controller makes it",
+		r.named(r.log, first.PersistentVolume).Info("Delaying an attach to detect another attach/detach controller",
 			"driver", k.Driver, "handle", k.Handle, "node", first.Node)
 	}
 	if r.probe.key != k {
@@ -287,24 +282,22 @@ func (r *rivals) holdBack(k key, steps []attachment.Step) time.Duration {
 	return max(0, r.probe.until.Sub(now))
 }
 
-// check returns why nothing may be written, nil if it may.
+// check returns why writes are not allowed, or nil.
 func (r *rivals) check() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.halted
 }
 
-func (r *rivals) stopped() bool { return r.check() != nil }
-
-// sending notes that a create is about to be sent.
+// sending records that a create is about to be sent.
 func (r *rivals) sending(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.sent[name]++
 }
 
-// forgetCreate takes one create of that name off the list, because its object has
-// appeared or never will. It returns false if there is none.
+// forgetCreate removes one create of that name, because its object has appeared or never will. It returns false if
+// there is none.
 func (r *rivals) forgetCreate(name string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -317,13 +310,13 @@ func (r *rivals) forgetCreate(name string) bool {
 	return true
 }
 
-// newer is like after, for versions that may be missing.
+// newer is after, but true if there is no version to compare with.
 func newer(version, since string) bool { return since == "" || after(version, since) }
 
-// makerOf asks the API server who created a VolumeAttachment.
-func makerOf(ctx context.Context, live client.Reader) func(name string) string {
+// creatorOf reads the creator of a VolumeAttachment from the API server.
+func creatorOf(ctx context.Context, live client.Reader) func(name string) string {
 	return func(name string) string {
-		ctx, cancel := context.WithTimeout(ctx, makerTimeout)
+		ctx, cancel := context.WithTimeout(ctx, creatorTimeout)
 		defer cancel()
 		va := &storagev1.VolumeAttachment{}
 		if err := live.Get(ctx, client.ObjectKey{Name: name}, va); err == nil {
@@ -335,21 +328,21 @@ func makerOf(ctx context.Context, live client.Reader) func(name string) string {
 	}
 }
 
-// gated refuses writes once the controller has halted, and knows what it creates.
-type gated struct {
+// haltingClient rejects writes after a halt, and tracks creates.
+type haltingClient struct {
 	client.Client
 	rivals *rivals
 }
 
 // Create is client.Client's.
-func (g gated) Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error {
+func (g haltingClient) Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error {
 	if err := g.rivals.check(); err != nil {
 		return err
 	}
 	g.rivals.sending(obj.GetName())
 	err := g.Client.Create(ctx, obj, opts...)
 	if !kube.MayBeCommitted(err) && !g.rivals.forgetCreate(obj.GetName()) && apierrors.IsAlreadyExists(err) {
-		// It appeared while the create was in flight, and was taken for its object.
+		// It appeared while the create was in flight and was mistaken for its object.
 		if va, ok := obj.(*storagev1.VolumeAttachment); ok {
 			g.rivals.foreignAttachment(va.Name, va.Spec.NodeName)
 		}
@@ -358,7 +351,7 @@ func (g gated) Create(ctx context.Context, obj client.Object, opts ...client.Cre
 }
 
 // Delete is client.Client's.
-func (g gated) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
+func (g haltingClient) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
 	if err := g.rivals.check(); err != nil {
 		return err
 	}
@@ -366,7 +359,7 @@ func (g gated) Delete(ctx context.Context, obj client.Object, opts ...client.Del
 }
 
 // Patch is client.Client's.
-func (g gated) Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+func (g haltingClient) Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
 	if err := g.rivals.check(); err != nil {
 		return err
 	}
@@ -374,33 +367,32 @@ func (g gated) Patch(ctx context.Context, obj client.Object, patch client.Patch,
 }
 
 // Status is client.Client's.
-func (g gated) Status() client.SubResourceWriter {
-	return gatedStatus{g.Client.Status(), g.rivals.check}
+func (g haltingClient) Status() client.SubResourceWriter {
+	return haltingStatusWriter{g.Client.Status(), g.rivals.check}
 }
 
-type gatedStatus struct {
+type haltingStatusWriter struct {
 	client.SubResourceWriter
 	check func() error
 }
 
 // Patch is client.SubResourceWriter's.
-func (g gatedStatus) Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
+func (g haltingStatusWriter) Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
 	if err := g.check(); err != nil {
 		return err
 	}
 	return g.SubResourceWriter.Patch(ctx, obj, patch, opts...)
 }
 
-// rivalsFor makes the detection from the parts of a process.
 func rivalsFor(ctx context.Context, w *clusterState, p Parts, o Options) *rivals {
 	return &rivals{
 		recorder: p.Recorder, metrics: o.Metrics, warnOnly: o.WarnOfRivals, settle: cmp.Or(o.Settle, settleTime),
-		log: log.FromContext(ctx).WithName(Name), maker: makerOf(ctx, p.Live), nodeOf: w.nodeOfPod, named: w.named,
+		log: log.FromContext(ctx).WithName(Name), creator: creatorOf(ctx, p.Live), nodeOf: w.nodeOfPod, named: w.named,
 		sent: map[string]int{}, warned: map[string]time.Time{},
 	}
 }
 
-// nodeOfPod returns the node of a pod, "" if there is none.
+// nodeOfPod returns the node of a pod, or "".
 func (w *clusterState) nodeOfPod(namespace, name string) string {
 	if pod, ok := get[*corev1.Pod](w.pods, namespace+"/"+name); ok {
 		return pod.Spec.NodeName

@@ -40,7 +40,7 @@ func newDuel(t *testing.T) *duel {
 	d := &duel{T: t, events: record.NewFakeRecorder(100), version: 10}
 	d.rivals = &rivals{
 		recorder: d.events, log: logr.Discard(), settle: settleTime,
-		maker: func(string) string { return otherProgram }, nodeOf: func(string, string) string { return "n" },
+		creator: func(string) string { return otherProgram }, nodeOf: func(string, string) string { return "n" },
 		named: func(logger logr.Logger, _ string) logr.Logger { return logger },
 		sent:  map[string]int{}, warned: map[string]time.Time{},
 	}
@@ -91,7 +91,7 @@ func (d *duel) appears(name string) {
 
 // create is our own, through the gate.
 func (d *duel) create(name string) error {
-	return gated{d, d.rivals}.Create(d.Context(), attachmentNamed(name))
+	return haltingClient{d, d.rivals}.Create(d.Context(), attachmentNamed(name))
 }
 
 func attachmentNamed(name string) *storagev1.VolumeAttachment {
@@ -147,7 +147,7 @@ func TestReportsNeverHalt(t *testing.T) {
 			d.report(otherProgram, fmt.Sprint("n", i), true)
 		}
 		d.want(false, 5)
-		<-time.After(warnAgain)
+		<-time.After(warnInterval)
 		d.report(otherProgram, "n", true)
 		d.want(false, 1)
 	})
@@ -169,7 +169,7 @@ func TestSlowerControllerIsFoundByItsEvents(t *testing.T) {
 		d.emit(otherProgram)
 		d.want(false, 1)
 		name, wait := d.attach("h")
-		if wait < leastHold || wait > mostHold {
+		if wait < minHold || wait > maxHold {
 			t.Fatalf("the next attach is held back for %v", wait)
 		}
 		if _, wait := d.attach("other"); wait != 0 {
@@ -265,9 +265,9 @@ func TestOwnAttachmentsWithoutAnnotations(t *testing.T) {
 		_ = d.create(computedTestName)
 		d.appears(computedTestName)
 		d.want(false, 1)
-		<-time.After(warnAgain)
+		<-time.After(warnInterval)
 		early := &duel{T: t, rivals: d.rivals, events: d.events, refusal: d.refusal, version: 30}
-		_ = gated{during{early, func() { early.appears(computedTestName) }}, d.rivals}.
+		_ = haltingClient{during{early, func() { early.appears(computedTestName) }}, d.rivals}.
 			Create(t.Context(), attachmentNamed(computedTestName))
 		d.want(false, 1)
 		if len(d.sent) > 0 {
@@ -308,12 +308,12 @@ func TestWarnOnlyNeverHalts(t *testing.T) {
 func TestRefusedCreateHidesNoRival(t *testing.T) {
 	r := &rivals{
 		recorder: record.NewFakeRecorder(10), metrics: nil, settle: time.Nanosecond, sent: map[string]int{}, warned: map[string]time.Time{},
-		maker: func(string) string { return "kube-controller-manager" }, began: time.Now().Add(-time.Hour),
+		creator: func(string) string { return "kube-controller-manager" }, began: time.Now().Add(-time.Hour),
 	}
 	k := key{Driver: driver, Handle: "h"}
 	name := kube.AttachmentName(k.Handle, k.Driver, "a")
 	va := anAttachment(k, "a", "pv", false)
-	g := gated{refusingClient{}, r}
+	g := haltingClient{refusingClient{}, r}
 	_ = g.Create(t.Context(), va)
 	r.probe = probe{key: k, names: []string{name}, until: time.Now().Add(time.Minute)}
 	r.attachmentAdded(va)

@@ -59,7 +59,7 @@ func TestEachEventCostsWhatItChanges(t *testing.T) {
 			before, listsBefore := m.reads()
 			keys := e.happen(m)
 			for _, k := range keys {
-				m.waitedFor(k, nthNode(0)) // as the handlers do
+				m.podsWaitFor(k, nthNode(0)) // as the handlers do
 				m.decide(k)
 			}
 			reads, lists := m.reads()
@@ -231,7 +231,7 @@ func TestPodsThatWaitGoFirst(t *testing.T) {
 			q.Done(k)
 		}
 	}
-	want(1, podsWait)
+	want(1, podsWaitPriority)
 	want(100, 0)
 	want(100, handler.LowPriority)
 	var _ priorityqueue.PriorityQueue[key] = q
@@ -286,7 +286,7 @@ func TestDepartedNodesAreForgotten(t *testing.T) {
 	if n := len(m.departed); n > 0 {
 		t.Errorf("%d nodes are remembered for ever", n)
 	}
-	if n := len(m.nameless.volumes); n > 0 {
+	if n := len(m.unidentified.volumes); n > 0 {
 		t.Errorf("%d nameless attachments are remembered for ever", n)
 	}
 }
@@ -342,9 +342,9 @@ func TestNothingButTheVersion(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	m.put(aVolume("h", "h"))
 	tests := map[string]struct {
-		change func(va *storagev1.VolumeAttachment)
-		doubts doubts
-		want   bool
+		change       func(va *storagev1.VolumeAttachment)
+		writeTracker writeTracker
+		want         bool
 	}{
 		"finalizer":                  {func(va *storagev1.VolumeAttachment) { va.Finalizers = []string{"external-attacher/x"} }, noDoubts{}, false},
 		"after an unanswered delete": {func(*storagev1.VolumeAttachment) {}, allDoubts{}, true},
@@ -365,7 +365,7 @@ func TestNothingButTheVersion(t *testing.T) {
 			after := before.DeepCopy()
 			after.ResourceVersion = "8"
 			tt.change(after)
-			keys := m.clusterState.attachmentChanged(kube.StripAttachment(before), kube.StripAttachment(after), tt.doubts)
+			keys := m.clusterState.attachmentChanged(kube.StripAttachment(before), kube.StripAttachment(after), tt.writeTracker)
 			if got := slices.Contains(keys, k); got != tt.want {
 				t.Errorf("the volume is looked at: %v, want %v", got, tt.want)
 			}

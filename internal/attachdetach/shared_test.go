@@ -144,7 +144,7 @@ func TestEventOfSharedVolumeCostsItsNode(t *testing.T) {
 		for _, e := range events {
 			before, _ := m.reads()
 			keys := e.happen(m, k, []string{kube.UniqueVolumeName(k.Driver, k.Handle)})
-			waits := m.waitedFor(k, sharedNode(0))
+			waits := m.podsWaitFor(k, sharedNode(0))
 			after, _ := m.reads()
 			if !slices.Equal(keys, []key{k}) || waits != e.waits {
 				t.Errorf("%s: wakes %v, waited for: %v", e.name, keys, waits)
@@ -221,8 +221,8 @@ func BenchmarkExclusive(b *testing.B) {
 func benchmarkAtRest(b *testing.B, m *model, k key, node string) {
 	b.Helper()
 	c := m.controllerOf()
-	s := m.observe(k, &turn{}, c)
-	each(b, "observe", func() { m.observe(k, &turn{}, c) })
+	s := m.observe(k, &nodeReads{}, c)
+	each(b, "observe", func() { m.observe(k, &nodeReads{}, c) })
 	each(b, "decide", func() {
 		if d := attachment.Decide(modelTime, s.want, s.seen, c.policy); len(d.Steps) > 0 {
 			b.Fatal(d.Steps)
@@ -233,5 +233,5 @@ func benchmarkAtRest(b *testing.B, m *model, k key, node string) {
 			b.Fatal(err)
 		}
 	})
-	each(b, "waitedFor", func() { m.waitedFor(k, node) })
+	each(b, "waitedFor", func() { m.podsWaitFor(k, node) })
 }

@@ -83,19 +83,19 @@ func TestEventsWaitForVolumes(t *testing.T) {
 		}
 		recorder.Event(podNamed("a"), corev1.EventTypeNormal, "R", "fine")
 		want("nothing is worked on", "create a: fine")
-		s.worksOn(1)
-		s.worksOn(1)
+		s.volumeActive(1)
+		s.volumeActive(1)
 		recorder.Event(podNamed("b"), corev1.EventTypeNormal, "R", "fine")
 		want("two volumes are", "create a: fine")
 		recorder.Event(podNamed("c"), corev1.EventTypeWarning, "R", "trouble")
 		want("a warning", "create a: fine", "create c: trouble")
-		s.worksOn(-1)
+		s.volumeActive(-1)
 		want("one volume is", "create a: fine", "create c: trouble")
-		s.worksOn(-1)
+		s.volumeActive(-1)
 		want("none is", "create a: fine", "create c: trouble", "create b: fine")
-		s.worksOn(1)
+		s.volumeActive(1)
 		recorder.Event(podNamed("d"), corev1.EventTypeNormal, "R", "fine")
-		time.Sleep(eventPatience - time.Millisecond)
+		time.Sleep(maxEventDelay - time.Millisecond)
 		want("not yet", "create a: fine", "create c: trouble", "create b: fine")
 		time.Sleep(time.Millisecond)
 		want("patience is at its end", "create a: fine", "create c: trouble", "create b: fine", "create d: fine")
@@ -106,12 +106,12 @@ func TestEventsWaitForVolumes(t *testing.T) {
 func TestNoEventOfABurstIsLost(t *testing.T) {
 	const pods = 5000
 	sinkInTest(t, func(s *eventSink, recorder record.EventRecorder, w *writtenEvents) {
-		s.worksOn(1)
+		s.volumeActive(1)
 		for i := range pods {
 			recorder.Event(podNamed(fmt.Sprint("p", i)), corev1.EventTypeNormal, "R", "fine")
 			synctest.Wait() // they come one by one
 		}
-		s.worksOn(-1)
+		s.volumeActive(-1)
 		if got := len(w.got()); got != pods {
 			t.Errorf("%d of %d events were sent", got, pods)
 		}

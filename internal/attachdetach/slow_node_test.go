@@ -79,7 +79,7 @@ func TestWaitingPodGetsAnEventWhileWritesFail(t *testing.T) {
 	c := m.controllerOf()
 	c.client = brokenClient{}
 	events := record.NewFakeRecorder(10)
-	c.announcer = newAnnouncer(events)
+	c.eventEmitter = newEventEmitter(events)
 	for range 3 {
 		_, err := c.Reconcile(t.Context(), k)
 		if err == nil {
@@ -110,7 +110,7 @@ func TestInUseEntryLostWithoutAReportIsNoUnmount(t *testing.T) {
 	m.remove(aNode("a"))
 	m.put(aNode("a", isReady, second, listing(unique, nil)))
 	m.put(aNode("a", isReady, second)) // kubelet restarted
-	s := m.observe(k, &turn{answered: map[attachment.NodeName]bool{"a": true}}, noDoubts{})
+	s := m.observe(k, &nodeReads{answered: map[attachment.NodeName]bool{"a": true}}, noDoubts{})
 	if d := attachment.Decide(modelTime, s.want, s.seen, attachment.Policy{}); does[attachment.Detach](d) {
 		t.Errorf("detached under the mount: %+v", d.Steps)
 	}

@@ -2,7 +2,11 @@ package attachdetach
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -13,24 +17,24 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// The kinds whose caches a new leader waits for; ADR 17 has the argument for each kind.
+// Kinds whose caches a new leader waits for (ADR 17).
 var (
 	nodeKind       = corev1.SchemeGroupVersion.WithKind("Node")
 	attachmentKind = storagev1.SchemeGroupVersion.WithKind("VolumeAttachment")
 	volumeKind     = corev1.SchemeGroupVersion.WithKind("PersistentVolume")
 )
 
-// catchUp returns when the caches have reached what the previous leader did, as far as
-// not knowing it could attach an exclusive volume twice or detach one that is in use.
+// catchUp waits until the caches include the previous leader's writes, as far as missing them could attach an exclusive
+// volume twice or detach one that is in use.
 //
-// VolumeAttachments and Nodes: the previous leader attached and reported by writing
-// them, so a cache without its last writes takes an attached volume for a free one.
-// PersistentVolumes: one that was made exclusive since still counts as shared in a
-// cache that lags, and would be attached to a second node. Only those need a look that
-// the cache calls shared and that are attached or in use.
-// Pods, claims and CSIDrivers say what is wanted. Where they lag, a volume is attached
-// that nothing waits for, or an unused one is detached too early: the blockers of S1
-// and the check before each detach (S2) read VolumeAttachments and Nodes alone.
+// VolumeAttachments and Nodes: the previous leader attached and reported volumes by writing them. Without these writes,
+// an attached volume would look free.
+//
+// PersistentVolumes: one that became exclusive is still shared in an old cache and could be attached to a second node.
+// Only volumes that are shared in the cache and attached or in use need a check.
+//
+// Pods, claims and CSIDrivers only define what is desired. If they lag, an unneeded volume is attached or an unused one
+// is detached too early: the blockers of S1 and the check before each detach (S2) use VolumeAttachments and Nodes only.
 func (c *Controller) catchUp(ctx context.Context) error {
 	for kind, informer := range c.state.informers {
 		select {
@@ -53,8 +57,7 @@ func (c *Controller) catchUp(ctx context.Context) error {
 	return kube.Confirm(ctx, c.live, volumeKind, c.state.informers[volumeKind], c.state.sharedInUse())
 }
 
-// sharedInUse are the PersistentVolumes that may be attached to several nodes as far as
-// the cache knows, and that are attached, reported or in use somewhere.
+// sharedInUse returns the PersistentVolumes that are shared according to the cache and attached, reported or in use.
 func (w *clusterState) sharedInUse() []string {
 	var names []string
 	for _, item := range w.volumes.List() {
@@ -70,4 +73,37 @@ func (w *clusterState) sharedInUse() []string {
 		}
 	}
 	return names
+}
+
+var errNotCaughtUp = errors.New("leading, but the caches have not caught up with the previous leader")
+
+// readyz reports whether the process is ready: a standby has synced its caches, a leader has also caught up with the
+// previous leader.
+func (c *Controller) readyz(elected <-chan struct{}) func(*http.Request) error {
+	return func(*http.Request) error {
+		if err := c.rivals.check(); err != nil {
+			return err
+		}
+		var reading []string
+		for kind, informer := range c.state.informers {
+			if !informer.HasSynced() {
+				reading = append(reading, kind.Kind)
+			}
+		}
+		if len(reading) > 0 {
+			slices.Sort(reading)
+			return fmt.Errorf("the caches are not synced yet: %s", strings.Join(reading, ", "))
+		}
+		select {
+		case <-elected:
+		default:
+			return nil
+		}
+		select {
+		case <-c.ready:
+			return nil
+		default:
+			return errNotCaughtUp
+		}
+	}
 }

@@ -29,38 +29,37 @@ const (
 	byClaim            = "claim"            // Pods, "namespace/name"
 )
 
-// clusterState is all that the controller knows, by way of the watch caches.
+// clusterState is the cached state of the cluster.
 type clusterState struct {
 	pods, claims, volumes, drivers toolscache.Indexer
 
 	nodes       *kube.Newest[*corev1.Node]
 	attachments *kube.Newest[*storagev1.VolumeAttachment]
 
-	// informers are the caches, for the barrier of a new leader.
+	// informers are used by the barrier of a new leader.
 	informers map[schema.GroupVersionKind]toolscache.SharedIndexInformer
 
-	clock    Clock
-	ledger   ledger
-	kubelets kubelets
-	nameless nameless
-	long     longNodes
-	// deletes are those of VolumeAttachments, reports the writes to Nodes by name.
+	clock        Clock
+	ledger       ledger
+	kubelets     kubelets
+	unidentified unidentified
+	largeNodes   largeNodes
+	// deletes are deletes of VolumeAttachments without a response, reports are writes to Nodes, by name.
 	deletes unanswered[types.UID]
 	reports unanswered[string]
 
-	// leads: what is taken off a report from now on this process took off, or somebody who
-	// is no attach/detach controller.
+	// leads is set when this process leads: from then on, only it or a component that is not an attach/detach
+	// controller removes volumes from a report.
 	leads atomic.Bool
 
 	mu sync.Mutex
-	// departed holds the last version of each Node that was deleted.
+	// departed holds the last version of each deleted Node.
 	departed map[string]*corev1.Node
-	// letGo holds, by node, what a Node that was recreated was seen to let go.
-	letGo map[string]lettings
+	// releasedBy holds the volumes that a recreated Node released, by node.
+	releasedBy map[string]releasedVolumes
 }
 
-// kinds are the objects that are watched, and the indexes that they are read by. No
-// event may cost a look at all objects of a kind: whatever it concerns is found here.
+// kinds are the watched kinds and their indexes. No event may cause a scan of all objects of a kind.
 var kinds = []struct {
 	group    schema.GroupVersion
 	name     string
@@ -104,13 +103,13 @@ func newClusterState(ctx context.Context, caches cache.Cache, clock Clock) (*clu
 	return w, nil
 }
 
-// clusterStateOf reads from the stores, one per kind, which have the indexes of kinds.
+// clusterStateOf returns the state over the stores, one per kind, with the indexes of kinds.
 func clusterStateOf(stores map[string]toolscache.Indexer, clock Clock) *clusterState {
 	w := &clusterState{
 		clock: clock,
 		pods:  stores["Pod"], claims: stores["PersistentVolumeClaim"],
 		volumes: stores["PersistentVolume"], drivers: stores["CSIDriver"],
-		departed: map[string]*corev1.Node{}, letGo: map[string]lettings{},
+		departed: map[string]*corev1.Node{}, releasedBy: map[string]releasedVolumes{},
 	}
 	for _, kind := range kinds {
 		switch kind.name {
@@ -137,7 +136,7 @@ func podClaims(obj any) ([]string, error) {
 	return claims, nil
 }
 
-// claimName is the claim behind a pod's volume, empty for other volumes.
+// claimName returns the claim of a pod's volume, or "".
 func claimName(pod *corev1.Pod, volume *corev1.Volume) string {
 	switch {
 	case volume.PersistentVolumeClaim != nil:
@@ -148,7 +147,7 @@ func claimName(pod *corev1.Pod, volume *corev1.Volume) string {
 	return ""
 }
 
-// podNode leaves out pods without volumes: most pods of most clusters.
+// podNode skips pods without volumes.
 func podNode(obj any) ([]string, error) {
 	pod := obj.(*corev1.Pod)
 	if pod.Spec.NodeName == "" || len(pod.Spec.Volumes) == 0 {
@@ -157,7 +156,7 @@ func podNode(obj any) ([]string, error) {
 	return []string{pod.Spec.NodeName}, nil
 }
 
-// podVolumes are the volumes that the pod names itself, without a claim.
+// podVolumes returns the inline volumes of a pod.
 func podVolumes(obj any) ([]string, error) {
 	pod := obj.(*corev1.Pod)
 	if pod.Spec.NodeName == "" {
@@ -232,7 +231,7 @@ func sourceName(va *storagev1.VolumeAttachment) string {
 	return ""
 }
 
-// list reads from an index; the objects are shared.
+// list returns the shared objects with an index value.
 func list[T any](store toolscache.Indexer, index, value string) []T {
 	items, err := store.ByIndex(index, value)
 	if err != nil {
@@ -245,7 +244,7 @@ func list[T any](store toolscache.Indexer, index, value string) []T {
 	return objects
 }
 
-// get reads one object by "name" or "namespace/name"; it is shared.
+// get returns a shared object by "name" or "namespace/name".
 func get[T any](store toolscache.Indexer, key string) (T, bool) {
 	var none T
 	item, ok, err := store.GetByKey(key)

@@ -39,9 +39,9 @@ func TestUnsure(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			c, k := &Controller{attempted: map[key]map[string]attempt{}, clock: ownClock{}}, key{Driver: "d", Handle: "h"}
-			(&work{Controller: c, key: k}).unsure("va", "n", tt.err)
-			if got := slices.Collect(maps.Keys(c.attempted[k])); tt.want != slices.Equal(got, []string{"va"}) {
+			c, k := &Controller{pendingCreates: map[key]map[string]pendingCreate{}, clock: ownClock{}}, key{Driver: "d", Handle: "h"}
+			(&work{Controller: c, key: k}).recordPendingCreate("va", "n", tt.err)
+			if got := slices.Collect(maps.Keys(c.pendingCreates[k])); tt.want != slices.Equal(got, []string{"va"}) {
 				t.Errorf("to be read: %v, want it: %v", got, tt.want)
 			}
 		})
@@ -57,8 +57,8 @@ func TestReportWithoutAnAnswerOnANodeThatNobodyWants(t *testing.T) {
 	for _, obj := range []client.Object{aPod("p", "n", byClaimOf("c")), aClaim("c"), fc, aNode("n"), aNode("before")} {
 		m.put(obj)
 	}
-	m.ledger.add(kube.UniqueVolumeName(kube.FibreChannelPlugin, "[5006]:1"), "before", holdingOf(aNode("before")), false)
-	s := m.observe(key{Driver: kube.FibreChannelPlugin, Handle: "[5006]:1"}, &turn{}, doubtAbout("before"))
+	m.ledger.add(kube.UniqueVolumeName(kube.FibreChannelPlugin, "[5006]:1"), "before", entryFor(aNode("before")), false)
+	s := m.observe(key{Driver: kube.FibreChannelPlugin, Handle: "[5006]:1"}, &nodeReads{}, doubtAbout("before"))
 	d := attachment.Decide(modelTime, s.want, s.seen, attachment.Policy{})
 	if reports(d) || !does[attachment.WithdrawReport](d) {
 		t.Errorf("steps %+v, want only that the other node's report is stopped", d.Steps)
@@ -70,5 +70,5 @@ type doubtAbout string
 
 func (doubtAbout) deleteMayBeUnderway(*storagev1.VolumeAttachment) bool { return false }
 func (n doubtAbout) writeMayBeUnderway(node *corev1.Node) bool          { return node.Name == string(n) }
-func (doubtAbout) ended([]key, *storagev1.VolumeAttachment)             {}
+func (doubtAbout) attachmentDeleted([]key, *storagev1.VolumeAttachment) {}
 func (doubtAbout) pending(key) []attachment.Pending                     { return nil }

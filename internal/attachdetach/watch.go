@@ -29,10 +29,9 @@ type (
 	queue = workqueue.TypedRateLimitingInterface[key]
 )
 
-// sources maps every event to the volumes that it may change something for. Objects
-// may arrive in any order: each finds its volumes through those that are there, and
-// the last one to arrive finds them all.
-func (w *clusterState) sources(caches cache.Cache, d doubts) []source.TypedSource[key] {
+// sources maps each event to the volumes that it may affect. Objects may arrive in any order: each finds its volumes
+// through the existing objects, so the last to arrive finds them all.
+func (w *clusterState) sources(caches cache.Cache, d writeTracker) []source.TypedSource[key] {
 	attachmentChanged := func(before, after *storagev1.VolumeAttachment) []key { return w.attachmentChanged(before, after, d) }
 	return []source.TypedSource[key]{
 		source.TypedKind(caches, &corev1.Pod{}, on(w, w.podChanged)),
@@ -44,16 +43,15 @@ func (w *clusterState) sources(caches cache.Cache, d doubts) []source.TypedSourc
 	}
 }
 
-// on makes a handler of a function that is given the versions before and after, nil
-// where there is none, and returns the volumes concerned. Those that pods wait for go
-// before the rest, and that goes before what is merely looked through at the start
-// and at each resync (which handler.TypedFuncs sees to).
+// on returns an event handler for a function that gets the versions before and after (nil if there is none) and returns
+// the affected volumes. Volumes that pods wait for have priority, and both precede those of the initial list and of
+// resyncs (handler.TypedFuncs).
 func on[T client.Object](w *clusterState, changed func(before, after T) []key) handler.TypedEventHandler[T, key] {
 	var none T
 	add := func(q queue, about T, keys []key) {
 		for _, k := range distinct(keys) {
-			if p, ok := q.(priorityqueue.PriorityQueue[key]); ok && w.waitedFor(k, placeOf(about)) {
-				p.AddWithOpts(priorityqueue.AddOpts{Priority: new(podsWait)}, k)
+			if p, ok := q.(priorityqueue.PriorityQueue[key]); ok && w.podsWaitFor(k, objectNode(about)) {
+				p.AddWithOpts(priorityqueue.AddOpts{Priority: new(podsWaitPriority)}, k)
 			} else {
 				q.Add(k)
 			}
@@ -66,7 +64,7 @@ func on[T client.Object](w *clusterState, changed func(before, after T) []key) h
 		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[T], q queue) {
 			before := e.ObjectOld
 			if before.GetResourceVersion() == e.ObjectNew.GetResourceVersion() {
-				before = none // a resync: look at it as if it were new
+				before = none // a resync: handle it like a new object
 			}
 			add(q, e.ObjectNew, changed(before, e.ObjectNew))
 		},
@@ -76,8 +74,8 @@ func on[T client.Object](w *clusterState, changed func(before, after T) []key) h
 	}
 }
 
-// placeOf is the node that an object belongs to, empty if it belongs to none.
-func placeOf(obj client.Object) string {
+// objectNode returns the node that an object belongs to, or "".
+func objectNode(obj client.Object) string {
 	switch o := obj.(type) {
 	case *corev1.Pod:
 		return o.Spec.NodeName
@@ -89,13 +87,11 @@ func placeOf(obj client.Object) string {
 	return ""
 }
 
-// podsWait is the priority of volumes that pods wait for. Others have 0, or
-// handler.LowPriority.
-const podsWait = 100
+// podsWaitPriority is the priority of volumes that pods wait for. Others have 0, or handler.LowPriority.
+const podsWaitPriority = 100
 
-// podChanged looks up only when a pod came to its node, went, or ended: most updates
-// of a pod are of no interest. One that was deleted and made anew in the meantime
-// counts as both (k/k#111327).
+// podChanged ignores updates unless a pod was scheduled, deleted, or ended. A pod that was deleted and recreated under
+// its name counts as both (k/k#111327).
 func (w *clusterState) podChanged(before, after *corev1.Pod) []key {
 	if before != nil && after != nil && before.UID == after.UID &&
 		before.Spec.NodeName == after.Spec.NodeName && kube.PodEnded(before) == kube.PodEnded(after) {
@@ -142,7 +138,7 @@ func (w *clusterState) claimChanged(before, after *corev1.PersistentVolumeClaim)
 	return keys
 }
 
-// owner is the pod that a claim of a generic ephemeral volume was made for.
+// owner returns the pod that owns the claim of a generic ephemeral volume.
 func owner(claim *corev1.PersistentVolumeClaim) types.UID {
 	if ref := metav1.GetControllerOfNoCopy(claim); ref != nil {
 		return ref.UID
@@ -175,9 +171,9 @@ func (w *clusterState) volumeChanged(before, after *corev1.PersistentVolume) []k
 			keys = append(keys, keysOf(pv)...)
 		}
 	}
-	// An attachment may have lost, or found again, what tells its volume.
+	// The PersistentVolume may determine the volume of these attachments.
 	for _, va := range w.attachments.ByIndex(byPersistentVolume, cmp.Or(after, before).Name) {
-		w.sort(va, false)
+		w.trackUnidentified(va, false)
 		keys = append(keys, w.keysOfAttachment(va)...)
 	}
 	return keys
@@ -191,40 +187,37 @@ func sameVolume(a, b *corev1.PersistentVolume) bool {
 	return a.UID == b.UID && keyA == keyB && sameClaim && slices.Equal(a.Spec.AccessModes, b.Spec.AccessModes)
 }
 
-// attachmentChanged looks up what an attachment says of its volume. Where nothing but the
-// version is new, as when the attacher adds its finalizer, nothing is: unless a delete
-// of the version before may have been under way, which now cannot be carried out.
-func (w *clusterState) attachmentChanged(before, after *storagev1.VolumeAttachment, d doubts) []key {
+// attachmentChanged ignores updates of irrelevant fields, such as a new finalizer, unless a delete of the earlier
+// version may have been in flight, which can no longer be carried out.
+func (w *clusterState) attachmentChanged(before, after *storagev1.VolumeAttachment, d writeTracker) []key {
 	if before != nil && after != nil && sameAttachment(before, after) && !d.deleteMayBeUnderway(before) {
 		return nil
 	}
 	var keys []key
 	if before != nil && (after == nil || after.UID != before.UID) {
 		keys = append(keys, w.keysOfAttachment(before)...)
-		d.ended(keys, before)
+		d.attachmentDeleted(keys, before)
 		if after == nil {
-			w.lost(before)
+			w.recordLost(before)
 		}
-		w.sort(before, true)
+		w.trackUnidentified(before, true)
 		w.deletes.forget(before.UID)
 		w.forget(before.Spec.NodeName)
 	}
 	if after != nil {
-		w.sort(after, false)
+		w.trackUnidentified(after, false)
 		keys = append(keys, w.keysOfAttachment(after)...)
 	}
 	return keys
 }
 
-// sameAttachment compares all that the caches keep (kube.StripAttachment) and that can
-// change in an attachment, but for its version.
+// sameAttachment compares the cached fields of an attachment (kube.StripAttachment) except the resource version.
 func sameAttachment(a, b *storagev1.VolumeAttachment) bool {
 	return a.UID == b.UID && a.DeletionTimestamp.Equal(b.DeletionTimestamp) && maps.Equal(a.Annotations, b.Annotations) &&
 		equality.Semantic.DeepEqual(a.Status, b.Status)
 }
 
-// driverChanged concerns all volumes of a driver, which it rarely does: when the
-// driver is installed, removed, or changes whether it attaches.
+// driverChanged returns all volumes of a driver whose attachRequired changes, which is rare.
 func (w *clusterState) driverChanged(before, after *storagev1.CSIDriver) []key {
 	required := func(d *storagev1.CSIDriver) bool {
 		return d == nil || d.Spec.AttachRequired == nil || *d.Spec.AttachRequired
@@ -248,31 +241,31 @@ func (w *clusterState) driverChanged(before, after *storagev1.CSIDriver) []key {
 	return keys
 }
 
-// nodeChanged concerns the volumes that entered or left one of the node's lists, or,
-// if the node itself changed, all that have to do with it.
+// nodeChanged returns the volumes that were added to or removed from a list of the node, or all volumes of a node that
+// itself changed.
 func (w *clusterState) nodeChanged(before, after *corev1.Node) []key {
-	w.long.forget(cmp.Or(after, before).Name) // an earlier version
+	w.largeNodes.forget(cmp.Or(after, before).Name) // drop the earlier version
 	switch {
 	case after == nil:
 		keys := w.keysOfNode(before)
 		w.kubelets.forget(before.Name)
 		w.reports.forget(before.Name)
-		w.depart(before)
+		w.nodeDeleted(before)
 		w.forget(before.Name)
 		return keys
 	case before == nil:
-		w.heedReports(after.Name)
-		w.arrive(after.Name)
+		w.adoptReports(after.Name)
+		w.nodeCreated(after.Name)
 		return w.keysOfNode(after)
 	case before.UID != after.UID: // deleted and recreated, and both events came as one
 		return slices.Concat(w.nodeChanged(before, nil), w.nodeChanged(nil, after))
 	}
-	was, is := bothStandings(before, after)
-	w.heedLettingGo(after, was, is)
-	w.heedWithdrawals(after.Name, was, is)
-	w.heedReports(after.Name)
+	was, is := changedStatuses(before, after)
+	w.recordReleased(after, was, is)
+	w.forgetWithdrawn(after.Name, was, is)
+	w.adoptReports(after.Name)
 	if !ready(after) {
-		w.kubelets.interrupt(after.Name)
+		w.kubelets.reset(after.Name)
 	}
 	if !sameNode(before, after) {
 		return slices.Concat(w.keysOfNode(before), w.keysOfNode(after))
@@ -281,13 +274,13 @@ func (w *clusterState) nodeChanged(before, after *corev1.Node) []key {
 	if ready(before) != ready(after) && !planted.Wake {
 		keys = w.waitingOn(after)
 	}
-	names := changedNames(was, is)
+	names := changedVolumes(was, is)
 	for _, name := range names {
 		if k, ok := keyOfName(name); ok {
 			keys = append(keys, k)
 		}
 	}
-	if len(names) > 0 { // an orphan waits for what its PersistentVolume is now
+	if len(names) > 0 { // an orphan may wait for the volume of its PersistentVolume
 		keys = append(keys, w.orphansAt(after.Name)...)
 	}
 	return keys
@@ -299,15 +292,14 @@ func sameNode(a, b *corev1.Node) bool {
 	return machineOf(a) == machineOf(b) && managedA == managedB && outOfService(a) == outOfService(b)
 }
 
-// waitingOn are the volumes that the node's health matters to: those whose detach from it
-// waits, and those that pods elsewhere wait for. Its own pods cannot terminate while it is
-// not Ready, which those pods are to know.
+// waitingOn returns the volumes that are affected by the node's health: those whose detach from it waits, and those
+// that pods on other nodes wait for.
 func (w *clusterState) waitingOn(node *corev1.Node) []key {
 	var keys []key
 	for _, va := range w.attachments.ByIndex(byNode, node.Name) {
 		requested := va.Annotations[kube.DetachRequestedAnnotation] != "" || outOfService(node)
 		for _, k := range w.keysOfAttachment(va) {
-			if requested || w.waitedFor(k, node.Name) {
+			if requested || w.podsWaitFor(k, node.Name) {
 				keys = append(keys, k)
 			}
 		}
@@ -315,7 +307,7 @@ func (w *clusterState) waitingOn(node *corev1.Node) []key {
 	return append(keys, w.ledger.on(node.Name)...)
 }
 
-// keysOfNode are all volumes that a node lists, holds, or has pods for.
+// keysOfNode returns all volumes that a node lists, that are attached to it, or that its pods use.
 func (w *clusterState) keysOfNode(node *corev1.Node) []key {
 	keys := w.ledger.on(node.Name)
 	names, _ := nodeVolumes(node)

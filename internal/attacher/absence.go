@@ -8,15 +8,15 @@ import (
 	"belay.dev/belay/internal/publication"
 )
 
-// absence keeps what waits for a driver that is away: a call to it would only fail, and
-// back off for longer than the driver takes.
+// absence holds the keys that wait for a disconnected driver. A call to it would fail, and its back-off could outlast
+// the disconnection.
 type absence struct {
 	mu      sync.Mutex
 	waiting map[publication.Key]struct{}
 }
 
-// hold tells whether a key has to wait for the driver, and remembers it. The driver is
-// asked for under the lock: that it is back is told after it is present.
+// hold reports whether a key has to wait for the driver, and remembers the key. It checks the connection under the
+// lock, because the driver is present before driverBack is called: no key is missed.
 func (w *absence) hold(key publication.Key, present func() bool) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -30,7 +30,6 @@ func (w *absence) hold(key publication.Key, present func() bool) bool {
 	return true
 }
 
-// end returns the keys that waited.
 func (w *absence) end() []publication.Key {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -39,7 +38,7 @@ func (w *absence) end() []publication.Key {
 	return waited
 }
 
-// driverBack lets the calls go that waited while the driver was away.
+// driverBack enqueues the keys that waited for the driver to reconnect.
 func (a *Attacher) driverBack() {
 	for _, key := range a.absence.end() {
 		a.queue.Add(key)

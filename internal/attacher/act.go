@@ -19,57 +19,57 @@ import (
 	"belay.dev/belay/internal/publication"
 )
 
-// act does the steps of a decision but the call. They are for different attachments: one
-// that fails does not keep the others from being done. The decision gets which attachments wait for that.
-func (a *Attacher) act(ctx context.Context, shot snapshot, decision *publication.Decision) (progressed bool, err error) {
+// act carries out the steps of a decision except calls to the driver. Each step is for another attachment, so a failed
+// step does not stop the others. Attachments whose step failed get a wait in the decision.
+func (a *Attacher) act(ctx context.Context, snap snapshot, decision *publication.Decision) (progressed bool, err error) {
 	var failed []error
 	for _, step := range decision.Steps {
 		if _, call := step.(publication.CallDriver); call {
 			continue
 		}
-		one := shot.subjects[step.Target()]
-		done, err := a.apply(ctx, shot, one, step)
+		subj := snap.subjects[step.Target()]
+		done, err := a.apply(ctx, snap, subj, step)
 		progressed = progressed || done
 		if err != nil {
-			decision.Waits = slices.DeleteFunc(decision.Waits, func(w publication.Wait) bool { return w.Attachment == one.seen.Name })
-			decision.Wait(publication.Wait{Attachment: one.seen.Name, Reason: publication.RecordingFailed})
-			failed = append(failed, fmt.Errorf("VolumeAttachment %s for node %s: %w", one.seen.Name, one.seen.Node, err))
+			decision.Waits = slices.DeleteFunc(decision.Waits, func(w publication.Wait) bool { return w.Attachment == subj.seen.Name })
+			decision.Wait(publication.Wait{Attachment: subj.seen.Name, Reason: publication.RecordingFailed})
+			failed = append(failed, fmt.Errorf("VolumeAttachment %s for node %s: %w", subj.seen.Name, subj.seen.Node, err))
 		}
 	}
 	return progressed, errors.Join(failed...)
 }
 
-// apply does one step; done tells whether anything changed by it.
-func (a *Attacher) apply(ctx context.Context, shot snapshot, one *subject, step publication.Step) (done bool, err error) {
+// apply carries out one step; done reports whether anything changed.
+func (a *Attacher) apply(ctx context.Context, snap snapshot, subj *subject, step publication.Step) (done bool, err error) {
 	switch s := step.(type) {
 	case publication.WriteFinalizers:
-		return a.writeFinalizers(ctx, shot.key, one, s)
+		return a.writeFinalizers(ctx, snap.key, subj, s)
 	case publication.Reread:
-		return true, a.reread(ctx, one)
+		return true, a.reread(ctx, subj)
 	case publication.RecordAttached:
-		return true, a.recordAttached(ctx, one)
+		return true, a.recordAttached(ctx, subj)
 	case publication.RecordDetached:
-		return true, a.writeStatus(ctx, one.attachment, detachedPatch(one.attachment))
+		return true, a.writeStatus(ctx, subj.attachment, detachedPatch(subj.attachment))
 	case publication.RemoveFinalizer:
-		return true, a.removeFinalizer(ctx, one)
+		return true, a.removeFinalizer(ctx, subj)
 	case publication.RecordError:
-		return true, a.recordError(ctx, one, s)
+		return true, a.recordError(ctx, subj, s)
 	case publication.Forget:
-		a.calls.forget(one.uid())
+		a.calls.forget(subj.uid())
 		return true, nil
 	default:
-		panic(fmt.Sprintf("unknown step %T", step)) // the set is sealed
+		panic(fmt.Sprintf("unknown step %T", step)) // programmer error
 	}
 }
 
-// result is how a call ended.
+// result is the outcome of a call.
 type result struct {
 	publishContext map[string]string
 	err            error
 	took           time.Duration
 }
 
-// finish notes how a call ended.
+// finish logs and records the outcome of a call.
 func (a *Attacher) finish(logger logr.Logger, try attempt, r result) {
 	if r.err != nil {
 		a.calls.fail(try.uid, r.err, time.Now())
@@ -84,63 +84,61 @@ func (a *Attacher) finish(logger logr.Logger, try attempt, r result) {
 	a.calls.confirm(try.uid, r.publishContext, time.Now())
 }
 
-// logFailure logs an attempt that failed, and when it is repeated.
+// logFailure logs a failed attempt and the time of the next one.
 func (a *Attacher) logFailure(logger logr.Logger, try attempt, err error, values ...any) {
 	next := a.policy.NextAttempt(string(try.uid), a.calls.of(try.uid).call)
 	logger.Error(err, verbs[try.verb].failed, append(values, "nextAttempt", publication.FormatTime(next))...)
 }
 
-// refuse notes an attempt that failed before anything was sent.
-func (a *Attacher) refuse(ctx context.Context, one *subject, try attempt, err error) {
+// refuse records an attempt that failed before a call was sent.
+func (a *Attacher) refuse(ctx context.Context, subj *subject, try attempt, err error) {
 	a.calls.refuse(try, err, time.Now())
-	a.logFailure(log.FromContext(ctx).WithValues(one.about()...), try, err)
+	a.logFailure(log.FromContext(ctx).WithValues(subj.logValues()...), try, err)
 }
 
-// send fetches the secrets and sends one request.
-func (a *Attacher) send(ctx context.Context, one *subject, step publication.CallDriver) (r result) {
-	secrets, err := a.secretsOf(ctx, one)
+// send reads the secrets and makes one CSI call.
+func (a *Attacher) send(ctx context.Context, subj *subject, step publication.CallDriver) (r result) {
+	secrets, err := a.secretsOf(ctx, subj)
 	if err != nil {
 		return result{err: err}
 	}
-	ctx, cancel := context.WithTimeout(ctx, a.timeout) // of the call alone
+	ctx, cancel := context.WithTimeout(ctx, a.timeout) // does not cover reading the secrets
 	defer cancel()
 	begun := time.Now()
 	defer func() {
 		r.took = time.Since(begun)
-		r.err = csi.Unanswered(ctx, r.err, csi.NoAnswerError{Driver: a.driver, Call: step.Verb.String(), Node: a.nodeOf(one, step.NodeID), Timeout: a.timeout})
+		r.err = csi.Unanswered(ctx, r.err, csi.NoAnswerError{Driver: a.driver, Call: step.Verb.String(), Node: a.nodeOf(subj, step.NodeID), Timeout: a.timeout})
 	}()
 	if step.Verb == publication.Publish {
-		request := one.source.publishRequest(step.NodeID, a.defaultFSType)
+		request := subj.source.publishRequest(step.NodeID, a.defaultFSType)
 		request.Secrets = secrets
 		r.publishContext, r.err = a.controller.Publish(ctx, request)
 		return r
 	}
 	r.err = a.controller.Unpublish(ctx, csi.UnpublishRequest{
-		VolumeHandle: one.source.handle, NodeID: step.NodeID, Secrets: secrets, Migrated: one.source.migrated,
+		VolumeHandle: subj.source.handle, NodeID: step.NodeID, Secrets: secrets, Migrated: subj.source.migrated,
 	})
 	return r
 }
 
-// secretsOf returns the secrets of a call: those that were read for it, or that the Secret
-// has now.
-func (a *Attacher) secretsOf(ctx context.Context, one *subject) (csi.Secrets, error) {
-	ref := one.source.secret
-	if secrets, ok := a.pendingSecrets.take(one.uid(), ref); ok {
+// secretsOf returns the secrets for a call: those read shortly before, or else the current ones.
+func (a *Attacher) secretsOf(ctx context.Context, subj *subject) (csi.Secrets, error) {
+	ref := subj.source.secret
+	if secrets, ok := a.pendingSecrets.take(subj.uid(), ref); ok {
 		return secrets, nil
 	}
 	return a.secrets(ctx, ref)
 }
 
-// secrets reads the Secret that a volume names, anew for each request and never
-// kept for longer. Without a reference there are none.
+// secrets reads the Secret that a volume refers to. It is read for each call and not cached.
 func (a *Attacher) secrets(ctx context.Context, ref *corev1.SecretReference) (csi.Secrets, error) {
 	if ref == nil {
 		return nil, nil
 	}
-	// client-go logs the bodies of answers from -v=8 on, by the context's logger.
+	// client-go logs response bodies at -v=8 with the context's logger.
 	silent := log.IntoContext(ctx, logr.Discard())
 	var secret *corev1.Secret
-	err := a.ask(silent, func(ctx context.Context) (err error) {
+	err := a.request(silent, func(ctx context.Context) (err error) {
 		secret, err = a.client.CoreV1().Secrets(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 		return err
 	})
@@ -154,40 +152,39 @@ func (a *Attacher) secrets(ctx context.Context, ref *corev1.SecretReference) (cs
 	return found, nil
 }
 
-// recordAttached stores the result of a publish.
-func (a *Attacher) recordAttached(ctx context.Context, one *subject) error {
-	err := a.writeStatus(ctx, one.attachment, attachedPatch(one.attachment, one.record.publishContext))
+// recordAttached writes the result of a successful ControllerPublishVolume to the status.
+func (a *Attacher) recordAttached(ctx context.Context, subj *subject) error {
+	err := a.writeStatus(ctx, subj.attachment, attachedPatch(subj.attachment, subj.record.publishContext))
 	if apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err) {
-		// The API server will never take this publish context. Said in the status
-		// it can be mended.
+		// The API server will never accept this publish context. An error in the status lets a person fix the cause.
 		err = fmt.Errorf("could not save the publish context: %w", err)
-		a.calls.fail(one.uid(), err, time.Now())
-		a.logFailure(log.FromContext(ctx).WithValues(one.about()...), attempt{uid: one.uid(), verb: publication.Publish}, err)
+		a.calls.fail(subj.uid(), err, time.Now())
+		a.logFailure(log.FromContext(ctx).WithValues(subj.logValues()...), attempt{uid: subj.uid(), verb: publication.Publish}, err)
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("record as attached: %w", err)
 	}
-	a.calls.recorded(one.uid())
+	a.calls.recorded(subj.uid())
 	return nil
 }
 
-func (a *Attacher) recordError(ctx context.Context, one *subject, step publication.RecordError) error {
+func (a *Attacher) recordError(ctx context.Context, subj *subject, step publication.RecordError) error {
 	stored := &storagev1.VolumeError{Message: step.Message, Time: metav1.Now()}
-	if code, ok := csi.Code(one.record.err); ok && step.OfCall && step.Verb == publication.Publish {
+	if code, ok := csi.Code(subj.record.err); ok && step.OfCall && step.Verb == publication.Publish {
 		number := int32(code)
 		stored.ErrorCode = &number
 	}
-	if err := a.writeStatus(ctx, one.attachment, errorPatch(one.attachment, step.Verb, stored)); err != nil {
+	if err := a.writeStatus(ctx, subj.attachment, errorPatch(subj.attachment, step.Verb, stored)); err != nil {
 		return fmt.Errorf("record the error %q: %w", step.Message, err)
 	}
 	if step.OfCall {
-		a.calls.recorded(one.uid())
+		a.calls.recorded(subj.uid())
 	}
 	return nil
 }
 
-// clone copies a map that is about to be changed, also a nil one.
+// clone returns a copy, never nil.
 func clone(m map[string]string) map[string]any {
 	out := make(map[string]any, len(m))
 	for key, value := range maps.All(m) {

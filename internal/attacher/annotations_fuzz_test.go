@@ -28,7 +28,7 @@ func FuzzTrimAnnotations(f *testing.F) {
 	f.Add(kube.NodeIDAnnotation, "id")
 	f.Add(kube.LeadingSinceAnnotation, "2026-01-01T12:00:00Z")
 	f.Add("example.com/a", "")
-	f.Add(othersMark, "forged")
+	f.Add(foreignDigest, "forged")
 	f.Fuzz(func(t *testing.T, name, value string) {
 		with := func(value string) map[string]string {
 			return trimAnnotations(&storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{name: value}}})
@@ -41,7 +41,7 @@ func FuzzTrimAnnotations(f *testing.F) {
 			}
 			return
 		}
-		same := kept[othersMark] == changed[othersMark] && len(kept) == len(changed)
+		same := kept[foreignDigest] == changed[foreignDigest] && len(kept) == len(changed)
 		if own := kube.IsOwnAnnotation(name); own != same {
 			t.Fatalf("a change of %q, belay's own %v: kept %v, then %v", name, own, kept, changed)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,50 +25,47 @@ import (
 	"belay.dev/belay/internal/telemetry"
 )
 
-// Config is what an Attacher is made of. Durations and counts are csi-attacher's
-// flags of the same names.
+// Config configures an Attacher. Durations and counts correspond to csi-attacher's flags of the same names.
 type Config struct {
-	Client     kubernetes.Interface // without a limit of its own
-	QPS        float32              // requests a second on average; not above 0 means no limit
-	Burst      int                  // requests at once, where QPS sets a limit
+	Client     kubernetes.Interface // must not limit its rate: the Attacher does
+	QPS        float32              // average requests per second; 0 or less means no limit
+	Burst      int                  // burst allowed on top of QPS
 	Driver     string               // the CSI driver's name
-	Controller *csi.Controller      // a driver that cannot attach gets the trivial treatment
+	Controller *csi.Controller      // without PUBLISH_UNPUBLISH_VOLUME, every attachment is marked as attached
 
-	Timeout       time.Duration // of one call to the driver; 15 s
-	RetryStart    time.Duration // back-off after the first failed call; 1 s
-	RetryMax      time.Duration // longest back-off; 5 min
-	Resync        time.Duration // of the watch caches; 10 min
-	WorkerThreads int           // calls in flight at most; 256
-	DefaultFSType string        // for volumes that name none
-	// ReconcileSync is the pause between two comparisons with the driver's list of
-	// volumes, 1 min; not above 0 means never. MaxEntries bounds one page of it; 0
-	// leaves that to the driver.
+	Timeout       time.Duration // of one CSI call; 15 s by default
+	RetryStart    time.Duration // back-off after the first failed call; 1 s by default
+	RetryMax      time.Duration // longest back-off; 5 min by default
+	Resync        time.Duration // resync period of the informers; 10 min by default
+	WorkerThreads int           // maximum number of CSI calls in flight; 256 by default
+	DefaultFSType string        // for volumes without a filesystem type
+	// ReconcileSync is the pause between two comparisons with ListVolumes, 1 min by default; 0 or less disables them.
+	// MaxEntries is the page size; 0 leaves it to the driver.
 	ReconcileSync    time.Duration
 	MaxEntries       int
 	ReconcileMetrics *telemetry.Reconcile // may be nil
-	Metrics          *telemetry.Attacher  // of waits and calls; may be nil
+	Metrics          *telemetry.Attacher  // may be nil
 
-	DrainTimeout time.Duration // how long calls in flight may take to end at shutdown
+	DrainTimeout time.Duration // how long a shutdown waits for calls in flight
 }
 
 const (
 	// writeTimeout bounds one request to the API server.
 	writeTimeout = 10 * time.Second
-	// maxTurns bounds how often a key is decided about before others get their
-	// turn. A whole attach takes three.
-	maxTurns = 8
-	// writeRetryStart and writeRetryMax bound the back-off after a failed request
-	// to the API server.
+	// maxDecisions bounds how often a key is decided on before other keys are processed. An attach takes three
+	// decisions.
+	maxDecisions = 8
+	// writeRetryStart and writeRetryMax bound the back-off after a failed API request.
 	writeRetryStart = 20 * time.Millisecond
 	writeRetryMax   = 5 * time.Second
-	// volumeWorkers release PersistentVolumes, by one request each.
+	// volumeWorkers is the number of workers that remove finalizers from PersistentVolumes, with one request each.
 	volumeWorkers = 10
 )
 
 // Attacher runs the attachments of one CSI driver.
 type Attacher struct {
 	client        kubernetes.Interface
-	limit         flowcontrol.RateLimiter // of requests; nil for none
+	limit         flowcontrol.RateLimiter // of API requests; nil for no limit
 	workers       int
 	driver        string
 	finalizer     string
@@ -84,22 +82,22 @@ type Attacher struct {
 
 	objects        *objects
 	calls          *ledger
-	holds          *holds
-	inHand         sync.Map // the publication.Keys that a worker decides about now
+	throttle       *throttle
+	deciding       sync.Map // publication.Keys that a worker decides on now
 	absence        absence
 	pendingSecrets pendingSecrets
 	queue          workqueue.TypedRateLimitingInterface[publication.Key]
 	volumes        workqueue.TypedRateLimitingInterface[string]
 
-	wellCalls, suspectCalls *callQueue
+	regularCalls, suspectCalls *callQueue
 
-	callsLeft atomic.Bool // Run has returned while calls to the driver were in flight
+	callsInFlightAtExit atomic.Bool // Run returned while CSI calls were in flight
 
-	running  atomic.Bool // events are queued
-	draining atomic.Bool // nothing new is begun
+	running  atomic.Bool // informer events are enqueued
+	draining atomic.Bool // no new call is started
 }
 
-// New prepares an Attacher; nothing is read or written before Warm and Run.
+// New returns an Attacher. It reads and writes nothing before Warm and Run.
 func New(c Config) (*Attacher, error) {
 	if c.WorkerThreads < 1 {
 		return nil, errors.New("option -worker-threads must be greater than zero")
@@ -114,12 +112,12 @@ func New(c Config) (*Attacher, error) {
 		policy:        publication.Policy{RetryStart: c.RetryStart, RetryMax: c.RetryMax},
 		reconcileSync: c.ReconcileSync, maxEntries: c.MaxEntries, reconcileMetrics: c.ReconcileMetrics, metrics: c.Metrics,
 		objects: watched, calls: newLedger(), limit: requestLimit(c.QPS, c.Burst), workers: workersFor(c.QPS),
-		holds: newHolds(c.RetryStart),
+		throttle: newThrottle(c.RetryStart),
 	}
-	// The names are csi-attacher's: dashboards read the metrics by them.
-	a.queue = newQueue("csi-attacher-va", workqueue.Queue[publication.Key](newFair(a.onlyDetaches)))
+	// The queue names are csi-attacher's, so that dashboards keep working.
+	a.queue = newQueue("csi-attacher-va", workqueue.Queue[publication.Key](newFairQueue(a.onlyDetaches)))
 	a.volumes = newQueue("csi-attacher-pv", workqueue.DefaultQueue[string]())
-	a.wellCalls, a.suspectCalls = newCallQueues(c.WorkerThreads, a.onlyDetaches)
+	a.regularCalls, a.suspectCalls = newCallQueues(c.WorkerThreads, a.onlyDetaches)
 	return a, a.watch()
 }
 
@@ -132,12 +130,11 @@ func newQueue[T comparable](name string, order workqueue.Queue[T]) workqueue.Typ
 	})
 }
 
-// Warm starts the watch caches, so that a standby has them when it becomes the
-// leader. They stop with ctx.
+// Warm starts the informers, so that a standby can take over at once. They stop when ctx is done.
 func (a *Attacher) Warm(ctx context.Context) { a.objects.factory.StartWithContext(ctx) }
 
-// warmed tells what keeps a standby from leading at once.
-func (a *Attacher) warmed() error {
+// cachesSynced returns an error that names the caches that are not synced yet.
+func (a *Attacher) cachesSynced() error {
 	var missing []string
 	for i, synced := range a.objects.synced() {
 		if !synced() {
@@ -150,28 +147,27 @@ func (a *Attacher) warmed() error {
 	return nil
 }
 
-// Run works until ctx ends, then lets the calls in flight end within the drain
-// timeout, records their results, and returns. The context of Warm must outlive
-// that of Run.
+// Run attaches and detaches until ctx is done. It then waits up to the drain timeout for the calls in flight and
+// records their results. The context of Warm must outlive that of Run.
 func (a *Attacher) Run(ctx context.Context) error {
 	logger := log.FromContext(ctx).WithValues("driver", a.driver)
-	// What is done, and the calls in flight, outlive ctx by the drain timeout.
+	// Running work and calls outlive ctx by the drain timeout.
 	work, stop := context.WithCancel(log.IntoContext(context.WithoutCancel(ctx), logger))
 	defer stop()
-	defer a.shutDown() // also when it ends before it began: the queues have goroutines
+	defer a.shutDown() // on every return: the queues have goroutines
 	if !cache.WaitForCacheSync(ctx.Done(), a.objects.synced()...) {
 		return nil
 	}
 	if err := a.catchUp(ctx); err != nil {
 		if ctx.Err() != nil {
-			return nil // shut down before it began
+			return nil // shut down before the start
 		}
 		return fmt.Errorf("catch up with the previous leader: %w", err)
 	}
 	logger.Info("Started attaching and detaching volumes", "finalizer", a.finalizer, "canAttach", a.controller.Capabilities().Attach)
 	a.metrics.CountCalls(a.flow)
 	a.running.Store(true)
-	a.wakeAll()
+	a.enqueueAll()
 
 	var calling, working sync.WaitGroup
 	for _, queue := range a.callQueues() {
@@ -194,12 +190,12 @@ func (a *Attacher) Run(ctx context.Context) error {
 	return nil
 }
 
-// wakeAll queues everything that the caches hold and that is not as it shall be.
-func (a *Attacher) wakeAll() {
+// enqueueAll enqueues all cached objects that are not in their desired state.
+func (a *Attacher) enqueueAll() {
 	for _, item := range a.objects.attachmentInformer.GetStore().List() {
 		if va, ok := item.(*storagev1.VolumeAttachment); ok && va.Spec.Attacher == a.driver {
-			a.objects.noteStray(va)
-			a.wakeUnsettled(va)
+			a.objects.trackOrphan(va)
+			a.enqueueUnsettled(va)
 		}
 	}
 	for _, item := range a.objects.volumeInformer.GetStore().List() {
@@ -209,28 +205,26 @@ func (a *Attacher) wakeAll() {
 	}
 }
 
-// shutDown ends the queues.
 func (a *Attacher) shutDown() {
-	a.wellCalls.ShutDown()
+	a.regularCalls.ShutDown()
 	a.suspectCalls.ShutDown()
 	a.volumes.ShutDown()
 	a.queue.ShutDown()
 }
 
-// drain ends the work: no new calls, the results of those in flight recorded,
-// nothing waited for beyond the drain timeout.
+// drain starts no new calls, waits up to the drain timeout for those in flight, and records their results.
 func (a *Attacher) drain(logger logr.Logger, calling, working *sync.WaitGroup) {
 	logger.Info("Shutting down, waiting for calls in flight", "timeout", a.drainTimeout)
 	a.draining.Store(true)
 	a.volumes.ShutDown()
-	a.wellCalls.ShutDown()
+	a.regularCalls.ShutDown()
 	a.suspectCalls.ShutDown()
 	ended, called := make(chan struct{}), make(chan struct{})
 	go func() {
-		calling.Wait() // each has queued its key by then
+		calling.Wait() // each call has enqueued its key
 		close(called)
 		a.queue.ShutDown()
-		working.Wait() // they end when all that is queued was worked off
+		working.Wait() // the workers end when the queue is empty
 		close(ended)
 	}()
 	timer := time.NewTimer(a.drainTimeout)
@@ -243,9 +237,22 @@ func (a *Attacher) drain(logger logr.Logger, calling, working *sync.WaitGroup) {
 		case <-called:
 			logger.Info("Shut down before all results were recorded, the next leader repeats their calls")
 		default:
-			a.callsLeft.Store(true)
+			a.callsInFlightAtExit.Store(true)
 			logger.Info("Shut down with calls in flight, the next leader repeats them")
 		}
 		a.queue.ShutDown()
 	}
+}
+
+// jitter shortens each delay of a rate limiter by up to a fifth, so that keys that failed together are not retried
+// together. It is derived from the key, which keeps the simulation deterministic.
+type jitter[T comparable] struct{ workqueue.TypedRateLimiter[T] }
+
+// When implements workqueue.TypedRateLimiter.
+func (j jitter[T]) When(item T) time.Duration {
+	delay := j.TypedRateLimiter.When(item)
+	sum := fnv.New32a()
+	_, _ = fmt.Fprint(sum, item, j.NumRequeues(item)) // never fails (hash.Hash)
+	const part = 1000
+	return delay - delay/5*time.Duration(sum.Sum32()%part)/part
 }

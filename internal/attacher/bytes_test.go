@@ -109,7 +109,7 @@ func TestBytesPerObject(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			whole := retained(t, tt.store, many, tt.make)
 			kept := retained(t, tt.store, many, func(i int) any {
-				object, err := o.keepWhatIsRead(tt.make(i))
+				object, err := o.trimObject(tt.make(i))
 				must(t, err)
 				return object
 			})
@@ -146,7 +146,7 @@ func TestTrimmedTwice(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{"csi.alpha.kubernetes.io/node-id": "i-00000000000000001"}, once.Annotations); diff != "" {
 		t.Errorf("annotations (-want +got):\n%s", diff)
 	}
-	seen := map[string]bool{once.Annotations[othersMark]: true}
+	seen := map[string]bool{once.Annotations[foreignDigest]: true}
 	for name, change := range map[string]func(va *storagev1.VolumeAttachment){
 		"a label":            func(va *storagev1.VolumeAttachment) { va.Labels = map[string]string{"a": "b"} },
 		"an annotation":      func(va *storagev1.VolumeAttachment) { va.Annotations["a"] = "b" },
@@ -155,7 +155,7 @@ func TestTrimmedTwice(t *testing.T) {
 		va := sizedAttachment(1)
 		change(va)
 		once := o.trimAttachment(va)
-		if mark := once.Annotations[othersMark]; seen[mark] {
+		if mark := once.Annotations[foreignDigest]; seen[mark] {
 			t.Errorf("%s does not show: %q", name, mark)
 		} else {
 			seen[mark] = true
@@ -175,21 +175,21 @@ func TestTrimmedTwice(t *testing.T) {
 // TestInterner: equal values are one, different values are not, and an interner does not grow forever.
 func TestInterner(t *testing.T) {
 	s := newInterner()
-	a, b := s.pairs(map[string]string{"a": "b", "c": "d"}), s.pairs(map[string]string{"c": "d", "a": "b"})
+	a, b := s.stringMap(map[string]string{"a": "b", "c": "d"}), s.stringMap(map[string]string{"c": "d", "a": "b"})
 	a["probe"] = "" // nobody else may
 	if _, one := b["probe"]; !one {
 		t.Error("equal maps are two")
 	}
 	for _, other := range []map[string]string{{"a": "b"}, {"a": "b\x00c"}, {"a": "b", "c": ""}, {"ab": "", "c": "d"}} {
-		if diff := cmp.Diff(other, s.pairs(maps.Clone(other))); diff != "" {
+		if diff := cmp.Diff(other, s.stringMap(maps.Clone(other))); diff != "" {
 			t.Errorf("not what was put there:\n%s", diff)
 		}
 	}
-	if s.pairs(nil) != nil || s.pairs(map[string]string{}) != nil || s.list([]string{}) != nil {
+	if s.stringMap(nil) != nil || s.stringMap(map[string]string{}) != nil || s.list([]string{}) != nil {
 		t.Error("of nothing there is something")
 	}
 	for i := range 3 * maxInterned {
-		if word := strconv.Itoa(i); s.word(word) != word {
+		if word := strconv.Itoa(i); s.str(word) != word {
 			t.Fatalf("not the word %s", word)
 		}
 	}

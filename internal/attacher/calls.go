@@ -15,7 +15,7 @@ import (
 	"belay.dev/belay/internal/publication"
 )
 
-// record is what this process knows of the calls for one attachment.
+// record is the state of the calls for one attachment in this process.
 type record struct {
 	identity
 	uid     types.UID
@@ -24,37 +24,35 @@ type record struct {
 	created time.Time
 
 	call publication.Call
-	// unsure: a write of the finalizer or the node ID got no answer.
-	unsure bool
-	// untouched: see publication.Attachment, but for what was sent.
+	// unconfirmedWrite: a write of the finalizer or the node ID got no response.
+	unconfirmedWrite bool
+	// untouched is publication.Attachment.Untouched, regardless of calls that were made.
 	untouched bool
-	// publishContext is the driver's reply to a confirmed Publish that is not
-	// recorded yet.
+	// publishContext is the response to a confirmed Publish that is not recorded in the status yet.
 	publishContext map[string]string
 	err            error  // of the last attempt
-	keptOut        string // the ID of the node that was full at the last attempt; empty if it was not
-	// drift: what the driver's list says against the attachment, until a call that
-	// mends it was confirmed and recorded.
+	fullNode       string // node ID that returned RESOURCE_EXHAUSTED for the last attempt, or empty
+	// drift is how ListVolumes contradicts the attachment, until a call that corrects it was confirmed and recorded.
 	drift publication.Drift
-	// driftNodeID is the node that keeps the volume, where it is Abandoned.
+	// driftNodeID is the node that an Abandoned volume is published to.
 	driftNodeID string
 }
 
-// ledger remembers calls by the UID of their attachment. It begins empty in each
-// process: what an earlier one called is known from the finalizers alone.
+// ledger remembers calls by the UID of their attachment. It is empty when a process starts: the finalizers alone show
+// what an earlier process called.
 type ledger struct {
 	mu       sync.Mutex
 	byUID    map[types.UID]*record
 	byVolume map[string][]*record
-	// full are the attachments that a full node keeps out (RESOURCE_EXHAUSTED), by node ID.
-	full map[string]map[types.UID]*record
+	// byFullNode holds the attachments that a full node rejected (RESOURCE_EXHAUSTED), by node ID.
+	byFullNode map[string]map[types.UID]*record
 }
 
 func newLedger() *ledger {
-	return &ledger{byUID: map[types.UID]*record{}, byVolume: map[string][]*record{}, full: map[string]map[types.UID]*record{}}
+	return &ledger{byUID: map[types.UID]*record{}, byVolume: map[string][]*record{}, byFullNode: map[string]map[types.UID]*record{}}
 }
 
-// of returns what is known of an attachment's calls.
+// of returns the record of an attachment.
 func (l *ledger) of(uid types.UID) record {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -64,7 +62,7 @@ func (l *ledger) of(uid types.UID) record {
 	return record{}
 }
 
-// ofVolume returns what is known of the calls for a volume.
+// ofVolume returns the records of a volume.
 func (l *ledger) ofVolume(handle string) []record {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -77,7 +75,7 @@ func (l *ledger) ofVolume(handle string) []record {
 
 // attempt is one call for an attachment.
 type attempt struct {
-	key        publication.Key // that it was decided under
+	key        publication.Key // of the decision
 	uid        types.UID
 	attachment *storagev1.VolumeAttachment // nil if it is gone
 	volume     identity
@@ -85,11 +83,11 @@ type attempt struct {
 	verb       publication.Verb
 	nodeID     string
 	inputs     string
-	attached   bool // recorded as attached
+	attached   bool // status.attached
 }
 
-// begin records that a call is about to be sent. It refuses while another call excludes it. The queue's key prevents that,
-// except while a volume changes between exclusive and shared.
+// begin records that a call is about to be made. It returns false while another call excludes it, which the queue's
+// keys prevent except while a volume changes between exclusive and shared.
 func (l *ledger) begin(a attempt, exclusive bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -101,11 +99,12 @@ func (l *ledger) begin(a attempt, exclusive bool) bool {
 	r := l.recordFor(a)
 	r.call = r.call.Begin(a.verb, a.nodeID, a.inputs, a.attached)
 	r.publishContext, r.err = nil, nil
-	l.fits(r)
+	l.clearFullNode(r)
 	return true
 }
 
-// recordFor finds or makes the record of an attempt's attachment. What nothing was sent for may be another volume's by now.
+// recordFor finds or creates the record of an attempt's attachment. A record without any call moves to the current
+// volume of the attachment.
 func (l *ledger) recordFor(a attempt) *record {
 	r, ok := l.byUID[a.uid]
 	switch {
@@ -118,22 +117,22 @@ func (l *ledger) recordFor(a attempt) *record {
 	case a.volume.handle == "" || r.handle == a.volume.handle || r.call.Sent:
 		return r
 	default:
-		l.unfile(r)
+		l.removeFromVolume(r)
 		r.identity = a.volume
 	}
 	l.byVolume[r.handle] = append(l.byVolume[r.handle], r)
 	return r
 }
 
-// unfile takes a record from its volume's.
-func (l *ledger) unfile(r *record) {
+// removeFromVolume removes a record from the index by volume.
+func (l *ledger) removeFromVolume(r *record) {
 	left := slices.DeleteFunc(l.byVolume[r.handle], func(o *record) bool { return o == r })
 	if l.byVolume[r.handle] = left; len(left) == 0 {
 		delete(l.byVolume, r.handle)
 	}
 }
 
-// confirm notes that the driver said OK.
+// confirm records that the driver returned OK.
 func (l *ledger) confirm(uid types.UID, publishContext map[string]string, now time.Time) {
 	l.change(uid, func(r *record) {
 		r.call = r.call.Confirm(now)
@@ -144,35 +143,35 @@ func (l *ledger) confirm(uid types.UID, publishContext map[string]string, now ti
 	})
 }
 
-// fail notes that an attempt ended without OK: nothing is known of its effect.
+// fail records that an attempt failed. Its effect is unknown.
 func (l *ledger) fail(uid types.UID, err error, now time.Time) {
 	l.change(uid, func(r *record) {
 		r.call, r.err = r.call.Fail(now, err.Error(), csi.IsUnanswered(err)), err
 		if code, _ := csi.Code(err); code == codes.ResourceExhausted && r.call.Verb == publication.Publish {
-			l.fits(r)
-			r.keptOut = r.call.NodeID
-			if l.full[r.keptOut] == nil {
-				l.full[r.keptOut] = map[types.UID]*record{}
+			l.clearFullNode(r)
+			r.fullNode = r.call.NodeID
+			if l.byFullNode[r.fullNode] == nil {
+				l.byFullNode[r.fullNode] = map[types.UID]*record{}
 			}
-			l.full[r.keptOut][uid] = r
+			l.byFullNode[r.fullNode][uid] = r
 		}
 	})
 }
 
-// fits notes that a node does not keep an attachment out, as far as is known; hold the lock.
-func (l *ledger) fits(r *record) {
-	if delete(l.full[r.keptOut], r.uid); len(l.full[r.keptOut]) == 0 {
-		delete(l.full, r.keptOut)
+// clearFullNode records that no node is known to be full for an attachment; hold the lock.
+func (l *ledger) clearFullNode(r *record) {
+	if delete(l.byFullNode[r.fullNode], r.uid); len(l.byFullNode[r.fullNode]) == 0 {
+		delete(l.byFullNode, r.fullNode)
 	}
-	r.keptOut = ""
+	r.fullNode = ""
 }
 
-// release ends the back-off of those that a full node keeps out: of the one that has waited longest now, and of one more after
-// each pause. It returns them in this order.
+// release ends the back-off of the attachments that a full node rejected: one now, the longest waiting first, and one
+// more after each pause. It returns them in this order.
 func (l *ledger) release(nodeID string, now time.Time, pause time.Duration) (released []record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	waiting := slices.SortedFunc(maps.Values(l.full[nodeID]), func(a, b *record) int {
+	waiting := slices.SortedFunc(maps.Values(l.byFullNode[nodeID]), func(a, b *record) int {
 		return cmp.Or(a.call.Ended.Compare(b.call.Ended), cmp.Compare(a.uid, b.uid))
 	})
 	for i, r := range waiting {
@@ -182,7 +181,7 @@ func (l *ledger) release(nodeID string, now time.Time, pause time.Duration) (rel
 	return released
 }
 
-// refuse notes an attempt that failed before anything was sent.
+// refuse records an attempt that failed before a call was made.
 func (l *ledger) refuse(a attempt, err error, now time.Time) {
 	l.mu.Lock()
 	r := l.recordFor(a)
@@ -191,7 +190,7 @@ func (l *ledger) refuse(a attempt, err error, now time.Time) {
 	l.fail(a.uid, err, now)
 }
 
-// recorded notes that the result of the last call is in the status.
+// recorded records that the result of the last call is in the status.
 func (l *ledger) recorded(uid types.UID) {
 	l.change(uid, func(r *record) {
 		r.call.Recorded, r.publishContext = true, nil
@@ -201,26 +200,26 @@ func (l *ledger) recorded(uid types.UID) {
 	})
 }
 
-// protected notes that our finalizer was stored on an attachment that had neither it nor a node ID.
+// protected records that our finalizer was added to an attachment that had neither it nor a node ID.
 func (l *ledger) protected(a attempt) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.recordFor(a).untouched = true
 }
 
-// answered notes whether a write of the finalizer and the node ID got an answer.
-func (l *ledger) answered(a attempt, yes bool) {
+// recordAnswer records whether a write of the finalizer and the node ID got a response.
+func (l *ledger) recordAnswer(a attempt, yes bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r, ok := l.byUID[a.uid]; ok || !yes {
 		if !ok {
 			r = l.recordFor(a)
 		}
-		r.unsure = !yes
+		r.unconfirmedWrite = !yes
 	}
 }
 
-// forget drops an attachment that is gone and of which nothing is published.
+// forget drops an attachment that is gone and no longer published anywhere.
 func (l *ledger) forget(uid types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -229,8 +228,8 @@ func (l *ledger) forget(uid types.UID) {
 		return
 	}
 	delete(l.byUID, uid)
-	l.unfile(r)
-	l.fits(r)
+	l.removeFromVolume(r)
+	l.clearFullNode(r)
 }
 
 func (l *ledger) change(uid types.UID, apply func(*record)) {

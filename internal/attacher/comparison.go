@@ -15,18 +15,16 @@ import (
 	"belay.dev/belay/internal/publication"
 )
 
-// reconciler compares the attachments with the driver's list of volumes, so that what
-// others do to the storage is noticed. It only makes an observation: what is done
-// about it, and when, publication.Decide says, under the volume's own key.
+// reconciler compares the attachments with ListVolumes to detect changes by other clients of the storage. It only
+// records the difference: publication.Decide decides on the correction.
 type reconciler struct {
 	attacher   *Attacher
 	list       lister
 	comparison *publication.Comparison
 }
 
-// compareWithDriver compares once at the beginning, and again after each pause, until ctx
-// ends. Without a pause, and with a driver that cannot list where its volumes are
-// published, there is nothing to do.
+// compareWithDriver compares at the start and after each pause until ctx is done. It returns at once if the comparison
+// is disabled or the driver does not list the published nodes.
 func (a *Attacher) compareWithDriver(ctx context.Context) {
 	if a.reconcileSync <= 0 || !a.controller.Capabilities().CanListPublished() {
 		return
@@ -52,9 +50,9 @@ func (a *Attacher) compareWithDriver(ctx context.Context) {
 	}
 }
 
-// pass reads the list and compares. A list that could not be read whole says nothing.
+// pass makes one comparison. An incomplete list is discarded.
 func (r *reconciler) pass(ctx context.Context) {
-	a, logger := r.attacher, log.FromContext(ctx) // it names the driver
+	a, logger := r.attacher, log.FromContext(ctx) // has the key "driver"
 	handles := a.handles()
 	began := time.Now()
 	volumes, entries, err := r.list.read(ctx, handles)
@@ -67,27 +65,27 @@ func (r *reconciler) pass(ctx context.Context) {
 		a.reconcileMetrics.Failed(took)
 		return
 	}
-	claims := a.claims(len(handles))
-	list := publication.Listing{Began: began, Volumes: volumes, Nodes: a.knownNodes(claims)}
-	result := r.comparison.Compare(time.Now(), list, claims)
+	expected := a.expectedAttachments(len(handles))
+	list := publication.Listing{Began: began, Volumes: volumes, Nodes: a.knownNodes(expected)}
+	result := r.comparison.Compare(time.Now(), list, expected)
 	a.reconcileMetrics.Compared(took, entries, result)
-	logger.V(1).Info("Compared VolumeAttachments with the driver's list", "attachments", len(claims), "entries", entries, "took", took)
-	r.act(logger, result, claims)
+	logger.V(1).Info("Compared VolumeAttachments with the driver's list", "attachments", len(expected), "entries", entries, "took", took)
+	r.act(logger, result, expected)
 }
 
-// act hands what was found to the decisions.
-func (r *reconciler) act(logger logr.Logger, result publication.Result, claims []publication.ExpectedAttachment) {
-	for _, claim := range claims {
-		if drift, confirmed := result.Confirmed[claim.UID]; confirmed {
-			values := append(r.attacher.aboutClaim(claim), "drift", drift)
-			if at := result.AbandonedAt[claim.UID]; at != "" {
+// act logs the differences and enqueues the attachments concerned.
+func (r *reconciler) act(logger logr.Logger, result publication.Result, expected []publication.ExpectedAttachment) {
+	for _, want := range expected {
+		if drift, confirmed := result.Confirmed[want.UID]; confirmed {
+			values := append(r.attacher.expectedLogValues(want), "drift", drift)
+			if at := result.AbandonedAt[want.UID]; at != "" {
 				values = append(values, "publishedAt", at)
 			}
 			logger.Info(disagreements[drift], values...)
-			r.attacher.mark(claim, drift, result.AbandonedAt[claim.UID])
+			r.attacher.recordDrift(want, drift, result.AbandonedAt[want.UID])
 		}
-		if slices.Contains(result.Resolved, claim.UID) {
-			r.attacher.mark(claim, publication.NoDrift, "")
+		if slices.Contains(result.Resolved, want.UID) {
+			r.attacher.recordDrift(want, publication.NoDrift, "")
 		}
 	}
 	if result.Distrusted != "" {
@@ -95,22 +93,22 @@ func (r *reconciler) act(logger logr.Logger, result publication.Result, claims [
 	}
 }
 
-// mark notes an observation and has the volume looked at.
-func (a *Attacher) mark(claim publication.ExpectedAttachment, drift publication.Drift, nodeID string) {
-	va, ok := a.objects.attachments.Get(claim.Name)
-	if !ok || string(va.UID) != claim.UID {
-		return // it is another one by now
+// recordDrift records a difference and enqueues the volume.
+func (a *Attacher) recordDrift(want publication.ExpectedAttachment, drift publication.Drift, nodeID string) {
+	va, ok := a.objects.attachments.Get(want.Name)
+	if !ok || string(va.UID) != want.UID {
+		return // it was recreated
 	}
 	from, err := a.objects.sourceOf(va)
 	if err != nil {
 		return
 	}
-	a.calls.mark(attempt{uid: va.UID, attachment: va, volume: from.identity, node: claim.Node}, drift, nodeID)
-	a.queue.Add(a.objects.keyOfVolume(from.handle, claim.Node))
+	a.calls.recordDrift(attempt{uid: va.UID, attachment: va, volume: from.identity, node: want.Node}, drift, nodeID)
+	a.queue.Add(a.objects.keyOfVolume(from.handle, want.Node))
 }
 
-// mark notes what the driver's list says against an attachment; NoDrift takes it back.
-func (l *ledger) mark(a attempt, drift publication.Drift, nodeID string) {
+// recordDrift records how ListVolumes contradicts an attachment; NoDrift clears it.
+func (l *ledger) recordDrift(a attempt, drift publication.Drift, nodeID string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if drift == publication.NoDrift && l.byUID[a.uid] == nil {
@@ -120,8 +118,8 @@ func (l *ledger) mark(a attempt, drift publication.Drift, nodeID string) {
 	r.drift, r.driftNodeID = drift, nodeID
 }
 
-// each goes over our attachments whose volume is known, by name.
-func (a *Attacher) each(f func(va *storagev1.VolumeAttachment, from source)) {
+// forEachAttachment calls f for our attachments with a known volume, sorted by name.
+func (a *Attacher) forEachAttachment(f func(va *storagev1.VolumeAttachment, from source)) {
 	names := a.objects.attachmentInformer.GetStore().ListKeys()
 	slices.Sort(names)
 	for _, name := range names {
@@ -129,16 +127,16 @@ func (a *Attacher) each(f func(va *storagev1.VolumeAttachment, from source)) {
 		if !ok || va.Spec.Attacher != a.driver {
 			continue
 		}
-		if from, err := a.objects.sourceOf(va); err == nil { // else it is said in the status
+		if from, err := a.objects.sourceOf(va); err == nil { // else the status has the error
 			f(va, from)
 		}
 	}
 }
 
-// handles are those that are looked for in a list.
+// handles returns the volume handles to look for in the list.
 func (a *Attacher) handles() []string {
 	var found []string
-	a.each(func(va *storagev1.VolumeAttachment, from source) {
+	a.forEachAttachment(func(va *storagev1.VolumeAttachment, from source) {
 		nodeID, _ := a.nodeID(va.Spec.NodeName) // empty if the node is not known
 		if handle, err := a.listedHandle(va, from, nodeID); err == nil {
 			found = append(found, handle)
@@ -147,8 +145,8 @@ func (a *Attacher) handles() []string {
 	return found
 }
 
-// listedHandle is a volume's handle as the driver lists it: those of some migrated
-// volumes (GCE PD) leave out what the node ID tells.
+// listedHandle returns the volume handle as the driver lists it: for some migrated volumes (GCE PD) it depends on the
+// node ID.
 func (a *Attacher) listedHandle(va *storagev1.VolumeAttachment, from source, nodeID string) (string, error) {
 	if !from.migrated {
 		return from.handle, nil
@@ -156,10 +154,10 @@ func (a *Attacher) listedHandle(va *storagev1.VolumeAttachment, from source, nod
 	return a.objects.translator.RepairVolumeHandle(a.driver, from.handle, cmp.Or(va.Annotations[kube.NodeIDAnnotation], nodeID))
 }
 
-// claims are our attachments as they are now, by name; there are about so many.
-func (a *Attacher) claims(about int) []publication.ExpectedAttachment {
-	found := make([]publication.ExpectedAttachment, 0, about)
-	a.each(func(va *storagev1.VolumeAttachment, from source) {
+// expectedAttachments returns our attachments sorted by name; size is a capacity hint.
+func (a *Attacher) expectedAttachments(size int) []publication.ExpectedAttachment {
+	found := make([]publication.ExpectedAttachment, 0, size)
+	a.forEachAttachment(func(va *storagev1.VolumeAttachment, from source) {
 		nodeID, _ := a.nodeID(va.Spec.NodeName)
 		handle, err := a.listedHandle(va, from, nodeID)
 		if err != nil {
@@ -181,18 +179,18 @@ func (a *Attacher) claims(about int) []publication.ExpectedAttachment {
 	return found
 }
 
-// knownNodes are the node IDs that are, or were, nodes of this cluster.
-func (a *Attacher) knownNodes(claims []publication.ExpectedAttachment) map[string]bool {
+// knownNodes returns the IDs of present and earlier nodes of this cluster.
+func (a *Attacher) knownNodes(expected []publication.ExpectedAttachment) map[string]bool {
 	known := map[string]bool{}
 	for _, item := range a.objects.csiNodeInformer.GetStore().List() {
 		if node, ok := item.(*storagev1.CSINode); ok {
-			for _, driver := range node.Spec.Drivers { // ours alone is kept
+			for _, driver := range node.Spec.Drivers { // the cache keeps only ours
 				known[driver.NodeID] = true
 			}
 		}
 	}
-	for i := range claims {
-		known[claims[i].RecordedNodeID] = true
+	for i := range expected {
+		known[expected[i].RecordedNodeID] = true
 	}
 	delete(known, "")
 	return known

@@ -14,18 +14,15 @@ import (
 )
 
 const (
-	// listTimeout is how long a whole list may take at least, whatever one page may
-	// take: drivers were seen to need two minutes for 50,000 volumes.
+	// listTimeout bounds the time for all pages. Drivers were seen to need two minutes for 50,000 volumes.
 	listTimeout = 10 * time.Minute
-	// pagesOfListTimeout is how many pages that each take as long as they may fit
-	// into one list at least.
+	// pagesOfListTimeout extends listTimeout to this many pages where --timeout is long.
 	pagesOfListTimeout = 10
-	// maxRestarts is how often a list is begun anew because the driver refused to go
-	// on with it.
+	// maxRestarts bounds how often a list is restarted after a rejected page token.
 	maxRestarts = 3
 )
 
-// lister reads the driver's list of volumes.
+// lister calls ListVolumes for all pages.
 type lister struct {
 	driver     string
 	page       func(ctx context.Context, maxEntries int32, token string) (csi.VolumePage, error)
@@ -33,12 +30,11 @@ type lister struct {
 	timeout    time.Duration // of one page
 }
 
-// errStaleToken: the driver has answered ABORTED to a page token, and asks for the
-// list to be begun anew (CSI spec, ListVolumes).
+// errStaleToken means that the driver answered ABORTED to a page token: the list has to be restarted (CSI spec,
+// ListVolumes).
 var errStaleToken = errors.New("the driver no longer accepts the page token")
 
-// read reads the whole list and keeps what it says of the volumes with these handles.
-// An error means that nothing is known.
+// read lists all volumes and returns the entries of those with the given handles.
 func (l lister) read(ctx context.Context, handles []string) (volumes map[string]*publication.Entry, entries int, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, max(listTimeout, pagesOfListTimeout*l.timeout),
 		errors.New("listing all volumes took too long"))
@@ -91,14 +87,13 @@ func (l lister) readPage(ctx context.Context, token string) (csi.VolumePage, err
 	return page, err
 }
 
-// merge adds a page. A volume may be listed more than once, on one page or on two
-// between which it was changed: what one entry says does not undo the other. Of one that
-// has an entry without a status nothing is known.
+// merge adds a page. A volume may be listed several times, on one page or on several: the node IDs are joined. A volume
+// with an entry without a status is unknown and removed.
 func merge(volumes map[string]*publication.Entry, page []csi.PublishedVolume) {
 	for _, listed := range page {
 		entry := volumes[listed.VolumeHandle]
 		switch {
-		case entry == nil: // nobody asked, or not known
+		case entry == nil: // not asked for, or unknown
 		case listed.Known:
 			entry.NodeIDs = append(entry.NodeIDs, listed.NodeIDs...)
 		default:

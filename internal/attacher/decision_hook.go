@@ -10,9 +10,8 @@ import (
 	"belay.dev/belay/internal/publication"
 )
 
-// Overlooked names what is left to be done although nothing but the next event will have it
-// looked at: an event that made it due did not wake its key. The simulation asks for it
-// when the caches have caught up and no request is on its way.
+// Overlooked returns the due steps that no event and no timer will trigger: an event did not enqueue its key. The
+// simulation calls it when the caches have caught up and no request is in flight.
 func (a *Attacher) Overlooked() (found []string) {
 	if !a.running.Load() || a.draining.Load() {
 		return nil
@@ -30,7 +29,7 @@ func (a *Attacher) Overlooked() (found []string) {
 	return found
 }
 
-// isUnderway: the key was looked at and will be again, for a call in flight or in line, or for a request that failed.
+// isUnderway reports whether the key will be processed again: a call is queued or in flight, or a request failed.
 func (a *Attacher) isUnderway(key publication.Key) bool {
 	for _, queue := range a.callQueues() {
 		if queue.isWaiting(key) {
@@ -48,14 +47,14 @@ func (a *Attacher) isUnderway(key publication.Key) bool {
 	return false
 }
 
-// due are the steps that would be taken now for an attachment.
+// due returns the steps that would be taken now for an attachment.
 func (a *Attacher) due(now time.Time, va *storagev1.VolumeAttachment) (steps []publication.Step) {
 	key := a.objects.keyOf(va)
-	shot := a.observe(key)
-	for _, step := range publication.Decide(now, shot.seen, a.policy).Steps {
-		one := shot.subjects[step.Target()]
-		if call, ok := step.(publication.CallDriver); ok && a.holds.wait(now, attemptOf(key, one, call)).reason != "" {
-			continue // a time ends it
+	snap := a.observe(key)
+	for _, step := range publication.Decide(now, snap.seen, a.policy).Steps {
+		subj := snap.subjects[step.Target()]
+		if call, ok := step.(publication.CallDriver); ok && a.throttle.wait(now, attemptOf(key, subj, call)).reason != "" {
+			continue // a timer ends it
 		}
 		if step.Target() == string(va.UID) {
 			steps = append(steps, step)

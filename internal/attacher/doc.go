@@ -1,10 +1,8 @@
-// Package attacher is the shell around publication: it observes the
-// VolumeAttachments, PersistentVolumes and CSINodes of one CSI driver, lets
-// publication.Decide say what is next, and does it at the API server and at the
-// driver. It takes csi-attacher's place in a driver's Deployment.
+// Package attacher attaches and detaches the volumes of one CSI driver, in place of external-attacher (csi-attacher).
+// It observes the VolumeAttachments, PersistentVolumes and CSINodes, asks publication.Decide for the next steps, and
+// carries them out at the API server and at the driver.
 //
-// One queue feeds the workers. Its key is the volume (exclusive volumes) or the
-// volume and the node (shared ones), so that one worker at a time decides about
-// it. Calls to the driver run beside the workers: a driver that hangs holds a
-// slot and its own volume, never a worker.
+// One work queue feeds the workers. A key is a volume (exclusive volumes) or a volume and a node (shared volumes), and
+// one worker at a time processes a key. Calls to the driver run in workers of their own, so a hanging driver blocks
+// only the volumes that it was called for.
 package attacher

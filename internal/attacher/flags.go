@@ -20,12 +20,11 @@ import (
 	"belay.dev/belay/internal/usage"
 )
 
-// defaultKubeAPIQPS is no limit, as belay-controller's. An attach takes three requests, so
-// csi-attacher's 5 a second allow fewer than two attaches a second. The API server protects
-// itself by priority and fairness.
+// defaultKubeAPIQPS is no limit, as in belay-controller. An attach takes three requests, so csi-attacher's default of 5
+// per second allows fewer than two attaches per second. The API server protects itself by priority and fairness.
 const defaultKubeAPIQPS = "-1"
 
-// defaultWorkerThreads is more than csi-attacher's 10, with which ten volumes that hang hold up all others (ADR 12).
+// defaultWorkerThreads is higher than csi-attacher's 10, with which ten hanging volumes block all others (ADR 12).
 const defaultWorkerThreads = 256
 
 // Options are the flags of csi-attacher v4.12.0, by the same names.
@@ -38,45 +37,45 @@ type Options struct {
 	DefaultFSType      string
 	MaxGRPCLogLength   int
 
-	// ReconcileSync and MaxEntries belong to the comparison with ListVolumes.
+	// ReconcileSync and MaxEntries configure the comparison with ListVolumes.
 	ReconcileSync time.Duration
 	MaxEntries    int
 
 	FeatureGates map[string]bool
 	Common       *standardflags.SidecarConfiguration
 
-	ignored []string // obsolete flags that were given
+	ignored []string // obsolete flags that were set
 }
 
-// knownGates are csi-attacher's feature gates. Neither changes anything here:
-// error codes are always stored, the lease is always released.
+// knownGates are csi-attacher's feature gates. They have no effect here: error codes are always stored, and the lease
+// is always released.
 var knownGates = []string{"MutableCSINodeAllocatableCount", "ReleaseLeaderElectionOnExit"}
 
-// RegisterFlags registers every flag on the command line's flag set; those of
-// logging come from component-base. Read the Options after parsing.
+// RegisterFlags registers the flags on flag.CommandLine, except those for logging (component-base). The Options are
+// valid after parsing.
 func RegisterFlags() *Options {
 	flags := flag.CommandLine // csi-lib-utils puts some of its flags there
 	o := &Options{Common: &standardflags.Configuration}
-	flags.DurationVar(&o.Resync, "resync", 10*time.Minute, "How often the watch caches deliver all their objects again. Nothing depends on it.")
-	flags.DurationVar(&o.Timeout, "timeout", 15*time.Second, "How long one call to the CSI driver may take.")
-	flags.DurationVar(&o.RetryIntervalStart, "retry-interval-start", time.Second, "Back-off after the first failed call for a volume. It doubles with each failure, up to retry-interval-max, and ends when something changes that the call depends on.")
+	flags.DurationVar(&o.Resync, "resync", 10*time.Minute, "Resync period of the informers. Correctness does not depend on it.")
+	flags.DurationVar(&o.Timeout, "timeout", 15*time.Second, "Timeout of one call to the CSI driver.")
+	flags.DurationVar(&o.RetryIntervalStart, "retry-interval-start", time.Second, "Back-off after the first failed call for a volume. It doubles with each failure, up to retry-interval-max, and ends when an input of the call changes.")
 	flags.DurationVar(&o.RetryIntervalMax, "retry-interval-max", 5*time.Minute, "Longest back-off after failed calls.")
-	flags.UintVar(&o.WorkerThreads, "worker-threads", defaultWorkerThreads, "How many calls to the CSI driver may be in flight at once. A quarter of them is for volumes whose last call was not answered in time.")
-	flags.IntVar(&o.MaxEntries, "max-entries", 0, "How many volumes one page of ListVolumes may hold; 0 means no limit.")
-	flags.StringVar(&o.DefaultFSType, "default-fstype", "", "The filesystem type that is sent for a volume that names none.")
-	flags.DurationVar(&o.ReconcileSync, "reconcile-sync", time.Minute, "How often attachments are compared with what the CSI driver lists.")
-	flags.IntVar(&o.MaxGRPCLogLength, "max-grpc-log-length", -1, "How many characters of each gRPC response are logged at most; not above 0 means no limit.")
-	flags.Var(cliflag.NewMapStringBool(&o.FeatureGates), "feature-gates", "key=value pairs. Known are "+strings.Join(knownGates, " and ")+", csi-attacher's own; they change nothing here. Others are ignored with a warning.")
+	flags.UintVar(&o.WorkerThreads, "worker-threads", defaultWorkerThreads, "Maximum number of calls to the CSI driver in flight. At most a quarter of them are for volumes whose last call timed out.")
+	flags.IntVar(&o.MaxEntries, "max-entries", 0, "Page size of ListVolumes; 0 leaves it to the CSI driver.")
+	flags.StringVar(&o.DefaultFSType, "default-fstype", "", "The filesystem type of volumes that do not specify one.")
+	flags.DurationVar(&o.ReconcileSync, "reconcile-sync", time.Minute, "How often VolumeAttachments are compared with ListVolumes of the CSI driver; 0 disables the comparison.")
+	flags.IntVar(&o.MaxGRPCLogLength, "max-grpc-log-length", -1, "Maximum number of characters that are logged of each gRPC response; 0 or less means no limit.")
+	flags.Var(cliflag.NewMapStringBool(&o.FeatureGates), "feature-gates", "key=value pairs. Known gates are "+strings.Join(knownGates, " and ")+" (csi-attacher's), which have no effect here. Unknown gates are ignored with a warning.")
 	standardflags.RegisterCommonFlags(flags)
 	standardflags.AddAutomaxprocs(klog.Infof)
-	override(flags, "kube-api-qps", defaultKubeAPIQPS, "Requests a second to the Kubernetes API server, on average. Not above 0 means no limit: the API server's fair queueing shares it out. Watches and the leader lease are not limited.")
-	flags.Lookup("kube-api-burst").Usage = "Requests to the Kubernetes API server at once, where --kube-api-qps sets a limit."
+	override(flags, "kube-api-qps", defaultKubeAPIQPS, "Average requests per second to the Kubernetes API server. 0 or less means no limit: the API server protects itself by priority and fairness. Watches and the leader lease are not limited.")
+	flags.Lookup("kube-api-burst").Usage = "Burst of requests to the Kubernetes API server, if --kube-api-qps sets a limit."
 	o.acceptObsolete(flags)
 	return o
 }
 
-// ParseFlags reads the command line. If ok is false the process ends with the exit code, as after package flag's own
-// parsing. After a mistake it prints that alone: in a container's log the usage would hide it.
+// ParseFlags parses the command line. If ok is false, the process has to exit with the exit code. A usage error is
+// printed without the usage, which would hide it in a container's log.
 func ParseFlags(args []string) (exitCode int, ok bool) {
 	flags := flag.CommandLine
 	flags.Init(flags.Name(), flag.ContinueOnError)
@@ -90,7 +89,7 @@ func ParseFlags(args []string) (exitCode int, ok bool) {
 	case err != nil:
 		fmt.Fprintf(os.Stderr, "%v\nRun with --help for usage.\n", err)
 		return usage.StatusWrong, false
-	case flags.NArg() > 0: // package flag reads no flag after it, and says nothing
+	case flags.NArg() > 0: // package flag silently stops parsing at it
 		fmt.Fprintf(os.Stderr, "unexpected argument %q: positional arguments are not supported; write boolean flags as --flag=value\n", flags.Arg(0))
 		return usage.StatusWrong, false
 	default:
@@ -98,7 +97,7 @@ func ParseFlags(args []string) (exitCode int, ok bool) {
 	}
 }
 
-// checkValues refuses values that nothing could work with.
+// checkValues rejects invalid values.
 func (o *Options) checkValues() error {
 	for _, d := range []struct {
 		flag  string
@@ -136,7 +135,7 @@ func (o *Options) checkValues() error {
 	return checkMetricsPath(o.Common.MetricsPath)
 }
 
-// checkMetricsPath refuses what http.ServeMux panics on.
+// checkMetricsPath rejects paths that http.ServeMux panics on.
 func checkMetricsPath(path string) error {
 	switch {
 	case !strings.HasPrefix(path, "/"):
@@ -159,16 +158,15 @@ func override(flags *flag.FlagSet, name, value, usage string) {
 	f.DefValue, f.Usage = value, usage
 }
 
-// obsolete are the flags of klog and glog that csi-attacher's README names and its
-// logging library has dropped. The values are their old defaults.
+// obsolete are klog and glog flags that csi-attacher's README documents and its logging library has dropped, with their
+// defaults.
 var obsolete = map[string]string{
 	"add_dir_header": "false", "alsologtostderr": "false", "alsologtostderrthreshold": "0", "legacy_stderr_threshold_behavior": "true",
 	"log_backtrace_at": "", "log_dir": "", "log_file": "", "log_file_max_size": "1800", "log_link": "", "logbuflevel": "0",
 	"logtostderr": "true", "one_output": "false", "skip_headers": "false", "skip_log_headers": "false", "stderrthreshold": "2",
 }
 
-// acceptObsolete registers flags that have no effect any more, so that manifests
-// which set them go on working.
+// acceptObsolete registers flags without effect, so that existing manifests keep working.
 func (o *Options) acceptObsolete(flags *flag.FlagSet) {
 	for _, name := range slices.Sorted(maps.Keys(obsolete)) {
 		if flags.Lookup(name) == nil {
@@ -177,10 +175,10 @@ func (o *Options) acceptObsolete(flags *flag.FlagSet) {
 	}
 }
 
-// ignored is a flag that is accepted and does nothing.
+// ignored is a flag without effect.
 type ignored struct {
 	name, value string
-	used        *[]string // the names of those that were given
+	used        *[]string // names of the flags that were set
 }
 
 func (i *ignored) String() string { return i.value }
@@ -191,7 +189,7 @@ func (i *ignored) Set(value string) error {
 	return nil
 }
 
-// IsBoolFlag lets the obsolete switches stand without a value.
+// IsBoolFlag allows boolean flags without a value.
 func (i *ignored) IsBoolFlag() bool {
 	value := obsolete[i.name]
 	return value == "true" || value == "false"

@@ -153,7 +153,7 @@ func TestTakingBackElsewhereForgetsThePublish(t *testing.T) {
 		b.attach("v", "node-b")
 		b.pass(100 * time.Millisecond)
 		va := b.attachment("v", "node-b")
-		b.attacher.mark(publication.ExpectedAttachment{Attachment: publication.Attachment{UID: string(va.UID), Name: va.Name, Node: "node-b"}},
+		b.attacher.recordDrift(publication.ExpectedAttachment{Attachment: publication.Attachment{UID: string(va.UID), Name: va.Name, Node: "node-b"}},
 			publication.Abandoned, "id-node-x")
 		b.pass(5 * time.Second)
 		if got := b.received("v"); !slices.Equal(got, []string{"Publish id-node-b", "Unpublish id-node-x"}) {
@@ -412,8 +412,8 @@ func TestFewWorkerThreadsAreUsed(t *testing.T) {
 // Values of annotations and of volume attributes may hold any character: a map must not be taken for another one.
 func TestInternerTellsMapsApart(t *testing.T) {
 	s := newInterner()
-	s.pairs(map[string]string{"pool": "a\x00tier\x00gold"})
-	if got := s.pairs(map[string]string{"pool": "a", "tier": "gold"}); len(got) != 2 {
+	s.stringMap(map[string]string{"pool": "a\x00tier\x00gold"})
+	if got := s.stringMap(map[string]string{"pool": "a", "tier": "gold"}); len(got) != 2 {
 		t.Errorf("another volume's attributes: %q", got)
 	}
 }

@@ -19,20 +19,19 @@ import (
 	"belay.dev/belay/internal/usage"
 )
 
-// leasePrefix and the driver's name make the name of the lease, as csi-attacher's:
-// one of both kinds is the leader.
+// leasePrefix is the prefix of the lease name, followed by the driver's name. It is csi-attacher's, so that only one of
+// the two programs leads.
 const leasePrefix = "external-attacher-leader-"
 
-// maxAbsence bounds how long the process that leads, or would, waits for a driver that
-// went away: after that one with a driver beside it shall lead. It is as long as
-// csi-lib-utils waits for the driver at the start.
+// maxAbsence bounds how long a leader or candidate waits for a disconnected driver before it exits, so that a replica
+// with a running driver can lead. csi-lib-utils waits as long for the driver at the start.
 const maxAbsence = 30 * time.Second
 
-// ErrShutDown is returned by RunSidecar with leader election when nothing failed: csi-attacher exits with 1 then (ADR 11).
+// ErrShutDown is returned by RunSidecar with leader election if nothing failed: csi-attacher exits with status 1 (ADR
+// 11).
 var ErrShutDown = errors.New("shut down as requested")
 
-// lease makes the leader lease, or none without --leader-election. csi-lib-utils makes
-// its own lock, which would neither be watched nor tell whether it is held; name,
+// lease returns the leader lease, or nil without --leader-election. csi-lib-utils' lock cannot be observed. Name,
 // identity and namespace are the same.
 func (o *Options) lease(config *rest.Config, driver string) (*kube.Lease, error) {
 	if !o.Common.LeaderElection {
@@ -49,7 +48,7 @@ func (o *Options) lease(config *rest.Config, driver string) (*kube.Lease, error)
 	})
 }
 
-// leaseNamespace is the given one, or the pod's, as csi-lib-utils finds it.
+// leaseNamespace returns the given namespace or the pod's, like csi-lib-utils.
 func leaseNamespace(given string) string {
 	if given != "" {
 		return given
@@ -65,7 +64,7 @@ func leaseNamespace(given string) string {
 	return "default"
 }
 
-// attach works while the driver is the same as at the start, or away for a while.
+// attach runs until ctx is done, the driver is replaced by another one, or stays disconnected for too long.
 func (o *Options) attach(ctx context.Context, a *Attacher, driver *csi.Driver, lease *kube.Lease, health *health) error {
 	ctx, end := context.WithCancelCause(ctx)
 	absence := csi.Absence{Back: a.driverBack}
@@ -87,29 +86,27 @@ func (o *Options) attach(ctx context.Context, a *Attacher, driver *csi.Driver, l
 	return errors.Join(failed, err)
 }
 
-// States of lead.
 const (
 	standby int32 = iota
 	leading
 	ending
 )
 
-// lead runs the attacher while it holds the lease, or at once without leader
-// election. When ctx ends the calls in flight end first and the lease is given
-// up after, or left to expire if some do not end; a standby gives up at once. When the
-// lease is lost it returns at once.
+// lead runs the attacher while it holds the lease, or at once without leader election. When ctx is done, a leader first
+// completes the calls in flight, then releases the lease, or lets it expire if some calls do not end; a standby stops
+// at once. When the lease is lost, lead returns at once.
 func (o *Options) lead(ctx context.Context, a *Attacher, lease *kube.Lease, health *health) error {
-	// The lease and the caches outlive ctx until the last result is recorded.
-	kept, giveUp := context.WithCancel(context.WithoutCancel(ctx))
-	defer giveUp()
-	a.Warm(kept)
+	// The lease and the informers outlive ctx until the last result is recorded.
+	leaseCtx, releaseLease := context.WithCancel(context.WithoutCancel(ctx))
+	defer releaseLease()
+	a.Warm(leaseCtx)
 	if lease == nil {
 		return a.Run(ctx)
 	}
 	var state atomic.Int32
 	stopWatching := context.AfterFunc(ctx, func() {
 		if state.CompareAndSwap(standby, ending) {
-			giveUp()
+			releaseLease()
 		}
 	})
 	defer stopWatching()
@@ -120,7 +117,7 @@ func (o *Options) lead(ctx context.Context, a *Attacher, lease *kube.Lease, heal
 		RetryPeriod: o.Common.LeaderElectionRetryPeriod,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(held context.Context) {
-				defer giveUp()
+				defer releaseLease()
 				if !state.CompareAndSwap(standby, leading) {
 					return
 				}
@@ -128,8 +125,8 @@ func (o *Options) lead(ctx context.Context, a *Attacher, lease *kube.Lease, heal
 				defer cancel()
 				defer context.AfterFunc(ctx, cancel)()
 				failed = a.Run(held)
-				if a.callsLeft.Load() {
-					// The next leader may have a driver of its own, which does not know of these calls.
+				if a.callsInFlightAtExit.Load() {
+					// The next leader may use another instance of the driver, which does not know of these calls.
 					log.FromContext(ctx).Info("Letting the leader lease expire, calls to the driver are still in flight")
 					lease.KeepUntilExpiry()
 				}
@@ -142,16 +139,16 @@ func (o *Options) lead(ctx context.Context, a *Attacher, lease *kube.Lease, heal
 		},
 	})
 	if err != nil {
-		return usage.Wrap(fmt.Errorf("prepare the leader election: %w", err)) // it can only be the values of the flags
+		return usage.Wrap(fmt.Errorf("prepare the leader election: %w", err)) // only invalid flags cause it
 	}
 	health.leader.SetLeaderElection(elector)
-	elector.Run(kept)
+	elector.Run(leaseCtx)
 	switch {
-	case kept.Err() != nil && failed != nil:
+	case leaseCtx.Err() != nil && failed != nil:
 		return failed
-	case kept.Err() != nil:
+	case leaseCtx.Err() != nil:
 		return ErrShutDown
-	case lease.Lost() != nil: // others may lead: nothing is waited for
+	case lease.Lost() != nil: // another replica may lead already
 		return fmt.Errorf("lost the leader lease: %w", lease.Lost())
 	default:
 		return errors.New("lost the leader lease")

@@ -12,15 +12,14 @@ import (
 	"belay.dev/belay/internal/publication"
 )
 
-// What a line of the log is about stands under the keys volume (the PersistentVolume), handle, driver, node, attachment
-// and claim, as in belay-controller's log; Run adds the driver. Finding them costs something: do it for lines that
-// are written.
+// The log keys are those of belay-controller: volume (the PersistentVolume), handle, driver, node, attachment and
+// claim. Run adds the driver. Looking them up is not free: do it only for messages that are written.
 
-// about is what a log line about an attachment names.
-func (s *subject) about() []any { return s.aboutCall(s.seen.Node) }
+// logValues returns the log keys and values of an attachment.
+func (s *subject) logValues() []any { return s.callLogValues(s.seen.Node) }
 
-// aboutCall is what a log line about a call for an attachment names.
-func (s *subject) aboutCall(node string) []any {
+// callLogValues returns the log keys and values of a call for an attachment.
+func (s *subject) callLogValues(node string) []any {
 	values := []any{"attachment", s.seen.Name, "node", node}
 	if va := s.attachment; va != nil && va.Spec.Source.PersistentVolumeName != nil {
 		values = append(values, "volume", *va.Spec.Source.PersistentVolumeName)
@@ -35,23 +34,23 @@ func (s *subject) aboutCall(node string) []any {
 	return appendClaim(values, s.source.pv)
 }
 
-// nodeOf is the name of the node that a call is for; empty if it is not known. That is another node than the attachment's where an
-// abandoned volume is taken back.
-func (a *Attacher) nodeOf(one *subject, nodeID string) string {
-	if one.seen.Drift != publication.Abandoned || nodeID != one.seen.DriftNodeID {
-		return one.seen.Node
+// nodeOf returns the name of the node that a call is for, or "" if it is unknown. For an abandoned volume, it is not
+// the attachment's node.
+func (a *Attacher) nodeOf(subj *subject, nodeID string) string {
+	if subj.seen.Drift != publication.Abandoned || nodeID != subj.seen.DriftNodeID {
+		return subj.seen.Node
 	}
 	for _, item := range a.objects.csiNodeInformer.GetStore().List() {
 		node, ok := item.(*storagev1.CSINode)
-		if ok && slices.ContainsFunc(node.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.NodeID == nodeID }) { // ours alone is kept
+		if ok && slices.ContainsFunc(node.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.NodeID == nodeID }) { // the cache keeps only ours
 			return node.Name
 		}
 	}
 	return ""
 }
 
-// about is what a log line about a key names.
-func (a *Attacher) about(key publication.Key) []any {
+// logValues returns the log keys and values of a queue key.
+func (a *Attacher) logValues(key publication.Key) []any {
 	var values []any
 	for _, named := range []struct{ key, value string }{
 		{"attachment", key.Attachment}, {"node", key.Node}, {"handle", key.Volume},
@@ -66,10 +65,10 @@ func (a *Attacher) about(key publication.Key) []any {
 	return values
 }
 
-// aboutClaim is what a log line about an attachment of a comparison names.
-func (a *Attacher) aboutClaim(claim publication.ExpectedAttachment) []any {
-	values := []any{"attachment", claim.Name, "node", claim.Node, "handle", claim.Handle}
-	va, ok := a.objects.attachments.Get(claim.Name)
+// expectedLogValues returns the log keys and values of a compared attachment.
+func (a *Attacher) expectedLogValues(want publication.ExpectedAttachment) []any {
+	values := []any{"attachment", want.Name, "node", want.Node, "handle", want.Handle}
+	va, ok := a.objects.attachments.Get(want.Name)
 	if !ok || va.Spec.Source.PersistentVolumeName == nil {
 		return values
 	}
@@ -78,7 +77,7 @@ func (a *Attacher) aboutClaim(claim publication.ExpectedAttachment) []any {
 	return appendClaim(append(values, "volume", name), pv)
 }
 
-// appendClaim adds the claim that a PersistentVolume of the cache is bound to.
+// appendClaim appends the claim that a cached PersistentVolume is bound to.
 func appendClaim(values []any, pv *corev1.PersistentVolume) []any {
 	if namespace, name, ok := claimOf(pv); ok {
 		return append(values, "claim", klog.KRef(namespace, name))
@@ -86,21 +85,21 @@ func appendClaim(values []any, pv *corev1.PersistentVolume) []any {
 	return values
 }
 
-// logWaits logs why the attachments of a key wait, where that has changed.
+// logWaits logs new reasons for which the attachments of a key wait.
 func (s snapshot) logWaits(ctx context.Context, waits []publication.Wait, changed map[string]bool) {
 	logger := log.FromContext(ctx).V(1)
 	if !logger.Enabled() || len(changed) == 0 {
 		return
 	}
 	byName := make(map[string]*subject, len(s.subjects))
-	for _, one := range s.subjects {
-		byName[one.seen.Name] = one
+	for _, subj := range s.subjects {
+		byName[subj.seen.Name] = subj
 	}
 	for _, w := range waits {
 		if !changed[w.Attachment] {
 			continue
 		}
-		values := append(byName[w.Attachment].about(), "reason", w.Reason, "until", publication.Exit(w.Reason))
+		values := append(byName[w.Attachment].logValues(), "reason", w.Reason, "until", publication.Exit(w.Reason))
 		if !w.Until.IsZero() {
 			values = append(values, "recheckAt", publication.FormatTime(w.Until))
 		}
@@ -108,15 +107,15 @@ func (s snapshot) logWaits(ctx context.Context, waits []publication.Wait, change
 	}
 }
 
-// disagreements are the lines of the log for what is mended because the driver's list disagrees with an attachment.
+// disagreements are the log messages for corrections of differences with ListVolumes.
 var disagreements = map[publication.Drift]string{
 	publication.NotPublished:   "The driver does not list the volume as published to the node, publishing it again",
 	publication.StillPublished: "The driver still lists the volume as published to the node after the detach, unpublishing it again",
 	publication.Abandoned:      "The driver lists the volume as published to a node that no VolumeAttachment is for, unpublishing it there",
 }
 
-// verbs are the words for a call to the driver in the log.
-var verbs = map[publication.Verb]struct{ begins, failed, done string }{
+// verbs are the log messages for calls.
+var verbs = map[publication.Verb]struct{ start, failed, done string }{
 	publication.Publish:   {"Attaching volume", "Failed to attach volume", "Volume attached"},
 	publication.Unpublish: {"Detaching volume", "Failed to detach volume", "Volume detached"},
 }

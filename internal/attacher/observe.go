@@ -11,8 +11,7 @@ import (
 	"belay.dev/belay/internal/publication"
 )
 
-// subject is an attachment of a snapshot with the objects it was made from: what
-// a step for it is applied to.
+// subject is an attachment in a snapshot, with the objects that it was computed from.
 type subject struct {
 	attachment *storagev1.VolumeAttachment // nil if it is gone
 	source     source
@@ -21,40 +20,39 @@ type subject struct {
 	record     record
 }
 
-// snapshot is what a decision is made on.
+// snapshot is the input of a decision.
 type snapshot struct {
 	key      publication.Key
 	seen     publication.Observed
 	subjects map[string]*subject // by UID
 }
 
-// observe reads everything about a key.
+// observe returns the current state of a key.
 func (a *Attacher) observe(key publication.Key) snapshot {
-	shot := snapshot{key: key, subjects: map[string]*subject{}}
-	shot.seen.Exclusive = key.Node == ""
+	snap := snapshot{key: key, subjects: map[string]*subject{}}
+	snap.seen.Exclusive = key.Node == ""
 	for _, va := range a.attachmentsOf(key) {
-		shot.add(a.observeAttachment(va))
+		snap.add(a.observeAttachment(va))
 	}
 	for _, r := range a.calls.ofVolume(key.Volume) {
 		if key.Volume == "" || (key.Node != "" && key.Node != r.node) {
 			continue
 		}
-		// Gone means that no object of this UID is left under its name, not that
-		// it was not found under this key.
+		// An attachment is gone only if no object of its UID exists, not merely because it has another key now.
 		if va, ok := a.objects.attachments.Get(r.name); ok && va.UID == r.uid {
 			continue
 		}
-		shot.add(a.observeGone(r))
+		snap.add(a.observeGone(r))
 	}
-	return shot
+	return snap
 }
 
-func (s *snapshot) add(one *subject) {
-	s.subjects[one.seen.UID] = one
-	s.seen.Attachments = append(s.seen.Attachments, one.seen)
+func (s *snapshot) add(subj *subject) {
+	s.subjects[subj.seen.UID] = subj
+	s.seen.Attachments = append(s.seen.Attachments, subj.seen)
 }
 
-// attachmentsOf finds our attachments of a key.
+// attachmentsOf returns our attachments of a key.
 func (a *Attacher) attachmentsOf(key publication.Key) []*storagev1.VolumeAttachment {
 	if key.Volume == "" {
 		if va, ok := a.objects.attachments.Get(key.Attachment); ok && va.Spec.Attacher == a.driver {
@@ -65,12 +63,12 @@ func (a *Attacher) attachmentsOf(key publication.Key) []*storagev1.VolumeAttachm
 	found := a.objects.attachments.byIndex(indexIdentity, key.Volume)
 	for _, pv := range a.objects.volumes.byIndex(indexHandle, key.Volume) {
 		for _, va := range a.objects.attachments.byIndex(indexVolumeName, pv.Name) {
-			if va.Spec.Attacher == a.driver && va.Spec.Source.InlineVolumeSpec == nil && recordedHandle(va) == "" && a.objects.fits(va, key.Volume) {
+			if va.Spec.Attacher == a.driver && va.Spec.Source.InlineVolumeSpec == nil && recordedHandle(va) == "" && a.objects.mayBelongTo(va, key.Volume) {
 				found = append(found, va)
 			}
 		}
 	}
-	a.objects.learnHandle(key.Volume)
+	a.objects.matchOrphans(key.Volume)
 	for _, name := range a.objects.orphans.of(key.Volume) {
 		if va, ok := a.objects.attachments.Get(name); ok && !slices.Contains(found, va) {
 			found = append(found, va)
@@ -82,10 +80,10 @@ func (a *Attacher) attachmentsOf(key publication.Key) []*storagev1.VolumeAttachm
 }
 
 func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
-	one := &subject{attachment: va, record: a.calls.of(va.UID)}
-	one.source, one.sourceErr = a.objects.sourceOf(va)
+	subj := &subject{attachment: va, record: a.calls.of(va.UID)}
+	subj.source, subj.sourceErr = a.objects.sourceOf(va)
 	nodeID, nodeErr := a.nodeID(va.Spec.NodeName)
-	one.seen = publication.Attachment{
+	subj.seen = publication.Attachment{
 		UID:              string(va.UID),
 		Name:             va.Name,
 		Node:             va.Spec.NodeName,
@@ -95,31 +93,31 @@ func (a *Attacher) observeAttachment(va *storagev1.VolumeAttachment) *subject {
 		Finalizer:        slices.Contains(va.Finalizers, a.finalizer),
 		RecordedNodeID:   va.Annotations[kube.NodeIDAnnotation],
 		NodeID:           nodeID,
-		VolumeProtected:  one.sourceErr == nil && !one.source.unprotected(a.finalizer),
-		HandleUnrecorded: one.sourceErr == nil && one.source.mustRecord() && recordedHandle(va) == "",
-		Call:             one.record.call,
-		Untouched:        one.record.untouched && !one.record.call.Sent && !va.Status.Attached,
-		UnconfirmedWrite: one.record.unsure,
-		Drift:            one.record.drift,
-		DriftNodeID:      one.record.driftNodeID,
+		VolumeProtected:  subj.sourceErr == nil && !subj.source.unprotected(a.finalizer),
+		HandleUnrecorded: subj.sourceErr == nil && subj.source.mustRecord() && recordedHandle(va) == "",
+		Call:             subj.record.call,
+		Untouched:        subj.record.untouched && !subj.record.call.Sent && !va.Status.Attached,
+		UnconfirmedWrite: subj.record.unconfirmedWrite,
+		Drift:            subj.record.drift,
+		DriftNodeID:      subj.record.driftNodeID,
 	}
-	if one.seen.Deleting {
-		one.seen.DeletedAt = va.DeletionTimestamp.Time
+	if subj.seen.Deleting {
+		subj.seen.DeletedAt = va.DeletionTimestamp.Time
 	}
-	one.seen.VolumeUnprotected = one.sourceErr == nil && !one.seen.VolumeProtected && one.source.pv.DeletionTimestamp == nil
-	one.seen.OtherFinalizers = len(va.Finalizers) > 1 || (len(va.Finalizers) == 1 && !one.seen.Finalizer)
-	// One that cannot be read counts as none: nothing is held back for it.
-	one.seen.DetachRequested, _ = time.Parse(time.RFC3339, va.Annotations[kube.DetachRequestedAnnotation])
-	one.seen.AttachError, one.seen.DetachError = messageOf(va.Status.AttachError), messageOf(va.Status.DetachError)
-	one.seen.PublishProblem = a.publishProblem(one, nodeErr)
-	one.seen.UnpublishProblem = unpublishProblem(one, nodeErr)
-	if one.record.call.Failures > 0 { // else there is no back-off that they could end
-		one.seen.Inputs = inputsOf(one, a.finalizer)
+	subj.seen.VolumeUnprotected = subj.sourceErr == nil && !subj.seen.VolumeProtected && subj.source.pv.DeletionTimestamp == nil
+	subj.seen.OtherFinalizers = len(va.Finalizers) > 1 || (len(va.Finalizers) == 1 && !subj.seen.Finalizer)
+	// An invalid time counts as none, so that it blocks nothing.
+	subj.seen.DetachRequested, _ = time.Parse(time.RFC3339, va.Annotations[kube.DetachRequestedAnnotation])
+	subj.seen.AttachError, subj.seen.DetachError = messageOf(va.Status.AttachError), messageOf(va.Status.DetachError)
+	subj.seen.PublishProblem = a.publishProblem(subj, nodeErr)
+	subj.seen.UnpublishProblem = unpublishProblem(subj, nodeErr)
+	if subj.record.call.Failures > 0 { // without a failure there is no back-off to end
+		subj.seen.Inputs = inputsOf(subj, a.finalizer)
 	}
-	return one
+	return subj
 }
 
-// observeGone is an attachment of which only our memory of the call is left.
+// observeGone returns the state of an attachment that is gone, from the record of its calls.
 func (a *Attacher) observeGone(r record) *subject {
 	return &subject{record: r, source: source{identity: r.identity}, seen: publication.Attachment{
 		UID: string(r.uid), Name: r.name, Node: r.node, Created: r.created, Gone: true, Call: r.call, Inputs: inputsGone,
@@ -133,7 +131,7 @@ func messageOf(e *storagev1.VolumeError) string {
 	return e.Message
 }
 
-// nodeID is the CSI node ID that a node has now.
+// nodeID returns the current CSI node ID of a node.
 func (a *Attacher) nodeID(node string) (string, error) {
 	csiNode, ok := a.objects.csiNodes.Get(node)
 	if !ok {
@@ -147,17 +145,17 @@ func (a *Attacher) nodeID(node string) (string, error) {
 	return "", fmt.Errorf("CSINode %s does not contain driver %s", node, a.driver)
 }
 
-func (a *Attacher) publishProblem(one *subject, nodeErr error) string {
-	if one.sourceErr != nil {
-		return one.sourceErr.Error()
+func (a *Attacher) publishProblem(subj *subject, nodeErr error) string {
+	if subj.sourceErr != nil {
+		return subj.sourceErr.Error()
 	}
-	if one.source.spec == nil {
-		return one.source.missing.Error()
+	if subj.source.spec == nil {
+		return subj.source.missing.Error()
 	}
-	if pv := one.source.pv; pv != nil && pv.DeletionTimestamp != nil {
+	if pv := subj.source.pv; pv != nil && pv.DeletionTimestamp != nil {
 		return fmt.Sprintf("PersistentVolume %q is marked for deletion", pv.Name)
 	}
-	if err := a.controller.CheckPublish(one.source.spec.AccessModes); err != nil {
+	if err := a.controller.CheckPublish(subj.source.spec.AccessModes); err != nil {
 		return err.Error()
 	}
 	if nodeErr != nil {
@@ -166,30 +164,30 @@ func (a *Attacher) publishProblem(one *subject, nodeErr error) string {
 	return ""
 }
 
-func unpublishProblem(one *subject, nodeErr error) string {
+func unpublishProblem(subj *subject, nodeErr error) string {
 	switch {
-	case one.sourceErr != nil:
-		return one.sourceErr.Error()
-	case one.seen.RecordedNodeID == "" && nodeErr != nil:
+	case subj.sourceErr != nil:
+		return subj.sourceErr.Error()
+	case subj.seen.RecordedNodeID == "" && nodeErr != nil:
 		return nodeErr.Error()
 	default:
 		return ""
 	}
 }
 
-// inputsGone are those of an attachment that is gone.
+// inputsGone replaces the digest of inputsOf for an attachment that is gone.
 const inputsGone = "gone"
 
-// inputsOf is a digest of all that an attempt depends on, except what the
-// attacher itself writes. A change of it ends the back-off.
-func inputsOf(one *subject, finalizer string) string {
-	va := one.attachment
+// inputsOf returns a digest of everything that a call depends on and that the attacher does not write itself. When it
+// changes, the back-off ends.
+func inputsOf(subj *subject, finalizer string) string {
+	va := subj.attachment
 	if va == nil {
 		return inputsGone
 	}
 	others := slices.DeleteFunc(slices.Clone(va.Finalizers), func(f string) bool { return f == finalizer })
-	inputs := []any{va.Annotations[othersMark], others, one.seen.Deleting, one.seen.NodeID}
-	if pv := one.source.pv; pv != nil {
+	inputs := []any{va.Annotations[foreignDigest], others, subj.seen.Deleting, subj.seen.NodeID}
+	if pv := subj.source.pv; pv != nil {
 		inputs = append(inputs, pv.UID, pv.DeletionTimestamp != nil, pv.Spec)
 	}
 	return digest(inputs...)

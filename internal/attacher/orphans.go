@@ -9,15 +9,14 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// orphans are our attachments of which nothing says which volume they are for: it was not
-// recorded on them, and the PersistentVolume that they name is gone or was recreated for
-// another volume. One of them may still have its volume published: its name, a digest of
-// handle, driver and node, tells whether it is of a given volume.
+// orphans are our attachments with an unknown volume: the handle was not recorded, and the PersistentVolume is gone or
+// was recreated for another volume. The volume of an orphan may still be published. The name of the attachment, a
+// digest of handle, driver and node, shows whether it belongs to a given volume.
 type orphans struct {
 	mu      sync.Mutex
-	handles map[string]string // by the attachment's name; empty where it is not known
-	// searched are those for which all PersistentVolumes were looked at: from then on, each
-	// that comes is compared with them.
+	handles map[string]string // by attachment name; empty if unknown
+	// searched holds the orphans that were compared with all PersistentVolumes. From then on, only new ones are
+	// compared.
 	searched map[string]bool
 }
 
@@ -25,21 +24,21 @@ func newOrphans() *orphans {
 	return &orphans{handles: map[string]string{}, searched: map[string]bool{}}
 }
 
-// noteStray takes what is known now of an attachment's volume. Before the cache of PersistentVolumes is filled nothing is
-// known of any: Run notes them all once it is. (Each PersistentVolume that comes is compared with each orphan. With all
-// attachments for orphans, the start over 20,000 would be 200 million comparisons.)
-func (o *objects) noteStray(va *storagev1.VolumeAttachment) {
+// trackOrphan adds an attachment to the orphans, or removes it when its volume is known. It does nothing before the
+// PersistentVolumes are cached; Run calls it again then. Otherwise every attachment would be an orphan at the start,
+// and comparing 20,000 of them with each PersistentVolume would take 200 million steps.
+func (o *objects) trackOrphan(va *storagev1.VolumeAttachment) {
 	name := va.Spec.Source.PersistentVolumeName
 	if !o.volumeInformer.HasSynced() || name == nil || va.Spec.Source.InlineVolumeSpec != nil {
 		return
 	}
 	o.orphans.mu.Lock()
 	defer o.orphans.mu.Unlock()
-	// Looked up under the lock: of two notes side by side the later one stays, and has looked later.
+	// The lookup must be done under the lock: of two concurrent calls, the last one has the newest state.
 	known := recordedHandle(va) != ""
 	if !known {
 		from, err := o.sourceOfName(*name)
-		known = err == nil && o.fits(va, from.handle)
+		known = err == nil && o.mayBelongTo(va, from.handle)
 	}
 	_, noted := o.orphans.handles[va.Name]
 	switch {
@@ -50,11 +49,12 @@ func (o *objects) noteStray(va *storagev1.VolumeAttachment) {
 	}
 }
 
-// learnHandle finds the orphans of a volume. It is asked before each decision about one: an orphan may have it attached.
-func (o *objects) learnHandle(handle string) {
+// matchOrphans finds the orphans of a volume. It must run before each decision on the volume, which an orphan may have
+// attached.
+func (o *objects) matchOrphans(handle string) {
 	o.orphans.mu.Lock()
 	defer o.orphans.mu.Unlock()
-	names := map[string]string{} // that the volume's attachments have, by node
+	names := map[string]string{} // attachment names of the volume, by node
 	for orphan, known := range o.orphans.handles {
 		va, ok := o.attachments.Get(orphan)
 		if known != "" || !ok {
@@ -70,9 +70,9 @@ func (o *objects) learnHandle(handle string) {
 	}
 }
 
-// search looks for a PersistentVolume of an orphan's volume, once. It computes a digest for
-// each there is: never do it where events are waited for.
-func (o *objects) search(name string) {
+// searchVolumeOf compares an orphan with all PersistentVolumes, once. It computes a digest for each of them: do not
+// call it from an event handler.
+func (o *objects) searchVolumeOf(name string) {
 	o.orphans.mu.Lock()
 	known, orphan := o.orphans.handles[name]
 	done := !orphan || known != "" || o.orphans.searched[name]
@@ -85,34 +85,34 @@ func (o *objects) search(name string) {
 		return
 	}
 	for _, item := range o.volumeInformer.GetStore().List() {
-		if from, err := o.sourceOfVolume(item.(*corev1.PersistentVolume)); err == nil && o.fits(va, from.handle) && kube.IsAttachmentName(name) {
-			o.learnHandle(from.handle)
+		if from, err := o.sourceOfVolume(item.(*corev1.PersistentVolume)); err == nil && o.mayBelongTo(va, from.handle) && kube.IsAttachmentName(name) {
+			o.matchOrphans(from.handle)
 			return
 		}
 	}
 }
 
-// drop takes the end of an attachment.
+// drop removes an attachment that is gone.
 func (s *orphans) drop(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.forget(name)
 }
 
-// forget drops an attachment; hold the lock.
+// forget is drop with the lock held.
 func (s *orphans) forget(name string) {
 	delete(s.handles, name)
 	delete(s.searched, name)
 }
 
-// handle is the volume of an orphan; empty if it is not known, or it is none.
+// handle returns the handle of an orphan, or "" if it is unknown or the attachment is not an orphan.
 func (s *orphans) handle(name string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.handles[name]
 }
 
-// of finds the names of a volume's orphans.
+// of returns the names of a volume's orphans.
 func (s *orphans) of(handle string) (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -79,7 +79,7 @@ func TestStraysOnceTheVolumesAreKnown(t *testing.T) {
 	if !cache.WaitForCacheSync(t.Context().Done(), a.objects.volumeInformer.HasSynced) {
 		t.Fatal("the cache was not filled")
 	}
-	a.wakeAll()
+	a.enqueueAll()
 	if _, ok := a.objects.orphans.handles["gone"]; !ok || len(a.objects.orphans.handles) != 1 {
 		t.Errorf("orphans: %v, want the one", a.objects.orphans.handles)
 	}

@@ -11,8 +11,7 @@ import (
 	"belay.dev/belay/internal/telemetry"
 )
 
-// process decides about a key and does what was decided, until nothing is left
-// to do but wait, or to call the driver.
+// process decides on a key and takes the steps, until only a wait or a call to the driver is left.
 func (a *Attacher) process(ctx context.Context, key publication.Key) (err error) {
 	if !a.controller.Capabilities().Attach {
 		return a.markTrivially(ctx, key)
@@ -21,22 +20,22 @@ func (a *Attacher) process(ctx context.Context, key publication.Key) (err error)
 		return nil
 	}
 	var queue *callQueue
-	// If another worker decides about it, a call is about to begin, and the key is queued again.
-	a.decideAlone(key, func() { queue, err = a.reconcile(ctx, key) })
+	// If another worker is deciding on the key, it starts a call and enqueues the key again.
+	a.decideExclusively(key, func() { queue, err = a.reconcile(ctx, key) })
 	if queue != nil {
-		queue.Add(key) // now that its worker does not find it taken
+		queue.Add(key) // after decideExclusively has released the key
 	}
 	return err
 }
 
-// isIdentified reports whether the volume of an attachment was found since its key was queued, and
-// queues the volume's key.
+// isIdentified reports whether the volume of an attachment became known since its key was queued. If so, it enqueues
+// the key of the volume.
 func (a *Attacher) isIdentified(key publication.Key) bool {
 	va, ok := a.objects.attachments.Get(key.Attachment)
 	if !ok {
 		return false
 	}
-	a.objects.search(va.Name)
+	a.objects.searchVolumeOf(va.Name)
 	known := a.objects.keyOf(va)
 	if known == key {
 		return false
@@ -46,96 +45,95 @@ func (a *Attacher) isIdentified(key publication.Key) bool {
 	return true
 }
 
-// reconcile returns the queue for the call that remains to be sent, if one does.
+// reconcile decides and takes steps. It returns the queue for the call that is left, if there is one.
 func (a *Attacher) reconcile(ctx context.Context, key publication.Key) (*callQueue, error) {
 	if a.isOutdated(key) {
 		a.rekey(key.Volume)
 		a.metrics.Waits(time.Now(), key, nil)
 		return nil, nil
 	}
-	for range maxTurns {
-		shot, decision := a.decide(key)
-		queue := a.queueOfCall(shot, &decision)
+	for range maxDecisions {
+		snap, decision := a.decide(key)
+		queue := a.queueOfCall(snap, &decision)
 		if queue != nil && queue.reserve(key) {
-			return queue, nil // the call begins at once; the other steps are done beside it
+			return queue, nil // the call starts at once; the other steps are taken meanwhile
 		}
-		progressed, err := a.act(ctx, shot, &decision)
+		progressed, err := a.act(ctx, snap, &decision)
 		if err == nil && progressed {
 			continue
 		}
 		if queue != nil {
 			queue.join(key)
 		}
-		a.rest(ctx, shot, decision)
+		a.scheduleRecheck(ctx, snap, decision)
 		return queue, err
 	}
-	a.queue.Add(key) // others first
+	a.queue.Add(key) // let other keys be processed first
 	return nil, nil
 }
 
-// isOutdated reports whether a volume was made exclusive, or shared, since its key was queued.
+// isOutdated reports whether a volume became exclusive or shared since its key was queued.
 func (a *Attacher) isOutdated(key publication.Key) bool {
 	return key.Volume != "" && a.objects.exclusive(key.Volume) != (key.Node == "")
 }
 
 func (a *Attacher) decide(key publication.Key) (snapshot, publication.Decision) {
-	shot := a.observe(key)
-	shot.seen.Draining = a.draining.Load()
-	return shot, publication.Decide(time.Now(), shot.seen, a.policy)
+	snap := a.observe(key)
+	snap.seen.Draining = a.draining.Load()
+	return snap, publication.Decide(time.Now(), snap.seen, a.policy)
 }
 
-// queueOfCall is the queue for the call that was decided on; nil if there is none, or if it cannot be sent now. The decision gets
-// why the attachment waits.
-func (a *Attacher) queueOfCall(shot snapshot, decision *publication.Decision) *callQueue {
+// queueOfCall returns the queue for the call in a decision, or nil if there is none or it may not start now. It adds
+// the reason of the wait to the decision.
+func (a *Attacher) queueOfCall(snap snapshot, decision *publication.Decision) *callQueue {
 	for _, step := range decision.Steps {
 		step, ok := step.(publication.CallDriver)
 		if !ok {
 			continue
 		}
-		one := shot.subjects[step.Target()]
-		queue, no := a.queueFor(one), a.holds.wait(time.Now(), attemptOf(shot.key, one, step))
+		subj := snap.subjects[step.Target()]
+		queue, no := a.queueFor(subj), a.throttle.wait(time.Now(), attemptOf(snap.key, subj, step))
 		switch {
-		case a.absence.hold(shot.key, a.controller.Present):
-			queue, no = nil, refusal{reason: publication.DriverGone}
+		case a.absence.hold(snap.key, a.controller.Present):
+			queue, no = nil, callDelay{reason: publication.DriverGone}
 		case no.reason != "":
 			queue = nil
 		default:
 			no.reason = publication.DriverBusy
 		}
-		decision.Wait(publication.Wait{Attachment: one.seen.Name, Reason: no.reason, Until: no.until})
+		decision.Wait(publication.Wait{Attachment: subj.seen.Name, Reason: no.reason, Until: no.until})
 		return queue
 	}
 	return nil
 }
 
-// rekey queues everything of a volume that was made exclusive, or shared, since
-// its key was queued.
+// rekey enqueues the current keys of a volume that became exclusive or shared since its key was queued.
 func (a *Attacher) rekey(volume string) {
 	for _, va := range a.attachmentsOf(publication.Key{Volume: volume}) {
-		a.wakeAttachment(va)
+		a.enqueueAttachment(va)
 	}
 	for _, r := range a.calls.ofVolume(volume) {
 		a.queue.Add(a.objects.keyOfVolume(volume, r.node))
 	}
 }
 
-// rest has the key looked at again when the decision said so, and says why it waits.
-func (a *Attacher) rest(ctx context.Context, shot snapshot, decision publication.Decision) {
-	detaches := make(map[string]bool, len(shot.seen.Attachments))
-	for _, seen := range shot.seen.Attachments {
+// scheduleRecheck enqueues the key for the next decision, and records why its attachments wait.
+func (a *Attacher) scheduleRecheck(ctx context.Context, snap snapshot, decision publication.Decision) {
+	detaches := make(map[string]bool, len(snap.seen.Attachments))
+	for _, seen := range snap.seen.Attachments {
 		detaches[seen.Name] = seen.Deleting || seen.Gone
 	}
 	var waiting []telemetry.Waiting
 	for _, w := range decision.Waits {
 		waiting = append(waiting, telemetry.Waiting{Attachment: w.Attachment, Detach: detaches[w.Attachment], Reason: w.Reason})
 	}
-	shot.logWaits(ctx, decision.Waits, a.metrics.Waits(time.Now(), shot.key, waiting))
+	snap.logWaits(ctx, decision.Waits, a.metrics.Waits(time.Now(), snap.key, waiting))
 	if !decision.RecheckAt.IsZero() {
-		a.queue.AddAfter(shot.key, time.Until(decision.RecheckAt))
+		a.queue.AddAfter(snap.key, time.Until(decision.RecheckAt))
 	}
 }
 
-// work takes keys off the queue until it is shut down.
+// work processes keys until the queue is shut down.
 func (a *Attacher) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[publication.Key], process func(context.Context, publication.Key) error) {
 	for {
 		key, closed := queue.Get()
@@ -143,7 +141,7 @@ func (a *Attacher) work(ctx context.Context, queue workqueue.TypedRateLimitingIn
 			return
 		}
 		if err := process(ctx, key); err != nil && ctx.Err() == nil {
-			log.FromContext(ctx).Error(err, "API request failed, retrying", a.about(key)...)
+			log.FromContext(ctx).Error(err, "API request failed, retrying", a.logValues(key)...)
 			queue.AddRateLimited(key)
 		} else {
 			queue.Forget(key)

@@ -8,13 +8,12 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// workers is how many keys are worked on at once: they wait for the API server only, so
-// they are not what --worker-threads bounds. In a burst on a small control plane a request
-// takes some tenths of a second, and with 32 workers all pods waited for them. One
-// connection carries 100 requests at once.
+// workers is the number of keys that are processed at once. They wait only for the API server, so --worker-threads does
+// not bound them. In a burst on a small control plane a request takes some tenths of a second, and 32 workers delayed
+// all pods. One HTTP/2 connection carries 100 requests.
 const workers = 96
 
-// requestLimit spaces requests out; nil for no limit.
+// requestLimit returns the rate limiter for API requests, or nil.
 func requestLimit(qps float32, burst int) flowcontrol.RateLimiter {
 	if qps <= 0 {
 		return nil
@@ -22,9 +21,8 @@ func requestLimit(qps float32, burst int) flowcontrol.RateLimiter {
 	return flowcontrol.NewTokenBucketRateLimiter(qps, burst)
 }
 
-// workersFor is how many keys are worked on at once where requests are limited: enough to use
-// the limit while each request takes a second. What more of them sent would only stand in line
-// before what becomes urgent meanwhile.
+// workersFor returns the number of workers for a rate limit: enough to use it if each request takes a second. More
+// would only queue requests ahead of later, more urgent ones.
 func workersFor(qps float32) int {
 	if qps <= 0 {
 		return workers
@@ -32,18 +30,17 @@ func workersFor(qps float32) int {
 	return int(min(max(2, math.Ceil(float64(qps))), workers))
 }
 
-// errSlowServer is the cause of a request's end after writeTimeout.
-var errSlowServer = errors.New("the API server did not answer in time")
+// errRequestTimeout is the cause when a request takes longer than writeTimeout.
+var errRequestTimeout = errors.New("the API server did not answer in time")
 
-// ask sends one request to the API server. It waits for its turn first (--kube-api-qps): what
-// waits was not sent, and its time has not begun.
-func (a *Attacher) ask(ctx context.Context, send func(ctx context.Context) error) error {
+// request sends one API request. It first waits for the rate limiter (--kube-api-qps), outside writeTimeout.
+func (a *Attacher) request(ctx context.Context, send func(ctx context.Context) error) error {
 	if a.limit != nil {
 		if err := a.limit.Wait(ctx); err != nil {
 			return err
 		}
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, writeTimeout, errSlowServer)
+	ctx, cancel := context.WithTimeoutCause(ctx, writeTimeout, errRequestTimeout)
 	defer cancel()
 	return send(ctx)
 }

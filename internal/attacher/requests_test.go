@@ -50,7 +50,7 @@ func TestWaitForATurnIsNotTheRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &Attacher{limit: requestLimit(0.01, 1)}
 		for range 2 {
-			err := a.ask(t.Context(), func(ctx context.Context) error {
+			err := a.request(t.Context(), func(ctx context.Context) error {
 				if deadline, _ := ctx.Deadline(); time.Until(deadline) != writeTimeout {
 					t.Errorf("%v left for the request, want %v", time.Until(deadline), writeTimeout)
 				}

@@ -10,23 +10,23 @@ import (
 	"belay.dev/belay/internal/csi"
 )
 
-// pendingSecrets holds the secrets that were read before an attachment got its finalizer for the
-// call that comes next, which would read them again. They are never logged or stored.
+// pendingSecrets keeps the secrets that were read before an attachment got its finalizer, for the call that follows.
+// They are never logged or stored.
 type pendingSecrets struct {
 	mu    sync.Mutex
-	byKey map[pendingKey]csi.Secrets
+	byKey map[pendingSecretKey]csi.Secrets
 }
 
-// pendingKey is which Secret was read for which attachment.
-type pendingKey struct {
+// pendingSecretKey identifies a Secret and the attachment that it was read for.
+type pendingSecretKey struct {
 	uid types.UID
 	ref corev1.SecretReference
 }
 
-// pendingLife is how long secrets are held: a call that has to wait for longer reads them again.
-const pendingLife = 10 * time.Second
+// pendingSecretsTTL bounds how long secrets are kept: a call that starts later reads them again.
+const pendingSecretsTTL = 10 * time.Second
 
-// keep holds secrets until they are taken, or their time is over.
+// keep stores secrets until they are taken or expire.
 func (p *pendingSecrets) keep(uid types.UID, ref *corev1.SecretReference, secrets csi.Secrets) {
 	if ref == nil {
 		return
@@ -34,20 +34,20 @@ func (p *pendingSecrets) keep(uid types.UID, ref *corev1.SecretReference, secret
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.byKey == nil {
-		p.byKey = map[pendingKey]csi.Secrets{}
+		p.byKey = map[pendingSecretKey]csi.Secrets{}
 	}
-	p.byKey[pendingKey{uid, *ref}] = secrets
-	time.AfterFunc(pendingLife, func() { p.take(uid, ref) })
+	p.byKey[pendingSecretKey{uid, *ref}] = secrets
+	time.AfterFunc(pendingSecretsTTL, func() { p.take(uid, ref) })
 }
 
-// take gives the secrets to one call.
+// take removes and returns the secrets for a call.
 func (p *pendingSecrets) take(uid types.UID, ref *corev1.SecretReference) (csi.Secrets, bool) {
 	if ref == nil {
 		return nil, true
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	secrets, ok := p.byKey[pendingKey{uid, *ref}]
-	delete(p.byKey, pendingKey{uid, *ref})
+	secrets, ok := p.byKey[pendingSecretKey{uid, *ref}]
+	delete(p.byKey, pendingSecretKey{uid, *ref})
 	return secrets, ok
 }

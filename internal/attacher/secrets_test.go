@@ -166,10 +166,10 @@ func TestPendingSecrets(t *testing.T) {
 			t.Error("got secrets twice")
 		}
 		p.keep("b", ref, csi.Secrets{"key": "value"})
-		time.Sleep(pendingLife)
+		time.Sleep(pendingSecretsTTL)
 		synctest.Wait()
 		if len(p.byKey) > 0 {
-			t.Errorf("held for longer than %v", pendingLife)
+			t.Errorf("held for longer than %v", pendingSecretsTTL)
 		}
 	})
 }

@@ -30,15 +30,15 @@ import (
 	"belay.dev/belay/internal/usage"
 )
 
-// maxDrain bounds how long calls in flight may take to end at shutdown. A pod
-// has 30 s by default before it is killed; recording and the lease need some.
+// maxDrain bounds how long a shutdown waits for calls in flight. A pod is killed after 30 s by default, and recording
+// the results and releasing the lease take some of that.
 const maxDrain = 20 * time.Second
 
-// readyPath is where a replica reports whether it could lead.
+// readyPath serves the readiness probe.
 const readyPath = "/readyz"
 
-// RunSidecar starts up in csi-attacher's order and attaches until ctx ends. With
-// leader election it always returns an error, as csi-attacher always ends with 1: ErrShutDown if nothing failed.
+// RunSidecar starts up in csi-attacher's order and runs until ctx is done. With leader election it always returns an
+// error, because csi-attacher then always exits with status 1: ErrShutDown if nothing failed.
 func RunSidecar(ctx context.Context, o *Options) error {
 	if err := o.check(ctx); err != nil {
 		return usage.Wrap(err)
@@ -47,9 +47,9 @@ func RunSidecar(ctx context.Context, o *Options) error {
 	if err != nil {
 		return fmt.Errorf("build the Kubernetes client's configuration: %w", err)
 	}
-	go sayUnreachable(ctx, config)
+	go logUnreachable(ctx, config)
 	config = kube.WithProtobuf(config)
-	config.QPS = -1 // the attacher limits its requests itself, and not those of the lease
+	config.QPS = -1 // the attacher limits its requests itself; the lease is not limited
 	connection.SetMaxGRPCLogLength(o.MaxGRPCLogLength)
 	sendTraces, err := startTraces(ctx)
 	if err != nil {
@@ -97,15 +97,15 @@ func RunSidecar(ctx context.Context, o *Options) error {
 	return o.attach(ctx, a, driver, lease, health)
 }
 
-// sayUnreachable logs that the API server gives no answer, which nothing else does for most of
-// a minute. It ends nothing: csi-attacher waits for the API server too.
-func sayUnreachable(ctx context.Context, config *rest.Config) {
+// logUnreachable logs that the API server does not respond: client-go would report it only after most of a minute. Like
+// csi-attacher, the process keeps waiting.
+func logUnreachable(ctx context.Context, config *rest.Config) {
 	if err := kube.Reach(ctx, config); err != nil && ctx.Err() == nil {
 		log.FromContext(ctx).Error(err, "Waiting for the API server; check that it is running and that its address and certificate authority are right")
 	}
 }
 
-// check refuses what csi-attacher refuses, and values that nothing could work with.
+// check rejects what csi-attacher rejects, and invalid values.
 func (o *Options) check(ctx context.Context) error {
 	if o.Common.MetricsAddress != "" && o.Common.HttpEndpoint != "" {
 		return errors.New("only one of `--metrics-address` and `--http-endpoint` can be set")
@@ -130,9 +130,8 @@ func (o *Options) check(ctx context.Context) error {
 	return nil
 }
 
-// connect waits for the driver and asks for its name. The calls to a driver that
-// in-tree volumes were migrated to carry one more label in the metrics, which has
-// to be known when the connection is made.
+// connect waits for the driver and reads its name. The metrics of a driver for migrated in-tree volumes have one more
+// label, which has to be set before the connection is made.
 func connect(ctx context.Context, o *Options) (*csi.Driver, metrics.CSIMetricsManager, error) {
 	manager := metrics.NewCSIMetricsManager("")
 	driver, err := csi.Connect(ctx, o.Common.CSIAddress, manager, o.Timeout)
@@ -150,8 +149,8 @@ func connect(ctx context.Context, o *Options) (*csi.Driver, metrics.CSIMetricsMa
 	return driver, manager, nil
 }
 
-// serve serves health, and metrics once the driver is known, if an address is given. It returns an error if it cannot
-// listen there: nobody would see what the process does.
+// serve serves health and metrics if an address is set. It fails if it cannot listen, because the process could not be
+// monitored.
 func (o *Options) serve(ctx context.Context, mux *http.ServeMux, health *health) error {
 	address := o.Common.MetricsAddress
 	if address == "" {
@@ -161,7 +160,7 @@ func (o *Options) serve(ctx context.Context, mux *http.ServeMux, health *health)
 		return nil
 	}
 	mux.Handle(readyPath, healthz.CheckHandler{Checker: health.ready})
-	// As with csi-attacher, not at the deprecated --metrics-address.
+	// Like csi-attacher, not at the deprecated --metrics-address.
 	if o.Common.LeaderElection && o.Common.HttpEndpoint != "" {
 		mux.Handle(libleader.HealthCheckerAddress, healthz.CheckHandler{Checker: health.leader.Check})
 	}
@@ -179,17 +178,17 @@ func (o *Options) serve(ctx context.Context, mux *http.ServeMux, health *health)
 	return nil
 }
 
-// health tells how the process is.
+// health reports liveness and readiness.
 type health struct {
 	leader *leaderelection.HealthzAdaptor
-	known  atomic.Pointer[func() error] // nil until the driver was reached
+	known  atomic.Pointer[func() error] // readiness; nil until the driver is connected
 }
 
 func newHealth() *health {
 	return &health{leader: leaderelection.NewLeaderHealthzAdaptor(libleader.DefaultHealthCheckTimeout)}
 }
 
-// found notes what readiness depends on.
+// found sets what readiness depends on.
 func (h *health) found(driver *csi.Driver, a *Attacher, lease *kube.Lease) {
 	h.known.Store(new(func() error {
 		if !driver.Present() {
@@ -198,12 +197,12 @@ func (h *health) found(driver *csi.Driver, a *Attacher, lease *kube.Lease) {
 		if lease != nil && lease.Denied() != nil {
 			return lease.Denied()
 		}
-		return a.warmed()
+		return a.cachesSynced()
 	}))
 }
 
-// ready fails until the process could lead: a standby with full caches is ready, and
-// one whose driver is away is not.
+// ready returns nil if the process could lead: a standby with synced caches is ready, a process without a connected
+// driver is not.
 func (h *health) ready(*http.Request) error {
 	if known := h.known.Load(); known != nil {
 		return (*known)()

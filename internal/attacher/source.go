@@ -16,8 +16,7 @@ import (
 	"belay.dev/belay/internal/publication"
 )
 
-// The texts of these errors are csi-attacher's: they end in the attachment's
-// status, where people and tools look for them.
+// These errors have csi-attacher's texts: users and tools look for them in the status of the attachment.
 var (
 	errBothSources   = errors.New("both InlineCSIVolumeSource and PersistentVolumeName specified in VA source")
 	errNoSource      = errors.New("neither InlineCSIVolumeSource nor PersistentVolumeName specified in VA source")
@@ -29,33 +28,31 @@ func errTranslate(reason string) error {
 	return fmt.Errorf("failed to translate in tree pv to CSI: %s", reason)
 }
 
-// identity is which volume a call is for. It is recorded on the attachment before the
-// first call, and the driver is asked to take back that volume and no other, whatever the
-// PersistentVolume of its name is by then.
+// identity identifies the volume of a call. It is recorded on the attachment before the first call, and only that
+// volume is unpublished, even if the PersistentVolume is recreated for another volume.
 type identity struct {
 	handle   string
-	secret   *corev1.SecretReference // that the calls need; nil for none
+	secret   *corev1.SecretReference // for the calls; nil for none
 	migrated bool
 }
 
 // source is the volume of an attachment.
 type source struct {
 	identity
-	pv   *corev1.PersistentVolume     // nil for an inline volume, and where none has this handle
-	spec *corev1.PersistentVolumeSpec // nil where nothing describes the volume: it can only be unpublished
-	// missing is why there is no spec.
+	pv   *corev1.PersistentVolume     // nil for an inline volume or if there is none with this handle
+	spec *corev1.PersistentVolumeSpec // nil if unknown: the volume can only be unpublished
+	// missing is why spec is nil.
 	missing error
 }
 
-// unprotected: the volume has a PersistentVolume, which our finalizer is not on.
+// unprotected reports whether the volume has a PersistentVolume without our finalizer.
 func (s source) unprotected(finalizer string) bool {
 	return s.pv != nil && !slices.Contains(s.pv.Finalizers, finalizer)
 }
 
-// sourceOf finds the volume of an attachment. Which one it is says the attachment itself,
-// where it was recorded. Else its PersistentVolume says so, where the name of the
-// attachment, a digest of handle, driver and node, does not say otherwise: a
-// PersistentVolume may be recreated under its name for another volume.
+// sourceOf returns the volume of an attachment: the recorded one, or else that of its PersistentVolume if the name of
+// the attachment, a digest of handle, driver and node, matches. A PersistentVolume may be recreated under its name for
+// another volume.
 func (o *objects) sourceOf(va *storagev1.VolumeAttachment) (source, error) {
 	name, inline := va.Spec.Source.PersistentVolumeName, va.Spec.Source.InlineVolumeSpec
 	switch {
@@ -65,7 +62,7 @@ func (o *objects) sourceOf(va *storagev1.VolumeAttachment) (source, error) {
 		if inline.CSI == nil {
 			return source{}, errInlineWithout
 		}
-		// Inline volumes come translated from the controller; all were in-tree.
+		// Inline volumes are migrated in-tree volumes, which the controller has translated.
 		return sourceOfSpec(inline, true), nil
 	case name == nil:
 		return source{}, errNoSource
@@ -73,13 +70,13 @@ func (o *objects) sourceOf(va *storagev1.VolumeAttachment) (source, error) {
 	return o.sourceNamed(va, *name)
 }
 
-// sourceNamed finds the volume of an attachment that names a PersistentVolume.
+// sourceNamed returns the volume of an attachment that refers to a PersistentVolume.
 func (o *objects) sourceNamed(va *storagev1.VolumeAttachment, name string) (source, error) {
 	named, err := o.sourceOfName(name)
 	recorded := recordedHandle(va)
 	handle := cmp.Or(recorded, o.orphans.handle(va.Name))
 	if err == nil {
-		if planted.Recreated || handle == named.handle || handle == "" && o.fits(va, named.handle) {
+		if planted.Recreated || handle == named.handle || handle == "" && o.mayBelongTo(va, named.handle) {
 			return named, nil
 		}
 		err = o.recreated(name, named.handle, handle != "")
@@ -98,8 +95,8 @@ func (o *objects) sourceNamed(va *storagev1.VolumeAttachment, name string) (sour
 	return source{identity: identity{handle: handle, secret: recordedSecret(va)}, missing: err}, nil
 }
 
-// recreated says that a PersistentVolume is another volume by now, and what ends the wait
-// where nobody knows the earlier one.
+// recreated returns the error for a PersistentVolume that was recreated for another volume. If the earlier volume is
+// unknown, the error states how to end the wait.
 func (o *objects) recreated(name, handle string, known bool) error {
 	if known {
 		return fmt.Errorf("PersistentVolume %q was recreated for another volume, %q", name, handle)
@@ -108,7 +105,7 @@ func (o *objects) recreated(name, handle string, known bool) error {
 		"Create a PersistentVolume with the handle of the earlier volume, or detach that volume at the storage and remove the finalizer %s", name, handle, kube.AttacherFinalizer(o.driver))
 }
 
-// sourceOfName finds the volume that a PersistentVolume of this name has now.
+// sourceOfName returns the current volume of a PersistentVolume.
 func (o *objects) sourceOfName(name string) (source, error) {
 	pv, ok := o.volumes.Get(name)
 	if !ok {
@@ -136,14 +133,13 @@ func sourceOfSpec(spec *corev1.PersistentVolumeSpec, migrated bool) source {
 	}
 }
 
-// fits tells whether an attachment may be of the volume: its name says so, or nothing,
-// where it is not one that is computed from a handle.
-func (o *objects) fits(va *storagev1.VolumeAttachment, handle string) bool {
+// mayBelongTo reports whether an attachment may be one of the volume: its name matches, or is not a computed name.
+func (o *objects) mayBelongTo(va *storagev1.VolumeAttachment, handle string) bool {
 	return !kube.IsAttachmentName(va.Name) || kube.AttachmentName(handle, o.driver, va.Spec.NodeName) == va.Name
 }
 
-// identityAnnotations is what is recorded of a volume before the first call. A volume of
-// a pod stands whole in its attachment.
+// identityAnnotations returns the annotations that record the volume before the first call. An inline volume is part of
+// the attachment.
 func (s source) identityAnnotations() map[string]any {
 	if !s.mustRecord() {
 		return nil
@@ -155,13 +151,12 @@ func (s source) identityAnnotations() map[string]any {
 	return record
 }
 
-// mustRecord tells whether the volume's identity has to be recorded on the attachment. A
-// handle that does not fit into an annotation is known by the attachment's name alone.
+// mustRecord reports whether the handle has to be recorded on the attachment. A handle that is too long for an
+// annotation is recognized by the attachment's name alone.
 func (s source) mustRecord() bool { return s.pv != nil && len(s.handle) <= kube.MaxRecordedHandle }
 
-// exclusive looks at everything that has a handle: two PersistentVolumes may
-// share one, and the volume is exclusive if any of them says so, or if nothing is
-// known of it.
+// exclusive reports whether a volume may be attached to one node only. Several PersistentVolumes may share a handle:
+// the volume is exclusive if one of them is, or if none is known.
 func (o *objects) exclusive(handle string) bool {
 	shared := false
 	for _, pv := range o.volumes.byIndex(indexHandle, handle) {
@@ -182,7 +177,7 @@ func (o *objects) exclusive(handle string) bool {
 	return !shared
 }
 
-// keyOf is the key under which an attachment is decided about.
+// keyOf returns the queue key of an attachment.
 func (o *objects) keyOf(va *storagev1.VolumeAttachment) publication.Key {
 	from, err := o.sourceOf(va)
 	if err != nil {
@@ -198,7 +193,7 @@ func (o *objects) keyOfVolume(handle, node string) publication.Key {
 	return publication.Key{Volume: handle, Node: node}
 }
 
-// publishRequest fills in everything but the secrets.
+// publishRequest returns the request without secrets.
 func (s source) publishRequest(nodeID, defaultFSType string) csi.PublishRequest {
 	from := s.spec.CSI
 	request := csi.PublishRequest{

@@ -176,7 +176,7 @@ func TestReadinessNamesTheCaches(t *testing.T) {
 	a, err := New(Config{Client: clients, Driver: bubbleDriver, WorkerThreads: 1})
 	must(t, err)
 	defer a.shutDown()
-	if got, want := fmt.Sprint(a.warmed()), "the caches are not synced yet: volumeattachments, persistentvolumes, csinodes"; got != want {
+	if got, want := fmt.Sprint(a.cachesSynced()), "the caches are not synced yet: volumeattachments, persistentvolumes, csinodes"; got != want {
 		t.Errorf("warmed: %s, want %s", got, want)
 	}
 }

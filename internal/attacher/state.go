@@ -22,15 +22,15 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// migratedToAnnotation on a PersistentVolume names the CSI driver that looks
-// after an in-tree volume (k8s.io/component-helpers, pv.kubernetes.io).
+// migratedToAnnotation on a PersistentVolume names the CSI driver that an in-tree volume was migrated to
+// (k8s.io/component-helpers, pv.kubernetes.io).
 const migratedToAnnotation = "pv.kubernetes.io/migrated-to"
 
 // Indexes over the watch caches.
 const (
 	indexVolumeName = "volumeName" // attachments of any attacher, by PersistentVolume name
 	indexNode       = "node"       // our attachments, by node name
-	indexIdentity   = "identity"   // our attachments that say themselves which volume they are for, by CSI volume handle
+	indexIdentity   = "identity"   // our attachments with an inline source or a recorded handle, by CSI volume handle
 	indexHandle     = "handle"     // our PersistentVolumes, by CSI volume handle
 )
 
@@ -46,14 +46,14 @@ type objects struct {
 	volumes     newest[*corev1.PersistentVolume]
 	csiNodes    newest[*storagev1.CSINode]
 
-	orphans *orphans
-	common  *interner
+	orphans  *orphans
+	interned *interner
 }
 
-// newObjects prepares the caches; nothing is read before factory.Start.
+// newObjects creates the informers; nothing is read before factory.Start.
 func newObjects(client kubernetes.Interface, driver string, resync time.Duration) (*objects, error) {
-	o := &objects{driver: driver, translator: csitrans.New(), orphans: newOrphans(), common: newInterner()}
-	o.factory = informers.NewSharedInformerFactoryWithOptions(client, resync, informers.WithTransform(o.keepWhatIsRead))
+	o := &objects{driver: driver, translator: csitrans.New(), orphans: newOrphans(), interned: newInterner()}
+	o.factory = informers.NewSharedInformerFactoryWithOptions(client, resync, informers.WithTransform(o.trimObject))
 	o.attachmentInformer = o.factory.Storage().V1().VolumeAttachments().Informer()
 	o.volumeInformer = o.factory.Core().V1().PersistentVolumes().Informer()
 	o.csiNodeInformer = o.factory.Storage().V1().CSINodes().Informer()
@@ -72,7 +72,7 @@ func newObjects(client kubernetes.Interface, driver string, resync time.Duration
 				return nil
 			case va.Spec.Source.PersistentVolumeName == nil && inline != nil && inline.CSI != nil:
 				return &inline.CSI.VolumeHandle
-			case inline == nil && handle != "": // those with two sources are nobody's
+			case inline == nil && handle != "": // an attachment with two sources is invalid
 				return &handle
 			}
 			return nil
@@ -88,7 +88,7 @@ func newObjects(client kubernetes.Interface, driver string, resync time.Duration
 	return o, nil
 }
 
-// cached are the resources of the caches, in the order of synced.
+// cached lists the cached resources in the order of synced.
 var cached = []string{"volumeattachments", "persistentvolumes", "csinodes"}
 
 func (o *objects) synced() []cache.InformerSynced {
@@ -121,9 +121,8 @@ func (o *objects) indexVolumes(item any) ([]string, error) {
 	return nil, nil
 }
 
-// keepWhatIsRead drops what is never looked at before it enters a cache: the
-// caches hold the objects of every driver in the cluster.
-func (o *objects) keepWhatIsRead(item any) (any, error) {
+// trimObject removes unused fields before an object enters a cache: the caches hold the objects of all drivers.
+func (o *objects) trimObject(item any) (any, error) {
 	switch object := item.(type) {
 	case *storagev1.VolumeAttachment:
 		return o.trimAttachment(object), nil
@@ -136,58 +135,54 @@ func (o *objects) keepWhatIsRead(item any) (any, error) {
 	}
 }
 
-// noWriters stands for the list of who wrote which field. Not nil and empty, as none comes from the API server, it shows that
-// an object was trimmed before: while a cache is filled each is trimmed twice, and a second copy of all is memory.
-var noWriters = []metav1.ManagedFieldsEntry{}
+// trimmedMarker replaces managedFields. It is empty but not nil, which the API server never returns, and so marks an
+// object as trimmed: an informer may transform an object twice, and a second copy of each would cost memory.
+var trimmedMarker = []metav1.ManagedFieldsEntry{}
 
 func isTrimmed(m metav1.ObjectMeta) bool { return m.ManagedFields != nil && len(m.ManagedFields) == 0 }
 
-// trimMeta keeps an object's identity and its finalizers.
 func (o *objects) trimMeta(m metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion, CreationTimestamp: m.CreationTimestamp,
-		DeletionTimestamp: m.DeletionTimestamp, Finalizers: o.common.list(m.Finalizers), ManagedFields: noWriters,
+		DeletionTimestamp: m.DeletionTimestamp, Finalizers: o.interned.list(m.Finalizers), ManagedFields: trimmedMarker,
 	}
 }
 
-// trimAttachment keeps, of other drivers' attachments, only which volume they
-// name. Of the publish context only the keys are kept: they are needed to clear
-// it; the values may be large.
+// trimAttachment keeps only the PersistentVolume name of other drivers' attachments. Of the publish context it keeps
+// the keys, which are needed to clear it; the values may be large.
 func (o *objects) trimAttachment(va *storagev1.VolumeAttachment) *storagev1.VolumeAttachment {
 	if isTrimmed(va.ObjectMeta) {
 		return va
 	}
 	kept := &storagev1.VolumeAttachment{ObjectMeta: o.trimMeta(va.ObjectMeta), Spec: va.Spec, Status: va.Status}
-	kept.Spec.Attacher, kept.Spec.NodeName = o.common.word(va.Spec.Attacher), o.common.word(va.Spec.NodeName)
+	kept.Spec.Attacher, kept.Spec.NodeName = o.interned.str(va.Spec.Attacher), o.interned.str(va.Spec.NodeName)
 	if va.Spec.Attacher != o.driver {
 		kept.Spec.Source.InlineVolumeSpec = nil
 		kept.Status = storagev1.VolumeAttachmentStatus{}
 		return kept
 	}
-	kept.Annotations = o.common.pairs(trimAnnotations(va))
-	if handle := va.Annotations[kube.PublishedHandleAnnotation]; o.fits(va, handle) { // else somebody edited it
+	kept.Annotations = o.interned.stringMap(trimAnnotations(va))
+	if handle := va.Annotations[kube.PublishedHandleAnnotation]; o.mayBelongTo(va, handle) { // else it was edited
 		kept.GenerateName = handle
 	}
 	keys := make(map[string]string, len(va.Status.AttachmentMetadata))
 	for key := range va.Status.AttachmentMetadata {
 		keys[key] = ""
 	}
-	kept.Status.AttachmentMetadata = o.common.pairs(keys)
+	kept.Status.AttachmentMetadata = o.interned.stringMap(keys)
 	return kept
 }
 
-// othersMark is what the cache notes on an attachment in place of labels and other
-// people's annotations: a digest, since nothing but a change of them matters. No
-// such object is ever written.
-const othersMark = "belay.dev/others"
+// foreignDigest is a cache-only annotation: a digest of the labels and of all annotations that belay does not own. Only
+// a change of them matters. It is never written to the API server.
+const foreignDigest = "belay.dev/others"
 
-// recordedHandle is the handle that was recorded on an attachment before the first call.
-// The cache keeps it in a field that it has no other use for: among the annotations, which
-// a node's attachments share, it would cost each attachment a map. No such object is ever
-// written.
+// recordedHandle returns the volume handle that was recorded on an attachment before its first call. The cache keeps it
+// in GenerateName, which is otherwise unused: the annotations are shared by all attachments of a node, so a handle
+// among them would cost a map for each attachment. It is never written to the API server.
 func recordedHandle(va *storagev1.VolumeAttachment) string { return va.GenerateName }
 
-// recordedSecret is the Secret that was recorded beside the handle.
+// recordedSecret returns the Secret that was recorded with the handle.
 func recordedSecret(va *storagev1.VolumeAttachment) *corev1.SecretReference {
 	namespace, name, ok := strings.Cut(va.Annotations[kube.PublishSecretAnnotation], "/")
 	if !ok {
@@ -196,8 +191,8 @@ func recordedSecret(va *storagev1.VolumeAttachment) *corev1.SecretReference {
 	return &corev1.SecretReference{Namespace: namespace, Name: name}
 }
 
-// trimAnnotations keeps what is read, and a digest of what others wrote. A change of belay's own annotations says nothing
-// about whether a call that failed would succeed now.
+// trimAnnotations keeps the annotations that are read, and a digest of those of other components. belay's own
+// annotations are not part of the digest: a change of them must not end a back-off.
 func trimAnnotations(va *storagev1.VolumeAttachment) map[string]string {
 	kept, others := map[string]string{}, map[string]string{}
 	for name, value := range va.Annotations {
@@ -209,26 +204,24 @@ func trimAnnotations(va *storagev1.VolumeAttachment) map[string]string {
 		}
 	}
 	if len(others)+len(va.Labels) > 0 {
-		kept[othersMark] = digest(va.Labels, others)
+		kept[foreignDigest] = digest(va.Labels, others)
 	}
 	return kept
 }
 
-// digest tells whether things are the same as before. They are strings, bools,
-// slices and maps of them, which can be encoded.
+// digest returns a hash of strings, bools, slices and maps.
 func digest(things ...any) string {
 	sum := fnv.New64a()
 	_ = json.NewEncoder(sum).Encode(things)
 	return strconv.FormatUint(sum.Sum64(), 36)
 }
 
-// inTreeMark is what the cache notes on a PersistentVolume of an in-tree plugin, which it
-// keeps translated: why it could not be, or nothing. No such object is ever written.
-const inTreeMark = "belay.dev/in-tree"
+// inTreeAnnotation is a cache-only annotation on a PersistentVolume of an in-tree plugin, which is cached translated to
+// CSI. Its value is the error of a failed translation. It is never written to the API server.
+const inTreeAnnotation = "belay.dev/in-tree"
 
-// trimVolume keeps, of volumes that are not ours, only that they are there and
-// whose they are. In-tree volumes are translated first: what that reads (labels, claim,
-// annotations, affinity) is not kept.
+// trimVolume keeps only the existence and the driver of other drivers' volumes. In-tree volumes are translated first,
+// because translation reads labels, annotations, claimRef and node affinity, which are dropped here.
 func (o *objects) trimVolume(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
 	if isTrimmed(pv.ObjectMeta) {
 		return pv
@@ -238,19 +231,19 @@ func (o *objects) trimVolume(pv *corev1.PersistentVolume) *corev1.PersistentVolu
 		marks[migratedToAnnotation] = to
 	}
 	if o.translator.IsPVMigratable(pv) {
-		marks[inTreeMark] = ""
+		marks[inTreeAnnotation] = ""
 		translated, err := o.translator.TranslateInTreePVToCSI(logr.Discard(), pv)
 		if err != nil {
-			marks[inTreeMark] = err.Error()
+			marks[inTreeAnnotation] = err.Error()
 		} else {
 			pv = translated
 		}
 	}
-	kept.Annotations = o.common.pairs(marks)
+	kept.Annotations = o.interned.stringMap(marks)
 	switch {
 	case pv.Spec.CSI == nil:
 	case pv.Spec.CSI.Driver != o.driver:
-		kept.Spec.CSI = o.common.foreign(pv.Spec.CSI.Driver)
+		kept.Spec.CSI = o.interned.foreignSource(pv.Spec.CSI.Driver)
 	default:
 		kept.Spec.CSI = o.trimSource(pv.Spec.CSI)
 		keepRequestFields(kept, pv)
@@ -259,15 +252,15 @@ func (o *objects) trimVolume(pv *corev1.PersistentVolume) *corev1.PersistentVolu
 	return kept
 }
 
-// keepClaim keeps which claim a volume is bound to, for the log, in a field that nothing else is kept in: a reference of
-// its own would be a tenth of the object. No such object is ever written.
+// keepClaim stores the bound claim, for log messages, in Status.Message: an ObjectReference would make the cached
+// object a tenth larger. It is never written to the API server.
 func keepClaim(kept, pv *corev1.PersistentVolume) {
 	if claim := pv.Spec.ClaimRef; claim != nil {
 		kept.Status.Message = claim.Namespace + "/" + claim.Name
 	}
 }
 
-// claimOf is the claim that a volume of the cache is bound to.
+// claimOf returns the claim that a cached volume is bound to.
 func claimOf(pv *corev1.PersistentVolume) (namespace, name string, ok bool) {
 	if pv == nil {
 		return "", "", false
@@ -275,11 +268,11 @@ func claimOf(pv *corev1.PersistentVolume) (namespace, name string, ok bool) {
 	return strings.Cut(pv.Status.Message, "/")
 }
 
-// trimSource keeps what a publish is made of.
+// trimSource keeps the fields that ControllerPublishVolume needs.
 func (o *objects) trimSource(from *corev1.CSIPersistentVolumeSource) *corev1.CSIPersistentVolumeSource {
 	return &corev1.CSIPersistentVolumeSource{
-		Driver: o.driver, VolumeHandle: from.VolumeHandle, ReadOnly: from.ReadOnly, FSType: o.common.word(from.FSType),
-		VolumeAttributes: o.common.pairs(from.VolumeAttributes), ControllerPublishSecretRef: from.ControllerPublishSecretRef,
+		Driver: o.driver, VolumeHandle: from.VolumeHandle, ReadOnly: from.ReadOnly, FSType: o.interned.str(from.FSType),
+		VolumeAttributes: o.interned.stringMap(from.VolumeAttributes), ControllerPublishSecretRef: from.ControllerPublishSecretRef,
 	}
 }
 
@@ -302,10 +295,9 @@ func (o *objects) trimCSINode(node *storagev1.CSINode) *storagev1.CSINode {
 	return kept
 }
 
-// csiSpec is the spec of a PersistentVolume of the cache, which has a CSI source, translated
-// if the volume is an in-tree one.
+// csiSpec returns the spec of a cached PersistentVolume, which has a CSI source, if need be by translation.
 func csiSpec(pv *corev1.PersistentVolume) (spec *corev1.PersistentVolumeSpec, migrated bool, err error) {
-	failed, migrated := pv.Annotations[inTreeMark]
+	failed, migrated := pv.Annotations[inTreeAnnotation]
 	switch {
 	case failed != "":
 		return nil, migrated, errTranslate(failed)
@@ -315,21 +307,20 @@ func csiSpec(pv *corev1.PersistentVolume) (spec *corev1.PersistentVolumeSpec, mi
 	return &pv.Spec, migrated, nil
 }
 
-// isInTree tells whether a PersistentVolume of the cache is one of an in-tree plugin.
+// isInTree reports whether a cached PersistentVolume is one of an in-tree plugin.
 func isInTree(pv *corev1.PersistentVolume) bool {
-	_, inTree := pv.Annotations[inTreeMark]
+	_, inTree := pv.Annotations[inTreeAnnotation]
 	return inTree
 }
 
-// newest is kube.Newest whose lists have a fixed order.
+// newest is kube.Newest with lists in a fixed order.
 type newest[T kube.Object[T]] struct{ *kube.Newest[T] }
 
 func newNewest[T kube.Object[T]](indexer cache.Indexer, exact cache.Indexers) newest[T] {
 	return newest[T]{kube.NewCoarse[T](indexer, exact)}
 }
 
-// byIndex returns the newest known objects of an index value, by name: the same
-// question gets the same answer.
+// byIndex returns the newest known objects with an index value, sorted by name.
 func (n newest[T]) byIndex(index, value string) []T {
 	found := n.ByIndex(index, value)
 	objects := make([]T, 0, len(found))

@@ -12,14 +12,12 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// catchUp returns when the cache of VolumeAttachments has reached what the API server knew
-// after the lease was won (ADR 17): a new leader must not decide on what was so before the
-// previous leader's last writes (S1). Every object that had ended by then is gone from the
-// cache, also one that the cache never showed before.
+// catchUp waits until the cache of VolumeAttachments includes all writes before the lease was won (ADR 17): a new
+// leader must not decide on a state without the previous leader's last writes (S1). Objects that were deleted by then
+// are gone from the cache.
 //
-// Where there is no VolumeAttachment there is nothing to mark, and the cache may still show
-// one whose volume the previous leader has detached: the next event, or the next bookmark,
-// ends the wait, and without an event there is nothing to attach or detach.
+// Without any VolumeAttachment there is none to mark, and the cache may still contain a deleted one. The next event or
+// bookmark ends the wait; without an event there is nothing to attach or detach.
 func (a *Attacher) catchUp(ctx context.Context) error {
 	list, err := a.firstAttachment(ctx)
 	if err != nil {
@@ -33,12 +31,12 @@ func (a *Attacher) catchUp(ctx context.Context) error {
 	return kube.AwaitVersion(ctx, a.objects.attachmentInformer, list.ResourceVersion, mark)
 }
 
-// firstAttachment lists one VolumeAttachment at quorum, of whichever driver, for the version
-// of the list. It tries until it has an answer or is told to stop.
+// firstAttachment lists one VolumeAttachment at quorum, of any driver, for the resource version of the list. It retries
+// until it succeeds or ctx is done.
 func (a *Attacher) firstAttachment(ctx context.Context) (list *storagev1.VolumeAttachmentList, err error) {
 	logged := ""
 	for pause := writeRetryStart; ; pause = min(2*pause, writeRetryMax) {
-		err = a.ask(ctx, func(ctx context.Context) error {
+		err = a.request(ctx, func(ctx context.Context) error {
 			list, err = a.client.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{Limit: 1})
 			return err
 		})
@@ -57,13 +55,13 @@ func (a *Attacher) firstAttachment(ctx context.Context) (list *storagev1.VolumeA
 	}
 }
 
-// markAttachment makes an event that takes the watch cache past the list.
+// markAttachment causes an event that moves the watch cache past the list.
 func (a *Attacher) markAttachment(ctx context.Context, va *storagev1.VolumeAttachment) error {
 	body, err := kube.VersionMark(va)
 	if err != nil {
 		return err
 	}
-	return a.ask(ctx, func(ctx context.Context) error {
+	return a.request(ctx, func(ctx context.Context) error {
 		_, err := a.client.StorageV1().VolumeAttachments().Patch(ctx, va.Name, types.MergePatchType, body, metav1.PatchOptions{})
 		return err
 	})

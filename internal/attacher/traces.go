@@ -20,9 +20,9 @@ import (
 	"belay.dev/belay/internal/publication"
 )
 
-// tracesWanted tells whether the standard variables of OpenTelemetry ask for traces:
-// an exporter or the address of a collector. csi-attacher has no flag for them.
-func tracesWanted() (bool, error) {
+// tracesEnabled reports whether the standard OpenTelemetry variables set an exporter or a collector endpoint.
+// csi-attacher has no flag for traces.
+func tracesEnabled() (bool, error) {
 	switch exporter := os.Getenv("OTEL_TRACES_EXPORTER"); {
 	case strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true"), exporter == "none":
 		return false, nil
@@ -39,25 +39,24 @@ func tracesWanted() (bool, error) {
 	return true, nil
 }
 
-// lastTraces bounds how long the end of the process waits for the collector.
-const lastTraces = 2 * time.Second
+// traceShutdownTimeout bounds how long a shutdown waits for the collector.
+const traceShutdownTimeout = 2 * time.Second
 
-// startTraces exports traces where they are wanted. Nothing waits for the collector:
-// what it does not take is dropped. send hands over what is left at the end. The
-// libraries read the other variables: OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
+// startTraces enables the export of traces if it is configured. Traces that the collector does not accept are dropped.
+// send flushes at the end. The libraries read the other variables: OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
 // OTEL_TRACES_SAMPLER, OTEL_BSP_* and OTEL_EXPORTER_OTLP_*.
 func startTraces(ctx context.Context) (send func(), err error) {
-	wanted, err := tracesWanted()
+	wanted, err := tracesEnabled()
 	if !wanted {
 		return func() {}, err
 	}
 	exporter, err := otlptracegrpc.New(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("create the exporter of traces: %w", err)
+		return nil, fmt.Errorf("create the trace exporter: %w", err)
 	}
 	about, err := resource.New(ctx, resource.WithAttributes(attribute.String("service.name", "belay-attacher")), resource.WithFromEnv())
 	if err != nil {
-		return nil, fmt.Errorf("create the resource attributes of traces: %w", err)
+		return nil, fmt.Errorf("create the trace resource: %w", err)
 	}
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about))
 	otel.SetTracerProvider(provider)
@@ -65,7 +64,7 @@ func startTraces(ctx context.Context) (send func(), err error) {
 		log.FromContext(ctx).Error(err, "Failed to send traces")
 	}))
 	return func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTraces)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), traceShutdownTimeout)
 		defer cancel()
 		if err := provider.Shutdown(ctx); err != nil {
 			log.FromContext(ctx).Error(err, "Failed to send traces")
@@ -73,11 +72,9 @@ func startTraces(ctx context.Context) (send func(), err error) {
 	}, nil
 }
 
-// trace begins the span of one call for an attachment, the reading of its secrets
-// included, and returns what ends it. A driver with traces of its own hangs them below
-// it. csi-lib-utils' WithOtelTracing is not used: its span would hold the driver's error
-// as it came, with secrets that the driver repeats. Where no traces are wanted nothing
-// is kept or sent.
+// trace starts the span of one call, including the reading of its secrets, and returns the function that ends it. The
+// span context is passed to the driver. csi-lib-utils' WithOtelTracing is not used, because it records the driver's
+// error unredacted, possibly with secrets.
 func trace(ctx context.Context, try attempt, driver string) (context.Context, func(error)) {
 	ctx, span := otel.Tracer("belay.dev/belay/internal/attacher").Start(ctx, spanNames[try.verb])
 	span.SetAttributes(attribute.String("driver", driver), attribute.String("volume", try.volume.handle),
@@ -100,5 +97,5 @@ func trace(ctx context.Context, try attempt, driver string) (context.Context, fu
 	}
 }
 
-// spanNames are the steps in the words of the glossary.
+// spanNames are the terms of the glossary.
 var spanNames = map[publication.Verb]string{publication.Publish: "attach", publication.Unpublish: "detach"}

@@ -13,7 +13,7 @@ import (
 	"belay.dev/belay/internal/publication"
 )
 
-// watch wires the caches' events to the queues.
+// watch registers the event handlers.
 func (a *Attacher) watch() error {
 	_, errA := a.objects.attachmentInformer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(item any) { a.attachmentChanged(item) },
@@ -38,8 +38,7 @@ func (a *Attacher) watch() error {
 	return errors.Join(errA, errV, errN)
 }
 
-// last unpacks an event's object, also if it is the last known state of one
-// whose deletion was missed.
+// last returns the object of an event, also from a DeletedFinalStateUnknown.
 func last[T any](item any) (T, bool) {
 	if unknown, ok := item.(cache.DeletedFinalStateUnknown); ok {
 		item = unknown.Obj
@@ -54,8 +53,8 @@ func (a *Attacher) attachmentChanged(item any) {
 		return
 	}
 	a.objects.attachments.CaughtUp(va.Name)
-	a.objects.noteStray(va)
-	a.wakeUnsettled(va)
+	a.objects.trackOrphan(va)
+	a.enqueueUnsettled(va)
 }
 
 func (a *Attacher) attachmentDeleted(item any) {
@@ -64,19 +63,19 @@ func (a *Attacher) attachmentDeleted(item any) {
 		return
 	}
 	if name := va.Spec.Source.PersistentVolumeName; name != nil && a.running.Load() {
-		a.volumes.Add(*name) // its finalizer may come off now
+		a.volumes.Add(*name) // its finalizer may be removable now
 	}
 	if va.Spec.Attacher != a.driver {
 		return
 	}
 	a.objects.attachments.CaughtUp(va.Name)
-	a.wakeAttachment(va) // before it is forgotten which volume an orphan is for
+	a.enqueueAttachment(va) // before the volume of an orphan is forgotten
 	if handle := cmp.Or(a.calls.of(va.UID).handle, a.objects.orphans.handle(va.Name)); handle != "" {
-		a.wakeKeys(handle, va.Spec.NodeName)
+		a.enqueueKeys(handle, va.Spec.NodeName)
 	}
 	a.objects.orphans.drop(va.Name)
 	if inline := va.Spec.Source.InlineVolumeSpec; inline != nil && inline.CSI != nil {
-		a.wakeHandle(inline.CSI.VolumeHandle) // it may have made the volume exclusive
+		a.enqueueVolumeAttachments(inline.CSI.VolumeHandle) // it may have made the volume exclusive
 	}
 }
 
@@ -86,7 +85,7 @@ func (a *Attacher) volumeChanged(item any) {
 		return
 	}
 	a.objects.volumes.CaughtUp(pv.Name)
-	a.wakeVolume(pv)
+	a.enqueueAttachmentsOf(pv)
 	if a.running.Load() && a.mayRelease(pv) {
 		a.volumes.Add(pv.Name)
 	}
@@ -98,49 +97,49 @@ func (a *Attacher) volumeDeleted(item any) {
 		return
 	}
 	a.objects.volumes.CaughtUp(pv.Name)
-	a.wakeVolume(pv)
+	a.enqueueAttachmentsOf(pv)
 	if from, err := a.objects.sourceOfVolume(pv); err == nil && !planted.SharedWake {
 		for _, va := range a.objects.attachments.byIndex(indexVolumeName, pv.Name) {
-			a.wakeKeys(from.handle, va.Spec.NodeName) // what was noted under them may be another key's by now
+			a.enqueueKeys(from.handle, va.Spec.NodeName) // records under these keys may belong to other keys now
 		}
 	}
 }
 
-// wakeVolume wakes every attachment that a PersistentVolume concerns: those that name it,
-// and all of its volume, which it may have made exclusive.
-func (a *Attacher) wakeVolume(pv *corev1.PersistentVolume) {
+// enqueueAttachmentsOf enqueues the attachments that refer to a PersistentVolume, and all of its volume, which it may
+// have made exclusive.
+func (a *Attacher) enqueueAttachmentsOf(pv *corev1.PersistentVolume) {
 	from, err := a.objects.sourceOfVolume(pv)
 	for _, va := range a.objects.attachments.byIndex(indexVolumeName, pv.Name) {
 		if va.Spec.Attacher != a.driver {
 			continue
 		}
-		a.objects.noteStray(va)
-		a.wakeUnsettled(va)
+		a.objects.trackOrphan(va)
+		a.enqueueUnsettled(va)
 	}
 	if err == nil && !planted.SharedWake {
-		a.wakeHandle(from.handle)
+		a.enqueueVolumeAttachments(from.handle)
 	}
 }
 
-// wakeKeys queues the keys that an attachment of the volume to the node is decided under: its own and that of all nodes.
-func (a *Attacher) wakeKeys(handle, node string) {
+// enqueueKeys enqueues both possible keys of an attachment: the volume, and the volume and node.
+func (a *Attacher) enqueueKeys(handle, node string) {
 	if a.running.Load() {
 		a.queue.Add(publication.Key{Volume: handle})
 		a.queue.Add(publication.Key{Volume: handle, Node: node})
 	}
 }
 
-// wakeHandle wakes all attachments of a volume.
-func (a *Attacher) wakeHandle(handle string) {
+// enqueueVolumeAttachments enqueues all attachments of a volume.
+func (a *Attacher) enqueueVolumeAttachments(handle string) {
 	for _, va := range a.attachmentsOf(publication.Key{Volume: handle}) {
-		a.wakeUnsettled(va)
+		a.enqueueUnsettled(va)
 	}
 }
 
-// wakeUnsettled wakes an attachment if anything is to be done for it.
-func (a *Attacher) wakeUnsettled(va *storagev1.VolumeAttachment) {
+// enqueueUnsettled enqueues an attachment unless it is settled.
+func (a *Attacher) enqueueUnsettled(va *storagev1.VolumeAttachment) {
 	if !a.isSettled(va) {
-		a.wakeAttachment(va)
+		a.enqueueAttachment(va)
 	}
 }
 
@@ -150,29 +149,28 @@ func (a *Attacher) csiNodeChanged(item any) {
 		return
 	}
 	for _, va := range a.objects.attachments.byIndex(indexNode, node.Name) {
-		a.wakeUnsettled(va)
+		a.enqueueUnsettled(va)
 	}
 }
 
-// isSettled tells whether nothing is to be done for an attachment, whatever else there is: it is attached and shall be, and
-// its PersistentVolume is protected. Nor does anything become possible for another one by that: of an exclusive volume the
-// others go on waiting. So at the start, at each resync, and when an attach is recorded, nothing is decided anew.
+// isSettled reports whether an attachment needs no decision: it is attached, not being deleted, and its
+// PersistentVolume is protected. It cannot unblock other attachments either: those of an exclusive volume keep waiting.
+// This saves decisions at the start, at each resync, and when an attach is recorded.
 func (a *Attacher) isSettled(va *storagev1.VolumeAttachment) bool {
 	switch {
 	case !va.Status.Attached, va.DeletionTimestamp != nil:
 		return false
 	case a.controller.Capabilities().Attach && !slices.Contains(va.Finalizers, a.finalizer):
-		return false // somebody took it off
+		return false // it was removed by another client
 	case a.calls.of(va.UID).drift != publication.NoDrift:
-		return false // the driver's list says that it is not attached
+		return false // ListVolumes contradicts it
 	}
 	from, err := a.objects.sourceOf(va)
 	return err == nil && !from.unprotected(a.finalizer)
 }
 
-// wakeAttachment queues the key of an attachment. Before Run there is nobody to
-// work it off: Run queues all of them.
-func (a *Attacher) wakeAttachment(va *storagev1.VolumeAttachment) {
+// enqueueAttachment enqueues the key of an attachment. Before Run it does nothing: Run enqueues all of them.
+func (a *Attacher) enqueueAttachment(va *storagev1.VolumeAttachment) {
 	if a.running.Load() {
 		a.queue.Add(a.objects.keyOf(va))
 	}

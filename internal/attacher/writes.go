@@ -21,17 +21,15 @@ import (
 	"belay.dev/belay/internal/publication"
 )
 
-// object is a JSON object of a patch.
+// object is a JSON object.
 type object = map[string]any
 
-// Every patch carries the UID that was decided on: the API server refuses it
-// when the object of that name is another one by now (S6).
+// Each patch includes the UID of the object that was decided on, so the API server rejects it if the object was
+// recreated (S6).
 //
-// Finalizers are added and taken off by strategic merge, which works on the one
-// element: no list of other people's finalizers is written back, two writers do
-// not collide, and a repeated request changes nothing. (csi-attacher replaces
-// the attachment's list, and appends to the volume's, where two attachments
-// begun side by side leave the finalizer twice.)
+// finalizerPatch and removeFinalizerPatch are strategic merge patches of one list element, so concurrent writers do not
+// conflict and a repeated request changes nothing. (csi-attacher replaces the list of the attachment, and appends to
+// that of the volume, where two concurrent attaches can add the finalizer twice.)
 func finalizerPatch(uid types.UID, finalizer string, annotations map[string]any) object {
 	meta := object{"finalizers": []string{finalizer}}
 	if !planted.S6Attacher {
@@ -51,8 +49,7 @@ func statusPatch(va *storagev1.VolumeAttachment, status object) object {
 	return object{"metadata": object{"uid": va.UID}, "status": status}
 }
 
-// attachedPatch is a merge patch: keys of an earlier publish context have to be
-// taken out by name.
+// attachedPatch is a merge patch: it removes the keys of an earlier publish context by name.
 func attachedPatch(va *storagev1.VolumeAttachment, publishContext map[string]string) object {
 	status := object{"attached": true, "attachError": nil}
 	metadata := clone(publishContext)
@@ -83,64 +80,62 @@ func errorPatch(va *storagev1.VolumeAttachment, verb publication.Verb, stored *s
 	return statusPatch(va, object{field: value})
 }
 
-// writeFinalizers sends both first patches side by side: neither has to wait for
-// the other, only the call for both.
-func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, one *subject, step publication.WriteFinalizers) (bool, error) {
-	try := attempt{uid: one.uid(), attachment: one.attachment, volume: one.source.identity, node: one.seen.Node,
-		verb: publication.Publish, nodeID: step.NodeID, inputs: inputsOf(one, a.finalizer)}
-	// Our finalizer would keep the attachment from being deleted, and without its
-	// secrets the volume cannot be unpublished: look before it is stored.
-	if one.seen.Attached && step.Attachment {
-		log.FromContext(ctx).Info("Finalizer was removed from an attached VolumeAttachment, adding it again", append(one.about(), "finalizer", a.finalizer)...)
+// writeFinalizers adds the finalizers to the attachment and to the PersistentVolume concurrently.
+func (a *Attacher) writeFinalizers(ctx context.Context, key publication.Key, subj *subject, step publication.WriteFinalizers) (bool, error) {
+	try := attempt{uid: subj.uid(), attachment: subj.attachment, volume: subj.source.identity, node: subj.seen.Node,
+		verb: publication.Publish, nodeID: step.NodeID, inputs: inputsOf(subj, a.finalizer)}
+	// Read the secrets before adding the finalizer: without them the volume could not be unpublished, and the finalizer
+	// would block the deletion of the attachment.
+	if subj.seen.Attached && step.Attachment {
+		log.FromContext(ctx).Info("Finalizer was removed from an attached VolumeAttachment, adding it again", append(subj.logValues(), "finalizer", a.finalizer)...)
 	} else if step.Attachment {
-		ref := one.source.secret
+		ref := subj.source.secret
 		secrets, err := a.secrets(ctx, ref)
 		if err != nil {
-			a.refuse(ctx, one, try, err)
+			a.refuse(ctx, subj, try, err)
 			return true, nil
 		}
-		a.pendingSecrets.keep(one.uid(), ref, secrets)
+		a.pendingSecrets.keep(subj.uid(), ref, secrets)
 	}
 	var both errgroup.Group
 	if step.Volume {
-		both.Go(func() error { return a.protectVolume(ctx, one.source.pv) })
+		both.Go(func() error { return a.protectVolume(ctx, subj.source.pv) })
 	}
 	if step.Attachment {
-		both.Go(func() error { return a.protectOrReread(ctx, one, step.NodeID, try) })
+		both.Go(func() error { return a.protectOrReread(ctx, subj, step.NodeID, try) })
 	}
 	err := both.Wait()
-	if err != nil && !one.seen.Attached && a.queue.NumRequeues(key) >= requeuesBeforeReport && isRefusal(err) {
-		a.refuse(ctx, one, try, err)
+	if err != nil && !subj.seen.Attached && a.queue.NumRequeues(key) >= requeuesBeforeReport && isRefusal(err) {
+		a.refuse(ctx, subj, try, err)
 		return true, nil
 	}
 	return err == nil, err
 }
 
-// requeuesBeforeReport is how often a refused first patch is tried again
-// silently: while it starts, the API server refuses what it will allow.
+// requeuesBeforeReport is how often a rejected patch is retried before the error is reported: an API server that starts
+// rejects requests that it will allow later.
 const requeuesBeforeReport = 4
 
-// isRefusal tells whether the API server looked at a request and said no, for
-// another reason than that the object has changed.
+// isRefusal reports whether the API server rejected a request for a reason other than a conflict.
 func isRefusal(err error) bool {
 	return errors.Is(err, errDropped) || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsUnauthorized(err)
 }
 
-// reread reads an attachment past the watch cache.
-func (a *Attacher) reread(ctx context.Context, one *subject) error {
+// reread reads an attachment from the API server.
+func (a *Attacher) reread(ctx context.Context, subj *subject) error {
 	var stored *storagev1.VolumeAttachment
-	err := a.ask(ctx, func(ctx context.Context) (err error) {
-		stored, err = a.client.StorageV1().VolumeAttachments().Get(ctx, one.attachment.Name, metav1.GetOptions{})
+	err := a.request(ctx, func(ctx context.Context) (err error) {
+		stored, err = a.client.StorageV1().VolumeAttachments().Get(ctx, subj.attachment.Name, metav1.GetOptions{})
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("read the stored object: %w", err)
 	}
-	if stored.UID != one.uid() {
+	if stored.UID != subj.uid() {
 		return errors.New("it was recreated and the watch cache has not caught up")
 	}
 	a.objects.attachments.Wrote(a.objects.trimAttachment(stored))
-	a.calls.answered(attempt{uid: one.uid()}, true)
+	a.calls.recordAnswer(attempt{uid: subj.uid()}, true)
 	return nil
 }
 
@@ -155,15 +150,15 @@ func (a *Attacher) protectVolume(ctx context.Context, pv *corev1.PersistentVolum
 	return nil
 }
 
-// protectOrReread stores what has to stand on an attachment before its first call, or reads what somebody else stored.
-func (a *Attacher) protectOrReread(ctx context.Context, one *subject, nodeID string, try attempt) error {
-	err := a.protectAttachment(ctx, one.attachment, nodeID, one.source)
-	a.calls.answered(try, err == nil || kube.IsAnswer(err))
-	if err == nil && !one.seen.Finalizer && one.seen.RecordedNodeID == "" && !one.seen.Attached {
+// protectOrReread adds the finalizer and the records before the first call, or rereads the attachment after a conflict.
+func (a *Attacher) protectOrReread(ctx context.Context, subj *subject, nodeID string, try attempt) error {
+	err := a.protectAttachment(ctx, subj.attachment, nodeID, subj.source)
+	a.calls.recordAnswer(try, err == nil || kube.IsAnswer(err))
+	if err == nil && !subj.seen.Finalizer && subj.seen.RecordedNodeID == "" && !subj.seen.Attached {
 		a.calls.protected(try)
 	}
 	if apierrors.IsConflict(err) {
-		return a.reread(ctx, one) // what is decided next is decided on that
+		return a.reread(ctx, subj) // for the next decision
 	}
 	return err
 }
@@ -173,8 +168,7 @@ func (a *Attacher) protectAttachment(ctx context.Context, va *storagev1.VolumeAt
 	maps.Copy(record, from.identityAnnotations())
 	patch := finalizerPatch(va.UID, a.finalizer, record)
 	if !planted.S6Attacher {
-		// A node ID that is recorded and not in the cache yet must not be overwritten: the
-		// volume may be published there.
+		// A node ID that is recorded but not cached yet must not be overwritten: the volume may be published there.
 		patch["metadata"].(object)["resourceVersion"] = va.ResourceVersion
 	}
 	stored, err := a.patchAttachment(ctx, va.Name, types.StrategicMergePatchType, patch)
@@ -188,15 +182,14 @@ func (a *Attacher) protectAttachment(ctx context.Context, va *storagev1.VolumeAt
 	return nil
 }
 
-// errDropped is the answer to a write that the API server accepted and did not store.
+// errDropped means that the API server accepted a write but did not store it.
 var errDropped = errors.New("the API server left out the finalizer or the node ID: an admission policy removes them")
 
-// removeFinalizer ends an attachment. When ours was the last finalizer the
-// object is gone with this one request: csi-attacher's second one, which sets
-// attached=false, would only be answered 404. An attachment that others keep had
-// its status written before (RecordDetached).
-func (a *Attacher) removeFinalizer(ctx context.Context, one *subject) error {
-	stored, err := a.patchAttachment(ctx, one.attachment.Name, types.StrategicMergePatchType, removeFinalizerPatch(one.uid(), a.finalizer))
+// removeFinalizer completes a detach. If our finalizer was the last one, the object is gone with this request, and
+// csi-attacher's second request, which sets attached=false, would return 404. If others remain, RecordDetached has
+// written the status before.
+func (a *Attacher) removeFinalizer(ctx context.Context, subj *subject) error {
+	stored, err := a.patchAttachment(ctx, subj.attachment.Name, types.StrategicMergePatchType, removeFinalizerPatch(subj.uid(), a.finalizer))
 	if err != nil {
 		return fmt.Errorf("could not mark as detached: %w", err)
 	}
@@ -205,7 +198,7 @@ func (a *Attacher) removeFinalizer(ctx context.Context, one *subject) error {
 	} else {
 		a.objects.attachments.Wrote(a.objects.trimAttachment(stored))
 	}
-	a.calls.forget(one.uid())
+	a.calls.forget(subj.uid())
 	return nil
 }
 
@@ -225,7 +218,7 @@ func (a *Attacher) patchAttachment(ctx context.Context, name string, kind types.
 		return nil, err
 	}
 	var stored *storagev1.VolumeAttachment
-	err = a.ask(ctx, func(ctx context.Context) (err error) {
+	err = a.request(ctx, func(ctx context.Context) (err error) {
 		stored, err = a.client.StorageV1().VolumeAttachments().Patch(ctx, name, kind, body, metav1.PatchOptions{}, subresources...)
 		return err
 	})
@@ -237,7 +230,7 @@ func (a *Attacher) patchVolume(ctx context.Context, name string, patch object) (
 	if err != nil {
 		return nil, err
 	}
-	err = a.ask(ctx, func(ctx context.Context) (err error) {
+	err = a.request(ctx, func(ctx context.Context) (err error) {
 		stored, err = a.client.CoreV1().PersistentVolumes().Patch(ctx, name, types.StrategicMergePatchType, body, metav1.PatchOptions{})
 		return err
 	})
@@ -247,11 +240,10 @@ func (a *Attacher) patchVolume(ctx context.Context, name string, patch object) (
 	return stored, err
 }
 
-// uid is the UID of the attachment that was decided on.
+// uid returns the UID of the attachment.
 func (s *subject) uid() types.UID { return types.UID(s.seen.UID) }
 
-// markTrivially serves a driver that has nothing to attach: every attachment is
-// attached at once. No finalizer, no call.
+// markTrivially marks the attachments of a driver without attach as attached, without finalizers or calls.
 func (a *Attacher) markTrivially(ctx context.Context, key publication.Key) error {
 	for _, va := range a.attachmentsOf(key) {
 		if va.Status.Attached {
@@ -264,9 +256,8 @@ func (a *Attacher) markTrivially(ctx context.Context, key publication.Key) error
 	return nil
 }
 
-// mayRelease tells whether our finalizer may have to come off a PersistentVolume:
-// it is being deleted, or an in-tree one that was handed back to the in-tree
-// plugin.
+// mayRelease reports whether our finalizer may be removed from a PersistentVolume: it is being deleted, or the in-tree
+// plugin manages it again.
 func (a *Attacher) mayRelease(pv *corev1.PersistentVolume) bool {
 	if !a.controller.Capabilities().Attach || !slices.Contains(pv.Finalizers, a.finalizer) {
 		return false
@@ -277,7 +268,7 @@ func (a *Attacher) mayRelease(pv *corev1.PersistentVolume) bool {
 	return isInTree(pv) && pv.Annotations[migratedToAnnotation] != a.driver
 }
 
-// workVolumes takes PersistentVolumes off their queue until it is shut down.
+// workVolumes processes PersistentVolumes until their queue is shut down.
 func workVolumes(ctx context.Context, a *Attacher) {
 	for {
 		name, closed := a.volumes.Get()
@@ -294,15 +285,14 @@ func workVolumes(ctx context.Context, a *Attacher) {
 	}
 }
 
-// releaseVolume takes our finalizer off a PersistentVolume that no attachment
-// names, of whichever attacher.
+// releaseVolume removes our finalizer from a PersistentVolume that no VolumeAttachment of any attacher refers to.
 func (a *Attacher) releaseVolume(ctx context.Context, name string) error {
 	pv, ok := a.objects.volumes.Get(name)
 	if !ok || !a.mayRelease(pv) {
 		return nil
 	}
 	if len(a.objects.attachments.byIndex(indexVolumeName, name)) > 0 {
-		return nil // the end of the last one wakes us
+		return nil // the deletion of the last one enqueues it again
 	}
 	_, err := a.patchVolume(ctx, name, removeFinalizerPatch(pv.UID, a.finalizer))
 	if err != nil && !apierrors.IsNotFound(err) {

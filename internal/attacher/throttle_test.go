@@ -132,14 +132,14 @@ func TestDetachFromAFullNodeEndsTheBackOff(t *testing.T) {
 		if attached != 1 {
 			t.Errorf("%d volumes are attached to the place that became free", attached)
 		}
-		if n := len(b.attacher.calls.full["id-full"]); n != 3 {
+		if n := len(b.attacher.calls.byFullNode["id-full"]); n != 3 {
 			t.Errorf("%d volumes are noted to wait for the node, want 3", n)
 		}
 		for i := range 4 {
 			b.detach(fmt.Sprint("v", i), "full")
 		}
 		b.pass(time.Minute)
-		if n := len(b.attacher.calls.full["id-full"]); n != 0 {
+		if n := len(b.attacher.calls.byFullNode["id-full"]); n != 0 {
 			t.Errorf("%d volumes are noted to wait for the node, and none does", n)
 		}
 	})
@@ -212,7 +212,7 @@ func TestBusySharedVolumeIsHeldBack(t *testing.T) {
 
 // One call is let through after each pause, also if the last one hangs.
 func TestOneCallIsLetThrough(t *testing.T) {
-	h, now := newHolds(time.Second), time.Now()
+	h, now := newThrottle(time.Second), time.Now()
 	on := func(volume string) attempt {
 		return attempt{key: publication.Key{Volume: volume}, volume: identity{handle: volume}, node: "full", verb: publication.Publish}
 	}
@@ -222,7 +222,7 @@ func TestOneCallIsLetThrough(t *testing.T) {
 		}
 	}
 	h.end(now, on("a"), errFull)
-	if no, want := h.wait(now, on("c")), (refusal{publication.NodeHeldBack, now.Add(time.Second)}); no != want {
+	if no, want := h.wait(now, on("c")), (callDelay{publication.NodeHeldBack, now.Add(time.Second)}); no != want {
 		t.Errorf("refused with %+v, want %+v", no, want)
 	}
 	now = now.Add(time.Second)
@@ -249,7 +249,7 @@ func TestOneCallIsLetThrough(t *testing.T) {
 
 // What is detached from a full node makes room: its attaches wait for nothing more. What fails to detach makes none.
 func TestDetachEndsTheHold(t *testing.T) {
-	h, now := newHolds(time.Second), time.Now()
+	h, now := newThrottle(time.Second), time.Now()
 	publish := attempt{key: publication.Key{Volume: "a"}, volume: identity{handle: "a"}, node: "full", verb: publication.Publish}
 	unpublish := attempt{key: publication.Key{Volume: "b"}, volume: identity{handle: "b"}, node: "full", verb: publication.Unpublish}
 	h.end(now, publish, errFull)
@@ -261,18 +261,18 @@ func TestDetachEndsTheHold(t *testing.T) {
 		t.Error("a detach that failed ended the hold")
 	}
 	h.end(now, unpublish, nil)
-	if no := h.wait(now, publish); no != (refusal{}) {
+	if no := h.wait(now, publish); no != (callDelay{}) {
 		t.Errorf("after the detach: %+v", no)
 	}
 }
 
 // What is held back and asked for by nobody is forgotten.
 func TestHoldsAreForgotten(t *testing.T) {
-	h, now := newHolds(time.Second), time.Now()
+	h, now := newThrottle(time.Second), time.Now()
 	for i := range 50 {
 		h.end(now, attempt{key: publication.Key{Volume: "v"}, node: fmt.Sprint("n", i), verb: publication.Publish}, errFull)
 	}
-	now = now.Add(2 * holdMemory)
+	now = now.Add(2 * throttleExpiry)
 	h.end(now, attempt{key: publication.Key{Volume: "v"}, node: "last", verb: publication.Publish}, errFull)
 	if len(h.held) != 1 {
 		t.Errorf("%d nodes are held back, want 1", len(h.held))

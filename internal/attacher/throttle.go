@@ -11,10 +11,10 @@ import (
 	"belay.dev/belay/internal/publication"
 )
 
-// holdMemory is how long a node or a volume is held back for which no call is asked.
-const holdMemory = time.Minute
+// throttleExpiry is when an unused entry is removed.
+const throttleExpiry = time.Minute
 
-// scope is what a driver's answer holds back: a node that is full, or a shared volume that is busy. One of them is set.
+// scope is what a driver's response throttles: a full node or a busy shared volume. One of them is set.
 type scope struct{ node, volume string }
 
 func (s scope) reason() publication.Reason {
@@ -24,7 +24,7 @@ func (s scope) reason() publication.Reason {
 	return publication.VolumeHeldBack
 }
 
-// scopes are those that a call has to wait for. Unpublishing relieves a node.
+// scopes returns the scopes that may throttle a call. A detach is never throttled by its node, because it frees a slot.
 func (a attempt) scopes() (found []scope) {
 	if a.verb == publication.Publish {
 		found = append(found, scope{node: a.node})
@@ -35,36 +35,38 @@ func (a attempt) scopes() (found []scope) {
 	return found
 }
 
-// holds are the nodes that the driver calls full (RESOURCE_EXHAUSTED), and the shared volumes that it calls busy (ABORTED).
-// To each, one call is let through after each pause, until one succeeds.
-type holds struct {
+// throttle limits calls for nodes that the driver reports as full (RESOURCE_EXHAUSTED) and for shared volumes that it
+// reports as busy (ABORTED). One call per pause is allowed for each until one succeeds.
+type throttle struct {
 	pause time.Duration
 
 	mu   sync.Mutex
-	held map[scope]time.Time // until when no further call begins
+	held map[scope]time.Time // no call starts before this time
 }
 
-func newHolds(pause time.Duration) *holds { return &holds{pause: pause, held: map[scope]time.Time{}} }
+func newThrottle(pause time.Duration) *throttle {
+	return &throttle{pause: pause, held: map[scope]time.Time{}}
+}
 
-// wait reports what keeps a call from beginning now.
-func (h *holds) wait(now time.Time, a attempt) refusal {
+// wait returns why a call may not start now.
+func (h *throttle) wait(now time.Time, a attempt) callDelay {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.refuse(now, a)
 }
 
-func (h *holds) refuse(now time.Time, a attempt) refusal {
+func (h *throttle) refuse(now time.Time, a attempt) callDelay {
 	for _, sc := range a.scopes() {
 		if until := h.held[sc]; now.Before(until) {
-			return refusal{sc.reason(), until}
+			return callDelay{sc.reason(), until}
 		}
 	}
-	return refusal{}
+	return callDelay{}
 }
 
-// begin lets a call through, if it need not wait, and what else is held back for the same reason waits for another pause: not
-// for its end, for it may hang.
-func (h *holds) begin(now time.Time, a attempt) bool {
+// begin reports whether a call may start. If so, other calls in its scopes wait for another pause, but not for its end,
+// because it may hang.
+func (h *throttle) begin(now time.Time, a attempt) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.refuse(now, a).reason != "" {
@@ -78,8 +80,8 @@ func (h *holds) begin(now time.Time, a attempt) bool {
 	return true
 }
 
-// end takes how a call ended.
-func (h *holds) end(now time.Time, a attempt, err error) {
+// end records the outcome of a call.
+func (h *throttle) end(now time.Time, a attempt, err error) {
 	code, _ := csi.Code(err)
 	node, volume := scope{node: a.node}, scope{volume: a.volume.handle}
 	h.mu.Lock()
@@ -95,13 +97,13 @@ func (h *holds) end(now time.Time, a attempt, err error) {
 	}
 }
 
-func (h *holds) hold(now time.Time, sc scope) {
-	maps.DeleteFunc(h.held, func(_ scope, until time.Time) bool { return now.Sub(until) > holdMemory })
+func (h *throttle) hold(now time.Time, sc scope) {
+	maps.DeleteFunc(h.held, func(_ scope, until time.Time) bool { return now.Sub(until) > throttleExpiry })
 	h.held[sc] = now.Add(h.pause)
 }
 
-// count tells how many are held back now.
-func (h *holds) count(now time.Time) (nodes, volumes int) {
+// count returns how many nodes and volumes are throttled now.
+func (h *throttle) count(now time.Time) (nodes, volumes int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for sc, until := range h.held {
