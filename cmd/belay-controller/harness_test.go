@@ -60,7 +60,10 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	}
 	cluster.Audit = `{"level": "None", "verbs": ["get", "list", "watch"]}, {"level": "Metadata", "userGroups": ["under-test"]}`
-	cluster.Prepare = func(tb testing.TB) { cluster.Apply(tb, "../../deploy/belay-controller/belay-controller.yaml") }
+	cluster.Prepare = func(tb testing.TB) {
+		tb.Helper()
+		cluster.Apply(tb, "../../deploy/belay-controller/belay-controller.yaml")
+	}
 	os.Exit(cluster.Main(m))
 }
 

@@ -98,8 +98,9 @@ func (s *Server) start() error {
 	if err := s.startGuard(); err != nil {
 		return err
 	}
-	s.env.ControlPlane.Etcd = &envtest.Etcd{DataDir: filepath.Join(s.dir, "etcd-data")}
+	s.env.ControlPlane.Etcd = &envtest.Etcd{Path: filepath.Join(s.dir, "etcd"), DataDir: filepath.Join(s.dir, "etcd-data")}
 	server := s.env.ControlPlane.GetAPIServer()
+	server.Path = filepath.Join(s.dir, "kube-apiserver")
 	server.CertDir = filepath.Join(s.dir, "certificates")
 	if err := os.Mkdir(server.CertDir, 0o700); err != nil {
 		return err
@@ -130,7 +131,6 @@ func (s *Server) startGuard() error {
 			return err
 		}
 	}
-	s.env.BinaryAssetsDirectory = s.dir
 	read, write, err := os.Pipe()
 	if err != nil {
 		return err
