@@ -68,12 +68,12 @@ func TestRegistrationStatusIsForItsPluginOnly(t *testing.T) {
 	after := listenAs(t, path)
 	r.conn.WaitForStateChange(ctx, connectivity.Ready)
 	if err := r.Notify(ctx, errors.New("its socket is gone")); err == nil {
-		t.Error("the plugin was told after it had gone")
+		t.Error("the plugin was notified after it had exited")
 	}
 	after.mu.Lock()
 	defer after.mu.Unlock()
 	if len(after.told) > 0 {
-		t.Errorf("the next one was told %q", after.told)
+		t.Errorf("the next one was notified of %q", after.told)
 	}
 }
 
@@ -118,7 +118,7 @@ func TestDriverThatRestartsIsRegistered(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if _, err := node.Info(ctx); err == nil || !strings.Contains(err.Error(), "no such file") {
-		t.Fatalf("nobody is there: %v", err)
+		t.Fatalf("nothing listens: %v", err)
 	}
 	listener, err := net.Listen("unix", path)
 	if err != nil {
