@@ -309,7 +309,7 @@ func (s *snapshot) checkNoneForgotten(d Decision) string {
 			return a.Node == w.Node && a.Computed && a.Confirmed == Yes && (!a.Implied || s.want.NoVolumeAttachment) && s.seen.Nodes[w.Node].Reported
 		})
 		if !has && !decidesAgain && !slices.ContainsFunc(d.Steps, func(step Step) bool { return step.OnNode() == w.Node }) {
-			return "nothing is done for " + string(w.Node) + ", which wants the volume, and it is told of no wait"
+			return "nothing is done for " + string(w.Node) + ", which wants the volume, and no wait is returned for it"
 		}
 	}
 	return ""

@@ -159,12 +159,12 @@ func TestAttachAndReport(t *testing.T) {
 				Wait{Node: "a", Attachment: "csi-a", Reason: Attaching, Wanted: true},
 			},
 		},
-		"S9: attachment deleted by somebody, wanted, not in use": {
+		"S9: attachment deleted by another client, wanted, not in use": {
 			want:  wantAt("a"),
 			seen:  Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", reported)})},
 			steps: []Step{WithdrawReport{Node: "a", NodeUID: "uid-a"}},
 		},
-		"attachment deleted by somebody, wanted and in use: attached anew under the report": {
+		"attachment deleted by another client, wanted and in use: attached again under the report": {
 			want:  wantAt("a"),
 			seen:  Observed{Nodes: nodes(map[NodeName]Node{"a": node("a", reported, inUse)})},
 			steps: []Step{attachA},
@@ -410,7 +410,7 @@ func TestDetach(t *testing.T) {
 			seen:  one(attached("a"), node("a")),
 			steps: []Step{withdrawA, going},
 		},
-		"S3: checked, but a report of a leader before us may be on its way": {
+		"S3: checked, but a report of an earlier leader may be in flight": {
 			seen:  one(attached("a"), node("a", checked, underway)),
 			steps: []Step{WithdrawReport{Node: "a", NodeUID: "uid-a", NewVersion: true}, going},
 		},
@@ -471,7 +471,7 @@ func TestDetach(t *testing.T) {
 			seen:  one(attached("a"), node("a", inUse, gone)),
 			steps: []Step{requested, waitAtA(NodeGone)},
 		},
-		"S2: node gone, nobody remembers": {
+		"S2: node gone, no record of it": {
 			seen:  one(attached("a"), node("a", useUnknown, gone)),
 			steps: []Step{requested, waitAtA(NodeGone)},
 		},
@@ -494,7 +494,7 @@ func TestDetach(t *testing.T) {
 				waitAtA(NodeReturned),
 			},
 		},
-		"node came back, same boot, listed the volume and took it off: it has let go": {
+		"node came back, same boot, listed the volume and removed it: released": {
 			seen:  one(attached("a", waiting), node("a", reborn, checked, letGo)),
 			steps: []Step{detachA},
 		},
@@ -529,7 +529,7 @@ func TestDetach(t *testing.T) {
 				node("a", reborn, rebooted, healthy, func(n *Node) { n.Machine.ProviderID = "vm-2" })),
 			steps: []Step{waitAtA(NodeReplaced)},
 		},
-		"S2: another machine under the name, whose pod waits: not let go either": {
+		"S2: another machine under the name, whose pod waits: not released either": {
 			want:  wantAt("a"),
 			seen:  one(attached("a", waiting), node("a", replaced, healthy, inUse)),
 			steps: []Step{Wait{Node: "a", Attachment: "csi-a", Reason: NodeReplaced, Wanted: true}},
@@ -563,7 +563,7 @@ func TestDetach(t *testing.T) {
 			seen:  one(attached("a", waiting), node("a", reborn, reported, healthy, func(n *Node) { n.ListSyncDue, n.NextKubeletCheck = t0.Add(time.Hour), t0.Add(time.Hour) })),
 			steps: []Step{waitAtA(NodeReturned)},
 		},
-		"node came back, same boot, kubelet has sent its list: it has let go": {
+		"node came back, same boot, kubelet has sent its list: released": {
 			seen:  one(attached("a", waiting), node("a", reborn, healthy, checked, func(n *Node) { n.ListSynced = true })),
 			steps: []Step{detachA},
 		},
@@ -618,7 +618,7 @@ func TestKnowledgeBeginsUnknown(t *testing.T) {
 		t.Errorf("zero Knowledge is %v", k)
 	}
 	if got := Decide(t0, Desired{}, Observed{Attachments: []Attachment{{Ref: ref("a"), Node: "a", Computed: true}}}, policy); got.Reason != NodeUnknown {
-		t.Errorf("an attachment of which nothing is known: reason %q, want %q", got.Reason, NodeUnknown)
+		t.Errorf("an empty attachment: reason %q, want %q", got.Reason, NodeUnknown)
 	}
 }
 

@@ -75,7 +75,7 @@ func TestOrphanReportOfAVolumeListedInUse(t *testing.T) {
 	seen := Observed{Nodes: nodes(map[NodeName]Node{"evil": node("evil", healthy, reported, inUse)})}
 	d := Decide(t0.Add(time.Hour), Desired{Shared: No}, seen, policy)
 	if len(d.Steps) == 0 {
-		t.Error("a report without an attachment stays for ever")
+		t.Error("a report without an attachment stays")
 	}
 }
 

@@ -108,7 +108,7 @@ func TestNoVolumeAttachment(t *testing.T) {
 		"listed by a node that was never given it: blocks no other": {
 			want: fc(wantAt("b")), seen: on(node("a", inUse), node("b")), steps: []Step{reportOn("b")},
 		},
-		"S1: a report elsewhere may be on its way": {
+		"S1: a report elsewhere may be in flight": {
 			want: fc(wantAt("b", "a")), seen: on(node("a", inUse, underway), node("b", inUse)),
 			steps: []Step{
 				WithdrawReport{Node: "a", NodeUID: "uid-a", NewVersion: true},
@@ -251,13 +251,13 @@ func TestAttachmentRemovedWhileInUse(t *testing.T) {
 		"wanted there, not listed, withdrawn: created again": {
 			want: wantAt("a"), seen: held(given("a"), node("a", checked)), steps: []Step{attachA},
 		},
-		"let go: withdrawn": {
+		"released: withdrawn": {
 			want: wantAt("b"), seen: held(given("a"), node("a", reported), node("b")),
 			steps: []Step{
 				WithdrawReport{Node: "a", NodeUID: "uid-a"}, Wait{Node: "a", Reason: Detaching}, usedAtA,
 			},
 		},
-		"let go, withdrawn: forgotten": {
+		"released, withdrawn: forgotten": {
 			want: wantAt("b"), seen: held(given("a"), node("a", checked), node("b")),
 			steps: []Step{Detach{Node: "a"}, usedAtA},
 		},

@@ -102,7 +102,7 @@ func TestUnmountTimeout(t *testing.T) {
 			seen:  onA(attached("a", waiting), node("a", reported, inUse, healthy)),
 			steps: []Step{waitAtA(StillInUse)},
 		},
-		"S2: never while nobody knows whether the node is healthy": {
+		"S2: never while the health of the node is unknown": {
 			at: t0.Add(time.Hour), policy: sixMinutes,
 			seen:  onA(attached("a", waiting), node("a", reported, inUse)),
 			steps: []Step{waitAtA(StillInUse)},
@@ -165,12 +165,12 @@ func TestUnmountTimeout(t *testing.T) {
 			seen:  onA(attached("a", waiting), node("a", reborn, healthy, reported)),
 			steps: []Step{CheckKubelet{Node: "a", NodeUID: "uid-a-2"}, waitAtA(NodeReturned)},
 		},
-		"being deleted by somebody while in use: the report stays until it has run out": {
+		"being deleted by another client while in use: the report stays until it has run out": {
 			at: early, policy: sixMinutes,
 			seen:  onA(attached("a", waiting, deleting), node("a", reported, inUse, unhealthy)),
 			steps: []Step{going},
 		},
-		"being deleted by somebody while in use, run out": {
+		"being deleted by another client while in use, run out": {
 			at: late, policy: sixMinutes,
 			seen:  onA(attached("a", waiting, deleting), node("a", reported, inUse, unhealthy)),
 			steps: []Step{withdrawA, going},
@@ -206,7 +206,7 @@ func TestDeletedNode(t *testing.T) {
 			seen:  onA(attached("a"), node("a", inUse, lost)),
 			steps: []Step{asked, waitAtA}, recheck: late,
 		},
-		"wait: nobody remembers": {
+		"wait: no record": {
 			at: t0, policy: sixMinutes,
 			seen:  onA(attached("a"), node("a", useUnknown, lost)),
 			steps: []Step{asked, waitAtA}, recheck: late,
@@ -221,7 +221,7 @@ func TestDeletedNode(t *testing.T) {
 			seen:  onA(attached("a", waiting), node("a", inUse, lost, checked)),
 			steps: []Step{ForceDetach{Node: "a", Attachment: ref("a"), Authority: UnmountTimeout{}}},
 		},
-		"wait: no timeout, so for ever": {
+		"wait: no timeout, so forever": {
 			at: t0.Add(time.Hour), policy: Policy{OutOfService: true},
 			seen:  onA(attached("a", waiting), node("a", inUse, lost)),
 			steps: []Step{waitAtA},
@@ -246,7 +246,7 @@ func TestDeletedNode(t *testing.T) {
 			seen:  onA(attached("a"), node("a", inUse, lost, checked)),
 			steps: []Step{byDeletion},
 		},
-		"detach: nobody remembers": {
+		"detach: no record": {
 			at: t0, policy: detach,
 			seen:  onA(attached("a"), node("a", useUnknown, lost, checked)),
 			steps: []Step{byDeletion},

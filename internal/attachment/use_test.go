@@ -24,7 +24,7 @@ func TestUse(t *testing.T) {
 		// No Node object: its last version, if it could be believed.
 		{"no", "object|again|never|implied", "same|restarted|maybe|silent", "yes|unknown", "*", "*", "*", MayUse},
 		{"no", "object|again|never|implied", "same|restarted", "no", "*", "*", "*", Idle},
-		{"no", "object|again|never|implied", "maybe", "no", "*", "*", "let go", Idle},
+		{"no", "object|again|never|implied", "maybe", "no", "*", "*", "released", Idle},
 		{"no", "object|again|never|implied", "maybe", "no", "*", "*", "-|list synced", MayUse},
 		{"no", "object|again|never|implied", "silent", "no", "*", "*", "*", MayUse},
 		// A Node object: listed.
@@ -37,7 +37,7 @@ func TestUse(t *testing.T) {
 		{"yes", "never", "maybe|silent", "yes", "no", "yes", "*", PreMount},
 		// A Node object: not listed.
 		{"yes", "object|again|never|implied", "same|restarted", "no", "*", "*", "*", Idle},
-		{"yes", "object|again|never|implied", "maybe", "no", "*", "*", "let go|list synced", Idle},
+		{"yes", "object|again|never|implied", "maybe", "no", "*", "*", "released|list synced", Idle},
 		{"yes", "object|again|never|implied", "maybe", "no", "*", "*", "-", MayUse},
 		{"yes", "object|again|never|implied", "silent", "no", "*", "*", "*", MayUse},
 		{"yes", "object|again|never|implied", "same|restarted|maybe|silent", "unknown", "*", "*", "*", MayUse},
@@ -49,13 +49,13 @@ func TestUse(t *testing.T) {
 	count := 0
 	for c := range product(
 		[]string{"yes", "no", "unknown"}, []string{"none", "object", "again", "never", "implied"}, []string{"same", "restarted", "maybe", "silent", "replaced"},
-		[]string{"yes", "no", "unknown"}, []string{"yes", "no"}, []string{"yes", "no"}, []string{"-", "let go", "list synced"},
+		[]string{"yes", "no", "unknown"}, []string{"yes", "no"}, []string{"yes", "no"}, []string{"-", "released", "list synced"},
 	) {
 		count++
 		n := node("a")
 		runs[c[2]](&n)
 		n.Exists, n.InUse, n.Reported = known[c[0]], known[c[3]], c[4] == "yes"
-		n.ReleasedVolume, n.ListSynced = c[6] == "let go", c[6] == "list synced"
+		n.ReleasedVolume, n.ListSynced = c[6] == "released", c[6] == "list synced"
 		var matched []Use
 		for _, r := range rows {
 			pattern := []string{r.node, r.record, r.run, r.listed, r.reported, r.wanted, r.vouched}

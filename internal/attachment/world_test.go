@@ -281,7 +281,7 @@ func (w *world) checkSecondMount(name NodeName) {
 
 // meddled reports whether another client deleted an attachment.
 func (w *world) meddled() bool {
-	return slices.ContainsFunc(w.log, func(s string) bool { return len(s) > 5 && s[5:] == "somebody deletes" })
+	return slices.ContainsFunc(w.log, func(s string) bool { return len(s) > 5 && s[5:] == "a person deletes" })
 }
 
 // user makes pods come and go.
@@ -386,16 +386,16 @@ func (w *world) meddle(name NodeName) {
 	switch {
 	case ok && !a.Deleting && w.chance(30):
 		a.Deleting, a.touched = true, true
-		w.setAttachment(a, "somebody deletes %s", a.Name)
-		w.log = append(w.log, "     somebody deletes")
+		w.setAttachment(a, "a person deletes %s", a.Name)
+		w.log = append(w.log, "     a person deletes")
 	case len(w.now.attachments) == 0 && w.chance(30):
 		a := toyAttachment{made: w.version, touched: true}
 		a.Name, a.UID, a.Node = "by-hand", fmt.Sprint("hand-", w.version), name
-		w.setAttachment(a, "somebody attaches to %s", name)
+		w.setAttachment(a, "a person attaches to %s", name)
 	case w.now.attachments["by-hand"].Name != "":
 		a := w.now.attachments["by-hand"]
 		a.Deleting = true
-		w.setAttachment(a, "somebody detaches by-hand")
+		w.setAttachment(a, "a person detaches by-hand")
 	}
 }
 
@@ -413,7 +413,7 @@ func (w *world) heal() {
 	}
 	if a, ok := w.now.attachments["by-hand"]; ok && !a.Deleting {
 		a.Deleting = true
-		w.setAttachment(a, "somebody detaches by-hand")
+		w.setAttachment(a, "a person detaches by-hand")
 	}
 	w.now.flipped = false
 	for _, name := range toyNodes {
@@ -441,8 +441,8 @@ func (w *world) writeOff(name NodeName) {
 	replaced := func(a Attachment) bool { return a.Node == name && n.runSince(&a) == Replaced }
 	if a, ok := w.now.attachments["csi-"+string(name)]; ok && !a.Deleting && replaced(a.Attachment) {
 		a.Deleting, a.touched = true, true
-		w.setAttachment(a, "somebody deletes %s", a.Name)
-		w.log = append(w.log, "     somebody deletes")
+		w.setAttachment(a, "a person deletes %s", a.Name)
+		w.log = append(w.log, "     a person deletes")
 	}
 	if replaced(w.ctl.given[name]) {
 		delete(w.ctl.given, name)
@@ -465,7 +465,7 @@ func (w *world) settled() string {
 		case good && w.now.pods[name]:
 			served++
 		case ok && !w.now.pods[name]:
-			return fmt.Sprintf("%s is still attached and nobody wants it", name)
+			return fmt.Sprintf("%s is still attached and unwanted", name)
 		case !ok && n.Reported:
 			return fmt.Sprintf("%s is still reported", name)
 		}

@@ -88,9 +88,9 @@ func TestCRIEnded(t *testing.T) {
 		"all has ended": {&runtime{sandboxes: sandbox(cri.PodSandboxState_SANDBOX_NOTREADY), containers: []*cri.Container{
 			container(cri.ContainerState_CONTAINER_EXITED, label), elsewhere,
 		}}, "", false},
-		"a container runs":            {&runtime{containers: []*cri.Container{container(cri.ContainerState_CONTAINER_RUNNING, label)}}, "container web (c1, RUNNING)", false},
-		"a container is made":         {&runtime{containers: []*cri.Container{container(cri.ContainerState_CONTAINER_CREATED, label)}}, "container web (c1, CREATED)", false},
-		"nobody knows of a container": {&runtime{containers: []*cri.Container{container(cri.ContainerState_CONTAINER_UNKNOWN, label)}}, "container web (c1, UNKNOWN)", false},
+		"a container runs":      {&runtime{containers: []*cri.Container{container(cri.ContainerState_CONTAINER_RUNNING, label)}}, "container web (c1, RUNNING)", false},
+		"a container is made":   {&runtime{containers: []*cri.Container{container(cri.ContainerState_CONTAINER_CREATED, label)}}, "container web (c1, CREATED)", false},
+		"no container is known": {&runtime{containers: []*cri.Container{container(cri.ContainerState_CONTAINER_UNKNOWN, label)}}, "container web (c1, UNKNOWN)", false},
 		"a container without its pod's label": {&runtime{sandboxes: sandbox(cri.PodSandboxState_SANDBOX_NOTREADY), containers: []*cri.Container{
 			container(cri.ContainerState_CONTAINER_RUNNING, nil),
 		}}, "container web", false},

@@ -55,7 +55,7 @@ func (c *CRI) Check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	if _, err := c.client.Version(ctx, &cri.VersionRequest{}); err != nil {
-		return fmt.Errorf("ask the container runtime for its version: %w", err)
+		return fmt.Errorf("get the version of the container runtime: %w", err)
 	}
 	return nil
 }
@@ -68,7 +68,7 @@ func (c *CRI) Ended(ctx context.Context, podUID string) (release func(), err err
 	label := map[string]string{podUIDLabel: podUID}
 	sandboxes, err := c.client.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{LabelSelector: label}})
 	if err != nil {
-		return nil, fmt.Errorf("ask the container runtime for the sandboxes of pod %s: %w", podUID, err)
+		return nil, fmt.Errorf("list the sandboxes of pod %s in the container runtime: %w", podUID, err)
 	}
 	ours := map[string]bool{}
 	var running []string
@@ -81,7 +81,7 @@ func (c *CRI) Ended(ctx context.Context, podUID string) (release func(), err err
 	// List all of them: a container may lack the label of its pod.
 	containers, err := c.client.ListContainers(ctx, &cri.ListContainersRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("ask the container runtime for the containers of pod %s: %w", podUID, err)
+		return nil, fmt.Errorf("list the containers of pod %s in the container runtime: %w", podUID, err)
 	}
 	for _, one := range containers.GetContainers() {
 		if one.GetLabels()[podUIDLabel] != podUID && !ours[one.GetPodSandboxId()] {

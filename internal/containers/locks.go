@@ -51,7 +51,7 @@ func NewLocks(directory string) (*Locks, error) {
 // pod's volumes are unmounted.
 func (l *Locks) Ended(_ context.Context, podUID string) (release func(), err error) {
 	if podUID == "." || filepath.Base(podUID) != podUID || !filepath.IsLocal(podUID) {
-		return nil, fmt.Errorf("lock of pod %q: its UID is not one element of a path", podUID)
+		return nil, fmt.Errorf("lock pod %q: the UID is not a valid path element", podUID)
 	}
 	path := filepath.Join(l.directory, podUID+lockSuffix)
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o640)

@@ -21,7 +21,7 @@ func TestAccessModeMapping(t *testing.T) {
 		"with ReadOnlyMany and capable driver":       {"ReadOnlyMany", true, spec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY},
 		"with ReadWriteMany and capable driver":      {"ReadWriteMany", true, spec.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER},
 		"with ReadWriteOncePod and capable driver":   {"ReadWriteOncePod", true, spec.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER},
-		"with a mode that nobody knows":              {"ReadSometimes", true, spec.VolumeCapability_AccessMode_UNKNOWN},
+		"with an unknown mode":                       {"ReadSometimes", true, spec.VolumeCapability_AccessMode_UNKNOWN},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := test.mode.mode(test.tellsApart); got != test.want {

@@ -7,12 +7,14 @@ import (
 	"time"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/kubernetes-csi/csi-lib-utils/accessmodes"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // Node is the Node service of one driver on this node.
@@ -158,25 +160,10 @@ func (n *Node) Capabilities(ctx context.Context) (NodeCapabilities, error) {
 type AccessMode string
 
 // mode returns the CSI access mode, which depends on whether the driver distinguishes ReadWriteOnce and ReadWriteOncePod.
-func (m AccessMode) mode(tellsApart bool) spec.VolumeCapability_AccessMode_Mode {
-	switch m {
-	case "ReadWriteOnce":
-		if tellsApart {
-			return spec.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
-		}
-		return spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
-	case "ReadWriteOncePod":
-		if tellsApart {
-			return spec.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
-		}
-		return spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
-	case "ReadOnlyMany":
-		return spec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
-	case "ReadWriteMany":
-		return spec.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
-	default:
-		return spec.VolumeCapability_AccessMode_UNKNOWN
-	}
+func (m AccessMode) mode(singleNodeMultiWriter bool) spec.VolumeCapability_AccessMode_Mode {
+	modes := []corev1.PersistentVolumeAccessMode{corev1.PersistentVolumeAccessMode(m)}
+	mode, _ := accessmodes.ToCSIAccessMode(modes, singleNodeMultiWriter) // UNKNOWN with an error
+	return mode
 }
 
 // NodeVolume is the part of a request that stage and publish share.

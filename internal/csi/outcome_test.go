@@ -20,7 +20,7 @@ func TestOutcomeOf(t *testing.T) {
 		"driver said OK":                               {nil, Done},
 		"reply was lost":                               {of(codes.Unavailable), Unknown},
 		"deadline passed":                              {of(codes.DeadlineExceeded), Unknown},
-		"caller gave up":                               {of(codes.Canceled), Unknown},
+		"caller timed out":                             {of(codes.Canceled), Unknown},
 		"reply too large, or node full":                {of(codes.ResourceExhausted), Unknown},
 		"driver broke in the middle":                   {of(codes.Internal), Unknown},
 		"driver returned an error without a code":      {of(codes.Unknown), Unknown},

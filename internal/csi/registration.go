@@ -18,7 +18,7 @@ type Registration struct {
 }
 
 // errPluginGone ends calls to a plugin whose process has ended.
-var errPluginGone = errors.New("the plugin that said who it is has gone")
+var errPluginGone = errors.New("the plugin has exited")
 
 // DialRegistration connects to a registration socket in the background, and only once: after a lost connection another plugin
 // listens there, which must not get the registration status of the first one.

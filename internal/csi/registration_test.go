@@ -33,7 +33,7 @@ func TestRegistrationStatusIsForItsPluginOnly(t *testing.T) {
 	after := process(t, path, "driver.test")
 	r.conn.WaitForStateChange(ctx, connectivity.Ready)
 	if err := r.Notify(ctx, errors.New("its socket is gone")); err == nil {
-		t.Error("the plugin was told after it had gone")
+		t.Error("the plugin was notified after it had exited")
 	}
 	select {
 	case status := <-after.Registrations:

@@ -14,13 +14,13 @@ func TestSecretsAreRedactedInErrors(t *testing.T) {
 		"key": "-----BEGIN KEY-----\nMIIBVwIBADANBg\n-----END KEY-----\n", "blank": "   \n\n",
 	}
 	tests := map[string]struct{ said, want string }{
-		"nothing of them":           {"volume v1 not found", "volume v1 not found"},
-		"one":                       {"login with hunter2-and-more failed", "login with [REDACTED] failed"},
-		"one that another begins":   {"not hunter2, hunter2-and-more", "not [REDACTED], [REDACTED]"},
-		"without its last newline":  {`user "admin" is unknown`, `user "[REDACTED]" is unknown`},
-		"too short to be told":      {"no node", "no node"},
-		"a key, quoted":             {`bad key "-----BEGIN KEY-----\nMIIBVwIBADANBg\n-----END KEY-----\n"`, `bad key "[REDACTED]\n[REDACTED]\n[REDACTED]\n"`},
-		"a key, indented, in lines": {"bad key:\n\t-----BEGIN KEY-----\n\tMIIBVwIBADANBg", "bad key:\n\t[REDACTED]\n\t[REDACTED]"},
+		"nothing of them":            {"volume v1 not found", "volume v1 not found"},
+		"one":                        {"login with hunter2-and-more failed", "login with [REDACTED] failed"},
+		"one that another begins":    {"not hunter2, hunter2-and-more", "not [REDACTED], [REDACTED]"},
+		"without its last newline":   {`user "admin" is unknown`, `user "[REDACTED]" is unknown`},
+		"too short to be recognized": {"no node", "no node"},
+		"a key, quoted":              {`bad key "-----BEGIN KEY-----\nMIIBVwIBADANBg\n-----END KEY-----\n"`, `bad key "[REDACTED]\n[REDACTED]\n[REDACTED]\n"`},
+		"a key, indented, in lines":  {"bad key:\n\t-----BEGIN KEY-----\n\tMIIBVwIBADANBg", "bad key:\n\t[REDACTED]\n\t[REDACTED]"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -31,7 +31,7 @@ func (n *Node) VolumeStats(ctx context.Context, id, path string, has NodeCapabil
 		return VolumeStats{}, wrap("NodeGetVolumeStats", id, err)
 	}
 	if reply.GetUsage() == nil && !has.Condition {
-		return VolumeStats{}, fmt.Errorf("NodeGetVolumeStats of volume %s: the reply names no usage", id)
+		return VolumeStats{}, fmt.Errorf("NodeGetVolumeStats of volume %s: the reply contains no usage", id)
 	}
 	var stats VolumeStats
 	for _, usage := range reply.GetUsage() {

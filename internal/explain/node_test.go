@@ -111,7 +111,7 @@ func TestEachNodeReasonHasAText(t *testing.T) {
 	} {
 		words := NodeReason(reason)
 		if was, ok := seen[words]; ok || words == NodeReason("") {
-			t.Errorf("%s is said like %q: %s", reason, was, words)
+			t.Errorf("%s has the text of %q: %s", reason, was, words)
 		}
 		seen[words] = reason
 	}

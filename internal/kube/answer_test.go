@@ -22,7 +22,7 @@ func TestIsAnswer(t *testing.T) {
 	}{
 		"none":            {nil, false},
 		"no connection":   {errors.New("connection refused"), false},
-		"gave up":         {context.DeadlineExceeded, false},
+		"timed out":       {context.DeadlineExceeded, false},
 		"not found":       {fmt.Errorf("read: %w", apierrors.NewNotFound(resource, "x")), true},
 		"conflict":        {apierrors.NewConflict(resource, "x", errors.New("changed")), true},
 		"forbidden":       {apierrors.NewForbidden(resource, "x", errors.New("no")), true},

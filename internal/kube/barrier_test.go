@@ -108,7 +108,7 @@ func TestBarrierWaitsForTheCache(t *testing.T) {
 			mark: apierrors.NewForbidden(schema.GroupResource{}, "x", nil),
 			ends: func(_ *cachetesting.FakeControllerSource, store cache.Indexer) { store.Bookmark("3") },
 		},
-		"mark without effect, another writer changes an object": {
+		"mark fails, another writer changes an object": {
 			mark: errors.New("none"),
 			ends: func(source *cachetesting.FakeControllerSource, _ cache.Indexer) {
 				source.Modify(version("x", "u", "", "b"))

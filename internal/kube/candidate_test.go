@@ -92,12 +92,12 @@ func TestCandidateIsWokenByTheLease(t *testing.T) {
 		end   func(e *election, leader *candidate)
 		after time.Duration // at most
 	}{
-		"given back":                      {watched, func(_ *election, l *candidate) { l.leave() }, 0},
-		"given back, unwatched":           {forbidden, func(_ *election, l *candidate) { l.leave() }, 5 * time.Second},
-		"deleted":                         {watched, (*election).remove, 0},
-		"leader gone":                     {watched, (*election).crash, 15 * time.Second},
-		"leader gone, unwatched":          {forbidden, (*election).crash, 20 * time.Second},
-		"given back while the API is off": {watched, (*election).offline, 5 * time.Second},
+		"released":                      {watched, func(_ *election, l *candidate) { l.leave() }, 0},
+		"released, unwatched":           {forbidden, func(_ *election, l *candidate) { l.leave() }, 5 * time.Second},
+		"deleted":                       {watched, (*election).remove, 0},
+		"leader gone":                   {watched, (*election).crash, 15 * time.Second},
+		"leader gone, unwatched":        {forbidden, (*election).crash, 20 * time.Second},
+		"released while the API is off": {watched, (*election).offline, 5 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -207,7 +207,7 @@ func TestCandidateStops(t *testing.T) {
 		select {
 		case <-standby.ended:
 		default:
-			t.Error("the candidate goes on")
+			t.Error("the candidate continues")
 		}
 		if holder := e.stored().Spec.HolderIdentity; holder == nil || *holder != "a" {
 			t.Errorf("holder %v", holder)

@@ -72,17 +72,17 @@ func NewLease(config *rest.Config, c LeaseConfig) (*Lease, error) {
 	config = rest.AddUserAgent(rest.CopyConfig(config), "leader-election")
 	watcher, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("make the client that watches the leader lease: %w", err)
+		return nil, fmt.Errorf("create the client that watches the leader lease: %w", err)
 	}
 	config.Timeout = max(c.RenewDeadline/2, time.Second) // a timeout would end a watch, too
 	clients, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("make the client of the leader lease: %w", err)
+		return nil, fmt.Errorf("create the client of the leader lease: %w", err)
 	}
 	lock, err := resourcelock.NewWithLabels(resourcelock.LeasesResourceLock, c.Namespace, c.Name,
 		clients.CoreV1(), clients.CoordinationV1(), resourcelock.ResourceLockConfig{Identity: c.Identity}, c.Labels)
 	if err != nil {
-		return nil, fmt.Errorf("make the lock of the leader lease %s/%s: %w", c.Namespace, c.Name, err)
+		return nil, fmt.Errorf("create the lock of the leader lease %s/%s: %w", c.Namespace, c.Name, err)
 	}
 	return &Lease{
 		Interface: lock, leases: watcher.CoordinationV1().Leases(c.Namespace), name: c.Name,
@@ -204,7 +204,7 @@ func (l *Lease) healthy(leaseDuration time.Duration) healthz.Checker {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if late := time.Since(l.until); !l.until.IsZero() && late > leaseDuration {
-			return fmt.Errorf("the leader lease ran out %v ago, and the process is still here", late.Round(time.Second))
+			return fmt.Errorf("the leader lease expired %v ago, and the process is still running", late.Round(time.Second))
 		}
 		return nil
 	}

@@ -70,7 +70,7 @@ func TestWritesNeedTheLease(t *testing.T) {
 		lock.delay = 0
 		_ = lease.Update(t.Context(), mine)
 		_ = lease.Update(t.Context(), resourcelock.LeaderElectionRecord{})
-		try("write after the lease was given back", http.MethodPatch, false)
+		try("write after the lease was released", http.MethodPatch, false)
 	})
 }
 
@@ -99,9 +99,9 @@ func TestHealthOfTheLease(t *testing.T) {
 		<-time.After(2 * time.Second)
 		try("long lost", false)
 		_ = lease.Update(t.Context(), resourcelock.LeaderElectionRecord{})
-		try("given back", true)
+		try("released", true)
 		if len(renewed) != 2 || !renewed[0].Equal(start) || !renewed[1].IsZero() {
-			t.Errorf("told of renewals %v", renewed)
+			t.Errorf("notified of renewals %v", renewed)
 		}
 	})
 }

@@ -81,7 +81,7 @@ func NewManager(config *rest.Config, c ManagerConfig) (manager.Manager, error) {
 	}
 	mgr, err := manager.New(config, options)
 	if err != nil {
-		return nil, fmt.Errorf("make the manager: %w", err)
+		return nil, fmt.Errorf("create the manager: %w", err)
 	}
 	if err := mgr.AddHealthzCheck("leader-election", health); err != nil {
 		return nil, fmt.Errorf("add the health check: %w", err)

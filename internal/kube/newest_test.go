@@ -102,7 +102,7 @@ func TestNewest(t *testing.T) {
 			},
 			map[string]state{},
 		},
-		"ended by us, and made anew by somebody": {
+		"ended by this process, and recreated by another client": {
 			func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
 				_ = s.Add(version("x", "u", "5", "a"))
 				n.Ended(version("x", "u", "7", "a"))
@@ -111,7 +111,7 @@ func TestNewest(t *testing.T) {
 			},
 			map[string]state{"x": {Version: "8"}},
 		},
-		"made anew by somebody, and then the answer of the end": {
+		"recreated by another client, and then the answer of the end": {
 			func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
 				_ = s.Add(version("x", "u2", "8", "a"))
 				n.Ended(version("x", "u", "7", "a"))
@@ -127,7 +127,7 @@ func TestNewest(t *testing.T) {
 			},
 			map[string]state{},
 		},
-		"changed by somebody since our write, and seen in between": {
+		"changed by another client since this process's write, and seen in between": {
 			func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
 				_ = s.Add(version("x", "u", "5", "a"))
 				n.Wrote(version("x", "u", "7", "a"))
@@ -136,7 +136,7 @@ func TestNewest(t *testing.T) {
 			},
 			map[string]state{"x": {Version: "7"}},
 		},
-		"deleted by us, and made anew by somebody": {
+		"deleted by this process, and recreated by another client": {
 			func(s cache.Indexer, n *Newest[*storagev1.VolumeAttachment]) {
 				n.Deleted("x", "u")
 				_ = s.Add(version("x", "u2", "8", "a"))
@@ -164,7 +164,7 @@ func TestNewest(t *testing.T) {
 				}
 			}
 			if len(n.written.List()) > 0 && len(tc.want) == 0 {
-				t.Errorf("answers are kept for ever: %v", n.written.List())
+				t.Errorf("answers are kept forever: %v", n.written.List())
 			}
 		})
 	}

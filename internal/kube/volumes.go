@@ -99,7 +99,7 @@ func hasInlineVolume(volume *corev1.Volume) bool {
 	return volume.FC != nil || volume.ISCSI != nil || translator.IsInlineMigratable(volume)
 }
 
-var errNoHandle = errors.New("it names no volume")
+var errNoHandle = errors.New("the translation has no volume handle")
 
 func translatePV(pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
 	translated, err := translator.TranslateInTreePVToCSI(klog.Background(), pv)

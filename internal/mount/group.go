@@ -51,7 +51,7 @@ func (r *Root) HasGroup(name string, gid int) (bool, error) {
 	defer closeFD(fd)
 	st, err := stat(fd)
 	if err != nil {
-		return false, fmt.Errorf("look at %s: %w", r.Path(name), err)
+		return false, fmt.Errorf("stat %s: %w", r.Path(name), err)
 	}
 	return isDirectory(st) && int(st.Gid) == gid && st.Mode&groupDirectory == groupDirectory, nil
 }
@@ -150,7 +150,7 @@ func (w *groupWalk) close() {
 func (w *groupWalk) run(ctx context.Context, top int) error {
 	st, err := stat(top)
 	if err != nil {
-		return w.failed("look at", "", err)
+		return w.failed("stat", "", err)
 	}
 	if !isDirectory(st) {
 		return w.change(top, st, "")
@@ -193,7 +193,7 @@ func (w *groupWalk) enter(ctx context.Context, above int, name string) error {
 	st, err := stat(fd)
 	if err != nil {
 		closeFD(fd)
-		return w.failed("look at", name, err)
+		return w.failed("stat", name, err)
 	}
 	if n := len(w.down) - openDirectories; n >= 0 {
 		_ = w.down[n].dir.Close() // only read
@@ -232,7 +232,7 @@ func (w *groupWalk) entry(name string) error {
 	defer closeFD(fd)
 	st, err := stat(fd)
 	if err != nil {
-		return w.failed("look at", name, err)
+		return w.failed("stat", name, err)
 	}
 	if isDirectory(st) {
 		in := w.current()
@@ -248,7 +248,7 @@ func (w *groupWalk) leave() error {
 	fd := int(lowest.dir.Fd())
 	st, err := stat(fd)
 	if err != nil {
-		return w.failed("look at", "", err)
+		return w.failed("stat", "", err)
 	}
 	if err := w.change(fd, st, ""); err != nil {
 		return err

@@ -221,7 +221,7 @@ func TestChangeGroupChangesTheTopLast(t *testing.T) {
 			t.Fatalf("ended after %d files: %v", after, err)
 		}
 		if change.Seen.Load() > after {
-			t.Errorf("ended after %d files, went on to %d", after, change.Seen.Load())
+			t.Errorf("ended after %d files, continued to %d", after, change.Seen.Load())
 		}
 		if fits, err := root.HasGroup("pod/mount", change.GID); err != nil || fits {
 			t.Errorf("ended after %d files: fits %v, %v", after, fits, err)

@@ -29,7 +29,7 @@ type Root struct {
 // every path with a mount on it.
 func OpenRoot(path string, points func() ([]string, error)) (*Root, error) {
 	if err := os.MkdirAll(path, 0o750); err != nil {
-		return nil, fmt.Errorf("make the root directory: %w", err)
+		return nil, fmt.Errorf("create the root directory: %w", err)
 	}
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -128,7 +128,7 @@ func (r *Root) MakeDir(name string) error {
 		return nil // one call instead of several per element of the path
 	}
 	if err := r.root.MkdirAll(name, 0o750); err != nil {
-		return fmt.Errorf("make directory: %w", err)
+		return fmt.Errorf("create directory: %w", err)
 	}
 	return nil
 }

@@ -130,7 +130,7 @@ func makeIn(volume int, path []string, mode uint32) error {
 	case errors.Is(err, unix.EEXIST):
 		return nil // if it is not a directory, the open will fail
 	case err != nil:
-		return fmt.Errorf("make directory %s: %w", filepath.Join(path...), err)
+		return fmt.Errorf("create directory %s: %w", filepath.Join(path...), err)
 	}
 	made, err := openBelow(parent, name, unix.O_RDONLY|unix.O_DIRECTORY, inVolume|unix.RESOLVE_NO_SYMLINKS)
 	if err != nil {

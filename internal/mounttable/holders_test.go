@@ -73,7 +73,7 @@ func TestHolders(t *testing.T) {
 		"another export that shares the superblock":     {ours, "91 90 0:50 / /data rw - nfs4 server:/b rw", Volume{Paths: []string{"/nfs/a"}}, nil},
 		"a directory of the root file system":           {ours, "91 90 254:0 /srv/v1 /data rw - ext4 /dev/vda rw", Volume{Paths: []string{"/local"}}, []string{"/data"}},
 		"a directory beside it, and all of it":          {ours, "91 90 254:0 /srv/v10 /data rw - ext4 /dev/vda rw\n90 1 254:0 / / rw - ext4 /dev/vda rw", Volume{Paths: []string{"/local"}}, nil},
-		"nothing is mounted there, so nobody can tell":  {ours, "91 90 8:16 / /data rw - ext4 /dev/sdb rw", Volume{Paths: []string{"/none"}}, nil},
+		"nothing is mounted there, so it is unknown":    {ours, "91 90 8:16 / /data rw - ext4 /dev/sdb rw", Volume{Paths: []string{"/none"}}, nil},
 		"a point with a space, of a directory that was": {"27 1 8:16 / /a\\040b rw - ext4 /dev/sdb rw", "91 90 8:16 /x//deleted /d rw - ext4 /dev/sdb rw", Volume{Paths: []string{"/a b"}}, []string{"/d"}},
 	}
 	for name, tt := range tests {
@@ -87,7 +87,7 @@ func TestHolders(t *testing.T) {
 			for _, h := range holders {
 				got = append(got, h.Path)
 				if h.PID != 42 && !slices.Contains([]string{staging, target}, h.Path) {
-					t.Errorf("of nobody: %v", h)
+					t.Errorf("of no process: %v", h)
 				}
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" {

@@ -40,14 +40,14 @@ func parseLine(line string) (e entry, err error) {
 	left, right, ok := strings.Cut(line, " - ")
 	fields, after := strings.Fields(left), strings.Fields(right)
 	if !ok || len(fields) < 6 || len(after) < 1 {
-		return e, fmt.Errorf("mount table has line %q", line)
+		return e, fmt.Errorf("parse mount table line %q: not of the form of proc(5)", line)
 	}
 	e.id, err = strconv.Atoi(fields[0])
 	if err == nil {
 		e.parent, err = strconv.Atoi(fields[1])
 	}
 	if err != nil {
-		return e, fmt.Errorf("mount table has line %q: %w", line, err)
+		return e, fmt.Errorf("parse mount table line %q: %w", line, err)
 	}
 	e.device, e.root, e.point = fields[2], strings.TrimSuffix(unescape(fields[3]), "//deleted"), unescape(fields[4])
 	for _, optional := range fields[6:] {

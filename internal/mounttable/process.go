@@ -23,12 +23,12 @@ func SeesAllProcesses() bool {
 func WaitForExit(ctx context.Context, pid int) error {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
-		return fmt.Errorf("wait for the end of process %d: %w", pid, err)
+		return fmt.Errorf("wait for process %d to exit: %w", pid, err)
 	}
 	file := os.NewFile(uintptr(fd), "pidfd")
 	defer file.Close() //nolint:errcheck // nothing was written
 	if err := file.SetReadDeadline(time.Time{}); err != nil {
-		return fmt.Errorf("wait for the end of process %d: %w", pid, err)
+		return fmt.Errorf("wait for process %d to exit: %w", pid, err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = file.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -43,7 +43,7 @@ func WaitForExit(ctx context.Context, pid int) error {
 		return ctx.Err()
 	}
 	if err != nil {
-		return fmt.Errorf("wait for the end of process %d: %w", pid, err)
+		return fmt.Errorf("wait for process %d to exit: %w", pid, err)
 	}
 	return nil
 }

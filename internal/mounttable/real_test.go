@@ -66,7 +66,7 @@ func TestRealNamespaces(t *testing.T) {
 		"a copy of all mounts, private":                   {"private", "true", true},
 		"a copy of all mounts, that follows ours":         {"slave", "true", false},
 		"follows ours, and has the volume somewhere else": {"slave", `mkdir "$ROOT/at" && mount -t tmpfs at "$ROOT/at" && mkdir "$ROOT/at/v" && mount --bind "$ROOT/volume" "$ROOT/at/v"`, true},
-		"private, and has let go of it":                   {"private", `umount "$ROOT/volume"`, false},
+		"private, and has unmounted it":                   {"private", `umount "$ROOT/volume"`, false},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -109,7 +109,7 @@ func TestRealNamespaces(t *testing.T) {
 					t.Errorf("AwaitEnd: %v", err)
 				}
 			case <-time.After(time.Minute):
-				t.Fatal("the end is never heard of")
+				t.Fatal("the exit is never noticed")
 			}
 			if holders = read(); len(holders) > 0 {
 				t.Errorf("held after its end: %v", holders)

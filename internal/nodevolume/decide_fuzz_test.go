@@ -214,7 +214,7 @@ func checkUnstage(d Desired, o Observed) string {
 	case o.Stage.Phase == Absent:
 		return "unstaged where nothing is staged"
 	case o.Unaccounted:
-		return "S7: unstaged while it may be mounted in a way that no record tells of"
+		return "S7: unstaged while it may be mounted without a record"
 	case slices.ContainsFunc(d.Pods, func(p Pod) bool { return p.Publish != Absent }):
 		return "S7: unstaged while it is, or may be, published"
 	case o.Users.Found != No:
@@ -236,7 +236,7 @@ func checkInUse(d Desired, o Observed, got Decision) string {
 	case recorded && o.RecordedInUse && got.InUse != Yes:
 		return "S7: taken off the list while something stands that was made in use"
 	case o.Unaccounted && got.InUse != Yes:
-		return "S7: taken off the list while it may be mounted in a way that no record tells of"
+		return "S7: taken off the list while it may be mounted without a record"
 	case (calls || publishes) && o.AttachRequired == Yes && got.InUse != Yes:
 		return "S7: the driver is called and the volume is not to be listed"
 	case got.Forget && (recorded || o.Node.InUse != No || len(d.Pods) > 0):

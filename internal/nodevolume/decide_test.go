@@ -63,7 +63,7 @@ func TestDecide(t *testing.T) {
 			pods(wanted), with(func(o *Observed) { o.Node.InUse = No }),
 			Decision{InUse: Yes, Waits: []Wait{{podA, NotReportedInUse}}},
 		},
-		"wanted and attached, a write that clears it may still land: not staged": {
+		"wanted and attached, a write that clears it may still be carried out: not staged": {
 			pods(wanted), with(func(o *Observed) { o.Node.InUse = Unknown }),
 			Decision{InUse: Yes, Waits: []Wait{{podA, NotReportedInUse}}},
 		},
@@ -137,7 +137,7 @@ func TestDecide(t *testing.T) {
 			sole(Pod{Key: podA, Demand: Wanted, Publish: Confirmed}, Pod{Key: podB, Demand: Wanted}), with(staged(Confirmed)),
 			Decision{InUse: Yes, Waits: []Wait{{podB, OtherPodMounted}}},
 		},
-		"ReadWriteOncePod, nobody knows whether another pod has it": {
+		"ReadWriteOncePod, unknown whether another pod has it": {
 			sole(Pod{Key: podA, Demand: DemandUnknown, Publish: Uncertain}, Pod{Key: podB, Demand: Wanted}), with(staged(Confirmed)),
 			Decision{InUse: Yes, Waits: []Wait{{podA, OwnerSilent}, {podB, OtherPodMounted}}},
 		},
@@ -146,7 +146,7 @@ func TestDecide(t *testing.T) {
 			pods(Pod{Key: podA, Demand: Wanted, Publish: Confirmed, SolePod: true}, Pod{Key: podB, Demand: Wanted}), with(staged(Confirmed)),
 			Decision{InUse: Yes, Waits: []Wait{{podB, OtherPodMounted}}},
 		},
-		"ReadWriteOncePod of a pod that waits holds up no other": {
+		"ReadWriteOncePod of a pod that waits blocks no other": {
 			pods(Pod{Key: podA, Demand: Wanted, Publish: Confirmed}, Pod{Key: podB, Demand: Wanted}, Pod{Key: PublishKey{PodUID: "c"}, Demand: Wanted, SolePod: true}),
 			with(staged(Confirmed)), Decision{InUse: Yes, Next: Publish{Key: podB}},
 		},
@@ -156,7 +156,7 @@ func TestDecide(t *testing.T) {
 		},
 
 		// S7: it may be mounted without a record.
-		"unaccounted, nothing recorded and nobody wants it: stays listed": {
+		"unaccounted, nothing recorded and unwanted: stays listed": {
 			pods(), with(unaccounted), Decision{InUse: Yes, Waits: []Wait{{PublishKey{}, UnaccountedMount}}},
 		},
 		"unaccounted, the Node lost its list: listed again": {
@@ -171,7 +171,7 @@ func TestDecide(t *testing.T) {
 		"unaccounted, pod gone: what is recorded for it is unpublished": {
 			pods(Pod{Key: podA, Demand: Released, Publish: Confirmed}), with(unaccounted), Decision{InUse: Yes, Next: Unpublish{podA}},
 		},
-		"unaccounted, wanted: staged, which makes the record anew": {
+		"unaccounted, wanted: staged, which recreates the record": {
 			pods(wanted), with(unaccounted), Decision{InUse: Yes, Next: StageVolume{For: podA}},
 		},
 		"unaccounted, ReadWriteOncePod: it may be another pod's": {

@@ -38,7 +38,7 @@ func TestDecideExpand(t *testing.T) {
 		"another pod waits for its mount: that first": {
 			pods(running, Pod{Key: podB, Demand: Wanted}), with(staged(Confirmed), grown), Decision{InUse: Yes, Next: Publish{Key: podB}},
 		},
-		"another pod's mount backs off: not held up by it": {
+		"another pod's mount backs off: not delayed by it": {
 			pods(running, Pod{Key: podB, Demand: Wanted, Failure: Failure{Count: 1, At: now}}), with(staged(Confirmed), grown),
 			Decision{InUse: Yes, Next: Expand{podA}, Waits: []Wait{{podB, BackingOff}}, RecheckAt: now.Add(500 * time.Millisecond)},
 		},
@@ -46,7 +46,7 @@ func TestDecideExpand(t *testing.T) {
 			pods(running, Pod{Key: podB, Demand: Wanted, Failure: Failure{Count: 1, At: now}}), with(staged(Uncertain), grown),
 			Decision{InUse: Yes, Waits: []Wait{{podB, BackingOff}}, RecheckAt: now.Add(500 * time.Millisecond)},
 		},
-		"the stage is in doubt since a restart, and nobody is staging": {
+		"the stage is in doubt since a restart, and no pod is staging": {
 			pods(running), with(staged(Uncertain), grown), Decision{InUse: Yes, Next: Expand{podA}},
 		},
 		"the pod is leaving: unpublished": {
@@ -70,7 +70,7 @@ func TestDecideExpand(t *testing.T) {
 			pods(running), with(staged(Confirmed), grown, func(o *Observed) { o.Growth.Failure = Failure{Count: 2, At: now} }),
 			Decision{InUse: Yes, Waits: []Wait{{podA, BackingOff}}, RecheckAt: now.Add(time.Second)},
 		},
-		"the failure of an expansion does not hold back the way out": {
+		"the failure of an expansion does not delay the unmount": {
 			pods(Pod{Key: podA, Demand: Released, Publish: Confirmed}),
 			with(staged(Confirmed), grown, func(o *Observed) { o.Growth.Failure = Failure{Count: 9, At: now} }),
 			Decision{InUse: Yes, Next: Unpublish{podA}},

@@ -73,7 +73,7 @@ func TestClaimWrites(t *testing.T) {
 			writes{MarkInProgress, WriteSize, NoClaimWrite, MarkFailed, MarkFailed, MarkInfeasible, MarkFailed},
 		},
 		"tracked, refused before":           {again, tracked, writes{MarkInProgress, WriteSize, NoClaimWrite, MarkFailed, MarkFailed, MarkInfeasible, MarkFailed}},
-		"tracked, and the user asks anew":   {Expansion{Current: oneGi, capacity: twoGi}, fewer(tracked), writes{MarkInProgress, WriteSize, NoClaimWrite, MarkFailed, MarkFailed, MarkInfeasible, MarkFailed}},
+		"tracked, and the user asks again":  {Expansion{Current: oneGi, capacity: twoGi}, fewer(tracked), writes{MarkInProgress, WriteSize, NoClaimWrite, MarkFailed, MarkFailed, MarkInfeasible, MarkFailed}},
 		"refused before, and the user, too": {again, fewer(tracked), writes{MarkInProgress, WriteSize, NoClaimWrite, MarkInfeasible, MarkInfeasible, MarkInfeasible, MarkInfeasible}},
 		"old resizer":                       {Expansion{Current: oneGi, capacity: twoGi}, old, writes{After: WriteSize}},
 		"old resizer, claim knows":          {Expansion{Current: oneGi, capacity: twoGi}, claimOf(twoGi, Size{}, Untracked), writes{}},

@@ -39,6 +39,6 @@ func TestLastUnpublishSearchesForUsers(t *testing.T) {
 		Node: Node{InUse: Yes, Attached: Yes}, AttachRequired: Yes, RecordedInUse: true, Driver: Driver{Registered: true, Stages: No},
 	})
 	if _, looks := d.Next.(LookForUsers); !looks {
-		t.Errorf("%T %+v, and nobody has looked who has the volume", d.Next, d.Next)
+		t.Errorf("%T %+v, without a search for users", d.Next, d.Next)
 	}
 }

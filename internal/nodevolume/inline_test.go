@@ -29,7 +29,7 @@ func TestDecideInline(t *testing.T) {
 	}{
 		"wanted: published without attach, list and stage": {pods(wanted), inline(), Decision{Next: Publish{Key: podA}}},
 		"Node unknown: published all the same":             {pods(wanted), inline(noNode), Decision{Next: Publish{Key: podA}}},
-		"CSIDrivers not listed: nobody knows whether the driver has inline volumes": {
+		"CSIDrivers not listed: unknown whether the driver has inline volumes": {
 			pods(wanted), inline(func(o *Observed) { o.AttachRequired = Unknown }), Decision{Waits: []Wait{{podA, AttachabilityUnknown}}},
 		},
 		"capabilities unknown: asked for": {
@@ -50,7 +50,7 @@ func TestDecideInline(t *testing.T) {
 			inline(noNode, func(o *Observed) { o.AttachRequired = Unknown }), Decision{Next: Unpublish{podA}},
 		},
 		"unpublished, API unreachable: forgotten": {pods(), inline(noNode), Decision{Forget: true}},
-		"unpublished, somebody lists the name: left to them": {
+		"unpublished, another client lists the name: left alone": {
 			pods(), inline(func(o *Observed) { o.Node.InUse = Yes }), Decision{Forget: true},
 		},
 	}

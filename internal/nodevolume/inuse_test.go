@@ -57,7 +57,7 @@ func TestInUseListView(t *testing.T) {
 			l.Start(nodeAt("10", "a"), keepAll)
 			l.Observe(nodeAt("9"))
 		}, Node{InUse: Yes, Attached: No}, nil},
-		"a clear is under way: it may have landed": {func(l *InUseList) {
+		"a clear is in flight: it may have been carried out": {func(l *InUseList) {
 			l.Start(nodeAt("9", "a"), keepAll)
 			l.Want("a", false)
 			l.Next()
@@ -69,7 +69,7 @@ func TestInUseListView(t *testing.T) {
 			l.NotApplied()
 			l.Want("a", true)
 		}, Node{InUse: Unknown, Attached: No}, nil},
-		"a clear was lost and the Node has not moved: it may still land, and is sent again though the volume is wanted": {func(l *InUseList) {
+		"a clear was lost and the Node has not moved: it may still be carried out, and is sent again though the volume is wanted": {func(l *InUseList) {
 			l.Start(nodeAt("9", "a"), keepAll)
 			l.Want("a", false)
 			l.Next()
@@ -85,7 +85,7 @@ func TestInUseListView(t *testing.T) {
 			l.Want("a", true)
 			l.ObserveLive(nodeAt("10", "a"))
 		}, Node{InUse: Yes, Attached: No}, nil},
-		"a clear was lost and had landed": {func(l *InUseList) {
+		"a clear was lost and had been carried out": {func(l *InUseList) {
 			l.Start(nodeAt("9", "a"), keepAll)
 			l.Want("a", false)
 			l.Next()
@@ -93,7 +93,7 @@ func TestInUseListView(t *testing.T) {
 			l.Want("a", true)
 			l.Observe(nodeAt("10"))
 		}, Node{InUse: No, Attached: No}, []string{"a"}},
-		"an agent that died may have a clear on its way of what has no record": {func(l *InUseList) {
+		"an agent that died may have a clear in flight for what has no record": {func(l *InUseList) {
 			l.Start(nodeAt("9", "a", "b"), func(name string) Knowledge { return decision.Known(name == "b") })
 			l.Want("a", true)
 		}, Node{InUse: Unknown, Attached: No}, []string{"b"}},
@@ -119,7 +119,7 @@ func TestInUseListView(t *testing.T) {
 			l.NodeDeleted()
 			l.Observe(nodeAt("9", "a"))
 		}, Node{}, nil},
-		"another Node of its name, to which it must be told again": {func(l *InUseList) {
+		"another Node of its name, which must be written again": {func(l *InUseList) {
 			l.Start(nodeAt("9", "a"), keepAll)
 			l.Want("a", true)
 			l.NodeDeleted()
@@ -159,7 +159,7 @@ func TestHistoryReset(t *testing.T) {
 		"an older one":                   {func(l *InUseList) { l.Start(nodeAt("9", "a"), keepAll) }, "9", "8", true},
 		"a newer one was seen meanwhile": {func(l *InUseList) { l.Start(nodeAt("9"), keepAll); l.Observe(nodeAt("11")) }, "9", "10", false},
 		"deleted, and back as it was":    {func(l *InUseList) { l.Start(nodeAt("9"), keepAll); l.NodeDeleted() }, "9", "9", true},
-		"deleted, and made anew":         {func(l *InUseList) { l.Start(nodeAt("9"), keepAll); l.NodeDeleted() }, "9", "12", false},
+		"deleted, and recreated":         {func(l *InUseList) { l.Start(nodeAt("9"), keepAll); l.NodeDeleted() }, "9", "12", false},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -52,7 +52,7 @@ func TestOneSELinuxLabelAtATime(t *testing.T) {
 				InUse: Yes, Waits: []Wait{{PublishKey{}, BackingOff}, {podB, OtherSELinuxLabelMounted}}, RecheckAt: now.Add(500 * time.Millisecond),
 			},
 		},
-		"unstaged though the Node is not known, as every way back": {
+		"unstaged though the Node is not known, as for every unmount": {
 			[]Pod{y}, with(stagedAs("x", Confirmed), func(o *Observed) { o.Node = Node{} }), Decision{InUse: Yes, Next: Unstage{}},
 		},
 		"a pod that stays has it with another label: waits": {
@@ -102,7 +102,7 @@ func TestOneSELinuxLabelAtATime(t *testing.T) {
 			[]Pod{as(y, Wanted, Confirmed, "x")}, with(stagedAs("x", Uncertain), func(o *Observed) { o.Driver.RepublishEvery = time.Minute }),
 			Decision{InUse: Yes, Next: StageVolume{For: podB, Label: "x"}},
 		},
-		"CSIDrivers not listed, so that nobody knows which label it is: left as it is": {
+		"CSIDrivers not listed, so the label is unknown: left as it is": {
 			[]Pod{as(y, Wanted, Uncertain, "x")}, with(stagedAs("x", Confirmed), func(o *Observed) { o.AttachRequired = Unknown }),
 			Decision{InUse: Yes, Waits: []Wait{{podB, AttachabilityUnknown}}},
 		},

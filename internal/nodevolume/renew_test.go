@@ -90,11 +90,11 @@ func TestPublishOfARunningPodIsRenewed(t *testing.T) {
 			pods(runs(podA, late)), asks(func(o *Observed) { o.Attachment = Attachment{Attached: No} }),
 			Decision{InUse: Yes, Waits: []Wait{{podA, AttachmentNotReady}}},
 		},
-		"attached anew since it was staged: the pod keeps what it has": {
+		"attached again since it was staged: the pod keeps what it has": {
 			pods(runs(podA, late)), asks(func(o *Observed) { o.Attachment.UID = "va-2" }),
 			Decision{InUse: Yes, Waits: []Wait{{podA, AttachmentReplaced}}},
 		},
-		"nobody knows whether it is staged: staged first": {
+		"unknown whether it is staged: staged first": {
 			pods(runs(podA, late)), asks(func(o *Observed) { o.Stage.Phase = Uncertain }), Decision{InUse: Yes, Next: StageVolume{For: podA}},
 		},
 	}

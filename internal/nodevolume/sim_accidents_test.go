@@ -31,7 +31,7 @@ func (w *simWorld) reattach() {
 	}
 	w.nextUID++
 	w.vaUID = w.nextUID
-	w.log("attached anew as %d", w.vaUID)
+	w.log("attached again as %d", w.vaUID)
 }
 
 // meanwhile is what others do while the driver is at work.

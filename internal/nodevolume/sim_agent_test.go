@@ -80,7 +80,7 @@ func (w *simWorld) tear() {
 	if w.labels == nil && w.rng.IntN(4) == 0 {
 		delete(w.records, name)
 		w.unreadable[name] = true
-		w.log("record %s is torn, and nothing tells what it held", name)
+		w.log("record %s is torn, and its content is lost", name)
 		return
 	}
 	r := w.records[name] // an unmount knows little more than that it exists

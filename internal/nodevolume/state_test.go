@@ -58,7 +58,7 @@ func TestVolumeState(t *testing.T) {
 	}
 	l.End(taken, taken.After(NoAnswer), Confirmation{})
 	if again := l.Begin(taken.Step, Record{}, nil); again.Write {
-		t.Error("the mark of the way back is written twice")
+		t.Error("the mark of the unmount is written twice")
 	}
 	l.End(taken, taken.After(OK), Confirmation{})
 	l.EndStep(taken.Step)
@@ -132,7 +132,7 @@ func TestDemandOfAPod(t *testing.T) {
 		want        Demand
 	}{
 		"known from a record alone":                 {PodFacts{}, mounted, false, DemandUnknown},
-		"of a record, on its way back":              {PodFacts{}, leaving, false, Released},
+		"of a record, being unmounted":              {PodFacts{}, leaving, false, Released},
 		"all were set but this one":                 {PodFacts{PodState: PodState{PodsSynced: true}}, mounted, false, Released},
 		"set, wants it":                             {PodFacts{PodState: PodState{Set: true}, Wants: true}, MountState{}, false, Wanted},
 		"set, not known yet what it wants":          {PodFacts{PodState: PodState{Set: true}}, MountState{}, false, DemandUnknown},
@@ -163,11 +163,11 @@ func TestInheritedMounts(t *testing.T) {
 		mounted Knowledge
 		want    bool
 	}{
-		"of this boot, mounted":           {record, Yes, true},
-		"of this boot, nobody can tell":   {record, Unknown, true},
-		"of this boot, nothing mounted":   {record, No, false},
-		"of an earlier boot":              {earlier, Yes, false},
-		"torn, nobody knows of what boot": {unknown, Yes, true},
+		"of this boot, mounted":         {record, Yes, true},
+		"of this boot, unknown":         {record, Unknown, true},
+		"of this boot, nothing mounted": {record, No, false},
+		"of an earlier boot":            {earlier, Yes, false},
+		"torn, of an unknown boot":      {unknown, Yes, true},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -178,7 +178,7 @@ func TestInheritedMounts(t *testing.T) {
 				t.Errorf("phase %s, may be run on: %v", p.Phase, p.Inherited)
 			}
 			if l.End(Call{Step: Publish{Key: keyA}}, Confirmed, Confirmation{At: time.Now()}); p.Inherited {
-				t.Error("nobody knows, though the driver has confirmed it")
+				t.Error("unknown, though the driver has confirmed it")
 			}
 		})
 	}

@@ -25,10 +25,10 @@ func TestVolumeUsedByAContainerIsNotTaken(t *testing.T) {
 		observed Observed
 		want     Decision
 	}{
-		"nobody has looked: looked for": {
+		"not searched yet: searched": {
 			pods(), with(staged(Confirmed), looked(Unknown)), Decision{InUse: Yes, Next: LookForUsers{}},
 		},
-		"somebody has it: stays staged and in use, and is looked for again": {
+		"another process has it: stays staged and in use, and is searched again": {
 			pods(), with(staged(Confirmed), looked(Yes)),
 			Decision{InUse: Yes, Waits: []Wait{{PublishKey{}, StillMountedElsewhere}}, RecheckAt: held},
 		},
@@ -47,15 +47,15 @@ func TestVolumeUsedByAContainerIsNotTaken(t *testing.T) {
 			pods(Pod{Key: podA, Demand: Ending}), with(staged(Confirmed)),
 			Decision{InUse: Yes, Waits: []Wait{{podA, ContainersMayRun}}},
 		},
-		"nobody has it: unstaged": {pods(), with(staged(Confirmed), looked(No)), Decision{InUse: Yes, Next: Unstage{}}},
-		"no attach is needed: unstaged under nobody either": {
+		"no process has it: unstaged": {pods(), with(staged(Confirmed), looked(No)), Decision{InUse: Yes, Next: Unstage{}}},
+		"no attach is needed: not unstaged under a user either": {
 			pods(), with(staged(Confirmed), looked(Unknown), func(o *Observed) { o.AttachRequired, o.RecordedInUse, o.Node.InUse = No, false, No }),
 			Decision{InUse: No, Next: LookForUsers{}},
 		},
 		"its last publish, which may be all that there is of it": {
 			pods(released(podA)), with(handshake, looked(Unknown)), Decision{InUse: Yes, Next: LookForUsers{Key: podA}},
 		},
-		"its last publish, and somebody has it": {
+		"its last publish, and another process has it": {
 			pods(released(podA)), with(handshake, looked(Yes)),
 			Decision{InUse: Yes, Waits: []Wait{{podA, StillMountedElsewhere}}, RecheckAt: held},
 		},

@@ -31,7 +31,7 @@ func MissingRights(ctx context.Context, clients kubernetes.Interface) ([]string,
 					},
 				}, metav1.CreateOptions{})
 				if err != nil {
-					return nil, fmt.Errorf("ask for the right to %s %s: %w", verb, resource, err)
+					return nil, fmt.Errorf("review the permission to %s %s: %w", verb, resource, err)
 				}
 				if !review.Status.Allowed {
 					missing = append(missing, verb+" "+resource)

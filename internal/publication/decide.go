@@ -1,9 +1,9 @@
 package publication
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"belay.dev/belay/internal/planted"
@@ -54,13 +54,7 @@ type volume struct {
 
 // olderFirst gives every process the same order, so that of two attachments that both wait to begin one goes first.
 func olderFirst(a, b Attachment) int {
-	if c := a.Created.Compare(b.Created); c != 0 {
-		return c
-	}
-	if c := strings.Compare(a.Name, b.Name); c != 0 {
-		return c
-	}
-	return strings.Compare(a.UID, b.UID)
+	return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
 }
 
 // attach handles a wanted attachment that is not recorded as attached.

@@ -96,7 +96,7 @@ func TestDecide(t *testing.T) {
 		"attached, and the volume's own object came later": {Observed{Attachments: []Attachment{with(attached("a"), func(a *Attachment) { a.VolumeUnprotected = true })}},
 			[]Step{WriteFinalizers{to("a"), "id-a", false, true}}},
 		"attached by a driver that had nothing to attach": {Observed{Attachments: []Attachment{{UID: "uid-a", Name: "a", Attached: true, VolumeUnprotected: true}}}, nil},
-		"recorded as attached, and somebody reset it: publish again": {
+		"recorded as attached, and another client reset it: publish again": {
 			Observed{Attachments: []Attachment{called(begun("a"), Call{Verb: Publish, NodeID: "id-a", Confirmed: true, Recorded: true})}},
 			[]Step{CallDriver{to("a"), Publish, "id-a"}}},
 		// failures
@@ -125,9 +125,9 @@ func TestDecide(t *testing.T) {
 			[]Step{CallDriver{to("a"), Unpublish, "id-a"}, RecordError{to("b"), Publish, stillExists, false}}},
 		"S1: other one unpublished, its finalizer still on": {Observed{Exclusive: true, Attachments: []Attachment{called(deleting(attached("a")), unpublished), fresh("b")}},
 			[]Step{RemoveFinalizer{to("a")}, RecordError{to("b"), Publish, stillExists, false}}},
-		"S1: other one kept by somebody else's finalizer": {Observed{Exclusive: true, Attachments: []Attachment{deleting(fresh("a")), fresh("b")}},
+		"S1: other one kept by another client's finalizer": {Observed{Exclusive: true, Attachments: []Attachment{deleting(fresh("a")), fresh("b")}},
 			[]Step{RecordError{to("b"), Publish, stillExists, false}}},
-		"S1: younger one being deleted, kept by somebody else's finalizer": {Observed{Exclusive: true, Attachments: []Attachment{
+		"S1: younger one being deleted, kept by another client's finalizer": {Observed{Exclusive: true, Attachments: []Attachment{
 			with(fresh("b"), func(b *Attachment) { b.Created = noon.Add(-time.Hour) }), deleting(fresh("a"))}},
 			[]Step{RecordError{to("b"), Publish, stillExists, false}}},
 		"S1: younger one attached, its finalizer taken off": {Observed{Exclusive: true, Attachments: []Attachment{
@@ -172,7 +172,7 @@ func TestDecide(t *testing.T) {
 			[]Step{RecordError{to("b"), Publish, stillExists, false}, CallDriver{to("a"), Publish, "id-a"}}},
 		"S1: two begun by another attacher: the later is taken back first": {Observed{Exclusive: true, Attachments: []Attachment{begun("a"), begun("b")}},
 			[]Step{RecordError{to("a"), Publish, strings.ReplaceAll(stillExists, "a for node \"node-a\"", "b for node \"node-b\""), false}, CallDriver{to("b"), Unpublish, "id-b"}}},
-		"S1: two begun, the later taken back: the first goes on": {Observed{Exclusive: true, Attachments: []Attachment{begun("a"),
+		"S1: two begun, the later undone: the first continues": {Observed{Exclusive: true, Attachments: []Attachment{begun("a"),
 			called(begun("b"), Call{Verb: Unpublish, NodeID: "id-b", Confirmed: true})}},
 			[]Step{CallDriver{to("a"), Publish, "id-a"}, RecordError{to("b"), Publish, stillExists, false}}},
 		"S1: gone by force with a publish of unknown end": {Observed{Exclusive: true, Attachments: []Attachment{
@@ -181,7 +181,7 @@ func TestDecide(t *testing.T) {
 		"gone, and no attempt ever reached the driver": {Observed{Exclusive: true, Attachments: []Attachment{
 			{UID: "uid-a", Name: "a", Node: "node-a", Gone: true, Created: noon, Inputs: "x", Call: with2(failed, func(c *Call) { c.Sent = false })}, begun("b")}},
 			[]Step{Forget{to("a")}, CallDriver{to("b"), Publish, "id-b"}}},
-		"gone by force, recorded as attached, nobody else wants it": {Observed{Exclusive: true, Attachments: []Attachment{
+		"gone by force, recorded as attached, no other attachment wants it": {Observed{Exclusive: true, Attachments: []Attachment{
 			{UID: "uid-a", Name: "a", Gone: true, Call: with2(published, func(c *Call) { c.Recorded = true })}}}, nil},
 		"gone by force and made again for the same node": {Observed{Exclusive: true, Attachments: []Attachment{
 			{UID: "uid-old", Name: "a", Gone: true, Created: noon.Add(-time.Hour), Call: with2(published, func(c *Call) { c.Recorded = true })}, begun("a")}},
@@ -238,7 +238,7 @@ func TestDecide(t *testing.T) {
 			[]Step{CallDriver{to("a"), Unpublish, "id-a"}}},
 		"deleted while a publish is in flight": {Observed{Attachments: []Attachment{called(deleting(begun("a")), Call{Verb: Publish, NodeID: "id-a", InFlight: true})}}, nil},
 		"deleting without our finalizer":       {Observed{Attachments: []Attachment{deleting(fresh("a"))}}, nil},
-		"deleting, node id known to nobody": {Observed{Attachments: []Attachment{with(deleting(attached("a")), func(a *Attachment) { a.UnpublishProblem = "node ID unknown" })}},
+		"deleting, node id unknown": {Observed{Attachments: []Attachment{with(deleting(attached("a")), func(a *Attachment) { a.UnpublishProblem = "node ID unknown" })}},
 			[]Step{RecordError{to("a"), Unpublish, "node ID unknown", false}}},
 		"node came back under another id before the attach was recorded": {Observed{Attachments: []Attachment{with(begun("a"), func(a *Attachment) { a.NodeID = "id-new" })}},
 			[]Step{CallDriver{to("a"), Unpublish, "id-a"}}},

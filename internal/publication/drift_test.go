@@ -56,27 +56,27 @@ func TestDriftOfAnAttachment(t *testing.T) {
 		"made after the list was begun":                                          {claim: func() ExpectedAttachment { c := claimed(attached("a")); c.Handle = "new"; return c }()},
 		"deleting, listed":                                                       {claim: claimed(deleting(attached("a"))), list: []string{"id-a"}},
 		"deleting, not listed":                                                   {claim: claimed(deleting(attached("a")))},
-		"let go, listed":                                                         {claim: claimed(letGo("a")), list: []string{"id-a"}, want: StillPublished},
-		"let go, listed among others":                                            {claim: claimed(letGo("a")), list: []string{"x", "id-a"}, want: StillPublished},
-		"let go, not listed":                                                     {claim: claimed(letGo("a")), list: []string{"id-b"}},
-		"let go, node id never recorded":                                         {claim: claimed(with(letGo("a"), func(a *Attachment) { a.RecordedNodeID = "" })), list: []string{"id-a"}},
+		"released, listed":                                                       {claim: claimed(letGo("a")), list: []string{"id-a"}, want: StillPublished},
+		"released, listed among others":                                          {claim: claimed(letGo("a")), list: []string{"x", "id-a"}, want: StillPublished},
+		"released, not listed":                                                   {claim: claimed(letGo("a")), list: []string{"id-b"}},
+		"released, node id never recorded":                                       {claim: claimed(with(letGo("a"), func(a *Attachment) { a.RecordedNodeID = "" })), list: []string{"id-a"}},
 		"finalizer taken off by force while recorded as attached":                {claim: claimed(with(letGo("a"), func(a *Attachment) { a.Attached = true })), list: []string{"id-a"}},
-		"S5: let go, the node has another id now: the recorded one is looked for": {
+		"S5: released, the node has another id now: the recorded one is looked for": {
 			claim: claimed(with(letGo("a"), func(a *Attachment) { a.NodeID = "id-new" })), list: []string{"id-new"}},
-		"let go, another attachment may need it there": {claim: claimed(letGo("a")), list: []string{"id-a"},
+		"released, another attachment may need it there": {claim: claimed(letGo("a")), list: []string{"id-a"},
 			others: []ExpectedAttachment{claimed(with(attached("b"), func(b *Attachment) { b.NodeID, b.RecordedNodeID = "id-a", "id-a" }))}},
-		"let go, another attachment, not begun, will need it there": {claim: claimed(letGo("a")), list: []string{"id-a"},
+		"released, another attachment, not begun, will need it there": {claim: claimed(letGo("a")), list: []string{"id-a"},
 			others: []ExpectedAttachment{claimed(with(fresh("b"), func(b *Attachment) { b.NodeID = "id-a" }))}},
 		"refused, listed at another node": {claim: claimed(refusedHere()), list: []string{"id-b"}, want: Abandoned},
 		"refused, listed at a node that an attachment is for": {claim: claimed(refusedHere()), list: []string{"id-b"},
 			others: []ExpectedAttachment{claimed(fresh("b"))}},
-		"refused, listed at a node whose attachment was let go": {claim: claimed(refusedHere()), list: []string{"id-b"},
+		"refused, listed at a node whose attachment was released": {claim: claimed(refusedHere()), list: []string{"id-b"},
 			others: []ExpectedAttachment{claimed(with(letGo("b"), func(b *Attachment) { b.Attached = true }))}, want: Abandoned},
 		"refused, listed at a node and at one that is not known": {claim: claimed(refusedHere()), list: []string{"id-b", "x"}},
 		"refused, listed here":         {claim: claimed(refusedHere()), list: []string{"id-a"}},
 		"refused, shared":              {claim: sharing(claimed(refusedHere())), list: []string{"id-b"}},
 		"refused, not wanted any more": {claim: claimed(deleting(refusedHere())), list: []string{"id-b"}},
-		"let go, others need it elsewhere": {claim: claimed(letGo("a")), list: []string{"id-a", "id-b"},
+		"released, others need it elsewhere": {claim: claimed(letGo("a")), list: []string{"id-a", "id-b"},
 			others: []ExpectedAttachment{claimed(attached("b"))}, want: StillPublished},
 	}
 	for name, tt := range tests {
@@ -143,7 +143,7 @@ func TestDriftIsConfirmedByTwoListings(t *testing.T) {
 		"a call ended while the list was read": {{change: confirmedAt(at(0, 5))}, {want: "seen"}, {want: "confirmed"}},
 		"a call ended between the lists":       {{want: "seen"}, {change: confirmedAt(at(0, 30))}, {want: "confirmed"}},
 		"a call is in flight":                  {{change: func(c *ExpectedAttachment) { c.Call.InFlight = true }}, {change: func(c *ExpectedAttachment) { c.Call.InFlight = false }, want: "seen"}, {want: "confirmed"}},
-		"mended, and drifted again later": {{want: "seen"}, {want: "confirmed"}, {listed: true, change: confirmedAt(at(1, 20)), want: "mended"},
+		"repaired, and drifted again later": {{want: "seen"}, {want: "confirmed"}, {listed: true, change: confirmedAt(at(1, 20)), want: "mended"},
 			{want: "seen"}, {want: "confirmed"}},
 		"not confirmed twice while it is tried": {{want: "seen"}, {want: "confirmed"}, {change: marked}, {}, {}},
 		"called off before anything was tried":  {{want: "seen"}, {want: "confirmed"}, {listed: true, change: marked, want: "called off"}},
@@ -185,8 +185,8 @@ func TestFewRepairsUntilOneHelped(t *testing.T) {
 		helps bool
 		want  []int // repaired in each pass
 	}{
-		"the list shows what was mended": {true, []int{0, 10, 40, 160, 640, 150, 0}},
-		"the list never shows it":        {false, []int{0, 10, 1, 1, 1, 1, 1, 1}},
+		"the list shows what was repaired": {true, []int{0, 10, 40, 160, 640, 150, 0}},
+		"the list never shows it":          {false, []int{0, 10, 1, 1, 1, 1, 1, 1}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -218,7 +218,7 @@ func TestFewRepairsUntilOneHelped(t *testing.T) {
 				}
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("mended in each pass (-want +got):\n%s", diff)
+				t.Errorf("repaired in each pass (-want +got):\n%s", diff)
 			}
 		})
 	}

@@ -297,7 +297,7 @@ func (p *plane) begin(a Attachment, s CallDriver) {
 		}
 		for _, f := range p.flying {
 			if f.step.Verb == Publish && f.step.NodeID != s.NodeID && f.acts {
-				panic(violation("S1: publish to " + s.NodeID + " while one to " + f.step.NodeID + " may still land"))
+				panic(violation("S1: publish to " + s.NodeID + " while one to " + f.step.NodeID + " may still be carried out"))
 			}
 		}
 	}
@@ -415,7 +415,7 @@ func (p *plane) list() {
 		return
 	}
 	if p.random.IntN(2) == 0 {
-		p.say("somebody else takes the volume from %s", s.a.RecordedNodeID)
+		p.say("another client takes the volume from %s", s.a.RecordedNodeID)
 		delete(p.published, s.a.RecordedNodeID)
 		p.taken[s.a.RecordedNodeID] = true
 	}
@@ -539,7 +539,7 @@ func (p *plane) settle() string {
 			held = held || p.stripping && c.NodeID == id && (c.Confirmed && c.Recorded || c.Republish)
 		}
 		if !held {
-			return "orphan: published to " + id + " for nobody"
+			return "orphan: published to " + id + " without a caller"
 		}
 	}
 	return ""

@@ -55,7 +55,7 @@ func (s *sim) steal() {
 	s.storage.mu.Lock()
 	defer s.storage.mu.Unlock()
 	if s.storage.published[d.handle][s.nodeID(m)] && !s.busyWith(d.handle) {
-		s.say("somebody takes %s from %s", d.handle, m)
+		s.say("another client takes %s from %s", d.handle, m)
 		delete(s.storage.published[d.handle], s.nodeID(m))
 	}
 }

@@ -140,7 +140,7 @@ func (s *sim) end(r *request, fate int) {
 		_, _ = r.do(r)
 		r.reply <- reply{err: errLost}
 	case fate%3 == 1:
-		s.say("%s: %s: slow, given up", r.by.name, r.what)
+		s.say("%s: %s: slow, timed out", r.by.name, r.what)
 		r.giveUp()
 		s.net.late = append(s.net.late, r)
 		r.reply <- reply{err: errLost}
@@ -229,7 +229,7 @@ func (s *sim) crash(a *actor) {
 		}
 		s.net.take(r)
 		if s.rng.IntN(100) < 70 {
-			s.say("on its way from %s: %s", a.name, r.what)
+			s.say("in flight from %s: %s", a.name, r.what)
 			r.giveUp()
 			s.net.late = append(s.net.late, r)
 		}

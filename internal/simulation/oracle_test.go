@@ -284,7 +284,7 @@ func (s *sim) judgeCall(c *call) {
 	}
 	for _, r := range s.storage.running {
 		if r.publish && r.volume == c.volume && r.nodeID != c.nodeID && r.fate.acts() {
-			s.breaks("S1", "%s sent while %s may still land", c, r)
+			s.breaks("S1", "%s sent while %s may still be carried out", c, r)
 		}
 	}
 	s.judgeMount(s.byID(c.nodeID), c.volume, s.sameID)
@@ -361,7 +361,7 @@ func (s *sim) settled() string {
 			case good && wants:
 				served++
 			case attached && !wants:
-				return fmt.Sprintf("%s is still attached to %s and nobody wants it", d.handle, name)
+				return fmt.Sprintf("%s is still attached to %s and it is unwanted", d.handle, name)
 			case !attached && reports(node, d.handle):
 				return fmt.Sprintf("%s is still reported to %s", d.handle, name)
 			case !attached && s.storage.published[d.handle][s.nodeID(s.machines[name])]:

@@ -242,7 +242,7 @@ func (s *sim) meddle(d *disk) {
 	own = slices.DeleteFunc(own, func(va *storagev1.VolumeAttachment) bool { return s.diskOf(va) != d || va.DeletionTimestamp != nil })
 	switch {
 	case len(own) > 0 && s.chance(30):
-		s.say("somebody deletes %s of %s at %s", short(own[0].Name), d.handle, own[0].Spec.NodeName)
+		s.say("a person deletes %s of %s at %s", short(own[0].Name), d.handle, own[0].Spec.NodeName)
 		_ = s.api.remove(nil, nil, attachments, own[0].Name, nil)
 	case len(own) == 0 && s.chance(30):
 		s.attachByHand(d)
@@ -273,6 +273,6 @@ func (s *sim) attachByHand(d *disk) {
 		s.byHand[va.Name] = d
 	}
 	if _, err := s.api.create(nil, nil, va); err == nil {
-		s.say("somebody attaches %s to %s by hand", d.handle, node)
+		s.say("a person attaches %s to %s by hand", d.handle, node)
 	}
 }

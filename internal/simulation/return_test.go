@@ -84,7 +84,7 @@ func (s *sim) copyNode(m *machine, last *corev1.Node) {
 		}
 	}
 	info := node.Status.NodeInfo
-	s.say("somebody makes node %s again, in use %v, boot %q, system %q", m, node.Status.VolumesInUse, info.BootID, info.SystemUUID)
+	s.say("a person makes node %s again, in use %v, boot %q, system %q", m, node.Status.VolumesInUse, info.BootID, info.SystemUUID)
 	s.register(m, node)
 }
 
@@ -183,7 +183,7 @@ func (s *sim) handOver() (restart bool) {
 			if va.DeletionTimestamp != nil {
 				continue
 			}
-			s.say("somebody deletes %s at %s by hand, which was for a machine that is off", short(va.Name), m.name)
+			s.say("a person deletes %s at %s by hand, which was for a machine that is off", short(va.Name), m.name)
 			_ = s.api.remove(nil, nil, attachments, va.Name, nil)
 			restart = true
 		}

@@ -207,7 +207,7 @@ var particulars = regexp.MustCompile(`\b(?:(?:id-)?n\d(?:-\d+)?|a\^1|twin|shared
 // notable are words that show what a run contained.
 var notable = []string{
 	"CREATE", "DELETE", "volumesAttached", "arrives", "busy", "mounts", "unmounts", "late, from", "answer lost", "modified", "crashes", "deposed", "killed",
-	"loses its power", "out of service", "not ready", "online: false", "is deleted by force", "registers, ", "restarts", "somebody", "forces",
+	"loses its power", "out of service", "not ready", "online: false", "is deleted by force", "registers, ", "restarts", "a person", "another client", "forces",
 }
 
 func (s *sim) count(happened map[string]int) {

@@ -125,11 +125,11 @@ func (s *sim) remake(o *slot) {
 		s.makeSlot(o)
 	case pv.DeletionTimestamp != nil && s.chance(80):
 	case s.chance(50):
-		s.say("somebody deletes %s", o.volume)
+		s.say("a person deletes %s", o.volume)
 		_ = s.api.remove(nil, nil, volumes, o.volume, nil)
 		s.unbind(o)
 	default:
-		s.say("somebody deletes %s by force", o.volume)
+		s.say("a person deletes %s by force", o.volume)
 		s.api.drop(pv)
 		s.remade[o.disk], s.remade[o.other] = true, true
 		s.unbind(o)
@@ -161,7 +161,7 @@ func (s *sim) share() (did bool) {
 		}
 	}
 	o.disk.exclusive = false
-	s.say("somebody deletes %s for good: %s is shared", o.volume, o.disk.handle)
+	s.say("a person deletes %s for good: %s is shared", o.volume, o.disk.handle)
 	pv, _ := get[*corev1.PersistentVolume](s.api, o.volume)
 	s.api.drop(pv)
 	s.remade[o.disk] = true

@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -24,8 +25,8 @@ type Calls struct {
 
 // Attacher has the metrics of the attacher. A nil *Attacher measures nothing, and every method may be called on it.
 type Attacher struct {
+	calls atomic.Pointer[func() Calls]
 	mu    sync.Mutex
-	calls func() Calls
 	waits map[publication.Key]map[string]attachmentWait // by key, and VolumeAttachment's name
 }
 
@@ -51,12 +52,9 @@ func NewAttacher(registry prometheus.Registerer) *Attacher {
 // CountCalls sets the function that counts the calls at each scrape. Before that, and so on a standby, there are no such metrics:
 // sums over all replicas are then right.
 func (a *Attacher) CountCalls(count func() Calls) {
-	if a == nil {
-		return
+	if a != nil {
+		a.calls.Store(&count)
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.calls = count
 }
 
 // Waits records why the attachments of a key wait now, for all of them. A wait continues as long as its reason is the same. It
@@ -115,16 +113,11 @@ func (a *Attacher) Describe(out chan<- *prometheus.Desc) {
 
 // Collect visits what waits now, not all attachments.
 func (a *Attacher) Collect(out chan<- prometheus.Metric) {
-	a.mu.Lock()
-	count := a.calls
-	a.mu.Unlock()
+	count := a.calls.Load()
 	if count == nil {
 		return
 	}
-	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
-	}
-	calls := count()
+	calls, gauge := (*count)(), gaugesTo(out)
 	gauge(callsLimit, float64(calls.Limit))
 	gauge(callsInFlight, float64(calls.Attaching), "attach")
 	gauge(callsInFlight, float64(calls.Detaching), "detach")

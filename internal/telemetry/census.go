@@ -1,7 +1,7 @@
 package telemetry
 
 import (
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,20 +18,14 @@ type Census struct {
 }
 
 // census counts at each scrape, so that events cost nothing.
-type census struct {
-	mu   sync.Mutex
-	take func() Census
-}
+type census struct{ take atomic.Pointer[func() Census] }
 
 // CountVolumes sets the function that counts the volumes at each scrape. Before that, and so on a standby, there are no such
 // metrics: sums over all replicas are then right.
 func (c *Controller) CountVolumes(take func() Census) {
-	if c == nil {
-		return
+	if c != nil {
+		c.census.take.Store(&take)
 	}
-	c.census.mu.Lock()
-	defer c.census.mu.Unlock()
-	c.census.take = take
 }
 
 var (
@@ -50,41 +44,40 @@ func (c *census) Describe(out chan<- *prometheus.Desc) {
 
 // Collect counts the volumes.
 func (c *census) Collect(out chan<- prometheus.Metric) {
-	c.mu.Lock()
-	take := c.take
-	c.mu.Unlock()
+	take := c.take.Load()
 	if take == nil {
 		return
 	}
-	counted := take()
+	counted, gauge := (*take)(), gaugesTo(out)
 	for node, drivers := range counted.InUse {
 		for driver, n := range drivers {
-			out <- prometheus.MustNewConstMetric(volumesInUse, prometheus.GaugeValue, float64(n), string(node), pluginOf(driver))
+			gauge(volumesInUse, float64(n), string(node), pluginOf(driver))
 		}
 	}
 	for state, drivers := range map[string]map[string]int{
 		"desired_state_of_world": counted.Desired, "actual_state_of_world": counted.Actual,
 	} {
 		for driver, n := range drivers {
-			out <- prometheus.MustNewConstMetric(totalVolumes, prometheus.GaugeValue, float64(n), pluginOf(driver), state)
+			gauge(totalVolumes, float64(n), pluginOf(driver), state)
 		}
 	}
 }
 
-// lease exports the age of the last renewal of the leader lease.
-type lease struct {
-	mu      sync.Mutex
-	renewed time.Time
+// gaugesTo returns a function that sends gauges to a collection.
+func gaugesTo(out chan<- prometheus.Metric) func(desc *prometheus.Desc, value float64, labels ...string) {
+	return func(desc *prometheus.Desc, value float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+	}
 }
+
+// lease exports the age of the last renewal of the leader lease.
+type lease struct{ renewed atomic.Pointer[time.Time] }
 
 // LeaseRenewed records when the lease was last renewed; the zero time means that it is not held.
 func (c *Controller) LeaseRenewed(at time.Time) {
-	if c == nil {
-		return
+	if c != nil {
+		c.lease.renewed.Store(&at)
 	}
-	c.lease.mu.Lock()
-	defer c.lease.mu.Unlock()
-	c.lease.renewed = at
 }
 
 var leaseAge = prometheus.NewDesc("attachdetach_lease_age_seconds",
@@ -95,10 +88,7 @@ func (l *lease) Describe(out chan<- *prometheus.Desc) { out <- leaseAge }
 
 // Collect is part of prometheus.Collector.
 func (l *lease) Collect(out chan<- prometheus.Metric) {
-	l.mu.Lock()
-	renewed := l.renewed
-	l.mu.Unlock()
-	if !renewed.IsZero() {
-		out <- prometheus.MustNewConstMetric(leaseAge, prometheus.GaugeValue, time.Since(renewed).Seconds())
+	if renewed := l.renewed.Load(); renewed != nil && !renewed.IsZero() {
+		gaugesTo(out)(leaseAge, time.Since(*renewed).Seconds())
 	}
 }

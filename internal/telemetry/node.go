@@ -2,7 +2,7 @@ package telemetry
 
 import (
 	"strconv"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -73,9 +73,7 @@ type Node struct {
 	found       prometheus.Counter
 	unreadable  prometheus.Counter
 	blocked     *prometheus.HistogramVec
-
-	mu     sync.Mutex
-	census func() NodeCensus // under mu
+	census      atomic.Pointer[func() NodeCensus]
 }
 
 // NewNode creates the metrics of one node agent, without registering them.
@@ -107,12 +105,9 @@ func NewNode() *Node {
 
 // Count sets the function that counts at each scrape.
 func (n *Node) Count(census func() NodeCensus) {
-	if n == nil {
-		return
+	if n != nil {
+		n.census.Store(&census)
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.census = census
 }
 
 // NodeOperation is an operation on a volume that has ended.
@@ -231,16 +226,11 @@ func (n *Node) Collect(out chan<- prometheus.Metric) {
 	for _, vector := range n.vectors() {
 		vector.Collect(out)
 	}
-	n.mu.Lock()
-	census := n.census
-	n.mu.Unlock()
+	census := n.census.Load()
 	if census == nil {
 		return
 	}
-	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
-	}
-	counted := census()
+	counted, gauge := (*census)(), gaugesTo(out)
 	for state, drivers := range map[string]map[string]int{"desired_state_of_world": counted.Desired, "actual_state_of_world": counted.Mounted} {
 		for driver, count := range drivers {
 			gauge(nodeVolumes, float64(count), pluginOf(driver), state)

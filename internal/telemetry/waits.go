@@ -223,8 +223,9 @@ func (w *waits) Collect(out chan<- prometheus.Metric) {
 		}
 	}
 	w.mu.Unlock()
+	gauge := gaugesTo(out)
 	for reason, n := range count {
-		out <- prometheus.MustNewConstMetric(waitingNow, prometheus.GaugeValue, float64(n), string(reason))
-		out <- prometheus.MustNewConstMetric(waitingLongest, prometheus.GaugeValue, longest[reason].Seconds(), string(reason))
+		gauge(waitingNow, float64(n), string(reason))
+		gauge(waitingLongest, longest[reason].Seconds(), string(reason))
 	}
 }
