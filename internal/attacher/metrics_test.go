@@ -22,7 +22,7 @@ import (
 func scrape(t *testing.T, address, path string, wanted ...string) (text string) {
 	t.Helper()
 	wait.Until(t, fmt.Sprintf("%s%s contains %q", address, path, wanted), func() bool {
-		status := 0
+		var status int
 		status, text = process.Get(t, address, path)
 		return status == http.StatusOK && !slices.ContainsFunc(wanted, func(w string) bool { return !strings.Contains(text, w) })
 	})
