@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -171,6 +172,13 @@ func (p *plane) node(t *testing.T) *corev1.Node {
 	return node
 }
 
-func TestKubeletNode(t *testing.T) { life(t, KindKubelet) }
+func TestKubeletNode(t *testing.T) {
+	for _, program := range []string{"containerd", "runc"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skipf("NOT RUN: %v", err)
+		}
+	}
+	life(t, KindKubelet)
+}
 
 func TestBelayNode(t *testing.T) { life(t, KindBelay) }
