@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -130,8 +131,8 @@ func (s *transcript) sees(texts ...string) {
 	})
 }
 
-// look writes down how the records have changed since the last time. The caller holds mu.
-func (s *transcript) look() {
+// onDisk are the records by file, in words.
+func (s *transcript) onDisk() map[string]string {
 	files, _ := filepath.Glob(filepath.Join(s.root, recordsDir, "*.json"))
 	now := map[string]string{}
 	for _, file := range files {
@@ -147,6 +148,15 @@ func (s *transcript) look() {
 			s.Errorf("record %s: %v", file, err)
 		}
 		now[file] = s.recordWords(record)
+	}
+	return now
+}
+
+// look writes down how the records have changed since the last time. The caller holds mu.
+func (s *transcript) look() {
+	now := s.onDisk()
+	for again := s.onDisk(); !maps.Equal(now, again); again = s.onDisk() { // one may be older than another that was read later
+		now = again
 	}
 	var lines []string
 	for file, was := range s.records {
