@@ -24,10 +24,10 @@ const maxConflicts = 8
 // reporter writes node.status.volumesAttached, with one write per node in flight. The first change is sent at once;
 // changes that arrive meanwhile are batched into the next write.
 type reporter struct {
-	client              client.Client
-	live                client.Reader // reads past the caches, at quorum
-	nodes               *kube.Newest[*corev1.Node]
-	recordPendingCreate *unanswered[string]
+	client     client.Client
+	live       client.Reader // reads past the caches, at quorum
+	nodes      *kube.Newest[*corev1.Node]
+	unanswered *unanswered[string]
 
 	mu     sync.Mutex
 	queues map[string]*nodeQueue // by node
@@ -79,7 +79,7 @@ type outcome struct {
 }
 
 func newReporter(c client.Client, live client.Reader, w *clusterState) *reporter {
-	return &reporter{client: c, live: live, nodes: w.nodes, recordPendingCreate: &w.reports, queues: map[string]*nodeQueue{}}
+	return &reporter{client: c, live: live, nodes: w.nodes, unanswered: &w.reports, queues: map[string]*nodeQueue{}}
 }
 
 // check reads the Node from the API server.
@@ -175,7 +175,7 @@ func (r *reporter) tryWrite(ctx context.Context, name string, batch []*change) (
 		}
 		// Invalid means another UID, NotFound a deleted Node: the next read distinguishes them.
 		if !apierrors.IsConflict(err) && !apierrors.IsInvalid(err) && !apierrors.IsNotFound(err) {
-			r.recordPendingCreate.add(node.Name, node.ResourceVersion)
+			r.unanswered.add(node.Name, node.ResourceVersion)
 			return nil, outcome{err: fmt.Errorf("write volumesAttached of node %s: %w", name, err)}
 		}
 		ok = false

@@ -21,6 +21,7 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/clientgo/leaderelection" // leader_election_* metrics
 	_ "k8s.io/component-base/metrics/prometheus/workqueue"               // workqueue_* metrics
 	csitrans "k8s.io/csi-translation-lib"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -149,7 +150,7 @@ func connect(ctx context.Context, o *Options) (*csi.Driver, metrics.CSIMetricsMa
 	return driver, manager, nil
 }
 
-// serve serves health and metrics if an address is set. It fails if it cannot listen, because the process could not be
+// serve serves health and metrics if an address is set. The process ends if it cannot do so, because it could not be
 // monitored.
 func (o *Options) serve(ctx context.Context, mux *http.ServeMux, health *health) error {
 	address := o.Common.MetricsAddress
@@ -173,6 +174,7 @@ func (o *Options) serve(ctx context.Context, mux *http.ServeMux, health *health)
 		log.FromContext(ctx).Info("Serving metrics", "address", address, "path", o.Common.MetricsPath)
 		if err := server.Serve(listener); err != nil {
 			log.FromContext(ctx).Error(err, "Failed to serve metrics", "address", address)
+			klog.FlushAndExit(klog.ExitFlushTimeout, usage.StatusFailed)
 		}
 	}()
 	return nil

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	csitrans "k8s.io/csi-translation-lib"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/kube"
 )
@@ -232,7 +232,7 @@ func (o *objects) trimVolume(pv *corev1.PersistentVolume) *corev1.PersistentVolu
 	}
 	if o.translator.IsPVMigratable(pv) {
 		marks[inTreeAnnotation] = ""
-		translated, err := o.translator.TranslateInTreePVToCSI(logr.Discard(), pv)
+		translated, err := o.translator.TranslateInTreePVToCSI(log.Log, pv)
 		if err != nil {
 			marks[inTreeAnnotation] = err.Error()
 		} else {

@@ -73,7 +73,7 @@ func TestNamesAreRefusedAndNothingIsWritten(t *testing.T) {
 				pod := w.pod("p", "data")
 				change(&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{}}}}, pod, name)
 				agent.SetPod(pod)
-				w.waitSays(agent, pod, "not a valid path element", "control characters or nothing")
+				w.waitSays(agent, pod, "not a valid path element", "is empty or contains control characters")
 				if field != "pod" {
 					w.untilEvent(pod, "FailedMount", "Unable to attach or mount volumes: ")
 				}
