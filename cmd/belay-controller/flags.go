@@ -11,7 +11,7 @@ import (
 	"belay.dev/belay/internal/usage"
 )
 
-// Flags of kube-controller-manager without effect here.
+// Flags of kube-controller-manager that are ignored here.
 const (
 	flagSyncPeriod  = "attach-detach-reconcile-sync-period"
 	flagDisableSync = "disable-attach-detach-reconcile-sync"

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/usage"
 )
 
 // options are the flags. Flags that kube-controller-manager also has share its names and defaults.
@@ -92,22 +92,14 @@ func (o *options) validateLease() error {
 }
 
 func (o *options) validateAddresses() error {
-	for name, address := range map[string]string{
-		"health-probe-bind-address": o.manager.HealthAddress, "metrics-bind-address": o.manager.MetricsAddress,
-		"pprof-bind-address": o.manager.ProfileAddress,
-	} {
-		if address == "" || address == "0" {
-			continue
-		}
-		if _, _, err := net.SplitHostPort(address); err != nil {
-			return fmt.Errorf("--%s is %q, but must be host:port, :port, or 0 for none", name, address)
-		}
-	}
-	return nil
+	return errors.Join(
+		usage.CheckAddress("health-probe-bind-address", o.manager.HealthAddress),
+		usage.CheckAddress("metrics-bind-address", o.manager.MetricsAddress),
+		usage.CheckAddress("pprof-bind-address", o.manager.ProfileAddress))
 }
 
 // policy returns when a volume that may be in use is detached. As upstream, the out-of-service taint is always
-// respected: whoever sets it is responsible.
+// respected: the person who sets it is responsible.
 func (o *options) policy() attachment.Policy {
 	p := attachment.Policy{OutOfService: true, UnmountTimeout: o.maxWaitForUnmount}
 	if o.disableForce {
@@ -143,7 +135,7 @@ func (o *options) startLogging() error {
 	return nil
 }
 
-// warn logs flags without effect.
+// warn logs flags that are ignored.
 func (o *options) warn(given func(flag string) bool) {
 	for _, name := range []string{flagSyncPeriod, flagDisableSync} {
 		if given(name) {

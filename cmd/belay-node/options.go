@@ -88,6 +88,9 @@ func (o *options) check() error {
 	if problems := validation.IsDNS1123Subdomain(o.nodeName); len(problems) > 0 {
 		return fmt.Errorf("--node-name %q cannot be the name of a Node: %s", o.nodeName, strings.Join(problems, "; "))
 	}
+	if err := errors.Join(usage.CheckAddress("health-probe-bind-address", o.healthAddress), usage.CheckAddress("metrics-bind-address", o.metricsAddress)); err != nil {
+		return err
+	}
 	if !filepath.IsAbs(o.rootDir) || filepath.Clean(o.rootDir) == "/" {
 		return fmt.Errorf("--root-dir %q must be an absolute path other than /, for example %s", o.rootDir, defaultRoot)
 	}

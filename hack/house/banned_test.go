@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -18,7 +19,7 @@ type phrase struct {
 
 // banned are the phrases, as regular expressions without regard to case, in which a space is any white space. Add a row
 // where a sentence had to be read twice. The documents, what the programs print, comments and the names of tests are checked.
-func banned() []phrase {
+var banned = sync.OnceValue(func() []phrase {
 	var all []phrase
 	for _, row := range [][2]string{
 		{`told`, "reports, logs, emits an event, gets an event"},
@@ -68,7 +69,7 @@ func banned() []phrase {
 		all = append(all, phrase{regexp.MustCompile(pattern), row[1]})
 	}
 	return all
-}
+})
 
 // bannedIn lists the phrases of a text, each with its line.
 func bannedIn(text string) (found []string) {

@@ -26,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -445,7 +446,7 @@ func (c toyClient) Delete(_ context.Context, obj client.Object, options ...clien
 	}
 	var o client.DeleteOptions
 	o.ApplyOptions(options)
-	if p := o.Preconditions; p == nil || *p.UID != there.GetUID() || *p.ResourceVersion != there.GetResourceVersion() {
+	if p := o.Preconditions; p == nil || ptr.Deref(p.UID, "") != there.GetUID() || ptr.Deref(p.ResourceVersion, "") != there.GetResourceVersion() {
 		return apierrors.NewConflict(schema.GroupResource{Resource: kindOf(obj)}, obj.GetName(), fmt.Errorf("preconditions %v", p))
 	}
 	c.say("controller", "deletes %s %s", kindOf(obj), c.short(obj.GetName()))

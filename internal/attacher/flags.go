@@ -132,6 +132,9 @@ func (o *Options) checkValues() error {
 	case o.Common.KubeAPIBurst < 0:
 		return fmt.Errorf("--kube-api-burst is %d, but must not be negative", o.Common.KubeAPIBurst)
 	}
+	if err := errors.Join(usage.CheckAddress("http-endpoint", o.Common.HttpEndpoint), usage.CheckAddress("metrics-address", o.Common.MetricsAddress)); err != nil {
+		return err
+	}
 	return checkMetricsPath(o.Common.MetricsPath)
 }
 
@@ -166,7 +169,7 @@ var obsolete = map[string]string{
 	"logtostderr": "true", "one_output": "false", "skip_headers": "false", "skip_log_headers": "false", "stderrthreshold": "2",
 }
 
-// acceptObsolete registers flags without effect, so that existing manifests keep working.
+// acceptObsolete registers ignored flags, so that existing manifests keep working.
 func (o *Options) acceptObsolete(flags *flag.FlagSet) {
 	for _, name := range slices.Sorted(maps.Keys(obsolete)) {
 		if flags.Lookup(name) == nil {
@@ -175,7 +178,7 @@ func (o *Options) acceptObsolete(flags *flag.FlagSet) {
 	}
 }
 
-// ignored is a flag without effect.
+// ignored is a flag that is accepted and ignored.
 type ignored struct {
 	name, value string
 	used        *[]string // names of the flags that were set

@@ -288,6 +288,7 @@ func TestRefusedOptions(t *testing.T) {
 		"empty metrics path":                {[]string{"--metrics-path="}, `--metrics-path is "", but must begin with /`},
 		"metrics path that is taken":        {[]string{"--metrics-path=/readyz"}, `--metrics-path is "/readyz", which serves something else`},
 		"metrics path that is a pattern":    {[]string{"--metrics-path=/{"}, `--metrics-path is "/{", but must not contain spaces or braces`},
+		"an address without a port":         {[]string{"--http-endpoint=frob"}, `--http-endpoint is "frob", but must be host:port`},
 		"two metric addresses":              {[]string{"--metrics-address=:1", "--http-endpoint=:2"}, "only one of"},
 	}
 	for name, tt := range tests {

@@ -66,7 +66,7 @@ func (m *volumeManager) eventDelay(reason nodevolume.Reason) time.Duration {
 	return m.config.waitEventDelay
 }
 
-// waitText describes why a volume waits, in kubelet's words where it has some. The caller holds mu.
+// waitText describes why a volume waits, with kubelet's text where there is one. The caller holds mu.
 func (m *volumeManager) waitText(v *volume, wait nodevolume.Wait) string {
 	switch owner, _ := m.pods.snapshot(types.UID(wait.Key.PodUID)); {
 	case wait.Reason == nodevolume.DriverNotRegistered:

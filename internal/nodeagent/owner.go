@@ -28,7 +28,7 @@ import (
 const ownerFile = "belay/owner.json"
 
 // The objects whose UIDs identify a cluster. The Node authorizer allows a node to read the Service, but not the Namespace;
-// deploy/belay-node's ClusterRole adds the Namespace. The Service is recreated when someone deletes it; the Namespace cannot be deleted.
+// deploy/belay-node's ClusterRole adds the Namespace. The Service is recreated when it is deleted; the Namespace cannot be deleted.
 const (
 	clusterNamespace = "namespaces/kube-system"
 	clusterService   = "namespaces/default/services/kubernetes"

@@ -111,7 +111,7 @@ func withLabel(options []string, label string) []string {
 	return append(slices.Clone(options), fmt.Sprintf("context=%q", label))
 }
 
-// labelText describes a wait that is caused by a label, in kubelet's words; otherwise it is empty. The caller holds mu.
+// labelText describes a wait that is caused by a label, with kubelet's text; otherwise it is empty. The caller holds mu.
 func (m *volumeManager) labelText(v *volume, key nodevolume.PublishKey, reason nodevolume.Reason) string {
 	switch reason {
 	case nodevolume.OtherSELinuxLabelWanted:

@@ -4,6 +4,9 @@ package usage
 import (
 	"errors"
 	"fmt"
+	"math"
+	"net"
+	"strconv"
 
 	"github.com/spf13/cobra"
 )
@@ -37,6 +40,18 @@ func Status(err error) int {
 		return StatusWrong
 	}
 	return StatusFailed
+}
+
+// CheckAddress returns an Error unless the value of a flag is host:port, :port, or empty or "0" for none.
+func CheckAddress(flag, value string) error {
+	if value == "" || value == "0" {
+		return nil
+	}
+	_, port, err := net.SplitHostPort(value)
+	if number, numberErr := strconv.ParseUint(port, 10, 16); err != nil || numberErr != nil || number > math.MaxUint16 {
+		return Errorf("--%s is %q, but must be host:port, :port, or 0 for none", flag, value)
+	}
+	return nil
 }
 
 func is(err error) bool {

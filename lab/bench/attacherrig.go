@@ -180,7 +180,7 @@ func (s *sidecar) attachAll(ctx context.Context, turn int) (time.Duration, error
 	return s.allSeen(ctx, began, attached)
 }
 
-// detachAll is the way back.
+// detachAll detaches everything that attachAll attached.
 func (s *sidecar) detachAll(ctx context.Context, turn int) (time.Duration, error) {
 	began := time.Now()
 	if err := s.eachVolume(ctx, turn, s.deleteAttachment); err != nil {

@@ -175,7 +175,7 @@ func controllerCommand() *cobra.Command {
 	}, "bench", "latency, burst, whole and shared")
 }
 
-// command has a command run the parts, and adds the flags. The lab is called name; rounds are taken in some parts only.
+// command has a command run the parts, and adds the flags. The lab is called name; only some parts have rounds.
 func (o *options) command(command *cobra.Command, name, rounds string) *cobra.Command {
 	command.Args, command.SilenceUsage = cobra.NoArgs, true
 	command.RunE = func(command *cobra.Command, _ []string) error { return o.run(command) }

@@ -27,7 +27,7 @@ func planes() []string { return []string{planeUpstream, planeBelay, planeFloor} 
 const (
 	floorComponent    = "floor"
 	attacherComponent = "attacher-of-plane"
-	// stepLimit bounds one step of one volume, and the start of a plane: upstream gives up an attach
+	// stepLimit bounds one step of one volume, and the start of a plane: upstream abandons an attach
 	// after two minutes.
 	stepLimit = 2 * time.Minute
 	// closeLimit bounds taking the lab down.

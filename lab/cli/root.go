@@ -63,6 +63,8 @@ func Main(version string, args []string) int {
 
 // execute runs one command line.
 func execute(ctx context.Context, root *cobra.Command, args []string) error {
+	root.InitDefaultHelpCmd() // cobra adds both later, when it executes
+	root.InitDefaultCompletionCmd(args...)
 	if _, _, err := root.Find(args); err != nil {
 		return usage.Errorf("%w; see %s --help", err, root.CommandPath()) // an unknown command
 	}

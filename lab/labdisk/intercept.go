@@ -94,7 +94,7 @@ func meet(ctx context.Context, record callRecord, f *Fault, c Call, work func(co
 			return nil, status.Errorf(codes.Unavailable, "wait for fault %s to be cleared: %v", f.ID, err)
 		}
 	case EffectLostReply:
-		// The work must not end early because the caller gave up: its reply is lost, not its effect.
+		// The work must not end early because the caller timed out: its reply is lost, not its effect.
 		_, err := work(context.WithoutCancel(ctx))
 		slog.Info("Reply lost by a fault", "fault", f.ID, "method", c.Method, "volume", c.Volume, "node", c.Node, "err", err)
 		if f.Code != "" {

@@ -123,7 +123,7 @@ const (
 	// EffectHang holds the call before its work until the fault is cleared (the work is then done) or the caller
 	// cancels (it is then not done).
 	EffectHang = "hang"
-	// EffectLostReply does the work and then answers Code, or, without a Code, nothing until the caller gives up.
+	// EffectLostReply does the work and then answers Code, or, without a Code, nothing until the caller times out.
 	EffectLostReply = "lost-reply"
 	// EffectLimit answers RESOURCE_EXHAUSTED to ControllerPublishVolume for a node that holds Limit volumes already.
 	EffectLimit = "limit"

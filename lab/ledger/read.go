@@ -76,7 +76,7 @@ func readLines(source *bufio.Reader, report *Report) error {
 		}
 		record, err := parse(line[:len(line)-1])
 		if err != nil {
-			// A file system may give back zeros for the end of a file whose data did
+			// A file system may return zeros for the end of a file whose data did
 			// not reach the disk; then no newline ends them but one of a later writer would.
 			return fmt.Errorf("%w at byte %d: record %d cannot be read", ErrBroken, report.end, report.Count+1)
 		}

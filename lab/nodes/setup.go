@@ -50,7 +50,7 @@ func setUpMachine(config Config) error {
 		return err
 	}
 	if coverSysctls(config) != nil {
-		// Where the kernel does not let us, kubelet changes the machine and the lab puts it back.
+		// Where the kernel does not let us, kubelet changes the machine and the lab restores it.
 		return saveSysctls(config.LabDir)
 	}
 	return nil

@@ -48,7 +48,7 @@ func (s shim) become(args []string) error {
 			return err
 		}
 	}
-	// The parent may have been killed before the record was there, and whoever cleans up after it
+	// The parent may have been killed before the record was there, and the process that cleans up after it
 	// may have looked by then. So first the record, then the look at the parent: if it died later
 	// than this, the record was there before it died.
 	if s.parent != 0 && os.Getppid() != s.parent {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// maxChunks bounds how much of one stream may be on its way.
+// maxChunks bounds how much of one stream may be in flight.
 const maxChunks = 1 << 13
 
 // delay passes a stream on as it comes, each piece by some time later, in its order.

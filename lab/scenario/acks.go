@@ -63,8 +63,8 @@ func (f *follower) start(ctx context.Context, c timeline.Change) {
 	f.group.Go(func() { f.read(ctx, ledger, namespace, name) })
 }
 
-// stop ends the reading of a pod's log a moment after the pod is gone: what is on
-// its way still counts.
+// stop ends the reading of a pod's log a moment after the pod is gone: what is in
+// flight still counts.
 func (f *follower) stop(uid string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -92,7 +92,7 @@ func (s *Scene) leave(ctx context.Context, title string, push func(ctx context.C
 	return s.Timeline(ctx, query(title, from, to, start))
 }
 
-// comeBack tells of the first new pod that is bound to the node that the writer
+// comeBack returns a channel that gets the first new pod that is bound to the node that the writer
 // leaves: after a restart of the API server the scheduler's view is seconds old.
 func (s *Scene) comeBack(from string) (<-chan timeline.Change, func()) {
 	return s.Record.Next(func(c timeline.Change) bool {
