@@ -222,6 +222,23 @@ func (w *clusterState) recordLost(va *storagev1.VolumeAttachment) {
 	}
 }
 
+// recordMissing does so for attachments of the volume that are gone from the cache, but whose delete event was not
+// handled yet: in between, neither the cache nor the ledger shows that the volume is attached.
+func (w *clusterState) recordMissing(k key, listed map[string]*corev1.Node, found []*storagev1.VolumeAttachment) {
+	attached := make(map[string]bool, len(found))
+	for _, va := range found {
+		attached[va.Spec.NodeName] = true
+	}
+	for node := range listed {
+		if attached[node] {
+			continue
+		}
+		if va, ok := w.handled.Load(kube.AttachmentName(k.Handle, k.Driver, node)); ok {
+			w.recordLost(va.(*storagev1.VolumeAttachment))
+		}
+	}
+}
+
 // impliedAttachments returns the attachments of the volume that have no object.
 func (w *clusterState) impliedAttachments(k key, objects []attachment.Attachment) []attachment.Attachment {
 	var found []attachment.Attachment

@@ -120,6 +120,8 @@ func (w *clusterState) snapshotOf(key attachment.VolumeKey, reads *nodeReads, d 
 		for _, name := range names {
 			w.adoptReport(name, unique)
 		}
+	} else {
+		w.recordMissing(key, listed, attachments)
 	}
 	implied := w.impliedAttachments(key, s.seen.Attachments)
 	for _, a := range implied {

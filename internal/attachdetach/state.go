@@ -44,6 +44,8 @@ type clusterState struct {
 	kubelets     kubelets
 	unidentified unidentified
 	largeNodes   largeNodes
+	// handled holds the VolumeAttachments whose latest event was handled, by name. The cache is ahead of the handlers.
+	handled sync.Map
 	// deletes are deletes of VolumeAttachments without a response, reports are writes to Nodes, by name.
 	deletes unanswered[types.UID]
 	reports unanswered[string]

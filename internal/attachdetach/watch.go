@@ -190,6 +190,9 @@ func sameVolume(a, b *corev1.PersistentVolume) bool {
 // attachmentChanged ignores updates of irrelevant fields, such as a new finalizer, unless a delete of the earlier
 // version may have been in flight, which can no longer be carried out.
 func (w *clusterState) attachmentChanged(before, after *storagev1.VolumeAttachment, d writeTracker) []key {
+	if after != nil {
+		w.handled.Store(after.Name, after)
+	}
 	if before != nil && after != nil && sameAttachment(before, after) && !d.deleteMayBeUnderway(before) {
 		return nil
 	}
@@ -199,6 +202,7 @@ func (w *clusterState) attachmentChanged(before, after *storagev1.VolumeAttachme
 		d.attachmentDeleted(keys, before)
 		if after == nil {
 			w.recordLost(before)
+			w.handled.Delete(before.Name)
 		}
 		w.trackUnidentified(before, true)
 		w.deletes.forget(before.UID)
