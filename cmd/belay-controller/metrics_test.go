@@ -43,7 +43,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 			return strings.Contains(text, part)
 		})
 	}
-	docs, live := metrics.Documented(t, "../../docs/metrics/controller.md"), metrics.Parse(text)
+	docs, live := metrics.Documented(t, "../../docs/metrics/controller.md"), metrics.Parse(t, text)
 	for name, family := range live {
 		if family.Help == "" {
 			t.Errorf("%s has no help", name)

@@ -102,17 +102,10 @@ func (w *work) report(ctx context.Context, s attachment.Report) (again bool, err
 		n := w.now.seen.Nodes[s.Node]
 		w.state.ledger.add(w.unique(), string(s.Node), ledgerEntry{machine: n.Machine, created: n.Created}, n.InUse == attachment.Yes && n.Reported)
 	}
-	out := w.reporter.change(ctx, string(s.Node), change{
-		volume: w.unique(), kind: reporting, uid: types.UID(s.NodeUID), requested: s.DetachRequested,
-	})
-	if out.err != nil {
-		return false, out.err
+	stored, err := w.changeNode(ctx, s.Node, change{kind: reporting, uid: types.UID(s.NodeUID), requested: s.DetachRequested})
+	if !stored {
+		return err == nil, err
 	}
-	if out.missing || !out.answered {
-		w.reads.record(s.Node, out)
-		return true, nil
-	}
-	w.state.ledger.request(w.unique(), string(s.Node), time.Time{}) // now stored on the Node
 	w.loggerAt(s.Node).Info("Volume reported as attached", "attachment", s.Attachment.Name, "pods", klog.KObjSlice(w.now.pods[s.Node]), "again", s.Repeated)
 	if !s.Repeated {
 		for _, pod := range w.now.pods[s.Node] {
@@ -227,16 +220,22 @@ func (w *work) annotateNode(ctx context.Context, s attachment.AnnotateNode) (aga
 	if n := w.now.seen.Nodes[s.Node]; n.Exists == attachment.No || s.DetachRequested.Equal(n.DetachRequested) {
 		return false, nil
 	}
-	out := w.reporter.change(ctx, string(s.Node), change{
-		volume: w.unique(), kind: annotating, uid: types.UID(s.NodeUID), requested: s.DetachRequested,
-	})
-	if out.err != nil {
+	stored, err := w.changeNode(ctx, s.Node, change{kind: annotating, uid: types.UID(s.NodeUID), requested: s.DetachRequested})
+	return !stored && err == nil, err
+}
+
+// changeNode writes a change, which includes the time of the detach request, to the Node. It reports false without an error
+// if the newest Node forbids the change: the volume must be decided on again.
+func (w *work) changeNode(ctx context.Context, node attachment.NodeName, c change) (stored bool, err error) {
+	c.volume = w.unique()
+	out := w.reporter.change(ctx, string(node), c)
+	switch {
+	case out.err != nil:
 		return false, out.err
+	case out.missing || !out.answered:
+		w.reads.record(node, out)
+		return false, nil
 	}
-	if out.missing || !out.answered {
-		w.reads.record(s.Node, out)
-		return true, nil
-	}
-	w.state.ledger.request(w.unique(), string(s.Node), time.Time{}) // now stored on the Node
-	return false, nil
+	w.state.ledger.request(c.volume, string(node), time.Time{}) // now stored on the Node
+	return true, nil
 }

@@ -61,7 +61,7 @@ func cycle(t *testing.T, program, driver string) map[string]metrics.Family {
 		t.Error("the leader is not healthy")
 	}
 	p.Stop(syscall.SIGTERM) // an interrupt is not heeded by what a shell began in the background
-	found := metrics.Parse(strings.ReplaceAll(text, w.driver.Name, "DRIVER"))
+	found := metrics.Parse(t, strings.ReplaceAll(text, w.driver.Name, "DRIVER"))
 	if len(found) < 30 {
 		t.Fatalf("unexpected metrics of %s: %s", program, text)
 	}

@@ -321,7 +321,7 @@ func TestUpstreamMounterSetUpWithNodePublishFinalError(t *testing.T) {
 		w := newWorld(t)
 		l := w.live()
 		l.stop()
-		w.driver.LoseMounts() // somebody unmounted everything
+		w.driver.LoseMounts() // another process unmounted everything
 		w.plays(script{"Publish": times(always, codes.InvalidArgument)})
 		agent, _ := w.agent()
 		agent.SetPod(l.pod)

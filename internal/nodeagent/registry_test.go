@@ -133,13 +133,13 @@ func TestADriverThatIsNotToldStaysRegistered(t *testing.T) {
 	agent, _ = w.agent()
 	w.driver.Start()
 	w.driver.Registered()
-	wait.Until(w, "it is told again", func() bool {
+	wait.Until(w, "the plugin is notified again", func() bool {
 		agent.plugins.mu.Lock()
 		defer agent.plugins.mu.Unlock()
 		return len(clients) > 1
 	})
 	if clients[0] != clients[1] {
-		t.Errorf("the connection was made anew, and calls on the first one were lost: %v", clients)
+		t.Errorf("there is a new connection, and calls on the first one were lost: %v", clients)
 	}
 }
 

@@ -138,7 +138,7 @@ func TestARenewalThatFailsAgainIsToldAgain(t *testing.T) {
 	pod := w.pod("p", "data")
 	agent.SetPod(pod)
 	w.mounted(agent, pod)
-	wait.Until(w, "the second failure is told", func() bool {
+	wait.Until(w, "the pod gets an event about the second failure", func() bool {
 		events, err := w.admin.CoreV1().Events(w.name).List(w.ctx, metav1.ListOptions{})
 		must(t, err)
 		told := int32(0)

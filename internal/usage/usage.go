@@ -4,9 +4,7 @@ package usage
 import (
 	"errors"
 	"fmt"
-	"math"
 	"net"
-	"strconv"
 
 	"github.com/spf13/cobra"
 )
@@ -48,7 +46,10 @@ func CheckAddress(flag, value string) error {
 		return nil
 	}
 	_, port, err := net.SplitHostPort(value)
-	if number, numberErr := strconv.ParseUint(port, 10, 16); err != nil || numberErr != nil || number > math.MaxUint16 {
+	if err == nil {
+		_, err = net.LookupPort("tcp", port)
+	}
+	if err != nil {
 		return Errorf("--%s is %q, but must be host:port, :port, or 0 for none", flag, value)
 	}
 	return nil

@@ -155,9 +155,8 @@ func (k *killer) take(fits func(point) bool) bool {
 	return true
 }
 
-// told kills the controller about when it is told of a step: the same watch event is on
-// its way to it.
-func (k *killer) told(step string) {
+// crashOn kills the controller at about the time when it gets the watch event of a step, which this process has just got.
+func (k *killer) crashOn(step string) {
 	if k.take(func(p point) bool { return p.moment == "" && p.step == step }) {
 		go func() { k.hit <- k.rig.scene.Cluster.CrashController() }()
 	}
@@ -166,23 +165,23 @@ func (k *killer) told(step string) {
 func (k *killer) watch() {
 	state := k.rig.state
 	_, _ = state.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { k.told(stepBound) },
-		DeleteFunc: func(any) { k.told(stepGone) },
+		AddFunc:    func(any) { k.crashOn(stepBound) },
+		DeleteFunc: func(any) { k.crashOn(stepGone) },
 	})
 	_, _ = state.Core().V1().Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(old, now any) {
 			if len(now.(*corev1.Node).Status.VolumesInUse) < len(old.(*corev1.Node).Status.VolumesInUse) {
-				k.told(stepOutOfUse)
+				k.crashOn(stepOutOfUse)
 			}
 		},
 	})
 	_, _ = state.Storage().V1().VolumeAttachments().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(old, now any) {
 			if now.(*storagev1.VolumeAttachment).Status.Attached && !old.(*storagev1.VolumeAttachment).Status.Attached {
-				k.told(stepAttached)
+				k.crashOn(stepAttached)
 			}
 		},
-		DeleteFunc: func(any) { k.told(stepDetached) },
+		DeleteFunc: func(any) { k.crashOn(stepDetached) },
 	})
 }
 

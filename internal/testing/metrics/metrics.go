@@ -8,15 +8,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 )
 
-var (
-	typeLine   = regexp.MustCompile(`(?m)^# TYPE (\S+) (\S+)$`)
-	helpLine   = regexp.MustCompile(`(?m)^# HELP (\S+) (\S.*)$`)
-	sampleLine = regexp.MustCompile(`(?m)^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? \S+$`)
-	label      = regexp.MustCompile(`([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"`)
-	row        = regexp.MustCompile("(?m)^\\| `([a-z0-9_*]+)` \\| (\\w+) \\|(.*?)\\| \\S.* \\|$")
-)
+var row = regexp.MustCompile("(?m)^\\| `([a-z0-9_*]+)` \\| (\\w+) \\|(.*?)\\| \\S.* \\|$")
 
 // Family is a metric with the values of each of its labels.
 type Family struct {
@@ -26,33 +23,29 @@ type Family struct {
 
 // String is the type and the names of the labels, as [Documented] has them: "counter driver,node".
 func (f Family) String() string {
-	labels := slices.DeleteFunc(slices.Sorted(maps.Keys(f.Labels)), func(l string) bool { return l == "le" || l == "quantile" })
-	return strings.TrimSpace(f.Type + " " + strings.Join(labels, ","))
+	return strings.TrimSpace(f.Type + " " + strings.Join(slices.Sorted(maps.Keys(f.Labels)), ","))
 }
 
 // Parse reads the text format of Prometheus.
-func Parse(text string) map[string]Family {
-	help := map[string]string{}
-	for _, m := range helpLine.FindAllStringSubmatch(text, -1) {
-		help[m[1]] = m[2]
+func Parse(tb testing.TB, text string) map[string]Family {
+	tb.Helper()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
+	if err != nil {
+		tb.Fatalf("parse metrics: %v", err)
 	}
 	found := map[string]Family{}
-	for _, m := range typeLine.FindAllStringSubmatch(text, -1) {
-		found[m[1]] = Family{Type: m[2], Help: help[m[1]], Labels: map[string]map[string]bool{}}
-	}
-	for _, m := range sampleLine.FindAllStringSubmatch(text, -1) {
-		name := m[1]
-		for _, suffix := range []string{"_bucket", "_sum", "_count"} {
-			if base, ok := strings.CutSuffix(name, suffix); ok && found[name].Type == "" && found[base].Type != "" {
-				name = base
+	for name, family := range families {
+		f := Family{Type: strings.ToLower(family.GetType().String()), Help: family.GetHelp(), Labels: map[string]map[string]bool{}}
+		for _, metric := range family.GetMetric() {
+			for _, l := range metric.GetLabel() {
+				if f.Labels[l.GetName()] == nil {
+					f.Labels[l.GetName()] = map[string]bool{}
+				}
+				f.Labels[l.GetName()][l.GetValue()] = true
 			}
 		}
-		for _, l := range label.FindAllStringSubmatch(m[2], -1) {
-			if found[name].Labels[l[1]] == nil {
-				found[name].Labels[l[1]] = map[string]bool{}
-			}
-			found[name].Labels[l[1]][l[2]] = true
-		}
+		found[name] = f
 	}
 	return found
 }
