@@ -179,13 +179,15 @@ func (w *work) emitDetachFailed(hold attachment.Wait) {
 	if !ok {
 		return
 	}
-	cause := hold.Detail
+	cause, text := hold.Detail, ""
 	switch hold.Reason {
 	default:
 		return
 	case attachment.DetachFailed:
+		text = explain.DetachFailed(d.name, hold.Node, cause)
 	case attachment.DetachUnanswered:
 		cause = explain.Unanswered(w.key, explain.Detach, hold.Node, hold.Since)
+		text = explain.DetachUnanswered(d.name, hold.Node, cause)
 	}
 	if d.lastFailure == cause {
 		return
@@ -194,7 +196,7 @@ func (w *work) emitDetachFailed(hold attachment.Wait) {
 	a.detaches[w.key][hold.Node] = d
 	w.named(d.name).Error(errors.New(cause), "Failed to detach volume", "node", hold.Node, "attachment", d.attachment, "reason", hold.Reason)
 	if d.about != nil {
-		a.warn(d.about, explain.FailedDetachVolume, hold.Reason, explain.DetachFailed(d.name, hold.Node, cause))
+		a.warn(d.about, explain.FailedDetachVolume, hold.Reason, text)
 	}
 }
 

@@ -167,7 +167,7 @@ func TestMultiAttachRefusedThenHandedOver(t *testing.T) {
 	told := l.told("q", explain.FailedAttachVolume)
 	// The first was seen before the second had a cause; the order in which they are known here says nothing.
 	isSecond := func(message string) bool {
-		return strings.Contains(message, fmt.Sprintf("for the kubelet of node %q to unmount it", l.name("a")))
+		return strings.Contains(message, fmt.Sprintf("for node %q to unmount it", l.name("a")))
 	}
 	if len(told) != 2 || !slices.Contains(told, first) || !slices.ContainsFunc(told, isSecond) {
 		t.Errorf("told %q, want once %q and once that the node has to unmount it", told, first)
