@@ -145,3 +145,26 @@ func ExpandFailed(volume string, waits, block bool, cause string) (reason, text 
 func AttachLimit(volume, driver, problem string) string {
 	return fmt.Sprintf("Node has reached its volume attachment limit: volume %q of driver %s is not attached: %s", volume, driver, problem)
 }
+
+// What an operator can do about what belay-node logs.
+const (
+	// UnmountUnrecorded is for a mount without a record.
+	UnmountUnrecorded = "none while a pod uses the volume: belay-node records the mount when it publishes the volume for the pod. " +
+		UnmountByHand + ", then restart belay-node"
+	// SeeUnreadable is for a volume whose record cannot be read, which was logged with its remedy.
+	SeeUnreadable = "see the line about the record that cannot be read"
+	// ShareProcesses is for a PID namespace of its own.
+	ShareProcesses = "set hostPID: true for a pod of belay-node; none where the node itself is a container"
+	// EndPodsToExpand is for a driver that expands only volumes that are not in use.
+	EndPodsToExpand = "delete the pods that use the volume: it is expanded when it is next mounted"
+)
+
+// UnmountUnreadable is the remedy for a record that cannot be read.
+func UnmountUnreadable(path string) string {
+	return UnmountByHand + ", remove " + path + ", then restart belay-node"
+}
+
+// ShareMounts is the remedy for a root whose mounts do not propagate.
+func ShareMounts(root string) string {
+	return fmt.Sprintf("mount --rbind %[1]s %[1]s && mount --make-rshared %[1]s", root)
+}

@@ -47,7 +47,7 @@ func parseLine(line string) (e entry, err error) {
 		e.parent, err = strconv.Atoi(fields[1])
 	}
 	if err != nil {
-		return e, fmt.Errorf("parse mount table line %q: %w", line, err)
+		return e, fmt.Errorf("parse mount table line %q: the mount IDs are not numbers", line)
 	}
 	e.device, e.root, e.point = fields[2], strings.TrimSuffix(unescape(fields[3]), "//deleted"), unescape(fields[4])
 	for _, optional := range fields[6:] {

@@ -155,7 +155,7 @@ func (m *volumeManager) stage(ctx context.Context, v *volume, step nodevolume.St
 	call.Secrets, call.Context = secrets, w.attributes
 	pending := pendingCall{method: "NodeStageVolume", step: stepMountDevice, key: step.For}
 	err = m.callDriver(csi.WithMigrated(ctx, w.migrated), v, pending, func(ctx context.Context) error { return c.client.Stage(ctx, call, c.capabilities) })
-	m.log.Info("Called NodeStageVolume", "volume", v.name, "pod", step.For.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
+	m.logCall(v, step.For, pending, csi.NodeOutcomeOf(err))
 	return m.end(v, begun, callResult{err: err, phase: begun.After(reply(err))})
 }
 
@@ -194,7 +194,7 @@ func (m *volumeManager) publish(ctx context.Context, v *volume, step nodevolume.
 		return m.end(v, begun, callResult{err: err, phase: begun.After(nodevolume.Refused)})
 	}
 	err = m.callPublish(ctx, v, c, key, call, record.Path)
-	m.log.Info("Called NodePublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
+	m.logCall(v, key, pendingCall{method: "NodePublishVolume"}, csi.NodeOutcomeOf(err))
 	if err == nil {
 		m.mu.Lock()
 		v.ensurePod(key).publishContext = c.attachment.Metadata
@@ -231,7 +231,7 @@ func (m *volumeManager) unpublish(ctx context.Context, v *volume, step nodevolum
 	}
 	pending, target := pendingCall{method: "NodeUnpublishVolume", step: stepUnpublish, key: key}, m.root.Path(begun.Record.Path)
 	err = m.callDriver(ctx, v, pending, func(ctx context.Context) error { return client.Unpublish(ctx, v.handle, target) })
-	m.log.Info("Called NodeUnpublishVolume", "volume", v.name, "pod", key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
+	m.logCall(v, key, pending, csi.NodeOutcomeOf(err))
 	if isGone(v.state.Inline, err) {
 		err = nil
 	}
@@ -328,7 +328,7 @@ func (m *volumeManager) end(v *volume, call nodevolume.Call, e callResult) error
 // saveConfirmation records that the driver confirmed a call. If that fails, a restarted agent repeats the call.
 func (m *volumeManager) saveConfirmation(v *volume, record nodevolume.Record) {
 	if err := m.saveRecord(recordName(record), record, mount.InPlace); err != nil {
-		m.log.Error(err, "Failed to record that the driver confirmed a call", "volume", v.name)
+		m.log.Error(err, "Failed to record that the driver confirmed a call, which a restarted belay-node repeats", append(namesOf(record).values(), "kind", record.Kind)...)
 	}
 }
 
@@ -405,7 +405,7 @@ func (m *volumeManager) unstage(ctx context.Context, v *volume, step nodevolume.
 	}
 	pending, staged := pendingCall{method: "NodeUnstageVolume", step: stepUnstage}, m.root.Path(begun.Record.Path)
 	err = m.callDriver(ctx, v, pending, func(ctx context.Context) error { return client.Unstage(ctx, v.handle, staged) })
-	m.log.Info("Called NodeUnstageVolume", "volume", v.name, "outcome", csi.NodeOutcomeOf(err).String())
+	m.logCall(v, nodevolume.PublishKey{}, pending, csi.NodeOutcomeOf(err))
 	end := callResult{err: err, phase: begun.After(reply(err))}
 	if m.noLongerStages(ctx, v.driver, err) {
 		end.err, end.phase = nil, nodevolume.Absent

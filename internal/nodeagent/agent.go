@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/mounttable"
@@ -253,6 +254,7 @@ func (c *Config) complete() error {
 	if c.Logger.GetSink() == nil {
 		c.Logger = logr.Discard()
 	}
+	c.Logger = c.Logger.WithValues("node", c.NodeName)
 	if c.BootID == "" {
 		raw, err := os.ReadFile(bootIDFile)
 		if err != nil {
@@ -276,20 +278,19 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.log.Info("Node agent started", "node", a.config.NodeName, "root", a.root.Path("."), "records", a.volumes.recordCount())
-	defer a.log.Info("Node agent stopped", "node", a.config.NodeName)
+	a.log.Info("Node agent started", "root", a.root.Path("."), "records", a.volumes.recordCount())
+	defer a.log.Info("Node agent stopped")
 	defer end()
 	a.broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: a.client.CoreV1().Events("")})
 	if err := a.verifyOwnerOnce(ctx); err != nil {
 		return err
 	}
 	if propagates, err := a.root.IsShared(); err == nil && !propagates {
-		a.log.Info("Mounts below the root directory do not propagate, what a driver in a container mounts is not visible to other processes",
-			"root", a.root.Path("."), "remedy", "mount --rbind ROOT ROOT && mount --make-rshared ROOT")
+		a.log.Error(nil, "Mounts below the root directory do not propagate, so that mounts of drivers in containers are not visible outside",
+			"root", a.root.Path("."), "remedy", explain.ShareMounts(a.root.Path(".")))
 	}
 	if !mounttable.SeesAllProcesses() {
-		a.log.Info("Only processes of the own PID namespace are visible, other users of a volume are not found",
-			"remedy", "hostPID: true in a pod; none where the node itself is a container")
+		a.log.Error(nil, "Volumes may be unmounted while processes outside of this PID namespace use them", "remedy", explain.ShareProcesses)
 	}
 	if err := errors.Join(a.root.MakeDir("pods"), a.plugins.open()); err != nil {
 		return err

@@ -42,7 +42,7 @@ func (p *plugins) refreshLimit(ctx context.Context, name string) {
 		err = p.identity.refresh(ctx, name, info)
 	}
 	if err != nil && ctx.Err() == nil {
-		p.log.Error(err, "Failed to refresh the allocatable count", "driver", name)
+		p.log.Error(err, "Failed to refresh the allocatable count, retrying after the next period", "driver", name)
 	}
 }
 

@@ -33,7 +33,7 @@ func (m *volumeManager) lookUpAttachment(ctx context.Context, v *volume) error {
 func (m *volumeManager) recheckAttachment(ctx context.Context, v *volume, c driverCall, readAPI bool) error {
 	if readAPI && c.attachment.UID != "" {
 		if err := m.lookUpAttachment(ctx, v); err != nil {
-			m.log.Error(err, "Failed to read the VolumeAttachment again", "volume", v.name)
+			m.logger(v, c.toMount.key()).Error(err, "Failed to read the VolumeAttachment again, retrying", "attachment", kube.AttachmentName(v.handle, v.driver, m.config.NodeName))
 		}
 	}
 	m.mu.Lock()

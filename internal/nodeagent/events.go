@@ -108,11 +108,11 @@ func (m *volumeManager) emitLongWait(v *volume, wait nodevolume.Wait, since time
 		return // the failed call had its own event
 	case wait.Reason == nodevolume.OwnerSilent:
 		// The pod may be running fine, and cannot do anything about it.
-		m.log.Info("Keeping volume mounted, the pod is only known from a record and its object or claims have not been read", "volume", v.name, "pod", wait.Key.PodUID,
-			"since", since.UTC().Format(time.RFC3339))
+		m.log.Info("Keeping volume mounted because its pod is only known from a record, until the pod and its claims have been read",
+			append(v.logValues(wait.Key), "since", since.UTC().Format(time.RFC3339))...)
 		return
 	case wait.Key.PodUID == "":
-		m.emitFailedUnstage(v, explain.NodeStep{Step: stepUnstage, Block: v.state.Stage.Record.Block, Volume: v.specName()}.Waits(described))
+		m.emitSlowUnstage(v, explain.NodeStep{Step: stepUnstage, Block: v.state.Stage.Record.Block, Volume: v.specName()}.Waits(described))
 		return
 	}
 	p := v.ensurePod(wait.Key)
@@ -153,7 +153,7 @@ func (m *volumeManager) unstageFailed(v *volume, err error) {
 		v.unstageFailingSince = cmp.Or(v.began, v.state.Unstage.At)
 	}
 	failed := explain.NodeStep{Step: stepUnstage, Block: v.state.Stage.Record.Block, Volume: v.specName(), Since: v.unstageFailingSince}
-	m.emitFailedUnstage(v, m.unmountFailedText(failed, err))
+	m.emitFailedUnstage(v, m.unmountFailedText(failed, err)) // logFailure has logged it
 }
 
 // emitMapped emits kubelet's event that a block volume was mapped for a pod.
@@ -212,14 +212,22 @@ func (m *volumeManager) emitFailedUnmount(pod, claim *corev1.ObjectReference, te
 	}
 }
 
-// emitFailedUnstage does the same for a volume that cannot be unstaged. The caller holds mu.
-func (m *volumeManager) emitFailedUnstage(v *volume, text string) {
+// emitSlowUnstage emits an event about an unstage that waits or whose call does not end, and logs it. The caller holds mu.
+func (m *volumeManager) emitSlowUnstage(v *volume, text string) {
+	if m.emitFailedUnstage(v, text) {
+		m.log.Error(errors.New(text), "Volume stays in use", v.logValues(nodevolume.PublishKey{})...)
+	}
+}
+
+// emitFailedUnstage does the same as emitFailedUnmount for a volume that cannot be unstaged, unless it repeats the last event. The caller
+// holds mu.
+func (m *volumeManager) emitFailedUnstage(v *volume, text string) (emitted bool) {
 	if !v.lastUnstageEvent.isNew(text, time.Now()) {
-		return
+		return false
 	}
 	staged := &podVolume{PodVolume: &nodevolume.PodVolume{Key: nodevolume.PublishKey{PodUID: v.state.Stage.Record.Pod.UID}, MountState: v.state.Stage}}
 	m.emitFailedUnmount(staged.podRef(), staged.pvcRef(), text)
-	m.log.Error(errors.New(text), "Volume stays in use", "volume", v.name)
+	return true
 }
 
 // pvcRef returns the reference for events about the claim, or nil.

@@ -102,7 +102,7 @@ func (m *volumeManager) callExpand(ctx context.Context, x *expansion) (nodevolum
 	err = m.callDriver(csi.WithMigrated(ctx, w.migrated), x.v, pendingCall{method: "NodeExpandVolume", step: stepSetUp, key: x.key}, func(ctx context.Context) error {
 		return client.Expand(ctx, call, m.root.Path(publishPath(w)), x.attempt.Size.Bytes, has)
 	})
-	m.log.Info("Called NodeExpandVolume", "volume", x.v.name, "pod", x.key.PodUID, "size", x.attempt.Size.Text, "outcome", csi.OutcomeOf(err).String())
+	m.logCall(x.v, x.key, pendingCall{method: "NodeExpandVolume"}, csi.OutcomeOf(err), "size", x.attempt.Size.Text)
 	return csi.RefusalOf(err), err
 }
 
@@ -110,7 +110,7 @@ func (m *volumeManager) callExpand(ctx context.Context, x *expansion) (nodevolum
 func (m *volumeManager) expansionRefused(ctx context.Context, x *expansion, refusal nodevolume.Refusal, err error) {
 	// Written without a resourceVersion: it does not depend on what others wrote to the claim meanwhile.
 	if _, writeErr := m.patchClaim(ctx, x.claim, false, x.write(x.attempt.AfterRefusal(refusal), err)); writeErr != nil {
-		m.log.Error(writeErr, "Failed to record the failed expansion in the PersistentVolumeClaim", "volume", x.v.name)
+		m.logger(x.v, x.key).Error(writeErr, "Failed to record the failed expansion in the PersistentVolumeClaim")
 	}
 	m.mu.Lock()
 	again := x.v.state.Growth.Refused(x.attempt, refusal)
@@ -123,7 +123,7 @@ func (m *volumeManager) expansionRefused(ctx context.Context, x *expansion, refu
 	case again:
 		m.expansionFailed(x, err)
 	case refusal == nodevolume.RefusedInUse:
-		m.log.Error(err, "Driver does not expand the volume while it is in use", "volume", x.v.name)
+		m.logger(x.v, x.key).Error(err, "Driver does not expand the volume while it is in use", "remedy", explain.EndPodsToExpand)
 	}
 }
 
@@ -133,7 +133,7 @@ func (m *volumeManager) expansionFailed(x *expansion, err error) {
 	defer m.mu.Unlock()
 	g, p := &x.v.state.Growth, x.v.ensurePod(x.key)
 	x.v.state.Failed(nodevolume.Expand{Key: x.key}, time.Now(), rand.Float64(), false) //nolint:gosec // spreads retries
-	m.log.Error(err, "Volume operation failed", "operation", "NodeExpandVolume", "volume", x.v.name, "pod", x.key.PodUID, "failures", g.Failure.Count)
+	m.logFailure(x.v, x.key, "NodeExpandVolume", g.Failure.Count, err)
 	if p.toMount == nil {
 		return
 	}

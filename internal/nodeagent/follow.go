@@ -23,6 +23,7 @@ func (a *Agent) FollowPods(ctx context.Context) error {
 		return err
 	}
 	terminations := newPodTerminations(a, containers, a.log)
+	terminations.names = a.pods.logValues
 	informer := newInformer(a.client.CoreV1().RESTClient(), "pods",
 		fields.OneTermEqualSelector("spec.nodeName", a.config.NodeName), &corev1.Pod{})
 	registered, err := informer.AddEventHandler(podEvents(a, terminations))

@@ -72,8 +72,8 @@ func (m *volumeManager) applyFSGroup(ctx context.Context, c driverCall, r nodevo
 	if err != nil {
 		return fmt.Errorf("applyFSGroup failed for vol %s: %w", w.handle, err)
 	}
-	m.log.Info("Changed ownership of the volume to the pod's fsGroup", "volume", w.name(), "pod", w.pod.UID, "group", change.GID,
-		"files", change.Seen.Load(), "refused", change.Refused.Load(), "took", time.Since(begun).String())
+	m.log.Info("Changed ownership of the volume to the pod's fsGroup", append(namesOf(r).values(), "group", change.GID,
+		"files", change.Seen.Load(), "refused", change.Refused.Load(), "took", time.Since(begun).String())...)
 	if refused := change.Refused.Load(); refused > 0 {
 		m.events.Eventf(w.pod.ref(), corev1.EventTypeWarning, "VolumePermissionChangeRefused",
 			"The file system of volume %q refused %d changes for fsGroup %d; the pod gets it as it is. The first: %v",

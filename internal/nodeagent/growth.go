@@ -45,7 +45,7 @@ func (m *volumeManager) updateSize(v *volume, size nodevolume.ClaimSize, capacit
 	if wasDue || !v.state.Growth.Due() {
 		return false
 	}
-	m.log.Info("Volume was expanded", "volume", v.name, "size", v.state.Growth.Current.Text, "capacity", capacity.Text)
+	m.log.Info("Volume was expanded", append(v.logValues(nodevolume.PublishKey{}), "size", v.state.Growth.Current.Text, "capacity", capacity.Text)...)
 	return true
 }
 

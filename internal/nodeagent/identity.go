@@ -274,7 +274,7 @@ func (w desiredNodeInfo) nodePatch(node *corev1.Node) ([]byte, error) {
 	ids := map[string]string{}
 	if raw := node.Annotations[kube.CSINodeIDsAnnotation]; raw != "" {
 		if err := json.Unmarshal([]byte(raw), &ids); err != nil {
-			return nil, fmt.Errorf("read annotation %s of node %s: %w", kube.CSINodeIDsAnnotation, node.Name, err)
+			return nil, fmt.Errorf("read annotation %s of node %s: not valid JSON: %w", kube.CSINodeIDsAnnotation, node.Name, err)
 		}
 		if ids == nil { // it was "null"
 			ids = map[string]string{}

@@ -245,7 +245,7 @@ func (s *nodeStatus) read(ctx context.Context) (gone bool, err error) {
 	start := !s.inUse.Started()
 	if s.inUse.HistoryReset(since, status) {
 		s.log.Info("Node has an older version than before, reading it again",
-			"known", since, "read", node.ResourceVersion)
+			"knownResourceVersion", since, "resourceVersion", node.ResourceVersion)
 		start = true
 	}
 	s.mu.Unlock()

@@ -120,12 +120,15 @@ func (o *recordOwner) read() (found nodevolume.Owner, err error) {
 	raw, err := o.root.ReadFile(ownerFile)
 	if err == nil {
 		err = json.Unmarshal(raw, &found)
+		if err != nil {
+			err = fmt.Errorf("not valid JSON: %w", err)
+		}
 	}
 	if err == nil && found.NodeName == "" {
 		err = errors.New("it has no node name")
 	}
 	if err != nil {
-		return nodevolume.Owner{}, fmt.Errorf("read the owner of the records: %w", err)
+		return nodevolume.Owner{}, fmt.Errorf("read the owner of the records from %s: %w", o.root.Path(ownerFile), err)
 	}
 	return found, nil
 }
@@ -196,7 +199,7 @@ func (o *recordOwner) checkOwner(now nodevolume.Owner) error {
 		switch o.recorded.Compare(now) {
 		case nodevolume.SameOwner:
 			if now.NodeUID != "" && now.NodeUID != o.recorded.NodeUID {
-				o.log.Info("Node object was recreated, keeping the records", "was", o.recorded.NodeUID, "is", now.NodeUID)
+				o.log.Info("Node object was recreated, keeping the records", "oldUID", o.recorded.NodeUID, "newUID", now.NodeUID)
 			}
 		case nodevolume.OtherCluster, nodevolume.OtherNode:
 			return &OwnerError{Root: o.root.Path("."), RecordedNode: o.recorded.NodeName, Node: now.NodeName, Detail: o.difference(now)}
@@ -323,7 +326,7 @@ func (a *Agent) waitForOwner(ctx context.Context) error {
 		if _, other := errors.AsType[*OwnerError](err); err == nil || other {
 			return err
 		}
-		a.log.Error(err, "Cannot verify yet that the records belong to this node, retrying", "failures", failures)
+		a.log.Error(err, "Failed to verify that the records belong to this node, retrying", "failures", failures)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()

@@ -51,7 +51,7 @@ func (m *volumeManager) emitPendingCall(v *volume, call *pendingCall) {
 	step := explain.NodeStep{Step: call.step, Block: v.state.Stage.Record.Block, Volume: v.specName(), Verb: explain.NotEnded}
 	switch call.step {
 	case stepUnstage:
-		m.emitFailedUnstage(v, step.StaysInUse(m.config.NodeName, cause))
+		m.emitSlowUnstage(v, step.StaysInUse(m.config.NodeName, cause))
 		return
 	case stepUnpublish:
 		p := v.ensurePod(call.key)

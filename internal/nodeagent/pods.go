@@ -70,7 +70,7 @@ func (m *podManager) run(ctx context.Context) {
 		case err == nil:
 			m.queue.Forget(uid)
 		case ctx.Err() == nil:
-			m.log.V(1).Info("Volumes of pod are not known yet", "pod", uid, "err", err)
+			m.log.V(1).Info("Volumes of pod are not known yet, retrying", append(m.logValues(uid), "err", err)...)
 			m.queue.AddRateLimited(uid)
 		}
 	})
@@ -276,7 +276,7 @@ func (m *podManager) removeOrphans() {
 	}
 	orphans := m.orphans()
 	for _, uid := range orphans {
-		m.log.Info("Unmounting volumes of a pod that is only known from records", "pod", uid)
+		m.log.Info("Unmounting volumes of a pod that is only known from records", m.logValues(uid)...)
 	}
 	m.remove(orphans...)
 }

@@ -61,7 +61,7 @@ func (m *volumeManager) decide(name string, now time.Time) (*volume, nodevolume.
 		for _, p := range v.pods {
 			m.pods.removeVolume(types.UID(p.Key.PodUID), name)
 		}
-		m.log.V(1).Info("Volume removed from this node", "volume", name)
+		m.log.V(1).Info("Volume removed from this node", v.logValues(nodevolume.PublishKey{})...)
 		return nil, nodevolume.Decision{}
 	}
 	return v, decision
@@ -95,7 +95,7 @@ func (m *volumeManager) finishTurn(v *volume, decision nodevolume.Decision) {
 		if was, ok := v.waits[wait.Key]; ok && was.reason == wait.Reason {
 			since = was.since
 		} else {
-			m.log.V(1).Info("Waiting", "volume", v.name, "pod", wait.Key.PodUID, "reason", wait.Reason)
+			m.log.V(1).Info(m.waitMessage(v, wait.Key), append(v.logValues(wait.Key), "reason", wait.Reason)...)
 		}
 		waits[wait.Key] = currentWait{reason: wait.Reason, since: since}
 		switch left := since.Add(m.eventDelay(wait.Reason)).Sub(now); {
@@ -136,7 +136,7 @@ func (m *volumeManager) finishStep(ctx context.Context, v *volume, step nodevolu
 	}
 	v.state.Failed(step, time.Now(), rand.Float64(), m.pods.state(types.UID(key.PodUID)).Removed) //nolint:gosec // spreads retries
 	if unstage {
-		m.log.Error(err, "Volume operation failed", "operation", name, "volume", v.name, "failures", v.state.Unstage.Count)
+		m.logFailure(v, key, name, v.state.Unstage.Count, err)
 		m.unstageFailed(v, err)
 		return
 	}
@@ -145,6 +145,11 @@ func (m *volumeManager) finishStep(ctx context.Context, v *volume, step nodevolu
 		p.failingSince = cmp.Or(v.began, time.Now())
 	}
 	p.problem, p.step = err, name
-	m.log.Error(err, "Volume operation failed", "operation", name, "volume", v.name, "pod", key.PodUID, "failures", p.Failure.Count)
+	m.logFailure(v, key, name, p.Failure.Count, err)
 	m.emitFailure(p, name, err)
+}
+
+// logFailure logs a failed step, which is retried. The caller holds mu.
+func (m *volumeManager) logFailure(v *volume, key nodevolume.PublishKey, operation string, failures int, err error) {
+	m.log.Error(m.config.withRemedy(err), "Volume operation failed, retrying", append(v.logValues(key), "operation", operation, "failures", failures)...)
 }

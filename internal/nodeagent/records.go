@@ -101,7 +101,11 @@ func (m *volumeManager) readRecord(name string) (nodevolume.Record, error) {
 	if err != nil {
 		return nodevolume.Record{}, fmt.Errorf("read record %s: %w", name, err)
 	}
-	return nodevolume.DecodeRecord(raw)
+	record, err := nodevolume.DecodeRecord(raw)
+	if err != nil {
+		return record, fmt.Errorf("read record %s: %w", name, err)
+	}
+	return record, nil
 }
 
 // adopt adds the volume of a record found at start-up.
@@ -113,7 +117,7 @@ func (m *volumeManager) adopt(record nodevolume.Record) {
 		v.ensurePod(p.Key)
 		m.pods.recorded(types.UID(p.Key.PodUID), v.name)
 	}
-	m.log.Info("Found record", "kind", record.Kind, "volume", v.name, "pod", record.Pod.UID, "confirmed", record.Confirmed, "leaving", record.Leaving)
+	m.log.Info("Found record", append(namesOf(record).values(), "kind", record.Kind, "confirmed", record.Confirmed, "unmounting", record.Leaving)...)
 }
 
 // findUnaccounted reads the vol_data.json files. They replace unreadable records, and reveal volumes that are mounted without a record,
@@ -133,18 +137,18 @@ func (m *volumeManager) findUnaccounted(unreadable []string) error {
 			if err := m.saveRecord(name, record, mount.PowerCut); err != nil {
 				return err
 			}
-			m.log.Info("Recreated record from "+volumeData, "record", name, "volume", uniqueName(record))
+			m.log.Info("Recreated record from "+volumeData, append(namesOf(record).values(), "record", name)...)
 		case !m.recorded(record) && m.mountedAt(record) != nodevolume.No:
 			m.unaccounted[name] = struct{}{}
-			m.log.Error(nil, "Keeping volume staged and in use, it is mounted without a record, perhaps by a kubelet", "volume", uniqueName(record),
-				"path", m.root.Path(record.Path), "remedy", "none while a pod uses the volume: belay-node records the mount when it publishes the volume for the pod. "+explain.UnmountByHand+", then restart belay-node")
+			m.log.Error(nil, "Keeping volume staged and in use because it is mounted without a record, perhaps by a kubelet",
+				append(namesOf(record).values(), "path", m.root.Path(record.Path), "remedy", explain.UnmountUnrecorded)...)
 		}
 	}
 	for _, name := range unreadable {
 		m.unaccounted[name] = struct{}{}
 		m.metrics.Found(false)
-		m.log.Error(nil, "Keeping volume staged and in use, its record cannot be read and no other file describes the mount",
-			"record", name, "remedy", explain.UnmountByHand+", remove "+m.records.Path(name)+", then restart belay-node")
+		m.log.Error(nil, "Keeping volume staged and in use because its record cannot be read and no other file describes the mount",
+			"record", name, "remedy", explain.UnmountUnreadable(m.records.Path(name)))
 	}
 	return nil
 }

@@ -54,7 +54,7 @@ func (m *volumeManager) callRepublish(ctx context.Context, v *volume, p *podVolu
 		return err
 	}
 	err = m.callPublish(ctx, v, c, p.Key, call, record.Path)
-	m.log.V(1).Info("Called NodePublishVolume again", "volume", v.name, "pod", p.Key.PodUID, "outcome", csi.NodeOutcomeOf(err).String())
+	m.logger(v, p.Key).V(1).Info("Called NodePublishVolume again", "outcome", csi.NodeOutcomeOf(err).String())
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	"belay.dev/belay/internal/nodevolume"
 )
@@ -45,7 +46,7 @@ func (m *podManager) resync(ctx context.Context, uid types.UID) {
 			continue
 		}
 		if err := m.on.readSize(ctx, w, version); err != nil && ctx.Err() == nil {
-			m.log.V(1).Info("Failed to read the size of the PersistentVolumeClaim", "claim", w.claim.name, "pod", uid, "err", err)
+			m.log.V(1).Info("Failed to read the size of the PersistentVolumeClaim", append(m.logValues(uid), "claim", klog.KRef(w.pod.Namespace, w.claim.name), "volume", w.specName, "err", err)...)
 		}
 	}
 }

@@ -77,7 +77,7 @@ func (m *volumeManager) gatherStats(ctx context.Context, name string) {
 		case isGone(target.volume.state.Inline, err):
 			m.disableStats(target, err)
 		default:
-			m.log.V(1).Info("Volume stats are not available", "volume", name, "pod", target.pod.Key.PodUID, "err", err)
+			m.logger(target.volume, target.pod.Key).V(1).Info("Volume stats are not available", "err", err)
 		}
 		m.updateStats(target, reported)
 	}
@@ -89,8 +89,8 @@ func (m *volumeManager) disableStats(target statsTarget, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	target.pod.statsUnsupported = true
-	m.log.Info("Driver returned no stats for inline volume, collecting them again after it reconnects",
-		"volume", target.volume.name, "pod", target.pod.Key.PodUID, "err", err)
+	m.log.WithValues(target.volume.logValues(target.pod.Key)...).
+		Info("Driver returned no stats for inline volume, collecting them again after it reconnects", "err", err)
 }
 
 // readStats calls NodeGetVolumeStats. It returns nil without GET_VOLUME_STATS; like kubelet, it does not fall back to the file system.

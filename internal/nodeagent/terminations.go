@@ -49,7 +49,9 @@ type podTerminations struct {
 	owner      podOwner
 	containers Containers
 	log        logr.Logger
-	queue      workqueue.TypedRateLimitingInterface[types.UID]
+	// names returns the log keys and values of a pod; nil for its UID.
+	names func(types.UID) []any
+	queue workqueue.TypedRateLimitingInterface[types.UID]
 
 	mu sync.Mutex
 	// pods is guarded by mu. The value is true once the wait has been logged.
@@ -119,7 +121,11 @@ func (t *podTerminations) check(ctx context.Context, uid types.UID) {
 		release()
 	case tracked && ctx.Err() == nil:
 		if !logged {
-			t.log.Error(err, "Keeping volumes of pod mounted, the pod was deleted or has terminated but its containers may still run", "pod", uid)
+			values := []any{"podUID", uid}
+			if t.names != nil {
+				values = t.names(uid)
+			}
+			t.log.Error(err, "Keeping volumes of deleted or terminated pod mounted because its containers may still run", values...)
 		}
 		t.queue.AddRateLimited(uid)
 	}

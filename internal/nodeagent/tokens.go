@@ -67,7 +67,7 @@ func (c *tokenCache) get(ctx context.Context, key tokenKey) (authenticationv1.To
 	case err == nil:
 	case known && !held.expired(now):
 		c.log.Error(err, "Failed to renew service account token, using the previous one",
-			"audience", key.audience, "expires", held.status.ExpirationTimestamp.Time)
+			"audience", key.audience, "expiresAt", held.status.ExpirationTimestamp.Time)
 		return held.status, nil
 	default:
 		return authenticationv1.TokenRequestStatus{}, err
@@ -101,7 +101,7 @@ func (m *podManager) tokensOf(pod podIdentity) *tokenCache {
 		return owner.tokens
 	}
 	cache := &tokenCache{
-		log: m.log.WithValues("pod", pod.UID, "namespace", pod.Namespace, "serviceAccount", pod.ServiceAccount), tokens: map[tokenKey]cachedToken{},
+		log: m.log.WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "podUID", pod.UID, "serviceAccount", pod.ServiceAccount), tokens: map[tokenKey]cachedToken{},
 		request: func(ctx context.Context, key tokenKey) (*authenticationv1.TokenRequest, error) {
 			return m.requestToken(ctx, pod, key)
 		},

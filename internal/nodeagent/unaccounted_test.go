@@ -2,6 +2,7 @@ package nodeagent
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -73,8 +74,9 @@ func TestUnreadableRecordsWithoutVolumeData(t *testing.T) {
 			if name == "publish" {
 				w.untilEvent(l.pod, "FailedUnmount", "UnmountDevice for volume", "has been waiting since", "a record cannot be read", "(UnaccountedMount)")
 			} else { // nobody knows a pod
+				named := fmt.Sprintf("\"driver\"=%q \"handle\"=%q", w.driverName(), l.handle)
 				wait.Until(w, "the log names the volume", func() bool {
-					return strings.Contains(strings.Join(log.with("Volume stays in use"), "\n"), string(w.unique(l.handle)))
+					return strings.Contains(strings.Join(log.with("Volume stays in use"), "\n"), named)
 				})
 			}
 			if got := w.detach(l.handle); !errors.Is(got, errStillInUse) {

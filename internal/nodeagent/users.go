@@ -39,7 +39,7 @@ func (m *volumeManager) lookForUsers(ctx context.Context, v *volume, key nodevol
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if problem != nil && v.state.Users.Search.Count == 0 {
-		m.log.Error(problem, "Keeping volume mounted and in use, another process on this node uses it", "volume", v.name, "pod", key.PodUID)
+		m.log.Error(problem, "Keeping volume mounted and in use because another process on this node uses it", v.logValues(key)...)
 	}
 	v.state.UsersSearched(problem != nil, time.Now(), rand.Float64()) //nolint:gosec // spreads the searches
 	v.users.problem = problem

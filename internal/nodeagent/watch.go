@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/nodevolume"
 )
@@ -130,7 +131,7 @@ func (m *volumeManager) nodeRead(listed []string) {
 	for _, name := range listed {
 		if driver, handle, ok := kube.ParseUniqueVolumeName(name); ok && m.isUnaccounted(name) {
 			m.ensureVolume(name, driver, handle, false)
-			m.log.Error(nil, "Node lists a volume in use whose record cannot be read", "volume", name)
+			m.log.Error(nil, "Node lists a volume in use whose record cannot be read", "driver", driver, "handle", handle, "remedy", explain.SeeUnreadable)
 		}
 	}
 	m.mu.Unlock()

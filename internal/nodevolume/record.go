@@ -99,7 +99,7 @@ func DecodeRecord(raw []byte) (Record, error) {
 	decoder.DisallowUnknownFields()
 	var r Record
 	if err := decoder.Decode(&r); err != nil {
-		return Record{}, fmt.Errorf("%w: %w", ErrTorn, err)
+		return Record{}, fmt.Errorf("%w: not valid JSON: %w", ErrTorn, err)
 	}
 	switch {
 	case r.Version != RecordVersion:
