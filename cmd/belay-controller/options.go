@@ -139,10 +139,10 @@ func (o *options) startLogging() error {
 func (o *options) warn(given func(flag string) bool) {
 	for _, name := range []string{flagSyncPeriod, flagDisableSync} {
 		if given(name) {
-			klog.Background().Info("Ignoring deprecated flag, there is no second record of attachments to compare", "flag", "--"+name)
+			klog.Background().Info("Ignoring deprecated flag because there is no second record of attachments to compare", "flag", "--"+name)
 		}
 	}
 	if !o.leaderElect {
-		klog.Background().Info("Leader election is disabled, make sure that only one belay-controller runs")
+		klog.Background().Error(nil, "Leader election is disabled", "remedy", "make sure that only one belay-controller runs")
 	}
 }

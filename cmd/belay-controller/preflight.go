@@ -95,7 +95,7 @@ func (o *options) mayLead(clients kubernetes.Interface) func(context.Context) (r
 	return func(ctx context.Context) (refusal, err error) {
 		refusal, err = preflight.MayLead(ctx, clients)
 		if refusal != nil && o.foreignWriter == foreignWriterWarn {
-			klog.FromContext(ctx).Error(refusal, "Leading all the same, because of --on-foreign-writer=warn")
+			klog.FromContext(ctx).Error(refusal, "Leading beside another attach/detach controller because of --on-foreign-writer=warn")
 			return nil, nil // may lead
 		}
 		return refusal, err

@@ -70,9 +70,9 @@ func checkRights(ctx context.Context, clients kubernetes.Interface) error {
 		return fmt.Errorf("cannot start without the rights to %s: see deploy/belay-controller/belay-controller.yaml", strings.Join(missing, ", "))
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Not started yet: the caches are not full, and it is not known whether rights are missing")
+		klog.FromContext(ctx).Error(err, "Caches are not full yet and the rights could not be checked")
 		return nil
 	}
-	klog.FromContext(ctx).Info("Not started yet: the caches are not full; no rights are missing")
+	klog.FromContext(ctx).Info("Caches are not full yet although no rights are missing")
 	return nil
 }

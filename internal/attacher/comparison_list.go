@@ -44,7 +44,7 @@ func (l lister) read(ctx context.Context, handles []string) (volumes map[string]
 		if !errors.Is(err, errStaleToken) || restarts == maxRestarts {
 			return volumes, entries, err
 		}
-		log.FromContext(ctx).V(1).Info("Restarting the list of the driver's volumes", "reason", err.Error())
+		log.FromContext(ctx).V(1).Info("Restarting the list of the driver's volumes", "err", err)
 	}
 }
 

@@ -27,7 +27,7 @@ func (a *Attacher) catchUp(ctx context.Context) error {
 	if len(list.Items) > 0 {
 		mark = func(ctx context.Context) error { return a.markAttachment(ctx, &list.Items[0]) }
 	}
-	log.FromContext(ctx).V(1).Info("Waiting for the watch cache", "version", list.ResourceVersion)
+	log.FromContext(ctx).V(1).Info("Waiting for the watch cache", "resourceVersion", list.ResourceVersion)
 	return kube.AwaitVersion(ctx, a.objects.attachmentInformer, list.ResourceVersion, mark)
 }
 

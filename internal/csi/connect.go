@@ -111,7 +111,8 @@ func (d *Driver) Follow(ctx context.Context, absence Absence) error {
 			return nil
 		case <-d.lost:
 		}
-		klog.FromContext(ctx).Info("Lost connection to CSI driver, waiting for it to reconnect", "driver", d.Name)
+		klog.FromContext(ctx).Error(nil, "Lost connection to CSI driver, waiting for it to reconnect", "driver", d.Name,
+			"remedy", "if it does not return, check that its container is running and serves the socket of --csi-address")
 		if err := d.awaitReturn(ctx, absence.AtMost); err != nil || ctx.Err() != nil {
 			return err
 		}

@@ -1,8 +1,8 @@
 package nodeagent
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
 )
@@ -100,7 +101,7 @@ func (m *volumeManager) newDriverCall(v *volume, key nodevolume.PublishKey) (dri
 	case has == nil:
 		return driverCall{}, notRegistered(v.driver)
 	case p.toMount == nil:
-		return driverCall{}, fmt.Errorf("pod %s no longer needs the volume on this node", key.PodUID)
+		return driverCall{}, errors.New(explain.PodGone(key.PodUID))
 	}
 	return driverCall{
 		client: client, capabilities: *has, toMount: p.toMount, rules: m.plugins.rules(v.driver),
@@ -312,7 +313,7 @@ func (m *volumeManager) end(v *volume, call nodevolume.Call, e callResult) error
 			// The record stays, and the volume stays in use: something is still at the path.
 			phase = nodevolume.Uncertain
 			if err == nil {
-				err = fmt.Errorf("driver %s %s, but: %w", record.Driver, cmp.Or(e.note, "returned OK"), tidied)
+				err = explain.NotTidied(record.Driver, e.note, tidied)
 			}
 		}
 	case nodevolume.Uncertain:
@@ -379,18 +380,9 @@ func (m *volumeManager) checkPublished(r nodevolume.Record) error {
 		return fmt.Errorf("check whether volume %s is mounted at its target: %w", r.Handle, err)
 	case mounted:
 		return nil
-	case r.Block:
-		return fmt.Errorf("driver %s returned OK to NodePublishVolume of volume %s, but there is no block device at %s; %s",
-			r.Driver, r.Handle, target, m.mountVisibilityHint())
 	default:
-		return fmt.Errorf("driver %s returned OK to NodePublishVolume of volume %s, but nothing is mounted at %s; %s",
-			r.Driver, r.Handle, target, m.mountVisibilityHint())
+		return errors.New(explain.NothingPublished(r.Driver, r.Handle, target, m.root.Path("."), r.Block))
 	}
-}
-
-// mountVisibilityHint is what to check when the agent does not see a driver's mount.
-func (m *volumeManager) mountVisibilityHint() string {
-	return fmt.Sprintf("if the driver runs in a container, it must mount %s with mountPropagation Bidirectional, and belay-node must see the mounts", m.root.Path("."))
 }
 
 // unstage calls NodeUnstageVolume and removes the record.
@@ -409,7 +401,7 @@ func (m *volumeManager) unstage(ctx context.Context, v *volume, step nodevolume.
 	end := callResult{err: err, phase: begun.After(reply(err))}
 	if m.noLongerStages(ctx, v.driver, err) {
 		end.err, end.phase = nil, nodevolume.Absent
-		end.note = "no longer has STAGE_UNSTAGE_VOLUME and cannot unstage what an earlier version staged (remedy: umount " + staged + ")"
+		end.note = explain.NoLongerStages(staged)
 	}
 	return m.end(v, begun, end)
 }

@@ -3,12 +3,12 @@ package nodeagent
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/nodevolume"
 )
@@ -67,16 +67,16 @@ func (m *volumeManager) readAttachment(ctx context.Context, v *volume) (nodevolu
 	va, err := m.client.StorageV1().VolumeAttachments().Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return nodevolume.Attachment{Attached: nodevolume.No}, fmt.Errorf("volume %s has GET error for volume attachment %s: %w", v.handle, name, err)
+		return nodevolume.Attachment{Attached: nodevolume.No}, explain.AttachmentNotRead(v.handle, name, err)
 	case err != nil:
-		return nodevolume.Attachment{}, fmt.Errorf("volume %s has GET error for volume attachment %s: %w", v.handle, name, err)
+		return nodevolume.Attachment{}, explain.AttachmentNotRead(v.handle, name, err)
 	case va.DeletionTimestamp != nil:
-		return nodevolume.Attachment{Attached: nodevolume.No}, fmt.Errorf("volume attachment is being deleted (%s)", name)
+		return nodevolume.Attachment{Attached: nodevolume.No}, errors.New(explain.AttachmentDeleting(name))
 	case va.Status.Attached:
 		return nodevolume.Attachment{Attached: nodevolume.Yes, UID: string(va.UID), Metadata: va.Status.AttachmentMetadata}, nil
 	case va.Status.AttachError != nil:
 		return nodevolume.Attachment{Attached: nodevolume.No}, errors.New(va.Status.AttachError.Message)
 	default:
-		return nodevolume.Attachment{Attached: nodevolume.No}, fmt.Errorf("volume %s is not attached for volume attachment %s", v.handle, name)
+		return nodevolume.Attachment{Attached: nodevolume.No}, errors.New(explain.NotAttachedFor(v.handle, name))
 	}
 }

@@ -3,6 +3,7 @@ package nodeagent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
@@ -10,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
+
+	"belay.dev/belay/internal/explain"
 )
 
 // readClaim reads the claim of a volume. It rejects another claim of the same name.
@@ -21,7 +24,7 @@ func (m *volumeManager) readClaim(ctx context.Context, w *volumeToMount, version
 		return nil, fmt.Errorf("read claim %s/%s: %w", w.pod.Namespace, w.claim.name, err)
 	}
 	if claim.UID != w.claim.uid {
-		return nil, fmt.Errorf("claim %s/%s was recreated after the pod was bound", w.pod.Namespace, w.claim.name)
+		return nil, errors.New(explain.ClaimRecreated(w.pod.Namespace, w.claim.name))
 	}
 	return claim, nil
 }

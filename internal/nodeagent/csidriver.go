@@ -2,7 +2,7 @@ package nodeagent
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"slices"
 
 	storagev1 "k8s.io/api/storage/v1"
@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -66,12 +67,12 @@ func (p *plugins) supportsMode(driver string, mode storagev1.VolumeLifecycleMode
 	object := p.csiDriver(driver)
 	switch {
 	case object == nil && mode == storagev1.VolumeLifecycleEphemeral:
-		return fmt.Errorf("volume mode %q not supported by driver %s (no CSIDriver object)", mode, driver)
+		return errors.New(explain.NoCSIDriver(string(mode), driver))
 	case object == nil:
 		return nil
 	}
 	if modes := object.Spec.VolumeLifecycleModes; !slices.Contains(modes, mode) {
-		return fmt.Errorf("volume mode %q not supported by driver %s (only supports %q)", mode, driver, modes)
+		return errors.New(explain.ModeNotSupported(string(mode), driver, modes))
 	}
 	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -28,9 +27,7 @@ type RefusedError struct{ why string }
 
 func (e *RefusedError) Error() string { return e.why }
 
-func refuse(format string, args ...any) error {
-	return &RefusedError{why: fmt.Sprintf(format, args...)}
-}
+func refuse(why string) error { return &RefusedError{why: why} }
 
 // WaitError is documented at belay.dev/belay/node.WaitError.
 type WaitError struct {
@@ -80,14 +77,18 @@ var errNotMounted = errors.New("not all volumes of the pod are mounted")
 // waitError returns the error of a WaitMounted that timed out.
 func waitError(cause error, uid types.UID, volumes []*VolumeWait) error {
 	e := &WaitError{Pod: uid, Volumes: volumes, Cause: cause}
-	e.text = errors.Join(e.Unwrap()...).Error()
+	var texts []string
+	for _, v := range volumes {
+		texts = append(texts, v.text)
+	}
+	e.text = explain.NotMounted(string(uid), cause, texts)
 	return e
 }
 
 // unresolvedWait is the wait of a pod whose claims have not been read.
 func (p *pod) unresolvedWait() []*VolumeWait {
 	if p.problem == nil {
-		return []*VolumeWait{{Reason: ClaimNotReady, text: "the pod's claims have not been read yet"}}
+		return []*VolumeWait{{Reason: ClaimNotReady, text: explain.ClaimsNotRead}}
 	}
 	return []*VolumeWait{{
 		Reason: ClaimNotReady, Since: p.problemSince, Err: p.problem, text: explain.NodeWait{Reason: ClaimNotReady, Detail: p.problem.Error()}.Waits(),
@@ -120,7 +121,7 @@ func unmountWaitError(ctx context.Context, uid types.UID, left []*VolumeWait) er
 	slices.Sort(texts)
 	return &WaitError{
 		Pod: uid, Volumes: left, Cause: context.Cause(ctx),
-		text: fmt.Sprintf("wait for the unmount of the volumes of pod %s: %v; still published: %s", uid, context.Cause(ctx), strings.Join(texts, ", ")),
+		text: explain.NotUnmounted(string(uid), context.Cause(ctx), texts),
 	}
 }
 

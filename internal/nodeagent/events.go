@@ -3,9 +3,7 @@ package nodeagent
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -74,7 +72,7 @@ func (m *volumeManager) waitText(v *volume, wait nodevolume.Wait) string {
 	case wait.Reason == nodevolume.StillMountedElsewhere:
 		return v.users.text()
 	case wait.Reason == nodevolume.ContainersMayRun && owner.ending != nil:
-		return fmt.Sprintf("%s: %v", m.reasonText(wait.Reason), owner.ending)
+		return explain.ReasonWithCause(m.reasonText(wait.Reason), owner.ending)
 	}
 	why := cmp.Or(m.labelText(v, wait.Key, wait.Reason), m.reasonText(wait.Reason))
 	switch wait.Reason {
@@ -97,7 +95,7 @@ func (v *volume) otherPods(key nodevolume.PublishKey) string {
 		return ""
 	}
 	slices.Sort(names)
-	return " (" + strings.Join(names, ", ") + ")"
+	return explain.OtherPods(names)
 }
 
 // emitLongWait emits an event about a long wait. The caller holds mu.

@@ -3,7 +3,6 @@ package nodeagent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -43,7 +42,7 @@ func (m *volumeManager) expand(ctx context.Context, v *volume, key nodevolume.Pu
 	}
 	var err error
 	if x.claim, err = m.readClaim(ctx, x.toMount, ""); err != nil {
-		m.expansionFailed(&x, fmt.Errorf("mountVolume.NodeExpandVolume get PVC failed : %w", err))
+		m.expansionFailed(&x, explain.ExpandClaimNotRead(err))
 		return
 	}
 	m.mu.Lock()
@@ -54,7 +53,7 @@ func (m *volumeManager) expand(ctx context.Context, v *volume, key nodevolume.Pu
 		return
 	}
 	if err = m.updateClaim(ctx, &x, x.attempt.Before()); err != nil {
-		m.expansionFailed(&x, fmt.Errorf("MountVolume.NodeExpandVolume failed to mark node expansion in progress: %w", err))
+		m.expansionFailed(&x, explain.ExpandNotMarked(err))
 		return
 	}
 	begun := time.Now()
@@ -67,7 +66,7 @@ func (m *volumeManager) expand(ctx context.Context, v *volume, key nodevolume.Pu
 		return
 	}
 	if err = m.updateClaim(ctx, &x, x.attempt.After()); err != nil {
-		m.expansionFailed(&x, fmt.Errorf("mountVolume.NodeExpandVolume update pvc status failed: %w", err))
+		m.expansionFailed(&x, explain.ExpandNotRecorded(err))
 		return
 	}
 	m.mu.Lock()
@@ -89,7 +88,7 @@ func (m *volumeManager) callExpand(ctx context.Context, x *expansion) (nodevolum
 		return csi.RefusalOf(err), err
 	}
 	if !has.Expand {
-		return nodevolume.NotSupported, errors.New("NodeExpand is not supported by the CSI driver " + w.driver)
+		return nodevolume.NotSupported, errors.New(explain.ExpandNotSupported(w.driver))
 	}
 	secrets, err := m.secrets(ctx, w.expandSecret)
 	if err != nil {
@@ -164,7 +163,7 @@ func (x *expansion) write(what nodevolume.ClaimWrite, err error) func(*corev1.Pe
 		case nodevolume.MarkFailed:
 			mergeConditions(status, &corev1.PersistentVolumeClaimCondition{
 				Type: corev1.PersistentVolumeClaimNodeResizeError, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now(),
-				Message: fmt.Sprintf("failed to expand pvc with %v", err),
+				Message: explain.ExpandCondition(err),
 			})
 		case nodevolume.NoClaimWrite:
 		}

@@ -3,7 +3,6 @@ package nodeagent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +12,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
 	"belay.dev/belay/internal/telemetry"
@@ -70,14 +70,13 @@ func (m *volumeManager) applyFSGroup(ctx context.Context, c driverCall, r nodevo
 	running.Wait()
 
 	if err != nil {
-		return fmt.Errorf("applyFSGroup failed for vol %s: %w", w.handle, err)
+		return explain.OwnershipNotSet(w.handle, err)
 	}
 	m.log.Info("Changed ownership of the volume to the pod's fsGroup", append(namesOf(r).values(), "group", change.GID,
 		"files", change.Seen.Load(), "refused", change.Refused.Load(), "took", time.Since(begun).String())...)
 	if refused := change.Refused.Load(); refused > 0 {
-		m.events.Eventf(w.pod.ref(), corev1.EventTypeWarning, "VolumePermissionChangeRefused",
-			"The file system of volume %q refused %d changes for fsGroup %d; the pod gets it as it is. The first: %v",
-			w.specName, refused, change.GID, change.FirstRefusal)
+		m.events.Event(w.pod.ref(), corev1.EventTypeWarning, explain.VolumePermissionChangeRefused,
+			explain.OwnershipRefused(w.specName, refused, change.GID, change.FirstRefusal))
 	}
 	return nil
 }
@@ -109,9 +108,8 @@ func (m *volumeManager) endWhenReleased(ctx context.Context, uid types.UID, end 
 
 // emitFSGroupProgress emits kubelet's events about the progress of a slow change.
 func (m *volumeManager) emitFSGroupProgress(ctx context.Context, w *volumeToMount, r nodevolume.Record, change *mount.GroupChange) {
-	const help = "https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods"
 	where := strings.TrimPrefix(r.Path, "pods/")
-	text := fmt.Sprintf("Setting volume ownership for %s is taking longer than expected, consider using OnRootMismatch - %s", where, help)
+	text := explain.OwnershipSlow(where)
 	wait := time.NewTimer(m.config.fsGroupEventDelay)
 	defer wait.Stop()
 	for {
@@ -121,9 +119,9 @@ func (m *volumeManager) emitFSGroupProgress(ctx context.Context, w *volumeToMoun
 			return
 		}
 		if text == "" {
-			text = fmt.Sprintf("Setting volume ownership for %s, processed %d files.", where, change.Seen.Load())
+			text = explain.OwnershipProgress(where, change.Seen.Load())
 		}
-		m.events.Event(w.pod.ref(), corev1.EventTypeWarning, "VolumePermissionChangeInProgress", text)
+		m.events.Event(w.pod.ref(), corev1.EventTypeWarning, explain.VolumePermissionChangeInProgress, text)
 		text = ""
 		wait.Reset(m.config.fsGroupEventInterval)
 	}

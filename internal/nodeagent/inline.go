@@ -8,6 +8,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 
 	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/mount"
 )
 
@@ -26,7 +27,7 @@ func lifecycleMode(inline bool) storagev1.VolumeLifecycleMode {
 func inlineVolumeToMount(object *corev1.Pod, volume string, source *corev1.CSIVolumeSource) (*volumeToMount, error) {
 	for what, name := range map[string]string{"volume": volume, "driver": source.Driver} {
 		if err := mount.CheckName(name); err != nil {
-			return nil, refuse("%s: %v", what, err)
+			return nil, refuse(explain.InvalidName(what, err))
 		}
 	}
 	w := &volumeToMount{
@@ -54,8 +55,7 @@ func checkPaths(volumes []*volumeToMount) error {
 	for _, w := range volumes {
 		path := publishPath(w)
 		if other := at[path]; other != nil && other.name() != w.name() {
-			return refuse("volumes %q and %q would be published at the same path: an inline volume may not have the name of a PersistentVolume that its pod claims (%s)",
-				other.volume, w.volume, w.specName)
+			return refuse(explain.SamePath(other.volume, w.volume, w.specName))
 		}
 		at[path] = w
 	}

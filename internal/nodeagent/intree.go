@@ -8,6 +8,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	csitranslation "k8s.io/csi-translation-lib"
+
+	"belay.dev/belay/internal/explain"
 )
 
 // translator translates in-tree volumes to CSI volumes.
@@ -42,8 +44,7 @@ type nonCSIVolume struct {
 
 // Error makes it a result of volumeToMountOf.
 func (o *nonCSIVolume) Error() string {
-	return fmt.Sprintf("PersistentVolume %s of claim %s is not a CSI volume (%s): belay-node does not mount it, and leaves it to the program that runs the containers of the pod",
-		o.pv.Name, o.use.name, sourceOf(o.pv))
+	return explain.NotCSIVolume(o.pv.Name, o.use.name, sourceOf(o.pv))
 }
 
 func (o *nonCSIVolume) mount() Mount {
@@ -89,7 +90,7 @@ func supplementalGroup(pv *corev1.PersistentVolume) *int64 {
 func (m *podManager) emitNonCSIVolumes(p *pod, found []*nonCSIVolume) {
 	for _, o := range found {
 		if !slices.ContainsFunc(p.nonCSI, func(known *nonCSIVolume) bool { return known.volume == o.volume }) {
-			m.events.Eventf(p.object, corev1.EventTypeWarning, "VolumeNotMounted", "Volume %q: %v", o.volume, o)
+			m.events.Event(p.object, corev1.EventTypeWarning, explain.VolumeNotMounted, explain.PodVolumeProblem(o.volume, o))
 		}
 	}
 	p.nonCSI = found

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
@@ -103,7 +104,7 @@ type resolvedVolumes struct {
 // owner sees all of them at once and the other volumes can be mounted. The returned error is temporary.
 func (m *podManager) volumesToMount(ctx context.Context, object *corev1.Pod, known []*volumeToMount) (resolvedVolumes, error) {
 	if err := mount.CheckName(string(object.UID)); err != nil {
-		return resolvedVolumes{refused: refuse("pod UID: %v", err)}, nil
+		return resolvedVolumes{refused: refuse(explain.InvalidName("pod UID", err))}, nil
 	}
 	asFile, asDevice := usedVolumes(object)
 	var toMount []*volumeToMount
@@ -210,7 +211,7 @@ func (m *podManager) claimVolumeToMount(ctx context.Context, object *corev1.Pod,
 		return nil, fmt.Errorf("read claim %s/%s: %w", object.Namespace, use.name, err)
 	}
 	if use.ephemeral && !metav1.IsControlledBy(claim, object) {
-		return nil, fmt.Errorf("claim %s/%s was not created for pod %s (pod is not its owner)", claim.Namespace, claim.Name, object.Name)
+		return nil, errors.New(explain.ClaimOfOtherOwner(claim.Namespace, claim.Name, object.Name))
 	}
 	if err := checkClaim(claim); err != nil {
 		return nil, err
@@ -220,7 +221,7 @@ func (m *podManager) claimVolumeToMount(ctx context.Context, object *corev1.Pod,
 		return nil, fmt.Errorf("read volume %s of claim %s/%s: %w", claim.Spec.VolumeName, claim.Namespace, claim.Name, err)
 	}
 	if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != claim.UID {
-		return nil, fmt.Errorf("volume %s is not bound to claim %s/%s (the UIDs differ)", pv.Name, claim.Namespace, claim.Name)
+		return nil, errors.New(explain.VolumeNotBound(pv.Name, claim.Namespace, claim.Name))
 	}
 	migrated, group := pv.Spec.CSI == nil, supplementalGroup(pv)
 	if migrated && !translator.IsPVMigratable(pv) {
@@ -230,8 +231,7 @@ func (m *podManager) claimVolumeToMount(ctx context.Context, object *corev1.Pod,
 		return nil, err
 	}
 	if mode(pv.Spec.VolumeMode) != mode(claim.Spec.VolumeMode) {
-		return nil, fmt.Errorf("volume %s has volumeMode %s, its claim %s/%s has %s",
-			pv.Name, mode(pv.Spec.VolumeMode), claim.Namespace, claim.Name, mode(claim.Spec.VolumeMode))
+		return nil, errors.New(explain.ModesDiffer(pv.Name, string(mode(pv.Spec.VolumeMode)), claim.Namespace, claim.Name, string(mode(claim.Spec.VolumeMode))))
 	}
 	w, err := newVolumeToMount(pv)
 	if err != nil {
@@ -249,10 +249,10 @@ func (m *podManager) claimVolumeToMount(ctx context.Context, object *corev1.Pod,
 // checkClaim checks that a claim is bound and not about to be removed.
 func checkClaim(claim *corev1.PersistentVolumeClaim) error {
 	if claim.DeletionTimestamp != nil && !slices.Contains(claim.Finalizers, "kubernetes.io/pvc-protection") {
-		return fmt.Errorf("claim %s/%s: PVC is being deleted", claim.Namespace, claim.Name)
+		return errors.New(explain.ClaimBeingDeleted(claim.Namespace, claim.Name))
 	}
 	if claim.Status.Phase != corev1.ClaimBound || claim.Spec.VolumeName == "" {
-		return fmt.Errorf("claim %s/%s is not bound", claim.Namespace, claim.Name)
+		return errors.New(explain.ClaimNotBound(claim.Namespace, claim.Name))
 	}
 	return nil
 }
@@ -280,11 +280,11 @@ func newVolumeToMount(pv *corev1.PersistentVolume) (*volumeToMount, error) {
 	source := pv.Spec.CSI
 	for what, name := range map[string]string{"PersistentVolume": pv.Name, "driver": source.Driver} {
 		if err := mount.CheckName(name); err != nil {
-			return nil, refuse("%s: %v", what, err)
+			return nil, refuse(explain.InvalidName(what, err))
 		}
 	}
 	if source.VolumeHandle == "" || strings.ContainsFunc(source.VolumeHandle, func(r rune) bool { return r < 0x20 || r == 0x7f }) {
-		return nil, refuse("volume %s: handle %q is empty or contains control characters", pv.Name, source.VolumeHandle)
+		return nil, refuse(explain.InvalidHandle(pv.Name, source.VolumeHandle))
 	}
 	w := &volumeToMount{
 		specName: pv.Name, driver: source.Driver, handle: source.VolumeHandle,
@@ -310,9 +310,9 @@ func newVolumeToMount(pv *corev1.PersistentVolume) (*volumeToMount, error) {
 func (w *volumeToMount) checkMode(asFile, asDevice bool) error {
 	switch {
 	case w.block && asFile:
-		return refuse("volume %s has volumeMode Block, but is specified in volumeMounts", w.specName)
+		return refuse(explain.BlockVolumeMounted(w.specName))
 	case !w.block && asDevice:
-		return refuse("volume %s has volumeMode Filesystem, but is specified in volumeDevices", w.specName)
+		return refuse(explain.FilesystemVolumeAsDevice(w.specName))
 	default:
 		return nil
 	}

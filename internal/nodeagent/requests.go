@@ -12,6 +12,7 @@ import (
 	volumehelpers "k8s.io/component-helpers/storage/volume"
 
 	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/nodevolume"
 )
 
@@ -73,7 +74,7 @@ func (m *volumeManager) checkAffinity(w *volumeToMount) error {
 	}
 	labels, known := m.status.nodeLabels()
 	if !known { // not the same as a Node without labels
-		return errors.New("the labels of this node are not known yet")
+		return errors.New(explain.LabelsNotKnown)
 	}
 	pv := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{NodeAffinity: w.affinity}}
 	if err := volumehelpers.CheckNodeAffinity(pv, labels); err != nil {
@@ -89,7 +90,7 @@ type affinityError struct {
 }
 
 func (e *affinityError) Error() string {
-	return fmt.Sprintf("node affinity of volume %s: %v", e.volume, e.err)
+	return explain.AffinityDiffers(e.volume, e.err)
 }
 
 func (e *affinityError) Unwrap() error { return e.err }

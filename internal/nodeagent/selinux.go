@@ -3,7 +3,6 @@ package nodeagent
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/opencontainers/selinux/go-selinux"
 	"github.com/opencontainers/selinux/go-selinux/label"
@@ -51,7 +50,7 @@ func seLinuxLabel(pod *corev1.Pod, volume string, fileLabel func(*corev1.SELinux
 		}
 		found, err := fileLabel(options)
 		if err != nil {
-			return "", refuse("failed to construct SELinux label from context %q: %v", options, err)
+			return "", refuse(explain.NoSELinuxLabel(fmt.Sprintf("%q", options), err))
 		}
 		labels = append(labels, found)
 	}
@@ -60,7 +59,7 @@ func seLinuxLabel(pod *corev1.Pod, volume string, fileLabel func(*corev1.SELinux
 	security := pod.Spec.SecurityContext
 	switch {
 	case len(labels) > 1:
-		return "", refuse("multiple SELinux labels found: %s", strings.Join(labels, ","))
+		return "", refuse(explain.SeveralSELinuxLabels(labels))
 	case len(labels) == 0:
 		return "", nil
 	case security != nil && security.SELinuxChangePolicy != nil && *security.SELinuxChangePolicy == corev1.SELinuxChangePolicyRecursive:

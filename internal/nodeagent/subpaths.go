@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/mount"
 	"belay.dev/belay/internal/nodevolume"
 )
@@ -29,7 +30,7 @@ func subPathsDir(key nodevolume.PublishKey) string {
 // mountSubPath mounts a part of a mounted volume of the pod, and returns its path.
 func (m *volumeManager) mountSubPath(uid types.UID, s SubPath) (string, error) {
 	if err := mount.CheckName(s.Container); err != nil {
-		return "", refuse("container: %v", err)
+		return "", refuse(explain.InvalidName("container", err))
 	}
 	p, err := m.publishedFor(uid, s.Volume)
 	if err != nil {
@@ -47,7 +48,7 @@ func (m *volumeManager) mountSubPath(uid types.UID, s SubPath) (string, error) {
 	case !there: // unmounted since publishedFor
 		return "", fmt.Errorf("mount a subPath for container %s of pod %s: volume %q is no longer mounted", s.Container, uid, s.Volume)
 	case record.Block:
-		return "", refuse("volume %q is a device and has no subPaths", s.Volume)
+		return "", refuse(explain.DeviceHasNoSubPaths(s.Volume))
 	}
 	target := filepath.Join(subPathsDir(p.Key), s.Container, strconv.Itoa(s.MountIndex))
 	err = m.root.BindSubPath(mount.SubPath{Volume: record.Path, Target: target, Path: s.Path, ReadOnly: s.ReadOnly})

@@ -3,7 +3,6 @@ package nodeagent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -25,7 +24,7 @@ func (u users) text() string {
 	if u.problem == nil {
 		return text
 	}
-	return fmt.Sprintf("%s: %v", text, u.problem)
+	return explain.ReasonWithCause(text, u.problem)
 }
 
 // lookForUsers finds other users of what the unpublish for a pod, or the unstage, would unmount.

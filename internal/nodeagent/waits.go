@@ -107,7 +107,7 @@ func (m *volumeManager) describeWait(w *volumeToMount, v *volume, p *podVolume) 
 	}
 	text := explain.NodeVolume(w.volume, w.specName, state)
 	if p != nil && p.problem != nil {
-		return fmt.Sprintf("%s; last failure: %v", text, p.problem)
+		return explain.LastFailure(text, p.problem)
 	}
 	return text
 }
@@ -150,7 +150,7 @@ func (m *volumeManager) publishedWaits(uid types.UID) (<-chan struct{}, []*Volum
 				}
 				published = append(published, &VolumeWait{
 					Volume: p.Record.Pod.Volume, Reason: wait.reason, Since: wait.since, Err: p.problem,
-					text: v.specName() + " (" + why + ")",
+					text: explain.StillPublished(v.specName(), why),
 				})
 			}
 		}
@@ -166,7 +166,7 @@ func (m *volumeManager) checkDeleting(pod *pod) error {
 	}
 	for _, w := range pod.toMount {
 		if p, _ := m.findPodVolume(w); p == nil {
-			return refuse("pod %s is being deleted; volume %q is no longer mounted for it", pod.object.Name, w.volume)
+			return refuse(explain.PodBeingDeleted(pod.object.Name, w.volume))
 		}
 	}
 	return nil
