@@ -170,12 +170,12 @@ func TestNodeRemembersTheRequest(t *testing.T) {
 	l.must(l.Create(l.ctx, pv))
 	l.claim("v")
 	stop := l.run()
-	on := func(node string) bool { return reported(l.nodes[l.name(node)], unique) }
+	on := func(node string) bool { return kube.Reported(l.nodes[l.name(node)], unique) }
 	l.pod("p", "a", "v")
 	l.await("reported on a", func() bool { return on("a") })
 	l.patchStatus(&corev1.Node{}, "", l.name("a"), map[string]any{"volumesInUse": []string{unique}})
 	l.gone("p")
-	request := func() string { return requestsOn(l.nodes[l.name("a")])[unique] }
+	request := func() string { return kube.DetachesRequested(l.nodes[l.name("a")])[unique] }
 	l.await("the request is noted on the node", func() bool { return request() != "" })
 	l.mu.Lock()
 	first := request()

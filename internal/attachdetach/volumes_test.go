@@ -29,7 +29,7 @@ func (l *lab) vaOf(k key, node string) *storagev1.VolumeAttachment {
 
 func (l *lab) listed(k key, node string) bool {
 	n := l.nodes[l.name(node)]
-	return n != nil && reported(n, kube.UniqueVolumeName(k.Driver, k.Handle))
+	return n != nil && kube.Reported(n, kube.UniqueVolumeName(k.Driver, k.Handle))
 }
 
 func (l *lab) awaitListed(k key, node string) {
@@ -103,7 +103,7 @@ func TestInTreeVolumes(t *testing.T) {
 	l.run()
 	l.pod("p", "a", "pv")
 	l.awaitListed(ebs, "a")
-	if got := sourceName(l.vaOf(ebs, "a")); got != l.name("pv") || l.vaOf(ebs, "a").Spec.Attacher != ebs.Driver {
+	if got := kube.SourceName(l.vaOf(ebs, "a")); got != l.name("pv") || l.vaOf(ebs, "a").Spec.Attacher != ebs.Driver {
 		t.Errorf("the attachment is of %q by %q", got, l.vaOf(ebs, "a").Spec.Attacher)
 	}
 	// The same disk, named by a pod itself on another node, is the same volume.
@@ -232,7 +232,7 @@ func TestTwoPersistentVolumesOfOneHandle(t *testing.T) {
 	l.drop("single")
 	l.await("made anew for the other", func() bool {
 		va := l.vaOf(k, "b")
-		return va != nil && va.UID != uid && sourceName(va) == l.name("shared") && l.listed(k, "b")
+		return va != nil && va.UID != uid && kube.SourceName(va) == l.name("shared") && l.listed(k, "b")
 	})
 }
 
