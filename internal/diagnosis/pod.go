@@ -47,7 +47,9 @@ func mounted(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.Status.InitContainerStatuses, started) || slices.ContainsFunc(pod.Status.ContainerStatuses, started)
 }
 
-func podRef(pod *corev1.Pod) Ref { return Ref{Resource: Pods, Namespace: pod.Namespace, Name: pod.Name} }
+func podRef(pod *corev1.Pod) Ref {
+	return Ref{Resource: Pods, Namespace: pod.Namespace, Name: pod.Name}
+}
 
 // finding makes a finding about a pod.
 func (x *state) finding(pod *corev1.Pod, w wait, v *Volume, h *Holder) Finding {

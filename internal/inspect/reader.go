@@ -56,7 +56,9 @@ type run struct {
 	podsKept map[types.UID]bool
 }
 
-func (r *Reader) start() *run { return &run{Reader: r, read: map[diagnosis.Ref]bool{}, podsKept: map[types.UID]bool{}} }
+func (r *Reader) start() *run {
+	return &run{Reader: r, read: map[diagnosis.Ref]bool{}, podsKept: map[types.UID]bool{}}
+}
 
 // finish returns what was read.
 func (r *run) finish() *diagnosis.Snapshot {

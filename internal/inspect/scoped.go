@@ -103,7 +103,9 @@ func (r *run) sources(ctx context.Context, subject diagnosis.Ref) {
 	for namespace, claims := range namespaces {
 		r.hideForbidden(func() {
 			parallel(
-				func() { r.each(ctx, claims, func(name string) { r.claim(ctx, namespace, name) }, func() { r.claims(ctx, namespace) }) },
+				func() {
+					r.each(ctx, claims, func(name string) { r.claim(ctx, namespace, name) }, func() { r.claims(ctx, namespace) })
+				},
 				func() {
 					if subject.Resource != diagnosis.Nodes { // the pods of a node were read
 						r.pods(ctx, namespace)

@@ -91,7 +91,7 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 	root.SetErr(streams.ErrOut)
 	root.SetFlagErrorFunc(usage.FlagError)
 	p.flags.AddFlags(root.PersistentFlags())
-	root.AddCommand(p.explainCommand())
+	root.AddCommand(p.explainCommand(), p.forceCommand(), p.waitCommand())
 	return root
 }
 
