@@ -114,7 +114,7 @@ func (x *state) ofClaim(claim *corev1.PersistentVolumeClaim) ([]Finding, string)
 	case claim.Spec.VolumeName == "":
 		w.reason = explain.ClaimNotBound
 		if e := x.lastEvent(string(claim.UID)); e != nil {
-			w.detail = oneLine(e.Message)
+			w.detail = x.foreign(e.Message)
 		}
 	case x.exists(Ref{Resource: Volumes, Name: claim.Spec.VolumeName}) == decision.No:
 		w.reason = explain.PersistentVolumeMissing

@@ -82,9 +82,9 @@ func (x *state) terminating(pod *corev1.Pod) Finding {
 	case h.Node.State == NodeNotReady || h.Node.State == NodeUnreachable || h.Node.State == NodeDeleted:
 		w.reason = explain.PodOnLostNode
 	case len(pod.Finalizers) > 0:
-		w.detail = ", and has the finalizers " + strings.Join(pod.Finalizers, ", ")
+		w.detail = "it has the finalizers " + strings.Join(pod.Finalizers, ", ")
 	case pod.DeletionGracePeriodSeconds != nil:
-		w.detail = fmt.Sprintf(", with a grace period of %d s", *pod.DeletionGracePeriodSeconds)
+		w.detail = fmt.Sprintf("its grace period is %d s", *pod.DeletionGracePeriodSeconds)
 	}
 	f := x.finding(pod, w, nil, &h)
 	f.Holders = x.holdersOfPod(pod)
@@ -126,7 +126,7 @@ func (x *state) claimsOf(pod *corev1.Pod) []Finding {
 		case claim.Spec.VolumeName == "":
 			w.reason = explain.ClaimNotBound
 			if e := x.lastEvent(string(claim.UID)); e != nil {
-				w.detail = oneLine(e.Message)
+				w.detail = x.foreign(e.Message)
 				if e.Type == corev1.EventTypeWarning {
 					w.since = pod.CreationTimestamp.Add(-unmountUsual) // it has failed once: that is more than waiting
 				}
@@ -150,7 +150,7 @@ func (x *state) unscheduled(pod *corev1.Pod) Finding {
 	w := wait{reason: explain.Scheduling, since: pod.CreationTimestamp.Time}
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Message != "" {
-			w.detail, w.since = oneLine(c.Message), c.LastTransitionTime.Time
+			w.detail, w.since = x.foreign(c.Message), c.LastTransitionTime.Time
 			w.reason = unschedulable(c.Message)
 		}
 	}
@@ -332,7 +332,7 @@ func (x *state) mountWait(pod *corev1.Pod, key attachment.VolumeKey, since time.
 		if !slices.Contains(mountFailures, e.Reason) || timedOut.MatchString(e.Message) || strings.HasPrefix(e.Message, "Multi-Attach error") {
 			continue
 		}
-		w.detail = oneLine(e.Message)
+		w.detail = x.foreign(e.Message)
 		w.reason = reasonOf(&storagev1.VolumeError{Message: e.Message}, explain.MountFailing)
 		if w.reason != explain.SecretMissing && w.reason != explain.DriverNotOnNode {
 			w.reason = explain.MountFailing
@@ -358,7 +358,7 @@ func (x *state) eventFacts(pod *corev1.Pod) []Fact {
 			continue
 		}
 		seen[component] = true
-		facts = append(facts, Fact{Component: component, Message: e.Reason + ": " + oneLine(e.Message), At: timePointer(eventTime(e))})
+		facts = append(facts, Fact{Component: component, Message: e.Reason + ": " + x.foreign(e.Message), At: timePointer(eventTime(e))})
 	}
 	return facts
 }

@@ -232,7 +232,7 @@ func owner(pod *corev1.Pod) string {
 // deletedAt is when the deletion was requested: the API server stores when the grace period ends.
 func deletedAt(o metav1.Object) time.Time {
 	at := o.GetDeletionTimestamp()
-	if at == nil {
+	if at.IsZero() {
 		return time.Time{}
 	}
 	if grace := o.GetDeletionGracePeriodSeconds(); grace != nil {
