@@ -24,15 +24,14 @@ func (x *state) ofPod(pod *corev1.Pod) []Finding {
 	case pod.DeletionTimestamp != nil && pod.Spec.NodeName != "":
 		return []Finding{x.terminating(pod)}
 	}
-	found := x.claimsOf(pod)
-	if len(found) > 0 {
+	if mounted(pod) {
+		return nil
+	}
+	if found := x.claimsOf(pod); len(found) > 0 {
 		return found
 	}
 	if pod.Spec.NodeName == "" {
 		return []Finding{x.unscheduled(pod)}
-	}
-	if mounted(pod) {
-		return nil
 	}
 	return x.volumesOfPod(pod)
 }
@@ -119,10 +118,10 @@ func (x *state) claimsOf(pod *corev1.Pod) []Finding {
 		claim := x.claims[join(pod.Namespace, name)]
 		switch {
 		case claim == nil:
-			if x.exists(Ref{Resource: Claims, Namespace: pod.Namespace, Name: name}) != decision.No {
-				continue
-			}
 			w.reason = explain.ClaimMissing
+			if x.exists(Ref{Resource: Claims, Namespace: pod.Namespace, Name: name}) != decision.No {
+				w.reason, w.detail = explain.Incomplete, "claim "+name+" could not be read"
+			}
 		case claim.Spec.VolumeName == "":
 			w.reason = explain.ClaimNotBound
 			if e := x.lastEvent(string(claim.UID)); e != nil {
@@ -131,8 +130,11 @@ func (x *state) claimsOf(pod *corev1.Pod) []Finding {
 					w.since = pod.CreationTimestamp.Add(-unmountUsual) // it has failed once: that is more than waiting
 				}
 			}
-		case x.volumes[claim.Spec.VolumeName] == nil && x.exists(Ref{Resource: Volumes, Name: claim.Spec.VolumeName}) == decision.No:
+		case x.volumes[claim.Spec.VolumeName] == nil:
 			v.PersistentVolume, w.reason = claim.Spec.VolumeName, explain.PersistentVolumeMissing
+			if x.exists(Ref{Resource: Volumes, Name: claim.Spec.VolumeName}) != decision.No {
+				w.reason, w.detail = explain.Incomplete, "PersistentVolume "+claim.Spec.VolumeName+" could not be read"
+			}
 		default:
 			continue
 		}
@@ -297,6 +299,8 @@ func (x *state) waitFor(pod *corev1.Pod, key attachment.VolumeKey) (wait, *Holde
 		return x.mountWait(pod, key, since), nil, va
 	case has:
 		return x.attachWait(va), nil, va
+	case !slices.Contains(x.Whole, Attachments):
+		return wait{reason: explain.Incomplete, detail: "the VolumeAttachments could not be read", since: since}, nil, nil
 	}
 	if x.shared(key) != decision.Yes {
 		if h, w := x.blockedBy(key, pod, since); h != nil {

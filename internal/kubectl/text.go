@@ -14,7 +14,7 @@ import (
 
 // words are the verdicts as the first words of the output.
 var words = map[diagnosis.Verdict]string{
-	diagnosis.Clear: "CLEAR", diagnosis.InProgress: "IN PROGRESS", diagnosis.Blocked: "BLOCKED", diagnosis.Unsafe: "BLOCKED, UNSAFE TO FORCE",
+	diagnosis.Clear: "CLEAR", diagnosis.InProgress: "IN PROGRESS", diagnosis.Blocked: "BLOCKED", diagnosis.Unsafe: "BLOCKED, UNSAFE TO FORCE", diagnosis.Unknown: "UNKNOWN",
 }
 
 // label is the width of the first column.
@@ -171,6 +171,9 @@ func (p *page) holder(h *diagnosis.Holder) {
 	}
 	if h.HiddenPods > 0 {
 		p.line("", "%d pods in namespaces that you may not read", h.HiddenPods)
+	}
+	if h.PodsUnknown {
+		p.line("", "the pods there could not be read")
 	}
 }
 
