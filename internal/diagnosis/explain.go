@@ -268,7 +268,9 @@ func (x *state) podsKnown(key attachment.VolumeKey, node string) bool {
 func PodsOf(node string) Ref { return Ref{Resource: Pods, Name: "spec.nodeName=" + node} }
 
 // PodsIn is what a reader adds to Absent after it has read all pods of a namespace.
-func PodsIn(namespace string) Ref { return Ref{Resource: Pods, Name: "metadata.namespace=" + namespace} }
+func PodsIn(namespace string) Ref {
+	return Ref{Resource: Pods, Name: "metadata.namespace=" + namespace}
+}
 
 func (x *state) attachmentFinding(key attachment.VolumeKey, va *storagev1.VolumeAttachment, w wait) Finding {
 	h := x.holder(key, va.Spec.NodeName)

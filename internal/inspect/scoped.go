@@ -221,7 +221,9 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 	calls = append(calls,
 		func() { r.each(ctx, nodes, func(name string) { r.node(ctx, name) }, func() { r.nodes(ctx) }) },
 		func() { r.each(ctx, nodes, func(name string) { r.csiNode(ctx, name) }, func() { r.csiNodes(ctx) }) },
-		func() { r.each(ctx, holders, func(name string) { r.podsOn(ctx, name, subject.Namespace) }, func() { r.pods(ctx, "") }) },
+		func() {
+			r.each(ctx, holders, func(name string) { r.podsOn(ctx, name, subject.Namespace) }, func() { r.pods(ctx, "") })
+		},
 	)
 	parallel(calls...)
 }
