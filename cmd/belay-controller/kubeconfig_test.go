@@ -37,6 +37,9 @@ func TestUnreachableServer(t *testing.T) {
 			for _, want := range []string{"cannot reach https://127.0.0.1:1: ", "connection refused", "check that the API server is running", tt.from} {
 				p.WantExit(1, want)
 			}
+			if starts := p.Logged(`"Starting belay-controller" version="unknown"`); starts != 1 && name == "controller" {
+				t.Errorf("the log has its start %d times, want once:\n%s", starts, p.Output())
+			}
 		})
 	}
 }

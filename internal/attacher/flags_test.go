@@ -224,6 +224,9 @@ func TestObsoleteFlagsAreAcceptedWithAWarning(t *testing.T) {
 	if code != 1 {
 		t.Errorf("ends with %d", code)
 	}
+	if !strings.Contains(text, `"msg":"Starting belay-attacher","v":0,"version":"`) {
+		t.Errorf("the log does not begin with the version: %s", text)
+	}
 	for _, name := range []string{"alsologtostderr", "logtostderr", "stderrthreshold", "log_dir"} {
 		if !strings.Contains(text, `"msg":"Ignoring obsolete flag","v":0,"flag":"`+name+`"`) {
 			t.Errorf("no warning about -%s: %s", name, text)
