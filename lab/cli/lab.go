@@ -190,7 +190,7 @@ func nodeCommand() *cobra.Command {
 	var name string
 	command := &cobra.Command{
 		Use: "node", Short: "Switch the nodes of a lab off and on",
-		Example: "  belay-lab node list\n\n  # A power cut, the operator's word that the node is off, and the boot after it.\n" +
+		Example: "  belay-lab node list\n\n  # A power cut, the taint with which an operator confirms it, and the next boot.\n" +
 			"  belay-lab node poweroff node-2\n  kubectl taint node node-2 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute\n" +
 			"  belay-lab node poweron node-2\n  kubectl taint node node-2 node.kubernetes.io/out-of-service-",
 	}
