@@ -115,7 +115,7 @@ func NoArgs(command *cobra.Command, args []string) error {
 
 // FlagError is for [cobra.Command.SetFlagErrorFunc]. The error names the help of the command.
 func FlagError(command *cobra.Command, err error) error {
-	return Errorf("%w; see %s --help", plain(err), command.CommandPath())
+	return Errorf("%w; see %s --help", ParseError(err), command.CommandPath())
 }
 
 // forms are the values that a flag accepts, by the type that pflag reports.
@@ -125,8 +125,8 @@ var forms = map[string]string{
 	"float32": "a number", "float64": "a number", "Level": "a whole number of at least 0",
 }
 
-// plain replaces the text of package strconv or time for a value that cannot be parsed.
-func plain(err error) error {
+// ParseError returns an error of pflag without the text of package strconv or time, if the value of a flag cannot be parsed.
+func ParseError(err error) error {
 	invalid, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
 		return err

@@ -48,7 +48,7 @@ func CheckAgentArgs(args []string) error {
 	command := &cobra.Command{Use: agentVerb}
 	var parsed AgentFlags
 	parsed.register(command)
-	err := command.ParseFlags(args)
+	err := usage.ParseError(command.ParseFlags(args))
 	if err == nil {
 		err = usage.CheckVerbosity("v", parsed.verbosity)
 	}
