@@ -121,7 +121,7 @@ func TestBytesPerObject(t *testing.T) {
 	}
 }
 
-// retained is how many bytes of heap each of n objects takes in a store, which is then emptied.
+// retained is how many bytes of heap each of n objects occupies in a store, which is emptied afterwards.
 func retained(t *testing.T, store cache.Store, n int, object func(i int) any) int64 {
 	t.Helper()
 	var before, after runtime.MemStats
@@ -176,7 +176,7 @@ func TestTrimmedTwice(t *testing.T) {
 func TestInterner(t *testing.T) {
 	s := newInterner()
 	a, b := s.stringMap(map[string]string{"a": "b", "c": "d"}), s.stringMap(map[string]string{"c": "d", "a": "b"})
-	a["probe"] = "" // nobody else may
+	a["probe"] = "" // no other code may
 	if _, one := b["probe"]; !one {
 		t.Error("equal maps are two")
 	}

@@ -90,7 +90,7 @@ func TestHealthyVolumeBesideTrouble(t *testing.T) {
 	}
 }
 
-// Detaches go on beside volumes that hang, at the driver's pace, and beside attaches without end.
+// Volumes that hang, and attaches that never finish, do not slow down detaches: these proceed at the driver's pace.
 func TestDetachesBesideHungVolumes(t *testing.T) {
 	inBubble(t, defaultWorkerThreads, func(b *bubble) {
 		b.answers(slowly)
@@ -176,7 +176,7 @@ func TestAttachBesideDetachesThatTheAPIServerIsSlowFor(t *testing.T) {
 	})
 }
 
-// A volume that hung and is well again goes on by itself.
+// A volume whose call hung continues without help once the driver responds again.
 func TestHungVolumeRecovers(t *testing.T) {
 	for _, bound := range []int{1, 2} {
 		t.Run(fmt.Sprint(bound), func(t *testing.T) {
@@ -209,7 +209,7 @@ func TestFlow(t *testing.T) {
 }
 
 // A volume that is no longer wanted when its turn comes is not called for.
-func TestCallIsDecidedAnewWhenItsTurnComes(t *testing.T) {
+func TestQueuedCallIsDecidedAgainBeforeItIsSent(t *testing.T) {
 	inBubble(t, 1, func(b *bubble) {
 		b.answers(func(ctx context.Context, _ call) error { return lasting(ctx, 5*time.Second) })
 		b.attach("first", "node1")

@@ -47,7 +47,7 @@ func (s *array) serve(c call) {
 	}
 }
 
-// heldElsewhere tells whether a volume is published to another node.
+// heldElsewhere reports whether a volume is published to another node.
 func (s *array) heldElsewhere(volume, nodeID string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

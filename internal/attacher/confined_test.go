@@ -18,9 +18,8 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// confinedVariable makes the test binary become the program that its arguments name, confined as
-// the container of deploy/belay-attacher is: every mount read-only, the user that the variable names
-// and nobody else's rights, no environment.
+// confinedVariable makes the test binary become the program that its arguments name, confined like the container of
+// deploy/belay-attacher: every mount read-only, only the rights of the user that the variable names, no environment.
 const confinedVariable = "BELAY_TEST_CONFINED"
 
 // becomeConfined runs in a mount namespace of its own and returns only if it fails.

@@ -15,7 +15,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 )
 
-// S1: B waits while A exists, says so, and goes on by itself when A is gone.
+// S1: B waits while A exists, reports so, and continues without help when A is gone.
 func TestExclusiveVolumeMovesOnlyWhenFree(t *testing.T) {
 	w := newWorld(t)
 	w.node("node-a")
@@ -37,7 +37,7 @@ func TestExclusiveVolumeMovesOnlyWhenFree(t *testing.T) {
 	w.wantCalls("Publish id-node-a", "Unpublish id-node-a", "Publish id-node-b")
 }
 
-// S1, S4: while A's unpublish hangs or fails, B gets no call, and can be given up.
+// S1, S4: while A's unpublish hangs or fails, B gets no call and can be deleted.
 func TestExclusiveVolumeWhoseUnpublishNeverSucceeds(t *testing.T) {
 	w := newWorld(t)
 	free := make(chan struct{})
@@ -70,7 +70,7 @@ func TestExclusiveVolumeWhoseUnpublishNeverSucceeds(t *testing.T) {
 	if slices.Contains(w.driver.Made(), "Publish id-node-b") {
 		t.Fatalf("published to B while A may hold it: %v", w.driver.Made())
 	}
-	w.delete(b) // B is given up: nothing of it stays
+	w.delete(b) // B is deleted: nothing of it stays
 	w.until(b, "gone", isGone)
 	b = w.attachment("pv1", "node-b")
 	close(free)
@@ -80,7 +80,7 @@ func TestExclusiveVolumeWhoseUnpublishNeverSucceeds(t *testing.T) {
 	}
 }
 
-// Two attachments made at once: one goes first, whoever made them.
+// Two attachments are created at the same time: one of them is published first, regardless of who created it.
 func TestExclusiveVolumeWantedTwiceAtOnce(t *testing.T) {
 	w := newWorld(t)
 	w.node("node-a")
@@ -119,8 +119,7 @@ func TestTwoPersistentVolumesOfOneHandle(t *testing.T) {
 	w.wantCalls("Publish id-node-a")
 }
 
-// A shared volume is attached to many nodes at once; a node whose call hangs does
-// not hold up the others.
+// A shared volume is attached to many nodes at the same time; a node whose call hangs does not block the others.
 func TestSharedVolumeOneNodeHangs(t *testing.T) {
 	w := newWorld(t)
 	w.driver.SetAnswer(func(ctx context.Context, c call, _ int) (map[string]string, error) {

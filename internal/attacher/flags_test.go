@@ -212,7 +212,7 @@ func TestWordsAreRefused(t *testing.T) {
 	}
 }
 
-// Obsolete flags are taken in every spelling, and the log says that they do nothing, in its format.
+// Obsolete flags are accepted in every spelling, and the log reports, in its own format, that they are ignored.
 func TestObsoleteFlagsAreAcceptedWithAWarning(t *testing.T) {
 	belay := programPath(t)
 	for _, name := range slices.Sorted(maps.Keys(obsolete)) {

@@ -25,7 +25,8 @@ import (
 var (
 	// patientTimes are those of candidates that ask for the lease all the time, and of all that have no others.
 	patientTimes = leaseTimes(5*time.Minute, 4*time.Minute, 500*time.Millisecond)
-	// aloofTimes are those of candidates that never get the lease by asking: they are told when it is free.
+	// aloofTimes are the lease times of candidates that never get the lease by polling: a watch event reports when it
+	// is free.
 	aloofTimes = leaseTimes(30*time.Minute, 20*time.Minute, 10*time.Minute)
 )
 
@@ -79,8 +80,8 @@ func (w *world) leaseName() string {
 	return strings.ReplaceAll("external-attacher-leader-"+w.driver.Name, ".", "-")
 }
 
-// runsOut makes the lease of somebody who has ended be over in a second, in place of the minutes for which a leader
-// holds it that a busy machine must not depose.
+// runsOut makes the lease of an ended leader expire within a second. Leaders hold it for minutes, so that a busy
+// machine does not depose them.
 func (w *world) runsOut() {
 	w.t.Helper()
 	_, err := w.client.CoordinationV1().Leases(shippedNamespace).Patch(w.t.Context(), w.leaseName(), types.MergePatchType,
@@ -120,7 +121,7 @@ func end(p *process.Process, signal syscall.Signal) time.Time {
 	return time.Now()
 }
 
-// socket is one more socket of the driver: a process is told by it.
+// socket opens another socket of the driver. The driver tells the processes apart by their sockets.
 func (w *world) socket(name string) string {
 	w.t.Helper()
 	path := filepath.Join(filepath.Dir(w.driver.Address), name)
@@ -183,10 +184,10 @@ func (w *world) underWay(n int) (attachments []string, answered chan struct{}) {
 	return attachments, answered
 }
 
-// The leader gets SIGTERM with 100 attachments under way: the calls in flight end and
-// are recorded, nothing is begun, and the standby goes on at once, although it asks
-// for the lease by itself every ten minutes. No call is lost, none doubled.
-func TestHandOverOnSIGTERM(t *testing.T) {
+// The leader gets SIGTERM with 100 attachments in progress: the calls in flight end and are recorded, no call is
+// started, and the standby continues immediately, although it polls the lease only every ten minutes. No call is lost
+// or sent twice.
+func TestHandoffOnSIGTERM(t *testing.T) {
 	w := newWorld(t)
 	a, b, health := w.socket("a"), w.socket("b"), process.FreeAddress()
 	leader := w.candidate("host-a", a, append(aloofTimes, "--leader-election-labels=owner:storage")...)
@@ -218,9 +219,9 @@ func TestHandOverOnSIGTERM(t *testing.T) {
 	}
 }
 
-// The leader is killed with calls in flight: the standby goes on when the lease has run
-// out, and repeats, once each, only the calls that were sent and not recorded.
-func TestHandOverOnCrash(t *testing.T) {
+// The leader is killed with calls in flight: the standby continues when the lease has expired, and repeats, once each,
+// only the calls that were sent and not recorded.
+func TestFailoverOnCrash(t *testing.T) {
 	w := newWorld(t)
 	a, b, health := w.socket("a"), w.socket("b"), process.FreeAddress()
 	leader := w.candidate("host-a", a, append(aloofTimes, "--worker-threads=10")...)
@@ -259,9 +260,9 @@ func TestHandOverOnCrash(t *testing.T) {
 	}
 }
 
-// The leader is frozen for longer than it may go without a renewal and thaws with work at hand: it sends
-// no call and writes nothing, and ends. Who has the lease begins later, so that all the work is there to be done, and
-// nobody else writes.
+// The leader is frozen for longer than its renew deadline and thaws with work queued: it sends no call, writes nothing
+// and exits. The new holder of the lease starts later, so that all the work is still there to be done and no other
+// process writes.
 func TestThawedLeaderSendsNothing(t *testing.T) {
 	w := newWorld(t)
 	answered := make(chan struct{})
@@ -303,10 +304,9 @@ func TestThawedLeaderSendsNothing(t *testing.T) {
 	w.untilAttached(attachments)
 }
 
-// csi-attacher 4.12 and belay-attacher hand over to each other, by crash and in good
-// order, with 200 volumes attached: one sends calls at a time, what is attached is left
-// alone, and what is not is attached.
-func TestHandOverBetweenUpstreamAndBelay(t *testing.T) {
+// csi-attacher 4.12 and belay-attacher replace each other, by crash and by planned handoff, with 200 volumes attached.
+// Only one of them sends calls at a time, attached volumes are left alone, and the others are attached.
+func TestHandoffBetweenUpstreamAndBelay(t *testing.T) {
 	w := newWorld(t)
 	health := process.FreeAddress()
 	sockets := []string{w.socket("1"), w.socket("2"), w.socket("3")}

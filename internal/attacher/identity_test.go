@@ -113,9 +113,8 @@ func TestVolumeWithoutPersistentVolumeIsDetached(t *testing.T) {
 	}
 }
 
-// What another attacher published is known by the attachment's name. Where that does not
-// fit the PersistentVolume, nothing is called, and it is said; a PersistentVolume of the
-// volume ends the wait.
+// The name of an attachment identifies what another attacher published. If the name does not match the
+// PersistentVolume, no call is sent and the status reports why; a PersistentVolume of the right volume ends the wait.
 func TestAttachmentOfUnknownVolumeIsHeld(t *testing.T) {
 	w := newWorld(t)
 	w.node("node-a")
@@ -161,8 +160,8 @@ func TestIdentityIsRecordedBeforeTheCall(t *testing.T) {
 	}
 }
 
-// A volume that one PersistentVolume makes exclusive is shared when that one goes, and the
-// attachment that waited goes on without a resync.
+// A volume is exclusive because of one of its PersistentVolumes. When that one is deleted the volume is shared, and the
+// waiting attachment continues without a resync.
 func TestVolumeThatIsExclusiveNoMore(t *testing.T) {
 	w := newWorld(t)
 	w.node("node-a")
@@ -179,8 +178,8 @@ func TestVolumeThatIsExclusiveNoMore(t *testing.T) {
 	w.until(waits, "attached", isAttached)
 }
 
-// A finalizer that somebody takes off while the volume is attached comes back, also when
-// it was taken off before this process began: or the detach would be forgotten.
+// A finalizer that is removed by force while the volume is attached is added again, also if it was removed before this
+// process started: otherwise the detach would be lost.
 func TestFinalizerOfAttachedVolumeComesBack(t *testing.T) {
 	for name, before := range map[string]bool{"while attached": false, "before the start": true} {
 		t.Run(name, func(t *testing.T) {

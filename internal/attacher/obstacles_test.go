@@ -44,7 +44,7 @@ func (w *world) patch(va, patch string, subresources ...string) {
 // anHour is a back-off that no test waits for.
 func anHour(c *Config) { c.RetryStart, c.RetryMax = time.Hour, time.Hour }
 
-// An attachment that somebody changes is looked at again at once.
+// An attachment that is updated is processed again immediately, without waiting for its back-off.
 func TestUpdatedWhileBackingOff(t *testing.T) {
 	for name, inline := range map[string]bool{"of a PersistentVolume": false, "inline": true} {
 		t.Run(name, func(t *testing.T) {
@@ -157,7 +157,7 @@ func (f *refusing) RoundTrip(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// A refusal that lasts is said in the status, and goes when it is over.
+// A lasting refusal is reported in the status, and cleared when it is over.
 func TestPVFinalizerRefused(t *testing.T) {
 	w := newWorld(t)
 	w.node("node1")

@@ -15,7 +15,7 @@ import (
 
 // S1: an attachment whose PersistentVolume was gone before the start holds the volume all the same, against another
 // PersistentVolume of the same handle.
-func TestStrayFromBeforeTheStart(t *testing.T) {
+func TestOrphanFromBeforeTheStart(t *testing.T) {
 	w := newWorld(t)
 	w.node("node-a")
 	w.node("node-b")
@@ -36,9 +36,9 @@ func TestStrayFromBeforeTheStart(t *testing.T) {
 	}
 }
 
-// What waits for it goes on when somebody ends it, although nothing but the attacher's memory
-// says which volume it was for.
-func TestEndOfAStrayWakesItsVolume(t *testing.T) {
+// When a person deletes an orphan, the attachment that waits for it continues, although only the attacher's memory
+// identifies the volume that the orphan was for.
+func TestDeletedOrphanWakesItsVolume(t *testing.T) {
 	w := newWorld(t)
 	w.node("node-b")
 	w.volume("pv2", func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = w.name("pv1") })
@@ -55,7 +55,7 @@ func TestEndOfAStrayWakesItsVolume(t *testing.T) {
 
 // Before the cache of PersistentVolumes is filled, none is missing: or each that comes would be compared with all
 // attachments there are. Once it is, those are found whose event came before.
-func TestStraysOnceTheVolumesAreKnown(t *testing.T) {
+func TestOrphansAreFoundOnceVolumesAreSynced(t *testing.T) {
 	w := newWorld(t)
 	w.volume("pv1")
 	a, err := New(Config{Client: w.client, Driver: w.driver.Name, Controller: w.controller(), WorkerThreads: 1})

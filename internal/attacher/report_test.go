@@ -151,7 +151,8 @@ func TestEachWaitIsLoggedOnce(t *testing.T) {
 	})
 }
 
-// What the driver's list says against an attachment is logged in words, and the call that mends it under the node that it is for.
+// A contradiction between the driver's list and an attachment is logged, and the call that repairs it is logged with
+// the node that it is for.
 func TestDriftsInTheLog(t *testing.T) {
 	watched(t, func(b *bubble, _ *prometheus.Registry) {
 		b.answers(func(_ context.Context, c call) error {

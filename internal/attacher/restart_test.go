@@ -85,8 +85,8 @@ func callsByVolume(calls []call) map[string]int {
 	return sent
 }
 
-// Another driver behind the socket, or one that can do other things, gets no call: the
-// process ends with 1, gives its lease back, and begins anew with that one.
+// Another driver behind the socket, or one with other capabilities, gets no call: the process exits with status 1,
+// releases its lease, and starts again with that driver.
 func TestDriverComesBackAsAnother(t *testing.T) {
 	for name, change := range map[string]func(*csidriver.Driver){
 		"another name": func(d *csidriver.Driver) { d.Name = "other." + d.Name },
@@ -121,8 +121,8 @@ func TestDriverComesBackAsAnother(t *testing.T) {
 	}
 }
 
-// A driver that stays away costs the leader its lease, so that a standby whose driver
-// is there can lead; without leader election there is nobody to make room for.
+// A driver that stays away costs the leader its lease, so that a standby whose driver is running can lead. Without
+// leader election there is no standby, and the process keeps waiting.
 func TestDriverStaysAway(t *testing.T) {
 	if testing.Short() {
 		t.Skip("NOT RUN with -short: waits half a minute for a driver")

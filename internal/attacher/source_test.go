@@ -86,7 +86,7 @@ func TestSourceOf(t *testing.T) {
 }
 
 // A VolumeAttachment without a source, or with two, never comes to be.
-func TestAPIServerRefusesSources(t *testing.T) {
+func TestInvalidSourcesAreRefused(t *testing.T) {
 	w := newWorld(t)
 	inline := csiPV(w, "pv1").Spec
 	inline.Capacity = nil

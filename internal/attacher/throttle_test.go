@@ -266,7 +266,7 @@ func TestDetachEndsTheHold(t *testing.T) {
 	}
 }
 
-// What is held back and asked for by nobody is forgotten.
+// A hold without a remaining request is forgotten.
 func TestHoldsAreForgotten(t *testing.T) {
 	h, now := newThrottle(time.Second), time.Now()
 	for i := range 50 {

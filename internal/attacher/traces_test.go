@@ -63,8 +63,8 @@ func (c *collector) got() (method, content string) {
 	return c.method, c.taken.String()
 }
 
-// traceCycle attaches and detaches a volume with a secret, which the driver repeats in an error,
-// and ends the program. It returns the trace that the driver was told of.
+// traceCycle attaches and detaches a volume with a secret, which the driver repeats in an error, and ends the program.
+// It returns the trace parent that the driver received.
 func traceCycle(t *testing.T, w *world, env ...string) (p *process.Process, parent string) {
 	t.Helper()
 	w.node("node1")

@@ -121,7 +121,7 @@ func TestHealthyVolumesAsShipped(t *testing.T) {
 }
 
 // What a person can do about an unpublish that never succeeds, and what not.
-func TestUnpublishThatNeverSucceedsIsGivenUp(t *testing.T) {
+func TestUnpublishThatNeverSucceedsCanBeAbandoned(t *testing.T) {
 	w := newWorld(t)
 	w.driver.SetAnswer(failing("Unpublish", 1<<30, errFull))
 	w.node("node-a")

@@ -35,7 +35,7 @@ func TestNoPublishBesideAWithdrawal(t *testing.T) {
 	})
 }
 
-// The volume is wanted again, or the controller that asked for the detach never comes back to it: nothing waits for ever.
+// The volume is wanted again, or the controller that requested the detach never continues it: nothing waits forever.
 func TestWithdrawalThatIsTakenBack(t *testing.T) {
 	tests := map[string]struct {
 		again  bool
