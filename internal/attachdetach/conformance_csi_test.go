@@ -120,7 +120,7 @@ func volumeSource(name string) scenario {
 	})
 }
 
-// missingSpec: nothing is known of the volume.
+// missingSpec: the volume is unknown.
 func missingSpec(name string) scenario {
 	return play(name, func(l *lab) {
 		l.readyNode("a")
@@ -326,8 +326,7 @@ func detachInParallel(l *lab) {
 	l.awaitDetached("v", "b")
 }
 
-// issue88355: one node's operation that hangs holds up no other node of a shared
-// volume.
+// issue88355: a hanging operation at one node of a shared volume does not block the other nodes.
 func issue88355(l *lab) {
 	l.readyNode("a", "b", "c")
 	l.volume("v", corev1.ReadWriteMany)
@@ -346,8 +345,7 @@ func issue88355(l *lab) {
 	l.awaitReported("v", "c")
 }
 
-// anotherOperation: the back-off of a detach that fails does not hold up the report
-// for a pod that came back.
+// anotherOperation: the back-off of a failing detach does not delay the report for a pod that came back.
 func anotherOperation(l *lab) {
 	l.attachedOnA()
 	uid := l.read("v", "a").UID

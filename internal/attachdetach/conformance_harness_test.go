@@ -408,7 +408,7 @@ func (l *lab) lists(node string, unique ...string) (version string) {
 	return n.ResourceVersion
 }
 
-// reports tells whether a node reports a unique name; hold l.mu.
+// reports whether a node's volumesAttached lists a unique name; hold l.mu.
 func (l *lab) reports(node, unique string) bool {
 	n := l.nodes[l.name(node)]
 	return n != nil && slices.ContainsFunc(n.Status.VolumesAttached, func(v corev1.AttachedVolume) bool {
@@ -486,8 +486,7 @@ func csiPV(driver, handle string) corev1.PersistentVolumeSource {
 	return corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: handle}}
 }
 
-// kept tells whether an attachment is there, is the given object, and is not being
-// deleted, at the API server.
+// kept checks at the API server that the attachment exists, is the given object, and is not being deleted.
 func (l *lab) kept(volume, node string, uid any) {
 	l.Helper()
 	va := l.read(volume, node)

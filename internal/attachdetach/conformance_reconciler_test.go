@@ -192,7 +192,7 @@ func updateNodeStatusFailBeforeDetach(l *lab) {
 	}
 }
 
-// onServer tells whether the node reports the volume, at the API server.
+// onServer reports whether the node reports the volume at the API server.
 func (l *lab) onServer(volume, node string) bool {
 	l.Helper()
 	n := &corev1.Node{}
@@ -284,7 +284,7 @@ func noOutOfServiceTaint(l *lab) {
 	l.kept("v", "a", uid)
 }
 
-// detaching tells whether a detach has begun; hold l.mu.
+// detaching reports whether a detach has started; hold l.mu.
 func (l *lab) detaching(volume, node string) bool {
 	va := l.attachment(volume, node)
 	return va == nil || va.DeletionTimestamp != nil || !l.isReported(volume, node)
@@ -334,7 +334,7 @@ func multiAttach(name, words string, holders ...string) scenario {
 			}
 			l.podIn(namespace, strings.TrimPrefix(holder, "ns2/"), "b", "v")
 		}
-		if len(holders) == 0 { // attached, and nobody is there who wants it
+		if len(holders) == 0 { // attached, and no pod wants it
 			l.pod("first", "b", "v")
 			l.awaitReported("v", "b")
 			l.use("b", "v")

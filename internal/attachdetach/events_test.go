@@ -56,7 +56,7 @@ func (l *lab) detachError(volume, node, message string) {
 	l.must(l.Status().Patch(l.ctx, va, client.RawPatch(types.MergePatchType, body)))
 }
 
-func TestClaimHearsOfDetach(t *testing.T) {
+func TestDetachEmitsEventOnClaim(t *testing.T) {
 	l := newLab(t)
 	l.runAttachedOnA()
 
@@ -79,9 +79,9 @@ func TestClaimHearsOfDetach(t *testing.T) {
 	l.awaitHeard("PersistentVolumeClaim", "v", explain.SuccessfulDetachVolume, explain.DetachSucceeded(l.name("v"), node))
 }
 
-// A finalizer that somebody removes, because the detach takes so long, is no detach: the
-// claim hears so.
-func TestClaimHearsOfUnconfirmedDetach(t *testing.T) {
+// A finalizer that is removed by force, because the detach takes so long, does not confirm the detach: an event on the
+// claim reports so.
+func TestUnconfirmedDetachEmitsEventOnClaim(t *testing.T) {
 	l := newLab(t)
 	l.runAttachedOnA()
 	patch := func(kind types.PatchType, body string) {
@@ -103,7 +103,7 @@ func TestClaimHearsOfUnconfirmedDetach(t *testing.T) {
 	}
 }
 
-func TestVolumeWithoutAClaimHearsOfDetach(t *testing.T) {
+func TestDetachEmitsEventOnVolumeWithoutClaim(t *testing.T) {
 	l := newLab(t)
 	l.runAttachedOnA()
 	l.use("a", "v")
@@ -117,7 +117,7 @@ func TestVolumeWithoutAClaimHearsOfDetach(t *testing.T) {
 	l.awaitHeard("PersistentVolume", l.name("v"), explain.SuccessfulDetachVolume, explain.DetachSucceeded(l.name("v"), node))
 }
 
-func TestClaimHearsOfForcedDetach(t *testing.T) {
+func TestForcedDetachEmitsEventOnClaim(t *testing.T) {
 	l := newLab(t)
 	l.runAttachedOnA()
 	l.use("a", "v")

@@ -446,7 +446,7 @@ func (l *lab) awaitWaiting(volume, node string) {
 	})
 }
 
-// told gives the messages of a reason that a pod was sent; hold l.mu.
+// told returns the messages of the events with a reason that a pod got; hold l.mu.
 func (l *lab) told(pod, reason string) []string {
 	var found []string
 	for _, e := range l.events {

@@ -56,7 +56,7 @@ func TestStandbyRemembersWhatWasTakenBack(t *testing.T) {
 	}
 }
 
-// hungClient answers nothing for some names until it is told to.
+// hungClient does not answer requests for some names until it is released.
 type hungClient struct {
 	client.Client
 	hangs   func(verb, name string) bool
@@ -230,8 +230,8 @@ func TestOneRenewalIsNoSync(t *testing.T) {
 	}
 }
 
-// One node writes a volume of others into its own lists (NodeRestriction allows it). That
-// blocks nobody, and is taken back before a next leader could believe it.
+// A node writes the volume of other nodes into its own lists (NodeRestriction allows it). That blocks no node, and is
+// withdrawn before the next leader could believe it.
 func TestFalseInUseEntryBlocksNoOtherNode(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}

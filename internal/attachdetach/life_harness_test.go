@@ -246,7 +246,7 @@ func (l *life) deleteNode(name string) {
 	l.settle()
 }
 
-// comeBack registers the machine anew: after a boot, or as it was.
+// comeBack registers the machine again: after a boot, or as it was.
 func (l *life) comeBack(name string, booted bool) {
 	l.did("node "+name, "registers anew, booted: %v", booted)
 	l.store(aNode(name, func(n *corev1.Node) {
@@ -455,7 +455,7 @@ func (c toyClient) Delete(_ context.Context, obj client.Object, options ...clien
 	}
 	gone := copyOf(there)
 	gone.SetDeletionTimestamp(&metav1.Time{Time: time.Now()})
-	c.store(gone) // until the attacher lets it go
+	c.store(gone) // until the attacher removes its finalizer
 	return nil
 }
 

@@ -139,7 +139,7 @@ func TestSharedVolumeOnTwoNodes(t *testing.T) {
 	}
 }
 
-func TestMultiAttachRefusedThenHandedOver(t *testing.T) {
+func TestMultiAttachIsRefusedUntilTheVolumeIsFree(t *testing.T) {
 	l := newLab(t)
 	l.readyNode("a", "b")
 	l.volume("v")
@@ -267,7 +267,7 @@ func TestNodeThatAttachesByItself(t *testing.T) {
 	l.awaitReported("v", "a")
 }
 
-func TestAttachmentDeletedBySomebody(t *testing.T) {
+func TestAttachmentDeletedByAnotherClient(t *testing.T) {
 	l := newLab(t)
 	l.runAttachedOnA()
 	before := l.read("v", "a")

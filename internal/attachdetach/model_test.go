@@ -29,7 +29,7 @@ type model struct {
 	*clusterState
 	stores  map[string]*countingStore
 	version int
-	end     func([]key, *storagev1.VolumeAttachment) // told of the end of attachments; nil for none
+	end     func([]key, *storagev1.VolumeAttachment) // gets the end of attachments; nil for none
 }
 
 func newModel(tb testing.TB) *model {
@@ -177,7 +177,7 @@ func attaches(d attachment.Decision) []attachment.NodeName {
 	return nodes
 }
 
-// does tells whether the decision holds a step of that type.
+// does reports whether the decision holds a step of that type.
 func does[S attachment.Step](d attachment.Decision) bool {
 	return slices.ContainsFunc(d.Steps, func(s attachment.Step) bool { _, ok := s.(S); return ok })
 }

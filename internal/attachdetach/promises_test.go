@@ -308,8 +308,8 @@ func orphanRecreated() scenario {
 	})
 }
 
-// A request to create the VolumeAttachment for node a gets no answer, is held up on its
-// way, and is carried out after the pod has moved to node b.
+// A request to create the VolumeAttachment for node a gets no answer, is delayed in flight, and is carried out after
+// the pod has moved to node b.
 func lateCreate(l *lab) {
 	l.readyNode("a", "b")
 	l.volume("v")

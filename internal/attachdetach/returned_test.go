@@ -10,9 +10,9 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// A Node that came back lists a volume in use and takes it off again before anybody has
-// decided on the first: what it said in between counts, or the volume waits for ever.
-func TestNodeThatCameBackLetsGoUnseen(t *testing.T) {
+// A Node that came back lists a volume in use and removes it from the list before a decision was made on the first
+// list: what it reported in between counts, otherwise the volume waits forever.
+func TestReturnedNodeReleasesVolumeBetweenDecisions(t *testing.T) {
 	m := newModel(t)
 	k := key{Driver: driver, Handle: "h"}
 	list := []string{kube.UniqueVolumeName(driver, "h")}

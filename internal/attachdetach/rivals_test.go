@@ -160,7 +160,7 @@ func TestSlowerControllerIsFoundByItsEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDuel(t)
 		d.begin("10", "10")
-		d.emit(otherProgram) // may be on its way since before we led
+		d.emit(otherProgram) // may be in flight since before we led
 		d.want(false, 0)
 		d.leads()
 		d.emit(kube.FieldManager)

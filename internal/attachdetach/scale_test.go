@@ -291,9 +291,9 @@ func TestDepartedNodesAreForgotten(t *testing.T) {
 	}
 }
 
-// A Node that was deleted and made anew between two looks of the watch counts as
-// both: what the first had in use, the second does not know of yet.
-func TestNodeMadeAnewUnseen(t *testing.T) {
+// A Node that was deleted and recreated between two events of the watch counts as both: the second does not list yet
+// what the first had in use.
+func TestNodeRecreatedBetweenWatchEvents(t *testing.T) {
 	m := newModel(t)
 	disk := aVolume("c", "")
 	disk.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{
@@ -331,7 +331,7 @@ func reportsOn(node attachment.NodeName) func(attachment.Step) bool {
 	}
 }
 
-// allDoubts says of everything that a write may be on its way.
+// allDoubts reports for everything that a write may be in flight.
 type allDoubts struct{ noDoubts }
 
 func (allDoubts) deleteMayBeUnderway(*storagev1.VolumeAttachment) bool { return true }

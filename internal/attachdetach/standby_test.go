@@ -44,8 +44,8 @@ func (r *received) transport(next http.RoundTripper) http.RoundTripper {
 // has reports whether a text was among it; hold lab.mu.
 func (r *received) has(text string) bool { return bytes.Contains(r.text, []byte(text)) }
 
-// The leader moves an exclusive Fibre Channel volume from a to b, a's kubelet registers anew,
-// and the leader ends: the standby has seen all of it and leads.
+// The leader moves an exclusive Fibre Channel volume from a to b, a's kubelet registers again, and the leader exits:
+// the standby has observed all of it and leads.
 func TestStandbyThatLeadsReportsToOneNode(t *testing.T) {
 	l := newLab(t)
 	l.readyNode("a", "b")
@@ -79,8 +79,8 @@ func TestStandbyThatLeadsReportsToOneNode(t *testing.T) {
 	})
 }
 
-// a has a Fibre Channel volume mounted; its Node is deleted and made anew, for the same boot,
-// by somebody who leaves the annotation to kubelet.
+// a has a Fibre Channel volume mounted; its Node is deleted and recreated, for the same boot, by a client that leaves
+// the annotation to kubelet.
 func TestRecreatedNodeWithoutAnnotationBlocksOthers(t *testing.T) {
 	l := newLab(t)
 	l.readyNode("a", "b")

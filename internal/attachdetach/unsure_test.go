@@ -50,7 +50,7 @@ func TestUnsure(t *testing.T) {
 
 // A report without an answer counts against every other node, also when no pod wants
 // the volume at its own node any more and nothing else refers to that node (S1).
-func TestReportWithoutAnAnswerOnANodeThatNobodyWants(t *testing.T) {
+func TestUnansweredReportOnUnwantedNode(t *testing.T) {
 	m := newModel(t)
 	fc := aVolume("c", "")
 	fc.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{FC: &corev1.FCVolumeSource{TargetWWNs: []string{"5006"}, Lun: new(int32(1))}}

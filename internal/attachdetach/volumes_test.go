@@ -127,7 +127,7 @@ func TestInTreeVolumes(t *testing.T) {
 	l.awaitGone(ebs, "b")
 }
 
-// A volume of a pod that went while nobody led is found by its attachment alone.
+// A volume of a pod that was deleted while no controller led is found by its attachment alone.
 func TestPodsOwnVolumeIsDetachedAfterRestart(t *testing.T) {
 	l := newLab(t)
 	l.node("a")
@@ -154,7 +154,7 @@ func TestVolumesWithoutAttachment(t *testing.T) {
 	}}, corev1.ReadWriteOnce)
 	l.run()
 
-	// Of what a pod names itself nobody knows that it must not be shared (row 26).
+	// Of a volume that a pod names itself it is unknown that it must not be shared (row 26).
 	l.podWith("p", "a", lun)
 	l.podWith("q", "b", lun)
 	l.awaitListed(fc, "a")
@@ -238,7 +238,7 @@ func TestTwoPersistentVolumesOfOneHandle(t *testing.T) {
 
 // A PersistentVolume comes back under its name for another volume, while the
 // attachment that upstream made of the first says nothing but that name.
-func TestPersistentVolumeMadeAnewForAnotherVolume(t *testing.T) {
+func TestPersistentVolumeRecreatedForAnotherVolume(t *testing.T) {
 	for _, made := range []string{"while nobody led", "while it ran"} {
 		t.Run(made, func(t *testing.T) {
 			l := newLab(t)
@@ -262,9 +262,8 @@ func TestPersistentVolumeMadeAnewForAnotherVolume(t *testing.T) {
 	}
 }
 
-// TestOrphans has attachments that upstream made and that nobody wants any more: their
-// PersistentVolume is gone, so that nothing but the hash in their name tells of which
-// volume they are.
+// TestOrphans has attachments that upstream made and that no pod wants any more: their PersistentVolume is gone, so
+// only the hash in their name identifies the volume.
 func TestOrphans(t *testing.T) {
 	l := newLab(t)
 	l.options = Options{Policy: attachment.Policy{OutOfService: true}}
@@ -309,8 +308,8 @@ func TestOrphans(t *testing.T) {
 	l.awaitGone(lost("f"), "idle")
 }
 
-// An orphan blocks its volume elsewhere as soon as another PersistentVolume tells which
-// volume that is, and the volume goes on when it is gone.
+// An orphan blocks its volume elsewhere as soon as another PersistentVolume identifies that volume, and the volume
+// continues when the orphan is gone.
 func TestOrphanBlocksItsVolume(t *testing.T) {
 	l := newLab(t)
 	l.node("a")
@@ -319,7 +318,7 @@ func TestOrphanBlocksItsVolume(t *testing.T) {
 	l.attachByHand("lost", "a", kube.AttachmentName(k.Handle, driver, l.name("a")))
 	l.inUse("a", k)
 	l.attacher.set(func() { l.attacher.stalled = true })
-	l.inUse("a") // nobody lists it any more, and its detach hangs
+	l.inUse("a") // no node lists it any more, and its detach hangs
 	l.volumeOf("v", csiSource(k.Handle), corev1.ReadWriteOnce)
 	l.pod("p", "b", "v")
 	l.run()
@@ -330,7 +329,7 @@ func TestOrphanBlocksItsVolume(t *testing.T) {
 	l.awaitListed(k, "b")
 }
 
-// A driver that appears late, or anew, and does not want its volumes attached.
+// A driver that appears late, or is recreated, and does not require its volumes to be attached.
 func TestDriverAppearsLate(t *testing.T) {
 	l := newLab(t)
 	l.node("a")
