@@ -21,8 +21,8 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// TestAClaimThatDoesNotHoldItsVolume: nothing is called before it does.
-func TestAClaimThatDoesNotHoldItsVolume(t *testing.T) {
+// TestClaimNotBoundToItsVolume: no call is made until the claim is bound to the volume.
+func TestClaimNotBoundToItsVolume(t *testing.T) {
 	changePV := func(w *world, name string, change func(*corev1.PersistentVolume)) {
 		w.Helper()
 		volumes := w.admin.CoreV1().PersistentVolumes()
@@ -103,8 +103,8 @@ func TestAClaimThatDoesNotHoldItsVolume(t *testing.T) {
 	}
 }
 
-// TestAnAttachmentThatIsBeingDeletedIsNone, though its status says that it is attached.
-func TestAnAttachmentThatIsBeingDeletedIsNone(t *testing.T) {
+// TestDeletingAttachmentDoesNotCount, although its status says that it is attached.
+func TestDeletingAttachmentDoesNotCount(t *testing.T) {
 	w := newWorld(t)
 	handle := w.volume("data")
 	agent, _ := w.agent()
@@ -132,8 +132,8 @@ func TestAnAttachmentThatIsBeingDeletedIsNone(t *testing.T) {
 	w.mounted(agent, pod)
 }
 
-// TestARootThatDoesNotPropagateIsTold in the log: drivers in containers mount out of sight there.
-func TestARootThatDoesNotPropagateIsTold(t *testing.T) {
+// TestRootWithoutMountPropagationIsLogged: mounts of drivers in containers do not become visible there.
+func TestRootWithoutMountPropagationIsLogged(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to mount")
 	}
@@ -156,9 +156,9 @@ func TestARootThatDoesNotPropagateIsTold(t *testing.T) {
 	}
 }
 
-// TestWhatADriverIsToldOfAPodIsNotKept among the volume's own attributes, which are
-// passed on with later calls, whatever CSIDriver asks for by then.
-func TestWhatADriverIsToldOfAPodIsNotKept(t *testing.T) {
+// TestPodInfoAndTokensAreNotStored among the volume's own attributes: those are passed on with later calls, whatever
+// the CSIDriver asks for by then.
+func TestPodInfoAndTokensAreNotStored(t *testing.T) {
 	forEver := time.Now().Add(24 * time.Hour)
 	pods := newPodManager(Config{}, nil, nil, newSchedule(), nil, podHandlers{})
 	defer pods.queue.ShutDown()

@@ -41,9 +41,9 @@ func (w *world) callsOf(volume string) []string {
 	return slices.Compact(calls)
 }
 
-// TestEachCodeOnTheWayUp: stage or publish fails with each code of gRPC. The pod is told, and
-// then the driver recovers, or the pod goes: what may have been done is undone, and only that.
-func TestEachCodeOnTheWayUp(t *testing.T) {
+// TestMountFailsWithEachCode: stage or publish fails with each gRPC code. The pod gets an event, and then the driver
+// recovers, or the pod is deleted: what may have been done is undone, and nothing else.
+func TestMountFailsWithEachCode(t *testing.T) {
 	tests := map[string]struct {
 		method, call  string
 		block         bool
@@ -143,9 +143,9 @@ func TestAlreadyExistsIsNoRefusal(t *testing.T) {
 	}
 }
 
-// TestEachCodeOnTheWayBack: no code is taken for success. The volume stays in use, its pod
-// is told, and the call is made again.
-func TestEachCodeOnTheWayBack(t *testing.T) {
+// TestUnmountFailsWithEachCode: no code is taken for success. The volume stays in use, its pod gets an event, and the
+// call is repeated.
+func TestUnmountFailsWithEachCode(t *testing.T) {
 	tests := map[string]struct {
 		method, call string
 		block        bool

@@ -17,7 +17,7 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// csiDriver makes the driver's CSIDriver anew.
+// csiDriver recreates the driver's CSIDriver.
 func (w *world) csiDriver(change ...func(*storagev1.CSIDriver)) {
 	w.Helper()
 	object := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: w.driverName()}}
@@ -290,7 +290,7 @@ func TestUpstreamConcurrency(t *testing.T) {
 		w.driver.Before = func(method, _ string, attempt int) error {
 			if method == "Stage" && attempt == 1 {
 				all.Done()
-				all.Wait() // nobody goes on until all are there
+				all.Wait() // no call returns until all have arrived
 			}
 			return nil
 		}
@@ -334,7 +334,7 @@ func (w *world) deletePod(pod *corev1.Pod, force bool) {
 	must(w, w.admin.CoreV1().Pods(w.name).Delete(w.ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: seconds}))
 	wait.Until(w, "the pod is gone", func() bool {
 		got, err := w.admin.CoreV1().Pods(w.name).Get(w.ctx, pod.Name, metav1.GetOptions{})
-		if err == nil && got.Status.Phase != corev1.PodSucceeded { // whoever runs the pods ends it
+		if err == nil && got.Status.Phase != corev1.PodSucceeded { // the part of the runtime, which ends the pod
 			got.Status.Phase = corev1.PodSucceeded
 			_, _ = w.admin.CoreV1().Pods(w.name).UpdateStatus(w.ctx, got, metav1.UpdateOptions{})
 		}

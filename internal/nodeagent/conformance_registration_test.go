@@ -103,7 +103,8 @@ func TestPluginRegistrationAtKubeletStart(t *testing.T) {
 	}
 }
 
-// TestPluginReRegistration: a socket that is made anew is asked again, also one at which another driver was. That one is forgotten.
+// TestPluginReRegistration: a recreated socket is queried again, also if another driver listened at its path before.
+// That driver is unregistered.
 func TestPluginReRegistration(t *testing.T) {
 	w := newWorld(t)
 	w.agent()

@@ -200,9 +200,9 @@ func TestUpstreamSELinuxConflicts(t *testing.T) {
 	}
 }
 
-// TestTheLabelOfAMountIsKept: on disk, through a restart, when records are torn, and when the driver is called again for
-// a pod that runs, whatever its CSIDriver says by then.
-func TestTheLabelOfAMountIsKept(t *testing.T) {
+// TestMountLabelIsKept: on disk, through a restart, when records are torn, and when the driver is called again for a
+// running pod, whatever its CSIDriver asks for by then.
+func TestMountLabelIsKept(t *testing.T) {
 	w := newWorld(t, republishes, mountsLabels)
 	handle := w.volume("data", accessModes(corev1.ReadWriteOncePod))
 	agent, stop := w.agent(withSELinux)
@@ -239,8 +239,8 @@ func TestTheLabelOfAMountIsKept(t *testing.T) {
 	w.wantFlags(option1)
 }
 
-// TestAStageOfAnotherLabelIsUndoneAfterARestart: the records know which label it has, those that are torn too.
-func TestAStageOfAnotherLabelIsUndoneAfterARestart(t *testing.T) {
+// TestStageWithAnotherLabelIsUndoneAfterRestart: the records hold the label of a stage, torn records too.
+func TestStageWithAnotherLabelIsUndoneAfterRestart(t *testing.T) {
 	for name, torn := range map[string]bool{"records": false, "torn records": true} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, mountsLabels)
@@ -311,8 +311,8 @@ func (w *world) tearRecords() {
 	}
 }
 
-// TestAPodWhoseContainersDisagreeIsRefused: in kubelet's words, and at once.
-func TestAPodWhoseContainersDisagreeIsRefused(t *testing.T) {
+// TestPodWithConflictingContainerLabelsIsRefused: immediately, with kubelet's message.
+func TestPodWithConflictingContainerLabelsIsRefused(t *testing.T) {
 	w := newWorld(t, noAttach, mountsLabels)
 	w.volume("alone", accessModes(corev1.ReadWriteOncePod))
 	w.volume("shared")
@@ -337,8 +337,8 @@ func TestAPodWhoseContainersDisagreeIsRefused(t *testing.T) {
 	}
 }
 
-// TestAPodIsToldThatItWaitsForAnotherLabelToBeUnmounted: the driver does not get it unstaged.
-func TestAPodIsToldThatItWaitsForAnotherLabelToBeUnmounted(t *testing.T) {
+// TestPodWaitingForAnotherLabelGetsEvent: the driver fails to unstage the volume that has another label.
+func TestPodWaitingForAnotherLabelGetsEvent(t *testing.T) {
 	w := newWorld(t, noAttach, mountsLabels)
 	handle := w.volume("data", accessModes(corev1.ReadWriteOncePod))
 	w.plays(script{"Unstage": times(2, codes.Internal)})

@@ -121,8 +121,8 @@ func TestUpstreamNodeStageErrorCases(t *testing.T) {
 	}
 }
 
-// TestUpstreamNodeUnstageErrorCases: a second pod comes while the unstage of the first one's
-// volume fails. Nobody knows then what is staged, so it is staged again.
+// TestUpstreamNodeUnstageErrorCases: a second pod comes while the unstage of the first one's volume fails. Whether it
+// is still staged is unknown then, so it is staged again.
 func TestUpstreamNodeUnstageErrorCases(t *testing.T) {
 	life := []string{"Stage data", "Publish data", "Unpublish data", "Unstage data"}
 	for name, code := range map[string]codes.Code{
@@ -482,9 +482,9 @@ func (w *world) waitsFor(agent *Agent, pod *corev1.Pod, reason string) bool {
 	return false
 }
 
-// TestTheWayBackWaitsForTheDriver: a pod goes while its driver is away. Nothing is forgotten,
-// and all is undone when the driver is back (secrets-store-csi-driver#895).
-func TestTheWayBackWaitsForTheDriver(t *testing.T) {
+// TestUnmountWaitsForTheDriver: a pod is deleted while its driver is away. No volume is forgotten, and all are
+// unmounted when the driver is back (secrets-store-csi-driver#895).
+func TestUnmountWaitsForTheDriver(t *testing.T) {
 	w := newWorld(t)
 	l := w.live()
 	w.driver.Stop()

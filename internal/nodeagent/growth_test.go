@@ -62,9 +62,9 @@ func TestWhatAClaimSaysOfItsSize(t *testing.T) {
 	}
 }
 
-// TestAnEarlyWakeKeepsTheResync: a retry that was planned before the pod's volumes were
-// known stands in the queue in the place of the first resync. The resyncs go on nevertheless.
-func TestAnEarlyWakeKeepsTheResync(t *testing.T) {
+// TestEarlyWakeKeepsResync: a retry that was planned before the pod's volumes were known replaces the first resync in
+// the queue. The resyncs continue nevertheless.
+func TestEarlyWakeKeepsResync(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const uid, period = types.UID("p"), time.Minute
 		p := newPod()

@@ -40,8 +40,8 @@ func wantSamples(tb testing.TB, registry prometheus.Gatherer, prefix string, wan
 	}
 }
 
-// A volume's life by kubelet's metrics: a stage that fails once, another pod, a restart, the way back.
-func TestALifeIsMeasuredInKubeletsTerms(t *testing.T) {
+// A volume's lifecycle in kubelet's metrics: a stage that fails once, a second pod, a restart, the unmount.
+func TestVolumeLifecycleInKubeletMetrics(t *testing.T) {
 	w := newWorld(t)
 	w.driver.SetBefore(func(method, _ string, attempt int) error {
 		if method == "Stage" && attempt == 1 {
@@ -122,8 +122,8 @@ func TestBlockVolumesHaveOperationsOfTheirOwn(t *testing.T) {
 	}
 }
 
-// Who waits for an operation and reads the metrics then finds it counted.
-func TestAnOperationIsCountedWhenItsEndIsSeen(t *testing.T) {
+// A caller that waits for an operation and then reads the metrics finds it counted.
+func TestOperationIsCountedBeforeItsEndIsVisible(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	config := idleConfig(t)
 	config.Metrics = registry
@@ -182,8 +182,9 @@ func TestWhatWaitsIsCounted(t *testing.T) {
 	}
 }
 
-// A driver that hangs, and then refuses, is seen: by the age of its call, and by how long the volume has waited in all.
-func TestADriverThatHangsIsCounted(t *testing.T) {
+// A driver that hangs, and then refuses, is visible: in the age of its call, and in how long the volume has waited in
+// all.
+func TestHangingDriverIsCounted(t *testing.T) {
 	for method, operation := range map[string]string{"Stage": "mount", "Unpublish": "unmount", "Unstage": "unmount"} {
 		t.Run(method, func(t *testing.T) {
 			w := newWorld(t, noAttach)
@@ -235,7 +236,7 @@ func TestADriverThatHangsIsCounted(t *testing.T) {
 }
 
 // A volume is released when the last pod that wants it goes, also if that was before the agent started.
-func TestAVolumeThatOnePodWantsIsNotReleased(t *testing.T) {
+func TestVolumeIsReleasedByItsLastPod(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	config := idleConfig(t)
 	config.Metrics = registry
@@ -380,8 +381,8 @@ func TestMigratedCallsHaveTheirLabel(t *testing.T) {
 	}
 }
 
-// An expansion has an operation of its own, and does not lengthen the unstage.
-func TestAnExpansionIsMeasured(t *testing.T) {
+// An expansion is an operation of its own, and does not lengthen the unstage.
+func TestExpansionIsMeasured(t *testing.T) {
 	w := expandable(t)
 	w.driver.NodeServices = append(w.driver.NodeServices, canStage)
 	w.grow("2Gi", legacy)

@@ -19,7 +19,7 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// podWorld is a podManager without an Agent, and what it told.
+// podWorld is a podManager without an Agent, and what its handlers got.
 type podWorld struct {
 	*podManager
 	api  *fake.Clientset
@@ -40,7 +40,7 @@ func newPodWorld(t *testing.T) *podWorld {
 	}}
 	w := &podWorld{api: fake.NewClientset(claim, pv), sure: true}
 	tell := func(what string, uid types.UID) {
-		w.uids() // no lock is held: this would wait for ever
+		w.uids() // no lock is held: this would wait forever
 		w.told = append(w.told, what+" "+string(uid))
 	}
 	config := Config{NodeName: "n", RESTConfig: nil, Logger: logr.Discard()}
@@ -71,8 +71,8 @@ func podWithClaim(uid types.UID) *corev1.Pod {
 
 const volumeOfClaim = "kubernetes.io/csi/d^h"
 
-// TestAPodIsLookedUpToldAndForgotten from the first word about it to the last.
-func TestAPodIsLookedUpToldAndForgotten(t *testing.T) {
+// TestPodLifecycleInPodManager: the pod is resolved, its volumes are handed to the handlers, and it is forgotten.
+func TestPodLifecycleInPodManager(t *testing.T) {
 	w := newPodWorld(t)
 	w.set(podWithClaim("p"))
 	must(t, w.lookUp(t.Context(), "p"))
@@ -92,8 +92,8 @@ func TestAPodIsLookedUpToldAndForgotten(t *testing.T) {
 	}
 }
 
-// TestAPodThatGoesWhileItIsLookedUp leaves nothing, whether it goes before or after its volumes are known.
-func TestAPodThatGoesWhileItIsLookedUp(t *testing.T) {
+// TestPodRemovedDuringLookup leaves nothing behind, whether it is removed before or after its volumes are known.
+func TestPodRemovedDuringLookup(t *testing.T) {
 	w := newPodWorld(t)
 	w.api.PrependReactor("get", "persistentvolumes", func(k8stesting.Action) (bool, runtime.Object, error) {
 		w.remove("p")
@@ -133,8 +133,8 @@ func TestPodsOfRecordsWaitForTheirOwner(t *testing.T) {
 	}
 }
 
-// TestAVolumeOfAPodThatIsGone is none of the node's.
-func TestAVolumeOfAPodThatIsGone(t *testing.T) {
+// TestVolumeOfUnknownPodIsIgnored: a volume is kept only for a pod that is set.
+func TestVolumeOfUnknownPodIsIgnored(t *testing.T) {
 	w := newPodWorld(t)
 	root, err := mount.OpenRoot(t.TempDir(), func() ([]string, error) { return nil, nil })
 	must(t, err)

@@ -69,7 +69,7 @@ func (w *world) at(file, version string) *csidriver.Driver {
 	})
 }
 
-// TestPluginHandlers: they hear of each change, and may ask back, which takes the locks.
+// TestPluginHandlers: they are called for each change, and may call back, which takes the locks.
 func TestPluginHandlers(t *testing.T) {
 	events := make(chan string, 100)
 	var p *plugins

@@ -60,8 +60,8 @@ func TestManyAgentsShareOneWatch(t *testing.T) {
 	must(t, n.close())
 }
 
-// An agent that does not look must not hold the others up, and finds out that it missed something.
-func TestAnAgentThatDoesNotLookIsToldThatEventsWereLost(t *testing.T) {
+// An agent that does not read its events must not block the others, and learns that it missed some.
+func TestSlowReaderIsNotifiedOfLostEvents(t *testing.T) {
 	slow, err := newPluginWatcher()
 	must(t, err)
 	quick, err := newPluginWatcher()

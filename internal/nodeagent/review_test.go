@@ -60,7 +60,7 @@ func TestNamesAreRefusedAndNothingIsWritten(t *testing.T) {
 	for field, change := range fields {
 		for kind, name := range names {
 			if field == "handle" && (kind == "up" || kind == "below" || kind == "long" || kind == "dot" || kind == "dots") {
-				continue // of handles only hashes get into paths: see TestAHandleMayBeAnything
+				continue // of handles only hashes get into paths: see TestHandlesOfAnyForm
 			}
 			t.Run(field+" "+kind, func(t *testing.T) {
 				w := newWorld(t, noAttach)
@@ -94,7 +94,7 @@ func TestNamesAreRefusedAndNothingIsWritten(t *testing.T) {
 	}
 }
 
-func TestAHandleMayBeAnything(t *testing.T) {
+func TestHandlesOfAnyForm(t *testing.T) {
 	for kind, handle := range map[string]string{"up": "../../../x", "below": "a/b", "dots": "..", "long": strings.Repeat("x", 4096), "spaces": " a b ", "caret": "a^b"} {
 		t.Run(kind, func(t *testing.T) {
 			w := newWorld(t)
@@ -115,8 +115,8 @@ func TestAHandleMayBeAnything(t *testing.T) {
 	}
 }
 
-// TestRemovalStopsWhereTheDriversOwnFilesBegin: below the target and the staging path lies what
-// is not the agent's. It stays, the pod is told, and the volume stays in use.
+// TestRemovalStopsWhereTheDriversOwnFilesBegin: files below the target and the staging path are not the agent's. They
+// stay, the pod gets an event, and the volume stays in use.
 func TestRemovalStopsWhereTheDriversOwnFilesBegin(t *testing.T) {
 	for name, test := range map[string]struct {
 		method string

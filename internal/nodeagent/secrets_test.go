@@ -16,9 +16,9 @@ import (
 	"belay.dev/belay/internal/testing/csidriver"
 )
 
-// TestASecretThatADriverRepeatsIsTakenOut: its errors hold the request's secrets. No event, log
-// line, error or record does.
-func TestASecretThatADriverRepeatsIsTakenOut(t *testing.T) {
+// TestSecretInDriverErrorIsRedacted: the driver's errors contain the request's secrets. No event, log line, error or
+// record does.
+func TestSecretInDriverErrorIsRedacted(t *testing.T) {
 	for _, step := range []string{"Stage", "Publish"} {
 		t.Run(step, func(t *testing.T) {
 			w := newWorld(t, noAttach)

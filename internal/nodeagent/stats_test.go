@@ -35,7 +35,7 @@ func abnormal(r *csispec.NodeGetVolumeStatsResponse, message string) *csispec.No
 	return r
 }
 
-// answer makes the driver answer NodeGetVolumeStats, and tells of each question.
+// answerStats makes the driver answer NodeGetVolumeStats, and sends each requested volume on the channel.
 func (w *world) answerStats(reply func(volume string) (*csispec.NodeGetVolumeStatsResponse, error)) (asked chan string) {
 	asked = make(chan string)
 	w.driver.Lock()
@@ -175,7 +175,7 @@ func TestCSINodeVolumeHealth(t *testing.T) {
 	}
 }
 
-// events counts how often a pod was told so.
+// events counts a pod's events with a reason.
 func (w *world) events(pod *corev1.Pod, reason string) int {
 	w.Helper()
 	list, err := w.admin.CoreV1().Events(w.name).List(w.ctx, metav1.ListOptions{
@@ -219,9 +219,9 @@ func TestStatsInKubeletsForm(t *testing.T) {
 	}
 }
 
-// A driver that hangs in one volume's stats holds up neither those of another volume nor the
-// way back of this one, and is not asked again before it has answered.
-func TestADriverThatHangsInStatsHoldsUpNothing(t *testing.T) {
+// A driver that hangs in one volume's stats delays neither those of another volume nor the unmount of this one, and is
+// not called again before it has answered.
+func TestHangingStatsCallBlocksNothing(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.driver.NodeServices = append(w.driver.NodeServices, canStats)
 	release := make(chan struct{})
@@ -248,7 +248,7 @@ func TestADriverThatHangsInStatsHoldsUpNothing(t *testing.T) {
 	if want := map[string]float64{"kubelet_volume_stats_used_bytes{namespace=" + w.name + ",persistentvolumeclaim=works}": 40}; !maps.Equal(shown, want) {
 		t.Errorf("used bytes %v, want %v", shown, want)
 	}
-	go func() { // goes on with the one that works
+	go func() { // continues with the one that works
 		for range asked {
 		}
 	}()
@@ -279,7 +279,7 @@ func TestStatsThatAreNotKnownAreNotShown(t *testing.T) {
 	w.driver.Lock()
 	w.driver.Stats = nil
 	w.driver.Unlock()
-	select { // a question that is on its way
+	select { // a call that is in flight
 	case <-asked:
 	default:
 	}
@@ -292,8 +292,8 @@ func TestStatsThatAreNotKnownAreNotShown(t *testing.T) {
 	}
 }
 
-// TestAnInlineVolumeThatHasNoPathForStats is asked about once, and again when another version of the driver may know more.
-func TestAnInlineVolumeThatHasNoPathForStats(t *testing.T) {
+// TestInlineVolumeWithoutStatsPath is queried once, and again when another version of the driver may support it.
+func TestInlineVolumeWithoutStatsPath(t *testing.T) {
 	w := newWorld(t, noAttach, modes(ephemeral))
 	w.driver.NodeServices = append(w.driver.NodeServices, canStats)
 	w.driver.Stats = func(context.Context, *csispec.NodeGetVolumeStatsRequest) (*csispec.NodeGetVolumeStatsResponse, error) {
@@ -314,7 +314,7 @@ func TestAnInlineVolumeThatHasNoPathForStats(t *testing.T) {
 	wait.Until(w, "asked again", func() bool { return asked() > 1 })
 }
 
-func TestADriverWithoutStatsIsNotAsked(t *testing.T) {
+func TestDriverWithoutStatsIsNotCalled(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.volume("data")
 	agent, _ := w.agent(frequently(nil))
