@@ -100,13 +100,13 @@ func attacherError(name string) scenario {
 		l.volume("v")
 		l.attacher.set(func() { l.attacher.refusal = refusal })
 		l.pod("p", "a", "v")
-		l.awaitTold("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), refusal))
+		l.awaitPodEvent("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), refusal))
 		if l.onServer("v", "a") {
 			l.Error("S9: reported though the attach failed")
 		}
 		l.attacher.set(func() { l.attacher.refusal = "" })
 		l.awaitReported("v", "a")
-		l.awaitTold("p", explain.SuccessfulAttachVolume, explain.AttachSucceeded(l.name("v")))
+		l.awaitPodEvent("p", explain.SuccessfulAttachVolume, explain.AttachSucceeded(l.name("v")))
 	})
 }
 
@@ -266,7 +266,7 @@ func attachOnceForTwoPods(modes ...corev1.PersistentVolumeAccessMode) func(*lab)
 		l.attacher.set(func() { l.attacher.stalled = false })
 		l.awaitReported("v", "a")
 		for _, pod := range []string{"p", "q"} {
-			l.awaitTold(pod, explain.SuccessfulAttachVolume, explain.AttachSucceeded(l.name("v")))
+			l.awaitPodEvent(pod, explain.SuccessfulAttachVolume, explain.AttachSucceeded(l.name("v")))
 		}
 		if n := attaches.count(); n != 1 {
 			l.Errorf("%d attaches for two pods of one node, want 1", n)
@@ -282,7 +282,7 @@ func attachSerially(l *lab) {
 	l.pod("p", "a", "v")
 	l.await("attach begun", func() bool { return l.attachment("v", "a") != nil })
 	l.pod("q", "b", "v")
-	l.await("q is told", func() bool { return len(l.told("q", explain.FailedAttachVolume)) > 0 })
+	l.await("q has the event", func() bool { return len(l.messages("q", explain.FailedAttachVolume)) > 0 })
 	if n := attaches.count(); n != 1 {
 		l.Errorf("S1, S4: %d attaches of an exclusive volume at once", n)
 	}

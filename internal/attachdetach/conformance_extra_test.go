@@ -352,7 +352,7 @@ func vanishesWhileFailing(l *lab) {
 	l.volume("v")
 	l.attacher.set(func() { l.attacher.refusal = "not now" })
 	l.pod("p", "a", "v")
-	l.awaitTold("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), "not now"))
+	l.awaitPodEvent("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), "not now"))
 	before := l.read("v", "a")
 	l.must(l.Delete(l.ctx, before))
 	l.await("made anew", func() bool {
@@ -376,7 +376,7 @@ func statusLeftAlone(l *lab) {
 	l.patchStatus(&storagev1.VolumeAttachment{}, "", l.read("v", "a").Name, map[string]any{
 		"attachError": map[string]any{"message": "full", "errorCode": 8},
 	})
-	l.awaitTold("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), "full"))
+	l.awaitPodEvent("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), "full"))
 	l.settledQuietly()
 	e := l.read("v", "a").Status.AttachError
 	if e == nil || e.ErrorCode == nil || *e.ErrorCode != 8 || e.Message != "full" {
@@ -426,7 +426,7 @@ func accessModes(l *lab) {
 			l.awaitReported(c.name, "b")
 			continue
 		}
-		l.await(c.name+" is refused", func() bool { return len(l.told(c.name+"-b", explain.FailedAttachVolume)) > 0 })
+		l.await(c.name+" is refused", func() bool { return len(l.messages(c.name+"-b", explain.FailedAttachVolume)) > 0 })
 		if l.read(c.name, "b") != nil {
 			l.Errorf("S1: %s attached to two nodes", c.name)
 		}
@@ -476,7 +476,7 @@ func unattachedExclusive(l *lab) {
 	l.await("reported", func() bool { return l.reports("a", unique) })
 	l.uses("a", unique)
 	l.pod("q", "b", "v")
-	l.await("q is told", func() bool { return len(l.told("q", explain.FailedAttachVolume)) > 0 })
+	l.await("q has the event", func() bool { return len(l.messages("q", explain.FailedAttachVolume)) > 0 })
 	l.gone("p")
 	l.never("S1: reported to a second node while the first uses it", time.Second, func() bool { return l.reports("b", unique) })
 	l.uses("a")

@@ -33,7 +33,7 @@ func doNothing(l *lab) {
 
 func oneDesiredVolumeAttach(l *lab) {
 	l.attachedOnA()
-	l.awaitTold("p", explain.SuccessfulAttachVolume, explain.AttachSucceeded(l.name("v")))
+	l.awaitPodEvent("p", explain.SuccessfulAttachVolume, explain.AttachSucceeded(l.name("v")))
 	l.lived("a made", "a attached")
 }
 
@@ -113,7 +113,7 @@ func readWriteOnce(l *lab) {
 		on, off, winner, loser = off, on, loser, winner
 	}
 	l.mu.Unlock()
-	l.awaitTold(loser, explain.FailedAttachVolume, l.heldBy("v", on, winner))
+	l.awaitPodEvent(loser, explain.FailedAttachVolume, l.heldBy("v", on, winner))
 	if l.read("v", off) != nil {
 		l.Fatal("S1: attached to both")
 	}
@@ -137,7 +137,7 @@ func uncertainNode(l *lab) {
 		}
 	})
 	l.pod("p", "a", "v")
-	l.awaitTold("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), refusal))
+	l.awaitPodEvent("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), refusal))
 	l.uncertain()
 	l.lived("a made", "a deleting", "a gone", "b made", "b attached")
 }
@@ -160,7 +160,7 @@ func timeoutNode(l *lab) {
 func (l *lab) uncertain() {
 	l.Helper()
 	l.pod("q", "b", "v")
-	l.await("q is told", func() bool { return len(l.told("q", explain.FailedAttachVolume)) == 1 })
+	l.await("q has the event", func() bool { return len(l.messages("q", explain.FailedAttachVolume)) == 1 })
 	if l.read("v", "b") != nil {
 		l.Fatal("S1: attached elsewhere while nobody knows whether the first attach succeeded")
 	}
@@ -221,7 +221,7 @@ func detachFail(l *lab) {
 	l.awaitReported("v", "a")
 	l.kept("v", "a", uid)
 	l.pod("r", "b", "v")
-	l.awaitTold("r", explain.FailedAttachVolume, l.heldBy("v", "a", "q"))
+	l.awaitPodEvent("r", explain.FailedAttachVolume, l.heldBy("v", "a", "q"))
 	if l.read("v", "b") != nil {
 		l.Fatal("S1: attached to a second node after a failed detach")
 	}
@@ -251,7 +251,7 @@ func detachRefused(l *lab) {
 	})
 	l.pod("q", "b", "v")
 	l.pod("r", "a", "v")
-	l.awaitTold("r", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), explain.BeingDeleted(refusal)))
+	l.awaitPodEvent("r", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), explain.BeingDeleted(refusal)))
 	l.settled("a")
 	if l.read("v", "b") != nil {
 		l.Fatal("S1: attached to a second node although the driver did not detach")
@@ -342,17 +342,17 @@ func multiAttach(name, words string, holders ...string) scenario {
 		}
 		l.awaitReported("v", "b")
 		l.pod("pod1", "a", "v")
-		l.await("pod1 is told", func() bool { return len(l.told("pod1", explain.FailedAttachVolume)) > 0 })
+		l.await("pod1 has the event", func() bool { return len(l.messages("pod1", explain.FailedAttachVolume)) > 0 })
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		got := l.told("pod1", explain.FailedAttachVolume)
+		got := l.messages("pod1", explain.FailedAttachVolume)
 		where := fmt.Sprintf("attached to node %q", l.name("b"))
 		if len(holders) == 0 {
 			where = fmt.Sprintf("for the kubelet of node %q to unmount it", l.name("b"))
 		}
 		want := fmt.Sprintf("Multi-Attach error for volume %q %s (", l.name("v"), words)
 		if len(got) != 1 || !strings.HasPrefix(got[0], want) || !strings.Contains(got[0], where) {
-			l.Errorf("told %q, want %q and %q", got, want, where)
+			l.Errorf("got %q, want %q and %q", got, want, where)
 		}
 		for _, e := range l.events {
 			if e.InvolvedObject.Name == "pod1" && (e.Type != corev1.EventTypeWarning || e.Source.Component != "attachdetach-controller") {

@@ -446,8 +446,8 @@ func (l *lab) awaitWaiting(volume, node string) {
 	})
 }
 
-// told returns the messages of the events with a reason that a pod got; hold l.mu.
-func (l *lab) told(pod, reason string) []string {
+// messages returns the messages of the events with a reason that a pod got; hold l.mu.
+func (l *lab) messages(pod, reason string) []string {
 	var found []string
 	for _, e := range l.events {
 		if e.InvolvedObject.Namespace == l.prefix && e.InvolvedObject.Name == pod && e.Reason == reason && e.Source.Component == EventComponent {
@@ -457,10 +457,10 @@ func (l *lab) told(pod, reason string) []string {
 	return found
 }
 
-func (l *lab) awaitTold(pod, reason, message string) {
+func (l *lab) awaitPodEvent(pod, reason, message string) {
 	l.Helper()
-	l.await(fmt.Sprintf("pod %s is told %s %q", pod, reason, message), func() bool {
-		return slices.Contains(l.told(pod, reason), message)
+	l.await(fmt.Sprintf("pod %s has the event %s %q", pod, reason, message), func() bool {
+		return slices.Contains(l.messages(pod, reason), message)
 	})
 }
 

@@ -132,7 +132,7 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 	}
 	l.run()
 	l.pod("p", "a", "v")
-	l.awaitTold("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), "kubernetes.io/csi: attacher.Attach failed: a webhook says no"))
+	l.awaitPodEvent("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), "kubernetes.io/csi: attacher.Attach failed: a webhook says no"))
 	var last time.Time
 	for _, pause := range []time.Duration{0, minRefusalRetry, 2 * minRefusalRetry} {
 		next := wait.For(t, "another request", asked)

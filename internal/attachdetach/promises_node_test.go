@@ -89,7 +89,7 @@ func anotherMachine(l *lab, other func(*corev1.Node)) {
 		l.Errorf("S2: detached after %v although the machine before may still write", took)
 	}
 	l.await("by force", func() bool {
-		return anyContains(l.heard("PersistentVolumeClaim", "v", explain.DetachingVolume), "which may still use it")
+		return anyContains(l.objectMessages("PersistentVolumeClaim", "v", explain.DetachingVolume), "which may still use it")
 	})
 	l.forced("timeout")
 	l.awaitEvent("q", fmt.Sprintf("another machine has registered as node %q", l.name("a")))

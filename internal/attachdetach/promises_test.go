@@ -154,7 +154,7 @@ func (l *lab) fcInUse() (unique string) {
 	l.await("reported", func() bool { return l.reports("holder", unique) })
 	l.uses("holder", unique)
 	l.readyNode("elder")
-	l.await("the older pod waits", func() bool { return len(l.told("old", "FailedAttachVolume")) > 0 })
+	l.await("the older pod waits", func() bool { return len(l.messages("old", "FailedAttachVolume")) > 0 })
 	l.settled("elder")
 	return unique
 }
@@ -215,7 +215,7 @@ func lostWake(l *lab) {
 	l.gone("p")
 	l.awaitWaiting("v", "a")
 	l.pod("q", "b", "v")
-	l.await("the pod waits", func() bool { return len(l.told("q", "FailedAttachVolume")) > 0 })
+	l.await("the pod waits", func() bool { return len(l.messages("q", "FailedAttachVolume")) > 0 })
 	l.removed("v", "a")
 	l.await("removed", func() bool { return l.attachment("v", "a") == nil })
 	l.settled("b")

@@ -345,7 +345,7 @@ func TestNewLeaderKnowsReports(t *testing.T) {
 	}
 	l.mu.Unlock()
 	f.held.release()
-	l.await("q is told", func() bool { return len(l.told("q", explain.FailedAttachVolume)) > 0 })
+	l.await("q has the event", func() bool { return len(l.messages("q", explain.FailedAttachVolume)) > 0 })
 	l.inUse("a")
 	l.awaitListed(k, "b")
 	l.awaitGone(k, "a")
@@ -371,7 +371,7 @@ func TestNewLeaderKnowsWhatIsExclusive(t *testing.T) {
 	l.pod("q", "b", "v")
 	f.awaitSent("/persistentvolumes?fieldSelector=metadata.name%3D" + l.name("v"))
 	f.held.release()
-	l.await("q is told", func() bool { return len(l.told("q", explain.FailedAttachVolume)) > 0 })
+	l.await("q has the event", func() bool { return len(l.messages("q", explain.FailedAttachVolume)) > 0 })
 	l.mu.Lock()
 	if l.attachment("v", "b") != nil || slices.Contains(l.history, "b made") {
 		t.Error("S1: attached to b while a uses it")

@@ -109,7 +109,7 @@ func TestInTreeVolumes(t *testing.T) {
 	// The same disk, named by a pod itself on another node, is the same volume.
 	source := corev1.VolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: ebs.Handle, FSType: "xfs", Partition: 1}}
 	l.podWith("q", "b", source)
-	l.await("the other is told", func() bool { return len(l.told("q", explain.FailedAttachVolume)) > 0 })
+	l.await("the other has the event", func() bool { return len(l.messages("q", explain.FailedAttachVolume)) > 0 })
 	l.gone("p")
 	l.awaitGone(ebs, "a")
 	l.awaitListed(ebs, "b")
@@ -135,7 +135,7 @@ func TestPodsOwnVolumeIsDetachedAfterRestart(t *testing.T) {
 	stop := l.run()
 	l.podWith("p", "a", corev1.VolumeSource{Cinder: &corev1.CinderVolumeSource{VolumeID: l.prefix}})
 	l.awaitListed(disk, "a")
-	l.awaitTold("p", explain.SuccessfulAttachVolume, explain.AttachSucceeded("cinder.csi.openstack.org-"+l.prefix))
+	l.awaitPodEvent("p", explain.SuccessfulAttachVolume, explain.AttachSucceeded("cinder.csi.openstack.org-"+l.prefix))
 	stop()
 	l.gone("p")
 	l.run()
@@ -164,7 +164,7 @@ func TestVolumesWithoutAttachment(t *testing.T) {
 	l.awaitListed(iscsi, "a")
 	l.inUse("a", iscsi)
 	l.pod("s", "b", "pv")
-	l.await("refused on the other node", func() bool { return len(l.told("s", explain.FailedAttachVolume)) > 0 })
+	l.await("refused on the other node", func() bool { return len(l.messages("s", explain.FailedAttachVolume)) > 0 })
 	l.gone("r")
 	l.await("the wait is noted on the Node", func() bool {
 		return strings.Contains(l.nodes[l.name("a")].Annotations[kube.DetachesRequestedAnnotation], l.prefix)
@@ -220,7 +220,7 @@ func TestTwoPersistentVolumesOfOneHandle(t *testing.T) {
 	l.pod("p", "a", "shared")
 	l.awaitListed(k, "a")
 	l.pod("q", "b", "single")
-	l.await("one of them is exclusive, so the volume is", func() bool { return len(l.told("q", explain.FailedAttachVolume)) > 0 })
+	l.await("one of them is exclusive, so the volume is", func() bool { return len(l.messages("q", explain.FailedAttachVolume)) > 0 })
 	l.gone("p")
 	l.awaitGone(k, "a")
 	l.awaitListed(k, "b")

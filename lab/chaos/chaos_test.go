@@ -243,7 +243,7 @@ func (r *run) calls(ctx context.Context, t *testing.T) {
 	}
 }
 
-// finish removes the writer and tells what was killed when.
+// finish removes the writer and logs what was killed when.
 func (r *run) finish(t *testing.T) {
 	t.Helper()
 	t.Logf("kills by the step that was waited for:\n%s", table(r.kills))

@@ -117,7 +117,7 @@ func (m attachmentMover) run(ctx context.Context, stop <-chan struct{}) error {
 	name, err := m.rig.Attach(ctx, m.volume, sidecars.Node(0))
 	for i := 1; i < m.nodes && err == nil; i++ {
 		when := m.random.IntN(4)
-		if when > 0 && m.random.IntN(6) > 0 { // else it is given up at any moment
+		if when > 0 && m.random.IntN(6) > 0 { // else it is deleted at any moment
 			if err := m.rig.Await(ctx, name, "attached", sidecars.Attached); err != nil {
 				return err
 			}

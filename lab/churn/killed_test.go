@@ -21,11 +21,11 @@ import (
 	"belay.dev/belay/lab/proxy"
 )
 
-// point is a named moment at which the controller is killed: a request of its own that is
-// about to be sent or was just answered, or something that it is about to be told.
+// point is a named moment at which the controller is killed: a request of its own that is about to be sent or was just
+// answered, or an event that it is about to receive.
 type point struct {
 	name   string
-	moment proxy.Moment // empty for what the controller is told
+	moment proxy.Moment // empty for an event that the controller receives
 	step   string       // as stepsOf and hopsOf name them
 	atOnce bool         // belongs to the start of the process
 }

@@ -132,8 +132,7 @@ func TestShippedRulesAreApplied(t *testing.T) {
 	}
 }
 
-// Without the period kubelet does not look at an attach that failed: a pod waits for ever at a
-// node that is full.
+// Without the period kubelet ignores an attach that failed: a pod waits forever at a node that is full.
 func TestAttachableDriversSetAllocatableUpdatePeriod(t *testing.T) {
 	objects, err := documents(Options{Drivers: []string{labdisk.DriverDisk, labdisk.DriverShare, labdisk.DriverLocal}})
 	if err != nil {

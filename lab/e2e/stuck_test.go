@@ -152,7 +152,7 @@ func nodeRecreated(s *stuck) {
 	}
 }
 
-// uncertainAttach: the volume is on its way to another node, and whether it is there is not known.
+// uncertainAttach: the volume is being attached to another node, and whether it is there is unknown.
 func uncertainAttach(s *stuck) {
 	s.claim(scenario.StorageClass)
 	lift := s.fault(labdisk.Fault{

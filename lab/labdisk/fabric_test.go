@@ -358,7 +358,7 @@ func TestRestartRemovesOrphanedData(t *testing.T) {
 	}
 }
 
-// No write may land after the detach has returned, however many are under way.
+// No write may reach the disk after the detach has returned, however many are in flight.
 func TestDetachWaitsForWrites(t *testing.T) {
 	b := newBench(t, false)
 	v := b.newDisk(DriverDisk, "pvc-1")

@@ -39,7 +39,7 @@ func (d *disk) expand(m *machine, bytes int64) error {
 	return err
 }
 
-// mayResizeExt4: the kernel lets nobody without CAP_SYS_RESOURCE resize a mounted ext4; some containers lack it.
+// mayResizeExt4: the kernel requires CAP_SYS_RESOURCE to resize a mounted ext4; some containers lack it.
 func mayResizeExt4(t *testing.T) bool {
 	t.Helper()
 	raw, err := os.ReadFile("/proc/self/status")

@@ -57,7 +57,7 @@ type killer struct {
 	struck chan blow
 }
 
-// arm returns what is told how the kill went, once the agent is no more.
+// arm returns the channel that reports how the kill went, once the agent is dead.
 func (k *killer) arm(p Plan) <-chan blow {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -90,7 +90,7 @@ func (k *killer) at(method Method, moment Moment) {
 	struck := k.struck
 	k.mu.Unlock()
 	if moment != AnyTime {
-		time.Sleep(p.Delay) // the time that the plan names, not one that somebody needs
+		time.Sleep(p.Delay) // the time that the plan names, not one that a condition needs
 	}
 	at := time.Now()
 	struck <- blow{at: at, err: k.kill()}
@@ -128,7 +128,7 @@ func (k *killer) watchRecords(t *testing.T, dir string) {
 	})
 }
 
-// recordMarked: a record is marked in place when the way back begins.
+// recordMarked: a record is marked in place when the unmount begins.
 func (k *killer) recordMarked(dir, name string) {
 	if r, ok := readRecord(filepath.Join(dir, name)); ok && r.Leaving {
 		k.at(methodOf(r), RecordWritten)

@@ -76,7 +76,7 @@ func TestKillOfFrozenNodeTimesOut(t *testing.T) {
 	}
 }
 
-// noVolumes mounts nothing, for ever.
+// noVolumes mounts nothing and waits forever.
 type noVolumes struct{}
 
 func (noVolumes) SetPod(*corev1.Pod)                             {}
@@ -94,7 +94,7 @@ func TestDeletedPodIsForgotten(t *testing.T) {
 		config: Config{Dir: t.TempDir()}, client: fake.NewClientset(pod), volumes: noVolumes{}, events: record.NewFakeRecorder(100),
 	})
 	p.set(t.Context(), pod)
-	p.running.Wait() // it has ended and was deleted; the watch tells so only now
+	p.running.Wait() // it has ended and was deleted; the watch reports so only now
 	p.set(t.Context(), pod)
 	if len(p.workers) != 1 {
 		t.Errorf("workers while the object is there: %v", p.workers)

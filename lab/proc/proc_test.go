@@ -185,7 +185,7 @@ func TestParentKilledDuringStart(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = parent.Wait()
-		// What is on its way is still this program: it becomes the child, or ends.
+		// A process that is still this program is in transition: it becomes the child, or ends.
 		for deadline := time.Now().Add(patience); len(processesOf(t, runDir, os.Args[0])) > 0; time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatal("a child that was being started neither started nor ended")

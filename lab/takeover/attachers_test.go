@@ -94,8 +94,8 @@ func (r *attacherTurns) attach(ctx context.Context, n int, wait bool) ([]string,
 	return names, group.Wait()
 }
 
-// change puts another attacher in the place of the one that runs, and returns what was stored
-// when nobody was at work, and how many calls the driver had got by then.
+// change replaces the running attacher with another one, and returns what was stored while none ran, and how many calls
+// the driver had received by then.
 func (r *attacherTurns) change(t *testing.T, to string) (stored map[string]storagev1.VolumeAttachment, calls int) {
 	t.Helper()
 	if err := r.Stop(t.Context()); err != nil {
@@ -116,7 +116,7 @@ func (r *attacherTurns) change(t *testing.T, to string) (stored map[string]stora
 	return stored, calls
 }
 
-// atRest: whoever takes over asks the driver nothing and writes nothing about what is attached.
+// atRest: the new attacher sends no call and no write for what is attached.
 func (r *attacherTurns) atRest(t *testing.T, to string) {
 	t.Helper()
 	ctx, began := t.Context(), time.Now()

@@ -34,8 +34,7 @@ const (
 	perVolume = 3 * time.Second
 )
 
-// TestTakeOverAndBack is the promise to whoever changes the controller on a live
-// cluster.
+// TestTakeOverAndBack is the promise to operators who change the controller on a live cluster.
 func TestTakeOverAndBack(t *testing.T) {
 	labtest.Needs(t)
 	if testing.Short() {
@@ -170,7 +169,7 @@ func uids(pods []corev1.Pod) map[string]types.UID {
 	return all
 }
 
-// witness watches what a hand-over must not touch.
+// witness watches what a handoff must not touch.
 type witness struct {
 	crowd *scenario.Crowd
 	mu    sync.Mutex
@@ -191,8 +190,8 @@ func (w *witness) tell(format string, args ...any) {
 	}
 }
 
-// watch tells of every VolumeAttachment that goes or is no longer attached, and of every report that
-// loses a volume of the crowd, at whatever moment.
+// watch records every VolumeAttachment that is deleted or no longer attached, and every report that loses a volume of
+// the crowd, at whatever moment.
 func watch(t *testing.T, scene *scenario.Scene, crowd *scenario.Crowd) *witness {
 	t.Helper()
 	w := &witness{crowd: crowd}
