@@ -104,7 +104,7 @@ func TestStandbyTakesOver(t *testing.T) {
 				runsOut(t)
 			}
 			wait.Until(t, "the standby attaches", func() bool { return s.attachment(1) != nil })
-			t.Logf("hand-over after %v: first write of the standby after %v", tt.signal, time.Since(sent).Round(time.Millisecond))
+			t.Logf("failover after %v: first write of the standby after %v", tt.signal, time.Since(sent).Round(time.Millisecond))
 		})
 	}
 }

@@ -113,7 +113,7 @@ func TestDaemonKeepsVolumesThroughRestart(t *testing.T) {
 		t.Error("the volume went with the daemon")
 	}
 	daemon = e.start()
-	wait.Until(t, "the volume is given back", func() bool { return !there() })
+	wait.Until(t, "the volume is unpublished", func() bool { return !there() })
 	wait.Until(t, "nothing is recorded", func() bool {
 		left, err := os.ReadDir(filepath.Join(e.root, "belay/volumes"))
 		return err == nil && len(left) == 0

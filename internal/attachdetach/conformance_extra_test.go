@@ -355,7 +355,7 @@ func vanishesWhileFailing(l *lab) {
 	l.awaitPodEvent("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), "not now"))
 	before := l.read("v", "a")
 	l.must(l.Delete(l.ctx, before))
-	l.await("made anew", func() bool {
+	l.await("created again", func() bool {
 		va := l.attachment("v", "a")
 		return va != nil && va.UID != before.UID && va.Status.AttachError != nil
 	})
@@ -480,5 +480,5 @@ func unattachedExclusive(l *lab) {
 	l.gone("p")
 	l.never("S1: reported to a second node while the first uses it", time.Second, func() bool { return l.reports("b", unique) })
 	l.uses("a")
-	l.await("handed over", func() bool { return l.reports("b", unique) && !l.reports("a", unique) })
+	l.await("attached to the other node", func() bool { return l.reports("b", unique) && !l.reports("a", unique) })
 }

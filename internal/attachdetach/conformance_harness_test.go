@@ -494,7 +494,7 @@ func (l *lab) kept(volume, node string, uid any) {
 	case va == nil || va.DeletionTimestamp != nil:
 		l.Errorf("%s on %s was detached", volume, node)
 	case fmt.Sprint(va.UID) != fmt.Sprint(uid):
-		l.Errorf("%s on %s was detached and attached anew", volume, node)
+		l.Errorf("%s on %s was detached and attached again", volume, node)
 	}
 }
 

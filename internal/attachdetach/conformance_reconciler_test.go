@@ -162,7 +162,7 @@ func (l *lab) uncertain() {
 	l.pod("q", "b", "v")
 	l.await("q has the event", func() bool { return len(l.messages("q", explain.FailedAttachVolume)) == 1 })
 	if l.read("v", "b") != nil {
-		l.Fatal("S1: attached elsewhere while nobody knows whether the first attach succeeded")
+		l.Fatal("S1: attached elsewhere while it is unknown whether the first attach succeeded")
 	}
 	if l.isReported("v", "a") {
 		l.Fatal("S9: reported though not confirmed")

@@ -32,7 +32,7 @@ func (l *lab) objectMessages(kind, name, reason string) []string {
 
 func (l *lab) awaitObjectEvent(kind, name, reason, message string) {
 	l.Helper()
-	l.await(fmt.Sprintf("%s %s hears once of %s %q", kind, name, reason, message), func() bool {
+	l.await(fmt.Sprintf("%s %s has one event %s %q", kind, name, reason, message), func() bool {
 		got := l.objectMessages(kind, name, reason)
 		return len(got) == 1 && got[0] == message
 	})

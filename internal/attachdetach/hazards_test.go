@@ -171,7 +171,7 @@ func TestStaleStepsAreNotTaken(t *testing.T) {
 			t.Fatal(w.failed)
 		}
 		if hung.has("delete " + toB) {
-			t.Fatal("b was not held up")
+			t.Fatal("b was not delayed")
 		}
 		// Minutes later b is back, with the volume mounted.
 		m.put(aNode("b", isReady, listing([]string{unique}, []string{unique})))

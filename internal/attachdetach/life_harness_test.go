@@ -77,7 +77,7 @@ func playLife(t *testing.T, name string, policy attachment.Policy, play func(*li
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(l.script.String(), "\n")); diff != "" {
-			t.Errorf("%s; -update writes it anew (-want +got):\n%s", file, diff)
+			t.Errorf("%s; -update writes it again (-want +got):\n%s", file, diff)
 		}
 	})
 }
@@ -318,7 +318,7 @@ func (l *life) detached(k key, node string) {
 	l.Helper()
 	va := l.attachment(k, node)
 	if va.DeletionTimestamp == nil {
-		l.Fatalf("at +%v: nobody asked for the detach from %s\n%s", time.Since(l.begun), node, l.script.String())
+		l.Fatalf("at +%v: the detach was not requested from %s\n%s", time.Since(l.begun), node, l.script.String())
 	}
 	l.did("attacher", "has detached %s from %s", k.Handle, node)
 	l.remove(va)

@@ -272,7 +272,7 @@ func TestAttachmentDeletedByAnotherClient(t *testing.T) {
 	l.runAttachedOnA()
 	before := l.read("v", "a")
 	l.must(l.Delete(l.ctx, before))
-	l.await("attached anew and reported", func() bool {
+	l.await("attached again and reported", func() bool {
 		va := l.attachment("v", "a")
 		return va != nil && va.UID != before.UID && va.Status.Attached && l.isReported("v", "a")
 	})

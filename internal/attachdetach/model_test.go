@@ -108,7 +108,7 @@ func (m *model) event(obj client.Object, gone bool) []key {
 	case *storagev1.CSIDriver:
 		return occur(m, "CSIDriver", o, gone, m.driverChanged)
 	}
-	m.Fatalf("nobody watches a %T", obj)
+	m.Fatalf("no watch of a %T", obj)
 	return nil
 }
 

@@ -58,9 +58,9 @@ func TestLastObjectToArriveWakesItsVolume(t *testing.T) {
 			permutations(len(all), func(order []int) {
 				m := newModel(t)
 				left := len(tt.needed)
-				var got []string
+				var arrived []string
 				for _, i := range order {
-					got = append(got, fmt.Sprintf("%T", all[i]))
+					arrived = append(arrived, fmt.Sprintf("%T", all[i]))
 					woken := m.put(all[i])
 					needed := i < len(tt.needed)
 					if needed {
@@ -70,11 +70,11 @@ func TestLastObjectToArriveWakesItsVolume(t *testing.T) {
 					acts := len(attaches(d)) > 0 || reports(d)
 					switch {
 					case left > 0 && acts:
-						t.Fatalf("after %v: acts before all is there: %+v", got, d.Steps)
+						t.Fatalf("after %v: acts before all is there: %+v", arrived, d.Steps)
 					case left == 0 && !acts:
-						t.Fatalf("after %v: does nothing: %+v", got, d.Steps)
+						t.Fatalf("after %v: does nothing: %+v", arrived, d.Steps)
 					case left == 0 && needed && !slices.Contains(woken, tt.key):
-						t.Fatalf("after %v: woke %v, not %v", got, woken, tt.key)
+						t.Fatalf("after %v: woke %v, not %v", arrived, woken, tt.key)
 					}
 				}
 			})

@@ -168,7 +168,7 @@ func (l *lab) fcKept(unique string) {
 	l.never("S1: reported to a second node while the first uses it", time.Second, func() bool { return l.reports("elder", unique) })
 	l.gone("p")
 	l.uses("holder")
-	l.await("handed over", func() bool { return l.reports("elder", unique) && !l.reports("holder", unique) })
+	l.await("attached to the other node", func() bool { return l.reports("elder", unique) && !l.reports("holder", unique) })
 }
 
 func fcNodeRecreated(l *lab) {

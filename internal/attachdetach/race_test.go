@@ -287,7 +287,7 @@ func TestOrphansAtStart(t *testing.T) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if va := l.vas[l.name("by-hand")]; va == nil || va.DeletionTimestamp != nil {
-		t.Error("touched an attachment that somebody made under another name")
+		t.Error("touched an attachment that another client created under another name")
 	}
 	want := []corev1.AttachedVolume{
 		{Name: corev1.UniqueVolumeName(l.unique("wanted"))},
@@ -434,7 +434,7 @@ func TestEphemeralClaimOfAnotherPod(t *testing.T) {
 	l.pod("q", "a", "v")
 	l.awaitReported("v", "a")
 	if l.read("p-data", "a") != nil {
-		t.Fatal("attached the claim of somebody else")
+		t.Fatal("attached the claim of another pod")
 	}
 	pod := &corev1.Pod{}
 	l.must(l.Get(l.ctx, client.ObjectKey{Namespace: l.prefix, Name: "p"}, pod))

@@ -239,7 +239,7 @@ func TestForeignAttachments(t *testing.T) {
 		d.appears(name)
 		d.want(true, 1)
 		if err := d.create("x"); !errors.Is(err, ErrHalted) {
-			t.Errorf("it goes on to write: %v", err)
+			t.Errorf("it continues to write: %v", err)
 		}
 	})
 }
@@ -321,7 +321,7 @@ func TestRefusedCreateHidesNoRival(t *testing.T) {
 		t.Error("another controller answered the probe, and nothing halts")
 	}
 	if len(r.sent) > 0 {
-		t.Errorf("kept for ever: %v", r.sent)
+		t.Errorf("kept forever: %v", r.sent)
 	}
 }
 

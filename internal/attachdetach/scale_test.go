@@ -284,10 +284,10 @@ func TestDepartedNodesAreForgotten(t *testing.T) {
 		}
 	}
 	if n := len(m.departed); n > 0 {
-		t.Errorf("%d nodes are remembered for ever", n)
+		t.Errorf("%d nodes are remembered forever", n)
 	}
 	if n := len(m.unidentified.volumes); n > 0 {
-		t.Errorf("%d nameless attachments are remembered for ever", n)
+		t.Errorf("%d nameless attachments are remembered forever", n)
 	}
 }
 

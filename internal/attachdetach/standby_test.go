@@ -67,7 +67,7 @@ func TestStandbyThatLeadsReportsToOneNode(t *testing.T) {
 	l.gone("p")
 	l.pod("q", "b", "v")
 	l.uses("a")
-	l.await("handed over", func() bool { return l.reports("b", unique) && !l.reports("a", unique) })
+	l.await("attached to the other node", func() bool { return l.reports("b", unique) && !l.reports("a", unique) })
 	l.uses("b", unique)
 	l.shut("a")
 	l.registers("a", func(n *corev1.Node) { n.Labels = map[string]string{"registered": "again-" + l.prefix} })

@@ -230,7 +230,7 @@ func TestTwoPersistentVolumesOfOneHandle(t *testing.T) {
 	l.pod("r", "b", "shared")
 	l.gone("q")
 	l.drop("single")
-	l.await("made anew for the other", func() bool {
+	l.await("created again for the other", func() bool {
 		va := l.vaOf(k, "b")
 		return va != nil && va.UID != uid && sourceName(va) == l.name("shared") && l.listed(k, "b")
 	})

@@ -168,7 +168,7 @@ func TestTrimmedTwice(t *testing.T) {
 		t.Error("a volume trimmed twice is another object")
 	}
 	if va := decoded(&storagev1.VolumeAttachment{}, &storagev1.VolumeAttachment{}); isTrimmed(va.ObjectMeta) {
-		t.Error("what nobody wrote a field of counts as trimmed")
+		t.Error("an object without any written field counts as trimmed")
 	}
 }
 

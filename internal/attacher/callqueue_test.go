@@ -219,7 +219,7 @@ func TestQueuedCallIsDecidedAgainBeforeItIsSent(t *testing.T) {
 		b.detach("second", "node1")
 		b.pass(20 * time.Second)
 		if got := b.received("second"); slices.Contains(got, "Publish id-node1") || !b.isGone("second", "node1") {
-			t.Errorf("the driver received %v for a volume that was let go before its turn, gone %v", got, b.isGone("second", "node1"))
+			t.Errorf("the driver received %v for a volume that was released before its turn, gone %v", got, b.isGone("second", "node1"))
 		}
 	})
 }

@@ -552,7 +552,7 @@ func TestVolumeBecomesShared(t *testing.T) {
 	w.start()
 	w.until(w.attachment("pv1", "node1"), "attached", isAttached)
 	va := w.attachment("pv1", "node2")
-	w.until(va, "told to wait", hasAttachError("still exists"))
+	w.until(va, "waiting", hasAttachError("still exists"))
 	w.patchPV("pv1", `{"spec":{"accessModes":["ReadWriteMany"]}}`)
 	w.until(va, "attached", isAttached)
 	w.wantCalls("Publish id-node1", "Publish id-node2")

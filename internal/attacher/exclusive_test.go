@@ -25,7 +25,7 @@ func TestExclusiveVolumeMovesOnlyWhenFree(t *testing.T) {
 	a := w.attachment("pv1", "node-a")
 	w.until(a, "attached", isAttached)
 	b := w.attachment("pv1", "node-b")
-	stored := w.until(b, "told to wait", hasAttachError("still exists"))
+	stored := w.until(b, "waiting", hasAttachError("still exists"))
 	if len(stored.Finalizers) != 0 {
 		t.Errorf("finalizers %v on an attachment that waits", stored.Finalizers)
 	}
@@ -64,7 +64,7 @@ func TestExclusiveVolumeWhoseUnpublishNeverSucceeds(t *testing.T) {
 	w.until(a, "attached", isAttached)
 	w.delete(a)
 	b := w.attachment("pv1", "node-b")
-	w.until(b, "told to wait", hasAttachError("still exists"))
+	w.until(b, "waiting", hasAttachError("still exists"))
 	w.until(a, "failing", hasDetachError("array is away"))
 	w.driver.WaitCalls(5)
 	if slices.Contains(w.driver.Made(), "Publish id-node-b") {
@@ -115,7 +115,7 @@ func TestTwoPersistentVolumesOfOneHandle(t *testing.T) {
 	})
 	w.start()
 	w.until(w.attachment("pv1", "node-a"), "attached", isAttached)
-	w.until(w.attachmentOf("pv2", w.name("pv1"), "node-b"), "told to wait", hasAttachError("still exists"))
+	w.until(w.attachmentOf("pv2", w.name("pv1"), "node-b"), "waiting", hasAttachError("still exists"))
 	w.wantCalls("Publish id-node-a")
 }
 

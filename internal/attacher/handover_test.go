@@ -208,7 +208,7 @@ func TestHandoffOnSIGTERM(t *testing.T) {
 	calls := w.driver.Calls()
 	first, second := through(calls, a), through(calls, b)
 	if len(first) == 100 || len(second) == 0 {
-		t.Fatalf("nothing was handed over: %d and %d calls", len(first), len(second))
+		t.Fatalf("no work was left for the next leader: %d and %d calls", len(first), len(second))
 	}
 	t.Logf("%d calls by the leader, %d by the standby, the first %v after the leader ended", len(first), len(second), second[0].At.Sub(ended).Round(time.Millisecond))
 	if last := first[len(first)-1].At; last.After(second[0].At) {
@@ -246,7 +246,7 @@ func TestFailoverOnCrash(t *testing.T) {
 	calls := w.driver.Calls()
 	second := through(calls, b)
 	if len(second) == 0 {
-		t.Fatal("nothing was handed over")
+		t.Fatal("no work was left for the next leader")
 	}
 	t.Logf("first call %v after the kill, %d calls surplus", second[0].At.Sub(ended).Round(time.Millisecond), surplus(calls))
 	sent := map[string]int{}
@@ -321,14 +321,14 @@ func TestHandoffBetweenUpstreamAndBelay(t *testing.T) {
 	}
 	byUpstream := len(w.driver.Calls())
 
-	end(first, syscall.SIGTERM) // it does not give its lease back
+	end(first, syscall.SIGTERM) // it does not release its lease
 	w.runsOut()
 	w.untilLeads("host-2")
 	w.volume("after-1")
 	w.untilAttached([]string{w.attachment("after-1", "node1")})
 	second.WaitLog("Started attaching and detaching volumes")
 	if got := w.driver.Calls()[byUpstream:]; len(got) != 1 || got[0].Socket != sockets[1] {
-		t.Errorf("after the first hand-over: %v", got)
+		t.Errorf("after the first change: %v", got)
 	}
 
 	w.upstream("host-3", sockets[2])
@@ -346,7 +346,7 @@ func TestHandoffBetweenUpstreamAndBelay(t *testing.T) {
 	w.until(attachments[0], "gone", isGone)
 	for _, c := range w.driver.Calls()[byBelay:] {
 		if c.Socket != sockets[2] || c.Volume != w.name("after-3") && c.Method != "Unpublish" {
-			t.Errorf("after the second hand-over: %s %s through %s", c.Method, c.Volume, c.Socket)
+			t.Errorf("after the second change: %s %s through %s", c.Method, c.Volume, c.Socket)
 		}
 	}
 	for _, name := range attachments[1:] {

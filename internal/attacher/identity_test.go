@@ -73,7 +73,7 @@ func TestRecreatedVolumeIsAnotherOne(t *testing.T) {
 	// The old one is not, under whatever name.
 	w.volume("pv2", func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = first })
 	moved := w.attachmentOf("pv2", first, "node-c")
-	w.until(moved, "told to wait", hasAttachError("still exists"))
+	w.until(moved, "waiting", hasAttachError("still exists"))
 	w.delete(old)
 	w.until(moved, "attached", isAttached)
 	w.until(old, "gone", isGone)
@@ -173,7 +173,7 @@ func TestVolumeThatIsExclusiveNoMore(t *testing.T) {
 	w.start()
 	w.until(w.attachment("pv1", "node-a"), "attached", isAttached)
 	waits := w.attachment("pv1", "node-b")
-	w.until(waits, "told to wait", hasAttachError("still exists"))
+	w.until(waits, "waiting", hasAttachError("still exists"))
 	w.erase("pv2")
 	w.until(waits, "attached", isAttached)
 }

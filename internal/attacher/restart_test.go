@@ -115,7 +115,7 @@ func TestDriverComesBackAsAnother(t *testing.T) {
 			}
 			lease, err := w.client.CoordinationV1().Leases(shippedNamespace).Get(t.Context(), before.Name, metav1.GetOptions{})
 			if err != nil || held(lease) {
-				t.Errorf("the lease was not given back: %v, %v", lease.Spec, err)
+				t.Errorf("the lease was not released: %v, %v", lease.Spec, err)
 			}
 		})
 	}
@@ -138,14 +138,14 @@ func TestDriverStaysAway(t *testing.T) {
 	select {
 	case <-leader.Exited():
 		if took := time.Since(left); took < maxAbsence-time.Second {
-			t.Errorf("gave up after %v, want %v", took, maxAbsence)
+			t.Errorf("exited after %v, want %v", took, maxAbsence)
 		}
 	case <-time.After(maxAbsence + 15*time.Second):
 		t.Fatal("still leads without a driver")
 	}
 	leader.WantExit(1, "the CSI driver did not reconnect in time")
 	if lease := w.lease(); held(lease) {
-		t.Errorf("the lease was not given back: %v", lease.Spec)
+		t.Errorf("the lease was not released: %v", lease.Spec)
 	}
 	select {
 	case <-single.Exited():

@@ -103,7 +103,7 @@ func TestTracesOfCalls(t *testing.T) {
 	w.holdsNone(content, "the trace", "xK4vQ9zR2mT7wB5nJ8cL")
 	id := strings.Split(parent, "-")
 	if len(id) != 4 || !strings.Contains(content, unhex(t, id[1])) || !strings.Contains(content, unhex(t, id[2])) {
-		t.Errorf("the driver was told of %q, of which nothing was exported", parent)
+		t.Errorf("the driver got the trace parent %q, but its span was not exported", parent)
 	}
 }
 
@@ -112,7 +112,7 @@ func TestTracesOfCalls(t *testing.T) {
 func TestTracesAreOptional(t *testing.T) {
 	t.Run("off", func(t *testing.T) {
 		if _, parent := traceCycle(t, newWorld(t)); parent != "" {
-			t.Errorf("the driver was told of the trace %s", parent)
+			t.Errorf("the driver got the trace %s", parent)
 		}
 	})
 	t.Run("collector away", func(t *testing.T) {
@@ -122,7 +122,7 @@ func TestTracesAreOptional(t *testing.T) {
 			t.Errorf("took %v", took)
 		}
 		if !strings.Contains(p.Output(), "Failed to send traces") {
-			t.Error("nothing is said of the traces that nobody took")
+			t.Error("the log does not report the traces that were not collected")
 		}
 	})
 	for name, env := range map[string]string{"exporter": "OTEL_TRACES_EXPORTER=zipkin", "protocol": "OTEL_EXPORTER_OTLP_PROTOCOL=http/json"} {

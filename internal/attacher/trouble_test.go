@@ -132,7 +132,7 @@ func TestUnpublishThatNeverSucceedsCanBeAbandoned(t *testing.T) {
 	w.until(a, "attached", isAttached)
 	w.delete(a)
 	b := w.attachment("pv1", "node-b")
-	w.until(b, "told to wait", hasAttachError("still exists"))
+	w.until(b, "waiting", hasAttachError("still exists"))
 	w.until(a, "failing", hasDetachError("node is full"))
 	// The finalizer is taken off by hand. What this process called it remembers.
 	if _, err := w.client.StorageV1().VolumeAttachments().Patch(t.Context(), a, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {

@@ -162,10 +162,10 @@ func TestWaitForAttachAndMountVolumeAttachLimitExceededError(t *testing.T) {
 	w.untilEvent(pod, "VolumeAttachmentLimitExceeded: "+text)
 	full, ok := errors.AsType[*AttachLimitError](w.waitSays(agent, pod, "attachment limit exceeded"))
 	if !ok {
-		t.Fatal("the owner is not told that the node is full")
+		t.Fatal("the wait does not report that the node is full")
 	}
 	if diff := cmp.Diff(&AttachLimitError{Volume: w.name + "-data", Driver: w.driverName(), Problem: "attachment limit exceeded"}, full); diff != "" {
-		t.Errorf("the owner is told (-want +got):\n%s", diff)
+		t.Errorf("error (-want +got):\n%s", diff)
 	}
 	// There is room after all.
 	must(t, w.admin.StorageV1().VolumeAttachments().Delete(w.ctx, kube.AttachmentName(handle, w.driverName(), w.name), metav1.DeleteOptions{}))
@@ -187,7 +187,7 @@ func TestOtherAttachErrorsDoNotRefreshTheLimit(t *testing.T) {
 	w.waitSays(agent, pod, "NotAttached")
 	agent.volumes.readAttachError(w.ctx, string(w.unique(handle)))
 	if err := w.waitFails(agent, pod); errors.As(err, new(*AttachLimitError)) {
-		t.Errorf("told that the node is full: %v", err)
+		t.Errorf("the wait reports that the node is full: %v", err)
 	}
 	agent.plugins.refreshLimit(w.ctx, w.driverName())
 	object, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})

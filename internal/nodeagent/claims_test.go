@@ -139,7 +139,7 @@ func TestRootWithoutMountPropagationIsLogged(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		flag uintptr
-		told int
+		logged int
 	}{"private": {unix.MS_PRIVATE, 1}, "shared": {unix.MS_SHARED, 0}} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -149,8 +149,8 @@ func TestRootWithoutMountPropagationIsLogged(t *testing.T) {
 			var log lines
 			agent, _ := w.agent(func(c *Config) { c.MountPoints, c.Logger = nil, log.logger() })
 			wait.Until(w, "it is at work", func() bool { return agent.Ready() == nil })
-			if told := log.with("do not propagate"); len(told) != test.told {
-				t.Errorf("told %q, want %d times", told, test.told)
+			if got := log.with("do not propagate"); len(got) != test.logged {
+				t.Errorf("logged %q, want %d times", got, test.logged)
 			}
 		})
 	}
@@ -180,7 +180,7 @@ func TestPodInfoAndTokensAreNotStored(t *testing.T) {
 			call := csi.NodeVolume{Context: c.volumeContext(), Secrets: map[string]string{}}
 			must(t, volumes.addTokens(t.Context(), c, &call))
 			if len(call.Context) < 2 {
-				t.Errorf("the driver is told %v", call.Context)
+				t.Errorf("the driver got %v", call.Context)
 			}
 			if diff := cmp.Diff(map[string]string{"pool": "fast"}, own); diff != "" {
 				t.Errorf("the volume's own attributes (-want +got):\n%s", diff)

@@ -98,7 +98,7 @@ func TestPluginRegistrationAtKubeletStart(t *testing.T) {
 	}
 	for _, r := range []*csidriver.Driver{hidden, below, second} {
 		if len(r.Registrations) > 0 {
-			t.Errorf("%s is hidden and was told %+v", r.Address, <-r.Registrations)
+			t.Errorf("%s is hidden and was notified of %+v", r.Address, <-r.Registrations)
 		}
 	}
 }
@@ -175,7 +175,7 @@ func TestPluginRegistrationSameName(t *testing.T) {
 		r := w.registrar(name+".sock", w.behind(version))
 		status := r.Registered()
 		if want := "Another driver with the same name is already registered with a higher supported version"; status.PluginRegistered || !strings.Contains(status.Error, want) {
-			t.Errorf("%s version: told %+v, want %q", name, status, want)
+			t.Errorf("%s version: notified of %+v, want %q", name, status, want)
 		}
 		r.Stop()
 	}

@@ -208,7 +208,7 @@ func TestMountLabelIsKept(t *testing.T) {
 	agent, stop := w.agent(withSELinux)
 	pod := w.podWith("p", labelled(level1), "data")
 	if mounts := w.bringUp(agent, pod, handle); mounts[0].SELinuxLabel != label1 {
-		t.Errorf("the pod's owner is told of %+v", mounts)
+		t.Errorf("mounts with another label: %+v", mounts)
 	}
 	wantData(t, filepath.Join(w.root, csiDir, w.driverName(), hash(handle), volumeData), map[string]string{
 		"driverName": w.driverName(), "volumeHandle": handle, "seLinuxMountContext": label1,

@@ -120,7 +120,7 @@ func TestLongWaitEmitsEvents(t *testing.T) {
 			must(t, err)
 			for _, e := range events.Items {
 				if e.InvolvedObject.UID == pod.UID && e.Count > 3 {
-					t.Errorf("told %d times: %s", e.Count, e.Message)
+					t.Errorf("%d events: %s", e.Count, e.Message)
 				}
 				if regexp.MustCompile(`waiting`).MatchString(e.Message) && !since.MatchString(e.Message) {
 					t.Errorf("no time in %q", e.Message)
@@ -153,7 +153,7 @@ func TestEventDedup(t *testing.T) {
 		}
 	}
 	if want := "[0 first 3 second 4 first 24 first 44 first]"; fmt.Sprint(got) != want {
-		t.Errorf("told %v, want %s", got, want)
+		t.Errorf("new at %v, want %s", got, want)
 	}
 }
 
@@ -274,10 +274,10 @@ func TestBlockVolumeEmitsOneEvent(t *testing.T) {
 	r.Confirmed = true
 	must(t, volumes.finishPublish(t.Context(), c, r))
 	if len(events.Events) != 1 {
-		t.Fatalf("told %d times, want once", len(events.Events))
+		t.Fatalf("%d events, want one", len(events.Events))
 	}
 	want := "Normal SuccessfulMountVolume " + explain.Mapped("pv", dir+"/pods/uid/volumeDevices/kubernetes.io~csi")
 	if got := <-events.Events; got != want {
-		t.Errorf("told %s, want %s", got, want)
+		t.Errorf("event %s, want %s", got, want)
 	}
 }

@@ -172,7 +172,7 @@ func TestFSGroupIsAppliedBeforeThePodStarts(t *testing.T) {
 	mountFor("third", corev1.FSGroupChangeAlways)
 	wantOwner("always", file, "54321 660")
 	if capability := csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver).VolumeCapability; capability.GetMount().VolumeMountGroup != "" {
-		t.Errorf("a driver that cannot is told of group %s", capability.GetMount().VolumeMountGroup)
+		t.Errorf("a driver without VOLUME_MOUNT_GROUP got group %s", capability.GetMount().VolumeMountGroup)
 	}
 }
 
@@ -235,7 +235,7 @@ func (w *world) never(agent *Agent, pod *corev1.Pod, word string) {
 	must(w, err)
 	for _, e := range list.Items {
 		if e.InvolvedObject.UID == pod.UID && strings.Contains(e.Reason+": "+e.Message, word) {
-			w.Errorf("pod %s was told %s: %s", pod.Name, e.Reason, e.Message)
+			w.Errorf("pod %s has the event %s: %s", pod.Name, e.Reason, e.Message)
 		}
 	}
 }

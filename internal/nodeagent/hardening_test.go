@@ -486,7 +486,7 @@ func TestRecordThatWasNotSyncedIsLeftBehind(t *testing.T) {
 	})
 	var left []string
 	if !within(5*time.Second, func() bool { left = w.leftovers(); return len(left) == 0 }) {
-		t.Errorf("nothing is known of the volume any more, and there is %v", left)
+		t.Errorf("the volume is forgotten, but there is %v", left)
 	}
 }
 

@@ -221,7 +221,7 @@ func TestPodMissingFromStaleListKeepsItsVolumes(t *testing.T) {
 	})
 	agent, _ := w.agent()
 	go agent.FollowPods(w.ctx)
-	wait.Until(w, "all pods have been told", func() bool {
+	wait.Until(w, "all pods were set", func() bool {
 		agent.pods.mu.Lock()
 		defer agent.pods.mu.Unlock()
 		return agent.pods.followed

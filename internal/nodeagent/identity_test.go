@@ -50,7 +50,7 @@ func TestDriverUnderTrialIsInNoOtherWrite(t *testing.T) {
 		close(reads)
 		must(t, <-installed)
 		if err := <-tried; !apierrors.IsForbidden(err) {
-			t.Errorf("the misfit was told %v", err)
+			t.Errorf("the invalid driver got the error %v", err)
 		}
 		if diff := cmp.Diff([]string{"good"}, slices.Sorted(maps.Keys(who.drivers))); diff != "" {
 			t.Errorf("drivers (-want +got):\n%s", diff)

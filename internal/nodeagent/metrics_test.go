@@ -376,7 +376,7 @@ func TestMigratedCallsHaveTheirLabel(t *testing.T) {
 		_, err := client.Info(csi.WithMigrated(w.ctx, migrated))
 		must(t, err)
 		if c := <-calls; c.Migrated != migrated || c.Method != "/csi.v1.Node/NodeGetInfo" || c.Err != nil || c.Took <= 0 {
-			t.Errorf("told of %+v", c)
+			t.Errorf("got %+v", c)
 		}
 	}
 }

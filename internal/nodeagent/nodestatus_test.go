@@ -121,7 +121,7 @@ func TestInUseCountsOnlyOnceItIsWritten(t *testing.T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.learned) == 0 {
-		t.Error("nobody was told of the volume")
+		t.Error("no handler was called for the volume")
 	}
 }
 

@@ -85,10 +85,10 @@ func TestPodLifecycleInPodManager(t *testing.T) {
 	w.removeVolume("p", volumeOfClaim)
 	want := []string{"wanted p", "changed " + volumeOfClaim, "changed " + volumeOfClaim, "released p"}
 	if diff := cmp.Diff(want, w.told); diff != "" {
-		t.Errorf("told (-want +got):\n%s", diff)
+		t.Errorf("handler calls (-want +got):\n%s", diff)
 	}
 	if left := w.uids(); len(left) > 0 {
-		t.Errorf("known for ever: %v", left)
+		t.Errorf("known forever: %v", left)
 	}
 }
 
@@ -102,7 +102,7 @@ func TestPodRemovedDuringLookup(t *testing.T) {
 	w.set(podWithClaim("p"))
 	must(t, w.lookUp(t.Context(), "p"))
 	if diff := cmp.Diff([]string{"released p"}, w.told); diff != "" {
-		t.Errorf("told (-want +got):\n%s", diff)
+		t.Errorf("handler calls (-want +got):\n%s", diff)
 	}
 	if w.addVolume("p", volumeOfClaim) || len(w.uids()) > 0 {
 		t.Errorf("the pod came back: %v", w.uids())
@@ -129,7 +129,7 @@ func TestPodsOfRecordsWaitForTheirOwner(t *testing.T) {
 		t.Errorf("removed: %v, want [true false]", got)
 	}
 	if diff := cmp.Diff([]string{"released gone"}, w.told); diff != "" {
-		t.Errorf("told (-want +got):\n%s", diff)
+		t.Errorf("handler calls (-want +got):\n%s", diff)
 	}
 }
 
@@ -148,7 +148,7 @@ func TestVolumeOfUnknownPodIsIgnored(t *testing.T) {
 	here := &volumeToMount{specName: "pv", driver: "d", handle: "h", pod: podIdentity{UID: "p"}}
 	m.addVolumes("p", []*volumeToMount{here})
 	if len(m.all) > 0 {
-		t.Errorf("volumes of a pod that nobody has set: %v", m.all)
+		t.Errorf("volumes of a pod that was not set: %v", m.all)
 	}
 	w.set(podWithClaim("p"))
 	m.addVolumes("p", []*volumeToMount{here})

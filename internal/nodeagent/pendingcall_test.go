@@ -108,7 +108,7 @@ func TestFailedUnmountEmitsEvents(t *testing.T) {
 				if !slices.ContainsFunc([]time.Duration{0, -time.Second}, func(d time.Duration) bool {
 					return strings.Contains(told, "since "+first.Add(d).UTC().Format(time.RFC3339))
 				}) {
-					t.Errorf("begun at %s, told %s", first.UTC(), told)
+					t.Errorf("started at %s, the event reports %s", first.UTC(), told)
 				}
 			})
 		}

@@ -33,7 +33,7 @@ func TestManyAgentsShareOneWatch(t *testing.T) {
 		socket := filepath.Join(dirs[i], "s")
 		must(t, os.WriteFile(socket, nil, 0o600))
 		if event := nextEvent(t, n); event.Name != socket || !event.Has(fsnotify.Create) {
-			t.Fatalf("agent %d was told of %v", i, event)
+			t.Fatalf("agent %d got the event %v", i, event)
 		}
 	}
 	for _, n := range all[1:] {
@@ -43,7 +43,7 @@ func TestManyAgentsShareOneWatch(t *testing.T) {
 	must(t, os.Remove(filepath.Join(dirs[0], "s")))
 	for event := nextEvent(t, all[0]); !event.Has(fsnotify.Remove); event = nextEvent(t, all[0]) {
 		if filepath.Dir(event.Name) != dirs[0] {
-			t.Fatalf("the agent that is left was told of %v", event)
+			t.Fatalf("the remaining agent got the event %v", event)
 		}
 	}
 	must(t, all[0].close())
@@ -55,7 +55,7 @@ func TestManyAgentsShareOneWatch(t *testing.T) {
 	must(t, n.add(dirs[0]))
 	must(t, os.WriteFile(filepath.Join(dirs[0], "again"), nil, 0o600))
 	if event := nextEvent(t, n); filepath.Base(event.Name) != "again" {
-		t.Errorf("told of %v", event)
+		t.Errorf("got the event %v", event)
 	}
 	must(t, n.close())
 }

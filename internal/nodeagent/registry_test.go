@@ -71,7 +71,7 @@ func TestInvalidDriverDoesNotBlockOthers(t *testing.T) {
 			w.driver.Stop()
 			w.agent()
 			if status := misfit.Registered(); status.PluginRegistered || !strings.Contains(status.Error, test.want) {
-				t.Errorf("the misfit was told %+v, want %q", status, test.want)
+				t.Errorf("the invalid driver was notified of %+v, want %q", status, test.want)
 			}
 			w.driver.Start()
 			if status := w.driver.Registered(); !status.PluginRegistered {

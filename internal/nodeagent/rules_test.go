@@ -324,7 +324,7 @@ func TestRegistrationIsRefusedInKubeletsWords(t *testing.T) {
 			w.driver.Unlock()
 			w.agent()
 			if got := w.driver.Registered(); got.PluginRegistered || !strings.Contains(got.Error, test.want) {
-				t.Errorf("told %+v, want %q", got, test.want)
+				t.Errorf("notified of %+v, want %q", got, test.want)
 			}
 		})
 	}
@@ -383,7 +383,7 @@ func TestUnmountNeedsNoAPI(t *testing.T) {
 	w.unmounted(agent, l.pod)
 	wait.Until(w, "unstaged", func() bool { return slices.Contains(w.driver.Made(), "Unstage data") })
 	if !slices.Contains(w.node().Status.VolumesInUse, w.unique(l.handle)) {
-		t.Fatal("not in use, and nobody can have cleared it")
+		t.Fatal("not in use, although no agent can have removed it")
 	}
 	stop()
 	w.nodeID = real

@@ -60,7 +60,7 @@ func TestSecretInDriverErrorIsRedacted(t *testing.T) {
 			}
 			for _, text := range said {
 				if strings.Contains(text, "hunter2") {
-					t.Errorf("told: %s", text)
+					t.Errorf("the secret is in: %s", text)
 				}
 			}
 			if got := csidriver.LastRequest[*csispec.NodeStageVolumeRequest](w.driver).Secrets["password"]; got != "hunter2-and-more" {

@@ -168,7 +168,7 @@ func TestCSINodeVolumeHealth(t *testing.T) {
 				w.untilEvent(pod, c.event)
 				w.untilAsked(asked, "data", 3)
 				if n := w.events(pod, "VolumeConditionAbnormal"); n != 1 {
-					t.Errorf("the pod was told %d times of one condition", n)
+					t.Errorf("%d events for one condition of the volume", n)
 				}
 			}
 		})

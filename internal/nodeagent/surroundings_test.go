@@ -150,7 +150,7 @@ func TestRootIsReadOnlyAtStart(t *testing.T) {
 	defer func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) }()
 	_, err := New(Config{NodeName: "n", Root: dir, RESTConfig: &rest.Config{}, BootID: "b"})
 	if !errors.Is(err, syscall.EROFS) || !strings.Contains(err.Error(), "make "+dir+" writable") || strings.Contains(err.Error(), "another") {
-		t.Errorf("told: %v", err)
+		t.Errorf("error: %v", err)
 	}
 }
 
@@ -190,7 +190,7 @@ func TestSymlinkOutOfTheRoot(t *testing.T) {
 		_, err := New(Config{NodeName: "n", Root: root, RESTConfig: &rest.Config{}, BootID: "b"})
 		if err == nil || !strings.Contains(err.Error(), filepath.Join(root, name)+": it is a symbolic link that leads out of the root") ||
 			!strings.Contains(err.Error(), "mount --rbind TARGET DIRECTORY") {
-			t.Errorf("%s: told: %v", name, err)
+			t.Errorf("%s: error: %v", name, err)
 		}
 	}
 }

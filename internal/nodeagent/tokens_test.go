@@ -316,7 +316,7 @@ func TestTokenThatCannotBeRenewedIsUsedUntilItExpires(t *testing.T) {
 		}
 		api.err = nil
 		if got, err := cache.get(t.Context(), tokenKey{}); err != nil || got.Token != "token 2" {
-			t.Errorf("when somebody answers again: %q, %v", got.Token, err)
+			t.Errorf("when the API server answers again: %q, %v", got.Token, err)
 		}
 	})
 }

@@ -81,7 +81,7 @@ func TestUnreadableRecordsWithoutVolumeData(t *testing.T) {
 				t.Fatalf("S7: detach while it is mounted: %v, want %v", got, errStillInUse)
 			}
 			if calls := w.driver.Made(); slices.Contains(calls, "Unstage data") {
-				t.Errorf("unstaged, and nobody knows where it is mounted: %v", calls)
+				t.Errorf("unstaged, although it is unknown where it is mounted: %v", calls)
 			}
 
 			// A person unmounts what is left and removes the record, as the log says.

@@ -94,7 +94,7 @@ func TestAttachmentAppearsAfterItsReport(t *testing.T) {
 	agent.volumes.mu.Lock()
 	agent.volumes.wake(string(w.unique(handle)))
 	agent.volumes.mu.Unlock()
-	wait.Until(w, "the attachment was missed once more", func() bool { return agent.failuresOf(pod.UID) > 20 })
+	wait.Until(w, "the attachment was missed again", func() bool { return agent.failuresOf(pod.UID) > 20 })
 	pv := w.name + "-data"
 	api := w.admin.StorageV1().VolumeAttachments()
 	va, err := api.Create(w.ctx, &storagev1.VolumeAttachment{

@@ -66,7 +66,7 @@ func TestDriverCounts(t *testing.T) {
 		hurried, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
 		if err := publish(hurried, "x", "a"); status.Code(err) != codes.DeadlineExceeded {
-			t.Errorf("a call that is given up: %v", err)
+			t.Errorf("a call that is abandoned: %v", err)
 		}
 		if err := publish(t.Context(), "x", "b"); status.Code(err) != codes.FailedPrecondition {
 			t.Errorf("a publish to b of what may be published to a: %v", err)

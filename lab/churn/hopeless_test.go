@@ -59,7 +59,7 @@ func TestHopelessPodsCostNothing(t *testing.T) {
 		t.Errorf("they cost %.4f of a core", busy.cpu-idle.cpu)
 	}
 	if busy.writes > 0 {
-		t.Errorf("%d writes in %v, after all was said: %v", busy.writes, hopelessFor, busy.what)
+		t.Errorf("%d writes in %v, after the last event was due: %v", busy.writes, hopelessFor, busy.what)
 		r.logEvents(ctx, t)
 	}
 	if after > 2*before && after > before+20*time.Millisecond {

@@ -53,7 +53,7 @@ func TestPreflightErrorsAreOneSentence(t *testing.T) {
 			t.Setenv("BELAY_BIN", bin)
 			err := test.check()
 			if err == nil {
-				t.Fatal("nothing was said")
+				t.Fatal("no output")
 			}
 			for _, words := range test.says {
 				if !strings.Contains(err.Error(), words) {

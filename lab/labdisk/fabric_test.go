@@ -351,7 +351,7 @@ func TestRestartRemovesOrphanedData(t *testing.T) {
 	}
 	b.restart(false)
 	if _, err := os.Stat(stray); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("stray data: %v, want it gone", err)
+		t.Errorf("leftover data: %v, want it gone", err)
 	}
 	if _, err := b.get(DriverDisk, v); err != nil {
 		t.Error(err)
@@ -484,7 +484,7 @@ func TestIOFailsWhenEveryConnectionBreaks(t *testing.T) {
 			t.Errorf("errno %v, want EIO", errno)
 		}
 	case <-time.After(2 * time.Minute):
-		t.Error("the I/O goes on for ever")
+		t.Error("the I/O never ends")
 	}
 }
 

@@ -69,10 +69,10 @@ func TestKillOfFrozenNodeTimesOut(t *testing.T) {
 	select {
 	case err := <-done:
 		if err == nil {
-			t.Error("a kill that nobody confirmed is said to be done")
+			t.Error("an unconfirmed kill is reported as done")
 		}
 	case <-time.After(testPatience):
-		t.Error("the kill waits for ever")
+		t.Error("the kill waits forever")
 	}
 }
 

@@ -230,7 +230,7 @@ func (r *attacherTurns) checkChange(t *testing.T, to string, before map[string]s
 				t.Errorf("%s was recorded before the change and asked for again", key)
 			}
 		case later[key] == 0:
-			t.Errorf("%s was not recorded before the change, and nobody asked for it after", key)
+			t.Errorf("%s was not recorded before the change, and no component requested it after", key)
 		case later[key] > 1 && to == cluster.PlaneBelay:
 			t.Errorf("%s was asked for %d times", key, later[key])
 		default:

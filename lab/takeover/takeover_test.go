@@ -94,7 +94,7 @@ func handOver(t *testing.T, scene *scenario.Scene, crowd *scenario.Crowd, to str
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("the new controller attached a volume %.1f s after the hand-over began", time.Since(start).Seconds())
+	t.Logf("the new controller attached a volume %.1f s after the handoff began", time.Since(start).Seconds())
 	if err := probe.Remove(ctx, 2*time.Minute); err != nil {
 		t.Fatal(err)
 	}
