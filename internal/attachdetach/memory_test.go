@@ -120,8 +120,8 @@ func attachedVolume(i int) []client.Object {
 	return objects
 }
 
-// What is remembered of Nodes and VolumeAttachments goes with them.
-func TestMemoryOfWhatIsGone(t *testing.T) {
+// The state that is kept for Nodes and VolumeAttachments is dropped with them.
+func TestStateOfDeletedObjectsIsDropped(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	m.put(aNode("a", isReady))
 	node, _ := m.nodes.Get("a")

@@ -303,9 +303,9 @@ func TestWarnOnlyNeverHalts(t *testing.T) {
 	})
 }
 
-// Creates of a time without API server never land, and are waited for all the same: later
+// Creates that were sent while the API server was down are never committed, and are waited for nevertheless: later
 // another controller that answers the probe is taken for this process itself.
-func TestRefusedCreateHidesNoRival(t *testing.T) {
+func TestRefusedCreateHidesNoOtherController(t *testing.T) {
 	r := &rivals{
 		recorder: record.NewFakeRecorder(10), metrics: nil, settle: time.Nanosecond, sent: map[string]int{}, warned: map[string]time.Time{},
 		creator: func(string) string { return "kube-controller-manager" }, began: time.Now().Add(-time.Hour),

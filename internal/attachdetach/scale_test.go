@@ -336,9 +336,9 @@ type allDoubts struct{ noDoubts }
 
 func (allDoubts) deleteMayBeUnderway(*storagev1.VolumeAttachment) bool { return true }
 
-// TestNothingButTheVersion has the attacher add its finalizer, which says nothing that a
-// decision could read; and everything else change that a decision reads.
-func TestNothingButTheVersion(t *testing.T) {
+// TestUpdatesThatChangeNoDecision has the attacher add its finalizer, which no decision reads, and changes everything
+// else that a decision reads.
+func TestUpdatesThatChangeNoDecision(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	m.put(aVolume("h", "h"))
 	tests := map[string]struct {

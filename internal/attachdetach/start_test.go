@@ -28,10 +28,9 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// TestWhatAStaleCacheWouldDo shows, for each kind that a new leader waits for, what it
-// would decide without: the volume is attached on a, and a cache lags that does not
-// know it yet (S1).
-func TestWhatAStaleCacheWouldDo(t *testing.T) {
+// TestNewLeaderWithStaleCache shows, for each kind that a new leader waits for, what it would decide without waiting:
+// the volume is attached on a, and the lagging cache does not contain that yet (S1).
+func TestNewLeaderWithStaleCache(t *testing.T) {
 	k := key{Driver: driver, Handle: "h"}
 	fc := corev1.PersistentVolumeSource{FC: &corev1.FCVolumeSource{TargetWWNs: []string{"w"}, Lun: new(int32(1))}}
 	fcKey := key{Driver: kube.FibreChannelPlugin, Handle: "[w]:1"}

@@ -113,8 +113,8 @@ func TestDetachesBesideHungVolumes(t *testing.T) {
 	})
 }
 
-// Where both wait for a call, one of four is a detach.
-func TestAttachesWithoutEndLeaveDetachesTheirShare(t *testing.T) {
+// While both attaches and detaches are queued, one of four calls is a detach.
+func TestDetachesKeepTheirShareOfCalls(t *testing.T) {
 	inBubble(t, 8, func(b *bubble) {
 		b.answers(func(ctx context.Context, _ call) error { return lasting(ctx, time.Second) })
 		for i := range 100 {

@@ -558,10 +558,9 @@ func TestVolumeBecomesShared(t *testing.T) {
 	w.wantCalls("Publish id-node1", "Publish id-node2")
 }
 
-// The volume of an attachment that was made through another PersistentVolume of the
-// same handle gets its finalizer when it comes: else it could be deleted while it is
-// attached.
-func TestPVThatAnotherStoodInForIsProtectedLater(t *testing.T) {
+// An attachment was published through another PersistentVolume of the same handle. Its own PersistentVolume gets the
+// finalizer when it appears: otherwise it could be deleted while it is attached.
+func TestPVFinalizerIsAddedWhenThePVAppears(t *testing.T) {
 	w := newWorld(t)
 	w.node("node1")
 	w.volume("pv2", func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = w.name("pv1") })

@@ -46,9 +46,9 @@ func becomeConfined(user string, argv []string) int {
 	return 3
 }
 
-// The shipped Deployment's securityContext is enough: as that user, with nothing writable anywhere,
-// without HOME or any other variable, the program attaches and detaches, and writes no byte to a disk.
-func TestAsAnUnprivilegedUserWithNothingWritable(t *testing.T) {
+// The shipped Deployment's securityContext is sufficient: as that user, without any writable file system, and without
+// HOME or any other variable, the program attaches and detaches, and writes no byte to a disk.
+func TestRunsUnprivilegedWithReadOnlyFileSystems(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it changes the user and makes mounts read-only in a namespace of its own")
 	}

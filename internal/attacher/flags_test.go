@@ -179,7 +179,7 @@ func asUpstream(t *testing.T, upstream, belay string, args []string) {
 	}
 }
 
-func TestBadFlagsAreRefusedAsUpstreams(t *testing.T) {
+func TestInvalidFlagsAreRefusedLikeUpstream(t *testing.T) {
 	upstream, belay := upstreamPath(t), programPath(t)
 	for name, args := range map[string][]string{
 		"unknown":                    {"--nope"},
@@ -201,8 +201,8 @@ func TestBadFlagsAreRefusedAsUpstreams(t *testing.T) {
 	}
 }
 
-// csi-attacher reads no flag after a word that is none, as in "--leader-election true".
-func TestWordsAreRefused(t *testing.T) {
+// csi-attacher ignores every flag after a positional argument, as in "--leader-election true".
+func TestPositionalArgumentsAreRefused(t *testing.T) {
 	belay := programPath(t)
 	for _, args := range [][]string{{"word", "--timeout=1s"}, {"--leader-election", "true", "--timeout=1s"}} {
 		text, code := execute(t, belay, args...)

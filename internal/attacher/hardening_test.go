@@ -136,10 +136,10 @@ func TestCallIsRememberedForItsVolume(t *testing.T) {
 	})
 }
 
-// S1: a publish to node-b failed in the middle (INTERNAL), the driver lists the volume at node-x, where no attachment is
-// for it, and it is taken back from there (ADR 10, Abandoned). One record per attachment holds one call: that of node-x
-// overwrites that of node-b. If the VolumeAttachment is removed by force meanwhile, node-b is forgotten.
-func TestTakingBackElsewhereForgetsThePublish(t *testing.T) {
+// S1: a publish to node-b failed halfway (INTERNAL), the driver lists the volume at node-x, for which no attachment
+// exists, and it is unpublished from there (ADR 10, Abandoned). One record per attachment holds one call: that of
+// node-x overwrites that of node-b. If the VolumeAttachment is removed by force meanwhile, node-b is forgotten.
+func TestUnpublishElsewhereForgetsThePublish(t *testing.T) {
 	inBubble(t, 10, func(b *bubble) {
 		b.answers(func(ctx context.Context, c call) error {
 			switch c.Method + " " + c.Node {
@@ -410,8 +410,8 @@ func TestFewWorkerThreadsAreUsed(t *testing.T) {
 	})
 }
 
-// Values of annotations and of volume attributes may hold any character: a map must not be taken for another one.
-func TestInternerTellsMapsApart(t *testing.T) {
+// Values of annotations and of volume attributes may contain any character: a map must not be mistaken for another one.
+func TestInternerDistinguishesMaps(t *testing.T) {
 	s := newInterner()
 	s.stringMap(map[string]string{"pool": "a\x00tier\x00gold"})
 	if got := s.stringMap(map[string]string{"pool": "a", "tier": "gold"}); len(got) != 2 {

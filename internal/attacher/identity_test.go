@@ -52,9 +52,9 @@ func (w *world) wantVolumeCalls(want ...string) {
 	}
 }
 
-// S1, S5: a PersistentVolume that was recreated under its name for another volume says
-// nothing about what was published before.
-func TestRecreatedVolumeIsAnotherOne(t *testing.T) {
+// S1, S5: a PersistentVolume that was recreated under its name for another volume does not describe what was published
+// before.
+func TestRecreatedPVIsAnotherVolume(t *testing.T) {
 	w := newWorld(t)
 	for _, node := range []string{"node-a", "node-b", "node-c"} {
 		w.node(node)
@@ -162,7 +162,7 @@ func TestIdentityIsRecordedBeforeTheCall(t *testing.T) {
 
 // A volume is exclusive because of one of its PersistentVolumes. When that one is deleted the volume is shared, and the
 // waiting attachment continues without a resync.
-func TestVolumeThatIsExclusiveNoMore(t *testing.T) {
+func TestVolumeBecomesSharedWhenPVIsDeleted(t *testing.T) {
 	w := newWorld(t)
 	w.node("node-a")
 	w.node("node-b")

@@ -210,8 +210,8 @@ func TestBusySharedVolumeIsHeldBack(t *testing.T) {
 	})
 }
 
-// One call is let through after each pause, also if the last one hangs.
-func TestOneCallIsLetThrough(t *testing.T) {
+// One call is allowed after each pause, also if the previous one hangs.
+func TestThrottleAllowsOneCallPerPause(t *testing.T) {
 	h, now := newThrottle(time.Second), time.Now()
 	on := func(volume string) attempt {
 		return attempt{key: publication.Key{Volume: volume}, volume: identity{handle: volume}, node: "full", verb: publication.Publish}

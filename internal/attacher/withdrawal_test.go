@@ -36,7 +36,7 @@ func TestNoPublishBesideAWithdrawal(t *testing.T) {
 }
 
 // The volume is wanted again, or the controller that requested the detach never continues it: nothing waits forever.
-func TestWithdrawalThatIsTakenBack(t *testing.T) {
+func TestRevertedWithdrawal(t *testing.T) {
 	tests := map[string]struct {
 		again  bool
 		within time.Duration

@@ -197,7 +197,7 @@ func TestOtherAttachErrorsDoNotRefreshTheLimit(t *testing.T) {
 	}
 }
 
-func TestWhenADriverIsAskedForItsLimit(t *testing.T) {
+func TestLimitRefreshSchedule(t *testing.T) {
 	p := onlyPlugins(t, ignore)
 	p.drivers["d"] = &driver{name: "d"}
 	start := time.Now()

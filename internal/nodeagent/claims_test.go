@@ -138,7 +138,7 @@ func TestRootWithoutMountPropagationIsLogged(t *testing.T) {
 		t.Skip("needs root to mount")
 	}
 	for name, test := range map[string]struct {
-		flag uintptr
+		flag   uintptr
 		logged int
 	}{"private": {unix.MS_PRIVATE, 1}, "shared": {unix.MS_SHARED, 0}} {
 		t.Run(name, func(t *testing.T) {
@@ -189,8 +189,8 @@ func TestPodInfoAndTokensAreNotStored(t *testing.T) {
 	}
 }
 
-// TestWhatAnAgentThatDiedWasWritingGoes with the volume.
-func TestWhatAnAgentThatDiedWasWritingGoes(t *testing.T) {
+// TestPartialWritesOfDeadAgentAreRemoved together with the volume.
+func TestPartialWritesOfDeadAgentAreRemoved(t *testing.T) {
 	for name, block := range map[string]bool{"file system": false, "block": true} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, noAttach)
@@ -219,9 +219,9 @@ func TestWhatAnAgentThatDiedWasWritingGoes(t *testing.T) {
 	}
 }
 
-// TestMountOptionsOfOldAreNotForCSIDrivers: those in the annotation are for plugins in the tree,
-// from which a volume may have come.
-func TestMountOptionsOfOldAreNotForCSIDrivers(t *testing.T) {
+// TestMountOptionAnnotationIsIgnored: the options in the annotation are for in-tree plugins, from which a volume may
+// have been migrated.
+func TestMountOptionAnnotationIsIgnored(t *testing.T) {
 	w, err := newVolumeToMount(&corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "pv", Annotations: map[string]string{corev1.MountOptionAnnotation: "noexec"}},
 		Spec: corev1.PersistentVolumeSpec{

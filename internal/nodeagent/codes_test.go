@@ -236,9 +236,9 @@ func TestEachCodeOfTheCapabilities(t *testing.T) {
 	}
 }
 
-// TestCapabilitiesThatFailForgetNoPublish: a publish without an answer, then a driver that
-// does not say what it can do, then the pod goes. (Kubelet forgets the publish.)
-func TestCapabilitiesThatFailForgetNoPublish(t *testing.T) {
+// TestFailingCapabilitiesDoNotForgetPublish: a publish gets no answer, then the driver does not answer
+// NodeGetCapabilities, then the pod is deleted. (Kubelet forgets the publish.)
+func TestFailingCapabilitiesDoNotForgetPublish(t *testing.T) {
 	w := newWorld(t)
 	handle := w.volume("data")
 	var mu sync.Mutex

@@ -205,8 +205,8 @@ func TestPluginRegistrationSameName(t *testing.T) {
 	w.wantCSINode(w.node())
 }
 
-// TestWhoWasRefusedIsAskedAgainWhenADriverGoes: not only when its back-off ends.
-func TestWhoWasRefusedIsAskedAgainWhenADriverGoes(t *testing.T) {
+// TestRefusedSocketsAreRetriedWhenDriverLeaves, and not only when their back-off ends.
+func TestRefusedSocketsAreRetriedWhenDriverLeaves(t *testing.T) {
 	p := onlyPlugins(t, ignore)
 	r := p.registry
 	must(t, r.open())

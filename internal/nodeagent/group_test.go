@@ -30,8 +30,8 @@ import (
 
 const testGroup = 54321
 
-// TestWhichVolumesAreGivenToAGroup holds the cases of upstream's TestMounterSetUpWithFSGroup and csi_fsgroup_policy.
-func TestWhichVolumesAreGivenToAGroup(t *testing.T) {
+// TestVolumesThatFSGroupAppliesTo holds the cases of upstream's TestMounterSetUpWithFSGroup and csi_fsgroup_policy.
+func TestVolumesThatFSGroupAppliesTo(t *testing.T) {
 	const (
 		byDefault = storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy
 		always    = storagev1.FileFSGroupPolicy

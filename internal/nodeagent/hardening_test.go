@@ -348,8 +348,9 @@ func TestUnconfirmedRecordAndAnotherLabel(t *testing.T) {
 	}
 }
 
-// TestInlineIsReadWithoutItsLock fails with -race alone: another pod comes to want the volume while it is unpublished.
-func TestInlineIsReadWithoutItsLock(t *testing.T) {
+// TestInlineFieldIsReadUnderLock can fail only with -race: another pod comes to want the volume while it is
+// unpublished.
+func TestInlineFieldIsReadUnderLock(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.volume("data")
 	var agent *Agent

@@ -438,8 +438,8 @@ func TestInlineVolumeUnknownToItsDriver(t *testing.T) {
 	})
 }
 
-// TestWhatAnInlineVolumeWaitsFor: its first step is the publish, and kubelet's events say so.
-func TestWhatAnInlineVolumeWaitsFor(t *testing.T) {
+// TestInlineVolumeWaitReason: the first step of an inline volume is the publish, and kubelet's events report that.
+func TestInlineVolumeWaitReason(t *testing.T) {
 	events := record.NewFakeRecorder(1)
 	pods := newPodManager(Config{}, nil, nil, newSchedule(), nil, podHandlers{})
 	defer pods.queue.ShutDown()

@@ -158,8 +158,8 @@ func TestOperationIsCountedBeforeItsEndIsVisible(t *testing.T) {
 	}
 }
 
-// What waits is counted while it waits.
-func TestWhatWaitsIsCounted(t *testing.T) {
+// A volume is counted as waiting while it waits.
+func TestWaitingVolumesAreCounted(t *testing.T) {
 	w := newWorld(t)
 	registry := prometheus.NewRegistry()
 	agent, _ := w.agent(measuredIn(registry))
@@ -348,8 +348,8 @@ var typeWords = map[dto.MetricType]string{
 	dto.MetricType_COUNTER: "counter", dto.MetricType_GAUGE: "gauge", dto.MetricType_HISTOGRAM: "histogram",
 }
 
-// Giving files to a group is a part of the mount and measured by itself too.
-func TestGivingToAGroupIsMeasured(t *testing.T) {
+// A change of ownership for fsGroup is part of the mount operation, and also measured by itself.
+func TestFSGroupChangeIsMeasured(t *testing.T) {
 	w := newWorld(t, noAttach)
 	registry := prometheus.NewRegistry()
 	agent, _ := w.agent(measuredIn(registry), func(c *Config) {

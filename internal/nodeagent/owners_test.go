@@ -109,8 +109,8 @@ func TestPodRemovedDuringLookup(t *testing.T) {
 	}
 }
 
-// TestPodsOfRecordsWaitForTheirOwner: for its word, and until the records are known to be this node's.
-func TestPodsOfRecordsWaitForTheirOwner(t *testing.T) {
+// TestRecordedPodsWaitUntilPodsAreSynced, and until the records are known to be this node's.
+func TestRecordedPodsWaitUntilPodsAreSynced(t *testing.T) {
 	w := newPodWorld(t)
 	w.sure = false
 	w.recorded("gone", volumeOfClaim)

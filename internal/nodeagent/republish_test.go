@@ -184,8 +184,8 @@ func TestRestartRepublishesOnce(t *testing.T) {
 	}
 }
 
-// TestWhoIsPublishedAgain asks for the decision of an hour later.
-func TestWhoIsPublishedAgain(t *testing.T) {
+// TestRepublishedPods asks for the decision of an hour later.
+func TestRepublishedPods(t *testing.T) {
 	w := newWorld(t, noAttach)
 	name := string(w.unique(w.volume("data")))
 	agent, _ := w.agent()

@@ -45,9 +45,9 @@ func (w *world) rewritten(change func(pv *corev1.PersistentVolume)) {
 	})
 }
 
-// TestNamesAreRefusedAndNothingIsWritten: names that lead elsewhere in a file system,
-// or are none, from the API and from the owner of the pods.
-func TestNamesAreRefusedAndNothingIsWritten(t *testing.T) {
+// TestInvalidNamesAreRefused: nothing is written for names that lead elsewhere in a file system, or are not valid
+// names, whether they come from the API or from the caller that sets the pods.
+func TestInvalidNamesAreRefused(t *testing.T) {
 	names := map[string]string{
 		"up": "../../../../%s", "below": "a/%s", "newline": "a\n%s", "long": strings.Repeat("x", 4096), "dot": ".", "dots": "..", "empty": "", "nul": "a\x00%s",
 	}

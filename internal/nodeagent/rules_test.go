@@ -107,7 +107,7 @@ func TestDriverWithoutAttachNeedsNoHandshake(t *testing.T) {
 	wait.Until(w, "all is undone", func() bool { return len(w.driver.Made()) == 4 && len(agent.Pods()) == 0 })
 }
 
-func TestWhatTheDriverIsAsked(t *testing.T) {
+func TestRequestsOfDriver(t *testing.T) {
 	w := newWorld(t, noAttach, func(d *storagev1.CSIDriver) { d.Spec.PodInfoOnMount = new(true) })
 	w.driver.NodeServices = append(w.driver.NodeServices, csispec.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER, csispec.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
 	_, err := w.admin.CoreV1().Secrets(w.name).Create(w.ctx, &corev1.Secret{
@@ -255,7 +255,7 @@ func TestWaitNamesItsCondition(t *testing.T) {
 	w.untilEvent(pod, "FailedMount", `MountVolume.MountDevice failed for volume "`+w.name+`-data" :`, "no such pool")
 }
 
-func TestWhatIsNotSupportedIsRefusedInWords(t *testing.T) {
+func TestUnsupportedPodsAreRefused(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.volume("data")
 	w.volume("raw", blockVolume)
@@ -305,7 +305,7 @@ func TestHangingCallBlocksOnlyItsVolume(t *testing.T) {
 	w.mounted(agent, slow)
 }
 
-func TestRegistrationIsRefusedInKubeletsWords(t *testing.T) {
+func TestRegistrationErrorsMatchKubelet(t *testing.T) {
 	tests := map[string]struct {
 		plugin *registration.PluginInfo
 		want   string

@@ -257,9 +257,9 @@ func TestHangingStatsCallBlocksNothing(t *testing.T) {
 	stop() // ends although the call hangs
 }
 
-// What is not known any more is not shown, as with kubelet; and nothing is asked about a
-// volume that went.
-func TestStatsThatAreNotKnownAreNotShown(t *testing.T) {
+// Stats that are not known any more are not exported, as with kubelet, and the driver is not called for a volume that
+// was unmounted.
+func TestUnknownStatsAreNotExported(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.driver.NodeServices = append(w.driver.NodeServices, canStats)
 	asked := w.answerStats(func(string) (*csispec.NodeGetVolumeStatsResponse, error) { return csidriver.HalfFull(), nil })

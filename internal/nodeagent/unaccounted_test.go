@@ -191,8 +191,8 @@ func (w *world) kubeletsPublish(handle string) {
 	w.kubelets(dir, dir+"/mount", `{"attachmentID":"x","driverName":"`+w.driverName()+`","nodeName":"n","specVolID":"left-pv","volumeHandle":"`+handle+`","volumeLifecycleMode":"Persistent"}`)
 }
 
-// TestWhatAKubeletLeftStaysInUse: a kubelet ran on this root before and left something mounted.
-func TestWhatAKubeletLeftStaysInUse(t *testing.T) {
+// TestVolumesLeftByKubeletStayInUse: a kubelet ran on this root before and left a volume mounted.
+func TestVolumesLeftByKubeletStayInUse(t *testing.T) {
 	const handle = "h-left"
 	block := func(w *world) string {
 		return `{"attachmentID":"x","driverName":"` + w.driverName() + `","nodeName":"n","specVolID":"left-pv","volumeHandle":"` + handle + `"}`
@@ -241,9 +241,9 @@ func TestWhatAKubeletLeftStaysInUse(t *testing.T) {
 	}
 }
 
-// TestNothingIsUnstagedUnderWhatAKubeletLeft: the agent's own pod comes and goes, and a kubelet's
-// publish of the same volume is mounted still.
-func TestNothingIsUnstagedUnderWhatAKubeletLeft(t *testing.T) {
+// TestNoUnstageWhileKubeletPublishIsMounted: the agent's own pod comes and goes, and a kubelet's publish of the same
+// volume is still mounted.
+func TestNoUnstageWhileKubeletPublishIsMounted(t *testing.T) {
 	w := newWorld(t)
 	w.kubeletsPublish("h-" + w.name + "-data")
 	l := w.live()
