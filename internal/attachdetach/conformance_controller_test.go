@@ -217,7 +217,7 @@ func podsComeAndGo(l *lab) {
 	l.lived("a made", "a attached", "a deleting", "a gone", "a made", "a attached", "a deleting", "a gone")
 }
 
-// nonattachable: a driver that stops to attach releases what is attached.
+// nonattachable: volumes of a driver that stops requiring attach are detached.
 func nonattachable(l *lab) {
 	name := l.driverObject("turns", nil)
 	l.readyNode("a")

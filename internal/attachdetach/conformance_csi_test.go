@@ -18,8 +18,7 @@ import (
 // The cases of upstream's csi_attacher_test.go, operation_executor_test.go and
 // nestedpendingoperations_test.go, by their names.
 
-// attachOK: the attachment has the name, spec and nothing else that upstream gives it,
-// but for belay's annotations.
+// attachOK: the attachment has exactly the name and spec that upstream gives it, plus belay's annotations.
 func attachOK(name, driverName, handle string) scenario {
 	return play("TestAttacherAttach/"+name, func(l *lab) {
 		l.readyNode("a")
@@ -150,8 +149,7 @@ func csiDriver(name, driverName string, attachRequired *bool, exists, attaches b
 	})
 }
 
-// areAttached starts on attachments that are confirmed or not: what is confirmed is
-// reported, and nothing else is.
+// areAttached starts with attachments that are confirmed or not: only confirmed ones are reported.
 func areAttached(name string, confirmed ...bool) scenario {
 	volume := func(i int) string { return fmt.Sprintf("vol%d", i) }
 	return prepared(name, func(l *lab) {

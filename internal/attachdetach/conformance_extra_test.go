@@ -19,8 +19,8 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// TestUpstreamLacks plays what upstream does and has no test for, and what it gets
-// wrong. testdata/conformance.yaml says which row each belongs to.
+// TestUpstreamLacks plays behaviour of upstream that has no upstream test, and upstream's faults.
+// testdata/conformance.yaml lists the row that each belongs to.
 func TestUpstreamLacks(t *testing.T) {
 	enact(t, upstream(), lackingCases()...)
 	disabled := upstream()
@@ -195,7 +195,7 @@ func keepTerminated(l *lab) {
 	l.awaitDetached("v", "a")
 }
 
-// A claim says that it is bound to a volume that is bound to another claim.
+// A claim is bound to a volume whose claimRef names another claim.
 func boundToAnotherClaim(l *lab) {
 	l.readyNode("a")
 	l.volume("v")
@@ -253,7 +253,7 @@ func podMadeAnew(l *lab) {
 	l.lived("a made", "a attached", "a deleting", "a gone", "b made", "b attached")
 }
 
-// k/k#29262: what the pod was resolved by goes before the pod.
+// k/k#29262: the claim of a pod is deleted before the pod.
 func claimGoneFirst(l *lab) {
 	l.attachedOnA()
 	uid := l.read("v", "a").UID
@@ -322,7 +322,7 @@ func (l *lab) uses(node string, unique ...string) {
 	l.patchStatus(&corev1.Node{}, "", l.name(node), map[string]any{"volumesInUse": unique})
 }
 
-// k/k#37586, k/k#122413: the list lost what is attached.
+// k/k#37586, k/k#122413: the list lost an attached volume.
 func reportWiped(l *lab) {
 	l.attachedOnA()
 	uid := l.read("v", "a").UID

@@ -28,7 +28,7 @@ import (
 )
 
 const (
-	// unmountTimeout stands for upstream's six minutes.
+	// unmountTimeout replaces upstream's six minutes.
 	unmountTimeout = 2 * time.Second
 	// long is how long a test waits for what must not come, where a timer could bring it.
 	long = unmountTimeout + time.Second
@@ -278,7 +278,7 @@ func (l *lab) breaks(fault func(*http.Request) error) {
 	l.intercept = fault
 }
 
-// forced says that the controller has forced a detach, once.
+// forced checks that the controller has forced one detach.
 func (l *lab) forced(authority string) {
 	l.scene.mu.Lock()
 	defer l.scene.mu.Unlock()
@@ -363,8 +363,8 @@ func (l *lab) never(what string, d time.Duration, holds func() bool) {
 	}
 }
 
-// settled returns when the controller has done a whole attach that began after what
-// the test did last: what had to come of that has come, or fails the test later.
+// settled returns when the controller has completed an attach that started after the test's last action: any reaction
+// to that action has happened by then, or fails the test later.
 func (l *lab) settled(node string) {
 	l.Helper()
 	name := fmt.Sprintf("mark%d", runs.Add(1))
@@ -396,7 +396,7 @@ func (l *lab) shut(node string) {
 	l.must(l.Delete(l.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: l.name(node)}}))
 }
 
-// lists sets the node's report as another controller left it, and gives the version of the Node that has it.
+// lists sets the node's report as another controller left it, and returns the resulting version of the Node.
 func (l *lab) lists(node string, unique ...string) (version string) {
 	l.Helper()
 	var list []map[string]string

@@ -315,8 +315,8 @@ func unhealthyNodeForceDetachDisabled(l *lab) {
 	l.lived("a made", "a attached", "a deleting", "a gone")
 }
 
-// multiAttach is one case of Test_ReportMultiAttachError: who else uses the volume,
-// and the words of it. What belay adds stands in brackets behind.
+// multiAttach is one case of Test_ReportMultiAttachError: the other users of the volume, and the message about them.
+// The text that belay adds follows in parentheses.
 func multiAttach(name, words string, holders ...string) scenario {
 	return play("Test_ReportMultiAttachError/"+name, func(l *lab) {
 		l.readyNode("a", "b")

@@ -139,9 +139,9 @@ func TestUnansweredCreateBlocksOtherNodes(t *testing.T) {
 	})
 }
 
-// A step that has not begun when the others stop waiting for it is not taken on the old
-// decision: here a forced detach from a node that is Ready again meanwhile. (More nodes than
-// stepsAtOnce and a slow API server, or a node whose first step hangs.)
+// A step that has not started when the others stop waiting for it is not taken on the old decision: here a forced
+// detach from a node that has become Ready again. (This needs more nodes than stepsAtOnce and a slow API server, or a
+// node whose first step hangs.)
 func TestStaleStepsAreNotTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, k := newModel(t), key{Driver: driver, Handle: "h"}

@@ -165,7 +165,8 @@ func TestMultiAttachIsRefusedUntilTheVolumeIsFree(t *testing.T) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	got := l.messages("q", explain.FailedAttachVolume)
-	// The first was seen before the second had a cause; the order in which they are known here says nothing.
+	// The first reason was observed before the second had a cause; the order in which they are known does not matter
+	// here.
 	isSecond := func(message string) bool {
 		return strings.Contains(message, fmt.Sprintf("for the kubelet of node %q to unmount it", l.name("a")))
 	}

@@ -61,7 +61,7 @@ func heapAlloc() int64 {
 	return int64(stats.HeapAlloc)
 }
 
-// overTheWire gives the object as a watch does: every string of its own.
+// overTheWire returns the object like one from a watch: with its own copy of every string.
 func overTheWire(t *testing.T, object client.Object) client.Object {
 	t.Helper()
 	type wire interface {

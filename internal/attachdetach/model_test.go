@@ -146,12 +146,12 @@ func (m *model) decide(k key) attachment.Decision {
 // modelTime is when all decisions of a model are made.
 var modelTime = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// attachmentChanged is what the sources call where no delete is under way.
+// attachmentChanged is what the sources call when no delete is in flight.
 func (m *model) attachmentChanged(before, after *storagev1.VolumeAttachment) []key {
 	return m.clusterState.attachmentChanged(before, after, noDoubts{end: m.end})
 }
 
-// noDoubts is a controller that has no request under way.
+// noDoubts is a controller that has no request in flight.
 type noDoubts struct {
 	end func([]key, *storagev1.VolumeAttachment) // nil for none
 }

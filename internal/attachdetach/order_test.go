@@ -189,8 +189,8 @@ func TestPodRecreatedBetweenWatchEvents(t *testing.T) {
 	}
 }
 
-// An attachment that says nothing of its volume blocks that volume once it is known
-// which it is, and wakes it when it goes.
+// An attachment that does not identify its volume blocks that volume once it is identified, and wakes it when it is
+// deleted.
 func TestNamelessAttachmentWakesItsVolume(t *testing.T) {
 	m := newModel(t)
 	k := key{Driver: driver, Handle: "h"}

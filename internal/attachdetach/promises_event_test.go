@@ -56,8 +56,8 @@ func eventInUse(l *lab) {
 	l.awaitReported("v", "b")
 }
 
-// A node loses its power under a pod. The pod that waits hears that nothing ends that by
-// itself, and when the node is back.
+// A node with a running pod loses power. An event on the waiting pod reports that nothing ends the wait by itself, and
+// another one when the node is back.
 func eventHolderNotReady(l *lab) {
 	l.attachedOnA()
 	l.readyNode("b")

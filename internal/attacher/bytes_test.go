@@ -72,7 +72,7 @@ func sizedVolume(i int) *corev1.PersistentVolume {
 	return pv
 }
 
-// decoded gives an object as a watch does: every string of its own.
+// decoded returns an object like one from a watch: with its own copy of every string.
 func decoded[T interface{ Unmarshal([]byte) error }](object interface{ Marshal() ([]byte, error) }, into T) T {
 	data, err := object.Marshal()
 	if err != nil {

@@ -191,7 +191,7 @@ func TestHungVolumeRecovers(t *testing.T) {
 	}
 }
 
-// What waits for a call slot says so, and what is in flight is counted.
+// A volume that waits for a call slot reports so, and the calls in flight are counted.
 func TestFlow(t *testing.T) {
 	inBubble(t, 8, func(b *bubble) {
 		b.answers(slowly)
@@ -224,8 +224,8 @@ func TestQueuedCallIsDecidedAgainBeforeItIsSent(t *testing.T) {
 	})
 }
 
-// While what was decided about a volume is being written, no call for it begins on another decision; and it is not
-// forgotten that one is to be sent.
+// While a decision about a volume is being written, no call starts for it on another decision, and the call that is due
+// is not forgotten.
 func TestNoCallWhileADecisionIsBeingApplied(t *testing.T) {
 	inBubble(t, 1, func(b *bubble) {
 		b.answers(func(ctx context.Context, c call) error {

@@ -102,8 +102,7 @@ func TestExclusiveVolumeWantedTwiceAtOnce(t *testing.T) {
 	}
 }
 
-// Two PersistentVolumes of one handle are one volume, and it is exclusive if one
-// of them says so.
+// Two PersistentVolumes of one handle are one volume, and it is exclusive if one of them is.
 func TestTwoPersistentVolumesOfOneHandle(t *testing.T) {
 	w := newWorld(t)
 	w.node("node-a")
@@ -140,8 +139,8 @@ func TestSharedVolumeOneNodeHangs(t *testing.T) {
 	w.until(w.attachment("pv1", "node-b"), "attached", isAttached)
 }
 
-// Volumes that hang hold a call each, and those that are well share what is left. (Of five calls, one is for those that have
-// hung before.)
+// Volumes that hang occupy one call each, and healthy volumes share the remaining calls. (Of five calls, one is for
+// volumes that have hung before.)
 func TestHungVolumesHoldOnlyTheirSlots(t *testing.T) {
 	w := newWorld(t)
 	var mu sync.Mutex

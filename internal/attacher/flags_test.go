@@ -129,14 +129,14 @@ func TestFlagsOfBothPrograms(t *testing.T) {
 	}
 }
 
-// sample are values for flags whose default says nothing of their form.
+// sample are values for flags whose default does not show their format.
 var sample = map[string]string{
 	"feature-gates": "MutableCSINodeAllocatableCount=false,ReleaseLeaderElectionOnExit=true,AllAlpha=false", "leader-election-labels": "a:b,c:d",
 	"log-json-info-buffer-size": "1Ki", "log-text-info-buffer-size": "1Ki", "v": "4", "vmodule": "main=2", "max-entries": "10",
 	"http-endpoint": "127.0.0.1:1", "metrics-address": "127.0.0.1:1",
 }
 
-// Each flag, in each spelling, is taken or refused as csi-attacher does it, which is asked.
+// Each flag, in each spelling, is accepted or refused as csi-attacher does, which the test runs to find out.
 func TestEveryFlagIsReadAsUpstreamReadsIt(t *testing.T) {
 	upstream, belay := upstreamPath(t), programPath(t)
 	defaults, text := helped(t, upstream)

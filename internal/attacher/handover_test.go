@@ -38,7 +38,7 @@ func leaseTimes(duration, renew, retry time.Duration) []string {
 	}
 }
 
-// candidate starts a child that stands for the lease; the host's name is its identity.
+// candidate starts a child process that is a candidate for the lease; the host's name is its identity.
 func (w *world) candidate(host, socket string, args ...string) *process.Process {
 	w.t.Helper()
 	return w.candidateOf(os.Args[0], host, socket, args...)
@@ -168,8 +168,8 @@ func through(calls []call, socket string) []call {
 	return slices.DeleteFunc(slices.Clone(calls), func(c call) bool { return c.Socket != socket })
 }
 
-// underWay makes n attachments and returns when 15 calls were sent, of which the first ten are answered. No other call
-// is before answered is closed.
+// underWay creates n attachments and returns when 15 calls were sent, of which the first ten are answered. No other
+// call is answered before answered is closed.
 func (w *world) underWay(n int) (attachments []string, answered chan struct{}) {
 	w.t.Helper()
 	answered = make(chan struct{})

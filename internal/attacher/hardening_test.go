@@ -190,7 +190,7 @@ func TestEditedAnnotations(t *testing.T) {
 				if got, want := b.received("other"), []string{"Publish id-node"}; !slices.Equal(got, want) {
 					t.Errorf("S5: calls for a volume in use %q, want %q", got, want)
 				}
-				// To hold it and say so would be as good.
+				// Holding it and reporting that would be as good.
 				if got := b.received("v"); b.isGone("v", "node") && !slices.Contains(got, "Unpublish id-node") {
 					t.Errorf("S5: the finalizer is off after the calls %q", got)
 				}

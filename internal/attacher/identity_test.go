@@ -80,8 +80,8 @@ func TestRecreatedPVIsAnotherVolume(t *testing.T) {
 	w.wantVolumeCalls("Publish "+first+" id-node-a", "Publish "+second+" id-node-b", "Unpublish "+first+" id-node-a", "Publish "+first+" id-node-c")
 }
 
-// The volume is detached with the secret that it was attached with, although nothing but
-// its attachment knows of it any more.
+// The volume is detached with the secret that it was attached with, although only its attachment still refers to that
+// secret.
 func TestVolumeWithoutPersistentVolumeIsDetached(t *testing.T) {
 	for name, lose := range map[string]func(*world){
 		"recreated": func(w *world) { w.recreate("pv1", w.name("second")) },

@@ -13,7 +13,7 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// S1: an attachment whose PersistentVolume was gone before the start holds the volume all the same, against another
+// S1: an attachment whose PersistentVolume was gone before the start still holds the volume, against another
 // PersistentVolume of the same handle.
 func TestOrphanFromBeforeTheStart(t *testing.T) {
 	w := newWorld(t)

@@ -16,9 +16,9 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// The driver's process ends twice with calls in flight, and comes back at once and
-// after a while. The attacher stays and keeps its lease; everything is attached; what was
-// recorded as attached is not asked for again, and nothing is tried while the driver is away.
+// The driver's process ends twice with calls in flight, and comes back immediately and after a while. The attacher
+// keeps running and keeps its lease, everything is attached, a volume that was recorded as attached is not published
+// again, and no call is tried while the driver is away.
 func TestDriverRestartsWithCallsInFlight(t *testing.T) {
 	w := newWorld(t)
 	made := make(chan struct{})

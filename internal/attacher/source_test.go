@@ -225,8 +225,8 @@ func TestMayRelease(t *testing.T) {
 	}
 }
 
-// What the cache keeps of an in-tree volume gives the calls that the whole object gives:
-// some plugins read labels, annotations, the claim or the affinity.
+// The trimmed in-tree volume in the cache leads to the same calls as the whole object: some plugins read labels,
+// annotations, the claim or the affinity.
 func TestInTreeVolumesOfEveryPlugin(t *testing.T) {
 	meta := metav1.ObjectMeta{
 		Name: "pv1", UID: "u", ResourceVersion: "1",

@@ -23,8 +23,7 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// collector takes what is exported to it, by OTLP over gRPC, as bytes: the strings in them are
-// all that the tests look at.
+// collector receives what is exported to it, by OTLP over gRPC, as bytes: the tests only examine the strings in them.
 type collector struct {
 	address string
 	mu      sync.Mutex
@@ -86,8 +85,8 @@ func traceCycle(t *testing.T, w *world, env ...string) (p *process.Process, pare
 	return p, <-parents
 }
 
-// Each call is a span with what it was for and how it ended, without its secrets, and the driver
-// can hang its own spans below it.
+// Each call is a span with its objects and its result, without its secrets, and the driver can add its own spans below
+// it.
 func TestTracesOfCalls(t *testing.T) {
 	w, c := newWorld(t), startCollector(t)
 	_, parent := traceCycle(t, w, "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+c.address, "OTEL_SERVICE_NAME=attacher-of-the-test")
@@ -107,8 +106,8 @@ func TestTracesOfCalls(t *testing.T) {
 	}
 }
 
-// Without the variables there are no traces, and a collector that is away costs nothing but the
-// bounded wait at the end.
+// Without the variables there are no traces, and an unreachable collector costs nothing but the bounded wait at the
+// end.
 func TestTracesAreOptional(t *testing.T) {
 	t.Run("off", func(t *testing.T) {
 		if _, parent := traceCycle(t, newWorld(t)); parent != "" {
