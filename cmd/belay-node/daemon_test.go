@@ -123,7 +123,7 @@ func TestDaemonKeepsVolumesThroughRestart(t *testing.T) {
 	}
 }
 
-// TestWrongValues: each ends the program before it does anything, and the error says what to give.
+// TestWrongValues: each ends the program before it does anything, and the error names what is wrong.
 func TestWrongValues(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "kubeconfig")
 	must(t, os.WriteFile(empty, nil, 0o600))

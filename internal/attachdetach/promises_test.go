@@ -187,9 +187,8 @@ func fcReportWiped(l *lab) {
 	l.fcKept(unique)
 }
 
-// An attachment as upstream creates it says nothing but the name of its
-// PersistentVolume, which is another volume by now; kubelet lists that one before it may
-// mount it.
+// An attachment that upstream created holds only the name of its PersistentVolume, which is another volume by now;
+// kubelet lists that one before it may mount it.
 func volumeRecreated(l *lab) {
 	first, second := key{Driver: driver, Handle: "1" + l.prefix}, key{Driver: driver, Handle: "2" + l.prefix}
 	l.readyNode("a")
@@ -206,8 +205,8 @@ func volumeRecreatedAttached(l *lab) {
 	l.awaitListed(key{Driver: driver, Handle: "2" + l.prefix}, "a")
 }
 
-// The VolumeAttachment and the report are removed by hand while the node uses the volume;
-// then nothing happens but that the node stops being Ready.
+// The VolumeAttachment and the report are removed by hand while the node uses the volume; the only later event is that
+// the node stops being Ready.
 func lostWake(l *lab) {
 	l.attachedOnA()
 	l.readyNode("b")

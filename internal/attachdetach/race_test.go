@@ -23,7 +23,7 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// S2, S3: kubelet claims the volume between what the controller saw and its write.
+// S2, S3: kubelet lists the volume in use after the controller has read the Node and before its write.
 func TestInUseBeforeTheWithdrawalLands(t *testing.T) {
 	l := newLab(t)
 	claim := sync.OnceFunc(func() { l.use("a", "v") })

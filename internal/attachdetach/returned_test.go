@@ -36,7 +36,7 @@ func TestReturnedNodeReleasesVolumeBetweenDecisions(t *testing.T) {
 	if d := m.decide(k); !does[attachment.WithdrawReport](d) {
 		t.Fatalf("a Node that let the volume go: %+v, want it withdrawn and detached", d)
 	}
-	// Another Node object has not said anything.
+	// A third Node object has not reported anything.
 	m.remove(as("new", nil))
 	m.put(as("third", nil))
 	if d := m.decide(k); d.Reason != attachment.NodeReturned {
@@ -48,10 +48,9 @@ func TestReturnedNodeReleasesVolumeBetweenDecisions(t *testing.T) {
 	}
 }
 
-// A VolumeAttachment was removed by hand under a; then a's Node is deleted and another machine
-// registers under its name. Where both come as one event (a relist), the volume waits for a
-// machine of which nothing is left that anybody could delete; where they come as two, it is
-// free.
+// A VolumeAttachment is removed by hand under a; then a's Node is deleted and another machine registers under its name.
+// If both arrive as one event (a relist), the volume waits for a machine without any object that could be deleted; if
+// they arrive as two, it is free.
 func TestNodeReplacedInOneEvent(t *testing.T) {
 	waits := func(events int) bool {
 		m, k := newModel(t), key{Driver: driver, Handle: "h"}

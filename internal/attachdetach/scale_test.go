@@ -136,8 +136,8 @@ func clusterEvents() []clusterEvent {
 	}
 }
 
-// TestImpossibleVolumesCostNothing has 1,000 pods whose volumes can never attach. Each
-// kind is looked at as often as something happens to it, and never for time alone.
+// TestImpossibleVolumesCostNothing has 1,000 pods whose volumes can never attach. Each is examined once per event that
+// concerns it, and never because of a timer.
 func TestImpossibleVolumesCostNothing(t *testing.T) {
 	m := newModel(t)
 	m.put(aNode("n"))
@@ -237,8 +237,8 @@ func TestPodsThatWaitGoFirst(t *testing.T) {
 	var _ priorityqueue.PriorityQueue[key] = q
 }
 
-// TestResync has the caches say again what they hold, which happens every ten hours:
-// each volume is looked at, after everything else.
+// TestResync delivers the content of the caches again, as happens every ten hours: each volume is examined, after
+// everything else.
 func TestResync(t *testing.T) {
 	m := fullCluster(t, 100)
 	q := newQueue("resync", workqueue.NewTypedItemExponentialFailureRateLimiter[key](time.Second, time.Second)).(*volumeQueue)

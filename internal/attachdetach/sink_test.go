@@ -52,7 +52,7 @@ func (w *writtenEvents) got() []string {
 	return slices.Clone(w.sent)
 }
 
-// sinkInTest runs a sink and gives what writes to it and what comes out.
+// sinkInTest runs a sink with a recorder in front of it and an API server behind it.
 func sinkInTest(t *testing.T, run func(s *eventSink, recorder record.EventRecorder, w *writtenEvents)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {

@@ -62,9 +62,9 @@ func (brokenClient) Patch(context.Context, client.Object, client.Patch, ...clien
 	return apierrors.NewInternalError(errors.New("failed calling webhook: connection refused"))
 }
 
-// A volume is in use on a; a pod on b waits for it. Writing since when, on a's
-// VolumeAttachment, fails for as long as a webhook is down. The pod on b gets an event about
-// what it waits for all the same, as from upstream (Multi-Attach).
+// A volume is in use on a; a pod on b waits for it. Recording on a's VolumeAttachment since when the detach is
+// requested fails for as long as a webhook is down. The pod on b gets an event about what it waits for nevertheless, as
+// from upstream (Multi-Attach).
 func TestWaitingPodGetsAnEventWhileWritesFail(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}

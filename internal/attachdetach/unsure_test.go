@@ -19,8 +19,8 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// Only the API server's own word says that a create made nothing. After anything else
-// the attachment is read before the volume is decided on again.
+// Only an answer of the API server itself proves that a create made nothing. After any other result the attachment is
+// read before the volume is decided on again.
 func TestUnsure(t *testing.T) {
 	resource := schema.GroupResource{Resource: "volumeattachments"}
 	tests := map[string]struct {

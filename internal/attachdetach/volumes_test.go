@@ -42,7 +42,7 @@ func (l *lab) awaitGone(k key, node string) {
 	l.await(fmt.Sprintf("%v gone from %s", k, node), func() bool { return l.vaOf(k, node) == nil && !l.listed(k, node) })
 }
 
-// inUse is kubelet: it says which volumes its node uses, by unique name.
+// inUse plays kubelet: it reports the volumes that its node uses, by unique name.
 func (l *lab) inUse(node string, keys ...key) {
 	l.Helper()
 	var list any
@@ -236,8 +236,8 @@ func TestTwoPersistentVolumesOfOneHandle(t *testing.T) {
 	})
 }
 
-// A PersistentVolume comes back under its name for another volume, while the
-// attachment that upstream made of the first says nothing but that name.
+// A PersistentVolume is recreated under its name for another volume, while the attachment that upstream made of the
+// first holds only that name.
 func TestPersistentVolumeRecreatedForAnotherVolume(t *testing.T) {
 	for _, made := range []string{"while nobody led", "while it ran"} {
 		t.Run(made, func(t *testing.T) {

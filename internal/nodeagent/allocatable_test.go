@@ -141,9 +141,9 @@ func (w *world) refuse(handle string, code codes.Code) {
 	must(w, err)
 }
 
-// Upstream's TestWaitForAttachAndMountVolumeAttachLimitExceededError, and the second of
-// mutable_csinode_allocatable, "should transition pod to failed state when attachment limit
-// exceeded", of which the last step is the owner's.
+// Upstream's TestWaitForAttachAndMountVolumeAttachLimitExceededError, and the second case of
+// mutable_csinode_allocatable, "should transition pod to failed state when attachment limit exceeded", whose last step
+// is left to the caller that runs the pods.
 func TestWaitForAttachAndMountVolumeAttachLimitExceededError(t *testing.T) {
 	w := newWorld(t, refreshed)
 	handle := w.volume("data")

@@ -115,7 +115,7 @@ func TestUpstreamCSIDriverChanges(t *testing.T) {
 		w.untilNotInUse(handle)
 	})
 	t.Run("TestFindAndRemoveNonattachableVolumes", func(t *testing.T) {
-		// What was staged under the handshake stays in use: an unstage may need the attachment.
+		// A volume that was staged under the handshake stays in use: an unstage may need the attachment.
 		w := newWorld(t, withAttach)
 		l := w.live()
 		w.csiDriver(noAttach)
@@ -420,7 +420,7 @@ func TestUpstreamRestarts(t *testing.T) {
 		w.callsAre("Stage data", "Publish data", "Stage data", "Unpublish data", "Unstage data")
 	})
 	t.Run("TestReconcileWithUpdateReconstructedFromAPIServer", func(t *testing.T) {
-		// Found on disk: nothing is taken out of the list before the Node has been read.
+		// The volume is found on disk: it is not removed from the list before the Node has been read.
 		w := newWorld(t)
 		l := w.live()
 		l.stop()

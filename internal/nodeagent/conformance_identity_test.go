@@ -40,8 +40,7 @@ func limited(d storagev1.CSINodeDriver, limit int32) storagev1.CSINodeDriver {
 	return d
 }
 
-// before has Node and CSINode say what an earlier agent left. A CSINode without an owner of
-// its own is the Node's.
+// before puts into Node and CSINode what an earlier agent left. A CSINode without an owner of its own is the Node's.
 func (w *world) before(k known, owner types.UID) {
 	w.Helper()
 	node := w.node()
@@ -200,8 +199,8 @@ func TestInstallCSIDriver(t *testing.T) {
 	}
 }
 
-// TestUninstallCSIDriver has the cases of upstream's test of this name: what Node and
-// CSINode say when a driver has gone. Labels stay, and nothing is written needlessly.
+// TestUninstallCSIDriver has the cases of upstream's test of this name: the content of Node and CSINode after a driver
+// was removed. Labels stay, and nothing is written needlessly.
 func TestUninstallCSIDriver(t *testing.T) {
 	zone := "com.example.csi/zone"
 	of := func(driver, id string) known {

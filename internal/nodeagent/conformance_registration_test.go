@@ -16,8 +16,8 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// registrar is a driver of which only the registration is used, as node-driver-registrar serves it: beside the driver, in a
-// process of its own, with the driver's socket as the endpoint. The socket is below plugins_registry.
+// registrar is a driver of which only the registration is used, served like node-driver-registrar does: beside the
+// driver, in its own process, with the driver's socket as the endpoint. The socket is below plugins_registry.
 func (w *world) registrar(socket string, plugin *registration.PluginInfo) *csidriver.Driver {
 	w.Helper()
 	r := csidriver.New(w.TB, socket)
@@ -38,7 +38,7 @@ func (w *world) behind(version string) *registration.PluginInfo {
 	}
 }
 
-// TestPluginRegistration: plugins come one after the other, and go; each is made known and forgotten.
+// TestPluginRegistration: plugins appear one after the other, and disappear; each is registered and unregistered.
 func TestPluginRegistration(t *testing.T) {
 	w := newWorld(t)
 	w.driver.Stop()
@@ -62,8 +62,8 @@ func TestPluginRegistration(t *testing.T) {
 	wait.Until(w, "the CSINode has no driver", func() bool { return len(w.knows().Drivers) == 0 })
 }
 
-// TestPluginRegistrationAtKubeletStart: sockets of several drivers that are there before the agent, in folders
-// below the registry too. What is hidden or no socket is left alone.
+// TestPluginRegistrationAtKubeletStart: sockets of several drivers exist before the agent starts, in folders below the
+// registry too. Hidden files, and files that are no sockets, are left alone.
 func TestPluginRegistrationAtKubeletStart(t *testing.T) {
 	w := newWorld(t)
 	w.driver.Stop()

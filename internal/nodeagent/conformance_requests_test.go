@@ -28,7 +28,7 @@ const (
 	groupCapability      = csispec.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP
 )
 
-// asked is one case of what a driver is asked.
+// asked is one case of requests to a driver.
 type asked struct {
 	name     string
 	attach   bool

@@ -139,8 +139,8 @@ func TestUpstreamSELinuxMount(t *testing.T) {
 	})
 }
 
-// podWithPolicy creates a pod with the changes. By default the API server takes no policy MountOption; the agent gets it all
-// the same, as from an API server of another version.
+// podWithPolicy creates a pod with the changes. By default the API server does not accept the policy MountOption; the
+// agent gets it nevertheless, as from an API server of another version.
 func (w *world) podWithPolicy(name string, changes []func(*corev1.Pod), claim string) *corev1.Pod {
 	w.Helper()
 	var policy *corev1.PodSELinuxChangePolicy
@@ -158,8 +158,8 @@ func (w *world) podWithPolicy(name string, changes []func(*corev1.Pod), claim st
 	return pod
 }
 
-// TestUpstreamSELinuxConflicts are the cases of upstream's metrics for what becomes of two pods: only those
-// of a ReadWriteOncePod volume can be in each other's way. There are no such metrics here.
+// TestUpstreamSELinuxConflicts are the cases of upstream's metrics, here for what becomes of two pods: only pods of a
+// ReadWriteOncePod volume can conflict. belay has no such metrics.
 func TestUpstreamSELinuxConflicts(t *testing.T) {
 	tests := map[string]struct {
 		mode          corev1.PersistentVolumeAccessMode
@@ -287,7 +287,7 @@ func TestUpstreamRestartsWithAnotherLabel(t *testing.T) {
 	}
 }
 
-// follows has a pod be all that there is once it is known what it wants.
+// follows makes a pod the only one, once it is known which volumes it wants.
 func (w *world) follows(agent *Agent, pod *corev1.Pod) {
 	w.Helper()
 	agent.SetPod(pod)

@@ -37,8 +37,8 @@ func (w *world) plays(s script) {
 	})
 }
 
-// untilForgotten waits until the agent knows nothing of any pod or volume, and looks
-// what is left on disk and mounted.
+// untilForgotten waits until the agent has forgotten all pods and volumes, and checks that nothing is left on disk or
+// mounted.
 func (w *world) untilForgotten(agent *Agent) {
 	w.Helper()
 	wait.Until(w, "all is forgotten", func() bool {
@@ -72,8 +72,8 @@ func device(p *corev1.Pod) {
 	p.Spec.Containers[0].VolumeMounts = nil
 }
 
-// TestUpstreamNodeStageErrorCases are csi_node_stage_error_cases of upstream's e2e tests: a
-// stage that fails, finally or not, and what is called when the pod goes.
+// TestUpstreamNodeStageErrorCases are csi_node_stage_error_cases of upstream's e2e tests: a stage that fails, finally
+// or not, and the calls after the pod is deleted.
 func TestUpstreamNodeStageErrorCases(t *testing.T) {
 	tests := map[string]struct {
 		script script
@@ -152,8 +152,8 @@ func TestUpstreamNodeUnstageErrorCases(t *testing.T) {
 	}
 }
 
-// TestUpstreamUncertainDeviceGlobalMounts: what is called at the end depends on what is
-// known of the stage. Each for a file system and for a device.
+// TestUpstreamUncertainDeviceGlobalMounts: the calls at the end depend on what is known of the stage. Each case runs
+// for a file system and for a device.
 func TestUpstreamUncertainDeviceGlobalMounts(t *testing.T) {
 	for name, test := range map[string]struct {
 		script []codes.Code
@@ -422,7 +422,7 @@ func TestUpstreamAttacherMountDevice(t *testing.T) {
 	t.Run("failure PV with existing data", func(t *testing.T) {
 		w := newAttachedWorld(t)
 		handle := w.volume("data")
-		// Beside the stage lies what is not the agent's, and something has the place of its file.
+		// Files beside the stage are not the agent's, and something occupies the place of its file.
 		beside := csiDir + "/" + w.driverName() + "/" + hash(handle)
 		dir := filepath.Join(w.root, beside)
 		must(t, os.MkdirAll(filepath.Join(dir, volumeData, "in the way"), 0o750))

@@ -264,7 +264,7 @@ func TestInterruptedFSGroupChangeIsRepeated(t *testing.T) {
 	pod := w.podWith("p", withGroup(corev1.FSGroupChangeOnRootMismatch), "data")
 	agent.SetPod(pod)
 	wait.Until(w, "the change has begun", func() bool { return slow.begun.Load() == 1 })
-	// What a crash leaves on the disk is there now.
+	// Now the disk has what a crash leaves.
 	names, err := filepath.Glob(filepath.Join(w.root, recordsDir, "*.publish.json"))
 	must(t, err)
 	raw, err := os.ReadFile(names[0])

@@ -262,7 +262,7 @@ func TestDriverReturnsWithOtherCapabilities(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			// Without a file system type no agent gives files to a group by itself.
+			// Without a file system type no agent changes the group of files by itself.
 			handle := w.volume("data", func(pv *corev1.PersistentVolume) { pv.Spec.CSI.FSType = "" })
 			w.driver.NodeServices = test.before
 			agent, _ := w.agent()

@@ -216,8 +216,8 @@ func withDebugger(pod *corev1.Pod, volume string) *corev1.Pod {
 	return pod
 }
 
-// TestRestartWithALostClaimBesideARefusedOne: a claim that cannot be used for the moment counts as not wanted, because another
-// one of the pod is refused for good. The running pod loses its volume.
+// TestRestartWithALostClaimBesideARefusedOne: a claim that cannot be used at the moment counts as not wanted, because
+// another claim of the pod is refused permanently. The running pod loses its volume.
 func TestRestartWithALostClaimBesideARefusedOne(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.volume("data")
@@ -491,8 +491,8 @@ func TestRecordThatWasNotSyncedIsLeftBehind(t *testing.T) {
 	}
 }
 
-// TestCSIDriverSeenWhileASecretIsRead: the step was decided when the CSIDriver asked for no attachment. By the time of the call the agent has
-// seen that it does, and stages without the handshake all the same.
+// TestCSIDriverSeenWhileASecretIsRead: the step was decided while the CSIDriver required no attachment. By the time of
+// the call the agent has seen that it does, and still stages without the handshake.
 func TestCSIDriverSeenWhileASecretIsRead(t *testing.T) {
 	w := newWorld(t, noAttach)
 	_, err := w.admin.CoreV1().Secrets(w.name).Create(w.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "key"}}, metav1.CreateOptions{})

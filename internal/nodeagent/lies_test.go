@@ -16,7 +16,7 @@ import (
 func TestPublishOKWithoutMount(t *testing.T) {
 	tests := map[string]struct {
 		block bool
-		// lie is what the driver does instead.
+		// lie replaces the driver's work.
 		lie   func(target string) error
 		event string
 	}{

@@ -308,7 +308,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 }
 
-// liveMetrics is what an agent shows that has mounted one volume and waits with another.
+// liveMetrics are the metrics of an agent that has mounted one volume and waits with another.
 func liveMetrics(t *testing.T) map[string]string {
 	t.Helper()
 	w := newWorld(t)
@@ -365,7 +365,7 @@ func TestFSGroupChangeIsMeasured(t *testing.T) {
 	})
 }
 
-// A call for a volume of an in-tree kind says so, as in kubelet's label.
+// A call for an in-tree volume is labelled as migrated, like kubelet's.
 func TestMigratedCallsHaveTheirLabel(t *testing.T) {
 	w := newWorld(t)
 	calls := make(chan csi.Call, 2)

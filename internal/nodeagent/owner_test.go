@@ -217,7 +217,7 @@ func TestRestartWithAnotherRoot(t *testing.T) {
 		t.Errorf("below the other root: %v, %v", left, err)
 	}
 
-	// After a boot nothing is mounted, and another root will do.
+	// After a boot nothing is mounted, so another root is accepted.
 	config.BootID, config.Root = "boot-2", t.TempDir()
 	agent, err = New(config)
 	must(t, err)

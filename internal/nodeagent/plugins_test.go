@@ -165,7 +165,7 @@ func TestPluginsTwoSocketsOfOneDriver(t *testing.T) {
 	}
 }
 
-// TestPluginsRefreshTheLimit of a driver whose CSIDriver wants it, when the storage says that the node is full.
+// TestPluginsRefreshTheLimit of a driver whose CSIDriver asks for it, when the storage reports that the node is full.
 func TestPluginsRefreshTheLimit(t *testing.T) {
 	p := onlyPlugins(t, ignore)
 	w, _ := p.start(t)

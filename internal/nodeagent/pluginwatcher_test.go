@@ -17,7 +17,7 @@ func nextEvent(t *testing.T, n *pluginWatcher) fsnotify.Event {
 	return wait.For(t, "an event", n.events)
 }
 
-// More than a kernel gives inotify instances to a user.
+// More than the inotify instances that a kernel allows a user.
 func TestManyAgentsShareOneWatch(t *testing.T) {
 	const agents = 300
 	var all []*pluginWatcher

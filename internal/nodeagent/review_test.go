@@ -17,8 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// rewritten has every PersistentVolume that the agent reads changed on the wire: what a real
-// API server would not take, another may.
+// rewritten changes every PersistentVolume that the agent reads on the wire: an API server of another version may
+// accept what this one refuses.
 func (w *world) rewritten(change func(pv *corev1.PersistentVolume)) {
 	w.nodeID.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
@@ -152,8 +152,8 @@ func TestRemovalStopsWhereTheDriversOwnFilesBegin(t *testing.T) {
 	}
 }
 
-// TestRemovalCrossesNoMount: something is mounted where the agent would remove, and the mount
-// table that it was given does not say so.
+// TestRemovalCrossesNoMount: something is mounted at a path that the agent would remove, and the mount table that it
+// was given does not show it.
 func TestRemovalCrossesNoMount(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to mount")

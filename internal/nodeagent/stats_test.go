@@ -52,8 +52,8 @@ func (w *world) answerStats(reply func(volume string) (*csispec.NodeGetVolumeSta
 	return asked
 }
 
-// untilAsked waits for a number of questions about a volume. Its answer is in when the
-// next one is asked: there is one call at a time for a volume.
+// untilAsked waits for a number of calls about a volume. When a call starts, the answer to the previous one has been
+// processed: there is one call at a time for a volume.
 func (w *world) untilAsked(asked <-chan string, volume string, times int) {
 	w.Helper()
 	for times > 0 {
@@ -320,7 +320,7 @@ func TestDriverWithoutStatsIsNotCalled(t *testing.T) {
 	agent, _ := w.agent(frequently(nil))
 	pod := w.pod("p", "data")
 	w.bringUp(agent, pod)
-	// What is planned for the volume is done, and finds nothing to ask.
+	// The call that is planned for the volume becomes due, and there is no volume left to query.
 	agent.volumes.gatherStats(w.ctx, w.driverName())
 	name := string(w.unique("h-" + w.name + "-data"))
 	agent.volumes.gatherStats(w.ctx, name)

@@ -154,8 +154,8 @@ func TestRootIsReadOnlyAtStart(t *testing.T) {
 	}
 }
 
-// TestOneUnreadableRecord: a bad block took it (EIO). The agent starts, that volume stays in use and staged, and others
-// are looked after.
+// TestOneUnreadableRecord: a record is on a bad block (EIO). The agent starts, that volume stays in use and staged, and
+// other volumes are processed.
 func TestOneUnreadableRecord(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to mount")

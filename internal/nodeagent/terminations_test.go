@@ -14,7 +14,7 @@ import (
 
 // scriptedEnds plays the agent and the runtime of podTerminations.
 type scriptedEnds struct {
-	// stuckUnmount and stuckRuntime are pods of which one of the two never answers.
+	// stuckUnmount and stuckRuntime are the pods whose unmount, or whose query of the runtime, never ends.
 	stuckUnmount, stuckRuntime types.UID
 
 	mu   sync.Mutex

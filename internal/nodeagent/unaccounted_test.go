@@ -155,7 +155,7 @@ func TestUnreadableStageIsRepeatedAndUnstaged(t *testing.T) {
 	w.untilEvent(pod, "FailedMount", "MountVolume.SetUp failed", "refused")
 	l.stop()
 	w.damage(nodevolume.StageKind)
-	// This driver keeps in its books what it staged: there is no mount.
+	// This driver keeps its own records of what it staged: there is no mount.
 	w.driver.LoseMounts()
 	agent, _ := w.agent()
 	agent.SetPod(pod)
@@ -170,7 +170,7 @@ func TestUnreadableStageIsRepeatedAndUnstaged(t *testing.T) {
 	}
 }
 
-// kubelets is what a kubelet leaves of a volume: its file for drivers, and a mount.
+// kubelets creates what a kubelet leaves of a volume: its file for drivers, and a mount.
 func (w *world) kubelets(dataDir, mounted string, data string) {
 	w.Helper()
 	if data != "" {
@@ -258,7 +258,7 @@ func TestNoUnstageWhileKubeletPublishIsMounted(t *testing.T) {
 	}
 }
 
-// disk is what a power cut now would leave of the records.
+// disk is what would remain of the records after a power cut at this moment.
 type disk struct {
 	mu    sync.Mutex
 	holds map[string][]byte // by kind; empty is torn

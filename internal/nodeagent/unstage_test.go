@@ -60,7 +60,8 @@ func TestDriverStopsStaging(t *testing.T) {
 	}
 }
 
-// TestUnimplementedProvesNothing for a driver that stages: its answer may be another one's, that was on the socket for a moment.
+// TestUnimplementedProvesNothing for a driver that stages: the answer may come from another driver that was on the
+// socket for a moment.
 func TestUnimplementedProvesNothing(t *testing.T) {
 	w := newWorld(t)
 	l := w.live()

@@ -115,8 +115,8 @@ func executeAttacher(ctx context.Context, out, progress io.Writer, args ...strin
 	return command.ExecuteContext(ctx)
 }
 
-// TestAttacherCalls lets belay-attacher attach and detach at once, and move, as the bench does: one call each, none that
-// overlaps, three and one requests to the API server, whatever else the machine does.
+// TestAttacherCalls lets belay-attacher attach and detach in parallel, and move, as the bench does: one call each, none
+// that overlap, and three and one requests to the API server, however busy the machine is.
 func TestAttacherCalls(t *testing.T) {
 	labtest.Needs(t)
 	size := quickSize()

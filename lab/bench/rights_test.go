@@ -80,8 +80,8 @@ func TestRequestsPerAttachAndDetach(t *testing.T) {
 	}
 }
 
-// TestRights lets the shipped program under the shipped rules do all that it has rights for, and
-// compares what it asked of the API server with the rules, both ways.
+// TestRights lets the shipped program under the shipped rules do everything that they permit, and compares its requests
+// to the API server with the rules, both ways.
 func TestRights(t *testing.T) {
 	r := openAudited(t, "bench-rights", 6)
 	began := time.Now()
@@ -252,7 +252,7 @@ func madeByHand(t *testing.T, r *rig, volume, node string) {
 	})
 }
 
-// unstreamed: an API server that cannot begin a watch with what there is, as before 1.34, is asked for lists.
+// unstreamed: an API server that cannot begin a watch with the existing objects, as before 1.34, gets list requests.
 func unstreamed(t *testing.T, r *rig) {
 	t.Helper()
 	must(t, r.start(planeBelay, "KUBE_FEATURE_WatchListClient=false"))

@@ -48,7 +48,7 @@ func TestKillAnywhere(t *testing.T) {
 			t.Logf("NOT RUN: %v: a real kubelet forgets the staged volume then (k/k#85476, k/k#121937)", plan)
 			continue
 		}
-		// A failed seed leaves a lab in a state that says nothing about the next seed.
+		// After a failed seed the state of the lab is no basis for the next seed.
 		if !t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { run.seed(t, plan) }) {
 			break
 		}
@@ -74,7 +74,7 @@ type run struct {
 	scene *scenario.Scene
 	kind  string // of nodes
 	kills tally
-	// landed counts the same kills by the step that was under way at that moment.
+	// landed counts the same kills by the step that was in progress at that moment.
 	landed tally
 }
 

@@ -289,7 +289,7 @@ func TestKilledWhileVolumesMove(t *testing.T) {
 	r.check(ctx, t)
 }
 
-// killAll goes through the points in an order by chance, again and again.
+// killAll goes through the points in random order, repeatedly.
 func (r *rig) killAll(ctx context.Context, t *testing.T, kills int, random *rand.Rand) map[string]int {
 	t.Helper()
 	k, hits := newKiller(r), map[string]int{}

@@ -20,7 +20,7 @@ type detach struct {
 	sent, answered time.Time
 }
 
-// history is all that is known of what happened to volumes, of which each is exclusive.
+// history is all that is known of what happened to volumes, all of which are exclusive.
 type history struct {
 	calls    []labdisk.Call
 	mounts   []hollow.Mount

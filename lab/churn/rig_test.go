@@ -425,7 +425,7 @@ func (r *rig) trouble(ctx context.Context, t *testing.T) (calm func()) {
 	ctx, stop := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	fabric := r.scene.Cluster.Fabric()
-	// Of several faults that fit the oldest counts: what is rare must be set first.
+	// Of several faults that match the oldest counts, so rare ones must be set first.
 	next := func(turn int) error {
 		if err := fabric.ClearFaults(ctx); err != nil {
 			return err

@@ -110,8 +110,8 @@ func TestInvalidOptionsAreRefused(t *testing.T) {
 	}
 }
 
-// The lab runs under the rules that are shipped: they must be among what it applies, once each,
-// and the optional right to read secrets must not.
+// The lab runs under the shipped rules: each must be applied exactly once, and the optional permission to read secrets
+// must not be applied.
 func TestShippedRulesAreApplied(t *testing.T) {
 	objects, err := documents(Options{Drivers: []string{labdisk.DriverDisk}})
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// unmountWait stands for upstream's six minutes.
+	// unmountWait replaces upstream's six minutes.
 	unmountWait = time.Minute
 	// machineOff is when, after the detach began to wait, the lost machine loses its power.
 	machineOff = 30 * time.Second
@@ -247,7 +247,7 @@ func waitsUntilTheMachineIsOff(t *testing.T, l *lost) {
 	}
 }
 
-// movesAtOnceAndCutsTheWriter: the volume is taken from under the writer, who is cut off.
+// movesAtOnceAndCutsTheWriter: the volume is detached while the writer uses it, and the writer loses its access.
 func movesAtOnceAndCutsTheWriter(t *testing.T, l *lost) {
 	t.Helper()
 	until(t, moved, "the volume to be detached", func() error {

@@ -80,8 +80,7 @@ func makeClaim(t *testing.T, scene *scenario.Scene, name string) {
 	}
 }
 
-// take runs the pod until it has written on behind those before it, looks at the volume, and
-// deletes the pod.
+// take runs the pod until it has appended to the data of the pods before it, checks the volume, and deletes the pod.
 func (u turn) take(t *testing.T, scene *scenario.Scene, claim string, before []turn) {
 	t.Helper()
 	pods := scene.Client.CoreV1().Pods(scenario.Namespace)

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// bytesAt is the size of what is at the target on the node: of its file system, or of the device.
+// bytesAt is the size of the file system, or of the device, at the target on the node.
 func (d *disk) bytesAt(m *machine) int64 {
 	d.t.Helper()
 	stats, err := m.csi(d.driver).NodeGetVolumeStats(m.on, &csi.NodeGetVolumeStatsRequest{VolumeId: d.handle, VolumePath: d.target(m)})

@@ -92,8 +92,8 @@ type between struct {
 
 	name   string
 	behind csi.NodeClient
-	// hidden, if it is set, is a folder for stages of which the agent knows nothing: to it the
-	// driver is one that does not stage.
+	// hidden, if it is set, is a folder for stages that the agent does not know: to the agent the driver is one that
+	// does not stage.
 	hidden string
 	// attached: the volumes take part in the handshake over volumesInUse.
 	attached bool
@@ -102,7 +102,7 @@ type between struct {
 	calls *calls
 	// at is called at each moment of a call, while the call waits.
 	at func(Method, Moment)
-	// listed reads the Node live and says what is wrong if it does not list the volume in use.
+	// listed reads the Node live and reports a violation if it does not list the volume in use.
 	listed func(when, unique string)
 
 	mu     sync.Mutex

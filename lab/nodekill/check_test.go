@@ -40,7 +40,7 @@ func lists(node *corev1.Node, unique string) bool {
 	return slices.Contains(node.Status.VolumesInUse, corev1.UniqueVolumeName(unique))
 }
 
-// checkDead looks at what a killed agent left: each record is of a volume that is listed in use.
+// checkDead checks what a killed agent left: each record is of a volume that is listed in use.
 func (r *rig) checkDead() {
 	r.Helper()
 	node, err := r.node(r.Context())
@@ -363,7 +363,7 @@ func (r *rig) write(p wish, v *volume) {
 	r.must(errors.Join(err, f.Close()))
 }
 
-// leftovers lists what is in the agent's root when no pod is there, but for what it always has.
+// leftovers lists what remains in the agent's root without any pod, except for what is always there.
 func (r *rig) leftovers() []string {
 	r.Helper()
 	csi := "plugins/kubernetes.io/csi"

@@ -26,8 +26,7 @@ func readRecord(path string) (r nodevolume.Record, ok bool) {
 	return r, err == nil
 }
 
-// methodOf is the call that a record stands for: the one that makes, or, while it is leaving,
-// the one that undoes.
+// methodOf is the call that a record is for: the one that mounts, or, while it is leaving, the one that unmounts.
 func methodOf(r nodevolume.Record) Method {
 	switch {
 	case r.Kind == nodevolume.StageKind && r.Leaving:
@@ -78,7 +77,7 @@ func (k *killer) disarm() bool {
 	return was
 }
 
-// at kills if it is the moment. The call waits meanwhile, so that nothing of it is done after.
+// at kills if it is the moment. The call waits in the meantime, so that none of its work is done afterwards.
 func (k *killer) at(method Method, moment Moment) {
 	k.mu.Lock()
 	p := k.armed

@@ -257,7 +257,7 @@ func (r *rig) startAgent() {
 	})
 }
 
-// killAgent returns when nothing of it runs.
+// killAgent returns when no process of the agent runs.
 func (r *rig) killAgent() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -23,10 +23,10 @@ const (
 	restFor = 25 * time.Second
 )
 
-// Both are given what a busy cluster gives them. Each looks at everything again every ten seconds.
+// Both run with settings for a busy cluster. Each resyncs everything every ten seconds.
 var attacherFlags = []string{"--kube-api-qps=1000", "--kube-api-burst=1000", "--worker-threads=20", "--resync=10s"}
 
-// attacherTurns is one live lab that goes from attacher to attacher.
+// attacherTurns is one live lab on which the attachers take turns.
 type attacherTurns struct {
 	*sidecars.Rig
 
@@ -35,8 +35,8 @@ type attacherTurns struct {
 	next     int // the first volume that was not used yet
 }
 
-// TestAttachersTakeOver hands a live lab from csi-attacher to belay-attacher and back, at rest and
-// while attaches and detaches are under way.
+// TestAttachersTakeOver moves a live lab from csi-attacher to belay-attacher and back, at rest and while attaches and
+// detaches are in progress.
 func TestAttachersTakeOver(t *testing.T) {
 	labtest.Needs(t)
 	if testing.Short() {
@@ -121,7 +121,7 @@ func (r *attacherTurns) atRest(t *testing.T, to string) {
 	t.Helper()
 	ctx, began := t.Context(), time.Now()
 	before, asked := r.change(t, to)
-	// A volume that comes and goes shows that the new attacher acts.
+	// A volume that is attached and detached shows that the new attacher acts.
 	probe, err := r.attach(ctx, 1, true)
 	if err != nil {
 		t.Fatal(err)
@@ -209,8 +209,8 @@ func (r *attacherTurns) underWay(t *testing.T, to string, moving int) {
 	r.standing = append(r.standing, come...)
 }
 
-// checkChange: what was recorded before the change is not asked for again after it, and what was
-// not is asked for once. csi-attacher's own repetitions, of what it began itself, are only counted.
+// checkChange: what was recorded before the change is not requested again after it, and what was not recorded is
+// requested once. csi-attacher's own repetitions, of calls that it started itself, are only counted.
 func (r *attacherTurns) checkChange(t *testing.T, to string, before map[string]storagev1.VolumeAttachment, first, second []labdisk.Call, come, gone []string) {
 	t.Helper()
 	earlier, later := map[string]int{}, map[string]int{}

@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// watchFor is how long each new controller is watched after it has proved that it
-	// acts. Upstream's looks at all attached volumes again each minute.
+	// watchFor is how long each new controller is watched after it has proved that it acts. Upstream's verifies all
+	// attached volumes once a minute.
 	watchFor = 65 * time.Second
 	// longestGap between two records of a pod, which writes two a second. The pods know
 	// nothing of the controllers; the rest is for a loaded machine.
@@ -87,7 +87,7 @@ func handOver(t *testing.T, scene *scenario.Scene, crowd *scenario.Crowd, to str
 	if err := scene.Cluster.SwitchController(ctx, to); err != nil {
 		t.Fatal(err)
 	}
-	// A volume that comes and goes shows that the new controller acts.
+	// A volume that is attached and detached shows that the new controller acts.
 	probe, err := scene.NewCrowd(ctx, scenario.CrowdOptions{
 		Name: fmt.Sprintf("probe-%d", turn), Pods: 1, VolumesPerPod: 1, Nodes: []string{"node-1"},
 	}, 2*time.Minute)
