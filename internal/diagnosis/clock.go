@@ -91,7 +91,7 @@ func (x *state) clockOfNode(n NodeState, pod *corev1.Pod) []string {
 			continue
 		}
 		if t.TolerationSeconds == nil {
-			return []string{fmt.Sprintf("pod %s tolerates a node that is not Ready for ever: it is not deleted by itself", pod.Name)}
+			return []string{fmt.Sprintf("pod %s tolerates a node that is not Ready without a limit: it is never deleted automatically", pod.Name)}
 		}
 		at := n.Since.Add(time.Duration(*t.TolerationSeconds) * time.Second)
 		return []string{fmt.Sprintf("pod %s is deleted at %s, %d s after node %s stopped being Ready; it stays Terminating until the node answers", pod.Name, stamp(at), *t.TolerationSeconds, n.Name)}
