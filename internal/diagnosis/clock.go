@@ -67,7 +67,8 @@ func (x *state) clock(key attachment.VolumeKey, h *Holder, w wait) []string {
 			"it does not check that the machine is off", upstreamForce, h.Node.Name))
 	case Own:
 		lines = append(lines, fmt.Sprintf("belay-controller detaches the volume from node %s%s, when the node is Ready and has unmounted it, or has the out-of-service taint and is not Ready; "+
-			"by force after a time only if --max-wait-for-unmount-duration is set", h.Node.Name, requested))
+			"while the node is not Ready it is detached by force %v after no pod needs it there any more (--max-wait-for-unmount-duration, by default upstream's time), "+
+			"unless --disable-force-detach-on-timeout is set", h.Node.Name, requested, upstreamForce))
 	case ControllerUnknown:
 		lines = append(lines, "which attach/detach controller works could not be read, so it is unknown whether the volume is detached by force, and when")
 	}
@@ -91,7 +92,7 @@ func (x *state) clockOfNode(n NodeState, pod *corev1.Pod) []string {
 			continue
 		}
 		if t.TolerationSeconds == nil {
-			return []string{fmt.Sprintf("pod %s tolerates a node that is not Ready for ever: it is not deleted by itself", pod.Name)}
+			return []string{fmt.Sprintf("pod %s tolerates a node that is not Ready without a limit: it is never deleted automatically", pod.Name)}
 		}
 		at := n.Since.Add(time.Duration(*t.TolerationSeconds) * time.Second)
 		return []string{fmt.Sprintf("pod %s is deleted at %s, %d s after node %s stopped being Ready; it stays Terminating until the node answers", pod.Name, stamp(at), *t.TolerationSeconds, n.Name)}

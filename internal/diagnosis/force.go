@@ -43,7 +43,7 @@ type ForceAction string
 const (
 	// DeleteAttachment asks the attacher to detach: the object stays until the driver has confirmed.
 	DeleteAttachment ForceAction = "DeleteVolumeAttachment"
-	// RemoveFinalizer gives up on the driver: it is for a driver that is not installed any more.
+	// RemoveFinalizer is for a driver that is not installed any more.
 	RemoveFinalizer ForceAction = "RemoveFinalizer"
 )
 

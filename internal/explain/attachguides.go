@@ -95,7 +95,7 @@ var attachGuides = map[decision.Reason]Guide{
 		Next: func(s Situation) []Step {
 			return []Step{
 				{Text: "Install the driver again: it detaches its volumes, and can then be removed."},
-				forceDetachOf(s, "without the driver nobody detaches the volume at the storage, and it may stay attached there"),
+				forceDetachOf(s, "without the driver nothing detaches the volume at the storage, and it may stay attached there"),
 			}
 		},
 	},
@@ -138,7 +138,7 @@ var attachGuides = map[decision.Reason]Guide{
 		},
 	},
 	NotReported: {
-		Title: "The node has not been told that the volume is attached",
+		Title: "The node does not list the volume as attached yet",
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("the volume is attached to node %s, and the attach/detach controller has not added it to the node's status.volumesAttached", s.Wanted)
 		},

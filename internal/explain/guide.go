@@ -85,7 +85,7 @@ const (
 	DriverNotOnNode decision.Reason = "DriverNotOnNode"
 	// BackendDisagrees: the storage says that the volume is attached where Kubernetes knows of no attachment.
 	BackendDisagrees decision.Reason = "BackendDisagrees"
-	// NotReported: the volume is attached, and the node has not been told so.
+	// NotReported: the volume is attached, and the Node does not list it in status.volumesAttached.
 	NotReported decision.Reason = "NotReported"
 	// MountFailing: the volume is attached, and the node fails to mount it.
 	MountFailing decision.Reason = "MountFailing"
@@ -103,7 +103,7 @@ const (
 	OrphanAttachment decision.Reason = "OrphanAttachment"
 	// UsedWithoutAttachment: a node uses a volume that no VolumeAttachment shows there.
 	UsedWithoutAttachment decision.Reason = "UsedWithoutAttachment"
-	// ReportedWithoutAttachment: a node is told that a volume is attached that no VolumeAttachment shows there.
+	// ReportedWithoutAttachment: a Node lists a volume as attached that no VolumeAttachment shows there.
 	ReportedWithoutAttachment decision.Reason = "ReportedWithoutAttachment"
 	// TwoAttachments: an exclusive volume has VolumeAttachments for several nodes.
 	TwoAttachments decision.Reason = "TwoAttachments"

@@ -221,7 +221,7 @@ var guides = map[decision.Reason]Guide{
 			return fmt.Sprintf("the volume is attached to node %s, whose Node object could not be read", s.Node)
 		},
 		Next: func(s Situation) []Step {
-			return []Step{{Text: "Ask somebody who may read nodes.", Command: "kubectl belay explain node/" + s.Node}}
+			return []Step{{Text: "Ask a person with the permission to read nodes.", Command: "kubectl belay explain node/" + s.Node}}
 		},
 	},
 	attachment.NodeNotManaged: {
@@ -254,7 +254,7 @@ var guides = map[decision.Reason]Guide{
 			return []Step{
 				{Text: "Read kubelet's log on the node for UnmountVolume and UnmountDevice, and the driver's node pod there.", Command: "kubectl get pods -A -o wide --field-selector spec.nodeName=" + s.Node},
 				{
-					Text:    "If it cannot be mended, drain and reboot the node: a new boot has no mounts.",
+					Text:    "If the unmount keeps failing, drain and reboot the node: a new boot has no mounts.",
 					Command: "kubectl drain " + s.Node + " --ignore-daemonsets",
 				},
 			}
