@@ -51,7 +51,7 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	context.AfterFunc(ctx, stop) // a second signal kills the process
-	klog.Background().Info("belay-attacher", "version", version)
+	klog.Background().Info("Starting belay-attacher", "version", version)
 	err := attacher.RunSidecar(ctx, options)
 	if errors.Is(err, attacher.ErrShutDown) {
 		klog.Background().Info("Shut down")

@@ -137,13 +137,15 @@ func TestWrongValues(t *testing.T) {
 		"no root":                {[]string{"--node-name=n", "--root-dir="}, `--root-dir "" must be an absolute path other than /, for example /var/lib/kubelet`, 2},
 		"a relative root":        {[]string{"--node-name=n", "--root-dir=kubelet"}, `--root-dir "kubelet" must be an absolute path`, 2},
 		"all there is":           {[]string{"--node-name=n", "--root-dir=//"}, `--root-dir "//" must be an absolute path other than /`, 2},
-		"an argument":            {[]string{"--node-name=n", "edge-1"}, `belay-node takes no arguments, but was given ["edge-1"]`, 2},
+		"an argument":            {[]string{"--node-name=n", "edge-1"}, `belay-node accepts no arguments, received "edge-1"`, 2},
 		"no kubeconfig":          {[]string{"--node-name=n"}, "--kubeconfig is required outside a cluster", 1},
 		"an empty kubeconfig":    {[]string{"--node-name=n", "--kubeconfig=" + empty}, "it has no cluster; set --kubeconfig to a file", 1},
 		"no such kubeconfig":     {[]string{"--node-name=n", "--kubeconfig=" + empty + "2"}, "no such file", 1},
-		"no endpoint":            {[]string{"--node-name=n", "--kubeconfig=" + aKubeconfig(t), "--container-runtime-endpoint=crio"}, `--container-runtime-endpoint: container runtime endpoint "crio" is not of the form`, 2},
+		"no endpoint":            {[]string{"--node-name=n", "--container-runtime-endpoint=crio"}, `--container-runtime-endpoint is "crio", but must be of the form unix:///path`, 2},
+		"no log level":           {[]string{"--node-name=n", "-v", "-1"}, "--v is -1, but must be a log level: 0 or more", 2},
+		"no number":              {[]string{"--node-name=n", "-v", "loud"}, `--v is "loud", but must be a whole number; see belay-node --help`, 2},
 		"an unknown flag":        {[]string{"--frob"}, "unknown flag: --frob", 2},
-		"a flag of a wrong type": {[]string{"--volume-stats-agg-period=often"}, "invalid argument", 2},
+		"a flag of a wrong type": {[]string{"--volume-stats-agg-period=often"}, `--volume-stats-agg-period is "often", but must be a duration such as 90s or 1m30s`, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("KUBERNETES_SERVICE_HOST", "")

@@ -224,6 +224,9 @@ func TestObsoleteFlagsAreAcceptedWithAWarning(t *testing.T) {
 	if code != 1 {
 		t.Errorf("ends with %d", code)
 	}
+	if !strings.Contains(text, `"msg":"Starting belay-attacher","v":0,"version":"`) {
+		t.Errorf("the log does not begin with the version: %s", text)
+	}
 	for _, name := range []string{"alsologtostderr", "logtostderr", "stderrthreshold", "log_dir"} {
 		if !strings.Contains(text, `"msg":"Ignoring obsolete flag","v":0,"flag":"`+name+`"`) {
 			t.Errorf("no warning about -%s: %s", name, text)
@@ -273,7 +276,14 @@ func TestRefusedOptions(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no workers":                        {[]string{"--worker-threads=0"}, "worker-threads"},
+		"no workers":                   {[]string{"--worker-threads=0"}, "--worker-threads is 0, but must be greater than zero"},
+		"an address that is no socket": {[]string{"--csi-address=tcp://x"}, `--csi-address is "tcp://x", but must be the absolute path of a Unix socket`},
+		"no socket":                    {[]string{"--csi-address="}, `--csi-address is "", but must be the absolute path of a Unix socket`},
+		"a socket at a relative path":  {[]string{"--csi-address=unix://csi.sock"}, `--csi-address is "unix://csi.sock", but must be the absolute path`},
+		"a lease that ends before it is renewed": {[]string{"--leader-election", "--leader-election-lease-duration=1s"},
+			"--leader-election-lease-duration is 1s, but must be more than the renew deadline of 10s"},
+		"a renewal without a second attempt": {[]string{"--leader-election", "--leader-election-renew-deadline=5s"},
+			"--leader-election-renew-deadline is 5s, but must be more than 1.2 times the retry period of 5s"},
 		"negative max-entries":              {[]string{"--max-entries=-1"}, "--max-entries is -1, but must not be negative"},
 		"no retry interval":                 {[]string{"--retry-interval-start=0"}, "--retry-interval-start is 0s, but must be greater than zero"},
 		"negative retry interval":           {[]string{"--retry-interval-start=-1s"}, "--retry-interval-start is -1s, but must be greater than zero"},

@@ -62,9 +62,9 @@ func TestStart(t *testing.T) {
 			},
 			ends: "DeadlineExceeded",
 		},
-		"not a unix socket": {args: []string{"--csi-address=127.0.0.1:1"}, ends: "only supported for unix:// addresses"},
+		"not a unix socket": {args: []string{"--csi-address=127.0.0.1:1"}, ends: `--csi-address is "127.0.0.1:1", but must be the absolute path of a Unix socket`},
 		"lease times that allow two leaders": {
-			args: []string{"--leader-election", "--leader-election-lease-duration=5s"}, ends: "leaseDuration must be greater than renewDeadline",
+			args: []string{"--leader-election", "--leader-election-lease-duration=5s"}, ends: "--leader-election-lease-duration is 5s, but must be more than the renew deadline of 10s",
 		},
 	}
 	for name, test := range tests {

@@ -118,7 +118,7 @@ func (x *state) attachWait(va *storagev1.VolumeAttachment) wait {
 	w := wait{reason: attachment.Attaching, since: va.CreationTimestamp.Time}
 	driver, age := va.Spec.Attacher, x.Now.Sub(va.CreationTimestamp.Time)
 	if e := va.Status.AttachError; e != nil {
-		w.detail = cmp.Or(e.Message, unnamed)
+		w.detail = x.foreign(cmp.Or(e.Message, unnamed))
 		w.reason = reasonOf(e, attachment.AttachFailed)
 		if runs, lease := x.attacherState(driver); runs == decision.No {
 			w.reason, w.detail = explain.AttacherNotRunning, lease
@@ -141,7 +141,7 @@ func (x *state) detachWait(va *storagev1.VolumeAttachment) wait {
 		return w
 	}
 	if e := va.Status.DetachError; e != nil {
-		w.detail = cmp.Or(e.Message, unnamed)
+		w.detail = x.foreign(cmp.Or(e.Message, unnamed))
 		w.reason = reasonOf(e, attachment.DetachFailed)
 		if runs, lease := x.attacherState(driver); runs == decision.No {
 			w.reason, w.detail = explain.AttacherNotRunning, lease
@@ -206,7 +206,7 @@ func (x *state) attacherFacts(va *storagev1.VolumeAttachment) []Fact {
 		err  *storagev1.VolumeError
 	}{{"attach", va.Status.AttachError}, {"detach", va.Status.DetachError}} {
 		if e.err != nil {
-			facts = append(facts, Fact{Component: "attacher", Message: fmt.Sprintf("%s failed: %s", e.what, cmp.Or(e.err.Message, unnamed)), At: timePointer(e.err.Time.Time)})
+			facts = append(facts, Fact{Component: "attacher", Message: fmt.Sprintf("%s failed: %s", e.what, x.foreign(cmp.Or(e.err.Message, unnamed))), At: timePointer(e.err.Time.Time)})
 		}
 	}
 	switch runs, detail := x.attacherState(va.Spec.Attacher); {

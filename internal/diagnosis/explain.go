@@ -31,10 +31,28 @@ func Explain(s *Snapshot, subject Ref) (Explanation, error) {
 		TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: "Explanation"},
 		Subject:  subject, Time: s.Now, Verdict: Clear, Reason: attachment.Settled, Summary: clear, Findings: found, Unread: s.Unread,
 	}
+	if lack := x.lacking(subject); len(found) == 0 && lack != "" {
+		f := x.findingOf(wait{reason: explain.Incomplete, detail: lack}, explain.Situation{Volume: subject.Name, Detail: lack})
+		f.Subject = subject
+		found = []Finding{f}
+		e.Findings = found
+	}
 	if len(found) > 0 {
 		e.Verdict, e.Reason, e.Summary = found[0].Verdict, found[0].Reason, found[0].Summary
 	}
 	return e, nil
+}
+
+// lacking is what was not read without which nothing else than a pod can be said to be as it should be.
+func (x *state) lacking(subject Ref) string {
+	switch {
+	case subject.Resource == Pods:
+	case !slices.Contains(x.Whole, Attachments):
+		return "the VolumeAttachments could not be read"
+	case slices.ContainsFunc(x.Unread, func(u Unread) bool { return u.Resource == Pods && !x.AllNamespaces }):
+		return "the pods that may use it could not all be read"
+	}
+	return ""
 }
 
 func compareSince(a, b *time.Time) int {
@@ -76,10 +94,23 @@ func (x *state) about(r Ref) (found []Finding, clear string, err error) {
 		return x.ofNode(r.Name)
 	case Leases, CSINodes, Drivers, Events:
 	}
+	return nil, "", x.missing(r)
+}
+
+// missing is the error about an object that is not in the snapshot.
+func (x *state) missing(r Ref) error {
 	if x.exists(r) == decision.No {
-		return nil, "", fmt.Errorf("%s does not exist", r)
+		return fmt.Errorf("%s does not exist", r)
 	}
-	return nil, "", fmt.Errorf("%s could not be read", r)
+	for _, u := range x.Unread {
+		if u.Resource == r.Resource && (u.Name == r.Name || u.Name == "") {
+			if u.Forbidden {
+				return fmt.Errorf("%s could not be read: you lack the permission to %s", r, u.Rule())
+			}
+			return fmt.Errorf("%s could not be read: %s", r, u.Message)
+		}
+	}
+	return fmt.Errorf("%s could not be read", r)
 }
 
 func (x *state) clearPod(pod *corev1.Pod) string {
@@ -114,7 +145,7 @@ func (x *state) ofClaim(claim *corev1.PersistentVolumeClaim) ([]Finding, string)
 	case claim.Spec.VolumeName == "":
 		w.reason = explain.ClaimNotBound
 		if e := x.lastEvent(string(claim.UID)); e != nil {
-			w.detail = oneLine(e.Message)
+			w.detail = x.foreign(e.Message)
 		}
 	case x.exists(Ref{Resource: Volumes, Name: claim.Spec.VolumeName}) == decision.No:
 		w.reason = explain.PersistentVolumeMissing
@@ -198,7 +229,7 @@ func (x *state) unneeded(key attachment.VolumeKey, va *storagev1.VolumeAttachmen
 	if va.DeletionTimestamp != nil {
 		return []Finding{x.attachmentFinding(key, va, x.detachWait(va))}
 	}
-	if len(x.usersOn(key, va.Spec.NodeName)) > 0 || !x.AllNamespaces || !slices.Contains(x.Whole, Pods) && !x.podsOfNodeRead(va.Spec.NodeName) {
+	if len(x.usersOn(key, va.Spec.NodeName)) > 0 || !x.podsKnown(key, va.Spec.NodeName) {
 		return nil
 	}
 	h := x.holder(key, va.Spec.NodeName)
@@ -219,13 +250,27 @@ func (x *state) unneeded(key attachment.VolumeKey, va *storagev1.VolumeAttachmen
 	return []Finding{x.attachmentFinding(key, va, w)}
 }
 
-// podsOfNodeRead reports whether the pods of the node were listed by its name.
-func (x *state) podsOfNodeRead(node string) bool {
-	return slices.Contains(x.Absent, PodsOf(node))
+// podsKnown reports whether all pods that use the volume on the node were read: all pods, those of the node, or those of the
+// namespaces of its claims, which alone can use them.
+func (x *state) podsKnown(key attachment.VolumeKey, node string) bool {
+	if slices.Contains(x.Whole, Pods) || slices.Contains(x.Absent, PodsOf(node)) {
+		return true
+	}
+	for _, pv := range x.byKey[key] {
+		if ref := pv.Spec.ClaimRef; ref != nil && !slices.Contains(x.Absent, PodsIn(ref.Namespace)) {
+			return false
+		}
+	}
+	return len(x.byKey[key]) > 0
 }
 
 // PodsOf is what a reader adds to Absent after it has read all pods of a node: there are no others.
 func PodsOf(node string) Ref { return Ref{Resource: Pods, Name: "spec.nodeName=" + node} }
+
+// PodsIn is what a reader adds to Absent after it has read all pods of a namespace.
+func PodsIn(namespace string) Ref {
+	return Ref{Resource: Pods, Name: "metadata.namespace=" + namespace}
+}
 
 func (x *state) attachmentFinding(key attachment.VolumeKey, va *storagev1.VolumeAttachment, w wait) Finding {
 	h := x.holder(key, va.Spec.NodeName)

@@ -12,7 +12,7 @@ import (
 // APIVersion is the version of the JSON and YAML output. Fields are added within a version, and neither renamed nor removed.
 const APIVersion = "cli.belay.dev/v1alpha1"
 
-// Verdict is what a finding means for the reader. Values are ordered by String in the output and by severity in Go.
+// Verdict is what a finding means for the reader.
 type Verdict string
 
 // The verdicts, least severe first.
@@ -21,6 +21,8 @@ const (
 	Clear Verdict = "Clear"
 	// InProgress: something waits that usually ends by itself within seconds.
 	InProgress Verdict = "InProgress"
+	// Unknown: too little could be read to tell.
+	Unknown Verdict = "Unknown"
 	// Blocked: something waits, and does not end by itself soon, or not at all.
 	Blocked Verdict = "Blocked"
 	// Unsafe: it is blocked, and ending the wait now may corrupt data: another machine may still write.
@@ -33,10 +35,12 @@ func (v Verdict) severity() int {
 		return 0
 	case InProgress:
 		return 1
-	case Blocked:
+	case Unknown:
 		return 2
-	case Unsafe:
+	case Blocked:
 		return 3
+	case Unsafe:
+		return 4
 	}
 	return 2
 }
@@ -114,6 +118,8 @@ type Holder struct {
 	Pods []PodState `json:"pods,omitempty"`
 	// HiddenPods counts those in namespaces that the reader may not read.
 	HiddenPods int `json:"hiddenPods,omitempty"`
+	// PodsUnknown is set when the pods that use the volume there could not all be read.
+	PodsUnknown bool `json:"podsUnknown,omitempty"`
 }
 
 // NodeState is a node and whether it is alive.

@@ -1,13 +1,10 @@
 package diagnosis
 
 import (
-	"fmt"
-
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/attachment"
-	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 )
@@ -54,10 +51,7 @@ func PlanForceDetach(s *Snapshot, name string) (ForcePlan, error) {
 	ref := Ref{Resource: Attachments, Name: name}
 	va := x.attachments[name]
 	if va == nil {
-		if x.exists(ref) == decision.No {
-			return ForcePlan{}, fmt.Errorf("%s does not exist", ref)
-		}
-		return ForcePlan{}, fmt.Errorf("%s could not be read", ref)
+		return ForcePlan{}, x.missing(ref)
 	}
 	key, known := x.volumeOf(va)
 	if !known {
@@ -105,7 +99,7 @@ func (x *state) risks(h *Holder, known bool) []string {
 	switch {
 	case !known:
 		return []string{"the volume of this VolumeAttachment is unknown, and so is whether node " + name + " uses it"}
-	case h.InUse == "no" && h.Node.State == NodeReady && len(h.Pods)+h.HiddenPods == 0:
+	case h.InUse == "no" && h.Node.State == NodeReady && len(h.Pods)+h.HiddenPods == 0 && !h.PodsUnknown:
 		return nil
 	case h.Node.OutOfService && h.Node.State != NodeReady && h.Node.State != NodeUnknown:
 		return nil // a person has confirmed that the machine is shut down

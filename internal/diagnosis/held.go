@@ -72,7 +72,7 @@ func (x *state) heldBy(key attachment.VolumeKey, h *Holder, cause decision.Reaso
 		x.heldByHealthy(&w, h, pod)
 	default:
 		w.reason = explain.NodeNotReady
-		if h.InUse == "no" && len(h.Pods)+h.HiddenPods == 0 {
+		if h.InUse == "no" && len(h.Pods)+h.HiddenPods == 0 && !h.PodsUnknown {
 			w.reason = x.idle(w.since)
 		}
 	}
@@ -92,6 +92,8 @@ func (x *state) heldByHealthy(w *wait, h *Holder, pod *corev1.Pod) {
 		w.reason = explain.RollingUpdateDeadlock
 	case len(h.Pods)+h.HiddenPods > 0:
 		w.reason = explain.HeldByRunningPod
+	case h.PodsUnknown:
+		w.reason = attachment.OtherWriterAttached
 	case h.InUse == "yes" && x.Now.Sub(w.since) > unmountUsual:
 		w.reason = explain.UnmountFailing
 	case h.InUse == "yes":

@@ -25,7 +25,7 @@ func (x *state) ofNode(name string) (found []Finding, clear string, err error) {
 		if x.exists(ref) == decision.No {
 			return nil, "", fmt.Errorf("%s does not exist, and no VolumeAttachment refers to it", ref)
 		}
-		return nil, "", fmt.Errorf("%s could not be read", ref)
+		return nil, "", x.missing(ref)
 	}
 	if node != nil {
 		for _, unique := range volumesOf(node) {

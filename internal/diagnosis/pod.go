@@ -24,15 +24,14 @@ func (x *state) ofPod(pod *corev1.Pod) []Finding {
 	case pod.DeletionTimestamp != nil && pod.Spec.NodeName != "":
 		return []Finding{x.terminating(pod)}
 	}
-	found := x.claimsOf(pod)
-	if len(found) > 0 {
+	if mounted(pod) {
+		return nil
+	}
+	if found := x.claimsOf(pod); len(found) > 0 {
 		return found
 	}
 	if pod.Spec.NodeName == "" {
 		return []Finding{x.unscheduled(pod)}
-	}
-	if mounted(pod) {
-		return nil
 	}
 	return x.volumesOfPod(pod)
 }
@@ -82,9 +81,9 @@ func (x *state) terminating(pod *corev1.Pod) Finding {
 	case h.Node.State == NodeNotReady || h.Node.State == NodeUnreachable || h.Node.State == NodeDeleted:
 		w.reason = explain.PodOnLostNode
 	case len(pod.Finalizers) > 0:
-		w.detail = ", and has the finalizers " + strings.Join(pod.Finalizers, ", ")
+		w.detail = "it has the finalizers " + strings.Join(pod.Finalizers, ", ")
 	case pod.DeletionGracePeriodSeconds != nil:
-		w.detail = fmt.Sprintf(", with a grace period of %d s", *pod.DeletionGracePeriodSeconds)
+		w.detail = fmt.Sprintf("its grace period is %d s", *pod.DeletionGracePeriodSeconds)
 	}
 	f := x.finding(pod, w, nil, &h)
 	f.Holders = x.holdersOfPod(pod)
@@ -119,20 +118,23 @@ func (x *state) claimsOf(pod *corev1.Pod) []Finding {
 		claim := x.claims[join(pod.Namespace, name)]
 		switch {
 		case claim == nil:
-			if x.exists(Ref{Resource: Claims, Namespace: pod.Namespace, Name: name}) != decision.No {
-				continue
-			}
 			w.reason = explain.ClaimMissing
+			if x.exists(Ref{Resource: Claims, Namespace: pod.Namespace, Name: name}) != decision.No {
+				w.reason, w.detail = explain.Incomplete, "claim "+name+" could not be read"
+			}
 		case claim.Spec.VolumeName == "":
 			w.reason = explain.ClaimNotBound
 			if e := x.lastEvent(string(claim.UID)); e != nil {
-				w.detail = oneLine(e.Message)
+				w.detail = x.foreign(e.Message)
 				if e.Type == corev1.EventTypeWarning {
 					w.since = pod.CreationTimestamp.Add(-unmountUsual) // it has failed once: that is more than waiting
 				}
 			}
-		case x.volumes[claim.Spec.VolumeName] == nil && x.exists(Ref{Resource: Volumes, Name: claim.Spec.VolumeName}) == decision.No:
+		case x.volumes[claim.Spec.VolumeName] == nil:
 			v.PersistentVolume, w.reason = claim.Spec.VolumeName, explain.PersistentVolumeMissing
+			if x.exists(Ref{Resource: Volumes, Name: claim.Spec.VolumeName}) != decision.No {
+				w.reason, w.detail = explain.Incomplete, "PersistentVolume "+claim.Spec.VolumeName+" could not be read"
+			}
 		default:
 			continue
 		}
@@ -150,7 +152,7 @@ func (x *state) unscheduled(pod *corev1.Pod) Finding {
 	w := wait{reason: explain.Scheduling, since: pod.CreationTimestamp.Time}
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Message != "" {
-			w.detail, w.since = oneLine(c.Message), c.LastTransitionTime.Time
+			w.detail, w.since = x.foreign(c.Message), c.LastTransitionTime.Time
 			w.reason = unschedulable(c.Message)
 		}
 	}
@@ -297,6 +299,8 @@ func (x *state) waitFor(pod *corev1.Pod, key attachment.VolumeKey) (wait, *Holde
 		return x.mountWait(pod, key, since), nil, va
 	case has:
 		return x.attachWait(va), nil, va
+	case !slices.Contains(x.Whole, Attachments):
+		return wait{reason: explain.Incomplete, detail: "the VolumeAttachments could not be read", since: since}, nil, nil
 	}
 	if x.shared(key) != decision.Yes {
 		if h, w := x.blockedBy(key, pod, since); h != nil {
@@ -332,7 +336,7 @@ func (x *state) mountWait(pod *corev1.Pod, key attachment.VolumeKey, since time.
 		if !slices.Contains(mountFailures, e.Reason) || timedOut.MatchString(e.Message) || strings.HasPrefix(e.Message, "Multi-Attach error") {
 			continue
 		}
-		w.detail = oneLine(e.Message)
+		w.detail = x.foreign(e.Message)
 		w.reason = reasonOf(&storagev1.VolumeError{Message: e.Message}, explain.MountFailing)
 		if w.reason != explain.SecretMissing && w.reason != explain.DriverNotOnNode {
 			w.reason = explain.MountFailing
@@ -358,7 +362,7 @@ func (x *state) eventFacts(pod *corev1.Pod) []Fact {
 			continue
 		}
 		seen[component] = true
-		facts = append(facts, Fact{Component: component, Message: e.Reason + ": " + oneLine(e.Message), At: timePointer(eventTime(e))})
+		facts = append(facts, Fact{Component: component, Message: e.Reason + ": " + x.foreign(e.Message), At: timePointer(eventTime(e))})
 	}
 	return facts
 }

@@ -34,6 +34,7 @@ type state struct {
 	byClaim  map[string][]*corev1.Pod
 	events   map[string][]*corev1.Event // by UID of the object, else by resource/namespace/name; newest first
 	listed   map[string][]string        // the nodes that report or use a volume, by its unique name
+	hidden   map[string]bool            // names that must not appear in an output
 }
 
 // use is a pod that needs a volume on its node.
@@ -80,6 +81,7 @@ func newState(s *Snapshot) *state {
 		}
 	}
 	x.addEvents()
+	x.hidden = x.hiddenNames()
 	return x
 }
 

@@ -18,6 +18,8 @@ func (x *state) verdict(w wait) Verdict {
 	switch {
 	case w.reason == attachment.Settled, w.reason == explain.SharedAttachments, w.reason == "":
 		return Clear
+	case w.reason == explain.Incomplete:
+		return Unknown
 	case explain.GuideTo(w.reason).Unsafe:
 		return Unsafe
 	case passing[w.reason] && (w.since.IsZero() || x.Now.Sub(w.since) < unmountUsual):

@@ -179,7 +179,7 @@ func (x *state) holders(key attachment.VolumeKey, except string) []Holder {
 
 func (x *state) holder(key attachment.VolumeKey, name string) Holder {
 	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
-	h := Holder{Node: x.node(name), InUse: "unknown", Reported: "unknown"}
+	h := Holder{Node: x.node(name), InUse: "unknown", Reported: "unknown", PodsUnknown: !x.podsKnown(key, name)}
 	if node := x.nodes[name]; node != nil {
 		h.InUse, h.Reported = yesNo(kube.InUse(node, unique)), yesNo(kube.Reported(node, unique))
 	}
@@ -232,7 +232,7 @@ func owner(pod *corev1.Pod) string {
 // deletedAt is when the deletion was requested: the API server stores when the grace period ends.
 func deletedAt(o metav1.Object) time.Time {
 	at := o.GetDeletionTimestamp()
-	if at == nil {
+	if at.IsZero() {
 		return time.Time{}
 	}
 	if grace := o.GetDeletionGracePeriodSeconds(); grace != nil {

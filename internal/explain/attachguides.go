@@ -145,9 +145,11 @@ var attachGuides = map[decision.Reason]Guide{
 		Next: checkControllers,
 	},
 	Mounting: {
-		Title:   "The node is mounting the volume",
-		Summary: func(s Situation) string { return fmt.Sprintf("the volume is attached to node %s, which is mounting it", s.Wanted) },
-		Next:    none,
+		Title: "The node is mounting the volume",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the volume is attached to node %s, which is mounting it", s.Wanted)
+		},
+		Next: none,
 	},
 	MountFailing: {
 		Title: "The node fails to mount the volume",

@@ -302,9 +302,11 @@ var guides = map[decision.Reason]Guide{
 		},
 	},
 	SharedAttachments: {
-		Title:   "The volume allows several nodes and is attached to several",
-		Summary: func(s Situation) string { return fmt.Sprintf("the volume %s allows several nodes, and has VolumeAttachments for %s: this is as it should be", s.Volume, s.Detail) },
-		Next:    none,
+		Title: "The volume allows several nodes and is attached to several",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the volume %s allows several nodes, and has VolumeAttachments for %s: this is as it should be", s.Volume, s.Detail)
+		},
+		Next: none,
 	},
 }
 

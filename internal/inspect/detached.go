@@ -35,7 +35,9 @@ func (r *Reader) WaitDetached(ctx context.Context, node string, changed func(Rem
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	nodes := informers.NewSharedInformerFactoryWithOptions(r.clients, 0, informers.WithTransform(keepDetaching),
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = fields.OneTermEqualSelector("metadata.name", node).String() }))
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.FieldSelector = fields.OneTermEqualSelector("metadata.name", node).String()
+		}))
 	attachments := informers.NewSharedInformerFactoryWithOptions(r.clients, 0, informers.WithTransform(keepDetaching))
 	watched := []cache.SharedIndexInformer{nodes.Core().V1().Nodes().Informer(), attachments.Storage().V1().VolumeAttachments().Informer()}
 	wake := make(chan struct{}, 1)

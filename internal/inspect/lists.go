@@ -107,13 +107,15 @@ func (r *run) pods(ctx context.Context, namespace string) bool {
 	}
 	if namespace == "" {
 		r.whole(diagnosis.Pods)
+	} else {
+		r.add(func(s *diagnosis.Snapshot) { s.Absent = append(s.Absent, diagnosis.PodsIn(namespace)) })
 	}
 	r.mayName(namespace)
 	return true
 }
 
-// podsOn reads the pods of a node, of all namespaces.
-func (r *run) podsOn(ctx context.Context, node string) {
+// podsOn reads the pods of a node, of all namespaces. A reader without the right to that may be allowed to read one namespace.
+func (r *run) podsOn(ctx context.Context, node, namespace string) {
 	ref := diagnosis.PodsOf(node)
 	if node == "" || !r.once(ref) {
 		return
@@ -122,6 +124,8 @@ func (r *run) podsOn(ctx context.Context, node string) {
 	if list(ctx, r, diagnosis.Ref{Resource: diagnosis.Pods}, options, r.clients.CoreV1().Pods("").List, r.keepPod) {
 		r.add(func(s *diagnosis.Snapshot) { s.Absent = append(s.Absent, ref) })
 		r.mayName("")
+	} else if namespace != "" && r.once(diagnosis.PodsIn(namespace)) {
+		r.pods(ctx, namespace)
 	}
 }
 

@@ -45,7 +45,7 @@ func (r *run) subject(ctx context.Context, ref diagnosis.Ref) {
 	case diagnosis.Volumes:
 		r.volume(ctx, ref.Name)
 	case diagnosis.Nodes:
-		parallel(func() { r.node(ctx, ref.Name) }, func() { r.csiNode(ctx, ref.Name) }, func() { r.podsOn(ctx, ref.Name) })
+		parallel(func() { r.node(ctx, ref.Name) }, func() { r.csiNode(ctx, ref.Name) }, func() { r.podsOn(ctx, ref.Name, "") })
 	case diagnosis.Attachments, diagnosis.Leases, diagnosis.CSINodes, diagnosis.Drivers, diagnosis.Events: // all are listed
 	}
 }
@@ -221,7 +221,9 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 	calls = append(calls,
 		func() { r.each(ctx, nodes, func(name string) { r.node(ctx, name) }, func() { r.nodes(ctx) }) },
 		func() { r.each(ctx, nodes, func(name string) { r.csiNode(ctx, name) }, func() { r.csiNodes(ctx) }) },
-		func() { r.each(ctx, holders, func(name string) { r.podsOn(ctx, name) }, func() { r.pods(ctx, "") }) },
+		func() {
+			r.each(ctx, holders, func(name string) { r.podsOn(ctx, name, subject.Namespace) }, func() { r.pods(ctx, "") })
+		},
 	)
 	parallel(calls...)
 }

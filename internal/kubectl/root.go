@@ -53,6 +53,8 @@ func statusOf(v diagnosis.Verdict) error {
 		return found{StatusBlocked}
 	case diagnosis.Unsafe:
 		return found{StatusUnsafe}
+	case diagnosis.Unknown:
+		return found{StatusError}
 	case diagnosis.Clear, diagnosis.InProgress:
 	}
 	return nil
@@ -74,7 +76,7 @@ shows what your permissions allow, and says which permission would show more.
 
 Exit status:
   0  nothing is blocked
-  1  an error, or wrong usage
+  1  an error, wrong usage, or too little could be read for an answer
   2  something is blocked
   3  something is blocked, and to end that by force now may corrupt data`
 
@@ -152,7 +154,7 @@ func (s style) verdict(v diagnosis.Verdict, text string) string {
 	switch v {
 	case diagnosis.Unsafe:
 		return s.paint(red, text)
-	case diagnosis.Blocked:
+	case diagnosis.Blocked, diagnosis.Unknown:
 		return s.paint(yellow, text)
 	case diagnosis.Clear, diagnosis.InProgress:
 	}

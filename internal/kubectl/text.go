@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode"
 
 	"k8s.io/apimachinery/pkg/util/duration"
 
@@ -13,7 +14,7 @@ import (
 
 // words are the verdicts as the first words of the output.
 var words = map[diagnosis.Verdict]string{
-	diagnosis.Clear: "CLEAR", diagnosis.InProgress: "IN PROGRESS", diagnosis.Blocked: "BLOCKED", diagnosis.Unsafe: "BLOCKED, UNSAFE TO FORCE",
+	diagnosis.Clear: "CLEAR", diagnosis.InProgress: "IN PROGRESS", diagnosis.Blocked: "BLOCKED", diagnosis.Unsafe: "BLOCKED, UNSAFE TO FORCE", diagnosis.Unknown: "UNKNOWN",
 }
 
 // label is the width of the first column.
@@ -27,12 +28,22 @@ type page struct {
 }
 
 func (p *page) line(name, format string, args ...any) {
-	fmt.Fprintf(&p.text, "%s %s\n", p.paint(bold, fmt.Sprintf("%-*s", label-1, name)), p.wrap(fmt.Sprintf(format, args...), label))
+	fmt.Fprintf(&p.text, "%s %s\n", p.paint(bold, fmt.Sprintf("%-*s", label-1, name)), p.wrap(printable(fmt.Sprintf(format, args...)), label))
 }
 
 // raw is a line that is not wrapped, so that it can be copied.
 func (p *page) raw(indent int, text string) {
-	fmt.Fprintf(&p.text, "%s%s\n", strings.Repeat(" ", indent), text)
+	fmt.Fprintf(&p.text, "%s%s\n", strings.Repeat(" ", indent), printable(text))
+}
+
+// printable replaces what a terminal could take for a command: an error of a driver may contain anything.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, text)
 }
 
 // ago is how long ago something was.
@@ -161,13 +172,16 @@ func (p *page) holder(h *diagnosis.Holder) {
 	if h.HiddenPods > 0 {
 		p.line("", "%d pods in namespaces that you may not read", h.HiddenPods)
 	}
+	if h.PodsUnknown {
+		p.line("", "the pods there could not be read")
+	}
 }
 
 func (p *page) steps(steps []explain.Step) {
 	for i, s := range steps {
 		p.line(first(i, "Next"), "%d. %s", i+1, s.Text)
 		if s.Danger != "" {
-			p.line("", "   %s %s", p.paint(red, "Danger:"), s.Danger)
+			p.line("", "   Danger: %s", s.Danger)
 		}
 		if s.Command != "" {
 			p.raw(label+3, s.Command)
