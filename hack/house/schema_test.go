@@ -60,8 +60,8 @@ func typesOf(root reflect.Type) map[string][]string {
 			return
 		}
 		found[t.Name()] = fieldsOf(t)
-		for i := range t.NumField() {
-			if f := t.Field(i); !f.Anonymous {
+		for f := range t.Fields() {
+			if !f.Anonymous {
 				visit(f.Type)
 			}
 		}
@@ -71,8 +71,7 @@ func typesOf(root reflect.Type) map[string][]string {
 }
 
 func fieldsOf(t reflect.Type) (names []string) {
-	for i := range t.NumField() {
-		f := t.Field(i)
+	for f := range t.Fields() {
 		if f.Anonymous {
 			names = append(names, fieldsOf(f.Type)...)
 			continue
