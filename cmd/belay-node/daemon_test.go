@@ -89,9 +89,9 @@ func (e *edge) start() *process.Process {
 		"--root-dir="+e.root, "--health-probe-bind-address="+e.health))
 }
 
-// TestTheDaemonsWholeWay: a pod's volume is published, stays so when the daemon is killed, and
-// is given back when the pod has gone meanwhile.
-func TestTheDaemonsWholeWay(t *testing.T) {
+// TestDaemonKeepsVolumesThroughRestart: a pod's volume is published, stays published when the daemon is killed, and is
+// unpublished after the restart because the pod was deleted in the meantime.
+func TestDaemonKeepsVolumesThroughRestart(t *testing.T) {
 	e := newEdge(t)
 	daemon := e.start()
 	wait.Until(t, "the driver is registered", func() bool {
@@ -113,7 +113,7 @@ func TestTheDaemonsWholeWay(t *testing.T) {
 		t.Error("the volume went with the daemon")
 	}
 	daemon = e.start()
-	wait.Until(t, "the volume is given back", func() bool { return !there() })
+	wait.Until(t, "the volume is unpublished", func() bool { return !there() })
 	wait.Until(t, "nothing is recorded", func() bool {
 		left, err := os.ReadDir(filepath.Join(e.root, "belay/volumes"))
 		return err == nil && len(left) == 0
@@ -123,7 +123,7 @@ func TestTheDaemonsWholeWay(t *testing.T) {
 	}
 }
 
-// TestWrongValues: each ends the program before it does anything, and the error says what to give.
+// TestWrongValues: each ends the program before it does anything, and the error names what is wrong.
 func TestWrongValues(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "kubeconfig")
 	must(t, os.WriteFile(empty, nil, 0o600))
@@ -163,8 +163,8 @@ func aKubeconfig(t *testing.T) string {
 	return apiserver.Kubeconfig(t, &rest.Config{Host: "https://" + process.FreeAddress()})
 }
 
-// TestTheLogHasABeginningAndAnEnd, and between them that the runtime does not respond.
-func TestTheLogHasABeginningAndAnEnd(t *testing.T) {
+// TestLogOfStartAndStop, and between them that the runtime does not respond.
+func TestLogOfStartAndStop(t *testing.T) {
 	endpoint := "unix://" + filepath.Join(t.TempDir(), "none.sock")
 	daemon := process.Start(t, process.TestBinary(t, asDaemon, "1", "--kubeconfig="+aKubeconfig(t), "--node-name="+nodeName,
 		"--root-dir="+t.TempDir(), "--container-runtime-endpoint="+endpoint))

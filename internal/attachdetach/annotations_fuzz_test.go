@@ -12,8 +12,9 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// FuzzRequestTimes reads any text where the time of a request is stored. Anybody who may patch the object can write it: what cannot
-// be read is no request, and what can is written and read again as the same moment.
+// FuzzRequestTimes reads arbitrary text from the annotation that stores the time of a request. Any client with
+// permission to patch the object can write it: text that cannot be read is no request, and text that can be read is
+// written and read again as the same moment.
 func FuzzRequestTimes(f *testing.F) {
 	for _, text := range []string{"", "now", "2026-01-01T12:00:00Z", "2026-01-01T12:00:00.123456789+05:30", "0000-01-01T00:00:00Z", "9999-12-31T23:59:59Z"} {
 		f.Add(text)

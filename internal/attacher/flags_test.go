@@ -129,14 +129,14 @@ func TestFlagsOfBothPrograms(t *testing.T) {
 	}
 }
 
-// sample are values for flags whose default says nothing of their form.
+// sample are values for flags whose default does not show their format.
 var sample = map[string]string{
 	"feature-gates": "MutableCSINodeAllocatableCount=false,ReleaseLeaderElectionOnExit=true,AllAlpha=false", "leader-election-labels": "a:b,c:d",
 	"log-json-info-buffer-size": "1Ki", "log-text-info-buffer-size": "1Ki", "v": "4", "vmodule": "main=2", "max-entries": "10",
 	"http-endpoint": "127.0.0.1:1", "metrics-address": "127.0.0.1:1",
 }
 
-// Each flag, in each spelling, is taken or refused as csi-attacher does it, which is asked.
+// Each flag, in each spelling, is accepted or refused as csi-attacher does, which the test runs to find out.
 func TestEveryFlagIsReadAsUpstreamReadsIt(t *testing.T) {
 	upstream, belay := upstreamPath(t), programPath(t)
 	defaults, text := helped(t, upstream)
@@ -179,7 +179,7 @@ func asUpstream(t *testing.T, upstream, belay string, args []string) {
 	}
 }
 
-func TestBadFlagsAreRefusedAsUpstreams(t *testing.T) {
+func TestInvalidFlagsAreRefusedLikeUpstream(t *testing.T) {
 	upstream, belay := upstreamPath(t), programPath(t)
 	for name, args := range map[string][]string{
 		"unknown":                    {"--nope"},
@@ -201,8 +201,8 @@ func TestBadFlagsAreRefusedAsUpstreams(t *testing.T) {
 	}
 }
 
-// csi-attacher reads no flag after a word that is none, as in "--leader-election true".
-func TestWordsAreRefused(t *testing.T) {
+// csi-attacher ignores every flag after a positional argument, as in "--leader-election true".
+func TestPositionalArgumentsAreRefused(t *testing.T) {
 	belay := programPath(t)
 	for _, args := range [][]string{{"word", "--timeout=1s"}, {"--leader-election", "true", "--timeout=1s"}} {
 		text, code := execute(t, belay, args...)
@@ -212,7 +212,7 @@ func TestWordsAreRefused(t *testing.T) {
 	}
 }
 
-// Obsolete flags are taken in every spelling, and the log says that they do nothing, in its format.
+// Obsolete flags are accepted in every spelling, and the log reports, in its own format, that they are ignored.
 func TestObsoleteFlagsAreAcceptedWithAWarning(t *testing.T) {
 	belay := programPath(t)
 	for _, name := range slices.Sorted(maps.Keys(obsolete)) {

@@ -53,7 +53,7 @@ func TestPreflightErrorsAreOneSentence(t *testing.T) {
 			t.Setenv("BELAY_BIN", bin)
 			err := test.check()
 			if err == nil {
-				t.Fatal("nothing was said")
+				t.Fatal("no output")
 			}
 			for _, words := range test.says {
 				if !strings.Contains(err.Error(), words) {
@@ -114,8 +114,8 @@ func TestInvalidOptionsAreRefused(t *testing.T) {
 	}
 }
 
-// The lab runs under the rules that are shipped: they must be among what it applies, once each,
-// and the optional right to read secrets must not.
+// The lab runs under the shipped rules: each must be applied exactly once, and the optional permission to read secrets
+// must not be applied.
 func TestShippedRulesAreApplied(t *testing.T) {
 	objects, err := documents(Options{Drivers: []string{labdisk.DriverDisk}})
 	if err != nil {
@@ -136,8 +136,7 @@ func TestShippedRulesAreApplied(t *testing.T) {
 	}
 }
 
-// Without the period kubelet does not look at an attach that failed: a pod waits for ever at a
-// node that is full.
+// Without the period kubelet ignores an attach that failed: a pod waits forever at a node that is full.
 func TestAttachableDriversSetAllocatableUpdatePeriod(t *testing.T) {
 	objects, err := documents(Options{Drivers: []string{labdisk.DriverDisk, labdisk.DriverShare, labdisk.DriverLocal}})
 	if err != nil {

@@ -71,14 +71,14 @@ func TestKillOfFrozenNodeTimesOut(t *testing.T) {
 	select {
 	case err := <-done:
 		if err == nil {
-			t.Error("a kill that nobody confirmed is said to be done")
+			t.Error("an unconfirmed kill is reported as done")
 		}
 	case <-time.After(testPatience):
-		t.Error("the kill waits for ever")
+		t.Error("the kill waits forever")
 	}
 }
 
-// noVolumes mounts nothing, for ever.
+// noVolumes mounts nothing and waits forever.
 type noVolumes struct{}
 
 func (noVolumes) SetPod(*corev1.Pod)                             {}
@@ -96,7 +96,7 @@ func TestDeletedPodIsForgotten(t *testing.T) {
 		config: Config{Dir: t.TempDir()}, client: fake.NewClientset(pod), volumes: noVolumes{}, events: record.NewFakeRecorder(100),
 	})
 	p.set(t.Context(), pod)
-	p.running.Wait() // it has ended and was deleted; the watch tells so only now
+	p.running.Wait() // it has ended and was deleted; the watch reports so only now
 	p.set(t.Context(), pod)
 	if len(p.workers) != 1 {
 		t.Errorf("workers while the object is there: %v", p.workers)
