@@ -67,7 +67,8 @@ func (x *state) clock(key attachment.VolumeKey, h *Holder, w wait) []string {
 			"it does not check that the machine is off", upstreamForce, h.Node.Name))
 	case Own:
 		lines = append(lines, fmt.Sprintf("belay-controller detaches the volume from node %s%s, when the node is Ready and has unmounted it, or has the out-of-service taint and is not Ready; "+
-			"by force after a time only if --max-wait-for-unmount-duration is set", h.Node.Name, requested))
+			"while the node is not Ready it is detached by force %v after no pod needs it there any more (--max-wait-for-unmount-duration, by default upstream's time), "+
+			"unless --disable-force-detach-on-timeout is set", h.Node.Name, requested, upstreamForce))
 	case ControllerUnknown:
 		lines = append(lines, "which attach/detach controller works could not be read, so it is unknown whether the volume is detached by force, and when")
 	}

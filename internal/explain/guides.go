@@ -138,7 +138,7 @@ var guides = map[decision.Reason]Guide{
 		Next: func(s Situation) []Step {
 			return []Step{
 				{Text: "Delete that pod if it should not run. The volume then moves by itself.", Command: deleteHolder(s)},
-				{Text: "If both pods are meant to run, schedule them on the same node, or give the claim an access mode that allows several nodes."},
+				{Text: "If both pods are meant to run, schedule them on the same node, give each a volume of its own, or use a shared file system (ReadWriteMany)."},
 			}
 		},
 	},
