@@ -38,7 +38,7 @@ func (x *state) ofNode(name string) (found []Finding, clear string, err error) {
 		found = append(found, x.lost(state, attached))
 	}
 	found = slices.DeleteFunc(found, func(f Finding) bool { return f.Verdict == Clear })
-	return found, fmt.Sprintf("node %s is Ready, and its %d attached volumes are as they should be", name, attached), nil
+	return found, fmt.Sprintf("node %s is Ready, and nothing is wrong with the volumes that are attached to it (%d)", name, attached), nil
 }
 
 // lost describes a node that is not Ready.
@@ -49,7 +49,7 @@ func (x *state) lost(n NodeState, attached int) Finding {
 	}
 	f := x.findingOf(w, explain.Situation{Node: n.Name})
 	f.Subject = Ref{Resource: Nodes, Name: n.Name}
-	f.Summary = fmt.Sprintf("node %s is not Ready (%s); %d volumes are attached to it", n.Name, n.State, attached)
+	f.Summary = fmt.Sprintf("node %s is not Ready (%s); volumes attached to it: %d", n.Name, n.State, attached)
 	if attached == 0 {
 		f.Verdict, f.Next = Blocked, nil
 	}

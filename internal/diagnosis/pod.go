@@ -281,39 +281,48 @@ func (x *state) ofVolume(pod *corev1.Pod, key attachment.VolumeKey, pv *corev1.P
 	return f
 }
 
-// waitFor returns what a volume waits for at the pod's node: the holder elsewhere, or the VolumeAttachment for the node.
+// waitFor returns what a volume waits for at the pod's node: the VolumeAttachment for the node, or the holder elsewhere.
 func (x *state) waitFor(pod *corev1.Pod, key attachment.VolumeKey) (wait, *Holder, *storagev1.VolumeAttachment) {
 	since := scheduled(pod)
-	node := x.nodes[pod.Spec.NodeName]
 	va, has := x.attachmentOn(key, pod.Spec.NodeName)
 	switch {
-	case node != nil && !kube.Managed(node) && !has:
-		return wait{reason: attachment.NodeNotManaged, since: since}, nil, nil
 	case !x.attachRequired(key.Driver):
 		return x.mountWait(pod, key, since), nil, nil
-	case has && va.DeletionTimestamp != nil:
-		return x.detachWait(va), nil, va
-	case has && va.Status.Attached && node != nil && !kube.Reported(node, kube.UniqueVolumeName(key.Driver, key.Handle)):
-		return wait{reason: explain.NotReported, since: va.CreationTimestamp.Time}, nil, va
-	case has && va.Status.Attached:
-		return x.mountWait(pod, key, since), nil, va
 	case has:
-		return x.attachWait(va), nil, va
+		return x.ownWait(pod, key, va, since), nil, va
 	case !slices.Contains(x.Whole, Attachments):
 		return wait{reason: explain.Incomplete, detail: "the VolumeAttachments could not be read", since: since}, nil, nil
+	}
+	if node := x.nodes[pod.Spec.NodeName]; node != nil && !kube.Managed(node) {
+		return wait{reason: attachment.NodeNotManaged, since: since}, nil, nil
 	}
 	if x.shared(key) != decision.Yes {
 		if h, w := x.blockedBy(key, pod, since); h != nil {
 			return w, h, nil
 		}
 	}
-	if state := x.node(pod.Spec.NodeName).State; state != NodeReady && state != NodeUnknown {
-		return wait{reason: explain.PodNodeNotReady, since: since}, nil, nil
+	w := wait{reason: attachment.Attaching, since: since}
+	switch state := x.node(pod.Spec.NodeName).State; {
+	case state != NodeReady && state != NodeUnknown:
+		w.reason = explain.PodNodeNotReady
+	case x.Now.Sub(since) > usual:
+		w.reason = explain.NoAttachController
 	}
-	if x.Now.Sub(since) > usual {
-		return wait{reason: explain.NoAttachController, since: since}, nil, nil
+	return w, nil, nil
+}
+
+// ownWait returns what the VolumeAttachment for the pod's own node waits for.
+func (x *state) ownWait(pod *corev1.Pod, key attachment.VolumeKey, va *storagev1.VolumeAttachment, since time.Time) wait {
+	node := x.nodes[pod.Spec.NodeName]
+	switch {
+	case va.DeletionTimestamp != nil:
+		return x.detachWait(va)
+	case !va.Status.Attached:
+		return x.attachWait(va)
+	case node != nil && !kube.Reported(node, kube.UniqueVolumeName(key.Driver, key.Handle)):
+		return wait{reason: explain.NotReported, since: va.CreationTimestamp.Time}
 	}
-	return wait{reason: attachment.Attaching, since: since}, nil, nil
+	return x.mountWait(pod, key, since)
 }
 
 var mountFailures = []string{"FailedMount", "FailedMapVolume", "FailedAttachVolume"}

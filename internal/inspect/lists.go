@@ -16,13 +16,10 @@ import (
 var clusterNamespaces = []string{metav1.NamespaceSystem, corev1.NamespaceNodeLease}
 
 func (r *run) attachments(ctx context.Context) {
-	if list(ctx, r, diagnosis.Ref{Resource: diagnosis.Attachments}, metav1.ListOptions{}, r.clients.StorageV1().VolumeAttachments().List,
-		func(s *diagnosis.Snapshot, va *storagev1.VolumeAttachment) {
-			va.ManagedFields = nil
-			s.Attachments = append(s.Attachments, va)
-		}) {
-		r.whole(diagnosis.Attachments)
-	}
+	listAll(ctx, r, diagnosis.Attachments, r.clients.StorageV1().VolumeAttachments().List, func(s *diagnosis.Snapshot, va *storagev1.VolumeAttachment) {
+		va.ManagedFields = nil
+		s.Attachments = append(s.Attachments, va)
+	})
 }
 
 func (r *run) leases(ctx context.Context) {
@@ -40,27 +37,20 @@ func (r *run) leases(ctx context.Context) {
 }
 
 func (r *run) drivers(ctx context.Context) {
-	if list(ctx, r, diagnosis.Ref{Resource: diagnosis.Drivers}, metav1.ListOptions{}, r.clients.StorageV1().CSIDrivers().List,
-		func(s *diagnosis.Snapshot, d *storagev1.CSIDriver) { s.Drivers = append(s.Drivers, d) }) {
-		r.whole(diagnosis.Drivers)
-	}
+	listAll(ctx, r, diagnosis.Drivers, r.clients.StorageV1().CSIDrivers().List, func(s *diagnosis.Snapshot, d *storagev1.CSIDriver) {
+		s.Drivers = append(s.Drivers, d)
+	})
 }
 
 func (r *run) csiNodes(ctx context.Context) {
-	if list(ctx, r, diagnosis.Ref{Resource: diagnosis.CSINodes}, metav1.ListOptions{}, r.clients.StorageV1().CSINodes().List,
-		func(s *diagnosis.Snapshot, n *storagev1.CSINode) {
-			n.ObjectMeta = keepMeta(n.ObjectMeta)
-			s.CSINodes = append(s.CSINodes, n)
-		}) {
-		r.whole(diagnosis.CSINodes)
-	}
+	listAll(ctx, r, diagnosis.CSINodes, r.clients.StorageV1().CSINodes().List, func(s *diagnosis.Snapshot, n *storagev1.CSINode) {
+		n.ObjectMeta = keepMeta(n.ObjectMeta)
+		s.CSINodes = append(s.CSINodes, n)
+	})
 }
 
 func (r *run) nodes(ctx context.Context) {
-	if list(ctx, r, diagnosis.Ref{Resource: diagnosis.Nodes}, metav1.ListOptions{}, r.clients.CoreV1().Nodes().List,
-		func(s *diagnosis.Snapshot, n *corev1.Node) { s.Nodes = append(s.Nodes, keepNode(n)) }) {
-		r.whole(diagnosis.Nodes)
-	}
+	listAll(ctx, r, diagnosis.Nodes, r.clients.CoreV1().Nodes().List, func(s *diagnosis.Snapshot, n *corev1.Node) { s.Nodes = append(s.Nodes, keepNode(n)) })
 }
 
 // keepNode drops the images, which are most of a Node, and what else a diagnosis does not need.
@@ -70,13 +60,10 @@ func keepNode(node *corev1.Node) *corev1.Node {
 }
 
 func (r *run) volumes(ctx context.Context) {
-	if list(ctx, r, diagnosis.Ref{Resource: diagnosis.Volumes}, metav1.ListOptions{}, r.clients.CoreV1().PersistentVolumes().List,
-		func(s *diagnosis.Snapshot, pv *corev1.PersistentVolume) {
-			pv.ManagedFields = nil
-			s.Volumes = append(s.Volumes, pv)
-		}) {
-		r.whole(diagnosis.Volumes)
-	}
+	listAll(ctx, r, diagnosis.Volumes, r.clients.CoreV1().PersistentVolumes().List, func(s *diagnosis.Snapshot, pv *corev1.PersistentVolume) {
+		pv.ManagedFields = nil
+		s.Volumes = append(s.Volumes, pv)
+	})
 }
 
 // claims reads the claims of a namespace, or of all for "".
@@ -101,9 +88,9 @@ func (r *run) mayNameClaims(namespace string) {
 }
 
 // pods reads the pods of a namespace, or of all for "". Pods that use no volume are not kept.
-func (r *run) pods(ctx context.Context, namespace string) bool {
+func (r *run) pods(ctx context.Context, namespace string) {
 	if !list(ctx, r, diagnosis.Ref{Resource: diagnosis.Pods, Namespace: namespace}, metav1.ListOptions{}, r.clients.CoreV1().Pods(namespace).List, r.keepPod) {
-		return false
+		return
 	}
 	if namespace == "" {
 		r.whole(diagnosis.Pods)
@@ -111,7 +98,6 @@ func (r *run) pods(ctx context.Context, namespace string) bool {
 		r.add(func(s *diagnosis.Snapshot) { s.Absent = append(s.Absent, diagnosis.PodsIn(namespace)) })
 	}
 	r.mayName(namespace)
-	return true
 }
 
 // podsOn reads the pods of a node, of all namespaces. A reader without the right to that may be allowed to read one namespace.

@@ -147,6 +147,15 @@ func list[L runtime.Object, T any](ctx context.Context, r *run, ref diagnosis.Re
 	return true
 }
 
+// listAll reads all objects of a resource, and records it if it has.
+func listAll[L runtime.Object, T any](ctx context.Context, r *run, resource diagnosis.Resource,
+	read func(context.Context, metav1.ListOptions) (L, error), store func(*diagnosis.Snapshot, *T),
+) {
+	if list(ctx, r, diagnosis.Ref{Resource: resource}, metav1.ListOptions{}, read, store) {
+		r.whole(resource)
+	}
+}
+
 func (r *run) progress(what string, n int) {
 	if r.Progress != nil {
 		r.Progress(what, n)
@@ -208,6 +217,6 @@ func keepStatuses(statuses []corev1.ContainerStatus) []corev1.ContainerStatus {
 }
 
 func keepMeta(m metav1.ObjectMeta) metav1.ObjectMeta {
-	m.ManagedFields, m.Labels, m.Annotations, m.GenerateName, m.SelfLink = nil, nil, nil, "", ""
+	m.ManagedFields, m.Labels, m.Annotations, m.GenerateName = nil, nil, nil, ""
 	return m
 }

@@ -84,8 +84,8 @@ func (r *run) csiNode(ctx context.Context, name string) {
 
 // sources reads the claims and volumes that the subject refers to, and the pods that use them.
 func (r *run) sources(ctx context.Context, subject diagnosis.Ref) {
-	r.each(ctx, r.claimNames(), func(name string) { r.claim(ctx, subject.Namespace, name) }, func() { r.claims(ctx, subject.Namespace) })
-	r.each(ctx, r.volumeNames(subject), func(name string) { r.volume(ctx, name) }, func() { r.volumes(ctx) })
+	each(r.claimNames(), func(name string) { r.claim(ctx, subject.Namespace, name) }, func() { r.claims(ctx, subject.Namespace) })
+	each(r.volumeNames(subject), func(name string) { r.volume(ctx, name) }, func() { r.volumes(ctx) })
 	if subject.Resource == diagnosis.Pods || subject.Resource == diagnosis.Claims {
 		return
 	}
@@ -104,7 +104,7 @@ func (r *run) sources(ctx context.Context, subject diagnosis.Ref) {
 		r.hideForbidden(func() {
 			parallel(
 				func() {
-					r.each(ctx, claims, func(name string) { r.claim(ctx, namespace, name) }, func() { r.claims(ctx, namespace) })
+					each(claims, func(name string) { r.claim(ctx, namespace, name) }, func() { r.claims(ctx, namespace) })
 				},
 				func() {
 					if subject.Resource != diagnosis.Nodes { // the pods of a node were read
@@ -141,7 +141,7 @@ func distinct(unread []diagnosis.Unread) []diagnosis.Unread {
 }
 
 // each reads few objects one by one, or many at once.
-func (r *run) each(ctx context.Context, names []string, one func(string), all func()) {
+func each(names []string, one func(string), all func()) {
 	slices.Sort(names)
 	names = slices.Compact(names)
 	if len(names) > few {
@@ -219,10 +219,10 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 		calls = []func(){func() { r.warnings(ctx, subject.Namespace) }}
 	}
 	calls = append(calls,
-		func() { r.each(ctx, nodes, func(name string) { r.node(ctx, name) }, func() { r.nodes(ctx) }) },
-		func() { r.each(ctx, nodes, func(name string) { r.csiNode(ctx, name) }, func() { r.csiNodes(ctx) }) },
+		func() { each(nodes, func(name string) { r.node(ctx, name) }, func() { r.nodes(ctx) }) },
+		func() { each(nodes, func(name string) { r.csiNode(ctx, name) }, func() { r.csiNodes(ctx) }) },
 		func() {
-			r.each(ctx, holders, func(name string) { r.podsOn(ctx, name, subject.Namespace) }, func() { r.pods(ctx, "") })
+			each(holders, func(name string) { r.podsOn(ctx, name, subject.Namespace) }, func() { r.pods(ctx, "") })
 		},
 	)
 	parallel(calls...)

@@ -72,14 +72,15 @@ func TestFailingAPIServer(t *testing.T) {
 	create(t, node("fb"))
 	held(t, "failing", "v-failing", "fa", "fb")
 	failures := map[string]func(*http.Request) (*http.Response, error){
-		"403": status(http.StatusForbidden, "Forbidden"), "404": status(http.StatusNotFound, "NotFound"), "410": status(http.StatusGone, "Expired"),
-		"500": status(http.StatusInternalServerError, "InternalError"), "empty": status(http.StatusOK, ""),
+		"403": status(http.StatusForbidden, "Forbidden"), "404": status(http.StatusNotFound, "NotFound"), "410": status(http.StatusGone, "Expired"), //nolint:bodyclose // the proxy closes them
+		"500": status(http.StatusInternalServerError, "InternalError"), "empty": status(http.StatusOK, ""), //nolint:bodyclose // the proxy closes them
 		"cut": func(*http.Request) (*http.Response, error) { return nil, http.ErrServerClosed },
 	}
 	t.Run("each", func(t *testing.T) { failEach(t, failures) }) // ends before the objects go
 }
 
 func failEach(t *testing.T, failures map[string]func(*http.Request) (*http.Response, error)) {
+	t.Helper()
 	for name, fail := range failures {
 		for _, resource := range []string{"pods", "persistentvolumeclaims", "persistentvolumes", "volumeattachments", "nodes", "csinodes", "csidrivers", "leases", "events"} {
 			if name == "cut" && resource != "volumeattachments" && resource != "pods" {

@@ -95,7 +95,12 @@ func (p *plugin) wait(ctx context.Context, ref diagnosis.Ref, timeout time.Durat
 	}
 	answer.Explanation = &e
 	if err := format.print(p.Out, answer, func() error {
-		_, _ = fmt.Fprintf(p.Out, "Still attached to node %s after %v: %d VolumeAttachments, %d volumes in use.\n\n", ref.Name, timeout, len(answer.Attachments), len(answer.InUse))
+		_, _ = fmt.Fprintf(p.Out, "Still attached to node %s after %v: %d VolumeAttachments, %d volumes in use.\n", ref.Name, timeout, len(answer.Attachments), len(answer.InUse))
+		if e.Verdict == diagnosis.Clear {
+			_, err := fmt.Fprintf(p.Out, "Pods on the node use them: drain it.\n  kubectl drain %s --ignore-daemonsets\n", ref.Name)
+			return err
+		}
+		_, _ = fmt.Fprintln(p.Out)
 		return p.explanation(e)
 	}); err != nil {
 		return err
