@@ -94,6 +94,7 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 	root.SetFlagErrorFunc(usage.FlagError)
 	p.flags.AddFlags(root.PersistentFlags())
 	root.AddCommand(p.explainCommand(), p.forceCommand(), p.waitCommand())
+	root.AddCommand(p.stuckCommand(), p.orphansCommand(), p.mapCommand())
 	return root
 }
 
