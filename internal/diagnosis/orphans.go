@@ -34,8 +34,8 @@ type OrphanList struct {
 const (
 	// Unneeded: a VolumeAttachment for a node on which no pod needs the volume.
 	Unneeded = "Unneeded"
-	// Unattached: a node uses or reports a volume that has no VolumeAttachment there.
-	Unattached = "NoVolumeAttachment"
+	// WithoutAttachment: a node uses or reports a volume that has no VolumeAttachment there.
+	WithoutAttachment = "NoVolumeAttachment"
 	// Several: an exclusive volume has VolumeAttachments for several nodes.
 	Several = "Several"
 	// Shared: a volume that allows several nodes has VolumeAttachments for several: this is legal.
@@ -92,7 +92,7 @@ func Orphans(s *Snapshot, all bool) OrphanList {
 				add(Several, f)
 				continue
 			}
-			add(Unattached, f)
+			add(WithoutAttachment, f)
 		}
 		if len(x.attached[key]) > 1 && x.shared(key) == decision.Yes {
 			add(Shared, x.severalNodes(key))
