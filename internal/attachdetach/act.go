@@ -106,7 +106,7 @@ func (w *work) report(ctx context.Context, s attachment.Report) (again bool, err
 	if !stored {
 		return err == nil, err
 	}
-	w.loggerAt(s.Node).Info("Volume reported as attached", "attachment", s.Attachment.Name, "pods", klog.KObjSlice(w.now.pods[s.Node]), "again", s.Repeated)
+	w.loggerAt(s.Node).Info("Volume reported as attached", "attachment", s.Attachment.Name, "pods", klog.KObjSlice(w.now.pods[s.Node]), "repeated", s.Repeated)
 	if !s.Repeated {
 		for _, pod := range w.now.pods[s.Node] {
 			w.eventEmitter.succeeded(pod, explain.AttachSucceeded(w.now.volumeNameAt(s.Node)))
@@ -126,7 +126,7 @@ func (w *work) withdraw(ctx context.Context, s attachment.WithdrawReport) (again
 		return false, out.err
 	}
 	if w.log.V(1).Enabled() {
-		w.loggerAt(s.Node).V(1).Info("Report withdrawn", "answered", out.answered, "missing", out.missing)
+		w.loggerAt(s.Node).V(1).Info("Report withdrawn", "confirmed", out.answered, "nodeMissing", out.missing)
 	}
 	w.reads.record(s.Node, out)
 	return true, nil

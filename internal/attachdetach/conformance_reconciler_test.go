@@ -348,7 +348,7 @@ func multiAttach(name, words string, holders ...string) scenario {
 		got := l.messages("pod1", explain.FailedAttachVolume)
 		where := fmt.Sprintf("attached to node %q", l.name("b"))
 		if len(holders) == 0 {
-			where = fmt.Sprintf("for the kubelet of node %q to unmount it", l.name("b"))
+			where = fmt.Sprintf("for node %q to unmount it", l.name("b"))
 		}
 		want := fmt.Sprintf("Multi-Attach error for volume %q %s (", l.name("v"), words)
 		if len(got) != 1 || !strings.HasPrefix(got[0], want) || !strings.Contains(got[0], where) {

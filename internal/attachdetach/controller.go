@@ -161,7 +161,7 @@ func (c *Controller) Lead(ctx context.Context) error {
 			close(c.ready)
 			return nil
 		}
-		log.FromContext(ctx).Error(err, "Not started yet, failed to catch up with the previous leader", "retry", retry)
+		log.FromContext(ctx).Error(err, "Failed to catch up with the previous leader, retrying", "retryAfter", retry)
 		select {
 		case <-time.After(retry):
 		case <-ctx.Done():

@@ -121,7 +121,7 @@ func (w *work) emitClaimEvents(steps []attachment.Step) {
 func (w *work) emitDetached(node attachment.NodeName, d detach) {
 	logger := w.named(d.name).WithValues("node", node, "attachment", d.attachment)
 	if d.unconfirmed {
-		logger.Error(nil, "VolumeAttachment was removed without a confirmed detach")
+		logger.Error(nil, "VolumeAttachment was removed without a confirmed detach", "remedy", explain.DetachAtStorage)
 		if d.about != nil {
 			w.eventEmitter.warn(d.about, explain.VolumeDetachUnconfirmed, attachment.DetachUnanswered, explain.DetachUnconfirmed(d.name, node, d.attachment))
 		}
@@ -163,7 +163,7 @@ func (w *work) emitUnconfirmed() {
 
 func (w *work) warnTorn(one *attachment.Attachment) {
 	text := explain.DetachedInUse(w.now.volumeNameAt(one.Node), one.Node)
-	w.loggerAt(one.Node).Error(nil, "VolumeAttachment was deleted by another client while the volume is in use", "attachment", one.Name)
+	w.loggerAt(one.Node).Error(nil, "VolumeAttachment was deleted by another client while the volume is in use", "attachment", one.Name, "remedy", explain.RecreatePods)
 	for _, pod := range w.now.pods[one.Node] {
 		w.eventEmitter.warn(pod, explain.VolumeDetachedInUse, attachment.StillInUse, text)
 	}
@@ -179,13 +179,15 @@ func (w *work) emitDetachFailed(hold attachment.Wait) {
 	if !ok {
 		return
 	}
-	cause := hold.Detail
+	cause, text := hold.Detail, ""
 	switch hold.Reason {
 	default:
 		return
 	case attachment.DetachFailed:
+		text = explain.DetachFailed(d.name, hold.Node, cause)
 	case attachment.DetachUnanswered:
 		cause = explain.Unanswered(w.key, explain.Detach, hold.Node, hold.Since)
+		text = explain.DetachUnanswered(d.name, hold.Node, cause)
 	}
 	if d.lastFailure == cause {
 		return
@@ -194,7 +196,7 @@ func (w *work) emitDetachFailed(hold attachment.Wait) {
 	a.detaches[w.key][hold.Node] = d
 	w.named(d.name).Error(errors.New(cause), "Failed to detach volume", "node", hold.Node, "attachment", d.attachment, "reason", hold.Reason)
 	if d.about != nil {
-		a.warn(d.about, explain.FailedDetachVolume, hold.Reason, explain.DetachFailed(d.name, hold.Node, cause))
+		a.warn(d.about, explain.FailedDetachVolume, hold.Reason, text)
 	}
 }
 

@@ -67,7 +67,7 @@ func (s *eventSink) recorder(scheme *runtime.Scheme) record.EventRecorder {
 func (s *eventSink) Start(ctx context.Context) error {
 	watch := s.broadcaster.StartEventWatcher(func(e *corev1.Event) {
 		if !s.add(e) {
-			log.FromContext(ctx).Info("Dropping event, too many are waiting to be sent", "object", klog.KRef(e.InvolvedObject.Namespace, e.InvolvedObject.Name), "reason", e.Reason)
+			log.FromContext(ctx).Error(nil, "Dropped an event because the queue is full", "object", klog.KRef(e.InvolvedObject.Namespace, e.InvolvedObject.Name), "reason", e.Reason)
 		}
 	})
 	defer s.broadcaster.Shutdown()

@@ -168,7 +168,7 @@ func TestMultiAttachIsRefusedUntilTheVolumeIsFree(t *testing.T) {
 	// The first reason was observed before the second had a cause; the order in which they are known does not matter
 	// here.
 	isSecond := func(message string) bool {
-		return strings.Contains(message, fmt.Sprintf("for the kubelet of node %q to unmount it", l.name("a")))
+		return strings.Contains(message, fmt.Sprintf("for node %q to unmount it", l.name("a")))
 	}
 	if len(got) != 2 || !slices.Contains(got, first) || !slices.ContainsFunc(got, isSecond) {
 		t.Errorf("got %q, want once %q and once that the node has to unmount it", got, first)

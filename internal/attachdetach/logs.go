@@ -12,8 +12,7 @@ import (
 	"belay.dev/belay/internal/explain"
 )
 
-// The log keys are those of belay-attacher: volume (the PersistentVolume), handle, driver, node, attachment, claim, and
-// pod or pods. Most decisions log nothing, so values are looked up only for messages that are written.
+// The log keys are those of docs/logs.md, which all programs share. Most decisions log nothing, so values are looked up only for messages that are written.
 
 // logConstructor returns the logger for a volume, which controller-runtime also uses for errors of Reconcile.
 func logConstructor(base logr.Logger) func(*key) logr.Logger {

@@ -173,7 +173,7 @@ func (w *work) close(r *round) (again bool) {
 	r.over = true
 	for node := range r.begun {
 		w.slowNodes.add(w.key, node)
-		w.loggerAt(node).Info("Waiting for a response of the API server", "after", slowAfter)
+		w.loggerAt(node).Info("Waiting for a response of the API server", "waited", slowAfter)
 	}
 	maps.Copy(w.failed, r.failed)
 	return r.again || r.left > 0
@@ -183,7 +183,7 @@ func (w *work) close(r *round) (again bool) {
 func (w *work) finishLate(node attachment.NodeName, err error) {
 	version := ""
 	if err != nil {
-		w.loggerAt(node).Error(w.errorOf(err), "Failed to carry out a decision")
+		w.loggerAt(node).Error(w.errorOf(err), "Failed to carry out a decision, deciding again")
 	} else if answered, missing := w.reads.get(node); answered && !missing {
 		if n, ok := w.state.nodes.Get(string(node)); ok {
 			version = n.ResourceVersion

@@ -50,7 +50,7 @@ func (l *lab) awaitEvent(pod string, parts ...string) {
 
 func eventInUse(l *lab) {
 	uid := l.heldByA()
-	l.awaitEvent("q", fmt.Sprintf("for the kubelet of node %q to unmount it", l.name("a")), "the volume is not detached by force while the node is Ready")
+	l.awaitEvent("q", fmt.Sprintf("for node %q to unmount it", l.name("a")), "the volume is not detached by force while the node is Ready")
 	l.kept("v", "a", uid)
 	l.use("a")
 	l.awaitReported("v", "b")

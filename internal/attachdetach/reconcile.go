@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/explain"
 )
 
 // Reconcile observes a volume, decides, and acts, until only a wait is left.
@@ -105,7 +106,8 @@ func (w *work) step(ctx context.Context, step attachment.Step) (again bool, err 
 		w.loggerAt(s.Node).Info("Detaching volume", "attachment", s.Attachment.Name)
 		return w.detach(ctx, attachment.ForceDetach{Node: s.Node, Attachment: s.Attachment})
 	case attachment.ForceDetach:
-		w.loggerAt(s.Node).Info("Detaching volume by force", "attachment", s.Attachment.Name, "authority", s.Authority.String())
+		w.loggerAt(s.Node).Error(nil, "Detaching volume by force from a node that may still use it",
+			"attachment", s.Attachment.Name, "policy", s.Authority.String(), "reason", s.Reason, "remedy", explain.CheckMachineIsOff)
 		return w.detach(ctx, s)
 	case attachment.AnnotateAttachment:
 		return false, w.annotateAttachment(ctx, s)

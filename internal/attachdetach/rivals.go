@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/telemetry"
 )
@@ -87,6 +88,15 @@ type probe struct {
 // foreignWrite is a write of another component.
 type foreignWrite struct{ resource, node, writer, what string }
 
+// logValues returns the log keys and values of a write.
+func (s foreignWrite) logValues() []any {
+	values := []any{"resource", s.resource, "writer", s.writer, "write", s.what}
+	if s.node != "" {
+		values = append(values, "node", s.node)
+	}
+	return values
+}
+
 // watch registers the event handlers.
 func (r *rivals) watch(nodes, attachments toolscache.SharedIndexInformer) error {
 	_, err := nodes.AddEventHandler(toolscache.ResourceEventHandlerFuncs{UpdateFunc: func(before, after any) {
@@ -125,7 +135,7 @@ func (r *rivals) follow(events typedcorev1.EventsGetter) func(context.Context) e
 		for retry := time.Second; ; retry = min(2*retry, warnInterval) {
 			began := time.Now()
 			if err := kube.WatchEvents(ctx, events, r.eventSeen); err != nil && ctx.Err() == nil {
-				r.log.Error(err, "Failed to watch the events of other attach/detach controllers, retrying", "retry", retry)
+				r.log.Error(err, "Failed to watch the events of other attach/detach controllers, retrying", "retryAfter", retry)
 			}
 			if time.Since(began) > settleTime {
 				retry = time.Second // watches end regularly
@@ -151,7 +161,7 @@ func (r *rivals) nodeChanged(before, after *corev1.Node) {
 	old := r.began.IsZero() || !newer(after.ResourceVersion, r.sinceNodes)
 	r.mu.Unlock()
 	if !old {
-		r.warn(foreignWrite{"nodes/status", after.Name, writer.Manager, "changed status.volumesAttached of the node"})
+		r.warn(foreignWrite{"nodes/status", after.Name, writer.Manager, explain.ChangedReport})
 	}
 }
 
@@ -164,7 +174,7 @@ func (r *rivals) eventSeen(e *corev1.Event) {
 	about := e.InvolvedObject
 	r.warn(foreignWrite{
 		"events", r.nodeOf(about.Namespace, about.Name), writer.Manager,
-		fmt.Sprintf("emitted %s as %s on %s %s/%s", e.Reason, kube.EventComponent, about.Kind, about.Namespace, about.Name),
+		explain.EmittedEvent(e.Reason, kube.EventComponent, about.Kind, about.Namespace, about.Name),
 	})
 }
 
@@ -189,7 +199,7 @@ func (r *rivals) foreignAttachment(name, node string) {
 	if !r.suspect() {
 		return
 	}
-	s := foreignWrite{"volumeattachments", node, r.creator(name), "created VolumeAttachment " + name}
+	s := foreignWrite{"volumeattachments", node, r.creator(name), explain.CreatedAttachment(name)}
 	if proof {
 		r.halt(s)
 	} else {
@@ -225,8 +235,8 @@ func (r *rivals) warn(s foreignWrite) {
 	if silent {
 		return
 	}
-	r.log.Error(nil, "Another component acts as an attach/detach controller", "resource", s.resource, "node", s.node, "writer", s.writer, "what", s.what)
-	r.event(s, "Only one attach/detach controller may run: if this was another one, disable it")
+	r.log.Error(nil, "Another component acts as an attach/detach controller", append(s.logValues(), "remedy", explain.DisableForeign)...)
+	r.event(s, explain.ForeignWrite(s.writer, s.what))
 }
 
 // halt stops all writes of this process: another controller answered the probe.
@@ -242,14 +252,14 @@ func (r *rivals) halt(s foreignWrite) {
 		return
 	}
 	r.metrics.Halted()
-	r.log.Error(ErrHalted, "Halted attach and detach until restart", "resource", s.resource, "node", s.node, "writer", s.writer, "what", s.what)
-	r.event(s, "belay-controller held back its own: another attach/detach controller is running. belay-controller has halted; disable one of the two, and if belay stays, restart it")
+	r.log.Error(ErrHalted, "Halted attach and detach until restart", append(s.logValues(), "remedy", explain.EndHalt)...)
+	r.event(s, explain.Halted(s.writer, s.what))
 }
 
-func (r *rivals) event(s foreignWrite, advice string) {
+func (r *rivals) event(s foreignWrite, text string) {
 	if s.node != "" {
 		about := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.node}}
-		r.recorder.Eventf(about, corev1.EventTypeWarning, ForeignWriterReason, "%q %s. %s", s.writer, s.what, advice)
+		r.recorder.Event(about, corev1.EventTypeWarning, ForeignWriterReason, text)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/publication"
 )
 
@@ -143,7 +144,7 @@ func (a *Attacher) secrets(ctx context.Context, ref *corev1.SecretReference) (cs
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("failed to load secret \"%s/%s\": %w", ref.Namespace, ref.Name, err)
+		return nil, explain.SecretNotLoaded(ref.Namespace, ref.Name, err)
 	}
 	found := make(csi.Secrets, len(secret.Data))
 	for key, value := range secret.Data {
@@ -157,7 +158,7 @@ func (a *Attacher) recordAttached(ctx context.Context, subj *subject) error {
 	err := a.writeStatus(ctx, subj.attachment, attachedPatch(subj.attachment, subj.record.publishContext))
 	if apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err) {
 		// The API server will never accept this publish context. An error in the status lets a person fix the cause.
-		err = fmt.Errorf("could not save the publish context: %w", err)
+		err = explain.PublishContextNotSaved(err)
 		a.calls.fail(subj.uid(), err, time.Now())
 		a.logFailure(log.FromContext(ctx).WithValues(subj.logValues()...), attempt{uid: subj.uid(), verb: publication.Publish}, err)
 		return nil

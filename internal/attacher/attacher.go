@@ -231,14 +231,14 @@ func (a *Attacher) drain(logger logr.Logger, calling, working *sync.WaitGroup) {
 	defer timer.Stop()
 	select {
 	case <-ended:
-		logger.Info("Shut down, the results of all calls are recorded")
+		logger.Info("Shut down after the results of all calls were recorded")
 	case <-timer.C:
 		select {
 		case <-called:
-			logger.Info("Shut down before all results were recorded, the next leader repeats their calls")
+			logger.Info("Shut down before all results were recorded, leaving their calls to the next leader")
 		default:
 			a.callsInFlightAtExit.Store(true)
-			logger.Info("Shut down with calls in flight, the next leader repeats them")
+			logger.Info("Shut down with calls in flight, leaving them to the next leader")
 		}
 		a.queue.ShutDown()
 	}

@@ -60,7 +60,7 @@ func TestLeaseAfterShutdown(t *testing.T) {
 			if spec := w.lease().Spec; held(w.lease()) != hangs || hangs && *spec.HolderIdentity != host {
 				t.Errorf("the lease is held: %v (%v)", held(w.lease()), spec)
 			}
-			if kept := len(logged.of("Letting the leader lease expire, calls to the driver are still in flight")) == 1; kept != hangs {
+			if kept := len(logged.of("Letting the leader lease expire because calls to the driver are still in flight")) == 1; kept != hangs {
 				t.Errorf("logged that the lease is kept: %v", kept)
 			}
 		})

@@ -127,7 +127,7 @@ func (o *Options) lead(ctx context.Context, a *Attacher, lease *kube.Lease, heal
 				failed = a.Run(held)
 				if a.callsInFlightAtExit.Load() {
 					// The next leader may use another instance of the driver, which does not know of these calls.
-					log.FromContext(ctx).Info("Letting the leader lease expire, calls to the driver are still in flight")
+					log.FromContext(ctx).Info("Letting the leader lease expire because calls to the driver are still in flight")
 					lease.KeepUntilExpiry()
 				}
 			},

@@ -12,8 +12,7 @@ import (
 	"belay.dev/belay/internal/publication"
 )
 
-// The log keys are those of belay-controller: volume (the PersistentVolume), handle, driver, node, attachment and
-// claim. Run adds the driver. Looking them up is not free: do it only for messages that are written.
+// The log keys are those of docs/logs.md, which all programs share. Run adds the driver. Looking them up is not free: do it only for messages that are written.
 
 // logValues returns the log keys and values of an attachment.
 func (s *subject) logValues() []any { return s.callLogValues(s.seen.Node) }
@@ -99,11 +98,16 @@ func (s snapshot) logWaits(ctx context.Context, waits []publication.Wait, change
 		if !changed[w.Attachment] {
 			continue
 		}
-		values := append(byName[w.Attachment].logValues(), "reason", w.Reason, "until", publication.Exit(w.Reason))
+		subj := byName[w.Attachment]
+		verb := publication.Publish
+		if subj.seen.Deleting || subj.seen.Gone {
+			verb = publication.Unpublish
+		}
+		values := append(subj.logValues(), "reason", w.Reason, "until", publication.Exit(w.Reason))
 		if !w.Until.IsZero() {
 			values = append(values, "recheckAt", publication.FormatTime(w.Until))
 		}
-		logger.Info("Waiting", values...)
+		logger.Info(verbs[verb].wait, values...)
 	}
 }
 
@@ -115,7 +119,7 @@ var disagreements = map[publication.Drift]string{
 }
 
 // verbs are the log messages for calls.
-var verbs = map[publication.Verb]struct{ start, failed, done string }{
-	publication.Publish:   {"Attaching volume", "Failed to attach volume", "Volume attached"},
-	publication.Unpublish: {"Detaching volume", "Failed to detach volume", "Volume detached"},
+var verbs = map[publication.Verb]struct{ wait, start, failed, done string }{
+	publication.Publish:   {"Waiting to attach volume", "Attaching volume", "Failed to attach volume", "Volume attached"},
+	publication.Unpublish: {"Waiting to detach volume", "Detaching volume", "Failed to detach volume", "Volume detached"},
 }

@@ -108,14 +108,14 @@ func TestLogsNameTheVolume(t *testing.T) {
 			}
 		}
 	}
-	for _, one := range out.of("Waiting") {
+	for _, one := range append(out.of("Waiting to attach volume"), out.of("Waiting to detach volume")...) {
 		if one["attachment"] == va {
 			if diff := cmp.Diff(want, one.names()); diff != "" {
 				t.Errorf("a wait names (-want +got):\n%s", diff)
 			}
 		}
 	}
-	if len(out.of("Waiting")) == 0 {
+	if len(out.of("Waiting to attach volume")) == 0 {
 		t.Error("no wait was logged")
 	}
 	if strings.Contains(out.text.String(), "0001-01-01") {

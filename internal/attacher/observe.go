@@ -1,12 +1,13 @@
 package attacher
 
 import (
-	"fmt"
+	"errors"
 	"slices"
 	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/publication"
 )
@@ -135,14 +136,14 @@ func messageOf(e *storagev1.VolumeError) string {
 func (a *Attacher) nodeID(node string) (string, error) {
 	csiNode, ok := a.objects.csiNodes.Get(node)
 	if !ok {
-		return "", fmt.Errorf("csinode.storage.k8s.io %q not found", node)
+		return "", errors.New(explain.CSINodeNotFound(node))
 	}
 	for _, driver := range csiNode.Spec.Drivers {
 		if driver.Name == a.driver && driver.NodeID != "" {
 			return driver.NodeID, nil
 		}
 	}
-	return "", fmt.Errorf("CSINode %s does not contain driver %s", node, a.driver)
+	return "", errors.New(explain.CSINodeLacksDriver(node, a.driver))
 }
 
 func (a *Attacher) publishProblem(subj *subject, nodeErr error) string {
@@ -153,7 +154,7 @@ func (a *Attacher) publishProblem(subj *subject, nodeErr error) string {
 		return subj.source.missing.Error()
 	}
 	if pv := subj.source.pv; pv != nil && pv.DeletionTimestamp != nil {
-		return fmt.Sprintf("PersistentVolume %q is marked for deletion", pv.Name)
+		return explain.VolumeMarkedForDeletion(pv.Name)
 	}
 	if err := a.controller.CheckPublish(subj.source.spec.AccessModes); err != nil {
 		return err.Error()

@@ -98,8 +98,8 @@ func TestResultThatCannotBeRecorded(t *testing.T) {
 		if got := gauge(t, registry, "attacher_attachment_blocked_longest_seconds", "attach", string(publication.RecordingFailed)); got < 58 {
 			t.Errorf("it has waited for %v s, want a minute", got)
 		}
-		if n := len(b.log.of("Waiting")); n != 2 {
-			t.Errorf("%d waits were logged, want the call's and the recording's: %v", n, b.log.of("Waiting"))
+		if n := len(b.log.of("Waiting to attach volume")); n != 2 {
+			t.Errorf("%d waits were logged, want the call's and the recording's: %v", n, b.log.of("Waiting to attach volume"))
 		}
 		b.api.mu.Lock()
 		b.api.refuse = nil
@@ -134,7 +134,7 @@ func TestEachWaitIsLoggedOnce(t *testing.T) {
 			t.Fatal("not attached")
 		}
 		var got []string
-		for _, one := range b.log.of("Waiting") {
+		for _, one := range b.log.of("Waiting to attach volume") {
 			got = append(got, one["reason"].(string)+" until "+one["until"].(string))
 		}
 		want := []string{

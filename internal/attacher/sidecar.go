@@ -102,7 +102,7 @@ func RunSidecar(ctx context.Context, o *Options) error {
 // csi-attacher, the process keeps waiting.
 func logUnreachable(ctx context.Context, config *rest.Config) {
 	if err := kube.Reach(ctx, config); err != nil && ctx.Err() == nil {
-		log.FromContext(ctx).Error(err, "Waiting for the API server; check that it is running and that its address and certificate authority are right")
+		log.FromContext(ctx).Error(err, "API server does not respond, waiting for it", "remedy", "check that it is running and that its address and certificate authority are right")
 	}
 }
 
@@ -142,7 +142,7 @@ func connect(ctx context.Context, o *Options) (*csi.Driver, metrics.CSIMetricsMa
 		driver, err = csi.Connect(ctx, o.Common.CSIAddress, manager, o.Timeout)
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, fmt.Errorf("%w; check that the driver is running and that --csi-address is its socket", err)
 	}
 	manager.SetDriverName(driver.Name)
 	manager.WithAdditionalRegistry(legacyregistry.DefaultGatherer)

@@ -3,7 +3,6 @@ package attacher
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,22 +10,19 @@ import (
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/csi"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/planted"
 	"belay.dev/belay/internal/publication"
 )
 
-// These errors have csi-attacher's texts: users and tools look for them in the status of the attachment.
+// Why the volume of an attachment is not known, for its status.
 var (
-	errBothSources   = errors.New("both InlineCSIVolumeSource and PersistentVolumeName specified in VA source")
-	errNoSource      = errors.New("neither InlineCSIVolumeSource nor PersistentVolumeName specified in VA source")
-	errInlineWithout = errors.New("inline volume spec contains nil CSI source")
-	errNotCSI        = errors.New("pv spec contained non-csi source that was not migrated")
+	errBothSources   = errors.New(explain.BothSources)
+	errNoSource      = errors.New(explain.NoSource)
+	errInlineWithout = errors.New(explain.InlineWithoutCSI)
+	errNotCSI        = errors.New(explain.NotCSI)
 )
-
-func errTranslate(reason string) error {
-	return fmt.Errorf("failed to translate in tree pv to CSI: %s", reason)
-}
 
 // identity identifies the volume of a call. It is recorded on the attachment before the first call, and only that
 // volume is unpublished, even if the PersistentVolume is recreated for another volume.
@@ -99,17 +95,16 @@ func (o *objects) sourceNamed(va *storagev1.VolumeAttachment, name string) (sour
 // unknown, the error states how to end the wait.
 func (o *objects) recreated(name, handle string, known bool) error {
 	if known {
-		return fmt.Errorf("PersistentVolume %q was recreated for another volume, %q", name, handle)
+		return errors.New(explain.VolumeRecreated(name, handle))
 	}
-	return fmt.Errorf("PersistentVolume %q was recreated for another volume, %q, and which volume this VolumeAttachment is for was not recorded: nothing is attached or detached for it. "+
-		"Create a PersistentVolume with the handle of the earlier volume, or detach that volume at the storage and remove the finalizer %s", name, handle, kube.AttacherFinalizer(o.driver))
+	return errors.New(explain.VolumeRecreatedUnrecorded(name, handle, kube.AttacherFinalizer(o.driver)))
 }
 
 // sourceOfName returns the current volume of a PersistentVolume.
 func (o *objects) sourceOfName(name string) (source, error) {
 	pv, ok := o.volumes.Get(name)
 	if !ok {
-		return source{}, fmt.Errorf("persistentvolume %q not found", name)
+		return source{}, errors.New(explain.VolumeNotFound(name))
 	}
 	return o.sourceOfVolume(pv)
 }
@@ -120,7 +115,7 @@ func (o *objects) sourceOfVolume(pv *corev1.PersistentVolume) (source, error) {
 		return source{}, err
 	}
 	if spec.CSI.Driver != o.driver {
-		return source{}, fmt.Errorf("PersistentVolume %q belongs to CSI driver %q, not to %q", pv.Name, spec.CSI.Driver, o.driver)
+		return source{}, errors.New(explain.VolumeOfOtherDriver(pv.Name, spec.CSI.Driver, o.driver))
 	}
 	from := sourceOfSpec(spec, migrated)
 	from.pv = pv

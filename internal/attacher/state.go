@@ -19,6 +19,7 @@ import (
 	csitrans "k8s.io/csi-translation-lib"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 )
 
@@ -300,7 +301,7 @@ func csiSpec(pv *corev1.PersistentVolume) (spec *corev1.PersistentVolumeSpec, mi
 	failed, migrated := pv.Annotations[inTreeAnnotation]
 	switch {
 	case failed != "":
-		return nil, migrated, errTranslate(failed)
+		return nil, migrated, errors.New(explain.TranslateFailed(failed))
 	case pv.Spec.CSI == nil:
 		return nil, migrated, errNotCSI
 	}

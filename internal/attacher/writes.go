@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/planted"
 	"belay.dev/belay/internal/publication"
@@ -145,7 +146,7 @@ func (a *Attacher) protectVolume(ctx context.Context, pv *corev1.PersistentVolum
 		err = errDropped
 	}
 	if err != nil {
-		return fmt.Errorf("could not add PersistentVolume finalizer: %w", err)
+		return explain.VolumeNotProtected(err)
 	}
 	return nil
 }
@@ -173,17 +174,17 @@ func (a *Attacher) protectAttachment(ctx context.Context, va *storagev1.VolumeAt
 	}
 	stored, err := a.patchAttachment(ctx, va.Name, types.StrategicMergePatchType, patch)
 	if err != nil {
-		return fmt.Errorf("could not save VolumeAttachment: %w", err)
+		return explain.AttachmentNotSaved(err)
 	}
 	a.objects.attachments.Wrote(a.objects.trimAttachment(stored))
 	if !slices.Contains(stored.Finalizers, a.finalizer) || stored.Annotations[kube.NodeIDAnnotation] != nodeID {
-		return fmt.Errorf("could not save VolumeAttachment: %w", errDropped)
+		return explain.AttachmentNotSaved(errDropped)
 	}
 	return nil
 }
 
 // errDropped means that the API server accepted a write but did not store it.
-var errDropped = errors.New("the API server left out the finalizer or the node ID: an admission policy removes them")
+var errDropped = errors.New(explain.WriteDropped)
 
 // removeFinalizer completes a detach. If our finalizer was the last one, the object is gone with this request, and
 // csi-attacher's second request, which sets attached=false, would return 404. If others remain, RecordDetached has
@@ -191,7 +192,7 @@ var errDropped = errors.New("the API server left out the finalizer or the node I
 func (a *Attacher) removeFinalizer(ctx context.Context, subj *subject) error {
 	stored, err := a.patchAttachment(ctx, subj.attachment.Name, types.StrategicMergePatchType, removeFinalizerPatch(subj.uid(), a.finalizer))
 	if err != nil {
-		return fmt.Errorf("could not mark as detached: %w", err)
+		return explain.NotMarkedDetached(err)
 	}
 	if stored.DeletionTimestamp != nil && len(stored.Finalizers) == 0 {
 		a.objects.attachments.Ended(stored)

@@ -95,8 +95,13 @@ func DetachUnconfirmed(volume string, node attachment.NodeName, name string) str
 		name, volume, node)
 }
 
-// DetachFailed reports why a volume could not be detached from a node.
+// DetachFailed reports why a volume could not be detached from a node, and that the detach is retried.
 func DetachFailed(volume string, node attachment.NodeName, cause string) string {
+	return DetachUnanswered(volume, node, strings.TrimSuffix(cause, retried)+retried)
+}
+
+// DetachUnanswered reports that a detach got no answer; the cause, from Unanswered, ends with what to do.
+func DetachUnanswered(volume string, node attachment.NodeName, cause string) string {
 	return fmt.Sprintf("DetachVolume.Detach failed for volume %q from node %q : %s", volume, node, cause)
 }
 

@@ -87,7 +87,15 @@ func TestTextsAreUpstreams(t *testing.T) {
 		},
 		"driver refused to detach": {
 			DetachFailed("pv-1", "node-1", "busy"),
-			`DetachVolume.Detach failed for volume "pv-1" from node "node-1" : busy`,
+			`DetachVolume.Detach failed for volume "pv-1" from node "node-1" : busy; it is retried with back-off`,
+		},
+		"driver did not answer the detach": {
+			DetachFailed("pv-1", "node-1", DriverError("no answer; next attempt at 2026-01-01T12:00:01Z")),
+			`DetachVolume.Detach failed for volume "pv-1" from node "node-1" : no answer; it is retried with back-off`,
+		},
+		"attacher does not detach": {
+			DetachUnanswered("pv-1", "node-1", Unanswered(attachment.VolumeKey{Driver: "disk.example", Handle: "h"}, Detach, "node-1", since)),
+			`DetachVolume.Detach failed for volume "pv-1" from node "node-1" : timed out waiting for external-attacher of disk.example CSI driver to detach volume h from node "node-1", requested at 2026-01-01T10:00:00Z. Check that its pod is running: the detach continues as soon as it is`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -84,12 +84,12 @@ func mounted(node attachment.NodeName, c attachment.Cause, ready attachment.Know
 	return text
 }
 
-// unmount describes what the node has to do. Kubelet lists a volume in use before it is attached: if no attach was confirmed, it
-// only has to remove that entry.
+// unmount describes what the node has to do, by its kubelet or belay-node. These list a volume in use before it is attached: if no
+// attach was confirmed, only that entry has to be removed.
 func unmount(node attachment.NodeName, c attachment.Cause) string {
 	switch {
 	case c.Unconfirmed.IsZero():
-		return fmt.Sprintf("waiting%s for the kubelet of node %q to unmount it", since(c), node)
+		return fmt.Sprintf("waiting%s for node %q to unmount it", since(c), node)
 	case c.Detail != "":
 		return fmt.Sprintf("it may be attached to node %q, because an attach%s failed and is retried: %s; %s", node, requested(c.Unconfirmed), cause(c), waitingForList(node, c))
 	}
@@ -97,7 +97,7 @@ func unmount(node attachment.NodeName, c attachment.Cause) string {
 }
 
 func waitingForList(node attachment.NodeName, c attachment.Cause) string {
-	return fmt.Sprintf("waiting%s for the kubelet of node %q to remove it from status.volumesInUse", since(c), node)
+	return fmt.Sprintf("waiting%s for node %q to remove it from status.volumesInUse", since(c), node)
 }
 
 func unanswered(node attachment.NodeName, asked time.Time) string {

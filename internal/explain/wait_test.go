@@ -22,34 +22,34 @@ func TestWait(t *testing.T) {
 	}{
 		"in use, Ready": {
 			attachment.Cause{Reason: attachment.StillInUse, Since: from, Overdue: until}, attachment.Yes,
-			`waiting since 2026-01-01T10:00:00Z for the kubelet of node "a" to unmount it; the volume is not detached by force while the node is Ready; from 2026-01-01T10:06:00Z on, it is detached by force as soon as the node is not Ready or is deleted`,
+			`waiting since 2026-01-01T10:00:00Z for node "a" to unmount it; the volume is not detached by force while the node is Ready; from 2026-01-01T10:06:00Z on, it is detached by force as soon as the node is not Ready or is deleted`,
 		},
 		"in use, Ready, no policy": {
 			since(attachment.StillInUse), attachment.Yes,
-			`waiting since 2026-01-01T10:00:00Z for the kubelet of node "a" to unmount it; the volume is not detached by force while the node is Ready`,
+			`waiting since 2026-01-01T10:00:00Z for node "a" to unmount it; the volume is not detached by force while the node is Ready`,
 		},
 		"in use, not Ready": {
 			byTime(attachment.StillInUse), attachment.No,
-			`waiting since 2026-01-01T10:00:00Z for the kubelet of node "a" to unmount it; the node is not Ready, and the volume is detached by force at 2026-01-01T10:06:00Z`,
+			`waiting since 2026-01-01T10:00:00Z for node "a" to unmount it; the node is not Ready, and the volume is detached by force at 2026-01-01T10:06:00Z`,
 		},
 		"in use, health not known": {
-			since(attachment.StillInUse), attachment.Unknown, `waiting since 2026-01-01T10:00:00Z for the kubelet of node "a" to unmount it`,
+			since(attachment.StillInUse), attachment.Unknown, `waiting since 2026-01-01T10:00:00Z for node "a" to unmount it`,
 		},
 		"in use, the attach has no answer": {
 			attachment.Cause{Reason: attachment.StillInUse, Since: until, Unconfirmed: from}, attachment.Yes,
-			`it may be attached to node "a", because an attach requested at 2026-01-01T10:00:00Z has had no answer yet; waiting since 2026-01-01T10:06:00Z for the kubelet of node "a" to remove it from status.volumesInUse; the volume is not detached by force while the node is Ready`,
+			`it may be attached to node "a", because an attach requested at 2026-01-01T10:00:00Z has had no answer yet; waiting since 2026-01-01T10:06:00Z for node "a" to remove it from status.volumesInUse; the volume is not detached by force while the node is Ready`,
 		},
 		"in use, the attach failed": {
 			attachment.Cause{Reason: attachment.StillInUse, Since: until, Unconfirmed: from, Detail: "busy"}, attachment.No,
-			`it may be attached to node "a", because an attach requested at 2026-01-01T10:00:00Z failed and is retried: busy; waiting since 2026-01-01T10:06:00Z for the kubelet of node "a" to remove it from status.volumesInUse; the node is not Ready, and the volume is never detached by force: shut the machine down, then add the taint node.kubernetes.io/out-of-service to the node`,
+			`it may be attached to node "a", because an attach requested at 2026-01-01T10:00:00Z failed and is retried: busy; waiting since 2026-01-01T10:06:00Z for node "a" to remove it from status.volumesInUse; the node is not Ready, and the volume is never detached by force: shut the machine down, then add the taint node.kubernetes.io/out-of-service to the node`,
 		},
 		"in use, not Ready, no policy": {
 			since(attachment.StillInUse), attachment.No,
-			`waiting since 2026-01-01T10:00:00Z for the kubelet of node "a" to unmount it; the node is not Ready, and the volume is never detached by force: shut the machine down, then add the taint node.kubernetes.io/out-of-service to the node`,
+			`waiting since 2026-01-01T10:00:00Z for node "a" to unmount it; the node is not Ready, and the volume is never detached by force: shut the machine down, then add the taint node.kubernetes.io/out-of-service to the node`,
 		},
 		"taint on a Ready node": {
 			since(attachment.OutOfServiceNodeReady), attachment.Yes,
-			`waiting since 2026-01-01T10:00:00Z for the kubelet of node "a" to unmount it; the node has the taint node.kubernetes.io/out-of-service, which does not force the detach as long as the node is Ready. Shut the machine down, or remove the taint`,
+			`waiting since 2026-01-01T10:00:00Z for node "a" to unmount it; the node has the taint node.kubernetes.io/out-of-service, which does not force the detach as long as the node is Ready. Shut the machine down, or remove the taint`,
 		},
 		"Node deleted": {
 			byTime(attachment.NodeGone), attachment.No,

@@ -40,7 +40,7 @@ func NewReconcile(registry prometheus.Registerer) *Reconcile {
 		r.passes.WithLabelValues(result)
 	}
 	for _, drift := range []publication.Drift{publication.NotPublished, publication.StillPublished, publication.Abandoned} {
-		for _, result := range []string{"seen", "confirmed", "mended", "repeated"} {
+		for _, result := range []string{"seen", "confirmed", "repaired", "repeated"} {
 			r.drifts.WithLabelValues(string(drift), result)
 		}
 	}
@@ -63,7 +63,7 @@ func (r *Reconcile) Compared(took time.Duration, entries int, result publication
 	}
 	r.passes.WithLabelValues("complete").Observe(took.Seconds())
 	r.entries.Set(float64(entries))
-	for word, counts := range map[string]map[publication.Drift]int{"seen": result.Seen, "mended": result.Repaired, "repeated": result.Repeated} {
+	for word, counts := range map[string]map[publication.Drift]int{"seen": result.Seen, "repaired": result.Repaired, "repeated": result.Repeated} {
 		for drift, n := range counts {
 			r.drifts.WithLabelValues(string(drift), word).Add(float64(n))
 		}

@@ -81,7 +81,7 @@ func holderUnmounting(s *stuck) {
 	s.wait()
 	s.hears("already used by pod(s) " + s.pod("holder"))
 	s.remove("holder")
-	text := s.hears(`for the kubelet of node "node-1" to unmount it`, "while the node is Ready")
+	text := s.hears(`for node "node-1" to unmount it`, "while the node is Ready")
 	s.since(text)
 	lift()
 	s.arrives()
@@ -178,7 +178,7 @@ func taintOnReadyNode(s *stuck) {
 	if err := s.scene.MarkOutOfService(s.Context(), tainted); err != nil {
 		s.Fatal(err)
 	}
-	text := s.hears(`for the kubelet of node "node-5" to unmount it`, "taint node.kubernetes.io/out-of-service", "Ready", "remove the taint")
+	text := s.hears(`for node "node-5" to unmount it`, "taint node.kubernetes.io/out-of-service", "Ready", "remove the taint")
 	s.since(text)
 	lift()
 	s.arrives()

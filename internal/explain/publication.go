@@ -1,0 +1,75 @@
+package explain
+
+import "fmt"
+
+// The errors in the status of a VolumeAttachment. The first four, and those that begin like csi-attacher's, are csi-attacher's to the
+// letter: users and tools look for them there.
+const (
+	BothSources      = "both InlineCSIVolumeSource and PersistentVolumeName specified in VA source"
+	NoSource         = "neither InlineCSIVolumeSource nor PersistentVolumeName specified in VA source"
+	InlineWithoutCSI = "inline volume spec contains nil CSI source"
+	NotCSI           = "pv spec contained non-csi source that was not migrated"
+
+	// WriteDropped reports a write that the API server accepted and did not store.
+	WriteDropped = "the API server left out the finalizer or the node ID: an admission policy removes them"
+)
+
+// TranslateFailed reports why an in-tree volume has no CSI source.
+func TranslateFailed(cause string) string { return "failed to translate in tree pv to CSI: " + cause }
+
+// VolumeNotFound reports that the PersistentVolume does not exist, as a lister of client-go does.
+func VolumeNotFound(name string) string { return fmt.Sprintf("persistentvolume %q not found", name) }
+
+// VolumeMarkedForDeletion reports that nothing is attached for a PersistentVolume that is being deleted.
+func VolumeMarkedForDeletion(name string) string {
+	return fmt.Sprintf("PersistentVolume %q is marked for deletion", name)
+}
+
+// VolumeOfOtherDriver reports that the PersistentVolume is not of the driver that the VolumeAttachment names.
+func VolumeOfOtherDriver(name, driver, attacher string) string {
+	return fmt.Sprintf("PersistentVolume %q belongs to CSI driver %q, not to %q", name, driver, attacher)
+}
+
+// VolumeRecreated reports that the PersistentVolume is not the one that the VolumeAttachment was created for.
+func VolumeRecreated(name, handle string) string {
+	return fmt.Sprintf("PersistentVolume %q was recreated for another volume, %q", name, handle)
+}
+
+// VolumeRecreatedUnrecorded reports the same if the earlier volume is unknown, and how to end the wait.
+func VolumeRecreatedUnrecorded(name, handle, finalizer string) string {
+	return VolumeRecreated(name, handle) + ", and which volume this VolumeAttachment is for was not recorded: nothing is attached or detached for it. " +
+		"Create a PersistentVolume with the handle of the earlier volume, or detach that volume at the storage and remove the finalizer " + finalizer
+}
+
+// CSINodeNotFound reports that the node has no CSINode, as a lister of client-go does.
+func CSINodeNotFound(node string) string {
+	return fmt.Sprintf("csinode.storage.k8s.io %q not found", node)
+}
+
+// CSINodeLacksDriver reports that the driver is not registered on the node.
+func CSINodeLacksDriver(node, driver string) string {
+	return fmt.Sprintf("CSINode %s does not contain driver %s", node, driver)
+}
+
+// SecretNotLoaded wraps why the Secret for a call could not be read.
+func SecretNotLoaded(namespace, name string, err error) error {
+	return fmt.Errorf("failed to load secret \"%s/%s\": %w", namespace, name, err)
+}
+
+// VolumeNotProtected wraps why the finalizer was not added to the PersistentVolume.
+func VolumeNotProtected(err error) error {
+	return fmt.Errorf("could not add PersistentVolume finalizer: %w", err)
+}
+
+// AttachmentNotSaved wraps why the finalizer and the records were not added to the VolumeAttachment.
+func AttachmentNotSaved(err error) error {
+	return fmt.Errorf("could not save VolumeAttachment: %w", err)
+}
+
+// NotMarkedDetached wraps why the finalizer was not removed after a detach.
+func NotMarkedDetached(err error) error { return fmt.Errorf("could not mark as detached: %w", err) }
+
+// PublishContextNotSaved wraps why the API server refuses what the driver returned.
+func PublishContextNotSaved(err error) error {
+	return fmt.Errorf("could not save the publish context: %w", err)
+}
