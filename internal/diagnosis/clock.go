@@ -57,18 +57,20 @@ func (x *state) clock(key attachment.VolumeKey, h *Holder, w wait) []string {
 		lines = append(lines, x.clockOfNode(h.Node, pod)...)
 		break // those of the others are alike
 	}
-	requested := ""
-	if va, ok := x.attachmentOn(key, h.Node.Name); ok && !kube.DetachRequested(va).IsZero() {
-		requested = ", which it has wanted since " + stamp(kube.DetachRequested(va))
+	var requested time.Time
+	if va, ok := x.attachmentOn(key, h.Node.Name); ok {
+		requested = kube.DetachRequested(va)
 	}
 	switch x.controller() {
 	case Upstream:
 		lines = append(lines, fmt.Sprintf("kube-controller-manager detaches the volume by force %v after no pod needs it on node %s any more, with its defaults: "+
 			"it does not check that the machine is off", upstreamForce, h.Node.Name))
 	case Own:
-		lines = append(lines, fmt.Sprintf("belay-controller detaches the volume from node %s%s, when the node is Ready and has unmounted it, or has the out-of-service taint and is not Ready; "+
-			"while the node is not Ready it is detached by force %v after no pod needs it there any more (--max-wait-for-unmount-duration, by default upstream's time), "+
-			"unless --disable-force-detach-on-timeout is set", h.Node.Name, requested, upstreamForce))
+		at := fmt.Sprintf("%v after no pod needs it on node %s any more", upstreamForce, h.Node.Name)
+		if !requested.IsZero() {
+			at = "at " + stamp(requested.Add(upstreamForce))
+		}
+		lines = append(lines, "belay-controller detaches the volume by force "+at+", with its default --max-wait-for-unmount-duration, if the node is not Ready then: it does not check that the machine is off")
 	case ControllerUnknown:
 		lines = append(lines, "which attach/detach controller works could not be read, so it is unknown whether the volume is detached by force, and when")
 	}
@@ -77,7 +79,7 @@ func (x *state) clock(key attachment.VolumeKey, h *Holder, w wait) []string {
 
 // clockOfNode says when a pod on a node that is not Ready is deleted: the taint manager waits for its tolerations.
 func (x *state) clockOfNode(n NodeState, pod *corev1.Pod) []string {
-	if n.State != NodeNotReady && n.State != NodeUnreachable || n.Since == nil || !x.mayName(pod.Namespace) {
+	if n.State != NodeNotReady && n.State != NodeUnreachable || n.OutOfService || n.Since == nil || !x.mayName(pod.Namespace) {
 		return nil
 	}
 	if pod.DeletionTimestamp != nil {

@@ -72,6 +72,9 @@ func (x *state) heldBy(key attachment.VolumeKey, h *Holder, cause decision.Reaso
 		x.heldByHealthy(&w, h, pod)
 	default:
 		w.reason = explain.NodeNotReady
+		if h.Node.OutOfService {
+			w.reason = explain.NodeOutOfService
+		}
 		if h.InUse == "no" && len(h.Pods)+h.HiddenPods == 0 && !h.PodsUnknown {
 			w.reason = x.idle(w.since)
 		}
@@ -86,6 +89,8 @@ func (x *state) heldBy(key attachment.VolumeKey, h *Holder, cause decision.Reaso
 func (x *state) heldByHealthy(w *wait, h *Holder, pod *corev1.Pod) {
 	terminating := func(p PodState) bool { return p.State == "Terminating" }
 	switch {
+	case x.silentNode(h.Node):
+		w.reason, w.detail = explain.NodeSilent, "it last renewed its lease at "+stamp(*h.Node.LastHeartbeat)
 	case len(h.Pods) > 0 && h.HiddenPods == 0 && !slices.ContainsFunc(h.Pods, func(p PodState) bool { return !terminating(p) }):
 		w.reason = explain.HeldByTerminatingPod
 	case len(h.Pods) > 0 && rollsOver(h.Pods[0], pod):
@@ -101,6 +106,15 @@ func (x *state) heldByHealthy(w *wait, h *Holder, pod *corev1.Pod) {
 	default:
 		w.reason = x.idle(w.since)
 	}
+}
+
+// silence is how long a kubelet, which renews its lease every ten seconds, may be silent until that means something.
+const silence = 25 * time.Second
+
+// silentNode reports whether a node counts as Ready although its kubelet is silent: the node lifecycle controller waits for 50 s by
+// default (k/k node-monitor-grace-period).
+func (x *state) silentNode(n NodeState) bool {
+	return n.State == NodeReady && n.LastHeartbeat != nil && x.Now.Sub(*n.LastHeartbeat) > silence
 }
 
 // idle explains why a volume that nothing needs and nothing uses is still attached: the controller is about to detach it, or none

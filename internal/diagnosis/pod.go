@@ -78,6 +78,10 @@ func (x *state) terminating(pod *corev1.Pod) Finding {
 	w := wait{reason: explain.PodTerminating, since: deletedAt(pod)}
 	h := Holder{Node: x.node(pod.Spec.NodeName)}
 	switch {
+	case h.Node.OutOfService && (h.Node.State == NodeNotReady || h.Node.State == NodeUnreachable):
+		w.reason = explain.NodeOutOfService
+	case x.silentNode(h.Node):
+		w.reason, w.detail = explain.NodeSilent, "it last renewed its lease at "+stamp(*h.Node.LastHeartbeat)
 	case h.Node.State == NodeNotReady || h.Node.State == NodeUnreachable || h.Node.State == NodeDeleted:
 		w.reason = explain.PodOnLostNode
 	case len(pod.Finalizers) > 0:

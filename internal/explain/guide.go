@@ -67,6 +67,10 @@ const (
 	RollingUpdateDeadlock decision.Reason = "RollingUpdateDeadlock"
 	// NodeNotReady: the node that has the volume does not work, or cannot be reached.
 	NodeNotReady decision.Reason = "NodeNotReady"
+	// NodeSilent: the node that has the volume still counts as Ready, and its kubelet is silent.
+	NodeSilent decision.Reason = "NodeSilent"
+	// NodeOutOfService: the node that has the volume is not Ready and was declared out of service.
+	NodeOutOfService decision.Reason = "NodeOutOfService"
 	// UnmountFailing: the node is Ready, no pod needs the volume there, and it stays mounted.
 	UnmountFailing decision.Reason = "UnmountFailing"
 	// NoAttachController: no controller creates the VolumeAttachment.

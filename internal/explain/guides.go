@@ -176,6 +176,31 @@ var guides = map[decision.Reason]Guide{
 		},
 		Next: lostNode,
 	},
+	NodeSilent: {
+		Title:  "The node that has the volume is silent",
+		Unsafe: true,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("node %s has the volume and still counts as Ready, but its kubelet is silent%s", s.Node, because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "Wait: after about 50 s of silence the node counts as not Ready.", Command: "kubectl get node " + s.Node},
+				{Text: fmt.Sprintf("Meanwhile find out whether the machine of node %s is off, at its BMC, hypervisor or cloud.", s.Node)},
+			}
+		},
+	},
+	NodeOutOfService: {
+		Title: "The node that has the volume was declared out of service",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("node %s has the volume, is not Ready, and has the out-of-service taint: its pods are deleted and its volumes detached", s.Node)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "Wait: terminating pods of the node are deleted within about 20 s, then its volumes are detached."},
+				{Text: "Make sure that the machine is really off, and remove the taint before it is started again.", Command: "kubectl taint node " + s.Node + " node.kubernetes.io/out-of-service-"},
+			}
+		},
+	},
 	attachment.NodeGone: {
 		Title:  "The Node object was deleted while it had the volume",
 		Unsafe: true,

@@ -145,7 +145,7 @@ func (p *page) volume(v *diagnosis.Volume) {
 
 func (p *page) holder(h *diagnosis.Holder) {
 	node := fmt.Sprintf("node %s is %s%s", h.Node.Name, h.Node.State, p.lasting(h.Node.Since))
-	if h.Node.State != diagnosis.NodeReady && h.Node.LastHeartbeat != nil {
+	if beat := h.Node.LastHeartbeat; beat != nil && (h.Node.State != diagnosis.NodeReady || p.now.Sub(*beat) > 20*time.Second) {
 		node += ", last heartbeat " + p.ago(h.Node.LastHeartbeat)
 	}
 	if h.Node.OutOfService {
