@@ -201,6 +201,10 @@ func FuzzExplain(f *testing.F) {
 			}
 			checkAnswer(t, seed, e)
 		}
+		lists := fmt.Sprintf("%+v %+v %+v %+v", Stuck(s, "", 0), Stuck(s, "mine", time.Minute), Orphans(s, true), Map(s, "", ""))
+		if strings.Contains(lists, "secretns") {
+			t.Errorf("seed %d: a list has a hidden name: %s", seed, lists)
+		}
 		for _, va := range s.Attachments {
 			if p, err := PlanForceDetach(s, va.Name); err == nil {
 				checkPlan(t, seed, s, p)
