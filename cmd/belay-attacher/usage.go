@@ -16,6 +16,13 @@ Exit status:
      log then ends with "Shut down"
   2  wrong usage: an unknown flag or argument, or an invalid value
 
+Examples:
+  # In the driver's Deployment, with the arguments of the csi-attacher container.
+  belay-attacher --csi-address=/csi/csi.sock --leader-election --http-endpoint=:8080
+
+  # Outside the cluster, for one driver whose socket is on this machine.
+  belay-attacher --kubeconfig=$HOME/.kube/config --csi-address=/run/csi/socket --v=4
+
 Flags:
 `
 

@@ -64,7 +64,7 @@ func (s *site) foreignReport(other client.Client, volume string) {
 	must(s.T, other.Status().Patch(s.Context(), node, before))
 }
 
-// foreignEvent says that the attach of a pod succeeded, as an attach/detach controller.
+// foreignEvent emits the event of another attach/detach controller that the attach for a pod succeeded.
 func (s *site) foreignEvent(other client.Client, name string) {
 	s.Helper()
 	must(s.T, other.Create(s.Context(), &corev1.Event{

@@ -33,17 +33,17 @@ const childVariable = "BELAY_TEST_CONTROLLER"
 // settleVariable is the duration for which such a process expects writes of the controller before it.
 const settleVariable = "BELAY_TEST_SETTLE"
 
-// fillVariable is after how long without full caches such a process looks at its rights.
+// fillVariable is the time without full caches after which such a process checks its permissions.
 const fillVariable = "BELAY_TEST_FILL"
 
 // leaseTimes are those of a process under test.
 type leaseTimes struct{ duration, renewDeadline, retry time.Duration }
 
 var (
-	// lasting: no leader loses its lease because the machine is slow, and no candidate gets it by asking in time: it is
-	// told when the lease is free.
+	// lasting: no leader loses its lease because the machine is slow, and no candidate gets it by polling in time: a
+	// watch event reports when the lease is free.
 	lasting = leaseTimes{30 * time.Minute, 20 * time.Minute, 10 * time.Minute}
-	// shipped are the defaults, but that a lease is asked for more often.
+	// shipped are the defaults, except that the lease is requested more often.
 	shipped = leaseTimes{15 * time.Second, 10 * time.Second, time.Second}
 )
 
@@ -246,7 +246,7 @@ func lease(t *testing.T) *coordinationv1.Lease {
 	return l
 }
 
-// freeLease takes the lease from a process that has ended and did not give it back: the next test would wait for it.
+// freeLease deletes the lease of a process that ended without releasing it: otherwise the next test would wait for it.
 func freeLease() {
 	_ = cluster.Client.Delete(context.Background(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "belay-controller"}})
 }

@@ -37,6 +37,9 @@ func TestUnreachableServer(t *testing.T) {
 			for _, want := range []string{"cannot reach https://127.0.0.1:1: ", "connection refused", "check that the API server is running", tt.from} {
 				p.WantExit(1, want)
 			}
+			if starts := p.Logged(`"Starting belay-controller" version="unknown"`); starts != 1 && name == "controller" {
+				t.Errorf("the log has its start %d times, want once:\n%s", starts, p.Output())
+			}
 		})
 	}
 }
@@ -48,12 +51,13 @@ func TestWrongUsage(t *testing.T) {
 		says string
 	}{
 		"unknown flag":          {[]string{"--frob"}, "unknown flag: --frob; see belay-controller --help"},
-		"argument":              {[]string{"frob"}, `unknown command "frob"`},
-		"value of a wrong type": {[]string{"--leader-elect=perhaps"}, "--leader-elect"},
+		"argument":              {[]string{"frob"}, `belay-controller accepts no arguments except a command (preflight), received "frob"`},
+		"value of a wrong type": {[]string{"--leader-elect=perhaps"}, `--leader-elect is "perhaps", but must be true or false; see belay-controller --help`},
+		"log level below zero":  {[]string{"-v", "-1"}, `--v is "-1", but must be a whole number of at least 0`},
 		"value that cannot be":  {[]string{"--deleted-node-policy=ignore"}, "--deleted-node-policy must be wait or detach"},
 		"log format":            {[]string{"--logging-format=prose"}, "configure logging"},
 		"preflight, flag":       {[]string{"preflight", "--frob"}, "unknown flag: --frob; see belay-controller preflight --help"},
-		"preflight, argument":   {[]string{"preflight", "now"}, "now"},
+		"preflight, argument":   {[]string{"preflight", "now"}, `belay-controller preflight accepts no arguments, received "now"`},
 		"preflight, output":     {[]string{"preflight", "-o", "yaml"}, `--output must be text or json, not "yaml"`},
 		"preflight, below zero": {[]string{"preflight", "--observe=-1s"}, "must not be below 0"},
 	} {

@@ -38,6 +38,7 @@ func main() {
 
 // run runs the controller until ctx is done or the lease is lost.
 func run(ctx context.Context, o *options) error {
+	klog.Background().Info("Starting belay-controller", "version", version)
 	config, err := daemonConfig(ctx, o.kubeconfig)
 	if err != nil {
 		return err

@@ -79,16 +79,8 @@ func (o *options) validateLease() error {
 		return fmt.Errorf("--leader-elect-resource-lock is %q, but only leases are supported", o.resourceLock)
 	case l.Name == "" || l.Namespace == "":
 		return errors.New("--leader-elect-resource-name and --leader-elect-resource-namespace must not be empty")
-	case m.RetryPeriod <= 0:
-		return fmt.Errorf("--leader-elect-retry-period is %v, but must be above 0", m.RetryPeriod)
-	case l.RenewDeadline <= m.RetryPeriod*6/5:
-		return fmt.Errorf("--leader-elect-renew-deadline is %v, but must be more than 1.2 times the retry period of %v", l.RenewDeadline, m.RetryPeriod)
-	case m.LeaseDuration <= l.RenewDeadline:
-		return fmt.Errorf("--leader-elect-lease-duration is %v, but must be more than the renew deadline of %v, or two processes could lead at once", m.LeaseDuration, l.RenewDeadline)
-	case m.LeaseDuration < time.Second:
-		return fmt.Errorf("--leader-elect-lease-duration is %v, but a Lease counts whole seconds", m.LeaseDuration)
 	}
-	return nil
+	return usage.LeaseTimes{Prefix: "leader-elect", Duration: m.LeaseDuration, RenewDeadline: l.RenewDeadline, RetryPeriod: m.RetryPeriod}.Check()
 }
 
 func (o *options) validateAddresses() error {

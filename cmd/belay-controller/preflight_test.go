@@ -26,7 +26,7 @@ func look(t *testing.T, kubeconfig string, args ...string) (code int, out string
 	return cmd.ProcessState.ExitCode(), string(content)
 }
 
-// reader writes a kubeconfig for a user that may do what the rules say, and no more.
+// reader writes a kubeconfig for a user with exactly the permissions of the rules.
 func reader(t *testing.T, name string, rules ...rbacv1.PolicyRule) string {
 	t.Helper()
 	cluster.Start(t)
@@ -121,7 +121,7 @@ func TestPreflightSeesWhoWrites(t *testing.T) {
 	}
 }
 
-// Without the flag it uses $KUBECONFIG, as kubectl does, and says so.
+// Without the flag it uses $KUBECONFIG, as kubectl does, and reports so.
 func TestPreflightUsesKubeconfigVariable(t *testing.T) {
 	path := reader(t, "variable", rule("*", []string{"list", "watch", "get"}, "*"))
 	t.Setenv("KUBECONFIG", path)

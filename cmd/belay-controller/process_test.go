@@ -18,7 +18,7 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// bind gives a user the shipped rights.
+// bind grants a user the shipped permissions.
 func bind(t *testing.T, user string) {
 	t.Helper()
 	subject := []rbacv1.Subject{{Kind: "User", Name: user, APIGroup: rbacv1.GroupName}}
@@ -46,8 +46,8 @@ func TestEndsAtOnce(t *testing.T) {
 			if code := p.Wait(); code != 0 {
 				t.Errorf("exit code %d", code)
 			}
-			// A second is a long time, but not on a machine that is busy with much else. Who waits for something that
-			// does not end is cut off after 30 s.
+			// A second is a long time, but not on a busy machine. A request that waits for something that does not end
+			// is cut off after 30 s.
 			if took := time.Since(sent); took > 20*time.Second {
 				t.Errorf("it took %v", took)
 			}
@@ -104,7 +104,7 @@ func TestStandbyTakesOver(t *testing.T) {
 				runsOut(t)
 			}
 			wait.Until(t, "the standby attaches", func() bool { return s.attachment(1) != nil })
-			t.Logf("hand-over after %v: first write of the standby after %v", tt.signal, time.Since(sent).Round(time.Millisecond))
+			t.Logf("failover after %v: first write of the standby after %v", tt.signal, time.Since(sent).Round(time.Millisecond))
 		})
 	}
 }
@@ -239,7 +239,7 @@ func TestNodeCredentialsDoNotHalt(t *testing.T) {
 		t.Error("it has halted")
 	}
 
-	// What the halt rests on: a node creates no VolumeAttachment, and writes to no other Node.
+	// The halt relies on this: a node creates no VolumeAttachment, and writes to no other Node.
 	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Spec: storagev1.VolumeAttachmentSpec{Attacher: driver, NodeName: s.name}}
 	if err := node.Create(t.Context(), va); !apierrors.IsForbidden(err) {
 		t.Errorf("a node may create a VolumeAttachment: %v", err)

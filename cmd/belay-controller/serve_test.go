@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// The API server refuses each list: the caches are never full. A signal ends the process
-// all the same.
+// The API server refuses each list, so the caches are never full. A signal ends the process nevertheless.
 func TestEndsBeforeItsCachesAreFull(t *testing.T) {
 	none := reader(t, "no-rights")
 	p := execute(t, "--kubeconfig="+none, "--metrics-bind-address=0", "--health-probe-bind-address=0")
@@ -22,7 +21,7 @@ func TestEndsBeforeItsCachesAreFull(t *testing.T) {
 	}
 }
 
-// Without the rights to fill its caches it says which are missing, and ends.
+// Without the permissions to fill its caches it reports which are missing, and exits.
 func TestMissingRightsEndIt(t *testing.T) {
 	few := reader(t, "few-rights", rule("", []string{"list", "watch"}, "nodes", "pods", "persistentvolumeclaims"),
 		rule("", []string{"list"}, "persistentvolumes"), rule("storage.k8s.io", []string{"list", "watch"}, "volumeattachments"))

@@ -89,9 +89,9 @@ func (e *edge) start() *process.Process {
 		"--root-dir="+e.root, "--health-probe-bind-address="+e.health))
 }
 
-// TestTheDaemonsWholeWay: a pod's volume is published, stays so when the daemon is killed, and
-// is given back when the pod has gone meanwhile.
-func TestTheDaemonsWholeWay(t *testing.T) {
+// TestDaemonKeepsVolumesThroughRestart: a pod's volume is published, stays published when the daemon is killed, and is
+// unpublished after the restart because the pod was deleted in the meantime.
+func TestDaemonKeepsVolumesThroughRestart(t *testing.T) {
 	e := newEdge(t)
 	daemon := e.start()
 	wait.Until(t, "the driver is registered", func() bool {
@@ -113,7 +113,7 @@ func TestTheDaemonsWholeWay(t *testing.T) {
 		t.Error("the volume went with the daemon")
 	}
 	daemon = e.start()
-	wait.Until(t, "the volume is given back", func() bool { return !there() })
+	wait.Until(t, "the volume is unpublished", func() bool { return !there() })
 	wait.Until(t, "nothing is recorded", func() bool {
 		left, err := os.ReadDir(filepath.Join(e.root, "belay/volumes"))
 		return err == nil && len(left) == 0
@@ -123,7 +123,7 @@ func TestTheDaemonsWholeWay(t *testing.T) {
 	}
 }
 
-// TestWrongValues: each ends the program before it does anything, and the error says what to give.
+// TestWrongValues: each ends the program before it does anything, and the error names what is wrong.
 func TestWrongValues(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "kubeconfig")
 	must(t, os.WriteFile(empty, nil, 0o600))
@@ -137,13 +137,15 @@ func TestWrongValues(t *testing.T) {
 		"no root":                {[]string{"--node-name=n", "--root-dir="}, `--root-dir "" must be an absolute path other than /, for example /var/lib/kubelet`, 2},
 		"a relative root":        {[]string{"--node-name=n", "--root-dir=kubelet"}, `--root-dir "kubelet" must be an absolute path`, 2},
 		"all there is":           {[]string{"--node-name=n", "--root-dir=//"}, `--root-dir "//" must be an absolute path other than /`, 2},
-		"an argument":            {[]string{"--node-name=n", "edge-1"}, `belay-node takes no arguments, but was given ["edge-1"]`, 2},
+		"an argument":            {[]string{"--node-name=n", "edge-1"}, `belay-node accepts no arguments, received "edge-1"`, 2},
 		"no kubeconfig":          {[]string{"--node-name=n"}, "--kubeconfig is required outside a cluster", 1},
 		"an empty kubeconfig":    {[]string{"--node-name=n", "--kubeconfig=" + empty}, "it has no cluster; set --kubeconfig to a file", 1},
 		"no such kubeconfig":     {[]string{"--node-name=n", "--kubeconfig=" + empty + "2"}, "no such file", 1},
-		"no endpoint":            {[]string{"--node-name=n", "--kubeconfig=" + aKubeconfig(t), "--container-runtime-endpoint=crio"}, `--container-runtime-endpoint: container runtime endpoint "crio" is not of the form`, 2},
+		"no endpoint":            {[]string{"--node-name=n", "--container-runtime-endpoint=crio"}, `--container-runtime-endpoint is "crio", but must be of the form unix:///path`, 2},
+		"no log level":           {[]string{"--node-name=n", "-v", "-1"}, "--v is -1, but must be a log level: 0 or more", 2},
+		"no number":              {[]string{"--node-name=n", "-v", "loud"}, `--v is "loud", but must be a whole number; see belay-node --help`, 2},
 		"an unknown flag":        {[]string{"--frob"}, "unknown flag: --frob", 2},
-		"a flag of a wrong type": {[]string{"--volume-stats-agg-period=often"}, "invalid argument", 2},
+		"a flag of a wrong type": {[]string{"--volume-stats-agg-period=often"}, `--volume-stats-agg-period is "often", but must be a duration such as 90s or 1m30s`, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("KUBERNETES_SERVICE_HOST", "")
@@ -161,8 +163,8 @@ func aKubeconfig(t *testing.T) string {
 	return apiserver.Kubeconfig(t, &rest.Config{Host: "https://" + process.FreeAddress()})
 }
 
-// TestTheLogHasABeginningAndAnEnd, and between them that the runtime does not respond.
-func TestTheLogHasABeginningAndAnEnd(t *testing.T) {
+// TestLogOfStartAndStop, and between them that the runtime does not respond.
+func TestLogOfStartAndStop(t *testing.T) {
 	endpoint := "unix://" + filepath.Join(t.TempDir(), "none.sock")
 	daemon := process.Start(t, process.TestBinary(t, asDaemon, "1", "--kubeconfig="+aKubeconfig(t), "--node-name="+nodeName,
 		"--root-dir="+t.TempDir(), "--container-runtime-endpoint="+endpoint))

@@ -51,7 +51,7 @@ func run(ctx context.Context, o options) error {
 	if o.runtimeEndpoint != "" {
 		cri, err := containers.NewCRI(o.runtimeEndpoint)
 		if err != nil {
-			return usage.Errorf("--container-runtime-endpoint: %w", err)
+			return err
 		}
 		config.Containers, checkRuntime = cri, func(ctx context.Context) { logSilent(ctx, log, cri, o.runtimeEndpoint) }
 	}

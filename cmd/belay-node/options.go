@@ -2,9 +2,9 @@ package main
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
+	"belay.dev/belay/internal/containers"
 	"belay.dev/belay/internal/usage"
 )
 
@@ -32,6 +33,7 @@ type options struct {
 	statsPeriod    time.Duration
 	// runtimeEndpoint is the CRI endpoint of the container runtime; empty if the runtime uses pod locks.
 	runtimeEndpoint string
+	verbosity       int
 }
 
 func (o *options) command(run func() error) *cobra.Command {
@@ -48,16 +50,22 @@ Exit status:
   0  stopped by SIGTERM or Ctrl-C
   1  failed; the last line has the reason
   2  wrong usage: an unknown flag, or an invalid value`,
+		Example: `  # Beside containerd, as a systemd unit or by hand.
+  belay-node --node-name=edge-1 --kubeconfig=/etc/belay/kubeconfig \
+    --container-runtime-endpoint=unix:///run/containerd/containerd.sock
+
+  # With probes and metrics, and another root directory than kubelet's.
+  belay-node --node-name=edge-1 --kubeconfig=/etc/belay/kubeconfig --root-dir=/var/lib/belay \
+    --health-probe-bind-address=127.0.0.1:10268 --metrics-bind-address=127.0.0.1:10269`,
 		Version: version, SilenceUsage: true, SilenceErrors: true,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return usage.Errorf("belay-node takes no arguments, but was given %q", args)
-			}
-			return nil
-		},
+		Args: usage.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if err := o.check(); err != nil {
 				return usage.Wrap(err)
+			}
+			var level klog.Level
+			if err := level.Set(strconv.Itoa(o.verbosity)); err != nil { // sets it for the process
+				return fmt.Errorf("set the log level: %w", err)
 			}
 			return run()
 		},
@@ -74,9 +82,7 @@ Exit status:
 		`When a pod is deleted or terminated, its volumes stay mounted until the runtime reports no ready sandbox of the pod and no container that has not exited. `+
 		`If the runtime does not respond, the volumes stay mounted. If the flag is empty, they stay mounted while any process holds a lock (flock) on ROOT/belay/pods/<pod UID>.lock: `+
 		`a runtime without CRI must hold that lock from before it starts the first container of the pod until the last one has ended`)
-	own := flag.NewFlagSet("klog", flag.ContinueOnError)
-	klog.InitFlags(own)
-	flags.AddGoFlag(own.Lookup("v"))
+	flags.IntVarP(&o.verbosity, "v", "v", 0, "log level: 0 or more")
 	return cmd
 }
 
@@ -91,8 +97,21 @@ func (o *options) check() error {
 	if err := errors.Join(usage.CheckAddress("health-probe-bind-address", o.healthAddress), usage.CheckAddress("metrics-bind-address", o.metricsAddress)); err != nil {
 		return err
 	}
+	if err := errors.Join(usage.CheckVerbosity("v", o.verbosity), o.checkRuntimeEndpoint()); err != nil {
+		return err
+	}
 	if !filepath.IsAbs(o.rootDir) || filepath.Clean(o.rootDir) == "/" {
 		return fmt.Errorf("--root-dir %q must be an absolute path other than /, for example %s", o.rootDir, defaultRoot)
+	}
+	return nil
+}
+
+func (o *options) checkRuntimeEndpoint() error {
+	if o.runtimeEndpoint == "" {
+		return nil
+	}
+	if _, err := containers.SocketPath(o.runtimeEndpoint); err != nil {
+		return fmt.Errorf("--container-runtime-endpoint is %q, but must be of the form unix:///path, or empty if the runtime uses pod locks", o.runtimeEndpoint)
 	}
 	return nil
 }

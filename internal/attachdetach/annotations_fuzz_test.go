@@ -12,22 +12,23 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// FuzzRequestTimes reads any text where the time of a request is stored. Anybody who may patch the object can write it: what cannot
-// be read is no request, and what can is written and read again as the same moment.
+// FuzzRequestTimes reads arbitrary text from the annotation that stores the time of a request. Any client with
+// permission to patch the object can write it: text that cannot be read is no request, and text that can be read is
+// written and read again as the same moment.
 func FuzzRequestTimes(f *testing.F) {
 	for _, text := range []string{"", "now", "2026-01-01T12:00:00Z", "2026-01-01T12:00:00.123456789+05:30", "0000-01-01T00:00:00Z", "9999-12-31T23:59:59Z"} {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{kube.DetachRequestedAnnotation: text}}}
-		at := requested(va)
+		at := kube.DetachRequested(va)
 		if at.IsZero() {
 			return
 		}
 		if at.UTC().Year() < 0 || at.UTC().Year() > 9999 {
 			return // RFC 3339 cannot write it; a zone made it
 		}
-		if again := readTime(writeTime(at)); !again.Equal(at) {
+		if again := kube.ParseTime(writeTime(at)); !again.Equal(at) {
 			t.Fatalf("%q is %v, written and read again %v", text, at, again)
 		}
 	})
@@ -40,12 +41,12 @@ func FuzzRequestsOnANode(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{kube.DetachesRequestedAnnotation: text}}}
-		requests := requestsOn(node)
+		requests := kube.DetachesRequested(node)
 		if !json.Valid([]byte(text)) && len(requests) > 0 {
 			t.Fatalf("%q gives %v", text, requests)
 		}
 		for name, since := range requests {
-			if at := readTime(since); at.After(time.Date(10000, 1, 2, 0, 0, 0, 0, time.UTC)) {
+			if at := kube.ParseTime(since); at.After(time.Date(10000, 1, 2, 0, 0, 0, 0, time.UTC)) {
 				t.Fatalf("%q of %q is %v", since, name, at)
 			}
 			kube.ParseUniqueVolumeName(name)
@@ -66,7 +67,7 @@ func FuzzOwnVolume(f *testing.F) {
 			},
 			Spec: storagev1.VolumeAttachmentSpec{Attacher: driver, NodeName: node},
 		}
-		got, believed := ownVolume(va)
+		got, believed := kube.VolumeOfAttachment(va)
 		if believed != (named == annotated) {
 			t.Fatalf("an object named for %q with the annotation %q: believed %v", named, annotated, believed)
 		}

@@ -15,29 +15,10 @@ import (
 
 // attachmentVolume indexes an attachment by the volume that the object itself identifies.
 func attachmentVolume(obj any) ([]string, error) {
-	if k, ok := ownVolume(obj.(*storagev1.VolumeAttachment)); ok {
+	if k, ok := kube.VolumeOfAttachment(obj.(*storagev1.VolumeAttachment)); ok {
 		return []string{kube.UniqueVolumeName(k.Driver, k.Handle)}, nil
 	}
 	return nil, nil
-}
-
-// ownVolume returns the volume of an inline source or of belay's annotation. The annotation is trusted only if the name
-// of the object matches.
-func ownVolume(va *storagev1.VolumeAttachment) (key, bool) {
-	if inline := va.Spec.Source.InlineVolumeSpec; inline != nil && inline.CSI != nil {
-		return key{Driver: va.Spec.Attacher, Handle: inline.CSI.VolumeHandle}, true
-	}
-	if handle, ok := va.Annotations[kube.VolumeHandleAnnotation]; ok {
-		k := key{Driver: va.Spec.Attacher, Handle: handle}
-		return k, computed(va, k)
-	}
-	return key{}, false
-}
-
-// computed reports whether the attachment has the name that kubelet and attach/detach controllers compute for the
-// volume and its node.
-func computed(va *storagev1.VolumeAttachment, k key) bool {
-	return va.Spec.Attacher == k.Driver && va.Name == kube.AttachmentName(k.Handle, k.Driver, va.Spec.NodeName)
 }
 
 // keysOfAttachment returns the volumes that the attachment may belong to: by its own data, by its PersistentVolume, and
@@ -49,11 +30,11 @@ func (w *clusterState) keysOfAttachment(va *storagev1.VolumeAttachment) []key {
 	add := func(k key, ok bool) {
 		if ok {
 			keys = append(keys, k)
-			confirmed = confirmed || computed(va, k)
+			confirmed = confirmed || kube.IsAttachmentOf(va, k)
 		}
 	}
-	add(ownVolume(va))
-	if pv, ok := get[*corev1.PersistentVolume](w.volumes, sourceName(va)); ok {
+	add(kube.VolumeOfAttachment(va))
+	if pv, ok := get[*corev1.PersistentVolume](w.volumes, kube.SourceName(va)); ok {
 		add(kube.KeyOfVolume(pv))
 	}
 	if !confirmed {
@@ -78,7 +59,7 @@ func (w *clusterState) listedAs(va *storagev1.VolumeAttachment) (key, bool) {
 	}
 	names, _ := nodeVolumes(node)
 	for _, name := range names {
-		if k, ok := keyOfName(name); ok && computed(va, k) {
+		if k, ok := keyOfName(name); ok && kube.IsAttachmentOf(va, k) {
 			return k, true
 		}
 	}
@@ -111,7 +92,7 @@ func (w *clusterState) attachmentsOf(k key, volumes []*corev1.PersistentVolume, 
 		if found[name] != nil {
 			continue
 		}
-		if va, ok := w.attachments.Get(name); ok && computed(va, k) {
+		if va, ok := w.attachments.Get(name); ok && kube.IsAttachmentOf(va, k) {
 			found[name] = va
 		}
 	}
@@ -127,7 +108,7 @@ func orphanKey(va *storagev1.VolumeAttachment) key { return key{Driver: orphanDr
 // isUnidentified reports whether an attachment has a computed name but does not identify its volume, like those that
 // kube-controller-manager creates. Attachments with other names belong to other components and are never changed.
 func isUnidentified(va *storagev1.VolumeAttachment) bool {
-	_, known := ownVolume(va)
+	_, known := kube.VolumeOfAttachment(va)
 	return !known && kube.IsAttachmentName(va.Name)
 }
 
@@ -168,7 +149,7 @@ func (w *clusterState) sourceUnique(va *storagev1.VolumeAttachment) string {
 	if len(va.Finalizers) == 0 || kube.CalledByBelay(va) {
 		return ""
 	}
-	pv, ok := get[*corev1.PersistentVolume](w.volumes, sourceName(va))
+	pv, ok := get[*corev1.PersistentVolume](w.volumes, kube.SourceName(va))
 	if !ok {
 		return ""
 	}
@@ -261,9 +242,9 @@ func (n *unidentified) volume(name string) (key, bool) {
 func (w *clusterState) trackUnidentified(va *storagev1.VolumeAttachment, gone bool) {
 	in := !gone && isUnidentified(va)
 	if in {
-		if pv, ok := get[*corev1.PersistentVolume](w.volumes, sourceName(va)); ok {
+		if pv, ok := get[*corev1.PersistentVolume](w.volumes, kube.SourceName(va)); ok {
 			k, ok := kube.KeyOfVolume(pv)
-			in = !ok || !computed(va, k)
+			in = !ok || !kube.IsAttachmentOf(va, k)
 		}
 	}
 	if in || gone || isUnidentified(va) {

@@ -180,7 +180,7 @@ func TestUpstreamThatIsAlwaysSlowerIsFound(t *testing.T) {
 			l.await("belay halts", halted)
 			break
 		}
-		if i == 10 { // a busy machine may let belay win once more
+		if i == 10 { // on a busy machine belay may win one more time
 			t.Fatal("belay never let upstream go first")
 		}
 		l.use(node)

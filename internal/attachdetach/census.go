@@ -32,7 +32,7 @@ func (w *clusterState) census() telemetry.Census {
 	nodes := w.nodes.Cached()
 	managed := make(map[string]bool, len(nodes))
 	for _, node := range nodes {
-		_, managed[node.Name] = node.Annotations[kube.ManagedAttachAnnotation]
+		managed[node.Name] = kube.Managed(node)
 		for i := range node.Status.VolumesAttached {
 			if k, ok := reportedWithoutAttachment(string(node.Status.VolumesAttached[i].Name)); ok {
 				c.Actual[k.Driver]++

@@ -40,8 +40,8 @@ func (l *lab) attached(va *storagev1.VolumeAttachment) {
 	l.await("attached by the controller before", func() bool { return l.vas[va.Name] != nil && l.vas[va.Name].Status.Attached })
 }
 
-// statesPopulated starts from what the controller before left: what is listed is
-// taken over, not attached anew, and what is in use is respected.
+// statesPopulated starts from what the previous controller left: volumes that are listed are adopted, not attached
+// again, and volumes in use are respected.
 func statesPopulated() scenario {
 	var wanted, busy types.UID
 	var attaches *tally
@@ -122,8 +122,8 @@ func danglingAttachment(name string, confirmed bool) scenario {
 	})
 }
 
-// podTombstone: a pod is deleted while the watch of pods is broken and too old to be
-// taken up again.
+// podTombstone: a pod is deleted while the watch of pods is interrupted, and its resource version is too old to resume
+// the watch.
 func podTombstone(t *testing.T) {
 	l := newLab(t)
 	l.options = upstream()
@@ -217,7 +217,7 @@ func podsComeAndGo(l *lab) {
 	l.lived("a made", "a attached", "a deleting", "a gone", "a made", "a attached", "a deleting", "a gone")
 }
 
-// nonattachable: a driver that stops to attach releases what is attached.
+// nonattachable: volumes of a driver that stops requiring attach are detached.
 func nonattachable(l *lab) {
 	name := l.driverObject("turns", nil)
 	l.readyNode("a")
@@ -298,7 +298,7 @@ func neverMounted(l *lab) {
 	l.awaitDetached("v", "a")
 }
 
-// unmountedStays: that somebody looks at the volume again does not make it in use.
+// unmountedStays: a second pod at the node does not mark the unmounted volume as in use again.
 func unmountedStays(l *lab) {
 	l.attachedOnA()
 	l.use("a", "v")
@@ -372,7 +372,7 @@ func (l *lab) running(pod string) {
 	})
 }
 
-// podDeletionMissed: nobody led when the pod was deleted.
+// podDeletionMissed: the pod was deleted while no controller led.
 func podDeletionMissed(l *lab) acts {
 	return acts{
 		before: func() {
@@ -386,7 +386,7 @@ func podDeletionMissed(l *lab) acts {
 	}
 }
 
-// podAdditionMissed: nobody led when the second pod came.
+// podAdditionMissed: the second pod was created while no controller led.
 func podAdditionMissed(l *lab) acts {
 	return acts{
 		before: func() {

@@ -18,8 +18,7 @@ import (
 // The cases of upstream's csi_attacher_test.go, operation_executor_test.go and
 // nestedpendingoperations_test.go, by their names.
 
-// attachOK: the attachment has the name, spec and nothing else that upstream gives it,
-// but for belay's annotations.
+// attachOK: the attachment has exactly the name and spec that upstream gives it, plus belay's annotations.
 func attachOK(name, driverName, handle string) scenario {
 	return play("TestAttacherAttach/"+name, func(l *lab) {
 		l.readyNode("a")
@@ -100,13 +99,13 @@ func attacherError(name string) scenario {
 		l.volume("v")
 		l.attacher.set(func() { l.attacher.refusal = refusal })
 		l.pod("p", "a", "v")
-		l.awaitTold("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), refusal))
+		l.awaitPodEvent("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), refusal))
 		if l.onServer("v", "a") {
 			l.Error("S9: reported though the attach failed")
 		}
 		l.attacher.set(func() { l.attacher.refusal = "" })
 		l.awaitReported("v", "a")
-		l.awaitTold("p", explain.SuccessfulAttachVolume, explain.AttachSucceeded(l.name("v")))
+		l.awaitPodEvent("p", explain.SuccessfulAttachVolume, explain.AttachSucceeded(l.name("v")))
 	})
 }
 
@@ -120,7 +119,7 @@ func volumeSource(name string) scenario {
 	})
 }
 
-// missingSpec: nothing is known of the volume.
+// missingSpec: the volume is unknown.
 func missingSpec(name string) scenario {
 	return play(name, func(l *lab) {
 		l.readyNode("a")
@@ -150,8 +149,7 @@ func csiDriver(name, driverName string, attachRequired *bool, exists, attaches b
 	})
 }
 
-// areAttached starts on attachments that are confirmed or not: what is confirmed is
-// reported, and nothing else is.
+// areAttached starts with attachments that are confirmed or not: only confirmed ones are reported.
 func areAttached(name string, confirmed ...bool) scenario {
 	volume := func(i int) string { return fmt.Sprintf("vol%d", i) }
 	return prepared(name, func(l *lab) {
@@ -266,7 +264,7 @@ func attachOnceForTwoPods(modes ...corev1.PersistentVolumeAccessMode) func(*lab)
 		l.attacher.set(func() { l.attacher.stalled = false })
 		l.awaitReported("v", "a")
 		for _, pod := range []string{"p", "q"} {
-			l.awaitTold(pod, explain.SuccessfulAttachVolume, explain.AttachSucceeded(l.name("v")))
+			l.awaitPodEvent(pod, explain.SuccessfulAttachVolume, explain.AttachSucceeded(l.name("v")))
 		}
 		if n := attaches.count(); n != 1 {
 			l.Errorf("%d attaches for two pods of one node, want 1", n)
@@ -282,7 +280,7 @@ func attachSerially(l *lab) {
 	l.pod("p", "a", "v")
 	l.await("attach begun", func() bool { return l.attachment("v", "a") != nil })
 	l.pod("q", "b", "v")
-	l.await("q is told", func() bool { return len(l.told("q", explain.FailedAttachVolume)) > 0 })
+	l.await("q has the event", func() bool { return len(l.messages("q", explain.FailedAttachVolume)) > 0 })
 	if n := attaches.count(); n != 1 {
 		l.Errorf("S1, S4: %d attaches of an exclusive volume at once", n)
 	}
@@ -326,8 +324,7 @@ func detachInParallel(l *lab) {
 	l.awaitDetached("v", "b")
 }
 
-// issue88355: one node's operation that hangs holds up no other node of a shared
-// volume.
+// issue88355: a hanging operation at one node of a shared volume does not block the other nodes.
 func issue88355(l *lab) {
 	l.readyNode("a", "b", "c")
 	l.volume("v", corev1.ReadWriteMany)
@@ -346,8 +343,7 @@ func issue88355(l *lab) {
 	l.awaitReported("v", "c")
 }
 
-// anotherOperation: the back-off of a detach that fails does not hold up the report
-// for a pod that came back.
+// anotherOperation: the back-off of a failing detach does not delay the report for a pod that came back.
 func anotherOperation(l *lab) {
 	l.attachedOnA()
 	uid := l.read("v", "a").UID

@@ -19,8 +19,8 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// TestUpstreamLacks plays what upstream does and has no test for, and what it gets
-// wrong. testdata/conformance.yaml says which row each belongs to.
+// TestUpstreamLacks plays behaviour of upstream that has no upstream test, and upstream's faults.
+// testdata/conformance.yaml lists the row that each belongs to.
 func TestUpstreamLacks(t *testing.T) {
 	enact(t, upstream(), lackingCases()...)
 	disabled := upstream()
@@ -195,7 +195,7 @@ func keepTerminated(l *lab) {
 	l.awaitDetached("v", "a")
 }
 
-// A claim says that it is bound to a volume that is bound to another claim.
+// A claim is bound to a volume whose claimRef names another claim.
 func boundToAnotherClaim(l *lab) {
 	l.readyNode("a")
 	l.volume("v")
@@ -253,7 +253,7 @@ func podMadeAnew(l *lab) {
 	l.lived("a made", "a attached", "a deleting", "a gone", "b made", "b attached")
 }
 
-// k/k#29262: what the pod was resolved by goes before the pod.
+// k/k#29262: the claim of a pod is deleted before the pod.
 func claimGoneFirst(l *lab) {
 	l.attachedOnA()
 	uid := l.read("v", "a").UID
@@ -322,7 +322,7 @@ func (l *lab) uses(node string, unique ...string) {
 	l.patchStatus(&corev1.Node{}, "", l.name(node), map[string]any{"volumesInUse": unique})
 }
 
-// k/k#37586, k/k#122413: the list lost what is attached.
+// k/k#37586, k/k#122413: the list lost an attached volume.
 func reportWiped(l *lab) {
 	l.attachedOnA()
 	uid := l.read("v", "a").UID
@@ -352,10 +352,10 @@ func vanishesWhileFailing(l *lab) {
 	l.volume("v")
 	l.attacher.set(func() { l.attacher.refusal = "not now" })
 	l.pod("p", "a", "v")
-	l.awaitTold("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), "not now"))
+	l.awaitPodEvent("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), "not now"))
 	before := l.read("v", "a")
 	l.must(l.Delete(l.ctx, before))
-	l.await("made anew", func() bool {
+	l.await("created again", func() bool {
 		va := l.attachment("v", "a")
 		return va != nil && va.UID != before.UID && va.Status.AttachError != nil
 	})
@@ -376,7 +376,7 @@ func statusLeftAlone(l *lab) {
 	l.patchStatus(&storagev1.VolumeAttachment{}, "", l.read("v", "a").Name, map[string]any{
 		"attachError": map[string]any{"message": "full", "errorCode": 8},
 	})
-	l.awaitTold("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), "full"))
+	l.awaitPodEvent("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), "full"))
 	l.settledQuietly()
 	e := l.read("v", "a").Status.AttachError
 	if e == nil || e.ErrorCode == nil || *e.ErrorCode != 8 || e.Message != "full" {
@@ -426,7 +426,7 @@ func accessModes(l *lab) {
 			l.awaitReported(c.name, "b")
 			continue
 		}
-		l.await(c.name+" is refused", func() bool { return len(l.told(c.name+"-b", explain.FailedAttachVolume)) > 0 })
+		l.await(c.name+" is refused", func() bool { return len(l.messages(c.name+"-b", explain.FailedAttachVolume)) > 0 })
 		if l.read(c.name, "b") != nil {
 			l.Errorf("S1: %s attached to two nodes", c.name)
 		}
@@ -476,9 +476,9 @@ func unattachedExclusive(l *lab) {
 	l.await("reported", func() bool { return l.reports("a", unique) })
 	l.uses("a", unique)
 	l.pod("q", "b", "v")
-	l.await("q is told", func() bool { return len(l.told("q", explain.FailedAttachVolume)) > 0 })
+	l.await("q has the event", func() bool { return len(l.messages("q", explain.FailedAttachVolume)) > 0 })
 	l.gone("p")
 	l.never("S1: reported to a second node while the first uses it", time.Second, func() bool { return l.reports("b", unique) })
 	l.uses("a")
-	l.await("handed over", func() bool { return l.reports("b", unique) && !l.reports("a", unique) })
+	l.await("attached to the other node", func() bool { return l.reports("b", unique) && !l.reports("a", unique) })
 }

@@ -52,7 +52,7 @@ func nodeDeletedNeverForced(l *lab) {
 		l.Error("S1: attached elsewhere")
 	}
 	l.mu.Unlock()
-	l.readyNode("a") // it comes back, and says that it has let go
+	l.readyNode("a") // it comes back, and reports that it has unmounted the volume
 	l.use("a", "v")
 	l.settled("b")
 	l.use("a")

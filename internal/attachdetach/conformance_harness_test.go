@@ -28,7 +28,7 @@ import (
 )
 
 const (
-	// unmountTimeout stands for upstream's six minutes.
+	// unmountTimeout replaces upstream's six minutes.
 	unmountTimeout = 2 * time.Second
 	// long is how long a test waits for what must not come, where a timer could bring it.
 	long = unmountTimeout + time.Second
@@ -278,7 +278,7 @@ func (l *lab) breaks(fault func(*http.Request) error) {
 	l.intercept = fault
 }
 
-// forced says that the controller has forced a detach, once.
+// forced checks that the controller has forced one detach.
 func (l *lab) forced(authority string) {
 	l.scene.mu.Lock()
 	defer l.scene.mu.Unlock()
@@ -363,8 +363,8 @@ func (l *lab) never(what string, d time.Duration, holds func() bool) {
 	}
 }
 
-// settled returns when the controller has done a whole attach that began after what
-// the test did last: what had to come of that has come, or fails the test later.
+// settled returns when the controller has completed an attach that started after the test's last action: any reaction
+// to that action has happened by then, or fails the test later.
 func (l *lab) settled(node string) {
 	l.Helper()
 	name := fmt.Sprintf("mark%d", runs.Add(1))
@@ -396,7 +396,7 @@ func (l *lab) shut(node string) {
 	l.must(l.Delete(l.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: l.name(node)}}))
 }
 
-// lists sets the node's report as another controller left it, and gives the version of the Node that has it.
+// lists sets the node's report as another controller left it, and returns the resulting version of the Node.
 func (l *lab) lists(node string, unique ...string) (version string) {
 	l.Helper()
 	var list []map[string]string
@@ -408,7 +408,7 @@ func (l *lab) lists(node string, unique ...string) (version string) {
 	return n.ResourceVersion
 }
 
-// reports tells whether a node reports a unique name; hold l.mu.
+// reports whether a node's volumesAttached lists a unique name; hold l.mu.
 func (l *lab) reports(node, unique string) bool {
 	n := l.nodes[l.name(node)]
 	return n != nil && slices.ContainsFunc(n.Status.VolumesAttached, func(v corev1.AttachedVolume) bool {
@@ -486,8 +486,7 @@ func csiPV(driver, handle string) corev1.PersistentVolumeSource {
 	return corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: handle}}
 }
 
-// kept tells whether an attachment is there, is the given object, and is not being
-// deleted, at the API server.
+// kept checks at the API server that the attachment exists, is the given object, and is not being deleted.
 func (l *lab) kept(volume, node string, uid any) {
 	l.Helper()
 	va := l.read(volume, node)
@@ -495,7 +494,7 @@ func (l *lab) kept(volume, node string, uid any) {
 	case va == nil || va.DeletionTimestamp != nil:
 		l.Errorf("%s on %s was detached", volume, node)
 	case fmt.Sprint(va.UID) != fmt.Sprint(uid):
-		l.Errorf("%s on %s was detached and attached anew", volume, node)
+		l.Errorf("%s on %s was detached and attached again", volume, node)
 	}
 }
 

@@ -33,7 +33,7 @@ func doNothing(l *lab) {
 
 func oneDesiredVolumeAttach(l *lab) {
 	l.attachedOnA()
-	l.awaitTold("p", explain.SuccessfulAttachVolume, explain.AttachSucceeded(l.name("v")))
+	l.awaitPodEvent("p", explain.SuccessfulAttachVolume, explain.AttachSucceeded(l.name("v")))
 	l.lived("a made", "a attached")
 }
 
@@ -113,7 +113,7 @@ func readWriteOnce(l *lab) {
 		on, off, winner, loser = off, on, loser, winner
 	}
 	l.mu.Unlock()
-	l.awaitTold(loser, explain.FailedAttachVolume, l.heldBy("v", on, winner))
+	l.awaitPodEvent(loser, explain.FailedAttachVolume, l.heldBy("v", on, winner))
 	if l.read("v", off) != nil {
 		l.Fatal("S1: attached to both")
 	}
@@ -137,7 +137,7 @@ func uncertainNode(l *lab) {
 		}
 	})
 	l.pod("p", "a", "v")
-	l.awaitTold("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), refusal))
+	l.awaitPodEvent("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), refusal))
 	l.uncertain()
 	l.lived("a made", "a deleting", "a gone", "b made", "b attached")
 }
@@ -160,9 +160,9 @@ func timeoutNode(l *lab) {
 func (l *lab) uncertain() {
 	l.Helper()
 	l.pod("q", "b", "v")
-	l.await("q is told", func() bool { return len(l.told("q", explain.FailedAttachVolume)) == 1 })
+	l.await("q has the event", func() bool { return len(l.messages("q", explain.FailedAttachVolume)) == 1 })
 	if l.read("v", "b") != nil {
-		l.Fatal("S1: attached elsewhere while nobody knows whether the first attach succeeded")
+		l.Fatal("S1: attached elsewhere while it is unknown whether the first attach succeeded")
 	}
 	if l.isReported("v", "a") {
 		l.Fatal("S9: reported though not confirmed")
@@ -192,7 +192,7 @@ func updateNodeStatusFailBeforeDetach(l *lab) {
 	}
 }
 
-// onServer tells whether the node reports the volume, at the API server.
+// onServer reports whether the node reports the volume at the API server.
 func (l *lab) onServer(volume, node string) bool {
 	l.Helper()
 	n := &corev1.Node{}
@@ -221,7 +221,7 @@ func detachFail(l *lab) {
 	l.awaitReported("v", "a")
 	l.kept("v", "a", uid)
 	l.pod("r", "b", "v")
-	l.awaitTold("r", explain.FailedAttachVolume, l.heldBy("v", "a", "q"))
+	l.awaitPodEvent("r", explain.FailedAttachVolume, l.heldBy("v", "a", "q"))
 	if l.read("v", "b") != nil {
 		l.Fatal("S1: attached to a second node after a failed detach")
 	}
@@ -251,7 +251,7 @@ func detachRefused(l *lab) {
 	})
 	l.pod("q", "b", "v")
 	l.pod("r", "a", "v")
-	l.awaitTold("r", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), explain.BeingDeleted(refusal)))
+	l.awaitPodEvent("r", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), explain.BeingDeleted(refusal)))
 	l.settled("a")
 	if l.read("v", "b") != nil {
 		l.Fatal("S1: attached to a second node although the driver did not detach")
@@ -284,7 +284,7 @@ func noOutOfServiceTaint(l *lab) {
 	l.kept("v", "a", uid)
 }
 
-// detaching tells whether a detach has begun; hold l.mu.
+// detaching reports whether a detach has started; hold l.mu.
 func (l *lab) detaching(volume, node string) bool {
 	va := l.attachment(volume, node)
 	return va == nil || va.DeletionTimestamp != nil || !l.isReported(volume, node)
@@ -315,8 +315,8 @@ func unhealthyNodeForceDetachDisabled(l *lab) {
 	l.lived("a made", "a attached", "a deleting", "a gone")
 }
 
-// multiAttach is one case of Test_ReportMultiAttachError: who else uses the volume,
-// and the words of it. What belay adds stands in brackets behind.
+// multiAttach is one case of Test_ReportMultiAttachError: the other users of the volume, and the message about them.
+// The text that belay adds follows in parentheses.
 func multiAttach(name, words string, holders ...string) scenario {
 	return play("Test_ReportMultiAttachError/"+name, func(l *lab) {
 		l.readyNode("a", "b")
@@ -334,7 +334,7 @@ func multiAttach(name, words string, holders ...string) scenario {
 			}
 			l.podIn(namespace, strings.TrimPrefix(holder, "ns2/"), "b", "v")
 		}
-		if len(holders) == 0 { // attached, and nobody is there who wants it
+		if len(holders) == 0 { // attached, and no pod wants it
 			l.pod("first", "b", "v")
 			l.awaitReported("v", "b")
 			l.use("b", "v")
@@ -342,17 +342,17 @@ func multiAttach(name, words string, holders ...string) scenario {
 		}
 		l.awaitReported("v", "b")
 		l.pod("pod1", "a", "v")
-		l.await("pod1 is told", func() bool { return len(l.told("pod1", explain.FailedAttachVolume)) > 0 })
+		l.await("pod1 has the event", func() bool { return len(l.messages("pod1", explain.FailedAttachVolume)) > 0 })
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		got := l.told("pod1", explain.FailedAttachVolume)
+		got := l.messages("pod1", explain.FailedAttachVolume)
 		where := fmt.Sprintf("attached to node %q", l.name("b"))
 		if len(holders) == 0 {
 			where = fmt.Sprintf("for node %q to unmount it", l.name("b"))
 		}
 		want := fmt.Sprintf("Multi-Attach error for volume %q %s (", l.name("v"), words)
 		if len(got) != 1 || !strings.HasPrefix(got[0], want) || !strings.Contains(got[0], where) {
-			l.Errorf("told %q, want %q and %q", got, want, where)
+			l.Errorf("got %q, want %q and %q", got, want, where)
 		}
 		for _, e := range l.events {
 			if e.InvolvedObject.Name == "pod1" && (e.Type != corev1.EventTypeWarning || e.Source.Component != "attachdetach-controller") {

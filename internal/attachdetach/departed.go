@@ -37,7 +37,7 @@ func (w *clusterState) recordReleased(after *corev1.Node, was, is map[string]vol
 // attachedBefore reports whether the volume was attached before this Node object was created.
 func (w *clusterState) attachedBefore(k key, unique string, node *corev1.Node) bool {
 	if va, ok := w.attachments.Get(kube.AttachmentName(k.Handle, k.Driver, node.Name)); ok {
-		return recordedMachine(va).NodeUID != string(node.UID)
+		return kube.RecordedMachine(va).NodeUID != string(node.UID)
 	}
 	h, ok := w.ledger.of(unique)[node.Name]
 	return ok && h.machine.NodeUID != string(node.UID)

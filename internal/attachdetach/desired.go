@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/component-helpers/storage/ephemeral"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/kube"
@@ -134,21 +133,11 @@ func (w *clusterState) podsOf(pv *corev1.PersistentVolume) iter.Seq[*corev1.Pod]
 			return
 		}
 		for _, pod := range list[*corev1.Pod](w.pods, byClaim, name) {
-			if !kube.PodEnded(pod) && uses(pod, claim) && !yield(pod) {
+			if !kube.PodEnded(pod) && kube.UsesClaim(pod, claim) && !yield(pod) {
 				return
 			}
 		}
 	}
-}
-
-// uses reports whether the pod uses the claim. A claim of a generic ephemeral volume must be owned by the pod.
-func uses(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
-	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
-		if claimName(pod, &v) != claim.Name {
-			return false
-		}
-		return v.Ephemeral == nil || ephemeral.VolumeIsForPod(pod, claim) == nil
-	})
 }
 
 // attachRequired reports whether the driver's volumes are attached. As upstream, a driver without a CSIDriver object

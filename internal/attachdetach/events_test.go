@@ -18,9 +18,9 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// heard gives the events of a reason about an object, each as often as it was sent;
+// objectMessages returns the messages of the events of a reason about an object, each as often as it was sent;
 // hold l.mu.
-func (l *lab) heard(kind, name, reason string) []string {
+func (l *lab) objectMessages(kind, name, reason string) []string {
 	var found []string
 	for _, e := range l.events {
 		if e.InvolvedObject.Kind == kind && e.InvolvedObject.Name == name && e.Reason == reason && e.Source.Component == EventComponent {
@@ -30,11 +30,11 @@ func (l *lab) heard(kind, name, reason string) []string {
 	return found
 }
 
-func (l *lab) awaitHeard(kind, name, reason, message string) {
+func (l *lab) awaitObjectEvent(kind, name, reason, message string) {
 	l.Helper()
-	l.await(fmt.Sprintf("%s %s hears once of %s %q", kind, name, reason, message), func() bool {
-		heard := l.heard(kind, name, reason)
-		return len(heard) == 1 && heard[0] == message
+	l.await(fmt.Sprintf("%s %s has one event %s %q", kind, name, reason, message), func() bool {
+		got := l.objectMessages(kind, name, reason)
+		return len(got) == 1 && got[0] == message
 	})
 }
 
@@ -56,32 +56,32 @@ func (l *lab) detachError(volume, node, message string) {
 	l.must(l.Status().Patch(l.ctx, va, client.RawPatch(types.MergePatchType, body)))
 }
 
-func TestClaimHearsOfDetach(t *testing.T) {
+func TestDetachEmitsEventOnClaim(t *testing.T) {
 	l := newLab(t)
 	l.runAttachedOnA()
 
 	l.attacher.set(func() { l.attacher.stalled = true })
 	l.gone("p")
 	node := attachment.NodeName(l.name("a"))
-	l.awaitHeard("PersistentVolumeClaim", "v", explain.DetachingVolume, explain.DetachStarted(l.name("v"), node, nil, ""))
+	l.awaitObjectEvent("PersistentVolumeClaim", "v", explain.DetachingVolume, explain.DetachStarted(l.name("v"), node, nil, ""))
 	for _, message := range []string{"busy", "busy", "still busy"} { // a retry is no news
 		l.detachError("v", "a", message)
 	}
-	l.await("both failures are told once", func() bool {
-		heard := l.heard("PersistentVolumeClaim", "v", explain.FailedDetachVolume)
-		slices.Sort(heard)
-		return slices.Equal(heard, []string{
+	l.await("each failure has one event", func() bool {
+		got := l.objectMessages("PersistentVolumeClaim", "v", explain.FailedDetachVolume)
+		slices.Sort(got)
+		return slices.Equal(got, []string{
 			explain.DetachFailed(l.name("v"), node, "busy"), explain.DetachFailed(l.name("v"), node, "still busy"),
 		})
 	})
 	l.attacher.set(func() { l.attacher.stalled = false })
 	l.awaitDetached("v", "a")
-	l.awaitHeard("PersistentVolumeClaim", "v", explain.SuccessfulDetachVolume, explain.DetachSucceeded(l.name("v"), node))
+	l.awaitObjectEvent("PersistentVolumeClaim", "v", explain.SuccessfulDetachVolume, explain.DetachSucceeded(l.name("v"), node))
 }
 
-// A finalizer that somebody removes, because the detach takes so long, is no detach: the
-// claim hears so.
-func TestClaimHearsOfUnconfirmedDetach(t *testing.T) {
+// A finalizer that is removed by force, because the detach takes so long, does not confirm the detach: an event on the
+// claim reports so.
+func TestUnconfirmedDetachEmitsEventOnClaim(t *testing.T) {
 	l := newLab(t)
 	l.runAttachedOnA()
 	patch := func(kind types.PatchType, body string) {
@@ -92,18 +92,18 @@ func TestClaimHearsOfUnconfirmedDetach(t *testing.T) {
 	l.attacher.set(func() { l.attacher.stalled = true })
 	l.gone("p")
 	node := attachment.NodeName(l.name("a"))
-	l.awaitHeard("PersistentVolumeClaim", "v", explain.DetachingVolume, explain.DetachStarted(l.name("v"), node, nil, ""))
+	l.awaitObjectEvent("PersistentVolumeClaim", "v", explain.DetachingVolume, explain.DetachStarted(l.name("v"), node, nil, ""))
 	l.detachError("v", "a", "busy")
-	l.awaitHeard("PersistentVolumeClaim", "v", explain.FailedDetachVolume, explain.DetachFailed(l.name("v"), node, "busy"))
+	l.awaitObjectEvent("PersistentVolumeClaim", "v", explain.FailedDetachVolume, explain.DetachFailed(l.name("v"), node, "busy"))
 	patch(types.MergePatchType, `{"metadata": {"finalizers": null}}`)
 	name := kube.AttachmentName(l.name("v"), driver, l.name("a"))
-	l.awaitHeard("PersistentVolumeClaim", "v", explain.VolumeDetachUnconfirmed, explain.DetachUnconfirmed(l.name("v"), node, name))
-	if heard := l.heard("PersistentVolumeClaim", "v", explain.SuccessfulDetachVolume); len(heard) != 0 {
-		t.Errorf("the claim hears of success: %q", heard)
+	l.awaitObjectEvent("PersistentVolumeClaim", "v", explain.VolumeDetachUnconfirmed, explain.DetachUnconfirmed(l.name("v"), node, name))
+	if got := l.objectMessages("PersistentVolumeClaim", "v", explain.SuccessfulDetachVolume); len(got) != 0 {
+		t.Errorf("the claim has an event that reports success: %q", got)
 	}
 }
 
-func TestVolumeWithoutAClaimHearsOfDetach(t *testing.T) {
+func TestDetachEmitsEventOnVolumeWithoutClaim(t *testing.T) {
 	l := newLab(t)
 	l.runAttachedOnA()
 	l.use("a", "v")
@@ -114,10 +114,10 @@ func TestVolumeWithoutAClaimHearsOfDetach(t *testing.T) {
 	l.must(client.IgnoreNotFound(l.Delete(l.ctx, pvc)))
 	l.use("a")
 	node := attachment.NodeName(l.name("a"))
-	l.awaitHeard("PersistentVolume", l.name("v"), explain.SuccessfulDetachVolume, explain.DetachSucceeded(l.name("v"), node))
+	l.awaitObjectEvent("PersistentVolume", l.name("v"), explain.SuccessfulDetachVolume, explain.DetachSucceeded(l.name("v"), node))
 }
 
-func TestClaimHearsOfForcedDetach(t *testing.T) {
+func TestForcedDetachEmitsEventOnClaim(t *testing.T) {
 	l := newLab(t)
 	l.runAttachedOnA()
 	l.use("a", "v")
@@ -125,7 +125,7 @@ func TestClaimHearsOfForcedDetach(t *testing.T) {
 	l.awaitWaiting("v", "a")
 	l.taint("a")
 	node := attachment.NodeName(l.name("a"))
-	l.awaitHeard("PersistentVolumeClaim", "v", explain.DetachingVolume,
+	l.awaitObjectEvent("PersistentVolumeClaim", "v", explain.DetachingVolume,
 		explain.DetachStarted(l.name("v"), node, attachment.OutOfServiceTaint{}, attachment.StillInUse))
 	l.awaitDetached("v", "a")
 }
@@ -140,7 +140,7 @@ func TestEventsCarryTheReason(t *testing.T) {
 	l.pod("p", "a", "v")
 	l.awaitReported("v", "a")
 	l.pod("q", "b", "v")
-	l.await("the second pod is told why", func() bool {
+	l.await("the second pod has an event with the reason", func() bool {
 		for _, e := range l.events {
 			if e.InvolvedObject.Name == "q" && e.Reason == explain.FailedAttachVolume {
 				return e.Annotations[kube.ReasonAnnotation] == string(attachment.OtherWriterAttached)
@@ -170,12 +170,12 @@ func TestNodeRemembersTheRequest(t *testing.T) {
 	l.must(l.Create(l.ctx, pv))
 	l.claim("v")
 	stop := l.run()
-	on := func(node string) bool { return reported(l.nodes[l.name(node)], unique) }
+	on := func(node string) bool { return kube.Reported(l.nodes[l.name(node)], unique) }
 	l.pod("p", "a", "v")
 	l.await("reported on a", func() bool { return on("a") })
 	l.patchStatus(&corev1.Node{}, "", l.name("a"), map[string]any{"volumesInUse": []string{unique}})
 	l.gone("p")
-	request := func() string { return requestsOn(l.nodes[l.name("a")])[unique] }
+	request := func() string { return kube.DetachesRequested(l.nodes[l.name("a")])[unique] }
 	l.await("the request is noted on the node", func() bool { return request() != "" })
 	l.mu.Lock()
 	first := request()
@@ -183,7 +183,7 @@ func TestNodeRemembersTheRequest(t *testing.T) {
 	stop()
 	l.run()
 	l.pod("q", "b", "v")
-	l.await("told who holds it", func() bool { return len(l.told("q", explain.FailedAttachVolume)) > 0 })
+	l.await("an event names the holder", func() bool { return len(l.messages("q", explain.FailedAttachVolume)) > 0 })
 	l.mu.Lock()
 	if now := request(); now != first || on("b") {
 		t.Errorf("request of %s became %s; reported on b: %v", first, now, on("b"))

@@ -39,9 +39,9 @@ func (s failingStatus) Patch(_ context.Context, obj client.Object, _ client.Patc
 	return nil
 }
 
-// A volume on two nodes: a releases it, b is due to be reported to, and writes to b's Node
-// fail (a webhook that is down for it, a node that writes its own Node all the time and so
-// makes each write of belay's conflict). What a answered counts all the same.
+// A volume on two nodes: a releases it, b is due to be reported to, and writes to b's Node fail (because of a webhook
+// that is down for it, or a node that writes its own Node so often that each write of belay's conflicts). The answer
+// for a counts nevertheless.
 func TestOneNodesErrorDoesNotBlockOthers(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	m.put(aVolume("pv", k.Handle, corev1.ReadWriteMany))

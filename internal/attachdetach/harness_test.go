@@ -116,7 +116,7 @@ func (l *lab) must(err error) {
 	}
 }
 
-// observer watches, once for all tests, what they assert on.
+// observer watches the objects that tests assert on, once for all tests.
 var observer = sync.OnceValues(func() (informers.SharedInformerFactory, error) {
 	clients, err := kubernetes.NewForConfig(cluster.Config())
 	if err != nil {
@@ -125,7 +125,7 @@ var observer = sync.OnceValues(func() (informers.SharedInformerFactory, error) {
 	return informers.NewSharedInformerFactory(clients, 0), nil
 })
 
-// watch follows what the test asserts on.
+// watch follows the objects that the test asserts on.
 func (l *lab) watch() {
 	factory, err := observer()
 	l.must(err)
@@ -196,7 +196,7 @@ func (l *lab) see(f func()) {
 	l.changed = make(chan struct{})
 }
 
-// await returns once the condition holds in what was seen.
+// await returns once the condition holds for the observed objects.
 func (l *lab) await(what string, holds func() bool) {
 	l.Helper()
 	deadline := time.NewTimer(wait.Timeout)
@@ -313,7 +313,7 @@ func (l *lab) patchStatus(obj client.Object, namespace, name string, status map[
 	l.must(l.Status().Patch(context.WithoutCancel(l.ctx), obj, client.RawPatch(types.MergePatchType, body)))
 }
 
-// use is kubelet: it says which volumes its node uses.
+// use plays kubelet: it reports the volumes that its node uses.
 func (l *lab) use(node string, volumes ...string) {
 	l.Helper()
 	var list any
@@ -446,8 +446,8 @@ func (l *lab) awaitWaiting(volume, node string) {
 	})
 }
 
-// told gives the messages of a reason that a pod was sent; hold l.mu.
-func (l *lab) told(pod, reason string) []string {
+// messages returns the messages of the events with a reason that a pod got; hold l.mu.
+func (l *lab) messages(pod, reason string) []string {
 	var found []string
 	for _, e := range l.events {
 		if e.InvolvedObject.Namespace == l.prefix && e.InvolvedObject.Name == pod && e.Reason == reason && e.Source.Component == EventComponent {
@@ -457,10 +457,10 @@ func (l *lab) told(pod, reason string) []string {
 	return found
 }
 
-func (l *lab) awaitTold(pod, reason, message string) {
+func (l *lab) awaitPodEvent(pod, reason, message string) {
 	l.Helper()
-	l.await(fmt.Sprintf("pod %s is told %s %q", pod, reason, message), func() bool {
-		return slices.Contains(l.told(pod, reason), message)
+	l.await(fmt.Sprintf("pod %s has the event %s %q", pod, reason, message), func() bool {
+		return slices.Contains(l.messages(pod, reason), message)
 	})
 }
 
@@ -484,7 +484,7 @@ type fakeAttacher struct {
 	guard   sync.Mutex
 	refusal string // attachError of every attach, "" for none
 	stalled bool   // nothing is answered
-	// mood, if set, is asked before each answer: whether none is given, or an error.
+	// mood, if set, is called before each answer and returns whether to stay silent, or an error to answer.
 	mood func(va *storagev1.VolumeAttachment) (silent bool, refusal string)
 }
 
@@ -500,7 +500,7 @@ func (a *fakeAttacher) set(f func()) {
 	}
 }
 
-// notice does what the attacher does next for the attachment.
+// notice does the attacher's next step for the attachment.
 func (a *fakeAttacher) notice(va *storagev1.VolumeAttachment) {
 	a.guard.Lock()
 	defer a.guard.Unlock()

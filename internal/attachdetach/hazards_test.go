@@ -31,10 +31,9 @@ func aFibreVolume(m *model) (key, string) {
 	return k, kube.UniqueVolumeName(k.Driver, k.Handle)
 }
 
-// The model is a standby: its caches are warm, and nothing is decided in it. The leader
-// moves an exclusive Fibre Channel volume from a to b. Later a's Node is recreated by its
-// kubelet (same boot). Then the standby leads.
-func TestStandbyRemembersWhatWasTakenBack(t *testing.T) {
+// The model is a standby: its caches are synced, and it makes no decisions. The leader moves an exclusive Fibre Channel
+// volume from a to b. Later a's Node is recreated by its kubelet (same boot). Then the standby leads.
+func TestStandbyRemembersWithdrawnReports(t *testing.T) {
 	m := newModel(t)
 	k, unique := aFibreVolume(m)
 	v := []string{unique}
@@ -56,7 +55,7 @@ func TestStandbyRemembersWhatWasTakenBack(t *testing.T) {
 	}
 }
 
-// hungClient answers nothing for some names until it is told to.
+// hungClient does not answer requests for some names until it is released.
 type hungClient struct {
 	client.Client
 	hangs   func(verb, name string) bool
@@ -108,10 +107,10 @@ func (m *model) hungController(t *testing.T, hangs func(verb, name string) bool)
 	return c, hung
 }
 
-// A shared volume's create for node a has no answer: a straggler. Meanwhile its access
-// modes are changed (ADR 17: "The access modes can be changed") and a pod on b wants it.
-// The create for a may still be carried out, so b must wait (S1).
-func TestStragglersCreateBlocksOtherNodes(t *testing.T) {
+// The create of a shared volume's VolumeAttachment for node a gets no answer. Meanwhile its access modes are changed
+// (ADR 17: "The access modes can be changed") and a pod on b wants it. The create for a may still be carried out, so b
+// must wait (S1).
+func TestUnansweredCreateBlocksOtherNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, k := newModel(t), key{Driver: driver, Handle: "h"}
 		m.put(aVolume("pv", k.Handle, corev1.ReadWriteMany))
@@ -140,9 +139,9 @@ func TestStragglersCreateBlocksOtherNodes(t *testing.T) {
 	})
 }
 
-// A step that has not begun when the others stop waiting for it is not taken on the old
-// decision: here a forced detach from a node that is Ready again meanwhile. (More nodes than
-// stepsAtOnce and a slow API server, or a node whose first step hangs.)
+// A step that has not started when the others stop waiting for it is not taken on the old decision: here a forced
+// detach from a node that has become Ready again. (This needs more nodes than stepsAtOnce and a slow API server, or a
+// node whose first step hangs.)
 func TestStaleStepsAreNotTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, k := newModel(t), key{Driver: driver, Handle: "h"}
@@ -171,7 +170,7 @@ func TestStaleStepsAreNotTaken(t *testing.T) {
 			t.Fatal(w.failed)
 		}
 		if hung.has("delete " + toB) {
-			t.Fatal("b was not held up")
+			t.Fatal("b was not delayed")
 		}
 		// Minutes later b is back, with the volume mounted.
 		m.put(aNode("b", isReady, listing([]string{unique}, []string{unique})))
@@ -197,11 +196,10 @@ type setClock struct{ now time.Time }
 
 func (c *setClock) Now() time.Time { return c.now }
 
-// A kubelet of a recreated Node renews its lease once, a second after it was looked at
-// first, and dies (or hangs, or crashes again and again before it has rebuilt its
-// volumes). Its Node stays Ready for the grace period of 50 s. That is not a kubelet that
-// "was seen to renew its lease for SyncWindow".
-func TestOneRenewalIsNoSync(t *testing.T) {
+// A kubelet of a recreated Node renews its lease once, a second after the lease was read first, and dies (or hangs, or
+// crashes repeatedly before it has rebuilt its volumes). Its Node stays Ready for the grace period of 50 s. That is not
+// a kubelet that "was seen to renew its lease for SyncWindow".
+func TestSingleLeaseRenewalIsNoSync(t *testing.T) {
 	m := newModel(t)
 	m.put(aNode("a", isReady, func(n *corev1.Node) { n.UID = "second" }))
 	c := m.controllerOf()
@@ -230,8 +228,8 @@ func TestOneRenewalIsNoSync(t *testing.T) {
 	}
 }
 
-// One node writes a volume of others into its own lists (NodeRestriction allows it). That
-// blocks nobody, and is taken back before a next leader could believe it.
+// A node writes the volume of other nodes into its own lists (NodeRestriction allows it). That blocks no node, and is
+// withdrawn before the next leader could believe it.
 func TestFalseInUseEntryBlocksNoOtherNode(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
@@ -250,10 +248,9 @@ func TestFalseInUseEntryBlocksNoOtherNode(t *testing.T) {
 	}
 }
 
-// An orphan (upstream's VolumeAttachment, whose PersistentVolume was recreated for another
-// handle) waits while its node uses the PersistentVolume's present volume. What ends that
-// wait wakes it.
-func TestEndOfItsWaitWakesAnOrphan(t *testing.T) {
+// An orphan (upstream's VolumeAttachment, whose PersistentVolume was recreated for another handle) waits while its node
+// uses the PersistentVolume's present volume. The event that ends this wait wakes it.
+func TestOrphanIsWokenWhenItsWaitEnds(t *testing.T) {
 	m := newModel(t)
 	first, second := key{Driver: driver, Handle: "first"}, key{Driver: driver, Handle: "second"}
 	unique := []string{kube.UniqueVolumeName(driver, "second")}
@@ -286,9 +283,9 @@ func TestEndOfItsWaitWakesAnOrphan(t *testing.T) {
 	}
 }
 
-// Nothing keeps an orphan whose end cannot detach the volume that its PersistentVolume is
-// now. If that one waits for the orphan, nothing else would end the wait.
-func TestOrphanWithoutDangerGoes(t *testing.T) {
+// Nothing blocks the deletion of an orphan that cannot detach its PersistentVolume's present volume. If that volume
+// waits for the orphan, nothing else would end the wait.
+func TestHarmlessOrphanIsDeleted(t *testing.T) {
 	for name, change := range map[string]func(*storagev1.VolumeAttachment){
 		"no attacher has begun": func(*storagev1.VolumeAttachment) {},
 		"belay-attacher recorded the volume": func(va *storagev1.VolumeAttachment) {

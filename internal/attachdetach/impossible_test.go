@@ -79,7 +79,7 @@ func inParallel(l *lab, n int, f func(i int)) {
 	l.must(g.Wait())
 }
 
-// quiet waits until the controller looks at nothing for a while, and fails if it goes on looking.
+// quiet waits until the controller has examined nothing for a while, and fails if it keeps examining volumes.
 func (l *lab) quiet(when string) {
 	l.Helper()
 	const rest = 3 * time.Second // longer than it takes to look again at what failed or was refused, the first times
@@ -132,7 +132,7 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 	}
 	l.run()
 	l.pod("p", "a", "v")
-	l.awaitTold("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), "kubernetes.io/csi: attacher.Attach failed: a webhook says no"))
+	l.awaitPodEvent("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), "kubernetes.io/csi: attacher.Attach failed: a webhook says no"))
 	var last time.Time
 	for _, pause := range []time.Duration{0, minRefusalRetry, 2 * minRefusalRetry} {
 		next := wait.For(t, "another request", asked)

@@ -98,9 +98,9 @@ func (goneStatus) Patch(_ context.Context, obj client.Object, _ client.Patch, _ 
 	return apierrors.NewNotFound(schema.GroupResource{Resource: "nodes"}, obj.GetName())
 }
 
-// The watch lags: the Node that is reported the volume has listed it in use since, and was
-// deleted. The answer to the withdrawal is 404 ("404 is Unknown", design section 5). What the
-// cache still has is not the Node's last version, and no check.
+// The watch lags: the Node that was reported the volume has listed it in use since, and was deleted. The answer to the
+// withdrawal is 404 ("404 is Unknown", design section 5). The cache still has a version of the Node, but that is not
+// its last one, and so no check.
 func TestDeletedNodeIsNoProofOfUnmount(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	m.put(aVolume("pv", k.Handle))

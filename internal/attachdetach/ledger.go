@@ -82,11 +82,11 @@ func (l *ledger) remove(unique, node string) {
 // VolumeAttachment was removed: without Node and VolumeAttachment, there is no object that a person could delete to end
 // the wait.
 func (l *ledger) nodeDeleted(node *corev1.Node) {
-	requests := requestsOn(node)
+	requests := kube.DetachesRequested(node)
 	for _, k := range l.on(node.Name) {
 		unique := kube.UniqueVolumeName(k.Driver, k.Handle)
 		if kube.NoVolumeAttachment(k.Driver) {
-			l.request(unique, node.Name, readTime(requests[unique]))
+			l.request(unique, node.Name, kube.ParseTime(requests[unique]))
 		} else {
 			l.remove(unique, node.Name)
 		}
@@ -121,7 +121,7 @@ func (l *ledger) on(node string) []key {
 }
 
 func entryFor(node *corev1.Node) ledgerEntry {
-	return ledgerEntry{machine: machineOf(node), created: node.CreationTimestamp.Time}
+	return ledgerEntry{machine: kube.MachineOf(node), created: node.CreationTimestamp.Time}
 }
 
 // adopt adds the volumes that Nodes report when this process starts to lead, because the previous leader's ledger is
@@ -212,9 +212,9 @@ func (w *clusterState) recordLost(va *storagev1.VolumeAttachment) {
 	}
 	for _, k := range w.keysOfAttachment(va) {
 		unique := kube.UniqueVolumeName(k.Driver, k.Handle)
-		if computed(va, k) && w.largeNodes.of(node, unique).reported {
-			h := ledgerEntry{machine: recordedMachine(va), created: va.CreationTimestamp.Time}
-			if machineOf(node).Replaces(h.machine) {
+		if kube.IsAttachmentOf(va, k) && w.largeNodes.of(node, unique).reported {
+			h := ledgerEntry{machine: kube.RecordedMachine(va), created: va.CreationTimestamp.Time}
+			if kube.MachineOf(node).Replaces(h.machine) {
 				h = entryFor(node) // without Node and VolumeAttachment, the earlier machine is unknown
 			}
 			w.ledger.add(unique, node.Name, h, true)

@@ -36,9 +36,8 @@ import (
 
 var update = flag.Bool("update", false, "write the transcripts of lives anew")
 
-// life plays the controller against an API server in memory, on fake time and in one
-// thread, and writes down what everybody did. Each action ends when nothing is left to
-// do but wait.
+// life plays the controller against an API server in memory, on fake time and in one goroutine, and records what each
+// component did. Each action ends when nothing is left to do but wait.
 type life struct {
 	*testing.T
 	policy attachment.Policy
@@ -51,7 +50,7 @@ type life struct {
 	control *Controller
 	logger  logr.Logger // the controller's; discards by default
 
-	// forbids, if set, is what an admission rule, or missing rights, has the API server answer.
+	// forbids, if set, is the API server's answer because of an admission rule or missing permissions.
 	forbids func(verb string, obj client.Object) error
 
 	woken  []key
@@ -77,7 +76,7 @@ func playLife(t *testing.T, name string, policy attachment.Policy, play func(*li
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(l.script.String(), "\n")); diff != "" {
-			t.Errorf("%s; -update writes it anew (-want +got):\n%s", file, diff)
+			t.Errorf("%s; -update writes it again (-want +got):\n%s", file, diff)
 		}
 	})
 }
@@ -86,7 +85,7 @@ func (l *life) say(who, format string, args ...any) {
 	fmt.Fprintf(&l.script, "%8s  %-10s  %s\n", "+"+time.Since(l.begun).String(), who, fmt.Sprintf(format, args...))
 }
 
-// lead starts a controller that knows nothing but what the API server has.
+// lead starts a controller that knows only the content of the API server.
 func (l *life) lead() {
 	l.model, l.timers, l.waits, l.woken = newModel(l.T), map[key]time.Time{}, map[key]string{}, nil
 	server := toyClient{life: l}
@@ -134,7 +133,7 @@ func (l *life) remove(obj client.Object) {
 	l.woken = append(l.woken, l.model.event(copyOf(obj), true)...)
 }
 
-// settle lets the controller look at what was woken, until all that is left is to wait.
+// settle lets the controller process the woken volumes, until all that is left is to wait.
 func (l *life) settle() {
 	l.Helper()
 	for len(l.woken) > 0 {
@@ -152,7 +151,7 @@ func (l *life) settle() {
 	}
 }
 
-// sayWaits writes down what the volume waits for, if that is news.
+// sayWaits records what the volume waits for, if that has changed.
 func (l *life) sayWaits(k key) {
 	s := l.control.state.observe(k, &nodeReads{}, l.control)
 	var words []string
@@ -246,7 +245,7 @@ func (l *life) deleteNode(name string) {
 	l.settle()
 }
 
-// comeBack registers the machine anew: after a boot, or as it was.
+// comeBack registers the machine again: after a boot, or as it was.
 func (l *life) comeBack(name string, booted bool) {
 	l.did("node "+name, "registers anew, booted: %v", booted)
 	l.store(aNode(name, func(n *corev1.Node) {
@@ -318,7 +317,7 @@ func (l *life) detached(k key, node string) {
 	l.Helper()
 	va := l.attachment(k, node)
 	if va.DeletionTimestamp == nil {
-		l.Fatalf("at +%v: nobody asked for the detach from %s\n%s", time.Since(l.begun), node, l.script.String())
+		l.Fatalf("at +%v: the detach was not requested from %s\n%s", time.Since(l.begun), node, l.script.String())
 	}
 	l.did("attacher", "has detached %s from %s", k.Handle, node)
 	l.remove(va)
@@ -455,7 +454,7 @@ func (c toyClient) Delete(_ context.Context, obj client.Object, options ...clien
 	}
 	gone := copyOf(there)
 	gone.SetDeletionTimestamp(&metav1.Time{Time: time.Now()})
-	c.store(gone) // until the attacher lets it go
+	c.store(gone) // until the attacher removes its finalizer
 	return nil
 }
 

@@ -36,7 +36,7 @@ func TestAttachReportAndDetach(t *testing.T) {
 
 	l.pod("p", "a", "v")
 	l.awaitReported("v", "a")
-	l.awaitTold("p", explain.SuccessfulAttachVolume, explain.AttachSucceeded(l.name("v")))
+	l.awaitPodEvent("p", explain.SuccessfulAttachVolume, explain.AttachSucceeded(l.name("v")))
 	va := l.read("v", "a")
 	want := map[string]string{
 		kube.VolumeHandleAnnotation: l.name("v"),
@@ -139,7 +139,7 @@ func TestSharedVolumeOnTwoNodes(t *testing.T) {
 	}
 }
 
-func TestMultiAttachRefusedThenHandedOver(t *testing.T) {
+func TestMultiAttachIsRefusedUntilTheVolumeIsFree(t *testing.T) {
 	l := newLab(t)
 	l.readyNode("a", "b")
 	l.volume("v")
@@ -150,7 +150,7 @@ func TestMultiAttachRefusedThenHandedOver(t *testing.T) {
 
 	l.pod("q", "b", "v")
 	first := l.heldBy("v", "a", "p")
-	l.awaitTold("q", explain.FailedAttachVolume, first)
+	l.awaitPodEvent("q", explain.FailedAttachVolume, first)
 	if l.read("v", "b") != nil {
 		t.Fatal("S1: attached to a second node")
 	}
@@ -161,16 +161,17 @@ func TestMultiAttachRefusedThenHandedOver(t *testing.T) {
 	}
 	l.use("a")
 	l.awaitReported("v", "b")
-	l.awaitTold("q", explain.SuccessfulAttachVolume, explain.AttachSucceeded(l.name("v")))
+	l.awaitPodEvent("q", explain.SuccessfulAttachVolume, explain.AttachSucceeded(l.name("v")))
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	told := l.told("q", explain.FailedAttachVolume)
-	// The first was seen before the second had a cause; the order in which they are known here says nothing.
+	got := l.messages("q", explain.FailedAttachVolume)
+	// The first reason was observed before the second had a cause; the order in which they are known does not matter
+	// here.
 	isSecond := func(message string) bool {
 		return strings.Contains(message, fmt.Sprintf("for node %q to unmount it", l.name("a")))
 	}
-	if len(told) != 2 || !slices.Contains(told, first) || !slices.ContainsFunc(told, isSecond) {
-		t.Errorf("told %q, want once %q and once that the node has to unmount it", told, first)
+	if len(got) != 2 || !slices.Contains(got, first) || !slices.ContainsFunc(got, isSecond) {
+		t.Errorf("got %q, want once %q and once that the node has to unmount it", got, first)
 	}
 	want := []string{"a made", "a attached", "a deleting", "a gone", "b made", "b attached"}
 	if diff := cmp.Diff(want, l.history); diff != "" {
@@ -186,9 +187,9 @@ func TestUncertainElsewhereBlocks(t *testing.T) {
 	l.volume("v")
 	l.run()
 	l.pod("p", "a", "v")
-	l.awaitTold("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), l.attacher.refusal))
+	l.awaitPodEvent("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), l.attacher.refusal))
 	l.pod("q", "b", "v")
-	l.await("q is told", func() bool { return len(l.told("q", explain.FailedAttachVolume)) == 1 })
+	l.await("q has the event", func() bool { return len(l.messages("q", explain.FailedAttachVolume)) == 1 })
 	if l.read("v", "b") != nil {
 		t.Fatal("S1: attached elsewhere while the first attach is uncertain")
 	}
@@ -267,12 +268,12 @@ func TestNodeThatAttachesByItself(t *testing.T) {
 	l.awaitReported("v", "a")
 }
 
-func TestAttachmentDeletedBySomebody(t *testing.T) {
+func TestAttachmentDeletedByAnotherClient(t *testing.T) {
 	l := newLab(t)
 	l.runAttachedOnA()
 	before := l.read("v", "a")
 	l.must(l.Delete(l.ctx, before))
-	l.await("attached anew and reported", func() bool {
+	l.await("attached again and reported", func() bool {
 		va := l.attachment("v", "a")
 		return va != nil && va.UID != before.UID && va.Status.Attached && l.isReported("v", "a")
 	})

@@ -115,7 +115,7 @@ func lifeTimeoutHealthy(l *life) {
 	l.pass(time.Hour) // a healthy node is never forced
 	l.pod("p", "a", "v")
 	l.ready("a", corev1.ConditionFalse)
-	l.podGone("p") // the clock begins anew
+	l.podGone("p") // the clock starts again
 	l.pass(5 * time.Minute)
 	l.ready("a", corev1.ConditionTrue)
 	l.pass(5 * time.Minute)
@@ -222,7 +222,7 @@ func lifeDeletedByHand(l *life) {
 	l.attached(v, "b")
 }
 
-// lifeUncertainAttach is about a pod whose volume may be on its way to another node.
+// lifeUncertainAttach is about a pod whose volume may be in the process of being attached to another node.
 func lifeUncertainAttach(l *life) {
 	l.node("a")
 	l.node("b")

@@ -38,8 +38,8 @@ func logTo(t *testing.T, lines *[]logLine) logr.Logger {
 
 func objectNamed(name string) map[string]any { return map[string]any{"namespace": "ns", "name": name} }
 
-// TestLogsNameTheVolume plays the life of a volume whose handle says nothing to people: each line names PersistentVolume, claim
-// and node besides, and the pods where there are some.
+// TestLogsNameTheVolume plays the lifecycle of a volume whose handle means nothing to people: each line also names the
+// PersistentVolume, claim and node, and the pods if there are any.
 func TestLogsNameTheVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var lines []logLine

@@ -61,7 +61,7 @@ func heapAlloc() int64 {
 	return int64(stats.HeapAlloc)
 }
 
-// overTheWire gives the object as a watch does: every string of its own.
+// overTheWire returns the object like one from a watch: with its own copy of every string.
 func overTheWire(t *testing.T, object client.Object) client.Object {
 	t.Helper()
 	type wire interface {
@@ -120,8 +120,8 @@ func attachedVolume(i int) []client.Object {
 	return objects
 }
 
-// What is remembered of Nodes and VolumeAttachments goes with them.
-func TestMemoryOfWhatIsGone(t *testing.T) {
+// The state that is kept for Nodes and VolumeAttachments is dropped with them.
+func TestStateOfDeletedObjectsIsDropped(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	m.put(aNode("a", isReady))
 	node, _ := m.nodes.Get("a")

@@ -29,7 +29,7 @@ type model struct {
 	*clusterState
 	stores  map[string]*countingStore
 	version int
-	end     func([]key, *storagev1.VolumeAttachment) // told of the end of attachments; nil for none
+	end     func([]key, *storagev1.VolumeAttachment) // gets the end of attachments; nil for none
 }
 
 func newModel(tb testing.TB) *model {
@@ -108,7 +108,7 @@ func (m *model) event(obj client.Object, gone bool) []key {
 	case *storagev1.CSIDriver:
 		return occur(m, "CSIDriver", o, gone, m.driverChanged)
 	}
-	m.Fatalf("nobody watches a %T", obj)
+	m.Fatalf("no watch of a %T", obj)
 	return nil
 }
 
@@ -146,12 +146,12 @@ func (m *model) decide(k key) attachment.Decision {
 // modelTime is when all decisions of a model are made.
 var modelTime = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// attachmentChanged is what the sources call where no delete is under way.
+// attachmentChanged is what the sources call when no delete is in flight.
 func (m *model) attachmentChanged(before, after *storagev1.VolumeAttachment) []key {
 	return m.clusterState.attachmentChanged(before, after, noDoubts{end: m.end})
 }
 
-// noDoubts is a controller that has no request under way.
+// noDoubts is a controller that has no request in flight.
 type noDoubts struct {
 	end func([]key, *storagev1.VolumeAttachment) // nil for none
 }
@@ -177,7 +177,7 @@ func attaches(d attachment.Decision) []attachment.NodeName {
 	return nodes
 }
 
-// does tells whether the decision holds a step of that type.
+// does reports whether the decision holds a step of that type.
 func does[S attachment.Step](d attachment.Decision) bool {
 	return slices.ContainsFunc(d.Steps, func(s attachment.Step) bool { _, ok := s.(S); return ok })
 }

@@ -2,7 +2,6 @@ package attachdetach
 
 import (
 	"cmp"
-	"encoding/json"
 	"maps"
 	"slices"
 	"sync"
@@ -165,13 +164,13 @@ func (w *clusterState) attachment(key attachment.VolumeKey, va *storagev1.Volume
 	a := attachment.Attachment{
 		Ref:                 refOf(va),
 		Node:                attachment.NodeName(va.Spec.NodeName),
-		PersistentVolume:    sourceName(va),
-		Computed:            computed(va, key),
+		PersistentVolume:    kube.SourceName(va),
+		Computed:            kube.IsAttachmentOf(va, key),
 		Deleting:            va.DeletionTimestamp != nil,
 		DeleteMayBeUnderway: doubtful,
 		Created:             va.CreationTimestamp.Time,
-		DetachRequested:     requested(va),
-		Machine:             recordedMachine(va),
+		DetachRequested:     kube.DetachRequested(va),
+		Machine:             kube.RecordedMachine(va),
 	}
 	if at := va.DeletionTimestamp; at != nil && at.Unix() != 0 { // 0: our own delete, not yet in the cache
 		a.DeletingSince = at.Time
@@ -202,47 +201,8 @@ func refOf(va *storagev1.VolumeAttachment) attachment.Ref {
 	return attachment.Ref{Name: va.Name, UID: string(va.UID), ResourceVersion: va.ResourceVersion}
 }
 
-func requested(va *storagev1.VolumeAttachment) time.Time {
-	return readTime(va.Annotations[kube.DetachRequestedAnnotation])
-}
-
-// readTime parses a time that belay wrote. An invalid time counts as none, so the wait starts again.
-func readTime(text string) time.Time {
-	if text == "" { // nearly always
-		return time.Time{}
-	}
-	t, err := time.Parse(time.RFC3339, text)
-	if err != nil {
-		return time.Time{}
-	}
-	return t
-}
-
 // writeTime keeps fractions of a second, so that no timeout ends early.
 func writeTime(t time.Time) string { return t.Add(-planted.Clock).UTC().Format(time.RFC3339Nano) }
-
-// requestsOn returns the times of the pending detach requests on the Node, by unique volume name. An invalid annotation
-// counts as none.
-func requestsOn(node *corev1.Node) map[string]string {
-	text, ok := node.Annotations[kube.DetachesRequestedAnnotation]
-	if !ok {
-		return nil
-	}
-	var requests map[string]string
-	if json.Unmarshal([]byte(text), &requests) != nil {
-		return nil
-	}
-	return requests
-}
-
-func recordedMachine(va *storagev1.VolumeAttachment) attachment.Machine {
-	return attachment.Machine{
-		NodeUID:    va.Annotations[kube.NodeUIDAnnotation],
-		BootID:     va.Annotations[kube.BootIDAnnotation],
-		SystemUUID: va.Annotations[kube.SystemUUIDAnnotation],
-		ProviderID: va.Annotations[kube.ProviderIDAnnotation],
-	}
-}
 
 // node returns the state of a node with regard to a volume.
 func (w *clusterState) node(name, unique string, reads *nodeReads, d writeTracker) attachment.Node {
@@ -272,7 +232,7 @@ func (w *clusterState) departedNode(name string, cached *corev1.Node, unique str
 	if !ok {
 		return n
 	}
-	n.Machine, n.Created = machineOf(last), last.CreationTimestamp.Time
+	n.Machine, n.Created = kube.MachineOf(last), last.CreationTimestamp.Time
 	if cached == nil {
 		n.InUse = decision.Known(w.largeNodes.of(last, unique).inUse)
 	}
@@ -281,47 +241,15 @@ func (w *clusterState) departedNode(name string, cached *corev1.Node, unique str
 
 // stateOf returns the state of an existing node with regard to a volume.
 func stateOf(node *corev1.Node, s volumeStatus) attachment.Node {
-	_, managed := node.Annotations[kube.ManagedAttachAnnotation]
 	return attachment.Node{
 		Exists:          attachment.Yes,
-		Machine:         machineOf(node),
+		Machine:         kube.MachineOf(node),
 		Created:         node.CreationTimestamp.Time,
-		Managed:         managed,
+		Managed:         kube.Managed(node),
 		Reported:        s.reported,
 		InUse:           decision.Known(s.inUse),
-		Healthy:         decision.Known(ready(node)),
-		DetachRequested: readTime(s.requested),
-		OutOfService:    outOfService(node),
+		Healthy:         decision.Known(kube.Ready(node)),
+		DetachRequested: kube.ParseTime(s.requested),
+		OutOfService:    kube.OutOfService(node),
 	}
-}
-
-// ready is upstream's test of a node's health: the condition Ready is True (k/k
-// attachdetach/reconciler nodeIsHealthy).
-func ready(node *corev1.Node) bool {
-	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-	})
-}
-
-func machineOf(node *corev1.Node) attachment.Machine {
-	return attachment.Machine{
-		NodeUID:    string(node.UID),
-		BootID:     node.Status.NodeInfo.BootID,
-		SystemUUID: node.Status.NodeInfo.SystemUUID,
-		ProviderID: node.Spec.ProviderID,
-	}
-}
-
-func inUse(node *corev1.Node, unique string) bool {
-	return slices.Contains(node.Status.VolumesInUse, corev1.UniqueVolumeName(unique))
-}
-
-func reported(node *corev1.Node, unique string) bool {
-	return slices.ContainsFunc(node.Status.VolumesAttached, func(v corev1.AttachedVolume) bool {
-		return string(v.Name) == unique
-	})
-}
-
-func outOfService(node *corev1.Node) bool {
-	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == kube.OutOfServiceTaint })
 }

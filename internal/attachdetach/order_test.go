@@ -14,10 +14,9 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// TestTheLastObjectToArriveWakesItsVolume lets the objects behind one volume arrive in
-// every order. Only the last that is needed may lead to an attach, and it has to wake
-// the volume itself: nothing ever looks again.
-func TestTheLastObjectToArriveWakesItsVolume(t *testing.T) {
+// TestLastObjectToArriveWakesItsVolume delivers the objects behind one volume in every order. Only the last one that is
+// needed may lead to an attach, and it has to wake the volume itself: no later event would.
+func TestLastObjectToArriveWakesItsVolume(t *testing.T) {
 	disk := key{Driver: driver, Handle: "h"}
 	ephemeral := aPod("p", "n", corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}})
 	owned := aClaim("p-v0")
@@ -59,9 +58,9 @@ func TestTheLastObjectToArriveWakesItsVolume(t *testing.T) {
 			permutations(len(all), func(order []int) {
 				m := newModel(t)
 				left := len(tt.needed)
-				var told []string
+				var arrived []string
 				for _, i := range order {
-					told = append(told, fmt.Sprintf("%T", all[i]))
+					arrived = append(arrived, fmt.Sprintf("%T", all[i]))
 					woken := m.put(all[i])
 					needed := i < len(tt.needed)
 					if needed {
@@ -71,11 +70,11 @@ func TestTheLastObjectToArriveWakesItsVolume(t *testing.T) {
 					acts := len(attaches(d)) > 0 || reports(d)
 					switch {
 					case left > 0 && acts:
-						t.Fatalf("after %v: acts before all is there: %+v", told, d.Steps)
+						t.Fatalf("after %v: acts before all is there: %+v", arrived, d.Steps)
 					case left == 0 && !acts:
-						t.Fatalf("after %v: does nothing: %+v", told, d.Steps)
+						t.Fatalf("after %v: does nothing: %+v", arrived, d.Steps)
 					case left == 0 && needed && !slices.Contains(woken, tt.key):
-						t.Fatalf("after %v: woke %v, not %v", told, woken, tt.key)
+						t.Fatalf("after %v: woke %v, not %v", arrived, woken, tt.key)
 					}
 				}
 			})
@@ -141,7 +140,7 @@ func randomObjects(intN func(int) int) []func(*model) []key {
 		name := fmt.Sprintf("c%d", i)
 		pv := aVolume(name, handle())
 		add(pv)
-		if intN(2) == 0 { // made anew for another volume
+		if intN(2) == 0 { // recreated for another volume
 			again := aVolume(name, handle(), corev1.ReadWriteMany)
 			again.UID = "again"
 			add(again)
@@ -167,9 +166,9 @@ func randomObjects(intN func(int) int) []func(*model) []key {
 	return events
 }
 
-// A pod that was deleted and made anew between two looks of the watch counts as both
-// (k/k#111327): the volume of the first is let go, that of the second attached.
-func TestPodMadeAnewUnseen(t *testing.T) {
+// A pod that was deleted and recreated between two events of the watch counts as both (k/k#111327): the volume of the
+// first is detached, that of the second is attached.
+func TestPodRecreatedBetweenWatchEvents(t *testing.T) {
 	m := newModel(t)
 	m.put(aNode("n"))
 	for _, name := range []string{"old", "new"} {
@@ -190,8 +189,8 @@ func TestPodMadeAnewUnseen(t *testing.T) {
 	}
 }
 
-// An attachment that says nothing of its volume blocks that volume once it is known
-// which it is, and wakes it when it goes.
+// An attachment that does not identify its volume blocks that volume once it is identified, and wakes it when it is
+// deleted.
 func TestNamelessAttachmentWakesItsVolume(t *testing.T) {
 	m := newModel(t)
 	k := key{Driver: driver, Handle: "h"}

@@ -43,7 +43,7 @@ func (l *lab) awaitEvent(pod string, parts ...string) {
 	l.Helper()
 	for _, part := range parts {
 		l.await(fmt.Sprintf("an event on pod %s that says %q", pod, part), func() bool {
-			return anyContains(l.told(pod, explain.FailedAttachVolume), part)
+			return anyContains(l.messages(pod, explain.FailedAttachVolume), part)
 		})
 	}
 }
@@ -56,8 +56,8 @@ func eventInUse(l *lab) {
 	l.awaitReported("v", "b")
 }
 
-// A node loses its power under a pod. The pod that waits hears that nothing ends that by
-// itself, and when the node is back.
+// A node with a running pod loses power. An event on the waiting pod reports that nothing ends the wait by itself, and
+// another one when the node is back.
 func eventHolderNotReady(l *lab) {
 	l.attachedOnA()
 	l.readyNode("b")
@@ -104,8 +104,8 @@ func eventNodeDeleted(l *lab) {
 	l.forced("timeout")
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if told := l.told("q", explain.FailedAttachVolume); anyContains(told, "never detached by force") {
-		l.Errorf("the pod has an event that says that nothing happens by itself: %q", told)
+	if got := l.messages("q", explain.FailedAttachVolume); anyContains(got, "never detached by force") {
+		l.Errorf("the pod has an event that says that nothing happens by itself: %q", got)
 	}
 }
 
@@ -115,7 +115,7 @@ func eventAttachFailed(l *lab) {
 	l.volume("v")
 	l.attacher.set(func() { l.attacher.refusal = refusal })
 	l.pod("p", "a", "v")
-	l.awaitTold("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), refusal))
+	l.awaitPodEvent("p", explain.FailedAttachVolume, explain.AttachFailed(l.name("v"), refusal))
 	l.pod("q", "b", "v")
 	l.awaitEvent("q", fmt.Sprintf("it may be attached to node %q, because an attach", l.name("a")), refusal)
 	l.gone("p")

@@ -67,8 +67,8 @@ func (l *lab) within(d time.Duration, what string, holds func() bool) {
 	}
 }
 
-// anotherMachine registers under the name of the one that uses the volume. That one may
-// still write: it is detached by the policy for a node that is gone, and by nothing else.
+// anotherMachine registers under the name of the node that uses the volume. That node may still write: its volume is
+// detached only by the policy for a node that is gone.
 func anotherMachine(l *lab, other func(*corev1.Node)) {
 	l.registers("a", func(n *corev1.Node) { n.Spec.ProviderID = "test://first" })
 	l.readyNode("b")
@@ -89,7 +89,7 @@ func anotherMachine(l *lab, other func(*corev1.Node)) {
 		l.Errorf("S2: detached after %v although the machine before may still write", took)
 	}
 	l.await("by force", func() bool {
-		return anyContains(l.heard("PersistentVolumeClaim", "v", explain.DetachingVolume), "which may still use it")
+		return anyContains(l.objectMessages("PersistentVolumeClaim", "v", explain.DetachingVolume), "which may still use it")
 	})
 	l.forced("timeout")
 	l.awaitEvent("q", fmt.Sprintf("another machine has registered as node %q", l.name("a")))
@@ -105,8 +105,8 @@ func anyContains(texts []string, part string) bool {
 	return false
 }
 
-// listedByItsNode: a node writes what it likes into its own status. It was never given
-// the volume, so other nodes get it.
+// listedByItsNode: a node may write anything into its own status. The volume was never reported to it, so other nodes
+// get it.
 func listedByItsNode(l *lab, reported bool) {
 	l.readyNode("a", "b")
 	l.volume("v")

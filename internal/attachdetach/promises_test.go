@@ -154,7 +154,7 @@ func (l *lab) fcInUse() (unique string) {
 	l.await("reported", func() bool { return l.reports("holder", unique) })
 	l.uses("holder", unique)
 	l.readyNode("elder")
-	l.await("the older pod waits", func() bool { return len(l.told("old", "FailedAttachVolume")) > 0 })
+	l.await("the older pod waits", func() bool { return len(l.messages("old", "FailedAttachVolume")) > 0 })
 	l.settled("elder")
 	return unique
 }
@@ -168,7 +168,7 @@ func (l *lab) fcKept(unique string) {
 	l.never("S1: reported to a second node while the first uses it", time.Second, func() bool { return l.reports("elder", unique) })
 	l.gone("p")
 	l.uses("holder")
-	l.await("handed over", func() bool { return l.reports("elder", unique) && !l.reports("holder", unique) })
+	l.await("attached to the other node", func() bool { return l.reports("elder", unique) && !l.reports("holder", unique) })
 }
 
 func fcNodeRecreated(l *lab) {
@@ -187,9 +187,8 @@ func fcReportWiped(l *lab) {
 	l.fcKept(unique)
 }
 
-// An attachment as upstream creates it says nothing but the name of its
-// PersistentVolume, which is another volume by now; kubelet lists that one before it may
-// mount it.
+// An attachment that upstream created holds only the name of its PersistentVolume, which is another volume by now;
+// kubelet lists that one before it may mount it.
 func volumeRecreated(l *lab) {
 	first, second := key{Driver: driver, Handle: "1" + l.prefix}, key{Driver: driver, Handle: "2" + l.prefix}
 	l.readyNode("a")
@@ -206,8 +205,8 @@ func volumeRecreatedAttached(l *lab) {
 	l.awaitListed(key{Driver: driver, Handle: "2" + l.prefix}, "a")
 }
 
-// The VolumeAttachment and the report are removed by hand while the node uses the volume;
-// then nothing happens but that the node stops being Ready.
+// The VolumeAttachment and the report are removed by hand while the node uses the volume; the only later event is that
+// the node stops being Ready.
 func lostWake(l *lab) {
 	l.attachedOnA()
 	l.readyNode("b")
@@ -215,7 +214,7 @@ func lostWake(l *lab) {
 	l.gone("p")
 	l.awaitWaiting("v", "a")
 	l.pod("q", "b", "v")
-	l.await("the pod waits", func() bool { return len(l.told("q", "FailedAttachVolume")) > 0 })
+	l.await("the pod waits", func() bool { return len(l.messages("q", "FailedAttachVolume")) > 0 })
 	l.removed("v", "a")
 	l.await("removed", func() bool { return l.attachment("v", "a") == nil })
 	l.settled("b")
@@ -308,8 +307,8 @@ func orphanRecreated() scenario {
 	})
 }
 
-// A request to create the VolumeAttachment for node a gets no answer, is held up on its
-// way, and is carried out after the pod has moved to node b.
+// A request to create the VolumeAttachment for node a gets no answer, is delayed in flight, and is carried out after
+// the pod has moved to node b.
 func lateCreate(l *lab) {
 	l.readyNode("a", "b")
 	l.volume("v")

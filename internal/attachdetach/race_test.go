@@ -23,7 +23,7 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// S2, S3: kubelet claims the volume between what the controller saw and its write.
+// S2, S3: kubelet lists the volume in use after the controller has read the Node and before its write.
 func TestInUseBeforeTheWithdrawalLands(t *testing.T) {
 	l := newLab(t)
 	claim := sync.OnceFunc(func() { l.use("a", "v") })
@@ -180,7 +180,7 @@ func TestLostAnswers(t *testing.T) {
 	if diff := cmp.Diff(want, l.history); diff != "" {
 		t.Errorf("history (-want +got):\n%s", diff)
 	}
-	mu.Lock() // the last answer may be on its way to be lost still
+	mu.Lock() // the last answer may still be in flight, to be lost
 	defer mu.Unlock()
 	if len(lost) < 4 {
 		t.Errorf("only these answers were lost: %v", lost)
@@ -287,7 +287,7 @@ func TestOrphansAtStart(t *testing.T) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if va := l.vas[l.name("by-hand")]; va == nil || va.DeletionTimestamp != nil {
-		t.Error("touched an attachment that somebody made under another name")
+		t.Error("touched an attachment that another client created under another name")
 	}
 	want := []corev1.AttachedVolume{
 		{Name: corev1.UniqueVolumeName(l.unique("wanted"))},
@@ -317,8 +317,8 @@ func (l *lab) createByHand(volume, node, name string) {
 	}))
 }
 
-// Somebody makes the attachment at the same moment: it is taken over.
-func TestAttachmentMadeAtTheSameMoment(t *testing.T) {
+// Another client creates the attachment at the same moment: it is adopted.
+func TestAttachmentCreatedConcurrently(t *testing.T) {
 	l := newLab(t)
 	l.node("a")
 	l.volume("v")
@@ -337,8 +337,8 @@ func TestAttachmentMadeAtTheSameMoment(t *testing.T) {
 	l.awaitReported("v", "a")
 }
 
-// S6, k/k#122413: a report written on a stale view of the Node would take away what
-// somebody else put into the list.
+// S6, k/k#122413: a report that is based on a stale view of the Node would remove what another client added to the
+// list.
 func TestReportDoesNotOverwrite(t *testing.T) {
 	l := newLab(t)
 	other := sync.OnceFunc(func() {
@@ -361,8 +361,8 @@ func TestReportDoesNotOverwrite(t *testing.T) {
 	}
 }
 
-// A node whose writes fail does not hold up another.
-func TestOneNodesFailureIsItsOwn(t *testing.T) {
+// A node whose writes fail does not delay another.
+func TestFailingNodeWritesDelayNoOtherNode(t *testing.T) {
 	l := newLab(t)
 	l.intercept = func(r *http.Request) error {
 		if isReport(r) && r.URL.Path == "/api/v1/nodes/"+l.name("bad")+"/status" {
@@ -434,7 +434,7 @@ func TestEphemeralClaimOfAnotherPod(t *testing.T) {
 	l.pod("q", "a", "v")
 	l.awaitReported("v", "a")
 	if l.read("p-data", "a") != nil {
-		t.Fatal("attached the claim of somebody else")
+		t.Fatal("attached the claim of another pod")
 	}
 	pod := &corev1.Pod{}
 	l.must(l.Get(l.ctx, client.ObjectKey{Namespace: l.prefix, Name: "p"}, pod))

@@ -202,7 +202,7 @@ type plan struct {
 // the write is bound.
 func (r *reporter) plan(node *corev1.Node, batch []*change) (p plan, allowed []bool) {
 	p.list = slices.Clone(node.Status.VolumesAttached)
-	p.requests = requestsOn(node)
+	p.requests = kube.DetachesRequested(node)
 	statuses := volumeStatuses(node)
 	allowed = make([]bool, len(batch))
 	for i, c := range batch {

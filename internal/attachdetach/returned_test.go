@@ -10,9 +10,9 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// A Node that came back lists a volume in use and takes it off again before anybody has
-// decided on the first: what it said in between counts, or the volume waits for ever.
-func TestNodeThatCameBackLetsGoUnseen(t *testing.T) {
+// A Node that came back lists a volume in use and removes it from the list before a decision was made on the first
+// list: what it reported in between counts, otherwise the volume waits forever.
+func TestReturnedNodeReleasesVolumeBetweenDecisions(t *testing.T) {
 	m := newModel(t)
 	k := key{Driver: driver, Handle: "h"}
 	list := []string{kube.UniqueVolumeName(driver, "h")}
@@ -36,7 +36,7 @@ func TestNodeThatCameBackLetsGoUnseen(t *testing.T) {
 	if d := m.decide(k); !does[attachment.WithdrawReport](d) {
 		t.Fatalf("a Node that let the volume go: %+v, want it withdrawn and detached", d)
 	}
-	// Another Node object has not said anything.
+	// A third Node object has not reported anything.
 	m.remove(as("new", nil))
 	m.put(as("third", nil))
 	if d := m.decide(k); d.Reason != attachment.NodeReturned {
@@ -48,10 +48,9 @@ func TestNodeThatCameBackLetsGoUnseen(t *testing.T) {
 	}
 }
 
-// A VolumeAttachment was removed by hand under a; then a's Node is deleted and another machine
-// registers under its name. Where both come as one event (a relist), the volume waits for a
-// machine of which nothing is left that anybody could delete; where they come as two, it is
-// free.
+// A VolumeAttachment is removed by hand under a; then a's Node is deleted and another machine registers under its name.
+// If both arrive as one event (a relist), the volume waits for a machine without any object that could be deleted; if
+// they arrive as two, it is free.
 func TestNodeReplacedInOneEvent(t *testing.T) {
 	waits := func(events int) bool {
 		m, k := newModel(t), key{Driver: driver, Handle: "h"}

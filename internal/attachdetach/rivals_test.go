@@ -160,7 +160,7 @@ func TestSlowerControllerIsFoundByItsEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDuel(t)
 		d.begin("10", "10")
-		d.emit(otherProgram) // may be on its way since before we led
+		d.emit(otherProgram) // may be in flight since before we led
 		d.want(false, 0)
 		d.leads()
 		d.emit(kube.FieldManager)
@@ -239,7 +239,7 @@ func TestForeignAttachments(t *testing.T) {
 		d.appears(name)
 		d.want(true, 1)
 		if err := d.create("x"); !errors.Is(err, ErrHalted) {
-			t.Errorf("it goes on to write: %v", err)
+			t.Errorf("it continues to write: %v", err)
 		}
 	})
 }
@@ -303,9 +303,9 @@ func TestWarnOnlyNeverHalts(t *testing.T) {
 	})
 }
 
-// Creates of a time without API server never land, and are waited for all the same: later
+// Creates that were sent while the API server was down are never committed, and are waited for nevertheless: later
 // another controller that answers the probe is taken for this process itself.
-func TestRefusedCreateHidesNoRival(t *testing.T) {
+func TestRefusedCreateHidesNoOtherController(t *testing.T) {
 	r := &rivals{
 		recorder: record.NewFakeRecorder(10), metrics: nil, settle: time.Nanosecond, sent: map[string]int{}, warned: map[string]time.Time{},
 		creator: func(string) string { return "kube-controller-manager" }, began: time.Now().Add(-time.Hour),
@@ -321,7 +321,7 @@ func TestRefusedCreateHidesNoRival(t *testing.T) {
 		t.Error("another controller answered the probe, and nothing halts")
 	}
 	if len(r.sent) > 0 {
-		t.Errorf("kept for ever: %v", r.sent)
+		t.Errorf("kept forever: %v", r.sent)
 	}
 }
 

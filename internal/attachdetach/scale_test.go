@@ -136,8 +136,8 @@ func clusterEvents() []clusterEvent {
 	}
 }
 
-// TestImpossibleVolumesCostNothing has 1,000 pods whose volumes can never attach. Each
-// kind is looked at as often as something happens to it, and never for time alone.
+// TestImpossibleVolumesCostNothing has 1,000 pods whose volumes can never attach. Each is examined once per event that
+// concerns it, and never because of a timer.
 func TestImpossibleVolumesCostNothing(t *testing.T) {
 	m := newModel(t)
 	m.put(aNode("n"))
@@ -237,8 +237,8 @@ func TestPodsThatWaitGoFirst(t *testing.T) {
 	var _ priorityqueue.PriorityQueue[key] = q
 }
 
-// TestResync has the caches say again what they hold, which happens every ten hours:
-// each volume is looked at, after everything else.
+// TestResync delivers the content of the caches again, as happens every ten hours: each volume is examined, after
+// everything else.
 func TestResync(t *testing.T) {
 	m := fullCluster(t, 100)
 	q := newQueue("resync", workqueue.NewTypedItemExponentialFailureRateLimiter[key](time.Second, time.Second)).(*volumeQueue)
@@ -284,16 +284,16 @@ func TestDepartedNodesAreForgotten(t *testing.T) {
 		}
 	}
 	if n := len(m.departed); n > 0 {
-		t.Errorf("%d nodes are remembered for ever", n)
+		t.Errorf("%d nodes are remembered forever", n)
 	}
 	if n := len(m.unidentified.volumes); n > 0 {
-		t.Errorf("%d nameless attachments are remembered for ever", n)
+		t.Errorf("%d nameless attachments are remembered forever", n)
 	}
 }
 
-// A Node that was deleted and made anew between two looks of the watch counts as
-// both: what the first had in use, the second does not know of yet.
-func TestNodeMadeAnewUnseen(t *testing.T) {
+// A Node that was deleted and recreated between two events of the watch counts as both: the second does not list yet
+// what the first had in use.
+func TestNodeRecreatedBetweenWatchEvents(t *testing.T) {
 	m := newModel(t)
 	disk := aVolume("c", "")
 	disk.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{
@@ -331,14 +331,14 @@ func reportsOn(node attachment.NodeName) func(attachment.Step) bool {
 	}
 }
 
-// allDoubts says of everything that a write may be on its way.
+// allDoubts reports for everything that a write may be in flight.
 type allDoubts struct{ noDoubts }
 
 func (allDoubts) deleteMayBeUnderway(*storagev1.VolumeAttachment) bool { return true }
 
-// TestNothingButTheVersion has the attacher add its finalizer, which says nothing that a
-// decision could read; and everything else change that a decision reads.
-func TestNothingButTheVersion(t *testing.T) {
+// TestUpdatesThatChangeNoDecision has the attacher add its finalizer, which no decision reads, and changes everything
+// else that a decision reads.
+func TestUpdatesThatChangeNoDecision(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	m.put(aVolume("h", "h"))
 	tests := map[string]struct {

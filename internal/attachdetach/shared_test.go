@@ -66,8 +66,8 @@ func (m *model) controllerOf() *Controller {
 // sharedNodes is how many nodes one shared volume is measured on.
 const sharedNodes = 1000
 
-// TestSharedVolumeOnManyNodes: one look at a shared volume at rest, from the caches to
-// the decision that there is nothing to do, takes at most 5 ms for 1,000 nodes.
+// TestSharedVolumeOnManyNodes: examining a shared volume at rest, from the caches to the decision that there is nothing
+// to do, takes at most 5 ms for 1,000 nodes.
 func TestSharedVolumeOnManyNodes(t *testing.T) {
 	if raceDetector() || os.Getenv("KUBEBUILDER_ASSETS") == "" {
 		t.Skip("NOT RUN: it measures processor time, which make test does")
@@ -108,8 +108,8 @@ func raceDetector() bool {
 	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
-// TestEventOfSharedVolumeCostsItsNode counts the objects that are read to find out what an
-// event of one node wakes, and how urgent that is: as many on 1,000 nodes as on 10.
+// TestEventOfSharedVolumeCostsItsNode counts the objects that are read to determine what an event of one node wakes,
+// and how urgent that is: as many for 1,000 nodes as for 10.
 func TestEventOfSharedVolumeCostsItsNode(t *testing.T) {
 	events := []struct {
 		name   string

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// writtenEvents is an API server that keeps events, and fails as often as it is told.
+// writtenEvents is an API server that stores events, and fails as often as the test asks for.
 type writtenEvents struct {
 	mu      sync.Mutex
 	failing []error
@@ -52,7 +52,7 @@ func (w *writtenEvents) got() []string {
 	return slices.Clone(w.sent)
 }
 
-// sinkInTest runs a sink and gives what writes to it and what comes out.
+// sinkInTest runs a sink with a recorder in front of it and an API server behind it.
 func sinkInTest(t *testing.T, run func(s *eventSink, recorder record.EventRecorder, w *writtenEvents)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -71,8 +71,8 @@ func podNamed(name string) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
 }
 
-// What tells of no trouble waits while volumes are worked on, and no longer than its
-// patience; a warning does not wait.
+// A normal event waits while volumes are being processed, but no longer than the sink's patience; a warning does not
+// wait.
 func TestEventsWaitForVolumes(t *testing.T) {
 	sinkInTest(t, func(s *eventSink, recorder record.EventRecorder, w *writtenEvents) {
 		want := func(what string, sent ...string) {
@@ -102,7 +102,7 @@ func TestEventsWaitForVolumes(t *testing.T) {
 	})
 }
 
-// A burst of attaches is told in full, however long it lasts.
+// Each attach of a burst gets its event, however long the burst lasts.
 func TestNoEventOfABurstIsLost(t *testing.T) {
 	const pods = 5000
 	sinkInTest(t, func(s *eventSink, recorder record.EventRecorder, w *writtenEvents) {
@@ -118,8 +118,8 @@ func TestNoEventOfABurstIsLost(t *testing.T) {
 	})
 }
 
-// An event without an answer is sent again, a refused one is not; one that repeats is
-// counted, and made anew where the API server has forgotten it.
+// An event without an answer is sent again, a refused one is not; a repeated event is counted, and created again if the
+// API server has dropped it.
 func TestEventsAreSentAgain(t *testing.T) {
 	resource := schema.GroupResource{Resource: "events"}
 	sinkInTest(t, func(_ *eventSink, recorder record.EventRecorder, w *writtenEvents) {

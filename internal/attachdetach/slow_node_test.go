@@ -17,9 +17,9 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// The API server does not answer writes to one Node's status (its webhook hangs, say). As
-// many exclusive volumes wait there as there are workers. "No driver, node or volume that
-// hangs holds up another": a volume on another node is still attached.
+// The API server does not answer writes to one Node's status (because its webhook hangs, for example). As many
+// exclusive volumes wait there as there are workers. "No driver, node or volume that hangs blocks another": a volume on
+// another node is still attached.
 func TestHungNodeLeavesWorkersForOthers(t *testing.T) {
 	l := newLab(t)
 	l.readyNode("slow", "good")
@@ -62,9 +62,9 @@ func (brokenClient) Patch(context.Context, client.Object, client.Patch, ...clien
 	return apierrors.NewInternalError(errors.New("failed calling webhook: connection refused"))
 }
 
-// A volume is in use on a; a pod on b waits for it. Writing since when, on a's
-// VolumeAttachment, fails for as long as a webhook is down. The pod on b gets an event about
-// what it waits for all the same, as from upstream (Multi-Attach).
+// A volume is in use on a; a pod on b waits for it. Recording on a's VolumeAttachment since when the detach is
+// requested fails for as long as a webhook is down. The pod on b gets an event about what it waits for nevertheless, as
+// from upstream (Multi-Attach).
 func TestWaitingPodGetsAnEventWhileWritesFail(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}
@@ -93,10 +93,9 @@ func TestWaitingPodGetsAnEventWhileWritesFail(t *testing.T) {
 	}
 }
 
-// A Node is recreated (same boot) and lists the volume before anything is reported to it.
-// The report does not come (it fails, or no controller leads), and kubelet restarts: of
-// what it finds mounted it lists only what is reported (docs/invariants.md). That is no
-// letting go.
+// A Node is recreated (same boot) and lists the volume before anything is reported to it. The report does not come (it
+// fails, or no controller leads), and kubelet restarts: of the volumes that it finds mounted it lists only those that
+// are reported (docs/invariants.md). The missing entry does not mean that the volume is unmounted.
 func TestInUseEntryLostWithoutAReportIsNoUnmount(t *testing.T) {
 	m, k := newModel(t), key{Driver: driver, Handle: "h"}
 	unique := []string{kube.UniqueVolumeName(k.Driver, k.Handle)}

@@ -44,8 +44,8 @@ func (r *received) transport(next http.RoundTripper) http.RoundTripper {
 // has reports whether a text was among it; hold lab.mu.
 func (r *received) has(text string) bool { return bytes.Contains(r.text, []byte(text)) }
 
-// The leader moves an exclusive Fibre Channel volume from a to b, a's kubelet registers anew,
-// and the leader ends: the standby has seen all of it and leads.
+// The leader moves an exclusive Fibre Channel volume from a to b, a's kubelet registers again, and the leader exits:
+// the standby has observed all of it and leads.
 func TestStandbyThatLeadsReportsToOneNode(t *testing.T) {
 	l := newLab(t)
 	l.readyNode("a", "b")
@@ -67,7 +67,7 @@ func TestStandbyThatLeadsReportsToOneNode(t *testing.T) {
 	l.gone("p")
 	l.pod("q", "b", "v")
 	l.uses("a")
-	l.await("handed over", func() bool { return l.reports("b", unique) && !l.reports("a", unique) })
+	l.await("attached to the other node", func() bool { return l.reports("b", unique) && !l.reports("a", unique) })
 	l.uses("b", unique)
 	l.shut("a")
 	l.registers("a", func(n *corev1.Node) { n.Labels = map[string]string{"registered": "again-" + l.prefix} })
@@ -79,8 +79,8 @@ func TestStandbyThatLeadsReportsToOneNode(t *testing.T) {
 	})
 }
 
-// a has a Fibre Channel volume mounted; its Node is deleted and made anew, for the same boot,
-// by somebody who leaves the annotation to kubelet.
+// a has a Fibre Channel volume mounted; its Node is deleted and recreated, for the same boot, by a client that leaves
+// the annotation to kubelet.
 func TestRecreatedNodeWithoutAnnotationBlocksOthers(t *testing.T) {
 	l := newLab(t)
 	l.readyNode("a", "b")

@@ -28,10 +28,9 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// TestWhatAStaleCacheWouldDo shows, for each kind that a new leader waits for, what it
-// would decide without: the volume is attached on a, and a cache lags that does not
-// know it yet (S1).
-func TestWhatAStaleCacheWouldDo(t *testing.T) {
+// TestNewLeaderWithStaleCache shows, for each kind that a new leader waits for, what it would decide without waiting:
+// the volume is attached on a, and the lagging cache does not contain that yet (S1).
+func TestNewLeaderWithStaleCache(t *testing.T) {
 	k := key{Driver: driver, Handle: "h"}
 	fc := corev1.PersistentVolumeSource{FC: &corev1.FCVolumeSource{TargetWWNs: []string{"w"}, Lun: new(int32(1))}}
 	fcKey := key{Driver: kube.FibreChannelPlugin, Handle: "[w]:1"}
@@ -132,7 +131,7 @@ func (f *failover) awaitSent(text string) {
 	}
 }
 
-// heldWatches holds back what the watches of some resources bring.
+// heldWatches holds back the events of the watches of some resources.
 type heldWatches struct {
 	mu       sync.Mutex
 	changed  *sync.Cond
@@ -171,7 +170,7 @@ type heldBody struct {
 	closed   bool
 }
 
-// Read gives what came once it is not held back any more.
+// Read returns the events once they are not held back any more.
 func (b *heldBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.of.mu.Lock()
@@ -190,9 +189,8 @@ func (b *heldBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// A new leader whose cache of what is wanted lags acts at once, and takes nothing away
-// that is in use: it knows nothing of the pod that uses the volume, or not its claim,
-// or not that the driver attaches at all (S2).
+// A new leader whose cache of pods, claims or drivers lags acts immediately, and takes no volume away that is in use:
+// it does not know the pod that uses the volume, or its claim, or that the driver requires attach (S2).
 func TestStaleCacheIsHarmless(t *testing.T) {
 	for resource, tt := range map[string]struct{ before, after func(l *lab, k key) }{
 		"pods": {
@@ -345,14 +343,13 @@ func TestNewLeaderKnowsReports(t *testing.T) {
 	}
 	l.mu.Unlock()
 	f.held.release()
-	l.await("q is told", func() bool { return len(l.told("q", explain.FailedAttachVolume)) > 0 })
+	l.await("q has the event", func() bool { return len(l.messages("q", explain.FailedAttachVolume)) > 0 })
 	l.inUse("a")
 	l.awaitListed(k, "b")
 	l.awaitGone(k, "a")
 }
 
-// A new leader whose cache calls a volume shared that is exclusive by now looks at it
-// before it decides anything.
+// A new leader whose cache still has a volume as shared that has become exclusive reads it before it decides anything.
 func TestNewLeaderKnowsWhatIsExclusive(t *testing.T) {
 	l := newLab(t)
 	l.node("a")
@@ -371,7 +368,7 @@ func TestNewLeaderKnowsWhatIsExclusive(t *testing.T) {
 	l.pod("q", "b", "v")
 	f.awaitSent("/persistentvolumes?fieldSelector=metadata.name%3D" + l.name("v"))
 	f.held.release()
-	l.await("q is told", func() bool { return len(l.told("q", explain.FailedAttachVolume)) > 0 })
+	l.await("q has the event", func() bool { return len(l.messages("q", explain.FailedAttachVolume)) > 0 })
 	l.mu.Lock()
 	if l.attachment("v", "b") != nil || slices.Contains(l.history, "b made") {
 		t.Error("S1: attached to b while a uses it")
@@ -382,8 +379,8 @@ func TestNewLeaderKnowsWhatIsExclusive(t *testing.T) {
 	l.awaitReported("v", "b")
 }
 
-// TestStartReadsLittle counts what a new leader reads past its caches before it acts.
-// It must not depend on how many objects there are.
+// TestStartReadsLittle counts the reads of a new leader past its caches before it acts. Their number must not depend on
+// how many objects exist.
 func TestStartReadsLittle(t *testing.T) {
 	l := newLab(t)
 	objects := 100

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
-	"k8s.io/component-helpers/storage/ephemeral"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -131,22 +130,11 @@ func podClaims(obj any) ([]string, error) {
 	}
 	var claims []string
 	for i := range pod.Spec.Volumes {
-		if name := claimName(pod, &pod.Spec.Volumes[i]); name != "" {
+		if name := kube.ClaimName(pod, &pod.Spec.Volumes[i]); name != "" {
 			claims = append(claims, pod.Namespace+"/"+name)
 		}
 	}
 	return claims, nil
-}
-
-// claimName returns the claim of a pod's volume, or "".
-func claimName(pod *corev1.Pod, volume *corev1.Volume) string {
-	switch {
-	case volume.PersistentVolumeClaim != nil:
-		return volume.PersistentVolumeClaim.ClaimName
-	case volume.Ephemeral != nil:
-		return ephemeral.VolumeClaimName(pod, volume)
-	}
-	return ""
 }
 
 // podNode skips pods without volumes.
@@ -192,7 +180,7 @@ func nodeVolumes(obj any) ([]string, error) {
 	for _, v := range node.Status.VolumesInUse {
 		names = append(names, string(v))
 	}
-	names = slices.AppendSeq(names, maps.Keys(requestsOn(node)))
+	names = slices.AppendSeq(names, maps.Keys(kube.DetachesRequested(node)))
 	slices.Sort(names)
 	return slices.Compact(names), nil
 }
@@ -220,17 +208,10 @@ func attachmentNode(obj any) ([]string, error) {
 }
 
 func attachmentSource(obj any) ([]string, error) {
-	if name := sourceName(obj.(*storagev1.VolumeAttachment)); name != "" {
+	if name := kube.SourceName(obj.(*storagev1.VolumeAttachment)); name != "" {
 		return []string{name}, nil
 	}
 	return nil, nil
-}
-
-func sourceName(va *storagev1.VolumeAttachment) string {
-	if name := va.Spec.Source.PersistentVolumeName; name != nil {
-		return *name
-	}
-	return ""
 }
 
 // list returns the shared objects with an index value.

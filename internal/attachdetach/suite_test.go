@@ -23,7 +23,7 @@ const (
 	shippedManifests = "../../deploy/belay-controller/belay-controller.yaml"
 )
 
-// cluster is the API server of the package's tests. It records what the controller asks for.
+// cluster is the API server of the package's tests. It records the controller's requests.
 var (
 	cluster          = apiserver.Server{Audit: `{"level": "Metadata", "users": ["` + controllerUser + `"]}`}
 	controllerConfig *rest.Config // with the rights that are shipped

@@ -19,8 +19,8 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// Only the API server's own word says that a create made nothing. After anything else
-// the attachment is read before the volume is decided on again.
+// Only an answer of the API server itself proves that a create made nothing. After any other result the attachment is
+// read before the volume is decided on again.
 func TestUnsure(t *testing.T) {
 	resource := schema.GroupResource{Resource: "volumeattachments"}
 	tests := map[string]struct {
@@ -50,7 +50,7 @@ func TestUnsure(t *testing.T) {
 
 // A report without an answer counts against every other node, also when no pod wants
 // the volume at its own node any more and nothing else refers to that node (S1).
-func TestReportWithoutAnAnswerOnANodeThatNobodyWants(t *testing.T) {
+func TestUnansweredReportOnUnwantedNode(t *testing.T) {
 	m := newModel(t)
 	fc := aVolume("c", "")
 	fc.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{FC: &corev1.FCVolumeSource{TargetWWNs: []string{"5006"}, Lun: new(int32(1))}}

@@ -29,7 +29,7 @@ func (l *lab) vaOf(k key, node string) *storagev1.VolumeAttachment {
 
 func (l *lab) listed(k key, node string) bool {
 	n := l.nodes[l.name(node)]
-	return n != nil && reported(n, kube.UniqueVolumeName(k.Driver, k.Handle))
+	return n != nil && kube.Reported(n, kube.UniqueVolumeName(k.Driver, k.Handle))
 }
 
 func (l *lab) awaitListed(k key, node string) {
@@ -42,7 +42,7 @@ func (l *lab) awaitGone(k key, node string) {
 	l.await(fmt.Sprintf("%v gone from %s", k, node), func() bool { return l.vaOf(k, node) == nil && !l.listed(k, node) })
 }
 
-// inUse is kubelet: it says which volumes its node uses, by unique name.
+// inUse plays kubelet: it reports the volumes that its node uses, by unique name.
 func (l *lab) inUse(node string, keys ...key) {
 	l.Helper()
 	var list any
@@ -103,13 +103,13 @@ func TestInTreeVolumes(t *testing.T) {
 	l.run()
 	l.pod("p", "a", "pv")
 	l.awaitListed(ebs, "a")
-	if got := sourceName(l.vaOf(ebs, "a")); got != l.name("pv") || l.vaOf(ebs, "a").Spec.Attacher != ebs.Driver {
+	if got := kube.SourceName(l.vaOf(ebs, "a")); got != l.name("pv") || l.vaOf(ebs, "a").Spec.Attacher != ebs.Driver {
 		t.Errorf("the attachment is of %q by %q", got, l.vaOf(ebs, "a").Spec.Attacher)
 	}
 	// The same disk, named by a pod itself on another node, is the same volume.
 	source := corev1.VolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: ebs.Handle, FSType: "xfs", Partition: 1}}
 	l.podWith("q", "b", source)
-	l.await("the other is told", func() bool { return len(l.told("q", explain.FailedAttachVolume)) > 0 })
+	l.await("the other has the event", func() bool { return len(l.messages("q", explain.FailedAttachVolume)) > 0 })
 	l.gone("p")
 	l.awaitGone(ebs, "a")
 	l.awaitListed(ebs, "b")
@@ -127,7 +127,7 @@ func TestInTreeVolumes(t *testing.T) {
 	l.awaitGone(ebs, "b")
 }
 
-// A volume of a pod that went while nobody led is found by its attachment alone.
+// A volume of a pod that was deleted while no controller led is found by its attachment alone.
 func TestPodsOwnVolumeIsDetachedAfterRestart(t *testing.T) {
 	l := newLab(t)
 	l.node("a")
@@ -135,7 +135,7 @@ func TestPodsOwnVolumeIsDetachedAfterRestart(t *testing.T) {
 	stop := l.run()
 	l.podWith("p", "a", corev1.VolumeSource{Cinder: &corev1.CinderVolumeSource{VolumeID: l.prefix}})
 	l.awaitListed(disk, "a")
-	l.awaitTold("p", explain.SuccessfulAttachVolume, explain.AttachSucceeded("cinder.csi.openstack.org-"+l.prefix))
+	l.awaitPodEvent("p", explain.SuccessfulAttachVolume, explain.AttachSucceeded("cinder.csi.openstack.org-"+l.prefix))
 	stop()
 	l.gone("p")
 	l.run()
@@ -154,7 +154,7 @@ func TestVolumesWithoutAttachment(t *testing.T) {
 	}}, corev1.ReadWriteOnce)
 	l.run()
 
-	// Of what a pod names itself nobody knows that it must not be shared (row 26).
+	// Of a volume that a pod names itself it is unknown that it must not be shared (row 26).
 	l.podWith("p", "a", lun)
 	l.podWith("q", "b", lun)
 	l.awaitListed(fc, "a")
@@ -164,7 +164,7 @@ func TestVolumesWithoutAttachment(t *testing.T) {
 	l.awaitListed(iscsi, "a")
 	l.inUse("a", iscsi)
 	l.pod("s", "b", "pv")
-	l.await("refused on the other node", func() bool { return len(l.told("s", explain.FailedAttachVolume)) > 0 })
+	l.await("refused on the other node", func() bool { return len(l.messages("s", explain.FailedAttachVolume)) > 0 })
 	l.gone("r")
 	l.await("the wait is noted on the Node", func() bool {
 		return strings.Contains(l.nodes[l.name("a")].Annotations[kube.DetachesRequestedAnnotation], l.prefix)
@@ -220,7 +220,7 @@ func TestTwoPersistentVolumesOfOneHandle(t *testing.T) {
 	l.pod("p", "a", "shared")
 	l.awaitListed(k, "a")
 	l.pod("q", "b", "single")
-	l.await("one of them is exclusive, so the volume is", func() bool { return len(l.told("q", explain.FailedAttachVolume)) > 0 })
+	l.await("one of them is exclusive, so the volume is", func() bool { return len(l.messages("q", explain.FailedAttachVolume)) > 0 })
 	l.gone("p")
 	l.awaitGone(k, "a")
 	l.awaitListed(k, "b")
@@ -230,15 +230,15 @@ func TestTwoPersistentVolumesOfOneHandle(t *testing.T) {
 	l.pod("r", "b", "shared")
 	l.gone("q")
 	l.drop("single")
-	l.await("made anew for the other", func() bool {
+	l.await("created again for the other", func() bool {
 		va := l.vaOf(k, "b")
-		return va != nil && va.UID != uid && sourceName(va) == l.name("shared") && l.listed(k, "b")
+		return va != nil && va.UID != uid && kube.SourceName(va) == l.name("shared") && l.listed(k, "b")
 	})
 }
 
-// A PersistentVolume comes back under its name for another volume, while the
-// attachment that upstream made of the first says nothing but that name.
-func TestPersistentVolumeMadeAnewForAnotherVolume(t *testing.T) {
+// A PersistentVolume is recreated under its name for another volume, while the attachment that upstream made of the
+// first holds only that name.
+func TestPersistentVolumeRecreatedForAnotherVolume(t *testing.T) {
 	for _, made := range []string{"while nobody led", "while it ran"} {
 		t.Run(made, func(t *testing.T) {
 			l := newLab(t)
@@ -262,9 +262,8 @@ func TestPersistentVolumeMadeAnewForAnotherVolume(t *testing.T) {
 	}
 }
 
-// TestOrphans has attachments that upstream made and that nobody wants any more: their
-// PersistentVolume is gone, so that nothing but the hash in their name tells of which
-// volume they are.
+// TestOrphans has attachments that upstream made and that no pod wants any more: their PersistentVolume is gone, so
+// only the hash in their name identifies the volume.
 func TestOrphans(t *testing.T) {
 	l := newLab(t)
 	l.options = Options{Policy: attachment.Policy{OutOfService: true}}
@@ -309,8 +308,8 @@ func TestOrphans(t *testing.T) {
 	l.awaitGone(lost("f"), "idle")
 }
 
-// An orphan blocks its volume elsewhere as soon as another PersistentVolume tells which
-// volume that is, and the volume goes on when it is gone.
+// An orphan blocks its volume elsewhere as soon as another PersistentVolume identifies that volume, and the volume
+// continues when the orphan is gone.
 func TestOrphanBlocksItsVolume(t *testing.T) {
 	l := newLab(t)
 	l.node("a")
@@ -319,7 +318,7 @@ func TestOrphanBlocksItsVolume(t *testing.T) {
 	l.attachByHand("lost", "a", kube.AttachmentName(k.Handle, driver, l.name("a")))
 	l.inUse("a", k)
 	l.attacher.set(func() { l.attacher.stalled = true })
-	l.inUse("a") // nobody lists it any more, and its detach hangs
+	l.inUse("a") // no node lists it any more, and its detach hangs
 	l.volumeOf("v", csiSource(k.Handle), corev1.ReadWriteOnce)
 	l.pod("p", "b", "v")
 	l.run()
@@ -330,7 +329,7 @@ func TestOrphanBlocksItsVolume(t *testing.T) {
 	l.awaitListed(k, "b")
 }
 
-// A driver that appears late, or anew, and does not want its volumes attached.
+// A driver that appears late, or is recreated, and does not require its volumes to be attached.
 func TestDriverAppearsLate(t *testing.T) {
 	l := newLab(t)
 	l.node("a")

@@ -17,7 +17,7 @@ type volumeStatus struct {
 
 func volumeStatuses(node *corev1.Node) map[string]volumeStatus {
 	all := map[string]volumeStatus{}
-	for name, since := range requestsOn(node) {
+	for name, since := range kube.DetachesRequested(node) {
 		all[name] = volumeStatus{requested: since}
 	}
 	for _, v := range node.Status.VolumesAttached {
@@ -52,7 +52,7 @@ const largeNodeVolumes, largeNodeBytes = 500, 32 << 10
 func (l *largeNodes) of(node *corev1.Node, unique string) volumeStatus {
 	listed, requests := len(node.Status.VolumesAttached)+len(node.Status.VolumesInUse), node.Annotations[kube.DetachesRequestedAnnotation]
 	if listed <= largeNodeVolumes && len(requests) <= largeNodeBytes {
-		return volumeStatus{reported: reported(node, unique), inUse: inUse(node, unique), requested: requestsOn(node)[unique]}
+		return volumeStatus{reported: kube.Reported(node, unique), inUse: kube.InUse(node, unique), requested: kube.DetachesRequested(node)[unique]}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

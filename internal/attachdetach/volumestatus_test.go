@@ -11,8 +11,8 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// One node lists 50,000 volumes in use (1.4 MB, which the API server stores) and sends its
-// status. Each such event is looked at by the one goroutine that hears of all Nodes.
+// One node lists 50,000 volumes in use (1.4 MB, which the API server stores) and sends its status. Each such event is
+// handled by the single goroutine that handles all Node events.
 func TestHeartbeatOfALongNode(t *testing.T) {
 	m := newModel(t)
 	var names []string

@@ -268,14 +268,14 @@ func (w *clusterState) nodeChanged(before, after *corev1.Node) []key {
 	w.recordReleased(after, was, is)
 	w.forgetWithdrawn(after.Name, was, is)
 	w.adoptReports(after.Name)
-	if !ready(after) {
+	if !kube.Ready(after) {
 		w.kubelets.reset(after.Name)
 	}
 	if !sameNode(before, after) {
 		return slices.Concat(w.keysOfNode(before), w.keysOfNode(after))
 	}
 	var keys []key
-	if ready(before) != ready(after) && !planted.Wake {
+	if kube.Ready(before) != kube.Ready(after) && !planted.Wake {
 		keys = w.waitingOn(after)
 	}
 	names := changedVolumes(was, is)
@@ -291,9 +291,7 @@ func (w *clusterState) nodeChanged(before, after *corev1.Node) []key {
 }
 
 func sameNode(a, b *corev1.Node) bool {
-	_, managedA := a.Annotations[kube.ManagedAttachAnnotation]
-	_, managedB := b.Annotations[kube.ManagedAttachAnnotation]
-	return machineOf(a) == machineOf(b) && managedA == managedB && outOfService(a) == outOfService(b)
+	return kube.MachineOf(a) == kube.MachineOf(b) && kube.Managed(a) == kube.Managed(b) && kube.OutOfService(a) == kube.OutOfService(b)
 }
 
 // waitingOn returns the volumes that are affected by the node's health: those whose detach from it waits, and those
@@ -301,7 +299,7 @@ func sameNode(a, b *corev1.Node) bool {
 func (w *clusterState) waitingOn(node *corev1.Node) []key {
 	var keys []key
 	for _, va := range w.attachments.ByIndex(byNode, node.Name) {
-		requested := va.Annotations[kube.DetachRequestedAnnotation] != "" || outOfService(node)
+		requested := va.Annotations[kube.DetachRequestedAnnotation] != "" || kube.OutOfService(node)
 		for _, k := range w.keysOfAttachment(va) {
 			if requested || w.podsWaitFor(k, node.Name) {
 				keys = append(keys, k)

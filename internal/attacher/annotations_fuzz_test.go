@@ -9,8 +9,8 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// FuzzRecordedSecret reads any text where the Secret of a published volume is recorded. What was recorded is read back, and the text
-// alone makes no Secret of another namespace than it says.
+// FuzzRecordedSecret reads arbitrary text from the annotation that records the Secret of a published volume. A recorded
+// Secret is read back unchanged, and no text refers to a Secret of another namespace than the one it names.
 func FuzzRecordedSecret(f *testing.F) {
 	for _, text := range []string{"", "/", "ns/name", "ns/", "/name", "ns/a/b", "name"} {
 		f.Add(text)
@@ -23,7 +23,8 @@ func FuzzRecordedSecret(f *testing.F) {
 	})
 }
 
-// FuzzTrimAnnotations: of any annotations the cache keeps what is read, and a change of one of belay's own that is not read changes nothing.
+// FuzzTrimAnnotations: of any annotations the cache keeps those that are read, and a change of one of belay's own
+// annotations that is not read changes nothing.
 func FuzzTrimAnnotations(f *testing.F) {
 	f.Add(kube.NodeIDAnnotation, "id")
 	f.Add(kube.LeadingSinceAnnotation, "2026-01-01T12:00:00Z")

@@ -122,7 +122,7 @@ func (b *bubble) attach(volume, node string, change ...func(*storagev1.VolumeAtt
 	b.api.put(resourceAttachments, va)
 }
 
-// worked is what an earlier process left on a VolumeAttachment that it worked on.
+// worked adds what an earlier process left on a VolumeAttachment that it processed.
 func worked(va *storagev1.VolumeAttachment) {
 	va.Finalizers = []string{kube.AttacherFinalizer(bubbleDriver)}
 	va.Annotations = map[string]string{kube.NodeIDAnnotation: "id-" + va.Spec.NodeName}
@@ -174,7 +174,7 @@ func (b *bubble) isAttached(volume, node string) bool {
 
 func (b *bubble) isGone(volume, node string) bool { return b.attachment(volume, node) == nil }
 
-// pass lets time pass, and everything happen that is due by then.
+// pass lets time pass, and everything happen that becomes due.
 func (b *bubble) pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()

@@ -72,7 +72,7 @@ func sizedVolume(i int) *corev1.PersistentVolume {
 	return pv
 }
 
-// decoded gives an object as a watch does: every string of its own.
+// decoded returns an object like one from a watch: with its own copy of every string.
 func decoded[T interface{ Unmarshal([]byte) error }](object interface{ Marshal() ([]byte, error) }, into T) T {
 	data, err := object.Marshal()
 	if err != nil {
@@ -121,7 +121,7 @@ func TestBytesPerObject(t *testing.T) {
 	}
 }
 
-// retained is how many bytes of heap each of n objects takes in a store, which is then emptied.
+// retained is how many bytes of heap each of n objects occupies in a store, which is emptied afterwards.
 func retained(t *testing.T, store cache.Store, n int, object func(i int) any) int64 {
 	t.Helper()
 	var before, after runtime.MemStats
@@ -168,7 +168,7 @@ func TestTrimmedTwice(t *testing.T) {
 		t.Error("a volume trimmed twice is another object")
 	}
 	if va := decoded(&storagev1.VolumeAttachment{}, &storagev1.VolumeAttachment{}); isTrimmed(va.ObjectMeta) {
-		t.Error("what nobody wrote a field of counts as trimmed")
+		t.Error("an object without any written field counts as trimmed")
 	}
 }
 
@@ -176,7 +176,7 @@ func TestTrimmedTwice(t *testing.T) {
 func TestInterner(t *testing.T) {
 	s := newInterner()
 	a, b := s.stringMap(map[string]string{"a": "b", "c": "d"}), s.stringMap(map[string]string{"c": "d", "a": "b"})
-	a["probe"] = "" // nobody else may
+	a["probe"] = "" // no other code may
 	if _, one := b["probe"]; !one {
 		t.Error("equal maps are two")
 	}

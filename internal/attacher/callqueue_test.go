@@ -90,7 +90,7 @@ func TestHealthyVolumeBesideTrouble(t *testing.T) {
 	}
 }
 
-// Detaches go on beside volumes that hang, at the driver's pace, and beside attaches without end.
+// Volumes that hang, and attaches that never finish, do not slow down detaches: these proceed at the driver's pace.
 func TestDetachesBesideHungVolumes(t *testing.T) {
 	inBubble(t, defaultWorkerThreads, func(b *bubble) {
 		b.answers(slowly)
@@ -113,8 +113,8 @@ func TestDetachesBesideHungVolumes(t *testing.T) {
 	})
 }
 
-// Where both wait for a call, one of four is a detach.
-func TestAttachesWithoutEndLeaveDetachesTheirShare(t *testing.T) {
+// While both attaches and detaches are queued, one of four calls is a detach.
+func TestDetachesKeepTheirShareOfCalls(t *testing.T) {
 	inBubble(t, 8, func(b *bubble) {
 		b.answers(func(ctx context.Context, _ call) error { return lasting(ctx, time.Second) })
 		for i := range 100 {
@@ -176,7 +176,7 @@ func TestAttachBesideDetachesThatTheAPIServerIsSlowFor(t *testing.T) {
 	})
 }
 
-// A volume that hung and is well again goes on by itself.
+// A volume whose call hung continues without help once the driver responds again.
 func TestHungVolumeRecovers(t *testing.T) {
 	for _, bound := range []int{1, 2} {
 		t.Run(fmt.Sprint(bound), func(t *testing.T) {
@@ -191,7 +191,7 @@ func TestHungVolumeRecovers(t *testing.T) {
 	}
 }
 
-// What waits for a call slot says so, and what is in flight is counted.
+// A volume that waits for a call slot reports so, and the calls in flight are counted.
 func TestFlow(t *testing.T) {
 	inBubble(t, 8, func(b *bubble) {
 		b.answers(slowly)
@@ -209,7 +209,7 @@ func TestFlow(t *testing.T) {
 }
 
 // A volume that is no longer wanted when its turn comes is not called for.
-func TestCallIsDecidedAnewWhenItsTurnComes(t *testing.T) {
+func TestQueuedCallIsDecidedAgainBeforeItIsSent(t *testing.T) {
 	inBubble(t, 1, func(b *bubble) {
 		b.answers(func(ctx context.Context, _ call) error { return lasting(ctx, 5*time.Second) })
 		b.attach("first", "node1")
@@ -219,13 +219,13 @@ func TestCallIsDecidedAnewWhenItsTurnComes(t *testing.T) {
 		b.detach("second", "node1")
 		b.pass(20 * time.Second)
 		if got := b.received("second"); slices.Contains(got, "Publish id-node1") || !b.isGone("second", "node1") {
-			t.Errorf("the driver received %v for a volume that was let go before its turn, gone %v", got, b.isGone("second", "node1"))
+			t.Errorf("the driver received %v for a volume that was released before its turn, gone %v", got, b.isGone("second", "node1"))
 		}
 	})
 }
 
-// While what was decided about a volume is being written, no call for it begins on another decision; and it is not
-// forgotten that one is to be sent.
+// While a decision about a volume is being written, no call starts for it on another decision, and the call that is due
+// is not forgotten.
 func TestNoCallWhileADecisionIsBeingApplied(t *testing.T) {
 	inBubble(t, 1, func(b *bubble) {
 		b.answers(func(ctx context.Context, c call) error {

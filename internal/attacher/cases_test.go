@@ -60,9 +60,8 @@ func withFinalizer(w *world, nodeID string) func(*storagev1.VolumeAttachment) {
 
 func isAttachedAlready(va *storagev1.VolumeAttachment) { va.Status.Attached = true }
 
-// TestCSIHandlerRefused: no request can be made; the reason is in attachError,
-// no finalizer is stored, no call is sent. When the obstacle goes, the attach
-// goes on by itself.
+// TestCSIHandlerRefused: a request cannot be built. attachError holds the reason, no finalizer is stored and no call is
+// sent. The attach continues without help as soon as the obstacle is removed.
 func TestCSIHandlerRefused(t *testing.T) {
 	tests := map[string]struct {
 		arrange func(w *world)
@@ -244,7 +243,7 @@ func TestCSIHandlerDetach(t *testing.T) {
 	tests := map[string]struct {
 		arrange func(w *world) string
 		answers func(context.Context, call, int) (map[string]string, error)
-		want    string // in detachError before it goes on
+		want    string // in detachError until the detach can continue
 		mend    func(w *world)
 		calls   []string
 		timeout time.Duration
@@ -347,8 +346,8 @@ func (w *world) removeFinalizers(va string) {
 	}
 }
 
-// An attachment that somebody else's finalizer keeps shows that it is detached,
-// and other people's finalizers are left alone.
+// An attachment that the finalizer of another component keeps alive is reported as detached, and the finalizers of
+// other components are left alone.
 func TestDetachedAttachmentThatOthersKeep(t *testing.T) {
 	w := newWorld(t)
 	w.driver.SetAnswer(func(context.Context, call, int) (map[string]string, error) { return map[string]string{"a": "b"}, nil })
@@ -489,14 +488,14 @@ func TestTrivialHandler(t *testing.T) {
 	w.until(va, "gone", isGone)
 }
 
-// Deleted while the publish is in flight: one call at a time, then the way back.
+// A VolumeAttachment is deleted while its publish is in flight: the unpublish is sent only after the publish has
+// returned.
 func TestDeletedDuringPublish(t *testing.T) {
 	tests := map[string]struct {
 		finish func(w *world, va string)
 	}{
 		"by the controller": {func(w *world, va string) {}},
-		// Somebody takes our finalizer off by force: nothing may stay published
-		// that nobody knows of.
+		// A person removes our finalizer by force: nothing may stay published without a record of it.
 		"by force": {func(w *world, va string) { w.removeFinalizers(va); w.until(va, "gone", isGone) }},
 	}
 	for name, tt := range tests {
@@ -544,8 +543,7 @@ func TestDeletedBeforeItCouldBegin(t *testing.T) {
 	w.wantCalls("Publish id-node2")
 }
 
-// Access modes are read anew: a volume that becomes shared lets the waiting
-// attachment go on.
+// Access modes are read again: the waiting attachment continues when the volume becomes shared.
 func TestVolumeBecomesShared(t *testing.T) {
 	w := newWorld(t)
 	w.node("node1")
@@ -554,16 +552,15 @@ func TestVolumeBecomesShared(t *testing.T) {
 	w.start()
 	w.until(w.attachment("pv1", "node1"), "attached", isAttached)
 	va := w.attachment("pv1", "node2")
-	w.until(va, "told to wait", hasAttachError("still exists"))
+	w.until(va, "waiting", hasAttachError("still exists"))
 	w.patchPV("pv1", `{"spec":{"accessModes":["ReadWriteMany"]}}`)
 	w.until(va, "attached", isAttached)
 	w.wantCalls("Publish id-node1", "Publish id-node2")
 }
 
-// The volume of an attachment that was made through another PersistentVolume of the
-// same handle gets its finalizer when it comes: else it could be deleted while it is
-// attached.
-func TestPVThatAnotherStoodInForIsProtectedLater(t *testing.T) {
+// An attachment was published through another PersistentVolume of the same handle. Its own PersistentVolume gets the
+// finalizer when it appears: otherwise it could be deleted while it is attached.
+func TestPVFinalizerIsAddedWhenThePVAppears(t *testing.T) {
 	w := newWorld(t)
 	w.node("node1")
 	w.volume("pv2", func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = w.name("pv1") })

@@ -100,7 +100,7 @@ func TestListAtTakeOverFails(t *testing.T) {
 	})
 }
 
-// A leader that is told to stop while it waits for a list stops.
+// A leader that is stopped while it waits for a list stops.
 func TestStopWhileTheListFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBubble(t)

@@ -16,8 +16,7 @@ var canList = append(slices.Clone(canAttach),
 	csispec.ControllerServiceCapability_RPC_LIST_VOLUMES,
 	csispec.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES)
 
-// array is a storage that does what the driver is asked to, and what others ask it behind
-// our back.
+// array is a storage that does what the driver requests, and what other clients request behind the attacher's back.
 type array struct {
 	mu        sync.Mutex
 	volumes   []string            // in the order of their making
@@ -47,7 +46,7 @@ func (s *array) serve(c call) {
 	}
 }
 
-// heldElsewhere tells whether a volume is published to another node.
+// heldElsewhere reports whether a volume is published to another node.
 func (s *array) heldElsewhere(volume, nodeID string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

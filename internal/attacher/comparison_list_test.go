@@ -99,7 +99,7 @@ func TestListIsReadWholeOrNotAtAll(t *testing.T) {
 	}
 }
 
-// within answers err after a while, unless the caller gives up before.
+// within returns err after a while, unless the caller's context ends before.
 func within(ctx context.Context, took time.Duration, err error) error {
 	select {
 	case <-time.After(took):
@@ -109,7 +109,7 @@ func within(ctx context.Context, took time.Duration, err error) error {
 	}
 }
 
-// A list without an end is given up.
+// A list that never ends is abandoned.
 func TestListThatNeverEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begun, pages := time.Now(), 0

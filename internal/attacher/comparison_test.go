@@ -114,9 +114,9 @@ func (w *world) removeOurFinalizer(va string) {
 	}
 }
 
-// Somebody takes a volume from its node behind our back: it is published again, with its
-// secrets, once.
-func TestThirdPartyDetachIsMended(t *testing.T) {
+// The storage unpublishes a volume from its node without the attacher: the attacher publishes it again, once, with its
+// secrets.
+func TestThirdPartyDetachIsRepaired(t *testing.T) {
 	w, s := newListingWorld(t)
 	w.node("node1")
 	w.secret("secret", map[string][]byte{"key": []byte("value")})
@@ -146,8 +146,8 @@ func TestThirdPartyDetachIsMended(t *testing.T) {
 	w.until(va, "gone", isGone)
 }
 
-// A publish again that fails is told, and tried again with the usual back-off until it
-// succeeds (csi-attacher: its retry does nothing).
+// A repeated publish that fails is reported and retried with the usual back-off until it succeeds (the retry of
+// csi-attacher does nothing).
 func TestPublishAgainThatFailsIsRetried(t *testing.T) {
 	w, s := newListingWorld(t)
 	w.node("node1")
@@ -224,11 +224,11 @@ func TestIncompleteListDoesNotStorm(t *testing.T) {
 	}
 }
 
-// firstMends is publication's: how many drifts are mended before one was seen to help.
+// firstMends is publication's limit: how many drifts are repaired before one repair was seen to help.
 const firstMends = 10
 
-// S1: an exclusive volume that somebody moved to another node is not published here as well.
-func TestVolumeThatSomebodyMovedIsLeftAlone(t *testing.T) {
+// S1: an exclusive volume that another client moved to another node is not published here as well.
+func TestVolumeMovedByThirdPartyIsLeftAlone(t *testing.T) {
 	w, s := newListingWorld(t)
 	w.node("node1")
 	w.node("node2")
@@ -243,8 +243,8 @@ func TestVolumeThatSomebodyMovedIsLeftAlone(t *testing.T) {
 	w.wantCalls("Publish id-node1", "Publish id-node1")
 }
 
-// A volume that the storage still has at a node whose attachment somebody removed is taken
-// from there once it is wanted elsewhere and the driver refuses: else nothing ends the wait.
+// The storage still has a volume at a node whose VolumeAttachment was removed. The volume is unpublished from that node
+// once it is wanted elsewhere and the driver refuses the publish; otherwise nothing would end the wait.
 func TestAbandonedVolumeIsFreed(t *testing.T) {
 	w, s := newListingWorld(t)
 	w.driver.SetAnswer(func(_ context.Context, c call, _ int) (map[string]string, error) {

@@ -18,9 +18,8 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// confinedVariable makes the test binary become the program that its arguments name, confined as
-// the container of deploy/belay-attacher is: every mount read-only, the user that the variable names
-// and nobody else's rights, no environment.
+// confinedVariable makes the test binary become the program that its arguments name, confined like the container of
+// deploy/belay-attacher: every mount read-only, only the rights of the user that the variable names, no environment.
 const confinedVariable = "BELAY_TEST_CONFINED"
 
 // becomeConfined runs in a mount namespace of its own and returns only if it fails.
@@ -47,9 +46,9 @@ func becomeConfined(user string, argv []string) int {
 	return 3
 }
 
-// The shipped Deployment's securityContext is enough: as that user, with nothing writable anywhere,
-// without HOME or any other variable, the program attaches and detaches, and writes no byte to a disk.
-func TestAsAnUnprivilegedUserWithNothingWritable(t *testing.T) {
+// The shipped Deployment's securityContext is sufficient: as that user, without any writable file system, and without
+// HOME or any other variable, the program attaches and detaches, and writes no byte to a disk.
+func TestRunsUnprivilegedWithReadOnlyFileSystems(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it changes the user and makes mounts read-only in a namespace of its own")
 	}

@@ -13,9 +13,9 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// A leader that is told to stop gives its lease back when all calls to the driver have ended.
-// One that does not wait any longer for a call lets it run out: the driver may be beside the
-// process, and the next leader has another one, which does not know of the call.
+// A leader that is stopped releases its lease after all calls to the driver have ended. If it stops waiting for a call,
+// it lets the lease expire instead: the driver may run beside the process, and the driver of the next leader does not
+// know of the call.
 func TestLeaseAfterShutdown(t *testing.T) {
 	for name, hangs := range map[string]bool{"all calls ended": false, "a call in flight": true} {
 		t.Run(name, func(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 )
 
-// S1: B waits while A exists, says so, and goes on by itself when A is gone.
+// S1: B waits while A exists, reports so, and continues without help when A is gone.
 func TestExclusiveVolumeMovesOnlyWhenFree(t *testing.T) {
 	w := newWorld(t)
 	w.node("node-a")
@@ -25,7 +25,7 @@ func TestExclusiveVolumeMovesOnlyWhenFree(t *testing.T) {
 	a := w.attachment("pv1", "node-a")
 	w.until(a, "attached", isAttached)
 	b := w.attachment("pv1", "node-b")
-	stored := w.until(b, "told to wait", hasAttachError("still exists"))
+	stored := w.until(b, "waiting", hasAttachError("still exists"))
 	if len(stored.Finalizers) != 0 {
 		t.Errorf("finalizers %v on an attachment that waits", stored.Finalizers)
 	}
@@ -37,7 +37,7 @@ func TestExclusiveVolumeMovesOnlyWhenFree(t *testing.T) {
 	w.wantCalls("Publish id-node-a", "Unpublish id-node-a", "Publish id-node-b")
 }
 
-// S1, S4: while A's unpublish hangs or fails, B gets no call, and can be given up.
+// S1, S4: while A's unpublish hangs or fails, B gets no call and can be deleted.
 func TestExclusiveVolumeWhoseUnpublishNeverSucceeds(t *testing.T) {
 	w := newWorld(t)
 	free := make(chan struct{})
@@ -64,13 +64,13 @@ func TestExclusiveVolumeWhoseUnpublishNeverSucceeds(t *testing.T) {
 	w.until(a, "attached", isAttached)
 	w.delete(a)
 	b := w.attachment("pv1", "node-b")
-	w.until(b, "told to wait", hasAttachError("still exists"))
+	w.until(b, "waiting", hasAttachError("still exists"))
 	w.until(a, "failing", hasDetachError("array is away"))
 	w.driver.WaitCalls(5)
 	if slices.Contains(w.driver.Made(), "Publish id-node-b") {
 		t.Fatalf("published to B while A may hold it: %v", w.driver.Made())
 	}
-	w.delete(b) // B is given up: nothing of it stays
+	w.delete(b) // B is deleted: nothing of it stays
 	w.until(b, "gone", isGone)
 	b = w.attachment("pv1", "node-b")
 	close(free)
@@ -80,7 +80,7 @@ func TestExclusiveVolumeWhoseUnpublishNeverSucceeds(t *testing.T) {
 	}
 }
 
-// Two attachments made at once: one goes first, whoever made them.
+// Two attachments are created at the same time: one of them is published first, regardless of who created it.
 func TestExclusiveVolumeWantedTwiceAtOnce(t *testing.T) {
 	w := newWorld(t)
 	w.node("node-a")
@@ -102,8 +102,7 @@ func TestExclusiveVolumeWantedTwiceAtOnce(t *testing.T) {
 	}
 }
 
-// Two PersistentVolumes of one handle are one volume, and it is exclusive if one
-// of them says so.
+// Two PersistentVolumes of one handle are one volume, and it is exclusive if one of them is.
 func TestTwoPersistentVolumesOfOneHandle(t *testing.T) {
 	w := newWorld(t)
 	w.node("node-a")
@@ -115,12 +114,11 @@ func TestTwoPersistentVolumesOfOneHandle(t *testing.T) {
 	})
 	w.start()
 	w.until(w.attachment("pv1", "node-a"), "attached", isAttached)
-	w.until(w.attachmentOf("pv2", w.name("pv1"), "node-b"), "told to wait", hasAttachError("still exists"))
+	w.until(w.attachmentOf("pv2", w.name("pv1"), "node-b"), "waiting", hasAttachError("still exists"))
 	w.wantCalls("Publish id-node-a")
 }
 
-// A shared volume is attached to many nodes at once; a node whose call hangs does
-// not hold up the others.
+// A shared volume is attached to many nodes at the same time; a node whose call hangs does not block the others.
 func TestSharedVolumeOneNodeHangs(t *testing.T) {
 	w := newWorld(t)
 	w.driver.SetAnswer(func(ctx context.Context, c call, _ int) (map[string]string, error) {
@@ -141,8 +139,8 @@ func TestSharedVolumeOneNodeHangs(t *testing.T) {
 	w.until(w.attachment("pv1", "node-b"), "attached", isAttached)
 }
 
-// Volumes that hang hold a call each, and those that are well share what is left. (Of five calls, one is for those that have
-// hung before.)
+// Volumes that hang occupy one call each, and healthy volumes share the remaining calls. (Of five calls, one is for
+// volumes that have hung before.)
 func TestHungVolumesHoldOnlyTheirSlots(t *testing.T) {
 	w := newWorld(t)
 	var mu sync.Mutex

@@ -132,10 +132,33 @@ func (o *Options) checkValues() error {
 	case o.Common.KubeAPIBurst < 0:
 		return fmt.Errorf("--kube-api-burst is %d, but must not be negative", o.Common.KubeAPIBurst)
 	}
+	if err := errors.Join(o.checkCSIAddress(), o.checkLease()); err != nil {
+		return err
+	}
 	if err := errors.Join(usage.CheckAddress("http-endpoint", o.Common.HttpEndpoint), usage.CheckAddress("metrics-address", o.Common.MetricsAddress)); err != nil {
 		return err
 	}
 	return checkMetricsPath(o.Common.MetricsPath)
+}
+
+// checkCSIAddress rejects what csi-attacher cannot connect to either: it watches for the loss of the connection, which
+// csi-lib-utils does for Unix sockets only, and gRPC accepts no relative path after unix://.
+func (o *Options) checkCSIAddress() error {
+	if path := strings.TrimPrefix(o.Common.CSIAddress, "unix://"); !strings.HasPrefix(path, "/") {
+		return fmt.Errorf("--csi-address is %q, but must be the absolute path of a Unix socket, with or without unix://", o.Common.CSIAddress)
+	}
+	return nil
+}
+
+// checkLease rejects times with which csi-attacher's leader election does not start either.
+func (o *Options) checkLease() error {
+	if !o.Common.LeaderElection {
+		return nil
+	}
+	return usage.LeaseTimes{
+		Prefix: "leader-election", Duration: o.Common.LeaderElectionLeaseDuration,
+		RenewDeadline: o.Common.LeaderElectionRenewDeadline, RetryPeriod: o.Common.LeaderElectionRetryPeriod,
+	}.Check()
 }
 
 // checkMetricsPath rejects paths that http.ServeMux panics on.

@@ -129,14 +129,14 @@ func TestFlagsOfBothPrograms(t *testing.T) {
 	}
 }
 
-// sample are values for flags whose default says nothing of their form.
+// sample are values for flags whose default does not show their format.
 var sample = map[string]string{
 	"feature-gates": "MutableCSINodeAllocatableCount=false,ReleaseLeaderElectionOnExit=true,AllAlpha=false", "leader-election-labels": "a:b,c:d",
 	"log-json-info-buffer-size": "1Ki", "log-text-info-buffer-size": "1Ki", "v": "4", "vmodule": "main=2", "max-entries": "10",
 	"http-endpoint": "127.0.0.1:1", "metrics-address": "127.0.0.1:1",
 }
 
-// Each flag, in each spelling, is taken or refused as csi-attacher does it, which is asked.
+// Each flag, in each spelling, is accepted or refused as csi-attacher does, which the test runs to find out.
 func TestEveryFlagIsReadAsUpstreamReadsIt(t *testing.T) {
 	upstream, belay := upstreamPath(t), programPath(t)
 	defaults, text := helped(t, upstream)
@@ -179,7 +179,7 @@ func asUpstream(t *testing.T, upstream, belay string, args []string) {
 	}
 }
 
-func TestBadFlagsAreRefusedAsUpstreams(t *testing.T) {
+func TestInvalidFlagsAreRefusedLikeUpstream(t *testing.T) {
 	upstream, belay := upstreamPath(t), programPath(t)
 	for name, args := range map[string][]string{
 		"unknown":                    {"--nope"},
@@ -201,8 +201,8 @@ func TestBadFlagsAreRefusedAsUpstreams(t *testing.T) {
 	}
 }
 
-// csi-attacher reads no flag after a word that is none, as in "--leader-election true".
-func TestWordsAreRefused(t *testing.T) {
+// csi-attacher ignores every flag after a positional argument, as in "--leader-election true".
+func TestPositionalArgumentsAreRefused(t *testing.T) {
 	belay := programPath(t)
 	for _, args := range [][]string{{"word", "--timeout=1s"}, {"--leader-election", "true", "--timeout=1s"}} {
 		text, code := execute(t, belay, args...)
@@ -212,7 +212,7 @@ func TestWordsAreRefused(t *testing.T) {
 	}
 }
 
-// Obsolete flags are taken in every spelling, and the log says that they do nothing, in its format.
+// Obsolete flags are accepted in every spelling, and the log reports, in its own format, that they are ignored.
 func TestObsoleteFlagsAreAcceptedWithAWarning(t *testing.T) {
 	belay := programPath(t)
 	for _, name := range slices.Sorted(maps.Keys(obsolete)) {
@@ -223,6 +223,9 @@ func TestObsoleteFlagsAreAcceptedWithAWarning(t *testing.T) {
 	text, code := execute(t, belay, "--logging-format=json", "-alsologtostderr", "--logtostderr=true", "-stderrthreshold", "ERROR", "--log_dir=/tmp", "--kubeconfig=/none")
 	if code != 1 {
 		t.Errorf("ends with %d", code)
+	}
+	if !strings.Contains(text, `"msg":"Starting belay-attacher","v":0,"version":"`) {
+		t.Errorf("the log does not begin with the version: %s", text)
 	}
 	for _, name := range []string{"alsologtostderr", "logtostderr", "stderrthreshold", "log_dir"} {
 		if !strings.Contains(text, `"msg":"Ignoring obsolete flag","v":0,"flag":"`+name+`"`) {
@@ -273,7 +276,14 @@ func TestRefusedOptions(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no workers":                        {[]string{"--worker-threads=0"}, "worker-threads"},
+		"no workers":                   {[]string{"--worker-threads=0"}, "--worker-threads is 0, but must be greater than zero"},
+		"an address that is no socket": {[]string{"--csi-address=tcp://x"}, `--csi-address is "tcp://x", but must be the absolute path of a Unix socket`},
+		"no socket":                    {[]string{"--csi-address="}, `--csi-address is "", but must be the absolute path of a Unix socket`},
+		"a socket at a relative path":  {[]string{"--csi-address=unix://csi.sock"}, `--csi-address is "unix://csi.sock", but must be the absolute path`},
+		"a lease that ends before it is renewed": {[]string{"--leader-election", "--leader-election-lease-duration=1s"},
+			"--leader-election-lease-duration is 1s, but must be more than the renew deadline of 10s"},
+		"a renewal without a second attempt": {[]string{"--leader-election", "--leader-election-renew-deadline=5s"},
+			"--leader-election-renew-deadline is 5s, but must be more than 1.2 times the retry period of 5s"},
 		"negative max-entries":              {[]string{"--max-entries=-1"}, "--max-entries is -1, but must not be negative"},
 		"no retry interval":                 {[]string{"--retry-interval-start=0"}, "--retry-interval-start is 0s, but must be greater than zero"},
 		"negative retry interval":           {[]string{"--retry-interval-start=-1s"}, "--retry-interval-start is -1s, but must be greater than zero"},

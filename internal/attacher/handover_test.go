@@ -25,7 +25,8 @@ import (
 var (
 	// patientTimes are those of candidates that ask for the lease all the time, and of all that have no others.
 	patientTimes = leaseTimes(5*time.Minute, 4*time.Minute, 500*time.Millisecond)
-	// aloofTimes are those of candidates that never get the lease by asking: they are told when it is free.
+	// aloofTimes are the lease times of candidates that never get the lease by polling: a watch event reports when it
+	// is free.
 	aloofTimes = leaseTimes(30*time.Minute, 20*time.Minute, 10*time.Minute)
 )
 
@@ -37,7 +38,7 @@ func leaseTimes(duration, renew, retry time.Duration) []string {
 	}
 }
 
-// candidate starts a child that stands for the lease; the host's name is its identity.
+// candidate starts a child process that is a candidate for the lease; the host's name is its identity.
 func (w *world) candidate(host, socket string, args ...string) *process.Process {
 	w.t.Helper()
 	return w.candidateOf(os.Args[0], host, socket, args...)
@@ -79,8 +80,8 @@ func (w *world) leaseName() string {
 	return strings.ReplaceAll("external-attacher-leader-"+w.driver.Name, ".", "-")
 }
 
-// runsOut makes the lease of somebody who has ended be over in a second, in place of the minutes for which a leader
-// holds it that a busy machine must not depose.
+// runsOut makes the lease of an ended leader expire within a second. Leaders hold it for minutes, so that a busy
+// machine does not depose them.
 func (w *world) runsOut() {
 	w.t.Helper()
 	_, err := w.client.CoordinationV1().Leases(shippedNamespace).Patch(w.t.Context(), w.leaseName(), types.MergePatchType,
@@ -120,7 +121,7 @@ func end(p *process.Process, signal syscall.Signal) time.Time {
 	return time.Now()
 }
 
-// socket is one more socket of the driver: a process is told by it.
+// socket opens another socket of the driver. The driver tells the processes apart by their sockets.
 func (w *world) socket(name string) string {
 	w.t.Helper()
 	path := filepath.Join(filepath.Dir(w.driver.Address), name)
@@ -167,8 +168,8 @@ func through(calls []call, socket string) []call {
 	return slices.DeleteFunc(slices.Clone(calls), func(c call) bool { return c.Socket != socket })
 }
 
-// underWay makes n attachments and returns when 15 calls were sent, of which the first ten are answered. No other call
-// is before answered is closed.
+// underWay creates n attachments and returns when 15 calls were sent, of which the first ten are answered. No other
+// call is answered before answered is closed.
 func (w *world) underWay(n int) (attachments []string, answered chan struct{}) {
 	w.t.Helper()
 	answered = make(chan struct{})
@@ -183,10 +184,10 @@ func (w *world) underWay(n int) (attachments []string, answered chan struct{}) {
 	return attachments, answered
 }
 
-// The leader gets SIGTERM with 100 attachments under way: the calls in flight end and
-// are recorded, nothing is begun, and the standby goes on at once, although it asks
-// for the lease by itself every ten minutes. No call is lost, none doubled.
-func TestHandOverOnSIGTERM(t *testing.T) {
+// The leader gets SIGTERM with 100 attachments in progress: the calls in flight end and are recorded, no call is
+// started, and the standby continues immediately, although it polls the lease only every ten minutes. No call is lost
+// or sent twice.
+func TestHandoffOnSIGTERM(t *testing.T) {
 	w := newWorld(t)
 	a, b, health := w.socket("a"), w.socket("b"), process.FreeAddress()
 	leader := w.candidate("host-a", a, append(aloofTimes, "--leader-election-labels=owner:storage")...)
@@ -207,7 +208,7 @@ func TestHandOverOnSIGTERM(t *testing.T) {
 	calls := w.driver.Calls()
 	first, second := through(calls, a), through(calls, b)
 	if len(first) == 100 || len(second) == 0 {
-		t.Fatalf("nothing was handed over: %d and %d calls", len(first), len(second))
+		t.Fatalf("no work was left for the next leader: %d and %d calls", len(first), len(second))
 	}
 	t.Logf("%d calls by the leader, %d by the standby, the first %v after the leader ended", len(first), len(second), second[0].At.Sub(ended).Round(time.Millisecond))
 	if last := first[len(first)-1].At; last.After(second[0].At) {
@@ -218,9 +219,9 @@ func TestHandOverOnSIGTERM(t *testing.T) {
 	}
 }
 
-// The leader is killed with calls in flight: the standby goes on when the lease has run
-// out, and repeats, once each, only the calls that were sent and not recorded.
-func TestHandOverOnCrash(t *testing.T) {
+// The leader is killed with calls in flight: the standby continues when the lease has expired, and repeats, once each,
+// only the calls that were sent and not recorded.
+func TestFailoverOnCrash(t *testing.T) {
 	w := newWorld(t)
 	a, b, health := w.socket("a"), w.socket("b"), process.FreeAddress()
 	leader := w.candidate("host-a", a, append(aloofTimes, "--worker-threads=10")...)
@@ -245,7 +246,7 @@ func TestHandOverOnCrash(t *testing.T) {
 	calls := w.driver.Calls()
 	second := through(calls, b)
 	if len(second) == 0 {
-		t.Fatal("nothing was handed over")
+		t.Fatal("no work was left for the next leader")
 	}
 	t.Logf("first call %v after the kill, %d calls surplus", second[0].At.Sub(ended).Round(time.Millisecond), surplus(calls))
 	sent := map[string]int{}
@@ -259,9 +260,9 @@ func TestHandOverOnCrash(t *testing.T) {
 	}
 }
 
-// The leader is frozen for longer than it may go without a renewal and thaws with work at hand: it sends
-// no call and writes nothing, and ends. Who has the lease begins later, so that all the work is there to be done, and
-// nobody else writes.
+// The leader is frozen for longer than its renew deadline and thaws with work queued: it sends no call, writes nothing
+// and exits. The new holder of the lease starts later, so that all the work is still there to be done and no other
+// process writes.
 func TestThawedLeaderSendsNothing(t *testing.T) {
 	w := newWorld(t)
 	answered := make(chan struct{})
@@ -303,10 +304,9 @@ func TestThawedLeaderSendsNothing(t *testing.T) {
 	w.untilAttached(attachments)
 }
 
-// csi-attacher 4.12 and belay-attacher hand over to each other, by crash and in good
-// order, with 200 volumes attached: one sends calls at a time, what is attached is left
-// alone, and what is not is attached.
-func TestHandOverBetweenUpstreamAndBelay(t *testing.T) {
+// csi-attacher 4.12 and belay-attacher replace each other, by crash and by planned handoff, with 200 volumes attached.
+// Only one of them sends calls at a time, attached volumes are left alone, and the others are attached.
+func TestHandoffBetweenUpstreamAndBelay(t *testing.T) {
 	w := newWorld(t)
 	health := process.FreeAddress()
 	sockets := []string{w.socket("1"), w.socket("2"), w.socket("3")}
@@ -321,14 +321,14 @@ func TestHandOverBetweenUpstreamAndBelay(t *testing.T) {
 	}
 	byUpstream := len(w.driver.Calls())
 
-	end(first, syscall.SIGTERM) // it does not give its lease back
+	end(first, syscall.SIGTERM) // it does not release its lease
 	w.runsOut()
 	w.untilLeads("host-2")
 	w.volume("after-1")
 	w.untilAttached([]string{w.attachment("after-1", "node1")})
 	second.WaitLog("Started attaching and detaching volumes")
 	if got := w.driver.Calls()[byUpstream:]; len(got) != 1 || got[0].Socket != sockets[1] {
-		t.Errorf("after the first hand-over: %v", got)
+		t.Errorf("after the first change: %v", got)
 	}
 
 	w.upstream("host-3", sockets[2])
@@ -346,7 +346,7 @@ func TestHandOverBetweenUpstreamAndBelay(t *testing.T) {
 	w.until(attachments[0], "gone", isGone)
 	for _, c := range w.driver.Calls()[byBelay:] {
 		if c.Socket != sockets[2] || c.Volume != w.name("after-3") && c.Method != "Unpublish" {
-			t.Errorf("after the second hand-over: %s %s through %s", c.Method, c.Volume, c.Socket)
+			t.Errorf("after the second change: %s %s through %s", c.Method, c.Volume, c.Socket)
 		}
 	}
 	for _, name := range attachments[1:] {

@@ -54,11 +54,11 @@ func named(pv string) func(*storagev1.VolumeAttachment) {
 	return func(va *storagev1.VolumeAttachment) { va.Spec.Source.PersistentVolumeName = &pv }
 }
 
-// S1: csi-attacher attached volumes to node-a through PersistentVolumes that are gone by now, and others of the same
-// handles are wanted at node-b, all before belay-attacher starts. The names of the first VolumeAttachments tell which
-// volumes they are for (TestStrayFromBeforeTheStart: nothing is attached to node-b). But they are searched for one by one,
-// while the others are worked on already.
-func TestStraysAreKnownBeforeTheFirstAttach(t *testing.T) {
+// S1: before belay-attacher starts, csi-attacher attached volumes to node-a through PersistentVolumes that are gone by
+// now, and other PersistentVolumes with the same handles are wanted at node-b. The names of the first VolumeAttachments
+// identify their volumes (TestOrphanFromBeforeTheStart: nothing is attached to node-b). But the orphans are looked up
+// one by one, while the other attachments are already being processed.
+func TestOrphansAreKnownBeforeTheFirstAttach(t *testing.T) {
 	for name, change := range map[string]func(*Config){
 		"csi-attacher's --kube-api-qps": func(c *Config) { c.QPS, c.Burst = 5, 10 },
 		"no limit":                      func(*Config) {},
@@ -89,10 +89,10 @@ func TestStraysAreKnownBeforeTheFirstAttach(t *testing.T) {
 	}
 }
 
-// S1, S5: the memory of a call is filed under the volume that the attachment was for when it was first noted. A
-// VolumeAttachment of a name that is not computed (other controllers make them) is refused for its missing Secret, its
-// PersistentVolume is recreated for another volume, and that one is published: nobody finds this call, once somebody has
-// removed the finalizer.
+// S1, S5: a call is recorded under the volume that the attachment was for when it was first observed. A
+// VolumeAttachment whose name is not computed (other controllers create such names) is refused because its Secret is
+// missing, its PersistentVolume is recreated for another volume, and that one is published: the record of this call
+// cannot be found once the finalizer has been removed by force.
 func TestCallIsRememberedForItsVolume(t *testing.T) {
 	inBubble(t, 10, func(b *bubble) {
 		b.answers(func(ctx context.Context, c call) error {
@@ -119,7 +119,7 @@ func TestCallIsRememberedForItsVolume(t *testing.T) {
 		if got := b.received("second"); !slices.Equal(got, []string{"Publish id-node-a"}) {
 			t.Fatalf("calls for the second volume: %q", got)
 		}
-		// While the call is in flight somebody removes the VolumeAttachment by force.
+		// While the call is in flight, a person removes the VolumeAttachment by force.
 		stored, _ := b.api.get(resourceAttachments, "by-hand")
 		gone := stored.(*storagev1.VolumeAttachment).DeepCopy()
 		gone.Finalizers, gone.DeletionTimestamp = nil, new(metav1.Now())
@@ -136,10 +136,10 @@ func TestCallIsRememberedForItsVolume(t *testing.T) {
 	})
 }
 
-// S1: a publish to node-b failed in the middle (INTERNAL), the driver lists the volume at node-x, where no attachment is
-// for it, and it is taken back from there (ADR 10, Abandoned). One record per attachment holds one call: that of node-x
-// overwrites that of node-b. If the VolumeAttachment is removed by force meanwhile, node-b is forgotten.
-func TestTakingBackElsewhereForgetsThePublish(t *testing.T) {
+// S1: a publish to node-b failed halfway (INTERNAL), the driver lists the volume at node-x, for which no attachment
+// exists, and it is unpublished from there (ADR 10, Abandoned). One record per attachment holds one call: that of
+// node-x overwrites that of node-b. If the VolumeAttachment is removed by force meanwhile, node-b is forgotten.
+func TestUnpublishElsewhereForgetsThePublish(t *testing.T) {
 	inBubble(t, 10, func(b *bubble) {
 		b.answers(func(ctx context.Context, c call) error {
 			switch c.Method + " " + c.Node {
@@ -169,10 +169,10 @@ func TestTakingBackElsewhereForgetsThePublish(t *testing.T) {
 	})
 }
 
-// S1, S5: what stands in annotations outranks what is known better. The name of a VolumeAttachment is a digest of its volume and
-// its node, its PersistentVolume is there and agrees, and this very process has published the volume: all the same an
-// annotation that somebody edited (every CSI sidecar in the cluster may patch every VolumeAttachment) says what is
-// unpublished. csi-attacher calls for the PersistentVolume's handle and for the CSINode's ID.
+// S1, S5: the content of annotations outranks better evidence. The name of a VolumeAttachment is a digest of its volume
+// and its node, its PersistentVolume exists and agrees, and this very process has published the volume. Even so, an
+// edited annotation (every CSI sidecar in the cluster may patch every VolumeAttachment) determines what is unpublished.
+// csi-attacher sends the call for the PersistentVolume's handle and for the CSINode's ID.
 func TestEditedAnnotations(t *testing.T) {
 	for name, edit := range map[string]func(b *bubble){
 		"handle": func(b *bubble) { b.annotate("v", "node", kube.PublishedHandleAnnotation, "other") },
@@ -190,7 +190,7 @@ func TestEditedAnnotations(t *testing.T) {
 				if got, want := b.received("other"), []string{"Publish id-node"}; !slices.Equal(got, want) {
 					t.Errorf("S5: calls for a volume in use %q, want %q", got, want)
 				}
-				// To hold it and say so would be as good.
+				// Holding it and reporting that would be as good.
 				if got := b.received("v"); b.isGone("v", "node") && !slices.Contains(got, "Unpublish id-node") {
 					t.Errorf("S5: the finalizer is off after the calls %q", got)
 				}
@@ -199,10 +199,10 @@ func TestEditedAnnotations(t *testing.T) {
 	}
 }
 
-// Liveness, "no volume that hangs holds up another": one RESOURCE_EXHAUSTED for a node, or one ABORTED for a shared
-// volume, and one call that hangs: everything else for that node (that volume) waits for the one that hangs, --timeout
-// each time. csi-attacher attaches the others at once.
-func TestHangingProbeHoldsUpOthers(t *testing.T) {
+// Liveness, "no volume that hangs delays another": after one RESOURCE_EXHAUSTED for a node, or one ABORTED for a shared
+// volume, and one call that hangs, everything else for that node (or that volume) waits for the hanging call, for
+// --timeout each time. csi-attacher attaches the others immediately.
+func TestHangingProbeBlocksOthers(t *testing.T) {
 	t.Run("node", func(t *testing.T) {
 		inBubble(t, 100, func(b *bubble) {
 			b.answers(func(ctx context.Context, c call) error {
@@ -293,9 +293,9 @@ func TestRefusedVolumeFinalizerLeavesNothing(t *testing.T) {
 	w.wantCalls()
 }
 
-// What waits is noted by key. When the PersistentVolume goes, an attachment of which nothing is recorded gets another
-// key, and nobody takes the old note back, also not when the attachment goes: the gauge that operators are told to alert on
-// grows until the process ends. The record of a refused attempt stays in the ledger in the same way.
+// Waits are recorded by key. When the PersistentVolume goes, an attachment without any record gets another key, and the
+// old record is never removed, not even when the attachment goes: the gauge that operators are asked to alert on grows
+// until the process ends. The record of a refused attempt stays in the ledger in the same way.
 func TestNotesOfAnotherKeyStay(t *testing.T) {
 	arrange := map[string]func(b *bubble){
 		"gauge": func(b *bubble) {
@@ -338,8 +338,9 @@ func TestNotesOfAnotherKeyStay(t *testing.T) {
 	}
 }
 
-// Many PersistentVolumes are deleted at once (a namespace goes) while each write takes a second (a webhook, a busy API
-// server): csi-attacher releases ten at a time (--worker-threads), belay-attacher one. A write that hangs holds up all.
+// Many PersistentVolumes are deleted at the same time (with their namespace) while each write takes a second (a
+// webhook, a busy API server): csi-attacher releases ten at a time (--worker-threads), belay-attacher one. A write that
+// hangs blocks all of them.
 func TestPersistentVolumesAreReleasedSideBySide(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBubble(t)
@@ -365,8 +366,8 @@ func TestPersistentVolumesAreReleasedSideBySide(t *testing.T) {
 	})
 }
 
-// A policy (a mutating webhook) that drops finalizers it does not know from PersistentVolumes: csi-attacher's PATCH succeeds
-// and it goes on. belay-attacher writes both finalizers again, at once and for ever, and never attaches.
+// A policy (a mutating webhook) drops finalizers that it does not know from PersistentVolumes: csi-attacher's PATCH
+// succeeds and it continues. belay-attacher writes both finalizers again, immediately and forever, and never attaches.
 func TestDroppedFinalizerMakesNoHotLoop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBubble(t)
@@ -409,8 +410,8 @@ func TestFewWorkerThreadsAreUsed(t *testing.T) {
 	})
 }
 
-// Values of annotations and of volume attributes may hold any character: a map must not be taken for another one.
-func TestInternerTellsMapsApart(t *testing.T) {
+// Values of annotations and of volume attributes may contain any character: a map must not be mistaken for another one.
+func TestInternerDistinguishesMaps(t *testing.T) {
 	s := newInterner()
 	s.stringMap(map[string]string{"pool": "a\x00tier\x00gold"})
 	if got := s.stringMap(map[string]string{"pool": "a", "tier": "gold"}); len(got) != 2 {

@@ -52,9 +52,9 @@ func (w *world) wantVolumeCalls(want ...string) {
 	}
 }
 
-// S1, S5: a PersistentVolume that was recreated under its name for another volume says
-// nothing about what was published before.
-func TestRecreatedVolumeIsAnotherOne(t *testing.T) {
+// S1, S5: a PersistentVolume that was recreated under its name for another volume does not describe what was published
+// before.
+func TestRecreatedPVIsAnotherVolume(t *testing.T) {
 	w := newWorld(t)
 	for _, node := range []string{"node-a", "node-b", "node-c"} {
 		w.node(node)
@@ -73,15 +73,15 @@ func TestRecreatedVolumeIsAnotherOne(t *testing.T) {
 	// The old one is not, under whatever name.
 	w.volume("pv2", func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = first })
 	moved := w.attachmentOf("pv2", first, "node-c")
-	w.until(moved, "told to wait", hasAttachError("still exists"))
+	w.until(moved, "waiting", hasAttachError("still exists"))
 	w.delete(old)
 	w.until(moved, "attached", isAttached)
 	w.until(old, "gone", isGone)
 	w.wantVolumeCalls("Publish "+first+" id-node-a", "Publish "+second+" id-node-b", "Unpublish "+first+" id-node-a", "Publish "+first+" id-node-c")
 }
 
-// The volume is detached with the secret that it was attached with, although nothing but
-// its attachment knows of it any more.
+// The volume is detached with the secret that it was attached with, although only its attachment still refers to that
+// secret.
 func TestVolumeWithoutPersistentVolumeIsDetached(t *testing.T) {
 	for name, lose := range map[string]func(*world){
 		"recreated": func(w *world) { w.recreate("pv1", w.name("second")) },
@@ -113,9 +113,8 @@ func TestVolumeWithoutPersistentVolumeIsDetached(t *testing.T) {
 	}
 }
 
-// What another attacher published is known by the attachment's name. Where that does not
-// fit the PersistentVolume, nothing is called, and it is said; a PersistentVolume of the
-// volume ends the wait.
+// The name of an attachment identifies what another attacher published. If the name does not match the
+// PersistentVolume, no call is sent and the status reports why; a PersistentVolume of the right volume ends the wait.
 func TestAttachmentOfUnknownVolumeIsHeld(t *testing.T) {
 	w := newWorld(t)
 	w.node("node-a")
@@ -161,9 +160,9 @@ func TestIdentityIsRecordedBeforeTheCall(t *testing.T) {
 	}
 }
 
-// A volume that one PersistentVolume makes exclusive is shared when that one goes, and the
-// attachment that waited goes on without a resync.
-func TestVolumeThatIsExclusiveNoMore(t *testing.T) {
+// A volume is exclusive because of one of its PersistentVolumes. When that one is deleted the volume is shared, and the
+// waiting attachment continues without a resync.
+func TestVolumeBecomesSharedWhenPVIsDeleted(t *testing.T) {
 	w := newWorld(t)
 	w.node("node-a")
 	w.node("node-b")
@@ -174,13 +173,13 @@ func TestVolumeThatIsExclusiveNoMore(t *testing.T) {
 	w.start()
 	w.until(w.attachment("pv1", "node-a"), "attached", isAttached)
 	waits := w.attachment("pv1", "node-b")
-	w.until(waits, "told to wait", hasAttachError("still exists"))
+	w.until(waits, "waiting", hasAttachError("still exists"))
 	w.erase("pv2")
 	w.until(waits, "attached", isAttached)
 }
 
-// A finalizer that somebody takes off while the volume is attached comes back, also when
-// it was taken off before this process began: or the detach would be forgotten.
+// A finalizer that is removed by force while the volume is attached is added again, also if it was removed before this
+// process started: otherwise the detach would be lost.
 func TestFinalizerOfAttachedVolumeComesBack(t *testing.T) {
 	for name, before := range map[string]bool{"while attached": false, "before the start": true} {
 		t.Run(name, func(t *testing.T) {

@@ -11,9 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestWayOfOneAttach prints how long each hop of an attach takes on an idle
-// attacher; it fails only on what no machine explains, busy as it may be: that the fastest is slow.
-func TestWayOfOneAttach(t *testing.T) {
+// TestLatencyOfOneAttach prints how long each step of an attach takes on an idle attacher. It fails only if even the
+// fastest attach is slow, which a busy machine does not explain.
+func TestLatencyOfOneAttach(t *testing.T) {
 	w := newWorld(t)
 	published := make(chan time.Time, 1)
 	w.driver.SetAnswer(func(_ context.Context, c call, _ int) (map[string]string, error) {

@@ -13,7 +13,7 @@ import (
 	"belay.dev/belay/internal/publication"
 )
 
-// What is remembered of a VolumeAttachment that is attached stays until it is deleted: it is kept small.
+// The state that is kept for an attached VolumeAttachment stays until it is deleted, so it has to be small.
 func TestLedgerBytes(t *testing.T) {
 	const attachments, most = 20_000, 520
 	tries := make([]attempt, attachments)

@@ -76,7 +76,8 @@ func claimed(name string) func(*corev1.PersistentVolume) {
 	}
 }
 
-// Each call is logged with all names of what it is for, whatever one has to look with, and nothing shows a time that is none.
+// Each call is logged with all names of its objects, so that any of them can be searched for, and no line shows a zero
+// time.
 func TestLogsNameTheVolume(t *testing.T) {
 	w := newWorld(t)
 	out := w.logs()
@@ -179,7 +180,7 @@ func TestHungCallIsNamed(t *testing.T) {
 	}
 }
 
-// What the driver itself says of a deadline is stored as it is.
+// The driver's own message about a deadline is stored unchanged.
 func TestDriversOwnDeadlineIsKept(t *testing.T) {
 	w := newWorld(t)
 	w.driver.SetAnswer(failing("Publish", 1, status.Error(codes.DeadlineExceeded, "the array took too long")))

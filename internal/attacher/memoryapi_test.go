@@ -127,15 +127,14 @@ func (k *memoryKind) show() {
 	k.shown++
 }
 
-// hold makes watches of VolumeAttachments, and lists that need not be new, show what is
-// there now until proceed.
+// hold freezes watches of VolumeAttachments, and lists that may be stale, at the present state until proceed.
 func (m *memoryAPI) hold() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.kinds[resourceAttachments].stale = m.list(m.kinds[resourceAttachments], 0)
 }
 
-// proceed shows one event after another: what is done about each is done before the next.
+// proceed delivers one event after another: each is processed before the next.
 func (m *memoryAPI) proceed() {
 	for more := true; more; synctest.Wait() {
 		m.mu.Lock()

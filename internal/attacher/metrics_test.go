@@ -18,7 +18,7 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// scrape reads a page of a running program, as soon as the program replies and the page contains what is wanted.
+// scrape reads a page of a running program, as soon as the program replies and the page contains the wanted text.
 func scrape(t *testing.T, address, path string, wanted ...string) (text string) {
 	t.Helper()
 	wait.Until(t, fmt.Sprintf("%s%s contains %q", address, path, wanted), func() bool {
@@ -32,8 +32,8 @@ func scrape(t *testing.T, address, path string, wanted ...string) (text string) 
 // migratedDriver is one to which in-tree volumes were migrated.
 const migratedDriver = "ebs.csi.aws.com"
 
-// cycle runs a program, lets it attach and detach a volume, one of the calls with an error, and
-// reads its metrics. It leads, but where it stands in for a driver of a given name.
+// cycle runs a program, lets it attach and detach a volume, with one failing call, and reads its metrics. The program
+// leads, except where it stands in for a driver of a given name.
 func cycle(t *testing.T, program, driver string) map[string]metrics.Family {
 	t.Helper()
 	w := newWorld(t)

@@ -44,7 +44,7 @@ func (w *world) patch(va, patch string, subresources ...string) {
 // anHour is a back-off that no test waits for.
 func anHour(c *Config) { c.RetryStart, c.RetryMax = time.Hour, time.Hour }
 
-// An attachment that somebody changes is looked at again at once.
+// An attachment that is updated is processed again immediately, without waiting for its back-off.
 func TestUpdatedWhileBackingOff(t *testing.T) {
 	for name, inline := range map[string]bool{"of a PersistentVolume": false, "inline": true} {
 		t.Run(name, func(t *testing.T) {
@@ -68,8 +68,7 @@ func TestUpdatedWhileBackingOff(t *testing.T) {
 	}
 }
 
-// What the status says of errors, and who wrote which field, ends no back-off: the
-// attacher writes it itself.
+// An update of the errors in the status, or of managedFields, does not end a back-off: the attacher itself writes them.
 func TestWhatEndsTheBackOff(t *testing.T) {
 	tests := map[string]struct {
 		change func(w *world, va string)
@@ -112,7 +111,7 @@ func TestWhatEndsTheBackOff(t *testing.T) {
 				w.driver.WaitCalls(2)
 				return
 			}
-			// What was changed before another attachment was made has been seen when that is attached.
+			// A change that was made before another attachment was created has been seen when that one is attached.
 			w.until(w.attachment("pv2", "node2"), "attached", isAttached)
 			w.wantCalls("Publish id-node1", "Publish id-node2")
 		})
@@ -157,7 +156,7 @@ func (f *refusing) RoundTrip(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// A refusal that lasts is said in the status, and goes when it is over.
+// A lasting refusal is reported in the status, and cleared when it is over.
 func TestPVFinalizerRefused(t *testing.T) {
 	w := newWorld(t)
 	w.node("node1")
@@ -248,8 +247,8 @@ func (h *heldBack) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// Nothing is decided before the CSINodes are known: a node that was not listed yet is
-// not one without the driver.
+// Nothing is decided before the CSINodes are synced: a node whose CSINode was not listed yet must not count as one
+// without the driver.
 func TestCSINodesAreAwaited(t *testing.T) {
 	w := newWorld(t)
 	w.node("node1")

@@ -13,9 +13,9 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// S1: an attachment whose PersistentVolume was gone before the start holds the volume all the same, against another
+// S1: an attachment whose PersistentVolume was gone before the start still holds the volume, against another
 // PersistentVolume of the same handle.
-func TestStrayFromBeforeTheStart(t *testing.T) {
+func TestOrphanFromBeforeTheStart(t *testing.T) {
 	w := newWorld(t)
 	w.node("node-a")
 	w.node("node-b")
@@ -27,7 +27,7 @@ func TestStrayFromBeforeTheStart(t *testing.T) {
 	})
 	w.start()
 	waits := w.attachmentOf("pv2", w.name("pv1"), "node-b")
-	w.until(waits, "told to wait", hasAttachError("still exists"))
+	w.until(waits, "waiting", hasAttachError("still exists"))
 	w.wantCalls()
 	w.delete(held)
 	w.until(waits, "attached", isAttached)
@@ -36,16 +36,16 @@ func TestStrayFromBeforeTheStart(t *testing.T) {
 	}
 }
 
-// What waits for it goes on when somebody ends it, although nothing but the attacher's memory
-// says which volume it was for.
-func TestEndOfAStrayWakesItsVolume(t *testing.T) {
+// When a person deletes an orphan, the attachment that waits for it continues, although only the attacher's memory
+// identifies the volume that the orphan was for.
+func TestDeletedOrphanWakesItsVolume(t *testing.T) {
 	w := newWorld(t)
 	w.node("node-b")
 	w.volume("pv2", func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = w.name("pv1") })
 	held := w.attachment("pv1", "node-a", withFinalizer(w, ""), isAttachedAlready)
 	w.start()
 	waits := w.attachmentOf("pv2", w.name("pv1"), "node-b")
-	w.until(waits, "told to wait", hasAttachError("still exists"))
+	w.until(waits, "waiting", hasAttachError("still exists"))
 	w.delete(held)
 	w.until(held, "held", hasDetachError("csinode"))
 	w.patch(held, `{"metadata":{"finalizers":null}}`)
@@ -55,7 +55,7 @@ func TestEndOfAStrayWakesItsVolume(t *testing.T) {
 
 // Before the cache of PersistentVolumes is filled, none is missing: or each that comes would be compared with all
 // attachments there are. Once it is, those are found whose event came before.
-func TestStraysOnceTheVolumesAreKnown(t *testing.T) {
+func TestOrphansAreFoundOnceVolumesAreSynced(t *testing.T) {
 	w := newWorld(t)
 	w.volume("pv1")
 	a, err := New(Config{Client: w.client, Driver: w.driver.Name, Controller: w.controller(), WorkerThreads: 1})

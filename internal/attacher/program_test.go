@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// builtVersion is what the program under test says of itself.
+// builtVersion is the version that the program under test reports.
 const builtVersion = "v0.0.0-test"
 
 // built is the real program, linked once for all tests of the package.
@@ -41,8 +41,8 @@ func programPath(t *testing.T) string {
 	return filepath.Join(built.dir, "belay-attacher")
 }
 
-// upstreamPath is csi-attacher v4.12.0, which lies beside the API server that the tests run.
-// Only where there are no upstream programs at all the test is skipped.
+// upstreamPath is csi-attacher v4.12.0, which is in the folder of the API server that the tests run. The test is
+// skipped only if there are no upstream programs at all.
 func upstreamPath(t *testing.T) string {
 	t.Helper()
 	path := os.Getenv("BELAY_CSI_ATTACHER")

@@ -49,7 +49,7 @@ func gauge(t *testing.T, registry *prometheus.Registry, name string, labels ...s
 	return 0
 }
 
-// A Secret that cannot be read fails the attach as the driver can, and the log says so in the same words.
+// A Secret that cannot be read fails the attach like an error of the driver, and the log has the same message.
 func TestSecretThatCannotBeReadIsLogged(t *testing.T) {
 	watched(t, func(b *bubble, _ *prometheus.Registry) {
 		b.persistentVolume("v", "v", func(pv *corev1.PersistentVolume) {
@@ -111,7 +111,7 @@ func TestResultThatCannotBeRecorded(t *testing.T) {
 	})
 }
 
-// Each wait is logged once, with what ends it, however often the volume is looked at meanwhile.
+// Each wait is logged once, with the event that ends it, however often the volume is processed in the meantime.
 func TestEachWaitIsLoggedOnce(t *testing.T) {
 	watched(t, func(b *bubble, _ *prometheus.Registry) {
 		first := true // under b.mu
@@ -151,7 +151,8 @@ func TestEachWaitIsLoggedOnce(t *testing.T) {
 	})
 }
 
-// What the driver's list says against an attachment is logged in words, and the call that mends it under the node that it is for.
+// A contradiction between the driver's list and an attachment is logged, and the call that repairs it is logged with
+// the node that it is for.
 func TestDriftsInTheLog(t *testing.T) {
 	watched(t, func(b *bubble, _ *prometheus.Registry) {
 		b.answers(func(_ context.Context, c call) error {

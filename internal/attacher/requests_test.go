@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// With csi-attacher's limits 100 attaches take as long as their requests have to, and no
-// longer: none fails while it waits for its turn, and nothing is logged as failed.
+// With csi-attacher's limits 100 attaches take as long as their requests need, and no longer: none fails while it waits
+// for the rate limiter, and nothing is logged as failed.
 func TestLowRequestLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const volumes, qps, burst = 100, 5, 10
@@ -63,8 +63,8 @@ func TestWaitForATurnIsNotTheRequest(t *testing.T) {
 	})
 }
 
-// Few keys are worked on at once where requests are limited: what became urgent meanwhile
-// stands behind a second's requests at most.
+// Few keys are processed in parallel while requests are limited: a key that becomes urgent waits for at most one
+// second's requests.
 func TestWorkersForALimit(t *testing.T) {
 	for qps, want := range map[float32]int{-1: workers, 0: workers, 0.5: 2, 1: 2, 5: 5, 20: 20, 1000: workers} {
 		if got := workersFor(qps); got != want {

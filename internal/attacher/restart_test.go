@@ -16,9 +16,9 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// The driver's process ends twice with calls in flight, and comes back at once and
-// after a while. The attacher stays and keeps its lease; everything is attached; what was
-// recorded as attached is not asked for again, and nothing is tried while the driver is away.
+// The driver's process ends twice with calls in flight, and comes back immediately and after a while. The attacher
+// keeps running and keeps its lease, everything is attached, a volume that was recorded as attached is not published
+// again, and no call is tried while the driver is away.
 func TestDriverRestartsWithCallsInFlight(t *testing.T) {
 	w := newWorld(t)
 	made := make(chan struct{})
@@ -85,8 +85,8 @@ func callsByVolume(calls []call) map[string]int {
 	return sent
 }
 
-// Another driver behind the socket, or one that can do other things, gets no call: the
-// process ends with 1, gives its lease back, and begins anew with that one.
+// Another driver behind the socket, or one with other capabilities, gets no call: the process exits with status 1,
+// releases its lease, and starts again with that driver.
 func TestDriverComesBackAsAnother(t *testing.T) {
 	for name, change := range map[string]func(*csidriver.Driver){
 		"another name": func(d *csidriver.Driver) { d.Name = "other." + d.Name },
@@ -115,14 +115,14 @@ func TestDriverComesBackAsAnother(t *testing.T) {
 			}
 			lease, err := w.client.CoordinationV1().Leases(shippedNamespace).Get(t.Context(), before.Name, metav1.GetOptions{})
 			if err != nil || held(lease) {
-				t.Errorf("the lease was not given back: %v, %v", lease.Spec, err)
+				t.Errorf("the lease was not released: %v, %v", lease.Spec, err)
 			}
 		})
 	}
 }
 
-// A driver that stays away costs the leader its lease, so that a standby whose driver
-// is there can lead; without leader election there is nobody to make room for.
+// A driver that stays away costs the leader its lease, so that a standby whose driver is running can lead. Without
+// leader election there is no standby, and the process keeps waiting.
 func TestDriverStaysAway(t *testing.T) {
 	if testing.Short() {
 		t.Skip("NOT RUN with -short: waits half a minute for a driver")
@@ -138,14 +138,14 @@ func TestDriverStaysAway(t *testing.T) {
 	select {
 	case <-leader.Exited():
 		if took := time.Since(left); took < maxAbsence-time.Second {
-			t.Errorf("gave up after %v, want %v", took, maxAbsence)
+			t.Errorf("exited after %v, want %v", took, maxAbsence)
 		}
 	case <-time.After(maxAbsence + 15*time.Second):
 		t.Fatal("still leads without a driver")
 	}
 	leader.WantExit(1, "the CSI driver did not reconnect in time")
 	if lease := w.lease(); held(lease) {
-		t.Errorf("the lease was not given back: %v", lease.Spec)
+		t.Errorf("the lease was not released: %v", lease.Spec)
 	}
 	select {
 	case <-single.Exited():

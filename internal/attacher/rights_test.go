@@ -92,8 +92,8 @@ func upstreamManifests(t *testing.T) string {
 	return filepath.Join(module.Dir, "deploy/kubernetes")
 }
 
-// csi-attacher's own example works with the program swapped: its arguments, its environment, its
-// probe, and the rights of its rbac.yaml, of which belay-attacher needs no more.
+// csi-attacher's own example works with the program swapped: with its arguments, its environment, its probe, and the
+// permissions of its rbac.yaml, which are all that belay-attacher needs.
 func TestUpstreamsExampleWithTheProgramSwapped(t *testing.T) {
 	w := newWorld(t)
 	example := upstreamManifests(t)
@@ -136,8 +136,8 @@ func attachAndDetach(w *world, pv string) {
 	w.untilPV(pv, false)
 }
 
-// What deploy/belay-attacher grants and what the program asks for are the same, both ways. It is
-// given occasion for everything: a secret, a lost reply, and an API server that does not stream lists.
+// The permissions that deploy/belay-attacher grants are exactly those that the program uses. The test makes it use all
+// of them: with a secret, a lost reply, and an API server that does not stream lists.
 func TestShippedRightsAreWhatIsUsed(t *testing.T) {
 	w := newWorld(t)
 	paths := []string{"../../deploy/belay-attacher/rbac.yaml", "../../deploy/belay-attacher/rbac-secrets.yaml"}

@@ -112,7 +112,7 @@ func (o *Options) check(ctx context.Context) error {
 		return errors.New("only one of `--metrics-address` and `--http-endpoint` can be set")
 	}
 	if o.WorkerThreads == 0 {
-		return errors.New("option -worker-threads must be greater than zero")
+		return errors.New("--worker-threads is 0, but must be greater than zero")
 	}
 	if o.Common.KubeAPIQPS > 0 && o.Common.KubeAPIBurst < 1 {
 		return fmt.Errorf("--kube-api-burst is %d, but must be at least 1 when --kube-api-qps limits the rate", o.Common.KubeAPIBurst)

@@ -44,8 +44,8 @@ func runAsSidecar() int {
 // shippedNamespace is that of the service account of deploy/belay-attacher.
 const shippedNamespace = "belay-system"
 
-// shippedKubeconfig applies the manifests that are shipped and writes the credential of a user who has the rights that they
-// grant and nothing else.
+// shippedKubeconfig applies the shipped manifests and writes the credential of a user with exactly the permissions that
+// they grant.
 func shippedKubeconfig(t *testing.T) string {
 	t.Helper()
 	server.Start(t)
@@ -123,8 +123,7 @@ func TestSidecarSaysThatTheAPIServerIsUnreachable(t *testing.T) {
 	}
 }
 
-// storage is the truth about who has a volume: it allows everything and notes
-// what must not be.
+// storage is the true state of which node has a volume: it allows everything and records violations.
 type storage struct {
 	mu       sync.Mutex
 	holders  map[string]map[string]bool

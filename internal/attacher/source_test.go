@@ -86,7 +86,7 @@ func TestSourceOf(t *testing.T) {
 }
 
 // A VolumeAttachment without a source, or with two, never comes to be.
-func TestAPIServerRefusesSources(t *testing.T) {
+func TestInvalidSourcesAreRefused(t *testing.T) {
 	w := newWorld(t)
 	inline := csiPV(w, "pv1").Spec
 	inline.Capacity = nil
@@ -225,8 +225,8 @@ func TestMayRelease(t *testing.T) {
 	}
 }
 
-// What the cache keeps of an in-tree volume gives the calls that the whole object gives:
-// some plugins read labels, annotations, the claim or the affinity.
+// The trimmed in-tree volume in the cache leads to the same calls as the whole object: some plugins read labels,
+// annotations, the claim or the affinity.
 func TestInTreeVolumesOfEveryPlugin(t *testing.T) {
 	meta := metav1.ObjectMeta{
 		Name: "pv1", UID: "u", ResourceVersion: "1",

@@ -20,8 +20,8 @@ func hang[T any](ctx context.Context) (none T, err error) {
 	return none, ctx.Err()
 }
 
-// The start of csi-attacher 4.12: it waits for ever for a driver that is not ready or
-// does not answer a Probe in time, and ends with 1 on everything else.
+// The start of csi-attacher 4.12: it waits forever for a driver that is not ready or does not answer a Probe in time,
+// and exits with status 1 on any other error.
 func TestStart(t *testing.T) {
 	broken := status.Error(codes.Internal, "broken")
 	name := func(name string, err error) func(*csidriver.Driver) {
@@ -62,9 +62,9 @@ func TestStart(t *testing.T) {
 			},
 			ends: "DeadlineExceeded",
 		},
-		"not a unix socket": {args: []string{"--csi-address=127.0.0.1:1"}, ends: "only supported for unix:// addresses"},
+		"not a unix socket": {args: []string{"--csi-address=127.0.0.1:1"}, ends: `--csi-address is "127.0.0.1:1", but must be the absolute path of a Unix socket`},
 		"lease times that allow two leaders": {
-			args: []string{"--leader-election", "--leader-election-lease-duration=5s"}, ends: "leaseDuration must be greater than renewDeadline",
+			args: []string{"--leader-election", "--leader-election-lease-duration=5s"}, ends: "--leader-election-lease-duration is 5s, but must be more than the renew deadline of 10s",
 		},
 	}
 	for name, test := range tests {
@@ -118,8 +118,8 @@ func ask(t *testing.T, address, path string) string {
 	return strings.TrimSpace(fmt.Sprint(status, " ", body))
 }
 
-// A process is ready when it could lead at once: the driver is there and the caches are
-// full, whoever leads. /healthz/leader-election is csi-attacher's.
+// A process is ready when it could lead immediately: the driver is running and the caches are synced, regardless of
+// which process leads. /healthz/leader-election is csi-attacher's.
 func TestHealth(t *testing.T) {
 	w := newWorld(t)
 	started := make(chan struct{})

@@ -69,7 +69,7 @@ func TestFullNodeIsHeldBack(t *testing.T) {
 		if f, want := b.attacher.flow(), (telemetry.Calls{Limit: 100, NodesHeld: 1, PendingAttach: 10 * time.Second}); f != want {
 			t.Errorf("flow is %+v, want %+v", f, want)
 		}
-		// What is detached makes room for as many, at once.
+		// A detach makes room for one attach, immediately.
 		for i := range places {
 			b.detach(fmt.Sprint("in", i), "full")
 		}
@@ -80,8 +80,8 @@ func TestFullNodeIsHeldBack(t *testing.T) {
 	})
 }
 
-// A confirmed detach from a full node makes room: what waits for a place there does not wait for the end of its back-off, of
-// minutes by then. One is tried at once, and one more after each pause.
+// A confirmed detach from a full node makes room: a volume that waits for a place there does not wait for the end of
+// its back-off, which has grown to minutes. One volume is tried immediately, and one more after each pause.
 func TestDetachFromAFullNodeEndsTheBackOff(t *testing.T) {
 	inBubble(t, 100, func(b *bubble) {
 		published := 0 // under b.mu
@@ -210,8 +210,8 @@ func TestBusySharedVolumeIsHeldBack(t *testing.T) {
 	})
 }
 
-// One call is let through after each pause, also if the last one hangs.
-func TestOneCallIsLetThrough(t *testing.T) {
+// One call is allowed after each pause, also if the previous one hangs.
+func TestThrottleAllowsOneCallPerPause(t *testing.T) {
 	h, now := newThrottle(time.Second), time.Now()
 	on := func(volume string) attempt {
 		return attempt{key: publication.Key{Volume: volume}, volume: identity{handle: volume}, node: "full", verb: publication.Publish}
@@ -247,7 +247,7 @@ func TestOneCallIsLetThrough(t *testing.T) {
 	}
 }
 
-// What is detached from a full node makes room: its attaches wait for nothing more. What fails to detach makes none.
+// A volume that is detached from a full node makes room: attaches to it wait no longer. A detach that fails makes none.
 func TestDetachEndsTheHold(t *testing.T) {
 	h, now := newThrottle(time.Second), time.Now()
 	publish := attempt{key: publication.Key{Volume: "a"}, volume: identity{handle: "a"}, node: "full", verb: publication.Publish}
@@ -266,7 +266,7 @@ func TestDetachEndsTheHold(t *testing.T) {
 	}
 }
 
-// What is held back and asked for by nobody is forgotten.
+// A hold without a remaining request is forgotten.
 func TestHoldsAreForgotten(t *testing.T) {
 	h, now := newThrottle(time.Second), time.Now()
 	for i := range 50 {

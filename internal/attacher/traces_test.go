@@ -23,8 +23,7 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// collector takes what is exported to it, by OTLP over gRPC, as bytes: the strings in them are
-// all that the tests look at.
+// collector receives what is exported to it, by OTLP over gRPC, as bytes: the tests only examine the strings in them.
 type collector struct {
 	address string
 	mu      sync.Mutex
@@ -63,8 +62,8 @@ func (c *collector) got() (method, content string) {
 	return c.method, c.taken.String()
 }
 
-// traceCycle attaches and detaches a volume with a secret, which the driver repeats in an error,
-// and ends the program. It returns the trace that the driver was told of.
+// traceCycle attaches and detaches a volume with a secret, which the driver repeats in an error, and ends the program.
+// It returns the trace parent that the driver received.
 func traceCycle(t *testing.T, w *world, env ...string) (p *process.Process, parent string) {
 	t.Helper()
 	w.node("node1")
@@ -86,8 +85,8 @@ func traceCycle(t *testing.T, w *world, env ...string) (p *process.Process, pare
 	return p, <-parents
 }
 
-// Each call is a span with what it was for and how it ended, without its secrets, and the driver
-// can hang its own spans below it.
+// Each call is a span with its objects and its result, without its secrets, and the driver can add its own spans below
+// it.
 func TestTracesOfCalls(t *testing.T) {
 	w, c := newWorld(t), startCollector(t)
 	_, parent := traceCycle(t, w, "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+c.address, "OTEL_SERVICE_NAME=attacher-of-the-test")
@@ -103,16 +102,16 @@ func TestTracesOfCalls(t *testing.T) {
 	w.holdsNone(content, "the trace", "xK4vQ9zR2mT7wB5nJ8cL")
 	id := strings.Split(parent, "-")
 	if len(id) != 4 || !strings.Contains(content, unhex(t, id[1])) || !strings.Contains(content, unhex(t, id[2])) {
-		t.Errorf("the driver was told of %q, of which nothing was exported", parent)
+		t.Errorf("the driver got the trace parent %q, but its span was not exported", parent)
 	}
 }
 
-// Without the variables there are no traces, and a collector that is away costs nothing but the
-// bounded wait at the end.
+// Without the variables there are no traces, and an unreachable collector costs nothing but the bounded wait at the
+// end.
 func TestTracesAreOptional(t *testing.T) {
 	t.Run("off", func(t *testing.T) {
 		if _, parent := traceCycle(t, newWorld(t)); parent != "" {
-			t.Errorf("the driver was told of the trace %s", parent)
+			t.Errorf("the driver got the trace %s", parent)
 		}
 	})
 	t.Run("collector away", func(t *testing.T) {
@@ -122,7 +121,7 @@ func TestTracesAreOptional(t *testing.T) {
 			t.Errorf("took %v", took)
 		}
 		if !strings.Contains(p.Output(), "Failed to send traces") {
-			t.Error("nothing is said of the traces that nobody took")
+			t.Error("the log does not report the traces that were not collected")
 		}
 	})
 	for name, env := range map[string]string{"exporter": "OTEL_TRACES_EXPORTER=zipkin", "protocol": "OTEL_EXPORTER_OTLP_PROTOCOL=http/json"} {

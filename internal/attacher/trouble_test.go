@@ -75,9 +75,9 @@ func (w *world) medianAttach(prefix string) time.Duration {
 	return took[len(took)/2]
 }
 
-// As shipped, with 150 volumes whose calls are never answered, also not when they are
-// cancelled, and 30 detaches in flight, none of which ends meanwhile, healthy volumes
-// attach as on an idle attacher, and wait for none of those: TestHealthyVolumeBesideTrouble says how long to the millisecond.
+// As shipped, with 150 volumes whose calls are never answered, not even when they are cancelled, and 30 detaches in
+// flight that do not end, healthy volumes attach as on an idle attacher, and wait for none of those.
+// TestHealthyVolumeBesideTrouble measures how long to the millisecond.
 func TestHealthyVolumesAsShipped(t *testing.T) {
 	const hung, detached = 150, 30
 	w := newWorld(t)
@@ -109,7 +109,7 @@ func TestHealthyVolumesAsShipped(t *testing.T) {
 	})
 	w.driver.WaitCalls(healthyVolumes + hung + detached)
 	troubled := w.medianAttach("healthy")
-	// The machine may be busy, now more than before. Who waits for a call that hangs waits for its deadline, 15 s.
+	// The machine may be busier than before. A volume that waits for a hanging call waits for its deadline, 15 s.
 	if over := troubled - idle; over > 5*time.Second {
 		t.Errorf("healthy volumes take %v longer than on an idle attacher", over)
 	}
@@ -120,8 +120,8 @@ func TestHealthyVolumesAsShipped(t *testing.T) {
 	}
 }
 
-// What a person can do about an unpublish that never succeeds, and what not.
-func TestUnpublishThatNeverSucceedsIsGivenUp(t *testing.T) {
+// What a person can do about an unpublish that never succeeds, and what has no effect.
+func TestUnpublishThatNeverSucceedsCanBeAbandoned(t *testing.T) {
 	w := newWorld(t)
 	w.driver.SetAnswer(failing("Unpublish", 1<<30, errFull))
 	w.node("node-a")
@@ -132,9 +132,9 @@ func TestUnpublishThatNeverSucceedsIsGivenUp(t *testing.T) {
 	w.until(a, "attached", isAttached)
 	w.delete(a)
 	b := w.attachment("pv1", "node-b")
-	w.until(b, "told to wait", hasAttachError("still exists"))
+	w.until(b, "waiting", hasAttachError("still exists"))
 	w.until(a, "failing", hasDetachError("node is full"))
-	// The finalizer is taken off by hand. What this process called it remembers.
+	// The finalizer is removed by hand. This process still remembers the call.
 	if _, err := w.client.StorageV1().VolumeAttachments().Patch(t.Context(), a, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +144,7 @@ func TestUnpublishThatNeverSucceedsIsGivenUp(t *testing.T) {
 	if slices.Contains(w.driver.Made(), "Publish id-node-b") {
 		t.Fatalf("published to B although the driver never confirmed that A has it no more: %v", w.driver.Made())
 	}
-	// Restarted, nothing is left that says so.
+	// After a restart nothing is left that shows it.
 	w.stop()
 	w.start()
 	w.until(b, "attached", isAttached)

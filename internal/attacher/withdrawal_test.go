@@ -35,8 +35,8 @@ func TestNoPublishBesideAWithdrawal(t *testing.T) {
 	})
 }
 
-// The volume is wanted again, or the controller that asked for the detach never comes back to it: nothing waits for ever.
-func TestWithdrawalThatIsTakenBack(t *testing.T) {
+// The volume is wanted again, or the controller that requested the detach never continues it: nothing waits forever.
+func TestRevertedWithdrawal(t *testing.T) {
 	tests := map[string]struct {
 		again  bool
 		within time.Duration

@@ -33,9 +33,9 @@ type CRI struct {
 // NewCRI is the runtime at an endpoint: unix:///path, or the path alone. It connects when it is asked, and
 // again after the runtime was restarted.
 func NewCRI(endpoint string) (*CRI, error) {
-	path, isURL := strings.CutPrefix(endpoint, "unix://")
-	if !filepath.IsAbs(path) || (!isURL && strings.Contains(endpoint, "://")) {
-		return nil, fmt.Errorf("container runtime endpoint %q is not of the form unix:///path", endpoint)
+	path, err := SocketPath(endpoint)
+	if err != nil {
+		return nil, err
 	}
 	connection, err := grpc.NewClient("unix:"+path,
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
@@ -48,6 +48,15 @@ func NewCRI(endpoint string) (*CRI, error) {
 		return nil, fmt.Errorf("connect to container runtime %s: %w", endpoint, err)
 	}
 	return &CRI{client: cri.NewRuntimeServiceClient(connection)}, nil
+}
+
+// SocketPath returns the path in an endpoint, or an error if it is not one that NewCRI accepts.
+func SocketPath(endpoint string) (string, error) {
+	path, isURL := strings.CutPrefix(endpoint, "unix://")
+	if !filepath.IsAbs(path) || (!isURL && strings.Contains(endpoint, "://")) {
+		return "", fmt.Errorf("container runtime endpoint %q is not of the form unix:///path", endpoint)
+	}
+	return path, nil
 }
 
 // Check reports why the runtime does not answer now; nil if it does.

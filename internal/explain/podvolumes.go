@@ -75,8 +75,8 @@ func ClaimBeingDeleted(namespace, name string) string {
 	return fmt.Sprintf("claim %s/%s: PVC is being deleted", namespace, name)
 }
 
-// ClaimNotBound reports that the claim has no PersistentVolume.
-func ClaimNotBound(namespace, name string) string {
+// ClaimWithoutVolume reports that the claim has no PersistentVolume.
+func ClaimWithoutVolume(namespace, name string) string {
 	return fmt.Sprintf("claim %s/%s is not bound", namespace, name)
 }
 

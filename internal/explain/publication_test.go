@@ -90,7 +90,7 @@ func TestTextsOfPodVolumes(t *testing.T) {
 		"claim ns/c was recreated after the pod was bound":                                        ClaimRecreated("ns", "c"),
 		"claim ns/c was not created for pod p (pod is not its owner)":                             ClaimOfOtherOwner("ns", "c", "p"),
 		"claim ns/c: PVC is being deleted":                                                        ClaimBeingDeleted("ns", "c"),
-		"claim ns/c is not bound":                                                                 ClaimNotBound("ns", "c"),
+		"claim ns/c is not bound":                                                                 ClaimWithoutVolume("ns", "c"),
 		"volume pv is not bound to claim ns/c (the UIDs differ)":                                  VolumeNotBound("pv", "ns", "c"),
 		"volume pv has volumeMode Block, its claim ns/c has Filesystem":                           ModesDiffer("pv", "Block", "ns", "c", "Filesystem"),
 		"volume pv has volumeMode Block, but is specified in volumeMounts":                        BlockVolumeMounted("pv"),

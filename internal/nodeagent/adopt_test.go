@@ -8,7 +8,7 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// TestReasonsAreDocumented: docs/adopt-node.md says of each reason in an event who has to do something.
+// TestReasonsAreDocumented: docs/adopt-node.md explains for each reason in an event who has to act.
 func TestReasonsAreDocumented(t *testing.T) {
 	document, err := os.ReadFile("../../docs/adopt-node.md")
 	must(t, err)

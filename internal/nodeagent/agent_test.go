@@ -13,7 +13,7 @@ import (
 	"belay.dev/belay/internal/testing/csidriver"
 )
 
-func TestAVolumeGoesAllTheWayAndBack(t *testing.T) {
+func TestVolumeIsMountedAndUnmounted(t *testing.T) {
 	w := newWorld(t)
 	handle := w.volume("data")
 	agent, _ := w.agent()

@@ -84,7 +84,7 @@ func (w *world) limits() (until func(count int32)) {
 // Upstream's "should report attach limit when limit is bigger than 0" (csi_volume_limit), "should
 // observe dynamic changes in CSINode allocatable count" (mutable_csinode_allocatable), and the
 // overflow rules of TestInstallCSIDriver.
-func TestTheAllocatableCountFollowsTheDriver(t *testing.T) {
+func TestAllocatableCountFollowsDriver(t *testing.T) {
 	w := newWorld(t, refreshed)
 	w.limit(5)
 	w.agent(hasty(time.Millisecond))
@@ -100,8 +100,8 @@ func TestTheAllocatableCountFollowsTheDriver(t *testing.T) {
 	}
 }
 
-// Nobody asked for it, nobody gets it: neither by the clock nor when an attach was refused.
-func TestWithoutAPeriodTheAllocatableCountStays(t *testing.T) {
+// Without a period nothing refreshes the count: neither a timer nor a refused attach.
+func TestAllocatableCountStaysWithoutPeriod(t *testing.T) {
 	w := newWorld(t, func(d *storagev1.CSIDriver) { d.Spec.AttachRequired = new(true) })
 	handle := w.volume("data")
 	agent, _ := w.agent(hasty(time.Millisecond))
@@ -141,9 +141,9 @@ func (w *world) refuse(handle string, code codes.Code) {
 	must(w, err)
 }
 
-// Upstream's TestWaitForAttachAndMountVolumeAttachLimitExceededError, and the second of
-// mutable_csinode_allocatable, "should transition pod to failed state when attachment limit
-// exceeded", of which the last step is the owner's.
+// Upstream's TestWaitForAttachAndMountVolumeAttachLimitExceededError, and the second case of
+// mutable_csinode_allocatable, "should transition pod to failed state when attachment limit exceeded", whose last step
+// is left to the caller that runs the pods.
 func TestWaitForAttachAndMountVolumeAttachLimitExceededError(t *testing.T) {
 	w := newWorld(t, refreshed)
 	handle := w.volume("data")
@@ -162,10 +162,10 @@ func TestWaitForAttachAndMountVolumeAttachLimitExceededError(t *testing.T) {
 	w.untilEvent(pod, "VolumeAttachmentLimitExceeded: "+text)
 	full, ok := errors.AsType[*AttachLimitError](w.waitSays(agent, pod, "attachment limit exceeded"))
 	if !ok {
-		t.Fatal("the owner is not told that the node is full")
+		t.Fatal("the wait does not report that the node is full")
 	}
 	if diff := cmp.Diff(&AttachLimitError{Volume: w.name + "-data", Driver: w.driverName(), Problem: "attachment limit exceeded"}, full); diff != "" {
-		t.Errorf("the owner is told (-want +got):\n%s", diff)
+		t.Errorf("error (-want +got):\n%s", diff)
 	}
 	// There is room after all.
 	must(t, w.admin.StorageV1().VolumeAttachments().Delete(w.ctx, kube.AttachmentName(handle, w.driverName(), w.name), metav1.DeleteOptions{}))
@@ -173,8 +173,8 @@ func TestWaitForAttachAndMountVolumeAttachLimitExceededError(t *testing.T) {
 	w.mounted(agent, pod)
 }
 
-// Another error is no sign of a node that is full.
-func TestAnAttachThatFailsOtherwiseRefreshesNothing(t *testing.T) {
+// Any other error is no sign that the node is full.
+func TestOtherAttachErrorsDoNotRefreshTheLimit(t *testing.T) {
 	w := newWorld(t, refreshed)
 	handle := w.volume("data")
 	agent, _ := w.agent(func(c *Config) { c.limitPeriodUnit, c.attachErrorAfter = time.Hour, time.Hour })
@@ -187,7 +187,7 @@ func TestAnAttachThatFailsOtherwiseRefreshesNothing(t *testing.T) {
 	w.waitSays(agent, pod, "NotAttached")
 	agent.volumes.readAttachError(w.ctx, string(w.unique(handle)))
 	if err := w.waitFails(agent, pod); errors.As(err, new(*AttachLimitError)) {
-		t.Errorf("told that the node is full: %v", err)
+		t.Errorf("the wait reports that the node is full: %v", err)
 	}
 	agent.plugins.refreshLimit(w.ctx, w.driverName())
 	object, err := w.admin.StorageV1().CSINodes().Get(w.ctx, w.name, metav1.GetOptions{})
@@ -197,7 +197,7 @@ func TestAnAttachThatFailsOtherwiseRefreshesNothing(t *testing.T) {
 	}
 }
 
-func TestWhenADriverIsAskedForItsLimit(t *testing.T) {
+func TestLimitRefreshSchedule(t *testing.T) {
 	p := onlyPlugins(t, ignore)
 	p.drivers["d"] = &driver{name: "d"}
 	start := time.Now()
@@ -232,9 +232,9 @@ func TestWhenADriverIsAskedForItsLimit(t *testing.T) {
 	}
 }
 
-// An API server before 1.35 lets nobody change an entry. A driver that came back with another
-// limit is registered all the same.
-func TestALimitThatMayNotBeChangedIsPutInAnew(t *testing.T) {
+// An API server before 1.35 does not allow an entry to be changed. A driver that comes back with another limit is
+// registered nevertheless.
+func TestImmutableLimitIsReplaced(t *testing.T) {
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "u", ResourceVersion: "1"}})
 	client.PrependReactor("update", "csinodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		next := action.(clienttesting.UpdateAction).GetObject().(*storagev1.CSINode)
@@ -260,7 +260,7 @@ func TestALimitThatMayNotBeChangedIsPutInAnew(t *testing.T) {
 	}
 }
 
-func TestARefreshChangesTheLimitAlone(t *testing.T) {
+func TestRefreshChangesOnlyTheLimit(t *testing.T) {
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "u", ResourceVersion: "1"}})
 	i := newIdentity("n", client)
 	must(t, i.install(t.Context(), "d", csi.NodeInfo{NodeID: "id", MaxVolumes: 5, Topology: map[string]string{"rack": "1"}}))

@@ -221,7 +221,7 @@ func TestKillsAtAnyMoment(t *testing.T) {
 		for range 1 + c.rng.IntN(3) {
 			c.churn()
 		}
-		// The start of an agent takes some hundred milliseconds, the way of a volume some ten.
+		// The start of an agent takes some hundred milliseconds, the lifecycle of a volume some ten.
 		time.Sleep(time.Duration(c.rng.IntN(300)) * time.Millisecond)
 		c.killAgent()
 		c.startAgent()
@@ -266,7 +266,7 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 	c := &chaos{world: newWorld(t), rng: rand.New(rand.NewPCG(seed, 1)), pods: map[string]*corev1.Pod{}}
 	c.world.ctx = t.Context()
 	t.Cleanup(func() {
-		if c.agent != nil && c.agent.ProcessState == nil { // the test gave up
+		if c.agent != nil && c.agent.ProcessState == nil { // the test failed early
 			c.killAgent()
 		}
 	})

@@ -21,8 +21,8 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// TestAClaimThatDoesNotHoldItsVolume: nothing is called before it does.
-func TestAClaimThatDoesNotHoldItsVolume(t *testing.T) {
+// TestClaimNotBoundToItsVolume: no call is made until the claim is bound to the volume.
+func TestClaimNotBoundToItsVolume(t *testing.T) {
 	changePV := func(w *world, name string, change func(*corev1.PersistentVolume)) {
 		w.Helper()
 		volumes := w.admin.CoreV1().PersistentVolumes()
@@ -103,8 +103,8 @@ func TestAClaimThatDoesNotHoldItsVolume(t *testing.T) {
 	}
 }
 
-// TestAnAttachmentThatIsBeingDeletedIsNone, though its status says that it is attached.
-func TestAnAttachmentThatIsBeingDeletedIsNone(t *testing.T) {
+// TestDeletingAttachmentDoesNotCount, although its status says that it is attached.
+func TestDeletingAttachmentDoesNotCount(t *testing.T) {
 	w := newWorld(t)
 	handle := w.volume("data")
 	agent, _ := w.agent()
@@ -132,14 +132,14 @@ func TestAnAttachmentThatIsBeingDeletedIsNone(t *testing.T) {
 	w.mounted(agent, pod)
 }
 
-// TestARootThatDoesNotPropagateIsTold in the log: drivers in containers mount out of sight there.
-func TestARootThatDoesNotPropagateIsTold(t *testing.T) {
+// TestRootWithoutMountPropagationIsLogged: mounts of drivers in containers do not become visible there.
+func TestRootWithoutMountPropagationIsLogged(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to mount")
 	}
 	for name, test := range map[string]struct {
-		flag uintptr
-		told int
+		flag   uintptr
+		logged int
 	}{"private": {unix.MS_PRIVATE, 1}, "shared": {unix.MS_SHARED, 0}} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -149,16 +149,16 @@ func TestARootThatDoesNotPropagateIsTold(t *testing.T) {
 			var log lines
 			agent, _ := w.agent(func(c *Config) { c.MountPoints, c.Logger = nil, log.logger() })
 			wait.Until(w, "it is at work", func() bool { return agent.Ready() == nil })
-			if told := log.with("do not propagate"); len(told) != test.told {
-				t.Errorf("told %q, want %d times", told, test.told)
+			if got := log.with("do not propagate"); len(got) != test.logged {
+				t.Errorf("logged %q, want %d times", got, test.logged)
 			}
 		})
 	}
 }
 
-// TestWhatADriverIsToldOfAPodIsNotKept among the volume's own attributes, which are
-// passed on with later calls, whatever CSIDriver asks for by then.
-func TestWhatADriverIsToldOfAPodIsNotKept(t *testing.T) {
+// TestPodInfoAndTokensAreNotStored among the volume's own attributes: those are passed on with later calls, whatever
+// the CSIDriver asks for by then.
+func TestPodInfoAndTokensAreNotStored(t *testing.T) {
 	forEver := time.Now().Add(24 * time.Hour)
 	pods := newPodManager(Config{}, nil, nil, newSchedule(), nil, podHandlers{})
 	defer pods.queue.ShutDown()
@@ -180,7 +180,7 @@ func TestWhatADriverIsToldOfAPodIsNotKept(t *testing.T) {
 			call := csi.NodeVolume{Context: c.volumeContext(), Secrets: map[string]string{}}
 			must(t, volumes.addTokens(t.Context(), c, &call))
 			if len(call.Context) < 2 {
-				t.Errorf("the driver is told %v", call.Context)
+				t.Errorf("the driver got %v", call.Context)
 			}
 			if diff := cmp.Diff(map[string]string{"pool": "fast"}, own); diff != "" {
 				t.Errorf("the volume's own attributes (-want +got):\n%s", diff)
@@ -189,8 +189,8 @@ func TestWhatADriverIsToldOfAPodIsNotKept(t *testing.T) {
 	}
 }
 
-// TestWhatAnAgentThatDiedWasWritingGoes with the volume.
-func TestWhatAnAgentThatDiedWasWritingGoes(t *testing.T) {
+// TestPartialWritesOfDeadAgentAreRemoved together with the volume.
+func TestPartialWritesOfDeadAgentAreRemoved(t *testing.T) {
 	for name, block := range map[string]bool{"file system": false, "block": true} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, noAttach)
@@ -219,9 +219,9 @@ func TestWhatAnAgentThatDiedWasWritingGoes(t *testing.T) {
 	}
 }
 
-// TestMountOptionsOfOldAreNotForCSIDrivers: those in the annotation are for plugins in the tree,
-// from which a volume may have come.
-func TestMountOptionsOfOldAreNotForCSIDrivers(t *testing.T) {
+// TestMountOptionAnnotationIsIgnored: the options in the annotation are for in-tree plugins, from which a volume may
+// have been migrated.
+func TestMountOptionAnnotationIsIgnored(t *testing.T) {
 	w, err := newVolumeToMount(&corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "pv", Annotations: map[string]string{corev1.MountOptionAnnotation: "noexec"}},
 		Spec: corev1.PersistentVolumeSpec{

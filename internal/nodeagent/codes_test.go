@@ -13,9 +13,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// refusals are the codes with which a driver turns a request down before it acts. All
-// others leave it open what was done; AlreadyExists even says that something is there. (Kubelet believes Internal, Unknown and DataLoss as well,
-// and leaves what was half made behind.)
+// refusals are the codes with which a driver refuses a request before it acts. All others leave open what was done;
+// AlreadyExists even reports that something exists. (Kubelet trusts Internal, Unknown and DataLoss as well, and leaves
+// half-finished work behind.)
 var refusals = []codes.Code{
 	codes.InvalidArgument, codes.NotFound, codes.PermissionDenied,
 	codes.FailedPrecondition, codes.OutOfRange, codes.Unimplemented, codes.Unauthenticated,
@@ -41,9 +41,9 @@ func (w *world) callsOf(volume string) []string {
 	return slices.Compact(calls)
 }
 
-// TestEachCodeOnTheWayUp: stage or publish fails with each code of gRPC. The pod is told, and
-// then the driver recovers, or the pod goes: what may have been done is undone, and only that.
-func TestEachCodeOnTheWayUp(t *testing.T) {
+// TestMountFailsWithEachCode: stage or publish fails with each gRPC code. The pod gets an event, and then the driver
+// recovers, or the pod is deleted: what may have been done is undone, and nothing else.
+func TestMountFailsWithEachCode(t *testing.T) {
 	tests := map[string]struct {
 		method, call  string
 		block         bool
@@ -113,8 +113,8 @@ func TestEachCodeOnTheWayUp(t *testing.T) {
 	}
 }
 
-// TestAlreadyExistsIsNoRefusal: the volume is staged, or published, at this path in a way that does not fit
-// (CSI spec). What is there is undone when the pod goes, and the volume is in use until then.
+// TestAlreadyExistsIsNoRefusal: the volume is already staged or published at this path in an incompatible way (CSI
+// spec). That is undone when the pod is deleted, and the volume is in use until then.
 func TestAlreadyExistsIsNoRefusal(t *testing.T) {
 	for method, want := range map[string][]string{
 		"Stage": {"Stage", "Unstage"}, "Publish": {"Stage", "Publish", "Unpublish", "Unstage"},
@@ -143,9 +143,9 @@ func TestAlreadyExistsIsNoRefusal(t *testing.T) {
 	}
 }
 
-// TestEachCodeOnTheWayBack: no code is taken for success. The volume stays in use, its pod
-// is told, and the call is made again.
-func TestEachCodeOnTheWayBack(t *testing.T) {
+// TestUnmountFailsWithEachCode: no code is taken for success. The volume stays in use, its pod gets an event, and the
+// call is repeated.
+func TestUnmountFailsWithEachCode(t *testing.T) {
 	tests := map[string]struct {
 		method, call string
 		block        bool
@@ -192,8 +192,8 @@ func TestEachCodeOnTheWayBack(t *testing.T) {
 	}
 }
 
-// TestEachCodeOfTheCapabilities: that a driver does not say what it can do is never final,
-// and nothing is called before it does.
+// TestEachCodeOfTheCapabilities: an error of NodeGetCapabilities is never final, and no other call is made before it
+// succeeds.
 func TestEachCodeOfTheCapabilities(t *testing.T) {
 	w := newWorld(t, noAttach)
 	var mu sync.Mutex
@@ -236,9 +236,9 @@ func TestEachCodeOfTheCapabilities(t *testing.T) {
 	}
 }
 
-// TestCapabilitiesThatFailForgetNoPublish: a publish without an answer, then a driver that
-// does not say what it can do, then the pod goes. (Kubelet forgets the publish.)
-func TestCapabilitiesThatFailForgetNoPublish(t *testing.T) {
+// TestFailingCapabilitiesDoNotForgetPublish: a publish gets no answer, then the driver does not answer
+// NodeGetCapabilities, then the pod is deleted. (Kubelet forgets the publish.)
+func TestFailingCapabilitiesDoNotForgetPublish(t *testing.T) {
 	w := newWorld(t)
 	handle := w.volume("data")
 	var mu sync.Mutex
@@ -272,7 +272,7 @@ func TestCapabilitiesThatFailForgetNoPublish(t *testing.T) {
 	}
 }
 
-// failing is a driver of which one call fails for some volumes, one for each code.
+// failing is a driver with one call that fails for some volumes, one volume for each code.
 type failing struct {
 	w       *world
 	pods    map[string]*corev1.Pod

@@ -17,7 +17,7 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// csiDriver makes the driver's CSIDriver anew.
+// csiDriver recreates the driver's CSIDriver.
 func (w *world) csiDriver(change ...func(*storagev1.CSIDriver)) {
 	w.Helper()
 	object := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: w.driverName()}}
@@ -115,7 +115,7 @@ func TestUpstreamCSIDriverChanges(t *testing.T) {
 		w.untilNotInUse(handle)
 	})
 	t.Run("TestFindAndRemoveNonattachableVolumes", func(t *testing.T) {
-		// What was staged under the handshake stays in use: an unstage may need the attachment.
+		// A volume that was staged under the handshake stays in use: an unstage may need the attachment.
 		w := newWorld(t, withAttach)
 		l := w.live()
 		w.csiDriver(noAttach)
@@ -290,7 +290,7 @@ func TestUpstreamConcurrency(t *testing.T) {
 		w.driver.Before = func(method, _ string, attempt int) error {
 			if method == "Stage" && attempt == 1 {
 				all.Done()
-				all.Wait() // nobody goes on until all are there
+				all.Wait() // no call returns until all have arrived
 			}
 			return nil
 		}
@@ -334,7 +334,7 @@ func (w *world) deletePod(pod *corev1.Pod, force bool) {
 	must(w, w.admin.CoreV1().Pods(w.name).Delete(w.ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: seconds}))
 	wait.Until(w, "the pod is gone", func() bool {
 		got, err := w.admin.CoreV1().Pods(w.name).Get(w.ctx, pod.Name, metav1.GetOptions{})
-		if err == nil && got.Status.Phase != corev1.PodSucceeded { // whoever runs the pods ends it
+		if err == nil && got.Status.Phase != corev1.PodSucceeded { // the part of the runtime, which ends the pod
 			got.Status.Phase = corev1.PodSucceeded
 			_, _ = w.admin.CoreV1().Pods(w.name).UpdateStatus(w.ctx, got, metav1.UpdateOptions{})
 		}
@@ -420,7 +420,7 @@ func TestUpstreamRestarts(t *testing.T) {
 		w.callsAre("Stage data", "Publish data", "Stage data", "Unpublish data", "Unstage data")
 	})
 	t.Run("TestReconcileWithUpdateReconstructedFromAPIServer", func(t *testing.T) {
-		// Found on disk: nothing is taken out of the list before the Node has been read.
+		// The volume is found on disk: it is not removed from the list before the Node has been read.
 		w := newWorld(t)
 		l := w.live()
 		l.stop()

@@ -40,8 +40,7 @@ func limited(d storagev1.CSINodeDriver, limit int32) storagev1.CSINodeDriver {
 	return d
 }
 
-// before has Node and CSINode say what an earlier agent left. A CSINode without an owner of
-// its own is the Node's.
+// before puts into Node and CSINode what an earlier agent left. A CSINode without an owner of its own is the Node's.
 func (w *world) before(k known, owner types.UID) {
 	w.Helper()
 	node := w.node()
@@ -92,9 +91,8 @@ func (w *world) knows() known {
 	return k
 }
 
-// TestInstallCSIDriver has the cases of upstream's test of this name: what Node and
-// CSINode say when a driver has been registered. A driver that cannot be made known is
-// told so, and what they said stays.
+// TestInstallCSIDriver has the cases of upstream's test of this name: the content of Node and CSINode after a driver
+// was registered. A driver that cannot be registered gets the error, and the content stays as it was.
 func TestInstallCSIDriver(t *testing.T) {
 	zone, rack := "com.example.csi/zone", "net.example.storage/rack"
 	id, otherID := "com.example.csi/csi-node1", "net.example.storage/test-node"
@@ -201,8 +199,8 @@ func TestInstallCSIDriver(t *testing.T) {
 	}
 }
 
-// TestUninstallCSIDriver has the cases of upstream's test of this name: what Node and
-// CSINode say when a driver has gone. Labels stay, and nothing is written needlessly.
+// TestUninstallCSIDriver has the cases of upstream's test of this name: the content of Node and CSINode after a driver
+// was removed. Labels stay, and nothing is written needlessly.
 func TestUninstallCSIDriver(t *testing.T) {
 	zone := "com.example.csi/zone"
 	of := func(driver, id string) known {
@@ -271,8 +269,8 @@ func TestInstallCSIDriverExistingAnnotation(t *testing.T) {
 	}
 }
 
-// TestCSINodeLifecycle: the CSINode is there without any driver, is made anew when it is
-// lost, and goes with the Node (which the garbage collector sees from its owner).
+// TestCSINodeLifecycle: the CSINode exists without any driver, is recreated when it is lost, and goes with the Node
+// (the garbage collector follows its owner reference).
 func TestCSINodeLifecycle(t *testing.T) {
 	w := newWorld(t)
 	w.driver.Stop()
@@ -296,15 +294,15 @@ func TestCSINodeLifecycle(t *testing.T) {
 	if got := node.Labels["topology.test.belay.dev/rack"]; got != "r1" {
 		t.Errorf("topology label is %q", got)
 	}
-	// Whoever takes it off: it is put back.
+	// Another client removes the annotation: it is set again.
 	w.changeNode(func(node *corev1.Node) { delete(node.Annotations, kube.ManagedAttachAnnotation) })
 	w.untilNode("the managed annotation is set again", func(n *corev1.Node) bool {
 		return n.Annotations[kube.ManagedAttachAnnotation] == "true"
 	})
 }
 
-// TestAnAnnotationWithoutNodeIDs: somebody wrote what is JSON, and no map.
-func TestAnAnnotationWithoutNodeIDs(t *testing.T) {
+// TestNullNodeIDsAnnotation: the annotation holds valid JSON that is not a map.
+func TestNullNodeIDsAnnotation(t *testing.T) {
 	w := newWorld(t)
 	node := w.node()
 	node.Annotations = map[string]string{kube.CSINodeIDsAnnotation: "null"}

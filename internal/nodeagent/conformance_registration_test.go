@@ -16,8 +16,8 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// registrar is a driver of which only the registration is used, as node-driver-registrar serves it: beside the driver, in a
-// process of its own, with the driver's socket as the endpoint. The socket is below plugins_registry.
+// registrar is a driver of which only the registration is used, served like node-driver-registrar does: beside the
+// driver, in its own process, with the driver's socket as the endpoint. The socket is below plugins_registry.
 func (w *world) registrar(socket string, plugin *registration.PluginInfo) *csidriver.Driver {
 	w.Helper()
 	r := csidriver.New(w.TB, socket)
@@ -38,7 +38,7 @@ func (w *world) behind(version string) *registration.PluginInfo {
 	}
 }
 
-// TestPluginRegistration: plugins come one after the other, and go; each is made known and forgotten.
+// TestPluginRegistration: plugins appear one after the other, and disappear; each is registered and unregistered.
 func TestPluginRegistration(t *testing.T) {
 	w := newWorld(t)
 	w.driver.Stop()
@@ -62,8 +62,8 @@ func TestPluginRegistration(t *testing.T) {
 	wait.Until(w, "the CSINode has no driver", func() bool { return len(w.knows().Drivers) == 0 })
 }
 
-// TestPluginRegistrationAtKubeletStart: sockets of several drivers that are there before the agent, in folders
-// below the registry too. What is hidden or no socket is left alone.
+// TestPluginRegistrationAtKubeletStart: sockets of several drivers exist before the agent starts, in folders below the
+// registry too. Hidden files, and files that are no sockets, are left alone.
 func TestPluginRegistrationAtKubeletStart(t *testing.T) {
 	w := newWorld(t)
 	w.driver.Stop()
@@ -98,12 +98,13 @@ func TestPluginRegistrationAtKubeletStart(t *testing.T) {
 	}
 	for _, r := range []*csidriver.Driver{hidden, below, second} {
 		if len(r.Registrations) > 0 {
-			t.Errorf("%s is hidden and was told %+v", r.Address, <-r.Registrations)
+			t.Errorf("%s is hidden and was notified of %+v", r.Address, <-r.Registrations)
 		}
 	}
 }
 
-// TestPluginReRegistration: a socket that is made anew is asked again, also one at which another driver was. That one is forgotten.
+// TestPluginReRegistration: a recreated socket is queried again, also if another driver listened at its path before.
+// That driver is unregistered.
 func TestPluginReRegistration(t *testing.T) {
 	w := newWorld(t)
 	w.agent()
@@ -174,7 +175,7 @@ func TestPluginRegistrationSameName(t *testing.T) {
 		r := w.registrar(name+".sock", w.behind(version))
 		status := r.Registered()
 		if want := "Another driver with the same name is already registered with a higher supported version"; status.PluginRegistered || !strings.Contains(status.Error, want) {
-			t.Errorf("%s version: told %+v, want %q", name, status, want)
+			t.Errorf("%s version: notified of %+v, want %q", name, status, want)
 		}
 		r.Stop()
 	}
@@ -204,8 +205,8 @@ func TestPluginRegistrationSameName(t *testing.T) {
 	w.wantCSINode(w.node())
 }
 
-// TestWhoWasRefusedIsAskedAgainWhenADriverGoes: not only when its back-off ends.
-func TestWhoWasRefusedIsAskedAgainWhenADriverGoes(t *testing.T) {
+// TestRefusedSocketsAreRetriedWhenDriverLeaves, and not only when their back-off ends.
+func TestRefusedSocketsAreRetriedWhenDriverLeaves(t *testing.T) {
 	p := onlyPlugins(t, ignore)
 	r := p.registry
 	must(t, r.open())

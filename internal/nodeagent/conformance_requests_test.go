@@ -28,7 +28,7 @@ const (
 	groupCapability      = csispec.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP
 )
 
-// asked is one case of what a driver is asked.
+// asked is one case of requests to a driver.
 type asked struct {
 	name     string
 	attach   bool
@@ -102,9 +102,9 @@ func allAsked() []asked {
 	}
 }
 
-// TestRequestsToTheLetter mounts and unmounts a volume of each kind. What the driver is
-// asked stands in the golden file; names that change from run to run are replaced there.
-func TestRequestsToTheLetter(t *testing.T) {
+// TestGoldenRequests mounts and unmounts a volume of each kind. The golden file holds the requests to the driver; names
+// that change from run to run are replaced there.
+func TestGoldenRequests(t *testing.T) {
 	server.Start(t)
 	var got bytes.Buffer
 	for _, c := range allAsked() {

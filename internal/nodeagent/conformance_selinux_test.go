@@ -139,8 +139,8 @@ func TestUpstreamSELinuxMount(t *testing.T) {
 	})
 }
 
-// podWithPolicy creates a pod with the changes. By default the API server takes no policy MountOption; the agent gets it all
-// the same, as from an API server of another version.
+// podWithPolicy creates a pod with the changes. By default the API server does not accept the policy MountOption; the
+// agent gets it nevertheless, as from an API server of another version.
 func (w *world) podWithPolicy(name string, changes []func(*corev1.Pod), claim string) *corev1.Pod {
 	w.Helper()
 	var policy *corev1.PodSELinuxChangePolicy
@@ -158,8 +158,8 @@ func (w *world) podWithPolicy(name string, changes []func(*corev1.Pod), claim st
 	return pod
 }
 
-// TestUpstreamSELinuxConflicts are the cases of upstream's metrics for what becomes of two pods: only those
-// of a ReadWriteOncePod volume can be in each other's way. There are no such metrics here.
+// TestUpstreamSELinuxConflicts are the cases of upstream's metrics, here for what becomes of two pods: only pods of a
+// ReadWriteOncePod volume can conflict. belay has no such metrics.
 func TestUpstreamSELinuxConflicts(t *testing.T) {
 	tests := map[string]struct {
 		mode          corev1.PersistentVolumeAccessMode
@@ -200,15 +200,15 @@ func TestUpstreamSELinuxConflicts(t *testing.T) {
 	}
 }
 
-// TestTheLabelOfAMountIsKept: on disk, through a restart, when records are torn, and when the driver is called again for
-// a pod that runs, whatever its CSIDriver says by then.
-func TestTheLabelOfAMountIsKept(t *testing.T) {
+// TestMountLabelIsKept: on disk, through a restart, when records are torn, and when the driver is called again for a
+// running pod, whatever its CSIDriver asks for by then.
+func TestMountLabelIsKept(t *testing.T) {
 	w := newWorld(t, republishes, mountsLabels)
 	handle := w.volume("data", accessModes(corev1.ReadWriteOncePod))
 	agent, stop := w.agent(withSELinux)
 	pod := w.podWith("p", labelled(level1), "data")
 	if mounts := w.bringUp(agent, pod, handle); mounts[0].SELinuxLabel != label1 {
-		t.Errorf("the pod's owner is told of %+v", mounts)
+		t.Errorf("mounts with another label: %+v", mounts)
 	}
 	wantData(t, filepath.Join(w.root, csiDir, w.driverName(), hash(handle), volumeData), map[string]string{
 		"driverName": w.driverName(), "volumeHandle": handle, "seLinuxMountContext": label1,
@@ -239,8 +239,8 @@ func TestTheLabelOfAMountIsKept(t *testing.T) {
 	w.wantFlags(option1)
 }
 
-// TestAStageOfAnotherLabelIsUndoneAfterARestart: the records know which label it has, those that are torn too.
-func TestAStageOfAnotherLabelIsUndoneAfterARestart(t *testing.T) {
+// TestStageWithAnotherLabelIsUndoneAfterRestart: the records hold the label of a stage, torn records too.
+func TestStageWithAnotherLabelIsUndoneAfterRestart(t *testing.T) {
 	for name, torn := range map[string]bool{"records": false, "torn records": true} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, mountsLabels)
@@ -287,7 +287,7 @@ func TestUpstreamRestartsWithAnotherLabel(t *testing.T) {
 	}
 }
 
-// follows has a pod be all that there is once it is known what it wants.
+// follows makes a pod the only one, once it is known which volumes it wants.
 func (w *world) follows(agent *Agent, pod *corev1.Pod) {
 	w.Helper()
 	agent.SetPod(pod)
@@ -311,8 +311,8 @@ func (w *world) tearRecords() {
 	}
 }
 
-// TestAPodWhoseContainersDisagreeIsRefused: in kubelet's words, and at once.
-func TestAPodWhoseContainersDisagreeIsRefused(t *testing.T) {
+// TestPodWithConflictingContainerLabelsIsRefused: immediately, with kubelet's message.
+func TestPodWithConflictingContainerLabelsIsRefused(t *testing.T) {
 	w := newWorld(t, noAttach, mountsLabels)
 	w.volume("alone", accessModes(corev1.ReadWriteOncePod))
 	w.volume("shared")
@@ -337,8 +337,8 @@ func TestAPodWhoseContainersDisagreeIsRefused(t *testing.T) {
 	}
 }
 
-// TestAPodIsToldThatItWaitsForAnotherLabelToBeUnmounted: the driver does not get it unstaged.
-func TestAPodIsToldThatItWaitsForAnotherLabelToBeUnmounted(t *testing.T) {
+// TestPodWaitingForAnotherLabelGetsEvent: the driver fails to unstage the volume that has another label.
+func TestPodWaitingForAnotherLabelGetsEvent(t *testing.T) {
 	w := newWorld(t, noAttach, mountsLabels)
 	handle := w.volume("data", accessModes(corev1.ReadWriteOncePod))
 	w.plays(script{"Unstage": times(2, codes.Internal)})

@@ -37,8 +37,8 @@ func (w *world) plays(s script) {
 	})
 }
 
-// untilForgotten waits until the agent knows nothing of any pod or volume, and looks
-// what is left on disk and mounted.
+// untilForgotten waits until the agent has forgotten all pods and volumes, and checks that nothing is left on disk or
+// mounted.
 func (w *world) untilForgotten(agent *Agent) {
 	w.Helper()
 	wait.Until(w, "all is forgotten", func() bool {
@@ -72,8 +72,8 @@ func device(p *corev1.Pod) {
 	p.Spec.Containers[0].VolumeMounts = nil
 }
 
-// TestUpstreamNodeStageErrorCases are csi_node_stage_error_cases of upstream's e2e tests: a
-// stage that fails, finally or not, and what is called when the pod goes.
+// TestUpstreamNodeStageErrorCases are csi_node_stage_error_cases of upstream's e2e tests: a stage that fails, finally
+// or not, and the calls after the pod is deleted.
 func TestUpstreamNodeStageErrorCases(t *testing.T) {
 	tests := map[string]struct {
 		script script
@@ -121,8 +121,8 @@ func TestUpstreamNodeStageErrorCases(t *testing.T) {
 	}
 }
 
-// TestUpstreamNodeUnstageErrorCases: a second pod comes while the unstage of the first one's
-// volume fails. Nobody knows then what is staged, so it is staged again.
+// TestUpstreamNodeUnstageErrorCases: a second pod comes while the unstage of the first one's volume fails. Whether it
+// is still staged is unknown then, so it is staged again.
 func TestUpstreamNodeUnstageErrorCases(t *testing.T) {
 	life := []string{"Stage data", "Publish data", "Unpublish data", "Unstage data"}
 	for name, code := range map[string]codes.Code{
@@ -152,8 +152,8 @@ func TestUpstreamNodeUnstageErrorCases(t *testing.T) {
 	}
 }
 
-// TestUpstreamUncertainDeviceGlobalMounts: what is called at the end depends on what is
-// known of the stage. Each for a file system and for a device.
+// TestUpstreamUncertainDeviceGlobalMounts: the calls at the end depend on what is known of the stage. Each case runs
+// for a file system and for a device.
 func TestUpstreamUncertainDeviceGlobalMounts(t *testing.T) {
 	for name, test := range map[string]struct {
 		script []codes.Code
@@ -422,7 +422,7 @@ func TestUpstreamAttacherMountDevice(t *testing.T) {
 	t.Run("failure PV with existing data", func(t *testing.T) {
 		w := newAttachedWorld(t)
 		handle := w.volume("data")
-		// Beside the stage lies what is not the agent's, and something has the place of its file.
+		// Files beside the stage are not the agent's, and something occupies the place of its file.
 		beside := csiDir + "/" + w.driverName() + "/" + hash(handle)
 		dir := filepath.Join(w.root, beside)
 		must(t, os.MkdirAll(filepath.Join(dir, volumeData, "in the way"), 0o750))
@@ -482,9 +482,9 @@ func (w *world) waitsFor(agent *Agent, pod *corev1.Pod, reason string) bool {
 	return false
 }
 
-// TestTheWayBackWaitsForTheDriver: a pod goes while its driver is away. Nothing is forgotten,
-// and all is undone when the driver is back (secrets-store-csi-driver#895).
-func TestTheWayBackWaitsForTheDriver(t *testing.T) {
+// TestUnmountWaitsForTheDriver: a pod is deleted while its driver is away. No volume is forgotten, and all are
+// unmounted when the driver is back (secrets-store-csi-driver#895).
+func TestUnmountWaitsForTheDriver(t *testing.T) {
 	w := newWorld(t)
 	l := w.live()
 	w.driver.Stop()

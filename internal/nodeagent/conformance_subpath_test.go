@@ -24,8 +24,8 @@ func (w *world) subPathMounts() (mounts []string) {
 	return mounts
 }
 
-// reallyMounts has the driver mount a file system where it publishes. What of it is mounted elsewhere must
-// be gone when it is asked to unmount that.
+// reallyMounts makes the driver mount a file system where it publishes. Mounts of parts of it elsewhere must be gone
+// when the driver is called to unmount it.
 func (w *world) reallyMounts() {
 	w.Helper()
 	if os.Getuid() != 0 {

@@ -184,9 +184,9 @@ func (r *criRuntime) serve(w *world) Containers {
 	return client
 }
 
-// TestARunningContainerKeepsItsVolumes: the runtime says, over CRI or by the pod's lock, that the container of a pod
-// runs whose object is gone. Nothing is unmounted, through a restart of the agent too, until it has ended.
-func TestARunningContainerKeepsItsVolumes(t *testing.T) {
+// TestRunningContainerKeepsItsVolumes: the runtime reports, over CRI or by the pod's lock, that a container still runs
+// whose pod object is gone. Nothing is unmounted until it has ended, not even through a restart of the agent.
+func TestRunningContainerKeepsItsVolumes(t *testing.T) {
 	for name, goes := range goneFromTheAPI {
 		for _, overCRI := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, CRI %v", name, overCRI), func(t *testing.T) {
@@ -252,10 +252,10 @@ func TestARunningContainerKeepsItsVolumes(t *testing.T) {
 	}
 }
 
-// TestAContainerThatOutlivesItsPod, of a runtime that gives the agent no sign: the pod's object goes while a
-// container with mounts of its own writes on. The volume stays staged and in use until that ends, and every line
-// that was written is on it.
-func TestAContainerThatOutlivesItsPod(t *testing.T) {
+// TestContainerOutlivesItsPod, with a runtime that gives the agent no sign: the pod's object goes while a container
+// with mounts of its own keeps writing. The volume stays staged and in use until the container ends, and holds every
+// line that was written.
+func TestContainerOutlivesItsPod(t *testing.T) {
 	for name, goes := range goneFromTheAPI {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)

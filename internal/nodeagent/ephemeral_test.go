@@ -44,8 +44,8 @@ func names(mounts []Mount) []string {
 	return out
 }
 
-// TestAnEphemeralContainerIsTheFirstToUseAVolume: the volume is mounted when it comes.
-func TestAnEphemeralContainerIsTheFirstToUseAVolume(t *testing.T) {
+// TestVolumeUsedOnlyByEphemeralContainer: the volume is mounted when the ephemeral container is added.
+func TestVolumeUsedOnlyByEphemeralContainer(t *testing.T) {
 	t.Run("while the pod runs", func(t *testing.T) {
 		w := newWorld(t, noAttach)
 		w.volume("used")
@@ -129,8 +129,8 @@ func TestAnEphemeralContainerIsTheFirstToUseAVolume(t *testing.T) {
 	})
 }
 
-// A claim that was made for a pod is expanded as any other.
-func TestAClaimOfAnEphemeralVolumeGrows(t *testing.T) {
+// A claim that was created for a pod is expanded like any other.
+func TestEphemeralVolumeClaimIsExpanded(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.driver.NodeServices = append(w.driver.NodeServices, csispec.NodeServiceCapability_RPC_EXPAND_VOLUME)
 	pod := w.genericPod("p", false, "data")

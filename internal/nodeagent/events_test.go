@@ -24,8 +24,9 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// TestAPodThatWaitsLongIsToldWhereAndSinceWhen: no call failed, and still nothing goes on.
-func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
+// TestLongWaitEmitsEvents: no call failed, and still the pod makes no progress. The event names the condition and since
+// when the pod waits.
+func TestLongWaitEmitsEvents(t *testing.T) {
 	tests := map[string]struct {
 		change func(*storagev1.CSIDriver)
 		wait   func(w *world, agent *Agent) *corev1.Pod
@@ -119,7 +120,7 @@ func TestAPodThatWaitsLongIsToldWhereAndSinceWhen(t *testing.T) {
 			must(t, err)
 			for _, e := range events.Items {
 				if e.InvolvedObject.UID == pod.UID && e.Count > 3 {
-					t.Errorf("told %d times: %s", e.Count, e.Message)
+					t.Errorf("%d events: %s", e.Count, e.Message)
 				}
 				if regexp.MustCompile(`waiting`).MatchString(e.Message) && !since.MatchString(e.Message) {
 					t.Errorf("no time in %q", e.Message)
@@ -138,7 +139,7 @@ func (w *world) goneDriver(agent *Agent) {
 	})
 }
 
-func TestNewsIsToldAtOnceAndTheRestNowAndThen(t *testing.T) {
+func TestEventDedup(t *testing.T) {
 	var last eventDedup
 	begin := time.Unix(0, 0)
 	var got []string
@@ -152,12 +153,12 @@ func TestNewsIsToldAtOnceAndTheRestNowAndThen(t *testing.T) {
 		}
 	}
 	if want := "[0 first 3 second 4 first 24 first 44 first]"; fmt.Sprint(got) != want {
-		t.Errorf("told %v, want %s", got, want)
+		t.Errorf("new at %v, want %s", got, want)
 	}
 }
 
-// TestAFailureIsToldSinceWhenItLasts: with the time of the first one in a row, and so once.
-func TestAFailureIsToldSinceWhenItLasts(t *testing.T) {
+// TestRepeatedFailureIsReportedOnce: with the time of the first failure in a row, so that the text stays the same.
+func TestRepeatedFailureIsReportedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := record.NewFakeRecorder(20)
 		pods := newPodManager(Config{}, nil, nil, newSchedule(), nil, podHandlers{})
@@ -208,7 +209,7 @@ func TestAFailureIsToldSinceWhenItLasts(t *testing.T) {
 		}
 		want := []string{
 			forth(stepMountDevice, 0, "no pool"), forth(stepMountDevice, 0, "no disk"), forth(stepSetUp, 4, "no path"), forth(stepSetUp, 5, "no path"),
-			// Those of the way back are told to the Node as well.
+			// Failures to unmount emit an event on the Node as well.
 			back(stepUnpublish, 6, "busy"), back(stepUnpublish, 6, "busy"),
 			back(stepUnstage, 7, "held"), back(stepUnstage, 7, "held"), back(stepUnstage, 7, "still held"), back(stepUnstage, 7, "still held"),
 		}
@@ -218,9 +219,9 @@ func TestAFailureIsToldSinceWhenItLasts(t *testing.T) {
 	})
 }
 
-// TestAVolumeThatMayNotBeUsedHere: nothing is called, and the pod is told in kubelet's words, which
-// are of one reason for both kinds of volumes.
-func TestAVolumeThatMayNotBeUsedHere(t *testing.T) {
+// TestVolumeNotAllowedOnThisNode: nothing is called, and the pod gets kubelet's message, with one reason for both kinds
+// of volumes.
+func TestVolumeNotAllowedOnThisNode(t *testing.T) {
 	stages := []csispec.NodeServiceCapability_RPC_Type{stageCapability}
 	elsewhere := func(pv *corev1.PersistentVolume) {
 		pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
@@ -259,8 +260,8 @@ func TestAVolumeThatMayNotBeUsedHere(t *testing.T) {
 	}
 }
 
-// TestABlockVolumeIsToldWhenItIsThere, and not each time that its publish is renewed.
-func TestABlockVolumeIsToldWhenItIsThere(t *testing.T) {
+// TestBlockVolumeEmitsOneEvent when it is mapped, and none when its publish is renewed.
+func TestBlockVolumeEmitsOneEvent(t *testing.T) {
 	dir := t.TempDir()
 	root, err := mount.OpenRoot(dir, func() ([]string, error) { return nil, nil })
 	must(t, err)
@@ -273,10 +274,10 @@ func TestABlockVolumeIsToldWhenItIsThere(t *testing.T) {
 	r.Confirmed = true
 	must(t, volumes.finishPublish(t.Context(), c, r))
 	if len(events.Events) != 1 {
-		t.Fatalf("told %d times, want once", len(events.Events))
+		t.Fatalf("%d events, want one", len(events.Events))
 	}
 	want := "Normal SuccessfulMountVolume " + explain.Mapped("pv", dir+"/pods/uid/volumeDevices/kubernetes.io~csi")
 	if got := <-events.Events; got != want {
-		t.Errorf("told %s, want %s", got, want)
+		t.Errorf("event %s, want %s", got, want)
 	}
 }

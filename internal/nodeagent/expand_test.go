@@ -21,7 +21,7 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-func TestAClaimThatGrewBeforeItsMount(t *testing.T) {
+func TestClaimExpandedBeforeMount(t *testing.T) {
 	for name, kind := range map[string]resizer{"by a resizer that tracks it": tracks, "by an old resizer": legacy} {
 		t.Run(name, func(t *testing.T) {
 			w := expandable(t, func(pv *corev1.PersistentVolume) {
@@ -67,7 +67,7 @@ func TestAClaimThatGrewBeforeItsMount(t *testing.T) {
 	}
 }
 
-func TestWhatIsSaidOfABlockVolumeThatGrew(t *testing.T) {
+func TestBlockVolumeExpansionRequest(t *testing.T) {
 	w := expandable(t, func(pv *corev1.PersistentVolume) {
 		pv.Spec.VolumeMode = new(corev1.PersistentVolumeBlock)
 		pv.Spec.MountOptions = []string{"noatime"}
@@ -97,8 +97,9 @@ func TestWhatIsSaidOfABlockVolumeThatGrew(t *testing.T) {
 	w.wantClaimNow(claimState{Capacity: "2Gi"})
 }
 
-// TestTheSecretOfAnExpansion: it is sent, also to a driver that does not stage, and is never told.
-func TestTheSecretOfAnExpansion(t *testing.T) {
+// TestExpansionSecret: it is sent, also to a driver that does not stage, and the event of a failure does not contain
+// it.
+func TestExpansionSecret(t *testing.T) {
 	w := expandable(t, func(pv *corev1.PersistentVolume) {
 		pv.Spec.CSI.NodeExpandSecretRef = &corev1.SecretReference{Namespace: pv.Name[:10], Name: "key"}
 	})
@@ -123,8 +124,9 @@ func TestTheSecretOfAnExpansion(t *testing.T) {
 	}
 }
 
-// TestASecretThatCannotBeReadSaysNothingOfTheVolume: nobody was asked, and so the claim is not told of a failure.
-func TestASecretThatCannotBeReadSaysNothingOfTheVolume(t *testing.T) {
+// TestUnreadableSecretMarksNoExpansionFailure: the driver was not called, so the claim's status does not report a
+// failure.
+func TestUnreadableSecretMarksNoExpansionFailure(t *testing.T) {
 	w := expandable(t, func(pv *corev1.PersistentVolume) {
 		pv.Spec.CSI.NodeExpandSecretRef = &corev1.SecretReference{Namespace: pv.Name[:10], Name: "key"}
 	})
@@ -141,7 +143,7 @@ func TestASecretThatCannotBeReadSaysNothingOfTheVolume(t *testing.T) {
 	w.wantClaimNow(claimState{Capacity: "2Gi"})
 }
 
-func TestAClaimThatGrowsUnderARunningPod(t *testing.T) {
+func TestClaimExpandedUnderRunningPod(t *testing.T) {
 	for name, kind := range map[string]resizer{"by a resizer that tracks it": tracks, "by an old resizer": legacy} {
 		t.Run(name, func(t *testing.T) {
 			w := expandable(t)
@@ -160,8 +162,8 @@ func TestAClaimThatGrowsUnderARunningPod(t *testing.T) {
 	}
 }
 
-// TestAnEditedPodHasItsClaimsReadAtOnce: as kubelet syncs it; a status does not count.
-func TestAnEditedPodHasItsClaimsReadAtOnce(t *testing.T) {
+// TestEditedPodReadsItsClaims immediately, as kubelet syncs an edited pod; a change of the status does not count.
+func TestEditedPodReadsItsClaims(t *testing.T) {
 	w := expandable(t)
 	agent, _ := w.agent(func(c *Config) { c.SyncPeriod = time.Hour })
 	pod := w.pod("p", "data")
@@ -178,7 +180,7 @@ func TestAnEditedPodHasItsClaimsReadAtOnce(t *testing.T) {
 	w.wantClaim(claimState{Capacity: "2Gi"})
 }
 
-func TestAReadOnlyVolumeIsNotExpanded(t *testing.T) {
+func TestReadOnlyVolumeIsNotExpanded(t *testing.T) {
 	w := expandable(t)
 	w.grow("2Gi", tracks)
 	var r reads
@@ -189,7 +191,7 @@ func TestAReadOnlyVolumeIsNotExpanded(t *testing.T) {
 	text := fmt.Sprintf("FileSystemResizeFailed: MountVolume.NodeExpandVolume failed for volume %q requested read-only file system", w.name+"-data")
 	w.untilEvent(pod, text)
 	w.untilEvent(w.aboutClaim(), text)
-	writer := w.pod("writer", "data") // whoever may write has it expanded, for all
+	writer := w.pod("writer", "data") // a pod that may write has it expanded, for all
 	agent.SetPod(writer)
 	w.mounted(agent, writer)
 	w.wantCalls("Stage data", "Publish data", "Publish data", "Expand data")
@@ -199,7 +201,7 @@ func TestAReadOnlyVolumeIsNotExpanded(t *testing.T) {
 	w.wantClaimNow(claimState{Capacity: "2Gi"})
 }
 
-func TestADriverThatDoesNotExpandIsNotAsked(t *testing.T) {
+func TestDriverWithoutNodeExpansionIsNotCalled(t *testing.T) {
 	t.Run("old resizer: the pod starts", func(t *testing.T) {
 		w := expandable(t)
 		w.driver.NodeServices = w.driver.NodeServices[:1]
@@ -228,7 +230,7 @@ func TestADriverThatDoesNotExpandIsNotAsked(t *testing.T) {
 	})
 }
 
-func TestAnInfeasibleExpansion(t *testing.T) {
+func TestInfeasibleExpansion(t *testing.T) {
 	for _, code := range []codes.Code{codes.InvalidArgument, codes.OutOfRange, codes.NotFound} {
 		t.Run(code.String(), func(t *testing.T) {
 			w := expandable(t)
@@ -248,7 +250,7 @@ func TestAnInfeasibleExpansion(t *testing.T) {
 			if got := w.expansions(); got != 1 {
 				t.Errorf("asked %d times", got)
 			}
-			// The user asks for less, and the resizer begins anew.
+			// The user asks for less, and the resizer starts again.
 			w.refuseExpand(codes.Internal, "", 0)
 			w.ask("1536Mi")
 			w.begin("1536Mi")
@@ -264,8 +266,9 @@ func TestAnInfeasibleExpansion(t *testing.T) {
 	}
 }
 
-// TestAnExpansionInUse: FAILED_PRECONDITION holds no pod up, and is not tried again under it.
-func TestAnExpansionInUse(t *testing.T) {
+// TestExpansionWhileInUse: FAILED_PRECONDITION does not block a pod, and the expansion is not retried while the pod
+// runs.
+func TestExpansionWhileInUse(t *testing.T) {
 	for name, kind := range map[string]resizer{"tracked": tracks, "old resizer": legacy} {
 		t.Run(name, func(t *testing.T) {
 			w := expandable(t)
@@ -299,7 +302,7 @@ func TestAnExpansionInUse(t *testing.T) {
 	}
 }
 
-func TestAFailedExpansionIsTriedAgain(t *testing.T) {
+func TestFailedExpansionIsRetried(t *testing.T) {
 	failure := "code = Internal desc = resize2fs: busy"
 	t.Run("before the pod starts", func(t *testing.T) {
 		w := expandable(t)
@@ -347,9 +350,9 @@ func TestAFailedExpansionIsTriedAgain(t *testing.T) {
 	})
 }
 
-// TestARefusalAfterTheUserChangedHisMind: a final error then gives the matter back to
-// the controller. A call without an answer does not: the driver may still be at work.
-func TestARefusalAfterTheUserChangedHisMind(t *testing.T) {
+// TestExpansionRefusedAfterRequestChanged: a final error then returns the expansion to the controller. A call without
+// an answer does not: the driver may still be executing it.
+func TestExpansionRefusedAfterRequestChanged(t *testing.T) {
 	w := expandable(t)
 	w.grow("2Gi", tracks)
 	w.refuseExpand(codes.Unavailable, "no answer", 1, 2)
@@ -439,8 +442,9 @@ func TestAnotherNodeExpandedItFirst(t *testing.T) {
 	})
 }
 
-// TestAPodDoesNotWaitForAnotherOnesTurn: while it is the controller's, or nobody's, the pod gets what there is.
-func TestAPodDoesNotWaitForAnotherOnesTurn(t *testing.T) {
+// TestPodDoesNotWaitForControllerExpansion: while the controller expands the volume, or the expansion is infeasible,
+// the pod gets the volume at its present size.
+func TestPodDoesNotWaitForControllerExpansion(t *testing.T) {
 	for _, turn := range []corev1.ClaimResourceStatus{
 		corev1.PersistentVolumeClaimControllerResizeInProgress, corev1.PersistentVolumeClaimNodeResizeInfeasible,
 	} {
@@ -464,8 +468,8 @@ func TestAPodDoesNotWaitForAnotherOnesTurn(t *testing.T) {
 	}
 }
 
-// TestAnAgentThatDiesBetweenTheExpansionAndTheClaim: the next one repeats it, for the driver no harm.
-func TestAnAgentThatDiesBetweenTheExpansionAndTheClaim(t *testing.T) {
+// TestCrashBetweenExpansionAndClaimStatus: the next agent repeats the call, which is harmless for the driver.
+func TestCrashBetweenExpansionAndClaimStatus(t *testing.T) {
 	w := expandable(t)
 	w.grow("2Gi", tracks)
 	called, dead := make(chan struct{}), make(chan struct{})
@@ -490,9 +494,9 @@ func TestAnAgentThatDiesBetweenTheExpansionAndTheClaim(t *testing.T) {
 	w.wantCalls("Stage data", "Publish data", "Expand data", "Expand data")
 }
 
-// TestAClaimThatIsWrittenMeanwhile: what another writer said of it stays. The driver is called
-// again only if the claim is never left alone.
-func TestAClaimThatIsWrittenMeanwhile(t *testing.T) {
+// TestConcurrentClaimStatusUpdate: what another writer put into the claim's status stays. The driver is called again
+// only if every write of the status conflicts.
+func TestConcurrentClaimStatusUpdate(t *testing.T) {
 	watched := func(c *corev1.PersistentVolumeClaim) {
 		c.Status.Conditions = append(c.Status.Conditions, corev1.PersistentVolumeClaimCondition{Type: "Watched", Status: corev1.ConditionTrue})
 	}
@@ -568,8 +572,8 @@ func TestAClaimThatIsWrittenMeanwhile(t *testing.T) {
 	})
 }
 
-// TestAnExpansionThatHangsEndsWithItsDeadline: and the pod's end does not wait for its success.
-func TestAnExpansionThatHangsEndsWithItsDeadline(t *testing.T) {
+// TestHangingExpansionEndsAtItsDeadline: and the end of the pod does not wait for its success.
+func TestHangingExpansionEndsAtItsDeadline(t *testing.T) {
 	w := expandable(t)
 	w.grow("2Gi", tracks)
 	stuck := make(chan struct{})

@@ -119,7 +119,7 @@ func (w *world) grow(size string, kind resizer) {
 	})
 }
 
-// begin plays a resizer that writes down what it is at before it begins.
+// begin plays a resizer that records its expansion in the status before it starts.
 func (w *world) begin(size string) {
 	w.Helper()
 	w.changeClaim(func(c *corev1.PersistentVolumeClaim) {

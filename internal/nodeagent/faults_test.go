@@ -61,7 +61,7 @@ func (l *lossy) RoundTrip(r *http.Request) (*http.Response, error) {
 			_ = reply.Body.Close()
 		}
 		return nil, errLost
-	case 2: // lands later, when nobody waits for it any more
+	case 2: // is committed later, when no caller waits for it any more
 		late := again().WithContext(context.Background())
 		time.AfterFunc(time.Duration(l.roll())*time.Millisecond, func() {
 			if reply, err := l.next.RoundTrip(late); err == nil {
@@ -110,9 +110,9 @@ func TestLostRepliesNeverTakeAStagedVolumeOutOfUse(t *testing.T) {
 	w.untilNotInUse(handle)
 }
 
-// TestARecreatedNode: what the cluster knew of the Node is restored, also where it is created from the manifest of the
+// TestRecreatedNode: what the cluster knew of the Node is restored, also if it was created from the manifest of the
 // earlier one, with its annotations and labels. The CSINode belongs to the new Node.
-func TestARecreatedNode(t *testing.T) {
+func TestRecreatedNode(t *testing.T) {
 	for name, fromManifest := range map[string]bool{"bare": false, "from its manifest": true} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -138,8 +138,8 @@ func TestARecreatedNode(t *testing.T) {
 	}
 }
 
-// TestTheShippedRoleSuffices runs the daemon's whole way under the ClusterRole that deploy ships.
-func TestTheShippedRoleSuffices(t *testing.T) {
+// TestShippedRoleSuffices runs the daemon through a volume's lifecycle under the ClusterRole that deploy ships.
+func TestShippedRoleSuffices(t *testing.T) {
 	w := newWorld(t, modes(persistent, ephemeral), asksForTokens(storagev1.TokenRequest{Audience: "vault"}))
 	w.grant(w.robot())
 	var mu sync.Mutex

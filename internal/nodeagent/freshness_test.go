@@ -21,9 +21,10 @@ func (w *world) reattach(handle string) {
 	must(w, w.attachAs(handle, w.name+"-data"))
 }
 
-// TestAnAttachmentThatWasMadeAnewDuringACall: one turn publishes the volume for two pods. While the first call is under way the volume is
-// forced off the node and attached again. The second pod does not get the stage of the attachment that is no more (k/k#119273).
-func TestAnAttachmentThatWasMadeAnewDuringACall(t *testing.T) {
+// TestAttachmentRecreatedDuringCall: one pass publishes the volume for two pods. While the first call is in flight the
+// volume is detached from the node by force and attached again. The second pod does not get the stage of the earlier
+// attachment (k/k#119273).
+func TestAttachmentRecreatedDuringCall(t *testing.T) {
 	w := newWorld(t)
 	handle := w.volume("data")
 	w.driver.After = func(method, _ string, attempt int) error {
@@ -63,8 +64,8 @@ func (w *world) publishedFor(agent *Agent, pod *corev1.Pod) bool {
 	return len(published) > 0
 }
 
-// TestAnAttachmentThatWasMadeAnewBeforeACall: it happens while secrets are read for the call.
-func TestAnAttachmentThatWasMadeAnewBeforeACall(t *testing.T) {
+// TestAttachmentRecreatedBeforeCall: it happens while secrets are read for the call.
+func TestAttachmentRecreatedBeforeCall(t *testing.T) {
 	for _, call := range []string{"Stage", "Publish"} {
 		t.Run(call, func(t *testing.T) {
 			w := newWorld(t)

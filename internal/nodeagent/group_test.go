@@ -30,8 +30,8 @@ import (
 
 const testGroup = 54321
 
-// TestWhichVolumesAreGivenToAGroup holds the cases of upstream's TestMounterSetUpWithFSGroup and csi_fsgroup_policy.
-func TestWhichVolumesAreGivenToAGroup(t *testing.T) {
+// TestVolumesThatFSGroupAppliesTo holds the cases of upstream's TestMounterSetUpWithFSGroup and csi_fsgroup_policy.
+func TestVolumesThatFSGroupAppliesTo(t *testing.T) {
 	const (
 		byDefault = storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy
 		always    = storagev1.FileFSGroupPolicy
@@ -135,7 +135,7 @@ func (w *world) realMounts() string {
 	return volume
 }
 
-func TestAVolumeIsGivenToThePodsGroupBeforeThePodGetsIt(t *testing.T) {
+func TestFSGroupIsAppliedBeforeThePodStarts(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.volume("data")
 	volume := w.realMounts()
@@ -172,11 +172,11 @@ func TestAVolumeIsGivenToThePodsGroupBeforeThePodGetsIt(t *testing.T) {
 	mountFor("third", corev1.FSGroupChangeAlways)
 	wantOwner("always", file, "54321 660")
 	if capability := csidriver.LastRequest[*csispec.NodePublishVolumeRequest](w.driver).VolumeCapability; capability.GetMount().VolumeMountGroup != "" {
-		t.Errorf("a driver that cannot is told of group %s", capability.GetMount().VolumeMountGroup)
+		t.Errorf("a driver without VOLUME_MOUNT_GROUP got group %s", capability.GetMount().VolumeMountGroup)
 	}
 }
 
-// changes lets a test decide when a change of group goes on, and how it ends.
+// changes lets a test control when a change of ownership continues, and how it ends.
 type changes struct {
 	begun atomic.Int64
 	// goOn ends the first change, with its error.
@@ -200,7 +200,7 @@ func (s *changes) slow(c *Config) {
 	}
 }
 
-func TestASlowChangeOfGroup(t *testing.T) {
+func TestSlowFSGroupChange(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.volume("data")
 	w.volume("other")
@@ -216,7 +216,7 @@ func TestASlowChangeOfGroup(t *testing.T) {
 	agent.SetPod(other)
 	w.mounted(agent, other)
 
-	// The pod goes: the change ends, and the way back begins at once.
+	// The pod is deleted: the change ends, and the unmount starts immediately.
 	agent.RemovePod(pod.UID)
 	w.unmounted(agent, pod)
 	wait.Until(w, "unstaged", func() bool { return slices.Contains(w.driver.Made(), "Unstage data") })
@@ -226,7 +226,7 @@ func TestASlowChangeOfGroup(t *testing.T) {
 	w.never(agent, pod, "FailedMount")
 }
 
-// never fails the test if the pod was told something so far.
+// never fails the test if the pod has an event with the text.
 func (w *world) never(agent *Agent, pod *corev1.Pod, word string) {
 	w.Helper()
 	agent.volumes.events.Event(pod, corev1.EventTypeNormal, "TestEvent", "the last one") // events are sent in their order
@@ -235,12 +235,12 @@ func (w *world) never(agent *Agent, pod *corev1.Pod, word string) {
 	must(w, err)
 	for _, e := range list.Items {
 		if e.InvolvedObject.UID == pod.UID && strings.Contains(e.Reason+": "+e.Message, word) {
-			w.Errorf("pod %s was told %s: %s", pod.Name, e.Reason, e.Message)
+			w.Errorf("pod %s has the event %s: %s", pod.Name, e.Reason, e.Message)
 		}
 	}
 }
 
-func TestAChangeOfGroupThatFailsIsToldAndDoneAgain(t *testing.T) {
+func TestFailedFSGroupChangeIsReportedAndRetried(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.volume("data")
 	slow := slowChanges()
@@ -255,8 +255,8 @@ func TestAChangeOfGroupThatFailsIsToldAndDoneAgain(t *testing.T) {
 	}
 }
 
-// TestAChangeOfGroupThatWasCutShortIsDoneAgain: by a crash, for instance.
-func TestAChangeOfGroupThatWasCutShortIsDoneAgain(t *testing.T) {
+// TestInterruptedFSGroupChangeIsRepeated: by a crash, for example.
+func TestInterruptedFSGroupChangeIsRepeated(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.volume("data")
 	slow := slowChanges()
@@ -264,7 +264,7 @@ func TestAChangeOfGroupThatWasCutShortIsDoneAgain(t *testing.T) {
 	pod := w.podWith("p", withGroup(corev1.FSGroupChangeOnRootMismatch), "data")
 	agent.SetPod(pod)
 	wait.Until(w, "the change has begun", func() bool { return slow.begun.Load() == 1 })
-	// What a crash leaves on the disk is there now.
+	// Now the disk has what a crash leaves.
 	names, err := filepath.Glob(filepath.Join(w.root, recordsDir, "*.publish.json"))
 	must(t, err)
 	raw, err := os.ReadFile(names[0])
@@ -287,7 +287,7 @@ func TestAChangeOfGroupThatWasCutShortIsDoneAgain(t *testing.T) {
 	}
 }
 
-func TestAFileSystemThatRefusesTheGroupIsMountedAndSaysSo(t *testing.T) {
+func TestFileSystemWithoutFSGroupSupportIsMounted(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.volume("data")
 	var once sync.Once

@@ -13,8 +13,8 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// TestWhatAClaimSaysOfItsSize: which of its fields mean what to the plan.
-func TestWhatAClaimSaysOfItsSize(t *testing.T) {
+// TestResizeFieldsOfClaim: what the fields of a claim mean for the plan of an expansion.
+func TestResizeFieldsOfClaim(t *testing.T) {
 	oneGi := nodevolume.Size{Bytes: 1 << 30, Text: "1Gi"}
 	status := func(status corev1.ClaimResourceStatus) func(*corev1.PersistentVolumeClaim) {
 		return func(c *corev1.PersistentVolumeClaim) { setResizeStatus(&c.Status, status) }
@@ -62,9 +62,9 @@ func TestWhatAClaimSaysOfItsSize(t *testing.T) {
 	}
 }
 
-// TestAnEarlyWakeKeepsTheResync: a retry that was planned before the pod's volumes were
-// known stands in the queue in the place of the first resync. The resyncs go on nevertheless.
-func TestAnEarlyWakeKeepsTheResync(t *testing.T) {
+// TestEarlyWakeKeepsResync: a retry that was planned before the pod's volumes were known replaces the first resync in
+// the queue. The resyncs continue nevertheless.
+func TestEarlyWakeKeepsResync(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const uid, period = types.UID("p"), time.Minute
 		p := newPod()
@@ -88,8 +88,8 @@ func TestAnEarlyWakeKeepsTheResync(t *testing.T) {
 	})
 }
 
-// TestWhatComesEachPeriodIsDoneTogether: at one of few moments, and never early.
-func TestWhatComesEachPeriodIsDoneTogether(t *testing.T) {
+// TestPeriodicTasksAreBatched: each runs at one of a few moments, and never early.
+func TestPeriodicTasksAreBatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const period = time.Minute
 		b := newSchedule()

@@ -15,8 +15,9 @@ func handleOf(handle string) volumeOptions {
 	return func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = handle }
 }
 
-// TestABlockVolumeOfTwoPersistentVolumes is staged once, at the first one's path, and published for both from there.
-func TestABlockVolumeOfTwoPersistentVolumes(t *testing.T) {
+// TestBlockVolumeOfTwoPersistentVolumes is staged once, at the path of the first one, and published for both from
+// there.
+func TestBlockVolumeOfTwoPersistentVolumes(t *testing.T) {
 	w := newWorld(t)
 	handle := w.volume("one", blockVolume)
 	w.volume("two", blockVolume, handleOf(handle))
@@ -70,8 +71,8 @@ func TestNothingIsPublishedBesideAReadWriteOncePodVolume(t *testing.T) {
 	w.mounted(agent, second)
 }
 
-// TestAReadWriteOncePodVolumeWaitsForAnotherPersistentVolumesPod: the other way about.
-func TestAReadWriteOncePodVolumeWaitsForAnotherPersistentVolumesPod(t *testing.T) {
+// TestReadWriteOncePodWaitsForPodOfSameHandle: the opposite order of the test above.
+func TestReadWriteOncePodWaitsForPodOfSameHandle(t *testing.T) {
 	w := newWorld(t, noAttach)
 	handle := w.volume("shared")
 	w.volume("sole", accessModes(corev1.ReadWriteOncePod), handleOf(handle))
@@ -81,7 +82,7 @@ func TestAReadWriteOncePodVolumeWaitsForAnotherPersistentVolumesPod(t *testing.T
 	w.mounted(agent, first)
 	agent.SetPod(second)
 	w.waitSays(agent, second, "OtherPodMounted")
-	agent.SetPod(third) // which the one that waits does not hold up
+	agent.SetPod(third) // which the waiting one does not block
 	w.mounted(agent, third)
 	w.waitSays(agent, second, "OtherPodMounted")
 	agent.RemovePod(first.UID)

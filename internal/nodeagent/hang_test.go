@@ -18,10 +18,10 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// TestADriverThatHangs: a call for one volume gets no answer. Other volumes of the same driver
-// go on. After the deadline the pod is told, the call is made again, and when the pod goes, what the
-// silent call may have done is undone, though it still hangs.
-func TestADriverThatHangs(t *testing.T) {
+// TestDriverHangs: a call for one volume gets no answer. Other volumes of the same driver continue. After the deadline
+// the pod gets an event and the call is repeated. When the pod is deleted, what the unanswered call may have done is
+// undone, although that call still hangs.
+func TestDriverHangs(t *testing.T) {
 	tests := map[string]struct {
 		method, event string
 		want          []string
@@ -58,8 +58,8 @@ func TestADriverThatHangs(t *testing.T) {
 	}
 }
 
-// TestTheWayBackHangs: the volume stays in use, its pod is told, and other volumes go.
-func TestTheWayBackHangs(t *testing.T) {
+// TestUnmountHangs: the volume stays in use, its pod gets an event, and other volumes are unmounted.
+func TestUnmountHangs(t *testing.T) {
 	for method, event := range map[string]string{"Unpublish": "UnmountVolume.TearDown failed", "Unstage": "UnmountDevice failed"} {
 		t.Run(method, func(t *testing.T) {
 			w := newWorld(t)
@@ -89,8 +89,8 @@ func TestTheWayBackHangs(t *testing.T) {
 	}
 }
 
-// TestAHangingDriverHoldsUpNoShutdown, and the next agent goes on where this one was.
-func TestAHangingDriverHoldsUpNoShutdown(t *testing.T) {
+// TestHangingDriverDoesNotBlockShutdown, and the next agent continues where this one stopped.
+func TestHangingDriverDoesNotBlockShutdown(t *testing.T) {
 	for _, call := range []string{"NodeGetInfo", "NodeGetCapabilities", "NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"} {
 		t.Run(call, func(t *testing.T) {
 			w := newWorld(t, noAttach)
@@ -127,8 +127,8 @@ func TestAHangingDriverHoldsUpNoShutdown(t *testing.T) {
 	}
 }
 
-// TestARegistrationThatHangsHoldsUpNoOther driver.
-func TestARegistrationThatHangsHoldsUpNoOther(t *testing.T) {
+// TestHangingRegistrationBlocksNoOther driver.
+func TestHangingRegistrationBlocksNoOther(t *testing.T) {
 	w := newWorld(t)
 	silent := w.startDriver("silent.test.belay.dev")
 	release := make(chan struct{})
@@ -148,9 +148,9 @@ func TestARegistrationThatHangsHoldsUpNoOther(t *testing.T) {
 	}
 }
 
-// TestADriverThatDiesInACall and is back on its socket, or on another: the call counts as
-// unanswered, and is made again to the one that came back.
-func TestADriverThatDiesInACall(t *testing.T) {
+// TestDriverDiesDuringCall and comes back on its socket, or on another one: the call counts as unanswered, and is
+// repeated to the driver that came back.
+func TestDriverDiesDuringCall(t *testing.T) {
 	tests := map[string]struct {
 		call   string
 		moves  bool // it comes back on another socket
@@ -225,9 +225,9 @@ func TestADriverThatDiesInACall(t *testing.T) {
 	}
 }
 
-// TestADriverThatComesBackWithOtherCapabilities: what was staged is unstaged, and what was
-// not is not; each pod's calls follow what the driver says when they are made.
-func TestADriverThatComesBackWithOtherCapabilities(t *testing.T) {
+// TestDriverReturnsWithOtherCapabilities: what was staged is unstaged, and what was not is not; the calls for each pod
+// follow the capabilities that the driver reports when they are made.
+func TestDriverReturnsWithOtherCapabilities(t *testing.T) {
 	const (
 		stage = csispec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME
 		group = csispec.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP
@@ -262,7 +262,7 @@ func TestADriverThatComesBackWithOtherCapabilities(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			// Without a file system type no agent gives files to a group by itself.
+			// Without a file system type no agent changes the group of files by itself.
 			handle := w.volume("data", func(pv *corev1.PersistentVolume) { pv.Spec.CSI.FSType = "" })
 			w.driver.NodeServices = test.before
 			agent, _ := w.agent()
@@ -303,9 +303,9 @@ func TestADriverThatComesBackWithOtherCapabilities(t *testing.T) {
 	}
 }
 
-// TestTheWayBackWaitsForNoFailureOfTheWayIn: a publish fails, again and again, and the last time
-// after its pod was removed. The unpublish is sent at once.
-func TestTheWayBackWaitsForNoFailureOfTheWayIn(t *testing.T) {
+// TestUnpublishIgnoresPublishBackOff: a publish fails repeatedly, the last time after its pod was removed. The
+// unpublish is sent immediately.
+func TestUnpublishIgnoresPublishBackOff(t *testing.T) {
 	w := newWorld(t)
 	data := w.volume("data")
 	const fails = 3

@@ -111,8 +111,9 @@ func TestSecondPersistentVolumeOfOneHandleIsNeverUnpublished(t *testing.T) {
 	}
 }
 
-// TestPodThatEndsBeforeItsMountAndComesBackWaitsForEver: its volume is forgotten while it is over, and nobody looks it up again.
-func TestPodThatEndsBeforeItsMountAndComesBackWaitsForEver(t *testing.T) {
+// TestPodThatEndsBeforeItsMountAndComesBackWaitsForever: its volume is forgotten while the pod is terminated, and is
+// not looked up again.
+func TestPodThatEndsBeforeItsMountAndComesBackWaitsForever(t *testing.T) {
 	w := newWorld(t)
 	handle := w.volume("data")
 	agent, _ := w.agent()
@@ -130,7 +131,8 @@ func TestPodThatEndsBeforeItsMountAndComesBackWaitsForEver(t *testing.T) {
 	}
 }
 
-// lateAnswer is a runtime that says that the pod runs, and an agent that is told so while the informer sets the pod again.
+// lateAnswer is a runtime that reports that the pod runs, and an agent that gets this answer while the informer sets
+// the pod again.
 type lateAnswer struct {
 	ends    *podTerminations
 	mu      sync.Mutex
@@ -161,8 +163,9 @@ func (l *lateAnswer) Ended(context.Context, string) (func(), error) {
 	return nil, errors.New("containers run")
 }
 
-// TestLateAnswerOfTheRuntimeEndsNoPodThatWasCalledOff: it would stay Ending until its object changes again, and nobody would ask about it.
-func TestLateAnswerOfTheRuntimeEndsNoPodThatWasCalledOff(t *testing.T) {
+// TestLateRuntimeAnswerDoesNotEndCanceledPod: the pod would stay Ending until its object changes again, because its end
+// was canceled and no component would query the runtime.
+func TestLateRuntimeAnswerDoesNotEndCanceledPod(t *testing.T) {
 	l := &lateAnswer{}
 	l.ends = newPodTerminations(l, l, logr.Discard())
 	defer l.ends.queue.ShutDown()
@@ -213,8 +216,8 @@ func withDebugger(pod *corev1.Pod, volume string) *corev1.Pod {
 	return pod
 }
 
-// TestRestartWithALostClaimBesideARefusedOne: a claim that cannot be used for the moment counts as not wanted, because another
-// one of the pod is refused for good. The running pod loses its volume.
+// TestRestartWithALostClaimBesideARefusedOne: a claim that cannot be used at the moment counts as not wanted, because
+// another claim of the pod is refused permanently. The running pod loses its volume.
 func TestRestartWithALostClaimBesideARefusedOne(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.volume("data")
@@ -272,8 +275,9 @@ func TestRestartDestroysTheInlineVolumeOfARunningPod(t *testing.T) {
 	}
 }
 
-// TestRestartAfterTheClaimWasMadeAnew: the claim's name stands for another volume now; the one that the pod runs on is taken from it.
-func TestRestartAfterTheClaimWasMadeAnew(t *testing.T) {
+// TestRestartAfterClaimWasRecreated: the claim's name refers to another volume now; the volume that the pod runs on is
+// taken from it.
+func TestRestartAfterClaimWasRecreated(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.driver.NodeServices = nil // it does not stage: the unpublish is the last call
 	w.volume("data")
@@ -312,8 +316,9 @@ func TestRestartAfterTheClaimWasMadeAnew(t *testing.T) {
 	}
 }
 
-// TestUnconfirmedRecordAndAnotherLabel: the confirmation was not recorded (a full disk), the CSIDriver stops asking for labels, the
-// agent is restarted: the volume is taken from the running pod, and nobody looks who has it.
+// TestUnconfirmedRecordAndAnotherLabel: the confirmation was not recorded (the disk was full), the CSIDriver stops
+// asking for labels, and the agent is restarted: the volume is taken from the running pod without a check which pods
+// use it.
 func TestUnconfirmedRecordAndAnotherLabel(t *testing.T) {
 	w := newWorld(t, noAttach, func(d *storagev1.CSIDriver) { d.Spec.SELinuxMount = new(true) })
 	w.driver.NodeServices = nil // it does not stage: the unpublish is the last call
@@ -343,8 +348,9 @@ func TestUnconfirmedRecordAndAnotherLabel(t *testing.T) {
 	}
 }
 
-// TestInlineIsReadWithoutItsLock fails with -race alone: another pod comes to want the volume while it is unpublished.
-func TestInlineIsReadWithoutItsLock(t *testing.T) {
+// TestInlineFieldIsReadUnderLock can fail only with -race: another pod comes to want the volume while it is
+// unpublished.
+func TestInlineFieldIsReadUnderLock(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.volume("data")
 	var agent *Agent
@@ -377,9 +383,9 @@ func TestInlineIsReadWithoutItsLock(t *testing.T) {
 	w.mounted(agent, second)
 }
 
-// TestEtcdPutBackWhileARecordIsWritten: the volumes without a record are taken from the list when the Node's history begins anew,
-// also one of which the record is on its way to the disk. It is staged while the Node does not list it.
-func TestEtcdPutBackWhileARecordIsWritten(t *testing.T) {
+// TestEtcdRestoredWhileRecordIsWritten: when the Node's history starts again, volumes without a record are removed from
+// the list, including one whose record is just being written to disk. It is staged while the Node does not list it.
+func TestEtcdRestoredWhileRecordIsWritten(t *testing.T) {
 	w := newWorld(t)
 	wire := &histories{ahead: 1_000_000}
 	cleared, staged := make(chan struct{}), make(chan struct{})
@@ -402,7 +408,7 @@ func TestEtcdPutBackWhileARecordIsWritten(t *testing.T) {
 				return next.RoundTrip(r)
 			}
 			if bytes.Contains(raw, []byte(handle)) {
-				select { // the write that puts it back is slow
+				select { // the write that lists it again is slow
 				case <-staged:
 				case <-time.After(2 * time.Second):
 				}
@@ -452,9 +458,9 @@ func TestEtcdPutBackWhileARecordIsWritten(t *testing.T) {
 	}
 }
 
-// TestARecordThatWasNotSyncedIsLeftBehind: the file is in place and its directory could not be synced. The agent counts the call as not
-// begun and forgets the volume; the record stays, and nobody takes it away before a restart.
-func TestARecordThatWasNotSyncedIsLeftBehind(t *testing.T) {
+// TestRecordThatWasNotSyncedIsLeftBehind: the file is in place but its directory could not be synced. The agent counts
+// the call as not started and forgets the volume; the record stays, and is not removed before a restart.
+func TestRecordThatWasNotSyncedIsLeftBehind(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.volume("data")
 	failed := make(chan struct{})
@@ -481,12 +487,12 @@ func TestARecordThatWasNotSyncedIsLeftBehind(t *testing.T) {
 	})
 	var left []string
 	if !within(5*time.Second, func() bool { left = w.leftovers(); return len(left) == 0 }) {
-		t.Errorf("nothing is known of the volume any more, and there is %v", left)
+		t.Errorf("the volume is forgotten, but there is %v", left)
 	}
 }
 
-// TestCSIDriverSeenWhileASecretIsRead: the step was decided when the CSIDriver asked for no attachment. By the time of the call the agent has
-// seen that it does, and stages without the handshake all the same.
+// TestCSIDriverSeenWhileASecretIsRead: the step was decided while the CSIDriver required no attachment. By the time of
+// the call the agent has seen that it does, and still stages without the handshake.
 func TestCSIDriverSeenWhileASecretIsRead(t *testing.T) {
 	w := newWorld(t, noAttach)
 	_, err := w.admin.CoreV1().Secrets(w.name).Create(w.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "key"}}, metav1.CreateOptions{})

@@ -186,7 +186,7 @@ func (w *world) changeNode(change func(*corev1.Node)) {
 	}))
 }
 
-// untilNode waits for a version of the Node of which is holds.
+// untilNode waits for a version of the Node for which is returns true.
 func (w *world) untilNode(what string, is func(*corev1.Node) bool) *corev1.Node {
 	w.Helper()
 	ctx, cancel := context.WithTimeout(w.ctx, wait.Timeout)

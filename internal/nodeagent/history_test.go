@@ -21,8 +21,8 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// histories is an API server whose Nodes have higher versions than in truth, until etcd is
-// put back: then the versions that it tells are the true ones.
+// histories is an API server that adds to the resource versions of its Nodes until etcd is restored from a backup: from
+// then on it returns the true versions.
 type histories struct {
 	next http.RoundTripper
 
@@ -112,9 +112,9 @@ func (h *histories) putBack(change func()) {
 	}
 }
 
-// TestEtcdPutBackToAnEarlierState: the Node's versions are lower than those known, and
-// it lacks what was written since the backup.
-func TestEtcdPutBackToAnEarlierState(t *testing.T) {
+// TestEtcdRestoredFromBackup: the Node's versions are lower than those already seen, and it lacks what was written
+// since the backup.
+func TestEtcdRestoredFromBackup(t *testing.T) {
 	for name, written := range map[string]bool{"seen by the watch alone": false, "seen by a write": true} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -142,8 +142,8 @@ func TestEtcdPutBackToAnEarlierState(t *testing.T) {
 	}
 }
 
-// TestAWriterThatIsAlwaysOvertakenBacksOff: every write of the Node comes too late.
-func TestAWriterThatIsAlwaysOvertakenBacksOff(t *testing.T) {
+// TestConflictingNodeWritesBackOff: every write of the Node conflicts with another one.
+func TestConflictingNodeWritesBackOff(t *testing.T) {
 	w := newWorld(t)
 	var mu sync.Mutex
 	writes, enough := 0, make(chan struct{})
@@ -189,9 +189,9 @@ func TestAWriterThatIsAlwaysOvertakenBacksOff(t *testing.T) {
 	}
 }
 
-// TestAPodThatAStaleListLacksKeepsItsVolumes: an API server that streams no lists, with a
-// watch cache from before the pod.
-func TestAPodThatAStaleListLacksKeepsItsVolumes(t *testing.T) {
+// TestPodMissingFromStaleListKeepsItsVolumes: an API server that does not stream lists, with a watch cache from before
+// the pod.
+func TestPodMissingFromStaleListKeepsItsVolumes(t *testing.T) {
 	w := newWorld(t)
 	l := w.live()
 	l.stop()
@@ -221,7 +221,7 @@ func TestAPodThatAStaleListLacksKeepsItsVolumes(t *testing.T) {
 	})
 	agent, _ := w.agent()
 	go agent.FollowPods(w.ctx)
-	wait.Until(w, "all pods have been told", func() bool {
+	wait.Until(w, "all pods were set", func() bool {
 		agent.pods.mu.Lock()
 		defer agent.pods.mu.Unlock()
 		return agent.pods.followed

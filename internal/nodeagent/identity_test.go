@@ -18,9 +18,9 @@ import (
 	"belay.dev/belay/internal/csi"
 )
 
-// TestADriverThatIsTriedIsInNoOtherWrite: a driver whose label the API server forbids comes
-// while another one is being made known, and goes before the answer; neither is the worse for it.
-func TestADriverThatIsTriedIsInNoOtherWrite(t *testing.T) {
+// TestDriverUnderTrialIsInNoOtherWrite: a driver whose label the API server forbids arrives while another one is being
+// registered, and leaves before the answer; neither of them harms the other.
+func TestDriverUnderTrialIsInNoOtherWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "u"}})
 		reads := make(chan struct{})
@@ -50,7 +50,7 @@ func TestADriverThatIsTriedIsInNoOtherWrite(t *testing.T) {
 		close(reads)
 		must(t, <-installed)
 		if err := <-tried; !apierrors.IsForbidden(err) {
-			t.Errorf("the misfit was told %v", err)
+			t.Errorf("the invalid driver got the error %v", err)
 		}
 		if diff := cmp.Diff([]string{"good"}, slices.Sorted(maps.Keys(who.drivers))); diff != "" {
 			t.Errorf("drivers (-want +got):\n%s", diff)

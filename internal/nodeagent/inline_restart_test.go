@@ -13,9 +13,9 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// TestAnInlineVolumeSurvivesRestarts: whenever the agent dies, the next one publishes what is wanted and
+// TestInlineVolumeSurvivesRestarts: at whatever moment the agent dies, the next one publishes what is wanted and
 // unpublishes what is not, from its records alone.
-func TestAnInlineVolumeSurvivesRestarts(t *testing.T) {
+func TestInlineVolumeSurvivesRestarts(t *testing.T) {
 	tests := map[string]struct {
 		method string
 		done   bool // the driver did its work before the agent died
@@ -58,8 +58,8 @@ func TestAnInlineVolumeSurvivesRestarts(t *testing.T) {
 	}
 }
 
-// TestARestartLeavesAnInlineVolumeAlone: what was confirmed and is mounted is not asked for again.
-func TestARestartLeavesAnInlineVolumeAlone(t *testing.T) {
+// TestRestartLeavesInlineVolumeAlone: a confirmed and mounted volume is not published again.
+func TestRestartLeavesInlineVolumeAlone(t *testing.T) {
 	w := newWorld(t, modes(ephemeral))
 	agent, stop := w.agent()
 	pod := w.inlinePod("p", "scratch")
@@ -77,8 +77,8 @@ func TestARestartLeavesAnInlineVolumeAlone(t *testing.T) {
 	}
 }
 
-// TestATornRecordOfAnInlineVolume: vol_data.json says what it was.
-func TestATornRecordOfAnInlineVolume(t *testing.T) {
+// TestTornInlineVolumeRecord: vol_data.json identifies the volume.
+func TestTornInlineVolumeRecord(t *testing.T) {
 	for name, damage := range map[string]string{"empty": "", "cut off": `{"version":1,"kind":"pu`} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, modes(ephemeral))
@@ -105,15 +105,15 @@ func TestATornRecordOfAnInlineVolume(t *testing.T) {
 	}
 }
 
-// TestAnInlineVolumeIsUnpublishedWithoutAPI: neither the CSIDriver nor the Node is read for it.
-func TestAnInlineVolumeIsUnpublishedWithoutAPI(t *testing.T) {
+// TestInlineVolumeIsUnpublishedWithoutAPI: neither the CSIDriver nor the Node is read for it.
+func TestInlineVolumeIsUnpublishedWithoutAPI(t *testing.T) {
 	w := newWorld(t, modes(ephemeral))
 	agent, stop := w.agent()
 	pod := w.inlinePod("p", "scratch")
 	agent.SetPod(pod)
 	w.mounted(agent, pod)
 	stop()
-	w.nodeID = &rest.Config{Host: "https://127.0.0.1:1"} // nobody listens
+	w.nodeID = &rest.Config{Host: "https://127.0.0.1:1"} // no server listens
 	agent, _ = w.agent()
 	w.gone(agent, pod)
 }

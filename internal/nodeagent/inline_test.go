@@ -145,8 +145,8 @@ func (w *world) wantInlineRecord(pod *corev1.Pod, volume string) {
 	}
 }
 
-// TestUpstreamEphemeral is the test suite ephemeral, for volumes of both kinds: inline ones, and generic ones
-// whose claims somebody made for the pod.
+// TestUpstreamEphemeral is the test suite ephemeral, for volumes of both kinds: inline ones, and generic ones whose
+// claims were created for the pod.
 func TestUpstreamEphemeral(t *testing.T) {
 	kinds := map[string]func(w *world, pod string, readOnly bool, volumes ...string) *corev1.Pod{
 		"CSI Ephemeral-volume": func(w *world, pod string, readOnly bool, volumes ...string) *corev1.Pod {
@@ -348,8 +348,8 @@ func (w *world) refusesInline(why string) (*Agent, *corev1.Pod) {
 	return agent, pod
 }
 
-// TestAnInlineVolumeWaitsForItsSecret: the reference is to the pod's own namespace, and the secret may come later.
-func TestAnInlineVolumeWaitsForItsSecret(t *testing.T) {
+// TestInlineVolumeWaitsForItsSecret: the reference is to the pod's own namespace, and the Secret may be created later.
+func TestInlineVolumeWaitsForItsSecret(t *testing.T) {
 	w := newWorld(t, modes(ephemeral))
 	agent, _ := w.agent()
 	pod := w.podWith("p", w.addInline(func(source *corev1.CSIVolumeSource) {
@@ -370,8 +370,8 @@ func TestAnInlineVolumeWaitsForItsSecret(t *testing.T) {
 	}
 }
 
-// TestAnInlineVolumeOfAPersistentVolumesName: both would be published at one path.
-func TestAnInlineVolumeOfAPersistentVolumesName(t *testing.T) {
+// TestInlineVolumeNamedLikePersistentVolume: both would be published at the same path.
+func TestInlineVolumeNamedLikePersistentVolume(t *testing.T) {
 	w := newWorld(t, noAttach, modes(persistent, ephemeral))
 	w.volume("data")
 	agent, _ := w.agent()
@@ -385,9 +385,9 @@ func TestAnInlineVolumeOfAPersistentVolumesName(t *testing.T) {
 	}
 }
 
-// TestAnInlineVolumeThatItsDriverDoesNotKnow: nothing else than this node has it, so there is nothing left
-// to unpublish (k/k#90752). Of a persistent volume the same answer may mean that the driver lost its memory.
-func TestAnInlineVolumeThatItsDriverDoesNotKnow(t *testing.T) {
+// TestInlineVolumeUnknownToItsDriver: only this node has it, so nothing is left to unpublish (k/k#90752). For a
+// persistent volume the same answer may mean that the driver lost its state.
+func TestInlineVolumeUnknownToItsDriver(t *testing.T) {
 	unknown := func(method, _ string, attempt int) error {
 		if method == "Unpublish" && attempt <= 2 {
 			return status.Error(codes.NotFound, "no such volume")
@@ -438,8 +438,8 @@ func TestAnInlineVolumeThatItsDriverDoesNotKnow(t *testing.T) {
 	})
 }
 
-// TestWhatAnInlineVolumeWaitsFor: its first step is the publish, and kubelet's events say so.
-func TestWhatAnInlineVolumeWaitsFor(t *testing.T) {
+// TestInlineVolumeWaitReason: the first step of an inline volume is the publish, and kubelet's events report that.
+func TestInlineVolumeWaitReason(t *testing.T) {
 	events := record.NewFakeRecorder(1)
 	pods := newPodManager(Config{}, nil, nil, newSchedule(), nil, podHandlers{})
 	defer pods.queue.ShutDown()

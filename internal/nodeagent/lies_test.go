@@ -11,12 +11,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// TestADriverThatSaysOKAndPublishedNothing is caught at once: a container that runs on what is
-// below an absent mount writes to the node's own disk.
-func TestADriverThatSaysOKAndPublishedNothing(t *testing.T) {
+// TestPublishOKWithoutMount is detected immediately: a container that runs on the directory below a missing mount
+// writes to the node's own disk.
+func TestPublishOKWithoutMount(t *testing.T) {
 	tests := map[string]struct {
 		block bool
-		// lie is what the driver does instead.
+		// lie replaces the driver's work.
 		lie   func(target string) error
 		event string
 	}{
@@ -59,8 +59,8 @@ func TestADriverThatSaysOKAndPublishedNothing(t *testing.T) {
 	}
 }
 
-// TestAPodThatGoesWhileItsDriverLiesIsUnpublished: something may be there all the same.
-func TestAPodThatGoesWhileItsDriverLiesIsUnpublished(t *testing.T) {
+// TestPodDeletedAfterPublishOKWithoutMountIsUnpublished: the volume may be published nevertheless.
+func TestPodDeletedAfterPublishOKWithoutMountIsUnpublished(t *testing.T) {
 	w := newWorld(t)
 	handle := w.volume("data")
 	w.driver.Intercept(func(call string, _ any, do func() (any, error)) (any, error) {
@@ -82,8 +82,8 @@ func TestAPodThatGoesWhileItsDriverLiesIsUnpublished(t *testing.T) {
 	}
 }
 
-// TestADriverThatPublishesALink: it mounts elsewhere, and the target leads there. Kubelet takes it.
-func TestADriverThatPublishesALink(t *testing.T) {
+// TestDriverPublishesSymlink: it mounts elsewhere, and the target links there. Kubelet accepts that.
+func TestDriverPublishesSymlink(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.volume("data")
 	elsewhere := t.TempDir()
@@ -107,9 +107,8 @@ func TestADriverThatPublishesALink(t *testing.T) {
 	}
 }
 
-// TestADriverThatSaysOKAndUndidNothing: the volume stays in use and its pod is told, until
-// it is gone in truth.
-func TestADriverThatSaysOKAndUndidNothing(t *testing.T) {
+// TestUnmountOKWithoutEffect: the volume stays in use and its pod gets an event, until the volume is really unmounted.
+func TestUnmountOKWithoutEffect(t *testing.T) {
 	for _, test := range []struct{ call, event string }{
 		{"NodeUnpublishVolume", "UnmountVolume.TearDown failed"},
 		{"NodeUnstageVolume", "UnmountDevice failed"},

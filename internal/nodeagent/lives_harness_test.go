@@ -35,9 +35,9 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// transcript writes down what happens to a node's volume. Each action of the test begins a section. In a section the agent's
-// writes of volumesInUse, its records and the driver's calls stand in their order. What is written aside by goroutines of
-// their own, events and the CSINode, ends the section, so that the test has to wait for it.
+// transcript records what happens to a node's volume. Each action of the test begins a section, which lists the agent's
+// writes of volumesInUse, its records and the driver's calls in their order. Events and the CSINode are written by
+// other goroutines: they end the section, so that the test has to wait for them.
 type transcript struct {
 	*world
 	agent   *Agent
@@ -51,7 +51,7 @@ type transcript struct {
 	names                []string          // what is replaced by what, first match first
 	attachments          int
 	drivers              string // of the CSINode, as it was written last
-	// answers are what the driver does first at its next calls, by call; with an error it does no more.
+	// answers are the driver's actions at its next calls, by call; after an error it does nothing more.
 	answers map[string][]func() error
 }
 
@@ -399,14 +399,14 @@ func (s *transcript) isReady(pod *corev1.Pod) {
 	}
 }
 
-// waits until the wait for a pod's volumes says that, and notes it.
+// waits until the wait for a pod's volumes reports that reason, and records it.
 func (s *transcript) waits(pod *corev1.Pod, reason nodevolume.Reason) {
 	s.Helper()
 	s.waitSays(s.agent, pod, string(reason))
 	s.note("agent", "%s waits: %s", pod.Name, reason)
 }
 
-// ends stops the agent and says what is left.
+// ends stops the agent and records what is left.
 func (s *transcript) ends() {
 	s.Helper()
 	s.stop()

@@ -18,7 +18,7 @@ import (
 func TestLives(t *testing.T) {
 	for name, tc := range map[string]struct {
 		play func(*transcript)
-		// driver is what the CSIDriver says; there is none where it is empty.
+		// driver changes the CSIDriver; without changes there is none.
 		driver []func(*storagev1.CSIDriver)
 	}{
 		"ordinary":                {play: lifeOrdinary},
@@ -191,7 +191,8 @@ func lifeReattached(s *transcript) {
 	s.clears(second, handle)
 }
 
-// lifeContainerOutlivesPod is about a pod that is deleted by force while its container runs, and an agent that restarts meanwhile.
+// lifeContainerOutlivesPod is about a pod that is deleted by force while its container runs, and an agent that restarts
+// in the meantime.
 func lifeContainerOutlivesPod(s *transcript) {
 	runtime := &runningContainer{}
 	runtime.runs.Store(true)

@@ -40,8 +40,8 @@ func wantSamples(tb testing.TB, registry prometheus.Gatherer, prefix string, wan
 	}
 }
 
-// A volume's life by kubelet's metrics: a stage that fails once, another pod, a restart, the way back.
-func TestALifeIsMeasuredInKubeletsTerms(t *testing.T) {
+// A volume's lifecycle in kubelet's metrics: a stage that fails once, a second pod, a restart, the unmount.
+func TestVolumeLifecycleInKubeletMetrics(t *testing.T) {
 	w := newWorld(t)
 	w.driver.SetBefore(func(method, _ string, attempt int) error {
 		if method == "Stage" && attempt == 1 {
@@ -122,8 +122,8 @@ func TestBlockVolumesHaveOperationsOfTheirOwn(t *testing.T) {
 	}
 }
 
-// Who waits for an operation and reads the metrics then finds it counted.
-func TestAnOperationIsCountedWhenItsEndIsSeen(t *testing.T) {
+// A caller that waits for an operation and then reads the metrics finds it counted.
+func TestOperationIsCountedBeforeItsEndIsVisible(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	config := idleConfig(t)
 	config.Metrics = registry
@@ -158,8 +158,8 @@ func TestAnOperationIsCountedWhenItsEndIsSeen(t *testing.T) {
 	}
 }
 
-// What waits is counted while it waits.
-func TestWhatWaitsIsCounted(t *testing.T) {
+// A volume is counted as waiting while it waits.
+func TestWaitingVolumesAreCounted(t *testing.T) {
 	w := newWorld(t)
 	registry := prometheus.NewRegistry()
 	agent, _ := w.agent(measuredIn(registry))
@@ -182,8 +182,9 @@ func TestWhatWaitsIsCounted(t *testing.T) {
 	}
 }
 
-// A driver that hangs, and then refuses, is seen: by the age of its call, and by how long the volume has waited in all.
-func TestADriverThatHangsIsCounted(t *testing.T) {
+// A driver that hangs, and then refuses, is visible: in the age of its call, and in how long the volume has waited in
+// all.
+func TestHangingDriverIsCounted(t *testing.T) {
 	for method, operation := range map[string]string{"Stage": "mount", "Unpublish": "unmount", "Unstage": "unmount"} {
 		t.Run(method, func(t *testing.T) {
 			w := newWorld(t, noAttach)
@@ -235,7 +236,7 @@ func TestADriverThatHangsIsCounted(t *testing.T) {
 }
 
 // A volume is released when the last pod that wants it goes, also if that was before the agent started.
-func TestAVolumeThatOnePodWantsIsNotReleased(t *testing.T) {
+func TestVolumeIsReleasedByItsLastPod(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	config := idleConfig(t)
 	config.Metrics = registry
@@ -307,7 +308,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 }
 
-// liveMetrics is what an agent shows that has mounted one volume and waits with another.
+// liveMetrics are the metrics of an agent that has mounted one volume and waits with another.
 func liveMetrics(t *testing.T) map[string]string {
 	t.Helper()
 	w := newWorld(t)
@@ -347,8 +348,8 @@ var typeWords = map[dto.MetricType]string{
 	dto.MetricType_COUNTER: "counter", dto.MetricType_GAUGE: "gauge", dto.MetricType_HISTOGRAM: "histogram",
 }
 
-// Giving files to a group is a part of the mount and measured by itself too.
-func TestGivingToAGroupIsMeasured(t *testing.T) {
+// A change of ownership for fsGroup is part of the mount operation, and also measured by itself.
+func TestFSGroupChangeIsMeasured(t *testing.T) {
 	w := newWorld(t, noAttach)
 	registry := prometheus.NewRegistry()
 	agent, _ := w.agent(measuredIn(registry), func(c *Config) {
@@ -364,7 +365,7 @@ func TestGivingToAGroupIsMeasured(t *testing.T) {
 	})
 }
 
-// A call for a volume of an in-tree kind says so, as in kubelet's label.
+// A call for an in-tree volume is labelled as migrated, like kubelet's.
 func TestMigratedCallsHaveTheirLabel(t *testing.T) {
 	w := newWorld(t)
 	calls := make(chan csi.Call, 2)
@@ -375,13 +376,13 @@ func TestMigratedCallsHaveTheirLabel(t *testing.T) {
 		_, err := client.Info(csi.WithMigrated(w.ctx, migrated))
 		must(t, err)
 		if c := <-calls; c.Migrated != migrated || c.Method != "/csi.v1.Node/NodeGetInfo" || c.Err != nil || c.Took <= 0 {
-			t.Errorf("told of %+v", c)
+			t.Errorf("got %+v", c)
 		}
 	}
 }
 
-// An expansion has an operation of its own, and does not lengthen the unstage.
-func TestAnExpansionIsMeasured(t *testing.T) {
+// An expansion is an operation of its own, and does not lengthen the unstage.
+func TestExpansionIsMeasured(t *testing.T) {
 	w := expandable(t)
 	w.driver.NodeServices = append(w.driver.NodeServices, canStage)
 	w.grow("2Gi", legacy)

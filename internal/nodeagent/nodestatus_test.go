@@ -19,7 +19,7 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// nodeWorld is a nodeStatus without an Agent, and what it told.
+// nodeWorld is a nodeStatus without an Agent, and what its handlers got.
 type nodeWorld struct {
 	*nodeStatus
 	api *fake.Clientset
@@ -35,7 +35,7 @@ func newNodeWorld(t *testing.T, records map[string]nodevolume.Knowledge, objects
 	w.nodeStatus = newNodeStatus("n", w.api, logr.Discard(), nodeHandlers{
 		observed: func(*corev1.Node) {},
 		volumesChanged: func(names []string) {
-			w.view("v") // no lock is held: this would wait for ever
+			w.view("v") // no lock is held: this would wait forever
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			w.learned = append(w.learned, names...)
@@ -80,8 +80,8 @@ func (w *nodeWorld) soon(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// TestAVersionOfTheNodeThatComesWhileTheFirstIsRead: the watch delivers it once, so it must not be lost.
-func TestAVersionOfTheNodeThatComesWhileTheFirstIsRead(t *testing.T) {
+// TestNodeEventDuringFirstRead: the watch delivers that version of the Node once, so it must not be lost.
+func TestNodeEventDuringFirstRead(t *testing.T) {
 	w := newNodeWorld(t, nil, nodeAt("5", nil, nil))
 	w.api.PrependReactor("get", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
 		w.observe(nodeAt("6", []string{"v"}, []string{"v"}))
@@ -97,8 +97,8 @@ func TestAVersionOfTheNodeThatComesWhileTheFirstIsRead(t *testing.T) {
 	}
 }
 
-// TestAWishIsWrittenAndBelievedOnceItIsThere: and not before.
-func TestAWishIsWrittenAndBelievedOnceItIsThere(t *testing.T) {
+// TestInUseCountsOnlyOnceItIsWritten, and not after a failed write.
+func TestInUseCountsOnlyOnceItIsWritten(t *testing.T) {
 	w := newNodeWorld(t, nil)
 	refuse := true
 	w.api.PrependReactor("get", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nodeAt("5", nil, nil), nil })
@@ -121,12 +121,12 @@ func TestAWishIsWrittenAndBelievedOnceItIsThere(t *testing.T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.learned) == 0 {
-		t.Error("nobody was told of the volume")
+		t.Error("no handler was called for the volume")
 	}
 }
 
-// TestANodeThatIsGone: nothing is believed of it.
-func TestANodeThatIsGone(t *testing.T) {
+// TestDeletedNodeIsUnknown: nothing that it reported counts any more.
+func TestDeletedNodeIsUnknown(t *testing.T) {
 	w := newNodeWorld(t, map[string]nodevolume.Knowledge{"v": nodevolume.Yes})
 	node := nodeAt("5", []string{"v"}, []string{"v"})
 	w.api.PrependReactor("get", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {

@@ -14,8 +14,8 @@ import (
 	"belay.dev/belay/internal/testing/csidriver"
 )
 
-// A volume of an in-tree kind that stands in the pod is mounted by the CSI driver that has taken the kind over.
-func TestAnInTreeInlineVolumeIsMounted(t *testing.T) {
+// An in-tree inline volume is mounted by the CSI driver to which its plugin was migrated.
+func TestInTreeInlineVolumeIsMounted(t *testing.T) {
 	w := newWorld(t)
 	const ebs = "ebs.csi.aws.com"
 	drivers := w.admin.StorageV1().CSIDrivers()
@@ -46,7 +46,8 @@ func TestAnInTreeInlineVolumeIsMounted(t *testing.T) {
 	w.unmounted(agent, pod)
 }
 
-// A PersistentVolume of another kind is left to whoever runs the pod; its CSI volumes are mounted all the same.
+// A PersistentVolume of another plugin is left to the kubelet that runs the pod; the CSI volumes of that pod are
+// mounted nevertheless.
 func TestOtherPersistentVolumesAreLeftAlone(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.volume("data", func(pv *corev1.PersistentVolume) { pv.Annotations = map[string]string{groupAnnotation: "4711"} })
@@ -92,7 +93,7 @@ func (w *world) terminating(pod *corev1.Pod) *corev1.Pod {
 	return pod
 }
 
-func TestATerminatingPodGetsNoFirstMount(t *testing.T) {
+func TestTerminatingPodGetsNoFirstMount(t *testing.T) {
 	for name, before := range map[string]bool{"when it is seen first": false, "while it waits for the attach": true} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -129,8 +130,8 @@ func TestATerminatingPodGetsNoFirstMount(t *testing.T) {
 	})
 }
 
-// After a restart a claim that cannot be used holds up no other volume of its pod: that is renewed.
-func TestAClaimThatIsLostHoldsUpNoOtherVolume(t *testing.T) {
+// After a restart a claim that cannot be used does not block another volume of its pod: that volume is republished.
+func TestLostClaimDoesNotBlockOtherVolumes(t *testing.T) {
 	w := newWorld(t, noAttach, republishes)
 	w.volume("data")
 	w.volume("other")

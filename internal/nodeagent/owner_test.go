@@ -38,9 +38,9 @@ func (w *world) config() Config {
 	return Config{NodeName: w.name, Root: w.root, RESTConfig: w.nodeID, BootID: w.bootID, MountPoints: w.driver.MountPoints, Logger: testLogger(w.TB)}
 }
 
-// TestARestartUnderAnotherNodeName: the machine got another name. Nothing is touched, also where an earlier
-// version wrote no owner.
-func TestARestartUnderAnotherNodeName(t *testing.T) {
+// TestRestartUnderAnotherNodeName: the machine was renamed. Nothing is touched, even if an earlier version recorded no
+// owner.
+func TestRestartUnderAnotherNodeName(t *testing.T) {
 	for name, forget := range map[string]bool{"recorded": false, "by an earlier version": true} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -109,8 +109,8 @@ func (e *elsewhere) wrap(config *rest.Config) *rest.Config {
 	return config
 }
 
-// TestARestartWithTheKubeconfigOfAnotherCluster: nothing is touched there or here.
-func TestARestartWithTheKubeconfigOfAnotherCluster(t *testing.T) {
+// TestRestartWithKubeconfigOfAnotherCluster: nothing is touched in either cluster.
+func TestRestartWithKubeconfigOfAnotherCluster(t *testing.T) {
 	w := newWorld(t)
 	l := w.live()
 	l.stop()
@@ -130,9 +130,9 @@ func TestARestartWithTheKubeconfigOfAnotherCluster(t *testing.T) {
 	}
 }
 
-// TestAClusterThatCannotBeTold: the Node is another one, and what tells clusters apart may not be read. The
-// agent waits and says what for.
-func TestAClusterThatCannotBeTold(t *testing.T) {
+// TestUnidentifiedClusterIsNotTouched: the Node is another one, and the object that identifies a cluster may not be
+// read. The agent waits and reports what it waits for.
+func TestUnidentifiedClusterIsNotTouched(t *testing.T) {
 	w := newWorld(t)
 	l := w.live()
 	l.stop()
@@ -154,8 +154,8 @@ func TestAClusterThatCannotBeTold(t *testing.T) {
 	}
 }
 
-// TestARestartAfterTheNodeWasMadeAnew: it has another UID, in the same cluster. The volumes stay.
-func TestARestartAfterTheNodeWasMadeAnew(t *testing.T) {
+// TestRestartAfterNodeWasRecreated: it has another UID, in the same cluster. The volumes stay.
+func TestRestartAfterNodeWasRecreated(t *testing.T) {
 	w := newWorld(t)
 	l := w.live()
 	l.stop()
@@ -174,8 +174,8 @@ func TestARestartAfterTheNodeWasMadeAnew(t *testing.T) {
 	}
 }
 
-// TestAnOwnerThatCannotBeRead: whose the records are is not known then, and nothing is touched.
-func TestAnOwnerThatCannotBeRead(t *testing.T) {
+// TestUnreadableOwner: the owner of the records is unknown then, and nothing is touched.
+func TestUnreadableOwner(t *testing.T) {
 	for name, content := range map[string]string{"torn": `{"nodeName": "n`, "empty": "", "without a name": "{}"} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -197,8 +197,9 @@ func TestAnOwnerThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// TestARestartWithAnotherRoot: by its records everything that runs would be taken out of the list, and detached.
-func TestARestartWithAnotherRoot(t *testing.T) {
+// TestRestartWithAnotherRoot: according to its records every running volume would be removed from the list, and
+// detached.
+func TestRestartWithAnotherRoot(t *testing.T) {
 	w := newWorld(t)
 	l := w.live()
 	l.stop()
@@ -216,7 +217,7 @@ func TestARestartWithAnotherRoot(t *testing.T) {
 		t.Errorf("below the other root: %v, %v", left, err)
 	}
 
-	// After a boot nothing is mounted, and another root will do.
+	// After a boot nothing is mounted, so another root is accepted.
 	config.BootID, config.Root = "boot-2", t.TempDir()
 	agent, err = New(config)
 	must(t, err)

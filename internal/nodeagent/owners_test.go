@@ -19,7 +19,7 @@ import (
 	"belay.dev/belay/internal/nodevolume"
 )
 
-// podWorld is a podManager without an Agent, and what it told.
+// podWorld is a podManager without an Agent, and what its handlers got.
 type podWorld struct {
 	*podManager
 	api  *fake.Clientset
@@ -40,7 +40,7 @@ func newPodWorld(t *testing.T) *podWorld {
 	}}
 	w := &podWorld{api: fake.NewClientset(claim, pv), sure: true}
 	tell := func(what string, uid types.UID) {
-		w.uids() // no lock is held: this would wait for ever
+		w.uids() // no lock is held: this would wait forever
 		w.told = append(w.told, what+" "+string(uid))
 	}
 	config := Config{NodeName: "n", RESTConfig: nil, Logger: logr.Discard()}
@@ -71,8 +71,8 @@ func podWithClaim(uid types.UID) *corev1.Pod {
 
 const volumeOfClaim = "kubernetes.io/csi/d^h"
 
-// TestAPodIsLookedUpToldAndForgotten from the first word about it to the last.
-func TestAPodIsLookedUpToldAndForgotten(t *testing.T) {
+// TestPodLifecycleInPodManager: the pod is resolved, its volumes are handed to the handlers, and it is forgotten.
+func TestPodLifecycleInPodManager(t *testing.T) {
 	w := newPodWorld(t)
 	w.set(podWithClaim("p"))
 	must(t, w.lookUp(t.Context(), "p"))
@@ -85,15 +85,15 @@ func TestAPodIsLookedUpToldAndForgotten(t *testing.T) {
 	w.removeVolume("p", volumeOfClaim)
 	want := []string{"wanted p", "changed " + volumeOfClaim, "changed " + volumeOfClaim, "released p"}
 	if diff := cmp.Diff(want, w.told); diff != "" {
-		t.Errorf("told (-want +got):\n%s", diff)
+		t.Errorf("handler calls (-want +got):\n%s", diff)
 	}
 	if left := w.uids(); len(left) > 0 {
-		t.Errorf("known for ever: %v", left)
+		t.Errorf("known forever: %v", left)
 	}
 }
 
-// TestAPodThatGoesWhileItIsLookedUp leaves nothing, whether it goes before or after its volumes are known.
-func TestAPodThatGoesWhileItIsLookedUp(t *testing.T) {
+// TestPodRemovedDuringLookup leaves nothing behind, whether it is removed before or after its volumes are known.
+func TestPodRemovedDuringLookup(t *testing.T) {
 	w := newPodWorld(t)
 	w.api.PrependReactor("get", "persistentvolumes", func(k8stesting.Action) (bool, runtime.Object, error) {
 		w.remove("p")
@@ -102,15 +102,15 @@ func TestAPodThatGoesWhileItIsLookedUp(t *testing.T) {
 	w.set(podWithClaim("p"))
 	must(t, w.lookUp(t.Context(), "p"))
 	if diff := cmp.Diff([]string{"released p"}, w.told); diff != "" {
-		t.Errorf("told (-want +got):\n%s", diff)
+		t.Errorf("handler calls (-want +got):\n%s", diff)
 	}
 	if w.addVolume("p", volumeOfClaim) || len(w.uids()) > 0 {
 		t.Errorf("the pod came back: %v", w.uids())
 	}
 }
 
-// TestPodsOfRecordsWaitForTheirOwner: for its word, and until the records are known to be this node's.
-func TestPodsOfRecordsWaitForTheirOwner(t *testing.T) {
+// TestRecordedPodsWaitUntilPodsAreSynced, and until the records are known to be this node's.
+func TestRecordedPodsWaitUntilPodsAreSynced(t *testing.T) {
 	w := newPodWorld(t)
 	w.sure = false
 	w.recorded("gone", volumeOfClaim)
@@ -129,12 +129,12 @@ func TestPodsOfRecordsWaitForTheirOwner(t *testing.T) {
 		t.Errorf("removed: %v, want [true false]", got)
 	}
 	if diff := cmp.Diff([]string{"released gone"}, w.told); diff != "" {
-		t.Errorf("told (-want +got):\n%s", diff)
+		t.Errorf("handler calls (-want +got):\n%s", diff)
 	}
 }
 
-// TestAVolumeOfAPodThatIsGone is none of the node's.
-func TestAVolumeOfAPodThatIsGone(t *testing.T) {
+// TestVolumeOfUnknownPodIsIgnored: a volume is kept only for a pod that is set.
+func TestVolumeOfUnknownPodIsIgnored(t *testing.T) {
 	w := newPodWorld(t)
 	root, err := mount.OpenRoot(t.TempDir(), func() ([]string, error) { return nil, nil })
 	must(t, err)
@@ -148,7 +148,7 @@ func TestAVolumeOfAPodThatIsGone(t *testing.T) {
 	here := &volumeToMount{specName: "pv", driver: "d", handle: "h", pod: podIdentity{UID: "p"}}
 	m.addVolumes("p", []*volumeToMount{here})
 	if len(m.all) > 0 {
-		t.Errorf("volumes of a pod that nobody has set: %v", m.all)
+		t.Errorf("volumes of a pod that was not set: %v", m.all)
 	}
 	w.set(podWithClaim("p"))
 	m.addVolumes("p", []*volumeToMount{here})

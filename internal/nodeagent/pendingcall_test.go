@@ -16,8 +16,9 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// TestACallWithoutAnAnswerIsNamed while it hangs: to the pod that waits for it, and to who waits for the pod.
-func TestACallWithoutAnAnswerIsNamed(t *testing.T) {
+// TestUnansweredCallIsNamed while it hangs: in the event of the pod that waits for it, and in the error of the caller
+// that waits for the pod.
+func TestUnansweredCallIsNamed(t *testing.T) {
 	for call, event := range map[string]string{
 		"NodeStageVolume": "FailedMount: MountVolume.MountDevice", "NodePublishVolume": "FailedMount: MountVolume.SetUp",
 		"NodeGetCapabilities": "FailedMount: MountVolume.MountDevice", "NodeUnpublishVolume": "FailedUnmount: UnmountVolume.TearDown",
@@ -59,8 +60,8 @@ func TestACallWithoutAnAnswerIsNamed(t *testing.T) {
 	}
 }
 
-// TestAHoldSaysSinceWhen: as a time, and for how long.
-func TestAHoldSaysSinceWhen(t *testing.T) {
+// TestWaitReportsSinceWhen: as a time, and for how long.
+func TestWaitReportsSinceWhen(t *testing.T) {
 	w := newWorld(t)
 	handle := w.volume("data")
 	agent, _ := w.agent()
@@ -73,9 +74,9 @@ func TestAHoldSaysSinceWhen(t *testing.T) {
 	}
 }
 
-// TestAnUnmountThatFailsIsTold to the claim and the Node as well: the pod is gone, and with it who would read its events. An unstage
-// fails since it was begun.
-func TestAnUnmountThatFailsIsTold(t *testing.T) {
+// TestFailedUnmountEmitsEvents on the claim and the Node as well: the pod is gone, so its events are not read any more.
+// The time of a failing unstage counts from its first attempt.
+func TestFailedUnmountEmitsEvents(t *testing.T) {
 	for method, event := range map[string]string{"Unpublish": "UnmountVolume.TearDown failed", "Unstage": "UnmountDevice failed"} {
 		for _, restarted := range []bool{false, true} {
 			t.Run(method+map[bool]string{true: " after a restart"}[restarted], func(t *testing.T) {
@@ -107,7 +108,7 @@ func TestAnUnmountThatFailsIsTold(t *testing.T) {
 				if !slices.ContainsFunc([]time.Duration{0, -time.Second}, func(d time.Duration) bool {
 					return strings.Contains(told, "since "+first.Add(d).UTC().Format(time.RFC3339))
 				}) {
-					t.Errorf("begun at %s, told %s", first.UTC(), told)
+					t.Errorf("started at %s, the event reports %s", first.UTC(), told)
 				}
 			})
 		}

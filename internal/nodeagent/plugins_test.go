@@ -69,7 +69,7 @@ func (w *world) at(file, version string) *csidriver.Driver {
 	})
 }
 
-// TestPluginHandlers: they hear of each change, and may ask back, which takes the locks.
+// TestPluginHandlers: they are called for each change, and may call back, which takes the locks.
 func TestPluginHandlers(t *testing.T) {
 	events := make(chan string, 100)
 	var p *plugins
@@ -148,7 +148,7 @@ func TestPluginsTwoSocketsOfOneDriver(t *testing.T) {
 	must(t, err)
 	second := w.at("second.sock", "1.0.0")
 	if status := second.Registered(); !strings.Contains(status.Error, "Another driver with the same name is already registered") {
-		t.Errorf("the second one was told %+v", status)
+		t.Errorf("the second one was notified of %+v", status)
 	}
 	if still, _ := p.registered("d"); still != client {
 		t.Error("the one that was refused took the connection")
@@ -165,7 +165,7 @@ func TestPluginsTwoSocketsOfOneDriver(t *testing.T) {
 	}
 }
 
-// TestPluginsRefreshTheLimit of a driver whose CSIDriver wants it, when the storage says that the node is full.
+// TestPluginsRefreshTheLimit of a driver whose CSIDriver asks for it, when the storage reports that the node is full.
 func TestPluginsRefreshTheLimit(t *testing.T) {
 	p := onlyPlugins(t, ignore)
 	w, _ := p.start(t)
@@ -179,7 +179,7 @@ func TestPluginsRefreshTheLimit(t *testing.T) {
 	p.exhausted("d")
 	p.refreshLimit(t.Context(), "d")
 	if got := limit(); got != 7 {
-		t.Errorf("the allocatable count is %d though nobody wants it refreshed", got)
+		t.Errorf("the allocatable count is %d although no driver wants it refreshed", got)
 	}
 	must(t, p.csiDrivers.GetStore().Add(&storagev1.CSIDriver{
 		ObjectMeta: metav1.ObjectMeta{Name: "d"}, Spec: storagev1.CSIDriverSpec{NodeAllocatableUpdatePeriodSeconds: new(int64(10))},

@@ -17,7 +17,7 @@ func nextEvent(t *testing.T, n *pluginWatcher) fsnotify.Event {
 	return wait.For(t, "an event", n.events)
 }
 
-// More than a kernel gives inotify instances to a user.
+// More than the inotify instances that a kernel allows a user.
 func TestManyAgentsShareOneWatch(t *testing.T) {
 	const agents = 300
 	var all []*pluginWatcher
@@ -33,7 +33,7 @@ func TestManyAgentsShareOneWatch(t *testing.T) {
 		socket := filepath.Join(dirs[i], "s")
 		must(t, os.WriteFile(socket, nil, 0o600))
 		if event := nextEvent(t, n); event.Name != socket || !event.Has(fsnotify.Create) {
-			t.Fatalf("agent %d was told of %v", i, event)
+			t.Fatalf("agent %d got the event %v", i, event)
 		}
 	}
 	for _, n := range all[1:] {
@@ -43,7 +43,7 @@ func TestManyAgentsShareOneWatch(t *testing.T) {
 	must(t, os.Remove(filepath.Join(dirs[0], "s")))
 	for event := nextEvent(t, all[0]); !event.Has(fsnotify.Remove); event = nextEvent(t, all[0]) {
 		if filepath.Dir(event.Name) != dirs[0] {
-			t.Fatalf("the agent that is left was told of %v", event)
+			t.Fatalf("the remaining agent got the event %v", event)
 		}
 	}
 	must(t, all[0].close())
@@ -55,13 +55,13 @@ func TestManyAgentsShareOneWatch(t *testing.T) {
 	must(t, n.add(dirs[0]))
 	must(t, os.WriteFile(filepath.Join(dirs[0], "again"), nil, 0o600))
 	if event := nextEvent(t, n); filepath.Base(event.Name) != "again" {
-		t.Errorf("told of %v", event)
+		t.Errorf("got the event %v", event)
 	}
 	must(t, n.close())
 }
 
-// An agent that does not look must not hold the others up, and finds out that it missed something.
-func TestAnAgentThatDoesNotLookIsToldThatEventsWereLost(t *testing.T) {
+// An agent that does not read its events must not block the others, and learns that it missed some.
+func TestSlowReaderIsNotifiedOfLostEvents(t *testing.T) {
 	slow, err := newPluginWatcher()
 	must(t, err)
 	quick, err := newPluginWatcher()

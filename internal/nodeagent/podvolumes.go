@@ -252,7 +252,7 @@ func checkClaim(claim *corev1.PersistentVolumeClaim) error {
 		return errors.New(explain.ClaimBeingDeleted(claim.Namespace, claim.Name))
 	}
 	if claim.Status.Phase != corev1.ClaimBound || claim.Spec.VolumeName == "" {
-		return errors.New(explain.ClaimNotBound(claim.Namespace, claim.Name))
+		return errors.New(explain.ClaimWithoutVolume(claim.Namespace, claim.Name))
 	}
 	return nil
 }

@@ -41,7 +41,7 @@ func TestNodeDriverRegistrar(t *testing.T) {
 				return
 			}
 		}
-		t.Fatal("the registrar ended and was never told that it is registered")
+		t.Fatal("the registrar ended and was never notified that it is registered")
 	}
 	registered := func() bool {
 		node := w.node()

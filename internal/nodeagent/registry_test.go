@@ -28,7 +28,7 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-func TestADriverWhoseNodeIDChangedIsMadeKnownAnew(t *testing.T) {
+func TestDriverWithChangedNodeIDIsRegisteredAgain(t *testing.T) {
 	w := newWorld(t)
 	_, stop := w.agent()
 	w.driver.Registered()
@@ -47,9 +47,9 @@ func TestADriverWhoseNodeIDChangedIsMadeKnownAnew(t *testing.T) {
 	}
 }
 
-// TestADriverThatDoesNotFitKeepsNoOtherOut: what one driver says of the node contradicts a
-// label, or is refused by the API server.
-func TestADriverThatDoesNotFitKeepsNoOtherOut(t *testing.T) {
+// TestInvalidDriverDoesNotBlockOthers: what one driver reports about the node contradicts a label, or is refused by the
+// API server.
+func TestInvalidDriverDoesNotBlockOthers(t *testing.T) {
 	for name, test := range map[string]struct {
 		topology map[string]string
 		want     string
@@ -71,7 +71,7 @@ func TestADriverThatDoesNotFitKeepsNoOtherOut(t *testing.T) {
 			w.driver.Stop()
 			w.agent()
 			if status := misfit.Registered(); status.PluginRegistered || !strings.Contains(status.Error, test.want) {
-				t.Errorf("the misfit was told %+v, want %q", status, test.want)
+				t.Errorf("the invalid driver was notified of %+v, want %q", status, test.want)
 			}
 			w.driver.Start()
 			if status := w.driver.Registered(); !status.PluginRegistered {
@@ -82,8 +82,8 @@ func TestADriverThatDoesNotFitKeepsNoOtherOut(t *testing.T) {
 	}
 }
 
-// TestADriverThatMovesToAnotherSocketStaysKnown: it is there again before its going was dealt with.
-func TestADriverThatMovesToAnotherSocketStaysKnown(t *testing.T) {
+// TestDriverMovedToAnotherSocketStaysRegistered: it is back before its removal was processed.
+func TestDriverMovedToAnotherSocketStaysRegistered(t *testing.T) {
 	w := newWorld(t)
 	next := w.newDriver(w.driverName())
 	next.Address = filepath.Join(w.root, registryDir, "next-reg.sock")
@@ -112,10 +112,10 @@ func TestADriverThatMovesToAnotherSocketStaysKnown(t *testing.T) {
 	w.wantCSINode(w.node())
 }
 
-func TestADriverThatIsNotToldStaysRegistered(t *testing.T) {
+func TestDriverStaysRegisteredWhenNotificationFails(t *testing.T) {
 	w := newWorld(t)
 	var agent *Agent
-	var clients []*csi.Node // at each time that it is told; under the lock of plugins
+	var clients []*csi.Node // the client at each notification; under the lock of plugins
 	w.driver.Lock()
 	w.driver.OnNotify = func() error {
 		agent.plugins.mu.Lock()
@@ -166,7 +166,7 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-func TestASocketThatWentWhileEventsWereLostIsNoticed(t *testing.T) {
+func TestSocketRemovedWhileEventsWereLost(t *testing.T) {
 	p := onlyPlugins(t, ignore)
 	must(t, p.root.MakeDir(registryDir))
 	stays, goes := filepath.Join(p.root.Path(registryDir), "stays"), filepath.Join(p.root.Path(registryDir), "goes")
@@ -207,7 +207,7 @@ func TestManySocketsOfOneDriverLeaveOneConnection(t *testing.T) {
 	wait.For(t, "the watches of connections that were replaced to end", ended)
 }
 
-func TestAnAgentThatCannotBeMadeLeavesNothingRunning(t *testing.T) {
+func TestFailedNewLeavesNoGoroutine(t *testing.T) {
 	taken := idle(t)
 	before := runtime.NumGoroutine()
 	for range 20 {
@@ -219,9 +219,9 @@ func TestAnAgentThatCannotBeMadeLeavesNothingRunning(t *testing.T) {
 	wait.Until(t, "the goroutines of twenty failures have ended", func() bool { return runtime.NumGoroutine() <= before+5 })
 }
 
-// TestACallEndsThoughItsDriverIsRegisteredNoMore: the registrar ends, or names another
-// endpoint, while the driver is at work. The call is not cut off, and not repeated.
-func TestACallEndsThoughItsDriverIsRegisteredNoMore(t *testing.T) {
+// TestCallSurvivesUnregistration: the registrar ends, or names another endpoint, while the driver executes a call. The
+// call is not interrupted, and not repeated.
+func TestCallSurvivesUnregistration(t *testing.T) {
 	for name, change := range map[string]func(w *world, r *csidriver.Driver) (again *csidriver.Driver){
 		"the registrar ends": func(w *world, r *csidriver.Driver) *csidriver.Driver {
 			r.Stop()
@@ -278,9 +278,9 @@ func TestACallEndsThoughItsDriverIsRegisteredNoMore(t *testing.T) {
 	}
 }
 
-// TestASocketThatNamesAnotherDriver, put in the place of the first one's by a rename: the first
-// driver is gone, as when its socket had been removed before.
-func TestASocketThatNamesAnotherDriver(t *testing.T) {
+// TestSocketReplacedByAnotherDriver by a rename: the first driver is unregistered, as if its socket had been removed
+// before.
+func TestSocketReplacedByAnotherDriver(t *testing.T) {
 	w := newWorld(t)
 	w.driver.Stop()
 	first := w.registrar("reg.sock", w.behind("1.0.0"))
@@ -299,7 +299,7 @@ func TestASocketThatNamesAnotherDriver(t *testing.T) {
 	})
 }
 
-// TestLostEventsAreMadeUpFor: whoever hears that events were lost looks himself.
+// TestLostEventsAreMadeUpFor: after lost events the registry lists the directory itself.
 func TestLostEventsAreMadeUpFor(t *testing.T) {
 	p := onlyPlugins(t, ignore)
 	r := p.registry

@@ -29,7 +29,7 @@ func (w *world) untilPublished(times int) {
 	wait.Until(w, "published often enough", func() bool { return w.driver.Count("Publish", "data") >= times })
 }
 
-func TestARunningPodIsPublishedAgainWithWhatIsTrueNow(t *testing.T) {
+func TestRepublishUsesCurrentSecretsAndTokens(t *testing.T) {
 	w := newWorld(t, republishes, asksForTokens(storagev1.TokenRequest{Audience: "vault"}))
 	secrets := w.admin.CoreV1().Secrets(w.name)
 	key := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "key"}, StringData: map[string]string{"password": "old"}}
@@ -115,7 +115,7 @@ func TestMounterSetUpFWithNodePublishFinalError(t *testing.T) {
 			wantStanding("after a restart")
 			before := w.driver.Count("Publish", "data")
 			w.untilPublished(before + 1)
-			agent.RemovePod(pod.UID) // no back-off of a renewal holds up the way back
+			agent.RemovePod(pod.UID) // no back-off of a republish delays the unmount
 			w.unmounted(agent, pod)
 			w.untilNotInUse(handle)
 			if left := w.leftovers(); len(left) > 0 {
@@ -125,7 +125,7 @@ func TestMounterSetUpFWithNodePublishFinalError(t *testing.T) {
 	}
 }
 
-func TestARenewalThatFailsAgainIsToldAgain(t *testing.T) {
+func TestRepeatedRepublishFailureEmitsEvents(t *testing.T) {
 	w := newWorld(t, republishes, noAttach)
 	w.volume("data")
 	w.driver.Before = func(method, _ string, attempt int) error {
@@ -147,7 +147,7 @@ func TestARenewalThatFailsAgainIsToldAgain(t *testing.T) {
 		}
 		return told == 2
 	})
-	w.untilPublished(6) // and it goes on
+	w.untilPublished(6) // and it continues
 }
 
 // publishRecord is the only record of a publish on disk.
@@ -165,7 +165,7 @@ func (w *world) publishRecord() nodevolume.Record {
 	return record
 }
 
-func TestARestartPublishesAgainOnce(t *testing.T) {
+func TestRestartRepublishesOnce(t *testing.T) {
 	w := newWorld(t, republishes)
 	handle := w.volume("data")
 	agent, stop := w.agent()
@@ -184,8 +184,8 @@ func TestARestartPublishesAgainOnce(t *testing.T) {
 	}
 }
 
-// TestWhoIsPublishedAgain asks for the decision of an hour later.
-func TestWhoIsPublishedAgain(t *testing.T) {
+// TestRepublishedPods asks for the decision of an hour later.
+func TestRepublishedPods(t *testing.T) {
 	w := newWorld(t, noAttach)
 	name := string(w.unique(w.volume("data")))
 	agent, _ := w.agent()

@@ -12,10 +12,10 @@ import (
 	"belay.dev/belay/internal/testing/wait"
 )
 
-// TestARestartInTheMiddleOfEachStep stops the agent while the driver is at work on
-// one call, and starts another on the same root. Whether the pod is still wanted
-// then or not, all ends well, and the volume is in use until its unstage is confirmed.
-func TestARestartInTheMiddleOfEachStep(t *testing.T) {
+// TestRestartDuringEachStep stops the agent while the driver executes one call, and starts another agent on the same
+// root. Whether the pod is still wanted then or not, its volume ends up mounted or unmounted accordingly, and is in use
+// until its unstage is confirmed.
+func TestRestartDuringEachStep(t *testing.T) {
 	tests := map[string]struct {
 		method string
 		done   bool // the driver did its work before the agent died
@@ -56,8 +56,8 @@ func TestARestartInTheMiddleOfEachStep(t *testing.T) {
 	}
 }
 
-// stopsIn has the first call of a method wait, before the driver has begun or once it has done its
-// work: reached is closed when it has come so far, and nobody hears the answer once dead is.
+// stopsIn has the first call of a method wait, before the driver has started or after it has done its work: reached is
+// closed when the call has come that far, and its answer is lost once dead is closed.
 func (w *world) stopsIn(method string, done bool) (reached, dead chan struct{}) {
 	reached, dead = make(chan struct{}), make(chan struct{})
 	var once sync.Once

@@ -17,8 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// rewritten has every PersistentVolume that the agent reads changed on the wire: what a real
-// API server would not take, another may.
+// rewritten changes every PersistentVolume that the agent reads on the wire: an API server of another version may
+// accept what this one refuses.
 func (w *world) rewritten(change func(pv *corev1.PersistentVolume)) {
 	w.nodeID.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
@@ -45,9 +45,9 @@ func (w *world) rewritten(change func(pv *corev1.PersistentVolume)) {
 	})
 }
 
-// TestNamesAreRefusedAndNothingIsWritten: names that lead elsewhere in a file system,
-// or are none, from the API and from the owner of the pods.
-func TestNamesAreRefusedAndNothingIsWritten(t *testing.T) {
+// TestInvalidNamesAreRefused: nothing is written for names that lead elsewhere in a file system, or are not valid
+// names, whether they come from the API or from the caller that sets the pods.
+func TestInvalidNamesAreRefused(t *testing.T) {
 	names := map[string]string{
 		"up": "../../../../%s", "below": "a/%s", "newline": "a\n%s", "long": strings.Repeat("x", 4096), "dot": ".", "dots": "..", "empty": "", "nul": "a\x00%s",
 	}
@@ -60,7 +60,7 @@ func TestNamesAreRefusedAndNothingIsWritten(t *testing.T) {
 	for field, change := range fields {
 		for kind, name := range names {
 			if field == "handle" && (kind == "up" || kind == "below" || kind == "long" || kind == "dot" || kind == "dots") {
-				continue // of handles only hashes get into paths: see TestAHandleMayBeAnything
+				continue // of handles only hashes get into paths: see TestHandlesOfAnyForm
 			}
 			t.Run(field+" "+kind, func(t *testing.T) {
 				w := newWorld(t, noAttach)
@@ -94,7 +94,7 @@ func TestNamesAreRefusedAndNothingIsWritten(t *testing.T) {
 	}
 }
 
-func TestAHandleMayBeAnything(t *testing.T) {
+func TestHandlesOfAnyForm(t *testing.T) {
 	for kind, handle := range map[string]string{"up": "../../../x", "below": "a/b", "dots": "..", "long": strings.Repeat("x", 4096), "spaces": " a b ", "caret": "a^b"} {
 		t.Run(kind, func(t *testing.T) {
 			w := newWorld(t)
@@ -115,8 +115,8 @@ func TestAHandleMayBeAnything(t *testing.T) {
 	}
 }
 
-// TestRemovalStopsWhereTheDriversOwnFilesBegin: below the target and the staging path lies what
-// is not the agent's. It stays, the pod is told, and the volume stays in use.
+// TestRemovalStopsWhereTheDriversOwnFilesBegin: files below the target and the staging path are not the agent's. They
+// stay, the pod gets an event, and the volume stays in use.
 func TestRemovalStopsWhereTheDriversOwnFilesBegin(t *testing.T) {
 	for name, test := range map[string]struct {
 		method string
@@ -152,8 +152,8 @@ func TestRemovalStopsWhereTheDriversOwnFilesBegin(t *testing.T) {
 	}
 }
 
-// TestRemovalCrossesNoMount: something is mounted where the agent would remove, and the mount
-// table that it was given does not say so.
+// TestRemovalCrossesNoMount: something is mounted at a path that the agent would remove, and the mount table that it
+// was given does not show it.
 func TestRemovalCrossesNoMount(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to mount")

@@ -64,7 +64,7 @@ func (w *world) untilEvent(pod *corev1.Pod, words ...string) {
 	w.Fatalf("pod %s has no event with %q; there are %q", pod.Name, words, told)
 }
 
-// waitFails waits for a pod's volumes in vain, for a short time, and returns what it was told.
+// waitFails waits for a pod's volumes for a short time, requires that the wait fails, and returns its error.
 func (w *world) waitFails(agent *Agent, pod *corev1.Pod) error {
 	w.Helper()
 	ctx, cancel := context.WithTimeout(w.ctx, 200*time.Millisecond)
@@ -76,7 +76,7 @@ func (w *world) waitFails(agent *Agent, pod *corev1.Pod) error {
 	return err
 }
 
-// waitSays waits, in vain, for a pod's volumes until it is told one of the texts.
+// waitSays waits for a pod's volumes until the wait fails with one of the texts.
 func (w *world) waitSays(agent *Agent, pod *corev1.Pod, texts ...string) error {
 	w.Helper()
 	var err error
@@ -89,7 +89,7 @@ func (w *world) waitSays(agent *Agent, pod *corev1.Pod, texts ...string) error {
 
 func noAttach(d *storagev1.CSIDriver) { d.Spec.AttachRequired = new(false) }
 
-func TestADriverWithoutAttachNeedsNoHandshake(t *testing.T) {
+func TestDriverWithoutAttachNeedsNoHandshake(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.volume("data")
 	agent, _ := w.agent()
@@ -107,7 +107,7 @@ func TestADriverWithoutAttachNeedsNoHandshake(t *testing.T) {
 	wait.Until(w, "all is undone", func() bool { return len(w.driver.Made()) == 4 && len(agent.Pods()) == 0 })
 }
 
-func TestWhatTheDriverIsAsked(t *testing.T) {
+func TestRequestsOfDriver(t *testing.T) {
 	w := newWorld(t, noAttach, func(d *storagev1.CSIDriver) { d.Spec.PodInfoOnMount = new(true) })
 	w.driver.NodeServices = append(w.driver.NodeServices, csispec.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER, csispec.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
 	_, err := w.admin.CoreV1().Secrets(w.name).Create(w.ctx, &corev1.Secret{
@@ -161,7 +161,7 @@ func TestWhatTheDriverIsAsked(t *testing.T) {
 	}
 }
 
-func TestABlockVolume(t *testing.T) {
+func TestBlockVolume(t *testing.T) {
 	w := newWorld(t)
 	handle := w.volume("disk", func(pv *corev1.PersistentVolume) { pv.Spec.VolumeMode = new(corev1.PersistentVolumeBlock) })
 	agent, stop := w.agent()
@@ -187,7 +187,7 @@ func TestABlockVolume(t *testing.T) {
 		"attachmentID": "csi-" + hash(handle+w.driverName()+w.name), "driverName": w.driverName(), "nodeName": w.name, "specVolID": full, "volumeHandle": handle,
 	})
 	stop()
-	agent, _ = w.agent() // the way back from records alone
+	agent, _ = w.agent() // unmounted from the records alone
 	agent.PodsSynced()
 	w.unmounted(agent, pod)
 	w.untilNotInUse(handle)
@@ -231,7 +231,7 @@ func TestReadWriteOncePodHoldsTheSecondPodBack(t *testing.T) {
 	w.mounted(agent, second)
 }
 
-func TestAWaitSaysItsHop(t *testing.T) {
+func TestWaitNamesItsCondition(t *testing.T) {
 	w := newWorld(t)
 	handle := w.volume("data")
 	agent, _ := w.agent()
@@ -247,7 +247,7 @@ func TestAWaitSaysItsHop(t *testing.T) {
 			t.Errorf("the wait does not say %q: %v", word, err)
 		}
 	}
-	// Reported, but the attachment is another thing: told in the words that are matched on.
+	// Reported, but the attachment is a different one: the event has the text that users match on.
 	must(t, w.report(handle, true))
 	w.untilEvent(pod, "FailedMount", `MountVolume.WaitForAttach failed for volume "`+w.name+`-data" :`, "volume attachment")
 	w.driver.SetBefore(func(string, string, int) error { return status.Error(codes.InvalidArgument, "no such pool") })
@@ -255,7 +255,7 @@ func TestAWaitSaysItsHop(t *testing.T) {
 	w.untilEvent(pod, "FailedMount", `MountVolume.MountDevice failed for volume "`+w.name+`-data" :`, "no such pool")
 }
 
-func TestWhatIsNotSupportedIsRefusedInWords(t *testing.T) {
+func TestUnsupportedPodsAreRefused(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.volume("data")
 	w.volume("raw", blockVolume)
@@ -284,7 +284,7 @@ func TestWhatIsNotSupportedIsRefusedInWords(t *testing.T) {
 	}
 }
 
-func TestAHangingCallHoldsUpItsOwnVolumeOnly(t *testing.T) {
+func TestHangingCallBlocksOnlyItsVolume(t *testing.T) {
 	w := newWorld(t, noAttach)
 	hung := w.volume("hung")
 	w.volume("free")
@@ -305,7 +305,7 @@ func TestAHangingCallHoldsUpItsOwnVolumeOnly(t *testing.T) {
 	w.mounted(agent, slow)
 }
 
-func TestRegistrationIsRefusedInKubeletsWords(t *testing.T) {
+func TestRegistrationErrorsMatchKubelet(t *testing.T) {
 	tests := map[string]struct {
 		plugin *registration.PluginInfo
 		want   string
@@ -324,13 +324,13 @@ func TestRegistrationIsRefusedInKubeletsWords(t *testing.T) {
 			w.driver.Unlock()
 			w.agent()
 			if got := w.driver.Registered(); got.PluginRegistered || !strings.Contains(got.Error, test.want) {
-				t.Errorf("told %+v, want %q", got, test.want)
+				t.Errorf("notified of %+v, want %q", got, test.want)
 			}
 		})
 	}
 }
 
-func TestAnAttachmentThatWasMadeAnewLeadsToAnotherStage(t *testing.T) {
+func TestRecreatedAttachmentIsStagedAgain(t *testing.T) {
 	w := newWorld(t)
 	first := w.live()
 	// Detached by force while the volume is staged, and attached again.
@@ -346,7 +346,7 @@ func TestAnAttachmentThatWasMadeAnewLeadsToAnotherStage(t *testing.T) {
 	}
 }
 
-func TestAReboot(t *testing.T) {
+func TestReboot(t *testing.T) {
 	w := newWorld(t)
 	kept, gone := w.volume("kept"), w.volume("gone")
 	agent, stop := w.agent()
@@ -372,18 +372,18 @@ func TestAReboot(t *testing.T) {
 	}
 }
 
-func TestTheWayBackNeedsNoAPI(t *testing.T) {
+func TestUnmountNeedsNoAPI(t *testing.T) {
 	w := newWorld(t)
 	l := w.live()
 	l.stop()
 	real := w.nodeID
-	w.nodeID = &rest.Config{Host: "https://127.0.0.1:1"} // nobody listens
+	w.nodeID = &rest.Config{Host: "https://127.0.0.1:1"} // no server listens
 	agent, stop := w.agent()
 	agent.RemovePod(l.pod.UID)
 	w.unmounted(agent, l.pod)
 	wait.Until(w, "unstaged", func() bool { return slices.Contains(w.driver.Made(), "Unstage data") })
 	if !slices.Contains(w.node().Status.VolumesInUse, w.unique(l.handle)) {
-		t.Fatal("not in use, and nobody can have cleared it")
+		t.Fatal("not in use, although no agent can have removed it")
 	}
 	stop()
 	w.nodeID = real
@@ -391,7 +391,7 @@ func TestTheWayBackNeedsNoAPI(t *testing.T) {
 	w.untilNotInUse(l.handle)
 }
 
-func TestASecondAgentIsKeptOffTheRoot(t *testing.T) {
+func TestSecondAgentOnSameRootIsRefused(t *testing.T) {
 	w := newWorld(t)
 	_, stop := w.agent()
 	config := Config{NodeName: w.name, Root: w.root, RESTConfig: w.nodeID, BootID: w.bootID}

@@ -16,9 +16,9 @@ import (
 	"belay.dev/belay/internal/testing/csidriver"
 )
 
-// TestASecretThatADriverRepeatsIsTakenOut: its errors hold the request's secrets. No event, log
-// line, error or record does.
-func TestASecretThatADriverRepeatsIsTakenOut(t *testing.T) {
+// TestSecretInDriverErrorIsRedacted: the driver's errors contain the request's secrets. No event, log line, error or
+// record does.
+func TestSecretInDriverErrorIsRedacted(t *testing.T) {
 	for _, step := range []string{"Stage", "Publish"} {
 		t.Run(step, func(t *testing.T) {
 			w := newWorld(t, noAttach)
@@ -60,7 +60,7 @@ func TestASecretThatADriverRepeatsIsTakenOut(t *testing.T) {
 			}
 			for _, text := range said {
 				if strings.Contains(text, "hunter2") {
-					t.Errorf("told: %s", text)
+					t.Errorf("the secret is in: %s", text)
 				}
 			}
 			if got := csidriver.LastRequest[*csispec.NodeStageVolumeRequest](w.driver).Secrets["password"]; got != "hunter2-and-more" {

@@ -130,8 +130,9 @@ func TestGetMountSELinuxLabel(t *testing.T) {
 	}
 }
 
-// Where SELinux is off nothing is labelled, and containers need not agree. Where it is on, the node's policy is asked.
-func TestTheNodesOwnLabels(t *testing.T) {
+// Without SELinux nothing is labelled, and containers need not agree. With SELinux the node's policy determines the
+// label.
+func TestFileLabelFollowsNodePolicy(t *testing.T) {
 	got, err := fileLabel(&corev1.SELinuxOptions{Level: "s0:c123,c456"})
 	must(t, err)
 	if on := selinux.GetEnabled(); (got != "") != on || on && !strings.HasSuffix(got, ":s0:c123,c456") {

@@ -35,7 +35,7 @@ func abnormal(r *csispec.NodeGetVolumeStatsResponse, message string) *csispec.No
 	return r
 }
 
-// answer makes the driver answer NodeGetVolumeStats, and tells of each question.
+// answerStats makes the driver answer NodeGetVolumeStats, and sends each requested volume on the channel.
 func (w *world) answerStats(reply func(volume string) (*csispec.NodeGetVolumeStatsResponse, error)) (asked chan string) {
 	asked = make(chan string)
 	w.driver.Lock()
@@ -52,8 +52,8 @@ func (w *world) answerStats(reply func(volume string) (*csispec.NodeGetVolumeSta
 	return asked
 }
 
-// untilAsked waits for a number of questions about a volume. Its answer is in when the
-// next one is asked: there is one call at a time for a volume.
+// untilAsked waits for a number of calls about a volume. When a call starts, the answer to the previous one has been
+// processed: there is one call at a time for a volume.
 func (w *world) untilAsked(asked <-chan string, volume string, times int) {
 	w.Helper()
 	for times > 0 {
@@ -168,14 +168,14 @@ func TestCSINodeVolumeHealth(t *testing.T) {
 				w.untilEvent(pod, c.event)
 				w.untilAsked(asked, "data", 3)
 				if n := w.events(pod, "VolumeConditionAbnormal"); n != 1 {
-					t.Errorf("the pod was told %d times of one condition", n)
+					t.Errorf("%d events for one condition of the volume", n)
 				}
 			}
 		})
 	}
 }
 
-// events counts how often a pod was told so.
+// events counts a pod's events with a reason.
 func (w *world) events(pod *corev1.Pod, reason string) int {
 	w.Helper()
 	list, err := w.admin.CoreV1().Events(w.name).List(w.ctx, metav1.ListOptions{
@@ -219,9 +219,9 @@ func TestStatsInKubeletsForm(t *testing.T) {
 	}
 }
 
-// A driver that hangs in one volume's stats holds up neither those of another volume nor the
-// way back of this one, and is not asked again before it has answered.
-func TestADriverThatHangsInStatsHoldsUpNothing(t *testing.T) {
+// A driver that hangs in one volume's stats delays neither those of another volume nor the unmount of this one, and is
+// not called again before it has answered.
+func TestHangingStatsCallBlocksNothing(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.driver.NodeServices = append(w.driver.NodeServices, canStats)
 	release := make(chan struct{})
@@ -248,7 +248,7 @@ func TestADriverThatHangsInStatsHoldsUpNothing(t *testing.T) {
 	if want := map[string]float64{"kubelet_volume_stats_used_bytes{namespace=" + w.name + ",persistentvolumeclaim=works}": 40}; !maps.Equal(shown, want) {
 		t.Errorf("used bytes %v, want %v", shown, want)
 	}
-	go func() { // goes on with the one that works
+	go func() { // continues with the one that works
 		for range asked {
 		}
 	}()
@@ -257,9 +257,9 @@ func TestADriverThatHangsInStatsHoldsUpNothing(t *testing.T) {
 	stop() // ends although the call hangs
 }
 
-// What is not known any more is not shown, as with kubelet; and nothing is asked about a
-// volume that went.
-func TestStatsThatAreNotKnownAreNotShown(t *testing.T) {
+// Stats that are not known any more are not exported, as with kubelet, and the driver is not called for a volume that
+// was unmounted.
+func TestUnknownStatsAreNotExported(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.driver.NodeServices = append(w.driver.NodeServices, canStats)
 	asked := w.answerStats(func(string) (*csispec.NodeGetVolumeStatsResponse, error) { return csidriver.HalfFull(), nil })
@@ -279,7 +279,7 @@ func TestStatsThatAreNotKnownAreNotShown(t *testing.T) {
 	w.driver.Lock()
 	w.driver.Stats = nil
 	w.driver.Unlock()
-	select { // a question that is on its way
+	select { // a call that is in flight
 	case <-asked:
 	default:
 	}
@@ -292,8 +292,8 @@ func TestStatsThatAreNotKnownAreNotShown(t *testing.T) {
 	}
 }
 
-// TestAnInlineVolumeThatHasNoPathForStats is asked about once, and again when another version of the driver may know more.
-func TestAnInlineVolumeThatHasNoPathForStats(t *testing.T) {
+// TestInlineVolumeWithoutStatsPath is queried once, and again when another version of the driver may support it.
+func TestInlineVolumeWithoutStatsPath(t *testing.T) {
 	w := newWorld(t, noAttach, modes(ephemeral))
 	w.driver.NodeServices = append(w.driver.NodeServices, canStats)
 	w.driver.Stats = func(context.Context, *csispec.NodeGetVolumeStatsRequest) (*csispec.NodeGetVolumeStatsResponse, error) {
@@ -314,13 +314,13 @@ func TestAnInlineVolumeThatHasNoPathForStats(t *testing.T) {
 	wait.Until(w, "asked again", func() bool { return asked() > 1 })
 }
 
-func TestADriverWithoutStatsIsNotAsked(t *testing.T) {
+func TestDriverWithoutStatsIsNotCalled(t *testing.T) {
 	w := newWorld(t, noAttach)
 	w.volume("data")
 	agent, _ := w.agent(frequently(nil))
 	pod := w.pod("p", "data")
 	w.bringUp(agent, pod)
-	// What is planned for the volume is done, and finds nothing to ask.
+	// The call that is planned for the volume becomes due, and there is no volume left to query.
 	agent.volumes.gatherStats(w.ctx, w.driverName())
 	name := string(w.unique("h-" + w.name + "-data"))
 	agent.volumes.gatherStats(w.ctx, name)

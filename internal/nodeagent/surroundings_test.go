@@ -52,9 +52,9 @@ func (w *world) smallDisk() (full func(is bool)) {
 	}
 }
 
-// TestAFullDisk: without a record nothing is called, and the pod is told. What is mounted
-// can be unmounted all the same: it may be what fills the disk.
-func TestAFullDisk(t *testing.T) {
+// TestFullDisk: without a record nothing is called, and the pod gets an event. Mounted volumes can be unmounted
+// nevertheless: one of them may be what fills the disk.
+func TestFullDisk(t *testing.T) {
 	w := newWorld(t)
 	full := w.smallDisk()
 	l := w.live()
@@ -83,9 +83,9 @@ func TestAFullDisk(t *testing.T) {
 	w.bringUpAttached(l.agent, fourth)
 }
 
-// TestAFullDiskDuringTheWayBackAndARestart: the agent ends while the disk is full and the way
-// back has begun. Nothing of it is forgotten.
-func TestAFullDiskDuringTheWayBackAndARestart(t *testing.T) {
+// TestFullDiskDuringUnmountAndRestart: the agent ends while the disk is full and an unmount has started. No step of it
+// is forgotten.
+func TestFullDiskDuringUnmountAndRestart(t *testing.T) {
 	w := newWorld(t)
 	full := w.smallDisk()
 	l := w.live()
@@ -118,8 +118,8 @@ func TestAFullDiskDuringTheWayBackAndARestart(t *testing.T) {
 	w.bringUpAttached(agent, second)
 }
 
-// TestARootThatBecomesReadOnly, as an ext4 does after an I/O error.
-func TestARootThatBecomesReadOnly(t *testing.T) {
+// TestRootBecomesReadOnly, as an ext4 file system does after an I/O error.
+func TestRootBecomesReadOnly(t *testing.T) {
 	w := newWorld(t)
 	w.smallDisk()
 	l := w.live()
@@ -140,8 +140,8 @@ func TestARootThatBecomesReadOnly(t *testing.T) {
 	w.untilNotInUse(l.handle)
 }
 
-// TestARootThatIsReadOnlyAtTheStart: the agent says so and ends.
-func TestARootThatIsReadOnlyAtTheStart(t *testing.T) {
+// TestRootIsReadOnlyAtStart: the agent reports it and exits.
+func TestRootIsReadOnlyAtStart(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to mount")
 	}
@@ -150,12 +150,12 @@ func TestARootThatIsReadOnlyAtTheStart(t *testing.T) {
 	defer func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) }()
 	_, err := New(Config{NodeName: "n", Root: dir, RESTConfig: &rest.Config{}, BootID: "b"})
 	if !errors.Is(err, syscall.EROFS) || !strings.Contains(err.Error(), "make "+dir+" writable") || strings.Contains(err.Error(), "another") {
-		t.Errorf("told: %v", err)
+		t.Errorf("error: %v", err)
 	}
 }
 
-// TestOneUnreadableRecord: a bad block took it (EIO). The agent starts, that volume stays in use and staged, and others
-// are looked after.
+// TestOneUnreadableRecord: a record is on a bad block (EIO). The agent starts, that volume stays in use and staged, and
+// other volumes are processed.
 func TestOneUnreadableRecord(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to mount")
@@ -172,7 +172,7 @@ func TestOneUnreadableRecord(t *testing.T) {
 	if _, err := os.ReadFile(record); !errors.Is(err, syscall.EIO) {
 		t.Fatalf("reading it: %v", err)
 	}
-	must(t, os.Remove(filepath.Join(w.root, csiDir, w.driverName(), hash(l.handle), volumeData))) // which would tell what it was
+	must(t, os.Remove(filepath.Join(w.root, csiDir, w.driverName(), hash(l.handle), volumeData))) // which would identify the volume
 	agent, _ := w.agent()
 	agent.PodsSynced()
 	w.untilNotInUse(other)
@@ -182,21 +182,21 @@ func TestOneUnreadableRecord(t *testing.T) {
 	}
 }
 
-// TestALinkThatLeadsOutOfTheRoot: it is refused at the start, in words that help.
-func TestALinkThatLeadsOutOfTheRoot(t *testing.T) {
+// TestSymlinkOutOfTheRoot: it is refused at the start, with an error that explains it.
+func TestSymlinkOutOfTheRoot(t *testing.T) {
 	for _, name := range []string{"pods", "plugins", "belay"} {
 		root := t.TempDir()
 		must(t, os.Symlink(t.TempDir(), filepath.Join(root, name)))
 		_, err := New(Config{NodeName: "n", Root: root, RESTConfig: &rest.Config{}, BootID: "b"})
 		if err == nil || !strings.Contains(err.Error(), filepath.Join(root, name)+": it is a symbolic link that leads out of the root") ||
 			!strings.Contains(err.Error(), "mount --rbind TARGET DIRECTORY") {
-			t.Errorf("%s: told: %v", name, err)
+			t.Errorf("%s: error: %v", name, err)
 		}
 	}
 }
 
-// TestARightThatIsMissing: the pod is told which one, and when it is granted all goes on.
-func TestARightThatIsMissing(t *testing.T) {
+// TestMissingPermission: an event on the pod names the permission, and all pods continue when it is granted.
+func TestMissingPermission(t *testing.T) {
 	tests := map[string]struct {
 		resource string
 		verbs    []string
@@ -238,7 +238,7 @@ func TestARightThatIsMissing(t *testing.T) {
 	}
 }
 
-// robot makes the agent somebody who may do only what [world.grant] says, and returns the shipped role.
+// robot gives the agent an identity with only the permissions that [world.grant] grants, and returns the shipped role.
 func (w *world) robot() *rbacv1.ClusterRole {
 	w.Helper()
 	w.nodeID = server.User(w, "robot-"+w.name)

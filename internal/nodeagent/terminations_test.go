@@ -14,7 +14,7 @@ import (
 
 // scriptedEnds plays the agent and the runtime of podTerminations.
 type scriptedEnds struct {
-	// stuckUnmount and stuckRuntime are pods of which one of the two never answers.
+	// stuckUnmount and stuckRuntime are the pods whose unmount, or whose query of the runtime, never ends.
 	stuckUnmount, stuckRuntime types.UID
 
 	mu   sync.Mutex
@@ -51,9 +51,9 @@ func (s *scriptedEnds) Ended(ctx context.Context, uid string) (func(), error) {
 	return func() { s.note("released %s", uid) }, nil
 }
 
-// TestAPodThatIsStuckHoldsUpNoOtherPodsEnd, and no end of the agent: neither one that is never unmounted, nor one of which the runtime does
-// not say anything. What is locked stays locked until it is unmounted.
-func TestAPodThatIsStuckHoldsUpNoOtherPodsEnd(t *testing.T) {
+// TestStuckPodBlocksNoOtherTermination, nor the end of the agent: neither a pod that is never unmounted, nor one for
+// which the runtime never answers. What is locked stays locked until it is unmounted.
+func TestStuckPodBlocksNoOtherTermination(t *testing.T) {
 	for name, script := range map[string]*scriptedEnds{"never unmounted": {stuckUnmount: "stuck"}, "never answered for": {stuckRuntime: "stuck"}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

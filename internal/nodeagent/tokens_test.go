@@ -135,7 +135,7 @@ func (w *world) wantToken(token authenticationv1.TokenRequestStatus, audience st
 	}
 }
 
-func TestABlockVolumeGetsNoTokens(t *testing.T) {
+func TestBlockVolumeGetsNoTokens(t *testing.T) {
 	w := newWorld(t, noAttach, asksForTokens(storagev1.TokenRequest{}))
 	w.volume("disk", func(pv *corev1.PersistentVolume) { pv.Spec.VolumeMode = new(corev1.PersistentVolumeBlock) })
 	agent, _ := w.agent()
@@ -150,7 +150,7 @@ func TestABlockVolumeGetsNoTokens(t *testing.T) {
 	}
 }
 
-func TestAPodWithoutAServiceAccountIsToldSo(t *testing.T) {
+func TestMissingServiceAccountEmitsEvent(t *testing.T) {
 	w := newWorld(t, noAttach, asksForTokens(storagev1.TokenRequest{Audience: "vault"}))
 	w.volume("data")
 	agent, _ := w.agent()
@@ -164,8 +164,8 @@ func TestAPodWithoutAServiceAccountIsToldSo(t *testing.T) {
 	}
 }
 
-// TestSecretsAreNeitherToldNorKept has a driver that repeats what it was given.
-func TestSecretsAreNeitherToldNorKept(t *testing.T) {
+// TestSecretsAreNeitherReportedNorStored has a driver that repeats what it was given.
+func TestSecretsAreNeitherReportedNorStored(t *testing.T) {
 	w := newWorld(t, asksForTokens(storagev1.TokenRequest{}), func(d *storagev1.CSIDriver) { d.Spec.RequiresRepublish = new(true) })
 	const password = "hunter2-and-more"
 	_, err := w.admin.CoreV1().Secrets(w.name).Create(w.ctx, &corev1.Secret{
@@ -272,8 +272,8 @@ func newTestCache(i *issuer) *tokenCache {
 	return &tokenCache{request: i.ask, log: logr.Discard(), tokens: map[tokenKey]cachedToken{}}
 }
 
-// TestATokenIsRenewedBeforeItExpires: at four fifths of its life or after a day, at most 10 s early.
-func TestATokenIsRenewedBeforeItExpires(t *testing.T) {
+// TestTokenIsRenewedBeforeItExpires: after four fifths of its lifetime or after a day, at most 10 s early.
+func TestTokenIsRenewedBeforeItExpires(t *testing.T) {
 	tests := map[string]struct{ life, kept, renewed time.Duration }{
 		"ten minutes": {10 * time.Minute, 7*time.Minute + 49*time.Second, 8*time.Minute + time.Second},
 		"an hour":     {time.Hour, 47*time.Minute + 49*time.Second, 48*time.Minute + time.Second},
@@ -299,7 +299,7 @@ func TestATokenIsRenewedBeforeItExpires(t *testing.T) {
 	}
 }
 
-func TestATokenThatCannotBeRenewedIsUsedUntilItExpires(t *testing.T) {
+func TestTokenThatCannotBeRenewedIsUsedUntilItExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &issuer{life: 10 * time.Minute}
 		cache := newTestCache(api)
@@ -316,12 +316,12 @@ func TestATokenThatCannotBeRenewedIsUsedUntilItExpires(t *testing.T) {
 		}
 		api.err = nil
 		if got, err := cache.get(t.Context(), tokenKey{}); err != nil || got.Token != "token 2" {
-			t.Errorf("when somebody answers again: %q, %v", got.Token, err)
+			t.Errorf("when the API server answers again: %q, %v", got.Token, err)
 		}
 	})
 }
 
-func TestTokensAreToldApart(t *testing.T) {
+func TestTokensAreCachedByAudienceAndLifetime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &issuer{life: 10 * time.Minute}
 		cache := newTestCache(api)
@@ -333,7 +333,7 @@ func TestTokensAreToldApart(t *testing.T) {
 				}
 			}
 		}
-		// Those that nobody asks for any more go when another one comes.
+		// Expired tokens that are not requested any more are dropped when another one is added.
 		time.Sleep(11 * time.Minute)
 		_, err := cache.get(t.Context(), tokenKey{audience: "new"})
 		must(t, err)

@@ -44,7 +44,7 @@ func (w *world) damage(kinds ...string) {
 	}))
 }
 
-// untilHeld waits until the way back of a volume is held for the reason.
+// untilHeld waits until the unmount of a volume is blocked for the reason.
 func (w *world) untilHeld(agent *Agent, handle string, reason nodevolume.Reason) {
 	w.Helper()
 	wait.Until(w, "volume "+handle+" is held with "+string(reason), func() bool {
@@ -55,9 +55,9 @@ func (w *world) untilHeld(agent *Agent, handle string, reason nodevolume.Reason)
 	})
 }
 
-// TestUnreadableRecordsWithoutVolumeData: a record cannot be read, and the file that would say
-// what it spoke of is gone too (k/k#101791). The name of the record still tells of which volume it
-// is: that one stays in use and staged, whatever else is known of it, until a person has looked.
+// TestUnreadableRecordsWithoutVolumeData: a record cannot be read, and the file that would identify its volume is gone
+// too (k/k#101791). The name of the record still identifies the volume: it stays in use and staged, whatever else is
+// known of it, until a person has examined it.
 func TestUnreadableRecordsWithoutVolumeData(t *testing.T) {
 	for name, kinds := range map[string][]string{
 		"stage": {nodevolume.StageKind}, "publish": {nodevolume.PublishKind}, "both": {nodevolume.StageKind, nodevolume.PublishKind},
@@ -73,7 +73,7 @@ func TestUnreadableRecordsWithoutVolumeData(t *testing.T) {
 			w.untilHeld(agent, l.handle, nodevolume.UnaccountedMount)
 			if name == "publish" {
 				w.untilEvent(l.pod, "FailedUnmount", "UnmountDevice for volume", "has been waiting since", "a record cannot be read", "(UnaccountedMount)")
-			} else { // nobody knows a pod
+			} else { // no pod is known
 				named := fmt.Sprintf("\"driver\"=%q \"handle\"=%q", w.driverName(), l.handle)
 				wait.Until(w, "the log names the volume", func() bool {
 					return strings.Contains(strings.Join(log.with("Volume stays in use"), "\n"), named)
@@ -83,7 +83,7 @@ func TestUnreadableRecordsWithoutVolumeData(t *testing.T) {
 				t.Fatalf("S7: detach while it is mounted: %v, want %v", got, errStillInUse)
 			}
 			if calls := w.driver.Made(); slices.Contains(calls, "Unstage data") {
-				t.Errorf("unstaged, and nobody knows where it is mounted: %v", calls)
+				t.Errorf("unstaged, although it is unknown where it is mounted: %v", calls)
 			}
 
 			// A person unmounts what is left and removes the record, as the log says.
@@ -101,10 +101,10 @@ func TestUnreadableRecordsWithoutVolumeData(t *testing.T) {
 	}
 }
 
-// TestAnUnreadableRecordIsMadeAnew: the pod is wanted still. Its volume is staged and published
-// once more at the same paths, and what was lost is known again; also if the driver refuses that,
-// which says nothing about what it did before.
-func TestAnUnreadableRecordIsMadeAnew(t *testing.T) {
+// TestUnreadableRecordIsRestored: the pod is still wanted. Its volume is staged and published again at the same paths,
+// and what was lost is known again. The driver may also refuse the repeated call, which does not show what it did
+// before.
+func TestUnreadableRecordIsRestored(t *testing.T) {
 	for name, refused := range map[string]string{"done": "", "stage refused": "Stage", "publish refused": "Publish"} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -126,7 +126,7 @@ func TestAnUnreadableRecordIsMadeAnew(t *testing.T) {
 				w.untilEvent(l.pod, "FailedMount", "refused")
 			}
 			agent.RemovePod(l.pod.UID)
-			if refused == "Stage" { // the publish was not made anew
+			if refused == "Stage" { // the publish was not repeated
 				w.untilHeld(agent, l.handle, nodevolume.UnaccountedMount)
 				return
 			}
@@ -138,9 +138,8 @@ func TestAnUnreadableRecordIsMadeAnew(t *testing.T) {
 	}
 }
 
-// TestAnUnreadableStageIsMadeAnewAndUnstaged: a refusal of the stage that was to be made anew
-// does not make the first one undone.
-func TestAnUnreadableStageIsMadeAnewAndUnstaged(t *testing.T) {
+// TestUnreadableStageIsRepeatedAndUnstaged: a refusal of the repeated stage does not undo the first one.
+func TestUnreadableStageIsRepeatedAndUnstaged(t *testing.T) {
 	w := newWorld(t)
 	l := w.live()
 	l.agent.RemovePod(l.pod.UID)
@@ -158,7 +157,7 @@ func TestAnUnreadableStageIsMadeAnewAndUnstaged(t *testing.T) {
 	w.untilEvent(pod, "FailedMount", "MountVolume.SetUp failed", "refused")
 	l.stop()
 	w.damage(nodevolume.StageKind)
-	// This driver keeps in its books what it staged: there is no mount.
+	// This driver keeps its own records of what it staged: there is no mount.
 	w.driver.LoseMounts()
 	agent, _ := w.agent()
 	agent.SetPod(pod)
@@ -173,7 +172,7 @@ func TestAnUnreadableStageIsMadeAnewAndUnstaged(t *testing.T) {
 	}
 }
 
-// kubelets is what a kubelet leaves of a volume: its file for drivers, and a mount.
+// kubelets creates what a kubelet leaves of a volume: its file for drivers, and a mount.
 func (w *world) kubelets(dataDir, mounted string, data string) {
 	w.Helper()
 	if data != "" {
@@ -194,8 +193,8 @@ func (w *world) kubeletsPublish(handle string) {
 	w.kubelets(dir, dir+"/mount", `{"attachmentID":"x","driverName":"`+w.driverName()+`","nodeName":"n","specVolID":"left-pv","volumeHandle":"`+handle+`","volumeLifecycleMode":"Persistent"}`)
 }
 
-// TestWhatAKubeletLeftStaysInUse: a kubelet ran on this root before and left something mounted.
-func TestWhatAKubeletLeftStaysInUse(t *testing.T) {
+// TestVolumesLeftByKubeletStayInUse: a kubelet ran on this root before and left a volume mounted.
+func TestVolumesLeftByKubeletStayInUse(t *testing.T) {
 	const handle = "h-left"
 	block := func(w *world) string {
 		return `{"attachmentID":"x","driverName":"` + w.driverName() + `","nodeName":"n","specVolID":"left-pv","volumeHandle":"` + handle + `"}`
@@ -244,9 +243,9 @@ func TestWhatAKubeletLeftStaysInUse(t *testing.T) {
 	}
 }
 
-// TestNothingIsUnstagedUnderWhatAKubeletLeft: the agent's own pod comes and goes, and a kubelet's
-// publish of the same volume is mounted still.
-func TestNothingIsUnstagedUnderWhatAKubeletLeft(t *testing.T) {
+// TestNoUnstageWhileKubeletPublishIsMounted: the agent's own pod comes and goes, and a kubelet's publish of the same
+// volume is still mounted.
+func TestNoUnstageWhileKubeletPublishIsMounted(t *testing.T) {
 	w := newWorld(t)
 	w.kubeletsPublish("h-" + w.name + "-data")
 	l := w.live()
@@ -261,7 +260,7 @@ func TestNothingIsUnstagedUnderWhatAKubeletLeft(t *testing.T) {
 	}
 }
 
-// disk is what a power cut now would leave of the records.
+// disk is what would remain of the records after a power cut at this moment.
 type disk struct {
 	mu    sync.Mutex
 	holds map[string][]byte // by kind; empty is torn
@@ -281,9 +280,9 @@ func (d *disk) write(root *mount.Root, name string, content []byte, must mount.D
 	return root.Write(name, content, must)
 }
 
-// TestAPowerCutLeavesARecordOfWhatADriverWasAskedFor: at each call the record is on the disk,
-// whole, so that whatever the driver does is known after the machine has lost power.
-func TestAPowerCutLeavesARecordOfWhatADriverWasAskedFor(t *testing.T) {
+// TestRecordIsOnDiskBeforeEachCall: at each call the record is on the disk, whole, so that whatever the driver does is
+// known after the machine has lost power.
+func TestRecordIsOnDiskBeforeEachCall(t *testing.T) {
 	w := newWorld(t)
 	disk := &disk{holds: map[string][]byte{}}
 	w.driver.Before = func(method, _ string, _ int) error {
@@ -309,10 +308,10 @@ func TestAPowerCutLeavesARecordOfWhatADriverWasAskedFor(t *testing.T) {
 	}
 }
 
-// TestWhatAnEarlierWriteMayMean: an agent that died may have left a write on its way that takes a
-// volume out of the list. It cannot mean one that was mounted under the handshake, but it can mean one
-// that was mounted while its CSIDriver asked for no attachment.
-func TestWhatAnEarlierWriteMayMean(t *testing.T) {
+// TestVolumesThatAnEarlierWriteMayRemove: an agent that died may have left a write in flight that removes a volume from the
+// list. It cannot concern a volume that was mounted under the handshake, but it can concern one that was mounted while
+// its CSIDriver required no attachment.
+func TestVolumesThatAnEarlierWriteMayRemove(t *testing.T) {
 	for name, test := range map[string]struct {
 		options []func(*storagev1.CSIDriver)
 		want    bool
@@ -338,9 +337,10 @@ func TestWhatAnEarlierWriteMayMean(t *testing.T) {
 	}
 }
 
-// TestAWriteThatADeadAgentLeftIsExcluded: an agent died with a PATCH on its way that takes a volume out of volumesInUse. Its record
-// is torn, and nobody knows whether it was made under the handshake. Before the next agent believes the list, the PATCH cannot land.
-func TestAWriteThatADeadAgentLeftIsExcluded(t *testing.T) {
+// TestWriteLeftByDeadAgentIsExcluded: an agent died with a PATCH in flight that removes a volume from volumesInUse. Its
+// record is torn, so whether it was made under the handshake is unknown. The next agent believes the list only when
+// that PATCH cannot be committed any more.
+func TestWriteLeftByDeadAgentIsExcluded(t *testing.T) {
 	w := newWorld(t)
 	l := w.live()
 	l.stop()
@@ -361,7 +361,7 @@ func TestAWriteThatADeadAgentLeftIsExcluded(t *testing.T) {
 	})
 }
 
-// TestRecordsThatWereBeingWrittenAreRemoved: whoever wrote them died before it called a driver.
+// TestRecordsThatWereBeingWrittenAreRemoved: the agent that wrote them died before it called a driver.
 func TestRecordsThatWereBeingWrittenAreRemoved(t *testing.T) {
 	w := newWorld(t)
 	l := w.live()

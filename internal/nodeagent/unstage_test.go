@@ -28,9 +28,9 @@ func (w *world) upgrade(caps []csispec.NodeServiceCapability_RPC_Type, calls map
 	w.driver.Registered()
 }
 
-// TestADriverThatDoesNotStageAnyMore cannot unstage what an earlier version staged. If nothing is mounted there, nothing is left to do; else
-// a person is told, and the volume stays in use until it is unmounted.
-func TestADriverThatDoesNotStageAnyMore(t *testing.T) {
+// TestDriverStopsStaging: the driver cannot unstage what an earlier version staged. If nothing is mounted there,
+// nothing is left to do; otherwise the pod gets an event, and the volume stays in use until it is unmounted.
+func TestDriverStopsStaging(t *testing.T) {
 	for name, mounted := range map[string]bool{"nothing is mounted": false, "it is mounted": true} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -60,7 +60,8 @@ func TestADriverThatDoesNotStageAnyMore(t *testing.T) {
 	}
 }
 
-// TestUnimplementedProvesNothing for a driver that stages: its answer may be another one's, that was on the socket for a moment.
+// TestUnimplementedProvesNothing for a driver that stages: the answer may come from another driver that was on the
+// socket for a moment.
 func TestUnimplementedProvesNothing(t *testing.T) {
 	w := newWorld(t)
 	l := w.live()

@@ -31,8 +31,8 @@ func (a *Agent) failedOften(uid types.UID) {
 	}
 }
 
-// TestWhatAVolumeWaitedForEndsItsBackOff: whoever wakes a volume knows that something has changed.
-func TestWhatAVolumeWaitedForEndsItsBackOff(t *testing.T) {
+// TestWakeEndsBackOff: a wake means that the condition that the volume waited for has changed.
+func TestWakeEndsBackOff(t *testing.T) {
 	agent := idle(t)
 	agent.volumes.mu.Lock()
 	defer agent.volumes.mu.Unlock()
@@ -42,7 +42,7 @@ func TestWhatAVolumeWaitedForEndsItsBackOff(t *testing.T) {
 	p := v.ensurePod(nodevolume.PublishKey{PodUID: "u", SpecName: "s"})
 	p.Failure = held
 	agent.volumes.wake("v")
-	tried := nodevolume.Failure{Count: 20} // at once, and if it fails again the back-off goes on
+	tried := nodevolume.Failure{Count: 20} // immediately, and if it fails again the back-off continues
 	want := map[string]nodevolume.Failure{"unstage": tried, "expansion": tried, "pod": tried}
 	got := map[string]nodevolume.Failure{"unstage": v.state.Unstage, "expansion": v.state.Growth.Failure, "pod": p.Failure}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -53,9 +53,9 @@ func TestWhatAVolumeWaitedForEndsItsBackOff(t *testing.T) {
 	}
 }
 
-// TestANodeThatGetsTheLabelOfAVolume: a pod's volume may be used by nodes with a label, which this
-// one gets later. It is mounted then, and not when the back-off ends.
-func TestANodeThatGetsTheLabelOfAVolume(t *testing.T) {
+// TestVolumeIsMountedWhenNodeGetsItsLabel: a pod's volume may only be used on nodes with a label, which this one gets
+// later. It is mounted then, and not when the back-off ends.
+func TestVolumeIsMountedWhenNodeGetsItsLabel(t *testing.T) {
 	w := newWorld(t, noAttach)
 	node := w.node()
 	node.Labels = map[string]string{"zone": "a"}
@@ -79,9 +79,9 @@ func TestANodeThatGetsTheLabelOfAVolume(t *testing.T) {
 	w.mounted(agent, pod)
 }
 
-// TestAnAttachmentThatComesAfterItsReport: nothing tells the node of it, and it is read again soon
-// however often it was not there.
-func TestAnAttachmentThatComesAfterItsReport(t *testing.T) {
+// TestAttachmentAppearsAfterItsReport: the node gets no event for it, so it is read again soon, however often it was
+// missing.
+func TestAttachmentAppearsAfterItsReport(t *testing.T) {
 	w := newWorld(t)
 	handle := w.volume("data")
 	agent, _ := w.agent()
@@ -94,7 +94,7 @@ func TestAnAttachmentThatComesAfterItsReport(t *testing.T) {
 	agent.volumes.mu.Lock()
 	agent.volumes.wake(string(w.unique(handle)))
 	agent.volumes.mu.Unlock()
-	wait.Until(w, "the attachment was missed once more", func() bool { return agent.failuresOf(pod.UID) > 20 })
+	wait.Until(w, "the attachment was missed again", func() bool { return agent.failuresOf(pod.UID) > 20 })
 	pv := w.name + "-data"
 	api := w.admin.StorageV1().VolumeAttachments()
 	va, err := api.Create(w.ctx, &storagev1.VolumeAttachment{
@@ -110,9 +110,9 @@ func TestAnAttachmentThatComesAfterItsReport(t *testing.T) {
 	w.mounted(agent, pod)
 }
 
-// TestAPodInTheSameEventAsItsPredecessor: a watch that was interrupted tells of a pod that went
-// and of another of its name that came in one.
-func TestAPodInTheSameEventAsItsPredecessor(t *testing.T) {
+// TestPodReplacedInOneEvent: an interrupted watch delivers one event for a pod that was deleted and another pod of the
+// same name that was created.
+func TestPodReplacedInOneEvent(t *testing.T) {
 	agent := idle(t)
 	locks, err := containers.NewLocks(t.TempDir())
 	must(t, err)

@@ -80,6 +80,14 @@ func NewController(registry prometheus.Registerer) *Controller {
 	for _, resource := range []string{"nodes/status", "volumeattachments", "events"} {
 		c.foreign.WithLabelValues(resource)
 	}
+	for _, reason := range attachment.Reasons() {
+		if reason != attachment.Settled {
+			c.blocked.WithLabelValues(string(reason))
+		}
+	}
+	for _, phase := range []string{phaseCreate, phaseAttach, phaseReport, phaseRelease, phaseDelete, phaseDetach} {
+		c.phases.WithLabelValues(phase)
+	}
 	registry.MustRegister(c.operations, c.forced, c.blocked, c.phases, c.writes, c.foreign, c.halted,
 		&c.waits, &c.census, &c.lease)
 	return c

@@ -52,7 +52,8 @@ func (l *life) decided(after time.Duration, reasons ...attachment.Reason) {
 	l.metrics.Decided(time.Now(), disk, d, o, decision)
 }
 
-// sums gives "name{labels}" of each histogram with its count and sum in seconds.
+// samples gives "name{labels}" of each sample, of a histogram its count and sum in seconds. Histograms that observed nothing
+// are left out: see TestSeriesStartAtZero.
 func (l *life) samples(prefix string) map[string]sample {
 	l.Helper()
 	families, err := l.registry.Gather()
@@ -67,6 +68,7 @@ func (l *life) samples(prefix string) map[string]sample {
 				continue
 			}
 			switch {
+			case m.Histogram != nil && m.Histogram.GetSampleCount() == 0:
 			case m.Histogram != nil:
 				found[name] = sample{float64(m.Histogram.GetSampleCount()), m.Histogram.GetSampleSum()}
 			case m.Gauge != nil:
@@ -150,6 +152,34 @@ func TestPhasesOfAnAttachment(t *testing.T) {
 }
 
 // A pod that goes before its volume was attached is no success.
+// An alert with increase() sees the first event only if its series was there before.
+func TestSeriesStartAtZero(t *testing.T) {
+	families, err := newLife(t).registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]float64{}
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			found[family.GetName()+labels(m)] = m.Counter.GetValue() + m.Histogram.GetSampleSum()
+		}
+	}
+	want := []string{"attachdetach_foreign_writes_total{resource=nodes/status}", "attach_detach_controller_attachdetach_controller_forced_detaches{reason=timeout}"}
+	for _, phase := range []string{"create", "attach", "report", "release", "delete", "detach"} {
+		want = append(want, "volumeattachment_phase_seconds{phase="+phase+"}")
+	}
+	for _, reason := range attachment.Reasons() {
+		if reason != attachment.Settled {
+			want = append(want, "volume_blocked_seconds{reason="+string(reason)+"}")
+		}
+	}
+	for _, series := range want {
+		if value, ok := found[series]; !ok || value != 0 {
+			t.Errorf("%s: there is %v, value %v, want 0", series, ok, value)
+		}
+	}
+}
+
 func TestAbandonedAttachIsNoSuccess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLife(t)

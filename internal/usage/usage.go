@@ -4,9 +4,14 @@ package usage
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // The exit statuses of every program that ends with an error.
@@ -55,15 +60,85 @@ func CheckAddress(flag, value string) error {
 	return nil
 }
 
+// CheckVerbosity returns an Error unless the value of a flag is a log level.
+func CheckVerbosity(flag string, value int) error {
+	if value < 0 || value > math.MaxInt32 {
+		return Errorf("--%s is %d, but must be a log level: 0 or more", flag, value)
+	}
+	return nil
+}
+
+// LeaseTimes are the values of the flags PREFIX-lease-duration, PREFIX-renew-deadline and PREFIX-retry-period.
+type LeaseTimes struct {
+	Prefix                               string
+	Duration, RenewDeadline, RetryPeriod time.Duration
+}
+
+// Check returns an Error for times with which client-go's leader election does not start, or the API server refuses the
+// Lease.
+func (l LeaseTimes) Check() error {
+	switch {
+	case l.RetryPeriod <= 0:
+		return Errorf("--%s-retry-period is %v, but must be above 0", l.Prefix, l.RetryPeriod)
+	case l.RenewDeadline <= l.RetryPeriod*6/5: // leaderelection.JitterFactor
+		return Errorf("--%s-renew-deadline is %v, but must be more than 1.2 times the retry period of %v", l.Prefix, l.RenewDeadline, l.RetryPeriod)
+	case l.Duration <= l.RenewDeadline:
+		return Errorf("--%s-lease-duration is %v, but must be more than the renew deadline of %v, or two processes could lead at once", l.Prefix, l.Duration, l.RenewDeadline)
+	case l.Duration < time.Second:
+		return Errorf("--%s-lease-duration is %v, but must be at least 1s: a Lease counts whole seconds", l.Prefix, l.Duration)
+	}
+	return nil
+}
+
 func is(err error) bool {
 	_, wrong := errors.AsType[Error](err)
 	return wrong
 }
 
-// NoArgs is [cobra.NoArgs] that returns an Error.
-func NoArgs(command *cobra.Command, args []string) error { return Wrap(cobra.NoArgs(command, args)) }
+// NoArgs refuses all arguments. [cobra.NoArgs] calls each of them an unknown command, also where there are no commands.
+func NoArgs(command *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var commands []string
+	for _, child := range command.Commands() {
+		if child.IsAvailableCommand() && child.Name() != "help" {
+			commands = append(commands, child.Name())
+		}
+	}
+	path := command.CommandPath()
+	if len(commands) == 0 {
+		return Errorf("%s accepts no arguments, received %q; see %s --help", path, args[0], path)
+	}
+	return Errorf("%s accepts no arguments except a command (%s), received %q; see %s --help", path, strings.Join(commands, ", "), args[0], path)
+}
 
 // FlagError is for [cobra.Command.SetFlagErrorFunc]. The error names the help of the command.
 func FlagError(command *cobra.Command, err error) error {
-	return Errorf("%w; see %s --help", err, command.CommandPath())
+	return Errorf("%w; see %s --help", ParseError(err), command.CommandPath())
+}
+
+// forms are the values that a flag accepts, by the type that pflag reports.
+var forms = map[string]string{
+	"bool": "true or false", "duration": "a duration such as 90s or 1m30s",
+	"int": "a whole number", "int32": "a whole number", "int64": "a whole number", "uint": "a whole number of at least 0",
+	"float32": "a number", "float64": "a number", "Level": "a whole number of at least 0",
+}
+
+// ParseError returns an error of pflag without the text of package strconv or time, if the value of a flag cannot be parsed.
+func ParseError(err error) error {
+	invalid, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return err
+	}
+	flag := invalid.GetFlag()
+	form, known := forms[flag.Value.Type()]
+	switch {
+	case !known:
+		return err
+	case errors.Is(err, strconv.ErrRange):
+		return fmt.Errorf("--%s is %q, which is out of range", flag.Name, invalid.GetValue())
+	default:
+		return fmt.Errorf("--%s is %q, but must be %s", flag.Name, invalid.GetValue(), form)
+	}
 }

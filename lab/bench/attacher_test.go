@@ -66,7 +66,7 @@ func TestDriverCounts(t *testing.T) {
 		hurried, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
 		if err := publish(hurried, "x", "a"); status.Code(err) != codes.DeadlineExceeded {
-			t.Errorf("a call that is given up: %v", err)
+			t.Errorf("a call that is abandoned: %v", err)
 		}
 		if err := publish(t.Context(), "x", "b"); status.Code(err) != codes.FailedPrecondition {
 			t.Errorf("a publish to b of what may be published to a: %v", err)
@@ -115,8 +115,8 @@ func executeAttacher(ctx context.Context, out, progress io.Writer, args ...strin
 	return command.ExecuteContext(ctx)
 }
 
-// TestAttacherCalls lets belay-attacher attach and detach at once, and move, as the bench does: one call each, none that
-// overlaps, three and one requests to the API server, whatever else the machine does.
+// TestAttacherCalls lets belay-attacher attach and detach in parallel, and move, as the bench does: one call each, none
+// that overlap, and three and one requests to the API server, however busy the machine is.
 func TestAttacherCalls(t *testing.T) {
 	labtest.Needs(t)
 	size := quickSize()

@@ -18,8 +18,8 @@ func labOptions(plane, name string, nodes int) cluster.Options {
 	}
 }
 
-// TestOnePublishPerAttach counts at the driver: 20 volumes, attached to one node
-// after the other, are 100 attaches and so 100 calls, each of which succeeds.
+// TestOnePublishPerAttach counts calls at the driver: 20 volumes, attached to one node after the other, are 100
+// attaches and so 100 calls, all of which succeed.
 func TestOnePublishPerAttach(t *testing.T) {
 	labtest.Needs(t)
 	const volumes, rounds = 20, 5

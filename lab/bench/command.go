@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"belay.dev/belay/internal/usage"
+	"belay.dev/belay/lab/cluster"
 )
 
 // Size of a run.
@@ -117,7 +118,7 @@ func partNames(parts []part) []string {
 func Command() *cobra.Command {
 	command := &cobra.Command{
 		Use: "bench", Short: "Measure belay against upstream and against a floor, in one run",
-		Args: cobra.NoArgs, SilenceUsage: true,
+		Args: usage.NoArgs, SilenceUsage: true,
 	}
 	command.AddCommand(controllerCommand(), attacherCommand(), nodeCommand(), floorCommand(), agentsCommand())
 	return command
@@ -133,7 +134,9 @@ type options struct {
 	quick     bool
 	noTargets bool
 	rounds    int
-	output    string
+	// roundsGiven: 0 is the default, and no number of rounds that can be asked for.
+	roundsGiven bool
+	output      string
 }
 
 const controllerLong = `Sets three attach/detach controllers side by side, in turn (upstream, belay, floor, upstream, ...), over
@@ -177,7 +180,7 @@ func controllerCommand() *cobra.Command {
 
 // command has a command run the parts, and adds the flags. The lab is called name; only some parts have rounds.
 func (o *options) command(command *cobra.Command, name, rounds string) *cobra.Command {
-	command.Args, command.SilenceUsage = cobra.NoArgs, true
+	command.Args, command.SilenceUsage = usage.NoArgs, true
 	command.RunE = func(command *cobra.Command, _ []string) error { return o.run(command) }
 	flags := command.Flags()
 	flags.StringVar(&o.name, "name", name, "name of the lab")
@@ -191,10 +194,13 @@ func (o *options) command(command *cobra.Command, name, rounds string) *cobra.Co
 
 func (o options) check() ([]part, error) {
 	if !slices.Contains([]string{"text", "json"}, o.output) {
-		return nil, usage.Errorf("--output is text or json, not %q", o.output)
+		return nil, usage.Errorf("--output must be text or json, not %q", o.output)
 	}
-	if o.rounds < 0 {
-		return nil, usage.Errorf("--rounds is at least 1, not %d", o.rounds)
+	if o.rounds < 0 || o.rounds == 0 && o.roundsGiven {
+		return nil, usage.Errorf("--rounds must be at least 1, not %d", o.rounds)
+	}
+	if err := cluster.CheckName(o.name); err != nil {
+		return nil, err
 	}
 	for _, name := range o.only {
 		if !slices.Contains(partNames(o.parts), name) {
@@ -205,6 +211,7 @@ func (o options) check() ([]part, error) {
 }
 
 func (o options) run(command *cobra.Command) error {
+	o.roundsGiven = command.Flags().Changed("rounds")
 	chosen, err := o.check()
 	if err != nil {
 		return err
@@ -265,7 +272,7 @@ func floorCommand() *cobra.Command {
 	var kubeconfig string
 	command := &cobra.Command{
 		Use: "floor", Short: "Make the writes of attach and detach and check nothing (for `bench controller`)", Hidden: true,
-		Args: cobra.NoArgs, SilenceUsage: true,
+		Args: usage.NoArgs, SilenceUsage: true,
 		RunE: func(command *cobra.Command, _ []string) error { return runFloor(command.Context(), kubeconfig) },
 	}
 	command.Flags().StringVar(&kubeconfig, "kubeconfig", "", "credential of the cluster")

@@ -23,7 +23,7 @@ func TestCommandLine(t *testing.T) {
 			t.Errorf("%v gave %v", args, err)
 		}
 	}
-	chosen, err := options{parts: controllerParts(), output: "text", only: []string{"scale", "latency"}}.check()
+	chosen, err := options{parts: controllerParts(), name: "bench", output: "text", only: []string{"scale", "latency"}}.check()
 	if err != nil || len(chosen) != 2 || chosen[0].name != "latency" {
 		t.Errorf("chosen: %v, %v", chosen, err)
 	}

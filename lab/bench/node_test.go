@@ -16,7 +16,7 @@ import (
 	"belay.dev/belay/lab/labtest"
 )
 
-// TestNodeDriverMeasuresItsOwnTime: what the driver took for a volume is what is taken off the agent's figures.
+// TestNodeDriverMeasuresItsOwnTime: the time that the driver needs for a volume is subtracted from the agent's figures.
 func TestNodeDriverMeasuresItsOwnTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &nodeDriver{own: map[string]time.Duration{}, publishedAt: map[string]time.Time{}, changed: make(chan struct{})}

@@ -14,6 +14,7 @@ import (
 	restclient "k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/node"
 )
@@ -33,7 +34,7 @@ func agentsCommand() *cobra.Command {
 	var o agentsOptions
 	command := &cobra.Command{
 		Use: "agents", Short: "Run many node agents in this process (for `bench node`)", Hidden: true,
-		Args: cobra.NoArgs, SilenceUsage: true,
+		Args: usage.NoArgs, SilenceUsage: true,
 		RunE: func(command *cobra.Command, _ []string) error { return runAgents(command.Context(), o) },
 	}
 	flags := command.Flags()

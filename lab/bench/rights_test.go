@@ -80,8 +80,8 @@ func TestRequestsPerAttachAndDetach(t *testing.T) {
 	}
 }
 
-// TestRights lets the shipped program under the shipped rules do all that it has rights for, and
-// compares what it asked of the API server with the rules, both ways.
+// TestRights lets the shipped program under the shipped rules do everything that they permit, and compares its requests
+// to the API server with the rules, both ways.
 func TestRights(t *testing.T) {
 	r := openAudited(t, "bench-rights", 6)
 	began := time.Now()
@@ -148,7 +148,7 @@ func untilAsked(t *testing.T, r *rig, name string, again func(ctx context.Contex
 	t.Logf("%s: after %d times", name, round)
 }
 
-// orphan: an attachment of nobody's, left by a controller before this one, goes.
+// orphan: an attachment that an earlier controller left and no pod wants is deleted.
 func orphan(t *testing.T, r *rig, volume, node string) {
 	t.Helper()
 	ctx, cancel := limited(t.Context())
@@ -172,8 +172,8 @@ func (r *rig) made(ctx context.Context, volume, node string) error {
 	return err
 }
 
-// deletedByHand: what a person deletes is made again, and the pod is told once more: its event is
-// counted up, which is a patch.
+// deletedByHand: an attachment that a person deletes is created again, and the pod's event is repeated: its count is
+// incremented, which is a patch.
 func deletedByHand(t *testing.T, r *rig, volume, node string) {
 	t.Helper()
 	ctx, cancel := limited(t.Context())
@@ -225,8 +225,8 @@ func busyNode(t *testing.T, r *rig, volume, node string) {
 	must(t, <-ended)
 }
 
-// madeByHand: somebody makes the attachment in the moment in which the controller does; the one
-// that comes second reads what is there.
+// madeByHand: another client creates the attachment at the same moment as the controller; the one that comes second
+// reads what exists.
 func madeByHand(t *testing.T, r *rig, volume, node string) {
 	t.Helper()
 	var alone time.Duration // how long the controller took without anybody
@@ -252,7 +252,7 @@ func madeByHand(t *testing.T, r *rig, volume, node string) {
 	})
 }
 
-// unstreamed: an API server that cannot begin a watch with what there is, as before 1.34, is asked for lists.
+// unstreamed: an API server that cannot begin a watch with the existing objects, as before 1.34, gets list requests.
 func unstreamed(t *testing.T, r *rig) {
 	t.Helper()
 	must(t, r.start(planeBelay, "KUBE_FEATURE_WatchListClient=false"))

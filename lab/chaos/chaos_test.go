@@ -48,7 +48,7 @@ func TestKillAnywhere(t *testing.T) {
 			t.Logf("NOT RUN: %v: a real kubelet forgets the staged volume then (k/k#85476, k/k#121937)", plan)
 			continue
 		}
-		// A failed seed leaves a lab in a state that says nothing about the next seed.
+		// After a failed seed the state of the lab is no basis for the next seed.
 		if !t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { run.seed(t, plan) }) {
 			break
 		}
@@ -74,7 +74,7 @@ type run struct {
 	scene *scenario.Scene
 	kind  string // of nodes
 	kills tally
-	// landed counts the same kills by the step that was under way at that moment.
+	// landed counts the same kills by the step that was in progress at that moment.
 	landed tally
 }
 
@@ -243,7 +243,7 @@ func (r *run) calls(ctx context.Context, t *testing.T) {
 	}
 }
 
-// finish removes the writer and tells what was killed when.
+// finish removes the writer and logs what was killed when.
 func (r *run) finish(t *testing.T) {
 	t.Helper()
 	t.Logf("kills by the step that was waited for:\n%s", table(r.kills))

@@ -21,8 +21,7 @@ import (
 
 const (
 	attacherVolumes = 24
-	// Each attachment of a volume goes to a node of its own, so that a call tells for which
-	// attachment it was.
+	// Each attachment of a volume goes to a node of its own, so that a call identifies its attachment.
 	attacherNodes = 2000
 	// attacherLatency is long beside what the API server takes, so that most kills find calls in flight.
 	attacherLatency = 60 * time.Millisecond
@@ -30,7 +29,7 @@ const (
 	livesFor = 3 * time.Second
 )
 
-// What may be under way for an attachment when the attacher is killed.
+// What may be in progress for an attachment when the attacher is killed.
 const (
 	momentBegun       = "made, no publish begun"
 	momentPublish     = "publish in flight"
@@ -117,7 +116,7 @@ func (m attachmentMover) run(ctx context.Context, stop <-chan struct{}) error {
 	name, err := m.rig.Attach(ctx, m.volume, sidecars.Node(0))
 	for i := 1; i < m.nodes && err == nil; i++ {
 		when := m.random.IntN(4)
-		if when > 0 && m.random.IntN(6) > 0 { // else it is given up at any moment
+		if when > 0 && m.random.IntN(6) > 0 { // else it is deleted at any moment
 			if err := m.rig.Await(ctx, name, "attached", sidecars.Attached); err != nil {
 				return err
 			}
@@ -138,8 +137,8 @@ func (m attachmentMover) run(ctx context.Context, stop <-chan struct{}) error {
 	return errors.Join(err, fmt.Errorf("%s has no node left of %d", m.volume, m.nodes))
 }
 
-// move makes the next attachment: 0, before the last one is deleted; 1, after it is gone; else
-// while it goes.
+// move creates the next attachment: 0, before the last one is deleted; 1, after it is gone; else while it is being
+// deleted.
 func (m attachmentMover) move(ctx context.Context, when int, last, node string) (name string, err error) {
 	if when == 0 { // as no controller should
 		if name, err = m.rig.Attach(ctx, m.volume, node); err != nil {
@@ -170,7 +169,7 @@ func (m attachmentMover) pause(ctx context.Context) error {
 	}
 }
 
-// underWay counts the attachments by what is under way for them.
+// underWay counts the attachments by what is in progress for them.
 func underWay(r *sidecars.Rig) map[string]int {
 	last := map[string]labdisk.Call{}
 	for _, c := range r.Driver.Calls() {

@@ -26,8 +26,8 @@ var heldResources = []string{
 	"pods", "nodes", "persistentvolumeclaims", "persistentvolumes", "volumeattachments", "csidrivers",
 }
 
-// TestCachesHeldBack lets each watch cache of the controller lag in turn, also that of a
-// leader that starts with it, while volumes move and new ones come.
+// TestCachesHeldBack lets each watch cache of the controller lag in turn, including that of a leader that starts with
+// it, while volumes move and new ones are created.
 func TestCachesHeldBack(t *testing.T) {
 	resources := heldResources
 	if only := os.Getenv("BELAY_CHURN_HELD"); only != "" {

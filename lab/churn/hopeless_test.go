@@ -59,8 +59,8 @@ func TestHopelessPodsCostNothing(t *testing.T) {
 		t.Errorf("they cost %.4f of a core", busy.cpu-idle.cpu)
 	}
 	if busy.writes > 0 {
-		t.Errorf("%d writes in %v, after all was said: %v", busy.writes, hopelessFor, busy.what)
-		r.tellEvents(ctx, t)
+		t.Errorf("%d writes in %v, after the last event was due: %v", busy.writes, hopelessFor, busy.what)
+		r.logEvents(ctx, t)
 	}
 	if after > 2*before && after > before+20*time.Millisecond {
 		t.Errorf("a healthy volume took %v with them, %v without", after, before)
@@ -125,8 +125,7 @@ func (r *rig) ownWrites() []string {
 	return all
 }
 
-// quiet is longer than the two minutes after which a pod is told that nobody attaches its
-// volume.
+// quiet is longer than the two minutes after which an event on the pod reports that no controller attaches its volume.
 const quiet = 130 * time.Second
 
 // awaitCalm waits until the controller has written nothing for some time and returns the
@@ -147,7 +146,7 @@ func (r *rig) awaitCalm(ctx context.Context, t *testing.T) time.Time {
 		return nil
 	})
 	if err != nil {
-		r.tellEvents(ctx, t)
+		r.logEvents(ctx, t)
 		t.Fatal(err)
 	}
 	return last
@@ -155,8 +154,8 @@ func (r *rig) awaitCalm(ctx context.Context, t *testing.T) time.Time {
 
 var digits = regexp.MustCompile(`[0-9]+|[0-9a-f]{8,}`)
 
-// tellEvents prints what the pods were told, numbers aside, and how often.
-func (r *rig) tellEvents(ctx context.Context, t *testing.T) {
+// logEvents logs the events of the pods, with numbers masked, and how often each occurred.
+func (r *rig) logEvents(ctx context.Context, t *testing.T) {
 	t.Helper()
 	events, err := r.client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {

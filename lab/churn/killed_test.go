@@ -21,11 +21,11 @@ import (
 	"belay.dev/belay/lab/proxy"
 )
 
-// point is a named moment at which the controller is killed: a request of its own that is
-// about to be sent or was just answered, or something that it is about to be told.
+// point is a named moment at which the controller is killed: a request of its own that is about to be sent or was just
+// answered, or an event that it is about to receive.
 type point struct {
 	name   string
-	moment proxy.Moment // empty for what the controller is told
+	moment proxy.Moment // empty for an event that the controller receives
 	step   string       // as stepsOf and hopsOf name them
 	atOnce bool         // belongs to the start of the process
 }
@@ -289,7 +289,7 @@ func TestKilledWhileVolumesMove(t *testing.T) {
 	r.check(ctx, t)
 }
 
-// killAll goes through the points in an order by chance, again and again.
+// killAll goes through the points in random order, repeatedly.
 func (r *rig) killAll(ctx context.Context, t *testing.T, kills int, random *rand.Rand) map[string]int {
 	t.Helper()
 	k, hits := newKiller(r), map[string]int{}

@@ -20,7 +20,7 @@ type detach struct {
 	sent, answered time.Time
 }
 
-// history is all that is known of what happened to volumes, of which each is exclusive.
+// history is all that is known of what happened to volumes, all of which are exclusive.
 type history struct {
 	calls    []labdisk.Call
 	mounts   []hollow.Mount
@@ -145,8 +145,8 @@ func doubles(volume string, all []held) []string {
 	return found
 }
 
-// overlaps are the calls about one volume that were in flight at the same time. Calls
-// that ended in an error may have been given up by a caller that was killed.
+// overlaps are the calls about one volume that were in flight at the same time. A call that ended in an error may have
+// been abandoned when its caller was killed.
 func overlaps(volume string, calls []labdisk.Call) []string {
 	var found []string
 	for i, a := range calls {

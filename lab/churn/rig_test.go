@@ -371,7 +371,7 @@ func (r *rig) move(ctx context.Context, i int, random *rand.Rand) error {
 	forced, early, away := random.IntN(3) == 0, random.IntN(2) == 0, random.IntN(6) == 0
 	patience := runLimit
 	if random.IntN(3) == 0 {
-		// The next move comes while this one is under way: nobody knows where the volume is.
+		// The next move comes while this one is in progress: where the volume is then is unknown.
 		patience = time.Duration(random.Int64N(int64(3 * publishTakes)))
 	}
 	if v.pod == "" {
@@ -418,14 +418,14 @@ const (
 	replyLost = 500 * time.Millisecond
 )
 
-// trouble makes the driver slow, and lets it lose a reply now and then, until the test
-// ends: it did the work, and nobody knows.
+// trouble makes the driver slow, and lets it lose a reply now and then, until the test ends: the call is done, and its
+// caller does not know.
 func (r *rig) trouble(ctx context.Context, t *testing.T) (calm func()) {
 	t.Helper()
 	ctx, stop := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	fabric := r.scene.Cluster.Fabric()
-	// Of several faults that fit the oldest counts: what is rare must be set first.
+	// Of several faults that match the oldest counts, so rare ones must be set first.
 	next := func(turn int) error {
 		if err := fabric.ClearFaults(ctx); err != nil {
 			return err

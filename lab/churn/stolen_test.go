@@ -10,9 +10,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// TestStolenVolumesArePublishedAgain takes volumes from their nodes at the storage, past the
-// API, and gives one away that nobody attached: the driver's list tells the attacher, which
-// mends the first and leaves the second alone.
+// TestStolenVolumesArePublishedAgain unpublishes volumes from their nodes at the storage, past the API, and publishes
+// one that no VolumeAttachment asks for: the attacher learns it from the driver's list, repairs the first and leaves
+// the second alone.
 func TestStolenVolumesArePublishedAgain(t *testing.T) {
 	const volumes, stolen = 6, 3
 	r := newRig(t, "churn-stolen", "--reconcile-sync=1s")

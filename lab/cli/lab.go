@@ -46,6 +46,8 @@ func statusCommand() *cobra.Command {
 	var name, output string
 	command := &cobra.Command{
 		Use: "status", Short: "Show a lab's components", Args: usage.NoArgs,
+		Example: "  belay-lab status\n\n  # What has restarted.\n" +
+			"  belay-lab status --name demo -o json | jq '.components[] | select(.restarts > 0) | {name, restarts, lastError}'",
 		Long: "Show a lab's components and what runs inside its nodes, with state, logs and the addresses of metrics.\n\n" +
 			"  running  the process is there\n" +
 			"  stopped  a signal stopped it (SIGSTOP); it does nothing until SIGCONT\n" +
@@ -186,7 +188,12 @@ func clean(command *cobra.Command, names []string) error {
 
 func nodeCommand() *cobra.Command {
 	var name string
-	command := &cobra.Command{Use: "node", Short: "Switch the nodes of a lab off and on"}
+	command := &cobra.Command{
+		Use: "node", Short: "Switch the nodes of a lab off and on",
+		Example: "  belay-lab node list\n\n  # A power cut, the taint with which an operator confirms it, and the next boot.\n" +
+			"  belay-lab node poweroff node-2\n  kubectl taint node node-2 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute\n" +
+			"  belay-lab node poweron node-2\n  kubectl taint node node-2 node.kubernetes.io/out-of-service-",
+	}
 	command.PersistentFlags().StringVar(&name, "name", "lab", "name of the lab")
 	command.AddCommand(
 		&cobra.Command{

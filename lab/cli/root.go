@@ -116,7 +116,11 @@ func refuseWrongUsage(command *cobra.Command) {
 	}
 	before := command.PreRunE
 	command.PreRunE = func(command *cobra.Command, args []string) error {
-		if err := errors.Join(command.ValidateRequiredFlags(), command.ValidateFlagGroups()); err != nil || before == nil {
+		err := errors.Join(command.ValidateRequiredFlags(), command.ValidateFlagGroups())
+		if name := command.Flags().Lookup("name"); err == nil && name != nil && name.Changed {
+			err = cluster.CheckName(name.Value.String())
+		}
+		if err != nil || before == nil {
 			return usage.Wrap(err)
 		}
 		return before(command, args)

@@ -16,7 +16,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/lab/proc"
 	"belay.dev/belay/lab/socket"
 )
@@ -84,8 +83,8 @@ var ErrNotRunning = errors.New("it does not run")
 
 // Find connects to a running lab by its name; ErrNotRunning if none runs.
 func Find(name string) (*Remote, error) {
-	if err := validateName(name); err != nil {
-		return nil, usage.Wrap(err)
+	if err := CheckName(name); err != nil {
+		return nil, err
 	}
 	p, err := labPaths(name)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"belay.dev/belay/internal/usage"
@@ -116,33 +117,38 @@ func (o Options) withDefaults() (Options, error) {
 	return o, nil
 }
 
-func validateName(name string) error {
+// CheckName returns a [usage.Error] unless the value of --name can be the name of a lab: of its folder, its cgroups and
+// its processes' records.
+func CheckName(name string) error {
 	if !validName.MatchString(name) {
-		return fmt.Errorf("the name of a lab must be lower-case letters, digits and dashes, at most 32, but is %q", name)
+		return usage.Errorf("--name is %q, but must be 1 to 32 lower-case letters, digits and dashes, with a letter or digit at both ends", name)
 	}
 	return nil
 }
 
 func (o Options) validate() error {
-	if err := validateName(o.Name); err != nil {
+	if err := CheckName(o.Name); err != nil {
 		return err
 	}
 	if o.Nodes > MaxNodes {
 		return fmt.Errorf("%d nodes are too many for one machine: at most %d", o.Nodes, MaxNodes)
 	}
 	if o.NodeKind != NodeKindKubelet && o.NodeKind != NodeKindBelay {
-		return fmt.Errorf("nodes are of kind %s or %s, not %q", NodeKindKubelet, NodeKindBelay, o.NodeKind)
+		return fmt.Errorf("--nodes must be %s or %s, not %q", NodeKindKubelet, NodeKindBelay, o.NodeKind)
 	}
 	if o.Plane != PlaneBelay && o.Plane != PlaneUpstream {
 		return fmt.Errorf("the plane is %s or %s, not %q", PlaneBelay, PlaneUpstream, o.Plane)
 	}
 	for _, driver := range o.Drivers {
 		if !slices.Contains(labdisk.Drivers(), driver) {
-			return fmt.Errorf("there is no driver %q: the lab has %v", driver, labdisk.Drivers())
+			return fmt.Errorf("--drivers must be of %s, not %q", strings.Join(labdisk.Drivers(), ", "), driver)
 		}
 	}
 	if o.Plane == PlaneUpstream && len(o.ControllerArgs) > 0 {
-		return errors.New("flags for belay-controller have no effect with upstream's plane: it does not run there")
+		return errors.New("--controller-arg: flags for belay-controller have no effect with upstream's plane: it does not run there")
+	}
+	if err := usage.CheckVerbosity("verbosity", o.Verbosity); err != nil {
+		return err
 	}
 	if o.NodeKind == NodeKindBelay {
 		return nodes.CheckAgentArgs(o.NodeArgs)

@@ -110,7 +110,7 @@ func TestServerCertificateNames(t *testing.T) {
 	}
 }
 
-// Whoever can talk to etcd is above RBAC: only the API server may.
+// A client of etcd is above RBAC: only the API server may be one.
 func TestOnlyAPIServerReachesEtcd(t *testing.T) {
 	p := writtenPKI(t)
 	etcd := x509.VerifyOptions{Roots: pool(t, p.cert("etcd-ca.crt")), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}

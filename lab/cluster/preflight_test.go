@@ -53,7 +53,7 @@ func TestPreflightErrorsAreOneSentence(t *testing.T) {
 			t.Setenv("BELAY_BIN", bin)
 			err := test.check()
 			if err == nil {
-				t.Fatal("nothing was said")
+				t.Fatal("no output")
 			}
 			for _, words := range test.says {
 				if !strings.Contains(err.Error(), words) {
@@ -81,11 +81,11 @@ func TestInvalidOptionsAreRefused(t *testing.T) {
 		options Options
 		says    string
 	}{
-		"a name that is a path":  {Options{Name: "../lab"}, `but is "../lab"`},
+		"a name that is a path":  {Options{Name: "../lab"}, `--name is "../lab", but`},
 		"too many nodes":         {Options{Nodes: 21, NodeKind: NodeKindBelay}, "at most 20"},
 		"an unknown kind":        {Options{NodeKind: "kwok"}, `not "kwok"`},
 		"an unknown plane":       {Options{NodeKind: NodeKindBelay, Plane: "none"}, `not "none"`},
-		"an unknown driver":      {Options{NodeKind: NodeKindBelay, Drivers: []string{"ebs"}}, `no driver "ebs"`},
+		"an unknown driver":      {Options{NodeKind: NodeKindBelay, Drivers: []string{"ebs"}}, `--drivers must be of labdisk.belay.dev, labshare.belay.dev, lablocal.belay.dev, not "ebs"`},
 		"a name with upper case": {Options{Name: "Lab", NodeKind: NodeKindBelay}, "lower-case"},
 		"a controller that does not run": {
 			Options{NodeKind: NodeKindBelay, Plane: PlaneUpstream, ControllerArgs: []string{"--v=4"}}, "have no effect with upstream's plane",
@@ -93,6 +93,10 @@ func TestInvalidOptionsAreRefused(t *testing.T) {
 		"an unknown flag of belay's node agent": {
 			Options{NodeKind: NodeKindBelay, NodeArgs: []string{"--no-such-flag"}}, "unknown flag: --no-such-flag",
 		},
+		"no log level of the agents": {
+			Options{NodeKind: NodeKindBelay, NodeArgs: []string{"--v=loud"}}, `--node-arg: --v is "loud", but must be a whole number (on belay's nodes`,
+		},
+		"a log level below zero": {Options{NodeKind: NodeKindBelay, Verbosity: -1}, "--verbosity is -1, but must be a log level: 0 or more"},
 		"a word that is no flag": {Options{NodeKind: NodeKindBelay, NodeArgs: []string{"--v", "4", "5"}}, `"5"`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -110,8 +114,8 @@ func TestInvalidOptionsAreRefused(t *testing.T) {
 	}
 }
 
-// The lab runs under the rules that are shipped: they must be among what it applies, once each,
-// and the optional right to read secrets must not.
+// The lab runs under the shipped rules: each must be applied exactly once, and the optional permission to read secrets
+// must not be applied.
 func TestShippedRulesAreApplied(t *testing.T) {
 	objects, err := documents(Options{Drivers: []string{labdisk.DriverDisk}})
 	if err != nil {
@@ -132,8 +136,7 @@ func TestShippedRulesAreApplied(t *testing.T) {
 	}
 }
 
-// Without the period kubelet does not look at an attach that failed: a pod waits for ever at a
-// node that is full.
+// Without the period kubelet ignores an attach that failed: a pod waits forever at a node that is full.
 func TestAttachableDriversSetAllocatableUpdatePeriod(t *testing.T) {
 	objects, err := documents(Options{Drivers: []string{labdisk.DriverDisk, labdisk.DriverShare, labdisk.DriverLocal}})
 	if err != nil {

@@ -134,7 +134,7 @@ func killAndAwait(t *testing.T, lab *cluster.Cluster, client kubernetes.Interfac
 	}
 }
 
-// Whoever holds a lab is killed with -9, at several moments; clean finds everything.
+// The process that holds a lab is killed with -9, at several moments; clean finds everything.
 func TestCleanAfterKilledSupervisor(t *testing.T) {
 	labtest.Needs(t)
 	if testing.Short() {

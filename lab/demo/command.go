@@ -25,7 +25,9 @@ type options struct {
 	upstream bool
 	compare  bool
 	rounds   int
-	output   string
+	// roundsGiven: 0 is the default, and no number of rounds that can be asked for.
+	roundsGiven bool
+	output      string
 }
 
 // Command is `belay-lab demo`.
@@ -46,7 +48,7 @@ refuse. The exit code is 0 only if every acknowledged record is in place.
 Two waits are shortened, for both planes alike, because they are neither plane's work: the
 time after which a silent node becomes NotReady (upstream: 50 s), and the tick with which
 kubelets publish volumesInUse (upstream: 10 s).`,
-		Args: cobra.NoArgs, SilenceUsage: true,
+		Args: usage.NoArgs, SilenceUsage: true,
 		RunE: func(command *cobra.Command, _ []string) error { return o.run(command) },
 	}
 	flags := command.Flags()
@@ -60,16 +62,11 @@ kubelets publish volumesInUse (upstream: 10 s).`,
 }
 
 func (o options) run(command *cobra.Command) error {
-	if !slices.Contains([]string{"text", "json"}, o.output) {
-		return usage.Errorf("--output is text or json, not %q", o.output)
+	o.roundsGiven = command.Flags().Changed("rounds")
+	if err := o.check(); err != nil {
+		return err
 	}
-	if o.upstream && o.compare {
-		return usage.Errorf("--compare runs both planes: leave --upstream out")
-	}
-	switch {
-	case o.rounds < 0:
-		return usage.Errorf("--rounds is at least 1, not %d", o.rounds)
-	case o.rounds == 0 && o.compare:
+	if o.rounds == 0 && o.compare {
 		o.rounds = roundsCompared
 	}
 	ctx := command.Context() // ends with Ctrl-C
@@ -101,6 +98,22 @@ func (o options) run(command *cobra.Command) error {
 		results = append(results, result)
 	}
 	return show.end(results, time.Since(started))
+}
+
+// check refuses what cannot be, before anything is printed or started.
+func (o options) check() error {
+	switch {
+	case !slices.Contains([]string{"text", "json"}, o.output):
+		return usage.Errorf("--output must be text or json, not %q", o.output)
+	case o.upstream && o.compare:
+		return usage.Errorf("--compare runs both planes: leave --upstream out")
+	case o.rounds < 1 && o.roundsGiven:
+		return usage.Errorf("--rounds must be at least 1, not %d", o.rounds)
+	}
+	if err := cluster.CheckName(o.name); err != nil {
+		return err
+	}
+	return cluster.Options{NodeKind: o.nodes}.Validate()
 }
 
 // explain puts first whether the user stopped the demo.

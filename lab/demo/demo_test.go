@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/lab/scenario"
 	"belay.dev/belay/lab/timeline"
 )
@@ -87,16 +88,22 @@ func TestInvalidFlagsAreRefusedBeforeStart(t *testing.T) {
 		want string
 	}{
 		"unknown output":         {args: []string{"-o", "yaml"}, want: "text or json"},
+		"no rounds":              {args: []string{"--rounds", "0"}, want: "--rounds must be at least 1, not 0"},
+		"fewer rounds than none": {args: []string{"--rounds", "-2"}, want: "--rounds must be at least 1, not -2"},
+		"unknown kind of nodes":  {args: []string{"--nodes", "foo"}, want: `--nodes must be kubelet or belay, not "foo"`},
+		"no name":                {args: []string{"--name", ""}, want: `--name is "", but must be 1 to 32 lower-case letters`},
 		"compare with one plane": {args: []string{"--compare", "--upstream"}, want: "leave --upstream out"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			command := Command()
 			command.SetArgs(tc.args)
-			command.SetOut(io.Discard)
-			command.SetErr(io.Discard)
+			command.SilenceErrors = true
+			var printed strings.Builder
+			command.SetOut(&printed)
+			command.SetErr(&printed)
 			err := command.ExecuteContext(t.Context())
-			if err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got %v, want a refusal with %q", err, tc.want)
+			if err == nil || !strings.Contains(err.Error(), tc.want) || usage.Status(err) != usage.StatusWrong || printed.Len() > 0 {
+				t.Errorf("got %v after %q, want a refusal with %q after nothing", err, printed.String(), tc.want)
 			}
 		})
 	}

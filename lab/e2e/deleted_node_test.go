@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// unmountWait stands for upstream's six minutes.
+	// unmountWait replaces upstream's six minutes.
 	unmountWait = time.Minute
 	// machineOff is when, after the detach began to wait, the lost machine loses its power.
 	machineOff = 30 * time.Second
@@ -33,8 +33,8 @@ const (
 	moved     = 3 * time.Minute
 )
 
-// TestNodeDeletedWhileItsContainersWrite stops a kubelet, whose containers go on writing,
-// and deletes the Node: what people do to make a volume move that hangs.
+// TestNodeDeletedWhileItsContainersWrite stops a kubelet, whose containers keep writing, and deletes the Node, as
+// people do to move a volume that is stuck.
 func TestNodeDeletedWhileItsContainersWrite(t *testing.T) {
 	labtest.Needs(t)
 	if testing.Short() {
@@ -58,7 +58,7 @@ type lost struct {
 	scene    *scenario.Scene
 	from, to string
 	log      string    // pattern of the writer's log on the lost machine
-	podGone  time.Time // the old pod's object was gone, so nobody wanted the volume there
+	podGone  time.Time // the old pod's object was gone, so no pod wanted the volume there
 	handle   string
 }
 
@@ -91,7 +91,7 @@ func lose(t *testing.T, policy string, permissive bool) *lost {
 	if err := node.FreezeChild(nodes.ChildAgent); err != nil {
 		t.Fatal(err)
 	}
-	// A frozen kubelet would hold up the end of the lab.
+	// A frozen kubelet would delay the end of the lab.
 	t.Cleanup(func() { _ = scene.Cluster.PowerOff(from) })
 	until(t, collected, from+" to be taken for dead", func() error { return l.notReady(ctx) })
 	if err := scene.Client.CoreV1().Nodes().Delete(ctx, from, metav1.DeleteOptions{}); err != nil {
@@ -124,8 +124,8 @@ func (l *lost) notReady(ctx context.Context) error {
 
 var acknowledgement = regexp.MustCompile(`acknowledged (\d+)`)
 
-// acknowledged is the highest record that the writer on the lost machine has confirmed,
-// as its log there says: nobody else can ask.
+// acknowledged is the highest record that the writer on the lost machine has confirmed, read from its log there: the
+// API server cannot reach that log.
 func (l *lost) acknowledged(t *testing.T) int64 {
 	t.Helper()
 	files, err := filepath.Glob(l.log)
@@ -211,8 +211,8 @@ func (l *lost) arrives(t *testing.T) {
 	t.Logf("%d records in place; the lost machine had acknowledged %d", found.Count, last)
 }
 
-// waitsUntilTheMachineIsOff: the machine is switched off while the detach waits, so that
-// nobody can write any more when the wait is over.
+// waitsUntilTheMachineIsOff: the machine is switched off while the detach waits, so that no container can write any
+// more when the wait is over.
 func waitsUntilTheMachineIsOff(t *testing.T, l *lost) {
 	t.Helper()
 	l.stillWrites(t)
@@ -247,7 +247,7 @@ func waitsUntilTheMachineIsOff(t *testing.T, l *lost) {
 	}
 }
 
-// movesAtOnceAndCutsTheWriter: the volume is taken from under the writer, who is cut off.
+// movesAtOnceAndCutsTheWriter: the volume is detached while the writer uses it, and the writer loses its access.
 func movesAtOnceAndCutsTheWriter(t *testing.T, l *lost) {
 	t.Helper()
 	until(t, moved, "the volume to be detached", func() error {

@@ -43,8 +43,8 @@ var turns = []turn{
 	{"second", 1002, 5002, map[string]string{".": "0:5002 2775", "lost+found": "0:5002 2770", "records": "1001:5002 664"}},
 }
 
-// TestNonRootPodsWriteToVolume lets one user's pod begin a file and another's go on in
-// it, on a real kubelet and on belay's node agent: both leave the same groups and modes.
+// TestNonRootPodsWriteToVolume lets one user's pod start a file and another user's pod append to it, on a real kubelet
+// and on belay's node agent: both leave the same groups and modes.
 func TestNonRootPodsWriteToVolume(t *testing.T) {
 	labtest.Needs(t)
 	for _, kind := range []string{cluster.NodeKindBelay, cluster.NodeKindKubelet} {
@@ -80,8 +80,7 @@ func makeClaim(t *testing.T, scene *scenario.Scene, name string) {
 	}
 }
 
-// take runs the pod until it has written on behind those before it, looks at the volume, and
-// deletes the pod.
+// take runs the pod until it has appended to the data of the pods before it, checks the volume, and deletes the pod.
 func (u turn) take(t *testing.T, scene *scenario.Scene, claim string, before []turn) {
 	t.Helper()
 	pods := scene.Client.CoreV1().Pods(scenario.Namespace)

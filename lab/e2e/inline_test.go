@@ -102,7 +102,7 @@ func writer(name string, volumes ...corev1.Volume) *corev1.Pod {
 	return pod
 }
 
-// inlineCalls is all that a driver is asked for of a pod's inline volumes, sorted.
+// inlineCalls are all calls to a driver for a pod's inline volumes, sorted.
 func inlineCalls(pod *corev1.Pod, volumes ...string) []string {
 	var calls []string
 	for _, volume := range volumes {

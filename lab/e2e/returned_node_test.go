@@ -21,9 +21,9 @@ import (
 // defaults, so nothing is forced before six minutes have passed.
 const returnedWithin = 90 * time.Second
 
-// TestReturnedKubeletNeverListsVolume deletes the Node of a kubelet, and the pod as PodGC
-// does. The kubelet unmounts the volume, is restarted on the same boot, and registers a Node that
-// says nothing of the volume, because there is nothing to say.
+// TestReturnedKubeletNeverListsVolume deletes the Node of a kubelet, and the pod as PodGC does. The kubelet unmounts
+// the volume, is restarted on the same boot, and registers a Node that does not list the volume, because it is not
+// mounted any more.
 func TestReturnedKubeletNeverListsVolume(t *testing.T) {
 	labtest.Needs(t)
 	if testing.Short() {
@@ -90,7 +90,7 @@ func (s *stuck) wasNotForced() {
 	}
 }
 
-// wasNeverListed checks that the Node said nothing of the volume after a time.
+// wasNeverListed checks that the Node did not list the volume after a time.
 func (s *stuck) wasNeverListed(node string, after time.Time) {
 	s.Helper()
 	unique := kube.UniqueVolumeName(labdisk.DriverDisk, s.handle)

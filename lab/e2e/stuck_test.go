@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// stuckUnmountWait stands for upstream's six minutes. It is longer than a node agent needs to
-	// start again, so that a Node that was deleted is back before its volumes are forced.
+	// stuckUnmountWait replaces upstream's six minutes. It is longer than a node agent needs to start again, so that a
+	// Node that was deleted is back before its volumes are detached by force.
 	stuckUnmountWait = 30 * time.Second
 	shareAttacher    = "attacher-labshare"
 	// Nodes: volumes are on the first and wanted on the second. What happens to a whole node
@@ -117,7 +117,7 @@ func attacherDown(s *stuck) {
 	s.arrives()
 }
 
-// nodeDeleted: the Node goes and does not come back.
+// nodeDeleted: the Node is deleted and does not come back.
 func nodeDeleted(s *stuck) {
 	s.hold(deleted, scenario.StorageClass)
 	s.wait()
@@ -152,7 +152,7 @@ func nodeRecreated(s *stuck) {
 	}
 }
 
-// uncertainAttach: the volume is on its way to another node, and whether it is there is not known.
+// uncertainAttach: the volume is being attached to another node, and whether it is there is unknown.
 func uncertainAttach(s *stuck) {
 	s.claim(scenario.StorageClass)
 	lift := s.fault(labdisk.Fault{

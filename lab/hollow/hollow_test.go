@@ -2,7 +2,6 @@ package hollow
 
 import (
 	"context"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -14,10 +13,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/apiserver"
 )
 
 const driver = "hollow.test"
@@ -90,22 +89,11 @@ func TestLifeOfAPod(t *testing.T) {
 
 func apiServer(t *testing.T) *rest.Config {
 	t.Helper()
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		t.Skip("NOT RUN: no kube-apiserver and etcd: set KUBEBUILDER_ASSETS to the folder that holds them")
-	}
 	log.SetLogger(logr.Discard())
 	klog.SetLogger(logr.Discard())
-	environment := &envtest.Environment{}
-	config, err := environment.Start()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := environment.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	return config
+	var server apiserver.Server
+	server.StartFor(t)
+	return server.Config()
 }
 
 // serviceAccount makes what kube-controller-manager would: no pod is made without.

@@ -9,6 +9,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"belay.dev/belay/internal/usage"
 )
 
 // Command is "labdisk": the processes of the storage. belay-lab starts them itself.
@@ -28,7 +30,7 @@ func fabricCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fabric",
 		Short: "Serve the volumes, and the controller side of the CSI drivers",
-		Args:  cobra.NoArgs,
+		Args:  usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cmd.SilenceUsage = true
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
@@ -54,7 +56,7 @@ func nodeCommand() *cobra.Command {
 		Long: `Serve the node side of the CSI drivers, and their registration with the kubelet.
 The volumes of the node appear under --fuse-dir, served by a process of its own that outlives this one while a volume is in
 use: after a restart they are where they were. Needs root.`,
-		Args: cobra.NoArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cmd.SilenceUsage = true
 			self, err := os.Executable()
@@ -86,7 +88,7 @@ func adapterCommand() *cobra.Command {
 		Use:    "adapter",
 		Short:  "Serve a node's volumes as files; started by the node driver",
 		Hidden: true,
-		Args:   cobra.NoArgs,
+		Args:   usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cmd.SilenceUsage = true
 			return adapterMain(o)

@@ -351,14 +351,14 @@ func TestRestartRemovesOrphanedData(t *testing.T) {
 	}
 	b.restart(false)
 	if _, err := os.Stat(stray); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("stray data: %v, want it gone", err)
+		t.Errorf("leftover data: %v, want it gone", err)
 	}
 	if _, err := b.get(DriverDisk, v); err != nil {
 		t.Error(err)
 	}
 }
 
-// No write may land after the detach has returned, however many are under way.
+// No write may reach the disk after the detach has returned, however many are in flight.
 func TestDetachWaitsForWrites(t *testing.T) {
 	b := newBench(t, false)
 	v := b.newDisk(DriverDisk, "pvc-1")
@@ -484,7 +484,7 @@ func TestIOFailsWhenEveryConnectionBreaks(t *testing.T) {
 			t.Errorf("errno %v, want EIO", errno)
 		}
 	case <-time.After(2 * time.Minute):
-		t.Error("the I/O goes on for ever")
+		t.Error("the I/O never ends")
 	}
 }
 

@@ -1,9 +1,11 @@
 package labdisk
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -60,16 +62,30 @@ func faultSetCommand(dial func(*cobra.Command) (*Client, error)) *cobra.Command 
   limit       answer RESOURCE_EXHAUSTED to ControllerPublishVolume for a node that holds --limit volumes; kubelet rejects
               pods that wait for their volume there after 2m3s, with reason VolumeAttachmentLimitExceeded
 
-Methods are the RPCs of the CSI spec: CreateVolume, DeleteVolume, ControllerPublishVolume, ControllerUnpublishVolume,
-NodeStageVolume, NodePublishVolume, NodeUnpublishVolume, NodeUnstageVolume, NodeGetInfo, Probe, ...`,
-		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
-		ValidArgs: []string{EffectDelay, EffectError, EffectHang, EffectLostReply, EffectLimit},
+Methods are the RPCs of the CSI spec's services Identity, Controller and Node: CreateVolume, DeleteVolume, ControllerPublishVolume,
+ControllerUnpublishVolume, NodeStageVolume, NodePublishVolume, NodeUnpublishVolume, NodeUnstageVolume, NodeGetInfo, Probe, ...`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usage.Errorf("fault set needs one effect, %s, but received %q", strings.Join(effects(), ", "), args)
+			}
+			return nil
+		},
+		ValidArgs: effects(), // for the completion of shells
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f.Effect = args[0]
 			if err := f.check(); err != nil {
 				return usage.Wrap(err)
 			}
+			if set := cmd.Flags().Changed("limit"); set != (f.Effect == EffectLimit) {
+				if set {
+					return usage.Errorf("--limit is %d, but only the effect %s has a limit", f.Limit, EffectLimit)
+				}
+				return usage.Errorf("--limit is required for the effect %s: how many volumes a node may hold, 0 or more", EffectLimit)
+			}
 			return withClient(cmd, dial, func(c *Client) error {
+				if err := checkNode(cmd.Context(), c, f.Node); err != nil {
+					return err
+				}
 				id, err := c.SetFault(cmd.Context(), f)
 				if err == nil {
 					_, err = fmt.Fprintln(cmd.OutOrStdout(), id)
@@ -91,9 +107,29 @@ NodeStageVolume, NodePublishVolume, NodeUnpublishVolume, NodeUnstageVolume, Node
 	return cmd
 }
 
+// checkNode returns a [usage.Error] if the fabric has never had a node of the name.
+func checkNode(ctx context.Context, c *Client, name string) error {
+	if name == "" {
+		return nil
+	}
+	nodes, err := c.Nodes(ctx)
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, node := range nodes {
+		names = append(names, node.Name)
+	}
+	slices.Sort(names)
+	if !slices.Contains(names, name) {
+		return usage.Errorf("--node is %q, but the lab has the nodes %s", name, strings.Join(names, ", "))
+	}
+	return nil
+}
+
 func faultListCommand(dial func(*cobra.Command) (*Client, error)) *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Short: "List the faults that are set", Args: cobra.NoArgs,
+		Use: "list", Short: "List the faults that are set", Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return withClient(cmd, dial, func(c *Client) error {
 				faults, err := c.Faults(cmd.Context())

@@ -144,13 +144,13 @@ func (f *fabric) clearFaults(ids []string) error {
 	return f.save()
 }
 
-// parseCode reads the name of a gRPC code, in either of the two spellings in use: ResourceExhausted, RESOURCE_EXHAUSTED.
+// parseCode reads the name of a gRPC code that is an error, in either of the two spellings in use: ResourceExhausted, RESOURCE_EXHAUSTED.
 func parseCode(name string) (codes.Code, error) {
 	plain := strings.ToLower(strings.ReplaceAll(name, "_", ""))
-	for c := codes.OK; c <= codes.Unauthenticated; c++ {
+	for c := codes.Canceled; c <= codes.Unauthenticated; c++ {
 		if strings.ToLower(c.String()) == plain {
 			return c, nil
 		}
 	}
-	return codes.Unknown, fmt.Errorf("gRPC code %q is not known: use a name such as Unavailable or RESOURCE_EXHAUSTED", name)
+	return codes.Unknown, fmt.Errorf("--code is %q, but must be one of %s", name, strings.Join(codeNames(), ", "))
 }

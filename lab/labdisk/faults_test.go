@@ -157,6 +157,12 @@ func TestFaultsAreChecked(t *testing.T) {
 		"a delay without time": {Effect: EffectDelay},
 		"an error of no code":  {Effect: EffectError},
 		"an unknown code":      {Effect: EffectError, Code: "Broken"},
+		"an error that is OK":  {Effect: EffectError, Code: "OK"},
+		"a lost OK":            {Effect: EffectLostReply, Code: "OK"},
+		"an unknown method":    {Effect: EffectHang, Method: "ControllerPublish"},
+		"an unknown driver":    {Effect: EffectHang, Driver: "ebs.csi.aws.com"},
+		"a negative limit":     {Effect: EffectLimit, Limit: -1},
+		"a negative delay":     {Effect: EffectHang, Delay: -1},
 		"a negative count":     {Effect: EffectHang, Count: -1},
 	} {
 		if err := f.check(); err == nil {

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// bytesAt is the size of what is at the target on the node: of its file system, or of the device.
+// bytesAt is the size of the file system, or of the device, at the target on the node.
 func (d *disk) bytesAt(m *machine) int64 {
 	d.t.Helper()
 	stats, err := m.csi(d.driver).NodeGetVolumeStats(m.on, &csi.NodeGetVolumeStatsRequest{VolumeId: d.handle, VolumePath: d.target(m)})
@@ -39,7 +39,7 @@ func (d *disk) expand(m *machine, bytes int64) error {
 	return err
 }
 
-// mayResizeExt4: the kernel lets nobody without CAP_SYS_RESOURCE resize a mounted ext4; some containers lack it.
+// mayResizeExt4: the kernel requires CAP_SYS_RESOURCE to resize a mounted ext4; some containers lack it.
 func mayResizeExt4(t *testing.T) bool {
 	t.Helper()
 	raw, err := os.ReadFile("/proc/self/status")

@@ -226,7 +226,7 @@ func spawn(t *testing.T, logFile string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// awaitSocket waits for somebody to accept on the socket.
+// awaitSocket waits until a process accepts connections on the socket.
 func awaitSocket(t *testing.T, socket, logFile string) {
 	t.Helper()
 	eventually(t, "a listener on "+socket, func() error {

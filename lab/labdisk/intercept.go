@@ -82,7 +82,7 @@ func meet(ctx context.Context, record callRecord, f *Fault, c Call, work func(co
 	}
 	message := f.Message
 	if message == "" {
-		message = fmt.Sprintf("fault %s of the laboratory", f.ID)
+		message = fmt.Sprintf("fault %s of the lab", f.ID)
 	}
 	switch f.Effect {
 	case EffectError:

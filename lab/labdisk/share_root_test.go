@@ -66,7 +66,7 @@ func TestRootShareIsWrittenByTwoNodesAtOnce(t *testing.T) {
 		t.Errorf("violations %+v, want refused writes of n1", v)
 	}
 	d.takeDown(a)
-	d.bringUp(a) // attached anew
+	d.bringUp(a) // attached again
 	d.mustRead(a, "y", "n2 goes on")
 	d.takeDown(a)
 	d.takeDown(b)

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A node may lose its power at any moment of a stage or unstage: nothing of it is left, and the next node can go on.
+// A node may lose its power at any moment of a stage or unstage: nothing of it is left, and the next node can continue.
 // BELAY_SEED replays a run.
 func TestRootPowerCutAtAnyMoment(t *testing.T) {
 	needRoot(t)

@@ -3,7 +3,11 @@ package labdisk
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 )
 
 // The names of the drivers, one per personality.
@@ -148,24 +152,50 @@ type Fault struct {
 	Hits  int `json:"hits"`
 }
 
+// check returns an error that names the flag of "fault set" if no such fault can be set.
 func (f Fault) check() error {
-	effects := []string{EffectDelay, EffectError, EffectHang, EffectLostReply, EffectLimit}
-	if !slices.Contains(effects, f.Effect) {
-		return fmt.Errorf("fault effect %q is not known: one of %v is", f.Effect, effects)
+	if !slices.Contains(effects(), f.Effect) {
+		return fmt.Errorf("the effect of a fault must be %s, not %q", strings.Join(effects(), ", "), f.Effect)
 	}
-	if f.Effect == EffectDelay && f.Delay <= 0 {
-		return fmt.Errorf("a fault with effect %q needs a delay above zero", EffectDelay)
+	if f.Method != "" && !slices.Contains(methods(), f.Method) {
+		return fmt.Errorf("--method is %q, but must be one of %s", f.Method, strings.Join(methods(), ", "))
+	}
+	if f.Driver != "" && !slices.Contains(Drivers(), f.Driver) {
+		return fmt.Errorf("--driver is %q, but must be one of %s", f.Driver, strings.Join(Drivers(), ", "))
 	}
 	if f.Effect == EffectError && f.Code == "" {
-		return fmt.Errorf("a fault with effect %q needs a gRPC code, such as Unavailable", EffectError)
+		return fmt.Errorf("--code is empty, but the effect %s needs a gRPC code, such as Unavailable", EffectError)
 	}
 	if f.Code != "" {
 		if _, err := parseCode(f.Code); err != nil {
 			return err
 		}
 	}
-	if f.Delay < 0 || f.Count < 0 || f.Limit < 0 {
-		return fmt.Errorf("delay, count and limit of a fault must not be negative")
+	if f.Effect == EffectDelay && f.Delay == 0 {
+		return fmt.Errorf("--delay is 0s, but the effect %s needs a delay above zero", EffectDelay)
+	}
+	switch {
+	case f.Delay < 0:
+		return fmt.Errorf("--delay is %v, but must not be negative", f.Delay)
+	case f.Count < 0:
+		return fmt.Errorf("--count is %d, but must not be negative", f.Count)
+	case f.Limit < 0:
+		return fmt.Errorf("--limit is %d, but must not be negative", f.Limit)
 	}
 	return nil
+}
+
+func effects() []string {
+	return []string{EffectDelay, EffectError, EffectHang, EffectLostReply, EffectLimit}
+}
+
+// methods are the RPCs of the services that the drivers have.
+func methods() []string {
+	var names []string
+	for _, service := range []grpc.ServiceDesc{csi.Identity_ServiceDesc, csi.Controller_ServiceDesc, csi.Node_ServiceDesc} {
+		for _, method := range service.Methods {
+			names = append(names, method.MethodName)
+		}
+	}
+	return names
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"belay.dev/belay/internal/usage"
 )
 
 // Exit codes of the program.
@@ -34,7 +36,7 @@ func ExitCode(err error) int {
 	case errors.Is(err, ErrBroken), errors.Is(err, errMissing):
 		return ExitBroken
 	default:
-		return ExitFailed
+		return usage.Status(err) // ExitFailed, or that of a wrong command line
 	}
 }
 
@@ -52,6 +54,7 @@ func Command() *cobra.Command {
 			command.SetContext(ctx)
 		},
 	}
+	root.SetFlagErrorFunc(usage.FlagError)
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(appendCommand(), verifyCommand(), holdCommand(), pauseCommand())
 	return root
@@ -90,7 +93,7 @@ func appendCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "append",
 		Short: "Append records until SIGTERM; print each number once it is on the disk",
-		Args:  cobra.NoArgs,
+		Args:  usage.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			return appendRecords(command.Context(), command.OutOrStdout(), options)
 		},
@@ -154,7 +157,7 @@ func verifyCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "verify",
 		Short: "Read all records back; exit 3 if the chain is broken or records are missing",
-		Args:  cobra.NoArgs,
+		Args:  usage.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			return verify(command.OutOrStdout(), options)
 		},
@@ -195,7 +198,7 @@ func holdCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "hold",
 		Short: "Open a file or directory and wait for SIGTERM",
-		Args:  cobra.NoArgs,
+		Args:  usage.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			held, err := os.Open(file)
 			if err != nil {
@@ -214,7 +217,7 @@ func holdCommand() *cobra.Command {
 // pauseCommand is the sandbox container of the lab's pods on a kubelet.
 func pauseCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "pause", Short: "Wait for SIGTERM", Hidden: true, Args: cobra.NoArgs,
+		Use: "pause", Short: "Wait for SIGTERM", Hidden: true, Args: usage.NoArgs,
 		Run: func(command *cobra.Command, _ []string) { <-command.Context().Done() },
 	}
 }

@@ -54,7 +54,7 @@ type calls struct {
 	all []*call // guarded by mu, as their fields
 }
 
-// add takes in a call, note the time of one of its moments.
+// add adds a call, note sets the time of one of its moments.
 func (c *calls) add(one *call) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -84,25 +84,25 @@ func (c *calls) snapshot() []call {
 	return out
 }
 
-// between is the CSI driver that stands before one of labdisk's personalities. It tells what
-// it sees, and now and then answers Unavailable, before the work or after it.
+// between is the CSI driver that stands in front of one of labdisk's personalities. It reports what it sees, and now
+// and then answers Unavailable, before the work or after it.
 type between struct {
 	csi.UnimplementedNodeServer
 	registration.UnimplementedRegistrationServer
 
 	name   string
 	behind csi.NodeClient
-	// hidden, if it is set, is a folder for stages of which the agent knows nothing: to it the
-	// driver is one that does not stage.
+	// hidden, if it is set, is a folder for stages that the agent does not know: to the agent the driver is one that
+	// does not stage.
 	hidden string
 	// attached: the volumes take part in the handshake over volumesInUse.
 	attached bool
 	socket   string
 
 	calls *calls
-	// at is told of each moment of a call, while the call waits.
+	// at is called at each moment of a call, while the call waits.
 	at func(Method, Moment)
-	// listed reads the Node live and says what is wrong if it does not list the volume in use.
+	// listed reads the Node live and reports a violation if it does not list the volume in use.
 	listed func(when, unique string)
 
 	mu     sync.Mutex
@@ -180,7 +180,7 @@ func (b *between) work(ctx context.Context, c *call, request any, handle grpc.Un
 	}
 	b.calls.note(&c.worked)
 	go b.at(c.method, AtWork)
-	// A driver goes on when its caller dies.
+	// A driver continues a call when its caller dies.
 	reply, err := handle(context.WithoutCancel(ctx), request)
 	b.calls.note(&c.done)
 	if needsListing {

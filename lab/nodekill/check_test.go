@@ -40,7 +40,7 @@ func lists(node *corev1.Node, unique string) bool {
 	return slices.Contains(node.Status.VolumesInUse, corev1.UniqueVolumeName(unique))
 }
 
-// checkDead looks at what a killed agent left: each record is of a volume that is listed in use.
+// checkDead checks what a killed agent left: each record is of a volume that is listed in use.
 func (r *rig) checkDead() {
 	r.Helper()
 	node, err := r.node(r.Context())
@@ -50,11 +50,11 @@ func (r *rig) checkDead() {
 			r.Errorf("S7: record %s of %s is on the disk, volumesInUse is %v", name, record.Handle, node.Status.VolumesInUse)
 		}
 	}
-	r.tellWrong()
+	r.failWrong()
 }
 
-// tellWrong tells what the live reads found.
-func (r *rig) tellWrong() {
+// failWrong fails the test with what the live reads found.
+func (r *rig) failWrong() {
 	r.Helper()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -117,7 +117,7 @@ func (r *rig) underWay(h tally, killed time.Time) {
 		case temp && record.Confirmed:
 			record.Leaving = true
 			met[place{methodOf(record), RecordBegun}] = true
-		case temp || record.Confirmed: // a confirmation being written is told by the record that is there
+		case temp || record.Confirmed: // the record that is in place describes a confirmation that is being written
 		default:
 			c, called := last[string(methodOf(record))+filepath.Join(r.root, record.Path)]
 			switch {
@@ -173,9 +173,9 @@ func (r *rig) target(p wish, v *volume) string {
 	return filepath.Join(r.root, "pods", string(p.uid), "volumes", "kubernetes.io~csi", v.pv, "mount")
 }
 
-// recordLine is what is compared of a record. The stage of a raw block volume leaves no mount by which an agent that
-// starts could see that it stands: as long as no further pod wants it published, nobody asks the driver again, and a
-// record that such a question left unconfirmed stays so.
+// recordLine is what is compared of a record. The stage of a raw block volume leaves no mount by which a starting agent
+// could see that it is staged: as long as no further pod wants it published, the driver is not called again, and a
+// record that such a call left unconfirmed stays unconfirmed.
 func recordLine(r nodevolume.Record) string {
 	confirmed := r.Confirmed || (r.Block && r.Kind == nodevolume.StageKind && !r.Leaving)
 	return fmt.Sprintf("%s %s confirmed %v", r.Kind, r.Path, confirmed)
@@ -309,7 +309,7 @@ func (r *rig) settle() {
 	}
 }
 
-// checkData reads what was written last, through every pod, and writes anew.
+// checkData reads what was written last, through every pod, and writes new data.
 func (r *rig) checkData(v *volume) {
 	r.Helper()
 	users := r.usedBy(v)
@@ -363,7 +363,7 @@ func (r *rig) write(p wish, v *volume) {
 	r.must(errors.Join(err, f.Close()))
 }
 
-// leftovers lists what is in the agent's root when no pod is there, but for what it always has.
+// leftovers lists what remains in the agent's root without any pod, except for what is always there.
 func (r *rig) leftovers() []string {
 	r.Helper()
 	csi := "plugins/kubernetes.io/csi"

@@ -26,8 +26,7 @@ func readRecord(path string) (r nodevolume.Record, ok bool) {
 	return r, err == nil
 }
 
-// methodOf is the call that a record stands for: the one that makes, or, while it is leaving,
-// the one that undoes.
+// methodOf is the call that a record is for: the one that mounts, or, while it is leaving, the one that unmounts.
 func methodOf(r nodevolume.Record) Method {
 	switch {
 	case r.Kind == nodevolume.StageKind && r.Leaving:
@@ -57,7 +56,7 @@ type killer struct {
 	struck chan blow
 }
 
-// arm returns what is told how the kill went, once the agent is no more.
+// arm returns the channel that reports how the kill went, once the agent is dead.
 func (k *killer) arm(p Plan) <-chan blow {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -78,7 +77,7 @@ func (k *killer) disarm() bool {
 	return was
 }
 
-// at kills if it is the moment. The call waits meanwhile, so that nothing of it is done after.
+// at kills if it is the moment. The call waits in the meantime, so that none of its work is done afterwards.
 func (k *killer) at(method Method, moment Moment) {
 	k.mu.Lock()
 	p := k.armed
@@ -90,7 +89,7 @@ func (k *killer) at(method Method, moment Moment) {
 	struck := k.struck
 	k.mu.Unlock()
 	if moment != AnyTime {
-		time.Sleep(p.Delay) // the time that the plan names, not one that somebody needs
+		time.Sleep(p.Delay) // the time that the plan names, not one that a condition needs
 	}
 	at := time.Now()
 	struck <- blow{at: at, err: k.kill()}
@@ -128,7 +127,7 @@ func (k *killer) watchRecords(t *testing.T, dir string) {
 	})
 }
 
-// recordMarked: a record is marked in place when the way back begins.
+// recordMarked: a record is marked in place when the unmount begins.
 func (k *killer) recordMarked(dir, name string) {
 	if r, ok := readRecord(filepath.Join(dir, name)); ok && r.Leaving {
 		k.at(methodOf(r), RecordWritten)

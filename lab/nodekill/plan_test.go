@@ -126,7 +126,8 @@ func (p Plan) String() string {
 	return text
 }
 
-// tally counts what was under way at kills, by moment and method: for a call its own, else AnyTime and no method.
+// tally counts what was in progress at kills, by moment and method: a call has its own, otherwise it is AnyTime and no
+// method.
 type tally = labtest.Tally[Moment, Method]
 
 // missed are the moments that no kill met. Whether a record is still being written or

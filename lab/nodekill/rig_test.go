@@ -81,7 +81,8 @@ func newRig(t *testing.T, plane string, seed uint64) *rig {
 	labtest.Needs(t)
 	scene := labtest.Open(t, cluster.Options{
 		Name: "nodekill", Nodes: 1, NodeKind: cluster.NodeKindBelay, Plane: plane, Drivers: labdisk.Drivers(),
-		// Nobody renews the lease of edge: its node lives as long as the test, and the agent is not who says so.
+		// No component renews the lease of edge: its node lives as long as the test, and the agent does not decide
+		// that.
 		NodeMonitorGrace: 24 * time.Hour,
 	})
 	r := &rig{
@@ -104,8 +105,8 @@ func newRig(t *testing.T, plane string, seed uint64) *rig {
 		}
 		b.serve(t, r.root, filepath.Join(scene.Cluster.Node(machine).Config.RootDir(), "plugins", name, "csi.sock"))
 	}
-	t.Cleanup(func() { // also where the test gave up
-		r.tellWrong()
+	t.Cleanup(func() { // also if the test failed early
+		r.failWrong()
 		if err := r.killAgent(); err != nil {
 			t.Error(err)
 		}
@@ -256,7 +257,7 @@ func (r *rig) startAgent() {
 	})
 }
 
-// killAgent returns when nothing of it runs.
+// killAgent returns when no process of the agent runs.
 func (r *rig) killAgent() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

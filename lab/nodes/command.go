@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"belay.dev/belay/internal/usage"
 )
 
 // Commands are the hidden sub-commands by which the lab's program runs a node's
@@ -37,18 +39,24 @@ type AgentFlags struct {
 func (f *AgentFlags) register(command *cobra.Command) {
 	flags := command.Flags()
 	flags.DurationVar(&f.statsPeriod, "volume-stats-agg-period", 0, "interval of NodeGetVolumeStats calls for each volume; a negative value disables them")
-	flags.IntVarP(&f.verbosity, "v", "v", 0, "log level (default: that of the lab)")
+	flags.IntVarP(&f.verbosity, "v", "v", 0, "log level, 0 or more (default: that of the lab)")
+	command.SetFlagErrorFunc(usage.FlagError)
 }
 
 // CheckAgentArgs returns an error if belay's node agent does not have these flags.
 func CheckAgentArgs(args []string) error {
 	command := &cobra.Command{Use: agentVerb}
-	new(AgentFlags).register(command)
-	if err := command.ParseFlags(args); err != nil {
-		return fmt.Errorf("flags for belay's node agent: %w (on belay's nodes of the lab it takes --v and --volume-stats-agg-period)", err)
+	var parsed AgentFlags
+	parsed.register(command)
+	err := usage.ParseError(command.ParseFlags(args))
+	if err == nil {
+		err = usage.CheckVerbosity("v", parsed.verbosity)
+	}
+	if err != nil {
+		return fmt.Errorf("--node-arg: %w (on belay's nodes of the lab, the agent has the flags --v and --volume-stats-agg-period)", err)
 	}
 	if rest := command.Flags().Args(); len(rest) > 0 {
-		return fmt.Errorf("flags for belay's node agent: unexpected argument %q", rest[0])
+		return fmt.Errorf("--node-arg is %q, but must be a flag such as --v=4", rest[0])
 	}
 	return nil
 }
@@ -57,7 +65,7 @@ func CheckAgentArgs(args []string) error {
 func configCommand(use, short string, run func(*cobra.Command, Config) error) *cobra.Command {
 	var file string
 	command := &cobra.Command{
-		Use: use, Short: short, Hidden: true, Args: cobra.NoArgs, SilenceUsage: true,
+		Use: use, Short: short, Hidden: true, Args: usage.NoArgs, SilenceUsage: true,
 		RunE: func(command *cobra.Command, _ []string) error {
 			config, err := ReadConfig(file)
 			if err != nil {

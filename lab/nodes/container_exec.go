@@ -17,6 +17,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+
+	"belay.dev/belay/internal/usage"
 )
 
 // File descriptors that container-exec is started with.
@@ -34,7 +36,7 @@ func containerCommand() *cobra.Command {
 	var dir string
 	command := &cobra.Command{
 		Use: "container-exec", Short: "Keep one container of a belay node", Hidden: true,
-		Args: cobra.NoArgs, SilenceUsage: true,
+		Args: usage.NoArgs, SilenceUsage: true,
 		RunE: func(_ *cobra.Command, _ []string) error { return execContainer(dir) },
 	}
 	command.Flags().StringVar(&dir, "dir", "", "the container's directory")

@@ -76,7 +76,7 @@ func output(t *testing.T, dir string) []string {
 	return texts
 }
 
-// awaitOutput waits until a container has said something.
+// awaitOutput waits until a container has written some output.
 func awaitOutput(t *testing.T, dir, want string) {
 	t.Helper()
 	within(testPatience, func() bool {

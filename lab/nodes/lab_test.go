@@ -2,10 +2,12 @@ package nodes
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -69,14 +71,14 @@ func TestKillOfFrozenNodeTimesOut(t *testing.T) {
 	select {
 	case err := <-done:
 		if err == nil {
-			t.Error("a kill that nobody confirmed is said to be done")
+			t.Error("an unconfirmed kill is reported as done")
 		}
 	case <-time.After(testPatience):
-		t.Error("the kill waits for ever")
+		t.Error("the kill waits forever")
 	}
 }
 
-// noVolumes mounts nothing, for ever.
+// noVolumes mounts nothing and waits forever.
 type noVolumes struct{}
 
 func (noVolumes) SetPod(*corev1.Pod)                             {}
@@ -94,7 +96,7 @@ func TestDeletedPodIsForgotten(t *testing.T) {
 		config: Config{Dir: t.TempDir()}, client: fake.NewClientset(pod), volumes: noVolumes{}, events: record.NewFakeRecorder(100),
 	})
 	p.set(t.Context(), pod)
-	p.running.Wait() // it has ended and was deleted; the watch tells so only now
+	p.running.Wait() // it has ended and was deleted; the watch reports so only now
 	p.set(t.Context(), pod)
 	if len(p.workers) != 1 {
 		t.Errorf("workers while the object is there: %v", p.workers)
@@ -103,4 +105,33 @@ func TestDeletedPodIsForgotten(t *testing.T) {
 	if len(p.workers) != 0 {
 		t.Errorf("workers afterwards: %v", p.workers)
 	}
+}
+
+// slowVolumes are not mounted in time, with an error of two lines as the agent's.
+type slowVolumes struct{ noVolumes }
+
+func (slowVolumes) WaitMounted(ctx context.Context, _ types.UID) ([]node.Mount, error) {
+	<-ctx.Done()
+	return nil, errors.Join(context.Cause(ctx), errors.New(`volume "data" is waiting`))
+}
+
+func TestWaitingPodGetsAnEvent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		events := record.NewFakeRecorder(9)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*mountWait+time.Second)
+		defer cancel()
+		k := &podWorker{runtimeDeps: runtimeDeps{volumes: slowVolumes{}, events: events}}
+		if _, ok := k.awaitVolumes(ctx, &corev1.Pod{}); ok {
+			t.Error("the volumes are mounted")
+		}
+		const want = `Warning FailedMount Unable to attach or mount volumes: timed out after 20s, and waiting again: volume "data" is waiting`
+		for range 2 {
+			if got := <-events.Events; got != want {
+				t.Errorf("event %q, want %q", got, want)
+			}
+		}
+		if len(events.Events) > 0 {
+			t.Errorf("one more event: %s", <-events.Events)
+		}
+	})
 }

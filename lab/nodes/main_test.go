@@ -23,9 +23,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"belay.dev/belay/internal/testing/apiserver"
 )
 
 // TestMain lets the test binary be the lab's program: nodes re-execute it.
@@ -44,10 +44,9 @@ func TestMain(m *testing.M) {
 
 // plane is a real API server with the credentials that a node needs.
 type plane struct {
-	config *rest.Config
+	server apiserver.Server
 	client kubernetes.Interface
 	dir    string
-	user   func(name string, groups ...string) []byte
 	ca     authority
 }
 
@@ -57,42 +56,16 @@ func startPlane(t *testing.T) *plane {
 	if os.Geteuid() != 0 {
 		t.Skip("a lab node needs root: run this test as root")
 	}
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		t.Skip("no kube-apiserver and etcd: set KUBEBUILDER_ASSETS to the folder that holds them")
-	}
 	dir := t.TempDir()
 	p := &plane{dir: dir, ca: newAuthority(t, dir)}
 	log.SetLogger(logr.Discard()) // envtest's own; without one it complains
 	cert, key := p.ca.issue(t, "apiserver-kubelet-client", "system:masters")
-	environment := &envtest.Environment{}
-	args := environment.ControlPlane.GetAPIServer().Configure()
-	args.Set("kubelet-client-certificate", cert).Set("kubelet-client-key", key)
-	args.Set("kubelet-certificate-authority", p.ca.certFile).Set("kubelet-preferred-address-types", "InternalIP")
-	args.Set("authorization-mode", "Node,RBAC").Append("enable-admission-plugins", "NodeRestriction")
-	var err error
-	if p.config, err = environment.Start(); err != nil {
-		t.Fatalf("start API server: %v", err)
+	p.server.Flags = map[string]string{
+		"kubelet-client-certificate": cert, "kubelet-client-key": key,
+		"kubelet-certificate-authority": p.ca.certFile, "kubelet-preferred-address-types": "InternalIP",
 	}
-	t.Cleanup(func() {
-		if err := environment.Stop(); err != nil {
-			t.Errorf("stop API server: %v", err)
-		}
-	})
-	p.config.QPS = -1
-	if p.client, err = kubernetes.NewForConfig(p.config); err != nil {
-		t.Fatal(err)
-	}
-	p.user = func(name string, groups ...string) []byte {
-		user, err := environment.AddUser(envtest.User{Name: name, Groups: groups}, nil)
-		if err != nil {
-			t.Fatalf("make user %s: %v", name, err)
-		}
-		kubeconfig, err := user.KubeConfig()
-		if err != nil {
-			t.Fatalf("make kubeconfig of %s: %v", name, err)
-		}
-		return kubeconfig
-	}
+	p.server.StartFor(t)
+	p.client = kubernetes.NewForConfigOrDie(p.server.Config())
 	return p
 }
 
@@ -173,16 +146,13 @@ func (p *plane) startNode(t *testing.T, kind Kind, name string) *runningNode {
 	}
 	config := Config{
 		Lab: fmt.Sprintf("test%d", os.Getpid()), Name: name, Kind: kind, Dir: dir, LabDir: p.dir,
-		Kubeconfig: filepath.Join(dir, "kubeconfig"), ClientCAFile: p.ca.certFile, KubeletPort: freePort(t),
+		Kubeconfig: apiserver.Kubeconfig(t, p.server.Node(t, name)), ClientCAFile: p.ca.certFile, KubeletPort: freePort(t),
 		Programs: Programs{
 			Ledger: ledgerProgram(t, p.dir), Kubelet: filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubelet"),
 		},
 		NodeStatusUpdateFrequency: metav1.Duration{Duration: time.Second},
 	}
 	config.ServingCertFile, config.ServingKeyFile = p.ca.issue(t, "serving-"+name)
-	if err := os.WriteFile(config.Kubeconfig, p.user("system:node:"+name, "system:nodes"), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	node := &runningNode{Node: &Node{Config: config}, configFile: filepath.Join(dir, "config.json")}
 	if err := WriteConfig(node.configFile, config); err != nil {
 		t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,8 +22,14 @@ import (
 )
 
 // mountWait is how long a pod waits for its volumes before an event says what it
-// waits for; then it waits on.
+// waits for; then it waits on. kubelet waits for 2m3s at a time (podAttachAndMountTimeout of its
+// volume manager) and has no event for a wait alone, only for errors (k/k
+// pkg/kubelet/kubelet.go, SyncPod); the lab says it because a person watches. Not sooner,
+// because a healthy move on a busy machine may take some seconds. A step that fails has an
+// event of the node agent's own, at once.
 const mountWait = 20 * time.Second
+
+var errMountWait = fmt.Errorf("timed out after %v, and waiting again", mountWait)
 
 // forcedGrace is what the containers of a pod get whose object is gone already.
 const forcedGrace = time.Second
@@ -232,7 +239,7 @@ func finishedPhase(pod *corev1.Pod) bool {
 func (k *podWorker) awaitVolumes(ctx context.Context, pod *corev1.Pod) (map[string]node.Mount, bool) {
 	pause := shortestRetry
 	for {
-		waiting, cancel := context.WithTimeout(ctx, mountWait)
+		waiting, cancel := context.WithTimeoutCause(ctx, mountWait, errMountWait)
 		mounts, err := k.volumes.WaitMounted(waiting, k.uid)
 		inTime := waiting.Err() == nil
 		cancel()
@@ -250,11 +257,16 @@ func (k *podWorker) awaitVolumes(ctx context.Context, pod *corev1.Pod) (map[stri
 		if ctx.Err() != nil {
 			return nil, false
 		}
-		k.events.Event(pod, corev1.EventTypeWarning, "FailedMount", err.Error())
+		k.events.Event(pod, corev1.EventTypeWarning, "FailedMount", mountFailure(err))
 		if inTime && !patience(ctx, &pause) {
 			return nil, false
 		}
 	}
+}
+
+// mountFailure is kubelet's message, in one line.
+func mountFailure(err error) string {
+	return "Unable to attach or mount volumes: " + strings.ReplaceAll(err.Error(), "\n", ": ")
 }
 
 // patience pauses before the next try, longer each time. It is false if ctx ended.

@@ -103,7 +103,7 @@ func TestPodsOfABelayNode(t *testing.T) {
 		if err := n.Freeze(); err != nil {
 			t.Fatal(err)
 		}
-		// What was on its way into the log is there after a moment; then nothing is added.
+		// A line in flight into the log arrives within a moment; then nothing is added.
 		before := int64(-1)
 		within(testPatience, func() bool {
 			last := before

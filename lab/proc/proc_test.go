@@ -80,13 +80,13 @@ func TestStoppedComponentLeavesNothing(t *testing.T) {
 	}
 	record := awaitRecord(t, runDir, "node-1/agent", sleepPath(t))
 	if !record.Alive() {
-		t.Error("a running process is said to be gone")
+		t.Error("a running process is reported as gone")
 	}
 	if err := p.Stop(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	if record.Alive() {
-		t.Error("a stopped process is said to run")
+		t.Error("a stopped process is reported as running")
 	}
 	records, err := proc.Records(runDir)
 	if diff := cmp.Diff(map[string]proc.Record{}, records); diff != "" || err != nil {
@@ -139,7 +139,7 @@ func TestKilledComponentComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := <-exits; err == nil {
-		t.Error("a kill was not told as one")
+		t.Error("a kill was not reported as one")
 	}
 	second := awaitRecord(t, runDir, "etcd", sleepPath(t))
 	if first.PID == second.PID && first.StartTime == second.StartTime {
@@ -185,7 +185,7 @@ func TestParentKilledDuringStart(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = parent.Wait()
-		// What is on its way is still this program: it becomes the child, or ends.
+		// A process that is still this program is in transition: it becomes the child, or ends.
 		for deadline := time.Now().Add(patience); len(processesOf(t, runDir, os.Args[0])) > 0; time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatal("a child that was being started neither started nor ended")
@@ -273,7 +273,7 @@ func TestReusedPidIsAnotherProcess(t *testing.T) {
 		t.Errorf("the innocent process was hit: %v", err)
 	}
 	if !mine.Alive() {
-		t.Error("this very process is said to be gone")
+		t.Error("this very process is reported as gone")
 	}
 }
 
@@ -285,13 +285,13 @@ func TestZombieIsGone(t *testing.T) {
 	defer func() { _ = command.Wait() }()
 	record := recordOf(t, command.Process.Pid)
 	if !record.Alive() {
-		t.Fatal("a running process is said to be gone")
+		t.Fatal("a running process is reported as gone")
 	}
 	if err := record.End(0); err != nil { // killed, but we do not reap it
 		t.Fatal(err)
 	}
 	if record.Alive() {
-		t.Error("a zombie is said to live")
+		t.Error("a zombie is reported as running")
 	}
 }
 

@@ -103,8 +103,8 @@ func TestAcknowledged(t *testing.T) {
 	}
 }
 
-// TestFollowerReadsOnlyWriterLogs: in a lab with a thousand pods on hollow nodes the requests
-// for logs that nobody has took more than the plane that was measured.
+// TestFollowerReadsOnlyWriterLogs: in a lab with a thousand pods on hollow nodes the requests for logs that do not
+// exist cost more than the control plane that was measured.
 func TestFollowerReadsOnlyWriterLogs(t *testing.T) {
 	for name, tc := range map[string]struct {
 		claims []string

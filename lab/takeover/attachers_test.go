@@ -23,10 +23,10 @@ const (
 	restFor = 25 * time.Second
 )
 
-// Both are given what a busy cluster gives them. Each looks at everything again every ten seconds.
+// Both run with settings for a busy cluster. Each resyncs everything every ten seconds.
 var attacherFlags = []string{"--kube-api-qps=1000", "--kube-api-burst=1000", "--worker-threads=20", "--resync=10s"}
 
-// attacherTurns is one live lab that goes from attacher to attacher.
+// attacherTurns is one live lab on which the attachers take turns.
 type attacherTurns struct {
 	*sidecars.Rig
 
@@ -35,8 +35,8 @@ type attacherTurns struct {
 	next     int // the first volume that was not used yet
 }
 
-// TestAttachersTakeOver hands a live lab from csi-attacher to belay-attacher and back, at rest and
-// while attaches and detaches are under way.
+// TestAttachersTakeOver moves a live lab from csi-attacher to belay-attacher and back, at rest and while attaches and
+// detaches are in progress.
 func TestAttachersTakeOver(t *testing.T) {
 	labtest.Needs(t)
 	if testing.Short() {
@@ -94,8 +94,8 @@ func (r *attacherTurns) attach(ctx context.Context, n int, wait bool) ([]string,
 	return names, group.Wait()
 }
 
-// change puts another attacher in the place of the one that runs, and returns what was stored
-// when nobody was at work, and how many calls the driver had got by then.
+// change replaces the running attacher with another one, and returns what was stored while none ran, and how many calls
+// the driver had received by then.
 func (r *attacherTurns) change(t *testing.T, to string) (stored map[string]storagev1.VolumeAttachment, calls int) {
 	t.Helper()
 	if err := r.Stop(t.Context()); err != nil {
@@ -116,12 +116,12 @@ func (r *attacherTurns) change(t *testing.T, to string) (stored map[string]stora
 	return stored, calls
 }
 
-// atRest: whoever takes over asks the driver nothing and writes nothing about what is attached.
+// atRest: the new attacher sends no call and no write for what is attached.
 func (r *attacherTurns) atRest(t *testing.T, to string) {
 	t.Helper()
 	ctx, began := t.Context(), time.Now()
 	before, asked := r.change(t, to)
-	// A volume that comes and goes shows that the new attacher acts.
+	// A volume that is attached and detached shows that the new attacher acts.
 	probe, err := r.attach(ctx, 1, true)
 	if err != nil {
 		t.Fatal(err)
@@ -209,8 +209,8 @@ func (r *attacherTurns) underWay(t *testing.T, to string, moving int) {
 	r.standing = append(r.standing, come...)
 }
 
-// checkChange: what was recorded before the change is not asked for again after it, and what was
-// not is asked for once. csi-attacher's own repetitions, of what it began itself, are only counted.
+// checkChange: what was recorded before the change is not requested again after it, and what was not recorded is
+// requested once. csi-attacher's own repetitions, of calls that it started itself, are only counted.
 func (r *attacherTurns) checkChange(t *testing.T, to string, before map[string]storagev1.VolumeAttachment, first, second []labdisk.Call, come, gone []string) {
 	t.Helper()
 	earlier, later := map[string]int{}, map[string]int{}
@@ -230,7 +230,7 @@ func (r *attacherTurns) checkChange(t *testing.T, to string, before map[string]s
 				t.Errorf("%s was recorded before the change and asked for again", key)
 			}
 		case later[key] == 0:
-			t.Errorf("%s was not recorded before the change, and nobody asked for it after", key)
+			t.Errorf("%s was not recorded before the change, and no component requested it after", key)
 		case later[key] > 1 && to == cluster.PlaneBelay:
 			t.Errorf("%s was asked for %d times", key, later[key])
 		default:

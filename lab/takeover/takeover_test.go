@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// watchFor is how long each new controller is watched after it has proved that it
-	// acts. Upstream's looks at all attached volumes again each minute.
+	// watchFor is how long each new controller is watched after it has proved that it acts. Upstream's verifies all
+	// attached volumes once a minute.
 	watchFor = 65 * time.Second
 	// longestGap between two records of a pod, which writes two a second. The pods know
 	// nothing of the controllers; the rest is for a loaded machine.
@@ -34,8 +34,7 @@ const (
 	perVolume = 3 * time.Second
 )
 
-// TestTakeOverAndBack is the promise to whoever changes the controller on a live
-// cluster.
+// TestTakeOverAndBack is the promise to operators who change the controller on a live cluster.
 func TestTakeOverAndBack(t *testing.T) {
 	labtest.Needs(t)
 	if testing.Short() {
@@ -88,14 +87,14 @@ func handOver(t *testing.T, scene *scenario.Scene, crowd *scenario.Crowd, to str
 	if err := scene.Cluster.SwitchController(ctx, to); err != nil {
 		t.Fatal(err)
 	}
-	// A volume that comes and goes shows that the new controller acts.
+	// A volume that is attached and detached shows that the new controller acts.
 	probe, err := scene.NewCrowd(ctx, scenario.CrowdOptions{
 		Name: fmt.Sprintf("probe-%d", turn), Pods: 1, VolumesPerPod: 1, Nodes: []string{"node-1"},
 	}, 2*time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("the new controller attached a volume %.1f s after the hand-over began", time.Since(start).Seconds())
+	t.Logf("the new controller attached a volume %.1f s after the handoff began", time.Since(start).Seconds())
 	if err := probe.Remove(ctx, 2*time.Minute); err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +169,7 @@ func uids(pods []corev1.Pod) map[string]types.UID {
 	return all
 }
 
-// witness watches what a hand-over must not touch.
+// witness watches what a handoff must not touch.
 type witness struct {
 	crowd *scenario.Crowd
 	mu    sync.Mutex
@@ -191,8 +190,8 @@ func (w *witness) tell(format string, args ...any) {
 	}
 }
 
-// watch tells of every VolumeAttachment that goes or is no longer attached, and of every report that
-// loses a volume of the crowd, at whatever moment.
+// watch records every VolumeAttachment that is deleted or no longer attached, and every report that loses a volume of
+// the crowd, at whatever moment.
 func watch(t *testing.T, scene *scenario.Scene, crowd *scenario.Crowd) *witness {
 	t.Helper()
 	w := &witness{crowd: crowd}

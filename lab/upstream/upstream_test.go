@@ -220,7 +220,7 @@ func TestInterruptedBuildLeavesNoPartialProgram(t *testing.T) {
 	}
 }
 
-// A go that is older than go.mod asks for fetches another, and says so before it answers.
+// A go that is older than go.mod requires downloads another one, and prints that before it answers.
 func TestGoEnvironmentIgnoresToolchainDownload(t *testing.T) {
 	dir := smallLab(t, helloCode)
 	s, err := readSource(dir)

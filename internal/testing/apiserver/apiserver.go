@@ -1,4 +1,4 @@
-// Package apiserver runs one kube-apiserver with its etcd for all tests of a process, and reads what was asked of it.
+// Package apiserver runs one kube-apiserver with its etcd for all tests of a process, or for one test, and reads what was asked of it.
 package apiserver
 
 import (
@@ -26,6 +26,8 @@ const assets = "KUBEBUILDER_ASSETS"
 type Server struct {
 	// Audit are rules of an audit policy, in JSON. They select the requests that Requests returns.
 	Audit string
+	// Flags are further flags of kube-apiserver, without the dashes.
+	Flags map[string]string
 	// Prepare, if set, runs once after the start.
 	Prepare func(tb testing.TB)
 	// Check, if set, runs after the tests if all of them passed.
@@ -55,19 +57,37 @@ func (s *Server) Main(m *testing.M) int {
 			status = 1
 		}
 	}
-	close(s.done) // the API server waits for those that watch
-	if s.dir == "" {
-		return status
-	}
-	if err := s.env.Stop(); err != nil {
+	if err := s.stop(); err != nil {
 		fmt.Fprintln(os.Stderr, "stop the API server:", err)
 	}
-	_ = os.RemoveAll(s.dir)
-	_ = s.guard.Close()
 	return status
 }
 
-// Done is closed after the last test, before the server stops.
+// StartFor starts the server for one test, and stops it after the test. It is for a server that no other test may use, because
+// the test leaves Nodes and pods behind.
+func (s *Server) StartFor(tb testing.TB) {
+	tb.Helper()
+	s.done = make(chan struct{})
+	tb.Cleanup(func() {
+		if err := s.stop(); err != nil {
+			tb.Errorf("stop the API server: %v", err)
+		}
+	})
+	s.Start(tb)
+}
+
+func (s *Server) stop() error {
+	close(s.done) // the API server waits for those that watch
+	if s.dir == "" {
+		return nil
+	}
+	err := s.env.Stop()
+	_ = os.RemoveAll(s.dir)
+	_ = s.guard.Close()
+	return err
+}
+
+// Done is closed after the last test, or after that of StartFor, before the server stops.
 func (s *Server) Done() <-chan struct{} { return s.done }
 
 // Start starts the server for the first test that needs it. Where there are no programs to run, the test is skipped.
@@ -106,6 +126,9 @@ func (s *Server) start() error {
 		return err
 	}
 	args := server.Configure().Set("authorization-mode", "Node", "RBAC").Set("enable-admission-plugins", "NodeRestriction")
+	for name, value := range s.Flags {
+		args.Set(name, value)
+	}
 	if s.Audit != "" {
 		policy := `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": [` + s.Audit + `, {"level": "None"}]}`
 		file := filepath.Join(s.dir, "policy.json")

@@ -1,4 +1,4 @@
-// Command belay-lab runs the laboratory: a real control plane, nodes and a storage on one machine.
+// Command belay-lab runs the lab: a real control plane, nodes and a storage on one machine.
 package main
 
 import (

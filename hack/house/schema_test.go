@@ -1,0 +1,83 @@
+package house
+
+import (
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"belay.dev/belay/internal/diagnosis"
+)
+
+// TestOutputOfExplainIsDocumented checks that docs/kubectl-belay.md has a table for each type of the output, with each of its fields
+// and no others.
+func TestOutputOfExplainIsDocumented(t *testing.T) {
+	page := read(t, filepath.Join(root, "docs", "kubectl-belay.md"))
+	for kind, fields := range typesOf(reflect.TypeFor[diagnosis.Explanation]()) {
+		_, table, ok := strings.Cut(page, "\n### "+kind+"\n")
+		if !ok {
+			t.Errorf("no table describes the type %s", kind)
+			continue
+		}
+		table, _, _ = strings.Cut(table, "\n#")
+		documented := map[string]bool{}
+		for _, row := range regexp.MustCompile("(?m)^\\| (`[^|]*) \\|").FindAllStringSubmatch(table, -1) {
+			for _, name := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[1], -1) {
+				documented[name[1]] = true
+			}
+		}
+		for _, name := range fields {
+			if !documented[name] {
+				t.Errorf("the table of %s has no field %s", kind, name)
+			}
+			delete(documented, name)
+		}
+		for name := range documented {
+			t.Errorf("the table of %s has the field %s, which the type does not have", kind, name)
+		}
+	}
+	for _, value := range []diagnosis.Verdict{diagnosis.Clear, diagnosis.InProgress, diagnosis.Unknown, diagnosis.Blocked, diagnosis.Unsafe} {
+		if !strings.Contains(page, "`"+string(value)+"`") {
+			t.Errorf("the verdict %s is not documented", value)
+		}
+	}
+	if !strings.Contains(page, "`"+diagnosis.APIVersion+"`") {
+		t.Errorf("the version %s is not documented", diagnosis.APIVersion)
+	}
+}
+
+// typesOf are the structs that a value of the type contains, each with the names of its fields in JSON.
+func typesOf(root reflect.Type) map[string][]string {
+	found := map[string][]string{}
+	var visit func(reflect.Type)
+	visit = func(t reflect.Type) {
+		for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+			t = t.Elem()
+		}
+		if _, seen := found[t.Name()]; seen || t.Kind() != reflect.Struct || t == reflect.TypeFor[time.Time]() {
+			return
+		}
+		found[t.Name()] = fieldsOf(t)
+		for f := range t.Fields() {
+			if !f.Anonymous {
+				visit(f.Type)
+			}
+		}
+	}
+	visit(root)
+	return found
+}
+
+func fieldsOf(t reflect.Type) (names []string) {
+	for f := range t.Fields() {
+		if f.Anonymous {
+			names = append(names, fieldsOf(f.Type)...)
+			continue
+		}
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		names = append(names, name)
+	}
+	return names
+}

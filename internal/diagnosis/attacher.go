@@ -1,0 +1,221 @@
+package diagnosis
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
+)
+
+// attacherLease is what csi-attacher and belay-attacher name their lease, followed by the driver.
+const attacherLease = "external-attacher-leader-"
+
+// attacherLease returns the lease of the driver's attacher, nil if there is none or it could not be read. An attacher without leader
+// election has none.
+func (x *state) attacherLease(driver string) *coordinationv1.Lease {
+	name := kube.SanitizeDriverName(attacherLease + driver)
+	var found *coordinationv1.Lease
+	for _, lease := range x.Leases {
+		if lease.Name == name && (found == nil || renewed(lease).After(renewed(found))) {
+			found = lease
+		}
+	}
+	return found
+}
+
+func renewed(lease *coordinationv1.Lease) time.Time {
+	if lease.Spec.RenewTime == nil {
+		return time.Time{}
+	}
+	return lease.Spec.RenewTime.Time
+}
+
+func leaseHolder(lease *coordinationv1.Lease) string {
+	if lease.Spec.HolderIdentity == nil {
+		return ""
+	}
+	return *lease.Spec.HolderIdentity
+}
+
+// held reports whether a process holds the lease: it renewed it within twice its duration. A released lease has no holder.
+func (x *state) held(lease *coordinationv1.Lease) bool {
+	duration := 15 * time.Second
+	if s := lease.Spec.LeaseDurationSeconds; s != nil {
+		duration = time.Duration(*s) * time.Second
+	}
+	return leaseHolder(lease) != "" && x.Now.Sub(renewed(lease)) <= 2*duration
+}
+
+// attacherState is whether an attacher of the driver runs, as its lease shows, and what the lease says.
+func (x *state) attacherState(driver string) (runs decision.Knowledge, detail string) {
+	lease := x.attacherLease(driver)
+	switch {
+	case lease == nil:
+		return decision.Unknown, ""
+	case x.held(lease):
+		return decision.Yes, ""
+	case leaseHolder(lease) == "":
+		return decision.No, "none holds its lease since " + stamp(renewed(lease))
+	}
+	return decision.No, "its lease was last renewed at " + stamp(renewed(lease))
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// removed reports whether the driver is not installed any more: no CSIDriver, no node that has it, and no attacher that runs.
+func (x *state) removed(driver string) bool {
+	runs, _ := x.attacherState(driver)
+	if runs == decision.Yes || x.drivers[driver] != nil || x.exists(Ref{Resource: Drivers, Name: driver}) != decision.No {
+		return false
+	}
+	for _, node := range x.CSINodes {
+		if registered(node, driver) {
+			return false
+		}
+	}
+	return true
+}
+
+func registered(node *storagev1.CSINode, driver string) bool {
+	for i := range node.Spec.Drivers {
+		if node.Spec.Drivers[i].Name == driver {
+			return true
+		}
+	}
+	return false
+}
+
+// onNode is whether the driver has registered on the node.
+func (x *state) onNode(driver, node string) decision.Knowledge {
+	if kube.NoVolumeAttachment(driver) {
+		return decision.Yes // kubelet's own plugins
+	}
+	n := x.csiNodes[node]
+	if n == nil {
+		return x.exists(Ref{Resource: CSINodes, Name: node})
+	}
+	return decision.Known(registered(n, driver))
+}
+
+// wait is what an operation waits for.
+type wait struct {
+	reason decision.Reason
+	detail string
+	since  time.Time
+}
+
+// attachWait explains why a VolumeAttachment is not attached.
+func (x *state) attachWait(va *storagev1.VolumeAttachment) wait {
+	w := wait{reason: attachment.Attaching, since: va.CreationTimestamp.Time}
+	driver, age := va.Spec.Attacher, x.Now.Sub(va.CreationTimestamp.Time)
+	if e := va.Status.AttachError; e != nil {
+		w.detail = x.foreign(cmp.Or(e.Message, unnamed))
+		w.reason = reasonOf(e, attachment.AttachFailed)
+		if runs, lease := x.attacherState(driver); runs == decision.No {
+			w.reason, w.detail = explain.AttacherNotRunning, lease
+		}
+		return w
+	}
+	if x.onNode(driver, va.Spec.NodeName) == decision.No && age > usual {
+		w.reason = explain.DriverNotOnNode
+		return w
+	}
+	return x.silent(va, w, age, attachment.AttachUnanswered)
+}
+
+// detachWait explains why a VolumeAttachment that is being deleted still exists.
+func (x *state) detachWait(va *storagev1.VolumeAttachment) wait {
+	w := wait{reason: attachment.Detaching, since: va.DeletionTimestamp.Time}
+	driver, age := va.Spec.Attacher, x.Now.Sub(va.DeletionTimestamp.Time)
+	if x.removed(driver) {
+		w.reason = explain.DriverRemoved
+		return w
+	}
+	if e := va.Status.DetachError; e != nil {
+		w.detail = x.foreign(cmp.Or(e.Message, unnamed))
+		w.reason = reasonOf(e, attachment.DetachFailed)
+		if runs, lease := x.attacherState(driver); runs == decision.No {
+			w.reason, w.detail = explain.AttacherNotRunning, lease
+		}
+		return w
+	}
+	return x.silent(va, w, age, attachment.DetachUnanswered)
+}
+
+// silent explains why an attacher has not answered: no error and no result.
+func (x *state) silent(va *storagev1.VolumeAttachment, w wait, age time.Duration, unanswered decision.Reason) wait {
+	runs, lease := x.attacherState(va.Spec.Attacher)
+	switch {
+	case runs == decision.No:
+		w.reason, w.detail = explain.AttacherNotRunning, lease
+	case runs == decision.Unknown && age > usual && len(va.Finalizers) == 0 && va.DeletionTimestamp == nil:
+		w.reason, w.detail = explain.AttacherNotRunning, "none has added its finalizer since "+stamp(w.since)
+	case age > attachment.AnswerTimeout:
+		w.reason = unanswered
+	}
+	return w
+}
+
+// The codes of CSI errors, as numbers of the field errorCode and as words of gRPC's text.
+var (
+	codeWord  = regexp.MustCompile(`code = ([A-Za-z]+)`)
+	codeNames = map[int32]string{4: "DeadlineExceeded", 8: "ResourceExhausted", 9: "FailedPrecondition", 14: "Unavailable"}
+	secrets   = regexp.MustCompile(`(?i)secrets? .*(not found|forbidden|cannot|failed)|(load|get|read|fetch)\w* .*secret`)
+	noDriver  = regexp.MustCompile(`does not contain driver|no NodeID annotation|csinodes?(\.storage\.k8s\.io)? .*not found|not found in the list of registered CSI drivers`)
+)
+
+// reasonOf reads the error of an attacher. What it does not recognize is an error of the driver.
+func reasonOf(e *storagev1.VolumeError, otherwise decision.Reason) decision.Reason {
+	code := ""
+	if e.ErrorCode != nil {
+		code = codeNames[*e.ErrorCode]
+	}
+	if found := codeWord.FindStringSubmatch(e.Message); code == "" && found != nil {
+		code = found[1]
+	}
+	switch {
+	case noDriver.MatchString(e.Message):
+		return explain.DriverNotOnNode
+	case secrets.MatchString(e.Message):
+		return explain.SecretMissing
+	case code == "ResourceExhausted":
+		return explain.AttachLimitReached
+	case code == "FailedPrecondition" && otherwise == attachment.AttachFailed:
+		return explain.BackendDisagrees
+	case code == "Unavailable", code == "DeadlineExceeded", strings.Contains(e.Message, "connection refused"),
+		strings.Contains(e.Message, "context deadline exceeded"):
+		return explain.DriverUnavailable
+	}
+	return otherwise
+}
+
+// attacherFacts are what the attacher said last about a VolumeAttachment.
+func (x *state) attacherFacts(va *storagev1.VolumeAttachment) []Fact {
+	var facts []Fact
+	for _, e := range []struct {
+		what string
+		err  *storagev1.VolumeError
+	}{{"attach", va.Status.AttachError}, {"detach", va.Status.DetachError}} {
+		if e.err != nil {
+			facts = append(facts, Fact{Component: "attacher", Message: fmt.Sprintf("%s failed: %s", e.what, x.foreign(cmp.Or(e.err.Message, unnamed))), At: timePointer(e.err.Time.Time)})
+		}
+	}
+	switch runs, detail := x.attacherState(va.Spec.Attacher); {
+	case runs == decision.No:
+		facts = append(facts, Fact{Component: "attacher", Message: "does not run: " + detail})
+	case runs == decision.Yes && !va.Status.Attached || va.DeletionTimestamp != nil:
+		if lease := x.attacherLease(va.Spec.Attacher); lease != nil {
+			facts = append(facts, Fact{Component: "attacher", Message: "runs: its lease was renewed", At: timePointer(renewed(lease))})
+		}
+	}
+	return facts
+}

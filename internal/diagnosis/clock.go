@@ -1,0 +1,103 @@
+package diagnosis
+
+import (
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
+)
+
+// Names of the leases of the attach/detach controllers.
+const (
+	upstreamLease = "kube-controller-manager"
+	ownLease      = "belay-controller"
+)
+
+// Controller is the attach/detach controller that works in the cluster.
+type Controller string
+
+// The controllers.
+const (
+	Upstream          Controller = "kube-controller-manager"
+	Own               Controller = "belay-controller"
+	ControllerUnknown Controller = ""
+)
+
+// controller returns which attach/detach controller works, as the leases show: belay's refuses to run beside upstream's.
+func (x *state) controller() Controller {
+	found := ControllerUnknown
+	for _, lease := range x.Leases {
+		switch {
+		case lease.Name == ownLease && x.held(lease):
+			return Own
+		case lease.Name == upstreamLease && x.held(lease):
+			found = Upstream
+		}
+	}
+	return found
+}
+
+// upstreamForce is upstream's default for how long an unmount is waited for on a node that is not Ready (k/k
+// maxWaitForUnmountDuration).
+const upstreamForce = 6 * time.Minute
+
+// clock says what happens without anyone's help to a volume that another node has.
+func (x *state) clock(key attachment.VolumeKey, h *Holder, w wait) []string {
+	switch w.reason {
+	case explain.NodeNotReady, attachment.NodeGone, attachment.NodeReturned, attachment.NodeReplaced:
+	default:
+		return nil
+	}
+	var lines []string
+	for _, pod := range x.usersOn(key, h.Node.Name) {
+		lines = append(lines, x.clockOfNode(h.Node, pod)...)
+		break // those of the others are alike
+	}
+	var requested time.Time
+	if va, ok := x.attachmentOn(key, h.Node.Name); ok {
+		requested = kube.DetachRequested(va)
+	}
+	switch x.controller() {
+	case Upstream:
+		lines = append(lines, fmt.Sprintf("kube-controller-manager detaches the volume by force %v after no pod needs it on node %s any more, with its defaults: "+
+			"it does not check that the machine is off", upstreamForce, h.Node.Name))
+	case Own:
+		at := fmt.Sprintf("%v after no pod needs it on node %s any more", upstreamForce, h.Node.Name)
+		if !requested.IsZero() {
+			at = "at " + stamp(requested.Add(upstreamForce))
+		}
+		lines = append(lines, "belay-controller detaches the volume by force "+at+", with its default --max-wait-for-unmount-duration, if the node is not Ready then: it does not check that the machine is off")
+	case ControllerUnknown:
+		lines = append(lines, "which attach/detach controller works could not be read, so it is unknown whether the volume is detached by force, and when")
+	}
+	return lines
+}
+
+// clockOfNode says when a pod on a node that is not Ready is deleted: the taint manager waits for its tolerations.
+func (x *state) clockOfNode(n NodeState, pod *corev1.Pod) []string {
+	if n.State != NodeNotReady && n.State != NodeUnreachable || n.OutOfService || n.Since == nil || !x.mayName(pod.Namespace) {
+		return nil
+	}
+	if pod.DeletionTimestamp != nil {
+		return []string{fmt.Sprintf("pod %s is being deleted since %s and stays until node %s is Ready again, is deleted, or has the out-of-service taint", pod.Name, stamp(deletedAt(pod)), n.Name)}
+	}
+	key := corev1.TaintNodeNotReady
+	if n.State == NodeUnreachable {
+		key = corev1.TaintNodeUnreachable
+	}
+	for _, t := range pod.Spec.Tolerations {
+		if t.Key != key && t.Key != "" || t.Effect != "" && t.Effect != corev1.TaintEffectNoExecute {
+			continue
+		}
+		if t.TolerationSeconds == nil {
+			return []string{fmt.Sprintf("pod %s tolerates a node that is not Ready without a limit: it is never deleted automatically", pod.Name)}
+		}
+		at := n.Since.Add(time.Duration(*t.TolerationSeconds) * time.Second)
+		return []string{fmt.Sprintf("pod %s is deleted at %s, %d s after node %s stopped being Ready; it stays Terminating until the node answers", pod.Name, stamp(at), *t.TolerationSeconds, n.Name)}
+	}
+	return nil
+}

@@ -1,0 +1,333 @@
+package diagnosis
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
+)
+
+// Explain answers what the subject waits for. It is an error if the snapshot does not have the subject.
+func Explain(s *Snapshot, subject Ref) (Explanation, error) {
+	x := newState(s)
+	found, clear, err := x.about(subject)
+	if err != nil {
+		return Explanation{}, err
+	}
+	slices.SortStableFunc(found, func(a, b Finding) int {
+		return cmp.Or(b.Verdict.severity()-a.Verdict.severity(), compareSince(a.Since, b.Since))
+	})
+	e := Explanation{
+		TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: "Explanation"},
+		Subject:  subject, Time: s.Now, Verdict: Clear, Reason: attachment.Settled, Summary: clear, Findings: found, Unread: s.Unread,
+	}
+	if lack := x.lacking(subject); len(found) == 0 && lack != "" {
+		f := x.findingOf(wait{reason: explain.Incomplete, detail: lack}, explain.Situation{Volume: subject.Name, Detail: lack})
+		f.Subject = subject
+		found = []Finding{f}
+		e.Findings = found
+	}
+	if len(found) > 0 {
+		e.Verdict, e.Reason, e.Summary = found[0].Verdict, found[0].Reason, found[0].Summary
+	}
+	return e, nil
+}
+
+// lacking is what was not read without which nothing else than a pod can be said to be as it should be.
+func (x *state) lacking(subject Ref) string {
+	switch {
+	case subject.Resource == Pods:
+	case !slices.Contains(x.Whole, Attachments):
+		return "the VolumeAttachments could not be read"
+	case slices.ContainsFunc(x.Unread, func(u Unread) bool { return u.Resource == Pods && !x.AllNamespaces }):
+		return "the pods that may use it could not all be read"
+	}
+	return ""
+}
+
+func compareSince(a, b *time.Time) int {
+	switch {
+	case a == nil && b == nil:
+		return 0
+	case a == nil:
+		return 1
+	case b == nil:
+		return -1
+	}
+	return a.Compare(*b)
+}
+
+// about returns the findings about a subject, and the sentence for when there are none.
+func (x *state) about(r Ref) (found []Finding, clear string, err error) {
+	name := join(r.Namespace, r.Name)
+	switch r.Resource {
+	case Pods:
+		if pod := x.pods[name]; pod != nil {
+			return x.ofPod(pod), x.clearPod(pod), nil
+		}
+	case Claims:
+		if claim := x.claims[name]; claim != nil {
+			found, clear = x.ofClaim(claim)
+			return found, clear, nil
+		}
+	case Volumes:
+		if pv := x.volumes[r.Name]; pv != nil {
+			found, clear = x.ofPersistentVolume(pv)
+			return found, clear, nil
+		}
+	case Attachments:
+		if va := x.attachments[r.Name]; va != nil {
+			found, clear = x.ofAttachment(va)
+			return found, clear, nil
+		}
+	case Nodes:
+		return x.ofNode(r.Name)
+	case Leases, CSINodes, Drivers, Events:
+	}
+	return nil, "", x.missing(r)
+}
+
+// missing is the error about an object that is not in the snapshot.
+func (x *state) missing(r Ref) error {
+	if x.exists(r) == decision.No {
+		return fmt.Errorf("%s does not exist", r)
+	}
+	for _, u := range x.Unread {
+		if u.Resource == r.Resource && (u.Name == r.Name || u.Name == "") {
+			if u.Forbidden {
+				return fmt.Errorf("%s could not be read: you lack the permission to %s", r, u.Rule())
+			}
+			return fmt.Errorf("%s could not be read: %s", r, u.Message)
+		}
+	}
+	return fmt.Errorf("%s could not be read", r)
+}
+
+func (x *state) clearPod(pod *corev1.Pod) string {
+	switch {
+	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
+		return fmt.Sprintf("pod %s has ended (%s) and needs no volume any more", pod.Name, pod.Status.Phase)
+	case mounted(pod):
+		return fmt.Sprintf("pod %s has its volumes on node %s", pod.Name, pod.Spec.NodeName)
+	}
+	return fmt.Sprintf("pod %s has no volume that is attached", pod.Name)
+}
+
+func (x *state) ofClaim(claim *corev1.PersistentVolumeClaim) ([]Finding, string) {
+	clear := fmt.Sprintf("claim %s is bound to %s", claim.Name, cmp.Or(claim.Spec.VolumeName, "no volume"))
+	var found []Finding
+	for _, pod := range x.byClaim[join(claim.Namespace, claim.Name)] {
+		for _, f := range x.ofPod(pod) {
+			if f.Volume == nil || f.Volume.Claim == claim.Name {
+				found = append(found, f)
+			}
+		}
+	}
+	pv := x.volumes[claim.Spec.VolumeName]
+	switch {
+	case len(found) > 0:
+		return found, clear
+	case pv != nil:
+		return x.ofPersistentVolume(pv)
+	}
+	w := wait{since: claim.CreationTimestamp.Time}
+	switch {
+	case claim.Spec.VolumeName == "":
+		w.reason = explain.ClaimNotBound
+		if e := x.lastEvent(string(claim.UID)); e != nil {
+			w.detail = x.foreign(e.Message)
+		}
+	case x.exists(Ref{Resource: Volumes, Name: claim.Spec.VolumeName}) == decision.No:
+		w.reason = explain.PersistentVolumeMissing
+	default:
+		return nil, clear
+	}
+	f := x.finding(nil, w, &Volume{Namespace: claim.Namespace, Claim: claim.Name, PersistentVolume: claim.Spec.VolumeName}, nil)
+	f.Subject = Ref{Resource: Claims, Namespace: claim.Namespace, Name: claim.Name}
+	return []Finding{f}, clear
+}
+
+func (x *state) ofPersistentVolume(pv *corev1.PersistentVolume) ([]Finding, string) {
+	key, ok := kube.KeyOfVolume(pv)
+	if !ok {
+		return nil, fmt.Sprintf("volume %s is not attached by a controller", pv.Name)
+	}
+	return x.ofKey(key, pv)
+}
+
+// ofKey returns what the pods that need a volume wait for, and what is wrong with its attachments.
+func (x *state) ofKey(key attachment.VolumeKey, pv *corev1.PersistentVolume) ([]Finding, string) {
+	var found []Finding
+	for _, u := range x.uses[key] {
+		if !x.mayName(u.pod.Namespace) {
+			continue
+		}
+		switch {
+		case ended(u), u.pod.Spec.NodeName != "" && u.pod.DeletionTimestamp == nil && mounted(u.pod):
+		case u.pod.Spec.NodeName == "" || u.pod.DeletionTimestamp != nil:
+			found = append(found, x.ofPod(u.pod)...)
+		default:
+			found = append(found, x.ofVolume(u.pod, key, pv))
+		}
+	}
+	if len(found) == 0 {
+		for _, va := range x.attached[key] {
+			found = append(found, x.unneeded(key, va)...)
+		}
+		found = append(found, x.irregular(key)...)
+	}
+	return found, x.clearVolume(key, pv)
+}
+
+func (x *state) clearVolume(key attachment.VolumeKey, pv *corev1.PersistentVolume) string {
+	name := key.Handle
+	if pv != nil {
+		name = pv.Name
+	}
+	var nodes []string
+	for _, h := range x.holders(key, "") {
+		nodes = append(nodes, h.Node.Name)
+	}
+	switch {
+	case len(nodes) == 0:
+		return fmt.Sprintf("volume %s is attached to no node, and no pod waits for it", name)
+	case len(nodes) > 1 && x.shared(key) == decision.Yes:
+		return fmt.Sprintf("volume %s is attached to nodes %s, which its access mode allows, and no pod waits for it", name, strings.Join(nodes, ", "))
+	}
+	return fmt.Sprintf("volume %s is attached to node %s, and no pod waits for it", name, strings.Join(nodes, ", "))
+}
+
+func (x *state) ofAttachment(va *storagev1.VolumeAttachment) ([]Finding, string) {
+	key, known := x.volumeOf(va)
+	clear := fmt.Sprintf("VolumeAttachment %s is attached to node %s, and pods use it", va.Name, va.Spec.NodeName)
+	if known {
+		users := x.usersOn(key, va.Spec.NodeName)
+		if len(users) > 0 && va.DeletionTimestamp == nil {
+			if va.Status.Attached {
+				return nil, clear
+			}
+			return []Finding{x.attachmentFinding(key, va, x.attachWait(va))}, clear
+		}
+	} else {
+		key = attachment.VolumeKey{Driver: va.Spec.Attacher}
+	}
+	return x.unneeded(key, va), clear
+}
+
+// unneeded explains why a VolumeAttachment still exists that no pod needs, or that is being deleted.
+func (x *state) unneeded(key attachment.VolumeKey, va *storagev1.VolumeAttachment) []Finding {
+	if va.DeletionTimestamp != nil {
+		return []Finding{x.attachmentFinding(key, va, x.detachWait(va))}
+	}
+	if len(x.usersOn(key, va.Spec.NodeName)) > 0 || !x.podsKnown(key, va.Spec.NodeName) {
+		return nil
+	}
+	h := x.holder(key, va.Spec.NodeName)
+	since := va.CreationTimestamp.Time
+	if at := kube.DetachRequested(va); !at.IsZero() {
+		since = at
+	}
+	var causes decision.Reason
+	for _, step := range x.decide(key).Steps {
+		if w, ok := step.(attachment.Wait); ok && string(w.Node) == va.Spec.NodeName {
+			causes = w.Reason
+		}
+	}
+	w := x.heldBy(key, &h, causes, &corev1.Pod{}, since)
+	if w.reason == explain.NoDetachController {
+		w.reason = explain.OrphanAttachment
+	}
+	return []Finding{x.attachmentFinding(key, va, w)}
+}
+
+// podsKnown reports whether all pods that use the volume on the node were read: all pods, those of the node, or those of the
+// namespaces of its claims, which alone can use them.
+func (x *state) podsKnown(key attachment.VolumeKey, node string) bool {
+	if slices.Contains(x.Whole, Pods) || slices.Contains(x.Absent, PodsOf(node)) {
+		return true
+	}
+	for _, pv := range x.byKey[key] {
+		if ref := pv.Spec.ClaimRef; ref != nil && !slices.Contains(x.Absent, PodsIn(ref.Namespace)) {
+			return false
+		}
+	}
+	return len(x.byKey[key]) > 0
+}
+
+// PodsOf is what a reader adds to Absent after it has read all pods of a node: there are no others.
+func PodsOf(node string) Ref { return Ref{Resource: Pods, Name: "spec.nodeName=" + node} }
+
+// PodsIn is what a reader adds to Absent after it has read all pods of a namespace.
+func PodsIn(namespace string) Ref {
+	return Ref{Resource: Pods, Name: "metadata.namespace=" + namespace}
+}
+
+func (x *state) attachmentFinding(key attachment.VolumeKey, va *storagev1.VolumeAttachment, w wait) Finding {
+	h := x.holder(key, va.Spec.NodeName)
+	h.Attachment = va.Name
+	pv := x.volumes[kube.SourceName(va)]
+	v := x.describe(key, pv)
+	if pv == nil {
+		v.PersistentVolume = kube.SourceName(va)
+	}
+	if va.DeletionTimestamp == nil && !va.Status.Attached {
+		v.WantedOn = va.Spec.NodeName
+	}
+	f := x.finding(nil, w, v, &h)
+	f.Subject = Ref{Resource: Attachments, Name: va.Name}
+	f.Holders, f.Facts, f.Clock = []Holder{h}, x.attacherFacts(va), x.clock(key, &h, w)
+	return f
+}
+
+// irregular finds two VolumeAttachments of an exclusive volume, and nodes that list the volume without one.
+func (x *state) irregular(key attachment.VolumeKey) []Finding {
+	var found []Finding
+	if !x.attachRequired(key.Driver) || kube.NoVolumeAttachment(key.Driver) {
+		return nil
+	}
+	v := x.describe(key, x.volume(key))
+	attachments := x.attached[key]
+	if len(attachments) > 1 && x.shared(key) == decision.No {
+		var nodes []string
+		for _, va := range attachments {
+			nodes = append(nodes, va.Spec.NodeName)
+		}
+		slices.Sort(nodes)
+		f := x.finding(nil, wait{reason: explain.TwoAttachments, detail: strings.Join(nodes, ", ")}, v, nil)
+		f.Holders = x.holders(key, "")
+		f.Subject = Ref{Resource: Volumes, Name: v.PersistentVolume}
+		found = append(found, f)
+	}
+	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
+	for _, name := range x.listed[unique] {
+		node := x.nodes[name]
+		if _, has := x.attachmentOn(key, name); has || !slices.Contains(x.Whole, Attachments) {
+			continue
+		}
+		var reason decision.Reason
+		reported, inUse := kube.Reported(node, unique), kube.InUse(node, unique)
+		switch {
+		case inUse && (reported || len(x.usersOn(key, name)) == 0):
+			reason = explain.UsedWithoutAttachment
+		case reported:
+			reason = explain.ReportedWithoutAttachment
+		default:
+			continue // a kubelet lists a volume before it is attached
+		}
+		h := x.holder(key, name)
+		f := x.finding(nil, wait{reason: reason}, v, &h)
+		f.Subject, f.Holders = Ref{Resource: Nodes, Name: name}, []Holder{h}
+		found = append(found, f)
+	}
+	return found
+}

@@ -1,0 +1,163 @@
+package diagnosis
+
+import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
+)
+
+// APIVersion is the version of the JSON and YAML output. Fields are added within a version, and neither renamed nor removed.
+const APIVersion = "cli.belay.dev/v1alpha1"
+
+// Verdict is what a finding means for the reader.
+type Verdict string
+
+// The verdicts, least severe first.
+const (
+	// Clear: nothing waits.
+	Clear Verdict = "Clear"
+	// InProgress: something waits that usually ends by itself within seconds.
+	InProgress Verdict = "InProgress"
+	// Unknown: too little could be read to tell.
+	Unknown Verdict = "Unknown"
+	// Blocked: something waits, and does not end by itself soon, or not at all.
+	Blocked Verdict = "Blocked"
+	// Unsafe: it is blocked, and ending the wait now may corrupt data: another machine may still write.
+	Unsafe Verdict = "Unsafe"
+)
+
+func (v Verdict) severity() int {
+	switch v {
+	case Clear:
+		return 0
+	case InProgress:
+		return 1
+	case Unknown:
+		return 2
+	case Blocked:
+		return 3
+	case Unsafe:
+		return 4
+	}
+	return 2
+}
+
+// Explanation is the answer about one object.
+type Explanation struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// Subject is the object that was asked about.
+	Subject Ref `json:"subject"`
+	// Time is when the objects were read, by the clock of the API server.
+	Time time.Time `json:"time"`
+	// Verdict is the most severe of the findings.
+	Verdict Verdict `json:"verdict"`
+	// Reason and Summary are those of the first finding.
+	Reason  decision.Reason `json:"reason"`
+	Summary string          `json:"summary"`
+	// Findings come most severe first.
+	Findings []Finding `json:"findings"`
+	// Unread lists what could not be read, so that the answer may lack it.
+	Unread []Unread `json:"unread,omitempty"`
+}
+
+// Finding is one thing that is, or is not, as it should be.
+type Finding struct {
+	Verdict Verdict `json:"verdict"`
+	// Reason is one word, with a page in docs/runbooks.
+	Reason decision.Reason `json:"reason"`
+	// Summary is one sentence: what waits, for what, because of whom.
+	Summary string `json:"summary"`
+	// Subject is what waits: a pod, or a VolumeAttachment that no pod waits for.
+	Subject Ref `json:"subject"`
+	// Since is when the wait began; absent if that is unknown.
+	Since *time.Time `json:"since,omitempty"`
+	// Volume is the volume that it is about, if there is one.
+	Volume *Volume `json:"volume,omitempty"`
+	// Holders are the nodes that have, or may have, the volume.
+	Holders []Holder `json:"holders,omitempty"`
+	// Facts are what the components did last and what they said.
+	Facts []Fact `json:"facts,omitempty"`
+	// Clock is what happens without anyone's help, and when.
+	Clock []string `json:"clock,omitempty"`
+	// Next are the steps that a person can take, in order.
+	Next []explain.Step `json:"next,omitempty"`
+	// Runbook is the path of the page about Reason in the documentation.
+	Runbook string `json:"runbook,omitempty"`
+}
+
+// Volume is a PersistentVolume with its claim.
+type Volume struct {
+	PersistentVolume string `json:"persistentVolume,omitempty"`
+	// Namespace and Claim are empty if the reader may not read the namespace.
+	Namespace   string   `json:"namespace,omitempty"`
+	Claim       string   `json:"claim,omitempty"`
+	Driver      string   `json:"driver,omitempty"`
+	Handle      string   `json:"handle,omitempty"`
+	AccessModes []string `json:"accessModes,omitempty"`
+	// WantedOn is the node of the pod that waits.
+	WantedOn string `json:"wantedOn,omitempty"`
+}
+
+// Holder is a node that has a volume, or may have it.
+type Holder struct {
+	Node NodeState `json:"node"`
+	// Attachment is the name of the VolumeAttachment, empty if there is none.
+	Attachment string `json:"attachment,omitempty"`
+	// Attached is status.attached; Deleting is set when the VolumeAttachment is being deleted.
+	Attached bool       `json:"attached,omitempty"`
+	Since    *time.Time `json:"since,omitempty"`
+	Deleting *time.Time `json:"deleting,omitempty"`
+	// InUse and Reported are the node's lists: status.volumesInUse and status.volumesAttached.
+	InUse    string `json:"inUse"`
+	Reported string `json:"reported"`
+	// Pods are those that use the volume on the node, and may be named.
+	Pods []PodState `json:"pods,omitempty"`
+	// HiddenPods counts those in namespaces that the reader may not read.
+	HiddenPods int `json:"hiddenPods,omitempty"`
+	// PodsUnknown is set when the pods that use the volume there could not all be read.
+	PodsUnknown bool `json:"podsUnknown,omitempty"`
+}
+
+// NodeState is a node and whether it is alive.
+type NodeState struct {
+	Name string `json:"name"`
+	// State is "Ready", "NotReady" (its kubelet says so), "Unreachable" (its kubelet is silent), "Deleted" or "Unknown".
+	State string `json:"state"`
+	// Since is when the state began.
+	Since *time.Time `json:"since,omitempty"`
+	// LastHeartbeat is the last renewal of the node's lease.
+	LastHeartbeat *time.Time `json:"lastHeartbeat,omitempty"`
+	OutOfService  bool       `json:"outOfService,omitempty"`
+}
+
+// The states of a node.
+const (
+	NodeReady       = "Ready"
+	NodeNotReady    = "NotReady"
+	NodeUnreachable = "Unreachable"
+	NodeDeleted     = "Deleted"
+	NodeUnknown     = "Unknown"
+)
+
+// PodState is a pod that uses a volume.
+type PodState struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	// Owner is "StatefulSet/db", empty for a pod without a controller.
+	Owner string `json:"owner,omitempty"`
+	// State is the phase, or "Terminating".
+	State string     `json:"state"`
+	Since *time.Time `json:"since,omitempty"`
+}
+
+// Fact is what one component did or said last.
+type Fact struct {
+	// Component is "scheduler", "attach/detach controller", "attacher", "driver" or "kubelet".
+	Component string     `json:"component"`
+	Message   string     `json:"message"`
+	At        *time.Time `json:"at,omitempty"`
+}

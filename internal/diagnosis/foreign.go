@@ -1,0 +1,78 @@
+package diagnosis
+
+import (
+	"regexp"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// name matches what may be the name of an object.
+var name = regexp.MustCompile(`[a-zA-Z0-9](?:[-a-zA-Z0-9._]*[a-zA-Z0-9])?`)
+
+// hiddenName stands for a name of a namespace that the reader may not read.
+const hiddenName = "(hidden)"
+
+// qualified matches "namespace/name".
+var qualified = regexp.MustCompile(name.String() + "/" + name.String())
+
+// foreign returns a text of another component on one line, without the names from namespaces that the reader may not read: an error
+// of a driver or an event may contain any. It hides what the snapshot has from such a namespace, and what the text itself says is in
+// one.
+func (x *state) foreign(text string) string {
+	if len(x.hidden) == 0 {
+		return oneLine(text)
+	}
+	hide := func(word string) string {
+		if x.hidden[word] {
+			return hiddenName
+		}
+		return word
+	}
+	text = qualified.ReplaceAllStringFunc(text, func(pair string) string {
+		if namespace, _, _ := strings.Cut(pair, "/"); x.hidden[namespace] {
+			return hiddenName
+		}
+		return pair
+	})
+	return oneLine(name.ReplaceAllStringFunc(text, hide))
+}
+
+// hiddenNames collects the names that the snapshot has from namespaces that the reader may not read.
+func (x *state) hiddenNames() map[string]bool {
+	names := map[string]bool{}
+	hide := func(namespace, name string) {
+		if !x.mayName(namespace) {
+			names[namespace], names[name] = true, true
+		}
+	}
+	for _, pv := range x.Volumes {
+		if ref := pv.Spec.ClaimRef; ref != nil {
+			hide(ref.Namespace, ref.Name)
+		}
+		csi := pv.Spec.CSI
+		if csi == nil {
+			continue
+		}
+		for _, ref := range []*corev1.SecretReference{
+			csi.ControllerPublishSecretRef, csi.NodeStageSecretRef, csi.NodePublishSecretRef, csi.ControllerExpandSecretRef, csi.NodeExpandSecretRef,
+		} {
+			if ref != nil {
+				hide(ref.Namespace, ref.Name)
+			}
+		}
+	}
+	for _, pod := range x.Pods {
+		hide(pod.Namespace, pod.Name)
+	}
+	for _, claim := range x.Claims {
+		hide(claim.Namespace, claim.Name)
+	}
+	for _, lease := range x.Leases {
+		if lease.Namespace != corev1.NamespaceNodeLease && lease.Namespace != "kube-system" {
+			hide(lease.Namespace, leaseHolder(lease))
+		}
+	}
+	delete(names, "")
+	return names
+}

@@ -1,0 +1,132 @@
+package diagnosis
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
+)
+
+// unmountUsual is how long an unmount may take until it counts as failing: a kubelet sends its list every ten seconds by default,
+// and upstream's controller looks at it once a minute.
+const unmountUsual = 90 * time.Second
+
+// blockedBy explains why another node has the exclusive volume that a pod waits for: the holder that decides, and the wait.
+func (x *state) blockedBy(key attachment.VolumeKey, pod *corev1.Pod, since time.Time) (*Holder, wait) {
+	holders := x.holders(key, pod.Spec.NodeName)
+	causes := map[string]decision.Reason{}
+	for _, step := range x.decide(key).Steps {
+		if w, ok := step.(attachment.Wait); ok {
+			causes[string(w.Node)] = w.Reason
+			for _, b := range w.Blockers {
+				if b.Cause.Reason != "" {
+					causes[string(b.Node)] = b.Cause.Reason
+				}
+			}
+		}
+	}
+	var worst *Holder
+	var why wait
+	for i := range holders {
+		h := &holders[i]
+		if h.Attachment == "" && h.Reported == "no" {
+			continue // a pre-mount entry: that node was never given the volume
+		}
+		w := x.heldBy(key, h, causes[h.Node.Name], pod, since)
+		if worst == nil || x.verdict(w).severity() > x.verdict(why).severity() {
+			worst, why = h, w
+		}
+	}
+	return worst, why
+}
+
+// heldBy explains why one node has the volume. cause is what the rules of the controller say of it.
+func (x *state) heldBy(key attachment.VolumeKey, h *Holder, cause decision.Reason, pod *corev1.Pod, since time.Time) wait {
+	va, has := x.attachmentOn(key, h.Node.Name)
+	if has && va.DeletionTimestamp != nil {
+		return x.detachWait(va)
+	}
+	w := wait{since: since, reason: cause}
+	if has {
+		if at := kube.DetachRequested(va); !at.IsZero() && at.Before(w.since) {
+			w.since = at
+		}
+	}
+	switch cause {
+	case attachment.NodeGone, attachment.NodeReturned, attachment.NodeReplaced, attachment.NodeUnknown, attachment.NodeNotManaged,
+		attachment.ForeignAttachment, attachment.OutOfServiceNodeReady:
+		return w
+	}
+	switch h.Node.State {
+	case NodeDeleted:
+		w.reason = attachment.NodeGone
+	case NodeUnknown:
+		w.reason = attachment.NodeUnknown
+	case NodeReady:
+		x.heldByHealthy(&w, h, pod)
+	default:
+		w.reason = explain.NodeNotReady
+		if h.Node.OutOfService {
+			w.reason = explain.NodeOutOfService
+		}
+		if h.InUse == "no" && len(h.Pods)+h.HiddenPods == 0 && !h.PodsUnknown {
+			w.reason = x.idle(w.since)
+		}
+	}
+	if w.reason == explain.NodeNotReady && h.Node.Since != nil {
+		w.detail = "since " + stamp(*h.Node.Since)
+	}
+	return w
+}
+
+// heldByHealthy explains why a node that is Ready has the volume.
+func (x *state) heldByHealthy(w *wait, h *Holder, pod *corev1.Pod) {
+	terminating := func(p PodState) bool { return p.State == "Terminating" }
+	switch {
+	case x.silentNode(h.Node):
+		w.reason, w.detail = explain.NodeSilent, "it last renewed its lease at "+stamp(*h.Node.LastHeartbeat)
+	case len(h.Pods) > 0 && h.HiddenPods == 0 && !slices.ContainsFunc(h.Pods, func(p PodState) bool { return !terminating(p) }):
+		w.reason = explain.HeldByTerminatingPod
+	case len(h.Pods) > 0 && rollsOver(h.Pods[0], pod):
+		w.reason = explain.RollingUpdateDeadlock
+	case len(h.Pods)+h.HiddenPods > 0:
+		w.reason = explain.HeldByRunningPod
+	case h.PodsUnknown:
+		w.reason = attachment.OtherWriterAttached
+	case h.InUse == "yes" && x.Now.Sub(w.since) > unmountUsual:
+		w.reason = explain.UnmountFailing
+	case h.InUse == "yes":
+		w.reason = attachment.StillInUse
+	default:
+		w.reason = x.idle(w.since)
+	}
+}
+
+// silence is how long a kubelet, which renews its lease every ten seconds, may be silent until that means something.
+const silence = 25 * time.Second
+
+// silentNode reports whether a node counts as Ready although its kubelet is silent: the node lifecycle controller waits for 50 s by
+// default (k/k node-monitor-grace-period).
+func (x *state) silentNode(n NodeState) bool {
+	return n.State == NodeReady && n.LastHeartbeat != nil && x.Now.Sub(*n.LastHeartbeat) > silence
+}
+
+// idle explains why a volume that nothing needs and nothing uses is still attached: the controller is about to detach it, or none
+// works.
+func (x *state) idle(since time.Time) decision.Reason {
+	if x.Now.Sub(since) > unmountUsual {
+		return explain.NoDetachController
+	}
+	return attachment.OtherWriterDetaching
+}
+
+// rollsOver reports whether the holder is the old pod and the other the new one of the same Deployment.
+func rollsOver(holder PodState, pod *corev1.Pod) bool {
+	return strings.HasPrefix(holder.Owner, "Deployment/") && holder.Owner == owner(pod) && holder.Namespace == pod.Namespace
+}

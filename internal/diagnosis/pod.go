@@ -1,0 +1,381 @@
+package diagnosis
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
+)
+
+// ofPod returns what a pod waits for: its own end, the scheduler, or each of its volumes.
+func (x *state) ofPod(pod *corev1.Pod) []Finding {
+	switch {
+	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
+		return nil
+	case pod.DeletionTimestamp != nil && pod.Spec.NodeName != "":
+		return []Finding{x.terminating(pod)}
+	}
+	if mounted(pod) {
+		return nil
+	}
+	if found := x.claimsOf(pod); len(found) > 0 {
+		return found
+	}
+	if pod.Spec.NodeName == "" {
+		return []Finding{x.unscheduled(pod)}
+	}
+	return x.volumesOfPod(pod)
+}
+
+// mounted reports whether kubelet has set up the pod's volumes: it starts no container before.
+func mounted(pod *corev1.Pod) bool {
+	started := func(s corev1.ContainerStatus) bool {
+		w := s.State.Waiting
+		return s.State.Running != nil || s.State.Terminated != nil || s.LastTerminationState.Terminated != nil || s.RestartCount > 0 ||
+			w != nil && w.Reason != "ContainerCreating" && w.Reason != "PodInitializing"
+	}
+	return slices.ContainsFunc(pod.Status.InitContainerStatuses, started) || slices.ContainsFunc(pod.Status.ContainerStatuses, started)
+}
+
+func podRef(pod *corev1.Pod) Ref {
+	return Ref{Resource: Pods, Namespace: pod.Namespace, Name: pod.Name}
+}
+
+// finding makes a finding about a pod.
+func (x *state) finding(pod *corev1.Pod, w wait, v *Volume, h *Holder) Finding {
+	s := x.situation(v, h)
+	s.Detail = w.detail
+	var subject Ref
+	if pod != nil {
+		s.Pod, s.Namespace, subject = pod.Name, pod.Namespace, podRef(pod)
+		if s.Wanted == "" {
+			s.Wanted = pod.Spec.NodeName
+		}
+	}
+	f := x.findingOf(w, s)
+	f.Subject, f.Volume = subject, v
+	return f
+}
+
+func (x *state) findingOf(w wait, s explain.Situation) Finding {
+	g := explain.GuideTo(w.reason)
+	return Finding{
+		Verdict: x.verdict(w), Reason: w.reason, Since: timePointer(w.since), Summary: g.Summary(s), Next: g.Next(s), Runbook: explain.Runbook(w.reason),
+	}
+}
+
+// terminating explains why a pod that is being deleted still exists.
+func (x *state) terminating(pod *corev1.Pod) Finding {
+	w := wait{reason: explain.PodTerminating, since: deletedAt(pod)}
+	h := Holder{Node: x.node(pod.Spec.NodeName)}
+	switch {
+	case h.Node.OutOfService && (h.Node.State == NodeNotReady || h.Node.State == NodeUnreachable):
+		w.reason = explain.NodeOutOfService
+	case x.silentNode(h.Node):
+		w.reason, w.detail = explain.NodeSilent, "it last renewed its lease at "+stamp(*h.Node.LastHeartbeat)
+	case h.Node.State == NodeNotReady || h.Node.State == NodeUnreachable || h.Node.State == NodeDeleted:
+		w.reason = explain.PodOnLostNode
+	case len(pod.Finalizers) > 0:
+		w.detail = "it has the finalizers " + strings.Join(pod.Finalizers, ", ")
+	case pod.DeletionGracePeriodSeconds != nil:
+		w.detail = fmt.Sprintf("its grace period is %d s", *pod.DeletionGracePeriodSeconds)
+	}
+	f := x.finding(pod, w, nil, &h)
+	f.Holders = x.holdersOfPod(pod)
+	f.Clock = x.clockOfNode(h.Node, pod)
+	return f
+}
+
+// holdersOfPod describes the pod's own node once for each volume it has there.
+func (x *state) holdersOfPod(pod *corev1.Pod) []Holder {
+	var found []Holder
+	for key, us := range x.uses {
+		for _, u := range us {
+			if u.pod == pod {
+				found = append(found, x.holder(key, pod.Spec.NodeName))
+			}
+		}
+	}
+	slices.SortFunc(found, func(a, b Holder) int { return strings.Compare(a.Attachment, b.Attachment) })
+	return found
+}
+
+// claimsOf returns the claims of a pod that are missing, not bound, or bound to nothing.
+func (x *state) claimsOf(pod *corev1.Pod) []Finding {
+	var found []Finding
+	for i := range pod.Spec.Volumes {
+		name := kube.ClaimName(pod, &pod.Spec.Volumes[i])
+		if name == "" {
+			continue
+		}
+		v := &Volume{Namespace: pod.Namespace, Claim: name, WantedOn: pod.Spec.NodeName}
+		w := wait{since: pod.CreationTimestamp.Time}
+		claim := x.claims[join(pod.Namespace, name)]
+		switch {
+		case claim == nil:
+			w.reason = explain.ClaimMissing
+			if x.exists(Ref{Resource: Claims, Namespace: pod.Namespace, Name: name}) != decision.No {
+				w.reason, w.detail = explain.Incomplete, "claim "+name+" could not be read"
+			}
+		case claim.Spec.VolumeName == "":
+			w.reason = explain.ClaimNotBound
+			if e := x.lastEvent(string(claim.UID)); e != nil {
+				w.detail = x.foreign(e.Message)
+				if e.Type == corev1.EventTypeWarning {
+					w.since = pod.CreationTimestamp.Add(-unmountUsual) // it has failed once: that is more than waiting
+				}
+			}
+		case x.volumes[claim.Spec.VolumeName] == nil:
+			v.PersistentVolume, w.reason = claim.Spec.VolumeName, explain.PersistentVolumeMissing
+			if x.exists(Ref{Resource: Volumes, Name: claim.Spec.VolumeName}) != decision.No {
+				w.reason, w.detail = explain.Incomplete, "PersistentVolume "+claim.Spec.VolumeName+" could not be read"
+			}
+		default:
+			continue
+		}
+		f := x.finding(pod, w, v, nil)
+		f.Facts = x.eventFacts(pod)
+		found = append(found, f)
+	}
+	return found
+}
+
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+// unscheduled explains why a pod has no node.
+func (x *state) unscheduled(pod *corev1.Pod) Finding {
+	w := wait{reason: explain.Scheduling, since: pod.CreationTimestamp.Time}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Message != "" {
+			w.detail, w.since = x.foreign(c.Message), c.LastTransitionTime.Time
+			w.reason = unschedulable(c.Message)
+		}
+	}
+	v, h := x.schedulingVolume(pod, &w)
+	f := x.finding(pod, w, v, h)
+	if h != nil {
+		f.Holders = []Holder{*h}
+	}
+	f.Facts = x.eventFacts(pod)
+	return f
+}
+
+// unschedulable reads the scheduler's message (k/k pkg/scheduler/framework/plugins nodevolumelimits, volumerestrictions,
+// volumebinding, volumezone).
+func unschedulable(message string) decision.Reason {
+	switch {
+	case strings.Contains(message, "ReadWriteOncePod access mode already in-use"):
+		return explain.ReadWriteOncePodInUse
+	case strings.Contains(message, "exceed max volume count"):
+		return explain.AttachLimitReached
+	case strings.Contains(message, "didn't match PersistentVolume's node affinity"), strings.Contains(message, "had no available volume zone"):
+		return explain.VolumeTopologyConflict
+	}
+	return explain.PodUnschedulable
+}
+
+// schedulingVolume finds the volume, and the holder, that keep a pod from being scheduled.
+func (x *state) schedulingVolume(pod *corev1.Pod, w *wait) (*Volume, *Holder) {
+	for i := range pod.Spec.Volumes {
+		name := kube.ClaimName(pod, &pod.Spec.Volumes[i])
+		key, pv, ok := x.volumeOfClaim(pod.Namespace, name)
+		if name == "" || !ok {
+			continue
+		}
+		v := x.describe(key, pv)
+		switch w.reason {
+		case explain.ReadWriteOncePodInUse:
+			for _, other := range x.byClaim[join(pod.Namespace, name)] {
+				if other.UID != pod.UID && other.Spec.NodeName != "" && !kube.PodEnded(other) {
+					h := x.holder(key, other.Spec.NodeName)
+					return v, &h
+				}
+			}
+		case explain.AttachLimitReached:
+			if n := x.orphansOf(key.Driver); n > 0 {
+				w.reason = explain.OrphansFillNode
+				w.detail = fmt.Sprintf("%d VolumeAttachments of that driver are for volumes that no pod needs on their nodes", n)
+			}
+			return v, nil
+		case explain.VolumeTopologyConflict:
+			return v, nil
+		}
+	}
+	return nil, nil
+}
+
+// orphansOf counts the VolumeAttachments of the driver that no pod needs, if all pods could be read.
+func (x *state) orphansOf(driver string) int {
+	n := 0
+	for _, va := range x.Attachments {
+		if va.Spec.Attacher != driver || !x.AllNamespaces || !slices.Contains(x.Whole, Pods) {
+			continue
+		}
+		if key, ok := x.volumeOf(va); !ok || len(x.usersOn(key, va.Spec.NodeName)) == 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// volumesOfPod returns what each volume of a scheduled pod waits for.
+func (x *state) volumesOfPod(pod *corev1.Pod) []Finding {
+	type one struct {
+		key attachment.VolumeKey
+		pv  *corev1.PersistentVolume
+	}
+	var volumes []one
+	for i := range pod.Spec.Volumes {
+		if name := kube.ClaimName(pod, &pod.Spec.Volumes[i]); name != "" {
+			if key, pv, ok := x.volumeOfClaim(pod.Namespace, name); ok {
+				volumes = append(volumes, one{key, pv})
+			}
+		}
+	}
+	for _, inline := range kube.InlineVolumes(pod) {
+		volumes = append(volumes, one{inline.Key, x.volume(inline.Key)})
+	}
+	var found []Finding
+	for _, v := range volumes {
+		found = append(found, x.ofVolume(pod, v.key, v.pv))
+	}
+	return found
+}
+
+// scheduled is when the pod got its node.
+func scheduled(pod *corev1.Pod) time.Time {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionTrue {
+			return c.LastTransitionTime.Time
+		}
+	}
+	return pod.CreationTimestamp.Time
+}
+
+// ofVolume explains what a volume waits for that a pod needs on its node.
+func (x *state) ofVolume(pod *corev1.Pod, key attachment.VolumeKey, pv *corev1.PersistentVolume) Finding {
+	v := x.describe(key, pv)
+	v.WantedOn = pod.Spec.NodeName
+	w, h, va := x.waitFor(pod, key)
+	if h == nil && va != nil { // the operation is at the pod's own node
+		own := x.holder(key, pod.Spec.NodeName)
+		f := x.finding(pod, w, v, &own)
+		f.Facts = append(x.attacherFacts(va), x.eventFacts(pod)...)
+		f.Holders = []Holder{own}
+		return f
+	}
+	f := x.finding(pod, w, v, h)
+	f.Holders = x.holders(key, pod.Spec.NodeName)
+	if h != nil {
+		if held, ok := x.attachmentOn(key, h.Node.Name); ok {
+			f.Facts = x.attacherFacts(held)
+		}
+		f.Clock = x.clock(key, h, w)
+	}
+	f.Facts = append(f.Facts, x.eventFacts(pod)...)
+	return f
+}
+
+// waitFor returns what a volume waits for at the pod's node: the VolumeAttachment for the node, or the holder elsewhere.
+func (x *state) waitFor(pod *corev1.Pod, key attachment.VolumeKey) (wait, *Holder, *storagev1.VolumeAttachment) {
+	since := scheduled(pod)
+	va, has := x.attachmentOn(key, pod.Spec.NodeName)
+	switch {
+	case !x.attachRequired(key.Driver):
+		return x.mountWait(pod, key, since), nil, nil
+	case has:
+		return x.ownWait(pod, key, va, since), nil, va
+	case !slices.Contains(x.Whole, Attachments):
+		return wait{reason: explain.Incomplete, detail: "the VolumeAttachments could not be read", since: since}, nil, nil
+	}
+	if node := x.nodes[pod.Spec.NodeName]; node != nil && !kube.Managed(node) {
+		return wait{reason: attachment.NodeNotManaged, since: since}, nil, nil
+	}
+	if x.shared(key) != decision.Yes {
+		if h, w := x.blockedBy(key, pod, since); h != nil {
+			return w, h, nil
+		}
+	}
+	w := wait{reason: attachment.Attaching, since: since}
+	switch state := x.node(pod.Spec.NodeName).State; {
+	case state != NodeReady && state != NodeUnknown:
+		w.reason = explain.PodNodeNotReady
+	case x.Now.Sub(since) > usual:
+		w.reason = explain.NoAttachController
+	}
+	return w, nil, nil
+}
+
+// ownWait returns what the VolumeAttachment for the pod's own node waits for.
+func (x *state) ownWait(pod *corev1.Pod, key attachment.VolumeKey, va *storagev1.VolumeAttachment, since time.Time) wait {
+	node := x.nodes[pod.Spec.NodeName]
+	switch {
+	case va.DeletionTimestamp != nil:
+		return x.detachWait(va)
+	case !va.Status.Attached:
+		return x.attachWait(va)
+	case node != nil && !kube.Reported(node, kube.UniqueVolumeName(key.Driver, key.Handle)):
+		return wait{reason: explain.NotReported, since: va.CreationTimestamp.Time}
+	}
+	return x.mountWait(pod, key, since)
+}
+
+var mountFailures = []string{"FailedMount", "FailedMapVolume", "FailedAttachVolume"}
+
+// timedOut matches kubelet's event that only repeats that something is not there yet.
+var timedOut = regexp.MustCompile(`^Unable to attach or mount volumes: unmounted volumes=`)
+
+// mountWait explains why the pod's node has not mounted the volume.
+func (x *state) mountWait(pod *corev1.Pod, key attachment.VolumeKey, since time.Time) wait {
+	w := wait{reason: explain.Mounting, since: since}
+	switch state := x.node(pod.Spec.NodeName).State; {
+	case state != NodeReady && state != NodeUnknown:
+		w.reason = explain.PodNodeNotReady
+		return w
+	case x.onNode(key.Driver, pod.Spec.NodeName) == decision.No:
+		w.reason = explain.DriverNotOnNode
+		return w
+	}
+	for _, e := range x.events[string(pod.UID)] {
+		if !slices.Contains(mountFailures, e.Reason) || timedOut.MatchString(e.Message) || strings.HasPrefix(e.Message, "Multi-Attach error") {
+			continue
+		}
+		w.detail = x.foreign(e.Message)
+		w.reason = reasonOf(&storagev1.VolumeError{Message: e.Message}, explain.MountFailing)
+		if w.reason != explain.SecretMissing && w.reason != explain.DriverNotOnNode {
+			w.reason = explain.MountFailing
+		}
+		return w
+	}
+	if x.Now.Sub(since) > attachment.AnswerTimeout {
+		w.reason = explain.MountFailing
+	}
+	return w
+}
+
+// eventFacts are the last words of scheduler, controller and kubelet about a pod.
+func (x *state) eventFacts(pod *corev1.Pod) []Fact {
+	var facts []Fact
+	seen := map[string]bool{}
+	for _, e := range x.events[string(pod.UID)] {
+		component := map[string]string{
+			"FailedScheduling": "scheduler", "Scheduled": "scheduler", "FailedAttachVolume": "attach/detach controller",
+			"SuccessfulAttachVolume": "attach/detach controller", "FailedMount": "kubelet", "FailedMapVolume": "kubelet", "FailedDetachVolume": "attach/detach controller",
+		}[e.Reason]
+		if component == "" || seen[component] {
+			continue
+		}
+		seen[component] = true
+		facts = append(facts, Fact{Component: component, Message: e.Reason + ": " + x.foreign(e.Message), At: timePointer(eventTime(e))})
+	}
+	return facts
+}

@@ -1,0 +1,139 @@
+package diagnosis
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
+)
+
+// StuckList is what is blocked in a cluster or in a namespace, longest first.
+type StuckList struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// Namespace is empty for all.
+	Namespace string `json:"namespace,omitempty"`
+	// Time is when the objects were read, by the clock of the API server.
+	Time time.Time `json:"time"`
+	// Verdict is the most severe of the items; without any it is Clear, or Unknown if too little could be read.
+	Verdict Verdict `json:"verdict"`
+	// Items are findings about a pod, a claim or a VolumeAttachment each.
+	Items []Finding `json:"items"`
+	// Unread lists what could not be read, so that the list may lack it.
+	Unread []Unread `json:"unread,omitempty"`
+}
+
+// Stuck finds what is blocked: pods that wait for volumes or stay Terminating because of their nodes, VolumeAttachments whose attach or
+// detach fails or does not end, and claims without a volume. Only objects of the namespace count, and the VolumeAttachments of its
+// claims; "" is for all. What has waited for less than olderThan is left out.
+func Stuck(s *Snapshot, namespace string, olderThan time.Duration) StuckList {
+	x := newState(s)
+	list := StuckList{
+		TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: "StuckList"}, Namespace: namespace, Time: s.Now, Verdict: Clear,
+		Items: []Finding{}, Unread: s.Unread,
+	}
+	shown := map[string]bool{} // VolumeAttachments that a pod waits for
+	within := func(ns string) bool { return (namespace == "" || ns == namespace) && x.mayName(ns) }
+	add := func(found ...Finding) {
+		for i := range found {
+			f := &found[i]
+			if !stuck(f) || f.Since != nil && s.Now.Sub(*f.Since) < olderThan {
+				continue
+			}
+			list.Items, list.Verdict = append(list.Items, *f), worse(list.Verdict, f.Verdict)
+		}
+	}
+	for _, pod := range s.Pods {
+		if !within(pod.Namespace) {
+			continue
+		}
+		for _, f := range x.stuckPod(pod) {
+			for i := range f.Holders {
+				if stuck(&f) && f.Volume != nil {
+					shown[f.Holders[i].Attachment] = true
+				}
+			}
+			add(f)
+		}
+	}
+	for _, va := range s.Attachments {
+		if shown[va.Name] || va.DeletionTimestamp == nil && va.Status.AttachError == nil {
+			continue
+		}
+		found, _ := x.ofAttachment(va)
+		for _, f := range found {
+			if namespace == "" || f.Volume != nil && f.Volume.Namespace == namespace {
+				add(f)
+			}
+		}
+	}
+	for _, claim := range s.Claims {
+		if within(claim.Namespace) {
+			add(x.stuckClaim(claim)...)
+		}
+	}
+	slices.SortStableFunc(list.Items, longest)
+	if list.Verdict == Clear && slices.ContainsFunc(s.Unread, func(u Unread) bool { return slices.Contains(neededForStuck, u.Resource) }) {
+		list.Verdict = Unknown
+	}
+	return list
+}
+
+// neededForStuck are the resources without which nothing can be said not to wait.
+var neededForStuck = []Resource{Pods, Claims, Volumes, Attachments, Nodes}
+
+// stuck reports whether something waits, and does not end by itself soon.
+func stuck(f *Finding) bool {
+	return f.Verdict == Blocked || f.Verdict == Unsafe || f.Verdict == Unknown
+}
+
+func worse(a, b Verdict) Verdict {
+	if b.severity() > a.severity() {
+		return b
+	}
+	return a
+}
+
+// longest orders by how long something waits, then by severity and name.
+func longest(a, b Finding) int {
+	return cmp.Or(compareSince(a.Since, b.Since), b.Verdict.severity()-a.Verdict.severity(), cmp.Compare(a.Subject.Resource, b.Subject.Resource),
+		strings.Compare(a.Subject.Namespace, b.Subject.Namespace), strings.Compare(a.Subject.Name, b.Subject.Name))
+}
+
+// stuckPod returns what a pod waits for, as far as a volume or the pod's node is the cause.
+func (x *state) stuckPod(pod *corev1.Pod) []Finding {
+	return slices.DeleteFunc(x.ofPod(pod), func(f Finding) bool {
+		switch f.Reason {
+		case explain.PodUnschedulable, explain.Scheduling:
+			return true // for another cause than volumes
+		case explain.PodTerminating:
+			// It has its grace period: the API server stores when that ends. A pod that has ended lets its volumes go.
+			return x.Now.Sub(pod.DeletionTimestamp.Time) < usual || kube.PodEnded(pod)
+		}
+		return false
+	})
+}
+
+// stuckClaim returns why a claim has no volume, if no pod shows it. A claim that was never provisioned may wait for its first pod,
+// which is as it should be: it counts only after a failure.
+func (x *state) stuckClaim(claim *corev1.PersistentVolumeClaim) []Finding {
+	name := join(claim.Namespace, claim.Name)
+	waits := func(pod *corev1.Pod) bool { return !kube.PodEnded(pod) && !mounted(pod) }
+	switch {
+	case slices.ContainsFunc(x.byClaim[name], waits): // the pod shows it
+	case claim.Spec.VolumeName == "" && x.lastEvent(string(claim.UID)) == nil:
+	case claim.Spec.VolumeName != "" && x.exists(Ref{Resource: Volumes, Name: claim.Spec.VolumeName}) != decision.No:
+	case claim.Spec.VolumeName != "" && x.volumes[claim.Spec.VolumeName] != nil:
+	default:
+		found, _ := x.ofClaim(claim)
+		return found
+	}
+	return nil
+}

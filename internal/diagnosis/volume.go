@@ -1,0 +1,266 @@
+package diagnosis
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
+)
+
+// usual is how long an operation may take until its wait counts as blocked.
+const usual = 30 * time.Second
+
+// describe returns the volume as far as the reader may see its claim.
+func (x *state) describe(key attachment.VolumeKey, pv *corev1.PersistentVolume) *Volume {
+	v := &Volume{Driver: key.Driver, Handle: key.Handle}
+	if pv == nil {
+		return v
+	}
+	v.PersistentVolume = pv.Name
+	for _, mode := range pv.Spec.AccessModes {
+		v.AccessModes = append(v.AccessModes, string(mode))
+	}
+	if ref := pv.Spec.ClaimRef; ref != nil && x.mayName(ref.Namespace) {
+		v.Namespace, v.Claim = ref.Namespace, ref.Name
+	}
+	return v
+}
+
+// volume returns a PersistentVolume of the key, nil if none is known.
+func (x *state) volume(key attachment.VolumeKey) *corev1.PersistentVolume {
+	if found := x.byKey[key]; len(found) > 0 {
+		return found[0]
+	}
+	return nil
+}
+
+// shared reports whether the volume may be attached to several nodes; Unknown if its PersistentVolume is.
+func (x *state) shared(key attachment.VolumeKey) decision.Knowledge {
+	known := decision.Unknown
+	for _, pv := range x.byKey[key] {
+		if !attachment.AllowsSeveralNodes(pv.Spec.AccessModes) {
+			return decision.No
+		}
+		known = decision.Yes
+	}
+	for _, va := range x.attached[key] {
+		if inline := va.Spec.Source.InlineVolumeSpec; inline != nil {
+			if !attachment.AllowsSeveralNodes(inline.AccessModes) {
+				return decision.No
+			}
+			known = decision.Yes
+		}
+	}
+	return known
+}
+
+// decide asks the controller's own rules what they would do about the volume. They see what the objects show: what only the memory
+// of a controller has, such as writes without an answer, is left out, so a detach may be further along than this says.
+func (x *state) decide(key attachment.VolumeKey) attachment.Decision {
+	want := attachment.Desired{Shared: x.shared(key), NoVolumeAttachment: kube.NoVolumeAttachment(key.Driver)}
+	seen := attachment.Observed{Nodes: map[attachment.NodeName]attachment.Node{}}
+	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
+	if x.attachRequired(key.Driver) {
+		wants := map[string]attachment.Want{}
+		for _, u := range x.uses[key] {
+			node := u.pod.Spec.NodeName
+			if node == "" || ended(u) {
+				continue
+			}
+			created := u.pod.CreationTimestamp.Time
+			if w, ok := wants[node]; !ok || created.Before(w.Since) {
+				wants[node] = attachment.Want{Node: attachment.NodeName(node), PersistentVolume: u.pv, Since: created}
+			}
+		}
+		want.Wants = slices.Collect(maps.Values(wants))
+	}
+	for _, w := range want.Wants {
+		seen.Nodes[w.Node] = x.facts(string(w.Node), unique)
+	}
+	for _, va := range x.attached[key] {
+		seen.Attachments = append(seen.Attachments, x.attachmentOf(key, va))
+		seen.Nodes[attachment.NodeName(va.Spec.NodeName)] = x.facts(va.Spec.NodeName, unique)
+	}
+	for _, name := range x.listed[unique] {
+		n := x.facts(name, unique)
+		seen.Nodes[n2(name)] = n
+		if _, has := x.attachmentOn(key, name); !has && n.Reported {
+			seen.Attachments = append(seen.Attachments, attachment.Attachment{Node: n2(name), Implied: true, Computed: true, Confirmed: attachment.Yes})
+		}
+	}
+	return attachment.Decide(x.Now, want, seen, attachment.Policy{OutOfService: true})
+}
+
+func n2(name string) attachment.NodeName { return attachment.NodeName(name) }
+
+// attachmentOn returns the VolumeAttachment of the volume for a node.
+func (x *state) attachmentOn(key attachment.VolumeKey, node string) (*storagev1.VolumeAttachment, bool) {
+	for _, va := range x.attached[key] {
+		if va.Spec.NodeName == node {
+			return va, true
+		}
+	}
+	return nil, false
+}
+
+func (x *state) attachmentOf(key attachment.VolumeKey, va *storagev1.VolumeAttachment) attachment.Attachment {
+	a := attachment.Attachment{
+		Ref:              attachment.Ref{Name: va.Name, UID: string(va.UID), ResourceVersion: va.ResourceVersion},
+		Node:             n2(va.Spec.NodeName),
+		PersistentVolume: kube.SourceName(va),
+		Computed:         kube.IsAttachmentOf(va, key),
+		Deleting:         va.DeletionTimestamp != nil,
+		Created:          va.CreationTimestamp.Time,
+		DetachRequested:  kube.DetachRequested(va),
+		Machine:          kube.RecordedMachine(va),
+	}
+	if va.DeletionTimestamp != nil {
+		a.DeletingSince = va.DeletionTimestamp.Time
+	}
+	if va.Status.Attached {
+		a.Confirmed = attachment.Yes
+	}
+	if e := va.Status.AttachError; e != nil {
+		a.AttachError = cmp.Or(e.Message, unnamed)
+	}
+	if e := va.Status.DetachError; e != nil {
+		a.DetachError = cmp.Or(e.Message, unnamed)
+	}
+	return a
+}
+
+const unnamed = "the driver gave no reason"
+
+// facts returns what is known about a node with regard to a volume. Its list counts as synced while its kubelet renews the lease of a
+// Node that is older than the time a kubelet needs.
+func (x *state) facts(name, unique string) attachment.Node {
+	node := x.nodes[name]
+	if node == nil {
+		n := attachment.Node{Exists: x.exists(Ref{Resource: Nodes, Name: name})}
+		if n.Exists == attachment.No {
+			n.Healthy = attachment.No
+		}
+		return n
+	}
+	return attachment.Node{
+		Exists: attachment.Yes, Machine: kube.MachineOf(node), Created: node.CreationTimestamp.Time, Managed: kube.Managed(node),
+		Reported: kube.Reported(node, unique), InUse: decision.Known(kube.InUse(node, unique)), Healthy: decision.Known(kube.Ready(node)),
+		DetachRequested: kube.ParseTime(kube.DetachesRequested(node)[unique]), OutOfService: kube.OutOfService(node), Checked: true,
+		ListSynced: kube.Ready(node) && x.Now.Sub(node.CreationTimestamp.Time) > 2*attachment.SyncWindow,
+	}
+}
+
+// holders describes the nodes other than one that have the volume, or may have it.
+func (x *state) holders(key attachment.VolumeKey, except string) []Holder {
+	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
+	names := slices.Clone(x.listed[unique])
+	for _, va := range x.attached[key] {
+		names = append(names, va.Spec.NodeName)
+	}
+	slices.Sort(names)
+	var found []Holder
+	for _, name := range slices.Compact(names) {
+		if name != except {
+			found = append(found, x.holder(key, name))
+		}
+	}
+	return found
+}
+
+func (x *state) holder(key attachment.VolumeKey, name string) Holder {
+	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
+	h := Holder{Node: x.node(name), InUse: "unknown", Reported: "unknown", PodsUnknown: !x.podsKnown(key, name)}
+	if node := x.nodes[name]; node != nil {
+		h.InUse, h.Reported = yesNo(kube.InUse(node, unique)), yesNo(kube.Reported(node, unique))
+	}
+	if va, ok := x.attachmentOn(key, name); ok {
+		h.Attachment, h.Attached, h.Since = va.Name, va.Status.Attached, timePointer(va.CreationTimestamp.Time)
+		if va.DeletionTimestamp != nil {
+			h.Deleting = timePointer(va.DeletionTimestamp.Time)
+		}
+	}
+	for _, pod := range x.usersOn(key, name) {
+		if !x.mayName(pod.Namespace) {
+			h.HiddenPods++
+			continue
+		}
+		h.Pods = append(h.Pods, podState(pod))
+	}
+	return h
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+func podState(pod *corev1.Pod) PodState {
+	p := PodState{Namespace: pod.Namespace, Name: pod.Name, State: string(pod.Status.Phase), Owner: owner(pod)}
+	p.Since = timePointer(pod.CreationTimestamp.Time)
+	if pod.DeletionTimestamp != nil {
+		p.State, p.Since = "Terminating", timePointer(deletedAt(pod))
+	}
+	return p
+}
+
+// owner is "StatefulSet/db". A ReplicaSet of a Deployment, whose name ends with the hash of the template, is shown as the Deployment.
+func owner(pod *corev1.Pod) string {
+	o := metav1.GetControllerOfNoCopy(pod)
+	if o == nil {
+		return ""
+	}
+	if hash := pod.Labels["pod-template-hash"]; o.Kind == "ReplicaSet" && hash != "" {
+		if name, ok := strings.CutSuffix(o.Name, "-"+hash); ok {
+			return "Deployment/" + name
+		}
+	}
+	return o.Kind + "/" + o.Name
+}
+
+// deletedAt is when the deletion was requested: the API server stores when the grace period ends.
+func deletedAt(o metav1.Object) time.Time {
+	at := o.GetDeletionTimestamp()
+	if at.IsZero() {
+		return time.Time{}
+	}
+	if grace := o.GetDeletionGracePeriodSeconds(); grace != nil {
+		return at.Add(-time.Duration(*grace) * time.Second)
+	}
+	return at.Time
+}
+
+// situation fills in the names of a volume and its holder.
+func (x *state) situation(v *Volume, h *Holder) explain.Situation {
+	s := explain.Situation{}
+	if v != nil {
+		s.Claim, s.Volume, s.Driver, s.Wanted = v.Claim, v.PersistentVolume, v.Driver, v.WantedOn
+		if lease := x.attacherLease(v.Driver); lease != nil && x.mayName(lease.Namespace) {
+			s.LeaseNamespace, s.AttacherPod = lease.Namespace, leaseHolder(lease)
+		}
+	}
+	if h != nil {
+		s.Node, s.Attachment = h.Node.Name, h.Attachment
+		if len(h.Pods) > 0 {
+			s.HolderNamespace, s.HolderName, s.HolderOwner = h.Pods[0].Namespace, h.Pods[0].Name, h.Pods[0].Owner
+		}
+	}
+	return s
+}
+
+// keyOf returns the volume of a unique name.
+func keyOf(unique string) (attachment.VolumeKey, bool) {
+	driver, handle, ok := kube.ParseUniqueVolumeName(unique)
+	return attachment.VolumeKey{Driver: driver, Handle: handle}, ok
+}

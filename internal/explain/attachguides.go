@@ -1,0 +1,254 @@
+package explain
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/decision"
+)
+
+func init() { maps.Copy(guides, attachGuides) }
+
+// attachGuides are the guides to the reasons from the VolumeAttachment to the running pod, and back.
+var attachGuides = map[decision.Reason]Guide{
+	attachment.Attaching: {
+		Title:   "The attacher has not confirmed the attach yet",
+		Summary: func(s Situation) string { return fmt.Sprintf("the volume is being attached to node %s", s.Wanted) },
+		Next:    none,
+	},
+	attachment.AttachUnanswered: {
+		Title: "The attacher has not confirmed the attach for two minutes",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the attacher of CSI driver %s has not confirmed the attach to node %s, although it runs: its call to the driver hangs, or waits for others", s.Driver, s.Wanted)
+		},
+		Next: attacherLogs,
+	},
+	attachment.AttachFailed: {
+		Title: "The driver refuses to attach the volume",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("CSI driver %s fails to attach the volume to node %s%s", s.Driver, s.Wanted, because(s.Detail))
+		},
+		Next: attacherLogs,
+	},
+	attachment.Detaching: {
+		Title:   "The attacher has not confirmed the detach yet",
+		Summary: func(s Situation) string { return fmt.Sprintf("the volume is being detached from node %s", s.Node) },
+		Next:    none,
+	},
+	attachment.DetachUnanswered: {
+		Title: "The attacher has not confirmed the detach for two minutes",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the attacher of CSI driver %s has not confirmed the detach from node %s, although it runs: its call to the driver hangs, or waits for others", s.Driver, s.Node)
+		},
+		Next: attacherLogs,
+	},
+	attachment.DetachFailed: {
+		Title: "The driver refuses to detach the volume",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("CSI driver %s fails to detach the volume from node %s%s", s.Driver, s.Node, because(s.Detail))
+		},
+		Next: attacherLogs,
+	},
+	NoAttachController: {
+		Title: "No controller creates the VolumeAttachment",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s needs the volume on node %s, and no attach/detach controller has created a VolumeAttachment", subject(s), s.Wanted)
+		},
+		Next: checkControllers,
+	},
+	NoDetachController: {
+		Title: "No controller deletes the VolumeAttachment",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("no pod needs the volume on node %s any more and it is not in use there, and no attach/detach controller deletes the VolumeAttachment", s.Node)
+		},
+		Next: checkControllers,
+	},
+	AttacherNotRunning: {
+		Title: "No attacher of the driver runs",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("no attacher of CSI driver %s works on the VolumeAttachment%s", s.Driver, because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			if s.LeaseNamespace != "" {
+				return []Step{{
+					Text:    "Find out why the attacher's pod does not run. The operation continues as soon as it does.",
+					Command: "kubectl get pods -o wide -n " + s.LeaseNamespace,
+				}}
+			}
+			return []Step{{Text: "Look for the controller pod of the driver, which has the container csi-attacher or belay-attacher. The operation continues as soon as it runs.", Command: "kubectl get leases -A | grep external-attacher-leader"}}
+		},
+	},
+	DriverUnavailable: {
+		Title: "The attacher does not reach the driver",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the attacher of CSI driver %s does not reach the driver, or gets no answer%s", s.Driver, because(s.Detail))
+		},
+		Next: attacherLogs,
+	},
+	DriverRemoved: {
+		Title: "The driver was uninstalled before its volumes were detached",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the VolumeAttachment %s waits for the attacher of CSI driver %s, which is not installed any more", s.Attachment, s.Driver)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "Install the driver again: it detaches its volumes, and can then be removed."},
+				forceDetachOf(s, "without the driver nothing detaches the volume at the storage, and it may stay attached there"),
+			}
+		},
+	},
+	SecretMissing: {
+		Title: "A Secret that the driver needs cannot be read",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("a Secret for CSI driver %s cannot be read%s", s.Driver, because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{{
+				Text:    "Create the Secret that the PersistentVolume refers to, or allow the driver's ServiceAccount to read it. It is read again with the next attempt.",
+				Command: "kubectl get pv " + cmp.Or(s.Volume, "NAME") + ` -o jsonpath='{.spec.csi.controllerPublishSecretRef}{"\n"}{.spec.csi.nodeStageSecretRef}{"\n"}'`,
+			}}
+		},
+	},
+	DriverNotOnNode: {
+		Title: "The driver has not registered on the node",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("CSI driver %s has not registered on node %s", s.Driver, cmp.Or(s.Wanted, s.Node))
+		},
+		Next: func(s Situation) []Step {
+			node := cmp.Or(s.Wanted, s.Node)
+			return []Step{{
+				Text:    "Check that the driver's DaemonSet runs a pod on the node, and that its node-driver-registrar is healthy.",
+				Command: "kubectl get csinode " + node + " -o jsonpath='{.spec.drivers[*].name}'; kubectl get pods -A -o wide --field-selector spec.nodeName=" + node,
+			}}
+		},
+	},
+	BackendDisagrees: {
+		Title:  "The storage says that the volume is attached elsewhere",
+		Unsafe: true,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("no VolumeAttachment shows the volume on another node, but the storage says that it is attached%s", because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: fmt.Sprintf("Ask the storage where volume %s is attached, and whether that machine still runs.", cmp.Or(s.Volume, "(unknown)"))},
+				{Text: "With belay-attacher and a driver that lists where its volumes are published, it is detached there by itself. Without, detach it at the storage.", Danger: "if that machine still has the volume mounted, its writes are lost"},
+			}
+		},
+	},
+	NotReported: {
+		Title: "The node does not list the volume as attached yet",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the volume is attached to node %s, and the attach/detach controller has not added it to the node's status.volumesAttached", s.Wanted)
+		},
+		Next: checkControllers,
+	},
+	Mounting: {
+		Title: "The node is mounting the volume",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the volume is attached to node %s, which is mounting it", s.Wanted)
+		},
+		Next: none,
+	},
+	MountFailing: {
+		Title: "The node fails to mount the volume",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the volume is attached to node %s, which fails to mount it%s", s.Wanted, because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{{
+				Text:    "Read the events of the pod, kubelet's log, and the driver's node pod on that node.",
+				Command: in(s.Namespace, "kubectl describe pod "+s.Pod) + "; kubectl get pods -A -o wide --field-selector spec.nodeName=" + s.Wanted,
+			}}
+		},
+	},
+	PodOnLostNode: {
+		Title:  "The pod is being deleted on a node that is silent",
+		Unsafe: true,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s is being deleted, and node %s, which would have to end it, is not Ready: the pod stays, and a StatefulSet does not replace it", subject(s), s.Node)
+		},
+		Next: lostNode,
+	},
+	PodNodeNotReady: {
+		Title: "The pod's own node is not Ready",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s is on node %s, which is not Ready, so nothing mounts its volumes there", subject(s), s.Wanted)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{{Text: "Bring the node back, or delete the pod if its controller can create it on another node.", Command: "kubectl describe node " + s.Wanted}}
+		},
+	},
+	PodTerminating: {
+		Title: "The pod is being deleted",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s is being deleted on node %s%s", subject(s), s.Node, because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{{Text: "Wait for its grace period. If it does not end, look for finalizers and read kubelet's log on the node.", Command: in(s.Namespace, "kubectl describe pod "+s.Pod)}}
+		},
+	},
+	OrphanAttachment: {
+		Title: "No pod needs the volume, and it stays attached",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("no pod needs volume %s on node %s, and its VolumeAttachment is not being deleted%s", cmp.Or(s.Volume, "(unknown)"), s.Node, because(s.Detail))
+		},
+		Next: checkControllers,
+	},
+	UsedWithoutAttachment: {
+		Title:  "A node uses a volume without a VolumeAttachment",
+		Unsafe: true,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("node %s lists volume %s in use, and no VolumeAttachment exists for it: the VolumeAttachment was deleted while the volume was mounted", s.Node, cmp.Or(s.Volume, "(unknown)"))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{{
+				Text:    "Delete the pods that use the volume on that node: pods created after that mount it again. Until then their reads and writes may fail, and another node must not get the volume.",
+				Command: deleteHolder(s),
+			}}
+		},
+	},
+	ReportedWithoutAttachment: {
+		Title: "A node reports a volume as attached without a VolumeAttachment",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("status.volumesAttached of node %s lists volume %s, and no VolumeAttachment exists for it", s.Node, cmp.Or(s.Volume, "(unknown)"))
+		},
+		Next: checkControllers,
+	},
+	TwoAttachments: {
+		Title:  "A volume for one node has VolumeAttachments for several",
+		Unsafe: true,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("volume %s may be attached to one node, and has VolumeAttachments for %s", s.Volume, s.Detail)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{{Text: "Find out which pod is meant to have it, and delete the others.", Command: "kubectl belay explain pv/" + s.Volume}}
+		},
+	},
+	Incomplete: {
+		Title: "Too little could be read for an answer",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("too little could be read to say what %s waits for%s", subject(s), because(s.Detail))
+		},
+		Next: none,
+	},
+}
+
+func attacherLogs(s Situation) []Step {
+	steps := []Step{{Text: "Read the logs of the attacher and of the driver's controller. The call is retried by itself."}}
+	if s.AttacherPod != "" && s.LeaseNamespace != "" {
+		steps[0].Command = fmt.Sprintf("kubectl logs -n %s %s --all-containers --tail=100", s.LeaseNamespace, s.AttacherPod)
+	}
+	return steps
+}
+
+func checkControllers(Situation) []Step {
+	return []Step{{Text: "Check which attach/detach controller runs, and read its log.", Command: "kubectl belay check"}}
+}
+
+func forceDetachOf(s Situation, danger string) Step {
+	step := forceDetach(s, danger)
+	step.Text = "If it cannot be installed again: see what a forced detach would do."
+	return step
+}

@@ -1,0 +1,118 @@
+package explain
+
+import "belay.dev/belay/internal/decision"
+
+// Step is something that a person can do.
+type Step struct {
+	Text string `json:"text"`
+	// Command can be copied to a shell; empty if there is none.
+	Command string `json:"command,omitempty"`
+	// Danger is what goes wrong if the step is taken too early; empty for a safe step.
+	Danger string `json:"danger,omitempty"`
+}
+
+// Situation holds the names that a guide fills in. An empty field is unknown or must not be named.
+type Situation struct {
+	Pod, Namespace   string // the pod that waits
+	Claim, Volume    string // the claim and the PersistentVolume
+	Driver           string
+	Node             string // the node that has the volume
+	Wanted           string // the node of the pod that waits
+	Attachment       string // the VolumeAttachment that it is about
+	Holder           string // the pod that uses the volume, as "name" or "namespace/name"
+	HolderNamespace  string
+	HolderName       string
+	HolderOwner      string // "Deployment/web"
+	Detail           string // an error of a component, or a number
+	LeaseNamespace   string // of the attacher
+	AttacherPod      string // the holder of the attacher's lease
+	FenceIsAvailable bool
+}
+
+// Guide is what a reader has to know about a reason.
+type Guide struct {
+	// Title says in a few words what the reason means; the runbook page has it as its heading.
+	Title string
+	// Unsafe is set when ending the wait by force may corrupt data.
+	Unsafe bool
+	// Summary is one sentence about this situation.
+	Summary func(Situation) string
+	// Next are the steps, the safest first.
+	Next func(Situation) []Step
+}
+
+// Reasons that only a diagnosis gives. The others are those of the deciders.
+const (
+	// PodUnschedulable: the scheduler finds no node, for a cause other than its volumes.
+	PodUnschedulable decision.Reason = "PodUnschedulable"
+	// ClaimMissing: the pod's claim does not exist.
+	ClaimMissing decision.Reason = "ClaimMissing"
+	// ClaimNotBound: the claim has no PersistentVolume yet.
+	ClaimNotBound decision.Reason = "ClaimNotBound"
+	// PersistentVolumeMissing: the claim is bound to a PersistentVolume that does not exist.
+	PersistentVolumeMissing decision.Reason = "PersistentVolumeMissing"
+	// ReadWriteOncePodInUse: another pod uses a claim that only one pod may use.
+	ReadWriteOncePodInUse decision.Reason = "ReadWriteOncePodInUse"
+	// VolumeTopologyConflict: no node fits the pod from which its volume can be reached.
+	VolumeTopologyConflict decision.Reason = "VolumeTopologyConflict"
+	// AttachLimitReached: the node has as many volumes as its driver allows.
+	AttachLimitReached decision.Reason = "AttachLimitReached"
+	// OrphansFillNode: the limit is reached, and by VolumeAttachments that no pod needs.
+	OrphansFillNode decision.Reason = "OrphansFillNode"
+	// HeldByRunningPod: another pod, on another node, uses the volume and is meant to.
+	HeldByRunningPod decision.Reason = "HeldByRunningPod"
+	// HeldByTerminatingPod: the pod that has the volume is being deleted and still runs.
+	HeldByTerminatingPod decision.Reason = "HeldByTerminatingPod"
+	// RollingUpdateDeadlock: a Deployment starts its new pod before it ends the old one, which has the volume.
+	RollingUpdateDeadlock decision.Reason = "RollingUpdateDeadlock"
+	// NodeNotReady: the node that has the volume does not work, or cannot be reached.
+	NodeNotReady decision.Reason = "NodeNotReady"
+	// NodeSilent: the node that has the volume still counts as Ready, and its kubelet is silent.
+	NodeSilent decision.Reason = "NodeSilent"
+	// NodeOutOfService: the node that has the volume is not Ready and was declared out of service.
+	NodeOutOfService decision.Reason = "NodeOutOfService"
+	// UnmountFailing: the node is Ready, no pod needs the volume there, and it stays mounted.
+	UnmountFailing decision.Reason = "UnmountFailing"
+	// NoAttachController: no controller creates the VolumeAttachment.
+	NoAttachController decision.Reason = "NoAttachController"
+	// NoDetachController: no controller deletes a VolumeAttachment that no pod needs.
+	NoDetachController decision.Reason = "NoDetachController"
+	// AttacherNotRunning: no attacher of the driver works on its VolumeAttachments.
+	AttacherNotRunning decision.Reason = "AttacherNotRunning"
+	// DriverUnavailable: the attacher does not reach the driver, or the driver does not answer.
+	DriverUnavailable decision.Reason = "DriverUnavailable"
+	// DriverRemoved: the driver was uninstalled while its finalizer is still on the VolumeAttachment.
+	DriverRemoved decision.Reason = "DriverRemoved"
+	// SecretMissing: a Secret that the driver needs does not exist or must not be read.
+	SecretMissing decision.Reason = "SecretMissing"
+	// DriverNotOnNode: the driver has not registered on the node.
+	DriverNotOnNode decision.Reason = "DriverNotOnNode"
+	// BackendDisagrees: the storage says that the volume is attached where Kubernetes knows of no attachment.
+	BackendDisagrees decision.Reason = "BackendDisagrees"
+	// NotReported: the volume is attached, and the Node does not list it in status.volumesAttached.
+	NotReported decision.Reason = "NotReported"
+	// MountFailing: the volume is attached, and the node fails to mount it.
+	MountFailing decision.Reason = "MountFailing"
+	// Mounting: the volume is attached, and the node mounts it.
+	Mounting decision.Reason = "Mounting"
+	// Scheduling: the scheduler has not chosen a node yet.
+	Scheduling decision.Reason = "Scheduling"
+	// PodOnLostNode: the pod is being deleted, and its node is silent.
+	PodOnLostNode decision.Reason = "PodOnLostNode"
+	// PodNodeNotReady: the node of the pod that waits is not Ready, so its kubelet mounts nothing.
+	PodNodeNotReady decision.Reason = "PodNodeNotReady"
+	// PodTerminating: the pod is being deleted, and its node works.
+	PodTerminating decision.Reason = "PodTerminating"
+	// OrphanAttachment: no pod needs the volume on the node, and nothing detaches it.
+	OrphanAttachment decision.Reason = "OrphanAttachment"
+	// UsedWithoutAttachment: a node uses a volume that no VolumeAttachment shows there.
+	UsedWithoutAttachment decision.Reason = "UsedWithoutAttachment"
+	// ReportedWithoutAttachment: a Node lists a volume as attached that no VolumeAttachment shows there.
+	ReportedWithoutAttachment decision.Reason = "ReportedWithoutAttachment"
+	// TwoAttachments: an exclusive volume has VolumeAttachments for several nodes.
+	TwoAttachments decision.Reason = "TwoAttachments"
+	// SharedAttachments: a volume that allows several nodes is attached to several: as it should be.
+	SharedAttachments decision.Reason = "SharedAttachments"
+	// Incomplete: too little could be read for an answer.
+	Incomplete decision.Reason = "Incomplete"
+)

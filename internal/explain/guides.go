@@ -1,0 +1,427 @@
+package explain
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/decision"
+)
+
+// Guides returns the reasons that have a guide, in alphabetical order.
+func Guides() []decision.Reason { return slices.Sorted(maps.Keys(guides)) }
+
+// GuideTo returns the guide to a reason. A reason without one gets a guide that repeats its name.
+func GuideTo(r decision.Reason) Guide {
+	if g, ok := guides[r]; ok {
+		return g
+	}
+	return Guide{
+		Title:   string(r),
+		Summary: func(s Situation) string { return fmt.Sprintf("%s waits: %s", subject(s), r) },
+		Next:    none,
+	}
+}
+
+// Runbook is the path of the page about a reason in the repository.
+func Runbook(r decision.Reason) string { return "docs/runbooks/" + string(r) + ".md" }
+
+var guides = map[decision.Reason]Guide{
+	attachment.Settled: {
+		Title:   "Nothing waits",
+		Summary: func(s Situation) string { return subject(s) + " waits for no volume" },
+		Next:    none,
+	},
+
+	// Before the attach.
+	Scheduling: {
+		Title:   "The scheduler has not chosen a node yet",
+		Summary: func(s Situation) string { return subject(s) + " waits for the scheduler" },
+		Next:    none,
+	},
+	PodUnschedulable: {
+		Title:   "The scheduler finds no node",
+		Summary: func(s Situation) string { return subject(s) + " fits no node: " + s.Detail },
+		Next:    describePod,
+	},
+	ClaimMissing: {
+		Title: "The claim does not exist",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s uses the claim %s, which does not exist", subject(s), s.Claim)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{{Text: "Create the claim, or correct its name in the pod's template.", Command: in(s.Namespace, "kubectl get pvc")}}
+		},
+	},
+	ClaimNotBound: {
+		Title: "The claim has no volume yet",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s waits for the claim %s to be bound%s", subject(s), s.Claim, because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{{
+				Text:    "Read the claim's events: they name the provisioner and its error. Check that the StorageClass exists and that the provisioner of the driver runs.",
+				Command: in(s.Namespace, "kubectl describe pvc "+s.Claim),
+			}}
+		},
+	},
+	PersistentVolumeMissing: {
+		Title: "The claim is bound to a PersistentVolume that does not exist",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the claim %s is bound to the PersistentVolume %s, which does not exist", s.Claim, s.Volume)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "Look for the volume at the storage: if it still exists there, recreate the PersistentVolume " + s.Volume + " with the same volume handle and claimRef, from a backup of the object."},
+				{
+					Text:    "If the data is gone or not needed, delete the claim and let it be provisioned again.",
+					Command: in(s.Namespace, "kubectl delete pvc "+s.Claim),
+					Danger:  "the claim is the last record of the volume in the cluster",
+				},
+			}
+		},
+	},
+	ReadWriteOncePodInUse: {
+		Title: "Another pod uses a claim that only one pod may use",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the claim %s has the access mode ReadWriteOncePod, and %s uses it", s.Claim, holder(s))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{{
+				Text:    "Wait until that pod has terminated, or delete it if it is no longer needed.",
+				Command: deleteHolder(s),
+			}}
+		},
+	},
+	VolumeTopologyConflict: {
+		Title: "The volume cannot be reached from any node that fits the pod",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s fits no node from which its volume can be reached: %s", subject(s), s.Detail)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{{
+				Text:    "Compare the node affinity of the PersistentVolume with the nodes that can take the pod: add a node in the volume's zone, or make room on one.",
+				Command: "kubectl get pv " + cmp.Or(s.Volume, "NAME") + " -o jsonpath='{.spec.nodeAffinity}'",
+			}}
+		},
+	},
+	AttachLimitReached: {
+		Title: "The node has as many volumes as its driver allows",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s needs one more volume than the limit of CSI driver %s allows%s%s", subject(s), cmp.Or(s.Driver, "(unknown)"), onNode(" on node ", s.Wanted), because(s.Detail))
+		},
+		Next: func(Situation) []Step {
+			return []Step{
+				{Text: "See which nodes have free slots.", Command: "kubectl belay map"},
+				{Text: "Move pods with volumes away from the full nodes, or add a node."},
+			}
+		},
+	},
+	OrphansFillNode: {
+		Title: "VolumeAttachments that no pod needs take the last slots",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s finds no node with a free slot for a volume of CSI driver %s, and %s", subject(s), cmp.Or(s.Driver, "(unknown)"), s.Detail)
+		},
+		Next: func(Situation) []Step {
+			return []Step{{Text: "See which VolumeAttachments no pod needs, and why they are still there.", Command: "kubectl belay orphans"}}
+		},
+	},
+
+	// The holder.
+	HeldByRunningPod: {
+		Title: "Another pod uses the volume on another node",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s uses the volume on node %s, which is healthy; a volume with this access mode is attached to one node at a time", holder(s), s.Node)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "Delete that pod if it should not run. The volume then moves by itself.", Command: deleteHolder(s)},
+				{Text: "If both pods are meant to run, schedule them on the same node, give each a volume of its own, or use a shared file system (ReadWriteMany)."},
+			}
+		},
+	},
+	HeldByTerminatingPod: {
+		Title: "The pod that has the volume is being deleted and still runs",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s is being deleted and still has the volume on node %s, which is healthy", holder(s), s.Node)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{{
+				Text:    "Wait for its grace period. If it does not end, look for a finalizer or a container that ignores SIGTERM.",
+				Command: in(s.HolderNamespace, "kubectl get pod "+cmp.Or(s.HolderName, "NAME")+" -o jsonpath='{.metadata.deletionTimestamp} {.metadata.finalizers}'"),
+			}}
+		},
+	},
+	RollingUpdateDeadlock: {
+		Title: "The Deployment starts its new pod before it ends the old one",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("%s is a new pod of %s, whose old pod %s has the volume on node %s: with the strategy RollingUpdate the old pod ends only when the new one is ready",
+				subject(s), s.HolderOwner, s.HolderName, s.Node)
+		},
+		Next: func(s Situation) []Step {
+			_, name := cut(s.HolderOwner)
+			return []Step{
+				{Text: "Use the strategy Recreate for a Deployment with such a volume (or a StatefulSet).", Command: in(s.Namespace, "kubectl patch deployment "+name+` -p '{"spec":{"strategy":{"type":"Recreate","rollingUpdate":null}}}'`)},
+				{Text: "To end this one wait, delete the old pod.", Command: deleteHolder(s)},
+			}
+		},
+	},
+	NodeNotReady: {
+		Title:  "The node that has the volume is not Ready",
+		Unsafe: true,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("node %s has the volume and is not Ready, so nothing unmounts it there, and its machine may still write", s.Node)
+		},
+		Next: lostNode,
+	},
+	NodeSilent: {
+		Title:  "The node that has the volume is silent",
+		Unsafe: true,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("node %s has the volume and still counts as Ready, but its kubelet is silent%s", s.Node, because(s.Detail))
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "Wait: after about 50 s of silence the node counts as not Ready.", Command: "kubectl get node " + s.Node},
+				{Text: fmt.Sprintf("Meanwhile find out whether the machine of node %s is off, at its BMC, hypervisor or cloud.", s.Node)},
+			}
+		},
+	},
+	NodeOutOfService: {
+		Title: "The node that has the volume was declared out of service",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("node %s has the volume, is not Ready, and has the out-of-service taint: its pods are deleted and its volumes detached", s.Node)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "Wait: terminating pods of the node are deleted within about 20 s, then its volumes are detached."},
+				{Text: "Make sure that the machine is really off, and remove the taint before it is started again.", Command: "kubectl taint node " + s.Node + " node.kubernetes.io/out-of-service-"},
+			}
+		},
+	},
+	attachment.NodeGone: {
+		Title:  "The Node object was deleted while it had the volume",
+		Unsafe: true,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("node %s has the volume, its Node object was deleted, and its machine may still write", s.Node)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: fmt.Sprintf("Make sure that the machine of node %s is off, at its BMC, hypervisor or cloud.", s.Node)},
+				forceDetach(s, "the machine may still write while another node mounts the volume"),
+			}
+		},
+	},
+	attachment.NodeReturned: {
+		Title:  "The node was recreated and has not shown yet whether it uses the volume",
+		Unsafe: true,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("node %s was deleted and has registered again; it has not shown yet whether it still has the volume mounted", s.Node)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "Wait: its kubelet sends its list of volumes in use within a minute after it is Ready.", Command: "kubectl get node " + s.Node},
+				{Text: "If it does not become Ready, drain and reboot the machine: a new boot has no mounts."},
+			}
+		},
+	},
+	attachment.NodeReplaced: {
+		Title:  "Another machine has registered under the name of the node",
+		Unsafe: true,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("another machine has registered as node %s, and the one that has the volume may still write", s.Node)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "Make sure that the earlier machine is off."},
+				forceDetach(s, "the earlier machine may still write while another node mounts the volume"),
+			}
+		},
+	},
+	attachment.NodeUnknown: {
+		Title: "The node that has the volume could not be read",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the volume is attached to node %s, whose Node object could not be read", s.Node)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{{Text: "Ask a person with the permission to read nodes.", Command: "kubectl belay explain node/" + s.Node}}
+		},
+	},
+	attachment.NodeNotManaged: {
+		Title: "The node's kubelet attaches and detaches by itself",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("node %s lacks the annotation volumes.kubernetes.io/controller-managed-attach-detach, so no controller attaches or detaches for it, and a kubelet cannot attach CSI volumes", cmp.Or(s.Node, s.Wanted))
+		},
+		Next: func(s Situation) []Step {
+			node := cmp.Or(s.Node, s.Wanted)
+			return []Step{{
+				Text:    "Set enableControllerAttachDetach to true (the default) in the kubelet's configuration and restart it: it then sets the annotation.",
+				Command: "kubectl get node " + node + ` -o jsonpath='{.metadata.annotations.volumes\.kubernetes\.io/controller-managed-attach-detach}'`,
+			}}
+		},
+	},
+	attachment.StillInUse: {
+		Title: "The node is unmounting the volume",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("node %s still lists the volume in use and is unmounting it", s.Node)
+		},
+		Next: none,
+	},
+	UnmountFailing: {
+		Title:  "The node is Ready and does not unmount the volume",
+		Unsafe: true,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("no pod needs the volume on node %s any more, and its kubelet still lists it in use: the unmount fails or hangs", s.Node)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "Read kubelet's log on the node for UnmountVolume and UnmountDevice, and the driver's node pod there.", Command: "kubectl get pods -A -o wide --field-selector spec.nodeName=" + s.Node},
+				{
+					Text:    "If the unmount keeps failing, drain and reboot the node: a new boot has no mounts.",
+					Command: "kubectl drain " + s.Node + " --ignore-daemonsets",
+				},
+			}
+		},
+	},
+	attachment.OutOfServiceNodeReady: {
+		Title:  "The node has the out-of-service taint and is Ready",
+		Unsafe: true,
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("node %s has the taint node.kubernetes.io/out-of-service, but it is Ready and uses the volume: it is not shut down", s.Node)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "Remove the taint if the node is meant to run.", Command: "kubectl taint node " + s.Node + " node.kubernetes.io/out-of-service-"},
+				{Text: "Shut the machine down if it is not."},
+			}
+		},
+	},
+	attachment.ForeignAttachment: {
+		Title: "Another client created the VolumeAttachment",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the VolumeAttachment %s on node %s has a name that no attach/detach controller gives, so none deletes it", s.Attachment, s.Node)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{{
+				Text:    "Find out which client created it (see its managedFields), and let that client delete it.",
+				Command: "kubectl get volumeattachment " + s.Attachment + " --show-managed-fields -o yaml",
+			}}
+		},
+	},
+	attachment.OtherWriterDetaching: {
+		Title: "The volume is being detached from another node",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the volume is being detached from node %s", s.Node)
+		},
+		Next: none,
+	},
+	attachment.OtherWriterAttached: {
+		Title: "The volume is, or may be, attached to another node",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the volume is, or may be, attached to node %s", s.Node)
+		},
+		Next: func(s Situation) []Step {
+			return []Step{{Text: "See what the volume does there.", Command: "kubectl belay explain node/" + s.Node}}
+		},
+	},
+	SharedAttachments: {
+		Title: "The volume allows several nodes and is attached to several",
+		Summary: func(s Situation) string {
+			return fmt.Sprintf("the volume %s allows several nodes, and has VolumeAttachments for %s: this is as it should be", s.Volume, s.Detail)
+		},
+		Next: none,
+	},
+}
+
+// subject is the pod that waits, or the volume if no pod does.
+func subject(s Situation) string {
+	switch {
+	case s.Pod != "":
+		return "pod " + s.Pod
+	case s.Claim != "":
+		return "claim " + s.Claim
+	case s.Volume != "":
+		return "volume " + s.Volume
+	}
+	return "it"
+}
+
+func holder(s Situation) string {
+	switch {
+	case s.HolderName == "":
+		return "a pod"
+	case s.HolderNamespace != "" && s.HolderNamespace != s.Namespace:
+		return "pod " + s.HolderNamespace + "/" + s.HolderName
+	}
+	return "pod " + s.HolderName
+}
+
+func because(detail string) string {
+	if detail == "" {
+		return ""
+	}
+	return ": " + detail
+}
+
+func onNode(word, node string) string {
+	if node == "" {
+		return ""
+	}
+	return word + node
+}
+
+func in(namespace, command string) string {
+	if namespace == "" {
+		return command
+	}
+	return command + " -n " + namespace
+}
+
+// cut splits "Deployment/web".
+func cut(owner string) (kind, name string) {
+	for i, c := range owner {
+		if c == '/' {
+			return owner[:i], owner[i+1:]
+		}
+	}
+	return owner, cmp.Or(owner, "NAME")
+}
+
+func none(Situation) []Step { return nil }
+
+func describePod(s Situation) []Step {
+	return []Step{{Text: "Read the scheduler's message.", Command: in(s.Namespace, "kubectl describe pod "+s.Pod)}}
+}
+
+func deleteHolder(s Situation) string {
+	if s.HolderName == "" {
+		return ""
+	}
+	return in(s.HolderNamespace, "kubectl delete pod "+s.HolderName)
+}
+
+// forceDetach is the last resort: it shows what it would do until it is confirmed.
+func forceDetach(s Situation, danger string) Step {
+	step := Step{Text: "Only then: see what a forced detach would do.", Command: "kubectl belay force-detach va/" + s.Attachment, Danger: danger}
+	if s.Attachment == "" {
+		step.Command = ""
+	}
+	return step
+}
+
+const outOfService = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+
+// lostNode is what to do about a node that is not Ready and has volumes.
+func lostNode(s Situation) []Step {
+	return []Step{
+		{Text: fmt.Sprintf("Find out whether the machine of node %s is off, at its BMC, hypervisor or cloud. A node that the API server does not hear from may still run and write.", s.Node)},
+		{Text: "If it can come back, bring it back: a node that is Ready again unmounts by itself.", Command: "kubectl get node " + s.Node},
+		{
+			Text:    "Only if the machine is off: declare it out of service. Its pods are deleted and its volumes detached.",
+			Command: "kubectl taint node " + s.Node + " " + outOfService,
+			Danger:  "if the machine still runs, two nodes write to the volume and the file system is corrupted",
+		},
+	}
+}

@@ -1,0 +1,26 @@
+package inspect
+
+import (
+	"context"
+
+	"belay.dev/belay/internal/diagnosis"
+)
+
+// Cluster reads all objects that volumes depend on. Without the right to read all namespaces it reads one.
+func (r *Reader) Cluster(ctx context.Context, namespace string) *diagnosis.Snapshot {
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	x := r.start()
+	parallel(
+		func() { x.attachments(ctx) },
+		func() { x.leases(ctx) },
+		func() { x.drivers(ctx) },
+		func() { x.csiNodes(ctx) },
+		func() { x.nodes(ctx) },
+		func() { x.volumes(ctx) },
+		func() { x.claims(ctx, namespace) },
+		func() { x.pods(ctx, namespace) },
+		func() { x.warnings(ctx, namespace) },
+	)
+	return x.finish()
+}

@@ -1,0 +1,143 @@
+package inspect
+
+import (
+	"context"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+
+	"belay.dev/belay/internal/diagnosis"
+)
+
+// clusterNamespaces are the namespaces of the leases that a reader without the right to list all of them may be allowed to read.
+var clusterNamespaces = []string{metav1.NamespaceSystem, corev1.NamespaceNodeLease}
+
+func (r *run) attachments(ctx context.Context) {
+	listAll(ctx, r, diagnosis.Attachments, r.clients.StorageV1().VolumeAttachments().List, func(s *diagnosis.Snapshot, va *storagev1.VolumeAttachment) {
+		va.ManagedFields = nil
+		s.Attachments = append(s.Attachments, va)
+	})
+}
+
+func (r *run) leases(ctx context.Context) {
+	keep := func(s *diagnosis.Snapshot, lease *coordinationv1.Lease) {
+		lease.ManagedFields = nil
+		s.Leases = append(s.Leases, lease)
+	}
+	if list(ctx, r, diagnosis.Ref{Resource: diagnosis.Leases}, metav1.ListOptions{}, r.clients.CoordinationV1().Leases("").List, keep) {
+		r.whole(diagnosis.Leases)
+		return
+	}
+	for _, namespace := range clusterNamespaces {
+		list(ctx, r, diagnosis.Ref{Resource: diagnosis.Leases, Namespace: namespace}, metav1.ListOptions{}, r.clients.CoordinationV1().Leases(namespace).List, keep)
+	}
+}
+
+func (r *run) drivers(ctx context.Context) {
+	listAll(ctx, r, diagnosis.Drivers, r.clients.StorageV1().CSIDrivers().List, func(s *diagnosis.Snapshot, d *storagev1.CSIDriver) {
+		s.Drivers = append(s.Drivers, d)
+	})
+}
+
+func (r *run) csiNodes(ctx context.Context) {
+	listAll(ctx, r, diagnosis.CSINodes, r.clients.StorageV1().CSINodes().List, func(s *diagnosis.Snapshot, n *storagev1.CSINode) {
+		n.ObjectMeta = keepMeta(n.ObjectMeta)
+		s.CSINodes = append(s.CSINodes, n)
+	})
+}
+
+func (r *run) nodes(ctx context.Context) {
+	listAll(ctx, r, diagnosis.Nodes, r.clients.CoreV1().Nodes().List, func(s *diagnosis.Snapshot, n *corev1.Node) { s.Nodes = append(s.Nodes, keepNode(n)) })
+}
+
+// keepNode drops the images, which are most of a Node, and what else a diagnosis does not need.
+func keepNode(node *corev1.Node) *corev1.Node {
+	node.ManagedFields, node.Status.Images = nil, nil
+	return node
+}
+
+func (r *run) volumes(ctx context.Context) {
+	listAll(ctx, r, diagnosis.Volumes, r.clients.CoreV1().PersistentVolumes().List, func(s *diagnosis.Snapshot, pv *corev1.PersistentVolume) {
+		pv.ManagedFields = nil
+		s.Volumes = append(s.Volumes, pv)
+	})
+}
+
+// claims reads the claims of a namespace, or of all for "".
+func (r *run) claims(ctx context.Context, namespace string) {
+	if list(ctx, r, diagnosis.Ref{Resource: diagnosis.Claims, Namespace: namespace}, metav1.ListOptions{}, r.clients.CoreV1().PersistentVolumeClaims(namespace).List,
+		func(s *diagnosis.Snapshot, c *corev1.PersistentVolumeClaim) {
+			c.ManagedFields = nil
+			s.Claims = append(s.Claims, c)
+		}) {
+		if namespace == "" {
+			r.whole(diagnosis.Claims)
+		}
+		r.mayNameClaims(namespace)
+	}
+}
+
+// mayNameClaims records that a namespace was read. All namespaces may be named only once pods and claims of all could be read.
+func (r *run) mayNameClaims(namespace string) {
+	if namespace != "" {
+		r.mayName(namespace)
+	}
+}
+
+// pods reads the pods of a namespace, or of all for "". Pods that use no volume are not kept.
+func (r *run) pods(ctx context.Context, namespace string) {
+	if !list(ctx, r, diagnosis.Ref{Resource: diagnosis.Pods, Namespace: namespace}, metav1.ListOptions{}, r.clients.CoreV1().Pods(namespace).List, r.keepPod) {
+		return
+	}
+	if namespace == "" {
+		r.whole(diagnosis.Pods)
+	} else {
+		r.add(func(s *diagnosis.Snapshot) { s.Absent = append(s.Absent, diagnosis.PodsIn(namespace)) })
+	}
+	r.mayName(namespace)
+}
+
+// podsOn reads the pods of a node, of all namespaces. A reader without the right to that may be allowed to read one namespace.
+func (r *run) podsOn(ctx context.Context, node, namespace string) {
+	ref := diagnosis.PodsOf(node)
+	if node == "" || !r.once(ref) {
+		return
+	}
+	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String()}
+	if list(ctx, r, diagnosis.Ref{Resource: diagnosis.Pods}, options, r.clients.CoreV1().Pods("").List, r.keepPod) {
+		r.add(func(s *diagnosis.Snapshot) { s.Absent = append(s.Absent, ref) })
+		r.mayName("")
+	} else if namespace != "" && r.once(diagnosis.PodsIn(namespace)) {
+		r.pods(ctx, namespace)
+	}
+}
+
+// keepPod stores a pod that uses a volume, once: it may be in several lists.
+func (r *run) keepPod(s *diagnosis.Snapshot, pod *corev1.Pod) {
+	kept := keepPod(pod)
+	if len(kept.Spec.Volumes) == 0 || r.podsKept[pod.UID] {
+		return
+	}
+	r.podsKept[pod.UID] = true
+	s.Pods = append(s.Pods, kept)
+}
+
+// warnings reads the warnings of a namespace, or of all for "".
+func (r *run) warnings(ctx context.Context, namespace string) {
+	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("type", corev1.EventTypeWarning).String()}
+	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Events, Namespace: namespace}, options, r.clients.CoreV1().Events(namespace).List, keepEvent)
+}
+
+// eventsOf reads the events of one object.
+func (r *run) eventsOf(ctx context.Context, namespace, uid string) {
+	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("involvedObject.uid", uid).String()}
+	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Events, Namespace: namespace}, options, r.clients.CoreV1().Events(namespace).List, keepEvent)
+}
+
+func keepEvent(s *diagnosis.Snapshot, e *corev1.Event) {
+	e.ObjectMeta = keepMeta(e.ObjectMeta)
+	s.Events = append(s.Events, e)
+}

@@ -1,0 +1,248 @@
+package inspect
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/kube"
+)
+
+// few is how many objects of a kind are read one by one. For more, all are listed: one request, whatever the number.
+const few = 8
+
+// About reads what an explanation of one object needs: the object, what it refers to, the VolumeAttachments of its volumes, and the
+// nodes that have them. Of the cluster it lists only VolumeAttachments, leases and drivers.
+func (r *Reader) About(ctx context.Context, subject diagnosis.Ref) *diagnosis.Snapshot {
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	x := r.start()
+	parallel(
+		func() { x.attachments(ctx) },
+		func() { x.leases(ctx) },
+		func() { x.drivers(ctx) },
+		func() { x.subject(ctx, subject) },
+	)
+	x.sources(ctx, subject)
+	x.surroundings(ctx, subject)
+	return x.finish()
+}
+
+// subject reads the object itself, and the pods that a claim or a volume may be used by.
+func (r *run) subject(ctx context.Context, ref diagnosis.Ref) {
+	switch ref.Resource {
+	case diagnosis.Pods:
+		if pod := get(ctx, r, ref, r.clients.CoreV1().Pods(ref.Namespace).Get, storePod(r)); pod != nil {
+			r.mayName(ref.Namespace)
+		}
+	case diagnosis.Claims:
+		parallel(func() { r.claim(ctx, ref.Namespace, ref.Name) }, func() { r.pods(ctx, ref.Namespace) })
+	case diagnosis.Volumes:
+		r.volume(ctx, ref.Name)
+	case diagnosis.Nodes:
+		parallel(func() { r.node(ctx, ref.Name) }, func() { r.csiNode(ctx, ref.Name) }, func() { r.podsOn(ctx, ref.Name, "") })
+	case diagnosis.Attachments, diagnosis.Leases, diagnosis.CSINodes, diagnosis.Drivers, diagnosis.Events: // all are listed
+	}
+}
+
+// storePod keeps the pod that was asked about even if it uses no volume, with its finalizers and grace period.
+func storePod(r *run) func(*diagnosis.Snapshot, *corev1.Pod) {
+	return func(s *diagnosis.Snapshot, pod *corev1.Pod) {
+		r.podsKept[pod.UID] = true
+		s.Pods = append(s.Pods, keepPod(pod))
+	}
+}
+
+func (r *run) claim(ctx context.Context, namespace, name string) {
+	ref := diagnosis.Ref{Resource: diagnosis.Claims, Namespace: namespace, Name: name}
+	if get(ctx, r, ref, r.clients.CoreV1().PersistentVolumeClaims(namespace).Get, func(s *diagnosis.Snapshot, c *corev1.PersistentVolumeClaim) {
+		s.Claims = append(s.Claims, c)
+	}) != nil {
+		r.mayName(namespace)
+	}
+}
+
+func (r *run) volume(ctx context.Context, name string) {
+	get(ctx, r, diagnosis.Ref{Resource: diagnosis.Volumes, Name: name}, r.clients.CoreV1().PersistentVolumes().Get,
+		func(s *diagnosis.Snapshot, pv *corev1.PersistentVolume) { s.Volumes = append(s.Volumes, pv) })
+}
+
+func (r *run) node(ctx context.Context, name string) {
+	get(ctx, r, diagnosis.Ref{Resource: diagnosis.Nodes, Name: name}, r.clients.CoreV1().Nodes().Get,
+		func(s *diagnosis.Snapshot, n *corev1.Node) { s.Nodes = append(s.Nodes, keepNode(n)) })
+}
+
+func (r *run) csiNode(ctx context.Context, name string) {
+	get(ctx, r, diagnosis.Ref{Resource: diagnosis.CSINodes, Name: name}, r.clients.StorageV1().CSINodes().Get,
+		func(s *diagnosis.Snapshot, n *storagev1.CSINode) { s.CSINodes = append(s.CSINodes, n) })
+}
+
+// sources reads the claims and volumes that the subject refers to, and the pods that use them.
+func (r *run) sources(ctx context.Context, subject diagnosis.Ref) {
+	each(r.claimNames(), func(name string) { r.claim(ctx, subject.Namespace, name) }, func() { r.claims(ctx, subject.Namespace) })
+	each(r.volumeNames(subject), func(name string) { r.volume(ctx, name) }, func() { r.volumes(ctx) })
+	if subject.Resource == diagnosis.Pods || subject.Resource == diagnosis.Claims {
+		return
+	}
+	// The claim of a volume, and the pods that use it, are in a namespace that the reader may or may not be allowed to read.
+	namespaces := map[string][]string{}
+	for _, pv := range r.into.Volumes {
+		if ref := pv.Spec.ClaimRef; ref != nil {
+			namespaces[ref.Namespace] = append(namespaces[ref.Namespace], ref.Name)
+		}
+	}
+	if len(namespaces) > few {
+		r.hideForbidden(func() { parallel(func() { r.claims(ctx, "") }, func() { r.pods(ctx, "") }) })
+		return
+	}
+	for namespace, claims := range namespaces {
+		r.hideForbidden(func() {
+			parallel(
+				func() {
+					each(claims, func(name string) { r.claim(ctx, namespace, name) }, func() { r.claims(ctx, namespace) })
+				},
+				func() {
+					if subject.Resource != diagnosis.Nodes { // the pods of a node were read
+						r.pods(ctx, namespace)
+					}
+				},
+			)
+		})
+	}
+}
+
+// hideForbidden removes the names of namespaces and claims that the reader may not read from what could not be read.
+func (r *run) hideForbidden(read func()) {
+	before := len(r.into.Unread)
+	read()
+	r.add(func(s *diagnosis.Snapshot) {
+		for i := range s.Unread[before:] {
+			if u := &s.Unread[before+i]; u.Forbidden {
+				u.Namespace, u.Name = "", ""
+			}
+		}
+		s.Unread = distinct(s.Unread)
+	})
+}
+
+func distinct(unread []diagnosis.Unread) []diagnosis.Unread {
+	var kept []diagnosis.Unread
+	for _, u := range unread {
+		if !slices.Contains(kept, u) {
+			kept = append(kept, u)
+		}
+	}
+	return kept
+}
+
+// each reads few objects one by one, or many at once.
+func each(names []string, one func(string), all func()) {
+	slices.Sort(names)
+	names = slices.Compact(names)
+	if len(names) > few {
+		all()
+		return
+	}
+	calls := make([]func(), 0, len(names))
+	for _, name := range names {
+		calls = append(calls, func() { one(name) })
+	}
+	parallel(calls...)
+}
+
+func (r *run) claimNames() []string {
+	var names []string
+	for _, pod := range r.into.Pods {
+		for i := range pod.Spec.Volumes {
+			if name := kube.ClaimName(pod, &pod.Spec.Volumes[i]); name != "" {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// volumeNames returns the PersistentVolumes of the subject's claims, of its VolumeAttachment, or of those of its node.
+func (r *run) volumeNames(subject diagnosis.Ref) []string {
+	var names []string
+	for _, claim := range r.into.Claims {
+		if claim.Spec.VolumeName != "" {
+			names = append(names, claim.Spec.VolumeName)
+		}
+	}
+	for _, va := range r.into.Attachments {
+		if subject.Resource == diagnosis.Attachments && va.Name == subject.Name || subject.Resource == diagnosis.Nodes && va.Spec.NodeName == subject.Name {
+			if name := kube.SourceName(va); name != "" {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// surroundings reads the nodes that have the volumes or want them, their pods, and the events.
+func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
+	keys := map[attachment.VolumeKey]bool{}
+	sources := map[string]bool{}
+	for _, pv := range r.into.Volumes {
+		sources[pv.Name] = true
+		if key, ok := kube.KeyOfVolume(pv); ok {
+			keys[key] = true
+		}
+	}
+	var nodes []string
+	var calls []func()
+	for _, pod := range r.into.Pods {
+		if pod.Spec.NodeName != "" {
+			nodes = append(nodes, pod.Spec.NodeName)
+		}
+		if subject.Resource == diagnosis.Pods || pod.DeletionTimestamp == nil && pod.Status.Phase == corev1.PodPending {
+			calls = append(calls, func() { r.eventsOf(ctx, pod.Namespace, string(pod.UID)) })
+		}
+		if full(pod) {
+			calls = append(calls, func() { r.claims(ctx, "") }, func() { r.volumes(ctx) }, func() { r.pods(ctx, "") })
+		}
+	}
+	for _, claim := range r.into.Claims {
+		if claim.Spec.VolumeName == "" {
+			calls = append(calls, func() { r.eventsOf(ctx, claim.Namespace, string(claim.UID)) })
+		}
+	}
+	holders := r.holders(keys, sources, subject)
+	nodes = append(nodes, holders...)
+	if len(calls) > 2*few { // a claim that many pods wait for
+		calls = []func(){func() { r.warnings(ctx, subject.Namespace) }}
+	}
+	calls = append(calls,
+		func() { each(nodes, func(name string) { r.node(ctx, name) }, func() { r.nodes(ctx) }) },
+		func() { each(nodes, func(name string) { r.csiNode(ctx, name) }, func() { r.csiNodes(ctx) }) },
+		func() {
+			each(holders, func(name string) { r.podsOn(ctx, name, subject.Namespace) }, func() { r.pods(ctx, "") })
+		},
+	)
+	parallel(calls...)
+}
+
+// holders returns the nodes that have one of the volumes, or that the subject is about.
+func (r *run) holders(keys map[attachment.VolumeKey]bool, sources map[string]bool, subject diagnosis.Ref) []string {
+	var nodes []string
+	for _, va := range r.into.Attachments {
+		key, known := kube.VolumeOfAttachment(va)
+		if known && keys[key] || sources[kube.SourceName(va)] || subject.Resource == diagnosis.Attachments && va.Name == subject.Name {
+			nodes = append(nodes, va.Spec.NodeName)
+		}
+	}
+	return nodes
+}
+
+// full reports whether the scheduler found every node full of volumes: who fills them is then part of the answer.
+func full(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && strings.Contains(c.Message, "exceed max volume count")
+	})
+}

@@ -1,0 +1,116 @@
+package kubectl
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/usage"
+)
+
+const explainLong = `Explain what an object waits for: the verdict first, then the volume, who holds it, what each component said last, what
+happens by itself, and the next step.
+
+The object is pod/NAME, pvc/NAME, pv/NAME, node/NAME or va/NAME (a VolumeAttachment).`
+
+const explainExample = `  # Why does this pod not start?
+  kubectl belay explain pod/db-0 -n prod
+
+  # Who has this volume?
+  kubectl belay explain pvc data-db-0
+
+  # Redraw until nothing is blocked
+  kubectl belay explain pod/db-0 --watch
+
+  # For a script: the exit status is 0, 2 (blocked) or 3 (blocked, and force may corrupt data)
+  kubectl belay explain pod/db-0 -o json`
+
+// aliases are the names of the kinds, as kubectl knows them.
+var aliases = map[string]diagnosis.Resource{
+	"pod": diagnosis.Pods, "pods": diagnosis.Pods, "po": diagnosis.Pods,
+	"pvc": diagnosis.Claims, "persistentvolumeclaim": diagnosis.Claims, "persistentvolumeclaims": diagnosis.Claims,
+	"pv": diagnosis.Volumes, "persistentvolume": diagnosis.Volumes, "persistentvolumes": diagnosis.Volumes,
+	"va": diagnosis.Attachments, "volumeattachment": diagnosis.Attachments, "volumeattachments": diagnosis.Attachments,
+	"node": diagnosis.Nodes, "nodes": diagnosis.Nodes, "no": diagnosis.Nodes,
+}
+
+// subject reads "KIND/NAME" or "KIND NAME".
+func (p *plugin) subject(args []string) (diagnosis.Ref, error) {
+	if len(args) == 1 {
+		args = strings.SplitN(args[0], "/", 2)
+	}
+	if len(args) != 2 || args[0] == "" || args[1] == "" {
+		return diagnosis.Ref{}, usage.Errorf("name one object: pod/NAME, pvc/NAME, pv/NAME, node/NAME or va/NAME")
+	}
+	resource, ok := aliases[strings.ToLower(args[0])]
+	if !ok {
+		return diagnosis.Ref{}, usage.Errorf("unknown kind %q: use pod, pvc, pv, node or va", args[0])
+	}
+	ref := diagnosis.Ref{Resource: resource, Name: args[1]}
+	if resource == diagnosis.Pods || resource == diagnosis.Claims {
+		namespace, err := p.namespace()
+		if err != nil {
+			return ref, err
+		}
+		ref.Namespace = namespace
+	}
+	return ref, nil
+}
+
+func (p *plugin) explainCommand() *cobra.Command {
+	var format output
+	var watch bool
+	c := &cobra.Command{
+		Use: "explain (KIND/NAME | KIND NAME)", Short: "Explain what a pod, claim, volume, node or VolumeAttachment waits for",
+		Long: explainLong, Example: explainExample,
+		Args: cobra.RangeArgs(1, 2),
+		RunE: func(c *cobra.Command, args []string) error {
+			ref, err := p.subject(args)
+			if err != nil {
+				return err
+			}
+			return p.explain(c.Context(), ref, format, watch)
+		},
+	}
+	format.addTo(c)
+	c.Flags().BoolVarP(&watch, "watch", "w", false, "read and print again every 2 seconds until nothing is blocked or in progress")
+	return c
+}
+
+// watchInterval is how often --watch reads again.
+const watchInterval = 2 * time.Second
+
+func (p *plugin) explain(ctx context.Context, ref diagnosis.Ref, format output, watch bool) error {
+	reader, err := p.reader()
+	if err != nil {
+		return err
+	}
+	for {
+		e, err := diagnosis.Explain(reader.About(ctx, ref), ref)
+		if ctx.Err() != nil {
+			return interrupted(ctx, ctx.Err())
+		} else if err != nil {
+			return err
+		}
+		if watch && p.style.color {
+			_, _ = fmt.Fprint(p.Out, "\x1b[H\x1b[2J")
+		}
+		if err := format.print(p.Out, e, func() error { return p.explanation(e) }); err != nil {
+			return err
+		}
+		if !watch || e.Verdict == diagnosis.Clear {
+			return statusOf(e.Verdict)
+		}
+		timer := time.NewTimer(watchInterval)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return interrupted(ctx, ctx.Err())
+		case <-timer.C:
+		}
+	}
+}

@@ -1,0 +1,119 @@
+package kubectl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/usage"
+)
+
+const forceLong = `Detach a volume from a node that cannot be asked: the last resort. By default this only shows what would be done, what could
+be corrupted, and what to do instead.
+
+With --confirm it deletes the VolumeAttachment, and the attacher detaches the volume. While the node may run, that also
+needs --i-accept-data-loss. A finalizer is removed only for a driver that is not installed any more; while a driver may
+hold the volume, it is never removed.
+
+Prefer the taint node.kubernetes.io/out-of-service on a machine that is known to be off: it also deletes the pods.`
+
+const forceExample = `  # Show what a forced detach would do
+  kubectl belay force-detach va/csi-0123
+
+  # Do it: the node is known to be off
+  kubectl belay force-detach va/csi-0123 --confirm --i-accept-data-loss`
+
+type forceOptions struct {
+	format          output
+	confirm, accept bool
+}
+
+func (p *plugin) forceCommand() *cobra.Command {
+	var o forceOptions
+	c := &cobra.Command{
+		Use: "force-detach (va/NAME | va NAME)", Short: "Detach a volume from a node that cannot be asked (dry run by default)",
+		Long: forceLong, Example: forceExample, Args: cobra.RangeArgs(1, 2),
+		RunE: func(c *cobra.Command, args []string) error {
+			ref, err := p.subject(args)
+			if err == nil && ref.Resource != diagnosis.Attachments {
+				err = usage.Errorf("name a VolumeAttachment, va/NAME: kubectl belay explain %s shows which", ref)
+			}
+			if err != nil {
+				return err
+			}
+			return p.force(c.Context(), ref, o)
+		},
+	}
+	o.format.addTo(c)
+	c.Flags().BoolVar(&o.confirm, "confirm", false, "do it; without, it is only shown")
+	c.Flags().BoolVar(&o.accept, "i-accept-data-loss", false, "do it although the node may still run and write, or the volume may stay attached at the storage")
+	return c
+}
+
+func (p *plugin) force(ctx context.Context, ref diagnosis.Ref, o forceOptions) error {
+	reader, err := p.reader()
+	if err != nil {
+		return err
+	}
+	snapshot := reader.About(ctx, ref)
+	plan, err := diagnosis.PlanForceDetach(snapshot, ref.Name)
+	if err != nil {
+		return interrupted(ctx, err)
+	}
+	if err := o.format.print(p.Out, plan, func() error { return p.plan(plan, snapshot) }); err != nil {
+		return err
+	}
+	switch {
+	case plan.Refusal != "":
+		return found{StatusBlocked}
+	case !o.confirm:
+		_, _ = fmt.Fprintln(p.ErrOut, "Nothing was changed. To do it, add --confirm"+acceptWords(plan)+".")
+		return nil
+	case len(plan.Risks) > 0 && !o.accept:
+		_, _ = fmt.Fprintln(p.ErrOut, "Nothing was changed: this may lose data. To do it all the same, add --i-accept-data-loss.")
+		return found{StatusUnsafe}
+	}
+	if err := reader.Force(ctx, plan, false); err != nil {
+		return errors.Join(err, errors.New("nothing was changed; look at it again with kubectl belay explain "+"va/"+ref.Name))
+	}
+	_, _ = fmt.Fprintf(p.ErrOut, "Requested. To see it through: kubectl belay explain va/%s --watch\n", ref.Name)
+	return nil
+}
+
+func acceptWords(plan diagnosis.ForcePlan) string {
+	if len(plan.Risks) > 0 {
+		return " and --i-accept-data-loss"
+	}
+	return ""
+}
+
+// plan prints a plan as text.
+func (p *plugin) plan(plan diagnosis.ForcePlan, s *diagnosis.Snapshot) error {
+	out := &page{style: p.style, now: s.Now}
+	verdict, title := diagnosis.Clear, "SAFE TO DETACH"
+	switch {
+	case plan.Refusal != "":
+		verdict, title = diagnosis.Blocked, "REFUSED"
+	case len(plan.Risks) > 0:
+		verdict, title = diagnosis.Unsafe, "MAY CORRUPT DATA"
+	}
+	fmt.Fprintf(&out.text, "%s: detach VolumeAttachment %s from node %s by force\n", out.verdict(verdict, title), plan.Subject.Name, plan.Holder.Node.Name)
+	if plan.Refusal != "" {
+		out.line("Why", "%s", plan.Refusal)
+	}
+	out.volume(plan.Volume)
+	out.holder(&plan.Holder)
+	for i, text := range plan.Does {
+		out.line(first(i, "Would"), "%s", text)
+	}
+	for i, text := range plan.Risks {
+		out.line(first(i, "Risk"), "%s", text)
+	}
+	out.steps(plan.Next)
+	out.unread(s.Unread)
+	_, err := fmt.Fprint(p.Out, out.text.String())
+	return err
+}

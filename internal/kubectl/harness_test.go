@@ -1,0 +1,106 @@
+package kubectl
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/testing/apiserver"
+	"belay.dev/belay/internal/testing/fixture"
+)
+
+var server = apiserver.Server{}
+
+func TestMain(m *testing.M) { os.Exit(server.Main(m)) }
+
+const driver = "disk.example.com"
+
+// answer is what a command printed, and its exit status.
+type answer struct {
+	out, err string
+	status   int
+}
+
+// run runs a command as a user does.
+func run(t *testing.T, kubeconfig string, args ...string) answer {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	c := NewCommand(genericiooptions.IOStreams{In: &bytes.Buffer{}, Out: &out, ErrOut: &errOut}, "test")
+	c.SetArgs(append(args, "--kubeconfig", kubeconfig))
+	err := c.ExecuteContext(t.Context())
+	if err != nil && !Printed(err) {
+		fmt.Fprintln(&errOut, "error:", err)
+	}
+	return answer{out.String(), errOut.String(), Status(err)}
+}
+
+// create creates an object and stores its status too.
+func create(t *testing.T, o client.Object) {
+	t.Helper()
+	withStatus := o.DeepCopyObject().(client.Object)
+	if err := server.Client.Create(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		o.SetFinalizers(nil)
+		_ = server.Client.Delete(t.Context(), o, client.GracePeriodSeconds(0))
+	})
+	withStatus.SetResourceVersion(o.GetResourceVersion())
+	withStatus.SetUID(o.GetUID())
+	if err := server.Client.Status().Update(t.Context(), withStatus); err != nil && client.IgnoreNotFound(err) != nil {
+		t.Fatal(err)
+	}
+}
+
+// node is a node that is Ready and has the volumes.
+func node(name string, handles ...string) *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{kube.ManagedAttachAnnotation: "true"}}}
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()}}
+	for _, handle := range handles {
+		unique := corev1.UniqueVolumeName(kube.UniqueVolumeName(driver, handle))
+		n.Status.VolumesInUse = append(n.Status.VolumesInUse, unique)
+		n.Status.VolumesAttached = append(n.Status.VolumesAttached, corev1.AttachedVolume{Name: unique, DevicePath: "x"})
+	}
+	return n
+}
+
+// held makes a volume whose claim is in the namespace, with a pod that has it on the first node and one that waits on the second.
+func held(t *testing.T, namespace, name, at, wanted string) {
+	t.Helper()
+	pv := fixture.PersistentVolume(name, driver, name)
+	claim := fixture.Claim(namespace, namespace+"-claim", pv)
+	create(t, claim)
+	fixture.Bind(pv, claim)
+	pv.Spec.CSI.ControllerPublishSecretRef = &corev1.SecretReference{Namespace: namespace, Name: namespace + "-password"}
+	create(t, pv)
+	running := fixture.Pod(namespace, namespace+"-holder", at, claim.Name)
+	running.Status.Phase = corev1.PodRunning
+	running.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+	create(t, running)
+	create(t, fixture.Pod(namespace, namespace+"-waiter", wanted, claim.Name))
+	va := fixture.Attachment(kube.AttachmentName(name, driver, at), driver, at, name)
+	va.Status.Attached = true
+	va.Status.DetachError = nil
+	create(t, va)
+}
+
+func namespaces(t *testing.T, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if err := server.Client.Create(t.Context(), ns); err != nil {
+			t.Fatal(err)
+		}
+		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "default"}}
+		if err := server.Client.Create(t.Context(), account); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,95 @@
+package kubectl
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/usage"
+)
+
+const orphansLong = `List what attaches volumes without need, or without a record: VolumeAttachments for nodes on which no pod needs the volume, volumes
+that a node uses or reports without a VolumeAttachment, and volumes for one node that have VolumeAttachments for several. For each it
+says why it is still there, and the next step.
+
+Several VolumeAttachments of a volume that allows several nodes are legal. They, and what is about to end by itself, are listed
+with --all only.
+
+The pods, claims, volumes and VolumeAttachments of the whole cluster have to be read: a pod that cannot be seen may be what needs a
+volume. Without the permissions nothing is called an orphan.
+
+Exit status 0: there is none. 1: too little could be read. 2: there are some. 3: there are some, and to remove them by force
+now may corrupt data.`
+
+const orphansExample = `  # What takes slots on nodes without need?
+  kubectl belay orphans
+
+  # The names, for a script
+  kubectl belay orphans -o name`
+
+func (p *plugin) orphansCommand() *cobra.Command {
+	var all bool
+	var format listOutput
+	c := &cobra.Command{
+		Use: "orphans", Short: "List VolumeAttachments that no pod needs, and volumes without one", Long: orphansLong, Example: orphansExample, Args: usage.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return p.orphans(c.Context(), all, format) },
+	}
+	format.addTo(c)
+	c.Flags().BoolVar(&all, "all", false, "list also what is legal and what is about to end by itself")
+	return c
+}
+
+func (p *plugin) orphans(ctx context.Context, all bool, format listOutput) error {
+	s, err := p.cluster(ctx, "")
+	if err != nil {
+		return err
+	}
+	list := diagnosis.Orphans(s, all)
+	names := make([]string, 0, len(list.Items))
+	for i := range list.Items {
+		names = append(names, nameOf(list.Items[i].Subject))
+	}
+	if err := format.print(p.Out, list, names, func() error { return p.orphansTable(&list, format) }); err != nil {
+		return err
+	}
+	if len(list.Missing) > 0 {
+		_, _ = fmt.Fprintln(p.ErrOut, "Nothing may be called an orphan: a pod that cannot be seen may need the volume.")
+	}
+	p.unread(list.Unread)
+	return statusOf(list.Verdict)
+}
+
+func (p *plugin) orphansTable(list *diagnosis.OrphanList, format listOutput) error {
+	if len(list.Items) == 0 {
+		if len(list.Missing) == 0 {
+			_, _ = fmt.Fprintln(p.ErrOut, "There are no orphans.")
+		}
+		return nil
+	}
+	t := p.findings(format, "SINCE", "VERDICT", "KIND", "OBJECT", "VOLUME", "HOLDER", "REASON", "NEXT")
+	for i := range list.Items {
+		f := &list.Items[i]
+		t.add(withSummary(format, f.Summary, lasted(list.Time, f.Since, ""), string(f.Verdict), f.Kind, kindAndName(f.Subject), volumeName(f.Volume),
+			holderName(&f.Finding), string(f.Reason), nextStep(&f.Finding))...)
+	}
+	return t.print(p.Out, p.style)
+}
+
+// nextStep is the first command, or else what explains the object.
+func nextStep(f *diagnosis.Finding) string {
+	if f.Verdict == diagnosis.Clear {
+		return "none: it is legal"
+	}
+	if f.Verdict == diagnosis.InProgress {
+		return "wait"
+	}
+	return "kubectl belay explain " + explainArgument(f.Subject)
+}
+
+// explainArgument is how explain takes the object.
+func explainArgument(r diagnosis.Ref) string {
+	kind := map[diagnosis.Resource]string{diagnosis.Pods: "pod", diagnosis.Claims: "pvc", diagnosis.Volumes: "pv", diagnosis.Attachments: "va", diagnosis.Nodes: "node"}[r.Resource]
+	return kind + "/" + r.Name
+}
