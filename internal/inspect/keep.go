@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/kube"
@@ -30,14 +31,13 @@ func keepPod(pod *corev1.Pod) *corev1.Pod {
 		kept.Labels = map[string]string{"pod-template-hash": hash}
 	}
 	kept.Spec.NodeName = one(pod.Spec.NodeName)
-	for _, t := range pod.Spec.Tolerations {
-		if t.Key == "" || t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable {
-			t.Key = one(t.Key)
-			kept.Spec.Tolerations = append(kept.Spec.Tolerations, t)
-		}
-	}
+	kept.Spec.Tolerations = keepTolerations(pod.Spec.Tolerations)
 	kept.Spec.Volumes = slices.Clip(kube.StripPod(pod).Spec.Volumes)
 	kept.Status.Phase, kept.Status.Reason = corev1.PodPhase(one(string(pod.Status.Phase))), pod.Status.Reason
+	if pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.ContainerStatuses, runs) {
+		kept.Status.ContainerStatuses = running // as most are: what else it was and is does not matter
+		return kept
+	}
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled {
 			kept.Status.Conditions = []corev1.PodCondition{c}
@@ -45,6 +45,32 @@ func keepPod(pod *corev1.Pod) *corev1.Pod {
 	}
 	kept.Status.InitContainerStatuses, kept.Status.ContainerStatuses = keepStatuses(pod.Status.InitContainerStatuses), keepStatuses(pod.Status.ContainerStatuses)
 	return kept
+}
+
+// running stands for the containers of a pod that runs: kubelet starts one only after it has mounted the volumes.
+var running = []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+
+func runs(s corev1.ContainerStatus) bool { return s.State.Running != nil }
+
+// keepTolerations keeps those that decide how long a pod stays on a node that is not Ready. Those that the API server adds to every pod
+// are in memory once.
+func keepTolerations(tolerations []corev1.Toleration) []corev1.Toleration {
+	var kept []corev1.Toleration
+	for _, t := range tolerations {
+		if t.Key == "" || t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable {
+			kept = append(kept, t)
+		}
+	}
+	if equality.Semantic.DeepEqual(kept, usualTolerations) {
+		return usualTolerations
+	}
+	return kept
+}
+
+// usualTolerations are those of the admission plugin DefaultTolerationSeconds with its defaults.
+var usualTolerations = []corev1.Toleration{
+	{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: new(int64(300))},
+	{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: new(int64(300))},
 }
 
 func keepStatuses(statuses []corev1.ContainerStatus) []corev1.ContainerStatus {

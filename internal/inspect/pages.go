@@ -13,9 +13,8 @@ import (
 )
 
 const (
-	// pageSize is the number of objects in a page: 20,000 VolumeAttachments are ten pages of about 2 MB, and as many pods need 10 MB and
-	// more.
-	pageSize = 2000
+	// pageSize is the number of objects in a page: 20,000 VolumeAttachments are ten pages of about 2 MB. Pods are several times as large.
+	pageSize, pageOfPods = 2000, 1000
 	// pagesAtOnce limits the pages that are read and decoded at a time. More are no faster, and need more memory.
 	pagesAtOnce = 3
 	// pagedAttempts is how often a list is read in pages. The API server keeps the state that the pages show for five minutes or less; then
@@ -41,8 +40,13 @@ func list[L runtime.Object, T any](ctx context.Context, r *run, ref diagnosis.Re
 	var err error
 	for attempt := range pagedAttempts + 1 {
 		*part, n = diagnosis.Snapshot{}, 0
-		if options.Limit = pageSize; attempt == pagedAttempts {
+		switch {
+		case attempt == pagedAttempts:
 			options.Limit = 0
+		case ref.Resource == diagnosis.Pods:
+			options.Limit = pageOfPods
+		default:
+			options.Limit = pageSize
 		}
 		err = eachPage(ctx, r, options, read, func(page runtime.Object) error {
 			err := meta.EachListItem(page, add)

@@ -17,9 +17,9 @@ import (
 	"belay.dev/belay/internal/diagnosis"
 )
 
-// garbage is how much of the live memory may be garbage until it is collected, in percent: half of Go's default, for the memory of
+// garbage is how much of the live memory may be garbage until it is collected, in percent: less than Go's default, for the memory of
 // an operator's laptop. A limit would cost more time the larger the cluster is.
-const garbage = 50
+const garbage = 75
 
 // cluster reads all objects that volumes depend on, those with namespaces from one or, for "", from all, and shows the progress.
 func (p *plugin) cluster(ctx context.Context, namespace string) (*diagnosis.Snapshot, error) {
