@@ -246,6 +246,9 @@ func (x *state) unneeded(key attachment.VolumeKey, va *storagev1.VolumeAttachmen
 	w := x.heldBy(key, &h, causes, &corev1.Pod{}, since)
 	if w.reason == explain.NoDetachController {
 		w.reason = explain.OrphanAttachment
+		if !kube.IsAttachmentName(va.Name) {
+			w.reason = attachment.ForeignAttachment
+		}
 	}
 	return []Finding{x.attachmentFinding(key, va, w)}
 }

@@ -13,7 +13,7 @@ func (r *Reader) Cluster(ctx context.Context, namespace string) *diagnosis.Snaps
 	x := r.start()
 	parallel(
 		func() { x.attachments(ctx) },
-		func() { x.leases(ctx) },
+		func() { x.leases(ctx, true) },
 		func() { x.drivers(ctx) },
 		func() { x.csiNodes(ctx) },
 		func() { x.nodes(ctx) },

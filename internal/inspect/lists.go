@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"context"
+	"slices"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -10,30 +11,43 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/kube"
 )
-
-// clusterNamespaces are the namespaces of the leases that a reader without the right to list all of them may be allowed to read.
-var clusterNamespaces = []string{metav1.NamespaceSystem, corev1.NamespaceNodeLease}
 
 func (r *run) attachments(ctx context.Context) {
 	listAll(ctx, r, diagnosis.Attachments, r.clients.StorageV1().VolumeAttachments().List, func(s *diagnosis.Snapshot, va *storagev1.VolumeAttachment) {
-		va.ManagedFields = nil
-		s.Attachments = append(s.Attachments, va)
+		s.Attachments = append(s.Attachments, keepAttachment(va))
 	})
 }
 
-func (r *run) leases(ctx context.Context) {
-	keep := func(s *diagnosis.Snapshot, lease *coordinationv1.Lease) {
-		lease.ManagedFields = nil
-		s.Leases = append(s.Leases, lease)
+// leases reads those of all components, and with nodes the heartbeats of all nodes too.
+func (r *run) leases(ctx context.Context, nodes bool) {
+	var options metav1.ListOptions
+	if !nodes {
+		options.FieldSelector = fields.OneTermNotEqualSelector("metadata.namespace", corev1.NamespaceNodeLease).String()
 	}
-	if list(ctx, r, diagnosis.Ref{Resource: diagnosis.Leases}, metav1.ListOptions{}, r.clients.CoordinationV1().Leases("").List, keep) {
-		r.whole(diagnosis.Leases)
+	if list(ctx, r, diagnosis.Ref{Resource: diagnosis.Leases}, options, r.clients.CoordinationV1().Leases("").List, keepLease) {
 		return
 	}
-	for _, namespace := range clusterNamespaces {
-		list(ctx, r, diagnosis.Ref{Resource: diagnosis.Leases, Namespace: namespace}, metav1.ListOptions{}, r.clients.CoordinationV1().Leases(namespace).List, keep)
+	r.leasesIn(ctx, metav1.NamespaceSystem) // a reader without the right to list all may be allowed to read these
+	if nodes {
+		r.leasesIn(ctx, corev1.NamespaceNodeLease)
 	}
+}
+
+func (r *run) leasesIn(ctx context.Context, namespace string) {
+	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Leases, Namespace: namespace}, metav1.ListOptions{}, r.clients.CoordinationV1().Leases(namespace).List, keepLease)
+}
+
+// heartbeat reads the lease of one node.
+func (r *run) heartbeat(ctx context.Context, node string) {
+	ref := diagnosis.Ref{Resource: diagnosis.Leases, Namespace: corev1.NamespaceNodeLease, Name: node}
+	get(ctx, r, ref, r.clients.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get, keepLease)
+}
+
+func keepLease(s *diagnosis.Snapshot, lease *coordinationv1.Lease) {
+	lease.ObjectMeta = keepMeta(lease.ObjectMeta)
+	s.Leases = append(s.Leases, lease)
 }
 
 func (r *run) drivers(ctx context.Context) {
@@ -53,16 +67,9 @@ func (r *run) nodes(ctx context.Context) {
 	listAll(ctx, r, diagnosis.Nodes, r.clients.CoreV1().Nodes().List, func(s *diagnosis.Snapshot, n *corev1.Node) { s.Nodes = append(s.Nodes, keepNode(n)) })
 }
 
-// keepNode drops the images, which are most of a Node, and what else a diagnosis does not need.
-func keepNode(node *corev1.Node) *corev1.Node {
-	node.ManagedFields, node.Status.Images = nil, nil
-	return node
-}
-
 func (r *run) volumes(ctx context.Context) {
 	listAll(ctx, r, diagnosis.Volumes, r.clients.CoreV1().PersistentVolumes().List, func(s *diagnosis.Snapshot, pv *corev1.PersistentVolume) {
-		pv.ManagedFields = nil
-		s.Volumes = append(s.Volumes, pv)
+		s.Volumes = append(s.Volumes, keepVolume(pv))
 	})
 }
 
@@ -70,8 +77,7 @@ func (r *run) volumes(ctx context.Context) {
 func (r *run) claims(ctx context.Context, namespace string) {
 	if list(ctx, r, diagnosis.Ref{Resource: diagnosis.Claims, Namespace: namespace}, metav1.ListOptions{}, r.clients.CoreV1().PersistentVolumeClaims(namespace).List,
 		func(s *diagnosis.Snapshot, c *corev1.PersistentVolumeClaim) {
-			c.ManagedFields = nil
-			s.Claims = append(s.Claims, c)
+			s.Claims = append(s.Claims, keepClaim(c))
 		}) {
 		if namespace == "" {
 			r.whole(diagnosis.Claims)
@@ -89,15 +95,33 @@ func (r *run) mayNameClaims(namespace string) {
 
 // pods reads the pods of a namespace, or of all for "". Pods that use no volume are not kept.
 func (r *run) pods(ctx context.Context, namespace string) {
-	if !list(ctx, r, diagnosis.Ref{Resource: diagnosis.Pods, Namespace: namespace}, metav1.ListOptions{}, r.clients.CoreV1().Pods(namespace).List, r.keepPod) {
+	if !r.podsThat(ctx, namespace, r.keepPod) {
 		return
 	}
 	if namespace == "" {
 		r.whole(diagnosis.Pods)
-	} else {
+	}
+}
+
+// podsUsing reads the pods of a namespace and keeps those that use one of the claims.
+func (r *run) podsUsing(ctx context.Context, namespace string, claims []string) {
+	r.podsThat(ctx, namespace, func(s *diagnosis.Snapshot, pod *corev1.Pod) {
+		if slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return slices.Contains(claims, kube.ClaimName(pod, &v)) }) {
+			r.keepPod(s, pod)
+		}
+	})
+}
+
+// podsThat reads the pods of a namespace and reports whether it has.
+func (r *run) podsThat(ctx context.Context, namespace string, keep func(*diagnosis.Snapshot, *corev1.Pod)) bool {
+	if !list(ctx, r, diagnosis.Ref{Resource: diagnosis.Pods, Namespace: namespace}, metav1.ListOptions{}, r.clients.CoreV1().Pods(namespace).List, keep) {
+		return false
+	}
+	if namespace != "" {
 		r.add(func(s *diagnosis.Snapshot) { s.Absent = append(s.Absent, diagnosis.PodsIn(namespace)) })
 	}
 	r.mayName(namespace)
+	return true
 }
 
 // podsOn reads the pods of a node, of all namespaces. A reader without the right to that may be allowed to read one namespace.
@@ -115,14 +139,11 @@ func (r *run) podsOn(ctx context.Context, node, namespace string) {
 	}
 }
 
-// keepPod stores a pod that uses a volume, once: it may be in several lists.
+// keepPod stores a pod that uses a volume. Those that are in several lists are sorted out by merge.
 func (r *run) keepPod(s *diagnosis.Snapshot, pod *corev1.Pod) {
-	kept := keepPod(pod)
-	if len(kept.Spec.Volumes) == 0 || r.podsKept[pod.UID] {
-		return
+	if kept := keepPod(pod); len(kept.Spec.Volumes) > 0 {
+		s.Pods = append(s.Pods, kept)
 	}
-	r.podsKept[pod.UID] = true
-	s.Pods = append(s.Pods, kept)
 }
 
 // warnings reads the warnings of a namespace, or of all for "".

@@ -7,21 +7,16 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/pager"
 
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/kube"
 )
-
-// pageSize is the number of objects in a page. 20,000 VolumeAttachments are ten pages of about 2 MB.
-const pageSize = 2000
 
 // Reader reads one cluster.
 type Reader struct {
@@ -54,10 +49,12 @@ type run struct {
 	read map[diagnosis.Ref]bool // what was asked for already
 	// podsKept holds the pods of the snapshot: a pod may be in several lists.
 	podsKept map[types.UID]bool
+	// pages limits how many pages are in memory.
+	pages chan struct{}
 }
 
 func (r *Reader) start() *run {
-	return &run{Reader: r, read: map[diagnosis.Ref]bool{}, podsKept: map[types.UID]bool{}}
+	return &run{Reader: r, read: map[diagnosis.Ref]bool{}, podsKept: map[types.UID]bool{}, pages: make(chan struct{}, pagesAtOnce)}
 }
 
 // finish returns what was read.
@@ -118,35 +115,6 @@ func get[T any](ctx context.Context, r *run, ref diagnosis.Ref, read func(contex
 	return object
 }
 
-// list reads objects in pages, and reports whether all were read. What is kept of an object is what keep returns, nil for nothing.
-func list[L runtime.Object, T any](ctx context.Context, r *run, ref diagnosis.Ref, options metav1.ListOptions,
-	read func(context.Context, metav1.ListOptions) (L, error), store func(*diagnosis.Snapshot, *T),
-) bool {
-	n := 0
-	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-		page, err := read(ctx, o)
-		return page, err
-	})
-	pages.PageSize = pageSize
-	err := pages.EachListItem(ctx, options, func(o runtime.Object) error {
-		object, ok := any(o).(*T)
-		if !ok {
-			return fmt.Errorf("the list of %s has an object of type %T", ref.Resource, o)
-		}
-		r.add(func(s *diagnosis.Snapshot) { store(s, object) })
-		if n++; n%pageSize == 0 {
-			r.progress(string(ref.Resource), n)
-		}
-		return nil
-	})
-	if err != nil {
-		r.failed(ref, "list", err)
-		return false
-	}
-	r.progress(string(ref.Resource), n)
-	return true
-}
-
 // listAll reads all objects of a resource, and records it if it has.
 func listAll[L runtime.Object, T any](ctx context.Context, r *run, resource diagnosis.Resource,
 	read func(context.Context, metav1.ListOptions) (L, error), store func(*diagnosis.Snapshot, *T),
@@ -189,34 +157,3 @@ func parallel(calls ...func()) {
 
 // Timeout is how long one reading may take.
 const Timeout = time.Minute
-
-// keepPod drops what a diagnosis does not need, which is most of a pod.
-func keepPod(pod *corev1.Pod) *corev1.Pod {
-	kept := &corev1.Pod{ObjectMeta: keepMeta(pod.ObjectMeta)}
-	if hash, ok := pod.Labels["pod-template-hash"]; ok {
-		kept.Labels = map[string]string{"pod-template-hash": hash}
-	}
-	kept.Spec.NodeName, kept.Spec.Tolerations = pod.Spec.NodeName, pod.Spec.Tolerations
-	kept.Spec.Volumes = kube.StripPod(pod).Spec.Volumes
-	kept.Status.Phase, kept.Status.Reason = pod.Status.Phase, pod.Status.Reason
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled {
-			kept.Status.Conditions = []corev1.PodCondition{c}
-		}
-	}
-	kept.Status.InitContainerStatuses, kept.Status.ContainerStatuses = keepStatuses(pod.Status.InitContainerStatuses), keepStatuses(pod.Status.ContainerStatuses)
-	return kept
-}
-
-func keepStatuses(statuses []corev1.ContainerStatus) []corev1.ContainerStatus {
-	kept := make([]corev1.ContainerStatus, 0, len(statuses))
-	for _, s := range statuses {
-		kept = append(kept, corev1.ContainerStatus{Name: s.Name, State: s.State, LastTerminationState: s.LastTerminationState, RestartCount: s.RestartCount})
-	}
-	return kept
-}
-
-func keepMeta(m metav1.ObjectMeta) metav1.ObjectMeta {
-	m.ManagedFields, m.Labels, m.Annotations, m.GenerateName = nil, nil, nil, ""
-	return m
-}

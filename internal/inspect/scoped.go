@@ -24,7 +24,7 @@ func (r *Reader) About(ctx context.Context, subject diagnosis.Ref) *diagnosis.Sn
 	x := r.start()
 	parallel(
 		func() { x.attachments(ctx) },
-		func() { x.leases(ctx) },
+		func() { x.leases(ctx, false) },
 		func() { x.drivers(ctx) },
 		func() { x.subject(ctx, subject) },
 	)
@@ -41,7 +41,7 @@ func (r *run) subject(ctx context.Context, ref diagnosis.Ref) {
 			r.mayName(ref.Namespace)
 		}
 	case diagnosis.Claims:
-		parallel(func() { r.claim(ctx, ref.Namespace, ref.Name) }, func() { r.pods(ctx, ref.Namespace) })
+		parallel(func() { r.claim(ctx, ref.Namespace, ref.Name) }, func() { r.podsUsing(ctx, ref.Namespace, []string{ref.Name}) })
 	case diagnosis.Volumes:
 		r.volume(ctx, ref.Name)
 	case diagnosis.Nodes:
@@ -84,7 +84,9 @@ func (r *run) csiNode(ctx context.Context, name string) {
 
 // sources reads the claims and volumes that the subject refers to, and the pods that use them.
 func (r *run) sources(ctx context.Context, subject diagnosis.Ref) {
-	each(r.claimNames(), func(name string) { r.claim(ctx, subject.Namespace, name) }, func() { r.claims(ctx, subject.Namespace) })
+	if subject.Namespace != "" { // the claims of pods on a node are found by their volumes
+		each(r.claimNames(), func(name string) { r.claim(ctx, subject.Namespace, name) }, func() { r.claims(ctx, subject.Namespace) })
+	}
 	each(r.volumeNames(subject), func(name string) { r.volume(ctx, name) }, func() { r.volumes(ctx) })
 	if subject.Resource == diagnosis.Pods || subject.Resource == diagnosis.Claims {
 		return
@@ -108,7 +110,7 @@ func (r *run) sources(ctx context.Context, subject diagnosis.Ref) {
 				},
 				func() {
 					if subject.Resource != diagnosis.Nodes { // the pods of a node were read
-						r.pods(ctx, namespace)
+						r.podsUsing(ctx, namespace, claims)
 					}
 				},
 			)
@@ -142,6 +144,7 @@ func distinct(unread []diagnosis.Unread) []diagnosis.Unread {
 
 // each reads few objects one by one, or many at once.
 func each(names []string, one func(string), all func()) {
+	names = slices.Clone(names) // calls at the same time have the same names
 	slices.Sort(names)
 	names = slices.Compact(names)
 	if len(names) > few {
@@ -215,12 +218,18 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 	}
 	holders := r.holders(keys, sources, subject)
 	nodes = append(nodes, holders...)
+	if subject.Resource == diagnosis.Nodes {
+		nodes = append(nodes, subject.Name)
+	}
 	if len(calls) > 2*few { // a claim that many pods wait for
 		calls = []func(){func() { r.warnings(ctx, subject.Namespace) }}
 	}
 	calls = append(calls,
 		func() { each(nodes, func(name string) { r.node(ctx, name) }, func() { r.nodes(ctx) }) },
 		func() { each(nodes, func(name string) { r.csiNode(ctx, name) }, func() { r.csiNodes(ctx) }) },
+		func() {
+			each(nodes, func(name string) { r.heartbeat(ctx, name) }, func() { r.leasesIn(ctx, corev1.NamespaceNodeLease) })
+		},
 		func() {
 			each(holders, func(name string) { r.podsOn(ctx, name, subject.Namespace) }, func() { r.pods(ctx, "") })
 		},

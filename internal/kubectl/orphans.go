@@ -6,7 +6,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/usage"
 )
 
@@ -68,28 +70,43 @@ func (p *plugin) orphansTable(list *diagnosis.OrphanList, format listOutput) err
 		}
 		return nil
 	}
-	t := p.findings(format, "SINCE", "VERDICT", "KIND", "OBJECT", "VOLUME", "HOLDER", "REASON", "NEXT")
+	t := p.findings(format, "SINCE", "VERDICT", "KIND", "OBJECT", "VOLUME", "HOLDER", "REASON")
 	for i := range list.Items {
 		f := &list.Items[i]
 		t.add(withSummary(format, f.Summary, lasted(list.Time, f.Since, ""), string(f.Verdict), f.Kind, kindAndName(f.Subject), volumeName(f.Volume),
-			holderName(&f.Finding), string(f.Reason), nextStep(&f.Finding))...)
+			holderName(&f.Finding), string(f.Reason))...)
 	}
-	return t.print(p.Out, p.style)
+	if err := t.print(p.Out, p.style); err != nil {
+		return err
+	}
+	_, err := fmt.Fprint(p.Out, p.reasons(list))
+	return err
 }
 
-// nextStep is the first command, or else what explains the object.
-func nextStep(f *diagnosis.Finding) string {
-	if f.Verdict == diagnosis.Clear {
-		return "none: it is legal"
+// reasons says for each reason of the list why those are still there, and what to do next about the first.
+func (p *plugin) reasons(list *diagnosis.OrphanList) string {
+	out := &page{style: p.style}
+	of := map[decision.Reason][]*diagnosis.Orphan{}
+	var order []decision.Reason
+	for i := range list.Items {
+		o := &list.Items[i]
+		if of[o.Reason] == nil {
+			order = append(order, o.Reason)
+		}
+		of[o.Reason] = append(of[o.Reason], o)
 	}
-	if f.Verdict == diagnosis.InProgress {
-		return "wait"
+	for _, reason := range order {
+		first := of[reason][0]
+		fmt.Fprintf(&out.text, "\n%s (%d): %s\n", out.paint(bold, string(reason)), len(of[reason]), out.wrap(printable(explain.GuideTo(reason).Title), 0))
+		switch {
+		case first.Verdict == diagnosis.Clear:
+			out.line("", "This is legal, and nothing has to be done.")
+		case first.Verdict == diagnosis.InProgress:
+			out.line("", "Wait: this usually ends by itself within a minute.")
+		default:
+			out.steps(first.Next)
+			out.line("More", "kubectl belay explain %s", kindAndName(first.Subject))
+		}
 	}
-	return "kubectl belay explain " + explainArgument(f.Subject)
-}
-
-// explainArgument is how explain takes the object.
-func explainArgument(r diagnosis.Ref) string {
-	kind := map[diagnosis.Resource]string{diagnosis.Pods: "pod", diagnosis.Claims: "pvc", diagnosis.Volumes: "pv", diagnosis.Attachments: "va", diagnosis.Nodes: "node"}[r.Resource]
-	return kind + "/" + r.Name
+	return out.text.String()
 }

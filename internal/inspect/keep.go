@@ -1,0 +1,138 @@
+package inspect
+
+import (
+	"slices"
+	"unique"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/kube"
+)
+
+// The objects of a large cluster have to fit into the memory of a laptop, beside the page that is being read. Each is copied, because
+// one object that is kept keeps its whole page.
+
+// one returns the text, once in memory for all objects that have it.
+func one(text string) string { return unique.Make(text).Value() }
+
+func keepMeta(m metav1.ObjectMeta) metav1.ObjectMeta {
+	m.ManagedFields, m.Labels, m.Annotations, m.GenerateName = nil, nil, nil, ""
+	m.Namespace = one(m.Namespace)
+	return m
+}
+
+// keepPod drops what a diagnosis does not need, which is most of a pod.
+func keepPod(pod *corev1.Pod) *corev1.Pod {
+	kept := &corev1.Pod{ObjectMeta: keepMeta(pod.ObjectMeta)}
+	if hash, ok := pod.Labels["pod-template-hash"]; ok {
+		kept.Labels = map[string]string{"pod-template-hash": hash}
+	}
+	kept.Spec.NodeName = one(pod.Spec.NodeName)
+	kept.Spec.Tolerations = keepTolerations(pod.Spec.Tolerations)
+	kept.Spec.Volumes = slices.Clip(kube.StripPod(pod).Spec.Volumes)
+	kept.Status.Phase, kept.Status.Reason = corev1.PodPhase(one(string(pod.Status.Phase))), pod.Status.Reason
+	if pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.ContainerStatuses, runs) {
+		kept.Status.ContainerStatuses = running // as most are: what else it was and is does not matter
+		return kept
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled {
+			kept.Status.Conditions = []corev1.PodCondition{c}
+		}
+	}
+	kept.Status.InitContainerStatuses, kept.Status.ContainerStatuses = keepStatuses(pod.Status.InitContainerStatuses), keepStatuses(pod.Status.ContainerStatuses)
+	return kept
+}
+
+// running stands for the containers of a pod that runs: kubelet starts one only after it has mounted the volumes.
+var running = []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+
+func runs(s corev1.ContainerStatus) bool { return s.State.Running != nil }
+
+// keepTolerations keeps those that decide how long a pod stays on a node that is not Ready. Those that the API server adds to every pod
+// are in memory once.
+func keepTolerations(tolerations []corev1.Toleration) []corev1.Toleration {
+	var kept []corev1.Toleration
+	for _, t := range tolerations {
+		if t.Key == "" || t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable {
+			kept = append(kept, t)
+		}
+	}
+	if equality.Semantic.DeepEqual(kept, usualTolerations) {
+		return usualTolerations
+	}
+	return kept
+}
+
+// usualTolerations are those of the admission plugin DefaultTolerationSeconds with its defaults.
+var usualTolerations = []corev1.Toleration{
+	{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: new(int64(300))},
+	{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: new(int64(300))},
+}
+
+func keepStatuses(statuses []corev1.ContainerStatus) []corev1.ContainerStatus {
+	kept := make([]corev1.ContainerStatus, 0, len(statuses))
+	for i := range statuses {
+		s := &statuses[i]
+		kept = append(kept, corev1.ContainerStatus{Name: s.Name, State: s.State, LastTerminationState: s.LastTerminationState, RestartCount: s.RestartCount})
+	}
+	return kept
+}
+
+// keepNode drops the images, which are most of a Node, and what else a diagnosis does not need.
+func keepNode(node *corev1.Node) *corev1.Node {
+	kept := &corev1.Node{ObjectMeta: node.ObjectMeta}
+	kept.ManagedFields = nil
+	kept.Spec.Taints, kept.Spec.Unschedulable, kept.Spec.ProviderID = node.Spec.Taints, node.Spec.Unschedulable, node.Spec.ProviderID
+	kept.Status.Conditions, kept.Status.NodeInfo = node.Status.Conditions, node.Status.NodeInfo
+	kept.Status.VolumesAttached, kept.Status.VolumesInUse = node.Status.VolumesAttached, node.Status.VolumesInUse
+	return kept
+}
+
+// keepVolume drops the parameters of the driver. An in-tree volume keeps them: its translation to CSI needs them.
+func keepVolume(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
+	if pv.Spec.CSI == nil {
+		kept := *pv
+		kept.ManagedFields = nil
+		return &kept
+	}
+	kept := &corev1.PersistentVolume{ObjectMeta: keepMeta(pv.ObjectMeta), Status: pv.Status}
+	source := *pv.Spec.CSI
+	source.VolumeAttributes, source.Driver = nil, one(source.Driver)
+	kept.Spec.CSI, kept.Spec.AccessModes, kept.Spec.StorageClassName = &source, keepModes(pv.Spec.AccessModes), one(pv.Spec.StorageClassName)
+	kept.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimPolicy(one(string(pv.Spec.PersistentVolumeReclaimPolicy)))
+	if ref := pv.Spec.ClaimRef; ref != nil {
+		kept.Spec.ClaimRef = &corev1.ObjectReference{Namespace: one(ref.Namespace), Name: ref.Name, UID: ref.UID}
+	}
+	return kept
+}
+
+func keepModes(modes []corev1.PersistentVolumeAccessMode) []corev1.PersistentVolumeAccessMode {
+	for i := range modes {
+		modes[i] = corev1.PersistentVolumeAccessMode(one(string(modes[i])))
+	}
+	return modes
+}
+
+// keepClaim keeps what the claim is bound to. The driver that is to provision it counts only until then.
+func keepClaim(claim *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaim {
+	kept := &corev1.PersistentVolumeClaim{ObjectMeta: keepMeta(claim.ObjectMeta)}
+	if claim.Spec.VolumeName == "" || claim.Status.Phase != corev1.ClaimBound {
+		kept.Annotations = claim.Annotations
+	}
+	kept.Spec.VolumeName, kept.Spec.StorageClassName, kept.Spec.AccessModes = claim.Spec.VolumeName, claim.Spec.StorageClassName, keepModes(claim.Spec.AccessModes)
+	kept.Status.Phase = corev1.PersistentVolumeClaimPhase(one(string(claim.Status.Phase)))
+	return kept
+}
+
+// keepAttachment drops the driver's metadata.
+func keepAttachment(va *storagev1.VolumeAttachment) *storagev1.VolumeAttachment {
+	kept := &storagev1.VolumeAttachment{ObjectMeta: keepMeta(va.ObjectMeta), Spec: va.Spec}
+	kept.Annotations = va.Annotations
+	kept.Spec.Attacher, kept.Spec.NodeName = one(va.Spec.Attacher), one(va.Spec.NodeName)
+	kept.Status.Attached, kept.Status.AttachError, kept.Status.DetachError = va.Status.Attached, va.Status.AttachError, va.Status.DetachError
+	return kept
+}

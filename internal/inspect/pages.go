@@ -1,0 +1,119 @@
+package inspect
+
+import (
+	"context"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"belay.dev/belay/internal/diagnosis"
+)
+
+const (
+	// pageSize is the number of objects in a page: 20,000 VolumeAttachments are ten pages of about 2 MB. Pods are several times as large.
+	pageSize, pageOfPods = 2000, 1000
+	// pagesAtOnce limits the pages that are read and decoded at a time. More are no faster, and need more memory.
+	pagesAtOnce = 3
+	// pagedAttempts is how often a list is read in pages. The API server keeps the state that the pages show for five minutes or less; then
+	// the next page fails, and what was read before is not of one state. The last attempt is one request for all.
+	pagedAttempts = 2
+)
+
+// list reads objects, and reports whether all were read: otherwise, what it stored is some of them.
+func list[L runtime.Object, T any](ctx context.Context, r *run, ref diagnosis.Ref, options metav1.ListOptions,
+	read func(context.Context, metav1.ListOptions) (L, error), store func(*diagnosis.Snapshot, *T),
+) bool {
+	part := &diagnosis.Snapshot{}
+	n := 0
+	add := func(o runtime.Object) error {
+		object, ok := any(o).(*T)
+		if !ok {
+			return fmt.Errorf("the list of %s has an object of type %T", ref.Resource, o)
+		}
+		store(part, object)
+		n++
+		return nil
+	}
+	var err error
+	for attempt := range pagedAttempts + 1 {
+		*part, n = diagnosis.Snapshot{}, 0
+		switch {
+		case attempt == pagedAttempts:
+			options.Limit = 0
+		case ref.Resource == diagnosis.Pods:
+			options.Limit = pageOfPods
+		default:
+			options.Limit = pageSize
+		}
+		err = eachPage(ctx, r, options, read, func(page runtime.Object) error {
+			err := meta.EachListItem(page, add)
+			r.progress(string(ref.Resource), n)
+			return err
+		})
+		if !apierrors.IsResourceExpired(err) {
+			break
+		}
+	}
+	r.merge(part)
+	if err != nil {
+		r.failed(ref, "list", err)
+		return false
+	}
+	return true
+}
+
+// eachPage reads the pages of a list, one after another.
+func eachPage[L runtime.Object](ctx context.Context, r *run, options metav1.ListOptions, read func(context.Context, metav1.ListOptions) (L, error),
+	use func(runtime.Object) error,
+) error {
+	one := func() (next string, err error) {
+		select {
+		case r.pages <- struct{}{}:
+		case <-ctx.Done():
+			return "", ctx.Err()
+		}
+		defer func() { <-r.pages }()
+		page, err := read(ctx, options)
+		if err != nil {
+			return "", err
+		}
+		accessor, err := meta.ListAccessor(page)
+		if err != nil {
+			return "", err
+		}
+		return accessor.GetContinue(), use(page)
+	}
+	for {
+		next, err := one()
+		if err != nil || next == "" {
+			return err
+		}
+		options.Continue = next
+	}
+}
+
+// merge adds a list to the snapshot.
+func (r *run) merge(part *diagnosis.Snapshot) {
+	r.add(func(s *diagnosis.Snapshot) {
+		for _, pod := range part.Pods {
+			if !r.podsKept[pod.UID] {
+				r.podsKept[pod.UID] = true
+				s.Pods = append(s.Pods, pod)
+			}
+		}
+		s.Claims, s.Volumes = extend(s.Claims, part.Claims), extend(s.Volumes, part.Volumes)
+		s.Attachments, s.Nodes, s.CSINodes = extend(s.Attachments, part.Attachments), extend(s.Nodes, part.Nodes), extend(s.CSINodes, part.CSINodes)
+		s.Leases, s.Drivers, s.Events = extend(s.Leases, part.Leases), extend(s.Drivers, part.Drivers), extend(s.Events, part.Events)
+	})
+}
+
+// extend appends, without a copy where there is nothing to append to.
+func extend[T any](to, from []T) []T {
+	if len(to) == 0 {
+		return from
+	}
+	return append(to, from...)
+}
