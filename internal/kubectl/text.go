@@ -62,21 +62,7 @@ func (p *page) lasting(t *time.Time) string {
 }
 
 // explanation prints an explanation as text.
-func (p *plugin) explanation(e diagnosis.Explanation) error {
-	out := &page{style: p.style, now: e.Time}
-	if len(e.Findings) == 0 {
-		fmt.Fprintf(&out.text, "%s: %s\n", out.verdict(e.Verdict, words[e.Verdict]), e.Summary)
-	}
-	for i := range e.Findings {
-		if i > 0 {
-			out.text.WriteString("\n")
-		}
-		out.finding(&e.Findings[i])
-	}
-	out.unread(e.Unread)
-	_, err := fmt.Fprint(p.Out, out.text.String())
-	return err
-}
+func (p *plugin) explanation(e diagnosis.Explanation) error { return writeText(p.Out, p.style, e) }
 
 func (p *page) finding(f *diagnosis.Finding) {
 	fmt.Fprintf(&p.text, "%s%s: %s\n", p.verdict(f.Verdict, words[f.Verdict]), p.lasting(f.Since), p.wrap(waits(f), 0))
