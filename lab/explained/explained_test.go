@@ -11,13 +11,14 @@ import (
 
 // Nodes to which something happens as a whole.
 const (
-	off, cutOff, bare, unmanaged, deleted, recreated, full, tainted = "node-3", "node-4", "node-5", "node-6", "node-7", "node-8", "node-9", "node-10"
-	nodeCount                                                       = 10
+	off, cutOff, bare, unmanaged, deleted, recreated = "node-3", "node-4", "node-5", "node-6", "node-7", "node-8"
+	full, tainted, hung                              = "node-9", "node-10", "node-11"
+	nodeCount                                        = 11
 	// notReadyAfter is longer than the lab's nodes need to renew their leases on a busy machine.
 	notReadyAfter = 25 * time.Second
 )
 
-// situation is one way in which a volume gets stuck.
+// situation is one in which a volume is stuck.
 type situation struct {
 	name string
 	is   func(*stuck)

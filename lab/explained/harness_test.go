@@ -22,6 +22,7 @@ import (
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/testing/golden"
 	"belay.dev/belay/lab/labtest"
+	"belay.dev/belay/lab/nodes"
 	"belay.dev/belay/lab/scenario"
 )
 
@@ -44,10 +45,10 @@ type stuck struct {
 
 const (
 	// explainWithin bounds the wait for an explanation. The longest is that for an attacher which is silent: two minutes.
-	explainWithin = 4 * time.Minute
-	lookAgain     = 2 * time.Second
+	explainWithin = 3 * time.Minute
+	lookAgain     = 4 * time.Second
 	// stableFor is how many looks in a row have to find the same text before it is stored.
-	stableFor = 4
+	stableFor = 3
 )
 
 // Objects that are asked about.
@@ -68,10 +69,14 @@ func (s *stuck) explains(name string, subject diagnosis.Ref, verdict, reason str
 	}
 	dump := filepath.Join(s.TempDir(), "snapshot.json")
 	var last string
-	same, met := 0, time.Time{}
+	same, met, seen := 0, time.Time{}, ""
 	labtest.Until(s.T, explainWithin, "the explanation of "+name, func() error {
 		time.Sleep(lookAgain)
 		out := s.ask(subject, dump)
+		if heading := golden.Normalize(headingOf(out)); heading != seen {
+			seen = heading
+			s.Logf("%s: %.0f s: %s", name, time.Since(began).Seconds(), heading)
+		}
 		if !strings.HasPrefix(out, verdict) || !strings.Contains(out, "("+reason+")") {
 			last, same = out, 0
 			return fmt.Errorf("want %s (%s):\n%s", verdict, reason, out)
@@ -96,6 +101,16 @@ func (s *stuck) explains(name string, subject diagnosis.Ref, verdict, reason str
 	if *update {
 		s.store(name, text, last, subject, dump)
 	}
+}
+
+// headingOf is the verdict and the reason of an output.
+func headingOf(out string) string {
+	lines := strings.SplitN(out, "\n", 3)
+	if len(lines) < 2 {
+		return out
+	}
+	verdict, _, _ := strings.Cut(lines[0], ": ")
+	return verdict + " " + lines[1][strings.LastIndex(lines[1], "(")+1:]
 }
 
 // ask runs the command as a user does.
@@ -207,4 +222,30 @@ func (s *stuck) patchNode(name, format string, args ...any) {
 		_, err := s.Scene.Client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, data, metav1.PatchOptions{})
 		return err
 	}, format, args...)
+}
+
+// hang stops the node's agent, and renews the node's lease in its place: the node stays Ready and does nothing.
+func (s *stuck) hang(node string) {
+	s.Helper()
+	if err := s.Scene.Cluster.Node(node).FreezeChild(nodes.ChildAgent); err != nil {
+		s.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(s.Context())
+	done := make(chan struct{})
+	s.Cleanup(func() { stop(); <-done })
+	leases := s.Scene.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
+	go func() {
+		defer close(done)
+		for {
+			renewed := fmt.Appendf(nil, `{"spec":{"renewTime":%q}}`, time.Now().UTC().Format(metav1.RFC3339Micro))
+			if _, err := leases.Patch(ctx, node, types.MergePatchType, renewed, metav1.PatchOptions{}); err != nil && ctx.Err() == nil {
+				s.Error(err)
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(5 * time.Second):
+			}
+		}
+	}()
 }

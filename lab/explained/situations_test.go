@@ -3,7 +3,6 @@ package explained
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -25,7 +24,7 @@ import (
 
 // Verdicts as the first words of the output.
 const (
-	clear, blocked, unsafe, inProgress = "CLEAR", "BLOCKED for", "BLOCKED, UNSAFE TO FORCE", "IN PROGRESS"
+	blocked, unsafe, inProgress = "BLOCKED for", "BLOCKED, UNSAFE TO FORCE", "IN PROGRESS"
 )
 
 // together are the situations that disturb no other.
@@ -39,6 +38,7 @@ var together = []situation{
 	{name: "missing-secret", is: missingSecret},
 	{name: "unmounting", is: unmounting},
 	{name: "unmount-error", is: unmountError},
+	{name: "kubelet-hangs", is: kubeletHangs},
 	{name: "detach-error", is: detachError},
 	{name: "detach-hangs", is: detachHangs},
 	{name: "attach-error", is: attachError},
@@ -233,7 +233,17 @@ func unmountError(s *stuck) {
 	})
 	s.Remove("holder")
 	s.Wait()
-	s.explains("unmount-error", s.waiter(), blocked, "HeldByTerminatingPod")
+	s.explains("unmount-error", s.waiter(), unsafe, "UnmountFailing")
+}
+
+// kubeletHangs: the node is Ready, and its kubelet does not end a pod.
+func kubeletHangs(s *stuck) {
+	s.Hold(hung, scenario.StorageClass)
+	s.hang(hung)
+	s.Remove("holder")
+	s.Wait()
+	s.explains("kubelet-hangs", s.waiter(), blocked, "HeldByTerminatingPod")
+	s.explains("kubelet-hangs-holder", s.podRef("holder"), blocked, "PodTerminating")
 }
 
 // detachError: the storage says no.
@@ -288,63 +298,60 @@ func driverUnavailable(s *stuck) {
 // storageLimit: the storage says that the node is full.
 func storageLimit(s *stuck) {
 	s.Claim(scenario.StorageClass)
-	s.Fault(labdisk.Fault{Node: labtest.Waiting, Effect: labdisk.EffectLimit})
+	s.Fault(labdisk.Fault{Node: labtest.Waiting, Effect: labdisk.EffectLimit, Message: "too many disks"})
 	s.Wait()
 	s.explains("storage-full-node", s.waiter(), blocked, "AttachLimitReached")
 }
 
-// attachLimit: the node has one slot, which a pod takes, and later a VolumeAttachment that no pod needs.
+// attachLimit: the node has one slot, which a pod takes, and later a VolumeAttachment that no pod needs. The driver is one that only
+// the scheduler knows of: the lab's has no limit, and registers again when its entry is changed.
 func attachLimit(s *stuck) {
-	s.limit(full, 1)
-	s.Hold(full, scenario.StorageClass)
-	other := s.claimAs("-other", nil)
-	s.bound(other)
-	s.podAs("waiter", other, onto(full))
+	const driver = "slots.example.com"
+	s.register(full, storagev1.CSINodeDriver{Name: driver, NodeID: full, Allocatable: &storagev1.VolumeNodeResources{Count: new(int32(1))}})
+	s.own("", corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "disk-1"}})
+	s.own("-other", corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "disk-2"}})
+	s.Create("holder", full)
+	s.podAs("waiter", s.Name+"-other", onto(full))
 	s.explains("attach-limit", s.waiter(), blocked, "AttachLimitReached")
-	s.attach("attach-limit-by-hand", full)
+	s.attachmentOf(driver, "attach-limit-by-hand", full)
 	s.Remove("holder")
 	s.explains("orphans-fill-node", s.waiter(), blocked, "OrphansFillNode")
 }
 
-// limit sets how many volumes the driver takes on a node, as its registration does.
-func (s *stuck) limit(node string, volumes int32) {
+// register adds a driver to a node, or takes all away.
+func (s *stuck) register(node string, drivers ...storagev1.CSINodeDriver) {
 	s.Helper()
 	csiNodes := s.Scene.Client.StorageV1().CSINodes()
-	var driver storagev1.CSINodeDriver
-	change := func(do func(*storagev1.CSINode)) {
-		s.patch("the change of CSINode "+node, func(ctx context.Context, _ []byte) error {
-			n, err := csiNodes.Get(ctx, node, metav1.GetOptions{})
-			if err != nil {
-				return err
-			}
-			do(n)
-			_, err = csiNodes.Update(ctx, n, metav1.UpdateOptions{})
+	s.patch("the change of CSINode "+node, func(ctx context.Context, _ []byte) error {
+		n, err := csiNodes.Get(ctx, node, metav1.GetOptions{})
+		if err != nil {
 			return err
-		}, "")
-	}
-	change(func(n *storagev1.CSINode) {
-		if len(n.Spec.Drivers) > 0 {
-			driver = n.Spec.Drivers[0]
 		}
-		n.Spec.Drivers = nil
-	})
-	if volumes == 0 {
-		return
-	}
-	driver.Allocatable = &storagev1.VolumeNodeResources{Count: &volumes}
-	change(func(n *storagev1.CSINode) { n.Spec.Drivers = []storagev1.CSINodeDriver{driver} })
+		if len(drivers) == 0 {
+			n.Spec.Drivers = nil
+		}
+		n.Spec.Drivers = append(n.Spec.Drivers, drivers...)
+		_, err = csiNodes.Update(ctx, n, metav1.UpdateOptions{})
+		return err
+	}, "")
 }
 
-// attach creates a VolumeAttachment by hand.
-func (s *stuck) attach(name, node string) {
+// attachmentOf creates a VolumeAttachment by hand.
+func (s *stuck) attachmentOf(driver, name, node string) {
 	s.Helper()
 	_, err := s.Scene.Client.StorageV1().VolumeAttachments().Create(s.Context(), &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       storagev1.VolumeAttachmentSpec{Attacher: labdisk.DriverDisk, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &s.Volume}},
+		Spec:       storagev1.VolumeAttachmentSpec{Attacher: driver, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &s.Volume}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		s.Fatal(err)
 	}
+}
+
+// attach creates a VolumeAttachment by hand, and waits until it is attached.
+func (s *stuck) attach(name, node string) {
+	s.Helper()
+	s.attachmentOf(labdisk.DriverDisk, name, node)
 	labtest.Until(s.T, time.Minute, "VolumeAttachment "+name+" to be attached", func() error {
 		va, err := s.Scene.Client.StorageV1().VolumeAttachments().Get(s.Context(), name, metav1.GetOptions{})
 		if err == nil && !va.Status.Attached {
@@ -360,7 +367,7 @@ func driverNotOnNode(s *stuck) {
 	if err := s.Scene.Cluster.Node(bare).FreezeChild(nodes.ChildDriver); err != nil {
 		s.Fatal(err)
 	}
-	s.limit(bare, 0)
+	s.register(bare)
 	s.Create("waiter", bare)
 	s.explains("driver-not-on-node", s.waiter(), blocked, "DriverNotOnNode")
 }
@@ -368,33 +375,37 @@ func driverNotOnNode(s *stuck) {
 // nodeUnmanaged: the node's kubelet attaches by itself, as it says.
 func nodeUnmanaged(s *stuck) {
 	s.Claim(scenario.StorageClass)
+	s.hang(unmanaged) // its agent would set the annotation again
 	s.patchNode(unmanaged, `{"metadata":{"annotations":{%q:null}}}`, kube.ManagedAttachAnnotation)
 	s.Create("waiter", unmanaged)
 	s.explains("node-unmanaged", s.waiter(), blocked, "NodeNotManaged")
 }
 
 // own makes a volume and a claim that are bound to each other.
-func (s *stuck) own(source corev1.PersistentVolumeSource) {
+func (s *stuck) own(suffix string, source corev1.PersistentVolumeSource) {
 	s.Helper()
-	s.Volume = s.Name + "-volume"
+	claim, volume := s.Name+suffix, s.Name+suffix+"-volume"
+	if suffix == "" {
+		s.Volume = volume
+	}
 	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("64Mi")}
 	_, err := s.Scene.Client.CoreV1().PersistentVolumes().Create(s.Context(), &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: s.Volume},
+		ObjectMeta: metav1.ObjectMeta{Name: volume},
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity: size, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, PersistentVolumeSource: source,
-			ClaimRef: &corev1.ObjectReference{Namespace: scenario.Namespace, Name: s.Name}, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+			ClaimRef: &corev1.ObjectReference{Namespace: scenario.Namespace, Name: claim}, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		s.Fatal(err)
 	}
-	s.claimAs("", func(c *corev1.PersistentVolumeClaimSpec) { c.StorageClassName, c.VolumeName = new(""), s.Volume })
+	s.claimAs(suffix, func(c *corev1.PersistentVolumeClaimSpec) { c.StorageClassName, c.VolumeName = new(""), volume })
 }
 
 // driverRemoved: a VolumeAttachment of a driver that is not installed any more is being deleted.
 func driverRemoved(s *stuck) {
 	const driver = "gone.example.com"
-	s.own(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "disk-17"}})
+	s.own("", corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "disk-17"}})
 	name := kube.AttachmentName("disk-17", driver, labtest.Holding)
 	attachments := s.Scene.Client.StorageV1().VolumeAttachments()
 	_, err := attachments.Create(s.Context(), &storagev1.VolumeAttachment{
@@ -429,7 +440,7 @@ func orphanAttachment(s *stuck) {
 	s.explains("orphan-va", attachmentRef(name), blocked, "OrphanAttachment")
 }
 
-// uncertainAttach: the volume is on its way to another node, and whether it is there is not known.
+// uncertainAttach: an attach to another node got no clear answer.
 func uncertainAttach(s *stuck) {
 	s.Claim(scenario.StorageClass)
 	s.Fault(labdisk.Fault{
@@ -439,7 +450,7 @@ func uncertainAttach(s *stuck) {
 	s.Create("holder", labtest.Holding)
 	s.Called("ControllerPublishVolume", labtest.Holding, false)
 	s.Wait()
-	s.explains("uncertain-attach", s.waiter(), blocked, "HeldByRunningPod")
+	s.explains("uncertain-attach", s.waiter(), blocked, "OtherWriterAttached")
 	s.explains("uncertain-attach-holder", s.podRef("holder"), blocked, "DriverUnavailable")
 }
 
@@ -480,7 +491,8 @@ func attachmentDeletedByHand(s *stuck) {
 	if err := s.Scene.Client.StorageV1().VolumeAttachments().Delete(s.Context(), name, metav1.DeleteOptions{}); err != nil {
 		s.Fatal(err)
 	}
-	s.explains("va-deleted-by-hand", volumeRef(s.Volume), unsafe, "UsedWithoutAttachment")
+	s.explains("va-deleted-by-hand", s.podRef("holder"), unsafe, "UsedWithoutAttachment")
+	s.explains("va-deleted-by-hand-pv", volumeRef(s.Volume), unsafe, "UsedWithoutAttachment")
 }
 
 // mountError: the volume is attached, and the node does not get it mounted.
@@ -493,7 +505,7 @@ func mountError(s *stuck) {
 
 // migrated: an in-tree volume, of a CSI driver that is not installed.
 func migrated(s *stuck) {
-	s.own(corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-0123456789", FSType: "ext4"}})
+	s.own("", corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-0123456789", FSType: "ext4"}})
 	s.Wait()
 	s.explains("migrated", s.waiter(), blocked, "DriverNotOnNode")
 }
@@ -506,6 +518,7 @@ func deadNode(s *stuck) {
 	}
 	s.Wait()
 	s.explains("dead-node", s.waiter(), unsafe, "NodeNotReady")
+	s.explains("dead-node-running", s.podRef("holder"), unsafe, "NodeNotReady")
 	s.explains("dead-node-node", diagnosis.Ref{Resource: diagnosis.Nodes, Name: off}, unsafe, "NodeNotReady")
 	s.Remove("holder")
 	s.explains("dead-node-holder", s.podRef("holder"), unsafe, "PodOnLostNode")
@@ -584,7 +597,5 @@ func driverDown(s *stuck) {
 		s.Fatal(err)
 	}
 	s.Wait()
-	s.explains("driver-down", s.waiter(), blocked, "DriverUnavailable")
+	s.explains("driver-down", s.waiter(), blocked, "AttacherNotRunning")
 }
-
-var _ = slices.Contains[[]string]

@@ -30,7 +30,9 @@ var placeholders = []struct {
 	{regexp.MustCompile(`csi-[0-9a-f]{64}`), "VA", true},
 	{regexp.MustCompile(`lab(disk|share)-\d+-[0-9a-f]{10}`), "HANDLE", true},
 	{regexp.MustCompile(`\b(\d+d)?(\d+h)?(\d+m)?(\d+s)? ago\b`), "DURATION ago", false},
-	{regexp.MustCompile(`\bfor (\d+[dhms])+`), "for DURATION", false},
+	{regexp.MustCompile(`\bfor (\d+(\.\d+)?(d|h|ms|m|s))+`), "for DURATION", false},
+	// The other nodes of a lab come and go with its other situations.
+	{regexp.MustCompile(`\d+/\d+ nodes are available: .*? \(([A-Z]\w+|DURATION ago)\)`), "0/N nodes are available: ... ($1)", false},
 	{regexp.MustCompile(`/[^ "]*/labs/[^ ":]*`), "PATH", false},
 	{regexp.MustCompile(`kubectl logs -n (\S+) \S+`), "kubectl logs -n $1 POD", false},
 	{regexp.MustCompile(`([a-z]+(?:-[a-z]+)*)-[0-9a-f]{8,10}-[a-z0-9]{5}\b`), "$1-HASH", true},
@@ -103,10 +105,13 @@ func strip(stored Stored, situation string) {
 	s.Attachments = slices.DeleteFunc(s.Attachments, func(va *storagev1.VolumeAttachment) bool {
 		return !volumes[kube.SourceName(va)] && va.Name != stored.Subject.Name
 	})
+	s.Events = slices.DeleteFunc(s.Events, func(e *corev1.Event) bool { return foreign(e.InvolvedObject.Name) })
+	s.Nodes = slices.DeleteFunc(s.Nodes, func(n *corev1.Node) bool { return !concerns(s, n.Name, stored.Subject) })
+	s.CSINodes = slices.DeleteFunc(s.CSINodes, func(n *storagev1.CSINode) bool { return !concerns(s, n.Name, stored.Subject) })
+	s.Drivers = slices.DeleteFunc(s.Drivers, func(d *storagev1.CSIDriver) bool { return d.Name == "lablocal.belay.dev" })
 	s.Leases = slices.DeleteFunc(s.Leases, func(l *coordinationv1.Lease) bool {
 		return l.Namespace == corev1.NamespaceNodeLease && !slices.ContainsFunc(s.Nodes, func(n *corev1.Node) bool { return n.Name == l.Name })
 	})
-	s.Drivers = slices.DeleteFunc(s.Drivers, func(d *storagev1.CSIDriver) bool { return d.Name == "lablocal.belay.dev" })
 	for _, v := range s.Volumes {
 		v.ManagedFields = nil
 	}
@@ -144,4 +149,10 @@ func ReadSnapshot(file string) (*diagnosis.Snapshot, error) {
 		return nil, fmt.Errorf("decode %s: %w", file, err)
 	}
 	return &s, nil
+}
+
+// concerns reports whether a node has one of the objects of a situation, or is what was asked about.
+func concerns(s *diagnosis.Snapshot, node string, subject diagnosis.Ref) bool {
+	return subject.Name == node || slices.ContainsFunc(s.Pods, func(p *corev1.Pod) bool { return p.Spec.NodeName == node }) ||
+		slices.ContainsFunc(s.Attachments, func(va *storagev1.VolumeAttachment) bool { return va.Spec.NodeName == node })
 }
