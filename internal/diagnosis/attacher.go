@@ -127,6 +127,9 @@ func (x *state) attachWait(va *storagev1.VolumeAttachment) wait {
 	}
 	if x.onNode(driver, va.Spec.NodeName) == decision.No && age > usual {
 		w.reason = explain.DriverNotOnNode
+		if x.removed(driver) {
+			w.detail = "the cluster has no CSIDriver object of that name, and no attacher for it"
+		}
 		return w
 	}
 	return x.silent(va, w, age, attachment.AttachUnanswered)
@@ -167,11 +170,14 @@ func (x *state) silent(va *storagev1.VolumeAttachment, w wait, age time.Duration
 
 // The codes of CSI errors, as numbers of the field errorCode and as words of gRPC's text.
 var (
-	codeWord  = regexp.MustCompile(`code = ([A-Za-z]+)`)
+	codeWord  = regexp.MustCompile(`code = ([A-Za-z]+)|\((DeadlineExceeded)\)`) // the second is belay-attacher's own
 	codeNames = map[int32]string{4: "DeadlineExceeded", 8: "ResourceExhausted", 9: "FailedPrecondition", 14: "Unavailable"}
 	secrets   = regexp.MustCompile(`(?i)secrets? .*(not found|forbidden|cannot|failed)|(load|get|read|fetch)\w* .*secret`)
 	noDriver  = regexp.MustCompile(`does not contain driver|no NodeID annotation|csinodes?(\.storage\.k8s\.io)? .*not found|not found in the list of registered CSI drivers`)
 )
+
+// unconfirmed is in belay-attacher's message about a volume whose last VolumeAttachment was removed by hand.
+const unconfirmed = "was removed before the driver confirmed the detach"
 
 // reasonOf reads the error of an attacher. What it does not recognize is an error of the driver.
 func reasonOf(e *storagev1.VolumeError, otherwise decision.Reason) decision.Reason {
@@ -180,9 +186,11 @@ func reasonOf(e *storagev1.VolumeError, otherwise decision.Reason) decision.Reas
 		code = codeNames[*e.ErrorCode]
 	}
 	if found := codeWord.FindStringSubmatch(e.Message); code == "" && found != nil {
-		code = found[1]
+		code = found[1] + found[2]
 	}
 	switch {
+	case strings.Contains(e.Message, unconfirmed):
+		return explain.BackendDisagrees
 	case noDriver.MatchString(e.Message):
 		return explain.DriverNotOnNode
 	case secrets.MatchString(e.Message):

@@ -72,7 +72,8 @@ func (x *state) clock(key attachment.VolumeKey, h *Holder, w wait) []string {
 		}
 		lines = append(lines, "belay-controller detaches the volume by force "+at+", with its default --max-wait-for-unmount-duration, if the node is not Ready then: it does not check that the machine is off")
 	case ControllerUnknown:
-		lines = append(lines, "which attach/detach controller works could not be read, so it is unknown whether the volume is detached by force, and when")
+		lines = append(lines, "no lease shows which attach/detach controller works, so it is unknown whether the volume is detached by force, and when: "+
+			"kube-controller-manager does so 6m0s after no pod needs it there any more, with its defaults, and does not check that the machine is off")
 	}
 	return lines
 }

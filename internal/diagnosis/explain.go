@@ -186,6 +186,11 @@ func (x *state) ofKey(key attachment.VolumeKey, pv *corev1.PersistentVolume) ([]
 		}
 		found = append(found, x.irregular(key)...)
 	}
+	for _, u := range x.uses[key] {
+		if len(found) == 0 && !ended(u) && x.mayName(u.pod.Namespace) && u.pod.DeletionTimestamp == nil && mounted(u.pod) {
+			found = append(found, slices.DeleteFunc(x.ofMounted(u.pod), func(f Finding) bool { return f.Volume.Handle != key.Handle })...)
+		}
+	}
 	return found, x.clearVolume(key, pv)
 }
 

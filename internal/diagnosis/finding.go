@@ -93,9 +93,11 @@ type Finding struct {
 type Volume struct {
 	PersistentVolume string `json:"persistentVolume,omitempty"`
 	// Namespace and Claim are empty if the reader may not read the namespace.
-	Namespace   string   `json:"namespace,omitempty"`
-	Claim       string   `json:"claim,omitempty"`
-	Driver      string   `json:"driver,omitempty"`
+	Namespace string `json:"namespace,omitempty"`
+	Claim     string `json:"claim,omitempty"`
+	Driver    string `json:"driver,omitempty"`
+	// InTree is set for a volume of an in-tree plugin, for which the CSI driver works.
+	InTree      bool     `json:"inTree,omitempty"`
 	Handle      string   `json:"handle,omitempty"`
 	AccessModes []string `json:"accessModes,omitempty"`
 	// WantedOn is the node of the pod that waits.

@@ -69,7 +69,7 @@ func (x *state) heldBy(key attachment.VolumeKey, h *Holder, cause decision.Reaso
 	case NodeUnknown:
 		w.reason = attachment.NodeUnknown
 	case NodeReady:
-		x.heldByHealthy(&w, h, pod)
+		x.heldByHealthy(&w, key, h, pod)
 	default:
 		w.reason = explain.NodeNotReady
 		if h.Node.OutOfService {
@@ -86,14 +86,21 @@ func (x *state) heldBy(key attachment.VolumeKey, h *Holder, cause decision.Reaso
 }
 
 // heldByHealthy explains why a node that is Ready has the volume.
-func (x *state) heldByHealthy(w *wait, h *Holder, pod *corev1.Pod) {
+func (x *state) heldByHealthy(w *wait, key attachment.VolumeKey, h *Holder, pod *corev1.Pod) {
+	users := x.usersOn(key, h.Node.Name)
+	va, has := x.attachmentOn(key, h.Node.Name)
 	terminating := func(p PodState) bool { return p.State == "Terminating" }
 	switch {
 	case x.silentNode(h.Node):
 		w.reason, w.detail = explain.NodeSilent, "it last renewed its lease at "+stamp(*h.Node.LastHeartbeat)
 	case len(h.Pods) > 0 && h.HiddenPods == 0 && !slices.ContainsFunc(h.Pods, func(p PodState) bool { return !terminating(p) }):
-		w.reason = explain.HeldByTerminatingPod
-	case len(h.Pods) > 0 && rollsOver(h.Pods[0], pod):
+		w.reason, w.detail = explain.HeldByTerminatingPod, x.grace(users[0])
+	case len(users) > 0 && has && !h.Attached && !slices.ContainsFunc(users, mounted):
+		w.reason = attachment.OtherWriterAttached // nothing uses it there: whether it is attached is not known
+		if own := x.attachWait(va); own.detail != "" {
+			w.detail = own.detail
+		}
+	case len(users) > 0 && rollsOver(users[0], pod):
 		w.reason = explain.RollingUpdateDeadlock
 	case len(h.Pods)+h.HiddenPods > 0:
 		w.reason = explain.HeldByRunningPod
@@ -126,7 +133,12 @@ func (x *state) idle(since time.Time) decision.Reason {
 	return attachment.OtherWriterDetaching
 }
 
-// rollsOver reports whether the holder is the old pod and the other the new one of the same Deployment.
-func rollsOver(holder PodState, pod *corev1.Pod) bool {
-	return strings.HasPrefix(holder.Owner, "Deployment/") && holder.Owner == owner(pod) && holder.Namespace == pod.Namespace
+// templateHash is the label of a Deployment's pods that tells those of one template from those of another.
+const templateHash = "pod-template-hash"
+
+// rollsOver reports whether the holder is the old pod and the other the new one of the same Deployment: two replicas of one template
+// are no update.
+func rollsOver(holder, pod *corev1.Pod) bool {
+	return strings.HasPrefix(owner(holder), "Deployment/") && owner(holder) == owner(pod) && holder.Namespace == pod.Namespace &&
+		holder.Labels[templateHash] != pod.Labels[templateHash]
 }

@@ -14,6 +14,7 @@ import (
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/nodevolume"
 )
 
 // ofPod returns what a pod waits for: its own end, the scheduler, or each of its volumes.
@@ -25,7 +26,7 @@ func (x *state) ofPod(pod *corev1.Pod) []Finding {
 		return []Finding{x.terminating(pod)}
 	}
 	if mounted(pod) {
-		return nil
+		return x.ofMounted(pod)
 	}
 	if found := x.claimsOf(pod); len(found) > 0 {
 		return found
@@ -84,15 +85,27 @@ func (x *state) terminating(pod *corev1.Pod) Finding {
 		w.reason, w.detail = explain.NodeSilent, "it last renewed its lease at "+stamp(*h.Node.LastHeartbeat)
 	case h.Node.State == NodeNotReady || h.Node.State == NodeUnreachable || h.Node.State == NodeDeleted:
 		w.reason = explain.PodOnLostNode
-	case len(pod.Finalizers) > 0:
-		w.detail = "it has the finalizers " + strings.Join(pod.Finalizers, ", ")
-	case pod.DeletionGracePeriodSeconds != nil:
-		w.detail = fmt.Sprintf("its grace period is %d s", *pod.DeletionGracePeriodSeconds)
+	default:
+		w.detail = x.grace(pod)
 	}
 	f := x.finding(pod, w, nil, &h)
 	f.Holders = x.holdersOfPod(pod)
 	f.Clock = x.clockOfNode(h.Node, pod)
 	return f
+}
+
+// grace describes what a pod that is being deleted may still have to wait for.
+func (x *state) grace(pod *corev1.Pod) string {
+	seconds := pod.DeletionGracePeriodSeconds
+	switch {
+	case len(pod.Finalizers) > 0:
+		return "it has the finalizers " + strings.Join(pod.Finalizers, ", ")
+	case seconds == nil || pod.DeletionTimestamp == nil:
+		return ""
+	case x.Now.After(pod.DeletionTimestamp.Time):
+		return fmt.Sprintf("its grace period of %d s ended at %s", *seconds, stamp(pod.DeletionTimestamp.Time))
+	}
+	return fmt.Sprintf("its grace period of %d s ends at %s", *seconds, stamp(pod.DeletionTimestamp.Time))
 }
 
 // holdersOfPod describes the pod's own node once for each volume it has there.
@@ -201,9 +214,8 @@ func (x *state) schedulingVolume(pod *corev1.Pod, w *wait) (*Volume, *Holder) {
 				}
 			}
 		case explain.AttachLimitReached:
-			if n := x.orphansOf(key.Driver); n > 0 {
-				w.reason = explain.OrphansFillNode
-				w.detail = fmt.Sprintf("%d VolumeAttachments of that driver are for volumes that no pod needs on their nodes", n)
+			if nodes := x.filledByOrphans(key.Driver); len(nodes) > 0 {
+				w.reason, w.detail = explain.OrphansFillNode, strings.Join(nodes, ", ")
 			}
 			return v, nil
 		case explain.VolumeTopologyConflict:
@@ -213,39 +225,59 @@ func (x *state) schedulingVolume(pod *corev1.Pod, w *wait) (*Volume, *Holder) {
 	return nil, nil
 }
 
-// orphansOf counts the VolumeAttachments of the driver that no pod needs, if all pods could be read.
-func (x *state) orphansOf(driver string) int {
-	n := 0
-	for _, va := range x.Attachments {
-		if va.Spec.Attacher != driver || !x.AllNamespaces || !slices.Contains(x.Whole, Pods) {
+// filledByOrphans returns the nodes without a free slot for the driver on which VolumeAttachments take one that no pod needs there, if
+// all pods could be read. Slots are counted as the scheduler does: pods and VolumeAttachments together.
+func (x *state) filledByOrphans(driver string) []string {
+	if !x.AllNamespaces || !slices.Contains(x.Whole, Pods) {
+		return nil
+	}
+	var nodes []string
+	for _, n := range x.csiNodes {
+		limit := limitOf(n, driver)
+		if limit < 0 {
 			continue
 		}
-		if key, ok := x.volumeOf(va); !ok || len(x.usersOn(key, va.Spec.NodeName)) == 0 {
-			n++
+		taken, orphans := map[attachment.VolumeKey]bool{}, 0
+		for _, va := range x.Attachments {
+			if va.Spec.Attacher != driver || va.Spec.NodeName != n.Name {
+				continue
+			}
+			key, ok := x.volumeOf(va)
+			if !ok {
+				key = attachment.VolumeKey{Driver: driver, Handle: "of " + va.Name}
+			}
+			if !taken[key] && len(x.usersOn(key, n.Name)) == 0 {
+				orphans++
+			}
+			taken[key] = true
+		}
+		for key := range x.uses {
+			if key.Driver == driver && len(x.usersOn(key, n.Name)) > 0 {
+				taken[key] = true
+			}
+		}
+		if orphans > 0 && len(taken) >= limit {
+			nodes = append(nodes, fmt.Sprintf("%s (%d of %d)", n.Name, orphans, limit))
 		}
 	}
-	return n
+	slices.Sort(nodes)
+	return nodes
+}
+
+// limitOf is how many volumes of a driver a node takes, -1 if there is no limit.
+func limitOf(n *storagev1.CSINode, driver string) int {
+	for i := range n.Spec.Drivers {
+		if d := &n.Spec.Drivers[i]; d.Name == driver && d.Allocatable != nil && d.Allocatable.Count != nil {
+			return int(*d.Allocatable.Count)
+		}
+	}
+	return -1
 }
 
 // volumesOfPod returns what each volume of a scheduled pod waits for.
 func (x *state) volumesOfPod(pod *corev1.Pod) []Finding {
-	type one struct {
-		key attachment.VolumeKey
-		pv  *corev1.PersistentVolume
-	}
-	var volumes []one
-	for i := range pod.Spec.Volumes {
-		if name := kube.ClaimName(pod, &pod.Spec.Volumes[i]); name != "" {
-			if key, pv, ok := x.volumeOfClaim(pod.Namespace, name); ok {
-				volumes = append(volumes, one{key, pv})
-			}
-		}
-	}
-	for _, inline := range kube.InlineVolumes(pod) {
-		volumes = append(volumes, one{inline.Key, x.volume(inline.Key)})
-	}
 	var found []Finding
-	for _, v := range volumes {
+	for _, v := range x.keysOf(pod) {
 		found = append(found, x.ofVolume(pod, v.key, v.pv))
 	}
 	return found
@@ -293,6 +325,9 @@ func (x *state) waitFor(pod *corev1.Pod, key attachment.VolumeKey) (wait, *Holde
 	case !x.attachRequired(key.Driver):
 		return x.mountWait(pod, key, since), nil, nil
 	case has:
+		if h, w := x.blockedBeside(pod, key, va, since); h != nil {
+			return w, h, nil
+		}
 		return x.ownWait(pod, key, va, since), nil, va
 	case !slices.Contains(x.Whole, Attachments):
 		return wait{reason: explain.Incomplete, detail: "the VolumeAttachments could not be read", since: since}, nil, nil
@@ -313,6 +348,15 @@ func (x *state) waitFor(pod *corev1.Pod, key attachment.VolumeKey) (wait, *Holde
 		w.reason = explain.NoAttachController
 	}
 	return w, nil, nil
+}
+
+// blockedBeside returns the holder of an exclusive volume that keeps the VolumeAttachment for the pod's own node from being attached:
+// upstream's controller creates it beside one that another client has created.
+func (x *state) blockedBeside(pod *corev1.Pod, key attachment.VolumeKey, own *storagev1.VolumeAttachment, since time.Time) (*Holder, wait) {
+	if own.Status.Attached || own.DeletionTimestamp != nil || len(x.attached[key]) < 2 || x.shared(key) != decision.No {
+		return nil, wait{}
+	}
+	return x.blockedBy(key, pod, since)
 }
 
 // ownWait returns what the VolumeAttachment for the pod's own node waits for.
@@ -346,10 +390,14 @@ func (x *state) mountWait(pod *corev1.Pod, key attachment.VolumeKey, since time.
 		return w
 	}
 	for _, e := range x.events[string(pod.UID)] {
-		if !slices.Contains(mountFailures, e.Reason) || timedOut.MatchString(e.Message) || strings.HasPrefix(e.Message, "Multi-Attach error") {
+		if !slices.Contains(mountFailures, e.Reason) || repeats(e) || strings.HasPrefix(e.Message, "Multi-Attach error") {
 			continue
 		}
-		w.detail = x.foreign(e.Message)
+		message := strings.TrimPrefix(e.Message, combined)
+		if _, last, ok := strings.Cut(message, "last failure: "); ok {
+			message = last // what comes before is that belay's node agent waits, and since when
+		}
+		w.detail = x.foreign(message)
 		w.reason = reasonOf(&storagev1.VolumeError{Message: e.Message}, explain.MountFailing)
 		if w.reason != explain.SecretMissing && w.reason != explain.DriverNotOnNode {
 			w.reason = explain.MountFailing
@@ -362,6 +410,14 @@ func (x *state) mountWait(pod *corev1.Pod, key attachment.VolumeKey, since time.
 	return w
 }
 
+// repeats reports whether an event of kubelet only says that the volume is not attached yet, which the explanation is about.
+func repeats(e *corev1.Event) bool {
+	return e.Reason == "FailedMount" && (timedOut.MatchString(strings.TrimPrefix(e.Message, combined)) || strings.HasSuffix(e.Message, "("+string(nodevolume.NotAttached)+")"))
+}
+
+// combined is what client-go puts before the text of the last of many events.
+const combined = "(combined from similar events): "
+
 // eventFacts are the last words of scheduler, controller and kubelet about a pod.
 func (x *state) eventFacts(pod *corev1.Pod) []Fact {
 	var facts []Fact
@@ -371,7 +427,7 @@ func (x *state) eventFacts(pod *corev1.Pod) []Fact {
 			"FailedScheduling": "scheduler", "Scheduled": "scheduler", "FailedAttachVolume": "attach/detach controller",
 			"SuccessfulAttachVolume": "attach/detach controller", "FailedMount": "kubelet", "FailedMapVolume": "kubelet", "FailedDetachVolume": "attach/detach controller",
 		}[e.Reason]
-		if component == "" || seen[component] {
+		if component == "" || seen[component] || repeats(e) {
 			continue
 		}
 		seen[component] = true

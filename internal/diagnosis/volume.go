@@ -26,7 +26,7 @@ func (x *state) describe(key attachment.VolumeKey, pv *corev1.PersistentVolume) 
 	if pv == nil {
 		return v
 	}
-	v.PersistentVolume = pv.Name
+	v.PersistentVolume, v.InTree = pv.Name, pv.Spec.CSI == nil
 	for _, mode := range pv.Spec.AccessModes {
 		v.AccessModes = append(v.AccessModes, string(mode))
 	}
@@ -246,6 +246,7 @@ func (x *state) situation(v *Volume, h *Holder) explain.Situation {
 	s := explain.Situation{}
 	if v != nil {
 		s.Claim, s.Volume, s.Driver, s.Wanted = v.Claim, v.PersistentVolume, v.Driver, v.WantedOn
+		s.NotInstalled = v.Driver != "" && x.removed(v.Driver)
 		if lease := x.attacherLease(v.Driver); lease != nil && x.mayName(lease.Namespace) {
 			s.LeaseNamespace, s.AttacherPod = lease.Namespace, leaseHolder(lease)
 		}

@@ -73,11 +73,11 @@ var attachGuides = map[decision.Reason]Guide{
 		Next: func(s Situation) []Step {
 			if s.LeaseNamespace != "" {
 				return []Step{{
-					Text:    "Find out why the attacher's pod does not run. The operation continues as soon as it does.",
+					Text:    "Find out why the attacher's pod does not run, or which of its containers restarts: an attacher does not work without its driver either. The operation continues as soon as both run.",
 					Command: "kubectl get pods -o wide -n " + s.LeaseNamespace,
 				}}
 			}
-			return []Step{{Text: "Look for the controller pod of the driver, which has the container csi-attacher or belay-attacher. The operation continues as soon as it runs.", Command: "kubectl get leases -A | grep external-attacher-leader"}}
+			return []Step{{Text: "Look for the controller pod of the driver, which has the container csi-attacher or belay-attacher, and find out why it does not run. The operation continues as soon as it does.", Command: "kubectl get leases -A | grep external-attacher-leader"}}
 		},
 	},
 	DriverUnavailable: {
@@ -114,10 +114,13 @@ var attachGuides = map[decision.Reason]Guide{
 	DriverNotOnNode: {
 		Title: "The driver has not registered on the node",
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("CSI driver %s has not registered on node %s", s.Driver, cmp.Or(s.Wanted, s.Node))
+			return fmt.Sprintf("CSI driver %s has not registered on node %s%s", s.Driver, cmp.Or(s.Wanted, s.Node), because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			node := cmp.Or(s.Wanted, s.Node)
+			if s.NotInstalled {
+				return []Step{{Text: "Install CSI driver " + s.Driver + ": its controller and its DaemonSet. These drivers are installed:", Command: "kubectl get csidrivers"}}
+			}
 			return []Step{{
 				Text:    "Check that the driver's DaemonSet runs a pod on the node, and that its node-driver-registrar is healthy.",
 				Command: "kubectl get csinode " + node + " -o jsonpath='{.spec.drivers[*].name}'; kubectl get pods -A -o wide --field-selector spec.nodeName=" + node,
@@ -128,7 +131,7 @@ var attachGuides = map[decision.Reason]Guide{
 		Title:  "The storage says that the volume is attached elsewhere",
 		Unsafe: true,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("no VolumeAttachment shows the volume on another node, but the storage says that it is attached%s", because(s.Detail))
+			return fmt.Sprintf("no VolumeAttachment shows the volume on another node, but at the storage it is, or may be, attached to one%s", because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
@@ -186,7 +189,7 @@ var attachGuides = map[decision.Reason]Guide{
 			return fmt.Sprintf("%s is being deleted on node %s%s", subject(s), s.Node, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
-			return []Step{{Text: "Wait for its grace period. If it does not end, look for finalizers and read kubelet's log on the node.", Command: in(s.Namespace, "kubectl describe pod "+s.Pod)}}
+			return []Step{{Text: "Wait for its grace period. When that is over, look for finalizers, and read the log of kubelet on node " + s.Node + ". Do not delete the pod with --force: its containers may still run and write.", Command: in(s.Namespace, "kubectl describe pod "+s.Pod)}}
 		},
 	},
 	OrphanAttachment: {
@@ -200,7 +203,8 @@ var attachGuides = map[decision.Reason]Guide{
 		Title:  "A node uses a volume without a VolumeAttachment",
 		Unsafe: true,
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("node %s lists volume %s in use, and no VolumeAttachment exists for it: the VolumeAttachment was deleted while the volume was mounted", s.Node, cmp.Or(s.Volume, "(unknown)"))
+			return fmt.Sprintf("node %s uses volume %s, whose VolumeAttachment for it was deleted meanwhile: it may have been detached under its mount, where reads and writes then fail",
+				s.Node, cmp.Or(s.Volume, "(unknown)"))
 		},
 		Next: func(s Situation) []Step {
 			return []Step{{

@@ -23,6 +23,7 @@ type Situation struct {
 	HolderNamespace  string
 	HolderName       string
 	HolderOwner      string // "Deployment/web"
+	NotInstalled     bool   // the driver is not installed in the cluster
 	Detail           string // an error of a component, or a number
 	LeaseNamespace   string // of the attacher
 	AttacherPod      string // the holder of the attacher's lease

@@ -76,7 +76,7 @@ var guides = map[decision.Reason]Guide{
 			return []Step{
 				{Text: "Look for the volume at the storage: if it still exists there, recreate the PersistentVolume " + s.Volume + " with the same volume handle and claimRef, from a backup of the object."},
 				{
-					Text:    "If the data is gone or not needed, delete the claim and let it be provisioned again.",
+					Text:    "If the data is gone or not needed, delete the claim, and the pods that use it, and let them be created again.",
 					Command: in(s.Namespace, "kubectl delete pvc "+s.Claim),
 					Danger:  "the claim is the last record of the volume in the cluster",
 				},
@@ -122,7 +122,8 @@ var guides = map[decision.Reason]Guide{
 	OrphansFillNode: {
 		Title: "VolumeAttachments that no pod needs take the last slots",
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("%s finds no node with a free slot for a volume of CSI driver %s, and %s", subject(s), cmp.Or(s.Driver, "(unknown)"), s.Detail)
+			return fmt.Sprintf("%s finds no node with a free slot for a volume of CSI driver %s; VolumeAttachments that no pod needs take slots of full nodes: %s",
+				subject(s), cmp.Or(s.Driver, "(unknown)"), s.Detail)
 		},
 		Next: func(Situation) []Step {
 			return []Step{{Text: "See which VolumeAttachments no pod needs, and why they are still there.", Command: "kubectl belay orphans"}}
@@ -145,13 +146,19 @@ var guides = map[decision.Reason]Guide{
 	HeldByTerminatingPod: {
 		Title: "The pod that has the volume is being deleted and still runs",
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("%s is being deleted and still has the volume on node %s, which is healthy", holder(s), s.Node)
+			return fmt.Sprintf("%s is being deleted and still has the volume on node %s, which is healthy%s", holder(s), s.Node, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
-			return []Step{{
-				Text:    "Wait for its grace period. If it does not end, look for a finalizer or a container that ignores SIGTERM.",
-				Command: in(s.HolderNamespace, "kubectl get pod "+cmp.Or(s.HolderName, "NAME")+" -o jsonpath='{.metadata.deletionTimestamp} {.metadata.finalizers}'"),
-			}}
+			return []Step{
+				{
+					Text:    "Wait for its grace period. When that is over, look for what keeps the pod: its finalizers and events.",
+					Command: in(s.HolderNamespace, "kubectl describe pod "+cmp.Or(s.HolderName, "NAME")),
+				},
+				{
+					Text: "If it has no finalizers, read the log of kubelet on node " + s.Node + ", and restart kubelet if it hangs. Do not delete the pod with --force: " +
+						"its containers may still run and write, and the volume stays mounted.",
+				},
+			}
 		},
 	},
 	RollingUpdateDeadlock: {
@@ -304,10 +311,12 @@ var guides = map[decision.Reason]Guide{
 			return fmt.Sprintf("the VolumeAttachment %s on node %s has a name that no attach/detach controller gives, so none deletes it", s.Attachment, s.Node)
 		},
 		Next: func(s Situation) []Step {
+			step := forceDetach(s, "the client that created it may still use the volume there")
+			step.Text = "If that client does not exist any more: see what a detach by hand would do."
 			return []Step{{
 				Text:    "Find out which client created it (see its managedFields), and let that client delete it.",
 				Command: "kubectl get volumeattachment " + s.Attachment + " --show-managed-fields -o yaml",
-			}}
+			}, step}
 		},
 	},
 	attachment.OtherWriterDetaching: {
@@ -320,9 +329,18 @@ var guides = map[decision.Reason]Guide{
 	attachment.OtherWriterAttached: {
 		Title: "The volume is, or may be, attached to another node",
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("the volume is, or may be, attached to node %s", s.Node)
+			if s.HolderName == "" {
+				return fmt.Sprintf("the volume is, or may be, attached to node %s%s", s.Node, because(s.Detail))
+			}
+			return fmt.Sprintf("%s came first: its attach to node %s has not succeeded, so the volume may or may not be attached there%s", holder(s), s.Node, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
+			if s.HolderName != "" {
+				return []Step{
+					{Text: "See what that pod waits for: when it runs, or is gone, this wait ends too.", Command: in(s.HolderNamespace, "kubectl belay explain pod/"+s.HolderName)},
+					{Text: "Delete that pod if it should not run. The volume is then detached from its node, and attached for this one.", Command: deleteHolder(s)},
+				}
+			}
 			return []Step{{Text: "See what the volume does there.", Command: "kubectl belay explain node/" + s.Node}}
 		},
 	},

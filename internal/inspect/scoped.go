@@ -208,7 +208,7 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 			calls = append(calls, func() { r.eventsOf(ctx, pod.Namespace, string(pod.UID)) })
 		}
 		if full(pod) {
-			calls = append(calls, func() { r.claims(ctx, "") }, func() { r.volumes(ctx) }, func() { r.pods(ctx, "") })
+			calls = append(calls, func() { r.claims(ctx, "") }, func() { r.volumes(ctx) }, func() { r.pods(ctx, "") }, func() { r.csiNodes(ctx) })
 		}
 	}
 	for _, claim := range r.into.Claims {

@@ -64,6 +64,7 @@ func (p *plugin) subject(args []string) (diagnosis.Ref, error) {
 func (p *plugin) explainCommand() *cobra.Command {
 	var format output
 	var watch bool
+	var dumped string
 	c := &cobra.Command{
 		Use: "explain (KIND/NAME | KIND NAME)", Short: "Explain what a pod, claim, volume, node or VolumeAttachment waits for",
 		Long: explainLong, Example: explainExample,
@@ -73,24 +74,30 @@ func (p *plugin) explainCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return p.explain(c.Context(), ref, format, watch)
+			return p.explain(c.Context(), ref, format, watch, dumped)
 		},
 	}
 	format.addTo(c)
 	c.Flags().BoolVarP(&watch, "watch", "w", false, "read and print again every 2 seconds until nothing is blocked or in progress")
+	c.Flags().StringVar(&dumped, "dump-snapshot", "", "write what was read into this file, as JSON")
+	_ = c.Flags().MarkHidden("dump-snapshot") // it exists
 	return c
 }
 
 // watchInterval is how often --watch reads again.
 const watchInterval = 2 * time.Second
 
-func (p *plugin) explain(ctx context.Context, ref diagnosis.Ref, format output, watch bool) error {
+func (p *plugin) explain(ctx context.Context, ref diagnosis.Ref, format output, watch bool, dumped string) error {
 	reader, err := p.reader()
 	if err != nil {
 		return err
 	}
 	for {
-		e, err := diagnosis.Explain(reader.About(ctx, ref), ref)
+		snapshot := reader.About(ctx, ref)
+		if err := dump(dumped, snapshot); err != nil {
+			return err
+		}
+		e, err := diagnosis.Explain(snapshot, ref)
 		if ctx.Err() != nil {
 			return interrupted(ctx, ctx.Err())
 		} else if err != nil {

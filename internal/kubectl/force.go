@@ -105,7 +105,7 @@ func (p *plugin) plan(plan diagnosis.ForcePlan, s *diagnosis.Snapshot) error {
 		out.line("Why", "%s", plan.Refusal)
 	}
 	out.volume(plan.Volume)
-	out.holder(&plan.Holder)
+	out.holder("Holder", &plan.Holder)
 	for i, text := range plan.Does {
 		out.line(first(i, "Would"), "%s", text)
 	}

@@ -2,6 +2,7 @@ package kubectl
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -62,21 +63,7 @@ func (p *page) lasting(t *time.Time) string {
 }
 
 // explanation prints an explanation as text.
-func (p *plugin) explanation(e diagnosis.Explanation) error {
-	out := &page{style: p.style, now: e.Time}
-	if len(e.Findings) == 0 {
-		fmt.Fprintf(&out.text, "%s: %s\n", out.verdict(e.Verdict, words[e.Verdict]), e.Summary)
-	}
-	for i := range e.Findings {
-		if i > 0 {
-			out.text.WriteString("\n")
-		}
-		out.finding(&e.Findings[i])
-	}
-	out.unread(e.Unread)
-	_, err := fmt.Fprint(p.Out, out.text.String())
-	return err
-}
+func (p *plugin) explanation(e diagnosis.Explanation) error { return writeText(p.Out, p.style, e) }
 
 func (p *page) finding(f *diagnosis.Finding) {
 	fmt.Fprintf(&p.text, "%s%s: %s\n", p.verdict(f.Verdict, words[f.Verdict]), p.lasting(f.Since), p.wrap(waits(f), 0))
@@ -85,10 +72,18 @@ func (p *page) finding(f *diagnosis.Finding) {
 		p.volume(f.Volume)
 	}
 	for i := range f.Holders {
-		p.holder(&f.Holders[i])
+		name := "Holder"
+		if f.Volume != nil && f.Volume.WantedOn == f.Holders[i].Node.Name {
+			name = "Target" // the pod that waits is there
+		}
+		p.holder(name, &f.Holders[i])
 	}
 	for i, fact := range f.Facts {
-		p.line(first(i, "Last"), "%s: %s (%s)", fact.Component, fact.Message, p.ago(fact.At))
+		at := ""
+		if fact.At != nil {
+			at = " (" + p.ago(fact.At) + ")"
+		}
+		p.line(first(i, "Last"), "%s: %s%s", fact.Component, fact.Message, at)
 	}
 	for i, text := range f.Clock {
 		p.line(first(i, "By itself"), "%s", text)
@@ -110,7 +105,11 @@ func waits(f *diagnosis.Finding) string {
 	}
 	text := kind + " " + name
 	if f.Subject.Resource == diagnosis.Pods && f.Volume != nil && f.Volume.PersistentVolume != "" {
-		text += " waits for volume " + f.Volume.PersistentVolume
+		verb := " waits for volume "
+		if uses(f) {
+			verb = " uses volume "
+		}
+		text += verb + f.Volume.PersistentVolume
 	}
 	return text
 }
@@ -132,7 +131,11 @@ func (p *page) volume(v *diagnosis.Volume) {
 		parts = append(parts, "volume "+v.PersistentVolume)
 	}
 	if v.Driver != "" {
-		parts = append(parts, v.Driver)
+		driver := v.Driver
+		if v.InTree {
+			driver += " (migrated from an in-tree plugin)"
+		}
+		parts = append(parts, driver)
 	}
 	if len(v.AccessModes) > 0 {
 		parts = append(parts, strings.Join(v.AccessModes, ", "))
@@ -143,7 +146,7 @@ func (p *page) volume(v *diagnosis.Volume) {
 	p.line("Volume", "%s", strings.Join(parts, ", "))
 }
 
-func (p *page) holder(h *diagnosis.Holder) {
+func (p *page) holder(name string, h *diagnosis.Holder) {
 	node := fmt.Sprintf("node %s is %s%s", h.Node.Name, h.Node.State, p.lasting(h.Node.Since))
 	if beat := h.Node.LastHeartbeat; beat != nil && (h.Node.State != diagnosis.NodeReady || p.now.Sub(*beat) > 20*time.Second) {
 		node += ", last heartbeat " + p.ago(h.Node.LastHeartbeat)
@@ -151,7 +154,7 @@ func (p *page) holder(h *diagnosis.Holder) {
 	if h.Node.OutOfService {
 		node += ", has the out-of-service taint"
 	}
-	p.line("Holder", "%s; volumesInUse: %s, volumesAttached: %s", node, h.InUse, h.Reported)
+	p.line(name, "%s; volumesInUse: %s, volumesAttached: %s", node, h.InUse, h.Reported)
 	if h.Attachment != "" {
 		state := "not attached"
 		if h.Attached {
@@ -197,4 +200,13 @@ func (p *page) unread(unread []diagnosis.Unread) {
 	for _, u := range unread {
 		p.raw(2, u.Rule()+": "+u.Message)
 	}
+}
+
+// uses reports whether the pod of a finding has the volume, and does not wait for it.
+func uses(f *diagnosis.Finding) bool {
+	return slices.ContainsFunc(f.Holders, func(h diagnosis.Holder) bool {
+		return h.Node.Name != f.Volume.WantedOn && slices.ContainsFunc(h.Pods, func(p diagnosis.PodState) bool {
+			return p.Namespace == f.Subject.Namespace && p.Name == f.Subject.Name
+		})
+	})
 }

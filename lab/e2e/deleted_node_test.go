@@ -93,12 +93,12 @@ func lose(t *testing.T, policy string, permissive bool) *lost {
 	}
 	// A frozen kubelet would delay the end of the lab.
 	t.Cleanup(func() { _ = scene.Cluster.PowerOff(from) })
-	until(t, collected, from+" to be taken for dead", func() error { return l.notReady(ctx) })
+	labtest.Until(t, collected, from+" to be taken for dead", func() error { return l.notReady(ctx) })
 	if err := scene.Client.CoreV1().Nodes().Delete(ctx, from, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	l.stillWrites(t)
-	until(t, collected, "the pod of the deleted node to be collected", func() error {
+	labtest.Until(t, collected, "the pod of the deleted node to be collected", func() error {
 		pod, err := scene.Client.CoreV1().Pods(scenario.Namespace).Get(ctx, scenario.WriterPod, metav1.GetOptions{})
 		if err != nil || pod.UID != old.UID {
 			return nil //nolint:nilerr // it is gone
@@ -152,7 +152,7 @@ func (l *lost) acknowledged(t *testing.T) int64 {
 func (l *lost) stillWrites(t *testing.T) {
 	t.Helper()
 	before := l.acknowledged(t)
-	until(t, 10*time.Second, "the containers of the lost machine to write on", func() error {
+	labtest.Until(t, 10*time.Second, "the containers of the lost machine to write on", func() error {
 		if now := l.acknowledged(t); now <= before {
 			return fmt.Errorf("still at record %d", now)
 		}
@@ -190,7 +190,7 @@ func (l *lost) violations(t *testing.T) []labdisk.Violation {
 func (l *lost) arrives(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
-	until(t, moved, "the writer to run on "+l.to, func() error {
+	labtest.Until(t, moved, "the writer to run on "+l.to, func() error {
 		pod, err := l.scene.Client.CoreV1().Pods(scenario.Namespace).Get(ctx, scenario.WriterPod, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -250,7 +250,7 @@ func waitsUntilTheMachineIsOff(t *testing.T, l *lost) {
 // movesAtOnceAndCutsTheWriter: the volume is detached while the writer uses it, and the writer loses its access.
 func movesAtOnceAndCutsTheWriter(t *testing.T, l *lost) {
 	t.Helper()
-	until(t, moved, "the volume to be detached", func() error {
+	labtest.Until(t, moved, "the volume to be detached", func() error {
 		if len(l.controllerCalls(t, "ControllerUnpublishVolume", l.from)) == 0 {
 			return errors.New("it is not")
 		}

@@ -29,7 +29,7 @@ func TestPodOnFullNodeIsRejected(t *testing.T) {
 	})
 	makeClaim(t, scene, "data")
 	create := func(name string) {
-		pod := writer(name, corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{
+		pod := labtest.Writer(name, corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
 		}})
 		if _, err := scene.Client.CoreV1().Pods(scenario.Namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
@@ -40,7 +40,7 @@ func TestPodOnFullNodeIsRejected(t *testing.T) {
 		t.Fatal(err)
 	}
 	create("first")
-	pod := untilPod(t, scene, "first", "is rejected", func(pod *corev1.Pod) bool { return pod != nil && pod.Status.Phase == corev1.PodFailed })
+	pod := labtest.UntilPod(t, scene, "first", "is rejected", func(pod *corev1.Pod) bool { return pod != nil && pod.Status.Phase == corev1.PodFailed })
 	if pod.Status.Reason != "VolumeAttachmentLimitExceeded" {
 		t.Errorf("the pod failed with reason %s: %s", pod.Status.Reason, pod.Status.Message)
 	}
@@ -48,5 +48,5 @@ func TestPodOnFullNodeIsRejected(t *testing.T) {
 		t.Fatal(err)
 	}
 	create("second")
-	untilPod(t, scene, "second", "runs", func(pod *corev1.Pod) bool { return pod != nil && pod.Status.Phase == corev1.PodRunning })
+	labtest.UntilPod(t, scene, "second", "runs", func(pod *corev1.Pod) bool { return pod != nil && pod.Status.Phase == corev1.PodRunning })
 }

@@ -84,7 +84,7 @@ func makeClaim(t *testing.T, scene *scenario.Scene, name string) {
 func (u turn) take(t *testing.T, scene *scenario.Scene, claim string, before []turn) {
 	t.Helper()
 	pods := scene.Client.CoreV1().Pods(scenario.Namespace)
-	pod := writer(u.name, corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{
+	pod := labtest.Writer(u.name, corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{
 		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
 	}})
 	pod.Spec.RestartPolicy = corev1.RestartPolicyNever // a writer that may not write says so once
@@ -94,7 +94,7 @@ func (u turn) take(t *testing.T, scene *scenario.Scene, claim string, before []t
 	if _, err := pods.Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	pod = untilPod(t, scene, u.name, "runs", func(pod *corev1.Pod) bool { return pod != nil && pod.Status.Phase != corev1.PodPending })
+	pod = labtest.UntilPod(t, scene, u.name, "runs", func(pod *corev1.Pod) bool { return pod != nil && pod.Status.Phase != corev1.PodPending })
 	untilWritten(t, scene, u.name)
 	volume := mountOf(t, scene, pod)
 	if diff := cmp.Diff(u.found, ownersAndModes(t, volume)); diff != "" {
@@ -109,7 +109,7 @@ func (u turn) take(t *testing.T, scene *scenario.Scene, claim string, before []t
 	if err := pods.Delete(t.Context(), u.name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	untilPod(t, scene, u.name, "is gone", func(pod *corev1.Pod) bool { return pod == nil })
+	labtest.UntilPod(t, scene, u.name, "is gone", func(pod *corev1.Pod) bool { return pod == nil })
 }
 
 // untilWritten follows the pod's log until it has acknowledged enough records.

@@ -35,41 +35,41 @@ func TestReturnedKubeletNeverListsVolume(t *testing.T) {
 	scene := labtest.Open(t, cluster.Options{
 		Name: "e2e-return", Nodes: 2, NodeKind: cluster.NodeKindKubelet, Plane: cluster.PlaneBelay, Drivers: []string{labdisk.DriverDisk},
 	})
-	s := &stuck{T: t, scene: scene, name: "returned", began: time.Now()}
-	t.Cleanup(s.story)
-	s.hold(holding, scenario.StorageClass)
-	s.wait()
-	s.hears("already used by pod(s) " + s.pod("holder"))
-	before := s.node(holding)
-	s.deleteNode(holding)
-	s.vanish("holder")
-	s.called("NodeUnstageVolume", holding, true)
-	if err := scene.Cluster.Kill(holding + "/" + nodes.ChildAgent); err != nil {
+	s := &stuck{&labtest.Stuck{T: t, Scene: scene, Name: "returned", Began: time.Now()}}
+	t.Cleanup(s.Story)
+	s.Hold(labtest.Holding, scenario.StorageClass)
+	s.Wait()
+	s.Hears("already used by pod(s) " + s.Pod("holder"))
+	before := s.node(labtest.Holding)
+	s.DeleteNode(labtest.Holding)
+	s.Vanish("holder")
+	s.Called("NodeUnstageVolume", labtest.Holding, true)
+	if err := scene.Cluster.Kill(labtest.Holding + "/" + nodes.ChildAgent); err != nil {
 		t.Fatal(err)
 	}
-	if err := nodes.AdoptNode(t.Context(), scene.Client, holding); err != nil {
+	if err := nodes.AdoptNode(t.Context(), scene.Client, labtest.Holding); err != nil {
 		t.Fatal(err)
 	}
-	after := s.node(holding)
+	after := s.node(labtest.Holding)
 	if after.UID == before.UID || after.Status.NodeInfo.BootID != before.Status.NodeInfo.BootID {
 		t.Fatalf("Node %s, boot %s; before %s, %s: want another Node on the same boot",
 			after.UID, after.Status.NodeInfo.BootID, before.UID, before.Status.NodeInfo.BootID)
 	}
-	text := s.hears(`node "node-1" was deleted, has registered again`, "it is detached at")
+	text := s.Hears(`node "node-1" was deleted, has registered again`, "it is detached at")
 	s.since(text)
-	s.arrives()
+	s.Arrives()
 	took := time.Since(after.CreationTimestamp.Time)
 	t.Logf("the pod runs %.0f s after the kubelet registered again", took.Seconds())
 	if took > returnedWithin {
 		t.Errorf("that is more than %v", returnedWithin)
 	}
 	s.wasNotForced()
-	s.wasNeverListed(holding, after.CreationTimestamp.Time)
+	s.wasNeverListed(labtest.Holding, after.CreationTimestamp.Time)
 }
 
 func (s *stuck) node(name string) *corev1.Node {
 	s.Helper()
-	node, err := s.scene.Client.CoreV1().Nodes().Get(s.Context(), name, metav1.GetOptions{})
+	node, err := s.Scene.Client.CoreV1().Nodes().Get(s.Context(), name, metav1.GetOptions{})
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func (s *stuck) node(name string) *corev1.Node {
 // wasNotForced checks that the detach needed no policy.
 func (s *stuck) wasNotForced() {
 	s.Helper()
-	events, err := s.events("PersistentVolumeClaim", s.name)
+	events, err := s.Events("PersistentVolumeClaim", s.Name)
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -93,8 +93,8 @@ func (s *stuck) wasNotForced() {
 // wasNeverListed checks that the Node did not list the volume after a time.
 func (s *stuck) wasNeverListed(node string, after time.Time) {
 	s.Helper()
-	unique := kube.UniqueVolumeName(labdisk.DriverDisk, s.handle)
-	for _, c := range s.scene.Record.Changes() {
+	unique := kube.UniqueVolumeName(labdisk.DriverDisk, s.Handle)
+	for _, c := range s.Scene.Record.Changes() {
 		if c.Kind == timeline.InUse && c.Node == node && c.Volume == unique && c.At.After(after) {
 			s.Errorf("%s listed the volume in use at %v: another case than the one of this test", node, c.At)
 		}

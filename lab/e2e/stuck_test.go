@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"belay.dev/belay/internal/kube"
@@ -20,11 +19,8 @@ import (
 const (
 	// stuckUnmountWait replaces upstream's six minutes. It is longer than a node agent needs to start again, so that a
 	// Node that was deleted is back before its volumes are detached by force.
-	stuckUnmountWait = 30 * time.Second
-	shareAttacher    = "attacher-labshare"
-	// Nodes: volumes are on the first and wanted on the second. What happens to a whole node
-	// happens to one of the others.
-	holding, waiting            = "node-1", "node-2"
+	stuckUnmountWait            = 30 * time.Second
+	shareAttacher               = "attacher-labshare"
 	deleted, recreated, tainted = "node-3", "node-4", "node-5"
 )
 
@@ -56,78 +52,78 @@ func TestStuckPodEventNamesCause(t *testing.T) {
 	} {
 		t.Run(one.name, func(t *testing.T) {
 			t.Parallel() // each has a volume of its own
-			s := &stuck{T: t, scene: scene, name: one.name, began: time.Now()}
-			t.Cleanup(s.story)
+			s := &stuck{&labtest.Stuck{T: t, Scene: scene, Name: one.name, Began: time.Now()}}
+			t.Cleanup(s.Story)
 			one.is(s)
-			t.Logf("%.0f s", time.Since(s.began).Seconds())
+			t.Logf("%.0f s", time.Since(s.Began).Seconds())
 		})
 	}
 }
 
 // holderInUse: the other pod runs and is meant to.
 func holderInUse(s *stuck) {
-	s.hold(holding, scenario.StorageClass)
-	s.wait()
-	text := s.hears(`Multi-Attach error for volume "`+s.volume+`"`, "already used by pod(s) "+s.pod("holder"), `node "node-1"`, "once the pods there have terminated")
+	s.Hold(labtest.Holding, scenario.StorageClass)
+	s.Wait()
+	text := s.Hears(`Multi-Attach error for volume "`+s.Volume+`"`, "already used by pod(s) "+s.Pod("holder"), `node "node-1"`, "once the pods there have terminated")
 	s.since(text)
-	s.remove("holder")
-	s.arrives()
+	s.Remove("holder")
+	s.Arrives()
 }
 
 // holderUnmounting: the other pod is gone and its node does not get the volume unmounted.
 func holderUnmounting(s *stuck) {
-	s.hold(holding, scenario.StorageClass)
-	lift := s.fault(labdisk.Fault{Method: "NodeUnstageVolume", Node: holding, Effect: labdisk.EffectHang})
-	s.wait()
-	s.hears("already used by pod(s) " + s.pod("holder"))
-	s.remove("holder")
-	text := s.hears(`for node "node-1" to unmount it`, "while the node is Ready")
+	s.Hold(labtest.Holding, scenario.StorageClass)
+	lift := s.Fault(labdisk.Fault{Method: "NodeUnstageVolume", Node: labtest.Holding, Effect: labdisk.EffectHang})
+	s.Wait()
+	s.Hears("already used by pod(s) " + s.Pod("holder"))
+	s.Remove("holder")
+	text := s.Hears(`for node "node-1" to unmount it`, "while the node is Ready")
 	s.since(text)
 	lift()
-	s.arrives()
+	s.Arrives()
 }
 
 // detachRefused: the storage says no.
 func detachRefused(s *stuck) {
-	s.hold(holding, scenario.StorageClass)
-	lift := s.fault(labdisk.Fault{
+	s.Hold(labtest.Holding, scenario.StorageClass)
+	lift := s.Fault(labdisk.Fault{
 		Method: "ControllerUnpublishVolume", Effect: labdisk.EffectError, Code: "Internal", Message: "a snapshot of the disk is being taken",
 	})
-	s.wait()
-	s.remove("holder")
-	s.hears(`detach from node "node-1", which fails and is retried by the attacher of CSI driver `+labdisk.DriverDisk, "a snapshot of the disk is being taken")
+	s.Wait()
+	s.Remove("holder")
+	s.Hears(`detach from node "node-1", which fails and is retried by the attacher of CSI driver `+labdisk.DriverDisk, "a snapshot of the disk is being taken")
 	lift()
-	s.arrives()
+	s.Arrives()
 }
 
 // attacherDown: nothing carries out the detach.
 func attacherDown(s *stuck) {
-	s.hold(holding, "labshare")
-	if err := s.scene.Cluster.Stop(s.Context(), shareAttacher); err != nil {
+	s.Hold(labtest.Holding, "labshare")
+	if err := s.Scene.Cluster.Stop(s.Context(), shareAttacher); err != nil {
 		s.Fatal(err)
 	}
-	s.remove("holder")
-	s.wait()
-	s.hears("for the attacher of CSI driver " + labdisk.DriverShare + ` to detach it from node "node-1")`)
-	text := s.hears("attacher of CSI driver "+labdisk.DriverShare+` to detach it from node "node-1"`, "Check that its pod is running")
+	s.Remove("holder")
+	s.Wait()
+	s.Hears("for the attacher of CSI driver " + labdisk.DriverShare + ` to detach it from node "node-1")`)
+	text := s.Hears("attacher of CSI driver "+labdisk.DriverShare+` to detach it from node "node-1"`, "Check that its pod is running")
 	s.since(text)
-	if err := s.scene.Cluster.RunAttacher(shareAttacher); err != nil {
+	if err := s.Scene.Cluster.RunAttacher(shareAttacher); err != nil {
 		s.Fatal(err)
 	}
-	s.arrives()
+	s.Arrives()
 }
 
 // nodeDeleted: the Node is deleted and does not come back.
 func nodeDeleted(s *stuck) {
-	s.hold(deleted, scenario.StorageClass)
-	s.wait()
-	s.hears("already used by pod(s) " + s.pod("holder"))
-	s.deleteNode(deleted)
-	s.hears(`node "node-3" was deleted`, "its pods still exist") // for a minute: then PodGC deletes them
-	s.vanish("holder")
-	text := s.hears(`node "node-3" was deleted`, "detached by force at")
+	s.Hold(deleted, scenario.StorageClass)
+	s.Wait()
+	s.Hears("already used by pod(s) " + s.Pod("holder"))
+	s.DeleteNode(deleted)
+	s.Hears(`node "node-3" was deleted`, "its pods still exist") // for a minute: then PodGC deletes them
+	s.Vanish("holder")
+	text := s.Hears(`node "node-3" was deleted`, "detached by force at")
 	at := s.stamp(text, "by force at ")
-	s.arrives()
+	s.Arrives()
 	if late := time.Since(at); late < 0 || late > time.Minute {
 		s.Errorf("the event announced %v; the pod runs %v after", at, late)
 	}
@@ -135,18 +131,18 @@ func nodeDeleted(s *stuck) {
 
 // nodeRecreated: the Node registers again, on the same boot, and never lists the volume.
 func nodeRecreated(s *stuck) {
-	s.hold(recreated, scenario.StorageClass)
-	s.wait()
-	s.hears("already used by pod(s) " + s.pod("holder"))
-	s.deleteNode(recreated)
-	s.vanish("holder")
-	s.called("NodeUnstageVolume", recreated, true)
-	if err := s.scene.Cluster.Kill(recreated + "/" + nodes.ChildAgent); err != nil {
+	s.Hold(recreated, scenario.StorageClass)
+	s.Wait()
+	s.Hears("already used by pod(s) " + s.Pod("holder"))
+	s.DeleteNode(recreated)
+	s.Vanish("holder")
+	s.Called("NodeUnstageVolume", recreated, true)
+	if err := s.Scene.Cluster.Kill(recreated + "/" + nodes.ChildAgent); err != nil {
 		s.Fatal(err)
 	}
-	text := s.hears(`node "node-4" was deleted, has registered again`, "not before ")
+	text := s.Hears(`node "node-4" was deleted, has registered again`, "not before ")
 	at := s.stamp(text, "not before ")
-	s.arrives()
+	s.Arrives()
 	if late := time.Since(at); late < 0 || late > time.Minute {
 		s.Errorf("the event announced %v; the pod runs %v after", at, late)
 	}
@@ -154,51 +150,54 @@ func nodeRecreated(s *stuck) {
 
 // uncertainAttach: the volume is being attached to another node, and whether it is there is unknown.
 func uncertainAttach(s *stuck) {
-	s.claim(scenario.StorageClass)
-	lift := s.fault(labdisk.Fault{
-		Method: "ControllerPublishVolume", Node: holding, Effect: labdisk.EffectLostReply, Delay: 5 * time.Second,
+	s.Claim(scenario.StorageClass)
+	lift := s.Fault(labdisk.Fault{
+		Method: "ControllerPublishVolume", Node: labtest.Holding, Effect: labdisk.EffectLostReply, Delay: 5 * time.Second,
 		Code: "DeadlineExceeded", Message: "the storage did not answer in time",
 	})
-	s.create("holder", holding)
-	s.called("ControllerPublishVolume", holding, false)
-	s.wait()
-	text := s.hears(`may be attached to node "node-1", because an attach requested at`, "no answer yet")
+	s.Create("holder", labtest.Holding)
+	s.Called("ControllerPublishVolume", labtest.Holding, false)
+	s.Wait()
+	text := s.Hears(`may be attached to node "node-1", because an attach requested at`, "no answer yet")
 	s.recent(s.stamp(text, "requested at "))
-	s.hears(`may be attached to node "node-1"`, "failed", "retried", "the storage did not answer in time")
+	s.Hears(`may be attached to node "node-1"`, "failed", "retried", "the storage did not answer in time")
 	lift()
-	s.remove("holder")
-	s.arrives()
+	s.Remove("holder")
+	s.Arrives()
 }
 
 // taintOnReadyNode: a person says that the machine is off, and it is not.
 func taintOnReadyNode(s *stuck) {
-	s.hold(tainted, scenario.StorageClass)
-	lift := s.fault(labdisk.Fault{Method: "NodeUnstageVolume", Node: tainted, Effect: labdisk.EffectHang})
-	s.wait()
-	if err := s.scene.MarkOutOfService(s.Context(), tainted); err != nil {
+	s.Hold(tainted, scenario.StorageClass)
+	lift := s.Fault(labdisk.Fault{Method: "NodeUnstageVolume", Node: tainted, Effect: labdisk.EffectHang})
+	s.Wait()
+	if err := s.Scene.MarkOutOfService(s.Context(), tainted); err != nil {
 		s.Fatal(err)
 	}
-	text := s.hears(`for node "node-5" to unmount it`, "taint node.kubernetes.io/out-of-service", "Ready", "remove the taint")
+	text := s.Hears(`for node "node-5" to unmount it`, "taint node.kubernetes.io/out-of-service", "Ready", "remove the taint")
 	s.since(text)
 	lift()
-	s.arrives()
+	s.Arrives()
 }
 
 // attachmentDeletedByHand: the volume is attached again at once, and the mount stays dead.
 func attachmentDeletedByHand(s *stuck) {
-	s.hold(holding, scenario.StorageClass)
-	name := kube.AttachmentName(s.handle, labdisk.DriverDisk, holding)
-	attachments := s.scene.Client.StorageV1().VolumeAttachments()
+	s.Hold(labtest.Holding, scenario.StorageClass)
+	name := kube.AttachmentName(s.Handle, labdisk.DriverDisk, labtest.Holding)
+	attachments := s.Scene.Client.StorageV1().VolumeAttachments()
 	if err := attachments.Delete(s.Context(), name, metav1.DeleteOptions{}); err != nil {
 		s.Fatal(err)
 	}
-	for kind, name := range map[string]string{"Pod": s.pod("holder"), "PersistentVolumeClaim": s.name} {
-		s.reads(kind, name, "VolumeDetachedInUse", `volume "`+s.volume+`"`, `node "node-1"`, "Delete the pods that use it on this node")
+	for kind, name := range map[string]string{"Pod": s.Pod("holder"), "PersistentVolumeClaim": s.Name} {
+		s.Reads(kind, name, "VolumeDetachedInUse", `volume "`+s.Volume+`"`, `node "node-1"`, "Delete the pods that use it on this node")
 	}
-	s.remove("holder")
-	s.wait()
-	s.arrives()
+	s.Remove("holder")
+	s.Wait()
+	s.Arrives()
 }
+
+// stuck is a situation whose events are read.
+type stuck struct{ *labtest.Stuck }
 
 var stampPattern = regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`)
 
@@ -222,9 +221,7 @@ func (s *stuck) since(text string) {
 // recent checks that the time is one of this test.
 func (s *stuck) recent(at time.Time) {
 	s.Helper()
-	if at.Before(s.began.Add(-time.Second)) || at.After(time.Now()) {
-		s.Errorf("the event names %v, the test began at %v", at, s.began)
+	if at.Before(s.Began.Add(-time.Second)) || at.After(time.Now()) {
+		s.Errorf("the event names %v, the test began at %v", at, s.Began)
 	}
 }
-
-func isRunning(pod *corev1.Pod) bool { return pod != nil && pod.Status.Phase == corev1.PodRunning }

@@ -1,0 +1,79 @@
+package diagnosis
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
+)
+
+// volumeOfPod is a volume that a pod uses.
+type volumeOfPod struct {
+	key attachment.VolumeKey
+	pv  *corev1.PersistentVolume
+}
+
+// keysOf returns the volumes of a pod that have a PersistentVolume or are inline.
+func (x *state) keysOf(pod *corev1.Pod) []volumeOfPod {
+	var volumes []volumeOfPod
+	for i := range pod.Spec.Volumes {
+		if name := kube.ClaimName(pod, &pod.Spec.Volumes[i]); name != "" {
+			if key, pv, ok := x.volumeOfClaim(pod.Namespace, name); ok {
+				volumes = append(volumes, volumeOfPod{key, pv})
+			}
+		}
+	}
+	for _, inline := range kube.InlineVolumes(pod) {
+		volumes = append(volumes, volumeOfPod{inline.Key, x.volume(inline.Key)})
+	}
+	return volumes
+}
+
+// ofMounted returns what is wrong with the volumes of a pod whose containers have started: its node is lost, or a volume was
+// detached under its mount.
+func (x *state) ofMounted(pod *corev1.Pod) []Finding {
+	var found []Finding
+	for _, v := range x.keysOf(pod) {
+		if !x.attachRequired(v.key.Driver) || kube.NoVolumeAttachment(v.key.Driver) {
+			continue
+		}
+		h := x.holder(v.key, pod.Spec.NodeName)
+		w := wait{}
+		switch {
+		case h.Node.State == NodeNotReady || h.Node.State == NodeUnreachable:
+			w.reason = explain.NodeNotReady
+			if h.Node.Since != nil {
+				w.since = *h.Node.Since
+			}
+		case h.Node.State == NodeDeleted:
+			w.reason = attachment.NodeGone
+		case x.detachedUnder(pod, &h):
+			w.reason = explain.UsedWithoutAttachment
+			if h.Since != nil {
+				w.since = *h.Since // the VolumeAttachment of now was created when the earlier one was gone
+			}
+		default:
+			continue
+		}
+		f := x.finding(pod, w, x.describe(v.key, v.pv), &h)
+		f.Holders, f.Clock = []Holder{h}, x.clock(v.key, &h, w)
+		if va, ok := x.attachmentOn(v.key, pod.Spec.NodeName); ok {
+			f.Facts = x.attacherFacts(va)
+		}
+		f.Facts = append(f.Facts, x.eventFacts(pod)...)
+		found = append(found, f)
+	}
+	return found
+}
+
+// detachedUnder reports whether the VolumeAttachment of a mounted volume was deleted. One that was created again does not repair the
+// mount, and only the event of belay-controller shows that there was another before.
+func (x *state) detachedUnder(pod *corev1.Pod, h *Holder) bool {
+	if slices.ContainsFunc(x.events[string(pod.UID)], func(e *corev1.Event) bool { return e.Reason == explain.VolumeDetachedInUse }) {
+		return true
+	}
+	return h.InUse == "yes" && !h.Attached && slices.Contains(x.Whole, Attachments)
+}

@@ -1,0 +1,44 @@
+package kubectl
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+
+	"belay.dev/belay/internal/diagnosis"
+)
+
+// Text prints an explanation as a command does to a file: without colors, and not wrapped.
+func Text(out io.Writer, e diagnosis.Explanation) error { return writeText(out, style{}, e) }
+
+func writeText(to io.Writer, s style, e diagnosis.Explanation) error {
+	out := &page{style: s, now: e.Time}
+	if len(e.Findings) == 0 {
+		fmt.Fprintf(&out.text, "%s: %s\n", out.verdict(e.Verdict, words[e.Verdict]), e.Summary)
+	}
+	for i := range e.Findings {
+		if i > 0 {
+			out.text.WriteString("\n")
+		}
+		out.finding(&e.Findings[i])
+	}
+	out.unread(e.Unread)
+	_, err := fmt.Fprint(to, out.text.String())
+	return err
+}
+
+// dump writes what an answer is made from into a file, so that it can be made again without the cluster.
+func dump(file string, s *diagnosis.Snapshot) error {
+	if file == "" {
+		return nil
+	}
+	document, err := json.Marshal(s)
+	if err != nil {
+		return fmt.Errorf("encode what was read: %w", err)
+	}
+	if err := os.WriteFile(file, document, 0o600); err != nil {
+		return fmt.Errorf("write what was read: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,251 @@
+package explained
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/testing/golden"
+	"belay.dev/belay/lab/labtest"
+	"belay.dev/belay/lab/nodes"
+	"belay.dev/belay/lab/scenario"
+)
+
+var update = flag.Bool("update", false, "rewrite the stored texts and snapshots: read each before you commit it")
+
+// TestMain lets all situations wait at the same time: they take minutes and do little.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if err := flag.Set("test.parallel", "64"); err != nil {
+		panic(err)
+	}
+	os.Exit(m.Run())
+}
+
+// stuck is a situation on one of the planes.
+type stuck struct {
+	*labtest.Stuck
+	plane string
+}
+
+const (
+	// explainWithin bounds the wait for an explanation. The longest is that for an attacher which is silent: two minutes.
+	explainWithin = 3 * time.Minute
+	lookAgain     = 4 * time.Second
+	// stableFor is how many looks in a row have to find the same text before it is stored.
+	stableFor = 3
+)
+
+// Objects that are asked about.
+func (s *stuck) waiter() diagnosis.Ref { return s.podRef("waiter") }
+
+func (s *stuck) podRef(role string) diagnosis.Ref {
+	return diagnosis.Ref{Resource: diagnosis.Pods, Namespace: scenario.Namespace, Name: s.Pod(role)}
+}
+
+// explains waits until the explanation of the subject gives the reason, and is the stored text of the name.
+func (s *stuck) explains(name string, subject diagnosis.Ref, verdict, reason string) {
+	s.Helper()
+	began := time.Now()
+	text := filepath.Join("testdata", s.plane, name+".txt")
+	stored, err := os.ReadFile(text)
+	if err != nil && !*update {
+		s.Fatal(err)
+	}
+	dump := filepath.Join(s.TempDir(), "snapshot.json")
+	var last string
+	same, met, seen := 0, time.Time{}, ""
+	labtest.Until(s.T, explainWithin, "the explanation of "+name, func() error {
+		time.Sleep(lookAgain)
+		out := s.ask(subject, dump)
+		if heading := golden.Normalize(headingOf(out)); heading != seen {
+			seen = heading
+			s.Logf("%s: %.0f s: %s", name, time.Since(began).Seconds(), heading)
+		}
+		if !strings.HasPrefix(out, verdict) || !strings.Contains(out, "("+reason+")") {
+			last, same = out, 0
+			return fmt.Errorf("want %s (%s):\n%s", verdict, reason, out)
+		}
+		if met.IsZero() {
+			met = time.Now()
+		}
+		now := golden.Normalize(out)
+		if now != last {
+			last, same = now, 0
+		}
+		same++
+		switch {
+		case *update && same >= stableFor, !*update && now == string(stored):
+			return nil
+		case *update:
+			return errors.New("it changes:\n" + now)
+		}
+		return errors.New("the text differs (-stored +printed):\n" + cmp.Diff(string(stored), now))
+	})
+	s.Logf("%s: %.0f s, %.0f s after it was first so:\n%s", name, time.Since(began).Seconds(), time.Since(met).Seconds(), last)
+	if *update {
+		s.store(name, text, last, subject, dump)
+	}
+}
+
+// headingOf is the verdict and the reason of an output.
+func headingOf(out string) string {
+	lines := strings.SplitN(out, "\n", 3)
+	if len(lines) < 2 {
+		return out
+	}
+	verdict, _, _ := strings.Cut(lines[0], ": ")
+	return verdict + " " + lines[1][strings.LastIndex(lines[1], "(")+1:]
+}
+
+// ask runs the command as a user does.
+func (s *stuck) ask(subject diagnosis.Ref, dump string) string {
+	s.Helper()
+	command := exec.CommandContext(s.Context(), filepath.Join(os.Getenv("BELAY_BIN"), "kubectl-belay"), "explain", string(subject.Resource), subject.Name,
+		"-n", scenario.Namespace, "--kubeconfig", s.Scene.Cluster.Kubeconfig(), "--dump-snapshot", dump)
+	var out, errOut bytes.Buffer
+	command.Stdout, command.Stderr = &out, &errOut
+	err := command.Run()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		s.Fatal(err)
+	}
+	return out.String() + errOut.String()
+}
+
+func (s *stuck) store(name, text, now string, subject diagnosis.Ref, dump string) {
+	s.Helper()
+	snapshot, err := golden.ReadSnapshot(dump)
+	if err != nil {
+		s.Fatal(err)
+	}
+	file := filepath.Join("../../internal/diagnosis/testdata", s.plane, name+".json")
+	for _, path := range []string{text, file} {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			s.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(text, []byte(now), 0o644); err != nil {
+		s.Fatal(err)
+	}
+	if err := golden.Write(file, s.Name, golden.Stored{Subject: subject, Snapshot: snapshot}); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// claimAs makes a claim of the situation, named with the suffix, and does not wait for its volume.
+func (s *stuck) claimAs(suffix string, change func(*corev1.PersistentVolumeClaimSpec)) string {
+	s.Helper()
+	claim := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: s.Name + suffix, Namespace: scenario.Namespace},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: new(scenario.StorageClass),
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("64Mi")}},
+		},
+	}
+	if change != nil {
+		change(&claim.Spec)
+	}
+	if _, err := s.Scene.Client.CoreV1().PersistentVolumeClaims(scenario.Namespace).Create(s.Context(), claim, metav1.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	return claim.Name
+}
+
+// podAs makes a pod of the situation with a claim.
+func (s *stuck) podAs(role, claim string, change func(*corev1.PodSpec)) {
+	s.Helper()
+	pod := s.podWith(s.Pod(role), claim)
+	change(&pod.Spec)
+	if _, err := s.Scene.Client.CoreV1().Pods(scenario.Namespace).Create(s.Context(), pod, metav1.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s *stuck) podWith(name, claim string) *corev1.Pod {
+	return labtest.Writer(name, corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
+	}})
+}
+
+// onto lets the scheduler choose one node only.
+func onto(node string) func(*corev1.PodSpec) {
+	return func(spec *corev1.PodSpec) {
+		spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{
+				Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node},
+			}}}},
+		}}}
+	}
+}
+
+// bound waits until a claim has a volume, and returns its name and handle.
+func (s *stuck) bound(claim string) (volume, handle string) {
+	s.Helper()
+	labtest.Until(s.T, labtest.StuckLimit, "claim "+claim+" to be bound", func() error {
+		v, err := s.Scene.Record.Volume(scenario.Namespace + "/" + claim)
+		volume, handle = v.PV, v.Handle
+		return err
+	})
+	return volume, handle
+}
+
+// runs waits until a pod of the situation runs.
+func (s *stuck) runs(role string) {
+	s.Helper()
+	labtest.UntilPod(s.T, s.Scene, s.Pod(role), "runs", func(pod *corev1.Pod) bool { return pod != nil && pod.Status.Phase == corev1.PodRunning })
+}
+
+// patch changes an object without a namespace.
+func (s *stuck) patch(what string, do func(ctx context.Context, data []byte) error, format string, args ...any) {
+	s.Helper()
+	labtest.Until(s.T, time.Minute, what, func() error { return do(s.Context(), fmt.Appendf(nil, format, args...)) })
+}
+
+func (s *stuck) patchNode(name, format string, args ...any) {
+	s.Helper()
+	s.patch("the change of node "+name, func(ctx context.Context, data []byte) error {
+		_, err := s.Scene.Client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, data, metav1.PatchOptions{})
+		return err
+	}, format, args...)
+}
+
+// hang stops the node's agent, and renews the node's lease in its place: the node stays Ready and does nothing.
+func (s *stuck) hang(node string) {
+	s.Helper()
+	if err := s.Scene.Cluster.Node(node).FreezeChild(nodes.ChildAgent); err != nil {
+		s.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(s.Context())
+	done := make(chan struct{})
+	s.Cleanup(func() { stop(); <-done })
+	leases := s.Scene.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
+	go func() {
+		defer close(done)
+		for {
+			renewed := fmt.Appendf(nil, `{"spec":{"renewTime":%q}}`, time.Now().UTC().Format(metav1.RFC3339Micro))
+			if _, err := leases.Patch(ctx, node, types.MergePatchType, renewed, metav1.PatchOptions{}); err != nil && ctx.Err() == nil {
+				s.Error(err)
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(5 * time.Second):
+			}
+		}
+	}()
+}
