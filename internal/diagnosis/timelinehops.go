@@ -80,7 +80,7 @@ func (m *mover) departure() {
 	m.add(m.unmounted(bound))
 	m.add(requested)
 	m.add(detached)
-	// An old node that does not let go blocks the attach; it does not block the pod's creation, and the pod may be scheduled before.
+	// A detach that waits blocks the attach, but neither the creation nor the scheduling of the next pod.
 	m.blocked = false
 }
 
@@ -141,7 +141,7 @@ func (m *mover) containersEnded(bound *time.Time) Hop {
 	for _, c := range slices.Concat(m.old.Status.InitContainerStatuses, m.old.Status.ContainerStatuses) {
 		switch t := c.State.Terminated; {
 		case c.State.Running != nil:
-			return waiting(HopEnded, fmt.Sprintf("container %s runs", c.Name))
+			return waiting(HopEnded, "a container of the pod runs")
 		case t != nil && t.FinishedAt.After(last):
 			last = t.FinishedAt.Time
 		}

@@ -17,7 +17,9 @@ var clusterNamespaces = []string{metav1.NamespaceSystem, corev1.NamespaceNodeLea
 
 func (r *run) attachments(ctx context.Context) {
 	listAll(ctx, r, diagnosis.Attachments, r.clients.StorageV1().VolumeAttachments().List, func(s *diagnosis.Snapshot, va *storagev1.VolumeAttachment) {
-		va.ManagedFields = nil
+		if !r.history {
+			va.ManagedFields = nil
+		}
 		s.Attachments = append(s.Attachments, va)
 	})
 }
@@ -117,7 +119,7 @@ func (r *run) podsOn(ctx context.Context, node, namespace string) {
 
 // keepPod stores a pod that uses a volume, once: it may be in several lists.
 func (r *run) keepPod(s *diagnosis.Snapshot, pod *corev1.Pod) {
-	kept := keepPod(pod)
+	kept := keepPod(pod, r.history)
 	if len(kept.Spec.Volumes) == 0 || r.podsKept[pod.UID] {
 		return
 	}

@@ -49,6 +49,9 @@ func New(config *rest.Config) (*Reader, error) {
 type run struct {
 	*Reader
 
+	// history is set to keep what only the past needs.
+	history bool
+
 	mu   sync.Mutex
 	into diagnosis.Snapshot
 	read map[diagnosis.Ref]bool // what was asked for already
@@ -190,8 +193,8 @@ func parallel(calls ...func()) {
 // Timeout is how long one reading may take.
 const Timeout = time.Minute
 
-// keepPod drops what a diagnosis does not need, which is most of a pod.
-func keepPod(pod *corev1.Pod) *corev1.Pod {
+// keepPod drops what a diagnosis does not need, which is most of a pod. With history it keeps all conditions.
+func keepPod(pod *corev1.Pod, history bool) *corev1.Pod {
 	kept := &corev1.Pod{ObjectMeta: keepMeta(pod.ObjectMeta)}
 	if hash, ok := pod.Labels["pod-template-hash"]; ok {
 		kept.Labels = map[string]string{"pod-template-hash": hash}
@@ -200,8 +203,8 @@ func keepPod(pod *corev1.Pod) *corev1.Pod {
 	kept.Spec.Volumes = kube.StripPod(pod).Spec.Volumes
 	kept.Status.Phase, kept.Status.Reason = pod.Status.Phase, pod.Status.Reason
 	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled {
-			kept.Status.Conditions = []corev1.PodCondition{c}
+		if c.Type == corev1.PodScheduled || history {
+			kept.Status.Conditions = append(kept.Status.Conditions, c)
 		}
 	}
 	kept.Status.InitContainerStatuses, kept.Status.ContainerStatuses = keepStatuses(pod.Status.InitContainerStatuses), keepStatuses(pod.Status.ContainerStatuses)
