@@ -1,6 +1,7 @@
 package house
 
 import (
+	"fmt"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -15,7 +16,40 @@ import (
 // and no others.
 func TestOutputOfExplainIsDocumented(t *testing.T) {
 	page := read(t, filepath.Join(root, "docs", "kubectl-belay.md"))
-	for kind, fields := range typesOf(reflect.TypeFor[diagnosis.Explanation]()) {
+	checkTables(t, page, typesOf(reflect.TypeFor[diagnosis.Explanation]()))
+	for _, value := range []diagnosis.Verdict{diagnosis.Clear, diagnosis.InProgress, diagnosis.Unknown, diagnosis.Blocked, diagnosis.Unsafe} {
+		if !strings.Contains(page, "`"+string(value)+"`") {
+			t.Errorf("the verdict %s is not documented", value)
+		}
+	}
+	if !strings.Contains(page, "`"+diagnosis.APIVersion+"`") {
+		t.Errorf("the version %s is not documented", diagnosis.APIVersion)
+	}
+}
+
+// TestOutputOfTimelineIsDocumented checks docs/timeline.md in the same way; what explain prints too is in the other page.
+func TestOutputOfTimelineIsDocumented(t *testing.T) {
+	page := read(t, filepath.Join(root, "docs", "timeline.md"))
+	types := typesOf(reflect.TypeFor[diagnosis.Timeline]())
+	for kind := range typesOf(reflect.TypeFor[diagnosis.Explanation]()) {
+		delete(types, kind)
+	}
+	checkTables(t, page, types)
+	for _, name := range []any{
+		diagnosis.HopPodDeleted, diagnosis.HopEnded, diagnosis.HopUnmounted, diagnosis.HopDetachRequested, diagnosis.HopDetached, diagnosis.HopPodCreated,
+		diagnosis.HopScheduled, diagnosis.HopAttachRequested, diagnosis.HopTaken, diagnosis.HopAttached, diagnosis.HopReported, diagnosis.HopMounted,
+		diagnosis.HopStarted, diagnosis.HopReady, diagnosis.HopDone, diagnosis.HopUnknown, diagnosis.HopWaiting, diagnosis.HopPending, diagnosis.HopNotNeeded,
+	} {
+		if !strings.Contains(page, fmt.Sprintf("`%s`", name)) {
+			t.Errorf("%s is not documented", name)
+		}
+	}
+}
+
+// checkTables compares the fields of types with the tables of a page.
+func checkTables(t *testing.T, page string, types map[string][]string) {
+	t.Helper()
+	for kind, fields := range types {
 		_, table, ok := strings.Cut(page, "\n### "+kind+"\n")
 		if !ok {
 			t.Errorf("no table describes the type %s", kind)
@@ -37,14 +71,6 @@ func TestOutputOfExplainIsDocumented(t *testing.T) {
 		for name := range documented {
 			t.Errorf("the table of %s has the field %s, which the type does not have", kind, name)
 		}
-	}
-	for _, value := range []diagnosis.Verdict{diagnosis.Clear, diagnosis.InProgress, diagnosis.Unknown, diagnosis.Blocked, diagnosis.Unsafe} {
-		if !strings.Contains(page, "`"+string(value)+"`") {
-			t.Errorf("the verdict %s is not documented", value)
-		}
-	}
-	if !strings.Contains(page, "`"+diagnosis.APIVersion+"`") {
-		t.Errorf("the version %s is not documented", diagnosis.APIVersion)
 	}
 }
 

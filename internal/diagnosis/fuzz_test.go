@@ -201,6 +201,11 @@ func FuzzExplain(f *testing.F) {
 			}
 			checkAnswer(t, seed, e)
 		}
+		for _, ref := range s.refs() {
+			if answer, err := Timelines(s, ref); err == nil {
+				checkTimeline(t, seed, answer)
+			}
+		}
 		lists := fmt.Sprintf("%+v %+v %+v %+v", Stuck(s, "", 0), Stuck(s, "mine", time.Minute), Orphans(s, true), Map(s, "", ""))
 		if strings.Contains(lists, "secretns") {
 			t.Errorf("seed %d: a list has a hidden name: %s", seed, lists)

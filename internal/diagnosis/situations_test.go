@@ -80,7 +80,7 @@ func (s scene) replicated(holder, waiter string) {
 	}
 }
 
-// full makes the scheduler refuse the waiter for want of slots, with these limits of the nodes.
+// full makes the scheduler refuse the waiter because no node has a free slot, with these limits of the nodes.
 func (s scene) full(limits map[string]int32) {
 	s.waiter.Spec.NodeName = ""
 	s.waiter.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/2 nodes are available: 2 node(s) exceed max volume count."}}

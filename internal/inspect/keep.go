@@ -24,8 +24,8 @@ func keepMeta(m metav1.ObjectMeta) metav1.ObjectMeta {
 	return m
 }
 
-// keepPod drops what a diagnosis does not need, which is most of a pod.
-func keepPod(pod *corev1.Pod) *corev1.Pod {
+// keepPod drops what a diagnosis does not need, which is most of a pod. With history it keeps all conditions and containers.
+func keepPod(pod *corev1.Pod, history bool) *corev1.Pod {
 	kept := &corev1.Pod{ObjectMeta: keepMeta(pod.ObjectMeta)}
 	if hash, ok := pod.Labels["pod-template-hash"]; ok {
 		kept.Labels = map[string]string{"pod-template-hash": hash}
@@ -34,13 +34,13 @@ func keepPod(pod *corev1.Pod) *corev1.Pod {
 	kept.Spec.Tolerations = keepTolerations(pod.Spec.Tolerations)
 	kept.Spec.Volumes = slices.Clip(kube.StripPod(pod).Spec.Volumes)
 	kept.Status.Phase, kept.Status.Reason = corev1.PodPhase(one(string(pod.Status.Phase))), pod.Status.Reason
-	if pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.ContainerStatuses, runs) {
+	if !history && pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.ContainerStatuses, runs) {
 		kept.Status.ContainerStatuses = running // as most are: what else it was and is does not matter
 		return kept
 	}
 	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled {
-			kept.Status.Conditions = []corev1.PodCondition{c}
+		if c.Type == corev1.PodScheduled || history {
+			kept.Status.Conditions = append(kept.Status.Conditions, c)
 		}
 	}
 	kept.Status.InitContainerStatuses, kept.Status.ContainerStatuses = keepStatuses(pod.Status.InitContainerStatuses), keepStatuses(pod.Status.ContainerStatuses)
@@ -129,8 +129,11 @@ func keepClaim(claim *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClai
 }
 
 // keepAttachment drops the driver's metadata.
-func keepAttachment(va *storagev1.VolumeAttachment) *storagev1.VolumeAttachment {
+func keepAttachment(va *storagev1.VolumeAttachment, history bool) *storagev1.VolumeAttachment {
 	kept := &storagev1.VolumeAttachment{ObjectMeta: keepMeta(va.ObjectMeta), Spec: va.Spec}
+	if history { // which manager wrote what, and when
+		kept.ManagedFields = va.ManagedFields
+	}
 	kept.Annotations = va.Annotations
 	kept.Spec.Attacher, kept.Spec.NodeName = one(va.Spec.Attacher), one(va.Spec.NodeName)
 	kept.Status.Attached, kept.Status.AttachError, kept.Status.DetachError = va.Status.Attached, va.Status.AttachError, va.Status.DetachError

@@ -16,7 +16,7 @@ import (
 
 func (r *run) attachments(ctx context.Context) {
 	listAll(ctx, r, diagnosis.Attachments, r.clients.StorageV1().VolumeAttachments().List, func(s *diagnosis.Snapshot, va *storagev1.VolumeAttachment) {
-		s.Attachments = append(s.Attachments, keepAttachment(va))
+		s.Attachments = append(s.Attachments, keepAttachment(va, r.history))
 	})
 }
 
@@ -141,7 +141,7 @@ func (r *run) podsOn(ctx context.Context, node, namespace string) {
 
 // keepPod stores a pod that uses a volume. Those that are in several lists are sorted out by merge.
 func (r *run) keepPod(s *diagnosis.Snapshot, pod *corev1.Pod) {
-	if kept := keepPod(pod); len(kept.Spec.Volumes) > 0 {
+	if kept := keepPod(pod, r.history); len(kept.Spec.Volumes) > 0 {
 		s.Pods = append(s.Pods, kept)
 	}
 }

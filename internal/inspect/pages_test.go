@@ -16,7 +16,7 @@ import (
 	"belay.dev/belay/internal/diagnosis"
 )
 
-// shelf serves pods in pages of three. A page fails as the function says.
+// store serves pods in pages of three. A page fails as the function says.
 type shelf struct {
 	pods  []string
 	fail  func(call int, o metav1.ListOptions) error

@@ -44,6 +44,9 @@ func New(config *rest.Config) (*Reader, error) {
 type run struct {
 	*Reader
 
+	// history is set to keep what only the past needs.
+	history bool
+
 	mu   sync.Mutex
 	into diagnosis.Snapshot
 	read map[diagnosis.Ref]bool // what was asked for already

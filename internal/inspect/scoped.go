@@ -22,15 +22,19 @@ func (r *Reader) About(ctx context.Context, subject diagnosis.Ref) *diagnosis.Sn
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	x := r.start()
-	parallel(
-		func() { x.attachments(ctx) },
-		func() { x.leases(ctx, false) },
-		func() { x.drivers(ctx) },
-		func() { x.subject(ctx, subject) },
-	)
-	x.sources(ctx, subject)
-	x.surroundings(ctx, subject)
+	x.about(ctx, subject)
 	return x.finish()
+}
+
+func (r *run) about(ctx context.Context, subject diagnosis.Ref) {
+	parallel(
+		func() { r.attachments(ctx) },
+		func() { r.leases(ctx, false) },
+		func() { r.drivers(ctx) },
+		func() { r.subject(ctx, subject) },
+	)
+	r.sources(ctx, subject)
+	r.surroundings(ctx, subject)
 }
 
 // subject reads the object itself, and the pods that a claim or a volume may be used by.
@@ -53,8 +57,7 @@ func (r *run) subject(ctx context.Context, ref diagnosis.Ref) {
 // storePod keeps the pod that was asked about even if it uses no volume, with its finalizers and grace period.
 func storePod(r *run) func(*diagnosis.Snapshot, *corev1.Pod) {
 	return func(s *diagnosis.Snapshot, pod *corev1.Pod) {
-		r.podsKept[pod.UID] = true
-		s.Pods = append(s.Pods, keepPod(pod))
+		s.Pods = append(s.Pods, keepPod(pod, r.history))
 	}
 }
 

@@ -92,3 +92,14 @@ func keepReportWriter(node *corev1.Node) []metav1.ManagedFieldsEntry {
 	}
 	return []metav1.ManagedFieldsEntry{{Manager: w.Manager, FieldsType: keptEntry, Time: &metav1.Time{Time: w.Time}}}
 }
+
+// AttachmentTaker returns the last writer of the finalizers of a VolumeAttachment: the attacher, which adds its own before it calls
+// the driver. Time is that of its last write outside of the status.
+func AttachmentTaker(va *storagev1.VolumeAttachment) (Writer, bool) {
+	return writerOf(va.ManagedFields, "f:metadata", "f:finalizers")
+}
+
+// AttachedWriter returns the last writer of status.attached of a VolumeAttachment. Time is that of its last write of the status.
+func AttachedWriter(va *storagev1.VolumeAttachment) (Writer, bool) {
+	return writerOf(va.ManagedFields, "f:status", "f:attached")
+}

@@ -54,6 +54,7 @@ func TestRestrictedReader(t *testing.T) {
 		{"explain", "pod/mine-waiter", "-n", "mine"}, {"explain", "pvc/mine-claim", "-n", "mine"}, {"explain", "pv/v-mine"}, {"explain", "pv/v-hushed"},
 		{"explain", "node/a"}, {"explain", "node/b"}, {"explain", "va/" + hushed}, {"force-detach", "va/" + hushed},
 		{"explain", "pod/hushed-waiter-that-is-guessed", "-n", "mine"},
+		{"timeline", "pod/mine-waiter", "-n", "mine"}, {"timeline", "pvc/mine-claim", "-n", "mine"}, {"timeline", "pv/v-mine"}, {"timeline", "pv/v-hushed"},
 	} {
 		for _, format := range []string{"", "json", "yaml"} {
 			command := args
@@ -92,7 +93,7 @@ func TestMissingObject(t *testing.T) {
 			t.Errorf("%s: exit status %d, want 1 and that it does not exist:\n%s%s", object, got.status, got.out, got.err)
 		}
 	}
-	for _, args := range [][]string{{"explain"}, {"explain", "x"}, {"explain", "secret/x"}, {"explain", "pod/"}, {"explain", "pod/x", "-o", "xml"}, {"frob"}, {"wait-detached", "pod/x"}, {"force-detach", "pv/x"}} {
+	for _, args := range [][]string{{"explain"}, {"explain", "x"}, {"explain", "secret/x"}, {"explain", "pod/"}, {"explain", "pod/x", "-o", "xml"}, {"frob"}, {"wait-detached", "pod/x"}, {"timeline", "node/x"}, {"timeline", "pod/x"}, {"force-detach", "pv/x"}} {
 		if got := run(t, kubeconfig, args...); got.status != StatusError || got.err == "" {
 			t.Errorf("%v: exit status %d: %s", args, got.status, got.err)
 		}

@@ -94,7 +94,7 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 	root.SetFlagErrorFunc(usage.FlagError)
 	p.flags.AddFlags(root.PersistentFlags())
 	root.AddCommand(p.explainCommand(), p.forceCommand(), p.waitCommand())
-	root.AddCommand(p.stuckCommand(), p.orphansCommand(), p.mapCommand())
+	root.AddCommand(p.stuckCommand(), p.orphansCommand(), p.mapCommand(), p.timelineCommand())
 	return root
 }
 
@@ -120,6 +120,8 @@ func (p *plugin) namespace() (string, error) {
 type style struct {
 	color bool
 	width int // 0: not wrapped
+	// blocks is set where bars may have block characters.
+	blocks bool
 }
 
 // styleOf is the style for an output: colors and lines that fit on a terminal, plain text elsewhere (https://no-color.org).
@@ -128,7 +130,7 @@ func styleOf(out io.Writer) style {
 	if !ok || !term.IsTerminal(int(file.Fd())) {
 		return style{}
 	}
-	s := style{color: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
+	s := style{color: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb", blocks: utf8Locale()}
 	if width, _, err := term.GetSize(int(file.Fd())); err == nil {
 		s.width = max(width, 40)
 	}

@@ -1,0 +1,348 @@
+package diagnosis
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/kube"
+)
+
+// Timeline is the last move of each volume of a pod, of a claim, or of one PersistentVolume.
+type Timeline struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// Subject is the object that was asked about.
+	Subject Ref `json:"subject"`
+	// Time is when the objects were read, by the clock of the API server.
+	Time  time.Time `json:"time"`
+	Moves []Move    `json:"moves"`
+	// Unread lists what could not be read, so that times may be missing.
+	Unread []Unread `json:"unread,omitempty"`
+}
+
+// Move is how a volume came from one node to the next, or to its first node.
+type Move struct {
+	Volume *Volume `json:"volume"`
+	// From is the node that the volume left, To the one that it came to; empty if there is none, or none is recorded.
+	From string `json:"from,omitempty"`
+	To   string `json:"to,omitempty"`
+	// Pod is the pod that the volume came for, if there is one that may be named.
+	Pod *Ref `json:"pod,omitempty"`
+	// Start and End are those of the hops that are known; a move that is not over ends now.
+	Start *time.Time `json:"start,omitempty"`
+	End   *time.Time `json:"end,omitempty"`
+	// Hops are in the order of a move.
+	Hops []Hop `json:"hops"`
+	// Timing is the same move in seven durations.
+	Timing []Interval `json:"timing"`
+}
+
+// HopState is what is known of a hop.
+type HopState string
+
+// The states of a hop.
+const (
+	// HopDone: it has happened, and the API records when.
+	HopDone HopState = "Done"
+	// HopUnknown: the API does not record when it happened.
+	HopUnknown HopState = "Unknown"
+	// HopWaiting: it is what the move waits for now.
+	HopWaiting HopState = "Waiting"
+	// HopPending: it comes after the one that the move waits for.
+	HopPending HopState = "Pending"
+	// HopNotNeeded: this move does without it.
+	HopNotNeeded HopState = "NotNeeded"
+)
+
+// Hop is one step of a move.
+type Hop struct {
+	Name  HopName  `json:"name"`
+	State HopState `json:"state"`
+	// Component is what does it, as it is recorded, else as it usually is.
+	Component string `json:"component"`
+	// At is when it was done.
+	At *time.Time `json:"at,omitempty"`
+	// Exact is set if At has microseconds. Most times of the API have whole seconds.
+	Exact bool `json:"exact,omitempty"`
+	// NotAfter is the latest time at which it can have been done, if At is unknown.
+	NotAfter *time.Time `json:"notAfter,omitempty"`
+	// After is the last hop with a known time before this one, and Seconds how long after it this one was done, or has waited.
+	After   HopName  `json:"after,omitempty"`
+	Seconds *float64 `json:"seconds,omitempty"`
+	// Source is the field or event that At is from.
+	Source string `json:"source,omitempty"`
+	// Why is why At is unknown, why the hop waits, or why it is not needed.
+	Why string `json:"why,omitempty"`
+}
+
+// HopName names a hop.
+type HopName string
+
+// The hops of a move.
+const (
+	HopPodDeleted      HopName = "pod deleted"
+	HopEnded           HopName = "containers ended"
+	HopUnmounted       HopName = "unmounted"
+	HopDetachRequested HopName = "detach requested"
+	HopDetached        HopName = "detached"
+	HopPodCreated      HopName = "pod created"
+	HopScheduled       HopName = "scheduled"
+	HopAttachRequested HopName = "attach requested"
+	HopTaken           HopName = "attacher began"
+	HopAttached        HopName = "attached"
+	HopReported        HopName = "reported"
+	HopMounted         HopName = "mounted"
+	HopStarted         HopName = "container started"
+	HopReady           HopName = "ready"
+)
+
+// Interval is the time between two hops.
+type Interval struct {
+	Name string `json:"name"`
+	// Usual is what it usually takes with a volume of a cloud.
+	Usual string `json:"usual"`
+	// Seconds is what it took. Exact is set if that is no difference of whole seconds.
+	Seconds *float64 `json:"seconds,omitempty"`
+	Exact   bool     `json:"exact,omitempty"`
+	// AtMost limits it if it is unknown.
+	AtMost *float64 `json:"atMost,omitempty"`
+	// Unknown is why it is unknown.
+	Unknown string `json:"unknown,omitempty"`
+}
+
+// Timelines finds the last move of each volume of a pod, a claim or a PersistentVolume. It is an error if the snapshot does not have
+// the subject. The snapshot needs the managed fields of VolumeAttachments, the conditions of pods, and events.
+func Timelines(s *Snapshot, subject Ref) (Timeline, error) {
+	x := newState(s)
+	t := Timeline{
+		TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: "Timeline"},
+		Subject:  subject, Time: s.Now, Moves: []Move{}, Unread: s.Unread,
+	}
+	name := join(subject.Namespace, subject.Name)
+	switch subject.Resource {
+	case Pods:
+		pod := x.pods[name]
+		if pod == nil {
+			return t, x.missing(subject)
+		}
+		for i := range pod.Spec.Volumes {
+			if claim := kube.ClaimName(pod, &pod.Spec.Volumes[i]); claim != "" {
+				if key, pv, ok := x.volumeOfClaim(pod.Namespace, claim); ok {
+					t.Moves = append(t.Moves, x.move(key, pv, pod))
+				}
+			}
+		}
+	case Claims:
+		if x.claims[name] == nil {
+			return t, x.missing(subject)
+		}
+		if key, pv, ok := x.volumeOfClaim(subject.Namespace, subject.Name); ok {
+			t.Moves = append(t.Moves, x.move(key, pv, x.arriving(key)))
+		}
+	case Volumes:
+		pv := x.volumes[subject.Name]
+		if pv == nil {
+			return t, x.missing(subject)
+		}
+		if key, ok := kube.KeyOfVolume(pv); ok {
+			t.Moves = append(t.Moves, x.move(key, pv, x.arriving(key)))
+		}
+	case Attachments, Nodes, Leases, CSINodes, Drivers, Events:
+		return t, fmt.Errorf("%s has no timeline: name a pod, a claim or a PersistentVolume", subject)
+	}
+	return t, nil
+}
+
+// arriving is the newest pod that uses the volume and is not being deleted.
+func (x *state) arriving(key attachment.VolumeKey) *corev1.Pod {
+	var newest *corev1.Pod
+	for _, u := range x.uses[key] {
+		if u.pod.DeletionTimestamp == nil && x.mayName(u.pod.Namespace) && (newest == nil || older(newest, u.pod) < 0) {
+			newest = u.pod
+		}
+	}
+	return newest
+}
+
+// mover collects the hops of one move.
+type mover struct {
+	*state
+	key attachment.VolumeKey
+	pv  *corev1.PersistentVolume
+	// pod is the one that the volume came for, and va the VolumeAttachment to its node; nil if there is none.
+	pod *corev1.Pod
+	va  *storagev1.VolumeAttachment
+	// stayed is set if the volume was attached to the node before the pod was created.
+	stayed bool
+
+	// from is the node that the volume left, old the pod there, and oldVA the VolumeAttachment; nil if they are gone.
+	from  string
+	old   *corev1.Pod
+	oldVA *storagev1.VolumeAttachment
+	// gone is the UID of the pod there if only its events are left.
+	gone string
+
+	hops    []Hop
+	blocked bool // a hop waits: those after it are pending
+}
+
+func (x *state) move(key attachment.VolumeKey, pv *corev1.PersistentVolume, pod *corev1.Pod) Move {
+	m := &mover{state: x, key: key, pv: pv, pod: pod}
+	move := Move{Volume: x.describe(key, pv)}
+	m.findArrival()
+	if !m.stayed && x.shared(key) != decision.Yes {
+		m.findDeparture()
+	}
+	if pod != nil {
+		ref := podRef(pod)
+		move.Pod, move.To, move.Volume.WantedOn = &ref, pod.Spec.NodeName, pod.Spec.NodeName
+	} else if m.va != nil {
+		move.To = m.va.Spec.NodeName
+	}
+	move.From = m.from
+	if m.from != "" {
+		m.departure()
+	}
+	if pod != nil || m.va != nil {
+		m.arrival()
+	}
+	move.Hops = m.hops
+	move.measure(x.Now)
+	move.Timing = timing(move.Hops)
+	return move
+}
+
+// findArrival finds the VolumeAttachment that the volume came with.
+func (m *mover) findArrival() {
+	for _, va := range m.attached[m.key] {
+		if va.DeletionTimestamp != nil || m.pod != nil && va.Spec.NodeName != m.pod.Spec.NodeName {
+			continue
+		}
+		if m.va == nil || m.va.CreationTimestamp.Before(&va.CreationTimestamp) {
+			m.va = va
+		}
+	}
+	m.stayed = m.pod != nil && m.va != nil && m.va.CreationTimestamp.Time.Before(m.pod.CreationTimestamp.Time)
+}
+
+// findDeparture finds where the volume was before: what objects are left of that, else events.
+func (m *mover) findDeparture() {
+	for _, va := range m.attached[m.key] {
+		if va != m.va && (m.oldVA == nil || va.DeletionTimestamp != nil) {
+			m.oldVA, m.from = va, va.Spec.NodeName
+		}
+	}
+	for _, u := range m.uses[m.key] {
+		p := u.pod
+		if p == m.pod || p.Spec.NodeName == "" || p.DeletionTimestamp == nil && !ended(u) || m.from != "" && p.Spec.NodeName != m.from {
+			continue
+		}
+		if m.pod != nil && older(m.pod, p) < 0 {
+			continue // it came later, and has nothing to do with this move
+		}
+		if m.old == nil || older(m.old, p) < 0 {
+			m.old = p
+		}
+	}
+	if e := m.detachEvent("DetachingVolume", "SuccessfulDetachVolume"); m.from == "" && e != nil {
+		m.from = quotedAfter(e.Message, " from node ")
+	}
+	if m.from == "" && m.old != nil && m.mayName(m.old.Namespace) {
+		m.from = m.old.Spec.NodeName
+	}
+	m.findGone()
+}
+
+// findGone finds the pod that had the volume before by the event of its attach.
+func (m *mover) findGone() {
+	if m.old != nil || m.pv == nil {
+		return
+	}
+	for _, e := range newestFirst(m.Events) {
+		uid := string(e.InvolvedObject.UID)
+		if e.Reason != "SuccessfulAttachVolume" || quotedAfter(e.Message, " for volume ") != m.pv.Name || m.pod != nil && uid == string(m.pod.UID) {
+			continue
+		}
+		if m.pod != nil && eventTime(e).After(m.pod.CreationTimestamp.Time.Add(second)) && e.InvolvedObject.Name == m.pod.Name {
+			continue // a later pod of the same name
+		}
+		node := nodeOf(m.lastEvent(uid, "Scheduled"))
+		if node == "" || m.from != "" && node != m.from {
+			continue
+		}
+		m.gone, m.from = uid, node
+		return
+	}
+}
+
+// detachEvent is the newest event of a detach that the arrival may have waited for. The controller emits it about the claim, or about
+// the PersistentVolume.
+func (m *mover) detachEvent(reasons ...string) *corev1.Event {
+	if m.pv == nil {
+		return nil
+	}
+	about := []string{string(m.pv.UID)}
+	if ref := m.pv.Spec.ClaimRef; ref != nil {
+		about = append(about, string(ref.UID))
+	}
+	for _, e := range newestFirst(m.Events) {
+		if !slices.Contains(reasons, e.Reason) || !slices.Contains(about, string(e.InvolvedObject.UID)) || quotedAfter(e.Message, " for volume ") != m.pv.Name {
+			continue
+		}
+		node := quotedAfter(e.Message, " from node ")
+		if node == "" || m.from != "" && node != m.from || m.va != nil && eventTime(e).After(m.va.CreationTimestamp.Time.Add(second)) {
+			continue
+		}
+		return e
+	}
+	return nil
+}
+
+// second is the resolution of most times of the API.
+const second = time.Second
+
+// measure sets where each hop began, and where the move begins and ends.
+func (v *Move) measure(now time.Time) {
+	for i := range v.Hops {
+		h := &v.Hops[i]
+		at := h.At
+		if h.State == HopWaiting {
+			at = &now
+		}
+		if v.Start == nil || h.At != nil && h.At.Before(*v.Start) {
+			v.Start = cmp.Or(h.At, v.Start)
+		}
+		if at == nil {
+			continue
+		}
+		if v.End == nil || at.After(*v.End) {
+			v.End = at
+		}
+		var last *Hop
+		for j := range v.Hops[:i] {
+			if p := &v.Hops[j]; p.At != nil && !truncated(p).After(*at) && (last == nil || !p.At.Before(*last.At)) {
+				last = p
+			}
+		}
+		if last != nil {
+			h.After, h.Seconds = last.Name, seconds(at.Sub(*last.At))
+		}
+	}
+}
+
+// truncated is the time of a hop in the resolution of most others.
+func truncated(h *Hop) time.Time { return h.At.Truncate(second) }
+
+// seconds is a duration that does not become negative because one of its ends has whole seconds.
+func seconds(d time.Duration) *float64 {
+	s := max(d, 0).Seconds()
+	return &s
+}

@@ -1,0 +1,469 @@
+package diagnosis
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/kube"
+)
+
+// components do the hops; managed fields and events may name others.
+var components = map[HopName]string{
+	HopPodDeleted: "client", HopEnded: "kubelet", HopUnmounted: "kubelet", HopDetachRequested: "attach/detach controller", HopDetached: "attacher",
+	HopPodCreated: "client", HopScheduled: "scheduler", HopAttachRequested: "attach/detach controller", HopTaken: "attacher", HopAttached: "attacher",
+	HopReported: "attach/detach controller", HopMounted: "kubelet", HopStarted: "kubelet", HopReady: "kubelet",
+}
+
+// add appends a hop. What comes after a hop that waits has not happened, whatever older objects say.
+func (m *mover) add(h Hop) {
+	h.Component = cmp.Or(h.Component, components[h.Name])
+	switch {
+	case m.blocked && (h.State == HopWaiting || h.State == HopUnknown):
+		h = Hop{Name: h.Name, Component: h.Component, State: HopPending}
+	case h.State == HopWaiting:
+		m.blocked = true
+	}
+	m.hops = append(m.hops, h)
+}
+
+func done(name HopName, at time.Time, source string) Hop {
+	if at.IsZero() {
+		return unknown(name, source+" is empty", nil)
+	}
+	return Hop{Name: name, State: HopDone, At: &at, Source: source, Exact: at.Nanosecond() != 0}
+}
+
+func unknown(name HopName, why string, notAfter *time.Time) Hop {
+	return Hop{Name: name, State: HopUnknown, Why: why, NotAfter: notAfter}
+}
+
+func waiting(name HopName, why string) Hop { return Hop{Name: name, State: HopWaiting, Why: why} }
+
+func notNeeded(name HopName, why string) Hop { return Hop{Name: name, State: HopNotNeeded, Why: why} }
+
+// by is a hop that an event is the record of.
+func by(name HopName, e *corev1.Event) Hop {
+	h := done(name, eventTime(e), "event "+e.Reason)
+	h.Component = cmp.Or(e.ReportingController, e.Source.Component)
+	return h
+}
+
+// lost is why a hop that only events record is unknown.
+func (m *mover) lost(events string) string {
+	for _, u := range m.Unread {
+		if u.Resource == Events {
+			return "only " + events + " would record it, and events could not be read"
+		}
+	}
+	return "only " + events + " would record it, and none is left (the API server deletes events after an hour)"
+}
+
+// departure adds the hops of the node that the volume left.
+func (m *mover) departure() {
+	requested, detached := m.detachRequested(), m.detached()
+	bound := requested.At
+	if bound == nil {
+		bound = cmp.Or(detached.At, detached.NotAfter)
+	}
+	if forced := m.detachEvent("DetachingVolume"); forced != nil && forced.Type == corev1.EventTypeWarning {
+		bound = nil // the volume was in use
+	}
+	m.add(m.podDeleted(bound))
+	m.add(m.containersEnded(bound))
+	m.add(m.unmounted(bound))
+	m.add(requested)
+	m.add(detached)
+	// A detach that waits blocks the attach, but neither the creation nor the scheduling of the next pod.
+	m.blocked = false
+}
+
+func (m *mover) podDeleted(bound *time.Time) Hop {
+	if m.old != nil {
+		if at := m.old.DeletionTimestamp; at != nil {
+			var grace time.Duration
+			if s := m.old.DeletionGracePeriodSeconds; s != nil {
+				grace = time.Duration(*s) * second
+			}
+			return done(HopPodDeleted, at.Time.Add(-grace), "metadata.deletionTimestamp less the grace period")
+		}
+		return notNeeded(HopPodDeleted, "the pod has ended and was not deleted")
+	}
+	if e := m.lastEvent(m.gone, "TaintManagerEviction", "Preempted"); m.gone != "" && e != nil {
+		return by(HopPodDeleted, e)
+	}
+	if e := m.lastEvent(m.gone, "Killing"); m.gone != "" && e != nil {
+		return unknown(HopPodDeleted, "the Pod object is gone; the kubelet began to stop it at the time of the limit (event Killing)", timePointer(eventTime(e)))
+	}
+	if m.holds() {
+		return waiting(HopPodDeleted, "a pod there may still use the volume")
+	}
+	return unknown(HopPodDeleted, "the Pod object is gone, and no event records its deletion", m.recreated(bound))
+}
+
+// holds reports whether the old node has the volume and no detach was requested.
+func (m *mover) holds() bool { return m.oldVA != nil && m.oldVA.DeletionTimestamp == nil }
+
+// recreated is the creation of a pod of the same name, as a StatefulSet's: its predecessor was gone by then.
+func (m *mover) recreated(bound *time.Time) *time.Time {
+	if m.pod == nil || m.gone == "" {
+		return bound
+	}
+	for _, e := range m.events[m.gone] {
+		if e.InvolvedObject.Name == m.pod.Name {
+			return earlier(bound, timePointer(m.pod.CreationTimestamp.Time))
+		}
+	}
+	return bound
+}
+
+func earlier(a, b *time.Time) *time.Time {
+	if a == nil || b != nil && b.Before(*a) {
+		return b
+	}
+	return a
+}
+
+func (m *mover) containersEnded(bound *time.Time) Hop {
+	if m.old == nil {
+		if m.holds() {
+			return waiting(HopEnded, "")
+		}
+		return unknown(HopEnded, "the status of the pod is gone with the Pod object", m.recreated(bound))
+	}
+	var last time.Time
+	for _, c := range slices.Concat(m.old.Status.InitContainerStatuses, m.old.Status.ContainerStatuses) {
+		switch t := c.State.Terminated; {
+		case c.State.Running != nil:
+			return waiting(HopEnded, "a container of the pod runs")
+		case t != nil && t.FinishedAt.After(last):
+			last = t.FinishedAt.Time
+		}
+	}
+	if last.IsZero() {
+		return unknown(HopEnded, "the pod has no status of a container that has ended", bound)
+	}
+	return done(HopEnded, last, "status.containerStatuses.state.terminated.finishedAt")
+}
+
+func (m *mover) unmounted(bound *time.Time) Hop {
+	node := m.nodes[m.from]
+	if node != nil && kube.InUse(node, kube.UniqueVolumeName(m.key.Driver, m.key.Handle)) && (m.va == nil || m.from != m.va.Spec.NodeName) {
+		return waiting(HopUnmounted, "status.volumesInUse of node "+m.from+" lists the volume")
+	}
+	return unknown(HopUnmounted, "status.volumesInUse of a Node has no times", bound)
+}
+
+func (m *mover) detachRequested() Hop {
+	if m.oldVA != nil {
+		if at := m.oldVA.DeletionTimestamp; at != nil {
+			return done(HopDetachRequested, at.Time, "metadata.deletionTimestamp of the VolumeAttachment")
+		}
+		h := waiting(HopDetachRequested, "VolumeAttachment "+m.oldVA.Name+" is not being deleted")
+		if since := kube.DetachRequested(m.oldVA); !since.IsZero() {
+			h.Why += ", although belay-controller has wanted to since " + since.UTC().Format(time.RFC3339)
+		}
+		return h
+	}
+	if e := m.detachEvent("DetachingVolume"); e != nil {
+		return by(HopDetachRequested, e)
+	}
+	why := "the VolumeAttachment is gone; " + m.lost("the event DetachingVolume of belay-controller")
+	return unknown(HopDetachRequested, why, m.freed())
+}
+
+// freed is when the volume was requested on another node: one that only one node may have was detached by then.
+func (m *mover) freed() *time.Time {
+	if m.va == nil || m.shared(m.key) != decision.No {
+		return nil
+	}
+	return timePointer(m.va.CreationTimestamp.Time)
+}
+
+func (m *mover) detached() Hop {
+	if m.oldVA != nil {
+		h := waiting(HopDetached, "VolumeAttachment "+m.oldVA.Name+" exists")
+		if e := m.oldVA.Status.DetachError; e != nil {
+			h.Why += ": " + m.foreign(e.Message)
+		}
+		return h
+	}
+	if e := m.detachEvent("SuccessfulDetachVolume"); e != nil {
+		return by(HopDetached, e)
+	}
+	return unknown(HopDetached, "the VolumeAttachment is gone; "+m.lost("the event SuccessfulDetachVolume of belay-controller"), m.freed())
+}
+
+// arrival adds the hops of the node that the volume came to.
+func (m *mover) arrival() {
+	m.podHops()
+	m.attachHops()
+	m.mountHops()
+}
+
+// noPod is why the times of a pod are unknown.
+const noPod = "no pod that uses the volume exists, or none that you may read"
+
+func (m *mover) podHops() {
+	if m.pod == nil {
+		m.add(unknown(HopPodCreated, noPod, nil))
+		m.add(unknown(HopScheduled, noPod, nil))
+		return
+	}
+	m.add(done(HopPodCreated, m.pod.CreationTimestamp.Time, "metadata.creationTimestamp"))
+	e := m.lastEvent(string(m.pod.UID), "Scheduled")
+	switch at := scheduled(m.pod); {
+	case m.pod.Spec.NodeName == "":
+		m.add(waiting(HopScheduled, "the pod has no node"))
+	case e != nil:
+		m.add(by(HopScheduled, e))
+	case at.Equal(m.pod.CreationTimestamp.Time) && !hasCondition(m.pod, corev1.PodScheduled):
+		m.add(notNeeded(HopScheduled, "the pod was created with a node"))
+	default:
+		m.add(done(HopScheduled, at, "condition PodScheduled"))
+	}
+}
+
+func hasCondition(pod *corev1.Pod, kind corev1.PodConditionType) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == kind && c.Status == corev1.ConditionTrue })
+}
+
+func (m *mover) attachHops() {
+	names := []HopName{HopAttachRequested, HopTaken, HopAttached, HopReported}
+	why := ""
+	switch {
+	case !m.attachRequired(m.key.Driver) || kube.NoVolumeAttachment(m.key.Driver):
+		why = "volumes of driver " + m.key.Driver + " are not attached"
+	case m.stayed:
+		why = "the volume has been attached to the node since " + m.va.CreationTimestamp.UTC().Format(time.RFC3339)
+	}
+	if why != "" {
+		for _, name := range names {
+			m.add(notNeeded(name, why))
+		}
+		return
+	}
+	if m.va == nil {
+		for _, name := range names {
+			switch {
+			case !slices.Contains(m.Whole, Attachments):
+				m.add(unknown(name, "the VolumeAttachments could not be read", nil))
+			case mounted(m.pod) || kube.PodEnded(m.pod):
+				m.add(unknown(name, "the VolumeAttachment is gone", nil))
+			default:
+				m.add(waiting(name, m.notRequested()))
+			}
+		}
+		return
+	}
+	h := done(HopAttachRequested, m.va.CreationTimestamp.Time, "metadata.creationTimestamp of the VolumeAttachment")
+	creator, _ := kube.AttachmentCreator(m.va)
+	h.Component = creator.Manager
+	m.add(h)
+	m.add(m.taken())
+	m.add(m.attachedHop())
+	m.add(m.reported(creator.Manager))
+}
+
+// notRequested is what the attach waits for, as far as the objects show it.
+func (m *mover) notRequested() string {
+	if m.oldVA != nil && m.shared(m.key) == decision.No {
+		return "the volume is attached to node " + m.from
+	}
+	return "there is no VolumeAttachment for node " + m.pod.Spec.NodeName
+}
+
+func (m *mover) taken() Hop {
+	began, ok := kube.AttachmentTaker(m.va)
+	status, written := kube.AttachedWriter(m.va)
+	var h Hop
+	switch {
+	case len(m.va.Finalizers) == 0:
+		h = waiting(HopTaken, "the VolumeAttachment has no finalizer of an attacher")
+	case !ok:
+		h = unknown(HopTaken, "the VolumeAttachment has no managed fields about its finalizer", nil)
+	case written && m.va.Status.Attached && began.Time.After(status.Time):
+		h = unknown(HopTaken, "the attacher has written the VolumeAttachment again since, which hides its first write", timePointer(status.Time))
+	default:
+		h = done(HopTaken, began.Time, "managedFields of the finalizer of the VolumeAttachment")
+	}
+	h.Component = began.Manager
+	return h
+}
+
+func (m *mover) attachedHop() Hop {
+	status, ok := kube.AttachedWriter(m.va)
+	if !m.va.Status.Attached {
+		h := waiting(HopAttached, "status.attached of the VolumeAttachment is false")
+		if e := m.va.Status.AttachError; e != nil {
+			h.Why += ": " + m.foreign(e.Message)
+		}
+		return h
+	}
+	if ok {
+		h := done(HopAttached, status.Time, "managedFields of status.attached of the VolumeAttachment")
+		h.Component = status.Manager
+		return h
+	}
+	if e := m.podEvent("SuccessfulAttachVolume"); e != nil {
+		return by(HopAttached, e)
+	}
+	return unknown(HopAttached, "the VolumeAttachment has no managed fields about status.attached", nil)
+}
+
+// podEvent is the newest event of the pod about the volume.
+func (m *mover) podEvent(reason string) *corev1.Event {
+	if m.pod == nil || m.pv == nil {
+		return nil
+	}
+	for _, e := range m.events[string(m.pod.UID)] {
+		if e.Reason == reason && strings.Contains(e.Message, fmt.Sprintf("volume %q", m.pv.Name)) {
+			return e
+		}
+	}
+	return nil
+}
+
+func (m *mover) reported(controller string) Hop {
+	node := m.nodes[m.va.Spec.NodeName]
+	e := m.podEvent("SuccessfulAttachVolume")
+	switch {
+	case e != nil && controller == kube.FieldManager:
+		h := by(HopReported, e)
+		h.Component = controller
+		return h
+	case node != nil && !kube.Reported(node, kube.UniqueVolumeName(m.key.Driver, m.key.Handle)):
+		return waiting(HopReported, "status.volumesAttached of node "+node.Name+" does not list the volume")
+	case controller == kube.FieldManager:
+		return unknown(HopReported, "status.volumesAttached of a Node has no times; "+m.lost("the event SuccessfulAttachVolume of belay-controller"), m.mountedBy())
+	}
+	return unknown(HopReported, "status.volumesAttached of a Node has no times; upstream's event SuccessfulAttachVolume is from before the report", m.mountedBy())
+}
+
+// mountedBy is the first sign of a container, which the kubelet starts once all volumes are mounted.
+func (m *mover) mountedBy() *time.Time {
+	if m.pod == nil {
+		return nil
+	}
+	var first *time.Time
+	for _, e := range m.events[string(m.pod.UID)] {
+		if slices.Contains([]string{"Pulling", "Pulled", "Created", "Started"}, e.Reason) {
+			first = earlier(first, timePointer(e.FirstTimestamp.Time))
+		}
+	}
+	for _, c := range m.pod.Status.Conditions {
+		if c.Type == corev1.PodReadyToStartContainers && c.Status == corev1.ConditionTrue {
+			first = earlier(first, timePointer(c.LastTransitionTime.Time))
+		}
+	}
+	if at, ok := m.firstStart(); ok {
+		first = earlier(first, &at)
+	}
+	return first
+}
+
+// firstStart is when the first container of the pod started, as its status has it: the status keeps the last two starts.
+func (m *mover) firstStart() (time.Time, bool) {
+	var first time.Time
+	for _, c := range slices.Concat(m.pod.Status.InitContainerStatuses, m.pod.Status.ContainerStatuses) {
+		state := c.State
+		if c.RestartCount == 1 {
+			state = c.LastTerminationState
+		}
+		var at time.Time
+		switch {
+		case c.RestartCount > 1:
+			return time.Time{}, false
+		case state.Running != nil:
+			at = state.Running.StartedAt.Time
+		case state.Terminated != nil:
+			at = state.Terminated.StartedAt.Time
+		}
+		if !at.IsZero() && (first.IsZero() || at.Before(first)) {
+			first = at
+		}
+	}
+	return first, !first.IsZero()
+}
+
+func (m *mover) mountHops() {
+	if m.pod == nil {
+		for _, name := range []HopName{HopMounted, HopStarted, HopReady} {
+			m.add(unknown(name, noPod, nil))
+		}
+		return
+	}
+	limit := m.mountedBy()
+	switch e := m.podEvent("SuccessfulMountVolume"); {
+	case e != nil:
+		m.add(by(HopMounted, e))
+	case limit == nil && !mounted(m.pod) && !kube.PodEnded(m.pod):
+		m.add(waiting(HopMounted, "no container of the pod has started"))
+	default:
+		m.add(unknown(HopMounted, "neither the kubelet nor belay-node records the mount of a file system; containers start after it", limit))
+	}
+	m.add(m.started())
+	m.add(m.ready())
+}
+
+func (m *mover) started() Hop {
+	if at, ok := m.firstStart(); ok {
+		return done(HopStarted, at, "status.containerStatuses: the first startedAt")
+	}
+	for _, e := range slices.Backward(m.events[string(m.pod.UID)]) { // the oldest comes first
+		if e.Reason == "Started" && !e.FirstTimestamp.IsZero() {
+			return done(HopStarted, e.FirstTimestamp.Time, "event Started")
+		}
+	}
+	if mounted(m.pod) || kube.PodEnded(m.pod) {
+		return unknown(HopStarted, "the status keeps the last two starts of a container, and it has restarted since", nil)
+	}
+	return waiting(HopStarted, "no container of the pod has started")
+}
+
+func (m *mover) ready() Hop {
+	restarted := slices.ContainsFunc(m.pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.RestartCount > 0 })
+	for _, c := range m.pod.Status.Conditions {
+		switch {
+		case c.Type != corev1.PodReady:
+		case restarted:
+			return unknown(HopReady, "a container has restarted, and the condition Ready has the time of its last change", nil)
+		case c.Status == corev1.ConditionTrue:
+			return done(HopReady, c.LastTransitionTime.Time, "condition Ready")
+		case kube.PodEnded(m.pod):
+			return unknown(HopReady, "the pod has ended", nil)
+		}
+	}
+	return waiting(HopReady, "the condition Ready is not True")
+}
+
+// quoted matches what events put in quotation marks.
+var quoted = regexp.MustCompile(`^"([^"]+)"`)
+
+// quotedAfter returns the quoted name that follows a word in a message.
+func quotedAfter(message, word string) string {
+	if _, rest, ok := strings.Cut(message, word); ok {
+		if found := quoted.FindStringSubmatch(rest); found != nil {
+			return found[1]
+		}
+	}
+	return ""
+}
+
+// nodeOf is the node in the scheduler's event: "Successfully assigned default/db-0 to node-1".
+func nodeOf(e *corev1.Event) string {
+	if e == nil {
+		return ""
+	}
+	return e.Message[strings.LastIndex(e.Message, " ")+1:]
+}
+
+func newestFirst(events []*corev1.Event) []*corev1.Event {
+	return slices.SortedStableFunc(slices.Values(events), func(a, b *corev1.Event) int { return eventTime(b).Compare(eventTime(a)) })
+}

@@ -1,0 +1,88 @@
+package diagnosis
+
+import (
+	"fmt"
+	"time"
+)
+
+// NotYet is why an interval of a move that is not over is unknown.
+const NotYet = "not yet"
+
+// timing is the table that says where the time of an attach goes. The usual times are those of Amazon EBS.
+func timing(hops []Hop) []Interval {
+	at := map[HopName]*Hop{}
+	for i := range hops {
+		at[hops[i].Name] = &hops[i]
+	}
+	freed := HopScheduled
+	if d := at[HopDetached]; d != nil && d.At != nil && at[HopScheduled] != nil && at[HopScheduled].At != nil && d.At.After(*at[HopScheduled].At) {
+		freed = HopDetached
+	}
+	attached := HopAttached
+	if r := at[HopReported]; r != nil && r.State == HopDone {
+		attached = HopReported
+	}
+	if a := at[HopAttachRequested]; a != nil && a.State == HopNotNeeded {
+		attached = HopScheduled
+	}
+	return []Interval{
+		between(at, "scheduler assigns the node", "~100 ms", HopPodCreated, HopScheduled),
+		between(at, "controller creates the VolumeAttachment", "~500 ms", freed, HopAttachRequested),
+		between(at, "attacher begins", "~1 s", HopAttachRequested, HopTaken),
+		between(at, "driver attaches, status.attached is true", "5-30 s, then ~1 s", HopTaken, HopAttached),
+		between(at, "node stages and publishes", "2-10 s", attached, HopMounted),
+		between(at, "container starts", "1-3 s", HopMounted, HopStarted),
+		between(at, "total, from scheduled to container started", "15-45 s", HopScheduled, HopStarted),
+	}
+}
+
+// between measures from one hop to the next.
+func between(at map[HopName]*Hop, name, usual string, from, to HopName) Interval {
+	v := Interval{Name: name, Usual: usual}
+	a, b := at[from], at[to]
+	switch {
+	case a == nil || b == nil:
+		v.Unknown = "no pod has wanted the volume since"
+	case b.State == HopNotNeeded || b.State == HopWaiting && b.Why != "":
+		v.Unknown = map[HopState]string{HopNotNeeded: "not needed: ", HopWaiting: "not yet: "}[b.State] + b.Why
+	case b.State == HopWaiting || b.State == HopPending:
+		v.Unknown = NotYet
+	case a.State == HopNotNeeded:
+		v.Unknown = a.Why
+	case a.At == nil && b.At == nil && a.Why == b.Why:
+		v.Unknown = b.Why
+	case b.At == nil:
+		v.Unknown = b.Why
+		if a.At != nil && b.NotAfter != nil {
+			v.AtMost = limit(*a.At, *b.NotAfter)
+		}
+	case a.At == nil:
+		v.Unknown = fmt.Sprintf("%q has no time", from)
+		if earliest := last(at, from); earliest != nil && b.At != nil {
+			v.AtMost = limit(*earliest, *b.At)
+		}
+	default:
+		v.Seconds, v.Exact = seconds(b.At.Sub(*a.At)), a.Exact && b.Exact
+	}
+	return v
+}
+
+// last is the last known time of the hops before one.
+func last(at map[HopName]*Hop, before HopName) *time.Time {
+	var found *time.Time
+	for _, name := range order {
+		if name == before {
+			break
+		}
+		if h := at[name]; h != nil && h.At != nil && (found == nil || h.At.After(*found)) {
+			found = h.At
+		}
+	}
+	return found
+}
+
+// order has the hops of the node that the volume comes to.
+var order = []HopName{HopPodCreated, HopScheduled, HopAttachRequested, HopTaken, HopAttached, HopReported, HopMounted, HopStarted, HopReady}
+
+// limit is the longest time between two that may have whole seconds.
+func limit(from, to time.Time) *float64 { return seconds(to.Sub(from) + second) }
