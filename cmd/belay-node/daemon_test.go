@@ -175,7 +175,7 @@ func TestLogOfStartAndStop(t *testing.T) {
 	}
 	for _, want := range []string{
 		`"Starting belay-node" version="unknown" node="edge-1" containerRuntime="` + endpoint, `"Node agent started" node="edge-1" root="`,
-		`stay mounted" err=`, `"Node agent stopped" node="edge-1"`,
+		`terminated pods mounted" err=`, `"Node agent stopped" node="edge-1"`,
 	} {
 		if daemon.Logged(want) != 1 {
 			t.Errorf("the log does not have once %q:\n%s", want, daemon.Output())

@@ -201,7 +201,7 @@ func TestHandoffOnSIGTERM(t *testing.T) {
 	leader.Signal(syscall.SIGTERM)
 	leader.WaitLog("waiting for calls in flight")
 	close(answered)
-	leader.WantExit(1, "the results of all calls are recorded")
+	leader.WantExit(1, "the results of all calls were recorded")
 	ended := time.Now()
 	w.untilAttached(attachments)
 
