@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,18 @@ import (
 func TestOutputOfExplainIsDocumented(t *testing.T) {
 	page := read(t, filepath.Join(root, "docs", "kubectl-belay.md"))
 	checkTables(t, page, typesOf(reflect.TypeFor[diagnosis.Explanation]()))
+	for _, list := range []reflect.Type{reflect.TypeFor[diagnosis.StuckList](), reflect.TypeFor[diagnosis.OrphanList](), reflect.TypeFor[diagnosis.NodeMap]()} {
+		types := typesOf(list)
+		// These have the fields of another type too, whose table the page refers to.
+		types["Orphan"] = without(types["Orphan"], fieldsOf(reflect.TypeFor[diagnosis.Finding]()))
+		types["NodeVolume"] = without(types["NodeVolume"], fieldsOf(reflect.TypeFor[diagnosis.Volume]()))
+		for kind, fields := range types {
+			if len(fields) == 0 {
+				delete(types, kind)
+			}
+		}
+		checkTables(t, page, types)
+	}
 	for _, value := range []diagnosis.Verdict{diagnosis.Clear, diagnosis.InProgress, diagnosis.Unknown, diagnosis.Blocked, diagnosis.Unsafe} {
 		if !strings.Contains(page, "`"+string(value)+"`") {
 			t.Errorf("the verdict %s is not documented", value)
@@ -44,6 +57,10 @@ func TestOutputOfTimelineIsDocumented(t *testing.T) {
 			t.Errorf("%s is not documented", name)
 		}
 	}
+}
+
+func without(fields, others []string) []string {
+	return slices.DeleteFunc(fields, func(name string) bool { return slices.Contains(others, name) })
 }
 
 // checkTables compares the fields of types with the tables of a page.

@@ -183,7 +183,7 @@ func (c crowd) pod(i int) *corev1.Pod {
 // wait waits until the API server has read what was stored past it: the last pod and the last event.
 func (c crowd) wait(t *testing.T, s *apiserver.Server) {
 	t.Helper()
-	fixtureDeadline := time.Now().Add(2 * time.Minute)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		var pods corev1.PodList
 		err := s.Client.List(t.Context(), &pods, client.InNamespace(c.namespace(manyPods-1)), client.Limit(1))
@@ -194,7 +194,7 @@ func (c crowd) wait(t *testing.T, s *apiserver.Server) {
 		if err == nil && len(pods.Items) == 1 && len(attachments.Items) == manyVolumes {
 			return
 		}
-		if time.Now().After(fixtureDeadline) {
+		if time.Now().After(deadline) {
 			t.Fatalf("the API server shows %d VolumeAttachments: %v", len(attachments.Items), err)
 		}
 		time.Sleep(time.Second)

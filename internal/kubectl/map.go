@@ -44,8 +44,9 @@ func (p *plugin) volumeMap(ctx context.Context, node, driver string, format list
 		return err
 	}
 	m := diagnosis.Map(s, node, driver)
+	nodes, attachments := slices.Contains(s.Whole, diagnosis.Nodes), slices.Contains(s.Whole, diagnosis.Attachments)
 	if node != "" && len(m.Items) == 0 {
-		if slices.Contains(s.Whole, diagnosis.Nodes) {
+		if nodes {
 			return fmt.Errorf("node %s does not exist, and has no volumes", node)
 		}
 		p.unread(m.Unread)
@@ -62,7 +63,7 @@ func (p *plugin) volumeMap(ctx context.Context, node, driver string, format list
 		_, _ = fmt.Fprintln(p.ErrOut, "Not all pods and volumes could be read: more slots may be taken than shown.")
 	}
 	p.unread(m.Unread)
-	if !slices.Contains(s.Whole, diagnosis.Nodes) && !slices.Contains(s.Whole, diagnosis.Attachments) {
+	if !nodes && !attachments {
 		return found{StatusError}
 	}
 	return nil

@@ -44,7 +44,7 @@ func TestScale(t *testing.T) {
 	program := buildProgram(t)
 	for name, namespaces := range map[string]int{"50 namespaces": 50, "one namespace": 1} {
 		t.Run(name, func(t *testing.T) {
-			large := apiserver.Server{Flags: map[string]string{"audit-log-path": "", "max-requests-inflight": "400"}}
+			large := apiserver.Server{}
 			large.StartFor(t)
 			began := time.Now()
 			c := crowd{namespaces: namespaces}
