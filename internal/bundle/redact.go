@@ -15,8 +15,8 @@ const Removed = "(removed)"
 type Redactor struct {
 	// MayName reports whether a namespace may appear.
 	MayName func(namespace string) bool
-	// Hide takes the names from other namespaces out of a line.
-	Hide func(line string) string
+	// Hide takes the names from other namespaces out of a text; nil if all may appear.
+	Hide func(text string) string
 	// Names replaces names; nil to keep them.
 	Names *Pseudonyms
 
@@ -215,11 +215,7 @@ func (r *Redactor) Text(text string) string {
 		}
 	}
 	if r.Hide != nil {
-		lines := strings.Split(text, "\n")
-		for i, line := range lines {
-			lines[i] = r.Hide(line)
-		}
-		text = strings.Join(lines, "\n")
+		text = r.Hide(text)
 	}
 	if r.Names != nil {
 		text = r.Names.Replace(text)

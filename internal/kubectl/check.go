@@ -157,7 +157,7 @@ func (p *plugin) readHealth(ctx context.Context, o *checkOptions) (preflight.Clu
 		if !o.wait || ctx.Err() != nil || err == nil && settled(&report) {
 			return report, err
 		}
-		said := fmt.Sprintf("%d checks fail", count(&report, preflight.Result.Fails))
+		said := fmt.Sprintf("checks that fail: %d", count(&report, preflight.Result.Fails))
 		if err != nil {
 			said = err.Error()
 		}
@@ -269,11 +269,11 @@ func healthSummary(report *preflight.ClusterHealth) string {
 		what string
 	}{{failed, "failed"}, {warnings, "warnings"}, {unknown, "unknown"}} {
 		if part.n > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", part.n, part.what))
+			parts = append(parts, fmt.Sprintf("%s: %d", part.what, part.n))
 		}
 	}
 	if len(parts) == 0 {
 		return fmt.Sprintf("All %d checks are ok.", len(report.Checks))
 	}
-	return fmt.Sprintf("%d checks: %s.", len(report.Checks), strings.Join(parts, ", "))
+	return fmt.Sprintf("%d checks, of these %s.", len(report.Checks), strings.Join(parts, ", "))
 }

@@ -133,15 +133,15 @@ func (h *health) checkNodes() []Check {
 	checks := []nodeCheck{
 		{
 			"out-of-service taint", func(n *corev1.Node) bool { return kube.Ready(n) && kube.OutOfService(n) }, Failed, hint(attachment.OutOfServiceNodeReady),
-			"%d Ready nodes still have the taint: volumes are detached from them by force", "no Ready node has it",
+			"Ready nodes that still have the taint, so that volumes are detached from them by force: %d", "no Ready node has it",
 		},
 		{
 			"Ready", func(n *corev1.Node) bool { return !kube.Ready(n) && holds[n.Name] }, Warning, hint(explain.NodeNotReady),
-			"%d nodes with volumes are not Ready", "all nodes with volumes are Ready",
+			"nodes with volumes that are not Ready: %d", "all nodes with volumes are Ready",
 		},
 		{
 			"managed", func(n *corev1.Node) bool { return n.Annotations[kube.ManagedAttachAnnotation] == "" }, Warning, hint(attachment.NodeNotManaged),
-			"%d nodes attach by themselves (kubelet's enableControllerAttachDetach is off), or their kubelets have not started yet", "a controller attaches for all nodes",
+			"nodes that attach by themselves (kubelet's enableControllerAttachDetach is off), or whose kubelet has not started yet: %d", "a controller attaches for all nodes",
 		},
 	}
 	var results []Check

@@ -230,7 +230,7 @@ func (h *health) checkReplicas() []Check {
 	switch {
 	case len(leases) > 1:
 		c.Result, c.Objects, c.Hint = Failed, leases, "docs/adopt-controller.md#two-belay-controllers-with-different-leases"
-		c.Message = fmt.Sprintf("%d leases are held: two leaders write", len(leases))
+		c.Message = fmt.Sprintf("leases that are held: %d; each has a leader that writes", len(leases))
 	case len(c.Objects) == 0:
 		return nil
 	case len(c.Objects) == 1:
@@ -261,9 +261,9 @@ func (h *health) checkPrograms() Check {
 	}
 	switch {
 	case len(versions) > 1:
-		c.Result, c.Message, c.Hint = Warning, fmt.Sprintf("%d versions run", len(versions)), "docs/compatibility.md"
+		c.Result, c.Message, c.Hint = Warning, fmt.Sprintf("versions that run: %d", len(versions)), "docs/compatibility.md"
 	case len(c.Objects) > 0:
-		c.Message = fmt.Sprintf("%d programs run, of one version", len(c.Objects))
+		c.Message = fmt.Sprintf("programs: %d, of one version", len(c.Objects))
 	case len(h.read) == 0:
 		c.Result, c.Message = Unknown, "needs the right to list pods in namespace belay-system"
 	}
@@ -373,12 +373,12 @@ func (h *health) checkVolumes() Check {
 	u, lacks := h.lacks(diagnosis.Attachments, diagnosis.Pods, diagnosis.Claims, diagnosis.Volumes, diagnosis.Nodes)
 	switch {
 	case len(c.Objects) > 0:
-		c.Result, c.Message = Failed, fmt.Sprintf("%d attaches and detaches are blocked: see kubectl belay stuck -A", len(c.Objects))
+		c.Result, c.Message = Failed, fmt.Sprintf("blocked: %d; kubectl belay stuck -A lists them", len(c.Objects))
 	case lacks:
 		return c.unreadable(u)
 	case others > 0:
 		c.Result, c.Hint = Warning, "docs/kubectl-belay.md"
-		c.Message = fmt.Sprintf("%d exist, and none is blocked; %d pods and claims wait for another cause: see kubectl belay stuck -A", len(h.Attachments), others)
+		c.Message = fmt.Sprintf("%d exist, and none is blocked; pods and claims that wait for another cause: %d; kubectl belay stuck -A lists them", len(h.Attachments), others)
 	default:
 		c.Message = fmt.Sprintf("%d exist, and none is blocked", len(h.Attachments))
 	}

@@ -1,0 +1,226 @@
+package preflight
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/kube"
+)
+
+const testDriver = "disk.example.com"
+
+// clusterOf is a snapshot in which everything was read, with a node that has the driver, and the lease of its attacher.
+func clusterOf() *diagnosis.Snapshot {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{kube.ManagedAttachAnnotation: "true"}}}
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	return &diagnosis.Snapshot{
+		Now: time.Now(), AllNamespaces: true, Nodes: []*corev1.Node{node},
+		CSINodes: []*storagev1.CSINode{{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: testDriver, NodeID: "n"}}}}},
+		Drivers:  []*storagev1.CSIDriver{{ObjectMeta: metav1.ObjectMeta{Name: testDriver}}},
+		Leases:   []*coordinationv1.Lease{heldLease("csi", "external-attacher-leader-disk-example-com", "attacher-0")},
+		Whole: []diagnosis.Resource{diagnosis.Pods, diagnosis.Claims, diagnosis.Volumes, diagnosis.Attachments, diagnosis.Nodes, diagnosis.Leases,
+			diagnosis.CSINodes, diagnosis.Drivers, diagnosis.Events},
+	}
+}
+
+func heldLease(namespace, name, holder string) *coordinationv1.Lease {
+	l := leaseOf(holder, time.Now().Add(-time.Hour))
+	l.Namespace, l.Name = namespace, name
+	return l
+}
+
+func runs(namespace, name, image string, args ...string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + name)},
+		Spec:       corev1.PodSpec{ServiceAccountName: "belay-controller", Containers: []corev1.Container{{Name: "c", Image: image, Args: args}}},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+}
+
+func attachmentOf(node string) *storagev1.VolumeAttachment {
+	va := attachmentBy(kube.FieldManager, time.Now())
+	va.Spec.Attacher, va.Spec.NodeName, va.Status.Attached = testDriver, node, true
+	return va
+}
+
+// TestHealth: one thing is wrong in a cluster that is well, and the check about it shows it.
+func TestHealth(t *testing.T) {
+	own, upstream := heldLease("kube-system", kube.FieldManager, "belay-0_u"), heldLease("kube-system", upstreamProgram, "cp-1_u")
+	attacher := runs("csi", "attacher-0", "example.com/sig-storage/csi-attacher:v4.8.0", "--leader-election", "--timeout=1m")
+	const on, off = "--controllers=*", "--controllers=*,-attachdetach"
+	forbidden := diagnosis.Unread{Verb: "list", Forbidden: true, Message: "forbidden"}
+	lacking := func(r diagnosis.Resource) func(*diagnosis.Snapshot) {
+		return func(s *diagnosis.Snapshot) {
+			u := forbidden
+			u.Resource = r
+			s.Unread, s.Whole = append(s.Unread, u), slices.DeleteFunc(s.Whole, func(w diagnosis.Resource) bool { return w == r })
+		}
+	}
+	leases := func(all ...*coordinationv1.Lease) func(*diagnosis.Snapshot) {
+		return func(s *diagnosis.Snapshot) { s.Leases = append(s.Leases, all...) }
+	}
+	expired := leaseOf("attacher-0", time.Now().Add(-time.Hour))
+	expired.Namespace, expired.Name = "csi", "external-attacher-leader-disk-example-com"
+	expired.Spec.RenewTime = new(metav1.NewMicroTime(time.Now().Add(-time.Hour)))
+	tests := map[string]struct {
+		objects []runtime.Object
+		change  func(*diagnosis.Snapshot)
+		check   string
+		want    Result
+		says    string
+	}{
+		"upstream works":             {[]runtime.Object{upstreamPod("kube-controller-manager", on)}, leases(upstream), "controller", OK, "kube-controller-manager attaches"},
+		"belay works":                {[]runtime.Object{upstreamPod("kube-controller-manager", off)}, leases(own, upstream), "controller", OK, "belay-controller attaches"},
+		"both":                       {[]runtime.Object{upstreamPod("kube-controller-manager", on)}, leases(own, upstream), "controller", Failed, "disable one"},
+		"none: it is off":            {[]runtime.Object{upstreamPod("kube-controller-manager", off)}, leases(upstream), "controller", Failed, "no attach/detach controller runs"},
+		"none found":                 {nil, nil, "controller", Warning, "no attach/detach controller was found"},
+		"upstream outside a pod":     {nil, leases(upstream), "controller", Warning, "cannot be read"},
+		"belay, upstream unreadable": {nil, leases(own, upstream), "controller", Warning, "check that its attach/detach controller is disabled"},
+		"upstream without a leader":  {[]runtime.Object{upstreamPod("kube-controller-manager", on)}, nil, "controller", Warning, "none holds the lease"},
+		"leases unknown":             {nil, lacking(diagnosis.Leases), "controller", Unknown, "list leases"},
+		"one replica":                {[]runtime.Object{runs("belay-system", "belay-0", "x/belay-controller:v1")}, leases(own), "belay-controller", Warning, "one replica"},
+		"two replicas":               {[]runtime.Object{runs("belay-system", "a", "belay-controller:v1"), runs("belay-system", "b", "belay-controller:v1")}, leases(own), "belay-controller", OK, "2 replicas"},
+		"two leaders":                {nil, leases(own, heldLease("other", kube.FieldManager, "x")), "belay-controller", Failed, "held: 2"},
+		"two versions":               {[]runtime.Object{runs("belay-system", "a", "belay-controller:v1"), runs("csi", "b", "belay-attacher:v2")}, nil, "belay", Warning, "run: 2"},
+		"csi-attacher":               {[]runtime.Object{attacher}, nil, testDriver, OK, "csi-attacher, image example.com/sig-storage/csi-attacher:v4.8.0, pod csi/attacher-0: --timeout=1m --worker-threads=10 (default) --leader-election=true; registered on 1 of 1 nodes"},
+		"belay-attacher":             {[]runtime.Object{runs("csi", "attacher-0", "r/belay-attacher@sha256:00", "-worker-threads", "20")}, nil, testDriver, OK, "belay-attacher, image r/belay-attacher@sha256:00, pod csi/attacher-0: --timeout=15s (default) --worker-threads=20"},
+		"the attacher is no pod":     {nil, nil, testDriver, OK, "is no pod in namespace csi"},
+		"no attacher":                {nil, func(s *diagnosis.Snapshot) { s.Leases = nil }, testDriver, Warning, "no lease"},
+		"attacher stopped":           {nil, func(s *diagnosis.Snapshot) { s.Leases = []*coordinationv1.Lease{expired} }, testDriver, Warning, "no attacher holds its lease"},
+		"attacher stopped, needed": {nil, func(s *diagnosis.Snapshot) {
+			s.Leases, s.Attachments = []*coordinationv1.Lease{expired}, []*storagev1.VolumeAttachment{attachmentOf("n")}
+		}, "csi/" + expired.Name, Failed, "not held"},
+		"attacher stopped, idle": {nil, func(s *diagnosis.Snapshot) { s.Leases = []*coordinationv1.Lease{expired} }, "csi/" + expired.Name, Warning, "not held"},
+		"needs no attach":        {nil, func(s *diagnosis.Snapshot) { s.Drivers[0].Spec.AttachRequired, s.Leases = new(false), nil }, testDriver, OK, "needs no attach"},
+		"not on the node":        {nil, func(s *diagnosis.Snapshot) { s.Attachments = []*storagev1.VolumeAttachment{attachmentOf("other")} }, testDriver, Failed, "not on all"},
+		"no CSIDriver": {nil, func(s *diagnosis.Snapshot) {
+			s.Drivers, s.Attachments = nil, []*storagev1.VolumeAttachment{attachmentOf("n")}
+		}, testDriver, Warning, "no CSIDriver"},
+		"registered nowhere": {nil, func(s *diagnosis.Snapshot) { s.CSINodes = nil }, testDriver, Warning, "on 0 of 1"},
+		"CSINodes unknown":   {nil, lacking(diagnosis.CSINodes), testDriver, Unknown, "list csinodes"},
+		"drivers unknown":    {nil, lacking(diagnosis.Drivers), "CSIDrivers", Unknown, "list csidrivers"},
+		"tainted": {nil, func(s *diagnosis.Snapshot) {
+			s.Nodes[0].Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeOutOfService}}
+		}, "out-of-service taint", Failed, "by force: 1"},
+		"tainted and not Ready": {nil, func(s *diagnosis.Snapshot) {
+			s.Nodes[0].Spec.Taints, s.Nodes[0].Status.Conditions = []corev1.Taint{{Key: corev1.TaintNodeOutOfService}}, nil
+		}, "out-of-service taint", OK, "no Ready node"},
+		"not Ready with volumes": {nil, func(s *diagnosis.Snapshot) {
+			s.Nodes[0].Status.Conditions, s.Attachments = nil, []*storagev1.VolumeAttachment{attachmentOf("n")}
+		}, "Ready", Warning, "not Ready: 1"},
+		"not managed":         {nil, func(s *diagnosis.Snapshot) { s.Nodes[0].Annotations = nil }, "managed", Warning, "nodes that attach by themselves"},
+		"nodes unknown":       {nil, lacking(diagnosis.Nodes), "managed", Unknown, "list nodes"},
+		"nothing waits":       {nil, nil, "VolumeAttachments", OK, "0 exist"},
+		"attachments unknown": {nil, lacking(diagnosis.Attachments), "VolumeAttachments", Unknown, "list volumeattachments"},
+		"only one namespace was read": {nil, func(s *diagnosis.Snapshot) {
+			s.Whole = slices.DeleteFunc(s.Whole, func(r diagnosis.Resource) bool { return r == diagnosis.Pods })
+		}, "VolumeAttachments", Unknown, "only some"},
+		"an attach fails": {nil, func(s *diagnosis.Snapshot) {
+			va := attachmentOf("n")
+			va.CreationTimestamp, va.Status.Attached = metav1.NewTime(time.Now().Add(-time.Hour)), false
+			va.DeletionTimestamp, va.Status.DetachError = &va.CreationTimestamp, &storagev1.VolumeError{Message: "no"}
+			s.Attachments = []*storagev1.VolumeAttachment{va}
+		}, "VolumeAttachments", Failed, "blocked: 1"},
+		"permissions": {nil, lacking(diagnosis.Events), "read", Warning, "lack permissions"},
+		"errors": {nil, func(s *diagnosis.Snapshot) {
+			s.Unread = append(s.Unread, diagnosis.Unread{Ref: diagnosis.Ref{Resource: diagnosis.Events}, Verb: "list", Message: "timeout"})
+		}, "read", Unknown, "could not be read"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := clusterOf()
+			if tt.change != nil {
+				tt.change(s)
+			}
+			report := Health(t.Context(), Config{Clients: fake.NewClientset(tt.objects...)}, s, false)
+			c := check(t, Report{Checks: report.Checks}, tt.check)
+			if c.Result != tt.want || !strings.Contains(c.Message, tt.says) {
+				t.Errorf("%+v; want %s with %q", c, tt.want, tt.says)
+			}
+			if c.Result != OK && c.Result != Unknown && c.Hint == "" {
+				t.Errorf("no hint: %+v", c)
+			}
+			if report.Result.severity() < c.Result.severity() {
+				t.Errorf("the whole is %s, and a part of it %s", report.Result, c.Result)
+			}
+		})
+	}
+}
+
+// TestHealthWithoutPods: what the pods would show is unknown, never ok.
+func TestHealthWithoutPods(t *testing.T) {
+	clients := fake.NewClientset()
+	clients.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "x"}, "", errors.New("no"))
+	})
+	report := Health(t.Context(), Config{Clients: clients}, clusterOf(), true)
+	for _, name := range []string{"controller", "belay", testDriver, "flexvolumes"} {
+		if c := check(t, Report{Checks: report.Checks}, name); c.Result != Unknown {
+			t.Errorf("%+v, want unknown", c)
+		}
+	}
+	if c := check(t, Report{Checks: report.Checks}, "read"); c.Result != Warning || !slices.Contains(c.Objects, "list pods in namespace csi") || !slices.Contains(c.Objects, "list flowschemas") {
+		t.Errorf("%+v, want the missing permissions", c)
+	}
+	hidden := clusterOf()
+	hidden.AllNamespaces = false
+	for _, c := range Health(t.Context(), Config{Clients: clients}, hidden, false).Checks {
+		if text := c.Name + c.Message + strings.Join(c.Objects, " "); strings.Contains(text, "csi/") || strings.Contains(text, "namespace csi") || strings.Contains(text, "attacher-0") {
+			t.Errorf("it names what is in a namespace that may not be read: %+v", c)
+		}
+	}
+}
+
+func flow(name string, precedence int32, level string, subject flowcontrolv1.Subject, rule flowcontrolv1.ResourcePolicyRule) *flowcontrolv1.FlowSchema {
+	return &flowcontrolv1.FlowSchema{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: flowcontrolv1.FlowSchemaSpec{
+		MatchingPrecedence: precedence, PriorityLevelConfiguration: flowcontrolv1.PriorityLevelConfigurationReference{Name: level},
+		Rules: []flowcontrolv1.PolicyRulesWithSubjects{{Subjects: []flowcontrolv1.Subject{subject}, ResourceRules: []flowcontrolv1.ResourcePolicyRule{rule}}},
+	}}
+}
+
+// TestPriority classifies as the API server does: the lowest precedence that matches.
+func TestPriority(t *testing.T) {
+	every := flowcontrolv1.ResourcePolicyRule{Verbs: []string{"*"}, APIGroups: []string{"*"}, Resources: []string{"*"}, Namespaces: []string{"*"}, ClusterScope: true}
+	leases := flowcontrolv1.ResourcePolicyRule{Verbs: []string{"update"}, APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Namespaces: []string{"kube-system"}}
+	accounts := flowcontrolv1.Subject{Kind: "Group", Group: &flowcontrolv1.GroupSubject{Name: "system:serviceaccounts"}}
+	account := flowcontrolv1.Subject{Kind: "ServiceAccount", ServiceAccount: &flowcontrolv1.ServiceAccountSubject{Namespace: "belay-system", Name: "belay-controller"}}
+	other := flowcontrolv1.Subject{Kind: "ServiceAccount", ServiceAccount: &flowcontrolv1.ServiceAccountSubject{Namespace: "kube-system", Name: "*"}}
+	user := flowcontrolv1.Subject{Kind: "User", User: &flowcontrolv1.UserSubject{Name: "system:serviceaccount:belay-system:belay-controller"}}
+	low := flow("service-accounts", 9000, "workload-low", accounts, every)
+	tests := map[string]struct {
+		flows []runtime.Object
+		want  Result
+		says  string
+	}{
+		"none":            {nil, Warning, "priority level unknown by FlowSchema none"},
+		"of all accounts": {[]runtime.Object{low, flow("kube-system", 900, "workload-high", other, every)}, Warning, "create volumeattachments: priority level workload-low by FlowSchema service-accounts"},
+		"leases only":     {[]runtime.Object{low, flow("leases", 150, "leader-election", account, leases)}, Warning, "update leases: priority level leader-election by FlowSchema leases; create volumeattachments: priority level workload-low"},
+		"its own":         {[]runtime.Object{low, flow("leases", 150, "leader-election", account, leases), flow("own", 850, "workload-high", user, every)}, OK, "update leases: priority level leader-election by FlowSchema leases; create volumeattachments: priority level workload-high by FlowSchema own"},
+		"equal: by name":  {[]runtime.Object{flow("b", 1, "workload-low", account, every), flow("a", 1, "workload-high", account, every)}, OK, "by FlowSchema a"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			report := Health(t.Context(), Config{Clients: fake.NewClientset(tt.flows...)}, clusterOf(), false)
+			i := slices.IndexFunc(report.Checks, func(c Check) bool { return c.Category == CategoryPriority })
+			if c := report.Checks[i]; c.Result != tt.want || !strings.Contains(c.Message, tt.says) {
+				t.Errorf("%+v; want %s with %q", c, tt.want, tt.says)
+			}
+		})
+	}
+}
