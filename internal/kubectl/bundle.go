@@ -8,11 +8,15 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
@@ -66,7 +70,16 @@ func (o *bundleOptions) validate() error {
 	if o.tail < 1 {
 		return usage.Errorf("--tail is %d, but must be at least 1; --logs=false leaves logs out", o.tail)
 	}
+	if _, err := labels.Parse(o.selector); err != nil {
+		return usage.Errorf("--selector %q: %v", o.selector, err)
+	}
 	return nil
+}
+
+// knows reports whether there is the node, or something is attached to it, or that could not be read.
+func knows(s *diagnosis.Snapshot, node string) bool {
+	return !slices.Contains(s.Whole, diagnosis.Nodes) || slices.ContainsFunc(s.Nodes, func(n *corev1.Node) bool { return n.Name == node }) ||
+		slices.ContainsFunc(s.Attachments, func(va *storagev1.VolumeAttachment) bool { return va.Spec.NodeName == node })
 }
 
 func (p *plugin) bundleCommand(version string) *cobra.Command {
@@ -112,6 +125,9 @@ func (p *plugin) bundle(ctx context.Context, o *bundleOptions) error {
 	s, namespace, err := p.bundleSnapshot(ctx)
 	if err != nil {
 		return err
+	}
+	if o.node != "" && !knows(s, o.node) {
+		return fmt.Errorf("node %s does not exist, and has no VolumeAttachments", o.node)
 	}
 	g := &gathering{
 		plugin: p, bundleOptions: o, clients: clients, objects: objects, snapshot: s, namespace: namespace, kept: map[diagnosis.Ref]bool{},

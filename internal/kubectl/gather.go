@@ -36,7 +36,8 @@ type gathering struct {
 	namespace string // "" for all
 	archive   *bundle.Archive
 	// kept are the objects that were selected, and those that they refer to.
-	kept map[diagnosis.Ref]bool
+	kept           map[diagnosis.Ref]bool
+	foreignVolumes map[string]bool
 }
 
 // whole reports whether everything is selected that the user may read.
@@ -266,8 +267,26 @@ func (g *gathering) keepAttachment(o *unstructured.Unstructured) bool {
 	if !g.whole() && !g.selected(diagnosis.Volumes, "", text(o, "spec", "source", "persistentVolumeName")) && (g.node == "" || node != g.node) {
 		return false
 	}
+	if g.foreign(text(o, "spec", "source", "persistentVolumeName")) {
+		for _, field := range []string{"attachError", "detachError"} { // a driver may name the claim or the pod
+			if text(o, "status", field, "message") != "" {
+				_ = unstructured.SetNestedField(o.Object, bundle.Removed, "status", field, "message")
+			}
+		}
+	}
 	g.remember(diagnosis.Nodes, "", node)
 	return g.remember(diagnosis.Attachments, "", o.GetName())
+}
+
+// foreign reports whether a volume belongs to a namespace that the user may not read.
+func (g *gathering) foreign(volume string) bool {
+	if g.foreignVolumes == nil {
+		g.foreignVolumes = map[string]bool{}
+		for _, pv := range g.snapshot.Volumes {
+			g.foreignVolumes[pv.Name] = pv.Spec.ClaimRef != nil && !g.snapshot.MayName(pv.Spec.ClaimRef.Namespace)
+		}
+	}
+	return g.foreignVolumes[volume]
 }
 
 func (g *gathering) keepNode(o *unstructured.Unstructured) bool {
