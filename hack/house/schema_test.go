@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/preflight"
 )
 
 // TestOutputOfExplainIsDocumented checks that docs/kubectl-belay.md has a table for each type of the output, with each of its fields
@@ -18,7 +19,7 @@ import (
 func TestOutputOfExplainIsDocumented(t *testing.T) {
 	page := read(t, filepath.Join(root, "docs", "kubectl-belay.md"))
 	checkTables(t, page, typesOf(reflect.TypeFor[diagnosis.Explanation]()))
-	for _, list := range []reflect.Type{reflect.TypeFor[diagnosis.StuckList](), reflect.TypeFor[diagnosis.OrphanList](), reflect.TypeFor[diagnosis.NodeMap]()} {
+	for _, list := range []reflect.Type{reflect.TypeFor[diagnosis.StuckList](), reflect.TypeFor[diagnosis.OrphanList](), reflect.TypeFor[diagnosis.NodeMap](), reflect.TypeFor[preflight.ClusterHealth]()} {
 		types := typesOf(list)
 		// These have the fields of another type too, whose table the page refers to.
 		types["Orphan"] = without(types["Orphan"], fieldsOf(reflect.TypeFor[diagnosis.Finding]()))

@@ -14,12 +14,16 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes/fake"
 
+	"belay.dev/belay/internal/bundle"
+	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/kube"
 	"belay.dev/belay/internal/testing/apiserver"
 	"belay.dev/belay/internal/testing/fixture"
@@ -263,4 +267,36 @@ func files(t *testing.T, folder string) (names []string) {
 		names = append(names, e.Name())
 	}
 	return names
+}
+
+// TestBundleLogs: the logs of belay's and the drivers' controller pods are there, without secrets; those of belay-node only for its node.
+func TestBundleLogs(t *testing.T) {
+	clients := fake.NewClientset(component("kube-system", "attacher-0", "example.com/csi-attacher:v4"), component("kube-system", "agent-a", "belay-node:v1"), component("kube-system", "other", "other:v1"))
+	for node, want := range map[string][]string{
+		"": {"logs/kube-system/attacher-0/c.log"}, "well-a": {"logs/kube-system/agent-a/belay-node.log", "logs/kube-system/attacher-0/c.log"}, "well-b": {"logs/kube-system/attacher-0/c.log"},
+	} {
+		agent, err := clients.CoreV1().Pods("kube-system").Get(t.Context(), "agent-a", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		agent.Spec.Containers[0].Name = "belay-node"
+		if _, err := clients.CoreV1().Pods("kube-system").Update(t.Context(), agent, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		s := &diagnosis.Snapshot{AllNamespaces: true}
+		g := &gathering{
+			plugin: &plugin{IOStreams: genericiooptions.IOStreams{ErrOut: io.Discard}}, bundleOptions: &bundleOptions{tail: 10, node: node}, clients: clients, snapshot: s,
+			archive: &bundle.Archive{Redactor: &bundle.Redactor{MayName: s.MayName}, Left: 1 << 20},
+		}
+		g.gatherLogs(t.Context())
+		var out bytes.Buffer
+		if err := g.archive.Write(&out, time.Now(), "test", ""); err != nil {
+			t.Fatal(err)
+		}
+		files := unpack(t, out.String())
+		delete(files, "README.txt")
+		if got := slices.Sorted(maps.Keys(files)); !slices.Equal(got, want) || files["logs/kube-system/attacher-0/c.log"] != "fake logs" {
+			t.Errorf("node %q: %q, want %q", node, got, want)
+		}
+	}
 }
