@@ -186,12 +186,20 @@ func (x *state) ofKey(key attachment.VolumeKey, pv *corev1.PersistentVolume) ([]
 		}
 		found = append(found, x.irregular(key)...)
 	}
+	if len(found) == 0 {
+		found = x.ofMountedUsers(key)
+	}
+	return found, x.clearVolume(key, pv)
+}
+
+// ofMountedUsers returns what is wrong with a volume under pods that run.
+func (x *state) ofMountedUsers(key attachment.VolumeKey) (found []Finding) {
 	for _, u := range x.uses[key] {
 		if len(found) == 0 && !ended(u) && x.mayName(u.pod.Namespace) && u.pod.DeletionTimestamp == nil && mounted(u.pod) {
 			found = append(found, slices.DeleteFunc(x.ofMounted(u.pod), func(f Finding) bool { return f.Volume.Handle != key.Handle })...)
 		}
 	}
-	return found, x.clearVolume(key, pv)
+	return found
 }
 
 func (x *state) clearVolume(key attachment.VolumeKey, pv *corev1.PersistentVolume) string {

@@ -225,6 +225,30 @@ func (x *state) schedulingVolume(pod *corev1.Pod, w *wait) (*Volume, *Holder) {
 	return nil, nil
 }
 
+// slotsTaken counts the volumes of the driver that take a slot of the node, and those among them that only a VolumeAttachment needs.
+func (x *state) slotsTaken(driver, node string) (taken, orphans int) {
+	volumes := map[attachment.VolumeKey]bool{}
+	for _, va := range x.Attachments {
+		if va.Spec.Attacher != driver || va.Spec.NodeName != node {
+			continue
+		}
+		key, ok := x.volumeOf(va)
+		if !ok {
+			key = attachment.VolumeKey{Driver: driver, Handle: "of " + va.Name}
+		}
+		if !volumes[key] && len(x.usersOn(key, node)) == 0 {
+			orphans++
+		}
+		volumes[key] = true
+	}
+	for key := range x.uses {
+		if key.Driver == driver && len(x.usersOn(key, node)) > 0 {
+			volumes[key] = true
+		}
+	}
+	return len(volumes), orphans
+}
+
 // filledByOrphans returns the nodes without a free slot for the driver on which VolumeAttachments take one that no pod needs there, if
 // all pods could be read. Slots are counted as the scheduler does: pods and VolumeAttachments together.
 func (x *state) filledByOrphans(driver string) []string {
@@ -237,26 +261,8 @@ func (x *state) filledByOrphans(driver string) []string {
 		if limit < 0 {
 			continue
 		}
-		taken, orphans := map[attachment.VolumeKey]bool{}, 0
-		for _, va := range x.Attachments {
-			if va.Spec.Attacher != driver || va.Spec.NodeName != n.Name {
-				continue
-			}
-			key, ok := x.volumeOf(va)
-			if !ok {
-				key = attachment.VolumeKey{Driver: driver, Handle: "of " + va.Name}
-			}
-			if !taken[key] && len(x.usersOn(key, n.Name)) == 0 {
-				orphans++
-			}
-			taken[key] = true
-		}
-		for key := range x.uses {
-			if key.Driver == driver && len(x.usersOn(key, n.Name)) > 0 {
-				taken[key] = true
-			}
-		}
-		if orphans > 0 && len(taken) >= limit {
+		taken, orphans := x.slotsTaken(driver, n.Name)
+		if orphans > 0 && taken >= limit {
 			nodes = append(nodes, fmt.Sprintf("%s (%d of %d)", n.Name, orphans, limit))
 		}
 	}

@@ -240,6 +240,18 @@ func (m *mover) findDeparture() {
 			m.oldVA, m.from = va, va.Spec.NodeName
 		}
 	}
+	m.findOld()
+	if e := m.detachEvent("DetachingVolume", "SuccessfulDetachVolume"); m.from == "" && e != nil {
+		m.from = quotedAfter(e.Message, " from node ")
+	}
+	if m.from == "" && m.old != nil && m.mayName(m.old.Namespace) {
+		m.from = m.old.Spec.NodeName
+	}
+	m.findGone()
+}
+
+// findOld finds the pod that had the volume before, if its object still exists.
+func (m *mover) findOld() {
 	for _, u := range m.uses[m.key] {
 		p := u.pod
 		if p == m.pod || p.Spec.NodeName == "" || p.DeletionTimestamp == nil && !ended(u) || m.from != "" && p.Spec.NodeName != m.from {
@@ -252,13 +264,6 @@ func (m *mover) findDeparture() {
 			m.old = p
 		}
 	}
-	if e := m.detachEvent("DetachingVolume", "SuccessfulDetachVolume"); m.from == "" && e != nil {
-		m.from = quotedAfter(e.Message, " from node ")
-	}
-	if m.from == "" && m.old != nil && m.mayName(m.old.Namespace) {
-		m.from = m.old.Spec.NodeName
-	}
-	m.findGone()
 }
 
 // findGone finds the pod that had the volume before by the event of its attach.

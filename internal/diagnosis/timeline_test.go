@@ -67,7 +67,7 @@ func podOf(uid, node string, created int) *corev1.Pod {
 
 func written(manager string, s int, fields string) metav1.ManagedFieldsEntry {
 	when := at(s)
-	return metav1.ManagedFieldsEntry{Manager: manager, Time: &when, FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)}}
+	return metav1.ManagedFieldsEntry{Manager: manager, Time: &when, FieldsV1: metav1.NewFieldsV1(fields)}
 }
 
 // event adds an event with whole seconds.

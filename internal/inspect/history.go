@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 
@@ -51,9 +52,7 @@ func (r *run) past(ctx context.Context) {
 		calls = append(calls, func() { r.attaches(ctx, namespace) })
 	}
 	parallel(calls...)
-	for uid, namespace := range r.earlierUsers() {
-		users[uid] = namespace
-	}
+	maps.Copy(users, r.earlierUsers())
 	calls = nil
 	for uid, namespace := range users {
 		calls = append(calls, func() { r.eventsOf(ctx, namespace, uid) })

@@ -264,12 +264,12 @@ func (p *page) notes(title string, notes []note) {
 		if slices.ContainsFunc(notes[:i], func(before note) bool { return before.why == n.why }) {
 			continue
 		}
-		names := n.name
+		names := []string{n.name}
 		for _, later := range notes[i+1:] {
 			if later.why == n.why {
-				names += ", " + later.name
+				names = append(names, later.name)
 			}
 		}
-		fmt.Fprintf(&p.text, "    %s\n", p.wrap(printable(names+": "+n.why), 6))
+		fmt.Fprintf(&p.text, "    %s\n", p.wrap(printable(strings.Join(names, ", ")+": "+n.why), 6))
 	}
 }
