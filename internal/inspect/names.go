@@ -18,7 +18,7 @@ var groups = map[diagnosis.Resource]schema.GroupVersion{
 	diagnosis.Attachments: {Group: "storage.k8s.io", Version: "v1"},
 }
 
-// maxNames limits the names that are read: a shell that offers more helps nobody.
+// maxNames limits the names that are read: a longer list is no help to a person.
 const maxNames = 500
 
 // Names lists the names of objects, for the completion of a shell: at most maxNames, in one request without the objects themselves.

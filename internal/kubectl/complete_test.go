@@ -31,17 +31,17 @@ func TestCompletion(t *testing.T) {
 		args []string
 		want string
 	}{
-		"commands":                    {args: []string{"timel"}, want: "timeline"},
-		"kinds":                       {args: []string{"explain", "p"}, want: "pod/ pvc/ pv/"},
-		"kinds of timeline":           {args: []string{"timeline", ""}, want: "pod/ pvc/ pv/"},
-		"pods of the namespace":       {args: []string{"explain", "-n", "completed", "pod/"}, want: "pod/db-0"},
-		"kind and name":               {args: []string{"explain", "-n", "other", "pods", "d"}, want: "db-1"},
-		"nodes that begin with alp":   {args: []string{"wait-detached", "node/alp"}, want: "node/alpha"},
-		"a kind that is not taken":    {args: []string{"timeline", "node/"}, want: ""},
-		"no more than one object":     {args: []string{"explain", "node/alpha", ""}, want: ""},
-		"formats":                     {args: []string{"timeline", "-o", ""}, want: "json yaml"},
-		"a kind that does not exist":  {args: []string{"explain", "secret/"}, want: ""},
-		"names nobody may list there": {args: []string{"explain", "--as", "stranger-to-names", "pod/"}, want: ""},
+		"commands":                         {args: []string{"timel"}, want: "timeline"},
+		"kinds":                            {args: []string{"explain", "p"}, want: "pod/ pvc/ pv/"},
+		"kinds of timeline":                {args: []string{"timeline", ""}, want: "pod/ pvc/ pv/"},
+		"pods of the namespace":            {args: []string{"explain", "-n", "completed", "pod/"}, want: "pod/db-0"},
+		"kind and name":                    {args: []string{"explain", "-n", "other", "pods", "d"}, want: "db-1"},
+		"nodes that begin with alp":        {args: []string{"wait-detached", "node/alp"}, want: "node/alpha"},
+		"a kind that is not taken":         {args: []string{"timeline", "node/"}, want: ""},
+		"no more than one object":          {args: []string{"explain", "node/alpha", ""}, want: ""},
+		"formats":                          {args: []string{"timeline", "-o", ""}, want: "json yaml"},
+		"a kind that does not exist":       {args: []string{"explain", "secret/"}, want: ""},
+		"names that the user may not list": {args: []string{"explain", "--as", "stranger-to-names", "pod/"}, want: ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := complete(t, admin, tc.args...)
