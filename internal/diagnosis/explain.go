@@ -235,7 +235,7 @@ func (x *state) ofAttachment(va *storagev1.VolumeAttachment) ([]Finding, string)
 		users := x.usersOn(key, va.Spec.NodeName)
 		if len(users) > 0 && va.DeletionTimestamp == nil {
 			if va.Status.Attached {
-				return nil, clear
+				return x.waitersElsewhere(key, va.Spec.NodeName), clear
 			}
 			return []Finding{x.attachmentFinding(key, va, x.attachWait(va))}, clear
 		}
@@ -243,6 +243,21 @@ func (x *state) ofAttachment(va *storagev1.VolumeAttachment) ([]Finding, string)
 		key = attachment.VolumeKey{Driver: va.Spec.Attacher}
 	}
 	return x.unneeded(key, va), clear
+}
+
+// waitersElsewhere explains what the pods on other nodes wait for that need a volume which only one node may have.
+func (x *state) waitersElsewhere(key attachment.VolumeKey, node string) []Finding {
+	if x.shared(key) == decision.Yes {
+		return nil
+	}
+	var found []Finding
+	for _, u := range x.uses[key] {
+		waits := u.pod.Spec.NodeName != "" && u.pod.Spec.NodeName != node && !ended(u) && u.pod.DeletionTimestamp == nil && !mounted(u.pod)
+		if waits && x.mayName(u.pod.Namespace) {
+			found = append(found, x.ofVolume(u.pod, key, x.volume(key)))
+		}
+	}
+	return found
 }
 
 // unneeded explains why a VolumeAttachment still exists that no pod needs, or that is being deleted.

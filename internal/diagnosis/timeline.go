@@ -187,8 +187,8 @@ type mover struct {
 	from  string
 	old   *corev1.Pod
 	oldVA *storagev1.VolumeAttachment
-	// gone is the UID of the pod there if only its events are left.
-	gone string
+	// gone is the pod there if only its events are left.
+	gone corev1.ObjectReference
 
 	hops    []Hop
 	blocked bool // a hop waits: those after it are pending
@@ -283,7 +283,7 @@ func (m *mover) findGone() {
 		if node == "" || m.from != "" && node != m.from {
 			continue
 		}
-		m.gone, m.from = uid, node
+		m.gone, m.from = e.InvolvedObject, node
 		return
 	}
 }
@@ -338,7 +338,7 @@ func (v *Move) measure(now time.Time) {
 			}
 		}
 		if last != nil {
-			h.After, h.Seconds = last.Name, seconds(at.Sub(*last.At))
+			h.After, h.Seconds = last.Name, gap(*last.At, *at, last.Exact && h.Exact)
 		}
 	}
 }
@@ -346,8 +346,12 @@ func (v *Move) measure(now time.Time) {
 // truncated is the time of a hop in the resolution of most others.
 func truncated(h *Hop) time.Time { return h.At.Truncate(second) }
 
-// seconds is a duration that does not become negative because one of its ends has whole seconds.
-func seconds(d time.Duration) *float64 {
-	s := max(d, 0).Seconds()
+// gap is the time from one moment to another. Unless both are exact it is one of whole seconds, which is off by less than a second:
+// nothing means less than a second.
+func gap(from, to time.Time, exact bool) *float64 {
+	if !exact {
+		from, to = from.Truncate(second), to.Truncate(second)
+	}
+	s := max(to.Sub(from), 0).Seconds()
 	return &s
 }

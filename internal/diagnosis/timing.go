@@ -52,7 +52,8 @@ func between(at map[HopName]*Hop, name, usual string, from, to HopName) Interval
 	case a.At == nil || b.At == nil:
 		v.bound(last(at, from), from, a, b)
 	default:
-		v.Seconds, v.Exact = seconds(b.At.Sub(*a.At)), a.Exact && b.Exact
+		v.Exact = a.Exact && b.Exact
+		v.Seconds = gap(*a.At, *b.At, v.Exact)
 	}
 	return v
 }
@@ -90,4 +91,4 @@ func last(at map[HopName]*Hop, before HopName) *time.Time {
 var order = []HopName{HopPodCreated, HopScheduled, HopAttachRequested, HopTaken, HopAttached, HopReported, HopMounted, HopStarted, HopReady}
 
 // limit is the longest time between two that may have whole seconds.
-func limit(from, to time.Time) *float64 { return seconds(to.Sub(from) + second) }
+func limit(from, to time.Time) *float64 { return gap(from, to.Add(second), true) }

@@ -30,6 +30,7 @@ func (p *plugin) timelineCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "timeline (KIND/NAME | KIND NAME)", Short: "Show the steps of a volume's last move with their durations",
 		Long: timelineLong, Example: timelineExample, Args: cobra.RangeArgs(1, 2),
+		ValidArgsFunction: p.completeObject("pod", "pvc", "pv"),
 		RunE: func(c *cobra.Command, args []string) error {
 			ref, err := p.subject(args)
 			if err != nil {
