@@ -181,17 +181,33 @@ func (x *state) ofKey(key attachment.VolumeKey, pv *corev1.PersistentVolume) ([]
 		}
 	}
 	if len(found) == 0 {
-		for _, va := range x.attached[key] {
-			found = append(found, x.unneeded(key, va)...)
-		}
-		found = append(found, x.irregular(key)...)
-	}
-	for _, u := range x.uses[key] {
-		if len(found) == 0 && !ended(u) && x.mayName(u.pod.Namespace) && u.pod.DeletionTimestamp == nil && mounted(u.pod) {
-			found = append(found, slices.DeleteFunc(x.ofMounted(u.pod), func(f Finding) bool { return f.Volume.Handle != key.Handle })...)
-		}
+		found = x.unneededBy(key)
 	}
 	return found, x.clearVolume(key, pv)
+}
+
+// unneededBy returns what is wrong with a volume that no pod waits for.
+func (x *state) unneededBy(key attachment.VolumeKey) (found []Finding) {
+	for _, va := range x.attached[key] {
+		found = append(found, x.unneeded(key, va)...)
+	}
+	var used []string // nodes with a pod that is worth more than the list of the node
+	for _, u := range x.uses[key] {
+		if ended(u) || u.pod.DeletionTimestamp != nil || !x.mayName(u.pod.Namespace) || !mounted(u.pod) {
+			continue
+		}
+		for _, f := range x.ofMounted(u.pod) {
+			if f.Volume.Handle == key.Handle && f.Volume.Driver == key.Driver {
+				found, used = append(found, f), append(used, u.pod.Spec.NodeName)
+			}
+		}
+	}
+	for _, f := range x.irregular(key) {
+		if f.Reason != explain.UsedWithoutAttachment || !slices.Contains(used, f.Subject.Name) {
+			found = append(found, f)
+		}
+	}
+	return found
 }
 
 func (x *state) clearVolume(key attachment.VolumeKey, pv *corev1.PersistentVolume) string {

@@ -376,7 +376,7 @@ func (x *state) ownWait(pod *corev1.Pod, key attachment.VolumeKey, va *storagev1
 var mountFailures = []string{"FailedMount", "FailedMapVolume", "FailedAttachVolume"}
 
 // timedOut matches kubelet's event that only repeats that something is not there yet.
-var timedOut = regexp.MustCompile(`^Unable to attach or mount volumes: unmounted volumes=`)
+var timedOut = regexp.MustCompile(`^(\(combined from similar events\): )?Unable to attach or mount volumes: unmounted volumes=`)
 
 // mountWait explains why the pod's node has not mounted the volume.
 func (x *state) mountWait(pod *corev1.Pod, key attachment.VolumeKey, since time.Time) wait {
@@ -390,7 +390,7 @@ func (x *state) mountWait(pod *corev1.Pod, key attachment.VolumeKey, since time.
 		return w
 	}
 	for _, e := range x.events[string(pod.UID)] {
-		if !slices.Contains(mountFailures, e.Reason) || repeats(e) || strings.HasPrefix(e.Message, "Multi-Attach error") {
+		if !slices.Contains(mountFailures, e.Reason) || repeats(e) || timedOut.MatchString(e.Message) || strings.HasPrefix(e.Message, "Multi-Attach error") {
 			continue
 		}
 		message := strings.TrimPrefix(e.Message, combined)
@@ -412,7 +412,7 @@ func (x *state) mountWait(pod *corev1.Pod, key attachment.VolumeKey, since time.
 
 // repeats reports whether an event of kubelet only says that the volume is not attached yet, which the explanation is about.
 func repeats(e *corev1.Event) bool {
-	return e.Reason == "FailedMount" && (timedOut.MatchString(strings.TrimPrefix(e.Message, combined)) || strings.HasSuffix(e.Message, "("+string(nodevolume.NotAttached)+")"))
+	return e.Reason == "FailedMount" && strings.Contains(e.Message, "("+string(nodevolume.NotAttached)+")")
 }
 
 // combined is what client-go puts before the text of the last of many events.
@@ -427,11 +427,18 @@ func (x *state) eventFacts(pod *corev1.Pod) []Fact {
 			"FailedScheduling": "scheduler", "Scheduled": "scheduler", "FailedAttachVolume": "attach/detach controller",
 			"SuccessfulAttachVolume": "attach/detach controller", "FailedMount": "kubelet", "FailedMapVolume": "kubelet", "FailedDetachVolume": "attach/detach controller",
 		}[e.Reason]
-		if component == "" || seen[component] || repeats(e) {
+		if component == "" || seen[component] || timedOut.MatchString(e.Message) {
 			continue
 		}
 		seen[component] = true
+		if repeats(e) {
+			continue // and what the component said before is over
+		}
 		facts = append(facts, Fact{Component: component, Message: e.Reason + ": " + x.foreign(e.Message), At: timePointer(eventTime(e))})
 	}
+	slices.SortFunc(facts, func(a, b Fact) int { return slices.Index(inOrder, a.Component) - slices.Index(inOrder, b.Component) })
 	return facts
 }
+
+// inOrder are the components in the order in which they work on a volume of a pod.
+var inOrder = []string{"scheduler", "attach/detach controller", "kubelet"}

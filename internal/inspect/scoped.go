@@ -220,6 +220,11 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 		}
 	}
 	holders := r.holders(keys, sources, subject)
+	for _, pod := range r.into.Pods { // what else uses the volume under a running pod, if its VolumeAttachment is gone
+		if pod.Status.Phase == corev1.PodRunning && pod.Name == subject.Name && len(pod.Spec.Volumes) > 0 {
+			holders = append(holders, pod.Spec.NodeName)
+		}
+	}
 	nodes = append(nodes, holders...)
 	if subject.Resource == diagnosis.Nodes {
 		nodes = append(nodes, subject.Name)

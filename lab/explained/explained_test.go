@@ -42,6 +42,9 @@ func explainAll(t *testing.T, name, plane string) {
 	scene := labtest.Open(t, cluster.Options{
 		Name: name, Nodes: nodeCount, NodeKind: cluster.NodeKindBelay, Plane: plane, Drivers: []string{labdisk.DriverDisk}, NodeMonitorGrace: notReadyAfter,
 	})
+	if plane == cluster.PlaneUpstream {
+		leads(t, scene)
+	}
 	run := func(t *testing.T, all []situation, parallel bool) {
 		t.Helper()
 		for _, one := range all {

@@ -47,7 +47,6 @@ var together = []situation{
 	{name: "storage-full-node", is: storageLimit},
 	{name: "attach-limit", is: attachLimit},
 	{name: "driver-not-on-node", is: driverNotOnNode},
-	{name: "node-unmanaged", is: nodeUnmanaged},
 	{name: "driver-removed", is: driverRemoved},
 	{name: "foreign-va", is: foreignAttachment},
 	{name: "orphan-va", is: orphanAttachment, only: cluster.PlaneUpstream},
@@ -58,13 +57,14 @@ var together = []situation{
 	{name: "migrated", is: migrated},
 	{name: "dead-node", is: deadNode},
 	{name: "partition", is: partition},
-	{name: "taint-on-ready-node", is: taintOnReadyNode},
+	{name: "taint-on-ready-node", is: taintOnReadyNode, only: cluster.PlaneBelay},
 	{name: "node-deleted", is: nodeDeleted},
-	{name: "node-recreated", is: nodeRecreated},
+	{name: "node-recreated", is: nodeRecreated, only: cluster.PlaneBelay},
 }
 
 // alone are those that stop a part that others need. The last one leaves the lab without storage.
 var alone = []situation{
+	{name: "node-unmanaged", is: nodeUnmanaged},
 	{name: "attacher-down", is: attacherDown},
 	{name: "driver-down", is: driverDown},
 }
@@ -126,22 +126,41 @@ func (s *stuck) podOf(d *appsv1.Deployment, what string, is func(*corev1.Pod) bo
 
 func running(pod *corev1.Pod) bool { return pod.Status.Phase == corev1.PodRunning }
 
+// on are nodes by their host names.
+func on(nodes ...string) corev1.NodeSelectorTerm {
+	return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: nodes}}}
+}
+
+// change updates a Deployment.
+func (s *stuck) change(d *appsv1.Deployment, do func(*appsv1.DeploymentSpec)) {
+	s.Helper()
+	s.patch("the update of "+d.Name, func(ctx context.Context, _ []byte) error {
+		now, err := s.Scene.Client.AppsV1().Deployments(d.Namespace).Get(ctx, d.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		do(&now.Spec)
+		_, err = s.Scene.Client.AppsV1().Deployments(d.Namespace).Update(ctx, now, metav1.UpdateOptions{})
+		return err
+	}, "")
+}
+
 // twoReplicas: a Deployment with two pods on two nodes and one volume for one node.
 func twoReplicas(s *stuck) {
 	s.Claim(scenario.StorageClass)
-	d := s.deployment(2, func(t *corev1.PodTemplateSpec) {
+	d := s.deployment(1, func(t *corev1.PodTemplateSpec) {
 		t.Spec.Affinity = &corev1.Affinity{
-			NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
-				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{
-					Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{labtest.Holding, labtest.Waiting},
-				}}}},
-			}},
+			NodeAffinity: &corev1.NodeAffinity{
+				RequiredDuringSchedulingIgnoredDuringExecution:  &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{on(labtest.Holding, labtest.Waiting)}},
+				PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 100, Preference: on(labtest.Holding)}},
+			},
 			PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
 				LabelSelector: &metav1.LabelSelector{MatchLabels: t.Labels}, TopologyKey: corev1.LabelHostname,
 			}}},
 		}
 	})
 	s.podOf(d, "runs", running)
+	s.change(d, func(spec *appsv1.DeploymentSpec) { spec.Replicas = new(int32(2)) })
 	s.explains("two-replicas", s.podOf(d, "waits", func(p *corev1.Pod) bool { return p.Spec.NodeName != "" && !running(p) }), blocked, "HeldByRunningPod")
 }
 
@@ -150,15 +169,7 @@ func rollingUpdate(s *stuck) {
 	s.Claim(scenario.StorageClass)
 	d := s.deployment(1, func(t *corev1.PodTemplateSpec) { onto(labtest.Holding)(&t.Spec) })
 	s.podOf(d, "runs", running)
-	s.patch("the update", func(ctx context.Context, _ []byte) error {
-		d, err := s.Scene.Client.AppsV1().Deployments(d.Namespace).Get(ctx, d.Name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		onto(labtest.Waiting)(&d.Spec.Template.Spec)
-		_, err = s.Scene.Client.AppsV1().Deployments(d.Namespace).Update(ctx, d, metav1.UpdateOptions{})
-		return err
-	}, "")
+	s.change(d, func(spec *appsv1.DeploymentSpec) { onto(labtest.Waiting)(&spec.Template.Spec) })
 	s.explains("rolling-update", s.podOf(d, "waits", func(p *corev1.Pod) bool { return p.Spec.NodeName == labtest.Waiting }), blocked, "RollingUpdateDeadlock")
 }
 
@@ -219,9 +230,9 @@ func missingSecret(s *stuck) {
 func unmounting(s *stuck) {
 	s.Hold(labtest.Holding, scenario.StorageClass)
 	s.Fault(labdisk.Fault{Method: "NodeUnstageVolume", Node: labtest.Holding, Effect: labdisk.EffectHang})
-	s.Remove("holder")
+	s.ends()
 	s.Wait()
-	s.explains("unmounting", s.waiter(), inProgress, "StillInUse")
+	s.explainsFor(fleeting, "unmounting", s.waiter(), inProgress, "StillInUse")
 	s.explains("unmount-hangs", s.waiter(), unsafe, "UnmountFailing")
 }
 
@@ -231,7 +242,7 @@ func unmountError(s *stuck) {
 	s.Fault(labdisk.Fault{
 		Method: "NodeUnpublishVolume", Node: labtest.Holding, Effect: labdisk.EffectError, Code: "Internal", Message: "target is busy",
 	})
-	s.Remove("holder")
+	s.ends()
 	s.Wait()
 	s.explains("unmount-error", s.waiter(), unsafe, "UnmountFailing")
 }
@@ -252,7 +263,7 @@ func detachError(s *stuck) {
 	s.Fault(labdisk.Fault{
 		Method: "ControllerUnpublishVolume", Effect: labdisk.EffectError, Code: "Internal", Message: "a snapshot of the disk is being taken",
 	})
-	s.Remove("holder")
+	s.ends()
 	s.Wait()
 	s.explains("detach-error", s.waiter(), blocked, "DetachFailed")
 	s.explains("detach-error-va", attachmentRef(kube.AttachmentName(s.Handle, labdisk.DriverDisk, labtest.Holding)), blocked, "DetachFailed")
@@ -262,7 +273,7 @@ func detachError(s *stuck) {
 func detachHangs(s *stuck) {
 	s.Hold(labtest.Holding, scenario.StorageClass)
 	s.Fault(labdisk.Fault{Method: "ControllerUnpublishVolume", Effect: labdisk.EffectHang})
-	s.Remove("holder")
+	s.ends()
 	s.Wait()
 	s.explains("detach-hangs", s.waiter(), blocked, "DriverUnavailable")
 }
@@ -377,6 +388,11 @@ func nodeUnmanaged(s *stuck) {
 	s.Claim(scenario.StorageClass)
 	s.hang(unmanaged) // its agent would set the annotation again
 	s.patchNode(unmanaged, `{"metadata":{"annotations":{%q:null}}}`, kube.ManagedAttachAnnotation)
+	if s.plane == cluster.PlaneUpstream { // it forgets a managed node only when it starts
+		if err := s.Scene.Cluster.Kill("attach-controller"); err != nil {
+			s.Fatal(err)
+		}
+	}
 	s.Create("waiter", unmanaged)
 	s.explains("node-unmanaged", s.waiter(), blocked, "NodeNotManaged")
 }
@@ -400,6 +416,13 @@ func (s *stuck) own(suffix string, source corev1.PersistentVolumeSource) {
 		s.Fatal(err)
 	}
 	s.claimAs(suffix, func(c *corev1.PersistentVolumeClaimSpec) { c.StorageClassName, c.VolumeName = new(""), volume })
+	labtest.Until(s.T, time.Minute, "claim "+claim+" to be bound", func() error {
+		c, err := s.Scene.Client.CoreV1().PersistentVolumeClaims(scenario.Namespace).Get(s.Context(), claim, metav1.GetOptions{})
+		if err == nil && c.Status.Phase != corev1.ClaimBound {
+			err = fmt.Errorf("it is %s", c.Status.Phase)
+		}
+		return err
+	})
 }
 
 // driverRemoved: a VolumeAttachment of a driver that is not installed any more is being deleted.
@@ -460,7 +483,7 @@ func backendDisagrees(s *stuck) {
 	s.Fault(labdisk.Fault{
 		Method: "ControllerUnpublishVolume", Effect: labdisk.EffectError, Code: "Internal", Message: "a snapshot of the disk is being taken",
 	})
-	s.Remove("holder")
+	s.ends()
 	name := kube.AttachmentName(s.Handle, labdisk.DriverDisk, labtest.Holding)
 	attachments := s.Scene.Client.StorageV1().VolumeAttachments()
 	labtest.Until(s.T, labtest.StuckLimit, "the detach to fail", func() error {
@@ -569,7 +592,7 @@ func nodeRecreated(s *stuck) {
 	if err := s.Scene.Cluster.Kill(recreated + "/" + nodes.ChildAgent); err != nil {
 		s.Fatal(err)
 	}
-	s.explains("node-recreated", s.waiter(), unsafe, "NodeReturned")
+	s.explainsFor(fleeting, "node-recreated", s.waiter(), unsafe, "NodeReturned")
 }
 
 const diskAttacher = "attacher"
@@ -585,7 +608,7 @@ func attacherDown(s *stuck) {
 			s.Error(err)
 		}
 	}()
-	s.Remove("holder")
+	s.ends()
 	s.Wait()
 	s.explains("attacher-down", s.waiter(), blocked, "AttacherNotRunning")
 }
