@@ -242,10 +242,21 @@ func (s *stuck) patchNode(name, format string, args ...any) {
 // hang stops the node's agent, and renews the node's lease in its place: the node stays Ready and does nothing.
 func (s *stuck) hang(node string) {
 	s.Helper()
-	if err := s.Scene.Cluster.Node(node).FreezeChild(nodes.ChildAgent); err != nil {
+	s.freeze(node, nodes.ChildAgent)
+	renew(s.T, s.Scene, corev1.NamespaceNodeLease, node)
+}
+
+// freeze stops a program of a node until the end of the situation: a frozen one keeps the lab from ending in order.
+func (s *stuck) freeze(node, child string) {
+	s.Helper()
+	if err := s.Scene.Cluster.Node(node).FreezeChild(child); err != nil {
 		s.Fatal(err)
 	}
-	renew(s.T, s.Scene, corev1.NamespaceNodeLease, node)
+	s.Cleanup(func() {
+		if err := s.Scene.Cluster.Node(node).ThawChild(child); err != nil {
+			s.Error(err)
+		}
+	})
 }
 
 // renew renews a lease until the end of the test.

@@ -18,7 +18,6 @@ import (
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/labtest"
-	"belay.dev/belay/lab/nodes"
 	"belay.dev/belay/lab/scenario"
 )
 
@@ -62,7 +61,7 @@ var together = []situation{
 	{name: "node-recreated", is: nodeRecreated, only: cluster.PlaneBelay},
 }
 
-// alone are those that stop a part that others need. The last one leaves the lab without storage.
+// alone are those that stop a part that others need.
 var alone = []situation{
 	{name: "node-unmanaged", is: nodeUnmanaged},
 	{name: "attacher-down", is: attacherDown},
@@ -242,19 +241,11 @@ func unmountError(s *stuck) {
 	s.Fault(labdisk.Fault{
 		Method: "NodeUnpublishVolume", Node: labtest.Holding, Effect: labdisk.EffectError, Code: "Internal", Message: "target is busy",
 	})
-	s.ends()
+	s.Remove("holder")
+	labtest.UntilPod(s.T, s.Scene, s.Pod("holder"), "ends", func(pod *corev1.Pod) bool { return pod != nil && pod.Status.Phase == corev1.PodSucceeded })
 	s.Wait()
 	s.explains("unmount-error", s.waiter(), unsafe, "UnmountFailing")
-}
-
-// kubeletHangs: the node is Ready, and its kubelet does not end a pod.
-func kubeletHangs(s *stuck) {
-	s.Hold(hung, scenario.StorageClass)
-	s.hang(hung)
-	s.Remove("holder")
-	s.Wait()
-	s.explains("kubelet-hangs", s.waiter(), blocked, "HeldByTerminatingPod")
-	s.explains("kubelet-hangs-holder", s.podRef("holder"), blocked, "PodTerminating")
+	s.explains("unmount-error-holder", s.podRef("holder"), blocked, "PodTerminating")
 }
 
 // detachError: the storage says no.
@@ -370,31 +361,6 @@ func (s *stuck) attach(name, node string) {
 		}
 		return err
 	})
-}
-
-// driverNotOnNode: the driver's registration on the node is gone, and the driver does not answer.
-func driverNotOnNode(s *stuck) {
-	s.Claim(scenario.StorageClass)
-	if err := s.Scene.Cluster.Node(bare).FreezeChild(nodes.ChildDriver); err != nil {
-		s.Fatal(err)
-	}
-	s.register(bare)
-	s.Create("waiter", bare)
-	s.explains("driver-not-on-node", s.waiter(), blocked, "DriverNotOnNode")
-}
-
-// nodeUnmanaged: the node's kubelet attaches by itself, as it says.
-func nodeUnmanaged(s *stuck) {
-	s.Claim(scenario.StorageClass)
-	s.hang(unmanaged) // its agent would set the annotation again
-	s.patchNode(unmanaged, `{"metadata":{"annotations":{%q:null}}}`, kube.ManagedAttachAnnotation)
-	if s.plane == cluster.PlaneUpstream { // it forgets a managed node only when it starts
-		if err := s.Scene.Cluster.Kill("attach-controller"); err != nil {
-			s.Fatal(err)
-		}
-	}
-	s.Create("waiter", unmanaged)
-	s.explains("node-unmanaged", s.waiter(), blocked, "NodeNotManaged")
 }
 
 // own makes a volume and a claim that are bound to each other.
@@ -531,94 +497,4 @@ func migrated(s *stuck) {
 	s.own("", corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-0123456789", FSType: "ext4"}})
 	s.Wait()
 	s.explains("migrated", s.waiter(), blocked, "DriverNotOnNode")
-}
-
-// deadNode: the machine is off.
-func deadNode(s *stuck) {
-	s.Hold(off, scenario.StorageClass)
-	if err := s.Scene.Cluster.PowerOff(off); err != nil {
-		s.Fatal(err)
-	}
-	s.Wait()
-	s.explains("dead-node", s.waiter(), unsafe, "NodeNotReady")
-	s.explains("dead-node-running", s.podRef("holder"), unsafe, "NodeNotReady")
-	s.explains("dead-node-node", diagnosis.Ref{Resource: diagnosis.Nodes, Name: off}, unsafe, "NodeNotReady")
-	s.Remove("holder")
-	s.explains("dead-node-holder", s.podRef("holder"), unsafe, "PodOnLostNode")
-	s.explains("dead-node-deleted", s.waiter(), unsafe, "NodeNotReady")
-}
-
-// partition: the node's agent is silent, and its pods write.
-func partition(s *stuck) {
-	s.Hold(cutOff, scenario.StorageClass)
-	if err := s.Scene.Cluster.Node(cutOff).FreezeChild(nodes.ChildAgent); err != nil {
-		s.Fatal(err)
-	}
-	s.Wait()
-	s.explains("partition", s.waiter(), unsafe, "NodeNotReady")
-	s.vanish()
-	s.explains("partition-forced", s.waiter(), unsafe, "NodeNotReady")
-}
-
-// vanish deletes the holder by force.
-func (s *stuck) vanish() { s.Vanish("holder") }
-
-// taintOnReadyNode: a person says that the machine is off, and it is not.
-func taintOnReadyNode(s *stuck) {
-	s.Hold(tainted, scenario.StorageClass)
-	s.Fault(labdisk.Fault{Method: "NodeUnstageVolume", Node: tainted, Effect: labdisk.EffectHang})
-	s.Wait()
-	if err := s.Scene.MarkOutOfService(s.Context(), tainted); err != nil {
-		s.Fatal(err)
-	}
-	s.explains("taint-on-ready-node", s.waiter(), unsafe, "OutOfServiceNodeReady")
-}
-
-// nodeDeleted: the Node goes and does not come back.
-func nodeDeleted(s *stuck) {
-	s.Hold(deleted, scenario.StorageClass)
-	s.Wait()
-	s.DeleteNode(deleted)
-	s.Vanish("holder")
-	s.explains("node-deleted", s.waiter(), unsafe, "NodeGone")
-}
-
-// nodeRecreated: the Node registers again, on the same boot, and never lists the volume.
-func nodeRecreated(s *stuck) {
-	s.Hold(recreated, scenario.StorageClass)
-	s.Wait()
-	s.DeleteNode(recreated)
-	s.Vanish("holder")
-	if err := s.Scene.Cluster.Kill(recreated + "/" + nodes.ChildAgent); err != nil {
-		s.Fatal(err)
-	}
-	s.explainsFor(fleeting, "node-recreated", s.waiter(), unsafe, "NodeReturned")
-}
-
-const diskAttacher = "attacher"
-
-// attacherDown: nothing carries out the detach.
-func attacherDown(s *stuck) {
-	s.Hold(labtest.Holding, scenario.StorageClass)
-	if err := s.Scene.Cluster.Stop(s.Context(), diskAttacher); err != nil {
-		s.Fatal(err)
-	}
-	defer func() {
-		if err := s.Scene.Cluster.RunAttacher(diskAttacher); err != nil {
-			s.Error(err)
-		}
-	}()
-	s.ends()
-	s.Wait()
-	s.explains("attacher-down", s.waiter(), blocked, "AttacherNotRunning")
-}
-
-// driverDown: the driver's controller plugin does not run, so its attacher cannot either.
-func driverDown(s *stuck) {
-	s.Claim(scenario.StorageClass)
-	if err := s.Scene.Cluster.Stop(s.Context(), "fabric"); err != nil {
-		s.Fatal(err)
-	}
-	s.Wait()
-	s.explains("driver-down", s.waiter(), blocked, "AttacherNotRunning")
 }
