@@ -24,15 +24,28 @@ const (
 	Unconfirmed Result = "unconfirmed"
 	// Unknown forbids it to start: the check could not be made.
 	Unknown Result = "unknown"
+	// Failed is a check of the cluster's health that found something broken.
+	Failed Result = "failed"
 )
+
+func (r Result) severity() int {
+	return slices.Index([]Result{OK, Warning, Unknown, Unconfirmed, Refused, Failed}, r)
+}
+
+// Fails reports whether the check found what has to be changed.
+func (r Result) Fails() bool { return r.severity() > Unknown.severity() }
 
 // Check is one check and its result.
 type Check struct {
-	Name    string `json:"name"`
-	Result  Result `json:"result"`
-	Message string `json:"message"`
+	// Category groups the checks of a cluster's health.
+	Category string `json:"category,omitempty"`
+	Name     string `json:"name"`
+	Result   Result `json:"result"`
+	Message  string `json:"message"`
 	// Objects are the objects that the message is about, "kind [namespace/]name: detail".
 	Objects []string `json:"objects,omitempty"`
+	// Hint is a page of the documentation; absent if the check is ok.
+	Hint string `json:"hint,omitempty"`
 }
 
 // Cluster identifies the cluster that was checked.
@@ -63,6 +76,11 @@ type Report struct {
 }
 
 func reportOf(cluster Cluster, checks []Check) Report {
+	for i := range checks {
+		if checks[i].Category = CategoryTakeOver; checks[i].Result != OK {
+			checks[i].Hint = "docs/adopt-controller.md#install"
+		}
+	}
 	stops := func(c Check) bool { return c.Result != OK && c.Result != Warning }
 	return Report{Cluster: cluster, Ready: !slices.ContainsFunc(checks, stops), Checks: checks}
 }

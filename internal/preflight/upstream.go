@@ -133,20 +133,29 @@ func controllersOf(container *corev1.Container) (found []string, ok bool) {
 	if start < 0 {
 		return nil, false
 	}
-	for i, word := range words {
-		name, value, given := strings.Cut(strings.TrimLeft(word, "-"), "=")
-		if i < start || !strings.HasPrefix(word, "-") || name != "controllers" {
-			continue
-		}
-		if !given && i+1 < len(words) {
-			value = words[i+1]
-		}
+	for _, value := range flagValues(words[start:], "controllers") {
 		found = append(found, strings.Split(value, ",")...)
 	}
 	if len(found) == 0 {
 		return []string{"*"}, true // the default
 	}
 	return found, true
+}
+
+// flagValues returns the values of a flag, which may be repeated. For a flag without a value it returns the next word: of a flag that is
+// true or false the value has to be checked.
+func flagValues(words []string, flag string) (values []string) {
+	for i, word := range words {
+		name, value, given := strings.Cut(strings.TrimLeft(word, "-"), "=")
+		if !strings.HasPrefix(word, "-") || name != flag {
+			continue
+		}
+		if !given && i+1 < len(words) {
+			value = words[i+1]
+		}
+		values = append(values, value)
+	}
+	return values
 }
 
 // attachDetachEnabled interprets --controllers as kube-controller-manager does: the first item that names the controller decides,

@@ -1,0 +1,165 @@
+package preflight
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/kube"
+)
+
+// checkDrivers looks at each CSIDriver, and at the drivers that have VolumeAttachments without one.
+func (h *health) checkDrivers() []Check {
+	drivers := map[string]*storagev1.CSIDriver{}
+	for driver := range h.attached {
+		drivers[driver] = nil
+	}
+	for _, d := range h.Drivers {
+		drivers[d.Name] = d
+	}
+	var checks []Check
+	if u, lacks := h.lacks(diagnosis.Drivers); lacks {
+		checks = append(checks, Check{Category: CategoryDrivers, Name: "CSIDrivers"}.unreadable(u))
+	}
+	for name, d := range drivers {
+		checks = append(checks, h.checkDriver(name, d))
+	}
+	slices.SortFunc(checks, func(a, b Check) int { return strings.Compare(a.Name, b.Name) })
+	return checks
+}
+
+// checkDriver says which attacher a driver has and on how many nodes it is registered. A node that has its volumes needs it.
+func (h *health) checkDriver(name string, d *storagev1.CSIDriver) Check {
+	c := Check{Category: CategoryDrivers, Name: name, Result: OK}
+	registered := map[string]bool{}
+	for _, n := range h.CSINodes {
+		if slices.ContainsFunc(n.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == name }) {
+			registered[n.Name] = true
+		}
+	}
+	var missing []string
+	for _, va := range h.Attachments {
+		if va.Spec.Attacher == name && !registered[va.Spec.NodeName] {
+			missing = append(missing, "node "+va.Spec.NodeName)
+		}
+	}
+	c.Message = h.attacher(&c, name, d)
+	if u, lacks := h.lacks(diagnosis.CSINodes, diagnosis.Nodes); lacks {
+		c.Result = Unknown
+		c.Message += "; on how many nodes it is registered is unknown: " + c.unreadable(u).Message
+		return c
+	}
+	c.Message += fmt.Sprintf("; registered on %d of %d nodes", len(registered), len(h.Nodes))
+	switch slices.Sort(missing); {
+	case len(missing) > 0:
+		c.Result, c.Objects, c.Hint = Failed, slices.Compact(missing), hint(explain.DriverNotOnNode)
+		c.Message += ", and not on all that have its volumes"
+	case d == nil && slices.Contains(h.Whole, diagnosis.Drivers):
+		c.Result, c.Hint = worse(c.Result, Warning), cmp.Or(c.Hint, hint(explain.DriverRemoved))
+		c.Message += "; there is no CSIDriver object of this name"
+	case len(registered) == 0 && len(h.Nodes) > 0:
+		c.Result, c.Hint = worse(c.Result, Warning), cmp.Or(c.Hint, hint(explain.DriverNotOnNode))
+	}
+	return c
+}
+
+func worse(a, b Result) Result {
+	if b.severity() > a.severity() {
+		return b
+	}
+	return a
+}
+
+// attacher describes the attacher of a driver, and lowers the result of the check.
+func (h *health) attacher(c *Check, name string, d *storagev1.CSIDriver) string {
+	if d != nil && d.Spec.AttachRequired != nil && !*d.Spec.AttachRequired {
+		return "needs no attach"
+	}
+	l := h.lease(attacherLease(name))
+	if l == nil {
+		if _, all := h.leasesOf(""); !all {
+			c.Result = Unknown
+			return "its attacher is unknown: needs the right to list leases"
+		}
+		c.Result, c.Hint = Warning, hint(explain.AttacherNotRunning)
+		return "its attacher has no lease: it runs without --leader-election, or not at all"
+	}
+	if !h.LeaseHeld(l) {
+		c.Result, c.Hint = Warning, hint(explain.AttacherNotRunning)
+		return "no attacher holds its lease"
+	}
+	if !h.read[l.Namespace] {
+		c.Result = Unknown
+		if h.mayName(l.Namespace) {
+			return "an attacher holds its lease; its image and flags are unknown: needs the right to list pods in namespace " + l.Namespace
+		}
+		return "an attacher holds its lease; its image and flags are unknown: needs the right to list pods in its namespace"
+	}
+	holder := ""
+	if id := l.Spec.HolderIdentity; id != nil {
+		holder = *id
+	}
+	for _, p := range h.programs {
+		if p.isAttacher() && p.pod.Namespace == l.Namespace && p.leads(holder) {
+			return fmt.Sprintf("%s, image %s, pod %s: %s", p.name, p.container.Image, p, p.flags())
+		}
+	}
+	return "an attacher holds its lease; it is no pod in namespace " + l.Namespace + ", so its image and flags cannot be read"
+}
+
+// nodeCheck is a check that looks for nodes.
+type nodeCheck struct {
+	name   string
+	found  func(*corev1.Node) bool
+	result Result
+	hint   string
+	// says what is wrong with the number of nodes, and what is right.
+	wrong, right string
+}
+
+// checkNodes looks for nodes whose state stops volumes.
+func (h *health) checkNodes() []Check {
+	holds := map[string]bool{}
+	for _, va := range h.Attachments {
+		holds[va.Spec.NodeName] = true
+	}
+	checks := []nodeCheck{
+		{
+			"out-of-service taint", func(n *corev1.Node) bool { return kube.Ready(n) && kube.OutOfService(n) }, Failed, hint(attachment.OutOfServiceNodeReady),
+			"%d Ready nodes still have the taint: volumes are detached from them by force", "no Ready node has it",
+		},
+		{
+			"Ready", func(n *corev1.Node) bool { return !kube.Ready(n) && holds[n.Name] }, Warning, hint(explain.NodeNotReady),
+			"%d nodes with volumes are not Ready", "all nodes with volumes are Ready",
+		},
+		{
+			"managed", func(n *corev1.Node) bool { return n.Annotations[kube.ManagedAttachAnnotation] == "" }, Warning, hint(attachment.NodeNotManaged),
+			"%d nodes attach by themselves (kubelet's enableControllerAttachDetach is off), or their kubelets have not started yet", "a controller attaches for all nodes",
+		},
+	}
+	var results []Check
+	u, lacks := h.lacks(diagnosis.Nodes)
+	for _, check := range checks {
+		c := Check{Category: CategoryNodes, Name: check.name, Result: OK, Message: check.right}
+		for _, n := range h.Nodes {
+			if check.found(n) {
+				c.Objects = append(c.Objects, "node "+n.Name)
+			}
+		}
+		switch {
+		case len(c.Objects) > 0:
+			c.Result, c.Message, c.Hint = check.result, fmt.Sprintf(check.wrong, len(c.Objects)), check.hint
+		case lacks:
+			c = c.unreadable(u)
+		}
+		results = append(results, c)
+	}
+	return results
+}
