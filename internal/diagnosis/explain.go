@@ -235,7 +235,11 @@ func (x *state) ofAttachment(va *storagev1.VolumeAttachment) ([]Finding, string)
 		users := x.usersOn(key, va.Spec.NodeName)
 		if len(users) > 0 && va.DeletionTimestamp == nil {
 			if va.Status.Attached {
-				return x.waitersElsewhere(key, va.Spec.NodeName), clear
+				waiters := x.waitersElsewhere(key, va.Spec.NodeName)
+				if len(waiters) > 0 && x.alive(va.Spec.NodeName) {
+					return nil, clear + "; pods on other nodes wait for the volume"
+				}
+				return waiters, clear
 			}
 			return []Finding{x.attachmentFinding(key, va, x.attachWait(va))}, clear
 		}
@@ -243,6 +247,12 @@ func (x *state) ofAttachment(va *storagev1.VolumeAttachment) ([]Finding, string)
 		key = attachment.VolumeKey{Driver: va.Spec.Attacher}
 	}
 	return x.unneeded(key, va), clear
+}
+
+// alive reports whether the node is Ready, or nothing else is known: its pods use its volumes as they should.
+func (x *state) alive(node string) bool {
+	state := x.node(node).State
+	return state == NodeReady || state == NodeUnknown
 }
 
 // waitersElsewhere explains what the pods on other nodes wait for that need a volume which only one node may have.

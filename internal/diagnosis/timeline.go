@@ -253,17 +253,21 @@ func (m *mover) findDeparture() {
 // findOld finds the pod that had the volume before, if its object still exists.
 func (m *mover) findOld() {
 	for _, u := range m.uses[m.key] {
-		p := u.pod
-		if p == m.pod || p.Spec.NodeName == "" || p.DeletionTimestamp == nil && !ended(u) || m.from != "" && p.Spec.NodeName != m.from {
-			continue
-		}
-		if m.pod != nil && older(m.pod, p) < 0 {
-			continue // it came later, and has nothing to do with this move
-		}
-		if m.old == nil || older(m.old, p) < 0 {
-			m.old = p
+		if m.left(u) && (m.old == nil || older(m.old, u.pod) < 0) {
+			m.old = u.pod
 		}
 	}
+}
+
+// left reports whether a pod is one that has had the volume before the move: it ends or has ended, on the node that the volume left.
+func (m *mover) left(u use) bool {
+	if u.pod == m.pod || u.pod.Spec.NodeName == "" || u.pod.DeletionTimestamp == nil && !ended(u) {
+		return false
+	}
+	if m.from != "" && u.pod.Spec.NodeName != m.from {
+		return false
+	}
+	return m.pod == nil || older(u.pod, m.pod) < 0 // one that came later has nothing to do with this move
 }
 
 // findGone finds the pod that had the volume before by the event of its attach.
@@ -331,16 +335,22 @@ func (v *Move) measure(now time.Time) {
 		if v.End == nil || at.After(*v.End) {
 			v.End = at
 		}
-		var last *Hop
-		for j := range v.Hops[:i] {
-			if p := &v.Hops[j]; p.At != nil && !truncated(p).After(*at) && (last == nil || !p.At.Before(*last.At)) {
-				last = p
-			}
-		}
+		last := lastBefore(v.Hops[:i], *at)
 		if last != nil {
 			h.After, h.Seconds = last.Name, gap(*last.At, *at, last.Exact && h.Exact)
 		}
 	}
+}
+
+// lastBefore is the last of the hops that was done by a time, as far as whole seconds tell.
+func lastBefore(hops []Hop, at time.Time) *Hop {
+	var last *Hop
+	for i := range hops {
+		if h := &hops[i]; h.At != nil && !truncated(h).After(at) && (last == nil || !h.At.Before(*last.At)) {
+			last = h
+		}
+	}
+	return last
 }
 
 // truncated is the time of a hop in the resolution of most others.

@@ -83,7 +83,7 @@ func TestCompletionWithoutCluster(t *testing.T) {
 func TestCompletionProgram(t *testing.T) {
 	dir := t.TempDir()
 	plugin := "#!/bin/sh\nprintf '%s|' \"$@\"\n"
-	if err := os.WriteFile(filepath.Join(dir, "kubectl-belay"), []byte(plugin), 0o700); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(filepath.Join(dir, "kubectl-belay"), []byte(plugin), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	c := exec.CommandContext(t.Context(), "../../cmd/kubectl-belay/kubectl_complete-belay", "explain", "pod/", "")
