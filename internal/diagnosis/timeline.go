@@ -329,16 +329,19 @@ func (v *Move) measure(now time.Time) {
 		if v.Start == nil || h.At != nil && h.At.Before(*v.Start) {
 			v.Start = cmp.Or(h.At, v.Start)
 		}
-		if at == nil {
-			continue
+		if at != nil {
+			v.ends(i, at)
 		}
-		if v.End == nil || at.After(*v.End) {
-			v.End = at
-		}
-		last := lastBefore(v.Hops[:i], *at)
-		if last != nil {
-			h.After, h.Seconds = last.Name, gap(*last.At, *at, last.Exact && h.Exact)
-		}
+	}
+}
+
+// ends sets how long a hop took, which ended or has lasted until a time.
+func (v *Move) ends(i int, at *time.Time) {
+	if v.End == nil || at.After(*v.End) {
+		v.End = at
+	}
+	if last := lastBefore(v.Hops[:i], *at); last != nil {
+		v.Hops[i].After, v.Hops[i].Seconds = last.Name, gap(*last.At, *at, last.Exact && v.Hops[i].Exact)
 	}
 }
 

@@ -186,7 +186,7 @@ func (sh *shell) run(t *testing.T, block string, diagnoses bool) string {
 	for _, old := range slices.Sorted(maps.Keys(sh.equivalents)) {
 		block = strings.ReplaceAll(block, old, sh.equivalents[old])
 	}
-	c := exec.CommandContext(t.Context(), "sh", "-e", "-c", block) //nolint:gosec // the page's own lines
+	c := exec.CommandContext(t.Context(), "sh", "-e", "-c", block)
 	c.Env = sh.environment
 	out, err := c.CombinedOutput()
 	if err != nil && (!diagnoses || c.ProcessState.ExitCode() < 2 || c.ProcessState.ExitCode() > 3) || len(out) == 0 {

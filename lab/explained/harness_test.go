@@ -207,17 +207,6 @@ func (s *stuck) ends() {
 	labtest.UntilPod(s.T, s.Scene, s.Pod("holder"), "is gone", func(pod *corev1.Pod) bool { return pod == nil })
 }
 
-// bound waits until a claim has a volume, and returns its name and handle.
-func (s *stuck) bound(claim string) (volume, handle string) {
-	s.Helper()
-	labtest.Until(s.T, labtest.StuckLimit, "claim "+claim+" to be bound", func() error {
-		v, err := s.Scene.Record.Volume(scenario.Namespace + "/" + claim)
-		volume, handle = v.PV, v.Handle
-		return err
-	})
-	return volume, handle
-}
-
 // runs waits until a pod of the situation runs.
 func (s *stuck) runs(role string) {
 	s.Helper()
