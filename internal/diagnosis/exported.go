@@ -12,3 +12,6 @@ func (s *Snapshot) MayName(namespace string) bool { return s.mayName(namespace) 
 func (s *Snapshot) LeaseHeld(lease *coordinationv1.Lease) bool {
 	return (&state{Snapshot: s}).held(lease)
 }
+
+// ForeignText returns a function that takes the names from namespaces that the reader may not read out of a line of text.
+func (s *Snapshot) ForeignText() func(line string) string { return newState(s).foreign }

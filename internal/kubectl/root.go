@@ -95,7 +95,7 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 	p.flags.AddFlags(root.PersistentFlags())
 	root.AddCommand(p.explainCommand(), p.forceCommand(), p.waitCommand())
 	root.AddCommand(p.stuckCommand(), p.orphansCommand(), p.mapCommand(), p.timelineCommand())
-	root.AddCommand(p.checkCommand())
+	root.AddCommand(p.checkCommand(), p.bundleCommand(version))
 	return root
 }
 

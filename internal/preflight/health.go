@@ -102,12 +102,18 @@ func attacherLease(driver string) string {
 // hint is the page about a Reason.
 func hint(reason decision.Reason) string { return explain.Runbook(reason) }
 
-// lacks returns the first failed read of the resources that were to be read whole.
+// lacks returns the first of the resources that was not read whole.
 func (h *health) lacks(resources ...diagnosis.Resource) (diagnosis.Unread, bool) {
-	for _, u := range h.unread {
-		if slices.Contains(resources, u.Resource) && !slices.Contains(h.Whole, u.Resource) {
-			return u, true
+	for _, r := range resources {
+		if slices.Contains(h.Whole, r) {
+			continue
 		}
+		for _, u := range h.Unread {
+			if u.Resource == r {
+				return u, true
+			}
+		}
+		return diagnosis.Unread{Ref: diagnosis.Ref{Resource: r}, Verb: "list", Message: "only some of them were asked for"}, true
 	}
 	return diagnosis.Unread{}, false
 }

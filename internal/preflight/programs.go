@@ -11,6 +11,7 @@ import (
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
 
 	"belay.dev/belay/internal/diagnosis"
@@ -100,15 +101,7 @@ func (h *health) readComponents(ctx context.Context, c Config) {
 	} else {
 		h.version = version.GitVersion
 	}
-	namespaces := []string{upstreamNamespace, ownNamespace}
-	for _, l := range h.Leases {
-		if (l.Name == kube.FieldManager || strings.HasPrefix(l.Name, diagnosis.AttacherLease)) && !slices.Contains(namespaces, l.Namespace) {
-			namespaces = append(namespaces, l.Namespace)
-		}
-	}
-	for _, namespace := range namespaces {
-		h.readPrograms(ctx, c, namespace)
-	}
+	h.readAllPrograms(ctx, c.Clients)
 	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		return c.Clients.FlowcontrolV1().FlowSchemas().List(ctx, o)
 	})
@@ -126,10 +119,36 @@ func (h *health) readComponents(ctx context.Context, c Config) {
 	h.flowsRead = true
 }
 
+// Components returns the running pods of belay's programs and of the drivers' attachers, of the namespaces in which these have leases, and
+// what could not be read.
+func Components(ctx context.Context, clients kubernetes.Interface, s *diagnosis.Snapshot) ([]*corev1.Pod, []diagnosis.Unread) {
+	h := &health{Snapshot: s, read: map[string]bool{}}
+	h.readAllPrograms(ctx, clients)
+	var pods []*corev1.Pod
+	for _, p := range h.programs {
+		if !slices.Contains(pods, p.pod) {
+			pods = append(pods, p.pod)
+		}
+	}
+	return pods, h.unread
+}
+
+func (h *health) readAllPrograms(ctx context.Context, clients kubernetes.Interface) {
+	namespaces := []string{upstreamNamespace, ownNamespace}
+	for _, l := range h.Leases {
+		if (l.Name == kube.FieldManager || strings.HasPrefix(l.Name, diagnosis.AttacherLease)) && !slices.Contains(namespaces, l.Namespace) {
+			namespaces = append(namespaces, l.Namespace)
+		}
+	}
+	for _, namespace := range namespaces {
+		h.readPrograms(ctx, clients, namespace)
+	}
+}
+
 // readPrograms reads the pods of a namespace and keeps those that run a program.
-func (h *health) readPrograms(ctx context.Context, c Config, namespace string) {
+func (h *health) readPrograms(ctx context.Context, clients kubernetes.Interface, namespace string) {
 	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-		return c.Clients.CoreV1().Pods(namespace).List(ctx, o)
+		return clients.CoreV1().Pods(namespace).List(ctx, o)
 	})
 	pages.PageSize = pageSize
 	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {

@@ -1,0 +1,255 @@
+package bundle
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// Removed stands for what was taken out.
+const Removed = "(removed)"
+
+// Redactor takes out what may be secret. Its methods must not be called in parallel.
+type Redactor struct {
+	// MayName reports whether a namespace may appear.
+	MayName func(namespace string) bool
+	// Hide takes the names from other namespaces out of a line.
+	Hide func(line string) string
+	// Names replaces names; nil to keep them.
+	Names *Pseudonyms
+
+	// secrets are the names of Secrets that objects refer to: messages and logs may have them too.
+	secrets map[string]bool
+}
+
+// dropped are the fields that are removed: they are large, may have secrets that cannot be told from what is none, or addresses.
+var dropped = map[string]bool{
+	"command": true, "args": true, "lifecycle": true, "livenessProbe": true, "readinessProbe": true, "startupProbe": true, // passwords as arguments
+	"fieldsV1": true, "images": true, "addresses": true, "hostIP": true, "hostIPs": true, "podIP": true, "podIPs": true, "podCIDR": true, "podCIDRs": true,
+}
+
+// opaque are maps and lists of strings that only a driver understands: their keys stay, their values go.
+var opaque = map[string]bool{
+	"volumeAttributes": true, "attachmentMetadata": true, "parameters": true, "mountOptions": true, "options": true,
+}
+
+var secretKey = regexp.MustCompile(`(?i)secret|password|token$|credential`)
+
+// Object takes out what may be secret from an object, in place.
+func (r *Redactor) Object(o *unstructured.Unstructured) {
+	if metadata, ok := o.Object["metadata"].(map[string]any); ok {
+		r.metadata(metadata)
+	}
+	for key, value := range o.Object {
+		if key != "metadata" && key != "apiVersion" && key != "kind" {
+			o.Object[key] = r.value(key, value)
+		}
+	}
+}
+
+// kept are the domains of annotations whose values Kubernetes and belay define. Those of others may be anything.
+var kept = regexp.MustCompile(`^([a-z0-9.-]+\.)?(kubernetes\.io|k8s\.io|belay\.dev)/`)
+
+const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
+
+func (r *Redactor) metadata(m map[string]any) {
+	if annotations, ok := m["annotations"].(map[string]any); ok {
+		for key, value := range annotations {
+			switch {
+			case key == lastApplied:
+				delete(annotations, key)
+			case secretKey.MatchString(key):
+				r.learn(key, value)
+				annotations[key] = Removed
+			case !kept.MatchString(key):
+				annotations[key] = Removed
+			}
+		}
+	}
+	for key, value := range m {
+		switch {
+		case key == "labels" && r.Names != nil:
+			m[key] = r.labels(value)
+		case key == "generateName" && r.Names != nil:
+			delete(m, key)
+		case key == "annotations", key == "labels": // their keys are no fields of the API
+			m[key] = r.texts(value)
+		default:
+			m[key] = r.value(key, value)
+		}
+	}
+}
+
+// labels keeps those of Kubernetes: others have names that tell what runs.
+func (r *Redactor) labels(value any) any {
+	labels, _ := value.(map[string]any)
+	for key := range labels {
+		if !kept.MatchString(key) || strings.HasPrefix(key, "app.") {
+			delete(labels, key)
+		}
+	}
+	return r.texts(labels)
+}
+
+// texts redacts the strings of a map.
+func (r *Redactor) texts(value any) any {
+	m, ok := value.(map[string]any)
+	if !ok {
+		return value
+	}
+	for key, v := range m {
+		if text, ok := v.(string); ok {
+			m[key] = r.Text(text)
+		}
+	}
+	return m
+}
+
+func (r *Redactor) value(key string, value any) any {
+	_, isBool := value.(bool)
+	switch {
+	case dropped[key]:
+		return Removed
+	case secretKey.MatchString(key) && !isBool:
+		r.learn(key, value)
+		return Removed
+	case opaque[key]:
+		return r.hollow(value)
+	case key == "claimRef":
+		if m, ok := value.(map[string]any); ok {
+			if namespace, _ := m["namespace"].(string); !r.MayName(namespace) {
+				return Removed
+			}
+		}
+	}
+	switch v := value.(type) {
+	case map[string]any:
+		for name, inner := range v {
+			v[name] = r.value(name, inner)
+		}
+	case []any:
+		for i, inner := range v {
+			if m, ok := inner.(map[string]any); ok && key == "env" {
+				hollowEnv(m)
+			}
+			v[i] = r.value("", inner)
+		}
+	case string:
+		return r.Text(v)
+	}
+	return value
+}
+
+// hollowEnv removes the value of an environment variable.
+func hollowEnv(variable map[string]any) {
+	if _, ok := variable["value"]; ok {
+		variable["value"] = Removed
+	}
+}
+
+// hollow removes the values of a map or list, and keeps the keys of a map.
+func (r *Redactor) hollow(value any) any {
+	m, ok := value.(map[string]any)
+	if !ok {
+		return Removed
+	}
+	for key, v := range m {
+		if secretKey.MatchString(key) {
+			r.learn(key, v)
+		}
+		m[key] = Removed
+	}
+	return m
+}
+
+// learn remembers the names of Secrets in what is removed.
+func (r *Redactor) learn(key string, value any) {
+	switch v := value.(type) {
+	case string:
+		if r.secrets == nil {
+			r.secrets = map[string]bool{}
+		}
+		if !strings.HasSuffix(strings.ToLower(key), "namespace") {
+			r.secrets[v] = true
+		}
+	case map[string]any:
+		for name, inner := range v {
+			if name == "name" || name == "secretName" {
+				r.learn(name, inner)
+			}
+		}
+	case []any:
+		for _, inner := range v {
+			r.learn(key, inner)
+		}
+	}
+}
+
+// What looks like a secret in a text, with what stays of it.
+var patterns = []struct {
+	match *regexp.Regexp
+	keep  string
+}{
+	{regexp.MustCompile(`(?s)-----BEGIN [A-Z ]+-----.*?(-----END [A-Z ]+-----|$)`), Removed},
+	{regexp.MustCompile(`eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(\.[A-Za-z0-9_-]*)?`), Removed},
+	{regexp.MustCompile(`(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}`), "${1} " + Removed},
+	{regexp.MustCompile(`://[^/\s:@]*:[^/\s@]+@`), "://" + Removed + "@"},
+	{regexp.MustCompile(`(?i)((?:pass(?:word|wd|phrase)|token|credentials?|(?:api|access|private|account)[-_]?key|authorization)[\w-]*["']?\s*[:=]\s*["']?)[^\s"',;&}\])]+`), "${1}" + Removed},
+	{regexp.MustCompile(`(?i)(secret[\w-]*(?:=|["']\s*:)\s*["']?)[^\s"',;&}\])]+`), "${1}" + Removed},
+}
+
+// suspicious reports whether one of the patterns may match: most strings of an object are short and none does.
+func suspicious(text string) bool {
+	lower := strings.ToLower(text)
+	return slices.ContainsFunc([]string{"-----begin", "eyj", "bearer", "basic", "://", "pass", "token", "credential", "key", "authorization", "secret"},
+		func(part string) bool { return strings.Contains(lower, part) })
+}
+
+// Text takes out of a text what looks like a secret, and names that must not appear.
+func (r *Redactor) Text(text string) string {
+	if suspicious(text) {
+		for _, p := range patterns {
+			text = p.match.ReplaceAllString(text, p.keep)
+		}
+	}
+	if r.Hide != nil {
+		lines := strings.Split(text, "\n")
+		for i, line := range lines {
+			lines[i] = r.Hide(line)
+		}
+		text = strings.Join(lines, "\n")
+	}
+	if r.Names != nil {
+		text = r.Names.Replace(text)
+	}
+	return text
+}
+
+var (
+	word = regexp.MustCompile(`[a-zA-Z0-9](?:[-a-zA-Z0-9._]*[a-zA-Z0-9])?`)
+	// field is the beginning of a line of YAML up to the value.
+	field = regexp.MustCompile(`^[\s-]*[a-zA-Z0-9]+:(\s|$)`)
+)
+
+// finish takes the names of Secrets out of a file: they are known once all objects were read. The fields of YAML stay.
+func (r *Redactor) finish(content string, isYAML bool) string {
+	if len(r.secrets) == 0 {
+		return content
+	}
+	lines := strings.Split(content, "\n")
+	for i, line := range lines {
+		start := 0
+		if isYAML {
+			start = len(field.FindString(line))
+		}
+		lines[i] = line[:start] + word.ReplaceAllStringFunc(line[start:], func(found string) string {
+			if r.secrets[found] {
+				return Removed
+			}
+			return found
+		})
+	}
+	return strings.Join(lines, "\n")
+}
