@@ -69,9 +69,13 @@ func (f *Objects) Close() int {
 	return f.kept
 }
 
-// Text adds a text. What does not fit is cut off at its beginning: logs end with what matters.
+// Text adds a text. What does not fit is cut off at its beginning: logs end with what matters. Half a document is left out.
 func (a *Archive) Text(name, text string) {
 	name, text = a.Redactor.Text(name), a.Redactor.Text(text)
+	if int64(len(text)) > a.Left && strings.HasSuffix(name, ".yaml") {
+		a.cut = append(a.cut, name+" is left out")
+		return
+	}
 	if int64(len(text)) > a.Left {
 		a.cut = append(a.cut, fmt.Sprintf("%s has the last %d of %d bytes", name, a.Left, len(text)))
 		text = text[int64(len(text))-a.Left:]

@@ -12,7 +12,7 @@ type Pseudonyms struct{ of map[string]string }
 // wellKnown are namespaces that every cluster has, and belay's.
 var wellKnown = []string{"default", "kube-system", "kube-public", "kube-node-lease", "belay-system"}
 
-// NewPseudonyms makes pseudonyms for the names, by kind: "pod-1" for the first name of the kind "pod". A name of several kinds has one.
+// NewPseudonyms makes pseudonyms for the names, by kind: "pod-x1" for the first name of the kind "pod". A name of several kinds has one.
 func NewPseudonyms(kinds []string, names map[string][]string) *Pseudonyms {
 	p := &Pseudonyms{of: map[string]string{}}
 	for _, kind := range kinds {
@@ -21,7 +21,7 @@ func NewPseudonyms(kinds []string, names map[string][]string) *Pseudonyms {
 		for _, name := range sorted {
 			if p.of[name] == "" && name != "" && !slices.Contains(wellKnown, name) {
 				n++
-				p.of[name] = fmt.Sprintf("%s-%d", kind, n)
+				p.of[name] = fmt.Sprintf("%s-x%d", kind, n)
 			}
 		}
 	}

@@ -15,8 +15,8 @@ const Removed = "(removed)"
 type Redactor struct {
 	// MayName reports whether a namespace may appear.
 	MayName func(namespace string) bool
-	// Hide takes the names from other namespaces out of a line.
-	Hide func(line string) string
+	// Hide takes the names from other namespaces out of a text; nil if all may appear.
+	Hide func(text string) string
 	// Names replaces names; nil to keep them.
 	Names *Pseudonyms
 
@@ -24,7 +24,7 @@ type Redactor struct {
 	secrets map[string]bool
 }
 
-// dropped are the fields that are removed: they are large, may have secrets that cannot be told from what is none, or addresses.
+// dropped are the fields that are removed: they are large, may hold secrets that look like any other text, or addresses.
 var dropped = map[string]bool{
 	"command": true, "args": true, "lifecycle": true, "livenessProbe": true, "readinessProbe": true, "startupProbe": true, // passwords as arguments
 	"fieldsV1": true, "images": true, "addresses": true, "hostIP": true, "hostIPs": true, "podIP": true, "podIPs": true, "podCIDR": true, "podCIDRs": true,
@@ -82,7 +82,7 @@ func (r *Redactor) metadata(m map[string]any) {
 	}
 }
 
-// labels keeps those of Kubernetes: others have names that tell what runs.
+// labels keeps those of Kubernetes: the names of others show what runs.
 func (r *Redactor) labels(value any) any {
 	labels, _ := value.(map[string]any)
 	for key := range labels {
@@ -215,11 +215,7 @@ func (r *Redactor) Text(text string) string {
 		}
 	}
 	if r.Hide != nil {
-		lines := strings.Split(text, "\n")
-		for i, line := range lines {
-			lines[i] = r.Hide(line)
-		}
-		text = strings.Join(lines, "\n")
+		text = r.Hide(text)
 	}
 	if r.Names != nil {
 		text = r.Names.Replace(text)

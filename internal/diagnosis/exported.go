@@ -13,5 +13,5 @@ func (s *Snapshot) LeaseHeld(lease *coordinationv1.Lease) bool {
 	return (&state{Snapshot: s}).held(lease)
 }
 
-// ForeignText returns a function that takes the names from namespaces that the reader may not read out of a line of text.
-func (s *Snapshot) ForeignText() func(line string) string { return newState(s).foreign }
+// Hide returns a function that takes the names from namespaces that the reader may not read out of a text.
+func (s *Snapshot) Hide() func(text string) string { return newState(s).hide }

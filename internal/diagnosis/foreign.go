@@ -19,9 +19,11 @@ var qualified = regexp.MustCompile(name.String() + "/" + name.String())
 // foreign returns a text of another component on one line, without the names from namespaces that the reader may not read: an error
 // of a driver or an event may contain any. It hides what the snapshot has from such a namespace, and what the text itself says is in
 // one.
-func (x *state) foreign(text string) string {
+func (x *state) foreign(text string) string { return oneLine(x.hide(text)) }
+
+func (x *state) hide(text string) string {
 	if len(x.hidden) == 0 {
-		return oneLine(text)
+		return text
 	}
 	hide := func(word string) string {
 		if x.hidden[word] {
@@ -35,7 +37,7 @@ func (x *state) foreign(text string) string {
 		}
 		return pair
 	})
-	return oneLine(name.ReplaceAllStringFunc(text, hide))
+	return name.ReplaceAllStringFunc(text, hide)
 }
 
 // hiddenNames collects the names that the snapshot has from namespaces that the reader may not read.

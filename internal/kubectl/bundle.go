@@ -118,7 +118,7 @@ func (p *plugin) bundle(ctx context.Context, o *bundleOptions) error {
 		archive: &bundle.Archive{Redactor: &bundle.Redactor{MayName: s.MayName}, Left: o.bytes - smallestBundle/2},
 	}
 	if !s.AllNamespaces {
-		g.archive.Hide = s.ForeignText()
+		g.archive.Hide = s.Hide()
 	}
 	if o.redact {
 		g.archive.Names = g.pseudonyms(ctx)

@@ -142,13 +142,16 @@ func (g *gathering) kinds() []kind {
 	}
 }
 
-// gather fills the archive: first what is short.
+// gather fills the archive. The objects leave space for the answers, which are short and show what is wrong.
 func (g *gathering) gather(ctx context.Context) error {
+	reserved := g.archive.Left / 4
+	g.archive.Left -= reserved
 	for _, k := range g.kinds() {
 		if err := g.list(ctx, k); err != nil {
 			return err
 		}
 	}
+	g.archive.Left += reserved
 	if err := g.answers(ctx); err != nil {
 		return err
 	}
