@@ -33,6 +33,7 @@ check-go:
 .PHONY: build
 build: check-go ## Build belay's programs and the lab into bin/.
 	go build -o $(BIN)/ -ldflags '$(LDFLAGS)' ./cmd/...
+	install -m 755 cmd/kubectl-belay/kubectl_complete-belay $(BIN)/
 	cd lab && go build -o $(BIN)/ -ldflags '$(LDFLAGS)' ./cmd/...
 
 .PHONY: upstream

@@ -179,7 +179,8 @@ func (w *work) emitDetachFailed(hold attachment.Wait) {
 	if !ok {
 		return
 	}
-	cause, text := hold.Detail, ""
+	cause := hold.Detail
+	var text string
 	switch hold.Reason {
 	default:
 		return

@@ -24,7 +24,7 @@ type Redactor struct {
 	secrets map[string]bool
 }
 
-// dropped are the fields that are removed: they are large, may have secrets that look like other values, or addresses.
+// dropped are the fields that are removed: they are large, may hold secrets that look like any other text, or addresses.
 var dropped = map[string]bool{
 	"command": true, "args": true, "lifecycle": true, "livenessProbe": true, "readinessProbe": true, "startupProbe": true, // passwords as arguments
 	"fieldsV1": true, "images": true, "addresses": true, "hostIP": true, "hostIPs": true, "podIP": true, "podIPs": true, "podCIDR": true, "podCIDRs": true,
@@ -82,7 +82,7 @@ func (r *Redactor) metadata(m map[string]any) {
 	}
 }
 
-// labels keeps those of Kubernetes: others name the applications.
+// labels keeps those of Kubernetes: the names of others show what runs.
 func (r *Redactor) labels(value any) any {
 	labels, _ := value.(map[string]any)
 	for key := range labels {

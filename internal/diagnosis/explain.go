@@ -181,17 +181,33 @@ func (x *state) ofKey(key attachment.VolumeKey, pv *corev1.PersistentVolume) ([]
 		}
 	}
 	if len(found) == 0 {
-		for _, va := range x.attached[key] {
-			found = append(found, x.unneeded(key, va)...)
-		}
-		found = append(found, x.irregular(key)...)
-	}
-	for _, u := range x.uses[key] {
-		if len(found) == 0 && !ended(u) && x.mayName(u.pod.Namespace) && u.pod.DeletionTimestamp == nil && mounted(u.pod) {
-			found = append(found, slices.DeleteFunc(x.ofMounted(u.pod), func(f Finding) bool { return f.Volume.Handle != key.Handle })...)
-		}
+		found = x.unneededBy(key)
 	}
 	return found, x.clearVolume(key, pv)
+}
+
+// unneededBy returns what is wrong with a volume that no pod waits for.
+func (x *state) unneededBy(key attachment.VolumeKey) (found []Finding) {
+	for _, va := range x.attached[key] {
+		found = append(found, x.unneeded(key, va)...)
+	}
+	var used []string // nodes with a pod that is worth more than the list of the node
+	for _, u := range x.uses[key] {
+		if ended(u) || u.pod.DeletionTimestamp != nil || !x.mayName(u.pod.Namespace) || !mounted(u.pod) {
+			continue
+		}
+		for _, f := range x.ofMounted(u.pod) {
+			if f.Volume.Handle == key.Handle && f.Volume.Driver == key.Driver {
+				found, used = append(found, f), append(used, u.pod.Spec.NodeName)
+			}
+		}
+	}
+	for _, f := range x.irregular(key) {
+		if f.Reason != explain.UsedWithoutAttachment || !slices.Contains(used, f.Subject.Name) {
+			found = append(found, f)
+		}
+	}
+	return found
 }
 
 func (x *state) clearVolume(key attachment.VolumeKey, pv *corev1.PersistentVolume) string {
@@ -219,7 +235,11 @@ func (x *state) ofAttachment(va *storagev1.VolumeAttachment) ([]Finding, string)
 		users := x.usersOn(key, va.Spec.NodeName)
 		if len(users) > 0 && va.DeletionTimestamp == nil {
 			if va.Status.Attached {
-				return nil, clear
+				waiters := x.waitersElsewhere(key, va.Spec.NodeName)
+				if len(waiters) > 0 && x.alive(va.Spec.NodeName) {
+					return nil, clear + "; pods on other nodes wait for the volume"
+				}
+				return waiters, clear
 			}
 			return []Finding{x.attachmentFinding(key, va, x.attachWait(va))}, clear
 		}
@@ -227,6 +247,27 @@ func (x *state) ofAttachment(va *storagev1.VolumeAttachment) ([]Finding, string)
 		key = attachment.VolumeKey{Driver: va.Spec.Attacher}
 	}
 	return x.unneeded(key, va), clear
+}
+
+// alive reports whether the node is Ready, or nothing else is known: its pods use its volumes as they should.
+func (x *state) alive(node string) bool {
+	state := x.node(node).State
+	return state == NodeReady || state == NodeUnknown
+}
+
+// waitersElsewhere explains what the pods on other nodes wait for that need a volume which only one node may have.
+func (x *state) waitersElsewhere(key attachment.VolumeKey, node string) []Finding {
+	if x.shared(key) == decision.Yes {
+		return nil
+	}
+	var found []Finding
+	for _, u := range x.uses[key] {
+		waits := u.pod.Spec.NodeName != "" && u.pod.Spec.NodeName != node && !ended(u) && u.pod.DeletionTimestamp == nil && !mounted(u.pod)
+		if waits && x.mayName(u.pod.Namespace) {
+			found = append(found, x.ofVolume(u.pod, key, x.volume(key)))
+		}
+	}
+	return found
 }
 
 // unneeded explains why a VolumeAttachment still exists that no pod needs, or that is being deleted.

@@ -71,29 +71,34 @@ func (x *state) heldBy(key attachment.VolumeKey, h *Holder, cause decision.Reaso
 	case NodeReady:
 		x.heldByHealthy(&w, key, h, pod)
 	default:
-		w.reason = explain.NodeNotReady
-		if h.Node.OutOfService {
-			w.reason = explain.NodeOutOfService
-		}
-		if h.InUse == "no" && len(h.Pods)+h.HiddenPods == 0 && !h.PodsUnknown {
-			w.reason = x.idle(w.since)
-		}
-	}
-	if w.reason == explain.NodeNotReady && h.Node.Since != nil {
-		w.detail = "since " + stamp(*h.Node.Since)
+		x.heldByLost(&w, h)
 	}
 	return w
+}
+
+// heldByLost explains why a node that is not Ready has the volume.
+func (x *state) heldByLost(w *wait, h *Holder) {
+	switch {
+	case h.InUse == "no" && len(h.Pods)+h.HiddenPods == 0 && !h.PodsUnknown:
+		w.reason = x.idle(w.since)
+	case h.Node.OutOfService:
+		w.reason = explain.NodeOutOfService
+	default:
+		w.reason = explain.NodeNotReady
+		if h.Node.Since != nil {
+			w.detail = "since " + stamp(*h.Node.Since)
+		}
+	}
 }
 
 // heldByHealthy explains why a node that is Ready has the volume.
 func (x *state) heldByHealthy(w *wait, key attachment.VolumeKey, h *Holder, pod *corev1.Pod) {
 	users := x.usersOn(key, h.Node.Name)
 	va, has := x.attachmentOn(key, h.Node.Name)
-	terminating := func(p PodState) bool { return p.State == "Terminating" }
 	switch {
 	case x.silentNode(h.Node):
 		w.reason, w.detail = explain.NodeSilent, "it last renewed its lease at "+stamp(*h.Node.LastHeartbeat)
-	case len(h.Pods) > 0 && h.HiddenPods == 0 && !slices.ContainsFunc(h.Pods, func(p PodState) bool { return !terminating(p) }):
+	case allTerminate(h):
 		w.reason, w.detail = explain.HeldByTerminatingPod, x.grace(users[0])
 	case len(users) > 0 && has && !h.Attached && !slices.ContainsFunc(users, mounted):
 		w.reason = attachment.OtherWriterAttached // nothing uses it there: whether it is attached is not known
@@ -106,13 +111,25 @@ func (x *state) heldByHealthy(w *wait, key attachment.VolumeKey, h *Holder, pod 
 		w.reason = explain.HeldByRunningPod
 	case h.PodsUnknown:
 		w.reason = attachment.OtherWriterAttached
-	case h.InUse == "yes" && x.Now.Sub(w.since) > unmountUsual:
-		w.reason = explain.UnmountFailing
 	case h.InUse == "yes":
-		w.reason = attachment.StillInUse
+		w.reason = x.unmounting(w.since)
 	default:
 		w.reason = x.idle(w.since)
 	}
+}
+
+// allTerminate reports whether there are pods, and all of them are being deleted.
+func allTerminate(h *Holder) bool {
+	stays := func(p PodState) bool { return p.State != "Terminating" }
+	return len(h.Pods) > 0 && h.HiddenPods == 0 && !slices.ContainsFunc(h.Pods, stays)
+}
+
+// unmounting explains why a volume that no pod needs is still in use.
+func (x *state) unmounting(since time.Time) decision.Reason {
+	if x.Now.Sub(since) > unmountUsual {
+		return explain.UnmountFailing
+	}
+	return attachment.StillInUse
 }
 
 // silence is how long a kubelet, which renews its lease every ten seconds, may be silent until that means something.

@@ -154,17 +154,7 @@ func (x *state) atNodes(driver string) []*atNode {
 	}
 	is := func(name string) bool { return driver == "" || name == driver }
 	for _, node := range x.Nodes {
-		n := at(node.Name)
-		for _, v := range node.Status.VolumesInUse {
-			if key, ok := keyOf(string(v)); ok && is(key.Driver) {
-				n.at(key).inUse = true
-			}
-		}
-		for _, v := range node.Status.VolumesAttached {
-			if key, ok := keyOf(string(v.Name)); ok && is(key.Driver) {
-				n.at(key).reported = true
-			}
-		}
+		at(node.Name).list(node, is)
 	}
 	for _, node := range x.CSINodes {
 		for _, d := range node.Spec.Drivers {
@@ -192,6 +182,20 @@ func (x *state) atNodes(driver string) []*atNode {
 	}
 	x.placeUnbound(at, is)
 	return slices.SortedFunc(maps.Values(nodes), func(a, b *atNode) int { return strings.Compare(a.name, b.name) })
+}
+
+// list places the volumes that the Node lists.
+func (n *atNode) list(node *corev1.Node, is func(driver string) bool) {
+	for _, v := range node.Status.VolumesInUse {
+		if key, ok := keyOf(string(v)); ok && is(key.Driver) {
+			n.at(key).inUse = true
+		}
+	}
+	for _, v := range node.Status.VolumesAttached {
+		if key, ok := keyOf(string(v.Name)); ok && is(key.Driver) {
+			n.at(key).reported = true
+		}
+	}
 }
 
 // unknownHandle begins the key of a volume of which only a VolumeAttachment is known; no driver's handle does.

@@ -60,12 +60,7 @@ func Orphans(s *Snapshot, all bool) OrphanList {
 	list := OrphanList{
 		TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: "OrphanList"}, Time: s.Now, Verdict: Clear, Items: []Orphan{}, Unread: s.Unread,
 	}
-	for _, r := range neededForOrphans {
-		if !slices.Contains(s.Whole, r) || r == Pods && !s.AllNamespaces {
-			list.Missing = append(list.Missing, r)
-		}
-	}
-	if len(list.Missing) > 0 {
+	if list.Missing = s.missingForOrphans(); len(list.Missing) > 0 {
 		list.Verdict = Unknown
 		return list
 	}
@@ -102,6 +97,16 @@ func Orphans(s *Snapshot, all bool) OrphanList {
 		return cmp.Or(b.Verdict.severity()-a.Verdict.severity(), longest(a.Finding, b.Finding))
 	})
 	return list
+}
+
+// missingForOrphans returns the resources that were not read as a whole, without which nothing may be called an orphan.
+func (s *Snapshot) missingForOrphans() (missing []Resource) {
+	for _, r := range neededForOrphans {
+		if !slices.Contains(s.Whole, r) || r == Pods && !s.AllNamespaces {
+			missing = append(missing, r)
+		}
+	}
+	return missing
 }
 
 // irregularKeys returns the volumes that have several VolumeAttachments or that a node lists, in order.

@@ -20,10 +20,10 @@ import (
 // ofPod returns what a pod waits for: its own end, the scheduler, or each of its volumes.
 func (x *state) ofPod(pod *corev1.Pod) []Finding {
 	switch {
+	case pod.DeletionTimestamp != nil && pod.Spec.NodeName != "": // also one whose containers have ended: its volumes may be mounted
+		return []Finding{x.terminating(pod)}
 	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
 		return nil
-	case pod.DeletionTimestamp != nil && pod.Spec.NodeName != "":
-		return []Finding{x.terminating(pod)}
 	}
 	if mounted(pod) {
 		return x.ofMounted(pod)
@@ -100,6 +100,8 @@ func (x *state) grace(pod *corev1.Pod) string {
 	switch {
 	case len(pod.Finalizers) > 0:
 		return "it has the finalizers " + strings.Join(pod.Finalizers, ", ")
+	case kube.PodEnded(pod):
+		return "none of its containers runs, and the node has not cleaned up after it: an unmount may fail or hang"
 	case seconds == nil || pod.DeletionTimestamp == nil:
 		return ""
 	case x.Now.After(pod.DeletionTimestamp.Time):
@@ -226,52 +228,29 @@ func (x *state) schedulingVolume(pod *corev1.Pod, w *wait) (*Volume, *Holder) {
 }
 
 // filledByOrphans returns the nodes without a free slot for the driver on which VolumeAttachments take one that no pod needs there, if
-// all pods could be read. Slots are counted as the scheduler does: pods and VolumeAttachments together.
+// all pods could be read.
 func (x *state) filledByOrphans(driver string) []string {
 	if !x.AllNamespaces || !slices.Contains(x.Whole, Pods) {
 		return nil
 	}
 	var nodes []string
-	for _, n := range x.csiNodes {
-		limit := limitOf(n, driver)
-		if limit < 0 {
-			continue
-		}
-		taken, orphans := map[attachment.VolumeKey]bool{}, 0
-		for _, va := range x.Attachments {
-			if va.Spec.Attacher != driver || va.Spec.NodeName != n.Name {
-				continue
-			}
-			key, ok := x.volumeOf(va)
-			if !ok {
-				key = attachment.VolumeKey{Driver: driver, Handle: "of " + va.Name}
-			}
-			if !taken[key] && len(x.usersOn(key, n.Name)) == 0 {
+	for _, at := range x.atNodes(driver) {
+		orphans := 0
+		for _, p := range at.volumes {
+			if p.va != nil && !p.pod && x.counted(p.va) {
 				orphans++
 			}
-			taken[key] = true
 		}
-		for key := range x.uses {
-			if key.Driver == driver && len(x.usersOn(key, n.Name)) > 0 {
-				taken[key] = true
+		if orphans == 0 {
+			continue
+		}
+		for _, d := range at.describe(x).Drivers {
+			if d.Driver == driver && d.Limit != nil && d.Used >= int(*d.Limit) {
+				nodes = append(nodes, fmt.Sprintf("%s (%d of %d)", at.name, orphans, *d.Limit))
 			}
 		}
-		if orphans > 0 && len(taken) >= limit {
-			nodes = append(nodes, fmt.Sprintf("%s (%d of %d)", n.Name, orphans, limit))
-		}
 	}
-	slices.Sort(nodes)
 	return nodes
-}
-
-// limitOf is how many volumes of a driver a node takes, -1 if there is no limit.
-func limitOf(n *storagev1.CSINode, driver string) int {
-	for i := range n.Spec.Drivers {
-		if d := &n.Spec.Drivers[i]; d.Name == driver && d.Allocatable != nil && d.Allocatable.Count != nil {
-			return int(*d.Allocatable.Count)
-		}
-	}
-	return -1
 }
 
 // volumesOfPod returns what each volume of a scheduled pod waits for.
@@ -356,7 +335,13 @@ func (x *state) blockedBeside(pod *corev1.Pod, key attachment.VolumeKey, own *st
 	if own.Status.Attached || own.DeletionTimestamp != nil || len(x.attached[key]) < 2 || x.shared(key) != decision.No {
 		return nil, wait{}
 	}
-	return x.blockedBy(key, pod, since)
+	h, w := x.blockedBy(key, pod, since)
+	if h != nil && w.reason == attachment.OtherWriterAttached {
+		if other, ok := x.attachmentOn(key, h.Node.Name); ok && !other.CreationTimestamp.Before(&own.CreationTimestamp) {
+			return nil, wait{} // neither is attached, and this one came first
+		}
+	}
+	return h, w
 }
 
 // ownWait returns what the VolumeAttachment for the pod's own node waits for.
@@ -376,7 +361,7 @@ func (x *state) ownWait(pod *corev1.Pod, key attachment.VolumeKey, va *storagev1
 var mountFailures = []string{"FailedMount", "FailedMapVolume", "FailedAttachVolume"}
 
 // timedOut matches kubelet's event that only repeats that something is not there yet.
-var timedOut = regexp.MustCompile(`^Unable to attach or mount volumes: unmounted volumes=`)
+var timedOut = regexp.MustCompile(`^(\(combined from similar events\): )?Unable to attach or mount volumes: unmounted volumes=`)
 
 // mountWait explains why the pod's node has not mounted the volume.
 func (x *state) mountWait(pod *corev1.Pod, key attachment.VolumeKey, since time.Time) wait {
@@ -390,7 +375,7 @@ func (x *state) mountWait(pod *corev1.Pod, key attachment.VolumeKey, since time.
 		return w
 	}
 	for _, e := range x.events[string(pod.UID)] {
-		if !slices.Contains(mountFailures, e.Reason) || repeats(e) || strings.HasPrefix(e.Message, "Multi-Attach error") {
+		if !slices.Contains(mountFailures, e.Reason) || repeats(e) || timedOut.MatchString(e.Message) || strings.HasPrefix(e.Message, "Multi-Attach error") {
 			continue
 		}
 		message := strings.TrimPrefix(e.Message, combined)
@@ -412,7 +397,7 @@ func (x *state) mountWait(pod *corev1.Pod, key attachment.VolumeKey, since time.
 
 // repeats reports whether an event of kubelet only says that the volume is not attached yet, which the explanation is about.
 func repeats(e *corev1.Event) bool {
-	return e.Reason == "FailedMount" && (timedOut.MatchString(strings.TrimPrefix(e.Message, combined)) || strings.HasSuffix(e.Message, "("+string(nodevolume.NotAttached)+")"))
+	return e.Reason == "FailedMount" && strings.Contains(e.Message, "("+string(nodevolume.NotAttached)+")")
 }
 
 // combined is what client-go puts before the text of the last of many events.
@@ -427,11 +412,18 @@ func (x *state) eventFacts(pod *corev1.Pod) []Fact {
 			"FailedScheduling": "scheduler", "Scheduled": "scheduler", "FailedAttachVolume": "attach/detach controller",
 			"SuccessfulAttachVolume": "attach/detach controller", "FailedMount": "kubelet", "FailedMapVolume": "kubelet", "FailedDetachVolume": "attach/detach controller",
 		}[e.Reason]
-		if component == "" || seen[component] || repeats(e) {
+		if component == "" || seen[component] || timedOut.MatchString(e.Message) {
 			continue
 		}
 		seen[component] = true
+		if repeats(e) {
+			continue // and what the component said before is over
+		}
 		facts = append(facts, Fact{Component: component, Message: e.Reason + ": " + x.foreign(e.Message), At: timePointer(eventTime(e))})
 	}
+	slices.SortFunc(facts, func(a, b Fact) int { return slices.Index(inOrder, a.Component) - slices.Index(inOrder, b.Component) })
 	return facts
 }
+
+// inOrder are the components in the order in which they work on a volume of a pod.
+var inOrder = []string{"scheduler", "attach/detach controller", "kubelet"}

@@ -80,7 +80,17 @@ func (s scene) replicated(holder, waiter string) {
 	}
 }
 
-// full makes the scheduler refuse the waiter because no node has a free slot, with these limits of the nodes.
+// bothFailed gives each pod a VolumeAttachment that is not attached, as upstream's controller does after a failed attach.
+func (s scene) bothFailed() {
+	second := s.va.DeepCopy()
+	second.Name, second.Spec.NodeName, second.CreationTimestamp = kube.AttachmentName("h", oneDriver, "b"), "b", metav1.NewTime(s.Now.Add(-time.Minute))
+	s.va.Status = storagev1.VolumeAttachmentStatus{AttachError: &storagev1.VolumeError{Message: "rpc error: code = DeadlineExceeded desc = no answer"}}
+	second.Status = storagev1.VolumeAttachmentStatus{AttachError: &storagev1.VolumeError{Message: "rpc error: code = FailedPrecondition desc = attached to node a"}}
+	s.Attachments = append(s.Attachments, second)
+	s.holder.Status = s.waiter.Status
+}
+
+// full makes the scheduler find no free slot for the waiter, with these limits of the nodes.
 func (s scene) full(limits map[string]int32) {
 	s.waiter.Spec.NodeName = ""
 	s.waiter.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/2 nodes are available: 2 node(s) exceed max volume count."}}
@@ -120,6 +130,11 @@ func TestSituations(t *testing.T) {
 			s.Pods, s.a.Status = s.Pods[1:], corev1.NodeStatus{Conditions: s.a.Status.Conditions}
 			s.Attachments = append(s.Attachments, own)
 		}, waiter, attachment.ForeignAttachment},
+		"two that failed, of the pod that came first":  {func(s scene) { s.bothFailed() }, holder, explain.DriverUnavailable},
+		"two that failed, of the pod that came second": {func(s scene) { s.bothFailed() }, waiter, attachment.OtherWriterAttached},
+		"ended, and still there": {func(s scene) {
+			s.holder.Status.Phase, s.holder.DeletionTimestamp, s.holder.DeletionGracePeriodSeconds = corev1.PodSucceeded, &metav1.Time{Time: s.Now.Add(-time.Hour)}, new(int64(30))
+		}, holder, explain.PodTerminating},
 		"every slot has a pod":           {func(s scene) { s.full(map[string]int32{"a": 1}) }, waiter, explain.AttachLimitReached},
 		"an orphan on a node with slots": {func(s scene) { s.full(map[string]int32{"a": 9}); s.Pods = s.Pods[1:] }, waiter, explain.AttachLimitReached},
 		"an orphan on a full node":       {func(s scene) { s.full(map[string]int32{"a": 1}); s.Pods = s.Pods[1:] }, waiter, explain.OrphansFillNode},

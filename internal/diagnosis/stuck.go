@@ -39,8 +39,6 @@ func Stuck(s *Snapshot, namespace string, olderThan time.Duration) StuckList {
 		TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: "StuckList"}, Namespace: namespace, Time: s.Now, Verdict: Clear,
 		Items: []Finding{}, Unread: s.Unread,
 	}
-	shown := map[string]bool{} // VolumeAttachments that a pod waits for
-	within := func(ns string) bool { return (namespace == "" || ns == namespace) && x.mayName(ns) }
 	add := func(found ...Finding) {
 		for i := range found {
 			f := &found[i]
@@ -50,32 +48,11 @@ func Stuck(s *Snapshot, namespace string, olderThan time.Duration) StuckList {
 			list.Items, list.Verdict = append(list.Items, *f), worse(list.Verdict, f.Verdict)
 		}
 	}
-	for _, pod := range s.Pods {
-		if !within(pod.Namespace) {
-			continue
-		}
-		for _, f := range x.stuckPod(pod) {
-			for i := range f.Holders {
-				if stuck(&f) && f.Volume != nil {
-					shown[f.Holders[i].Attachment] = true
-				}
-			}
-			add(f)
-		}
-	}
-	for _, va := range s.Attachments {
-		if shown[va.Name] || va.DeletionTimestamp == nil && va.Status.AttachError == nil {
-			continue
-		}
-		found, _ := x.ofAttachment(va)
-		for _, f := range found {
-			if namespace == "" || f.Volume != nil && f.Volume.Namespace == namespace {
-				add(f)
-			}
-		}
-	}
+	pods := x.stuckPods(namespace)
+	add(pods...)
+	add(x.stuckAttachments(namespace, pods)...)
 	for _, claim := range s.Claims {
-		if within(claim.Namespace) {
+		if x.within(namespace, claim.Namespace) {
 			add(x.stuckClaim(claim)...)
 		}
 	}
@@ -84,6 +61,44 @@ func Stuck(s *Snapshot, namespace string, olderThan time.Duration) StuckList {
 		list.Verdict = Unknown
 	}
 	return list
+}
+
+// within reports whether an object of the namespace was asked about, and may be named.
+func (x *state) within(asked, namespace string) bool {
+	return (asked == "" || namespace == asked) && x.mayName(namespace)
+}
+
+func (x *state) stuckPods(namespace string) (found []Finding) {
+	for _, pod := range x.Pods {
+		if x.within(namespace, pod.Namespace) {
+			found = append(found, x.stuckPod(pod)...)
+		}
+	}
+	return found
+}
+
+// stuckAttachments returns what VolumeAttachments wait for that are being deleted or fail, except those that a pod waits for.
+func (x *state) stuckAttachments(namespace string, pods []Finding) (found []Finding) {
+	shown := map[string]bool{}
+	for i := range pods {
+		if stuck(&pods[i]) && pods[i].Volume != nil {
+			for _, h := range pods[i].Holders {
+				shown[h.Attachment] = true
+			}
+		}
+	}
+	for _, va := range x.Attachments {
+		if shown[va.Name] || va.DeletionTimestamp == nil && va.Status.AttachError == nil {
+			continue
+		}
+		about, _ := x.ofAttachment(va)
+		for _, f := range about {
+			if namespace == "" || f.Volume != nil && f.Volume.Namespace == namespace {
+				found = append(found, f)
+			}
+		}
+	}
+	return found
 }
 
 // neededForStuck are the resources without which nothing can be said not to wait.

@@ -187,8 +187,8 @@ type mover struct {
 	from  string
 	old   *corev1.Pod
 	oldVA *storagev1.VolumeAttachment
-	// gone is the UID of the pod there if only its events are left.
-	gone string
+	// gone is the pod there if only its events are left.
+	gone corev1.ObjectReference
 
 	hops    []Hop
 	blocked bool // a hop waits: those after it are pending
@@ -240,18 +240,7 @@ func (m *mover) findDeparture() {
 			m.oldVA, m.from = va, va.Spec.NodeName
 		}
 	}
-	for _, u := range m.uses[m.key] {
-		p := u.pod
-		if p == m.pod || p.Spec.NodeName == "" || p.DeletionTimestamp == nil && !ended(u) || m.from != "" && p.Spec.NodeName != m.from {
-			continue
-		}
-		if m.pod != nil && older(m.pod, p) < 0 {
-			continue // it came later, and has nothing to do with this move
-		}
-		if m.old == nil || older(m.old, p) < 0 {
-			m.old = p
-		}
-	}
+	m.findOld()
 	if e := m.detachEvent("DetachingVolume", "SuccessfulDetachVolume"); m.from == "" && e != nil {
 		m.from = quotedAfter(e.Message, " from node ")
 	}
@@ -259,6 +248,26 @@ func (m *mover) findDeparture() {
 		m.from = m.old.Spec.NodeName
 	}
 	m.findGone()
+}
+
+// findOld finds the pod that had the volume before, if its object still exists.
+func (m *mover) findOld() {
+	for _, u := range m.uses[m.key] {
+		if m.left(u) && (m.old == nil || older(m.old, u.pod) < 0) {
+			m.old = u.pod
+		}
+	}
+}
+
+// left reports whether a pod is one that has had the volume before the move: it ends or has ended, on the node that the volume left.
+func (m *mover) left(u use) bool {
+	if u.pod == m.pod || u.pod.Spec.NodeName == "" || u.pod.DeletionTimestamp == nil && !ended(u) {
+		return false
+	}
+	if m.from != "" && u.pod.Spec.NodeName != m.from {
+		return false
+	}
+	return m.pod == nil || older(u.pod, m.pod) < 0 // one that came later has nothing to do with this move
 }
 
 // findGone finds the pod that had the volume before by the event of its attach.
@@ -278,7 +287,7 @@ func (m *mover) findGone() {
 		if node == "" || m.from != "" && node != m.from {
 			continue
 		}
-		m.gone, m.from = uid, node
+		m.gone, m.from = e.InvolvedObject, node
 		return
 	}
 }
@@ -320,29 +329,42 @@ func (v *Move) measure(now time.Time) {
 		if v.Start == nil || h.At != nil && h.At.Before(*v.Start) {
 			v.Start = cmp.Or(h.At, v.Start)
 		}
-		if at == nil {
-			continue
-		}
-		if v.End == nil || at.After(*v.End) {
-			v.End = at
-		}
-		var last *Hop
-		for j := range v.Hops[:i] {
-			if p := &v.Hops[j]; p.At != nil && !truncated(p).After(*at) && (last == nil || !p.At.Before(*last.At)) {
-				last = p
-			}
-		}
-		if last != nil {
-			h.After, h.Seconds = last.Name, seconds(at.Sub(*last.At))
+		if at != nil {
+			v.ends(i, at)
 		}
 	}
+}
+
+// ends sets how long a hop took, which ended or has lasted until a time.
+func (v *Move) ends(i int, at *time.Time) {
+	if v.End == nil || at.After(*v.End) {
+		v.End = at
+	}
+	if last := lastBefore(v.Hops[:i], *at); last != nil {
+		v.Hops[i].After, v.Hops[i].Seconds = last.Name, gap(*last.At, *at, last.Exact && v.Hops[i].Exact)
+	}
+}
+
+// lastBefore is the last of the hops that was done by a time, as far as whole seconds tell.
+func lastBefore(hops []Hop, at time.Time) *Hop {
+	var last *Hop
+	for i := range hops {
+		if h := &hops[i]; h.At != nil && !truncated(h).After(at) && (last == nil || !h.At.Before(*last.At)) {
+			last = h
+		}
+	}
+	return last
 }
 
 // truncated is the time of a hop in the resolution of most others.
 func truncated(h *Hop) time.Time { return h.At.Truncate(second) }
 
-// seconds is a duration that does not become negative because one of its ends has whole seconds.
-func seconds(d time.Duration) *float64 {
-	s := max(d, 0).Seconds()
+// gap is the time from one moment to another. Unless both are exact it is one of whole seconds, which is off by less than a second:
+// nothing means less than a second.
+func gap(from, to time.Time, exact bool) *float64 {
+	if !exact {
+		from, to = from.Truncate(second), to.Truncate(second)
+	}
+	s := max(to.Sub(from), 0).Seconds()
 	return &s
 }

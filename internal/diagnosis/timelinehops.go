@@ -95,10 +95,10 @@ func (m *mover) podDeleted(bound *time.Time) Hop {
 		}
 		return notNeeded(HopPodDeleted, "the pod has ended and was not deleted")
 	}
-	if e := m.lastEvent(m.gone, "TaintManagerEviction", "Preempted"); m.gone != "" && e != nil {
+	if e := m.goneEvent("TaintManagerEviction", "Preempted"); e != nil {
 		return by(HopPodDeleted, e)
 	}
-	if e := m.lastEvent(m.gone, "Killing"); m.gone != "" && e != nil {
+	if e := m.goneEvent("Killing"); e != nil {
 		return unknown(HopPodDeleted, "the Pod object is gone; the kubelet began to stop it at the time of the limit (event Killing)", timePointer(eventTime(e)))
 	}
 	if m.holds() {
@@ -112,15 +112,21 @@ func (m *mover) holds() bool { return m.oldVA != nil && m.oldVA.DeletionTimestam
 
 // recreated is the creation of a pod of the same name, as a StatefulSet's: its predecessor was gone by then.
 func (m *mover) recreated(bound *time.Time) *time.Time {
-	if m.pod == nil || m.gone == "" {
+	if m.pod == nil || m.gone.Name != m.pod.Name {
 		return bound
 	}
-	for _, e := range m.events[m.gone] {
-		if e.InvolvedObject.Name == m.pod.Name {
-			return earlier(bound, timePointer(m.pod.CreationTimestamp.Time))
+	return earlier(bound, timePointer(m.pod.CreationTimestamp.Time))
+}
+
+// goneEvent is the newest event about the pod that is gone. Some components leave its UID out.
+func (m *mover) goneEvent(reasons ...string) *corev1.Event {
+	for _, e := range m.events[eventKey("Pod", m.gone.Namespace, m.gone.Name)] {
+		other := e.InvolvedObject.UID != "" && e.InvolvedObject.UID != m.gone.UID
+		if !other && slices.Contains(reasons, e.Reason) && (m.pod == nil || !eventTime(e).After(m.pod.CreationTimestamp.Time.Add(second))) {
+			return e
 		}
 	}
-	return bound
+	return nil
 }
 
 func earlier(a, b *time.Time) *time.Time {

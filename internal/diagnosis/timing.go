@@ -49,22 +49,28 @@ func between(at map[HopName]*Hop, name, usual string, from, to HopName) Interval
 		v.Unknown = NotYet
 	case a.State == HopNotNeeded:
 		v.Unknown = a.Why
-	case a.At == nil && b.At == nil && a.Why == b.Why:
-		v.Unknown = b.Why
-	case b.At == nil:
+	case a.At == nil || b.At == nil:
+		v.bound(last(at, from), from, a, b)
+	default:
+		v.Exact = a.Exact && b.Exact
+		v.Seconds = gap(*a.At, *b.At, v.Exact)
+	}
+	return v
+}
+
+// bound says why a time is unknown, and how long it was at most. earliest is the last known time before.
+func (v *Interval) bound(earliest *time.Time, from HopName, a, b *Hop) {
+	if b.At == nil {
 		v.Unknown = b.Why
 		if a.At != nil && b.NotAfter != nil {
 			v.AtMost = limit(*a.At, *b.NotAfter)
 		}
-	case a.At == nil:
-		v.Unknown = fmt.Sprintf("%q has no time", from)
-		if earliest := last(at, from); earliest != nil && b.At != nil {
-			v.AtMost = limit(*earliest, *b.At)
-		}
-	default:
-		v.Seconds, v.Exact = seconds(b.At.Sub(*a.At)), a.Exact && b.Exact
+		return
 	}
-	return v
+	v.Unknown = fmt.Sprintf("%q has no time", from)
+	if earliest != nil {
+		v.AtMost = limit(*earliest, *b.At)
+	}
 }
 
 // last is the last known time of the hops before one.
@@ -85,4 +91,4 @@ func last(at map[HopName]*Hop, before HopName) *time.Time {
 var order = []HopName{HopPodCreated, HopScheduled, HopAttachRequested, HopTaken, HopAttached, HopReported, HopMounted, HopStarted, HopReady}
 
 // limit is the longest time between two that may have whole seconds.
-func limit(from, to time.Time) *float64 { return seconds(to.Sub(from) + second) }
+func limit(from, to time.Time) *float64 { return gap(from, to.Add(second), true) }

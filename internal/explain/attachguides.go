@@ -157,6 +157,9 @@ var attachGuides = map[decision.Reason]Guide{
 	MountFailing: {
 		Title: "The node fails to mount the volume",
 		Summary: func(s Situation) string {
+			if s.Detail == "" {
+				return fmt.Sprintf("the volume is attached to node %s, which has neither mounted it nor reported an error: kubelet or the driver may hang there", s.Wanted)
+			}
 			return fmt.Sprintf("the volume is attached to node %s, which fails to mount it%s", s.Wanted, because(s.Detail))
 		},
 		Next: func(s Situation) []Step {
@@ -197,7 +200,12 @@ var attachGuides = map[decision.Reason]Guide{
 		Summary: func(s Situation) string {
 			return fmt.Sprintf("no pod needs volume %s on node %s, and its VolumeAttachment is not being deleted%s", cmp.Or(s.Volume, "(unknown)"), s.Node, because(s.Detail))
 		},
-		Next: checkControllers,
+		Next: func(s Situation) []Step {
+			return []Step{
+				{Text: "See who holds the leases of the attach/detach controllers, and read that controller's log. kube-controller-manager looks for such VolumeAttachments only when it starts.", Command: "kubectl get leases -n kube-system"},
+				{Text: "If none detaches it: see what a detach by hand would do. Nothing is done before it is confirmed.", Command: "kubectl belay force-detach va/" + s.Attachment},
+			}
+		},
 	},
 	UsedWithoutAttachment: {
 		Title:  "A node uses a volume without a VolumeAttachment",

@@ -51,10 +51,10 @@ func (r *run) past(ctx context.Context) {
 		calls = append(calls, func() { r.attaches(ctx, namespace) })
 	}
 	parallel(calls...)
-	for uid, namespace := range r.earlierUsers() {
-		users[uid] = namespace
-	}
 	calls = nil
+	for ref := range r.earlierUsers() {
+		calls = append(calls, func() { r.eventsOfPod(ctx, ref) })
+	}
 	for uid, namespace := range users {
 		calls = append(calls, func() { r.eventsOf(ctx, namespace, uid) })
 	}
@@ -67,17 +67,23 @@ func (r *run) attaches(ctx context.Context, namespace string) {
 	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Events, Namespace: namespace}, options, r.clients.CoreV1().Events(namespace).List, keepEvent)
 }
 
-// earlierUsers returns the UIDs and namespaces of the last pods that one of the volumes was attached for.
-func (r *run) earlierUsers() map[string]string {
+// eventsOfPod reads the events of the pods of a name: some components leave the UID out.
+func (r *run) eventsOfPod(ctx context.Context, pod diagnosis.Ref) {
+	options := metav1.ListOptions{FieldSelector: fields.Set{"involvedObject.kind": "Pod", "involvedObject.name": pod.Name}.String()}
+	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Events, Namespace: pod.Namespace}, options, r.clients.CoreV1().Events(pod.Namespace).List, keepEvent)
+}
+
+// earlierUsers returns the last pods that one of the volumes was attached for.
+func (r *run) earlierUsers() map[diagnosis.Ref]bool {
 	events := slices.Clone(r.into.Events)
 	slices.SortFunc(events, func(a, b *corev1.Event) int { return b.LastTimestamp.Compare(a.LastTimestamp.Time) })
-	users := map[string]string{}
+	users := map[diagnosis.Ref]bool{}
 	for _, e := range events {
 		if e.Reason != explain.SuccessfulAttachVolume || len(users) == few {
 			continue
 		}
 		if slices.ContainsFunc(r.into.Volumes, func(pv *corev1.PersistentVolume) bool { return strings.Contains(e.Message, `"`+pv.Name+`"`) }) {
-			users[string(e.InvolvedObject.UID)] = e.InvolvedObject.Namespace
+			users[diagnosis.Ref{Resource: diagnosis.Pods, Namespace: e.InvolvedObject.Namespace, Name: e.InvolvedObject.Name}] = true
 		}
 	}
 	return users

@@ -201,31 +201,21 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 			keys[key] = true
 		}
 	}
+	calls := r.eventsAround(ctx, subject)
 	var nodes []string
-	var calls []func()
-	for _, pod := range r.into.Pods {
-		if pod.Spec.NodeName != "" {
-			nodes = append(nodes, pod.Spec.NodeName)
-		}
-		if subject.Resource == diagnosis.Pods || pod.DeletionTimestamp == nil && pod.Status.Phase == corev1.PodPending {
-			calls = append(calls, func() { r.eventsOf(ctx, pod.Namespace, string(pod.UID)) })
-		}
-		if full(pod) {
-			calls = append(calls, func() { r.claims(ctx, "") }, func() { r.volumes(ctx) }, func() { r.pods(ctx, "") }, func() { r.csiNodes(ctx) })
-		}
-	}
-	for _, claim := range r.into.Claims {
-		if claim.Spec.VolumeName == "" {
-			calls = append(calls, func() { r.eventsOf(ctx, claim.Namespace, string(claim.UID)) })
-		}
-	}
 	holders := r.holders(keys, sources, subject)
+	for _, pod := range r.into.Pods {
+		if pod.Spec.NodeName == "" {
+			continue
+		}
+		nodes = append(nodes, pod.Spec.NodeName)
+		if pod.Status.Phase == corev1.PodRunning && pod.Name == subject.Name && len(pod.Spec.Volumes) > 0 {
+			holders = append(holders, pod.Spec.NodeName) // what else uses the volume under a running pod, if its VolumeAttachment is gone
+		}
+	}
 	nodes = append(nodes, holders...)
 	if subject.Resource == diagnosis.Nodes {
 		nodes = append(nodes, subject.Name)
-	}
-	if len(calls) > 2*few { // a claim that many pods wait for
-		calls = []func(){func() { r.warnings(ctx, subject.Namespace) }}
 	}
 	calls = append(calls,
 		func() { each(nodes, func(name string) { r.node(ctx, name) }, func() { r.nodes(ctx) }) },
@@ -238,6 +228,28 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 		},
 	)
 	parallel(calls...)
+}
+
+// eventsAround returns the calls that read the events of pods that wait and of claims without a volume, and everything if the scheduler
+// found all nodes full.
+func (r *run) eventsAround(ctx context.Context, subject diagnosis.Ref) (calls []func()) {
+	for _, pod := range r.into.Pods {
+		if subject.Resource == diagnosis.Pods || pod.DeletionTimestamp == nil && pod.Status.Phase == corev1.PodPending {
+			calls = append(calls, func() { r.eventsOf(ctx, pod.Namespace, string(pod.UID)) })
+		}
+		if full(pod) {
+			calls = append(calls, func() { r.claims(ctx, "") }, func() { r.volumes(ctx) }, func() { r.pods(ctx, "") }, func() { r.csiNodes(ctx) })
+		}
+	}
+	for _, claim := range r.into.Claims {
+		if claim.Spec.VolumeName == "" {
+			calls = append(calls, func() { r.eventsOf(ctx, claim.Namespace, string(claim.UID)) })
+		}
+	}
+	if len(calls) > 2*few { // a claim that many pods wait for
+		return []func(){func() { r.warnings(ctx, subject.Namespace) }}
+	}
+	return calls
 }
 
 // holders returns the nodes that have one of the volumes, or that the subject is about.

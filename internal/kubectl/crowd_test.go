@@ -62,7 +62,7 @@ func finish[T client.Object](o T) T {
 	o.SetCreationTimestamp(metav1.NewTime(started))
 	fields := `{"f:metadata":{"f:annotations":{".":{}},"f:labels":{".":{}}},"f:spec":{` + strings.Repeat(`"f:something-with-a-name":{".":{},"f:value":{}},`, 20) + `"f:last":{}}}`
 	o.SetManagedFields([]metav1.ManagedFieldsEntry{{
-		Manager: "kube-controller-manager", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)},
+		Manager: "kube-controller-manager", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(fields),
 	}})
 	return o
 }

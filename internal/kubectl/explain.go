@@ -68,7 +68,7 @@ func (p *plugin) explainCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "explain (KIND/NAME | KIND NAME)", Short: "Explain what a pod, claim, volume, node or VolumeAttachment waits for",
 		Long: explainLong, Example: explainExample,
-		Args: cobra.RangeArgs(1, 2),
+		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: p.completeObject(kinds...),
 		RunE: func(c *cobra.Command, args []string) error {
 			ref, err := p.subject(args)
 			if err != nil {

@@ -36,6 +36,7 @@ func (p *plugin) forceCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "force-detach (va/NAME | va NAME)", Short: "Detach a volume from a node that cannot be asked (dry run by default)",
 		Long: forceLong, Example: forceExample, Args: cobra.RangeArgs(1, 2),
+		ValidArgsFunction: p.completeObject("va"),
 		RunE: func(c *cobra.Command, args []string) error {
 			ref, err := p.subject(args)
 			if err == nil && ref.Resource != diagnosis.Attachments {

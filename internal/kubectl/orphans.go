@@ -98,10 +98,10 @@ func (p *plugin) reasons(list *diagnosis.OrphanList) string {
 	for _, reason := range order {
 		first := of[reason][0]
 		fmt.Fprintf(&out.text, "\n%s (%d): %s\n", out.paint(bold, string(reason)), len(of[reason]), out.wrap(printable(explain.GuideTo(reason).Title), 0))
-		switch {
-		case first.Verdict == diagnosis.Clear:
+		switch first.Verdict {
+		case diagnosis.Clear:
 			out.line("", "This is legal, and nothing has to be done.")
-		case first.Verdict == diagnosis.InProgress:
+		case diagnosis.InProgress:
 			out.line("", "Wait: this usually ends by itself within a minute.")
 		default:
 			out.steps(first.Next)

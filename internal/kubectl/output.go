@@ -36,6 +36,8 @@ func (o *output) Set(value string) error {
 
 func (o *output) addTo(c *cobra.Command) {
 	c.Flags().VarP(o, "output", "o", "output format: json or yaml; text by default. The schema is described in docs/kubectl-belay.md")
+	// The flag was just added: it cannot be missing or have a completion.
+	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // print prints an answer as a document, or as text.

@@ -43,6 +43,8 @@ func (o *listOutput) Set(value string) error {
 
 func (o *listOutput) addTo(c *cobra.Command) {
 	c.Flags().VarP(o, "output", "o", "output format: json, yaml, wide or name; a table by default. The schema is described in docs/kubectl-belay.md")
+	// The flag was just added: it cannot be missing or have a completion.
+	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(listFormats, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // print prints an answer as a document, its names, or a table.

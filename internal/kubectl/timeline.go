@@ -30,6 +30,7 @@ func (p *plugin) timelineCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "timeline (KIND/NAME | KIND NAME)", Short: "Show the steps of a volume's last move with their durations",
 		Long: timelineLong, Example: timelineExample, Args: cobra.RangeArgs(1, 2),
+		ValidArgsFunction: p.completeObject("pod", "pvc", "pv"),
 		RunE: func(c *cobra.Command, args []string) error {
 			ref, err := p.subject(args)
 			if err != nil {
@@ -264,12 +265,12 @@ func (p *page) notes(title string, notes []note) {
 		if slices.ContainsFunc(notes[:i], func(before note) bool { return before.why == n.why }) {
 			continue
 		}
-		names := n.name
+		names := []string{n.name}
 		for _, later := range notes[i+1:] {
 			if later.why == n.why {
-				names += ", " + later.name
+				names = append(names, later.name)
 			}
 		}
-		fmt.Fprintf(&p.text, "    %s\n", p.wrap(printable(names+": "+n.why), 6))
+		fmt.Fprintf(&p.text, "    %s\n", p.wrap(printable(strings.Join(names, ", ")+": "+n.why), 6))
 	}
 }

@@ -28,6 +28,7 @@ func (p *plugin) waitCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "wait-detached (node/NAME | NAME)", Short: "Wait until no volume is attached to a node",
 		Long: waitLong, Example: waitExample, Args: cobra.RangeArgs(1, 2),
+		ValidArgsFunction: p.completeObject("node"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 1 && !strings.Contains(args[0], "/") {
 				args = []string{"node", args[0]}

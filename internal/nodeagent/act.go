@@ -302,7 +302,7 @@ func (m *volumeManager) end(v *volume, call nodevolume.Call, e callResult) error
 			v.unsavedStage = &record
 		} else {
 			m.saveStageConfirmation(v)
-			m.saveConfirmation(v, record)
+			m.saveConfirmation(record)
 		}
 	case nodevolume.Absent:
 		tidied := m.tidy(record)
@@ -327,7 +327,7 @@ func (m *volumeManager) end(v *volume, call nodevolume.Call, e callResult) error
 }
 
 // saveConfirmation records that the driver confirmed a call. If that fails, a restarted agent repeats the call.
-func (m *volumeManager) saveConfirmation(v *volume, record nodevolume.Record) {
+func (m *volumeManager) saveConfirmation(record nodevolume.Record) {
 	if err := m.saveRecord(recordName(record), record, mount.InPlace); err != nil {
 		m.log.Error(err, "Failed to record that the driver confirmed a call, which a restarted belay-node repeats", append(namesOf(record).values(), "kind", record.Kind)...)
 	}
@@ -337,7 +337,7 @@ func (m *volumeManager) saveConfirmation(v *volume, record nodevolume.Record) {
 func (m *volumeManager) saveStageConfirmation(v *volume) {
 	if record := v.unsavedStage; record != nil {
 		v.unsavedStage = nil
-		m.saveConfirmation(v, *record)
+		m.saveConfirmation(*record)
 	}
 }
 

@@ -56,12 +56,12 @@ type health struct {
 	read     map[string]bool // namespaces of which all pods were read
 	flows    []flowcontrolv1.FlowSchema
 	// flowsRead is not set without the permission to read them.
-	flowsRead, flowsFailed bool
-	version                string
-	versionErr             error
-	upstream               upstreams
-	upstreamErr            error
-	unread                 []diagnosis.Unread
+	flowsRead   bool
+	version     string
+	versionErr  error
+	upstream    upstreams
+	upstreamErr error
+	unread      []diagnosis.Unread
 }
 
 // Health checks a cluster: what the snapshot of all objects has, and what it reads in addition. With takeOver it includes the checks of
@@ -171,8 +171,6 @@ func (h *health) held(name string) bool {
 func (h *health) checkController() Check {
 	c := Check{Category: CategoryControllers, Name: "controller", Result: OK}
 	own, upstream := h.held(kube.FieldManager), h.held(upstreamProgram)
-	system, systemRead := h.leasesOf(upstreamNamespace)
-	all, allRead := h.leasesOf("")
 	switch on, off := len(h.upstream.on) > 0, len(h.upstream.off) > 0; {
 	case own && on:
 		c.Result, c.Objects, c.Hint = Failed, h.upstream.on, "docs/adopt-controller.md#if-both-controllers-run"
@@ -184,6 +182,18 @@ func (h *health) checkController() Check {
 		c.Message = "belay-controller leads; kube-controller-manager does not run as a pod in kube-system, so its flags cannot be read: check that its attach/detach controller is disabled"
 	case own:
 		c.Message = "belay-controller attaches and detaches"
+	default:
+		return h.checkUpstreamLeads(c)
+	}
+	return c
+}
+
+// checkUpstreamLeads finds whether kube-controller-manager attaches and detaches where belay-controller does not.
+func (h *health) checkUpstreamLeads(c Check) Check {
+	upstream := h.held(upstreamProgram)
+	system, systemRead := h.leasesOf(upstreamNamespace)
+	all, allRead := h.leasesOf("")
+	switch on, off := len(h.upstream.on) > 0, len(h.upstream.off) > 0; {
 	case on && (upstream || !systemRead):
 		c.Message, c.Objects = "kube-controller-manager attaches and detaches", h.upstream.on
 	case !systemRead:

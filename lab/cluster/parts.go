@@ -80,6 +80,9 @@ func (c *Cluster) RunAttacher(component string) error {
 	return fmt.Errorf("the lab has no attacher %q", component)
 }
 
+// RunStorage starts the storage again after Stop("fabric").
+func (c *Cluster) RunStorage() error { return c.launch(c.specs.fabric()) }
+
 // Component returns the state of a component; PID 0 if it does not run.
 func (c *Cluster) Component(name string) (proc.State, error) {
 	process, err := c.process(name)

@@ -123,6 +123,12 @@ func findSiblings(needed []string) (siblings, error) {
 	return siblings{dir: absolute}, nil
 }
 
+// Program is one of belay's own programs, which the lab does not need for itself.
+func Program(name string) (path string, err error) {
+	s, err := findSiblings([]string{name})
+	return s.path(name), err
+}
+
 func isOrAre(n int) string {
 	if n == 1 {
 		return " is"

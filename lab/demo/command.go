@@ -45,6 +45,9 @@ func Command() *cobra.Command {
 At the end all records are read back and the storage is asked for writes that it had to
 refuse. The exit code is 0 only if every acknowledged record is in place.
 
+The last lines are what ` + "`kubectl belay explain`" + ` said of the second pod while it waited, and
+` + "`kubectl belay timeline`" + ` of the last move.
+
 Two waits are shortened, for both planes alike, because they are neither plane's work: the
 time after which a silent node becomes NotReady (upstream: 50 s), and the tick with which
 kubelets publish volumesInUse (upstream: 10 s).`,

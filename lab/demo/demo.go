@@ -36,6 +36,8 @@ type Result struct {
 	NodeKind string             `json:"nodeKind"`
 	Steps    []Step             `json:"steps"`
 	Verified *scenario.Verified `json:"verified"`
+	// Answers are what kubectl belay said of the moves.
+	Answers []Answer `json:"answers"`
 	// Violations are writes that the storage refused, or should have.
 	Violations int     `json:"violations"`
 	Seconds    float64 `json:"seconds"`
@@ -70,6 +72,10 @@ func Run(ctx context.Context, set Settings) (result *Result, err error) {
 	if set.Show == nil {
 		set.Show = func(string, Step) error { return nil }
 	}
+	plugin, err := cluster.Program("kubectl-belay")
+	if err != nil {
+		return nil, err
+	}
 	began := time.Now()
 	set.Say("starting a lab: three %s nodes, %s's attach plane", set.NodeKind, set.Plane)
 	scene, err := scenario.Open(ctx, cluster.Options{
@@ -91,7 +97,8 @@ func Run(ctx context.Context, set Settings) (result *Result, err error) {
 	case <-ctx.Done():
 		return result, fmt.Errorf("play the demo: %w", context.Cause(ctx))
 	}
-	for _, act := range acts(set.Rounds) {
+	ask := &questions{program: plugin, kubeconfig: scene.Cluster.Kubeconfig()}
+	for _, act := range acts(set.Rounds, ask) {
 		set.Say("%s", act.says)
 		step, err := act.play(ctx, scene)
 		if err != nil {
@@ -102,6 +109,7 @@ func Run(ctx context.Context, set Settings) (result *Result, err error) {
 			return result, err
 		}
 	}
+	result.Answers = ask.answers
 	if err := result.verify(ctx, scene, set.Say); err != nil {
 		return result, err
 	}
@@ -117,7 +125,7 @@ type act struct {
 
 // acts is what the demo plays. Placement and drain are cheap and are made once a round,
 // each placement with a new volume.
-func acts(rounds int) []act {
+func acts(rounds int, ask *questions) []act {
 	all := []act{{"a StatefulSet claims a volume and writes records to it", place}}
 	for range rounds - 1 {
 		all = append(all, act{"again: the writer and its volume are removed, a new one is placed", placeAnew})
@@ -126,8 +134,8 @@ func acts(rounds int) []act {
 		all = append(all, act{"move 1: the writer's node is drained", drain})
 	}
 	return append(all,
-		act{"move 2: a second pod on a third node wants the volume", refuse},
-		act{"move 3: the writer's node loses its power", cutPower})
+		act{"move 2: a second pod on a third node wants the volume", ask.refuse},
+		act{"move 3: the writer's node loses its power", ask.cutPower})
 }
 
 func place(ctx context.Context, s *scenario.Scene) (Step, error) {
@@ -144,16 +152,6 @@ func placeAnew(ctx context.Context, s *scenario.Scene) (Step, error) {
 
 func drain(ctx context.Context, s *scenario.Scene) (Step, error) {
 	move, err := s.Drain(ctx, "move 1, drain")
-	return Step{Move: move}, err
-}
-
-func refuse(ctx context.Context, s *scenario.Scene) (Step, error) {
-	refused, err := s.Refuse(ctx)
-	return Step{Refused: refused}, err
-}
-
-func cutPower(ctx context.Context, s *scenario.Scene) (Step, error) {
-	move, err := s.PowerCut(ctx, "move 3, power cut")
 	return Step{Move: move}, err
 }
 

@@ -25,6 +25,7 @@ func result(plane string, reported time.Duration) *Result {
 		Plane: plane, NodeKind: "belay", Seconds: 41,
 		Steps:    []Step{{Move: move}, {Refused: &scenario.Refused{Node: "node-3", Pod: "default/intruder", Reason: "FailedAttachVolume", Message: "held"}}},
 		Verified: &scenario.Verified{Acknowledged: 90, Count: 91},
+		Answers:  []Answer{{Command: "kubectl belay explain pod/intruder", Output: plane + " BLOCKED\n", Status: 2}},
 	}
 }
 
@@ -51,6 +52,10 @@ func TestTextEndsWithComparisonAndSummary(t *testing.T) {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the output does not contain %q:\n%s", want, out.String())
 		}
+	}
+	// Of the two runs, the first one's plane is the one that is shown.
+	if end := "\n$ kubectl belay explain pod/intruder\nbelay BLOCKED\n"; !strings.HasSuffix(out.String(), end) {
+		t.Errorf("the output does not end with %q:\n%s", end, out.String())
 	}
 }
 

@@ -67,5 +67,17 @@ func (s *screen) end(results []*Result, took time.Duration) error {
 			return err
 		}
 	}
+	return s.answers(results)
+}
+
+// answers prints what kubectl belay said of the moves of the first run.
+func (s *screen) answers(results []*Result) error {
+	for _, r := range results[:min(len(results), 1)] {
+		for _, a := range r.Answers {
+			if _, err := fmt.Fprintf(s.out, "\n$ %s\n%s", a.Command, a.Output); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }

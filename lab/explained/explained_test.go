@@ -39,9 +39,16 @@ func TestExplainOnUpstreamsPlane(t *testing.T) {
 
 func explainAll(t *testing.T, name, plane string) {
 	t.Helper()
+	count := nodeCount
+	if testing.Short() {
+		count = 2 // the cheap situations are on the first two
+	}
 	scene := labtest.Open(t, cluster.Options{
-		Name: name, Nodes: nodeCount, NodeKind: cluster.NodeKindBelay, Plane: plane, Drivers: []string{labdisk.DriverDisk}, NodeMonitorGrace: notReadyAfter,
+		Name: name, Nodes: count, NodeKind: cluster.NodeKindBelay, Plane: plane, Drivers: []string{labdisk.DriverDisk}, NodeMonitorGrace: notReadyAfter,
 	})
+	if plane == cluster.PlaneUpstream {
+		leads(t, scene)
+	}
 	run := func(t *testing.T, all []situation, parallel bool) {
 		t.Helper()
 		for _, one := range all {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -47,8 +48,9 @@ const (
 	// explainWithin bounds the wait for an explanation. The longest is that for an attacher which is silent: two minutes.
 	explainWithin = 3 * time.Minute
 	lookAgain     = 4 * time.Second
-	// stableFor is how many looks in a row have to find the same text before it is stored.
-	stableFor = 3
+	// stableFor is how many looks in a row have to find the same text before it is stored: events come late. fleeting is that for a
+	// text that lasts a few seconds.
+	stableFor, fleeting = 8, 2
 )
 
 // Objects that are asked about.
@@ -60,6 +62,11 @@ func (s *stuck) podRef(role string) diagnosis.Ref {
 
 // explains waits until the explanation of the subject gives the reason, and is the stored text of the name.
 func (s *stuck) explains(name string, subject diagnosis.Ref, verdict, reason string) {
+	s.Helper()
+	s.explainsFor(stableFor, name, subject, verdict, reason)
+}
+
+func (s *stuck) explainsFor(stable int, name string, subject diagnosis.Ref, verdict, reason string) {
 	s.Helper()
 	began := time.Now()
 	text := filepath.Join("testdata", s.plane, name+".txt")
@@ -90,7 +97,7 @@ func (s *stuck) explains(name string, subject diagnosis.Ref, verdict, reason str
 		}
 		same++
 		switch {
-		case *update && same >= stableFor, !*update && now == string(stored):
+		case *update && same >= stable, !*update && now == string(stored):
 			return nil
 		case *update:
 			return errors.New("it changes:\n" + now)
@@ -193,15 +200,11 @@ func onto(node string) func(*corev1.PodSpec) {
 	}
 }
 
-// bound waits until a claim has a volume, and returns its name and handle.
-func (s *stuck) bound(claim string) (volume, handle string) {
+// ends deletes the holder and waits until it is gone.
+func (s *stuck) ends() {
 	s.Helper()
-	labtest.Until(s.T, labtest.StuckLimit, "claim "+claim+" to be bound", func() error {
-		v, err := s.Scene.Record.Volume(scenario.Namespace + "/" + claim)
-		volume, handle = v.PV, v.Handle
-		return err
-	})
-	return volume, handle
+	s.Remove("holder")
+	labtest.UntilPod(s.T, s.Scene, s.Pod("holder"), "is gone", func(pod *corev1.Pod) bool { return pod == nil })
 }
 
 // runs waits until a pod of the situation runs.
@@ -216,6 +219,7 @@ func (s *stuck) patch(what string, do func(ctx context.Context, data []byte) err
 	labtest.Until(s.T, time.Minute, what, func() error { return do(s.Context(), fmt.Appendf(nil, format, args...)) })
 }
 
+// patchNode changes a node.
 func (s *stuck) patchNode(name, format string, args ...any) {
 	s.Helper()
 	s.patch("the change of node "+name, func(ctx context.Context, data []byte) error {
@@ -227,19 +231,36 @@ func (s *stuck) patchNode(name, format string, args ...any) {
 // hang stops the node's agent, and renews the node's lease in its place: the node stays Ready and does nothing.
 func (s *stuck) hang(node string) {
 	s.Helper()
-	if err := s.Scene.Cluster.Node(node).FreezeChild(nodes.ChildAgent); err != nil {
+	s.freeze(node, nodes.ChildAgent)
+	renew(s.T, s.Scene, corev1.NamespaceNodeLease, node)
+}
+
+// freeze stops a program of a node until the end of the situation: a frozen one keeps the lab from ending in order.
+func (s *stuck) freeze(node, child string) {
+	s.Helper()
+	if err := s.Scene.Cluster.Node(node).FreezeChild(child); err != nil {
 		s.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(s.Context())
+	s.Cleanup(func() {
+		if err := s.Scene.Cluster.Node(node).ThawChild(child); err != nil {
+			s.Error(err)
+		}
+	})
+}
+
+// renew renews a lease until the end of the test.
+func renew(t *testing.T, scene *scenario.Scene, namespace, name string) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	s.Cleanup(func() { stop(); <-done })
-	leases := s.Scene.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
+	t.Cleanup(func() { stop(); <-done })
+	leases := scene.Client.CoordinationV1().Leases(namespace)
 	go func() {
 		defer close(done)
 		for {
 			renewed := fmt.Appendf(nil, `{"spec":{"renewTime":%q}}`, time.Now().UTC().Format(metav1.RFC3339Micro))
-			if _, err := leases.Patch(ctx, node, types.MergePatchType, renewed, metav1.PatchOptions{}); err != nil && ctx.Err() == nil {
-				s.Error(err)
+			if _, err := leases.Patch(ctx, name, types.MergePatchType, renewed, metav1.PatchOptions{}); err != nil && ctx.Err() == nil {
+				t.Error(err)
 			}
 			select {
 			case <-ctx.Done():
@@ -248,4 +269,18 @@ func (s *stuck) hang(node string) {
 			}
 		}
 	}()
+}
+
+// leads makes the lease that kube-controller-manager has in a cluster: the lab's runs alone, without one.
+func leads(t *testing.T, scene *scenario.Scene) {
+	t.Helper()
+	const name = "kube-controller-manager"
+	_, err := scene.Client.CoordinationV1().Leases(metav1.NamespaceSystem).Create(t.Context(), &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: name},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: new("control-plane_1"), LeaseDurationSeconds: new(int32(15))},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	renew(t, scene, metav1.NamespaceSystem, name)
 }

@@ -18,7 +18,6 @@ import (
 	"belay.dev/belay/lab/cluster"
 	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/labtest"
-	"belay.dev/belay/lab/nodes"
 	"belay.dev/belay/lab/scenario"
 )
 
@@ -47,7 +46,6 @@ var together = []situation{
 	{name: "storage-full-node", is: storageLimit},
 	{name: "attach-limit", is: attachLimit},
 	{name: "driver-not-on-node", is: driverNotOnNode},
-	{name: "node-unmanaged", is: nodeUnmanaged},
 	{name: "driver-removed", is: driverRemoved},
 	{name: "foreign-va", is: foreignAttachment},
 	{name: "orphan-va", is: orphanAttachment, only: cluster.PlaneUpstream},
@@ -58,13 +56,14 @@ var together = []situation{
 	{name: "migrated", is: migrated},
 	{name: "dead-node", is: deadNode},
 	{name: "partition", is: partition},
-	{name: "taint-on-ready-node", is: taintOnReadyNode},
+	{name: "taint-on-ready-node", is: taintOnReadyNode, only: cluster.PlaneBelay},
 	{name: "node-deleted", is: nodeDeleted},
-	{name: "node-recreated", is: nodeRecreated},
+	{name: "node-recreated", is: nodeRecreated, only: cluster.PlaneBelay},
 }
 
-// alone are those that stop a part that others need. The last one leaves the lab without storage.
+// alone are those that stop a part that others need.
 var alone = []situation{
+	{name: "node-unmanaged", is: nodeUnmanaged},
 	{name: "attacher-down", is: attacherDown},
 	{name: "driver-down", is: driverDown},
 }
@@ -126,22 +125,41 @@ func (s *stuck) podOf(d *appsv1.Deployment, what string, is func(*corev1.Pod) bo
 
 func running(pod *corev1.Pod) bool { return pod.Status.Phase == corev1.PodRunning }
 
+// on are nodes by their host names.
+func on(nodes ...string) corev1.NodeSelectorTerm {
+	return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: nodes}}}
+}
+
+// change updates a Deployment.
+func (s *stuck) change(d *appsv1.Deployment, do func(*appsv1.DeploymentSpec)) {
+	s.Helper()
+	s.patch("the update of "+d.Name, func(ctx context.Context, _ []byte) error {
+		now, err := s.Scene.Client.AppsV1().Deployments(d.Namespace).Get(ctx, d.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		do(&now.Spec)
+		_, err = s.Scene.Client.AppsV1().Deployments(d.Namespace).Update(ctx, now, metav1.UpdateOptions{})
+		return err
+	}, "")
+}
+
 // twoReplicas: a Deployment with two pods on two nodes and one volume for one node.
 func twoReplicas(s *stuck) {
 	s.Claim(scenario.StorageClass)
-	d := s.deployment(2, func(t *corev1.PodTemplateSpec) {
+	d := s.deployment(1, func(t *corev1.PodTemplateSpec) {
 		t.Spec.Affinity = &corev1.Affinity{
-			NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
-				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{
-					Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{labtest.Holding, labtest.Waiting},
-				}}}},
-			}},
+			NodeAffinity: &corev1.NodeAffinity{
+				RequiredDuringSchedulingIgnoredDuringExecution:  &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{on(labtest.Holding, labtest.Waiting)}},
+				PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 100, Preference: on(labtest.Holding)}},
+			},
 			PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
 				LabelSelector: &metav1.LabelSelector{MatchLabels: t.Labels}, TopologyKey: corev1.LabelHostname,
 			}}},
 		}
 	})
 	s.podOf(d, "runs", running)
+	s.change(d, func(spec *appsv1.DeploymentSpec) { spec.Replicas = new(int32(2)) })
 	s.explains("two-replicas", s.podOf(d, "waits", func(p *corev1.Pod) bool { return p.Spec.NodeName != "" && !running(p) }), blocked, "HeldByRunningPod")
 }
 
@@ -150,15 +168,7 @@ func rollingUpdate(s *stuck) {
 	s.Claim(scenario.StorageClass)
 	d := s.deployment(1, func(t *corev1.PodTemplateSpec) { onto(labtest.Holding)(&t.Spec) })
 	s.podOf(d, "runs", running)
-	s.patch("the update", func(ctx context.Context, _ []byte) error {
-		d, err := s.Scene.Client.AppsV1().Deployments(d.Namespace).Get(ctx, d.Name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		onto(labtest.Waiting)(&d.Spec.Template.Spec)
-		_, err = s.Scene.Client.AppsV1().Deployments(d.Namespace).Update(ctx, d, metav1.UpdateOptions{})
-		return err
-	}, "")
+	s.change(d, func(spec *appsv1.DeploymentSpec) { onto(labtest.Waiting)(&spec.Template.Spec) })
 	s.explains("rolling-update", s.podOf(d, "waits", func(p *corev1.Pod) bool { return p.Spec.NodeName == labtest.Waiting }), blocked, "RollingUpdateDeadlock")
 }
 
@@ -219,9 +229,9 @@ func missingSecret(s *stuck) {
 func unmounting(s *stuck) {
 	s.Hold(labtest.Holding, scenario.StorageClass)
 	s.Fault(labdisk.Fault{Method: "NodeUnstageVolume", Node: labtest.Holding, Effect: labdisk.EffectHang})
-	s.Remove("holder")
+	s.ends()
 	s.Wait()
-	s.explains("unmounting", s.waiter(), inProgress, "StillInUse")
+	s.explainsFor(fleeting, "unmounting", s.waiter(), inProgress, "StillInUse")
 	s.explains("unmount-hangs", s.waiter(), unsafe, "UnmountFailing")
 }
 
@@ -232,18 +242,10 @@ func unmountError(s *stuck) {
 		Method: "NodeUnpublishVolume", Node: labtest.Holding, Effect: labdisk.EffectError, Code: "Internal", Message: "target is busy",
 	})
 	s.Remove("holder")
+	labtest.UntilPod(s.T, s.Scene, s.Pod("holder"), "ends", func(pod *corev1.Pod) bool { return pod != nil && pod.Status.Phase == corev1.PodSucceeded })
 	s.Wait()
 	s.explains("unmount-error", s.waiter(), unsafe, "UnmountFailing")
-}
-
-// kubeletHangs: the node is Ready, and its kubelet does not end a pod.
-func kubeletHangs(s *stuck) {
-	s.Hold(hung, scenario.StorageClass)
-	s.hang(hung)
-	s.Remove("holder")
-	s.Wait()
-	s.explains("kubelet-hangs", s.waiter(), blocked, "HeldByTerminatingPod")
-	s.explains("kubelet-hangs-holder", s.podRef("holder"), blocked, "PodTerminating")
+	s.explains("unmount-error-holder", s.podRef("holder"), blocked, "PodTerminating")
 }
 
 // detachError: the storage says no.
@@ -252,7 +254,7 @@ func detachError(s *stuck) {
 	s.Fault(labdisk.Fault{
 		Method: "ControllerUnpublishVolume", Effect: labdisk.EffectError, Code: "Internal", Message: "a snapshot of the disk is being taken",
 	})
-	s.Remove("holder")
+	s.ends()
 	s.Wait()
 	s.explains("detach-error", s.waiter(), blocked, "DetachFailed")
 	s.explains("detach-error-va", attachmentRef(kube.AttachmentName(s.Handle, labdisk.DriverDisk, labtest.Holding)), blocked, "DetachFailed")
@@ -262,7 +264,7 @@ func detachError(s *stuck) {
 func detachHangs(s *stuck) {
 	s.Hold(labtest.Holding, scenario.StorageClass)
 	s.Fault(labdisk.Fault{Method: "ControllerUnpublishVolume", Effect: labdisk.EffectHang})
-	s.Remove("holder")
+	s.ends()
 	s.Wait()
 	s.explains("detach-hangs", s.waiter(), blocked, "DriverUnavailable")
 }
@@ -361,26 +363,6 @@ func (s *stuck) attach(name, node string) {
 	})
 }
 
-// driverNotOnNode: the driver's registration on the node is gone, and the driver does not answer.
-func driverNotOnNode(s *stuck) {
-	s.Claim(scenario.StorageClass)
-	if err := s.Scene.Cluster.Node(bare).FreezeChild(nodes.ChildDriver); err != nil {
-		s.Fatal(err)
-	}
-	s.register(bare)
-	s.Create("waiter", bare)
-	s.explains("driver-not-on-node", s.waiter(), blocked, "DriverNotOnNode")
-}
-
-// nodeUnmanaged: the node's kubelet attaches by itself, as it says.
-func nodeUnmanaged(s *stuck) {
-	s.Claim(scenario.StorageClass)
-	s.hang(unmanaged) // its agent would set the annotation again
-	s.patchNode(unmanaged, `{"metadata":{"annotations":{%q:null}}}`, kube.ManagedAttachAnnotation)
-	s.Create("waiter", unmanaged)
-	s.explains("node-unmanaged", s.waiter(), blocked, "NodeNotManaged")
-}
-
 // own makes a volume and a claim that are bound to each other.
 func (s *stuck) own(suffix string, source corev1.PersistentVolumeSource) {
 	s.Helper()
@@ -400,6 +382,13 @@ func (s *stuck) own(suffix string, source corev1.PersistentVolumeSource) {
 		s.Fatal(err)
 	}
 	s.claimAs(suffix, func(c *corev1.PersistentVolumeClaimSpec) { c.StorageClassName, c.VolumeName = new(""), volume })
+	labtest.Until(s.T, time.Minute, "claim "+claim+" to be bound", func() error {
+		c, err := s.Scene.Client.CoreV1().PersistentVolumeClaims(scenario.Namespace).Get(s.Context(), claim, metav1.GetOptions{})
+		if err == nil && c.Status.Phase != corev1.ClaimBound {
+			err = fmt.Errorf("it is %s", c.Status.Phase)
+		}
+		return err
+	})
 }
 
 // driverRemoved: a VolumeAttachment of a driver that is not installed any more is being deleted.
@@ -460,7 +449,7 @@ func backendDisagrees(s *stuck) {
 	s.Fault(labdisk.Fault{
 		Method: "ControllerUnpublishVolume", Effect: labdisk.EffectError, Code: "Internal", Message: "a snapshot of the disk is being taken",
 	})
-	s.Remove("holder")
+	s.ends()
 	name := kube.AttachmentName(s.Handle, labdisk.DriverDisk, labtest.Holding)
 	attachments := s.Scene.Client.StorageV1().VolumeAttachments()
 	labtest.Until(s.T, labtest.StuckLimit, "the detach to fail", func() error {
@@ -508,94 +497,4 @@ func migrated(s *stuck) {
 	s.own("", corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-0123456789", FSType: "ext4"}})
 	s.Wait()
 	s.explains("migrated", s.waiter(), blocked, "DriverNotOnNode")
-}
-
-// deadNode: the machine is off.
-func deadNode(s *stuck) {
-	s.Hold(off, scenario.StorageClass)
-	if err := s.Scene.Cluster.PowerOff(off); err != nil {
-		s.Fatal(err)
-	}
-	s.Wait()
-	s.explains("dead-node", s.waiter(), unsafe, "NodeNotReady")
-	s.explains("dead-node-running", s.podRef("holder"), unsafe, "NodeNotReady")
-	s.explains("dead-node-node", diagnosis.Ref{Resource: diagnosis.Nodes, Name: off}, unsafe, "NodeNotReady")
-	s.Remove("holder")
-	s.explains("dead-node-holder", s.podRef("holder"), unsafe, "PodOnLostNode")
-	s.explains("dead-node-deleted", s.waiter(), unsafe, "NodeNotReady")
-}
-
-// partition: the node's agent is silent, and its pods write.
-func partition(s *stuck) {
-	s.Hold(cutOff, scenario.StorageClass)
-	if err := s.Scene.Cluster.Node(cutOff).FreezeChild(nodes.ChildAgent); err != nil {
-		s.Fatal(err)
-	}
-	s.Wait()
-	s.explains("partition", s.waiter(), unsafe, "NodeNotReady")
-	s.vanish()
-	s.explains("partition-forced", s.waiter(), unsafe, "NodeNotReady")
-}
-
-// vanish deletes the holder by force.
-func (s *stuck) vanish() { s.Vanish("holder") }
-
-// taintOnReadyNode: a person says that the machine is off, and it is not.
-func taintOnReadyNode(s *stuck) {
-	s.Hold(tainted, scenario.StorageClass)
-	s.Fault(labdisk.Fault{Method: "NodeUnstageVolume", Node: tainted, Effect: labdisk.EffectHang})
-	s.Wait()
-	if err := s.Scene.MarkOutOfService(s.Context(), tainted); err != nil {
-		s.Fatal(err)
-	}
-	s.explains("taint-on-ready-node", s.waiter(), unsafe, "OutOfServiceNodeReady")
-}
-
-// nodeDeleted: the Node goes and does not come back.
-func nodeDeleted(s *stuck) {
-	s.Hold(deleted, scenario.StorageClass)
-	s.Wait()
-	s.DeleteNode(deleted)
-	s.Vanish("holder")
-	s.explains("node-deleted", s.waiter(), unsafe, "NodeGone")
-}
-
-// nodeRecreated: the Node registers again, on the same boot, and never lists the volume.
-func nodeRecreated(s *stuck) {
-	s.Hold(recreated, scenario.StorageClass)
-	s.Wait()
-	s.DeleteNode(recreated)
-	s.Vanish("holder")
-	if err := s.Scene.Cluster.Kill(recreated + "/" + nodes.ChildAgent); err != nil {
-		s.Fatal(err)
-	}
-	s.explains("node-recreated", s.waiter(), unsafe, "NodeReturned")
-}
-
-const diskAttacher = "attacher"
-
-// attacherDown: nothing carries out the detach.
-func attacherDown(s *stuck) {
-	s.Hold(labtest.Holding, scenario.StorageClass)
-	if err := s.Scene.Cluster.Stop(s.Context(), diskAttacher); err != nil {
-		s.Fatal(err)
-	}
-	defer func() {
-		if err := s.Scene.Cluster.RunAttacher(diskAttacher); err != nil {
-			s.Error(err)
-		}
-	}()
-	s.Remove("holder")
-	s.Wait()
-	s.explains("attacher-down", s.waiter(), blocked, "AttacherNotRunning")
-}
-
-// driverDown: the driver's controller plugin does not run, so its attacher cannot either.
-func driverDown(s *stuck) {
-	s.Claim(scenario.StorageClass)
-	if err := s.Scene.Cluster.Stop(s.Context(), "fabric"); err != nil {
-		s.Fatal(err)
-	}
-	s.Wait()
-	s.explains("driver-down", s.waiter(), blocked, "AttacherNotRunning")
 }

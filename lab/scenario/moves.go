@@ -158,8 +158,9 @@ type Refused struct {
 }
 
 // Refuse starts a second pod with the writer's claim on a third node, waits until
-// an event names the holder of the volume, and deletes it.
-func (s *Scene) Refuse(ctx context.Context) (*Refused, error) {
+// an event names the holder of the volume, and deletes it. meanwhile, if not nil, is called
+// with the pod's name while it waits.
+func (s *Scene) Refuse(ctx context.Context, meanwhile func(ctx context.Context, pod string) error) (*Refused, error) {
 	holder, err := s.WriterNode()
 	if err != nil {
 		return nil, err
@@ -182,6 +183,11 @@ func (s *Scene) Refuse(ctx context.Context) (*Refused, error) {
 		return nil, err
 	}
 	refused := &Refused{Node: third, Pod: Namespace + "/" + name, Reason: refusal.Reason, Message: refusal.Message}
+	if meanwhile != nil {
+		if err := meanwhile(ctx, name); err != nil {
+			return nil, err
+		}
+	}
 	return refused, s.removePod(ctx, name)
 }
 

@@ -31,6 +31,8 @@ var placeholders = []struct {
 	{regexp.MustCompile(`lab(disk|share)-\d+-[0-9a-f]{10}`), "HANDLE", true},
 	{regexp.MustCompile(`\b(\d+d)?(\d+h)?(\d+m)?(\d+s)? ago\b`), "DURATION ago", false},
 	{regexp.MustCompile(`\bfor (\d+(\.\d+)?(d|h|ms|m|s))+`), "for DURATION", false},
+	// What belay's node agent says first is not what it says after a while.
+	{regexp.MustCompile(`Unable to attach or mount volumes: (timed out after 20s, and waiting again: )?(waiting( since TIME)?: )?`), "Unable to attach or mount volumes: ", false},
 	// The other nodes of a lab come and go with its other situations.
 	{regexp.MustCompile(`\d+/\d+ nodes are available: .*? \(([A-Z]\w+|DURATION ago)\)`), "0/N nodes are available: ... ($1)", false},
 	{regexp.MustCompile(`/[^ "]*/labs/[^ ":]*`), "PATH", false},
