@@ -133,8 +133,9 @@ func TestCheckUnread(t *testing.T) {
 			}
 		}
 	}
-	failing := through(t, broken{resource: "csinodes", fail: status(http.StatusInternalServerError, "InternalError")})
-	got := run(t, failing, "check", "-o", "json")
+	failing := broken{resource: "csinodes"}
+	failing.fail = status(http.StatusInternalServerError, "InternalError")
+	got := run(t, through(t, failing), "check", "-o", "json")
 	var report preflight.ClusterHealth
 	if err := json.Unmarshal([]byte(got.out), &report); err != nil || got.status == StatusClear {
 		t.Fatalf("%v, exit status %d: %s%s", err, got.status, got.out, got.err)
