@@ -64,7 +64,7 @@ func (x *state) attacherState(driver string) (runs decision.Knowledge, detail st
 	case x.held(lease):
 		return decision.Yes, ""
 	case leaseHolder(lease) == "":
-		return decision.No, "none holds its lease since " + stamp(renewed(lease))
+		return decision.No, "none has held its lease since " + stamp(renewed(lease))
 	}
 	return decision.No, "its lease was last renewed at " + stamp(renewed(lease))
 }

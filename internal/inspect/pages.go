@@ -15,6 +15,9 @@ import (
 const (
 	// pageSize is the number of objects in a page: 20,000 VolumeAttachments are ten pages of about 2 MB. Pods are several times as large.
 	pageSize, pageOfPods = 2000, 1000
+	// pageOfNamespace is that of the pods of one namespace. They are read for those that use one claim, for which the API server has no
+	// index: few are kept, and an explanation is to stay under 40 requests also where one namespace has 50,000 pods.
+	pageOfNamespace = 4000
 	// pagesAtOnce limits the pages that are read and decoded at a time. More are no faster, and need more memory.
 	pagesAtOnce = 3
 	// pagedAttempts is how often a list is read in pages. The API server keeps the state that the pages show for five minutes or less; then
@@ -43,6 +46,8 @@ func list[L runtime.Object, T any](ctx context.Context, r *run, ref diagnosis.Re
 		switch {
 		case attempt == pagedAttempts:
 			options.Limit = 0
+		case ref.Resource == diagnosis.Pods && ref.Namespace != "":
+			options.Limit = pageOfNamespace
 		case ref.Resource == diagnosis.Pods:
 			options.Limit = pageOfPods
 		default:

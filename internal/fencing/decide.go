@@ -1,0 +1,356 @@
+package fencing
+
+import (
+	"time"
+
+	"belay.dev/belay/internal/decision"
+)
+
+const (
+	// AskEvery is how long after an answer a switch is asked again.
+	AskEvery = time.Second
+	// SettleFor is how long a released node gets no pods after the out-of-service taint was removed: a controller whose cache still has the
+	// taint would detach the volumes of a node that runs (kubernetes/kubernetes#142331).
+	SettleFor = 60 * time.Second
+	// proofFor is how long a Proof may be used without a new decision.
+	proofFor = 30 * time.Second
+)
+
+// Decide returns what to do next for a fence.
+func Decide(now time.Time, f Fence, seen Observed) Decision {
+	d := &decider{now: now, fence: f, seen: seen, out: Decision{Reason: Settled}}
+	if seen.Exists == Unknown && f.Phase != Released {
+		d.out.Steps = append(d.out.Steps, ReadNode{Role: Detector})
+		d.wait(NodeUnknown, 0)
+		return d.out
+	}
+	switch f.Phase {
+	case Suspected:
+		d.suspected()
+	case Isolating:
+		d.isolating()
+	case Fencing:
+		d.fencing()
+	case Tainting:
+		d.tainting()
+	case Evicting:
+		d.evicting()
+	case Detaching:
+		d.detaching()
+	case Moved:
+		d.moved()
+	case Releasing:
+		d.releasing()
+	case Cancelled:
+		d.cancelled()
+	case Released:
+		d.do(Finish{})
+	}
+	return d.out
+}
+
+type decider struct {
+	now   time.Time
+	fence Fence
+	seen  Observed
+	out   Decision
+}
+
+func (d *decider) do(s Step) { d.out.Steps = append(d.out.Steps, s) }
+
+// wait says why there is nothing to do, and after what time to decide again; zero for never.
+func (d *decider) wait(r decision.Reason, after time.Duration) {
+	d.out.Reason = r
+	if after > 0 {
+		d.out.RecheckAt = decision.Earlier(d.out.RecheckAt, d.now.Add(after))
+	}
+}
+
+func (d *decider) enter(p Phase, by Role) {
+	d.do(Enter{Phase: p, Evidence: d.fence.Evidence, Role: by})
+}
+
+// sameMachine reports whether the Node object is that of the fence's machine: only that one is tainted.
+func (d *decider) sameMachine() bool {
+	return d.seen.Exists == Yes && d.seen.Now.Since(d.fence.Boot) != OtherMachine
+}
+
+// cancelled before anything irreversible was done: the node lives, is left alone by its owner, or somebody deleted the fence.
+func (d *decider) cancels(by Role) bool {
+	if d.fence.OffSent || !(d.seen.alive(d.fence) || d.seen.restarted(d.fence) || d.seen.OptedOut || d.seen.Maintenance || d.fence.Deleting) {
+		return false
+	}
+	d.enter(Cancelled, by)
+	return true
+}
+
+func (d *decider) suspected() {
+	switch {
+	case d.cancels(Actor):
+	case !d.seen.live(d.now):
+		d.do(ReadNode{Role: Actor})
+		d.wait(NotReadLive, 0)
+	default:
+		d.enter(Isolating, Actor)
+	}
+}
+
+func (d *decider) isolating() {
+	switch {
+	case d.cancels(Actor):
+	case d.sameMachine() && !d.seen.Isolated:
+		d.do(Isolate{NodeUID: d.seen.Now.NodeUID})
+	default:
+		d.enter(Fencing, Actor)
+	}
+}
+
+// fencing gathers evidence.
+func (d *decider) fencing() {
+	source := d.seen.Source
+	switch {
+	case d.cancels(Actor):
+	case d.seen.restarted(d.fence):
+		d.do(Enter{Phase: Releasing, Evidence: Restarted, Role: Actor})
+	case d.seen.alive(d.fence):
+		d.survived()
+	case source.off(d.now, d.fence.Boot):
+		d.do(Enter{Phase: Tainting, Evidence: PoweredOff, Role: Fencer})
+	case d.fence.Statement.holds(d.now, d.fence.Boot) && !source.bound(d.fence.Boot):
+		d.do(Enter{Phase: Tainting, Evidence: Stated, Role: Actor})
+	case source.Locked:
+		d.wait(SourceLocked, 0)
+	case !source.bound(d.fence.Boot):
+		d.wait(NoEvidence, 0)
+	case source.Running:
+		d.wait(AwaitingSource, AskEvery)
+	case !d.seen.silent(d.fence):
+		d.wait(SilenceTooShort, AskEvery)
+	default:
+		d.switchOff()
+	}
+}
+
+// survived handles a node that lives after the command to switch it off was stored, and perhaps sent: once the command cannot be carried
+// out any more and the switch says On, the fence ends. Nothing was deleted.
+func (d *decider) survived() {
+	source, intent := d.seen.Source, d.fence.Intent
+	switch {
+	case intent.open(d.now):
+		d.wait(IntentOpen, intent.NotAfter.Sub(d.now))
+	case source.Name != "" && !source.saysOn(intent.NotAfter):
+		d.askAgain(AwaitingSource)
+	default:
+		d.enter(Cancelled, Actor)
+	}
+}
+
+// switchOff switches the machine off: the intent first, then the command, then the question.
+func (d *decider) switchOff() {
+	source, intent := d.seen.Source, d.fence.Intent
+	asked := source.Status.Asked
+	switch {
+	case asked.IsZero() || asked.Before(source.Off.Asked):
+		d.do(AskPower{}) // it may be off already: a command that is not sent cannot come late
+	case !intent.Off || !intent.open(d.now):
+		d.do(StoreIntent{Intent: Intent{Off: true, NotAfter: d.now.Add(IntentFor).Round(0)}})
+	case source.Off.Asked.Before(intent.NotAfter.Add(-IntentFor)) && !d.seen.live(d.now):
+		d.do(ReadNode{Role: Fencer})
+		d.wait(NotReadLive, 0)
+	case source.Off.Asked.Before(intent.NotAfter.Add(-IntentFor)):
+		d.do(SwitchOff{Deadline: intent.NotAfter})
+	default:
+		d.askAgain(NotOff)
+	}
+}
+
+// askAgain asks the switch once more, if the latest answer is old enough.
+func (d *decider) askAgain(reason decision.Reason) {
+	source := d.seen.Source
+	since := d.now.Sub(source.Status.Asked)
+	switch {
+	case source.Running:
+		d.wait(AwaitingSource, AskEvery)
+	case source.Status.Asked.IsZero() || since >= AskEvery:
+		d.do(AskPower{})
+		d.wait(reason, AskEvery)
+	default:
+		d.wait(reason, AskEvery-since)
+	}
+}
+
+// tainting is the bracket: off, the taint, off again. Only the second answer says that no kubelet started pods in between (hole 1).
+func (d *decider) tainting() {
+	switch {
+	case d.seen.restarted(d.fence):
+		d.retreat(Releasing, Restarted)
+	case d.seen.alive(d.fence) || d.doubted():
+		d.retreat(Fencing, "")
+	case d.bracketed():
+		d.enter(Evicting, Actor)
+	}
+}
+
+// retreat goes back, or on to the release, from a phase in which nothing was deleted. The fence's taint is removed before that.
+func (d *decider) retreat(to Phase, evidence Class) {
+	if d.seen.OutOfService {
+		d.untaint()
+		return
+	}
+	d.do(Enter{Phase: to, Evidence: evidence, Role: Actor})
+}
+
+func (d *decider) untaint() {
+	if d.seen.OutOfService {
+		d.do(Untaint{NodeUID: d.seen.Now.NodeUID, Version: d.seen.Version})
+	}
+}
+
+// doubted reports whether what the fence went on with no longer holds: the switch says On, or the statement has expired.
+func (d *decider) doubted() bool {
+	source := d.seen.Source
+	if source.Name != "" && source.Status.fresh(d.now) && source.Status.Power == PowerOn {
+		return true
+	}
+	return d.fence.Evidence == Stated && !d.fence.Statement.holds(d.now, d.fence.Boot)
+}
+
+// bracketed reports whether the boot is proven to have ended, and otherwise says what is missing. Evidence that is stored counts for
+// nothing here: only answers to this process do (hole 4).
+func (d *decider) bracketed() bool {
+	source := d.seen.Source
+	byPerson := d.fence.Evidence == Stated
+	tainted := d.seen.OutOfService || d.seen.ForeignTaint
+	switch {
+	case !d.seen.silent(d.fence):
+		d.wait(SilenceTooShort, AskEvery)
+	case !byPerson && !source.off(d.now, d.fence.Boot):
+		d.askAgain(NotOff)
+	case !d.sameMachine():
+		return true // there is no Node to taint, and nothing that kubelet could start pods by
+	case !tainted && !d.seen.live(d.now):
+		d.do(ReadNode{Role: Actor})
+		d.wait(NotReadLive, 0)
+	case !tainted:
+		d.do(Taint{NodeUID: d.seen.Now.NodeUID, Version: d.seen.Version})
+	case !byPerson && !source.Status.Asked.After(d.seen.TaintSeen):
+		d.do(AskPower{})
+		d.wait(AwaitingSource, AskEvery)
+	default:
+		return true
+	}
+	return false
+}
+
+// proven reports whether the boot has ended, as this process knows, and otherwise says what is missing.
+func (d *decider) proven() bool {
+	switch {
+	case d.seen.alive(d.fence):
+		d.wait(Contradicted, 0)
+		return false
+	case d.seen.Ended || d.bracketed():
+		d.out.Proof = Proof{boot: d.fence.Boot, class: d.fence.Evidence, until: d.now.Add(proofFor)}
+		d.wait(Settled, proofFor/2)
+		return true
+	}
+	return false
+}
+
+func (d *decider) evicting() {
+	switch {
+	case d.seen.restarted(d.fence): // its kubelet does the rest
+		d.retreat(Releasing, Restarted)
+	case !d.proven():
+	case !d.seen.Listed:
+		d.do(List{})
+	default:
+		d.evict()
+	}
+}
+
+func (d *decider) evict() {
+	for _, pod := range d.seen.Pods {
+		if !pod.Leaving {
+			d.do(DeletePod{Pod: pod})
+		}
+	}
+	if len(d.seen.Pods) > 0 {
+		d.wait(AwaitingPods, 0)
+		return
+	}
+	d.enter(Detaching, Actor)
+}
+
+// detaching lets the VolumeAttachments go. While the Node exists, the attach/detach controller deletes them because of the taint.
+func (d *decider) detaching() {
+	switch {
+	case d.seen.restarted(d.fence):
+		d.retreat(Releasing, Restarted)
+	case !d.proven():
+	case !d.seen.Listed:
+		d.do(List{})
+	case len(d.seen.Attachments) == 0:
+		d.enter(Moved, Actor)
+	default:
+		for _, a := range d.seen.Attachments {
+			if !d.sameMachine() && !a.Deleting {
+				d.do(DeleteAttachment{Attachment: a})
+			}
+		}
+		d.wait(AwaitingDetach, 0)
+	}
+}
+
+// moved waits for the next boot of the machine, or for another machine of the name.
+func (d *decider) moved() {
+	back := d.seen.Exists == Yes && d.seen.Ready == Yes && (d.seen.restarted(d.fence) || d.seen.Now.Since(d.fence.Boot) == OtherMachine)
+	switch {
+	case d.seen.alive(d.fence):
+		d.wait(Contradicted, 0)
+	case back && d.fence.ManualRelease && !d.fence.Deleting:
+		d.wait(AwaitingRelease, 0)
+	case back:
+		d.enter(Releasing, Actor)
+	default:
+		d.wait(AwaitingBoot, 0)
+	}
+}
+
+// releasing removes the taints, after the last command that may still be carried out (hole 5).
+func (d *decider) releasing() {
+	source, intent := d.seen.Source, d.fence.Intent
+	settled := d.fence.Untainted.Add(SettleFor)
+	switch {
+	case d.seen.alive(d.fence):
+		d.wait(Contradicted, 0)
+	case intent.open(d.now):
+		d.wait(IntentOpen, intent.NotAfter.Sub(d.now))
+	case d.fence.OffSent && source.Name != "" && !source.saysOn(intent.NotAfter):
+		d.askAgain(AwaitingSource)
+	case !d.seen.Listed:
+		d.do(List{})
+	case len(d.seen.Attachments) > 0:
+		d.wait(AwaitingDetach, 0)
+	case d.seen.OutOfService:
+		d.untaint()
+	case d.fence.Untainted.IsZero():
+		d.do(Enter{Phase: Releasing, Evidence: d.fence.Evidence, Untainted: d.now.Round(0), Role: Actor})
+	case d.now.Before(settled):
+		d.wait(SettlingAfterTaint, settled.Sub(d.now))
+	case d.seen.Isolated:
+		d.do(Unisolate{NodeUID: d.seen.Now.NodeUID})
+	default:
+		d.enter(Released, Actor)
+	}
+}
+
+func (d *decider) cancelled() {
+	switch {
+	case d.seen.OutOfService:
+		d.untaint()
+	case d.seen.Isolated:
+		d.do(Unisolate{NodeUID: d.seen.Now.NodeUID})
+	default:
+		d.do(Finish{})
+	}
+}

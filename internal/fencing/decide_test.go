@@ -1,0 +1,306 @@
+package fencing
+
+import (
+	"testing"
+	"time"
+)
+
+// TestFence takes a node that has lost its power from Suspected to Released.
+func TestFence(t *testing.T) {
+	s := newStand(t)
+	s.until(Detaching)
+	for _, pair := range [][2]int{{count[SwitchOff](s), 1}, {count[Taint](s), 1}, {count[Isolate](s), 1}, {count[DeletePod](s), 1}, {count[StoreIntent](s), 1}} {
+		if pair[0] != pair[1] {
+			t.Fatalf("steps %T: %d, want %d", s.did, pair[0], pair[1])
+		}
+	}
+	s.until(Moved)
+	if d := s.waits(); d.Reason != AwaitingBoot {
+		t.Fatalf("waits for %s, want AwaitingBoot", d.Reason)
+	}
+	s.power, s.seen.Now, s.seen.Ready, s.seen.Renewed = PowerOn, boot2, Yes, true
+	s.until(Releasing)
+	if s.seen.OutOfService == false {
+		t.Fatal("the taint went before the phase that says so was stored")
+	}
+	s.until(Released)
+	if s.seen.OutOfService || s.seen.Isolated {
+		t.Fatal("a taint is left")
+	}
+	if settled := s.now.Sub(s.fence.Untainted); settled < SettleFor {
+		t.Fatalf("pods were admitted %v after the untaint", settled)
+	}
+}
+
+// TestBracket (hole 1): power that comes back between the first answer and the taint keeps every pod, and removes the taint again.
+func TestBracket(t *testing.T) {
+	s := newStand(t)
+	for count[Taint](s) == 0 {
+		s.turn()
+	}
+	s.power = PowerOn
+	for range 5 {
+		s.turn()
+	}
+	if count[DeletePod](s) != 0 || s.seen.OutOfService {
+		t.Fatalf("after On: %d pods deleted, tainted: %t (%T)", count[DeletePod](s), s.seen.OutOfService, s.did)
+	}
+	// The second answer must be to a question that was asked after the taint.
+	s = newStand(t)
+	for count[Taint](s) == 0 {
+		s.turn()
+	}
+	s.seen.TaintSeen = s.now.Add(time.Minute)
+	for range 50 {
+		s.turn()
+	}
+	if count[DeletePod](s) != 0 {
+		t.Fatal("a pod was deleted on an answer from before the taint")
+	}
+}
+
+// TestStoredEvidence (hole 4): for a new leader, or one whose etcd was restored, what was stored authorizes nothing: it listens first, and
+// asks the switch itself.
+func TestStoredEvidence(t *testing.T) {
+	for _, phase := range []Phase{Tainting, Evicting, Detaching} {
+		s := newStand(t)
+		s.seen.Silent = false
+		s.fence.Phase, s.fence.Evidence, s.fence.OffSent, s.seen.Isolated = phase, PoweredOff, true, true
+		d := s.waits()
+		if count[Taint](s)+count[DeletePod](s)+count[DeleteAttachment](s) != 0 || d.Proof.Class() != "" {
+			t.Errorf("%s with the power on: %T", phase, s.did)
+		}
+	}
+}
+
+// TestOldAnswer (hole 4): an answer authorizes for five seconds after the question.
+func TestOldAnswer(t *testing.T) {
+	s := newStand(t)
+	s.until(Tainting)
+	s.seen.ReadAt = s.now
+	for age, want := range map[time.Duration]bool{FreshFor: true, FreshFor + time.Millisecond: false, -time.Millisecond: false} {
+		s.seen.Source.Status.Asked = s.now.Add(-age)
+		d := Decide(s.now, s.fence, s.seen)
+		taints := len(d.Steps) > 0 && d.Steps[0] == Step(Taint{NodeUID: boot1.NodeUID, Version: "7"})
+		if taints != want {
+			t.Errorf("an answer to a question asked %v ago: taints %t, want %t", age, taints, want)
+		}
+	}
+}
+
+// TestLateOff (hole 5): a node is released only after the time by which a command is carried out or lost, and only if the switch said On
+// after that.
+func TestLateOff(t *testing.T) {
+	s := newStand(t)
+	s.fence.Phase, s.fence.Evidence, s.fence.OffSent = Releasing, Restarted, true
+	s.fence.Intent = Intent{Off: true, NotAfter: s.now.Add(IntentFor)}
+	s.seen.Now, s.seen.Ready, s.seen.Attachments, s.seen.OutOfService = boot2, Yes, nil, true
+	s.seen.Source.Status = s.answer()
+	if d := Decide(s.now, s.fence, s.seen); d.Reason != IntentOpen || !d.RecheckAt.Equal(s.fence.Intent.NotAfter) || len(d.Steps) != 0 {
+		t.Fatalf("while the command may still be carried out: %+v", d)
+	}
+	s.now = s.fence.Intent.NotAfter.Add(time.Second)
+	s.power = PowerOff
+	s.turn()
+	if d := Decide(s.now, s.fence, s.seen); d.Reason != AwaitingSource || !s.seen.OutOfService {
+		t.Fatalf("while the switch says Off: %+v", d)
+	}
+	s.power = PowerOn
+	s.until(Released)
+}
+
+// TestWrongMachine (hole 6): a switch counts only if the node's own hardware said On under this boot.
+func TestWrongMachine(t *testing.T) {
+	for name, change := range map[string]func(*Source){
+		"never said On":       func(x *Source) { x.SaidOn = Boot{} },
+		"said On before":      func(x *Source) { x.SaidOn = boot2 },
+		"other hardware":      func(x *Source) { x.Machine = other.Machine },
+		"shared address":      func(x *Source) { x.Shared = true },
+		"not configured":      func(x *Source) { x.Name = "" },
+		"hardware not stated": func(x *Source) { x.Machine = "" },
+	} {
+		s := newStand(t)
+		change(&s.seen.Source)
+		d := s.waits()
+		if d.Reason != NoEvidence || count[SwitchOff](s)+count[Taint](s)+count[StoreIntent](s) != 0 {
+			t.Errorf("%s: %s, steps %T", name, d.Reason, s.did)
+		}
+	}
+	// The hardware behind the address was swapped after that.
+	s := newStand(t)
+	s.until(Tainting)
+	s.seen.Source.Status.Machine = other.Machine
+	if s.seen.Source.off(s.now, boot1) {
+		t.Error("another machine's Off counts")
+	}
+}
+
+// TestFalseOff (hole 7): a renewal by the boot that was said to be off holds everything.
+func TestFalseOff(t *testing.T) {
+	for _, phase := range []Phase{Tainting, Evicting, Detaching, Moved} {
+		s := newStand(t)
+		s.until(phase)
+		deleted := count[DeletePod](s)
+		s.seen.Renewed, s.power = true, PowerOff
+		for range 20 {
+			d := Decide(s.now, s.fence, s.seen)
+			if d.Proof.Class() != "" {
+				t.Fatalf("%s: a boot that renews its lease is proven to have ended", phase)
+			}
+			if !s.turn() {
+				s.now = s.now.Add(time.Second)
+			}
+		}
+		if count[DeletePod](s) != deleted {
+			t.Errorf("%s: a pod was deleted", phase)
+		}
+		if phase == Tainting && s.seen.OutOfService {
+			t.Error("the taint stays on a node that lives")
+		}
+	}
+}
+
+// TestRestartedNeverTaints (hole 9): a new boot of the machine proves that the old one has ended, and is not evicted.
+func TestRestartedNeverTaints(t *testing.T) {
+	for _, phase := range []Phase{Fencing, Tainting, Evicting, Detaching} {
+		s := newStand(t)
+		s.until(phase)
+		deleted, tainted := count[DeletePod](s), count[Taint](s)
+		s.seen.Now, s.seen.Ready, s.seen.Renewed, s.power = boot2, Yes, true, PowerOn
+		s.seen.Attachments = nil
+		for s.fence.Phase != Released && s.fence.Phase != Cancelled {
+			if !s.turn() {
+				s.now = s.now.Add(time.Second)
+			}
+		}
+		if count[DeletePod](s) != deleted || count[Taint](s) != tainted {
+			t.Errorf("%s: %T", phase, s.did)
+		}
+	}
+}
+
+// TestDeletedNode (hole 12): a Node that is deleted in the middle has nothing to taint. Its VolumeAttachments are deleted by UID and version
+// once the machine is off, and the same boot that registers again is a contradiction.
+func TestDeletedNode(t *testing.T) {
+	s := newStand(t)
+	s.until(Fencing)
+	s.seen.Exists, s.seen.Now = No, Boot{}
+	s.until(Moved)
+	if count[Taint](s) != 0 || count[DeleteAttachment](s) != 1 {
+		t.Fatalf("steps %T", s.did)
+	}
+	s.seen.Exists, s.seen.Now, s.seen.Renewed = Yes, boot1, true
+	if d := s.waits(); d.Reason != Contradicted {
+		t.Fatalf("the same boot registers again: %s", d.Reason)
+	}
+}
+
+// TestReplacedNode (hole 3): another machine under the name proves nothing about the first one, and is not tainted.
+func TestReplacedNode(t *testing.T) {
+	s := newStand(t)
+	s.seen.Source.Name = ""
+	s.seen.Now, s.seen.Ready, s.seen.Renewed = other, Yes, true
+	d := s.waits()
+	if d.Reason != NoEvidence || count[Taint](s)+count[Isolate](s)+count[DeleteAttachment](s) != 0 || d.Proof.Class() != "" {
+		t.Fatalf("%s: %T", d.Reason, s.did)
+	}
+}
+
+// TestSignOfLifeBeforeOff: a node that comes back before anything was sent keeps its pods, and the isolation goes.
+func TestSignOfLifeBeforeOff(t *testing.T) {
+	s := newStand(t)
+	s.until(Fencing)
+	s.seen.Renewed = true
+	s.until(Cancelled)
+	s.turn()
+	if s.seen.Isolated || count[SwitchOff](s)+count[StoreIntent](s) != 0 {
+		t.Fatalf("steps %T", s.did)
+	}
+}
+
+// TestLiveReadBeforeOff (hole 16): the command is sent no later than a second after the node was read.
+func TestLiveReadBeforeOff(t *testing.T) {
+	s := newStand(t)
+	for count[StoreIntent](s) == 0 {
+		s.turn()
+	}
+	s.seen.ReadAt = s.now.Add(-LiveFor - time.Millisecond)
+	if step, ok := Decide(s.now, s.fence, s.seen).Steps[0].(ReadNode); !ok {
+		t.Fatalf("the step is %T", step)
+	}
+}
+
+// TestStatement (class E): a person's word about this machine counts until it expires, and not against a switch that says On.
+func TestStatement(t *testing.T) {
+	said := Statement{By: "jo", Reason: "pulled the plug", Machine: boot1.Machine, Expires: start.Add(time.Hour)}
+	for name, test := range map[string]struct {
+		change func(*stand)
+		want   Phase
+	}{
+		"as it is":       {func(s *stand) { s.seen.Source = Source{} }, Moved},
+		"other machine":  {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Machine = other.Machine }, Fencing},
+		"expired":        {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Expires = start }, Fencing},
+		"without a name": {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.By = "" }, Fencing},
+		"no reason":      {func(s *stand) { s.seen.Source = Source{}; s.fence.Statement.Reason = "" }, Fencing},
+	} {
+		s := newStand(t)
+		statement := said
+		s.fence.Statement = &statement
+		test.change(s)
+		s.waits()
+		if s.fence.Phase != test.want {
+			t.Errorf("%s: %s, want %s (%T)", name, s.fence.Phase, test.want, s.did)
+		}
+	}
+}
+
+// TestSwitchThatDoesNotObey: a command that was answered is no evidence.
+func TestSwitchThatDoesNotObey(t *testing.T) {
+	s := newStand(t)
+	for end := s.now.Add(2 * time.Minute); s.now.Before(end); s.now = s.now.Add(500 * time.Millisecond) {
+		s.turn()
+		s.power = PowerOn
+	}
+	if s.fence.Phase != Fencing || count[Taint](s) != 0 || count[SwitchOff](s) < 2 {
+		t.Fatalf("%s: %d commands, %d taints", s.fence.Phase, count[SwitchOff](s), count[Taint](s))
+	}
+}
+
+// TestForeignTaint (hole 14): a taint of somebody else is never removed, and one that vanished is set again between two answers.
+func TestForeignTaint(t *testing.T) {
+	s := newStand(t)
+	s.until(Tainting)
+	s.seen.ForeignTaint, s.seen.TaintSeen = true, s.now
+	s.until(Evicting)
+	if count[Taint](s) != 0 {
+		t.Fatal("a second taint of the same key and effect was written")
+	}
+	s = newStand(t)
+	s.until(Evicting)
+	s.seen.OutOfService, s.seen.TaintSeen, s.seen.Ended = false, time.Time{}, false
+	s.until(Detaching)
+	if count[Taint](s) != 2 {
+		t.Fatalf("%d taints, want 2", count[Taint](s))
+	}
+}
+
+// TestProof: a proof is about one boot, and a boot with an unknown field has none.
+func TestProof(t *testing.T) {
+	s := newStand(t)
+	s.until(Evicting)
+	p := Decide(s.now, s.fence, s.seen).Proof
+	v := Volume{"disk.example.com", "vol-1"}
+	unknown := boot1
+	unknown.ID = ""
+	for b, want := range map[Boot]bool{boot1: true, boot2: false, other: false, unknown: false, {}: false} {
+		if p.Holds(s.now, b, v) != want {
+			t.Errorf("%+v: %t, want %t", b, !want, want)
+		}
+	}
+	if p.Holds(s.now.Add(proofFor), boot1, v) {
+		t.Error("a proof lasts for ever")
+	}
+	if (Proof{}).Holds(s.now, boot1, v) || (Proof{}).Holds(s.now, Boot{}, v) {
+		t.Error("the zero Proof proves something")
+	}
+}

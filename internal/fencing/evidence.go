@@ -1,0 +1,126 @@
+package fencing
+
+import (
+	"slices"
+	"time"
+)
+
+// Class is what a piece of evidence says.
+type Class string
+
+// The classes. What is not here is no evidence: a node that is not Ready, a lease that ran out, no answer to a ping, a command that was
+// sent, time that passed.
+const (
+	// PoweredOff (class A): the machine cannot run, as its own power switch says now.
+	PoweredOff Class = "PoweredOff"
+	// StorageFenced (class B): the machine cannot write to a volume, as the storage says now.
+	StorageFenced Class = "StorageFenced"
+	// Restarted (class D): the same machine runs another boot, so the one before has ended.
+	Restarted Class = "Restarted"
+	// Stated (class E): a person says so, of this machine, for a limited time.
+	Stated Class = "Stated"
+)
+
+// FreshFor is how long an answer authorizes anything, counted from the moment the question was sent (hole 4). Answers that were stored
+// authorize nothing.
+const FreshFor = 5 * time.Second
+
+// Power is the answer of one switch.
+type Power uint8
+
+// The values of Power. Suspended, saved, migrating and missing machines, and errors, are PowerUnknown.
+const (
+	PowerUnknown Power = iota
+	PowerOn
+	PowerOff
+)
+
+// Answer is what a source said. Its times are of this process: an Answer that was stored has none, and authorizes nothing.
+type Answer struct {
+	// Power is PowerOff only if all feeds of the machine are off.
+	Power Power
+	// Asked is when the question was sent, of several feeds the earliest.
+	Asked time.Time
+	// Machine is the system UUID of the hardware that answered, in the form of the Node's.
+	Machine string
+	// Raw is the text of the answer without secrets.
+	Raw string
+}
+
+// fresh reports whether the question was asked by this process, not long ago.
+func (a Answer) fresh(now time.Time) bool {
+	return !a.Asked.IsZero() && !now.Before(a.Asked) && now.Sub(a.Asked) <= FreshFor
+}
+
+// Source is a power switch, or several for a machine with several feeds, and what this process knows about it.
+type Source struct {
+	// Name is how the source is configured. It is empty for a node without one.
+	Name string
+	// Shared is set when another node is configured with the same address and plug, or has the same system UUID: one of the two
+	// configurations is wrong, and neither is switched (hole 6).
+	Shared bool
+	// SaidOn is the boot during which the source last said On while the node renewed its lease, and Machine the hardware that said it.
+	// Only that binds a source to a node (hole 6).
+	SaidOn Boot
+	// Machine is the system UUID that the hardware gave then.
+	Machine string
+	// Locked is set when logins failed as often as allowed for this version of the Secret (hole 19).
+	Locked bool
+	// Off and Status are the latest answers to a command and to a question.
+	Off, Status Answer
+	// Running is set while an agent runs.
+	Running bool
+}
+
+// bound reports whether the source is known to switch the machine that runs this boot.
+func (s Source) bound(b Boot) bool {
+	return s.Name != "" && !s.Shared && b.Complete() && s.SaidOn == b && s.Machine == b.Machine
+}
+
+// off reports whether the machine of this boot was off when asked just now.
+func (s Source) off(now time.Time, b Boot) bool {
+	return s.bound(b) && s.Status.fresh(now) && s.Status.Power == PowerOff && s.Status.Machine == b.Machine
+}
+
+// saysOn reports whether the machine was on when asked after a time.
+func (s Source) saysOn(after time.Time) bool {
+	return s.Status.Power == PowerOn && s.Status.Asked.After(after)
+}
+
+// Statement is what a person says about a machine: that it is off, or destroyed.
+type Statement struct {
+	By      string
+	Reason  string
+	Machine string
+	Expires time.Time
+}
+
+// holds reports whether the statement is about this boot's machine, and still in force.
+func (s *Statement) holds(now time.Time, b Boot) bool {
+	return s != nil && s.By != "" && s.Reason != "" && b.Machine != "" && s.Machine == b.Machine && now.Before(s.Expires)
+}
+
+// Volume names one volume of one driver.
+type Volume struct{ Driver, Handle string }
+
+// Proof says that a boot has ended, or cannot write to some volumes. Only this package makes one; the zero value proves nothing.
+type Proof struct {
+	boot    Boot
+	class   Class
+	volumes []Volume // of StorageFenced
+	until   time.Time
+}
+
+// Class is the evidence behind the proof.
+func (p Proof) Class() Class { return p.class }
+
+// Boot is the boot that the proof is about.
+func (p Proof) Boot() Boot { return p.boot }
+
+// Holds reports whether the proof says, now, that a boot cannot write to a volume. A boot with an unknown field is never covered.
+func (p Proof) Holds(now time.Time, b Boot, v Volume) bool {
+	if p.class == "" || !b.Complete() || b != p.boot || !now.Before(p.until) {
+		return false
+	}
+	return p.class != StorageFenced || slices.Contains(p.volumes, v)
+}

@@ -1,0 +1,129 @@
+package fencing
+
+import "time"
+
+// Phase is where a fence stands. Each is stored before what it permits is done.
+type Phase string
+
+// The phases, in order. A fence goes on to the next, or from one before Evicting to Cancelled; from Evicting on there is no way back.
+const (
+	Suspected Phase = "Suspected" // the detector found the node silent
+	Isolating Phase = "Isolating" // no new pods
+	Fencing   Phase = "Fencing"   // evidence is gathered
+	Tainting  Phase = "Tainting"  // off, taint, off again
+	Evicting  Phase = "Evicting"  // the pods are deleted
+	Detaching Phase = "Detaching" // the VolumeAttachments are let go
+	Moved     Phase = "Moved"     // nothing of the boot is left; waits for the next boot
+	Releasing Phase = "Releasing" // the taints are removed
+	Released  Phase = "Released"  // done
+	Cancelled Phase = "Cancelled" // the node lives, and was not switched off; the isolation is removed
+)
+
+// Fence is the stored state of a NodeFence.
+type Fence struct {
+	UID, ResourceVersion string
+	Boot                 Boot
+	// Epoch is higher than that of every fence of the node before.
+	Epoch int64
+	Phase Phase
+	// Statement is what a person says, nil for nothing.
+	Statement *Statement
+	// ManualRelease keeps the taints until a person releases the node.
+	ManualRelease bool
+	// Intent is the command that was stored last before it was sent; zero for none.
+	Intent Intent
+	// OffSent is set from the moment at which a command to switch off may have been sent. It stays set.
+	OffSent bool
+	// Evidence is the class of what the fence went on from Fencing with; empty before that.
+	Evidence Class
+	// Untainted is when the out-of-service taint was removed in Releasing.
+	Untainted time.Time
+	// Deleting is set when somebody deleted the object.
+	Deleting bool
+}
+
+// Intent is a command that was about to be sent. NotAfter is by when it has been carried out or is lost: an agent does not live longer,
+// and a switch that queues commands has ended them.
+type Intent struct {
+	Off, On  bool
+	NotAfter time.Time
+}
+
+// open reports whether the command may still be carried out.
+func (i Intent) open(now time.Time) bool { return (i.Off || i.On) && now.Before(i.NotAfter) }
+
+// IntentFor is how long after it is stored a command may still be carried out.
+const IntentFor = 30 * time.Second
+
+// Observed is what is known now. The zero value knows nothing.
+type Observed struct {
+	// Exists is whether there is a Node object of the name.
+	Exists Knowledge
+	// Now is the boot that it shows.
+	Now Boot
+	// Version is its resourceVersion, and ReadAt when it and the lease were read from the API server itself.
+	Version string
+	ReadAt  time.Time
+	// Ready is Yes if its condition Ready is True, No otherwise.
+	Ready Knowledge
+	// Silent is set when the lease was not renewed for the node's limit on the clock of this process: a new leader listens first.
+	Silent bool
+	// Renewed is set when the lease was renewed since the fence was created, as this process saw, or the kubelet's port answered. It says
+	// nothing about which boot renewed it: Now does.
+	Renewed bool
+	// OptedOut and Maintenance are as in Node.
+	OptedOut, Maintenance bool
+	// Isolated is set when the Node has this fence's taint NoSchedule, OutOfService when it has the taint out-of-service with this
+	// fence's value, ForeignTaint when it has that taint with another value: one taint per key and effect.
+	Isolated, OutOfService, ForeignTaint bool
+	// TaintSeen is when this process first saw the taint out-of-service, of whoever set it; zero if it is not there.
+	TaintSeen time.Time
+	// Ended is set once Decide returned a Proof for this fence that is not about single volumes, in this process and not before: that a
+	// boot has ended does not change when the power comes back.
+	Ended bool
+	// Source is the node's power switch.
+	Source Source
+	// Listed is set when Pods and Attachments were read from the API server itself after the last write of this process.
+	Listed bool
+	// Pods are those bound to the node that use volumes or not, without mirror pods and pods of DaemonSets.
+	Pods []Pod
+	// Attachments are the VolumeAttachments of the boot.
+	Attachments []Attachment
+}
+
+// Pod is one pod of the node.
+type Pod struct {
+	Namespace, Name, UID string
+	// Leaving is set when the delete was accepted.
+	Leaving bool
+}
+
+// Attachment is one VolumeAttachment of the node.
+type Attachment struct {
+	Name, UID, Version string
+	Volume             Volume
+	// InUse is whether the Node lists the volume in use.
+	InUse Knowledge
+	// Deleting is set when the delete was accepted.
+	Deleting bool
+}
+
+// alive reports whether the boot that is to be fenced shows a sign of life.
+func (o Observed) alive(f Fence) bool {
+	return o.Renewed && o.Exists == Yes && o.Now.Since(f.Boot) != OtherMachine && o.Now.Since(f.Boot) != Rebooted
+}
+
+// silent reports whether nothing was heard of the machine for long enough. One without a Node has no lease.
+func (o Observed) silent(f Fence) bool {
+	return o.Silent || o.Exists == No || o.Exists == Yes && o.Now.Since(f.Boot) == OtherMachine
+}
+
+// restarted reports whether the same machine runs another boot.
+func (o Observed) restarted(f Fence) bool {
+	return o.Exists == Yes && o.Now.Since(f.Boot) == Rebooted
+}
+
+// live reports whether the Node was read from the API server itself just now.
+func (o Observed) live(now time.Time) bool {
+	return !o.ReadAt.IsZero() && !now.Before(o.ReadAt) && now.Sub(o.ReadAt) <= LiveFor
+}

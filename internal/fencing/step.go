@@ -1,0 +1,141 @@
+package fencing
+
+import (
+	"time"
+
+	"belay.dev/belay/internal/decision"
+)
+
+// Reasons why a fence waits. Each has an exit in Exits.
+const (
+	// NoEvidence: the node has no power switch that is known to be its own, and no person said anything.
+	NoEvidence decision.Reason = "NoEvidence"
+	// SourceLocked: the power switch refused the credentials as often as allowed.
+	SourceLocked decision.Reason = "SourceLocked"
+	// AwaitingSource: an agent runs.
+	AwaitingSource decision.Reason = "AwaitingSource"
+	// IntentOpen: a command that an earlier process may have sent may still be carried out.
+	IntentOpen decision.Reason = "IntentOpen"
+	// NotOff: the command was sent, and the machine is not off.
+	NotOff decision.Reason = "NotOff"
+	// Contradicted: the boot that was proven to have ended shows a sign of life.
+	Contradicted decision.Reason = "Contradicted"
+	// AwaitingPods: pods of the node are being deleted.
+	AwaitingPods decision.Reason = "AwaitingPods"
+	// AwaitingDetach: VolumeAttachments of the boot are being let go.
+	AwaitingDetach decision.Reason = "AwaitingDetach"
+	// AwaitingBoot: the machine has not come back yet.
+	AwaitingBoot decision.Reason = "AwaitingBoot"
+	// AwaitingRelease: a person is to release the node.
+	AwaitingRelease decision.Reason = "AwaitingRelease"
+	// SettlingAfterTaint: other controllers may act on the taint for a while after it was removed.
+	SettlingAfterTaint decision.Reason = "SettlingAfterTaint"
+	// NodeUnknown: the Node could not be read.
+	NodeUnknown decision.Reason = "NodeUnknown"
+)
+
+// Exits has what ends each wait.
+var Exits = decision.Exits{
+	NoEvidence:         {By: "a power switch is configured or reachable, or a person makes a statement"},
+	SourceLocked:       {By: "the Secret changes"},
+	AwaitingSource:     {By: "the agent ends", Timed: true},
+	IntentOpen:         {By: "the time of the intent", Timed: true},
+	NotOff:             {By: "the switch is asked again", Timed: true},
+	Contradicted:       {By: "the node shows another boot, or a person decides"},
+	AwaitingPods:       {By: "a pod is gone"},
+	AwaitingDetach:     {By: "a VolumeAttachment is gone"},
+	AwaitingBoot:       {By: "the Node changes"},
+	AwaitingRelease:    {By: "the NodeFence changes"},
+	SettlingAfterTaint: {By: "the time after the untaint", Timed: true},
+	SilenceTooShort:    {By: "the node renews its lease, or is silent for its limit", Timed: true},
+	NodeUnknown:        {By: "the Node is read"},
+	NotReadLive:        {By: "the Node is read"},
+}
+
+// Role is who carries out a step. Each has rights of its own, and may be a process of its own.
+type Role uint8
+
+const (
+	// Detector creates fences, and reads everything but Secrets.
+	Detector Role = iota
+	// Fencer runs the agents and reads their Secrets.
+	Fencer
+	// Actor changes Nodes, pods and VolumeAttachments.
+	Actor
+)
+
+// Decision is what to do next for one fence.
+type Decision struct {
+	// Steps are carried out in order. After each that writes, the fence is decided again on what was answered.
+	Steps []Step
+	// Reason is why the fence waits; Settled if it does not.
+	Reason decision.Reason
+	// RecheckAt is when the decision will change without an event; zero if it will not.
+	RecheckAt time.Time
+	// Proof is what is proven about the boot now.
+	Proof Proof
+}
+
+// Step is one of the types below.
+type Step interface{ By() Role }
+
+// Enter stores a phase, and with it the class of evidence and the time of the untaint.
+type Enter struct {
+	Phase    Phase
+	Evidence Class
+	// Untainted is stored in Releasing, once the out-of-service taint is gone.
+	Untainted time.Time
+	Role      Role
+}
+
+// StoreIntent stores that a command is about to be sent (hole 5).
+type StoreIntent struct{ Intent Intent }
+
+// SwitchOff sends the command whose intent is stored, to the source that is bound to the boot.
+type SwitchOff struct{ Deadline time.Time }
+
+// AskPower asks the source for the power state and the identity.
+type AskPower struct{}
+
+// ReadNode reads Node and lease from the API server itself.
+type ReadNode struct{ Role Role }
+
+// Isolate adds the fence's taint NoSchedule, bound to the UID of the Node.
+type Isolate struct{ NodeUID string }
+
+// Taint adds the out-of-service taint with the fence's value, on exactly this version of the Node, with the boot that it is about.
+type Taint struct{ NodeUID, Version string }
+
+// Untaint removes the taint out-of-service if it has the fence's value, bound to the version of the Node. A taint with another value is
+// never removed.
+type Untaint struct{ NodeUID, Version string }
+
+// Unisolate removes the fence's taint NoSchedule.
+type Unisolate struct{ NodeUID string }
+
+// DeletePod deletes a pod by its UID, without a grace period.
+type DeletePod struct{ Pod Pod }
+
+// DeleteAttachment deletes a VolumeAttachment by UID and resourceVersion.
+type DeleteAttachment struct{ Attachment Attachment }
+
+// List reads pods and VolumeAttachments of the node from the API server itself.
+type List struct{}
+
+// Finish drops the finalizer.
+type Finish struct{}
+
+// By returns who carries the step out.
+func (s Enter) By() Role          { return s.Role }
+func (StoreIntent) By() Role      { return Fencer }
+func (SwitchOff) By() Role        { return Fencer }
+func (AskPower) By() Role         { return Fencer }
+func (s ReadNode) By() Role       { return s.Role }
+func (Isolate) By() Role          { return Actor }
+func (Taint) By() Role            { return Actor }
+func (Untaint) By() Role          { return Actor }
+func (Unisolate) By() Role        { return Actor }
+func (DeletePod) By() Role        { return Actor }
+func (DeleteAttachment) By() Role { return Actor }
+func (List) By() Role             { return Actor }
+func (Finish) By() Role           { return Actor }

@@ -1,0 +1,185 @@
+package fencing
+
+import (
+	"time"
+
+	"belay.dev/belay/internal/decision"
+)
+
+// Reasons why a node is not suspected, or why a fence waits.
+const (
+	// Settled: there is nothing to do.
+	Settled decision.Reason = "Settled"
+	// NodeAlive: the node renews its lease.
+	NodeAlive decision.Reason = "NodeAlive"
+	// SilenceTooShort: the node is silent, and not for long enough.
+	SilenceTooShort decision.Reason = "SilenceTooShort"
+	// NodeOptedOut: the annotation fencing.belay.dev/opt-out keeps the node from being fenced.
+	NodeOptedOut decision.Reason = "NodeOptedOut"
+	// NodeUnderMaintenance: its owner declared a maintenance, so silence is expected.
+	NodeUnderMaintenance decision.Reason = "NodeUnderMaintenance"
+	// ControlPlaneNode: nodes of the control plane, and the node of the detector itself, are never fenced.
+	ControlPlaneNode decision.Reason = "ControlPlaneNode"
+	// NodeIdentityUnknown: the Node object has no boot ID or no system UUID, which evidence has to match.
+	NodeIdentityUnknown decision.Reason = "NodeIdentityUnknown"
+	// NoSecondSignal: nothing but the lease says that the node is lost.
+	NoSecondSignal decision.Reason = "NoSecondSignal"
+	// SignOfLife: something shows that the machine runs with a working network.
+	SignOfLife decision.Reason = "SignOfLife"
+	// NotReadLive: the API server itself was not asked within the last second.
+	NotReadLive decision.Reason = "NotReadLive"
+	// DetectorCutOff: no node at all is heard, so the fault is more likely the detector's.
+	DetectorCutOff decision.Reason = "DetectorCutOff"
+	// TooManySilent: more nodes are silent than the brake allows.
+	TooManySilent decision.Reason = "TooManySilent"
+	// ZoneSilent: more nodes of the zone are silent than the brake allows: the zone may be cut off and run on.
+	ZoneSilent decision.Reason = "ZoneSilent"
+	// TooManyFenced: as many nodes were fenced lately as the brake allows.
+	TooManyFenced decision.Reason = "TooManyFenced"
+	// TooManyInFlight: as many nodes are being fenced as the brake allows.
+	TooManyInFlight decision.Reason = "TooManyInFlight"
+)
+
+// LiveFor is how long an answer of the API server counts as live: a node that is suspected, and one that is about to be switched off, has
+// been read no longer ago.
+const LiveFor = time.Second
+
+// Node is what the detector knows about one node.
+type Node struct {
+	Boot Boot
+	Zone string
+	// Silent is how long its lease has not been renewed, and Limit for how long that is no reason to suspect it; see Silences. Heard is
+	// false for a node of which no lease was seen.
+	Silent, Limit time.Duration
+	Heard         bool
+	// Ready is its condition Ready, Unknown without one.
+	Ready Knowledge
+	// PowerOff is the answer of the node's power switch, if it was asked since the silence began.
+	PowerOff Knowledge
+	// Endpoint is whether the kubelet's port answers a request: Yes is a sign of life, No is silence. Unknown if it was not asked.
+	Endpoint Knowledge
+	// Refused is set when the machine refused the connection: its network works.
+	Refused bool
+	// OptedOut, Maintenance and ControlPlane keep the node from being fenced. ControlPlane is also set for the detector's own node.
+	OptedOut, Maintenance, ControlPlane bool
+	// ReadAt is when Node and lease were last read from the API server itself, on the detector's clock.
+	ReadAt time.Time
+}
+
+// quiet reports whether the node may be about to be suspected. Half of the limit: nodes that fail together go silent up to a renewal
+// apart, and the brakes must see them together.
+func (n Node) quiet() bool { return n.Heard && n.Silent >= n.Limit/2 }
+
+// Brakes keep a fault of the network, of the control plane or of the detector from fencing a healthy fleet.
+type Brakes struct {
+	// Share of all nodes, and of the nodes of a zone, that may be silent at a time. One always may.
+	Share, ZoneShare float64
+	// Window is how long a fence counts against Fences, the most that may begin in it.
+	Window time.Duration
+	Fences int
+	// InFlight is the most fences at a time that have neither moved the volumes nor been cancelled.
+	InFlight int
+}
+
+// DefaultBrakes returns the brakes that apply without configuration.
+func DefaultBrakes() Brakes {
+	return Brakes{Share: 0.4, ZoneShare: 0.5, Window: 10 * time.Minute, Fences: 5, InFlight: 2}
+}
+
+// Fleet is what the detector knows about all nodes.
+type Fleet struct {
+	Nodes []Node
+	// Began is when each fence of the window was created, whatever became of it, and InFlight is how many are under way.
+	Began    []time.Time
+	InFlight int
+	// Fenced has the names of the nodes that have a NodeFence. They count as silent.
+	Fenced map[string]bool
+}
+
+// Suspicion is whether a node is to be fenced, and why not.
+type Suspicion struct {
+	Suspected bool
+	// Reason is why not; Settled if suspected.
+	Reason decision.Reason
+	// After is how long until the answer may change without an event; zero if it will not.
+	After time.Duration
+}
+
+// Suspect decides whether a node is lost, on two signals, and whether the brakes allow to fence it.
+func Suspect(now time.Time, p Profile, b Brakes, fleet Fleet, n Node) Suspicion {
+	if s := n.suspicious(p); !s.Suspected {
+		return s
+	}
+	if reason := b.hold(now, fleet, n); reason != Settled {
+		return Suspicion{Reason: reason, After: MaxTickGap}
+	}
+	if n.ReadAt.IsZero() || now.Sub(n.ReadAt) > LiveFor {
+		return Suspicion{Reason: NotReadLive}
+	}
+	return Suspicion{Suspected: true, Reason: Settled}
+}
+
+// suspicious decides on what is known about the node alone.
+func (n Node) suspicious(p Profile) Suspicion {
+	switch {
+	case n.OptedOut:
+		return Suspicion{Reason: NodeOptedOut}
+	case n.Maintenance:
+		return Suspicion{Reason: NodeUnderMaintenance}
+	case n.ControlPlane:
+		return Suspicion{Reason: ControlPlaneNode}
+	case !n.Heard || n.Silent < n.Limit/2:
+		return Suspicion{Reason: NodeAlive, After: max(n.Limit/2-n.Silent, 0)}
+	case n.Silent < n.Limit:
+		return Suspicion{Reason: SilenceTooShort, After: n.Limit - n.Silent}
+	case !n.Boot.Complete():
+		return Suspicion{Reason: NodeIdentityUnknown}
+	case n.Endpoint == Yes || p.RefusedIsAlive && n.Refused:
+		return Suspicion{Reason: SignOfLife, After: MaxTickGap}
+	case n.Ready != No && n.PowerOff != Yes && n.Endpoint != No:
+		return Suspicion{Reason: NoSecondSignal, After: MaxTickGap}
+	}
+	return Suspicion{Suspected: true, Reason: Settled}
+}
+
+// hold returns why a node is not fenced now although it is suspicious.
+func (b Brakes) hold(now time.Time, fleet Fleet, n Node) decision.Reason {
+	var all, silent, zone, zoneSilent, heard int
+	for _, other := range fleet.Nodes {
+		quiet := other.quiet() || fleet.Fenced[other.Boot.Node]
+		all++
+		if quiet {
+			silent++
+		} else if other.Heard {
+			heard++
+		}
+		if n.Zone != "" && other.Zone == n.Zone {
+			zone++
+			if quiet {
+				zoneSilent++
+			}
+		}
+	}
+	lately := 0
+	for _, began := range fleet.Began {
+		if now.Sub(began) < b.Window {
+			lately++
+		}
+	}
+	switch {
+	case heard == 0:
+		return DetectorCutOff
+	case silent > allowed(b.Share, all):
+		return TooManySilent
+	case zoneSilent > allowed(b.ZoneShare, zone):
+		return ZoneSilent
+	case lately >= b.Fences:
+		return TooManyFenced
+	case fleet.InFlight >= b.InFlight:
+		return TooManyInFlight
+	}
+	return Settled
+}
+
+// allowed is how many of a number of nodes may be silent.
+func allowed(share float64, of int) int { return max(1, int(share*float64(of))) }
