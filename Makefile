@@ -16,6 +16,7 @@ TESTSUM     := $(BIN)/gotestsum
 SANITY      := $(BIN)/csi-sanity
 VULNCHECK   := $(BIN)/govulncheck
 ACTIONLINT  := $(BIN)/actionlint
+CONTROLLERGEN := $(BIN)/controller-gen
 
 # Where the lab keeps the upstream programs (see `belay-lab build --help`).
 UPSTREAM     = $$($(BELAY_LAB) build --print)
@@ -90,6 +91,10 @@ fuzz: check-go ## Fuzz every target, 30 seconds each (ARGS=5m for longer); make 
 conformance: check-go ## Render docs/conformance from the conformance tables, and check their links to upstream.
 	go test -count=1 ./internal/testing/conformance -update
 
+.PHONY: generate
+generate: check-go $(CONTROLLERGEN) ## Write the deepcopy functions and the CRD of the API types (api/).
+	$(CONTROLLERGEN) object crd paths=./api/... output:crd:dir=deploy/recovery
+
 .PHONY: vulncheck
 vulncheck: check-go $(VULNCHECK) ## govulncheck over both modules; reads the vulnerability database from the network.
 	hack/vulncheck
@@ -121,6 +126,9 @@ $(VULNCHECK): hack/tools/go.mod hack/tools/go.sum
 # A module of its own: actionlint 1.7 does not compile with the YAML library that golangci-lint needs.
 $(ACTIONLINT): hack/actionlint/go.mod hack/actionlint/go.sum
 	cd hack/actionlint && go build -o $@ github.com/rhysd/actionlint/cmd/actionlint
+
+$(CONTROLLERGEN): hack/controllergen/go.mod hack/controllergen/go.sum
+	cd hack/controllergen && go build -o $@ sigs.k8s.io/controller-tools/cmd/controller-gen
 
 $(SANITY): lab/sanity.mod lab/sanity.sum
 	cd lab && go build -modfile=sanity.mod -o $@ github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity

@@ -3,6 +3,7 @@ package kube
 import (
 	"encoding/json"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,9 +20,16 @@ func Ready(node *corev1.Node) bool {
 	})
 }
 
-// OutOfService reports whether the node has the out-of-service taint.
+// OutOfService reports whether the node has an out-of-service taint that counts. One that a fence of belay set is about one boot: it says
+// nothing about the boots after that, although it stays on the Node until the fence releases it.
 func OutOfService(node *corev1.Node) bool {
-	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == OutOfServiceTaint })
+	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool {
+		if t.Key != OutOfServiceTaint {
+			return false
+		}
+		boot := node.Status.NodeInfo.BootID
+		return !strings.HasPrefix(t.Value, FenceTaintPrefix) || boot != "" && node.Annotations[FencedBootAnnotation] == boot
+	})
 }
 
 // Managed reports whether the controller attaches and detaches for this node.

@@ -28,6 +28,11 @@ const (
 	// use. Only the key counts (k/k api/core/v1.TaintNodeOutOfService).
 	OutOfServiceTaint = "node.kubernetes.io/out-of-service"
 
+	// FenceTaintPrefix begins the value of the out-of-service taint that a fence of belay sets; the epoch of the fence follows.
+	FenceTaintPrefix = "belay-"
+	// FencedBootAnnotation on a Node is the boot ID that the fence's out-of-service taint is about. Both are written in one patch.
+	FencedBootAnnotation = "belay.dev/fenced-boot"
+
 	// DetachRequestedAnnotation on a VolumeAttachment is the time, in RFC 3339, at which a detach first had to wait. It is removed
 	// when the volume is wanted again.
 	DetachRequestedAnnotation = "belay.dev/detach-requested-at"

@@ -100,7 +100,7 @@ func StripNode(node *corev1.Node) *corev1.Node {
 	}
 	for _, taint := range node.Spec.Taints {
 		if taint.Key == OutOfServiceTaint {
-			kept.Spec.Taints = append(kept.Spec.Taints, corev1.Taint{Key: taint.Key, Effect: taint.Effect})
+			kept.Spec.Taints = append(kept.Spec.Taints, corev1.Taint{Key: taint.Key, Value: taint.Value, Effect: taint.Effect})
 		}
 	}
 	for _, condition := range node.Status.Conditions {

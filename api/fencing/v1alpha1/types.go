@@ -1,0 +1,176 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// NodeFence records that one boot of one node is being fenced: what is known, what is proven, and what was done about it. Its name is that
+// of the node. It outlives the Node object.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster,shortName=nf
+// +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
+// +kubebuilder:printcolumn:name="Evidence",type=string,JSONPath=`.status.evidence[-1:].class`
+// +kubebuilder:printcolumn:name="Missing",type=string,JSONPath=`.status.missing`
+// +kubebuilder:printcolumn:name="Epoch",type=integer,JSONPath=`.spec.epoch`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="self.metadata.name == self.spec.nodeName",message="the name of a NodeFence is that of its node"
+// +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.phase) || !(self.status.phase in ['Evicting', 'Detaching', 'Moved']) || (has(self.status.evidence) && self.status.evidence.exists(e, e.bootID == self.spec.bootID))",message="nothing is evicted or detached without evidence of this boot"
+type NodeFence struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   NodeFenceSpec   `json:"spec"`
+	Status NodeFenceStatus `json:"status,omitempty"`
+}
+
+// NodeFenceList is a list of NodeFences.
+//
+// +kubebuilder:object:root=true
+type NodeFenceList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []NodeFence `json:"items"`
+}
+
+// NodeFenceSpec says which boot is fenced, and what people say about it.
+//
+// +kubebuilder:validation:XValidation:rule="self.nodeName == oldSelf.nodeName && self.nodeUID == oldSelf.nodeUID && self.bootID == oldSelf.bootID && self.machineID == oldSelf.machineID && self.epoch == oldSelf.epoch",message="nodeName, nodeUID, bootID, machineID and epoch do not change: a fence is about one boot"
+type NodeFenceSpec struct {
+	// NodeName is the name of the Node.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	NodeName string `json:"nodeName"`
+	// NodeUID is the UID of the Node object when it was suspected.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	NodeUID string `json:"nodeUID"`
+	// BootID is status.nodeInfo.bootID of the boot that is fenced.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=128
+	BootID string `json:"bootID"`
+	// MachineID is status.nodeInfo.systemUUID of the machine.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=128
+	MachineID string `json:"machineID"`
+	// Epoch is higher than that of every earlier fence of the node. The taint that the fence sets has the value belay-EPOCH.
+	// +kubebuilder:validation:Minimum=1
+	Epoch int64 `json:"epoch"`
+	// Statement is what a person says about the machine. It takes the place of a power switch.
+	// +optional
+	Statement *Statement `json:"statement,omitempty"`
+	// Release says who releases the node when it is back: belay (Auto), or the person who deletes the NodeFence (Manual).
+	// +kubebuilder:default=Auto
+	// +optional
+	Release ReleasePolicy `json:"release,omitempty"`
+}
+
+// ReleasePolicy says who releases a node that is back.
+//
+// +kubebuilder:validation:Enum=Auto;Manual
+type ReleasePolicy string
+
+// The release policies.
+const (
+	ReleaseAuto   ReleasePolicy = "Auto"
+	ReleaseManual ReleasePolicy = "Manual"
+)
+
+// Statement is a person's word that a machine is off, or destroyed. An admission policy makes sure that By is the user who wrote it.
+type Statement struct {
+	// By is the name of the user.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	By string `json:"by"`
+	// Reason is how the person knows.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	Reason string `json:"reason"`
+	// MachineID is the system UUID of the machine that the person means. It must be that of the fence.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=128
+	MachineID string `json:"machineID"`
+	// Expires is when the statement stops to count.
+	Expires metav1.Time `json:"expires"`
+}
+
+// Phase is where a fence stands.
+//
+// +kubebuilder:validation:Enum=Suspected;Isolating;Fencing;Tainting;Evicting;Detaching;Moved;Releasing;Released;Cancelled
+type Phase string
+
+// NodeFenceStatus is what is known, and what was done.
+//
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.phase) || has(self.phase)",message="a phase is not taken back"
+type NodeFenceStatus struct {
+	// Phase is where the fence stands. Each is stored before what it permits is done.
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf || self in {'Suspected': ['Isolating', 'Cancelled'], 'Isolating': ['Fencing', 'Cancelled'], 'Fencing': ['Tainting', 'Releasing', 'Cancelled'], 'Tainting': ['Evicting', 'Fencing', 'Releasing'], 'Evicting': ['Detaching', 'Releasing'], 'Detaching': ['Moved', 'Releasing'], 'Moved': ['Releasing'], 'Releasing': ['Released'], 'Released': [], 'Cancelled': []}[oldSelf]",message="this phase does not follow the one before"
+	// +optional
+	Phase Phase `json:"phase,omitempty"`
+	// Holder is the process that works on the fence. Another one takes over with a compare-and-swap on the resourceVersion.
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	Holder string `json:"holder,omitempty"`
+	// Intents are the commands that were about to be sent, the latest last.
+	// +kubebuilder:validation:MaxItems=8
+	// +listType=atomic
+	// +optional
+	Intents []Intent `json:"intents,omitempty"`
+	// Evidence is what was found, the latest last. It is a record: what authorizes is asked again.
+	// +kubebuilder:validation:MaxItems=32
+	// +listType=atomic
+	// +optional
+	Evidence []Evidence `json:"evidence,omitempty"`
+	// Missing is what the fence waits for.
+	// +kubebuilder:validation:MaxItems=16
+	// +listType=atomic
+	// +optional
+	Missing []string `json:"missing,omitempty"`
+	// Advice is what a person can do about that.
+	// +kubebuilder:validation:MaxLength=2048
+	// +optional
+	Advice string `json:"advice,omitempty"`
+	// TaintValue is the value of the fence's taints, belay-EPOCH.
+	// +kubebuilder:validation:MaxLength=63
+	// +optional
+	TaintValue string `json:"taintValue,omitempty"`
+	// Untainted is when the out-of-service taint was removed.
+	// +optional
+	Untainted *metav1.Time `json:"untainted,omitempty"`
+	// Conditions are Proven, Tainted, VolumesReleased, Contradicted and UpstreamForces.
+	// +kubebuilder:validation:MaxItems=16
+	// +listType=map
+	// +listMapKey=type
+	// +optional
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// Intent is a command to a power switch, stored before it is sent.
+type Intent struct {
+	// Action is Off or On.
+	// +kubebuilder:validation:Enum="Off";"On"
+	Action string `json:"action"`
+	// NotAfter is by when the command has been carried out or is lost.
+	NotAfter metav1.MicroTime `json:"notAfter"`
+}
+
+// Evidence is one answer.
+type Evidence struct {
+	// Class is what the answer says.
+	// +kubebuilder:validation:Enum=PoweredOff;StorageFenced;Restarted;Stated
+	Class string `json:"class"`
+	// Source is who answered: the name of a power switch, a driver, or a user.
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	Source string `json:"source,omitempty"`
+	// BootID is the boot that the answer is about.
+	// +kubebuilder:validation:MaxLength=128
+	BootID string `json:"bootID"`
+	// Time is when the question was sent.
+	Time metav1.MicroTime `json:"time"`
+	// Raw is the text of the answer, without secrets.
+	// +kubebuilder:validation:MaxLength=1024
+	// +optional
+	Raw string `json:"raw,omitempty"`
+}

@@ -1,0 +1,193 @@
+package fencing
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"belay.dev/belay/internal/decision"
+)
+
+// quietNode is a node that is to be suspected.
+func quietNode(name, zone string) Node {
+	return Node{
+		Boot: Boot{Node: name, NodeUID: "uid-" + name, ID: "boot-" + name, Machine: "machine-" + name}, Zone: zone,
+		Silent: 26 * time.Second, Limit: 25 * time.Second, Heard: true, Ready: No, ReadAt: start,
+	}
+}
+
+func heardNode(name, zone string) Node {
+	n := quietNode(name, zone)
+	n.Silent, n.Ready = time.Second, Yes
+	return n
+}
+
+// fleet has a number of nodes of which the first are silent.
+func fleet(silent, all int, zone func(int) string) Fleet {
+	f := Fleet{Fenced: map[string]bool{}}
+	for i := range all {
+		name := fmt.Sprintf("node-%d", i)
+		if i < silent {
+			f.Nodes = append(f.Nodes, quietNode(name, zone(i)))
+		} else {
+			f.Nodes = append(f.Nodes, heardNode(name, zone(i)))
+		}
+	}
+	return f
+}
+
+func noZone(int) string { return "" }
+
+// TestSuspicion: two signals, and no sign of life.
+func TestSuspicion(t *testing.T) {
+	for name, test := range map[string]struct {
+		change  func(*Node)
+		profile Profile
+		want    decision.Reason
+	}{
+		"silent and not Ready":            {func(*Node) {}, Default, Settled},
+		"silent, Ready, power off":        {func(n *Node) { n.Ready, n.PowerOff = Yes, Yes }, Default, Settled},
+		"silent, Ready, port silent":      {func(n *Node) { n.Ready, n.Endpoint = Yes, No }, Default, Settled},
+		"silent and nothing else":         {func(n *Node) { n.Ready = Yes }, Default, NoSecondSignal},
+		"Ready unknown and nothing else":  {func(n *Node) { n.Ready = Unknown }, Default, NoSecondSignal},
+		"silent, the port answers":        {func(n *Node) { n.Endpoint = Yes }, Default, SignOfLife},
+		"silent, refuses connections":     {func(n *Node) { n.Refused = true }, Default, SignOfLife},
+		"the fast profile on refusal":     {func(n *Node) { n.Refused = true }, Fast, Settled},
+		"heard a moment ago, not Ready":   {func(n *Node) { n.Silent = time.Second }, Default, NodeAlive},
+		"a moment too early":              {func(n *Node) { n.Silent = 24 * time.Second }, Default, SilenceTooShort},
+		"never heard":                     {func(n *Node) { n.Heard = false }, Default, NodeAlive},
+		"opted out":                       {func(n *Node) { n.OptedOut = true }, Default, NodeOptedOut},
+		"under maintenance":               {func(n *Node) { n.Maintenance = true }, Default, NodeUnderMaintenance},
+		"of the control plane":            {func(n *Node) { n.ControlPlane = true }, Default, ControlPlaneNode},
+		"without a boot ID":               {func(n *Node) { n.Boot.ID = "" }, Default, NodeIdentityUnknown},
+		"without a system UUID":           {func(n *Node) { n.Boot.Machine = "" }, Default, NodeIdentityUnknown},
+		"read a moment too long ago":      {func(n *Node) { n.ReadAt = start.Add(-LiveFor - time.Millisecond) }, Default, NotReadLive},
+		"never read from the API server":  {func(n *Node) { n.ReadAt = time.Time{} }, Default, NotReadLive},
+		"opted out, power off, not Ready": {func(n *Node) { n.OptedOut, n.PowerOff = true, Yes }, Default, NodeOptedOut},
+	} {
+		all := fleet(1, 3, noZone)
+		test.change(&all.Nodes[0])
+		got := Suspect(start, test.profile, DefaultBrakes(), all, all.Nodes[0])
+		if got.Reason != test.want || got.Suspected != (test.want == Settled) {
+			t.Errorf("%s: %+v, want %s", name, got, test.want)
+		}
+	}
+}
+
+// TestReadyNodeIsNeverSuspected is S8: a node whose condition Ready is True and whose lease is renewed, whatever else is known.
+func TestReadyNodeIsNeverSuspected(t *testing.T) {
+	n := heardNode("node-0", "")
+	n.PowerOff, n.Endpoint, n.Refused = Yes, No, true
+	all := fleet(0, 3, noZone)
+	for _, p := range []Profile{Default, Fast} {
+		if got := Suspect(start, p, DefaultBrakes(), all, n); got.Suspected {
+			t.Errorf("%s: %+v", p.Name, got)
+		}
+	}
+}
+
+// TestBrakes: a fault of the network or the control plane does not fence a fleet (holes 16, 17).
+func TestBrakes(t *testing.T) {
+	zones := func(i int) string { return fmt.Sprintf("zone-%d", i/4) }
+	ago := func(times ...time.Duration) (began []time.Time) {
+		for _, d := range times {
+			began = append(began, start.Add(-d))
+		}
+		return began
+	}
+	minute := time.Minute
+	for name, test := range map[string]struct {
+		fleet Fleet
+		want  decision.Reason
+	}{
+		"one of three":                   {fleet(1, 3, noZone), Settled},
+		"one of two":                     {fleet(1, 2, noZone), Settled},
+		"the only node":                  {fleet(1, 1, noZone), DetectorCutOff},
+		"all of three":                   {fleet(3, 3, noZone), DetectorCutOff},
+		"six of ten":                     {fleet(6, 10, noZone), TooManySilent},
+		"four of ten":                    {fleet(4, 10, noZone), Settled},
+		"three of four in a zone":        {fleet(3, 12, zones), ZoneSilent},
+		"two of four in a zone":          {fleet(2, 12, zones), Settled},
+		"five fenced lately":             {fleet(1, 40, noZone).began(ago(minute, 2*minute, 3*minute, 4*minute, 9*minute)), TooManyFenced},
+		"five fenced, one of them early": {fleet(1, 40, noZone).began(ago(minute, 2*minute, 3*minute, 4*minute, 10*minute)), Settled},
+		"two in flight":                  {fleet(1, 40, noZone).flying(2), TooManyInFlight},
+		"one in flight":                  {fleet(1, 40, noZone).flying(1), Settled},
+		"fenced nodes count as silent":   {fleet(1, 10, noZone).fenced("node-9", "node-8", "node-7", "node-6"), TooManySilent},
+	} {
+		if got := Suspect(start, Default, DefaultBrakes(), test.fleet, test.fleet.Nodes[0]); got.Reason != test.want {
+			t.Errorf("%s: %s, want %s", name, got.Reason, test.want)
+		}
+	}
+	// Nodes that went silent together are seen together, before the first of them is suspected.
+	together := fleet(6, 10, noZone)
+	for i := 1; i < 6; i++ {
+		together.Nodes[i].Silent = 13 * time.Second
+	}
+	if got := Suspect(start, Default, DefaultBrakes(), together, together.Nodes[0]); got.Reason != TooManySilent {
+		t.Errorf("six nodes that go silent within a renewal: %s", got.Reason)
+	}
+}
+
+func (f Fleet) began(times []time.Time) Fleet { f.Began = times; return f }
+func (f Fleet) flying(n int) Fleet            { f.InFlight = n; return f }
+func (f Fleet) fenced(names ...string) Fleet {
+	for _, name := range names {
+		f.Fenced[name] = true
+	}
+	return f
+}
+
+// TestLimit: a lease that lasts longer than the profile assumes gives the node more time, one that lasts shorter does not take any.
+func TestLimit(t *testing.T) {
+	for _, test := range []struct {
+		profile     Profile
+		lease, want time.Duration
+	}{
+		{Default, 40 * time.Second, 25 * time.Second},
+		{Default, 10 * time.Second, 25 * time.Second},
+		{Default, 80 * time.Second, 50 * time.Second},
+		{Default, 0, 25 * time.Second},
+		{Fast, 10 * time.Second, 10 * time.Second},
+		{Fast, 40 * time.Second, 25 * time.Second},
+		{Fast, 0, 25 * time.Second},
+		{Profile{RequestTimeout: 20 * time.Second}, 10 * time.Second, 22 * time.Second},
+	} {
+		if got := test.profile.Limit(test.lease); got != test.want {
+			t.Errorf("%s, lease %v: %v, want %v", test.profile.Name, test.lease, got, test.want)
+		}
+	}
+}
+
+// TestSilences: what counts is when this process heard the node, and that it listened all the time.
+func TestSilences(t *testing.T) {
+	var s Silences
+	now := start
+	tick := func(d time.Duration) bool { now = now.Add(d); return s.Tick(now) }
+	silent := func() time.Duration { d, _, _ := s.Of(now, Default, "a"); return d }
+	if _, _, known := s.Of(now, Default, "a"); known {
+		t.Error("a node is known before its lease was seen")
+	}
+	tick(0)
+	s.Renewed(now, "a", "1", 40*time.Second)
+	for range 10 {
+		if tick(time.Second) {
+			t.Error("ticks in time reset the silence")
+		}
+		s.Renewed(now, "a", "1", 40*time.Second) // the same renewal again
+	}
+	if silent() != 10*time.Second {
+		t.Errorf("silent for %v, want 10s", silent())
+	}
+	if !tick(MaxTickGap+time.Millisecond) || silent() != 0 {
+		t.Errorf("after a gap of the detector: silent for %v", silent())
+	}
+	tick(time.Second)
+	s.Renewed(now, "a", "2", 40*time.Second)
+	if silent() != 0 {
+		t.Errorf("after a renewal: silent for %v", silent())
+	}
+	s.Forget("a")
+	if _, _, known := s.Of(now, Default, "a"); known {
+		t.Error("a node is known without a lease")
+	}
+}

@@ -1,0 +1,36 @@
+package kube
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// TestOutOfServiceOfAFence: a taint that a fence of belay set counts only for the boot that was fenced, also as the cache has the Node. One
+// that a person set counts whatever its value, as upstream's does.
+func TestOutOfServiceOfAFence(t *testing.T) {
+	for name, test := range map[string]struct {
+		value, fenced, boot string
+		want                bool
+	}{
+		"of a person":                      {"nodeshutdown", "", "boot-1", true},
+		"of a person, without a value":     {"", "", "boot-1", true},
+		"of a fence of this boot":          {"belay-3", "boot-1", "boot-1", true},
+		"of a fence of the boot before":    {"belay-3", "boot-1", "boot-2", false},
+		"of a fence of an unknown boot":    {"belay-3", "", "boot-1", false},
+		"of a fence, and no boot is known": {"belay-3", "", "", false},
+	} {
+		node := &corev1.Node{}
+		node.Spec.Taints = []corev1.Taint{
+			{Key: "other", Effect: corev1.TaintEffectNoExecute},
+			{Key: OutOfServiceTaint, Value: test.value, Effect: corev1.TaintEffectNoExecute},
+		}
+		node.Status.NodeInfo.BootID = test.boot
+		if test.fenced != "" {
+			node.Annotations = map[string]string{FencedBootAnnotation: test.fenced}
+		}
+		if OutOfService(node) != test.want || OutOfService(StripNode(node)) != test.want {
+			t.Errorf("%s: %t, in the cache %t, want %t", name, OutOfService(node), OutOfService(StripNode(node)), test.want)
+		}
+	}
+}
