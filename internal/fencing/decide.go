@@ -20,7 +20,7 @@ const (
 func Decide(now time.Time, f Fence, seen Observed) Decision {
 	d := &decider{now: now, fence: f, seen: seen, out: Decision{Reason: Settled}}
 	if seen.Exists == Unknown && f.Phase != Released {
-		d.out.Steps = append(d.out.Steps, ReadNode{Role: Detector})
+		d.do(ReadNode{})
 		d.wait(NodeUnknown, 0)
 		return d.out
 	}
@@ -66,8 +66,8 @@ func (d *decider) wait(r decision.Reason, after time.Duration) {
 	}
 }
 
-func (d *decider) enter(p Phase, by Role) {
-	d.do(Enter{Phase: p, Evidence: d.fence.Evidence, Role: by})
+func (d *decider) enter(p Phase) {
+	d.do(Enter{Phase: p, Evidence: d.fence.Evidence})
 }
 
 // sameMachine reports whether the Node object is that of the fence's machine: only that one is tainted.
@@ -76,32 +76,33 @@ func (d *decider) sameMachine() bool {
 }
 
 // cancelled before anything irreversible was done: the node lives, is left alone by its owner, or somebody deleted the fence.
-func (d *decider) cancels(by Role) bool {
-	if d.fence.OffSent || !(d.seen.alive(d.fence) || d.seen.restarted(d.fence) || d.seen.OptedOut || d.seen.Maintenance || d.fence.Deleting) {
+func (d *decider) cancels() bool {
+	spared := d.seen.alive(d.fence) || d.seen.restarted(d.fence) || d.seen.OptedOut || d.seen.Maintenance || d.fence.Deleting
+	if d.fence.offSent() || !spared {
 		return false
 	}
-	d.enter(Cancelled, by)
+	d.enter(Cancelled)
 	return true
 }
 
 func (d *decider) suspected() {
 	switch {
-	case d.cancels(Actor):
+	case d.cancels():
 	case !d.seen.live(d.now):
-		d.do(ReadNode{Role: Actor})
+		d.do(ReadNode{})
 		d.wait(NotReadLive, 0)
 	default:
-		d.enter(Isolating, Actor)
+		d.enter(Isolating)
 	}
 }
 
 func (d *decider) isolating() {
 	switch {
-	case d.cancels(Actor):
+	case d.cancels():
 	case d.sameMachine() && !d.seen.Isolated:
 		d.do(Isolate{NodeUID: d.seen.Now.NodeUID})
 	default:
-		d.enter(Fencing, Actor)
+		d.enter(Fencing)
 	}
 }
 
@@ -109,15 +110,15 @@ func (d *decider) isolating() {
 func (d *decider) fencing() {
 	source := d.seen.Source
 	switch {
-	case d.cancels(Actor):
+	case d.cancels():
 	case d.seen.restarted(d.fence):
-		d.do(Enter{Phase: Releasing, Evidence: Restarted, Role: Actor})
+		d.do(Enter{Phase: Releasing, Evidence: Restarted})
 	case d.seen.alive(d.fence):
 		d.survived()
 	case source.off(d.now, d.fence.Boot):
-		d.do(Enter{Phase: Tainting, Evidence: PoweredOff, Role: Fencer})
+		d.do(Enter{Phase: Tainting, Evidence: PoweredOff})
 	case d.fence.Statement.holds(d.now, d.fence.Boot) && !source.bound(d.fence.Boot):
-		d.do(Enter{Phase: Tainting, Evidence: Stated, Role: Actor})
+		d.do(Enter{Phase: Tainting, Evidence: Stated})
 	case source.Locked:
 		d.wait(SourceLocked, 0)
 	case !source.bound(d.fence.Boot):
@@ -141,26 +142,25 @@ func (d *decider) survived() {
 	case source.Name != "" && !source.saysOn(intent.NotAfter):
 		d.askAgain(AwaitingSource)
 	default:
-		d.enter(Cancelled, Actor)
+		d.enter(Cancelled)
 	}
 }
 
-// switchOff switches the machine off: the intent first, then the command, then the question.
+// switchOff asks for the power state first: a machine that is off already gets no command, and a command that is not sent cannot come late.
+// The command is stored on a reading of the node that is not older than a second (hole 16).
 func (d *decider) switchOff() {
 	source, intent := d.seen.Source, d.fence.Intent
-	asked := source.Status.Asked
 	switch {
-	case asked.IsZero() || asked.Before(source.Off.Asked):
-		d.do(AskPower{}) // it may be off already: a command that is not sent cannot come late
-	case !intent.Off || !intent.open(d.now):
-		d.do(StoreIntent{Intent: Intent{Off: true, NotAfter: d.now.Add(IntentFor).Round(0)}})
-	case source.Off.Asked.Before(intent.NotAfter.Add(-IntentFor)) && !d.seen.live(d.now):
-		d.do(ReadNode{Role: Fencer})
-		d.wait(NotReadLive, 0)
-	case source.Off.Asked.Before(intent.NotAfter.Add(-IntentFor)):
-		d.do(SwitchOff{Deadline: intent.NotAfter})
-	default:
+	case source.Status.Asked.IsZero():
+		d.do(Ask{})
+		d.wait(AwaitingSource, AskEvery)
+	case intent.open(d.now):
 		d.askAgain(NotOff)
+	case !d.seen.live(d.now):
+		d.do(ReadNode{})
+		d.wait(NotReadLive, 0)
+	default:
+		d.do(Command{NotAfter: d.now.Add(IntentFor).Round(0), Renewal: d.seen.Renewal})
 	}
 }
 
@@ -172,7 +172,7 @@ func (d *decider) askAgain(reason decision.Reason) {
 	case source.Running:
 		d.wait(AwaitingSource, AskEvery)
 	case source.Status.Asked.IsZero() || since >= AskEvery:
-		d.do(AskPower{})
+		d.do(Ask{})
 		d.wait(reason, AskEvery)
 	default:
 		d.wait(reason, AskEvery-since)
@@ -187,7 +187,7 @@ func (d *decider) tainting() {
 	case d.seen.alive(d.fence) || d.doubted():
 		d.retreat(Fencing, "")
 	case d.bracketed():
-		d.enter(Evicting, Actor)
+		d.enter(Evicting)
 	}
 }
 
@@ -197,7 +197,7 @@ func (d *decider) retreat(to Phase, evidence Class) {
 		d.untaint()
 		return
 	}
-	d.do(Enter{Phase: to, Evidence: evidence, Role: Actor})
+	d.do(Enter{Phase: to, Evidence: evidence})
 }
 
 func (d *decider) untaint() {
@@ -229,12 +229,12 @@ func (d *decider) bracketed() bool {
 	case !d.sameMachine():
 		return true // there is no Node to taint, and nothing that kubelet could start pods by
 	case !tainted && !d.seen.live(d.now):
-		d.do(ReadNode{Role: Actor})
+		d.do(ReadNode{})
 		d.wait(NotReadLive, 0)
 	case !tainted:
 		d.do(Taint{NodeUID: d.seen.Now.NodeUID, Version: d.seen.Version})
 	case !byPerson && !source.Status.Asked.After(d.seen.TaintSeen):
-		d.do(AskPower{})
+		d.do(Ask{})
 		d.wait(AwaitingSource, AskEvery)
 	default:
 		return true
@@ -278,7 +278,7 @@ func (d *decider) evict() {
 		d.wait(AwaitingPods, 0)
 		return
 	}
-	d.enter(Detaching, Actor)
+	d.enter(Detaching)
 }
 
 // detaching lets the VolumeAttachments go. While the Node exists, the attach/detach controller deletes them because of the taint.
@@ -290,7 +290,7 @@ func (d *decider) detaching() {
 	case !d.seen.Listed:
 		d.do(List{})
 	case len(d.seen.Attachments) == 0:
-		d.enter(Moved, Actor)
+		d.enter(Moved)
 	default:
 		for _, a := range d.seen.Attachments {
 			if !d.sameMachine() && !a.Deleting {
@@ -310,7 +310,7 @@ func (d *decider) moved() {
 	case back && d.fence.ManualRelease && !d.fence.Deleting:
 		d.wait(AwaitingRelease, 0)
 	case back:
-		d.enter(Releasing, Actor)
+		d.enter(Releasing)
 	default:
 		d.wait(AwaitingBoot, 0)
 	}
@@ -325,7 +325,7 @@ func (d *decider) releasing() {
 		d.wait(Contradicted, 0)
 	case intent.open(d.now):
 		d.wait(IntentOpen, intent.NotAfter.Sub(d.now))
-	case d.fence.OffSent && source.Name != "" && !source.saysOn(intent.NotAfter):
+	case d.fence.offSent() && source.Name != "" && !source.saysOn(intent.NotAfter):
 		d.askAgain(AwaitingSource)
 	case !d.seen.Listed:
 		d.do(List{})
@@ -334,13 +334,13 @@ func (d *decider) releasing() {
 	case d.seen.OutOfService:
 		d.untaint()
 	case d.fence.Untainted.IsZero():
-		d.do(Enter{Phase: Releasing, Evidence: d.fence.Evidence, Untainted: d.now.Round(0), Role: Actor})
+		d.do(Enter{Phase: Releasing, Evidence: d.fence.Evidence, Untainted: d.now.Round(0)})
 	case d.now.Before(settled):
 		d.wait(SettlingAfterTaint, settled.Sub(d.now))
 	case d.seen.Isolated:
 		d.do(Unisolate{NodeUID: d.seen.Now.NodeUID})
 	default:
-		d.enter(Released, Actor)
+		d.enter(Released)
 	}
 }
 

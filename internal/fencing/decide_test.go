@@ -9,7 +9,7 @@ import (
 func TestFence(t *testing.T) {
 	s := newStand(t)
 	s.until(Detaching)
-	for _, pair := range [][2]int{{count[SwitchOff](s), 1}, {count[Taint](s), 1}, {count[Isolate](s), 1}, {count[DeletePod](s), 1}, {count[StoreIntent](s), 1}} {
+	for _, pair := range [][2]int{{count[Taint](s), 1}, {count[Isolate](s), 1}, {count[DeletePod](s), 1}, {count[Command](s), 1}} {
 		if pair[0] != pair[1] {
 			t.Fatalf("steps %T: %d, want %d", s.did, pair[0], pair[1])
 		}
@@ -65,7 +65,7 @@ func TestStoredEvidence(t *testing.T) {
 	for _, phase := range []Phase{Tainting, Evicting, Detaching} {
 		s := newStand(t)
 		s.seen.Silent = false
-		s.fence.Phase, s.fence.Evidence, s.fence.OffSent, s.seen.Isolated = phase, PoweredOff, true, true
+		s.fence.Phase, s.fence.Evidence, s.fence.Intent.Nonce, s.seen.Isolated = phase, PoweredOff, "n", true
 		d := s.waits()
 		if count[Taint](s)+count[DeletePod](s)+count[DeleteAttachment](s) != 0 || d.Proof.Class() != "" {
 			t.Errorf("%s with the power on: %T", phase, s.did)
@@ -92,8 +92,8 @@ func TestOldAnswer(t *testing.T) {
 // after that.
 func TestLateOff(t *testing.T) {
 	s := newStand(t)
-	s.fence.Phase, s.fence.Evidence, s.fence.OffSent = Releasing, Restarted, true
-	s.fence.Intent = Intent{Off: true, NotAfter: s.now.Add(IntentFor)}
+	s.fence.Phase, s.fence.Evidence = Releasing, Restarted
+	s.fence.Intent = Intent{Nonce: "n", NotAfter: s.now.Add(IntentFor)}
 	s.seen.Now, s.seen.Ready, s.seen.Attachments, s.seen.OutOfService = boot2, Yes, nil, true
 	s.seen.Source.Status = s.answer()
 	if d := Decide(s.now, s.fence, s.seen); d.Reason != IntentOpen || !d.RecheckAt.Equal(s.fence.Intent.NotAfter) || len(d.Steps) != 0 {
@@ -122,7 +122,7 @@ func TestWrongMachine(t *testing.T) {
 		s := newStand(t)
 		change(&s.seen.Source)
 		d := s.waits()
-		if d.Reason != NoEvidence || count[SwitchOff](s)+count[Taint](s)+count[StoreIntent](s) != 0 {
+		if d.Reason != NoEvidence || count[Taint](s)+count[Command](s) != 0 {
 			t.Errorf("%s: %s, steps %T", name, d.Reason, s.did)
 		}
 	}
@@ -213,17 +213,16 @@ func TestSignOfLifeBeforeOff(t *testing.T) {
 	s.seen.Renewed = true
 	s.until(Cancelled)
 	s.turn()
-	if s.seen.Isolated || count[SwitchOff](s)+count[StoreIntent](s) != 0 {
+	if s.seen.Isolated || count[Command](s) != 0 {
 		t.Fatalf("steps %T", s.did)
 	}
 }
 
-// TestLiveReadBeforeOff (hole 16): the command is sent no later than a second after the node was read.
+// TestLiveReadBeforeOff (hole 16): the command is stored no later than a second after the node was read.
 func TestLiveReadBeforeOff(t *testing.T) {
 	s := newStand(t)
-	for count[StoreIntent](s) == 0 {
-		s.turn()
-	}
+	s.until(Fencing)
+	s.turn() // the question
 	s.seen.ReadAt = s.now.Add(-LiveFor - time.Millisecond)
 	if step, ok := Decide(s.now, s.fence, s.seen).Steps[0].(ReadNode); !ok {
 		t.Fatalf("the step is %T", step)
@@ -257,12 +256,12 @@ func TestStatement(t *testing.T) {
 // TestSwitchThatDoesNotObey: a command that was answered is no evidence.
 func TestSwitchThatDoesNotObey(t *testing.T) {
 	s := newStand(t)
+	s.disobeys = true
 	for end := s.now.Add(2 * time.Minute); s.now.Before(end); s.now = s.now.Add(500 * time.Millisecond) {
 		s.turn()
-		s.power = PowerOn
 	}
-	if s.fence.Phase != Fencing || count[Taint](s) != 0 || count[SwitchOff](s) < 2 {
-		t.Fatalf("%s: %d commands, %d taints", s.fence.Phase, count[SwitchOff](s), count[Taint](s))
+	if s.fence.Phase != Fencing || count[Taint](s) != 0 || count[Command](s) < 2 {
+		t.Fatalf("%s: %d commands, %d taints", s.fence.Phase, count[Command](s), count[Taint](s))
 	}
 }
 

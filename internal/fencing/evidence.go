@@ -39,7 +39,7 @@ const (
 type Answer struct {
 	// Power is PowerOff only if all feeds of the machine are off.
 	Power Power
-	// Asked is when the question was sent, of several feeds the earliest.
+	// Asked is when the question was stored for the fencer, before it was sent.
 	Asked time.Time
 	// Machine is the system UUID of the hardware that answered, in the form of the Node's.
 	Machine string
@@ -52,7 +52,7 @@ func (a Answer) fresh(now time.Time) bool {
 	return !a.Asked.IsZero() && !now.Before(a.Asked) && now.Sub(a.Asked) <= FreshFor
 }
 
-// Source is a power switch, or several for a machine with several feeds, and what this process knows about it.
+// Source is what a process knows about the power switch of a node, or the switches of a machine with several feeds.
 type Source struct {
 	// Name is how the source is configured. It is empty for a node without one.
 	Name string
@@ -66,9 +66,9 @@ type Source struct {
 	Machine string
 	// Locked is set when logins failed as often as allowed for this version of the Secret (hole 19).
 	Locked bool
-	// Off and Status are the latest answers to a command and to a question.
-	Off, Status Answer
-	// Running is set while an agent runs.
+	// Status is the latest answer, to a question or to a command.
+	Status Answer
+	// Running is set while a question or a command of this process waits for its answer.
 	Running bool
 }
 

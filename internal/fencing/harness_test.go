@@ -21,7 +21,9 @@ type stand struct {
 	fence Fence
 	seen  Observed
 	power Power
-	did   []Step
+	// disobeys: a command to switch off is answered, and changes nothing.
+	disobeys bool
+	did      []Step
 }
 
 func newStand(t *testing.T) *stand {
@@ -34,7 +36,7 @@ func newStand(t *testing.T) *stand {
 			Source: Source{Name: "ipmi", SaidOn: boot1, Machine: boot1.Machine},
 			Pods:   []Pod{{Namespace: "default", Name: "db-0", UID: "pod-1"}},
 			Attachments: []Attachment{{
-				Name: "csi-1", UID: "va-1", Version: "5", Volume: Volume{"disk.example.com", "vol-1"}, InUse: Yes,
+				Name: "csi-1", UID: "va-1", Version: "5", Volume: Volume{"disk.example.com", "vol-1"},
 			}},
 		},
 	}
@@ -51,11 +53,13 @@ func (s *stand) do(step Step) {
 	case Enter:
 		f.Phase, f.Evidence, f.Untainted = step.Phase, step.Evidence, step.Untainted
 		seen.Listed = false
-	case StoreIntent:
-		f.Intent, f.OffSent = step.Intent, true
-	case SwitchOff:
-		s.power, seen.Source.Off = PowerOff, Answer{Asked: s.now}
-	case AskPower:
+	case Command:
+		f.Intent = Intent{Nonce: "n", NotAfter: step.NotAfter, Renewal: step.Renewal}
+		if !s.disobeys {
+			s.power = PowerOff
+		}
+		seen.Source.Status = s.answer()
+	case Ask:
 		seen.Source.Status = s.answer()
 	case ReadNode:
 		seen.ReadAt = s.now

@@ -30,10 +30,8 @@ type Fence struct {
 	Statement *Statement
 	// ManualRelease keeps the taints until a person releases the node.
 	ManualRelease bool
-	// Intent is the command that was stored last before it was sent; zero for none.
+	// Intent is the command that was stored last; zero for none.
 	Intent Intent
-	// OffSent is set from the moment at which a command to switch off may have been sent. It stays set.
-	OffSent bool
 	// Evidence is the class of what the fence went on from Fencing with; empty before that.
 	Evidence Class
 	// Untainted is when the out-of-service taint was removed in Releasing.
@@ -42,27 +40,35 @@ type Fence struct {
 	Deleting bool
 }
 
-// Intent is a command that was about to be sent. NotAfter is by when it has been carried out or is lost: an agent does not live longer,
-// and a switch that queues commands has ended them.
+// Intent is a command to switch off, stored for the fencer, who sends it once.
 type Intent struct {
-	Off, On  bool
+	// Nonce names the command. It is empty for none.
+	Nonce string
+	// NotAfter is by when it has been carried out or is lost: an agent does not live longer, and a switch that queues commands has ended
+	// them.
 	NotAfter time.Time
+	// Renewal is what the node's lease said when the command was stored. The fencer does not send it once the lease says something else.
+	Renewal string
 }
 
 // open reports whether the command may still be carried out.
-func (i Intent) open(now time.Time) bool { return (i.Off || i.On) && now.Before(i.NotAfter) }
+func (i Intent) open(now time.Time) bool { return i.Nonce != "" && now.Before(i.NotAfter) }
 
 // IntentFor is how long after it is stored a command may still be carried out.
 const IntentFor = 30 * time.Second
 
-// Observed is what is known now. The zero value knows nothing.
+// offSent reports whether a command to switch off may have been sent.
+func (f Fence) offSent() bool { return f.Intent.Nonce != "" }
+
+// Observed is what the actor knows now. The zero value knows nothing.
 type Observed struct {
 	// Exists is whether there is a Node object of the name.
 	Exists Knowledge
 	// Now is the boot that it shows.
 	Now Boot
-	// Version is its resourceVersion, and ReadAt when it and the lease were read from the API server itself.
+	// Version is its resourceVersion, Renewal what its lease says, and ReadAt when both were read from the API server itself.
 	Version string
+	Renewal string
 	ReadAt  time.Time
 	// Ready is Yes if its condition Ready is True, No otherwise.
 	Ready Knowledge
@@ -102,8 +108,6 @@ type Pod struct {
 type Attachment struct {
 	Name, UID, Version string
 	Volume             Volume
-	// InUse is whether the Node lists the volume in use.
-	InUse Knowledge
 	// Deleting is set when the delete was accepted.
 	Deleting bool
 }

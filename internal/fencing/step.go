@@ -52,18 +52,6 @@ var Exits = decision.Exits{
 	NotReadLive:        {By: "the Node is read"},
 }
 
-// Role is who carries out a step. Each has rights of its own, and may be a process of its own.
-type Role uint8
-
-const (
-	// Detector creates fences, and reads everything but Secrets.
-	Detector Role = iota
-	// Fencer runs the agents and reads their Secrets.
-	Fencer
-	// Actor changes Nodes, pods and VolumeAttachments.
-	Actor
-)
-
 // Decision is what to do next for one fence.
 type Decision struct {
 	// Steps are carried out in order. After each that writes, the fence is decided again on what was answered.
@@ -76,8 +64,8 @@ type Decision struct {
 	Proof Proof
 }
 
-// Step is one of the types below.
-type Step interface{ By() Role }
+// Step is one of the types below. The actor carries them out: it is the only one that changes Nodes, pods and VolumeAttachments.
+type Step interface{ step() }
 
 // Enter stores a phase, and with it the class of evidence and the time of the untaint.
 type Enter struct {
@@ -85,20 +73,19 @@ type Enter struct {
 	Evidence Class
 	// Untainted is stored in Releasing, once the out-of-service taint is gone.
 	Untainted time.Time
-	Role      Role
 }
 
-// StoreIntent stores that a command is about to be sent (hole 5).
-type StoreIntent struct{ Intent Intent }
+// Command stores an Intent to switch off, with a new nonce. The fencer sends the command (Serve).
+type Command struct {
+	NotAfter time.Time
+	Renewal  string
+}
 
-// SwitchOff sends the command whose intent is stored, to the source that is bound to the boot.
-type SwitchOff struct{ Deadline time.Time }
-
-// AskPower asks the source for the power state and the identity.
-type AskPower struct{}
+// Ask stores a question, with a new nonce. The fencer asks the source for the power state and the identity of the hardware.
+type Ask struct{}
 
 // ReadNode reads Node and lease from the API server itself.
-type ReadNode struct{ Role Role }
+type ReadNode struct{}
 
 // Isolate adds the fence's taint NoSchedule, bound to the UID of the Node.
 type Isolate struct{ NodeUID string }
@@ -125,17 +112,15 @@ type List struct{}
 // Finish drops the finalizer.
 type Finish struct{}
 
-// By returns who carries the step out.
-func (s Enter) By() Role          { return s.Role }
-func (StoreIntent) By() Role      { return Fencer }
-func (SwitchOff) By() Role        { return Fencer }
-func (AskPower) By() Role         { return Fencer }
-func (s ReadNode) By() Role       { return s.Role }
-func (Isolate) By() Role          { return Actor }
-func (Taint) By() Role            { return Actor }
-func (Untaint) By() Role          { return Actor }
-func (Unisolate) By() Role        { return Actor }
-func (DeletePod) By() Role        { return Actor }
-func (DeleteAttachment) By() Role { return Actor }
-func (List) By() Role             { return Actor }
-func (Finish) By() Role           { return Actor }
+func (Enter) step()            {}
+func (Command) step()          {}
+func (Ask) step()              {}
+func (ReadNode) step()         {}
+func (Isolate) step()          {}
+func (Taint) step()            {}
+func (Untaint) step()          {}
+func (Unisolate) step()        {}
+func (DeletePod) step()        {}
+func (DeleteAttachment) step() {}
+func (List) step()             {}
+func (Finish) step()           {}

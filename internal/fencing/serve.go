@@ -1,0 +1,69 @@
+package fencing
+
+import "time"
+
+// Question asks the fencer for the power state.
+type Question struct {
+	Nonce string
+	// Asked is when it was stored, on the clock of the actor. The fencer does not answer old ones.
+	Asked time.Time
+}
+
+// Service is what the fencer does for one fence.
+type Service uint8
+
+const (
+	// ServeNothing: all that was asked is answered, or must not be answered.
+	ServeNothing Service = iota
+	// ServeStatus: ask the switch for the power state and the identity.
+	ServeStatus
+	// ServeOff: switch off, then ask.
+	ServeOff
+	// ServeRefusal: answer that the command was not sent, because the node shows a sign of life.
+	ServeRefusal
+	// ServeRead: read Node and lease from the API server, and decide again.
+	ServeRead
+)
+
+// Requested is what a NodeFence asks of the fencer, and what the fencer knows itself. It trusts nothing that another process could have got
+// wrong: before it switches off, it reads the node too.
+type Requested struct {
+	Fence    Fence
+	Question Question
+	// Answered reports whether there is an answer to a nonce, in the record or under way in this process.
+	Answered func(nonce string) bool
+	// Sent reports whether an earlier process may have sent the command of a nonce; then it asks for the state instead.
+	Sent func(nonce string) bool
+	// Exists, Now, Renewal and ReadAt are as in Observed, read by the fencer.
+	Exists  Knowledge
+	Now     Boot
+	Renewal string
+	ReadAt  time.Time
+	Source  Source
+}
+
+// questionFor is how long after it was stored a question is answered, by a clock that may differ from the actor's.
+const questionFor = time.Minute
+
+// Serve decides what the fencer does next. A source that is not bound to the boot is never used: its answer would be about another machine.
+func Serve(now time.Time, r Requested) Service {
+	intent := r.Fence.Intent
+	commanded := r.Fence.Phase == Fencing && intent.open(now) && !r.Answered(intent.Nonce)
+	asked := r.Question.Nonce != "" && now.Sub(r.Question.Asked) < questionFor && !r.Answered(r.Question.Nonce)
+	live := !r.ReadAt.IsZero() && !now.Before(r.ReadAt) && now.Sub(r.ReadAt) <= LiveFor
+	switch {
+	case !r.Source.bound(r.Fence.Boot):
+		return ServeNothing
+	case commanded && r.Sent(intent.Nonce):
+		return ServeStatus
+	case commanded && (!live || r.Exists == Unknown):
+		return ServeRead
+	case commanded && (r.Renewal != intent.Renewal || r.Exists == Yes && r.Now.Since(r.Fence.Boot) != SameBoot && r.Now.Since(r.Fence.Boot) != OtherMachine):
+		return ServeRefusal
+	case commanded:
+		return ServeOff
+	case asked:
+		return ServeStatus
+	}
+	return ServeNothing
+}

@@ -1,0 +1,46 @@
+package fencing
+
+import (
+	"testing"
+	"time"
+)
+
+// TestServe: the fencer reads the node itself before it switches off, sends each command once and in time, and only to the node's own switch.
+func TestServe(t *testing.T) {
+	const off, question = "off-1", "question-1"
+	for name, test := range map[string]struct {
+		change func(*Requested)
+		want   Service
+	}{
+		"a command":                  {func(*Requested) {}, ServeOff},
+		"a switch of no one":         {func(r *Requested) { r.Source.SaidOn = Boot{} }, ServeNothing},
+		"a switch of two nodes":      {func(r *Requested) { r.Source.Shared = true }, ServeNothing},
+		"the node was not read":      {func(r *Requested) { r.ReadAt = time.Time{} }, ServeRead},
+		"the node was read long ago": {func(r *Requested) { r.ReadAt = start.Add(-LiveFor - 1) }, ServeRead},
+		"the node cannot be read":    {func(r *Requested) { r.Exists = Unknown }, ServeRead},
+		"the lease was renewed":      {func(r *Requested) { r.Renewal = "later" }, ServeRefusal},
+		"the machine was restarted":  {func(r *Requested) { r.Now = boot2 }, ServeRefusal},
+		"the boot is unknown":        {func(r *Requested) { r.Now.ID = "" }, ServeRefusal},
+		"another machine":            {func(r *Requested) { r.Now = other }, ServeOff},
+		"the Node is gone":           {func(r *Requested) { r.Exists, r.Now = No, Boot{} }, ServeOff},
+		"an earlier process sent it": {func(r *Requested) { r.Sent = func(nonce string) bool { return nonce == off } }, ServeStatus},
+		"the command is too old":     {func(r *Requested) { r.Fence.Intent.NotAfter = start }, ServeNothing},
+		"the fence is past Fencing":  {func(r *Requested) { r.Fence.Phase = Tainting }, ServeNothing},
+		"the command is answered":    {func(r *Requested) { r.Answered = func(nonce string) bool { return nonce == off } }, ServeNothing},
+		"a question":                 {func(r *Requested) { r.Fence.Phase, r.Question = Moved, Question{question, start} }, ServeStatus},
+		"an old question": {func(r *Requested) {
+			r.Fence.Phase, r.Question = Moved, Question{question, start.Add(-questionFor)}
+		}, ServeNothing},
+	} {
+		r := Requested{
+			Fence:    Fence{Boot: boot1, Phase: Fencing, Intent: Intent{Nonce: off, NotAfter: start.Add(IntentFor), Renewal: "then"}},
+			Answered: func(string) bool { return false }, Sent: func(string) bool { return false },
+			Exists: Yes, Now: boot1, Renewal: "then", ReadAt: start,
+			Source: Source{Name: "ipmi", SaidOn: boot1, Machine: boot1.Machine},
+		}
+		test.change(&r)
+		if got := Serve(start, r); got != test.want {
+			t.Errorf("%s: %d, want %d", name, got, test.want)
+		}
+	}
+}
