@@ -62,8 +62,9 @@ type Node struct {
 	Refused bool
 	// OptedOut, Maintenance and ControlPlane keep the node from being fenced. ControlPlane is also set for the detector's own node.
 	OptedOut, Maintenance, ControlPlane bool
-	// ReadAt is when Node and lease were last read from the API server itself, on the detector's clock.
-	ReadAt time.Time
+	// ReadAt is when Node and lease were last read from the API server itself, on the detector's clock, and Renewal what the lease said.
+	ReadAt  time.Time
+	Renewal string
 }
 
 // quiet reports whether the node may be about to be suspected. Half of the limit: nodes that fail together go silent up to a renewal
@@ -179,6 +180,11 @@ func (b Brakes) hold(now time.Time, fleet Fleet, n Node) decision.Reason {
 		return TooManyInFlight
 	}
 	return Settled
+}
+
+// Held reports whether a node that has been silent for too long is not fenced for this reason.
+func Held(r decision.Reason) bool {
+	return r != Settled && r != NodeAlive && r != SilenceTooShort && r != NotReadLive
 }
 
 // allowed is how many of a number of nodes may be silent.

@@ -32,6 +32,19 @@ func OutOfService(node *corev1.Node) bool {
 	})
 }
 
+// ControlPlane reports whether the node runs the control plane.
+func ControlPlane(node *corev1.Node) bool {
+	_, ok := node.Labels[controlPlaneLabel]
+	return ok
+}
+
+// UnderMaintenance reports whether a condition of the node says that its owner has planned for it to be silent (KEP-5683).
+func UnderMaintenance(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Status == corev1.ConditionTrue && c.Type == MaintenanceInProgress
+	})
+}
+
 // Managed reports whether the controller attaches and detaches for this node.
 func Managed(node *corev1.Node) bool {
 	_, ok := node.Annotations[ManagedAttachAnnotation]

@@ -32,6 +32,21 @@ const (
 	FenceTaintPrefix = "belay-"
 	// FencedBootAnnotation on a Node is the boot ID that the fence's out-of-service taint is about. Both are written in one patch.
 	FencedBootAnnotation = "belay.dev/fenced-boot"
+	// FenceEpochAnnotation on a Node is the epoch of the latest NodeFence of the node.
+	FenceEpochAnnotation = "belay.dev/fence-epoch"
+	// IsolationTaint on a Node, with the effect NoSchedule and a value as of the out-of-service taint, keeps new pods from a node that is
+	// being fenced, or was released a moment ago.
+	IsolationTaint = "fencing.belay.dev/isolated"
+	// FenceOptOutAnnotation on a Node keeps recovery from fencing it, unless its value is "false".
+	FenceOptOutAnnotation = "fencing.belay.dev/opt-out"
+	// MaintenanceInProgress is a condition of a Node (KEP-5683): its owner works on the machine, so its silence is expected.
+	MaintenanceInProgress = "MaintenanceInProgress"
+	// controlPlaneLabel is a label of Nodes that run the control plane (kubeadm).
+	controlPlaneLabel = "node-role.kubernetes.io/control-plane"
+
+	// FenceMachineAnnotation on a FenceSource is a person's word that its switches belong to the machine with this system UUID. It is
+	// needed where no switch tells which hardware it switches.
+	FenceMachineAnnotation = "fencing.belay.dev/machine"
 
 	// DetachRequestedAnnotation on a VolumeAttachment is the time, in RFC 3339, at which a detach first had to wait. It is removed
 	// when the volume is wanted again.

@@ -87,15 +87,23 @@ func anyContainerRuns(pod *corev1.Pod) bool {
 }
 
 // StripNode keeps the identity of the machine, whether it is ready or out of service, volumesAttached and volumesInUse, belay's
-// annotations, and the writer of the report if that is another client.
+// annotations, the writer of the report if that is another client, and what recovery must know before it fences the node.
 func StripNode(node *corev1.Node) *corev1.Node {
 	kept := &corev1.Node{ObjectMeta: meta(node.ObjectMeta)}
 	for name, value := range node.Annotations {
-		if name == ManagedAttachAnnotation || strings.HasPrefix(name, ownPrefix) {
+		if name == ManagedAttachAnnotation || name == FenceOptOutAnnotation || strings.HasPrefix(name, ownPrefix) {
 			if kept.Annotations == nil {
 				kept.Annotations = map[string]string{}
 			}
 			kept.Annotations[name] = value
+		}
+	}
+	for _, name := range []string{corev1.LabelTopologyZone, controlPlaneLabel} {
+		if value, ok := node.Labels[name]; ok {
+			if kept.Labels == nil {
+				kept.Labels = map[string]string{}
+			}
+			kept.Labels[name] = value
 		}
 	}
 	for _, taint := range node.Spec.Taints {
@@ -104,8 +112,8 @@ func StripNode(node *corev1.Node) *corev1.Node {
 		}
 	}
 	for _, condition := range node.Status.Conditions {
-		if condition.Type == corev1.NodeReady {
-			kept.Status.Conditions = []corev1.NodeCondition{{Type: condition.Type, Status: condition.Status}}
+		if condition.Type == corev1.NodeReady || condition.Type == MaintenanceInProgress {
+			kept.Status.Conditions = append(kept.Status.Conditions, corev1.NodeCondition{Type: condition.Type, Status: condition.Status})
 		}
 	}
 	kept.Status.VolumesAttached = node.Status.VolumesAttached

@@ -11,7 +11,7 @@ var GroupVersion = schema.GroupVersion{Group: "fencing.belay.dev", Version: "v1a
 
 // AddToScheme adds the types of this package to a scheme.
 func AddToScheme(s *runtime.Scheme) error {
-	s.AddKnownTypes(GroupVersion, &NodeFence{}, &NodeFenceList{})
+	s.AddKnownTypes(GroupVersion, &NodeFence{}, &NodeFenceList{}, &FenceSource{}, &FenceSourceList{})
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 // +kubebuilder:printcolumn:name="Epoch",type=integer,JSONPath=`.spec.epoch`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name == self.spec.nodeName",message="the name of a NodeFence is that of its node"
-// +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.phase) || !(self.status.phase in ['Evicting', 'Detaching', 'Moved']) || (has(self.status.evidence) && self.status.evidence.exists(e, e.bootID == self.spec.bootID))",message="nothing is evicted or detached without evidence of this boot"
+// +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.phase) || !(self.status.phase in ['Evicting', 'Detaching', 'Moved']) || (has(self.status.evidence) && self.status.evidence.exists(e, has(e.class) && e.bootID == self.spec.bootID))",message="nothing is evicted or detached without evidence of this boot"
 type NodeFence struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -36,7 +36,7 @@ type NodeFenceList struct {
 
 // NodeFenceSpec says which boot is fenced, and what people say about it.
 //
-// +kubebuilder:validation:XValidation:rule="self.nodeName == oldSelf.nodeName && self.nodeUID == oldSelf.nodeUID && self.bootID == oldSelf.bootID && self.machineID == oldSelf.machineID && self.epoch == oldSelf.epoch",message="nodeName, nodeUID, bootID, machineID and epoch do not change: a fence is about one boot"
+// +kubebuilder:validation:XValidation:rule="self.nodeName == oldSelf.nodeName && self.nodeUID == oldSelf.nodeUID && self.bootID == oldSelf.bootID && self.machineID == oldSelf.machineID && self.epoch == oldSelf.epoch && (has(self.lastRenewal) ? self.lastRenewal : '') == (has(oldSelf.lastRenewal) ? oldSelf.lastRenewal : '')",message="only statement and release change: a fence is about one boot"
 type NodeFenceSpec struct {
 	// NodeName is the name of the Node.
 	// +kubebuilder:validation:MinLength=1
@@ -57,6 +57,10 @@ type NodeFenceSpec struct {
 	// Epoch is higher than that of every earlier fence of the node. The taint that the fence sets has the value belay-EPOCH.
 	// +kubebuilder:validation:Minimum=1
 	Epoch int64 `json:"epoch"`
+	// LastRenewal is what the node's lease said when the node was suspected. A lease that says something else is a sign of life.
+	// +kubebuilder:validation:MaxLength=512
+	// +optional
+	LastRenewal string `json:"lastRenewal,omitempty"`
 	// Statement is what a person says about the machine. It takes the place of a power switch.
 	// +optional
 	Statement *Statement `json:"statement,omitempty"`
@@ -108,15 +112,14 @@ type NodeFenceStatus struct {
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf || self in {'Suspected': ['Isolating', 'Cancelled'], 'Isolating': ['Fencing', 'Cancelled'], 'Fencing': ['Tainting', 'Releasing', 'Cancelled'], 'Tainting': ['Evicting', 'Fencing', 'Releasing'], 'Evicting': ['Detaching', 'Releasing'], 'Detaching': ['Moved', 'Releasing'], 'Moved': ['Releasing'], 'Releasing': ['Released'], 'Released': [], 'Cancelled': []}[oldSelf]",message="this phase does not follow the one before"
 	// +optional
 	Phase Phase `json:"phase,omitempty"`
-	// Holder is the process that works on the fence. Another one takes over with a compare-and-swap on the resourceVersion.
-	// +kubebuilder:validation:MaxLength=253
-	// +optional
-	Holder string `json:"holder,omitempty"`
 	// Intents are the commands that were about to be sent, the latest last.
 	// +kubebuilder:validation:MaxItems=8
 	// +listType=atomic
 	// +optional
 	Intents []Intent `json:"intents,omitempty"`
+	// Question is what the fencer is asked, besides the intents. The fencer answers in evidence, with the nonce.
+	// +optional
+	Question *Question `json:"question,omitempty"`
 	// Evidence is what was found, the latest last. It is a record: what authorizes is asked again.
 	// +kubebuilder:validation:MaxItems=32
 	// +listType=atomic
@@ -148,18 +151,45 @@ type NodeFenceStatus struct {
 
 // Intent is a command to a power switch, stored before it is sent.
 type Intent struct {
-	// Action is Off or On.
-	// +kubebuilder:validation:Enum="Off";"On"
+	// Action is Off.
+	// +kubebuilder:validation:Enum="Off"
 	Action string `json:"action"`
+	// Nonce names the command: it is sent at most once, and evidence with the nonce is its answer.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	Nonce string `json:"nonce"`
 	// NotAfter is by when the command has been carried out or is lost.
 	NotAfter metav1.MicroTime `json:"notAfter"`
+	// Renewal is what the node's lease said when the command was stored. It is not sent once the lease says something else.
+	// +kubebuilder:validation:MaxLength=512
+	// +optional
+	Renewal string `json:"renewal,omitempty"`
+	// SentBy is the fencer that is about to send it. Another one does not send it again.
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	SentBy string `json:"sentBy,omitempty"`
+}
+
+// Question asks for the power state and the identity of the hardware.
+type Question struct {
+	// Nonce names the question.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	Nonce string `json:"nonce"`
+	// Time is when it was asked.
+	Time metav1.MicroTime `json:"time"`
 }
 
 // Evidence is one answer.
 type Evidence struct {
-	// Class is what the answer says.
+	// Class is what the answer proves about the boot, once it is confirmed in the order of the phases; empty if it proves nothing.
 	// +kubebuilder:validation:Enum=PoweredOff;StorageFenced;Restarted;Stated
-	Class string `json:"class"`
+	// +optional
+	Class string `json:"class,omitempty"`
+	// Power is what a power switch said.
+	// +kubebuilder:validation:Enum="On";"Off";Unknown
+	// +optional
+	Power string `json:"power,omitempty"`
 	// Source is who answered: the name of a power switch, a driver, or a user.
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
@@ -167,7 +197,15 @@ type Evidence struct {
 	// BootID is the boot that the answer is about.
 	// +kubebuilder:validation:MaxLength=128
 	BootID string `json:"bootID"`
-	// Time is when the question was sent.
+	// MachineID is the identity that the hardware gave.
+	// +kubebuilder:validation:MaxLength=128
+	// +optional
+	MachineID string `json:"machineID,omitempty"`
+	// Nonce is that of the question or the intent.
+	// +kubebuilder:validation:MaxLength=64
+	// +optional
+	Nonce string `json:"nonce,omitempty"`
+	// Time is when the answer came.
 	Time metav1.MicroTime `json:"time"`
 	// Raw is the text of the answer, without secrets.
 	// +kubebuilder:validation:MaxLength=1024

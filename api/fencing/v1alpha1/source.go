@@ -1,0 +1,135 @@
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// FenceSource says which power switch belongs to a node. Its name is that of the node. It counts once the hardware behind it has given the
+// node's identity and said On while the node renewed its lease: before that, belay never sends it a command.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster,shortName=fs
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="FenceReady")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="FenceReady")].reason`
+// +kubebuilder:printcolumn:name="Checked",type=date,JSONPath=`.status.bound.time`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type FenceSource struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   FenceSourceSpec   `json:"spec"`
+	Status FenceSourceStatus `json:"status,omitempty"`
+}
+
+// FenceSourceList is a list of FenceSources.
+//
+// +kubebuilder:object:root=true
+type FenceSourceList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []FenceSource `json:"items"`
+}
+
+// FenceSourceSpec is what people configure.
+type FenceSourceSpec struct {
+	// Levels are tried in order: the first whose switches all answer counts. A level is a way to switch the machine off for certain, such
+	// as its BMC; the next may be the outlets of a PDU that feed it.
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=4
+	// +listType=atomic
+	Levels []FenceLevel `json:"levels"`
+}
+
+// FenceLevel is one way to switch a machine off.
+type FenceLevel struct {
+	// Feeds are the switches that must all be off: one BMC, or every outlet that feeds the machine.
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=4
+	// +listType=atomic
+	Feeds []Feed `json:"feeds"`
+}
+
+// Feed is one power switch, and the program that speaks to it.
+type Feed struct {
+	// Agent is the name of a program of the fence-agents family, such as fence_ipmilan, or the path of a command with the same contract
+	// (docs/fence-command.md).
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=255
+	Agent string `json:"agent"`
+	// Options are passed to the agent on its standard input. Do not put a password here: see secretRef.
+	// +kubebuilder:validation:MaxProperties=32
+	// +kubebuilder:validation:XValidation:rule="self.all(k, !(k in ['action', 'nodename', 'port', 'plug', 'password', 'passwd', 'missing_as_off']))",message="action, nodename, port, plug, password, passwd and missing_as_off are not options: use the field plug, and a Secret for the password"
+	// +kubebuilder:validation:XValidation:rule="self.all(k, size(k) < 64 && size(self[k]) < 1024 && !self[k].contains('\\n') && !k.contains('\\n'))",message="options have no newlines"
+	// +optional
+	Options map[string]FeedOption `json:"options,omitempty"`
+	// Plug is the outlet, blade or virtual machine, for an agent that switches several.
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	Plug string `json:"plug,omitempty"`
+	// SecretRef names the Secret whose data are options too, such as username and password.
+	// +optional
+	SecretRef *SecretReference `json:"secretRef,omitempty"`
+}
+
+// FeedOption is the value of an option.
+//
+// +kubebuilder:validation:MaxLength=1024
+type FeedOption string
+
+// SecretReference names a Secret.
+type SecretReference struct {
+	// Namespace of the Secret.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace"`
+	// Name of the Secret.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+}
+
+// FenceSourceStatus is what the fencer found out while the node lived.
+type FenceSourceStatus struct {
+	// Bound is the boot during which the source last said On while the node renewed its lease.
+	// +optional
+	Bound *Bound `json:"bound,omitempty"`
+	// Power is what the source said when the node was silent.
+	// +optional
+	Power *PowerState `json:"power,omitempty"`
+	// FailedLogins is how often the source did not answer with this version of its Secrets, in a row.
+	// +optional
+	FailedLogins int32 `json:"failedLogins,omitempty"`
+	// SecretVersion is the resourceVersions of the Secrets that were used last.
+	// +kubebuilder:validation:MaxLength=512
+	// +optional
+	SecretVersion string `json:"secretVersion,omitempty"`
+	// Conditions has FenceReady: whether the node could be switched off if it were silent now.
+	// +kubebuilder:validation:MaxItems=8
+	// +listType=map
+	// +listMapKey=type
+	// +optional
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// Bound is one boot of one machine, and the hardware that answered for it.
+type Bound struct {
+	// NodeUID is the UID of the Node object.
+	NodeUID string `json:"nodeUID"`
+	// BootID is status.nodeInfo.bootID.
+	BootID string `json:"bootID"`
+	// MachineID is status.nodeInfo.systemUUID.
+	MachineID string `json:"machineID"`
+	// HardwareID is the identity that the hardware gave. A source whose agent can give none is bound by the person who set the annotation
+	// fencing.belay.dev/machine on the FenceSource, whose value is this then.
+	HardwareID string `json:"hardwareID"`
+	// Time is when it said so.
+	Time metav1.MicroTime `json:"time"`
+}
+
+// PowerState is the answer of a power switch.
+type PowerState struct {
+	// State is On, Off or Unknown.
+	// +kubebuilder:validation:Enum="On";"Off";Unknown
+	State string `json:"state"`
+	// Time is when it said so.
+	Time metav1.MicroTime `json:"time"`
+}

@@ -1,0 +1,263 @@
+package recovery
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/google/uuid"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
+)
+
+// maxIntents and maxEvidence are the most entries that are kept in a NodeFence, as the CRD allows.
+const maxIntents, maxEvidence = 8, 32
+
+// act carries out one step.
+func (t *turn) act(ctx context.Context, step fencing.Step) error {
+	switch s := step.(type) {
+	case fencing.List:
+		return t.list(ctx)
+	case fencing.ReadNode:
+		return nil // each decision reads it
+	}
+	t.mem.left = nil
+	switch s := step.(type) {
+	case fencing.Enter:
+		return t.enter(ctx, s)
+	case fencing.Command:
+		return t.command(ctx, s)
+	case fencing.Ask:
+		return t.ask(ctx)
+	case fencing.Isolate:
+		return t.isolate(ctx)
+	case fencing.Unisolate:
+		return t.untaint(ctx, kube.IsolationTaint)
+	case fencing.Taint:
+		return t.taint(ctx)
+	case fencing.Untaint:
+		return t.untaint(ctx, kube.OutOfServiceTaint)
+	case fencing.DeletePod:
+		return t.deletePod(ctx, s.Pod)
+	case fencing.DeleteAttachment:
+		return t.deleteAttachment(ctx, s.Attachment)
+	case fencing.Finish:
+		return t.finish(ctx)
+	}
+	panic(fmt.Sprintf("recovery: unknown step %T", step)) // programmer error
+}
+
+// patchStatus changes the status, bound to the version that was decided on.
+func (t *turn) patchStatus(ctx context.Context, change func(*fencingv1.NodeFenceStatus)) error {
+	before := t.fence.DeepCopy()
+	change(&t.fence.Status)
+	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+	if err := t.client.Status().Patch(ctx, t.fence, patch); err != nil {
+		return fmt.Errorf("patch the status of NodeFence %s: %w", t.fence.Name, err)
+	}
+	return nil
+}
+
+// enter stores a phase. One log line and one event tell of it.
+func (t *turn) enter(ctx context.Context, s fencing.Enter) error {
+	before := t.fence.Status.Phase
+	err := t.patchStatus(ctx, func(status *fencingv1.NodeFenceStatus) {
+		status.Phase, status.TaintValue, status.Missing, status.Advice = fencingv1.Phase(s.Phase), taintValue(t.fence.Spec.Epoch), nil, ""
+		if !s.Untainted.IsZero() {
+			at := metav1.NewTime(s.Untainted)
+			status.Untainted = &at
+		}
+		if s.Evidence != "" {
+			t.prove(status, s.Evidence)
+		}
+		if s.Phase == fencing.Fencing || s.Phase == fencing.Cancelled {
+			meta.RemoveStatusCondition(&status.Conditions, conditionProven)
+		}
+		if s.Phase == fencing.Moved {
+			setCondition(status, conditionVolumesReleased, metav1.ConditionTrue, "Detached", "no VolumeAttachment of the boot is left")
+		}
+	})
+	t.mem.waits = ""
+	if err != nil || string(before) == string(s.Phase) {
+		return err
+	}
+	log.FromContext(ctx).Info("Fence entered phase", "node", t.fence.Name, "phase", s.Phase, "from", before, "evidence", s.Evidence, "epoch", t.fence.Spec.Epoch)
+	t.Metrics.Entered(t.fence.Name, s.Phase, t.now().Sub(t.fence.CreationTimestamp.Time))
+	t.events.Eventf(t.regarding(), t.fence, eventType(s.Phase), string(s.Phase), "Fence", "%s", explainPhase(s.Phase, s.Evidence))
+	return nil
+}
+
+// prove records which class of evidence the fence goes on with.
+func (t *turn) prove(status *fencingv1.NodeFenceStatus, class fencing.Class) {
+	if provenBy(t.fence) == class {
+		return
+	}
+	setCondition(status, conditionProven, metav1.ConditionTrue, string(class), explainEvidence(class))
+	if class == fencing.PoweredOff {
+		return // the fencer has recorded the answer
+	}
+	e := fencingv1.Evidence{Class: string(class), BootID: t.fence.Spec.BootID, MachineID: t.fence.Spec.MachineID, Time: micro(t.now())}
+	if s := t.fence.Spec.Statement; class == fencing.Stated && s != nil {
+		e.Source, e.Raw = s.By, s.Reason
+	}
+	status.Evidence = lastOf(append(status.Evidence, e), maxEvidence)
+}
+
+func setCondition(status *fencingv1.NodeFenceStatus, name string, value metav1.ConditionStatus, reason, message string) {
+	meta.SetStatusCondition(&status.Conditions, metav1.Condition{Type: name, Status: value, Reason: reason, Message: message})
+}
+
+func lastOf[T any](list []T, n int) []T { return list[max(0, len(list)-n):] }
+
+// regarding is what the events of the fence are about: the Node while there is one.
+func (t *turn) regarding() client.Object {
+	if t.node != nil {
+		return t.node
+	}
+	return t.fence
+}
+
+// ask stores a question for the fencer.
+func (t *turn) ask(ctx context.Context) error {
+	nonce := t.nonce()
+	return t.patchStatus(ctx, func(s *fencingv1.NodeFenceStatus) {
+		s.Question = &fencingv1.Question{Nonce: nonce, Time: micro(t.now())}
+	})
+}
+
+// command stores a command to switch off for the fencer (hole 5).
+func (t *turn) command(ctx context.Context, c fencing.Command) error {
+	i := fencingv1.Intent{Action: powerOff, Nonce: t.nonce(), NotAfter: micro(c.NotAfter), Renewal: c.Renewal}
+	log.FromContext(ctx).Info("Commanding to switch the machine off", "node", t.fence.Name, "machine", t.fence.Spec.MachineID, "notAfter", c.NotAfter)
+	return t.patchStatus(ctx, func(s *fencingv1.NodeFenceStatus) { s.Intents = lastOf(append(s.Intents, i), maxIntents) })
+}
+
+// nonce returns a new nonce, asked now: before it is stored, so that no answer seems younger than it is.
+func (t *turn) nonce() string {
+	n := uuid.NewString()
+	t.mem.asked[n], t.mem.awaited = t.now(), n
+	return n
+}
+
+// patchNode changes the Node, bound to the version that was decided on, and so to its UID.
+func (t *turn) patchNode(ctx context.Context, change func(*corev1.Node)) error {
+	before := t.node.DeepCopy()
+	change(t.node)
+	if err := t.client.Patch(ctx, t.node, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+		return fmt.Errorf("patch node %s: %w", before.Name, err)
+	}
+	return nil
+}
+
+func annotate(node *corev1.Node, name, value string) {
+	metav1.SetMetaDataAnnotation(&node.ObjectMeta, name, value)
+}
+
+func (t *turn) isolate(ctx context.Context) error {
+	return t.patchNode(ctx, func(n *corev1.Node) {
+		n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, func(x corev1.Taint) bool { return x.Key == kube.IsolationTaint })
+		n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{
+			Key: kube.IsolationTaint, Value: taintValue(t.fence.Spec.Epoch), Effect: corev1.TaintEffectNoSchedule,
+		})
+		annotate(n, kube.FenceEpochAnnotation, strconv.FormatInt(t.fence.Spec.Epoch, 10))
+	})
+}
+
+// taint sets the out-of-service taint together with the boot that it is about: kube.OutOfService trusts it for no other one.
+func (t *turn) taint(ctx context.Context) error {
+	err := t.patchNode(ctx, func(n *corev1.Node) {
+		n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{
+			Key: kube.OutOfServiceTaint, Value: taintValue(t.fence.Spec.Epoch), Effect: corev1.TaintEffectNoExecute,
+		})
+		annotate(n, kube.FencedBootAnnotation, t.fence.Spec.BootID)
+	})
+	if err != nil {
+		return err
+	}
+	log.FromContext(ctx).Info("Set the out-of-service taint", "node", t.fence.Name, "value", taintValue(t.fence.Spec.Epoch))
+	return t.patchStatus(ctx, func(s *fencingv1.NodeFenceStatus) {
+		setCondition(s, conditionTainted, metav1.ConditionTrue, "OutOfService", "the node has the out-of-service taint of this fence")
+	})
+}
+
+// untaint removes the fence's own taint of a key.
+func (t *turn) untaint(ctx context.Context, key string) error {
+	err := t.patchNode(ctx, func(n *corev1.Node) {
+		n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, func(x corev1.Taint) bool {
+			return x.Key == key && x.Value == taintValue(t.fence.Spec.Epoch)
+		})
+		if key == kube.OutOfServiceTaint {
+			delete(n.Annotations, kube.FencedBootAnnotation)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	log.FromContext(ctx).Info("Removed a taint", "node", t.fence.Name, "taint", key, "value", taintValue(t.fence.Spec.Epoch))
+	if key != kube.OutOfServiceTaint {
+		return nil
+	}
+	return t.patchStatus(ctx, func(s *fencingv1.NodeFenceStatus) {
+		setCondition(s, conditionTainted, metav1.ConditionFalse, "Removed", "the fence's out-of-service taint was removed")
+	})
+}
+
+func (t *turn) deletePod(ctx context.Context, p fencing.Pod) error {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}}
+	uid := types.UID(p.UID)
+	err := t.client.Delete(ctx, pod, client.GracePeriodSeconds(0), client.Preconditions{UID: &uid})
+	if err != nil && !gone(err) {
+		return fmt.Errorf("delete pod %s/%s: %w", p.Namespace, p.Name, err)
+	}
+	log.FromContext(ctx).Info("Deleted a pod whose node has ended", "pod", klog.KRef(p.Namespace, p.Name), "uid", p.UID, "node", t.fence.Name)
+	return nil
+}
+
+func (t *turn) deleteAttachment(ctx context.Context, a fencing.Attachment) error {
+	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: a.Name}}
+	uid := types.UID(a.UID)
+	err := t.client.Delete(ctx, va, client.Preconditions{UID: &uid, ResourceVersion: &a.Version})
+	if err != nil && !gone(err) {
+		return fmt.Errorf("delete VolumeAttachment %s: %w", a.Name, err)
+	}
+	log.FromContext(ctx).Info("Deleted a VolumeAttachment whose node has ended", "attachment", a.Name, "node", t.fence.Name)
+	return nil
+}
+
+// gone reports whether a delete found nothing, or another object or version: then it is listed and decided again.
+func gone(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsConflict(err) }
+
+// finish drops the finalizer. A finished fence stays as a record until the next one, or until somebody deletes it.
+func (t *turn) finish(ctx context.Context) error {
+	before := t.fence.DeepCopy()
+	controllerutil.RemoveFinalizer(t.fence, finalizer)
+	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+	if err := t.client.Patch(ctx, t.fence, patch); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("remove the finalizer of NodeFence %s: %w", t.fence.Name, err)
+	}
+	t.forget(t.fence.UID)
+	return nil
+}
+
+// eventType is Warning for what takes something away.
+func eventType(p fencing.Phase) string {
+	switch p {
+	case fencing.Moved, fencing.Releasing, fencing.Released, fencing.Cancelled:
+		return corev1.EventTypeNormal
+	}
+	return corev1.EventTypeWarning
+}
+

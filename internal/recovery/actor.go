@@ -1,0 +1,163 @@
+package recovery
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/fencing"
+)
+
+const (
+	// maxDecisions bounds how often one Reconcile decides. A fence that needs more is decided again at once.
+	maxDecisions = 16
+	// answerWithin is how long the answer to a question is waited for before another one is asked. It is longer than an agent may take.
+	answerWithin = 15 * time.Second
+)
+
+// actor decides on fences, and carries out what was decided.
+type actor struct {
+	*parts
+
+	mu    sync.Mutex
+	known map[types.UID]*memory
+}
+
+// memory is what this process knows about a fence and does not store: what authorizes must be its own (fencing.FreshFor).
+type memory struct {
+	// asked has when this process stored each nonce.
+	asked map[string]time.Time
+	// awaited is the latest of them.
+	awaited string
+	// tainted is when this process first saw the taint out-of-service of this value.
+	tainted     time.Time
+	taintedWith string
+	ended       bool
+	// waits is the reason that was reported last.
+	waits decision.Reason
+	// left is what is left of the boot, as the API server itself said; nil if it was not asked since the last write.
+	left *remains
+}
+
+type remains struct {
+	pods        []fencing.Pod
+	attachments []fencing.Attachment
+}
+
+// turn is one Reconcile of one fence.
+type turn struct {
+	*actor
+
+	fence *fencingv1.NodeFence
+	node  *corev1.Node // nil if there is none, or it could not be read
+	mem   *memory
+}
+
+// Reconcile decides on a fence until it waits.
+func (a *actor) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
+	t := &turn{actor: a, fence: &fencingv1.NodeFence{}}
+	err := a.live.Get(ctx, client.ObjectKey{Name: r.Name}, t.fence)
+	if apierrors.IsNotFound(err) {
+		a.Metrics.Forget(r.Name)
+		return reconcile.Result{}, nil
+	}
+	if err != nil {
+		return reconcile.Result{}, fmt.Errorf("read NodeFence %s: %w", r.Name, err)
+	}
+	if finished(t.fence) {
+		a.forget(t.fence.UID)
+		return reconcile.Result{}, nil
+	}
+	t.mem = a.remember(t.fence.UID)
+	t.mem.left = nil
+	for range maxDecisions {
+		d, done, err := t.decide(ctx)
+		if err != nil {
+			return reconcile.Result{}, t.describe(err)
+		}
+		if done {
+			return t.result(d), nil
+		}
+	}
+	return reconcile.Result{RequeueAfter: time.Millisecond}, nil
+}
+
+// decide takes one decision and carries out its steps. done: there is nothing to do but to wait.
+func (t *turn) decide(ctx context.Context) (d fencing.Decision, done bool, err error) {
+	seen, err := t.observe(ctx)
+	if err != nil {
+		return d, true, err
+	}
+	d = fencing.Decide(t.now(), fenceState(t.fence), seen)
+	if c := d.Proof.Class(); c != "" && c != fencing.StorageFenced {
+		t.mem.ended = true
+	}
+	if len(d.Steps) == 0 {
+		return d, true, t.waiting(ctx, d.Reason, seen)
+	}
+	for _, s := range d.Steps {
+		if err := t.act(ctx, s); err != nil {
+			return d, true, err
+		}
+	}
+	// A question has been stored: its answer is an event.
+	_, asked := d.Steps[0].(fencing.Ask)
+	return d, asked, nil
+}
+
+// result says when to decide again without an event.
+func (t *turn) result(d fencing.Decision) reconcile.Result {
+	if finished(t.fence) {
+		return reconcile.Result{}
+	}
+	after := answerWithin
+	if !d.RecheckAt.IsZero() {
+		after = min(after, d.RecheckAt.Sub(t.now()))
+	}
+	return reconcile.Result{RequeueAfter: max(after, time.Millisecond)}
+}
+
+// describe adds the fence to an error. A conflict is another writer's turn: the fence is read again.
+func (t *turn) describe(err error) error {
+	return fmt.Errorf("fence node %s (%s): %w", t.fence.Name, t.fence.Status.Phase, err)
+}
+
+func (a *actor) remember(uid types.UID) *memory {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	m := a.known[uid]
+	if m == nil {
+		m = &memory{asked: map[string]time.Time{}}
+		a.known[uid] = m
+	}
+	return m
+}
+
+func (a *actor) forget(uid types.UID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.known, uid)
+}
+
+// waiting stores what the fence waits for, and what a person can do about it, once for each reason.
+func (t *turn) waiting(ctx context.Context, r decision.Reason, seen fencing.Observed) error {
+	if t.mem.waits == r {
+		return nil
+	}
+	t.mem.waits = r
+	t.Metrics.Waits(t.fence.Name, r)
+	if r != fencing.Settled {
+		log.FromContext(ctx).Info("Fence waits", "node", t.fence.Name, "phase", t.fence.Status.Phase, "reason", r)
+	}
+	return t.patchStatus(ctx, func(s *fencingv1.NodeFenceStatus) { describeWait(s, r, seen) })
+}

@@ -1,0 +1,257 @@
+package recovery
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"k8s.io/client-go/util/workqueue"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
+)
+
+// inspections is the most nodes that are read from the API server in one tick. More than that at once are a fault that no fence mends.
+const inspections = 4
+
+// detector finds the nodes that are lost, and creates their NodeFences.
+type detector struct {
+	*parts
+
+	// held has the nodes that are silent and not fenced, to report each reason once.
+	held map[string]hold
+}
+
+type hold struct {
+	reason decision.Reason
+	power  string    // the power state that the fencer last recorded
+	since  time.Time // when this process first saw it
+}
+
+// start enqueues the one request of the detector.
+func start() source.Source {
+	return source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		queue.Add(request("nodes")[0])
+		return nil
+	})
+}
+
+// Reconcile looks at all nodes. It runs in every process, because all parts measure silence.
+func (d *detector) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
+	again := reconcile.Result{RequeueAfter: tickEvery}
+	if err := d.ear.tick(ctx); err != nil {
+		log.FromContext(ctx).Error(err, "Cannot listen to the nodes, so none is suspected")
+		return again, nil
+	}
+	if !d.Roles.Detector {
+		return again, nil
+	}
+	if err := d.look(ctx); err != nil {
+		log.FromContext(ctx).Error(err, "Cannot look for nodes that are lost")
+	}
+	return again, nil
+}
+
+// look decides on each silent node.
+func (d *detector) look(ctx context.Context) error {
+	fleet, objects, err := d.fleet(ctx)
+	if err != nil {
+		return err
+	}
+	inspected := 0
+	for i := range fleet.Nodes {
+		node := &fleet.Nodes[i]
+		if fleet.Fenced[node.Boot.Node] {
+			delete(d.held, node.Boot.Node)
+			continue
+		}
+		s := fencing.Suspect(d.now(), d.Profile, d.Brakes, fleet, *node)
+		if closer(s.Reason) && inspected < inspections {
+			inspected++
+			if err := d.inspect(ctx, node); err != nil {
+				return err
+			}
+			s = fencing.Suspect(d.now(), d.Profile, d.Brakes, fleet, *node)
+		}
+		d.report(ctx, objects[node.Boot.Node], s)
+		if s.Suspected {
+			return d.suspect(ctx, *node) // the next one with this one counted
+		}
+	}
+	return nil
+}
+
+// closer reports whether a closer look at the node may change the answer.
+func closer(r decision.Reason) bool {
+	return r == fencing.NotReadLive || r == fencing.NoSecondSignal || r == fencing.SignOfLife
+}
+
+// fleet returns what the caches say about all nodes.
+func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1.Node, error) {
+	fleet := fencing.Fleet{Fenced: map[string]bool{}}
+	nodes, fences, sources := &corev1.NodeList{}, &fencingv1.NodeFenceList{}, &fencingv1.FenceSourceList{}
+	for _, list := range []client.ObjectList{nodes, fences, sources} {
+		if err := d.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+			return fleet, nil, fmt.Errorf("list nodes and fences in the cache: %w", err)
+		}
+	}
+	for i := range fences.Items {
+		f := &fences.Items[i]
+		fleet.Began = append(fleet.Began, f.CreationTimestamp.Time)
+		if finished(f) {
+			continue
+		}
+		fleet.Fenced[f.Name] = true
+		if f.Status.Phase != fencingv1.Phase(fencing.Moved) && f.Status.Phase != fencingv1.Phase(fencing.Releasing) {
+			fleet.InFlight++
+		}
+	}
+	power := map[string]*fencingv1.PowerState{}
+	for i := range sources.Items {
+		power[sources.Items[i].Name] = sources.Items[i].Status.Power
+	}
+	objects := make(map[string]*corev1.Node, len(nodes.Items))
+	for i := range nodes.Items {
+		node := &nodes.Items[i]
+		objects[node.Name] = node
+		fleet.Nodes = append(fleet.Nodes, d.node(node, power[node.Name]))
+	}
+	return fleet, objects, nil
+}
+
+// node returns what is known about a node without asking.
+func (d *detector) node(node *corev1.Node, power *fencingv1.PowerState) fencing.Node {
+	n := fencing.Node{
+		Boot: bootOf(node), Zone: node.Labels[corev1.LabelTopologyZone],
+		OptedOut: optedOut(node), Maintenance: kube.UnderMaintenance(node),
+		ControlPlane: kube.ControlPlane(node) || d.Node != "" && node.Name == d.Node,
+		Ready:        ready(node),
+	}
+	n.Silent, n.Limit, n.Heard = d.ear.of(node.Name)
+	n.PowerOff = d.powerOff(node.Name, power, n.Silent)
+	return n
+}
+
+// powerOff is what the fencer recorded since the silence began, on the clock of this process.
+func (d *detector) powerOff(name string, power *fencingv1.PowerState, silent time.Duration) fencing.Knowledge {
+	if power == nil {
+		return fencing.Unknown
+	}
+	h, stamp := d.held[name], power.State+power.Time.String()
+	if h.power != stamp {
+		h.power, h.since = stamp, d.now()
+		d.held[name] = h
+	}
+	if power.State != powerOff || d.now().Sub(h.since) > silent {
+		return fencing.Unknown
+	}
+	return fencing.Yes
+}
+
+// inspect reads Node and lease from the API server itself, and asks the kubelet's port.
+func (d *detector) inspect(ctx context.Context, n *fencing.Node) error {
+	ctx, cancel := context.WithTimeout(ctx, readWithin)
+	defer cancel()
+	n.Endpoint, n.Refused = fencing.Unknown, false
+	name, at := n.Boot.Node, d.now()
+	node, lease := &corev1.Node{}, &coordinationv1.Lease{}
+	if err := d.live.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
+		return client.IgnoreNotFound(fmt.Errorf("read node %s: %w", name, err))
+	}
+	n.Endpoint, n.Refused = askKubelet(ctx, node) // first: its answer takes the longest
+	if err := d.live.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: name}, lease); err != nil {
+		return client.IgnoreNotFound(fmt.Errorf("read the lease of node %s: %w", name, err))
+	}
+	d.ear.heard(lease)
+	power, endpoint, refused := n.PowerOff, n.Endpoint, n.Refused
+	*n = d.node(node, nil)
+	n.PowerOff, n.Endpoint, n.Refused, n.ReadAt, n.Renewal = power, endpoint, refused, at, renewal(lease)
+	return nil
+}
+
+// report says once why a node that has been silent for too long is not fenced.
+func (d *detector) report(ctx context.Context, node *corev1.Node, s fencing.Suspicion) {
+	name := node.Name
+	h := d.held[name]
+	if h.reason == s.Reason {
+		return
+	}
+	h.reason = s.Reason
+	d.held[name] = h
+	d.Metrics.Suspicion(name, s.Reason)
+	if s.Suspected || !fencing.Held(s.Reason) {
+		return
+	}
+	log.FromContext(ctx).Info("Not fencing silent node", "node", name, "reason", s.Reason)
+	d.events.Eventf(node, nil, corev1.EventTypeWarning, string(s.Reason), "Fence", "%s", explainHold(s.Reason))
+}
+
+// suspect creates the NodeFence. One that is finished is removed first, bound to its version.
+func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
+	name := n.Boot.Node
+	logger := log.FromContext(ctx).WithValues("node", name, "bootID", n.Boot.ID, "machine", n.Boot.Machine, "silent", n.Silent)
+	if d.DryRun {
+		if h := d.held[name]; h.reason == fencing.Settled {
+			logger.Info("Would fence node", "cause", "--recovery-dry-run is set")
+			h.reason = dryRun
+			d.held[name] = h
+		}
+		return nil
+	}
+	node, old := &corev1.Node{}, &fencingv1.NodeFence{}
+	err := d.live.Get(ctx, client.ObjectKey{Name: name}, old)
+	switch {
+	case err == nil && !finished(old):
+		return nil // the cache does not have it yet
+	case err == nil:
+		if err := d.client.Delete(ctx, old, client.Preconditions{UID: &old.UID, ResourceVersion: &old.ResourceVersion}); err != nil {
+			return client.IgnoreNotFound(fmt.Errorf("delete the finished NodeFence %s: %w", name, err))
+		}
+	case !apierrors.IsNotFound(err):
+		return fmt.Errorf("read NodeFence %s: %w", name, err)
+	}
+	if err := d.live.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
+		return fmt.Errorf("read node %s: %w", name, err)
+	}
+	if bootOf(node) != n.Boot {
+		return nil // it changed in this moment
+	}
+	stored, _ := strconv.ParseInt(node.Annotations[kube.FenceEpochAnnotation], 10, 64)
+	fence := &fencingv1.NodeFence{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{finalizer}},
+		Spec: fencingv1.NodeFenceSpec{
+			NodeName: name, NodeUID: n.Boot.NodeUID, BootID: n.Boot.ID, MachineID: n.Boot.Machine,
+			Epoch: max(stored, old.Spec.Epoch) + 1, LastRenewal: n.Renewal, Release: fencingv1.ReleaseAuto,
+		},
+	}
+	if err := d.client.Create(ctx, fence); err != nil {
+		return client.IgnoreAlreadyExists(fmt.Errorf("create NodeFence %s: %w", name, err))
+	}
+	logger.Info("Fencing node", "fence", fence.Name, "epoch", fence.Spec.Epoch)
+	d.events.Eventf(node, fence, corev1.EventTypeWarning, string(fencing.Suspected), "Fence", "%s", explainSuspected(n.Silent))
+	return nil
+}
+
+// dryRun marks in held that the node would be fenced.
+const dryRun decision.Reason = "DryRun"
+
+// finalizer keeps a NodeFence until its taints are gone.
+const finalizer = "fencing.belay.dev/release"
+
+func finished(f *fencingv1.NodeFence) bool {
+	return slices.Contains([]fencingv1.Phase{fencingv1.Phase(fencing.Released), fencingv1.Phase(fencing.Cancelled)}, f.Status.Phase) &&
+		!slices.Contains(f.Finalizers, finalizer)
+}

@@ -1,0 +1,88 @@
+package recovery
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"belay.dev/belay/internal/fencing"
+)
+
+const (
+	// tickEvery is how often the leases are looked at. It is well below fencing.MaxTickGap.
+	tickEvery = 500 * time.Millisecond
+	// readWithin bounds a read that is only worth something while it is fresh.
+	readWithin = time.Second
+)
+
+// listener knows for how long each node has been silent. All parts of a process share it.
+type listener struct {
+	*parts
+
+	mu       sync.Mutex
+	silences fencing.Silences
+}
+
+// tick looks at all leases. It counts as a tick only if the API server answered a read at quorum just now: silence during an outage of the
+// API server is no silence of the nodes.
+func (l *listener) tick(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readWithin)
+	defer cancel()
+	if err := l.live.List(ctx, &coordinationv1.LeaseList{}, client.InNamespace(corev1.NamespaceNodeLease), client.Limit(1)); err != nil {
+		return fmt.Errorf("list leases of nodes: %w", err)
+	}
+	leases := &coordinationv1.LeaseList{}
+	if err := l.client.List(ctx, leases, client.InNamespace(corev1.NamespaceNodeLease), client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("list leases of nodes in the cache: %w", err)
+	}
+	now := l.now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.silences.Tick(now) {
+		log.FromContext(ctx).Info("Counting the silence of all nodes from now", "cause", "the API server or this process did not respond for a while")
+	}
+	for i := range leases.Items {
+		l.renewed(now, &leases.Items[i])
+	}
+	return nil
+}
+
+// heard records a lease that was read from the API server itself.
+func (l *listener) heard(lease *coordinationv1.Lease) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.renewed(l.now(), lease)
+}
+
+func (l *listener) renewed(now time.Time, lease *coordinationv1.Lease) {
+	var duration time.Duration
+	if s := lease.Spec.LeaseDurationSeconds; s != nil {
+		duration = time.Duration(*s) * time.Second
+	}
+	l.silences.Renewed(now, lease.Name, renewal(lease), duration)
+}
+
+// of returns how long a node has been silent, and how long it may be.
+func (l *listener) of(node string) (silent, limit time.Duration, known bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.silences.Of(l.now(), l.Profile, node)
+}
+
+// renewal is a text that changes with each renewal of the lease, also by another kubelet.
+func renewal(lease *coordinationv1.Lease) string {
+	holder, at := "", ""
+	if lease.Spec.HolderIdentity != nil {
+		holder = *lease.Spec.HolderIdentity
+	}
+	if lease.Spec.RenewTime != nil {
+		at = lease.Spec.RenewTime.UTC().Format(time.RFC3339Nano)
+	}
+	return at + " " + holder + " " + string(lease.UID)
+}

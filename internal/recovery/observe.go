@@ -1,0 +1,172 @@
+package recovery
+
+import (
+	"context"
+	"fmt"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
+)
+
+// observe reads what a decision needs. Node and lease are read from the API server itself each time: few nodes are fenced at a time, and a
+// cache that lags could show a node that has come back as silent.
+func (t *turn) observe(ctx context.Context) (fencing.Observed, error) {
+	seen := fencing.Observed{ReadAt: t.now(), Ended: t.mem.ended}
+	t.readNode(ctx, &seen)
+	if seen.Exists == fencing.Unknown {
+		return seen, nil
+	}
+	t.readLease(ctx, &seen)
+	source := &fencingv1.FenceSource{}
+	switch err := t.client.Get(ctx, client.ObjectKey{Name: t.fence.Name}, source); {
+	case err == nil:
+		seen.Source = boundSource(source)
+	case !apierrors.IsNotFound(err):
+		return seen, fmt.Errorf("read FenceSource %s in the cache: %w", t.fence.Name, err)
+	}
+	t.readAnswers(&seen.Source)
+	if t.mem.left != nil {
+		seen.Listed, seen.Pods, seen.Attachments = true, t.mem.left.pods, t.mem.left.attachments
+	}
+	return seen, nil
+}
+
+// readNode reads the Node. An error leaves Exists Unknown.
+func (t *turn) readNode(ctx context.Context, seen *fencing.Observed) {
+	node := &corev1.Node{}
+	t.node = nil
+	switch err := t.live.Get(ctx, client.ObjectKey{Name: t.fence.Name}, node); {
+	case apierrors.IsNotFound(err):
+		seen.Exists = fencing.No
+		return
+	case err != nil:
+		return
+	}
+	t.node = node
+	seen.Exists, seen.Now, seen.Version, seen.Ready = fencing.Yes, bootOf(node), node.ResourceVersion, ready(node)
+	seen.OptedOut, seen.Maintenance = optedOut(node), kube.UnderMaintenance(node)
+	value, present := "", false
+	for _, taint := range node.Spec.Taints {
+		switch {
+		case taint.Key == kube.IsolationTaint && taint.Value == taintValue(t.fence.Spec.Epoch):
+			seen.Isolated = true
+		case taint.Key == kube.OutOfServiceTaint && taint.Effect == corev1.TaintEffectNoExecute:
+			value, present = taint.Value, true
+		}
+	}
+	seen.OutOfService = present && value == taintValue(t.fence.Spec.Epoch)
+	seen.ForeignTaint = present && !seen.OutOfService
+	if !present {
+		t.mem.tainted, t.mem.taintedWith = seen.TaintSeen, ""
+	} else if t.mem.tainted.IsZero() || t.mem.taintedWith != value {
+		t.mem.tainted, t.mem.taintedWith = t.now(), value
+	}
+	seen.TaintSeen = t.mem.tainted
+}
+
+// readLease reads the lease of the node. One that says something else than when the node was suspected is a sign of life.
+func (t *turn) readLease(ctx context.Context, seen *fencing.Observed) {
+	lease := &coordinationv1.Lease{}
+	err := t.live.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: t.fence.Name}, lease)
+	switch {
+	case err == nil:
+		t.ear.heard(lease)
+		seen.Renewal = renewal(lease)
+		seen.Renewed = seen.Renewal != t.fence.Spec.LastRenewal
+	case !apierrors.IsNotFound(err):
+		seen.Exists = fencing.Unknown // not silent, as far as is known
+		return
+	}
+	silent, limit, known := t.ear.of(t.fence.Name)
+	seen.Silent = known && silent >= limit
+}
+
+// readAnswers takes the answers of the fencer from the record: those to this process. The time of an answer is when this process asked.
+func (t *turn) readAnswers(source *fencing.Source) {
+	for i := range t.fence.Status.Evidence {
+		e := &t.fence.Status.Evidence[i]
+		asked, own := t.mem.asked[e.Nonce]
+		if !own {
+			continue
+		}
+		if e.Nonce == t.mem.awaited {
+			t.mem.awaited = ""
+		}
+		if asked.Before(source.Status.Asked) {
+			continue
+		}
+		source.Status = fencing.Answer{Power: powerOf(e), Asked: asked, Raw: e.Raw}
+		if e.BootID == t.fence.Spec.BootID {
+			source.Status.Machine = e.MachineID
+		} else {
+			source.Status.Power = fencing.PowerUnknown
+		}
+	}
+	if t.mem.awaited != "" {
+		source.Running = t.now().Sub(t.mem.asked[t.mem.awaited]) < answerWithin
+	}
+}
+
+// list reads what is left of the boot. The VolumeAttachments are read from the API server itself only when the cache has none left, because
+// there may be very many of them: what the cache has is deleted by UID and version anyway.
+func (t *turn) list(ctx context.Context) error {
+	left := &remains{}
+	pods := &corev1.PodList{}
+	if err := t.live.List(ctx, pods, client.MatchingFields{"spec.nodeName": t.fence.Name}); err != nil {
+		return fmt.Errorf("list the pods of the node: %w", err)
+	}
+	for i := range pods.Items {
+		if pod := &pods.Items[i]; evictable(pod) {
+			left.pods = append(left.pods, fencing.Pod{
+				Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID),
+				Leaving: pod.DeletionTimestamp != nil && pod.DeletionGracePeriodSeconds != nil && *pod.DeletionGracePeriodSeconds == 0,
+			})
+		}
+	}
+	attachments := &storagev1.VolumeAttachmentList{}
+	if err := t.client.List(ctx, attachments, client.MatchingFields{byNode: t.fence.Name}); err != nil {
+		return fmt.Errorf("list the VolumeAttachments of the node in the cache: %w", err)
+	}
+	if left.attachments = t.ofBoot(attachments); len(left.attachments) == 0 {
+		if err := t.live.List(ctx, attachments); err != nil {
+			return fmt.Errorf("list VolumeAttachments: %w", err)
+		}
+		left.attachments = t.ofBoot(attachments)
+	}
+	t.mem.left = left
+	return nil
+}
+
+// evictable reports whether a pod is deleted. The kubelet owns a mirror pod; a DaemonSet would put its pod back at once.
+func evictable(pod *corev1.Pod) bool {
+	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+		return false
+	}
+	owner := metav1.GetControllerOfNoCopy(pod)
+	return owner == nil || owner.Kind != "DaemonSet"
+}
+
+// ofBoot returns the VolumeAttachments of the node that were not made for another boot.
+func (t *turn) ofBoot(list *storagev1.VolumeAttachmentList) (left []fencing.Attachment) {
+	for i := range list.Items {
+		va := &list.Items[i]
+		boot := va.Annotations[kube.BootIDAnnotation]
+		if va.Spec.NodeName != t.fence.Name || boot != "" && boot != t.fence.Spec.BootID {
+			continue
+		}
+		a := fencing.Attachment{Name: va.Name, UID: string(va.UID), Version: va.ResourceVersion, Deleting: va.DeletionTimestamp != nil}
+		if volume, ok := kube.VolumeOfAttachment(va); ok {
+			a.Volume = fencing.Volume{Driver: volume.Driver, Handle: volume.Handle}
+		}
+		left = append(left, a)
+	}
+	return left
+}

@@ -1,0 +1,157 @@
+package recovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/telemetry"
+)
+
+// Name is the name of the controller in logs, metrics and events.
+const Name = "belay-recovery"
+
+// Back-off after a failed request.
+const firstRetry, maxRetry = 50 * time.Millisecond, 5 * time.Second
+
+// Switch is one power switch, as a fence agent speaks to it.
+type Switch interface {
+	// Status returns the power state and the text of the answer, without secrets. Anything but a clear answer is PowerUnknown.
+	Status(ctx context.Context) (fencing.Power, string, error)
+	// Off switches off. That it returned says nothing about the state.
+	Off(ctx context.Context) error
+	// Identity returns the system UUID of the hardware; ErrNoIdentity if the agent cannot tell.
+	Identity(ctx context.Context) (string, error)
+}
+
+// ErrNoIdentity is the error of a Switch that cannot tell which hardware it switches.
+var ErrNoIdentity = errors.New("the agent gives no identity of the hardware")
+
+// Dial returns the switch of a feed. The secret is the data of the Secret that the feed names, nil without one.
+type Dial func(feed fencingv1.Feed, secret map[string][]byte) (Switch, error)
+
+// Roles are the parts that run in this process.
+type Roles struct{ Detector, Fencer, Actor bool }
+
+// Options configure recovery.
+type Options struct {
+	Roles   Roles
+	Profile fencing.Profile
+	Brakes  fencing.Brakes
+	// DryRun reports which nodes would be fenced, and fences none.
+	DryRun bool
+	// Node is the name of the node that this process runs on, which it never fences; empty if unknown.
+	Node string
+	// Dial reaches the power switches. The fencer needs it.
+	Dial Dial
+	// Metrics may be nil.
+	Metrics *telemetry.Recovery
+}
+
+// parts is what the three parts share.
+type parts struct {
+	Options
+
+	client client.Client // reads from the caches
+	live   client.Reader // reads from the API server, at quorum
+	events events.EventRecorder
+	ear    *listener
+	now    func() time.Time
+	// identity names this process in intents.
+	identity string
+}
+
+// Setup adds recovery to the manager.
+func Setup(mgr manager.Manager, identity string, o Options) error {
+	p := &parts{
+		Options: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(Name),
+		now: time.Now, identity: identity,
+	}
+	p.ear = &listener{parts: p}
+	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &storagev1.VolumeAttachment{}, byNode, nodeOfAttachment); err != nil {
+		return fmt.Errorf("index VolumeAttachments by node: %w", err)
+	}
+	d := &detector{parts: p, held: map[string]hold{}}
+	err := build(mgr, "recovery-detector", d).WatchesRawSource(start()).Complete(d)
+	if err == nil && o.Roles.Actor {
+		a := &actor{parts: p, known: map[types.UID]*memory{}}
+		err = build(mgr, "recovery-actor", a).For(&fencingv1.NodeFence{}).
+			Watches(&corev1.Node{}, ofNode()).
+			Watches(&coordinationv1.Lease{}, ofNode()).
+			Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(p.fenceOfPod)).
+			Watches(&storagev1.VolumeAttachment{}, handler.EnqueueRequestsFromMapFunc(p.fenceOfAttachment)).
+			Complete(a)
+	}
+	if err == nil && o.Roles.Fencer {
+		f := &fencer{parts: p, sources: map[string]*sourceState{}}
+		err = build(mgr, "recovery-fencer", f).For(&fencingv1.FenceSource{}).
+			Watches(&fencingv1.NodeFence{}, ofNode()).
+			Watches(&corev1.Node{}, ofNode()).
+			Complete(f)
+	}
+	if err != nil {
+		return fmt.Errorf("set up recovery: %w", err)
+	}
+	return nil
+}
+
+// build returns a builder with the settings that the parts share. One worker is enough for the few nodes that are fenced at a time; the
+// fencer's agents run beside it.
+func build(mgr manager.Manager, name string, _ reconcile.Reconciler) *builder.Builder {
+	yes := true
+	return builder.ControllerManagedBy(mgr).Named(name).WithOptions(controller.Options{
+		RateLimiter:        workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, maxRetry),
+		SkipNameValidation: &yes, // tests run several in one process
+	})
+}
+
+// ofNode maps a Node, a Lease or a NodeFence to the name that all objects about one node share.
+func ofNode() handler.EventHandler {
+	return handler.EnqueueRequestsFromMapFunc(func(_ context.Context, object client.Object) []reconcile.Request {
+		return request(object.GetName())
+	})
+}
+
+func request(name string) []reconcile.Request {
+	return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: name}}}
+}
+
+// byNode is the index of VolumeAttachments by node.
+const byNode = "spec.nodeName"
+
+func nodeOfAttachment(object client.Object) []string {
+	return []string{object.(*storagev1.VolumeAttachment).Spec.NodeName}
+}
+
+// fenceOfPod maps a pod to the fence of its node.
+func (p *parts) fenceOfPod(ctx context.Context, object client.Object) []reconcile.Request {
+	return p.fenceOf(ctx, object.(*corev1.Pod).Spec.NodeName)
+}
+
+// fenceOfAttachment maps a VolumeAttachment to the fence of its node.
+func (p *parts) fenceOfAttachment(ctx context.Context, object client.Object) []reconcile.Request {
+	return p.fenceOf(ctx, object.(*storagev1.VolumeAttachment).Spec.NodeName)
+}
+
+func (p *parts) fenceOf(ctx context.Context, node string) []reconcile.Request {
+	if node == "" || p.client.Get(ctx, client.ObjectKey{Name: node}, &fencingv1.NodeFence{}) != nil {
+		return nil
+	}
+	return request(node)
+}
