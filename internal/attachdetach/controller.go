@@ -91,7 +91,7 @@ type Controller struct {
 
 // Setup adds the controller to the manager.
 func Setup(ctx context.Context, mgr manager.Manager, o Options) error {
-	clients, err := kubernetes.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	clients, err := kubernetes.NewForConfigAndClient(kube.WithProtobuf(mgr.GetConfig()), mgr.GetHTTPClient())
 	if err != nil {
 		return fmt.Errorf("create the client for events: %w", err)
 	}

@@ -19,6 +19,11 @@ const (
 	Cancelled Phase = "Cancelled" // the node lives, and was not switched off; the isolation is removed
 )
 
+// Phases lists all phases in order.
+func Phases() []Phase {
+	return []Phase{Suspected, Isolating, Fencing, Tainting, Evicting, Detaching, Moved, Releasing, Released, Cancelled}
+}
+
 // Fence is the stored state of a NodeFence.
 type Fence struct {
 	UID, ResourceVersion string

@@ -12,6 +12,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 )
 
 // ManagerConfig configures the manager of a controller.
@@ -38,7 +40,7 @@ type ManagerConfig struct {
 // Its /healthz fails when the process should have exited because it lost its lease.
 func NewManager(config *rest.Config, c ManagerConfig) (manager.Manager, error) {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, storagev1.AddToScheme, coordinationv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, storagev1.AddToScheme, coordinationv1.AddToScheme, fencingv1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			return nil, fmt.Errorf("register API types: %w", err)
 		}
@@ -79,6 +81,8 @@ func NewManager(config *rest.Config, c ManagerConfig) (manager.Manager, error) {
 	if c.CountWrite != nil {
 		config = CountWrites(config, c.CountWrite)
 	}
+	// controller-runtime chooses protobuf for the types that have it: NodeFences have not.
+	config.ContentType, config.AcceptContentTypes = "", ""
 	mgr, err := manager.New(config, options)
 	if err != nil {
 		return nil, fmt.Errorf("create the manager: %w", err)

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,6 +24,8 @@ func CacheOptions() cache.Options {
 		&corev1.PersistentVolume{}:      {Transform: transform(StripVolume)},
 		&storagev1.VolumeAttachment{}:   {Transform: transform(StripAttachment)},
 		&storagev1.CSIDriver{}:          {Transform: transform(stripDriver)},
+		// Of the leases only those of nodes, for recovery.
+		&coordinationv1.Lease{}: {Transform: transform(stripLease), Namespaces: map[string]cache.Config{corev1.NamespaceNodeLease: {}}},
 	}
 	return cache.Options{ByObject: byObject, NewInformer: newInformer}
 }
@@ -123,6 +126,11 @@ func StripNode(node *corev1.Node) *corev1.Node {
 	kept.Spec.ProviderID = node.Spec.ProviderID
 	kept.ManagedFields = keepReportWriter(node)
 	return kept
+}
+
+// stripLease keeps who renewed the lease, and when.
+func stripLease(lease *coordinationv1.Lease) *coordinationv1.Lease {
+	return &coordinationv1.Lease{ObjectMeta: meta(lease.ObjectMeta), Spec: lease.Spec}
 }
 
 // stripClaim keeps what the claim is bound to and the pod that owns it.

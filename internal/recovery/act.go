@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
 )
@@ -28,7 +29,7 @@ const maxIntents, maxEvidence = 8, 32
 
 // act carries out one step.
 func (t *turn) act(ctx context.Context, step fencing.Step) error {
-	switch s := step.(type) {
+	switch step.(type) {
 	case fencing.List:
 		return t.list(ctx)
 	case fencing.ReadNode:
@@ -94,9 +95,9 @@ func (t *turn) enter(ctx context.Context, s fencing.Enter) error {
 	if err != nil || string(before) == string(s.Phase) {
 		return err
 	}
-	log.FromContext(ctx).Info("Fence entered phase", "node", t.fence.Name, "phase", s.Phase, "from", before, "evidence", s.Evidence, "epoch", t.fence.Spec.Epoch)
+	log.FromContext(ctx).Info("Fence entered phase", "phase", s.Phase, "from", before, "evidence", s.Evidence, "epoch", t.fence.Spec.Epoch)
 	t.Metrics.Entered(t.fence.Name, s.Phase, t.now().Sub(t.fence.CreationTimestamp.Time))
-	t.events.Eventf(t.regarding(), t.fence, eventType(s.Phase), string(s.Phase), "Fence", "%s", explainPhase(s.Phase, s.Evidence))
+	t.events.Eventf(t.regarding(), t.fence, eventType(s.Phase), string(s.Phase), "Fence", "%s", explain.FencePhase(s.Phase, s.Evidence))
 	return nil
 }
 
@@ -105,7 +106,7 @@ func (t *turn) prove(status *fencingv1.NodeFenceStatus, class fencing.Class) {
 	if provenBy(t.fence) == class {
 		return
 	}
-	setCondition(status, conditionProven, metav1.ConditionTrue, string(class), explainEvidence(class))
+	setCondition(status, conditionProven, metav1.ConditionTrue, string(class), explain.FenceEvidence(class))
 	if class == fencing.PoweredOff {
 		return // the fencer has recorded the answer
 	}
@@ -141,7 +142,7 @@ func (t *turn) ask(ctx context.Context) error {
 // command stores a command to switch off for the fencer (hole 5).
 func (t *turn) command(ctx context.Context, c fencing.Command) error {
 	i := fencingv1.Intent{Action: powerOff, Nonce: t.nonce(), NotAfter: micro(c.NotAfter), Renewal: c.Renewal}
-	log.FromContext(ctx).Info("Commanding to switch the machine off", "node", t.fence.Name, "machine", t.fence.Spec.MachineID, "notAfter", c.NotAfter)
+	log.FromContext(ctx).Info("Commanding to switch the machine off", "machine", t.fence.Spec.MachineID, "notAfter", c.NotAfter)
 	return t.patchStatus(ctx, func(s *fencingv1.NodeFenceStatus) { s.Intents = lastOf(append(s.Intents, i), maxIntents) })
 }
 
@@ -187,7 +188,7 @@ func (t *turn) taint(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	log.FromContext(ctx).Info("Set the out-of-service taint", "node", t.fence.Name, "value", taintValue(t.fence.Spec.Epoch))
+	log.FromContext(ctx).Info("Set the out-of-service taint", "value", taintValue(t.fence.Spec.Epoch))
 	return t.patchStatus(ctx, func(s *fencingv1.NodeFenceStatus) {
 		setCondition(s, conditionTainted, metav1.ConditionTrue, "OutOfService", "the node has the out-of-service taint of this fence")
 	})
@@ -206,7 +207,7 @@ func (t *turn) untaint(ctx context.Context, key string) error {
 	if err != nil {
 		return err
 	}
-	log.FromContext(ctx).Info("Removed a taint", "node", t.fence.Name, "taint", key, "value", taintValue(t.fence.Spec.Epoch))
+	log.FromContext(ctx).Info("Removed a taint", "taint", key, "value", taintValue(t.fence.Spec.Epoch))
 	if key != kube.OutOfServiceTaint {
 		return nil
 	}
@@ -222,7 +223,7 @@ func (t *turn) deletePod(ctx context.Context, p fencing.Pod) error {
 	if err != nil && !gone(err) {
 		return fmt.Errorf("delete pod %s/%s: %w", p.Namespace, p.Name, err)
 	}
-	log.FromContext(ctx).Info("Deleted a pod whose node has ended", "pod", klog.KRef(p.Namespace, p.Name), "uid", p.UID, "node", t.fence.Name)
+	log.FromContext(ctx).Info("Deleted a pod whose node has ended", "pod", klog.KRef(p.Namespace, p.Name), "uid", p.UID)
 	return nil
 }
 
@@ -233,7 +234,7 @@ func (t *turn) deleteAttachment(ctx context.Context, a fencing.Attachment) error
 	if err != nil && !gone(err) {
 		return fmt.Errorf("delete VolumeAttachment %s: %w", a.Name, err)
 	}
-	log.FromContext(ctx).Info("Deleted a VolumeAttachment whose node has ended", "attachment", a.Name, "node", t.fence.Name)
+	log.FromContext(ctx).Info("Deleted a VolumeAttachment whose node has ended", "attachment", a.Name)
 	return nil
 }
 
@@ -260,4 +261,3 @@ func eventType(p fencing.Phase) string {
 	}
 	return corev1.EventTypeWarning
 }
-

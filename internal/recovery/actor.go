@@ -82,15 +82,21 @@ func (a *actor) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.R
 	t.mem.left = nil
 	for range maxDecisions {
 		d, done, err := t.decide(ctx)
-		if err != nil {
-			return reconcile.Result{}, t.describe(err)
+		switch {
+		case apierrors.IsConflict(err): // another writer was first: read again
+			return again, nil
+		case err != nil:
+			return reconcile.Result{}, fmt.Errorf("fence node %s (%s): %w", t.fence.Name, t.fence.Status.Phase, err)
 		}
 		if done {
 			return t.result(d), nil
 		}
 	}
-	return reconcile.Result{RequeueAfter: time.Millisecond}, nil
+	return again, nil
 }
+
+// again has an object read and decided on again at once.
+var again = reconcile.Result{RequeueAfter: time.Millisecond}
 
 // decide takes one decision and carries out its steps. done: there is nothing to do but to wait.
 func (t *turn) decide(ctx context.Context) (d fencing.Decision, done bool, err error) {
@@ -127,11 +133,6 @@ func (t *turn) result(d fencing.Decision) reconcile.Result {
 	return reconcile.Result{RequeueAfter: max(after, time.Millisecond)}
 }
 
-// describe adds the fence to an error. A conflict is another writer's turn: the fence is read again.
-func (t *turn) describe(err error) error {
-	return fmt.Errorf("fence node %s (%s): %w", t.fence.Name, t.fence.Status.Phase, err)
-}
-
 func (a *actor) remember(uid types.UID) *memory {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -156,8 +157,11 @@ func (t *turn) waiting(ctx context.Context, r decision.Reason, seen fencing.Obse
 	}
 	t.mem.waits = r
 	t.Metrics.Waits(t.fence.Name, r)
-	if r != fencing.Settled {
-		log.FromContext(ctx).Info("Fence waits", "node", t.fence.Name, "phase", t.fence.Status.Phase, "reason", r)
+	if r == fencing.AwaitingSource {
+		return nil // for less than a second, unless the fencer is down
 	}
-	return t.patchStatus(ctx, func(s *fencingv1.NodeFenceStatus) { describeWait(s, r, seen) })
+	if r != fencing.Settled {
+		log.FromContext(ctx).Info("Fence waits", "phase", t.fence.Status.Phase, "reason", r)
+	}
+	return t.patchStatus(ctx, func(s *fencingv1.NodeFenceStatus) { describeWait(s, r, seen, t.fence.Name) })
 }

@@ -20,6 +20,7 @@ import (
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
 )
@@ -44,7 +45,7 @@ type hold struct {
 // start enqueues the one request of the detector.
 func start() source.Source {
 	return source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-		queue.Add(request("nodes")[0])
+		queue.Add(request(allNodes)[0])
 		return nil
 	})
 }
@@ -196,7 +197,7 @@ func (d *detector) report(ctx context.Context, node *corev1.Node, s fencing.Susp
 		return
 	}
 	log.FromContext(ctx).Info("Not fencing silent node", "node", name, "reason", s.Reason)
-	d.events.Eventf(node, nil, corev1.EventTypeWarning, string(s.Reason), "Fence", "%s", explainHold(s.Reason))
+	d.events.Eventf(node, nil, corev1.EventTypeWarning, string(s.Reason), "Fence", "%s", explain.NotFenced(s.Reason))
 }
 
 // suspect creates the NodeFence. One that is finished is removed first, bound to its version.
@@ -241,7 +242,7 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 		return client.IgnoreAlreadyExists(fmt.Errorf("create NodeFence %s: %w", name, err))
 	}
 	logger.Info("Fencing node", "fence", fence.Name, "epoch", fence.Spec.Epoch)
-	d.events.Eventf(node, fence, corev1.EventTypeWarning, string(fencing.Suspected), "Fence", "%s", explainSuspected(n.Silent))
+	d.events.Eventf(node, fence, corev1.EventTypeWarning, string(fencing.Suspected), "Fence", "%s", explain.FenceSuspected(n.Silent))
 	return nil
 }
 

@@ -1,15 +1,25 @@
 package recovery
 
 import (
-	"fmt"
-	"time"
+	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/fencing"
 )
 
-func explainHold(r decision.Reason) string { return explain.NotFenced(r) }
-
-func explainSuspected(silent time.Duration) string {
-	return fmt.Sprintf("The node has not renewed its lease for %v: belay is looking for proof that its machine is off", silent.Round(100*time.Millisecond))
+// describeWait stores what a fence waits for.
+func describeWait(s *fencingv1.NodeFenceStatus, r decision.Reason, seen fencing.Observed, node string) {
+	s.Missing, s.Advice = nil, ""
+	if missing, advice := explain.FenceWait(r); missing != "" {
+		s.Missing, s.Advice = []string{missing}, strings.ReplaceAll(advice, "NODE", node)
+	}
+	if r == fencing.Contradicted {
+		setCondition(s, conditionContradicted, metav1.ConditionTrue, "SignOfLife", "the boot that was proven to have ended renews its lease")
+	} else if seen.Exists != fencing.Unknown {
+		setCondition(s, conditionContradicted, metav1.ConditionFalse, "Silent", "nothing was heard of the boot since")
+	}
 }

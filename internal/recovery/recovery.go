@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/go-logr/logr"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -84,26 +85,17 @@ func Setup(mgr manager.Manager, identity string, o Options) error {
 		now: time.Now, identity: identity,
 	}
 	p.ear = &listener{parts: p}
-	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &storagev1.VolumeAttachment{}, byNode, nodeOfAttachment); err != nil {
-		return fmt.Errorf("index VolumeAttachments by node: %w", err)
-	}
 	d := &detector{parts: p, held: map[string]hold{}}
-	err := build(mgr, "recovery-detector", d).WatchesRawSource(start()).Complete(d)
-	if err == nil && o.Roles.Actor {
-		a := &actor{parts: p, known: map[types.UID]*memory{}}
-		err = build(mgr, "recovery-actor", a).For(&fencingv1.NodeFence{}).
-			Watches(&corev1.Node{}, ofNode()).
-			Watches(&coordinationv1.Lease{}, ofNode()).
-			Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(p.fenceOfPod)).
-			Watches(&storagev1.VolumeAttachment{}, handler.EnqueueRequestsFromMapFunc(p.fenceOfAttachment)).
-			Complete(a)
-	}
+	err := build(mgr, "recovery-detector", 1).WatchesRawSource(start()).Complete(d)
 	if err == nil && o.Roles.Fencer {
 		f := &fencer{parts: p, sources: map[string]*sourceState{}}
-		err = build(mgr, "recovery-fencer", f).For(&fencingv1.FenceSource{}).
+		err = build(mgr, "recovery-fencer", agents).For(&fencingv1.FenceSource{}).
 			Watches(&fencingv1.NodeFence{}, ofNode()).
 			Watches(&corev1.Node{}, ofNode()).
 			Complete(f)
+	}
+	if err == nil && o.Roles.Actor {
+		err = p.setupActor(mgr)
 	}
 	if err != nil {
 		return fmt.Errorf("set up recovery: %w", err)
@@ -111,15 +103,39 @@ func Setup(mgr manager.Manager, identity string, o Options) error {
 	return nil
 }
 
-// build returns a builder with the settings that the parts share. One worker is enough for the few nodes that are fenced at a time; the
-// fencer's agents run beside it.
-func build(mgr manager.Manager, name string, _ reconcile.Reconciler) *builder.Builder {
+func (p *parts) setupActor(mgr manager.Manager) error {
+	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &storagev1.VolumeAttachment{}, byNode, nodeOfAttachment); err != nil {
+		return fmt.Errorf("index VolumeAttachments by node: %w", err)
+	}
+	return build(mgr, "recovery-actor", agents).For(&fencingv1.NodeFence{}).
+		Watches(&corev1.Node{}, ofNode()).
+		Watches(&coordinationv1.Lease{}, ofNode()).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(p.fenceOfPod)).
+		Watches(&storagev1.VolumeAttachment{}, handler.EnqueueRequestsFromMapFunc(p.fenceOfAttachment)).
+		Complete(&actor{parts: p, known: map[types.UID]*memory{}})
+}
+
+// agents is how many nodes are worked on at a time: a minute is enough to exercise the switches of some thousand nodes.
+const agents = 32
+
+// build returns a builder with the settings that the parts share.
+func build(mgr manager.Manager, name string, workers int) *builder.Builder {
 	yes := true
 	return builder.ControllerManagedBy(mgr).Named(name).WithOptions(controller.Options{
-		RateLimiter:        workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, maxRetry),
-		SkipNameValidation: &yes, // tests run several in one process
+		MaxConcurrentReconciles: workers,
+		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, maxRetry),
+		SkipNameValidation:      &yes, // tests run several in one process
+		LogConstructor: func(r *reconcile.Request) logr.Logger {
+			if r == nil || r.Name == allNodes {
+				return mgr.GetLogger()
+			}
+			return mgr.GetLogger().WithValues("node", r.Name)
+		},
 	})
 }
+
+// allNodes is the one request of the detector. No node has such a name.
+const allNodes = "*"
 
 // ofNode maps a Node, a Lease or a NodeFence to the name that all objects about one node share.
 func ofNode() handler.EventHandler {

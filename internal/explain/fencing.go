@@ -1,0 +1,105 @@
+package explain
+
+import (
+	"fmt"
+	"time"
+
+	"belay.dev/belay/internal/decision"
+	"belay.dev/belay/internal/fencing"
+)
+
+// NotFenced is why a node that is silent is not fenced.
+func NotFenced(r decision.Reason) string {
+	return "The node has not renewed its lease for too long, and is not fenced: " + notFenced[r]
+}
+
+var notFenced = map[decision.Reason]string{
+	fencing.NodeOptedOut:         "the annotation fencing.belay.dev/opt-out keeps it from being fenced",
+	fencing.NodeUnderMaintenance: "its condition MaintenanceInProgress is True",
+	fencing.ControlPlaneNode:     "it runs the control plane, or belay-controller itself",
+	fencing.NodeIdentityUnknown:  "its status has no bootID or no systemUUID, so no evidence can be matched with it",
+	fencing.NoSecondSignal:       "nothing but the lease says that it is lost; its condition Ready is still True",
+	fencing.SignOfLife:           "its kubelet's port answers, or its machine refuses connections, so its machine runs",
+	fencing.DetectorCutOff:       "no node at all is heard, so the fault is more likely between belay-controller and the nodes",
+	fencing.TooManySilent:        "too many nodes are silent at once: this is more likely a fault of the network than of the nodes",
+	fencing.ZoneSilent:           "too many nodes of its zone are silent at once: the zone may be cut off and run on",
+	fencing.TooManyFenced:        "as many nodes were fenced lately as the brake allows",
+	fencing.TooManyInFlight:      "as many nodes are being fenced as the brake allows",
+}
+
+// FenceSuspected is the event of a new NodeFence.
+func FenceSuspected(silent time.Duration) string {
+	return fmt.Sprintf("The node has not renewed its lease for %v: belay looks for proof that its machine is off", silent.Round(100*time.Millisecond))
+}
+
+// FencePhase is the event of a phase.
+func FencePhase(p fencing.Phase, class fencing.Class) string {
+	switch p {
+	case fencing.Suspected:
+		return "The node is silent"
+	case fencing.Isolating:
+		return "No new pods are scheduled to the node"
+	case fencing.Fencing:
+		return "The machine of the node is to be switched off, unless it shows a sign of life before that"
+	case fencing.Tainting:
+		return "Confirming before anything is deleted: " + FenceEvidence(class)
+	case fencing.Evicting:
+		return "Deleting the pods of the node: " + FenceEvidence(class)
+	case fencing.Detaching:
+		return "The pods of the node are deleted; its volumes are being detached"
+	case fencing.Moved:
+		return "No volume is attached to the node any more; its taints stay until its machine has started again"
+	case fencing.Releasing:
+		return "The node is released: its taints are being removed"
+	case fencing.Released:
+		return "The node is released"
+	case fencing.Cancelled:
+		return "The node was not fenced: it showed a sign of life, was excepted, or the NodeFence was deleted; no pod was deleted"
+	}
+	return string(p)
+}
+
+// FenceEvidence is what a class of evidence says.
+func FenceEvidence(c fencing.Class) string {
+	switch c {
+	case fencing.PoweredOff:
+		return "the power switch of its machine says Off"
+	case fencing.StorageFenced:
+		return "the storage refuses its machine"
+	case fencing.Restarted:
+		return "its machine has started again"
+	case fencing.Stated:
+		return "a person stated that its machine is off"
+	}
+	return "nothing is proven yet"
+}
+
+// FenceWait is what a fence waits for, and what a person can do about it.
+func FenceWait(r decision.Reason) (missing, advice string) {
+	w := fenceWaits[r]
+	return w.missing, w.advice
+}
+
+var fenceWaits = map[decision.Reason]struct{ missing, advice string }{
+	fencing.NoEvidence: {
+		"proof that the machine is off: no power switch is known to be this node's own",
+		"Switch the machine off yourself, check that it is off, and state it with kubectl belay fence NODE --confirm-powered-off. " +
+			"A FenceSource for the node lets belay do this the next time.",
+	},
+	fencing.SourceLocked: {
+		"a login to the power switch: it refused the credentials as often as allowed",
+		"Correct the Secret of the FenceSource, or state that the machine is off with kubectl belay fence NODE --confirm-powered-off.",
+	},
+	fencing.AwaitingSource:     {"the answer of the power switch", ""},
+	fencing.IntentOpen:         {"the end of the time in which a command to switch off may still be carried out", ""},
+	fencing.NotOff:             {"the power switch to say Off", "Switch the machine off yourself; belay asks the power switch again every second."},
+	fencing.Contradicted:       {"an explanation: the boot that was proven to have ended renews its lease", "Find out which machine runs under this name. The machine that the power switch controls may be another one. Nothing more is deleted."},
+	fencing.AwaitingPods:       {"the pods of the node to be gone", "A pod that stays has a finalizer: its owner must remove it."},
+	fencing.AwaitingDetach:     {"the volumes of the node to be detached", "kubectl belay explain node/NODE shows why a volume stays."},
+	fencing.AwaitingBoot:       {"the machine to start again", "Start the machine, or delete the Node if it will not come back."},
+	fencing.AwaitingRelease:    {"a person to release the node", "Delete the NodeFence: its release policy is Manual."},
+	fencing.SettlingAfterTaint: {"a minute in which other controllers learn that the taint is gone", ""},
+	fencing.SilenceTooShort:    {"the node to be silent for its whole limit, as this process counts it", ""},
+	fencing.NodeUnknown:        {"the Node to be read from the API server", ""},
+	fencing.NotReadLive:        {"the Node to be read from the API server", ""},
+}

@@ -1,0 +1,311 @@
+package recovery
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/fencing"
+)
+
+const (
+	// exerciseEvery is how often a switch is asked while its node lives, so that a fault is known before the switch is needed.
+	exerciseEvery = time.Minute
+	// lookEvery is how often the switch of a node that has fallen silent is asked, which is a second signal for the detector.
+	lookEvery = 2 * time.Second
+	// agentWithin bounds one call of an agent.
+	agentWithin = 12 * time.Second
+	// maxLogins is how often a switch may fail to answer with one version of its Secrets before it is not asked any more: BMCs lock the
+	// accounts of those who guess (hole 19).
+	maxLogins = 3
+)
+
+// Reasons of the condition FenceReady.
+const (
+	reasonReady      = "SaidOn"
+	reasonShared     = "SharedSwitch"
+	reasonLocked     = "TooManyFailures"
+	reasonNoAnswer   = "NoAnswer"
+	reasonOtherNode  = "OtherMachine"
+	reasonNoIdentity = "NoIdentity"
+	reasonSecret     = "SecretUnreadable"
+	reasonNotOn      = "NotOn"
+	reasonNodeSilent = "NodeSilent"
+)
+
+// fencer asks and commands the power switches.
+type fencer struct {
+	*parts
+
+	mu      sync.Mutex
+	sources map[string]*sourceState
+}
+
+// sourceState is what this process knows about the switch of a node.
+type sourceState struct {
+	// answered has the nonces that this process has answered, or is about to.
+	answered map[string]bool
+	// exercised is when the switch was asked last without being asked to.
+	exercised time.Time
+}
+
+// Reconcile serves one node: what its NodeFence asks first, and otherwise an exercise of its switch.
+func (f *fencer) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
+	source, fence := &fencingv1.FenceSource{}, &fencingv1.NodeFence{}
+	if err := f.client.Get(ctx, client.ObjectKey{Name: r.Name}, source); err != nil {
+		f.Metrics.SourceGone(r.Name)
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	state := f.state(r.Name)
+	err := f.client.Get(ctx, client.ObjectKey{Name: r.Name}, fence)
+	if err == nil { // then what counts is what the API server has now
+		err = f.live.Get(ctx, client.ObjectKey{Name: r.Name}, fence)
+	}
+	switch {
+	case client.IgnoreNotFound(err) != nil:
+		return reconcile.Result{}, fmt.Errorf("read NodeFence %s: %w", r.Name, err)
+	case err == nil && !finished(fence):
+		after, err := f.serve(ctx, state, source, fence)
+		switch {
+		case apierrors.IsConflict(err): // another writer was first: read again
+			return again, nil
+		case err != nil:
+			return reconcile.Result{}, fmt.Errorf("serve the fence of node %s: %w", r.Name, err)
+		}
+		return reconcile.Result{RequeueAfter: after}, nil
+	}
+	after, err := f.exercise(ctx, state, source)
+	if err != nil {
+		return reconcile.Result{}, fmt.Errorf("exercise the power switch of node %s: %w", r.Name, err)
+	}
+	return reconcile.Result{RequeueAfter: after}, nil
+}
+
+func (f *fencer) state(node string) *sourceState {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.sources[node]
+	if s == nil {
+		s = &sourceState{answered: map[string]bool{}}
+		f.sources[node] = s
+	}
+	return s
+}
+
+// serve does what the record asks, if fencing.Serve allows.
+func (f *fencer) serve(ctx context.Context, state *sourceState, source *fencingv1.FenceSource, fence *fencingv1.NodeFence) (time.Duration, error) {
+	r, err := f.requested(ctx, state, source, fence)
+	if err != nil {
+		return 0, err
+	}
+	for range 3 {
+		switch s := fencing.Serve(f.now(), r); s {
+		case fencing.ServeNothing:
+			return lookEvery, nil
+		case fencing.ServeRead:
+			if err := f.readNode(ctx, &r); err != nil {
+				return 0, err
+			}
+		case fencing.ServeRefusal:
+			log.FromContext(ctx).Info("Did not switch off: the node shows a sign of life", "nonce", r.Fence.Intent.Nonce)
+			return lookEvery, f.answer(ctx, state, fence, r.Fence.Intent.Nonce, reply{raw: "not sent: the node shows a sign of life"})
+		case fencing.ServeStatus, fencing.ServeOff:
+			return lookEvery, f.call(ctx, state, source, fence, r, s == fencing.ServeOff)
+		}
+	}
+	return readWithin, nil
+}
+
+// requested turns the record into what is asked.
+func (f *fencer) requested(ctx context.Context, state *sourceState, source *fencingv1.FenceSource, fence *fencingv1.NodeFence) (fencing.Requested, error) {
+	answered := map[string]bool{}
+	for i := range fence.Status.Evidence {
+		answered[fence.Status.Evidence[i].Nonce] = true
+	}
+	sentBy := map[string]string{}
+	for i := range fence.Status.Intents {
+		sentBy[fence.Status.Intents[i].Nonce] = fence.Status.Intents[i].SentBy
+	}
+	r := fencing.Requested{
+		Fence:    fenceState(fence),
+		Answered: func(nonce string) bool { return answered[nonce] || state.answered[nonce] },
+		Sent:     func(nonce string) bool { return sentBy[nonce] != "" },
+		Source:   boundSource(source),
+	}
+	if q := fence.Status.Question; q != nil {
+		r.Question = fencing.Question{Nonce: q.Nonce, Asked: q.Time.Time}
+	}
+	shared, err := f.shared(ctx, source)
+	r.Source.Shared = shared
+	return r, err
+}
+
+// readNode reads Node and lease from the API server itself.
+func (f *fencer) readNode(ctx context.Context, r *fencing.Requested) error {
+	t := &turn{actor: &actor{parts: f.parts}, fence: &fencingv1.NodeFence{}, mem: &memory{}}
+	t.fence.Name = r.Fence.Boot.Node
+	seen := fencing.Observed{ReadAt: f.now()}
+	if t.readNode(ctx, &seen); seen.Exists != fencing.Unknown {
+		t.readLease(ctx, &seen)
+	}
+	if seen.Exists == fencing.Unknown {
+		return fmt.Errorf("read node %s and its lease: no answer of the API server", t.fence.Name)
+	}
+	r.Exists, r.Now, r.Renewal, r.ReadAt = seen.Exists, seen.Now, seen.Renewal, seen.ReadAt
+	return nil
+}
+
+// call speaks to the switch, and stores the answer. Before a command is sent, it is stored who sends it: no process sends it twice.
+func (f *fencer) call(ctx context.Context, state *sourceState, source *fencingv1.FenceSource, fence *fencingv1.NodeFence, r fencing.Requested, off bool) error {
+	nonce := r.Question.Nonce
+	if intent := r.Fence.Intent; intent.Nonce != "" && !r.Answered(intent.Nonce) && r.Fence.Phase == fencing.Fencing {
+		nonce = intent.Nonce
+	}
+	levels, _, err := f.dial(ctx, source)
+	if err != nil {
+		return f.answer(ctx, state, fence, nonce, reply{raw: err.Error()})
+	}
+	ctx, cancel := context.WithTimeout(ctx, agentWithin)
+	defer cancel()
+	if off {
+		before := fence.DeepCopy()
+		fence.Status.Intents[len(fence.Status.Intents)-1].SentBy = f.identity
+		if err := f.client.Status().Patch(ctx, fence, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+			return fmt.Errorf("store that the command is about to be sent: %w", err)
+		}
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, r.Fence.Intent.NotAfter)
+		defer cancel()
+	}
+	return f.answer(ctx, state, fence, nonce, levels.ask(ctx, off))
+}
+
+// answer appends the answer to a nonce to the record.
+func (f *fencer) answer(ctx context.Context, state *sourceState, fence *fencingv1.NodeFence, nonce string, a reply) error {
+	ctx = context.WithoutCancel(ctx)
+	e := fencingv1.Evidence{
+		Power: powerName(a.power), Source: fence.Name, BootID: fence.Spec.BootID, MachineID: a.machine(fence.Spec.MachineID),
+		Nonce: nonce, Time: micro(f.now()), Raw: truncate(a.raw, 1024),
+	}
+	if a.power == fencing.PowerOff {
+		e.Class = string(fencing.PoweredOff)
+	}
+	log.FromContext(ctx).Info("Power switch answered", "power", e.Power, "machine", e.MachineID, "nonce", nonce, "answer", a.raw)
+	before := fence.DeepCopy()
+	fence.Status.Evidence = lastOf(append(fence.Status.Evidence, e), maxEvidence)
+	if err := f.client.Status().Patch(ctx, fence, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+		return fmt.Errorf("store the answer of the power switch: %w", err)
+	}
+	state.answered[nonce] = true
+	return nil
+}
+
+// exercise asks the switch of a node that is not being fenced, and stores whether it could be used.
+func (f *fencer) exercise(ctx context.Context, state *sourceState, source *fencingv1.FenceSource) (time.Duration, error) {
+	silent, limit, heard := f.ear.of(source.Name)
+	quiet := heard && silent >= limit/2
+	every := exerciseEvery
+	if quiet {
+		every = lookEvery
+	}
+	if wait := every - f.now().Sub(state.exercised); wait > 0 && !state.exercised.IsZero() && !changed(source) {
+		return min(wait, lookEvery), nil
+	}
+	state.exercised = f.now()
+	node := &corev1.Node{}
+	if err := f.client.Get(ctx, client.ObjectKey{Name: source.Name}, node); err != nil {
+		return lookEvery, client.IgnoreNotFound(fmt.Errorf("read node %s in the cache: %w", source.Name, err))
+	}
+	before := source.DeepCopy()
+	f.check(ctx, source, node, quiet || !heard)
+	f.Metrics.Source(source.Name, meta.IsStatusConditionTrue(source.Status.Conditions, conditionFenceReady))
+	if err := f.client.Status().Patch(ctx, source, client.MergeFrom(before)); err != nil {
+		return 0, fmt.Errorf("patch the status of FenceSource %s: %w", source.Name, err)
+	}
+	return lookEvery, nil
+}
+
+// changed reports whether the FenceSource was changed since it was last exercised.
+func changed(source *fencingv1.FenceSource) bool {
+	c := meta.FindStatusCondition(source.Status.Conditions, conditionFenceReady)
+	return c == nil || c.ObservedGeneration != source.Generation
+}
+
+// check asks the switch, and describes in the status what came out.
+func (f *fencer) check(ctx context.Context, source *fencingv1.FenceSource, node *corev1.Node, quiet bool) {
+	status := &source.Status
+	set := func(ready metav1.ConditionStatus, reason, message string) {
+		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
+			Type: conditionFenceReady, Status: ready, Reason: reason, Message: message, ObservedGeneration: source.Generation,
+		})
+	}
+	if shared, err := f.shared(ctx, source); err != nil || shared {
+		set(metav1.ConditionFalse, reasonShared, "another FenceSource has the same address and plug, or another Node the same system UUID: one of them is wrong")
+		return
+	}
+	levels, version, err := f.dial(ctx, source)
+	if err != nil {
+		set(metav1.ConditionFalse, reasonSecret, truncate(err.Error(), 1024))
+		return
+	}
+	if version != status.SecretVersion || changed(source) {
+		status.SecretVersion, status.FailedLogins = version, 0
+	}
+	if status.FailedLogins >= maxLogins {
+		set(metav1.ConditionFalse, reasonLocked, "the power switch did not answer three times in a row: correct the Secret or the FenceSource; it is not asked again before that")
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, agentWithin)
+	defer cancel()
+	a := levels.ask(ctx, false)
+	if a.power == fencing.PowerUnknown {
+		if !quiet {
+			status.FailedLogins++
+		}
+		set(metav1.ConditionFalse, reasonNoAnswer, truncate(a.raw, 1024))
+		return
+	}
+	status.FailedLogins = 0
+	f.bind(source, node, a, quiet, set)
+}
+
+// bind records the boot that the switch said On for.
+func (f *fencer) bind(source *fencingv1.FenceSource, node *corev1.Node, a reply, quiet bool, set func(metav1.ConditionStatus, string, string)) {
+	boot := bootOf(node)
+	if quiet { // what it says now is a signal, and binds nothing
+		source.Status.Power = &fencingv1.PowerState{State: powerName(a.power), Time: micro(f.now())}
+		return
+	}
+	source.Status.Power = nil
+	hardware := a.hardware
+	if hardware == "" {
+		hardware = machineID(source.Annotations[fenceMachine])
+	}
+	switch {
+	case hardware == "":
+		set(metav1.ConditionFalse, reasonNoIdentity, "no switch tells which hardware it switches: state it with the annotation "+fenceMachine)
+	case !boot.Complete() || hardware != boot.Machine:
+		set(metav1.ConditionFalse, reasonOtherNode, "the hardware has the system UUID "+hardware+", and the Node "+boot.Machine)
+	case a.power != fencing.PowerOn:
+		set(metav1.ConditionFalse, reasonNotOn, "the switch says Off while the node runs: it switches another machine")
+	default:
+		set(metav1.ConditionTrue, reasonReady, "the switch said On while the node renewed its lease")
+		b := source.Status.Bound
+		if b == nil || b.BootID != boot.ID || b.NodeUID != boot.NodeUID || b.MachineID != boot.Machine || b.HardwareID != hardware ||
+			f.now().Sub(b.Time.Time) > 10*exerciseEvery {
+			source.Status.Bound = &fencingv1.Bound{
+				NodeUID: boot.NodeUID, BootID: boot.ID, MachineID: boot.Machine, HardwareID: hardware, Time: micro(f.now()),
+			}
+		}
+	}
+}

@@ -1,0 +1,179 @@
+package recovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/fencing"
+	"belay.dev/belay/internal/kube"
+)
+
+// fenceMachine is kube.FenceMachineAnnotation.
+const fenceMachine = kube.FenceMachineAnnotation
+
+// levels are the ways to switch one machine off, in order. The switches of one level must all be off.
+type levels [][]Switch
+
+// reply is what the switches of a level said.
+type reply struct {
+	power    fencing.Power
+	hardware string // the identity that they gave, empty for none
+	raw      string
+}
+
+// machine is the identity of the answer: what the hardware gave. A source whose hardware gives none is bound by a person's word, which the
+// fence was checked against (fencing.Serve).
+func (r reply) machine(bound string) string {
+	if r.hardware == "" && r.power != fencing.PowerUnknown {
+		return bound
+	}
+	return r.hardware
+}
+
+// dial returns the switches of a node, and the versions of the Secrets that they log in with.
+func (f *fencer) dial(ctx context.Context, source *fencingv1.FenceSource) (levels, string, error) {
+	var all levels
+	var versions []string
+	for _, level := range source.Spec.Levels {
+		var switches []Switch
+		for _, feed := range level.Feeds {
+			var data map[string][]byte
+			if ref := feed.SecretRef; ref != nil {
+				secret := &corev1.Secret{}
+				if err := f.live.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, secret); err != nil {
+					return nil, "", fmt.Errorf("read Secret %s/%s: %w", ref.Namespace, ref.Name, err)
+				}
+				data, versions = secret.Data, append(versions, secret.ResourceVersion)
+			}
+			s, err := f.Dial(feed, data)
+			if err != nil {
+				return nil, "", fmt.Errorf("configure fence agent %s: %w", feed.Agent, err)
+			}
+			switches = append(switches, s)
+		}
+		all = append(all, switches)
+	}
+	return all, strings.Join(versions, ","), nil
+}
+
+// ask asks the first level that answers; off switches it off before that.
+func (l levels) ask(ctx context.Context, off bool) reply {
+	var said []string
+	for _, level := range l {
+		r := askLevel(ctx, level, off)
+		said = append(said, r.raw)
+		if r.power != fencing.PowerUnknown {
+			r.raw = strings.Join(said, "; ")
+			return r
+		}
+	}
+	return reply{raw: strings.Join(said, "; ")}
+}
+
+// askLevel asks all switches of a level: On if one of them is, Off if all are, Unknown otherwise.
+func askLevel(ctx context.Context, level []Switch, off bool) reply {
+	r := reply{power: fencing.PowerOff}
+	var said []string
+	for _, s := range level {
+		if off {
+			if err := s.Off(ctx); err != nil {
+				said = append(said, err.Error())
+			}
+		}
+		power, raw, err := s.Status(ctx)
+		if err != nil {
+			power, raw = fencing.PowerUnknown, err.Error()
+		}
+		said = append(said, raw)
+		if r.power != fencing.PowerOn && power != fencing.PowerOff {
+			r.power = power
+		}
+		hardware, err := s.Identity(ctx)
+		switch {
+		case errors.Is(err, ErrNoIdentity):
+		case err != nil:
+			r.power, said = fencing.PowerUnknown, append(said, err.Error())
+		case r.hardware != "" && r.hardware != machineID(hardware):
+			r.power, said = fencing.PowerUnknown, append(said, "two switches of one level give different identities")
+		default:
+			r.hardware = machineID(hardware)
+		}
+	}
+	if len(level) == 0 {
+		r.power = fencing.PowerUnknown
+	}
+	r.raw = strings.Join(said, ", ")
+	return r
+}
+
+// shared reports whether another FenceSource has one of the source's switches, or another Node its machine (hole 6).
+func (f *fencer) shared(ctx context.Context, source *fencingv1.FenceSource) (bool, error) {
+	all, nodes := &fencingv1.FenceSourceList{}, &corev1.NodeList{}
+	if err := f.client.List(ctx, all, client.UnsafeDisableDeepCopy); err != nil {
+		return true, fmt.Errorf("list FenceSources in the cache: %w", err)
+	}
+	if err := f.client.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
+		return true, fmt.Errorf("list nodes in the cache: %w", err)
+	}
+	own := map[string]bool{}
+	for _, k := range switchKeys(source) {
+		own[k] = true
+	}
+	for i := range all.Items {
+		if all.Items[i].Name == source.Name {
+			continue
+		}
+		for _, k := range switchKeys(&all.Items[i]) {
+			if own[k] {
+				return true, nil
+			}
+		}
+	}
+	machine := ""
+	for i := range nodes.Items {
+		if nodes.Items[i].Name == source.Name {
+			machine = bootOf(&nodes.Items[i]).Machine
+		}
+	}
+	for i := range nodes.Items {
+		if machine != "" && nodes.Items[i].Name != source.Name && bootOf(&nodes.Items[i]).Machine == machine {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// switchKeys names the switches of a source by address and plug. The names of the options are those of the fence-agents family, old and new.
+func switchKeys(source *fencingv1.FenceSource) (keys []string) {
+	for _, level := range source.Spec.Levels {
+		for _, feed := range level.Feeds {
+			option := func(names ...string) string {
+				for _, n := range names {
+					if v, ok := feed.Options[n]; ok {
+						return string(v)
+					}
+				}
+				return ""
+			}
+			address := option("ip", "ipaddr")
+			if address == "" {
+				address = feed.Agent // a command that needs no address
+			}
+			keys = append(keys, strings.Join([]string{strings.ToLower(address), option("ipport"), option("systems_uri", "systems-uri"), feed.Plug}, "|"))
+		}
+	}
+	return keys
+}
+
+func truncate(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return strings.ToValidUTF8(s[:n], "")
+}
