@@ -77,7 +77,9 @@ func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 // may have no CSIDriver, and an attacher without leader election has no lease: all CSINodes have to be known.
 func (x *state) removed(driver string) bool {
 	runs, _ := x.attacherState(driver)
-	unread := func(u Unread) bool { return u.Resource == Leases && u.Verb == "list" && u.Namespace != corev1.NamespaceNodeLease }
+	unread := func(u Unread) bool {
+		return u.Resource == Leases && u.Verb == "list" && u.Namespace != corev1.NamespaceNodeLease
+	}
 	if runs == decision.Yes || x.drivers[driver] != nil || x.exists(Ref{Resource: Drivers, Name: driver}) != decision.No ||
 		!slices.Contains(x.Whole, CSINodes) || slices.ContainsFunc(x.Unread, unread) {
 		return false
