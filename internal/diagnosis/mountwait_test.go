@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -113,5 +114,22 @@ func TestClaimWaitsForItsConsumer(t *testing.T) {
 	s.Events[1].Type = corev1.EventTypeWarning
 	if e, err := Explain(s.Snapshot, Ref{Pods, "ns", "waiter"}); err != nil || e.Reason != explain.ClaimNotBound {
 		t.Errorf("with a provisioner that fails: %s: %s (%v)", e.Reason, e.Summary, err)
+	}
+}
+
+// TestErrorsQuoteNoSecrets: an error of a driver may quote a password, which is in no output.
+func TestErrorsQuoteNoSecrets(t *testing.T) {
+	s := newScene()
+	s.va.Status = storagev1.VolumeAttachmentStatus{AttachError: &storagev1.VolumeError{Message: `rpc error: code = Internal desc = login password=MARKER failed at https://u:MARKER@host, "token": "MARKER"`}}
+	s.holder.Status, s.waiter.Spec.NodeName = s.waiter.Status, "a"
+	s.says("", "Pod", "FailedAttachVolume", "Attach failed: Authorization: MARKER", time.Second)
+	for _, subject := range []Ref{{Pods, "ns", "holder"}, {Pods, "ns", "waiter"}, {Attachments, "", s.va.Name}, {Volumes, "", "pv"}} {
+		e, err := Explain(s.Snapshot, subject)
+		if err != nil || e.Verdict == Clear {
+			t.Fatalf("%s: %s (%v)", subject, e.Verdict, err)
+		}
+		if text, err := json.Marshal(e); err != nil || strings.Contains(string(text), "MARKER") {
+			t.Errorf("%s: the answer has a secret (%v): %s", subject, err, text)
+		}
 	}
 }
