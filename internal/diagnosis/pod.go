@@ -196,6 +196,7 @@ func (x *state) unscheduled(pod *corev1.Pod) Finding {
 	f := x.finding(pod, w, v, h)
 	if h != nil {
 		f.Holders = []Holder{*h}
+		f.Clock = x.clock(attachment.VolumeKey{Driver: v.Driver, Handle: v.Handle}, h, w)
 	}
 	f.Facts = x.eventFacts(pod)
 	return f
@@ -229,6 +230,7 @@ func (x *state) schedulingVolume(pod *corev1.Pod, w *wait) (*Volume, *Holder) {
 			for _, other := range x.byClaim[join(pod.Namespace, name)] {
 				if other.UID != pod.UID && other.Spec.NodeName != "" && !kube.PodEnded(other) {
 					h := x.holder(key, other.Spec.NodeName)
+					x.lostHolder(w, &h)
 					return v, &h
 				}
 			}
@@ -242,6 +244,22 @@ func (x *state) schedulingVolume(pod *corev1.Pod, w *wait) (*Volume, *Holder) {
 		}
 	}
 	return nil, nil
+}
+
+// lostHolder replaces the scheduler's reason if the node of the pod that has the volume is lost: that pod cannot end there, and it is
+// not safe to end it by force.
+func (x *state) lostHolder(w *wait, h *Holder) {
+	switch {
+	case h.Node.State == NodeDeleted:
+		w.reason = attachment.NodeGone
+	case x.silentNode(h.Node):
+		w.reason, w.detail = explain.NodeSilent, "it last renewed its lease at "+stamp(*h.Node.LastHeartbeat)
+	case h.Node.State != NodeNotReady && h.Node.State != NodeUnreachable:
+	case h.Node.OutOfService:
+		w.reason = explain.NodeOutOfService
+	default:
+		w.reason = explain.NodeNotReady
+	}
 }
 
 // filledByOrphans returns the nodes without a free slot for the driver on which VolumeAttachments take one that no pod needs there, if
