@@ -94,8 +94,20 @@ func (x *state) clockOfNode(n NodeState, pod *corev1.Pod) []string {
 	if n.State == NodeUnreachable {
 		key = corev1.TaintNodeUnreachable
 	}
-	var seconds int64
-	var limited, tolerates bool // as upstream, the shortest limit counts, whatever has none (k/k getMinTolerationTime)
+	seconds, limited, tolerates := tolerated(pod, key)
+	switch {
+	case limited:
+		at := n.Since.Add(time.Duration(seconds) * time.Second)
+		return []string{fmt.Sprintf("pod %s is deleted at %s, %d s after node %s stopped being Ready; it stays Terminating until the node answers", pod.Name, stamp(at), seconds, n.Name)}
+	case tolerates:
+		return []string{fmt.Sprintf("pod %s tolerates a node that is not Ready without a limit: it is never deleted automatically", pod.Name)}
+	}
+	return nil
+}
+
+// tolerated returns for how long the pod tolerates a taint that evicts. As upstream, the shortest limit counts, whatever has none (k/k
+// getMinTolerationTime).
+func tolerated(pod *corev1.Pod, key string) (seconds int64, limited, tolerates bool) {
 	for _, t := range pod.Spec.Tolerations {
 		if t.Key != key && t.Key != "" || t.Effect != "" && t.Effect != corev1.TaintEffectNoExecute {
 			continue
@@ -105,13 +117,5 @@ func (x *state) clockOfNode(n NodeState, pod *corev1.Pod) []string {
 		}
 		tolerates = true
 	}
-	switch {
-	case limited:
-		seconds = max(seconds, 0)
-		at := n.Since.Add(time.Duration(seconds) * time.Second)
-		return []string{fmt.Sprintf("pod %s is deleted at %s, %d s after node %s stopped being Ready; it stays Terminating until the node answers", pod.Name, stamp(at), seconds, n.Name)}
-	case tolerates:
-		return []string{fmt.Sprintf("pod %s tolerates a node that is not Ready without a limit: it is never deleted automatically", pod.Name)}
-	}
-	return nil
+	return max(seconds, 0), limited, tolerates
 }
