@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 
 	"belay.dev/belay/internal/attachment"
@@ -71,10 +73,15 @@ func (x *state) attacherState(driver string) (runs decision.Knowledge, detail st
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// removed reports whether the driver is not installed any more: no CSIDriver, no node that has it, and no attacher that runs.
+// removed reports whether the driver is not installed any more: no CSIDriver, no node that has it, and no attacher that runs. A driver
+// may have no CSIDriver, and an attacher without leader election has no lease: all CSINodes have to be known.
 func (x *state) removed(driver string) bool {
 	runs, _ := x.attacherState(driver)
-	if runs == decision.Yes || x.drivers[driver] != nil || x.exists(Ref{Resource: Drivers, Name: driver}) != decision.No {
+	unread := func(u Unread) bool {
+		return u.Resource == Leases && u.Verb == "list" && u.Namespace != corev1.NamespaceNodeLease
+	}
+	if runs == decision.Yes || x.drivers[driver] != nil || x.exists(Ref{Resource: Drivers, Name: driver}) != decision.No ||
+		!slices.Contains(x.Whole, CSINodes) || slices.ContainsFunc(x.Unread, unread) {
 		return false
 	}
 	for _, node := range x.CSINodes {

@@ -94,15 +94,28 @@ func (x *state) clockOfNode(n NodeState, pod *corev1.Pod) []string {
 	if n.State == NodeUnreachable {
 		key = corev1.TaintNodeUnreachable
 	}
+	seconds, limited, tolerates := tolerated(pod, key)
+	switch {
+	case limited:
+		at := n.Since.Add(time.Duration(seconds) * time.Second)
+		return []string{fmt.Sprintf("pod %s is deleted at %s, %d s after node %s stopped being Ready; it stays Terminating until the node answers", pod.Name, stamp(at), seconds, n.Name)}
+	case tolerates:
+		return []string{fmt.Sprintf("pod %s tolerates a node that is not Ready without a limit: it is never deleted automatically", pod.Name)}
+	}
+	return nil
+}
+
+// tolerated returns for how long the pod tolerates a taint that evicts. As upstream, the shortest limit counts, whatever has none (k/k
+// getMinTolerationTime).
+func tolerated(pod *corev1.Pod, key string) (seconds int64, limited, tolerates bool) {
 	for _, t := range pod.Spec.Tolerations {
 		if t.Key != key && t.Key != "" || t.Effect != "" && t.Effect != corev1.TaintEffectNoExecute {
 			continue
 		}
-		if t.TolerationSeconds == nil {
-			return []string{fmt.Sprintf("pod %s tolerates a node that is not Ready without a limit: it is never deleted automatically", pod.Name)}
+		if limit := t.TolerationSeconds; limit != nil && (!limited || *limit < seconds) {
+			seconds, limited = *limit, true
 		}
-		at := n.Since.Add(time.Duration(*t.TolerationSeconds) * time.Second)
-		return []string{fmt.Sprintf("pod %s is deleted at %s, %d s after node %s stopped being Ready; it stays Terminating until the node answers", pod.Name, stamp(at), *t.TolerationSeconds, n.Name)}
+		tolerates = true
 	}
-	return nil
+	return max(seconds, 0), limited, tolerates
 }

@@ -142,6 +142,8 @@ func (x *state) ofClaim(claim *corev1.PersistentVolumeClaim) ([]Finding, string)
 	}
 	w := wait{since: claim.CreationTimestamp.Time}
 	switch {
+	case claim.Spec.VolumeName == "" && x.waitsForConsumer(claim):
+		return nil, fmt.Sprintf("claim %s has no volume yet: it is provisioned for the first pod that uses it, and none waits for it", claim.Name)
 	case claim.Spec.VolumeName == "":
 		w.reason = explain.ClaimNotBound
 		if e := x.lastEvent(string(claim.UID)); e != nil {

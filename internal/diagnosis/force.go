@@ -1,6 +1,9 @@
 package diagnosis
 
 import (
+	"slices"
+	"strings"
+
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -63,7 +66,7 @@ func PlanForceDetach(s *Snapshot, name string) (ForcePlan, error) {
 		UID: string(va.UID), ResourceVersion: va.ResourceVersion,
 	}
 	p.Holder.Attachment = va.Name
-	p.Risks = x.risks(&p.Holder, known)
+	p.Risks = x.risks(va, &p.Holder, known)
 	x.act(&p, va)
 	return p, nil
 }
@@ -83,7 +86,11 @@ func (x *state) act(p *ForcePlan, va *storagev1.VolumeAttachment) {
 		if x.controller() == Own && p.Holder.InUse != "no" && p.Holder.Node.State != NodeDeleted {
 			p.Does = append(p.Does, "belay-controller still attaches the volume nowhere else as long as the Node lists it in use: the out-of-service taint, or the deletion of the Node, is what ends that")
 		}
-	case x.removed(va.Spec.Attacher) && len(va.Finalizers) > 0:
+	case !slices.Contains(va.Finalizers, own):
+		p.Refusal = "the VolumeAttachment is being deleted already, and its attacher has confirmed the detach: it stays for the finalizers of other clients (" +
+			strings.Join(va.Finalizers, ", ") + ")"
+		p.Next = []explain.Step{{Text: "Find out which clients these are, and why they do not remove them.", Command: "kubectl get volumeattachment " + va.Name + " --show-managed-fields -o yaml"}}
+	case x.removed(va.Spec.Attacher):
 		p.Action, p.Finalizer = RemoveFinalizer, own
 		p.Does = []string{"removes the finalizer " + own + ", so that the VolumeAttachment goes without a detach"}
 		p.Risks = append(p.Risks, "nothing detaches the volume at the storage: it may stay attached to node "+va.Spec.NodeName+" there")
@@ -94,11 +101,17 @@ func (x *state) act(p *ForcePlan, va *storagev1.VolumeAttachment) {
 }
 
 // risks are what may be lost when the volume is detached from a node that may use it.
-func (x *state) risks(h *Holder, known bool) []string {
+func (x *state) risks(va *storagev1.VolumeAttachment, h *Holder, known bool) []string {
 	name := h.Node.Name
 	switch {
 	case !known:
 		return []string{"the volume of this VolumeAttachment is unknown, and so is whether node " + name + " uses it"}
+	case x.anotherMachine(va):
+		return []string{"what node " + name + " shows, its taints too, is about the machine that has registered under this name since the volume was attached: " +
+			"the earlier one may still run, and if it writes while another node mounts the volume, the file system is corrupted"}
+	case h.Node.OutOfService && x.answers(h.Node):
+		return []string{"node " + name + " has the out-of-service taint, but its kubelet still reports: the machine is not shut down, " +
+			"and if it writes while another node mounts the volume, the file system is corrupted"}
 	case h.InUse == "no" && h.Node.State == NodeReady && len(h.Pods)+h.HiddenPods == 0 && !h.PodsUnknown:
 		return nil
 	case h.Node.OutOfService && h.Node.State != NodeReady && h.Node.State != NodeUnknown:
@@ -109,4 +122,29 @@ func (x *state) risks(h *Holder, known bool) []string {
 		return []string{"whether node " + name + " runs is unknown: if it does, it may write while another node mounts the volume, and the file system is corrupted"}
 	}
 	return []string{"the machine of node " + name + " may still run: if it writes while another node mounts the volume, the file system is corrupted"}
+}
+
+// anotherMachine reports whether the Node may stand for a machine other than the one that the volume was attached to: it is recorded
+// that it does, or the Node is younger than the VolumeAttachment, and neither the record nor a list that kubelet has had time to send
+// shows that it is the same.
+func (x *state) anotherMachine(va *storagev1.VolumeAttachment) bool {
+	node := x.nodes[va.Spec.NodeName]
+	if node == nil {
+		return false
+	}
+	was, is := kube.RecordedMachine(va), kube.MachineOf(node)
+	switch {
+	case is.Replaces(was):
+		return true
+	case !node.CreationTimestamp.After(va.CreationTimestamp.Time):
+		return false
+	}
+	same := was.SystemUUID != "" && was.SystemUUID == is.SystemUUID || was.BootID != "" && was.BootID == is.BootID
+	return !same || !x.facts(node.Name, "").ListSynced
+}
+
+// answers reports whether the kubelet of a node has reported lately: it renews its lease, or it says itself that the node is not Ready.
+// The node lifecycle controller says Unknown of a node whose kubelet is silent.
+func (x *state) answers(n NodeState) bool {
+	return n.State == NodeNotReady || n.State == NodeUnreachable && n.LastHeartbeat != nil && x.Now.Sub(*n.LastHeartbeat) <= silence
 }

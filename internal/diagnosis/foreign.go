@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"belay.dev/belay/internal/redact"
 )
 
 // name matches what may be the name of an object.
@@ -16,10 +18,10 @@ const hiddenName = "(hidden)"
 // qualified matches "namespace/name".
 var qualified = regexp.MustCompile(name.String() + "/" + name.String())
 
-// foreign returns a text of another component on one line, without the names from namespaces that the reader may not read: an error
+// foreign returns a text of another component on one line, without what looks like a secret, and without the names from namespaces that the reader may not read: an error
 // of a driver or an event may contain any. It hides what the snapshot has from such a namespace, and what the text itself says is in
 // one.
-func (x *state) foreign(text string) string { return oneLine(x.hide(text)) }
+func (x *state) foreign(text string) string { return oneLine(x.hide(redact.Secrets(text))) }
 
 func (x *state) hide(text string) string {
 	if len(x.hidden) == 0 {

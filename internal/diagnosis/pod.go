@@ -141,6 +141,8 @@ func (x *state) claimsOf(pod *corev1.Pod) []Finding {
 			if x.exists(Ref{Resource: Claims, Namespace: pod.Namespace, Name: name}) != decision.No {
 				w.reason, w.detail = explain.Incomplete, "claim "+name+" could not be read"
 			}
+		case claim.Spec.VolumeName == "" && pod.Spec.NodeName == "" && refused(pod) && x.waitsForConsumer(claim):
+			continue // the scheduler chooses a node first, and has found none
 		case claim.Spec.VolumeName == "":
 			w.reason = explain.ClaimNotBound
 			if e := x.lastEvent(string(claim.UID)); e != nil {
@@ -164,6 +166,21 @@ func (x *state) claimsOf(pod *corev1.Pod) []Finding {
 	return found
 }
 
+// waitsForConsumer reports whether a claim is provisioned only after a pod that uses it has a node (volumeBindingMode
+// WaitForFirstConsumer), and no provisioning has failed: a failure is a warning.
+func (x *state) waitsForConsumer(claim *corev1.PersistentVolumeClaim) bool {
+	uid := string(claim.UID)
+	failed := slices.ContainsFunc(x.events[uid], func(e *corev1.Event) bool { return e.Type == corev1.EventTypeWarning })
+	return !failed && x.lastEvent(uid, "WaitForFirstConsumer", "WaitForPodScheduled") != nil
+}
+
+// refused reports whether the scheduler has found no node for the pod.
+func refused(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Message != "" && !strings.Contains(c.Message, "unbound immediate PersistentVolumeClaims")
+	})
+}
+
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 // unscheduled explains why a pod has no node.
@@ -179,6 +196,7 @@ func (x *state) unscheduled(pod *corev1.Pod) Finding {
 	f := x.finding(pod, w, v, h)
 	if h != nil {
 		f.Holders = []Holder{*h}
+		f.Clock = x.clock(attachment.VolumeKey{Driver: v.Driver, Handle: v.Handle}, h, w)
 	}
 	f.Facts = x.eventFacts(pod)
 	return f
@@ -212,6 +230,7 @@ func (x *state) schedulingVolume(pod *corev1.Pod, w *wait) (*Volume, *Holder) {
 			for _, other := range x.byClaim[join(pod.Namespace, name)] {
 				if other.UID != pod.UID && other.Spec.NodeName != "" && !kube.PodEnded(other) {
 					h := x.holder(key, other.Spec.NodeName)
+					x.lostHolder(w, &h)
 					return v, &h
 				}
 			}
@@ -225,6 +244,22 @@ func (x *state) schedulingVolume(pod *corev1.Pod, w *wait) (*Volume, *Holder) {
 		}
 	}
 	return nil, nil
+}
+
+// lostHolder replaces the scheduler's reason if the node of the pod that has the volume is lost: that pod cannot end there, and it is
+// not safe to end it by force.
+func (x *state) lostHolder(w *wait, h *Holder) {
+	switch {
+	case h.Node.State == NodeDeleted:
+		w.reason = attachment.NodeGone
+	case x.silentNode(h.Node):
+		w.reason, w.detail = explain.NodeSilent, "it last renewed its lease at "+stamp(*h.Node.LastHeartbeat)
+	case h.Node.State != NodeNotReady && h.Node.State != NodeUnreachable:
+	case h.Node.OutOfService:
+		w.reason = explain.NodeOutOfService
+	default:
+		w.reason = explain.NodeNotReady
+	}
 }
 
 // filledByOrphans returns the nodes without a free slot for the driver on which VolumeAttachments take one that no pod needs there, if
@@ -358,7 +393,26 @@ func (x *state) ownWait(pod *corev1.Pod, key attachment.VolumeKey, va *storagev1
 	return x.mountWait(pod, key, since)
 }
 
-var mountFailures = []string{"FailedMount", "FailedMapVolume", "FailedAttachVolume"}
+// mountFailures are kubelet's. The attach, whose failures are events of the controller, has succeeded before.
+var mountFailures = []string{"FailedMount", "FailedMapVolume"}
+
+// aboutVolume matches the volume in kubelet's events: a PersistentVolume, or the pod's own name for another volume.
+var aboutVolume = regexp.MustCompile(`failed for volume "([^"]+)"`)
+
+// concerns reports whether an event of kubelet may be why a volume of the pod is not mounted: it does not name another volume that has
+// a finding of its own. own is set if it names this one.
+func (x *state) concerns(e *corev1.Event, pod *corev1.Pod, key attachment.VolumeKey) (own, concerns bool) {
+	found := aboutVolume.FindStringSubmatch(e.Message)
+	if found == nil {
+		return true, true
+	}
+	for _, v := range x.keysOf(pod) {
+		if v.pv != nil && v.pv.Name == found[1] {
+			return v.key == key, v.key == key
+		}
+	}
+	return false, true
+}
 
 // timedOut matches kubelet's event that only repeats that something is not there yet.
 var timedOut = regexp.MustCompile(`^(\(combined from similar events\): )?Unable to attach or mount volumes: unmounted volumes=`)
@@ -375,7 +429,8 @@ func (x *state) mountWait(pod *corev1.Pod, key attachment.VolumeKey, since time.
 		return w
 	}
 	for _, e := range x.events[string(pod.UID)] {
-		if !slices.Contains(mountFailures, e.Reason) || repeats(e) || timedOut.MatchString(e.Message) || strings.HasPrefix(e.Message, "Multi-Attach error") {
+		own, concerns := x.concerns(e, pod, key)
+		if !slices.Contains(mountFailures, e.Reason) || !concerns || repeats(e) || timedOut.MatchString(e.Message) {
 			continue
 		}
 		message := strings.TrimPrefix(e.Message, combined)
@@ -384,7 +439,7 @@ func (x *state) mountWait(pod *corev1.Pod, key attachment.VolumeKey, since time.
 		}
 		w.detail = x.foreign(message)
 		w.reason = reasonOf(&storagev1.VolumeError{Message: e.Message}, explain.MountFailing)
-		if w.reason != explain.SecretMissing && w.reason != explain.DriverNotOnNode {
+		if !own || w.reason != explain.SecretMissing && w.reason != explain.DriverNotOnNode {
 			w.reason = explain.MountFailing
 		}
 		return w

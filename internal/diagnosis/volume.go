@@ -103,14 +103,15 @@ func (x *state) decide(key attachment.VolumeKey) attachment.Decision {
 
 func n2(name string) attachment.NodeName { return attachment.NodeName(name) }
 
-// attachmentOn returns the VolumeAttachment of the volume for a node.
-func (x *state) attachmentOn(key attachment.VolumeKey, node string) (*storagev1.VolumeAttachment, bool) {
+// attachmentOn returns the VolumeAttachment of the volume for a node. If another client has created a second one, it is the one with
+// the name that controllers and kubelet look for.
+func (x *state) attachmentOn(key attachment.VolumeKey, node string) (found *storagev1.VolumeAttachment, has bool) {
 	for _, va := range x.attached[key] {
-		if va.Spec.NodeName == node {
-			return va, true
+		if va.Spec.NodeName == node && (found == nil || kube.IsAttachmentOf(va, key)) {
+			found = va
 		}
 	}
-	return nil, false
+	return found, found != nil
 }
 
 func (x *state) attachmentOf(key attachment.VolumeKey, va *storagev1.VolumeAttachment) attachment.Attachment {

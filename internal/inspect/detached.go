@@ -29,8 +29,16 @@ type Remaining struct {
 // None reports whether nothing is left.
 func (r Remaining) None() bool { return len(r.Attachments)+len(r.InUse)+len(r.Reported) == 0 }
 
+// unknown is an error if there is no such node, nothing refers to it, and none was seen before: its name may be mistyped.
+func (r Remaining) unknown(seen bool, node string) error {
+	if seen || !r.NodeMissing || !r.None() {
+		return nil
+	}
+	return fmt.Errorf("nodes/%s does not exist, and no VolumeAttachment refers to it", node)
+}
+
 // WaitDetached watches until no volume is attached to the node, and calls changed with what remains, first and after each change. It
-// returns the context's error if that ends first.
+// returns the context's error if that ends first, and an error if there is no such node and never was, as far as can be seen.
 func (r *Reader) WaitDetached(ctx context.Context, node string, changed func(Remaining)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -65,8 +73,13 @@ func (r *Reader) WaitDetached(ctx context.Context, node string, changed func(Rem
 	if !cache.WaitForCacheSync(ctx.Done(), watched[0].HasSynced, watched[1].HasSynced) {
 		return ended(ctx)
 	}
+	seen := false // a node that goes away while it is waited for has existed
 	for last := (Remaining{}); ; {
 		now := remaining(watched[0].GetStore(), watched[1].GetStore(), node)
+		if err := now.unknown(seen, node); err != nil {
+			return err
+		}
+		seen = true
 		if !same(now, last) || now.None() {
 			changed(now)
 		}

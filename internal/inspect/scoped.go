@@ -203,7 +203,8 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 	}
 	calls := r.eventsAround(ctx, subject)
 	var nodes []string
-	holders := r.holders(keys, sources, subject)
+	held := r.held(keys, sources, subject)
+	holders := nodesOf(held)
 	for _, pod := range r.into.Pods {
 		if pod.Spec.NodeName == "" {
 			continue
@@ -219,7 +220,13 @@ func (r *run) surroundings(ctx context.Context, subject diagnosis.Ref) {
 	}
 	calls = append(calls,
 		func() { each(nodes, func(name string) { r.node(ctx, name) }, func() { r.nodes(ctx) }) },
-		func() { each(nodes, func(name string) { r.csiNode(ctx, name) }, func() { r.csiNodes(ctx) }) },
+		func() {
+			if r.driverMissing(held) { // whether any node has it shows whether it is installed at all
+				r.csiNodes(ctx)
+				return
+			}
+			each(nodes, func(name string) { r.csiNode(ctx, name) }, func() { r.csiNodes(ctx) })
+		},
 		func() {
 			each(nodes, func(name string) { r.heartbeat(ctx, name) }, func() { r.leasesIn(ctx, corev1.NamespaceNodeLease) })
 		},
@@ -252,16 +259,42 @@ func (r *run) eventsAround(ctx context.Context, subject diagnosis.Ref) (calls []
 	return calls
 }
 
-// holders returns the nodes that have one of the volumes, or that the subject is about.
-func (r *run) holders(keys map[attachment.VolumeKey]bool, sources map[string]bool, subject diagnosis.Ref) []string {
-	var nodes []string
+// held returns the VolumeAttachments of the volumes, and those that the subject is about. One may name another PersistentVolume of the
+// same volume.
+func (r *run) held(keys map[attachment.VolumeKey]bool, sources map[string]bool, subject diagnosis.Ref) []*storagev1.VolumeAttachment {
+	var found []*storagev1.VolumeAttachment
 	for _, va := range r.into.Attachments {
 		key, known := kube.VolumeOfAttachment(va)
-		if known && keys[key] || sources[kube.SourceName(va)] || subject.Resource == diagnosis.Attachments && va.Name == subject.Name {
-			nodes = append(nodes, va.Spec.NodeName)
+		about := subject.Resource == diagnosis.Attachments && va.Name == subject.Name || subject.Resource == diagnosis.Nodes && va.Spec.NodeName == subject.Name
+		if about || known && keys[key] || sources[kube.SourceName(va)] || len(keys) <= few && namedAfter(va, keys) {
+			found = append(found, va)
 		}
 	}
+	return found
+}
+
+func namedAfter(va *storagev1.VolumeAttachment, keys map[attachment.VolumeKey]bool) bool {
+	for key := range keys {
+		if kube.IsAttachmentOf(va, key) {
+			return true
+		}
+	}
+	return false
+}
+
+func nodesOf(attachments []*storagev1.VolumeAttachment) []string {
+	var nodes []string
+	for _, va := range attachments {
+		nodes = append(nodes, va.Spec.NodeName)
+	}
 	return nodes
+}
+
+// driverMissing reports whether the driver of one of the VolumeAttachments has no CSIDriver object.
+func (r *run) driverMissing(attachments []*storagev1.VolumeAttachment) bool {
+	return slices.ContainsFunc(attachments, func(va *storagev1.VolumeAttachment) bool {
+		return !slices.ContainsFunc(r.into.Drivers, func(d *storagev1.CSIDriver) bool { return d.Name == va.Spec.Attacher })
+	})
 }
 
 // full reports whether the scheduler found every node full of volumes: who fills them is then part of the answer.

@@ -2,6 +2,7 @@ package kubectl
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"testing"
@@ -50,7 +51,7 @@ func create(t *testing.T, o client.Object) {
 	}
 	t.Cleanup(func() {
 		o.SetFinalizers(nil)
-		_ = server.Client.Delete(t.Context(), o, client.GracePeriodSeconds(0))
+		_ = server.Client.Delete(context.WithoutCancel(t.Context()), o, client.GracePeriodSeconds(0)) // it is canceled before this
 	})
 	withStatus.SetResourceVersion(o.GetResourceVersion())
 	withStatus.SetUID(o.GetUID())

@@ -18,7 +18,8 @@ import (
 const waitLong = `Wait until no volume is attached to a node: no VolumeAttachment refers to it, and its lists of attached volumes and volumes
 in use are empty. Use it after a drain, before the node is rebooted, upgraded or deleted.
 
-Exit status 0: nothing is attached. 2: something still is at the end of --timeout; it is listed with its cause.`
+Exit status 0: nothing is attached. 1: there is no such node, or it could not be read. 2: something still is at the end of
+--timeout; it is listed with its cause.`
 
 const waitExample = `  kubectl drain node-1 --ignore-daemonsets && kubectl belay wait-detached node/node-1 --timeout 5m && reboot-the-machine`
 
