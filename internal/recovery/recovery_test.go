@@ -176,12 +176,10 @@ func TestBrake(t *testing.T) {
 		m.dies(fencing.PowerOff)
 	}
 	wait.Until(t, "an event says why", func() bool {
-		events := &corev1.EventList{}
-		must(t, s.client.List(t.Context(), events))
-		return slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return e.Reason == string(fencing.TooManySilent) })
+		return s.event(string(fencing.TooManySilent))
 	})
 	for _, m := range all {
-		if m.fence() != nil || len(m.node().Spec.Taints) > 0 {
+		if m.fence() != nil || m.tainted(kube.IsolationTaint) || m.tainted(corev1.TaintNodeOutOfService) {
 			t.Errorf("%s is fenced", m.name)
 		}
 	}
@@ -198,9 +196,7 @@ func TestOptOut(t *testing.T) {
 	s.run()
 	m.dies(fencing.PowerOff)
 	wait.Until(t, "an event says why", func() bool {
-		events := &corev1.EventList{}
-		must(t, s.client.List(t.Context(), events))
-		return slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return e.Reason == string(fencing.NodeOptedOut) })
+		return s.event(string(fencing.NodeOptedOut))
 	})
 	if m.fence() != nil {
 		t.Error("the node is fenced")

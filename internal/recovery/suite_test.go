@@ -121,6 +121,7 @@ func (s *site) clear() {
 	must(s, s.client.DeleteAllOf(ctx, &storagev1.VolumeAttachment{}))
 	must(s, s.client.DeleteAllOf(ctx, &coordinationv1.Lease{}, client.InNamespace(corev1.NamespaceNodeLease)))
 	must(s, s.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace("default"), client.GracePeriodSeconds(0)))
+	must(s, s.client.DeleteAllOf(ctx, &corev1.Event{}, client.InNamespace("default")))
 }
 
 // machine adds a node that runs.
@@ -172,6 +173,14 @@ func (m *machine) beat(ctx context.Context) {
 		case <-time.After(250 * time.Millisecond):
 		}
 	}
+}
+
+// event reports whether an event of a reason is there.
+func (s *site) event(reason string) bool {
+	s.Helper()
+	events := &corev1.EventList{}
+	must(s, s.client.List(s.Context(), events))
+	return slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return e.Reason == reason })
 }
 
 // source adds the FenceSource of a machine.
