@@ -12,7 +12,7 @@ const (
 	Yes     = decision.Yes
 )
 
-// Boot is one run of one machine under one Node object. Evidence, fences and proofs speak of a Boot, never of a node's name. An empty
+// Boot is one run of one machine under one Node object. Evidence, fences and proofs are about a Boot, never of a node's name. An empty
 // field is unknown.
 type Boot struct {
 	Node    string // metadata.name

@@ -75,7 +75,7 @@ func (d *decider) sameMachine() bool {
 	return d.seen.Exists == Yes && d.seen.Now.Since(d.fence.Boot) != OtherMachine
 }
 
-// cancelled before anything irreversible was done: the node lives, is left alone by its owner, or somebody deleted the fence.
+// cancelled before anything irreversible was done: the node lives, is left alone by its owner, or a client deleted the fence.
 func (d *decider) cancels() bool {
 	spared := d.seen.alive(d.fence) || d.seen.restarted(d.fence) || d.seen.OptedOut || d.seen.Maintenance || d.fence.Deleting
 	if d.fence.offSent() || !spared {
@@ -164,7 +164,7 @@ func (d *decider) switchOff() {
 	}
 }
 
-// askAgain asks the switch once more, if the latest answer is old enough.
+// askAgain asks the switch again, if the latest answer is old enough.
 func (d *decider) askAgain(reason decision.Reason) {
 	source := d.seen.Source
 	since := d.now.Sub(source.Status.Asked)
@@ -206,7 +206,7 @@ func (d *decider) untaint() {
 	}
 }
 
-// doubted reports whether what the fence went on with no longer holds: the switch says On, or the statement has expired.
+// doubted reports whether the evidence of the fence no longer holds: the switch says On, or the statement has expired.
 func (d *decider) doubted() bool {
 	source := d.seen.Source
 	if source.Name != "" && source.Status.fresh(d.now) && source.Status.Power == PowerOn {

@@ -135,7 +135,7 @@ func TestWrongMachine(t *testing.T) {
 	}
 }
 
-// TestFalseOff (hole 7): a renewal by the boot that was said to be off holds everything.
+// TestFalseOff (hole 7): a renewal by a boot whose switch answered Off holds everything.
 func TestFalseOff(t *testing.T) {
 	for _, phase := range []Phase{Tainting, Evicting, Detaching, Moved} {
 		s := newStand(t)
@@ -265,7 +265,7 @@ func TestSwitchThatDoesNotObey(t *testing.T) {
 	}
 }
 
-// TestForeignTaint (hole 14): a taint of somebody else is never removed, and one that vanished is set again between two answers.
+// TestForeignTaint (hole 14): a taint of another client is never removed, and one that vanished is set again between two answers.
 func TestForeignTaint(t *testing.T) {
 	s := newStand(t)
 	s.until(Tainting)

@@ -5,14 +5,14 @@ import "time"
 // Phase is where a fence stands. Each is stored before what it permits is done.
 type Phase string
 
-// The phases, in order. A fence goes on to the next, or from one before Evicting to Cancelled; from Evicting on there is no way back.
+// The phases, in order. A fence enters them one by one. It can be Cancelled from a phase before Evicting; from Evicting on it cannot.
 const (
 	Suspected Phase = "Suspected" // the detector found the node silent
 	Isolating Phase = "Isolating" // no new pods
 	Fencing   Phase = "Fencing"   // evidence is gathered
 	Tainting  Phase = "Tainting"  // off, taint, off again
 	Evicting  Phase = "Evicting"  // the pods are deleted
-	Detaching Phase = "Detaching" // the VolumeAttachments are let go
+	Detaching Phase = "Detaching" // the VolumeAttachments are deleted
 	Moved     Phase = "Moved"     // nothing of the boot is left; waits for the next boot
 	Releasing Phase = "Releasing" // the taints are removed
 	Released  Phase = "Released"  // done
@@ -37,11 +37,11 @@ type Fence struct {
 	ManualRelease bool
 	// Intent is the command that was stored last; zero for none.
 	Intent Intent
-	// Evidence is the class of what the fence went on from Fencing with; empty before that.
+	// Evidence is the class of evidence with which the fence left Fencing; empty before that.
 	Evidence Class
 	// Untainted is when the out-of-service taint was removed in Releasing.
 	Untainted time.Time
-	// Deleting is set when somebody deleted the object.
+	// Deleting is set when a client deleted the object.
 	Deleting bool
 }
 
@@ -87,7 +87,7 @@ type Observed struct {
 	// Isolated is set when the Node has this fence's taint NoSchedule, OutOfService when it has the taint out-of-service with this
 	// fence's value, ForeignTaint when it has that taint with another value: one taint per key and effect.
 	Isolated, OutOfService, ForeignTaint bool
-	// TaintSeen is when this process first saw the taint out-of-service, of whoever set it; zero if it is not there.
+	// TaintSeen is when this process first saw the taint out-of-service, by any client; zero if it is not there.
 	TaintSeen time.Time
 	// Ended is set once Decide returned a Proof for this fence that is not about single volumes, in this process and not before: that a
 	// boot has ended does not change when the power comes back.
@@ -122,7 +122,7 @@ func (o Observed) alive(f Fence) bool {
 	return o.Renewed && o.Exists == Yes && o.Now.Since(f.Boot) != OtherMachine && o.Now.Since(f.Boot) != Rebooted
 }
 
-// silent reports whether nothing was heard of the machine for long enough. One without a Node has no lease.
+// silent reports whether the machine was silent for long enough. One without a Node has no lease.
 func (o Observed) silent(f Fence) bool {
 	return o.Silent || o.Exists == No || o.Exists == Yes && o.Now.Since(f.Boot) == OtherMachine
 }

@@ -30,7 +30,7 @@ const (
 type Requested struct {
 	Fence    Fence
 	Question Question
-	// Answered reports whether there is an answer to a nonce, in the record or under way in this process.
+	// Answered reports whether there is an answer to a nonce, in the record or being made by this process.
 	Answered func(nonce string) bool
 	// Sent reports whether an earlier process may have sent the command of a nonce; then it asks for the state instead.
 	Sent func(nonce string) bool

@@ -59,7 +59,7 @@ type heard struct {
 }
 
 // Tick says that the detector runs and its watch of leases is connected. It must be called at least once in MaxTickGap; after a longer
-// gap every node is taken as heard of now. It reports whether that was so.
+// gap the silence of every node counts from now. It reports whether that was so.
 func (s *Silences) Tick(now time.Time) (reset bool) {
 	reset = !s.tick.IsZero() && now.Sub(s.tick) > MaxTickGap
 	s.tick = now
@@ -89,8 +89,8 @@ func (s *Silences) Renewed(now time.Time, node, renewal string, lease time.Durat
 // Forget drops a node whose lease is gone.
 func (s *Silences) Forget(node string) { delete(s.heard, node) }
 
-// Of returns how long a node has been silent, and how long it may be. A node of which no lease was ever seen is not silent: nothing is
-// known about it.
+// Of returns how long a node has been silent, and how long it may be. A node whose lease was never seen is not
+// known to be silent.
 func (s *Silences) Of(now time.Time, p Profile, node string) (silent, limit time.Duration, known bool) {
 	h, known := s.heard[node]
 	if !known {

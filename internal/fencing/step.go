@@ -22,7 +22,7 @@ const (
 	Contradicted decision.Reason = "Contradicted"
 	// AwaitingPods: pods of the node are being deleted.
 	AwaitingPods decision.Reason = "AwaitingPods"
-	// AwaitingDetach: VolumeAttachments of the boot are being let go.
+	// AwaitingDetach: VolumeAttachments of the boot are being deleted.
 	AwaitingDetach decision.Reason = "AwaitingDetach"
 	// AwaitingBoot: the machine has not come back yet.
 	AwaitingBoot decision.Reason = "AwaitingBoot"

@@ -45,7 +45,7 @@ const (
 	controlPlaneLabel = "node-role.kubernetes.io/control-plane"
 
 	// FenceMachineAnnotation on a FenceSource is a person's word that its switches belong to the machine with this system UUID. It is
-	// needed where no switch tells which hardware it switches.
+	// needed where no switch reports the identity of its hardware.
 	FenceMachineAnnotation = "fencing.belay.dev/machine"
 
 	// DetachRequestedAnnotation on a VolumeAttachment is the time, in RFC 3339, at which a detach first had to wait. It is removed

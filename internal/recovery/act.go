@@ -72,7 +72,7 @@ func (t *turn) patchStatus(ctx context.Context, change func(*fencingv1.NodeFence
 	return nil
 }
 
-// enter stores a phase. One log line and one event tell of it.
+// enter stores a phase. It makes one log line and one event.
 func (t *turn) enter(ctx context.Context, s fencing.Enter) error {
 	before := t.fence.Status.Phase
 	err := t.patchStatus(ctx, func(status *fencingv1.NodeFenceStatus) {
@@ -101,7 +101,7 @@ func (t *turn) enter(ctx context.Context, s fencing.Enter) error {
 	return nil
 }
 
-// prove records which class of evidence the fence goes on with.
+// prove records the class of evidence with which the fence leaves Fencing.
 func (t *turn) prove(status *fencingv1.NodeFenceStatus, class fencing.Class) {
 	if provenBy(t.fence) == class {
 		return
@@ -241,7 +241,7 @@ func (t *turn) deleteAttachment(ctx context.Context, a fencing.Attachment) error
 // gone reports whether a delete found nothing, or another object or version: then it is listed and decided again.
 func gone(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsConflict(err) }
 
-// finish drops the finalizer. A finished fence stays as a record until the next one, or until somebody deletes it.
+// finish drops the finalizer. A finished fence stays as a record until the next one, or until a client deletes it.
 func (t *turn) finish(ctx context.Context) error {
 	before := t.fence.DeepCopy()
 	controllerutil.RemoveFinalizer(t.fence, finalizer)

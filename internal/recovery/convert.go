@@ -68,7 +68,7 @@ func fenceState(f *fencingv1.NodeFence) fencing.Fence {
 	return s
 }
 
-// provenBy is the class of evidence that the fence went on with.
+// provenBy is the class of evidence with which the fence left Fencing.
 func provenBy(f *fencingv1.NodeFence) fencing.Class {
 	for _, c := range f.Status.Conditions {
 		if c.Type == conditionProven && c.Status == metav1.ConditionTrue {

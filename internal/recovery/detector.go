@@ -25,7 +25,7 @@ import (
 	"belay.dev/belay/internal/kube"
 )
 
-// inspections is the most nodes that are read from the API server in one tick. More than that at once are a fault that no fence mends.
+// inspections is the most nodes that are read from the API server in one tick. More than that at once are a fault of another kind, for which no fence helps.
 const inspections = 4
 
 // detector finds the nodes that are lost, and creates their NodeFences.
@@ -206,7 +206,7 @@ func (d *detector) suspect(ctx context.Context, n fencing.Node) error {
 	logger := log.FromContext(ctx).WithValues("node", name, "bootID", n.Boot.ID, "machine", n.Boot.Machine, "silent", n.Silent)
 	if d.DryRun {
 		if h := d.held[name]; h.reason == fencing.Settled {
-			logger.Info("Would fence node", "cause", "--recovery-dry-run is set")
+			logger.Info("Would fence node", "detail", "--recovery-dry-run is set")
 			h.reason = dryRun
 			d.held[name] = h
 		}

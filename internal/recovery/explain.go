@@ -20,6 +20,6 @@ func describeWait(s *fencingv1.NodeFenceStatus, r decision.Reason, seen fencing.
 	if r == fencing.Contradicted {
 		setCondition(s, conditionContradicted, metav1.ConditionTrue, "SignOfLife", "the boot that was proven to have ended renews its lease")
 	} else if seen.Exists != fencing.Unknown {
-		setCondition(s, conditionContradicted, metav1.ConditionFalse, "Silent", "nothing was heard of the boot since")
+		setCondition(s, conditionContradicted, metav1.ConditionFalse, "Silent", "the boot gave no sign of life since")
 	}
 }

@@ -293,7 +293,7 @@ func (f *fencer) bind(source *fencingv1.FenceSource, node *corev1.Node, a reply,
 	}
 	switch {
 	case hardware == "":
-		set(metav1.ConditionFalse, reasonNoIdentity, "no switch tells which hardware it switches: state it with the annotation "+fenceMachine)
+		set(metav1.ConditionFalse, reasonNoIdentity, "no switch reports the identity of its hardware: state it with the annotation "+fenceMachine)
 	case !boot.Complete() || hardware != boot.Machine:
 		set(metav1.ConditionFalse, reasonOtherNode, "the hardware has the system UUID "+hardware+", and the Node "+boot.Machine)
 	case a.power != fencing.PowerOn:

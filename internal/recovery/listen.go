@@ -45,7 +45,7 @@ func (l *listener) tick(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.silences.Tick(now) {
-		log.FromContext(ctx).Info("Counting the silence of all nodes from now", "cause", "the API server or this process did not respond for a while")
+		log.FromContext(ctx).Info("Counting the silence of all nodes from now", "detail", "the API server or this process did not respond for a while")
 	}
 	for i := range leases.Items {
 		l.renewed(now, &leases.Items[i])

@@ -41,7 +41,7 @@ type Switch interface {
 	Identity(ctx context.Context) (string, error)
 }
 
-// ErrNoIdentity is the error of a Switch that cannot tell which hardware it switches.
+// ErrNoIdentity is the error of a Switch that does not report the identity of its hardware.
 var ErrNoIdentity = errors.New("the agent gives no identity of the hardware")
 
 // Dial returns the switch of a feed. The secret is the data of the Secret that the feed names, nil without one.

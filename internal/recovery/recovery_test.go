@@ -203,7 +203,7 @@ func TestOptOut(t *testing.T) {
 	}
 }
 
-// TestStopAnywhere: recovery that is stopped in the middle of a fence goes on when it starts again, and sends no command twice.
+// TestStopAnywhere: recovery that is stopped in the middle of a fence continues when it starts again, and sends no command twice.
 func TestStopAnywhere(t *testing.T) {
 	for _, phase := range []fencing.Phase{fencing.Isolating, fencing.Fencing, fencing.Tainting, fencing.Evicting, fencing.Detaching} {
 		t.Run(string(phase), func(t *testing.T) {
