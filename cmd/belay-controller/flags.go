@@ -77,7 +77,10 @@ func group(cmd *cobra.Command, sets cliflag.NamedFlagSets) {
 // flags returns the flags by group.
 func (o *options) flags() cliflag.NamedFlagSets {
 	var sets cliflag.NamedFlagSets
-	f := sets.FlagSet("Attach and detach")
+	f := sets.FlagSet("Controllers")
+	f.StringSliceVar(&o.controllers, "controllers", []string{controllerAttachDetach},
+		"The controllers to run: attachdetach attaches and detaches volumes; recovery proves that the machine of a silent node is off, and moves its volumes. recovery alone works beside kube-controller-manager's attach/detach controller.")
+	f = sets.FlagSet("Attach and detach")
 	f.DurationVar(&o.maxWaitForUnmount, "max-wait-for-unmount-duration", 6*time.Minute,
 		"How long an unneeded volume may stay in use on a node that is not Ready before it is detached by force. The time counts from the detach request and continues through restarts. Nothing is forced while the node is Ready; after this time the volume is detached as soon as the node is not Ready or is deleted. In kube-controller-manager this is a constant.")
 	f.BoolVar(&o.disableForce, "disable-force-detach-on-timeout", false,
@@ -97,6 +100,7 @@ func (o *options) flags() cliflag.NamedFlagSets {
 		"Average requests per second to the API server. 0 or less means no limit: the API server protects itself by priority and fairness. kube-controller-manager's default of 20 allows about seven attaches per second.")
 	f.IntVar(&o.manager.Burst, "kube-api-burst", 30, "Burst of requests to the API server, if --kube-api-qps sets a limit.")
 
+	o.recoveryFlags(&sets)
 	o.leaderFlags(&sets)
 
 	f = sets.FlagSet("Health, metrics and profiles")
@@ -122,6 +126,6 @@ func (o *options) leaderFlags(sets *cliflag.NamedFlagSets) {
 	f.DurationVar(&o.manager.RetryPeriod, "leader-elect-retry-period", 2*time.Second,
 		"Interval between attempts to acquire or renew the lease.")
 	f.StringVar(&o.resourceLock, "leader-elect-resource-lock", "leases", "Resource type of the lock; only leases are supported.")
-	f.StringVar(&o.lease.Name, "leader-elect-resource-name", kube.FieldManager, "Name of the lease.")
+	f.StringVar(&o.lease.Name, "leader-elect-resource-name", "", "Name of the lease. If empty, "+kube.FieldManager+"; with --controllers=recovery, belay-recovery, or belay-recovery-ROLE for a single role.")
 	f.StringVar(&o.lease.Namespace, "leader-elect-resource-namespace", "kube-system", "Namespace of the lease.")
 }

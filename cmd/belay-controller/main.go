@@ -56,12 +56,19 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	err = attachdetach.Setup(ctx, mgr, attachdetach.Options{
-		Policy: o.policy(), Metrics: measured,
-		WarnOfRivals: o.foreignWriter == foreignWriterWarn, MayLead: o.mayLead(clients), Settle: settle, Clock: clock,
-	})
-	if err != nil {
-		return err
+	if o.runs(controllerRecovery) {
+		if err := o.setupRecovery(mgr); err != nil {
+			return err
+		}
 	}
-	return serve(ctx, mgr, clients)
+	if o.runs(controllerAttachDetach) {
+		err = attachdetach.Setup(ctx, mgr, attachdetach.Options{
+			Policy: o.policy(), Metrics: measured,
+			WarnOfRivals: o.foreignWriter == foreignWriterWarn, MayLead: o.mayLead(clients), Settle: settle, Clock: clock,
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return serve(ctx, mgr, clients, o.watched())
 }

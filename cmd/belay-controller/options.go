@@ -29,6 +29,9 @@ type options struct {
 	disableSync       bool
 	foreignWriter     string
 
+	controllers []string
+	recovery    recoveryOptions
+
 	leaderElect  bool
 	resourceLock string
 	lease        kube.LeaseConfig
@@ -66,7 +69,7 @@ func (o *options) validate() error {
 	if o.manager.QPS > 0 && o.manager.Burst < 1 {
 		return fmt.Errorf("--kube-api-burst is %d, but must be at least 1 when --kube-api-qps limits the rate", o.manager.Burst)
 	}
-	return errors.Join(o.validateLease(), o.validateAddresses())
+	return errors.Join(o.validateRecovery(), o.validateLease(), o.validateAddresses())
 }
 
 func (o *options) validateLease() error {
@@ -77,8 +80,8 @@ func (o *options) validateLease() error {
 	switch {
 	case o.resourceLock != "leases":
 		return fmt.Errorf("--leader-elect-resource-lock is %q, but only leases are supported", o.resourceLock)
-	case l.Name == "" || l.Namespace == "":
-		return errors.New("--leader-elect-resource-name and --leader-elect-resource-namespace must not be empty")
+	case l.Namespace == "":
+		return errors.New("--leader-elect-resource-namespace must not be empty")
 	}
 	return usage.LeaseTimes{Prefix: "leader-elect", Duration: m.LeaseDuration, RenewDeadline: l.RenewDeadline, RetryPeriod: m.RetryPeriod}.Check()
 }
@@ -105,15 +108,18 @@ func (o *options) policy() attachment.Policy {
 
 // complete sets the values that have no flag.
 func (o *options) complete() {
-	if !o.leaderElect {
-		return
-	}
 	host, err := os.Hostname()
 	if err != nil {
 		host = "unknown"
 	}
 	// The hostname alone would let two processes on a host hold the lease at once.
 	o.lease.Identity = host + "_" + uuid.NewString()
+	if !o.leaderElect {
+		return
+	}
+	if o.lease.Name == "" {
+		o.lease.Name = o.leaseName()
+	}
 	o.manager.Lease = &o.lease
 }
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -29,7 +30,7 @@ var fillPatience = time.Minute
 // are synced does not return and uses a full core: the loop of runnableGroup.Start (pkg/manager/runnable_group.go:191)
 // ignores the context. The fix, kubernetes-sigs/controller-runtime#3440, was not merged. At that time nothing was
 // written and no lease is held, so the process may exit.
-func serve(ctx context.Context, mgr manager.Manager, clients kubernetes.Interface) error {
+func serve(ctx context.Context, mgr manager.Manager, clients kubernetes.Interface, watched []authorizationv1.ResourceAttributes) error {
 	ended, full := make(chan error, 1), make(chan struct{})
 	go func() { ended <- mgr.Start(ctx) }()
 	go func() {
@@ -45,7 +46,7 @@ func serve(ctx context.Context, mgr manager.Manager, clients kubernetes.Interfac
 		case <-full:
 			late, full = nil, nil
 		case <-late:
-			if err := checkRights(ctx, clients); err != nil {
+			if err := checkRights(ctx, clients, watched); err != nil {
 				return err
 			}
 		case <-ctx.Done():
@@ -64,10 +65,10 @@ func serve(ctx context.Context, mgr manager.Manager, clients kubernetes.Interfac
 }
 
 // checkRights returns an error that names the permissions without which the caches cannot sync.
-func checkRights(ctx context.Context, clients kubernetes.Interface) error {
-	missing, err := preflight.MissingRights(ctx, clients)
+func checkRights(ctx context.Context, clients kubernetes.Interface, watched []authorizationv1.ResourceAttributes) error {
+	missing, err := preflight.MissingRights(ctx, clients, watched)
 	if len(missing) > 0 {
-		return fmt.Errorf("cannot start without the rights to %s: see deploy/belay-controller/belay-controller.yaml", strings.Join(missing, ", "))
+		return fmt.Errorf("cannot start without the rights to %s: see deploy/belay-controller/belay-controller.yaml, and deploy/belay-recovery for recovery", strings.Join(missing, ", "))
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Caches are not full yet and the rights could not be checked")

@@ -12,33 +12,33 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// watched are the resources that belay-controller watches, by API group.
-var watched = map[string][]string{
-	corev1.GroupName:    {"nodes", "pods", "persistentvolumes", "persistentvolumeclaims"},
-	storagev1.GroupName: {"volumeattachments", "csidrivers"},
+// Watched are the resources that the attach/detach controller watches.
+func Watched() []authorizationv1.ResourceAttributes {
+	return []authorizationv1.ResourceAttributes{
+		{Group: corev1.GroupName, Resource: "nodes"}, {Group: corev1.GroupName, Resource: "pods"},
+		{Group: corev1.GroupName, Resource: "persistentvolumes"}, {Group: corev1.GroupName, Resource: "persistentvolumeclaims"},
+		{Group: storagev1.GroupName, Resource: "volumeattachments"}, {Group: storagev1.GroupName, Resource: "csidrivers"},
+	}
 }
 
-// MissingRights returns which permissions are missing that belay-controller needs to fill its caches, as "list nodes". Every user
-// may review its own permissions.
-func MissingRights(ctx context.Context, clients kubernetes.Interface) ([]string, error) {
+// MissingRights returns which permissions are missing that a program needs to fill its caches with the resources that it watches, as
+// "list nodes". Every user may review its own permissions.
+func MissingRights(ctx context.Context, clients kubernetes.Interface, watched []authorizationv1.ResourceAttributes) ([]string, error) {
 	var missing []string
-	for group, resources := range watched {
-		for _, resource := range resources {
-			for _, verb := range []string{"list", "watch"} {
-				review, err := clients.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
-					Spec: authorizationv1.SelfSubjectAccessReviewSpec{
-						ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Group: group, Resource: resource},
-					},
-				}, metav1.CreateOptions{})
-				if err != nil {
-					return nil, fmt.Errorf("review the permission to %s %s: %w", verb, resource, err)
-				}
-				if !review.Status.Allowed {
-					missing = append(missing, verb+" "+resource)
-				}
+	for _, attributes := range watched {
+		for _, verb := range []string{"list", "watch"} {
+			attributes.Verb = verb
+			review, err := clients.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+				Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &attributes},
+			}, metav1.CreateOptions{})
+			if err != nil {
+				return nil, fmt.Errorf("review the permission to %s %s: %w", verb, attributes.Resource, err)
+			}
+			if !review.Status.Allowed {
+				missing = append(missing, verb+" "+attributes.Resource)
 			}
 		}
 	}
 	slices.Sort(missing)
-	return missing, nil
+	return slices.Compact(missing), nil
 }

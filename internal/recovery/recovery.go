@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/go-logr/logr"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -14,9 +16,11 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -65,6 +69,19 @@ type Options struct {
 	Metrics *telemetry.Recovery
 }
 
+// Watched are the resources that the parts watch.
+func Watched(r Roles) []authorizationv1.ResourceAttributes {
+	watched := []authorizationv1.ResourceAttributes{
+		{Group: corev1.GroupName, Resource: "nodes"}, {Group: coordinationv1.GroupName, Resource: "leases", Namespace: corev1.NamespaceNodeLease},
+		{Group: fencingv1.GroupVersion.Group, Resource: "nodefences"}, {Group: fencingv1.GroupVersion.Group, Resource: "fencesources"},
+	}
+	if r.Actor {
+		watched = append(watched, authorizationv1.ResourceAttributes{Group: corev1.GroupName, Resource: "pods"},
+			authorizationv1.ResourceAttributes{Group: storagev1.GroupName, Resource: "volumeattachments"})
+	}
+	return watched
+}
+
 // parts is what the three parts share.
 type parts struct {
 	Options
@@ -97,6 +114,9 @@ func Setup(mgr manager.Manager, identity string, o Options) error {
 	if err == nil && o.Roles.Actor {
 		err = p.setupActor(mgr)
 	}
+	if err == nil {
+		err = mgr.AddReadyzCheck(Name, cachesReady(mgr.GetCache()))
+	}
 	if err != nil {
 		return fmt.Errorf("set up recovery: %w", err)
 	}
@@ -115,6 +135,18 @@ func (p *parts) setupActor(mgr manager.Manager) error {
 		Complete(&actor{parts: p, known: map[types.UID]*memory{}})
 }
 
+// cachesReady reports whether the caches are synced. A standby fills them too.
+func cachesReady(caches cache.Cache) healthz.Checker {
+	return func(r *http.Request) error {
+		ctx, cancel := context.WithTimeout(r.Context(), 100*time.Millisecond)
+		defer cancel()
+		if !caches.WaitForCacheSync(ctx) {
+			return errors.New("the caches are not synced yet")
+		}
+		return nil
+	}
+}
+
 // agents is how many nodes are worked on at a time: a minute is enough to exercise the switches of some thousand nodes.
 const agents = 32
 
@@ -124,6 +156,7 @@ func build(mgr manager.Manager, name string, workers int) *builder.Builder {
 	return builder.ControllerManagedBy(mgr).Named(name).WithOptions(controller.Options{
 		MaxConcurrentReconciles: workers,
 		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, maxRetry),
+		EnableWarmup:            &yes, // a standby watches too, and takes over at once
 		SkipNameValidation:      &yes, // tests run several in one process
 		LogConstructor: func(r *reconcile.Request) logr.Logger {
 			if r == nil || r.Name == allNodes {

@@ -28,9 +28,9 @@ import (
 )
 
 const (
-	crdFence  = "../../deploy/recovery/fencing.belay.dev_nodefences.yaml"
-	crdSource = "../../deploy/recovery/fencing.belay.dev_fencesources.yaml"
-	rbac      = "../../deploy/recovery/"
+	crdFence  = "../../deploy/belay-recovery/fencing.belay.dev_nodefences.yaml"
+	crdSource = "../../deploy/belay-recovery/fencing.belay.dev_fencesources.yaml"
+	rbac      = "../../deploy/belay-recovery/"
 )
 
 var (
@@ -38,6 +38,8 @@ var (
 		"system:serviceaccount:belay-system:belay-recovery-detector", "system:serviceaccount:belay-system:belay-recovery-fencer",
 		"system:serviceaccount:belay-system:belay-recovery-actor"]}`}
 	scheme = runtime.NewScheme()
+	// granted are the rights that are shipped for each part.
+	granted = map[string]map[string]bool{}
 )
 
 func TestMain(m *testing.M) {
@@ -48,7 +50,11 @@ func TestMain(m *testing.M) {
 	}
 	cluster.Prepare = func(tb testing.TB) {
 		tb.Helper()
-		cluster.Apply(tb, crdFence, crdSource)
+		cluster.Apply(tb, crdFence, crdSource, rbac+"admission.yaml")
+		for _, role := range []string{"detector", "fencer", "actor"} {
+			granted[role] = apiserver.Granted(tb, rbac+role+".yaml")
+		}
+		cluster.Check = checkRights
 	}
 	log.SetLogger(klog.Background())
 	os.Exit(cluster.Main(m))

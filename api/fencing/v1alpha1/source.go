@@ -50,9 +50,9 @@ type FenceLevel struct {
 
 // Feed is one power switch, and the program that speaks to it.
 type Feed struct {
-	// Agent is the name of a program of the fence-agents family, such as fence_ipmilan, or the path of a command with the same contract
-	// (docs/fence-command.md).
-	// +kubebuilder:validation:MinLength=1
+	// Agent is the file name of a program of the fence-agents family, such as fence_ipmilan, or of a command with the same contract
+	// (docs/fence-command.md). The fencer runs it from its --recovery-agent-path.
+	// +kubebuilder:validation:Pattern=`^fence_[A-Za-z0-9_.-]+$`
 	// +kubebuilder:validation:MaxLength=255
 	Agent string `json:"agent"`
 	// Options are passed to the agent on its standard input. Do not put a password here: see secretRef.
