@@ -43,7 +43,14 @@ func TestNonsenseIsRefusedInOneSentence(t *testing.T) {
 		"renewal too late":          {[]string{"--leader-elect-retry-period=9s"}, "renew-deadline"},
 		"renewal without pause":     {[]string{"--leader-elect-retry-period=0s"}, "retry-period"},
 		"unknown lock":              {[]string{"--leader-elect-resource-lock=endpoints"}, "only leases"},
-		"lease without name":        {[]string{"--leader-elect-resource-name="}, "must not be empty"},
+		"lease without namespace":   {[]string{"--leader-elect-resource-namespace="}, "must not be empty"},
+		"unknown controller":        {[]string{"--controllers=recovery,nonsense"}, "attachdetach, recovery"},
+		"no controller":             {[]string{"--controllers="}, "at least one"},
+		"unknown role":              {[]string{"--recovery-roles=judge"}, "detector, fencer, actor"},
+		"unknown profile":           {[]string{"--recovery-profile=slow"}, "default or fast"},
+		"share above all":           {[]string{"--recovery-max-silent-share=1.1"}, "from 0 to 1"},
+		"share that is no number":   {[]string{"--recovery-max-silent-zone-share=NaN"}, "from 0 to 1"},
+		"no fence in flight":        {[]string{"--recovery-max-in-flight=0"}, "at least 1"},
 		"lease unused":              {[]string{"--leader-elect=false", "--leader-elect-lease-duration=1s"}, ""},
 		"address without port":      {[]string{"--metrics-bind-address=8080"}, "host:port"},
 		"address":                   {[]string{"--health-probe-bind-address=:8081"}, ""},
@@ -151,4 +158,22 @@ func defaults(help string) map[string]string {
 		found[name] = value
 	}
 	return found
+}
+
+// TestLeaseName: processes with the same work share a lease, and others do not.
+func TestLeaseName(t *testing.T) {
+	for want, args := range map[string][]string{
+		"belay-controller":      {"--controllers=attachdetach,recovery"},
+		"belay-recovery":        {"--controllers=recovery"},
+		"belay-recovery-fencer": {"--controllers=recovery", "--recovery-roles=fencer"},
+		"x":                     {"--leader-elect-resource-name=x"},
+	} {
+		o, err := parse(t, args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o.complete(); o.lease.Name != want {
+			t.Errorf("%v: lease %q, want %q", args, o.lease.Name, want)
+		}
+	}
 }

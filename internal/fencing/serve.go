@@ -42,6 +42,17 @@ type Requested struct {
 	Source  Source
 }
 
+// live reports whether the node was read a moment ago.
+func (r *Requested) live(now time.Time) bool {
+	return r.Exists != Unknown && !r.ReadAt.IsZero() && !now.Before(r.ReadAt) && now.Sub(r.ReadAt) <= LiveFor
+}
+
+// overtaken reports whether the node gave a sign of life since the command was stored. A node of another machine says nothing.
+func (r *Requested) overtaken() bool {
+	since := r.Now.Since(r.Fence.Boot)
+	return r.Renewal != r.Fence.Intent.Renewal || r.Exists == Yes && since != SameBoot && since != OtherMachine
+}
+
 // questionFor is how long after it was stored a question is answered, by a clock that may differ from the actor's.
 const questionFor = time.Minute
 
@@ -50,15 +61,14 @@ func Serve(now time.Time, r Requested) Service {
 	intent := r.Fence.Intent
 	commanded := r.Fence.Phase == Fencing && intent.open(now) && !r.Answered(intent.Nonce)
 	asked := r.Question.Nonce != "" && now.Sub(r.Question.Asked) < questionFor && !r.Answered(r.Question.Nonce)
-	live := !r.ReadAt.IsZero() && !now.Before(r.ReadAt) && now.Sub(r.ReadAt) <= LiveFor
 	switch {
 	case !r.Source.bound(r.Fence.Boot):
 		return ServeNothing
 	case commanded && r.Sent(intent.Nonce):
 		return ServeStatus
-	case commanded && (!live || r.Exists == Unknown):
+	case commanded && !r.live(now):
 		return ServeRead
-	case commanded && (r.Renewal != intent.Renewal || r.Exists == Yes && r.Now.Since(r.Fence.Boot) != SameBoot && r.Now.Since(r.Fence.Boot) != OtherMachine):
+	case commanded && r.overtaken():
 		return ServeRefusal
 	case commanded:
 		return ServeOff

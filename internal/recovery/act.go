@@ -255,8 +255,7 @@ func (t *turn) finish(ctx context.Context) error {
 
 // eventType is Warning for what takes something away.
 func eventType(p fencing.Phase) string {
-	switch p {
-	case fencing.Moved, fencing.Releasing, fencing.Released, fencing.Cancelled:
+	if slices.Contains([]fencing.Phase{fencing.Moved, fencing.Releasing, fencing.Released, fencing.Cancelled}, p) {
 		return corev1.EventTypeNormal
 	}
 	return corev1.EventTypeWarning

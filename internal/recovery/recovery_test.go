@@ -249,8 +249,8 @@ func TestSharedSwitch(t *testing.T) {
 	}
 }
 
-// TestStatement: the word of a person who may confirm takes the place of a power switch. Nobody speaks for another person, and nobody
-// confirms without the permission.
+// TestStatement: the word of a person who may confirm takes the place of a power switch. A user cannot speak for another one, nor
+// confirm without the permission.
 func TestStatement(t *testing.T) {
 	s := newSite(t)
 	s.fleet("n2", "n3", "n4")

@@ -86,7 +86,6 @@ type machine struct {
 	asked       int
 	offs        int
 	boot        string
-	renewals    int
 }
 
 // site is a cluster of machines, and what keeps a real one going: kubelets that renew leases, and an attach/detach controller.

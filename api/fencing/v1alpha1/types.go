@@ -36,7 +36,7 @@ type NodeFenceList struct {
 
 // NodeFenceSpec says which boot is fenced, and what people say about it.
 //
-// +kubebuilder:validation:XValidation:rule="self.nodeName == oldSelf.nodeName && self.nodeUID == oldSelf.nodeUID && self.bootID == oldSelf.bootID && self.machineID == oldSelf.machineID && self.epoch == oldSelf.epoch && (has(self.lastRenewal) ? self.lastRenewal : '') == (has(oldSelf.lastRenewal) ? oldSelf.lastRenewal : '')",message="only statement and release change: a fence is about one boot"
+// +kubebuilder:validation:XValidation:rule="self.nodeName == oldSelf.nodeName && self.nodeUID == oldSelf.nodeUID && self.bootID == oldSelf.bootID && self.machineID == oldSelf.machineID && self.epoch == oldSelf.epoch && has(self.lastRenewal) == has(oldSelf.lastRenewal) && (!has(self.lastRenewal) || self.lastRenewal == oldSelf.lastRenewal)",message="only statement and release change: a fence is about one boot"
 type NodeFenceSpec struct {
 	// NodeName is the name of the Node.
 	// +kubebuilder:validation:MinLength=1
