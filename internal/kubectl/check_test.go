@@ -134,7 +134,7 @@ func TestCheckUnread(t *testing.T) {
 		}
 	}
 	failing := broken{resource: "csinodes"}
-	failing.fail = status(http.StatusInternalServerError, "InternalError")
+	failing.fail = status(http.StatusInternalServerError, "InternalError") //nolint:bodyclose // the proxy closes it
 	got := run(t, through(t, failing), "check", "-o", "json")
 	var report preflight.ClusterHealth
 	if err := json.Unmarshal([]byte(got.out), &report); err != nil || got.status == StatusClear {
