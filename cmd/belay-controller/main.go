@@ -14,6 +14,7 @@ import (
 
 	"belay.dev/belay/internal/attachdetach"
 	"belay.dev/belay/internal/kube"
+	"belay.dev/belay/internal/recovery"
 	"belay.dev/belay/internal/telemetry"
 	"belay.dev/belay/internal/usage"
 )
@@ -56,15 +57,16 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
+	proofs := &recovery.Proofs{}
 	if o.runs(controllerRecovery) {
-		if err := o.setupRecovery(mgr); err != nil {
+		if err := o.setupRecovery(mgr, proofs); err != nil {
 			return err
 		}
 	}
 	if o.runs(controllerAttachDetach) {
 		err = attachdetach.Setup(ctx, mgr, attachdetach.Options{
 			Policy: o.policy(), Metrics: measured,
-			WarnOfRivals: o.foreignWriter == foreignWriterWarn, MayLead: o.mayLead(clients), Settle: settle, Clock: clock,
+			WarnOfRivals: o.foreignWriter == foreignWriterWarn, MayLead: o.mayLead(clients), Settle: settle, Clock: clock, Proofs: proofs,
 		})
 		if err != nil {
 			return err

@@ -118,7 +118,7 @@ func (o *options) leaseName() string {
 }
 
 // setupRecovery adds recovery to the manager.
-func (o *options) setupRecovery(mgr manager.Manager) error {
+func (o *options) setupRecovery(mgr manager.Manager, proofs *recovery.Proofs) error {
 	for _, kind := range []string{"NodeFence", "FenceSource"} {
 		_, err := mgr.GetRESTMapper().RESTMapping(schema.GroupKind{Group: fencingv1.GroupVersion.Group, Kind: kind}, fencingv1.GroupVersion.Version)
 		if meta.IsNoMatchError(err) {
@@ -131,7 +131,7 @@ func (o *options) setupRecovery(mgr manager.Manager) error {
 	r := &o.recovery
 	return recovery.Setup(mgr, o.lease.Identity, recovery.Options{
 		Roles: r.partsRun(), Profile: profiles[r.profile], Brakes: r.brakes, DryRun: r.dryRun, Node: r.node,
-		Dial: dialAgent(r.agents), Metrics: telemetry.NewRecovery(metrics.Registry),
+		Dial: dialAgent(r.agents), Metrics: telemetry.NewRecovery(metrics.Registry), Proofs: proofs,
 	})
 }
 

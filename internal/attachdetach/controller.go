@@ -55,6 +55,8 @@ type Options struct {
 	MayLead func(ctx context.Context) (refusal, err error)
 	// Clock follows the API server's time, which the manager's client updates. Nil is the local clock.
 	Clock Clock
+	// Proofs are those of recovery in the same process; nil if there is none.
+	Proofs Proofs
 }
 
 // Controller attaches and detaches volumes.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/explain"
+	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/kube"
 )
 
@@ -192,4 +194,44 @@ func TestNodeRemembersTheRequest(t *testing.T) {
 	// The clock has long run out, but the node was healthy.
 	l.patchStatus(&corev1.Node{}, "", l.name("a"), map[string]any{"conditions": []map[string]any{{"type": "Ready", "status": "Unknown"}}})
 	l.await("reported on b", func() bool { return on("b") && !on("a") })
+}
+
+// proofs is recovery as far as the controller sees it.
+type proofs struct {
+	mu    sync.Mutex
+	proof fencing.Proof
+	wake  func(node string)
+}
+
+func (p *proofs) Of(node string) fencing.Proof {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.proof.Boot().Node != node {
+		return fencing.Proof{}
+	}
+	return p.proof
+}
+
+func (p *proofs) OnNew(wake func(node string)) { p.wake = wake }
+
+// TestProofForcesDetach: a proof wakes the volumes of its node, and permits their detach although the node is still shown as Ready.
+func TestProofForcesDetach(t *testing.T) {
+	l := newLab(t)
+	recovery := &proofs{}
+	l.options.Proofs = recovery
+	l.runAttachedOnA()
+	l.use("a", "v")
+	l.gone("p")
+	l.awaitWaiting("v", "a")
+	name := l.name("a")
+	m := kube.MachineOf(l.nodes[name])
+	boot := fencing.Boot{Node: name, NodeUID: m.NodeUID, ID: m.BootID, Machine: m.SystemUUID}
+	ended := fencing.Decide(time.Now(), fencing.Fence{Phase: fencing.Evicting, Boot: boot, Evidence: fencing.PoweredOff}, fencing.Observed{Exists: fencing.No, Ended: true})
+	recovery.mu.Lock()
+	recovery.proof = ended.Proof
+	recovery.mu.Unlock()
+	recovery.wake(name)
+	l.awaitObjectEvent("PersistentVolumeClaim", "v", explain.DetachingVolume,
+		explain.DetachStarted(l.name("v"), attachment.NodeName(name), attachment.Fenced{}, attachment.StillInUse))
+	l.awaitDetached("v", "a")
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -12,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"belay.dev/belay/internal/attachment"
+	"belay.dev/belay/internal/fencing"
 )
 
 // Parts are the dependencies of a Controller: the manager's, or those of the simulation.
@@ -42,6 +45,29 @@ type ownClock struct{}
 
 func (ownClock) Now() time.Time { return time.Now() }
 
+// Proofs knows which boots of nodes have ended.
+type Proofs interface {
+	// Of returns the proof about a node, which proves nothing if there is none.
+	Of(node string) fencing.Proof
+	// OnNew has a function called with the name of each node that a new proof is about. The function must return at once.
+	OnNew(func(node string))
+}
+
+type noProofs struct{}
+
+func (noProofs) Of(string) fencing.Proof { return fencing.Proof{} }
+func (noProofs) OnNew(func(string))      {}
+
+// proven enqueues the volumes of a node when its boot is proven to have ended.
+func (w *clusterState) proven(_ context.Context, queue workqueue.TypedRateLimitingInterface[key]) error {
+	w.proofs.OnNew(func(node string) {
+		for _, k := range w.keysOfNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}) {
+			queue.Add(k)
+		}
+	})
+	return nil
+}
+
 // New returns a controller. The caller starts Sources, calls Lead when it leads, and calls Reconcile for each enqueued
 // volume.
 func New(ctx context.Context, p Parts, o Options) (*Controller, error) {
@@ -52,13 +78,16 @@ func New(ctx context.Context, p Parts, o Options) (*Controller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("set up the attach/detach controller: %w", err)
 	}
+	if w.proofs = o.Proofs; w.proofs == nil {
+		w.proofs = noProofs{}
+	}
 	r := rivalsFor(ctx, w, p, o)
 	p.Client = haltingClient{p.Client, r}
 	if o.MayLead == nil {
 		o.MayLead = func(context.Context) (refusal, err error) { return nil, nil }
 	}
 	c := assemble(w, r, p, o)
-	c.sources = append(w.sources(p.Cache, c), source.TypedFunc[key](c.slowNodes.Start))
+	c.sources = append(w.sources(p.Cache, c), source.TypedFunc[key](c.slowNodes.Start), source.TypedFunc[key](w.proven))
 	return c, nil
 }
 

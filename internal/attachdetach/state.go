@@ -39,6 +39,7 @@ type clusterState struct {
 	informers map[schema.GroupVersionKind]toolscache.SharedIndexInformer
 
 	clock        Clock
+	proofs       Proofs
 	ledger       ledger
 	kubelets     kubelets
 	unidentified unidentified

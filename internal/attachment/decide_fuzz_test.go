@@ -368,6 +368,8 @@ func (s *snapshot) allows(by Authority, a *Attachment, node Node, replaced bool)
 	switch by.(type) {
 	case OutOfServiceTaint:
 		return s.policy.OutOfService && node.Exists == Yes && node.OutOfService && node.Healthy == No && !replaced
+	case Fenced:
+		return false // no proof is given
 	case DeletedNode:
 		return s.policy.DeletedNode == DeletedNodeDetach && (node.Exists == No || replaced)
 	default:

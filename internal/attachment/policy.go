@@ -3,6 +3,7 @@ package attachment
 import (
 	"time"
 
+	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/planted"
 )
 
@@ -54,9 +55,13 @@ type UnmountTimeout struct{}
 // DeletedNode is the policy that takes the deletion of a Node object as confirmation that its machine is gone.
 type DeletedNode struct{}
 
+// Fenced is the proof by recovery that the boot to which the volume was attached has ended. It needs no policy.
+type Fenced struct{}
+
 func (OutOfServiceTaint) authority() {}
 func (UnmountTimeout) authority()    {}
 func (DeletedNode) authority()       {}
+func (Fenced) authority()            {}
 
 // String returns upstream's name for it.
 func (OutOfServiceTaint) String() string { return "out-of-service" }
@@ -66,6 +71,26 @@ func (UnmountTimeout) String() string { return "timeout" }
 
 // String returns the name for logs, metrics and events.
 func (DeletedNode) String() string { return "deleted-node" }
+
+// String returns the name for logs, metrics and events.
+func (Fenced) String() string { return "fenced" }
+
+// authority returns what permits a detach from the node although it may use the volume.
+func (p *plan) authority(a *Attachment, node Node, gone bool, requested time.Time) Authority {
+	if boot := node.bootOf(a); node.Proof.Holds(p.now, boot, fencing.Volume{}) {
+		return Fenced{}
+	}
+	return p.policy.forces(p.now, node, gone, requested)
+}
+
+// bootOf is the boot that may use the volume: the one that the attachment recorded, else the one under the same Node object.
+func (n Node) bootOf(a *Attachment) fencing.Boot {
+	m := a.Machine
+	if m == (Machine{}) && n.Exists == Yes && !a.Created.Before(n.Created) {
+		m = n.Machine
+	}
+	return fencing.Boot{Node: string(a.Node), NodeUID: m.NodeUID, ID: m.BootID, Machine: m.SystemUUID}
+}
 
 // forces returns what permits a detach from the node although it may use the volume. gone: the attachment's machine has no Node
 // object.

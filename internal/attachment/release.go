@@ -44,7 +44,7 @@ func (p *plan) awaitDetach(a *Attachment, node Node, wait Wait) {
 	gone := node.goneFor(a)
 	// The empty list of a recreated Node proves nothing yet (see use). Another machine, which took over the report and does not
 	// list the volume, must not mount it because of the report.
-	free := p.use(a) == Idle || gone || p.policy.forces(p.now, node, gone, a.DetachRequested) != nil
+	free := p.use(a) == Idle || gone || p.authority(a, node, gone, a.DetachRequested) != nil
 	if node.Reported && free {
 		p.do(WithdrawReport{Node: a.Node, NodeUID: node.Machine.NodeUID, Expect: node.Facts()})
 	}
@@ -82,7 +82,7 @@ func (p *plan) detach(a *Attachment, node Node, wait Wait) {
 	if !wait.Wanted || gone && node.Exists == Yes {
 		wait.Since = p.since(a.DetachRequested)
 	}
-	authority := p.policy.forces(p.now, node, gone, wait.Since)
+	authority := p.authority(a, node, gone, wait.Since)
 	switch {
 	case !free && authority == nil:
 		p.waitForUnmount(a, node, wait)

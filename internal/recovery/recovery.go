@@ -67,6 +67,8 @@ type Options struct {
 	Dial Dial
 	// Metrics may be nil.
 	Metrics *telemetry.Recovery
+	// Proofs, if set, takes what the actor proves.
+	Proofs *Proofs
 }
 
 // Watched are the resources that the parts watch.
