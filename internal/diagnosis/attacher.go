@@ -118,6 +118,8 @@ type wait struct {
 	reason decision.Reason
 	detail string
 	since  time.Time
+	// failed is set if it has failed already, so that it is more than waiting.
+	failed bool
 }
 
 // attachWait explains why a VolumeAttachment is not attached.

@@ -237,11 +237,7 @@ func (x *state) ofAttachment(va *storagev1.VolumeAttachment) ([]Finding, string)
 		users := x.usersOn(key, va.Spec.NodeName)
 		if len(users) > 0 && va.DeletionTimestamp == nil {
 			if va.Status.Attached {
-				waiters := x.waitersElsewhere(key, va.Spec.NodeName)
-				if len(waiters) > 0 && x.alive(va.Spec.NodeName) {
-					return nil, clear + "; pods on other nodes wait for the volume"
-				}
-				return waiters, clear
+				return x.usedAttachment(key, va, users, clear)
 			}
 			return []Finding{x.attachmentFinding(key, va, x.attachWait(va))}, clear
 		}
@@ -251,10 +247,39 @@ func (x *state) ofAttachment(va *storagev1.VolumeAttachment) ([]Finding, string)
 	return x.unneeded(key, va), clear
 }
 
+// usedAttachment explains the VolumeAttachment of a volume that pods use: it was removed under them meanwhile, or others wait for it, or
+// the node is lost.
+func (x *state) usedAttachment(key attachment.VolumeKey, va *storagev1.VolumeAttachment, users []*corev1.Pod, clear string) ([]Finding, string) {
+	lost := x.ofUsers(key, users)
+	waiters := x.waitersElsewhere(key, va.Spec.NodeName)
+	switch {
+	case slices.ContainsFunc(lost, func(f Finding) bool { return f.Reason == explain.UsedWithoutAttachment }), len(waiters) == 0:
+		return lost, clear
+	case x.alive(va.Spec.NodeName):
+		return nil, clear + "; pods on other nodes wait for the volume"
+	}
+	return waiters, clear
+}
+
+// ofUsers returns what is wrong with a volume under the pods that have mounted it.
+func (x *state) ofUsers(key attachment.VolumeKey, users []*corev1.Pod) (found []Finding) {
+	for _, pod := range users {
+		if !x.mayName(pod.Namespace) || !mounted(pod) {
+			continue
+		}
+		for _, f := range x.ofMounted(pod) {
+			if f.Volume.Handle == key.Handle && f.Volume.Driver == key.Driver {
+				found = append(found, f)
+			}
+		}
+	}
+	return found
+}
+
 // alive reports whether the node is Ready, or nothing else is known: its pods use its volumes as they should.
 func (x *state) alive(node string) bool {
-	state := x.node(node).State
-	return state == NodeReady || state == NodeUnknown
+	n := x.node(node)
+	return (n.State == NodeReady || n.State == NodeUnknown) && !x.silentNode(n)
 }
 
 // waitersElsewhere explains what the pods on other nodes wait for that need a volume which only one node may have.
@@ -282,8 +307,8 @@ func (x *state) unneeded(key attachment.VolumeKey, va *storagev1.VolumeAttachmen
 	}
 	h := x.holder(key, va.Spec.NodeName)
 	since := va.CreationTimestamp.Time
-	if at := kube.DetachRequested(va); !at.IsZero() {
-		since = at
+	if at := kube.DetachRequested(va); !at.IsZero() || h.InUse == "yes" {
+		since = at // the age of the attachment says nothing about how long it has not been needed
 	}
 	var causes decision.Reason
 	for _, step := range x.decide(key).Steps {
@@ -323,6 +348,11 @@ func PodsIn(namespace string) Ref {
 	return Ref{Resource: Pods, Name: "metadata.namespace=" + namespace}
 }
 
+// ClaimsIn is what a reader adds to Absent after it has read all claims of a namespace.
+func ClaimsIn(namespace string) Ref {
+	return Ref{Resource: Claims, Name: "metadata.namespace=" + namespace}
+}
+
 func (x *state) attachmentFinding(key attachment.VolumeKey, va *storagev1.VolumeAttachment, w wait) Finding {
 	h := x.holder(key, va.Spec.NodeName)
 	h.Attachment = va.Name
@@ -336,7 +366,7 @@ func (x *state) attachmentFinding(key attachment.VolumeKey, va *storagev1.Volume
 	}
 	f := x.finding(nil, w, v, &h)
 	f.Subject = Ref{Resource: Attachments, Name: va.Name}
-	f.Holders, f.Facts, f.Clock = []Holder{h}, x.attacherFacts(va), x.clock(key, &h, w)
+	f.Holders, f.Facts, f.Clock = []Holder{h}, append(x.attacherFacts(va), x.unmountFacts(key, &h)...), x.clock(key, &h, w)
 	return f
 }
 
@@ -359,21 +389,15 @@ func (x *state) irregular(key attachment.VolumeKey) []Finding {
 		f.Subject = Ref{Resource: Volumes, Name: v.PersistentVolume}
 		found = append(found, f)
 	}
-	unique := kube.UniqueVolumeName(key.Driver, key.Handle)
-	for _, name := range x.listed[unique] {
-		node := x.nodes[name]
-		if _, has := x.attachmentOn(key, name); has || !slices.Contains(x.Whole, Attachments) {
-			continue
-		}
+	for _, name := range x.listed[kube.UniqueVolumeName(key.Driver, key.Handle)] {
 		var reason decision.Reason
-		reported, inUse := kube.Reported(node, unique), kube.InUse(node, unique)
-		switch {
-		case inUse && (reported || len(x.usersOn(key, name)) == 0):
+		switch x.without(key, name) {
+		case usedWithout:
 			reason = explain.UsedWithoutAttachment
-		case reported:
+		case reportedOnly:
 			reason = explain.ReportedWithoutAttachment
-		default:
-			continue // a kubelet lists a volume before it is attached
+		case notListed, awaited, switchedOff:
+			continue
 		}
 		h := x.holder(key, name)
 		f := x.finding(nil, wait{reason: reason}, v, &h)

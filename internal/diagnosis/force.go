@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -116,6 +117,11 @@ func (x *state) risks(va *storagev1.VolumeAttachment, h *Holder, known bool) []s
 		return nil
 	case h.Node.OutOfService && h.Node.State != NodeReady && h.Node.State != NodeUnknown:
 		return nil // a person has confirmed that the machine is shut down
+	case h.Node.State == NodeReady && h.Reported == "no" && !va.Status.Attached && !slices.ContainsFunc(x.Pods, func(p *corev1.Pod) bool {
+		return p.Spec.NodeName == name && mounted(p) && slices.ContainsFunc(h.Pods, func(s PodState) bool { return s.Namespace == p.Namespace && s.Name == p.Name })
+	}):
+		return []string{"node " + name + " is Ready and lists the volume, because a pod of it waits for the attach, which has not succeeded: if the volume was attached after all, " +
+			"what a pod there has written is lost"}
 	case h.Node.State == NodeReady:
 		return []string{"node " + name + " is Ready and uses the volume: what its pods have not written to the storage yet is lost, and they get I/O errors"}
 	case h.Node.State == NodeUnknown:

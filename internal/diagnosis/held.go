@@ -35,9 +35,6 @@ func (x *state) blockedBy(key attachment.VolumeKey, pod *corev1.Pod, since time.
 	var why wait
 	for i := range holders {
 		h := &holders[i]
-		if h.Attachment == "" && h.Reported == "no" {
-			continue // a pre-mount entry: that node was never given the volume
-		}
 		w := x.heldBy(key, h, causes[h.Node.Name], pod, since)
 		if worst == nil || x.verdict(w).severity() > x.verdict(why).severity() {
 			worst, why = h, w
@@ -53,6 +50,10 @@ func (x *state) heldBy(key attachment.VolumeKey, h *Holder, cause decision.Reaso
 		return x.detachWait(va)
 	}
 	w := wait{since: since, reason: cause}
+	if x.lostUnder(key, h) {
+		w.reason = explain.UsedWithoutAttachment
+		return w
+	}
 	if has {
 		if at := kube.DetachRequested(va); !at.IsZero() && at.Before(w.since) {
 			w.since = at
@@ -82,13 +83,25 @@ func (x *state) heldByLost(w *wait, h *Holder) {
 	case h.InUse == "no" && len(h.Pods)+h.HiddenPods == 0 && !h.PodsUnknown:
 		w.reason = x.idle(w.since)
 	case h.Node.OutOfService:
-		w.reason = explain.NodeOutOfService
+		w.reason, w.since = explain.NodeOutOfService, x.outOfServiceSince(h.Node.Name)
 	default:
 		w.reason = explain.NodeNotReady
 		if h.Node.Since != nil {
 			w.detail = "since " + stamp(*h.Node.Since)
 		}
 	}
+}
+
+// outOfServiceSince is when the node got the out-of-service taint; zero if the taint does not say so.
+func (x *state) outOfServiceSince(name string) time.Time {
+	if node := x.nodes[name]; node != nil {
+		for _, t := range node.Spec.Taints {
+			if t.Key == kube.OutOfServiceTaint && t.TimeAdded != nil {
+				return t.TimeAdded.Time
+			}
+		}
+	}
+	return time.Time{}
 }
 
 // heldByHealthy explains why a node that is Ready has the volume.
@@ -112,7 +125,7 @@ func (x *state) heldByHealthy(w *wait, key attachment.VolumeKey, h *Holder, pod 
 	case h.PodsUnknown:
 		w.reason = attachment.OtherWriterAttached
 	case h.InUse == "yes":
-		w.reason = x.unmounting(w.since)
+		x.unmounting(w)
 	default:
 		w.reason = x.idle(w.since)
 	}
@@ -124,12 +137,16 @@ func allTerminate(h *Holder) bool {
 	return len(h.Pods) > 0 && h.HiddenPods == 0 && !slices.ContainsFunc(h.Pods, stays)
 }
 
-// unmounting explains why a volume that no pod needs is still in use.
-func (x *state) unmounting(since time.Time) decision.Reason {
-	if x.Now.Sub(since) > unmountUsual {
-		return explain.UnmountFailing
+// unmounting explains why a volume that no pod needs is still in use. Since when it is not needed may be unknown: that no unmount has
+// failed is the better guess then, because most do not.
+func (x *state) unmounting(w *wait) {
+	w.reason = attachment.StillInUse
+	if !w.since.IsZero() && x.Now.Sub(w.since) > unmountUsual {
+		w.reason = explain.UnmountFailing
 	}
-	return attachment.StillInUse
+	if w.since.IsZero() {
+		w.detail = "since when no pod needs it there is unknown: if this lasts for longer than two minutes, the unmount fails or hangs"
+	}
 }
 
 // silence is how long a kubelet, which renews its lease every ten seconds, may be silent until that means something.

@@ -48,8 +48,13 @@ func (x *state) ofMounted(pod *corev1.Pod) []Finding {
 			if h.Node.Since != nil {
 				w.since = *h.Node.Since
 			}
+			if h.Node.OutOfService {
+				w.reason, w.since = explain.NodeOutOfService, x.outOfServiceSince(h.Node.Name)
+			}
 		case h.Node.State == NodeDeleted:
 			w.reason = attachment.NodeGone
+		case x.silentNode(h.Node):
+			w.reason, w.detail = explain.NodeSilent, "it last renewed its lease at "+stamp(*h.Node.LastHeartbeat)
 		case x.detachedUnder(pod, &h):
 			w.reason = explain.UsedWithoutAttachment
 			if h.Since != nil {

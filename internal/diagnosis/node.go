@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"
 	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
@@ -36,23 +37,61 @@ func (x *state) ofNode(name string) (found []Finding, clear string, err error) {
 			}
 		}
 	}
-	if state := x.node(name); state.State == NodeNotReady || state.State == NodeUnreachable {
-		found = append(found, x.lost(state, attached))
+	state := x.node(name)
+	if reason := x.lostBecause(state, attached); reason != "" {
+		found = slices.DeleteFunc(found, func(f Finding) bool { // the one about the node is about its own pods too
+			pod := x.pods[join(f.Subject.Namespace, f.Subject.Name)]
+			return f.Reason == reason && f.Subject.Resource == Pods && pod != nil && pod.Spec.NodeName == name
+		})
+		found = append(found, x.lost(state, reason, attached))
 	}
 	found = slices.DeleteFunc(found, func(f Finding) bool { return f.Verdict == Clear })
-	return found, fmt.Sprintf("node %s is Ready, and nothing is wrong with the volumes that are attached to it (%d)", name, attached), nil
+	if state.OutOfService && state.State != NodeReady {
+		return found, fmt.Sprintf("node %s is out of service (%s, with the out-of-service taint), and no volume is attached to it: "+
+			"remove the taint when the machine is back", name, state.State), nil
+	}
+	return found, fmt.Sprintf("node %s is %s, and nothing is wrong with the volumes that are attached to it (%d)", name, state.State, attached), nil
 }
 
-// lost describes a node that is not Ready.
-func (x *state) lost(n NodeState, attached int) Finding {
-	w := wait{reason: explain.NodeNotReady}
-	if n.Since != nil {
+// lostBecause returns why the node itself keeps its volumes from leaving; empty if it does not.
+func (x *state) lostBecause(n NodeState, attached int) decision.Reason {
+	switch {
+	case n.State == NodeDeleted:
+		return attachment.NodeGone
+	case n.OutOfService && n.State == NodeReady:
+		return attachment.OutOfServiceNodeReady
+	case n.OutOfService && attached == 0:
+		return ""
+	case n.OutOfService && x.answers(n), n.State == NodeNotReady && !n.OutOfService, n.State == NodeUnreachable && !n.OutOfService:
+		return explain.NodeNotReady
+	case n.OutOfService:
+		return explain.NodeOutOfService
+	case x.silentNode(n):
+		return explain.NodeSilent
+	}
+	return ""
+}
+
+// lost describes a node that does not work, or is about to be found so.
+func (x *state) lost(n NodeState, reason decision.Reason, attached int) Finding {
+	w := wait{reason: reason}
+	switch {
+	case reason == explain.NodeSilent:
+		w.since = *n.LastHeartbeat
+	case n.Since != nil && (reason == explain.NodeNotReady || reason == attachment.OutOfServiceNodeReady):
 		w.since = *n.Since
 	}
 	f := x.findingOf(w, explain.Situation{Node: n.Name})
 	f.Subject = Ref{Resource: Nodes, Name: n.Name}
-	f.Summary = fmt.Sprintf("node %s is not Ready (%s); volumes attached to it: %d%s", n.Name, n.State, attached, x.attachedTo(n.Name))
-	if attached == 0 {
+	state := map[decision.Reason]string{
+		explain.NodeNotReady:             "is not Ready (" + n.State + ")",
+		explain.NodeOutOfService:         "is not Ready and has the out-of-service taint",
+		explain.NodeSilent:               "still counts as Ready, but its kubelet is silent: it last renewed its lease at " + stamp(w.since),
+		attachment.NodeGone:              "has no Node object any more, and its machine may still run",
+		attachment.OutOfServiceNodeReady: "has the out-of-service taint and is Ready: it is not shut down",
+	}[reason]
+	f.Summary = fmt.Sprintf("node %s %s; volumes attached to it: %d%s", n.Name, state, attached, x.attachedTo(n.Name))
+	if attached == 0 && f.Verdict == Unsafe {
 		f.Verdict, f.Next = Blocked, nil
 	}
 	return f

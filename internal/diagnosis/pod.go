@@ -80,7 +80,7 @@ func (x *state) terminating(pod *corev1.Pod) Finding {
 	h := Holder{Node: x.node(pod.Spec.NodeName)}
 	switch {
 	case h.Node.OutOfService && (h.Node.State == NodeNotReady || h.Node.State == NodeUnreachable):
-		w.reason = explain.NodeOutOfService
+		w.reason, w.since = explain.NodeOutOfService, x.outOfServiceSince(pod.Spec.NodeName)
 	case x.silentNode(h.Node):
 		w.reason, w.detail = explain.NodeSilent, "it last renewed its lease at "+stamp(*h.Node.LastHeartbeat)
 	case h.Node.State == NodeNotReady || h.Node.State == NodeUnreachable || h.Node.State == NodeDeleted:
@@ -147,9 +147,7 @@ func (x *state) claimsOf(pod *corev1.Pod) []Finding {
 			w.reason = explain.ClaimNotBound
 			if e := x.lastEvent(string(claim.UID)); e != nil {
 				w.detail = x.foreign(e.Message)
-				if e.Type == corev1.EventTypeWarning {
-					w.since = pod.CreationTimestamp.Add(-unmountUsual) // it has failed once: that is more than waiting
-				}
+				w.failed = e.Type == corev1.EventTypeWarning
 			}
 		case x.volumes[claim.Spec.VolumeName] == nil:
 			v.PersistentVolume, w.reason = claim.Spec.VolumeName, explain.PersistentVolumeMissing
@@ -256,7 +254,7 @@ func (x *state) lostHolder(w *wait, h *Holder) {
 		w.reason, w.detail = explain.NodeSilent, "it last renewed its lease at "+stamp(*h.Node.LastHeartbeat)
 	case h.Node.State != NodeNotReady && h.Node.State != NodeUnreachable:
 	case h.Node.OutOfService:
-		w.reason = explain.NodeOutOfService
+		w.reason, w.since = explain.NodeOutOfService, x.outOfServiceSince(h.Node.Name)
 	default:
 		w.reason = explain.NodeNotReady
 	}
@@ -325,6 +323,7 @@ func (x *state) ofVolume(pod *corev1.Pod, key attachment.VolumeKey, pv *corev1.P
 		if held, ok := x.attachmentOn(key, h.Node.Name); ok {
 			f.Facts = x.attacherFacts(held)
 		}
+		f.Facts = append(f.Facts, x.unmountFacts(key, h)...)
 		f.Clock = x.clock(key, h, w)
 	}
 	f.Facts = append(f.Facts, x.eventFacts(pod)...)
@@ -470,6 +469,9 @@ func (x *state) eventFacts(pod *corev1.Pod) []Fact {
 		if component == "" || seen[component] || timedOut.MatchString(e.Message) {
 			continue
 		}
+		if e.Reason == "FailedAttachVolume" && x.attachedSince(pod, eventTime(e)) {
+			continue
+		}
 		seen[component] = true
 		if repeats(e) {
 			continue // and what the component said before is over
@@ -478,6 +480,38 @@ func (x *state) eventFacts(pod *corev1.Pod) []Fact {
 	}
 	slices.SortFunc(facts, func(a, b Fact) int { return slices.Index(inOrder, a.Component) - slices.Index(inOrder, b.Component) })
 	return facts
+}
+
+// unmountFacts are the last words of the node agent about an unmount that fails on a node that no pod needs the volume on any more: the
+// pod may be gone, so the events of the claim and of the node have them.
+func (x *state) unmountFacts(key attachment.VolumeKey, h *Holder) []Fact {
+	if h.InUse != "yes" || len(h.Pods)+h.HiddenPods > 0 {
+		return nil
+	}
+	pv := x.volume(key)
+	var about []*corev1.Event
+	if pv != nil && pv.Spec.ClaimRef != nil {
+		about = x.events[eventKey("PersistentVolumeClaim", pv.Spec.ClaimRef.Namespace, pv.Spec.ClaimRef.Name)]
+	}
+	for _, e := range append(slices.Clone(about), x.events[eventKey("Node", "", h.Node.Name)]...) {
+		named := pv != nil && strings.Contains(e.Message, pv.Name) || strings.Contains(e.Message, key.Handle)
+		if e.Reason == explain.FailedUnmount && (named || e.InvolvedObject.Kind != "Node") {
+			return []Fact{{Component: "kubelet", Message: e.Reason + ": " + x.foreign(e.Message), At: timePointer(eventTime(e))}}
+		}
+	}
+	return nil
+}
+
+// attachedSince reports whether all volumes of a pod were given to its node after a time: what failed before is over.
+func (x *state) attachedSince(pod *corev1.Pod, at time.Time) bool {
+	volumes := x.keysOf(pod)
+	for _, v := range volumes {
+		va, has := x.attachmentOn(v.key, pod.Spec.NodeName)
+		if !has || !va.Status.Attached || va.CreationTimestamp.Time.Before(at) {
+			return false
+		}
+	}
+	return len(volumes) > 0
 }
 
 // inOrder are the components in the order in which they work on a volume of a pod.

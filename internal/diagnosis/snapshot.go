@@ -94,7 +94,7 @@ func (s *Snapshot) mayName(namespace string) bool {
 
 // exists is whether an object exists that is not in the snapshot.
 func (s *Snapshot) exists(r Ref) decision.Knowledge {
-	if slices.Contains(s.Absent, r) || slices.Contains(s.Whole, r.Resource) {
+	if slices.Contains(s.Absent, r) || slices.Contains(s.Whole, r.Resource) || r.Resource == Claims && slices.Contains(s.Absent, ClaimsIn(r.Namespace)) {
 		return decision.No
 	}
 	return decision.Unknown

@@ -73,7 +73,9 @@ func newState(s *Snapshot) *state {
 		}
 	}
 	for _, pod := range s.Pods {
-		x.addPod(pod)
+		if x.pods[join(pod.Namespace, pod.Name)] == pod { // it may have been read twice
+			x.addPod(pod)
+		}
 	}
 	for _, node := range s.Nodes {
 		for _, name := range volumesOf(node) {
@@ -200,13 +202,18 @@ func (x *state) addEvents() {
 		}
 	}
 	for _, of := range x.events {
-		slices.SortStableFunc(of, func(a, b *corev1.Event) int { return eventTime(b).Compare(eventTime(a)) })
+		slices.SortStableFunc(of, func(a, b *corev1.Event) int {
+			return cmp.Or(eventTime(b).Compare(eventTime(a)), strings.Compare(eventSuffix(b), eventSuffix(a)))
+		})
 	}
 }
 
 func eventKey(kind, namespace, name string) string {
 	return strings.ToLower(kind) + "/" + namespace + "/" + name
 }
+
+// eventSuffix orders the events of one second: client-go ends their names with the time in nanoseconds, in hexadecimal.
+func eventSuffix(e *corev1.Event) string { return e.Name[strings.LastIndex(e.Name, ".")+1:] }
 
 func eventTime(e *corev1.Event) time.Time {
 	switch {

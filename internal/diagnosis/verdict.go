@@ -22,7 +22,7 @@ func (x *state) verdict(w wait) Verdict {
 		return Unknown
 	case explain.GuideTo(w.reason).Unsafe:
 		return Unsafe
-	case passing[w.reason] && (w.since.IsZero() || x.Now.Sub(w.since) < unmountUsual):
+	case passing[w.reason] && !w.failed && (w.since.IsZero() || x.Now.Sub(w.since) < unmountUsual):
 		return InProgress
 	}
 	return Blocked

@@ -171,7 +171,7 @@ func (x *state) holders(key attachment.VolumeKey, except string) []Holder {
 	slices.Sort(names)
 	var found []Holder
 	for _, name := range slices.Compact(names) {
-		if name != except {
+		if name != except && x.mayHave(key, name) {
 			found = append(found, x.holder(key, name))
 		}
 	}

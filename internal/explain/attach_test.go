@@ -78,7 +78,7 @@ func TestTextsAreUpstreams(t *testing.T) {
 		"VolumeAttachment deleted in use": {
 			DetachedInUse("pv-1", "node-1"),
 			`The VolumeAttachment of volume "pv-1" was deleted by another client while the volume was in use on node "node-1". ` +
-				`The volume may have been detached under its mounts, where reads and writes then fail. It is attached again, which does not repair the mounts. ` +
+				`The volume may have been detached under its mounts, where reads and writes then fail. If a pod needs it there, it is attached again, which does not repair the mounts. ` +
 				`Delete the pods that use it on this node: pods created after that mount it again`,
 		},
 		"detached": {

@@ -250,6 +250,7 @@ var attachGuides = map[decision.Reason]Guide{
 func attacherLogs(s Situation) []Step {
 	steps := []Step{{Text: "Read the logs of the attacher and of the driver's controller. The call is retried by itself."}}
 	if s.AttacherPod != "" && s.LeaseNamespace != "" {
+		steps[0].Text = "Read the logs of the attacher and of the driver's controller: the name is the holder of the attacher's lease, usually its pod. The call is retried by itself."
 		steps[0].Command = fmt.Sprintf("kubectl logs -n %s %s --all-containers --tail=100", s.LeaseNamespace, s.AttacherPod)
 	}
 	return steps

@@ -3,6 +3,7 @@ package explain
 import (
 	"cmp"
 	"fmt"
+	"strings"
 	"maps"
 	"slices"
 
@@ -64,7 +65,7 @@ var guides = map[decision.Reason]Guide{
 			return []Step{{
 				Text:    "Read the claim's events: they name the provisioner and its error. Check that the StorageClass exists and that the provisioner of the driver runs.",
 				Command: in(s.Namespace, "kubectl describe pvc "+s.Claim),
-			}}
+			}, {Text: "See which StorageClasses there are.", Command: "kubectl get storageclass"}}
 		},
 	},
 	PersistentVolumeMissing: {
@@ -138,7 +139,7 @@ var guides = map[decision.Reason]Guide{
 		},
 		Next: func(s Situation) []Step {
 			return []Step{
-				{Text: "Delete that pod if it should not run. The volume then moves by itself.", Command: deleteHolder(s)},
+				endHolder(s),
 				{Text: "If both pods are meant to run, schedule them on the same node, give each a volume of its own, or use a shared file system (ReadWriteMany)."},
 			}
 		},
@@ -272,7 +273,7 @@ var guides = map[decision.Reason]Guide{
 	attachment.StillInUse: {
 		Title: "The node is unmounting the volume",
 		Summary: func(s Situation) string {
-			return fmt.Sprintf("node %s still lists the volume in use and is unmounting it", s.Node)
+			return fmt.Sprintf("node %s still lists the volume in use and is unmounting it%s", s.Node, because(s.Detail))
 		},
 		Next: none,
 	},
@@ -418,6 +419,17 @@ func deleteHolder(s Situation) string {
 		return ""
 	}
 	return in(s.HolderNamespace, "kubectl delete pod "+s.HolderName)
+}
+
+// endHolder is how to end a pod that is meant to run: a controller replaces one that is only deleted.
+func endHolder(s Situation) Step {
+	step := Step{Text: "Delete that pod if it should not run. The volume then moves by itself.", Command: deleteHolder(s)}
+	switch kind, name := cut(s.HolderOwner); kind {
+	case "Deployment", "StatefulSet", "ReplicaSet", "ReplicationController":
+		step.Text = fmt.Sprintf("If it should not run, scale %s down, to N replicas: it replaces a pod that is only deleted. The volume then moves by itself.", s.HolderOwner)
+		step.Command = in(s.HolderNamespace, "kubectl scale "+strings.ToLower(kind)+" "+name+" --replicas=N")
+	}
+	return step
 }
 
 // forceDetach is the last resort: it shows what it would do until it is confirmed.

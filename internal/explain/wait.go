@@ -211,6 +211,6 @@ func Refused(wait string, err error) string {
 // DetachedInUse reports that a VolumeAttachment was deleted while a node uses the volume, and what to do.
 func DetachedInUse(volume string, node attachment.NodeName) string {
 	return fmt.Sprintf("The VolumeAttachment of volume %q was deleted by another client while the volume was in use on node %q. "+
-		"The volume may have been detached under its mounts, where reads and writes then fail. It is attached again, which does not repair the mounts. "+
+		"The volume may have been detached under its mounts, where reads and writes then fail. If a pod needs it there, it is attached again, which does not repair the mounts. "+
 		"Delete the pods that use it on this node: pods created after that mount it again", volume, node)
 }

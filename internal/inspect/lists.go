@@ -81,6 +81,8 @@ func (r *run) claims(ctx context.Context, namespace string) {
 		}) {
 		if namespace == "" {
 			r.whole(diagnosis.Claims)
+		} else {
+			r.add(func(s *diagnosis.Snapshot) { s.Absent = append(s.Absent, diagnosis.ClaimsIn(namespace)) })
 		}
 		r.mayNameClaims(namespace)
 	}
@@ -155,6 +157,12 @@ func (r *run) warnings(ctx context.Context, namespace string) {
 // eventsOf reads the events of one object.
 func (r *run) eventsOf(ctx context.Context, namespace, uid string) {
 	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("involvedObject.uid", uid).String()}
+	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Events, Namespace: namespace}, options, r.clients.CoreV1().Events(namespace).List, keepEvent)
+}
+
+// eventsWith reads the events of a namespace with a reason.
+func (r *run) eventsWith(ctx context.Context, namespace, reason string) {
+	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("reason", reason).String()}
 	list(ctx, r, diagnosis.Ref{Resource: diagnosis.Events, Namespace: namespace}, options, r.clients.CoreV1().Events(namespace).List, keepEvent)
 }
 

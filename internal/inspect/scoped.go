@@ -10,6 +10,7 @@ import (
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/diagnosis"
+	"belay.dev/belay/internal/explain"
 	"belay.dev/belay/internal/kube"
 )
 
@@ -87,6 +88,9 @@ func (r *run) csiNode(ctx context.Context, name string) {
 
 // sources reads the claims and volumes that the subject refers to, and the pods that use them.
 func (r *run) sources(ctx context.Context, subject diagnosis.Ref) {
+	if subject.Resource == diagnosis.Nodes && r.unexplained(subject.Name) {
+		r.claimsOfPods(ctx)
+	}
 	if subject.Namespace != "" { // the claims of pods on a node are found by their volumes
 		each(r.claimNames(), func(name string) { r.claim(ctx, subject.Namespace, name) }, func() { r.claims(ctx, subject.Namespace) })
 	}
@@ -117,6 +121,46 @@ func (r *run) sources(ctx context.Context, subject diagnosis.Ref) {
 					}
 				},
 			)
+		})
+	}
+}
+
+// unexplained reports whether the node lists a volume that has no VolumeAttachment there: whether a pod waits for it, its claims show.
+func (r *run) unexplained(node string) bool {
+	for _, n := range r.into.Nodes {
+		if n.Name != node {
+			continue
+		}
+		for _, v := range n.Status.VolumesInUse {
+			driver, handle, ok := kube.ParseUniqueVolumeName(string(v))
+			key := attachment.VolumeKey{Driver: driver, Handle: handle}
+			if ok && !slices.ContainsFunc(r.into.Attachments, func(va *storagev1.VolumeAttachment) bool {
+				return va.Spec.NodeName == node && kube.IsAttachmentOf(va, key)
+			}) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// claimsOfPods reads the claims of the pods that were read.
+func (r *run) claimsOfPods(ctx context.Context) {
+	claims := map[string][]string{}
+	for _, pod := range r.into.Pods {
+		for i := range pod.Spec.Volumes {
+			if name := kube.ClaimName(pod, &pod.Spec.Volumes[i]); name != "" {
+				claims[pod.Namespace] = append(claims[pod.Namespace], name)
+			}
+		}
+	}
+	if len(claims) > few {
+		r.hideForbidden(func() { r.claims(ctx, "") })
+		return
+	}
+	for namespace, names := range claims {
+		r.hideForbidden(func() {
+			each(names, func(name string) { r.claim(ctx, namespace, name) }, func() { r.claims(ctx, namespace) })
 		})
 	}
 }
@@ -253,8 +297,29 @@ func (r *run) eventsAround(ctx context.Context, subject diagnosis.Ref) (calls []
 			calls = append(calls, func() { r.eventsOf(ctx, claim.Namespace, string(claim.UID)) })
 		}
 	}
+	calls = append(calls, r.nodeAgentEvents(ctx)...)
 	if len(calls) > 2*few { // a claim that many pods wait for
 		return []func(){func() { r.warnings(ctx, subject.Namespace) }}
+	}
+	return calls
+}
+
+// nodeAgentEvents returns the calls that read what node agents and the controller said about volumes that are in use: unmounts that fail,
+// and detaches under a mount. The pods that they are about may run, or be gone.
+func (r *run) nodeAgentEvents(ctx context.Context) (calls []func()) {
+	namespaces := []string{}
+	for _, pv := range r.into.Volumes {
+		if ref := pv.Spec.ClaimRef; ref != nil && r.into.MayName(ref.Namespace) && !slices.Contains(namespaces, ref.Namespace) {
+			namespaces = append(namespaces, ref.Namespace)
+		}
+	}
+	if len(namespaces) > few {
+		namespaces = []string{""}
+	}
+	for _, namespace := range namespaces {
+		for _, reason := range []string{explain.FailedUnmount, explain.VolumeDetachedInUse} {
+			calls = append(calls, func() { r.eventsWith(ctx, namespace, reason) })
+		}
 	}
 	return calls
 }
