@@ -67,7 +67,7 @@ func TestPreflightNeedsOnlyToRead(t *testing.T) {
 		t.Errorf("exit code %d, ready %v", code, report.Ready)
 	}
 	for _, want := range []string{"list volumeattachments", "list events", "list persistentvolumes"} {
-		if !strings.Contains(out, "needs the right to "+want) {
+		if !strings.Contains(out, "needs the permission to "+want) {
 			t.Errorf("it does not name the right to %s:\n%s", want, out)
 		}
 	}

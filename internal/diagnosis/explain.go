@@ -92,7 +92,7 @@ func (x *state) about(r Ref) (found []Finding, clear string, err error) {
 		}
 	case Nodes:
 		return x.ofNode(r.Name)
-	case Leases, CSINodes, Drivers, Events:
+	case Leases, CSINodes, Drivers, Events, Namespaces:
 	}
 	return nil, "", x.missing(r)
 }
@@ -100,6 +100,9 @@ func (x *state) about(r Ref) (found []Finding, clear string, err error) {
 // missing is the error about an object that is not in the snapshot.
 func (x *state) missing(r Ref) error {
 	if x.exists(r) == decision.No {
+		if r.Namespace != "" {
+			return fmt.Errorf("%s does not exist in namespace %s", r, r.Namespace)
+		}
 		return fmt.Errorf("%s does not exist", r)
 	}
 	for _, u := range x.Unread {

@@ -25,6 +25,8 @@ const (
 	CSINodes    Resource = "csinodes"
 	Drivers     Resource = "csidrivers"
 	Events      Resource = "events"
+	// Namespaces are only listed for completion.
+	Namespaces Resource = "namespaces"
 )
 
 // Ref names an object.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -37,9 +38,10 @@ func (r Remaining) unknown(seen bool, node string) error {
 	return fmt.Errorf("nodes/%s does not exist, and no VolumeAttachment refers to it", node)
 }
 
-// WaitDetached watches until no volume is attached to the node, and calls changed with what remains, first and after each change. It
-// returns the context's error if that ends first, and an error if there is no such node and never was, as far as can be seen.
-func (r *Reader) WaitDetached(ctx context.Context, node string, changed func(Remaining)) error {
+// WaitDetached watches until no volume is attached to the node, and calls changed with what remains, first and after each change. It calls
+// trouble, from another goroutine, with each error that is retried. It returns the context's error if that ends first, and an error if
+// there is no such node and never was, as far as can be seen.
+func (r *Reader) WaitDetached(ctx context.Context, node string, changed func(Remaining), trouble func(error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	nodes := informers.NewSharedInformerFactoryWithOptions(r.clients, 0, informers.WithTransform(keepDetaching),
@@ -55,10 +57,15 @@ func (r *Reader) WaitDetached(ctx context.Context, node string, changed func(Rem
 		default:
 		}
 	}
+	var one sync.Mutex // each watch has a goroutine
 	for _, informer := range watched {
 		if err := informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
 			if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
 				cancel(err) // it is not going to be allowed; anything else is retried
+			} else if ctx.Err() == nil {
+				one.Lock()
+				trouble(err)
+				one.Unlock()
 			}
 		}); err != nil {
 			return fmt.Errorf("watch the node's volumes: %w", err)
@@ -97,7 +104,7 @@ func (r *Reader) WaitDetached(ctx context.Context, node string, changed func(Rem
 // ended is why the watch ended.
 func ended(ctx context.Context) error {
 	if cause := context.Cause(ctx); apierrors.IsForbidden(cause) || apierrors.IsUnauthorized(cause) {
-		return fmt.Errorf("watch the node's volumes: %w", cause)
+		return fmt.Errorf("you lack the permission to list and watch nodes and volumeattachments: %w", cause)
 	}
 	return ctx.Err()
 }

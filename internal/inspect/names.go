@@ -14,7 +14,7 @@ import (
 
 // groups are the API groups of the resources that have names to complete.
 var groups = map[diagnosis.Resource]schema.GroupVersion{
-	diagnosis.Pods: {Version: "v1"}, diagnosis.Claims: {Version: "v1"}, diagnosis.Volumes: {Version: "v1"}, diagnosis.Nodes: {Version: "v1"},
+	diagnosis.Pods: {Version: "v1"}, diagnosis.Claims: {Version: "v1"}, diagnosis.Volumes: {Version: "v1"}, diagnosis.Nodes: {Version: "v1"}, diagnosis.Namespaces: {Version: "v1"},
 	diagnosis.Attachments: {Group: "storage.k8s.io", Version: "v1"},
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -63,6 +64,7 @@ func (r *Reader) start() *run {
 // finish returns what was read.
 func (r *run) finish() *diagnosis.Snapshot {
 	r.into.Now = r.clock.Now()
+	slices.SortStableFunc(r.into.Unread, func(a, b diagnosis.Unread) int { return strings.Compare(a.Rule(), b.Rule()) })
 	return &r.into
 }
 

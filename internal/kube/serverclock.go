@@ -80,6 +80,9 @@ type clockReader struct {
 	next  http.RoundTripper
 }
 
+// WrappedRoundTripper lets client-go find the transport that can cancel a request.
+func (r clockReader) WrappedRoundTripper() http.RoundTripper { return r.next }
+
 // RoundTrip passes the request on and reads the answer's date.
 func (r clockReader) RoundTrip(request *http.Request) (*http.Response, error) {
 	answer, err := r.next.RoundTrip(request)

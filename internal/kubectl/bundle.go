@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -51,6 +52,7 @@ type bundleOptions struct {
 	tail     int64
 	size     string
 	redact   bool
+	replace  bool
 
 	bytes   int64
 	version string
@@ -90,6 +92,9 @@ func (p *plugin) bundleCommand(version string) *cobra.Command {
 			if err := o.validate(); err != nil {
 				return err
 			}
+			if err := p.checkFile(&o); err != nil {
+				return err
+			}
 			if o.all && *p.flags.Namespace != "" {
 				return usage.Errorf("use either --all-namespaces or --namespace")
 			}
@@ -104,8 +109,30 @@ func (p *plugin) bundleCommand(version string) *cobra.Command {
 	f.BoolVar(&o.logs, "logs", true, "include logs of belay's and the drivers' controller pods, and with --node of belay-node")
 	f.Int64Var(&o.tail, "tail", 2000, "lines of each log")
 	f.StringVar(&o.size, "max-size", "50Mi", "how much the files may have together, before they are compressed; README.txt lists what was cut")
+	f.BoolVar(&o.replace, "overwrite", false, "replace the file if it exists")
+	_ = c.RegisterFlagCompletionFunc("node", p.completeFlag(diagnosis.Nodes)) // the flag was just added
 	f.BoolVar(&o.redact, "redact-names", false, "replace names of namespaces, pods, claims and nodes by pseudonyms")
 	return c
+}
+
+// checkFile refuses what the archive cannot, or should not, be written to.
+func (p *plugin) checkFile(o *bundleOptions) error {
+	if o.file == "-" {
+		if file, ok := p.Out.(*os.File); ok && term.IsTerminal(int(file.Fd())) {
+			return usage.Errorf("the archive is not text: send standard output to a file or a program, not to the terminal")
+		}
+		return nil
+	}
+	info, err := os.Stat(o.file)
+	switch {
+	case o.file == "" || err != nil: // the write will say why
+		return nil
+	case info.IsDir():
+		return usage.Errorf("--file %s is a folder: name a file in it, such as %s", o.file, filepath.Join(o.file, "belay.tar.gz"))
+	case !o.replace:
+		return usage.Errorf("--file %s exists: name another one, or replace it with --overwrite", o.file)
+	}
+	return nil
 }
 
 func (p *plugin) bundle(ctx context.Context, o *bundleOptions) error {
@@ -125,6 +152,13 @@ func (p *plugin) bundle(ctx context.Context, o *bundleOptions) error {
 	s, namespace, err := p.bundleSnapshot(ctx)
 	if err != nil {
 		return err
+	}
+	if err := p.missingNamespace(ctx, *p.flags.Namespace); err != nil {
+		return err
+	}
+	if len(s.Whole)+len(s.Namespaces) == 0 && !s.AllNamespaces {
+		p.unread(s.Unread)
+		return errors.New("nothing could be read, so there is nothing to report")
 	}
 	if o.node != "" && !knows(s, o.node) {
 		return fmt.Errorf("node %s does not exist, and has no VolumeAttachments", o.node)
@@ -151,6 +185,9 @@ func (p *plugin) bundle(ctx context.Context, o *bundleOptions) error {
 // bundleSnapshot reads the namespace of the flag, else all, else the one of the context.
 func (p *plugin) bundleSnapshot(ctx context.Context) (*diagnosis.Snapshot, string, error) {
 	namespace := *p.flags.Namespace
+	if err := checkNamespace(namespace); err != nil {
+		return nil, "", err
+	}
 	s, err := p.cluster(ctx, namespace)
 	if err != nil || namespace != "" || s.AllNamespaces {
 		return s, namespace, err

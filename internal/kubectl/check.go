@@ -86,6 +86,11 @@ func (p *plugin) checkCommand() *cobra.Command {
 			if err := o.validate(); err != nil {
 				return err
 			}
+			for _, flag := range []string{"observe", preflight.ConfirmFlag, "non-attachable-flex-drivers"} {
+				if c.Flags().Changed(flag) && !o.takeOver {
+					return usage.Errorf("--%s needs --take-over", flag)
+				}
+			}
 			return p.check(c.Context(), &o)
 		},
 	}
@@ -135,6 +140,9 @@ func (p *plugin) health(ctx context.Context, o *checkOptions) (preflight.Cluster
 	s, err := p.cluster(ctx, "")
 	if err != nil {
 		return preflight.ClusterHealth{}, err
+	}
+	if o.takeOver && o.config.Observe > 0 {
+		_, _ = fmt.Fprintf(p.ErrOut, "Watching for writes of another controller for %v ...\n", o.config.Observe)
 	}
 	report := preflight.Health(ctx, o.config, s, o.takeOver)
 	if ctx.Err() != nil {
@@ -215,7 +223,7 @@ func (p *plugin) healthText(report *preflight.ClusterHealth, o *checkOptions) er
 				out.text.WriteString("\n")
 			}
 			category = c.Category
-			out.raw(0, out.paint(bold, category))
+			out.text.WriteString(out.paint(bold, printable(category)) + "\n")
 		}
 		out.check(c, marks)
 	}

@@ -32,7 +32,9 @@ func (p *plugin) cluster(ctx context.Context, namespace string) (*diagnosis.Snap
 	}
 	shown := newProgress(p.ErrOut)
 	reader.Progress = shown.report
+	answered := p.waitsForServer()
 	s := reader.Cluster(ctx, namespace)
+	answered()
 	shown.end()
 	if ctx.Err() != nil {
 		return nil, interrupted(ctx, ctx.Err())

@@ -40,6 +40,13 @@ func (p *plugin) completeObject(of ...string) cobra.CompletionFunc {
 	}
 }
 
+// completeFlag completes a flag that takes the name of an object.
+func (p *plugin) completeFlag(resource diagnosis.Resource) cobra.CompletionFunc {
+	return func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+		return p.offered(c.Context(), resource, "", "", typed), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
 // names lists objects whose names begin with what was typed, each behind the prefix.
 func (p *plugin) names(ctx context.Context, of []string, kind, prefix, typed string) []string {
 	resource := aliases[strings.ToLower(kind)]
@@ -53,6 +60,10 @@ func (p *plugin) names(ctx context.Context, of []string, kind, prefix, typed str
 			return nil
 		}
 	}
+	return p.offered(ctx, resource, namespace, prefix, typed)
+}
+
+func (p *plugin) offered(ctx context.Context, resource diagnosis.Resource, namespace, prefix, typed string) []string {
 	config, err := p.flags.ToRESTConfig()
 	if err != nil {
 		return nil

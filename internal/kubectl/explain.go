@@ -3,6 +3,7 @@ package kubectl
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -68,7 +69,7 @@ func (p *plugin) explainCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "explain (KIND/NAME | KIND NAME)", Short: "Explain what a pod, claim, volume, node or VolumeAttachment waits for",
 		Long: explainLong, Example: explainExample,
-		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: p.completeObject(kinds...),
+		Args: oneObject("pod/NAME, pvc/NAME, pv/NAME, node/NAME or va/NAME"), ValidArgsFunction: p.completeObject(kinds...),
 		RunE: func(c *cobra.Command, args []string) error {
 			ref, err := p.subject(args)
 			if err != nil {
@@ -92,17 +93,23 @@ func (p *plugin) explain(ctx context.Context, ref diagnosis.Ref, format output, 
 	if err != nil {
 		return err
 	}
-	for {
+	for seen := false; ; seen = true {
+		answered := p.waitsForServer()
 		snapshot := reader.About(ctx, ref)
+		answered()
 		if err := dump(dumped, snapshot); err != nil {
 			return err
 		}
 		e, err := diagnosis.Explain(snapshot, ref)
 		if ctx.Err() != nil {
 			return interrupted(ctx, ctx.Err())
+		} else if err != nil && seen && slices.Contains(snapshot.Absent, ref) {
+			_, _ = fmt.Fprintf(p.ErrOut, "%s is gone.\n", ref)
+			return nil
 		} else if err != nil {
 			return err
 		}
+		p.address(e.Findings)
 		if watch && p.style.color {
 			_, _ = fmt.Fprint(p.Out, "\x1b[H\x1b[2J")
 		}

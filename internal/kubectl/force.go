@@ -35,12 +35,12 @@ func (p *plugin) forceCommand() *cobra.Command {
 	var o forceOptions
 	c := &cobra.Command{
 		Use: "force-detach (va/NAME | va NAME)", Short: "Detach a volume from a node that cannot be asked (dry run by default)",
-		Long: forceLong, Example: forceExample, Args: cobra.RangeArgs(1, 2),
+		Long: forceLong, Example: forceExample, Args: oneObject("va/NAME"),
 		ValidArgsFunction: p.completeObject("va"),
 		RunE: func(c *cobra.Command, args []string) error {
 			ref, err := p.subject(args)
 			if err == nil && ref.Resource != diagnosis.Attachments {
-				err = usage.Errorf("name a VolumeAttachment, va/NAME: kubectl belay explain %s shows which", ref)
+				err = usage.Errorf("name a VolumeAttachment, va/NAME: %s shows which", p.command("kubectl belay explain "+ref.String()))
 			}
 			if err != nil {
 				return err
@@ -64,6 +64,7 @@ func (p *plugin) force(ctx context.Context, ref diagnosis.Ref, o forceOptions) e
 	if err != nil {
 		return interrupted(ctx, err)
 	}
+	p.commands(plan.Next)
 	if err := o.format.print(p.Out, plan, func() error { return p.plan(plan, snapshot) }); err != nil {
 		return err
 	}
@@ -78,9 +79,9 @@ func (p *plugin) force(ctx context.Context, ref diagnosis.Ref, o forceOptions) e
 		return found{StatusUnsafe}
 	}
 	if err := reader.Force(ctx, plan, false); err != nil {
-		return errors.Join(err, errors.New("nothing was changed; look at it again with kubectl belay explain "+"va/"+ref.Name))
+		return errors.Join(err, errors.New("nothing was changed; look at it again with "+p.command("kubectl belay explain va/"+ref.Name)))
 	}
-	_, _ = fmt.Fprintf(p.ErrOut, "Requested. To see it through: kubectl belay explain va/%s --watch\n", ref.Name)
+	_, _ = fmt.Fprintf(p.ErrOut, "Requested. To see it through: %s\n", p.command("kubectl wait --for=delete volumeattachment/"+ref.Name+" --timeout=2m"))
 	return nil
 }
 
@@ -108,7 +109,7 @@ func (p *plugin) plan(plan diagnosis.ForcePlan, s *diagnosis.Snapshot) error {
 	out.volume(plan.Volume)
 	out.holder("Holder", &plan.Holder)
 	for i, text := range plan.Does {
-		out.line(first(i, "Would"), "%s", text)
+		out.line(first(i, "Does"), "%s", text)
 	}
 	for i, text := range plan.Risks {
 		out.line(first(i, "Risk"), "%s", text)

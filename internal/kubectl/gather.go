@@ -75,6 +75,9 @@ func (g *gathering) pseudonyms(ctx context.Context) *bundle.Pseudonyms {
 		add("pod", pod.Name)
 		for _, owner := range pod.OwnerReferences {
 			add("owner", owner.Name)
+			if hash := pod.Labels["pod-template-hash"]; hash != "" { // the Deployment of a ReplicaSet
+				add("owner", strings.TrimSuffix(owner.Name, "-"+hash))
+			}
 		}
 	}
 	for _, claim := range g.snapshot.Claims {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	storagev1 "k8s.io/api/storage/v1"
 
 	"belay.dev/belay/internal/diagnosis"
 	"belay.dev/belay/internal/usage"
@@ -34,6 +35,7 @@ func (p *plugin) mapCommand() *cobra.Command {
 	}
 	format.addTo(c)
 	c.Flags().StringVar(&node, "node", "", "show only this node")
+	_ = c.RegisterFlagCompletionFunc("node", p.completeFlag(diagnosis.Nodes)) // the flag was just added
 	c.Flags().StringVar(&driver, "driver", "", "show only the volumes of this CSI driver")
 	return c
 }
@@ -51,6 +53,10 @@ func (p *plugin) volumeMap(ctx context.Context, node, driver string, format list
 		}
 		p.unread(m.Unread)
 		return fmt.Errorf("node %s could not be read", node)
+	}
+	if driver != "" && nodes && attachments && !slices.ContainsFunc(m.Items, func(n diagnosis.NodeVolumes) bool { return len(n.Drivers) > 0 }) &&
+		!slices.ContainsFunc(s.Drivers, func(d *storagev1.CSIDriver) bool { return d.Name == driver }) {
+		return fmt.Errorf("CSI driver %s does not exist, and no node has volumes of it", driver)
 	}
 	names := make([]string, 0, len(m.Items))
 	for i := range m.Items {

@@ -3,6 +3,7 @@ package kubectl
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -53,6 +54,9 @@ func (p *plugin) orphans(ctx context.Context, all bool, format listOutput) error
 	for i := range list.Items {
 		names = append(names, nameOf(list.Items[i].Subject))
 	}
+	for i := range list.Items {
+		p.commands(list.Items[i].Next)
+	}
 	if err := format.print(p.Out, list, names, func() error { return p.orphansTable(&list, format) }); err != nil {
 		return err
 	}
@@ -83,6 +87,15 @@ func (p *plugin) orphansTable(list *diagnosis.OrphanList, format listOutput) err
 	return err
 }
 
+// inOne is an object as an argument of explain.
+func inOne(r diagnosis.Ref) string {
+	kind, name, _ := strings.Cut(kindAndName(diagnosis.Ref{Resource: r.Resource, Name: r.Name}), "/")
+	if r.Namespace != "" {
+		return kind + "/" + name + " -n " + r.Namespace
+	}
+	return kind + "/" + name
+}
+
 // reasons says for each reason of the list why those are still there, and what to do next about the first.
 func (p *plugin) reasons(list *diagnosis.OrphanList) string {
 	out := &page{style: p.style}
@@ -105,7 +118,7 @@ func (p *plugin) reasons(list *diagnosis.OrphanList) string {
 			out.line("", "Wait: this usually ends by itself within a minute.")
 		default:
 			out.steps(first.Next)
-			out.line("More", "kubectl belay explain %s", kindAndName(first.Subject))
+			out.line("More", "%s", p.command("kubectl belay explain "+inOne(first.Subject)))
 		}
 	}
 	return out.text.String()

@@ -95,7 +95,10 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 	p.flags.AddFlags(root.PersistentFlags())
 	root.AddCommand(p.explainCommand(), p.forceCommand(), p.waitCommand())
 	root.AddCommand(p.stuckCommand(), p.orphansCommand(), p.mapCommand(), p.timelineCommand())
-	root.AddCommand(p.checkCommand(), p.bundleCommand(version))
+	root.AddCommand(p.checkCommand(), p.bundleCommand(version), p.versionCommand(version))
+	root.SetHelpCommand(helpCommand(root))
+	// The flag was just added: it cannot be missing or have a completion.
+	_ = root.RegisterFlagCompletionFunc("namespace", p.completeFlag(diagnosis.Namespaces))
 	return root
 }
 
@@ -114,7 +117,7 @@ func (p *plugin) namespace() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read the namespace of the context: %w", err)
 	}
-	return namespace, nil
+	return namespace, checkNamespace(namespace)
 }
 
 // style is how the output is printed.
@@ -132,7 +135,7 @@ func styleOf(out io.Writer) style {
 		return style{}
 	}
 	s := style{color: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb", blocks: utf8Locale()}
-	if width, _, err := term.GetSize(int(file.Fd())); err == nil {
+	if width, _, err := term.GetSize(int(file.Fd())); err == nil && width > 0 { // a serial console has no size
 		s.width = max(width, 40)
 	}
 	return s

@@ -104,6 +104,12 @@ func (p *plugin) readStuck(ctx context.Context, namespace string, o *stuckOption
 			return diagnosis.StuckList{}, err
 		}
 		list := diagnosis.Stuck(s, namespace, o.olderThan)
+		if len(list.Items) == 0 {
+			if err := p.missingNamespace(ctx, namespace); err != nil {
+				return list, err
+			}
+		}
+		p.address(list.Items)
 		if !o.wait || list.Verdict == diagnosis.Clear {
 			return list, nil
 		}

@@ -117,7 +117,7 @@ func (t *table) fit(width int) {
 			}
 		}
 		if widest < 0 {
-			break
+			return // it does not fit: whole names are of more use than a narrow table
 		}
 		widths[widest]--
 	}

@@ -1,6 +1,7 @@
 package kubectl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,7 +29,7 @@ func (p *plugin) waitCommand() *cobra.Command {
 	var format output
 	c := &cobra.Command{
 		Use: "wait-detached (node/NAME | NAME)", Short: "Wait until no volume is attached to a node",
-		Long: waitLong, Example: waitExample, Args: cobra.RangeArgs(1, 2),
+		Long: waitLong, Example: waitExample, Args: oneObject("node/NAME or NAME"),
 		ValidArgsFunction: p.completeObject("node"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 1 && !strings.Contains(args[0], "/") {
@@ -74,16 +75,28 @@ func (p *plugin) wait(ctx context.Context, ref diagnosis.Ref, timeout time.Durat
 		limited, cancel = context.WithTimeout(ctx, timeout)
 	}
 	defer cancel()
+	told, last := false, ""
 	answer := Detached{TypeMeta: metav1.TypeMeta{APIVersion: diagnosis.APIVersion, Kind: "Detached"}, Node: ref.Name}
+	answered := p.waitsForServer()
 	err = reader.WaitDetached(limited, ref.Name, func(r inspect.Remaining) {
 		answer.Remaining = r
-		_, _ = fmt.Fprintf(p.ErrOut, "node %s: %d VolumeAttachments, %d volumes in use, %d reported as attached\n", ref.Name, len(r.Attachments), len(r.InUse), len(r.Reported))
+		answered()
+		told = true
+		_, _ = fmt.Fprintf(p.ErrOut, "node %s: %s, %s in use, %d reported as attached\n", ref.Name, several(len(r.Attachments), "VolumeAttachment"), several(len(r.InUse), "volume"), len(r.Reported))
+	}, func(trouble error) {
+		if text := trouble.Error(); text != last {
+			last = text
+			_, _ = fmt.Fprintf(p.ErrOut, "Cannot read what is attached to node %s, trying again: %v\n", ref.Name, trouble)
+		}
 	})
+	answered()
 	switch {
 	case ctx.Err() != nil:
 		return interrupted(ctx, ctx.Err())
 	case err != nil && !errors.Is(err, context.DeadlineExceeded):
 		return err
+	case err != nil && !told:
+		return fmt.Errorf("what is attached to node %s could not be read within %v: %s", ref.Name, timeout, cmp.Or(last, p.whyNot(ctx)))
 	case err == nil:
 		answer.Detached = true
 		return format.print(p.Out, answer, func() error {
@@ -91,15 +104,18 @@ func (p *plugin) wait(ctx context.Context, ref diagnosis.Ref, timeout time.Durat
 			return err
 		})
 	}
-	e, err := diagnosis.Explain(reader.About(ctx, ref), ref)
+	explaining, stop := context.WithTimeout(ctx, explainWithin)
+	defer stop()
+	e, err := diagnosis.Explain(reader.About(explaining, ref), ref)
 	if err != nil {
 		return fmt.Errorf("volumes are still attached to node %s after %v, and why could not be read: %w", ref.Name, timeout, err)
 	}
+	p.address(e.Findings)
 	answer.Explanation = &e
 	if err := format.print(p.Out, answer, func() error {
-		_, _ = fmt.Fprintf(p.Out, "Still attached to node %s after %v: %d VolumeAttachments, %d volumes in use.\n", ref.Name, timeout, len(answer.Attachments), len(answer.InUse))
+		_, _ = fmt.Fprintf(p.Out, "Still attached to node %s after %v: %s, %s in use.\n", ref.Name, timeout, several(len(answer.Attachments), "VolumeAttachment"), several(len(answer.InUse), "volume"))
 		if e.Verdict == diagnosis.Clear {
-			_, err := fmt.Fprintf(p.Out, "Pods on the node use them: drain it.\n  kubectl drain %s --ignore-daemonsets\n", ref.Name)
+			_, err := fmt.Fprintf(p.Out, "Pods on the node use them: drain it.\n  %s\n", p.command("kubectl drain "+ref.Name+" --ignore-daemonsets"))
 			return err
 		}
 		_, _ = fmt.Fprintln(p.Out)
@@ -108,6 +124,17 @@ func (p *plugin) wait(ctx context.Context, ref diagnosis.Ref, timeout time.Durat
 		return err
 	}
 	return found{StatusBlocked}
+}
+
+// explainWithin bounds the explanation of what remains after --timeout.
+const explainWithin = 10 * time.Second
+
+// several is "1 volume" or "2 volumes".
+func several(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
 func missing(is bool) string {

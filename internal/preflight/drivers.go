@@ -86,7 +86,7 @@ func (h *health) attacher(c *Check, name string, d *storagev1.CSIDriver) string 
 	if l == nil {
 		if _, all := h.leasesOf(""); !all {
 			c.Result = Unknown
-			return "its attacher is unknown: needs the right to list leases"
+			return "its attacher is unknown: needs the permission to list leases"
 		}
 		c.Result, c.Hint = Warning, hint(explain.AttacherNotRunning)
 		return "its attacher has no lease: it runs without --leader-election, or not at all"
@@ -98,9 +98,9 @@ func (h *health) attacher(c *Check, name string, d *storagev1.CSIDriver) string 
 	if !h.read[l.Namespace] {
 		c.Result = Unknown
 		if h.mayName(l.Namespace) {
-			return "an attacher holds its lease; its image and flags are unknown: needs the right to list pods in namespace " + l.Namespace
+			return "an attacher holds its lease; its image and flags are unknown: needs the permission to list pods in namespace " + l.Namespace
 		}
-		return "an attacher holds its lease; its image and flags are unknown: needs the right to list pods in its namespace"
+		return "an attacher holds its lease; its image and flags are unknown: needs the permission to list pods in its namespace"
 	}
 	holder := ""
 	if id := l.Spec.HolderIdentity; id != nil {

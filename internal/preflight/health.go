@@ -122,7 +122,7 @@ func (h *health) lacks(resources ...diagnosis.Resource) (diagnosis.Unread, bool)
 func (c Check) unreadable(u diagnosis.Unread) Check {
 	c.Result, c.Message = Unknown, fmt.Sprintf("could not %s: %s", u.Rule(), u.Message)
 	if u.Forbidden {
-		c.Message = "needs the right to " + u.Rule()
+		c.Message = "needs the permission to " + u.Rule()
 	}
 	return c
 }
@@ -275,7 +275,7 @@ func (h *health) checkPrograms() Check {
 	case len(c.Objects) > 0:
 		c.Message = fmt.Sprintf("programs: %d, of one version", len(c.Objects))
 	case len(h.read) == 0:
-		c.Result, c.Message = Unknown, "needs the right to list pods in namespace belay-system"
+		c.Result, c.Message = Unknown, "needs the permission to list pods in namespace belay-system"
 	}
 	return c
 }

@@ -54,7 +54,7 @@ func Run(ctx context.Context, c Config) Report {
 func (c Check) unknown(err error, verb, resource string) Check {
 	c.Result, c.Message = Unknown, err.Error()
 	if apierrors.IsForbidden(err) {
-		c.Message = fmt.Sprintf("needs the right to %s %s: %v", verb, resource, err)
+		c.Message = fmt.Sprintf("needs the permission to %s %s: %v", verb, resource, err)
 	}
 	return c
 }

@@ -151,7 +151,7 @@ func TestMissingRights(t *testing.T) {
 		})
 		r := Run(t.Context(), Config{Clients: clients, Confirmed: true})
 		c := check(t, r, name)
-		if want := "needs the right to list " + resource; c.Result != Unknown || !strings.Contains(c.Message, want) || r.Ready {
+		if want := "needs the permission to list " + resource; c.Result != Unknown || !strings.Contains(c.Message, want) || r.Ready {
 			t.Errorf("without %s: %+v, ready %v; want unknown, with %q", resource, c, r.Ready, want)
 		}
 	}
