@@ -1,6 +1,9 @@
 package diagnosis
 
-import coordinationv1 "k8s.io/api/coordination/v1"
+import (
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+)
 
 // AttacherLease is what csi-attacher and belay-attacher name their lease, followed by the driver.
 const AttacherLease = attacherLease
@@ -15,3 +18,14 @@ func (s *Snapshot) LeaseHeld(lease *coordinationv1.Lease) bool {
 
 // Hide returns a function that takes the names from namespaces that the reader may not read out of a text.
 func (s *Snapshot) Hide() func(text string) string { return newState(s).hide }
+
+// Silent reports whether a node counts as Ready although it has not renewed its lease for longer than a kubelet should take.
+func (s *Snapshot) Silent(node *corev1.Node) bool {
+	x := &state{Snapshot: s, nodes: map[string]*corev1.Node{node.Name: node}, heartbeats: map[string]*coordinationv1.Lease{}}
+	for _, lease := range s.Leases {
+		if lease.Namespace == corev1.NamespaceNodeLease && lease.Name == node.Name {
+			x.heartbeats[node.Name] = lease
+		}
+	}
+	return x.silentNode(x.node(node.Name))
+}

@@ -51,7 +51,9 @@ func notNeeded(name HopName, why string) Hop { return Hop{Name: name, State: Hop
 // by is a hop that an event is the record of.
 func by(name HopName, e *corev1.Event) Hop {
 	h := done(name, eventTime(e), "event "+e.Reason)
-	h.Component = cmp.Or(e.ReportingController, e.Source.Component)
+	if h.Component = cmp.Or(e.ReportingController, e.Source.Component); h.Component == kube.EventComponent {
+		h.Component = "" // belay-controller's events have upstream's name too
+	}
 	return h
 }
 
@@ -178,7 +180,11 @@ func (m *mover) detachRequested() Hop {
 		return h
 	}
 	if e := m.detachEvent("DetachingVolume"); e != nil {
-		return by(HopDetachRequested, e)
+		h := by(HopDetachRequested, e)
+		if e.Type == corev1.EventTypeWarning {
+			h.Component = "controller, by force"
+		}
+		return h
 	}
 	why := "the VolumeAttachment is gone; " + m.lost("the event DetachingVolume of belay-controller")
 	return unknown(HopDetachRequested, why, m.freed())

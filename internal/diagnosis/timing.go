@@ -25,15 +25,38 @@ func timing(hops []Hop) []Interval {
 	if a := at[HopAttachRequested]; a != nil && a.State == HopNotNeeded {
 		attached = HopScheduled
 	}
-	return []Interval{
-		between(at, "scheduler assigns the node", "~100 ms", HopPodCreated, HopScheduled),
-		between(at, "controller creates the VolumeAttachment", "~500 ms", freed, HopAttachRequested),
+	rows := []Interval{between(at, "scheduler assigns the node", "~100 ms", HopPodCreated, HopScheduled)}
+	created := between(at, "controller creates the VolumeAttachment", "~500 ms", freed, HopAttachRequested)
+	if release, ok := released(at); ok {
+		rows = append(rows, release)
+		if release.AtMost != nil {
+			created.Seconds, created.AtMost, created.Unknown = nil, release.AtMost, "when the previous node gave the volume back has no time"
+		}
+	}
+	return append(rows,
+		created,
 		between(at, "attacher begins", "~1 s", HopAttachRequested, HopTaken),
 		between(at, "driver attaches, status.attached is true", "5-30 s, then ~1 s", HopTaken, HopAttached),
 		between(at, "node stages and publishes", "2-10 s", attached, HopMounted),
 		between(at, "container starts", "1-3 s", HopMounted, HopStarted),
 		between(at, "total, from scheduled to container started", "15-45 s", HopScheduled, HopStarted),
+	)
+}
+
+// released is how long the pod that had a node waited for the previous node to give the volume back; false if it did not wait.
+func released(at map[HopName]*Hop) (Interval, bool) {
+	scheduled, detached, requested := at[HopScheduled], at[HopDetached], at[HopAttachRequested]
+	if scheduled == nil || scheduled.At == nil || detached == nil || requested == nil || requested.State == HopNotNeeded {
+		return Interval{}, false
 	}
+	bound := detached.At
+	if bound == nil && detached.State == HopUnknown && requested.At != nil {
+		bound = detached.NotAfter
+	}
+	if bound != nil && bound.Sub(*scheduled.At) < 2*time.Second {
+		return Interval{}, false
+	}
+	return between(at, "previous node gives the volume back", "~1 s; minutes if lost", HopScheduled, HopDetached), bound != nil || detached.State == HopWaiting
 }
 
 // between measures from one hop to the next.

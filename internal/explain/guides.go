@@ -3,9 +3,9 @@ package explain
 import (
 	"cmp"
 	"fmt"
-	"strings"
 	"maps"
 	"slices"
+	"strings"
 
 	"belay.dev/belay/internal/attachment"
 	"belay.dev/belay/internal/decision"

@@ -136,12 +136,16 @@ func (h *health) checkNodes() []Check {
 			"Ready nodes that still have the taint, so that volumes are detached from them by force: %d", "no Ready node has it",
 		},
 		{
+			"heartbeat", func(n *corev1.Node) bool { return holds[n.Name] && h.Silent(n) }, Warning, hint(explain.NodeSilent),
+			"nodes with volumes that still count as Ready and do not renew their leases: %d", "all Ready nodes with volumes renew their leases",
+		},
+		{
 			"Ready", func(n *corev1.Node) bool { return !kube.Ready(n) && holds[n.Name] }, Warning, hint(explain.NodeNotReady),
 			"nodes with volumes that are not Ready: %d", "all nodes with volumes are Ready",
 		},
 		{
 			"managed", func(n *corev1.Node) bool { return n.Annotations[kube.ManagedAttachAnnotation] == "" }, Warning, hint(attachment.NodeNotManaged),
-			"nodes that attach by themselves (kubelet's enableControllerAttachDetach is off), or whose kubelet has not started yet: %d", "a controller attaches for all nodes",
+			"nodes that attach by themselves (kubelet's enableControllerAttachDetach is off), or whose kubelet has not started yet: %d", "all nodes leave attach and detach to the controller",
 		},
 	}
 	var results []Check

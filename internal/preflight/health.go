@@ -367,7 +367,7 @@ func (h *health) checkVolumes() Check {
 	others := 0
 	for i := range h.stuck.Items {
 		f := &h.stuck.Items[i]
-		if f.Subject.Resource != diagnosis.Attachments && !slices.ContainsFunc(f.Holders, func(h diagnosis.Holder) bool { return h.Attachment != "" }) {
+		if f.Subject.Resource != diagnosis.Attachments && f.Reason != explain.UsedWithoutAttachment && !slices.ContainsFunc(f.Holders, func(h diagnosis.Holder) bool { return h.Attachment != "" }) {
 			others++
 			continue
 		}
@@ -376,8 +376,11 @@ func (h *health) checkVolumes() Check {
 			name += " in namespace " + f.Subject.Namespace
 		}
 		c.Objects = append(c.Objects, fmt.Sprintf("%s: %s (%s)", name, f.Summary, f.Reason))
-		if c.Hint == "" {
+		switch c.Hint {
+		case "", f.Runbook:
 			c.Hint = f.Runbook
+		default:
+			c.Hint = "docs/runbooks/README.md"
 		}
 	}
 	u, lacks := h.lacks(diagnosis.Attachments, diagnosis.Pods, diagnosis.Claims, diagnosis.Volumes, diagnosis.Nodes)

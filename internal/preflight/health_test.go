@@ -124,6 +124,13 @@ func TestHealth(t *testing.T) {
 		"not Ready with volumes": {nil, func(s *diagnosis.Snapshot) {
 			s.Nodes[0].Status.Conditions, s.Attachments = nil, []*storagev1.VolumeAttachment{attachmentOf("n")}
 		}, "Ready", Warning, "not Ready: 1"},
+		"silent with volumes": {nil, func(s *diagnosis.Snapshot) {
+			old := metav1.NewMicroTime(s.Now.Add(-40 * time.Second))
+			s.Attachments = []*storagev1.VolumeAttachment{attachmentOf("n")}
+			s.Leases = append(s.Leases, &coordinationv1.Lease{
+				ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: "n"}, Spec: coordinationv1.LeaseSpec{RenewTime: &old},
+			})
+		}, "heartbeat", Warning, "do not renew their leases: 1"},
 		"not managed":         {nil, func(s *diagnosis.Snapshot) { s.Nodes[0].Annotations = nil }, "managed", Warning, "nodes that attach by themselves"},
 		"nodes unknown":       {nil, lacking(diagnosis.Nodes), "managed", Unknown, "list nodes"},
 		"nothing waits":       {nil, nil, "VolumeAttachments", OK, "0 exist"},
