@@ -1,12 +1,49 @@
 package main
 
 import (
+	"context"
 	"errors"
+	"time"
 
 	fencingv1 "belay.dev/belay/api/fencing/v1alpha1"
+	"belay.dev/belay/internal/fenceagent"
 	"belay.dev/belay/internal/recovery"
 )
 
-func dialAgent(string) recovery.Dial {
-	return func(fencingv1.Feed, map[string][]byte) (recovery.Switch, error) { return nil, errors.New("no agents") }
+// describeWithin bounds how long an agent may take to describe itself.
+const describeWithin = 10 * time.Second
+
+// dialAgent runs the fence agents of some directories, separated by colons.
+func dialAgent(directories string) recovery.Dial {
+	return func(feed fencingv1.Feed, secret map[string][]byte) (recovery.Switch, error) {
+		path, err := fenceagent.Find(directories, feed.Agent)
+		if err != nil {
+			return nil, err
+		}
+		options := map[string]string{}
+		for key, value := range feed.Options {
+			options[key] = string(value)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), describeWithin)
+		defer cancel()
+		agent, err := fenceagent.New(ctx, path, options, feed.Plug, secret)
+		if err != nil {
+			return nil, err
+		}
+		return agentSwitch{agent}, nil
+	}
 }
+
+// agentSwitch is a fence agent as recovery uses it.
+type agentSwitch struct{ *fenceagent.Agent }
+
+// Identity returns the system UUID of the hardware; recovery.ErrNoIdentity if the agent cannot tell.
+func (s agentSwitch) Identity(ctx context.Context) (string, error) {
+	id, err := s.Agent.Identity(ctx)
+	if errors.Is(err, fenceagent.ErrNoIdentity) {
+		err = recovery.ErrNoIdentity
+	}
+	return id, err
+}
+
+var _ recovery.Switch = agentSwitch{}

@@ -1,0 +1,172 @@
+package fenceagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"belay.dev/belay/internal/fencing"
+)
+
+// Exit statuses of the action status. 2 is also that of wrong arguments, so the text counts too.
+const (
+	exitOn  = 0
+	exitOff = 2
+)
+
+// ErrNoIdentity is returned for an agent that cannot report which hardware it switches.
+var ErrNoIdentity = errors.New("the agent does not report the identity of its hardware")
+
+// Agent is one power switch, and the program that speaks to it.
+type Agent struct {
+	path    string
+	options map[string]string
+	secrets []string // values that must not appear anywhere
+	ipmi    bool
+}
+
+// ipmiAgents are the agents that run ipmitool.
+var ipmiAgents = []string{"fence_ipmilan", "fence_ipmilanplus", "fence_idrac", "fence_ilo3", "fence_ilo4", "fence_ilo5", "fence_imm"}
+
+var (
+	agentName = regexp.MustCompile(`^fence_[A-Za-z0-9_.-]+$`)
+	optionKey = regexp.MustCompile(`^[a-z][a-z0-9_]*$`)
+	// reserved are options that belay sets itself, that would change what an answer means, or that name a program to run.
+	reserved = regexp.MustCompile(`^(action|plug|port|nodename|missing_as_off|method)$|_path$|_script$`)
+)
+
+// Find returns the path of an agent in a list of directories, separated by colons.
+func Find(directories, name string) (string, error) {
+	if !agentName.MatchString(name) {
+		return "", fmt.Errorf("agent %q: the name must begin with fence_ and have no slash", name)
+	}
+	for _, directory := range filepath.SplitList(directories) {
+		path := filepath.Join(directory, name)
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 && directory != "" {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("agent %s is not in %s: install it there, or name its directory with --recovery-agent-path", name, directories)
+}
+
+// New returns the agent for a power switch. The values of secret are options too, and never appear in an error, an argument or a result.
+func New(ctx context.Context, path string, options map[string]string, plug string, secret map[string][]byte) (*Agent, error) {
+	a := &Agent{path: path, options: map[string]string{}, ipmi: slices.Contains(ipmiAgents, filepath.Base(path))}
+	for key, value := range options {
+		if err := a.set(key, value); err != nil {
+			return nil, err
+		}
+	}
+	for key, value := range secret {
+		text := strings.TrimSuffix(string(value), "\n")
+		if err := a.set(key, text); err != nil {
+			return nil, err
+		}
+		if key != "username" && key != "login" {
+			a.secrets = append(a.secrets, text)
+		}
+	}
+	if strings.ContainsAny(plug, "\n\x00") {
+		return nil, errors.New("the plug has a newline")
+	}
+	if plug != "" {
+		a.options["plug"] = plug
+	}
+	return a, a.checkKnown(ctx)
+}
+
+func (a *Agent) set(key, value string) error {
+	switch _, twice := a.options[key]; {
+	case !optionKey.MatchString(key):
+		return fmt.Errorf("option %q: only lower-case letters, digits and underscores", key)
+	case reserved.MatchString(key):
+		return fmt.Errorf("option %s is reserved: it would change what the agent does", key)
+	case strings.ContainsAny(value, "\n\x00"):
+		return fmt.Errorf("option %s: the value has a newline", key)
+	case twice:
+		return fmt.Errorf("option %s is in the FenceSource and in the Secret", key)
+	}
+	a.options[key] = value
+	return nil
+}
+
+// checkKnown refuses options that the agent does not know: it would ignore them.
+func (a *Agent) checkKnown(ctx context.Context) error {
+	m, err := metadataOf(ctx, a.path)
+	if err != nil {
+		return err
+	}
+	for key := range a.options {
+		if !m.has(key) && key != "plug" {
+			return fmt.Errorf("agent %s has no option %s", filepath.Base(a.path), key)
+		}
+	}
+	return nil
+}
+
+// Status asks for the power state. It is PowerUnknown, with an error, for anything but a clear answer.
+func (a *Agent) Status(ctx context.Context) (fencing.Power, string, error) {
+	exit, text, err := a.run(ctx, "status")
+	switch {
+	case err != nil:
+	case exit == exitOff && says(text, "OFF"):
+		return fencing.PowerOff, text, nil
+	case exit == exitOn && says(text, "ON"):
+		return fencing.PowerOn, text, nil
+	default:
+		err = fmt.Errorf("agent %s gave no clear answer to status: exit status %d: %s", filepath.Base(a.path), exit, text)
+	}
+	return fencing.PowerUnknown, text, err
+}
+
+// says reports whether the answer has exactly one state, and this one.
+func says(text, state string) bool {
+	found := ""
+	for line := range strings.Lines(text) {
+		if s, ok := strings.CutPrefix(strings.TrimSpace(line), "Status: "); ok {
+			if found != "" && found != s {
+				return false
+			}
+			found = s
+		}
+	}
+	return found == state
+}
+
+// Off switches off. That it returned says nothing about the state.
+func (a *Agent) Off(ctx context.Context) error {
+	exit, text, err := a.run(ctx, "off")
+	if err == nil && exit != 0 {
+		err = fmt.Errorf("agent %s failed to switch off: exit status %d: %s", filepath.Base(a.path), exit, text)
+	}
+	return err
+}
+
+// Identity returns the system UUID of the hardware: from the BMC's GUID, or from a command with the action identity.
+func (a *Agent) Identity(ctx context.Context) (string, error) {
+	if a.ipmi {
+		return a.guid(ctx)
+	}
+	m, err := metadataOf(ctx, a.path)
+	if err != nil {
+		return "", err
+	}
+	if !m.does("identity") {
+		return "", ErrNoIdentity
+	}
+	exit, text, err := a.run(ctx, "identity")
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(text) {
+		if id, ok := strings.CutPrefix(strings.TrimSpace(line), "Identity: "); ok && exit == 0 && id != "" {
+			return id, nil
+		}
+	}
+	return "", fmt.Errorf("agent %s gave no identity: exit status %d: %s", filepath.Base(a.path), exit, text)
+}
