@@ -77,7 +77,7 @@ func execute(ctx context.Context, stdin, path string, args ...string) (exit int,
 		defer close(ended)
 		cmd := exec.CommandContext(ctx, path, args...)
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &out
-		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C", "HOME=" + os.TempDir()}
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C", "PYTHONWARNINGS=ignore", "HOME=" + os.TempDir()}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 		cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 		cmd.WaitDelay = killed

@@ -233,6 +233,8 @@ func (d *decider) bracketed() bool {
 		d.wait(NotReadLive, 0)
 	case !tainted:
 		d.do(Taint{NodeUID: d.seen.Now.NodeUID, Version: d.seen.Version})
+	case !byPerson && !source.Status.Asked.After(d.seen.TaintSeen) && source.Running:
+		d.wait(AwaitingSource, AskEvery)
 	case !byPerson && !source.Status.Asked.After(d.seen.TaintSeen):
 		d.do(Ask{})
 		d.wait(AwaitingSource, AskEvery)

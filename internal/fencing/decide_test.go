@@ -303,3 +303,21 @@ func TestProof(t *testing.T) {
 		t.Error("the zero Proof proves something")
 	}
 }
+
+// TestOneQuestionAtATime: events that wake the actor while a question waits for its answer do not make it ask another one, which would take
+// the place of the first.
+func TestOneQuestionAtATime(t *testing.T) {
+	s := newStand(t)
+	s.until(Tainting)
+	for !s.seen.OutOfService {
+		s.turn()
+	}
+	s.seen.Source.Running = true
+	if d := Decide(s.now, s.fence, s.seen); len(d.Steps) > 0 || d.Reason != AwaitingSource {
+		t.Errorf("%T, %s", d.Steps, d.Reason)
+	}
+	s.seen.Source.Running = false
+	if d := Decide(s.now, s.fence, s.seen); len(d.Steps) != 1 || d.Steps[0] != (Ask{}) {
+		t.Errorf("after an answer that is too old: %v", d.Steps)
+	}
+}

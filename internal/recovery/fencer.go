@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -201,9 +202,22 @@ func (f *fencer) answer(ctx context.Context, state *sourceState, fence *fencingv
 		e.Class = string(fencing.PoweredOff)
 	}
 	log.FromContext(ctx).Info("Power switch answered", "power", e.Power, "machine", e.MachineID, "nonce", nonce, "answer", a.raw)
-	before := fence.DeepCopy()
-	fence.Status.Evidence = lastOf(append(fence.Status.Evidence, e), maxEvidence)
-	if err := f.client.Status().Patch(ctx, fence, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+	uid := fence.UID
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		before := fence.DeepCopy()
+		fence.Status.Evidence = lastOf(append(fence.Status.Evidence, e), maxEvidence)
+		err := f.client.Status().Patch(ctx, fence, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+		if apierrors.IsConflict(err) { // the actor has written meanwhile: the answer is to the nonce all the same
+			if err := f.live.Get(ctx, client.ObjectKey{Name: fence.Name}, fence); err != nil {
+				return err
+			}
+			if fence.UID != uid {
+				return nil // that fence is over
+			}
+		}
+		return err
+	})
+	if err != nil {
 		return fmt.Errorf("store the answer of the power switch: %w", err)
 	}
 	state.answered[nonce] = true

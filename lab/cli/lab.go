@@ -189,7 +189,7 @@ func clean(command *cobra.Command, names []string) error {
 func nodeCommand() *cobra.Command {
 	var name string
 	command := &cobra.Command{
-		Use: "node", Short: "Switch the nodes of a lab off and on",
+		Use: "node", Short: "Switch the nodes of a lab off and on, freeze and thaw them",
 		Example: "  belay-lab node list\n\n  # A power cut, the taint with which an operator confirms it, and the next boot.\n" +
 			"  belay-lab node poweroff node-2\n  kubectl taint node node-2 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute\n" +
 			"  belay-lab node poweron node-2\n  kubectl taint node node-2 node.kubernetes.io/out-of-service-",
@@ -202,6 +202,8 @@ func nodeCommand() *cobra.Command {
 		},
 		steer("poweroff NODE", "Cut the power of a node: its processes die, its mounts vanish, its I/O fails", &name, (*cluster.Remote).PowerOff),
 		steer("poweron NODE", "Boot a node that was powered off", &name, (*cluster.Remote).PowerOn),
+		steer("freeze NODE", "Stop all processes of a node where they stand, as a machine that hangs", &name, (*cluster.Remote).Freeze),
+		steer("thaw NODE", "Let a frozen node continue as if nothing had happened", &name, (*cluster.Remote).Thaw),
 	)
 	return command
 }

@@ -59,6 +59,9 @@ func upCommand() *cobra.Command {
 	flags.StringArrayVar(&options.ControllerArgs, "controller-arg", nil, "flag for belay-controller, such as --deleted-node-policy=detach; not with --upstream")
 	flags.StringArrayVar(&options.AttacherArgs, "attacher-arg", nil, "flag for belay-attacher, or with --upstream for csi-attacher, such as --timeout=5s")
 	flags.StringArrayVar(&options.NodeArgs, "node-arg", nil, "flag for the agent of each node: a flag of kubelet, or on belay nodes --v or --volume-stats-agg-period")
+	flags.BoolVar(&options.BMC, "bmc", false, "give each node a BMC that speaks IPMI (ipmi_sim) and switches the node off and on")
+	flags.StringVar(&options.Recovery, "recovery", "", "run belay's recovery of volumes from dead nodes with this profile: default or fast; it implies --bmc")
+	flags.Lookup("recovery").NoOptDefVal = "default"
 	flags.Bool("print-env", false, "print only the export lines for the shell to stdout, also if the lab is running already (see belay-lab env)")
 	return command
 }

@@ -185,7 +185,11 @@ func (s specs) attachPlane() []proc.Spec {
 	if s.options.Plane == PlaneUpstream {
 		program, config, namespace = s.upstream.Path("csi-attacher"), identityCSIAttacher, labNamespace
 	} else {
-		all = append(all, s.controller(s.paths.kubeconfig(identityController), nil))
+		var args []string
+		if s.options.Recovery != "" {
+			args = append([]string{"--controllers=attachdetach,recovery"}, s.recoveryArgs("actor")...)
+		}
+		all = append(all, s.controller(s.paths.kubeconfig(identityController), args))
 	}
 	drivers := s.attachDrivers()
 	for i, driver := range drivers {
@@ -231,6 +235,7 @@ func (s specs) node(name string) (proc.Spec, *nodes.Node, error) {
 		FabricSocket: s.paths.fabricSocket(), Drivers: s.options.Drivers,
 		Programs:                  nodes.Programs{BelayLab: s.own.path("belay-lab"), Ledger: s.own.path("ledger")},
 		NodeStatusUpdateFrequency: metav1.Duration{Duration: s.options.NodeStatusUpdateFrequency},
+		NodeLeaseDuration:         metav1.Duration{Duration: s.options.NodeLeaseDuration},
 		Verbosity:                 s.options.Verbosity,
 		AgentArgs:                 s.options.NodeArgs,
 	}

@@ -52,6 +52,11 @@ func serveControl(c *Cluster) (*controlServer, error) {
 	act("/kill", c.Kill)
 	act("/poweroff", c.PowerOff)
 	act("/poweron", c.PowerOn)
+	act("/freeze", c.Freeze)
+	act("/thaw", c.Thaw)
+	for _, fault := range BMCFaults() {
+		act("/bmc/"+string(fault), func(node string) error { return c.FaultBMC(node, fault) })
+	}
 	stop := sync.OnceFunc(func() { close(s.stop) })
 	act("/stop", func(string) error { stop(); return nil })
 	s.server = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}

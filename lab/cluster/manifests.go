@@ -47,13 +47,19 @@ func documents(o Options) ([]*unstructured.Unstructured, error) {
 		return nil, err
 	}
 	all = slices.DeleteFunc(all, func(object *unstructured.Unstructured) bool { return !wanted(object, o.Drivers) })
-	for _, dir := range []string{"belay-controller", "belay-attacher"} {
+	kinds := clusterKinds
+	dirs := []string{"belay-controller", "belay-attacher"}
+	if o.Recovery != "" {
+		dirs = append(dirs, recoveryDir)
+		kinds = append(slices.Clone(kinds), "CustomResourceDefinition", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+	}
+	for _, dir := range dirs {
 		shipped, err := readDocuments(deploy.Files, dir)
 		if err != nil {
 			return nil, err
 		}
 		for _, object := range shipped {
-			if slices.Contains(clusterKinds, object.GetKind()) {
+			if slices.Contains(kinds, object.GetKind()) {
 				all = append(all, object)
 			}
 		}

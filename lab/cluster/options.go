@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os/exec"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"belay.dev/belay/internal/fencing"
 	"belay.dev/belay/internal/usage"
 	"belay.dev/belay/lab/labdisk"
 	"belay.dev/belay/lab/nodes"
@@ -57,6 +59,13 @@ type Options struct {
 	// NodeStatusUpdateFrequency is how often a kubelet computes its node status, and with it
 	// publishes volumesInUse; 0 means upstream's default, 10 s. Belay's nodes publish at once.
 	NodeStatusUpdateFrequency time.Duration `json:"nodeStatusUpdateFrequency,omitempty"`
+	// NodeLeaseDuration is a kubelet's nodeLeaseDurationSeconds, on both kinds of node; 0 means upstream's default, 40 s.
+	NodeLeaseDuration time.Duration `json:"nodeLeaseDuration,omitempty"`
+	// BMC gives each node a BMC that speaks IPMI and switches the node off and on.
+	BMC bool `json:"bmc,omitempty"`
+	// Recovery is the profile of recovery, "default" or "fast"; empty runs none. It implies BMC. With "fast" the nodes have the settings
+	// that the profile assumes.
+	Recovery string `json:"recovery,omitempty"`
 	// Bare starts etcd and the API server alone, with the rights of all components in place: no other
 	// controller, no scheduler, no storage, no nodes, whatever Nodes says. For numbers: the caller brings objects that
 	// play nodes, and starts and stops what it measures (StartController, StartSidecar, StartTool).
@@ -108,6 +117,11 @@ func (o Options) withDefaults() (Options, error) {
 	if o.NodeKind == "" {
 		o.NodeKind, _ = DefaultNodeKind()
 	}
+	o.BMC = o.BMC || o.Recovery != ""
+	if o.Recovery == fencing.Fast.Name {
+		o.NodeLeaseDuration = cmp.Or(o.NodeLeaseDuration, fencing.Fast.LeaseDuration)
+		o.NodeStatusUpdateFrequency = cmp.Or(o.NodeStatusUpdateFrequency, fencing.Fast.RequestTimeout)
+	}
 	if o.Progress == nil {
 		o.Progress = func(string, ...any) {}
 	}
@@ -135,6 +149,9 @@ func (o Options) validate() error {
 	}
 	if o.NodeKind != NodeKindKubelet && o.NodeKind != NodeKindBelay {
 		return fmt.Errorf("--nodes must be %s or %s, not %q", NodeKindKubelet, NodeKindBelay, o.NodeKind)
+	}
+	if o.Recovery != "" && o.Recovery != fencing.Default.Name && o.Recovery != fencing.Fast.Name {
+		return fmt.Errorf("--recovery must be %s or %s, not %q", fencing.Default.Name, fencing.Fast.Name, o.Recovery)
 	}
 	if o.Plane != PlaneBelay && o.Plane != PlaneUpstream {
 		return fmt.Errorf("the plane is %s or %s, not %q", PlaneBelay, PlaneUpstream, o.Plane)

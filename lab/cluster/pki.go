@@ -76,6 +76,9 @@ func identities() map[string][]string {
 		identityCSIAttacher: account(labNamespace, "csi-attacher"),
 		identityController:  account(belayNamespace, "belay-controller"),
 		identityAttacher:    account(belayNamespace, "belay-attacher"),
+		identityDetector:    account(belayNamespace, identityDetector),
+		identityFencer:      account(belayNamespace, identityFencer),
+		identityActor:       account(belayNamespace, identityActor),
 	}
 }
 

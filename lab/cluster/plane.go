@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -98,7 +99,11 @@ func (c *Cluster) RunController(run ControllerRun) error {
 			return fmt.Errorf("writing the kubeconfig of a proxied belay-controller: %w", err)
 		}
 	}
-	return c.launch(c.specs.controller(kubeconfig, run.Args))
+	args := run.Args
+	if c.options.Recovery != "" {
+		args = slices.Concat([]string{"--controllers=attachdetach,recovery"}, c.specs.recoveryArgs("actor"), args)
+	}
+	return c.launch(c.specs.controller(kubeconfig, args))
 }
 
 // ControllerConfig is belay-controller's own client configuration.

@@ -23,8 +23,9 @@ type ports struct {
 	Scheduler         int            `json:"scheduler"`
 	ControllerHealth  int            `json:"controllerHealth"`
 	ControllerMetrics int            `json:"controllerMetrics"`
-	Sidecars          map[string]int `json:"sidecars"` // component -> metrics port
-	Kubelets          map[string]int `json:"kubelets"` // node -> port
+	Sidecars          map[string]int `json:"sidecars"`       // component -> metrics port
+	Kubelets          map[string]int `json:"kubelets"`       // node -> port
+	BMCs              map[string]int `json:"bmcs,omitempty"` // node -> UDP port
 }
 
 // The lab's ports lie below Linux' default range for outgoing connections (32768 and above), so
@@ -98,7 +99,7 @@ func choosePorts(cache string, o Options) (ports, error) {
 	p := ports{
 		Etcd: c.choose(), EtcdPeer: c.choose(), APIServer: c.choose(), ControllerManager: c.choose(), Scheduler: c.choose(),
 		ControllerHealth: c.choose(), ControllerMetrics: c.choose(),
-		Sidecars: map[string]int{}, Kubelets: map[string]int{},
+		Sidecars: map[string]int{}, Kubelets: map[string]int{}, BMCs: map[string]int{},
 	}
 	for i := range o.Drivers {
 		p.Sidecars[sidecarName(componentProvisioner, o.Drivers, i)] = c.choose()
@@ -106,13 +107,16 @@ func choosePorts(cache string, o Options) (ports, error) {
 	}
 	for _, node := range o.nodeNames() {
 		p.Kubelets[node] = c.choose()
+		if o.BMC {
+			p.BMCs[node] = c.choose()
+		}
 	}
 	return p, c.err
 }
 
 func (p ports) all() []int {
 	all := []int{p.Etcd, p.EtcdPeer, p.APIServer, p.ControllerManager, p.Scheduler, p.ControllerHealth, p.ControllerMetrics}
-	for _, more := range []map[string]int{p.Sidecars, p.Kubelets} {
+	for _, more := range []map[string]int{p.Sidecars, p.Kubelets, p.BMCs} {
 		for _, port := range more {
 			all = append(all, port)
 		}

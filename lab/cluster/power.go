@@ -117,7 +117,7 @@ func (c *Cluster) PowerOff(node string) error {
 	if err := c.takePower(node); err != nil {
 		return fmt.Errorf("powering off %s: %w", node, err)
 	}
-	return nil
+	return c.darken(node)
 }
 
 // PowerOn starts a node that was powered off, as a machine that boots: with a new boot ID. It
@@ -132,6 +132,7 @@ func (c *Cluster) PowerOn(node string) error {
 	}
 	select {
 	case <-process.Done():
+		c.lighten(node)
 		return c.startNode(node)
 	default:
 		return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -42,6 +43,7 @@ type Cluster struct {
 	started   []string // names in the order of their start
 	plane     string   // of whose controller it is now
 	down      bool
+	dark      map[string]net.Listener // the kubelets' ports of nodes without power
 }
 
 // Up starts a lab and returns when its nodes are Ready and their drivers are registered. If it
@@ -105,7 +107,7 @@ func alsoLog(path string, progress func(string, ...any)) func(string, ...any) {
 }
 
 func neededSiblings(o Options) []string {
-	if o.Plane == PlaneUpstream && !o.Bare {
+	if o.Plane == PlaneUpstream && !o.Bare && o.Recovery == "" {
 		return []string{"belay-lab", "ledger"}
 	}
 	return []string{"belay-lab", "ledger", "belay-controller", "belay-attacher"}
@@ -233,7 +235,13 @@ func (c *Cluster) startRest(ctx context.Context) error {
 	if err := applyAll(ctx, c.RESTConfig(), objects); err != nil {
 		return err
 	}
-	for _, spec := range slices.Concat(c.specs.provisioners(), c.specs.attachPlane()) {
+	if err := c.startBMCs(); err != nil {
+		return err
+	}
+	if err := c.applyFenceSources(ctx); err != nil {
+		return err
+	}
+	for _, spec := range slices.Concat(c.specs.provisioners(), c.specs.attachPlane(), c.specs.recoveryParts()) {
 		if err := c.launch(spec); err != nil {
 			return err
 		}

@@ -82,6 +82,9 @@ type Config struct {
 	// NodeStatusUpdateFrequency is kubelet's; default 10 s, as upstream's. The
 	// kubelet publishes volumesInUse with this tick only.
 	NodeStatusUpdateFrequency metav1.Duration `json:"nodeStatusUpdateFrequency,omitzero"`
+	// NodeLeaseDuration is how long the node's lease lasts, which is renewed every quarter of it; default 40 s, as upstream's. Whole
+	// seconds.
+	NodeLeaseDuration metav1.Duration `json:"nodeLeaseDuration,omitzero"`
 	// Verbosity is the klog level of kubelet and agent; default 2.
 	Verbosity int `json:"verbosity,omitempty"`
 	// AgentArgs are flags that the kubelet, or belay's node agent (AgentFlags), is given besides the lab's own.
@@ -138,6 +141,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.NodeStatusUpdateFrequency.Duration == 0 {
 		c.NodeStatusUpdateFrequency.Duration = 10 * time.Second
+	}
+	if c.NodeLeaseDuration.Duration == 0 {
+		c.NodeLeaseDuration.Duration = leaseDuration
 	}
 	if c.Verbosity == 0 {
 		c.Verbosity = 2

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeletconfig "k8s.io/kubelet/config/v1beta1"
@@ -41,6 +42,8 @@ func kubeletConfiguration(config Config) kubeletconfig.KubeletConfiguration {
 		ImageGCHighThresholdPercent: new(int32(100)),
 		MakeIPTablesUtilChains:      new(false),
 		NodeStatusUpdateFrequency:   config.NodeStatusUpdateFrequency,
+		NodeStatusReportFrequency:   reportFrequency(config),
+		NodeLeaseDurationSeconds:    int32(config.NodeLeaseDuration.Seconds()),
 		PodLogsDir:                  filepath.Join(config.Dir, "pod-logs"),
 		VolumePluginDir:             filepath.Join(config.RootDir(), "volume-plugins"),
 		ResolverConfig:              new(""),
@@ -48,6 +51,14 @@ func kubeletConfiguration(config Config) kubeletconfig.KubeletConfiguration {
 		ClusterDNS:    []string{loopbackIP},
 		ClusterDomain: "cluster.local",
 	}
+}
+
+// reportFrequency keeps a kubelet that looks at its status often from writing it as often: unset, the one follows the other.
+func reportFrequency(config Config) metav1.Duration {
+	if config.NodeStatusUpdateFrequency.Duration < 10*time.Second {
+		return metav1.Duration{Duration: 5 * time.Minute}
+	}
+	return metav1.Duration{}
 }
 
 func kubeletArgs(config Config, file string) []string {

@@ -23,9 +23,8 @@ import (
 )
 
 const (
-	// leaseDuration and its quarter, the renewal, are kubelet's defaults.
+	// leaseDuration is kubelet's default.
 	leaseDuration = 40 * time.Second
-	leaseRenewal  = leaseDuration / 4
 	// statusRefresh is how often an unchanged status is written anyway, as kubelet does.
 	statusRefresh = 5 * time.Minute
 	// maxPods is kubelet's default.
@@ -171,8 +170,8 @@ func (r *registration) renewLease(ctx context.Context, node *corev1.Node) {
 		}
 		return nil
 	}
-	controller := lease.NewController(clock.RealClock{}, r.client, node.Name, int32(leaseDuration.Seconds()), nil,
-		leaseRenewal, node.Name, corev1.NamespaceNodeLease, owned)
+	controller := lease.NewController(clock.RealClock{}, r.client, node.Name, int32(r.config.NodeLeaseDuration.Seconds()), nil,
+		r.config.NodeLeaseDuration.Duration/4, node.Name, corev1.NamespaceNodeLease, owned)
 	controller.Run(ctx)
 }
 

@@ -90,17 +90,39 @@ func newBootID(config Config) error {
 	return nil
 }
 
-// systemUUID gives the machine the UUID that it was made with.
-func systemUUID(config Config) error {
-	file := filepath.Join(machineDir(config), "product_uuid")
+const machineUUIDFile = "product_uuid"
+
+// MachineUUID is the system UUID of the node whose folder this is. The machine gets it when it is first asked for, and keeps it.
+func MachineUUID(dir string) (uuid.UUID, error) {
+	file := filepath.Join(dir, "machine", machineUUIDFile)
+	if err := os.MkdirAll(filepath.Dir(file), 0o750); err != nil {
+		return uuid.UUID{}, fmt.Errorf("make directory of the machine: %w", err)
+	}
 	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
-		if err := os.WriteFile(file, []byte(uuid.NewString()+"\n"), 0o444); err != nil {
-			return fmt.Errorf("write system UUID: %w", err)
+		if err := os.WriteFile(file, []byte(uuid.NewString()+"\n"), 0o444); err != nil { //nolint:gosec // every process may read it
+			return uuid.UUID{}, fmt.Errorf("write system UUID: %w", err)
 		}
 	}
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return uuid.UUID{}, fmt.Errorf("read system UUID: %w", err)
+	}
+	machine, err := uuid.Parse(strings.TrimSpace(string(content)))
+	if err != nil {
+		return machine, fmt.Errorf("read system UUID: %w", err)
+	}
+	return machine, nil
+}
+
+// systemUUID gives the machine the UUID that it was made with.
+func systemUUID(config Config) error {
+	if _, err := MachineUUID(config.Dir); err != nil {
+		return err
+	}
+	file := filepath.Join(machineDir(config), machineUUIDFile)
 	err := unix.Mount(file, productUUID, "", unix.MS_BIND, "")
-	if errors.Is(err, unix.ENOENT) {
-		return nil // no DMI on this machine; kubelet does without too
+	if errors.Is(err, unix.ENOENT) { // no DMI on this machine: kubelet reads the machine ID instead (cadvisor getSystemUUID)
+		err = unix.Mount(file, "/etc/machine-id", "", unix.MS_BIND, "")
 	}
 	if err != nil {
 		return fmt.Errorf("mount system UUID: %w", err)

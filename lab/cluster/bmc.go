@@ -1,0 +1,266 @@
+package cluster
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"belay.dev/belay/internal/usage"
+	"belay.dev/belay/lab/nodes"
+	"belay.dev/belay/lab/proc"
+)
+
+// The user of the lab's BMCs.
+const (
+	BMCUser     = "admin"
+	BMCPassword = "belay-lab"
+)
+
+// BMCFault is what is wrong with a BMC.
+type BMCFault string
+
+// The faults. Each lasts until another one, or BMCWorks.
+const (
+	// BMCWorks is no fault.
+	BMCWorks BMCFault = "ok"
+	// BMCIgnores accepts commands and does not carry them out.
+	BMCIgnores BMCFault = "ignore"
+	// BMCLies says that the machine is off, whatever it is.
+	BMCLies BMCFault = "lie"
+	// BMCHangs takes a minute for an answer.
+	BMCHangs BMCFault = "hang"
+	// BMCDead does not answer at all.
+	BMCDead BMCFault = "dead"
+)
+
+// BMCFaults are all values of BMCFault.
+func BMCFaults() []BMCFault { return []BMCFault{BMCWorks, BMCIgnores, BMCLies, BMCHangs, BMCDead} }
+
+// bmcName is the component that is the BMC of a node.
+func bmcName(node string) string { return "bmc-" + node }
+
+func (p paths) bmc(node string) string      { return filepath.Join(p.dir(), "bmc", node) }
+func (p paths) bmcFault(node string) string { return filepath.Join(p.bmc(node), "fault") }
+
+// bmcEmulator is the management controller that ipmi_sim emulates: one without sensors.
+const bmcEmulator = "mc_setbmc 0x20\nmc_add 0x20 0 no-device-sdrs 0x23 9 8 0x9f 0x1291 0xf02 persist_sdr\nsel_enable 0x20 1000 0x0a\nmc_enable 0x20\n"
+
+// bmc is a real IPMI-over-LAN controller of a node (ipmi_sim of OpenIPMI). Its chassis control is a command of belay-lab, which switches the
+// node off and on for real.
+func (s specs) bmc(node string) (proc.Spec, error) {
+	program, err := exec.LookPath("ipmi_sim")
+	if err != nil {
+		return proc.Spec{}, fmt.Errorf("a BMC needs ipmi_sim: run hack/install-packages, or apt-get install openipmi ipmitool fence-agents: %w", err)
+	}
+	machine, err := nodes.MachineUUID(s.paths.node(node))
+	if err != nil {
+		return proc.Spec{}, err
+	}
+	control := fmt.Sprintf("env BELAY_CACHE=%s %s %s --name %s --node %s", s.paths.cache, s.own.path("belay-lab"), ChassisVerb, s.options.Name, node)
+	config := fmt.Sprintf(`name "%s"
+set_working_mc 0x20
+  startlan 1
+    addr %s %d
+    priv_limit admin
+    allowed_auths_callback none md2 md5 straight
+    allowed_auths_user none md2 md5 straight
+    allowed_auths_operator none md2 md5 straight
+    allowed_auths_admin none md2 md5 straight
+    guid %s
+  endlan
+  chassis_control "%s"
+  user 1 true "" "test" user 10 none md2 md5 straight
+  user 2 true "%s" "%s" admin 10 none md2 md5 straight
+`, node, loopback, s.ports.BMCs[node], guidOf(machine), control, BMCUser, BMCPassword)
+	dir := s.paths.bmc(node)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return proc.Spec{}, fmt.Errorf("making the folder of the BMC of %s: %w", node, err)
+	}
+	for name, content := range map[string]string{"lan.conf": config, "bmc.emu": bmcEmulator} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			return proc.Spec{}, fmt.Errorf("writing %s of the BMC of %s: %w", name, node, err)
+		}
+	}
+	return s.component(bmcName(node), program, "-c", filepath.Join(dir, "lan.conf"), "-f", filepath.Join(dir, "bmc.emu"), "-s", dir, "-n"), nil
+}
+
+// guidOf is a system UUID as IPMI has it: the first three fields have the other byte order.
+func guidOf(machine uuid.UUID) string {
+	b := machine
+	b[0], b[1], b[2], b[3] = b[3], b[2], b[1], b[0]
+	b[4], b[5] = b[5], b[4]
+	b[6], b[7] = b[7], b[6]
+	return hex.EncodeToString(b[:])
+}
+
+// startBMCs gives each node its BMC.
+func (c *Cluster) startBMCs() error {
+	if !c.options.BMC {
+		return nil
+	}
+	for _, node := range c.options.nodeNames() {
+		spec, err := c.specs.bmc(node)
+		if err != nil {
+			return err
+		}
+		if err := c.launch(spec); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// FaultBMC breaks the BMC of a node, or repairs it.
+func (c *Cluster) FaultBMC(node string, fault BMCFault) error {
+	process, err := c.process(bmcName(node))
+	if err != nil {
+		return fmt.Errorf("node %q has no BMC: start the lab with --bmc or --recovery", node)
+	}
+	if err := os.WriteFile(c.paths.bmcFault(node), []byte(fault), 0o600); err != nil {
+		return fmt.Errorf("breaking the BMC of %s: %w", node, err)
+	}
+	if fault == BMCDead {
+		return process.PowerOff()
+	}
+	select {
+	case <-process.Done():
+		spec, err := c.specs.bmc(node)
+		if err != nil {
+			return err
+		}
+		return c.launch(spec)
+	default:
+		return nil
+	}
+}
+
+// BMC is the address of a node's BMC, empty if the lab has none.
+func (c *Cluster) BMC(node string) string {
+	if port, ok := c.ports.BMCs[node]; ok {
+		return address(port)
+	}
+	return ""
+}
+
+// ChassisVerb is the command of belay-lab that a BMC runs, see Chassis.
+const ChassisVerb = "chassis-control"
+
+// Chassis answers ipmi_sim's question for the power, or its command: the arguments are "get power" or "set power 0", and the answer to
+// the first is "power:0" or "power:1".
+func (r *Remote) Chassis(ctx context.Context, node string, args []string) (string, error) {
+	content, _ := os.ReadFile(r.paths.bmcFault(node)) // none: it works
+	fault := BMCFault(content)
+	if fault == BMCHangs {
+		<-ctx.Done()
+		return "", fmt.Errorf("the BMC of %s hangs: %w", node, ctx.Err())
+	}
+	switch strings.Join(args, " ") {
+	case "get power":
+		status, err := r.Status(ctx)
+		if err != nil {
+			return "", err
+		}
+		on := 1
+		for _, off := range status.Off {
+			if off == node || fault == BMCLies {
+				on = 0
+			}
+		}
+		if fault == BMCLies {
+			on = 0
+		}
+		return "power:" + strconv.Itoa(on), nil
+	case "set power 0":
+		if fault == BMCIgnores || fault == BMCLies {
+			return "", nil
+		}
+		return "", r.PowerOff(ctx, node)
+	case "set power 1":
+		if fault == BMCIgnores || fault == BMCLies {
+			return "", nil
+		}
+		return "", r.PowerOn(ctx, node)
+	}
+	return "", nil // what a simulated chassis has not, such as a boot device
+}
+
+// Freeze stops every process of a node where it stands, as a machine that hangs; Thaw lets it continue.
+func (c *Cluster) Freeze(node string) error {
+	n := c.Node(node)
+	if n == nil || !c.IsOn(node) {
+		return fmt.Errorf("the lab has no node %q that is on", node)
+	}
+	return n.Freeze()
+}
+
+// Thaw undoes Freeze.
+func (c *Cluster) Thaw(node string) error {
+	n := c.Node(node)
+	if n == nil || !c.IsOn(node) {
+		return fmt.Errorf("the lab has no node %q that is on", node)
+	}
+	return n.Thaw()
+}
+
+// Freeze stops every process of a node, see Cluster.Freeze.
+func (r *Remote) Freeze(ctx context.Context, node string) error {
+	return r.ask(ctx, http.MethodPost, "/freeze", node, nil)
+}
+
+// Thaw lets a node continue, see Cluster.Thaw.
+func (r *Remote) Thaw(ctx context.Context, node string) error {
+	return r.ask(ctx, http.MethodPost, "/thaw", node, nil)
+}
+
+// FaultBMC breaks the BMC of a node, see Cluster.FaultBMC.
+func (r *Remote) FaultBMC(ctx context.Context, node string, fault BMCFault) error {
+	return r.ask(ctx, http.MethodPost, "/bmc/"+string(fault), node, nil)
+}
+
+// ParseBMCFault reads the name of a fault.
+func ParseBMCFault(name string) (BMCFault, error) {
+	for _, fault := range BMCFaults() {
+		if name == string(fault) {
+			return fault, nil
+		}
+	}
+	return "", usage.Errorf("unknown fault %q: use one of %v", name, BMCFaults())
+}
+
+// darken takes the port of a node's kubelet and never answers on it: a machine without power does not refuse connections. All nodes of the
+// lab share the machine's address, which would.
+func (c *Cluster) darken(node string) error {
+	listener, err := net.Listen("tcp", address(c.ports.Kubelets[node]))
+	if err != nil {
+		return fmt.Errorf("taking the port of %s: %w", node, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.dark == nil {
+		c.dark = map[string]net.Listener{}
+	}
+	if c.dark[node] != nil {
+		_ = c.dark[node].Close()
+	}
+	c.dark[node] = listener
+	return nil
+}
+
+// lighten gives the port back.
+func (c *Cluster) lighten(node string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.dark[node] != nil {
+		_ = c.dark[node].Close()
+		delete(c.dark, node)
+	}
+}
