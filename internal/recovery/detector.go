@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -71,7 +72,9 @@ func (d *detector) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	inspected := 0
+	if err := d.inspectAll(ctx, fleet, objects); err != nil {
+		return err
+	}
 	for i := range fleet.Nodes {
 		node := &fleet.Nodes[i]
 		if fleet.Fenced[node.Boot.Node] {
@@ -79,19 +82,28 @@ func (d *detector) look(ctx context.Context) error {
 			continue
 		}
 		s := fencing.Suspect(d.now(), d.Profile, d.Brakes, fleet, *node)
-		if closer(s.Reason) && inspected < inspections {
-			inspected++
-			if err := d.inspect(ctx, node); err != nil {
-				return err
-			}
-			s = fencing.Suspect(d.now(), d.Profile, d.Brakes, fleet, *node)
-		}
 		d.report(ctx, objects[node.Boot.Node], s)
 		if s.Suspected {
 			return d.suspect(ctx, *node) // the next one with this one counted
 		}
 	}
 	return nil
+}
+
+// inspectAll looks closer at the nodes for which that may change the answer, side by side: all must be done well within
+// fencing.MaxTickGap, or the silence of all nodes would count from the beginning.
+func (d *detector) inspectAll(ctx context.Context, fleet fencing.Fleet, objects map[string]*corev1.Node) error {
+	var group errgroup.Group
+	started := 0
+	for i := range fleet.Nodes {
+		node := &fleet.Nodes[i]
+		if started == inspections || fleet.Fenced[node.Boot.Node] || !closer(fencing.Suspect(d.now(), d.Profile, d.Brakes, fleet, *node).Reason) {
+			continue
+		}
+		started++
+		group.Go(func() error { return d.inspect(ctx, node, objects[node.Boot.Node]) })
+	}
+	return group.Wait()
 }
 
 // closer reports whether a closer look at the node may change the answer.
@@ -134,6 +146,13 @@ func (d *detector) fleet(ctx context.Context) (fencing.Fleet, map[string]*corev1
 
 // node returns what is known about a node without asking.
 func (d *detector) node(node *corev1.Node, power *fencingv1.PowerState) fencing.Node {
+	n := d.describe(node)
+	n.PowerOff = d.powerOff(node.Name, power, n.Silent)
+	return n
+}
+
+// describe returns what the Node object and its silence say.
+func (d *detector) describe(node *corev1.Node) fencing.Node {
 	n := fencing.Node{
 		Boot: bootOf(node), Zone: node.Labels[corev1.LabelTopologyZone],
 		OptedOut: optedOut(node), Maintenance: kube.UnderMaintenance(node),
@@ -141,7 +160,6 @@ func (d *detector) node(node *corev1.Node, power *fencingv1.PowerState) fencing.
 		Ready:        ready(node),
 	}
 	n.Silent, n.Limit, n.Heard = d.ear.of(node.Name)
-	n.PowerOff = d.powerOff(node.Name, power, n.Silent)
 	return n
 }
 
@@ -161,23 +179,22 @@ func (d *detector) powerOff(name string, power *fencingv1.PowerState, silent tim
 	return fencing.Yes
 }
 
-// inspect reads Node and lease from the API server itself, and asks the kubelet's port.
-func (d *detector) inspect(ctx context.Context, n *fencing.Node) error {
+// inspect asks the kubelet's port, and then reads Node and lease from the API server itself: what is read must be fresh when it is used.
+func (d *detector) inspect(ctx context.Context, n *fencing.Node, cached *corev1.Node) error {
+	n.Endpoint, n.Refused = askKubelet(ctx, cached)
 	ctx, cancel := context.WithTimeout(ctx, readWithin)
 	defer cancel()
-	n.Endpoint, n.Refused = fencing.Unknown, false
 	name, at := n.Boot.Node, d.now()
 	node, lease := &corev1.Node{}, &coordinationv1.Lease{}
 	if err := d.live.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
 		return client.IgnoreNotFound(fmt.Errorf("read node %s: %w", name, err))
 	}
-	n.Endpoint, n.Refused = askKubelet(ctx, node) // first: its answer takes the longest
 	if err := d.live.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: name}, lease); err != nil {
 		return client.IgnoreNotFound(fmt.Errorf("read the lease of node %s: %w", name, err))
 	}
 	d.ear.heard(lease)
 	power, endpoint, refused := n.PowerOff, n.Endpoint, n.Refused
-	*n = d.node(node, nil)
+	*n = d.describe(node)
 	n.PowerOff, n.Endpoint, n.Refused, n.ReadAt, n.Renewal = power, endpoint, refused, at, renewal(lease)
 	return nil
 }

@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"context"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -75,6 +76,7 @@ type machine struct {
 	*site
 
 	name, uuid string
+	port       int // of its kubelet, which never answers: it is asked when it is silent
 
 	mu       sync.Mutex
 	power    fencing.Power
@@ -133,6 +135,10 @@ func (s *site) clear() {
 func (s *site) machine(name string) *machine {
 	s.Helper()
 	m := &machine{site: s, name: name, uuid: "4C4C4544-" + strings.ToUpper(name), power: fencing.PowerOn, boot: name + "-boot-1"}
+	dark, err := (&net.ListenConfig{}).Listen(s.Context(), "tcp", "127.0.0.1:0")
+	must(s, err)
+	s.Cleanup(func() { _ = dark.Close() })
+	m.port = dark.Addr().(*net.TCPAddr).Port
 	s.mu.Lock()
 	s.machines[name] = m
 	s.mu.Unlock()
@@ -157,6 +163,8 @@ func (m *machine) report(ready corev1.ConditionStatus) {
 	m.mu.Lock()
 	node.Status.NodeInfo = corev1.NodeSystemInfo{BootID: m.boot, SystemUUID: m.uuid}
 	m.mu.Unlock()
+	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}}
+	node.Status.DaemonEndpoints.KubeletEndpoint.Port = int32(m.port) //nolint:gosec // it is a port
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}
 	must(m, m.client.Status().Patch(m.Context(), node, before))
 }
