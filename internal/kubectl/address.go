@@ -50,22 +50,16 @@ func quoted(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
-// own matches the name of a command of this plugin, after which its flags may stand.
-var own = regexp.MustCompile(`^kubectl belay [a-z-]+`)
+// called matches where a command of several begins: kubectl, after which its flags may stand, or a command of this plugin.
+var called = regexp.MustCompile(`(^|; |&& |\| )kubectl( belay [a-z-]+)? `)
 
 // command makes a command act on the cluster that the user asked about.
 func (p *plugin) command(text string) string {
 	flags := p.connection()
-	switch {
-	case flags == "":
+	if flags == "" {
 		return text
-	case own.MatchString(text):
-		return own.FindString(text) + " " + flags + text[len(own.FindString(text)):]
 	}
-	if rest, ok := strings.CutPrefix(text, "kubectl "); ok {
-		return "kubectl " + flags + " " + rest
-	}
-	return text
+	return strings.TrimSuffix(called.ReplaceAllStringFunc(text+" ", func(begin string) string { return begin + flags + " " }), " ")
 }
 
 func (p *plugin) commands(steps []explain.Step) {

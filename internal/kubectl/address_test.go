@@ -20,6 +20,8 @@ func TestCommandsActOnTheSameCluster(t *testing.T) {
 		"kubectl delete pod x -n y":         `kubectl --kubeconfig='/home/o'\''neil/my config' --context=prod --as=system:admin --as-group='a b' delete pod x -n y`,
 		"kubectl belay explain va/x":        `kubectl belay explain --kubeconfig='/home/o'\''neil/my config' --context=prod --as=system:admin --as-group='a b' va/x`,
 		"kubectl belay force-detach va/x":   `kubectl belay force-detach --kubeconfig='/home/o'\''neil/my config' --context=prod --as=system:admin --as-group='a b' va/x`,
+		"kubectl get a; kubectl get b":      `kubectl --kubeconfig='/home/o'\''neil/my config' --context=prod --as=system:admin --as-group='a b' get a; kubectl --kubeconfig='/home/o'\''neil/my config' --context=prod --as=system:admin --as-group='a b' get b`,
+		"kubectl belay check":               `kubectl belay check --kubeconfig='/home/o'\''neil/my config' --context=prod --as=system:admin --as-group='a b'`,
 		"belay-controller preflight --help": "belay-controller preflight --help",
 		"":                                  "",
 	} {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 
@@ -28,8 +29,9 @@ type questions struct {
 // ask runs the plugin as kubectl does. It is an error if it has no answer.
 func (q *questions) ask(ctx context.Context, args ...string) error {
 	answer := Answer{Command: "kubectl belay " + strings.Join(args, " ")}
-	args = append(args, "--kubeconfig", q.kubeconfig, "--namespace", scenario.Namespace)
-	out, err := exec.CommandContext(ctx, q.program, args...).Output()
+	command := exec.CommandContext(ctx, q.program, append(args, "--namespace", scenario.Namespace)...)
+	command.Env = append(os.Environ(), "KUBECONFIG="+q.kubeconfig) // so that the commands that it prints have no path of the lab
+	out, err := command.Output()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() > 1 {
 		answer.Status = exit.ExitCode()
 	} else if exit != nil {
